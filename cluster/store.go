@@ -1,0 +1,312 @@
+package cluster
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+)
+
+// Event is one thing that a source learned. The set of events is closed: the types below.
+type Event interface{ foldInto(*Store, *Dirty) }
+
+// The events. A …Listed event is a complete list: what it does not name is gone. A source sends one for
+// Services and one for slices after its first successful list, and again after each relist; an interrupted
+// list is no event at all, so an outage of the API server never removes anything.
+type (
+	ServiceSet     struct{ Service *Service }
+	ServiceGone    struct{ Name Name }
+	ServicesListed struct{ Services []*Service }
+
+	SliceSet     struct{ Slice *Slice }
+	SliceGone    struct{ Name Name }
+	SlicesListed struct{ Slices []*Slice }
+
+	// NodeSet tells of this node; the Store ignores nodes of other names.
+	NodeSet  struct{ Node *Node }
+	NodeGone struct{ Name string }
+
+	CIDRSet     struct{ CIDR *ServiceCIDR }
+	CIDRGone    struct{ Name string }
+	CIDRsListed struct{ CIDRs []*ServiceCIDR }
+)
+
+// Ref is a dirty service and the families in which it is dirty.
+type Ref struct {
+	Name   Name
+	V4, V6 bool
+}
+
+// Dirty is what a fold changed.
+type Dirty struct {
+	// Services must be resolved again. A service may stand here more than once.
+	Services []Ref
+	// Facts: the node or the service network changed; see [Store.Facts].
+	Facts bool
+}
+
+// IsZero reports whether nothing changed.
+func (d Dirty) IsZero() bool { return len(d.Services) == 0 && !d.Facts }
+
+// View is all that decides one service.
+type View struct {
+	Name Name
+	// Service is nil where only slices are known (SV-01: they have no effect).
+	Service *Service
+	// Slices are the service's slices of both families, in no order.
+	Slices []*Slice
+	Node   Facts
+}
+
+// Facts are what is known of the node and the service network.
+type Facts struct {
+	// NodeName is this node's name, also when no Node object is known.
+	NodeName string
+	// Node is nil until the Node object is known.
+	Node *Node
+	// CIDRs is the service network, sorted; empty if unknown.
+	CIDRs []netip.Prefix
+}
+
+// Store folds events into the present state. It is safe for concurrent use. Make one with [NewStore].
+type Store struct {
+	mu       sync.Mutex
+	services map[Name]*entry
+	slices   map[Name]*Slice
+	cidrs    map[string]*ServiceCIDR
+	facts    Facts
+
+	servicesListed, slicesListed bool
+}
+
+// entry is what is known of one service: it exists while there is a Service or a slice.
+type entry struct {
+	service *Service
+	slices  []*Slice
+}
+
+// NewStore returns an empty store for the node of that name.
+func NewStore(nodeName string) *Store {
+	return &Store{
+		services: map[Name]*entry{},
+		slices:   map[Name]*Slice{},
+		cidrs:    map[string]*ServiceCIDR{},
+		facts:    Facts{NodeName: nodeName},
+	}
+}
+
+// Fold takes an event in and says what it changed. Its cost follows the event, but for a change of the
+// node's zone, which makes every service dirty (SV-40), and for lists.
+func (s *Store) Fold(ev Event) Dirty {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var d Dirty
+	ev.foldInto(s, &d)
+	return d
+}
+
+// Synced reports whether both Services and slices have been listed (SV-05).
+func (s *Store) Synced() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.servicesListed && s.slicesListed
+}
+
+// View returns all that decides the service. The slice of slices is the caller's.
+func (s *Store) View(name Name) View {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := View{Name: name, Node: s.facts}
+	if e := s.services[name]; e != nil {
+		v.Service = e.service
+		v.Slices = slices.Clone(e.slices)
+	}
+	return v
+}
+
+// Facts returns what is known of the node and the service network.
+func (s *Store) Facts() Facts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.facts
+}
+
+// Names returns the names of all services that have a Service object, in no order.
+func (s *Store) Names() []Name {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names := make([]Name, 0, len(s.services))
+	for n, e := range s.services {
+		if e.service != nil {
+			names = append(names, n)
+		}
+	}
+	return names
+}
+
+func (s *Store) entry(n Name) *entry {
+	e := s.services[n]
+	if e == nil {
+		e = &entry{}
+		s.services[n] = e
+	}
+	return e
+}
+
+func (s *Store) forgetIfEmpty(n Name) {
+	if e := s.services[n]; e != nil && e.service == nil && len(e.slices) == 0 {
+		delete(s.services, n)
+	}
+}
+
+func (d *Dirty) both(n Name) { d.Services = append(d.Services, Ref{n, true, true}) }
+
+func (ev ServiceSet) foldInto(s *Store, d *Dirty) {
+	e := s.entry(ev.Service.Name)
+	if e.service.Equal(ev.Service) {
+		return
+	}
+	e.service = ev.Service
+	d.both(ev.Service.Name)
+}
+
+func (ev ServiceGone) foldInto(s *Store, d *Dirty) {
+	e := s.services[ev.Name]
+	if e == nil || e.service == nil {
+		return
+	}
+	e.service = nil
+	s.forgetIfEmpty(ev.Name)
+	d.both(ev.Name)
+}
+
+func (ev ServicesListed) foldInto(s *Store, d *Dirty) {
+	s.servicesListed = true
+	listed := make(map[Name]bool, len(ev.Services))
+	for _, svc := range ev.Services {
+		listed[svc.Name] = true
+		ServiceSet{svc}.foldInto(s, d)
+	}
+	for n, e := range s.services {
+		if e.service != nil && !listed[n] {
+			ServiceGone{n}.foldInto(s, d)
+		}
+	}
+}
+
+func (ev SliceSet) foldInto(s *Store, d *Dirty) {
+	was := s.slices[ev.Slice.Name]
+	if was.Equal(ev.Slice) {
+		return
+	}
+	if was != nil && was.Service != ev.Slice.Service {
+		SliceGone{was.Name}.foldInto(s, d)
+		was = nil
+	}
+	s.slices[ev.Slice.Name] = ev.Slice
+	e := s.entry(ev.Slice.Service)
+	if i := slices.Index(e.slices, was); was != nil && i >= 0 {
+		e.slices[i] = ev.Slice
+	} else {
+		e.slices = append(e.slices, ev.Slice)
+	}
+	ref := Ref{Name: ev.Slice.Service, V4: !ev.Slice.IPv6, V6: ev.Slice.IPv6}
+	if was != nil && was.IPv6 != ev.Slice.IPv6 {
+		ref.V4, ref.V6 = true, true
+	}
+	d.Services = append(d.Services, ref)
+}
+
+func (ev SliceGone) foldInto(s *Store, d *Dirty) {
+	was := s.slices[ev.Name]
+	if was == nil {
+		return
+	}
+	delete(s.slices, ev.Name)
+	e := s.services[was.Service]
+	e.slices = slices.DeleteFunc(e.slices, func(x *Slice) bool { return x == was })
+	s.forgetIfEmpty(was.Service)
+	d.Services = append(d.Services, Ref{was.Service, !was.IPv6, was.IPv6})
+}
+
+func (ev SlicesListed) foldInto(s *Store, d *Dirty) {
+	s.slicesListed = true
+	listed := make(map[Name]bool, len(ev.Slices))
+	for _, sl := range ev.Slices {
+		listed[sl.Name] = true
+		SliceSet{sl}.foldInto(s, d)
+	}
+	for n := range s.slices {
+		if !listed[n] {
+			SliceGone{n}.foldInto(s, d)
+		}
+	}
+}
+
+func (ev NodeSet) foldInto(s *Store, d *Dirty) {
+	if ev.Node.Name != s.facts.NodeName || s.facts.Node.Equal(ev.Node) {
+		return
+	}
+	s.setNode(ev.Node, d)
+}
+
+func (ev NodeGone) foldInto(s *Store, d *Dirty) {
+	if ev.Name == s.facts.NodeName && s.facts.Node != nil {
+		s.setNode(nil, d)
+	}
+}
+
+// setNode makes every service dirty where its rows may depend on what changed: the zone decides topology
+// (SV-38), the addresses decide who passes source ranges (SV-16).
+func (s *Store) setNode(n *Node, d *Dirty) {
+	was := s.facts.Node
+	s.facts.Node = n
+	d.Facts = true
+	if was == nil {
+		was = &Node{}
+	}
+	if n == nil {
+		n = &Node{}
+	}
+	zone := was.Zone != n.Zone
+	addrs := !slices.Equal(was.Addrs, n.Addrs)
+	if !zone && !addrs {
+		return
+	}
+	for name, e := range s.services {
+		if e.service != nil && (zone || len(e.service.SourceRanges) > 0) {
+			d.both(name)
+		}
+	}
+}
+
+func (ev CIDRSet) foldInto(s *Store, d *Dirty) {
+	s.cidrs[ev.CIDR.Name] = ev.CIDR
+	s.setCIDRs(d)
+}
+
+func (ev CIDRGone) foldInto(s *Store, d *Dirty) {
+	delete(s.cidrs, ev.Name)
+	s.setCIDRs(d)
+}
+
+func (ev CIDRsListed) foldInto(s *Store, d *Dirty) {
+	s.cidrs = make(map[string]*ServiceCIDR, len(ev.CIDRs))
+	for _, c := range ev.CIDRs {
+		s.cidrs[c.Name] = c
+	}
+	s.setCIDRs(d)
+}
+
+func (s *Store) setCIDRs(d *Dirty) {
+	var all []netip.Prefix
+	for c := range maps.Values(s.cidrs) {
+		all = append(all, c.Prefixes...)
+	}
+	slices.SortFunc(all, netip.Prefix.Compare)
+	all = slices.Compact(all)
+	if !slices.Equal(all, s.facts.CIDRs) {
+		s.facts.CIDRs = all
+		d.Facts = true
+	}
+}

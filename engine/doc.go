@@ -1,0 +1,11 @@
+// Package engine is the loop between the desired table and a plane: dirty services are resolved, the table
+// is replaced row by row, and the changes are applied. There is one Engine for each IP family (G6).
+//
+//	Mark(dirty) ─▶ resolve (policy) ─▶ Table.Replace ─▶ pending ─▶ Plane.Apply ─▶ observers
+//	                                                      ▲              │ failed
+//	                                                      └── in doubt ◀─┘ retried with backoff, alone
+//
+// The first event after an idle time is applied at once; what arrives while a write runs forms the next
+// batch. A failed write may be half done: its keys are in doubt, and are offered again even where the wish
+// has become what was there before.
+package engine

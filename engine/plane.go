@@ -1,0 +1,38 @@
+package engine
+
+import (
+	"context"
+
+	"kube-proxy/lb"
+)
+
+// Plane is a data plane as the engine sees it; package plane has the rules that every plane keeps.
+type Plane interface {
+	// Apply sets each change's key to its new row, or removes it. Applying twice does no harm. After an
+	// error any part of the changes may be in force.
+	Apply(ctx context.Context, changes []lb.Change) error
+	// Reset makes the kernel hold exactly the table, whatever is there, changing only what differs. After
+	// an error the kernel holds some mixture; the table that was in force before keeps serving.
+	Reset(ctx context.Context, want *lb.Table) error
+}
+
+// NodeSetter is a plane that takes a change of [lb.Node] without a Reset.
+type NodeSetter interface {
+	SetNode(ctx context.Context, n lb.Node) error
+}
+
+// Auditor is a plane that finds and mends what others did to our objects.
+type Auditor interface {
+	// Drift has a value when somebody else may have changed our objects.
+	Drift() <-chan struct{}
+	// Audit compares the kernel with what was applied and mends what differs. With full it reads
+	// everything; otherwise it looks at what the notifications since the last call named. It returns the
+	// number of objects mended. An error that wraps plane.ErrStateLost asks for a Reset.
+	Audit(ctx context.Context, full bool) (mended int, err error)
+}
+
+// Observer is told of every change after the plane has accepted it. It must not block: the next write
+// waits for it.
+type Observer interface {
+	Applied(changes []lb.Change)
+}

@@ -1,0 +1,178 @@
+package lb
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// Kind says why a frontend exists. Planes need it for two things only: an address of kind ClusterIP
+// belongs to the service network (SV-62), and people want to read it.
+type Kind uint8
+
+// The kinds of frontends.
+const (
+	ClusterIP Kind = iota + 1
+	ExternalIP
+	LoadBalancer
+	NodePort
+)
+
+var kindNames = [...]string{ClusterIP: "clusterip", ExternalIP: "externalip", LoadBalancer: "loadbalancer", NodePort: "nodeport"}
+
+// String returns the kind's name in lower case.
+func (k Kind) String() string { return name(kindNames[:], int(k), "Kind") }
+
+// From says which sources a route is for. A packet may match more than one; the first route wins.
+type From uint8
+
+// The three kinds of sources, in the order in which routes name them.
+const (
+	// Pods are sources that the node's local-traffic detector ([Node.Pods]) recognises.
+	Pods From = iota + 1
+	// Host is any address of this node itself: the source address has type LOCAL.
+	Host
+	// Anywhere is every source.
+	Anywhere
+)
+
+var fromNames = [...]string{Pods: "pods", Host: "host", Anywhere: "anywhere"}
+
+// String returns the source's name in lower case.
+func (f From) String() string { return name(fromNames[:], int(f), "From") }
+
+// Action is what a route does with a new connection.
+type Action uint8
+
+// The actions.
+const (
+	// Balance sends the connection to one backend of the route's set.
+	Balance Action = iota + 1
+	// Reject answers with ICMP port unreachable (SV-50).
+	Reject
+	// Drop answers nothing (SV-51, SV-52, SV-61).
+	Drop
+)
+
+var actionNames = [...]string{Balance: "balance", Reject: "reject", Drop: "drop"}
+
+// String returns the action's name in lower case.
+func (a Action) String() string { return name(actionNames[:], int(a), "Action") }
+
+// Scope tells the two backend sets of a service port apart.
+type Scope uint8
+
+// The two scopes: all of the cluster's backends, or only those on this node (SV-20).
+const (
+	Cluster Scope = iota + 1
+	Local
+)
+
+var scopeNames = [...]string{Cluster: "cluster", Local: "local"}
+
+// String returns the scope's name in lower case.
+func (s Scope) String() string { return name(scopeNames[:], int(s), "Scope") }
+
+func name(names []string, i int, typ string) string {
+	if i > 0 && i < len(names) {
+		return names[i]
+	}
+	return typ + "(" + strconv.Itoa(i) + ")"
+}
+
+// Frontend is one row of the table. It is immutable once it has been given to a [Table].
+type Frontend struct {
+	Key Key
+	// Service is the service port that the row serves, "ns/name:port"; without ":" where the port has no
+	// name (SV-12).
+	Service string
+	Kind    Kind
+	// Routes are tried in order: at most one for each From, in the order Pods, Host, Anywhere, and the
+	// last is for Anywhere.
+	Routes []Route
+	// Affinity is how long a client sticks to its backend after its last new connection, in whole seconds
+	// from 1 s to 24 h; 0 means no affinity (SV-18).
+	Affinity time.Duration
+	// Sources are the only sources that may use the row, sorted and without overlaps; others are dropped
+	// whatever the routes say (SV-61). Empty means everybody.
+	Sources []netip.Prefix
+}
+
+// Route is what happens to a new connection from one kind of source.
+type Route struct {
+	From From
+	Do   Action
+	// Masq asks that the backend sees the node as the source. Only with Balance.
+	Masq bool
+	// To is the set to balance over, never empty; nil unless Do is Balance.
+	To *BackendSet
+}
+
+// BackendSet is a list of backends that all frontends of one service port and protocol share.
+type BackendSet struct {
+	ID       SetID
+	Backends []Backend // sorted by address and port, no duplicates
+}
+
+// SetID names a backend set: one service port (name and protocol, SV-12), one scope.
+type SetID struct {
+	Service string // as in [Frontend.Service]
+	Proto   Proto
+	Scope   Scope
+}
+
+// String returns "ns/name:port/tcp/cluster".
+func (id SetID) String() string {
+	return id.Service + "/" + id.Proto.String() + "/" + id.Scope.String()
+}
+
+// Backend is one place that a connection may be sent to.
+type Backend struct {
+	Addr netip.AddrPort
+	// Local: the backend runs on this node, so it may be its own client (SV-60).
+	Local bool
+	// Draining: the backend is terminating and serves only because no other can (SV-36, SV-37).
+	Draining bool
+}
+
+// Set returns the set of the given scope that f balances over, or nil.
+func (f *Frontend) Set(scope Scope) *BackendSet {
+	for _, r := range f.Routes {
+		if r.To != nil && r.To.ID.Scope == scope {
+			return r.To
+		}
+	}
+	return nil
+}
+
+// Equal reports whether two sets have the same name and the same backends.
+func (s *BackendSet) Equal(o *BackendSet) bool {
+	if s == o {
+		return true
+	}
+	return s != nil && o != nil && s.ID == o.ID && slices.Equal(s.Backends, o.Backends)
+}
+
+// Equal reports whether two frontends ask for the same treatment of the same key.
+func (f *Frontend) Equal(o *Frontend) bool {
+	if f == o {
+		return true
+	}
+	return f != nil && o != nil && f.Key == o.Key && f.Service == o.Service && f.Kind == o.Kind &&
+		f.Affinity == o.Affinity && slices.Equal(f.Sources, o.Sources) &&
+		slices.EqualFunc(f.Routes, o.Routes, Route.Equal)
+}
+
+// Equal reports whether two routes do the same.
+func (r Route) Equal(o Route) bool {
+	return r.From == o.From && r.Do == o.Do && r.Masq == o.Masq && r.To.Equal(o.To)
+}
+
+// Change is one step from one table to another: the row of Key becomes New, or goes when New is nil.
+// Applying a change twice is the same as applying it once. Old is a hint of what was there; Key and New
+// are the truth.
+type Change struct {
+	Key      Key
+	Old, New *Frontend
+}

@@ -1,0 +1,44 @@
+package lb
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Node is what a plane must know of the machine besides the rows.
+type Node struct {
+	// NodePorts are the prefixes whose addresses, where this machine holds them, answer NodePorts. A /0
+	// means every local address. Sorted, no overlaps. Empty: NodePorts answer nowhere.
+	NodePorts []netip.Prefix
+	// Pods recognises sources for routes from [Pods].
+	Pods Detector
+	// ServiceCIDRs is the service network: an address in it that no row of kind ClusterIP has is dropped
+	// (SV-63). Sorted, no overlaps.
+	ServiceCIDRs []netip.Prefix
+}
+
+// Equal reports whether two nodes are the same.
+func (n Node) Equal(o Node) bool {
+	return slices.Equal(n.NodePorts, o.NodePorts) && slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) && n.Pods.Equal(o.Pods)
+}
+
+// Detector tells traffic of pods from other traffic (behaviour.md 3.5). At most one field is set; the zero
+// value recognises nothing (SV-67).
+type Detector struct {
+	// Prefixes: the source address lies in one of them (ClusterCIDR, NodeCIDR). Sorted, no overlaps.
+	Prefixes []netip.Prefix
+	// Interface: the packet came in through the interface of this name (BridgeInterface).
+	Interface string
+	// InterfacePrefix: the packet came in through an interface whose name starts so (InterfaceNamePrefix).
+	InterfacePrefix string
+}
+
+// IsZero reports whether d recognises nothing.
+func (d Detector) IsZero() bool {
+	return len(d.Prefixes) == 0 && d.Interface == "" && d.InterfacePrefix == ""
+}
+
+// Equal reports whether two detectors recognise the same.
+func (d Detector) Equal(o Detector) bool {
+	return d.Interface == o.Interface && d.InterfacePrefix == o.InterfacePrefix && slices.Equal(d.Prefixes, o.Prefixes)
+}

@@ -1,0 +1,300 @@
+package lb
+
+import (
+	"cmp"
+	"iter"
+	"slices"
+)
+
+// Owner is who claims keys in a table: one Service.
+type Owner struct {
+	// Name is "ns/name".
+	Name string
+	// Created is when the Service was created, in seconds since 1970. It decides contests.
+	Created int64
+}
+
+// Compare orders owners by who wins a contested key: the oldest first, then by name (SV-24).
+func (o Owner) Compare(p Owner) int {
+	return cmp.Or(cmp.Compare(o.Created, p.Created), cmp.Compare(o.Name, p.Name))
+}
+
+// Contest is a key that more than one Service claims. Winner's row is in force; Loser gets the key when the
+// winner gives it up.
+type Contest struct {
+	Key           Key
+	Winner, Loser Owner
+}
+
+// Table is the desired state: for each key the claims on it, the winner's first.
+//
+// The zero Table is empty and ready to use. A Table is not safe for concurrent use.
+type Table struct {
+	// Node is what planes must know of this machine. Set it before the first Reset of a plane.
+	Node Node
+
+	rows   map[Key]*claim
+	owners map[string]*owned
+
+	// Visited counts the rows that Replace has looked at since the table was made. Tests use it to show
+	// that the cost of a change does not grow with the table.
+	Visited uint64
+}
+
+// claim is one Service's wish for a key. Claims on one key form a list in the order of Owner.Compare.
+type claim struct {
+	owner Owner
+	front *Frontend
+	next  *claim
+}
+
+// owned is what one Service asks for.
+type owned struct {
+	owner  Owner
+	fronts []*Frontend
+}
+
+// Len returns the number of keys.
+func (t *Table) Len() int { return len(t.rows) }
+
+// Get returns the row in force for k, or nil.
+func (t *Table) Get(k Key) *Frontend {
+	if c := t.rows[k]; c != nil {
+		return c.front
+	}
+	return nil
+}
+
+// All iterates over the rows in force, in no order.
+func (t *Table) All() iter.Seq[*Frontend] {
+	return func(yield func(*Frontend) bool) {
+		for _, c := range t.rows {
+			if !yield(c.front) {
+				return
+			}
+		}
+	}
+}
+
+// Sorted returns the rows in force ordered by key.
+func (t *Table) Sorted() []*Frontend {
+	return slices.SortedFunc(t.All(), func(a, b *Frontend) int { return a.Key.Compare(b.Key) })
+}
+
+// Owned returns all that the Service "ns/name" asks for, in force or not.
+func (t *Table) Owned(name string) []*Frontend {
+	if o := t.owners[name]; o != nil {
+		return o.fronts
+	}
+	return nil
+}
+
+// Contests returns the contests for k, one for each loser.
+func (t *Table) Contests(k Key) []Contest {
+	head := t.rows[k]
+	if head == nil {
+		return nil
+	}
+	var out []Contest
+	for c := head.next; c != nil; c = c.next {
+		out = append(out, Contest{k, head.owner, c.owner})
+	}
+	return out
+}
+
+// Replace sets all that one Service asks for; fronts is empty when the Service goes. It returns the changes
+// to the rows in force, and the contests that this call began. The table keeps fronts; where a row or a
+// backend set equals the present one, the present one stays, so that planes may compare by pointer. A second
+// row for the same key in fronts is ignored.
+//
+// The cost follows the number of rows of this Service.
+func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
+	if t.rows == nil {
+		t.rows, t.owners = map[Key]*claim{}, map[string]*owned{}
+	}
+	var before []*Frontend
+	if old := t.owners[o.Name]; old != nil {
+		before = old.fronts
+		if old.owner != o { // recreated under the same name: its claims may have another place now
+			return t.reclaim(old, o, fronts)
+		}
+	}
+	fronts = share(before, fronts)
+	t.Visited += uint64(len(before) + len(fronts))
+
+	var changes []Change
+	var contests []Contest
+	kept := keysOf(fronts)
+	for _, f := range before {
+		if !kept.has(f.Key) {
+			changes = t.drop(changes, o, f.Key)
+		}
+	}
+	for _, f := range fronts {
+		changes, contests = t.claim(changes, contests, o, f)
+	}
+	if len(fronts) == 0 {
+		delete(t.owners, o.Name)
+	} else {
+		t.owners[o.Name] = &owned{o, fronts}
+	}
+	return changes, contests
+}
+
+// reclaim replaces the rows of a Service whose age changed: all old claims go, then all new ones come.
+// Changes of one key fold into one.
+func (t *Table) reclaim(old *owned, o Owner, fronts []*Frontend) ([]Change, []Contest) {
+	gone, _ := t.Replace(old.owner, nil)
+	come, contests := t.Replace(o, share(old.fronts, fronts))
+	first := make(map[Key]*Frontend, len(gone))
+	for _, c := range gone {
+		first[c.Key] = c.Old
+	}
+	var out []Change
+	seen := make(map[Key]bool, len(come))
+	for _, c := range come {
+		seen[c.Key] = true
+		if was, ok := first[c.Key]; ok {
+			c.Old = was
+		}
+		if c.Old != c.New {
+			out = append(out, c)
+		}
+	}
+	for _, c := range gone {
+		if !seen[c.Key] {
+			out = append(out, c)
+		}
+	}
+	return out, contests
+}
+
+// drop removes o's claim on k.
+func (t *Table) drop(changes []Change, o Owner, k Key) []Change {
+	head := t.rows[k]
+	if head.owner != o {
+		for c := head; c.next != nil; c = c.next {
+			if c.next.owner == o {
+				c.next = c.next.next
+				break
+			}
+		}
+		return changes
+	}
+	if head.next == nil {
+		delete(t.rows, k)
+		return append(changes, Change{k, head.front, nil})
+	}
+	t.rows[k] = head.next
+	return append(changes, Change{k, head.front, head.next.front})
+}
+
+// claim makes f what o wants for f.Key.
+func (t *Table) claim(changes []Change, contests []Contest, o Owner, f *Frontend) ([]Change, []Contest) {
+	head := t.rows[f.Key]
+	for c := head; c != nil; c = c.next {
+		if c.owner != o {
+			continue
+		}
+		if c.front != f {
+			if c == head {
+				changes = append(changes, Change{f.Key, c.front, f})
+			}
+			c.front = f
+		}
+		return changes, contests
+	}
+	mine := &claim{owner: o, front: f}
+	if head == nil || o.Compare(head.owner) < 0 {
+		mine.next = head
+		t.rows[f.Key] = mine
+		var was *Frontend
+		if head != nil {
+			was = head.front
+			contests = append(contests, Contest{f.Key, o, head.owner})
+		}
+		return append(changes, Change{f.Key, was, f}), contests
+	}
+	at := head
+	for at.next != nil && o.Compare(at.next.owner) > 0 {
+		at = at.next
+	}
+	mine.next, at.next = at.next, mine
+	return changes, append(contests, Contest{f.Key, head.owner, o})
+}
+
+// share returns fronts without repeated keys, with each row or backend set that equals one of before
+// replaced by it.
+func share(before, fronts []*Frontend) []*Frontend {
+	if len(fronts) == 0 {
+		return nil
+	}
+	old := make(index, len(before))
+	for _, f := range before {
+		old[f.Key] = f
+	}
+	sets := setsOf(before)
+	out := make([]*Frontend, 0, len(fronts))
+	seen := make(index, len(fronts))
+	for _, f := range fronts {
+		if seen.has(f.Key) {
+			continue
+		}
+		if was := old[f.Key]; was.Equal(f) {
+			f = was
+		} else {
+			f = withSets(f, sets)
+		}
+		seen[f.Key] = f
+		out = append(out, f)
+	}
+	return out
+}
+
+type index map[Key]*Frontend
+
+func (x index) has(k Key) bool { return x[k] != nil }
+
+func keysOf(fronts []*Frontend) index {
+	x := make(index, len(fronts))
+	for _, f := range fronts {
+		x[f.Key] = f
+	}
+	return x
+}
+
+func setsOf(fronts []*Frontend) map[SetID]*BackendSet {
+	var sets map[SetID]*BackendSet
+	for _, f := range fronts {
+		for _, r := range f.Routes {
+			if r.To != nil {
+				if sets == nil {
+					sets = make(map[SetID]*BackendSet, 2)
+				}
+				sets[r.To.ID] = r.To
+			}
+		}
+	}
+	return sets
+}
+
+// withSets returns f, or a copy of it that points to those of the sets that equal its own.
+func withSets(f *Frontend, sets map[SetID]*BackendSet) *Frontend {
+	copied := false
+	for i, r := range f.Routes {
+		if r.To == nil {
+			continue
+		}
+		have := sets[r.To.ID]
+		if have == nil || have == r.To || !have.Equal(r.To) {
+			continue
+		}
+		if !copied {
+			g := *f
+			g.Routes = slices.Clone(f.Routes)
+			f, copied = &g, true
+		}
+		f.Routes[i].To = have
+	}
+	return f
+}

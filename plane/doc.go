@@ -1,0 +1,22 @@
+// Package plane says how to write a data plane, and holds the two errors that planes share.
+//
+// A plane turns rows of the desired table (package lb) into state of the kernel, for one IP family. It
+// decides nothing: which backend may serve whom stands in the rows. Its caller, package engine, declares
+// the two verbs:
+//
+//	Apply(ctx, []lb.Change) error   set each Key to New, or remove it when New is nil
+//	Reset(ctx, *lb.Table) error     hold exactly this table: start-up and repair
+//
+// The rules that every plane keeps, which plane/planetest proves:
+//
+//   - Idempotent. A change may come again, also after a failed Apply that did part of it. Removing what is
+//     not there is no error. Old is a hint; Key and New are the truth.
+//   - O(change). Apply looks at what the changes name. It never lists the kernel and never ranges over all
+//     rows. The applied state is kept in memory; Reset reads the kernel, and changes only what differs.
+//   - No hole. Without transactions: new backends before frontends, old frontends before old backends.
+//   - Only ours. Objects of others are never touched, whatever their state.
+//   - Errors are returned, never retried: retry belongs to the engine. They name the object.
+//   - One caller. The engine calls a plane's methods from one goroutine at a time.
+//
+// What a plane can do beyond the two verbs is found by type assertion: see the interfaces in package engine.
+package plane

@@ -1,0 +1,46 @@
+package policy
+
+import (
+	"net/netip"
+
+	"kube-proxy/lb"
+)
+
+// LocalMode is how traffic of pods is told from other traffic: --detect-local-mode.
+type LocalMode string
+
+// The local-traffic detectors of behaviour.md 3.5.
+const (
+	ClusterCIDR         LocalMode = "ClusterCIDR"
+	NodeCIDR            LocalMode = "NodeCIDR"
+	BridgeInterface     LocalMode = "BridgeInterface"
+	InterfaceNamePrefix LocalMode = "InterfaceNamePrefix"
+)
+
+// Settings are the parts of the configuration that rows depend on, for one family.
+type Settings struct {
+	Family lb.Family
+	// MasqueradeAll: every connection to a cluster IP is masqueraded (SV-58).
+	MasqueradeAll bool
+	// DetectLocal chooses the detector; "" means ClusterCIDR.
+	DetectLocal LocalMode
+	// ClusterCIDRs are the pod networks of the cluster, of any family; those of another family are
+	// ignored (CF-66).
+	ClusterCIDRs []netip.Prefix
+	// PodInterface is the bridge's name, or the prefix of interface names, in the modes BridgeInterface
+	// and InterfaceNamePrefix.
+	PodInterface string
+	// NodePortAddrs chooses the addresses that answer NodePorts.
+	NodePortAddrs NodePortAddrs
+}
+
+// NodePortAddrs is the parsed --nodeport-addresses.
+type NodePortAddrs struct {
+	// Primary adds the node's own address (the keyword "primary").
+	Primary bool
+	// Prefixes adds all local addresses in them. Prefixes of the other family are ignored; if Prefixes
+	// has none of this family and Primary is false, every local address answers (CF-65).
+	Prefixes []netip.Prefix
+	// NodeIP overrides the Node object's address for Primary and for source ranges (--bind-address).
+	NodeIP netip.Addr
+}
