@@ -1,0 +1,120 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// The ranges of service addresses of the cluster.
+const (
+	ServiceRange4 = "10.96.0.0/12"
+	ServiceRange6 = "fd00:10:96::/108"
+)
+
+// The users that the API server knows by their tokens. Proxy gets its rights from the built-in ClusterRoleBinding
+// system:node-proxier alone; Nobody has none beyond those of every authenticated user.
+const (
+	AdminUser  = "admin"
+	ProxyUser  = "system:kube-proxy"
+	NobodyUser = "nobody"
+)
+
+// tokens are the bearer tokens of the users.
+var tokens = map[string]string{AdminUser: "token-of-admin", ProxyUser: "token-of-kube-proxy", NobodyUser: "token-of-nobody"}
+
+// auditPolicy records each request of the proxy, with the rule that allowed it, and nothing else.
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived, ResponseStarted]
+rules:
+- level: Metadata
+  users: ["system:kube-proxy"]
+- level: None
+`
+
+// prepareAPIServer writes the files that the API server reads and computes its command line.
+func (c *ControlPlane) prepareAPIServer() error {
+	dir := c.config.Dir
+	ca, err := newAuthority("e2e")
+	if err != nil {
+		return err
+	}
+	c.ca = ca
+	serving := []netip.Addr{c.config.Addr, netip.MustParseAddr("10.96.0.1")}
+	certFile, keyFile, err := ca.writeServer(dir, "apiserver", serving, []string{"kubernetes.default.svc"})
+	if err != nil {
+		return err
+	}
+	saKey, saPublic, err := writeServiceAccountKeys(dir)
+	if err != nil {
+		return err
+	}
+	tokenFile := filepath.Join(dir, "tokens.csv")
+	policyFile := filepath.Join(dir, "audit-policy.yaml")
+	files := map[string]string{
+		tokenFile: fmt.Sprintf("%s,%s,1,system:masters\n%s,%s,2\n%s,%s,3\n",
+			tokens[AdminUser], AdminUser, tokens[ProxyUser], ProxyUser, tokens[NobodyUser], NobodyUser),
+		policyFile: auditPolicy,
+	}
+	for name, content := range files {
+		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+			return fmt.Errorf("write file of the API server: %w", err)
+		}
+	}
+	c.apiserverArgs = []string{
+		"--etcd-servers=http://127.0.0.1:" + strconv.Itoa(c.etcdPort),
+		"--bind-address=" + c.config.bindAddress().String(),
+		"--advertise-address=" + c.config.Addr.String(),
+		"--secure-port=" + strconv.Itoa(c.securePort),
+		"--tls-cert-file=" + certFile,
+		"--tls-private-key-file=" + keyFile,
+		"--token-auth-file=" + tokenFile,
+		"--authorization-mode=RBAC",
+		"--disable-admission-plugins=ServiceAccount",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-signing-key-file=" + saKey,
+		"--service-account-key-file=" + saPublic,
+		"--service-cluster-ip-range=" + ServiceRange4 + "," + ServiceRange6,
+		"--audit-policy-file=" + policyFile,
+		"--audit-log-path=" + c.AuditLog(),
+		"--allow-privileged=true",
+	}
+	return nil
+}
+
+// AuditLog is the path of the audit log: one JSON object a line for each request of the proxy.
+func (c *ControlPlane) AuditLog() string { return filepath.Join(c.config.Dir, "audit.log") }
+
+// StartAPIServer starts the API server with the same addresses, certificates and users each time, and waits for /readyz.
+func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
+	process, err := c.start("kube-apiserver", exec.Command(c.config.APIServer, c.apiserverArgs...))
+	if err != nil {
+		return err
+	}
+	c.apiserver = process
+	return c.waitReady(ctx, "kube-apiserver", process, c.URL()+"/readyz")
+}
+
+// StopAPIServer ends the API server in good order.
+func (c *ControlPlane) StopAPIServer() error { return c.apiserver.Stop(stopGrace) }
+
+// KillAPIServer ends the API server with SIGKILL.
+func (c *ControlPlane) KillAPIServer() error { return c.apiserver.Kill() }
+
+// logTail is the last lines of a process's log.
+func (c *ControlPlane) logTail(name string, lines int) string {
+	content, err := os.ReadFile(c.logFile(name))
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimSpace(string(content)), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+func (c *ControlPlane) logFile(name string) string { return filepath.Join(c.config.Dir, name+".log") }

@@ -1,0 +1,96 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"time"
+)
+
+// Root is the folder of this module, test/e2e: the nearest folder at or above the working directory, or its test/e2e, that
+// holds apiserver/go.mod.
+func Root() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("find test/e2e: %w", err)
+	}
+	for at := dir; ; at = filepath.Dir(at) {
+		for _, root := range []string{at, filepath.Join(at, "test", "e2e")} {
+			if _, err := os.Stat(filepath.Join(root, "apiserver", "go.mod")); err == nil {
+				return root, nil
+			}
+		}
+		if at == filepath.Dir(at) {
+			return "", fmt.Errorf("find test/e2e: not at or above %s", dir)
+		}
+	}
+}
+
+// BuildAPIServer builds kube-apiserver from its Go module, unless the binary in bin/ was built from the same go.mod and go.sum
+// by the same Go, and returns its path. A build takes minutes; logf is told every 15 s that it goes on.
+func BuildAPIServer(ctx context.Context, logf func(format string, args ...any)) (string, error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	source := filepath.Join(root, "apiserver")
+	binary := filepath.Join(root, "bin", "kube-apiserver")
+	stamp, err := buildStamp(source)
+	if err != nil {
+		return "", err
+	}
+	if built, err := os.ReadFile(binary + ".stamp"); err == nil && string(built) == stamp {
+		if _, err := os.Stat(binary); err == nil {
+			return binary, nil
+		}
+	}
+	logf("building kube-apiserver (a few minutes, once)")
+	defer every(15*time.Second, func(since time.Duration) { logf("still building kube-apiserver, %v", since) })()
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", binary,
+		"-ldflags", "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3", "k8s.io/kubernetes/cmd/kube-apiserver")
+	cmd.Dir = source
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build kube-apiserver: %w\n%s", err, out)
+	}
+	if err := os.WriteFile(binary+".stamp", []byte(stamp), 0o644); err != nil {
+		return "", fmt.Errorf("note the build of kube-apiserver: %w", err)
+	}
+	return binary, nil
+}
+
+// buildStamp names what a build of the module in dir depends on.
+func buildStamp(dir string) (string, error) {
+	sum := sha256.New()
+	for _, name := range []string{"go.mod", "go.sum"} {
+		content, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			return "", fmt.Errorf("read the API server's module: %w", err)
+		}
+		sum.Write(content)
+	}
+	return runtime.Version() + " " + hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+// every calls f each period with the time since the call, until the returned function is called.
+func every(period time.Duration, f func(since time.Duration)) (stop func()) {
+	start := time.Now()
+	done := make(chan struct{})
+	go func() {
+		ticker := time.NewTicker(period)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ticker.C:
+				f(time.Since(start).Round(time.Second))
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() { close(done) }
+}

@@ -1,0 +1,81 @@
+package controlplane
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// newControlPlane starts one on 127.0.0.1.
+func newControlPlane(t *testing.T) *ControlPlane {
+	binary, err := BuildAPIServer(t.Context(), t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/dev/shm", "e2e-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	c, err := Start(t.Context(), Config{Dir: dir, APIServer: binary, Logf: t.Logf})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// Objects survive a restart of both processes, and a restored snapshot forgets what came after it.
+func TestRestartAndRestore(t *testing.T) {
+	c := newControlPlane(t)
+	ctx := t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(c.Create(ctx, Service("before", 80), Slice("before", 8080, nil, netip.MustParseAddr("100.64.0.1"))))
+	must(c.StopAPIServer())
+	must(c.StopEtcd())
+	snapshot, err := c.Snapshot("one")
+	must(err)
+	must(c.StartEtcd(ctx))
+	must(c.StartAPIServer(ctx))
+	must(c.Create(ctx, Service("after", 80)))
+	if got := services(t, ctx, c); len(got) != 3 {
+		t.Fatalf("services are %q, want kubernetes, before and after", got)
+	}
+	must(c.KillAPIServer())
+	must(c.KillEtcd())
+	must(c.Restore(snapshot))
+	must(c.StartEtcd(ctx))
+	must(c.StartAPIServer(ctx))
+	if got := services(t, ctx, c); len(got) != 2 || got[0] != "before" {
+		t.Fatalf("services are %q, want before and kubernetes", got)
+	}
+	must(c.CreateLoad(ctx, 1000, 10))
+	must(c.DeleteAll(ctx))
+}
+
+func services(t *testing.T, ctx context.Context, c *ControlPlane) (names []string) {
+	list, err := c.Client.CoreV1().Services("default").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range list.Items {
+		names = append(names, s.Name)
+	}
+	return names
+}
