@@ -1,0 +1,98 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# A clone that belongs to another user makes git refuse, and then `go build` too.
+VCS     := $(shell git rev-parse HEAD >/dev/null 2>&1 || echo -buildvcs=false)
+KERNELS ?= 5.10 6.1 6.12
+# The kernel that runs the SCTP packets: many hosts have no sctp module, Debian's kernels do.
+SCTP_KERNEL ?= 6.1
+SCTP_TESTS  ?= (?i)sctp
+FUZZTIME    ?= 30s
+STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
+VMRUN := $(CURDIR)/test/vm/vmrun
+
+.PHONY: help build test check unit sctp e2e test-kernels bench run fuzz generate clean deps
+
+help: ## print this help
+	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## build bin/kube-proxy
+	@mkdir -p bin
+	go build $(VCS) -trimpath -o bin/kube-proxy ./cmd/kube-proxy
+
+test: deps check unit sctp e2e ## everything: deps, format, vet, staticcheck, real-kernel tests, SCTP in a VM, a real API server
+
+check: ## gofmt, go vet, staticcheck
+	@bad=$$(gofmt -l .); if [[ $$bad ]]; then echo "gofmt -w these:" $$bad >&2; exit 1; fi
+	go vet ./...
+	go tool staticcheck ./...
+	cd test/e2e && go vet ./...
+
+unit: ## go test ./..., with the tests that use this machine's kernel
+	@if (($$(id -u))); then echo 'make: the tests that use the kernel need root' >&2; exit 1; fi
+	go test -timeout 10m ./...
+
+sctp: bin/nftables.test $(STORE)/$(SCTP_KERNEL) ## the SCTP packets of the nftables suite, in a VM
+	@echo '== SCTP on kernel $(SCTP_KERNEL)'
+	@cd plane/nftables && $(VMRUN) --kernel $(SCTP_KERNEL) --timeout 300 -- \
+	  $(CURDIR)/bin/nftables.test -test.v -test.run '$(SCTP_TESTS)' >$(CURDIR)/bin/sctp.log 2>&1 || { tail -n 60 $(CURDIR)/bin/sctp.log; exit 1; }
+	@grep -E '^ *--- (PASS|SKIP)' bin/sctp.log | sort | uniq -c | tail -n 20
+	@if ! grep -q -- '--- PASS' bin/sctp.log || grep -q -- '--- SKIP' bin/sctp.log; then echo 'make: an SCTP test did not run' >&2; exit 1; fi
+
+e2e: ## a real etcd and kube-apiserver (test/e2e)
+	cd test/e2e && go test -timeout 15m ./...
+
+test-kernels: deps bin/nftables.test ## the nftables suite on kernels 5.10, 6.1 and 6.12, each in a VM (KERNELS=...)
+	@for k in $(KERNELS); do \
+	  [[ -e $(STORE)/$$k/initrd.cpio ]] || $(VMRUN) --setup --kernel $$k; \
+	  echo "== nftables suite on kernel $$k"; start=$$SECONDS; \
+	  (cd plane/nftables && $(VMRUN) --kernel $$k --timeout 600 -- $(CURDIR)/bin/nftables.test -test.timeout 9m); \
+	  echo "== kernel $$k: ok, $$((SECONDS - start)) s"; \
+	done
+
+bench: deps ## the figures of the README as a table (ARGS=... go to the program)
+	go run $(VCS) ./bench $(ARGS)
+
+run: deps build ## a lab of network namespaces with Services served by the kernel (ARGS=--once: print and exit)
+	@go run $(VCS) ./internal/demo $(ARGS)
+
+fuzz: ## every fuzz target for FUZZTIME (30s)
+	@grep -rn --include='*_test.go' -oE '^func Fuzz[A-Za-z0-9_]+' . | grep -v '^./test/e2e/' | \
+	while IFS=: read -r file _ func; do \
+	  name=$${func#func }; echo "== $$(dirname $$file) $$name"; \
+	  go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$(dirname $$file)"; \
+	done
+
+generate: ## write the generated files (docs/conformance.md) anew
+	go generate ./...
+
+clean: ## remove what was built; VM kernels in /var/cache/vmrun stay
+	rm -rf bin test/e2e/bin
+	find . -name '*.test' -type f -delete
+
+# The package of a tool that is not there; nothing when all are there.
+deps: ## install with apt-get what is missing of the tools that tests use
+	@need=(); want() { command -v "$$1" >/dev/null || need+=("$$2"); }; PATH=$$PATH:/usr/sbin:/sbin; \
+	want nft nftables; want iptables iptables; want conntrack conntrack; want ip iproute2; want etcd etcd-server; \
+	want qemu-system-x86_64 qemu-system-x86; want busybox busybox-static; want modprobe kmod; want cpio cpio; \
+	want zstd zstd; want xz xz-utils; \
+	((!$${#need[@]})) || { \
+	  if (($$(id -u))); then echo "make: not root, and these packages are missing: $${need[*]}" >&2; exit 1; fi; \
+	  command -v apt-get >/dev/null || { echo "make: install what gives these Debian packages: $${need[*]}" >&2; exit 1; }; \
+	  echo "installing $${need[*]}"; \
+	  apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$$@" >/dev/null; }; \
+	  apt install -y --no-install-recommends "$${need[@]}" 2>/dev/null || \
+	    { apt update; apt install -y --no-install-recommends "$${need[@]}"; }; }
+
+bin/nftables.test: FORCE
+	@mkdir -p bin
+	go test -c -o $@ ./plane/nftables
+
+$(STORE)/%:
+	$(VMRUN) --setup --kernel $*
+
+.PHONY: FORCE
+FORCE:

@@ -1,0 +1,285 @@
+package kubeproxy_test
+
+import (
+	"bytes"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// imports says which of our packages may import which, in files that are not tests.
+//
+// DO NOT CHANGE THIS DATA TO FIX BUILDS. It is section 1 of the design: a build that breaks here has put
+// something into the wrong house. A new line needs a reason that would convince a reader of
+// docs/architecture.md.
+//
+// "a, b < c, d" means that c and d may import a and b. Lines add up; nothing is transitive; NONE is no
+// package of ours, ALL is every one. A package that no line has on its right side may not exist.
+const imports = `
+	NONE < cluster, lb, plane, config;
+	NONE < internal/netlab, internal/kernel, internal/exectest;
+
+	cluster, lb < policy;
+	lb < trace;
+
+	cluster < source/convert;
+	cluster, source/convert < source/kube, source/manifests;
+
+	cluster, policy, lb, plane < engine;
+
+	lb, plane, internal/kernel
+	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns, plane/fake;
+
+	lb < conntrack, health;
+	engine, trace < status;
+
+	# A scenario holds the YAML that a user would apply, so reading one goes the way that YAML goes.
+	cluster, policy, lb, source/convert, source/manifests < internal/scenario;
+	cluster, policy, lb, source/convert, source/manifests, internal/netlab, internal/scenario < plane/planetest;
+
+	# internal/pin keeps modules in go.mod until their users are written.
+	NONE < internal/pin;
+
+	ALL < cmd/kube-proxy, internal/demo, bench;
+	NONE < .;
+`
+
+// modules says who may import packages from outside the standard library and this module: "m < a" means
+// that a, tests included, may import packages whose path starts with m. A module that is not on a left
+// side is free to all but the pure packages.
+const modules = `
+	# Only these know the types of Kubernetes.
+	k8s.io, sigs.k8s.io < config, source/kube, source/manifests, source/convert, internal/pin;
+	github.com/spf13 < config, cmd/kube-proxy, internal/pin;
+	github.com/google/nftables < plane/nftables, internal/pin;
+`
+
+// pure packages import the standard library and each other alone, so that others may use them anywhere.
+var pure = []string{"cluster", "lb", "plane", "policy", "trace"}
+
+// badNames say nothing about what is inside.
+var badNames = []string{"util", "utils", "common", "helper", "helpers", "types", "manager", "managers", "misc"}
+
+const module = "kube-proxy"
+
+// goFile is one parsed file; dir is its folder below the root, with slashes.
+type goFile struct {
+	dir, path string
+	test      bool
+	ast       *ast.File
+}
+
+// nested reports whether f belongs to another module (test/e2e), which has its own rules for imports.
+func (f goFile) nested() bool { return f.dir == "test" || strings.HasPrefix(f.dir, "test/") }
+
+func TestImports(t *testing.T) {
+	may := parsePolicy(t, imports)
+	for _, f := range goFiles(t) {
+		if f.nested() {
+			continue
+		}
+		allowed, known := may[f.dir]
+		if !known {
+			t.Errorf("%s: package %s has no place in the import policy", f.path, f.dir)
+			continue
+		}
+		for _, imp := range importsOf(f) {
+			ours, ok := strings.CutPrefix(imp, module+"/")
+			switch {
+			case ok && f.test: // tests bring together what the program keeps apart
+			case ok && ours == "internal/pin":
+				t.Errorf("%s imports %s, which nobody may", f.path, ours)
+			case ok && !slices.Contains(allowed, ours) && !slices.Contains(allowed, "ALL"):
+				t.Errorf("%s: package %s may not import %s", f.path, f.dir, ours)
+			}
+		}
+	}
+}
+
+func TestModules(t *testing.T) {
+	may := parsePolicy(t, modules)
+	for _, f := range goFiles(t) {
+		if f.nested() {
+			continue
+		}
+		for _, imp := range importsOf(f) {
+			first, _, _ := strings.Cut(imp, "/")
+			if !strings.Contains(first, ".") {
+				continue
+			}
+			if slices.Contains(pure, f.dir) {
+				t.Errorf("%s imports %s: package %s lives on the standard library alone", f.path, imp, f.dir)
+			}
+			for prefix := range leftSides(modules) {
+				if (imp == prefix || strings.HasPrefix(imp, prefix+"/")) && !slices.Contains(may[f.dir], prefix) {
+					t.Errorf("%s: package %s may not import %s", f.path, f.dir, imp)
+				}
+			}
+		}
+	}
+}
+
+func TestPackageComments(t *testing.T) {
+	comments := map[string][]string{}
+	for _, f := range goFiles(t) {
+		if f.test {
+			continue
+		}
+		if _, seen := comments[f.dir]; !seen {
+			comments[f.dir] = nil
+		}
+		if f.ast.Doc != nil {
+			comments[f.dir] = append(comments[f.dir], f.path)
+			name := "Package " + f.ast.Name.Name + " "
+			if f.ast.Name.Name != "main" && !strings.HasPrefix(f.ast.Doc.Text(), name) {
+				t.Errorf("%s: the package comment does not begin with %q", f.path, name)
+			}
+		}
+	}
+	for dir, files := range comments {
+		if len(files) != 1 {
+			t.Errorf("package %s has %d package comments %v, want one", dir, len(files), files)
+		}
+	}
+}
+
+func TestNoInit(t *testing.T) {
+	for _, f := range goFiles(t) {
+		for _, d := range f.ast.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == "init" {
+				t.Errorf("%s: func init: wire it where it is used", f.path)
+			}
+		}
+	}
+}
+
+func TestPackageNames(t *testing.T) {
+	for _, f := range goFiles(t) {
+		name := strings.TrimSuffix(f.ast.Name.Name, "_test")
+		if slices.Contains(badNames, name) || slices.Contains(badNames, path.Base(f.dir)) {
+			t.Errorf("%s: a package named %s could hold anything", f.path, name)
+		}
+		if f.ast.Name.Name != "main" && f.dir != "." && name != path.Base(f.dir) {
+			t.Errorf("%s: package %s in folder %s", f.path, name, f.dir)
+		}
+	}
+}
+
+// Which registry serves packages and images is set up on the machine that builds, never in the tree.
+func TestNoRegistryHosts(t *testing.T) {
+	hosts := []string{"proxy.golang" + ".org", "sum.golang" + ".org", "deb.debian" + ".org", "archive.ubuntu" + ".com",
+		"security.debian" + ".org", "registry.k8s" + ".io", "k8s.gcr" + ".io", "docker" + ".io", "ghcr" + ".io", "quay" + ".io",
+		"registry.npmjs" + ".org", "pypi" + ".org"}
+	for _, name := range files(t, func(string) bool { return true }) {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.IndexByte(content[:min(len(content), 8000)], 0) >= 0 {
+			continue // a binary
+		}
+		for _, host := range hosts {
+			if bytes.Contains(content, []byte(host)) {
+				t.Errorf("%s names the registry %s", name, host)
+			}
+		}
+	}
+}
+
+// parsePolicy returns for each right side of the lines the left sides it may import.
+func parsePolicy(t *testing.T, text string) map[string][]string {
+	t.Helper()
+	may := map[string][]string{}
+	for _, rule := range rules(text) {
+		left, right, ok := strings.Cut(rule, "<")
+		if !ok {
+			t.Fatalf("import policy: no < in %q", rule)
+		}
+		for _, to := range fields(right) {
+			may[to] = append(may[to], fields(left)...)
+		}
+	}
+	return may
+}
+
+func leftSides(text string) map[string]bool {
+	all := map[string]bool{}
+	for _, rule := range rules(text) {
+		left, _, _ := strings.Cut(rule, "<")
+		for _, name := range fields(left) {
+			all[name] = true
+		}
+	}
+	return all
+}
+
+func rules(text string) []string {
+	var clean strings.Builder
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(strings.TrimSpace(line), "#") {
+			clean.WriteString(line)
+		}
+	}
+	all := strings.Split(clean.String(), ";")
+	return slices.DeleteFunc(all, func(s string) bool { return strings.TrimSpace(s) == "" })
+}
+
+func fields(list string) []string {
+	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' || r == '\n' || r == '\t' })
+}
+
+func importsOf(f goFile) []string {
+	var paths []string
+	for _, spec := range f.ast.Imports {
+		if p, err := strconv.Unquote(spec.Path.Value); err == nil {
+			paths = append(paths, p)
+		}
+	}
+	return paths
+}
+
+func goFiles(t *testing.T) []goFile {
+	t.Helper()
+	var all []goFile
+	for _, name := range files(t, func(name string) bool { return strings.HasSuffix(name, ".go") }) {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			t.Errorf("parse: %v", err)
+			continue
+		}
+		all = append(all, goFile{filepath.ToSlash(filepath.Dir(name)), name, strings.HasSuffix(name, "_test.go"), file})
+	}
+	if len(all) < 10 {
+		t.Fatalf("found %d Go files: not the root of the module?", len(all))
+	}
+	return all
+}
+
+// files returns the files of the tree that keep accepts; what is built and what git keeps is left out.
+func files(t *testing.T, keep func(name string) bool) []string {
+	t.Helper()
+	var names []string
+	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == ".git" || d.Name() == "bin"):
+			return filepath.SkipDir
+		case d.Type().IsRegular() && keep(name) && !strings.HasSuffix(name, ".test") && !strings.HasSuffix(name, ".prof"):
+			names = append(names, name)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("walk the tree: %v", err)
+	}
+	return names
+}
