@@ -1,0 +1,276 @@
+package netlab
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Options says which lab to build. The zero value is a full, unnamed lab with
+// routed pod links.
+type Options struct {
+	// Name distinguishes named labs; letters, digits and dashes. Empty: "lab".
+	Name string
+	// Named publishes the hosts for `ip netns exec` as kp-<Name>-<host>. What a
+	// killed process left under the same name is removed first; a lab of that name
+	// that still lives in some process makes New fail.
+	Named bool
+	// Bridge joins a node's pod links in the bridge cbr0.
+	Bridge bool
+	// NoNode2 leaves out node2 and its pods, NoClient the client.
+	NoNode2, NoClient bool
+}
+
+// Lab is a running lab. Its methods may be called from any goroutine.
+type Lab struct {
+	opts  Options
+	hosts []Host
+	ns    map[string]netns.NsHandle // by host name, and "switch"
+
+	published []string     // names under runNetns
+	lock      net.Listener // holds the name of a Named lab
+
+	mu      sync.Mutex
+	closed  bool
+	closers map[closer]struct{} // responders, open connections, running commands
+}
+
+type closer interface{ Close() error }
+
+// switchHost is the namespace of the LAN's bridge.
+const switchHost = "switch"
+
+const runNetns = "/run/netns"
+
+// New builds a lab. The caller must Close it. It needs root
+// (CAP_NET_ADMIN and CAP_SYS_ADMIN), IPv6, veth and bridges.
+func New(opts Options) (*Lab, error) {
+	if opts.Name == "" {
+		opts.Name = "lab"
+	}
+	l := &Lab{opts: opts, ns: map[string]netns.NsHandle{}, closers: map[closer]struct{}{}}
+	for _, h := range hosts {
+		if (opts.NoNode2 && h.Node == Node2) || (opts.NoClient && h.Name == Client) {
+			continue
+		}
+		l.hosts = append(l.hosts, h)
+	}
+	if err := l.build(); err != nil {
+		return nil, errors.Join(fmt.Errorf("netlab: build lab %s: %w", opts.Name, err), l.Close())
+	}
+	return l, nil
+}
+
+func (l *Lab) build() error {
+	if l.opts.Named {
+		if err := l.claimName(); err != nil {
+			return err
+		}
+	}
+	if err := l.makeNamespaces(); err != nil {
+		return err
+	}
+	return l.wire()
+}
+
+// claimName makes sure that no living process has a lab of this name, and
+// removes what a dead one left. The claim is an abstract socket, which the kernel
+// drops with the process.
+func (l *Lab) claimName() error {
+	lock, err := net.Listen("unix", "@kp-netlab-"+l.opts.Name)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return fmt.Errorf("a lab named %s is in use by another process", l.opts.Name)
+	}
+	if err != nil {
+		return fmt.Errorf("claim the name: %w", err)
+	}
+	l.lock = lock
+	for _, h := range hosts {
+		if err := unpublish(l.publicName(h.Name)); err != nil {
+			return err
+		}
+	}
+	return unpublish(l.publicName(switchHost))
+}
+
+func (l *Lab) publicName(host string) string { return "kp-" + l.opts.Name + "-" + host }
+
+// unpublish removes a name below /run/netns; a missing one is fine.
+func unpublish(name string) error {
+	path := filepath.Join(runNetns, name)
+	// EINVAL: the file is there, but its mount is gone.
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && err != unix.ENOENT && err != unix.EINVAL {
+		return fmt.Errorf("unmount %s: %w", path, err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove stale namespace: %w", err)
+	}
+	return nil
+}
+
+// makeNamespaces creates and configures (sysctls) all namespaces on one thread.
+func (l *Lab) makeNamespaces() error {
+	return onThread(func() error {
+		names := []string{switchHost}
+		for _, h := range l.hosts {
+			names = append(names, h.Name)
+		}
+		for _, name := range names {
+			if err := l.makeNamespace(name); err != nil {
+				return fmt.Errorf("namespace of %s: %w", name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// makeNamespace creates a host's namespace and leaves the thread in it.
+func (l *Lab) makeNamespace(name string) error {
+	var ns netns.NsHandle
+	var err error
+	if l.opts.Named {
+		l.published = append(l.published, l.publicName(name))
+		ns, err = netns.NewNamed(l.publicName(name))
+	} else {
+		ns, err = netns.New()
+	}
+	if err != nil {
+		return fmt.Errorf("create: %w", err)
+	}
+	l.ns[name] = ns
+	return setSysctls(name)
+}
+
+// onThread runs fn on a locked thread and puts the thread back into the namespace
+// it was in. If that fails, the thread stays locked, so that it dies with the
+// goroutine instead of serving another one from the wrong network.
+func onThread(fn func() error) (err error) {
+	runtime.LockOSThread()
+	before, err := netns.Get()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("open the thread's namespace: %w", err)
+	}
+	defer func() {
+		defer before.Close()
+		if e := netns.Set(before); e != nil {
+			err = errors.Join(err, fmt.Errorf("return to the thread's namespace: %w", e))
+			return
+		}
+		runtime.UnlockOSThread()
+	}()
+	return fn()
+}
+
+// Do runs fn on a thread that is in the host's namespace. Sockets, /proc/sys/net
+// and netlink handles that fn opens belong to that host for ever; goroutines that
+// fn starts do not. The host "switch" is the LAN's bridge.
+func (l *Lab) Do(host string, fn func() error) error {
+	ns, err := l.dup(host)
+	if err != nil {
+		return err
+	}
+	return onThread(func() error {
+		err := netns.Set(ns)
+		unix.Close(int(ns))
+		if err != nil {
+			return fmt.Errorf("netlab: enter %s: %w", host, err)
+		}
+		return fn()
+	})
+}
+
+// Namespace returns the host's namespace handle, for netlink handles
+// (netlink.NewHandleAt, nftables.WithNetNSFd). The lab owns it: do not close it.
+func (l *Lab) Namespace(host string) (netns.NsHandle, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.namespace(host)
+}
+
+// dup returns a descriptor of the host's namespace that a Close cannot take away.
+func (l *Lab) dup(host string) (netns.NsHandle, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ns, err := l.namespace(host)
+	if err != nil {
+		return ns, err
+	}
+	fd, err := unix.FcntlInt(uintptr(ns), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return netns.None(), fmt.Errorf("netlab: duplicate the handle of %s: %w", host, err)
+	}
+	return netns.NsHandle(fd), nil
+}
+
+// namespace finds a host's handle; l.mu is held.
+func (l *Lab) namespace(host string) (netns.NsHandle, error) {
+	if l.closed {
+		return netns.None(), fmt.Errorf("netlab: host %s: %w", host, os.ErrClosed)
+	}
+	ns, ok := l.ns[host]
+	if !ok {
+		return netns.None(), fmt.Errorf("netlab: this lab has no host %q", host)
+	}
+	return ns, nil
+}
+
+// Hosts returns the hosts that this lab has.
+func (l *Lab) Hosts() []Host { return slices.Clone(l.hosts) }
+
+// adopt makes Close close c; it fails if the lab is closed already.
+func (l *Lab) adopt(c closer) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return fmt.Errorf("netlab: %w", os.ErrClosed)
+	}
+	l.closers[c] = struct{}{}
+	return nil
+}
+
+func (l *Lab) forget(c closer) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.closers, c)
+}
+
+// Close ends what still runs in the lab (commands that Command started are killed,
+// responders and connections closed) and removes it. It may be called more than
+// once, also while other methods run; the later calls do nothing.
+func (l *Lab) Close() error {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil
+	}
+	l.closed = true
+	closers := l.closers
+	l.closers = map[closer]struct{}{}
+	l.mu.Unlock()
+
+	var errs []error
+	for c := range closers {
+		errs = append(errs, c.Close())
+	}
+	for _, name := range l.published {
+		errs = append(errs, unpublish(name))
+	}
+	for host, ns := range l.ns {
+		if err := unix.Close(int(ns)); err != nil {
+			errs = append(errs, fmt.Errorf("netlab: close %s: %w", host, err))
+		}
+	}
+	if l.lock != nil {
+		errs = append(errs, l.lock.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,474 @@
+package netlab
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// newLab builds a lab that the test's end removes.
+func newLab(t testing.TB, opts Options) *Lab {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("a lab needs root")
+	}
+	l, err := New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+func listen(t *testing.T, l *Lab, host string, proto Proto, port uint16) *Responder {
+	t.Helper()
+	r, err := l.Listen(host, proto, port, ListenOptions{})
+	if proto == SCTP && errors.Is(err, ErrUnsupported) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// quick is how long a test waits for packets that do not come.
+const quick = 150 * time.Millisecond
+
+func forBoth(t *testing.T, fn func(t *testing.T, opts Options)) {
+	for _, bridge := range []bool{false, true} {
+		t.Run(fmt.Sprintf("bridge=%t", bridge), func(t *testing.T) {
+			t.Parallel()
+			fn(t, Options{Bridge: bridge})
+		})
+	}
+}
+
+// TestReach sends every protocol from everywhere to everyone and checks that the
+// source address is the sender's own: nothing in the lab translates.
+func TestReach(t *testing.T) {
+	for _, proto := range []Proto{TCP, UDP, SCTP} {
+		t.Run(string(proto), func(t *testing.T) {
+			forBoth(t, func(t *testing.T, opts Options) {
+				l := newLab(t, opts)
+				servers := []string{"pod1", "pod2", "pod4", Node1, Node2}
+				for _, s := range servers {
+					listen(t, l, s, proto, 8080)
+				}
+				for _, from := range []string{"pod1", "pod3", "pod5", Node1, Node2, Client} {
+					for _, s := range servers {
+						reach(t, l, from, proto, s, false)
+						reach(t, l, from, proto, s, true)
+					}
+				}
+			})
+		})
+	}
+}
+
+func reach(t *testing.T, l *Lab, from string, proto Proto, server string, six bool) {
+	t.Helper()
+	h, _ := HostByName(server)
+	to := netip.AddrPortFrom(h.Addr(six), 8080)
+	start := time.Now()
+	got, err := l.Dial(from, proto, to, DialOptions{})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	if got.Server != server || got.At != to || Owner(got.Seen.Addr()) != from {
+		t.Errorf("%s %s → %s: got %+v", proto, from, to, got)
+	}
+	// Whatever waits for ARP, DAD, or a repeated SYN takes a second.
+	if d := time.Since(start); d > 700*time.Millisecond {
+		t.Errorf("%s %s → %s took %v", proto, from, to, d)
+	}
+}
+
+// TestUntranslated: a service address that nobody translates never answers, and a
+// closed port refuses at once.
+func TestUntranslated(t *testing.T) {
+	forBoth(t, func(t *testing.T, opts Options) {
+		l := newLab(t, opts)
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		for _, from := range []string{"pod1", "pod4", Node1, Node2, Client} {
+			for _, vip := range []string{"10.96.0.1", "fd00:10:96::1", "192.0.2.1", "2001:db8:2::1", "198.51.100.1", "2001:db8:51::1"} {
+				for _, proto := range []Proto{TCP, UDP} {
+					wg.Go(func() {
+						_, err := l.Dial(from, proto, netip.AddrPortFrom(netip.MustParseAddr(vip), 80), DialOptions{Timeout: quick})
+						if !errors.Is(err, ErrTimeout) {
+							t.Errorf("%s %s → %s: got %v, want %v", proto, from, vip, err, ErrTimeout)
+						}
+					})
+				}
+				wg.Go(func() {
+					if err := l.Ping(from, netip.MustParseAddr(vip), quick); !errors.Is(err, ErrTimeout) {
+						t.Errorf("ping %s → %s: got %v, want %v", from, vip, err, ErrTimeout)
+					}
+				})
+			}
+		}
+	})
+}
+
+func TestRefused(t *testing.T) {
+	for _, proto := range []Proto{TCP, UDP, SCTP} {
+		t.Run(string(proto), func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, Options{NoNode2: true})
+			listen(t, l, "pod2", proto, 7) // to skip if there is no SCTP
+			for _, from := range []string{"pod1", Node1, Client} {
+				for i := range 20 { // more than the kernel's usual limit of ICMP errors
+					h, _ := HostByName("pod2")
+					to := netip.AddrPortFrom(h.Addr(i%2 == 1), 8080)
+					start := time.Now()
+					_, err := l.Dial(from, proto, to, DialOptions{})
+					if !errors.Is(err, ErrRefused) {
+						t.Fatalf("%d: got %v, want %v", i, err, ErrRefused)
+					}
+					if d := time.Since(start); d > 700*time.Millisecond {
+						t.Errorf("refused only after %v", d)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestUnreachable(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, Options{NoNode2: true})
+	for _, proto := range []Proto{TCP, UDP} {
+		for _, to := range []string{"203.0.113.1:80", "[2001:db8:ffff::1]:80"} { // the client has no default route
+			_, err := l.Dial(Client, proto, netip.MustParseAddrPort(to), DialOptions{})
+			if !errors.Is(err, ErrUnreachable) {
+				t.Errorf("%s %s: got %v, want %v", proto, to, err, ErrUnreachable)
+			}
+		}
+	}
+}
+
+func TestPing(t *testing.T) {
+	forBoth(t, func(t *testing.T, opts Options) {
+		l := newLab(t, opts)
+		for _, from := range []string{"pod1", Node1, Client} {
+			for _, to := range []string{"pod2", "pod5", Node2} {
+				h, _ := HostByName(to)
+				for _, six := range []bool{false, true} {
+					if err := l.Ping(from, h.Addr(six), 0); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		}
+	})
+}
+
+// TestConn keeps connections open over several exchanges, with a chosen source.
+func TestConn(t *testing.T) {
+	for _, proto := range []Proto{TCP, UDP, SCTP} {
+		t.Run(string(proto), func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, Options{NoNode2: true})
+			r := listen(t, l, "pod2", proto, 0)
+			h, _ := HostByName("pod2")
+			local := netip.MustParseAddrPort("172.18.0.100:4321")
+			for range 3 { // a chosen port can be used again at once
+				c, err := l.Open(Client, proto, netip.AddrPortFrom(h.V4, r.Port()), DialOptions{Local: local, Timeout: quick})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for range 3 {
+					got, err := c.Exchange()
+					if err != nil || got.Seen != local || c.Local() != local {
+						t.Fatalf("got %+v, %v, local %s", got, err, c.Local())
+					}
+				}
+				if err := c.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			c, err := l.Open("pod1", proto, netip.AddrPortFrom(h.V6, r.Port()), DialOptions{Timeout: quick})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := r.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := c.Exchange(); err == nil {
+				t.Errorf("a closed responder answered %+v", got)
+			} else if !errors.Is(err, ErrReset) && !errors.Is(err, ErrRefused) {
+				t.Errorf("got %v, want %v or %v", err, ErrReset, ErrRefused)
+			}
+		})
+	}
+}
+
+// TestHostNetwork: a UDP server on a node's port answers from the address asked.
+func TestHostNetwork(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, Options{Bridge: true, NoNode2: true})
+	listen(t, l, Node1, UDP, 53)
+	for _, to := range []string{"10.1.1.1:53", "172.18.0.2:53", "[fd00:10:1:1::1]:53", "[fd00:18::2]:53"} {
+		got, err := l.Dial("pod1", UDP, netip.MustParseAddrPort(to), DialOptions{})
+		if err != nil || got.At.String() != to || got.Server != Node1 {
+			t.Errorf("%s: got %+v, %v", to, got, err)
+		}
+	}
+	if owner := Owner(netip.MustParseAddr("10.1.1.1")); owner != Node1 {
+		t.Errorf("owner of cbr0's address is %q", owner)
+	}
+}
+
+// TestInterfaces checks what the local-traffic detectors see (behaviour.md 3.5).
+func TestInterfaces(t *testing.T) {
+	forBoth(t, func(t *testing.T, opts Options) {
+		l := newLab(t, opts)
+		err := l.Do(Node1, func() error {
+			for _, pod := range []string{"pod1", "pod2", "pod3"} {
+				link, err := netlink.LinkByName("veth" + pod)
+				if err != nil {
+					return err
+				}
+				if inBridge := link.Attrs().MasterIndex != 0; inBridge != opts.Bridge {
+					t.Errorf("veth%s is a port: %t", pod, inBridge)
+				}
+				if !opts.Bridge {
+					continue
+				}
+				if info, err := netlink.LinkGetProtinfo(link); err != nil || !info.Hairpin {
+					t.Errorf("veth%s: hairpin %+v, %v", pod, info, err)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestCommand(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, Options{NoNode2: true})
+	out, err := l.Command(Node1, "cat", "/proc/self/net/fib_trie", "/proc/sys/net/ipv4/ip_forward").Output()
+	if err != nil || !strings.Contains(string(out), "172.18.0.2") || !strings.HasSuffix(string(out), "\n1\n") {
+		t.Errorf("got %v:\n%s", err, out)
+	}
+	out, err = l.Command(Node1, "sh", "-c", "echo out; echo err >&2; exit 3").CombinedOutput()
+	if string(out) != "out\nerr\n" || err == nil || err.Error() != "exit status 3" {
+		t.Errorf("got %q, %v", out, err)
+	}
+	if err := l.Command(Node1, "/no/such/program").Run(); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v, want %v", err, os.ErrNotExist)
+	}
+	cmd := l.Command("pod1", "sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("after the lab's end: %v", err)
+	}
+}
+
+func TestDoErrors(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, Options{NoNode2: true, NoClient: true})
+	for _, host := range []string{"pod4", Node2, Client, "nobody"} {
+		if err := l.Do(host, func() error { return nil }); err == nil {
+			t.Errorf("Do(%q) succeeded", host)
+		}
+	}
+	own := errors.New("mine")
+	if err := l.Do("pod1", func() error { return own }); err != own {
+		t.Errorf("got %v, want fn's error", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Do("pod1", func() error { return nil }); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+	if _, err := l.Dial("pod1", TCP, netip.MustParseAddrPort("10.1.1.12:1"), DialOptions{}); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Dial after Close: %v", err)
+	}
+}
+
+// TestParallelLabs runs several labs, with the same addresses, at once.
+func TestParallelLabs(t *testing.T) {
+	for i := range 6 {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, Options{Bridge: i%2 == 0})
+			name := "lab" + strconv.Itoa(i)
+			if _, err := l.Listen("pod4", TCP, 80, ListenOptions{Name: name}); err != nil {
+				t.Fatal(err)
+			}
+			for range 5 {
+				got, err := l.Dial("pod1", TCP, netip.MustParseAddrPort("10.1.2.14:80"), DialOptions{})
+				if err != nil || got.Server != name {
+					t.Errorf("got %+v, %v", got, err)
+				}
+			}
+		})
+	}
+}
+
+// TestNamed: a named lab is visible below /run/netns, cannot be made twice, and
+// takes over what a killed process left.
+func TestNamed(t *testing.T) {
+	name := fmt.Sprintf("t%d", os.Getpid())
+	opts := Options{Name: name, Named: true, NoNode2: true, NoClient: true}
+	path := func(host string) string { return filepath.Join(runNetns, "kp-"+name+"-"+host) }
+
+	// As a killed process leaves it: a file whose mount is gone.
+	if err := os.MkdirAll(runNetns, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path(Node1), nil, 0o444); err != nil {
+		t.Fatal(err)
+	}
+	l := newLab(t, opts)
+	// As a killed process leaves it: a mounted namespace. Only the claim protects it.
+	if other, err := New(opts); err == nil {
+		other.Close()
+		t.Error("two labs of one name")
+	}
+	if err := l.lock.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l.lock = nil
+	second := newLab(t, opts)
+	var inNode, published unix.Stat_t
+	err := second.Do(Node1, func() error { return unix.Stat("/proc/thread-self/ns/net", &inNode) })
+	if err := errors.Join(err, unix.Stat(path(Node1), &published)); err != nil {
+		t.Fatal(err)
+	}
+	if inNode.Ino != published.Ino {
+		t.Errorf("%s is namespace %d, node1 is %d", path(Node1), published.Ino, inNode.Ino)
+	}
+	if err := second.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := filepath.Glob(path("*")); left != nil {
+		t.Errorf("left after Close: %v", left)
+	}
+}
+
+// TestNoLeak: after Close the kernel has freed every namespace, and the process
+// every descriptor. A namespace that is freed takes a veth's other end with it.
+func TestNoLeak(t *testing.T) {
+	before := openFiles(t)
+	watch := newLab(t, Options{NoNode2: true, NoClient: true})
+	l := newLab(t, Options{})
+	for i, h := range append(l.Hosts(), Host{Name: switchHost}) {
+		err := watch.Do(Sink, func() error {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name = "watch" + strconv.Itoa(i)
+			return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "watched", PeerNamespace: netlink.NsFd(l.ns[h.Name])})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	listen(t, l, "pod1", TCP, 80)
+	listen(t, l, "pod1", UDP, 80)
+	pod1, _ := HostByName("pod1")
+	for _, proto := range []Proto{TCP, UDP} { // left open on purpose
+		if _, err := l.Open(Client, proto, netip.AddrPortFrom(pod1.V4, 80), DialOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.Command("pod2", "sleep", "1000").Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		var left []string
+		err := watch.Do(Sink, func() error {
+			links, err := netlink.LinkList()
+			for _, link := range links {
+				if strings.HasPrefix(link.Attrs().Name, "watch") {
+					left = append(left, link.Attrs().Name)
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(left) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("namespaces that live on: %v", left)
+		}
+	}
+	if err := watch.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if after := openFiles(t); after > before {
+		t.Errorf("%d files open before, %d after", before, after)
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(files)
+}
+
+func BenchmarkNewClose(b *testing.B) {
+	for _, bridge := range []bool{false, true} {
+		b.Run(fmt.Sprintf("bridge=%t", bridge), func(b *testing.B) {
+			for b.Loop() {
+				l, err := New(Options{Bridge: bridge})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := l.Close(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkDial(b *testing.B) {
+	l := newLab(b, Options{})
+	for _, proto := range []Proto{TCP, UDP} {
+		if _, err := l.Listen("pod1", proto, 80, ListenOptions{}); err != nil {
+			b.Fatal(err)
+		}
+		b.Run(string(proto), func(b *testing.B) {
+			for b.Loop() {
+				if _, err := l.Dial(Client, proto, netip.MustParseAddrPort("10.1.1.11:80"), DialOptions{}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
