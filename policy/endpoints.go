@@ -1,0 +1,141 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// sets are the two backend sets of one service port. A nil set has no backend. If there is a local backend,
+// there is one in the cluster: that cluster is nil means that no usable endpoint is anywhere (SV-41).
+type sets struct {
+	service        string // "ns/name:port"
+	cluster, local *lb.BackendSet
+}
+
+// sets builds the sets that the service's traffic policies need (SV-20).
+func (r *resolver) sets(p *cluster.ServicePort) sets {
+	out := sets{service: r.full}
+	if p.Name != "" {
+		out.service += ":" + p.Name
+	}
+	var buf [16]candidate
+	all := r.candidates(buf[:0], p)
+	out.cluster = newSet(out.service, p, lb.Cluster, clusterBackends(all))
+	if r.svc.InternalPolicy == cluster.PolicyLocal || r.svc.ExternalPolicy == cluster.PolicyLocal {
+		out.local = newSet(out.service, p, lb.Local, localBackends(all))
+	}
+	return out
+}
+
+func newSet(service string, p *cluster.ServicePort, scope lb.Scope, backends []lb.Backend) *lb.BackendSet {
+	if len(backends) == 0 {
+		return nil
+	}
+	id := lb.SetID{Service: service, Proto: lb.Proto(p.Protocol), Scope: scope}
+	return &lb.BackendSet{ID: id, Backends: backends}
+}
+
+// candidate is what all slices together say of one address and port that may serve.
+type candidate struct {
+	addr  netip.AddrPort
+	local bool // one of its entries says that it runs on this node (SV-32)
+	ready bool // one of its entries is ready; else one is terminating and still serves
+	hints hints
+}
+
+// candidates appends to buf the usable endpoints of the port, sorted by address and port. An entry is usable
+// if it is ready, or terminating and still serving; others have no effect. Entries for the same address and
+// port are merged, whatever slices they stand in (SV-32): one that says "on this node" or "ready" is
+// believed, and hints of the ready ones add up.
+func (r *resolver) candidates(buf []candidate, p *cluster.ServicePort) []candidate {
+	wantIPv6 := r.settings.Family == lb.IPv6
+	for _, sl := range r.view.Slices {
+		if sl.IPv6 != wantIPv6 {
+			continue
+		}
+		for _, sp := range sl.Ports {
+			if sp.Name == p.Name && sp.Protocol == p.Protocol && sp.Port != 0 {
+				buf = r.appendSlice(buf, sl, sp.Port)
+			}
+		}
+	}
+	slices.SortFunc(buf, func(a, b candidate) int { return a.addr.Compare(b.addr) })
+	return mergeCopies(buf)
+}
+
+// appendSlice appends the usable endpoints of one slice.
+func (r *resolver) appendSlice(buf []candidate, sl *cluster.Slice, port uint16) []candidate {
+	facts := &r.view.Node
+	for i := range sl.Endpoints {
+		e := &sl.Endpoints[i]
+		if !e.Ready && !(e.Serving && e.Terminating) || !isFamily(e.Addr, r.settings.Family) {
+			continue
+		}
+		c := candidate{addr: netip.AddrPortFrom(e.Addr, port), local: e.OnNode(facts.NodeName), ready: e.Ready}
+		if e.Ready {
+			c.hints = hintsOf(e, facts)
+		}
+		buf = append(buf, c)
+	}
+	return buf
+}
+
+// mergeCopies merges neighbours with the same address and port, in place.
+func mergeCopies(sorted []candidate) []candidate {
+	out := sorted[:0]
+	for _, c := range sorted {
+		if n := len(out); n > 0 && out[n-1].addr == c.addr {
+			last := &out[n-1]
+			last.local = last.local || c.local
+			last.ready = last.ready || c.ready
+			last.hints |= c.hints
+			continue
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// clusterBackends are the ready endpoints that the topology hints choose, or, if none is ready, the
+// terminating ones that still serve, whatever their hints (SV-36).
+func clusterBackends(all []candidate) []lb.Backend {
+	want := chooseHints(all)
+	out := backends(all, func(c *candidate) bool { return c.ready && c.hints&want == want })
+	if out == nil {
+		out = backends(all, func(c *candidate) bool { return !c.ready })
+	}
+	return out
+}
+
+// localBackends are the ready endpoints on this node, or, if there are none, the terminating ones on this
+// node that still serve (SV-37).
+func localBackends(all []candidate) []lb.Backend {
+	out := backends(all, func(c *candidate) bool { return c.local && c.ready })
+	if out == nil {
+		out = backends(all, func(c *candidate) bool { return c.local && !c.ready })
+	}
+	return out
+}
+
+// backends returns the candidates that keep chooses, nil if it chooses none.
+func backends(all []candidate, keep func(*candidate) bool) []lb.Backend {
+	n := 0
+	for i := range all {
+		if keep(&all[i]) {
+			n++
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	out := make([]lb.Backend, 0, n)
+	for i := range all {
+		if c := &all[i]; keep(c) {
+			out = append(out, lb.Backend{Addr: c.addr, Local: c.local, Draining: !c.ready})
+		}
+	}
+	return out
+}

@@ -1,0 +1,91 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// ResolveNode returns what planes must know of this machine, in the family of s.
+//
+// NodePorts answer on the node's own address (Primary) and on all local addresses in the given prefixes. If
+// neither is asked for, or only prefixes of the other family are, they answer on every local address
+// (CF-65). Primary without a known address of the family adds nothing: until a Node object or NodeIP tells
+// it, and on a node without an address of this family, such NodePorts answer nowhere. Upstream assumes
+// 127.0.0.1 then; opening a port where nobody asked for it would be worse than a closed one.
+func ResolveNode(f cluster.Facts, s Settings) lb.Node {
+	return lb.Node{
+		NodePorts:    nodePorts(f, s),
+		Pods:         detector(f, s),
+		ServiceCIDRs: canonical(f.CIDRs, s.Family),
+	}
+}
+
+func nodePorts(f cluster.Facts, s Settings) []netip.Prefix {
+	asked := canonical(s.NodePortAddrs.Prefixes, s.Family)
+	if s.NodePortAddrs.Primary {
+		if a := nodeAddr(f, s); a.IsValid() {
+			asked = canonical(append(asked, netip.PrefixFrom(a, a.BitLen())), s.Family)
+		}
+		return asked
+	}
+	if len(asked) == 0 {
+		return []netip.Prefix{everyAddr(s.Family)}
+	}
+	return asked
+}
+
+func everyAddr(f lb.Family) netip.Prefix {
+	if f == lb.IPv6 {
+		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+}
+
+// nodeAddr is this node's own address in the family: NodeIP if it is one, else the Node object's first
+// (PR-03). It is the zero Addr if neither is known. An unspecified NodeIP says nothing.
+func nodeAddr(f cluster.Facts, s Settings) netip.Addr {
+	if ip := s.NodePortAddrs.NodeIP; isFamily(ip, s.Family) {
+		return ip
+	}
+	if f.Node == nil {
+		return netip.Addr{}
+	}
+	return addrOf(f.Node.Addrs, s.Family)
+}
+
+// detector tells pods' traffic from other traffic (behaviour.md 3.5). A mode whose input is missing in this
+// family recognises nothing (CF-66, SV-67).
+func detector(f cluster.Facts, s Settings) lb.Detector {
+	switch s.DetectLocal {
+	case BridgeInterface:
+		return lb.Detector{Interface: s.PodInterface}
+	case InterfaceNamePrefix:
+		return lb.Detector{InterfacePrefix: s.PodInterface}
+	}
+	return lb.Detector{Prefixes: canonical(podPrefixes(f, s), s.Family)}
+}
+
+// detects reports whether [detector] recognises anything, without building it.
+func detects(f cluster.Facts, s Settings) bool {
+	switch s.DetectLocal {
+	case BridgeInterface, InterfaceNamePrefix:
+		return s.PodInterface != ""
+	}
+	return slices.ContainsFunc(podPrefixes(f, s), func(p netip.Prefix) bool { return isPrefixOf(p, s.Family) })
+}
+
+// podPrefixes are the prefixes, of any family, that the detectors by source address use.
+func podPrefixes(f cluster.Facts, s Settings) []netip.Prefix {
+	switch s.DetectLocal {
+	case ClusterCIDR, "":
+		return s.ClusterCIDRs
+	case NodeCIDR:
+		if f.Node != nil {
+			return f.Node.PodCIDRs
+		}
+	}
+	return nil
+}

@@ -1,0 +1,163 @@
+package policy
+
+import (
+	"net/netip"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// maxAffinity is the longest affinity that the API allows, in seconds (SV-18).
+const maxAffinity = 86400
+
+// Resolve returns the rows that the service of v asks for in the family of s, each key once; nil if the
+// service has none (SV-10, SV-11). The frontends of one service port share one [lb.BackendSet] for each
+// scope.
+//
+// One service may name the same address twice, as cluster IP, load-balancer IP or external IP. The first of
+// these kinds gives the row: the cluster IP because in-cluster clients depend on it, and a load-balancer IP
+// before an external IP because only the former has source ranges (SV-15), which naming the address again
+// must not open. Of two ports with the same number and protocol, which the API forbids, the first counts.
+func Resolve(v cluster.View, s Settings) []*lb.Frontend {
+	svc := v.Service
+	if svc == nil || svc.Type == cluster.TypeExternalName {
+		return nil
+	}
+	vip := addrOf(svc.ClusterIPs, s.Family)
+	if !vip.IsValid() {
+		return nil
+	}
+	r := resolver{view: &v, svc: svc, settings: &s, vip: vip, detects: detects(v.Node, s), full: v.Name.String()}
+	r.node = nodeAddr(v.Node, s)
+	r.sources = canonical(svc.SourceRanges, s.Family)
+	if everybody(r.sources) {
+		r.sources = nil
+	}
+	r.rows = make([]*lb.Frontend, 0, r.size())
+	for i := range svc.Ports {
+		r.port(&svc.Ports[i])
+	}
+	if len(r.rows) == 0 {
+		return nil
+	}
+	return r.rows
+}
+
+// resolver is one call of Resolve.
+type resolver struct {
+	view     *cluster.View
+	svc      *cluster.Service
+	settings *Settings
+	vip      netip.Addr
+	node     netip.Addr     // this node's address, for source ranges; zero if unknown
+	sources  []netip.Prefix // of the service; nil if everybody may come
+	detects  bool           // there is a local-traffic detector
+	full     string         // "ns/name"
+
+	rows []*lb.Frontend
+	seen map[lb.Key]bool // keys of rows, once there are too many to search
+}
+
+// size is the number of rows if no key comes twice.
+func (r *resolver) size() int {
+	perPort := 1 + len(r.svc.LoadBalancerIPs) + len(r.svc.ExternalIPs)
+	if r.takesNodePorts() {
+		perPort++
+	}
+	return perPort * len(r.svc.Ports)
+}
+
+// port adds the rows of one service port.
+func (r *resolver) port(p *cluster.ServicePort) {
+	if p.Port == 0 {
+		return
+	}
+	sets := r.sets(p)
+	row := lb.Frontend{Service: sets.service, Affinity: affinity(r.svc)}
+	internal, external := r.internal(sets), r.external(sets)
+
+	row.Kind, row.Routes = lb.ClusterIP, internal
+	r.add(row, r.vip, p.Port, p.Protocol)
+
+	row.Routes = external
+	row.Kind = lb.LoadBalancer
+	for _, a := range r.svc.LoadBalancerIPs {
+		if isFamily(a, r.settings.Family) {
+			row.Sources = r.sourcesOf(a)
+			r.add(row, a, p.Port, p.Protocol)
+		}
+	}
+	row.Kind, row.Sources = lb.ExternalIP, nil
+	for _, a := range r.svc.ExternalIPs {
+		if isFamily(a, r.settings.Family) {
+			r.add(row, a, p.Port, p.Protocol)
+		}
+	}
+	if p.NodePort != 0 && r.takesNodePorts() {
+		row.Kind = lb.NodePort
+		r.add(row, netip.Addr{}, p.NodePort, p.Protocol)
+	}
+}
+
+// takesNodePorts reports whether the service's type has NodePorts (SV-17).
+func (r *resolver) takesNodePorts() bool {
+	return r.svc.Type == cluster.TypeNodePort || r.svc.Type == cluster.TypeLoadBalancer
+}
+
+// few is the number of rows below which a search is cheaper than a map.
+const few = 8
+
+// add appends row under the key, unless an earlier row has it.
+func (r *resolver) add(row lb.Frontend, a netip.Addr, port uint16, proto cluster.Protocol) {
+	row.Key = lb.Key{Addr: a, Port: port, Proto: lb.Proto(proto)}
+	if r.has(row.Key) {
+		return
+	}
+	if row.Set(lb.Cluster) == nil && row.Set(lb.Local) == nil {
+		row.Affinity = 0 // nothing to stick to
+	}
+	r.rows = append(r.rows, &row)
+	if r.seen != nil {
+		r.seen[row.Key] = true
+	}
+}
+
+func (r *resolver) has(k lb.Key) bool {
+	if r.seen == nil {
+		if len(r.rows) < few {
+			for _, f := range r.rows {
+				if f.Key == k {
+					return true
+				}
+			}
+			return false
+		}
+		r.seen = make(map[lb.Key]bool, cap(r.rows))
+		for _, f := range r.rows {
+			r.seen[f.Key] = true
+		}
+	}
+	return r.seen[k]
+}
+
+// affinity is the service's client affinity, within the limits of the API (SV-18).
+func affinity(svc *cluster.Service) time.Duration {
+	return time.Duration(min(max(svc.AffinitySeconds, 0), maxAffinity)) * time.Second
+}
+
+// addrOf returns the first address of the family, or the zero Addr.
+func addrOf(addrs []netip.Addr, f lb.Family) netip.Addr {
+	for _, a := range addrs {
+		if isFamily(a, f) {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// isFamily reports whether a can be an address of a service, an endpoint or a node in the family. The
+// unspecified address, addresses with a zone and IPv4-mapped ones cannot: no packet carries them.
+func isFamily(a netip.Addr, f lb.Family) bool {
+	return lb.FamilyOf(a) == f && !a.IsUnspecified() && a.Zone() == "" && !a.Is4In6()
+}

@@ -1,0 +1,64 @@
+package policy
+
+import (
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+var (
+	rejectAll = []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
+	dropAll   = []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}
+)
+
+// internal returns the routes of the cluster IP.
+//
+// Nobody serves: reject, so that clients fail at once (SV-50). Only other nodes serve although the policy
+// is Local: drop (SV-51). Else the source is masqueraded always (SV-58), or unless the detector knows it
+// for a pod's, so that the answer finds its way back through this node (SV-59), or never (SV-67).
+func (r *resolver) internal(s sets) []lb.Route {
+	if s.cluster == nil {
+		return rejectAll
+	}
+	to := s.cluster
+	if r.svc.InternalPolicy == cluster.PolicyLocal {
+		if to = s.local; to == nil {
+			return dropAll
+		}
+	}
+	switch {
+	case r.settings.MasqueradeAll:
+		return []lb.Route{balance(lb.Anywhere, to, true)}
+	case r.detects:
+		return []lb.Route{balance(lb.Pods, to, false), balance(lb.Anywhere, to, true)}
+	}
+	return []lb.Route{balance(lb.Anywhere, to, false)}
+}
+
+// external returns the routes of NodePorts, load-balancer IPs and external IPs.
+//
+// Nobody serves: reject (SV-50). Policy Cluster: any backend, masqueraded (SV-54). Policy Local: sources in
+// this cluster are short-circuited to any backend, for they did not come through a load balancer that chose
+// this node (SV-53): pods as they are (SV-56), this host masqueraded, since its source may be an address
+// that the backend cannot answer (SV-57). The others reach local backends with their own source address
+// (SV-55), and none if there are none (SV-52).
+func (r *resolver) external(s sets) []lb.Route {
+	if s.cluster == nil {
+		return rejectAll
+	}
+	if r.svc.ExternalPolicy == cluster.PolicyCluster {
+		return []lb.Route{balance(lb.Anywhere, s.cluster, true)}
+	}
+	routes := make([]lb.Route, 0, 3)
+	if r.detects {
+		routes = append(routes, balance(lb.Pods, s.cluster, false))
+	}
+	routes = append(routes, balance(lb.Host, s.cluster, true))
+	if s.local == nil {
+		return append(routes, dropAll...)
+	}
+	return append(routes, balance(lb.Anywhere, s.local, false))
+}
+
+func balance(from lb.From, to *lb.BackendSet, masq bool) lb.Route {
+	return lb.Route{From: from, Do: lb.Balance, Masq: masq, To: to}
+}

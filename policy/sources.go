@@ -1,0 +1,56 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+
+	"kube-proxy/lb"
+)
+
+// sourcesOf returns who may use the load-balancer IP vip; empty means everybody. If this node may, so may the
+// address itself: where the address is bound on the node, the node's own connections to it carry it as
+// source (SV-16).
+func (r *resolver) sourcesOf(vip netip.Addr) []netip.Prefix {
+	if len(r.sources) == 0 || !r.node.IsValid() || !contains(r.sources, r.node) || contains(r.sources, vip) {
+		return r.sources
+	}
+	return canonical(append(slices.Clip(r.sources), netip.PrefixFrom(vip, vip.BitLen())), r.settings.Family)
+}
+
+// canonical returns the prefixes of the family, masked, sorted, and without those that lie in another; nil if
+// there are none.
+func canonical(ps []netip.Prefix, f lb.Family) []netip.Prefix {
+	n := 0
+	for _, p := range ps {
+		if isPrefixOf(p, f) {
+			n++
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	out := make([]netip.Prefix, 0, n)
+	for _, p := range ps {
+		if isPrefixOf(p, f) {
+			out = append(out, p.Masked())
+		}
+	}
+	// By address, wider ones first: a prefix that contains others stands right before them.
+	slices.SortFunc(out, netip.Prefix.Compare)
+	kept := out[:0]
+	for _, p := range out {
+		if len(kept) == 0 || !kept[len(kept)-1].Overlaps(p) {
+			kept = append(kept, p)
+		}
+	}
+	return kept
+}
+
+func isPrefixOf(p netip.Prefix, f lb.Family) bool { return p.IsValid() && lb.FamilyOf(p.Addr()) == f }
+
+func contains(ps []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(ps, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// everybody reports whether canonical prefixes leave nobody out.
+func everybody(ps []netip.Prefix) bool { return len(ps) == 1 && ps[0].Bits() == 0 }
