@@ -123,9 +123,7 @@ func (r *Responder) listen(host string, addr netip.Addr) error {
 		return err
 	}
 	file := os.NewFile(uintptr(fd), "responder")
-	serve := r.accept
 	if r.proto == UDP {
-		serve = r.datagrams
 		err = askDestination(fd, addr.Is6())
 	} else if err = unix.Listen(fd, 128); err != nil {
 		err = fmt.Errorf("listen: %w", err)
@@ -143,7 +141,11 @@ func (r *Responder) listen(host string, addr netip.Addr) error {
 	}
 	go func() {
 		defer r.drop(file)
-		serve(file)
+		if r.proto == UDP {
+			r.datagrams(file, at.Port())
+		} else {
+			r.accept(file)
+		}
 	}()
 	return nil
 }
@@ -204,7 +206,7 @@ func askDestination(fd int, six bool) error {
 }
 
 // datagrams answers each datagram from the address that it was sent to.
-func (r *Responder) datagrams(file *os.File) {
+func (r *Responder) datagrams(file *os.File, port uint16) {
 	buf, oob := make([]byte, 64<<10), make([]byte, 512)
 	for {
 		err := wait(file, false, func(fd int) error {
@@ -214,7 +216,7 @@ func (r *Responder) datagrams(file *os.File) {
 			}
 			seen := addrPort(from)
 			at, control := destination(oob[:oobn])
-			reply := fmt.Sprintf("%s %s %s\n", r.name, seen, netip.AddrPortFrom(at, r.port))
+			reply := fmt.Sprintf("%s %s %s\n", r.name, seen, netip.AddrPortFrom(at, port))
 			// A reply that cannot be sent is a lost packet to the client.
 			_ = unix.Sendmsg(fd, []byte(reply), control, from, 0)
 			return nil
