@@ -98,7 +98,12 @@ func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 		return err
 	}
 	c.apiserver = process
-	return c.waitReady(ctx, "kube-apiserver", process, c.URL()+"/readyz")
+	return c.AwaitAPIServer(ctx)
+}
+
+// AwaitAPIServer waits until the running API server says that it is ready, e.g. after etcd was away.
+func (c *ControlPlane) AwaitAPIServer(ctx context.Context) error {
+	return c.waitReady(ctx, "kube-apiserver", c.apiserver, c.URL()+"/readyz")
 }
 
 // StopAPIServer ends the API server in good order.

@@ -94,8 +94,8 @@ func (c *ControlPlane) CreateLoad(ctx context.Context, n, endpoints int) error {
 // Create creates the slices of a service and then the service. It sets the ClusterIP in service.
 func (c *ControlPlane) Create(ctx context.Context, service *corev1.Service, slices ...*discoveryv1.EndpointSlice) error {
 	for _, slice := range slices {
-		if _, err := c.Client.DiscoveryV1().EndpointSlices(slice.Namespace).Create(ctx, slice, metav1.CreateOptions{}); err != nil {
-			return fmt.Errorf("create slice %s: %w", slice.Name, err)
+		if err := c.CreateSlice(ctx, slice); err != nil {
+			return err
 		}
 	}
 	created, err := c.Client.CoreV1().Services(service.Namespace).Create(ctx, service, metav1.CreateOptions{})
@@ -177,6 +177,30 @@ func (c *ControlPlane) Each(ctx context.Context, what string, n int, f func(ctx 
 	took := time.Since(start)
 	if took > time.Second {
 		c.config.Logf("%d %s in %v (%.0f/s)", n, what, took.Round(10*time.Millisecond), float64(n)/took.Seconds())
+	}
+	return nil
+}
+
+// CreateSlice creates a slice alone.
+func (c *ControlPlane) CreateSlice(ctx context.Context, slice *discoveryv1.EndpointSlice) error {
+	if _, err := c.Client.DiscoveryV1().EndpointSlices(slice.Namespace).Create(ctx, slice, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create slice %s: %w", slice.Name, err)
+	}
+	return nil
+}
+
+// DeleteSlice deletes a slice of namespace default.
+func (c *ControlPlane) DeleteSlice(ctx context.Context, name string) error {
+	if err := c.Client.DiscoveryV1().EndpointSlices("default").Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		return fmt.Errorf("delete slice %s: %w", name, err)
+	}
+	return nil
+}
+
+// DeleteService deletes a service of namespace default; its slices stay, as no controller runs.
+func (c *ControlPlane) DeleteService(ctx context.Context, name string) error {
+	if err := c.Client.CoreV1().Services("default").Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+		return fmt.Errorf("delete service %s: %w", name, err)
 	}
 	return nil
 }

@@ -1,0 +1,88 @@
+package e2e
+
+import (
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+)
+
+// The API server goes away in the middle of changes and comes back: connections live, no rule changes meanwhile, and what
+// changes afterwards arrives.
+func TestAPIServerRestart(t *testing.T) {
+	for name, end := range map[string]func() error{"stopped": bed.API.StopAPIServer, "killed": bed.API.KillAPIServer} {
+		t.Run(name, func(t *testing.T) {
+			begin(t)
+			steady := web(t, "steady", "pod1", "pod4")
+			startProxy(t)
+			await(t, "pod3", steady, "pod1", "pod4")
+			stopTraffic := traffic(t, "pod3", steady)
+			changes := startFlapping(t, "flapping", 10)
+			time.Sleep(500 * time.Millisecond)
+
+			must(t, end())
+			sameRulesFor(t, 3*time.Second)
+			start := time.Now()
+			must(t, bed.API.StartAPIServer(t.Context()))
+			t.Logf("the API server is back after %v", time.Since(start).Round(time.Millisecond))
+			time.Sleep(500 * time.Millisecond)
+			changes.stopAndCheck(t)
+			t.Logf("a new service answers after %v", marker(t, "marker"))
+			stopTraffic()
+		})
+	}
+}
+
+// etcd is killed under the API server and comes back later: as above.
+func TestEtcdDown(t *testing.T) {
+	begin(t)
+	steady := web(t, "steady", "pod1", "pod4")
+	startProxy(t)
+	await(t, "pod3", steady, "pod1", "pod4")
+	stopTraffic := traffic(t, "pod3", steady)
+	must(t, bed.API.KillEtcd())
+	sameRulesFor(t, 4*time.Second)
+	must(t, bed.API.StartEtcd(t.Context()))
+	must(t, bed.API.AwaitAPIServer(t.Context()))
+	t.Logf("etcd is back; a new service answers after %v", marker(t, "marker"))
+	stopTraffic()
+}
+
+// The API server comes back with older data: what the proxy knew of the time since is undone, and a service that is the same in
+// both has no gap.
+func TestOlderCopy(t *testing.T) {
+	begin(t)
+	steady := web(t, "steady", "pod1", "pod4")
+	changed := web(t, "changed", "pod1")
+	deleted := web(t, "deleted", "pod2")
+	must(t, bed.API.StopAPIServer())
+	must(t, bed.API.StopEtcd())
+	snapshot, err := bed.API.Snapshot(t.Name())
+	must(t, err)
+	must(t, bed.API.StartEtcd(t.Context()))
+	must(t, bed.API.StartAPIServer(t.Context()))
+
+	startProxy(t)
+	await(t, "pod3", changed, "pod1")
+	stopTraffic := traffic(t, "pod3", steady)
+	move(t, "changed", "pod4")
+	must(t, bed.API.DeleteService(t.Context(), "deleted"))
+	must(t, bed.API.DeleteSlice(t.Context(), "deleted"))
+	late := web(t, "late", "pod5")
+	await(t, "pod3", changed, "pod4")
+	await(t, "pod3", late, "pod5")
+
+	must(t, bed.API.StopAPIServer())
+	must(t, bed.API.StopEtcd())
+	must(t, bed.API.Restore(snapshot))
+	must(t, bed.API.StartEtcd(t.Context()))
+	must(t, bed.API.StartAPIServer(t.Context()))
+	start := time.Now()
+	await(t, "pod3", changed, "pod1")
+	await(t, "pod3", deleted, "pod2")
+	awaitSilence(t, "pod3", late)
+	t.Logf("%v after the older copy was up: the change is undone, the deleted service is back, the later one is gone", time.Since(start).Round(time.Millisecond))
+	t.Logf("a new service answers after %v", marker(t, "marker"))
+	stopTraffic()
+	await(t, netlab.Client, steady, "pod1", "pod4")
+}

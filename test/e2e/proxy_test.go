@@ -1,0 +1,46 @@
+package e2e
+
+import (
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/test/e2e/testbed"
+)
+
+// A proxy that restarts in good order is not noticed: no connection of a loop fails, an open one lives on, and what changed
+// while it was away is there after its first sync.
+func TestProxyRestart(t *testing.T) {
+	testRestart(t, func(p *testbed.Proxy) error { return p.StopInOrder() })
+}
+
+// The same if it is killed, here in the middle of changes.
+func TestProxyKill(t *testing.T) {
+	testRestart(t, func(p *testbed.Proxy) error { return p.Kill() })
+}
+
+func testRestart(t *testing.T, end func(*testbed.Proxy) error) {
+	begin(t)
+	steady := web(t, "steady", "pod1", "pod4")
+	moving := web(t, "moving", "pod1")
+	p := startProxy(t)
+	await(t, "pod3", steady, "pod1", "pod4")
+	await(t, "pod3", moving, "pod1")
+	stopPod, stopClient := traffic(t, "pod3", steady), traffic(t, netlab.Client, steady)
+	flapping := startFlapping(t, "flapping", 5)
+	for round, pod := range []string{"pod2", "pod5", "pod1"} {
+		must(t, end(p))
+		if round > 0 { // once without a break, so that starts follow on ends in different states
+			time.Sleep(300 * time.Millisecond)
+		}
+		move(t, "moving", pod)
+		start := time.Now()
+		p = startProxy(t)
+		await(t, "pod3", moving, pod)
+		t.Logf("round %d: the change made meanwhile is in %v after the start", round, time.Since(start).Round(time.Millisecond))
+	}
+	flapping.stopAndCheck(t)
+	marker(t, "marker")
+	stopPod()
+	stopClient()
+}

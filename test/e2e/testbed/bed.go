@@ -1,0 +1,263 @@
+// Package testbed joins a netlab, a control plane on its LAN and the real kube-proxy binary in node1:
+//
+//	lab LAN ──┬── node1 172.18.0.2   kube-proxy, pods pod1 … pod3
+//	          ├── node2 172.18.0.3   pods pod4, pod5
+//	          ├── client, sink
+//	          └── api   172.18.0.10  kube-apiserver (its certificate is valid for this address)
+//	                    172.18.0.11  the same server by an address that its certificate does not name
+//
+// Every pod answers on TCP port 8080 with its name and then echoes, so that a connection tells which endpoint it reached.
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/test/e2e/controlplane"
+)
+
+// Addresses of the API server on the lab's LAN.
+var (
+	APIAddr      = netip.MustParseAddr("172.18.0.10")
+	OtherAPIAddr = netip.MustParseAddr("172.18.0.11")
+)
+
+// PodPort is the TCP port on which every pod answers.
+const PodPort = 8080
+
+// Bed is a running test bed.
+type Bed struct {
+	Lab *netlab.Lab
+	API *controlplane.ControlPlane
+	Dir string // certificates, kubeconfigs, logs and data, in a memory file system
+
+	logf       func(format string, args ...any)
+	binary     string // kube-proxy
+	kubeconfig string
+	api        netns.NsHandle
+	pods       []*Responder
+	proxies    []*Proxy
+}
+
+// New builds what is not built, and starts everything but the proxy. On error nothing is left. logf is told of the progress.
+func New(ctx context.Context, logf func(format string, args ...any)) (*Bed, error) {
+	b := &Bed{logf: logf, api: netns.None()}
+	if err := b.start(ctx); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return b, nil
+}
+
+func (b *Bed) start(ctx context.Context) (err error) {
+	if b.binary, err = buildProxy(ctx); err != nil {
+		return err
+	}
+	apiserver, err := controlplane.BuildAPIServer(ctx, b.logf)
+	if err != nil {
+		return err
+	}
+	if b.Dir, err = os.MkdirTemp("/dev/shm", "kube-proxy-e2e-"); err != nil {
+		return fmt.Errorf("make folder of the test bed: %w", err)
+	}
+	if b.Lab, err = netlab.New(netlab.Options{Name: "e2e"}); err != nil {
+		return err
+	}
+	if err := b.addAPIHost(); err != nil {
+		return fmt.Errorf("add the API server's host to the lab: %w", err)
+	}
+	for _, host := range b.Lab.Hosts() {
+		if !host.Pod() {
+			continue
+		}
+		responder, err := b.Respond(host.Name, PodPort)
+		if err != nil {
+			return err
+		}
+		b.pods = append(b.pods, responder)
+	}
+	b.API, err = controlplane.Start(ctx, controlplane.Config{
+		Dir: b.Dir, APIServer: apiserver, Netns: handlePath(b.api), Addr: APIAddr, AllAddrs: true, Logf: b.logf,
+	})
+	if err != nil {
+		return err
+	}
+	if b.kubeconfig, err = b.API.Kubeconfig("proxy", controlplane.ProxyUser, nil); err != nil {
+		return err
+	}
+	for name, pods := range map[string][]string{
+		netlab.Node1: {netlab.Node1Pods4.String(), netlab.Node1Pods6.String()},
+		netlab.Node2: {netlab.Node2Pods4.String(), netlab.Node2Pods6.String()},
+	} {
+		host, _ := netlab.HostByName(name)
+		if err := b.API.PutNode(ctx, controlplane.Node(name, host.V4, pods...)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close ends every process and removes the lab.
+func (b *Bed) Close() error {
+	var errs []error
+	for _, p := range b.proxies {
+		errs = append(errs, p.Kill())
+	}
+	for _, r := range b.pods {
+		errs = append(errs, r.Close())
+	}
+	if b.API != nil {
+		errs = append(errs, b.API.Close())
+	}
+	if b.Lab != nil {
+		errs = append(errs, b.Lab.Close())
+	}
+	if b.api.IsOpen() {
+		errs = append(errs, b.api.Close())
+	}
+	if b.Dir != "" {
+		errs = append(errs, os.RemoveAll(b.Dir))
+	}
+	return errors.Join(errs...)
+}
+
+// Netns is the path by which this process finds the network namespace of a host of the lab.
+func (b *Bed) Netns(host string) (string, error) {
+	handle, err := b.Lab.Namespace(host)
+	if err != nil {
+		return "", err
+	}
+	return handlePath(handle), nil
+}
+
+func handlePath(handle netns.NsHandle) string { return fmt.Sprintf("/proc/self/fd/%d", int(handle)) }
+
+// NodeOf is the node on which the endpoint of an address runs: node1, node2, or node2 too for what the lab does not own.
+func NodeOf(addr netip.Addr) string {
+	if host, ok := netlab.HostByName(netlab.Owner(addr)); ok && host.Node != "" {
+		return host.Node
+	}
+	return netlab.Node2
+}
+
+// addAPIHost makes the namespace of the API server and plugs it into the LAN's switch.
+func (b *Bed) addAPIHost() (err error) {
+	if b.api, err = newNamespace(); err != nil {
+		return err
+	}
+	lan, err := b.Lab.Namespace("switch")
+	if err != nil {
+		return err
+	}
+	inside, err := netlink.NewHandleAt(b.api, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	defer inside.Close()
+	outside, err := netlink.NewHandleAt(lan, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink in the switch: %w", err)
+	}
+	defer outside.Close()
+
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = netlab.Uplink
+	if err := inside.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "api", PeerNamespace: netlink.NsFd(lan)}); err != nil {
+		return fmt.Errorf("add veth: %w", err)
+	}
+	if err := plug(outside, "api", "br0"); err != nil {
+		return err
+	}
+	for _, name := range []string{"lo", netlab.Uplink} {
+		if err := up(inside, name); err != nil {
+			return err
+		}
+	}
+	link, err := inside.LinkByName(netlab.Uplink)
+	if err != nil {
+		return fmt.Errorf("find uplink: %w", err)
+	}
+	for _, addr := range []netip.Addr{APIAddr, OtherAPIAddr} {
+		parsed, err := netlink.ParseAddr(netip.PrefixFrom(addr, netlab.LAN4.Bits()).String())
+		if err != nil {
+			return err
+		}
+		if err := inside.AddrAdd(link, parsed); err != nil {
+			return fmt.Errorf("add address %s: %w", addr, err)
+		}
+	}
+	return b.routeToPods(inside, link)
+}
+
+// routeToPods lets the API server answer a pod of node1 that reaches it through a service address: the route to the pods is
+// node1, as in a cluster whose hosts know each other's pod ranges.
+func (b *Bed) routeToPods(handle *netlink.Handle, link netlink.Link) error {
+	node1, _ := netlab.HostByName(netlab.Node1)
+	pods := netlab.Node1Pods4
+	err := handle.RouteAdd(&netlink.Route{
+		LinkIndex: link.Attrs().Index,
+		Dst:       &net.IPNet{IP: pods.Addr().AsSlice(), Mask: net.CIDRMask(pods.Bits(), pods.Addr().BitLen())},
+		Gw:        node1.V4.AsSlice(),
+	})
+	if err != nil {
+		return fmt.Errorf("add route to the pods of node1: %w", err)
+	}
+	return nil
+}
+
+// plug makes a link a port of a bridge and sets it up.
+func plug(handle *netlink.Handle, name, bridge string) error {
+	master, err := handle.LinkByName(bridge)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", bridge, err)
+	}
+	link, err := handle.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", name, err)
+	}
+	if err := handle.LinkSetMaster(link, master); err != nil {
+		return fmt.Errorf("make %s a port of %s: %w", name, bridge, err)
+	}
+	return up(handle, name)
+}
+
+func up(handle *netlink.Handle, name string) error {
+	link, err := handle.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", name, err)
+	}
+	if err := handle.LinkSetUp(link); err != nil {
+		return fmt.Errorf("set %s up: %w", name, err)
+	}
+	return nil
+}
+
+// newNamespace makes a network namespace that lives as long as the handle.
+func newNamespace() (netns.NsHandle, error) {
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return netns.None(), fmt.Errorf("open own network namespace: %w", err)
+	}
+	defer home.Close()
+	made, err := netns.New()
+	if back := netns.Set(home); back != nil {
+		// The thread stays locked and dies with this goroutine.
+		return netns.None(), errors.Join(err, fmt.Errorf("leave the new network namespace: %w", back))
+	}
+	runtime.UnlockOSThread()
+	if err != nil {
+		return netns.None(), fmt.Errorf("make network namespace: %w", err)
+	}
+	return made, nil
+}

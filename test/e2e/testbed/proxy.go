@@ -1,0 +1,94 @@
+package testbed
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/test/e2e/controlplane"
+)
+
+// buildProxy builds the product of this repository into bin/ and returns the path. KUBE_PROXY names another binary to test.
+func buildProxy(ctx context.Context) (string, error) {
+	if given := os.Getenv("KUBE_PROXY"); given != "" {
+		return filepath.Abs(given)
+	}
+	root, err := controlplane.Root()
+	if err != nil {
+		return "", err
+	}
+	binary := filepath.Join(root, "bin", "kube-proxy")
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", binary, "./cmd/kube-proxy")
+	cmd.Dir = filepath.Join(root, "..", "..")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build kube-proxy: %w\n%s", err, out)
+	}
+	return binary, nil
+}
+
+// Proxy is a kube-proxy process in node1.
+type Proxy struct {
+	*controlplane.Process
+	log string
+}
+
+// StartProxy starts kube-proxy in node1 as the proxy's user.
+func (b *Bed) StartProxy(args ...string) (*Proxy, error) {
+	return b.StartProxyWith(b.kubeconfig, args...)
+}
+
+// StartProxyWith starts kube-proxy in node1 with another kubeconfig and more arguments.
+func (b *Bed) StartProxyWith(kubeconfig string, args ...string) (*Proxy, error) {
+	node, err := b.Netns(netlab.Node1)
+	if err != nil {
+		return nil, err
+	}
+	log, err := os.CreateTemp(b.Dir, "kube-proxy-*.log")
+	if err != nil {
+		return nil, fmt.Errorf("make log of kube-proxy: %w", err)
+	}
+	defer log.Close()
+	cmd := exec.Command(b.binary, append([]string{
+		"--kubeconfig", kubeconfig, "--proxy-mode", "nftables", "--hostname-override", netlab.Node1,
+		"--cluster-cidr", netlab.Cluster4.String() + "," + netlab.Cluster6.String(), "-v", "2",
+	}, args...)...)
+	cmd.Stdout, cmd.Stderr = log, log
+	process, err := controlplane.StartProcess("kube-proxy", node, cmd)
+	if err != nil {
+		return nil, err
+	}
+	p := &Proxy{Process: process, log: log.Name()}
+	b.proxies = append(b.proxies, p)
+	return p, nil
+}
+
+// Log is what the proxy has written to its standard output and error so far.
+func (p *Proxy) Log() string {
+	content, err := os.ReadFile(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	return string(content)
+}
+
+// LogTail is the last n lines of Log.
+func (p *Proxy) LogTail(n int) string {
+	lines := strings.Split(strings.TrimSpace(p.Log()), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// StopInOrder sends SIGTERM; the proxy must end with status 0 within 5 s.
+func (p *Proxy) StopInOrder() error {
+	if err := p.Stop(5 * time.Second); err != nil {
+		return err
+	}
+	if code := p.ExitCode(); code != 0 {
+		return fmt.Errorf("kube-proxy ended with status %d after SIGTERM:\n%s", code, p.LogTail(10))
+	}
+	return nil
+}

@@ -1,0 +1,148 @@
+package testbed
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/test/e2e/controlplane"
+)
+
+// tables are the proxy's tables in node1.
+var tables = []string{"ip kube-proxy", "ip6 kube-proxy"}
+
+// run runs a command in a host of the lab and returns its standard output.
+func (b *Bed) run(ctx context.Context, host, name string, args ...string) (string, error) {
+	netns, err := b.Netns(host)
+	if err != nil {
+		return "", err
+	}
+	var out, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Stdout, cmd.Stderr = &out, &stderr
+	process, err := controlplane.StartProcess(name, netns, cmd)
+	if err != nil {
+		return "", err
+	}
+	if code := process.ExitCode(); code != 0 {
+		return "", fmt.Errorf("%s %s in %s: status %d: %s", name, strings.Join(args, " "), host, code, strings.TrimSpace(stderr.String()))
+	}
+	return out.String(), nil
+}
+
+// Ruleset prints the proxy's tables without what changes by itself (counters, timeouts of dynamic elements).
+func (b *Bed) Ruleset(ctx context.Context) (string, error) {
+	var all strings.Builder
+	for _, table := range tables {
+		out, err := b.run(ctx, netlab.Node1, "nft", append([]string{"--stateless", "list", "table"}, strings.Fields(table)...)...)
+		if err != nil {
+			return "", err
+		}
+		all.WriteString(out)
+	}
+	return all.String(), nil
+}
+
+// CleanNode removes the proxy's tables and every tracked connection from node1.
+func (b *Bed) CleanNode(ctx context.Context) error {
+	existing, err := b.run(ctx, netlab.Node1, "nft", "list", "tables")
+	if err != nil {
+		return err
+	}
+	for _, table := range tables {
+		if strings.Contains(existing, "table "+table+"\n") {
+			if _, err := b.run(ctx, netlab.Node1, "nft", append([]string{"delete", "table"}, strings.Fields(table)...)...); err != nil {
+				return err
+			}
+		}
+	}
+	_, err = b.run(ctx, netlab.Node1, "conntrack", "-F")
+	return err
+}
+
+// Monitor records what is added to and deleted from the rules of node1.
+type Monitor struct {
+	process *controlplane.Process
+	read    chan struct{} // closed at the end of the output
+
+	mu    sync.Mutex
+	lines []string
+}
+
+// WatchRules starts a Monitor and returns once it sees every change.
+func (b *Bed) WatchRules(ctx context.Context) (*Monitor, error) {
+	node, err := b.Netns(netlab.Node1)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, "nft", "monitor")
+	out, in := io.Pipe()
+	cmd.Stdout = in
+	process, err := controlplane.StartProcess("nft monitor", node, cmd)
+	if err != nil {
+		return nil, err
+	}
+	m := &Monitor{process: process, read: make(chan struct{})}
+	go m.collect(out)
+	go func() {
+		<-process.Done()
+		in.Close()
+	}()
+	return m, m.waitListening(ctx, b)
+}
+
+// waitListening makes changes of its own until the monitor reports one.
+func (m *Monitor) waitListening(ctx context.Context, b *Bed) error {
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+		for _, verb := range []string{"add", "delete"} {
+			if _, err := b.run(ctx, netlab.Node1, "nft", verb, "table", "inet", monitorTable); err != nil {
+				return errors.Join(err, m.process.Kill())
+			}
+		}
+		time.Sleep(20 * time.Millisecond)
+		m.mu.Lock()
+		heard := len(m.lines) > 0
+		m.mu.Unlock()
+		if heard {
+			return nil
+		}
+	}
+	return errors.Join(errors.New("nft monitor reports nothing"), m.process.Kill())
+}
+
+// monitorTable is made and deleted to see whether the monitor listens.
+const monitorTable = "e2e-monitor"
+
+func (m *Monitor) collect(out io.Reader) {
+	defer close(m.read)
+	scanner := bufio.NewScanner(out)
+	scanner.Buffer(nil, 16<<20)
+	for scanner.Scan() {
+		m.mu.Lock()
+		m.lines = append(m.lines, scanner.Text())
+		m.mu.Unlock()
+	}
+}
+
+// Stop ends the monitor and returns the changes of the proxy's tables, a line each.
+func (m *Monitor) Stop() ([]string, error) {
+	if err := m.process.Kill(); err != nil {
+		return nil, err
+	}
+	<-m.read
+	var changes []string
+	for _, line := range m.lines {
+		if strings.Contains(line, " kube-proxy") {
+			changes = append(changes, line)
+		}
+	}
+	return changes, nil
+}
