@@ -1,0 +1,237 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+// A case of testdata/*.txt is a paragraph of lines:
+//
+//	# name, with the rows of behaviour.md
+//	$ flags and arguments, blanks between (␣ is a blank inside one)
+//	| a line of the configuration file
+//	= a field of the Config that differs from that of "$ --proxy-mode=nftables"
+//	! a problem
+//	~ a warning
+//
+// All fields that differ, all problems and all warnings must be listed, in order. A problem or warning may
+// end in "…", then only what is before it counts.
+type testCase struct {
+	name, at       string
+	args           []string
+	file           string
+	want, bad, say []string
+}
+
+func TestCases(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no test cases: %v", err)
+	}
+	base, _ := complete(t, testCase{args: []string{"--proxy-mode=nftables"}})
+	for _, file := range files {
+		for _, tc := range readCases(t, file) {
+			t.Run(tc.name, func(t *testing.T) {
+				c, err := complete(t, tc)
+				var got, bad, say []string
+				if c != nil {
+					got, say = differences(base, c), c.Warnings
+				}
+				var ps Problems
+				switch {
+				case errors.As(err, &ps):
+					for _, p := range ps {
+						bad = append(bad, p.Error())
+					}
+				case err != nil:
+					bad = []string{err.Error()}
+				}
+				compare(t, tc, "fields", got, tc.want)
+				compare(t, tc, "problems", bad, tc.bad)
+				compare(t, tc, "warnings", say, tc.say)
+			})
+		}
+	}
+}
+
+func complete(t *testing.T, tc testCase) (*Config, error) {
+	t.Helper()
+	o := NewOptions()
+	o.hostname = func() (string, error) { return " Worker-1.Example\n", nil }
+	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
+	o.AddFlags(fs)
+	args := tc.args
+	if tc.file != "" {
+		name := filepath.Join(t.TempDir(), "config.yaml")
+		if err := os.WriteFile(name, []byte(tc.file), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		args = append([]string{"--config=" + name}, args...)
+	}
+	if err := fs.Parse(args); err != nil {
+		return nil, err
+	}
+	c, err := o.Complete(fs.Args())
+	if err != nil && tc.file != "" { // the name of the temporary file says nothing
+		if ps := (Problems)(nil); !errors.As(err, &ps) {
+			err = errors.New(strings.ReplaceAll(err.Error(), args[0][len("--config="):], "FILE"))
+		}
+	}
+	return c, err
+}
+
+func compare(t *testing.T, tc testCase, what string, got, want []string) {
+	t.Helper()
+	same := slices.EqualFunc(got, want, func(g, w string) bool {
+		if start, ok := strings.CutSuffix(w, "…"); ok {
+			return strings.HasPrefix(g, start)
+		}
+		return g == w
+	})
+	if !same {
+		t.Errorf("%s: %s:\n  %s\nwant:\n  %s", tc.at, what, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+	}
+}
+
+// differences lists the fields of b that differ from a, as "Field.Sub: value".
+func differences(a, b *Config) []string {
+	var out []string
+	var walk func(name string, x, y reflect.Value)
+	walk = func(name string, x, y reflect.Value) {
+		if x.Kind() == reflect.Struct && x.Type().PkgPath() == reflect.TypeFor[Config]().PkgPath() {
+			for i := range x.NumField() {
+				walk(strings.TrimPrefix(name+"."+x.Type().Field(i).Name, "."), x.Field(i), y.Field(i))
+			}
+			return
+		}
+		if name != "Warnings" && !reflect.DeepEqual(x.Interface(), y.Interface()) {
+			out = append(out, fmt.Sprintf("%s: %v", name, y.Interface()))
+		}
+	}
+	walk("", reflect.ValueOf(*a), reflect.ValueOf(*b))
+	return out
+}
+
+func readCases(t *testing.T, file string) []testCase {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []testCase
+	var tc *testCase
+	for i, line := range strings.Split(string(data), "\n") {
+		if line == "" {
+			tc = nil
+			continue
+		}
+		if tc == nil {
+			all = append(all, testCase{at: fmt.Sprintf("%s:%d", file, i+1)})
+			tc = &all[len(all)-1]
+		}
+		mark, rest, _ := strings.Cut(line, " ")
+		switch mark {
+		case "#":
+			tc.name = strings.TrimSpace(tc.name + " " + rest)
+		case "$":
+			for _, arg := range strings.Fields(rest) {
+				tc.args = append(tc.args, strings.ReplaceAll(arg, "␣", " "))
+			}
+		case "|":
+			tc.file += rest + "\n"
+		case "=":
+			tc.want = append(tc.want, rest)
+		case "!":
+			tc.bad = append(tc.bad, rest)
+		case "~":
+			tc.say = append(tc.say, rest)
+		default:
+			t.Fatalf("%s:%d: cannot read %q", file, i+1, line)
+		}
+	}
+	return all
+}
+
+// The defaults, spelled out once: testdata lists only what differs from them.
+func TestDefaults(t *testing.T) {
+	c, err := complete(t, testCase{args: []string{"--proxy-mode=nftables"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{Mode:nftables NodeName:worker-1.example BindAddress:0.0.0.0 Manifests: ` +
+		`API:{Kubeconfig: Master: AcceptContentTypes: ContentType:application/vnd.kubernetes.protobuf QPS:5 Burst:10} ` +
+		`ClusterCIDRs:[] DetectLocal:{Mode:ClusterCIDR Interface:} NodePorts:{Primary:true Prefixes:[]} MasqueradeAll:false ` +
+		`NFTables:{MasqueradeBit:14 SyncPeriod:30s MinSyncPeriod:0s} Verbosity:0 Warnings:[]}`
+	if got := fmt.Sprintf("%+v", *c); got != want {
+		t.Errorf("defaults:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// FL-05: whether the version is printed is known before anything is validated.
+func TestVersion(t *testing.T) {
+	for arg, want := range map[string][2]bool{
+		"--version": {true, false}, "--version=true": {true, false}, "--version=raw": {true, true},
+		"--version=false": {false, false}, "--version=v1.2.3": {false, false}, "-v=2": {false, false},
+	} {
+		o := NewOptions()
+		fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
+		o.AddFlags(fs)
+		if err := fs.Parse([]string{arg}); err != nil {
+			t.Fatal(err)
+		}
+		if print, raw := o.PrintsVersion(); print != want[0] || raw != want[1] {
+			t.Errorf("%s: print %v, raw %v, want %v", arg, print, raw, want)
+		}
+	}
+}
+
+// Each flag that stands for a field has the field's path right: a file that sets it is read without a
+// complaint, and sets the flag's own value.
+func TestFlagsNameFields(t *testing.T) {
+	fields, err := os.ReadFile("testdata/all-fields.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, warnings, err := decode(fields)
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("decode: %v, warnings %q", err, warnings)
+	}
+	o := NewOptions()
+	var before []string
+	for _, f := range flags(o) {
+		before = append(before, f.value(f.name, nil).String())
+	}
+	o.file = *file
+	for i, f := range flags(o) {
+		now := f.value(f.name, nil).String()
+		if f.field != "" && now == before[i] {
+			t.Errorf("--%s stands for %s, and a file that sets this leaves the flag at %q", f.name, f.field, now)
+		}
+	}
+}
+
+func TestUsage(t *testing.T) {
+	var b strings.Builder
+	Usage(&b, "kube-proxy")
+	for _, f := range flags(NewOptions()) {
+		if !strings.Contains(b.String(), "--"+f.name) {
+			t.Errorf("the help text lacks --%s:\n%s", f.name, b.String())
+		}
+	}
+	for _, g := range groups {
+		if !strings.Contains(b.String(), "\n"+string(g)+":\n  ") {
+			t.Errorf("the help text lacks the group %s:\n%s", g, b.String())
+		}
+	}
+	if testing.Verbose() {
+		t.Log(b.String())
+	}
+}

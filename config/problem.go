@@ -1,0 +1,31 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Problem is one thing that is wrong with the configuration.
+type Problem struct {
+	// Where is the flag ("--cluster-cidr") or the field of the file ("detectLocal.bridgeInterface").
+	Where string
+	// Value is what stands there.
+	Value string
+	// Want says what is allowed, or why the value is not.
+	Want string
+}
+
+// Error returns the problem in one line.
+func (p Problem) Error() string { return fmt.Sprintf("%s: %q: %s", p.Where, p.Value, p.Want) }
+
+// Problems is the error of [Options.Complete]: all that is wrong, flags that do not parse first.
+type Problems []Problem
+
+// Error returns one line for each problem.
+func (ps Problems) Error() string {
+	lines := make([]string, len(ps))
+	for i, p := range ps {
+		lines[i] = p.Error()
+	}
+	return strings.Join(lines, "\n")
+}
