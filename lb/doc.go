@@ -6,8 +6,8 @@
 // policy writes the rows.
 //
 //	192.0.2.7:80/tcp shop/web:http loadbalancer
-//	  pods     balance shop/web:http/cluster
-//	  host     balance shop/web:http/cluster masquerade
+//	  pods     balance shop/web:http/tcp/cluster
+//	  host     balance shop/web:http/tcp/cluster masquerade
 //	  anywhere drop
 //
 // A [Table] holds the rows of all services, knows which service claims which key, and answers

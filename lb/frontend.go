@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -125,6 +126,11 @@ type SetID struct {
 // String returns "ns/name:port/tcp/cluster".
 func (id SetID) String() string {
 	return id.Service + "/" + id.Proto.String() + "/" + id.Scope.String()
+}
+
+// Compare orders IDs by service, protocol and scope.
+func (id SetID) Compare(o SetID) int {
+	return cmp.Or(cmp.Compare(id.Service, o.Service), cmp.Compare(id.Proto, o.Proto), cmp.Compare(id.Scope, o.Scope))
 }
 
 // Backend is one place that a connection may be sent to.

@@ -124,9 +124,9 @@ func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
 
 	var changes []Change
 	var contests []Contest
-	kept := keysOf(fronts)
+	kept := indexOf(fronts)
 	for _, f := range before {
-		if !kept.has(f.Key) {
+		if kept.get(f.Key) == nil {
 			changes = t.drop(changes, o, f.Key)
 		}
 	}
@@ -229,63 +229,124 @@ func share(before, fronts []*Frontend) []*Frontend {
 	if len(fronts) == 0 {
 		return nil
 	}
-	old := make(index, len(before))
-	for _, f := range before {
-		old[f.Key] = f
-	}
+	old := indexOf(before)
 	sets := setsOf(before)
-	out := make([]*Frontend, 0, len(fronts))
-	seen := make(index, len(fronts))
+	out := index{list: make([]*Frontend, 0, len(fronts))}
 	for _, f := range fronts {
-		if seen.has(f.Key) {
+		if out.get(f.Key) != nil {
 			continue
 		}
-		if was := old[f.Key]; was.Equal(f) {
+		if was := old.get(f.Key); was.Equal(f) {
 			f = was
 		} else {
 			f = withSets(f, sets)
 		}
-		seen[f.Key] = f
-		out = append(out, f)
+		out.add(f)
 	}
-	return out
+	return out.list
 }
 
-type index map[Key]*Frontend
+// few is the number of rows or sets up to which a search is cheaper than a map. Most services have fewer.
+const few = 8
 
-func (x index) has(k Key) bool { return x[k] != nil }
+// index finds rows by key, and keeps their order.
+type index struct {
+	list  []*Frontend
+	byKey map[Key]*Frontend // nil while the list is short
+}
 
-func keysOf(fronts []*Frontend) index {
-	x := make(index, len(fronts))
+func indexOf(fronts []*Frontend) *index {
+	x := &index{list: fronts}
+	x.grow()
+	return x
+}
+
+// grow makes the map once the list is long.
+func (x *index) grow() {
+	if len(x.list) <= few {
+		return
+	}
+	x.byKey = make(map[Key]*Frontend, cap(x.list))
+	for _, f := range x.list {
+		x.byKey[f.Key] = f
+	}
+}
+
+func (x *index) add(f *Frontend) {
+	x.list = append(x.list, f)
+	if x.byKey != nil {
+		x.byKey[f.Key] = f
+	} else {
+		x.grow()
+	}
+}
+
+// get returns the row of key k, or nil.
+func (x *index) get(k Key) *Frontend {
+	if x.byKey != nil {
+		return x.byKey[k]
+	}
+	for _, f := range x.list {
+		if f.Key == k {
+			return f
+		}
+	}
+	return nil
+}
+
+// setIndex finds backend sets by name.
+type setIndex struct {
+	list []*BackendSet
+	byID map[SetID]*BackendSet // nil while the list is short
+}
+
+func setsOf(fronts []*Frontend) *setIndex {
+	x := &setIndex{}
 	for _, f := range fronts {
-		x[f.Key] = f
+		for _, r := range f.Routes {
+			if r.To != nil {
+				x.add(r.To)
+			}
+		}
 	}
 	return x
 }
 
-func setsOf(fronts []*Frontend) map[SetID]*BackendSet {
-	var sets map[SetID]*BackendSet
-	for _, f := range fronts {
-		for _, r := range f.Routes {
-			if r.To != nil {
-				if sets == nil {
-					sets = make(map[SetID]*BackendSet, 2)
-				}
-				sets[r.To.ID] = r.To
-			}
+func (x *setIndex) add(s *BackendSet) {
+	if x.get(s.ID) != nil {
+		return
+	}
+	x.list = append(x.list, s)
+	if x.byID != nil {
+		x.byID[s.ID] = s
+	} else if len(x.list) > few {
+		x.byID = make(map[SetID]*BackendSet, 2*len(x.list))
+		for _, s := range x.list {
+			x.byID[s.ID] = s
 		}
 	}
-	return sets
+}
+
+func (x *setIndex) get(id SetID) *BackendSet {
+	if x.byID != nil {
+		return x.byID[id]
+	}
+	for _, s := range x.list {
+		if s.ID == id {
+			return s
+		}
+	}
+	return nil
 }
 
 // withSets returns f, or a copy of it that points to those of the sets that equal its own.
-func withSets(f *Frontend, sets map[SetID]*BackendSet) *Frontend {
+func withSets(f *Frontend, sets *setIndex) *Frontend {
 	copied := false
 	for i, r := range f.Routes {
 		if r.To == nil {
 			continue
 		}
-		have := sets[r.To.ID]
+		have := sets.get(r.To.ID)
 		if have == nil || have == r.To || !have.Equal(r.To) {
 			continue
 		}

@@ -1,0 +1,142 @@
+package lb
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// String returns the table as text: the node, the rows sorted by key, the backend sets sorted by name.
+//
+//	node nodeports 172.18.0.2/32 pods 10.1.0.0/16 services 10.96.0.0/12
+//	192.0.2.7:80/tcp shop/web:http loadbalancer affinity 10800s sources 10.0.0.0/8,192.0.2.7/32
+//	  pods     balance shop/web:http/tcp/cluster
+//	  host     balance shop/web:http/tcp/cluster masquerade
+//	  anywhere drop
+//	192.0.2.7:80/tcp blog/web:http loadbalancer created 1763719200 loses to shop/web
+//	  anywhere reject
+//	set shop/web:http/tcp/cluster
+//	  10.1.1.11:8080 local
+//	  10.1.2.14:8080 draining
+//
+// A claim that lost its key stands below the row in force and names the winner. "created" is
+// [Owner].Created; it is left out where it is 0, and so is all else that says nothing. [ParseTable] reads
+// the text back, provided that each row's Service begins with the name of its owner and each set's ID
+// stands for one list of backends, as they do in tables that package policy fills.
+func (t *Table) String() string {
+	var b strings.Builder
+	writeNode(&b, t.Node)
+	sets := map[SetID]*BackendSet{}
+	for _, k := range t.sortedKeys() {
+		head := t.rows[k]
+		for c := head; c != nil; c = c.next {
+			writeHeader(&b, c.front)
+			if c.owner.Created != 0 {
+				fmt.Fprintf(&b, " created %d", c.owner.Created)
+			}
+			if c != head {
+				b.WriteString(" loses to " + head.owner.Name)
+			}
+			b.WriteByte('\n')
+			writeRoutes(&b, c.front, sets)
+		}
+	}
+	writeSets(&b, sets)
+	return b.String()
+}
+
+func (t *Table) sortedKeys() []Key {
+	keys := make([]Key, 0, len(t.rows))
+	for k := range t.rows {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, Key.Compare)
+	return keys
+}
+
+// String returns the row and its backend sets as text, in the form of [Table.String]. A nil row is "none".
+func (f *Frontend) String() string {
+	if f == nil {
+		return "none\n"
+	}
+	var b strings.Builder
+	sets := map[SetID]*BackendSet{}
+	writeHeader(&b, f)
+	b.WriteByte('\n')
+	writeRoutes(&b, f, sets)
+	writeSets(&b, sets)
+	return b.String()
+}
+
+func writeNode(b *strings.Builder, n Node) {
+	var words []string
+	add := func(word, value string) {
+		if value != "" {
+			words = append(words, word, value)
+		}
+	}
+	add("nodeports", joinPrefixes(n.NodePorts))
+	add("pods", joinPrefixes(n.Pods.Prefixes))
+	add("pods-interface", n.Pods.Interface)
+	add("pods-interface-prefix", n.Pods.InterfacePrefix)
+	add("services", joinPrefixes(n.ServiceCIDRs))
+	if len(words) > 0 {
+		b.WriteString("node " + strings.Join(words, " ") + "\n")
+	}
+}
+
+func writeHeader(b *strings.Builder, f *Frontend) {
+	b.WriteString(f.Key.String() + " " + f.Service + " " + f.Kind.String())
+	if f.Affinity != 0 {
+		fmt.Fprintf(b, " affinity %ds", f.Affinity/time.Second)
+	}
+	if len(f.Sources) > 0 {
+		b.WriteString(" sources " + joinPrefixes(f.Sources))
+	}
+}
+
+// writeRoutes writes the routes of f and notes their sets.
+func writeRoutes(b *strings.Builder, f *Frontend, sets map[SetID]*BackendSet) {
+	for _, r := range f.Routes {
+		fmt.Fprintf(b, "  %-8s %s", r.From, r.Do)
+		if r.To != nil {
+			b.WriteString(" " + r.To.ID.String())
+			sets[r.To.ID] = r.To
+		}
+		if r.Masq {
+			b.WriteString(" masquerade")
+		}
+		b.WriteByte('\n')
+	}
+}
+
+func writeSets(b *strings.Builder, sets map[SetID]*BackendSet) {
+	sorted := make([]*BackendSet, 0, len(sets))
+	for _, s := range sets {
+		sorted = append(sorted, s)
+	}
+	slices.SortFunc(sorted, func(x, y *BackendSet) int { return x.ID.Compare(y.ID) })
+	for _, s := range sorted {
+		b.WriteString("set " + s.ID.String() + "\n")
+		for _, be := range s.Backends {
+			b.WriteString("  " + be.Addr.String())
+			if be.Local {
+				b.WriteString(" local")
+			}
+			if be.Draining {
+				b.WriteString(" draining")
+			}
+			b.WriteByte('\n')
+		}
+	}
+}
+
+func joinPrefixes(ps []netip.Prefix) string {
+	words := make([]string, len(ps))
+	for i, p := range ps {
+		words[i] = p.String()
+	}
+	return strings.Join(words, ",")
+}
