@@ -1,0 +1,265 @@
+package lb_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"kube-proxy/lb"
+)
+
+var (
+	oldest  = lb.Owner{Name: "ns/m", Created: 100}
+	middle  = lb.Owner{Name: "ns/a", Created: 200}
+	middle2 = lb.Owner{Name: "ns/b", Created: 200}
+)
+
+// row returns a dropping row for the key that o would write.
+func row(o lb.Owner, key lb.Key) *lb.Frontend {
+	return &lb.Frontend{Key: key, Service: o.Name, Kind: lb.ExternalIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}}
+}
+
+func TestContestSV24(t *testing.T) {
+	key := mustKey(t, "192.0.2.7:80/tcp")
+	for _, order := range [][]lb.Owner{
+		{oldest, middle, middle2}, {oldest, middle2, middle}, {middle, oldest, middle2},
+		{middle, middle2, oldest}, {middle2, oldest, middle}, {middle2, middle, oldest},
+	} {
+		t.Run(fmt.Sprint(order), func(t *testing.T) {
+			var table lb.Table
+			began := 0
+			for _, o := range order {
+				_, contests := table.Replace(o, []*lb.Frontend{row(o, key)})
+				began += len(contests)
+			}
+			if began != 2 {
+				t.Errorf("%d contests were reported, want one for each Service but the first", began)
+			}
+			wantContests := []lb.Contest{{Key: key, Winner: oldest, Loser: middle}, {Key: key, Winner: oldest, Loser: middle2}}
+			if got := table.Contests(key); !slices.Equal(got, wantContests) {
+				t.Errorf("contests %v, want %v", got, wantContests)
+			}
+			// The losers get the key one after the other: by age, then by name.
+			for i, next := range []lb.Owner{middle, middle2} {
+				gone := []lb.Owner{oldest, middle}[i]
+				changes, _ := table.Replace(gone, nil)
+				if len(changes) != 1 || changes[0].Old.Service != gone.Name || changes[0].New.Service != next.Name {
+					t.Fatalf("%s went: changes %v, want one to %s", gone.Name, changes, next.Name)
+				}
+			}
+			if changes, _ := table.Replace(middle2, nil); len(changes) != 1 || changes[0].New != nil || table.Len() != 0 {
+				t.Errorf("the last Service went: changes %v, %d rows left", changes, table.Len())
+			}
+		})
+	}
+}
+
+func TestLoserLeavesSilently(t *testing.T) {
+	key := mustKey(t, "192.0.2.7:80/tcp")
+	var table lb.Table
+	for _, o := range []lb.Owner{oldest, middle, middle2} {
+		table.Replace(o, []*lb.Frontend{row(o, key)})
+	}
+	changed := row(middle, key)
+	changed.Kind = lb.LoadBalancer
+	if changes, contests := table.Replace(middle, []*lb.Frontend{changed}); len(changes)+len(contests) != 0 {
+		t.Errorf("a loser changed its mind: changes %v, contests %v, want none", changes, contests)
+	}
+	if changes, _ := table.Replace(middle2, nil); len(changes) != 0 {
+		t.Errorf("a loser went: changes %v, want none", changes)
+	}
+	if got := table.Owned(middle.Name); len(got) != 1 || got[0].Kind != lb.LoadBalancer {
+		t.Errorf("the loser owns %v", got)
+	}
+	if changes, _ := table.Replace(oldest, nil); len(changes) != 1 || changes[0].New.Kind != lb.LoadBalancer {
+		t.Errorf("the winner went: changes %v, want one to the loser's present row", changes)
+	}
+}
+
+// A Service that is deleted and made again under its name is younger, and may lose a key that it had.
+func TestRecreatedService(t *testing.T) {
+	key, other := mustKey(t, "192.0.2.7:80/tcp"), mustKey(t, "192.0.2.8:80/tcp")
+	var table lb.Table
+	table.Replace(oldest, []*lb.Frontend{row(oldest, key), row(oldest, other)})
+	table.Replace(middle, []*lb.Frontend{row(middle, key)})
+
+	young := lb.Owner{Name: oldest.Name, Created: 300}
+	changes, contests := table.Replace(young, []*lb.Frontend{row(young, key), row(young, other)})
+	if len(changes) != 1 || changes[0].Key != key || changes[0].Old.Service != oldest.Name || changes[0].New.Service != middle.Name {
+		t.Errorf("changes %v, want one that gives %s to %s", changes, key, middle.Name)
+	}
+	if want := []lb.Contest{{Key: key, Winner: middle, Loser: young}}; !slices.Equal(contests, want) {
+		t.Errorf("contests %v, want %v", contests, want)
+	}
+	// And back: an older one under the same name wins again.
+	changes, _ = table.Replace(oldest, []*lb.Frontend{row(oldest, key)})
+	slices.SortFunc(changes, func(a, b lb.Change) int { return a.Key.Compare(b.Key) })
+	if len(changes) != 2 || changes[0].New.Service != oldest.Name || changes[1].Key != other || changes[1].New != nil {
+		t.Errorf("changes %v, want %s to %s and %s gone", changes, key, oldest.Name, other)
+	}
+}
+
+func TestSameKeyTwice(t *testing.T) {
+	key := mustKey(t, "192.0.2.7:80/tcp")
+	for _, n := range []int{2, 40} { // 40 are too many to search
+		var fronts []*lb.Frontend
+		for range n {
+			fronts = append(fronts, row(oldest, key))
+		}
+		for i := range n {
+			fronts = append(fronts, row(oldest, lb.Key{Port: uint16(1 + i), Proto: lb.UDP}), fronts[0])
+		}
+		var table lb.Table
+		changes, contests := table.Replace(oldest, fronts)
+		if len(changes) != n+1 || len(contests) != 0 || table.Len() != n+1 || table.Get(key) != fronts[0] {
+			t.Errorf("n=%d: %d changes, contests %v, %d rows", n, len(changes), contests, table.Len())
+		}
+	}
+}
+
+// Equal rows and sets stay the same values, so that planes may compare pointers.
+func TestReplaceKeepsEqualValues(t *testing.T) {
+	parse := func(endpoint string, ports int) []*lb.Frontend {
+		text := "set ns/m:a/tcp/cluster\n  10.0.0.1:80\nset ns/m:b/tcp/cluster\n  " + endpoint + "\n"
+		for i := range ports {
+			text += fmt.Sprintf("10.96.0.1:%d/tcp ns/m:a clusterip\n  anywhere balance ns/m:a/tcp/cluster\n", 80+i)
+		}
+		text += "192.0.2.1:80/tcp ns/m:a loadbalancer\n  host balance ns/m:b/tcp/cluster\n  anywhere balance ns/m:a/tcp/cluster\n"
+		return mustParse(t, text).Sorted()
+	}
+	for _, ports := range []int{1, 20} {
+		var table lb.Table
+		table.Replace(oldest, parse("10.0.0.2:80", ports))
+		before := table.Sorted()
+		if changes, _ := table.Replace(oldest, parse("10.0.0.2:80", ports)); len(changes) != 0 {
+			t.Errorf("ports=%d: the same again: changes %v", ports, changes)
+		}
+		changes, _ := table.Replace(oldest, parse("10.0.0.3:80", ports))
+		if len(changes) != 1 || changes[0].New.Kind != lb.LoadBalancer {
+			t.Fatalf("ports=%d: changes %v, want only the row that balances over the changed set", ports, changes)
+		}
+		after := table.Sorted()
+		if !slices.Equal(before[:ports], after[:ports]) {
+			t.Errorf("ports=%d: rows that did not change are new values", ports)
+		}
+		if after[ports].Routes[1].To != before[0].Set(lb.Cluster) {
+			t.Errorf("ports=%d: a set that did not change is a new value", ports)
+		}
+	}
+}
+
+// The cost of a change follows the Service, not the table.
+func TestReplaceVisitsOneService(t *testing.T) {
+	visited := map[int]uint64{}
+	for _, services := range []int{100, 10_000} {
+		var table lb.Table
+		for i := range services {
+			o := lb.Owner{Name: fmt.Sprintf("ns/svc-%d", i)}
+			table.Replace(o, []*lb.Frontend{row(o, lb.Key{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), Port: 80, Proto: lb.TCP})})
+		}
+		before := table.Visited
+		o := lb.Owner{Name: "ns/svc-7"}
+		changed := *table.Owned(o.Name)[0]
+		changed.Kind = lb.LoadBalancer
+		table.Replace(o, []*lb.Frontend{&changed})
+		visited[services] = table.Visited - before
+	}
+	if visited[100] != 2 || visited[10_000] != 2 {
+		t.Errorf("rows visited by a change, by services: %v, want 2: the row before and the row after", visited)
+	}
+}
+
+func TestExpand(t *testing.T) {
+	a, b := netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("192.0.2.1")
+	for _, test := range []struct {
+		key   string
+		addrs []netip.Addr
+		want  []string
+	}{
+		{"10.96.0.1:80/tcp", []netip.Addr{a, b}, []string{"10.96.0.1:80/tcp"}},
+		{"10.96.0.1:80/tcp", nil, []string{"10.96.0.1:80/tcp"}},
+		{"nodeport:30080/udp", []netip.Addr{b, a}, []string{"192.0.2.1:30080/udp", "172.18.0.2:30080/udp"}},
+		{"nodeport:30080/udp", nil, nil},
+	} {
+		var got []string
+		for k := range lb.Expand(mustKey(t, test.key), test.addrs) {
+			got = append(got, k.String())
+		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("Expand(%s, %v) = %v, want %v", test.key, test.addrs, got, test.want)
+		}
+	}
+	for k := range lb.Expand(mustKey(t, "nodeport:1/tcp"), []netip.Addr{b, a}) {
+		if k.Addr != b {
+			t.Error("a loop that breaks went on")
+		}
+		break
+	}
+}
+
+// FuzzTableReplace shows that any sequence of wishes gives the table that the last wishes give at once, and
+// that its changes, applied one by one, give what the table holds.
+func FuzzTableReplace(f *testing.F) {
+	for seed := range uint64(20) {
+		f.Add(seed, uint8(seed))
+	}
+	f.Fuzz(func(t *testing.T, seed uint64, steps uint8) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		var table lb.Table
+		last := map[lb.Owner][]*lb.Frontend{}
+		applied := map[lb.Key]*lb.Frontend{}
+		for range steps % 32 {
+			o, fronts := randomWish(rng)
+			maps.DeleteFunc(last, func(p lb.Owner, _ []*lb.Frontend) bool { return p.Name == o.Name })
+			if len(fronts) > 0 {
+				last[o] = fronts
+			}
+			changes, contests := table.Replace(o, fronts)
+			checkChanges(t, applied, changes)
+			for _, c := range contests {
+				if c.Winner != o && c.Loser != o || !slices.Contains(table.Contests(c.Key), c) {
+					t.Fatalf("Replace of %v reported the contest %v", o, c)
+				}
+			}
+			if !maps.Equal(applied, maps.Collect(keyed(&table))) {
+				t.Fatalf("the changes give %v, the table holds\n%s", applied, &table)
+			}
+		}
+		var fresh lb.Table
+		for o, fronts := range last {
+			fresh.Replace(o, fronts)
+		}
+		checkSameRows(t, &table, &fresh)
+	})
+}
+
+// checkChanges applies changes, each of which must tell what was there, say something new, and stand alone
+// for its key.
+func checkChanges(t *testing.T, applied map[lb.Key]*lb.Frontend, changes []lb.Change) {
+	t.Helper()
+	seen := map[lb.Key]bool{}
+	for _, c := range changes {
+		if c.Old != applied[c.Key] || c.Old == c.New || seen[c.Key] {
+			t.Fatalf("change of %s from\n%sto\n%swhere there was\n%s", c.Key, c.Old, c.New, applied[c.Key])
+		}
+		seen[c.Key] = true
+		if c.New == nil {
+			delete(applied, c.Key)
+		} else {
+			applied[c.Key] = c.New
+		}
+	}
+}
+
+func keyed(table *lb.Table) func(yield func(lb.Key, *lb.Frontend) bool) {
+	return func(yield func(lb.Key, *lb.Frontend) bool) {
+		for f := range table.All() {
+			if !yield(f.Key, f) {
+				return
+			}
+		}
+	}
+}
