@@ -1,0 +1,5 @@
+// Package kernel asks the running kernel what it can do, and sets sysctls.
+//
+// Probes and sysctls work in the network namespace of the calling thread: a caller that is to look at
+// another one switches a locked thread there first.
+package kernel

@@ -1,0 +1,189 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"io/fs"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestParseVersion(t *testing.T) {
+	for release, want := range map[string]Version{
+		"6.12.48+deb13-amd64":    {6, 12, 48},
+		"5.10.0-35-cloud-amd64":  {5, 10, 0},
+		"6.18-rc3":               {6, 18, 0},
+		"6.6":                    {6, 6, 0},
+		"4.18.0-553.el8.x86_64":  {4, 18, 0},
+		"5.15.167.4-microsoft":   {5, 15, 167},
+		"":                       {},
+		"six":                    {},
+		"6":                      {},
+		"6.":                     {},
+		"6..1":                   {},
+		"99999999999999999999.1": {},
+	} {
+		got, err := ParseVersion(release)
+		if got != want || (err != nil) != (want == Version{}) {
+			t.Errorf("ParseVersion(%q) = %v, %v; want %v", release, got, err, want)
+		}
+	}
+}
+
+func TestAtLeast(t *testing.T) {
+	v := Version{6, 1, 3}
+	for _, c := range []struct {
+		major, minor int
+		want         bool
+	}{{6, 1, true}, {6, 0, true}, {5, 19, true}, {6, 2, false}, {7, 0, false}} {
+		if got := v.AtLeast(c.major, c.minor); got != c.want {
+			t.Errorf("%v at least %d.%d: %v", v, c.major, c.minor, got)
+		}
+	}
+}
+
+func TestRunning(t *testing.T) {
+	v, err := Running()
+	if err != nil || !v.AtLeast(4, 0) {
+		t.Fatalf("Running() = %v, %v", v, err)
+	}
+}
+
+// G7: what the kernel answers is told apart, and said with what to do about it.
+func TestNFTablesAnswer(t *testing.T) {
+	for _, c := range []struct {
+		errno unix.Errno
+		is    error
+		says  string
+	}{
+		{unix.EPERM, fs.ErrPermission, "needs root"},
+		{unix.EINVAL, ErrUnsupported, "nf_tables is missing"},
+		{unix.EOPNOTSUPP, ErrUnsupported, "nf_tables is missing"},
+		{unix.ENOMEM, unix.ENOMEM, "probe nf_tables"},
+	} {
+		if err := nftablesAnswer(c.errno); !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("answer %v: %v; want one that is %v and says %q", c.errno, err, c.is, c.says)
+		}
+	}
+}
+
+func TestAnswerError(t *testing.T) {
+	msg := func(typ uint16, code int32, size int) []byte {
+		b := make([]byte, 20)
+		binary.NativeEndian.PutUint16(b[4:], typ)
+		binary.NativeEndian.PutUint32(b[16:], uint32(code))
+		return b[:size]
+	}
+	for _, c := range []struct {
+		name string
+		msg  []byte
+		want unix.Errno
+		bad  bool
+	}{
+		{"an error", msg(unix.NLMSG_ERROR, -int32(unix.EPERM), 20), unix.EPERM, false},
+		{"an acknowledgement", msg(unix.NLMSG_ERROR, 0, 20), 0, false},
+		{"an answer", msg(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN, -1, 20), 0, false},
+		{"an error without number", msg(unix.NLMSG_ERROR, 0, 18), 0, true},
+		{"half a header", msg(0, 0, 10), 0, true},
+	} {
+		if got, err := answerError(c.msg); got != c.want || (err != nil) != c.bad {
+			t.Errorf("%s: %v, %v", c.name, got, err)
+		}
+	}
+}
+
+func TestNFTablesHere(t *testing.T) {
+	inNamespace(t, func() {
+		if err := NFTables(); err != nil {
+			t.Errorf("as root: %v", err)
+		}
+	})
+}
+
+// Without CAP_NET_ADMIN the probe says so, and does not say that the kernel lacks nf_tables.
+func TestNFTablesWithoutCapability(t *testing.T) {
+	inNamespace(t, func() {
+		dropAll := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		if err := unix.Capset(dropAll, &make([]unix.CapUserData, 2)[0]); err != nil {
+			t.Errorf("drop all capabilities: %v", err)
+			return
+		}
+		err := NFTables()
+		if !errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "NET_ADMIN") {
+			t.Errorf("without capabilities: %v", err)
+		}
+	})
+}
+
+func TestSysctlFile(t *testing.T) {
+	for name, want := range map[string]string{
+		"net.ipv4.ip_forward":               "/proc/sys/net/ipv4/ip_forward",
+		"net/ipv4/conf/eth0.100/forwarding": "/proc/sys/net/ipv4/conf/eth0.100/forwarding",
+		"net.ipv4.conf.eth0/100.forwarding": "/proc/sys/net/ipv4/conf/eth0.100/forwarding",
+		"":                                  "",
+		"net/../../../etc/passwd":           "",
+		"/etc/passwd":                       "",
+		"net.ipv4.ip forward":               "",
+	} {
+		got, err := sysctlFile(name)
+		if got != want || (err != nil) != (want == "") {
+			t.Errorf("sysctlFile(%q) = %q, %v; want %q", name, got, err, want)
+		}
+	}
+}
+
+// A sysctl is written only if it differs, and in the namespace of the calling thread alone.
+func TestSetSysctl(t *testing.T) {
+	const name = "net.ipv4.ip_forward"
+	outside, err := Sysctl(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inNamespace(t, func() {
+		for _, value := range []string{"0", " 0\n", "1", "1", "0"} {
+			before, _ := Sysctl(name)
+			wrote, err := SetSysctl(name, value)
+			after, _ := Sysctl(name)
+			want := strings.TrimSpace(value)
+			if err != nil || after != want || wrote != (before != want) {
+				t.Errorf("set %q over %q: wrote %v, now %q, %v", value, before, wrote, after, err)
+			}
+		}
+		if _, err := SetSysctl("net.ipv4.no_such_thing", "1"); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("a sysctl that is not there: %v", err)
+		}
+		if _, err := SetSysctl(name, "nonsense"); !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), name) {
+			t.Errorf("a value that the kernel refuses: %v", err)
+		}
+		// Tabs of the kernel's own and blanks of ours are the same.
+		if wrote, err := SetSysctl("net.ipv4.ping_group_range", "1 0"); wrote || err != nil {
+			t.Errorf("the value that it has, with a blank: wrote %v, %v", wrote, err)
+		}
+	})
+	if now, _ := Sysctl(name); now != outside {
+		t.Errorf("%s of the outer namespace went from %s to %s", name, outside, now)
+	}
+}
+
+// inNamespace runs f on a thread in a network namespace of its own; the thread and the namespace end with it.
+func inNamespace(t *testing.T, f func()) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("this test needs root")
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // for good: a thread in another namespace must not be used again
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			t.Errorf("make a network namespace: %v", err)
+			return
+		}
+		f()
+	}()
+	<-done
+}
