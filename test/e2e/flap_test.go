@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
+	"time"
 
 	"kube-proxy/internal/netlab"
 )
@@ -49,6 +50,9 @@ func startFlapping(t *testing.T, prefix string, n int) *flapping {
 				f.pod[name] = pod
 			}
 			f.mu.Unlock()
+			if err != nil {
+				time.Sleep(20 * time.Millisecond)
+			}
 		}
 	})
 	t.Cleanup(f.stop)

@@ -22,6 +22,9 @@ import (
 // patience is how long a test waits for what normally takes milliseconds.
 const patience = 20 * time.Second
 
+// brief is how long a test listens for an answer that should not come.
+const brief = 100 * time.Millisecond
+
 // bed is shared by all tests, because a control plane takes seconds to start. Each test begins with begin.
 var bed *testbed.Bed
 
@@ -35,7 +38,7 @@ func run(m *testing.M) (code int) {
 		fmt.Printf("%6.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 	}
 	var err error
-	if bed, err = testbed.New(context.Background(), logf); err != nil {
+	if bed, err = testbed.New(context.Background(), testbed.Options{Logf: logf}); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		return 1
 	}
@@ -168,7 +171,7 @@ func sameRulesFor(t *testing.T, period time.Duration) {
 func awaitSilence(t *testing.T, host string, to netip.AddrPort) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		name, err := bed.Ask(t.Context(), host, to)
+		name, err := bed.AskWithin(t.Context(), host, to, brief)
 		if err != nil {
 			return
 		}

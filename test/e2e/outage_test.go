@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -57,8 +58,8 @@ func TestOlderCopy(t *testing.T) {
 	deleted := web(t, "deleted", "pod2")
 	must(t, bed.API.StopAPIServer())
 	must(t, bed.API.StopEtcd())
-	snapshot, err := bed.API.Snapshot(t.Name())
-	must(t, err)
+	snapshot := filepath.Join(bed.Dir, "snapshot")
+	must(t, bed.API.Snapshot(snapshot))
 	must(t, bed.API.StartEtcd(t.Context()))
 	must(t, bed.API.StartAPIServer(t.Context()))
 

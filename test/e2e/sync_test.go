@@ -102,7 +102,7 @@ func TestComeAndGo(t *testing.T) {
 	service := controlplane.Service("late-slice", 80)
 	must(t, bed.API.Create(t.Context(), service))
 	marker(t, "marker-a")
-	if name, err := bed.Ask(t.Context(), "pod3", address(service)); err == nil {
+	if name, err := bed.AskWithin(t.Context(), "pod3", address(service), brief); err == nil {
 		t.Fatalf("a service without slice is answered by %s", name)
 	} else {
 		t.Logf("without a slice: %v", err)
@@ -111,14 +111,14 @@ func TestComeAndGo(t *testing.T) {
 	t.Logf("its slice created, it answers after %v", await(t, "pod3", address(service), "pod2"))
 	must(t, bed.API.DeleteSlice(t.Context(), "late-slice"))
 	marker(t, "marker-b")
-	if name, err := bed.Ask(t.Context(), "pod3", address(service)); err == nil {
+	if name, err := bed.AskWithin(t.Context(), "pod3", address(service), brief); err == nil {
 		t.Fatalf("a service whose slice was deleted is answered by %s", name)
 	}
 	must(t, bed.API.CreateSlice(t.Context(), slice("late-slice", "pod4")))
 	t.Logf("another slice created, it answers after %v", await(t, "pod3", address(service), "pod4"))
 	must(t, bed.API.DeleteService(t.Context(), "late-slice"))
 	marker(t, "marker-c")
-	if name, err := bed.Ask(t.Context(), "pod3", address(service)); err == nil {
+	if name, err := bed.AskWithin(t.Context(), "pod3", address(service), brief); err == nil {
 		t.Fatalf("a deleted service is answered by %s", name)
 	} else {
 		t.Logf("deleted: %v", err)

@@ -36,6 +36,7 @@ type Config struct {
 	APIServer string     // path of the kube-apiserver binary, see BuildAPIServer
 	Netns     string     // path of the network namespace to run in; "" is the caller's
 	Addr      netip.Addr // address of the API server, assigned in Netns; zero is 127.0.0.1
+	Snapshot  string     // folder that Snapshot wrote, to start with its data; "" is an empty cluster
 	AllAddrs  bool       // listen on every address of Netns; the certificate is valid for Addr alone all the same
 	Logf      func(format string, args ...any)
 }
@@ -82,6 +83,11 @@ func Start(ctx context.Context, config Config) (*ControlPlane, error) {
 		return nil, fmt.Errorf("make client of the API server: %w", err)
 	}
 	c.Client = client
+	if config.Snapshot != "" {
+		if err := c.Restore(config.Snapshot); err != nil {
+			return nil, err
+		}
+	}
 	start := time.Now()
 	if err := c.StartEtcd(ctx); err != nil {
 		return nil, errors.Join(err, c.Close())

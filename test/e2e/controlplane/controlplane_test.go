@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -49,8 +50,8 @@ func TestRestartAndRestore(t *testing.T) {
 	must(c.Create(ctx, Service("before", 80), Slice("before", 8080, nil, netip.MustParseAddr("100.64.0.1"))))
 	must(c.StopAPIServer())
 	must(c.StopEtcd())
-	snapshot, err := c.Snapshot("one")
-	must(err)
+	snapshot := filepath.Join(t.TempDir(), "snapshot")
+	must(c.Snapshot(snapshot))
 	must(c.StartEtcd(ctx))
 	must(c.StartAPIServer(ctx))
 	must(c.Create(ctx, Service("after", 80)))
@@ -65,7 +66,7 @@ func TestRestartAndRestore(t *testing.T) {
 	if got := services(t, ctx, c); len(got) != 2 || got[0] != "before" {
 		t.Fatalf("services are %q, want before and kubernetes", got)
 	}
-	must(c.CreateLoad(ctx, 1000, 10))
+	must(c.CreateLoad(ctx, 100, 10))
 	must(c.DeleteAll(ctx))
 }
 

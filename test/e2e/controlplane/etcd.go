@@ -30,13 +30,12 @@ func (c *ControlPlane) StopEtcd() error { return c.etcd.Stop(stopGrace) }
 // KillEtcd ends etcd with SIGKILL.
 func (c *ControlPlane) KillEtcd() error { return c.etcd.Kill() }
 
-// Snapshot copies the data of the stopped etcd to a new folder below Config.Dir and returns its path.
-func (c *ControlPlane) Snapshot(name string) (string, error) {
-	copied := filepath.Join(c.config.Dir, "snapshot-"+name)
-	if err := os.CopyFS(copied, os.DirFS(c.etcdData())); err != nil {
-		return "", fmt.Errorf("copy etcd data to snapshot %s: %w", name, err)
+// Snapshot copies the data of the stopped etcd to a new folder.
+func (c *ControlPlane) Snapshot(dir string) error {
+	if err := os.CopyFS(dir, os.DirFS(c.etcdData())); err != nil {
+		return fmt.Errorf("copy etcd data: %w", err)
 	}
-	return copied, nil
+	return nil
 }
 
 // Restore puts the data of a Snapshot in place of the stopped etcd's.

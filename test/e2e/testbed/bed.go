@@ -17,6 +17,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -41,17 +42,26 @@ type Bed struct {
 	API *controlplane.ControlPlane
 	Dir string // certificates, kubeconfigs, logs and data, in a memory file system
 
-	logf       func(format string, args ...any)
-	binary     string // kube-proxy
+	options    Options
+	binary     func() (string, error) // builds kube-proxy at the first call
 	kubeconfig string
 	api        netns.NsHandle
 	pods       []*Responder
 	proxies    []*Proxy
 }
 
-// New builds what is not built, and starts everything but the proxy. On error nothing is left. logf is told of the progress.
-func New(ctx context.Context, logf func(format string, args ...any)) (*Bed, error) {
-	b := &Bed{logf: logf, api: netns.None()}
+// Options of a test bed; the zero value is a good one.
+type Options struct {
+	Snapshot string                           // as in controlplane.Config
+	Logf     func(format string, args ...any) // is told of the progress; nil for silence
+}
+
+// New builds the API server if it is not built, and starts everything but the proxy. On error nothing is left.
+func New(ctx context.Context, options Options) (*Bed, error) {
+	if options.Logf == nil {
+		options.Logf = func(string, ...any) {}
+	}
+	b := &Bed{options: options, api: netns.None(), binary: sync.OnceValues(func() (string, error) { return buildProxy(ctx) })}
 	if err := b.start(ctx); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
@@ -59,10 +69,7 @@ func New(ctx context.Context, logf func(format string, args ...any)) (*Bed, erro
 }
 
 func (b *Bed) start(ctx context.Context) (err error) {
-	if b.binary, err = buildProxy(ctx); err != nil {
-		return err
-	}
-	apiserver, err := controlplane.BuildAPIServer(ctx, b.logf)
+	apiserver, err := controlplane.BuildAPIServer(ctx, b.options.Logf)
 	if err != nil {
 		return err
 	}
@@ -86,7 +93,8 @@ func (b *Bed) start(ctx context.Context) (err error) {
 		b.pods = append(b.pods, responder)
 	}
 	b.API, err = controlplane.Start(ctx, controlplane.Config{
-		Dir: b.Dir, APIServer: apiserver, Netns: handlePath(b.api), Addr: APIAddr, AllAddrs: true, Logf: b.logf,
+		Dir: b.Dir, APIServer: apiserver, Netns: handlePath(b.api), Addr: APIAddr, AllAddrs: true,
+		Snapshot: b.options.Snapshot, Logf: b.options.Logf,
 	})
 	if err != nil {
 		return err

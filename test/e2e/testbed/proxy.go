@@ -44,6 +44,10 @@ func (b *Bed) StartProxy(args ...string) (*Proxy, error) {
 
 // StartProxyWith starts kube-proxy in node1 with another kubeconfig and more arguments.
 func (b *Bed) StartProxyWith(kubeconfig string, args ...string) (*Proxy, error) {
+	binary, err := b.binary()
+	if err != nil {
+		return nil, err
+	}
 	node, err := b.Netns(netlab.Node1)
 	if err != nil {
 		return nil, err
@@ -53,7 +57,7 @@ func (b *Bed) StartProxyWith(kubeconfig string, args ...string) (*Proxy, error) 
 		return nil, fmt.Errorf("make log of kube-proxy: %w", err)
 	}
 	defer log.Close()
-	cmd := exec.Command(b.binary, append([]string{
+	cmd := exec.Command(binary, append([]string{
 		"--kubeconfig", kubeconfig, "--proxy-mode", "nftables", "--hostname-override", netlab.Node1,
 		"--cluster-cidr", netlab.Cluster4.String() + "," + netlab.Cluster6.String(), "-v", "2",
 	}, args...)...)

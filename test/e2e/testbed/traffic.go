@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -87,8 +88,8 @@ type Conn struct {
 // ErrLost says that a connection was made, but that the kernel had to send the first packet more than once: it met a hole.
 var ErrLost = errors.New("the first packet was lost")
 
-// Connect connects from a host to an address and reads who answers. It gives up after a second, which is when the kernel would
-// repeat the first packet.
+// Connect connects from a host to an address and reads who answers. It gives up after 3 s; the kernel repeats a lost first
+// packet after one.
 func (b *Bed) Connect(ctx context.Context, host string, to netip.AddrPort) (*Conn, error) {
 	netns, err := b.Netns(host)
 	if err != nil {
@@ -169,29 +170,30 @@ func (b *Bed) Ask(ctx context.Context, host string, to netip.AddrPort) (string, 
 	return c.Answered, c.Close()
 }
 
-// Await asks every few milliseconds until who answers is one of want, and returns how long that took.
+// Await asks until who answers is one of want, and returns how long that took, to a few milliseconds while that is short.
 func (b *Bed) Await(ctx context.Context, host string, to netip.AddrPort, limit time.Duration, want ...string) (time.Duration, error) {
 	start := time.Now()
 	for {
-		name, err := b.tryAsk(ctx, host, to)
+		// Nobody may answer at all at first. So each question is a short one, but the longer it takes the more likely it is that
+		// the machine is slow.
+		waited := time.Since(start)
+		name, err := b.AskWithin(ctx, host, to, min(5*time.Millisecond+waited/4, 500*time.Millisecond))
 		if err == nil {
-			for _, w := range want {
-				if name == w {
-					return time.Since(start), nil
-				}
+			if slices.Contains(want, name) {
+				return time.Since(start), nil
 			}
 			err = fmt.Errorf("%s answered", name)
 		}
-		if time.Since(start) > limit || ctx.Err() != nil {
+		if waited > limit || ctx.Err() != nil {
 			return 0, fmt.Errorf("%s to %s is not answered by %v within %v: %w", host, to, want, limit, err)
 		}
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(time.Millisecond)
 	}
 }
 
-// tryAsk is Ask with the patience of someone who asks again: a first packet that met a hole is not waited for.
-func (b *Bed) tryAsk(ctx context.Context, host string, to netip.AddrPort) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+// AskWithin is Ask with the patience of someone who asks again: a first packet that met a hole is not waited for.
+func (b *Bed) AskWithin(ctx context.Context, host string, to netip.AddrPort, limit time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	return b.Ask(ctx, host, to)
 }

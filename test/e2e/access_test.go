@@ -1,0 +1,202 @@
+package e2e
+
+import (
+	"bufio"
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd/api"
+
+	"kube-proxy/test/e2e/controlplane"
+	"kube-proxy/test/e2e/testbed"
+)
+
+// badAccess is a way in which the proxy does not get to the API.
+type badAccess struct {
+	name    string
+	user    string
+	spoil   func(*api.Config)
+	file    string // instead of a kubeconfig that is written
+	message string // what one line of the log must say, case ignored
+	ends    bool   // the proxy cannot go on; otherwise it must keep trying
+}
+
+func badAccesses() []badAccess {
+	proxy := controlplane.ProxyUser
+	return []badAccess{
+		{name: "wrong-token", user: proxy, message: `unauthorized|401`,
+			spoil: func(c *api.Config) { c.AuthInfos["e2e"].Token = "wrong" }},
+		{name: "no-permission", user: controlplane.NobodyUser, message: `forbidden|403`},
+		{name: "other-host", user: proxy, message: `certificate is valid for`,
+			spoil: func(c *api.Config) {
+				c.Clusters["e2e"].Server = strings.Replace(c.Clusters["e2e"].Server, testbed.APIAddr.String(), testbed.OtherAPIAddr.String(), 1)
+			}},
+		{name: "unknown-authority", user: proxy, message: `unknown authority`,
+			spoil: func(c *api.Config) { c.Clusters["e2e"].CertificateAuthorityData = nil }},
+		{name: "nobody-listens", user: proxy, message: `connection refused`,
+			spoil: func(c *api.Config) { c.Clusters["e2e"].Server = "https://" + testbed.APIAddr.String() + ":1" }},
+		{name: "no-such-file", file: "/does/not/exist.kubeconfig", message: `/does/not/exist\.kubeconfig`, ends: true},
+		{name: "no-server", user: proxy, message: `no-server\.kubeconfig.*server|server.*no-server\.kubeconfig`, ends: true,
+			spoil: func(c *api.Config) { c.Clusters["e2e"].Server = "" }},
+		{name: "no-yaml", file: "garbage", message: `no-yaml\.kubeconfig`, ends: true},
+	}
+}
+
+// Whatever is wrong with the kubeconfig: one line says it, and the rules of the proxy before stay and serve.
+func TestBadAccess(t *testing.T) {
+	begin(t)
+	addr := web(t, "web", "pod1")
+	first := startProxy(t)
+	await(t, "pod3", addr, "pod1")
+	must(t, first.StopInOrder())
+	before := ruleset(t)
+
+	for _, c := range badAccesses() {
+		t.Run(c.name, func(t *testing.T) {
+			p, err := bed.StartProxyWith(c.kubeconfig(t))
+			must(t, err)
+			t.Cleanup(func() {
+				if err := p.Kill(); err != nil {
+					t.Error(err)
+				}
+			})
+			c.check(t, p)
+			if after := ruleset(t); after != before {
+				t.Errorf("the rules were\n%s\nand are\n%s", before, after)
+			}
+			await(t, "pod3", addr, "pod1")
+		})
+	}
+}
+
+// kubeconfig writes the spoilt kubeconfig.
+func (c badAccess) kubeconfig(t *testing.T) string {
+	t.Helper()
+	switch c.file {
+	case "":
+		file, err := bed.API.Kubeconfig(c.name, c.user, c.spoil)
+		must(t, err)
+		return file
+	case "garbage":
+		file := filepath.Join(t.TempDir(), c.name+".kubeconfig")
+		must(t, os.WriteFile(file, []byte("apiVersion: v1\nkind: Config\nclusters: {{{\n"), 0o600))
+		return file
+	default:
+		return c.file
+	}
+}
+
+// check waits until the proxy has said what is wrong, watches it for 4 s more, and fails the test unless it has said it in one
+// line, and has ended or goes on as it should.
+func (c badAccess) check(t *testing.T, p *testbed.Proxy) {
+	t.Helper()
+	message := regexp.MustCompile("(?i)" + c.message)
+	said := func() (lines []string) {
+		for line := range strings.Lines(p.Log()) {
+			if message.MatchString(line) {
+				lines = append(lines, line)
+			}
+		}
+		return lines
+	}
+	for deadline := time.Now().Add(patience); len(said()) == 0; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no line matches %q:\n%s", c.message, p.Log())
+		}
+	}
+	ended := false
+	select {
+	case <-p.Done():
+		ended = true
+	case <-time.After(4 * time.Second):
+	}
+	switch {
+	case c.ends && !ended:
+		t.Errorf("the proxy goes on")
+	case !c.ends && ended:
+		t.Errorf("the proxy has given up, status %d", p.ExitCode())
+	case ended && p.ExitCode() <= 0:
+		t.Errorf("status %d, want a failure", p.ExitCode())
+	}
+	if lines := said(); len(lines) != 1 {
+		t.Errorf("%d lines match %q, want 1:\n%s", len(lines), c.message, strings.Join(lines, ""))
+	}
+	t.Logf("ended: %v; it said: %s", ended, strings.TrimSpace(said()[0]))
+}
+
+// A proxy that is not allowed to list keeps trying: once the permission is given, it serves.
+func TestPermissionComesLater(t *testing.T) {
+	begin(t)
+	addr := web(t, "web", "pod1")
+	file, err := bed.API.Kubeconfig("later", controlplane.NobodyUser, nil)
+	must(t, err)
+	p, err := bed.StartProxyWith(file)
+	must(t, err)
+	t.Cleanup(func() { endProxy(t, p) })
+	time.Sleep(2 * time.Second)
+	if name, err := bed.AskWithin(t.Context(), "pod3", addr, brief); err == nil {
+		t.Fatalf("%s answers although the proxy may not read services", name)
+	}
+	bindings := bed.API.Client.RbacV1().ClusterRoleBindings()
+	_, err = bindings.Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "later"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:node-proxier"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: controlplane.NobodyUser}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	start := time.Now()
+	await(t, "pod3", addr, "pod1")
+	t.Logf("served %v after the permission was given", time.Since(start).Round(time.Millisecond))
+	must(t, bindings.Delete(t.Context(), "later", metav1.DeleteOptions{}))
+}
+
+// Everything that the proxy asks for is granted by the built-in role system:node-proxier. The API server's audit log, which
+// also covers the tests before this one, tells.
+func TestOnlyNodeProxierRights(t *testing.T) {
+	begin(t)
+	addr := web(t, "web", "pod1")
+	startProxy(t)
+	await(t, "pod3", addr, "pod1")
+
+	log, err := os.Open(bed.API.AuditLog())
+	must(t, err)
+	defer log.Close()
+	asked := map[string]bool{}
+	scanner := bufio.NewScanner(log)
+	scanner.Buffer(nil, 1<<20)
+	for scanner.Scan() {
+		var event auditEvent
+		must(t, json.Unmarshal(scanner.Bytes(), &event))
+		asked[event.Verb+" "+event.ObjectRef.APIGroup+"/"+event.ObjectRef.Resource] = true
+		reason := event.Annotations["authorization.k8s.io/reason"]
+		if event.Annotations["authorization.k8s.io/decision"] != "allow" || !strings.Contains(reason, `ClusterRole "system:node-proxier"`) {
+			t.Errorf("%s %s: %v", event.Verb, event.RequestURI, event.Annotations)
+		}
+	}
+	must(t, scanner.Err())
+	lines := slices.Sorted(maps.Keys(asked))
+	t.Logf("the proxy asked for: %s", strings.Join(lines, ", "))
+	for _, resource := range []string{"/services", "discovery.k8s.io/endpointslices", "/nodes"} {
+		if !slices.ContainsFunc(lines, func(line string) bool { return strings.HasSuffix(line, " "+resource) }) {
+			t.Errorf("the audit log has no request for %s", resource)
+		}
+	}
+}
+
+// auditEvent is the part of a line of the audit log that matters here.
+type auditEvent struct {
+	Verb       string
+	RequestURI string
+	ObjectRef  struct{ Resource, APIGroup string }
+
+	Annotations map[string]string
+}

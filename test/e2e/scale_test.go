@@ -1,0 +1,153 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/test/e2e/controlplane"
+)
+
+// services is how many services TestThousandServices creates; every tenth is deleted again.
+const services = 1000
+
+// 1,000 services come, and some go, while the endpoints of others change: at the end each answers, and the kernel holds what a
+// fresh start would put there.
+func TestThousandServices(t *testing.T) {
+	begin(t)
+	p := startProxy(t)
+	marker(t, "marker-first")
+	changes := startFlapping(t, "flapping", 20)
+	addrs := createThousand(t)
+	changes.stopAndCheck(t)
+	checkThousand(t, addrs)
+	t.Logf("a service created last answers after %v", marker(t, "marker-last"))
+
+	settled := meaning(t)
+	must(t, p.StopInOrder())
+	checkNothingChanges(t)
+	must(t, bed.API.DeleteService(t.Context(), "marker-again"))
+	must(t, bed.API.DeleteSlice(t.Context(), "marker-again"))
+	checkFreshStart(t, settled, addrs)
+}
+
+// createThousand returns the addresses of the services by number; those of the deleted ones are in it too.
+func createThousand(t *testing.T) []netip.AddrPort {
+	t.Helper()
+	addrs := make([]netip.AddrPort, services)
+	err := bed.API.Each(t.Context(), "services created", services, func(ctx context.Context, i int) error {
+		service := controlplane.Service(fmt.Sprintf("many-%d", i), 80)
+		if err := bed.API.Create(ctx, service, slice(service.Name, podOf(i))); err != nil {
+			return err
+		}
+		addrs[i] = address(service)
+		if !deleted(i) {
+			return nil
+		}
+		if err := bed.API.DeleteService(ctx, service.Name); err != nil {
+			return err
+		}
+		return bed.API.DeleteSlice(ctx, service.Name)
+	})
+	must(t, err)
+	return addrs
+}
+
+func podOf(i int) string { return fmt.Sprintf("pod%d", 1+i%5) }
+func deleted(i int) bool { return i%10 == 7 }
+
+// checkThousand asks every service from a pod. An address that a deleted service has left may belong to another one by now.
+func checkThousand(t *testing.T, addrs []netip.AddrPort) {
+	t.Helper()
+	start := time.Now()
+	owner := map[netip.AddrPort]bool{}
+	for i, addr := range addrs {
+		if !deleted(i) {
+			await(t, "pod3", addr, podOf(i))
+			owner[addr] = true
+		}
+	}
+	silent := 0
+	for i, addr := range addrs {
+		if deleted(i) && !owner[addr] {
+			awaitSilence(t, netlab.Node1, addr)
+			silent++
+		}
+	}
+	t.Logf("%d services answer, %d deleted ones are silent; asked in %v", len(owner), silent, time.Since(start).Round(time.Millisecond))
+}
+
+// checkNothingChanges restarts the proxy on the rules in the kernel: the new process wants exactly those, so it writes nothing.
+func checkNothingChanges(t *testing.T) {
+	t.Helper()
+	watch, err := bed.WatchRules(t.Context())
+	must(t, err)
+	p := startProxy(t)
+	time.Sleep(3 * time.Second)
+	changes, err := watch.Stop()
+	must(t, err)
+	if len(changes) > 0 {
+		t.Errorf("a restart changed the rules, %d lines:\n%q", len(changes), changes[:min(len(changes), 10)])
+	} else {
+		t.Logf("a restart on the same state changed no rule")
+	}
+	t.Logf("a service created after the restart answers after %v", marker(t, "marker-again"))
+	must(t, p.StopInOrder())
+}
+
+// checkFreshStart compares what a proxy has that starts on a node without rules with what the first one had in the end.
+func checkFreshStart(t *testing.T, settled string, addrs []netip.AddrPort) {
+	t.Helper()
+	must(t, bed.CleanNode(t.Context()))
+	start := time.Now()
+	startProxy(t)
+	last := len(addrs) - 1
+	await(t, "pod3", addrs[last], podOf(last))
+	t.Logf("a fresh start serves after %v", time.Since(start).Round(time.Millisecond))
+	checkThousand(t, addrs)
+	fresh := meaning(t)
+	if fresh != settled {
+		t.Errorf("after all changes and after a fresh start the rules differ:\n%s", difference(settled, fresh))
+		return
+	}
+	t.Logf("the kernel held after all changes what it holds after a fresh start, %d elements", strings.Count(fresh, "\n")+1)
+}
+
+// meaning is testbed's Meaning of rules that must not be empty.
+func meaning(t *testing.T) string {
+	t.Helper()
+	text, err := bed.Meaning(t.Context())
+	must(t, err)
+	if !strings.Contains(text, "→ ") {
+		t.Fatalf("the proxy's tables hold no map element:\n%s", text)
+	}
+	return text
+}
+
+// difference lists up to 20 lines that only one of two sorted texts has.
+func difference(a, b string) string {
+	count := map[string]int{}
+	for line := range strings.SplitSeq(a, "\n") {
+		count["- "+line]++
+	}
+	for line := range strings.SplitSeq(b, "\n") {
+		if count["- "+line] > 0 {
+			count["- "+line]--
+		} else {
+			count["+ "+line]++
+		}
+	}
+	var lines []string
+	for line, n := range count {
+		if n > 0 {
+			lines = append(lines, line)
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines[:min(len(lines), 20)], "\n")
+}
