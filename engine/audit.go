@@ -1,0 +1,70 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"kube-proxy/plane"
+)
+
+// driftGap is the least time from one audit to the next that a notification asks for: somebody who undoes
+// our work at once must not keep a processor busy.
+const driftGap = 100 * time.Millisecond
+
+// audit has the plane compare the kernel with what was applied, and mend it.
+func (e *Engine) audit(ctx context.Context, full bool) {
+	start := time.Now()
+	mended := 0
+	err := e.guard("plane, audit", func() (err error) {
+		mended, err = e.auditor.Audit(ctx, full)
+		return err
+	})
+	now := time.Now()
+	e.stats.update(func(s *Stats) {
+		s.Audits++
+		s.Mended += uint64(mended)
+		if err != nil {
+			s.Failures++
+			s.LastError, s.LastFailure = err.Error(), now
+		}
+	})
+	if e.cfg.Written != nil {
+		e.cfg.Written(Write{Verb: "audit", Changes: mended, Took: now.Sub(start), Err: err})
+	}
+	if mended > 0 {
+		e.lastEnd = now
+		e.cfg.Log.Warn("others had changed our objects, mended", "objects", mended, "full", full, "took", now.Sub(start))
+	}
+	switch {
+	case err == nil:
+		e.auditWait, e.auditErr = pause{}, ""
+		if full {
+			e.nextAudit = now.Add(e.auditPeriod())
+		}
+		e.drifted, e.driftAfter = false, now.Add(driftGap)
+	case isPanic(err) || errors.Is(err, plane.ErrStateLost):
+		if full {
+			e.nextAudit = now.Add(e.auditPeriod())
+		}
+		e.lose(fmt.Errorf("audit: %w", err))
+	default:
+		e.auditWait.fail(now)
+		if full {
+			e.nextAudit = e.auditWait.until
+		}
+		e.driftAfter = e.auditWait.until
+		if e.auditErr != err.Error() {
+			e.auditErr = err.Error()
+			e.cfg.Log.Error("audit failed, retrying", "full", full, "err", fmt.Errorf("audit: %w", err))
+		}
+	}
+}
+
+// auditPeriod is Config.AuditPeriod, give or take a tenth, so that the nodes of a cluster do not audit
+// together.
+func (e *Engine) auditPeriod() time.Duration {
+	return time.Duration(float64(e.cfg.AuditPeriod) * (0.9 + 0.2*rand.Float64()))
+}

@@ -1,0 +1,130 @@
+package engine
+
+import (
+	"container/heap"
+	"time"
+)
+
+// How long what failed waits: 50 ms at first, twice as long each time, 30 s at most.
+const (
+	firstDelay = 50 * time.Millisecond
+	lastDelay  = 30 * time.Second
+)
+
+func nextDelay(d time.Duration) time.Duration {
+	return min(max(2*d, firstDelay), lastDelay)
+}
+
+// pause is the backoff of one thing.
+type pause struct {
+	delay time.Duration
+	until time.Time
+}
+
+func (p *pause) fail(now time.Time) {
+	p.delay = nextDelay(p.delay)
+	p.until = now.Add(p.delay)
+}
+
+// waitlist is the backoff of many things, each with its own delay. A key that is not in the heap but in
+// entries is being tried; its delay is remembered. The zero waitlist is empty.
+type waitlist[K comparable] struct {
+	entries map[K]*waiting[K]
+	queue   waitQueue[K]
+}
+
+type waiting[K comparable] struct {
+	key   K
+	pause pause
+	at    int // place in the queue, -1 while it is being tried
+}
+
+// fail makes k wait, longer than the last time.
+func (w *waitlist[K]) fail(k K, now time.Time) { w.entry(k).wait(w, now) }
+
+// again makes k wait for the first delay: it failed in company that was shown to have others to blame.
+func (w *waitlist[K]) again(k K, now time.Time) {
+	e := w.entry(k)
+	e.pause.delay = 0
+	e.wait(w, now)
+}
+
+func (w *waitlist[K]) entry(k K) *waiting[K] {
+	e := w.entries[k]
+	if e == nil {
+		if w.entries == nil {
+			w.entries = map[K]*waiting[K]{}
+		}
+		e = &waiting[K]{key: k, at: -1}
+		w.entries[k] = e
+	}
+	return e
+}
+
+func (e *waiting[K]) wait(w *waitlist[K], now time.Time) {
+	e.pause.fail(now)
+	if e.at >= 0 {
+		heap.Fix(&w.queue, e.at)
+		return
+	}
+	heap.Push(&w.queue, e)
+}
+
+// forget drops k and its delay.
+func (w *waitlist[K]) forget(k K) {
+	e := w.entries[k]
+	if e == nil {
+		return
+	}
+	if e.at >= 0 {
+		heap.Remove(&w.queue, e.at)
+	}
+	delete(w.entries, k)
+	if len(w.entries) == 0 {
+		w.entries, w.queue = nil, nil
+	}
+}
+
+// due takes the keys whose time has come out of the queue.
+func (w *waitlist[K]) due(now time.Time) []K {
+	var keys []K
+	for len(w.queue) > 0 && !w.queue[0].pause.until.After(now) {
+		keys = append(keys, heap.Pop(&w.queue).(*waiting[K]).key)
+	}
+	return keys
+}
+
+// next says when the first key is due; false if none waits.
+func (w *waitlist[K]) next() (time.Time, bool) {
+	if len(w.queue) == 0 {
+		return time.Time{}, false
+	}
+	return w.queue[0].pause.until, true
+}
+
+// waitQueue is a heap ordered by time.
+type waitQueue[K comparable] []*waiting[K]
+
+func (q waitQueue[K]) Len() int           { return len(q) }
+func (q waitQueue[K]) Less(i, j int) bool { return q[i].pause.until.Before(q[j].pause.until) }
+func (q waitQueue[K]) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].at, q[j].at = i, j
+}
+
+// Push is heap.Interface's; use heap.Push.
+func (q *waitQueue[K]) Push(x any) {
+	e := x.(*waiting[K])
+	e.at = len(*q)
+	*q = append(*q, e)
+}
+
+// Pop is heap.Interface's; use heap.Pop.
+func (q *waitQueue[K]) Pop() any {
+	last := len(*q) - 1
+	e := (*q)[last]
+	(*q)[last] = nil
+	*q = (*q)[:last]
+	e.at = -1
+	return e
+}

@@ -1,0 +1,152 @@
+package engine
+
+import (
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+)
+
+// Config says what an engine works with. Family, Plane and Store must be set.
+type Config struct {
+	Family lb.Family
+	Plane  Plane
+	// Store is asked for the services that Mark names, for the node's facts, and whether all sources have
+	// listed.
+	Store *cluster.Store
+
+	// Settings are what the default Resolve and ResolveNode decide by; their Family is set by New.
+	Settings policy.Settings
+	// Resolve gives the rows of one service of this family; nil means policy.Resolve with Settings.
+	Resolve func(cluster.View) []*lb.Frontend
+	// ResolveNode gives what the plane must know of this machine; nil means policy.ResolveNode with Settings.
+	ResolveNode func(cluster.Facts) lb.Node
+
+	// MinSyncPeriod is the least time between the end of one write and the start of the next; 0 means none
+	// (DP-60).
+	MinSyncPeriod time.Duration
+	// AuditPeriod is the time between two full audits, give or take a tenth; 0 means 5 minutes, less than 0
+	// means never. It matters only where the plane is an [Auditor].
+	AuditPeriod time.Duration
+
+	// Observers are told of accepted changes, in this order.
+	Observers []Observer
+	// Log is where failures and contests are told; nil means slog.Default().
+	Log *slog.Logger
+	// Written, if not nil, is called after each call of the plane that writes, from the engine's goroutine.
+	Written func(Write)
+	// Contested, if not nil, is called once for each contest that is also logged as a warning (SV-24).
+	Contested func(lb.Contest)
+}
+
+// Write is one finished call of the plane.
+type Write struct {
+	Verb    string // "apply", "reset", "setnode" or "audit"
+	Changes int    // offered changes; rows of the table for "reset"; mended objects for "audit"
+	Took    time.Duration
+	Err     error
+}
+
+// Engine keeps one plane at what the Store asks for. Make one with [New], and run it with [Engine.Run].
+type Engine struct {
+	cfg       Config
+	setter    NodeSetter // nil if the plane has no SetNode
+	auditor   Auditor    // nil if the plane does not audit
+	minPeriod atomic.Int64
+
+	inbox inbox
+	stats ledger
+
+	// tableMu guards the table against Query; only the loop writes, while no write is in hand.
+	tableMu sync.RWMutex
+	table   *lb.Table
+
+	// The rest belongs to the goroutine of Run.
+
+	synced  bool // Store.Synced has been seen, and all services are in the table
+	begun   bool // a Reset has succeeded once
+	lost    bool // the plane needs a Reset before anything else
+	rebuild bool // the table itself cannot be trusted
+	lastEnd time.Time
+	fair    bool // the last job was a write of fresh wishes
+	pending pending
+	visited uint64 // by tables before a rebuild
+
+	searches   []*search
+	lastSearch uint64
+	hold       pause  // keeps fresh wishes back while everything fails
+	failed     int    // writes of fresh wishes that failed with no success between
+	failedKey  lb.Key // the first key of the last of them
+
+	resetWait pause
+	resetErr  string
+	applyErr  string
+
+	nodeKnown bool // the node has been resolved once
+	facts     bool // the node must be resolved again
+	nodeStale bool // the plane does not have table.Node yet
+	nodeWait  pause
+	nodeErr   string
+	factsWait pause
+
+	unresolved waitlist[cluster.Name] // services whose policy panicked
+
+	drifted    bool
+	driftAfter time.Time
+	nextAudit  time.Time
+	auditErr   string
+	auditWait  pause
+
+	warned map[lb.Contest]struct{}
+	panics once // panics whose stack was logged
+	said   once // other errors that were logged
+}
+
+// New returns an engine that has done nothing yet.
+func New(cfg Config) *Engine {
+	cfg.Settings.Family = cfg.Family
+	if cfg.Resolve == nil {
+		settings := cfg.Settings
+		cfg.Resolve = func(v cluster.View) []*lb.Frontend { return policy.Resolve(v, settings) }
+	}
+	if cfg.ResolveNode == nil {
+		settings := cfg.Settings
+		cfg.ResolveNode = func(f cluster.Facts) lb.Node { return policy.ResolveNode(f, settings) }
+	}
+	if cfg.AuditPeriod == 0 {
+		cfg.AuditPeriod = 5 * time.Minute
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	cfg.Log = cfg.Log.With("family", cfg.Family.String())
+	e := &Engine{
+		cfg:     cfg,
+		inbox:   inbox{wake: make(chan struct{}, 1)},
+		table:   &lb.Table{},
+		pending: newPending(),
+		lost:    true,
+	}
+	e.setter, _ = cfg.Plane.(NodeSetter)
+	e.auditor, _ = cfg.Plane.(Auditor)
+	e.minPeriod.Store(int64(cfg.MinSyncPeriod))
+	return e
+}
+
+// SetMinSyncPeriod changes Config.MinSyncPeriod; it may be called at any time from any goroutine.
+func (e *Engine) SetMinSyncPeriod(d time.Duration) {
+	e.minPeriod.Store(int64(d))
+	e.inbox.ring()
+}
+
+// Query calls f with the desired table. f must only read, must not keep the table, and should be short: new
+// events are not taken in while it runs. It may be called from any goroutine.
+func (e *Engine) Query(f func(*lb.Table)) {
+	e.tableMu.RLock()
+	defer e.tableMu.RUnlock()
+	f(e.table)
+}

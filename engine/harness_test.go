@@ -1,0 +1,239 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unique"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/plane/fake"
+	"kube-proxy/policy"
+)
+
+// rig is an engine with all that surrounds it, over a fake plane.
+type rig struct {
+	t      testing.TB
+	store  *cluster.Store
+	plane  *fake.Plane
+	faulty *fake.Faulty
+	engine *Engine
+	model  *model
+	log    *buffer
+	stop   func() error
+}
+
+const nodeName = "n1"
+
+var settings = policy.Settings{
+	Family:       lb.IPv4,
+	ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
+}
+
+func newRig(t testing.TB, change func(*Config)) *rig {
+	r := &rig{t: t, store: cluster.NewStore(nodeName), plane: fake.New(lb.IPv4), log: &buffer{}}
+	r.faulty = fake.NewFaulty(r.plane, 1)
+	r.model = &model{rows: map[lb.Key]*lb.Frontend{}}
+	cfg := Config{
+		Family:    lb.IPv4,
+		Plane:     r.faulty,
+		Store:     r.store,
+		Settings:  settings,
+		Observers: []Observer{r.model},
+		Log:       slog.New(slog.NewTextHandler(r.log, nil)),
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	r.engine = New(cfg)
+	return r
+}
+
+func (r *rig) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.engine.Run(ctx) }()
+	r.stop = sync.OnceValue(func() error {
+		cancel()
+		return <-done
+	})
+	r.t.Cleanup(func() {
+		if err := r.stop(); err != nil {
+			r.t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// do folds events and marks what they changed.
+func (r *rig) do(events ...cluster.Event) {
+	for _, ev := range events {
+		r.engine.Mark(r.store.Fold(ev))
+	}
+}
+
+// list makes the store synced.
+func (r *rig) list() { r.do(cluster.ServicesListed{}, cluster.SlicesListed{}) }
+
+// fresh is the dump of a plane that was reset to what the store holds.
+func (r *rig) fresh() string {
+	p := fake.New(lb.IPv4)
+	if err := p.Reset(context.Background(), tableOf(r.store)); err != nil {
+		r.t.Fatalf("fresh start: %v", err)
+	}
+	return p.Dump()
+}
+
+func tableOf(store *cluster.Store) *lb.Table {
+	table := &lb.Table{Node: policy.ResolveNode(store.Facts(), settings)}
+	for _, n := range store.Names() {
+		v := store.View(n)
+		table.Replace(lb.Owner{Name: n.String(), Created: v.Service.Created}, policy.Resolve(v, settings))
+	}
+	return table
+}
+
+// converged checks that the plane and the observers stand where a fresh start would.
+func (r *rig) converged() {
+	r.t.Helper()
+	s := r.engine.Stats()
+	if !s.Settled || s.Pending != 0 || s.Doubtful != 0 || len(s.Failing) != 0 || !s.QueuedSince.IsZero() {
+		r.t.Errorf("not settled: %+v", s)
+	}
+	if got, want := r.plane.Dump(), r.fresh(); got != want {
+		r.t.Errorf("the plane is not where a fresh start would be\ngot:\n%s\nwant:\n%s", got, want)
+	}
+	r.model.check(r.t, tableOf(r.store))
+}
+
+// model is an observer that checks that what it is told makes sense.
+type model struct {
+	mu     sync.Mutex
+	rows   map[lb.Key]*lb.Frontend
+	told   int
+	errors []string
+}
+
+func (m *model) Applied(changes []lb.Change) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range changes {
+		m.told++
+		if !m.rows[c.Key].Equal(c.Old) {
+			m.errors = append(m.errors, fmt.Sprintf("%s: told of old row %v, but knew %v", c.Key, c.Old, m.rows[c.Key]))
+		}
+		if c.New == nil {
+			delete(m.rows, c.Key)
+		} else {
+			m.rows[c.Key] = c.New
+		}
+	}
+}
+
+func (m *model) check(t testing.TB, want *lb.Table) {
+	t.Helper()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, e := range m.errors {
+		t.Error(e)
+	}
+	for f := range want.All() {
+		if !m.rows[f.Key].Equal(f) {
+			t.Errorf("observers know %v for %s, the table has %v", m.rows[f.Key], f.Key, f)
+		}
+	}
+	if len(m.rows) != want.Len() {
+		t.Errorf("observers know %d rows, the table has %d", len(m.rows), want.Len())
+	}
+}
+
+// buffer is a log that may be read while it is written.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) count(text string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.Count(b.b.String(), text)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// bubble runs a test with made-up time.
+func bubble(t *testing.T, change func(*Config), f func(*rig)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, change)
+		f(r)
+		if r.stop != nil {
+			if err := r.stop(); err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		}
+	})
+}
+
+// run waits until nothing happens any more without time passing.
+func (r *rig) run() { synctest.Wait() }
+
+// after lets time pass.
+func (r *rig) after(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func svcName(i int) cluster.Name { return cluster.Name{Namespace: "shop", Name: fmt.Sprintf("s%d", i)} }
+
+func svcIP(i int) netip.Addr { return netip.AddrFrom4([4]byte{172, byte(16 + i>>16), byte(i >> 8), byte(i)}) }
+
+func svcKey(i int) lb.Key { return lb.Key{Addr: svcIP(i), Port: 80, Proto: lb.TCP} }
+
+// service is a Service with one port.
+func service(i int) *cluster.Service {
+	return &cluster.Service{
+		Name:       svcName(i),
+		Created:    int64(1000 + i),
+		ClusterIPs: []netip.Addr{svcIP(i)},
+		Ports:      []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}},
+	}
+}
+
+// slice is the service's slice, with n endpoints whose addresses begin at from.
+func slice(i, from, n int) *cluster.Slice {
+	s := &cluster.Slice{
+		Name:    cluster.Name{Namespace: "shop", Name: fmt.Sprintf("s%d-x", i)},
+		Service: svcName(i),
+		Ports:   []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}},
+	}
+	for k := range n {
+		s.Endpoints = append(s.Endpoints, cluster.Endpoint{
+			Addr:     netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(from + k)}),
+			NodeName: unique.Make(nodeName),
+			Ready:    true, Serving: true,
+		})
+	}
+	return s
+}
+
+func (r *rig) add(i int) {
+	r.do(cluster.SliceSet{Slice: slice(i, 1, 3)}, cluster.ServiceSet{Service: service(i)})
+}

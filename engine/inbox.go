@@ -1,0 +1,105 @@
+package engine
+
+import (
+	"sync"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// inbox gathers what is dirty between two looks of the loop.
+type inbox struct {
+	wake chan struct{} // has a value when the loop should look
+
+	mu    sync.Mutex
+	names map[cluster.Name]struct{} // nil when empty: a map that was large once is never ranged over again
+	facts bool
+	all   bool
+	since time.Time // when the oldest mark came
+	begun bool      // the loop has seen the sources listed
+	busy  bool      // the loop has something in hand or waiting
+}
+
+func (b *inbox) ring() {
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Mark tells the engine what a fold changed. It is cheap and may be called from any goroutine, after the
+// fold. It must be called after every fold until the Store is synced, also after one that changed nothing:
+// the lists that everything waits for may be empty (SV-05).
+func (e *Engine) Mark(d cluster.Dirty) {
+	b := &e.inbox
+	b.mu.Lock()
+	heard := !b.begun
+	for _, ref := range d.Services {
+		if e.cfg.Family == lb.IPv4 && !ref.V4 || e.cfg.Family == lb.IPv6 && !ref.V6 {
+			continue
+		}
+		if b.names == nil {
+			b.names = make(map[cluster.Name]struct{})
+		}
+		b.names[ref.Name] = struct{}{}
+		heard = true
+	}
+	if d.Facts {
+		b.facts, heard = true, true
+	}
+	if heard && b.since.IsZero() {
+		b.since = time.Now()
+	}
+	b.mu.Unlock()
+	if heard {
+		b.ring()
+	}
+}
+
+// ResolveAll makes every service and the node dirty: what Resolve or ResolveNode decide by has changed.
+func (e *Engine) ResolveAll() {
+	b := &e.inbox
+	b.mu.Lock()
+	b.all, b.facts = true, true
+	if b.since.IsZero() {
+		b.since = time.Now()
+	}
+	b.mu.Unlock()
+	b.ring()
+}
+
+// taken is what the loop takes out of the inbox.
+type taken struct {
+	names      map[cluster.Name]struct{}
+	facts, all bool
+}
+
+func (b *inbox) take() taken {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t := taken{b.names, b.facts, b.all}
+	b.names, b.facts, b.all = nil, false, false
+	b.busy = true
+	return t
+}
+
+func (b *inbox) empty() bool { return len(b.names) == 0 && !b.facts && !b.all }
+
+// rest is called when the loop has nothing to do now; busy says that something waits for its time.
+func (b *inbox) rest(busy bool) {
+	b.mu.Lock()
+	b.busy = busy
+	b.mu.Unlock()
+}
+
+// written forgets when the oldest mark came, unless more has come since.
+func (b *inbox) written() {
+	b.mu.Lock()
+	if b.empty() {
+		b.since = time.Time{}
+	} else {
+		b.since = time.Now()
+	}
+	b.mu.Unlock()
+}

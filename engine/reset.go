@@ -1,0 +1,94 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// reset has the plane hold exactly the table: once at the start, and where the plane lost its state. If it
+// fails it is tried again with backoff; until then the kernel serves what it has.
+func (e *Engine) reset(ctx context.Context) {
+	e.drifted = false // what drifted before is mended by the Reset
+	start := time.Now()
+	err := e.guard("plane, reset", func() error { return e.cfg.Plane.Reset(ctx, e.table) })
+	e.stats.update(func(s *Stats) {
+		s.Resets++
+		if e.resetErr != "" {
+			s.Retries++
+		}
+	})
+	e.called(Write{Verb: "reset", Changes: e.table.Len(), Took: time.Since(start), Err: err})
+	if err != nil {
+		e.resetWait.fail(time.Now())
+		if e.resetErr != err.Error() {
+			e.resetErr = err.Error()
+			e.cfg.Log.Error("reset failed, the rules in the kernel stay", "rows", e.table.Len(),
+				"err", fmt.Errorf("reset to %d rows: %w", e.table.Len(), err))
+		}
+		return
+	}
+	e.cfg.Log.Info("reset", "rows", e.table.Len(), "took", time.Since(start))
+	changes := e.afterReset()
+	e.nextAudit = time.Now().Add(e.auditPeriod())
+	e.begun, e.lost, e.nodeStale = true, false, false
+	e.resetWait, e.resetErr, e.nodeErr, e.applyErr = pause{}, "", "", ""
+	e.pending, e.searches = newPending(), nil
+	e.failed, e.failedKey, e.hold = 0, lb.Key{}, pause{}
+	e.stats.allWork()
+	e.stats.update(func(s *Stats) { s.Changes += uint64(len(changes)) })
+	e.inbox.written()
+	e.observe(changes)
+}
+
+// afterReset returns what the observers do not know yet: all rows after the first Reset, later those that
+// were pending.
+func (e *Engine) afterReset() []lb.Change {
+	var changes []lb.Change
+	if !e.begun {
+		if len(e.cfg.Observers) == 0 {
+			return nil
+		}
+		changes = make([]lb.Change, 0, e.table.Len())
+		for f := range e.table.All() {
+			changes = append(changes, lb.Change{Key: f.Key, New: f})
+		}
+		return changes
+	}
+	for k, w := range e.pending.wishes {
+		if want := e.table.Get(k); !w.old.Equal(want) {
+			changes = append(changes, lb.Change{Key: k, Old: w.old, New: want})
+		}
+	}
+	return changes
+}
+
+// setNode tells the plane of the node without a Reset.
+func (e *Engine) setNode(ctx context.Context) {
+	start := time.Now()
+	err := e.guard("plane, set node", func() error { return e.setter.SetNode(ctx, e.table.Node) })
+	e.stats.update(func(s *Stats) {
+		s.SetNodes++
+		if e.nodeErr != "" {
+			s.Retries++
+		}
+	})
+	e.called(Write{Verb: "setnode", Took: time.Since(start), Err: err})
+	if err == nil {
+		e.nodeStale, e.nodeWait, e.nodeErr = false, pause{}, ""
+		return
+	}
+	if isPanic(err) || errors.Is(err, plane.ErrStateLost) {
+		e.lose(fmt.Errorf("set node: %w", err))
+		return
+	}
+	e.nodeWait.fail(time.Now())
+	if e.nodeErr != err.Error() {
+		e.nodeErr = err.Error()
+		e.cfg.Log.Error("node not written, retrying", "err", fmt.Errorf("set node: %w", err))
+	}
+}

@@ -1,0 +1,241 @@
+package engine
+
+import (
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// absorb takes in what was marked: dirty services are resolved, and the changes of their rows become
+// pending. Before all sources have listed it does nothing (SV-05).
+func (e *Engine) absorb() {
+	if !e.synced && !e.cfg.Store.Synced() {
+		return
+	}
+	t := e.inbox.take()
+	if !e.synced {
+		e.synced, t.all, t.facts = true, true, true
+		e.inbox.mu.Lock()
+		e.inbox.begun = true
+		e.inbox.mu.Unlock()
+	}
+	now := time.Now()
+	if t.facts || e.facts && !e.factsWait.until.After(now) {
+		e.resolveNode(now)
+	}
+	var contested []lb.Key
+	for name := range t.names {
+		e.renewed(name)
+		contested = e.resolve(contested, name, now)
+	}
+	if t.all {
+		for _, name := range e.cfg.Store.Names() {
+			if _, done := t.names[name]; !done {
+				contested = e.resolve(contested, name, now)
+			}
+		}
+	}
+	for _, name := range e.unresolved.due(now) {
+		contested = e.resolve(contested, name, now)
+	}
+	if e.rebuild {
+		contested = append(contested, e.rebuildTable()...)
+	}
+	e.warn(contested)
+}
+
+// renewed makes the backoff of a service that could not be resolved start anew: it has changed.
+func (e *Engine) renewed(name cluster.Name) {
+	if w := e.unresolved.entries[name]; w != nil {
+		w.pause = pause{}
+	}
+}
+
+// planResolve remembers when something that could not be resolved is due again.
+func (e *Engine) planResolve(a *agenda) {
+	if t, ok := e.unresolved.next(); ok {
+		a.due(t)
+	}
+	if e.facts {
+		a.due(e.factsWait.until)
+	}
+}
+
+// resolve computes the rows of one service and replaces them in the table. It appends the keys of contests
+// that began.
+func (e *Engine) resolve(contested []lb.Key, name cluster.Name, now time.Time) []lb.Key {
+	e.stats.update(func(s *Stats) { s.Resolved++ })
+	view := e.cfg.Store.View(name)
+	owner := lb.Owner{Name: name.String()}
+	if view.Service != nil {
+		owner.Created = view.Service.Created
+	}
+	var fronts []*lb.Frontend
+	_, suspect := e.unresolved.entries[name]
+	err := e.guard("policy, service "+owner.Name, func() error {
+		if view.Service != nil {
+			fronts = e.cfg.Resolve(view)
+		}
+		if suspect { // it may be the table that cannot take the rows: try that aside
+			new(lb.Table).Replace(owner, fronts)
+		}
+		return nil
+	})
+	if err != nil {
+		e.unresolved.fail(name, now)
+		e.failedResolve(owner.Name, err)
+		return contested
+	}
+	changes, contests, err := e.replace(owner, fronts)
+	if err != nil {
+		// The table may be half changed: it is made anew, with the old rows of this service.
+		e.unresolved.fail(name, now)
+		e.failedResolve(owner.Name, err)
+		e.rebuild = true
+		return contested
+	}
+	e.unresolved.forget(name)
+	if e.begun {
+		for _, c := range changes {
+			e.pending.add(c)
+		}
+	}
+	for _, c := range contests {
+		contested = append(contested, c.Key)
+	}
+	return contested
+}
+
+func (e *Engine) failedResolve(service string, err error) {
+	e.stats.update(func(s *Stats) {
+		s.LastError, s.LastFailure = "resolve service "+service+": "+err.Error(), time.Now()
+	})
+	if e.said.first("resolve " + service + err.Error()) {
+		e.cfg.Log.Error("service not resolved, its present rows stay", "service", service, "err", err)
+	}
+}
+
+func (e *Engine) replace(o lb.Owner, fronts []*lb.Frontend) (changes []lb.Change, contests []lb.Contest, err error) {
+	err = e.guard("table, service "+o.Name, func() error {
+		e.tableMu.Lock()
+		defer e.tableMu.Unlock()
+		changes, contests = e.table.Replace(o, fronts)
+		return nil
+	})
+	return changes, contests, err
+}
+
+// rebuildTable makes a new table after a panic in the old one, and has the plane reset to it. Services that
+// cannot be resolved keep the rows that they had.
+func (e *Engine) rebuildTable() (contested []lb.Key) {
+	old := e.table
+	e.visited += old.Visited
+	e.tableMu.Lock()
+	e.table = &lb.Table{Node: old.Node}
+	e.tableMu.Unlock()
+	e.rebuild, e.lost = false, true
+	// Until the Reset nothing is written, so what happens to pending here only tells observers.
+	for _, name := range e.cfg.Store.Names() {
+		view := e.cfg.Store.View(name)
+		if view.Service == nil {
+			continue
+		}
+		owner := lb.Owner{Name: name.String(), Created: view.Service.Created}
+		fronts := old.Owned(owner.Name)
+		if _, bad := e.unresolved.entries[name]; !bad {
+			err := e.guard("policy, service "+owner.Name, func() error {
+				fronts = e.cfg.Resolve(view)
+				return nil
+			})
+			if err != nil {
+				e.unresolved.fail(name, time.Now())
+				e.failedResolve(owner.Name, err)
+			}
+		}
+		_, contests, err := e.replace(owner, fronts)
+		if err != nil {
+			e.unresolved.fail(name, time.Now())
+			e.failedResolve(owner.Name, err)
+		}
+		for _, c := range contests {
+			contested = append(contested, c.Key)
+		}
+	}
+	if !e.begun {
+		return contested
+	}
+	for f := range old.All() {
+		if now := e.table.Get(f.Key); !f.Equal(now) {
+			e.pending.add(lb.Change{Key: f.Key, Old: f, New: now})
+		}
+	}
+	for f := range e.table.All() {
+		if old.Get(f.Key) == nil {
+			e.pending.add(lb.Change{Key: f.Key, New: f})
+		}
+	}
+	return contested
+}
+
+// resolveNode computes what the plane must know of this machine.
+func (e *Engine) resolveNode(now time.Time) {
+	var n lb.Node
+	err := e.guard("policy, node", func() error {
+		n = e.cfg.ResolveNode(e.cfg.Store.Facts())
+		return nil
+	})
+	if err != nil {
+		e.facts = true
+		e.factsWait.fail(now)
+		e.failedNode(err)
+		return
+	}
+	e.facts, e.factsWait, e.nodeKnown = false, pause{}, true
+	if e.table.Node.Equal(n) {
+		return
+	}
+	e.tableMu.Lock()
+	e.table.Node = n
+	e.tableMu.Unlock()
+	if e.setter == nil {
+		e.lost = true
+		return
+	}
+	e.nodeStale, e.nodeWait = true, pause{}
+}
+
+func (e *Engine) failedNode(err error) {
+	e.stats.update(func(s *Stats) { s.LastError, s.LastFailure = "resolve node: "+err.Error(), time.Now() })
+	if e.said.first("node " + err.Error()) {
+		e.cfg.Log.Error("node not resolved, what was known of it stays", "err", err)
+	}
+}
+
+// maxWarned bounds the memory for warnings given.
+const maxWarned = 10000
+
+// warn tells of contests, once for each key, winner and loser (SV-24). It asks the table again: while many
+// services were resolved the winner may have changed.
+func (e *Engine) warn(keys []lb.Key) {
+	for _, k := range keys {
+		for _, c := range e.table.Contests(k) {
+			if _, told := e.warned[c]; told {
+				continue
+			}
+			if e.warned == nil || len(e.warned) >= maxWarned {
+				e.warned = map[lb.Contest]struct{}{}
+			}
+			e.warned[c] = struct{}{}
+			why := "older"
+			if c.Winner.Created == c.Loser.Created {
+				why = "as old, first by name"
+			}
+			e.cfg.Log.Warn("service "+c.Loser.Name+" lost "+k.String()+" to "+c.Winner.Name+" ("+why+")",
+				"key", k.String(), "winner", c.Winner.Name, "loser", c.Loser.Name)
+			if e.cfg.Contested != nil {
+				e.cfg.Contested(c)
+			}
+		}
+	}
+}

@@ -1,0 +1,150 @@
+package engine
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+// Stats is what an engine has done and how it stands. The counters never go back.
+type Stats struct {
+	Resolved uint64 // services resolved
+	Visited  uint64 // rows that the table looked at
+	Applies  uint64 // calls of Plane.Apply
+	Resets   uint64 // calls of Plane.Reset
+	SetNodes uint64 // calls of NodeSetter.SetNode
+	Offered  uint64 // changes in calls of Apply
+	Changes  uint64 // changes that were accepted
+	Failures uint64 // calls of the plane that returned an error or panicked
+	Retries  uint64 // calls of the plane that offered again what had failed
+	Panics   uint64 // panics caught in the plane, the policy or an observer
+	Audits   uint64 // calls of Auditor.Audit
+	Mended   uint64 // objects that audits mended
+
+	Pending  int // keys that the plane has not accepted yet
+	Doubtful int // those of them that were offered in a write that failed
+	// Unresolved is the number of services whose rows could not be computed.
+	Unresolved int
+	// Failing are rows that fail alone, ordered by key; at most 100 are kept.
+	Failing []Failing
+
+	// LastError is the text of the last failure; it stays after the next success.
+	LastError string
+	// LastFailure is when the last call failed, zero if none did.
+	LastFailure time.Time
+	// LastSuccess is when the plane last accepted a write or a Reset (DP-62), zero before the first.
+	LastSuccess time.Time
+	// QueuedSince is when the oldest event came that no successful write has followed; zero if none.
+	QueuedSince time.Time
+
+	// Begun: a Reset has succeeded, so the plane serves what the sources listed.
+	Begun bool
+	// Lost: the plane waits for a Reset.
+	Lost bool
+	// Settled: the plane holds all that the engine was told of; nothing is in hand and nothing waits.
+	Settled bool
+}
+
+// Failing is a row that the plane refuses.
+type Failing struct {
+	Key     lb.Key
+	Service string
+	Err     string
+	Since   time.Time
+	Tries   int
+}
+
+const maxFailing = 100
+
+// ledger holds the counters; it is safe for concurrent use.
+type ledger struct {
+	mu      sync.Mutex
+	stats   Stats
+	failing map[lb.Key]*Failing
+}
+
+func (l *ledger) update(f func(*Stats)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f(&l.stats)
+}
+
+func (l *ledger) fails(k lb.Key, service string, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f := l.failing[k]
+	if f == nil {
+		if len(l.failing) >= maxFailing {
+			return
+		}
+		if l.failing == nil {
+			l.failing = map[lb.Key]*Failing{}
+		}
+		f = &Failing{Key: k, Since: time.Now()}
+		l.failing[k] = f
+	}
+	f.Service, f.Err = service, err.Error()
+	f.Tries++
+}
+
+func (l *ledger) works(k lb.Key) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.failing, k)
+}
+
+func (l *ledger) allWork() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failing = nil
+}
+
+// Stats returns a copy of the counters; it may be called from any goroutine.
+func (e *Engine) Stats() Stats {
+	b := &e.inbox
+	b.mu.Lock()
+	settled, since := b.begun && !b.busy && b.empty(), b.since
+	b.mu.Unlock()
+
+	l := &e.stats
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.stats
+	s.Settled, s.QueuedSince = settled, since
+	for _, k := range slices.SortedFunc(maps.Keys(l.failing), lb.Key.Compare) {
+		s.Failing = append(s.Failing, *l.failing[k])
+	}
+	return s
+}
+
+// publish brings what Stats says of the loop up to date.
+func (e *Engine) publish() {
+	l := &e.stats
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := &l.stats
+	s.Visited = e.visited + e.table.Visited
+	s.Pending, s.Doubtful = len(e.pending.wishes), e.pending.doubtful
+	s.Unresolved = len(e.unresolved.entries)
+	s.Begun, s.Lost = e.begun, e.lost
+}
+
+// called counts one finished call of the plane that writes, and tells Config.Written.
+func (e *Engine) called(w Write) {
+	now := time.Now()
+	e.lastEnd = now
+	e.stats.update(func(s *Stats) {
+		if w.Err != nil {
+			s.Failures++
+			s.LastError, s.LastFailure = w.Err.Error(), now
+			return
+		}
+		s.LastSuccess = now
+	})
+	if e.cfg.Written != nil {
+		e.cfg.Written(w)
+	}
+}

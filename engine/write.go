@@ -1,0 +1,149 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// maxHold is the longest time for which fresh wishes wait while every write fails.
+const maxHold = time.Second
+
+// writeFresh offers all fresh wishes in one write. If that fails, the culprit is searched for among them.
+func (e *Engine) writeFresh(ctx context.Context) {
+	changes, err := e.apply(ctx, e.pending.takeFresh())
+	if err == nil || e.lost {
+		return
+	}
+	e.throttle(changes)
+	if len(changes) == 1 {
+		e.blame(changes[0], err)
+		return
+	}
+	e.begin(newSearch(halves(keysOf(changes)), 1))
+}
+
+// throttle keeps fresh wishes back for a moment when different ones fail one after the other with no success
+// between: then it is not one bad object, and a storm of events must not become a storm of failures.
+func (e *Engine) throttle(changes []lb.Change) {
+	if len(changes) == 1 && changes[0].Key == e.failedKey {
+		return
+	}
+	e.failedKey = changes[0].Key
+	e.failed++
+	if e.failed < 2 {
+		return
+	}
+	e.hold.fail(time.Now())
+	if e.hold.delay > maxHold {
+		e.hold = pause{maxHold, time.Now().Add(maxHold)}
+	}
+}
+
+// apply offers the keys' wishes to the plane. It returns what was offered.
+func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) {
+	again := e.pending.doubtful
+	changes := e.pending.changes(keys, e.table)
+	if len(changes) == 0 {
+		e.inbox.written()
+		return nil, nil
+	}
+	start := time.Now()
+	err := e.guard("plane, apply", func() error { return e.cfg.Plane.Apply(ctx, changes) })
+	e.stats.update(func(s *Stats) {
+		s.Applies++
+		s.Offered += uint64(len(changes))
+		if again > 0 && e.pending.anyDoubt(changes) {
+			s.Retries++
+		}
+		if err == nil {
+			s.Changes += uint64(len(changes))
+		}
+	})
+	e.called(Write{Verb: "apply", Changes: len(changes), Took: time.Since(start), Err: err})
+	if err != nil {
+		e.pending.doubt(changes)
+		if isPanic(err) || errors.Is(err, plane.ErrStateLost) {
+			e.lose(fmt.Errorf("apply %d changes: %w", len(changes), err))
+		}
+		return changes, err
+	}
+	e.accepted(changes)
+	e.cfg.Log.Debug("applied", "changes", len(changes), "took", time.Since(start))
+	return changes, nil
+}
+
+// accepted takes note that the plane holds the new rows, and tells the observers.
+func (e *Engine) accepted(changes []lb.Change) {
+	for _, c := range changes {
+		if said := e.pending.wishes[c.Key].err; said != "" {
+			e.stats.works(c.Key)
+			e.cfg.Log.Info("row written after failures", "key", c.Key.String(), "service", serviceOf(c))
+		}
+		e.pending.forget(c.Key)
+	}
+	if e.pending.doubtful == 0 {
+		e.applyErr = ""
+	}
+	e.failed, e.failedKey, e.hold = 0, lb.Key{}, pause{}
+	if len(e.pending.fresh) == 0 {
+		e.inbox.written()
+	}
+	e.observe(changes)
+}
+
+// observe tells the observers of accepted changes.
+func (e *Engine) observe(changes []lb.Change) {
+	if len(changes) == 0 {
+		return
+	}
+	for _, o := range e.cfg.Observers {
+		err := e.guard("observer", func() error {
+			o.Applied(changes)
+			return nil
+		})
+		if err != nil && e.said.first("observer "+err.Error()) {
+			e.cfg.Log.Error("observer failed", "err", err)
+		}
+	}
+}
+
+// blame says that the change failed alone; it will be tried again after its own backoff.
+func (e *Engine) blame(c lb.Change, err error) {
+	w := e.pending.wishes[c.Key]
+	w.alone, w.group = true, 0
+	e.pending.waits.fail(c.Key, time.Now())
+	e.stats.fails(c.Key, serviceOf(c), err)
+	if w.err != err.Error() {
+		w.err = err.Error()
+		e.cfg.Log.Error("row not written, retrying it alone", "key", c.Key.String(), "service", serviceOf(c), "err", err)
+	}
+}
+
+// lose has the plane reset before anything else is written.
+func (e *Engine) lose(err error) {
+	e.lost, e.searches = true, nil
+	e.cfg.Log.Warn("kernel state unknown, writing everything anew", "err", err)
+}
+
+func serviceOf(c lb.Change) string {
+	switch {
+	case c.New != nil:
+		return c.New.Service
+	case c.Old != nil:
+		return c.Old.Service
+	}
+	return ""
+}
+
+func keysOf(changes []lb.Change) []lb.Key {
+	keys := make([]lb.Key, len(changes))
+	for i, c := range changes {
+		keys[i] = c.Key
+	}
+	return keys
+}

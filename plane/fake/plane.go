@@ -1,0 +1,250 @@
+package fake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// Counts is what a plane was asked and did.
+type Counts struct {
+	Applies, Resets, SetNodes, Audits int
+	Changes                           int // changes in calls of Apply
+	Ops                               int // writes to the kernel: rows and sets put or deleted
+}
+
+// Plane is a plane in memory, for one family. Make one with [New]. Its methods may be called from any
+// goroutine, so that tests can look while an engine works.
+type Plane struct {
+	family lb.Family
+	drift  chan struct{}
+
+	mu      sync.Mutex
+	ready   bool // a Reset has succeeded, and the state was not lost since
+	applied map[lb.Key]*lb.Frontend
+	node    lb.Node
+	kernel  *kernel
+	counts  Counts
+}
+
+// New returns an empty plane. As a real one, it does nothing before the first Reset.
+func New(family lb.Family) *Plane {
+	return &Plane{
+		family:  family,
+		drift:   make(chan struct{}, 1),
+		applied: map[lb.Key]*lb.Frontend{},
+		kernel:  newKernel(),
+	}
+}
+
+// Counts returns the counters.
+func (p *Plane) Counts() Counts {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.counts
+}
+
+// Apply checks all changes, and then does them one by one: it is atomic where a change is malformed.
+func (p *Plane) Apply(ctx context.Context, changes []lb.Change) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.counts.Applies++
+	p.counts.Changes += len(changes)
+	if err := p.usable(ctx); err != nil {
+		return fmt.Errorf("fake: apply %d changes: %w", len(changes), err)
+	}
+	for _, c := range changes {
+		if err := check(p.family, c.Key, c.New); err != nil {
+			return fmt.Errorf("fake: apply: %w", err)
+		}
+	}
+	for _, c := range changes {
+		if err := p.set(c.Key, c.New); err != nil {
+			return fmt.Errorf("fake: apply: %w", err)
+		}
+	}
+	return nil
+}
+
+func (p *Plane) usable(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if !p.ready {
+		return fmt.Errorf("no table: %w", plane.ErrStateLost)
+	}
+	return nil
+}
+
+// set makes the row of the key f, or removes it: new backends before the row, the old row before its
+// backends.
+func (p *Plane) set(key lb.Key, f *lb.Frontend) error {
+	was := p.kernel.fronts[key]
+	if f != nil {
+		for _, r := range f.Routes {
+			if r.To != nil {
+				p.kernel.putSet(r.To.ID, r.To.Backends)
+				p.counts.Ops++
+			}
+		}
+		p.counts.Ops++
+		if err := p.kernel.putFront(f); err != nil {
+			return err
+		}
+		p.applied[key] = f
+	} else {
+		delete(p.applied, key)
+		p.counts.Ops++
+		if err := p.kernel.delFront(key); err != nil && !errors.Is(err, errNoEntry) {
+			return err
+		}
+	}
+	return p.sweep(was)
+}
+
+// sweep removes the sets of a row that was, where nothing refers to them any more.
+func (p *Plane) sweep(was *lb.Frontend) error {
+	if was == nil {
+		return nil
+	}
+	for _, r := range was.Routes {
+		if r.To == nil {
+			continue
+		}
+		if s := p.kernel.sets[r.To.ID]; s != nil && s.refs == 0 {
+			p.counts.Ops++
+			if err := p.kernel.delSet(r.To.ID); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Reset makes the plane hold exactly the table; only what differs is written.
+func (p *Plane) Reset(ctx context.Context, want *lb.Table) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.counts.Resets++
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("fake: reset: %w", err)
+	}
+	for f := range want.All() {
+		if err := check(p.family, f.Key, f); err != nil {
+			return fmt.Errorf("fake: reset: %w", err)
+		}
+	}
+	p.applied = make(map[lb.Key]*lb.Frontend, want.Len())
+	if err := p.reset(want, func(lb.Key) bool { return true }); err != nil {
+		return fmt.Errorf("fake: reset: %w", err)
+	}
+	p.node, p.kernel.node = want.Node, want.Node
+	p.ready = true
+	return nil
+}
+
+// ResetPartly does the part of a Reset that concerns the chosen keys and leaves the plane as after a failed
+// Reset: a mixture. [Faulty] uses it.
+func (p *Plane) ResetPartly(want *lb.Table, chosen func(lb.Key) bool) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ready = false
+	for f := range want.All() {
+		if err := check(p.family, f.Key, f); err != nil {
+			return fmt.Errorf("fake: reset: %w", err)
+		}
+	}
+	return p.reset(want, chosen)
+}
+
+func (p *Plane) reset(want *lb.Table, chosen func(lb.Key) bool) error {
+	for f := range want.All() {
+		if chosen(f.Key) && !p.holds(f) {
+			if err := p.set(f.Key, f); err != nil {
+				return err
+			}
+		}
+		if chosen(f.Key) {
+			p.applied[f.Key] = f
+		}
+	}
+	var stale []lb.Key
+	for k := range p.kernel.fronts {
+		if chosen(k) && want.Get(k) == nil {
+			stale = append(stale, k)
+		}
+	}
+	for _, k := range stale {
+		if err := p.set(k, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// holds reports whether the kernel has the row and the contents of its sets.
+func (p *Plane) holds(f *lb.Frontend) bool {
+	if !p.kernel.fronts[f.Key].Equal(f) {
+		return false
+	}
+	for _, r := range f.Routes {
+		if r.To == nil {
+			continue
+		}
+		s := p.kernel.sets[r.To.ID]
+		if s == nil || !r.To.Equal(&lb.BackendSet{ID: r.To.ID, Backends: s.backends}) {
+			return false
+		}
+	}
+	return true
+}
+
+// SetNode takes a change of the node without a Reset.
+func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.counts.SetNodes++
+	if err := p.usable(ctx); err != nil {
+		return fmt.Errorf("fake: set node: %w", err)
+	}
+	p.node, p.kernel.node = n, n
+	return nil
+}
+
+// Drift has a value after somebody changed the kernel behind the plane's back.
+func (p *Plane) Drift() <-chan struct{} { return p.drift }
+
+// Audit puts back rows that the kernel lost and removes those that it should not have.
+func (p *Plane) Audit(ctx context.Context, _ bool) (mended int, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.counts.Audits++
+	if err := p.usable(ctx); err != nil {
+		return 0, fmt.Errorf("fake: audit: %w", err)
+	}
+	for k, f := range p.applied {
+		if !p.holds(f) {
+			if err := p.set(k, f); err != nil {
+				return mended, fmt.Errorf("fake: audit: %w", err)
+			}
+			mended++
+		}
+	}
+	var foreign []lb.Key
+	for k := range p.kernel.fronts {
+		if p.applied[k] == nil {
+			foreign = append(foreign, k)
+		}
+	}
+	for _, k := range foreign {
+		if err := p.set(k, nil); err != nil {
+			return mended, fmt.Errorf("fake: audit: %w", err)
+		}
+		mended++
+	}
+	return mended, nil
+}
