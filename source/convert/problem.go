@@ -1,0 +1,175 @@
+package convert
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"kube-proxy/cluster"
+)
+
+// ReasonIncorrectIPVersion is the reason of the Warning event for an address of the wrong family (EV-06).
+const ReasonIncorrectIPVersion = "KubeProxyIncorrectIPVersion"
+
+// Problem is something wrong with an object of the user: what, where, and what becomes of it. It is
+// comparable.
+type Problem struct {
+	// File and Line say where the object is written; "" and 0 if it came from an API server.
+	File string
+	Line int
+	// Kind and Name say which object; Kind is "" for a problem of a whole file. Name.Namespace is "" for
+	// Nodes and ServiceCIDRs.
+	Kind string
+	Name cluster.Name
+	// Field is the path of the field, such as "spec.ports[1].port"; Value is what stands there. Either may
+	// be "".
+	Field, Value string
+	// What is wrong, for example "is not an IP address", and what happens Then: "it is ignored".
+	What, Then string
+	// Reason is the reason of the Warning event to send about the object; "" for no event.
+	Reason string
+	// Refused: an API server would not have accepted the object, and it is of no use as it stands. A source
+	// without an API server should leave it out.
+	Refused bool
+}
+
+// String returns the problem as one line: "shop.yaml:12: Service shop/web: spec.ports[0].port: 0 is ...".
+func (p Problem) String() string {
+	var b strings.Builder
+	if p.File != "" {
+		b.WriteString(p.File)
+		if p.Line > 0 {
+			b.WriteString(":" + strconv.Itoa(p.Line))
+		}
+		b.WriteString(": ")
+	}
+	if object := p.Object(); object != "" {
+		b.WriteString(object + ": ")
+	}
+	if p.Field != "" {
+		b.WriteString(p.Field + ": ")
+	}
+	if p.Value != "" {
+		b.WriteString(strconv.Quote(p.Value) + " ")
+	}
+	b.WriteString(p.What)
+	if p.Then != "" {
+		b.WriteString("; " + p.Then)
+	}
+	return b.String()
+}
+
+// Object returns the object's kind and name, "Service shop/web" or "Node n1"; "" if there is no object.
+func (p Problem) Object() string {
+	switch {
+	case p.Kind == "":
+		return ""
+	case p.Name.Namespace == "":
+		return strings.TrimSuffix(p.Kind+" "+p.Name.Name, " ")
+	}
+	return p.Kind + " " + p.Name.String()
+}
+
+// An object's problems are told one by one up to mostAlike of a sort and mostAll in all: a slice may have a
+// thousand endpoints that are all wrong in the same way.
+const (
+	mostAlike = 3
+	mostAll   = 20
+)
+
+// problems collects what is wrong with one object.
+type problems struct {
+	kind string
+	name cluster.Name
+	list []Problem
+	more int // problems that are not told
+	// moreRefused: one of those would have been refused.
+	moreRefused bool
+}
+
+func (ps *problems) add(p Problem) {
+	alike := 0
+	for _, o := range ps.list {
+		if o.What == p.What {
+			alike++
+		}
+	}
+	if alike >= mostAlike || len(ps.list) >= mostAll {
+		ps.more++
+		ps.moreRefused = ps.moreRefused || p.Refused
+		return
+	}
+	p.Kind, p.Name = ps.kind, cluster.Name{Namespace: strings.Clone(ps.name.Namespace), Name: strings.Clone(ps.name.Name)}
+	p.Value = strings.Clone(p.Value)
+	ps.list = append(ps.list, p)
+}
+
+// done returns the problems; the last one counts those that are not told.
+func (ps *problems) done() []Problem {
+	if ps.more > 0 {
+		what := fmt.Sprintf("has %d more problems of these sorts", ps.more)
+		if ps.more == 1 {
+			what = "has 1 more problem of these sorts"
+		}
+		first := ps.list[0]
+		ps.list = append(ps.list, Problem{Kind: first.Kind, Name: first.Name, What: what, Refused: ps.moreRefused})
+	}
+	return ps.list
+}
+
+// Reporter passes problems on once per change: an object that still has the problems that were told before
+// is not told again when it is listed again. Its memory follows the number of faulty objects. It is safe
+// for concurrent use; [NewReporter] makes one.
+type Reporter struct {
+	tell func(Problem)
+	mu   sync.Mutex
+	told map[object][]Problem
+}
+
+type object struct {
+	kind string
+	name cluster.Name
+}
+
+// NewReporter returns a Reporter that calls tell, one call at a time, for each new problem. A nil tell
+// drops them.
+func NewReporter(tell func(Problem)) *Reporter {
+	return &Reporter{tell: tell, told: map[object][]Problem{}}
+}
+
+// Report takes all problems that an object has now, which may be none.
+func (r *Reporter) Report(kind string, name cluster.Name, now []Problem) {
+	if r.tell == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key := object{kind, name}
+	was, known := r.told[key]
+	if len(now) == 0 {
+		if known {
+			delete(r.told, key)
+		}
+		return
+	}
+	if slices.Equal(was, now) {
+		return
+	}
+	r.told[object{kind, now[0].Name}] = now
+	for _, p := range now {
+		r.tell(p)
+	}
+}
+
+// Keep forgets the objects of a kind that are no longer there. Call it after a complete list.
+func (r *Reporter) Keep(kind string, exists func(cluster.Name) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for o := range r.told {
+		if o.kind == kind && !exists(o.name) {
+			delete(r.told, o)
+		}
+	}
+}

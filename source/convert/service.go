@@ -1,0 +1,336 @@
+package convert
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	core "k8s.io/api/core/v1"
+
+	"kube-proxy/cluster"
+)
+
+// The labels of SV-01. Only their presence counts, not their value.
+const (
+	LabelProxyName = "service.kubernetes.io/service-proxy-name"
+	LabelHeadless  = core.IsHeadlessService
+)
+
+// ServiceSelected reports whether a Service with these labels is for this proxy; if not, it is to be treated
+// as if it did not exist (SV-01). API servers evaluate the same rule: [ServiceSelector].
+func ServiceSelected(labels map[string]string) bool {
+	_, other := labels[LabelProxyName]
+	_, headless := labels[LabelHeadless]
+	return !other && !headless
+}
+
+// ServiceSelector is [ServiceSelected] as a label selector.
+const ServiceSelector = "!" + LabelProxyName + ",!" + LabelHeadless
+
+// The bounds of an affinity timeout in seconds, and its default (SV-18).
+const (
+	affinityDefault = 10800
+	affinityMost    = 86400
+)
+
+// Service converts a Service. The result is nil if the Service is not for this proxy (SV-01). Faulty
+// fields are left out and told.
+func Service(in *core.Service) (*cluster.Service, []Problem) {
+	if !ServiceSelected(in.Labels) {
+		return nil, nil
+	}
+	ps := problems{kind: "Service", name: cluster.Name{Namespace: in.Namespace, Name: in.Name}}
+	out := &cluster.Service{
+		Name: cluster.Name{Namespace: intern(in.Namespace), Name: strings.Clone(in.Name)},
+		Type: serviceType(&ps, in.Spec.Type),
+	}
+	if !in.CreationTimestamp.IsZero() {
+		out.Created = in.CreationTimestamp.Unix()
+	}
+	if out.Type == cluster.TypeExternalName {
+		// SV-10: whatever else stands there has no effect, so it is not worth a message either.
+		return out, ps.done()
+	}
+	out.ClusterIPs = clusterIPs(&ps, &in.Spec)
+	out.ExternalIPs = addrs(&ps, "spec.externalIPs", in.Spec.ExternalIPs)
+	out.LoadBalancerIPs = loadBalancerIPs(&ps, in.Status.LoadBalancer.Ingress)
+	out.SourceRanges = prefixes(&ps, "spec.loadBalancerSourceRanges", in.Spec.LoadBalancerSourceRanges)
+	internal := core.ServiceInternalTrafficPolicyCluster
+	if in.Spec.InternalTrafficPolicy != nil {
+		internal = *in.Spec.InternalTrafficPolicy
+	}
+	out.InternalPolicy = policy(&ps, "spec.internalTrafficPolicy", string(internal))
+	out.ExternalPolicy = policy(&ps, "spec.externalTrafficPolicy", string(in.Spec.ExternalTrafficPolicy))
+	out.AffinitySeconds = affinity(&ps, &in.Spec)
+	if p := in.Spec.HealthCheckNodePort; p != 0 {
+		out.HealthCheckNodePort = portNumber(&ps, "spec.healthCheckNodePort", p, "no health check is served")
+	}
+	out.Ports = servicePorts(&ps, in.Spec.Ports, out.Type)
+	if len(in.Spec.Ports) == 0 && len(out.ClusterIPs) > 0 {
+		ps.add(Problem{Field: "spec.ports", What: "is empty", Then: "the Service answers on no port"})
+	}
+	return out, ps.done()
+}
+
+func serviceType(ps *problems, t core.ServiceType) cluster.ServiceType {
+	switch t {
+	case core.ServiceTypeClusterIP, "":
+		return cluster.TypeClusterIP
+	case core.ServiceTypeNodePort:
+		return cluster.TypeNodePort
+	case core.ServiceTypeLoadBalancer:
+		return cluster.TypeLoadBalancer
+	case core.ServiceTypeExternalName:
+		return cluster.TypeExternalName
+	}
+	ps.add(Problem{Field: "spec.type", Value: string(t), Refused: true,
+		What: "is not one of ClusterIP, NodePort, LoadBalancer, ExternalName", Then: "it counts as ClusterIP"})
+	return cluster.TypeClusterIP
+}
+
+// clusterIPs picks at most one address of each family (SV-11): ipFamilies says which family the address of
+// the same index must have; without ipFamilies only clusterIP counts.
+func clusterIPs(ps *problems, spec *core.ServiceSpec) []netip.Addr {
+	ips, field := spec.ClusterIPs, "spec.clusterIPs[%d]"
+	if len(ips) == 0 || len(spec.IPFamilies) == 0 && spec.ClusterIP != "" {
+		ips, field = []string{spec.ClusterIP}, "spec.clusterIP"
+	}
+	if len(ips) == 0 || ips[0] == "" || ips[0] == core.ClusterIPNone {
+		return nil
+	}
+	if len(spec.IPFamilies) == 0 {
+		ips = ips[:1]
+	}
+	out := make([]netip.Addr, 0, min(len(ips), 2))
+	for i, ip := range ips {
+		path := field
+		if strings.Contains(field, "%") {
+			path = fmt.Sprintf(field, i)
+		}
+		a, ok := parseAddr(ip)
+		if !ok {
+			ps.add(Problem{Field: path, Value: ip, Refused: true,
+				What: "is not an IP address", Then: "the Service has no address of that family"})
+			continue
+		}
+		if len(spec.IPFamilies) > 0 {
+			if i >= len(spec.IPFamilies) {
+				ps.add(Problem{Field: path, Value: ip, Refused: true,
+					What: "has no entry in spec.ipFamilies", Then: "it is ignored"})
+				continue
+			}
+			if want := spec.IPFamilies[i]; string(want) != family(a.Is6()) {
+				ps.add(Problem{Field: path, Value: ip, Refused: true, Reason: ReasonIncorrectIPVersion,
+					What: fmt.Sprintf("is not an address of the family %s that spec.ipFamilies[%d] asks for", want, i),
+					Then: "it is ignored"})
+				continue
+			}
+		}
+		if slices.ContainsFunc(out, func(o netip.Addr) bool { return o.Is6() == a.Is6() }) {
+			ps.add(Problem{Field: path, Value: ip, Refused: true,
+				What: "is a second " + family(a.Is6()) + " address", Then: "it is ignored"})
+			continue
+		}
+		out = append(out, a)
+	}
+	return exact(out)
+}
+
+// addrs parses a list of addresses (SV-13); repeated ones count once.
+func addrs(ps *problems, field string, in []string) []netip.Addr {
+	if len(in) == 0 {
+		return nil
+	}
+	out := make([]netip.Addr, 0, len(in))
+	for i, s := range in {
+		a, ok := parseAddr(s)
+		if !ok {
+			ps.add(Problem{Field: fmt.Sprintf("%s[%d]", field, i), Value: s,
+				What: "is not an IP address", Then: "it is ignored"})
+			continue
+		}
+		if !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	return exact(out)
+}
+
+// loadBalancerIPs returns the addresses that the load balancer leaves in the packet (SV-14): those of
+// ipMode VIP, the default. Entries that have only a host name do not concern the proxy.
+func loadBalancerIPs(ps *problems, in []core.LoadBalancerIngress) []netip.Addr {
+	if len(in) == 0 {
+		return nil
+	}
+	out := make([]netip.Addr, 0, len(in))
+	for i := range in {
+		ing := &in[i]
+		if ing.IP == "" || ing.IPMode != nil && *ing.IPMode != core.LoadBalancerIPModeVIP {
+			continue
+		}
+		a, ok := parseAddr(ing.IP)
+		if !ok {
+			ps.add(Problem{Field: fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), Value: ing.IP,
+				What: "is not an IP address", Then: "it is ignored"})
+			continue
+		}
+		if !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	return exact(out)
+}
+
+// prefixes parses CIDRs, blanks around them trimmed and host bits cleared (SV-15).
+func prefixes(ps *problems, field string, in []string) []netip.Prefix {
+	if len(in) == 0 {
+		return nil
+	}
+	out := make([]netip.Prefix, 0, len(in))
+	for i, s := range in {
+		p, ok := parsePrefix(s)
+		if !ok {
+			ps.add(Problem{Field: fmt.Sprintf("%s[%d]", field, i), Value: s,
+				What: "is not a CIDR such as 192.0.2.0/24", Then: "it is ignored"})
+			continue
+		}
+		if !slices.Contains(out, p) {
+			out = append(out, p)
+		}
+	}
+	return exact(out)
+}
+
+func policy(ps *problems, field, value string) cluster.TrafficPolicy {
+	switch value {
+	case "Cluster", "":
+		return cluster.PolicyCluster
+	case "Local":
+		return cluster.PolicyLocal
+	}
+	ps.add(Problem{Field: field, Value: value, Refused: true,
+		What: "is neither Cluster nor Local", Then: "it counts as Cluster"})
+	return cluster.PolicyCluster
+}
+
+// affinity returns the affinity timeout in seconds, 0 without affinity (SV-18).
+func affinity(ps *problems, spec *core.ServiceSpec) int32 {
+	switch spec.SessionAffinity {
+	case core.ServiceAffinityNone, "":
+		return 0
+	case core.ServiceAffinityClientIP:
+	default:
+		ps.add(Problem{Field: "spec.sessionAffinity", Value: string(spec.SessionAffinity), Refused: true,
+			What: "is neither None nor ClientIP", Then: "it counts as None"})
+		return 0
+	}
+	if c := spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		t := *c.ClientIP.TimeoutSeconds
+		if t >= 1 && t <= affinityMost {
+			return t
+		}
+		use := int32(affinityDefault)
+		if t > affinityMost {
+			use = affinityMost
+		}
+		ps.add(Problem{Field: "spec.sessionAffinityConfig.clientIP.timeoutSeconds", Value: strconv.Itoa(int(t)),
+			What: "is not in 1..86400", Then: fmt.Sprintf("%d is used", use)})
+		return use
+	}
+	return affinityDefault
+}
+
+// portNumber checks that a port is in 1..65535; otherwise it tells, and returns 0.
+func portNumber(ps *problems, field string, port int32, then string) uint16 {
+	if port >= 1 && port <= 65535 {
+		return uint16(port)
+	}
+	ps.add(Problem{Field: field, Value: strconv.Itoa(int(port)), Refused: true, What: "is not in 1..65535", Then: then})
+	return 0
+}
+
+// protocol reads a protocol; "" is TCP, as the API says.
+func protocol(ps *problems, field string, p core.Protocol) (cluster.Protocol, bool) {
+	switch p {
+	case core.ProtocolTCP, "":
+		return cluster.TCP, true
+	case core.ProtocolUDP:
+		return cluster.UDP, true
+	case core.ProtocolSCTP:
+		return cluster.SCTP, true
+	}
+	ps.add(Problem{Field: field, Value: string(p), Refused: true,
+		What: "is not one of TCP, UDP, SCTP", Then: "the port is ignored"})
+	return 0, false
+}
+
+// servicePorts converts spec.ports. Of two ports with one name, or one number and protocol, the first counts
+// (SV-12). Node ports count for the types that have them (SV-17).
+func servicePorts(ps *problems, in []core.ServicePort, t cluster.ServiceType) []cluster.ServicePort {
+	if len(in) == 0 {
+		return nil
+	}
+	out := make([]cluster.ServicePort, 0, len(in))
+	seen := firsts{}
+	for i := range in {
+		p, path := &in[i], func(f string) string { return fmt.Sprintf("spec.ports[%d]%s", i, f) }
+		proto, ok := protocol(ps, path(".protocol"), p.Protocol)
+		if !ok {
+			continue
+		}
+		number := portNumber(ps, path(".port"), p.Port, "the port is ignored")
+		if number == 0 {
+			continue
+		}
+		if first, dup := seen.add(i, firstKey{"port", proto, strconv.Itoa(int(number))}); dup {
+			ps.add(Problem{Field: path(".port"), Value: strconv.Itoa(int(number)), Refused: true,
+				What: fmt.Sprintf("and its protocol are already in spec.ports[%d]", first), Then: "this port is ignored"})
+			continue
+		}
+		if first, dup := seen.add(i, firstKey{"name", 0, p.Name}); dup {
+			ps.add(Problem{Field: path(".name"), Value: p.Name, Refused: true,
+				What: fmt.Sprintf("is already the name of spec.ports[%d]", first), Then: "this port is ignored"})
+			continue
+		}
+		port := cluster.ServicePort{Name: intern(p.Name), Protocol: proto, Port: number}
+		if p.NodePort != 0 && (t == cluster.TypeNodePort || t == cluster.TypeLoadBalancer) {
+			port.NodePort = portNumber(ps, path(".nodePort"), p.NodePort, "the port has no node port")
+			if first, dup := seen.add(i, firstKey{"nodePort", proto, strconv.Itoa(int(p.NodePort))}); dup {
+				ps.add(Problem{Field: path(".nodePort"), Value: strconv.Itoa(int(p.NodePort)), Refused: true,
+					What: fmt.Sprintf("is already the node port of spec.ports[%d]", first), Then: "this port has no node port"})
+				port.NodePort = 0
+			}
+		}
+		out = append(out, port)
+	}
+	return exact(out)
+}
+
+// firsts remembers at which index a thing was seen first.
+type firsts map[firstKey]int
+
+type firstKey struct {
+	what  string
+	proto cluster.Protocol
+	value string
+}
+
+func (f firsts) add(i int, k firstKey) (first int, dup bool) {
+	if first, dup = f[k]; !dup {
+		f[k] = i
+	}
+	return first, dup
+}
+
+// exact returns s with no spare capacity, and nil for nothing.
+func exact[T any](s []T) []T {
+	switch {
+	case len(s) == 0:
+		return nil
+	case len(s) < cap(s):
+		return append(make([]T, 0, len(s)), s...)
+	}
+	return s
+}
