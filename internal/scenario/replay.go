@@ -1,0 +1,157 @@
+package scenario
+
+import (
+	"fmt"
+	"net/netip"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+)
+
+// A Replay walks through the states of a scenario in one family, as the program would: events are folded into
+// a store, dirty services are resolved, the table is replaced row by row.
+type Replay struct {
+	s        *Scenario
+	settings policy.Settings
+	store    *cluster.Store
+	services map[cluster.Name]*cluster.Service
+	table    lb.Table
+	at       int
+}
+
+// A Step is what one state asks of a plane that was in the state before.
+type Step struct {
+	State *State
+	// Events are what the user's changes mean, in order.
+	Events []cluster.Event
+	// Problems are what a user is told, in order.
+	Problems []string
+	// Changes lead from the rows of the state before to the rows of this one. A key may stand here more than
+	// once; the last counts.
+	Changes []lb.Change
+	// NewNode: Table.Node differs from the state before; always so for the first state.
+	NewNode bool
+	// Table is the whole table of this state. It belongs to the Replay: the next step changes it.
+	Table *lb.Table
+}
+
+// Replay begins a walk.
+func (s *Scenario) Replay(f lb.Family) *Replay {
+	return &Replay{
+		s:        s,
+		settings: s.Settings.For(f),
+		store:    cluster.NewStore(s.Settings.NodeName),
+		services: map[cluster.Name]*cluster.Service{},
+	}
+}
+
+// Next goes to the next state; ok is false when there is none left, and then Next may not be called again.
+func (r *Replay) Next() (step Step, ok bool, err error) {
+	if r.at == len(r.s.States) {
+		return Step{}, false, nil
+	}
+	step.State = r.s.States[r.at]
+	for _, c := range step.State.Changes {
+		events, problems, err := c.Events()
+		if err != nil {
+			return Step{}, false, fmt.Errorf("%s:%d: %w", r.s.Name, c.Line, err)
+		}
+		step.Events = append(step.Events, events...)
+		step.Problems = append(step.Problems, problems...)
+	}
+	for _, ev := range step.Events {
+		step.Changes = append(step.Changes, r.fold(ev)...)
+	}
+	node := policy.ResolveNode(r.store.Facts(), r.settings)
+	step.NewNode = r.at == 0 || !node.Equal(r.table.Node)
+	r.table.Node = node
+	step.Table = &r.table
+	r.at++
+	return step, true, nil
+}
+
+// fold takes in one event and returns what changes in the table.
+func (r *Replay) fold(ev cluster.Event) []lb.Change {
+	var out []lb.Change
+	for _, ref := range r.store.Fold(ev).Services {
+		if r.settings.Family == lb.IPv4 && !ref.V4 || r.settings.Family == lb.IPv6 && !ref.V6 {
+			continue
+		}
+		changes, _ := r.table.Replace(r.owner(ref.Name), policy.Resolve(r.store.View(ref.Name), r.settings))
+		out = append(out, changes...)
+	}
+	return out
+}
+
+// owner returns who the rows of a service belong to; a service that is gone keeps the age it had.
+func (r *Replay) owner(n cluster.Name) lb.Owner {
+	if svc := r.store.View(n).Service; svc != nil {
+		r.services[n] = svc
+	}
+	o := lb.Owner{Name: n.String()}
+	if svc := r.services[n]; svc != nil {
+		o.Created = svc.Created
+	}
+	return o
+}
+
+// Service returns the Service "ns/name" as it is now, or nil.
+func (r *Replay) Service(name string) *cluster.Service {
+	for n, svc := range r.services {
+		if n.String() == name && r.store.View(n).Service != nil {
+			return svc
+		}
+	}
+	return nil
+}
+
+// Fresh returns the table of the present state made from nothing: what a proxy that starts now must hold.
+func (r *Replay) Fresh() *lb.Table {
+	t := &lb.Table{Node: r.table.Node}
+	for _, n := range r.store.Names() {
+		t.Replace(r.owner(n), policy.Resolve(r.store.View(n), r.settings))
+	}
+	return t
+}
+
+// Address returns the address of the replay's family that a stands for now; ok is false if there is none. A
+// NodePort has none of its own.
+func (r *Replay) Address(a Addrs) (addr netip.Addr, ok bool) {
+	six := r.settings.Family == lb.IPv6
+	if a.Of == "" {
+		if addr = a.V4; six {
+			addr = a.V6
+		}
+		return addr, addr.IsValid()
+	}
+	svc := r.lastService(a.Of)
+	if svc == nil {
+		return addr, false
+	}
+	var from []netip.Addr
+	switch a.Kind {
+	case ClusterAddr:
+		from = svc.ClusterIPs
+	case ExternalAddr:
+		from = svc.ExternalIPs
+	case LoadBalancerAddr:
+		from = svc.LoadBalancerIPs
+	}
+	for _, addr := range from {
+		if addr.Is6() == six {
+			return addr, true
+		}
+	}
+	return addr, false
+}
+
+// lastService returns a Service as it is now or, if it is gone, as it was last.
+func (r *Replay) lastService(name string) *cluster.Service {
+	for n, svc := range r.services {
+		if n.String() == name {
+			return svc
+		}
+	}
+	return nil
+}
