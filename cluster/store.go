@@ -39,7 +39,8 @@ type Ref struct {
 
 // Dirty is what a fold changed.
 type Dirty struct {
-	// Services must be resolved again. A service may stand here more than once.
+	// Services must be resolved again. A service may stand here more than once. A name of which only
+	// slices are known does not stand here: they have no effect (SV-01).
 	Services []Ref
 	// Facts: the node or the service network changed; see [Store.Facts].
 	Facts bool
@@ -95,8 +96,8 @@ func NewStore(nodeName string) *Store {
 	}
 }
 
-// Fold takes an event in and says what it changed. Its cost follows the event, but for a change of the
-// node's zone, which makes every service dirty (SV-40), and for lists.
+// Fold takes an event in and says what it changed. Its cost follows the event, but for lists and for those
+// changes of the node that concern every service (SV-40).
 func (s *Store) Fold(ev Event) Dirty {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,7 +215,9 @@ func (ev SliceSet) foldInto(s *Store, d *Dirty) {
 	if was != nil && was.IPv6 != ev.Slice.IPv6 {
 		ref.V4, ref.V6 = true, true
 	}
-	d.Services = append(d.Services, ref)
+	if e.service != nil {
+		d.Services = append(d.Services, ref)
+	}
 }
 
 func (ev SliceGone) foldInto(s *Store, d *Dirty) {
@@ -226,7 +229,9 @@ func (ev SliceGone) foldInto(s *Store, d *Dirty) {
 	e := s.services[was.Service]
 	e.slices = slices.DeleteFunc(e.slices, func(x *Slice) bool { return x == was })
 	s.forgetIfEmpty(was.Service)
-	d.Services = append(d.Services, Ref{was.Service, !was.IPv6, was.IPv6})
+	if e.service != nil {
+		d.Services = append(d.Services, Ref{was.Service, !was.IPv6, was.IPv6})
+	}
 }
 
 func (ev SlicesListed) foldInto(s *Store, d *Dirty) {
@@ -257,7 +262,8 @@ func (ev NodeGone) foldInto(s *Store, d *Dirty) {
 }
 
 // setNode makes every service dirty where its rows may depend on what changed: the zone decides topology
-// (SV-38), the addresses decide who passes source ranges (SV-16).
+// (SV-38), the addresses decide who passes source ranges (SV-16), and whether the node has pod CIDRs of a
+// family decides whether NodeCIDR can tell pods from others (SV-67).
 func (s *Store) setNode(n *Node, d *Dirty) {
 	was := s.facts.Node
 	s.facts.Node = n
@@ -268,16 +274,35 @@ func (s *Store) setNode(n *Node, d *Dirty) {
 	if n == nil {
 		n = &Node{}
 	}
-	zone := was.Zone != n.Zone
-	addrs := !slices.Equal(was.Addrs, n.Addrs)
-	if !zone && !addrs {
+	wasV4, wasV6 := families(was.PodCIDRs)
+	hasV4, hasV6 := families(n.PodCIDRs)
+	zone, addrs := was.Zone != n.Zone, !slices.Equal(was.Addrs, n.Addrs)
+	all := Ref{V4: zone || wasV4 != hasV4, V6: zone || wasV6 != hasV6}
+	if !all.V4 && !all.V6 && !addrs {
 		return
 	}
 	for name, e := range s.services {
-		if e.service != nil && (zone || len(e.service.SourceRanges) > 0) {
-			d.both(name)
+		ref := all
+		if e.service == nil {
+			continue
+		}
+		if addrs && len(e.service.SourceRanges) > 0 {
+			ref.V4, ref.V6 = true, true
+		}
+		if ref.V4 || ref.V6 {
+			ref.Name = name
+			d.Services = append(d.Services, ref)
 		}
 	}
+}
+
+// families says of which families there is a prefix.
+func families(ps []netip.Prefix) (v4, v6 bool) {
+	for _, p := range ps {
+		v4 = v4 || p.Addr().Is4()
+		v6 = v6 || p.Addr().Is6()
+	}
+	return v4, v6
 }
 
 func (ev CIDRSet) foldInto(s *Store, d *Dirty) {

@@ -1,0 +1,425 @@
+package cluster_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"unique"
+
+	"kube-proxy/cluster"
+)
+
+// The tests build objects of one namespace, by short names.
+
+func name(n string) cluster.Name { return cluster.Name{Namespace: "shop", Name: n} }
+
+func service(n string) *cluster.Service {
+	return &cluster.Service{
+		Name:       name(n),
+		ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")},
+		Ports:      []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}},
+	}
+}
+
+func sliceOf(n, owner string, addrs ...string) *cluster.Slice {
+	s := &cluster.Slice{Name: name(n), Service: name(owner), Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}}
+	for _, a := range addrs {
+		addr := netip.MustParseAddr(a)
+		s.IPv6 = addr.Is6()
+		s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: addr, NodeName: unique.Make("node-1"), Ready: true, Serving: true})
+	}
+	return s
+}
+
+// fold folds events one by one and returns what was dirty, each service once, sorted.
+func fold(s *cluster.Store, events ...cluster.Event) (refs []cluster.Ref, facts bool) {
+	for _, ev := range events {
+		d := s.Fold(ev)
+		facts = facts || d.Facts
+		for _, r := range d.Services {
+			i := slices.IndexFunc(refs, func(o cluster.Ref) bool { return o.Name == r.Name })
+			if i < 0 {
+				refs = append(refs, r)
+				continue
+			}
+			refs[i].V4, refs[i].V6 = refs[i].V4 || r.V4, refs[i].V6 || r.V6
+		}
+	}
+	slices.SortFunc(refs, func(a, b cluster.Ref) int { return compareNames(a.Name, b.Name) })
+	return refs, facts
+}
+
+func compareNames(a, b cluster.Name) int {
+	return slices.Compare([]string{a.Namespace, a.Name}, []string{b.Namespace, b.Name})
+}
+
+func both(n string) cluster.Ref { return cluster.Ref{Name: name(n), V4: true, V6: true} }
+func v4(n string) cluster.Ref   { return cluster.Ref{Name: name(n), V4: true} }
+func v6(n string) cluster.Ref   { return cluster.Ref{Name: name(n), V6: true} }
+
+func wantDirty(t *testing.T, what string, got []cluster.Ref, want ...cluster.Ref) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: dirty %v, want %v", what, got, want)
+	}
+}
+
+// addrs returns the sorted addresses of all endpoints that a view shows.
+func addrs(v cluster.View) []string {
+	var out []string
+	for _, s := range v.Slices {
+		for _, e := range s.Endpoints {
+			out = append(out, e.Addr.String())
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func wantAddrs(t *testing.T, s *cluster.Store, n string, want ...string) {
+	t.Helper()
+	if got := addrs(s.View(name(n))); !slices.Equal(got, want) {
+		t.Errorf("%s: endpoints %v, want %v", n, got, want)
+	}
+}
+
+func TestServiceGoesSV01(t *testing.T) {
+	s := cluster.NewStore("node-1")
+	refs, _ := fold(s, cluster.ServiceSet{Service: service("web")})
+	wantDirty(t, "a new Service", refs, both("web"))
+	// A Service that gets the label service-proxy-name leaves the selection: the source says that it is gone.
+	refs, _ = fold(s, cluster.ServiceGone{Name: name("web")})
+	wantDirty(t, "a Service went", refs, both("web"))
+	if v := s.View(name("web")); v.Service != nil {
+		t.Errorf("the Service is still there: %v", v.Service)
+	}
+	refs, _ = fold(s, cluster.ServiceGone{Name: name("web")}, cluster.SliceGone{Name: name("none")})
+	wantDirty(t, "what is not there went", refs)
+}
+
+func TestSliceWithoutServiceSV01(t *testing.T) {
+	s := cluster.NewStore("node-1")
+	refs, _ := fold(s, cluster.SliceSet{Slice: sliceOf("web-1", "web", "10.0.0.1")})
+	wantDirty(t, "a slice of an unknown Service", refs)
+	if names := s.Names(); len(names) != 0 {
+		t.Errorf("services %v, want none", names)
+	}
+	if v := s.View(name("web")); v.Service != nil {
+		t.Errorf("a slice made the Service %v", v.Service)
+	}
+	// The Service comes after its slices, and goes before them: nothing is lost.
+	for range 2 {
+		refs, _ = fold(s, cluster.ServiceSet{Service: service("web")})
+		wantDirty(t, "the Service came", refs, both("web"))
+		wantAddrs(t, s, "web", "10.0.0.1")
+		fold(s, cluster.ServiceGone{Name: name("web")})
+	}
+	refs, _ = fold(s, cluster.SliceGone{Name: name("web-1")})
+	wantDirty(t, "the slice of a Service that is gone went", refs)
+	wantAddrs(t, s, "web")
+}
+
+func TestServiceCIDRsSV03(t *testing.T) {
+	s := cluster.NewStore("node-1")
+	cidr := func(n string, ps ...string) *cluster.ServiceCIDR {
+		c := &cluster.ServiceCIDR{Name: n}
+		for _, p := range ps {
+			c.Prefixes = append(c.Prefixes, netip.MustParsePrefix(p))
+		}
+		return c
+	}
+	want := func(what string, events []cluster.Event, wantFacts bool, want ...string) {
+		t.Helper()
+		refs, facts := fold(s, events...)
+		wantDirty(t, what, refs)
+		if facts != wantFacts {
+			t.Errorf("%s: facts dirty %v, want %v", what, facts, wantFacts)
+		}
+		var got []string
+		for _, p := range s.Facts().CIDRs {
+			got = append(got, p.String())
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: service network %v, want %v", what, got, want)
+		}
+	}
+	want("an API without ServiceCIDRs", nil, false)
+	a, b := cidr("a", "10.96.0.0/16", "fd00:96::/112"), cidr("b", "10.8.0.0/16", "10.96.0.0/16")
+	want("the first", []cluster.Event{cluster.CIDRSet{CIDR: a}}, true, "10.96.0.0/16", "fd00:96::/112")
+	want("the same again", []cluster.Event{cluster.CIDRSet{CIDR: a}}, false, "10.96.0.0/16", "fd00:96::/112")
+	want("a second", []cluster.Event{cluster.CIDRSet{CIDR: b}}, true, "10.8.0.0/16", "10.96.0.0/16", "fd00:96::/112")
+	want("the first went", []cluster.Event{cluster.CIDRGone{Name: "a"}}, true, "10.8.0.0/16", "10.96.0.0/16")
+	want("a list of the first", []cluster.Event{cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{a}}}, true, "10.96.0.0/16", "fd00:96::/112")
+	want("an empty list", []cluster.Event{cluster.CIDRsListed{}}, true)
+}
+
+func TestOneNodeSV04(t *testing.T) {
+	s := cluster.NewStore("node-1")
+	refs, facts := fold(s, cluster.NodeSet{Node: &cluster.Node{Name: "node-2", Zone: "z"}}, cluster.NodeGone{Name: "node-2"})
+	wantDirty(t, "another node", refs)
+	if facts || s.Facts().Node != nil {
+		t.Error("another node was taken for this one")
+	}
+	node := &cluster.Node{Name: "node-1", Addrs: []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("fd00::2")}}
+	if _, facts = fold(s, cluster.NodeSet{Node: node}); !facts || s.Facts().Node != node {
+		t.Error("this node was not taken")
+	}
+	same := *node
+	same.Addrs = slices.Clone(node.Addrs)
+	if _, facts = fold(s, cluster.NodeSet{Node: &same}); facts {
+		t.Error("the same node again changed the facts")
+	}
+	if got := s.Facts().Node.Addr(true); got.String() != "fd00::2" {
+		t.Errorf("IPv6 address %s", got)
+	}
+	if _, facts = fold(s, cluster.NodeGone{Name: "node-1"}); !facts || s.Facts().Node != nil || s.Facts().NodeName != "node-1" {
+		t.Error("the node did not go")
+	}
+}
+
+func TestSyncedSV05(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		events []cluster.Event
+		want   bool
+	}{
+		{"nothing", nil, false},
+		{"objects, but no list", []cluster.Event{cluster.ServiceSet{Service: service("web")}, cluster.SliceSet{Slice: sliceOf("web-1", "web")}}, false},
+		{"services", []cluster.Event{cluster.ServicesListed{}}, false},
+		{"slices", []cluster.Event{cluster.SlicesListed{}}, false},
+		{"services twice", []cluster.Event{cluster.ServicesListed{}, cluster.ServicesListed{}}, false},
+		{"CIDRs and services", []cluster.Event{cluster.CIDRsListed{}, cluster.ServicesListed{}}, false},
+		{"both, empty", []cluster.Event{cluster.SlicesListed{}, cluster.ServicesListed{}}, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := cluster.NewStore("node-1")
+			fold(s, test.events...)
+			if got := s.Synced(); got != test.want {
+				t.Errorf("synced %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+// An update that changes nothing that the proxy uses is no change.
+func TestSameAgainSV23(t *testing.T) {
+	s := cluster.NewStore("node-1")
+	svc := service("web")
+	svc.SourceRanges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	sl := sliceOf("web-1", "web", "10.0.0.1", "10.0.0.2")
+	sl.Endpoints[0].Hints = &cluster.Hints{Zones: []string{"a"}}
+	fold(s, cluster.ServiceSet{Service: svc}, cluster.SliceSet{Slice: sl})
+
+	svc2, sl2 := *svc, *sl
+	svc2.Ports = slices.Clone(svc.Ports)
+	sl2.Endpoints = slices.Clone(sl.Endpoints)
+	sl2.Endpoints[0].Hints = &cluster.Hints{Zones: []string{"a"}}
+	sl2.Trigger = 42 // SV-35: a time stamp decides nothing about packets
+	if d := s.Fold(cluster.ServiceSet{Service: &svc2}); !d.IsZero() {
+		t.Errorf("an equal Service is a change: %v", d)
+	}
+	if d := s.Fold(cluster.SliceSet{Slice: &sl2}); !d.IsZero() {
+		t.Errorf("an equal slice is a change: %v", d)
+	}
+	relist := []cluster.Event{
+		cluster.ServicesListed{Services: []*cluster.Service{&svc2}}, cluster.SlicesListed{Slices: []*cluster.Slice{&sl2}},
+	}
+	refs, facts := fold(s, relist...)
+	wantDirty(t, "a relist without news", refs)
+	if facts {
+		t.Error("a relist without news changed the facts")
+	}
+}
+
+// Every field that decides about packets must make a difference.
+func TestEveryFieldCountsSV23(t *testing.T) {
+	addr, prefix := netip.MustParseAddr("192.0.2.1"), netip.MustParsePrefix("192.0.2.0/24")
+	for field, change := range map[string]func(*cluster.Service){
+		"Created":             func(s *cluster.Service) { s.Created = 1 },
+		"Type":                func(s *cluster.Service) { s.Type = cluster.TypeExternalName },
+		"ClusterIPs":          func(s *cluster.Service) { s.ClusterIPs = s.ClusterIPs[:1] },
+		"ExternalIPs":         func(s *cluster.Service) { s.ExternalIPs = []netip.Addr{addr} },
+		"LoadBalancerIPs":     func(s *cluster.Service) { s.LoadBalancerIPs = []netip.Addr{addr} },
+		"SourceRanges":        func(s *cluster.Service) { s.SourceRanges = []netip.Prefix{prefix} },
+		"InternalPolicy":      func(s *cluster.Service) { s.InternalPolicy = cluster.PolicyLocal },
+		"ExternalPolicy":      func(s *cluster.Service) { s.ExternalPolicy = cluster.PolicyLocal },
+		"AffinitySeconds":     func(s *cluster.Service) { s.AffinitySeconds = 1 },
+		"HealthCheckNodePort": func(s *cluster.Service) { s.HealthCheckNodePort = 1 },
+		"Ports": func(s *cluster.Service) {
+			s.Ports = []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80, NodePort: 30080}}
+		},
+	} {
+		s := cluster.NewStore("node-1")
+		fold(s, cluster.ServiceSet{Service: service("web")})
+		changed := service("web")
+		change(changed)
+		refs, _ := fold(s, cluster.ServiceSet{Service: changed})
+		wantDirty(t, "Service."+field, refs, both("web"))
+		if s.View(name("web")).Service != changed {
+			t.Errorf("Service.%s: the view shows the old Service", field)
+		}
+	}
+	for field, change := range map[string]func(*cluster.Slice){
+		"Ports": func(s *cluster.Slice) {
+			s.Ports = []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8081}}
+		},
+		"Endpoints":   func(s *cluster.Slice) { s.Endpoints = append(s.Endpoints, s.Endpoints[0]) },
+		"Addr":        func(s *cluster.Slice) { s.Endpoints[0].Addr = addr },
+		"NodeName":    func(s *cluster.Slice) { s.Endpoints[0].NodeName = unique.Make("node-2") },
+		"Ready":       func(s *cluster.Slice) { s.Endpoints[0].Ready = false },
+		"Serving":     func(s *cluster.Slice) { s.Endpoints[0].Serving = false },
+		"Terminating": func(s *cluster.Slice) { s.Endpoints[0].Terminating = true },
+		"Hints":       func(s *cluster.Slice) { s.Endpoints[0].Hints = &cluster.Hints{} },
+		"Hints.Zones": func(s *cluster.Slice) { s.Endpoints[1].Hints = &cluster.Hints{Zones: []string{"b"}} },
+		"Hints.Nodes": func(s *cluster.Slice) {
+			s.Endpoints[1].Hints = &cluster.Hints{Zones: []string{"a"}, Nodes: []string{"n"}}
+		},
+	} {
+		build := func() *cluster.Slice {
+			sl := sliceOf("web-1", "web", "10.0.0.1", "10.0.0.2")
+			sl.Endpoints[1].Hints = &cluster.Hints{Zones: []string{"a"}}
+			return sl
+		}
+		s := cluster.NewStore("node-1")
+		fold(s, cluster.ServiceSet{Service: service("web")}, cluster.SliceSet{Slice: build()})
+		changed := build()
+		change(changed)
+		refs, _ := fold(s, cluster.SliceSet{Slice: changed})
+		wantDirty(t, "Slice."+field, refs, v4("web"))
+		if v := s.View(name("web")); len(v.Slices) != 1 || v.Slices[0] != changed {
+			t.Errorf("Slice.%s: the view shows %v", field, v.Slices)
+		}
+	}
+}
+
+func TestEndpointMovesSV30(t *testing.T) {
+	const a, b = "10.0.0.1", "10.0.0.2"
+	put := func(n string, addrs ...string) cluster.Event {
+		return cluster.SliceSet{Slice: sliceOf(n, "web", addrs...)}
+	}
+	for _, test := range []struct {
+		name   string
+		events []cluster.Event
+	}{
+		{"added before removed", []cluster.Event{put("web-2", b, a), put("web-1")}},
+		{"removed before added", []cluster.Event{put("web-1"), put("web-2", b, a)}},
+		{"old slice goes first", []cluster.Event{cluster.SliceGone{Name: name("web-1")}, put("web-2", b, a)}},
+		{"old slice goes last", []cluster.Event{put("web-2", b, a), cluster.SliceGone{Name: name("web-1")}}},
+		{"in one list", []cluster.Event{cluster.SlicesListed{Slices: []*cluster.Slice{sliceOf("web-2", "web", b, a)}}}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := cluster.NewStore("node-1")
+			fold(s, cluster.ServiceSet{Service: service("web")}, put("web-1", a), put("web-2", b))
+			refs, _ := fold(s, test.events...)
+			wantDirty(t, test.name, refs, v4("web"))
+			wantAddrs(t, s, "web", a, b)
+		})
+	}
+}
+
+// The label kubernetes.io/service-name of a slice may change: the old Service loses it, the new one has it.
+func TestSliceChangesOwnerSV30(t *testing.T) {
+	s := cluster.NewStore("node-1")
+	fold(s, cluster.ServiceSet{Service: service("web")}, cluster.ServiceSet{Service: service("api")},
+		cluster.SliceSet{Slice: sliceOf("one", "web", "10.0.0.1")}, cluster.SliceSet{Slice: sliceOf("two", "web", "10.0.0.2")})
+	refs, _ := fold(s, cluster.SliceSet{Slice: sliceOf("one", "api", "fd00::1")})
+	wantDirty(t, "a slice changed owner and family", refs, v6("api"), v4("web"))
+	wantAddrs(t, s, "web", "10.0.0.2")
+	wantAddrs(t, s, "api", "fd00::1")
+	refs, _ = fold(s, cluster.SliceGone{Name: name("one")})
+	wantDirty(t, "it went", refs, v6("api"))
+	wantAddrs(t, s, "api")
+}
+
+// A change of one family leaves the other alone.
+func TestFamiliesSV34(t *testing.T) {
+	s := cluster.NewStore("node-1")
+	fold(s, cluster.ServiceSet{Service: service("web")})
+	refs, _ := fold(s, cluster.SliceSet{Slice: sliceOf("web-4", "web", "10.0.0.1")})
+	wantDirty(t, "an IPv4 slice", refs, v4("web"))
+	refs, _ = fold(s, cluster.SliceSet{Slice: sliceOf("web-6", "web", "fd00::1")})
+	wantDirty(t, "an IPv6 slice", refs, v6("web"))
+	refs, _ = fold(s, cluster.SliceSet{Slice: sliceOf("web-6", "web", "10.0.0.2")})
+	wantDirty(t, "a slice made again in the other family", refs, both("web"))
+	wantAddrs(t, s, "web", "10.0.0.1", "10.0.0.2")
+	refs, _ = fold(s, cluster.SliceGone{Name: name("web-4")})
+	wantDirty(t, "an IPv4 slice went", refs, v4("web"))
+}
+
+func TestNodeChangesSV40(t *testing.T) {
+	ranged := service("ranged")
+	ranged.SourceRanges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	base := cluster.Node{Name: "node-1", Zone: "a", Addrs: []netip.Addr{netip.MustParseAddr("172.18.0.2")},
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}}
+	for _, test := range []struct {
+		name   string
+		change func(*cluster.Node)
+		want   []cluster.Ref
+	}{
+		{"zone", func(n *cluster.Node) { n.Zone = "b" }, []cluster.Ref{both("ranged"), both("web")}},
+		{"zone label gone", func(n *cluster.Node) { n.Zone = "" }, []cluster.Ref{both("ranged"), both("web")}},
+		{"address (SV-16)", func(n *cluster.Node) { n.Addrs = nil }, []cluster.Ref{both("ranged")}},
+		{"other pod CIDR", func(n *cluster.Node) { n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.2.0.0/24")} }, nil},
+		{"no pod CIDR (SV-67)", func(n *cluster.Node) { n.PodCIDRs = nil }, []cluster.Ref{v4("ranged"), v4("web")}},
+		{"pod CIDR of another family (SV-67)", func(n *cluster.Node) {
+			n.PodCIDRs = append(slices.Clip(n.PodCIDRs), netip.MustParsePrefix("fd00:1::/64"))
+		}, []cluster.Ref{v6("ranged"), v6("web")}},
+		{"leaving (HT-06)", func(n *cluster.Node) { n.Leaving = true }, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := cluster.NewStore("node-1")
+			before, after := base, base
+			fold(s, cluster.NodeSet{Node: &before}, cluster.ServiceSet{Service: service("web")}, cluster.ServiceSet{Service: ranged},
+				cluster.SliceSet{Slice: sliceOf("orphan", "unknown", "10.0.0.1")})
+			test.change(&after)
+			refs, facts := fold(s, cluster.NodeSet{Node: &after})
+			wantDirty(t, test.name, refs, test.want...)
+			if !facts {
+				t.Error("the facts are not dirty")
+			}
+		})
+	}
+}
+
+// A list is complete: what it does not name is gone. Nothing else removes anything.
+func TestRelist(t *testing.T) {
+	s := cluster.NewStore("node-1")
+	fold(s, cluster.ServicesListed{Services: []*cluster.Service{service("a"), service("b")}},
+		cluster.SlicesListed{Slices: []*cluster.Slice{sliceOf("a-1", "a", "10.0.0.1"), sliceOf("b-1", "b", "10.0.0.2")}})
+
+	changed := service("c")
+	refs, _ := fold(s, cluster.ServicesListed{Services: []*cluster.Service{service("a"), changed}})
+	wantDirty(t, "services relisted", refs, both("b"), both("c"))
+	names := s.Names()
+	slices.SortFunc(names, compareNames)
+	if !slices.Equal(names, []cluster.Name{name("a"), name("c")}) {
+		t.Errorf("services %v, want a and c", names)
+	}
+	wantAddrs(t, s, "b", "10.0.0.2") // slices have a list of their own
+
+	refs, _ = fold(s, cluster.SlicesListed{Slices: []*cluster.Slice{sliceOf("c-1", "c", "10.0.0.3")}})
+	wantDirty(t, "slices relisted", refs, v4("a"), v4("c"))
+	wantAddrs(t, s, "a")
+	wantAddrs(t, s, "b")
+	wantAddrs(t, s, "c", "10.0.0.3")
+	if !s.Synced() {
+		t.Error("not synced")
+	}
+}
+
+// What a view shows does not change with the store.
+func TestViewIsTheCallers(t *testing.T) {
+	s := cluster.NewStore("node-1")
+	fold(s, cluster.ServiceSet{Service: service("web")})
+	for i := range 4 {
+		n := fmt.Sprintf("web-%d", i)
+		fold(s, cluster.SliceSet{Slice: sliceOf(n, "web", fmt.Sprintf("10.0.0.%d", i))})
+	}
+	before := s.View(name("web"))
+	want := addrs(before)
+	fold(s, cluster.SliceSet{Slice: sliceOf("web-0", "web", "10.9.9.9")}, cluster.SliceGone{Name: name("web-1")})
+	if got := addrs(before); !slices.Equal(got, want) {
+		t.Errorf("a view changed from %v to %v", want, got)
+	}
+}
