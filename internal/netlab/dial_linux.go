@@ -2,6 +2,7 @@ package netlab
 
 import (
 	"bufio"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -14,7 +15,9 @@ import (
 )
 
 // DefaultTimeout is how long an answer may take if the caller does not say.
-const DefaultTimeout = 2 * time.Second
+//
+// It leaves time for a lost SYN to be repeated.
+const DefaultTimeout = 3 * time.Second
 
 // DialOptions refine Dial and Open. The zero value is usable.
 type DialOptions struct {
@@ -77,10 +80,12 @@ func (l *Lab) Open(host string, proto Proto, to netip.AddrPort, opts DialOptions
 			return err
 		}
 		c.file = os.NewFile(uintptr(fd), c.what)
-		if proto == TCP {
-			return nil
+		if proto == SCTP {
+			if err := repeatSoon(fd); err != nil {
+				return err
+			}
 		}
-		return wantErrors(fd, to.Addr().Is6())
+		return wantErrors(fd, to.Addr().Is6(), true)
 	})
 	if err != nil {
 		if c.file != nil {
@@ -126,11 +131,16 @@ func (c *Conn) connect(to netip.AddrPort, reset bool) error {
 				}
 			}
 			err = unix.Connect(fd, sockaddr(to))
-			if err == unix.EINPROGRESS {
-				return unix.EAGAIN
-			}
 		} else {
 			err = connected(fd)
+		}
+		if err == unix.EINPROGRESS || err == unix.EAGAIN {
+			return queuedError(fd)
+		}
+		if err == nil && c.proto == TCP {
+			// From now on an ICMP error is to be what it is to any program: no reason
+			// to give up an established connection.
+			err = wantErrors(fd, to.Addr().Is6(), false)
 		}
 		if err == nil {
 			c.local, err = localAddr(fd)
@@ -153,6 +163,30 @@ func connected(fd int) error {
 		return err
 	}
 	return nil
+}
+
+// queuedError returns the ICMP error that waits at a connecting socket, EAGAIN if
+// there is none. In this lab the answer to a SYN is often there before connect
+// returns; the kernel then keeps it for itself, but for the error queue, and
+// would refuse the connection only when the repeated SYN is answered again.
+func queuedError(fd int) error {
+	oob := make([]byte, 256)
+	_, n, _, _, err := unix.Recvmsg(fd, nil, oob, unix.MSG_ERRQUEUE)
+	if err != nil {
+		return unix.EAGAIN // also for SCTP, which has no such queue
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil {
+		return fmt.Errorf("parse the queued error: %w", err)
+	}
+	for _, m := range messages {
+		isError := m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_RECVERR ||
+			m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_RECVERR
+		if isError && len(m.Data) >= 4 {
+			return unix.Errno(binary.NativeEndian.Uint32(m.Data)) // ee_errno
+		}
+	}
+	return unix.EAGAIN
 }
 
 // First is the answer that Open got.
@@ -192,9 +226,11 @@ func (c *Conn) echo() error {
 
 // ask sends a datagram and reads the answer.
 func (c *Conn) ask() (Reply, error) {
-	if _, err := io.WriteString(c.file, "who\n"); err != nil {
+	if _, err := io.WriteString(c.file, "who\n"); err != nil && !errors.Is(err, unix.EPERM) {
 		return Reply{}, err
 	}
+	// EPERM: the sender's own rules took the packet. If they rejected it, the ICMP
+	// error is on its way to this socket; if they dropped it, nothing will come.
 	return c.readReply()
 }
 

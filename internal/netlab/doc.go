@@ -25,7 +25,7 @@
 // client routes the service, load-balancer and external ranges to node1, and
 // each node's pod range to that node. No host owns an address of those ranges.
 //
-// Rate limits of ICMP errors are off in every host, so that a test may be refused
+// All neighbour entries are permanent: no packet waits for ARP or ND. Rate limits of ICMP errors are off in every host, so that a test may be refused
 // as often as it likes. Bridges do not call iptables (br_netfilter), whether that
 // module is loaded or not.
 //

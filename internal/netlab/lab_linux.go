@@ -78,7 +78,10 @@ func (l *Lab) build() error {
 	if err := l.makeNamespaces(); err != nil {
 		return err
 	}
-	return l.wire()
+	if err := l.wire(); err != nil {
+		return err
+	}
+	return l.waitReady()
 }
 
 // claimName makes sure that no living process has a lab of this name, and

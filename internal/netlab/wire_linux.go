@@ -74,7 +74,7 @@ type wiring struct {
 	index   map[string]int // "host/interface" → ifindex there
 }
 
-// wire makes links, addresses, neighbours and routes, and waits until they carry.
+// wire makes links, addresses, neighbours and routes.
 func (l *Lab) wire() error {
 	w := &wiring{lab: l, handles: map[string]*netlink.Handle{}, index: map[string]int{}}
 	defer func() {
@@ -106,7 +106,7 @@ func (l *Lab) wire() error {
 			return fmt.Errorf("wire %s: %w", h.Name, err)
 		}
 	}
-	return w.waitReady()
+	return nil
 }
 
 // mac makes a locally administered address, unique within a lab.
@@ -182,7 +182,26 @@ func (w *wiring) lanHost(i int, h Host) error {
 			return err
 		}
 	}
+	if err := w.lanNeighbours(h); err != nil {
+		return err
+	}
 	return w.lanRoutes(h)
+}
+
+// lanNeighbours tells a LAN host the others' MAC addresses, so that no packet ever
+// waits for ARP or ND, whose repetitions take a second.
+func (w *wiring) lanNeighbours(h Host) error {
+	for i, other := range w.lab.hosts {
+		if other.Pod() || other.Name == h.Name {
+			continue
+		}
+		for _, ip := range []netip.Addr{other.V4, other.V6} {
+			if err := w.neighbour(h.Name, Uplink, ip, mac(1, byte(i), 0)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // podBridge makes a node's cbr0 with the first address of its pod range.
@@ -200,17 +219,19 @@ func (w *wiring) podBridge(i int, node Host) error {
 // pod connects a pod to its node.
 func (w *wiring) pod(i int, h Host) error {
 	far, bridge := "veth"+h.Name, ""
+	podLink := far // where the node's IP stack meets the pod
 	gatewayMAC := mac(3, byte(i), 1)
 	farMAC := gatewayMAC
 	if w.lab.opts.Bridge {
-		bridge = PodBridge
+		bridge, podLink = PodBridge, PodBridge
 		link, err := w.handles[h.Node].LinkByName(PodBridge)
 		if err != nil {
 			return fmt.Errorf("find %s in %s: %w", PodBridge, h.Node, err)
 		}
 		gatewayMAC = link.Attrs().HardwareAddr
 	}
-	if err := w.veth(h.Name, h.Node, far, bridge, mac(3, byte(i), 0), farMAC); err != nil {
+	podMAC := mac(3, byte(i), 0)
+	if err := w.veth(h.Name, h.Node, far, bridge, podMAC, farMAC); err != nil {
 		return err
 	}
 	for _, f := range []struct {
@@ -218,7 +239,8 @@ func (w *wiring) pod(i int, h Host) error {
 	}{{h.V4, gateway4}, {h.V6, gateway6}} {
 		err := errors.Join(
 			w.addr(h.Name, Uplink, netip.PrefixFrom(f.addr, f.addr.BitLen())),
-			w.neighbour(h.Name, f.gateway, gatewayMAC),
+			w.neighbour(h.Name, Uplink, f.gateway, gatewayMAC),
+			w.neighbour(h.Node, podLink, f.addr, podMAC),
 			w.route(h.Name, defaultFor(f.addr), f.gateway),
 		)
 		if err != nil {
@@ -298,9 +320,9 @@ func (w *wiring) addr(host, iface string, p netip.Prefix) error {
 	return nil
 }
 
-func (w *wiring) neighbour(host string, ip netip.Addr, hw net.HardwareAddr) error {
+func (w *wiring) neighbour(host, iface string, ip netip.Addr, hw net.HardwareAddr) error {
 	err := w.handles[host].NeighSet(&netlink.Neigh{
-		LinkIndex: w.index[host+"/"+Uplink], State: netlink.NUD_PERMANENT,
+		LinkIndex: w.index[host+"/"+iface], State: netlink.NUD_PERMANENT,
 		IP: ip.AsSlice(), HardwareAddr: hw,
 	})
 	if err != nil {
@@ -341,49 +363,39 @@ func (w *wiring) podRoute(pod Host, far string, addr netip.Addr) error {
 	return nil
 }
 
-// waitReady waits until every link is operational. The kernel tells the bridges
-// and IPv6 of a new carrier a moment after the links are up; a packet sent before
-// is lost, and TCP would repeat it only a second later.
-func (w *wiring) waitReady() error {
-	deadline := time.Now().Add(10 * time.Second)
-	for host, h := range w.handles {
-		for {
-			waiting, err := notReady(h)
-			if err != nil {
-				return fmt.Errorf("list links and addresses of %s: %w", host, err)
+// waitReady waits until every host's link carries packets of both families. The
+// kernel tells bridges and IPv6 of a new carrier only a moment after the links are
+// up; a packet sent before is lost, and TCP would repeat it a second later.
+func (l *Lab) waitReady() error {
+	for _, h := range l.hosts {
+		next := Sink
+		if h.Pod() {
+			next = h.Node
+		} else if h.Name == Sink {
+			continue
+		}
+		to, _ := HostByName(next)
+		for _, six := range []bool{false, true} {
+			if err := l.waitEcho(h.Name, to.Addr(six)); err != nil {
+				return fmt.Errorf("the new link of %s does not carry: %w", h.Name, err)
 			}
-			if waiting == "" {
-				break
-			}
-			if time.Now().After(deadline) {
-				return fmt.Errorf("host %s: %s is not operational after 10 s", host, waiting)
-			}
-			time.Sleep(500 * time.Microsecond)
 		}
 	}
 	return nil
 }
 
-// notReady names a link that is not operational or an address that is tentative,
-// "" if there is none.
-func notReady(h *netlink.Handle) (string, error) {
-	links, err := h.LinkList()
-	if err != nil {
-		return "", err
-	}
-	for _, l := range links {
-		if kind := l.Type(); (kind == "veth" || kind == "bridge") && l.Attrs().OperState != netlink.OperUp {
-			return "link " + l.Attrs().Name, nil
+// waitEcho pings with ever more patience until an answer comes.
+func (l *Lab) waitEcho(host string, to netip.Addr) error {
+	var err error
+	for timeout := 5 * time.Millisecond; timeout < 10*time.Second; timeout *= 2 {
+		if err = l.Ping(host, to, timeout); err == nil || !isAnswer(err) {
+			return err
 		}
 	}
-	addrs, err := h.AddrList(nil, unix.AF_INET6)
-	if err != nil {
-		return "", err
-	}
-	for _, a := range addrs {
-		if a.Flags&unix.IFA_F_TENTATIVE != 0 {
-			return "address " + a.IPNet.String(), nil
-		}
-	}
-	return "", nil
+	return err
+}
+
+// isAnswer says whether an error is the network's, so that another try may help.
+func isAnswer(err error) bool {
+	return errors.Is(err, ErrTimeout) || errors.Is(err, ErrUnreachable) || errors.Is(err, ErrRefused)
 }
