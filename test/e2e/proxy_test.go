@@ -28,11 +28,10 @@ func testRestart(t *testing.T, end func(*testbed.Proxy) error) {
 	await(t, "pod3", moving, "pod1")
 	stopPod, stopClient := traffic(t, "pod3", steady), traffic(t, netlab.Client, steady)
 	flapping := startFlapping(t, "flapping", 5)
-	for round, pod := range []string{"pod2", "pod5", "pod1"} {
+	for round, pod := range []string{"pod2", "pod5", "pod1", "pod3", "pod4"} {
+		time.Sleep(time.Duration(round) * 7 * time.Millisecond) // so that the end falls on different moments of a write
 		must(t, end(p))
-		if round > 0 { // once without a break, so that starts follow on ends in different states
-			time.Sleep(300 * time.Millisecond)
-		}
+		time.Sleep(time.Duration(round) * 100 * time.Millisecond)
 		move(t, "moving", pod)
 		start := time.Now()
 		p = startProxy(t)

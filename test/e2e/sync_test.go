@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"net/netip"
@@ -56,18 +57,34 @@ func TestFirstSync(t *testing.T) {
 	askAPIServer(t, "pod3", "10.96.0.1:443")
 }
 
-// askAPIServer makes a TLS connection from a host to the API server by an address of its certificate.
+// askAPIServer makes a TLS connection from a host to the API server by an address of its certificate. It tries for a while,
+// because the API server creates its own service some time after it is ready.
 func askAPIServer(t *testing.T, host, address string) {
 	t.Helper()
 	netns, err := bed.Netns(host)
 	must(t, err)
-	conn, err := controlplane.Dial(t.Context(), netns, "tcp", address)
-	must(t, err)
-	defer conn.Close()
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(bed.API.RESTConfig(controlplane.AdminUser).CAData)
 	server := netip.MustParseAddrPort(address).Addr().String()
-	must(t, tls.Client(conn, &tls.Config{RootCAs: roots, ServerName: server}).HandshakeContext(t.Context()))
+	ask := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		conn, err := controlplane.Dial(ctx, netns, "tcp", address)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		return tls.Client(conn, &tls.Config{RootCAs: roots, ServerName: server}).HandshakeContext(ctx)
+	}
+	for deadline := time.Now().Add(patience); ; {
+		err := ask()
+		if err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("from %s the API server does not answer at the service address %s: %v", host, address, err)
+		}
+	}
 	t.Logf("from %s the API server answers at the service address %s", host, address)
 }
 

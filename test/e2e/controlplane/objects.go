@@ -79,16 +79,26 @@ func LoadAddr(i, j, n int) netip.Addr {
 // LoadName is the name of the load service number i.
 func LoadName(i int) string { return fmt.Sprintf("load-%06d", i) }
 
-// CreateLoad creates n services on port 80 with the given number of endpoints in 100.64.0.0/10 each, on port 8080, slices
-// before services so that a proxy that watches meanwhile sees both orders.
-func (c *ControlPlane) CreateLoad(ctx context.Context, n, endpoints int) error {
-	return c.Each(ctx, "services of "+fmt.Sprint(endpoints)+" endpoints created", n, func(ctx context.Context, i int) error {
+// CreateLoad creates the load services number from … to-1 on port 80 with the given number of endpoints in 100.64.0.0/10 each,
+// on port 8080. Slices come before services, so that a proxy that watches meanwhile sees that order too.
+func (c *ControlPlane) CreateLoad(ctx context.Context, from, to, endpoints int) error {
+	return c.Each(ctx, "load services created", to-from, func(ctx context.Context, n int) error {
+		i := from + n
 		addrs := make([]netip.Addr, endpoints)
 		for j := range addrs {
 			addrs[j] = LoadAddr(i, j, endpoints)
 		}
 		return c.Create(ctx, Service(LoadName(i), 80), Slice(LoadName(i), 8080, nil, addrs...))
 	})
+}
+
+// ClusterIP is the first address of a service of namespace default.
+func (c *ControlPlane) ClusterIP(ctx context.Context, name string) (netip.Addr, error) {
+	service, err := c.Client.CoreV1().Services("default").Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("get service %s: %w", name, err)
+	}
+	return netip.ParseAddr(service.Spec.ClusterIP)
 }
 
 // Create creates the slices of a service and then the service. It sets the ClusterIP in service.

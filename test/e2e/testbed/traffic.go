@@ -102,14 +102,14 @@ func (b *Bed) Connect(ctx context.Context, host string, to netip.AddrPort) (*Con
 		return nil, err
 	}
 	c := &Conn{Conn: raw, reader: bufio.NewReader(raw)}
-	if err := c.handshake(); err != nil {
+	if err := c.handshake(ctx); err != nil {
 		raw.Close()
 		return nil, fmt.Errorf("%s to %s: %w", host, to, err)
 	}
 	return c, nil
 }
 
-func (c *Conn) handshake() error {
+func (c *Conn) handshake(ctx context.Context) error {
 	lost, err := retransmits(c.Conn.(*net.TCPConn))
 	if err != nil {
 		return err
@@ -117,8 +117,10 @@ func (c *Conn) handshake() error {
 	if lost > 0 {
 		return ErrLost
 	}
-	if err := c.SetReadDeadline(time.Now().Add(3 * time.Second)); err != nil {
-		return err
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := c.SetReadDeadline(deadline); err != nil {
+			return err
+		}
 	}
 	name, err := c.reader.ReadString('\n')
 	if err != nil {

@@ -1,0 +1,47 @@
+package testbed
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// CPUTime is the processor time that the proxy has used since its start, user and system, to 10 ms.
+func (p *Proxy) CPUTime() (time.Duration, error) {
+	tasks := fmt.Sprintf("/proc/%d/stat", p.Pid())
+	content, err := os.ReadFile(tasks)
+	if err != nil {
+		return 0, fmt.Errorf("read processor time of kube-proxy: %w", err)
+	}
+	// The name of the program, in parentheses, may contain spaces; utime and stime are fields 14 and 15.
+	fields := strings.Fields(string(content[strings.LastIndexByte(string(content), ')')+1:]))
+	var ticks int64
+	for _, field := range fields[11:13] {
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read processor time of kube-proxy: %w", err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * (time.Second / clockTicks), nil
+}
+
+// clockTicks is USER_HZ, which is 100 on every architecture that Linux still has but two.
+const clockTicks = 100
+
+// PeakMemory is the largest resident size that the proxy has had, in bytes.
+func (p *Proxy) PeakMemory() (int64, error) {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid()))
+	if err != nil {
+		return 0, fmt.Errorf("read memory of kube-proxy: %w", err)
+	}
+	for line := range strings.Lines(string(content)) {
+		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64)
+			return kib << 10, err
+		}
+	}
+	return 0, fmt.Errorf("read memory of kube-proxy %d: no VmHWM", p.Pid())
+}
