@@ -26,6 +26,28 @@ func (p *pause) fail(now time.Time) {
 	p.until = now.Add(p.delay)
 }
 
+// How many writes may fail with no success between: 100 at once, then 5 a second.
+const (
+	maxCredit    = 100
+	creditPeriod = 200 * time.Millisecond
+)
+
+// credit limits failing writes, of whatever rows: when everything fails, neither a storm of events nor many
+// rows with a backoff of their own may become a storm of writes. The first success gives all of it back. It
+// is kept as the time at which it will be whole again; the zero credit is whole.
+type credit struct{ whole time.Time }
+
+// spend counts a write that failed.
+func (c *credit) spend(now time.Time) { c.whole = latest(c.whole, now).Add(creditPeriod) }
+
+// until is when the next write may start; the zero time means now.
+func (c *credit) until() time.Time {
+	if c.whole.IsZero() {
+		return time.Time{}
+	}
+	return c.whole.Add(-(maxCredit - 1) * creditPeriod)
+}
+
 // waitlist is the backoff of many things, each with its own delay. A key that is not in the heap but in
 // entries is being tried; its delay is remembered. The zero waitlist is empty.
 type waitlist[K comparable] struct {

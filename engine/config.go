@@ -78,13 +78,13 @@ type Engine struct {
 
 	searches   []*search
 	lastSearch uint64
-	hold       pause  // keeps fresh wishes back while everything fails
-	failed     int    // writes of fresh wishes that failed with no success between
-	failedKey  lb.Key // the first key of the last of them
+	credit     credit // for writes that fail
+	blamed     int    // rows that were logged since the last time when none was in doubt
+
+	applyErr string // the last error that was logged for many rows
 
 	resetWait pause
 	resetErr  string
-	applyErr  string
 
 	nodeKnown bool // the node has been resolved once
 	facts     bool // the node must be resolved again

@@ -1,11 +1,14 @@
 package engine
 
 import (
+	"context"
+	"net/netip"
 	"testing"
 	"time"
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
+	"kube-proxy/policy"
 )
 
 // SV-05: no rule is written until both Services and slices have been listed; then one Reset.
@@ -49,4 +52,264 @@ func TestEmptyLists(t *testing.T) {
 	})
 }
 
-var _ = lb.IPv4
+// DP-60: the first event after an idle time is applied at once; what arrives while a write runs is one batch.
+func TestFireAtOnceCoalesceWhileWriting(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.run()
+		entered, release := r.faulty.Block()
+		r.do(cluster.ServiceSet{Service: service(1)})
+		r.run()
+		select {
+		case <-entered:
+		default:
+			t.Fatal("the first event was not written at once")
+		}
+		for i := range 50 {
+			r.add(i)
+		}
+		for i := range 10 {
+			r.do(cluster.SliceSet{Slice: slice(1, i, 4)})
+		}
+		r.after(time.Minute)
+		if c := r.faulty.Calls(); c != 2 {
+			t.Errorf("%d calls while the first write runs, want 2 (Reset and that write)", c)
+		}
+		release()
+		r.run()
+		if c := r.plane.Counts(); c.Applies != 2 || c.Changes != 1+50 {
+			t.Errorf("after the write: %+v, want one more Apply, one change for each of 50 services", c)
+		}
+		r.converged()
+	})
+}
+
+// DP-60: at least MinSyncPeriod from the end of one write to the start of the next.
+func TestMinSyncPeriod(t *testing.T) {
+	var writes []time.Time
+	change := func(c *Config) {
+		c.MinSyncPeriod = 10 * time.Second
+		c.Written = func(w Write) {
+			if w.Verb == "apply" {
+				writes = append(writes, time.Now())
+			}
+		}
+	}
+	bubble(t, change, func(r *rig) {
+		r.start()
+		r.list()
+		r.after(time.Minute)
+		start := time.Now()
+		_, release := r.faulty.Block()
+		r.do(cluster.ServiceSet{Service: service(1)})
+		r.after(3 * time.Second) // the write takes 3 s
+		release()
+		r.do(cluster.ServiceSet{Service: service(2)})
+		r.after(time.Second)
+		r.do(cluster.ServiceSet{Service: service(3)})
+		r.after(time.Minute)
+		if len(writes) != 2 || writes[0].Sub(start) != 3*time.Second || writes[1].Sub(writes[0]) != 10*time.Second {
+			t.Fatalf("writes ended at %v after %v, want one at 3 s and one 10 s later", writes, start)
+		}
+		r.converged()
+
+		start, writes = time.Now(), nil
+		r.do(cluster.ServiceSet{Service: service(4)})
+		r.run()
+		r.do(cluster.ServiceSet{Service: service(5)})
+		r.after(time.Second)
+		r.engine.SetMinSyncPeriod(2 * time.Second)
+		r.after(time.Minute)
+		if len(writes) != 2 || !writes[0].Equal(start) || writes[1].Sub(start) != 2*time.Second {
+			t.Fatalf("writes at %v after %v, want one at once and one 2 s later", writes, start)
+		}
+		r.converged()
+	})
+}
+
+// An engine hears of its own family only (G6).
+func TestOtherFamilyIsNotHeard(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.run()
+		before := r.engine.Stats().Resolved
+		r.engine.Mark(cluster.Dirty{Services: []cluster.Ref{{Name: svcName(1), V6: true}}})
+		r.run()
+		if n := r.engine.Stats().Resolved - before; n != 0 {
+			t.Errorf("%d services resolved for the other family", n)
+		}
+		r.engine.Mark(cluster.Dirty{Services: []cluster.Ref{{Name: svcName(1), V4: true}}})
+		r.run()
+		if n := r.engine.Stats().Resolved - before; n != 1 {
+			t.Errorf("%d services resolved, want 1", n)
+		}
+	})
+}
+
+// A change that is taken back before it was offered is not written.
+func TestTakenBack(t *testing.T) {
+	bubble(t, func(c *Config) { c.MinSyncPeriod = time.Second }, func(r *rig) {
+		r.start()
+		r.add(1)
+		r.list()
+		r.do(cluster.ServiceSet{Service: service(1)}, cluster.SliceSet{Slice: slice(1, 1, 3)})
+		r.after(time.Minute)
+		r.converged()
+		r.do(cluster.ServiceSet{Service: service(2)}) // begins the second in which nothing is written
+		r.run()
+		before := r.plane.Counts()
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 2)})
+		r.run()
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 3)})
+		r.after(time.Minute)
+		if c := r.plane.Counts(); c != before {
+			t.Errorf("%+v, then %+v: a change that came to nothing was written", before, c)
+		}
+		r.converged()
+	})
+}
+
+// Stop: the write in hand is finished, nothing more is started, the rules stay.
+func TestGracefulStop(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.run()
+		entered, release := r.faulty.Block()
+		r.add(1)
+		r.run()
+		<-entered
+		r.add(2)
+		stopped := make(chan error)
+		go func() { stopped <- r.stop() }()
+		r.after(time.Second)
+		select {
+		case <-stopped:
+			t.Fatal("Run returned in the middle of a write")
+		default:
+		}
+		release()
+		if err := <-stopped; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		if !r.plane.Has(svcKey(1)) || r.plane.Has(svcKey(2)) {
+			t.Errorf("want the row in hand written and the pending one not:\n%s", r.plane.Dump())
+		}
+	})
+}
+
+// hanging is a plane whose writes last until their context ends.
+type hanging struct{ ended chan error }
+
+func (h hanging) Reset(context.Context, *lb.Table) error { return nil }
+
+func (h hanging) Apply(ctx context.Context, _ []lb.Change) error {
+	<-ctx.Done()
+	h.ended <- ctx.Err()
+	return ctx.Err()
+}
+
+// A write that hangs cannot keep the process from stopping for ever.
+func TestStopIsBounded(t *testing.T) {
+	h := hanging{make(chan error, 1)}
+	bubble(t, func(c *Config) { c.Plane = h }, func(r *rig) {
+		r.start()
+		r.list()
+		r.run()
+		r.add(1)
+		r.after(time.Hour)
+		start := time.Now()
+		if err := r.stop(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		if d := time.Since(start); d != grace {
+			t.Errorf("Run took %v to stop, want %v", d, grace)
+		}
+	})
+}
+
+// SV-24: the loser of a contested key is warned of once, and gets the key when the winner goes.
+func TestContest(t *testing.T) {
+	var told []lb.Contest
+	bubble(t, func(c *Config) { c.Contested = func(x lb.Contest) { told = append(told, x) } }, func(r *rig) {
+		shared := netip.MustParseAddr("192.0.2.7")
+		claim := func(i int) *cluster.Service {
+			s := service(i)
+			s.Type = cluster.TypeLoadBalancer
+			s.LoadBalancerIPs = []netip.Addr{shared}
+			return s
+		}
+		r.start()
+		// The youngest first: while all are resolved the winner changes.
+		r.do(cluster.ServiceSet{Service: claim(3)}, cluster.ServiceSet{Service: claim(2)})
+		r.list()
+		r.do(cluster.ServiceSet{Service: claim(3)}, cluster.ServiceSet{Service: claim(2)})
+		r.run()
+		want := "service shop/s3 lost 192.0.2.7:80/tcp to shop/s2 (older)"
+		if r.log.count(want) != 1 || len(told) != 1 {
+			t.Errorf("want one warning %q:\n%s%v", want, r.log, told)
+		}
+		again := claim(3)
+		again.AffinitySeconds = 5
+		r.do(cluster.ServiceSet{Service: again})
+		r.engine.ResolveAll()
+		r.run()
+		if r.log.count("lost") != 1 || len(told) != 1 {
+			t.Errorf("warned again:\n%s", r.log)
+		}
+		r.converged()
+		r.do(cluster.ServiceGone{Name: svcName(2)})
+		r.run()
+		if !r.plane.Has(lb.Key{Addr: shared, Port: 80, Proto: lb.TCP}) {
+			t.Error("the loser did not get the key")
+		}
+		r.converged()
+	})
+}
+
+// ResolveAll asks the policy again for everything.
+func TestResolveAll(t *testing.T) {
+	masq := false
+	resolve := func(c *Config) {
+		c.Resolve = func(v cluster.View) []*lb.Frontend {
+			s := settings
+			s.MasqueradeAll = masq
+			return policy.Resolve(v, s)
+		}
+	}
+	bubble(t, resolve, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.add(2)
+		r.run()
+		before := r.plane.Dump()
+		masq = true
+		r.engine.ResolveAll()
+		r.run()
+		if r.plane.Dump() == before || r.engine.Stats().Resets != 1 {
+			t.Errorf("after ResolveAll: %d resets and\n%s", r.engine.Stats().Resets, r.plane.Dump())
+		}
+		masq = false
+		r.engine.ResolveAll()
+		r.run()
+		r.converged()
+	})
+}
+
+// Query shows the desired table.
+func TestQuery(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.run()
+		r.engine.Query(func(table *lb.Table) {
+			if table.Get(svcKey(1)) == nil || table.Len() != 1 {
+				t.Errorf("the table has %d rows, none for %s", table.Len(), svcKey(1))
+			}
+		})
+	})
+}

@@ -203,7 +203,9 @@ func (r *rig) after(d time.Duration) {
 
 func svcName(i int) cluster.Name { return cluster.Name{Namespace: "shop", Name: fmt.Sprintf("s%d", i)} }
 
-func svcIP(i int) netip.Addr { return netip.AddrFrom4([4]byte{172, byte(16 + i>>16), byte(i >> 8), byte(i)}) }
+func svcIP(i int) netip.Addr {
+	return netip.AddrFrom4([4]byte{172, byte(16 + i>>16), byte(i >> 8), byte(i)})
+}
 
 func svcKey(i int) lb.Key { return lb.Key{Addr: svcIP(i), Port: 80, Proto: lb.TCP} }
 

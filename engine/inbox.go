@@ -90,6 +90,9 @@ func (b *inbox) empty() bool { return len(b.names) == 0 && !b.facts && !b.all }
 func (b *inbox) rest(busy bool) {
 	b.mu.Lock()
 	b.busy = busy
+	if !busy && b.begun && b.empty() {
+		b.since = time.Time{}
+	}
 	b.mu.Unlock()
 }
 

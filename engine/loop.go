@@ -115,7 +115,7 @@ func (e *Engine) writeAfter() time.Time {
 }
 
 func (e *Engine) stepFresh(ctx context.Context, a *agenda) bool {
-	if len(e.pending.fresh) == 0 || !a.due(latest(e.hold.until, e.writeAfter())) {
+	if len(e.pending.fresh) == 0 || !a.due(latest(e.credit.until(), e.writeAfter())) {
 		return false
 	}
 	e.fair = true
@@ -129,11 +129,12 @@ func (e *Engine) stepRest(ctx context.Context, a *agenda) bool {
 		e.setNode(ctx)
 		return true
 	}
-	if len(e.searches) > 0 {
+	if len(e.searches) > 0 && a.due(e.credit.until()) {
 		e.searchOn(ctx)
 		return true
 	}
-	if t, ok := e.pending.waits.next(); ok && a.due(latest(t, e.writeAfter())) {
+	if t, ok := e.pending.waits.next(); ok && len(e.searches) == 0 &&
+		a.due(latest(latest(t, e.credit.until()), e.writeAfter())) {
 		e.retry(a.now)
 		return true
 	}

@@ -38,7 +38,7 @@ func (e *Engine) reset(ctx context.Context) {
 	e.begun, e.lost, e.nodeStale = true, false, false
 	e.resetWait, e.resetErr, e.nodeErr, e.applyErr = pause{}, "", "", ""
 	e.pending, e.searches = newPending(), nil
-	e.failed, e.failedKey, e.hold = 0, lb.Key{}, pause{}
+	e.credit, e.blamed = credit{}, 0
 	e.stats.allWork()
 	e.stats.update(func(s *Stats) { s.Changes += uint64(len(changes)) })
 	e.inbox.written()

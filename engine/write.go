@@ -10,38 +10,17 @@ import (
 	"kube-proxy/plane"
 )
 
-// maxHold is the longest time for which fresh wishes wait while every write fails.
-const maxHold = time.Second
-
 // writeFresh offers all fresh wishes in one write. If that fails, the culprit is searched for among them.
 func (e *Engine) writeFresh(ctx context.Context) {
 	changes, err := e.apply(ctx, e.pending.takeFresh())
 	if err == nil || e.lost {
 		return
 	}
-	e.throttle(changes)
 	if len(changes) == 1 {
 		e.blame(changes[0], err)
 		return
 	}
 	e.begin(newSearch(halves(keysOf(changes)), 1))
-}
-
-// throttle keeps fresh wishes back for a moment when different ones fail one after the other with no success
-// between: then it is not one bad object, and a storm of events must not become a storm of failures.
-func (e *Engine) throttle(changes []lb.Change) {
-	if len(changes) == 1 && changes[0].Key == e.failedKey {
-		return
-	}
-	e.failedKey = changes[0].Key
-	e.failed++
-	if e.failed < 2 {
-		return
-	}
-	e.hold.fail(time.Now())
-	if e.hold.delay > maxHold {
-		e.hold = pause{maxHold, time.Now().Add(maxHold)}
-	}
 }
 
 // apply offers the keys' wishes to the plane. It returns what was offered.
@@ -66,6 +45,7 @@ func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) 
 	})
 	e.called(Write{Verb: "apply", Changes: len(changes), Took: time.Since(start), Err: err})
 	if err != nil {
+		e.credit.spend(time.Now())
 		e.pending.doubt(changes)
 		if isPanic(err) || errors.Is(err, plane.ErrStateLost) {
 			e.lose(fmt.Errorf("apply %d changes: %w", len(changes), err))
@@ -87,9 +67,9 @@ func (e *Engine) accepted(changes []lb.Change) {
 		e.pending.forget(c.Key)
 	}
 	if e.pending.doubtful == 0 {
-		e.applyErr = ""
+		e.applyErr, e.blamed = "", 0
 	}
-	e.failed, e.failedKey, e.hold = 0, lb.Key{}, pause{}
+	e.credit = credit{}
 	if len(e.pending.fresh) == 0 {
 		e.inbox.written()
 	}
@@ -112,15 +92,25 @@ func (e *Engine) observe(changes []lb.Change) {
 	}
 }
 
+// maxBlamed is how many failing rows are logged each until all are well again.
+const maxBlamed = 50
+
 // blame says that the change failed alone; it will be tried again after its own backoff.
 func (e *Engine) blame(c lb.Change, err error) {
 	w := e.pending.wishes[c.Key]
 	w.alone, w.group = true, 0
 	e.pending.waits.fail(c.Key, time.Now())
 	e.stats.fails(c.Key, serviceOf(c), err)
-	if w.err != err.Error() {
-		w.err = err.Error()
+	if w.err == err.Error() {
+		return
+	}
+	w.err = err.Error()
+	e.blamed++
+	switch {
+	case e.blamed <= maxBlamed:
 		e.cfg.Log.Error("row not written, retrying it alone", "key", c.Key.String(), "service", serviceOf(c), "err", err)
+	case e.blamed == maxBlamed+1:
+		e.cfg.Log.Error("more rows are not written, not logging each", "err", err)
 	}
 }
 

@@ -1,0 +1,407 @@
+package engine
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/fake"
+)
+
+// style.md 4, hazard 1: add A, which fails after A was programmed, then delete A: folding the two to nothing
+// would leave A in the kernel for ever.
+func TestDoubt(t *testing.T) {
+	for seed := range uint64(20) {
+		change := func(c *Config) {}
+		bubble(t, change, func(r *rig) {
+			r.faulty = fake.NewFaulty(r.plane, seed)
+			r.engine.cfg.Plane = r.faulty
+			r.start()
+			r.list()
+			r.run()
+			r.faulty.FailNext(fake.ErrInjected)
+			r.add(1)
+			r.run()
+			r.do(cluster.ServiceGone{Name: svcName(1)})
+			r.after(time.Minute)
+			if r.plane.Has(svcKey(1)) {
+				t.Errorf("seed %d: the deleted row is in the kernel", seed)
+			}
+			r.converged()
+		})
+	}
+}
+
+// The same in one look: the delete arrives before the retry, and the wish is what was accepted last.
+func TestDoubtIsOfferedThoughNothingChanged(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.run()
+		r.faulty.FailNext(fake.ErrInjected)
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 5)})
+		r.run()
+		before := r.engine.Stats()
+		if before.Doubtful != 1 || before.Pending != 1 {
+			t.Fatalf("after a failure: %+v", before)
+		}
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 3)})
+		r.run()
+		if s := r.engine.Stats(); s.Applies != before.Applies+1 || s.Retries != 1 || s.Doubtful != 0 {
+			t.Errorf("want the key offered once more: %+v", s)
+		}
+		r.converged()
+	})
+}
+
+// Issue 2, item 5: one bad object is retried alone with backoff; it blocks nobody and forces no Reset.
+func TestBadObject(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.run()
+		_, release := r.faulty.Block()
+		r.add(1000)
+		r.run()
+		r.faulty.Refuse(svcKey(37))
+		for i := range 100 {
+			r.add(i)
+		}
+		r.run()
+		release()
+		r.run()
+		s := r.engine.Stats()
+		if r.plane.Len() != 100 || r.plane.Has(svcKey(37)) {
+			t.Errorf("%d rows, want all 100 others at once", r.plane.Len())
+		}
+		if s.Applies > 20 {
+			t.Errorf("%d writes to find one culprit among 100", s.Applies)
+		}
+		if s.Pending != 1 || s.Doubtful != 1 || len(s.Failing) != 1 || s.Failing[0].Key != svcKey(37) ||
+			s.Failing[0].Service != "shop/s37:http" || s.Settled {
+			t.Errorf("want one failing row: %+v", s)
+		}
+		r.after(10 * time.Minute)
+		s = r.engine.Stats()
+		// 50 ms doubling to 30 s: 10 tries in the first 25 s or so, then two a minute.
+		if n := s.Failing[0].Tries; n < 25 || n > 35 {
+			t.Errorf("%d tries in 10 minutes", n)
+		}
+		if n := r.log.count("row not written"); n != 1 || r.log.count("service=shop/s37:http") != 1 {
+			t.Errorf("%d log lines, want one:\n%s", n, r.log)
+		}
+		if s.Resets != 1 {
+			t.Errorf("%d resets", s.Resets)
+		}
+		// Others are not held up by it.
+		r.add(200)
+		r.run()
+		if !r.plane.Has(svcKey(200)) {
+			t.Error("a good row waits for a bad one")
+		}
+		r.faulty.Heal()
+		r.after(lastDelay)
+		r.converged()
+		if r.log.count("row written after failures") != 1 {
+			t.Errorf("no line about the success:\n%s", r.log)
+		}
+	})
+}
+
+// A new wish for a key that waits is tried at once, and its backoff begins anew.
+func TestNewWishIsTriedAtOnce(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.run()
+		r.faulty.Refuse(svcKey(1))
+		r.do(cluster.ServiceSet{Service: service(1)})
+		r.after(10 * time.Minute)
+		tries := r.engine.Stats().Applies
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 3)})
+		r.run()
+		if n := r.engine.Stats().Applies - tries; n != 1 {
+			t.Errorf("%d writes at once after a new wish, want 1", n)
+		}
+		r.after(60 * time.Millisecond)
+		if n := r.engine.Stats().Applies - tries; n != 2 {
+			t.Errorf("%d writes 60 ms after a new wish, want 2", n)
+		}
+		r.do(cluster.ServiceGone{Name: svcName(1)})
+		r.faulty.Heal()
+		r.run()
+		r.converged()
+	})
+}
+
+// When everything fails there is one backoff for all, not a storm, also while events keep coming.
+func TestSystemicFailure(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.run()
+		r.faulty.FailWith(1)
+		_, release := r.faulty.Block()
+		r.add(5000)
+		r.run()
+		for i := range 1000 {
+			r.add(i)
+		}
+		r.run()
+		release()
+		r.run()
+		if s := r.engine.Stats(); s.Applies > 30 {
+			t.Errorf("%d writes in the first moment", s.Applies)
+		}
+		r.after(time.Minute)
+		before := r.engine.Stats()
+		if before.Applies > 500 {
+			t.Errorf("%d writes in the first minute", before.Applies)
+		}
+		for i := range 600 { // a minute with ten events a second
+			r.do(cluster.SliceSet{Slice: slice(i, 1, 4)})
+			r.after(100 * time.Millisecond)
+		}
+		s := r.engine.Stats()
+		if n := s.Applies - before.Applies; n > 800 {
+			t.Errorf("%d writes in a minute in which everything fails", n)
+		}
+		if s.Resets != 1 {
+			t.Errorf("%d resets", s.Resets)
+		}
+		if n := r.log.count("level=ERROR"); n > 120 {
+			t.Errorf("%d lines in the log", n)
+		}
+		r.faulty.Heal()
+		r.after(lastDelay)
+		r.converged()
+	})
+}
+
+// Many bad objects among many: all good ones are written within seconds.
+func TestManyBadObjects(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.run()
+		_, release := r.faulty.Block()
+		r.add(5000)
+		r.run()
+		for i := range 1000 {
+			r.add(i)
+			if i%20 == 0 {
+				r.faulty.Refuse(svcKey(i))
+			}
+		}
+		release()
+		r.after(5 * time.Second)
+		if n := r.plane.Len(); n != 951 {
+			t.Errorf("%d rows after 5 s, want 951", n)
+		}
+		if s := r.engine.Stats(); len(s.Failing) != 50 || s.Pending != 50 {
+			t.Errorf("%d failing, %d pending, want 50", len(s.Failing), s.Pending)
+		}
+		before := r.engine.Stats().Applies
+		r.after(time.Minute)
+		if n := r.engine.Stats().Applies - before; n > 600 {
+			t.Errorf("%d writes a minute for 50 bad rows", n)
+		}
+		r.faulty.Heal()
+		r.after(2 * lastDelay)
+		r.converged()
+	})
+}
+
+// A write that fails once is made good at once.
+func TestPassingFailure(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.run()
+		r.faulty.FailNext(fake.ErrInjected)
+		r.add(1)
+		r.after(60 * time.Millisecond)
+		r.converged()
+		if s := r.engine.Stats(); s.Failures != 1 || s.LastError == "" || s.LastFailure.IsZero() {
+			t.Errorf("the failure is not in the statistics: %+v", s)
+		}
+	})
+}
+
+// A Reset that fails is retried with backoff and told of once for each error; what arrives meanwhile is in
+// the next one.
+func TestResetFails(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		for range 10 {
+			r.faulty.FailNext(fmt.Errorf("no memory: %w", fake.ErrInjected))
+		}
+		r.list()
+		r.run()
+		r.add(1)
+		r.after(time.Second)
+		if c := r.faulty.Calls(); c < 3 || c > 6 {
+			t.Errorf("%d tries in a second", c)
+		}
+		if s := r.engine.Stats(); !s.Lost || s.Begun || s.QueuedSince.IsZero() {
+			t.Errorf("%+v", s)
+		}
+		r.after(2 * time.Minute)
+		r.converged()
+		if n := r.log.count("reset failed"); n != 1 {
+			t.Errorf("%d lines, want 1:\n%s", n, r.log)
+		}
+		if s := r.engine.Stats(); s.Resets != 11 || s.Applies != 0 || s.Retries != 10 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// ErrStateLost, whoever returns it, asks for a Reset; the observers hear what the Reset brought.
+func TestStateLost(t *testing.T) {
+	bubble(t, func(c *Config) { c.AuditPeriod = time.Minute }, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.add(2)
+		r.run()
+		r.faulty.FailNext(fmt.Errorf("table gone: %w", plane.ErrStateLost))
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 7)}, cluster.ServiceGone{Name: svcName(2)})
+		r.run()
+		if s := r.engine.Stats(); s.Resets != 2 {
+			t.Errorf("%d resets after a lost state", s.Resets)
+		}
+		r.converged()
+		r.plane.Lose(false)
+		r.after(2 * time.Minute)
+		if s := r.engine.Stats(); s.Resets != 3 {
+			t.Errorf("%d resets after an audit found nothing", s.Resets)
+		}
+		r.converged()
+		r.plane.Lose(true)
+		r.run()
+		if s := r.engine.Stats(); s.Resets != 4 {
+			t.Errorf("%d resets after drift", s.Resets)
+		}
+		r.converged()
+	})
+}
+
+// DP-61: a panic in the plane is caught; since the plane may be half changed, it is reset.
+func TestPanicInPlane(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.run()
+		r.faulty.PanicAt(svcKey(2))
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 5)}, cluster.ServiceSet{Service: service(2)})
+		r.run()
+		s := r.engine.Stats()
+		if s.Panics == 0 || s.Resets != 2 {
+			t.Errorf("after a panic: %+v", s)
+		}
+		if r.log.count("panic caught") != 1 || r.log.count("faulty.go") == 0 {
+			t.Errorf("want one line with the stack:\n%s", r.log)
+		}
+		r.converged()
+	})
+}
+
+// DP-61: a panic in the policy costs its own service only, which keeps its rows, and is tried again.
+func TestPanicInPolicy(t *testing.T) {
+	sick := map[cluster.Name]bool{}
+	asked := 0
+	change := func(c *Config) {
+		c.Resolve = func(v cluster.View) []*lb.Frontend {
+			if v.Name == svcName(1) {
+				asked++
+			}
+			if sick[v.Name] {
+				panic("policy is sick")
+			}
+			return resolveDefault(v)
+		}
+	}
+	bubble(t, change, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.run()
+		sick[svcName(1)] = true
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 9)})
+		r.add(2)
+		r.run()
+		if !r.plane.Has(svcKey(1)) || !r.plane.Has(svcKey(2)) {
+			t.Errorf("want the old row of one and the new row of the other:\n%s", r.plane.Dump())
+		}
+		if s := r.engine.Stats(); s.Unresolved != 1 || s.Panics == 0 || s.Settled || s.Resets != 1 {
+			t.Errorf("%+v", s)
+		}
+		asked = 0
+		r.after(10 * time.Minute)
+		if asked < 25 || asked > 35 {
+			t.Errorf("asked %d times in 10 minutes", asked)
+		}
+		if n := r.log.count("service not resolved"); n != 1 {
+			t.Errorf("%d lines, want 1", n)
+		}
+		delete(sick, svcName(1))
+		r.after(lastDelay)
+		r.converged()
+	})
+}
+
+// DP-61: a panic in the table leaves it half changed: it is made anew and the plane reset to it, once.
+func TestPanicInTable(t *testing.T) {
+	sick := false
+	change := func(c *Config) {
+		c.Resolve = func(v cluster.View) []*lb.Frontend {
+			if sick && v.Name == svcName(1) {
+				return []*lb.Frontend{nil}
+			}
+			return resolveDefault(v)
+		}
+	}
+	bubble(t, change, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.add(2)
+		r.run()
+		sick = true
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 9)}, cluster.SliceSet{Slice: slice(2, 1, 9)})
+		r.after(10 * time.Minute)
+		if !r.plane.Has(svcKey(1)) || !r.plane.Has(svcKey(2)) {
+			t.Errorf("rows are missing:\n%s", r.plane.Dump())
+		}
+		if s := r.engine.Stats(); s.Resets != 2 || s.Unresolved != 1 {
+			t.Errorf("%+v", s)
+		}
+		sick = false
+		r.after(lastDelay)
+		r.converged()
+	})
+}
+
+// A panic in an observer is its own.
+func TestPanicInObserver(t *testing.T) {
+	bubble(t, func(c *Config) { c.Observers = append([]Observer{sickObserver{}}, c.Observers...) }, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.run()
+		r.converged()
+		if s := r.engine.Stats(); s.Panics == 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+type sickObserver struct{}
+
+func (sickObserver) Applied([]lb.Change) { panic("observer is sick") }

@@ -1,0 +1,199 @@
+package engine
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/fake"
+	"kube-proxy/policy"
+)
+
+func resolveDefault(v cluster.View) []*lb.Frontend { return policy.Resolve(v, settings) }
+
+func cidr(s string) cluster.Event {
+	return cluster.CIDRSet{CIDR: &cluster.ServiceCIDR{Name: "c", Prefixes: []netip.Prefix{netip.MustParsePrefix(s)}}}
+}
+
+// A change of the node is one SetNode, and nothing where the plane's view of it stays the same.
+func TestNodeChanges(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.do(cidr("172.16.0.0/16"))
+		r.list()
+		r.add(1)
+		r.run()
+		if c := r.plane.Counts(); c.SetNodes != 0 {
+			t.Errorf("%d SetNodes at the start: the Reset has told the plane", c.SetNodes)
+		}
+		r.do(cidr("172.16.0.0/12"))
+		r.run()
+		if c := r.plane.Counts(); c.SetNodes != 1 || c.Resets != 1 {
+			t.Errorf("%+v, want one SetNode", c)
+		}
+		r.do(cluster.NodeSet{Node: &cluster.Node{Name: nodeName, Leaving: true}})
+		r.run()
+		if c := r.plane.Counts(); c.SetNodes != 1 || c.Resets != 1 {
+			t.Errorf("%+v, want no more than before", c)
+		}
+		r.converged()
+
+		r.faulty.FailNext(fake.ErrInjected)
+		r.do(cidr("172.16.0.0/13"))
+		r.run()
+		r.add(2)
+		r.run()
+		if !r.plane.Has(svcKey(2)) {
+			t.Error("a row waits for the node")
+		}
+		r.after(time.Second)
+		if s := r.engine.Stats(); s.Resets != 1 || s.Retries != 1 {
+			t.Errorf("%+v", s)
+		}
+		r.converged()
+
+		r.faulty.FailNext(plane.ErrStateLost)
+		r.do(cidr("172.16.0.0/14"))
+		r.run()
+		if s := r.engine.Stats(); s.Resets != 2 {
+			t.Errorf("%+v", s)
+		}
+		r.converged()
+	})
+}
+
+// plain is a plane with the two verbs only.
+type plain struct{ p *fake.Plane }
+
+func (x plain) Apply(ctx context.Context, c []lb.Change) error { return x.p.Apply(ctx, c) }
+func (x plain) Reset(ctx context.Context, t *lb.Table) error   { return x.p.Reset(ctx, t) }
+
+// A plane without SetNode is reset when the node changes.
+func TestNodeChangesOnPlainPlane(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.engine.setter, r.engine.auditor, r.engine.cfg.Plane = nil, nil, plain{r.plane}
+		r.start()
+		r.list()
+		r.add(1)
+		r.run()
+		r.do(cidr("172.16.0.0/12"))
+		r.after(time.Hour)
+		if c := r.plane.Counts(); c.Resets != 2 || c.SetNodes != 0 {
+			t.Errorf("%+v, want two Resets", c)
+		}
+		r.converged()
+	})
+}
+
+// DP-61: while the node cannot be resolved nothing is written with a wrong one.
+func TestPanicInNode(t *testing.T) {
+	sick := true
+	change := func(c *Config) {
+		c.ResolveNode = func(f cluster.Facts) lb.Node {
+			if sick {
+				panic("node is sick")
+			}
+			return policy.ResolveNode(f, settings)
+		}
+	}
+	bubble(t, change, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.after(time.Minute)
+		if c := r.plane.Counts(); c.Resets != 0 {
+			t.Errorf("%+v: written without a node", c)
+		}
+		sick = false
+		r.after(lastDelay)
+		r.converged()
+		sick = true
+		r.do(cidr("172.16.0.0/12"))
+		r.add(2)
+		r.run()
+		if !r.plane.Has(svcKey(2)) || r.engine.Stats().Settled {
+			t.Error("want the row written and the engine not settled")
+		}
+		sick = false
+		r.after(lastDelay)
+		r.converged()
+		if n := r.log.count("node not resolved"); n != 1 {
+			t.Errorf("%d lines, want 1", n)
+		}
+	})
+}
+
+// Drift is mended at once where it is signalled, and by the full audit where it is not.
+func TestAudit(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.add(2)
+		r.run()
+		r.plane.Steal(svcKey(1), true)
+		r.run()
+		if s := r.engine.Stats(); s.Mended != 1 || s.Audits != 1 || r.log.count("mended") != 1 {
+			t.Errorf("after signalled drift: %+v\n%s", s, r.log)
+		}
+		r.converged()
+		r.plane.Steal(svcKey(2), false)
+		r.after(4 * time.Minute)
+		if s := r.engine.Stats(); s.Audits != 1 {
+			t.Errorf("%d audits after 4 minutes, want 1", s.Audits)
+		}
+		r.after(100 * time.Second) // 5 min and a tenth
+		if s := r.engine.Stats(); s.Mended != 2 || s.Audits != 2 {
+			t.Errorf("after the full audit: %+v", s)
+		}
+		r.converged()
+		r.after(time.Hour)
+		if s := r.engine.Stats(); s.Audits < 12 || s.Audits > 16 {
+			t.Errorf("%d audits in an hour", s.Audits)
+		}
+	})
+}
+
+// Somebody who undoes our work all the time costs ten audits a second at most.
+func TestDriftStorm(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.run()
+		for range 1000 {
+			r.plane.Steal(svcKey(1), true)
+			r.after(10 * time.Millisecond)
+		}
+		if s := r.engine.Stats(); s.Audits < 90 || s.Audits > 101 {
+			t.Errorf("%d audits in 10 s", s.Audits)
+		}
+		r.after(time.Second)
+		r.converged()
+	})
+}
+
+// An audit that fails is retried and forces no Reset.
+func TestAuditFails(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.run()
+		r.faulty.FailNext(fake.ErrInjected, fake.ErrInjected)
+		r.plane.Steal(svcKey(1), true)
+		r.run()
+		if r.engine.Stats().Settled {
+			t.Error("settled with an audit to do")
+		}
+		r.after(time.Second)
+		if s := r.engine.Stats(); s.Mended != 1 || s.Resets != 1 || s.Audits != 3 || r.log.count("audit failed") != 1 {
+			t.Errorf("%+v\n%s", s, r.log)
+		}
+		r.converged()
+	})
+}
