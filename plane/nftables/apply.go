@@ -1,0 +1,494 @@
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/google/nftables/expr"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// change is one Apply under way: the batch, the state with all its changes already made, and how to take
+// them back if the kernel refuses.
+type change struct {
+	*batch
+	st   *state
+	undo []func()
+
+	sets       []*set
+	clusterIPs map[netip.Addr]int32 // the counts before this batch, of addresses that it touched
+	hairpin    map[netip.Addr]int32
+	chains     []chain // new in this batch
+	rec        []byte  // scratch
+}
+
+func (p *Plane) begin(st *state) *change {
+	return &change{batch: &batch{ruleset: p.rules}, st: st, rec: make([]byte, 0, 80)}
+}
+
+// Apply writes the changes in one transaction: all of them are in force, or none.
+func (p *Plane) Apply(_ context.Context, changes []lb.Change) error {
+	if p.st == nil {
+		return fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
+	}
+	c := p.begin(p.st)
+	err := c.stage(changes)
+	if err == nil {
+		err = p.commit(c.batch)
+	}
+	if err != nil {
+		c.takeBack()
+		return err
+	}
+	return nil
+}
+
+// stage makes the changes in the state and stages what the kernel needs. Of several changes of one key the
+// last counts.
+func (c *change) stage(changes []lb.Change) error {
+	if len(changes) > 1 {
+		changes = lastOfEach(changes)
+	}
+	for _, ch := range changes {
+		if err := c.row(ch.Key, ch.New); err != nil {
+			return err
+		}
+	}
+	for _, s := range c.sets {
+		c.finishSet(s)
+	}
+	c.finishAddrs(sClusterIPs, c.clusterIPs, c.st.clusterIPs, func(a netip.Addr) []byte { return appendAddr(c.rec[:0], a) })
+	c.finishAddrs(sHairpin, c.hairpin, c.st.hairpin, func(a netip.Addr) []byte { return appendAddr(appendAddr(c.rec[:0], a), a) })
+	return nil
+}
+
+func lastOfEach(changes []lb.Change) []lb.Change {
+	last := make(map[lb.Key]int, len(changes))
+	for i, ch := range changes {
+		last[ch.Key] = i
+	}
+	if len(last) == len(changes) {
+		return changes
+	}
+	out := make([]lb.Change, 0, len(last))
+	for i, ch := range changes {
+		if last[ch.Key] == i {
+			out = append(out, ch)
+		}
+	}
+	return out
+}
+
+func (c *change) takeBack() {
+	for i := len(c.undo) - 1; i >= 0; i-- {
+		c.undo[i]()
+	}
+}
+
+// row makes front what the kernel holds for k; nil removes it.
+func (c *change) row(k lb.Key, front *lb.Frontend) error {
+	old, had := c.st.rows[k]
+	if had && old.front == front || !had && front == nil {
+		return nil
+	}
+	var now row
+	if front != nil {
+		var err error
+		if now, err = c.retain(k, front); err != nil {
+			return err
+		}
+	}
+	classes, cluster, local := mapsOf(k)
+	c.number(classes, k, had, uint32(old.class), front != nil, uint32(now.class))
+	c.number(cluster, k, old.cluster != nil, old.cluster.number(), now.cluster != nil, now.cluster.number())
+	c.number(local, k, old.local != nil, old.local.number(), now.local != nil, now.local.number())
+	c.sources(k, old.front, front)
+	c.release(old.cluster)
+	c.release(old.local)
+	c.countClusterIP(old.front, -1)
+	c.countClusterIP(front, +1)
+
+	if front == nil {
+		delete(c.st.rows, k)
+	} else {
+		c.st.rows[k] = now
+	}
+	c.undo = append(c.undo, func() {
+		if had {
+			c.st.rows[k] = old
+		} else {
+			delete(c.st.rows, k)
+		}
+	})
+	return nil
+}
+
+func (s *set) number() uint32 {
+	if s == nil {
+		return 0
+	}
+	return s.id
+}
+
+// retain checks a frontend, and takes hold of the class and the sets that it needs.
+func (c *change) retain(k lb.Key, f *lb.Frontend) (row, error) {
+	r := row{front: f}
+	if f.Key != k {
+		return r, fmt.Errorf("frontend %s of %s is offered for key %s", f.Key, f.Service, k)
+	}
+	if !k.IsNodePort() && lb.FamilyOf(k.Addr) != c.fam {
+		return r, fmt.Errorf("frontend %s of %s is not %s", k, f.Service, c.fam)
+	}
+	var err error
+	if r.class, err = classOf(f); err != nil {
+		return r, err
+	}
+	if f.Affinity < 0 || f.Affinity > maxSeconds*time.Second || f.Affinity%time.Second != 0 {
+		return r, fmt.Errorf("frontend %s of %s: affinity of %s: want whole seconds up to %d", k, f.Service, f.Affinity, maxSeconds)
+	}
+	for _, rt := range f.Routes {
+		if rt.To == nil {
+			continue
+		}
+		if err := c.checkSet(rt.To, seconds(f.Affinity)); err != nil {
+			return r, fmt.Errorf("frontend %s of %s: %w", k, f.Service, err)
+		}
+	}
+	c.needClass(r.class)
+	if s := f.Set(lb.Cluster); s != nil {
+		r.cluster = c.hold(s, seconds(f.Affinity))
+	}
+	if s := f.Set(lb.Local); s != nil {
+		r.local = c.hold(s, seconds(f.Affinity))
+	}
+	return r, nil
+}
+
+func (c *change) checkSet(s *lb.BackendSet, seconds uint32) error {
+	limit := maxSlots
+	if seconds > 0 {
+		limit = maxStickySlots
+	}
+	if len(s.Backends) > limit {
+		return fmt.Errorf("backend set %s has %d backends; at most %d can be held (%d with session affinity)", s.ID, len(s.Backends), maxSlots, maxStickySlots)
+	}
+	for i, b := range s.Backends {
+		if lb.FamilyOf(b.Addr.Addr()) != c.fam {
+			return fmt.Errorf("backend %s of set %s is not %s", b.Addr, s.ID, c.fam)
+		}
+		if i > 0 && s.Backends[i-1].Addr.Compare(b.Addr) >= 0 {
+			return fmt.Errorf("backends of set %s are not sorted at %s", s.ID, b.Addr)
+		}
+	}
+	return nil
+}
+
+// touch notes that the batch may change the set.
+func (c *change) touch(s *set) {
+	if s.touched {
+		return
+	}
+	was := *s
+	s.touched = true
+	c.sets = append(c.sets, s)
+	c.undo = append(c.undo, func() { *s = was })
+}
+
+// hold adds a reference to the set, which from now on shall have these backends.
+func (c *change) hold(b *lb.BackendSet, seconds uint32) *set {
+	s := c.st.sets[b.ID]
+	if s == nil {
+		c.st.lastID++
+		s = &set{id: c.st.lastID}
+		c.st.sets[b.ID] = s
+		c.undo = append(c.undo, func() { delete(c.st.sets, b.ID) })
+	}
+	c.touch(s)
+	s.refs++
+	s.wantSource, s.wantSeconds = b, seconds
+	return s
+}
+
+func (c *change) release(s *set) {
+	if s != nil {
+		c.touch(s)
+		s.refs--
+	}
+}
+
+// number stages the change of a number in a map keyed by frontend.
+func (c *change) number(i setIndex, k lb.Key, had bool, old uint32, has bool, now uint32) {
+	if had == has && old == now {
+		return
+	}
+	rec := appendKey(c.rec[:0], k)
+	if had {
+		c.remove(i, appendNum(rec, old))
+	}
+	if has {
+		c.add(i, appendNum(rec, now))
+	}
+}
+
+// sources stages the change of a frontend's source ranges.
+func (c *change) sources(k lb.Key, old, now *lb.Frontend) {
+	var was, want []netip.Prefix
+	if old != nil {
+		was = old.Sources
+	}
+	if now != nil {
+		want = now.Sources
+	}
+	for _, p := range was {
+		if !has(want, p) {
+			c.remove(sSourceRanges, appendRange(c.rec[:0], k, p))
+		}
+	}
+	for _, p := range want {
+		if !has(was, p) {
+			c.add(sSourceRanges, appendRange(c.rec[:0], k, p))
+		}
+	}
+}
+
+func has(list []netip.Prefix, p netip.Prefix) bool {
+	for _, x := range list {
+		if x == p {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *change) countClusterIP(f *lb.Frontend, n int32) {
+	if f != nil && f.Kind == lb.ClusterIP {
+		if c.clusterIPs == nil {
+			c.clusterIPs = make(map[netip.Addr]int32, 1)
+		}
+		c.count(c.st.clusterIPs, c.clusterIPs, f.Key.Addr, n)
+	}
+}
+
+func (c *change) countHairpin(a netip.Addr, n int32) {
+	if c.hairpin == nil {
+		c.hairpin = make(map[netip.Addr]int32, 1)
+	}
+	c.count(c.st.hairpin, c.hairpin, a, n)
+}
+
+// count changes how often an address is needed; before keeps the number at the batch's start.
+func (c *change) count(counts, before map[netip.Addr]int32, a netip.Addr, n int32) {
+	was := counts[a]
+	if _, ok := before[a]; !ok {
+		before[a] = was
+		c.undo = append(c.undo, func() { setCountOf(counts, a, was) })
+	}
+	setCountOf(counts, a, was+n)
+}
+
+func setCountOf(counts map[netip.Addr]int32, a netip.Addr, n int32) {
+	if n == 0 {
+		delete(counts, a)
+	} else {
+		counts[a] = n
+	}
+}
+
+func (c *change) finishAddrs(i setIndex, before, now map[netip.Addr]int32, rec func(netip.Addr) []byte) {
+	for a, was := range before {
+		switch is := now[a]; {
+		case was == 0 && is > 0:
+			c.add(i, rec(a))
+		case was > 0 && is == 0:
+			c.remove(i, rec(a))
+		}
+	}
+}
+
+// finishSet stages what the batch does to a set, now that all rows are known.
+func (c *change) finishSet(s *set) {
+	s.touched = false
+	switch {
+	case s.refs == 0 && s.source == nil: // came and went in this batch
+		delete(c.st.sets, s.wantSource.ID)
+	case s.refs == 0:
+		id := s.source.ID
+		s.records(c.remove)
+		c.countBackends(s.source.Backends, nil)
+		delete(c.st.sets, id)
+		c.undo = append(c.undo, func() { c.st.sets[id] = s })
+	case s.source == s.wantSource && s.seconds == s.wantSeconds:
+	case s.source == nil:
+		c.fill(s)
+		s.records(c.add)
+		c.needShape(s.shape())
+		c.countBackends(nil, s.source.Backends)
+	default:
+		c.refill(s)
+	}
+}
+
+// fill gives a new set its slots.
+func (c *change) fill(s *set) {
+	s.source, s.seconds = s.wantSource, s.wantSeconds
+	s.slots = make([]netip.AddrPort, len(s.source.Backends))
+	for i, b := range s.source.Backends {
+		s.slots[i] = b.Addr
+	}
+	c.enroll(s, nil)
+}
+
+// enroll gives the backends of a set with affinity their members: those that they have in old, else new ones.
+func (c *change) enroll(s *set, old map[netip.AddrPort]uint32) {
+	s.members = nil
+	if s.seconds == 0 {
+		return
+	}
+	s.members = make([]uint32, len(s.slots))
+	for i, ap := range s.slots {
+		m, ok := old[ap]
+		if !ok {
+			c.st.lastMember++
+			m = c.st.lastMember
+		}
+		s.members[i] = m
+	}
+}
+
+// refill brings a set's slots up to date.
+func (c *change) refill(s *set) {
+	was := *s
+	s.source, s.seconds = s.wantSource, s.wantSeconds
+	s.slots = refill(was.slots, was.source.Backends, s.source.Backends)
+	var members map[netip.AddrPort]uint32
+	if was.members != nil && s.seconds > 0 {
+		members = make(map[netip.AddrPort]uint32, len(was.slots))
+		for i, ap := range was.slots {
+			members[ap] = was.members[i]
+		}
+	}
+	c.enroll(s, members)
+
+	if was.shape() != s.shape() {
+		rec := appendNum(c.rec[:0], s.id)
+		c.remove(sSetShapes, appendNum(rec, was.shape().number()))
+		c.add(sSetShapes, appendNum(rec, s.shape().number()))
+		c.needShape(s.shape())
+	}
+	if was.members == nil && s.members == nil {
+		c.slots(&was, s)
+	} else {
+		c.memberSlots(&was, s)
+	}
+	c.countBackends(was.source.Backends, s.source.Backends)
+}
+
+// slots stages the slots that differ between two states of a set without affinity.
+func (c *change) slots(was, now *set) {
+	for i := range max(len(was.slots), len(now.slots)) {
+		if i < len(was.slots) && i < len(now.slots) && was.slots[i] == now.slots[i] {
+			continue
+		}
+		if i < len(was.slots) {
+			was.slot(i, c.rec, c.remove)
+		}
+		if i < len(now.slots) {
+			now.slot(i, c.rec, c.add)
+		}
+	}
+}
+
+// memberSlots is the same where one of the states has affinity: slots and members change apart.
+func (c *change) memberSlots(was, now *set) {
+	before, after := map[string]setIndex{}, map[string]setIndex{}
+	for i := range was.slots {
+		was.slot(i, c.rec, func(set setIndex, rec []byte) { before[string(rec)] = set })
+	}
+	for i := range now.slots {
+		now.slot(i, c.rec, func(set setIndex, rec []byte) {
+			if was, ok := before[string(rec)]; ok && was == set {
+				delete(before, string(rec))
+			} else {
+				after[string(rec)] = set
+			}
+		})
+	}
+	for rec, set := range before {
+		c.remove(set, []byte(rec))
+	}
+	for rec, set := range after {
+		c.add(set, []byte(rec))
+	}
+}
+
+// countBackends counts the backends on this node, which may be their own clients. Both lists are sorted;
+// what stands in both costs nothing.
+func (c *change) countBackends(was, now []lb.Backend) {
+	for len(was) > 0 || len(now) > 0 {
+		order := 0
+		switch {
+		case len(was) == 0:
+			order = +1
+		case len(now) == 0:
+			order = -1
+		default:
+			order = was[0].Addr.Compare(now[0].Addr)
+		}
+		if order == 0 && was[0].Local == now[0].Local {
+			was, now = was[1:], now[1:]
+			continue
+		}
+		if order <= 0 {
+			if was[0].Local {
+				c.countHairpin(was[0].Addr.Addr(), -1)
+			}
+			was = was[1:]
+		}
+		if order >= 0 {
+			if now[0].Local {
+				c.countHairpin(now[0].Addr.Addr(), +1)
+			}
+			now = now[1:]
+		}
+	}
+}
+
+// needChain stages a chain that is not there yet.
+func (c *change) needChain(ch chain) {
+	c.addChain(ch)
+	c.addRules(ch)
+	c.st.chains[ch.name] = digest(ch.rules)
+	c.undo = append(c.undo, func() { delete(c.st.chains, ch.name) })
+}
+
+// needClass stages what a class needs that is new. Classes and shapes stay until the next Reset or full audit:
+// they are few, and removing them here would make a change dear.
+func (c *change) needClass(cl class) {
+	if c.st.classes[cl] {
+		return
+	}
+	chains, filter, nat := c.classChains(cl)
+	for _, ch := range chains {
+		c.needChain(ch)
+	}
+	key := appendNum(c.rec[:0], uint32(cl))
+	c.addVerdict(sFilterClasses, key, filter)
+	c.addVerdict(sNATClasses, key, nat)
+	c.st.classes[cl] = true
+	c.undo = append(c.undo, func() { delete(c.st.classes, cl) })
+}
+
+func (c *change) needShape(s shape) {
+	if c.st.shapes[s] {
+		return
+	}
+	ch := c.balancer(s)
+	c.needChain(ch)
+	c.addVerdict(shapesOf(s.scope), appendNum(c.rec[:0], s.number()), elementVerdict{expr.VerdictGoto, ch.name})
+	c.st.shapes[s] = true
+	c.undo = append(c.undo, func() { delete(c.st.shapes, s) })
+}

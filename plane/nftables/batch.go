@@ -1,0 +1,370 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/plane"
+)
+
+// batch collects one transaction. What it holds is sent in the order in which the kernel needs it: table,
+// sets, chains, rules; elements that go before elements that come; chains that go last.
+type batch struct {
+	*ruleset
+
+	seq        uint32
+	head       encoder // the table, and sets and chains that come
+	rules      encoder // rules that go and come
+	gone       [setCount]elements
+	come       [setCount]elements
+	tail       encoder // chains and sets that go
+	about      []aboutMessage
+	quiet      bool   // stage nothing: only the state is wanted
+	generation uint32 // if not 0, the batch fails unless the ruleset is still of that generation
+}
+
+// aboutMessage says what the messages from a sequence number on are about, for errors.
+type aboutMessage struct {
+	seq  uint32
+	what string
+}
+
+func (t *batch) next(what string) uint32 {
+	t.seq++
+	if n := len(t.about); n == 0 || t.about[n-1].what != what {
+		t.about = append(t.about, aboutMessage{t.seq, what})
+	}
+	return t.seq
+}
+
+func (t *batch) whatIs(seq uint32) string {
+	what := "the batch"
+	for _, a := range t.about {
+		if a.seq <= seq {
+			what = a.what
+		}
+	}
+	return what
+}
+
+// simple appends a message that names the table and, if name is not "", one of its objects.
+func (t *batch) simple(e *encoder, typ, flags uint16, tableAttr, nameAttr uint16, name string) {
+	at := e.message(typ, flags, t.proto, t.next("table "+TableName+" "+name))
+	e.str(tableAttr, TableName)
+	if name != "" {
+		e.str(nameAttr, name)
+	}
+	e.endMessage(at)
+}
+
+func (t *batch) addTable() {
+	t.simple(&t.head, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFTA_TABLE_NAME, 0, "")
+}
+
+func (t *batch) deleteTable() {
+	t.simple(&t.head, unix.NFT_MSG_DELTABLE, 0, unix.NFTA_TABLE_NAME, 0, "")
+}
+
+func (t *batch) addSet(i setIndex) {
+	d, e := &t.sets[i], &t.head
+	at := e.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, t.proto, t.next("set "+d.name))
+	e.str(unix.NFTA_SET_TABLE, TableName)
+	e.str(unix.NFTA_SET_NAME, d.name)
+	e.u32(unix.NFTA_SET_ID, uint32(i)+1)
+	e.u32(unix.NFTA_SET_FLAGS, d.setFlags())
+	e.u32(unix.NFTA_SET_KEY_TYPE, nftType(d.key))
+	e.u32(unix.NFTA_SET_KEY_LEN, uint32(d.keyLen()))
+	if d.verdict {
+		e.u32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
+	} else if d.data != nil {
+		e.u32(unix.NFTA_SET_DATA_TYPE, nftType(d.data))
+		e.u32(unix.NFTA_SET_DATA_LEN, uint32(d.dataLen()))
+	}
+	if d.size != 0 || d.ranged() {
+		desc := e.nest(unix.NFTA_SET_DESC)
+		if d.size != 0 {
+			e.u32(unix.NFTA_SET_DESC_SIZE, d.size)
+		}
+		if d.ranged() {
+			concat := e.nest(setDescConcat)
+			for _, f := range d.key {
+				field := e.nest(unix.NFTA_LIST_ELEM)
+				e.u32(setFieldLen, f.typ.Bytes)
+				e.endNest(field)
+			}
+			e.endNest(concat)
+		}
+		e.endNest(desc)
+	}
+	e.bytes(unix.NFTA_SET_USERDATA, d.userdata())
+	e.endMessage(at)
+}
+
+// setFlags is what NFTA_SET_FLAGS holds.
+func (d *setDef) setFlags() uint32 {
+	flags := d.flags
+	if d.data != nil || d.verdict {
+		flags |= unix.NFT_SET_MAP
+	}
+	return flags
+}
+
+// userdata makes the nft program print integers as such, and shows the comment.
+func (d *setDef) userdata() []byte {
+	byteOrder := func(fields []field) uint32 {
+		if hostOrder(fields) {
+			return 1
+		}
+		return 2
+	}
+	u := userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, byteOrder(d.key))
+	if d.data != nil {
+		u = userdata.AppendUint32(u, userdata.NFTNL_UDATA_SET_DATABYTEORDER, byteOrder(d.data))
+	}
+	return userdata.AppendString(u, userdata.NFTNL_UDATA_SET_COMMENT, d.comment)
+}
+
+// addChain creates the chain without its rules.
+func (t *batch) addChain(c chain) {
+	if t.quiet {
+		return
+	}
+	e := &t.head
+	at := e.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.proto, t.next("chain "+c.name))
+	e.str(unix.NFTA_CHAIN_TABLE, TableName)
+	e.str(unix.NFTA_CHAIN_NAME, c.name)
+	if h := c.hook; h != nil {
+		n := e.nest(unix.NFTA_CHAIN_HOOK)
+		e.u32(unix.NFTA_HOOK_HOOKNUM, h.num)
+		e.u32(unix.NFTA_HOOK_PRIORITY, uint32(h.priority))
+		e.endNest(n)
+		e.u32(unix.NFTA_CHAIN_POLICY, policyAccept)
+		e.str(unix.NFTA_CHAIN_TYPE, h.typ)
+	}
+	e.endMessage(at)
+}
+
+func (t *batch) addRules(c chain) {
+	if t.quiet {
+		return
+	}
+	e := &t.rules
+	for _, r := range c.rules {
+		at := e.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.proto, t.next("rule of chain "+c.name))
+		e.str(unix.NFTA_RULE_TABLE, TableName)
+		e.str(unix.NFTA_RULE_CHAIN, c.name)
+		e.bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.exprs)
+		e.bytes(unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, userdata.TypeComment, r.comment))
+		e.endMessage(at)
+	}
+}
+
+// flushChain removes all rules of a chain.
+func (t *batch) flushChain(name string) {
+	t.simple(&t.rules, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, name)
+}
+
+func (t *batch) deleteChain(name string) {
+	t.simple(&t.tail, unix.NFT_MSG_DELCHAIN, 0, unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, name)
+}
+
+func (t *batch) deleteSet(name string) {
+	t.simple(&t.tail, unix.NFT_MSG_DELSET, 0, unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, name)
+}
+
+// elements writes element messages of one set: as many elements in a message as its list may hold, the
+// messages in buffers that double up to a megabyte.
+type elements struct {
+	full          [][]byte
+	cur           encoder
+	message, list int // where the open message and its list begin; list 0 when none is open
+}
+
+const bufferLimit = 1 << 20
+
+func (t *batch) openList(e *elements, set setIndex, typ, flags uint16) {
+	if len(e.cur.b) > bufferLimit-attrLimit-1024 {
+		e.full = append(e.full, e.cur.b)
+		e.cur.b = make([]byte, 0, bufferLimit)
+	}
+	e.message = e.cur.message(typ, flags, t.proto, t.next("elements of "+t.sets[set].name))
+	e.cur.str(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
+	e.cur.str(unix.NFTA_SET_ELEM_LIST_SET, t.sets[set].name)
+	e.list = e.cur.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+}
+
+func (e *elements) closeList() {
+	if e.list != 0 {
+		e.cur.endNest(e.list)
+		e.cur.endMessage(e.message)
+		e.list = 0
+	}
+}
+
+func (t *batch) room(e *elements, set setIndex, typ, flags uint16) {
+	if e.list != 0 && len(e.cur.b)-e.list > attrLimit-512 {
+		e.closeList()
+	}
+	if e.list == 0 {
+		t.openList(e, set, typ, flags)
+	}
+}
+
+// add stages an element to come, as a record (see schema.go).
+func (t *batch) add(set setIndex, rec []byte) {
+	if t.quiet {
+		return
+	}
+	e, d := &t.come[set], &t.sets[set]
+	t.room(e, set, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE)
+	at := e.cur.nest(unix.NFTA_LIST_ELEM)
+	rest := e.cur.elementKey(d, rec)
+	if d.data != nil {
+		n := e.cur.nest(unix.NFTA_SET_ELEM_DATA)
+		e.cur.bytes(unix.NFTA_DATA_VALUE, rest)
+		e.cur.endNest(n)
+	}
+	e.cur.endNest(at)
+}
+
+// addVerdict stages an element of a verdict map.
+func (t *batch) addVerdict(set setIndex, key []byte, v elementVerdict) {
+	if t.quiet {
+		return
+	}
+	e, d := &t.come[set], &t.sets[set]
+	t.room(e, set, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE)
+	at := e.cur.nest(unix.NFTA_LIST_ELEM)
+	e.cur.elementKey(d, key)
+	n := e.cur.nest(unix.NFTA_SET_ELEM_DATA)
+	m := e.cur.nest(unix.NFTA_DATA_VERDICT)
+	e.cur.u32(unix.NFTA_VERDICT_CODE, uint32(int32(v.kind)))
+	if v.chain != "" {
+		e.cur.str(unix.NFTA_VERDICT_CHAIN, v.chain)
+	}
+	e.cur.endNest(m)
+	e.cur.endNest(n)
+	e.cur.endNest(at)
+}
+
+// remove stages an element to go, as a record; its data is not looked at.
+func (t *batch) remove(set setIndex, rec []byte) {
+	if t.quiet {
+		return
+	}
+	e, d := &t.gone[set], &t.sets[set]
+	t.room(e, set, unix.NFT_MSG_DELSETELEM, 0)
+	at := e.cur.nest(unix.NFTA_LIST_ELEM)
+	e.cur.elementKey(d, rec)
+	e.cur.endNest(at)
+}
+
+// elementKey writes the key part of a record and returns the rest.
+func (e *encoder) elementKey(d *setDef, rec []byte) []byte {
+	k := d.keyLen()
+	value := func(attr uint16, v []byte) {
+		n := e.nest(attr)
+		e.bytes(unix.NFTA_DATA_VALUE, v)
+		e.endNest(n)
+	}
+	value(unix.NFTA_SET_ELEM_KEY, rec[:k])
+	rec = rec[k:]
+	switch {
+	case d.ranged():
+		value(setElemKeyEnd, rec[:k])
+		rec = rec[k:]
+	case d.intervals():
+		if rec[0] != 0 {
+			e.u32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+		}
+		rec = rec[1:]
+	}
+	return rec
+}
+
+// buffers closes the batch and returns what to send, the sequence number of the last message, and how many
+// messages there are between the frames. It returns nil if nothing is staged.
+func (t *batch) buffers() (bufs [][]byte, last uint32) {
+	var body [][]byte
+	put := func(b []byte) {
+		if len(b) > 0 {
+			body = append(body, b)
+		}
+	}
+	put(t.head.b)
+	put(t.rules.b)
+	for _, group := range []*[setCount]elements{&t.gone, &t.come} {
+		for i := range group {
+			e := &group[i]
+			e.closeList()
+			for _, b := range e.full {
+				put(b)
+			}
+			put(e.cur.b)
+		}
+	}
+	put(t.tail.b)
+	if len(body) == 0 {
+		return nil, 0
+	}
+	last = askForAck(body[len(body)-1])
+	var begin, end encoder
+	at := begin.raw(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, 0, unix.NFNL_SUBSYS_NFTABLES)
+	if t.generation != 0 {
+		begin.u32(unix.NFNL_BATCH_GENID, t.generation)
+	}
+	begin.endMessage(at)
+	at = end.raw(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, t.seq+1, unix.NFNL_SUBSYS_NFTABLES)
+	end.endMessage(at)
+	bufs = append(bufs, begin.b)
+	bufs = append(bufs, body...)
+	return append(bufs, end.b), last
+}
+
+// askForAck sets the flag in the last message of b, and returns its sequence number.
+func askForAck(b []byte) uint32 {
+	at := 0
+	for {
+		next := at + int(order.Uint32(b[at:]))
+		if next >= len(b) {
+			break
+		}
+		at = next
+	}
+	order.PutUint16(b[at+6:], order.Uint16(b[at+6:])|unix.NLM_F_ACK)
+	return order.Uint32(b[at+8:])
+}
+
+// commit sends the batch. Errors name the object. Those that can only mean that the kernel does not hold
+// what we think wrap plane.ErrStateLost.
+func (p *Plane) commit(t *batch) error {
+	bufs, last := t.buffers()
+	if bufs == nil {
+		return nil
+	}
+	p.stats.Batches++
+	p.stats.Messages += uint64(t.seq)
+	for _, b := range bufs {
+		p.stats.Bytes += uint64(len(b))
+	}
+	err := p.sock.commit(bufs, last)
+	if err == nil {
+		return nil
+	}
+	p.stats.Failures++
+	var ke *kernelError
+	if !errors.As(err, &ke) {
+		return fmt.Errorf("nftables %s: %w", p.fam, err)
+	}
+	what := t.whatIs(ke.seq)
+	switch ke.errno {
+	case unix.ENOENT, unix.EEXIST, unix.EBUSY:
+		return fmt.Errorf("nftables %s: %s: %w: %w", p.fam, what, err, plane.ErrStateLost)
+	case unix.EPERM:
+		return fmt.Errorf("nftables %s: %s: %w: run as root, or with CAP_NET_ADMIN", p.fam, what, err)
+	}
+	return fmt.Errorf("nftables %s: %s: %w", p.fam, what, err)
+}

@@ -1,0 +1,168 @@
+package nftables
+
+import (
+	"fmt"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+// class is the shape of a frontend's treatment without its names and backends: what each kind of source
+// meets, and whether sources are restricted. Frontends of one class share their chains; a cluster has a
+// handful. The number is derived from the routes alone, so it means the same after a restart.
+//
+//	bits 0-2 route from anywhere, 3-5 from the host, 6-8 from pods (0: no such route), bit 9 source ranges
+type class uint32
+
+// turn is what one route does.
+type turn uint32
+
+const (
+	turnNone turn = iota
+	turnReject
+	turnDrop
+	turnCluster
+	turnClusterMasq
+	turnLocal
+	turnLocalMasq
+)
+
+const classSources class = 1 << 9
+
+var turnNames = [...]string{"", "reject", "drop", "cluster", "cluster-masq", "local", "local-masq"}
+
+func (t turn) balances() bool { return t >= turnCluster }
+
+// chain is the chain that does the turn, in the nat hooks for those that balance, else in the filter hooks.
+func (t turn) chain() string {
+	if t == turnReject {
+		return "no-backend" // "reject" is a word of the nft language
+	}
+	return turnNames[t]
+}
+
+func (c class) at(f lb.From) turn { return turn(c>>shiftOf(f)) & 7 }
+
+func shiftOf(f lb.From) int {
+	switch f {
+	case lb.Pods:
+		return 6
+	case lb.Host:
+		return 3
+	}
+	return 0
+}
+
+// String returns the class as it stands in chain names, "pods-cluster.host-cluster-masq.any-local.ranges".
+func (c class) String() string {
+	s := ""
+	if t := c.at(lb.Pods); t != turnNone {
+		s += "pods-" + turnNames[t] + "."
+	}
+	if t := c.at(lb.Host); t != turnNone {
+		s += "host-" + turnNames[t] + "."
+	}
+	s += "any-" + turnNames[c.at(lb.Anywhere)]
+	if c&classSources != 0 {
+		s += ".ranges"
+	}
+	return s
+}
+
+// simple reports whether every source is treated alike.
+func (c class) simple() bool { return c&^7 == 0 }
+
+// classOf derives the class of a frontend, and checks that the frontend is one that the table's rules allow
+// (package lb says which).
+func classOf(f *lb.Frontend) (class, error) {
+	var c class
+	last := lb.From(0)
+	for _, r := range f.Routes {
+		if r.From <= last || r.From > lb.Anywhere {
+			return 0, fmt.Errorf("frontend %s of %s: route from %s is out of order", f.Key, f.Service, r.From)
+		}
+		last = r.From
+		t, err := turnOf(r)
+		if err != nil {
+			return 0, fmt.Errorf("frontend %s of %s: route from %s: %w", f.Key, f.Service, r.From, err)
+		}
+		c |= class(t) << shiftOf(r.From)
+	}
+	if last != lb.Anywhere {
+		return 0, fmt.Errorf("frontend %s of %s: the last route must be from anywhere", f.Key, f.Service)
+	}
+	if len(f.Sources) > 0 {
+		if f.Key.IsNodePort() {
+			return 0, fmt.Errorf("frontend %s of %s: a NodePort cannot have source ranges", f.Key, f.Service)
+		}
+		c |= classSources
+	}
+	return c, nil
+}
+
+func turnOf(r lb.Route) (turn, error) {
+	switch {
+	case r.Do == lb.Reject:
+		return turnReject, nil
+	case r.Do == lb.Drop:
+		return turnDrop, nil
+	case r.Do != lb.Balance:
+		return 0, fmt.Errorf("unknown action %s", r.Do)
+	case r.To == nil || len(r.To.Backends) == 0:
+		return 0, fmt.Errorf("no backends to balance over")
+	}
+	t := turnCluster
+	switch r.To.ID.Scope {
+	case lb.Cluster:
+	case lb.Local:
+		t = turnLocal
+	default:
+		return 0, fmt.Errorf("backend set %s has no scope", r.To.ID)
+	}
+	if r.Masq {
+		t++
+	}
+	return t, nil
+}
+
+// shape is what a balancer chain depends on: the scope, the number of slots and the affinity of a set. Sets
+// of one shape share their chain.
+type shape struct {
+	scope   lb.Scope
+	size    uint32
+	seconds uint32 // of affinity; 0 for none
+}
+
+// chain is the name of the balancer chain: "cluster-10" or "local-3-sticky-10800".
+func (s shape) chain() string {
+	if s.seconds == 0 {
+		return fmt.Sprintf("%s-%d", s.scope, s.size)
+	}
+	return fmt.Sprintf("%s-%d-sticky-%d", s.scope, s.size, s.seconds)
+}
+
+// shapes is the map from shapes of that scope to chains.
+func shapesOf(s lb.Scope) setIndex {
+	if s == lb.Local {
+		return sLocalShapes
+	}
+	return sClusterShapes
+}
+
+// number is the shape as it stands in maps: the size alone, or with affinity bit 31, the seconds in bits 14
+// to 30 and the size below.
+func (s shape) number() uint32 {
+	if s.seconds == 0 {
+		return s.size
+	}
+	return 1<<31 | s.seconds<<14 | s.size
+}
+
+// The most backends of a set, without and with affinity; more than any cluster has in one Service.
+const (
+	maxSlots       = 1 << 24
+	maxStickySlots = 1<<14 - 1
+	maxSeconds     = 1<<17 - 1
+)
+
+func seconds(d time.Duration) uint32 { return uint32(d / time.Second) }

@@ -1,0 +1,103 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// Config says what a plane programs.
+type Config struct {
+	// Family is the IP family; required.
+	Family lb.Family
+	// MasqueradeBit is the bit of the packet mark, 0 to 31, that asks for masquerading. Nil means 14 (G3).
+	MasqueradeBit *int
+	// Log receives what the plane notices by itself: foreign changes. Nil means slog.Default().
+	Log *slog.Logger
+}
+
+// Plane holds one family's table in the kernel. Its methods must be called by one goroutine at a time;
+// [Plane.Drift] may be read by another.
+type Plane struct {
+	family
+	rules *ruleset
+	log   *slog.Logger
+	sock  *socket
+	st    *state // nil before the first Reset, and when it is not known what the kernel holds
+	stats Stats
+}
+
+// Stats count what the plane has sent.
+type Stats struct {
+	Batches, Failures uint64
+	Messages          uint64 // netlink messages, the frames of batches left out
+	Bytes             uint64
+}
+
+// New opens the netlink sockets of the network namespace that the calling thread is in, and checks that the
+// kernel has nf_tables. It changes nothing. Errors wrap plane.ErrUnsupported where the kernel lacks it.
+func New(cfg Config) (*Plane, error) {
+	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
+		return nil, fmt.Errorf("nftables: family %s: want IPv4 or IPv6", cfg.Family)
+	}
+	bit := 14
+	if cfg.MasqueradeBit != nil {
+		bit = *cfg.MasqueradeBit
+	}
+	if bit < 0 || bit > 31 {
+		return nil, fmt.Errorf("nftables: masquerade bit %d: want 0 to 31", bit)
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	f := familyOf(cfg.Family)
+	p := &Plane{family: f, rules: &ruleset{family: f, sets: schema(f), mark: 1 << bit}, log: cfg.Log}
+	var err error
+	if p.sock, err = openSocket(); err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	if _, err := p.sock.generation(); err != nil {
+		p.sock.close()
+		return nil, probeError(err)
+	}
+	return p, nil
+}
+
+// probeError explains why the kernel did not tell the generation of its ruleset.
+func probeError(err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return fmt.Errorf("nftables: read the ruleset: %w: run as root, or with CAP_NET_ADMIN", err)
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EPROTONOSUPPORT):
+		return fmt.Errorf("nftables: this kernel has no nf_tables (CONFIG_NF_TABLES, module nf_tables): %w: %w", err, plane.ErrUnsupported)
+	}
+	return fmt.Errorf("nftables: read the ruleset's generation: %w", err)
+}
+
+// Close closes the sockets. The rules stay in force.
+func (p *Plane) Close() error {
+	return p.sock.close()
+}
+
+// Stats returns what has been sent so far.
+func (p *Plane) Stats() Stats { return p.stats }
+
+// generation returns the generation of the namespace's nftables ruleset: each transaction of anybody makes a
+// new one.
+func (s *socket) generation() (uint32, error) {
+	s.seq++
+	var e encoder
+	at := e.message(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, s.seq)
+	e.endMessage(at)
+	var gen uint32
+	err := s.dump(e.b, func(body []byte) error {
+		gen = be32(attribute(body, unix.NFTA_GEN_ID))
+		return nil
+	})
+	return gen, err
+}

@@ -1,0 +1,280 @@
+package nftables
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sort"
+
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+)
+
+// snapshot is what the kernel's table holds, as far as a comparison needs it.
+type snapshot struct {
+	present bool // there is a table of our name
+	ours    bool // it has all our sets and base chains, as we make them
+
+	chains   map[string]*kernelChain
+	foreign  []string // sets that are not ours
+	records  [setCount]slab
+	verdicts [setCount]map[string]elementVerdict
+}
+
+// kernelChain is a chain as the kernel shows it.
+type kernelChain struct {
+	hook   *hook
+	digest string
+}
+
+// slab holds the records of one set end to end: a million elements without a million allocations.
+type slab struct {
+	n int // bytes of a record
+	b []byte
+}
+
+func (s slab) Len() int        { return len(s.b) / max(s.n, 1) }
+func (s slab) at(i int) []byte { return s.b[i*s.n : (i+1)*s.n] }
+
+func (s slab) Less(i, j int) bool { return bytes.Compare(s.at(i), s.at(j)) < 0 }
+
+func (s slab) Swap(i, j int) {
+	var tmp [64]byte
+	n := copy(tmp[:], s.at(i))
+	copy(s.at(i), s.at(j))
+	copy(s.at(j), tmp[:n])
+}
+
+func (s slab) sort() {
+	if !sort.IsSorted(s) {
+		sort.Sort(s)
+	}
+}
+
+// differences walks two sorted slabs and calls gone for what only a has, come for what only b has.
+func differences(a, b slab, gone, come func(rec []byte)) {
+	i, j := 0, 0
+	for i < a.Len() || j < b.Len() {
+		order := 0
+		switch {
+		case i == a.Len():
+			order = +1
+		case j == b.Len():
+			order = -1
+		default:
+			order = bytes.Compare(a.at(i), b.at(j))
+		}
+		if order < 0 {
+			gone(a.at(i))
+		}
+		if order > 0 {
+			come(b.at(j))
+		}
+		if order <= 0 {
+			i++
+		}
+		if order >= 0 {
+			j++
+		}
+	}
+}
+
+// request builds a message that asks for something of our table.
+func (p *Plane) request(typ, flags uint16, attrs ...any) []byte {
+	p.sock.seq++
+	var e encoder
+	at := e.message(typ, flags, p.proto, p.sock.seq)
+	for i := 0; i+1 < len(attrs); i += 2 {
+		e.str(attrs[i].(uint16), attrs[i+1].(string))
+	}
+	e.endMessage(at)
+	return e.b
+}
+
+// readTable reads everything of our table. It tries again a few times if somebody changes the ruleset
+// meanwhile.
+func (p *Plane) readTable() (*snapshot, uint32, error) {
+	for try := 0; ; try++ {
+		gen, err := p.sock.generation()
+		if err != nil {
+			return nil, 0, fmt.Errorf("nftables %s: read the ruleset's generation: %w", p.fam, err)
+		}
+		s, err := p.readOnce()
+		if err == nil {
+			return s, gen, nil
+		}
+		if !errors.Is(err, errInterrupted) || try == 9 {
+			return nil, 0, fmt.Errorf("nftables %s: read the table: %w", p.fam, err)
+		}
+	}
+}
+
+func (p *Plane) readOnce() (*snapshot, error) {
+	s := &snapshot{chains: map[string]*kernelChain{}}
+	err := p.sock.dump(p.request(unix.NFT_MSG_GETTABLE, 0, uint16(unix.NFTA_TABLE_NAME), TableName), func([]byte) error {
+		s.present = true
+		return nil
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return s, nil
+	}
+	if err == nil {
+		err = p.readSets(s)
+	}
+	if err == nil {
+		err = p.readChains(s)
+	}
+	if err == nil && s.ours {
+		err = p.readElements(s)
+	}
+	return s, err
+}
+
+// readSets finds out whether the sets are ours.
+func (p *Plane) readSets(s *snapshot) error {
+	defs := p.rules.sets
+	index := make(map[string]setIndex, setCount)
+	for i := range defs {
+		index[defs[i].name] = setIndex(i)
+	}
+	matching := 0
+	err := p.sock.dump(p.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, uint16(unix.NFTA_SET_TABLE), TableName), func(body []byte) error {
+		if cstr(attribute(body, unix.NFTA_SET_TABLE)) != TableName {
+			return nil
+		}
+		name := cstr(attribute(body, unix.NFTA_SET_NAME))
+		i, known := index[name]
+		switch {
+		case be32(attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0: // goes with its rule
+		case !known:
+			s.foreign = append(s.foreign, name)
+		case defs[i].matches(body):
+			matching++
+		}
+		return nil
+	})
+	s.ours = matching == int(setCount)
+	return err
+}
+
+// matches reports whether the kernel's set is as we make it.
+func (d *setDef) matches(body []byte) bool {
+	dataType, dataLen := uint32(0), uint32(d.dataLen())
+	if d.verdict {
+		dataType, dataLen = unix.NFT_DATA_VERDICT, be32(attribute(body, unix.NFTA_SET_DATA_LEN))
+	} else if d.data != nil {
+		dataType = nftType(d.data)
+	}
+	return be32(attribute(body, unix.NFTA_SET_FLAGS)) == d.setFlags() &&
+		be32(attribute(body, unix.NFTA_SET_KEY_TYPE)) == nftType(d.key) &&
+		be32(attribute(body, unix.NFTA_SET_KEY_LEN)) == uint32(d.keyLen()) &&
+		be32(attribute(body, unix.NFTA_SET_DATA_TYPE)) == dataType &&
+		be32(attribute(body, unix.NFTA_SET_DATA_LEN)) == dataLen
+}
+
+// readChains reads the chains of our table, and a digest of their rules.
+func (p *Plane) readChains(s *snapshot) error {
+	err := p.sock.dump(p.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP), func(body []byte) error {
+		if cstr(attribute(body, unix.NFTA_CHAIN_TABLE)) != TableName {
+			return nil
+		}
+		c := &kernelChain{}
+		if h := attribute(body, unix.NFTA_CHAIN_HOOK); h != nil {
+			c.hook = &hook{
+				typ:      cstr(attribute(body, unix.NFTA_CHAIN_TYPE)),
+				num:      be32(attribute(h, unix.NFTA_HOOK_HOOKNUM)),
+				priority: int32(be32(attribute(h, unix.NFTA_HOOK_PRIORITY))),
+			}
+			if be32(attribute(body, unix.NFTA_CHAIN_POLICY)) != policyAccept {
+				c.hook.typ += " with another policy"
+			}
+		}
+		s.chains[cstr(attribute(body, unix.NFTA_CHAIN_NAME))] = c
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, c := range p.rules.skeleton() {
+		k := s.chains[c.name]
+		if (k == nil && c.hook != nil) || (k != nil && !sameHook(k.hook, c.hook)) {
+			s.ours = false
+		}
+	}
+	return p.sock.dump(p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint16(unix.NFTA_RULE_TABLE), TableName), func(body []byte) error {
+		if cstr(attribute(body, unix.NFTA_RULE_TABLE)) != TableName {
+			return nil
+		}
+		if c := s.chains[cstr(attribute(body, unix.NFTA_RULE_CHAIN))]; c != nil {
+			comment, _ := userdata.GetString(attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
+			c.digest += comment + "\n"
+		}
+		return nil
+	})
+}
+
+func sameHook(a, b *hook) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
+}
+
+// readElements reads the elements of all sets but those that packets fill.
+func (p *Plane) readElements(s *snapshot) error {
+	for i := range setCount {
+		d := &p.rules.sets[i]
+		if d.dynamic() {
+			continue
+		}
+		if d.verdict {
+			s.verdicts[i] = map[string]elementVerdict{}
+		}
+		s.records[i].n = d.recordLen()
+		err := p.sock.dump(p.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP,
+			uint16(unix.NFTA_SET_ELEM_LIST_TABLE), TableName, uint16(unix.NFTA_SET_ELEM_LIST_SET), d.name), func(body []byte) error {
+			attributes(attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+				s.element(i, d, el)
+				return true
+			})
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("elements of %s: %w", d.name, err)
+		}
+	}
+	return nil
+}
+
+// element adds one element of the kernel's answer to the snapshot.
+func (s *snapshot) element(i setIndex, d *setDef, el []byte) {
+	value := func(attr uint16) []byte { return attribute(attribute(el, attr), unix.NFTA_DATA_VALUE) }
+	if d.verdict {
+		v := attribute(attribute(el, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VERDICT)
+		s.verdicts[i][string(value(unix.NFTA_SET_ELEM_KEY))] = elementVerdict{
+			kind:  verdictKind(attribute(v, unix.NFTA_VERDICT_CODE)),
+			chain: cstr(attribute(v, unix.NFTA_VERDICT_CHAIN)),
+		}
+		return
+	}
+	r := &s.records[i]
+	r.b = append(r.b, value(unix.NFTA_SET_ELEM_KEY)...)
+	if d.ranged() {
+		r.b = append(r.b, value(setElemKeyEnd)...)
+	}
+	if d.intervals() {
+		r.b = append(r.b, byte(be32(attribute(el, unix.NFTA_SET_ELEM_FLAGS))&unix.NFT_SET_ELEM_INTERVAL_END))
+	}
+	if d.data != nil {
+		r.b = append(r.b, value(unix.NFTA_SET_ELEM_DATA)...)
+	}
+}
+
+func verdictKind(b []byte) expr.VerdictKind {
+	if len(b) < 4 {
+		return 0
+	}
+	return expr.VerdictKind(int32(binary.BigEndian.Uint32(b)))
+}

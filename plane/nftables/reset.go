@@ -1,0 +1,303 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+)
+
+// Reset makes the table hold exactly what want says, in one transaction. It reads the kernel and changes only
+// what differs; a table of another layout, such as that of upstream's nftables mode, is replaced whole, in
+// that same transaction.
+func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
+	podsBefore := p.rules.pods
+	for try := 0; ; try++ {
+		snap, gen, err := p.readTable()
+		if err != nil {
+			return err
+		}
+		c, bad := p.plan(snap, want)
+		// Somebody may have changed our table since it was read. After some tries against a busy
+		// neighbour we go without the guard: the audit would find what we missed.
+		if try < 3 {
+			c.generation = gen
+		}
+		err = p.commit(c.batch)
+		if errors.Is(err, unix.ERESTART) && try < 3 {
+			continue
+		}
+		if err != nil {
+			p.rules.pods = podsBefore
+			return errors.Join(err, bad)
+		}
+		p.st = c.st
+		return bad
+	}
+}
+
+// plan stages the way from the snapshot to the table. Rows that cannot be held are left out, and returned
+// as an error: the others must not wait for them.
+func (p *Plane) plan(snap *snapshot, want *lb.Table) (*change, error) {
+	p.rules.pods = want.Node.Pods
+	st, bad := p.desired(snap, want)
+	c := p.begin(st)
+	if !snap.ours {
+		if snap.present {
+			c.deleteTable()
+		}
+		c.addTable()
+		for i := range setCount {
+			c.addSet(i)
+		}
+		snap = &snapshot{chains: map[string]*kernelChain{}}
+	}
+	c.mend(snap)
+	return c, bad
+}
+
+// mend stages all differences between a snapshot of our layout and the state, and returns how many objects
+// they concern.
+func (c *change) mend(snap *snapshot) int {
+	n := c.mendChains(snap)
+	fresh := true
+	var slabs [setCount]slab
+	for i := range slabs {
+		slabs[i].n = c.batch.sets[i].recordLen()
+		fresh = fresh && snap.records[i].Len() == 0
+	}
+	if fresh { // nothing to compare with: no need to collect and sort
+		c.st.records(&c.batch.sets, func(i setIndex, rec []byte) { n++; c.add(i, rec) })
+	} else {
+		c.st.records(&c.batch.sets, func(i setIndex, rec []byte) { slabs[i].b = append(slabs[i].b, rec...) })
+		for i := range setCount {
+			n += c.mendSet(i, snap.records[i], slabs[i])
+		}
+	}
+	for _, name := range snap.foreign {
+		n++
+		c.deleteSet(name)
+	}
+	return n
+}
+
+func (c *change) mendSet(i setIndex, is, want slab) int {
+	d := &c.batch.sets[i]
+	if d.verdict || d.dynamic() {
+		return 0
+	}
+	is.sort()
+	want.sort()
+	n := 0
+	differences(is, want, func(rec []byte) { n++; c.remove(i, rec) }, func(rec []byte) { n++; c.add(i, rec) })
+	return n
+}
+
+// mendChains stages the differences of chains, rules and verdict maps. What no set or row needs any more goes.
+func (c *change) mendChains(snap *snapshot) int {
+	n := 0
+	verdicts := [setCount]map[string]elementVerdict{
+		sFilterClasses: {}, sNATClasses: {}, sClusterShapes: {}, sLocalShapes: {},
+	}
+	chains := c.skeleton()
+	for cl := range c.st.classes {
+		more, filter, nat := c.classChains(cl)
+		chains = append(chains, more...)
+		verdicts[sFilterClasses][string(appendNum(nil, uint32(cl)))] = filter
+		verdicts[sNATClasses][string(appendNum(nil, uint32(cl)))] = nat
+	}
+	for s := range c.st.shapes {
+		ch := c.balancer(s)
+		chains = append(chains, ch)
+		verdicts[shapesOf(s.scope)][string(appendNum(nil, s.number()))] = elementVerdict{expr.VerdictGoto, ch.name}
+	}
+	needed := make(map[string]bool, len(chains))
+	for _, ch := range chains {
+		needed[ch.name] = true
+		d := digest(ch.rules)
+		c.st.chains[ch.name] = d
+		is := snap.chains[ch.name]
+		if is == nil {
+			c.addChain(ch)
+		} else if is.digest == d {
+			continue
+		} else if is.digest != "" {
+			c.flushChain(ch.name)
+		}
+		n++
+		c.addRules(ch)
+	}
+	for name, is := range snap.chains {
+		if !needed[name] {
+			n++
+			if is.digest != "" {
+				c.flushChain(name)
+			}
+			c.deleteChain(name)
+		}
+	}
+	for _, i := range []setIndex{sFilterClasses, sNATClasses, sClusterShapes, sLocalShapes} {
+		n += c.mendVerdicts(i, snap.verdicts[i], verdicts[i])
+	}
+	return n
+}
+
+func (c *change) mendVerdicts(i setIndex, is, want map[string]elementVerdict) int {
+	n := 0
+	for key, v := range is {
+		if w, ok := want[key]; !ok || w != v {
+			n++
+			c.remove(i, []byte(key))
+		}
+	}
+	for key, w := range want {
+		if v, ok := is[key]; !ok || w != v {
+			n++
+			c.addVerdict(i, []byte(key), w)
+		}
+	}
+	return n
+}
+
+// desired computes the state for a table, with the ids and slots that the kernel already uses.
+func (p *Plane) desired(snap *snapshot, want *lb.Table) (*state, error) {
+	st := newState()
+	st.node = want.Node
+	c := p.begin(st) // what it stages is thrown away; only its state counts
+	c.quiet = true
+	if snap.ours {
+		p.adoptIDs(snap, want, st)
+	}
+	var bad []error
+	for f := range want.All() {
+		if err := c.row(f.Key, f); err != nil {
+			bad = append(bad, fmt.Errorf("nftables %s: %w", p.fam, err))
+		}
+		c.undo = c.undo[:0]
+	}
+	slots, members := adoptedSlots(snap, st)
+	for _, s := range c.sets {
+		s.touched = false
+		old := slots[s.id]
+		if len(old) == 0 {
+			c.fill(s)
+		} else {
+			s.source, s.seconds = s.wantSource, s.wantSeconds
+			s.slots = keepSlots(old, s.source.Backends)
+			c.enroll(s, members[s.id])
+		}
+		st.shapes[s.shape()] = true
+		c.countBackends(nil, s.source.Backends)
+		c.undo = c.undo[:0]
+	}
+	return st, errors.Join(bad...)
+}
+
+// adoptIDs gives the sets of want the ids by which the kernel's rows already refer to them.
+func (p *Plane) adoptIDs(snap *snapshot, want *lb.Table, st *state) {
+	taken := map[uint32]bool{}
+	for _, i := range []setIndex{sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets} {
+		scope, n := lb.Cluster, p.addrLen
+		if i == sLocalSets || i == sNodePortLocalSets {
+			scope = lb.Local
+		}
+		if i == sNodePortClusterSets || i == sNodePortLocalSets {
+			n = 0
+		}
+		recs := snap.records[i]
+		for j := range recs.Len() {
+			rec := recs.at(j)
+			id := order.Uint32(rec[len(rec)-4:])
+			st.lastID = max(st.lastID, id)
+			f := want.Get(parseKey(rec, n))
+			if f == nil || taken[id] {
+				continue
+			}
+			if b := f.Set(scope); b != nil && st.sets[b.ID] == nil {
+				st.sets[b.ID] = &set{id: id}
+				taken[id] = true
+			}
+		}
+	}
+	for _, i := range []setIndex{sSetShapes, sBackends, sMembers} { // ids that no row refers to
+		recs := snap.records[i]
+		for j := range recs.Len() {
+			st.lastID = max(st.lastID, order.Uint32(recs.at(j)))
+		}
+	}
+	recs := snap.records[sMemberBackends]
+	for j := range recs.Len() {
+		st.lastMember = max(st.lastMember, order.Uint32(recs.at(j)))
+	}
+}
+
+// adoptedSlots reads, for the sets whose ids were adopted, the slots and the members of their backends.
+func adoptedSlots(snap *snapshot, st *state) (map[uint32]map[uint32]netip.AddrPort, map[uint32]map[netip.AddrPort]uint32) {
+	slots := map[uint32]map[uint32]netip.AddrPort{}
+	members := map[uint32]map[netip.AddrPort]uint32{}
+	adopted := make(map[uint32]bool, len(st.sets))
+	for _, s := range st.sets {
+		adopted[s.id] = true
+	}
+	put := func(id, slot uint32, ap netip.AddrPort) {
+		if slots[id] == nil {
+			slots[id] = map[uint32]netip.AddrPort{}
+		}
+		slots[id][slot] = ap
+	}
+	recs := snap.records[sBackends]
+	for j := range recs.Len() {
+		if rec := recs.at(j); adopted[order.Uint32(rec)] {
+			put(order.Uint32(rec), order.Uint32(rec[4:]), parsePlace(rec[8:], len(rec)-12))
+		}
+	}
+	places := map[uint32]netip.AddrPort{}
+	recs = snap.records[sMemberBackends]
+	for j := range recs.Len() {
+		rec := recs.at(j)
+		places[order.Uint32(rec)] = parsePlace(rec[4:], len(rec)-8)
+	}
+	recs = snap.records[sMembers]
+	for j := range recs.Len() {
+		rec := recs.at(j)
+		id, m := order.Uint32(rec), order.Uint32(rec[8:])
+		ap, ok := places[m]
+		if !ok || !adopted[id] {
+			continue
+		}
+		put(id, order.Uint32(rec[4:]), ap)
+		if members[id] == nil {
+			members[id] = map[netip.AddrPort]uint32{}
+		}
+		members[id][ap] = m
+	}
+	return slots, members
+}
+
+// keepSlots places the backends so that as many as possible stay in the slot that the kernel has them in.
+func keepSlots(old map[uint32]netip.AddrPort, want []lb.Backend) []netip.AddrPort {
+	slots := make([]netip.AddrPort, len(want))
+	placed := make(map[netip.AddrPort]bool, len(want))
+	for i := range slots {
+		if ap, ok := old[uint32(i)]; ok && contains(want, ap) && !placed[ap] {
+			slots[i] = ap
+			placed[ap] = true
+		}
+	}
+	next := 0
+	for _, b := range want {
+		if placed[b.Addr] {
+			continue
+		}
+		for slots[next].IsValid() {
+			next++
+		}
+		slots[next] = b.Addr
+	}
+	return slots
+}

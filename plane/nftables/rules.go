@@ -1,0 +1,445 @@
+package nftables
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+)
+
+// chain is a chain with its rules.
+type chain struct {
+	name  string
+	hook  *hook // nil for a chain that is only jumped to
+	rules []rule
+}
+
+// hook says where a base chain sits.
+type hook struct {
+	typ      string // filter or nat
+	num      uint32
+	priority int32
+}
+
+// The priorities of DP-20: connections are translated at dstnat, so that others may hook before and after.
+const (
+	prioDstNAT    = -100
+	prioPreDstNAT = prioDstNAT - 10
+	prioFilter    = 0
+	prioSrcNAT    = 100
+)
+
+// rule is a rule as the kernel takes it, with a comment that ends in a digest of its content: by it a later
+// process sees that the rule is as it should be.
+type rule struct {
+	comment string
+	exprs   []byte // NFTA_RULE_EXPRESSIONS
+}
+
+// ruleset renders the chains for one family and node. It is pure.
+type ruleset struct {
+	family
+	sets [setCount]setDef
+	mark uint32 // the packet mark of connections to masquerade
+	pods lb.Detector
+}
+
+// Registers are the 32-bit ones, numbered from 0: a concatenated key is a run of them.
+func reg(n uint32) uint32 { return unix.NFT_REG32_00 + n }
+
+func (r *ruleset) rule(comment string, parts ...[]expr.Any) rule {
+	e := encoder{}
+	for _, p := range parts {
+		for _, x := range p {
+			b, err := expr.Marshal(r.proto, x)
+			if err != nil {
+				panic(fmt.Sprintf("plane/nftables: cannot encode %T of rule %q: %v", x, comment, err)) // a mistake in this file
+			}
+			at := e.nest(unix.NFTA_LIST_ELEM)
+			e.b = append(e.b, b...)
+			e.endNest(at)
+		}
+	}
+	sum := sha256.Sum256(e.b)
+	return rule{strings.TrimSpace(comment + " [" + hex.EncodeToString(sum[:4]) + "]"), e.b}
+}
+
+// digest identifies a chain's rules.
+func digest(rules []rule) string {
+	var b strings.Builder
+	for _, r := range rules {
+		b.WriteString(r.comment)
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+// The parts that rules are made of. Names say what the nft program would show.
+
+func (r *ruleset) lookup(set setIndex, from uint32) []expr.Any {
+	return []expr.Any{&expr.Lookup{SourceRegister: reg(from), SetName: r.sets[set].name}}
+}
+
+func (r *ruleset) notIn(set setIndex, from uint32) []expr.Any {
+	return []expr.Any{&expr.Lookup{SourceRegister: reg(from), SetName: r.sets[set].name, Invert: true}}
+}
+
+func (r *ruleset) mapTo(set setIndex, from, to uint32) []expr.Any {
+	return []expr.Any{&expr.Lookup{SourceRegister: reg(from), DestRegister: reg(to), IsDestRegSet: true, SetName: r.sets[set].name}}
+}
+
+// number looks up a number and takes it to a register by way of the packet mark, which it gives its value
+// from keepMark back at once. The detour is for people: nft up to 1.0.6, which Debian 12 has, aborts when it
+// lists a rule in which the answer of one map is the key of the next, but knows what a mark is.
+func (r *ruleset) number(set setIndex, from, to uint32) []expr.Any {
+	return append(r.mapTo(set, from, to),
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(to), SourceRegister: true},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(to)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(markKept), SourceRegister: true})
+}
+
+// markKept is the register that holds the packet's own mark in rules that use number.
+const markKept = 9
+
+func keepMark() []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(markKept)}}
+}
+
+func (r *ruleset) vmap(set setIndex, from uint32) []expr.Any {
+	return []expr.Any{&expr.Lookup{SourceRegister: reg(from), DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true, SetName: r.sets[set].name}}
+}
+
+func (r *ruleset) network(offset, to uint32) []expr.Any {
+	return []expr.Any{&expr.Payload{DestRegister: reg(to), Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: uint32(r.addrLen)}}
+}
+
+// vip loads ip daddr . meta l4proto . th dport, nodePort the same without the address.
+func (r *ruleset) vip(at uint32) []expr.Any {
+	return append(r.network(r.daddr, at), nodePort(at+r.addrRegs)...)
+}
+
+func nodePort(at uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg(at)},
+		&expr.Payload{DestRegister: reg(at + 1), Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+	}
+}
+
+func verdict(kind expr.VerdictKind, chain string) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: kind, Chain: chain}}
+}
+
+func jump(c string) []expr.Any { return verdict(expr.VerdictJump, c) }
+func goTo(c string) []expr.Any { return verdict(expr.VerdictGoto, c) }
+func dropIt() []expr.Any       { return verdict(expr.VerdictDrop, "") }
+func goBack() []expr.Any       { return verdict(expr.VerdictReturn, "") }
+func (r *ruleset) reject() []expr.Any {
+	code := uint8(3) // ICMP_PORT_UNREACH
+	if r.fam == lb.IPv6 {
+		code = 4 // ICMPV6_PORT_UNREACH
+	}
+	return []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}}
+}
+
+func newConnection() []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: reg(0)},
+		&expr.Bitwise{SourceRegister: reg(0), DestRegister: reg(0), Len: 4, Mask: appendNum(nil, expr.CtStateBitNEW), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg(0), Data: make([]byte, 4)},
+	}
+}
+
+// addressIsLocal matches packets whose source or destination is an address of this machine.
+func addressIsLocal(source bool) []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: reg(0), ResultADDRTYPE: true, FlagSADDR: source, FlagDADDR: !source},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: appendNum(nil, unix.RTN_LOCAL)},
+	}
+}
+
+func (r *ruleset) setMark() []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(0)},
+		&expr.Bitwise{SourceRegister: reg(0), DestRegister: reg(0), Len: 4, Mask: appendNum(nil, ^r.mark), Xor: appendNum(nil, r.mark)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(0), SourceRegister: true},
+	}
+}
+
+// takeMark matches marked packets and takes the mark away: a packet that is wrapped and comes by again
+// must not be masqueraded twice.
+func (r *ruleset) takeMark() []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(0)},
+		&expr.Bitwise{SourceRegister: reg(0), DestRegister: reg(0), Len: 4, Mask: appendNum(nil, r.mark), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg(0), Data: make([]byte, 4)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(0)},
+		&expr.Bitwise{SourceRegister: reg(0), DestRegister: reg(0), Len: 4, Mask: appendNum(nil, ^uint32(0)), Xor: appendNum(nil, r.mark)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(0), SourceRegister: true},
+	}
+}
+
+func masquerade() []expr.Any { return []expr.Any{&expr.Masq{FullyRandom: true}} }
+
+func (r *ruleset) dnat(at uint32) []expr.Any {
+	return []expr.Any{&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(r.proto), RegAddrMin: reg(at), RegProtoMin: reg(at + r.addrRegs)}}
+}
+
+func pickSlot(size, to uint32) []expr.Any {
+	return []expr.Any{&expr.Numgen{Register: reg(to), Modulus: size, Type: unix.NFT_NG_RANDOM}}
+}
+
+// fromPods matches what the local-traffic detector recognises; nil if there is none (SV-67).
+func (r *ruleset) fromPods() []expr.Any {
+	d := r.pods
+	switch {
+	case d.Interface != "":
+		name := make([]byte, unix.IFNAMSIZ)
+		copy(name, d.Interface)
+		return []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg(0)},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: name},
+		}
+	case d.InterfacePrefix != "":
+		return []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg(0)},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: []byte(d.InterfacePrefix)},
+		}
+	case len(d.Prefixes) > 0:
+		return append(r.network(r.saddr, 0), r.lookup(sPodSources, 0)...)
+	}
+	return nil
+}
+
+// notLoopback keeps NodePorts away from loopback addresses (SV-64).
+func (r *ruleset) notLoopback() []expr.Any {
+	x := r.network(r.daddr, 0)
+	if r.fam == lb.IPv6 {
+		one := make([]byte, 16)
+		one[15] = 1
+		return append(x, &expr.Cmp{Op: expr.CmpOpNeq, Register: reg(0), Data: one})
+	}
+	return append(x,
+		&expr.Bitwise{SourceRegister: reg(0), DestRegister: reg(0), Len: 4, Mask: []byte{255, 0, 0, 0}, Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg(0), Data: []byte{127, 0, 0, 0}})
+}
+
+func (r *ruleset) toNodePorts() []expr.Any {
+	x := append(r.network(r.daddr, 0), r.lookup(sNodePortIPs, 0)...)
+	x = append(x, r.notLoopback()...)
+	return append(x, addressIsLocal(false)...)
+}
+
+// skeleton is the chains that are always there.
+func (r *ruleset) skeleton() []chain {
+	vipClass := func(verdicts setIndex) rule {
+		return r.rule("service address", keepMark(), r.vip(10), r.number(sServices, 10, 0), r.vmap(verdicts, 0))
+	}
+	nodePortClass := func(verdicts setIndex) rule {
+		return r.rule("NodePort", keepMark(), nodePort(10), r.number(sNodePorts, 10, 0), r.vmap(verdicts, 0))
+	}
+	destination := r.network(r.daddr, 0)
+	return []chain{
+		{name: turnReject.chain(), rules: []rule{r.rule("", r.reject())}},
+		{name: "filter-nodeports", rules: []rule{nodePortClass(sFilterClasses)}},
+		{name: "filter-frontends", rules: []rule{
+			vipClass(sFilterClasses),
+			r.rule("this node", r.toNodePorts(), jump("filter-nodeports")),
+		}},
+		{name: "nat-nodeports", rules: []rule{nodePortClass(sNATClasses)}},
+		{name: "nat-frontends", rules: []rule{
+			vipClass(sNATClasses),
+			r.rule("this node", r.toNodePorts(), jump("nat-nodeports")),
+		}},
+		r.scope("cluster", sClusterSets, sNodePortClusterSets, sClusterShapes),
+		r.masqThen("cluster"),
+		r.scope("local", sLocalSets, sNodePortLocalSets, sLocalShapes),
+		r.masqThen("local"),
+		{name: "service-network", rules: []rule{
+			r.rule("a port that the service does not have", destination, r.lookup(sClusterIPs, 0), r.reject()),
+			r.rule("an address that no service has", destination, r.lookup(sServiceCIDRs, 0), dropIt()),
+		}},
+
+		{name: "filter-prerouting-pre-dnat", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, prioPreDstNAT},
+			rules: []rule{r.rule("before translation", newConnection(), jump("filter-frontends"))}},
+		{name: "filter-output-pre-dnat", hook: &hook{"filter", unix.NF_INET_LOCAL_OUT, prioPreDstNAT},
+			rules: []rule{r.rule("before translation", newConnection(), jump("filter-frontends"))}},
+		{name: "nat-prerouting", hook: &hook{"nat", unix.NF_INET_PRE_ROUTING, prioDstNAT},
+			rules: []rule{r.rule("translate", jump("nat-frontends"))}},
+		{name: "nat-output", hook: &hook{"nat", unix.NF_INET_LOCAL_OUT, prioDstNAT},
+			rules: []rule{r.rule("translate", jump("nat-frontends"))}},
+		{name: "filter-forward", hook: &hook{"filter", unix.NF_INET_FORWARD, prioFilter},
+			rules: []rule{r.rule("not translated", newConnection(), jump("service-network"))}},
+		{name: "filter-output", hook: &hook{"filter", unix.NF_INET_LOCAL_OUT, prioFilter},
+			rules: []rule{r.rule("not translated", newConnection(), jump("service-network"))}},
+		{name: "nat-postrouting", hook: &hook{"nat", unix.NF_INET_POST_ROUTING, prioSrcNAT},
+			rules: []rule{
+				r.rule("asked for on the way in", r.takeMark(), masquerade()),
+				r.rule("a backend that is its own client", r.network(r.saddr, 0), r.network(r.daddr, r.addrRegs), r.lookup(sHairpin, 0), masquerade()),
+			}},
+	}
+}
+
+// scope goes from the frontend to its set, from there to the set's shape, and on to the balancer.
+func (r *ruleset) scope(name string, vips, nodePorts, shapes setIndex) chain {
+	onward := append(r.number(sSetShapes, 0, 0), r.vmap(shapes, 0)...)
+	return chain{name: name, rules: []rule{
+		r.rule("service address", keepMark(), r.vip(10), r.number(vips, 10, 0), onward),
+		r.rule("NodePort", keepMark(), nodePort(10), r.number(nodePorts, 10, 0), onward),
+	}}
+}
+
+func (r *ruleset) masqThen(scope string) chain {
+	return chain{name: scope + "-masq", rules: []rule{
+		r.rule("the backend shall see this node", r.setMark()),
+		r.rule("", goTo(scope)),
+	}}
+}
+
+// classChains are the chains that a class needs of its own, with the verdicts that lead a packet of the class
+// into the right chain: the first in the filter hooks, the second in the nat hooks.
+func (r *ruleset) classChains(c class) (chains []chain, filter, nat elementVerdict) {
+	if c.simple() {
+		t := c.at(lb.Anywhere)
+		switch {
+		case t.balances():
+			return nil, returns, elementVerdict{expr.VerdictGoto, t.chain()}
+		case t == turnDrop:
+			return nil, elementVerdict{kind: expr.VerdictDrop}, returns
+		}
+		return nil, elementVerdict{expr.VerdictGoto, t.chain()}, returns
+	}
+	filter, nat = returns, returns
+	if rules := r.filterRules(c); len(rules) > 0 {
+		name := "filter." + c.String()
+		chains = append(chains, chain{name: name, rules: rules})
+		filter = elementVerdict{expr.VerdictGoto, name}
+	}
+	if rules := r.natRules(c); len(rules) > 0 {
+		name := "nat." + c.String()
+		chains = append(chains, chain{name: name, rules: rules})
+		nat = elementVerdict{expr.VerdictGoto, name}
+	}
+	return chains, filter, nat
+}
+
+// elementVerdict is the data of an element of a verdict map.
+type elementVerdict struct {
+	kind  expr.VerdictKind
+	chain string
+}
+
+var returns = elementVerdict{kind: expr.VerdictReturn}
+
+// froms are the kinds of sources with what matches them, in the order of routes. The detector may recognise
+// nothing: then pods are anywhere.
+func (r *ruleset) froms(c class, f func(t turn, match []expr.Any)) {
+	if t := c.at(lb.Pods); t != turnNone {
+		if m := r.fromPods(); m != nil {
+			f(t, m)
+		}
+	}
+	if t := c.at(lb.Host); t != turnNone {
+		f(t, addressIsLocal(true))
+	}
+	f(c.at(lb.Anywhere), nil)
+}
+
+// filterRules refuse what the class refuses; what they let pass is for natRules.
+func (r *ruleset) filterRules(c class) []rule {
+	var rules []rule
+	refuses := false
+	if c&classSources != 0 {
+		key := append(r.vip(0), r.network(r.saddr, r.addrRegs+2)...)
+		rules = append(rules, r.rule("source ranges", key, r.notIn(sSourceRanges, 0), dropIt()))
+		refuses = true
+	}
+	r.froms(c, func(t turn, match []expr.Any) {
+		switch t {
+		case turnReject:
+			rules, refuses = append(rules, r.rule("", match, goTo(turnReject.chain()))), true
+		case turnDrop:
+			rules, refuses = append(rules, r.rule("", match, dropIt())), true
+		default:
+			if match != nil {
+				rules = append(rules, r.rule("", match, goBack()))
+			}
+		}
+	})
+	if !refuses {
+		return nil
+	}
+	return rules
+}
+
+// natRules send each kind of source to its set.
+func (r *ruleset) natRules(c class) []rule {
+	var rules []rule
+	balances := false
+	r.froms(c, func(t turn, match []expr.Any) {
+		if t.balances() {
+			rules, balances = append(rules, r.rule("", match, goTo(t.chain()))), true
+		} else if match != nil {
+			rules = append(rules, r.rule("", match, goBack()))
+		}
+	})
+	if !balances {
+		return nil
+	}
+	return rules
+}
+
+// balancer picks a backend of a set of that shape.
+func (r *ruleset) balancer(s shape) chain {
+	vips, nodePorts := sClusterSets, sNodePortClusterSets
+	if s.scope == lb.Local {
+		vips, nodePorts = sLocalSets, sNodePortLocalSets
+	}
+	var rules []rule
+	for _, way := range []struct {
+		comment string
+		load    func(uint32) []expr.Any
+		sets    setIndex
+	}{{"service address", r.vip, vips}, {"NodePort", nodePort, nodePorts}} {
+		set := append(append(keepMark(), way.load(10)...), r.number(way.sets, 10, 0)...)
+		if s.seconds > 0 {
+			rules = append(rules, r.sticky(s, set)...)
+			continue
+		}
+		rules = append(rules, r.rule(way.comment, set, pickSlot(s.size, 1), r.mapTo(sBackends, 0, 10), r.dnat(10)))
+	}
+	return chain{name: s.chain(), rules: rules}
+}
+
+// sticky is the rules of a balancer with affinity. set loads the set id into register 0.
+//
+// The affinity map is keyed by set and client, and its answer is a member: a number that stands for one
+// backend in one set and is never used again. A backend that left has no entry in member-backends any more,
+// so its clients need no cleaning; the second rule forgets such an answer when it meets one, because
+// updating an element does not change its data. Where the map is full, the update fails, and the last rule
+// balances without memory.
+func (r *ruleset) sticky(s shape, set []expr.Any) []rule {
+	client := r.network(r.saddr, 1) // behind the set id: a key of the affinity map
+	last := append(client, r.number(sAffinity, 0, 5)...)
+	pick := append(pickSlot(s.size, 1), r.number(sMembers, 0, 5)...)
+	backend := r.mapTo(sMemberBackends, 5, 10)
+	memory := func(op uint32) []expr.Any {
+		return []expr.Any{&expr.Dynset{SrcRegKey: reg(0), SrcRegData: reg(5), SetName: r.sets[sAffinity].name,
+			Operation: op, Timeout: time.Duration(s.seconds) * time.Second}}
+	}
+	remember, forget := memory(unix.NFT_DYNSET_OP_UPDATE), memory(dynsetDelete)
+	return []rule{
+		r.rule("the same backend again", set, last, backend, remember, r.dnat(10)),
+		r.rule("its backend has left", set, last, forget),
+		r.rule("a backend to stay with", set, pick, client, backend, remember, r.dnat(10)),
+		r.rule("no memory left", set, pick, backend, r.dnat(10)),
+	}
+}
+
+// dynsetDelete is NFT_DYNSET_OP_DELETE, since Linux 5.4.
+const dynsetDelete = 2

@@ -1,0 +1,219 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	nft "github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+)
+
+// TableName is the name of the table in both families (G3, DP-20).
+const TableName = "kube-proxy"
+
+// family holds what differs between the two IP versions.
+type family struct {
+	fam          lb.Family
+	proto        byte   // NFPROTO_*
+	addrLen      int    // bytes of an address
+	addrRegs     uint32 // 32-bit registers that an address fills
+	saddr, daddr uint32 // offsets in the IP header
+	addrType     nft.SetDatatype
+}
+
+func familyOf(f lb.Family) family {
+	if f == lb.IPv6 {
+		return family{f, unix.NFPROTO_IPV6, 16, 4, 8, 24, nft.TypeIP6Addr}
+	}
+	return family{f, unix.NFPROTO_IPV4, 4, 1, 12, 16, nft.TypeIPAddr}
+}
+
+// setIndex numbers the sets and maps of the table. Their number is constant, whatever the cluster's size:
+// the kernel finds a set by walking the table's list.
+type setIndex int
+
+const (
+	sServices setIndex = iota
+	sNodePorts
+	sClusterSets
+	sNodePortClusterSets
+	sLocalSets
+	sNodePortLocalSets
+	sSetShapes
+	sBackends
+	sMembers
+	sMemberBackends
+	sAffinity
+	sSourceRanges
+	sClusterIPs
+	sHairpin
+	sNodePortIPs
+	sPodSources
+	sServiceCIDRs
+	sFilterClasses
+	sNATClasses
+	sClusterShapes
+	sLocalShapes
+	setCount
+)
+
+// field is a part of a key or of data: an nft type and the bytes that it takes in a register, padded.
+type field struct {
+	typ  nft.SetDatatype
+	size int
+}
+
+// setDef describes one set or map.
+type setDef struct {
+	name    string
+	key     []field
+	data    []field // nil for a set or a verdict map
+	verdict bool
+	flags   uint32
+	size    uint32 // the most elements; 0 for no limit
+	comment string
+}
+
+// affinityLimit bounds the memory that clients of services with affinity can make the kernel use: about
+// 100 MB. A client beyond it is balanced without affinity.
+const affinityLimit = 1 << 19
+
+func schema(f family) [setCount]setDef {
+	addr := field{f.addrType, f.addrLen}
+	proto := field{nft.TypeInetProto, 4}
+	port := field{nft.TypeInetService, 4}
+	num := field{nft.TypeMark, 4}
+	vip := []field{addr, proto, port}
+	nodePort := []field{proto, port}
+	one := []field{num}
+	place := []field{addr, port}
+	return [setCount]setDef{
+		sServices:            {name: "services", key: vip, data: one, comment: "frontend -> class"},
+		sNodePorts:           {name: "nodeports", key: nodePort, data: one, comment: "NodePort -> class"},
+		sClusterSets:         {name: "cluster-sets", key: vip, data: one, comment: "frontend -> set id, all backends"},
+		sNodePortClusterSets: {name: "nodeport-cluster-sets", key: nodePort, data: one, comment: "NodePort -> set id, all backends"},
+		sLocalSets:           {name: "local-sets", key: vip, data: one, comment: "frontend -> set id, backends on this node"},
+		sNodePortLocalSets:   {name: "nodeport-local-sets", key: nodePort, data: one, comment: "NodePort -> set id, backends on this node"},
+		sSetShapes:           {name: "set-shapes", key: one, data: one, comment: "set id -> shape"},
+		sBackends:            {name: "backends", key: []field{num, num}, data: place, comment: "set id, slot -> backend"},
+		sMembers:             {name: "members", key: []field{num, num}, data: one, comment: "set id, slot -> member: sets with affinity"},
+		sMemberBackends:      {name: "member-backends", key: one, data: place, comment: "member -> backend"},
+		sAffinity: {name: "affinity", key: []field{num, addr}, data: one, size: affinityLimit,
+			flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, comment: "set id, client -> its last member"},
+		sSourceRanges: {name: "source-ranges", key: []field{addr, proto, port, addr},
+			flags: unix.NFT_SET_INTERVAL | setConcat, comment: "frontend, client that may use it"},
+		sClusterIPs:   {name: "cluster-ips", key: []field{addr}, comment: "addresses of kind ClusterIP"},
+		sHairpin:      {name: "hairpin", key: []field{addr, addr}, comment: "backends on this node, as client and server"},
+		sNodePortIPs:  {name: "nodeport-ips", key: []field{addr}, flags: unix.NFT_SET_INTERVAL, comment: "where NodePorts answer"},
+		sPodSources:   {name: "pod-sources", key: []field{addr}, flags: unix.NFT_SET_INTERVAL, comment: "sources that are pods"},
+		sServiceCIDRs: {name: "service-cidrs", key: []field{addr}, flags: unix.NFT_SET_INTERVAL, comment: "the service network"},
+
+		sFilterClasses: {name: "filter-classes", key: one, verdict: true, comment: "class -> who may not pass"},
+		sNATClasses:    {name: "nat-classes", key: one, verdict: true, comment: "class -> which set serves whom"},
+		sClusterShapes: {name: "cluster-shapes", key: one, verdict: true, comment: "shape -> balancer"},
+		sLocalShapes:   {name: "local-shapes", key: one, verdict: true, comment: "shape -> balancer"},
+	}
+}
+
+// What golang.org/x/sys/unix does not have, from nf_tables.h.
+const (
+	setConcat     = 0x80 // NFT_SET_CONCAT: the key is a concatenation in which each field may be a range
+	setDescConcat = 2    // NFTA_SET_DESC_CONCAT
+	setFieldLen   = 1    // NFTA_SET_FIELD_LEN
+	policyAccept  = 1    // NF_ACCEPT
+	setElemKeyEnd = 10   // NFTA_SET_ELEM_KEY_END
+)
+
+func width(fields []field) int {
+	n := 0
+	for _, f := range fields {
+		n += f.size
+	}
+	return n
+}
+
+func (d *setDef) keyLen() int  { return width(d.key) }
+func (d *setDef) dataLen() int { return width(d.data) }
+
+func (d *setDef) ranged() bool    { return d.flags&setConcat != 0 }
+func (d *setDef) intervals() bool { return d.flags&unix.NFT_SET_INTERVAL != 0 && !d.ranged() }
+
+// dynamic sets are filled by packets; their elements are not ours to compare.
+func (d *setDef) dynamic() bool { return d.flags&unix.NFT_SET_EVAL != 0 }
+
+// nftType is the number under which the nft program knows a concatenation of types.
+func nftType(fields []field) uint32 {
+	var t uint32
+	for _, f := range fields {
+		t = t<<nft.SetConcatTypeBits | f.typ.GetNFTMagic()
+	}
+	return t
+}
+
+// hostOrder reports whether the nft program must print the value as a host-endian integer.
+func hostOrder(fields []field) bool {
+	return len(fields) == 1 && fields[0].typ.GetNFTMagic() == nft.TypeMark.GetNFTMagic()
+}
+
+// A record is one element as bytes: the key, for ranged sets the key's end, for interval sets one byte that
+// is 1 where an interval ends, then the data.
+
+func (d *setDef) recordLen() int {
+	n := d.keyLen() + d.dataLen()
+	if d.ranged() {
+		n += d.keyLen()
+	}
+	if d.intervals() {
+		n++
+	}
+	return n
+}
+
+func appendAddr(b []byte, a netip.Addr) []byte {
+	if a.Is4() {
+		x := a.As4()
+		return append(b, x[:]...)
+	}
+	x := a.As16()
+	return append(b, x[:]...)
+}
+
+// appendNum appends a set id, slot, size, class or number of seconds, as a register holds it.
+func appendNum(b []byte, v uint32) []byte { return order.AppendUint32(b, v) }
+
+func appendProto(b []byte, p lb.Proto) []byte { return append(b, byte(p), 0, 0, 0) }
+
+func appendPort(b []byte, p uint16) []byte {
+	b = binary.BigEndian.AppendUint16(b, p)
+	return append(b, 0, 0)
+}
+
+func appendKey(b []byte, k lb.Key) []byte {
+	if !k.IsNodePort() {
+		b = appendAddr(b, k.Addr)
+	}
+	return appendPort(appendProto(b, k.Proto), k.Port)
+}
+
+func appendPlace(b []byte, ap netip.AddrPort) []byte {
+	return appendPort(appendAddr(b, ap.Addr()), ap.Port())
+}
+
+// parsePlace is the inverse of appendPlace for an address of n bytes.
+func parsePlace(b []byte, n int) netip.AddrPort {
+	a, _ := netip.AddrFromSlice(b[:n])
+	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[n:]))
+}
+
+// parseKey is the inverse of appendKey; n is the length of the address, 0 for a NodePort.
+func parseKey(b []byte, n int) lb.Key {
+	var k lb.Key
+	if n > 0 {
+		k.Addr, _ = netip.AddrFromSlice(b[:n])
+	}
+	k.Proto = lb.Proto(b[n])
+	k.Port = binary.BigEndian.Uint16(b[n+4:])
+	return k
+}

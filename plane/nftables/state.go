@@ -1,0 +1,192 @@
+package nftables
+
+import (
+	"net/netip"
+	"slices"
+
+	"kube-proxy/lb"
+)
+
+// state is what the kernel holds, as we last wrote it.
+type state struct {
+	node lb.Node
+	rows map[lb.Key]row
+	sets map[lb.SetID]*set
+	// The last set id and member given out. They are never used again: an element of the affinity map must
+	// not come to mean something else.
+	lastID, lastMember uint32
+
+	// How many rows or sets need the address; an element exists while the number is not 0.
+	clusterIPs, hairpin map[netip.Addr]int32
+
+	classes map[class]bool
+	shapes  map[shape]bool
+	chains  map[string]string // name → digest of the rules
+}
+
+func newState() *state {
+	return &state{
+		rows: map[lb.Key]row{}, sets: map[lb.SetID]*set{},
+		clusterIPs: map[netip.Addr]int32{}, hairpin: map[netip.Addr]int32{},
+		classes: map[class]bool{}, shapes: map[shape]bool{}, chains: map[string]string{},
+	}
+}
+
+// row is a frontend in the kernel.
+type row struct {
+	front          *lb.Frontend
+	class          class
+	cluster, local *set // nil where no route balances over that scope
+}
+
+// set is a backend set in the kernel. The elements of its slots are backends{id . slot}. Removal moves the
+// last slot into the hole and addition appends, so one endpoint's change is one or two elements.
+type set struct {
+	id      uint32
+	source  *lb.BackendSet // the backends in slots; nil before the first write
+	slots   []netip.AddrPort
+	members []uint32 // with affinity, the member in each slot; else nil
+	seconds uint32   // of affinity
+	refs    int32    // rows that balance over it
+
+	// What the present batch wants; equal to source and seconds between batches.
+	wantSource  *lb.BackendSet
+	wantSeconds uint32
+	touched     bool
+}
+
+func (s *set) shape() shape { return shape{s.source.ID.Scope, uint32(len(s.slots)), s.seconds} }
+
+// maps are the maps from a row's key to its class and its sets.
+func mapsOf(k lb.Key) (classes, cluster, local setIndex) {
+	if k.IsNodePort() {
+		return sNodePorts, sNodePortClusterSets, sNodePortLocalSets
+	}
+	return sServices, sClusterSets, sLocalSets
+}
+
+// contains reports whether a sorted list of backends has the address.
+func contains(backends []lb.Backend, ap netip.AddrPort) bool {
+	_, ok := slices.BinarySearchFunc(backends, ap, func(b lb.Backend, ap netip.AddrPort) int { return b.Addr.Compare(ap) })
+	return ok
+}
+
+// refill returns the slots that hold exactly the backends, with as few differences to old as possible: those
+// that stay keep their slot, newcomers take the holes, and what is still a hole takes the last.
+func refill(old []netip.AddrPort, was, want []lb.Backend) []netip.AddrPort {
+	slots := make([]netip.AddrPort, len(old), max(len(old), len(want)))
+	copy(slots, old)
+	var comers []netip.AddrPort
+	for _, b := range want {
+		if !contains(was, b.Addr) {
+			comers = append(comers, b.Addr)
+		}
+	}
+	for i := 0; i < len(slots); {
+		switch {
+		case contains(want, slots[i]):
+			i++
+		case len(comers) > 0:
+			slots[i] = comers[0]
+			comers = comers[1:]
+			i++
+		default:
+			slots[i] = slots[len(slots)-1]
+			slots = slots[:len(slots)-1]
+		}
+	}
+	return append(slots, comers...)
+}
+
+// records calls f for each element that the state wants in the kernel, verdict maps and what packets fill
+// left out. rec is only valid during the call.
+func (st *state) records(d *[setCount]setDef, f func(i setIndex, rec []byte)) {
+	b := make([]byte, 0, 64)
+	for k, r := range st.rows {
+		classes, cluster, local := mapsOf(k)
+		b = appendKey(b[:0], k)
+		n := len(b)
+		f(classes, appendNum(b, uint32(r.class)))
+		if r.cluster != nil {
+			f(cluster, appendNum(b[:n], r.cluster.id))
+		}
+		if r.local != nil {
+			f(local, appendNum(b[:n], r.local.id))
+		}
+		for _, p := range r.front.Sources {
+			f(sSourceRanges, appendRange(b[:0], k, p))
+		}
+	}
+	for _, s := range st.sets {
+		s.records(f)
+	}
+	for a := range st.clusterIPs {
+		f(sClusterIPs, appendAddr(b[:0], a))
+	}
+	for a := range st.hairpin {
+		f(sHairpin, appendAddr(appendAddr(b[:0], a), a))
+	}
+	nodeRecords(st.node, f)
+}
+
+// records calls f for the elements of one set.
+func (s *set) records(f func(i setIndex, rec []byte)) {
+	b := make([]byte, 0, 64)
+	f(sSetShapes, appendNum(appendNum(b, s.id), s.shape().number()))
+	for i := range s.slots {
+		s.slot(i, b, f)
+	}
+}
+
+// slot calls f for the elements of one slot; b is scratch.
+func (s *set) slot(i int, b []byte, f func(i setIndex, rec []byte)) {
+	b = appendNum(appendNum(b[:0], s.id), uint32(i))
+	if s.members == nil {
+		f(sBackends, appendPlace(b, s.slots[i]))
+		return
+	}
+	f(sMembers, appendNum(b, s.members[i]))
+	f(sMemberBackends, appendPlace(appendNum(b[:0], s.members[i]), s.slots[i]))
+}
+
+// nodeRecords calls f for the elements that follow from the node.
+func nodeRecords(n lb.Node, f func(i setIndex, rec []byte)) {
+	prefixRecords(n.NodePorts, func(rec []byte) { f(sNodePortIPs, rec) })
+	prefixRecords(n.Pods.Prefixes, func(rec []byte) { f(sPodSources, rec) })
+	prefixRecords(n.ServiceCIDRs, func(rec []byte) { f(sServiceCIDRs, rec) })
+}
+
+// prefixRecords writes prefixes as the kernel keeps intervals: the first address, and an end mark at the
+// address after the last. Intervals that touch are joined; one that reaches the last address has no end.
+func prefixRecords(prefixes []netip.Prefix, f func(rec []byte)) {
+	var open netip.Addr // where the interval in hand ends; not valid when there is none
+	b := make([]byte, 0, 17)
+	for _, p := range prefixes {
+		p = p.Masked()
+		if open != p.Addr() {
+			if open.IsValid() {
+				f(append(appendAddr(b[:0], open), 1))
+			}
+			f(append(appendAddr(b[:0], p.Addr()), 0))
+		}
+		open = lastAddr(p).Next()
+	}
+	if open.IsValid() {
+		f(append(appendAddr(b[:0], open), 1))
+	}
+}
+
+func lastAddr(p netip.Prefix) netip.Addr {
+	a := p.Addr().AsSlice()
+	for i := p.Bits(); i < len(a)*8; i++ {
+		a[i/8] |= 0x80 >> (i % 8)
+	}
+	last, _ := netip.AddrFromSlice(a)
+	return last
+}
+
+// appendRange appends the record of one source range of a frontend.
+func appendRange(b []byte, k lb.Key, p netip.Prefix) []byte {
+	b = appendAddr(appendKey(b, k), p.Masked().Addr())
+	return appendAddr(appendKey(b, k), lastAddr(p.Masked()))
+}
