@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -86,4 +87,23 @@ func TestOlderCopy(t *testing.T) {
 	t.Logf("a new service answers after %v", marker(t, "marker"))
 	stopTraffic()
 	await(t, netlab.Client, steady, "pod1", "pod4")
+}
+
+// A proxy that does not read for a while (stopped by a signal, as a starved machine would) loses its watches. It catches up
+// with everything that happened, deletions included.
+func TestFrozenProxy(t *testing.T) {
+	begin(t)
+	gone := web(t, "gone", "pod2")
+	p := startProxy(t)
+	await(t, "pod3", gone, "pod2")
+	must(t, p.Signal(syscall.SIGSTOP))
+	changes := startFlapping(t, "flapping", 10)
+	must(t, bed.API.DeleteService(t.Context(), "gone"))
+	must(t, bed.API.DeleteSlice(t.Context(), "gone"))
+	time.Sleep(3 * time.Second)
+	must(t, p.Signal(syscall.SIGCONT))
+	start := time.Now()
+	changes.stopAndCheck(t)
+	awaitSilence(t, "pod3", gone)
+	t.Logf("caught up %v after it was let go", time.Since(start).Round(time.Millisecond))
 }

@@ -4,12 +4,15 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Root is the folder of this module, test/e2e: the nearest folder at or above the working directory, or its test/e2e, that
@@ -40,6 +43,11 @@ func BuildAPIServer(ctx context.Context, logf func(format string, args ...any)) 
 	}
 	source := filepath.Join(root, "apiserver")
 	binary := filepath.Join(root, "bin", "kube-apiserver")
+	unlock, err := lockBuild(filepath.Dir(binary))
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
 	stamp, err := buildStamp(source)
 	if err != nil {
 		return "", err
@@ -61,6 +69,21 @@ func BuildAPIServer(ctx context.Context, logf func(format string, args ...any)) 
 		return "", fmt.Errorf("note the build of kube-apiserver: %w", err)
 	}
 	return binary, nil
+}
+
+// lockBuild makes the bin folder if it is missing, and waits until no other process builds into it: `go test ./...` runs several.
+func lockBuild(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make folder for built programs: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("open build lock: %w", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return nil, errors.Join(fmt.Errorf("take build lock: %w", err), lock.Close())
+	}
+	return func() { lock.Close() }, nil // closing gives the lock back
 }
 
 // buildStamp names what a build of the module in dir depends on.

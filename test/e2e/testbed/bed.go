@@ -40,7 +40,7 @@ const PodPort = 8080
 type Bed struct {
 	Lab *netlab.Lab
 	API *controlplane.ControlPlane
-	Dir string // certificates, kubeconfigs, logs and data, in a memory file system
+	Dir string // the proxy, certificates, kubeconfigs, logs and data, in a memory file system
 
 	options    Options
 	binary     func() (string, error) // builds kube-proxy at the first call
@@ -61,7 +61,8 @@ func New(ctx context.Context, options Options) (*Bed, error) {
 	if options.Logf == nil {
 		options.Logf = func(string, ...any) {}
 	}
-	b := &Bed{options: options, api: netns.None(), binary: sync.OnceValues(func() (string, error) { return buildProxy(ctx) })}
+	b := &Bed{options: options, api: netns.None()}
+	b.binary = sync.OnceValues(func() (string, error) { return buildProxy(ctx, b.Dir) })
 	if err := b.start(ctx); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}

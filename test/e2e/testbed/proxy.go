@@ -13,8 +13,8 @@ import (
 	"kube-proxy/test/e2e/controlplane"
 )
 
-// buildProxy builds the product of this repository into bin/ and returns the path. KUBE_PROXY names another binary to test.
-func buildProxy(ctx context.Context) (string, error) {
+// buildProxy builds the product of this repository into dir and returns the path. KUBE_PROXY names another binary to test.
+func buildProxy(ctx context.Context, dir string) (string, error) {
 	if given := os.Getenv("KUBE_PROXY"); given != "" {
 		return filepath.Abs(given)
 	}
@@ -22,7 +22,7 @@ func buildProxy(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	binary := filepath.Join(root, "bin", "kube-proxy")
+	binary := filepath.Join(dir, "kube-proxy")
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", binary, "./cmd/kube-proxy")
 	cmd.Dir = filepath.Join(root, "..", "..")
 	if out, err := cmd.CombinedOutput(); err != nil {
