@@ -2,6 +2,7 @@ package convert
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -164,12 +165,22 @@ func (r *Reporter) Report(kind string, name cluster.Name, now []Problem) {
 }
 
 // Keep forgets the objects of a kind that are no longer there. Call it after a complete list.
-func (r *Reporter) Keep(kind string, exists func(cluster.Name) bool) {
+func (r *Reporter) Keep(kind string, there iter.Seq[cluster.Name]) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	gone := map[object]bool{}
 	for o := range r.told {
-		if o.kind == kind && !exists(o.name) {
-			delete(r.told, o)
+		if o.kind == kind {
+			gone[o] = true
 		}
+	}
+	if len(gone) == 0 {
+		return
+	}
+	for name := range there {
+		delete(gone, object{kind, name})
+	}
+	for o := range gone {
+		delete(r.told, o)
 	}
 }

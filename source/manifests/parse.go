@@ -159,7 +159,9 @@ func (f *file) malformation(line int, p convert.Problem) {
 func (f *file) document(n *yaml.Node, kind string, budget *int) {
 	n = deref(n)
 	if *budget--; *budget <= 0 {
-		f.malformation(n.Line, convert.Problem{What: errTooLarge.Error()})
+		if *budget == 0 {
+			f.malformation(n.Line, convert.Problem{What: errTooLarge.Error()})
+		}
 		return
 	}
 	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" {

@@ -1,0 +1,159 @@
+package kube
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"kube-proxy/source/convert"
+)
+
+// Config says which API server to follow and for whom. NodeName is required.
+type Config struct {
+	// Kubeconfig is the path of a kubeconfig file; Master is an API server's URL and has precedence over the
+	// file's. With neither the process must be a pod: its service account is used.
+	Kubeconfig, Master string
+	// NodeName is the name of this machine's Node (SV-04).
+	NodeName string
+	// Log takes what happens to the connection, and at level debug what client-go has to say. nil is
+	// slog.Default().
+	Log *slog.Logger
+	// OnProblem is told, one call at a time, what is wrong with objects; once for each change of an object.
+	// nil drops it.
+	OnProblem func(convert.Problem)
+	// QPS and Burst bound the requests a second to the API server; 0 is no bound. Streams are not counted.
+	QPS   float32
+	Burst int
+	// UserAgent is how the client calls itself; "" is client-go's default.
+	UserAgent string
+}
+
+// RESTConfig returns how to reach the API server, for other clients of it (PR-12: token files are read again
+// when they change, and HTTP_PROXY counts). Each error names the file and the field.
+func (c Config) RESTConfig() (*rest.Config, error) {
+	out, err := c.restConfig()
+	if err != nil {
+		return nil, err
+	}
+	out.UserAgent = c.UserAgent
+	out.QPS, out.Burst = c.QPS, c.Burst
+	if c.QPS == 0 {
+		out.QPS = -1
+	}
+	out.WarningHandler = rest.NoWarnings{}
+	return out, nil
+}
+
+func (c Config) restConfig() (*rest.Config, error) {
+	switch {
+	case c.Kubeconfig != "":
+		return c.fromFile()
+	case c.Master != "":
+		out := &rest.Config{Host: c.Master}
+		if _, _, err := rest.DefaultServerUrlFor(out); err != nil {
+			return nil, fmt.Errorf("kube: --master %q: %w", c.Master, err)
+		}
+		return out, nil
+	}
+	out, err := rest.InClusterConfig()
+	switch {
+	case errors.Is(err, rest.ErrNotInCluster):
+		return nil, errors.New("kube: no API server: neither --kubeconfig nor --master is given, and this process is no pod of a cluster (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set)")
+	case err != nil:
+		return nil, fmt.Errorf("kube: read this pod's service account: %w", err)
+	}
+	return out, nil
+}
+
+// fromFile reads the kubeconfig. clientcmd would take an incomplete file as "localhost:8080" or say no more
+// than "invalid configuration", so each thing it needs is looked at first.
+func (c Config) fromFile() (*rest.Config, error) {
+	fail := func(format string, args ...any) (*rest.Config, error) {
+		return nil, fmt.Errorf("kube: kubeconfig %s: %w", c.Kubeconfig, fmt.Errorf(format, args...))
+	}
+	file, err := clientcmd.LoadFromFile(c.Kubeconfig)
+	var pathErr *os.PathError
+	switch {
+	case errors.As(err, &pathErr):
+		return fail("%w", pathErr.Err)
+	case err != nil:
+		return fail("is not a kubeconfig: %w", err)
+	}
+	if err := clientcmd.ResolveLocalPaths(file); err != nil {
+		return fail("%w", err)
+	}
+	var overrides clientcmd.ConfigOverrides
+	overrides.ClusterInfo.Server = c.Master
+	if file.CurrentContext == "" {
+		return fail("current-context: is not set")
+	}
+	context, ok := file.Contexts[file.CurrentContext]
+	if !ok {
+		return fail("current-context: there is no context %q", file.CurrentContext)
+	}
+	server, ok := file.Clusters[context.Cluster]
+	switch {
+	case !ok && context.Cluster == "":
+		return fail("contexts[%s].context.cluster: is not set", file.CurrentContext)
+	case !ok:
+		return fail("contexts[%s].context.cluster: there is no cluster %q", file.CurrentContext, context.Cluster)
+	case server.Server == "" && c.Master == "":
+		return fail("clusters[%s].cluster.server: is not set", context.Cluster)
+	}
+	user, ok := file.AuthInfos[context.AuthInfo]
+	if !ok && context.AuthInfo != "" {
+		return fail("contexts[%s].context.user: there is no user %q", file.CurrentContext, context.AuthInfo)
+	}
+	if err := readable(server, context.Cluster, user, context.AuthInfo); err != nil {
+		return fail("%w", err)
+	}
+	out, err := clientcmd.NewNonInteractiveClientConfig(*file, file.CurrentContext, &overrides, nil).ClientConfig()
+	if err != nil {
+		return fail("%w", err)
+	}
+	if _, _, err := rest.DefaultServerUrlFor(out); err != nil {
+		return fail("clusters[%s].cluster.server: %q: %w", context.Cluster, out.Host, err)
+	}
+	return out, nil
+}
+
+// readable checks the files and certificates that a kubeconfig names.
+func readable(server *clientcmdapi.Cluster, serverName string, user *clientcmdapi.AuthInfo, userName string) error {
+	ca, field := server.CertificateAuthorityData, "certificate-authority-data"
+	if len(ca) == 0 && server.CertificateAuthority != "" {
+		field = "certificate-authority"
+		data, err := os.ReadFile(server.CertificateAuthority)
+		if err != nil {
+			return fmt.Errorf("clusters[%s].cluster.%s: %w", serverName, field, err)
+		}
+		ca = data
+	}
+	if (len(ca) > 0 || field == "certificate-authority") && !x509.NewCertPool().AppendCertsFromPEM(ca) {
+		return fmt.Errorf("clusters[%s].cluster.%s: has no certificate in PEM form", serverName, field)
+	}
+	if user == nil {
+		return nil
+	}
+	for _, f := range []struct {
+		field, path string
+		replaced    bool // by data in the kubeconfig itself
+	}{
+		{"client-certificate", user.ClientCertificate, len(user.ClientCertificateData) > 0},
+		{"client-key", user.ClientKey, len(user.ClientKeyData) > 0},
+		{"tokenFile", user.TokenFile, false},
+	} {
+		if f.path == "" || f.replaced {
+			continue
+		}
+		if _, err := os.ReadFile(f.path); err != nil {
+			return fmt.Errorf("users[%s].user.%s: %w", userName, f.field, err)
+		}
+	}
+	return nil
+}

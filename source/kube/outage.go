@@ -1,0 +1,111 @@
+package kube
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+)
+
+// outage turns the errors of all streams into few log lines: one when a sort of error begins, one a minute
+// while it lasts, one when all is well again.
+type outage struct {
+	log    *slog.Logger
+	server string
+	repeat time.Duration
+
+	mu      sync.Mutex
+	failing map[string]bool      // resources whose last attempt failed
+	since   time.Time            // when the first of them failed
+	told    map[string]time.Time // sorts of errors
+	open    bool                 // a failure was told, and its end was not
+}
+
+func newOutage(log *slog.Logger, server string) *outage {
+	return &outage{log: log, server: server, repeat: time.Minute, failing: map[string]bool{}, told: map[string]time.Time{}}
+}
+
+func (o *outage) failed(resource string, err error) {
+	sort, message := classify(resource, err)
+	if sort == "" {
+		return
+	}
+	now := time.Now()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.failing) == 0 {
+		o.since = now
+	}
+	o.failing[resource] = true
+	if last, told := o.told[sort]; told && now.Sub(last) < o.repeat {
+		return
+	}
+	o.told[sort], o.open = now, true
+	args := []any{"server", o.server, "err", err}
+	if lasted := now.Sub(o.since).Round(time.Second); lasted > 0 {
+		args = append(args, "for", lasted)
+	}
+	o.log.Error(message+"; what was known stays in force", args...)
+}
+
+func (o *outage) over(resource string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.failing[resource] {
+		return
+	}
+	delete(o.failing, resource)
+	if len(o.failing) == 0 && o.open {
+		o.open = false
+		o.log.Info("the API server answers again", "server", o.server, "outage", time.Since(o.since).Round(time.Millisecond))
+	}
+}
+
+func (o *outage) older(resource string, theirs, ours uint64) {
+	o.log.Warn("the API server has an older copy of the data; listing it anew", "server", o.server,
+		"resource", resource, "version", theirs, "known", ours)
+}
+
+// classify returns the sort of an error and a message; "" for what is part of the protocol.
+func classify(resource string, err error) (sort, message string) {
+	var (
+		unknownCA x509.UnknownAuthorityError
+		wrongHost x509.HostnameError
+		badCert   x509.CertificateInvalidError
+		verify    *tls.CertificateVerificationError
+		netErr    net.Error
+		urlErr    *url.Error
+		status    apierrors.APIStatus
+	)
+	switch {
+	case apierrors.IsResourceExpired(err), apierrors.IsGone(err):
+		return "", ""
+	case apierrors.IsTimeout(err) && errors.As(err, &status): // "Too large resource version"
+		return "", ""
+	case errors.As(err, &unknownCA), errors.As(err, &wrongHost), errors.As(err, &badCert), errors.As(err, &verify):
+		return "certificate", "the API server's certificate is not valid for us"
+	case apierrors.IsUnauthorized(err):
+		return "401", "the API server does not accept our credentials (401)"
+	case apierrors.IsForbidden(err):
+		return "403 " + resource, fmt.Sprintf("we may not list and watch %s (403)", resource)
+	case apierrors.IsNotFound(err):
+		return "404 " + resource, fmt.Sprintf("the API server does not know %s (404)", resource)
+	case apierrors.IsTooManyRequests(err):
+		return "429", "the API server is busy (429)"
+	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
+		// A server without streaming lists refuses the request for one; a LIST follows.
+		return "", ""
+	case utilnet.IsConnectionRefused(err), utilnet.IsConnectionReset(err), utilnet.IsProbableEOF(err),
+		errors.As(err, &netErr), errors.As(err, &urlErr):
+		return "connection", "the API server cannot be reached"
+	}
+	return "other", "the API server fails"
+}

@@ -1,0 +1,144 @@
+package kube
+
+import (
+	"fmt"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	networking "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"kube-proxy/cluster"
+	"kube-proxy/source/convert"
+)
+
+// apiObject is an API object of one of our four kinds, as its generated code makes it.
+type apiObject interface {
+	runtime.Object
+	metav1.Object
+	Unmarshal([]byte) error
+	Reset()
+}
+
+// resource is all that is particular to one of the four.
+type resource struct {
+	plural, kind string
+	version      schema.GroupVersion
+	// labels and field select on the server's side.
+	labels, field string
+	// optional: the API may be absent or forbidden, and then the proxy does without (SV-03).
+	optional bool
+
+	new     func() apiObject
+	convert func(apiObject) (any, []convert.Problem)
+	set     func(value any) cluster.Event
+	gone    func(cluster.Name) cluster.Event
+	listed  func(values []any) []cluster.Event
+}
+
+func services() *resource {
+	return &resource{
+		plural: "services", kind: "Service", version: core.SchemeGroupVersion, labels: convert.ServiceSelector,
+		new:     func() apiObject { return new(core.Service) },
+		convert: converter(convert.Service),
+		set:     func(v any) cluster.Event { return cluster.ServiceSet{Service: v.(*cluster.Service)} },
+		gone:    func(n cluster.Name) cluster.Event { return cluster.ServiceGone{Name: n} },
+		listed: func(values []any) []cluster.Event {
+			return []cluster.Event{cluster.ServicesListed{Services: typed[cluster.Service](values)}}
+		},
+	}
+}
+
+func endpointSlices() *resource {
+	return &resource{
+		plural: "endpointslices", kind: "EndpointSlice", version: discovery.SchemeGroupVersion, labels: convert.SliceSelector,
+		new:     func() apiObject { return new(discovery.EndpointSlice) },
+		convert: converter(convert.Slice),
+		set:     func(v any) cluster.Event { return cluster.SliceSet{Slice: v.(*cluster.Slice)} },
+		gone:    func(n cluster.Name) cluster.Event { return cluster.SliceGone{Name: n} },
+		listed: func(values []any) []cluster.Event {
+			return []cluster.Event{cluster.SlicesListed{Slices: typed[cluster.Slice](values)}}
+		},
+	}
+}
+
+// node is the one Node of that name. A list without it says that the Node does not exist.
+func node(name string) *resource {
+	return &resource{
+		plural: "nodes", kind: "Node", version: core.SchemeGroupVersion,
+		field:   fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
+		new:     func() apiObject { return new(core.Node) },
+		convert: converter(convert.Node),
+		set:     func(v any) cluster.Event { return cluster.NodeSet{Node: v.(*cluster.Node)} },
+		gone:    func(n cluster.Name) cluster.Event { return cluster.NodeGone{Name: n.Name} },
+		listed: func(values []any) []cluster.Event {
+			for _, n := range typed[cluster.Node](values) {
+				if n.Name == name {
+					return []cluster.Event{cluster.NodeSet{Node: n}}
+				}
+			}
+			return []cluster.Event{cluster.NodeGone{Name: name}}
+		},
+	}
+}
+
+func serviceCIDRs() *resource {
+	return &resource{
+		plural: "servicecidrs", kind: "ServiceCIDR", version: networking.SchemeGroupVersion, optional: true,
+		new:     func() apiObject { return new(networking.ServiceCIDR) },
+		convert: converter(convert.ServiceCIDR),
+		set:     func(v any) cluster.Event { return cluster.CIDRSet{CIDR: v.(*cluster.ServiceCIDR)} },
+		gone:    func(n cluster.Name) cluster.Event { return cluster.CIDRGone{Name: n.Name} },
+		listed: func(values []any) []cluster.Event {
+			return []cluster.Event{cluster.CIDRsListed{CIDRs: typed[cluster.ServiceCIDR](values)}}
+		},
+	}
+}
+
+// converter makes a function of one kind fit any kind. A nil value becomes an untyped nil.
+func converter[In any, Out any](f func(*In) (*Out, []convert.Problem)) func(apiObject) (any, []convert.Problem) {
+	return func(o apiObject) (any, []convert.Problem) {
+		out, problems := f(any(o).(*In))
+		if out == nil {
+			return nil, problems
+		}
+		return out, problems
+	}
+}
+
+func typed[T any](values []any) []*T {
+	out := make([]*T, 0, len(values))
+	for _, v := range values {
+		out = append(out, v.(*T))
+	}
+	return out
+}
+
+// record converts an API object and tells what is wrong with it.
+func (r *resource) record(o apiObject, reporter *convert.Reporter) *record {
+	rec := &record{version: o.GetResourceVersion()}
+	value, problems := r.convert(o)
+	rec.value = value
+	switch v := value.(type) { // share the strings of the value
+	case *cluster.Service:
+		rec.name = v.Name
+	case *cluster.Slice:
+		rec.name = v.Name
+	default:
+		rec.name = cluster.Name{Namespace: o.GetNamespace(), Name: o.GetName()}
+	}
+	reporter.Report(r.kind, rec.name, problems)
+	return rec
+}
+
+// check fails if the object is of another kind than was asked for.
+func (r *resource) check(o runtime.Object) (apiObject, error) {
+	out, ok := o.(apiObject)
+	if !ok || fmt.Sprintf("%T", o) != fmt.Sprintf("%T", r.new()) {
+		return nil, fmt.Errorf("kube: watch %s: the API server sent a %T", r.plural, o)
+	}
+	return out, nil
+}

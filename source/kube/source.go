@@ -1,0 +1,202 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	networking "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"kube-proxy/cluster"
+	"kube-proxy/source/convert"
+)
+
+// Source follows one API server. Make one with [New].
+type Source struct {
+	log       *slog.Logger
+	reporter  *convert.Reporter
+	outage    *outage
+	resources []*resource
+	clients   map[*resource]rest.Interface
+	codec     runtime.ParameterCodec
+	// retryOptional is how long an absent or forbidden optional API is left alone.
+	retryOptional time.Duration
+}
+
+// New returns a Source for the API server that cfg names. It reads files but does not connect. klog, which
+// belongs to the process and takes what client-go says, is directed to cfg.Log at level debug.
+func New(cfg Config) (*Source, error) {
+	if cfg.NodeName == "" {
+		return nil, errors.New("kube: the name of this node is not known")
+	}
+	log := cfg.Log
+	if log == nil {
+		log = slog.Default()
+	}
+	directKlog(log)
+	config, err := cfg.RESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{core.AddToScheme, discovery.AddToScheme, networking.AddToScheme} {
+		utilruntime.Must(add(scheme)) // of constant types: this cannot fail
+	}
+	s := &Source{
+		log:           log,
+		reporter:      convert.NewReporter(cfg.OnProblem),
+		outage:        newOutage(log, config.Host),
+		resources:     []*resource{services(), endpointSlices(), node(cfg.NodeName), serviceCIDRs()},
+		clients:       map[*resource]rest.Interface{},
+		codec:         runtime.NewParameterCodec(scheme),
+		retryOptional: 10 * time.Minute,
+	}
+	if err := s.connectTo(config, scheme); err != nil {
+		return nil, err
+	}
+	from := "kubeconfig " + cfg.Kubeconfig
+	switch {
+	case cfg.Master != "":
+		from = "--master"
+	case cfg.Kubeconfig == "":
+		from = "the service account of this pod"
+	}
+	log.Info("following an API server", "server", config.Host, "from", from, "node", cfg.NodeName)
+	return s, nil
+}
+
+// connectTo makes a client for each resource; they share connections.
+func (s *Source) connectTo(config *rest.Config, scheme *runtime.Scheme) error {
+	config = rest.CopyConfig(config)
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	if config.UserAgent == "" {
+		config.UserAgent = rest.DefaultKubernetesUserAgent()
+	}
+	httpClient, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return fmt.Errorf("kube: use the credentials for %s: %w", config.Host, err)
+	}
+	for _, r := range s.resources {
+		c := rest.CopyConfig(config)
+		version := r.version
+		c.GroupVersion, c.APIPath = &version, "/apis"
+		if version.Group == "" {
+			c.APIPath = "/api"
+		}
+		client, err := rest.RESTClientForConfigAndClient(c, httpClient)
+		if err != nil {
+			return fmt.Errorf("kube: make a client for %s of %s: %w", r.plural, config.Host, err)
+		}
+		s.clients[r] = client
+	}
+	return nil
+}
+
+// Run sends events to sink until ctx ends, and then returns nil. Sink is called from several goroutines. All
+// that can go wrong is told in the log and retried: an API server that cannot be reached is no reason to
+// stop.
+func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
+	var wg sync.WaitGroup
+	for _, r := range s.resources {
+		wg.Go(func() { s.follow(ctx, r, sink) })
+	}
+	wg.Wait()
+	return nil
+}
+
+// backoff waits 200 ms after a first failure, doubling up to 3 s and a random half more: after an outage the
+// state converges within 5 s.
+func backoff() *wait.Backoff {
+	return &wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 3 * time.Second}
+}
+
+// follow follows one resource until ctx ends.
+func (s *Source) follow(ctx context.Context, r *resource, sink func(cluster.Event)) {
+	for ctx.Err() == nil {
+		attempt, giveUp := context.WithCancelCause(ctx)
+		lw := &listWatch{resource: r, client: s.clients[r], codec: s.codec, reporter: s.reporter, outage: s.outage, giveUp: giveUp}
+		logger := klog.Background()
+		reflector := cache.NewReflectorWithOptions(
+			&cache.ListWatch{ListWithContextFunc: lw.list, WatchFuncWithContext: lw.watch},
+			&record{}, &store{resource: r, sink: sink, reporter: s.reporter},
+			cache.ReflectorOptions{Name: r.plural, TypeDescription: r.kind, Backoff: backoff(), Logger: &logger})
+		reflector.RunWithContext(attempt)
+		giveUp(nil)
+		if ctx.Err() != nil {
+			return
+		}
+		s.log.Info("doing without "+r.plural, "because", context.Cause(attempt), "retry", s.retryOptional)
+		select {
+		case <-ctx.Done():
+		case <-time.After(s.retryOptional):
+		}
+	}
+}
+
+// store is a Reflector's store that keeps nothing: each call becomes an event.
+type store struct {
+	resource *resource
+	sink     func(cluster.Event)
+	reporter *convert.Reporter
+}
+
+func (s *store) Add(obj any) error    { return s.Update(obj) }
+func (s *store) Resync() error        { return nil }
+func (s *store) Delete(obj any) error { s.gone(obj.(*record)); return nil }
+
+// Update also takes objects that are not for this proxy: the server has already filtered by label, but a
+// slice may have lost its Service's name.
+func (s *store) Update(obj any) error {
+	if rec := obj.(*record); rec.value != nil {
+		s.sink(s.resource.set(rec.value))
+	} else {
+		s.sink(s.resource.gone(rec.name))
+	}
+	return nil
+}
+
+func (s *store) gone(rec *record) {
+	s.reporter.Report(s.resource.kind, rec.name, nil)
+	s.sink(s.resource.gone(rec.name))
+}
+
+// Replace takes a complete list.
+func (s *store) Replace(list []any, _ string) error {
+	s.reporter.Keep(s.resource.kind, func(yield func(cluster.Name) bool) {
+		for _, obj := range list {
+			if !yield(obj.(*record).name) {
+				return
+			}
+		}
+	})
+	values := make([]any, 0, len(list))
+	for _, obj := range list {
+		if v := obj.(*record).value; v != nil {
+			values = append(values, v)
+		}
+	}
+	for _, ev := range s.resource.listed(values) {
+		s.sink(ev)
+	}
+	return nil
+}
+
+var (
+	_ cache.ReflectorStore = (*store)(nil)
+	_ metav1.Object        = (*record)(nil)
+)
