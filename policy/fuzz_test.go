@@ -1,0 +1,286 @@
+package policy_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+	"unique"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+)
+
+// FuzzResolve compares [policy.Resolve] with its slow twin over random views, and checks what every row
+// promises.
+func FuzzResolve(f *testing.F) {
+	for seed := range uint64(200) {
+		f.Add(seed, seed*7)
+	}
+	f.Fuzz(func(t *testing.T, seed1, seed2 uint64) {
+		g := generator{rand.New(rand.NewPCG(seed1, seed2))}
+		v, s := g.view(), g.settings()
+
+		got, want := policy.Resolve(v, s), resolveSlow(v, s)
+		checkPromises(t, got, s)
+		slices.SortFunc(got, byKey)
+		if !slices.EqualFunc(got, want, (*lb.Frontend).Equal) {
+			t.Fatalf("view %s\nsettings %+v\ngot\n%v\nwant\n%v", describe(v), s, got, want)
+		}
+		// Slices come in no order.
+		g.Shuffle(len(v.Slices), func(i, j int) { v.Slices[i], v.Slices[j] = v.Slices[j], v.Slices[i] })
+		again := policy.Resolve(v, s)
+		slices.SortFunc(again, byKey)
+		if !slices.EqualFunc(got, again, (*lb.Frontend).Equal) {
+			t.Fatalf("slices in another order give\n%v\ninstead of\n%v", again, got)
+		}
+		checkNode(t, policy.ResolveNode(v.Node, s), s)
+	})
+}
+
+// checkPromises checks what package lb says of a Frontend and Resolve of its answer.
+func checkPromises(t *testing.T, rows []*lb.Frontend, s policy.Settings) {
+	t.Helper()
+	keys, sets := map[lb.Key]bool{}, map[lb.SetID]*lb.BackendSet{}
+	for _, f := range rows {
+		fail := func(format string, args ...any) {
+			t.Helper()
+			t.Fatalf("%s: %s\n%s", f.Key, fmt.Sprintf(format, args...), f)
+		}
+		if keys[f.Key] {
+			fail("the key comes twice")
+		}
+		keys[f.Key] = true
+		if f.Key.Port == 0 || f.Key.IsNodePort() != (f.Kind == lb.NodePort) || !f.Key.IsNodePort() && lb.FamilyOf(f.Key.Addr) != s.Family {
+			fail("not a key of kind %s in %s", f.Kind, s.Family)
+		}
+		if f.Affinity < 0 || f.Affinity > 24*time.Hour || f.Affinity%time.Second != 0 {
+			fail("affinity %v", f.Affinity)
+		}
+		if len(f.Sources) > 0 && f.Kind != lb.LoadBalancer {
+			fail("sources on a row of kind %s", f.Kind)
+		}
+		checkPrefixes(t, f.Sources, s.Family)
+		if len(f.Routes) == 0 || f.Routes[len(f.Routes)-1].From != lb.Anywhere {
+			fail("the last route is not for anywhere")
+		}
+		for i, r := range f.Routes {
+			if i > 0 && f.Routes[i-1].From >= r.From {
+				fail("routes out of order")
+			}
+			if (r.Do == lb.Balance) != (r.To != nil) || r.Masq && r.Do != lb.Balance {
+				fail("route %d does not hold together", i)
+			}
+			if r.To == nil {
+				continue
+			}
+			if was := sets[r.To.ID]; was != nil && was != r.To {
+				fail("set %s is two values", r.To.ID)
+			}
+			sets[r.To.ID] = r.To
+			if r.To.ID.Service != f.Service || r.To.ID.Proto != f.Key.Proto || len(r.To.Backends) == 0 {
+				fail("set %s", r.To.ID)
+			}
+		}
+	}
+	for id, set := range sets {
+		for i, b := range set.Backends {
+			if i > 0 && set.Backends[i-1].Addr.Compare(b.Addr) >= 0 {
+				t.Fatalf("set %s is not sorted: %v", id, set.Backends)
+			}
+			if b.Draining != set.Backends[0].Draining || id.Scope == lb.Local && !b.Local || lb.FamilyOf(b.Addr.Addr()) != s.Family || b.Addr.Port() == 0 {
+				t.Fatalf("set %s: backend %+v", id, b)
+			}
+		}
+	}
+}
+
+func checkNode(t *testing.T, n lb.Node, s policy.Settings) {
+	t.Helper()
+	checkPrefixes(t, n.NodePorts, s.Family)
+	checkPrefixes(t, n.Pods.Prefixes, s.Family)
+	checkPrefixes(t, n.ServiceCIDRs, s.Family)
+	if len(n.NodePorts) == 0 && !s.NodePortAddrs.Primary {
+		t.Fatal("NodePorts answer nowhere, and nobody asked for the primary address")
+	}
+}
+
+// checkPrefixes checks that ps are masked, sorted, of one family, and do not overlap.
+func checkPrefixes(t *testing.T, ps []netip.Prefix, f lb.Family) {
+	t.Helper()
+	for i, p := range ps {
+		if p != p.Masked() || lb.FamilyOf(p.Addr()) != f {
+			t.Fatalf("prefixes %v: %s is not canonical", ps, p)
+		}
+		if i > 0 && (ps[i-1].Compare(p) >= 0 || ps[i-1].Overlaps(p)) {
+			t.Fatalf("prefixes %v: unsorted, or they overlap", ps)
+		}
+	}
+}
+
+func describe(v cluster.View) string {
+	out := fmt.Sprintf("%s %+v node %s", v.Name, v.Service, v.Node.NodeName)
+	if v.Node.Node != nil {
+		out += fmt.Sprintf(" %+v", *v.Node.Node)
+	}
+	for _, s := range v.Slices {
+		out += fmt.Sprintf("\n  slice %s ipv6=%v ports %v", s.Name, s.IPv6, s.Ports)
+		for _, e := range s.Endpoints {
+			out += fmt.Sprintf("\n    %s ready=%v serving=%v terminating=%v here=%v hints %+v",
+				e.Addr, e.Ready, e.Serving, e.Terminating, e.OnNode(v.Node.NodeName), e.Hints)
+		}
+	}
+	return out
+}
+
+// generator makes random views. Its values are few, so that they meet.
+type generator struct{ *rand.Rand }
+
+func (g generator) chance(percent int) bool { return g.IntN(100) < percent }
+
+func pick[T any](g generator, from ...T) T { return from[g.IntN(len(from))] }
+
+// some picks each with the same chance.
+func some[T any](g generator, percent int, from ...T) []T {
+	var out []T
+	for _, x := range from {
+		if g.chance(percent) {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+func addrs(words ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, w := range words {
+		out = append(out, netip.MustParseAddr(w))
+	}
+	return out
+}
+
+func prefixes(words ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, w := range words {
+		out = append(out, netip.MustParsePrefix(w))
+	}
+	return out
+}
+
+func (g generator) settings() policy.Settings {
+	s := policy.Settings{
+		Family:        pick(g, lb.IPv4, lb.IPv6),
+		MasqueradeAll: g.chance(20),
+		DetectLocal:   pick(g, "", policy.ClusterCIDR, policy.NodeCIDR, policy.BridgeInterface, policy.InterfaceNamePrefix),
+		ClusterCIDRs:  some(g, 40, prefixes("10.1.0.0/16", "10.1.2.0/24", "fd00:1::/48", "10.9.0.0/16")...),
+		PodInterface:  pick(g, "", "cbr0"),
+	}
+	s.NodePortAddrs.Primary = g.chance(50)
+	s.NodePortAddrs.Prefixes = some(g, 30, prefixes("172.18.0.0/16", "172.18.0.2/32", "0.0.0.0/0", "fd00::/64", "127.0.0.0/8")...)
+	if g.chance(30) {
+		s.NodePortAddrs.NodeIP = pick(g, addrs("172.18.0.9", "fd00::9", "0.0.0.0", "::", "10.0.0.9")...)
+	}
+	return s
+}
+
+func (g generator) view() cluster.View {
+	v := cluster.View{Name: cluster.Name{Namespace: "shop", Name: "web"}}
+	v.Node.NodeName = pick(g, "node-1", "node-1", "node-1", "")
+	if g.chance(80) {
+		v.Node.Node = &cluster.Node{
+			Name: v.Node.NodeName, Zone: pick(g, "", "a", "b"),
+			Addrs:    some(g, 60, addrs("172.18.0.2", "fd00::2", "10.0.0.2")...),
+			PodCIDRs: some(g, 50, prefixes("10.1.2.0/24", "fd00:1:2::/64")...),
+		}
+	}
+	v.Node.CIDRs = some(g, 50, prefixes("10.96.0.0/12", "10.96.0.0/16", "fd00:96::/112")...)
+	if g.chance(95) {
+		v.Service = g.service(v.Name)
+	}
+	for i := range g.IntN(5) {
+		v.Slices = append(v.Slices, g.slice(i, v.Name))
+	}
+	return v
+}
+
+func (g generator) service(n cluster.Name) *cluster.Service {
+	s := &cluster.Service{
+		Name:            n,
+		Type:            pick(g, cluster.TypeClusterIP, cluster.TypeNodePort, cluster.TypeLoadBalancer, cluster.TypeLoadBalancer),
+		ClusterIPs:      some(g, 85, addrs("10.96.0.7", "fd00:96::7")...),
+		ExternalIPs:     some(g, 25, addrs("192.0.2.1", "192.0.2.2", "2001:db8::1", "10.96.0.7", "0.0.0.0", "::ffff:192.0.2.9")...),
+		LoadBalancerIPs: some(g, 25, addrs("192.0.2.1", "192.0.2.3", "2001:db8::1", "2001:db8::3", "172.18.0.200")...),
+		SourceRanges:    some(g, 15, prefixes("172.18.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "192.0.2.0/24", "fd00::/16", "0.0.0.0/0", "2001:db8::/32", "10.0.0.0/8")...),
+		InternalPolicy:  pick(g, cluster.PolicyCluster, cluster.PolicyLocal),
+		ExternalPolicy:  pick(g, cluster.PolicyCluster, cluster.PolicyLocal),
+		AffinitySeconds: pick(g, int32(0), 0, 0, 1, 10800, 86400, 86401, -1),
+	}
+	if g.chance(3) {
+		s.Type = cluster.TypeExternalName
+	}
+	for i := range g.IntN(4) {
+		s.Ports = append(s.Ports, cluster.ServicePort{
+			Name:     pick(g, fmt.Sprintf("p%d", i), fmt.Sprintf("p%d", i), ""),
+			Protocol: pick(g, cluster.TCP, cluster.TCP, cluster.UDP, cluster.SCTP),
+			Port:     pick[uint16](g, 80, 443, 53, 0),
+			NodePort: pick[uint16](g, 0, 30080, 30443, 65535),
+		})
+	}
+	// The API lets no two ports have the same name and protocol.
+	seen := map[string]bool{}
+	s.Ports = slices.DeleteFunc(s.Ports, func(p cluster.ServicePort) bool {
+		id := fmt.Sprint(p.Name, p.Protocol)
+		was := seen[id]
+		seen[id] = true
+		return was
+	})
+	if g.chance(2) { // more rows than are searched one by one
+		for i := range 30 {
+			s.Ports = append(s.Ports, cluster.ServicePort{Name: fmt.Sprintf("q%d", i), Protocol: cluster.TCP, Port: uint16(1000 + i%25), NodePort: uint16(31000 + i)})
+		}
+	}
+	return s
+}
+
+func (g generator) slice(i int, service cluster.Name) *cluster.Slice {
+	s := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprintf("web-%d", i)}, Service: service, IPv6: g.chance(40)}
+	for p := range 3 {
+		if g.chance(70) {
+			s.Ports = append(s.Ports, cluster.SlicePort{
+				Name:     pick(g, fmt.Sprintf("p%d", p), fmt.Sprintf("p%d", p), ""),
+				Protocol: pick(g, cluster.TCP, cluster.TCP, cluster.UDP, cluster.SCTP),
+				Port:     pick[uint16](g, 8080, 8080, 8443, 0),
+			})
+		}
+	}
+	if g.chance(2) {
+		s.Ports = append(s.Ports, cluster.SlicePort{Name: "q7", Protocol: cluster.TCP, Port: 8080})
+	}
+	// Each slice has a mood, since mixed ones would nearly always have a ready endpoint without hints.
+	readyChance, hintChance := pick(g, 0, 20, 80, 100), pick(g, 0, 0, 80, 100)
+	n := g.IntN(5)
+	if g.chance(3) {
+		n = 40 // more than fit in the buffer on the stack
+	}
+	for range n {
+		s.Endpoints = append(s.Endpoints, g.endpoint(s.IPv6, n, readyChance, hintChance))
+	}
+	return s
+}
+
+func (g generator) endpoint(ipv6 bool, n, readyChance, hintChance int) cluster.Endpoint {
+	e := cluster.Endpoint{Ready: g.chance(readyChance), Serving: g.chance(70), Terminating: g.chance(50)}
+	if e.Addr = netip.AddrFrom4([4]byte{10, 1, 2, byte(g.IntN(n + 2))}); ipv6 != g.chance(3) {
+		e.Addr = netip.AddrFrom16([16]byte{0: 0xfd, 3: 1, 15: byte(g.IntN(n + 2))})
+	}
+	if g.chance(80) {
+		e.NodeName = unique.Make(pick(g, "node-1", "node-2"))
+	}
+	if g.chance(hintChance) {
+		e.Hints = &cluster.Hints{Zones: some(g, 60, "a", "b"), Nodes: some(g, 40, "node-1", "node-2")}
+	}
+	return e
+}

@@ -1,0 +1,319 @@
+package policy_test
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+	"unique"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+)
+
+// resolveSlow is [policy.Resolve] written for reading: the rows of behaviour.md 3.2 to 3.5, one after the
+// other, at any cost. It goes from the packet to the book, not from the book to the rows: for each source it
+// asks what must happen, and only then puts the answers into routes.
+func resolveSlow(v cluster.View, s policy.Settings) []*lb.Frontend {
+	w := world{v, s}
+	svc := v.Service
+	if svc == nil { // SV-01: slices alone have no effect
+		return nil
+	}
+	if svc.Type == cluster.TypeExternalName { // SV-10, even with a stale cluster IP
+		return nil
+	}
+	clusterIPs := w.ofFamily(svc.ClusterIPs)
+	if len(clusterIPs) == 0 { // SV-10 headless; SV-11 invisible in this family
+		return nil
+	}
+	// The kinds in the order in which they win an address that the service names twice.
+	rows := map[lb.Key]*lb.Frontend{}
+	claim := func(k lb.Key, kind lb.Kind, p cluster.ServicePort) {
+		if rows[k] == nil && p.Port != 0 && k.Port != 0 {
+			rows[k] = w.row(k, kind, p)
+		}
+	}
+	for _, p := range svc.Ports {
+		key := func(a netip.Addr, port uint16) lb.Key {
+			return lb.Key{Addr: a, Port: port, Proto: lb.Proto(p.Protocol)}
+		}
+		claim(key(clusterIPs[0], p.Port), lb.ClusterIP, p)
+		for _, a := range w.ofFamily(svc.LoadBalancerIPs) { // SV-14
+			claim(key(a, p.Port), lb.LoadBalancer, p)
+		}
+		for _, a := range w.ofFamily(svc.ExternalIPs) { // SV-13
+			claim(key(a, p.Port), lb.ExternalIP, p)
+		}
+		switch svc.Type { // SV-17
+		case cluster.TypeNodePort, cluster.TypeLoadBalancer:
+			claim(key(netip.Addr{}, p.NodePort), lb.NodePort, p)
+		}
+	}
+	return slices.SortedFunc(maps.Values(rows), byKey)
+}
+
+func byKey(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) }
+
+// world is all that a decision may depend on.
+type world struct {
+	cluster.View
+	policy.Settings
+}
+
+func (w world) ofFamily(addrs []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return !w.inFamily(a) })
+}
+
+func (w world) inFamily(a netip.Addr) bool {
+	if !a.IsValid() || a.IsUnspecified() || a.Zone() != "" {
+		return false
+	}
+	if w.Family == lb.IPv4 {
+		return a.Is4()
+	}
+	return a.Is6() && !a.Is4In6()
+}
+
+// row answers for the three kinds of sources, and writes down no route that the next one makes needless.
+func (w world) row(k lb.Key, kind lb.Kind, p cluster.ServicePort) *lb.Frontend {
+	f := &lb.Frontend{Key: k, Service: w.serviceName(p), Kind: kind}
+	pods, host, anywhere := w.outcome(lb.Pods, kind, p), w.outcome(lb.Host, kind, p), w.outcome(lb.Anywhere, kind, p)
+	if w.hasDetector() && (!same(pods, host) || !same(pods, anywhere)) { // SV-67
+		f.Routes = append(f.Routes, pods)
+	}
+	if !same(host, anywhere) {
+		f.Routes = append(f.Routes, host)
+	}
+	f.Routes = append(f.Routes, anywhere)
+
+	// SV-18, where there is something to stick to.
+	if slices.ContainsFunc(f.Routes, func(r lb.Route) bool { return r.Do == lb.Balance }) {
+		f.Affinity = time.Duration(w.Service.AffinitySeconds) * time.Second
+		f.Affinity = max(0, min(f.Affinity, 24*time.Hour))
+	}
+	if kind == lb.LoadBalancer { // SV-15: only VIPs
+		f.Sources = w.sources(k.Addr)
+	}
+	return f
+}
+
+func same(a, b lb.Route) bool { a.From, b.From = 0, 0; return a.Equal(b) }
+
+// outcome is the matrix of behaviour.md 3.4: what happens to a connection from one kind of source.
+func (w world) outcome(from lb.From, kind lb.Kind, p cluster.ServicePort) lb.Route {
+	r := lb.Route{From: from, Do: lb.Balance}
+	cluster_, local := w.set(lb.Cluster, p), w.set(lb.Local, p)
+	internal, external := w.Service.InternalPolicy == cluster.PolicyLocal, w.Service.ExternalPolicy == cluster.PolicyLocal
+	switch {
+	case cluster_ == nil: // SV-50, SV-41
+		r.Do = lb.Reject
+
+	case kind == lb.ClusterIP && internal && local == nil: // SV-51
+		r.Do = lb.Drop
+	case kind == lb.ClusterIP && internal: // SV-19
+		r.To, r.Masq = local, w.masqueradeClusterIP(from)
+	case kind == lb.ClusterIP:
+		r.To, r.Masq = cluster_, w.masqueradeClusterIP(from)
+
+	case !external: // SV-54
+		r.To, r.Masq = cluster_, true
+	case from == lb.Pods: // SV-53, SV-56
+		r.To = cluster_
+	case from == lb.Host: // SV-53, SV-57
+		r.To, r.Masq = cluster_, true
+	case local != nil: // SV-55
+		r.To = local
+	default: // SV-52
+		r.Do = lb.Drop
+	}
+	return r
+}
+
+func (w world) masqueradeClusterIP(from lb.From) bool {
+	switch {
+	case w.MasqueradeAll: // SV-58
+		return true
+	case !w.hasDetector(): // SV-67
+		return false
+	}
+	return from != lb.Pods // SV-59
+}
+
+// hasDetector: is there a test for "local" in this family (3.5, CF-66)?
+func (w world) hasDetector() bool {
+	d := policy.ResolveNode(w.Node, w.Settings).Pods
+	return !d.IsZero()
+}
+
+func (w world) serviceName(p cluster.ServicePort) string { // SV-12
+	name := w.Service.Name.Namespace + "/" + w.Service.Name.Name
+	if p.Name != "" {
+		name += ":" + p.Name
+	}
+	return name
+}
+
+// endpoint is what the slices say of one address and port.
+type endpoint struct {
+	local, ready, draining bool
+	nodeHints, zoneHints   []string
+}
+
+// endpoints gathers the endpoints of a port from all slices.
+func (w world) endpoints(p cluster.ServicePort) map[netip.AddrPort]endpoint {
+	out := map[netip.AddrPort]endpoint{}
+	for _, sl := range w.Slices {
+		for _, sp := range sl.Ports {
+			if sp.Name != p.Name || sp.Protocol != p.Protocol || sp.Port == 0 { // SV-22, SV-31
+				continue
+			}
+			for _, e := range sl.Endpoints {
+				if sl.IPv6 != (w.Family == lb.IPv6) || !w.inFamily(e.Addr) { // SV-34
+					continue
+				}
+				at := netip.AddrPortFrom(e.Addr, sp.Port)
+				out[at] = w.merge(out[at], e)
+			}
+		}
+	}
+	// What is neither ready nor terminating and serving is not there.
+	maps.DeleteFunc(out, func(_ netip.AddrPort, e endpoint) bool { return !e.ready && !e.draining })
+	return out
+}
+
+// merge takes one entry of a slice in (SV-32). Entries that cannot serve say nothing.
+func (w world) merge(known endpoint, e cluster.Endpoint) endpoint {
+	usable := e.Ready || e.Serving && e.Terminating
+	if !usable {
+		return known
+	}
+	if w.Node.NodeName != "" && e.NodeName == unique.Make(w.Node.NodeName) { // SV-33
+		known.local = true
+	}
+	if e.Ready {
+		known.ready = true
+		if e.Hints != nil {
+			known.nodeHints = append(slices.Clip(known.nodeHints), e.Hints.Nodes...)
+			known.zoneHints = append(slices.Clip(known.zoneHints), e.Hints.Zones...)
+		}
+	}
+	known.draining = !known.ready
+	return known
+}
+
+// set is the set of one scope; nil if it is empty.
+func (w world) set(scope lb.Scope, p cluster.ServicePort) *lb.BackendSet {
+	all := w.endpoints(p)
+	var chosen []lb.Backend
+	choose := func(which func(endpoint) bool) {
+		if len(chosen) > 0 { // an earlier choice is better
+			return
+		}
+		for at, e := range all {
+			if which(e) {
+				chosen = append(chosen, lb.Backend{Addr: at, Local: e.local, Draining: !e.ready})
+			}
+		}
+	}
+	switch scope {
+	case lb.Cluster: // SV-36
+		topology := w.topology(all)
+		choose(func(e endpoint) bool { return e.ready && topology(e) })
+		choose(func(e endpoint) bool { return e.draining })
+	case lb.Local: // SV-37
+		choose(func(e endpoint) bool { return e.local && e.ready })
+		choose(func(e endpoint) bool { return e.local && e.draining })
+	}
+	if len(chosen) == 0 {
+		return nil
+	}
+	slices.SortFunc(chosen, func(a, b lb.Backend) int {
+		return cmp.Or(a.Addr.Addr().Compare(b.Addr.Addr()), cmp.Compare(a.Addr.Port(), b.Addr.Port()))
+	})
+	return &lb.BackendSet{ID: lb.SetID{Service: w.serviceName(p), Proto: lb.Proto(p.Protocol), Scope: scope}, Backends: chosen}
+}
+
+// topology is SV-38, which looks at ready endpoints only.
+func (w world) topology(all map[netip.AddrPort]endpoint) func(endpoint) bool {
+	every := func(has func(endpoint) bool) bool {
+		for _, e := range all {
+			if e.ready && !has(e) {
+				return false
+			}
+		}
+		return true
+	}
+	some := func(has func(endpoint) bool) bool { return !every(func(e endpoint) bool { return !has(e) }) }
+
+	hasNodeHints := func(e endpoint) bool { return len(e.nodeHints) > 0 }
+	thisNode := func(e endpoint) bool { return w.Node.NodeName != "" && slices.Contains(e.nodeHints, w.Node.NodeName) }
+	if every(hasNodeHints) && some(thisNode) { // (1)
+		return thisNode
+	}
+	zone := ""
+	if w.Node.Node != nil {
+		zone = w.Node.Node.Zone
+	}
+	hasZoneHints := func(e endpoint) bool { return len(e.zoneHints) > 0 }
+	thisZone := func(e endpoint) bool { return zone != "" && slices.Contains(e.zoneHints, zone) }
+	if every(hasZoneHints) && some(thisZone) { // (2)
+		return thisZone
+	}
+	return func(endpoint) bool { return true } // (3)
+}
+
+// sources is SV-15 and SV-16 for one VIP.
+func (w world) sources(vip netip.Addr) []netip.Prefix {
+	ranges := w.prefixes(w.Service.SourceRanges)
+	nodeAllowed := false
+	if ip, known := w.nodeIP(); known {
+		nodeAllowed = slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(ip) })
+	}
+	if nodeAllowed {
+		ranges = append(ranges, netip.PrefixFrom(vip, vip.BitLen()))
+	}
+	var widest []netip.Prefix // those that no other contains
+	for i, p := range ranges {
+		inside := func(j int, q netip.Prefix) bool {
+			return q.Bits() < p.Bits() && q.Contains(p.Addr()) || q == p && j < i
+		}
+		hidden := false
+		for j, q := range ranges {
+			hidden = hidden || inside(j, q)
+		}
+		if p.Bits() == 0 { // everybody
+			return nil
+		}
+		if !hidden {
+			widest = append(widest, p)
+		}
+	}
+	slices.SortFunc(widest, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	return widest
+}
+
+func (w world) prefixes(all []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range all {
+		if p.IsValid() && p.Addr().Is4() == (w.Family == lb.IPv4) {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
+}
+
+func (w world) nodeIP() (ip netip.Addr, known bool) {
+	candidates := []netip.Addr{w.NodePortAddrs.NodeIP}
+	if w.Node.Node != nil {
+		candidates = append(candidates, w.Node.Node.Addrs...)
+	}
+	for _, a := range candidates {
+		if w.inFamily(a) {
+			return a, true
+		}
+	}
+	return netip.Addr{}, false
+}
