@@ -1,0 +1,210 @@
+package policy_test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+)
+
+// heads returns the first lines of the rows that contain one of words, or of all.
+func heads(s *scene, words ...string) string {
+	var out []string
+	for line := range strings.Lines(rows(s.resolve(), words...)) {
+		if strings.HasPrefix(line, "set ") {
+			break
+		}
+		if line[0] != ' ' {
+			out = append(out, strings.TrimSuffix(line, "\n"))
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+// TestServices walks through behaviour.md 3.2: which rows a Service has.
+func TestServices(t *testing.T) {
+	nodePort := func(typ cluster.ServiceType, port uint16) func(*scene) {
+		return func(s *scene) { s.svc.Type, s.svc.Ports[0].NodePort = typ, port }
+	}
+	ipv6 := func(s *scene) { s.settings.Family = lb.IPv6 }
+	const clusterIP = "10.96.0.7:80/tcp shop/web:http clusterip"
+	for _, test := range []struct {
+		name   string
+		change func(*scene)
+		want   string
+	}{
+		{"SV-01 no Service", func(s *scene) { s.svc = nil }, ""},
+		{"SV-10 no cluster IP", func(s *scene) { s.svc.ClusterIPs = nil }, ""},
+		{"SV-10 ExternalName with a stale cluster IP", func(s *scene) { s.svc.Type = cluster.TypeExternalName }, ""},
+		{"SV-10 no ports", func(s *scene) { s.svc.Ports = nil }, ""},
+		{"SV-11 not in this family", ipv6, ""},
+		{"SV-11 external addresses need a cluster IP of the family", func(s *scene) { ipv6(s); s.svc.ExternalIPs = addrs("2001:db8::1") }, ""},
+		{"SV-11 dual stack, IPv4", func(s *scene) { s.svc.ClusterIPs = addrs("fd00:96::7", "10.96.0.7") }, clusterIP},
+		{"SV-11 dual stack, IPv6", func(s *scene) { ipv6(s); s.svc.ClusterIPs = addrs("10.96.0.7", "fd00:96::7") }, "[fd00:96::7]:80/tcp shop/web:http clusterip"},
+		{"SV-12 a port without a name", func(s *scene) { s.svc.Ports[0].Name = "" }, "10.96.0.7:80/tcp shop/web clusterip"},
+		{"SV-12 ports that share a number", func(s *scene) {
+			s.svc.Ports = append(s.svc.Ports, cluster.ServicePort{Name: "dns", Protocol: cluster.UDP, Port: 80}, cluster.ServicePort{Name: "sig", Protocol: cluster.SCTP, Port: 80})
+		}, clusterIP + "\n10.96.0.7:80/udp shop/web:dns clusterip\n10.96.0.7:80/sctp shop/web:sig clusterip"},
+		{"port 0 has no row, 65535 has", func(s *scene) {
+			s.svc.Ports = []cluster.ServicePort{{Name: "zero", Protocol: cluster.TCP}, {Name: "top", Protocol: cluster.TCP, Port: 65535}}
+		}, "10.96.0.7:65535/tcp shop/web:top clusterip"},
+		{"SV-13 external IPs of the family", func(s *scene) { s.svc.ExternalIPs = addrs("192.0.2.1", "2001:db8::1", "0.0.0.0") }, clusterIP + "\n192.0.2.1:80/tcp shop/web:http externalip"},
+		{"SV-14 load-balancer IPs of the family, whatever the type", func(s *scene) { s.svc.LoadBalancerIPs = addrs("2001:db8::1", "192.0.2.7") }, clusterIP + "\n192.0.2.7:80/tcp shop/web:http loadbalancer"},
+		{"SV-17 NodePort", nodePort(cluster.TypeNodePort, 30080), "nodeport:30080/tcp shop/web:http nodeport\n" + clusterIP},
+		{"SV-17 LoadBalancer", nodePort(cluster.TypeLoadBalancer, 65535), "nodeport:65535/tcp shop/web:http nodeport\n" + clusterIP},
+		{"SV-17 no NodePort allocated", func(s *scene) {
+			nodePort(cluster.TypeLoadBalancer, 0)(s)
+			s.svc.LoadBalancerIPs = addrs("192.0.2.7")
+		}, clusterIP + "\n192.0.2.7:80/tcp shop/web:http loadbalancer"},
+		{"SV-17 a stale nodePort of type ClusterIP", nodePort(cluster.TypeClusterIP, 30080), clusterIP},
+		{"SV-24 an external IP that is a load-balancer IP keeps its sources", func(s *scene) {
+			s.loadBalancer("192.0.2.7", "10.0.0.0/8")
+			s.svc.ExternalIPs = addrs("192.0.2.7")
+		}, clusterIP + "\n192.0.2.7:80/tcp shop/web:http loadbalancer sources 10.0.0.0/8"},
+		{"SV-24 the cluster IP stays the cluster IP", func(s *scene) {
+			s.loadBalancer("10.96.0.7 10.96.0.7", "10.0.0.0/8")
+			s.svc.ExternalIPs = addrs("10.96.0.7")
+		}, clusterIP},
+		{"SV-24 two ports with one number: the first", func(s *scene) {
+			s.svc.Ports = append(s.svc.Ports, cluster.ServicePort{Name: "again", Protocol: cluster.TCP, Port: 80})
+		}, clusterIP},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newScene()
+			test.change(s)
+			if s.svc == nil {
+				s.slices = []*cluster.Slice{{Service: cluster.Name{Namespace: "shop", Name: "web"}}}
+			}
+			if got := heads(s); got != test.want {
+				t.Errorf("got\n%s\nwant\n%s", got, test.want)
+			}
+			if rows := policy.Resolve(s.view(), s.settings); test.want == "" && rows != nil {
+				t.Errorf("got %v, want nil", rows)
+			}
+		})
+	}
+}
+
+// TestSources walks through SV-15 and SV-16. The node is 172.18.0.2.
+func TestSources(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		ranges string
+		change func(*scene)
+		want   string
+	}{
+		{"SV-15 none", "", nil, ""},
+		{"SV-15 of the family", "10.0.0.0/8 2001:db8::/32", nil, "10.0.0.0/8"},
+		{"SV-15 none of the family: no restriction", "2001:db8::/32", nil, ""},
+		{"SV-15 everybody is no restriction", "10.0.0.0/8 0.0.0.0/0", nil, ""},
+		{"SV-15 sorted, nested ones merged", "192.168.0.0/16 10.1.2.0/24 10.0.0.0/8 10.1.0.0/16 192.168.0.0/16", nil, "10.0.0.0/8,192.168.0.0/16"},
+		{"SV-15 unmasked ones are masked", "10.1.2.3/8", nil, "10.0.0.0/8"},
+		{"SV-16 the node may, so the address may", "172.18.0.0/16", nil, "172.18.0.0/16,192.0.2.7/32"},
+		{"SV-16 the address may anyway", "172.18.0.0/16 192.0.2.0/24", nil, "172.18.0.0/16,192.0.2.0/24"},
+		{"SV-16 the node may not", "172.19.0.0/16", nil, "172.19.0.0/16"},
+		{"SV-16 the node's address is unknown", "172.18.0.0/16", func(s *scene) { s.facts.Node = nil }, "172.18.0.0/16"},
+		{"SV-16 the bind address is the node's", "10.0.0.0/8", func(s *scene) { s.settings.NodePortAddrs.NodeIP = netip.MustParseAddr("10.0.0.9") }, "10.0.0.0/8,192.0.2.7/32"},
+		{"SV-16 a bind address of the other family is not", "172.18.0.0/16", func(s *scene) { s.settings.NodePortAddrs.NodeIP = netip.MustParseAddr("fd00::9") }, "172.18.0.0/16,192.0.2.7/32"},
+		{"SV-16 an unspecified bind address is not", "172.18.0.0/16", func(s *scene) { s.settings.NodePortAddrs.NodeIP = netip.IPv4Unspecified() }, "172.18.0.0/16,192.0.2.7/32"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newScene().external(cluster.PolicyCluster).loadBalancer("192.0.2.7", strings.Fields(test.ranges)...)
+			s.svc.ExternalIPs = addrs("192.0.2.1")
+			if test.change != nil {
+				test.change(s)
+			}
+			want := "192.0.2.7:80/tcp shop/web:http loadbalancer"
+			if test.want != "" {
+				want += " sources " + test.want
+			}
+			if got := heads(s, "loadbalancer"); got != want {
+				t.Errorf("got  %s\nwant %s", got, want)
+			}
+			if got := heads(s, "clusterip", "externalip", "nodeport"); strings.Contains(got, "sources") {
+				t.Errorf("SV-15 ranges are for load-balancer IPs only, got\n%s", got)
+			}
+		})
+	}
+}
+
+// Each address has its own exception, and they do not leak into each other.
+func TestSourcesOfTwoAddresses(t *testing.T) {
+	s := newScene().loadBalancer("192.0.2.7 192.0.2.8 192.0.2.9", "172.16.0.0/12")
+	want := `192.0.2.7:80/tcp shop/web:http loadbalancer sources 172.16.0.0/12,192.0.2.7/32
+192.0.2.8:80/tcp shop/web:http loadbalancer sources 172.16.0.0/12,192.0.2.8/32
+192.0.2.9:80/tcp shop/web:http loadbalancer sources 172.16.0.0/12,192.0.2.9/32`
+	if got := heads(s, "loadbalancer"); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestAffinitySV18(t *testing.T) {
+	for seconds, want := range map[int32]time.Duration{
+		-1: 0, 0: 0, 1: time.Second, 10800: 3 * time.Hour, 86400: 24 * time.Hour, 86401: 24 * time.Hour,
+	} {
+		s := newScene().external(cluster.PolicyLocal).endpoints(far)
+		s.svc.AffinitySeconds = seconds
+		for f := range s.resolve().All() {
+			if f.Affinity != want {
+				t.Errorf("%d s: %s has affinity %v, want %v", seconds, f.Key, f.Affinity, want)
+			}
+		}
+	}
+	s := newScene().with(func(s *scene) { s.svc.AffinitySeconds, s.svc.InternalPolicy = 10800, cluster.PolicyLocal })
+	for _, what := range []string{"reject", "drop"} {
+		if got := rows(s.resolve()); strings.Contains(got, "affinity") || !strings.Contains(got, what) {
+			t.Errorf("a row that only %ss has nothing to stick to:\n%s", what, got)
+		}
+		s.endpoints(far)
+	}
+}
+
+// All rows of one port share one set for each scope; another port has its own.
+func TestSetsAreShared(t *testing.T) {
+	s := newScene().external(cluster.PolicyLocal).loadBalancer("192.0.2.7").endpoints(mixed, far)
+	s.svc.Ports = append(s.svc.Ports, cluster.ServicePort{Name: "https", Protocol: cluster.TCP, Port: 443})
+	s.slices[0].Ports = append(s.slices[0].Ports, cluster.SlicePort{Name: "https", Protocol: cluster.TCP, Port: 8443})
+	seen := map[lb.SetID]*lb.BackendSet{}
+	for _, f := range policy.Resolve(s.view(), s.settings) {
+		for _, r := range f.Routes {
+			if was := seen[r.To.ID]; was != nil && was != r.To {
+				t.Errorf("%s: set %s is a second value", f.Key, r.To.ID)
+			}
+			seen[r.To.ID] = r.To
+		}
+	}
+	if len(seen) != 4 {
+		t.Errorf("%d sets, want 4: two ports, two scopes", len(seen))
+	}
+}
+
+// Large services: many ports, many endpoints, long names. The slow twin is too slow here.
+func TestLargeServices(t *testing.T) {
+	s := newScene()
+	long := strings.Repeat("n", 63)
+	s.svc.Ports = nil
+	for i := range 1000 {
+		s.svc.Ports = append(s.svc.Ports, cluster.ServicePort{Name: fmt.Sprintf("%s-%d", long, i), Protocol: cluster.TCP, Port: uint16(1 + i), NodePort: uint16(30000 + i)})
+	}
+	s.svc.Type = cluster.TypeNodePort
+	got := policy.Resolve(s.view(), s.settings)
+	if len(got) != 2000 || got[1999].Service != "shop/web:"+long+"-999" {
+		t.Errorf("1,000 ports: %d rows, want 2000", len(got))
+	}
+
+	s = newScene()
+	var eps []string
+	for i := range 5000 {
+		eps = append(eps, fmt.Sprintf("10.1.%d.%d", i/250, 1+i%250))
+	}
+	s.endpoints(eps[:2500]...).endpoints(eps[2000:]...)
+	set := policy.Resolve(s.view(), s.settings)[0].Set(lb.Cluster)
+	if len(set.Backends) != 5000 {
+		t.Errorf("5,000 endpoints in two slices that overlap: %d backends", len(set.Backends))
+	}
+}
