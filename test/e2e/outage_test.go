@@ -1,38 +1,100 @@
 package e2e
 
 import (
+	"context"
+	"errors"
+	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
+
 	"kube-proxy/internal/netlab"
+	"kube-proxy/test/e2e/testbed"
 )
 
 // The API server goes away in the middle of changes and comes back: connections live, no rule changes meanwhile, and what
 // changes afterwards arrives.
 func TestAPIServerRestart(t *testing.T) {
-	for name, end := range map[string]func() error{"stopped": bed.API.StopAPIServer, "killed": bed.API.KillAPIServer} {
-		t.Run(name, func(t *testing.T) {
-			begin(t)
-			steady := web(t, "steady", "pod1", "pod4")
-			startProxy(t)
-			await(t, "pod3", steady, "pod1", "pod4")
-			stopTraffic := traffic(t, "pod3", steady)
-			changes := startFlapping(t, "flapping", 10)
-			time.Sleep(500 * time.Millisecond)
+	t.Run("stopped", func(t *testing.T) { testAPIServerRestart(t, bed.API.StopAPIServer) })
+	t.Run("killed", func(t *testing.T) { testAPIServerRestart(t, bed.API.KillAPIServer) })
+}
 
-			must(t, end())
-			sameRulesFor(t, 3*time.Second)
-			start := time.Now()
-			must(t, bed.API.StartAPIServer(t.Context()))
-			t.Logf("the API server is back after %v", time.Since(start).Round(time.Millisecond))
-			time.Sleep(500 * time.Millisecond)
-			changes.stopAndCheck(t)
-			t.Logf("a new service answers after %v", marker(t, "marker"))
-			stopTraffic()
-		})
+func testAPIServerRestart(t *testing.T, end func() error) {
+	begin(t)
+	steady := web(t, "steady", "pod1", "pod4")
+	startProxy(t)
+	await(t, "pod3", steady, "pod1", "pod4")
+	stopTraffic := traffic(t, "pod3", steady)
+	changes := startFlapping(t, "flapping", 10)
+	time.Sleep(500 * time.Millisecond)
+
+	must(t, end())
+	sameRulesFor(t, 3*time.Second)
+	start := time.Now()
+	must(t, bed.API.StartAPIServer(t.Context()))
+	t.Logf("the API server is back after %v", time.Since(start).Round(time.Millisecond))
+	time.Sleep(500 * time.Millisecond)
+	changes.stopAndCheck(t)
+	t.Logf("a new service answers after %v", marker(t, "marker"))
+	stopTraffic()
+}
+
+// An API server on an etcd before 3.4.31, such as Debian 12 has, refuses to watch with initial events: the proxy must fall back to
+// lists, at its start and when the API server comes back.
+func TestWithoutWatchList(t *testing.T) {
+	etcd, err := exec.LookPath("etcd")
+	must(t, err)
+	old, err := testbed.New(t.Context(), testbed.Options{Etcd: etcd, Logf: t.Logf})
+	must(t, err)
+	shared := bed
+	bed = old
+	t.Cleanup(func() {
+		bed = shared
+		if err := old.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := watchList(t); err == nil {
+		t.Errorf("this etcd, %s, is too new: the API server allows to watch with initial events", etcd)
+	} else {
+		t.Logf("the API server says: %v", err)
 	}
+	testAPIServerRestart(t, bed.API.KillAPIServer)
+}
+
+// The shared control plane does allow it, so that all other tests cover that way.
+func TestWithWatchList(t *testing.T) { must(t, watchList(t)) }
+
+// watchList watches services with initial events until their end.
+func watchList(t *testing.T) error {
+	initial := true
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	watch, err := bed.API.Client.CoreV1().Services("").Watch(ctx, metav1.ListOptions{
+		SendInitialEvents: &initial, AllowWatchBookmarks: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
+	})
+	if err != nil {
+		return err
+	}
+	defer watch.Stop()
+	for event := range watch.ResultChan() {
+		if event.Type == apiwatch.Error {
+			return apierrors.FromObject(event.Object)
+		}
+		if event.Type != apiwatch.Bookmark {
+			continue
+		}
+		if o, err := meta.Accessor(event.Object); err == nil && o.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
+			return nil
+		}
+	}
+	return errors.New("the watch ended before the initial events did")
 }
 
 // etcd is killed under the API server and comes back later: as above.

@@ -34,41 +34,62 @@ func Root() (string, error) {
 	}
 }
 
-// BuildAPIServer builds kube-apiserver from its Go module, unless the binary in bin/ was built from the same go.mod and go.sum
-// by the same Go, and returns its path. A build takes minutes; logf is told every 15 s that it goes on.
-func BuildAPIServer(ctx context.Context, logf func(format string, args ...any)) (string, error) {
+// Programs are the paths of what a control plane runs.
+type Programs struct {
+	APIServer string
+	Etcd      string
+}
+
+// builds are the programs of the module in apiserver/, by the name of their binary.
+var builds = []struct{ name, pkg, ldflags string }{
+	{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3"},
+	{"etcd", "go.etcd.io/etcd/server/v3", "-s -w"},
+}
+
+// Build builds kube-apiserver and etcd from their Go module into bin/, unless they were built from the same go.mod and go.sum by
+// the same Go. A build takes minutes; logf is told every 15 s that it goes on.
+func Build(ctx context.Context, logf func(format string, args ...any)) (*Programs, error) {
 	root, err := Root()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	source := filepath.Join(root, "apiserver")
-	binary := filepath.Join(root, "bin", "kube-apiserver")
-	unlock, err := lockBuild(filepath.Dir(binary))
+	source, bin := filepath.Join(root, "apiserver"), filepath.Join(root, "bin")
+	unlock, err := lockBuild(bin)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	defer unlock()
 	stamp, err := buildStamp(source)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	if built, err := os.ReadFile(binary + ".stamp"); err == nil && string(built) == stamp {
-		if _, err := os.Stat(binary); err == nil {
-			return binary, nil
+	programs := &Programs{APIServer: filepath.Join(bin, "kube-apiserver"), Etcd: filepath.Join(bin, "etcd")}
+	stampFile := filepath.Join(bin, "stamp")
+	if built, err := os.ReadFile(stampFile); err == nil && string(built) == stamp && exist(programs.APIServer, programs.Etcd) {
+		return programs, nil
+	}
+	logf("building etcd and kube-apiserver (a few minutes, once)")
+	defer every(15*time.Second, func(since time.Duration) { logf("still building, %v", since) })()
+	for _, b := range builds {
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", filepath.Join(bin, b.name), "-ldflags", b.ldflags, b.pkg)
+		cmd.Dir = source
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("build %s: %w\n%s", b.name, err, out)
 		}
 	}
-	logf("building kube-apiserver (a few minutes, once)")
-	defer every(15*time.Second, func(since time.Duration) { logf("still building kube-apiserver, %v", since) })()
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", binary,
-		"-ldflags", "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3", "k8s.io/kubernetes/cmd/kube-apiserver")
-	cmd.Dir = source
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build kube-apiserver: %w\n%s", err, out)
+	if err := os.WriteFile(stampFile, []byte(stamp), 0o644); err != nil {
+		return nil, fmt.Errorf("note the build: %w", err)
 	}
-	if err := os.WriteFile(binary+".stamp", []byte(stamp), 0o644); err != nil {
-		return "", fmt.Errorf("note the build of kube-apiserver: %w", err)
+	return programs, nil
+}
+
+func exist(files ...string) bool {
+	for _, file := range files {
+		if _, err := os.Stat(file); err != nil {
+			return false
+		}
 	}
-	return binary, nil
+	return true
 }
 
 // lockBuild makes the bin folder if it is missing, and waits until no other process builds into it: `go test ./...` runs several.

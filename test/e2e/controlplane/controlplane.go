@@ -30,15 +30,15 @@ import (
 // stopGrace is how long etcd and the API server get to end in good order.
 const stopGrace = 20 * time.Second
 
-// Config says where a control plane runs. The zero value but for Dir and APIServer is a good one.
+// Config says where a control plane runs. The zero value but for Dir and Programs is a good one.
 type Config struct {
-	Dir       string     // existing, empty folder for data, certificates and logs; a memory file system makes writes fast
-	APIServer string     // path of the kube-apiserver binary, see BuildAPIServer
-	Netns     string     // path of the network namespace to run in; "" is the caller's
-	Addr      netip.Addr // address of the API server, assigned in Netns; zero is 127.0.0.1
-	Snapshot  string     // folder that Snapshot wrote, to start with its data; "" is an empty cluster
-	AllAddrs  bool       // listen on every address of Netns; the certificate is valid for Addr alone all the same
-	Logf      func(format string, args ...any)
+	Dir      string     // existing, empty folder for data, certificates and logs; a memory file system makes writes fast
+	Programs Programs   // see Build; etcd 3.4 too will do, but an API server on it refuses to watch with initial events
+	Netns    string     // path of the network namespace to run in; "" is the caller's
+	Addr     netip.Addr // address of the API server, assigned in Netns; zero is 127.0.0.1
+	Snapshot string     // folder that Snapshot wrote, to start with its data; "" is an empty cluster
+	AllAddrs bool       // listen on every address of Netns; the certificate is valid for Addr alone all the same
+	Logf     func(format string, args ...any)
 }
 
 func (c Config) bindAddress() netip.Addr {

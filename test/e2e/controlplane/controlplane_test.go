@@ -13,7 +13,7 @@ import (
 
 // newControlPlane starts one on 127.0.0.1.
 func newControlPlane(t *testing.T) *ControlPlane {
-	binary, err := BuildAPIServer(t.Context(), t.Logf)
+	programs, err := Build(t.Context(), t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,7 +26,7 @@ func newControlPlane(t *testing.T) *ControlPlane {
 			t.Error(err)
 		}
 	})
-	c, err := Start(t.Context(), Config{Dir: dir, APIServer: binary, Logf: t.Logf})
+	c, err := Start(t.Context(), Config{Dir: dir, Programs: *programs, Logf: t.Logf})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,11 +52,12 @@ type Bed struct {
 
 // Options of a test bed; the zero value is a good one.
 type Options struct {
+	Etcd     string                           // program to run instead of the etcd that is built
 	Snapshot string                           // as in controlplane.Config
 	Logf     func(format string, args ...any) // is told of the progress; nil for silence
 }
 
-// New builds the API server if it is not built, and starts everything but the proxy. On error nothing is left.
+// New builds the control plane if it is not built, and starts everything but the proxy. On error nothing is left.
 func New(ctx context.Context, options Options) (*Bed, error) {
 	if options.Logf == nil {
 		options.Logf = func(string, ...any) {}
@@ -70,9 +71,12 @@ func New(ctx context.Context, options Options) (*Bed, error) {
 }
 
 func (b *Bed) start(ctx context.Context) (err error) {
-	apiserver, err := controlplane.BuildAPIServer(ctx, b.options.Logf)
+	programs, err := controlplane.Build(ctx, b.options.Logf)
 	if err != nil {
 		return err
+	}
+	if b.options.Etcd != "" {
+		programs.Etcd = b.options.Etcd
 	}
 	if b.Dir, err = os.MkdirTemp("/dev/shm", "kube-proxy-e2e-"); err != nil {
 		return fmt.Errorf("make folder of the test bed: %w", err)
@@ -94,7 +98,7 @@ func (b *Bed) start(ctx context.Context) (err error) {
 		b.pods = append(b.pods, responder)
 	}
 	b.API, err = controlplane.Start(ctx, controlplane.Config{
-		Dir: b.Dir, APIServer: apiserver, Netns: handlePath(b.api), Addr: APIAddr, AllAddrs: true,
+		Dir: b.Dir, Programs: *programs, Netns: handlePath(b.api), Addr: APIAddr, AllAddrs: true,
 		Snapshot: b.options.Snapshot, Logf: b.options.Logf,
 	})
 	if err != nil {
