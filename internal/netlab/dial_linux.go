@@ -80,11 +80,6 @@ func (l *Lab) Open(host string, proto Proto, to netip.AddrPort, opts DialOptions
 			return err
 		}
 		c.file = os.NewFile(uintptr(fd), c.what)
-		if proto == SCTP {
-			if err := repeatSoon(fd); err != nil {
-				return err
-			}
-		}
 		return wantErrors(fd, to.Addr().Is6(), true)
 	})
 	if err != nil {

@@ -69,12 +69,14 @@ func TestReach(t *testing.T) {
 				for _, s := range servers {
 					listen(t, l, s, proto, 8080)
 				}
+				var speed pace
 				for _, from := range []string{"pod1", "pod3", "pod5", Node1, Node2, Client} {
 					for _, s := range servers {
-						reach(t, l, from, proto, s, false)
-						reach(t, l, from, proto, s, true)
+						speed.take(func() { reach(t, l, from, proto, s, false) })
+						speed.take(func() { reach(t, l, from, proto, s, true) })
 					}
 				}
+				speed.check(t)
 			})
 		})
 	}
@@ -84,7 +86,6 @@ func reach(t *testing.T, l *Lab, from string, proto Proto, server string, six bo
 	t.Helper()
 	h, _ := HostByName(server)
 	to := netip.AddrPortFrom(h.Addr(six), 8080)
-	start := time.Now()
 	got, err := l.Dial(from, proto, to, DialOptions{})
 	if err != nil {
 		t.Error(err)
@@ -93,9 +94,25 @@ func reach(t *testing.T, l *Lab, from string, proto Proto, server string, six bo
 	if got.Server != server || got.At != to || Owner(got.Seen.Addr()) != from {
 		t.Errorf("%s %s → %s: got %+v", proto, from, to, got)
 	}
-	// Whatever waits for ARP, DAD, or a repeated SYN takes a second.
-	if d := time.Since(start); d > 700*time.Millisecond {
-		t.Errorf("%s %s → %s took %v", proto, from, to, d)
+}
+
+// pace counts slow exchanges. Whatever waits for a repeated SYN takes a second; a
+// few exchanges may be slow because the machine is busy.
+type pace struct{ slow, all int }
+
+func (p *pace) take(exchange func()) {
+	start := time.Now()
+	exchange()
+	p.all++
+	if time.Since(start) > 700*time.Millisecond {
+		p.slow++
+	}
+}
+
+func (p *pace) check(t *testing.T) {
+	t.Helper()
+	if 4*p.slow > p.all {
+		t.Errorf("%d of %d exchanges took more than 0.7 s", p.slow, p.all)
 	}
 }
 
@@ -132,20 +149,19 @@ func TestRefused(t *testing.T) {
 			t.Parallel()
 			l := newLab(t, Options{NoNode2: true})
 			listen(t, l, "pod2", proto, 7) // to skip if there is no SCTP
+			var speed pace
 			for _, from := range []string{"pod1", Node1, Client} {
 				for i := range 20 { // more than the kernel's usual limit of ICMP errors
 					h, _ := HostByName("pod2")
 					to := netip.AddrPortFrom(h.Addr(i%2 == 1), 8080)
-					start := time.Now()
-					_, err := l.Dial(from, proto, to, DialOptions{})
-					if !errors.Is(err, ErrRefused) {
-						t.Fatalf("%d: got %v, want %v", i, err, ErrRefused)
-					}
-					if d := time.Since(start); d > 700*time.Millisecond {
-						t.Errorf("refused only after %v", d)
-					}
+					speed.take(func() {
+						if _, err := l.Dial(from, proto, to, DialOptions{}); !errors.Is(err, ErrRefused) {
+							t.Errorf("%d: got %v, want %v", i, err, ErrRefused)
+						}
+					})
 				}
 			}
+			speed.check(t)
 		})
 	}
 }
