@@ -29,6 +29,9 @@ type (
 	CIDRSet     struct{ CIDR *ServiceCIDR }
 	CIDRGone    struct{ Name string }
 	CIDRsListed struct{ CIDRs []*ServiceCIDR }
+
+	// Batch is several events that belong together: no View is between them.
+	Batch []Event
 )
 
 // Ref is a dirty service and the families in which it is dirty.
@@ -161,6 +164,12 @@ func (s *Store) forgetIfEmpty(n Name) {
 }
 
 func (d *Dirty) both(n Name) { d.Services = append(d.Services, Ref{n, true, true}) }
+
+func (b Batch) foldInto(s *Store, d *Dirty) {
+	for _, ev := range b {
+		ev.foldInto(s, d)
+	}
+}
 
 func (ev ServiceSet) foldInto(s *Store, d *Dirty) {
 	e := s.entry(ev.Service.Name)

@@ -123,7 +123,11 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 	opts.Watch = true
 	in, err := l.request(opts).Watch(ctx)
 	if err != nil {
-		err = l.failed(ctx, err)
+		// A server without streaming lists refuses the request for one, and that is no failure: a LIST
+		// follows.
+		if !initial || !apierrors.IsInvalid(err) && !apierrors.IsBadRequest(err) {
+			err = l.failed(ctx, err)
+		}
 		cancel()
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
@@ -83,12 +84,11 @@ func classify(resource string, err error) (sort, message string) {
 		verify    *tls.CertificateVerificationError
 		netErr    net.Error
 		urlErr    *url.Error
-		status    apierrors.APIStatus
 	)
 	switch {
 	case apierrors.IsResourceExpired(err), apierrors.IsGone(err):
 		return "", ""
-	case apierrors.IsTimeout(err) && errors.As(err, &status): // "Too large resource version"
+	case apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge):
 		return "", ""
 	case errors.As(err, &unknownCA), errors.As(err, &wrongHost), errors.As(err, &badCert), errors.As(err, &verify):
 		return "certificate", "the API server's certificate is not valid for us"
@@ -100,9 +100,6 @@ func classify(resource string, err error) (sort, message string) {
 		return "404 " + resource, fmt.Sprintf("the API server does not know %s (404)", resource)
 	case apierrors.IsTooManyRequests(err):
 		return "429", "the API server is busy (429)"
-	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
-		// A server without streaming lists refuses the request for one; a LIST follows.
-		return "", ""
 	case utilnet.IsConnectionRefused(err), utilnet.IsConnectionReset(err), utilnet.IsProbableEOF(err),
 		errors.As(err, &netErr), errors.As(err, &urlErr):
 		return "connection", "the API server cannot be reached"

@@ -1,0 +1,224 @@
+package manifests
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"kube-proxy/source/convert"
+)
+
+// Load reads the folder at the root of fsys once. The error is about the folder; what is wrong with a file
+// or an object is a problem, and the rest is used.
+func Load(fsys fs.FS) (Objects, []convert.Problem, error) {
+	f := newFolder(fsys)
+	read, err := f.scan(nil, time.Time{})
+	if err != nil {
+		return Objects{}, nil, err
+	}
+	all, clashes := f.merge()
+	var out Objects
+	for _, o := range all {
+		out.add(o)
+	}
+	return out, append(read, clashes...), nil
+}
+
+// folder is what is known of a folder's files.
+type folder struct {
+	fsys  fs.FS
+	files map[string]*held
+}
+
+// held is one file: what it says, or last said when it could still be understood.
+type held struct {
+	info fs.FileInfo
+	sum  [sha256.Size]byte
+	// objects are in force.
+	objects []object
+	// good: the objects came from a text without malformation.
+	good bool
+	// missing is since when the file is not there or empty; zero if it is there. Editors take a file away
+	// and put a new one, or empty it and write it again: for a short while that is no deletion.
+	missing time.Time
+	// unreadable is why the file could not be read the last time.
+	unreadable string
+	other      []string
+}
+
+// grace is how long a file may be missing or empty until its objects go.
+const grace = 150 * time.Millisecond
+
+// mostFile bounds a file's size in bytes.
+const mostFile = 256 << 20
+
+func newFolder(fsys fs.FS) *folder { return &folder{fsys: fsys, files: map[string]*held{}} }
+
+// isManifest reports whether a file of that name is read.
+func isManifest(name string) bool {
+	switch path.Ext(name) {
+	case ".yaml", ".yml", ".json":
+		return !strings.HasPrefix(name, ".")
+	}
+	return false
+}
+
+// scan reads the files that are new, look changed or are named in touched, and returns their problems. The
+// error is about the folder as a whole; then nothing has changed.
+func (f *folder) scan(touched map[string]bool, now time.Time) ([]convert.Problem, error) {
+	entries, err := fs.ReadDir(f.fsys, ".")
+	if err != nil {
+		return nil, err
+	}
+	var problems []convert.Problem
+	there := map[string]bool{}
+	for _, e := range entries {
+		name := e.Name()
+		if !isManifest(name) {
+			continue
+		}
+		info, err := fs.Stat(f.fsys, name) // of what a link points to
+		if errors.Is(err, fs.ErrNotExist) || err == nil && info.IsDir() {
+			continue
+		}
+		h := f.files[name]
+		if err == nil && h != nil && !touched[name] && h.missing.IsZero() && same(h.info, info) {
+			there[name] = true
+			continue
+		}
+		var data []byte
+		if err == nil {
+			data, err = f.read(name, info)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if h == nil {
+			h = &held{}
+			f.files[name] = h
+		}
+		if err == nil && len(data) == 0 && len(h.objects) > 0 && !h.expired(now) {
+			continue
+		}
+		there[name] = true
+		problems = append(problems, h.take(name, info, data, err)...)
+	}
+	for name, h := range f.files {
+		switch {
+		case there[name]:
+			h.missing = time.Time{}
+		case h.missing.IsZero() && !now.IsZero() && len(h.objects) > 0:
+			h.missing = now
+		case h.expired(now) || len(h.objects) == 0:
+			delete(f.files, name)
+		}
+	}
+	return problems, nil
+}
+
+func (f *folder) read(name string, info fs.FileInfo) ([]byte, error) {
+	if info.Size() > mostFile {
+		return nil, fmt.Errorf("it has %d bytes, more than %d", info.Size(), mostFile)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errors.New("it is not a regular file")
+	}
+	return fs.ReadFile(f.fsys, name)
+}
+
+func same(a, b fs.FileInfo) bool {
+	return a != nil && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
+}
+
+func (h *held) expired(now time.Time) bool {
+	return !h.missing.IsZero() && now.Sub(h.missing) >= grace
+}
+
+// graced reports whether a file of the folder waits for the end of its grace.
+func (f *folder) graced() bool {
+	for _, h := range f.files {
+		if !h.missing.IsZero() {
+			return true
+		}
+	}
+	return false
+}
+
+// take brings a file's new text into force, as far as it is good.
+func (h *held) take(name string, info fs.FileInfo, data []byte, err error) []convert.Problem {
+	if err != nil {
+		h.info = nil // try again
+		if h.unreadable == err.Error() {
+			return nil
+		}
+		h.unreadable = err.Error()
+		return []convert.Problem{{File: name, What: "cannot be read: " + err.Error(), Then: thenFile}}
+	}
+	sum := sha256.Sum256(data)
+	again := h.info != nil && h.sum == sum
+	h.info, h.sum, h.unreadable = info, sum, ""
+	if again {
+		return nil
+	}
+	text := parse(name, data)
+	h.other = text.other
+	switch {
+	case !text.malformed:
+		h.objects = text.with(h.objects, func(i id) bool { return text.refused[i] })
+		h.good = true
+	case !h.good:
+		h.objects = text.with(h.objects, func(id) bool { return true })
+	}
+	return text.problems
+}
+
+// with returns the text's objects and those of the last ones that stay although the text does not give them.
+func (f *file) with(last []object, stays func(id) bool) []object {
+	given := map[id]bool{}
+	for _, o := range f.objects {
+		given[o.id] = true
+	}
+	out := f.objects
+	for _, o := range last {
+		if !given[o.id] && stays(o.id) {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// merge returns all objects in force, in the order of file names and lines; of an object in two files the
+// first counts. A file that is missing for the moment gives way to all others: it may have been renamed.
+func (f *folder) merge() ([]object, []convert.Problem) {
+	names := slices.SortedFunc(maps.Keys(f.files), func(a, b string) int {
+		if am, bm := !f.files[a].missing.IsZero(), !f.files[b].missing.IsZero(); am != bm {
+			if am {
+				return 1
+			}
+			return -1
+		}
+		return strings.Compare(a, b)
+	})
+	first := map[id]object{}
+	var all []object
+	var clashes []convert.Problem
+	for _, name := range names {
+		for _, o := range f.files[name].objects {
+			if winner, twice := first[o.id]; twice {
+				if f.files[name].missing.IsZero() {
+					clashes = append(clashes, twiceProblem(o, winner.file, winner.line))
+				}
+				continue
+			}
+			first[o.id] = o
+			all = append(all, o)
+		}
+	}
+	return all, clashes
+}

@@ -1,0 +1,265 @@
+package manifests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"kube-proxy/cluster"
+	"kube-proxy/source/convert"
+)
+
+// Config says which folder to follow. Dir is required.
+type Config struct {
+	Dir string
+	// Log takes what happens to the folder; nil is slog.Default().
+	Log *slog.Logger
+	// OnProblem is told what is wrong with files and objects, once for each change of a file; nil logs it.
+	// Problem.File is a path below Dir, Dir included.
+	OnProblem func(convert.Problem)
+}
+
+// Source follows one folder. Make one with [New].
+type Source struct {
+	cfg    Config
+	log    *slog.Logger
+	folder *folder
+	// now are the objects in force, as they were sent.
+	now map[id]object
+	// clashes are the problems between files that were told.
+	clashes map[convert.Problem]bool
+	// lost: the folder could not be read the last time.
+	lost bool
+	sent bool // a first complete list
+}
+
+const (
+	// settle is how long after a change the files are read: programs write a file in several steps.
+	settle = 20 * time.Millisecond
+	// mostSettle bounds that for files that change all the time.
+	mostSettle = 200 * time.Millisecond
+	// reread is the distance of the looks at the folder that do not rely on being told of changes.
+	reread = 2 * time.Second
+)
+
+// New returns a Source for a folder, which must exist. It reads no files yet.
+func New(cfg Config) (*Source, error) {
+	info, err := os.Stat(cfg.Dir)
+	if err == nil && !info.IsDir() {
+		err = fmt.Errorf("%s is not a directory", cfg.Dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("manifests: open the folder: %w", err)
+	}
+	log := cfg.Log
+	if log == nil {
+		log = slog.Default()
+	}
+	if cfg.OnProblem == nil {
+		cfg.OnProblem = func(p convert.Problem) { log.Warn(p.String()) }
+	}
+	return &Source{cfg: cfg, log: log, folder: newFolder(os.DirFS(cfg.Dir)),
+		now: map[id]object{}, clashes: map[convert.Problem]bool{}}, nil
+}
+
+// Run sends events to sink, from one goroutine, until ctx ends, and then returns nil. All that changed in the
+// folder between two looks is sent as one batch. The only errors are that the folder cannot be read at the
+// start; a folder that vanishes later changes nothing.
+func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		// The looks at fixed distances remain.
+		s.log.Warn("cannot be told of changed files; they are noticed later", "every", reread, "err", err)
+		watcher = &fsnotify.Watcher{}
+	} else {
+		defer watcher.Close()
+	}
+	watched := s.watch(watcher, nil)
+	if err := s.look(nil, sink); err != nil {
+		return fmt.Errorf("manifests: read %s: %w", s.cfg.Dir, err)
+	}
+	regular := time.NewTicker(reread)
+	defer regular.Stop()
+	touched := map[string]bool{}
+	var due <-chan time.Time
+	var since time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case ev := <-watcher.Events:
+			touched[filepath.Base(ev.Name)] = true
+			if due == nil {
+				since = time.Now()
+			}
+			due = time.After(min(settle, max(0, mostSettle-time.Since(since))))
+			continue
+		case err := <-watcher.Errors:
+			// Mostly that the kernel had to drop events. The next look sees all.
+			s.log.Debug("notices of changed files were lost", "dir", s.cfg.Dir, "err", err)
+			due = time.After(settle)
+			continue
+		case <-due:
+		case <-regular.C:
+			watched = s.watch(watcher, watched)
+		}
+		due = nil
+		if err := s.look(touched, sink); err != nil && !s.lost {
+			s.log.Error("cannot read the folder; what was known stays in force", "dir", s.cfg.Dir, "err", err)
+			s.lost = true
+		} else if err == nil && s.lost {
+			s.log.Info("the folder can be read again", "dir", s.cfg.Dir)
+			s.lost = false
+		}
+		touched = map[string]bool{}
+		if s.folder.graced() {
+			due, since = time.After(grace), time.Now()
+		}
+	}
+}
+
+// watch asks for notices of changes in the folder; again if another folder is now at its place.
+func (s *Source) watch(w *fsnotify.Watcher, watched os.FileInfo) os.FileInfo {
+	info, err := os.Stat(s.cfg.Dir)
+	if err != nil || w.Events == nil || watched != nil && os.SameFile(info, watched) && len(w.WatchList()) > 0 {
+		return watched
+	}
+	if len(w.WatchList()) > 0 {
+		err = w.Remove(s.cfg.Dir)
+	}
+	if err = errors.Join(err, w.Add(s.cfg.Dir)); err != nil {
+		s.log.Warn("cannot be told of changed files; they are noticed later", "dir", s.cfg.Dir, "every", reread, "err", err)
+		return nil
+	}
+	return info
+}
+
+// look reads what changed and sends it.
+func (s *Source) look(touched map[string]bool, sink func(cluster.Event)) error {
+	problems, err := s.folder.scan(touched, time.Now())
+	if err != nil {
+		return err
+	}
+	for _, p := range problems {
+		s.tell(p)
+	}
+	all, clashes := s.folder.merge()
+	told := map[convert.Problem]bool{}
+	for _, p := range clashes {
+		told[p] = true
+		if !s.clashes[p] {
+			s.tell(p)
+		}
+	}
+	s.clashes = told
+	if !s.sent {
+		s.sendAll(all, sink)
+	} else {
+		s.sendChanges(all, sink)
+	}
+	return nil
+}
+
+func (s *Source) tell(p convert.Problem) {
+	p.File = filepath.Join(s.cfg.Dir, p.File)
+	s.cfg.OnProblem(p)
+}
+
+// sendAll sends the first, complete list.
+func (s *Source) sendAll(all []object, sink func(cluster.Event)) {
+	s.sent = true
+	var list Objects
+	for _, o := range all {
+		list.add(o)
+		s.now[o.id] = o
+	}
+	for _, n := range list.Nodes {
+		sink(cluster.NodeSet{Node: n})
+	}
+	sink(cluster.CIDRsListed{CIDRs: list.CIDRs})
+	sink(cluster.SlicesListed{Slices: list.Slices})
+	sink(cluster.ServicesListed{Services: list.Services})
+	s.log.Info("read manifests", "dir", s.cfg.Dir, "files", len(s.folder.files), "services", len(list.Services),
+		"slices", len(list.Slices), "nodes", len(list.Nodes), "cidrs", len(list.CIDRs))
+	for _, name := range slices.Sorted(maps.Keys(s.folder.files)) {
+		if other := s.folder.files[name].other; len(other) > 0 {
+			s.log.Debug("objects that do not concern the proxy", "file", name, "kinds", other)
+		}
+	}
+}
+
+// sendChanges sends what differs from what was sent, what is new before what goes.
+func (s *Source) sendChanges(all []object, sink func(cluster.Event)) {
+	var batch cluster.Batch
+	next := make(map[id]object, len(all))
+	for _, o := range all {
+		next[o.id] = o
+		was, known := s.now[o.id]
+		if !known || !equal(was.value, o.value) {
+			batch = append(batch, set(o))
+		}
+	}
+	for i := range s.now {
+		if _, stays := next[i]; !stays {
+			batch = append(batch, gone(i))
+		}
+	}
+	s.now = next
+	if len(batch) == 0 {
+		return
+	}
+	s.log.Info("manifests changed", "dir", s.cfg.Dir, "objects", len(batch))
+	sink(batch)
+}
+
+func set(o object) cluster.Event {
+	switch v := o.value.(type) {
+	case *cluster.Service:
+		return cluster.ServiceSet{Service: v}
+	case *cluster.Slice:
+		return cluster.SliceSet{Slice: v}
+	case *cluster.Node:
+		return cluster.NodeSet{Node: v}
+	default:
+		return cluster.CIDRSet{CIDR: v.(*cluster.ServiceCIDR)}
+	}
+}
+
+func gone(i id) cluster.Event {
+	switch i.kind {
+	case "Service":
+		return cluster.ServiceGone{Name: i.name}
+	case "EndpointSlice":
+		return cluster.SliceGone{Name: i.name}
+	case "Node":
+		return cluster.NodeGone{Name: i.name.Name}
+	default:
+		return cluster.CIDRGone{Name: i.name.Name}
+	}
+}
+
+func equal(a, b any) bool {
+	switch v := a.(type) {
+	case *cluster.Service:
+		o, ok := b.(*cluster.Service)
+		return ok && v.Equal(o)
+	case *cluster.Slice:
+		o, ok := b.(*cluster.Slice)
+		return ok && v.Equal(o)
+	case *cluster.Node:
+		o, ok := b.(*cluster.Node)
+		return ok && v.Equal(o)
+	default:
+		c := a.(*cluster.ServiceCIDR)
+		o, ok := b.(*cluster.ServiceCIDR)
+		return ok && slices.Equal(c.Prefixes, o.Prefixes)
+	}
+}
