@@ -1,0 +1,214 @@
+package conntrack
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+// Config says what a Cleaner works on. Family must be set.
+type Config struct {
+	// Family is the family of the engine whose changes the Cleaner is told.
+	Family lb.Family
+	// Delay is how long the worker waits for more after the first change; 0 means 20 ms.
+	Delay time.Duration
+	// Log is where runs that deleted something and failures are told; nil means slog.Default().
+	Log *slog.Logger
+}
+
+// Stats is what a Cleaner has done since it was made.
+type Stats struct {
+	Runs     uint64        // passes over the table
+	Seen     uint64        // entries looked at
+	Deleted  uint64        // entries deleted
+	Failures uint64        // keys left for a later pass because of an error
+	LastRun  time.Duration // how long the last pass took
+}
+
+// Cleaner forgets flows whose backend left. It is an engine.Observer.
+type Cleaner struct {
+	cfg    Config
+	kernel kernel
+	close  func()
+	wake   chan struct{} // has a value when something is suspect
+
+	mu    sync.Mutex
+	index *index
+	stats Stats
+}
+
+// kernel is what a Cleaner needs of the kernel; the methods are those of table.
+type kernel interface {
+	locals() (map[netip.Addr]struct{}, error)
+	forget(proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error)
+}
+
+const (
+	defaultDelay = 20 * time.Millisecond
+	// A pass costs as much as the table is long. Pausing this many times as long as it took keeps the cost of
+	// endless changes at a quarter of one CPU.
+	pauseFactor = 3
+	firstRetry  = time.Second
+	lastRetry   = time.Minute
+)
+
+// New opens the conntrack table of the network namespace of the calling thread. It needs the capability
+// NET_ADMIN there. [Cleaner.Run] closes it.
+func New(cfg Config) (*Cleaner, error) {
+	t, err := openTable(cfg.Family)
+	if err != nil {
+		return nil, fmt.Errorf("open the conntrack table for %v: %w", cfg.Family, err)
+	}
+	return newCleaner(cfg, t, t.close), nil
+}
+
+func newCleaner(cfg Config, k kernel, close func()) *Cleaner {
+	if cfg.Delay == 0 {
+		cfg.Delay = defaultDelay
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	cfg.Log = cfg.Log.With("family", cfg.Family.String())
+	return &Cleaner{cfg: cfg, kernel: k, close: close, wake: make(chan struct{}, 1), index: newIndex()}
+}
+
+// Applied takes note of changes that are in force. It does no I/O; its time follows the changes.
+func (c *Cleaner) Applied(changes []lb.Change) {
+	c.mu.Lock()
+	work := false
+	for _, change := range changes {
+		work = c.index.apply(change) || work
+	}
+	c.mu.Unlock()
+	if work {
+		select {
+		case c.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Stats returns what has been done so far.
+func (c *Cleaner) Stats() Stats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stats
+}
+
+// Run is the worker; it returns when ctx ends, after the pass in hand, and closes the table. Call it once.
+func (c *Cleaner) Run(ctx context.Context) {
+	defer c.close()
+	retry := firstRetry
+	wake, again := c.wake, (<-chan time.Time)(nil)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-wake:
+			if !sleep(ctx, c.cfg.Delay) {
+				return
+			}
+		case <-again:
+		}
+		took, failed := c.clean()
+		if !failed {
+			retry, again = firstRetry, nil
+		} else {
+			again = time.After(retry)
+			retry = min(2*retry, lastRetry)
+		}
+		if !sleep(ctx, pauseFactor*took) {
+			return
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// clean is one pass. Keys with which it failed stay suspect.
+func (c *Cleaner) clean() (took time.Duration, failed bool) {
+	start := time.Now()
+	p, err := c.plan()
+	if err != nil {
+		c.cfg.Log.Error("NodePorts keep their old flows for now", "err", err)
+		failed = true
+	}
+	var n tally
+	var retry []lb.Key
+	var first error
+	for _, proto := range []lb.Proto{lb.UDP, lb.SCTP} {
+		if !p.asks(proto) {
+			continue
+		}
+		did, err := c.kernel.forget(proto, p.stale, func(k lb.Key, err error) {
+			retry = append(retry, k)
+			if first == nil {
+				first = fmt.Errorf("%v: %w", k, err)
+			}
+		})
+		n.seen, n.deleted = n.seen+did.seen, n.deleted+did.deleted
+		if err != nil {
+			first = fmt.Errorf("%v flows: %w", proto, err)
+			for k := range p.keys {
+				if k.Proto == proto {
+					retry = append(retry, k)
+				}
+			}
+		}
+	}
+	took = time.Since(start)
+	c.note(p, n, retry, took)
+	if first != nil {
+		c.cfg.Log.Error("stale flows stay for now", "keys", len(retry), "err", first)
+		failed = true
+	}
+	if n.deleted > 0 {
+		c.cfg.Log.Info("forgot stale flows", "deleted", n.deleted, "of", n.seen, "took", took)
+	}
+	return took, failed
+}
+
+// plan takes what is suspect. If the addresses of this machine are not known, NodePorts stay suspect.
+func (c *Cleaner) plan() (*plan, error) {
+	c.mu.Lock()
+	need := c.index.hasNodePort()
+	c.mu.Unlock()
+	var locals map[netip.Addr]struct{}
+	var err error
+	if need { // not under the lock: Applied must not wait for the kernel
+		locals, err = c.kernel.locals()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.index.take(locals), err
+}
+
+func (c *Cleaner) note(p *plan, n tally, retry []lb.Key, took time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range retry {
+		c.index.retry(k)
+	}
+	if len(p.keys) > 0 {
+		c.stats.Runs++
+	}
+	c.stats.Seen += uint64(n.seen)
+	c.stats.Deleted += uint64(n.deleted)
+	c.stats.Failures += uint64(len(retry))
+	c.stats.LastRun = took
+}

@@ -1,0 +1,206 @@
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+// fakeKernel is a conntrack table in memory, with a clock for how long a pass takes.
+type fakeKernel struct {
+	mu      sync.Mutex
+	flows   []flow
+	takes   time.Duration
+	fail    error           // of a whole pass
+	stuck   map[flow]error  // of single entries
+	noAddrs error           // of locals
+	passes  []time.Duration // since the start, when each began
+	protos  []lb.Proto      // of each pass
+	start   time.Time
+}
+
+func (k *fakeKernel) locals() (map[netip.Addr]struct{}, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.noAddrs != nil {
+		return nil, k.noAddrs
+	}
+	return map[netip.Addr]struct{}{netip.MustParseAddr("192.0.2.1"): {}}, nil
+}
+
+func (k *fakeKernel) forget(proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.passes, k.protos = append(k.passes, time.Since(k.start)), append(k.protos, proto)
+	time.Sleep(k.takes)
+	if k.fail != nil {
+		return tally{}, k.fail
+	}
+	var n tally
+	k.flows = slices.DeleteFunc(k.flows, func(f flow) bool {
+		if f.proto != proto {
+			return false
+		}
+		n.seen++
+		key, old := stale(f)
+		if old && k.stuck[f] != nil {
+			failed(key, k.stuck[f])
+			return false
+		}
+		if old {
+			n.deleted++
+		}
+		return old
+	})
+	return n, nil
+}
+
+func flowTo(key, from string) flow {
+	k := row(key, "", 0).Key
+	return flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(from)}
+}
+
+// run runs f with a Cleaner that works, on a fake clock.
+func run(t *testing.T, k *fakeKernel, f func(c *Cleaner, log *strings.Builder)) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		closed := false
+		k.start = time.Now()
+		c := newCleaner(Config{Family: lb.IPv4, Log: slog.New(slog.NewTextHandler(&log, nil))}, k, func() { closed = true })
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { c.Run(ctx); close(done) }()
+		f(c, &log)
+		stop()
+		<-done
+		if !closed {
+			t.Error("Run returned and left the table open")
+		}
+	})
+}
+
+// DP-52 PN-07: a burst of changes is one pass, and Applied does not wait for it.
+func TestOnePassForABurst(t *testing.T) {
+	k := &fakeKernel{takes: time.Second, flows: []flow{flowTo(vip, podA), flowTo(vip, podB), flowTo(vip, podC)}}
+	run(t, k, func(c *Cleaner, log *strings.Builder) {
+		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podA, podB, podC))})
+		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB, podC))})
+		time.Sleep(defaultDelay / 2)
+		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podC))})
+		time.Sleep(defaultDelay) // in the middle of the pass
+		before := time.Now()
+		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster))})
+		if d := time.Since(before); d > 0 {
+			t.Errorf("Applied took %v while a pass ran", d)
+		}
+		time.Sleep(time.Minute)
+		// The second begins after a pause that follows the length of the first.
+		if want := []time.Duration{defaultDelay, 2*defaultDelay + 4*time.Second}; !slices.Equal(k.passes, want) {
+			t.Errorf("passes began at %v, want %v", k.passes, want)
+		}
+		if len(k.flows) != 0 {
+			t.Errorf("flows that stay: %v", k.flows)
+		}
+		if got, want := c.Stats(), (Stats{Runs: 2, Seen: 4, Deleted: 3, LastRun: time.Second}); got != want {
+			t.Errorf("stats %+v, want %+v", got, want)
+		}
+		if !strings.Contains(log.String(), `msg="forgot stale flows" family=IPv4 deleted=2 of=3`) {
+			t.Errorf("log:\n%s", log)
+		}
+	})
+}
+
+// No pass for what cannot matter, and one for each protocol that does (DP-53, DP-54).
+func TestPassesByProtocol(t *testing.T) {
+	k := &fakeKernel{}
+	run(t, k, func(c *Cleaner, _ *strings.Builder) {
+		c.Applied([]lb.Change{set(row("10.96.0.10:53/tcp", service, lb.Cluster, podA)), remove("10.96.0.10:53/tcp")})
+		time.Sleep(time.Minute)
+		if len(k.passes) > 0 || c.Stats() != (Stats{}) {
+			t.Errorf("passes for TCP: %v, stats %+v", k.protos, c.Stats())
+		}
+		c.Applied([]lb.Change{set(row("10.96.0.10:53/sctp", service, lb.Cluster, podA))})
+		time.Sleep(time.Minute)
+		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podA)), remove("10.96.0.10:53/sctp")})
+		time.Sleep(time.Minute)
+		if want := []lb.Proto{lb.SCTP, lb.UDP, lb.SCTP}; !slices.Equal(k.protos, want) {
+			t.Errorf("passes for %v, want %v", k.protos, want)
+		}
+	})
+}
+
+// A pass that breaks off is repeated after a while that grows; changes in between that matter to nobody do
+// not make it come sooner.
+func TestRetry(t *testing.T) {
+	k := &fakeKernel{fail: errors.New("no buffer space"), flows: []flow{flowTo(vip, podA)}}
+	run(t, k, func(c *Cleaner, log *strings.Builder) {
+		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB))})
+		time.Sleep(2 * time.Second)
+		c.Applied([]lb.Change{set(row("10.96.0.10:53/tcp", service, lb.Cluster, podA))})
+		time.Sleep(time.Second)
+		k.mu.Lock()
+		k.fail = nil
+		k.mu.Unlock()
+		time.Sleep(time.Hour)
+		want := []time.Duration{defaultDelay, defaultDelay + time.Second, defaultDelay + 3*time.Second}
+		if !slices.Equal(k.passes, want) || len(k.flows) > 0 {
+			t.Errorf("passes at %v, want %v; flows that stay: %v", k.passes, want, k.flows)
+		}
+		if s := c.Stats(); s.Deleted != 1 || s.Failures != 2 {
+			t.Errorf("stats %+v", s)
+		}
+		if !strings.Contains(log.String(), `err="udp flows: no buffer space"`) {
+			t.Errorf("log:\n%s", log)
+		}
+	})
+}
+
+// An entry that stays is tried again with its key alone; the others are not looked at twice.
+func TestRetryOneKey(t *testing.T) {
+	other := "10.96.0.11:53/udp"
+	k := &fakeKernel{flows: []flow{flowTo(vip, podA), flowTo(other, podA)}}
+	k.stuck = map[flow]error{k.flows[0]: errors.New("device busy")}
+	run(t, k, func(c *Cleaner, log *strings.Builder) {
+		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB)), set(row(other, "b/b:b", lb.Cluster, podB))})
+		time.Sleep(time.Second / 2)
+		k.mu.Lock()
+		k.stuck = nil
+		k.flows = append(k.flows, flowTo(other, podC)) // not suspect any more: a pass leaves it
+		k.mu.Unlock()
+		time.Sleep(time.Minute)
+		if want := []flow{flowTo(other, podC)}; !slices.Equal(k.flows, want) {
+			t.Errorf("flows that stay: %v, want %v", k.flows, want)
+		}
+		if !strings.Contains(log.String(), `err="10.96.0.10:53/udp: device busy"`) {
+			t.Errorf("log:\n%s", log)
+		}
+	})
+}
+
+// Without the machine's addresses NodePorts wait; the other keys do not.
+func TestRetryNodePorts(t *testing.T) {
+	k := &fakeKernel{noAddrs: errors.New("interrupted"), flows: []flow{flowTo(vip, podA), flowTo("192.0.2.1:30053/udp", podA)}}
+	run(t, k, func(c *Cleaner, log *strings.Builder) {
+		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB)), set(row("nodeport:30053/udp", service, lb.Cluster, podB))})
+		time.Sleep(time.Second / 2)
+		if want := []flow{flowTo("192.0.2.1:30053/udp", podA)}; !slices.Equal(k.flows, want) {
+			t.Errorf("flows that stay: %v, want %v", k.flows, want)
+		}
+		k.mu.Lock()
+		k.noAddrs = nil
+		k.mu.Unlock()
+		time.Sleep(time.Minute)
+		if len(k.flows) > 0 {
+			t.Errorf("flows that stay: %v\n%s", k.flows, log)
+		}
+	})
+}

@@ -1,0 +1,240 @@
+package conntrack
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"kube-proxy/lb"
+)
+
+// row makes a row of the service that balances over the backends, or rejects where there are none.
+func row(key, service string, scope lb.Scope, backends ...string) *lb.Frontend {
+	k, err := lb.ParseKey(key)
+	if err != nil {
+		panic(err)
+	}
+	f := &lb.Frontend{Key: k, Service: service, Kind: lb.ClusterIP}
+	if len(backends) == 0 {
+		f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
+		return f
+	}
+	set := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: k.Proto, Scope: scope}}
+	for _, b := range backends {
+		set.Backends = append(set.Backends, lb.Backend{Addr: netip.MustParseAddrPort(b)})
+	}
+	slices.SortFunc(set.Backends, func(a, b lb.Backend) int { return a.Addr.Compare(b.Addr) })
+	f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}
+	return f
+}
+
+func set(f *lb.Frontend) lb.Change { return lb.Change{Key: f.Key, New: f} }
+
+func remove(key string) lb.Change { return lb.Change{Key: row(key, "", 0).Key} }
+
+const (
+	vip     = "10.96.0.10:53/udp"
+	podA    = "10.1.0.1:5353"
+	podB    = "10.1.0.2:5353"
+	podC    = "10.1.0.3:5353"
+	service = "dns/dns:dns"
+)
+
+// verdicts: flows as "destination answered-by", the destination with its protocol.
+type verdicts struct{ stale, fresh [][2]string }
+
+func TestStale(t *testing.T) {
+	nodePort := "nodeport:30053/udp"
+	for _, c := range []struct {
+		name   string
+		before []lb.Change // a pass has dealt with these
+		then   []lb.Change
+		want   verdicts
+	}{
+		{
+			name:   "DP-50 PN-01 a backend leaves: its flows go, those of others stay",
+			before: []lb.Change{set(row(vip, service, lb.Cluster, podA, podB))},
+			then:   []lb.Change{set(row(vip, service, lb.Cluster, podB))},
+			want: verdicts{
+				stale: [][2]string{{vip, podA}, {vip, podC}},
+				fresh: [][2]string{{vip, podB}, {"10.96.0.11:53/udp", podA}},
+			},
+		}, {
+			name:   "DP-52 PN-06 the port counts, and so does the protocol (DP-53)",
+			before: []lb.Change{set(row(vip, service, lb.Cluster, podA))},
+			then:   []lb.Change{set(row(vip, service, lb.Cluster, podB))},
+			want: verdicts{
+				stale: [][2]string{{vip, podA}, {vip, "10.1.0.2:53"}},
+				fresh: [][2]string{{"10.96.0.10:54/udp", podA}, {"10.96.0.10:53/tcp", podA}, {"10.96.0.10:53/sctp", podA}},
+			},
+		}, {
+			name:   "DP-51 PN-08 the last backend leaves; what nobody answers would only come back",
+			before: []lb.Change{set(row(vip, service, lb.Cluster, podA))},
+			then:   []lb.Change{set(row(vip, service, lb.Cluster))},
+			want:   verdicts{stale: [][2]string{{vip, podA}}, fresh: [][2]string{{vip, "10.96.0.10:53"}}},
+		}, {
+			name:   "DP-51 PN-02 the first backend comes: flows that were made without one go",
+			before: []lb.Change{set(row(vip, service, lb.Cluster))},
+			then:   []lb.Change{set(row(vip, service, lb.Cluster, podA))},
+			want:   verdicts{stale: [][2]string{{vip, "10.96.0.10:53"}, {vip, podB}}, fresh: [][2]string{{vip, podA}}},
+		}, {
+			name:   "DP-50 the service goes: all its flows go",
+			before: []lb.Change{set(row(vip, service, lb.Cluster, podA))},
+			then:   []lb.Change{remove(vip)},
+			want:   verdicts{stale: [][2]string{{vip, podA}, {vip, "10.96.0.10:53"}}},
+		}, {
+			name:   "PN-01 the service comes again with other backends",
+			before: []lb.Change{set(row(vip, service, lb.Cluster, podA)), remove(vip)},
+			then:   []lb.Change{set(row(vip, service, lb.Cluster, podB))},
+			want:   verdicts{stale: [][2]string{{vip, podA}}, fresh: [][2]string{{vip, podB}}},
+		}, {
+			name: "PN-04 after a restart all rows are new",
+			then: []lb.Change{set(row(vip, service, lb.Cluster, podA)), set(row("10.96.0.11:53/udp", "b/b:b", lb.Cluster))},
+			want: verdicts{
+				stale: [][2]string{{vip, podB}, {vip, "10.96.0.10:53"}, {"10.96.0.11:53/udp", podA}},
+				fresh: [][2]string{{vip, podA}},
+			},
+		}, {
+			name:   "PN-02 NodePorts on any local address, and on no other",
+			before: []lb.Change{set(row(nodePort, service, lb.Cluster, podA, podB))},
+			then:   []lb.Change{set(row(nodePort, service, lb.Cluster, podB))},
+			want: verdicts{
+				stale: [][2]string{{"192.0.2.1:30053/udp", podA}, {"127.0.0.1:30053/udp", podA}},
+				fresh: [][2]string{{"192.0.2.1:30053/udp", podB}, {"192.0.2.99:30053/udp", podA}, {"192.0.2.1:30054/udp", podA}},
+			},
+		}, {
+			name: "a row of its own on a local address beats the NodePort of the same number",
+			before: []lb.Change{set(row(nodePort, service, lb.Cluster, podA)),
+				set(row("192.0.2.1:30053/udp", "other/x:x", lb.Cluster, podC))},
+			then: []lb.Change{set(row(nodePort, service, lb.Cluster, podB))},
+			want: verdicts{
+				stale: [][2]string{{"127.0.0.1:30053/udp", podA}},
+				fresh: [][2]string{{"192.0.2.1:30053/udp", podC}, {"192.0.2.1:30053/udp", podA}},
+			},
+		}, {
+			name: "DP-50 traffic policy does not count: what any row of the service port may reach serves",
+			before: []lb.Change{set(row(vip, service, lb.Cluster, podA, podB)),
+				set(row(nodePort, service, lb.Cluster, podA, podB))},
+			then: []lb.Change{set(row(nodePort, service, lb.Local, podA))},
+			want: verdicts{
+				stale: [][2]string{{"192.0.2.1:30053/udp", podC}},
+				fresh: [][2]string{{"192.0.2.1:30053/udp", podB}, {vip, podB}},
+			},
+		}, {
+			name: "and when such a backend leaves, flows to it go from all rows of the service port",
+			before: []lb.Change{set(row(vip, service, lb.Cluster, podA, podB)),
+				set(row(nodePort, service, lb.Local, podA))},
+			then: []lb.Change{set(row(vip, service, lb.Cluster, podA))},
+			want: verdicts{stale: [][2]string{{"192.0.2.1:30053/udp", podB}, {vip, podB}}, fresh: [][2]string{{"192.0.2.1:30053/udp", podA}}},
+		}, {
+			name:   "the key goes over to another service",
+			before: []lb.Change{set(row(vip, service, lb.Cluster, podA)), set(row(nodePort, service, lb.Cluster, podA))},
+			then:   []lb.Change{set(row(vip, "other/dns:dns", lb.Cluster, podB))},
+			want:   verdicts{stale: [][2]string{{vip, podA}}, fresh: [][2]string{{vip, podB}, {"192.0.2.1:30053/udp", podA}}},
+		}, {
+			name:   "a host-network backend on the NodePort itself answers with the address that was asked",
+			before: []lb.Change{set(row(nodePort, service, lb.Cluster, podA))},
+			then:   []lb.Change{set(row(nodePort, service, lb.Cluster, "192.0.2.1:30053"))},
+			want:   verdicts{stale: [][2]string{{"192.0.2.1:30053/udp", podA}}, fresh: [][2]string{{"192.0.2.1:30053/udp", "192.0.2.1:30053"}}},
+		}, {
+			name:   "DP-54 PN-09 SCTP",
+			before: []lb.Change{set(row("10.96.0.10:53/sctp", service, lb.Cluster, podA, podB))},
+			then:   []lb.Change{set(row("10.96.0.10:53/sctp", service, lb.Cluster, podB))},
+			want:   verdicts{stale: [][2]string{{"10.96.0.10:53/sctp", podA}}, fresh: [][2]string{{vip, podA}, {"10.96.0.10:53/sctp", podB}}},
+		}, {
+			name:   "IPv6",
+			before: []lb.Change{set(row("[2001:db8::10]:53/udp", service, lb.Cluster, "[2001:db8:1::1]:53", "[2001:db8:1::2]:53"))},
+			then:   []lb.Change{set(row("[2001:db8::10]:53/udp", service, lb.Cluster, "[2001:db8:1::2]:53"))},
+			want: verdicts{
+				stale: [][2]string{{"[2001:db8::10]:53/udp", "[2001:db8:1::1]:53"}},
+				fresh: [][2]string{{"[2001:db8::10]:53/udp", "[2001:db8:1::2]:53"}},
+			},
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x := newIndex()
+			locals := map[netip.Addr]struct{}{netip.MustParseAddr("192.0.2.1"): {}, netip.MustParseAddr("127.0.0.1"): {}}
+			for _, change := range c.before {
+				x.apply(change)
+			}
+			x.take(locals)
+			for _, change := range slices.Concat(c.then, c.then) { // twice is as good as once
+				x.apply(change)
+			}
+			p := x.take(locals)
+			check := func(flows [][2]string, want bool) {
+				for _, f := range flows {
+					k := row(f[0], "", 0).Key
+					if _, got := p.stale(flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(f[1])}); got != want {
+						t.Errorf("flow to %s answered by %s: stale is %v", f[0], f[1], got)
+					}
+				}
+			}
+			check(c.want.stale, true)
+			check(c.want.fresh, false)
+		})
+	}
+}
+
+// A pass over the table is not worth it for changes that cannot leave a flow behind.
+func TestUnsuspicious(t *testing.T) {
+	affine := row(vip, service, lb.Cluster, podA)
+	affine.Affinity = 1
+	for name, then := range map[string]lb.Change{
+		"a backend comes to others": set(row(vip, service, lb.Cluster, podA, podB)),
+		"the same row":              set(row(vip, service, lb.Cluster, podA)),
+		"the scope of the set":      set(row(vip, service, lb.Local, podA)),
+		"affinity":                  set(affine),
+		"DP-53 a TCP row":           set(row("10.96.0.10:53/tcp", service, lb.Cluster, podB)),
+		"DP-53 a TCP row goes":      remove("10.96.0.10:53/tcp"),
+	} {
+		x := newIndex()
+		x.apply(set(row(vip, service, lb.Cluster, podA)))
+		x.take(nil)
+		if x.apply(then) || len(x.suspect) > 0 {
+			t.Errorf("%s: suspect are %v", name, x.suspect)
+		}
+	}
+}
+
+// The index forgets what went, and keys that a pass could not deal with stay suspect.
+func TestIndexBounds(t *testing.T) {
+	x := newIndex()
+	x.apply(set(row(vip, service, lb.Cluster, podA)))
+	x.apply(set(row("nodeport:30053/udp", service, lb.Cluster, podA)))
+	if p := x.take(nil); len(p.keys) != 1 || len(x.suspect) != 1 {
+		t.Errorf("without local addresses: %d keys in the plan, %d stay", len(p.keys), len(x.suspect))
+	}
+	x.apply(remove(vip))
+	x.apply(remove("nodeport:30053/udp"))
+	x.take(map[netip.Addr]struct{}{})
+	if len(x.rows)+len(x.ports)+len(x.suspect) != 0 {
+		t.Errorf("after all went: rows %v, ports %v, suspect %v", x.rows, x.ports, x.suspect)
+	}
+}
+
+// The cost of a change follows the change (design, rule 1).
+func BenchmarkApplied(b *testing.B) {
+	for _, size := range []struct {
+		name string
+		n    int
+	}{{"100", 100}, {"10k", 10_000}, {"100k", 100_000}} {
+		b.Run(size.name, func(b *testing.B) {
+			x := newIndex()
+			for i := range size.n {
+				k := lb.Key{Addr: netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)}), Port: 53, Proto: lb.UDP}
+				f := row(vip, service, lb.Cluster, podA, podB)
+				f.Key, f.Service = k, k.String()
+				x.apply(set(f))
+			}
+			x.take(map[netip.Addr]struct{}{})
+			two, one := row(vip, service, lb.Cluster, podA, podB), row(vip, service, lb.Cluster, podB)
+			b.ReportAllocs()
+			for b.Loop() {
+				x.apply(set(two))
+				x.apply(set(one))
+				x.take(map[netip.Addr]struct{}{})
+			}
+		})
+	}
+}

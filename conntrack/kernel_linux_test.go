@@ -1,0 +1,497 @@
+package conntrack
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+)
+
+// namespace is a network namespace and a thread in it; both end with the test.
+type namespace struct {
+	tid   int
+	calls chan func()
+}
+
+func newNamespace(tb testing.TB) *namespace {
+	tb.Helper()
+	if os.Getuid() != 0 {
+		tb.Fatal("this test needs root")
+	}
+	ns := &namespace{calls: make(chan func())}
+	ready := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlock it: the thread ends with the goroutine
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		ns.tid = unix.Gettid()
+		ready <- err
+		for f := range ns.calls {
+			f()
+		}
+	}()
+	if err := <-ready; err != nil {
+		tb.Fatalf("make a network namespace: %v", err)
+	}
+	tb.Cleanup(func() { close(ns.calls) })
+	return ns
+}
+
+// do runs f on the namespace's thread.
+func (ns *namespace) do(f func()) {
+	done := make(chan struct{})
+	ns.calls <- func() { f(); close(done) }
+	<-done
+}
+
+// sh runs commands, one a line, in the namespace.
+func (ns *namespace) sh(tb testing.TB, lines string) string {
+	tb.Helper()
+	var out []byte
+	var err error
+	ns.do(func() { out, err = exec.Command("sh", "-ec", lines).CombinedOutput() })
+	if err != nil {
+		tb.Fatalf("%s: %v\n%s", lines, err, out)
+	}
+	return string(out)
+}
+
+// nft replaces the rules of the namespace by a DNAT of each destination, "10.96.0.10 . udp . 53 : 10.1.0.1 . 5353".
+func (ns *namespace) nft(tb testing.TB, fam, addr string, elements ...string) {
+	tb.Helper()
+	rules := fmt.Sprintf(`flush ruleset
+table %[1]s t {
+	map m { type %[2]s . inet_proto . inet_service : %[2]s . inet_service; %[3]s }
+	chain pre { type nat hook prerouting priority dstnat; meta l4proto { tcp, udp } dnat to %[1]s daddr . meta l4proto . th dport map @m; }
+	chain seen { type filter hook forward priority 0; ct state new accept; }
+}`, fam, addr, "")
+	if len(elements) > 0 {
+		rules = strings.Replace(rules, "inet_service;  }", "inet_service; elements = { "+strings.Join(elements, ", ")+" } }", 1)
+	}
+	ns.do(func() {
+		cmd := exec.Command("nft", "-f", "-")
+		cmd.Stdin = strings.NewReader(rules)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			tb.Errorf("nft: %v\n%s\n%s", err, out, rules)
+		}
+	})
+}
+
+// answer starts a UDP server in the namespace that answers with its name.
+func (ns *namespace) answer(t *testing.T, at, name string) {
+	t.Helper()
+	ns.do(func() {
+		conn, err := net.ListenPacket("udp", at)
+		if err != nil {
+			t.Errorf("listen: %v", err)
+			return
+		}
+		t.Cleanup(func() { conn.Close() })
+		go func() {
+			b := make([]byte, 100)
+			for {
+				_, peer, err := conn.ReadFrom(b)
+				if err != nil {
+					return
+				}
+				conn.WriteTo([]byte(name), peer)
+			}
+		}()
+	})
+}
+
+// talk is a UDP client that keeps its port.
+type talk struct{ net.Conn }
+
+func (ns *namespace) talk(t *testing.T, to string) talk {
+	t.Helper()
+	var conn net.Conn
+	var err error
+	ns.do(func() { conn, err = net.Dial("udp", to) })
+	if err != nil {
+		t.Fatalf("dial %s: %v", to, err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return talk{conn}
+}
+
+// ask sends one packet and returns who answers, "" for nobody.
+func (c talk) ask(t *testing.T) string {
+	t.Helper()
+	if _, err := c.Write([]byte("who?")); err != nil && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.EHOSTUNREACH) {
+		t.Fatalf("send to %v: %v", c.RemoteAddr(), err)
+	}
+	c.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+	b := make([]byte, 100)
+	n, err := c.Read(b)
+	if err != nil {
+		return ""
+	}
+	return string(b[:n])
+}
+
+// network is a client and a node that forwards; the pods' addresses are the node's own.
+func network(t *testing.T) (client, node *namespace) {
+	client, node = newNamespace(t), newNamespace(t)
+	client.sh(t, "ip link set lo up; ip link add uplink type veth peer name inside netns "+strconv.Itoa(node.tid))
+	node.sh(t, `ip link set lo up; sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv6.conf.all.accept_dad=0
+		ip link set inside up; ip addr add 192.0.2.1/24 dev inside; ip addr add 2001:db8::1/64 dev inside nodad
+		for i in 1 2 3; do ip addr add 10.1.0.$i/32 dev lo; ip addr add 2001:db8:1::$i/128 dev lo nodad; done
+		ip link add away type veth peer name nowhere; ip link set away up; ip link set nowhere up; ip route add default dev away
+		ip -6 route add default dev away`)
+	client.sh(t, `ip link set uplink up; ip addr add 192.0.2.7/24 dev uplink; ip addr add 2001:db8::7/64 dev uplink nodad
+		ip route add default via 192.0.2.1; ip -6 route add default via 2001:db8::1`)
+	return client, node
+}
+
+// cleaner makes a Cleaner in the namespace that works until the test ends.
+func (ns *namespace) cleaner(t *testing.T, family lb.Family) *Cleaner {
+	t.Helper()
+	var c *Cleaner
+	var err error
+	ns.do(func() { c, err = New(Config{Family: family, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { c.Run(t.Context()); close(done) }()
+	t.Cleanup(func() { <-done })
+	return c
+}
+
+// settle waits until the Cleaner has made a pass over each protocol in question after the one before.
+func settle(t *testing.T, c *Cleaner, runs uint64) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); c.Stats().Runs < runs; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("no pass %d: %+v", runs, c.Stats())
+		}
+	}
+}
+
+// flows lists the entries of the namespace's table: "udp 10.96.0.10:53 10.1.0.1:5353".
+func (ns *namespace) flows(t *testing.T, family lb.Family, protos ...lb.Proto) []string {
+	t.Helper()
+	var table *table
+	var err error
+	ns.do(func() { table, err = openTable(family) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.close()
+	var all []string
+	for _, proto := range protos {
+		_, err := table.forget(proto, func(f flow) (lb.Key, bool) {
+			all = append(all, fmt.Sprintf("%v %v %v", f.proto, f.to, f.from))
+			return lb.Key{}, false
+		}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func expectFlows(t *testing.T, ns *namespace, family lb.Family, want ...string) {
+	t.Helper()
+	slices.Sort(want)
+	if got := ns.flows(t, family, lb.UDP, lb.TCP, lb.SCTP); !slices.Equal(got, want) {
+		t.Errorf("flows:\n  %s\nwant:\n  %s", strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+	}
+}
+
+func expectAnswer(t *testing.T, c talk, want string) {
+	t.Helper()
+	if got := c.ask(t); got != want {
+		t.Errorf("%v answers as %q, want %q", c.RemoteAddr(), got, want)
+	}
+}
+
+// DP-50, DP-52, PN-01, PN-06: the flow to a backend that left moves to one that serves. Flows to the same
+// address and another port, to another service on the same backend, and over TCP stay.
+func TestBackendLeaves(t *testing.T) {
+	client, node := network(t)
+	node.answer(t, "10.1.0.1:5353", "A")
+	node.answer(t, "10.1.0.2:5353", "B")
+	rules := []string{"10.96.0.10 . udp . 54 : 10.1.0.1 . 5353", "10.96.0.11 . udp . 53 : 10.1.0.1 . 5353", "10.96.0.10 . tcp . 53 : 10.1.0.1 . 5353"}
+	node.nft(t, "ip", "ipv4_addr", append(rules, "10.96.0.10 . udp . 53 : 10.1.0.1 . 5353")...)
+	var tcp net.Conn
+	node.do(func() {
+		l, err := net.Listen("tcp", "10.1.0.1:5353")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			if c, err := l.Accept(); err == nil {
+				io.Copy(c, c)
+			}
+		}()
+	})
+	client.do(func() {
+		var err error
+		if tcp, err = net.DialTimeout("tcp", "10.96.0.10:53", 5*time.Second); err != nil {
+			t.Error(err)
+		}
+	})
+	if t.Failed() {
+		return
+	}
+	defer tcp.Close()
+	moved, port, other := client.talk(t, "10.96.0.10:53"), client.talk(t, "10.96.0.10:54"), client.talk(t, "10.96.0.11:53")
+	for _, c := range []talk{moved, port, other} {
+		expectAnswer(t, c, "A")
+	}
+	c := node.cleaner(t, lb.IPv4)
+	rows := []lb.Change{set(row(vip, service, lb.Cluster, podA)), set(row("10.96.0.10:54/udp", "dns/dns:alt", lb.Cluster, podA)),
+		set(row("10.96.0.11:53/udp", "other/x:x", lb.Cluster, podA)), set(row("10.96.0.10:53/tcp", service, lb.Cluster, podA))}
+	c.Applied(rows)
+	settle(t, c, 1)
+	all := []string{"tcp 10.96.0.10:53 10.1.0.1:5353", "udp 10.96.0.10:53 10.1.0.1:5353", "udp 10.96.0.10:54 10.1.0.1:5353", "udp 10.96.0.11:53 10.1.0.1:5353"}
+	expectFlows(t, node, lb.IPv4, all...)
+
+	node.nft(t, "ip", "ipv4_addr", append(rules, "10.96.0.10 . udp . 53 : 10.1.0.2 . 5353")...)
+	expectAnswer(t, moved, "A") // the trouble that all this is about
+	c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB)), set(row("10.96.0.10:53/tcp", service, lb.Cluster, podB))})
+	settle(t, c, 2)
+	expectFlows(t, node, lb.IPv4, all[0], all[2], all[3])
+	expectAnswer(t, moved, "B")
+	expectAnswer(t, port, "A")
+	expectAnswer(t, other, "A")
+	if s := c.Stats(); s.Deleted != 1 || s.Failures != 0 {
+		t.Errorf("stats %+v, want one entry deleted", s)
+	}
+}
+
+// DP-51, PN-02, PN-08: no backend, then one; and the last one leaves.
+func TestZeroBackends(t *testing.T) {
+	client, node := network(t)
+	node.answer(t, "10.1.0.1:5353", "A")
+	node.nft(t, "ip", "ipv4_addr")
+	c := node.cleaner(t, lb.IPv4)
+	c.Applied([]lb.Change{set(row(vip, service, lb.Cluster))})
+	settle(t, c, 1)
+	early := client.talk(t, "10.96.0.10:53")
+	expectAnswer(t, early, "") // forwarded to nowhere, and remembered so
+	expectFlows(t, node, lb.IPv4, "udp 10.96.0.10:53 10.96.0.10:53")
+
+	node.nft(t, "ip", "ipv4_addr", "10.96.0.10 . udp . 53 : 10.1.0.1 . 5353")
+	expectAnswer(t, early, "")
+	c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podA))})
+	settle(t, c, 2)
+	expectAnswer(t, early, "A")
+	expectFlows(t, node, lb.IPv4, "udp 10.96.0.10:53 10.1.0.1:5353")
+
+	node.nft(t, "ip", "ipv4_addr")
+	c.Applied([]lb.Change{set(row(vip, service, lb.Cluster))})
+	settle(t, c, 3)
+	expectFlows(t, node, lb.IPv4)
+	expectAnswer(t, early, "")
+}
+
+// PN-02, PN-04: NodePorts on each of the node's addresses, with a table that is there before the proxy, in
+// both families.
+func TestNodePortAfterRestart(t *testing.T) {
+	for _, c := range []struct {
+		family           lb.Family
+		nft, typ         string
+		node, podA, podB string
+	}{
+		{lb.IPv4, "ip", "ipv4_addr", "192.0.2.1", "10.1.0.1", "10.1.0.2"},
+		{lb.IPv6, "ip6", "ipv6_addr", "2001:db8::1", "2001:db8:1::1", "2001:db8:1::2"},
+	} {
+		t.Run(c.family.String(), func(t *testing.T) {
+			client, node := network(t)
+			a, b := net.JoinHostPort(c.podA, "5353"), net.JoinHostPort(c.podB, "5353")
+			node.answer(t, a, "A")
+			node.answer(t, b, "B")
+			node.nft(t, c.nft, c.typ, c.node+" . udp . 30053 : "+c.podA+" . 5353", c.podB+" . udp . 30053 : "+c.podA+" . 5353")
+			one, two := client.talk(t, net.JoinHostPort(c.node, "30053")), client.talk(t, net.JoinHostPort(c.podB, "30053"))
+			expectAnswer(t, one, "A")
+			expectAnswer(t, two, "A")
+			node.nft(t, c.nft, c.typ, c.node+" . udp . 30053 : "+c.podB+" . 5353", c.podB+" . udp . 30053 : "+c.podB+" . 5353")
+			expectAnswer(t, one, "A")
+
+			cleaner := node.cleaner(t, c.family)
+			cleaner.Applied([]lb.Change{set(row("nodeport:30053/udp", service, lb.Cluster, b))})
+			settle(t, cleaner, 1)
+			expectAnswer(t, one, "B")
+			expectAnswer(t, two, "B")
+			cleaner.Applied([]lb.Change{remove("nodeport:30053/udp")})
+			settle(t, cleaner, 2)
+			expectFlows(t, node, c.family)
+		})
+	}
+}
+
+// inject puts entries into the table without sending packets.
+func (ns *namespace) inject(tb testing.TB, n int, entry func(i int) (client, to, from netip.AddrPort, proto lb.Proto)) {
+	tb.Helper()
+	var s socket
+	var err error
+	ns.do(func() { err = s.open(unix.NETLINK_NETFILTER, 16<<10) })
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer s.close()
+	for done := 0; done < n; {
+		var b []byte
+		first := s.seq + 1
+		for ; done < n && s.seq < first+100; done++ {
+			start := len(b)
+			b = appendHeader(b, msgNew, unix.NLM_F_REQUEST|unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, s.next(), unix.AF_INET)
+			client, to, from, proto := entry(done)
+			b = appendEntry(b, client, to, from, proto)
+			b = appendAttr(b, 7, binary.BigEndian.AppendUint32(nil, 600)...) // CTA_TIMEOUT, seconds
+			b = appendAttr(b, 3, binary.BigEndian.AppendUint32(nil, 0xe)...) // CTA_STATUS: seen reply, assured, confirmed
+			setLength(b, start)
+		}
+		if err := s.send(b); err != nil {
+			tb.Fatalf("inject: %v", err)
+		}
+		for ; first <= s.seq; first++ {
+			if err := s.answers(first, func(uint16, []byte) error { return nil }); err != nil {
+				tb.Fatalf("inject: %v", err)
+			}
+		}
+	}
+}
+
+func clientN(i int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 168, byte(i >> 14), byte(i >> 6)}), uint16(1024+i&63))
+}
+
+// DP-54: SCTP entries, which this machine may have no way to make with packets.
+func TestSCTP(t *testing.T) {
+	ns := newNamespace(t)
+	ns.inject(t, 2, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) {
+		return clientN(i), dns, netip.MustParseAddrPort([]string{podA, podB}[i]), lb.SCTP
+	})
+	c := ns.cleaner(t, lb.IPv4)
+	c.Applied([]lb.Change{set(row("10.96.0.10:53/sctp", service, lb.Cluster, podB))})
+	settle(t, c, 1)
+	expectFlows(t, ns, lb.IPv4, "sctp 10.96.0.10:53 10.1.0.2:5353")
+}
+
+// The kernel leaves other protocols out of the dump (it has done so since 5.8), a batch of deletes names
+// each entry alone, and one that is gone by then is no error.
+func TestDumpAndDelete(t *testing.T) {
+	ns := newNamespace(t)
+	const n = 3*batch + 7
+	ns.inject(t, 2*n, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) {
+		if i >= n {
+			return clientN(i), dns, podAP, lb.TCP
+		}
+		return clientN(i), dns, netip.AddrPortFrom(netip.MustParseAddr("10.1.0.1"), uint16(5000+i%2)), lb.UDP
+	})
+	var table, other *table
+	var err error
+	ns.do(func() {
+		if table, err = openTable(lb.IPv4); err == nil {
+			other, err = openTable(lb.IPv4)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.close()
+	defer other.close()
+
+	seq := table.dumps.next()
+	if err := table.dumps.send(dumpRequest(seq, table.family, lb.UDP, unix.NLM_F_REQUEST|unix.NLM_F_DUMP)); err != nil {
+		t.Fatal(err)
+	}
+	messages := 0
+	if err := table.dumps.answers(seq, func(uint16, []byte) error { messages++; return nil }); err != nil || messages != n {
+		t.Errorf("the kernel sent %d entries, want the %d of UDP: %v", messages, n, err)
+	}
+
+	failed := func(k lb.Key, err error) { t.Errorf("%v: %v", k, err) }
+	odd := func(f flow) (lb.Key, bool) { return lb.Key{}, f.from.Port() == 5001 }
+	raced := false
+	got, err := table.forget(lb.UDP, func(f flow) (lb.Key, bool) {
+		if !raced { // somebody else deletes the same, while this pass reads
+			raced = true
+			if n, err := other.forget(lb.UDP, odd, failed); err != nil || n.deleted != 195 {
+				t.Errorf("the other deleted %+v, %v", n, err)
+			}
+		}
+		return odd(f)
+	}, failed)
+	if err != nil || got.deleted != 0 {
+		t.Errorf("deleted %+v, %v; want none, for the other was first", got, err)
+	}
+	if n := len(ns.flows(t, lb.IPv4, lb.UDP)); n != 1 {
+		t.Errorf("%d kinds of UDP flows stay, want one", n)
+	}
+	if got, err := table.forget(lb.TCP, func(flow) (lb.Key, bool) { return lb.Key{}, false }, failed); err != nil || got.seen != n {
+		t.Errorf("TCP entries seen %d, want %d: %v", got.seen, n, err)
+	}
+}
+
+// What New cannot do it says.
+func TestNewWithoutCapability(t *testing.T) {
+	ns := newNamespace(t)
+	var c *Cleaner
+	var err error
+	ns.do(func() { c, err = New(Config{Family: lb.IPv4}) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	ns.do(func() {
+		var none [2]unix.CapUserData
+		if err = unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]); err != nil {
+			return
+		}
+		_, err = New(Config{Family: lb.IPv4})
+	})
+	if !errors.Is(err, os.ErrPermission) {
+		t.Errorf("New without capabilities: %v", err)
+	}
+}
+
+// A pass over 100,000 UDP entries of which 100 are stale.
+func BenchmarkPass(b *testing.B) {
+	const all, bad = 100_000, 100
+	ns := newNamespace(b)
+	ns.inject(b, all-bad, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) { return clientN(i), dns, podAP, lb.UDP })
+	var t *table
+	var err error
+	ns.do(func() { t, err = openTable(lb.IPv4) })
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer t.close()
+	x := newIndex()
+	x.apply(set(row(vip, service, lb.Cluster, podA)))
+	p := x.take(nil)
+	b.ReportAllocs()
+	for b.Loop() {
+		b.StopTimer()
+		ns.inject(b, bad, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) {
+			return clientN(all + i), dns, netip.MustParseAddrPort(podB), lb.UDP
+		})
+		b.StartTimer()
+		n, err := t.forget(lb.UDP, p.stale, func(k lb.Key, err error) { b.Errorf("%v: %v", k, err) })
+		if err != nil || n.seen != all || n.deleted != bad {
+			b.Fatalf("%+v, %v", n, err)
+		}
+	}
+}
