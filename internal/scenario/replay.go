@@ -3,6 +3,7 @@ package scenario
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
@@ -27,8 +28,7 @@ type Step struct {
 	Events []cluster.Event
 	// Problems are what a user is told, in order.
 	Problems []string
-	// Changes lead from the rows of the state before to the rows of this one. A key may stand here more than
-	// once; the last counts.
+	// Changes lead from the rows of the state before to the rows of this one; each key stands here once.
 	Changes []lb.Change
 	// NewNode: Table.Node differs from the state before; always so for the first state.
 	NewNode bool
@@ -60,9 +60,11 @@ func (r *Replay) Next() (step Step, ok bool, err error) {
 		step.Events = append(step.Events, events...)
 		step.Problems = append(step.Problems, problems...)
 	}
+	var changes []lb.Change
 	for _, ev := range step.Events {
-		step.Changes = append(step.Changes, r.fold(ev)...)
+		changes = append(changes, r.fold(ev)...)
 	}
+	step.Changes = Fold(changes)
 	node := policy.ResolveNode(r.store.Facts(), r.settings)
 	step.NewNode = r.at == 0 || !node.Equal(r.table.Node)
 	r.table.Node = node
@@ -82,6 +84,23 @@ func (r *Replay) fold(ev cluster.Event) []lb.Change {
 		out = append(out, changes...)
 	}
 	return out
+}
+
+// Fold makes one change of all those of one key, as the engine does with what comes during a write: from what
+// was there at first to what is wanted at last.
+func Fold(changes []lb.Change) []lb.Change {
+	var out []lb.Change
+	at := map[lb.Key]int{}
+	for _, c := range changes {
+		i, seen := at[c.Key]
+		if !seen {
+			at[c.Key] = len(out)
+			out = append(out, c)
+			continue
+		}
+		out[i].New = c.New
+	}
+	return slices.DeleteFunc(out, func(c lb.Change) bool { return c.Old == c.New })
 }
 
 // owner returns who the rows of a service belong to; a service that is gone keeps the age it had.

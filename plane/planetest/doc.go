@@ -1,0 +1,21 @@
+// Package planetest proves that a data plane does what a Service promises. One call sends real packets through
+// a network of namespaces for every scenario of testdata/scenarios, in both IP families:
+//
+//	func TestConformance(t *testing.T) {
+//		planetest.Run(t, planetest.Config{
+//			Mode: "nftables",
+//			New: func(f lb.Family) (planetest.Plane, error) { return nftables.New(nftables.Config{Family: f}) },
+//		})
+//	}
+//
+// For each scenario the plane is made anew in the namespace of node1, on top of what the one before left in the
+// kernel. The first state comes through Reset, each step through Apply of the changes alone. A failure prints
+// the story, the ids of the behaviours, the packet, what was expected, what happened, and the row of the table
+// that should have decided.
+//
+// [Transitions] walks at random between the states of all scenarios, through Apply alone, and expects that the
+// plane ends where a fresh one starts.
+//
+// With PLANETEST_RECORD=1 in the environment Run writes what it saw to testdata/results of this package, from
+// which docs/conformance.md is made: see [Page]. PLANETEST_DUMP=1 adds the plane's whole state to a failure.
+package planetest

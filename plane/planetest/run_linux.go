@@ -1,0 +1,327 @@
+package planetest
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/scenario"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+)
+
+// Plane is a data plane of one family, as the engine sees it. One that is an io.Closer is closed when its
+// scenario ends; one that has SetNode(context.Context, lb.Node) error is told changes of the node that way,
+// others by a Reset.
+type Plane interface {
+	Apply(ctx context.Context, changes []lb.Change) error
+	Reset(ctx context.Context, want *lb.Table) error
+}
+
+type nodeSetter interface {
+	SetNode(ctx context.Context, n lb.Node) error
+}
+
+// Config says which plane to prove.
+type Config struct {
+	// Mode is the proxy mode, the name of a column of docs/conformance.md.
+	Mode string
+	// New makes a plane. It is called, as all methods of the plane are, on a thread that is in the network
+	// namespace of the node.
+	New func(f lb.Family) (Plane, error)
+	// Differs names the rows of behaviour.md that this mode keeps otherwise, by intent, with the reason. The
+	// scenarios that prove such a row are not run; the page shows the reason.
+	Differs map[string]string
+	// Dir is the folder of scenarios; "" means testdata/scenarios of the module.
+	Dir string
+}
+
+// families are the two families in which every scenario runs, at the same time.
+var families = []lb.Family{lb.IPv4, lb.IPv6}
+
+// suite is one Run.
+type suite struct {
+	Config
+	labs *pool
+	// patience is how long an answer may take that is expected.
+	patience time.Duration
+	mu       sync.Mutex
+	results  Results
+}
+
+// Run proves the plane with every scenario and with some that are too large for a file. It needs root.
+func Run(t *testing.T, cfg Config) {
+	all := load(t, cfg.Dir)
+	s := &suite{Config: cfg, labs: &pool{}, patience: netlab.DefaultTimeout, results: Results{Mode: cfg.Mode, Kernel: kernel(t)}}
+	t.Run("scenarios", func(t *testing.T) {
+		for _, sc := range append(all, generated(t)...) {
+			t.Run(sc.Name, func(t *testing.T) {
+				t.Parallel()
+				s.scenario(t, sc)
+			})
+		}
+	})
+	if err := s.labs.close(); err != nil {
+		t.Errorf("remove the labs: %v", err)
+	}
+	s.report(t)
+}
+
+func load(t *testing.T, dir string) []*scenario.Scenario {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+	if dir == "" {
+		var err error
+		if dir, err = scenario.Dir(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := scenario.LoadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// differs returns the reason why the mode does not keep one of the scenario's rows, or "".
+func (s *suite) differs(sc *scenario.Scenario) string {
+	for _, row := range sc.Rows {
+		if why := s.Differs[row]; why != "" {
+			return row + ": " + why
+		}
+	}
+	return ""
+}
+
+// scenario runs one scenario in both families.
+func (s *suite) scenario(t *testing.T, sc *scenario.Scenario) {
+	if why := s.differs(sc); why != "" {
+		s.record(sc, Result{Differs: why})
+		t.Skip("this mode differs by intent: " + why)
+	}
+	result, failures, err := s.try(sc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range failures {
+		t.Error(f)
+	}
+	if result.SCTP > 0 {
+		t.Logf("%d lines need SCTP, which this kernel has not: proven in the VM run", result.SCTP)
+	}
+	s.record(sc, result)
+}
+
+// try plays a scenario in both families at once and tells what failed.
+func (s *suite) try(sc *scenario.Scenario) (Result, []string, error) {
+	bridge := sc.Settings.Policy.DetectLocal == policy.BridgeInterface
+	lab, err := s.labs.get(netlab.Options{Bridge: bridge})
+	if err != nil {
+		return Result{}, nil, err
+	}
+	defer s.labs.put(lab)
+	if err := lab.prepare(sc.Settings.NodeHolds); err != nil {
+		return Result{}, nil, err
+	}
+	var both sync.WaitGroup
+	runs := make([]*run, len(families))
+	for i, f := range families {
+		runs[i] = &run{s: s, sc: sc, lab: lab, family: f, replay: sc.Replay(f), conns: map[string]*netlab.Conn{}}
+		both.Go(runs[i].play)
+	}
+	both.Wait()
+	result := Result{Families: map[string]string{}}
+	var failures []string
+	for _, r := range runs {
+		result.SCTP += r.sctp
+		result.Families[r.family.String()] = r.verdict()
+		failures = append(failures, r.failures...)
+	}
+	return result, failures, nil
+}
+
+// run is one scenario in one family.
+type run struct {
+	s      *suite
+	sc     *scenario.Scenario
+	lab    *field
+	family lb.Family
+	replay *scenario.Replay
+	plane  Plane
+	table  *lb.Table
+	state  string
+	conns  map[string]*netlab.Conn
+
+	mu       sync.Mutex
+	failures []string
+	passed   int // lines that did as they should
+	sctp     int // lines that this kernel cannot send
+}
+
+func (r *run) verdict() string {
+	switch {
+	case len(r.failures) > 0:
+		return Fails
+	case r.passed == 0 && r.sctp == 0:
+		return NotApplicable
+	case r.passed == 0:
+		return NeedsSCTP
+	}
+	return Passes
+}
+
+func (r *run) failf(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failures = append(r.failures, r.heading()+fmt.Sprintf(format, args...))
+}
+
+// play goes through the states.
+func (r *run) play() {
+	defer r.end()
+	if err := r.onNode(r.start); err != nil {
+		r.failf("start: %v", err)
+		return
+	}
+	for first := true; ; first = false {
+		step, ok, err := r.replay.Next()
+		if err != nil {
+			r.failf("%v", err)
+		}
+		if err != nil || !ok {
+			return
+		}
+		r.state, r.table = step.State.Name, step.Table
+		if err := r.onNode(func() error { return r.advance(step, first) }); err != nil {
+			r.failf("%v", err)
+			return
+		}
+		r.packets(step.State.Packets)
+	}
+}
+
+// onNode runs f on a thread in the node's namespace.
+func (r *run) onNode(f func() error) error { return r.lab.lab.Do(netlab.Node1, f) }
+
+// start makes the plane, on top of what the scenario before has left, and empties it.
+func (r *run) start() error {
+	var err error
+	if r.plane, err = r.s.New(r.family); err != nil {
+		return fmt.Errorf("new plane: %w", err)
+	}
+	if err := r.plane.Reset(context.Background(), &lb.Table{}); err != nil {
+		return fmt.Errorf("reset to nothing: %w", err)
+	}
+	return nil
+}
+
+// advance brings the plane to the next state.
+func (r *run) advance(step scenario.Step, first bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if !first && step.NewNode {
+		n, ok := r.plane.(nodeSetter)
+		if !ok {
+			first = true
+		} else if err := n.SetNode(ctx, step.Table.Node); err != nil {
+			return fmt.Errorf("set node: %w", err)
+		}
+	}
+	if first {
+		if err := r.plane.Reset(ctx, step.Table); err != nil {
+			return fmt.Errorf("reset: %w", err)
+		}
+		return nil
+	}
+	if len(step.Changes) == 0 {
+		return nil
+	}
+	if err := r.plane.Apply(ctx, step.Changes); err != nil {
+		return fmt.Errorf("apply %d changes: %w", len(step.Changes), err)
+	}
+	return nil
+}
+
+func (r *run) end() {
+	for _, c := range r.conns {
+		if err := c.Close(); err != nil {
+			r.failf("%v", err)
+		}
+	}
+	if c, ok := r.plane.(io.Closer); ok {
+		if err := c.Close(); err != nil {
+			r.failf("close the plane: %v", err)
+		}
+	}
+}
+
+// packets runs the lines of a section: all at once, but for what "then" and "wait" part.
+func (r *run) packets(lines []scenario.Packet) {
+	var group []scenario.Packet
+	flush := func() {
+		var all sync.WaitGroup
+		for _, p := range group {
+			all.Go(func() { r.line(p) })
+		}
+		all.Wait()
+		group = nil
+	}
+	for _, p := range lines {
+		switch {
+		case p.Verb == scenario.Then:
+			flush()
+			time.Sleep(p.Wait)
+			continue
+		case p.Conn != "" && slices.ContainsFunc(group, func(q scenario.Packet) bool { return q.Conn == p.Conn }):
+			flush()
+		}
+		group = append(group, p)
+	}
+	flush()
+}
+
+// heading begins a failure: where we are, and what the story is.
+func (r *run) heading() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s, %s", r.sc.Name, r.family)
+	if r.state != "" {
+		fmt.Fprintf(&b, ", step %s", r.state)
+	}
+	fmt.Fprintf(&b, " (%s)\n", strings.Join(r.sc.Rows, ", "))
+	for line := range strings.Lines(r.sc.Story) {
+		b.WriteString("    " + line)
+	}
+	b.WriteString("\n")
+	return b.String()
+}
+
+// dumpText returns what the plane can tell of itself, if PLANETEST_DUMP asks for it.
+func (r *run) dumpText() string {
+	if os.Getenv("PLANETEST_DUMP") == "" {
+		return ""
+	}
+	text, err := "", error(nil)
+	if e := r.onNode(func() error { text, err = Dump(r.plane); return nil }); e != nil || err != nil {
+		return fmt.Sprintf("(no dump: %v %v)", e, err)
+	}
+	return text
+}
+
+// resultsDir is where recorded results lie, relative to the module.
+func resultsDir() (string, error) {
+	dir, err := scenario.Dir()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, "..", "..", "plane", "planetest", "testdata", "results"), nil
+}

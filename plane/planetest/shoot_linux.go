@@ -1,0 +1,276 @@
+package planetest
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/scenario"
+	"kube-proxy/lb"
+)
+
+// line does what one line of packets says, and notes how it went.
+func (r *run) line(p scenario.Packet) {
+	var err error
+	sent := true
+	switch p.Verb {
+	case scenario.Send, scenario.Open:
+		sent, err = r.send(p)
+	case scenario.KeepsWorking, scenario.IsDead:
+		sent, err = r.reuse(p)
+	}
+	switch {
+	case errors.Is(err, netlab.ErrUnsupported):
+		r.mu.Lock()
+		r.sctp++
+		r.mu.Unlock()
+	case err != nil:
+		r.failf("  %s.txtar:%d: %s\n%s%s", r.sc.Name, p.Line, p.Text, indent(err.Error()), indent(r.dumpText()))
+	case sent:
+		r.mu.Lock()
+		r.passed++
+		r.mu.Unlock()
+	}
+}
+
+func indent(s string) string {
+	if s == "" {
+		return ""
+	}
+	return "    " + strings.ReplaceAll(strings.TrimRight(s, "\n"), "\n", "\n    ") + "\n"
+}
+
+func hostAddr(host string, six bool) netip.Addr {
+	h, _ := netlab.HostByName(host)
+	return h.Addr(six)
+}
+
+// volley is a line of packets on its way.
+type volley struct {
+	r     *run
+	p     scenario.Packet
+	shots []scenario.Shot
+	// seen counts the answers by host; ports has the ports at which each was reached.
+	seen map[string]int
+	n    int // connections so far
+}
+
+// send makes the connections of a line; sent is false if the line is not for this family.
+func (r *run) send(p scenario.Packet) (sent bool, err error) {
+	r.mu.Lock()
+	shots, err := r.replay.Resolve(p, hostAddr)
+	r.mu.Unlock()
+	if err != nil || len(shots) == 0 {
+		return false, err
+	}
+	if r.lab.noSCTP && shots[0].Proto == lb.SCTP {
+		return true, netlab.ErrUnsupported
+	}
+	v := &volley{r: r, p: p, shots: shots, seen: map[string]int{}}
+	switch {
+	case p.Verb == scenario.Open:
+		err = v.open()
+	case p.Want.Verdict != scenario.Answered:
+		err = v.silent()
+	case p.Want.Sticky:
+		err = v.sticky()
+	default:
+		err = v.spread()
+	}
+	if err != nil {
+		err = v.explain(err)
+	}
+	return true, err
+}
+
+// spread connects until every backend has answered. The chance that a fair choice misses one of them in that
+// many connections is below one in a billion.
+func (v *volley) spread() error {
+	k := len(v.p.Want.Backends)
+	least, most := max(4*k, len(v.shots)), 20*k+20+len(v.shots)
+	for v.n < most {
+		if err := v.connect(v.shots[v.n%len(v.shots)]); err != nil {
+			return err
+		}
+		if v.n >= least && len(v.seen) == k {
+			return nil
+		}
+	}
+	return fmt.Errorf("not all backends answered in %d connections", v.n)
+}
+
+// stickyTries is how many connections must meet the same backend; of three at random they would once in 2,187.
+const stickyTries = 8
+
+func (v *volley) sticky() error {
+	for range stickyTries {
+		if err := v.connect(v.shots[v.n%len(v.shots)]); err != nil {
+			return err
+		}
+		if len(v.seen) > 1 {
+			return errors.New("not the same backend each time")
+		}
+	}
+	return nil
+}
+
+// connect makes one connection and checks who answered.
+func (v *volley) connect(shot scenario.Shot) error {
+	c, err := v.dial(shot, v.r.s.patience)
+	if err != nil {
+		return err
+	}
+	return errors.Join(v.check(c), c.Close())
+}
+
+func (v *volley) dial(shot scenario.Shot, timeout time.Duration) (*netlab.Conn, error) {
+	v.n++
+	local := netip.AddrPortFrom(shot.Local, v.r.lab.nextPort())
+	return v.r.lab.lab.Open(v.p.From, protos[shot.Proto], shot.To, netlab.DialOptions{Timeout: timeout, Local: local})
+}
+
+// check compares an answer with what the line wants.
+func (v *volley) check(c *netlab.Conn) error {
+	a := c.First()
+	v.seen[a.Server]++
+	i := slices.IndexFunc(v.p.Want.Backends, func(b scenario.Backend) bool { return b.Host == a.Server })
+	if i < 0 {
+		return fmt.Errorf("%s answered", a.Server)
+	}
+	want := v.p.Want.Backends[i]
+	if want.Port != 0 && want.Port != a.At.Port() {
+		return fmt.Errorf("%s was reached at port %d", a.Server, a.At.Port())
+	}
+	return v.checkSource(want.From, a, c.Local().Addr())
+}
+
+func (v *volley) checkSource(want scenario.Origin, a netlab.Reply, local netip.Addr) error {
+	seen := a.Seen.Addr()
+	ok := true
+	switch {
+	case want.Host == scenario.Same:
+		ok = seen == local
+	case want.Host != "":
+		ok = v.r.lab.owner(seen) == want.Host
+	case !want.Addr.IsZero():
+		v.r.mu.Lock()
+		addr, found := v.r.replay.Address(want.Addr)
+		v.r.mu.Unlock()
+		ok = !found || seen == addr
+	}
+	if !ok {
+		return fmt.Errorf("%s saw the source %s (%s), the client was %s", a.Server, seen, v.r.lab.owner(seen), local)
+	}
+	return nil
+}
+
+// silentTries is how many connections must be refused or dropped; a route that does so only sometimes would be
+// found by more runs.
+const silentTries = 3
+
+// silent makes connections that nobody may answer, at the same time.
+func (v *volley) silent() error {
+	want, timeout := netlab.ErrRefused, v.r.s.patience
+	if v.p.Want.Verdict == scenario.Dropped {
+		want, timeout = netlab.ErrTimeout, v.r.lab.silence
+	}
+	results := make(chan error, silentTries*len(v.shots))
+	for range silentTries {
+		for _, shot := range v.shots {
+			v.n++
+			go func() { results <- v.try(shot, timeout) }()
+		}
+	}
+	var failed error
+	for range cap(results) {
+		if err := <-results; !errors.Is(err, want) && failed == nil {
+			if failed = err; err == nil {
+				failed = errors.New("it was answered")
+			}
+		}
+	}
+	return failed
+}
+
+// try makes one connection, or sends one ping, that is not to be answered.
+func (v *volley) try(shot scenario.Shot, timeout time.Duration) error {
+	if v.p.To.ICMP {
+		return v.r.lab.lab.Ping(v.p.From, shot.To.Addr(), timeout)
+	}
+	local := netip.AddrPortFrom(shot.Local, v.r.lab.nextPort())
+	c, err := v.r.lab.lab.Open(v.p.From, protos[shot.Proto], shot.To, netlab.DialOptions{Timeout: timeout, Local: local})
+	if err != nil {
+		return err
+	}
+	return errors.Join(fmt.Errorf("%s answered", c.First().Server), c.Close())
+}
+
+// open makes one connection and keeps it.
+func (v *volley) open() error {
+	c, err := v.dial(v.shots[0], v.r.s.patience)
+	if err != nil {
+		return err
+	}
+	v.r.mu.Lock()
+	v.r.conns[v.p.Conn] = c
+	v.r.mu.Unlock()
+	return v.check(c)
+}
+
+// reuse uses a connection that was opened before; sent is false if it was not for this family.
+func (r *run) reuse(p scenario.Packet) (sent bool, err error) {
+	r.mu.Lock()
+	c := r.conns[p.Conn]
+	r.mu.Unlock()
+	if c == nil {
+		return false, nil
+	}
+	before := c.First()
+	after, err := c.Exchange()
+	if p.Verb == scenario.IsDead {
+		if err == nil {
+			return true, fmt.Errorf("connection %s is still answered by %s", p.Conn, after.Server)
+		}
+		return true, nil
+	}
+	if err != nil {
+		return true, fmt.Errorf("connection %s: %w", p.Conn, err)
+	}
+	if after.Server != before.Server {
+		return true, fmt.Errorf("connection %s was answered by %s before and is by %s now", p.Conn, before.Server, after.Server)
+	}
+	return true, nil
+}
+
+// explain tells what was sent, what came back, and which row of the table should have decided.
+func (v *volley) explain(err error) error {
+	var b strings.Builder
+	shot := v.shots[0]
+	fmt.Fprintf(&b, "sent: %s → %s", v.p.From, shot.To)
+	if shot.Proto != 0 {
+		fmt.Fprintf(&b, "/%s", shot.Proto)
+	}
+	if n := len(v.shots); n > 1 {
+		fmt.Fprintf(&b, " and %d more ports", n-1)
+	}
+	fmt.Fprintf(&b, ", %d connections\n", v.n)
+	var answers []string
+	for _, host := range slices.Sorted(maps.Keys(v.seen)) {
+		answers = append(answers, fmt.Sprintf("%s %d", host, v.seen[host]))
+	}
+	if len(answers) > 0 {
+		fmt.Fprintf(&b, "answers: %s\n", strings.Join(answers, ", "))
+	}
+	fmt.Fprintf(&b, "got:  %v\n", err)
+	if row := v.r.table.Get(shot.Key); row != nil {
+		fmt.Fprintf(&b, "row:  %s", strings.ReplaceAll(row.String(), "\n", "\n      "))
+	} else {
+		fmt.Fprintf(&b, "row:  none for %s", shot.Key)
+	}
+	return errors.New(b.String())
+}
