@@ -110,10 +110,14 @@ func TestSameKeyTwice(t *testing.T) {
 			fronts = append(fronts, row(oldest, key))
 		}
 		for i := range n {
-			fronts = append(fronts, row(oldest, lb.Key{Port: uint16(1 + i), Proto: lb.UDP}), fronts[0])
+			one := row(oldest, lb.Key{Port: uint16(1 + i), Proto: lb.UDP})
+			fronts = append(fronts, one, fronts[0], row(oldest, one.Key))
 		}
 		var table lb.Table
 		changes, contests := table.Replace(oldest, fronts)
+		if owned := table.Owned(oldest.Name); len(owned) != n+1 {
+			t.Errorf("n=%d: %d rows kept, want %d", n, len(owned), n+1)
+		}
 		if len(changes) != n+1 || len(contests) != 0 || table.Len() != n+1 || table.Get(key) != fronts[0] {
 			t.Errorf("n=%d: %d changes, contests %v, %d rows", n, len(changes), contests, table.Len())
 		}

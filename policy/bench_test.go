@@ -21,32 +21,69 @@ func BenchmarkEndpointChange(b *testing.B) {
 }
 
 func benchmarkEndpointChange(b *testing.B, services int) {
-	store, table, settings := cluster.NewStore("node-1"), &lb.Table{}, benchSettings()
-	apply := func(d cluster.Dirty) int {
-		changed := 0
-		for _, ref := range d.Services {
-			v := store.View(ref.Name)
-			changes, _ := table.Replace(lb.Owner{Name: ref.Name.String(), Created: v.Service.Created}, policy.Resolve(v, settings))
-			changed += len(changes)
-		}
-		return changed
-	}
-	for i := range services {
-		store.Fold(cluster.SliceSet{Slice: benchSlice(i, 10)})
-		apply(store.Fold(cluster.ServiceSet{Service: benchService(i)}))
-	}
-	// The two states of the slice that flips, made before the clock runs: a source makes them, not we.
-	target := services / 2
-	states := [2]*cluster.Slice{benchSlice(target, 9), benchSlice(target, 10)}
-	visited := table.Visited
+	c := newChanger(services)
+	visited := c.table.Visited
 	b.ReportAllocs()
 	b.ResetTimer()
-	for i := range b.N {
-		if apply(store.Fold(cluster.SliceSet{Slice: states[i%2]})) != 1 {
+	for range b.N {
+		if c.change() != 1 {
 			b.Fatal("one endpoint change must change one row")
 		}
 	}
-	b.ReportMetric(float64(table.Visited-visited)/float64(b.N), "rows/op")
+	b.ReportMetric(float64(c.table.Visited-visited)/float64(b.N), "rows/op")
+}
+
+// TestEndpointChangeCost pins what the benchmark shows: a change costs the same at any number of services.
+func TestEndpointChangeCost(t *testing.T) {
+	for _, services := range []int{100, 10_000} {
+		c := newChanger(services)
+		visited := c.table.Visited
+		const runs = 100
+		allocs := testing.AllocsPerRun(runs-1, func() { c.change() }) // which runs it once more to warm up
+		if rows := c.table.Visited - visited; rows != 2*runs {
+			t.Errorf("%d services: %d changes visited %d rows, want two each", services, runs, rows)
+		}
+		if allocs > 24 {
+			t.Errorf("%d services: %v allocations a change, want at most 24", services, allocs)
+		}
+	}
+}
+
+// changer is a cluster in which one endpoint of one service comes and goes.
+type changer struct {
+	store    *cluster.Store
+	table    *lb.Table
+	settings policy.Settings
+	states   [2]*cluster.Slice // made beforehand: a source makes them, not we
+	n        int
+}
+
+func newChanger(services int) *changer {
+	target := services / 2
+	c := &changer{
+		store: cluster.NewStore("node-1"), table: &lb.Table{}, settings: benchSettings(),
+		states: [2]*cluster.Slice{benchSlice(target, 9), benchSlice(target, 10)},
+	}
+	for i := range services {
+		c.apply(cluster.SliceSet{Slice: benchSlice(i, 10)})
+		c.apply(cluster.ServiceSet{Service: benchService(i)})
+	}
+	return c
+}
+
+// change makes the endpoint go, or come, and returns how many rows changed.
+func (c *changer) change() int {
+	c.n++
+	return c.apply(cluster.SliceSet{Slice: c.states[(c.n+1)%2]})
+}
+
+func (c *changer) apply(ev cluster.Event) (changed int) {
+	for _, ref := range c.store.Fold(ev).Services {
+		v := c.store.View(ref.Name)
+		changes, _ := c.table.Replace(lb.Owner{Name: ref.Name.String(), Created: v.Service.Created}, policy.Resolve(v, c.settings))
+		changed += len(changes)
+	}
+	return changed
 }
 
 func benchSettings() policy.Settings {

@@ -266,6 +266,8 @@ func TestEndpoints(t *testing.T) {
 		{"SV-22 ports go by name", newScene().endpoints(far).with(func(s *scene) { s.slices[0].Ports[0].Name = "https" }), ""},
 		{"SV-22 and by protocol", newScene().endpoints(far).with(func(s *scene) { s.slices[0].Ports[0].Protocol = cluster.UDP }), ""},
 		{"SV-32 copies merge: local and ready win", newScene().endpoints("10.1.1.11").endpoints("10.1.1.11 local terminating").endpoints("10.1.1.11 unready"), "10.1.1.11:8080 local"},
+		{"SV-32 SV-38 hints of a copy that is not ready do not count", newScene().endpoints("10.1.2.14", "10.1.2.15 zone=a").endpoints("10.1.2.14 terminating zone=b"), "10.1.2.14:8080, 10.1.2.15:8080"},
+		{"SV-32 SV-38 hints of ready copies add up", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b").endpoints("10.1.2.14 zone=b", "10.1.2.15"), "10.1.2.14:8080"},
 		{"SV-32 the same address with another port is another backend", newScene().endpoints(far).endpoints(far).with(func(s *scene) { s.slices[1].Ports[0].Port = 8081 }), "10.1.2.14:8080, 10.1.2.14:8081"},
 		{"SV-33 no node name, nothing is local", newScene().with(func(s *scene) { s.facts.NodeName = "" }).endpoints(mixed), "10.1.1.11:8080"},
 		{"SV-33 an endpoint without node name is remote", newScene().endpoints(mixed).with(func(s *scene) { s.slices[0].Endpoints[0].NodeName = unique.Handle[string]{} }), "10.1.1.11:8080"},
