@@ -445,6 +445,30 @@ func TestDumpAndDelete(t *testing.T) {
 	}
 }
 
+// DP-52 PN-06: a pass takes the same memory for any number of entries.
+func TestPassMemory(t *testing.T) {
+	const n = 5000
+	ns := newNamespace(t)
+	ns.inject(t, n, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) { return clientN(i), dns, podAP, lb.UDP })
+	var table *table
+	var err error
+	ns.do(func() { table, err = openTable(lb.IPv4) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.close()
+	x := newIndex()
+	x.apply(set(row(vip, service, lb.Cluster, podA)))
+	p := x.take(nil)
+	if allocs := testing.AllocsPerRun(5, func() {
+		if got, err := table.forget(lb.UDP, p.stale, nil); err != nil || got.seen != n {
+			t.Errorf("%+v, %v", got, err)
+		}
+	}); allocs > 20 {
+		t.Errorf("%v allocations for %d entries", allocs, n)
+	}
+}
+
 // What New cannot do it says.
 func TestNewWithoutCapability(t *testing.T) {
 	ns := newNamespace(t)

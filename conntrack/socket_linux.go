@@ -104,14 +104,16 @@ func (s *socket) answers(seq uint32, f func(typ uint16, body []byte) error) erro
 
 func (s *socket) receive() error {
 	for {
-		n, _, flags, _, err := unix.Recvmsg(s.fd, s.buf, nil, 0)
+		// Not recvmsg, which would allocate the sender's address. A part of an answer is far below the
+		// length of buf; one that fills it may be cut off.
+		n, err := unix.Read(s.fd, s.buf)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
 			return fmt.Errorf("%w: receive: %w", errSocket, err)
-		case flags&unix.MSG_TRUNC != 0:
-			return fmt.Errorf("%w: a message has more than %d bytes", errSocket, len(s.buf))
+		case n == len(s.buf):
+			return fmt.Errorf("%w: a message has %d bytes or more", errSocket, n)
 		}
 		s.unread = s.buf[:n]
 		return nil

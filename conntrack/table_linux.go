@@ -144,9 +144,9 @@ func (t *table) flush(n *tally, failed func(lb.Key, error)) error {
 	if err := t.deletes.send(t.pending); err != nil {
 		return fmt.Errorf("delete %d conntrack entries: %w", len(t.keys), err)
 	}
+	var answer unix.Errno
 	for i, key := range t.keys {
 		err := t.deletes.answers(first+uint32(i), func(uint16, []byte) error { return nil })
-		var answer unix.Errno
 		switch {
 		case err == nil:
 			n.deleted++
