@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -87,10 +88,20 @@ func TestFireAtOnceCoalesceWhileWriting(t *testing.T) {
 
 // DP-60: at least MinSyncPeriod from the end of one write to the start of the next.
 func TestMinSyncPeriod(t *testing.T) {
+	var mu sync.Mutex
 	var writes []time.Time
+	took := func() []time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		out := writes
+		writes = nil
+		return out
+	}
 	change := func(c *Config) {
 		c.MinSyncPeriod = 10 * time.Second
 		c.Written = func(w Write) {
+			mu.Lock()
+			defer mu.Unlock()
 			if w.Verb == "apply" {
 				writes = append(writes, time.Now())
 			}
@@ -109,18 +120,20 @@ func TestMinSyncPeriod(t *testing.T) {
 		r.after(time.Second)
 		r.do(cluster.ServiceSet{Service: service(3)})
 		r.after(time.Minute)
+		writes := took()
 		if len(writes) != 2 || writes[0].Sub(start) != 3*time.Second || writes[1].Sub(writes[0]) != 10*time.Second {
 			t.Fatalf("writes ended at %v after %v, want one at 3 s and one 10 s later", writes, start)
 		}
 		r.converged()
 
-		start, writes = time.Now(), nil
+		start = time.Now()
 		r.do(cluster.ServiceSet{Service: service(4)})
 		r.run()
 		r.do(cluster.ServiceSet{Service: service(5)})
 		r.after(time.Second)
 		r.engine.SetMinSyncPeriod(2 * time.Second)
 		r.after(time.Minute)
+		writes = took()
 		if len(writes) != 2 || !writes[0].Equal(start) || writes[1].Sub(start) != 2*time.Second {
 			t.Fatalf("writes at %v after %v, want one at once and one 2 s later", writes, start)
 		}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -314,15 +315,15 @@ func TestPanicInPlane(t *testing.T) {
 
 // DP-61: a panic in the policy costs its own service only, which keeps its rows, and is tried again.
 func TestPanicInPolicy(t *testing.T) {
-	sick := map[cluster.Name]bool{}
-	asked := 0
+	var sick atomic.Bool
+	var asked atomic.Int64
 	change := func(c *Config) {
 		c.Resolve = func(v cluster.View) []*lb.Frontend {
 			if v.Name == svcName(1) {
-				asked++
-			}
-			if sick[v.Name] {
-				panic("policy is sick")
+				asked.Add(1)
+				if sick.Load() {
+					panic("policy is sick")
+				}
 			}
 			return resolveDefault(v)
 		}
@@ -332,7 +333,7 @@ func TestPanicInPolicy(t *testing.T) {
 		r.list()
 		r.add(1)
 		r.run()
-		sick[svcName(1)] = true
+		sick.Store(true)
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 9)})
 		r.add(2)
 		r.run()
@@ -342,15 +343,15 @@ func TestPanicInPolicy(t *testing.T) {
 		if s := r.engine.Stats(); s.Unresolved != 1 || s.Panics == 0 || s.Settled || s.Resets != 1 {
 			t.Errorf("%+v", s)
 		}
-		asked = 0
+		asked.Store(0)
 		r.after(10 * time.Minute)
-		if asked < 25 || asked > 35 {
-			t.Errorf("asked %d times in 10 minutes", asked)
+		if n := asked.Load(); n < 25 || n > 35 {
+			t.Errorf("asked %d times in 10 minutes", n)
 		}
 		if n := r.log.count("service not resolved"); n != 1 {
 			t.Errorf("%d lines, want 1", n)
 		}
-		delete(sick, svcName(1))
+		sick.Store(false)
 		r.after(lastDelay)
 		r.converged()
 	})
@@ -358,10 +359,10 @@ func TestPanicInPolicy(t *testing.T) {
 
 // DP-61: a panic in the table leaves it half changed: it is made anew and the plane reset to it, once.
 func TestPanicInTable(t *testing.T) {
-	sick := false
+	var sick atomic.Bool
 	change := func(c *Config) {
 		c.Resolve = func(v cluster.View) []*lb.Frontend {
-			if sick && v.Name == svcName(1) {
+			if sick.Load() && v.Name == svcName(1) {
 				return []*lb.Frontend{nil}
 			}
 			return resolveDefault(v)
@@ -373,7 +374,7 @@ func TestPanicInTable(t *testing.T) {
 		r.add(1)
 		r.add(2)
 		r.run()
-		sick = true
+		sick.Store(true)
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 9)}, cluster.SliceSet{Slice: slice(2, 1, 9)})
 		r.after(10 * time.Minute)
 		if !r.plane.Has(svcKey(1)) || !r.plane.Has(svcKey(2)) {
@@ -382,7 +383,7 @@ func TestPanicInTable(t *testing.T) {
 		if s := r.engine.Stats(); s.Resets != 2 || s.Unresolved != 1 {
 			t.Errorf("%+v", s)
 		}
-		sick = false
+		sick.Store(false)
 		r.after(lastDelay)
 		r.converged()
 	})

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -91,10 +92,11 @@ func TestNodeChangesOnPlainPlane(t *testing.T) {
 
 // DP-61: while the node cannot be resolved nothing is written with a wrong one.
 func TestPanicInNode(t *testing.T) {
-	sick := true
+	var sick atomic.Bool
+	sick.Store(true)
 	change := func(c *Config) {
 		c.ResolveNode = func(f cluster.Facts) lb.Node {
-			if sick {
+			if sick.Load() {
 				panic("node is sick")
 			}
 			return policy.ResolveNode(f, settings)
@@ -108,17 +110,17 @@ func TestPanicInNode(t *testing.T) {
 		if c := r.plane.Counts(); c.Resets != 0 {
 			t.Errorf("%+v: written without a node", c)
 		}
-		sick = false
+		sick.Store(false)
 		r.after(lastDelay)
 		r.converged()
-		sick = true
+		sick.Store(true)
 		r.do(cidr("172.16.0.0/12"))
 		r.add(2)
 		r.run()
 		if !r.plane.Has(svcKey(2)) || r.engine.Stats().Settled {
 			t.Error("want the row written and the engine not settled")
 		}
-		sick = false
+		sick.Store(false)
 		r.after(lastDelay)
 		r.converged()
 		if n := r.log.count("node not resolved"); n != 1 {

@@ -183,6 +183,23 @@ func (p *Plane) reset(want *lb.Table, chosen func(lb.Key) bool) error {
 			return err
 		}
 	}
+	return p.sweepAll()
+}
+
+// sweepAll removes the sets that nothing refers to: those of rows that others deleted.
+func (p *Plane) sweepAll() error {
+	var unused []lb.SetID
+	for id, s := range p.kernel.sets {
+		if s.refs == 0 {
+			unused = append(unused, id)
+		}
+	}
+	for _, id := range unused {
+		p.counts.Ops++
+		if err := p.kernel.delSet(id); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -245,6 +262,9 @@ func (p *Plane) Audit(ctx context.Context, _ bool) (mended int, err error) {
 			return mended, fmt.Errorf("fake: audit: %w", err)
 		}
 		mended++
+	}
+	if err := p.sweepAll(); err != nil {
+		return mended, fmt.Errorf("fake: audit: %w", err)
 	}
 	return mended, nil
 }

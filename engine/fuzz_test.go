@@ -1,0 +1,224 @@
+package engine
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unique"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/fake"
+)
+
+// story plays bytes as events and faults. Every byte string is a story.
+type story struct {
+	*rig
+	bytes    []byte
+	services map[cluster.Name]*cluster.Service
+	slices   map[cluster.Name]*cluster.Slice
+	release  func()
+}
+
+// universe is the number of services; few, so that stories meet the same one again.
+const universe = 6
+
+func (s *story) next() int {
+	if len(s.bytes) == 0 {
+		return 0
+	}
+	b := s.bytes[0]
+	s.bytes = s.bytes[1:]
+	return int(b)
+}
+
+// someService is one of the services, in one of many forms. All may claim the same load-balancer address,
+// and some are re-created with another age.
+func (s *story) someService(i, form int) *cluster.Service {
+	svc := service(i)
+	svc.Created += int64(form>>6) * 100
+	switch form % 6 {
+	case 0:
+	case 1:
+		svc.Type = cluster.TypeLoadBalancer
+		svc.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.7")}
+		svc.Ports[0].NodePort = uint16(30000 + i)
+	case 2:
+		svc.Type = cluster.TypeNodePort
+		svc.Ports[0].NodePort = uint16(30000 + form%2)
+		svc.ExternalPolicy = cluster.PolicyLocal
+	case 3:
+		svc.AffinitySeconds = int32(form)
+		svc.InternalPolicy = cluster.PolicyLocal
+	case 4:
+		svc.Ports = append(svc.Ports, cluster.ServicePort{Name: "dns", Protocol: cluster.UDP, Port: 53})
+		svc.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("192.0.2.8")}
+	case 5:
+		svc.Type = cluster.TypeLoadBalancer
+		svc.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.8")}
+		svc.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
+	}
+	return svc
+}
+
+// someSlice is one of a service's two slices; it may also move to another service.
+func (s *story) someSlice(i, form int) *cluster.Slice {
+	sl := slice(i, 1+form&3, form>>2&3)
+	if form&16 != 0 {
+		sl.Name.Name += "2"
+	}
+	if form&32 != 0 {
+		sl.Service = svcName((i + 1) % universe)
+	}
+	if form&64 != 0 {
+		sl.Ports = append(sl.Ports, cluster.SlicePort{Name: "dns", Protocol: cluster.UDP, Port: 5353})
+	}
+	for k := range sl.Endpoints {
+		if form&128 != 0 && k == 0 {
+			sl.Endpoints[k].Ready, sl.Endpoints[k].Terminating = false, true
+		}
+		if k == 1 {
+			sl.Endpoints[k].NodeName = unique.Make("n2")
+		}
+	}
+	return sl
+}
+
+func (s *story) step() {
+	op, i := s.next(), s.next()
+	name := svcName(i % universe)
+	switch op % 24 {
+	case 0, 1, 2:
+		svc := s.someService(i%universe, s.next())
+		s.services[svc.Name] = svc
+		s.do(cluster.ServiceSet{Service: svc})
+	case 3:
+		delete(s.services, name)
+		s.do(cluster.ServiceGone{Name: name})
+	case 4, 5, 6:
+		sl := s.someSlice(i%universe, s.next())
+		s.slices[sl.Name] = sl
+		s.do(cluster.SliceSet{Slice: sl})
+	case 7:
+		sl := s.someSlice(i%universe, s.next())
+		delete(s.slices, sl.Name)
+		s.do(cluster.SliceGone{Name: sl.Name})
+	case 8:
+		maps.DeleteFunc(s.services, func(n cluster.Name, _ *cluster.Service) bool { return i&128 != 0 && n == name })
+		s.do(cluster.ServicesListed{Services: slices.Collect(maps.Values(s.services))})
+	case 9:
+		maps.DeleteFunc(s.slices, func(_ cluster.Name, sl *cluster.Slice) bool { return i&128 != 0 && sl.Service == name })
+		s.do(cluster.SlicesListed{Slices: slices.Collect(maps.Values(s.slices))})
+	case 10:
+		s.node(i)
+	case 11:
+		s.do(cidr([]string{"172.16.0.0/12", "172.16.0.0/16"}[i%2]))
+	case 12:
+		for range 1 + i%4 {
+			s.faulty.FailNext(fake.ErrInjected)
+		}
+	case 13:
+		s.faulty.FailWith(float64(i) / 255)
+	case 14:
+		s.faulty.Refuse(s.someKey(i))
+	case 15:
+		s.faulty.Heal()
+	case 16:
+		s.faulty.FailNext(plane.ErrStateLost)
+	case 17:
+		s.faulty.PanicAt(s.someKey(i))
+	case 18:
+		s.plane.StealAny(i&1 != 0)
+	case 19:
+		s.plane.Lose(i&1 != 0)
+	case 20:
+		s.engine.ResolveAll()
+	case 21:
+		if s.release == nil {
+			_, s.release = s.faulty.Block()
+		} else {
+			s.open()
+		}
+	case 22:
+		s.run()
+	case 23:
+		s.after(time.Duration(i) * time.Duration(i) * time.Millisecond)
+	}
+}
+
+func (s *story) someKey(i int) lb.Key {
+	if i&64 != 0 {
+		return lb.Key{Addr: netip.MustParseAddr("192.0.2.7"), Port: 80, Proto: lb.TCP}
+	}
+	return svcKey(i % universe)
+}
+
+func (s *story) node(i int) {
+	if i == 255 {
+		s.do(cluster.NodeGone{Name: nodeName})
+		return
+	}
+	n := &cluster.Node{Name: nodeName, Addrs: []netip.Addr{netip.AddrFrom4([4]byte{198, 51, 100, byte(1 + i&1)})}}
+	if i&2 != 0 {
+		n.Zone = "z"
+	}
+	s.do(cluster.NodeSet{Node: n})
+}
+
+func (s *story) open() {
+	if s.release != nil {
+		s.release()
+		s.release = nil
+	}
+}
+
+// FuzzIncremental: whatever happens, and whatever the plane does half, when the faults have stopped the
+// plane holds what a fresh start would give it, and the observers know it (style.md 4, hazard 1).
+func FuzzIncremental(f *testing.F) {
+	f.Add([]byte{})
+	// Lists, a service and its slice, half done, then gone.
+	f.Add([]byte{8, 0, 9, 0, 22, 0, 12, 0, 0, 1, 0, 4, 1, 12, 22, 0, 3, 1, 22, 0})
+	// Contested keys, a refused one, the winner goes.
+	f.Add([]byte{8, 0, 9, 0, 14, 64, 0, 1, 1, 0, 2, 1, 4, 1, 12, 4, 2, 12, 22, 0, 3, 1, 23, 40})
+	// A panic and a lost state while blocked.
+	f.Add([]byte{8, 0, 9, 0, 22, 0, 21, 0, 17, 2, 0, 2, 4, 4, 2, 77, 19, 1, 21, 0, 10, 3, 11, 0})
+	// Everything fails now and then.
+	f.Add([]byte{13, 128, 8, 0, 9, 0, 0, 1, 1, 0, 2, 5, 4, 1, 12, 23, 9, 3, 1, 4, 2, 140, 18, 1, 23, 20, 20, 0})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) > 1000 {
+			return
+		}
+		synctest.Test(t, func(t *testing.T) {
+			s := &story{
+				bytes:    data,
+				services: map[cluster.Name]*cluster.Service{},
+				slices:   map[cluster.Name]*cluster.Slice{},
+			}
+			s.rig = newRig(t, func(c *Config) {
+				if len(data)%2 == 1 {
+					c.MinSyncPeriod = 100 * time.Millisecond
+				}
+			})
+			s.start()
+			for len(s.bytes) > 0 {
+				s.step()
+			}
+			s.faulty.Heal()
+			s.open()
+			s.do(cluster.ServicesListed{Services: slices.Collect(maps.Values(s.services))})
+			s.do(cluster.SlicesListed{Slices: slices.Collect(maps.Values(s.slices))})
+			s.after(12 * time.Minute) // longer than every backoff, and one full audit
+			s.converged()
+			if err := s.stop(); err != nil {
+				t.Errorf("Run: %v", err)
+			}
+			if t.Failed() {
+				t.Logf("log:\n%s", s.log)
+			}
+		})
+	})
+}
