@@ -8,7 +8,6 @@ VCS     := $(shell git rev-parse HEAD >/dev/null 2>&1 || echo -buildvcs=false)
 KERNELS ?= 5.10 6.1 6.12
 # The kernel that runs the SCTP packets: many hosts have no sctp module, Debian's kernels do.
 SCTP_KERNEL ?= 6.1
-SCTP_TESTS  ?= (?i)sctp
 FUZZTIME    ?= 30s
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 VMRUN := $(CURDIR)/test/vm/vmrun
@@ -35,12 +34,14 @@ unit: ## go test ./..., with the tests that use this machine's kernel
 	@if (($$(id -u))); then echo 'make: the tests that use the kernel need root' >&2; exit 1; fi
 	go test -timeout 10m ./...
 
-sctp: bin/nftables.test $(STORE)/$(SCTP_KERNEL) ## the SCTP packets of the nftables suite, in a VM
+sctp: bin/nftables.test $(STORE)/$(SCTP_KERNEL) ## the scenarios with SCTP packets, in a VM
 	@echo '== SCTP on kernel $(SCTP_KERNEL)'
-	@cd plane/nftables && $(VMRUN) --kernel $(SCTP_KERNEL) --timeout 300 -- \
-	  $(CURDIR)/bin/nftables.test -test.v -test.run '$(SCTP_TESTS)' >$(CURDIR)/bin/sctp.log 2>&1 || { tail -n 60 $(CURDIR)/bin/sctp.log; exit 1; }
-	@grep -E '^ *--- (PASS|SKIP)' bin/sctp.log | sort | uniq -c | tail -n 20
-	@if ! grep -q -- '--- PASS' bin/sctp.log || grep -q -- '--- SKIP' bin/sctp.log; then echo 'make: an SCTP test did not run' >&2; exit 1; fi
+	@names=$$(grep -li sctp testdata/scenarios/*.txtar | xargs -n1 basename -s .txtar | paste -sd'|'); \
+	cd plane/nftables; \
+	$(VMRUN) --kernel $(SCTP_KERNEL) --timeout 300 -- $(CURDIR)/bin/nftables.test -test.v \
+	  -test.run "TestConformance/scenarios/^($$names)\$$" >$(CURDIR)/bin/sctp.log 2>&1 || { tail -n 60 $(CURDIR)/bin/sctp.log; exit 1; }; \
+	grep -E '^ +--- PASS|scenarios; by family' $(CURDIR)/bin/sctp.log || { tail -n 60 $(CURDIR)/bin/sctp.log; exit 1; }; \
+	grep -q ' 0 lines need SCTP' $(CURDIR)/bin/sctp.log || { echo 'make: SCTP packets were not sent' >&2; exit 1; }
 
 e2e: ## a real etcd and kube-apiserver (test/e2e)
 	cd test/e2e && go test -timeout 15m ./...
@@ -73,7 +74,6 @@ clean: ## remove what was built; VM kernels in /var/cache/vmrun stay
 	rm -rf bin test/e2e/bin
 	find . -name '*.test' -type f -delete
 
-# The package of a tool that is not there; nothing when all are there.
 deps: ## install with apt-get what is missing of the tools that tests use
 	@need=(); want() { command -v "$$1" >/dev/null || need+=("$$2"); }; PATH=$$PATH:/usr/sbin:/sbin; \
 	want nft nftables; want iptables iptables; want conntrack conntrack; want ip iproute2; want etcd etcd-server; \
