@@ -347,10 +347,16 @@ func (p *Plane) commit(t *batch) error {
 	}
 	p.stats.Batches++
 	p.stats.Messages += uint64(t.seq)
+	size := 0
 	for _, b := range bufs {
-		p.stats.Bytes += uint64(len(b))
+		size += len(b)
 	}
-	err := p.sock.commit(bufs, last)
+	p.stats.Bytes += uint64(size)
+	commit := p.sock.commit
+	if size > deafAbove {
+		commit = p.commitUnheard
+	}
+	err := commit(bufs, last)
 	if err == nil {
 		return nil
 	}
@@ -367,4 +373,29 @@ func (p *Plane) commit(t *batch) error {
 		return fmt.Errorf("nftables %s: %s: %w: run as root, or with CAP_NET_ADMIN", p.fam, what, err)
 	}
 	return fmt.Errorf("nftables %s: %s: %w", p.fam, what, err)
+}
+
+// deafAbove is the size in bytes of a batch from which on it pays that the kernel need not write
+// notifications of it, though our monitor then may miss what others do meanwhile.
+const deafAbove = 256 << 10
+
+// commitUnheard sends a large batch while our monitor does not listen, and afterwards makes sure that nobody
+// else changed the ruleset in that time.
+func (p *Plane) commitUnheard(bufs [][]byte, last uint32) error {
+	before, err := p.sock.generation()
+	if err != nil {
+		return err
+	}
+	if err := p.mon.listen(false); err != nil {
+		return err
+	}
+	failed := p.sock.commit(bufs, last)
+	if err := p.mon.listen(true); err != nil {
+		return errors.Join(failed, err)
+	}
+	after, err := p.sock.generation()
+	if err != nil || after != before+1 {
+		p.mon.note(func(n *notes) { n.everything = true })
+	}
+	return failed
 }

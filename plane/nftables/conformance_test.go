@@ -12,4 +12,9 @@ func TestConformance(t *testing.T) {
 	planetest.Run(t, planetest.Config{Mode: "nftables", New: newConformant})
 }
 
+// TestRandomTransitions walks at random between the states of all scenarios.
+func TestRandomTransitions(t *testing.T) {
+	planetest.Transitions(t, planetest.Config{New: newConformant})
+}
+
 func newConformant(f lb.Family) (planetest.Plane, error) { return New(Config{Family: f}) }

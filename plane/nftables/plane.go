@@ -28,6 +28,7 @@ type Plane struct {
 	rules *ruleset
 	log   *slog.Logger
 	sock  *socket
+	mon   *monitor
 	st    *state // nil before the first Reset, and when it is not known what the kernel holds
 	stats Stats
 }
@@ -65,6 +66,10 @@ func New(cfg Config) (*Plane, error) {
 		p.sock.close()
 		return nil, probeError(err)
 	}
+	if p.mon, err = startMonitor(f, &p.rules.sets, p.sock.pid); err != nil {
+		p.sock.close()
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
 	return p, nil
 }
 
@@ -81,7 +86,7 @@ func probeError(err error) error {
 
 // Close closes the sockets. The rules stay in force.
 func (p *Plane) Close() error {
-	return p.sock.close()
+	return errors.Join(p.mon.close(), p.sock.close())
 }
 
 // Stats returns what has been sent so far.

@@ -1,81 +1,227 @@
 package nftables
 
 import (
-	"context"
-	"fmt"
+	"math/rand/v2"
 	"net/netip"
-	"os/exec"
-	"runtime"
+	"strings"
 	"testing"
 	"time"
-
-	"github.com/vishvananda/netns"
 
 	"kube-proxy/lb"
 )
 
-// inNetns runs the rest of the test in a network namespace of its own.
-func inNetns(t testing.TB) {
+// A second Reset, and a Reset by a new process, find nothing to do: restart is invisible (design.md 3.7).
+func TestRestartSendsNothing(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w world) {
+		inNetns(t)
+		p := newPlane(t, w.fam)
+		tab := w.table(20, 4)
+		tab.Replace(w.full(100, 500, 5, 2, 0))
+		tab.Replace(w.full(101, 600, 5, 0, time.Hour))
+		tab.Replace(w.full(102, 700, 0, 0, 0))
+		reset(t, p, tab)
+		before := dump(t, p)
+		sent := p.Stats().Batches
+		reset(t, p, tab)
+		if n := p.Stats().Batches; n != sent {
+			t.Errorf("a second Reset sent %d batches", n-sent)
+		}
+		q := newPlane(t, w.fam)
+		reset(t, q, tab)
+		if n := q.Stats().Batches; n != 0 {
+			t.Errorf("a new process sent %d batches", n)
+		}
+		if after := dump(t, q); after != before {
+			t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		}
+	})
+}
+
+// A new process changes only what differs, and keeps ids, so that clients keep their backends.
+func TestRestartSendsTheDifference(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w world) {
+		inNetns(t)
+		p := newPlane(t, w.fam)
+		tab := w.table(50, 10)
+		reset(t, p, tab)
+		cold := p.Stats()
+
+		tab.Replace(w.clusterIP(7, 1000, 3))
+		tab.Replace(w.clusterIP(8, 80, 0))
+		tab.Replace(w.clusterIP(60, 2000, 4))
+		q := newPlane(t, w.fam)
+		reset(t, q, tab)
+		if got, want := dump(t, q), fresh(t, w.fam, tab); got != want {
+			t.Errorf("got:\n%s\nwant:\n%s", got, want)
+		}
+		if s := q.Stats(); s.Batches != 1 || s.Bytes > cold.Bytes/2 {
+			t.Errorf("sent %+v for three services; the cold start sent %+v for fifty", s, cold)
+		}
+	})
+}
+
+// Any way to a state ends where a fresh start ends.
+func TestTransitions(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w world) {
+		inNetns(t)
+		seed := uint64(time.Now().UnixNano())
+		t.Logf("seed %d", seed)
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		p := newPlane(t, w.fam)
+		tab := &lb.Table{Node: w.node()}
+		reset(t, p, tab)
+		for round := range 12 {
+			for range 40 {
+				i := rnd.IntN(8)
+				switch rnd.IntN(6) {
+				case 0:
+					apply2(t, p, tab, lb.Owner{Name: name(w, i)}, nil)
+				case 1:
+					o, f := w.clusterIP(i, rnd.IntN(20), rnd.IntN(12))
+					apply2(t, p, tab, o, f)
+				default:
+					n := rnd.IntN(10)
+					o, f := w.full(i, rnd.IntN(20), n, min(n, rnd.IntN(4)), time.Duration(rnd.IntN(3))*time.Hour)
+					apply2(t, p, tab, o, f)
+				}
+			}
+			if round%4 == 3 { // a restart in between
+				p = newPlane(t, w.fam)
+				reset(t, p, tab)
+			}
+			if got, want := dump(t, p), fresh(t, w.fam, tab); got != want {
+				t.Fatalf("seed %d, round %d: got:\n%s\nwant:\n%s", seed, round, got, want)
+			}
+		}
+	})
+}
+
+func name(w world, i int) string { o, _ := w.clusterIP(i, 0, 0); return o.Name }
+
+func apply2(t testing.TB, p *Plane, tab *lb.Table, o lb.Owner, fronts []*lb.Frontend) {
 	t.Helper()
-	runtime.LockOSThread() // never unlocked: the thread dies with the test's goroutine
-	home, err := netns.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { netns.Set(home); ns.Close(); home.Close(); runtime.UnlockOSThread() })
+	changes, contests := tab.Replace(o, fronts)
+	apply(t, p, changes, contests)
 }
 
-func newPlane(t testing.TB, f lb.Family) *Plane {
-	t.Helper()
-	p, err := New(Config{Family: f})
-	if err != nil {
-		t.Fatal(err)
+// The messages and bytes of a change do not depend on how many services there are.
+func TestCostOfAChange(t *testing.T) {
+	cost := func(n int) (endpoint, service Stats) {
+		w := world{lb.IPv4}
+		inNetns(t)
+		p := newPlane(t, w.fam)
+		tab := w.table(n, 10)
+		reset(t, p, tab)
+		before := p.Stats()
+		o, f := w.clusterIP(n/2, n/2*10, 10)
+		changed := &f[0].Set(lb.Cluster).Backends[8] // of ten, one that runs elsewhere
+		changed.Addr = netip.AddrPortFrom(changed.Addr.Addr(), 8081)
+		apply2(t, p, tab, o, f)
+		endpoint = p.Stats().minus(before)
+		before = p.Stats()
+		o, f = w.clusterIP(n, n*10, 10)
+		apply2(t, p, tab, o, f)
+		return endpoint, p.Stats().minus(before)
 	}
-	t.Cleanup(func() { p.Close() })
-	return p
+	var small, large [2]Stats
+	done := make(chan struct{})
+	go func() { small[0], small[1] = cost(100); close(done) }()
+	<-done
+	large[0], large[1] = cost(10_000)
+	if small != large {
+		t.Errorf("with 100 services %+v, with 10,000 %+v", small, large)
+	}
+	if m := small[0].Messages; m != 2 {
+		t.Errorf("one endpoint's change took %d messages, want 2: one element goes, one comes", m)
+	}
+	if m := small[1].Messages; m != 6 {
+		t.Errorf("a new service took %d messages, want 6: class, set id, shape, backends, cluster IP, hairpin", m)
+	}
 }
 
-func backends(n, local int) []lb.Backend {
-	var out []lb.Backend
-	for i := range n {
-		out = append(out, lb.Backend{Addr: netip.MustParseAddrPort(fmt.Sprintf("10.1.1.%d:8080", i+1)), Local: i < local})
-	}
-	return out
+func (s Stats) minus(o Stats) Stats {
+	return Stats{s.Batches - o.Batches, s.Failures - o.Failures, s.Messages - o.Messages, s.Bytes - o.Bytes}
 }
 
-func TestTry(t *testing.T) {
+// A table of another layout is replaced in the transaction that installs ours.
+func TestTakeOver(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w world) {
+		inNetns(t)
+		fam := "ip"
+		if w.fam == lb.IPv6 {
+			fam = "ip6"
+		}
+		runNFT(t, "add table "+fam+" kube-proxy; add chain "+fam+" kube-proxy services; add map "+fam+` kube-proxy service-ips { type inet_service : verdict; }
+			add chain `+fam+` kube-proxy nat-prerouting { type nat hook prerouting priority dstnat; }
+			add rule `+fam+` kube-proxy nat-prerouting jump services
+			add element `+fam+` kube-proxy service-ips { 80 : goto services }
+			add table `+fam+` others; add chain `+fam+` others mine`)
+		p := newPlane(t, w.fam)
+		tab := w.table(3, 2)
+		reset(t, p, tab)
+		if s := p.Stats(); s.Batches != 1 {
+			t.Errorf("%d transactions, want 1", s.Batches)
+		}
+		if got, want := dump(t, p), fresh(t, w.fam, tab); got != want {
+			t.Errorf("got:\n%s\nwant:\n%s", got, want)
+		}
+		if !strings.Contains(runNFT(t, "list tables"), "others") {
+			t.Error("a foreign table is gone")
+		}
+	})
+}
+
+// One bad row does not keep the others out of the kernel.
+func TestResetWithABadRow(t *testing.T) {
 	inNetns(t)
-	p := newPlane(t, lb.IPv4)
-	tab := &lb.Table{Node: lb.Node{
-		NodePorts:    []netip.Prefix{netip.MustParsePrefix("172.18.0.2/32")},
-		Pods:         lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}},
-		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
-	}}
-	cl := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster}, Backends: backends(3, 1)}
-	lo := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Local}, Backends: backends(1, 1)}
-	fs := []*lb.Frontend{
-		{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.ClusterIP,
-			Routes: []lb.Route{{From: lb.Pods, Do: lb.Balance, To: cl}, {From: lb.Anywhere, Do: lb.Balance, Masq: true, To: cl}}},
-		{Key: lb.Key{Port: 30080, Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.NodePort,
-			Routes: []lb.Route{{From: lb.Pods, Do: lb.Balance, To: cl}, {From: lb.Host, Do: lb.Balance, Masq: true, To: cl}, {From: lb.Anywhere, Do: lb.Balance, To: lo}}},
-		{Key: lb.Key{Addr: netip.MustParseAddr("192.0.2.1"), Port: 80, Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.LoadBalancer,
-			Sources:  []netip.Prefix{netip.MustParsePrefix("172.18.0.0/24"), netip.MustParsePrefix("192.0.2.1/32")},
-			Affinity: 10800 * time.Second,
-			Routes:   []lb.Route{{From: lb.Pods, Do: lb.Balance, To: cl}, {From: lb.Anywhere, Do: lb.Drop}}},
+	w := world{lb.IPv4}
+	p := newPlane(t, w.fam)
+	tab := w.table(3, 2)
+	want := fresh(t, w.fam, tab)
+	tab.Replace(lb.Owner{Name: "ns/bad"}, []*lb.Frontend{{Key: lb.Key{Addr: w.addr(10, 99), Port: 1, Proto: lb.TCP}, Service: "ns/bad", Kind: lb.ExternalIP}})
+	err := p.Reset(t.Context(), tab)
+	if err == nil || !strings.Contains(err.Error(), "ns/bad") {
+		t.Errorf("error %v does not name the bad row", err)
 	}
-	tab.Replace(lb.Owner{Name: "shop/web"}, fs)
-	if err := p.Reset(context.Background(), tab); err != nil {
-		t.Fatal(err)
+	if got := dump(t, p); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
-	out, err := exec.Command("nft", "list", "table", "ip", "kube-proxy").CombinedOutput()
-	fmt.Println(string(out), err)
-	s := p.Stats()
-	if err := p.Reset(context.Background(), tab); err != nil {
-		t.Fatal(err)
+	if err := p.Apply(t.Context(), []lb.Change{{Key: lb.Key{Addr: (world{lb.IPv6}).addr(10, 1), Port: 1, Proto: lb.TCP}, New: tab.Sorted()[0]}}); err == nil {
+		t.Error("a row under a foreign key was taken")
 	}
-	fmt.Println(s, p.Stats())
+	if got := dump(t, p); got != want {
+		t.Errorf("a refused change left traces:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// The nft program, also that of Debian 12, can list what we make.
+func TestListing(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w world) {
+		inNetns(t)
+		p := newPlane(t, w.fam)
+		tab := w.table(3, 2)
+		tab.Replace(w.full(10, 500, 5, 2, 0))
+		tab.Replace(w.full(11, 600, 5, 0, 3*time.Hour))
+		reset(t, p, tab)
+		out := runNFT(t, "list ruleset")
+		for _, want := range []string{
+			w.addr(10, 1).String() + " . tcp . 80 : 0x",
+			" . tcp . 80 . ",
+			"tcp . 30010 : 0x",
+			"map @backends",
+			"numgen random mod 2",
+			"timeout 3h",
+			"masquerade fully-random",
+			"priority dstnat",
+			`comment "set id, slot -> backend"`,
+			" : " + w.addr(100, 500).String() + " . 8080",
+		} {
+			if !strings.Contains(out, want) {
+				t.Errorf("the listing does not show %q", want)
+			}
+		}
+		if t.Failed() {
+			t.Log(out)
+		}
+	})
 }

@@ -35,13 +35,16 @@ type slab struct {
 	b []byte
 }
 
+// maxRecord is the length of the longest record: an IPv6 source range.
+const maxRecord = 80
+
 func (s slab) Len() int        { return len(s.b) / max(s.n, 1) }
 func (s slab) at(i int) []byte { return s.b[i*s.n : (i+1)*s.n] }
 
 func (s slab) Less(i, j int) bool { return bytes.Compare(s.at(i), s.at(j)) < 0 }
 
 func (s slab) Swap(i, j int) {
-	var tmp [64]byte
+	var tmp [maxRecord]byte
 	n := copy(tmp[:], s.at(i))
 	copy(s.at(i), s.at(j))
 	copy(s.at(j), tmp[:n])
@@ -93,15 +96,15 @@ func (p *Plane) request(typ, flags uint16, attrs ...any) []byte {
 	return e.b
 }
 
-// readTable reads everything of our table. It tries again a few times if somebody changes the ruleset
-// meanwhile.
-func (p *Plane) readTable() (*snapshot, uint32, error) {
+// readTable reads our table, with the elements of those sets for which which is true. It tries again a few
+// times if somebody changes the ruleset meanwhile.
+func (p *Plane) readTable(which func(*setDef) bool) (*snapshot, uint32, error) {
 	for try := 0; ; try++ {
 		gen, err := p.sock.generation()
 		if err != nil {
 			return nil, 0, fmt.Errorf("nftables %s: read the ruleset's generation: %w", p.fam, err)
 		}
-		s, err := p.readOnce()
+		s, err := p.readOnce(which)
 		if err == nil {
 			return s, gen, nil
 		}
@@ -111,7 +114,7 @@ func (p *Plane) readTable() (*snapshot, uint32, error) {
 	}
 }
 
-func (p *Plane) readOnce() (*snapshot, error) {
+func (p *Plane) readOnce(which func(*setDef) bool) (*snapshot, error) {
 	s := &snapshot{chains: map[string]*kernelChain{}}
 	err := p.sock.dump(p.request(unix.NFT_MSG_GETTABLE, 0, uint16(unix.NFTA_TABLE_NAME), TableName), func([]byte) error {
 		s.present = true
@@ -127,7 +130,7 @@ func (p *Plane) readOnce() (*snapshot, error) {
 		err = p.readChains(s)
 	}
 	if err == nil && s.ours {
-		err = p.readElements(s)
+		err = p.readElements(s, which)
 	}
 	return s, err
 }
@@ -222,17 +225,22 @@ func sameHook(a, b *hook) bool {
 	return *a == *b
 }
 
-// readElements reads the elements of all sets but those that packets fill.
-func (p *Plane) readElements(s *snapshot) error {
+// allSets are the sets whose elements are ours: all but those that packets fill.
+func allSets(d *setDef) bool { return !d.dynamic() }
+
+// smallSets are those that do not grow with the cluster.
+func smallSets(d *setDef) bool { return d.verdict || d.intervals() }
+
+func (p *Plane) readElements(s *snapshot, which func(*setDef) bool) error {
 	for i := range setCount {
 		d := &p.rules.sets[i]
-		if d.dynamic() {
+		s.records[i].n = d.recordLen()
+		if !which(d) {
 			continue
 		}
 		if d.verdict {
 			s.verdicts[i] = map[string]elementVerdict{}
 		}
-		s.records[i].n = d.recordLen()
 		err := p.sock.dump(p.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP,
 			uint16(unix.NFTA_SET_ELEM_LIST_TABLE), TableName, uint16(unix.NFTA_SET_ELEM_LIST_SET), d.name), func(body []byte) error {
 			attributes(attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
@@ -250,26 +258,32 @@ func (p *Plane) readElements(s *snapshot) error {
 
 // element adds one element of the kernel's answer to the snapshot.
 func (s *snapshot) element(i setIndex, d *setDef, el []byte) {
-	value := func(attr uint16) []byte { return attribute(attribute(el, attr), unix.NFTA_DATA_VALUE) }
 	if d.verdict {
 		v := attribute(attribute(el, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VERDICT)
-		s.verdicts[i][string(value(unix.NFTA_SET_ELEM_KEY))] = elementVerdict{
+		key := attribute(attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
+		s.verdicts[i][string(key)] = elementVerdict{
 			kind:  verdictKind(attribute(v, unix.NFTA_VERDICT_CODE)),
 			chain: cstr(attribute(v, unix.NFTA_VERDICT_CHAIN)),
 		}
 		return
 	}
-	r := &s.records[i]
-	r.b = append(r.b, value(unix.NFTA_SET_ELEM_KEY)...)
+	s.records[i].b = d.record(s.records[i].b, el)
+}
+
+// record appends an element of the kernel's to b, as a record.
+func (d *setDef) record(b, el []byte) []byte {
+	value := func(attr uint16) []byte { return attribute(attribute(el, attr), unix.NFTA_DATA_VALUE) }
+	b = append(b, value(unix.NFTA_SET_ELEM_KEY)...)
 	if d.ranged() {
-		r.b = append(r.b, value(setElemKeyEnd)...)
+		b = append(b, value(setElemKeyEnd)...)
 	}
 	if d.intervals() {
-		r.b = append(r.b, byte(be32(attribute(el, unix.NFTA_SET_ELEM_FLAGS))&unix.NFT_SET_ELEM_INTERVAL_END))
+		b = append(b, byte(be32(attribute(el, unix.NFTA_SET_ELEM_FLAGS))&unix.NFT_SET_ELEM_INTERVAL_END))
 	}
 	if d.data != nil {
-		r.b = append(r.b, value(unix.NFTA_SET_ELEM_DATA)...)
+		b = append(b, value(unix.NFTA_SET_ELEM_DATA)...)
 	}
+	return b
 }
 
 func verdictKind(b []byte) expr.VerdictKind {

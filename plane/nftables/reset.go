@@ -18,7 +18,8 @@ import (
 func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 	podsBefore := p.rules.pods
 	for try := 0; ; try++ {
-		snap, gen, err := p.readTable()
+		p.mon.take() // what others did so far, the reading shows
+		snap, gen, err := p.readTable(allSets)
 		if err != nil {
 			return err
 		}
@@ -64,43 +65,79 @@ func (p *Plane) plan(snap *snapshot, want *lb.Table) (*change, error) {
 // mend stages all differences between a snapshot of our layout and the state, and returns how many objects
 // they concern.
 func (c *change) mend(snap *snapshot) int {
-	n := c.mendChains(snap)
+	return c.mendStructure(snap) + c.mendSets(snap, allSets)
+}
+
+// mendSets stages the differences of the elements of some sets.
+func (c *change) mendSets(snap *snapshot, which func(*setDef) bool) int {
+	n := 0
 	fresh := true
 	var slabs [setCount]slab
+	var read [setCount]bool
 	for i := range slabs {
-		slabs[i].n = c.batch.sets[i].recordLen()
+		d := &c.batch.ruleset.sets[i]
+		slabs[i].n, read[i] = d.recordLen(), which(d)
 		fresh = fresh && snap.records[i].Len() == 0
 	}
 	if fresh { // nothing to compare with: no need to collect and sort
-		c.st.records(&c.batch.sets, func(i setIndex, rec []byte) { n++; c.add(i, rec) })
-	} else {
-		c.st.records(&c.batch.sets, func(i setIndex, rec []byte) { slabs[i].b = append(slabs[i].b, rec...) })
-		for i := range setCount {
+		c.st.records(func(i setIndex, rec []byte) {
+			if read[i] {
+				n++
+				c.add(i, rec)
+			}
+		})
+		return n
+	}
+	c.st.records(func(i setIndex, rec []byte) {
+		if read[i] {
+			slabs[i].b = append(slabs[i].b, rec...)
+		}
+	})
+	for i := range setCount {
+		if read[i] {
 			n += c.mendSet(i, snap.records[i], slabs[i])
 		}
-	}
-	for _, name := range snap.foreign {
-		n++
-		c.deleteSet(name)
 	}
 	return n
 }
 
 func (c *change) mendSet(i setIndex, is, want slab) int {
-	d := &c.batch.sets[i]
+	d := &c.batch.ruleset.sets[i]
 	if d.verdict || d.dynamic() {
 		return 0
 	}
 	is.sort()
 	want.sort()
 	n := 0
+	if d.intervals() {
+		differences(is, want, func([]byte) { n++ }, func([]byte) { n++ })
+		if n > 0 {
+			c.replaceIntervals(i, is, want)
+		}
+		return n
+	}
 	differences(is, want, func(rec []byte) { n++; c.remove(i, rec) }, func(rec []byte) { n++; c.add(i, rec) })
 	return n
 }
 
-// mendChains stages the differences of chains, rules and verdict maps. What no set or row needs any more goes.
-func (c *change) mendChains(snap *snapshot) int {
-	n := 0
+// replaceIntervals replaces a set of intervals whole. It is small, and the kernel refuses some steps between
+// two lists of intervals that are each fine.
+func (c *change) replaceIntervals(i setIndex, is, want slab) {
+	for j := range is.Len() {
+		c.remove(i, is.at(j))
+	}
+	for j := range want.Len() {
+		c.add(i, want.at(j))
+	}
+}
+
+// mendStructure stages the differences of chains, rules, verdict maps and foreign sets. What no class or
+// shape of the state needs goes.
+func (c *change) mendStructure(snap *snapshot) int {
+	n := len(snap.foreign)
+	for _, name := range snap.foreign {
+		c.deleteSet(name)
+	}
 	verdicts := [setCount]map[string]elementVerdict{
 		sFilterClasses: {}, sNATClasses: {}, sClusterShapes: {}, sLocalShapes: {},
 	}

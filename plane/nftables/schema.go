@@ -203,15 +203,19 @@ func appendPlace(b []byte, ap netip.AddrPort) []byte {
 
 // parsePlace is the inverse of appendPlace for an address of n bytes.
 func parsePlace(b []byte, n int) netip.AddrPort {
+	return netip.AddrPortFrom(parseAddr(b, n), binary.BigEndian.Uint16(b[n:]))
+}
+
+func parseAddr(b []byte, n int) netip.Addr {
 	a, _ := netip.AddrFromSlice(b[:n])
-	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[n:]))
+	return a
 }
 
 // parseKey is the inverse of appendKey; n is the length of the address, 0 for a NodePort.
 func parseKey(b []byte, n int) lb.Key {
 	var k lb.Key
 	if n > 0 {
-		k.Addr, _ = netip.AddrFromSlice(b[:n])
+		k.Addr = parseAddr(b, n)
 	}
 	k.Proto = lb.Proto(b[n])
 	k.Port = binary.BigEndian.Uint16(b[n+4:])

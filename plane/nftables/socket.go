@@ -102,9 +102,17 @@ func (s *socket) send(bufs [][]byte) error {
 	}
 }
 
+// message is a netlink message as received. Its body is only valid while it is handled.
+type message struct {
+	typ, flags uint16
+	seq        uint32
+	pid        uint32 // the socket whose request it answers or tells of
+	body       []byte
+}
+
 // receive reads one datagram and calls f for each message in it. It reports unix.EAGAIN if wait is false
 // and nothing is there.
-func (s *socket) receive(wait bool, f func(typ, flags uint16, seq uint32, body []byte) error) error {
+func (s *socket) receive(wait bool, f func(m message) error) error {
 	flags := 0
 	if !wait {
 		flags = unix.MSG_DONTWAIT
@@ -127,7 +135,8 @@ func (s *socket) receive(wait bool, f func(typ, flags uint16, seq uint32, body [
 		if l < nlHeader || l > len(b) {
 			return fmt.Errorf("netlink message of %d bytes in %d: %w", l, len(b), unix.EBADMSG)
 		}
-		if err := f(order.Uint16(b[4:]), order.Uint16(b[6:]), order.Uint32(b[8:]), b[nlHeader:l]); err != nil {
+		m := message{order.Uint16(b[4:]), order.Uint16(b[6:]), order.Uint32(b[8:]), order.Uint32(b[12:]), b[nlHeader:l]}
+		if err := f(m); err != nil {
 			return err
 		}
 		b = b[min((l+3)&^3, len(b)):]
@@ -135,18 +144,18 @@ func (s *socket) receive(wait bool, f func(typ, flags uint16, seq uint32, body [
 	return nil
 }
 
-// answer turns an NLMSG_ERROR body into an error; nil for an acknowledgement.
-func answer(flags uint16, seq uint32, body []byte) error {
-	if len(body) < 4 {
+// answer turns an NLMSG_ERROR message into an error; nil for an acknowledgement.
+func answer(m message) error {
+	if len(m.body) < 4 {
 		return unix.EBADMSG
 	}
-	errno := -int32(order.Uint32(body))
+	errno := -int32(order.Uint32(m.body))
 	if errno == 0 {
 		return nil
 	}
-	e := &kernelError{errno: syscall.Errno(errno), seq: seq}
-	if flags&unix.NLM_F_ACK_TLVS != 0 && len(body) > 4+nlHeader {
-		e.text = cstr(attribute(body[4+nlHeader:], unix.NLMSGERR_ATTR_MSG))
+	e := &kernelError{errno: syscall.Errno(errno), seq: m.seq}
+	if m.flags&unix.NLM_F_ACK_TLVS != 0 && len(m.body) > 4+nlHeader {
+		e.text = cstr(attribute(m.body[4+nlHeader:], unix.NLMSGERR_ATTR_MSG))
 	}
 	return e
 }
@@ -160,12 +169,12 @@ func (s *socket) commit(bufs [][]byte, last uint32) error {
 	var failed error
 	acked := false
 	for {
-		err := s.receive(false, func(typ, flags uint16, seq uint32, body []byte) error {
-			if typ != unix.NLMSG_ERROR {
+		err := s.receive(false, func(m message) error {
+			if m.typ != unix.NLMSG_ERROR {
 				return nil
 			}
-			err := answer(flags, seq, body)
-			if err == nil && seq == last {
+			err := answer(m)
+			if err == nil && m.seq == last {
 				acked = true
 			}
 			// The first error is the cause; later ones often follow from it.
@@ -197,24 +206,24 @@ func (s *socket) dump(request []byte, f func(body []byte) error) error {
 	var bad error
 	interrupted, done := false, false
 	for !done {
-		err := s.receive(true, func(typ, flags uint16, seq uint32, body []byte) error {
-			if seq != s.seq { // the rest of an earlier answer
+		err := s.receive(true, func(m message) error {
+			if m.seq != s.seq { // the rest of an earlier answer
 				return nil
 			}
-			interrupted = interrupted || flags&unix.NLM_F_DUMP_INTR != 0
-			switch typ {
+			interrupted = interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
+			switch m.typ {
 			case unix.NLMSG_DONE:
 				done = true
 			case unix.NLMSG_ERROR:
 				done = true
-				if err := answer(flags, seq, body); err != nil {
+				if err := answer(m); err != nil {
 					bad = err
 				}
 			default:
-				if bad == nil && len(body) >= nfHeader {
-					bad = f(body[nfHeader:])
+				if bad == nil && len(m.body) >= nfHeader {
+					bad = f(m.body[nfHeader:])
 				}
-				done = done || flags&unix.NLM_F_MULTI == 0
+				done = done || m.flags&unix.NLM_F_MULTI == 0
 			}
 			return nil
 		})

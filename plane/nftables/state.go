@@ -100,22 +100,10 @@ func refill(old []netip.AddrPort, was, want []lb.Backend) []netip.AddrPort {
 
 // records calls f for each element that the state wants in the kernel, verdict maps and what packets fill
 // left out. rec is only valid during the call.
-func (st *state) records(d *[setCount]setDef, f func(i setIndex, rec []byte)) {
+func (st *state) records(f func(i setIndex, rec []byte)) {
 	b := make([]byte, 0, 64)
-	for k, r := range st.rows {
-		classes, cluster, local := mapsOf(k)
-		b = appendKey(b[:0], k)
-		n := len(b)
-		f(classes, appendNum(b, uint32(r.class)))
-		if r.cluster != nil {
-			f(cluster, appendNum(b[:n], r.cluster.id))
-		}
-		if r.local != nil {
-			f(local, appendNum(b[:n], r.local.id))
-		}
-		for _, p := range r.front.Sources {
-			f(sSourceRanges, appendRange(b[:0], k, p))
-		}
+	for _, r := range st.rows {
+		rowRecords(r, f)
 	}
 	for _, s := range st.sets {
 		s.records(f)
@@ -127,6 +115,22 @@ func (st *state) records(d *[setCount]setDef, f func(i setIndex, rec []byte)) {
 		f(sHairpin, appendAddr(appendAddr(b[:0], a), a))
 	}
 	nodeRecords(st.node, f)
+}
+
+// rowRecords calls f for the elements of one row.
+func rowRecords(r row, f func(i setIndex, rec []byte)) {
+	classes, cluster, local := mapsOf(r.front.Key)
+	b := appendKey(make([]byte, 0, 80), r.front.Key)
+	f(classes, appendNum(b, uint32(r.class)))
+	if r.cluster != nil {
+		f(cluster, appendNum(b, r.cluster.id))
+	}
+	if r.local != nil {
+		f(local, appendNum(b, r.local.id))
+	}
+	for _, p := range r.front.Sources {
+		f(sSourceRanges, appendRange(b[:0], r.front.Key, p))
+	}
 }
 
 // records calls f for the elements of one set.

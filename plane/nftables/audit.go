@@ -1,0 +1,231 @@
+package nftables
+
+import (
+	"context"
+	"fmt"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// Drift has a value when somebody else changed our table.
+func (p *Plane) Drift() <-chan struct{} { return p.mon.signal }
+
+// Audit mends what others did to our table: with full everything is compared, else what the kernel's
+// notifications named. It returns the number of objects that differed. It returns an error that wraps
+// plane.ErrStateLost where the table or one of its sets is gone or no longer as we make it.
+func (p *Plane) Audit(_ context.Context, full bool) (int, error) {
+	if p.st == nil {
+		return 0, fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
+	}
+	notes := p.mon.take()
+	if full || notes.everything {
+		return p.auditAll(allSets)
+	}
+	mended := 0
+	if notes.structure {
+		n, err := p.auditAll(smallSets)
+		if err != nil {
+			return n, err
+		}
+		mended = n
+	}
+	n, err := p.mendElements(notes.elements)
+	return mended + n, err
+}
+
+// auditAll compares the structure, and the elements of some sets, with the state.
+func (p *Plane) auditAll(which func(*setDef) bool) (int, error) {
+	snap, _, err := p.readTable(which)
+	if err != nil {
+		return 0, err
+	}
+	if !snap.ours {
+		return 0, fmt.Errorf("nftables %s: somebody removed or replaced table %s or one of its sets: %w", p.fam, TableName, plane.ErrStateLost)
+	}
+	c := p.begin(p.st)
+	c.forgetUnused()
+	n := c.mendStructure(snap)
+	n += c.mendSets(snap, which)
+	if err := p.commit(c.batch); err != nil {
+		c.takeBack()
+		return 0, err
+	}
+	return n, nil
+}
+
+// mendElements mends single elements of which the last word is known.
+func (p *Plane) mendElements(elements map[elementKey]elementNote) (int, error) {
+	c := p.begin(p.st)
+	w := wishes{st: p.st, defs: &p.rules.sets}
+	n := 0
+	for k, note := range elements {
+		want, wanted := w.of(k.set, []byte(k.key))
+		if note.present == wanted && (!wanted || note.data == string(want)) {
+			continue
+		}
+		n++
+		if note.present {
+			c.remove(k.set, []byte(k.key+note.data))
+		}
+		if wanted {
+			c.add(k.set, append([]byte(k.key), want...))
+		}
+	}
+	if err := p.commit(c.batch); err != nil {
+		return 0, err
+	}
+	return n, nil
+}
+
+// wishes answers what the state wants of single elements. Its indexes are made when they are first needed.
+type wishes struct {
+	st   *state
+	defs *[setCount]setDef
+
+	byID, byMember map[uint32]*set
+}
+
+// of returns the data that an element of that key shall have, and whether there shall be one.
+func (w *wishes) of(i setIndex, key []byte) (data []byte, ok bool) {
+	d := &w.defs[i]
+	find := func(j setIndex, rec []byte) {
+		if n := len(rec) - d.dataLen(); j == i && string(rec[:n]) == string(key) {
+			data, ok = append([]byte(nil), rec[n:]...), true
+		}
+	}
+	addrLen := d.key[0].size
+	switch i {
+	case sServices, sClusterSets, sLocalSets, sSourceRanges:
+		if r, is := w.st.rows[parseKey(key, addrLen)]; is {
+			rowRecords(r, find)
+		}
+	case sNodePorts, sNodePortClusterSets, sNodePortLocalSets:
+		if r, is := w.st.rows[parseKey(key, 0)]; is {
+			rowRecords(r, find)
+		}
+	case sClusterIPs:
+		ok = w.st.clusterIPs[parseAddr(key, addrLen)] > 0
+	case sHairpin:
+		ok = string(key[:addrLen]) == string(key[addrLen:]) && w.st.hairpin[parseAddr(key, addrLen)] > 0
+	default:
+		if s := w.setOf(i, order.Uint32(key)); s != nil {
+			s.records(find)
+		}
+	}
+	return data, ok
+}
+
+// setOf returns the set whose id, or for member-backends one of whose members, is n.
+func (w *wishes) setOf(i setIndex, n uint32) *set {
+	if w.byID == nil {
+		w.byID, w.byMember = make(map[uint32]*set, len(w.st.sets)), map[uint32]*set{}
+		for _, s := range w.st.sets {
+			w.byID[s.id] = s
+			for _, m := range s.members {
+				w.byMember[m] = s
+			}
+		}
+	}
+	if i == sMemberBackends {
+		return w.byMember[n]
+	}
+	return w.byID[n]
+}
+
+// SetNode brings the elements, and where the detector asks for it the rules, that follow from the node up to
+// date, in one transaction.
+func (p *Plane) SetNode(_ context.Context, n lb.Node) error {
+	if p.st == nil {
+		return fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
+	}
+	before := *p.rules
+	old := p.st.node
+	p.rules.pods = n.Pods
+	c := p.begin(p.st)
+	c.undo = append(c.undo, func() { p.rules.pods, p.st.node = before.pods, old })
+	c.classRules(&before)
+	is, want := nodeSlabs(&before, old), nodeSlabs(&before, n)
+	for i := range setCount {
+		c.mendSet(i, is[i], want[i])
+	}
+	p.st.node = n
+	if err := p.commit(c.batch); err != nil {
+		c.takeBack()
+		return err
+	}
+	return nil
+}
+
+func nodeSlabs(r *ruleset, n lb.Node) (slabs [setCount]slab) {
+	for i := range slabs {
+		slabs[i].n = r.sets[i].recordLen()
+	}
+	nodeRecords(n, func(i setIndex, rec []byte) { slabs[i].b = append(slabs[i].b, rec...) })
+	return slabs
+}
+
+// classRules stages the chains of all classes that another detector gives other rules.
+func (c *change) classRules(before *ruleset) {
+	for cl := range c.st.classes {
+		was, oldFilter, oldNAT := before.classChains(cl)
+		now, filter, nat := c.classChains(cl)
+		for _, ch := range now {
+			is, ok := c.st.chains[ch.name]
+			switch {
+			case !ok:
+				c.needChain(ch)
+				continue
+			case is == digest(ch.rules):
+				continue
+			}
+			c.flushChain(ch.name)
+			c.addRules(ch)
+			c.st.chains[ch.name] = digest(ch.rules)
+			c.undo = append(c.undo, func() { c.st.chains[ch.name] = is })
+		}
+		key := appendNum(nil, uint32(cl))
+		c.replaceVerdict(sFilterClasses, key, oldFilter, filter)
+		c.replaceVerdict(sNATClasses, key, oldNAT, nat)
+		for _, ch := range was {
+			if !hasChain(now, ch.name) {
+				is := c.st.chains[ch.name]
+				c.flushChain(ch.name)
+				c.deleteChain(ch.name)
+				delete(c.st.chains, ch.name)
+				c.undo = append(c.undo, func() { c.st.chains[ch.name] = is })
+			}
+		}
+	}
+}
+
+func (c *change) replaceVerdict(i setIndex, key []byte, was, now elementVerdict) {
+	if was != now {
+		c.remove(i, key)
+		c.addVerdict(i, key, now)
+	}
+}
+
+func hasChain(chains []chain, name string) bool {
+	for _, c := range chains {
+		if c.name == name {
+			return true
+		}
+	}
+	return false
+}
+
+// forgetUnused drops the classes and shapes that nothing has any more, so that mendStructure removes their
+// chains.
+func (c *change) forgetUnused() {
+	classes, shapes := map[class]bool{}, map[shape]bool{}
+	for _, r := range c.st.rows {
+		classes[r.class] = true
+	}
+	for _, s := range c.st.sets {
+		shapes[s.shape()] = true
+	}
+	wasClasses, wasShapes, wasChains := c.st.classes, c.st.shapes, c.st.chains
+	c.st.classes, c.st.shapes, c.st.chains = classes, shapes, map[string]string{}
+	c.undo = append(c.undo, func() { c.st.classes, c.st.shapes, c.st.chains = wasClasses, wasShapes, wasChains })
+}

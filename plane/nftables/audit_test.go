@@ -1,0 +1,171 @@
+package nftables
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// heard waits until the plane has noticed a foreign change.
+func heard(t *testing.T, p *Plane) {
+	t.Helper()
+	select {
+	case <-p.Drift():
+	case <-time.After(5 * time.Second):
+		t.Fatal("the foreign change was not noticed")
+	}
+	time.Sleep(20 * time.Millisecond) // the rest of the same transaction
+}
+
+// What others do to our table is noticed and mended, and nothing else is touched.
+func TestDrift(t *testing.T) {
+	const backend = "add element T backends { 0x00000001 . 0x00000063 : 192.0.2.99 . 99 }"
+	for _, tc := range []struct{ name, do string }{
+		{"element deleted", "delete element T services { 10.0.0.1 . tcp . 80 }"},
+		{"backend deleted", "delete element T backends { 0x00000001 . 0x00000001 }"},
+		{"backend added", backend},
+		{"frontend added", "add element T services { 10.9.9.9 . tcp . 80 : 0x000000c4 }"},
+		{"member deleted", "delete element T member-backends { 0x00000001 }"},
+		{"set flushed", "flush map T set-shapes"},
+		{"cluster ip deleted", "delete element T cluster-ips { 10.0.0.1 }"},
+		{"cluster ip added", "add element T cluster-ips { 10.7.7.7 }"},
+		{"hairpin added", "add element T hairpin { 10.7.7.7 . 10.7.7.7 }"},
+		{"source range deleted", "delete element T source-ranges { 198.0.0.12 . tcp . 80 . 100.0.0.0/8 }"},
+		{"NodePort deleted", "delete element T nodeports { tcp . 30011 }"},
+		{"interval flushed", "flush set T pod-sources"},
+		{"verdict deleted", "delete element T nat-classes { 0x000000c4 }"},
+		{"rule added", "add rule T nat-prerouting counter accept"},
+		{"rule inserted", "insert rule T cluster return"},
+		{"chain flushed", "flush chain T nat-frontends"},
+		{"foreign chain", "add chain T mine; add rule T mine accept"},
+		{"foreign set", "add set T mine { type ipv4_addr; }"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			inNetns(t)
+			w := world{lb.IPv4}
+			p := newPlane(t, w.fam)
+			tab := w.table(5, 3)
+			tab.Replace(w.full(10, 500, 5, 2, 0))
+			tab.Replace(w.full(11, 600, 5, 0, 3*time.Hour))
+			reset(t, p, tab)
+			runNFT(t, "add table ip others; add chain ip others mine")
+			want := dump(t, p)
+			sent := p.Stats()
+
+			runNFT(t, strings.ReplaceAll(tc.do, " T ", " ip kube-proxy "))
+			heard(t, p)
+			n, err := p.Audit(t.Context(), false)
+			if err != nil || n == 0 {
+				t.Fatalf("mended %d, error %v", n, err)
+			}
+			if got := dump(t, p); got != want {
+				t.Errorf("got:\n%s\nwant:\n%s", got, want)
+			}
+			if s := p.Stats().minus(sent); s.Batches != 1 || s.Messages > 8 {
+				t.Errorf("mending took %+v", s)
+			}
+			if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
+				t.Errorf("a full audit then mended %d, error %v", n, err)
+			}
+			if !strings.Contains(runNFT(t, "list tables"), "others") {
+				t.Error("a foreign table is gone")
+			}
+		})
+	}
+}
+
+// A full audit finds what no notification told of.
+func TestFullAudit(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w world) {
+		inNetns(t)
+		p := newPlane(t, w.fam)
+		tab := w.table(5, 3)
+		tab.Replace(w.full(10, 500, 5, 2, time.Hour))
+		reset(t, p, tab)
+		want := dump(t, p)
+		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.fam]
+		if err := p.mon.listen(false); err != nil {
+			t.Fatal(err)
+		}
+		runNFT(t, "flush map "+fam+" kube-proxy services; flush map "+fam+" kube-proxy members; flush set "+fam+" kube-proxy service-cidrs; flush chain "+fam+" kube-proxy local")
+		if n, err := p.Audit(t.Context(), false); err != nil || n != 0 {
+			t.Fatalf("an audit of what was heard mended %d, error %v", n, err)
+		}
+		if n, err := p.Audit(t.Context(), true); err != nil || n == 0 {
+			t.Fatalf("the full audit mended %d, error %v", n, err)
+		}
+		if got := dump(t, p); got != want {
+			t.Errorf("got:\n%s\nwant:\n%s", got, want)
+		}
+	})
+}
+
+// A removed table, or one whose sets are not ours, asks for a Reset; so does a change that the kernel refuses
+// because it does not hold what we think.
+func TestStateLost(t *testing.T) {
+	for name, do := range map[string]string{
+		"deleted":  "delete table ip kube-proxy",
+		"replaced": "delete table ip kube-proxy; add table ip kube-proxy; add chain ip kube-proxy mine",
+		"flushed":  "flush ruleset",
+	} {
+		t.Run(name, func(t *testing.T) {
+			inNetns(t)
+			w := world{lb.IPv4}
+			p := newPlane(t, w.fam)
+			tab := w.table(5, 3)
+			reset(t, p, tab)
+			want := dump(t, p)
+			runNFT(t, do)
+			heard(t, p)
+			if _, err := p.Audit(t.Context(), false); !errors.Is(err, plane.ErrStateLost) {
+				t.Errorf("audit: error %v", err)
+			}
+			changes, _ := tab.Replace(w.clusterIP(1, 100, 2))
+			if err := p.Apply(t.Context(), changes); !errors.Is(err, plane.ErrStateLost) {
+				t.Errorf("apply: error %v", err)
+			}
+			tab.Replace(w.clusterIP(1, 3, 3))
+			reset(t, p, tab)
+			if got := dump(t, p); got != want {
+				t.Errorf("got:\n%s\nwant:\n%s", got, want)
+			}
+		})
+	}
+}
+
+// A change of the node is one transaction, and ends where a fresh start ends.
+func TestSetNode(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w world) {
+		inNetns(t)
+		p := newPlane(t, w.fam)
+		tab := w.table(3, 3)
+		tab.Replace(w.full(10, 500, 5, 2, time.Hour))
+		tab.Replace(w.full(11, 500, 5, 0, 0))
+		reset(t, p, tab)
+		a, b := w.node(), w.node()
+		b.Pods.Prefixes = append(b.Pods.Prefixes, w.node().ServiceCIDRs[0])
+		c := w.node()
+		c.Pods = lb.Detector{Interface: "cbr0"}
+		d := w.node()
+		d.Pods = lb.Detector{InterfacePrefix: "veth"}
+		d.NodePorts = nil
+		e := lb.Node{NodePorts: w.node().ServiceCIDRs}
+		for i, n := range []lb.Node{b, a, c, d, e, b, d, a, {}, a} {
+			sent := p.Stats().Batches
+			if err := p.SetNode(t.Context(), n); err != nil {
+				t.Fatalf("node %d: %v", i, err)
+			}
+			if s := p.Stats().Batches - sent; s != 1 {
+				t.Errorf("node %d took %d transactions", i, s)
+			}
+			tab.Node = n
+			if got, want := dump(t, p), fresh(t, w.fam, tab); got != want {
+				t.Fatalf("node %d: got:\n%s\nwant:\n%s", i, got, want)
+			}
+		}
+	})
+}

@@ -1,0 +1,251 @@
+package nftables
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kube-proxy/lb"
+)
+
+// Dump reads the table from the kernel and describes what it does, without ids, slots and chain names that
+// depend on how it came about: two tables that treat every packet alike have the same dump. What no packet
+// can reach, or what is missing on a packet's way, is named as a fault.
+func (p *Plane) Dump() (string, error) {
+	snap, _, err := p.readTable(allSets)
+	if err != nil {
+		return "", err
+	}
+	if !snap.ours {
+		return "no table of ours\n", nil
+	}
+	d := dumper{p: p, snap: snap, reachedPlaces: map[string]bool{}, reachedMembers: map[uint32]bool{}}
+	d.index()
+	lines := append(d.rows(), d.addresses()...)
+	slices.Sort(lines)
+	lines = append(lines, d.faults...)
+	return strings.Join(lines, "\n") + "\n", nil
+}
+
+type dumper struct {
+	p      *Plane
+	snap   *snapshot
+	faults []string
+
+	numbers map[setIndex]map[string]uint32 // maps from some key to a number
+	places  map[string]netip.AddrPort      // backends, by id and slot
+	members map[uint32]netip.AddrPort
+
+	reachedPlaces  map[string]bool
+	reachedMembers map[uint32]bool
+}
+
+func (d *dumper) fault(format string, args ...any) {
+	d.faults = append(d.faults, "FAULT "+fmt.Sprintf(format, args...))
+}
+
+func (d *dumper) index() {
+	d.numbers = map[setIndex]map[string]uint32{}
+	for _, i := range []setIndex{sServices, sNodePorts, sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets, sMembers, sSetShapes} {
+		d.numbers[i] = map[string]uint32{}
+		d.each(i, func(rec []byte) { d.numbers[i][string(rec[:len(rec)-4])] = order.Uint32(rec[len(rec)-4:]) })
+	}
+	d.places = map[string]netip.AddrPort{}
+	d.each(sBackends, func(rec []byte) { d.places[string(rec[:8])] = parsePlace(rec[8:], d.p.addrLen) })
+	d.members = map[uint32]netip.AddrPort{}
+	d.each(sMemberBackends, func(rec []byte) { d.members[order.Uint32(rec)] = parsePlace(rec[4:], d.p.addrLen) })
+}
+
+func (d *dumper) each(i setIndex, f func(rec []byte)) {
+	recs := d.snap.records[i]
+	for j := range recs.Len() {
+		f(recs.at(j))
+	}
+}
+
+// rows describes each frontend with what its class asks for and the backends of its sets.
+func (d *dumper) rows() []string {
+	var lines []string
+	used := map[uint32]bool{}
+	for _, i := range []setIndex{sServices, sNodePorts} {
+		n, cluster, local := d.p.addrLen, sClusterSets, sLocalSets
+		if i == sNodePorts {
+			n, cluster, local = 0, sNodePortClusterSets, sNodePortLocalSets
+		}
+		for key, number := range d.numbers[i] {
+			k, cl := parseKey([]byte(key), n), class(number)
+			d.checkClass(k, cl)
+			line := fmt.Sprintf("%s %s", k, cl)
+			for _, m := range []struct {
+				set   setIndex
+				scope lb.Scope
+			}{{cluster, lb.Cluster}, {local, lb.Local}} {
+				id, ok := d.numbers[m.set][key]
+				if needs := cl.needs(m.scope); ok != needs {
+					d.fault("%s of class %s: has a %s set: %t", k, cl, m.scope, ok)
+				}
+				if ok {
+					used[id] = true
+					line += " " + d.set(k, id, m.scope)
+				}
+			}
+			lines = append(lines, line)
+		}
+	}
+	for key := range d.numbers[sSetShapes] {
+		if id := order.Uint32([]byte(key)); !used[id] {
+			d.fault("set %d is not used", id)
+		}
+	}
+	for key, ap := range d.places {
+		if d.reachedPlaces[key] {
+			continue
+		}
+		d.fault("backend %s in slot %d of set %d cannot be chosen", ap, order.Uint32([]byte(key[4:])), order.Uint32([]byte(key)))
+	}
+	for m, ap := range d.members {
+		if d.reachedMembers[m] {
+			continue
+		}
+		d.fault("member %d, %s, cannot be chosen", m, ap)
+	}
+	return lines
+}
+
+// needs reports whether frontends of the class have a set of that scope.
+func (c class) needs(s lb.Scope) bool {
+	for _, f := range []lb.From{lb.Pods, lb.Host, lb.Anywhere} {
+		switch c.at(f) {
+		case turnCluster, turnClusterMasq:
+			if s == lb.Cluster {
+				return true
+			}
+		case turnLocal, turnLocalMasq:
+			if s == lb.Local {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// set describes a set, and notes which backends it can reach.
+func (d *dumper) set(k lb.Key, id uint32, scope lb.Scope) string {
+	number, ok := d.numbers[sSetShapes][string(appendNum(nil, id))]
+	if !ok {
+		d.fault("%s: set %d has no shape", k, id)
+		return fmt.Sprintf("%s=?", scope)
+	}
+	s := parseShape(scope, number)
+	d.checkShape(k, s)
+	var backends []string
+	for slot := range s.size {
+		key := string(appendNum(appendNum(nil, id), slot))
+		ap, ok := d.places[key]
+		if s.seconds > 0 {
+			var m uint32
+			if m, ok = d.numbers[sMembers][key]; ok {
+				ap, ok = d.members[m]
+				d.reachedMembers[m] = true
+			}
+		} else {
+			d.reachedPlaces[key] = true
+		}
+		if !ok {
+			d.fault("%s: set %d has nothing in slot %d", k, id, slot)
+			continue
+		}
+		backends = append(backends, ap.String())
+	}
+	slices.Sort(backends)
+	text := fmt.Sprintf("%s=%s", scope, strings.Join(backends, ","))
+	if s.seconds > 0 {
+		text += fmt.Sprintf(" sticky=%d", s.seconds)
+	}
+	return text
+}
+
+func parseShape(scope lb.Scope, number uint32) shape {
+	if number>>31 == 0 {
+		return shape{scope: scope, size: number}
+	}
+	return shape{scope: scope, size: number & maxStickySlots, seconds: number >> 14 & maxSeconds}
+}
+
+func (d *dumper) checkClass(k lb.Key, cl class) {
+	chains, filter, nat := d.p.rules.classChains(cl)
+	d.checkVerdict(k, sFilterClasses, uint32(cl), filter)
+	d.checkVerdict(k, sNATClasses, uint32(cl), nat)
+	for _, ch := range chains {
+		d.checkChain(k, ch)
+	}
+}
+
+func (d *dumper) checkShape(k lb.Key, s shape) {
+	ch := d.p.rules.balancer(s)
+	d.checkChain(k, ch)
+	v := d.snap.verdicts[shapesOf(s.scope)][string(appendNum(nil, s.number()))]
+	if v.chain != ch.name {
+		d.fault("%s: shape %s leads to %q", k, ch.name, v.chain)
+	}
+}
+
+func (d *dumper) checkVerdict(k lb.Key, i setIndex, number uint32, want elementVerdict) {
+	if got, ok := d.snap.verdicts[i][string(appendNum(nil, number))]; !ok || got != want {
+		d.fault("%s: class %s in %s leads to %v, not to %v", k, class(number), d.p.rules.sets[i].name, got, want)
+	}
+}
+
+func (d *dumper) checkChain(k lb.Key, want chain) {
+	if is := d.snap.chains[want.name]; is == nil || is.digest != digest(want.rules) {
+		d.fault("%s: chain %s is not as it should be", k, want.name)
+	}
+}
+
+// addresses describes the sets of addresses.
+func (d *dumper) addresses() []string {
+	n := d.p.addrLen
+	var lines []string
+	put := func(i setIndex, describe func(rec []byte) string) {
+		name := d.p.rules.sets[i].name
+		d.each(i, func(rec []byte) { lines = append(lines, name+" "+describe(rec)) })
+	}
+	addr := func(rec []byte) string { return parseAddr(rec, n).String() }
+	put(sClusterIPs, addr)
+	put(sHairpin, func(rec []byte) string { return addr(rec) + " " + addr(rec[n:]) })
+	put(sSourceRanges, func(rec []byte) string {
+		half := len(rec) / 2
+		return fmt.Sprintf("%s %s-%s", parseKey(rec, n), addr(rec[half-n:]), addr(rec[len(rec)-n:]))
+	})
+	for _, i := range []setIndex{sNodePortIPs, sPodSources, sServiceCIDRs} {
+		put(i, func(rec []byte) string {
+			if rec[n] != 0 {
+				return "up to " + addr(rec)
+			}
+			return "from " + addr(rec)
+		})
+	}
+	for _, ch := range d.p.rules.skeleton() {
+		d.checkChain(lb.Key{}, ch)
+	}
+	for _, name := range d.snap.foreign {
+		d.fault("foreign set %s", name)
+	}
+	known := map[string]bool{}
+	for _, ch := range d.p.rules.skeleton() {
+		known[ch.name] = true
+	}
+	for _, m := range d.snap.verdicts {
+		for _, v := range m {
+			known[v.chain] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.snap.chains)) {
+		if !known[name] {
+			d.fault("foreign chain %s", name)
+		}
+	}
+	return lines
+}

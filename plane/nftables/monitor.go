@@ -1,0 +1,207 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// monitor listens to the kernel's notifications of changes that others make to our table. Our own are
+// filtered out in the kernel, by the number of the socket that made them.
+type monitor struct {
+	sock  *socket
+	proto byte
+	index map[string]setIndex
+	defs  *[setCount]setDef
+
+	signal chan struct{} // has a value when there is something to look at
+	done   chan struct{}
+	wake   int // the writing end of a pipe that ends the loop
+
+	mu    sync.Mutex
+	notes notes
+}
+
+// notes is what others did since the last look.
+type notes struct {
+	everything bool // notifications were lost, or the table went: only a full comparison helps
+	structure  bool // a set, chain or rule came or went
+	elements   map[elementKey]elementNote
+}
+
+type elementKey struct {
+	set setIndex
+	key string // what elementKey of encoder writes: a record without data
+}
+
+// elementNote is the last that was heard of an element.
+type elementNote struct {
+	present bool
+	data    string
+}
+
+func (n *notes) empty() bool { return !n.everything && !n.structure && len(n.elements) == 0 }
+
+// manyNotes is when keeping count of single elements stops being cheaper than comparing all.
+const manyNotes = 4096
+
+// startMonitor listens in the network namespace of the calling thread. own is the port of the socket whose
+// changes are ours.
+func startMonitor(f family, defs *[setCount]setDef, own uint32) (*monitor, error) {
+	s, err := openSocket()
+	if err != nil {
+		return nil, err
+	}
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		s.close()
+		return nil, fmt.Errorf("make a pipe: %w", err)
+	}
+	m := &monitor{sock: s, proto: f.proto, defs: defs, index: map[string]setIndex{},
+		signal: make(chan struct{}, 1), done: make(chan struct{}), wake: pipe[1]}
+	for i := range defs {
+		m.index[defs[i].name] = setIndex(i)
+	}
+	err = m.ignore(own)
+	if err == nil {
+		err = m.listen(true)
+	}
+	if err != nil {
+		s.close()
+		unix.Close(pipe[0])
+		unix.Close(pipe[1])
+		return nil, err
+	}
+	go m.loop(pipe[0])
+	return m, nil
+}
+
+// ignore makes the kernel drop notifications of the changes that come from one socket: a cold start tells of
+// a million elements, which nobody needs to hear.
+func (m *monitor) ignore(pid uint32) error {
+	const pidAt = 12 // nlmsg_pid in struct nlmsghdr; the filter loads words as big endian
+	var b [4]byte
+	order.PutUint32(b[:], pid)
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: pidAt},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: be32(b[:]), Jt: 0, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
+	}
+	prog := &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if err := unix.SetsockoptSockFprog(m.sock.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, prog); err != nil {
+		return fmt.Errorf("filter nftables notifications: %w", err)
+	}
+	return nil
+}
+
+// listen joins or leaves the group that hears of changes. While nobody is in it, the kernel does not even
+// write the notifications.
+func (m *monitor) listen(on bool) error {
+	opt := unix.NETLINK_DROP_MEMBERSHIP
+	if on {
+		opt = unix.NETLINK_ADD_MEMBERSHIP
+	}
+	if err := unix.SetsockoptInt(m.sock.fd, unix.SOL_NETLINK, opt, unix.NFNLGRP_NFTABLES); err != nil {
+		return fmt.Errorf("subscribe to nftables notifications: %w", err)
+	}
+	return nil
+}
+
+func (m *monitor) close() error {
+	unix.Close(m.wake)
+	<-m.done
+	return m.sock.close()
+}
+
+func (m *monitor) loop(stop int) {
+	defer close(m.done)
+	defer unix.Close(stop)
+	fds := []unix.PollFd{{Fd: int32(m.sock.fd), Events: unix.POLLIN}, {Fd: int32(stop), Events: unix.POLLIN}}
+	for {
+		if _, err := unix.Poll(fds, -1); err != nil && !errors.Is(err, unix.EINTR) {
+			m.note(func(n *notes) { n.everything = true })
+			time.Sleep(time.Second) // cannot happen with valid descriptors; if it does, do not spin
+			continue
+		}
+		if fds[1].Revents != 0 {
+			return
+		}
+		err := m.sock.receive(false, m.hear)
+		if err != nil && !errors.Is(err, unix.EAGAIN) { // ENOBUFS: the kernel had to throw some away
+			m.note(func(n *notes) { n.everything = true })
+		}
+	}
+}
+
+func (m *monitor) note(f func(*notes)) {
+	m.mu.Lock()
+	f(&m.notes)
+	m.mu.Unlock()
+	select {
+	case m.signal <- struct{}{}:
+	default:
+	}
+}
+
+// take returns the notes so far and begins anew.
+func (m *monitor) take() notes {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.notes
+	m.notes = notes{}
+	return n
+}
+
+// hear sorts one notification.
+func (m *monitor) hear(msg message) error {
+	if msg.typ>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.body) < nfHeader || msg.body[0] != m.proto {
+		return nil
+	}
+	body := msg.body[nfHeader:]
+	if cstr(attribute(body, 1)) != TableName { // attribute 1 is the table's name in all these messages
+		return nil
+	}
+	switch typ := msg.typ & 0xff; typ {
+	case unix.NFT_MSG_DELTABLE:
+		m.note(func(n *notes) { n.everything = true })
+	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN,
+		unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
+		m.note(func(n *notes) { n.structure = true })
+	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
+		m.hearElements(typ == unix.NFT_MSG_NEWSETELEM, body)
+	}
+	return nil
+}
+
+func (m *monitor) hearElements(present bool, body []byte) {
+	i, ok := m.index[cstr(attribute(body, unix.NFTA_SET_ELEM_LIST_SET))]
+	if !ok {
+		return // of a foreign set, which was noticed itself
+	}
+	d := &m.defs[i]
+	switch {
+	case d.dynamic(): // clients come and go
+		return
+	case d.verdict, d.intervals(): // small: compare them whole
+		m.note(func(n *notes) { n.structure = true })
+		return
+	}
+	m.note(func(n *notes) {
+		if n.elements == nil {
+			n.elements = map[elementKey]elementNote{}
+		}
+		attributes(attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+			rec := d.record(nil, el)
+			k := len(rec) - d.dataLen()
+			n.elements[elementKey{i, string(rec[:k])}] = elementNote{present, string(rec[k:])}
+			return true
+		})
+		if len(n.elements) > manyNotes {
+			n.everything, n.elements = true, nil
+		}
+	})
+}
