@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -128,10 +129,21 @@ func (r *Replay) Service(name string) *cluster.Service {
 // Fresh returns the table of the present state made from nothing: what a proxy that starts now must hold.
 func (r *Replay) Fresh() *lb.Table {
 	t := &lb.Table{Node: r.table.Node}
-	for _, n := range r.store.Names() {
-		t.Replace(r.owner(n), policy.Resolve(r.store.View(n), r.settings))
+	for owner, fronts := range r.Wishes() {
+		t.Replace(owner, fronts)
 	}
 	return t
+}
+
+// Wishes iterates over the Services that there are now, and the rows that each asks for.
+func (r *Replay) Wishes() iter.Seq2[lb.Owner, []*lb.Frontend] {
+	return func(yield func(lb.Owner, []*lb.Frontend) bool) {
+		for _, n := range r.store.Names() {
+			if !yield(r.owner(n), policy.Resolve(r.store.View(n), r.settings)) {
+				return
+			}
+		}
+	}
 }
 
 // Address returns the address of the replay's family that a stands for now; ok is false if there is none. A

@@ -263,7 +263,7 @@ func parseRef(s string) (ObjectRef, error) {
 	if ns {
 		ref.Namespace, ref.Name, _ = strings.Cut(name, "/")
 	}
-	if ref.Name == "" || ref.String() != s {
+	if ref.Name == "" || ref.String() != s || strings.ContainsAny(ref.Name, "/ ") {
 		return ObjectRef{}, fmt.Errorf("delete %q: want a name, as NAMESPACE/NAME for %s", s, kind)
 	}
 	return ref, nil
