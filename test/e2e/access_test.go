@@ -28,6 +28,8 @@ type badAccess struct {
 	file    string // instead of a kubeconfig that is written
 	message string // what one line of the log must say, case ignored
 	ends    bool   // the proxy cannot go on; otherwise it must keep trying
+
+	perResource bool // the line may come once for each resource, as each needs a permission of its own
 }
 
 func badAccesses() []badAccess {
@@ -35,7 +37,7 @@ func badAccesses() []badAccess {
 	return []badAccess{
 		{name: "wrong-token", user: proxy, message: `unauthorized|401`,
 			spoil: func(c *api.Config) { c.AuthInfos["e2e"].Token = "wrong" }},
-		{name: "no-permission", user: controlplane.NobodyUser, message: `forbidden|403`},
+		{name: "no-permission", user: controlplane.NobodyUser, message: `forbidden|403`, perResource: true},
 		{name: "other-host", user: proxy, message: `certificate is valid for`,
 			spoil: func(c *api.Config) {
 				c.Clusters["e2e"].Server = strings.Replace(c.Clusters["e2e"].Server, testbed.APIAddr.String(), testbed.OtherAPIAddr.String(), 1)
@@ -127,11 +129,23 @@ func (c badAccess) check(t *testing.T, p *testbed.Proxy) {
 	case ended && p.ExitCode() <= 0:
 		t.Errorf("status %d, want a failure", p.ExitCode())
 	}
-	if lines := said(); len(lines) != 1 {
-		t.Errorf("%d lines match %q, want 1:\n%s", len(lines), c.message, strings.Join(lines, ""))
+	count := map[string]int{}
+	for _, line := range said() {
+		about := ""
+		if c.perResource {
+			about = resources.FindString(line)
+		}
+		count[about]++
+	}
+	for about, n := range count {
+		if n != 1 {
+			t.Errorf("%d lines match %q %s, want 1:\n%s", n, c.message, about, strings.Join(said(), ""))
+		}
 	}
 	t.Logf("ended: %v; it said: %s", ended, strings.TrimSpace(said()[0]))
 }
+
+var resources = regexp.MustCompile(`\b(services|endpointslices|nodes|servicecidrs)\b`)
 
 // A proxy that is not allowed to list keeps trying: once the permission is given, it serves.
 func TestPermissionComesLater(t *testing.T) {

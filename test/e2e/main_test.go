@@ -51,9 +51,10 @@ func run(m *testing.M) (code int) {
 	return m.Run()
 }
 
-// begin gives a test a cluster without services and a node without rules.
+// begin gives a test a running cluster without services and a node without rules.
 func begin(t *testing.T) {
 	t.Helper()
+	must(t, bed.API.Ensure(t.Context())) // the test before may have failed while it was down
 	must(t, bed.API.DeleteAll(t.Context()))
 	must(t, bed.CleanNode(t.Context()))
 }

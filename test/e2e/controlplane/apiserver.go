@@ -83,7 +83,8 @@ func (c *ControlPlane) prepareAPIServer() error {
 		"--service-cluster-ip-range=" + ServiceRange4 + "," + ServiceRange6,
 		"--audit-policy-file=" + policyFile,
 		"--audit-log-path=" + c.AuditLog(),
-		"--allow-privileged=true",
+		// Without this, a server that is stopped holds its watches open until the request timeout, a minute.
+		"--shutdown-watch-termination-grace-period=1s",
 	}
 	return nil
 }

@@ -99,6 +99,23 @@ func Start(ctx context.Context, config Config) (*ControlPlane, error) {
 	return c, nil
 }
 
+// Ensure starts what has been stopped or has ended.
+func (c *ControlPlane) Ensure(ctx context.Context) error {
+	for _, part := range []struct {
+		process *Process
+		start   func(context.Context) error
+	}{{c.etcd, c.StartEtcd}, {c.apiserver, c.StartAPIServer}} {
+		select {
+		case <-part.process.Done():
+			if err := part.start(ctx); err != nil {
+				return err
+			}
+		default:
+		}
+	}
+	return nil
+}
+
 // Close kills both processes.
 func (c *ControlPlane) Close() error {
 	var errs []error
