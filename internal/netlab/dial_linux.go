@@ -130,7 +130,10 @@ func (c *Conn) connect(to netip.AddrPort, reset bool) error {
 			err = connected(fd)
 		}
 		if err == unix.EINPROGRESS || err == unix.EAGAIN {
-			return queuedError(fd)
+			if c.proto == TCP {
+				return queuedError(fd)
+			}
+			return unix.EAGAIN
 		}
 		if err == nil && c.proto == TCP {
 			// From now on an ICMP error is to be what it is to any program: no reason
@@ -160,15 +163,15 @@ func connected(fd int) error {
 	return nil
 }
 
-// queuedError returns the ICMP error that waits at a connecting socket, EAGAIN if
-// there is none. In this lab the answer to a SYN is often there before connect
+// queuedError returns the ICMP error that waits at a connecting TCP socket, EAGAIN
+// if there is none. (SCTP has no error queue: it would hand out data instead.) In this lab the answer to a SYN is often there before connect
 // returns; the kernel then keeps it for itself, but for the error queue, and
 // would refuse the connection only when the repeated SYN is answered again.
 func queuedError(fd int) error {
 	oob := make([]byte, 256)
 	_, n, _, _, err := unix.Recvmsg(fd, nil, oob, unix.MSG_ERRQUEUE)
 	if err != nil {
-		return unix.EAGAIN // also for SCTP, which has no such queue
+		return unix.EAGAIN
 	}
 	messages, err := unix.ParseSocketControlMessage(oob[:n])
 	if err != nil {
