@@ -1,0 +1,427 @@
+package kube
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	networking "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// apiServer is an API server of a few hundred lines: four resources, LIST in pages, WATCH, streaming lists,
+// bookmarks, protobuf and JSON, and what can go wrong with each.
+type apiServer struct {
+	t    testing.TB
+	addr string
+	http *httptest.Server
+
+	mu      sync.Mutex
+	changed chan struct{} // closed at the next change
+	rv      int
+	objects map[string]map[string]apiObject // by plural and namespace/name
+	history []change
+	// The knobs.
+	watchList bool // streaming lists are supported
+	json      bool // protobuf is not
+	page      int  // most items of a page; 0: limits are ignored, as old watch caches do
+	cut       int  // LIST bodies and streams end after so many bytes; 0: they do not
+	compacted int  // versions up to here are forgotten
+	silent    bool // a watch from the future is accepted, and says nothing of the past
+	answer    func(*http.Request) *metav1.Status
+	requests  []string
+}
+
+type change struct {
+	plural   string
+	rv       int
+	was, now apiObject
+}
+
+func newAPIServer(t testing.TB) *apiServer {
+	s := &apiServer{t: t, rv: 100, watchList: true, changed: make(chan struct{}), objects: map[string]map[string]apiObject{}}
+	s.up()
+	t.Cleanup(s.down)
+	return s
+}
+
+func (s *apiServer) up() {
+	s.t.Helper()
+	addr := s.addr
+	if addr == "" {
+		addr = "127.0.0.1:0"
+	}
+	var listener net.Listener
+	var err error
+	for range 50 {
+		if listener, err = net.Listen("tcp", addr); err == nil {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.addr = listener.Addr().String()
+	s.http = &httptest.Server{Listener: listener, Config: &http.Server{Handler: s}}
+	s.http.Start()
+}
+
+func (s *apiServer) down() {
+	s.http.CloseClientConnections()
+	s.http.Listener.Close()
+	s.http.CloseClientConnections()
+}
+
+// set changes the knobs or other state.
+func (s *apiServer) set(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
+func key(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
+
+func plural(o runtime.Object) string {
+	switch o.(type) {
+	case *core.Service:
+		return "services"
+	case *discovery.EndpointSlice:
+		return "endpointslices"
+	case *core.Node:
+		return "nodes"
+	case *networking.ServiceCIDR:
+		return "servicecidrs"
+	}
+	panic(fmt.Sprintf("%T", o))
+}
+
+func (s *apiServer) put(objects ...apiObject) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range objects {
+		s.rv++
+		o.SetResourceVersion(strconv.Itoa(s.rv))
+		p := plural(o)
+		if s.objects[p] == nil {
+			s.objects[p] = map[string]apiObject{}
+		}
+		s.history = append(s.history, change{p, s.rv, s.objects[p][key(o)], o})
+		s.objects[p][key(o)] = o
+	}
+	s.wake()
+}
+
+func (s *apiServer) remove(p, key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rv++
+	s.history = append(s.history, change{p, s.rv, s.objects[p][key], nil})
+	delete(s.objects[p], key)
+	s.wake()
+}
+
+func (s *apiServer) wake() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// copyOf is a backup.
+func (s *apiServer) backup() (restore func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rv, history := s.rv, slices.Clone(s.history)
+	objects := map[string]map[string]apiObject{}
+	for p, all := range s.objects {
+		objects[p] = map[string]apiObject{}
+		for k, o := range all {
+			objects[p][k] = o
+		}
+	}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.rv, s.history, s.objects = rv, history, objects
+	}
+}
+
+// asked counts the requests that contain all the parts.
+func (s *apiServer) asked(parts ...string) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.requests {
+		hit := true
+		for _, p := range parts {
+			hit = hit && strings.Contains(r, p)
+		}
+		if hit {
+			n++
+		}
+	}
+	return n
+}
+
+var testScheme = func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{core.AddToScheme, discovery.AddToScheme, networking.AddToScheme} {
+		if err := add(s); err != nil {
+			panic(err)
+		}
+	}
+	return s
+}()
+
+func (s *apiServer) info() runtime.SerializerInfo {
+	media := runtime.ContentTypeProtobuf
+	if s.json {
+		media = runtime.ContentTypeJSON
+	}
+	info, ok := runtime.SerializerInfoForMediaType(serializer.NewCodecFactory(testScheme).SupportedMediaTypes(), media)
+	if !ok {
+		panic(media)
+	}
+	return info
+}
+
+func failure(code int, reason metav1.StatusReason, message string) *metav1.Status {
+	return &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+		Status: "Failure", Code: int32(code), Reason: reason, Message: message}
+}
+
+func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	s.requests = append(s.requests, r.URL.String())
+	status := s.refusal(r)
+	cut := s.cut
+	s.mu.Unlock()
+	if status != nil {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(int(status.Code))
+		_ = json.NewEncoder(w).Encode(status)
+		return
+	}
+	if cut > 0 {
+		w = &cutWriter{w, cut}
+	}
+	if r.FormValue("watch") == "" {
+		s.list(w, r)
+	} else {
+		s.watch(w, r)
+	}
+}
+
+// cutWriter hangs up after some bytes.
+type cutWriter struct {
+	http.ResponseWriter
+	left int
+}
+
+func (c *cutWriter) Write(b []byte) (int, error) {
+	if len(b) > c.left {
+		_, _ = c.ResponseWriter.Write(b[:c.left])
+		panic(http.ErrAbortHandler)
+	}
+	c.left -= len(b)
+	return c.ResponseWriter.Write(b)
+}
+
+func (c *cutWriter) Flush() { c.ResponseWriter.(http.Flusher).Flush() }
+
+func resourceOf(r *http.Request) string { return r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:] }
+
+// refusal is called with the lock held.
+func (s *apiServer) refusal(r *http.Request) *metav1.Status {
+	if s.answer != nil {
+		if status := s.answer(r); status != nil {
+			return status
+		}
+	}
+	rv, _ := strconv.Atoi(r.FormValue("resourceVersion"))
+	future := rv > s.rv
+	switch {
+	case r.FormValue("sendInitialEvents") == "true" && !s.watchList:
+		return failure(422, metav1.StatusReasonInvalid, "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled")
+	case future && (r.FormValue("watch") == "" || r.FormValue("sendInitialEvents") == "true" || !s.silent):
+		status := failure(504, metav1.StatusReasonTimeout, "Too large resource version")
+		status.Details = &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseTypeResourceVersionTooLarge}}}
+		return status
+	case r.FormValue("watch") != "" && r.FormValue("sendInitialEvents") == "" && rv > 0 && rv < s.compacted:
+		return failure(410, metav1.StatusReasonExpired, "too old resource version")
+	}
+	return nil
+}
+
+func (s *apiServer) selected(r *http.Request, o apiObject) bool {
+	if o == nil {
+		return false
+	}
+	l, err := labels.Parse(r.FormValue("labelSelector"))
+	if err != nil {
+		panic(err)
+	}
+	f, err := fields.ParseSelector(r.FormValue("fieldSelector"))
+	if err != nil {
+		panic(err)
+	}
+	return l.Matches(labels.Set(o.GetLabels())) && f.Matches(fields.Set{"metadata.name": o.GetName()})
+}
+
+// present returns the selected objects, sorted by name. The lock is held.
+func (s *apiServer) present(r *http.Request) []apiObject {
+	var out []apiObject
+	for _, o := range s.objects[resourceOf(r)] {
+		if s.selected(r, o) {
+			out = append(out, o)
+		}
+	}
+	slices.SortFunc(out, func(a, b apiObject) int { return strings.Compare(key(a), key(b)) })
+	return out
+}
+
+func (s *apiServer) list(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	all, rv, limit, info := s.present(r), s.rv, 0, s.info()
+	if s.page > 0 {
+		limit, _ = strconv.Atoi(r.FormValue("limit"))
+		limit = min(limit, s.page)
+	}
+	s.mu.Unlock()
+	list := newList(resourceOf(r))
+	from, _ := strconv.Atoi(r.FormValue("continue"))
+	all = all[from:]
+	accessor, _ := meta.ListAccessor(list)
+	if limit > 0 && limit < len(all) {
+		all = all[:limit]
+		accessor.SetContinue(strconv.Itoa(from + limit))
+	}
+	accessor.SetResourceVersion(strconv.Itoa(rv))
+	var items []runtime.Object
+	for _, o := range all {
+		items = append(items, o)
+	}
+	if err := meta.SetList(list, items); err != nil {
+		panic(err)
+	}
+	w.Header().Set("Content-Type", info.MediaType)
+	if err := info.Serializer.Encode(list, w); err != nil {
+		s.t.Log(err)
+	}
+}
+
+func newList(plural string) runtime.Object {
+	switch plural {
+	case "services":
+		return &core.ServiceList{TypeMeta: metav1.TypeMeta{Kind: "ServiceList", APIVersion: "v1"}}
+	case "endpointslices":
+		return &discovery.EndpointSliceList{TypeMeta: metav1.TypeMeta{Kind: "EndpointSliceList", APIVersion: "discovery.k8s.io/v1"}}
+	case "nodes":
+		return &core.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
+	}
+	return &networking.ServiceCIDRList{TypeMeta: metav1.TypeMeta{Kind: "ServiceCIDRList", APIVersion: "networking.k8s.io/v1"}}
+}
+
+func newObject(plural string) apiObject {
+	for _, r := range []*resource{services(), endpointSlices(), node("n"), serviceCIDRs()} {
+		if r.plural == plural {
+			o := r.new()
+			o.GetObjectKind().SetGroupVersionKind(r.version.WithKind(r.kind))
+			return o
+		}
+	}
+	panic(plural)
+}
+
+func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	info := s.info()
+	s.mu.Unlock()
+	w.Header().Set("Content-Type", info.MediaType+";stream=watch")
+	w.WriteHeader(200)
+	flush := w.(http.Flusher).Flush
+	flush()
+	frames := streaming.NewEncoder(info.StreamSerializer.Framer.NewFrameWriter(w), info.StreamSerializer.Serializer)
+	send := func(kind watch.EventType, o apiObject) bool {
+		raw, err := runtime.Encode(info.Serializer, o)
+		if err != nil {
+			panic(err)
+		}
+		return frames.Encode(&metav1.WatchEvent{Type: string(kind), Object: runtime.RawExtension{Raw: raw}}) == nil
+	}
+	bookmark := func(rv int, initial bool) bool {
+		o := newObject(resourceOf(r))
+		o.SetResourceVersion(strconv.Itoa(rv))
+		if initial {
+			o.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
+		}
+		return send(watch.Bookmark, o)
+	}
+	at, _ := strconv.Atoi(r.FormValue("resourceVersion"))
+	if r.FormValue("sendInitialEvents") == "true" {
+		s.mu.Lock()
+		all := s.present(r)
+		at = s.rv
+		s.mu.Unlock()
+		for _, o := range all {
+			if !send(watch.Added, o) {
+				return
+			}
+		}
+		if !bookmark(at, true) {
+			return
+		}
+	}
+	flush()
+	for {
+		s.mu.Lock()
+		var news []change
+		i, _ := slices.BinarySearchFunc(s.history, at+1, func(c change, rv int) int { return c.rv - rv })
+		for _, c := range s.history[i:] {
+			if c.plural == resourceOf(r) {
+				news = append(news, c)
+			}
+		}
+		at = max(at, s.rv)
+		changed := s.changed
+		s.mu.Unlock()
+		for _, c := range news {
+			was, now := s.selected(r, c.was), s.selected(r, c.now)
+			ok := true
+			switch {
+			case now && was:
+				ok = send(watch.Modified, c.now)
+			case now:
+				ok = send(watch.Added, c.now)
+			case was:
+				o := c.was.DeepCopyObject().(apiObject)
+				o.SetResourceVersion(strconv.Itoa(c.rv))
+				ok = send(watch.Deleted, o)
+			}
+			if !ok {
+				return
+			}
+		}
+		flush()
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
