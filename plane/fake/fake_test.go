@@ -1,0 +1,295 @@
+package fake
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+var ctx = context.Background()
+
+func backends(addrs ...string) []lb.Backend {
+	var out []lb.Backend
+	for _, a := range addrs {
+		out = append(out, lb.Backend{Addr: netip.MustParseAddrPort(a)})
+	}
+	return out
+}
+
+func key(s string) lb.Key {
+	k, err := lb.ParseKey(s)
+	if err != nil {
+		panic(err)
+	}
+	return k
+}
+
+// row is a well-formed row with one route over a set of two.
+func row(k string) *lb.Frontend {
+	f := &lb.Frontend{Key: key(k), Service: "a/b:http", Kind: lb.ClusterIP}
+	set := &lb.BackendSet{ID: lb.SetID{Service: f.Service, Proto: f.Key.Proto, Scope: lb.Cluster},
+		Backends: backends("10.0.0.1:80", "10.0.0.2:80")}
+	f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}
+	return f
+}
+
+func put(f *lb.Frontend) []lb.Change { return []lb.Change{{Key: f.Key, New: f}} }
+
+func ready(t *testing.T) *Plane {
+	t.Helper()
+	p := New(lb.IPv4)
+	if err := p.Reset(ctx, &lb.Table{}); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// A malformed row is refused, by Apply and by Reset, and nothing of its batch is done.
+func TestMalformed(t *testing.T) {
+	tests := []struct {
+		name  string
+		spoil func(*lb.Frontend)
+	}{
+		{"wrong family", func(f *lb.Frontend) { f.Key.Addr = netip.MustParseAddr("2001:db8::1") }},
+		{"no port", func(f *lb.Frontend) { f.Key.Port = 0 }},
+		{"odd protocol", func(f *lb.Frontend) { f.Key.Proto = 1 }},
+		{"no service", func(f *lb.Frontend) { f.Service = "" }},
+		{"no kind", func(f *lb.Frontend) { f.Kind = 0 }},
+		{"node port with address", func(f *lb.Frontend) { f.Kind = lb.NodePort }},
+		{"cluster IP without address", func(f *lb.Frontend) { f.Key.Addr = netip.Addr{} }},
+		{"affinity too long", func(f *lb.Frontend) { f.Affinity = 25 * time.Hour }},
+		{"affinity in parts of seconds", func(f *lb.Frontend) { f.Affinity = time.Millisecond }},
+		{"source of the other family", func(f *lb.Frontend) { f.Sources = []netip.Prefix{netip.MustParsePrefix("::/0")} }},
+		{"source not masked", func(f *lb.Frontend) { f.Sources = []netip.Prefix{netip.MustParsePrefix("10.0.0.1/8")} }},
+		{"sources overlap", func(f *lb.Frontend) {
+			f.Sources = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.1.0.0/16")}
+		}},
+		{"no routes", func(f *lb.Frontend) { f.Routes = nil }},
+		{"not for anywhere", func(f *lb.Frontend) { f.Routes[0].From = lb.Pods }},
+		{"twice from anywhere", func(f *lb.Frontend) { f.Routes = append(f.Routes, f.Routes[0]) }},
+		{"no action", func(f *lb.Frontend) { f.Routes[0].Do = 0 }},
+		{"rejects to a set", func(f *lb.Frontend) { f.Routes[0].Do = lb.Reject }},
+		{"drops with masquerade", func(f *lb.Frontend) { f.Routes[0] = lb.Route{From: lb.Anywhere, Do: lb.Drop, Masq: true} }},
+		{"no set", func(f *lb.Frontend) { f.Routes[0].To = nil }},
+		{"empty set", func(f *lb.Frontend) { f.Routes[0].To.Backends = nil }},
+		{"set of another service", func(f *lb.Frontend) { f.Routes[0].To.ID.Service = "x/y" }},
+		{"backend of the other family", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("[::1]:80") }},
+		{"backend without port", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:0") }},
+		{"backends not sorted", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.2:80", "10.0.0.1:80") }},
+		{"backend twice", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:80", "10.0.0.1:80") }},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := ready(t)
+			empty := p.Dump()
+			bad := row("192.0.2.1:80/tcp")
+			tt.spoil(bad)
+			if err := p.Apply(ctx, append(put(row("192.0.2.2:80/tcp")), put(bad)...)); err == nil {
+				t.Error("Apply took it")
+			}
+			var table lb.Table
+			table.Replace(lb.Owner{Name: "a/b"}, []*lb.Frontend{bad})
+			if err := p.Reset(ctx, &table); err == nil {
+				t.Error("Reset took it")
+			}
+			if d := p.Dump(); d != empty {
+				t.Errorf("something was done:\n%s", d)
+			}
+		})
+	}
+}
+
+// The kernel below is strict: no row without its sets, no set goes while a row has it.
+func TestKernelEnforcesReferences(t *testing.T) {
+	k, f := newKernel(), row("192.0.2.1:80/tcp")
+	id := f.Routes[0].To.ID
+	if err := k.putFront(f); !errors.Is(err, errNoEntry) {
+		t.Errorf("row before its set: %v", err)
+	}
+	k.putSet(id, f.Routes[0].To.Backends)
+	if err := k.putFront(f); err != nil {
+		t.Errorf("row after its set: %v", err)
+	}
+	if err := k.putFront(f); err != nil || k.sets[id].refs != 1 {
+		t.Errorf("row again: %v, %d references", err, k.sets[id].refs)
+	}
+	if err := k.delSet(id); !errors.Is(err, errBusy) {
+		t.Errorf("set before its row: %v", err)
+	}
+	if err := k.delFront(f.Key); err != nil {
+		t.Errorf("row: %v", err)
+	}
+	if err := k.delFront(f.Key); !errors.Is(err, errNoEntry) {
+		t.Errorf("row that is gone: %v", err)
+	}
+	if err := k.delSet(id); err != nil {
+		t.Errorf("set after its row: %v", err)
+	}
+	if err := k.delSet(id); !errors.Is(err, errNoEntry) {
+		t.Errorf("set that is gone: %v", err)
+	}
+}
+
+// Applying twice does no harm, and removing what is not there is no error.
+func TestIdempotent(t *testing.T) {
+	p := ready(t)
+	empty := p.Dump()
+	changes := append(put(row("192.0.2.1:80/tcp")), put(row("192.0.2.2:80/tcp"))...)
+	for range 2 {
+		if err := p.Apply(ctx, changes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := "192.0.2.1:80/tcp a/b:http clusterip\n  anywhere balance a/b:http/tcp/cluster\n" +
+		"192.0.2.2:80/tcp a/b:http clusterip\n  anywhere balance a/b:http/tcp/cluster\n" +
+		"set a/b:http/tcp/cluster refs 2\n  10.0.0.1:80\n  10.0.0.2:80\n"
+	if d := p.Dump(); !strings.HasPrefix(d, want) {
+		t.Errorf("got:\n%swant:\n%s", d, want)
+	}
+	gone := []lb.Change{{Key: changes[0].Key}, {Key: changes[1].Key}}
+	for range 2 {
+		if err := p.Apply(ctx, gone); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if d := p.Dump(); d != empty {
+		t.Errorf("after removal:\n%s", d)
+	}
+}
+
+// Before the first Reset, and after its state was lost, a plane answers with ErrStateLost.
+func TestStateLost(t *testing.T) {
+	p := New(lb.IPv4)
+	asks := func(when string) {
+		t.Helper()
+		if err := p.Apply(ctx, nil); !errors.Is(err, plane.ErrStateLost) {
+			t.Errorf("%s: Apply: %v", when, err)
+		}
+		if err := p.SetNode(ctx, lb.Node{}); !errors.Is(err, plane.ErrStateLost) {
+			t.Errorf("%s: SetNode: %v", when, err)
+		}
+		if _, err := p.Audit(ctx, true); !errors.Is(err, plane.ErrStateLost) {
+			t.Errorf("%s: Audit: %v", when, err)
+		}
+	}
+	asks("new")
+	if err := p.Reset(ctx, &lb.Table{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Apply(ctx, put(row("192.0.2.1:80/tcp"))); err != nil {
+		t.Fatal(err)
+	}
+	p.Lose(true)
+	select {
+	case <-p.Drift():
+	default:
+		t.Error("no drift signalled")
+	}
+	asks("lost")
+}
+
+// Reset writes only what differs; Audit mends what was stolen.
+func TestResetAndAudit(t *testing.T) {
+	p := ready(t)
+	var table lb.Table
+	f, g := row("192.0.2.1:80/tcp"), row("192.0.2.2:80/tcp")
+	table.Replace(lb.Owner{Name: "a/b"}, []*lb.Frontend{f, g})
+	if err := p.Apply(ctx, put(row("192.0.2.9:80/tcp"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Reset(ctx, &table); err != nil {
+		t.Fatal(err)
+	}
+	want, ops := p.Dump(), p.Counts().Ops
+	if p.Len() != 2 || p.Has(key("192.0.2.9:80/tcp")) {
+		t.Errorf("after Reset:\n%s", want)
+	}
+	if err := p.Reset(ctx, &table); err != nil || p.Counts().Ops != ops {
+		t.Errorf("a second Reset: %v, %d writes", err, p.Counts().Ops-ops)
+	}
+	if !p.Steal(f.Key, true) || p.Steal(f.Key, true) {
+		t.Error("Steal does not say what was there")
+	}
+	if n, err := p.Audit(ctx, true); n != 1 || err != nil {
+		t.Errorf("Audit: %d, %v", n, err)
+	}
+	if d := p.Dump(); d != want {
+		t.Errorf("after Audit:\n%s", d)
+	}
+}
+
+// A call that fails has done a random part; over many seeds none, some and all of it.
+func TestFaultyHalfDone(t *testing.T) {
+	var changes []lb.Change
+	for _, k := range []string{"192.0.2.1:80/tcp", "192.0.2.2:80/tcp", "192.0.2.3:80/tcp"} {
+		changes = append(changes, put(row(k))...)
+	}
+	seen := map[int]int{}
+	for seed := range uint64(300) {
+		p := ready(t)
+		f := NewFaulty(p, seed)
+		f.FailNext(ErrInjected, nil)
+		if err := f.Apply(ctx, changes); !errors.Is(err, ErrInjected) {
+			t.Fatalf("Apply: %v", err)
+		}
+		seen[p.Len()]++
+		if err := f.Apply(ctx, changes); err != nil || p.Len() != 3 {
+			t.Fatalf("second Apply: %v, %d rows", err, p.Len())
+		}
+	}
+	for n := range 4 {
+		if seen[n] == 0 {
+			t.Errorf("never %d of 3 done: %v", n, seen)
+		}
+	}
+}
+
+// Refused keys fail their batch and are never done; lost states, panics and probabilities are as asked.
+func TestFaults(t *testing.T) {
+	p := ready(t)
+	f := NewFaulty(p, 1)
+	bad, good := row("192.0.2.1:80/tcp"), row("192.0.2.2:80/tcp")
+	f.Refuse(bad.Key)
+	for range 20 {
+		if err := f.Apply(ctx, append(put(bad), put(good)...)); !errors.Is(err, ErrInjected) || p.Has(bad.Key) {
+			t.Fatalf("refused key: %v, there %t", err, p.Has(bad.Key))
+		}
+	}
+	if err := f.Apply(ctx, put(good)); err != nil {
+		t.Errorf("good key: %v", err)
+	}
+	f.Heal()
+	if err := f.Apply(ctx, put(bad)); err != nil {
+		t.Errorf("healed: %v", err)
+	}
+	f.PanicAt(bad.Key)
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("no panic")
+			}
+		}()
+		_ = f.Apply(ctx, put(bad))
+	}()
+	f.Heal()
+	f.FailNext(plane.ErrStateLost)
+	if err := f.Apply(ctx, put(good)); !errors.Is(err, plane.ErrStateLost) || p.Len() != 0 {
+		t.Errorf("lost state: %v, %d rows", err, p.Len())
+	}
+	f.FailWith(0.5)
+	failed := 0
+	for range 1000 {
+		if f.Reset(ctx, &lb.Table{}) != nil {
+			failed++
+		}
+	}
+	if failed < 400 || failed > 600 {
+		t.Errorf("%d of 1000 calls failed with probability 0.5", failed)
+	}
+}
