@@ -20,7 +20,7 @@ help: ## print this help
 
 build: ## build bin/kube-proxy
 	@mkdir -p bin
-	go build $(VCS) -trimpath -o bin/kube-proxy ./cmd/kube-proxy
+	CGO_ENABLED=0 go build $(VCS) -trimpath -o bin/kube-proxy ./cmd/kube-proxy
 
 test: deps check unit sctp e2e ## everything: deps, format, vet, staticcheck, real-kernel tests, SCTP in a VM, a real API server
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -190,6 +191,43 @@ func TestNoRegistryHosts(t *testing.T) {
 			if bytes.Contains(content, []byte(host)) {
 				t.Errorf("%s names the registry %s", name, host)
 			}
+		}
+	}
+}
+
+// docs/dependencies.md has a reason for each module that go.mod requires directly, and for no other.
+func TestDependencies(t *testing.T) {
+	mod, err := os.ReadFile("go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("docs/dependencies.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	required := map[string]bool{} // by module: directly
+	for _, m := range regexp.MustCompile(`(?m)^(?:require)?\s+(\S+\.\S+/\S+) v\S+( // indirect)?$`).FindAllStringSubmatch(string(mod), -1) {
+		required[m[1]] = m[2] == ""
+	}
+	reasons := map[string]bool{}
+	for row := range strings.Lines(string(page)) {
+		if cells := strings.Split(row, "|"); len(cells) == 4 {
+			for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cells[1], -1) {
+				reasons[m[1]] = true
+			}
+		}
+	}
+	if len(required) < 10 || len(reasons) < 10 {
+		t.Fatalf("found %d modules in go.mod, %d on the page", len(required), len(reasons))
+	}
+	for m, direct := range required {
+		if direct && !reasons[m] {
+			t.Errorf("docs/dependencies.md has no reason for %s", m)
+		}
+	}
+	for m := range reasons {
+		if _, ok := required[m]; !ok {
+			t.Errorf("docs/dependencies.md has a reason for %s, which go.mod does not require", m)
 		}
 	}
 }
