@@ -46,7 +46,7 @@ type Result struct {
 	PeakMemory   int64         `json:"peakMemory"`   // largest resident size of the first process, bytes
 }
 
-// Times are a distribution.
+// Times are a distribution; of few values the 99th percentile is the largest.
 type Times struct {
 	P50 time.Duration `json:"p50"`
 	P99 time.Duration `json:"p99"`
@@ -55,7 +55,8 @@ type Times struct {
 
 func times(took []time.Duration) Times {
 	slices.Sort(took)
-	return Times{P50: took[len(took)/2], P99: took[len(took)*99/100], Max: took[len(took)-1]}
+	rank := func(percent int) time.Duration { return took[(len(took)*percent+99)/100-1] }
+	return Times{P50: rank(50), P99: rank(99), Max: rank(100)}
 }
 
 // probes is how many of the services have pods that answer; they are spread evenly among the load. The time of a start is that
@@ -200,7 +201,11 @@ func (r *run) changes(ctx context.Context) error {
 		if _, err := r.bed.Await(ctx, netlab.Node1, addr, patience, pod); err != nil {
 			return err
 		}
-		change = append(change, time.Since(begin))
+		took := time.Since(begin)
+		change = append(change, took)
+		if took > 200*time.Millisecond {
+			r.config.Logf("change %d took %v, its write %v, at %v", i, took, write[i], time.Now().Format("15:04:05.000"))
+		}
 	}
 	after, err := r.proxy.CPUTime()
 	r.result.Write, r.result.Change = times(write), times(change)
@@ -228,6 +233,7 @@ func (r *run) newServices(ctx context.Context) error {
 }
 
 func (r *run) memory(context.Context) (err error) {
+	r.config.Logf("the end of the proxy's log:\n%s", r.proxy.LogTail(15))
 	r.result.PeakMemory, err = r.proxy.PeakMemory()
 	return err
 }
