@@ -16,8 +16,7 @@ import (
 // would leave A in the kernel for ever.
 func TestDoubt(t *testing.T) {
 	for seed := range uint64(20) {
-		change := func(c *Config) {}
-		bubble(t, change, func(r *rig) {
+		bubble(t, nil, func(r *rig) {
 			r.faulty = fake.NewFaulty(r.plane, seed)
 			r.engine.cfg.Plane = r.faulty
 			r.start()

@@ -48,7 +48,7 @@ func (e *Engine) absorb() {
 // renewed makes the backoff of a service that could not be resolved start anew: it has changed.
 func (e *Engine) renewed(name cluster.Name) {
 	if w := e.unresolved.entries[name]; w != nil {
-		w.pause = pause{}
+		w.pause.delay = 0
 	}
 }
 
