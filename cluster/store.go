@@ -29,6 +29,8 @@ type (
 	CIDRSet     struct{ CIDR *ServiceCIDR }
 	CIDRGone    struct{ Name string }
 	CIDRsListed struct{ CIDRs []*ServiceCIDR }
+	// CIDRsAbsent tells that the source cannot list ServiceCIDRs (SV-03); it changes nothing that is known.
+	CIDRsAbsent struct{}
 
 	// Batch is several events that belong together: no View is between them.
 	Batch []Event
@@ -81,6 +83,8 @@ type Store struct {
 	facts    Facts
 
 	servicesListed, slicesListed bool
+	// waitForFacts: Synced also waits for these two.
+	waitForFacts, nodeListed, cidrsListed bool
 }
 
 // entry is what is known of one service: it exists while there is a Service or a slice.
@@ -109,11 +113,23 @@ func (s *Store) Fold(ev Event) Dirty {
 	return d
 }
 
-// Synced reports whether both Services and slices have been listed (SV-05).
+// Synced reports whether both Services and slices have been listed (SV-05), and what [Store.WaitForFacts]
+// asks for.
 func (s *Store) Synced() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.servicesListed && s.slicesListed
+	return s.servicesListed && s.slicesListed && (!s.waitForFacts || s.nodeListed && s.cidrsListed)
+}
+
+// WaitForFacts makes Synced wait also until a source has told of the node, even if only that there is none,
+// and has listed the service network; or not, which ends such a wait. It reports whether anything of that was
+// still missing. Without the wait a restarted proxy would close its NodePorts for the moment until the Node
+// arrives.
+func (s *Store) WaitForFacts(wait bool) (missing bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waitForFacts = wait
+	return !s.nodeListed || !s.cidrsListed
 }
 
 // View returns all that decides the service. The slice of slices is the caller's.
@@ -258,6 +274,7 @@ func (ev SlicesListed) foldInto(s *Store, d *Dirty) {
 }
 
 func (ev NodeSet) foldInto(s *Store, d *Dirty) {
+	s.nodeListed = s.nodeListed || ev.Node.Name == s.facts.NodeName
 	if ev.Node.Name != s.facts.NodeName || s.facts.Node.Equal(ev.Node) {
 		return
 	}
@@ -265,6 +282,7 @@ func (ev NodeSet) foldInto(s *Store, d *Dirty) {
 }
 
 func (ev NodeGone) foldInto(s *Store, d *Dirty) {
+	s.nodeListed = s.nodeListed || ev.Name == s.facts.NodeName
 	if ev.Name == s.facts.NodeName && s.facts.Node != nil {
 		s.setNode(nil, d)
 	}
@@ -325,12 +343,15 @@ func (ev CIDRGone) foldInto(s *Store, d *Dirty) {
 }
 
 func (ev CIDRsListed) foldInto(s *Store, d *Dirty) {
+	s.cidrsListed = true
 	s.cidrs = make(map[string]*ServiceCIDR, len(ev.CIDRs))
 	for _, c := range ev.CIDRs {
 		s.cidrs[c.Name] = c
 	}
 	s.setCIDRs(d)
 }
+
+func (ev CIDRsAbsent) foldInto(s *Store, _ *Dirty) { s.cidrsListed = true }
 
 func (s *Store) setCIDRs(d *Dirty) {
 	var all []netip.Prefix

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+	"sync"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/config"
+	"kube-proxy/conntrack"
+	"kube-proxy/engine"
+	"kube-proxy/lb"
+	"kube-proxy/plane/nftables"
+	"kube-proxy/policy"
+	"kube-proxy/source/convert"
+	"kube-proxy/source/kube"
+	"kube-proxy/source/manifests"
+)
+
+// source follows Services, EndpointSlices, the Node and ServiceCIDRs somewhere.
+type source interface {
+	Run(ctx context.Context, sink func(cluster.Event)) error
+}
+
+// run is the process after its configuration is known. It returns nil when ctx ends.
+func run(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
+	log.Info("kube-proxy starts", "version", compatible, "mode", cfg.Mode, "node", cfg.NodeName, "pid", os.Getpid(),
+		"go", runtime.Version(), "GOMAXPROCS", runtime.GOMAXPROCS(0))
+	for _, w := range cfg.Warnings {
+		log.Warn(w)
+	}
+	store := cluster.NewStore(cfg.NodeName)
+	src, err := newSource(cfg, store, log)
+	if err != nil {
+		return err
+	}
+	families, err := newFamilies(cfg, store, log)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var running sync.WaitGroup
+	for _, f := range families {
+		running.Go(func() { f.run(ctx) })
+	}
+	running.Go(func() { waiveFacts(ctx, store, families, log) })
+	running.Go(func() {
+		err := src.Run(ctx, func(ev cluster.Event) { fold(store, families, ev) })
+		if err != nil {
+			cancel(err)
+		}
+	})
+	<-ctx.Done()
+	log.Info("stopping: the rules stay in force")
+	running.Wait()
+	err = nil
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		err = cause
+	}
+	for _, f := range families {
+		err = errors.Join(err, f.plane.Close())
+	}
+	return err
+}
+
+// fold takes an event in and tells the engines. They are also told of events that change nothing: an empty
+// list may be the one that they wait for.
+func fold(store *cluster.Store, families []*family, ev cluster.Event) {
+	dirty := store.Fold(ev)
+	for _, f := range families {
+		f.engine.Mark(dirty)
+	}
+}
+
+// factsWait is how long the first write waits for the Node and the ServiceCIDRs (PR-03).
+const factsWait = 10 * time.Second
+
+// waiveFacts ends the wait for the Node and the ServiceCIDRs when they do not come, for example for want of
+// permission: Services are served without.
+func waiveFacts(ctx context.Context, store *cluster.Store, families []*family, log *slog.Logger) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(factsWait):
+	}
+	if !store.WaitForFacts(false) {
+		return
+	}
+	if store.Facts().Node == nil {
+		log.Warn("this node's Node object is not known: NodePorts on its primary address do not answer, and topology hints do not count. "+
+			"Is --hostname-override right, and may the proxy read Nodes?", "node", store.Facts().NodeName)
+	}
+	for _, f := range families {
+		f.engine.Mark(cluster.Dirty{})
+	}
+}
+
+func newSource(cfg *config.Config, store *cluster.Store, log *slog.Logger) (source, error) {
+	problem := func(p convert.Problem) { log.Warn(p.String()) }
+	if cfg.Manifests != "" {
+		return manifests.New(manifests.Config{Dir: cfg.Manifests, Log: log, OnProblem: problem})
+	}
+	store.WaitForFacts(true)
+	return kube.New(kube.Config{
+		Kubeconfig: cfg.API.Kubeconfig, Master: cfg.API.Master, NodeName: cfg.NodeName,
+		Log: log, OnProblem: problem, QPS: cfg.API.QPS, Burst: cfg.API.Burst, UserAgent: "kube-proxy/" + compatible,
+	})
+}
+
+// family is all that serves one IP family.
+type family struct {
+	engine    *engine.Engine
+	plane     *nftables.Plane
+	conntrack *conntrack.Cleaner // nil where the kernel has no conntrack table to read
+}
+
+// newFamilies makes what serves IPv4, and what serves IPv6 where this machine has it (PR-02). A family that
+// cannot be served does not keep the other from it (G6), as long as there is one.
+func newFamilies(cfg *config.Config, store *cluster.Store, log *slog.Logger) ([]*family, error) {
+	fams := []lb.Family{lb.IPv4}
+	if _, err := os.Stat("/proc/sys/net/ipv6"); err == nil {
+		fams = append(fams, lb.IPv6)
+	} else {
+		log.Info("this machine has no IPv6: serving IPv4 only")
+	}
+	if cfg.BindAddress.Is6() && !cfg.BindAddress.IsUnspecified() && len(fams) == 2 {
+		fams[0], fams[1] = fams[1], fams[0]
+	}
+	var families []*family
+	for i, fam := range fams {
+		f, err := newFamily(cfg, store, fam, log)
+		switch {
+		case err == nil:
+			families = append(families, f)
+		case i == 0:
+			return nil, fmt.Errorf("no support for the primary IP family %s: %w", fam, err)
+		default:
+			log.Error("the secondary IP family is not served", "family", fam, "error", err)
+		}
+	}
+	return families, nil
+}
+
+func newFamily(cfg *config.Config, store *cluster.Store, fam lb.Family, log *slog.Logger) (*family, error) {
+	log = log.With("family", fam.String())
+	p, err := nftables.New(nftables.Config{Family: fam, MasqueradeBit: &cfg.NFTables.MasqueradeBit, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	f := &family{plane: p}
+	var observers []engine.Observer
+	f.conntrack, err = conntrack.New(conntrack.Config{Family: fam, Log: log})
+	if err != nil {
+		log.Warn("stale UDP flows are not cleaned up", "error", err)
+	} else {
+		observers = append(observers, f.conntrack)
+	}
+	f.engine = engine.New(engine.Config{
+		Family: fam, Plane: p, Store: store, Settings: settings(cfg), Observers: observers,
+		MinSyncPeriod: cfg.NFTables.MinSyncPeriod, Log: log,
+		Written: func(w engine.Write) {
+			if w.Err == nil {
+				log.Log(context.Background(), levelWrite, "wrote", "verb", w.Verb, "changes", w.Changes, "took", w.Took)
+			}
+		},
+	})
+	return f, nil
+}
+
+func (f *family) run(ctx context.Context) {
+	var running sync.WaitGroup
+	if f.conntrack != nil {
+		running.Go(func() { f.conntrack.Run(ctx) })
+	}
+	f.engine.Run(ctx)
+	running.Wait()
+}
+
+// settings are the parts of the configuration that decide about rows.
+func settings(cfg *config.Config) policy.Settings {
+	return policy.Settings{
+		MasqueradeAll: cfg.MasqueradeAll,
+		DetectLocal:   policy.LocalMode(cfg.DetectLocal.Mode),
+		ClusterCIDRs:  cfg.ClusterCIDRs,
+		PodInterface:  cfg.DetectLocal.Interface,
+		NodePortAddrs: policy.NodePortAddrs{
+			Primary: cfg.NodePorts.Primary, Prefixes: cfg.NodePorts.Prefixes, NodeIP: cfg.BindAddress,
+		},
+	}
+}

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+	"strings"
+)
+
+// compatible is the newest Kubernetes whose kube-proxy this one stands in for.
+const compatible = "v1.37.0"
+
+// printVersion prints "Kubernetes v…", or with raw all that is known of the build. asked is the flag's value:
+// a version in it is printed instead of ours.
+func printVersion(out io.Writer, asked string, raw bool) error {
+	version := compatible
+	if strings.HasPrefix(asked, "v") {
+		version = asked
+	}
+	if !raw {
+		_, err := fmt.Fprintln(out, "Kubernetes", version)
+		return err
+	}
+	info := map[string]string{"kubernetes": version, "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH}
+	if b, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range b.Settings {
+			if strings.HasPrefix(s.Key, "vcs.") {
+				info[s.Key] = s.Value
+			}
+		}
+	}
+	text, err := json.MarshalIndent(info, "", "  ")
+	if err != nil {
+		return fmt.Errorf("print the version: %w", err)
+	}
+	_, err = fmt.Fprintln(out, string(text))
+	return err
+}
