@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
 )
 
@@ -29,6 +31,14 @@ type field struct {
 	// silence is how long no answer must come for a packet to count as dropped.
 	silence time.Duration
 	port    atomic.Uint32
+
+	mu   sync.Mutex
+	sink map[protoPort]bool // what the sink listens on
+}
+
+type protoPort struct {
+	proto lb.Proto
+	port  uint16
 }
 
 // pool lends labs, so that a run needs only as many as tests run at the same time.
@@ -77,17 +87,16 @@ func newField(opts netlab.Options) (*field, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &field{opts: opts, lab: l}
-	if err := f.listen(); err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	if err := f.calibrate(); err != nil {
-		return nil, errors.Join(err, l.Close())
+	f := &field{opts: opts, lab: l, sink: map[protoPort]bool{}}
+	for _, step := range []func() error{f.listen, f.baitSink, f.calibrate} {
+		if err := step(); err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
 	}
 	return f, nil
 }
 
-// listen starts the responders; the sink stays silent.
+// listen starts the responders, but for the sink's.
 func (f *field) listen() error {
 	for _, h := range f.lab.Hosts() {
 		if h.Name == netlab.Sink {
@@ -107,6 +116,73 @@ func (f *field) listen() error {
 		}
 	}
 	return nil
+}
+
+// baitSink makes the sink take all service addresses for its own, and gives it ways back to the pods. So a
+// packet that nobody treats is answered by the sink, and silence means that the node dropped it.
+func (f *field) baitSink() error {
+	return f.inHost(netlab.Sink, func(h *netlink.Handle) error {
+		for _, p := range serviceRanges {
+			if err := holdRange(h, ipNet(p), true); err != nil {
+				return fmt.Errorf("let the sink take %s: %w", p, err)
+			}
+		}
+		uplink, err := h.LinkByName(netlab.Uplink)
+		if err != nil {
+			return fmt.Errorf("find %s of the sink: %w", netlab.Uplink, err)
+		}
+		for _, way := range []struct {
+			to   netip.Prefix
+			node string
+		}{
+			{netlab.Node1Pods4, netlab.Node1}, {netlab.Node1Pods6, netlab.Node1},
+			{netlab.Node2Pods4, netlab.Node2}, {netlab.Node2Pods6, netlab.Node2},
+		} {
+			route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: ipNet(way.to),
+				Gw: hostAddr(way.node, way.to.Addr().Is6()).AsSlice()}
+			if err := h.RouteReplace(route); err != nil {
+				return fmt.Errorf("give the sink a route to %s: %w", way.to, err)
+			}
+		}
+		return nil
+	})
+}
+
+// serviceRanges are those of the addresses that planes translate.
+var serviceRanges = []netip.Prefix{
+	netlab.Service4, netlab.LoadBalancer4, netlab.External4, netlab.Service6, netlab.LoadBalancer6, netlab.External6,
+}
+
+// expect makes the sink answer what is about to be sent, if it gets it.
+func (f *field) expect(shots []scenario.Shot) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range shots {
+		at := protoPort{s.Proto, s.To.Port()}
+		bait := slices.ContainsFunc(serviceRanges, func(p netip.Prefix) bool { return p.Contains(s.To.Addr()) })
+		if !bait || f.sink[at] || s.Proto == 0 || s.Proto == lb.SCTP && f.noSCTP {
+			continue
+		}
+		if _, err := f.lab.Listen(netlab.Sink, protos[s.Proto], at.port, netlab.ListenOptions{}); err != nil {
+			return err
+		}
+		f.sink[at] = true
+	}
+	return nil
+}
+
+// inHost runs fn with netlink sockets in a host's namespace.
+func (f *field) inHost(host string, fn func(h *netlink.Handle) error) error {
+	ns, err := f.lab.Namespace(host)
+	if err != nil {
+		return err
+	}
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return fmt.Errorf("open netlink in %s: %w", host, err)
+	}
+	defer h.Close()
+	return fn(h)
 }
 
 // calibrate measures a connection, so that a slow machine does not take a late answer for none.
@@ -133,36 +209,29 @@ func (f *field) nextPort() uint16 { return uint16(33000 + f.port.Add(1)%32000) }
 
 // prepare forgets all flows and gives node1 its extra addresses.
 func (f *field) prepare(holds []netip.Prefix) error {
-	ns, err := f.lab.Namespace(netlab.Node1)
-	if err != nil {
-		return err
-	}
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
-	if err != nil {
-		return fmt.Errorf("open netlink in node1: %w", err)
-	}
-	defer h.Close()
-	if err := h.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
-		return fmt.Errorf("forget all flows of node1: %w", err)
-	}
-	for _, p := range f.held {
-		if err := hold(h, p, false); err != nil {
-			return err
+	return f.inHost(netlab.Node1, func(h *netlink.Handle) error {
+		if err := h.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+			return fmt.Errorf("forget all flows of node1: %w", err)
 		}
-	}
-	f.held = nil
-	for _, p := range holds {
-		if err := hold(h, p, true); err != nil {
-			return err
+		for _, p := range f.held {
+			if err := hold(h, p, false); err != nil {
+				return err
+			}
 		}
-		f.held = append(f.held, p)
-	}
-	return nil
+		f.held = nil
+		for _, p := range holds {
+			if err := hold(h, p, true); err != nil {
+				return err
+			}
+			f.held = append(f.held, p)
+		}
+		return nil
+	})
 }
 
 // hold makes an address node1's, or takes it away. A whole range becomes local by a route.
 func hold(h *netlink.Handle, p netip.Prefix, add bool) error {
-	ipnet := &net.IPNet{IP: p.Masked().Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+	ipnet := ipNet(p)
 	var err error
 	if p.IsSingleIP() {
 		err = holdAddr(h, ipnet, add)
@@ -176,6 +245,10 @@ func hold(h *netlink.Handle, p netip.Prefix, add bool) error {
 		return fmt.Errorf("address %s of node1: %w", p, err)
 	}
 	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Masked().Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
 func holdAddr(h *netlink.Handle, ipnet *net.IPNet, add bool) error {

@@ -50,6 +50,10 @@ func (s *suite) report(t *testing.T) {
 	if os.Getenv("PLANETEST_RECORD") == "" {
 		return
 	}
+	if len(s.results.Cases) != s.all {
+		t.Errorf("not recorded: %d of %d scenarios were run", len(s.results.Cases), s.all)
+		return
+	}
 	dir, err := resultsDir()
 	if err == nil {
 		err = s.results.Write(dir)

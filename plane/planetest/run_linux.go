@@ -50,6 +50,7 @@ var families = []lb.Family{lb.IPv4, lb.IPv6}
 // suite is one Run.
 type suite struct {
 	Config
+	all  int // scenarios there are
 	labs *pool
 	// patience is how long an answer may take that is expected.
 	patience time.Duration
@@ -59,10 +60,13 @@ type suite struct {
 
 // Run proves the plane with every scenario and with some that are too large for a file. It needs root.
 func Run(t *testing.T, cfg Config) {
-	all := load(t, cfg.Dir)
-	s := &suite{Config: cfg, labs: &pool{}, patience: netlab.DefaultTimeout, results: Results{Mode: cfg.Mode, Kernel: kernel(t)}}
+	all := append(load(t, cfg.Dir), generated(t)...)
+	s := &suite{
+		Config: cfg, all: len(all), labs: &pool{}, patience: netlab.DefaultTimeout,
+		results: Results{Mode: cfg.Mode, Kernel: kernel(t)},
+	}
 	t.Run("scenarios", func(t *testing.T) {
-		for _, sc := range append(all, generated(t)...) {
+		for _, sc := range all {
 			t.Run(sc.Name, func(t *testing.T) {
 				t.Parallel()
 				s.scenario(t, sc)

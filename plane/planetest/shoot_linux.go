@@ -71,6 +71,9 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 	if r.lab.noSCTP && shots[0].Proto == lb.SCTP {
 		return true, netlab.ErrUnsupported
 	}
+	if err := r.lab.expect(shots); err != nil {
+		return true, fmt.Errorf("make the sink listen: %w", err)
+	}
 	v := &volley{r: r, p: p, shots: shots, seen: map[string]int{}}
 	switch {
 	case p.Verb == scenario.Open:

@@ -241,27 +241,3 @@ func inNewNamespace(f func() error) error {
 	}()
 	return <-done
 }
-
-// difference shows the lines that only one of two texts has.
-func difference(want, got string) string {
-	count := map[string]int{}
-	for l := range strings.Lines(want) {
-		count[l]--
-	}
-	for l := range strings.Lines(got) {
-		count[l]++
-	}
-	var b strings.Builder
-	for _, l := range slices.Sorted(maps.Keys(count)) {
-		switch n := count[l]; {
-		case n < 0:
-			fmt.Fprintf(&b, "- %s", l)
-		case n > 0:
-			fmt.Fprintf(&b, "+ %s", l)
-		}
-	}
-	if b.Len() == 0 {
-		b.WriteString("(the same lines in another order)\n")
-	}
-	return b.String()
-}

@@ -1,0 +1,176 @@
+package planetest
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"kube-proxy/internal/scenario"
+)
+
+// Page returns docs/conformance.md: each scenario against each mode and kernel that results are there for. It is
+// the same text for the same input, so that a test can tell when the file is stale.
+func Page(scenarios []*scenario.Scenario, results []Results) string {
+	p := &page{results: results}
+	p.line("# Conformance")
+	p.line("")
+	p.line("<!-- Made by `go test ./plane/planetest -run TestPage -update` from plane/planetest/testdata/results. Do not edit. -->")
+	p.line("")
+	p.line("What was seen when real packets were sent through each data plane, on each kernel, in IPv4 and in IPv6. Every line")
+	p.line("is a file of [testdata/scenarios](../testdata/scenarios); the ids are rows of the behaviour book.")
+	p.line("")
+	p.summary()
+	p.table(scenarios)
+	p.rows(scenarios)
+	p.notesText()
+	return p.b.String()
+}
+
+type page struct {
+	b       strings.Builder
+	results []Results
+	notes   []string
+}
+
+func (p *page) line(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n", args...) }
+
+// summary counts, for each run, the scenarios in one family each.
+func (p *page) summary() {
+	p.line("| mode | kernel | pass | fail | differ by intent | not applicable | lines that need SCTP |")
+	p.line("|---|---|---|---|---|---|---|")
+	for _, r := range p.results {
+		count, differ, sctp := map[string]int{}, 0, 0
+		for _, c := range r.Cases {
+			for _, v := range c.Families {
+				count[v]++
+			}
+			if c.Differs != "" {
+				differ++
+			}
+			sctp += c.SCTP
+		}
+		p.line("| %s | %s | %d | %d | %d | %d | %d |", r.Mode, r.Kernel, count[Passes], count[Fails], differ,
+			count[NotApplicable]+count[NeedsSCTP], sctp)
+	}
+	p.line("")
+	p.line("Pass and fail count a scenario once for each family. A kernel without SCTP sockets leaves out the SCTP lines; the other")
+	p.line("kernels prove them.")
+	p.line("")
+}
+
+// table has a line for each scenario, and for each generated one that a run knew.
+func (p *page) table(scenarios []*scenario.Scenario) {
+	head, rule := "| behaviour | rows |", "|---|---|"
+	for _, r := range p.results {
+		head += fmt.Sprintf(" %s, %s |", r.Mode, r.Kernel)
+		rule += ":-:|"
+	}
+	p.line("## Behaviours")
+	p.line("")
+	p.line("✓ passes in both families, ✗ fails, – differs by intent or is not applicable, ? was not run.")
+	p.line("")
+	p.line("%s", head)
+	p.line("%s", rule)
+	known := map[string]bool{}
+	for _, s := range scenarios {
+		known[s.Name] = true
+		p.line("| **%s**: %s | %s |%s", s.Name, oneLine(s.Story), strings.Join(s.Rows, ", "), p.cells(s.Name))
+	}
+	generated := map[string]bool{}
+	for _, r := range p.results {
+		for name := range r.Cases {
+			if strings.HasPrefix(name, generatedPrefix) {
+				generated[name] = true
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(generated)) {
+		p.line("| **%s** | |%s", name, p.cells(name))
+	}
+	p.line("")
+}
+
+// generatedPrefix begins the names of scenarios that have no file.
+const generatedPrefix = "generated-"
+
+func oneLine(s string) string {
+	return strings.ReplaceAll(strings.Join(strings.Fields(s), " "), "|", `\|`)
+}
+
+func (p *page) cells(name string) string {
+	var out string
+	for _, r := range p.results {
+		c, ok := r.Cases[name]
+		if !ok {
+			out += " ? |"
+			continue
+		}
+		out += " " + p.cell(c) + " |"
+	}
+	return out
+}
+
+func (p *page) cell(c Result) string {
+	if c.Differs != "" {
+		return "–" + p.note(c.Differs)
+	}
+	v4, v6 := mark(c.Families["IPv4"]), mark(c.Families["IPv6"])
+	text := v4
+	if v4 != v6 {
+		text = fmt.Sprintf("v4 %s v6 %s", v4, v6)
+	}
+	if c.SCTP > 0 {
+		text += p.note("This kernel has no SCTP sockets; what the lines in SCTP say is proven on those that have.")
+	}
+	return text
+}
+
+func mark(verdict string) string {
+	switch verdict {
+	case Passes:
+		return "✓"
+	case Fails:
+		return "✗"
+	}
+	return "–"
+}
+
+// note returns the mark of a footnote; the same text has the same mark.
+func (p *page) note(text string) string {
+	i := slices.Index(p.notes, text)
+	if i < 0 {
+		i = len(p.notes)
+		p.notes = append(p.notes, text)
+	}
+	return fmt.Sprintf(" <sup>%d</sup>", i+1)
+}
+
+// rows lists the scenarios of each row of the behaviour book.
+func (p *page) rows(scenarios []*scenario.Scenario) {
+	by := map[string][]string{}
+	for _, s := range scenarios {
+		for _, row := range s.Rows {
+			by[row] = append(by[row], s.Name)
+		}
+	}
+	p.line("## Rows")
+	p.line("")
+	p.line("| row | proven by |")
+	p.line("|---|---|")
+	for _, row := range slices.Sorted(maps.Keys(by)) {
+		p.line("| %s | %s |", row, strings.Join(by[row], ", "))
+	}
+	p.line("")
+}
+
+func (p *page) notesText() {
+	if len(p.notes) == 0 {
+		return
+	}
+	p.line("## Notes")
+	p.line("")
+	for i, n := range p.notes {
+		p.line("%d. %s", i+1, n)
+	}
+}
