@@ -132,6 +132,12 @@ func TestStale(t *testing.T) {
 			then:   []lb.Change{set(row(vip, "other/dns:dns", lb.Cluster, podB))},
 			want:   verdicts{stale: [][2]string{{vip, podA}}, fresh: [][2]string{{vip, podB}, {"192.0.2.1:30053/udp", podA}}},
 		}, {
+			name: "and to one with the same backends: what only the first service could reach is lost",
+			before: []lb.Change{set(row(vip, service, lb.Cluster, podA, podB)),
+				set(row(nodePort, service, lb.Local, podA))},
+			then: []lb.Change{set(row(nodePort, "other/dns:dns", lb.Local, podA))},
+			want: verdicts{stale: [][2]string{{"192.0.2.1:30053/udp", podB}}, fresh: [][2]string{{"192.0.2.1:30053/udp", podA}}},
+		}, {
 			name:   "a host-network backend on the NodePort itself answers with the address that was asked",
 			before: []lb.Change{set(row(nodePort, service, lb.Cluster, podA))},
 			then:   []lb.Change{set(row(nodePort, service, lb.Cluster, "192.0.2.1:30053"))},

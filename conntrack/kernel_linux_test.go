@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -155,6 +156,16 @@ func network(t *testing.T) (client, node *namespace) {
 		ip -6 route add default dev away`)
 	client.sh(t, `ip link set uplink up; ip addr add 192.0.2.7/24 dev uplink; ip addr add 2001:db8::7/64 dev uplink nodad
 		ip route add default via 192.0.2.1; ip -6 route add default via 2001:db8::1`)
+	// Links and neighbours take their time. Without rules nothing is entered into the table yet.
+	for _, at := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
+		node.answer(t, at, "here")
+		c := client.talk(t, at)
+		for end := time.Now().Add(10 * time.Second); c.ask(t) != "here"; {
+			if time.Now().After(end) {
+				t.Fatalf("%s does not answer", at)
+			}
+		}
+	}
 	return client, node
 }
 
@@ -466,6 +477,59 @@ func TestPassMemory(t *testing.T) {
 		}
 	}); allocs > 20 {
 		t.Errorf("%v allocations for %d entries", allocs, n)
+	}
+}
+
+// The local address of a link between two points is ours, the other end is not (PN-02).
+func TestLocals(t *testing.T) {
+	ns := newNamespace(t)
+	ns.sh(t, `ip link add near type veth peer name far; ip addr add 10.9.0.1 peer 10.9.0.2/32 dev near; ip addr add 192.0.2.1/24 dev far
+		ip addr add 2001:db8::1/64 dev far nodad`)
+	for family, want := range map[lb.Family]string{lb.IPv4: "[10.9.0.1 192.0.2.1]", lb.IPv6: "[2001:db8::1]"} {
+		var table *table
+		var err error
+		ns.do(func() { table, err = openTable(family) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer table.close()
+		got, err := table.locals()
+		if s := fmt.Sprint(slices.SortedFunc(maps.Keys(got), netip.Addr.Compare)); s != want || err != nil {
+			t.Errorf("%v: local addresses %s, %v; want %s", family, s, err, want)
+		}
+	}
+}
+
+// An answer that nobody read, after a pass that broke off, does not mix with the next one.
+func TestUnreadAnswer(t *testing.T) {
+	const n = 2000 // more than one message holds
+	ns := newNamespace(t)
+	ns.inject(t, n, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) { return clientN(i), dns, podAP, lb.UDP })
+	var table *table
+	var err error
+	ns.do(func() { table, err = openTable(lb.IPv4) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.close()
+	if err := table.dumps.send(dumpRequest(table.dumps.next(), table.family, lb.UDP, unix.NLM_F_REQUEST|unix.NLM_F_DUMP)); err != nil {
+		t.Fatal(err)
+	}
+	none := func(flow) (lb.Key, bool) { return lb.Key{}, false }
+	if _, err := table.forget(lb.UDP, none, nil); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("while the kernel still answers: %v, want EBUSY", err)
+	}
+	for end := time.Now().Add(5 * time.Second); ; {
+		got, err := table.forget(lb.UDP, none, nil)
+		if err == nil {
+			if got.seen != n {
+				t.Errorf("seen %d entries, want %d", got.seen, n)
+			}
+			return
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
+			t.Fatalf("the socket does not recover: %v", err)
+		}
 	}
 }
 
