@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -178,6 +179,23 @@ func awaitSilence(t *testing.T, host string, to netip.AddrPort) {
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("%s still answers at %s", name, to)
+		}
+	}
+}
+
+// awaitMeaning waits until an element of the proxy's set holds the text.
+func awaitMeaning(t *testing.T, set, text string) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		meaning, err := bed.Meaning(t.Context())
+		must(t, err)
+		for line := range strings.Lines(meaning) {
+			if strings.Contains(line, set+": ") && strings.Contains(line, text) {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no element of %s holds %s after %v:\n%s", set, text, patience, meaning)
 		}
 	}
 }
