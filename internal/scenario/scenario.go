@@ -35,6 +35,8 @@ type State struct {
 	Name string
 	// Changes are what the user does to come here from the state before, in order.
 	Changes []Change
+	// Restart: the proxy was not running when the changes came; a new process finds what the old one left.
+	Restart bool
 	// Tables are the golden texts, by family; a family that the file has no table for is absent.
 	Tables map[lb.Family]string
 	// Problems are what a user is told of faults in the objects, a line each.
@@ -156,7 +158,7 @@ func (p *parser) errorf(line int, format string, args ...any) {
 	p.errs = append(p.errs, fmt.Errorf("%s:%d: %w", p.file, line, fmt.Errorf(format, args...)))
 }
 
-var rowID = regexp.MustCompile(`^[A-Z]{2}-[0-9]{2}$`)
+var rowID = regexp.MustCompile(`^([A-Z]{2}-[0-9]{2}|G[0-9])$`)
 
 // comment splits the text at the top into the story and the rows.
 func (p *parser) comment(text string) {
@@ -224,6 +226,11 @@ func (p *parser) section(line int, name, data string) {
 	case "cluster.yaml":
 		st := p.state(step)
 		st.Changes = append(st.Changes, Change{Line: line, YAML: data})
+	case "restart":
+		p.state(step).Restart = true
+		if step == "" || strings.TrimSpace(data) != "" {
+			p.errorf(line, "section %q: only a step can be a restart, and its section is empty", name)
+		}
 	case "delete":
 		p.deletions(p.state(step), line, data)
 	case "table":
@@ -236,7 +243,7 @@ func (p *parser) section(line int, name, data string) {
 		p.packets(p.state(step), line, data)
 	default:
 		p.errorf(line, "section %q is unknown: want settings, or cluster.yaml, delete, problems, table, table6 "+
-			"or packets, alone or after step NAME/", name)
+			"or packets, alone or after step NAME/, or step NAME/restart", name)
 	}
 }
 

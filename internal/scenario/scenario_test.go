@@ -1,8 +1,10 @@
 package scenario
 
 import (
+	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -125,6 +127,9 @@ Pod shop/web
 Service web
 Node a/b c
 -- packets --
+-- restart --
+-- step two/restart --
+now
 `
 	_, err := Parse("s.txtar", []byte(text), "")
 	want := []string{
@@ -140,6 +145,8 @@ Node a/b c
 		`s.txtar:27: delete "Service web"`,
 		`s.txtar:28: delete "Node a/b c"`,
 		`s.txtar:29: section "packets" stands here twice`,
+		`s.txtar:30: section "restart": only a step`,
+		`s.txtar:31: section "step two/restart": only a step`,
 	}
 	if err == nil {
 		t.Fatal("no error")
@@ -242,5 +249,33 @@ func TestFold(t *testing.T) {
 	got := Fold([]lb.Change{{Key: one, Old: a}, {Key: two, New: b}, {Key: one, New: b}, {Key: two, Old: b}})
 	if want := []lb.Change{{Key: one, Old: a, New: b}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// packetRows are the rows of behaviour.md 3.2 to 3.5 that packets can show. SV-21 (health check ports), SV-23 (an
+// update that changes nothing queues nothing) and SV-35 (latency metric) are proven elsewhere.
+func packetRows() []string {
+	var out []string
+	for _, r := range [][2]int{{10, 20}, {22, 22}, {24, 24}, {30, 34}, {36, 41}, {50, 67}} {
+		for i := r[0]; i <= r[1]; i++ {
+			out = append(out, fmt.Sprintf("SV-%02d", i))
+		}
+	}
+	return out
+}
+
+func TestEveryRowHasAScenario(t *testing.T) {
+	dir, err := Dir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := LoadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range packetRows() {
+		if !slices.ContainsFunc(all, func(s *Scenario) bool { return slices.Contains(s.Rows, row) }) {
+			t.Errorf("no scenario proves %s", row)
+		}
 	}
 }

@@ -3,7 +3,6 @@ package planetest
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -219,12 +218,26 @@ func (r *run) onNode(f func() error) error { return r.lab.lab.Do(netlab.Node1, f
 
 // start makes the plane, on top of what the scenario before has left, and empties it.
 func (r *run) start() error {
-	var err error
-	if r.plane, err = r.s.New(r.family); err != nil {
-		return fmt.Errorf("new plane: %w", err)
+	if err := r.renew(); err != nil {
+		return err
 	}
 	if err := r.plane.Reset(context.Background(), &lb.Table{}); err != nil {
 		return fmt.Errorf("reset to nothing: %w", err)
+	}
+	return nil
+}
+
+// renew makes a new plane in place of the one there is, which leaves its rules in force.
+func (r *run) renew() error {
+	if r.plane != nil {
+		if err := shut(r.plane); err != nil {
+			return fmt.Errorf("close the plane: %w", err)
+		}
+		r.plane = nil
+	}
+	var err error
+	if r.plane, err = r.s.New(r.family); err != nil {
+		return fmt.Errorf("new plane: %w", err)
 	}
 	return nil
 }
@@ -233,6 +246,12 @@ func (r *run) start() error {
 func (r *run) advance(step scenario.Step, first bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
+	if step.State.Restart {
+		if err := r.renew(); err != nil {
+			return err
+		}
+		first = true
+	}
 	if !first && step.NewNode {
 		n, ok := r.plane.(nodeSetter)
 		if !ok {
@@ -262,10 +281,8 @@ func (r *run) end() {
 			r.failf("%v", err)
 		}
 	}
-	if c, ok := r.plane.(io.Closer); ok {
-		if err := c.Close(); err != nil {
-			r.failf("close the plane: %v", err)
-		}
+	if err := shut(r.plane); err != nil {
+		r.failf("close the plane: %v", err)
 	}
 }
 
