@@ -62,7 +62,7 @@ func TestCases(t *testing.T) {
 	}
 }
 
-func complete(t *testing.T, tc testCase) (*Config, error) {
+func complete(t testing.TB, tc testCase) (*Config, error) {
 	t.Helper()
 	o := NewOptions()
 	o.hostname = func() (string, error) { return " Worker-1.Example\n", nil }
@@ -120,7 +120,7 @@ func differences(a, b *Config) []string {
 	return out
 }
 
-func readCases(t *testing.T, file string) []testCase {
+func readCases(t testing.TB, file string) []testCase {
 	t.Helper()
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -234,4 +234,32 @@ func TestUsage(t *testing.T) {
 	if testing.Verbose() {
 		t.Log(b.String())
 	}
+}
+
+// Whatever stands in the file, there is a configuration or an error, and a configuration keeps its promises.
+func FuzzFile(f *testing.F) {
+	files, err := filepath.Glob("testdata/*file.txt")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, name := range files {
+		for _, tc := range readCases(f, name) {
+			f.Add(tc.file)
+		}
+	}
+	f.Fuzz(func(t *testing.T, file string) {
+		if file == "" {
+			return
+		}
+		c, err := complete(t, testCase{file: file, args: []string{"--nodeport-addresses=primary"}})
+		switch {
+		case (c == nil) != (err != nil):
+			t.Errorf("configuration %+v and error %v", c, err)
+		case err != nil && err.Error() == "":
+			t.Error("an error without a text")
+		case err == nil && (c.NodeName == "" || c.Mode != "nftables" || !c.BindAddress.IsValid() || c.NFTables.SyncPeriod <= 0 ||
+			c.NFTables.MinSyncPeriod > c.NFTables.SyncPeriod || len(c.ClusterCIDRs) > 2 || c.Verbosity < 0):
+			t.Errorf("configuration %+v", c)
+		}
+	})
 }
