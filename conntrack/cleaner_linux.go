@@ -74,7 +74,6 @@ func newCleaner(cfg Config, k kernel, close func()) *Cleaner {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	cfg.Log = cfg.Log.With("family", cfg.Family.String())
 	return &Cleaner{cfg: cfg, kernel: k, close: close, wake: make(chan struct{}, 1), index: newIndex()}
 }
 

@@ -119,7 +119,7 @@ func TestOnePassForABurst(t *testing.T) {
 		if got, want := c.Stats(), (Stats{Runs: 2, Seen: 4, Deleted: 3, LastRun: time.Second}); got != want {
 			t.Errorf("stats %+v, want %+v", got, want)
 		}
-		if !strings.Contains(log.String(), `msg="forgot stale flows" family=IPv4 deleted=2 of=3`) {
+		if !strings.Contains(log.String(), `msg="forgot stale flows" deleted=2 of=3`) {
 			t.Errorf("log:\n%s", log)
 		}
 	})
