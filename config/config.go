@@ -38,8 +38,6 @@ type Config struct {
 type API struct {
 	Kubeconfig string
 	Master     string
-	// AcceptContentTypes and ContentType are media types; "" leaves it to the client.
-	AcceptContentTypes, ContentType string
 	// QPS is requests a second, negative for no limit; Burst is how many may come at once.
 	QPS   float32
 	Burst int
@@ -65,7 +63,7 @@ type NodePorts struct {
 type NFTables struct {
 	// MasqueradeBit is the bit of the packet mark that asks for masquerading, 0 to 31.
 	MasqueradeBit int
-	// SyncPeriod is the time between two full comparisons with the kernel, above 0.
+	// SyncPeriod is the time between two full comparisons with the kernel; 0 leaves it to the engine.
 	SyncPeriod time.Duration
 	// MinSyncPeriod is the least time between two writes; 0 for none.
 	MinSyncPeriod time.Duration

@@ -42,9 +42,6 @@ func decode(data []byte) (*v1alpha1.KubeProxyConfiguration, []string, error) {
 	return file, warnings, nil
 }
 
-// known are the fields that validate looks at besides those that flags stand for.
-var known = []string{"apiVersion", "kind", "clientConnection.acceptContentTypes"}
-
 // withoutEffect returns the paths of the fields in data that are set to more than their zero value, and
 // that nothing here reads.
 func withoutEffect(data []byte) []string {
@@ -52,7 +49,7 @@ func withoutEffect(data []byte) []string {
 	if err := yaml.Unmarshal(data, &root); err != nil {
 		return nil // decode has said what is wrong
 	}
-	used := slices.Clone(known)
+	used := []string{"apiVersion", "kind"}
 	for _, f := range flags(new(Options)) {
 		used = append(used, f.field)
 	}

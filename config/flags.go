@@ -68,8 +68,6 @@ func flags(o *Options) []flag {
 			help: "`URL` of the API server; beats the one in the kubeconfig file"},
 		{name: "hostname-override", group: groupNode, field: "hostnameOverride", wins: true, value: text(&f.HostnameOverride),
 			help: "`name` of this node; the host's own name if not given"},
-		{name: "kube-api-content-type", group: groupNode, field: "clientConnection.contentType", value: text(&f.ClientConnection.ContentType),
-			help: "`media type` of requests to the API server"},
 		{name: "kube-api-qps", group: groupNode, field: "clientConnection.qps", value: float(&f.ClientConnection.QPS),
 			help: "requests to the API server a second; negative means no limit"},
 		{name: "kube-api-burst", group: groupNode, field: "clientConnection.burst", value: number(&f.ClientConnection.Burst),
@@ -78,7 +76,7 @@ func flags(o *Options) []flag {
 		{name: "nftables-min-sync-period", group: groupNFTables, field: "nftables.minSyncPeriod", value: duration(&f.NFTables.MinSyncPeriod),
 			help: "least time between two writes to the kernel"},
 		{name: "nftables-sync-period", group: groupNFTables, field: "nftables.syncPeriod", value: duration(&f.NFTables.SyncPeriod),
-			help: "time between two looks for what others changed in our table"},
+			help: "time between two full comparisons of our table with the kernel, besides the watch for changes of others; 0 means some minutes"},
 		{name: "nftables-masquerade-bit", group: groupNFTables, field: "nftables.masqueradeBit", value: optional(&f.NFTables.MasqueradeBit),
 			help: "bit of the packet mark that asks for masquerading, 0 to 31"},
 

@@ -6,10 +6,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
@@ -43,12 +41,11 @@ func NewOptions() *Options {
 
 // setDefaults fills what is missing in c, as far as this program uses it.
 func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
-	orDefault(&c.ClientConnection.ContentType, "application/vnd.kubernetes.protobuf")
 	orDefault(&c.ClientConnection.QPS, 5)
 	orDefault(&c.ClientConnection.Burst, 10)
 	orDefault(&c.BindAddress, "0.0.0.0")
-	orDefault(&c.NFTables.SyncPeriod, metav1.Duration{Duration: 30 * time.Second})
-	// NFTables.MinSyncPeriod stays 0, see docs/adr/0006.
+	// NFTables.MinSyncPeriod stays 0, see docs/adr/0006. So does SyncPeriod: what others change is noticed at
+	// once, and upstream's 30 s would compare a large table all the time.
 	if c.NFTables.MasqueradeBit == nil {
 		bit := int32(14)
 		c.NFTables.MasqueradeBit = &bit

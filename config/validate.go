@@ -15,12 +15,10 @@ func (o *Options) validate() *Config {
 	c := &Config{
 		Manifests: o.Manifests,
 		API: API{
-			Kubeconfig:         f.ClientConnection.Kubeconfig,
-			Master:             o.Master,
-			AcceptContentTypes: f.ClientConnection.AcceptContentTypes,
-			ContentType:        f.ClientConnection.ContentType,
-			QPS:                f.ClientConnection.QPS,
-			Burst:              int(f.ClientConnection.Burst),
+			Kubeconfig: f.ClientConnection.Kubeconfig,
+			Master:     o.Master,
+			QPS:        f.ClientConnection.QPS,
+			Burst:      int(f.ClientConnection.Burst),
 		},
 		MasqueradeAll: f.NFTables.MasqueradeAll,
 		Verbosity:     int(f.Logging.Verbosity),
@@ -194,8 +192,8 @@ func (o *Options) nftables() NFTables {
 	if n.MasqueradeBit < 0 || n.MasqueradeBit > 31 {
 		o.wrong("nftables.masqueradeBit", fmt.Sprint(n.MasqueradeBit), "want 0 to 31")
 	}
-	if n.SyncPeriod <= 0 {
-		o.wrong("nftables.syncPeriod", n.SyncPeriod.String(), "want more than 0")
+	if n.SyncPeriod < 0 {
+		o.wrong("nftables.syncPeriod", n.SyncPeriod.String(), "want more than 0, or 0 for the default")
 	}
 	switch {
 	case n.MinSyncPeriod < 0:
