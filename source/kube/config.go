@@ -25,7 +25,7 @@ type Config struct {
 	// slog.Default().
 	Log *slog.Logger
 	// OnProblem is told, one call at a time, what is wrong with objects; once for each change of an object.
-	// nil drops it.
+	// nil logs it.
 	OnProblem func(convert.Problem)
 	// QPS and Burst bound the requests a second to the API server; 0 is no bound. Streams are not counted.
 	QPS   float32

@@ -47,6 +47,9 @@ func New(cfg Config) (*Source, error) {
 		log = slog.Default()
 	}
 	directKlog(log)
+	if cfg.OnProblem == nil {
+		cfg.OnProblem = func(p convert.Problem) { log.Warn(p.String()) }
+	}
 	config, err := cfg.RESTConfig()
 	if err != nil {
 		return nil, err

@@ -227,9 +227,11 @@ func (r *rig) until(ok func() bool, message func() string) {
 
 // Whatever the server supports, objects that exist, come, change, lose their selection and go are followed.
 func TestFollow(t *testing.T) {
+	t.Parallel()
 	for _, watchList := range []bool{true, false} {
 		for _, json := range []bool{false, true} {
 			t.Run(fmt.Sprintf("watchList=%v json=%v", watchList, json), func(t *testing.T) {
+				t.Parallel()
 				r := newRig(t)
 				r.api.watchList, r.api.json = watchList, json
 				other := testService("other", 1)
@@ -272,6 +274,7 @@ func TestFollow(t *testing.T) {
 // An API server that goes away and comes back: nothing is removed meanwhile, what changed is there within
 // seconds, and the log has one line for the beginning and one for the end.
 func TestOutage(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.api.put(testService("web", 80), testService("api", 90))
 	r.start()
@@ -301,6 +304,7 @@ func TestOutage(t *testing.T) {
 
 // An API server that is down when the proxy starts: the lists come when it is up.
 func TestDownAtStart(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.api.put(testService("web", 80))
 	r.api.down()
@@ -315,8 +319,10 @@ func TestDownAtStart(t *testing.T) {
 
 // 410 Gone: the history was compacted while the streams were broken. Everything is listed again.
 func TestGone(t *testing.T) {
+	t.Parallel()
 	for _, watchList := range []bool{true, false} {
 		t.Run(fmt.Sprintf("watchList=%v", watchList), func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t)
 			r.api.watchList = watchList
 			r.api.put(testService("web", 80), testService("api", 90))
@@ -341,9 +347,11 @@ func TestGone(t *testing.T) {
 // An older copy of the data: the state becomes that of the copy, whether the server refuses versions of the
 // future or is silent about them.
 func TestOlderCopy(t *testing.T) {
+	t.Parallel()
 	for _, silent := range []bool{true, false} {
 		for _, watchList := range []bool{true, false} {
 			t.Run(fmt.Sprintf("silent=%v watchList=%v", silent, watchList), func(t *testing.T) {
+				t.Parallel()
 				r := newRig(t)
 				r.api.silent, r.api.watchList = silent, watchList
 				r.api.put(testService("web", 80), testService("api", 90))
@@ -371,9 +379,11 @@ func TestOlderCopy(t *testing.T) {
 
 // A list that breaks off is no list.
 func TestInterruptedList(t *testing.T) {
+	t.Parallel()
 	for _, watchList := range []bool{true, false} {
 		for _, json := range []bool{true, false} {
 			t.Run(fmt.Sprintf("watchList=%v json=%v", watchList, json), func(t *testing.T) {
+				t.Parallel()
 				r := newRig(t)
 				r.api.watchList, r.api.json, r.api.cut = watchList, json, 1500
 				for i := range 20 {
@@ -393,6 +403,7 @@ func TestInterruptedList(t *testing.T) {
 
 // Paged lists: one event for all pages.
 func TestPages(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.api.watchList, r.api.page = false, 7
 	for i := range 20 {
@@ -408,6 +419,7 @@ func TestPages(t *testing.T) {
 
 // The errors of credentials: one clear message, nothing removed, and all is well when they are mended.
 func TestRefused(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		code    int
 		reason  metav1.StatusReason
@@ -419,6 +431,7 @@ func TestRefused(t *testing.T) {
 		{429, metav1.StatusReasonTooManyRequests, "is busy (429)"},
 	} {
 		t.Run(fmt.Sprint(c.code), func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t)
 			r.api.put(testService("web", 80), testSlice("web", "web-1", "10.1.0.5"))
 			refuse := func(req *http.Request) *metav1.Status {
@@ -430,7 +443,7 @@ func TestRefused(t *testing.T) {
 			r.api.answer = refuse
 			r.start()
 			r.waitLog(c.message)
-			r.until(func() bool { return r.api.asked("/services") >= 6 }, func() string { return "no retries" })
+			r.until(func() bool { return r.api.asked("/services") >= 4 }, func() string { return "no retries" })
 			if lines := r.log.lines(c.message); len(lines) != 1 {
 				t.Errorf("log: %v", lines)
 			}
@@ -453,11 +466,13 @@ func TestRefused(t *testing.T) {
 
 // SV-03: ServiceCIDRs may be absent or forbidden. One line tells; the API is asked again much later.
 func TestNoCIDRs(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		code   int
 		reason metav1.StatusReason
 	}{{404, metav1.StatusReasonNotFound}, {403, metav1.StatusReasonForbidden}} {
 		t.Run(fmt.Sprint(c.code), func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t)
 			r.api.put(testService("web", 80), testCIDR("10.96.0.0/16"))
 			r.api.answer = func(req *http.Request) *metav1.Status {
@@ -485,6 +500,7 @@ func TestNoCIDRs(t *testing.T) {
 
 // SV-04: a Node that does not exist is told as such.
 func TestNoNode(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.api.put(testService("web", 80), testNode("n2", "192.0.2.2"))
 	r.start()
@@ -495,6 +511,7 @@ func TestNoNode(t *testing.T) {
 
 // Problems are told once for each change of an object, not again when it is listed again.
 func TestProblemsOnce(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	bad := testSlice("web", "web-1", "10.1.0.5", "fd00::5")
 	r.api.put(testService("web", 80), bad)

@@ -1,0 +1,195 @@
+package kube
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// kubeconfig returns a good kubeconfig for a server, with a CA file and a token file.
+func kubeconfig(server, ca, token string) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Config
+current-context: main
+contexts:
+- {name: main, context: {cluster: lab, user: proxy}}
+clusters:
+- {name: lab, cluster: {server: %q, certificate-authority: %q}}
+users:
+- {name: proxy, user: {tokenFile: %q}}
+`, server, ca, token)
+}
+
+// Each fault of a kubeconfig gives one message that names the file and the field.
+func TestKubeconfigErrors(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	caPEM, _ := certificate(t, "127.0.0.1")
+	ca, token := write("ca.crt", string(caPEM)), write("token", "secret")
+	good := kubeconfig("https://192.0.2.1:6443", ca, token)
+	if _, err := New(Config{Kubeconfig: write("good", good), NodeName: "n1"}); err != nil {
+		t.Fatalf("the good one: %v", err)
+	}
+	// Paths in the file are relative to it.
+	if _, err := New(Config{Kubeconfig: write("relative", strings.ReplaceAll(good, dir+"/", "")), NodeName: "n1"}); err != nil {
+		t.Fatalf("relative paths: %v", err)
+	}
+	for _, c := range []struct{ name, old, new, want string }{
+		{"syntax", good, "clusters: [", "is not a kubeconfig: "},
+		{"type", "clusters:\n", "clusters: 7\nold:\n", "is not a kubeconfig: "},
+		{"empty", good, "", "current-context: is not set"},
+		{"no-current", "current-context: main", "", "current-context: is not set"},
+		{"wrong-current", "current-context: main", "current-context: other", `current-context: there is no context "other"`},
+		{"no-cluster-name", "cluster: lab, user", "user", "contexts[main].context.cluster: is not set"},
+		{"no-cluster", "cluster: lab, user", "cluster: x, user", `contexts[main].context.cluster: there is no cluster "x"`},
+		{"no-server", `server: "https://192.0.2.1:6443", `, "", "clusters[lab].cluster.server: is not set"},
+		{"bad-server", `"https://192.0.2.1:6443"`, `"https://a b:6443"`, "clusters[lab].cluster.server: "},
+		{"no-user", "user: proxy}", "user: x}", `contexts[main].context.user: there is no user "x"`},
+		{"no-ca-file", ca, ca + "x", "clusters[lab].cluster.certificate-authority: open " + ca + "x: no such file"},
+		{"bad-ca-file", ca, token, "clusters[lab].cluster.certificate-authority: has no certificate in PEM form"},
+		{"bad-ca-data", fmt.Sprintf("certificate-authority: %q", ca), "certificate-authority-data: AAAA", "clusters[lab].cluster.certificate-authority-data: has no certificate in PEM form"},
+		{"no-token-file", token, token + "x", "users[proxy].user.tokenFile: open " + token + "x: no such file"},
+		{"no-cert-file", fmt.Sprintf("tokenFile: %q", token), "client-certificate: none, client-key: none", "users[proxy].user.client-certificate: open " + dir + "/none: no such file"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if !strings.Contains(good, c.old) {
+				t.Fatalf("%q is not in the good file", c.old)
+			}
+			path := write(c.name, strings.Replace(good, c.old, c.new, 1))
+			_, err := New(Config{Kubeconfig: path, NodeName: "n1"})
+			if err == nil || !strings.HasPrefix(err.Error(), "kube: kubeconfig "+path+": "+c.want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("got  %v\nwant kube: kubeconfig %s: %s", err, path, c.want)
+			}
+		})
+	}
+	missing := filepath.Join(dir, "missing")
+	if _, err := New(Config{Kubeconfig: missing, NodeName: "n1"}); err == nil || err.Error() != "kube: kubeconfig "+missing+": no such file or directory" {
+		t.Errorf("a missing file: %v", err)
+	}
+	// --master replaces the server.
+	src, err := Config{Kubeconfig: write("m", strings.Replace(good, `server: "https://192.0.2.1:6443", `, "", 1)), Master: "https://192.0.2.9"}.RESTConfig()
+	if err != nil || src.Host != "https://192.0.2.9" {
+		t.Errorf("--master with a kubeconfig: %v, %v", src, err)
+	}
+	if _, err := New(Config{Master: "https://a b", NodeName: "n1"}); err == nil || !strings.Contains(err.Error(), `--master "https://a b"`) {
+		t.Errorf("a bad --master: %v", err)
+	}
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	if _, err := New(Config{NodeName: "n1"}); err == nil || !strings.Contains(err.Error(), "neither --kubeconfig nor --master is given") {
+		t.Errorf("neither: %v", err)
+	}
+	if _, err := New(Config{Master: "https://192.0.2.9"}); err == nil || !strings.Contains(err.Error(), "the name of this node") {
+		t.Errorf("no node name: %v", err)
+	}
+}
+
+// certificate makes a self-signed certificate for a host.
+func certificate(t *testing.T, host string) ([]byte, tls.Certificate) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: host}, IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	if ip := net.ParseIP(host); ip != nil {
+		tmpl.IPAddresses = []net.IP{ip}
+	} else {
+		tmpl.DNSNames = []string{host}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// A server with a certificate of another host, or of another authority: one clear message. With the right
+// certificate a token is sent, and one that was replaced in its file is used.
+func TestCredentials(t *testing.T) {
+	rightPEM, right := certificate(t, "127.0.0.1")
+	otherHostPEM, otherHost := certificate(t, "another.example")
+	_, otherCA := certificate(t, "127.0.0.1")
+	for _, c := range []struct {
+		name, want string
+		ca         []byte
+		cert       tls.Certificate
+	}{
+		{"other host", "certificate is not valid", otherHostPEM, otherHost},
+		{"other authority", "certificate is not valid", rightPEM, otherCA},
+		{"right", "", rightPEM, right},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			r.api.put(testService("web", 80))
+			r.api.answer = func(req *http.Request) *metav1.Status {
+				if req.Header.Get("Authorization") != "Bearer good" {
+					return failure(401, metav1.StatusReasonUnauthorized, "Unauthorized")
+				}
+				return nil
+			}
+			secure := httptest.NewUnstartedServer(r.api)
+			secure.Config.ErrorLog = log.New(io.Discard, "", 0)
+			secure.TLS = &tls.Config{Certificates: []tls.Certificate{c.cert}}
+			secure.StartTLS()
+			defer func() { secure.CloseClientConnections(); secure.Listener.Close() }()
+			dir := t.TempDir()
+			for name, data := range map[string]string{"ca": string(c.ca), "token": "bad",
+				"config": kubeconfig(secure.URL, "ca", "token")} {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cfg := r.config()
+			cfg.Master, cfg.Kubeconfig = "", filepath.Join(dir, "config")
+			src, err := New(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.run(src)
+			if c.want != "" {
+				r.waitLog(c.want)
+				time.Sleep(2 * time.Second)
+				if lines := r.log.lines("level=ERROR"); len(lines) != 1 {
+					t.Errorf("log:\n%s", strings.Join(lines, "\n"))
+				}
+				return
+			}
+			r.waitLog("does not accept our credentials (401)")
+			if err := os.WriteFile(filepath.Join(dir, "token"), []byte("good"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			// client-go reads a token file once a minute; it is the store's state that counts here, so the
+			// source is started anew instead of waiting.
+			again := newRig(t)
+			cfg.Log = nil
+			again.startWith(cfg)
+			again.wait("web:80")
+		})
+	}
+}
