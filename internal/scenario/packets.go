@@ -103,6 +103,8 @@ type Outcome struct {
 	Backends []Backend
 	// Sticky: all connections of this line meet the same backend, one of Backends.
 	Sticky bool
+	// Evenly: each backend gets its equal share of many connections.
+	Evenly bool
 }
 
 // Backend is a host that answers.
@@ -315,7 +317,8 @@ func parseAddrs(s string) (Addrs, error) {
 	return a, nil
 }
 
-// parseOutcome reads refused, dropped, or a list of backends with "one of" before and "sticky" behind.
+// parseOutcome reads refused, dropped, or a list of backends: with "one of" before and "sticky" behind, or with
+// "evenly" behind.
 func parseOutcome(s string) (Outcome, error) {
 	switch s {
 	case "refused":
@@ -329,7 +332,8 @@ func parseOutcome(s string) (Outcome, error) {
 	if sticky != oneOf {
 		return o, fmt.Errorf(`outcome %q: "one of" and "sticky" go together`, s)
 	}
-	o.Sticky = sticky
+	list, evenly := strings.CutSuffix(list, " evenly")
+	o.Sticky, o.Evenly = sticky, evenly
 	unset := 0 // index of the first backend that the next "from" is for
 	for item := range strings.SplitSeq(list, ",") {
 		who, from, hasFrom := strings.Cut(strings.TrimSpace(item), " from ")

@@ -50,6 +50,10 @@ func TestParsePacket(t *testing.T) {
 			Verb: Open, Conn: "a1", From: "pod1", To: Target{Addr: Addrs{Of: "shop/web"}, Port: "http"},
 			Want: Outcome{Sticky: true, Backends: []Backend{{Host: "pod1"}, {Host: "pod2"}}},
 		},
+		"pod1 -> shop/web:http : pod1, pod2 evenly": {
+			From: "pod1", To: Target{Addr: Addrs{Of: "shop/web"}, Port: "http"},
+			Want: Outcome{Evenly: true, Backends: []Backend{{Host: "pod1"}, {Host: "pod2"}}},
+		},
 		"a1 keeps working": {Verb: KeepsWorking, Conn: "a1"},
 		"a1 is dead":       {Verb: IsDead, Conn: "a1"},
 		"then":             {Verb: Then},

@@ -2,6 +2,7 @@ package planetest
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -203,6 +204,38 @@ func found(t *testing.T, all []*scenario.Scenario, labs *pool, name string, m mu
 	for _, bad := range []string{"reset:", "apply ", "new plane:"} {
 		if strings.Contains(text, bad) {
 			t.Errorf("the mutant could not be built:\n%s", text)
+		}
+	}
+}
+
+// holey is a plane without transactions that takes a row away before it puts the new one in its place.
+type holey struct{ *nftables.Plane }
+
+func (p holey) Apply(ctx context.Context, changes []lb.Change) error {
+	gone := slices.Clone(changes)
+	for i := range gone {
+		gone[i].New = nil
+	}
+	if err := p.Plane.Apply(ctx, gone); err != nil {
+		return err
+	}
+	return p.Plane.Apply(ctx, changes)
+}
+
+func TestHolesAreFound(t *testing.T) {
+	load(t, "") // skips without root
+	newPlane := func(f lb.Family) (Plane, error) {
+		p, err := nftables.New(nftables.Config{Family: f})
+		return holey{p}, err
+	}
+	s := &suite{Config: Config{Mode: "holey", New: newPlane}, labs: &pool{}, patience: 300 * time.Millisecond}
+	_, failures, err := s.tryChurn()
+	if err := errors.Join(err, s.labs.close()); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if !slices.ContainsFunc(failures, func(text string) bool { return strings.HasPrefix(text, f.String()+", after") }) {
+			t.Errorf("%v: no connection met a hole", f)
 		}
 	}
 }

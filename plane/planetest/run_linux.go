@@ -57,7 +57,8 @@ type suite struct {
 	results  Results
 }
 
-// Run proves the plane with every scenario and with some that are too large for a file. It needs root.
+// Run proves the plane with every scenario, with some that are too large for a file, and with connections that are
+// made while endpoints flap. It needs root.
 func Run(t *testing.T, cfg Config) {
 	all := append(load(t, cfg.Dir), generated(t)...)
 	s := &suite{
@@ -72,6 +73,7 @@ func Run(t *testing.T, cfg Config) {
 			})
 		}
 	})
+	t.Run("churn", s.churn)
 	if err := s.labs.close(); err != nil {
 		t.Errorf("remove the labs: %v", err)
 	}
