@@ -50,11 +50,11 @@ test-kernels: deps bin/nftables.test ## the nftables suite on kernels 5.10, 6.1 
 	@for k in $(KERNELS); do \
 	  [[ -e $(STORE)/$$k/initrd.cpio ]] || $(VMRUN) --setup --kernel $$k; \
 	  echo "== nftables suite on kernel $$k"; start=$$SECONDS; \
-	  (cd plane/nftables && $(VMRUN) --kernel $$k --timeout 600 -- $(CURDIR)/bin/nftables.test -test.timeout 9m); \
+	  $(VMRUN) --kernel $$k --timeout 600 -- bash -c 'cd plane/nftables && ../../bin/nftables.test -test.timeout 9m'; \
 	  echo "== kernel $$k: ok, $$((SECONDS - start)) s"; \
 	done
 
-bench: deps ## the figures of the README as a table (ARGS=... go to the program)
+bench: deps ## how fast it is, as a table (ARGS=... go to the program)
 	go run $(VCS) ./bench $(ARGS)
 
 run: deps build ## a lab of network namespaces with Services served by the kernel (ARGS=--once: print and exit)
@@ -67,8 +67,10 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 	  go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$(dirname $$file)"; \
 	done
 
-generate: ## write the generated files (docs/conformance.md) anew
-	go generate ./...
+generate: bin/nftables.test ## write docs/conformance.md anew, from runs on this machine's kernel and on the others
+	cd plane/nftables && PLANETEST_RECORD=1 ../../bin/nftables.test -test.run TestConformance
+	PLANETEST_RECORD=1 $(MAKE) test-kernels
+	go test ./plane/planetest -run TestPage -update
 
 clean: ## remove what was built; VM kernels in /var/cache/vmrun stay
 	rm -rf bin test/e2e/bin

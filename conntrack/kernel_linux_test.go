@@ -149,7 +149,7 @@ func (c talk) ask(t *testing.T) string {
 func network(t *testing.T) (client, node *namespace) {
 	client, node = newNamespace(t), newNamespace(t)
 	client.sh(t, "ip link set lo up; ip link add uplink type veth peer name inside netns "+strconv.Itoa(node.tid))
-	node.sh(t, `ip link set lo up; sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv6.conf.all.accept_dad=0
+	node.sh(t, `ip link set lo up; cd /proc/sys/net; echo 1 >ipv4/ip_forward; echo 1 >ipv6/conf/all/forwarding
 		ip link set inside up; ip addr add 192.0.2.1/24 dev inside; ip addr add 2001:db8::1/64 dev inside nodad
 		for i in 1 2 3; do ip addr add 10.1.0.$i/32 dev lo; ip addr add 2001:db8:1::$i/128 dev lo nodad; done
 		ip link add away type veth peer name nowhere; ip link set away up; ip link set nowhere up; ip route add default dev away
