@@ -232,6 +232,27 @@ func TestDependencies(t *testing.T) {
 	}
 }
 
+// A page that points to a file of the tree points to one that is there.
+func TestLinks(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	seen := 0
+	for _, page := range files(t, func(name string) bool { return strings.HasSuffix(name, ".md") }) {
+		content, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range link.FindAllStringSubmatch(string(content), -1) {
+			seen++
+			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
+				t.Errorf("%s points to %s: %v", page, m[1], err)
+			}
+		}
+	}
+	if seen == 0 {
+		t.Error("no page has a link")
+	}
+}
+
 // parsePolicy returns for each right side of the lines the left sides it may import.
 func parsePolicy(t *testing.T, text string) map[string][]string {
 	t.Helper()

@@ -24,5 +24,6 @@
 // reads the table once for each protocol in question, with the kernel leaving out other protocols where it
 // can, judges entry by entry from a fixed buffer and deletes as it goes: memory does not grow with the table
 // (PN-06), and the writer of rules waits for none of it (PN-07). The first Applied of an engine brings all
-// rows, so entries from before a restart are looked at too (PN-04).
+// rows, so entries from before a restart are looked at too (PN-04); but not those of a service that was deleted
+// while no proxy ran: who else may have made them is not known, so they stay until the client pauses.
 package conntrack
