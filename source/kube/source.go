@@ -143,6 +143,7 @@ func (s *Source) follow(ctx context.Context, r *resource, sink func(cluster.Even
 		if ctx.Err() != nil {
 			return
 		}
+		sink(cluster.CIDRsAbsent{}) // the one optional resource
 		s.log.Info("doing without "+r.plural, "because", context.Cause(attempt), "retry", s.retryOptional)
 		select {
 		case <-ctx.Done():

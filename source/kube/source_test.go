@@ -486,8 +486,10 @@ func TestNoCIDRs(t *testing.T) {
 				t.Fatal(err)
 			}
 			src.retryOptional = time.Second
+			r.store.WaitForFacts(true)
 			r.run(src)
 			r.wait("web:80")
+			r.until(r.store.Synced, func() string { return "the absence is not told" })
 			r.waitLog("doing without servicecidrs")
 			r.api.set(func() { r.api.answer = nil })
 			r.wait("web:80 cidr:10.96.0.0/16")
