@@ -27,6 +27,7 @@ type outage struct {
 	failing map[string]bool      // resources whose last attempt failed
 	since   time.Time            // when the first of them failed
 	told    map[string]time.Time // sorts of errors
+	seen    map[string]int       // sorts of errors of this outage
 	open    bool                 // a failure was told, and its end was not
 }
 
@@ -43,10 +44,15 @@ func (o *outage) failed(resource string, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if len(o.failing) == 0 {
-		o.since = now
+		o.since, o.seen = now, map[string]int{}
 	}
 	o.failing[resource] = true
 	if last, told := o.told[sort]; told && now.Sub(last) < o.repeat {
+		return
+	}
+	// An API server that has just started forbids everything until it has read who may do what. So within an
+	// outage another sort of error counts from its second time.
+	if o.seen[sort]++; o.open && o.seen[sort] == 1 {
 		return
 	}
 	o.told[sort], o.open = now, true

@@ -32,9 +32,13 @@ type Source struct {
 	resources []*resource
 	clients   map[*resource]rest.Interface
 	codec     runtime.ParameterCodec
-	// retryOptional is how long an absent or forbidden optional API is left alone.
+	// retryOptional is how long an absent or forbidden optional API is left alone the first time, in which
+	// the API server may just be starting; each further time is twice as long, up to mostRetryOptional.
 	retryOptional time.Duration
 }
+
+// mostRetryOptional is the longest time for which an absent or forbidden optional API is left alone.
+const mostRetryOptional = 10 * time.Minute
 
 // New returns a Source for the API server that cfg names. It reads files but does not connect. klog, which
 // belongs to the process and takes what client-go says, is directed to cfg.Log at level debug.
@@ -65,7 +69,7 @@ func New(cfg Config) (*Source, error) {
 		resources:     []*resource{services(), endpointSlices(), node(cfg.NodeName), serviceCIDRs()},
 		clients:       map[*resource]rest.Interface{},
 		codec:         runtime.NewParameterCodec(scheme),
-		retryOptional: 10 * time.Minute,
+		retryOptional: 5 * time.Second,
 	}
 	if err := s.connectTo(config, scheme); err != nil {
 		return nil, err
@@ -130,25 +134,34 @@ func backoff() *wait.Backoff {
 
 // follow follows one resource until ctx ends.
 func (s *Source) follow(ctx context.Context, r *resource, sink func(cluster.Event)) {
+	retry, told := s.retryOptional, false
 	for ctx.Err() == nil {
 		attempt, giveUp := context.WithCancelCause(ctx)
 		lw := &listWatch{resource: r, client: s.clients[r], codec: s.codec, reporter: s.reporter, outage: s.outage, giveUp: giveUp}
+		kept := &store{resource: r, sink: sink, reporter: s.reporter}
 		logger := klog.Background()
 		reflector := cache.NewReflectorWithOptions(
-			&cache.ListWatch{ListWithContextFunc: lw.list, WatchFuncWithContext: lw.watch},
-			&record{}, &store{resource: r, sink: sink, reporter: s.reporter},
+			&cache.ListWatch{ListWithContextFunc: lw.list, WatchFuncWithContext: lw.watch}, &record{}, kept,
 			cache.ReflectorOptions{Name: r.plural, TypeDescription: r.kind, Backoff: backoff(), Logger: &logger})
 		reflector.RunWithContext(attempt)
 		giveUp(nil)
 		if ctx.Err() != nil {
 			return
 		}
-		sink(cluster.CIDRsAbsent{}) // the one optional resource
-		s.log.Info("doing without "+r.plural, "because", context.Cause(attempt), "retry", s.retryOptional)
+		// Only the optional resource, ServiceCIDRs, is given up.
+		if kept.listed {
+			retry, told = s.retryOptional, false
+		}
+		sink(cluster.CIDRsAbsent{})
+		if !told {
+			s.log.Info("doing without "+r.plural+"; what was known stays in force", "because", context.Cause(attempt))
+			told = true
+		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(s.retryOptional):
+		case <-time.After(retry):
 		}
+		retry = min(2*retry, mostRetryOptional)
 	}
 }
 
@@ -157,6 +170,7 @@ type store struct {
 	resource *resource
 	sink     func(cluster.Event)
 	reporter *convert.Reporter
+	listed   bool // there was a complete list
 }
 
 func (s *store) Add(obj any) error    { return s.Update(obj) }
@@ -181,6 +195,7 @@ func (s *store) gone(rec *record) {
 
 // Replace takes a complete list.
 func (s *store) Replace(list []any, _ string) error {
+	s.listed = true
 	s.reporter.Keep(s.resource.kind, func(yield func(cluster.Name) bool) {
 		for _, obj := range list {
 			if !yield(obj.(*record).name) {

@@ -475,27 +475,37 @@ func TestNoCIDRs(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			r.api.put(testService("web", 80), testCIDR("10.96.0.0/16"))
-			r.api.answer = func(req *http.Request) *metav1.Status {
+			refuse := func(req *http.Request) *metav1.Status {
 				if resourceOf(req) == "servicecidrs" {
 					return failure(c.code, c.reason, "no")
 				}
 				return nil
 			}
+			r.api.answer = refuse
 			src, err := New(r.config())
 			if err != nil {
 				t.Fatal(err)
 			}
-			src.retryOptional = time.Second
+			src.retryOptional = 200 * time.Millisecond
 			r.store.WaitForFacts(true)
 			r.run(src)
 			r.wait("web:80")
 			r.until(r.store.Synced, func() string { return "the absence is not told" })
-			r.waitLog("doing without servicecidrs")
-			r.api.set(func() { r.api.answer = nil })
-			r.wait("web:80 cidr:10.96.0.0/16")
-			if lines := r.log.lines("level=ERROR"); len(lines) > 0 {
+			r.until(func() bool { return r.api.asked("/servicecidrs") >= 4 }, func() string { return "no retries" })
+			if lines := r.log.lines("doing without servicecidrs"); len(lines) != 1 {
 				t.Errorf("log: %v", lines)
 			}
+			r.api.set(func() { r.api.answer = nil })
+			r.wait("web:80 cidr:10.96.0.0/16")
+			// An API server that has just started forbids everything for a moment. What was known stays.
+			r.api.down()
+			r.api.set(func() { r.api.answer = refuse })
+			r.api.up()
+			r.until(func() bool { return len(r.log.lines("doing without servicecidrs")) == 2 }, func() string { return "not told again" })
+			r.wait("web:80 cidr:10.96.0.0/16")
+			r.api.set(func() { r.api.answer = nil })
+			r.api.put(testCIDR("10.97.0.0/16"))
+			r.wait("web:80 cidr:10.97.0.0/16")
 		})
 	}
 }
