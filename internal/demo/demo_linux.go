@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// demo is what is there once kube-proxy serves.
+type demo struct {
+	out     *printer
+	field   *field
+	proxy   *proxy
+	dir     string // the copy of the shop that kube-proxy follows
+	options options
+	shop    *shop
+	// now has what each row met last, by its id.
+	now    map[string]entry
+	layout layout
+}
+
+// first measures all rows and prints the table. It returns how many are not as wanted.
+func (d *demo) first(ctx context.Context) (wrong int, err error) {
+	var sent, done atomic.Int64
+	step := d.out.step("packets", "real TCP and UDP connections for %d rows, both IP families", len(d.shop.rows))
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	finished := make(chan []tally, 1)
+	go func() {
+		finished <- d.field.measure(ctx, d.shop.rows, effort{connections: many, sent: &sent, done: &done})
+	}()
+	var tallies []tally
+	for tallies == nil {
+		select {
+		case tallies = <-finished:
+		case <-ticker.C:
+			step.progress("%d connections, %d of %d rows", sent.Load(), done.Load(), len(d.shop.rows))
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		d.out.printf("\n")
+		return 0, err
+	}
+	step.done()
+	d.layout.color = d.out.color
+	d.now = map[string]entry{}
+	var entries []entry
+	for i, r := range d.shop.rows {
+		e := entry{row: r, tally: tallies[i]}
+		entries = append(entries, e)
+		d.now[r.id()] = e
+	}
+	d.out.printf("\n")
+	d.out.lines(d.layout.table(entries))
+	wrong = verdict(entries)
+	d.out.printf("\n%d connections; %d of %d rows are as %s says\n", sent.Load(), len(entries)-wrong, len(entries),
+		filepath.Join(d.options.shop, packetsFile))
+	return wrong, nil
+}
+
+// invite says what to try.
+func (d *demo) invite() {
+	in := func(host string) string { return "ip netns exec kp-" + labName + "-" + host + " " }
+	d.out.printf("\n%s\n\n", d.layout.paint(bold, "kube-proxy goes on serving. In another terminal, try:"))
+	for _, try := range []struct{ what, command string }{
+		{"take a pod out of the shop, and put it back",
+			"sed -i /pod4/d " + d.dir + "/web.yaml\ncp " + filepath.Join(d.options.shop, "web.yaml") + " " + d.dir + "/"},
+		{"ask as a customer outside, again and again",
+			in("client") + "curl http://192.0.2.30:8000/"},
+		{"see what is in the kernel", in("node1") + "nft list table ip kube-proxy"},
+		{"break it, and see kube-proxy repair it", in("node1") + "nft flush table ip kube-proxy"},
+	} {
+		d.out.printf("  %s\n", d.layout.paint(dim, "# "+try.what))
+		d.out.printf("  %s\n", strings.ReplaceAll(try.command, "\n", "\n  "))
+	}
+	d.out.printf("\nkube-proxy follows the files in %s; %s there has the packets.\n", d.dir, packetsFile)
+	d.out.printf("Rows that change are printed below. Ctrl-C takes everything away.\n\n")
+}

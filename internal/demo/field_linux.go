@@ -1,0 +1,201 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+)
+
+// Ports of every pod: those that say who was reached (TCP and UDP), and a web page for curl.
+var (
+	whoPorts = []uint16{8080, 8081}
+	pagePort = 8000
+)
+
+// serviceRanges are the addresses that kube-proxy may translate.
+var serviceRanges = []netip.Prefix{
+	netlab.Service4, netlab.LoadBalancer4, netlab.External4, netlab.Service6, netlab.LoadBalancer6, netlab.External6,
+}
+
+// field is the lab with somebody to talk to in every pod.
+//
+// The sink, where default routes lead, takes all service addresses for its own and answers as "sink". So a
+// packet that node1 lets pass untouched is told from one that it drops.
+type field struct {
+	lab *netlab.Lab
+	// silence is how long no answer must come for a packet to count as dropped.
+	silence time.Duration
+	port    atomic.Uint32
+	pages   []*http.Server
+}
+
+func newField(s *shop) (*field, error) {
+	l, err := netlab.New(netlab.Options{Name: labName, Named: true})
+	if err != nil {
+		return nil, err
+	}
+	f := &field{lab: l}
+	for _, step := range []func() error{f.openPods, func() error { return f.openSink(s) }, f.calibrate} {
+		if err := step(); err != nil {
+			return nil, errors.Join(err, f.close())
+		}
+	}
+	return f, nil
+}
+
+func (f *field) close() error {
+	var errs []error
+	for _, s := range f.pages {
+		errs = append(errs, s.Close())
+	}
+	return errors.Join(append(errs, f.lab.Close())...)
+}
+
+// openPods starts what the pods run.
+func (f *field) openPods() error {
+	for _, h := range f.lab.Hosts() {
+		if !h.Pod() {
+			continue
+		}
+		for _, port := range whoPorts {
+			for _, proto := range []netlab.Proto{netlab.TCP, netlab.UDP} {
+				if _, err := f.lab.Listen(h.Name, proto, port, netlab.ListenOptions{}); err != nil {
+					return err
+				}
+			}
+		}
+		if err := f.openPage(h.Name); err != nil {
+			return fmt.Errorf("web page of %s: %w", h.Name, err)
+		}
+	}
+	return nil
+}
+
+func (f *field) openPage(host string) error {
+	var listener net.Listener
+	err := f.lab.Do(host, func() (err error) {
+		listener, err = net.Listen("tcp", fmt.Sprintf(":%d", pagePort))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprintf(w, "this is %s; I see you as %s\n", host, r.RemoteAddr)
+	})}
+	f.pages = append(f.pages, server)
+	go func() { _ = server.Serve(listener) }() // ends with Close
+	return nil
+}
+
+// openSink lets the sink answer what the rows send, should it get there.
+func (f *field) openSink(s *shop) error {
+	ns, err := f.lab.Namespace(netlab.Sink)
+	if err != nil {
+		return err
+	}
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink in the sink: %w", err)
+	}
+	defer h.Close()
+	if err := takeServiceRanges(h); err != nil {
+		return err
+	}
+	if err := routePods(h); err != nil {
+		return err
+	}
+	return f.listenSink(s)
+}
+
+func takeServiceRanges(h *netlink.Handle) error {
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find lo of the sink: %w", err)
+	}
+	for _, p := range serviceRanges {
+		route := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: ipNet(p), Type: unix.RTN_LOCAL,
+			Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}
+		if err := h.RouteAdd(route); err != nil {
+			return fmt.Errorf("let the sink take %s: %w", p, err)
+		}
+	}
+	return nil
+}
+
+// routePods gives the sink ways back to the pods.
+func routePods(h *netlink.Handle) error {
+	uplink, err := h.LinkByName(netlab.Uplink)
+	if err != nil {
+		return fmt.Errorf("find %s of the sink: %w", netlab.Uplink, err)
+	}
+	for _, way := range []struct {
+		to   netip.Prefix
+		node string
+	}{
+		{netlab.Node1Pods4, netlab.Node1}, {netlab.Node1Pods6, netlab.Node1},
+		{netlab.Node2Pods4, netlab.Node2}, {netlab.Node2Pods6, netlab.Node2},
+	} {
+		route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: ipNet(way.to),
+			Gw: hostAddr(way.node, way.to.Addr().Is6()).AsSlice()}
+		if err := h.RouteReplace(route); err != nil {
+			return fmt.Errorf("give the sink a route to %s: %w", way.to, err)
+		}
+	}
+	return nil
+}
+
+func (f *field) listenSink(s *shop) error {
+	type at struct {
+		proto lb.Proto
+		port  uint16
+	}
+	open := map[at]bool{}
+	for _, r := range s.rows {
+		key := at{r.shot.Proto, r.shot.To.Port()}
+		if open[key] || r.shot.Key.IsNodePort() {
+			continue
+		}
+		open[key] = true
+		if _, err := f.lab.Listen(netlab.Sink, protos[key.proto], key.port, netlab.ListenOptions{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// calibrate measures connections in the lab, so that a slow machine does not take a late answer for none.
+func (f *field) calibrate() error {
+	var slowest time.Duration
+	for range 4 {
+		for _, six := range []bool{false, true} {
+			begin := time.Now()
+			to := netip.AddrPortFrom(hostAddr("pod4", six), whoPorts[0])
+			if _, err := f.lab.Dial("pod3", netlab.TCP, to, netlab.DialOptions{}); err != nil {
+				return fmt.Errorf("the lab does not work: %w", err)
+			}
+			slowest = max(slowest, time.Since(begin))
+		}
+	}
+	f.silence = min(max(300*time.Millisecond, 20*slowest), 2*time.Second)
+	return nil
+}
+
+// nextPort returns a source port that was not used lately, so that no flow is taken for an older one.
+func (f *field) nextPort() uint16 { return uint16(33000 + f.port.Add(1)%32000) }
+
+var protos = map[lb.Proto]netlab.Proto{lb.TCP: netlab.TCP, lb.UDP: netlab.UDP, lb.SCTP: netlab.SCTP}

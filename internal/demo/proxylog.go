@@ -1,0 +1,90 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"sync"
+	"time"
+)
+
+// proxyLog takes the log of kube-proxy: it keeps the last lines, and tells of writes and complaints.
+type proxyLog struct {
+	mu   sync.Mutex
+	rest []byte
+	tail []string
+
+	// news has what a watcher wants to know. When nobody takes it, it is lost.
+	news chan news
+}
+
+// news is one line of the log: a write to the kernel, or a complaint.
+type news struct {
+	at        time.Time
+	complaint string // a warning or an error, or "" for a write
+	family    string // of a write: IPv4, IPv6
+	changes   string // how many rows it changed
+	took      string
+}
+
+const keptLines = 40
+
+func newProxyLog() *proxyLog { return &proxyLog{news: make(chan news, 256)} }
+
+// Write takes a piece of the log; it never fails.
+func (l *proxyLog) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rest = append(l.rest, b...)
+	for {
+		line, rest, ok := bytes.Cut(l.rest, []byte("\n"))
+		if !ok {
+			return len(b), nil
+		}
+		l.rest = rest
+		l.line(string(line))
+	}
+}
+
+func (l *proxyLog) line(line string) {
+	if l.tail = append(l.tail, line); len(l.tail) > keptLines {
+		l.tail = l.tail[1:]
+	}
+	if n, ok := parseNews(line); ok {
+		n.at = time.Now()
+		select {
+		case l.news <- n:
+		default:
+		}
+	}
+}
+
+// String returns the last lines, indented.
+func (l *proxyLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.tail) == 0 {
+		return "  (nothing)"
+	}
+	return "  " + strings.Join(l.tail, "\n  ")
+}
+
+// parseNews reads a line of package slog's text form.
+func parseNews(line string) (news, bool) {
+	_, rest, ok := strings.Cut(line, " level=")
+	if !ok {
+		return news{complaint: line}, strings.HasPrefix(line, "panic") || strings.HasPrefix(line, "fatal")
+	}
+	level, message, _ := strings.Cut(rest, " ")
+	if level == "WARN" || level == "ERROR" {
+		return news{complaint: message}, true
+	}
+	if !strings.HasPrefix(message, "msg=wrote ") {
+		return news{}, false
+	}
+	values := map[string]string{}
+	for word := range strings.FieldsSeq(message) {
+		key, value, _ := strings.Cut(word, "=")
+		values[key] = value
+	}
+	return news{family: values["family"], changes: values["changes"], took: values["took"]}, true
+}
