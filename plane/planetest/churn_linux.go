@@ -22,7 +22,9 @@ const churnTime = 2 * time.Second
 // churnStory has a Service that always has an endpoint, one that nothing happens to, and one that comes and goes.
 func churnStory() string {
 	web := func(n int) string {
-		pods := []string{"pod1", "pod2", "pod3", "pod4", "pod5"}[:n]
+		// Not pod3, which sends: a pod that meets itself in the instant in which it leaves the Service may be
+		// sent to itself after the node has forgotten to masquerade that.
+		pods := []string{"pod1", "pod2", "node2", "pod4", "pod5"}[:n]
 		return churnSlices("web", pods)
 	}
 	still := service("shop", "still", 2, []string{"{name: http, port: 80}"}) + churnSlices("still", []string{"pod2"})
