@@ -19,6 +19,8 @@ type demo struct {
 	// now has what each row met last, by its id.
 	now    map[string]entry
 	layout layout
+	// more reports whether something happened that is not looked at yet.
+	more func() bool
 }
 
 // first measures all rows and prints the table. It returns how many are not as wanted.
@@ -29,7 +31,7 @@ func (d *demo) first(ctx context.Context) (wrong int, err error) {
 	defer ticker.Stop()
 	finished := make(chan []tally, 1)
 	go func() {
-		finished <- d.field.measure(ctx, d.shop.rows, effort{connections: many, sent: &sent, done: &done})
+		finished <- d.field.measure(ctx, d.shop.rows, effort{connections: d.options.connections, sent: &sent, done: &done})
 	}()
 	var tallies []tally
 	for tallies == nil {
@@ -55,14 +57,14 @@ func (d *demo) first(ctx context.Context) (wrong int, err error) {
 	d.out.printf("\n")
 	d.out.lines(d.layout.table(entries))
 	wrong = verdict(entries)
-	d.out.printf("\n%d connections; %d of %d rows are as %s says\n", sent.Load(), len(entries)-wrong, len(entries),
-		filepath.Join(d.options.shop, packetsFile))
+	d.out.printf("\n%d connections; %d of %d rows are as %s says they must be\n", sent.Load(), len(entries)-wrong, len(entries),
+		packetsFile)
 	return wrong, nil
 }
 
 // invite says what to try.
 func (d *demo) invite() {
-	in := func(host string) string { return "ip netns exec kp-" + labName + "-" + host + " " }
+	in := func(host string) string { return "ip netns exec kp-" + d.options.lab + "-" + host + " " }
 	d.out.printf("\n%s\n\n", d.layout.paint(bold, "kube-proxy goes on serving. In another terminal, try:"))
 	for _, try := range []struct{ what, command string }{
 		{"take a pod out of the shop, and put it back",
@@ -76,5 +78,5 @@ func (d *demo) invite() {
 		d.out.printf("  %s\n", strings.ReplaceAll(try.command, "\n", "\n  "))
 	}
 	d.out.printf("\nkube-proxy follows the files in %s; %s there has the packets.\n", d.dir, packetsFile)
-	d.out.printf("Rows that change are printed below. Ctrl-C takes everything away.\n\n")
+	d.out.printf("Rows that change are printed below, with %s where they are not as it says any more. Ctrl-C takes everything away.\n\n", differs)
 }

@@ -39,8 +39,8 @@ type field struct {
 	pages   []*http.Server
 }
 
-func newField(s *shop) (*field, error) {
-	l, err := netlab.New(netlab.Options{Name: labName, Named: true})
+func newField(lab string, s *shop) (*field, error) {
+	l, err := netlab.New(netlab.Options{Name: lab, Named: true})
 	if err != nil {
 		return nil, err
 	}
@@ -178,7 +178,7 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// calibrate measures connections in the lab, so that a slow machine does not take a late answer for none.
+// calibrate measures connections in the lab, so that on a busy machine a late answer is not taken for none.
 func (f *field) calibrate() error {
 	var slowest time.Duration
 	for range 4 {

@@ -23,7 +23,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -37,6 +36,8 @@ func main() {
 	flag.BoolVar(&o.once, "once", false, "print the table and exit, with 1 if a row is not as shop.txtar says")
 	flag.StringVar(&o.proxy, "kube-proxy", "bin/kube-proxy", "the binary")
 	flag.StringVar(&o.shop, "shop", "examples/shop", "folder of manifests, and shop.txtar with the packets")
+	flag.StringVar(&o.lab, "lab", "demo", "name of the lab, for a second one at the same time")
+	flag.IntVar(&o.connections, "connections", many, "connections of each row of the first table")
 	flag.Parse()
 	// SIGPIPE: a closed standard output must not keep us from taking the lab away.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
@@ -56,10 +57,9 @@ func main() {
 type options struct {
 	once        bool
 	proxy, shop string
+	lab         string // in the names of the namespaces: kp-demo-node1
+	connections int    // of each row of the first table
 }
-
-// labName is in the names of the namespaces: kp-demo-node1.
-const labName = "demo"
 
 // run is the demo from the first look at the machine to the last thing taken away. Its error has all that
 // went wrong.
@@ -74,6 +74,15 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 	if err != nil {
 		return fmt.Errorf("find the binary: %w (make build makes it)", err)
 	}
+	if o.shop, err = filepath.Abs(o.shop); err != nil {
+		return fmt.Errorf("find the shop: %w", err)
+	}
+	var leaving *step
+	defer func() { // after all others
+		if leaving != nil {
+			leaving.done()
+		}
+	}()
 	dir, err := copyShop(o.shop)
 	if err != nil {
 		return err
@@ -84,8 +93,8 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 		return err
 	}
 
-	step := out.step("lab", "a node with 3 pods, a second with 2, a client, a sink: namespaces kp-%s-*", labName)
-	f, err := newField(shop)
+	step := out.step("lab", "a node with 3 pods, a second with 2, a client, a sink: namespaces kp-%s-*", o.lab)
+	f, err := newField(o.lab, shop)
 	if err != nil {
 		return err
 	}
@@ -104,7 +113,7 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.stop()) }()
-	step = out.step("kube-proxy", "pid %d in kp-%s-node1, nftables mode, manifests from %s", p.pid(), labName, dir)
+	step = out.step("kube-proxy", "pid %d in kp-%s-node1, nftables mode, manifests from %s", p.pid(), o.lab, dir)
 	if err := p.waitServing(ctx, f, shop); err != nil {
 		return p.explain(err)
 	}
@@ -117,15 +126,15 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 	}
 	if o.once {
 		if wrong > 0 {
-			return fmt.Errorf("%d of %d rows are not as %s says", wrong, len(d.now), filepath.Join(o.shop, packetsFile))
+			return fmt.Errorf("%d of %d rows are not as %s says", wrong, len(d.now), packetsFile)
 		}
 		return nil
 	}
 	d.invite()
 	err = p.explain(d.watch(ctx))
 	if errors.Is(err, context.Canceled) {
-		begin := time.Now()
-		defer func() { out.printf("\ntook the lab away in %s\n", took(time.Since(begin))) }()
+		out.printf("\n")
+		leaving = out.step("stopping", "kube-proxy, the namespaces, %s", dir)
 	}
 	return err
 }

@@ -15,11 +15,11 @@ import (
 const (
 	// many is for the first table: shares are within 8 of 100 of what they tend to.
 	many = 300
-	// full gives shares that a reader can compare; that one of four backends that take turns at random is
-	// missed in so many happens once in 10¹¹ times.
-	full = 100
+	// full shows after an edit who answers; that one of four backends that take turns at random is missed in
+	// so many happens once in 10⁷ times.
+	full = 60
 	// few is enough to see that a row is as it was; what is not is measured again in full.
-	few = 30
+	few = 20
 	// forSticky connections meet one of three pods each time by chance once in 59,049 times.
 	forSticky = 11
 	// scouts go first, at the same time; if none is answered, no more are sent.
@@ -77,6 +77,8 @@ func (f *field) measureRow(ctx context.Context, r row, e effort) tally {
 	}
 	var t tally
 	f.volley(r, patience, first, e, &t)
+	// Where somebody answers, a late answer is one too.
+	patience = slowAnswer
 	for t.answered() > 0 && t.sent() < n && t.silent < scouts && ctx.Err() == nil {
 		f.volley(r, patience, 1, e, &t)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -23,7 +24,7 @@ type news struct {
 	complaint string // a warning or an error, or "" for a write
 	family    string // of a write: IPv4, IPv6
 	changes   string // how many rows it changed
-	took      string
+	took      time.Duration
 }
 
 const keptLines = 40
@@ -76,7 +77,7 @@ func parseNews(line string) (news, bool) {
 	}
 	level, message, _ := strings.Cut(rest, " ")
 	if level == "WARN" || level == "ERROR" {
-		return news{complaint: message}, true
+		return news{complaint: readable(message)}, true
 	}
 	if !strings.HasPrefix(message, "msg=wrote ") {
 		return news{}, false
@@ -86,5 +87,24 @@ func parseNews(line string) (news, bool) {
 		key, value, _ := strings.Cut(word, "=")
 		values[key] = value
 	}
-	return news{family: values["family"], changes: values["changes"], took: values["took"]}, true
+	d, err := time.ParseDuration(values["took"])
+	// An audit that has found nothing to mend is no news.
+	return news{family: values["family"], changes: values["changes"], took: d}, err == nil && values["changes"] != "0"
+}
+
+// readable takes the quotes off the message: `msg="a b" k=v` is `a b (k=v)`.
+func readable(message string) string {
+	rest, ok := strings.CutPrefix(message, "msg=")
+	if !ok {
+		return message
+	}
+	text, keys, _ := strings.Cut(rest, " ")
+	if quoted, err := strconv.QuotedPrefix(rest); err == nil {
+		text, _ = strconv.Unquote(quoted)
+		keys = strings.TrimSpace(rest[len(quoted):])
+	}
+	if keys == "" {
+		return text
+	}
+	return text + " (" + keys + ")"
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -21,6 +22,8 @@ const packetsFile = "shop.txtar"
 // shop is what the folder says at one moment.
 type shop struct {
 	rows []row
+	// manifests has the last good text of each file.
+	manifests map[string]string
 }
 
 // row is one line of packets for one family and one port: a row of the printed table.
@@ -71,18 +74,18 @@ func loadShop(dir string, before *shop) (*shop, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the packets: %w", err)
 	}
-	yaml, err := readManifests(dir)
+	manifests, err := readManifests(dir, before)
 	if err != nil {
 		return nil, err
 	}
-	sc, err := scenario.Parse(packetsFile, packets, yaml)
+	sc, err := scenario.Parse(packetsFile, packets, join(manifests))
 	if err != nil {
 		return nil, err
 	}
 	if n := len(sc.States); n > 1 {
 		return nil, fmt.Errorf("%s: has %d steps; want packets alone", packetsFile, n-1)
 	}
-	l := loader{before: before, groups: captions(packets)}
+	l := loader{before: before, groups: captions(packets), shop: shop{manifests: manifests}}
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		replay := sc.Replay(fam)
 		step, _, err := replay.Next()
@@ -157,25 +160,46 @@ func (s *shop) rowsOf(text string, family lb.Family) []row {
 	return out
 }
 
-// readManifests returns the manifests of a folder as one text. The proxy reads the same files.
-func readManifests(dir string) (string, error) {
-	var all strings.Builder
-	for _, pattern := range []string{"*.yaml", "*.yml", "*.json"} {
-		files, err := filepath.Glob(filepath.Join(dir, pattern))
-		if err != nil {
-			return "", fmt.Errorf("find manifests: %w", err)
-		}
-		for _, file := range files {
-			data, err := os.ReadFile(file)
-			if err != nil {
-				return "", fmt.Errorf("read manifests: %w", err)
-			}
-			if !strings.HasPrefix(filepath.Base(file), ".") {
-				fmt.Fprintf(&all, "\n---\n%s", data)
-			}
-		}
+// readManifests returns the text of each file that the proxy reads. Of a file that is malformed it is the last
+// good one, as with the proxy; where there was none, that is an error.
+func readManifests(dir string, before *shop) (map[string]string, error) {
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("read manifests: %w", err)
 	}
-	return all.String(), nil
+	texts := map[string]string{}
+	for _, f := range files {
+		if !isManifest(f.Name()) {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		if err != nil {
+			return nil, fmt.Errorf("read manifests: %w", err)
+		}
+		text := string(data)
+		if _, _, err := (scenario.Change{YAML: text}).Events(); err != nil {
+			if before == nil || before.manifests[f.Name()] == "" {
+				return nil, fmt.Errorf("read manifests: %s: %w", f.Name(), err)
+			}
+			text = before.manifests[f.Name()]
+		}
+		texts[f.Name()] = text
+	}
+	return texts, nil
+}
+
+// isManifest reports whether the proxy reads a file of that name.
+func isManifest(name string) bool {
+	return slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) && !strings.HasPrefix(name, ".")
+}
+
+// join makes one text of manifests, in the order of their names.
+func join(manifests map[string]string) string {
+	var all strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(manifests)) {
+		fmt.Fprintf(&all, "\n---\n%s", manifests[name])
+	}
+	return all.String()
 }
 
 // captions returns a function that finds the comment above a line.

@@ -30,13 +30,20 @@ const (
 	yellow = "33"
 )
 
+// Marks before a row.
+const (
+	asSaid    = "✓" // as packetsFile says
+	notAsSaid = "✗"
+	differs   = "≠" // not as packetsFile says, after a change
+)
+
 // layout is how wide the columns are. The zero value begins with the headings.
 type layout struct {
 	widths [columns]int
 	color  bool
 }
 
-var headings = [columns]string{"FRONTEND", "", "FROM", "WHO ANSWERED", "WHOM THE BACKENDS SAW"}
+var headings = [columns]string{"FRONTEND", "", "FROM", "WHO ANSWERED", "SOURCE THAT THE BACKEND SAW"}
 
 // fit makes the columns wide enough for entries; they never get narrower, so that later rows stand below
 // earlier ones. The last column has no width.
@@ -83,17 +90,22 @@ func (l *layout) rows(entries []entry) []string {
 			lines = append(lines, l.paint(bold, group))
 		}
 		wrong := check(e.want, e.tally)
-		mark := l.paint(green, "✓")
-		if len(wrong) > 0 {
-			mark = l.paint(red, "✗")
+		mark := l.paint(green, asSaid)
+		switch {
+		case len(wrong) > 0 && e.before != nil:
+			mark = l.paint(yellow, differs)
+		case len(wrong) > 0:
+			mark = l.paint(red, notAsSaid)
 		}
 		lines = append(lines, mark+" "+l.line(e.cells()))
 		if e.before != nil {
-			lines = append(lines, l.note(dim, "before: "+before(*e.before)))
-		}
-		if len(wrong) > 0 {
+			lines = append(lines, l.note(dim, "before: "+e.tally.comparedTo(*e.before)))
+		} else if len(wrong) > 0 {
 			_, want, _ := strings.Cut(e.text, " : ")
 			lines = append(lines, l.note(red, packetsFile+" says: "+strings.TrimSpace(want)+"; but "+strings.Join(wrong, ", ")))
+		}
+		if e.tally.met(sink) {
+			lines = append(lines, l.note(dim, "node1 let it pass: the sink is where its default route leads"))
 		}
 	}
 	return lines
@@ -106,13 +118,6 @@ func (l *layout) note(color, text string) string {
 		indent += w + 2
 	}
 	return strings.Repeat(" ", indent) + l.paint(color, text)
-}
-
-func before(t tally) string {
-	if s := t.sources(); s != "" {
-		return t.who() + "  (saw " + s + ")"
-	}
-	return t.who()
 }
 
 // verdict counts the entries that are not as wanted.

@@ -12,6 +12,9 @@ import (
 	"kube-proxy/internal/scenario"
 )
 
+// sink answers what node1 lets pass.
+const sink = netlab.Sink
+
 // answer is what one connection learned: who answered, at which port, and whom the backend saw.
 type answer struct {
 	server string
@@ -127,6 +130,24 @@ func (t tally) sources() string {
 	}
 	slices.Sort(words)
 	return strings.Join(words, ", ")
+}
+
+// comparedTo says what before met; the sources only if they were others.
+func (t tally) comparedTo(before tally) string {
+	if s := before.sources(); s != "" && s != t.sources() {
+		return before.who() + ", which saw " + s
+	}
+	return before.who()
+}
+
+// met reports whether a host answered.
+func (t tally) met(host string) bool {
+	for a := range t.answers {
+		if a.server == host {
+			return true
+		}
+	}
+	return false
 }
 
 // outcome is what the row met without the counts: two tallies of the same outcome look the same to a user.

@@ -38,6 +38,9 @@ func (d *demo) watch(ctx context.Context) error {
 		return fmt.Errorf("watch %s: %w", d.dir, err)
 	}
 	d.forgetOldNews()
+	edits := make(chan edit, 256)
+	go forward(ctx, watcher.Events, edits)
+	d.more = func() bool { return len(edits)+len(d.proxy.log.news) > 0 }
 	var why occasion
 	var due <-chan time.Time
 	for {
@@ -48,8 +51,9 @@ func (d *demo) watch(ctx context.Context) error {
 			return errors.New("kube-proxy is gone")
 		case err := <-watcher.Errors:
 			d.out.printf("%s  notices of edits were lost: %v\n", clock(), err)
-		case ev := <-watcher.Events:
-			if why.edit(ev) {
+		case ed := <-edits:
+			why.add(ed)
+			if len(why.writes) == 0 {
 				due = time.After(unwritten)
 			}
 		case n := <-d.proxy.log.news:
@@ -80,20 +84,34 @@ func (d *demo) forgetOldNews() {
 
 func clock() string { return time.Now().Format("15:04:05") }
 
-// edit takes in a notice; it returns whether it is of a file that matters.
-func (o *occasion) edit(ev fsnotify.Event) bool {
-	name := filepath.Base(ev.Name)
-	known := slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) || name == packetsFile
-	if !known || strings.HasPrefix(name, ".") || ev.Op == fsnotify.Chmod {
-		return false
+// edit is a file of the shop that was changed, and when.
+type edit struct {
+	file string
+	at   time.Time
+}
+
+// forward notes when files that matter are changed, also while rows are measured.
+func forward(ctx context.Context, events <-chan fsnotify.Event, edits chan<- edit) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case ev := <-events:
+			name := filepath.Base(ev.Name)
+			if (isManifest(name) || name == packetsFile) && ev.Op != fsnotify.Chmod {
+				edits <- edit{name, time.Now()}
+			}
+		}
 	}
+}
+
+func (o *occasion) add(e edit) {
 	if len(o.files) == 0 {
-		o.edited = time.Now()
+		o.edited = e.at
 	}
-	if !slices.Contains(o.files, name) {
-		o.files = append(o.files, name)
+	if !slices.Contains(o.files, e.file) {
+		o.files = append(o.files, e.file)
 	}
-	return true
 }
 
 // String says what happened: "web.yaml changed; kube-proxy wrote IPv4 in 1ms, 31 ms later".
@@ -107,7 +125,7 @@ func (o *occasion) String() string {
 		if w.changes == "1" {
 			rows = "row"
 		}
-		text := fmt.Sprintf("%s %s %s in %s", w.changes, w.family, rows, w.took)
+		text := fmt.Sprintf("%s %s %s in %s", w.changes, w.family, rows, took(w.took))
 		if i == 0 {
 			text = "kube-proxy wrote " + text
 		}
@@ -115,8 +133,8 @@ func (o *occasion) String() string {
 	}
 	if len(o.writes) == 0 {
 		parts = append(parts, "kube-proxy found nothing to write")
-	} else if !o.edited.IsZero() {
-		parts[len(parts)-1] += fmt.Sprintf(", %s after the edit", took(o.writes[len(o.writes)-1].at.Sub(o.edited)))
+	} else if last := o.writes[len(o.writes)-1].at; !o.edited.IsZero() && last.After(o.edited) {
+		parts[len(parts)-1] += fmt.Sprintf(", %s after the edit", took(last.Sub(o.edited)))
 	}
 	return strings.Join(parts, "; ")
 }
@@ -128,7 +146,10 @@ func (d *demo) again(ctx context.Context, why occasion) {
 	if s, err := loadShop(d.dir, d.shop); err == nil {
 		d.shop = s
 	} else {
-		d.out.printf("%s  the folder cannot be read, so the rows stay as they are: %v\n", clock(), err)
+		d.out.printf("          the rows stay as they are: %v\n", err)
+	}
+	if err := d.field.calibrate(); err != nil {
+		d.out.printf("          %v\n", err)
 	}
 	var first, rest []row
 	for _, r := range d.shop.rows {
@@ -138,25 +159,52 @@ func (d *demo) again(ctx context.Context, why occasion) {
 			rest = append(rest, r)
 		}
 	}
+	begin := why.begin()
 	changed := d.compare(d.measured(ctx, first, full))
 	d.print(ctx, changed)
+	seen := time.Since(begin)
 	// Of the rest nothing is expected. What looks different with few connections is asked again.
-	suspects := d.compare(d.measured(ctx, rest, few))
-	var again []row
-	for _, e := range suspects {
-		again = append(again, e.row)
+	var others []entry
+	asked := len(first)
+	for some := range slices.Chunk(rest, workers) {
+		if d.more() {
+			break // what happened meanwhile is more urgent, and is followed by a look at all rows again
+		}
+		var suspects []row
+		for _, e := range d.compare(d.measured(ctx, some, few)) {
+			suspects = append(suspects, e.row)
+		}
+		others = append(others, d.compare(d.measured(ctx, suspects, full))...)
+		asked += len(some)
 	}
-	others := d.compare(d.measured(ctx, again, full))
 	d.print(ctx, others)
 	if ctx.Err() != nil {
 		return
 	}
-	since := why.edited
-	if since.IsZero() && len(why.writes) > 0 {
-		since = why.writes[0].at
+	if len(others) > 0 {
+		seen = time.Since(begin)
 	}
-	d.out.printf("          %d rows changed, %d stayed; %s since it happened\n\n", len(changed)+len(others),
-		len(d.shop.rows)-len(changed)-len(others), took(time.Since(since)))
+	n := len(changed) + len(others)
+	if n == 0 {
+		d.out.printf("          no row changed; %d were asked within %s\n\n", asked, took(time.Since(begin)))
+		return
+	}
+	d.out.printf("          %d rows changed, on this screen %s after %s; %d did not change\n\n", n, took(seen), why.what(), asked-n)
+}
+
+// begin is when it happened.
+func (o *occasion) begin() time.Time {
+	if o.edited.IsZero() {
+		return o.writes[0].at
+	}
+	return o.edited
+}
+
+func (o *occasion) what() string {
+	if o.edited.IsZero() {
+		return "the write"
+	}
+	return "the edit"
 }
 
 func (d *demo) measured(ctx context.Context, rows []row, connections int) []entry {
