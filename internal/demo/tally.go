@@ -170,6 +170,9 @@ func (t tally) outcome() string {
 
 // check returns what in the tally is not as wanted, nothing if all is.
 func check(want scenario.Outcome, t tally) []string {
+	if t.sent() == 0 {
+		return []string{"nothing was sent"}
+	}
 	var wrong []string
 	if t.failed > 0 {
 		wrong = append(wrong, fmt.Sprintf("%d connections failed: %v", t.failed, t.err))
@@ -187,7 +190,7 @@ func check(want scenario.Outcome, t tally) []string {
 			wrong = append(wrong, fmt.Sprintf("%d of %d connections were %s", end.n, t.sent(), end.word))
 		}
 	}
-	if want.Verdict != scenario.Answered {
+	if want.Verdict != scenario.Answered || t.answered() == 0 {
 		return wrong
 	}
 	return append(wrong, checkAnswers(want, t)...)
