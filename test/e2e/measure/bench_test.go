@@ -1,0 +1,122 @@
+package measure
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+var (
+	sizes     = flag.String("services", "5000,10000", "numbers of load services to measure with, separated by commas")
+	endpoints = flag.Int("endpoints", 10, "endpoints of each load service")
+	keep      = flag.Bool("keep", false, "keep the filled etcd in bin/ and use it the next time")
+)
+
+// BenchmarkAPIServer measures the real binary, or the one that KUBE_PROXY names, with a real API server that holds many
+// services. One operation is
+//
+//	start    the start of the process on an empty kernel, until the last of 20 services spread among the load answers
+//	change   an update of an EndpointSlice, until a connection reaches the new endpoint
+//	new      a new EndpointSlice and its Service, until that answers
+//
+// Times begin just before the write to the API server; write-p50-ms is how much of them its answer took.
+func BenchmarkAPIServer(b *testing.B) {
+	for size := range strings.SplitSeq(*sizes, ",") {
+		services, err := strconv.Atoi(size)
+		if err != nil {
+			b.Fatalf("-services=%s: %v", *sizes, err)
+		}
+		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) { benchmarkSize(b, services) })
+	}
+}
+
+func benchmarkSize(b *testing.B, services int) {
+	begin := time.Now()
+	s, err := Open(b.Context(), Config{Services: services, Endpoints: *endpoints, Keep: *keep,
+		Logf: func(format string, args ...any) {
+			fmt.Fprintf(os.Stderr, "%6.1fs %s\n", time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
+		}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() {
+		if err := s.Close(); err != nil {
+			b.Error(err)
+		}
+	}()
+	s.config.Logf = b.Logf
+	b.Run("start", func(b *testing.B) { benchmarkStart(b, s) })
+	b.Run("change", func(b *testing.B) { benchmarkChanges(b, s, func() (Timing, error) { return s.Change(b.Context()) }) })
+	b.Run("new", func(b *testing.B) { benchmarkChanges(b, s, func() (Timing, error) { return s.Create(b.Context()) }) })
+}
+
+func benchmarkStart(b *testing.B, s *Session) {
+	var took []time.Duration
+	var cpu time.Duration
+	var peak int64
+	for b.Loop() {
+		b.StopTimer()
+		check(b, s.Clean(b.Context()))
+		b.StartTimer()
+		t, err := s.Start(b.Context())
+		check(b, err)
+		took = append(took, t)
+		used, err := s.CPUTime()
+		check(b, err)
+		size, err := s.PeakMemory()
+		check(b, err)
+		cpu, peak = cpu+used, max(peak, size)
+	}
+	report(b, "", took)
+	b.ReportMetric(milliseconds(cpu)/float64(len(took)), "cpu-ms/op")
+	b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
+}
+
+// benchmarkChanges times one change after the other, and the proxy's part in all of them.
+func benchmarkChanges(b *testing.B, s *Session, change func() (Timing, error)) {
+	if s.proxy == nil {
+		check(b, s.Clean(b.Context()))
+		_, err := s.Start(b.Context())
+		check(b, err)
+	}
+	var write, took []time.Duration
+	before, err := s.CPUTime()
+	check(b, err)
+	for b.Loop() {
+		t, err := change()
+		check(b, err)
+		write, took = append(write, t.Write), append(took, t.Took)
+		if t.Took > slow {
+			b.Logf("slow: %v; meanwhile kube-proxy logged:\n%s", t, s.LogSince(t.Begin))
+		}
+	}
+	after, err := s.CPUTime()
+	check(b, err)
+	peak, err := s.PeakMemory()
+	check(b, err)
+	report(b, "", took)
+	report(b, "write-", write)
+	b.ReportMetric(milliseconds(after-before)/float64(len(took)), "cpu-ms/op")
+	b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
+}
+
+func report(b *testing.B, prefix string, took []time.Duration) {
+	t := times(slices.Clone(took))
+	b.ReportMetric(milliseconds(t.P50), prefix+"p50-ms")
+	b.ReportMetric(milliseconds(t.P99), prefix+"p99-ms")
+	b.ReportMetric(milliseconds(t.Max), prefix+"max-ms")
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+func check(b *testing.B, err error) {
+	b.Helper()
+	if err != nil {
+		b.Fatal(err)
+	}
+}

@@ -1,0 +1,254 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/test/e2e/controlplane"
+	"kube-proxy/test/e2e/testbed"
+)
+
+// probes is how many of the services have pods that answer; they are spread evenly among the load. The time of a start is that
+// of the last of them.
+const probes = 20
+
+// patience is how long to wait for one answer; a start with 100,000 services needs its time.
+const patience = 2 * time.Minute
+
+// slow is what deserves a line of its own.
+const slow = 100 * time.Millisecond
+
+// Session is a test bed with the load in it, and at most one kube-proxy.
+type Session struct {
+	config  Config
+	bed     *testbed.Bed
+	proxy   *testbed.Proxy // nil before the first Start
+	probes  []netip.AddrPort
+	changed int // how many Changes
+	created int // how many Creates
+}
+
+// Open starts a test bed with Config.Services services. It leaves nothing behind on error.
+func Open(ctx context.Context, config Config) (*Session, error) {
+	if config.Services < 1 || config.Endpoints < 1 {
+		return nil, fmt.Errorf("measure: %d services, %d endpoints: each must be at least 1", config.Services, config.Endpoints)
+	}
+	if config.Logf == nil {
+		config.Logf = func(string, ...any) {}
+	}
+	s := &Session{config: config}
+	if err := s.prepare(ctx); err != nil {
+		err = fmt.Errorf("measure: prepare %d services: %w", config.Services, err)
+		if s.bed != nil {
+			err = errors.Join(err, s.bed.Close())
+		}
+		return nil, err
+	}
+	return s, nil
+}
+
+// Close ends all processes and removes the test bed.
+func (s *Session) Close() error { return s.bed.Close() }
+
+func (s *Session) prepare(ctx context.Context) error {
+	root, err := controlplane.Root()
+	if err != nil {
+		return err
+	}
+	kept := filepath.Join(root, "bin", fmt.Sprintf("etcd-%dx%d", s.config.Services, s.config.Endpoints))
+	options := testbed.Options{Logf: s.config.Logf}
+	if _, err := os.Stat(kept); err == nil && s.config.Keep {
+		options.Snapshot = kept
+	}
+	if s.bed, err = testbed.New(ctx, options); err != nil {
+		return err
+	}
+	if options.Snapshot == "" {
+		if err := s.fill(ctx, kept); err != nil {
+			return err
+		}
+	}
+	for i := range probes {
+		addr, err := s.bed.API.ClusterIP(ctx, probeName(i))
+		if err != nil {
+			return err
+		}
+		s.probes = append(s.probes, netip.AddrPortFrom(addr, 80))
+	}
+	return s.buildProxy()
+}
+
+// buildProxy has the program built, which the first start does, and read into memory, before a start is timed.
+func (s *Session) buildProxy() error {
+	p, err := s.bed.StartProxy("--version")
+	if err != nil {
+		return err
+	}
+	if code := p.ExitCode(); code != 0 {
+		return fmt.Errorf("kube-proxy --version: status %d:\n%s", code, p.LogTail(10))
+	}
+	return nil
+}
+
+// fill creates the load, a probe after each 1/20 of it.
+func (s *Session) fill(ctx context.Context, kept string) error {
+	for i := range probes {
+		from, to := s.config.Services*i/probes, s.config.Services*(i+1)/probes
+		if err := s.bed.API.CreateLoad(ctx, from, to, s.config.Endpoints); err != nil {
+			return err
+		}
+		s.config.Logf("%d of %d services are there", to, s.config.Services)
+		if err := s.bed.API.Create(ctx, controlplane.Service(probeName(i), 80), podSlice(probeName(i), "pod1")); err != nil {
+			return err
+		}
+	}
+	if !s.config.Keep {
+		return nil
+	}
+	for _, step := range []func() error{
+		s.bed.API.StopAPIServer, s.bed.API.StopEtcd,
+		func() error { return s.bed.API.Snapshot(kept) },
+		func() error { return s.bed.API.StartEtcd(ctx) },
+		func() error { return s.bed.API.StartAPIServer(ctx) },
+	} {
+		if err := step(); err != nil {
+			return fmt.Errorf("keep the filled etcd: %w", err)
+		}
+	}
+	return nil
+}
+
+// Clean stops the proxy, if one runs, and takes its rules out of the kernel.
+func (s *Session) Clean(ctx context.Context) error {
+	if s.proxy != nil {
+		if err := s.proxy.StopInOrder(); err != nil {
+			return err
+		}
+		s.proxy = nil
+	}
+	return s.bed.CleanNode(ctx)
+}
+
+// Start starts a proxy, which must not run, on a kernel without rules, see Clean, and returns how long it took until the last
+// probe was answered.
+func (s *Session) Start(ctx context.Context) (took time.Duration, err error) {
+	begin := time.Now()
+	if s.proxy, err = s.bed.StartProxy(); err != nil {
+		return 0, err
+	}
+	for _, addr := range s.probes {
+		if err := s.await(ctx, addr, ""); err != nil {
+			return 0, err
+		}
+	}
+	return time.Since(begin), nil
+}
+
+// Restart stops the proxy, makes a change and returns how long a new process, which finds the rules of the old one, needs until
+// that change is in.
+func (s *Session) Restart(ctx context.Context) (took time.Duration, err error) {
+	if err := s.proxy.StopInOrder(); err != nil {
+		return 0, err
+	}
+	if err := s.bed.API.Update(ctx, podSlice(probeName(0), "pod3")); err != nil {
+		return 0, err
+	}
+	begin := time.Now()
+	if s.proxy, err = s.bed.StartProxy(); err != nil {
+		return 0, err
+	}
+	err = s.await(ctx, s.probes[0], "pod3")
+	return time.Since(begin), err
+}
+
+// Timing is one change: when it began, how long its write to the API server took, and the write and the way to the kernel
+// together, until a connection reached the endpoint.
+type Timing struct {
+	What        string
+	Begin       time.Time
+	Write, Took time.Duration
+}
+
+// String is a line for a log; its time can be looked up in the log of the proxy.
+func (t Timing) String() string {
+	return fmt.Sprintf("%s: %v, its write %v, begun at %s", t.What, t.Took.Round(time.Microsecond), t.Write.Round(time.Microsecond),
+		t.Begin.UTC().Format("15:04:05.000"))
+}
+
+// Change updates the slice of a service in the middle of the load, and waits until the new endpoint is reached.
+func (s *Session) Change(ctx context.Context) (t Timing, err error) {
+	s.changed++
+	pod := fmt.Sprintf("pod%d", 1+s.changed%2)
+	t = Timing{What: fmt.Sprintf("change %d", s.changed), Begin: time.Now()}
+	if err := s.bed.API.Update(ctx, podSlice(probeName(probes/2), pod)); err != nil {
+		return t, err
+	}
+	t.Write = time.Since(t.Begin)
+	err = s.await(ctx, s.probes[probes/2], pod)
+	t.Took = time.Since(t.Begin)
+	return t, err
+}
+
+// Create creates a slice and its service, and waits until that answers.
+func (s *Session) Create(ctx context.Context) (t Timing, err error) {
+	s.created++
+	service := controlplane.Service(fmt.Sprintf("new-%06d", s.created), 80)
+	t = Timing{What: "new service " + service.Name, Begin: time.Now()}
+	if err := s.bed.API.Create(ctx, service, podSlice(service.Name, "pod2")); err != nil {
+		return t, err
+	}
+	t.Write = time.Since(t.Begin)
+	err = s.await(ctx, netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), 80), "pod2")
+	t.Took = time.Since(t.Begin)
+	return t, err
+}
+
+// await waits until a pod, or any if it is "", answers the node.
+func (s *Session) await(ctx context.Context, addr netip.AddrPort, pod string) error {
+	want := []string{pod}
+	if pod == "" {
+		want = []string{"pod1", "pod2", "pod3"}
+	}
+	if _, err := s.bed.Await(ctx, netlab.Node1, addr, patience, want...); err != nil {
+		return fmt.Errorf("%w; the end of the log of kube-proxy:\n%s", err, s.proxy.LogTail(10))
+	}
+	return nil
+}
+
+// CPUTime is the processor time that the proxy has used since its start, to 10 ms.
+func (s *Session) CPUTime() (time.Duration, error) { return s.proxy.CPUTime() }
+
+// PeakMemory is the largest resident size that the proxy has had, in bytes.
+func (s *Session) PeakMemory() (int64, error) { return s.proxy.PeakMemory() }
+
+// LogSince is what the proxy logged from a moment on.
+func (s *Session) LogSince(t time.Time) string {
+	from := "time=" + t.UTC().Format("2006-01-02T15:04:05.000Z")
+	var lines strings.Builder
+	for line := range strings.Lines(s.proxy.Log()) {
+		if stamp, _, _ := strings.Cut(line, " "); stamp >= from {
+			lines.WriteString(line)
+		}
+	}
+	return lines.String()
+}
+
+func probeName(i int) string { return fmt.Sprintf("probe-%02d", i) }
+
+// podSlice is the slice of a service with one pod of the lab.
+func podSlice(service, pod string) *discoveryv1.EndpointSlice {
+	host, ok := netlab.HostByName(pod)
+	if !ok {
+		panic("measure: the lab has no pod " + pod)
+	}
+	return controlplane.Slice(service, testbed.PodPort, testbed.NodeOf, host.V4)
+}
