@@ -42,7 +42,6 @@ func (d *demo) first(ctx context.Context) (wrong int, err error) {
 		}
 	}
 	if err := ctx.Err(); err != nil {
-		d.out.printf("\n")
 		return 0, err
 	}
 	step.done()

@@ -41,15 +41,17 @@ func main() {
 	flag.Parse()
 	// SIGPIPE: a closed standard output must not keep us from taking the lab away.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
-	err := run(ctx, newPrinter(os.Stdout), o)
+	out := newPrinter(os.Stdout)
+	err := run(ctx, out, o)
 	stop()
+	out.endLine()
 	switch {
 	case err == nil, errors.Is(err, context.Canceled) && !o.once:
 	case errors.Is(err, context.Canceled):
 		fmt.Fprintln(os.Stderr, "demo: stopped before the table was ready")
 		os.Exit(1)
 	default:
-		fmt.Fprintf(os.Stderr, "\ndemo: %v\n", err)
+		fmt.Fprintf(os.Stderr, "demo: %v\n", err)
 		os.Exit(1)
 	}
 }
@@ -133,7 +135,7 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 	d.invite()
 	err = p.explain(d.watch(ctx))
 	if errors.Is(err, context.Canceled) {
-		out.printf("\n")
+		out.endLine()
 		leaving = out.step("stopping", "kube-proxy, the namespaces, %s", dir)
 	}
 	return err

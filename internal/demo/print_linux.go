@@ -13,6 +13,7 @@ import (
 type printer struct {
 	w     *os.File
 	color bool
+	open  bool // the last line has no end yet
 }
 
 func newPrinter(w *os.File) *printer {
@@ -21,7 +22,18 @@ func newPrinter(w *os.File) *printer {
 }
 
 // printf writes; that nobody reads is told by SIGPIPE.
-func (p *printer) printf(format string, args ...any) { fmt.Fprintf(p.w, format, args...) }
+func (p *printer) printf(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	p.open = !strings.HasSuffix(text, "\n")
+	fmt.Fprint(p.w, text)
+}
+
+// endLine ends the line of a step that will not be done.
+func (p *printer) endLine() {
+	if p.open {
+		p.printf("\n")
+	}
+}
 
 func (p *printer) lines(lines []string) {
 	p.printf("%s\n", strings.Join(lines, "\n"))
