@@ -17,7 +17,7 @@ import (
 type change struct {
 	*batch
 	st   *state
-	undo []func()
+	undo []func() // not kept while quiet: a state under construction is thrown away instead
 
 	sets       []*set
 	clusterIPs map[netip.Addr]int32 // the counts before this batch, of addresses that it touched
@@ -61,8 +61,15 @@ func (c *change) stage(changes []lb.Change) error {
 	for _, s := range c.sets {
 		c.finishSet(s)
 	}
-	c.finishAddrs(sClusterIPs, c.clusterIPs, c.st.clusterIPs, func(a netip.Addr) []byte { return appendAddr(c.rec[:0], a) })
-	c.finishAddrs(sHairpin, c.hairpin, c.st.hairpin, func(a netip.Addr) []byte { return appendAddr(appendAddr(c.rec[:0], a), a) })
+	for a, was := range c.clusterIPs {
+		switch is := c.st.clusterIPs[a]; {
+		case was == 0 && is > 0:
+			c.add(sClusterIPs, appendAddr(c.rec[:0], a))
+		case was > 0 && is == 0:
+			c.remove(sClusterIPs, appendAddr(c.rec[:0], a))
+		}
+	}
+	c.finishHairpin()
 	return nil
 }
 
@@ -117,13 +124,15 @@ func (c *change) row(k lb.Key, front *lb.Frontend) error {
 	} else {
 		c.st.rows[k] = now
 	}
-	c.undo = append(c.undo, func() {
-		if had {
-			c.st.rows[k] = old
-		} else {
-			delete(c.st.rows, k)
-		}
-	})
+	if !c.quiet {
+		c.undo = append(c.undo, func() {
+			if had {
+				c.st.rows[k] = old
+			} else {
+				delete(c.st.rows, k)
+			}
+		})
+	}
 	return nil
 }
 
@@ -192,10 +201,13 @@ func (c *change) touch(s *set) {
 	if s.touched {
 		return
 	}
-	was := *s
 	s.touched = true
 	c.sets = append(c.sets, s)
-	c.undo = append(c.undo, func() { *s = was })
+	if !c.quiet {
+		was := *s
+		was.touched = false
+		c.undo = append(c.undo, func() { *s = was })
+	}
 }
 
 // hold adds a reference to the set, which from now on shall have these backends.
@@ -205,7 +217,9 @@ func (c *change) hold(b *lb.BackendSet, seconds uint32) *set {
 		c.st.lastID++
 		s = &set{id: c.st.lastID}
 		c.st.sets[b.ID] = s
-		c.undo = append(c.undo, func() { delete(c.st.sets, b.ID) })
+		if !c.quiet {
+			c.undo = append(c.undo, func() { delete(c.st.sets, b.ID) })
+		}
 	}
 	c.touch(s)
 	s.refs++
@@ -283,7 +297,7 @@ func (c *change) countHairpin(a netip.Addr, n int32) {
 // count changes how often an address is needed; before keeps the number at the batch's start.
 func (c *change) count(counts, before map[netip.Addr]int32, a netip.Addr, n int32) {
 	was := counts[a]
-	if _, ok := before[a]; !ok {
+	if _, ok := before[a]; !ok && !c.quiet {
 		before[a] = was
 		c.undo = append(c.undo, func() { setCountOf(counts, a, was) })
 	}
@@ -298,13 +312,35 @@ func setCountOf(counts map[netip.Addr]int32, a netip.Addr, n int32) {
 	}
 }
 
-func (c *change) finishAddrs(i setIndex, before, now map[netip.Addr]int32, rec func(netip.Addr) []byte) {
-	for a, was := range before {
-		switch is := now[a]; {
+// hairpinGrace is how long an element of hairpin outlives its need: longer than any packet is on its way
+// from translation to masquerading.
+const hairpinGrace = time.Second
+
+// finishHairpin stages the addresses that came, and those that went some time ago.
+func (c *change) finishHairpin() {
+	for a, was := range c.hairpin {
+		is := c.st.hairpin[a]
+		since, leaving := c.st.leaving[a]
+		switch {
+		case was == 0 && is > 0 && leaving:
+			delete(c.st.leaving, a)
+			c.undo = append(c.undo, func() { c.st.leaving[a] = since })
 		case was == 0 && is > 0:
-			c.add(i, rec(a))
+			c.add(sHairpin, appendHairpin(c.rec[:0], a))
 		case was > 0 && is == 0:
-			c.remove(i, rec(a))
+			c.st.leaving[a] = time.Now()
+			c.undo = append(c.undo, func() { delete(c.st.leaving, a) })
+		}
+	}
+	c.removeLeft()
+}
+
+func (c *change) removeLeft() {
+	for a, since := range c.st.leaving {
+		if time.Since(since) > hairpinGrace {
+			c.remove(sHairpin, appendHairpin(c.rec[:0], a))
+			delete(c.st.leaving, a)
+			c.undo = append(c.undo, func() { c.st.leaving[a] = since })
 		}
 	}
 }

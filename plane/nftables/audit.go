@@ -19,8 +19,11 @@ func (p *Plane) Audit(_ context.Context, full bool) (int, error) {
 		return 0, fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
 	}
 	notes := p.mon.take()
-	if full || notes.everything {
+	if notes.everything {
 		return p.auditAll(allSets)
+	}
+	if full {
+		return p.auditFull()
 	}
 	mended := 0
 	if notes.structure {
@@ -34,6 +37,34 @@ func (p *Plane) Audit(_ context.Context, full bool) (int, error) {
 	return mended + n, err
 }
 
+// auditFull removes what nothing uses any more, and then compares everything; or where there are very many
+// backends, everything else and some of them.
+func (p *Plane) auditFull() (int, error) {
+	if err := p.tidy(); err != nil {
+		return 0, err
+	}
+	backends := 0
+	for _, s := range p.st.sets {
+		backends += len(s.slots)
+	}
+	if backends <= p.bigMap {
+		return p.auditAll(allSets)
+	}
+	mended, err := p.auditAll(exceptBackends)
+	if err != nil {
+		return mended, err
+	}
+	c := p.begin(p.st)
+	n, err := p.auditSome(c)
+	if err == nil {
+		err = p.commit(c.batch)
+	}
+	if err != nil {
+		return mended, fmt.Errorf("nftables %s: compare backends: %w", p.fam, err)
+	}
+	return mended + n, nil
+}
+
 // auditAll compares the structure, and the elements of some sets, with the state.
 func (p *Plane) auditAll(which func(*setDef) bool) (int, error) {
 	snap, _, err := p.readTable(which)
@@ -44,7 +75,6 @@ func (p *Plane) auditAll(which func(*setDef) bool) (int, error) {
 		return 0, fmt.Errorf("nftables %s: somebody removed or replaced table %s or one of its sets: %w", p.fam, TableName, plane.ErrStateLost)
 	}
 	c := p.begin(p.st)
-	c.forgetUnused()
 	n := c.mendStructure(snap)
 	n += c.mendSets(snap, which)
 	if err := p.commit(c.batch); err != nil {
@@ -107,7 +137,9 @@ func (w *wishes) of(i setIndex, key []byte) (data []byte, ok bool) {
 	case sClusterIPs:
 		ok = w.st.clusterIPs[parseAddr(key, addrLen)] > 0
 	case sHairpin:
-		ok = string(key[:addrLen]) == string(key[addrLen:]) && w.st.hairpin[parseAddr(key, addrLen)] > 0
+		a := parseAddr(key, addrLen)
+		_, leaving := w.st.leaving[a]
+		ok = string(key[:addrLen]) == string(key[addrLen:]) && (leaving || w.st.hairpin[a] > 0)
 	default:
 		if s := w.setOf(i, order.Uint32(key)); s != nil {
 			s.records(find)
@@ -189,11 +221,7 @@ func (c *change) classRules(before *ruleset) {
 		c.replaceVerdict(sNATClasses, key, oldNAT, nat)
 		for _, ch := range was {
 			if !hasChain(now, ch.name) {
-				is := c.st.chains[ch.name]
-				c.flushChain(ch.name)
-				c.deleteChain(ch.name)
-				delete(c.st.chains, ch.name)
-				c.undo = append(c.undo, func() { c.st.chains[ch.name] = is })
+				c.dropChain(ch.name)
 			}
 		}
 	}
@@ -215,17 +243,47 @@ func hasChain(chains []chain, name string) bool {
 	return false
 }
 
-// forgetUnused drops the classes and shapes that nothing has any more, so that mendStructure removes their
-// chains.
-func (c *change) forgetUnused() {
+// tidy removes the chains of classes and shapes that nothing has any more, and addresses that left hairpin.
+func (p *Plane) tidy() error {
 	classes, shapes := map[class]bool{}, map[shape]bool{}
-	for _, r := range c.st.rows {
+	for _, r := range p.st.rows {
 		classes[r.class] = true
 	}
-	for _, s := range c.st.sets {
+	for _, s := range p.st.sets {
 		shapes[s.shape()] = true
 	}
-	wasClasses, wasShapes, wasChains := c.st.classes, c.st.shapes, c.st.chains
-	c.st.classes, c.st.shapes, c.st.chains = classes, shapes, map[string]string{}
-	c.undo = append(c.undo, func() { c.st.classes, c.st.shapes, c.st.chains = wasClasses, wasShapes, wasChains })
+	c := p.begin(p.st)
+	for cl := range p.st.classes {
+		if !classes[cl] {
+			key := appendNum(nil, uint32(cl))
+			c.remove(sFilterClasses, key)
+			c.remove(sNATClasses, key)
+			chains, _, _ := c.classChains(cl)
+			for _, ch := range chains {
+				c.dropChain(ch.name)
+			}
+		}
+	}
+	for s := range p.st.shapes {
+		if !shapes[s] {
+			c.remove(shapesOf(s.scope), appendNum(nil, s.number()))
+			c.dropChain(s.chain())
+		}
+	}
+	c.removeLeft()
+	if err := p.commit(c.batch); err != nil {
+		c.takeBack()
+		return err
+	}
+	p.st.classes, p.st.shapes = classes, shapes
+	return nil
+}
+
+// dropChain stages the end of a chain.
+func (c *change) dropChain(name string) {
+	is := c.st.chains[name]
+	c.flushChain(name)
+	c.deleteChain(name)
+	delete(c.st.chains, name)
+	c.undo = append(c.undo, func() { c.st.chains[name] = is })
 }

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -23,11 +24,10 @@ func heard(t *testing.T, p *Plane) {
 
 // What others do to our table is noticed and mended, and nothing else is touched.
 func TestDrift(t *testing.T) {
-	const backend = "add element T backends { 0x00000001 . 0x00000063 : 192.0.2.99 . 99 }"
 	for _, tc := range []struct{ name, do string }{
 		{"element deleted", "delete element T services { 10.0.0.1 . tcp . 80 }"},
-		{"backend deleted", "delete element T backends { 0x00000001 . 0x00000001 }"},
-		{"backend added", backend},
+		{"backend deleted", "delete element T backends { ID . 0x00000001 }"},
+		{"backend added", "add element T backends { ID . 0x00000063 : 192.0.2.99 . 99 }"},
 		{"frontend added", "add element T services { 10.9.9.9 . tcp . 80 : 0x000000c4 }"},
 		{"member deleted", "delete element T member-backends { 0x00000001 }"},
 		{"set flushed", "flush map T set-shapes"},
@@ -56,7 +56,8 @@ func TestDrift(t *testing.T) {
 			want := dump(t, p)
 			sent := p.Stats()
 
-			runNFT(t, strings.ReplaceAll(tc.do, " T ", " ip kube-proxy "))
+			id := p.st.sets[lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}].id
+			runNFT(t, strings.NewReplacer(" T ", " ip kube-proxy ", "ID", fmt.Sprint(id)).Replace(tc.do))
 			heard(t, p)
 			n, err := p.Audit(t.Context(), false)
 			if err != nil || n == 0 {
@@ -166,6 +167,81 @@ func TestSetNode(t *testing.T) {
 			if got, want := dump(t, p), fresh(t, w.fam, tab); got != want {
 				t.Fatalf("node %d: got:\n%s\nwant:\n%s", i, got, want)
 			}
+		}
+	})
+}
+
+// What nothing uses any more goes with a full audit, and is no drift.
+func TestTidy(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w world) {
+		inNetns(t)
+		p := newPlane(t, w.fam)
+		tab := w.table(3, 3)
+		reset(t, p, tab)
+		chains := len(p.st.chains)
+		for i := range 20 {
+			n := i%7 + 1
+			o, f := w.full(100, 500, n, min(n, i%3), time.Duration(i%3)*time.Hour)
+			apply2(t, p, tab, o, f)
+		}
+		apply2(t, p, tab, lb.Owner{Name: "ns/svc-100"}, nil)
+		if len(p.st.chains) == chains {
+			t.Fatal("no chain was added")
+		}
+		for a := range p.st.leaving {
+			p.st.leaving[a] = time.Now().Add(-time.Minute)
+		}
+		if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
+			t.Errorf("mended %d, error %v", n, err)
+		}
+		if len(p.st.chains) != chains {
+			t.Errorf("%d chains, want %d", len(p.st.chains), chains)
+		}
+		sent := p.Stats().Batches
+		q := newPlane(t, w.fam)
+		reset(t, q, tab)
+		if n := p.Stats().Batches - sent + q.Stats().Batches; n != 0 {
+			t.Errorf("a new process finds %d things to do", n)
+		}
+	})
+}
+
+// Where there are very many backends they are asked for one by one: restart and audit do the same as ever.
+func TestBigMap(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w world) {
+		inNetns(t)
+		p := newPlane(t, w.fam)
+		tab := w.table(300, 10)
+		tab.Replace(w.full(1000, 5000, 5, 2, time.Hour))
+		reset(t, p, tab)
+		want := dump(t, p)
+		q := newPlane(t, w.fam)
+		p.bigMap, q.bigMap = 100, 100
+		reset(t, q, tab)
+		if n := q.Stats().Batches; n != 0 {
+			t.Errorf("a restart sent %d batches", n)
+		}
+		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.fam]
+		if err := p.mon.listen(false); err != nil {
+			t.Fatal(err)
+		}
+		var ids []string
+		for id, s := range p.st.sets {
+			if strings.HasSuffix(id.Service, "7:http") {
+				ids = append(ids, fmt.Sprintf("%d . 3, %d . 5", s.id, s.id))
+			}
+		}
+		runNFT(t, fmt.Sprintf("delete element %s kube-proxy backends { %s }", fam, strings.Join(ids, ", ")))
+		if n, err := p.Audit(t.Context(), true); err != nil || n != 2*len(ids) {
+			t.Errorf("the audit mended %d, want %d, error %v", n, 2*len(ids), err)
+		}
+		if got := dump(t, p); got != want {
+			t.Errorf("got:\n%s\nwant:\n%s", got, want)
+		}
+		runNFT(t, fmt.Sprintf("delete element %s kube-proxy backends { %s }", fam, strings.Join(ids, ", ")))
+		reset(t, q, tab)
+		if got := dump(t, q); got != want {
+			t.Errorf("after a Reset: got:\n%s\nwant:\n%s", got, want)
 		}
 	})
 }

@@ -215,6 +215,15 @@ func (d *dumper) addresses() []string {
 	addr := func(rec []byte) string { return parseAddr(rec, n).String() }
 	put(sClusterIPs, addr)
 	put(sHairpin, func(rec []byte) string { return addr(rec) + " " + addr(rec[n:]) })
+	if d.p.st != nil { // those on their way out do nothing
+		lines = slices.DeleteFunc(lines, func(l string) bool {
+			a := strings.TrimPrefix(l, "hairpin ")
+			a, _, _ = strings.Cut(a, " ")
+			ip, err := netip.ParseAddr(a)
+			_, leaving := d.p.st.leaving[ip]
+			return strings.HasPrefix(l, "hairpin ") && err == nil && leaving
+		})
+	}
 	put(sSourceRanges, func(rec []byte) string {
 		half := len(rec) / 2
 		return fmt.Sprintf("%s %s-%s", parseKey(rec, n), addr(rec[half-n:]), addr(rec[len(rec)-n:]))

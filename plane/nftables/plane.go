@@ -31,6 +31,9 @@ type Plane struct {
 	mon   *monitor
 	st    *state // nil before the first Reset, and when it is not known what the kernel holds
 	stats Stats
+
+	bigMap  int    // how many elements are too many to dump; a constant but for tests
+	audited uint32 // the last set id that auditSome compared
 }
 
 // Stats count what the plane has sent.
@@ -57,7 +60,7 @@ func New(cfg Config) (*Plane, error) {
 		cfg.Log = slog.Default()
 	}
 	f := familyOf(cfg.Family)
-	p := &Plane{family: f, rules: &ruleset{family: f, sets: schema(f), mark: 1 << bit}, log: cfg.Log}
+	p := &Plane{family: f, rules: &ruleset{family: f, sets: schema(f), mark: 1 << bit}, log: cfg.Log, bigMap: bigMap}
 	var err error
 	if p.sock, err = openSocket(); err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)

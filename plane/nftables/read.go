@@ -50,10 +50,19 @@ func (s slab) Swap(i, j int) {
 	copy(s.at(j), tmp[:n])
 }
 
-func (s slab) sort() {
+// sorted returns the records in order, each once. The kernel may show an element twice while it resizes a
+// hash table.
+func (s slab) sorted() slab {
 	if !sort.IsSorted(s) {
 		sort.Sort(s)
 	}
+	out := slab{s.n, s.b[:0]}
+	for i := range s.Len() {
+		if i == 0 || !bytes.Equal(s.at(i), s.b[len(out.b)-s.n:len(out.b)]) {
+			out.b = append(out.b, s.at(i)...)
+		}
+	}
+	return out
 }
 
 // differences walks two sorted slabs and calls gone for what only a has, come for what only b has.
@@ -228,6 +237,9 @@ func sameHook(a, b *hook) bool {
 // allSets are the sets whose elements are ours: all but those that packets fill.
 func allSets(d *setDef) bool { return !d.dynamic() }
 
+// exceptBackends are all but the one that grows the most.
+func exceptBackends(d *setDef) bool { return allSets(d) && d.name != "backends" }
+
 // smallSets are those that do not grow with the cluster.
 func smallSets(d *setDef) bool { return d.verdict || d.intervals() }
 
@@ -237,6 +249,14 @@ func (p *Plane) readElements(s *snapshot, which func(*setDef) bool) error {
 		s.records[i].n = d.recordLen()
 		if !which(d) {
 			continue
+		}
+		if i == sBackends {
+			if big, err := p.readBig(s); big || err != nil {
+				if err != nil {
+					return fmt.Errorf("elements of %s: %w", d.name, err)
+				}
+				continue
+			}
 		}
 		if d.verdict {
 			s.verdicts[i] = map[string]elementVerdict{}

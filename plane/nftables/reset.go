@@ -106,8 +106,7 @@ func (c *change) mendSet(i setIndex, is, want slab) int {
 	if d.verdict || d.dynamic() {
 		return 0
 	}
-	is.sort()
-	want.sort()
+	is, want = is.sorted(), want.sorted()
 	n := 0
 	if d.intervals() {
 		differences(is, want, func([]byte) { n++ }, func([]byte) { n++ })
@@ -203,7 +202,7 @@ func (c *change) mendVerdicts(i setIndex, is, want map[string]elementVerdict) in
 
 // desired computes the state for a table, with the ids and slots that the kernel already uses.
 func (p *Plane) desired(snap *snapshot, want *lb.Table) (*state, error) {
-	st := newState()
+	st := newState(want.Len())
 	st.node = want.Node
 	c := p.begin(st) // what it stages is thrown away; only its state counts
 	c.quiet = true
@@ -215,7 +214,6 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table) (*state, error) {
 		if err := c.row(f.Key, f); err != nil {
 			bad = append(bad, fmt.Errorf("nftables %s: %w", p.fam, err))
 		}
-		c.undo = c.undo[:0]
 	}
 	slots, members := adoptedSlots(snap, st)
 	for _, s := range c.sets {
@@ -230,7 +228,6 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table) (*state, error) {
 		}
 		st.shapes[s.shape()] = true
 		c.countBackends(nil, s.source.Backends)
-		c.undo = c.undo[:0]
 	}
 	return st, errors.Join(bad...)
 }

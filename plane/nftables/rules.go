@@ -269,10 +269,8 @@ func (r *ruleset) skeleton() []chain {
 			rules: []rule{r.rule("before translation", newConnection(), jump("filter-frontends"))}},
 		{name: "filter-output-pre-dnat", hook: &hook{"filter", unix.NF_INET_LOCAL_OUT, prioPreDstNAT},
 			rules: []rule{r.rule("before translation", newConnection(), jump("filter-frontends"))}},
-		{name: "nat-prerouting", hook: &hook{"nat", unix.NF_INET_PRE_ROUTING, prioDstNAT},
-			rules: []rule{r.rule("translate", jump("nat-frontends"))}},
-		{name: "nat-output", hook: &hook{"nat", unix.NF_INET_LOCAL_OUT, prioDstNAT},
-			rules: []rule{r.rule("translate", jump("nat-frontends"))}},
+		{name: "nat-prerouting", hook: &hook{"nat", unix.NF_INET_PRE_ROUTING, prioDstNAT}, rules: r.translate()},
+		{name: "nat-output", hook: &hook{"nat", unix.NF_INET_LOCAL_OUT, prioDstNAT}, rules: r.translate()},
 		{name: "filter-forward", hook: &hook{"filter", unix.NF_INET_FORWARD, prioFilter},
 			rules: []rule{r.rule("not translated", newConnection(), jump("service-network"))}},
 		{name: "filter-output", hook: &hook{"filter", unix.NF_INET_LOCAL_OUT, prioFilter},
@@ -282,6 +280,15 @@ func (r *ruleset) skeleton() []chain {
 				r.rule("asked for on the way in", r.takeMark(), masquerade()),
 				r.rule("a backend that is its own client", r.network(r.saddr, 0), r.network(r.daddr, r.addrRegs), r.lookup(sHairpin, 0), masquerade()),
 			}},
+	}
+}
+
+// translate looks twice. A packet that comes while a transaction takes effect may see a set's old size and then
+// miss the slot that just went: it falls through, and the second look sees the new generation only.
+func (r *ruleset) translate() []rule {
+	return []rule{
+		r.rule("translate", jump("nat-frontends")),
+		r.rule("a change came between two lookups", jump("nat-frontends")),
 	}
 }
 

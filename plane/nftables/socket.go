@@ -236,3 +236,28 @@ func (s *socket) dump(request []byte, f func(body []byte) error) error {
 	}
 	return bad
 }
+
+// ask sends a request that asks for an acknowledgement and calls f with the body of each message that comes
+// before it.
+func (s *socket) ask(request []byte, f func(body []byte)) error {
+	if err := s.send([][]byte{request}); err != nil {
+		return err
+	}
+	var outcome error
+	for done := false; !done; {
+		err := s.receive(true, func(m message) error {
+			switch {
+			case m.seq != s.seq: // the rest of an earlier answer
+			case m.typ == unix.NLMSG_ERROR:
+				done, outcome = true, answer(m)
+			case len(m.body) >= nfHeader:
+				f(m.body[nfHeader:])
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return outcome
+}

@@ -3,6 +3,7 @@ package nftables
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	"kube-proxy/lb"
 )
@@ -18,16 +19,20 @@ type state struct {
 
 	// How many rows or sets need the address; an element exists while the number is not 0.
 	clusterIPs, hairpin map[netip.Addr]int32
+	// leaving are addresses whose element of hairpin is not needed any more, and since when. A packet under
+	// way, already translated, may still need it to be masqueraded, so it goes with a later batch.
+	leaving map[netip.Addr]time.Time
 
 	classes map[class]bool
 	shapes  map[shape]bool
 	chains  map[string]string // name → digest of the rules
 }
 
-func newState() *state {
+// newState returns an empty state with room for a number of rows.
+func newState(rows int) *state {
 	return &state{
-		rows: map[lb.Key]row{}, sets: map[lb.SetID]*set{},
-		clusterIPs: map[netip.Addr]int32{}, hairpin: map[netip.Addr]int32{},
+		rows: make(map[lb.Key]row, rows), sets: make(map[lb.SetID]*set, rows),
+		clusterIPs: make(map[netip.Addr]int32, rows), hairpin: map[netip.Addr]int32{}, leaving: map[netip.Addr]time.Time{},
 		classes: map[class]bool{}, shapes: map[shape]bool{}, chains: map[string]string{},
 	}
 }
@@ -112,7 +117,10 @@ func (st *state) records(f func(i setIndex, rec []byte)) {
 		f(sClusterIPs, appendAddr(b[:0], a))
 	}
 	for a := range st.hairpin {
-		f(sHairpin, appendAddr(appendAddr(b[:0], a), a))
+		f(sHairpin, appendHairpin(b[:0], a))
+	}
+	for a := range st.leaving {
+		f(sHairpin, appendHairpin(b[:0], a))
 	}
 	nodeRecords(st.node, f)
 }
@@ -194,3 +202,5 @@ func appendRange(b []byte, k lb.Key, p netip.Prefix) []byte {
 	b = appendAddr(appendKey(b, k), p.Masked().Addr())
 	return appendAddr(appendKey(b, k), lastAddr(p.Masked()))
 }
+
+func appendHairpin(b []byte, a netip.Addr) []byte { return appendAddr(appendAddr(b, a), a) }

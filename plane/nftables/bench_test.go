@@ -1,0 +1,116 @@
+package nftables
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"kube-proxy/lb"
+)
+
+var sizes = []int{100, 1_000, 10_000, 100_000}
+
+// BenchmarkEndpointIntoKernel is one endpoint's change of a service with 10: table, rendering and the netlink
+// transaction. It reports what was sent.
+func BenchmarkEndpointIntoKernel(b *testing.B) {
+	for _, n := range sizes {
+		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
+			p, flip := loaded(b, n)
+			before := p.Stats()
+			for b.Loop() {
+				apply(b, p, flip(), nil)
+			}
+			sent := p.Stats().minus(before)
+			b.ReportMetric(float64(sent.Messages)/float64(b.N), "messages/op")
+			b.ReportMetric(float64(sent.Bytes)/float64(b.N), "bytes-sent/op")
+		})
+	}
+}
+
+// BenchmarkEndpointRender is the same without the kernel.
+func BenchmarkEndpointRender(b *testing.B) {
+	for _, n := range sizes {
+		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
+			p, flip := loaded(b, n)
+			b.ReportAllocs()
+			for b.Loop() {
+				c := p.begin(p.st)
+				if err := c.stage(flip()); err != nil {
+					b.Fatal(err)
+				}
+				c.buffers()
+			}
+		})
+	}
+}
+
+// BenchmarkServiceIntoKernel is a new service with 10 endpoints, which only adds.
+func BenchmarkServiceIntoKernel(b *testing.B) {
+	for _, n := range sizes {
+		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
+			w := world{lb.IPv4}
+			p, tab := loadedTable(b, n)
+			for i := n; b.Loop(); i++ {
+				changes, _ := tab.Replace(w.clusterIP(i, i*10, 10))
+				apply(b, p, changes, nil)
+			}
+		})
+	}
+}
+
+// BenchmarkColdReset fills an empty kernel; BenchmarkWarmReset is a restart that finds everything in place.
+func BenchmarkColdReset(b *testing.B) {
+	for _, n := range sizes {
+		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
+			inNetns(b)
+			tab := world{lb.IPv4}.table(n, 10)
+			b.ReportAllocs()
+			for b.Loop() {
+				b.StopTimer()
+				p := newPlane(b, lb.IPv4)
+				b.StartTimer()
+				reset(b, p, tab)
+				b.StopTimer()
+				c := p.begin(p.st)
+				c.deleteTable()
+				if err := p.commit(c.batch); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+		})
+	}
+}
+
+func BenchmarkWarmReset(b *testing.B) {
+	for _, n := range sizes {
+		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
+			p, tab := loadedTable(b, n)
+			for b.Loop() {
+				reset(b, p, tab)
+			}
+		})
+	}
+}
+
+func loadedTable(b *testing.B, n int) (*Plane, *lb.Table) {
+	inNetns(b)
+	p := newPlane(b, lb.IPv4)
+	tab := world{lb.IPv4}.table(n, 10)
+	reset(b, p, tab)
+	return p, tab
+}
+
+// loaded returns a function that makes the next change: one of a service's ten endpoints is another one.
+func loaded(b *testing.B, n int) (*Plane, func() []lb.Change) {
+	p, tab := loadedTable(b, n)
+	i := 0
+	return p, func() []lb.Change {
+		i++
+		o, fronts := world{lb.IPv4}.clusterIP(i%n, i%n*10, 10)
+		changed := &fronts[0].Set(lb.Cluster).Backends[8]
+		changed.Addr = netip.AddrPortFrom(changed.Addr.Addr(), uint16(8081+i%100))
+		changes, _ := tab.Replace(o, fronts)
+		return changes
+	}
+}
