@@ -85,7 +85,7 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 			leaving.done()
 		}
 	}()
-	dir, err := copyShop(o.shop)
+	dir, err := copyShop(o.shop, o.lab)
 	if err != nil {
 		return err
 	}
@@ -106,6 +106,9 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 		}
 	}()
 	step.done()
+	if err := removeStaleCopies(o.lab, dir); err != nil {
+		return err
+	}
 	if err := f.lab.Do("node1", kernel.NFTables); err != nil {
 		return err
 	}

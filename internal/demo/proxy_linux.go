@@ -108,7 +108,7 @@ func (p *proxy) stop() error {
 		return errors.Join(errors.New("kube-proxy did not stop 5s after SIGTERM; its log:\n"+p.log.String()), p.cmd.Close())
 	}
 	if p.result != nil {
-		return fmt.Errorf("kube-proxy stopped with %w; its log:\n%s", p.result, p.log)
+		return fmt.Errorf("kube-proxy did not stop as it should: %w; its log:\n%s", p.result, p.log)
 	}
 	return nil
 }

@@ -44,13 +44,14 @@ type row struct {
 // id says which rows of two moments are the same one.
 func (r row) id() string { return fmt.Sprintf("%s %s %d", r.family, r.text, r.index) }
 
-// copyShop copies the folder's files into a new folder, which the caller removes.
-func copyShop(from string) (dir string, err error) {
+// copyShop copies the folder's files into a new folder, which the caller removes. The lab's name is in the
+// folder's.
+func copyShop(from, lab string) (dir string, err error) {
 	files, err := os.ReadDir(from)
 	if err != nil {
 		return "", fmt.Errorf("read the shop: %w", err)
 	}
-	dir, err = os.MkdirTemp("", "kube-proxy-shop-")
+	dir, err = os.MkdirTemp("", copyPrefix+lab+"-")
 	if err != nil {
 		return "", fmt.Errorf("make a folder for a copy of the shop: %w", err)
 	}
@@ -65,6 +66,24 @@ func copyShop(from string) (dir string, err error) {
 		}
 	}
 	return dir, nil
+}
+
+const copyPrefix = "kube-proxy-shop-"
+
+// removeStaleCopies removes what killed runs left, so only who holds the lab's name may call it; keep is the
+// copy in use.
+func removeStaleCopies(lab, keep string) error {
+	// The random part of the names has no dash: the copies of lab "a-b" are not those of "a".
+	copies, err := filepath.Glob(filepath.Join(os.TempDir(), copyPrefix+lab+"-[0-9]*"))
+	for _, dir := range copies {
+		if dir != keep && !strings.Contains(strings.TrimPrefix(filepath.Base(dir), copyPrefix+lab+"-"), "-") {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("remove what an earlier run left: %w", err)
+	}
+	return nil
 }
 
 // loadShop reads the manifests and the packets of a folder, and finds out what each line of packets means. A
