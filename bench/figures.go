@@ -1,0 +1,100 @@
+package main
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// line is what one benchmark printed: its name without "Benchmark" and the number of processors, such as
+// "EndpointChange/services=100", and its values by unit.
+type line struct {
+	name   string
+	values map[string]float64
+}
+
+// parseLine reads a line of the standard benchmark format; false if it is something else.
+func parseLine(text string) (line, bool) {
+	fields := strings.Fields(text)
+	if len(fields) < 4 || len(fields)%2 != 0 {
+		return line{}, false
+	}
+	name, ok := strings.CutPrefix(fields[0], "Benchmark")
+	if !ok {
+		return line{}, false
+	}
+	if _, err := strconv.Atoi(fields[1]); err != nil { // how often it ran
+		return line{}, false
+	}
+	if i := strings.LastIndexByte(name, '-'); i >= 0 {
+		if _, err := strconv.Atoi(name[i+1:]); err == nil {
+			name = name[:i]
+		}
+	}
+	l := line{name, map[string]float64{}}
+	for i := 2; i < len(fields); i += 2 {
+		v, err := strconv.ParseFloat(fields[i], 64)
+		if err != nil {
+			return line{}, false
+		}
+		l.values[fields[i+1]] = v
+	}
+	return l, true
+}
+
+// figures are all values that were measured, by package, benchmark and unit, one of each round.
+type figures map[string][]float64
+
+func figureKey(pkg, name, unit string) string { return pkg + " " + name + " " + unit }
+
+func (f figures) add(pkg string, l line) {
+	for unit, v := range l.values {
+		k := figureKey(pkg, l.name, unit)
+		f[k] = append(f[k], v)
+	}
+}
+
+// get returns the values of all rounds; none if it was not measured.
+func (f figures) get(pkg, name, unit string) []float64 { return f[figureKey(pkg, name, unit)] }
+
+// sizes are the sizes in ascending order that a benchmark was run at: the numbers N of "name/services=N" with what after, if
+// anything, stands behind.
+func (f figures) sizes(pkg, name, after string) []int {
+	seen := map[int]bool{}
+	for k := range f {
+		rest, ok := strings.CutPrefix(k, pkg+" "+name+"/services=")
+		if !ok {
+			continue
+		}
+		full, _, _ := strings.Cut(rest, " ")
+		number, ok := strings.CutSuffix(full, after)
+		if n, err := strconv.Atoi(number); ok && err == nil {
+			seen[n] = true
+		}
+	}
+	var sizes []int
+	for n := range seen {
+		sizes = append(sizes, n)
+	}
+	slices.Sort(sizes)
+	return sizes
+}
+
+// median is the middle value, of an even number the mean of the two in the middle. There must be one.
+func median(values []float64) float64 {
+	s := slices.Sorted(slices.Values(values))
+	n := len(s)
+	return (s[(n-1)/2] + s[n/2]) / 2
+}
+
+// each combines the values of two measurements round by round; rounds that one of them lacks are left out.
+func each(a, b []float64, f func(a, b float64) float64) []float64 {
+	var out []float64
+	for i := range min(len(a), len(b)) {
+		out = append(out, f(a[i], b[i]))
+	}
+	return out
+}
+
+func sum(a, b float64) float64   { return a + b }
+func ratio(a, b float64) float64 { return a / b }

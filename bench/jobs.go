@@ -1,0 +1,159 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// The packages whose benchmarks are run.
+const (
+	inPolicy   = "./policy"
+	inNftables = "./plane/nftables"
+	inMeasure  = "./measure" // of the module test/e2e
+)
+
+// job is a `go test -bench` that is run once a round. Rounds of different jobs take turns, so that what else the machine does
+// for a while falls on all of them.
+type job struct {
+	dir     string // below the module's root
+	pkg     string
+	pattern string
+	times   int // operations of each benchmark
+	rounds  int
+	args    []string // of the test program
+}
+
+// command is what a person would type in the root of the module to run it.
+func (j job) command() string {
+	var b strings.Builder
+	if j.dir != "" {
+		fmt.Fprintf(&b, "cd %s && KUBE_PROXY=$OLDPWD/bin/kube-proxy ", j.dir)
+	}
+	b.WriteString("go")
+	for _, a := range j.goArgs() {
+		if strings.ContainsAny(a, "^$|()") {
+			a = "'" + a + "'"
+		}
+		b.WriteString(" " + a)
+	}
+	return b.String()
+}
+
+func (j job) goArgs() []string {
+	args := []string{"test", j.pkg, "-run", "^$", "-bench", j.pattern, "-benchtime", fmt.Sprintf("%dx", j.times), "-benchmem", "-timeout", "60m"}
+	if len(j.args) > 0 {
+		args = append(append(args, "-args"), j.args...)
+	}
+	return args
+}
+
+// plan says what to run.
+func plan(o options) []job {
+	pure, kernel := "100|10000|100000", "1000|10000|100000"
+	rounds, times := 5, 2000
+	if o.quick {
+		pure, kernel = "100|10000", "1000|10000"
+		rounds, times = 1, 500
+	}
+	jobs := []job{
+		{pkg: inPolicy, pattern: "^BenchmarkEndpointChange$/^services=(" + pure + ")$", times: 5 * times, rounds: rounds},
+		{pkg: inNftables, pattern: "^BenchmarkEndpointRender$/^services=(" + pure + ")$", times: times, rounds: rounds},
+		{pkg: inNftables, pattern: "^BenchmarkEndpointIntoKernel$/^services=(" + kernel + ")$", times: times, rounds: rounds},
+	}
+	if !o.api {
+		return jobs
+	}
+	for _, size := range o.sizes {
+		starts, changes := 5, 500
+		if size > 20_000 {
+			starts, changes = 3, 100
+		}
+		if o.quick {
+			starts, changes = 2, 50
+		}
+		args := []string{"-services", fmt.Sprint(size), "-keep"}
+		jobs = append(jobs,
+			job{dir: "test/e2e", pkg: inMeasure, pattern: "^BenchmarkAPIServer$/^services=/^start$", times: starts, rounds: 1, args: args},
+			job{dir: "test/e2e", pkg: inMeasure, pattern: "^BenchmarkAPIServer$/^services=/^(change|new)$", times: changes, rounds: 1, args: args})
+	}
+	return jobs
+}
+
+// measure runs all jobs and tells progress how far it is. What the jobs print beside benchmark lines goes there too.
+func measure(ctx context.Context, root string, jobs []job, progress io.Writer) (figures, error) {
+	if slices.ContainsFunc(jobs, func(j job) bool { return j.dir != "" }) && os.Getenv("KUBE_PROXY") == "" {
+		cmd := command(ctx, root, "make", "build")
+		cmd.Stdout, cmd.Stderr = progress, progress
+		if err := cmd.Run(); err != nil {
+			return nil, fmt.Errorf("make build: %w", err)
+		}
+	}
+	f := figures{}
+	begin := time.Now()
+	for round, most := 0, 1; round < most; round++ {
+		for _, j := range jobs {
+			most = max(most, j.rounds)
+			if round >= j.rounds {
+				continue
+			}
+			fmt.Fprintf(progress, "%5.0f s, load %s: round %d of %d: %s\n", time.Since(begin).Seconds(), loadAverage(), round+1, j.rounds, j.command())
+			if err := j.run(ctx, root, f, progress); err != nil {
+				return nil, fmt.Errorf("%s: %w", j.command(), err)
+			}
+		}
+	}
+	return f, nil
+}
+
+// run runs the job once and adds what it measured to f. A job that measures nothing is an error: its benchmark has another name
+// now.
+func (j job) run(ctx context.Context, root string, f figures, progress io.Writer) error {
+	cmd := command(ctx, filepath.Join(root, j.dir), "go", j.goArgs()...)
+	cmd.Stderr = progress
+	if j.dir != "" && os.Getenv("KUBE_PROXY") == "" {
+		cmd.Env = append(cmd.Environ(), "KUBE_PROXY="+filepath.Join(root, "bin", "kube-proxy"))
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	lines := 0
+	in := bufio.NewScanner(out)
+	in.Buffer(nil, 1<<20)
+	for in.Scan() {
+		l, ok := parseLine(in.Text())
+		if ok {
+			lines++
+			f.add(j.pkg, l)
+		}
+		fmt.Fprintf(progress, "        %s\n", in.Text())
+	}
+	if err := errors.Join(in.Err(), cmd.Wait()); err != nil {
+		return err
+	}
+	if lines == 0 {
+		return errors.New("no benchmark was run")
+	}
+	return ctx.Err()
+}
+
+// command is a child that is interrupted, and some time later killed, when ctx ends.
+func command(ctx context.Context, dir, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 20 * time.Second
+	return cmd
+}

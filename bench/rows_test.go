@@ -1,0 +1,140 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// measured fills figures as a run with these rounds would.
+func measured() figures {
+	f := figures{}
+	for _, slowdown := range []float64{1, 7, 1.2} { // the machine was busy in the second round
+		for n, ns := range map[int]float64{100: 2000, 10_000: 2100, 100_000: 2400} {
+			name := fmt.Sprintf("/services=%d", n)
+			f.add(inPolicy, line{"EndpointChange" + name, map[string]float64{"ns/op": ns * slowdown, "B/op": 1800}})
+			f.add(inNftables, line{"EndpointRender" + name, map[string]float64{"ns/op": ns * slowdown, "B/op": 2500}})
+		}
+		for n, ns := range map[int]float64{1000: 50_000, 10_000: 60_000, 100_000: 90_000} {
+			f.add(inNftables, line{fmt.Sprintf("EndpointIntoKernel/services=%d", n), map[string]float64{"ns/op": ns * slowdown}})
+		}
+	}
+	for n, peak := range map[int]float64{5000: 60, 10_000: 131} {
+		api := func(operation string, values map[string]float64) {
+			f.add(inMeasure, line{fmt.Sprintf("APIServer/services=%d/%s", n, operation), values})
+		}
+		api("start", map[string]float64{"p50-ms": 1400, "max-ms": 3100, "cpu-ms/op": 700, "peak-MiB": 50})
+		api("change", map[string]float64{"p50-ms": 4.8, "p99-ms": 101, "write-p50-ms": 3.5, "write-p99-ms": 80, "cpu-ms/op": 0.6, "peak-MiB": peak})
+		api("new", map[string]float64{"p50-ms": 20, "p99-ms": 60, "write-p50-ms": 18, "write-p99-ms": 55, "cpu-ms/op": 1, "peak-MiB": 52})
+	}
+	return f
+}
+
+// Each kind of row, with what is judged and what is not.
+func TestRows(t *testing.T) {
+	want := strings.TrimSpace(`
+one endpoint changes: policy, table, rendering|100|–|≤ 20 µs, ≤ 4 KB|4.8 µs, 4.3 KB|NO
+one endpoint changes: policy, table, rendering|10,000|–|≤ 20 µs, ≤ 4 KB|5 µs, 4.3 KB|NO
+one endpoint changes: policy, table, rendering|100,000|–|≤ 20 µs, ≤ 4 KB|5.8 µs, 4.3 KB|NO
+one endpoint changes: policy, table, rendering|100,000 against 100|–|≤ 1.5 ×|1.2 ×|yes
+the same into the kernel, one netlink transaction|1,000|17 ms|≤ 25 ms|60 µs|yes
+the same into the kernel, one netlink transaction|10,000|79 ms|≤ 25 ms|72 µs|yes
+the same into the kernel, one netlink transaction|100,000|145 ms with 20,000|≤ 25 ms|108 µs|yes
+the same into the kernel, one netlink transaction|100,000 against 1,000|–|≤ 1.5 ×|1.8 ×|NO
+API write → a connection reaches the changed endpoint|5,000|p50 1.46 s|p50 ≤ 40 ms, p99 ≤ 100 ms|p50 4.8 ms, p99 101 ms (of that the API server: p50 3.5 ms, p99 80 ms)|NO
+API write → a connection reaches the changed endpoint|10,000|p50 3.98 s|p50 ≤ 40 ms, p99 ≤ 100 ms|p50 4.8 ms, p99 101 ms (of that the API server: p50 3.5 ms, p99 80 ms)|NO
+API write of a new service and its slice → it answers|5,000|p50 3.1 s|p50 ≤ 50 ms, p99 ≤ 120 ms|p50 20 ms, p99 60 ms (of that the API server: p50 18 ms, p99 55 ms)|yes
+API write of a new service and its slice → it answers|10,000|p50 8.1 s|p50 ≤ 50 ms, p99 ≤ 120 ms|p50 20 ms, p99 60 ms (of that the API server: p50 18 ms, p99 55 ms)|yes
+process start → the last service answers|5,000|3.9 s|≤ 1.5 s|1.4 s (longest 3.1 s; 700 ms of CPU)|yes
+process start → the last service answers|10,000|17 s|≤ 3 s|1.4 s (longest 3.1 s; 700 ms of CPU)|yes
+CPU per change|5,000|2.1 s|≤ 5 ms|600 µs|yes
+CPU per change|10,000|6.1 s|≤ 5 ms|600 µs|yes
+peak memory, resident|5,000|285 MiB|≤ 90 MiB|60 MiB|yes
+peak memory, resident|10,000|505 MiB|≤ 130 MiB|131 MiB|NO`)
+	var got []string
+	for _, r := range rows(measured()) {
+		got = append(got, strings.Join(r.cells(), "|"))
+	}
+	if text := strings.Join(got, "\n"); text != want {
+		t.Errorf("rows are\n%s\nwant\n%s", text, want)
+	}
+}
+
+// What was not measured has no row.
+func TestRowsWithoutAPI(t *testing.T) {
+	f := figures{}
+	f.add(inPolicy, line{"EndpointChange/services=100", map[string]float64{"ns/op": 1, "B/op": 1}})
+	f.add(inNftables, line{"EndpointRender/services=100", map[string]float64{"ns/op": 1, "B/op": 1}})
+	if got := rows(f); len(got) != 1 || !got[0].ok {
+		t.Errorf("rows: %v", got)
+	}
+}
+
+func TestAmount(t *testing.T) {
+	for _, c := range []struct {
+		v    float64
+		unit string
+		want string
+	}{
+		{0.1234, "ms", "123 µs"}, {0.00512, "ms", "5.1 µs"}, {3.97, "ms", "4 ms"}, {12.34, "ms", "12 ms"}, {1460, "ms", "1.46 s"},
+		{20_000, "ms", "20 s"}, {1.499, "×", "1.5 ×"}, {1.23, "×", "1.23 ×"}, {3.95, "KB", "4 KB"}, {52.9, "MiB", "53 MiB"},
+	} {
+		if got := amount(c.v, c.unit); got != c.want {
+			t.Errorf("%v %s: %q, want %q", c.v, c.unit, got, c.want)
+		}
+	}
+	for n, want := range map[int]string{5: "5", 500: "500", 5000: "5,000", 100_000: "100,000", 1_234_567: "1,234,567"} {
+		if got := number(n); got != want {
+			t.Errorf("%d: %q, want %q", n, got, want)
+		}
+	}
+}
+
+func TestPage(t *testing.T) {
+	p := page{machine: facts{commit: "abc", load: "0.5"}, loadAfter: "2.5", rows: rows(measured()),
+		jobs: plan(options{api: true, sizes: []int{5000, 100_000}})}
+	for _, text := range []string{p.text(), p.markdown()} {
+		for _, want := range []string{"commit abc", "load average 0.5 at the start", "11 of 18 rows reach", "2.5 at the end", "p50 4.8 ms"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("no %q in\n%s", want, text)
+			}
+		}
+	}
+	for _, want := range []string{
+		"\n5 × go test ./policy -run '^$' -bench '^BenchmarkEndpointChange$/^services=(100|10000|100000)$' -benchtime 10000x ",
+		"\n1 × cd test/e2e && KUBE_PROXY=$OLDPWD/bin/kube-proxy go test ./measure -run '^$' -bench '^BenchmarkAPIServer$/^services=/^start$' ",
+		" -args -services 100000 -keep\n",
+	} {
+		if !strings.Contains(p.markdown(), want) {
+			t.Errorf("no %q in\n%s", want, p.markdown())
+		}
+	}
+	if cells := strings.Count(strings.Split(p.text(), "\n")[2], "one endpoint changes"); cells != 0 {
+		t.Error("the text repeats the work in every row")
+	}
+}
+
+func TestParse(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		want string // of options, or part of the error
+	}{
+		{"", "{false true false [5000 10000] }"},
+		{"-quick", "{true true false [500] }"},
+		{"-quick -size 70,7 -out x.md", "{true true false [7 70] x.md}"},
+		{"-100k -size 100000,5", "{false true true [5 100000] }"},
+		{"-api=false", "{false false false [5000 10000] }"},
+		{"-size 5k", `"5k" is not a number`},
+		{"-size 0", `"0" is not a number`},
+		{"fast", "no arguments but flags"},
+	} {
+		o, err := parse(strings.Fields(c.args))
+		got := fmt.Sprint(o)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, c.want) {
+			t.Errorf("%q: %s, want %s", c.args, got, c.want)
+		}
+	}
+}
