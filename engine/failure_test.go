@@ -112,6 +112,35 @@ func TestBadObject(t *testing.T) {
 	})
 }
 
+// A row that the plane cannot hold does not keep a Reset from the others, and is retried alone.
+func TestBadObjectInReset(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.list()
+		for i := range 10 {
+			r.add(i)
+		}
+		r.faulty.Refuse(svcKey(3))
+		r.start()
+		r.run()
+		s := r.engine.Stats()
+		if r.plane.Len() != 9 || !s.Begun || len(s.Failing) != 1 || s.Failing[0].Key != svcKey(3) || s.Pending != 1 {
+			t.Errorf("%d rows; %+v", r.plane.Len(), s)
+		}
+		r.add(20)
+		r.run()
+		if !r.plane.Has(svcKey(20)) {
+			t.Error("a good row waits for a bad one")
+		}
+		r.after(time.Minute)
+		if s := r.engine.Stats(); s.Resets != 1 || s.Failing[0].Tries < 5 {
+			t.Errorf("want one Reset and several tries: %+v", s)
+		}
+		r.faulty.Heal()
+		r.after(lastDelay)
+		r.converged()
+	})
+}
+
 // A new wish for a key that waits is tried at once, and its backoff begins anew.
 func TestNewWishIsTriedAtOnce(t *testing.T) {
 	bubble(t, nil, func(r *rig) {

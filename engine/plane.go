@@ -16,6 +16,13 @@ type Plane interface {
 	Reset(ctx context.Context, want *lb.Table) error
 }
 
+// RowsRefused is an error of Reset after which the plane holds the table but for some rows, which it cannot
+// hold. They are retried alone, as if an Apply of each had failed.
+type RowsRefused interface {
+	error
+	RefusedRows() []lb.Key
+}
+
 // NodeSetter is a plane that takes a change of [lb.Node] without a Reset.
 type NodeSetter interface {
 	SetNode(ctx context.Context, n lb.Node) error

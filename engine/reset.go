@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"kube-proxy/lb"
@@ -23,7 +24,8 @@ func (e *Engine) reset(ctx context.Context) {
 		}
 	})
 	e.called(Write{Verb: "reset", Changes: e.table.Len(), Took: time.Since(start), Err: err})
-	if err != nil {
+	var refused RowsRefused
+	if err != nil && !errors.As(err, &refused) {
 		e.resetWait.fail(time.Now())
 		if e.resetErr != err.Error() {
 			e.resetErr = err.Error()
@@ -33,22 +35,40 @@ func (e *Engine) reset(ctx context.Context) {
 		return
 	}
 	e.cfg.Log.Info("reset", "rows", e.table.Len(), "took", time.Since(start))
-	changes := e.afterReset()
+	changes := e.afterReset(refused)
 	e.nextAudit = time.Now().Add(e.auditPeriod())
 	e.begun, e.lost, e.nodeStale = true, false, false
 	e.resetWait, e.resetErr, e.nodeErr, e.applyErr = pause{}, "", "", ""
 	e.pending, e.searches = newPending(), nil
 	e.credit, e.blamed = credit{}, 0
 	e.stats.allWork()
+	e.blameRefused(refused)
 	e.stats.update(func(s *Stats) { s.Changes += uint64(len(changes)) })
 	e.inbox.written()
 	e.observe(changes)
 }
 
+// blameRefused has the rows that a Reset could not write retried alone.
+func (e *Engine) blameRefused(refused RowsRefused) {
+	if refused == nil {
+		return
+	}
+	for _, k := range refused.RefusedRows() {
+		c := lb.Change{Key: k, New: e.table.Get(k)}
+		e.pending.wishes[k] = &wish{}
+		e.pending.doubt([]lb.Change{c})
+		e.blame(c, refused)
+	}
+}
+
 // afterReset returns what the observers do not know yet: all rows after the first Reset, later those that
-// were pending.
-func (e *Engine) afterReset() []lb.Change {
-	var changes []lb.Change
+// were pending; but none that was refused.
+func (e *Engine) afterReset(refused RowsRefused) (changes []lb.Change) {
+	if refused != nil {
+		defer func() {
+			changes = slices.DeleteFunc(changes, func(c lb.Change) bool { return slices.Contains(refused.RefusedRows(), c.Key) })
+		}()
+	}
 	if !e.begun {
 		if len(e.cfg.Observers) == 0 {
 			return nil

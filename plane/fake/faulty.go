@@ -58,7 +58,7 @@ func (f *Faulty) FailNext(errs ...error) {
 	f.next = append(f.next, errs...)
 }
 
-// Refuse makes each Apply fail that has a change for one of the keys.
+// Refuse makes each Apply fail that has a change for one of the keys, and each Reset leave them out.
 func (f *Faulty) Refuse(keys ...lb.Key) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -175,17 +175,51 @@ func (f *Faulty) part(changes []lb.Change) []lb.Change {
 	})
 }
 
+// without returns the table without the keys that are refused, and those of them that it has.
+func (f *Faulty) without(want *lb.Table) (*lb.Table, []lb.Key) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var refused []lb.Key
+	for k := range f.bad {
+		if want.Get(k) != nil {
+			refused = append(refused, k)
+		}
+	}
+	if len(refused) == 0 {
+		return want, nil
+	}
+	rest := &lb.Table{Node: want.Node}
+	for row := range want.All() {
+		if !f.bad[row.Key] {
+			rest.Replace(lb.Owner{Name: row.Key.String()}, []*lb.Frontend{row})
+		}
+	}
+	return rest, refused
+}
+
+type rowsRefused struct{ keys []lb.Key }
+
+func (e *rowsRefused) Error() string {
+	return fmt.Sprintf("fake: reset without %v: %v", e.keys, ErrInjected)
+}
+func (e *rowsRefused) RefusedRows() []lb.Key { return e.keys }
+
 func (f *Faulty) lose(err error) {
 	if x, ok := f.target.(interface{ Lose(signal bool) }); ok && errors.Is(err, plane.ErrStateLost) {
 		x.Lose(false)
 	}
 }
 
-// Reset resets the target, or a random part of it and fails.
+// Reset resets the target, or a random part of it and fails. Keys that are refused are left out, and named by
+// the error as engine.RowsRefused wants it.
 func (f *Faulty) Reset(ctx context.Context, want *lb.Table) error {
 	err := f.verdict()
 	if err == nil {
-		return f.target.Reset(ctx, want)
+		rest, refused := f.without(want)
+		if err := f.target.Reset(ctx, rest); err != nil || len(refused) == 0 {
+			return err
+		}
+		return &rowsRefused{refused}
 	}
 	if x, ok := f.target.(interface {
 		ResetPartly(*lb.Table, func(lb.Key) bool) error

@@ -35,7 +35,7 @@ func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 		}
 		if err != nil {
 			p.rules.pods = podsBefore
-			return errors.Join(err, bad)
+			return err
 		}
 		p.st = c.st
 		return bad
@@ -209,10 +209,11 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table) (*state, error) {
 	if snap.ours {
 		p.adoptIDs(snap, want, st)
 	}
-	var bad []error
+	bad := &refusedRows{}
 	for f := range want.All() {
 		if err := c.row(f.Key, f); err != nil {
-			bad = append(bad, fmt.Errorf("nftables %s: %w", p.fam, err))
+			bad.keys = append(bad.keys, f.Key)
+			bad.err = errors.Join(bad.err, fmt.Errorf("nftables %s: %w", p.fam, err))
 		}
 	}
 	slots, members := adoptedSlots(snap, st)
@@ -229,8 +230,21 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table) (*state, error) {
 		st.shapes[s.shape()] = true
 		c.countBackends(nil, s.source.Backends)
 	}
-	return st, errors.Join(bad...)
+	if bad.err == nil {
+		return st, nil
+	}
+	return st, bad
 }
+
+// refusedRows is the error for rows that cannot be held; see engine.RowsRefused.
+type refusedRows struct {
+	keys []lb.Key
+	err  error
+}
+
+func (e *refusedRows) Error() string         { return e.err.Error() }
+func (e *refusedRows) Unwrap() error         { return e.err }
+func (e *refusedRows) RefusedRows() []lb.Key { return e.keys }
 
 // adoptIDs gives the sets of want the ids by which the kernel's rows already refer to them.
 func (p *Plane) adoptIDs(snap *snapshot, want *lb.Table, st *state) {
