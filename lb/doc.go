@@ -3,7 +3,8 @@
 // A [Frontend] is one row: a [Key] (address, port, protocol) and at most three [Route]s. The first route
 // whose From matches the packet's source decides; the last route matches anywhere. A route balances over a
 // [BackendSet], rejects, or drops. Planes translate rows into kernel state and decide nothing; the package
-// policy writes the rows.
+// policy writes the rows. Rows of UDP and SCTP also say what serves though no route of theirs goes there, for
+// those who must know which flows may go on ([Frontend.Serving]).
 //
 //	192.0.2.7:80/tcp shop/web:http loadbalancer
 //	  pods     balance shop/web:http/tcp/cluster

@@ -61,16 +61,18 @@ var actionNames = [...]string{Balance: "balance", Reject: "reject", Drop: "drop"
 // String returns the action's name in lower case.
 func (a Action) String() string { return name(actionNames[:], int(a), "Action") }
 
-// Scope tells the two backend sets of a service port apart.
+// Scope tells the backend sets of a service port apart.
 type Scope uint8
 
-// The two scopes: all of the cluster's backends, or only those on this node (SV-20).
+// The scopes. Routes balance over all of the cluster's backends, or only over those on this node (SV-20);
+// flows that exist may stay with all that serves (see [Frontend.Serving]).
 const (
 	Cluster Scope = iota + 1
 	Local
+	Serving
 )
 
-var scopeNames = [...]string{Cluster: "cluster", Local: "local"}
+var scopeNames = [...]string{Cluster: "cluster", Local: "local", Serving: "serving"}
 
 // String returns the scope's name in lower case.
 func (s Scope) String() string { return name(scopeNames[:], int(s), "Scope") }
@@ -98,6 +100,11 @@ type Frontend struct {
 	// Sources are the only sources that may use the row, sorted and without overlaps; others are dropped
 	// whatever the routes say (SV-61). Empty means everybody.
 	Sources []netip.Prefix
+	// Serving is all that serves the service port now, whatever traffic policy and topology say and whoever
+	// drains beside whom: flows that exist may stay there (DP-50). It is nil where the routes reach all of
+	// that, and in rows of TCP, whose flows nobody forgets (DP-53). Its backends say nothing of Local and
+	// Draining. Planes that leave flows to the kernel ignore it.
+	Serving *BackendSet
 }
 
 // Route is what happens to a new connection from one kind of source.
@@ -142,7 +149,26 @@ type Backend struct {
 	Draining bool
 }
 
-// Set returns the set of the given scope that f balances over, or nil.
+// Serves reports whether the backend at a serves the row's service port, so that a flow which a route once
+// sent there may stay (DP-50). It says nothing of where a new one may go.
+func (f *Frontend) Serves(a netip.AddrPort) bool {
+	if f.Serving != nil {
+		return f.Serving.has(a)
+	}
+	for _, r := range f.Routes {
+		if r.To != nil && r.To.has(a) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *BackendSet) has(a netip.AddrPort) bool {
+	_, ok := slices.BinarySearchFunc(s.Backends, a, func(b Backend, a netip.AddrPort) int { return b.Addr.Compare(a) })
+	return ok
+}
+
+// Set returns the set of the given scope, Cluster or Local, that f balances over, or nil.
 func (f *Frontend) Set(scope Scope) *BackendSet {
 	for _, r := range f.Routes {
 		if r.To != nil && r.To.ID.Scope == scope {
@@ -167,7 +193,7 @@ func (f *Frontend) Equal(o *Frontend) bool {
 	}
 	return f != nil && o != nil && f.Key == o.Key && f.Service == o.Service && f.Kind == o.Kind &&
 		f.Affinity == o.Affinity && slices.Equal(f.Sources, o.Sources) &&
-		slices.EqualFunc(f.Routes, o.Routes, Route.Equal)
+		slices.EqualFunc(f.Routes, o.Routes, Route.Equal) && f.Serving.Equal(o.Serving)
 }
 
 // Equal reports whether two routes do the same.

@@ -45,6 +45,7 @@ type parsedRow struct {
 	line    int
 	front   *Frontend
 	targets []SetID // of each route; the zero SetID if it has none
+	serving SetID   // zero if the row names none
 	created int64
 	losesTo string
 }
@@ -173,6 +174,9 @@ func parseAffinity(s string) (time.Duration, error) {
 }
 
 func (p *parser) parseRoute(words []string) error {
+	if words[0] == scopeNames[Serving] {
+		return p.parseServing(words[1:])
+	}
 	from, err := parseName[From](fromNames[:], "source", words[0])
 	if err != nil {
 		return err
@@ -196,6 +200,9 @@ func (p *parser) parseRoute(words []string) error {
 		if target, err = parseSetID(rest[0]); err != nil {
 			return err
 		}
+		if target.Scope == Serving {
+			return fmt.Errorf("balance: no route goes to a set of scope %s", target.Scope)
+		}
 		if rest = rest[1:]; len(rest) > 0 && rest[0] == "masquerade" {
 			route.Masq, rest = true, rest[1:]
 		}
@@ -206,6 +213,24 @@ func (p *parser) parseRoute(words []string) error {
 	f.Routes = append(f.Routes, route)
 	p.row.targets = append(p.row.targets, target)
 	return nil
+}
+
+// parseServing reads what follows "serving" in a row.
+func (p *parser) parseServing(words []string) error {
+	switch proto := p.row.front.Key.Proto; {
+	case proto == TCP:
+		return fmt.Errorf("serving: not for %s", proto)
+	case p.row.serving != SetID{}:
+		return fmt.Errorf("serving: a second time")
+	case len(words) != 1:
+		return fmt.Errorf("serving: want a set")
+	}
+	id, err := parseSetID(words[0])
+	if err == nil && id.Scope != Serving {
+		err = fmt.Errorf("serving: %s is of another scope", id)
+	}
+	p.row.serving = id
+	return err
 }
 
 func (p *parser) parseSet(words []string) error {
@@ -238,6 +263,9 @@ func (p *parser) parseBackend(words []string) error {
 	}
 	if len(rest) > 0 {
 		return fmt.Errorf("backend %s: unknown word %s", addr, rest[0])
+	}
+	if p.set.ID.Scope == Serving && (be.Local || be.Draining) {
+		return fmt.Errorf("backend %s: a set of scope %s tells addresses only", addr, Serving)
 	}
 	p.set.Backends = append(p.set.Backends, be)
 	return nil
@@ -296,7 +324,7 @@ func (s *BackendSet) canonicalize() error {
 	return nil
 }
 
-// finish gives the routes of r their sets.
+// finish gives the row of r its sets.
 func (p *parser) finish(r *parsedRow, used map[SetID]bool) error {
 	routes := r.front.Routes
 	if len(routes) == 0 || routes[len(routes)-1].From != Anywhere {
@@ -312,6 +340,13 @@ func (p *parser) finish(r *parsedRow, used map[SetID]bool) error {
 		}
 		used[id] = true
 	}
+	if r.serving == (SetID{}) {
+		return nil
+	}
+	if r.front.Serving = p.sets[r.serving]; r.front.Serving == nil {
+		return fmt.Errorf("there is no set %s", r.serving)
+	}
+	used[r.serving] = true
 	return nil
 }
 

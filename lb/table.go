@@ -308,6 +308,9 @@ func setsOf(fronts []*Frontend) *setIndex {
 				x.add(r.To)
 			}
 		}
+		if f.Serving != nil {
+			x.add(f.Serving)
+		}
 	}
 	return x
 }
@@ -339,15 +342,23 @@ func (x *setIndex) get(id SetID) *BackendSet {
 	return nil
 }
 
+// same returns the set in the index that equals s, or s.
+func (x *setIndex) same(s *BackendSet) *BackendSet {
+	if s == nil {
+		return nil
+	}
+	if have := x.get(s.ID); have != nil && have.Equal(s) {
+		return have
+	}
+	return s
+}
+
 // withSets returns f, or a copy of it that points to those of the sets that equal its own.
 func withSets(f *Frontend, sets *setIndex) *Frontend {
 	copied := false
 	for i, r := range f.Routes {
-		if r.To == nil {
-			continue
-		}
-		have := sets.get(r.To.ID)
-		if have == nil || have == r.To || !have.Equal(r.To) {
+		have := sets.same(r.To)
+		if have == r.To {
 			continue
 		}
 		if !copied {
@@ -356,6 +367,13 @@ func withSets(f *Frontend, sets *setIndex) *Frontend {
 			f, copied = &g, true
 		}
 		f.Routes[i].To = have
+	}
+	if have := sets.same(f.Serving); have != f.Serving {
+		if !copied {
+			g := *f
+			f = &g
+		}
+		f.Serving = have
 	}
 	return f
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"kube-proxy/lb"
@@ -151,6 +152,76 @@ func TestReplaceKeepsEqualValues(t *testing.T) {
 		}
 		if after[ports].Routes[1].To != before[0].Set(lb.Cluster) {
 			t.Errorf("ports=%d: a set that did not change is a new value", ports)
+		}
+	}
+}
+
+// DP-50: what serves is part of a row, and stays the same value where it is equal, as other sets do. Rows of
+// one service port share it.
+func TestReplaceServing(t *testing.T) {
+	parse := func(routed string, serving ...string) []*lb.Frontend {
+		text := "set ns/m:a/udp/cluster\n  " + routed + "\n"
+		tail := ""
+		if len(serving) > 0 {
+			text += "set ns/m:a/udp/serving\n  " + strings.Join(serving, "\n  ") + "\n"
+			tail = "  serving ns/m:a/udp/serving\n"
+		}
+		for _, key := range []string{"10.96.0.1:53", "192.0.2.1:53"} {
+			text += key + "/udp ns/m:a externalip\n  anywhere balance ns/m:a/udp/cluster\n" + tail
+		}
+		return mustParse(t, text).Sorted()
+	}
+	var table lb.Table
+	table.Replace(oldest, parse("10.0.0.1:53"))
+	replace := func(wantChanges int, fronts []*lb.Frontend) (before, after []*lb.Frontend) {
+		t.Helper()
+		before = table.Sorted()
+		changes, _ := table.Replace(oldest, fronts)
+		if after = table.Sorted(); len(changes) != wantChanges || after[0].Serving != after[1].Serving {
+			t.Fatalf("%d changes, want %d:\n%s", len(changes), wantChanges, &table)
+		}
+		return before, after
+	}
+	before, after := replace(2, parse("10.0.0.1:53", "10.0.0.1:53", "10.0.0.2:53"))
+	if before[0].Set(lb.Cluster) != after[0].Set(lb.Cluster) {
+		t.Error("the set of the routes is a new value, though only what serves changed")
+	}
+	replace(0, parse("10.0.0.1:53", "10.0.0.1:53", "10.0.0.2:53"))
+	before, after = replace(2, parse("10.0.0.2:53", "10.0.0.1:53", "10.0.0.2:53"))
+	if before[0].Serving != after[0].Serving {
+		t.Error("what serves is a new value, though only the routes changed")
+	}
+	replace(2, parse("10.0.0.2:53", "10.0.0.2:53", "10.0.0.3:53"))
+	replace(2, parse("10.0.0.2:53"))
+}
+
+// DP-50: flows may stay where the row says, and where its routes go if it says nothing.
+func TestServes(t *testing.T) {
+	const text = `10.96.0.1:53/udp ns/m:a externalip
+  host     balance ns/m:a/udp/cluster
+  anywhere balance ns/m:a/udp/local
+10.96.0.2:53/udp ns/m:a externalip
+  anywhere drop
+  serving  ns/m:a/udp/serving
+10.96.0.3:53/udp ns/m:a externalip
+  anywhere reject
+set ns/m:a/udp/cluster
+  10.0.0.1:53
+set ns/m:a/udp/local
+  10.0.0.2:53
+set ns/m:a/udp/serving
+  10.0.0.1:53
+  10.0.0.3:53
+`
+	for i, want := range []string{"10.0.0.1:53 10.0.0.2:53 ", "10.0.0.1:53 10.0.0.3:53 ", ""} {
+		f, got := mustParse(t, text).Sorted()[i], ""
+		for _, a := range []string{"10.0.0.1:53", "10.0.0.2:53", "10.0.0.3:53", "10.0.0.1:54"} {
+			if f.Serves(netip.MustParseAddrPort(a)) {
+				got += a + " "
+			}
+		}
+		if got != want {
+			t.Errorf("%s serve %s, want %s", got, f, want)
 		}
 	}
 }

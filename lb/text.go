@@ -17,12 +17,18 @@ import (
 //	  anywhere drop
 //	192.0.2.7:80/tcp blog/web:http loadbalancer created 1763719200 loses to shop/web
 //	  anywhere reject
+//	10.96.0.10:53/udp shop/dns clusterip
+//	  anywhere drop
+//	  serving  shop/dns/udp/serving
+//	set shop/dns/udp/serving
+//	  10.1.2.15:53
 //	set shop/web:http/tcp/cluster
 //	  10.1.1.11:8080 local
 //	  10.1.2.14:8080 draining
 //
 // A claim that lost its key stands below the row in force and names the winner. "created" is
-// [Owner].Created; it is left out where it is 0, and so is all else that says nothing. [ParseTable] reads
+// [Owner].Created; it is left out where it is 0, and so is all else that says nothing. After the routes
+// "serving" names the set of what serves though no route may reach it ([Frontend.Serving]). [ParseTable] reads
 // the text back, provided that each row's Service begins with the name of its owner and each set's ID
 // stands for one list of backends, as they do in tables that package policy fills.
 func (t *Table) String() string {
@@ -97,7 +103,7 @@ func writeHeader(b *strings.Builder, f *Frontend) {
 	}
 }
 
-// writeRoutes writes the routes of f and notes their sets.
+// writeRoutes writes the routes of f and what serves, and notes the sets.
 func writeRoutes(b *strings.Builder, f *Frontend, sets map[SetID]*BackendSet) {
 	for _, r := range f.Routes {
 		fmt.Fprintf(b, "  %-8s %s", r.From, r.Do)
@@ -109,6 +115,10 @@ func writeRoutes(b *strings.Builder, f *Frontend, sets map[SetID]*BackendSet) {
 			b.WriteString(" masquerade")
 		}
 		b.WriteByte('\n')
+	}
+	if f.Serving != nil {
+		b.WriteString("  serving  " + f.Serving.ID.String() + "\n")
+		sets[f.Serving.ID] = f.Serving
 	}
 }
 

@@ -25,7 +25,11 @@ nodeport:30080/tcp shop/web:http nodeport
 192.0.2.7:80/tcp blog/web externalip created 1763719200 loses to shop/web
   anywhere reject
 192.0.2.7:53/udp shop/web:dns loadbalancer
-  anywhere reject
+  anywhere drop
+  serving  shop/web:dns/udp/serving
+set shop/web:dns/udp/serving
+  10.1.2.14:5353
+  10.1.2.15:5353
 set shop/web:http/tcp/cluster
   10.1.1.11:8080 local
   10.1.2.14:8080 draining
@@ -39,7 +43,7 @@ func TestTableText(t *testing.T) {
 	rows := strings.SplitAfter(shopTable, "\n")
 	i := slices.Index(rows, "192.0.2.7:53/udp shop/web:dns loadbalancer\n")
 	j := slices.Index(rows, "192.0.2.7:80/tcp shop/web:http loadbalancer affinity 10800s sources 10.0.0.0/8,192.0.2.7/32\n")
-	want := strings.Join(slices.Concat(rows[:j], rows[i:i+2], rows[j:i], rows[i+2:]), "")
+	want := strings.Join(slices.Concat(rows[:j], rows[i:i+3], rows[j:i], rows[i+3:]), "")
 
 	table := mustParse(t, shopTable)
 	if got := table.String(); got != want {
@@ -57,6 +61,10 @@ func TestTableText(t *testing.T) {
 	}
 	if row.Set(lb.Cluster) != table.Get(mustKey(t, "10.96.0.7:80/tcp")).Set(lb.Cluster) {
 		t.Error("rows of one service do not share their set")
+	}
+	dns := table.Get(mustKey(t, "192.0.2.7:53/udp"))
+	if s := dns.Serving; s == nil || len(s.Backends) != 2 || dns.Set(lb.Serving) != nil || row.Serving != nil {
+		t.Errorf("wrong row:\n%s", dns)
 	}
 }
 
@@ -111,6 +119,14 @@ func TestParseTableErrors(t *testing.T) {
 		{"bad backend", set + "  10.0.0.2\n", "line 3: backend"},
 		{"backend with unknown word", set + "  10.0.0.2:80 lokal\n", "unknown word lokal"},
 		{"indented first line", "  10.0.0.2:80", "must follow a row or a set"},
+		{"serving of TCP", "10.0.0.1:80/tcp a/b clusterip\n  anywhere drop\n  serving a/b/tcp/serving\n", "line 3: serving: not for tcp"},
+		{"serving without set", "10.0.0.1:80/udp a/b clusterip\n  anywhere drop\n  serving\n", "line 3: serving: want a set"},
+		{"serving twice", "10.0.0.1:80/udp a/b clusterip\n  anywhere drop\n  serving a/b/udp/serving\n  serving a/b/udp/serving\n", "line 4: serving: a second time"},
+		{"serving of another scope", "10.0.0.1:80/udp a/b clusterip\n  anywhere drop\n  serving a/b/udp/local\n", "is of another scope"},
+		{"serving of a bad set", "10.0.0.1:80/udp a/b clusterip\n  anywhere drop\n  serving a/b\n", "want SERVICE/PROTOCOL/SCOPE"},
+		{"unknown serving set", "10.0.0.1:80/udp a/b clusterip\n  anywhere drop\n  serving a/b/udp/serving\n", "there is no set a/b/udp/serving"},
+		{"balance over what serves", "10.0.0.1:80/udp a/b clusterip\n  anywhere balance a/b/udp/serving\nset a/b/udp/serving\n  10.0.0.2:80\n", "line 2: balance: no route goes to"},
+		{"serving set with marks", "set a/b/udp/serving\n  10.0.0.2:80 draining\n", "line 2: backend 10.0.0.2:80: a set of scope serving tells addresses only"},
 		{"affinity too long", "10.0.0.1:80/tcp a/b clusterip affinity 86401s", "whole seconds from 1s to 86400s"},
 		{"affinity of half a second", "10.0.0.1:80/tcp a/b clusterip affinity 1500ms", "whole seconds"},
 		{"affinity without value", "10.0.0.1:80/tcp a/b clusterip affinity", "affinity needs a value"},
@@ -202,9 +218,15 @@ func randomWish(rng *rand.Rand) (lb.Owner, []*lb.Frontend) {
 	var fronts []*lb.Frontend
 	for port := range rng.IntN(4) {
 		service := fmt.Sprintf("%s:p%d", o.Name, port)
-		cluster, local := randomSet(rng, service, lb.Cluster), randomSet(rng, service, lb.Local)
+		proto := []lb.Proto{lb.TCP, lb.UDP}[rng.IntN(2)]
+		cluster, local := randomSet(rng, service, proto, lb.Cluster), randomSet(rng, service, proto, lb.Local)
+		serving := randomSet(rng, service, proto, lb.Serving)
 		for range rng.IntN(4) {
-			fronts = append(fronts, randomRow(rng, service, cluster, local))
+			f := randomRow(rng, service, cluster, local)
+			if proto == lb.UDP && rng.IntN(2) == 0 {
+				f.Serving = serving
+			}
+			fronts = append(fronts, f)
 		}
 	}
 	return o, fronts
@@ -212,7 +234,7 @@ func randomWish(rng *rand.Rand) (lb.Owner, []*lb.Frontend) {
 
 func randomRow(rng *rand.Rand, service string, cluster, local *lb.BackendSet) *lb.Frontend {
 	f := &lb.Frontend{
-		Key:      lb.Key{Addr: randomAddr(rng, 3), Port: uint16(80 + rng.IntN(2)), Proto: lb.TCP},
+		Key:      lb.Key{Addr: randomAddr(rng, 3), Port: uint16(80 + rng.IntN(2)), Proto: cluster.ID.Proto},
 		Service:  service,
 		Kind:     lb.Kind(1 + rng.IntN(3)),
 		Affinity: time.Duration(rng.IntN(2)*10800) * time.Second,
@@ -238,12 +260,16 @@ func randomRow(rng *rand.Rand, service string, cluster, local *lb.BackendSet) *l
 	return f
 }
 
-func randomSet(rng *rand.Rand, service string, scope lb.Scope) *lb.BackendSet {
-	s := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP, Scope: scope}}
+func randomSet(rng *rand.Rand, service string, proto lb.Proto, scope lb.Scope) *lb.BackendSet {
+	s := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: proto, Scope: scope}}
 	for i := range 1 + rng.IntN(3) {
 		if i == 0 || rng.IntN(2) == 0 {
 			addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 8080)
-			s.Backends = append(s.Backends, lb.Backend{Addr: addr, Local: rng.IntN(2) == 0, Draining: rng.IntN(4) == 0})
+			b := lb.Backend{Addr: addr}
+			if scope != lb.Serving {
+				b.Local, b.Draining = rng.IntN(2) == 0, rng.IntN(4) == 0
+			}
+			s.Backends = append(s.Backends, b)
 		}
 	}
 	return s
