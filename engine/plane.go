@@ -32,9 +32,9 @@ type NodeSetter interface {
 type Auditor interface {
 	// Drift has a value when somebody else may have changed our objects.
 	Drift() <-chan struct{}
-	// Audit compares the kernel with what was applied and mends what differs. With full it reads
-	// everything; otherwise it looks at what the notifications since the last call named. It returns the
-	// number of objects mended. An error that wraps plane.ErrStateLost asks for a Reset.
+	// Audit compares the kernel with what was applied and mends what differs. With full it looks for what
+	// was not noticed, a part of it in each call where all would take long; otherwise it looks at what the
+	// notifications since the last call named. It returns the number of objects mended. An error that wraps plane.ErrStateLost asks for a Reset.
 	Audit(ctx context.Context, full bool) (mended int, err error)
 }
 

@@ -148,25 +148,25 @@ func newFamilies(cfg *config.Config, store *cluster.Store, log *slog.Logger) ([]
 }
 
 func newFamily(cfg *config.Config, store *cluster.Store, fam lb.Family, log *slog.Logger) (*family, error) {
-	log = log.With("family", fam.String())
-	p, err := nftables.New(nftables.Config{Family: fam, MasqueradeBit: &cfg.NFTables.MasqueradeBit, Log: log})
+	labelled := log.With("family", fam.String()) // the engine adds the label itself
+	p, err := nftables.New(nftables.Config{Family: fam, MasqueradeBit: &cfg.NFTables.MasqueradeBit})
 	if err != nil {
 		return nil, err
 	}
 	f := &family{plane: p}
 	var observers []engine.Observer
-	f.conntrack, err = conntrack.New(conntrack.Config{Family: fam, Log: log})
+	f.conntrack, err = conntrack.New(conntrack.Config{Family: fam, Log: labelled})
 	if err != nil {
-		log.Warn("stale UDP flows are not cleaned up", "error", err)
+		labelled.Warn("stale UDP flows are not cleaned up", "error", err)
 	} else {
 		observers = append(observers, f.conntrack)
 	}
 	f.engine = engine.New(engine.Config{
 		Family: fam, Plane: p, Store: store, Settings: settings(cfg), Observers: observers,
-		MinSyncPeriod: cfg.NFTables.MinSyncPeriod, Log: log,
+		MinSyncPeriod: cfg.NFTables.MinSyncPeriod, AuditPeriod: cfg.NFTables.SyncPeriod, Log: log,
 		Written: func(w engine.Write) {
 			if w.Err == nil {
-				log.Log(context.Background(), levelWrite, "wrote", "verb", w.Verb, "changes", w.Changes, "took", w.Took)
+				labelled.Log(context.Background(), levelWrite, "wrote", "verb", w.Verb, "changes", w.Changes, "took", w.Took)
 			}
 		},
 	})

@@ -11,9 +11,10 @@ import (
 // Drift has a value when somebody else changed our table.
 func (p *Plane) Drift() <-chan struct{} { return p.mon.signal }
 
-// Audit mends what others did to our table: with full everything is compared, else what the kernel's
-// notifications named. It returns the number of objects that differed. It returns an error that wraps
-// plane.ErrStateLost where the table or one of its sets is gone or no longer as we make it.
+// Audit mends what others did to our table. With full it looks for what was not noticed: everything is compared,
+// of a large table another part in each call. Otherwise it looks at what the kernel's notifications named. It
+// returns the number of objects that differed, and an error that wraps plane.ErrStateLost where the table or one
+// of its sets is gone or no longer as we make it.
 func (p *Plane) Audit(_ context.Context, full bool) (int, error) {
 	if p.st == nil {
 		return 0, fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
@@ -37,20 +38,20 @@ func (p *Plane) Audit(_ context.Context, full bool) (int, error) {
 	return mended + n, err
 }
 
-// auditFull removes what nothing uses any more, and then compares everything; or where there are very many
-// backends, everything else and some of them.
+// auditFull removes what nothing uses any more, and then compares everything; or where that would take long,
+// everything that is small, and a part of the rest.
 func (p *Plane) auditFull() (int, error) {
 	if err := p.tidy(); err != nil {
 		return 0, err
 	}
-	backends := 0
+	elements := 4 * len(p.st.rows)
 	for _, s := range p.st.sets {
-		backends += len(s.slots)
+		elements += 1 + len(s.slots)
 	}
-	if backends <= p.bigMap {
+	if elements <= p.window {
 		return p.auditAll(allSets)
 	}
-	mended, err := p.auditAll(exceptBackends)
+	mended, err := p.auditAll(alwaysRead)
 	if err != nil {
 		return mended, err
 	}
@@ -60,7 +61,7 @@ func (p *Plane) auditFull() (int, error) {
 		err = p.commit(c.batch)
 	}
 	if err != nil {
-		return mended, fmt.Errorf("nftables %s: compare backends: %w", p.fam, err)
+		return mended, fmt.Errorf("nftables %s: compare elements: %w", p.fam, err)
 	}
 	return mended + n, nil
 }

@@ -216,7 +216,7 @@ func TestBigMap(t *testing.T) {
 		reset(t, p, tab)
 		want := dump(t, p)
 		q := newPlane(t, w.fam)
-		p.bigMap, q.bigMap = 100, 100
+		p.bigMap, q.bigMap, p.window = 100, 100, 100
 		reset(t, q, tab)
 		if n := q.Stats().Batches; n != 0 {
 			t.Errorf("a restart sent %d batches", n)

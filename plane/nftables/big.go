@@ -111,38 +111,62 @@ func (q *query) request() []byte {
 	return e.b
 }
 
-// auditWindow is how many backends one full audit compares where there are too many to compare all.
-const auditWindow = 20_000
+// auditWindow is how many elements of the large maps one full audit compares, so that it holds up the writing of
+// changes for some 20 ms at most.
+const auditWindow = 6_000
 
-// auditSome compares the backends of some sets, others each time, and stages what differs.
+// cycle is what is left of one look at all elements of the large maps.
+type cycle struct {
+	rows []lb.Key
+	sets []lb.SetID
+}
+
+func (y *cycle) begin(st *state) {
+	y.rows, y.sets = slices.Collect(maps.Keys(st.rows)), slices.Collect(maps.Keys(st.sets))
+}
+
+// auditSome asks for some elements that shall be there, others each time, and stages what is missing or
+// differs. What is there and shall not be, in a large map, only the monitor and a Reset find.
 func (p *Plane) auditSome(c *change) (int, error) {
-	ids := make(map[uint32]*set, len(p.st.sets))
-	for _, s := range p.st.sets {
-		if s.members == nil {
-			ids[s.id] = s
+	if len(p.cycle.rows) == 0 && len(p.cycle.sets) == 0 {
+		p.cycle.begin(p.st)
+	}
+	var is, want [setCount]slab
+	var queries [setCount]query
+	for i := range setCount {
+		d := &p.rules.sets[i]
+		is[i].n, want[i].n = d.recordLen(), d.recordLen()
+		queries[i] = query{p: p, set: i, found: func(el []byte) { is[i].b = d.record(is[i].b, el) }}
+	}
+	asked := 0
+	ask := func(i setIndex, rec []byte) {
+		d := &p.rules.sets[i]
+		if alwaysRead(d) {
+			return
+		}
+		asked++
+		want[i].b = append(want[i].b, rec...)
+		queries[i].ask(slices.Clone(rec[:d.keyLen()]))
+	}
+	for y := &p.cycle; asked < auditWindow && len(y.rows) > 0; y.rows = y.rows[1:] {
+		if r, ok := p.st.rows[y.rows[0]]; ok {
+			rowRecords(r, ask)
+			if r.front.Kind == lb.ClusterIP {
+				ask(sClusterIPs, appendAddr(nil, r.front.Key.Addr))
+			}
 		}
 	}
-	sorted := slices.Sorted(maps.Keys(ids))
-	first, _ := slices.BinarySearch(sorted, p.audited+1)
-	n := p.rules.sets[sBackends].recordLen()
-	is, want := slab{n: n}, slab{n: n}
-	q := query{p: p, set: sBackends, found: func(el []byte) { is.b = p.rules.sets[sBackends].record(is.b, el) }}
-	for _, id := range sorted[first:] {
-		s := ids[id]
-		for i := range s.slots {
-			s.slot(i, nil, func(_ setIndex, rec []byte) { want.b = append(want.b, rec...) })
-			q.ask(appendNum(appendNum(nil, id), uint32(i)))
-		}
-		p.audited = id
-		if want.Len() >= auditWindow {
-			break
+	for y := &p.cycle; asked < auditWindow && len(y.sets) > 0; y.sets = y.sets[1:] {
+		if s, ok := p.st.sets[y.sets[0]]; ok {
+			s.records(ask)
 		}
 	}
-	if len(sorted) == 0 || p.audited == sorted[len(sorted)-1] {
-		p.audited = 0
+	n := 0
+	for i := range setCount {
+		if err := queries[i].finish(); err != nil {
+			return n, err
+		}
+		n += c.mendSet(i, is[i], want[i])
 	}
-	if err := q.finish(); err != nil {
-		return 0, err
-	}
-	return c.mendSet(sBackends, is, want), nil
+	return n, nil
 }

@@ -3,7 +3,6 @@ package nftables
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 
 	"golang.org/x/sys/unix"
 
@@ -17,8 +16,6 @@ type Config struct {
 	Family lb.Family
 	// MasqueradeBit is the bit of the packet mark, 0 to 31, that asks for masquerading. Nil means 14 (G3).
 	MasqueradeBit *int
-	// Log receives what the plane notices by itself: foreign changes. Nil means slog.Default().
-	Log *slog.Logger
 }
 
 // Plane holds one family's table in the kernel. Its methods must be called by one goroutine at a time;
@@ -26,14 +23,14 @@ type Config struct {
 type Plane struct {
 	family
 	rules *ruleset
-	log   *slog.Logger
 	sock  *socket
 	mon   *monitor
 	st    *state // nil before the first Reset, and when it is not known what the kernel holds
 	stats Stats
 
-	bigMap  int    // how many elements are too many to dump; a constant but for tests
-	audited uint32 // the last set id that auditSome compared
+	// How many elements are too many to dump, and to audit at once; constants but for tests.
+	bigMap, window int
+	cycle          cycle
 }
 
 // Stats count what the plane has sent.
@@ -56,11 +53,8 @@ func New(cfg Config) (*Plane, error) {
 	if bit < 0 || bit > 31 {
 		return nil, fmt.Errorf("nftables: masquerade bit %d: want 0 to 31", bit)
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.Default()
-	}
 	f := familyOf(cfg.Family)
-	p := &Plane{family: f, rules: &ruleset{family: f, sets: schema(f), mark: 1 << bit}, log: cfg.Log, bigMap: bigMap}
+	p := &Plane{family: f, rules: &ruleset{family: f, sets: schema(f), mark: 1 << bit}, bigMap: bigMap, window: auditWindow}
 	var err error
 	if p.sock, err = openSocket(); err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)

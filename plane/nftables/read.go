@@ -237,8 +237,10 @@ func sameHook(a, b *hook) bool {
 // allSets are the sets whose elements are ours: all but those that packets fill.
 func allSets(d *setDef) bool { return !d.dynamic() }
 
-// exceptBackends are all but the one that grows the most.
-func exceptBackends(d *setDef) bool { return allSets(d) && d.name != "backends" }
+// alwaysRead are those that each audit reads: they grow slowly, if at all.
+func alwaysRead(d *setDef) bool {
+	return smallSets(d) || d.name == "source-ranges" || d.name == "hairpin"
+}
 
 // smallSets are those that do not grow with the cluster.
 func smallSets(d *setDef) bool { return d.verdict || d.intervals() }
