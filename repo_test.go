@@ -46,9 +46,6 @@ const imports = `
 	cluster, policy, lb, source/convert, source/manifests < internal/scenario;
 	cluster, policy, lb, source/convert, source/manifests, internal/netlab, internal/scenario < plane/planetest;
 
-	# internal/pin keeps modules in go.mod until their users are written.
-	NONE < internal/pin;
-
 	ALL < cmd/kube-proxy, internal/demo, bench;
 	NONE < .;
 `
@@ -58,9 +55,9 @@ const imports = `
 // side is free to all but the pure packages.
 const modules = `
 	# Only these know the types of Kubernetes.
-	k8s.io, sigs.k8s.io < config, source/kube, source/manifests, source/convert, internal/pin;
-	github.com/spf13 < config, cmd/kube-proxy, internal/pin;
-	github.com/google/nftables < plane/nftables, internal/pin;
+	k8s.io, sigs.k8s.io < config, source/kube, source/manifests, source/convert;
+	github.com/spf13 < config, cmd/kube-proxy;
+	github.com/google/nftables < plane/nftables;
 `
 
 // pure packages import the standard library and each other alone, so that others may use them anywhere.
@@ -96,8 +93,6 @@ func TestImports(t *testing.T) {
 			ours, ok := strings.CutPrefix(imp, module+"/")
 			switch {
 			case ok && f.test: // tests bring together what the program keeps apart
-			case ok && ours == "internal/pin":
-				t.Errorf("%s imports %s, which nobody may", f.path, ours)
 			case ok && !slices.Contains(allowed, ours) && !slices.Contains(allowed, "ALL"):
 				t.Errorf("%s: package %s may not import %s", f.path, f.dir, ours)
 			}
