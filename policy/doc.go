@@ -4,7 +4,7 @@
 //
 // One service port goes this way through the package:
 //
-//	endpoints.go  the slices' entries for the port, one for each address and port   SV-31…SV-33, SV-36, SV-37
+//	endpoints.go  the slices' entries for the port, one for each address and port   SV-31…SV-33, SV-36, SV-37, DP-50
 //	topology.go   which of the ready ones are meant for this node                   SV-38
 //	routes.go     traffic policy × endpoints × detector → routes                    SV-50…SV-59, SV-67
 //	sources.go    who may use a load-balancer address                               SV-15, SV-16

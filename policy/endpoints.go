@@ -13,6 +13,7 @@ import (
 type sets struct {
 	service        string // "ns/name:port"
 	cluster, local *lb.BackendSet
+	serving        *lb.BackendSet // all that serves; nil for TCP, whose flows nobody forgets (DP-53)
 }
 
 // sets builds the sets that the service's traffic policies need (SV-20).
@@ -27,6 +28,9 @@ func (r *resolver) sets(p *cluster.ServicePort) sets {
 	if r.svc.InternalPolicy == cluster.PolicyLocal || r.svc.ExternalPolicy == cluster.PolicyLocal {
 		out.local = newSet(out.service, p, lb.Local, localBackends(all))
 	}
+	if p.Protocol != cluster.TCP {
+		out.serving = newSet(out.service, p, lb.Serving, servingBackends(all))
+	}
 	return out
 }
 
@@ -40,14 +44,19 @@ func newSet(service string, p *cluster.ServicePort, scope lb.Scope, backends []l
 
 // candidate is what all slices together say of one address and port that may serve.
 type candidate struct {
-	addr  netip.AddrPort
-	local bool // one of its entries says that it runs on this node (SV-32)
-	ready bool // one of its entries is ready; else one is terminating and still serves
-	hints hints
+	addr     netip.AddrPort
+	local    bool // one of its usable entries says that it runs on this node (SV-32)
+	ready    bool // one of its entries is ready
+	draining bool // one is terminating and still serves
+	hints    hints
 }
 
-// candidates appends to buf the usable endpoints of the port, sorted by address and port. An entry is usable
-// if it is ready, or terminating and still serving; others have no effect. Entries for the same address and
+// usable reports whether new connections may go to the candidate. Else it only keeps the flows that it has.
+func (c *candidate) usable() bool { return c.ready || c.draining }
+
+// candidates appends to buf the endpoints of the port that serve, sorted by address and port. An entry is
+// usable if it is ready, or terminating and still serving. One that serves but is neither, which the API does
+// not foresee, says no more than that (DP-50); others have no effect. Entries for the same address and
 // port are merged, whatever slices they stand in (SV-32): one that says "on this node" or "ready" is
 // believed, and hints of the ready ones add up.
 func (r *resolver) candidates(buf []candidate, p *cluster.ServicePort) []candidate {
@@ -71,12 +80,15 @@ func (r *resolver) appendSlice(buf []candidate, sl *cluster.Slice, port uint16) 
 	facts := &r.view.Node
 	for i := range sl.Endpoints {
 		e := &sl.Endpoints[i]
-		if !e.Ready && !(e.Serving && e.Terminating) || !isFamily(e.Addr, r.settings.Family) {
+		if !e.Ready && !e.Serving || !isFamily(e.Addr, r.settings.Family) {
 			continue
 		}
-		c := candidate{addr: netip.AddrPortFrom(e.Addr, port), local: e.OnNode(facts.NodeName), ready: e.Ready}
+		c := candidate{addr: netip.AddrPortFrom(e.Addr, port), ready: e.Ready, draining: e.Serving && e.Terminating}
 		if e.Ready {
 			c.hints = hintsOf(e, facts)
+		}
+		if c.usable() {
+			c.local = e.OnNode(facts.NodeName)
 		}
 		buf = append(buf, c)
 	}
@@ -91,6 +103,7 @@ func mergeCopies(sorted []candidate) []candidate {
 			last := &out[n-1]
 			last.local = last.local || c.local
 			last.ready = last.ready || c.ready
+			last.draining = last.draining || c.draining
 			last.hints |= c.hints
 			continue
 		}
@@ -105,7 +118,7 @@ func clusterBackends(all []candidate) []lb.Backend {
 	want := chooseHints(all)
 	out := backends(all, func(c *candidate) bool { return c.ready && c.hints&want == want })
 	if out == nil {
-		out = backends(all, func(c *candidate) bool { return !c.ready })
+		out = backends(all, func(c *candidate) bool { return c.draining })
 	}
 	return out
 }
@@ -115,7 +128,20 @@ func clusterBackends(all []candidate) []lb.Backend {
 func localBackends(all []candidate) []lb.Backend {
 	out := backends(all, func(c *candidate) bool { return c.local && c.ready })
 	if out == nil {
-		out = backends(all, func(c *candidate) bool { return c.local && !c.ready })
+		out = backends(all, func(c *candidate) bool { return c.local && c.draining })
+	}
+	return out
+}
+
+// servingBackends are all candidates: flows may stay with any of them, whatever traffic policy and topology
+// say and although others are ready (DP-50).
+func servingBackends(all []candidate) []lb.Backend {
+	if len(all) == 0 {
+		return nil
+	}
+	out := make([]lb.Backend, len(all))
+	for i := range all {
+		out[i].Addr = all[i].addr
 	}
 	return out
 }

@@ -88,9 +88,15 @@ func checkPromises(t *testing.T, rows []*lb.Frontend, s policy.Settings) {
 				fail("set %s is two values", r.To.ID)
 			}
 			sets[r.To.ID] = r.To
+			if r.To.ID.Scope != lb.Cluster && r.To.ID.Scope != lb.Local {
+				fail("a route to set %s", r.To.ID)
+			}
 			if r.To.ID.Service != f.Service || r.To.ID.Proto != f.Key.Proto || len(r.To.Backends) == 0 {
 				fail("set %s", r.To.ID)
 			}
+		}
+		if problem := checkServing(f, sets); problem != "" {
+			fail("%s", problem)
 		}
 	}
 	for id, set := range sets {
@@ -103,6 +109,36 @@ func checkPromises(t *testing.T, rows []*lb.Frontend, s policy.Settings) {
 			}
 		}
 	}
+}
+
+// checkServing checks what DP-50 promises of a row: all that its routes reach serves, and more, or the row
+// need not say it.
+func checkServing(f *lb.Frontend, sets map[lb.SetID]*lb.BackendSet) string {
+	s := f.Serving
+	if s == nil {
+		return ""
+	}
+	if was := sets[s.ID]; was != nil && was != s {
+		return "what serves is two values"
+	}
+	sets[s.ID] = s
+	if want := (lb.SetID{Service: f.Service, Proto: f.Key.Proto, Scope: lb.Serving}); s.ID != want || f.Key.Proto == lb.TCP || len(s.Backends) == 0 {
+		return "what serves is the set " + s.ID.String()
+	}
+	routed := *f
+	routed.Serving = nil
+	for _, r := range f.Routes {
+		if r.To != nil && slices.ContainsFunc(r.To.Backends, func(b lb.Backend) bool { return !f.Serves(b.Addr) }) {
+			return "a route goes where nobody serves"
+		}
+	}
+	if !slices.ContainsFunc(s.Backends, func(b lb.Backend) bool { return !routed.Serves(b.Addr) }) {
+		return "what serves says nothing that the routes do not"
+	}
+	if slices.ContainsFunc(s.Backends, func(b lb.Backend) bool { return b.Local || b.Draining }) {
+		return "what serves says more than addresses"
+	}
+	return ""
 }
 
 func checkNode(t *testing.T, n lb.Node, s policy.Settings) {

@@ -77,11 +77,10 @@ func (r *resolver) port(p *cluster.ServicePort) {
 	row := lb.Frontend{Service: sets.service, Affinity: affinity(r.svc)}
 	internal, external := r.internal(sets), r.external(sets)
 
-	row.Kind, row.Routes = lb.ClusterIP, internal
+	row.Kind, row.Routes, row.Serving = lb.ClusterIP, internal, beside(internal, sets.serving)
 	r.add(row, r.vip, p.Port, p.Protocol)
 
-	row.Routes = external
-	row.Kind = lb.LoadBalancer
+	row.Kind, row.Routes, row.Serving = lb.LoadBalancer, external, beside(external, sets.serving)
 	for _, a := range r.svc.LoadBalancerIPs {
 		if isFamily(a, r.settings.Family) {
 			row.Sources = r.sourcesOf(a)

@@ -59,6 +59,20 @@ func (r *resolver) external(s sets) []lb.Route {
 	return append(routes, balance(lb.Anywhere, s.local, false))
 }
 
+// beside returns what serves, or nil if the routes reach all of it, so that a row need not say it (DP-50).
+func beside(routes []lb.Route, serving *lb.BackendSet) *lb.BackendSet {
+	if serving == nil {
+		return nil
+	}
+	row := lb.Frontend{Routes: routes}
+	for _, b := range serving.Backends {
+		if !row.Serves(b.Addr) {
+			return serving
+		}
+	}
+	return nil
+}
+
 func balance(from lb.From, to *lb.BackendSet, masq bool) lb.Route {
 	return lb.Route{From: from, Do: lb.Balance, Masq: masq, To: to}
 }

@@ -94,6 +94,7 @@ func (w world) row(k lb.Key, kind lb.Kind, p cluster.ServicePort) *lb.Frontend {
 		f.Affinity = time.Duration(w.Service.AffinitySeconds) * time.Second
 		f.Affinity = max(0, min(f.Affinity, 24*time.Hour))
 	}
+	f.Serving = w.serving(p, f.Routes)
 	if kind == lb.LoadBalancer { // SV-15: only VIPs
 		f.Sources = w.sources(k.Addr)
 	}
@@ -156,6 +157,34 @@ func (w world) serviceName(p cluster.ServicePort) string { // SV-12
 	return name
 }
 
+// serving is DP-50: where flows may stay, unless that is where the routes go anyway. TCP has no say (DP-53).
+func (w world) serving(p cluster.ServicePort, routes []lb.Route) *lb.BackendSet {
+	if p.Protocol == cluster.TCP {
+		return nil
+	}
+	all := map[netip.AddrPort]lb.Backend{}
+	w.each(p, func(at netip.AddrPort, e cluster.Endpoint) {
+		if e.Ready || e.Serving {
+			all[at] = lb.Backend{Addr: at}
+		}
+	})
+	reached := map[netip.AddrPort]bool{}
+	for _, r := range routes {
+		if r.Do == lb.Balance {
+			for _, b := range r.To.Backends {
+				reached[b.Addr] = true
+			}
+		}
+	}
+	if len(reached) == len(all) { // it is never more
+		return nil
+	}
+	return &lb.BackendSet{
+		ID:       lb.SetID{Service: w.serviceName(p), Proto: lb.Proto(p.Protocol), Scope: lb.Serving},
+		Backends: slices.SortedFunc(maps.Values(all), func(a, b lb.Backend) int { return a.Addr.Compare(b.Addr) }),
+	}
+}
+
 // endpoint is what the slices say of one address and port.
 type endpoint struct {
 	local, ready, draining bool
@@ -165,6 +194,14 @@ type endpoint struct {
 // endpoints gathers the endpoints of a port from all slices.
 func (w world) endpoints(p cluster.ServicePort) map[netip.AddrPort]endpoint {
 	out := map[netip.AddrPort]endpoint{}
+	w.each(p, func(at netip.AddrPort, e cluster.Endpoint) { out[at] = w.merge(out[at], e) })
+	// What is neither ready nor terminating and serving is not there.
+	maps.DeleteFunc(out, func(_ netip.AddrPort, e endpoint) bool { return !e.ready && !e.draining })
+	return out
+}
+
+// each visits all that the slices say of a port.
+func (w world) each(p cluster.ServicePort, visit func(netip.AddrPort, cluster.Endpoint)) {
 	for _, sl := range w.Slices {
 		for _, sp := range sl.Ports {
 			if sp.Name != p.Name || sp.Protocol != p.Protocol || sp.Port == 0 { // SV-22, SV-31
@@ -174,14 +211,10 @@ func (w world) endpoints(p cluster.ServicePort) map[netip.AddrPort]endpoint {
 				if sl.IPv6 != (w.Family == lb.IPv6) || !w.inFamily(e.Addr) { // SV-34
 					continue
 				}
-				at := netip.AddrPortFrom(e.Addr, sp.Port)
-				out[at] = w.merge(out[at], e)
+				visit(netip.AddrPortFrom(e.Addr, sp.Port), e)
 			}
 		}
 	}
-	// What is neither ready nor terminating and serving is not there.
-	maps.DeleteFunc(out, func(_ netip.AddrPort, e endpoint) bool { return !e.ready && !e.draining })
-	return out
 }
 
 // merge takes one entry of a slice in (SV-32). Entries that cannot serve say nothing.
