@@ -239,7 +239,7 @@ func share(before, fronts []*Frontend) []*Frontend {
 		if was := old.get(f.Key); was.Equal(f) {
 			f = was
 		} else {
-			f = withSets(f, sets)
+			f = withSets(f, &sets)
 		}
 		out.add(f)
 	}
@@ -300,8 +300,8 @@ type setIndex struct {
 	byID map[SetID]*BackendSet // nil while the list is short
 }
 
-func setsOf(fronts []*Frontend) *setIndex {
-	x := &setIndex{}
+func setsOf(fronts []*Frontend) setIndex {
+	var x setIndex
 	for _, f := range fronts {
 		for _, r := range f.Routes {
 			if r.To != nil {

@@ -75,11 +75,15 @@ func (r *resolver) port(p *cluster.ServicePort) {
 	}
 	sets := r.sets(p)
 	row := lb.Frontend{Service: sets.service, Affinity: affinity(r.svc)}
-	internal, external := r.internal(sets), r.external(sets)
-
+	internal := r.internal(sets)
 	row.Kind, row.Routes, row.Serving = lb.ClusterIP, internal, beside(internal, sets.serving)
 	r.add(row, r.vip, p.Port, p.Protocol)
 
+	nodePort := p.NodePort != 0 && r.takesNodePorts()
+	if !nodePort && len(r.svc.LoadBalancerIPs)+len(r.svc.ExternalIPs) == 0 {
+		return
+	}
+	external := r.external(sets)
 	row.Kind, row.Routes, row.Serving = lb.LoadBalancer, external, beside(external, sets.serving)
 	for _, a := range r.svc.LoadBalancerIPs {
 		if isFamily(a, r.settings.Family) {
@@ -93,7 +97,7 @@ func (r *resolver) port(p *cluster.ServicePort) {
 			r.add(row, a, p.Port, p.Protocol)
 		}
 	}
-	if p.NodePort != 0 && r.takesNodePorts() {
+	if nodePort {
 		row.Kind = lb.NodePort
 		r.add(row, netip.Addr{}, p.NodePort, p.Protocol)
 	}
