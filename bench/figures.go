@@ -80,21 +80,13 @@ func (f figures) sizes(pkg, name, after string) []int {
 	return sizes
 }
 
+// least is the smallest value. Of work that only computes it is the truest: whatever else the machine does can only add to it.
+// There must be one.
+func least(values []float64) float64 { return slices.Min(values) }
+
 // median is the middle value, of an even number the mean of the two in the middle. There must be one.
 func median(values []float64) float64 {
 	s := slices.Sorted(slices.Values(values))
 	n := len(s)
 	return (s[(n-1)/2] + s[n/2]) / 2
 }
-
-// each combines the values of two measurements round by round; rounds that one of them lacks are left out.
-func each(a, b []float64, f func(a, b float64) float64) []float64 {
-	var out []float64
-	for i := range min(len(a), len(b)) {
-		out = append(out, f(a[i], b[i]))
-	}
-	return out
-}
-
-func sum(a, b float64) float64   { return a + b }
-func ratio(a, b float64) float64 { return a / b }

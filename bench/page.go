@@ -67,9 +67,9 @@ func (p page) markdown() string {
 Written by ` + "`make bench ARGS='-out docs/performance.md'`" + `; do not edit it by hand.
 
 Every service has 10 endpoints. The figures of upstream are those of its v1.36.3 in nftables mode, measured on such a machine with
-a minSyncPeriod of 10 ms; they are here for scale and are not measured again. A figure of ours is the median of all rounds, of a
-distribution its p50 and p99. Growth compares two sizes within one round. The clock counts what else the machine does, too: mind
-the load average.
+a minSyncPeriod of 10 ms; they are here for scale and are not measured again. Growth compares two sizes of the same run. The first two works are the
+fastest of their rounds, because other work on the machine can only slow them down; the others are what a distribution's p50 and
+p99 say. The clock counts what else the machine does, too: mind the load average.
 
 `)
 	fmt.Fprintf(&b, "%s\n\n%s\n\n", p.machine, p.judgement())

@@ -54,42 +54,40 @@ func rows(f figures) []row {
 // mostGrowth is by how much one change may cost more among the most services than among the fewest.
 const mostGrowth = 1.5
 
-// growthRow compares the first and the last size, round by round.
-func growthRow(work string, sizes []int, values func(size int) []float64) []row {
+// growthRow compares the first and the last size.
+func growthRow(work string, sizes []int, value func(size int) float64) []row {
 	if len(sizes) < 2 {
 		return nil
 	}
 	first, last := sizes[0], sizes[len(sizes)-1]
-	grown := median(each(values(last), values(first), ratio))
-	return []row{newRow(work, number(last)+" against "+number(first), "–", "", limit{"", mostGrowth, "×", grown})}
+	return []row{newRow(work, number(last)+" against "+number(first), "–", "", limit{"", mostGrowth, "×", value(last) / value(first)})}
 }
 
 // pureRows adds up the halves of the way to the kernel. Both benchmarks replace the row in the table, so that is counted twice.
 func pureRows(f figures) (all []row) {
 	const work = "one endpoint changes: policy, table, rendering"
-	both := func(size int, unit string) []float64 {
+	both := func(size int, unit string) float64 {
 		name := fmt.Sprintf("/services=%d", size)
-		return each(f.get(inPolicy, "EndpointChange"+name, unit), f.get(inNftables, "EndpointRender"+name, unit), sum)
+		return least(f.get(inPolicy, "EndpointChange"+name, unit)) + least(f.get(inNftables, "EndpointRender"+name, unit))
 	}
 	sizes := f.sizes(inPolicy, "EndpointChange", "")
 	for _, n := range sizes {
-		all = append(all, newRow(work, number(n), "–", "",
-			limit{"", 20, "µs", median(both(n, "ns/op")) / 1000}, limit{"", 4, "KB", median(both(n, "B/op")) / 1000}))
+		all = append(all, newRow(work, number(n), "–", "", limit{"", 20, "µs", both(n, "ns/op") / 1000}, limit{"", 4, "KB", both(n, "B/op") / 1000}))
 	}
-	return append(all, growthRow(work, sizes, func(size int) []float64 { return both(size, "ns/op") })...)
+	return append(all, growthRow(work, sizes, func(size int) float64 { return both(size, "ns/op") })...)
 }
 
 func kernelRows(f figures) (all []row) {
 	const work = "the same into the kernel, one netlink transaction"
 	upstream := map[int]string{1000: "17 ms", 10_000: "79 ms", 100_000: "145 ms with 20,000"}
-	values := func(size int) []float64 {
-		return f.get(inNftables, fmt.Sprintf("EndpointIntoKernel/services=%d", size), "ns/op")
+	value := func(size int) float64 {
+		return least(f.get(inNftables, fmt.Sprintf("EndpointIntoKernel/services=%d", size), "ns/op"))
 	}
 	sizes := f.sizes(inNftables, "EndpointIntoKernel", "")
 	for _, n := range sizes {
-		all = append(all, newRow(work, number(n), scale(upstream, n), "", limit{"", 25, "ms", median(values(n)) / 1e6}))
+		all = append(all, newRow(work, number(n), scale(upstream, n), "", limit{"", 25, "ms", value(n) / 1e6}))
 	}
-	return append(all, growthRow(work, sizes, values)...)
+	return append(all, growthRow(work, sizes, value)...)
 }
 
 func changeRows(f figures) []row {
@@ -179,8 +177,7 @@ func amount(v float64, unit string) string {
 		v, unit = v*1000, "µs"
 	}
 	decimals := 0
-	switch {
-	case v < 10:
+	if v < 10 {
 		decimals = 1
 	}
 	if v < 1 || unit == "s" || unit == "×" {
