@@ -28,6 +28,18 @@ func row(key, service string, scope lb.Scope, backends ...string) *lb.Frontend {
 	return f
 }
 
+// serving makes f a row whose flows may stay with the backends, though no route may go there.
+func serving(f *lb.Frontend, backends ...string) *lb.Frontend {
+	f.Serving = row(f.Key.String(), f.Service, lb.Serving, backends...).Routes[0].To
+	return f
+}
+
+// dropping makes f a row that drops.
+func dropping(f *lb.Frontend) *lb.Frontend {
+	f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}
+	return f
+}
+
 func set(f *lb.Frontend) lb.Change { return lb.Change{Key: f.Key, New: f} }
 
 func remove(key string) lb.Change { return lb.Change{Key: row(key, "", 0).Key} }
@@ -112,20 +124,46 @@ func TestStale(t *testing.T) {
 				fresh: [][2]string{{"192.0.2.1:30053/udp", podC}, {"192.0.2.1:30053/udp", podA}},
 			},
 		}, {
-			name: "DP-50 traffic policy does not count: what any row of the service port may reach serves",
-			before: []lb.Change{set(row(vip, service, lb.Cluster, podA, podB)),
-				set(row(nodePort, service, lb.Cluster, podA, podB))},
-			then: []lb.Change{set(row(nodePort, service, lb.Local, podA))},
+			name:   "DP-50 traffic policy, topology and draining do not count: flows stay with all that serves",
+			before: []lb.Change{set(row(nodePort, service, lb.Cluster, podA, podB, podC))},
+			then:   []lb.Change{set(serving(row(nodePort, service, lb.Local, podA), podA, podB))},
 			want: verdicts{
 				stale: [][2]string{{"192.0.2.1:30053/udp", podC}},
-				fresh: [][2]string{{"192.0.2.1:30053/udp", podB}, {vip, podB}},
+				fresh: [][2]string{{"192.0.2.1:30053/udp", podA}, {"192.0.2.1:30053/udp", podB}},
 			},
 		}, {
-			name: "and when such a backend leaves, flows to it go from all rows of the service port",
+			name:   "DP-50 also where no route of the row goes anywhere, and after a restart (PN-04)",
+			before: nil,
+			then:   []lb.Change{set(serving(dropping(row(vip, service, lb.Local)), podB))},
+			want:   verdicts{stale: [][2]string{{vip, podA}}, fresh: [][2]string{{vip, podB}, {vip, "10.96.0.10:53"}}},
+		}, {
+			name:   "DP-50 when what drained beside others stops serving, its flows go",
+			before: []lb.Change{set(serving(row(vip, service, lb.Cluster, podB), podA, podB))},
+			then:   []lb.Change{set(row(vip, service, lb.Cluster, podB))},
+			want:   verdicts{stale: [][2]string{{vip, podA}}, fresh: [][2]string{{vip, podB}}},
+		}, {
+			name:   "DP-50 and so where others go on draining",
+			before: []lb.Change{set(serving(row(vip, service, lb.Cluster, podB), podA, podB, podC))},
+			then:   []lb.Change{set(serving(row(vip, service, lb.Cluster, podB), podB, podC))},
+			want:   verdicts{stale: [][2]string{{vip, podA}}, fresh: [][2]string{{vip, podB}, {vip, podC}}},
+		}, {
+			name:   "DP-51 a local backend comes where all was dropped though others served",
+			before: []lb.Change{set(serving(dropping(row(vip, service, lb.Local)), podB))},
+			then:   []lb.Change{set(serving(row(vip, service, lb.Local, podA), podA, podB))},
+			want:   verdicts{stale: [][2]string{{vip, "10.96.0.10:53"}, {vip, podC}}, fresh: [][2]string{{vip, podA}, {vip, podB}}},
+		}, {
+			name: "when a backend leaves, flows to it go from all rows of the service port",
 			before: []lb.Change{set(row(vip, service, lb.Cluster, podA, podB)),
-				set(row(nodePort, service, lb.Local, podA))},
-			then: []lb.Change{set(row(vip, service, lb.Cluster, podA))},
+				set(serving(row(nodePort, service, lb.Local, podA), podA, podB))},
+			then: []lb.Change{set(row(vip, service, lb.Cluster, podA)), set(row(nodePort, service, lb.Local, podA))},
 			want: verdicts{stale: [][2]string{{"192.0.2.1:30053/udp", podB}, {vip, podB}}, fresh: [][2]string{{"192.0.2.1:30053/udp", podA}}},
+		}, {
+			name: "PN-04 a key that somebody found in the kernel and took out, without a row ever here",
+			then: []lb.Change{remove(vip), remove(nodePort)},
+			want: verdicts{
+				stale: [][2]string{{vip, podA}, {"192.0.2.1:30053/udp", podA}},
+				fresh: [][2]string{{"10.96.0.11:53/udp", podA}, {"192.0.2.99:30053/udp", podA}},
+			},
 		}, {
 			name:   "the key goes over to another service",
 			before: []lb.Change{set(row(vip, service, lb.Cluster, podA)), set(row(nodePort, service, lb.Cluster, podA))},
@@ -134,7 +172,7 @@ func TestStale(t *testing.T) {
 		}, {
 			name: "and to one with the same backends: what only the first service could reach is lost",
 			before: []lb.Change{set(row(vip, service, lb.Cluster, podA, podB)),
-				set(row(nodePort, service, lb.Local, podA))},
+				set(serving(row(nodePort, service, lb.Local, podA), podA, podB))},
 			then: []lb.Change{set(row(nodePort, "other/dns:dns", lb.Local, podA))},
 			want: verdicts{stale: [][2]string{{"192.0.2.1:30053/udp", podB}}, fresh: [][2]string{{"192.0.2.1:30053/udp", podA}}},
 		}, {
@@ -191,8 +229,11 @@ func TestUnsuspicious(t *testing.T) {
 		"the same row":              set(row(vip, service, lb.Cluster, podA)),
 		"the scope of the set":      set(row(vip, service, lb.Local, podA)),
 		"affinity":                  set(affine),
-		"DP-53 a TCP row":           set(row("10.96.0.10:53/tcp", service, lb.Cluster, podB)),
-		"DP-53 a TCP row goes":      remove("10.96.0.10:53/tcp"),
+		"DP-50 it drains beside another that comes": set(serving(row(vip, service, lb.Cluster, podB), podA, podB)),
+		"DP-50 policy Local, and nobody is local":   set(serving(dropping(row(vip, service, lb.Local)), podA)),
+		"one serves that no route may reach":        set(serving(row(vip, service, lb.Cluster, podA), podA, podB)),
+		"DP-53 a TCP row":                           set(row("10.96.0.10:53/tcp", service, lb.Cluster, podB)),
+		"DP-53 a TCP row goes":                      remove("10.96.0.10:53/tcp"),
 	} {
 		x := newIndex()
 		x.apply(set(row(vip, service, lb.Cluster, podA)))
@@ -214,8 +255,8 @@ func TestIndexBounds(t *testing.T) {
 	x.apply(remove(vip))
 	x.apply(remove("nodeport:30053/udp"))
 	x.take(map[netip.Addr]struct{}{})
-	if len(x.rows)+len(x.ports)+len(x.suspect) != 0 {
-		t.Errorf("after all went: rows %v, ports %v, suspect %v", x.rows, x.ports, x.suspect)
+	if len(x.rows)+len(x.suspect) != 0 {
+		t.Errorf("after all went: rows %v, suspect %v", x.rows, x.suspect)
 	}
 }
 

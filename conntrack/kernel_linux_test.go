@@ -294,6 +294,44 @@ func TestBackendLeaves(t *testing.T) {
 	}
 }
 
+// DP-50: the flow to a backend that drains beside a ready one stays, although new flows go to the ready one
+// alone; when it stops serving the flow moves.
+func TestBackendDrains(t *testing.T) {
+	client, node := network(t)
+	node.answer(t, "10.1.0.1:5353", "A")
+	node.answer(t, "10.1.0.2:5353", "B")
+	node.nft(t, "ip", "ipv4_addr", "10.96.0.10 . udp . 53 : 10.1.0.1 . 5353")
+	flow := client.talk(t, "10.96.0.10:53")
+	expectAnswer(t, flow, "A")
+	c := node.cleaner(t, lb.IPv4)
+	c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podA, podB))})
+	settle(t, c, 1)
+
+	// A drains. Another row leads to a pass, which shows that one was made and left the flow alone.
+	node.nft(t, "ip", "ipv4_addr", "10.96.0.10 . udp . 53 : 10.1.0.2 . 5353")
+	c.Applied([]lb.Change{set(serving(row(vip, service, lb.Cluster, podB), podA, podB)), set(row("10.96.0.11:53/udp", "other/x:x", lb.Cluster, podA))})
+	settle(t, c, 2)
+	later := client.talk(t, "10.96.0.10:53")
+	expectAnswer(t, later, "B")
+	expectAnswer(t, flow, "A")
+
+	// So does a restart of the proxy, for which all rows are new.
+	again := node.cleaner(t, lb.IPv4)
+	again.Applied([]lb.Change{set(serving(row(vip, service, lb.Cluster, podB), podA, podB))})
+	settle(t, again, 1)
+	expectAnswer(t, flow, "A")
+	expectFlows(t, node, lb.IPv4, "udp 10.96.0.10:53 10.1.0.1:5353", "udp 10.96.0.10:53 10.1.0.2:5353")
+
+	c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB))})
+	settle(t, c, 3)
+	expectFlows(t, node, lb.IPv4, "udp 10.96.0.10:53 10.1.0.2:5353")
+	expectAnswer(t, flow, "B")
+	expectAnswer(t, later, "B")
+	if a, b := c.Stats(), again.Stats(); a.Deleted != 1 || b.Deleted != 0 {
+		t.Errorf("deleted %d and %d entries, want 1 and none", a.Deleted, b.Deleted)
+	}
+}
+
 // DP-51, PN-02, PN-08: no backend, then one; and the last one leaves.
 func TestZeroBackends(t *testing.T) {
 	client, node := network(t)
