@@ -1,0 +1,150 @@
+package nftables
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+)
+
+// upstreamTable has the objects that DP-21 names, in the layout of one verdict map keyed by service and a chain
+// for each service port and endpoint, for one service: 10.96.0.10:80, NodePort 30080.
+const upstreamTable = `
+table ip kube-proxy {
+	comment "rules for kube-proxy"
+	set cluster-ips { type ipv4_addr; comment "Active ClusterIPs"; elements = { 10.96.0.10 }; }
+	set nodeport-ips { type ipv4_addr; elements = { 172.18.0.2 }; }
+	set affinity-AAAA-shop/web/tcp/http__10.1.1.11/8080 { type ipv4_addr; flags dynamic,timeout; timeout 3h;; }
+	set hairpin-connections { type ipv4_addr . ipv4_addr; elements = { 10.1.1.11 . 10.1.1.11 }; }
+	map no-endpoint-services { type ipv4_addr . inet_proto . inet_service : verdict; }
+	map no-endpoint-nodeports { type inet_proto . inet_service : verdict; }
+	map firewall-ips { type ipv4_addr . inet_proto . inet_service : verdict; }
+	map service-ips { type ipv4_addr . inet_proto . inet_service : verdict
+		elements = { 10.96.0.10 . tcp . 80 : goto service-AAAA-shop/web/tcp/http }; }
+	map service-nodeports { type inet_proto . inet_service : verdict
+		elements = { tcp . 30080 : goto external-AAAA-shop/web/tcp/http }; }
+	chain reject-chain { reject; }
+	chain mark-for-masquerade { meta mark set meta mark or 0x4000; }
+	chain masquerading { meta mark & 0x4000 == 0 return; meta mark set meta mark ^ 0x4000; masquerade fully-random; }
+	chain endpoint-BBBB-shop/web/tcp/http__10.1.1.11/8080 { meta l4proto tcp dnat to 10.1.1.11:8080; }
+	chain endpoint-CCCC-shop/web/tcp/http__10.1.2.14/8080 { meta l4proto tcp dnat to 10.1.2.14:8080; }
+	chain service-AAAA-shop/web/tcp/http {
+		ip daddr 10.96.0.10 tcp dport 80 ip saddr != 10.1.0.0/16 jump mark-for-masquerade
+		numgen random mod 2 vmap { 0 : goto endpoint-BBBB-shop/web/tcp/http__10.1.1.11/8080, 1 : goto endpoint-CCCC-shop/web/tcp/http__10.1.2.14/8080 }
+	}
+	chain external-AAAA-shop/web/tcp/http { jump mark-for-masquerade; goto service-AAAA-shop/web/tcp/http; }
+	chain nodeport-endpoints-check { ip daddr @nodeport-ips meta l4proto . th dport vmap @no-endpoint-nodeports; }
+	chain service-endpoints-check { ip daddr . meta l4proto . th dport vmap @no-endpoint-services; }
+	chain firewall-check { ip daddr . meta l4proto . th dport vmap @firewall-ips; }
+	chain cluster-ips-check { ip daddr @cluster-ips reject; ip daddr 10.96.0.0/12 drop; }
+	chain services {
+		ip daddr . meta l4proto . th dport vmap @service-ips
+		ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports
+	}
+	chain filter-prerouting-pre-dnat { type filter hook prerouting priority -110; ct state new jump firewall-check; }
+	chain filter-output-pre-dnat { type filter hook output priority -110; ct state new jump firewall-check; }
+	chain filter-input { type filter hook input priority 0; ct state new jump nodeport-endpoints-check; ct state new jump service-endpoints-check; }
+	chain filter-forward { type filter hook forward priority 0; ct state new jump service-endpoints-check; ct state new jump cluster-ips-check; }
+	chain filter-output { type filter hook output priority 0; ct state new jump service-endpoints-check; ct state new jump cluster-ips-check; }
+	chain nat-prerouting { type nat hook prerouting priority -100; jump services; }
+	chain nat-output { type nat hook output priority -100; jump services; }
+	chain nat-postrouting { type nat hook postrouting priority 100; jump masquerading; ip saddr . ip daddr @hairpin-connections masquerade fully-random; }
+}
+`
+
+// A node changes from upstream's nftables mode to ours: established connections live on, and a loop of new ones
+// notices nothing (G4).
+func TestTakeOverUnderTraffic(t *testing.T) {
+	lab, err := netlab.New(netlab.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lab.Close()
+	for _, pod := range []string{"pod1", "pod4"} {
+		if _, err := lab.Listen(pod, netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := lab.Do("node1", func() error { runNFT(t, upstreamTable); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	vip, nodePort := netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("172.18.0.2:30080")
+	open := func(from string, to netip.AddrPort) *netlab.Conn {
+		c, err := lab.Open(from, netlab.TCP, to, netlab.DialOptions{})
+		if err != nil {
+			t.Fatalf("through upstream's table: %v", err)
+		}
+		return c
+	}
+	old := []*netlab.Conn{open("pod3", vip), open("pod3", vip), open("pod3", vip), open("client", nodePort), open("client", nodePort)}
+
+	stop, failures := make(chan struct{}), make(chan string, 2)
+	for from, to := range map[string]netip.AddrPort{"pod3": vip, "client": nodePort} {
+		go func() {
+			n := 0
+			for {
+				select {
+				case <-stop:
+					if n < 10 {
+						failures <- fmt.Sprintf("%s made only %d connections", from, n)
+					} else {
+						failures <- ""
+					}
+					return
+				default:
+				}
+				if _, err := lab.Dial(from, netlab.TCP, to, netlab.DialOptions{}); err != nil {
+					failures <- fmt.Sprintf("connection %d from %s: %v", n, from, err)
+					return
+				}
+				n++
+			}
+		}()
+	}
+	time.Sleep(50 * time.Millisecond)
+	var p *Plane
+	err = lab.Do("node1", func() error {
+		p = newPlane(t, lb.IPv4)
+		reset(t, p, shopTable())
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(50 * time.Millisecond)
+	close(stop)
+	for range 2 {
+		if f := <-failures; f != "" {
+			t.Error(f)
+		}
+	}
+	for i, c := range old {
+		if _, err := c.Exchange(); err != nil {
+			t.Errorf("connection %d, made through upstream's table: %v", i, err)
+		}
+	}
+	if s := p.Stats(); s.Batches != 1 {
+		t.Errorf("%d transactions, want 1", s.Batches)
+	}
+}
+
+// shopTable is in our words what upstreamTable says.
+func shopTable() *lb.Table {
+	set := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster}, Backends: []lb.Backend{
+		{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true}, {Addr: netip.MustParseAddrPort("10.1.2.14:8080")}}}
+	tab := &lb.Table{Node: lb.Node{
+		NodePorts:    []netip.Prefix{netip.MustParsePrefix("172.18.0.2/32")},
+		Pods:         lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}},
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
+	}}
+	tab.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{
+		{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.ClusterIP,
+			Routes: []lb.Route{{From: lb.Pods, Do: lb.Balance, To: set}, {From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}},
+		{Key: lb.Key{Port: 30080, Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.NodePort,
+			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}},
+	})
+	return tab
+}
