@@ -25,22 +25,29 @@ var (
 //	new      a new EndpointSlice and its Service, until that answers
 //
 // Times begin just before the write to the API server; write-p50-ms is how much of them its answer took.
-func BenchmarkAPIServer(b *testing.B) {
+func BenchmarkAPIServer(b *testing.B) { benchmarkSizes(b, false) }
+
+// BenchmarkStandIn is the same with an API server that is not a real one, and answers at once.
+func BenchmarkStandIn(b *testing.B) { benchmarkSizes(b, true) }
+
+func benchmarkSizes(b *testing.B, standIn bool) {
 	for size := range strings.SplitSeq(*sizes, ",") {
 		services, err := strconv.Atoi(size)
 		if err != nil {
 			b.Fatalf("-services=%s: %v", *sizes, err)
 		}
-		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) { benchmarkSize(b, services) })
+		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) {
+			benchmarkSize(b, Config{Services: services, Endpoints: *endpoints, Keep: *keep, StandIn: standIn})
+		})
 	}
 }
 
-func benchmarkSize(b *testing.B, services int) {
+func benchmarkSize(b *testing.B, config Config) {
 	begin := time.Now()
-	s, err := Open(b.Context(), Config{Services: services, Endpoints: *endpoints, Keep: *keep,
-		Logf: func(format string, args ...any) {
-			fmt.Fprintf(os.Stderr, "%6.1fs %s\n", time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
-		}})
+	config.Logf = func(format string, args ...any) {
+		fmt.Fprintf(os.Stderr, "%6.1fs %s\n", time.Since(begin).Seconds(), fmt.Sprintf(format, args...))
+	}
+	s, err := Open(b.Context(), config)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -17,6 +17,7 @@ type Config struct {
 	Endpoints int  // of each load service
 	Changes   int  // how many endpoint changes, and how many new services, are timed
 	Keep      bool // keep the filled etcd in bin/ and use it the next time
+	StandIn   bool // in place of etcd and the API server, an API server that is quickly filled with any number of services
 	Logf      func(format string, args ...any)
 }
 

@@ -4,7 +4,14 @@ import "testing"
 
 // A small measurement fills every field with something that can be true.
 func TestRun(t *testing.T) {
-	r, err := Run(t.Context(), Config{Services: 100, Endpoints: 2, Changes: 10, Logf: t.Logf})
+	t.Run("API server", func(t *testing.T) { testRun(t, Config{Services: 100, Endpoints: 2, Changes: 10, Logf: t.Logf}) })
+	t.Run("stand-in", func(t *testing.T) {
+		testRun(t, Config{Services: 100, Endpoints: 2, Changes: 10, Logf: t.Logf, StandIn: true})
+	})
+}
+
+func testRun(t *testing.T, config Config) {
+	r, err := Run(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
 	}

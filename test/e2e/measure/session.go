@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"kube-proxy/internal/netlab"
@@ -31,10 +32,12 @@ const slow = 100 * time.Millisecond
 type Session struct {
 	config  Config
 	bed     *testbed.Bed
+	standIn *standIn       // instead of the API server of the bed, or nil
 	proxy   *testbed.Proxy // nil before the first Start
 	probes  []netip.AddrPort
 	changed int // how many Changes
 	created int // how many Creates
+	placed  int // how many services the stand-in has
 }
 
 // Open starts a test bed with Config.Services services. It leaves nothing behind on error.
@@ -48,16 +51,22 @@ func Open(ctx context.Context, config Config) (*Session, error) {
 	s := &Session{config: config}
 	if err := s.prepare(ctx); err != nil {
 		err = fmt.Errorf("measure: prepare %d services: %w", config.Services, err)
-		if s.bed != nil {
-			err = errors.Join(err, s.bed.Close())
-		}
-		return nil, err
+		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
 
 // Close ends all processes and removes the test bed.
-func (s *Session) Close() error { return s.bed.Close() }
+func (s *Session) Close() error {
+	var errs []error
+	if s.standIn != nil {
+		errs = append(errs, s.standIn.close())
+	}
+	if s.bed != nil {
+		errs = append(errs, s.bed.Close())
+	}
+	return errors.Join(errs...)
+}
 
 func (s *Session) prepare(ctx context.Context) error {
 	root, err := controlplane.Root()
@@ -66,13 +75,19 @@ func (s *Session) prepare(ctx context.Context) error {
 	}
 	kept := filepath.Join(root, "bin", fmt.Sprintf("etcd-%dx%d", s.config.Services, s.config.Endpoints))
 	options := testbed.Options{Logf: s.config.Logf}
-	if _, err := os.Stat(kept); err == nil && s.config.Keep {
+	if _, err := os.Stat(kept); err == nil && s.config.Keep && !s.config.StandIn {
 		options.Snapshot = kept
 	}
 	if s.bed, err = testbed.New(ctx, options); err != nil {
 		return err
 	}
-	if options.Snapshot == "" {
+	switch {
+	case s.config.StandIn:
+		if err := s.fillStandIn(); err != nil {
+			return err
+		}
+		return s.buildProxy()
+	case options.Snapshot == "":
 		if err := s.fill(ctx, kept); err != nil {
 			return err
 		}
@@ -127,6 +142,76 @@ func (s *Session) fill(ctx context.Context, kept string) error {
 	return nil
 }
 
+// fillStandIn starts a stand-in with the same load. The API server of the bed stays unused.
+func (s *Session) fillStandIn() error {
+	netns, err := s.bed.Netns(netlab.Node1)
+	if err != nil {
+		return err
+	}
+	if s.standIn, err = newStandIn(netns); err != nil {
+		return err
+	}
+	host, _ := netlab.HostByName(netlab.Node1)
+	if err := s.standIn.put("nodes", controlplane.Node(netlab.Node1, host.V4, netlab.Node1Pods4.String())); err != nil {
+		return err
+	}
+	for i := range s.config.Services {
+		addrs := make([]netip.Addr, s.config.Endpoints)
+		for j := range addrs {
+			addrs[j] = controlplane.LoadAddr(i, j, s.config.Endpoints)
+		}
+		name := controlplane.LoadName(i)
+		if err := s.putStandIn(controlplane.Service(name, 80), controlplane.Slice(name, 8080, nil, addrs...)); err != nil {
+			return err
+		}
+		if at := i * probes / s.config.Services; (i+1)*probes/s.config.Services > at {
+			service := controlplane.Service(probeName(at), 80)
+			if err := s.putStandIn(service, podSlice(service.Name, "pod1")); err != nil {
+				return err
+			}
+			s.probes = append(s.probes, netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), 80))
+		}
+	}
+	s.config.Logf("the stand-in has %d services", s.placed)
+	return nil
+}
+
+// putStandIn creates a service with its slice at the stand-in.
+func (s *Session) putStandIn(service *corev1.Service, slice *discoveryv1.EndpointSlice) error {
+	s.placed++
+	s.standIn.place(service, s.placed)
+	if err := s.standIn.put("endpointslices", slice); err != nil {
+		return err
+	}
+	return s.standIn.put("services", service)
+}
+
+// startProxy starts the program against the API server or the stand-in.
+func (s *Session) startProxy() (*testbed.Proxy, error) {
+	if s.standIn == nil {
+		return s.bed.StartProxy()
+	}
+	kubeconfig, err := s.standIn.kubeconfig(s.bed.Dir)
+	if err != nil {
+		return nil, err
+	}
+	return s.bed.StartProxyWith(kubeconfig)
+}
+
+func (s *Session) update(ctx context.Context, slice *discoveryv1.EndpointSlice) error {
+	if s.standIn != nil {
+		return s.standIn.put("endpointslices", slice)
+	}
+	return s.bed.API.Update(ctx, slice)
+}
+
+func (s *Session) create(ctx context.Context, service *corev1.Service, slice *discoveryv1.EndpointSlice) error {
+	if s.standIn != nil {
+		return s.putStandIn(service, slice)
+	}
+	return s.bed.API.Create(ctx, service, slice)
+}
+
 // Clean stops the proxy, if one runs, and takes its rules out of the kernel.
 func (s *Session) Clean(ctx context.Context) error {
 	if s.proxy != nil {
@@ -142,7 +227,7 @@ func (s *Session) Clean(ctx context.Context) error {
 // probe was answered.
 func (s *Session) Start(ctx context.Context) (took time.Duration, err error) {
 	begin := time.Now()
-	if s.proxy, err = s.bed.StartProxy(); err != nil {
+	if s.proxy, err = s.startProxy(); err != nil {
 		return 0, err
 	}
 	for _, addr := range s.probes {
@@ -159,11 +244,11 @@ func (s *Session) Restart(ctx context.Context) (took time.Duration, err error) {
 	if err := s.proxy.StopInOrder(); err != nil {
 		return 0, err
 	}
-	if err := s.bed.API.Update(ctx, podSlice(probeName(0), "pod3")); err != nil {
+	if err := s.update(ctx, podSlice(probeName(0), "pod3")); err != nil {
 		return 0, err
 	}
 	begin := time.Now()
-	if s.proxy, err = s.bed.StartProxy(); err != nil {
+	if s.proxy, err = s.startProxy(); err != nil {
 		return 0, err
 	}
 	err = s.await(ctx, s.probes[0], "pod3")
@@ -189,7 +274,7 @@ func (s *Session) Change(ctx context.Context) (t Timing, err error) {
 	s.changed++
 	pod := fmt.Sprintf("pod%d", 1+s.changed%2)
 	t = Timing{What: fmt.Sprintf("change %d", s.changed), Begin: time.Now()}
-	if err := s.bed.API.Update(ctx, podSlice(probeName(probes/2), pod)); err != nil {
+	if err := s.update(ctx, podSlice(probeName(probes/2), pod)); err != nil {
 		return t, err
 	}
 	t.Write = time.Since(t.Begin)
@@ -203,7 +288,7 @@ func (s *Session) Create(ctx context.Context) (t Timing, err error) {
 	s.created++
 	service := controlplane.Service(fmt.Sprintf("new-%06d", s.created), 80)
 	t = Timing{What: "new service " + service.Name, Begin: time.Now()}
-	if err := s.bed.API.Create(ctx, service, podSlice(service.Name, "pod2")); err != nil {
+	if err := s.create(ctx, service, podSlice(service.Name, "pod2")); err != nil {
 		return t, err
 	}
 	t.Write = time.Since(t.Begin)
