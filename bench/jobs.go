@@ -72,20 +72,27 @@ func plan(o options) []job {
 	if !o.api {
 		return jobs
 	}
+	starts, changes := 5, 500
+	if o.quick {
+		starts, changes = 2, 50
+	}
 	for _, size := range o.sizes {
-		starts, changes := 5, 500
-		if size > 20_000 {
-			starts, changes = 3, 100
-		}
-		if o.quick {
-			starts, changes = 2, 50
-		}
-		args := []string{"-services", fmt.Sprint(size), "-keep"}
-		jobs = append(jobs,
-			job{dir: "test/e2e", pkg: inMeasure, pattern: "^BenchmarkAPIServer$/^services=/^start$", times: starts, rounds: 1, args: args},
-			job{dir: "test/e2e", pkg: inMeasure, pattern: "^BenchmarkAPIServer$/^services=/^(change|new)$", times: changes, rounds: 1, args: args})
+		jobs = append(jobs, apiJobs("APIServer", size, starts, changes)...)
+	}
+	if o.huge {
+		jobs = append(jobs, apiJobs("StandIn", 100_000, 3, 500)...)
 	}
 	return jobs
+}
+
+// apiJobs are two, because a start takes a hundred times as long as a change.
+func apiJobs(name string, services, starts, changes int) []job {
+	args := []string{"-services", fmt.Sprint(services), "-keep"}
+	pattern := "^Benchmark" + name + "$/^services=/"
+	return []job{
+		{dir: "test/e2e", pkg: inMeasure, pattern: pattern + "^start$", times: starts, rounds: 1, args: args},
+		{dir: "test/e2e", pkg: inMeasure, pattern: pattern + "^(change|new)$", times: changes, rounds: 1, args: args},
+	}
 }
 
 // measure runs all jobs and tells progress how far it is. What the jobs print beside benchmark lines goes there too.

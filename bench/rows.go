@@ -90,64 +90,82 @@ func kernelRows(f figures) (all []row) {
 	return append(all, growthRow(work, sizes, value)...)
 }
 
+// at is where an operation of the proxy with an API server was measured.
+type at struct {
+	figures
+	services int
+	prefix   string // of the benchmarks' names, up to the operation
+	where    string // for the table
+}
+
+// apiRows makes a row of each number of services at which an operation was measured, with a real API server and with a stand-in.
+func apiRows(f figures, operation string, make func(at) row) (all []row) {
+	for _, server := range []struct{ name, where string }{{"APIServer", ""}, {"StandIn", ", stand-in"}} {
+		for _, n := range f.sizes(inMeasure, server.name, "/"+operation) {
+			all = append(all, make(at{f, n, fmt.Sprintf("%s/services=%d/", server.name, n), number(n) + server.where}))
+		}
+	}
+	return all
+}
+
+// value is what an operation took; 0 if it was not measured.
+func (a at) value(operation, unit string) float64 {
+	if values := a.get(inMeasure, a.prefix+operation, unit); len(values) > 0 {
+		return median(values)
+	}
+	return 0
+}
+
+// limit judges a value that is in ms.
+func (a at) limit(name, operation, unit string, most float64) limit {
+	return limit{name, most, "ms", a.value(operation, unit)}
+}
+
+// writePart is how much of a time from an API write on the API server took, until it answered the writer.
+func (a at) writePart(operation string) string {
+	return fmt.Sprintf("of that the API server: p50 %s, p99 %s",
+		amount(a.value(operation, "write-p50-ms"), "ms"), amount(a.value(operation, "write-p99-ms"), "ms"))
+}
+
 func changeRows(f figures) []row {
 	upstream := map[int]string{5000: "p50 1.46 s", 10_000: "p50 3.98 s"}
-	return apiRows(f, "change", func(n int, get func(unit string) float64) row {
-		return newRow("API write → a connection reaches the changed endpoint", number(n), scale(upstream, n), writePart(get),
-			limit{"p50", 40, "ms", get("p50-ms")}, limit{"p99", 100, "ms", get("p99-ms")})
+	return apiRows(f, "change", func(a at) row {
+		return newRow("API write → a connection reaches the changed endpoint", a.where, scale(upstream, a.services), a.writePart("change"),
+			a.limit("p50", "change", "p50-ms", 40), a.limit("p99", "change", "p99-ms", 100))
 	})
 }
 
 func newServiceRows(f figures) []row {
 	upstream := map[int]string{5000: "p50 3.1 s", 10_000: "p50 8.1 s"}
-	return apiRows(f, "new", func(n int, get func(unit string) float64) row {
-		return newRow("API write of a new service and its slice → it answers", number(n), scale(upstream, n), writePart(get),
-			limit{"p50", 50, "ms", get("p50-ms")}, limit{"p99", 120, "ms", get("p99-ms")})
+	return apiRows(f, "new", func(a at) row {
+		return newRow("API write of a new service and its slice → it answers", a.where, scale(upstream, a.services), a.writePart("new"),
+			a.limit("p50", "new", "p50-ms", 50), a.limit("p99", "new", "p99-ms", 120))
 	})
-}
-
-// writePart is how much of a time from an API write on the API server took, until it answered the writer.
-func writePart(get func(unit string) float64) string {
-	return fmt.Sprintf("of that the API server: p50 %s, p99 %s", amount(get("write-p50-ms"), "ms"), amount(get("write-p99-ms"), "ms"))
 }
 
 func startRows(f figures) []row {
 	upstream := map[int]string{5000: "3.9 s", 10_000: "17 s", 100_000: "others: 16 min 44 s with 44,000"}
-	return apiRows(f, "start", func(n int, get func(unit string) float64) row {
-		return newRow("process start → the last service answers", number(n), scale(upstream, n),
-			fmt.Sprintf("longest %s; %s of CPU", amount(get("max-ms"), "ms"), amount(get("cpu-ms/op"), "ms")),
-			limit{"", bySize(n, 1500, 3000, 20_000), "ms", get("p50-ms")})
+	return apiRows(f, "start", func(a at) row {
+		more := fmt.Sprintf("longest %s; %s of CPU", amount(a.value("start", "max-ms"), "ms"), amount(a.value("start", "cpu-ms/op"), "ms"))
+		return newRow("process start → the last service answers", a.where, scale(upstream, a.services), more,
+			a.limit("", "start", "p50-ms", bySize(a.services, 1500, 3000, 20_000)))
 	})
 }
 
 func cpuRows(f figures) []row {
 	upstream := map[int]string{5000: "2.1 s", 10_000: "6.1 s"}
-	return apiRows(f, "change", func(n int, get func(unit string) float64) row {
-		return newRow("CPU per change", number(n), scale(upstream, n), "", limit{"", 5, "ms", get("cpu-ms/op")})
+	return apiRows(f, "change", func(a at) row {
+		return newRow("CPU per change", a.where, scale(upstream, a.services), "", a.limit("", "change", "cpu-ms/op", 5))
 	})
 }
 
 func memoryRows(f figures) []row {
 	upstream := map[int]string{5000: "285 MiB", 10_000: "505 MiB"}
-	return apiRows(f, "start", func(n int, get func(unit string) float64) row {
-		peak := get("peak-MiB")
-		for _, after := range []string{"change", "new"} { // the same process later
-			for _, v := range f.get(inMeasure, fmt.Sprintf("APIServer/services=%d/%s", n, after), "peak-MiB") {
-				peak = max(peak, v)
-			}
-		}
-		return newRow("peak memory, resident", number(n), scale(upstream, n), "", limit{"", bySize(n, 90, 130, 700), "MiB", peak})
+	return apiRows(f, "start", func(a at) row {
+		peak := max(a.value("start", "peak-MiB"), a.value("change", "peak-MiB"), a.value("new", "peak-MiB"))
+		return newRow("peak memory, resident", a.where, scale(upstream, a.services), "",
+			limit{"", bySize(a.services, 90, 130, 700), "MiB", peak})
 	})
-}
-
-// apiRows makes a row of each size at which an operation of BenchmarkAPIServer was measured.
-func apiRows(f figures, operation string, make func(n int, get func(unit string) float64) row) (all []row) {
-	for _, n := range f.sizes(inMeasure, "APIServer", "/"+operation) {
-		all = append(all, make(n, func(unit string) float64 {
-			return median(f.get(inMeasure, fmt.Sprintf("APIServer/services=%d/%s", n, operation), unit))
-		}))
-	}
-	return all
 }
 
 // bySize is the limit for n services; the issue gives it for 5,000, 10,000 and 100,000.

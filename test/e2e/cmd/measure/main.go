@@ -1,6 +1,6 @@
 // Command measure prints how fast kube-proxy follows a real API server, see package measure. Run it in test/e2e as root:
 //
-//	go run ./cmd/measure -services 5000 -endpoints 10 -changes 100 [-keep] [-json]
+//	go run ./cmd/measure -services 5000 -endpoints 10 -changes 100 [-keep] [-stand-in] [-json]
 //
 // Progress goes to standard error.
 package main
@@ -23,13 +23,14 @@ func main() {
 	endpoints := flag.Int("endpoints", 10, "endpoints of each load service")
 	changes := flag.Int("changes", 100, "how many changes and how many new services to time")
 	keep := flag.Bool("keep", false, "keep the filled etcd in bin/ and use it the next time; filling takes 5 s per 1,000 services")
+	standIn := flag.Bool("stand-in", false, "instead of etcd and a real API server, one that is quickly filled")
 	asJSON := flag.Bool("json", false, "print JSON, times in nanoseconds, instead of text")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	start := time.Now()
 	result, err := measure.Run(ctx, measure.Config{
-		Services: *services, Endpoints: *endpoints, Changes: *changes, Keep: *keep,
+		Services: *services, Endpoints: *endpoints, Changes: *changes, Keep: *keep, StandIn: *standIn,
 		Logf: func(format string, args ...any) {
 			fmt.Fprintf(os.Stderr, "%6.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 		},
