@@ -19,17 +19,20 @@ func (c Change) Events() (events []cluster.Event, problems []string, err error) 
 		return []cluster.Event{ev}, nil, err
 	}
 	for doc := range documents(c.YAML) {
-		ref, err := identify(doc)
-		if err != nil {
-			return nil, nil, err
-		}
 		objects, told := manifests.Parse("", []byte(doc))
 		for _, p := range told {
 			p.Line = 0 // it would be relative to the document
 			problems = append(problems, p.String())
 		}
 		evs := eventsOf(objects)
-		if len(evs) == 0 && len(told) == 0 {
+		if len(evs) == 0 {
+			ref, err := identify(doc)
+			if err != nil {
+				return nil, nil, err
+			}
+			if len(told) > 0 {
+				continue
+			}
 			ev, err := ref.gone()
 			if err != nil {
 				return nil, nil, err

@@ -20,6 +20,7 @@ type Replay struct {
 	services map[cluster.Name]*cluster.Service
 	table    lb.Table
 	at       int
+	stretch  int32 // what client affinities are multiplied by
 }
 
 // A Step is what one state asks of a plane that was in the state before.
@@ -44,7 +45,29 @@ func (s *Scenario) Replay(f lb.Family) *Replay {
 		settings: s.Settings.For(f),
 		store:    cluster.NewStore(s.Settings.NodeName),
 		services: map[cluster.Name]*cluster.Service{},
+		stretch:  1,
 	}
+}
+
+// Stretch makes every client affinity n times as long as the scenario says (n ≥ 1), for a machine that is too slow
+// to do within it what the packets ask for. It must be called before the first Next; who sends the packets has to
+// wait n times as long, too.
+func (r *Replay) Stretch(n int) { r.stretch = int32(n) }
+
+// stretched returns the events with the affinities of this replay.
+func (r *Replay) stretched(events []cluster.Event) []cluster.Event {
+	if r.stretch == 1 {
+		return events
+	}
+	out := slices.Clone(events)
+	for i, ev := range out {
+		if set, ok := ev.(cluster.ServiceSet); ok {
+			svc := *set.Service
+			svc.AffinitySeconds *= r.stretch
+			out[i] = cluster.ServiceSet{Service: &svc}
+		}
+	}
+	return out
 }
 
 // Next goes to the next state; ok is false when there is none left, and then Next may not be called again.
@@ -53,14 +76,10 @@ func (r *Replay) Next() (step Step, ok bool, err error) {
 		return Step{}, false, nil
 	}
 	step.State = r.s.States[r.at]
-	for _, c := range step.State.Changes {
-		events, problems, err := c.Events()
-		if err != nil {
-			return Step{}, false, fmt.Errorf("%s:%d: %w", r.s.Name, c.Line, err)
-		}
-		step.Events = append(step.Events, events...)
-		step.Problems = append(step.Problems, problems...)
+	if step.Events, step.Problems, err = step.State.Events(); err != nil {
+		return Step{}, false, fmt.Errorf("%s: %w", r.s.Name, err)
 	}
+	step.Events = r.stretched(step.Events)
 	var changes []lb.Change
 	for _, ev := range step.Events {
 		changes = append(changes, r.fold(ev)...)

@@ -10,9 +10,11 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/tools/txtar"
 
+	"kube-proxy/cluster"
 	"kube-proxy/lb"
 )
 
@@ -43,6 +45,28 @@ type State struct {
 	Problems string
 	// Packets are the lines of the section, in order.
 	Packets []Packet
+
+	read     sync.Once
+	events   []cluster.Event
+	problems []string
+	readErr  error
+}
+
+// Events returns what the proxy learns of the state's changes, in order, and what a user is told of faults. The
+// text is read once, however often the scenario is replayed; nobody may change what is returned.
+func (st *State) Events() (events []cluster.Event, problems []string, err error) {
+	st.read.Do(func() {
+		for _, c := range st.Changes {
+			events, problems, err := c.Events()
+			if err != nil {
+				st.readErr = fmt.Errorf("line %d: %w", c.Line, err)
+				return
+			}
+			st.events = append(st.events, events...)
+			st.problems = append(st.problems, problems...)
+		}
+	})
+	return st.events, st.problems, st.readErr
 }
 
 // prefix is what the names of the state's sections begin with.

@@ -221,6 +221,39 @@ func TestEventsOfChanges(t *testing.T) {
 	}
 }
 
+// A stretched replay has longer affinities and is the scenario's own otherwise.
+func TestStretch(t *testing.T) {
+	sticky := strings.Replace(small, "spec:", "spec:\n  sessionAffinity: ClientIP\n  sessionAffinityConfig: {clientIP: {timeoutSeconds: 2}}", 1) + `---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: shop, name: web, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [10.1.1.11]}]
+`
+	s, err := Parse("s.txtar", []byte(sticky), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{1, 4} {
+		r := s.Replay(lb.IPv4)
+		r.Stretch(n)
+		step, _, err := r.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows := step.Table.Sorted()
+		if len(rows) == 0 {
+			t.Fatal("no rows")
+		}
+		for _, f := range rows {
+			if want := time.Duration(2*n) * time.Second; f.Affinity != want {
+				t.Errorf("stretched by %d: affinity %v, want %v", n, f.Affinity, want)
+			}
+		}
+	}
+}
+
 // Resolve finds mistyped Services and ports, which would otherwise never be sent.
 func TestResolveErrors(t *testing.T) {
 	s, err := Parse("s.txtar", []byte(small+`-- packets --

@@ -92,7 +92,7 @@ func (s *suite) tryChurn() (told, failures []string, err error) {
 	var mu sync.Mutex
 	for _, f := range families {
 		both.Go(func() {
-			r := &run{s: s, sc: sc, lab: lab, family: f, replay: sc.Replay(f), conns: map[string]*netlab.Conn{}}
+			r := s.newRun(sc, lab, f)
 			made, moves, err := r.churn()
 			mu.Lock()
 			defer mu.Unlock()

@@ -17,6 +17,10 @@ import (
 	"kube-proxy/policy"
 )
 
+// patience is how long an answer may take that is expected. It costs nothing as long as answers come, and a busy
+// machine that emulates another one may take seconds for one.
+const patience = 30 * time.Second
+
 // Plane is a data plane of one family, as the engine sees it. One that is an io.Closer is closed when its
 // scenario ends; one that has SetNode(context.Context, lb.Node) error is told changes of the node that way,
 // others by a Reset.
@@ -62,7 +66,7 @@ type suite struct {
 func Run(t *testing.T, cfg Config) {
 	all := append(load(t, cfg.Dir), generated(t)...)
 	s := &suite{
-		Config: cfg, all: len(all), labs: &pool{}, patience: netlab.DefaultTimeout,
+		Config: cfg, all: len(all), labs: &pool{}, patience: patience,
 		results: Results{Mode: cfg.Mode, Kernel: kernel(t)},
 	}
 	t.Run("scenarios", func(t *testing.T) {
@@ -127,32 +131,49 @@ func (s *suite) scenario(t *testing.T, sc *scenario.Scenario) {
 	s.record(sc, result)
 }
 
-// try plays a scenario in both families at once and tells what failed.
+// mostStretch is how much longer than written a scenario's affinities last at most.
+const mostStretch = 16
+
+// try plays a scenario and tells what failed. If it failed because the machine was slower than a client affinity
+// lasts, it is played again with affinities, and waits, that last longer.
 func (s *suite) try(sc *scenario.Scenario) (Result, []string, error) {
+	for stretch := 1; ; stretch *= 4 {
+		result, failures, lapsed, err := s.play(sc, stretch)
+		if err != nil || !lapsed || stretch == mostStretch {
+			return result, failures, err
+		}
+	}
+}
+
+// play plays a scenario in both families at once, with affinities that last stretch times as long as written. It
+// tells what failed, and whether one of the failures may be due to an affinity that was over.
+func (s *suite) play(sc *scenario.Scenario, stretch int) (_ Result, failures []string, lapsed bool, _ error) {
 	bridge := sc.Settings.Policy.DetectLocal == policy.BridgeInterface
 	lab, err := s.labs.get(netlab.Options{Bridge: bridge})
 	if err != nil {
-		return Result{}, nil, err
+		return Result{}, nil, false, err
 	}
 	defer s.labs.put(lab)
 	if err := lab.prepare(sc.Settings.NodeHolds); err != nil {
-		return Result{}, nil, err
+		return Result{}, nil, false, err
 	}
 	var both sync.WaitGroup
 	runs := make([]*run, len(families))
 	for i, f := range families {
-		runs[i] = &run{s: s, sc: sc, lab: lab, family: f, replay: sc.Replay(f), conns: map[string]*netlab.Conn{}}
+		runs[i] = s.newRun(sc, lab, f)
+		runs[i].stretch = stretch
+		runs[i].replay.Stretch(stretch)
 		both.Go(runs[i].play)
 	}
 	both.Wait()
 	result := Result{Families: map[string]string{}}
-	var failures []string
 	for _, r := range runs {
+		lapsed = lapsed || r.lapsed
 		result.SCTP += r.sctp
 		result.Families[r.family.String()] = r.verdict()
 		failures = append(failures, r.failures...)
 	}
-	return result, failures, nil
+	return result, failures, lapsed, nil
 }
 
 // run is one scenario in one family.
@@ -166,11 +187,20 @@ type run struct {
 	table  *lb.Table
 	state  string
 	conns  map[string]*netlab.Conn
+	// stretch is what the scenario's affinities, and its waits, are multiplied by.
+	stretch int
 
 	mu       sync.Mutex
+	affine   map[client]time.Time // when each client with an affinity connected last
+	lapsed   bool                 // something failed after an affinity may have been over
 	failures []string
 	passed   int // lines that did as they should
 	sctp     int // lines that this kernel cannot send
+}
+
+func (s *suite) newRun(sc *scenario.Scenario, lab *field, f lb.Family) *run {
+	return &run{s: s, sc: sc, lab: lab, family: f, replay: sc.Replay(f), conns: map[string]*netlab.Conn{},
+		stretch: 1, affine: map[client]time.Time{}}
 }
 
 func (r *run) verdict() string {
@@ -303,7 +333,7 @@ func (r *run) packets(lines []scenario.Packet) {
 		switch {
 		case p.Verb == scenario.Then:
 			flush()
-			time.Sleep(p.Wait)
+			time.Sleep(p.Wait * time.Duration(r.stretch))
 			continue
 		case p.Conn != "" && slices.ContainsFunc(group, func(q scenario.Packet) bool { return q.Conn == p.Conn }):
 			flush()
