@@ -25,10 +25,9 @@
 // (PN-06), and the writer of rules waits for none of it (PN-07).
 //
 // The first Applied of an engine brings all rows, so entries from before a restart are looked at too (PN-04).
-// It does not bring those of a service that was deleted while no proxy ran: its flows stay until the client
-// pauses. That a destination lies in the service network and no row is there does not make it ours. Services
-// with the label service.kubernetes.io/service-proxy-name have their addresses from the same network, and the
-// proxy that serves them may run beside us: its entries look just like ours, and an external IP or a NodePort
-// is in no network that we know. Only who finds a row of ours in the kernel knows better. To a [Cleaner] it may
-// tell a Change from nothing to nothing: the key is then looked at as that of any row that went.
+// A service that was deleted while no proxy ran is known by the rows that the plane found in the kernel and removed
+// (engine.Dropper): they come as a Change from nothing to nothing. Nothing else would do. That a destination lies in
+// the service network and no row is there does not make it ours: services with the label
+// service.kubernetes.io/service-proxy-name have their addresses from the same network, and the proxy that serves them
+// may run beside us.
 package conntrack

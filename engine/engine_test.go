@@ -9,6 +9,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
+	"kube-proxy/plane/fake"
 	"kube-proxy/policy"
 )
 
@@ -324,5 +325,42 @@ func TestQuery(t *testing.T) {
 				t.Errorf("the table has %d rows, none for %s", table.Len(), svcKey(1))
 			}
 		})
+	})
+}
+
+// dropper is a plane that found rows of a service which went while no proxy ran.
+type dropper struct {
+	*fake.Plane
+	keys []lb.Key
+}
+
+func (d dropper) Dropped() []lb.Key { return d.keys }
+
+// told is an observer that keeps what it was told.
+type told struct{ changes []lb.Change }
+
+func (o *told) Applied(changes []lb.Change) { o.changes = append(o.changes, changes...) }
+
+// Observers learn which keys the first Reset removed, and only the first.
+func TestDroppedRowsAreTold(t *testing.T) {
+	gone := svcKey(77)
+	var o told
+	bubble(t, func(c *Config) {
+		c.Plane = dropper{fake.New(lb.IPv4), []lb.Key{gone}}
+		c.Observers = []Observer{&o}
+	}, func(r *rig) {
+		r.list()
+		r.add(1)
+		r.start()
+		r.run()
+		var dropped []lb.Key
+		for _, c := range o.changes {
+			if c.Old == nil && c.New == nil {
+				dropped = append(dropped, c.Key)
+			}
+		}
+		if len(dropped) != 1 || dropped[0] != gone || len(o.changes) != 2 {
+			t.Errorf("told of %v", o.changes)
+		}
 	})
 }

@@ -23,6 +23,12 @@ type RowsRefused interface {
 	RefusedRows() []lb.Key
 }
 
+// Dropper is a plane that knows which keys its last Reset took out of the kernel: those of services that went
+// while no proxy ran. Observers are told of them, so that what they left behind can be cleaned up.
+type Dropper interface {
+	Dropped() []lb.Key
+}
+
 // NodeSetter is a plane that takes a change of [lb.Node] without a Reset.
 type NodeSetter interface {
 	SetNode(ctx context.Context, n lb.Node) error

@@ -61,8 +61,8 @@ func (e *Engine) blameRefused(refused RowsRefused) {
 	}
 }
 
-// afterReset returns what the observers do not know yet: all rows after the first Reset, later those that
-// were pending; but none that was refused.
+// afterReset returns what the observers do not know yet: all rows after the first Reset, with the keys that it
+// removed, and later those that were pending; but none that was refused.
 func (e *Engine) afterReset(refused RowsRefused) (changes []lb.Change) {
 	if refused != nil {
 		defer func() {
@@ -76,6 +76,11 @@ func (e *Engine) afterReset(refused RowsRefused) (changes []lb.Change) {
 		changes = make([]lb.Change, 0, e.table.Len())
 		for f := range e.table.All() {
 			changes = append(changes, lb.Change{Key: f.Key, New: f})
+		}
+		if d, ok := e.cfg.Plane.(Dropper); ok {
+			for _, k := range d.Dropped() {
+				changes = append(changes, lb.Change{Key: k})
+			}
 		}
 		return changes
 	}

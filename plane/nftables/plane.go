@@ -27,6 +27,8 @@ type Plane struct {
 	mon   *monitor
 	st    *state // nil before the first Reset, and when it is not known what the kernel holds
 	stats Stats
+	// dropped are the keys that the last Reset removed.
+	dropped []lb.Key
 
 	// How many elements are too many to dump, and to audit at once; constants but for tests.
 	bigMap, window int

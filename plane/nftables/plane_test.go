@@ -49,10 +49,15 @@ func TestRestartSendsTheDifference(t *testing.T) {
 		tab.Replace(w.clusterIP(7, 1000, 3))
 		tab.Replace(w.clusterIP(8, 80, 0))
 		tab.Replace(w.clusterIP(60, 2000, 4))
+		tab.Replace(lb.Owner{Name: "ns/svc-9"}, nil)
 		q := newPlane(t, w.fam)
 		reset(t, q, tab)
 		if got, want := dump(t, q), fresh(t, w.fam, tab); got != want {
 			t.Errorf("got:\n%s\nwant:\n%s", got, want)
+		}
+		gone := q.Dropped()
+		if len(gone) != 1 || gone[0].Addr != w.addr(10, 10) {
+			t.Errorf("dropped %v, want the address of svc-9", gone)
 		}
 		if s := q.Stats(); s.Batches != 1 || s.Bytes > cold.Bytes/2 {
 			t.Errorf("sent %+v for three services; the cold start sent %+v for fifty", s, cold)
@@ -141,6 +146,31 @@ func TestCostOfAChange(t *testing.T) {
 
 func (s Stats) minus(o Stats) Stats {
 	return Stats{s.Batches - o.Batches, s.Failures - o.Failures, s.Messages - o.Messages, s.Bytes - o.Bytes}
+}
+
+// What serves beside the routes (DP-50) is nothing to a plane.
+func TestServingAloneSendsNothing(t *testing.T) {
+	inNetns(t)
+	w := world{lb.IPv4}
+	p := newPlane(t, w.fam)
+	tab := w.table(3, 2)
+	reset(t, p, tab)
+	sent := p.Stats()
+	for n := range 3 {
+		o, f := w.clusterIP(1, 2, 2)
+		if n < 2 {
+			f[0].Serving = w.set(f[0].Service, lb.Serving, 1, 3+n)
+		}
+		changes, _ := tab.Replace(o, f)
+		if len(changes) != 1 {
+			t.Fatalf("%d changes", len(changes))
+		}
+		apply(t, p, changes, nil)
+	}
+	reset(t, p, tab)
+	if s := p.Stats().minus(sent); s != (Stats{}) {
+		t.Errorf("sent %+v", s)
+	}
 }
 
 // A table of another layout is replaced in the transaction that installs ours.

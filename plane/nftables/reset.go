@@ -47,6 +47,7 @@ func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 func (p *Plane) plan(snap *snapshot, want *lb.Table) (*change, error) {
 	p.rules.pods = want.Node.Pods
 	st, bad := p.desired(snap, want)
+	p.dropped = p.gone(snap, want)
 	c := p.begin(st)
 	if !snap.ours {
 		if snap.present {
@@ -60,6 +61,23 @@ func (p *Plane) plan(snap *snapshot, want *lb.Table) (*change, error) {
 	}
 	c.mend(snap)
 	return c, bad
+}
+
+// Dropped returns the keys that the last Reset took out of a table of ours. It is an engine.Dropper.
+func (p *Plane) Dropped() []lb.Key { return p.dropped }
+
+// gone returns the frontends of the kernel that the table does not have.
+func (p *Plane) gone(snap *snapshot, want *lb.Table) []lb.Key {
+	var keys []lb.Key
+	for i, n := range map[setIndex]int{sServices: p.addrLen, sNodePorts: 0} {
+		recs := snap.records[i]
+		for j := range recs.Len() {
+			if k := parseKey(recs.at(j), n); want.Get(k) == nil {
+				keys = append(keys, k)
+			}
+		}
+	}
+	return keys
 }
 
 // mend stages all differences between a snapshot of our layout and the state, and returns how many objects
