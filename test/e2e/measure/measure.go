@@ -85,6 +85,9 @@ func (r *Result) start(ctx context.Context, s *Session) (err error) {
 }
 
 func (r *Result) changes(ctx context.Context, s *Session) error {
+	if _, err := s.Change(ctx); err != nil { // the first finds the process at the end of its start
+		return err
+	}
 	before, err := s.CPUTime()
 	if err != nil {
 		return err

@@ -215,12 +215,23 @@ func (s *Session) create(ctx context.Context, service *corev1.Service, slice *di
 // Clean stops the proxy, if one runs, and takes its rules out of the kernel.
 func (s *Session) Clean(ctx context.Context) error {
 	if s.proxy != nil {
-		if err := s.proxy.StopInOrder(); err != nil {
+		if err := s.stopProxy(); err != nil {
 			return err
 		}
 		s.proxy = nil
 	}
 	return s.bed.CleanNode(ctx)
+}
+
+// stopProxy lets the proxy end in order, which takes a write in hand of 100,000 services some time.
+func (s *Session) stopProxy() error {
+	if err := s.proxy.Stop(time.Minute); err != nil {
+		return fmt.Errorf("%w; the end of its log:\n%s", err, s.proxy.LogTail(10))
+	}
+	if code := s.proxy.ExitCode(); code != 0 {
+		return fmt.Errorf("kube-proxy ended with status %d after SIGTERM; the end of its log:\n%s", code, s.proxy.LogTail(10))
+	}
+	return nil
 }
 
 // Start starts a proxy, which must not run, on a kernel without rules, see Clean, and returns how long it took until the last
@@ -241,7 +252,7 @@ func (s *Session) Start(ctx context.Context) (took time.Duration, err error) {
 // Restart stops the proxy, makes a change and returns how long a new process, which finds the rules of the old one, needs until
 // that change is in.
 func (s *Session) Restart(ctx context.Context) (took time.Duration, err error) {
-	if err := s.proxy.StopInOrder(); err != nil {
+	if err := s.stopProxy(); err != nil {
 		return 0, err
 	}
 	if err := s.update(ctx, podSlice(probeName(0), "pod3")); err != nil {
