@@ -45,14 +45,8 @@ func TestCases(t *testing.T) {
 				if c != nil {
 					got, say = differences(base, c), c.Warnings
 				}
-				var ps Problems
-				switch {
-				case errors.As(err, &ps):
-					for _, p := range ps {
-						bad = append(bad, p.Error())
-					}
-				case err != nil:
-					bad = []string{err.Error()}
+				if err != nil {
+					bad = strings.Split(err.Error(), "\n")
 				}
 				compare(t, tc, "fields", got, tc.want)
 				compare(t, tc, "problems", bad, tc.bad)
@@ -77,13 +71,11 @@ func complete(t testing.TB, tc testCase) (*Config, error) {
 		args = append([]string{"--config=" + name}, args...)
 	}
 	if err := fs.Parse(args); err != nil {
-		return nil, err
+		return nil, Unparsed(args, err)
 	}
 	c, err := o.Complete(fs.Args())
 	if err != nil && tc.file != "" { // the name of the temporary file says nothing
-		if ps := (Problems)(nil); !errors.As(err, &ps) {
-			err = errors.New(strings.ReplaceAll(err.Error(), args[0][len("--config="):], "FILE"))
-		}
+		err = errors.New(strings.ReplaceAll(err.Error(), args[0][len("--config="):], "FILE"))
 	}
 	return c, err
 }
@@ -146,7 +138,7 @@ func readCases(t testing.TB, file string) []testCase {
 				tc.args = append(tc.args, strings.ReplaceAll(arg, "␣", " "))
 			}
 		case "|":
-			tc.file += rest + "\n"
+			tc.file += strings.ReplaceAll(rest, `\xff`, "\xff") + "\n"
 		case "=":
 			tc.want = append(tc.want, rest)
 		case "!":

@@ -1,9 +1,12 @@
 package config
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -30,7 +33,7 @@ func decode(data []byte) (*v1alpha1.KubeProxyConfiguration, []string, error) {
 		obj, _, err = lenient.UniversalDeserializer().Decode(data, nil, nil)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("failed to decode: %w", err)
+		return nil, nil, fmt.Errorf("failed to decode: %w", explain(data, err))
 	}
 	file, ok := obj.(*v1alpha1.KubeProxyConfiguration)
 	if !ok {
@@ -40,6 +43,33 @@ func decode(data []byte) (*v1alpha1.KubeProxyConfiguration, []string, error) {
 		warnings = append(warnings, "these fields of the file have no effect yet: "+strings.Join(idle, ", "))
 	}
 	return file, warnings, nil
+}
+
+// explain says in the user's words why data could not be decoded.
+func explain(data []byte, err error) error {
+	want := fmt.Sprintf("want apiVersion: %s and kind: KubeProxyConfiguration", v1alpha1.SchemeGroupVersion)
+	var root any
+	switch {
+	case len(bytes.TrimSpace(data)) == 0:
+		return errors.New("it is empty: " + want)
+	case yaml.Unmarshal(data, &root) != nil: // the error is about YAML, and has the line
+		return err
+	}
+	fields, ok := root.(map[string]any)
+	switch {
+	case !ok:
+		return errors.New("it is not a mapping of fields to values: " + want)
+	case runtime.IsMissingKind(err), runtime.IsMissingVersion(err), runtime.IsNotRegisteredError(err):
+		return fmt.Errorf("its apiVersion is %s and its kind %s: %s", quote(fields["apiVersion"]), quote(fields["kind"]), want)
+	}
+	return err
+}
+
+func quote(field any) string {
+	if field == nil {
+		return "missing"
+	}
+	return strconv.Quote(fmt.Sprint(field))
 }
 
 // withoutEffect returns the paths of the fields in data that are set to more than their zero value, and

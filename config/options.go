@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"regexp"
@@ -69,10 +70,10 @@ func (o *Options) PrintsVersion() (print, raw bool) {
 
 // Complete loads the file, applies the rules for flags beside it (FL-03), and validates all. args are the
 // arguments that are left after the flags (FL-01). The error is [Problems], or says that the file could
-// not be read or decoded.
+// not be read or decoded, or both.
 func (o *Options) Complete(args []string) (*Config, error) {
 	if slices.ContainsFunc(args, func(a string) bool { return a != "" }) {
-		return nil, fmt.Errorf("%q does not take any arguments, got %q", "kube-proxy", args)
+		o.problem(fmt.Sprintf("%q does not take any arguments, got %q", "kube-proxy", args), "", "")
 	}
 	switch o.Version {
 	case "", "true", "false", "raw":
@@ -82,7 +83,9 @@ func (o *Options) Complete(args []string) (*Config, error) {
 		}
 	}
 	if o.ConfigFile != "" {
-		if err := o.load(); err != nil {
+		if err := o.load(); err != nil && len(o.problems) > 0 {
+			return nil, errors.Join(o.problems, err)
+		} else if err != nil {
 			return nil, err
 		}
 	}
@@ -93,6 +96,28 @@ func (o *Options) Complete(args []string) (*Config, error) {
 	c.Warnings = o.warnings
 	return c, nil
 }
+
+// Unparsed returns all that is wrong with a command line that the parser gave up with an error, such as for an
+// unknown flag (FL-02): that error, and what there is to say of the rest.
+func Unparsed(args []string, err error) error {
+	problems := Problems{{Where: err.Error()}}
+	o := NewOptions()
+	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
+	fs.ParseErrorsAllowlist.UnknownFlags = true
+	fs.Usage = func() {}
+	o.AddFlags(fs)
+	if fs.Parse(args) != nil { // what is wrong keeps us from reading on, like a flag without its value
+		return append(problems, o.problems...)
+	}
+	_, more := o.Complete(fs.Args())
+	if ps := (Problems)(nil); errors.As(more, &ps) {
+		problems = append(problems, ps...)
+	}
+	return problems
+}
+
+// Warnings returns what is worth a warning so far; it is of use where Complete failed.
+func (o *Options) Warnings() []string { return o.warnings }
 
 // load puts the file in the place of what flags said, except those that win.
 func (o *Options) load() error {

@@ -7,7 +7,8 @@ import (
 
 // Problem is one thing that is wrong with the configuration.
 type Problem struct {
-	// Where is the flag ("--cluster-cidr") or the field of the file ("detectLocal.bridgeInterface").
+	// Where is the flag ("--cluster-cidr") or the field of the file ("detectLocal.bridgeInterface"); or, if
+	// Want is "", it says all.
 	Where string
 	// Value is what stands there.
 	Value string
@@ -16,9 +17,15 @@ type Problem struct {
 }
 
 // Error returns the problem in one line.
-func (p Problem) Error() string { return fmt.Sprintf("%s: %q: %s", p.Where, p.Value, p.Want) }
+func (p Problem) Error() string {
+	if p.Want == "" {
+		return p.Where
+	}
+	return fmt.Sprintf("%s: %q: %s", p.Where, p.Value, p.Want)
+}
 
-// Problems is the error of [Options.Complete]: all that is wrong, flags that do not parse first.
+// Problems is the error of [Options.Complete]: all that is wrong with flags, arguments and
+// fields; flags that do not parse first.
 type Problems []Problem
 
 // Error returns one line for each problem.
