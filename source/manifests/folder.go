@@ -84,10 +84,11 @@ func (f *folder) scan(touched map[string]bool, now time.Time) ([]convert.Problem
 			continue
 		}
 		info, err := fs.Stat(f.fsys, name) // of what a link points to
-		if errors.Is(err, fs.ErrNotExist) || err == nil && info.IsDir() {
+		h := f.files[name]
+		dangling := errors.Is(err, fs.ErrNotExist) && e.Type() == fs.ModeSymlink && h.empty()
+		if errors.Is(err, fs.ErrNotExist) && !dangling {
 			continue
 		}
-		h := f.files[name]
 		if err == nil && h != nil && !touched[name] && h.missing.IsZero() && same(h.info, info) {
 			there[name] = true
 			continue
@@ -96,7 +97,7 @@ func (f *folder) scan(touched map[string]bool, now time.Time) ([]convert.Problem
 		if err == nil {
 			data, err = f.read(name, info)
 		}
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) && !dangling {
 			continue
 		}
 		if h == nil {
@@ -123,10 +124,12 @@ func (f *folder) scan(touched map[string]bool, now time.Time) ([]convert.Problem
 }
 
 func (f *folder) read(name string, info fs.FileInfo) ([]byte, error) {
-	if info.Size() > mostFile {
+	switch {
+	case info.Size() > mostFile:
 		return nil, fmt.Errorf("it has %d bytes, more than %d", info.Size(), mostFile)
-	}
-	if !info.Mode().IsRegular() {
+	case info.IsDir():
+		return nil, errors.New("it is a folder, and folders below this one are not read")
+	case !info.Mode().IsRegular():
 		return nil, errors.New("it is not a regular file")
 	}
 	return fs.ReadFile(f.fsys, name)
@@ -158,7 +161,11 @@ func (h *held) take(name string, info fs.FileInfo, data []byte, err error) []con
 			return nil
 		}
 		h.unreadable = err.Error()
-		return []convert.Problem{{File: name, What: "cannot be read: " + err.Error(), Then: thenFile}}
+		then := thenFile
+		if h.empty() {
+			then = "the file is left out"
+		}
+		return []convert.Problem{{File: name, What: "cannot be read: " + bare(err).Error(), Then: then}}
 	}
 	sum := sha256.Sum256(data)
 	again := h.info != nil && h.sum == sum
@@ -168,6 +175,7 @@ func (h *held) take(name string, info fs.FileInfo, data []byte, err error) []con
 	}
 	text := parse(name, data)
 	h.other = text.other
+	h.sayWhatStays(text.problems)
 	switch {
 	case !text.malformed:
 		h.objects = text.with(h.objects, func(i id) bool { return text.refused[i] })
@@ -176,6 +184,33 @@ func (h *held) take(name string, info fs.FileInfo, data []byte, err error) []con
 		h.objects = text.with(h.objects, func(id) bool { return true })
 	}
 	return text.problems
+}
+
+// empty reports whether nothing of the file is in force.
+func (h *held) empty() bool { return h == nil || len(h.objects) == 0 }
+
+// bare returns the error of an operation on a file without the operation and the name.
+func bare(err error) error {
+	if p := (*fs.PathError)(nil); errors.As(err, &p) {
+		return p.Err
+	}
+	return err
+}
+
+// sayWhatStays tells the user of those problems that there is a last good version.
+func (h *held) sayWhatStays(problems []convert.Problem) {
+	last := map[id]bool{}
+	for _, o := range h.objects {
+		last[o.id] = true
+	}
+	for i := range problems {
+		switch p := &problems[i]; {
+		case p.Then == thenNewFile && len(last) > 0:
+			p.Then = thenFile
+		case p.Then == thenNewObject && last[id{p.Kind, p.Name}]:
+			p.Then = thenObject
+		}
+	}
 }
 
 // with returns the text's objects and those of the last ones that stay although the text does not give them.

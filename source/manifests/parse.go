@@ -96,7 +96,7 @@ func parse(name string, data []byte) *file {
 			f.malformed = true
 			line, what := yamlError(err)
 			line = syntaxLine(data, line)
-			f.problems = append(f.problems, convert.Problem{File: name, Line: line, What: "is not YAML: " + what, Then: thenFile})
+			f.problems = append(f.problems, convert.Problem{File: name, Line: line, What: "is not YAML: " + what, Then: thenNewFile})
 			return f
 		}
 		if doc.Kind == yaml.DocumentNode && len(doc.Content) == 1 {
@@ -105,9 +105,12 @@ func parse(name string, data []byte) *file {
 	}
 }
 
+// What becomes of a file or an object with a fault: if it is new, and if there was a good version before.
 const (
-	thenFile   = "the file's last good objects stay"
-	thenObject = "the object's last good version stays"
+	thenNewFile   = "what can be read of the file is used"
+	thenNewObject = "the object is left out"
+	thenFile      = "the file's last good objects stay"
+	thenObject    = "the object's last good version stays"
 )
 
 var yamlLine = regexp.MustCompile(`^line (\d+): `)
@@ -151,7 +154,7 @@ func syntaxLine(data []byte, line int) int {
 
 func (f *file) malformation(line int, p convert.Problem) {
 	f.malformed = true
-	p.File, p.Line, p.Then = f.name, line, thenFile
+	p.File, p.Line, p.Then = f.name, line, thenNewFile
 	f.problems = append(f.problems, p)
 }
 
@@ -270,7 +273,7 @@ func (f *file) object(n *yaml.Node, kind string, k kindOf, budget *int) {
 	for _, p := range append(found, more...) {
 		p.File, p.Line, p.Kind, p.Name = f.name, lineOf(n, p.Field), kind, o.name
 		if p.Refused {
-			p.Then = thenObject
+			p.Then = thenNewObject
 			f.refused[o.id] = true
 		}
 		f.problems = append(f.problems, p)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"os"
@@ -52,12 +53,8 @@ const (
 
 // New returns a Source for a folder, which must exist. It reads no files yet.
 func New(cfg Config) (*Source, error) {
-	info, err := os.Stat(cfg.Dir)
-	if err == nil && !info.IsDir() {
-		err = fmt.Errorf("%s is not a directory", cfg.Dir)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("manifests: open the folder: %w", err)
+	if err := tryFolder(cfg.Dir); err != nil {
+		return nil, fmt.Errorf("manifests: read the folder %s: %w", cfg.Dir, bare(err))
 	}
 	log := cfg.Log
 	if log == nil {
@@ -68,6 +65,19 @@ func New(cfg Config) (*Source, error) {
 	}
 	return &Source{cfg: cfg, log: log, folder: newFolder(os.DirFS(cfg.Dir)),
 		now: map[id]object{}, clashes: map[convert.Problem]bool{}}, nil
+}
+
+// tryFolder returns why a folder cannot be read, now and probably later.
+func tryFolder(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.Readdirnames(1); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
 }
 
 // Run sends events to sink, from one goroutine, until ctx ends, and then returns nil. All that changed in the
@@ -84,7 +94,7 @@ func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 	}
 	watched := s.watch(watcher, nil)
 	if err := s.look(nil, sink); err != nil {
-		return fmt.Errorf("manifests: read %s: %w", s.cfg.Dir, err)
+		return fmt.Errorf("manifests: read the folder %s: %w", s.cfg.Dir, bare(err))
 	}
 	regular := time.NewTicker(reread)
 	defer regular.Stop()
@@ -189,6 +199,9 @@ func (s *Source) sendAll(all []object, sink func(cluster.Event)) {
 	sink(cluster.ServicesListed{Services: list.Services})
 	s.log.Info("read manifests", "dir", s.cfg.Dir, "files", len(s.folder.files), "services", len(list.Services),
 		"slices", len(list.Slices), "nodes", len(list.Nodes), "cidrs", len(list.CIDRs))
+	if len(s.folder.files) == 0 {
+		s.log.Warn("the folder has no manifests: files that end in .yaml, .yml or .json", "dir", s.cfg.Dir)
+	}
 	for _, name := range slices.Sorted(maps.Keys(s.folder.files)) {
 		if other := s.folder.files[name].other; len(other) > 0 {
 			s.log.Debug("objects that do not concern the proxy", "file", name, "kinds", other)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -139,7 +140,7 @@ func TestFollow(t *testing.T) {
 	// A malformed file: told with line and field, its last good objects stay, the others apply.
 	r.require(3)
 	r.write("a.yaml", svc("web", 82)+"spec: {prot: 1}\n")
-	r.waitTold("a.yaml:")
+	r.waitTold("the file's last good objects stay")
 	r.write("b.yml", svc("db", 5433))
 	r.wait("shop/api:90 shop/db:5433 shop/web:81")
 	r.write("a.yaml", svc("web", 82)+"---\n{[")
@@ -150,6 +151,7 @@ func TestFollow(t *testing.T) {
 	r.write("a.yaml", svc("web", 65536)+svc("api", 91))
 	r.wait("shop/api:91 shop/db:5433 shop/web:81")
 	r.waitTold("65536")
+	r.waitTold("the object's last good version stays")
 
 	// Repaired.
 	r.write("a.yaml", svc("web", 83)+svc("api", 92))
@@ -313,7 +315,7 @@ func TestBatch(t *testing.T) {
 // A folder that does not exist, or is a file, is an error; an empty one is not.
 func TestNewErrors(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := New(Config{Dir: filepath.Join(dir, "no")}); err == nil || !strings.Contains(err.Error(), "no such file") {
+	if _, err := New(Config{Dir: filepath.Join(dir, "no")}); err == nil || !strings.Contains(err.Error(), "/no: no such file") {
 		t.Errorf("missing folder: %v", err)
 	}
 	path := filepath.Join(dir, "file")
@@ -326,6 +328,42 @@ func TestNewErrors(t *testing.T) {
 	r := newRig(t)
 	r.start()
 	r.until(r.store.Synced, func() string { return "an empty folder is never complete" })
+}
+
+// What only looks like a manifest is told once, and costs nothing else. A link to nothing that worked before
+// is a file that went.
+func TestNoFiles(t *testing.T) {
+	r := newRig(t)
+	r.write("a.yaml", svc("web", 1))
+	for link, to := range map[string]string{"gone.yaml": "nowhere", "loop.yaml": "loop.yaml"} {
+		if err := os.Symlink(to, filepath.Join(r.dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(r.dir, "sub.yaml"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	r.wait("shop/web:1")
+	r.write("nowhere", svc("db", 2))
+	r.wait("shop/db:2 shop/web:1")
+	if err := os.Remove(filepath.Join(r.dir, "nowhere")); err != nil {
+		t.Fatal(err)
+	}
+	r.wait("shop/web:1")
+	r.waitTold("gone.yaml: cannot be read: no such file or directory; the file is left out")
+	r.waitTold("loop.yaml: cannot be read: too many levels of symbolic links; the file is left out")
+	r.waitTold("sub.yaml: cannot be read: it is a folder, and folders below this one are not read; the file is left out")
+	r.write("b.yaml", svc("web2", 1))
+	r.wait("shop/web2:1 shop/web:1")
+	time.Sleep(reread + reread/4)
+	told := map[string]int{}
+	for _, p := range r.problems() {
+		told[filepath.Base(p.File)]++
+	}
+	if want := map[string]int{"gone.yaml": 2, "loop.yaml": 1, "sub.yaml": 1}; !maps.Equal(told, want) {
+		t.Errorf("told %v times, want %v", told, want)
+	}
 }
 
 // Load reads any file system, in the order of names, and only the files that are manifests.
