@@ -59,7 +59,7 @@ func (j job) goArgs() []string {
 // plan says what to run.
 func plan(o options) []job {
 	pure, kernel := "100|10000|100000", "1000|10000|100000"
-	rounds, times := 5, 2000
+	rounds, times := 3, 2000
 	if o.quick {
 		pure, kernel = "100|10000", "1000|10000"
 		rounds, times = 1, 500
