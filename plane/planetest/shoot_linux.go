@@ -58,7 +58,7 @@ type volley struct {
 	// seen counts the answers by host; ports has the ports at which each was reached.
 	seen map[string]int
 	n    int  // connections so far
-	late bool // one of them came when the client's affinity may have been over
+	late bool // the last of them came when the client's affinity may have been over
 }
 
 // send makes the connections of a line; sent is false if the line is not for this family.
@@ -164,9 +164,7 @@ func (v *volley) connect(shot scenario.Shot) error {
 	if err != nil {
 		return err
 	}
-	if v.r.affinityOver(client{v.p.From, c.Local().Addr(), shot.Key}, begin) {
-		v.late = true
-	}
+	v.late = v.r.affinityOver(client{v.p.From, c.Local().Addr(), shot.Key}, begin)
 	return errors.Join(v.check(c), c.Close())
 }
 
