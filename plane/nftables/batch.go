@@ -352,11 +352,14 @@ func (p *Plane) commit(t *batch) error {
 		size += len(b)
 	}
 	p.stats.Bytes += uint64(size)
-	commit := p.sock.commit
+	p.ns.Lock()
+	var err error
 	if size > deafAbove {
-		commit = p.commitUnheard
+		err = p.ns.unheard(p.sock, func() error { return p.sock.commit(bufs, last) })
+	} else {
+		err = p.sock.commit(bufs, last)
 	}
-	err := commit(bufs, last)
+	p.ns.Unlock()
 	if err == nil {
 		return nil
 	}
@@ -376,26 +379,5 @@ func (p *Plane) commit(t *batch) error {
 }
 
 // deafAbove is the size in bytes of a batch from which on it pays that the kernel need not write
-// notifications of it, though our monitor then may miss what others do meanwhile.
+// notifications of it, though our monitors then may miss what others do meanwhile.
 const deafAbove = 256 << 10
-
-// commitUnheard sends a large batch while our monitor does not listen, and afterwards makes sure that nobody
-// else changed the ruleset in that time.
-func (p *Plane) commitUnheard(bufs [][]byte, last uint32) error {
-	before, err := p.sock.generation()
-	if err != nil {
-		return err
-	}
-	if err := p.mon.listen(false); err != nil {
-		return err
-	}
-	failed := p.sock.commit(bufs, last)
-	if err := p.mon.listen(true); err != nil {
-		return errors.Join(failed, err)
-	}
-	after, err := p.sock.generation()
-	if err != nil || after != before+1 {
-		p.mon.note(func(n *notes) { n.everything = true })
-	}
-	return failed
-}

@@ -25,6 +25,7 @@ type Plane struct {
 	rules *ruleset
 	sock  *socket
 	mon   *monitor
+	ns    *namespace
 	st    *state // nil before the first Reset, and when it is not known what the kernel holds
 	stats Stats
 	// dropped are the keys that the last Reset removed.
@@ -69,6 +70,7 @@ func New(cfg Config) (*Plane, error) {
 		p.sock.close()
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
+	p.ns = enterNamespace(p.mon)
 	return p, nil
 }
 
@@ -85,6 +87,7 @@ func probeError(err error) error {
 
 // Close closes the sockets. The rules stay in force.
 func (p *Plane) Close() error {
+	p.ns.leave(p.mon)
 	return errors.Join(p.mon.close(), p.sock.close())
 }
 
