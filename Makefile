@@ -46,11 +46,13 @@ sctp: bin/nftables.test $(STORE)/$(SCTP_KERNEL) ## the scenarios with SCTP packe
 e2e: ## a real etcd and kube-apiserver (test/e2e)
 	cd test/e2e && go test -timeout 15m ./...
 
-test-kernels: deps bin/nftables.test ## the nftables suite on kernels 5.10, 6.1 and 6.12, each in a VM (KERNELS=...)
+# One VM a kernel: booting costs as much as several tests. Emulated code is slow, and garbage collection is much of it.
+test-kernels: deps bin/nftables.test bin/conntrack.test ## the nftables and conntrack suites on kernels 5.10, 6.1 and 6.12, each in a VM (KERNELS=...)
 	@for k in $(KERNELS); do \
 	  [[ -e $(STORE)/$$k/initrd.cpio ]] || $(VMRUN) --setup --kernel $$k; \
-	  echo "== nftables suite on kernel $$k"; start=$$SECONDS; \
-	  $(VMRUN) --kernel $$k --timeout 600 -- bash -c 'cd plane/nftables && ../../bin/nftables.test -test.timeout 9m'; \
+	  echo "== nftables and conntrack suites on kernel $$k"; start=$$SECONDS; \
+	  GOGC=400 $(VMRUN) --kernel $$k --timeout 1200 -- bash -euc 'cd conntrack; ../bin/conntrack.test; \
+	    cd ../plane/nftables; ../../bin/nftables.test -test.timeout 18m'; \
 	  echo "== kernel $$k: ok, $$((SECONDS - start)) s"; \
 	done
 
@@ -89,9 +91,11 @@ deps: ## install with apt-get what is missing of the tools that tests use
 	  apt install -y --no-install-recommends "$${need[@]}" 2>/dev/null || \
 	    { apt update; apt install -y --no-install-recommends "$${need[@]}"; }; }
 
-bin/nftables.test: FORCE
+bin/nftables.test: PKG := ./plane/nftables
+bin/conntrack.test: PKG := ./conntrack
+bin/nftables.test bin/conntrack.test: FORCE
 	@mkdir -p bin
-	go test -c -o $@ ./plane/nftables
+	go test -c -o $@ $(PKG)
 
 $(STORE)/%:
 	$(VMRUN) --setup --kernel $*
