@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -21,15 +22,21 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	if err := command(os.Stdout, os.Stderr, os.Args[1:]).ExecuteContext(ctx); err != nil {
-		// What is wrong with the command line comes with a hint to --help, not with all of it: the message
-		// must not scroll away.
-		fmt.Fprintf(os.Stderr, "kube-proxy: %v\n", err)
-		if errors.As(err, new(config.Problems)) {
-			fmt.Fprintln(os.Stderr, "kube-proxy --help lists all flags")
-		}
+		printError(os.Stderr, err)
 		os.Exit(1)
+	}
+}
+
+// printError prints each thing that is wrong in a line of its own. What is wrong with the command line comes
+// with a hint to --help, not with all of it: the message must not scroll away.
+func printError(w io.Writer, err error) {
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		fmt.Fprintf(w, "kube-proxy: %s\n", line)
+	}
+	if errors.As(err, new(config.Problems)) {
+		fmt.Fprintln(w, "kube-proxy --help lists all flags")
 	}
 }
 
@@ -46,12 +53,16 @@ func command(out, errOut io.Writer, args []string) *cobra.Command {
 			}
 			cfg, err := opts.Complete(args)
 			if err != nil {
+				for _, w := range opts.Warnings() {
+					fmt.Fprintf(errOut, "kube-proxy: warning: %s\n", w)
+				}
 				return err
 			}
 			return run(cmd.Context(), cfg, newLog(errOut, cfg.Verbosity))
 		},
 	}
 	opts.AddFlags(cmd.Flags())
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Unparsed(args, err) })
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { config.Usage(out, "kube-proxy") })
 	cmd.SetOut(out)
 	cmd.SetErr(errOut)

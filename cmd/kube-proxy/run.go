@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"runtime"
@@ -14,6 +15,7 @@ import (
 	"kube-proxy/config"
 	"kube-proxy/conntrack"
 	"kube-proxy/engine"
+	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/plane/nftables"
 	"kube-proxy/policy"
@@ -35,38 +37,49 @@ func run(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 		log.Warn(w)
 	}
 	store := cluster.NewStore(cfg.NodeName)
-	src, err := newSource(cfg, store, log)
-	if err != nil {
-		return err
-	}
+	src, srcErr := newSource(cfg, store, log)
 	families, err := newFamilies(cfg, store, log)
-	if err != nil {
+	if err := errors.Join(srcErr, err); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var running sync.WaitGroup
-	for _, f := range families {
-		running.Go(func() { f.run(ctx) })
-	}
-	running.Go(func() { waiveFacts(ctx, store, families, log) })
-	running.Go(func() {
-		err := src.Run(ctx, func(ev cluster.Event) { fold(store, families, ev) })
-		if err != nil {
-			cancel(err)
-		}
-	})
-	<-ctx.Done()
-	log.Info("stopping: the rules stay in force")
-	running.Wait()
-	err = nil
-	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-		err = cause
-	}
+	err = serve(ctx, store, src, families, newTurn(log), log)
 	for _, f := range families {
 		err = errors.Join(err, f.plane.Close())
 	}
 	return err
+}
+
+// serve has everything run until ctx ends, and then returns nil, or until the source fails. Until it is this
+// process's turn, only the source runs: then what it has listed is written at once.
+func serve(ctx context.Context, store *cluster.Store, src source, families []*family, turn *turn, log *slog.Logger) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var running sync.WaitGroup
+	running.Go(func() {
+		if turn.wait(ctx) != nil {
+			return
+		}
+		defer turn.close()
+		runFamilies(ctx, families)
+	})
+	running.Go(func() { waiveFacts(ctx, store, families, log) })
+	var failed error
+	running.Go(func() {
+		failed = src.Run(ctx, func(ev cluster.Event) { fold(store, families, ev) })
+		cancel(failed)
+	})
+	<-ctx.Done()
+	log.Info("stopping: the rules stay in force", "because", context.Cause(ctx))
+	running.Wait()
+	return failed
+}
+
+func runFamilies(ctx context.Context, families []*family) {
+	var running sync.WaitGroup
+	for _, f := range families {
+		running.Go(func() { f.run(ctx) })
+	}
+	running.Wait()
 }
 
 // fold takes an event in and tells the engines. They are also told of events that change nothing: an empty
@@ -123,6 +136,10 @@ type family struct {
 // newFamilies makes what serves IPv4, and what serves IPv6 where this machine has it (PR-02). A family that
 // cannot be served does not keep the other from it (G6), as long as there is one.
 func newFamilies(cfg *config.Config, store *cluster.Store, log *slog.Logger) ([]*family, error) {
+	// What has a clear answer is asked first; whatever else may be wrong, the plane says.
+	if err := kernel.NFTables(); errors.Is(err, fs.ErrPermission) || errors.Is(err, kernel.ErrUnsupported) {
+		return nil, fmt.Errorf("mode %s: %w", cfg.Mode, err)
+	}
 	fams := []lb.Family{lb.IPv4}
 	if _, err := os.Stat("/proc/sys/net/ipv6"); err == nil {
 		fams = append(fams, lb.IPv6)
@@ -141,7 +158,7 @@ func newFamilies(cfg *config.Config, store *cluster.Store, log *slog.Logger) ([]
 		case i == 0:
 			return nil, fmt.Errorf("no support for the primary IP family %s: %w", fam, err)
 		default:
-			log.Error("the secondary IP family is not served", "family", fam, "error", err)
+			log.Error("the secondary IP family is not served", "family", fam, "err", err)
 		}
 	}
 	return families, nil
@@ -157,7 +174,7 @@ func newFamily(cfg *config.Config, store *cluster.Store, fam lb.Family, log *slo
 	var observers []engine.Observer
 	f.conntrack, err = conntrack.New(conntrack.Config{Family: fam, Log: labelled})
 	if err != nil {
-		labelled.Warn("stale UDP flows are not cleaned up", "error", err)
+		labelled.Warn("stale UDP flows are not cleaned up", "err", err)
 	} else {
 		observers = append(observers, f.conntrack)
 	}

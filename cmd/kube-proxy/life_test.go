@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/config"
+)
+
+// Two kube-proxies in one network namespace: the second says so and waits. When the first ends, however it
+// ends, the second takes over what is there; while it waits it can be stopped, and leaves the rules alone.
+func TestTwoProxies(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	old, young := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(old, "m/good.yaml"), good())
+	write(t, filepath.Join(young, "m/other.yaml"), service("other", "10.96.0.2", 80, "10.0.0.2"))
+	first := n.serve(old)
+
+	waits := regexp.MustCompile(`level=WARN msg="another kube-proxy serves this network namespace: this one waits until it ends" pid=\d+ `)
+	stopped := n.start(young, usualArgs(), nil)
+	stopped.await(waits)
+	if code := stopped.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d after SIGTERM while it waited:\n%s", code, stopped.log())
+	}
+
+	second := n.start(young, usualArgs(), nil)
+	second.await(waits)
+	second.await(regexp.MustCompile(`msg="read manifests"`))
+	if got := n.serves(); got != goodServed {
+		t.Errorf("while the second waits the kernel has\n%s", got)
+	}
+	first.end(syscall.SIGKILL)
+	second.await(regexp.MustCompile(`the other kube-proxy has ended; the rules are ours now`))
+	second.await(allWritten)
+	if got, want := n.serves(), "frontend 10.96.0.2 . tcp . 80\nbackend 10.0.0.2 . 8080\n"; got != want {
+		t.Errorf("when the second has taken over the kernel has\n%swant:\n%s", got, want)
+	}
+	if code := second.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d after SIGTERM", code)
+	}
+	if strings.Contains(first.log()+second.log()+stopped.log(), "others had changed") {
+		t.Errorf("they undid each other's work:\n%s\n%s", first.log(), second.log())
+	}
+}
+
+// Anybody may listen on the name of the socket, but does not keep the proxy from its work.
+func TestTurnStranger(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	stranger := n.start(dir, nil, func(c *exec.Cmd) { c.Env = append(c.Env, asUser+"=65534", asHolder+"="+turnSocket) })
+	stranger.await(regexp.MustCompile("holding"))
+	p := n.serve(dir)
+	if got, want := p.log(), `a process of another user holds the socket by which kube-proxies take turns; going on without" socket=@kube-proxy`; !strings.Contains(got, want) {
+		t.Errorf("want %q:\n%s", want, got)
+	}
+	if got := n.serves(); got != goodServed {
+		t.Errorf("the kernel has\n%s", got)
+	}
+}
+
+// A long wait is told again, and a turn that ends in order is passed on.
+func TestTurnReminds(t *testing.T) {
+	t.Parallel()
+	name := "@kube-proxy-test-" + t.TempDir()
+	first := &turn{name: name, log: slog.New(slog.DiscardHandler)}
+	if err := first.wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r, w := io.Pipe()
+	second := &turn{name: name, remind: time.Millisecond, log: slog.New(slog.NewTextHandler(w, nil))}
+	done := make(chan error)
+	go func() { done <- second.wait(t.Context()); w.Close() }()
+	buf := make([]byte, 4096)
+	for range 3 {
+		k, err := r.Read(buf)
+		if err != nil || !strings.Contains(string(buf[:k]), "this one waits until it ends") {
+			t.Fatalf("%s, %v", buf[:k], err)
+		}
+	}
+	go io.Copy(io.Discard, r)
+	first.close()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	second.close()
+}
+
+// kill -9 leaves the rules; the next process finds them and goes on.
+func TestKilled(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	for range 3 {
+		p := n.serve(dir)
+		p.end(syscall.SIGKILL)
+		if got := n.serves(); got != goodServed {
+			t.Errorf("after kill -9 the kernel has\n%s", got)
+		}
+	}
+}
+
+// A file that becomes malformed while the proxy runs: its rules stay, and changes of other files apply.
+func TestMalformedLater(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	p := n.serve(dir)
+	write(t, filepath.Join(dir, "m/good.yaml"), []byte("kind: Service\nmetadata: {name: good\n"))
+	p.await(regexp.MustCompile(`m/good.yaml:\d: is not YAML: .*; the file's last good objects stay`))
+	write(t, filepath.Join(dir, "m/other.yaml"), service("other", "10.96.0.2", 80, "10.0.0.2"))
+	want := "frontend 10.96.0.1 . tcp . 80\nfrontend 10.96.0.2 . tcp . 80\nbackend 10.0.0.1 . 8080\nbackend 10.0.0.2 . 8080\n"
+	for end := time.Now().Add(patience); n.serves() != want; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the kernel has\n%swant:\n%s", n.serves(), want)
+		}
+	}
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// SIGTERM at any moment of the start ends the process in order, and leaves nothing half-written. Before the
+// process has a handler the signal itself ends it.
+func TestStopWhileStarting(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	n.serve(dir).end(syscall.SIGTERM)
+	for delay := time.Duration(0); delay <= 60*time.Millisecond; delay += 5 * time.Millisecond {
+		p := n.start(dir, usualArgs(), nil)
+		time.Sleep(delay)
+		code := p.end(syscall.SIGTERM)
+		bySignal := p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signaled() && p.log() == ""
+		if code != 0 && !bySignal {
+			t.Errorf("SIGTERM after %v: %v\n%s", delay, p.cmd.ProcessState, p.log())
+		}
+		if got := n.serves(); got != goodServed {
+			t.Errorf("SIGTERM after %v: the kernel has\n%s", delay, got)
+		}
+	}
+}
+
+// An API server that takes connections and never answers does not keep the process from ending, nor the rules
+// from staying.
+func TestStopWhileAPIServerHangs(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	n.serve(dir).end(syscall.SIGTERM)
+	var l net.Listener
+	var err error
+	n.in(func() { l, err = net.Listen("tcp", "127.0.0.1:0") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	p := n.start(dir, []string{"--proxy-mode=nftables", "--hostname-override=n1", "--master=http://" + l.Addr().String()}, nil)
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, p.log())
+	}
+	if took := time.Since(start); took > 20*time.Second {
+		t.Errorf("it took %v to end", took)
+	}
+	if got := n.serves(); got != goodServed {
+		t.Errorf("the kernel has\n%s", got)
+	}
+}
+
+// A source that fails ends the process with its error, before anything is written.
+func TestSourceFails(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	cfg := &config.Config{Mode: "nftables"}
+	store := cluster.NewStore("n1")
+	log := slog.New(slog.DiscardHandler)
+	var families []*family
+	var err error
+	n.in(func() { families, err = newFamilies(cfg, store, log) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := errors.New("the disk is on fire")
+	src := sourceFunc(func(context.Context, func(cluster.Event)) error { return failed })
+	turn := &turn{name: "@kube-proxy-test-" + t.TempDir(), remind: time.Minute, log: log}
+	if err := serve(t.Context(), store, src, families, turn, log); err != failed {
+		t.Errorf("serve returned %v, want %v", err, failed)
+	}
+	for _, f := range families {
+		if err := f.plane.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if tables := n.command("nft", "list", "tables"); tables != "" {
+		t.Errorf("the kernel has %s", tables)
+	}
+}
+
+type sourceFunc func(context.Context, func(cluster.Event)) error
+
+func (f sourceFunc) Run(ctx context.Context, sink func(cluster.Event)) error { return f(ctx, sink) }

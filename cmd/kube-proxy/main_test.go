@@ -1,0 +1,73 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The test binary stands for the program: with asProgram set it is main, and not a test run. What else is set
+// spoils the process first.
+const (
+	asProgram   = "KUBE_PROXY_TEST_PROGRAM"
+	asUser      = "KUBE_PROXY_TEST_UID"          // give up root for this user
+	noNetfilter = "KUBE_PROXY_TEST_NO_NETFILTER" // as on a kernel without netfilter's netlink
+	asHolder    = "KUBE_PROXY_TEST_HOLD"         // listen on this socket, print a line, and wait
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) == "" {
+		os.Exit(m.Run())
+	}
+	if err := spoil(); err != nil {
+		fmt.Fprintln(os.Stderr, "spoil the process:", err)
+		os.Exit(99)
+	}
+	main()
+}
+
+func spoil() error {
+	if uid, err := strconv.Atoi(os.Getenv(asUser)); err == nil {
+		if err := syscall.Setuid(uid); err != nil {
+			return fmt.Errorf("become user %d: %w", uid, err)
+		}
+	}
+	if os.Getenv(noNetfilter) != "" {
+		if err := refuseNetfilter(); err != nil {
+			return fmt.Errorf("refuse netfilter sockets: %w", err)
+		}
+	}
+	if name := os.Getenv(asHolder); name != "" {
+		if _, err := net.Listen("unix", name); err != nil {
+			return err
+		}
+		fmt.Fprintln(os.Stderr, "holding")
+		time.Sleep(time.Hour)
+	}
+	return nil
+}
+
+// refuseNetfilter has the kernel answer socket(AF_NETLINK, …, NETLINK_NETFILTER) as one that lacks it does.
+func refuseNetfilter() error {
+	const number, domain, protocol = 0, 16, 32 // offsets in struct seccomp_data; the low words of little-endian arguments
+	load := func(at uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
+	}
+	unlessSkip := func(value uint32, skip uint8) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: value, Jf: skip}
+	}
+	filter := []unix.SockFilter{
+		load(number), unlessSkip(unix.SYS_SOCKET, 5),
+		load(domain), unlessSkip(unix.AF_NETLINK, 3),
+		load(protocol), unlessSkip(unix.NETLINK_NETFILTER, 1),
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPROTONOSUPPORT)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	return seccomp(filter)
+}

@@ -1,0 +1,242 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// patience is how long a thing may take that takes no time on a machine that is not busy.
+const patience = 60 * time.Second
+
+// seccomp installs a filter in all threads of this process.
+func seccomp(filter []unix.SockFilter) error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
+		uintptr(unsafe.Pointer(&prog)))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// namespace is a network namespace that ends with the test.
+type namespace struct {
+	t  *testing.T
+	do chan func()
+}
+
+func newNamespace(t *testing.T) *namespace {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("this test needs root")
+	}
+	n := &namespace{t, make(chan func())}
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with the namespace
+		made <- unix.Unshare(unix.CLONE_NEWNET)
+		for f := range n.do {
+			f()
+		}
+	}()
+	if err := <-made; err != nil {
+		t.Fatalf("make a network namespace: %v", err)
+	}
+	t.Cleanup(func() { close(n.do) })
+	n.command("ip", "link", "set", "lo", "up")
+	return n
+}
+
+// with returns the namespace for a subtest.
+func (n *namespace) with(t *testing.T) *namespace { return &namespace{t, n.do} }
+
+// in runs f on a thread in the namespace.
+func (n *namespace) in(f func()) {
+	done := make(chan struct{})
+	n.do <- func() { defer close(done); f() }
+	<-done
+}
+
+// command returns what a command in the namespace prints.
+func (n *namespace) command(args ...string) string {
+	n.t.Helper()
+	var out []byte
+	var err error
+	n.in(func() { out, err = exec.Command(args[0], args[1:]...).CombinedOutput() })
+	if err != nil {
+		n.t.Fatalf("%s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// process is a kube-proxy.
+type process struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	done chan struct{} // closed when it has ended
+
+	mu  sync.Mutex
+	out bytes.Buffer
+}
+
+// Write takes what the process prints.
+func (p *process) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.out.Write(b)
+}
+
+func (p *process) log() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.out.String()
+}
+
+// start starts the program in a folder; spoilt may change how.
+func (n *namespace) start(dir string, args []string, spoilt func(*exec.Cmd)) *process {
+	n.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	p := &process{t: n.t, cmd: exec.Command(self, args...), done: make(chan struct{})}
+	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = dir, p, p
+	p.cmd.Env = append(os.Environ(), asProgram+"=1")
+	if spoilt != nil {
+		spoilt(p.cmd)
+	}
+	n.in(func() { err = p.cmd.Start() })
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	go func() { p.cmd.Wait(); close(p.done) }()
+	n.t.Cleanup(func() { p.cmd.Process.Kill(); <-p.done })
+	return p
+}
+
+// serve starts the program on a folder of manifests and waits until it has written all rules.
+func (n *namespace) serve(dir string) *process {
+	n.t.Helper()
+	p := n.start(dir, usualArgs(), nil)
+	p.await(allWritten)
+	return p
+}
+
+func usualArgs() []string {
+	return []string{"--proxy-mode=nftables", "--hostname-override=n1", "--manifests=m"}
+}
+
+// allWritten matches the log when both families' rules are written.
+var allWritten = regexp.MustCompile(`(?s)msg=reset family=.*msg=reset family=`)
+
+// await waits for a text in the log.
+func (p *process) await(text *regexp.Regexp) {
+	p.t.Helper()
+	for end := time.Now().Add(patience); !text.MatchString(p.log()); time.Sleep(2 * time.Millisecond) {
+		select {
+		case <-p.done:
+			if text.MatchString(p.log()) {
+				return
+			}
+			p.t.Fatalf("ended with %v before it said %q:\n%s", p.cmd.ProcessState, text, p.log())
+		default:
+		}
+		if time.Now().After(end) {
+			p.t.Fatalf("did not say %q:\n%s", text, p.log())
+		}
+	}
+}
+
+// end waits until the process ends, with a signal if there is one, and returns its exit code.
+func (p *process) end(signal syscall.Signal) int {
+	p.t.Helper()
+	if signal != 0 {
+		if err := p.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			p.t.Fatal(err)
+		}
+	}
+	select {
+	case <-p.done:
+	case <-time.After(patience):
+		p.cmd.Process.Signal(syscall.SIGQUIT) // to see where it hangs
+		<-p.done
+		p.t.Fatalf("does not end:\n%s", p.log())
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+var elements = regexp.MustCompile(`(?s)elements = \{(.*?)\}`)
+
+// serves lists the frontends and backends that the kernel has; how many, where they are many.
+func (n *namespace) serves() string {
+	n.t.Helper()
+	var out strings.Builder
+	for _, family := range []string{"ip", "ip6"} {
+		for _, m := range []struct {
+			name, what string
+			value      int // 0: the keys of the map, 1: its values
+		}{{"services", "frontend", 0}, {"backends", "backend", 1}} {
+			var lines []string
+			if found := elements.FindStringSubmatch(n.command("nft", "list", "map", family, "kube-proxy", m.name)); found != nil {
+				for element := range strings.SplitSeq(found[1], ",") {
+					keyValue := strings.SplitN(element, " : ", 2)
+					lines = append(lines, m.what+" "+strings.TrimSpace(keyValue[m.value])+"\n")
+				}
+			}
+			slices.Sort(lines)
+			if len(lines) > 20 {
+				lines = []string{fmt.Sprintf("%d %ss\n", len(lines), m.what)}
+			}
+			out.WriteString(strings.Join(lines, ""))
+		}
+	}
+	return out.String()
+}
+
+func write(t *testing.T, path string, text []byte) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// service is a manifest of a Service and its slice.
+func service(name, addr string, port int, endpoint string) []byte {
+	return fmt.Appendf(nil, `
+kind: Service
+metadata: {name: %[1]s, namespace: shop}
+spec: {clusterIP: %[2]s, ports: [{port: %[3]d}]}
+---
+kind: EndpointSlice
+metadata: {name: %[1]s-1, namespace: shop, labels: {kubernetes.io/service-name: %[1]s}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: [%[4]s]}]
+`, name, addr, port, endpoint)
+}
+
+// good is the Service that works, whatever is wrong beside it.
+func good() []byte { return service("good", "10.96.0.1", 80, "10.0.0.1") }
+
+const goodServed = "frontend 10.96.0.1 . tcp . 80\nbackend 10.0.0.1 . 8080\n"
