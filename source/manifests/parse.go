@@ -125,6 +125,9 @@ func yamlError(err error) (line int, what string) {
 	return line, what
 }
 
+// mostSearched bounds how many bytes are parsed to find a broken line: some tenths of a second.
+const mostSearched = 8 << 20
+
 // syntaxLine makes the parser's line exact. The parser often names the line where the broken mapping or list
 // began, or the one before it. The broken line is the one after the longest part of the document that can be
 // read.
@@ -140,7 +143,11 @@ func syntaxLine(data []byte, line int) int {
 	for end < len(lines) && !bytes.HasPrefix(lines[end], []byte("---")) {
 		end++
 	}
-	if end-start > 500 { // this takes time by the square of the document
+	size := 0
+	for _, l := range lines[start:end] {
+		size += len(l)
+	}
+	if (end-start)*size > mostSearched { // nobody waits for an exact line
 		return line
 	}
 	for n := end; n > start; n-- {
