@@ -29,7 +29,7 @@ func decode(data []byte) (*v1alpha1.KubeProxyConfiguration, []string, error) {
 	var warnings []string
 	obj, _, err := strict.UniversalDeserializer().Decode(data, nil, nil)
 	if runtime.IsStrictDecodingError(err) {
-		warnings = append(warnings, "Using lenient decoding as strict decoding failed: "+err.Error())
+		warnings = append(warnings, "Using lenient decoding as strict decoding failed: "+strings.Join(strings.Fields(err.Error()), " "))
 		obj, _, err = lenient.UniversalDeserializer().Decode(data, nil, nil)
 	}
 	if err != nil {
