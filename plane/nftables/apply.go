@@ -116,8 +116,10 @@ func (c *change) row(k lb.Key, front *lb.Frontend) error {
 	c.sources(k, old.front, front)
 	c.release(old.cluster)
 	c.release(old.local)
-	c.countClusterIP(old.front, -1)
-	c.countClusterIP(front, +1)
+	if isClusterIP(old.front) != isClusterIP(front) { // the address is the key's, so it is the same
+		c.countClusterIP(old.front, -1)
+		c.countClusterIP(front, +1)
+	}
 
 	if front == nil {
 		delete(c.st.rows, k)
@@ -278,8 +280,10 @@ func has(list []netip.Prefix, p netip.Prefix) bool {
 	return false
 }
 
+func isClusterIP(f *lb.Frontend) bool { return f != nil && f.Kind == lb.ClusterIP }
+
 func (c *change) countClusterIP(f *lb.Frontend, n int32) {
-	if f != nil && f.Kind == lb.ClusterIP {
+	if isClusterIP(f) {
 		if c.clusterIPs == nil {
 			c.clusterIPs = make(map[netip.Addr]int32, 1)
 		}

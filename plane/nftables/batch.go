@@ -16,10 +16,10 @@ type batch struct {
 	*ruleset
 
 	seq        uint32
-	head       encoder // the table, and sets and chains that come
-	rules      encoder // rules that go and come
-	gone       [setCount]elements
-	come       [setCount]elements
+	head       encoder             // the table, and sets and chains that come
+	rules      encoder             // rules that go and come
+	gone       [setCount]*elements // nil where there are none: a change touches few of the sets
+	come       [setCount]*elements
 	tail       encoder // chains and sets that go
 	about      []aboutMessage
 	quiet      bool   // stage nothing: only the state is wanted
@@ -185,6 +185,14 @@ type elements struct {
 
 const bufferLimit = 1 << 20
 
+// elementsOf returns the writer for a set, which it makes when it is first needed.
+func elementsOf(group *[setCount]*elements, set setIndex) *elements {
+	if group[set] == nil {
+		group[set] = &elements{cur: encoder{make([]byte, 0, 128)}} // enough for one element
+	}
+	return group[set]
+}
+
 func (t *batch) openList(e *elements, set setIndex, typ, flags uint16) {
 	if len(e.cur.b) > bufferLimit-attrLimit-1024 {
 		e.full = append(e.full, e.cur.b)
@@ -218,7 +226,7 @@ func (t *batch) add(set setIndex, rec []byte) {
 	if t.quiet {
 		return
 	}
-	e, d := &t.come[set], &t.sets[set]
+	e, d := elementsOf(&t.come, set), &t.sets[set]
 	t.room(e, set, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE)
 	at := e.cur.nest(unix.NFTA_LIST_ELEM)
 	rest := e.cur.elementKey(d, rec)
@@ -235,7 +243,7 @@ func (t *batch) addVerdict(set setIndex, key []byte, v elementVerdict) {
 	if t.quiet {
 		return
 	}
-	e, d := &t.come[set], &t.sets[set]
+	e, d := elementsOf(&t.come, set), &t.sets[set]
 	t.room(e, set, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE)
 	at := e.cur.nest(unix.NFTA_LIST_ELEM)
 	e.cur.elementKey(d, key)
@@ -255,7 +263,7 @@ func (t *batch) remove(set setIndex, rec []byte) {
 	if t.quiet {
 		return
 	}
-	e, d := &t.gone[set], &t.sets[set]
+	e, d := elementsOf(&t.gone, set), &t.sets[set]
 	t.room(e, set, unix.NFT_MSG_DELSETELEM, 0)
 	at := e.cur.nest(unix.NFTA_LIST_ELEM)
 	e.cur.elementKey(d, rec)
@@ -288,17 +296,19 @@ func (e *encoder) elementKey(d *setDef, rec []byte) []byte {
 // buffers closes the batch and returns what to send, the sequence number of the last message, and how many
 // messages there are between the frames. It returns nil if nothing is staged.
 func (t *batch) buffers() (bufs [][]byte, last uint32) {
-	var body [][]byte
+	bufs = make([][]byte, 1, 8) // the first is the batch's begin
 	put := func(b []byte) {
 		if len(b) > 0 {
-			body = append(body, b)
+			bufs = append(bufs, b)
 		}
 	}
 	put(t.head.b)
 	put(t.rules.b)
-	for _, group := range []*[setCount]elements{&t.gone, &t.come} {
-		for i := range group {
-			e := &group[i]
+	for _, group := range []*[setCount]*elements{&t.gone, &t.come} {
+		for _, e := range group {
+			if e == nil {
+				continue
+			}
 			e.closeList()
 			for _, b := range e.full {
 				put(b)
@@ -307,11 +317,11 @@ func (t *batch) buffers() (bufs [][]byte, last uint32) {
 		}
 	}
 	put(t.tail.b)
-	if len(body) == 0 {
+	if len(bufs) == 1 {
 		return nil, 0
 	}
-	last = askForAck(body[len(body)-1])
-	var begin, end encoder
+	last = askForAck(bufs[len(bufs)-1])
+	begin, end := encoder{make([]byte, 0, 32)}, encoder{make([]byte, 0, 24)}
 	at := begin.raw(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, 0, unix.NFNL_SUBSYS_NFTABLES)
 	if t.generation != 0 {
 		begin.u32(unix.NFNL_BATCH_GENID, t.generation)
@@ -319,8 +329,7 @@ func (t *batch) buffers() (bufs [][]byte, last uint32) {
 	begin.endMessage(at)
 	at = end.raw(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, t.seq+1, unix.NFNL_SUBSYS_NFTABLES)
 	end.endMessage(at)
-	bufs = append(bufs, begin.b)
-	bufs = append(bufs, body...)
+	bufs[0] = begin.b
 	return append(bufs, end.b), last
 }
 

@@ -3,6 +3,7 @@ package nftables
 import (
 	"fmt"
 	"net/netip"
+	"runtime"
 	"testing"
 
 	"kube-proxy/lb"
@@ -101,16 +102,33 @@ func loadedTable(b *testing.B, n int) (*Plane, *lb.Table) {
 	return p, tab
 }
 
-// loaded returns a function that makes the next change: one of a service's ten endpoints is another one.
+// flipped is how many services change in turn: with any number of services the same many.
+const flipped = 100
+
+// loaded returns a function that makes the next change: one of a service's ten endpoints is another one. The rows are made
+// beforehand, a source and policy make them and not the plane.
 func loaded(b *testing.B, n int) (*Plane, func() []lb.Change) {
 	p, tab := loadedTable(b, n)
+	type form struct {
+		owner  lb.Owner
+		fronts []*lb.Frontend
+	}
+	var forms [2][flipped]form
+	for version := range forms {
+		for i := range flipped {
+			at := i * (n / flipped)
+			f := &forms[version][i]
+			f.owner, f.fronts = world{lb.IPv4}.clusterIP(at, at*10, 10)
+			changed := &f.fronts[0].Set(lb.Cluster).Backends[8]
+			changed.Addr = netip.AddrPortFrom(changed.Addr.Addr(), uint16(9000+version))
+		}
+	}
+	runtime.GC() // what the setup left behind is not the change's
 	i := 0
 	return p, func() []lb.Change {
+		f := &forms[i/flipped%2][i%flipped]
 		i++
-		o, fronts := world{lb.IPv4}.clusterIP(i%n, i%n*10, 10)
-		changed := &fronts[0].Set(lb.Cluster).Backends[8]
-		changed.Addr = netip.AddrPortFrom(changed.Addr.Addr(), uint16(8081+i%100))
-		changes, _ := tab.Replace(o, fronts)
+		changes, _ := tab.Replace(f.owner, f.fronts)
 		return changes
 	}
 }
