@@ -134,27 +134,27 @@ func longestNames() string {
 // manyServices has as many Services as a small cluster, each with its own endpoint counts.
 func manyServices() string {
 	var b strings.Builder
-	b.WriteString("A thousand Services, of which every third changes and every seventh goes.\n\nRows: SV-12\n\n-- cluster.yaml --\n")
+	b.WriteString("Three hundred Services, of which every third changes and every seventh goes.\n\nRows: SV-12\n\n-- cluster.yaml --\n")
 	port := []string{"{name: http, port: 8080}"}
 	name := func(i int) string { return fmt.Sprintf("web-%d", i) }
 	put := func(i, eps int) {
 		b.WriteString(slice("shop", name(i), name(i)+"-v4", false, port, pods4[:eps]))
 		b.WriteString(slice("shop", name(i), name(i)+"-v6", true, port, pods6[:eps]))
 	}
-	for i := range 1000 {
+	for i := range 300 {
 		b.WriteString(service("shop", name(i), i, []string{"{name: http, port: 80}"}))
 		put(i, i%3)
 	}
 	b.WriteString("-- packets --\npod3 -> shop/web-0:http : refused\npod3 -> shop/web-1:http : pod1 from same\n" +
-		"pod3 -> shop/web-998:http : pod1, pod4 from same\n")
+		"pod3 -> shop/web-299:http : pod1, pod4 from same\n")
 	b.WriteString("-- step changes/cluster.yaml --\n")
-	for i := 0; i < 1000; i += 3 {
+	for i := 0; i < 300; i += 3 {
 		put(i, 1+i%2)
 	}
-	b.WriteString("-- step changes/packets --\npod3 -> shop/web-0:http : pod1 from same\npod3 -> shop/web-999:http : pod1, pod4 from same\n" +
+	b.WriteString("-- step changes/packets --\npod3 -> shop/web-0:http : pod1 from same\npod3 -> shop/web-297:http : pod1, pod4 from same\n" +
 		"pod3 -> shop/web-1:http : pod1 from same\n")
 	b.WriteString("-- step deletions/delete --\n")
-	for i := 0; i < 1000; i += 7 {
+	for i := 0; i < 300; i += 7 {
 		fmt.Fprintf(&b, "Service shop/%s\n", name(i))
 	}
 	b.WriteString("-- step deletions/packets --\npod3 -> 10.97.0.0|[fd00:10:96::1:0]:80 : dropped\npod3 -> shop/web-1:http : pod1 from same\n")
