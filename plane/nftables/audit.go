@@ -20,43 +20,42 @@ func (p *Plane) Audit(_ context.Context, full bool) (int, error) {
 		return 0, fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
 	}
 	notes := p.mon.take()
-	if notes.everything {
-		return p.auditAll(allSets)
+	n, err := p.audit(&notes, full)
+	if err != nil {
+		p.mon.giveBack(notes)
 	}
-	if full {
-		return p.auditFull()
-	}
-	mended := 0
-	if notes.structure {
-		n, err := p.auditAll(smallSets)
-		if err != nil {
-			return n, err
-		}
-		mended = n
-	}
-	n, err := p.mendElements(notes.elements)
-	return mended + n, err
+	return n, err
 }
 
-// auditFull removes what nothing uses any more, and then compares everything; or where that would take long,
-// everything that is small, and a part of the rest.
-func (p *Plane) auditFull() (int, error) {
-	if err := p.tidy(); err != nil {
-		return 0, err
+// audit takes out of the notes what it has mended.
+func (p *Plane) audit(notes *notes, full bool) (int, error) {
+	if full {
+		if err := p.tidy(); err != nil {
+			return 0, err
+		}
 	}
-	elements := 4 * len(p.st.rows)
-	for _, s := range p.st.sets {
-		elements += 1 + len(s.slots)
-	}
-	if elements <= p.window {
+	if notes.everything || full && p.elements() <= p.window {
 		return p.auditAll(allSets)
 	}
-	mended, err := p.auditAll(alwaysRead)
+	mended, err := p.mendElements(notes.elements)
 	if err != nil {
 		return mended, err
 	}
+	notes.elements = nil
+	if !full && !notes.structure {
+		return mended, nil
+	}
+	which := smallSets
+	if full {
+		which = alwaysRead
+	}
+	n, err := p.auditAll(which)
+	mended += n
+	if err != nil || !full {
+		return mended, err
+	}
 	c := p.begin(p.st)
-	n, err := p.auditSome(c)
+	n, err = p.auditSome(c)
 	if err == nil {
 		err = p.commit(c.batch)
 	}
@@ -64,6 +63,15 @@ func (p *Plane) auditFull() (int, error) {
 		return mended, fmt.Errorf("nftables %s: compare elements: %w", p.fam, err)
 	}
 	return mended + n, nil
+}
+
+// elements is about how many elements of large maps the state has.
+func (p *Plane) elements() int {
+	n := 4 * len(p.st.rows)
+	for _, s := range p.st.sets {
+		n += 1 + len(s.slots)
+	}
+	return n
 }
 
 // auditAll compares the structure, and the elements of some sets, with the state.

@@ -112,6 +112,7 @@ func TestStateLost(t *testing.T) {
 		"deleted":  "delete table ip kube-proxy",
 		"replaced": "delete table ip kube-proxy; add table ip kube-proxy; add chain ip kube-proxy mine",
 		"flushed":  "flush ruleset",
+		"asleep":   "add table ip kube-proxy { flags dormant; }",
 	} {
 		t.Run(name, func(t *testing.T) {
 			inNetns(t)
@@ -126,7 +127,7 @@ func TestStateLost(t *testing.T) {
 				t.Errorf("audit: error %v", err)
 			}
 			changes, _ := tab.Replace(w.clusterIP(1, 100, 2))
-			if err := p.Apply(t.Context(), changes); !errors.Is(err, plane.ErrStateLost) {
+			if err := p.Apply(t.Context(), changes); name != "asleep" && !errors.Is(err, plane.ErrStateLost) {
 				t.Errorf("apply: error %v", err)
 			}
 			tab.Replace(w.clusterIP(1, 3, 3))

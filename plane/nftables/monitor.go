@@ -28,7 +28,7 @@ type monitor struct {
 // notes is what others did since the last look.
 type notes struct {
 	everything bool // notifications were lost, or the table went: only a full comparison helps
-	structure  bool // a set, chain or rule came or went
+	structure  bool // a set, chain or rule came or went, or the table's flags changed
 	elements   map[elementKey]elementNote
 }
 
@@ -156,6 +156,33 @@ func (m *monitor) take() notes {
 	return n
 }
 
+// silent reports whether nothing was heard since the last take.
+func (m *monitor) silent() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.notes.empty()
+}
+
+// giveBack undoes a take whose notes could not be dealt with. What came since then counts more.
+func (m *monitor) giveBack(old notes) {
+	if old.empty() {
+		return
+	}
+	m.note(func(n *notes) {
+		n.everything = n.everything || old.everything
+		n.structure = n.structure || old.structure
+		if n.elements == nil {
+			n.elements = old.elements
+			return
+		}
+		for k, was := range old.elements {
+			if _, newer := n.elements[k]; !newer {
+				n.elements[k] = was
+			}
+		}
+	})
+}
+
 // hear sorts one notification.
 func (m *monitor) hear(msg message) error {
 	if msg.typ>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.body) < nfHeader || msg.body[0] != m.proto {
@@ -168,7 +195,7 @@ func (m *monitor) hear(msg message) error {
 	switch typ := msg.typ & 0xff; typ {
 	case unix.NFT_MSG_DELTABLE:
 		m.note(func(n *notes) { n.everything = true })
-	case unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN,
+	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN,
 		unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		m.note(func(n *notes) { n.structure = true })
 	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:

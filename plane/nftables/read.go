@@ -15,7 +15,7 @@ import (
 // snapshot is what the kernel's table holds, as far as a comparison needs it.
 type snapshot struct {
 	present bool // there is a table of our name
-	ours    bool // it has all our sets and base chains, as we make them
+	ours    bool // it is in force and has all our sets and base chains, as we make them
 
 	chains   map[string]*kernelChain
 	foreign  []string // sets that are not ours
@@ -125,8 +125,10 @@ func (p *Plane) readTable(which func(*setDef) bool) (*snapshot, uint32, error) {
 
 func (p *Plane) readOnce(which func(*setDef) bool) (*snapshot, error) {
 	s := &snapshot{chains: map[string]*kernelChain{}}
-	err := p.sock.dump(p.request(unix.NFT_MSG_GETTABLE, 0, uint16(unix.NFTA_TABLE_NAME), TableName), func([]byte) error {
+	dormant := false
+	err := p.sock.dump(p.request(unix.NFT_MSG_GETTABLE, 0, uint16(unix.NFTA_TABLE_NAME), TableName), func(body []byte) error {
 		s.present = true
+		dormant = be32(attribute(body, unix.NFTA_TABLE_FLAGS))&tableDormant != 0
 		return nil
 	})
 	if errors.Is(err, unix.ENOENT) {
@@ -138,6 +140,7 @@ func (p *Plane) readOnce(which func(*setDef) bool) (*snapshot, error) {
 	if err == nil {
 		err = p.readChains(s)
 	}
+	s.ours = s.ours && !dormant
 	if err == nil && s.ours {
 		err = p.readElements(s, which)
 	}
@@ -271,6 +274,11 @@ func (p *Plane) readElements(s *snapshot, which func(*setDef) bool) error {
 			})
 			return nil
 		})
+		// Others may change their tables all the time, which does no harm to what we read of ours; and of a change
+		// of ours the monitor hears, so that it is looked at again.
+		if errors.Is(err, errInterrupted) && p.mon.silent() {
+			err = nil
+		}
 		if err != nil {
 			return fmt.Errorf("elements of %s: %w", d.name, err)
 		}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 )
 
 // Reset makes the table hold exactly what want says, in one transaction. It reads the kernel and changes only
@@ -17,12 +18,15 @@ import (
 // that same transaction.
 func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 	podsBefore := p.rules.pods
+	refused := 0
 	for try := 0; ; try++ {
 		p.mon.take() // what others did so far, the reading shows
 		snap, gen, err := p.readTable(allSets)
 		if err != nil {
+			p.rules.pods = podsBefore
 			return err
 		}
+		snap.ours = snap.ours && refused < 2
 		c, bad := p.plan(snap, want)
 		// Somebody may have changed our table since it was read. After some tries against a busy
 		// neighbour we go without the guard: the audit would find what we missed.
@@ -31,6 +35,12 @@ func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 		}
 		err = p.commit(c.batch)
 		if errors.Is(err, unix.ERESTART) && try < 3 {
+			continue
+		}
+		// The kernel holds something else than was read. If that is so twice, there is something that we cannot
+		// see, such as a foreign element of a map that is read by key: then the table is replaced.
+		if errors.Is(err, plane.ErrStateLost) && refused < 2 {
+			refused++
 			continue
 		}
 		if err != nil {
@@ -232,6 +242,11 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table) (*state, error) {
 		if err := c.row(f.Key, f); err != nil {
 			bad.keys = append(bad.keys, f.Key)
 			bad.err = errors.Join(bad.err, fmt.Errorf("nftables %s: %w", p.fam, err))
+		}
+	}
+	for id, s := range st.sets {
+		if s.refs == 0 { // adopted for rows that were all refused
+			delete(st.sets, id)
 		}
 	}
 	slots, members := adoptedSlots(snap, st)

@@ -124,6 +124,7 @@ const (
 	setFieldLen   = 1    // NFTA_SET_FIELD_LEN
 	policyAccept  = 1    // NF_ACCEPT
 	setElemKeyEnd = 10   // NFTA_SET_ELEM_KEY_END
+	tableDormant  = 1    // NFT_TABLE_F_DORMANT: its chains are not in force
 )
 
 func width(fields []field) int {

@@ -1,0 +1,178 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+)
+
+// A row that the kernel has under an id, and that cannot be held any more, costs a Reset that row only.
+func TestResetRefusesARowThatTheKernelHas(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w world) {
+		inNetns(t)
+		p := newPlane(t, w.fam)
+		tab := w.table(5, 3)
+		reset(t, p, tab)
+		o, fronts := w.clusterIP(2, 6, 3)
+		fronts[0].Affinity = 1500 * time.Millisecond
+		tab.Replace(o, fronts)
+		for range 2 {
+			var refused *refusedRows
+			if err := p.Reset(t.Context(), tab); !errors.As(err, &refused) || len(refused.keys) != 1 || refused.keys[0] != fronts[0].Key {
+				t.Fatalf("error %v, want one refused row, %s", err, fronts[0].Key)
+			}
+		}
+		tab.Replace(w.clusterIP(9, 40, 3))
+		rest := &lb.Table{Node: tab.Node}
+		for _, i := range []int{0, 1, 3, 4} {
+			rest.Replace(w.clusterIP(i, i*3, 3))
+		}
+		if got, want := dump(t, p), fresh(t, w.fam, rest); got != want {
+			t.Errorf("got:\n%s\nwant:\n%s", got, want)
+		}
+	})
+}
+
+// A full audit of a large table, which looks at a part of it, does not forget what was heard of the rest.
+func TestFullAuditMendsWhatWasHeard(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w world) {
+		inNetns(t)
+		p := newPlane(t, w.fam)
+		p.window = 1
+		tab := w.table(50, 3)
+		reset(t, p, tab)
+		want := dump(t, p)
+		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.fam]
+		id := p.st.sets[lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}].id
+		foreign := w.addr(9, 9).String()
+		runNFT(t, fmt.Sprintf(`delete element %[1]s kube-proxy backends { %[2]d . 1 }
+			add element %[1]s kube-proxy services { %[3]s . tcp . 80 : 0x4 }
+			add element %[1]s kube-proxy hairpin { %[3]s . %[3]s }`, fam, id, foreign))
+		heard(t, p)
+		if n, err := p.Audit(t.Context(), true); err != nil || n < 3 {
+			t.Errorf("mended %d, error %v", n, err)
+		}
+		if got := dump(t, p); got != want {
+			t.Errorf("got:\n%s\nwant:\n%s", got, want)
+		}
+	})
+}
+
+// An audit that fails does not forget what was to be mended.
+func TestFailedAuditRemembers(t *testing.T) {
+	inNetns(t)
+	w := world{lb.IPv4}
+	p := newPlane(t, w.fam)
+	tab := w.table(5, 3)
+	reset(t, p, tab)
+	want := dump(t, p)
+	runNFT(t, "flush map ip kube-proxy services; flush chain ip kube-proxy cluster")
+	heard(t, p)
+	sock := p.sock
+	p.sock = &socket{fd: -1}
+	if _, err := p.Audit(t.Context(), false); err == nil {
+		t.Fatal("an audit without a socket did not fail")
+	}
+	p.sock = sock
+	heard(t, p)
+	if n, err := p.Audit(t.Context(), false); err != nil || n != 6 {
+		t.Errorf("mended %d, error %v", n, err)
+	}
+	if got := dump(t, p); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// An element that stands in the way and that no reading shows does not keep a Reset from its end.
+func TestResetWithWhatCannotBeSeen(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w world) {
+		inNetns(t)
+		p := newPlane(t, w.fam)
+		tab := w.table(20, 3)
+		reset(t, p, tab)
+		p.bigMap = 10
+		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.fam]
+		id := p.st.sets[lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}].id
+		runNFT(t, fmt.Sprintf(`add element %s kube-proxy backends { %d . 3 : %s . 99 }`, fam, id, w.addr(9, 9)))
+		heard(t, p)
+		tab.Replace(w.clusterIP(2, 200, 4))
+		reset(t, p, tab)
+		if got, want := dump(t, p), fresh(t, w.fam, tab); got != want {
+			t.Errorf("got:\n%s\nwant:\n%s", got, want)
+		}
+	})
+}
+
+// busyNeighbour changes another table without pause until the test ends.
+func busyNeighbour(t *testing.T) {
+	t.Helper()
+	runNFT(t, "add table ip neighbour; add set ip neighbour s { type mark; }")
+	s, err := openSocket()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	t.Cleanup(func() { close(stop); wg.Wait(); s.close() })
+	wg.Go(func() {
+		for i := uint32(0); ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			var b, m, e encoder
+			at := b.raw(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, 0, unix.NFNL_SUBSYS_NFTABLES)
+			b.endMessage(at)
+			at = m.message(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_ACK, unix.NFPROTO_IPV4, 1)
+			m.str(unix.NFTA_SET_ELEM_LIST_TABLE, "neighbour")
+			m.str(unix.NFTA_SET_ELEM_LIST_SET, "s")
+			l := m.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+			el := m.nest(unix.NFTA_LIST_ELEM)
+			k := m.nest(unix.NFTA_SET_ELEM_KEY)
+			m.bytes(unix.NFTA_DATA_VALUE, appendNum(nil, i))
+			m.endNest(k)
+			m.endNest(el)
+			m.endNest(l)
+			m.endMessage(at)
+			at = e.raw(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, 2, unix.NFNL_SUBSYS_NFTABLES)
+			e.endMessage(at)
+			if err := s.commit([][]byte{b.b, m.b, e.b}, 1); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+}
+
+// Others may change their own tables as often as they like: we read ours all the same.
+func TestBusyNeighbour(t *testing.T) {
+	inNetns(t)
+	w := world{lb.IPv4}
+	p := newPlane(t, w.fam)
+	tab := w.table(2000, 4)
+	reset(t, p, tab)
+	want := fresh(t, w.fam, tab)
+	busyNeighbour(t)
+	q := newPlane(t, w.fam)
+	if err := q.Reset(t.Context(), tab); err != nil {
+		t.Errorf("Reset: %v", err)
+	}
+	if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
+		t.Errorf("a full audit mended %d, error %v", n, err)
+	}
+	runNFT(t, "flush map ip kube-proxy services; flush chain ip kube-proxy cluster")
+	heard(t, p)
+	if _, err := p.Audit(t.Context(), false); err != nil {
+		t.Errorf("audit: %v", err)
+	}
+	if got := dump(t, p); got != want {
+		t.Error("the dump differs from a fresh one")
+	}
+}
