@@ -23,8 +23,8 @@ var update = flag.Bool("update", false, "write what the program does into testda
 //
 //	what it is
 //	-- args --     the command line; that of usualArgs if there is none
-//	-- m/… --      files; m/good.yaml with a good Service is always there, and generated has what is not text
-//	-- says --     all that the program prints but lines of level INFO
+//	-- m/… --      files; m/good.yaml with the Node and a good Service is always there, and generated has what is not text
+//	-- says --     all that the program prints but lines of level INFO, log lines sorted
 //	-- serves --   what the kernel has afterwards; nothing if the program ends by itself: then all is as before
 //	-- exit --     its exit code if it ends by itself; otherwise it goes on until SIGTERM, and then exits with 0
 func TestBadInput(t *testing.T) {
@@ -97,7 +97,7 @@ func testBadInput(n *namespace, file string, c *txtar.Archive, g spoiler) {
 		}
 	}
 	if *update {
-		c.Files = slices.DeleteFunc(c.Files, func(f txtar.File) bool { return got[f.Name] != "" || f.Name == "says" })
+		c.Files = slices.DeleteFunc(c.Files, func(f txtar.File) bool { _, anew := got[f.Name]; return anew })
 		for _, name := range []string{"says", "serves", "exit"} {
 			if text, ok := got[name]; ok {
 				c.Files = append(c.Files, txtar.File{Name: name, Data: []byte(text)})
@@ -118,15 +118,21 @@ func wants(c *txtar.Archive, name string) string {
 
 var timestamp = regexp.MustCompile(`^time=\S+ `)
 
-// said is what a program printed, without times and what is no news.
+// said is what a program printed, without times and what is no news; several goroutines log, so their lines
+// are sorted.
 func said(log string) string {
-	var out strings.Builder
+	var logged, rest []string
 	for line := range strings.Lines(log) {
-		if line = timestamp.ReplaceAllString(line, ""); !strings.HasPrefix(line, "level=INFO") {
-			out.WriteString(line)
+		switch line = timestamp.ReplaceAllString(line, ""); {
+		case strings.HasPrefix(line, "level=INFO"):
+		case strings.HasPrefix(line, "level="):
+			logged = append(logged, line)
+		default:
+			rest = append(rest, line)
 		}
 	}
-	return out.String()
+	slices.Sort(logged)
+	return strings.Join(append(logged, rest...), "")
 }
 
 // spoiler makes what a text cannot say.

@@ -202,7 +202,7 @@ func TestSourceFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	failed := errors.New("the disk is on fire")
-	src := sourceFunc(func(context.Context, func(cluster.Event)) error { return failed })
+	src := source{run: func(context.Context, func(cluster.Event)) error { return failed }}
 	turn := &turn{name: "@kube-proxy-test-" + t.TempDir(), remind: time.Minute, log: log}
 	if err := serve(t.Context(), store, src, families, turn, log); err != failed {
 		t.Errorf("serve returned %v, want %v", err, failed)
@@ -217,6 +217,59 @@ func TestSourceFails(t *testing.T) {
 	}
 }
 
-type sourceFunc func(context.Context, func(cluster.Event)) error
-
-func (f sourceFunc) Run(ctx context.Context, sink func(cluster.Event)) error { return f(ctx, sink) }
+// PR-03: the first write waits for the Node, but from the time at which the rest is there, and not for ever.
+func TestNodeDoesNotCome(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	for _, c := range []struct {
+		name string
+		node bool
+		wait time.Duration
+	}{{"comes", true, time.Hour}, {"does not come", false, 10 * time.Millisecond}, {"must be there", false, 0}} {
+		var log safeBuffer
+		logger := slog.New(slog.NewTextHandler(&log, nil))
+		store := cluster.NewStore("n1")
+		store.WaitForFacts(c.wait > 0)
+		var families []*family
+		var err error
+		n.in(func() { families, err = newFamilies(&config.Config{Mode: "nftables"}, store, logger) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		src := source{factsWait: c.wait, run: func(ctx context.Context, sink func(cluster.Event)) error {
+			sink(cluster.SlicesListed{})
+			sink(cluster.CIDRsListed{})
+			time.Sleep(50 * time.Millisecond) // an API server that is slow: the wait does not begin yet
+			if s := log.String(); strings.Contains(s, "not known") || strings.Contains(s, "msg=reset") {
+				t.Errorf("%s: before Services are listed:\n%s", c.name, s)
+			}
+			if c.node {
+				sink(cluster.NodeSet{Node: &cluster.Node{Name: "n1"}})
+			}
+			sink(cluster.ServicesListed{})
+			<-ctx.Done()
+			return nil
+		}}
+		ctx, cancel := context.WithCancel(t.Context())
+		turn := &turn{name: "@kube-proxy-test-" + t.TempDir(), remind: time.Minute, log: logger}
+		done := make(chan error)
+		go func() { done <- serve(ctx, store, src, families, turn, logger) }()
+		for end := time.Now().Add(patience); !allWritten.MatchString(log.String()); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: nothing is written:\n%s", c.name, log.String())
+			}
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if told := strings.Contains(log.String(), "this node's Node object is not known"); told == c.node {
+			t.Errorf("%s:\n%s", c.name, log.String())
+		}
+		for _, f := range families {
+			if err := f.plane.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}

@@ -92,22 +92,28 @@ type process struct {
 	t    *testing.T
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it has ended
-
-	mu  sync.Mutex
-	out bytes.Buffer
+	out  safeBuffer
 }
 
-// Write takes what the process prints.
-func (p *process) Write(b []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.out.Write(b)
+func (p *process) log() string { return p.out.String() }
+
+// safeBuffer may be read while it is written.
+type safeBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
 }
 
-func (p *process) log() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.out.String()
+// Write is io.Writer's.
+func (s *safeBuffer) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(b)
+}
+
+func (s *safeBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
 }
 
 // start starts the program in a folder; spoilt may change how.
@@ -118,7 +124,7 @@ func (n *namespace) start(dir string, args []string, spoilt func(*exec.Cmd)) *pr
 		n.t.Fatal(err)
 	}
 	p := &process{t: n.t, cmd: exec.Command(self, args...), done: make(chan struct{})}
-	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = dir, p, p
+	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = dir, &p.out, &p.out
 	p.cmd.Env = append(os.Environ(), asProgram+"=1")
 	if spoilt != nil {
 		spoilt(p.cmd)
@@ -237,6 +243,8 @@ endpoints: [{addresses: [%[4]s]}]
 }
 
 // good is the Service that works, whatever is wrong beside it.
-func good() []byte { return service("good", "10.96.0.1", 80, "10.0.0.1") }
+func good() []byte {
+	return append([]byte("kind: Node\nmetadata: {name: n1}\n---"), service("good", "10.96.0.1", 80, "10.0.0.1")...)
+}
 
 const goodServed = "frontend 10.96.0.1 . tcp . 80\nbackend 10.0.0.1 . 8080\n"

@@ -25,8 +25,10 @@ import (
 )
 
 // source follows Services, EndpointSlices, the Node and ServiceCIDRs somewhere.
-type source interface {
-	Run(ctx context.Context, sink func(cluster.Event)) error
+type source struct {
+	run func(ctx context.Context, sink func(cluster.Event)) error
+	// factsWait is how much later than the Services and EndpointSlices the Node and the ServiceCIDRs may come.
+	factsWait time.Duration
 }
 
 // run is the process after its configuration is known. It returns nil when ctx ends.
@@ -62,10 +64,19 @@ func serve(ctx context.Context, store *cluster.Store, src source, families []*fa
 		defer turn.close()
 		runFamilies(ctx, families)
 	})
-	running.Go(func() { waiveFacts(ctx, store, families, log) })
+	var seen lists
+	waive := func() { waiveFacts(store, families, log) }
 	var failed error
 	running.Go(func() {
-		failed = src.Run(ctx, func(ev cluster.Event) { fold(store, families, ev) })
+		failed = src.run(ctx, func(ev cluster.Event) {
+			switch complete := seen.take(ev); {
+			case complete && src.factsWait == 0:
+				waive()
+			case complete:
+				running.Go(func() { sleep(ctx, src.factsWait, waive) })
+			}
+			fold(store, families, ev)
+		})
 		cancel(failed)
 	})
 	<-ctx.Done()
@@ -91,39 +102,72 @@ func fold(store *cluster.Store, families []*family, ev cluster.Event) {
 	}
 }
 
-// factsWait is how long the first write waits for the Node and the ServiceCIDRs (PR-03).
-const factsWait = 10 * time.Second
+// lists remembers which of the lists without which nothing is served have come.
+type lists struct {
+	mu               sync.Mutex
+	services, slices bool
+}
+
+// take reports whether the event makes the lists complete, which happens once.
+func (l *lists) take(ev cluster.Event) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.services && l.slices
+	switch ev.(type) {
+	case cluster.ServicesListed:
+		l.services = true
+	case cluster.SlicesListed:
+		l.slices = true
+	}
+	return !before && l.services && l.slices
+}
+
+// sleep calls f after a while, unless ctx ends before.
+func sleep(ctx context.Context, d time.Duration, f func()) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+		f()
+	}
+}
 
 // waiveFacts ends the wait for the Node and the ServiceCIDRs when they do not come, for example for want of
 // permission: Services are served without.
-func waiveFacts(ctx context.Context, store *cluster.Store, families []*family, log *slog.Logger) {
-	select {
-	case <-ctx.Done():
-		return
-	case <-time.After(factsWait):
-	}
+func waiveFacts(store *cluster.Store, families []*family, log *slog.Logger) {
 	if !store.WaitForFacts(false) {
 		return
 	}
 	if store.Facts().Node == nil {
 		log.Warn("this node's Node object is not known: NodePorts on its primary address do not answer, and topology hints do not count. "+
-			"Is --hostname-override right, and may the proxy read Nodes?", "node", store.Facts().NodeName)
+			"Is --hostname-override right, and is there a Node of this name that the proxy may read?", "node", store.Facts().NodeName)
 	}
 	for _, f := range families {
 		f.engine.Mark(cluster.Dirty{})
 	}
 }
 
+// apiFactsWait is how long the first write waits for the Node and the ServiceCIDRs of an API server, once
+// Services and EndpointSlices are listed (PR-03).
+const apiFactsWait = 10 * time.Second
+
 func newSource(cfg *config.Config, store *cluster.Store, log *slog.Logger) (source, error) {
 	problem := func(p convert.Problem) { log.Warn(p.String()) }
 	if cfg.Manifests != "" {
-		return manifests.New(manifests.Config{Dir: cfg.Manifests, Log: log, OnProblem: problem})
+		s, err := manifests.New(manifests.Config{Dir: cfg.Manifests, Log: log, OnProblem: problem})
+		if err != nil {
+			return source{}, err
+		}
+		return source{run: s.Run}, nil // it lists all at once
 	}
 	store.WaitForFacts(true)
-	return kube.New(kube.Config{
+	s, err := kube.New(kube.Config{
 		Kubeconfig: cfg.API.Kubeconfig, Master: cfg.API.Master, NodeName: cfg.NodeName,
 		Log: log, OnProblem: problem, QPS: cfg.API.QPS, Burst: cfg.API.Burst, UserAgent: "kube-proxy/" + compatible,
 	})
+	if err != nil {
+		return source{}, err
+	}
+	return source{s.Run, apiFactsWait}, nil
 }
 
 // family is all that serves one IP family.
