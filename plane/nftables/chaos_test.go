@@ -1,0 +1,217 @@
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netns"
+
+	"kube-proxy/cluster"
+	"kube-proxy/engine"
+	"kube-proxy/lb"
+)
+
+// saboteur damages a table at random, as another program with the same rights could.
+type saboteur struct {
+	rnd *rand.Rand
+	fam string
+	w   world
+}
+
+// act does one thing; that the kernel may refuse it does not matter.
+func (s saboteur) act() {
+	do := ""
+	element := func(verb, set, el string) {
+		do = fmt.Sprintf("%s element %s kube-proxy %s { %s }", verb, s.fam, set, el)
+	}
+	addr := func(net byte) string { return s.w.addr(net, 1+s.rnd.IntN(8)).String() }
+	id, slot := 1+s.rnd.IntN(40), s.rnd.IntN(12)
+	maps := []string{"services", "nodeports", "cluster-sets", "local-sets", "nodeport-cluster-sets", "set-shapes", "backends",
+		"members", "member-backends", "affinity", "nat-classes", "cluster-shapes"}
+	sets := []string{"source-ranges", "cluster-ips", "hairpin", "nodeport-ips", "pod-sources", "service-cidrs"}
+	chains := []string{"nat-prerouting", "cluster", "local", "nat-frontends", "service-network", "nat-postrouting", "cluster-3"}
+	switch s.rnd.IntN(16) {
+	case 0:
+		element("delete", "backends", fmt.Sprintf("%d . %d", id, slot))
+	case 1:
+		element("add", "backends", fmt.Sprintf("%d . %d : %s . 99", id, slot, addr(100)))
+	case 2:
+		element("delete", "set-shapes", fmt.Sprint(id))
+	case 3:
+		element("add", "set-shapes", fmt.Sprintf("%d : %d", id, 1+s.rnd.IntN(9)))
+	case 4:
+		element("delete", "services", addr(10)+" . tcp . 80")
+	case 5:
+		element("add", "services", addr(10)+" . tcp . 80 : 0x000000c4")
+	case 6:
+		element("add", "cluster-sets", fmt.Sprintf("%s . tcp . 80 : %d", addr(203), id))
+	case 7:
+		element("delete", "members", fmt.Sprintf("%d . %d", id, slot))
+	case 8:
+		element("delete", "member-backends", fmt.Sprint(1+s.rnd.IntN(60)))
+	case 9:
+		a := addr(100)
+		element("add", "hairpin", a+" . "+a)
+	case 10:
+		do = fmt.Sprintf("flush map %s kube-proxy %s", s.fam, maps[s.rnd.IntN(len(maps))])
+	case 11:
+		do = fmt.Sprintf("flush set %s kube-proxy %s", s.fam, sets[s.rnd.IntN(len(sets))])
+	case 12:
+		do = fmt.Sprintf("flush chain %s kube-proxy %s", s.fam, chains[s.rnd.IntN(len(chains))])
+	case 13:
+		do = fmt.Sprintf("add chain %[1]s kube-proxy mine; add rule %[1]s kube-proxy mine goto cluster; add rule %[1]s kube-proxy %[2]s jump mine",
+			s.fam, chains[s.rnd.IntN(len(chains))])
+	case 14:
+		do = fmt.Sprintf("add map %[1]s kube-proxy mymap { type mark : verdict; }; add element %[1]s kube-proxy mymap { 7 : goto local }", s.fam)
+	default:
+		do = []string{"delete table %s kube-proxy", "flush ruleset", "add table %s kube-proxy { flags dormant; }"}[s.rnd.IntN(3)]
+		if strings.Contains(do, "%") {
+			do = fmt.Sprintf(do, s.fam)
+		}
+	}
+	exec.Command("nft", do).Run()
+}
+
+// While services change without pause, somebody damages the table without pause. When both rest, the table is
+// soon what a fresh start makes: within two seconds, and some more for a busy machine.
+func TestChaos(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w world) {
+		inNetns(t)
+		seed := uint64(time.Now().UnixNano())
+		t.Logf("seed %d", seed)
+		p := newPlane(t, w.fam)
+		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.fam]
+
+		const services = 8
+		// rows are those of service i in its nth state.
+		rows := func(i int, n int64) []*lb.Frontend {
+			rnd := rand.New(rand.NewPCG(seed, uint64(n)))
+			k := rnd.IntN(10)
+			if rnd.IntN(3) == 0 {
+				_, f := w.clusterIP(i, rnd.IntN(20), k)
+				return f
+			}
+			_, f := w.full(i, rnd.IntN(20), k, min(k, rnd.IntN(4)), time.Duration(rnd.IntN(3))*time.Hour)
+			return f
+		}
+		name := func(i int) cluster.Name { return cluster.Name{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)} }
+		number := map[cluster.Name]int{}
+		for i := range services {
+			number[name(i)] = i
+		}
+		store := cluster.NewStore("n1")
+		e := engine.New(engine.Config{
+			Family: w.fam, Plane: p, Store: store, AuditPeriod: 300 * time.Millisecond,
+			Log:         slog.New(slog.NewTextHandler(io.Discard, nil)),
+			Resolve:     func(v cluster.View) []*lb.Frontend { return rows(number[v.Service.Name], v.Service.Created) },
+			ResolveNode: func(cluster.Facts) lb.Node { return w.node() },
+		})
+		do := func(ev cluster.Event) { e.Mark(store.Fold(ev)) }
+		do(cluster.ServicesListed{})
+		do(cluster.SlicesListed{})
+
+		ctx, stop := context.WithCancel(t.Context())
+		ran := make(chan struct{})
+		go func() {
+			defer close(ran)
+			e.Run(ctx)
+		}()
+		defer func() {
+			stop()
+			<-ran
+		}()
+
+		rnd := rand.New(rand.NewPCG(seed, 1<<63))
+		present := map[int]int64{}
+		for round := range 2 {
+			var damage sync.WaitGroup
+			end := time.Now().Add(400 * time.Millisecond)
+			damage.Go(onTheSameNamespace(t, func() {
+				s := saboteur{rand.New(rand.NewPCG(seed, 1<<62+uint64(round))), fam, w}
+				for time.Now().Before(end) {
+					s.act()
+				}
+			}))
+			for n := int64(round*1_000_000 + 1); time.Now().Before(end); n++ {
+				i := rnd.IntN(services)
+				if rnd.IntN(6) == 0 {
+					do(cluster.ServiceGone{Name: name(i)})
+					delete(present, i)
+				} else {
+					do(cluster.ServiceSet{Service: &cluster.Service{Name: name(i), Created: n}})
+					present[i] = n
+				}
+				time.Sleep(time.Duration(rnd.IntN(10)) * time.Millisecond)
+			}
+			damage.Wait()
+
+			want := &lb.Table{Node: w.node()}
+			for i, n := range present {
+				want.Replace(lb.Owner{Name: name(i).String()}, rows(i, n))
+			}
+			wanted := fresh(t, w.fam, want)
+			watcher := newPlane(t, w.fam)
+			watcher.rules.pods = w.node().Pods
+			got, deadline := "", time.Now().Add(5*time.Second)
+			for {
+				got, _ = watcher.Dump()
+				if got == wanted || time.Now().After(deadline) {
+					break
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+			if got != wanted {
+				t.Fatalf("seed %d, round %d: %+v\n%s", seed, round, e.Stats(), difference(got, wanted))
+			}
+		}
+		s := e.Stats()
+		t.Logf("%d applies, %d failures, %d resets, %d audits, %d mended", s.Applies, s.Failures, s.Resets, s.Audits, s.Mended)
+		if s.Panics != 0 || s.Resets < 2 || s.Mended == 0 {
+			t.Errorf("seed %d: %+v", seed, s)
+		}
+	})
+}
+
+// onTheSameNamespace makes f run, wherever it is called, on a thread of its own in the namespace of the caller.
+func onTheSameNamespace(t *testing.T, f func()) func() {
+	t.Helper()
+	here, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		defer here.Close()
+		runtime.LockOSThread() // the thread ends with the goroutine
+		if err := netns.Set(here); err != nil {
+			t.Error(err)
+			return
+		}
+		f()
+	}
+}
+
+// difference lists the lines that only one of two dumps has.
+func difference(got, want string) string {
+	only := func(sign, a, b string) (text string) {
+		has := map[string]bool{}
+		for l := range strings.Lines(b) {
+			has[l] = true
+		}
+		for l := range strings.Lines(a) {
+			if !has[l] {
+				text += sign + l
+			}
+		}
+		return text
+	}
+	return only("+ ", got, want) + only("- ", want, got)
+}
