@@ -22,8 +22,9 @@ type batch struct {
 	come       [setCount]*elements
 	tail       encoder // chains and sets that go
 	about      []aboutMessage
-	quiet      bool   // stage nothing: only the state is wanted
-	generation uint32 // if not 0, the batch fails unless the ruleset is still of that generation
+	spare      [][]byte // empty buffers of an earlier use
+	quiet      bool     // stage nothing: only the state is wanted
+	generation uint32   // if not 0, the batch fails unless the ruleset is still of that generation
 }
 
 // aboutMessage says what the messages from a sequence number on are about, for errors.
@@ -196,7 +197,11 @@ func elementsOf(group *[setCount]*elements, set setIndex) *elements {
 func (t *batch) openList(e *elements, set setIndex, typ, flags uint16) {
 	if len(e.cur.b) > bufferLimit-attrLimit-1024 {
 		e.full = append(e.full, e.cur.b)
-		e.cur.b = make([]byte, 0, bufferLimit)
+		if n := len(t.spare); n > 0 {
+			e.cur.b, t.spare = t.spare[n-1], t.spare[:n-1]
+		} else {
+			e.cur.b = make([]byte, 0, bufferLimit)
+		}
 	}
 	e.message = e.cur.message(typ, flags, t.proto, t.next("elements of "+t.sets[set].name))
 	e.cur.str(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
@@ -219,6 +224,20 @@ func (t *batch) room(e *elements, set setIndex, typ, flags uint16) {
 	if e.list == 0 {
 		t.openList(e, set, typ, flags)
 	}
+}
+
+// again makes the batch, which has been sent, an empty one that writes its elements to the same buffers.
+func (t *batch) again() {
+	for _, e := range t.come {
+		if e == nil {
+			continue
+		}
+		for _, b := range e.full {
+			t.spare = append(t.spare, b[:0])
+		}
+		e.full, e.cur.b, e.list = e.full[:0], e.cur.b[:0], 0
+	}
+	*t = batch{ruleset: t.ruleset, come: t.come, spare: t.spare, quiet: t.quiet}
 }
 
 // add stages an element to come, as a record (see schema.go).

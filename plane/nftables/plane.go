@@ -31,9 +31,9 @@ type Plane struct {
 	// dropped are the keys that the last Reset removed.
 	dropped []lb.Key
 
-	// How many elements are too many to dump, and to audit at once; constants but for tests.
-	bigMap, window int
-	cycle          cycle
+	// How many elements are too many to dump, to audit and to load at once; constants but for tests.
+	bigMap, window, loadStep int
+	cycle                    cycle
 }
 
 // Stats count what the plane has sent.
@@ -57,7 +57,8 @@ func New(cfg Config) (*Plane, error) {
 		return nil, fmt.Errorf("nftables: masquerade bit %d: want 0 to 31", bit)
 	}
 	f := familyOf(cfg.Family)
-	p := &Plane{family: f, rules: &ruleset{family: f, sets: schema(f), mark: 1 << bit}, bigMap: bigMap, window: auditWindow}
+	p := &Plane{family: f, rules: &ruleset{family: f, sets: schema(f), mark: 1 << bit}, bigMap: bigMap, window: auditWindow,
+		loadStep: loadStep}
 	var err error
 	if p.sock, err = openSocket(); err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)

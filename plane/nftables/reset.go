@@ -15,7 +15,7 @@ import (
 
 // Reset makes the table hold exactly what want says, in one transaction. It reads the kernel and changes only
 // what differs; a table of another layout, such as that of upstream's nftables mode, is replaced whole, in
-// that same transaction.
+// that same transaction. Only where there is no table at all a large one is filled before, see load.
 func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 	podsBefore := p.rules.pods
 	refused := 0
@@ -27,13 +27,15 @@ func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 			return err
 		}
 		snap.ours = snap.ours && refused < 2
-		c, bad := p.plan(snap, want)
 		// Somebody may have changed our table since it was read. After some tries against a busy
 		// neighbour we go without the guard: the audit would find what we missed.
-		if try < 3 {
-			c.generation = gen
+		if try >= 3 {
+			gen = 0
 		}
-		err = p.commit(c.batch)
+		c, bad, err := p.plan(snap, want, gen)
+		if err == nil {
+			err = p.commit(c.batch)
+		}
 		if errors.Is(err, unix.ERESTART) && try < 3 {
 			continue
 		}
@@ -52,25 +54,55 @@ func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 	}
 }
 
-// plan stages the way from the snapshot to the table. Rows that cannot be held are left out, and returned
-// as an error: the others must not wait for them.
-func (p *Plane) plan(snap *snapshot, want *lb.Table) (*change, error) {
+// plan stages the way from the snapshot to the table, for a ruleset of that generation, if it is not 0. Rows
+// that cannot be held are left out, and bad names them: the others must not wait for them.
+func (p *Plane) plan(snap *snapshot, want *lb.Table, gen uint32) (c *change, bad, err error) {
 	p.rules.pods = want.Node.Pods
 	st, bad := p.desired(snap, want)
 	p.dropped = p.gone(snap, want)
-	c := p.begin(st)
-	if !snap.ours {
-		if snap.present {
-			c.deleteTable()
-		}
-		c.addTable()
-		for i := range setCount {
-			c.addSet(i)
-		}
-		snap = &snapshot{chains: map[string]*kernelChain{}}
+	c = p.begin(st)
+	c.generation = gen
+	if snap.ours {
+		c.mend(snap)
+		return c, bad, nil
 	}
-	c.mend(snap)
-	return c, bad
+	if snap.present {
+		c.deleteTable()
+	}
+	c.addTable()
+	for i := range setCount {
+		c.addSet(i)
+	}
+	err = p.load(c, !snap.present)
+	return c, bad, err
+}
+
+// loadStep is how many elements of a new table one transaction writes.
+const loadStep = 50_000
+
+// load stages all of a new table. If there was none before, inSteps, it writes the most of a large one already:
+// the elements, in transactions of their own. No packet sees them before the chains are there, which come all
+// at once in the last one. If that does not come about, the next Reset finds a table that is not ours.
+//
+// In a single transaction the kernel needs far more time for each element of a large table, because its hash
+// tables grow behind the back of the writer, who gets ahead of them; and where somebody listens, memory for a
+// notification of each.
+func (p *Plane) load(c *change, inSteps bool) error {
+	var err error
+	n := 0
+	c.st.records(func(i setIndex, rec []byte) {
+		if n++; inSteps && n%p.loadStep == 0 && err == nil {
+			err = p.commit(c.batch)
+			c.again()
+		}
+		if err == nil {
+			c.add(i, rec)
+		}
+	})
+	if err == nil {
+		c.mendStructure(&snapshot{})
+	}
+	return err
 }
 
 // Dropped returns the keys that the last Reset took out of a table of ours. It is an engine.Dropper.
@@ -99,22 +131,11 @@ func (c *change) mend(snap *snapshot) int {
 // mendSets stages the differences of the elements of some sets.
 func (c *change) mendSets(snap *snapshot, which func(*setDef) bool) int {
 	n := 0
-	fresh := true
 	var slabs [setCount]slab
 	var read [setCount]bool
 	for i := range slabs {
 		d := &c.batch.ruleset.sets[i]
 		slabs[i].n, read[i] = d.recordLen(), which(d)
-		fresh = fresh && snap.records[i].Len() == 0
-	}
-	if fresh { // nothing to compare with: no need to collect and sort
-		c.st.records(func(i setIndex, rec []byte) {
-			if read[i] {
-				n++
-				c.add(i, rec)
-			}
-		})
-		return n
 	}
 	c.st.records(func(i setIndex, rec []byte) {
 		if read[i] {
