@@ -34,8 +34,9 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 	if e.cfg.Written != nil {
 		e.cfg.Written(Write{Verb: "audit", Changes: mended, Took: now.Sub(start), Err: err})
 	}
+	// Mending does not count as a write for MinSyncPeriod: who undoes our work all the time would keep new wishes
+	// waiting for ever.
 	if mended > 0 {
-		e.lastEnd = now
 		e.cfg.Log.Warn("others had changed our objects, mended", "objects", mended, "full", full, "took", now.Sub(start))
 	}
 	switch {

@@ -179,6 +179,26 @@ func TestDriftStorm(t *testing.T) {
 	})
 }
 
+// Somebody who undoes our work all the time does not keep new wishes waiting for MinSyncPeriod to pass (DP-60).
+func TestDriftStormStarvesNobody(t *testing.T) {
+	bubble(t, func(c *Config) { c.MinSyncPeriod = time.Second }, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.after(3 * time.Second)
+		for i := range 100 {
+			if i == 10 {
+				r.add(2)
+			}
+			r.plane.Steal(svcKey(1), true)
+			r.after(50 * time.Millisecond)
+		}
+		if s := r.engine.Stats(); s.Pending != 0 {
+			t.Errorf("a change waits since 4.5 s: %+v", s)
+		}
+	})
+}
+
 // An audit that fails is retried and forces no Reset.
 func TestAuditFails(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
