@@ -88,10 +88,9 @@ func (s *socket) send(bufs [][]byte) error {
 		total += len(b)
 	}
 	if need := total + 1<<16; need > s.snd {
-		if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, need); err != nil {
+		if err := s.sendBuffer(need); err != nil {
 			return fmt.Errorf("set the netlink send buffer to %d bytes: %w", need, err)
 		}
-		s.snd = need
 	}
 	for {
 		_, err := unix.SendmsgBuffers(s.fd, bufs, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0)
@@ -100,6 +99,28 @@ func (s *socket) send(bufs [][]byte) error {
 		}
 		return os.NewSyscallError("sendmsg", err)
 	}
+}
+
+// sendBuffer makes room for a datagram of n bytes. In a user namespace of its own, root may not go beyond the
+// system's limit, which is enough for small clusters.
+func (s *socket) sendBuffer(n int) error {
+	forced := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, n)
+	if forced == nil {
+		s.snd = n
+		return nil
+	}
+	if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, n); err != nil {
+		return err
+	}
+	got, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	if err != nil {
+		return err
+	}
+	if got < n {
+		return forced
+	}
+	s.snd = got
+	return nil
 }
 
 // message is a netlink message as received. Its body is only valid while it is handled.
