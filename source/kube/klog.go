@@ -36,7 +36,11 @@ func (q quiet) Enabled(ctx context.Context, level slog.Level) bool {
 	return level >= -mostVerbose && (*klogTo.Load()).Enabled(ctx, slog.LevelDebug)
 }
 
+// Handle also asks whether the record is wanted: errors come without that question.
 func (q quiet) Handle(ctx context.Context, r slog.Record) error {
+	if !q.Enabled(ctx, r.Level) {
+		return nil
+	}
 	demoted := slog.NewRecord(r.Time, slog.LevelDebug, "client-go: "+r.Message, 0)
 	r.Attrs(func(a slog.Attr) bool { demoted.AddAttrs(a); return true })
 	h := *klogTo.Load()
