@@ -174,23 +174,19 @@ func (w *wishes) setOf(i setIndex, n uint32) *set {
 	return w.byID[n]
 }
 
-// SetNode brings the elements, and where the detector asks for it the rules, that follow from the node up to
-// date, in one transaction.
+// SetNode brings the rules that follow from the node up to date, in one transaction.
 func (p *Plane) SetNode(_ context.Context, n lb.Node) error {
 	if p.st == nil {
 		return fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
 	}
-	before := *p.rules
-	old := p.st.node
-	p.rules.pods = n.Pods
+	before, old := *p.rules, p.st.node
+	p.rules.node, p.st.node = n, n
 	c := p.begin(p.st)
-	c.undo = append(c.undo, func() { p.rules.pods, p.st.node = before.pods, old })
-	c.classRules(&before)
-	is, want := nodeSlabs(&before, old), nodeSlabs(&before, n)
-	for i := range setCount {
-		c.mendSet(i, is[i], want[i])
+	c.undo = append(c.undo, func() { p.rules.node, p.st.node = before.node, old })
+	for _, ch := range c.skeleton() {
+		c.rewrite(ch)
 	}
-	p.st.node = n
+	c.classRules(&before)
 	if err := p.commit(c.batch); err != nil {
 		c.takeBack()
 		return err
@@ -198,12 +194,18 @@ func (p *Plane) SetNode(_ context.Context, n lb.Node) error {
 	return nil
 }
 
-func nodeSlabs(r *ruleset, n lb.Node) (slabs [setCount]slab) {
-	for i := range slabs {
-		slabs[i].n = r.sets[i].recordLen()
+// rewrite stages the rules of a chain that is there, if they are others now.
+func (c *change) rewrite(ch chain) {
+	is, now := c.st.chains[ch.name], digest(ch.rules)
+	if is == now {
+		return
 	}
-	nodeRecords(n, func(i setIndex, rec []byte) { slabs[i].b = append(slabs[i].b, rec...) })
-	return slabs
+	if is != "" {
+		c.flushChain(ch.name)
+	}
+	c.addRules(ch)
+	c.st.chains[ch.name] = now
+	c.undo = append(c.undo, func() { c.st.chains[ch.name] = is })
 }
 
 // classRules stages the chains of all classes that another detector gives other rules.
@@ -212,18 +214,11 @@ func (c *change) classRules(before *ruleset) {
 		was, oldFilter, oldNAT := before.classChains(cl)
 		now, filter, nat := c.classChains(cl)
 		for _, ch := range now {
-			is, ok := c.st.chains[ch.name]
-			switch {
-			case !ok:
+			if _, ok := c.st.chains[ch.name]; ok {
+				c.rewrite(ch)
+			} else {
 				c.needChain(ch)
-				continue
-			case is == digest(ch.rules):
-				continue
 			}
-			c.flushChain(ch.name)
-			c.addRules(ch)
-			c.st.chains[ch.name] = digest(ch.rules)
-			c.undo = append(c.undo, func() { c.st.chains[ch.name] = is })
 		}
 		key := appendNum(nil, uint32(cl))
 		c.replaceVerdict(sFilterClasses, key, oldFilter, filter)

@@ -36,7 +36,6 @@ func TestDrift(t *testing.T) {
 		{"hairpin added", "add element T hairpin { 10.7.7.7 . 10.7.7.7 }"},
 		{"source range deleted", "delete element T source-ranges { 198.0.0.12 . tcp . 80 . 100.0.0.0/8 }"},
 		{"NodePort deleted", "delete element T nodeports { tcp . 30011 }"},
-		{"interval flushed", "flush set T pod-sources"},
 		{"verdict deleted", "delete element T nat-classes { 0x000000c4 }"},
 		{"rule added", "add rule T nat-prerouting counter accept"},
 		{"rule inserted", "insert rule T cluster return"},
@@ -92,7 +91,7 @@ func TestFullAudit(t *testing.T) {
 		if err := p.mon.listen(false); err != nil {
 			t.Fatal(err)
 		}
-		runNFT(t, "flush map "+fam+" kube-proxy services; flush map "+fam+" kube-proxy members; flush set "+fam+" kube-proxy service-cidrs; flush chain "+fam+" kube-proxy local")
+		runNFT(t, "flush map "+fam+" kube-proxy services; flush map "+fam+" kube-proxy members; flush chain "+fam+" kube-proxy service-network; flush chain "+fam+" kube-proxy local")
 		if n, err := p.Audit(t.Context(), false); err != nil || n != 0 {
 			t.Fatalf("an audit of what was heard mended %d, error %v", n, err)
 		}

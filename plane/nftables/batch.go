@@ -299,15 +299,9 @@ func (e *encoder) elementKey(d *setDef, rec []byte) []byte {
 	}
 	value(unix.NFTA_SET_ELEM_KEY, rec[:k])
 	rec = rec[k:]
-	switch {
-	case d.ranged():
+	if d.ranged() {
 		value(setElemKeyEnd, rec[:k])
 		rec = rec[k:]
-	case d.intervals():
-		if rec[0] != 0 {
-			e.u32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
-		}
-		rec = rec[1:]
 	}
 	return rec
 }

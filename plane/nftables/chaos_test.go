@@ -160,7 +160,7 @@ func TestChaos(t *testing.T) {
 			}
 			wanted := fresh(t, w.fam, want)
 			watcher := newPlane(t, w.fam)
-			watcher.rules.pods = w.node().Pods
+			watcher.rules.node = w.node()
 			got, deadline := "", time.Now().Add(5*time.Second)
 			for {
 				got, _ = watcher.Dump()

@@ -22,7 +22,9 @@
 //	map cluster-shapes, local-shapes    shape : verdict       one for each number of backends in use
 //
 //	set source-ranges  frontend . client range                who may use a frontend with source ranges
-//	set cluster-ips, service-cidrs, nodeport-ips, pod-sources, hairpin
+//	set cluster-ips, hairpin
+//
+// What follows from the node, such as the addresses that answer NodePorts, stands in a few rules.
 //
 // Several frontends of a service port share one backend set; a change of an endpoint changes one or two
 // elements of backends. A class is the list of a frontend's routes as a number, see [class]; chains that
@@ -36,9 +38,10 @@
 //	  filter-frontends    services gives class pods-cluster.any-cluster-masq; nothing to refuse: return
 //	nat-prerouting  (dstnat)                   to nat-frontends
 //	  nat-frontends       services gives the class, nat-classes the chain
-//	  nat.pods-cluster.any-cluster-masq        the source is in pod-sources: goto cluster
+//	  nat.pods-cluster.any-cluster-masq        a pod's source address: goto cluster
 //	  cluster             cluster-sets gives set 7, set-shapes gives 3, cluster-shapes the chain
 //	  cluster-3           dnat to backends[7 . random 0..2]
+//	nat-prerouting-again  (dstnat + 1)         not met by a packet that was translated, see [secondLook]
 //	filter-forward  (filter)                   the destination is no service address any more
 //	nat-postrouting (srcnat)                   masquerade if marked, or if a backend meets itself
 //

@@ -228,14 +228,8 @@ func (d *dumper) addresses() []string {
 		half := len(rec) / 2
 		return fmt.Sprintf("%s %s-%s", parseKey(rec, n), addr(rec[half-n:]), addr(rec[len(rec)-n:]))
 	})
-	for _, i := range []setIndex{sNodePortIPs, sPodSources, sServiceCIDRs} {
-		put(i, func(rec []byte) string {
-			if rec[n] != 0 {
-				return "up to " + addr(rec)
-			}
-			return "from " + addr(rec)
-		})
-	}
+	node := d.p.rules.node // the chains are compared with it below
+	lines = append(lines, fmt.Sprintf("node nodeports %v pods %v services %v", node.NodePorts, node.Pods, node.ServiceCIDRs))
 	for _, ch := range d.p.rules.skeleton() {
 		d.checkChain(lb.Key{}, ch)
 	}

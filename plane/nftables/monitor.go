@@ -213,7 +213,7 @@ func (m *monitor) hearElements(present bool, body []byte) {
 	switch {
 	case d.dynamic(): // clients come and go
 		return
-	case d.verdict, d.intervals(): // small: compare them whole
+	case d.verdict: // small: compare them whole
 		m.note(func(n *notes) { n.structure = true })
 		return
 	}

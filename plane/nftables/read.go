@@ -246,7 +246,7 @@ func alwaysRead(d *setDef) bool {
 }
 
 // smallSets are those that do not grow with the cluster.
-func smallSets(d *setDef) bool { return d.verdict || d.intervals() }
+func smallSets(d *setDef) bool { return d.verdict }
 
 func (p *Plane) readElements(s *snapshot, which func(*setDef) bool) error {
 	for i := range setCount {
@@ -306,9 +306,6 @@ func (d *setDef) record(b, el []byte) []byte {
 	b = append(b, value(unix.NFTA_SET_ELEM_KEY)...)
 	if d.ranged() {
 		b = append(b, value(setElemKeyEnd)...)
-	}
-	if d.intervals() {
-		b = append(b, byte(be32(attribute(el, unix.NFTA_SET_ELEM_FLAGS))&unix.NFT_SET_ELEM_INTERVAL_END))
 	}
 	if d.data != nil {
 		b = append(b, value(unix.NFTA_SET_ELEM_DATA)...)

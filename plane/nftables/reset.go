@@ -17,13 +17,13 @@ import (
 // what differs; a table of another layout, such as that of upstream's nftables mode, is replaced whole, in
 // that same transaction. Only where there is no table at all a large one is filled before, see load.
 func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
-	podsBefore := p.rules.pods
+	nodeBefore := p.rules.node
 	refused := 0
 	for try := 0; ; try++ {
 		p.mon.take() // what others did so far, the reading shows
 		snap, gen, err := p.readTable(allSets)
 		if err != nil {
-			p.rules.pods = podsBefore
+			p.rules.node = nodeBefore
 			return err
 		}
 		snap.ours = snap.ours && refused < 2
@@ -46,7 +46,7 @@ func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 			continue
 		}
 		if err != nil {
-			p.rules.pods = podsBefore
+			p.rules.node = nodeBefore
 			return err
 		}
 		p.st = c.st
@@ -57,7 +57,7 @@ func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 // plan stages the way from the snapshot to the table, for a ruleset of that generation, if it is not 0. Rows
 // that cannot be held are left out, and bad names them: the others must not wait for them.
 func (p *Plane) plan(snap *snapshot, want *lb.Table, gen uint32) (c *change, bad, err error) {
-	p.rules.pods = want.Node.Pods
+	p.rules.node = want.Node
 	st, bad := p.desired(snap, want)
 	p.dropped = p.gone(snap, want)
 	c = p.begin(st)
@@ -157,26 +157,8 @@ func (c *change) mendSet(i setIndex, is, want slab) int {
 	}
 	is, want = is.sorted(), want.sorted()
 	n := 0
-	if d.intervals() {
-		differences(is, want, func([]byte) { n++ }, func([]byte) { n++ })
-		if n > 0 {
-			c.replaceIntervals(i, is, want)
-		}
-		return n
-	}
 	differences(is, want, func(rec []byte) { n++; c.remove(i, rec) }, func(rec []byte) { n++; c.add(i, rec) })
 	return n
-}
-
-// replaceIntervals replaces a set of intervals whole. It is small, and the kernel refuses some steps between
-// two lists of intervals that are each fine.
-func (c *change) replaceIntervals(i setIndex, is, want slab) {
-	for j := range is.Len() {
-		c.remove(i, is.at(j))
-	}
-	for j := range want.Len() {
-		c.add(i, want.at(j))
-	}
 }
 
 // mendStructure stages the differences of chains, rules, verdict maps and foreign sets. What no class or

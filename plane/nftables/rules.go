@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -47,7 +48,7 @@ type ruleset struct {
 	family
 	sets [setCount]setDef
 	mark uint32 // the packet mark of connections to masquerade
-	pods lb.Detector
+	node lb.Node
 }
 
 // Registers are the 32-bit ones, numbered from 0: a concatenated key is a run of them.
@@ -194,26 +195,49 @@ func pickSlot(size, to uint32) []expr.Any {
 	return []expr.Any{&expr.Numgen{Register: reg(to), Modulus: size, Type: unix.NFT_NG_RANDOM}}
 }
 
-// fromPods matches what the local-traffic detector recognises; nil if there is none (SV-67).
-func (r *ruleset) fromPods() []expr.Any {
-	d := r.pods
+// inside matches packets whose address at an offset of the IP header lies in the prefix.
+//
+// What follows from the node stands in rules like this one, not in sets of intervals: the kernel publishes
+// changes of those a moment later than the rest of a transaction, so a packet between would meet new rules and
+// an empty set.
+func (r *ruleset) inside(p netip.Prefix, offset uint32) []expr.Any {
+	if p.Bits() == 0 {
+		return []expr.Any{} // every packet; nil would mean that there is nothing to match
+	}
+	x := r.network(offset, 0)
+	if p.Bits() < p.Addr().BitLen() {
+		mask := make([]byte, r.addrLen)
+		for i := range p.Bits() {
+			mask[i/8] |= 0x80 >> (i % 8)
+		}
+		x = append(x, &expr.Bitwise{SourceRegister: reg(0), DestRegister: reg(0), Len: uint32(r.addrLen), Mask: mask, Xor: make([]byte, r.addrLen)})
+	}
+	return append(x, &expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: p.Masked().Addr().AsSlice()})
+}
+
+// fromPods are the matches of which one holds for what the local-traffic detector recognises; none if it
+// recognises nothing (SV-67).
+func (r *ruleset) fromPods() [][]expr.Any {
+	d := r.node.Pods
+	name := func(b []byte) [][]expr.Any {
+		return [][]expr.Any{{
+			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg(0)},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: b},
+		}}
+	}
 	switch {
 	case d.Interface != "":
-		name := make([]byte, unix.IFNAMSIZ)
-		copy(name, d.Interface)
-		return []expr.Any{
-			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg(0)},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: name},
-		}
+		whole := make([]byte, unix.IFNAMSIZ)
+		copy(whole, d.Interface)
+		return name(whole)
 	case d.InterfacePrefix != "":
-		return []expr.Any{
-			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg(0)},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: []byte(d.InterfacePrefix)},
-		}
-	case len(d.Prefixes) > 0:
-		return append(r.network(r.saddr, 0), r.lookup(sPodSources, 0)...)
+		return name([]byte(d.InterfacePrefix))
 	}
-	return nil
+	var matches [][]expr.Any
+	for _, p := range d.Prefixes {
+		matches = append(matches, r.inside(p, r.saddr))
+	}
+	return matches
 }
 
 // notLoopback keeps NodePorts away from loopback addresses (SV-64).
@@ -229,10 +253,22 @@ func (r *ruleset) notLoopback() []expr.Any {
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg(0), Data: []byte{127, 0, 0, 0}})
 }
 
-func (r *ruleset) toNodePorts() []expr.Any {
-	x := append(r.network(r.daddr, 0), r.lookup(sNodePortIPs, 0)...)
-	x = append(x, r.notLoopback()...)
-	return append(x, addressIsLocal(false)...)
+// toNodePorts sends packets to a local address that answers NodePorts on to a chain.
+func (r *ruleset) toNodePorts(chain string) []rule {
+	var rules []rule
+	for _, p := range r.node.NodePorts {
+		rules = append(rules, r.rule("this node", r.inside(p, r.daddr), r.notLoopback(), addressIsLocal(false), jump(chain)))
+	}
+	return rules
+}
+
+// serviceNetwork refuses what reached a service address untranslated.
+func (r *ruleset) serviceNetwork() chain {
+	rules := []rule{r.rule("a port that the service does not have", r.network(r.daddr, 0), r.lookup(sClusterIPs, 0), r.reject())}
+	for _, p := range r.node.ServiceCIDRs {
+		rules = append(rules, r.rule("an address that no service has", r.inside(p, r.daddr), dropIt()))
+	}
+	return chain{name: "service-network", rules: rules}
 }
 
 // skeleton is the chains that are always there.
@@ -243,34 +279,26 @@ func (r *ruleset) skeleton() []chain {
 	nodePortClass := func(verdicts setIndex) rule {
 		return r.rule("NodePort", keepMark(), nodePort(10), r.number(sNodePorts, 10, 0), r.vmap(verdicts, 0))
 	}
-	destination := r.network(r.daddr, 0)
 	return []chain{
 		{name: turnReject.chain(), rules: []rule{r.rule("", r.reject())}},
 		{name: "filter-nodeports", rules: []rule{nodePortClass(sFilterClasses)}},
-		{name: "filter-frontends", rules: []rule{
-			vipClass(sFilterClasses),
-			r.rule("this node", r.toNodePorts(), jump("filter-nodeports")),
-		}},
+		{name: "filter-frontends", rules: append([]rule{vipClass(sFilterClasses)}, r.toNodePorts("filter-nodeports")...)},
 		{name: "nat-nodeports", rules: []rule{nodePortClass(sNATClasses)}},
-		{name: "nat-frontends", rules: []rule{
-			vipClass(sNATClasses),
-			r.rule("this node", r.toNodePorts(), jump("nat-nodeports")),
-		}},
+		{name: "nat-frontends", rules: append([]rule{vipClass(sNATClasses)}, r.toNodePorts("nat-nodeports")...)},
 		r.scope("cluster", sClusterSets, sNodePortClusterSets, sClusterShapes),
 		r.masqThen("cluster"),
 		r.scope("local", sLocalSets, sNodePortLocalSets, sLocalShapes),
 		r.masqThen("local"),
-		{name: "service-network", rules: []rule{
-			r.rule("a port that the service does not have", destination, r.lookup(sClusterIPs, 0), r.reject()),
-			r.rule("an address that no service has", destination, r.lookup(sServiceCIDRs, 0), dropIt()),
-		}},
+		r.serviceNetwork(),
 
 		{name: "filter-prerouting-pre-dnat", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, prioPreDstNAT},
 			rules: []rule{r.rule("before translation", newConnection(), jump("filter-frontends"))}},
 		{name: "filter-output-pre-dnat", hook: &hook{"filter", unix.NF_INET_LOCAL_OUT, prioPreDstNAT},
 			rules: []rule{r.rule("before translation", newConnection(), jump("filter-frontends"))}},
-		{name: "nat-prerouting", hook: &hook{"nat", unix.NF_INET_PRE_ROUTING, prioDstNAT}, rules: r.translate()},
-		{name: "nat-output", hook: &hook{"nat", unix.NF_INET_LOCAL_OUT, prioDstNAT}, rules: r.translate()},
+		{name: "nat-prerouting", hook: &hook{"nat", unix.NF_INET_PRE_ROUTING, prioDstNAT}, rules: r.translate("translate")},
+		{name: "nat-prerouting-again", hook: &hook{"nat", unix.NF_INET_PRE_ROUTING, prioDstNAT + 1}, rules: r.translate(secondLook)},
+		{name: "nat-output", hook: &hook{"nat", unix.NF_INET_LOCAL_OUT, prioDstNAT}, rules: r.translate("translate")},
+		{name: "nat-output-again", hook: &hook{"nat", unix.NF_INET_LOCAL_OUT, prioDstNAT + 1}, rules: r.translate(secondLook)},
 		{name: "filter-forward", hook: &hook{"filter", unix.NF_INET_FORWARD, prioFilter},
 			rules: []rule{r.rule("not translated", newConnection(), jump("service-network"))}},
 		{name: "filter-output", hook: &hook{"filter", unix.NF_INET_LOCAL_OUT, prioFilter},
@@ -283,13 +311,14 @@ func (r *ruleset) skeleton() []chain {
 	}
 }
 
-// translate looks twice. A packet that comes while a transaction takes effect may see a set's old size and then
-// miss the slot that just went: it falls through, and the second look sees the new generation only.
-func (r *ruleset) translate() []rule {
-	return []rule{
-		r.rule("translate", jump("nat-frontends")),
-		r.rule("a change came between two lookups", jump("nat-frontends")),
-	}
+// secondLook is what the chains ...-again are for. A packet that comes while a transaction takes effect may meet
+// new elements under old rules: it finds a chain that is still empty for it, or misses the slot that just went, and
+// falls through. Rules are those of the moment at which the packet enters a base chain, so the second look has
+// base chains of its own.
+const secondLook = "a change came between two lookups"
+
+func (r *ruleset) translate(comment string) []rule {
+	return []rule{r.rule(comment, jump("nat-frontends"))}
 }
 
 // scope goes from the frontend to its set, from there to the set's shape, and on to the balancer.
@@ -347,7 +376,7 @@ var returns = elementVerdict{kind: expr.VerdictReturn}
 // nothing: then pods are anywhere.
 func (r *ruleset) froms(c class, f func(t turn, match []expr.Any)) {
 	if t := c.at(lb.Pods); t != turnNone {
-		if m := r.fromPods(); m != nil {
+		for _, m := range r.fromPods() {
 			f(t, m)
 		}
 	}

@@ -49,9 +49,6 @@ const (
 	sSourceRanges
 	sClusterIPs
 	sHairpin
-	sNodePortIPs
-	sPodSources
-	sServiceCIDRs
 	sFilterClasses
 	sNATClasses
 	sClusterShapes
@@ -104,11 +101,8 @@ func schema(f family) [setCount]setDef {
 			flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, comment: "set id, client -> its last member"},
 		sSourceRanges: {name: "source-ranges", key: []field{addr, proto, port, addr},
 			flags: unix.NFT_SET_INTERVAL | setConcat, comment: "frontend, client that may use it"},
-		sClusterIPs:   {name: "cluster-ips", key: []field{addr}, comment: "addresses of kind ClusterIP"},
-		sHairpin:      {name: "hairpin", key: []field{addr, addr}, comment: "backends on this node, as client and server"},
-		sNodePortIPs:  {name: "nodeport-ips", key: []field{addr}, flags: unix.NFT_SET_INTERVAL, comment: "where NodePorts answer"},
-		sPodSources:   {name: "pod-sources", key: []field{addr}, flags: unix.NFT_SET_INTERVAL, comment: "sources that are pods"},
-		sServiceCIDRs: {name: "service-cidrs", key: []field{addr}, flags: unix.NFT_SET_INTERVAL, comment: "the service network"},
+		sClusterIPs: {name: "cluster-ips", key: []field{addr}, comment: "addresses of kind ClusterIP"},
+		sHairpin:    {name: "hairpin", key: []field{addr, addr}, comment: "backends on this node, as client and server"},
 
 		sFilterClasses: {name: "filter-classes", key: one, verdict: true, comment: "class -> who may not pass"},
 		sNATClasses:    {name: "nat-classes", key: one, verdict: true, comment: "class -> which set serves whom"},
@@ -138,8 +132,7 @@ func width(fields []field) int {
 func (d *setDef) keyLen() int  { return width(d.key) }
 func (d *setDef) dataLen() int { return width(d.data) }
 
-func (d *setDef) ranged() bool    { return d.flags&setConcat != 0 }
-func (d *setDef) intervals() bool { return d.flags&unix.NFT_SET_INTERVAL != 0 && !d.ranged() }
+func (d *setDef) ranged() bool { return d.flags&setConcat != 0 }
 
 // dynamic sets are filled by packets; their elements are not ours to compare.
 func (d *setDef) dynamic() bool { return d.flags&unix.NFT_SET_EVAL != 0 }
@@ -158,16 +151,12 @@ func hostOrder(fields []field) bool {
 	return len(fields) == 1 && fields[0].typ.GetNFTMagic() == nft.TypeMark.GetNFTMagic()
 }
 
-// A record is one element as bytes: the key, for ranged sets the key's end, for interval sets one byte that
-// is 1 where an interval ends, then the data.
+// A record is one element as bytes: the key, for ranged sets the key's end, then the data.
 
 func (d *setDef) recordLen() int {
 	n := d.keyLen() + d.dataLen()
 	if d.ranged() {
 		n += d.keyLen()
-	}
-	if d.intervals() {
-		n++
 	}
 	return n
 }

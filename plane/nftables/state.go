@@ -122,7 +122,6 @@ func (st *state) records(f func(i setIndex, rec []byte)) {
 	for a := range st.leaving {
 		f(sHairpin, appendHairpin(b[:0], a))
 	}
-	nodeRecords(st.node, f)
 }
 
 // rowRecords calls f for the elements of one row.
@@ -159,33 +158,6 @@ func (s *set) slot(i int, b []byte, f func(i setIndex, rec []byte)) {
 	}
 	f(sMembers, appendNum(b, s.members[i]))
 	f(sMemberBackends, appendPlace(appendNum(b[:0], s.members[i]), s.slots[i]))
-}
-
-// nodeRecords calls f for the elements that follow from the node.
-func nodeRecords(n lb.Node, f func(i setIndex, rec []byte)) {
-	prefixRecords(n.NodePorts, func(rec []byte) { f(sNodePortIPs, rec) })
-	prefixRecords(n.Pods.Prefixes, func(rec []byte) { f(sPodSources, rec) })
-	prefixRecords(n.ServiceCIDRs, func(rec []byte) { f(sServiceCIDRs, rec) })
-}
-
-// prefixRecords writes prefixes as the kernel keeps intervals: the first address, and an end mark at the
-// address after the last. Intervals that touch are joined; one that reaches the last address has no end.
-func prefixRecords(prefixes []netip.Prefix, f func(rec []byte)) {
-	var open netip.Addr // where the interval in hand ends; not valid when there is none
-	b := make([]byte, 0, 17)
-	for _, p := range prefixes {
-		p = p.Masked()
-		if open != p.Addr() {
-			if open.IsValid() {
-				f(append(appendAddr(b[:0], open), 1))
-			}
-			f(append(appendAddr(b[:0], p.Addr()), 0))
-		}
-		open = lastAddr(p).Next()
-	}
-	if open.IsValid() {
-		f(append(appendAddr(b[:0], open), 1))
-	}
 }
 
 func lastAddr(p netip.Prefix) netip.Addr {

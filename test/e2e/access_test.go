@@ -167,7 +167,7 @@ func TestPermissionComesLater(t *testing.T) {
 	await(t, "pod3", addr, "pod1")
 	t.Logf("served %v after the permission was given", time.Since(start).Round(time.Millisecond))
 	// An API server that is starting refuses everything for a moment, so this must not wait long either.
-	awaitMeaning(t, "service-cidrs", "10.96.0.0")
+	awaitRule(t, "service-network", "10.96.0.0/12 drop")
 	t.Logf("the service network is known %v after the permission was given", time.Since(start).Round(time.Millisecond))
 	must(t, bindings.Delete(t.Context(), "later", metav1.DeleteOptions{}))
 }

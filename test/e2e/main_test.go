@@ -183,19 +183,17 @@ func awaitSilence(t *testing.T, host string, to netip.AddrPort) {
 	}
 }
 
-// awaitMeaning waits until an element of the proxy's set holds the text.
-func awaitMeaning(t *testing.T, set, text string) {
+// awaitRule waits until a rule of the proxy's IPv4 chain holds the text.
+func awaitRule(t *testing.T, chain, text string) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
-		meaning, err := bed.Meaning(t.Context())
+		rules, err := bed.Chain(t.Context(), chain)
 		must(t, err)
-		for line := range strings.Lines(meaning) {
-			if strings.Contains(line, set+": ") && strings.Contains(line, text) {
-				return
-			}
+		if strings.Contains(rules, text) {
+			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("no element of %s holds %s after %v:\n%s", set, text, patience, meaning)
+			t.Fatalf("no rule of %s holds %q after %v:\n%s", chain, text, patience, rules)
 		}
 	}
 }

@@ -19,6 +19,11 @@ import (
 // tables are the proxy's tables in node1.
 var tables = []string{"ip kube-proxy", "ip6 kube-proxy"}
 
+// Chain lists a chain of the proxy's IPv4 table, as the nft program prints it.
+func (b *Bed) Chain(ctx context.Context, name string) (string, error) {
+	return b.run(ctx, netlab.Node1, "nft", "list", "chain", "ip", "kube-proxy", name)
+}
+
 // run runs a command in a host of the lab and returns its standard output.
 func (b *Bed) run(ctx context.Context, host, name string, args ...string) (string, error) {
 	netns, err := b.Netns(host)
