@@ -37,7 +37,7 @@ func (s saboteur) act() {
 	id, slot := 1+s.rnd.IntN(40), s.rnd.IntN(12)
 	maps := []string{"services", "nodeports", "cluster-sets", "local-sets", "nodeport-cluster-sets", "set-shapes", "backends",
 		"members", "member-backends", "affinity", "nat-classes", "cluster-shapes"}
-	sets := []string{"source-ranges", "cluster-ips", "hairpin", "nodeport-ips", "pod-sources", "service-cidrs"}
+	sets := []string{"source-ranges", "cluster-ips", "hairpin"}
 	chains := []string{"nat-prerouting", "cluster", "local", "nat-frontends", "service-network", "nat-postrouting", "cluster-3"}
 	switch s.rnd.IntN(16) {
 	case 0:

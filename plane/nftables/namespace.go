@@ -84,7 +84,11 @@ func (ns *namespace) unheard(s *socket, send func() error) error {
 	for _, m := range ns.monitors {
 		failed = errors.Join(failed, m.listen(true))
 	}
-	if after, err := s.generation(); err != nil || after != before+1 {
+	own := before
+	if failed == nil {
+		own++
+	}
+	if after, err := s.generation(); err != nil || after != own {
 		for _, m := range ns.monitors {
 			m.note(func(n *notes) { n.everything = true })
 		}

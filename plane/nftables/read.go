@@ -135,16 +135,28 @@ func (p *Plane) readOnce(which func(*setDef) bool) (*snapshot, error) {
 		return s, nil
 	}
 	if err == nil {
-		err = p.readSets(s)
+		err = undisturbed(func() error { s.foreign = nil; return p.readSets(s) })
 	}
 	if err == nil {
-		err = p.readChains(s)
+		err = undisturbed(func() error { clear(s.chains); return p.readChains(s) })
 	}
 	s.ours = s.ours && !dormant
 	if err == nil && s.ours {
 		err = p.readElements(s, which)
 	}
 	return s, err
+}
+
+// undisturbed reads something small until nobody changes the ruleset meanwhile. It takes so little time that even
+// a busy neighbour leaves it a gap.
+func undisturbed(read func() error) error {
+	var err error
+	for range 100 {
+		if err = read(); !errors.Is(err, errInterrupted) {
+			return err
+		}
+	}
+	return err
 }
 
 // readSets finds out whether the sets are ours.

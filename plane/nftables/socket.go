@@ -184,6 +184,9 @@ func answer(m message) error {
 // commit sends a batch and waits for its outcome. The kernel handles a batch within sendmsg, so all the
 // answers are there when it returns. last is the sequence number of the message that asks for an ack.
 func (s *socket) commit(bufs [][]byte, last uint32) error {
+	// What is left of an earlier answer must not be taken for this one's.
+	for s.receive(false, func(message) error { return nil }) == nil {
+	}
 	if err := s.send(bufs); err != nil {
 		return err
 	}
