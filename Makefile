@@ -44,7 +44,7 @@ sctp: bin/nftables.test $(STORE)/$(SCTP_KERNEL) ## the scenarios with SCTP packe
 	grep -q ' 0 lines need SCTP' $(CURDIR)/bin/sctp.log || { echo 'make: SCTP packets were not sent' >&2; exit 1; }
 
 e2e: ## a real etcd and kube-apiserver (test/e2e)
-	cd test/e2e && go test -timeout 15m ./...
+	cd test/e2e && go test -v -timeout 15m ./... | grep -v '^=== '
 
 # One VM a kernel: booting costs as much as several tests. Emulated code is slow, and garbage collection is much of it;
 # -test.short makes the random walk between states shorter, and nothing else.
@@ -61,7 +61,7 @@ bench: deps ## how fast it is, as a table (ARGS=... go to the program)
 	go run $(VCS) ./bench $(ARGS)
 
 run: deps build ## a lab of network namespaces with Services served by the kernel (ARGS=--once: print and exit)
-	@go run $(VCS) ./internal/demo $(ARGS)
+	@go build $(VCS) -o bin/demo ./internal/demo && exec bin/demo $(ARGS)
 
 fuzz: ## every fuzz target for FUZZTIME (30s)
 	@grep -rn --include='*_test.go' -oE '^func Fuzz[A-Za-z0-9_]+' . | grep -v '^./test/e2e/' | \
@@ -82,7 +82,7 @@ clean: ## remove what was built; VM kernels in /var/cache/vmrun stay
 deps: ## install with apt-get what is missing of the tools that tests use
 	@need=(); want() { command -v "$$1" >/dev/null || need+=("$$2"); }; PATH=$$PATH:/usr/sbin:/sbin; \
 	want nft nftables; want iptables iptables; want conntrack conntrack; want ip iproute2; want etcd etcd-server; \
-	want qemu-system-x86_64 qemu-system-x86; want busybox busybox-static; want modprobe kmod; want cpio cpio; \
+	want curl curl; want qemu-system-x86_64 qemu-system-x86; want busybox busybox-static; want modprobe kmod; want cpio cpio; \
 	want zstd zstd; want xz xz-utils; \
 	((!$${#need[@]})) || { \
 	  if (($$(id -u))); then echo "make: not root, and these packages are missing: $${need[*]}" >&2; exit 1; fi; \

@@ -22,8 +22,7 @@ type change struct {
 	sets       []*set
 	clusterIPs map[netip.Addr]int32 // the counts before this batch, of addresses that it touched
 	hairpin    map[netip.Addr]int32
-	chains     []chain // new in this batch
-	rec        []byte  // scratch
+	rec        []byte // scratch
 }
 
 func (p *Plane) begin(st *state) *change {
