@@ -1,0 +1,2 @@
+// Package iptables is the data plane for --proxy-mode iptables.
+package iptables
