@@ -53,7 +53,7 @@ type Stats struct {
 // How many lines a restore has at most, about. iptables-nft-restore takes time by the square of them, and each run
 // some milliseconds. The legacy one reads and writes the whole table each time, so once must do.
 const (
-	nftLines    = 6000
+	nftLines    = 3000
 	legacyLines = 1 << 30
 )
 
