@@ -3,6 +3,7 @@ package iptables
 import (
 	"fmt"
 	"sync"
+	"time"
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
@@ -20,6 +21,9 @@ type Config struct {
 	LocalhostNodePorts *bool
 	// Backend is the variant of iptables; Auto takes the one that the node uses (DP-14).
 	Backend Backend
+	// CanaryPeriod is the time from one look at the canaries to the next (DP-13): the sync period. 0 means 30 s,
+	// less than 0 never.
+	CanaryPeriod time.Duration
 	// Runner runs the programs; nil runs the system's.
 	Runner Runner
 }
@@ -33,8 +37,8 @@ type Plane struct {
 	st     *state   // nil before the first Reset, and when it is not known what the kernel holds
 	stats  Stats
 
-	mu    sync.Mutex
 	drift chan struct{}
+	stop  func() // ends watch
 
 	// maxLines is how many rules a restore has where many services are written at once.
 	maxLines int
@@ -83,7 +87,7 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{family: cfg.Family, tool: t, drift: make(chan struct{}, 1), maxLines: nftLines}
+	p := &Plane{family: cfg.Family, tool: t, drift: make(chan struct{}, 1), stop: func() {}, maxLines: nftLines}
 	if t.backend == Legacy {
 		p.maxLines = legacyLines
 	}
@@ -95,6 +99,14 @@ func New(cfg Config) (*Plane, error) {
 		fullyRandom: t.version.atLeast(version{1, 6, 2}),
 		mark:        1 << bit,
 	}
+	if cfg.CanaryPeriod == 0 {
+		cfg.CanaryPeriod = 30 * time.Second
+	}
+	if cfg.CanaryPeriod > 0 {
+		stop := make(chan struct{})
+		p.stop = sync.OnceFunc(func() { close(stop) })
+		go p.watch(cfg.CanaryPeriod, stop)
+	}
 	return p, nil
 }
 
@@ -104,5 +116,8 @@ func (p *Plane) Backend() Backend { return p.tool.backend }
 // Stats returns what has been done so far.
 func (p *Plane) Stats() Stats { return p.stats }
 
-// Close does nothing: the rules stay in force.
-func (p *Plane) Close() error { return nil }
+// Close ends the looks at the canaries. The rules stay in force.
+func (p *Plane) Close() error {
+	p.stop()
+	return nil
+}
