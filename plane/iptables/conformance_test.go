@@ -16,8 +16,7 @@ var differs = map[string]string{
 }
 
 // newLiberal makes a plane where conntrack takes packets as they come (--conntrack-tcp-be-liberal). In the lab the
-// sink answers the client past the node, which then sees half of a connection and else drops the rest (DP-09);
-// [TestInvalidDrop] proves that.
+// sink answers the client past the node, which then sees half of a connection and else drops the rest (DP-09).
 func newLiberal(b Backend) func(lb.Family) (planetest.Plane, error) {
 	return func(f lb.Family) (planetest.Plane, error) {
 		if _, err := kernel.SetSysctl("net.netfilter.nf_conntrack_tcp_be_liberal", "1"); err != nil {

@@ -40,6 +40,8 @@ type Plane struct {
 	drift chan struct{}
 	stop  func() // ends watch
 
+	// dry: nothing outside of iptables is set either.
+	dry bool
 	// maxLines is how many rules a restore has where many services are written at once.
 	maxLines int
 }

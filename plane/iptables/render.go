@@ -337,7 +337,7 @@ func (u *unitRenderer) endpoint(a netip.AddrPort) string {
 	u.eps[a] = name
 	note, proto := "", u.id.proto.String()
 	if !u.plain {
-		note = comment(u.id.service, " ")
+		note = comment(u.id.service)
 	}
 	translate := "-p " + proto + " " + note
 	if u.sticky > 0 {

@@ -3,6 +3,7 @@ package iptables
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	"kube-proxy/internal/kernel"
@@ -82,7 +83,7 @@ func (p *Plane) hold(ctx context.Context, r renderer, rows []*lb.Frontend, have 
 	if err := l.load(ctx, rows); err != nil {
 		return err
 	}
-	if st.localnet() {
+	if st.localnet() && !p.dry {
 		if _, err := kernel.SetSysctl("net.ipv4.conf.all.route_localnet", "1"); err != nil {
 			return fmt.Errorf("NodePorts on 127.0.0.1 (--iptables-localhost-nodeports): %w", err)
 		}
@@ -132,7 +133,7 @@ func (l *loader) load(ctx context.Context, rows []*lb.Frontend) error {
 	is, known := l.have.chains[root]
 	cold := !known || is == digestOf(nil)
 	l.begin(cold)
-	if err := l.flush(ctx, true); err != nil {
+	if err := l.flush(ctx, false); err != nil {
 		return err
 	}
 	for _, f := range rows {
@@ -268,8 +269,9 @@ func (l *loader) unit(ctx context.Context, id unitID) error {
 	for _, c := range chains {
 		l.put(c)
 	}
-	for k, list := range out {
-		for _, pl := range list {
+	keys := slices.SortedFunc(maps.Keys(out), lb.Key.Compare)
+	for _, k := range keys {
+		for _, pl := range out[k] {
 			d := l.st.dispatchers[pl.to]
 			if d.table != nat {
 				continue
