@@ -12,21 +12,6 @@ import (
 	"kube-proxy/lb"
 )
 
-// recorder runs the system's programs and keeps what they were given.
-type recorder struct {
-	system
-	inputs []string
-	runs   []string
-}
-
-func (r *recorder) Run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
-	r.runs = append(r.runs, name+" "+strings.Join(args, " "))
-	if len(stdin) > 0 {
-		r.inputs = append(r.inputs, string(stdin))
-	}
-	return r.system.Run(ctx, stdin, name, args...)
-}
-
 // A change costs what it changes (DP-11): what is handed to iptables-restore is the same among 100 services and among
 // 10,000 but for the chain of the dispatcher, and nothing is listed.
 func TestChangeIsOfItsOwnSize(t *testing.T) {
