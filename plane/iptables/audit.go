@@ -20,7 +20,8 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if p.st == nil {
 		return 0, fmt.Errorf("iptables: audit before a reset: %w", plane.ErrStateLost)
 	}
-	if !full && p.canaries(ctx) {
+	// The legacy programs read a whole table to tell one chain, so there to compare all is the cheapest look.
+	if !full && p.tool.backend != Legacy && p.canaries(ctx) {
 		return 0, nil
 	}
 	p.stats.Saves++
