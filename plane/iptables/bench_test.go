@@ -17,6 +17,7 @@ func BenchmarkFirstSync(b *testing.B) {
 				want := w.table(n, 10)
 				for b.Loop() {
 					b.StopTimer()
+					needs(b, back)
 					inNetns(b)
 					p := newPlane(b, Config{Family: lb.IPv4, Backend: back})
 					b.StartTimer()
@@ -32,6 +33,7 @@ func BenchmarkChange(b *testing.B) {
 	for _, back := range []Backend{NFT, Legacy} {
 		for _, n := range []int{100, 5000} {
 			b.Run(fmt.Sprintf("%s/services=%d", back, n), func(b *testing.B) {
+				needs(b, back)
 				inNetns(b)
 				w := world{lb.IPv4}
 				p := newPlane(b, Config{Family: lb.IPv4, Backend: back})

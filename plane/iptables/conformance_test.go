@@ -29,9 +29,11 @@ func newLiberal(b Backend) func(lb.Family) (planetest.Plane, error) {
 // TestConformance sends the packets of every scenario through the kernel, with both variants of iptables.
 func TestConformance(t *testing.T) {
 	t.Run("nft", func(t *testing.T) {
+		needs(t, NFT)
 		planetest.Run(t, planetest.Config{Mode: "iptables", New: newLiberal(NFT), Differs: differs, Untouched: true})
 	})
 	t.Run("legacy", func(t *testing.T) {
+		needs(t, Legacy)
 		planetest.Run(t, planetest.Config{Mode: "iptables-legacy", New: newLiberal(Legacy), Differs: differs, Untouched: true})
 	})
 }
@@ -40,6 +42,7 @@ func TestConformance(t *testing.T) {
 func TestRandomTransitions(t *testing.T) {
 	for _, b := range []Backend{NFT, Legacy} {
 		t.Run(string(b), func(t *testing.T) {
+			needs(t, b)
 			planetest.Transitions(t, planetest.Config{New: newWith(b)})
 		})
 	}

@@ -53,10 +53,13 @@ func TestRender(t *testing.T) {
 			if string(got) != string(want) {
 				t.Errorf("it is not what %s says (rewrite with -update):\n%s", file, got)
 			}
-			inNetns(t)
-			for _, b := range []string{"nft", "legacy"} {
-				run(t, string(got), tool+b+"-restore", "--noflush", "--test")
-				run(t, string(got), tool+b+"-restore", "--noflush")
+			for _, b := range []Backend{NFT, Legacy} {
+				t.Run(string(b), func(t *testing.T) {
+					needs(t, b)
+					inNetns(t)
+					run(t, string(got), tool+string(b)+"-restore", "--noflush", "--test")
+					run(t, string(got), tool+string(b)+"-restore", "--noflush")
+				})
 			}
 		})
 	}

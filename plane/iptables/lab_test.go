@@ -41,6 +41,33 @@ func inNetns(t testing.TB) {
 	})
 }
 
+// needs skips a test where the machine has no such iptables, or the kernel no such tables.
+func needs(t testing.TB, b Backend) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("iptables needs root")
+	}
+	for _, family := range []string{"iptables-", "ip6tables-"} {
+		program := family + string(b)
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skip(err)
+		}
+		failed := make(chan error)
+		go func() { // in a namespace and on a thread that end with the goroutine
+			runtime.LockOSThread()
+			ns, err := netns.New()
+			if err == nil {
+				defer ns.Close()
+				err = exec.Command(program, "-t", "nat", "-S").Run()
+			}
+			failed <- err
+		}()
+		if err := <-failed; err != nil {
+			t.Skipf("this kernel has no tables for %s: %v", program, err)
+		}
+	}
+}
+
 func newPlane(t testing.TB, cfg Config) *Plane {
 	t.Helper()
 	p, err := New(cfg)
@@ -91,6 +118,7 @@ func eachKind(t *testing.T, f func(t *testing.T, w world, cfg Config)) {
 	for _, b := range []Backend{NFT, Legacy} {
 		for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 			t.Run(fmt.Sprintf("%s/%s", b, fam), func(t *testing.T) {
+				needs(t, b)
 				inNetns(t)
 				f(t, world{fam}, Config{Family: fam, Backend: b})
 			})

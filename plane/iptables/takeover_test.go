@@ -85,6 +85,7 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 }
 
 func takeOver(t *testing.T, b Backend) {
+	needs(t, b)
 	lab, err := netlab.New(netlab.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -197,6 +198,7 @@ func shopTable() *lb.Table {
 // NodePorts answer on 127.0.0.1 by default, others on the link cannot use that to reach the node's own services
 // (DP-10), and with LocalhostNodePorts false they do not answer there (SV-64).
 func TestLocalhostNodePortSV64(t *testing.T) {
+	needs(t, NFT)
 	lab, err := netlab.New(netlab.Options{})
 	if err != nil {
 		t.Fatal(err)
