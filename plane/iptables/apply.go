@@ -1,0 +1,287 @@
+package iptables
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// Apply writes the chains that the changes touch, in one restore, or in several where there are very many. See
+// package plane for its contract.
+func (p *Plane) Apply(ctx context.Context, changes []lb.Change) error {
+	if p.st == nil {
+		return fmt.Errorf("iptables: apply before a reset: %w", plane.ErrStateLost)
+	}
+	for _, c := range changes {
+		if err := check(p.family, c.Key, c.New); err != nil {
+			return fmt.Errorf("iptables: %w", err)
+		}
+	}
+	for len(changes) > 0 {
+		n, lines := 0, 0
+		for n < len(changes) && (n == 0 || lines < p.maxLines) {
+			lines += weight(changes[n])
+			n++
+		}
+		if err := p.write(ctx, changes[:n]); err != nil {
+			return fmt.Errorf("iptables: apply %d changes: %w", n, err)
+		}
+		changes = changes[n:]
+	}
+	return nil
+}
+
+// weight is about how many lines a change takes.
+func weight(c lb.Change) int {
+	n := 2
+	if c.New != nil {
+		for _, r := range c.New.Routes {
+			if r.To != nil {
+				n = max(n, 4*len(r.To.Backends))
+			}
+		}
+	}
+	return n
+}
+
+// write applies changes in one restore. If that fails without having done anything, the state is as before.
+//
+// The filter table refuses what was not translated. So rows are added to it before nat changes, and removed
+// after: a packet in between must not pass as it is, and leave a flow behind that nothing translates.
+func (p *Plane) write(ctx context.Context, changes []lb.Change) error {
+	st := p.st
+	plan := st.plan(changes)
+	w := &writer{st: st, wrote: map[chainID]digest{}, dropped: map[chainID]bool{}}
+	w.dispatch(filter, &plan.adds)
+	w.chains(plan.chains)
+	w.dispatch(nat, &plan.adds, &plan.removals)
+	for _, id := range plan.gone {
+		w.drop(id)
+	}
+	w.dispatch(filter, &plan.removals)
+	if err := p.run(ctx, &w.batch); err != nil {
+		w.undo()
+		return err
+	}
+	w.keep()
+	st.keep(plan)
+	return nil
+}
+
+// writer collects what one restore does to the chains.
+type writer struct {
+	batch
+	st      *state
+	wrote   map[chainID]digest
+	dropped map[chainID]bool
+	undone  []undone
+}
+
+// undone is how a dispatcher was.
+type undone struct {
+	to      dispatcherIndex
+	entries []entry
+}
+
+// holds returns what the kernel holds once the restore has come this far.
+func (w *writer) holds(id chainID) (digest, bool) {
+	if d, written := w.wrote[id]; written {
+		return d, true
+	}
+	if w.dropped[id] {
+		return 0, false
+	}
+	d, known := w.st.kernel[id]
+	return d, known
+}
+
+// chains writes those of the chains that the kernel does not hold so.
+func (w *writer) chains(chains []chain) {
+	for _, c := range chains {
+		d := digestOf(c.rules)
+		if have, known := w.holds(c.id); known && have == d {
+			continue
+		}
+		w.section(c.id.table).put(c)
+		w.wrote[c.id] = d
+		delete(w.dropped, c.id)
+	}
+}
+
+// drop deletes a chain to which nothing of ours leads any more.
+func (w *writer) drop(id chainID) {
+	if _, known := w.holds(id); !known {
+		return
+	}
+	w.section(id.table).delete(id)
+	delete(w.wrote, id)
+	w.dropped[id] = true
+}
+
+// dispatch changes the dispatchers of a table.
+func (w *writer) dispatch(t table, lists ...*[dispatchers][]entry) {
+	for i, d := range w.st.dispatchers {
+		if d.table != t {
+			continue
+		}
+		var changes []entry
+		for _, list := range lists {
+			changes = append(changes, list[i]...)
+		}
+		if len(changes) == 0 {
+			continue
+		}
+		w.undone = append(w.undone, undone{dispatcherIndex(i), d.set(changes)})
+		write, drop := d.update(pathsOf(changes))
+		for _, at := range drop {
+			w.drop(chainID{t, d.name(at)})
+		}
+		for _, at := range write {
+			w.chains([]chain{d.chain(at)})
+		}
+	}
+}
+
+func pathsOf(entries []entry) []string {
+	out := make([]string, len(entries))
+	for i, e := range entries {
+		out[i] = e.path
+	}
+	slices.Sort(out)
+	return out
+}
+
+// undo makes the dispatchers what they were.
+func (w *writer) undo() {
+	for _, u := range slices.Backward(w.undone) {
+		d := w.st.dispatchers[u.to]
+		slices.Reverse(u.entries)
+		d.set(u.entries)
+		d.update(pathsOf(u.entries))
+	}
+}
+
+// keep notes what the kernel holds now.
+func (w *writer) keep() {
+	for id, d := range w.wrote {
+		w.st.kernel[id] = d
+	}
+	for id := range w.dropped {
+		delete(w.st.kernel, id)
+	}
+}
+
+// run hands a batch to iptables-restore. A chain to which a rule of somebody else leads cannot be deleted, and would
+// keep all the rest from happening: it is emptied, and left.
+func (p *Plane) run(ctx context.Context, b *batch) error {
+	if b.count() == 0 {
+		return nil
+	}
+	err := p.restore(ctx, b)
+	if err == nil || !slices.ContainsFunc(b.sections, func(s *section) bool { return len(s.drop) > 0 }) || ctx.Err() != nil {
+		return err
+	}
+	stuck := 0
+	for _, s := range b.sections {
+		drop := s.drop
+		s.drop = nil
+		stuck += len(drop)
+		for _, id := range drop {
+			s.put(chain{id: id})
+		}
+	}
+	if p.restore(ctx, b) != nil {
+		return err
+	}
+	p.stats.Stuck += stuck
+	return nil
+}
+
+// restore runs iptables-restore once. The error wraps plane.ErrStateLost where a part may be in force.
+func (p *Plane) restore(ctx context.Context, b *batch) error {
+	text := b.text()
+	p.stats.Restores++
+	p.stats.Bytes += uint64(len(text))
+	for _, s := range b.sections {
+		p.stats.Chains += uint64(len(s.write))
+	}
+	err := p.tool.restore(ctx, text)
+	if err == nil {
+		return nil
+	}
+	p.stats.Failures++
+	if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || b.count() > 1 && failedLine(err) > b.firstLines() {
+		return fmt.Errorf("%w: a part may be in force: %w", err, plane.ErrStateLost)
+	}
+	return err
+}
+
+var lineNumber = regexp.MustCompile(`[Ll]ine:? (\d+)`)
+
+// failedLine returns the line of which iptables-restore complained, a high number if it did not say.
+func failedLine(err error) int {
+	var run *runError
+	if !errors.As(err, &run) {
+		return 0 // it did not start
+	}
+	m := lineNumber.FindStringSubmatch(run.said)
+	if m == nil {
+		return 1 << 30
+	}
+	n, err := strconv.Atoi(m[1])
+	if err != nil {
+		return 1 << 30
+	}
+	return n
+}
+
+// firstLines returns the number of lines of the first section.
+func (b *batch) firstLines() int {
+	for _, s := range b.sections {
+		if s.empty() {
+			continue
+		}
+		n := 0
+		for _, c := range s.appendText(nil) {
+			if c == '\n' {
+				n++
+			}
+		}
+		return n
+	}
+	return 0
+}
+
+// SetNode changes what the plane knows of the node. What depends on it is rendered anew, and written where it
+// differs.
+func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
+	if p.st == nil {
+		return fmt.Errorf("iptables: set node before a reset: %w", plane.ErrStateLost)
+	}
+	if p.st.node.Equal(n) {
+		return nil
+	}
+	old := p.st
+	rows := make([]*lb.Frontend, 0, len(old.rows))
+	for _, r := range old.rows {
+		rows = append(rows, r.front)
+	}
+	r := old.renderer
+	r.node = n
+	have := &snapshot{chains: old.kernel, jumps: old.jumps}
+	p.st = nil
+	if err := p.hold(ctx, r, rows, have); err != nil {
+		return fmt.Errorf("iptables: set node: %w: %w", err, plane.ErrStateLost)
+	}
+	return nil
+}
+
+// byPath orders frontends as dispatchers do.
+func byPath(a, b *lb.Frontend) int { return cmp.Compare(path(a.Key), path(b.Key)) }

@@ -1,0 +1,149 @@
+package iptables
+
+import (
+	"hash/maphash"
+	"slices"
+)
+
+// digest stands for the content of a chain.
+type digest uint64
+
+var seed = maphash.MakeSeed()
+
+func digestOf(rules []string) digest {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	for _, r := range rules {
+		h.WriteString(r)
+		h.WriteByte('\n')
+	}
+	return digest(h.Sum64())
+}
+
+// batch is one input of iptables-restore: sections in the order in which they come in force.
+type batch struct {
+	sections []*section
+}
+
+// section is one table's part; all of it comes in force at once.
+type section struct {
+	table  table
+	write  []chain
+	drop   []chainID
+	insert []jump
+	remove []jump
+	at     map[string]int // where in write a chain is
+}
+
+// put writes a chain; what was to be done to it before does not count.
+func (s *section) put(c chain) {
+	if i, again := s.at[c.id.name]; again {
+		s.write[i] = c
+		return
+	}
+	if s.at == nil {
+		s.at = map[string]int{}
+	}
+	s.drop = slices.DeleteFunc(s.drop, func(id chainID) bool { return id == c.id })
+	s.at[c.id.name] = len(s.write)
+	s.write = append(s.write, c)
+}
+
+// delete deletes a chain.
+func (s *section) delete(id chainID) {
+	if i, written := s.at[id.name]; written {
+		s.write[i].rules = nil
+	}
+	s.drop = append(s.drop, id)
+}
+
+// section returns the section to write to a table after what has been written to others.
+func (b *batch) section(t table) *section {
+	if n := len(b.sections); n > 0 && b.sections[n-1].table == t {
+		return b.sections[n-1]
+	}
+	s := &section{table: t}
+	b.sections = append(b.sections, s)
+	return s
+}
+
+// only returns the section of a table where the order of tables does not matter.
+func (b *batch) only(t table) *section {
+	for _, s := range b.sections {
+		if s.table == t {
+			return s
+		}
+	}
+	return b.section(t)
+}
+
+func (s *section) empty() bool {
+	return len(s.write)+len(s.drop)+len(s.insert)+len(s.remove) == 0
+}
+
+// appendText writes the section. A declared chain is emptied; all are declared before the first rule, so that
+// rules may lead to any.
+func (s *section) appendText(out []byte) []byte {
+	out = append(out, '*')
+	out = append(out, s.table.String()...)
+	out = append(out, '\n')
+	declare := func(name string) {
+		out = append(out, ':')
+		out = append(out, name...)
+		out = append(out, " - [0:0]\n"...)
+	}
+	for _, c := range s.write {
+		declare(c.id.name)
+	}
+	for _, id := range s.drop {
+		if _, written := s.at[id.name]; !written {
+			declare(id.name)
+		}
+	}
+	rule := func(verb, chain, rule string) {
+		out = append(out, verb...)
+		out = append(out, chain...)
+		out = append(out, ' ')
+		out = append(out, rule...)
+		out = append(out, '\n')
+	}
+	for _, c := range s.write {
+		for _, r := range c.rules {
+			rule("-A ", c.id.name, r)
+		}
+	}
+	for _, j := range s.remove {
+		rule("-D ", j.from.name, j.rule)
+	}
+	for _, j := range s.insert {
+		rule("-I ", j.from.name, j.rule)
+	}
+	for _, id := range s.drop {
+		out = append(out, "-X "...)
+		out = append(out, id.name...)
+		out = append(out, '\n')
+	}
+	return append(out, "COMMIT\n"...)
+}
+
+// text returns the input of iptables-restore.
+func (b *batch) text() []byte {
+	var out []byte
+	for _, s := range b.sections {
+		if !s.empty() {
+			out = s.appendText(out)
+		}
+	}
+	return out
+}
+
+// count returns the number of sections that do something.
+func (b *batch) count() int {
+	n := 0
+	for _, s := range b.sections {
+		if !s.empty() {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,287 @@
+package iptables
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kube-proxy/lb"
+)
+
+// leafSize is how many rows a chain holds before it becomes a node of a tree: a few dozen rules are walked about
+// as fast as the levels of a tree.
+const leafSize = 32
+
+// dispatcherIndex says which chain finds a row's rule by the packet's destination.
+type dispatcherIndex uint8
+
+const (
+	inServices          dispatcherIndex = iota // nat: addresses to chains that translate
+	inNodePorts                                // nat: the same for NodePorts
+	inRejected                                 // filter: cluster IPs that nobody serves
+	inRejectedExternal                         // filter: other addresses that nobody serves
+	inRejectedNodePorts                        // filter: NodePorts that nobody serves
+	inFirewall                                 // filter: addresses with source ranges
+	dispatchers
+)
+
+// A dispatcher is a chain that finds the rules of a row. With few rows it is a list, as upstream's. With many it
+// is a tree: the chain leads by the next four bits of the destination to sub-chains, and so on. The bits are those of
+// the address, then the protocol, then the port, so that also an address with a thousand ports is split.
+//
+// The tree is a function of the rows alone: rows are kept sorted, a chain of the tree is a range of them, and where
+// to split follows from the first and the last. So no order of changes gives another tree than a fresh start.
+type dispatcher struct {
+	table  table
+	root   string
+	prefix string // of sub-chains' names
+	tail   []string
+	// addrNibbles is the length of an address; 0 for NodePorts.
+	addrNibbles int
+	family      lb.Family
+
+	entries []entry // sorted by path
+	nodes   map[string]*node
+}
+
+// entry is one row.
+type entry struct {
+	path  string // nibbles, each a byte
+	rules []string
+}
+
+// node is a chain of the tree; its name in the map is the path that leads to it.
+type node struct {
+	parent   string
+	children []string // nil in a leaf
+}
+
+func newDispatchers(f lb.Family) [dispatchers]*dispatcher {
+	n := 8
+	if f == lb.IPv6 {
+		n = 32
+	}
+	all := [dispatchers]*dispatcher{
+		inServices:          {table: nat, root: services, prefix: services + "-", addrNibbles: n},
+		inNodePorts:         {table: nat, root: nodePorts, prefix: nodePorts + "-"},
+		inRejected:          {table: filter, root: services, prefix: services + "-", addrNibbles: n},
+		inRejectedExternal:  {table: filter, root: externalServices, prefix: "KUBE-EXTERNAL-", addrNibbles: n},
+		inRejectedNodePorts: {table: filter, root: externalNodePorts, prefix: "KUBE-EXTNP-"},
+		inFirewall:          {table: filter, root: proxyFirewall, prefix: "KUBE-PROXY-FW-", addrNibbles: n},
+	}
+	for _, d := range all {
+		d.family, d.nodes = f, map[string]*node{"": {}}
+	}
+	return all
+}
+
+var protoNibble = map[lb.Proto]byte{lb.TCP: 0, lb.UDP: 1, lb.SCTP: 2}
+
+// path is the way to a key.
+func path(k lb.Key) string {
+	var b []byte
+	if k.Addr.IsValid() {
+		for _, octet := range k.Addr.AsSlice() {
+			b = append(b, octet>>4, octet&15)
+		}
+	}
+	b = append(b, protoNibble[k.Proto])
+	for shift := 12; shift >= 0; shift -= 4 {
+		b = append(b, byte(k.Port>>shift)&15)
+	}
+	return string(b)
+}
+
+func comparePath(e entry, p string) int { return cmp.Compare(e.path, p) }
+
+// set makes entries those of the keys given, in which no rules mean no entry, and returns how to undo that.
+func (d *dispatcher) set(changes []entry) (undo []entry) {
+	if len(d.entries) == 0 && len(changes) > leafSize { // the first rows: sorted at once
+		for _, c := range changes {
+			undo = append(undo, entry{path: c.path})
+			if len(c.rules) > 0 {
+				d.entries = append(d.entries, c)
+			}
+		}
+		slices.SortFunc(d.entries, func(a, b entry) int { return cmp.Compare(a.path, b.path) })
+		return undo
+	}
+	for _, c := range changes {
+		i, found := slices.BinarySearchFunc(d.entries, c.path, comparePath)
+		switch {
+		case found && len(c.rules) == 0:
+			undo = append(undo, d.entries[i])
+			d.entries = slices.Delete(d.entries, i, i+1)
+		case found:
+			undo = append(undo, d.entries[i])
+			d.entries[i] = c
+		case len(c.rules) > 0:
+			undo = append(undo, entry{path: c.path})
+			d.entries = slices.Insert(d.entries, i, c)
+		}
+	}
+	return undo
+}
+
+// update brings the tree up to date after the entries of those paths, sorted, were set. It returns the paths of
+// nodes that may need to be written, from the leaves up, and of those that are no more.
+func (d *dispatcher) update(paths []string) (write, drop []string) {
+	if len(paths) == 0 {
+		return nil, nil
+	}
+	var candidates []string
+	d.visit("", "", 0, len(d.entries), paths, &write, &candidates)
+	for len(candidates) > 0 {
+		c := candidates[len(candidates)-1]
+		candidates = candidates[:len(candidates)-1]
+		n := d.nodes[c]
+		if n == nil {
+			continue
+		}
+		if p := d.nodes[n.parent]; p != nil && slices.Contains(p.children, c) {
+			continue
+		}
+		delete(d.nodes, c)
+		drop = append(drop, c)
+		candidates = append(candidates, n.children...)
+	}
+	slices.Sort(drop)
+	slices.Reverse(drop)
+	return write, slices.DeleteFunc(slices.Compact(drop), func(p string) bool { return d.nodes[p] != nil })
+}
+
+// visit brings one node up to date, whose entries are those from lo to hi.
+func (d *dispatcher) visit(at, parent string, lo, hi int, paths []string, write, candidates *[]string) {
+	old := d.nodes[at]
+	now := &node{parent: parent}
+	d.nodes[at] = now
+	if hi-lo > leafSize {
+		first, last := d.entries[lo].path, d.entries[hi-1].path
+		common := len(at)
+		for first[common] == last[common] {
+			common++
+		}
+		for i := lo; i < hi; {
+			child := d.entries[i].path[:common+1]
+			end := i + d.count(i, hi, child)
+			now.children = append(now.children, child)
+			inside := within(paths, child)
+			if known := d.nodes[child]; known == nil || len(inside) > 0 {
+				d.visit(child, at, i, end, inside, write, candidates)
+			} else {
+				known.parent = at
+			}
+			i = end
+		}
+	}
+	if old != nil {
+		*candidates = append(*candidates, old.children...)
+		if old.children != nil && slices.Equal(old.children, now.children) {
+			return
+		}
+	}
+	*write = append(*write, at)
+}
+
+// count returns how many entries from lo on begin with the prefix.
+func (d *dispatcher) count(lo, hi int, prefix string) int {
+	n, _ := slices.BinarySearchFunc(d.entries[lo:hi], prefix, func(e entry, p string) int {
+		if strings.HasPrefix(e.path, p) {
+			return -1
+		}
+		return cmp.Compare(e.path, p)
+	})
+	return n
+}
+
+// within returns those of the sorted paths that begin with the prefix.
+func within(paths []string, prefix string) []string {
+	lo, _ := slices.BinarySearch(paths, prefix)
+	hi := lo
+	for hi < len(paths) && strings.HasPrefix(paths[hi], prefix) {
+		hi++
+	}
+	return paths[lo:hi]
+}
+
+// name returns the name of the chain of a node: the prefix and the nibbles in hexadecimal or, where those do not
+// fit in the 28 characters of a name, a hash of them.
+func (d *dispatcher) name(at string) string {
+	if at == "" {
+		return d.root
+	}
+	var b strings.Builder
+	b.WriteString(d.prefix)
+	for i := range len(at) {
+		fmt.Fprintf(&b, "%X", at[i])
+	}
+	if b.Len() <= 28 {
+		return b.String()
+	}
+	return d.prefix + "H" + hash(at)[:12]
+}
+
+// chain returns the content of a node.
+func (d *dispatcher) chain(at string) chain {
+	c := chain{id: chainID{d.table, d.name(at)}}
+	n := d.nodes[at]
+	for _, child := range n.children {
+		c.rules = append(c.rules, d.hop(child)+"-j "+d.name(child))
+	}
+	if n.children == nil {
+		for _, e := range d.rangeOf(at) {
+			c.rules = append(c.rules, e.rules...)
+		}
+	}
+	if at == "" {
+		c.rules = append(c.rules, d.tail...)
+	}
+	return c
+}
+
+// rangeOf returns the entries below a node.
+func (d *dispatcher) rangeOf(at string) []entry {
+	lo, _ := slices.BinarySearchFunc(d.entries, at, comparePath)
+	return d.entries[lo : lo+d.count(lo, len(d.entries), at)]
+}
+
+// hop matches the destinations of which a path is the beginning.
+func (d *dispatcher) hop(p string) string {
+	addr, rest := p[:min(len(p), d.addrNibbles)], p[min(len(p), d.addrNibbles):]
+	s := ""
+	if len(addr) > 0 {
+		octets := make([]byte, d.addrNibbles/2)
+		for i := range len(addr) {
+			octets[i/2] |= addr[i] << (4 * (1 - i%2))
+		}
+		a, _ := netip.AddrFromSlice(octets)
+		s = "-d " + netip.PrefixFrom(a, 4*len(addr)).String() + " "
+	}
+	if rest == "" {
+		return s
+	}
+	proto := lb.TCP
+	for p, n := range protoNibble {
+		if n == rest[0] {
+			proto = p
+		}
+	}
+	s += "-p " + proto.String() + " "
+	if len(rest) == 1 {
+		return s
+	}
+	low := 0
+	for i := range 4 {
+		low *= 16
+		if i+1 < len(rest) {
+			low += int(rest[i+1])
+		}
+	}
+	high := low + 1<<(4*(5-len(rest))) - 1
+	if low == high {
+		return s + fmt.Sprintf("-m %s --dport %d ", proto, low)
+	}
+	return s + fmt.Sprintf("-m %s --dport %d:%d ", proto, low, high)
+}

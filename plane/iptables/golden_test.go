@@ -1,0 +1,100 @@
+package iptables
+
+import (
+	"errors"
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+var update = flag.Bool("update", false, "write testdata/*.rules anew")
+
+// goldens are tables whose rendering stands in testdata.
+func goldens() map[string]*lb.Table {
+	w := world{lb.IPv4}
+	all := &lb.Table{Node: w.node()}
+	all.Replace(w.full(1, 10, 2, 3*time.Hour))
+	all.Replace(w.service(2, 0, 0))
+	interfaces := &lb.Table{Node: lb.Node{Pods: lb.Detector{InterfacePrefix: "veth"}, NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}}
+	interfaces.Replace(w.full(1, 10, 2, 0))
+	w6 := world{lb.IPv6}
+	six := &lb.Table{Node: w6.node()}
+	six.Replace(w6.full(1, 10, 2, 3*time.Hour))
+	return map[string]*lb.Table{"shop": shopTable(), "every-kind": all, "interface-prefix": interfaces, "ipv6": six, "tree": w.table(40, 1)}
+}
+
+// The rendering is what testdata says, and both back ends take it.
+func TestRender(t *testing.T) {
+	for name, table := range goldens() {
+		t.Run(name, func(t *testing.T) {
+			f, tool := lb.IPv4, "iptables-"
+			if name == "ipv6" {
+				f, tool = lb.IPv6, "ip6tables-"
+			}
+			got, err := Render(Config{Family: f}, table)
+			if err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join("testdata", name+".rules")
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if string(got) != string(want) {
+				t.Errorf("it is not what %s says (rewrite with -update):\n%s", file, got)
+			}
+			for _, b := range []Backend{NFT, Legacy} {
+				t.Run(string(b), func(t *testing.T) {
+					needs(t, b)
+					inNetns(t)
+					run(t, string(got), tool+string(b)+"-restore", "--noflush", "--test")
+					run(t, string(got), tool+string(b)+"-restore", "--noflush")
+				})
+			}
+		})
+	}
+}
+
+// Names of chains are those that upstream gives (DP-02): other software may compute them.
+func TestNamesDP02(t *testing.T) {
+	u := unitID{"ns1/svc1:p80", lb.TCP}
+	for _, c := range []struct{ got, want string }{
+		{u.chain(clusterChain), "KUBE-SVC-XPGD46QRK7WJZT7O"},
+		{u.chain(endpointChain, "10.180.0.1:80"), "KUBE-SEP-SXIVWICOYRO3J4NJ"},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s, want %s", c.got, c.want)
+		}
+	}
+}
+
+// Bad rows are named, and cost nobody else (plane's rules).
+func TestBadRows(t *testing.T) {
+	w := world{lb.IPv4}
+	table := w.table(2, 2)
+	six := world{lb.IPv6}
+	table.Replace(six.service(9, 0, 1))
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: &blackHole{}, CanaryPeriod: -1})
+	err := p.Reset(t.Context(), table)
+	var left interface{ RefusedRows() []lb.Key }
+	if !errors.As(err, &left) || len(left.RefusedRows()) != 1 || left.RefusedRows()[0].Addr != six.addr(10, 10) {
+		t.Errorf("reset: %v", err)
+	}
+	if len(p.st.rows) != 2 {
+		t.Errorf("%d rows are held, want the good ones", len(p.st.rows))
+	}
+	_, fronts := six.service(9, 0, 1)
+	if err := p.Apply(t.Context(), []lb.Change{{Key: fronts[0].Key, New: fronts[0]}}); err == nil {
+		t.Error("apply took a row of the other family")
+	}
+}

@@ -1,0 +1,91 @@
+package iptables
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"strings"
+
+	"kube-proxy/lb"
+)
+
+// table is one of the tables of iptables that the plane writes.
+type table uint8
+
+const (
+	filter table = iota
+	nat
+	mangle
+	tables
+)
+
+func (t table) String() string { return [...]string{"filter", "nat", "mangle"}[t] }
+
+// chainID names a chain.
+type chainID struct {
+	table table
+	name  string
+}
+
+// Chains that are there whatever the rows say. Other software looks for them by name (G3).
+const (
+	services          = "KUBE-SERVICES"          // nat, filter
+	externalServices  = "KUBE-EXTERNAL-SERVICES" // filter
+	externalNodePorts = "KUBE-EXTERNAL-NODEPORTS"
+	nodePorts         = "KUBE-NODEPORTS" // nat, filter
+	proxyFirewall     = "KUBE-PROXY-FIREWALL"
+	nodeFirewall      = "KUBE-FIREWALL" // shared with the kubelet: never flushed, never deleted
+	forward           = "KUBE-FORWARD"
+	postrouting       = "KUBE-POSTROUTING"
+	markMasq          = "KUBE-MARK-MASQ"
+	markOffCluster    = "KUBE-MARK-MASQ-OFF"
+	canary            = "KUBE-PROXY-CANARY" // in each table (DP-13)
+)
+
+// The beginnings of the names of chains of one service port (DP-02).
+const (
+	clusterChain  = "KUBE-SVC-"
+	localChain    = "KUBE-SVL-"
+	externalChain = "KUBE-EXT-"
+	firewallChain = "KUBE-FW-"
+	endpointChain = "KUBE-SEP-"
+)
+
+// Dynamic chains are recognised by the beginnings of their names, so that those that an earlier process left
+// behind, ours or upstream's, can be told from chains of others.
+var dynamic = [tables][]string{
+	filter: {services + "-", "KUBE-EXTERNAL-", "KUBE-EXTNP-", "KUBE-PROXY-FW-"},
+	nat:    {services + "-", nodePorts + "-", clusterChain, localChain, externalChain, firewallChain, endpointChain, "KUBE-XLB-"},
+}
+
+// isDynamic reports whether a chain of that name is one that comes and goes with rows.
+func isDynamic(id chainID) bool {
+	if id.table == filter && (id.name == externalServices || id.name == externalNodePorts) {
+		return false
+	}
+	for _, p := range dynamic[id.table] {
+		if strings.HasPrefix(id.name, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// hash is the part of a chain's name that stands for what it serves: 16 characters of base32(sha256(parts)),
+// as upstream's (DP-02).
+func hash(parts ...string) string {
+	h := sha256.New()
+	for _, p := range parts {
+		h.Write([]byte(p))
+	}
+	return base32.StdEncoding.EncodeToString(h.Sum(nil))[:16]
+}
+
+// unitID names a service port, the owner of chains.
+type unitID struct {
+	service string
+	proto   lb.Proto
+}
+
+func (u unitID) chain(prefix string, more ...string) string {
+	return prefix + hash(append([]string{u.service, u.proto.String()}, more...)...)
+}

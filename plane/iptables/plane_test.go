@@ -1,0 +1,263 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+// A change costs what it changes (DP-11): what is handed to iptables-restore is the same among 100 services and among
+// 10,000 but for the chain of the dispatcher, and nothing is listed.
+func TestChangeIsOfItsOwnSize(t *testing.T) {
+	type cost struct {
+		endpoint, add, remove int // bytes
+		runs                  int
+	}
+	costs := map[int]cost{}
+	for _, n := range []int{100, 10_000} {
+		// Nothing is done to a kernel: what counts is what is handed over.
+		rec := &blackHole{}
+		w := world{lb.IPv4}
+		p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: rec, CanaryPeriod: -1})
+		table := w.table(n, 11) // so many that neither has comments on endpoints (DP-12)
+		reset(t, p, table)
+		size := func(o lb.Owner, fronts []*lb.Frontend) int {
+			before := p.Stats().Bytes
+			changes, _ := table.Replace(o, fronts)
+			apply(t, p, changes, nil)
+			return int(p.Stats().Bytes - before)
+		}
+		rec.runs = nil
+		var c cost
+		c.endpoint = size(w.service(7, 190_000, 11))
+		c.add = size(w.service(60_000, 190_100, 11))
+		c.remove = size(lb.Owner{Name: "ns/svc-60000"}, nil)
+		c.runs = len(rec.runs)
+		for _, r := range rec.runs {
+			if !strings.Contains(r, "-restore ") {
+				t.Errorf("a change ran %s", r)
+			}
+		}
+		costs[n] = c
+	}
+	t.Logf("bytes handed over: %+v", costs)
+	small, large := costs[100], costs[10_000]
+	if small.endpoint != large.endpoint {
+		t.Errorf("an endpoint changes: %d bytes among 100 services, %d among 10,000", small.endpoint, large.endpoint)
+	}
+	const chain = (leafSize + 16) * 200 // one leaf and its parent
+	if d := large.add - small.add; d > chain || d < -chain {
+		t.Errorf("a service comes: %d bytes among 100 services, %d among 10,000", small.add, large.add)
+	}
+	if d := large.remove - small.remove; d > chain || d < -chain {
+		t.Errorf("a service goes: %d bytes among 100 services, %d among 10,000", small.remove, large.remove)
+	}
+	if small.runs != 3 || large.runs != 3 {
+		t.Errorf("three changes ran %d and %d programs, want one each", small.runs, large.runs)
+	}
+}
+
+// blackHole is an iptables that takes everything and holds nothing.
+type blackHole struct {
+	runs []string
+	fail func(stdin []byte, args []string) error
+}
+
+func (b *blackHole) LookPath(name string) (string, error) { return "/sbin/" + name, nil }
+
+func (b *blackHole) Run(_ context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+	b.runs = append(b.runs, name+" "+strings.Join(args, " "))
+	if b.fail != nil {
+		if err := b.fail(stdin, args); err != nil {
+			return nil, err
+		}
+	}
+	if slices.Contains(args, "--version") {
+		return []byte("iptables v1.8.9 (nf_tables)\n"), nil
+	}
+	return nil, nil
+}
+
+// A packet walks tens of rules among ten thousand services, not thousands.
+func TestWalkIsShort(t *testing.T) {
+	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
+		w := world{fam}
+		p := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}, CanaryPeriod: -1})
+		reset(t, p, w.table(10_000, 1))
+		d := p.st.dispatchers[inServices]
+		for _, i := range []int{0, 4999, 9999} {
+			key := lb.Key{Addr: w.addr(10, i+1), Port: 80, Proto: lb.TCP}
+			walked, at := 0, ""
+			for n := d.nodes[at]; n.children != nil; n = d.nodes[at] {
+				walked += len(n.children)
+				at = path(key)[:len(n.children[0])]
+			}
+			walked += len(d.rangeOf(at))
+			if walked > 100 {
+				t.Errorf("%s: a packet to %s walks %d rules", fam, key, walked)
+			}
+		}
+	}
+}
+
+// A restart with the same rows writes nothing, whatever the kernel and the program make of our rules: what
+// iptables-save prints is what was written (design.md 3.7).
+func TestRestartWritesNothing(t *testing.T) {
+	eachKind(t, func(t *testing.T, w world, cfg Config) {
+		table := w.table(40, 3)
+		table.Replace(w.full(100, 1000, 3, 0))
+		table.Replace(w.full(101, 1010, 4, 3*time.Hour))
+		table.Replace(w.service(102, 0, 0))
+		first := newPlane(t, cfg)
+		reset(t, first, table)
+		before := dump(t, first)
+		second := newPlane(t, cfg)
+		reset(t, second, table)
+		if s := second.Stats(); s.Restores != 0 {
+			t.Errorf("a restart ran %d restores that wrote %d chains", s.Restores, s.Chains)
+		}
+		if mended, err := second.Audit(context.Background(), true); mended != 0 || err != nil {
+			t.Errorf("an audit mended %d, %v", mended, err)
+		}
+		if after := dump(t, second); after != before {
+			t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		}
+	})
+}
+
+// What others do to our chains is mended (DP-13): a flushed table, a deleted jump, a foreign rule in a chain of ours, a
+// chain that is gone. Rules of others stay.
+func TestDriftIsMended(t *testing.T) {
+	eachKind(t, func(t *testing.T, w world, cfg Config) {
+		p := newPlane(t, cfg)
+		table := w.table(40, 3)
+		table.Replace(w.full(100, 1000, 3, 0))
+		reset(t, p, table)
+		tool := p.tool.program
+		run(t, "*filter\n:THEIRS - [0:0]\n-A THEIRS -j ACCEPT\n-A INPUT -j THEIRS\nCOMMIT\n", tool+"-restore", "--noflush")
+		want := dump(t, p)
+		svc := unitID{"ns/svc-7:http", lb.TCP}.chain(clusterChain)
+		for _, drift := range []struct {
+			name string
+			full bool // no canary tells
+			args []string
+		}{
+			{"nat flushed", false, []string{"-t", "nat", "-F"}},
+			{"jump deleted", false, []string{"-t", "nat", "-D", "PREROUTING", "1"}},
+			{"chain emptied", true, []string{"-t", "nat", "-F", svc}},
+			{"rule added", true, []string{"-t", "nat", "-I", svc, "-j", "ACCEPT"}},
+			{"canary deleted", false, []string{"-t", "mangle", "-X", canary}},
+		} {
+			run(t, "", tool, drift.args...)
+			mended, err := p.Audit(context.Background(), drift.full)
+			if err != nil || mended == 0 {
+				t.Errorf("%s: mended %d, %v", drift.name, mended, err)
+			}
+			if got := dump(t, p); got != want {
+				t.Errorf("%s: not mended:\n%s", drift.name, got)
+			}
+			if again, err := p.Audit(context.Background(), true); again != 0 || err != nil {
+				t.Errorf("%s: a second audit mended %d, %v", drift.name, again, err)
+			}
+		}
+		if rules := run(t, "", tool, "-S", "INPUT"); !strings.Contains(rules, "-j THEIRS") {
+			t.Errorf("the rule of others is gone:\n%s", rules)
+		}
+	})
+}
+
+// A chain of ours to which a rule of somebody else leads cannot be deleted: it is emptied, and all else goes on.
+func TestChainInUseElsewhere(t *testing.T) {
+	eachKind(t, func(t *testing.T, w world, cfg Config) {
+		p := newPlane(t, cfg)
+		table := w.table(3, 2)
+		reset(t, p, table)
+		svc := unitID{"ns/svc-1:http", lb.TCP}.chain(clusterChain)
+		run(t, "", p.tool.program, "-t", "nat", "-A", "OUTPUT", "-j", svc)
+		changes, _ := table.Replace(lb.Owner{Name: "ns/svc-1"}, nil)
+		more, _ := table.Replace(w.service(5, 500, 2))
+		apply(t, p, append(changes, more...), nil)
+		out := run(t, "", p.tool.program+"-save", "-t", "nat")
+		if strings.Contains(out, "-A "+svc+" ") || !strings.Contains(out, "ns/svc-5:http") {
+			t.Errorf("after the service went:\n%s", out)
+		}
+		if p.Stats().Stuck == 0 {
+			t.Error("nothing is said of the chain that is stuck")
+		}
+		for range 2 {
+			if _, err := p.Audit(context.Background(), true); err != nil {
+				t.Error(err)
+			}
+		}
+		if mended, err := p.Audit(context.Background(), true); err != nil || mended != 0 {
+			t.Errorf("a later audit mended %d, %v", mended, err)
+		}
+	})
+}
+
+// What Apply writes in steps is what a fresh plane writes at once, also across the sizes at which the dispatcher splits.
+func TestStepsEndWhereAFreshStartDoes(t *testing.T) {
+	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
+		w := world{fam}
+		p := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}, CanaryPeriod: -1})
+		table := &lb.Table{Node: w.node()}
+		reset(t, p, table)
+		compare := func(step string) {
+			fresh := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}, CanaryPeriod: -1})
+			reset(t, fresh, table)
+			for i, d := range p.st.dispatchers {
+				got, want := treeOf(d), treeOf(fresh.st.dispatchers[i])
+				if got != want {
+					t.Fatalf("%s, %s: the tree is\n%s, that of a fresh start\n%s", fam, step, got, want)
+				}
+			}
+			if len(p.st.kernel) != len(fresh.st.kernel) {
+				t.Fatalf("%s, %s: %d chains, a fresh start has %d", fam, step, len(p.st.kernel), len(fresh.st.kernel))
+			}
+			for id, d := range fresh.st.kernel {
+				if p.st.kernel[id] != d {
+					t.Fatalf("%s, %s: chain %v is not that of a fresh start", fam, step, id)
+				}
+			}
+		}
+		for i := range 120 {
+			changes, _ := table.Replace(w.service(i*37%4096, i, i%3))
+			apply(t, p, changes, nil)
+			if i%5 == 0 {
+				compare(fmt.Sprintf("service %d came", i))
+			}
+		}
+		changes, _ := table.Replace(w.full(50_000, 9000, 3, 0)) // addresses far from all others
+		apply(t, p, changes, nil)
+		compare("an outlier came")
+		for i := range 120 {
+			o, _ := w.service(i*37%4096, 0, 0)
+			changes, _ := table.Replace(o, nil)
+			apply(t, p, changes, nil)
+			if i%5 == 0 {
+				compare(fmt.Sprintf("service %d went", i))
+			}
+		}
+	}
+}
+
+func treeOf(d *dispatcher) string {
+	var b bytes.Buffer
+	var walk func(at string)
+	walk = func(at string) {
+		c := d.chain(at)
+		fmt.Fprintf(&b, "%s\n    %s\n", c.id.name, strings.Join(c.rules, "\n    "))
+		for _, child := range d.nodes[at].children {
+			walk(child)
+		}
+	}
+	walk("")
+	fmt.Fprintf(&b, "%d nodes", len(d.nodes))
+	return b.String()
+}

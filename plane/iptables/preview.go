@@ -1,0 +1,41 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"kube-proxy/lb"
+)
+
+// Render returns what a plane on an empty machine hands to iptables-restore --noflush for the table. It needs no
+// iptables and changes nothing. Rows that cannot be written are left out, and named by the error, which then
+// comes with the rest.
+func Render(cfg Config, want *lb.Table) ([]byte, error) {
+	var paper paper
+	cfg.Runner, cfg.CanaryPeriod, cfg.Backend = &paper, -1, NFT
+	p, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	p.dry, p.maxLines = true, legacyLines
+	err = p.Reset(context.Background(), want)
+	var left *refused
+	if err != nil && !errors.As(err, &left) {
+		return nil, fmt.Errorf("render: %w", err)
+	}
+	return paper.text, err
+}
+
+// paper is an iptables that writes down what it is given.
+type paper struct{ text []byte }
+
+func (*paper) LookPath(name string) (string, error) { return name, nil }
+
+func (p *paper) Run(_ context.Context, stdin []byte, _ string, args ...string) ([]byte, error) {
+	if len(args) == 1 && args[0] == "--version" {
+		return []byte("iptables v1.8.9 (nf_tables)"), nil
+	}
+	p.text = append(p.text, stdin...)
+	return nil, nil
+}

@@ -1,0 +1,417 @@
+package iptables
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kube-proxy/lb"
+)
+
+// chain is a chain's content: rules without "-A NAME ", in the form in which iptables-save prints them, so that
+// what is read can be compared with what is wanted.
+type chain struct {
+	id    chainID
+	rules []string
+}
+
+// placed is a rule, or more, that must stand in a dispatcher for a row.
+type placed struct {
+	to    dispatcherIndex
+	rules []string
+}
+
+// renderer turns rows into rules. It is pure: it has no state but its settings.
+type renderer struct {
+	family lb.Family
+	node   lb.Node
+	// localhost: NodePorts answer on 127.0.0.1 where the prefixes allow (SV-64).
+	localhost bool
+	// liberal: packets out of order are not dropped (DP-09).
+	liberal bool
+	// plain: no comments on rules of endpoints (DP-12).
+	plain bool
+	// fullyRandom: this iptables knows --random-fully (DP-03).
+	fullyRandom bool
+	mark        uint32
+}
+
+// comment returns a comment match. Its text always has a character for which iptables-save sets quotes.
+func comment(parts ...string) string {
+	text := strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' || r == '"' || r == '\\' || r == '\'' {
+			return '_'
+		}
+		return r
+	}, strings.Join(parts, ""))
+	return `-m comment --comment "` + text[:min(len(text), 250)] + `" `
+}
+
+func (r *renderer) host(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
+
+// unit returns the chains of a service port, and for each of its rows, by key, what dispatchers must have.
+func (r *renderer) unit(id unitID, rows []*lb.Frontend) ([]chain, map[lb.Key][]placed) {
+	u := &unitRenderer{renderer: r, id: id, sets: map[lb.Scope]*lb.BackendSet{}, masq: map[lb.Scope][]string{},
+		named: map[string]string{}, out: make(map[lb.Key][]placed, len(rows))}
+	rows = slices.SortedFunc(slices.Values(rows), func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) })
+	for _, f := range rows {
+		u.row(f)
+	}
+	for _, scope := range []lb.Scope{lb.Cluster, lb.Local} {
+		if s := u.sets[scope]; s != nil {
+			u.balance(s, u.masq[scope])
+		}
+	}
+	return u.chains, u.out
+}
+
+type unitRenderer struct {
+	*renderer
+	id     unitID
+	sticky int // seconds
+	sets   map[lb.Scope]*lb.BackendSet
+	masq   map[lb.Scope][]string // rules at the beginning of a set's chain
+	named  map[string]string     // content of EXT and FW chains to their names
+	chains []chain
+	eps    map[netip.AddrPort]string
+	out    map[lb.Key][]placed
+}
+
+func (u *unitRenderer) row(f *lb.Frontend) {
+	u.sticky = int(f.Affinity.Seconds())
+	var out []placed
+	if target := u.target(f); target != "" {
+		to := inServices
+		if f.Key.IsNodePort() {
+			to = inNodePorts
+		}
+		out = append(out, placed{to, []string{u.match(f.Key, "") + comment(f.Service, " ", title(f.Kind)) + "-j " + target}})
+	}
+	if p := u.refusal(f); len(p.rules) > 0 {
+		out = append(out, p)
+	}
+	u.out[f.Key] = out
+}
+
+func title(k lb.Kind) string {
+	switch k {
+	case lb.ClusterIP:
+		return "cluster IP"
+	case lb.ExternalIP:
+		return "external IP"
+	case lb.LoadBalancer:
+		return "loadbalancer IP"
+	}
+	return "node port"
+}
+
+// match returns the match on a key; source goes first, as iptables-save prints it.
+func (r *renderer) match(k lb.Key, source string) string {
+	s := source
+	if !k.IsNodePort() {
+		s += "-d " + r.host(k.Addr) + " "
+	}
+	return s + "-p " + k.Proto.String() + " -m " + k.Proto.String() + " --dport " + strconv.Itoa(int(k.Port)) + " "
+}
+
+// target returns the chain that translates the row's packets, "" if none are.
+func (u *unitRenderer) target(f *lb.Frontend) string {
+	serves := false
+	for _, route := range f.Routes {
+		if route.To != nil {
+			u.sets[route.To.ID.Scope] = route.To
+			serves = true
+		}
+	}
+	if !serves {
+		return ""
+	}
+	target, direct := "", false
+	if f.Kind == lb.ClusterIP {
+		target, direct = u.direct(f)
+	}
+	if !direct {
+		target = u.variant(externalChain, u.dispatch(f))
+	}
+	if len(f.Sources) == 0 {
+		return target
+	}
+	var rules []string
+	for _, p := range f.Sources {
+		rules = append(rules, from(p)+comment(f.Service, " loadbalancer IP")+"-j "+target)
+	}
+	return u.variant(firewallChain, rules)
+}
+
+// from matches a source prefix; one of no length matches all.
+func from(p netip.Prefix) string {
+	if p.Bits() == 0 {
+		return ""
+	}
+	return "-s " + p.String() + " "
+}
+
+// variant returns the name of the unit's chain with that content. Rows of a service port nearly always agree; the
+// content of the first keeps the name of DP-02.
+func (u *unitRenderer) variant(prefix string, rules []string) string {
+	content := prefix + strings.Join(rules, "\n")
+	if name := u.named[content]; name != "" {
+		return name
+	}
+	name := u.id.chain(prefix)
+	if u.named[prefix] != "" {
+		name = u.id.chain(prefix, content)
+	}
+	u.named[prefix], u.named[content] = name, name
+	u.chains = append(u.chains, chain{chainID{nat, name}, rules})
+	return name
+}
+
+// direct returns the chain of the set itself if a cluster IP has only that set: then what asks for masquerading
+// stands at the beginning of that chain, as upstream has it.
+func (u *unitRenderer) direct(f *lb.Frontend) (string, bool) {
+	last := f.Routes[len(f.Routes)-1]
+	scope := lb.Cluster
+	if last.To != nil {
+		scope = last.To.ID.Scope
+	}
+	match := func(source string) string { return u.match(f.Key, source) + comment(f.Service, " cluster IP") }
+	switch {
+	case last.To == nil || len(f.Sources) > 0:
+		return "", false
+	case len(f.Routes) == 1 && last.Masq:
+		u.masq[scope] = append(u.masq[scope], match("")+"-j "+markMasq)
+	case len(f.Routes) == 1:
+	case len(f.Routes) == 2 && f.Routes[0].From == lb.Pods && f.Routes[0].To == last.To && !f.Routes[0].Masq && last.Masq:
+		source, mark := u.notPods()
+		if mark == markOffCluster { // the addresses before the source, so there is no source
+			u.masq[scope] = append(u.masq[scope], match("")+"-j "+mark)
+			break
+		}
+		rule := match("")
+		if strings.HasPrefix(source, "! -i") { // an interface is printed after the destination
+			d, rest, _ := strings.Cut(rule, " -p ")
+			rule = d + " " + source + "-p " + rest
+		} else {
+			rule = match(source)
+		}
+		u.masq[scope] = append(u.masq[scope], rule+"-j "+mark)
+	default:
+		return "", false
+	}
+	return u.setChain(scope), true
+}
+
+func (u *unitRenderer) setChain(s lb.Scope) string {
+	if s == lb.Local {
+		return u.id.chain(localChain)
+	}
+	return u.id.chain(clusterChain)
+}
+
+// notPods matches sources that are not pods, and says where they are marked.
+func (r *renderer) notPods() (source, mark string) {
+	switch d := r.node.Pods; {
+	case d.Interface != "":
+		return "! -i " + d.Interface + " ", markMasq
+	case d.InterfacePrefix != "":
+		return "! -i " + d.InterfacePrefix + "+ ", markMasq
+	case len(d.Prefixes) > 1:
+		return "", markOffCluster
+	case len(d.Prefixes) == 1:
+		return "! -s " + d.Prefixes[0].String() + " ", markMasq
+	}
+	return "", markMasq
+}
+
+// pods matches sources that are pods; there may be several matches, or none.
+func (r *renderer) pods() []string {
+	switch d := r.node.Pods; {
+	case d.Interface != "":
+		return []string{"-i " + d.Interface + " "}
+	case d.InterfacePrefix != "":
+		return []string{"-i " + d.InterfacePrefix + "+ "}
+	default:
+		var out []string
+		for _, p := range d.Prefixes {
+			out = append(out, from(p))
+		}
+		return out
+	}
+}
+
+// dispatch returns the rules that carry out a row's routes one after the other (DP-04).
+func (u *unitRenderer) dispatch(f *lb.Frontend) []string {
+	var rules []string
+	for _, route := range f.Routes {
+		for _, m := range u.sources(route.From) {
+			text := m[0] + comment(describe(route.From), " traffic for ", f.Service, " external destinations") + m[1]
+			if route.Do != lb.Balance {
+				if route.From != lb.Anywhere {
+					rules = append(rules, text+"-j RETURN")
+				}
+				continue
+			}
+			if route.Masq {
+				rules = append(rules, text+"-j "+markMasq)
+			}
+			rules = append(rules, text+"-j "+u.setChain(route.To.ID.Scope))
+		}
+	}
+	return rules
+}
+
+func describe(f lb.From) string {
+	switch f {
+	case lb.Pods:
+		return "pod"
+	case lb.Host:
+		return "route LOCAL"
+	}
+	return "masquerade or local"
+}
+
+// sources returns the matches of a route: what stands before the comment, and after it.
+func (r *renderer) sources(f lb.From) [][2]string {
+	switch f {
+	case lb.Pods:
+		var out [][2]string
+		for _, p := range r.pods() {
+			out = append(out, [2]string{p, ""})
+		}
+		return out
+	case lb.Host:
+		return [][2]string{{"", "-m addrtype --src-type LOCAL "}}
+	}
+	return [][2]string{{"", ""}}
+}
+
+// balance writes the chain of a set and those of its endpoints (DP-06).
+func (u *unitRenderer) balance(s *lb.BackendSet, rules []string) {
+	if u.eps == nil {
+		u.eps = map[netip.AddrPort]string{}
+	}
+	seps := make([]string, len(s.Backends))
+	for i, b := range s.Backends {
+		seps[i] = u.endpoint(b.Addr)
+	}
+	note := func(b lb.Backend) string {
+		if u.plain {
+			return ""
+		}
+		return comment(u.id.service, " -> ", b.Addr.String())
+	}
+	if u.sticky > 0 {
+		for i, b := range s.Backends {
+			rules = append(rules, fmt.Sprintf("%s-m recent --rcheck --seconds %d --reap --name %s %s-j %s",
+				note(b), u.sticky, seps[i], u.recentMask(), seps[i]))
+		}
+	}
+	for i, b := range s.Backends {
+		rule := note(b)
+		if left := len(s.Backends) - i; left > 1 {
+			rule += "-m statistic --mode random --probability " + probability(left) + " "
+		}
+		rules = append(rules, rule+"-j "+seps[i])
+	}
+	u.chains = append(u.chains, chain{chainID{nat, u.setChain(s.ID.Scope)}, rules})
+}
+
+func (r *renderer) recentMask() string {
+	if r.family == lb.IPv6 {
+		return "--mask ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff --rsource "
+	}
+	return "--mask 255.255.255.255 --rsource "
+}
+
+// endpoint writes an endpoint's chain if it is not there yet, and returns its name. A source that meets itself is
+// masqueraded (SV-60).
+func (u *unitRenderer) endpoint(a netip.AddrPort) string {
+	if name := u.eps[a]; name != "" {
+		return name
+	}
+	name := u.id.chain(endpointChain, a.String())
+	u.eps[a] = name
+	note, proto := "", u.id.proto.String()
+	if !u.plain {
+		note = comment(u.id.service)
+	}
+	translate := "-p " + proto + " " + note
+	if u.sticky > 0 {
+		translate += "-m recent --set --name " + name + " " + u.recentMask()
+	}
+	u.chains = append(u.chains, chain{chainID{nat, name}, []string{
+		"-s " + u.host(a.Addr()) + " " + note + "-j " + markMasq,
+		translate + "-m " + proto + " -j DNAT --to-destination " + a.String(),
+	}})
+	return name
+}
+
+// probability prints 1/n as iptables-save does: the kernel keeps it in units of 2^-31.
+func probability(n int) string {
+	const one = 1 << 31
+	p := strconv.FormatFloat(1/float64(n), 'f', 10, 64)
+	v, _ := strconv.ParseFloat(p, 64)
+	return strconv.FormatFloat(math.Round(v*one)/one, 'f', 11, 64)
+}
+
+// refusal returns what the filter table must have for a row: packets that were not translated (SV-50 to SV-52,
+// SV-61).
+func (u *unitRenderer) refusal(f *lb.Frontend) placed {
+	p := placed{to: inRejected}
+	var why string
+	switch {
+	case len(f.Sources) > 0:
+		p.to, why = inFirewall, " traffic not accepted by "+u.id.chain(firewallChain)
+	case f.Key.IsNodePort():
+		p.to = inRejectedNodePorts
+	case f.Kind != lb.ClusterIP:
+		p.to = inRejectedExternal
+	}
+	for _, route := range f.Routes {
+		verdict, note := u.verdict(route.Do)
+		if verdict == "" {
+			continue
+		}
+		for _, m := range u.sources(route.From) {
+			if len(f.Sources) == 0 {
+				p.rules = append(p.rules, u.refuse(f.Key, m)+comment(f.Service, note)+m[1]+verdict)
+			}
+			for _, s := range f.Sources {
+				if route.From == lb.Pods && m[0] != "" || route.Do == lb.Drop {
+					continue
+				}
+				p.rules = append(p.rules, u.match(f.Key, from(s))+comment(f.Service, note)+m[1]+verdict)
+			}
+		}
+	}
+	if len(f.Sources) > 0 {
+		p.rules = append(p.rules, u.match(f.Key, "")+comment(f.Service, why)+"-j DROP")
+	}
+	return p
+}
+
+// refuse is the match on a key and a source, the interface after the destination.
+func (u *unitRenderer) refuse(k lb.Key, source [2]string) string {
+	if !strings.HasPrefix(source[0], "-i") || k.IsNodePort() {
+		return u.match(k, source[0])
+	}
+	d, rest, _ := strings.Cut(u.match(k, ""), " -p ")
+	return d + " " + source[0] + "-p " + rest
+}
+
+func (r *renderer) verdict(a lb.Action) (verdict, note string) {
+	switch a {
+	case lb.Drop:
+		return "-j DROP", " has no local endpoints"
+	case lb.Reject:
+		if r.family == lb.IPv6 {
+			return "-j REJECT --reject-with icmp6-port-unreachable", " has no endpoints"
+		}
+		return "-j REJECT --reject-with icmp-port-unreachable", " has no endpoints"
+	}
+	return "", ""
+}

@@ -1,0 +1,245 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+)
+
+// upstreamRules has the chains that DP-01 to DP-09 name, for one service: 10.96.0.10:80, NodePort 30080. The names of the
+// chains of the service are those that upstream would give them, so they are ours as well.
+func upstreamRules() string {
+	u := unitID{"shop/web:http", lb.TCP}
+	svc, ext := u.chain(clusterChain), u.chain(externalChain)
+	sep1, sep2 := u.chain(endpointChain, "10.1.1.11:8080"), u.chain(endpointChain, "10.1.2.14:8080")
+	return strings.NewReplacer("$SVC", svc, "$EXT", ext, "$SEP1", sep1, "$SEP2", sep2).Replace(`*mangle
+:KUBE-IPTABLES-HINT - [0:0]
+:KUBE-PROXY-CANARY - [0:0]
+COMMIT
+*filter
+:KUBE-EXTERNAL-SERVICES - [0:0]
+:KUBE-FIREWALL - [0:0]
+:KUBE-FORWARD - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
+:KUBE-SERVICES - [0:0]
+-A INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
+-A INPUT -m comment --comment "kubernetes health check service ports" -j KUBE-NODEPORTS
+-A INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES
+-A INPUT -j KUBE-FIREWALL
+-A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
+-A FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
+-A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES
+-A OUTPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -j KUBE-FIREWALL
+-A KUBE-FIREWALL -m comment --comment "of the kubelet" -m mark --mark 0x8000/0x8000 -j DROP
+-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
+-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
+-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+COMMIT
+*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:$SVC - [0:0]
+:$EXT - [0:0]
+:$SEP1 - [0:0]
+:$SEP2 - [0:0]
+:KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A KUBE-POSTROUTING -j MARK --xor-mark 0x4000
+-A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully
+-A KUBE-SERVICES -m comment --comment "shop/web:http cluster IP" -m tcp -p tcp -d 10.96.0.10 --dport 80 -j $SVC
+-A KUBE-SERVICES -m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-NODEPORTS -m comment --comment shop/web:http -m tcp -p tcp --dport 30080 -j $EXT
+-A $EXT -m comment --comment "masquerade traffic for shop/web:http external destinations" -j KUBE-MARK-MASQ
+-A $EXT -j $SVC
+-A $SVC -m comment --comment "shop/web:http cluster IP" -m tcp -p tcp -d 10.96.0.10 --dport 80 ! -s 10.1.0.0/16 -j KUBE-MARK-MASQ
+-A $SVC -m comment --comment "shop/web:http -> 10.1.1.11:8080" -m statistic --mode random --probability 0.5000000000 -j $SEP1
+-A $SVC -m comment --comment "shop/web:http -> 10.1.2.14:8080" -j $SEP2
+-A $SEP1 -m comment --comment shop/web:http -s 10.1.1.11 -j KUBE-MARK-MASQ
+-A $SEP1 -m comment --comment shop/web:http -m tcp -p tcp -j DNAT --to-destination 10.1.1.11:8080
+-A $SEP2 -m comment --comment shop/web:http -s 10.1.2.14 -j KUBE-MARK-MASQ
+-A $SEP2 -m comment --comment shop/web:http -m tcp -p tcp -j DNAT --to-destination 10.1.2.14:8080
+COMMIT
+`)
+}
+
+// A node changes from upstream's iptables mode to ours, and a loop of new connections notices nothing; nor do
+// established ones (G4). Then it changes back: upstream writes its rules over ours.
+func TestTakeOverUnderTraffic(t *testing.T) {
+	for _, b := range []Backend{NFT, Legacy} {
+		t.Run(string(b), func(t *testing.T) { takeOver(t, b) })
+	}
+}
+
+func takeOver(t *testing.T, b Backend) {
+	needs(t, b)
+	lab, err := netlab.New(netlab.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lab.Close()
+	for _, pod := range []string{"pod1", "pod4"} {
+		if _, err := lab.Listen(pod, netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	onNode := func(f func()) {
+		if err := lab.Do("node1", func() error { f(); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	restore := "iptables-" + string(b) + "-restore"
+	onNode(func() { run(t, upstreamRules(), restore, "--noflush") })
+	vip, nodePort := netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("172.18.0.2:30080")
+	var old []*netlab.Conn
+	open := func() {
+		for from, to := range map[string]netip.AddrPort{"pod3": vip, "client": nodePort} {
+			c, err := lab.Open(from, netlab.TCP, to, netlab.DialOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			old = append(old, c)
+		}
+	}
+	open()
+	stop, failures := make(chan struct{}), make(chan string, 2)
+	for from, to := range map[string]netip.AddrPort{"pod3": vip, "client": nodePort} {
+		go func() { failures <- connectUntil(lab, from, to, stop) }()
+	}
+	time.Sleep(50 * time.Millisecond)
+	onNode(func() {
+		p := newPlane(t, Config{Family: lb.IPv4, CanaryPeriod: -1}) // the kubelet's hint says which back end
+		if p.Backend() != b {
+			t.Errorf("back end %s was chosen, the kubelet uses %s (DP-14)", p.Backend(), b)
+		}
+		reset(t, p, shopTable())
+		if got := dump(t, p); strings.Contains(got, "KUBE-SEP-AAAA") {
+			t.Errorf("a stale chain of upstream's stays:\n%s", got)
+		}
+		rules := run(t, "", p.tool.program+"-save")
+		for _, theirs := range []string{":KUBE-IPTABLES-HINT ", `-A KUBE-FIREWALL -m comment --comment "of the kubelet"`} {
+			if !strings.Contains(rules, theirs) {
+				t.Errorf("what is the kubelet's is gone: %s", theirs)
+			}
+		}
+	})
+	open()
+	time.Sleep(50 * time.Millisecond)
+	onNode(func() { // upstream again, whose jumps are there
+		var again []string
+		for line := range strings.Lines(upstreamRules()) {
+			if f := strings.Fields(line); len(f) < 2 || f[0] != "-A" || strings.HasPrefix(f[1], "KUBE-") {
+				again = append(again, line)
+			}
+		}
+		run(t, strings.Join(again, ""), restore, "--noflush")
+	})
+	time.Sleep(50 * time.Millisecond)
+	close(stop)
+	for range 2 {
+		if f := <-failures; f != "" {
+			t.Error(f)
+		}
+	}
+	for i, c := range old {
+		if _, err := c.Exchange(); err != nil {
+			t.Errorf("connection %d, made before a switch: %v", i, err)
+		}
+	}
+}
+
+// connectUntil makes connections until stop is closed, and says what failed.
+func connectUntil(lab *netlab.Lab, from string, to netip.AddrPort, stop <-chan struct{}) string {
+	for n := 0; ; n++ {
+		select {
+		case <-stop:
+			if n < 10 {
+				return fmt.Sprintf("%s made only %d connections", from, n)
+			}
+			return ""
+		default:
+		}
+		if _, err := lab.Dial(from, netlab.TCP, to, netlab.DialOptions{}); err != nil {
+			return fmt.Sprintf("connection %d from %s: %v", n, from, err)
+		}
+	}
+}
+
+// shopTable is in our words what upstreamRules says.
+func shopTable() *lb.Table {
+	set := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster}, Backends: []lb.Backend{
+		{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true}, {Addr: netip.MustParseAddrPort("10.1.2.14:8080")}}}
+	tab := &lb.Table{Node: lb.Node{
+		NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")},
+		Pods:      lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}},
+	}}
+	tab.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{
+		{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.ClusterIP,
+			Routes: []lb.Route{{From: lb.Pods, Do: lb.Balance, To: set}, {From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}},
+		{Key: lb.Key{Port: 30080, Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.NodePort,
+			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}},
+	})
+	return tab
+}
+
+// NodePorts answer on 127.0.0.1 by default, others on the link cannot use that to reach the node's own services
+// (DP-10), and with LocalhostNodePorts false they do not answer there (SV-64).
+func TestLocalhostNodePortSV64(t *testing.T) {
+	needs(t, NFT)
+	lab, err := netlab.New(netlab.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lab.Close()
+	for _, pod := range []string{"pod1", "pod4"} {
+		if _, err := lab.Listen(pod, netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	to := netip.MustParseAddrPort("127.0.0.1:30080")
+	for _, on := range []bool{true, false, true} {
+		err := lab.Do("node1", func() error {
+			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, LocalhostNodePorts: &on, CanaryPeriod: -1})
+			reset(t, p, shopTable())
+			rules := run(t, "", "iptables-nft-save", "-t", "filter")
+			if has := strings.Contains(rules, "block incoming localnet connections"); has != on {
+				t.Errorf("localhost NodePorts %t: the rule against martians is there: %t", on, has)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = lab.Dial("node1", netlab.TCP, to, netlab.DialOptions{})
+		if (err == nil) != on {
+			t.Errorf("localhost NodePorts %t: %v", on, err)
+		}
+		if _, err := lab.Dial("client", netlab.TCP, netip.MustParseAddrPort("172.18.0.2:30080"), netlab.DialOptions{}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// DP-09: what conntrack cannot place is dropped, unless conntrack is liberal when the plane is made.
+func TestInvalidDrop(t *testing.T) {
+	for _, liberal := range []string{"0", "1"} {
+		r := renderer{family: lb.IPv4, liberal: liberal == "1", mark: 0x4000}
+		drops := strings.Contains(strings.Join(r.forward("0x4000/0x4000"), "\n"), "INVALID -j DROP")
+		if drops == r.liberal {
+			t.Errorf("liberal %s: packets out of order are dropped: %t", liberal, drops)
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"kube-proxy/internal/exectest"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// fakeTool is a machine with the programs of a family, of which --version prints that.
+func fakeTool(version string, programs ...string) *exectest.Fake {
+	f := &exectest.Fake{}
+	for _, p := range programs {
+		f.Programs = append(f.Programs, p, p+"-restore", p+"-save")
+	}
+	f.Do = func(_ []byte, name string, args ...string) (string, error) {
+		if slices.Contains(args, "--version") {
+			return version, nil
+		}
+		return "", nil
+	}
+	return f
+}
+
+func TestFindTool(t *testing.T) {
+	const nft, legacy, old, oldest = "iptables v1.8.9 (nf_tables)", "iptables v1.8.7 (legacy)", "iptables v1.8.9 (legacy)", "iptables v1.4.21"
+	for _, c := range []struct {
+		name, version string
+		programs      []string
+		want          Backend
+		program       string
+		wait          string
+		bad           bool
+	}{
+		{"nft", nft, []string{"iptables", "iptables-nft"}, NFT, "iptables-nft", "", false},
+		{"plain name of nft", nft, []string{"iptables"}, NFT, "iptables", "", false},
+		{"legacy waits for the lock", legacy, []string{"iptables-legacy"}, Legacy, "iptables-legacy", "-w 5 -W 100000", false},
+		{"new legacy", old, []string{"iptables"}, Legacy, "iptables", "-w 5", false},
+		{"before -w", oldest, []string{"iptables"}, Legacy, "iptables", "", false},
+		{"other back end", legacy, []string{"iptables"}, NFT, "", "", true},
+		{"garbage", "segmentation fault", []string{"iptables"}, NFT, "", "", true},
+		{"no iptables", nft, nil, NFT, "", "", true},
+		{"other family only", nft, []string{"ip6tables"}, NFT, "", "", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, err := New(Config{Family: lb.IPv4, Backend: c.want, Runner: fakeTool(c.version, c.programs...), CanaryPeriod: -1})
+			if c.bad {
+				if !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), "install iptables") {
+					t.Errorf("error %v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p.tool.program != c.program || strings.Join(p.tool.wait, " ") != c.wait || p.Backend() != c.want {
+				t.Errorf("program %s, waits %v, back end %s", p.tool.program, p.tool.wait, p.Backend())
+			}
+			if p.base.fullyRandom != (c.version != oldest) {
+				t.Errorf("--random-fully: %t (DP-03)", p.base.fullyRandom)
+			}
+		})
+	}
+}
+
+// A restore that fails without having done anything leaves the plane as it was, and the next one succeeds; one of which a
+// part may be in force asks for a Reset.
+func TestRestoreFails(t *testing.T) {
+	w := world{lb.IPv4}
+	for _, c := range []struct {
+		name string
+		err  error
+		lost bool
+	}{
+		{"refused", &runError{name: "iptables-restore", said: "iptables-restore: line 3 failed", err: errors.New("exit status 1")}, false},
+		{"does not start", errors.New("fork: resource temporarily unavailable"), false},
+		{"killed", fmt.Errorf("iptables-restore: %w", context.DeadlineExceeded), true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			hole := &blackHole{}
+			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: hole, CanaryPeriod: -1})
+			table := w.table(32, 2)
+			reset(t, p, table)
+			tree, chains := treeOf(p.st.dispatchers[inServices]), len(p.st.kernel)
+			changes, _ := table.Replace(w.service(100, 1000, 2)) // the row that splits the dispatcher
+			hole.fail = func([]byte, []string) error { return c.err }
+			err := p.Apply(t.Context(), changes)
+			if err == nil || errors.Is(err, plane.ErrStateLost) != c.lost {
+				t.Fatalf("apply: %v", err)
+			}
+			if got := treeOf(p.st.dispatchers[inServices]); got != tree || len(p.st.kernel) != chains {
+				t.Errorf("the plane is not as it was: %s", got)
+			}
+			hole.fail = nil
+			apply(t, p, changes, nil)
+			if len(p.st.rows) != 33 {
+				t.Errorf("%d rows, want 33", len(p.st.rows))
+			}
+		})
+	}
+}
+
+func TestSnapshotOfGarbage(t *testing.T) {
+	s := &snapshot{chains: map[chainID]digest{}, jumps: map[jump]bool{}}
+	if err := s.read("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\nSegmentation fault\n"); err == nil {
+		t.Error("garbage was read without an error")
+	}
+	var big strings.Builder
+	big.WriteString("*nat\n:THEIRS - [0:0]\n:KUBE-SERVICES - [0:0]\n")
+	for i := range 100_000 {
+		fmt.Fprintf(&big, "-A THEIRS -d 10.0.0.1/32 -p tcp -m tcp --dport %d -j ACCEPT\n", i%65535+1)
+	}
+	if err := s.read(big.String() + "COMMIT\n"); err != nil || len(s.chains) != 1 {
+		t.Errorf("100,000 rules of others: %v, %d chains", err, len(s.chains))
+	}
+}
