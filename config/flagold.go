@@ -9,7 +9,7 @@ func deprecatedFlags(o *Options) []flag {
 		{name: "metrics-port", value: number(&o.metricsPort), effect: later,
 			help: "`port` of the metrics server where --metrics-bind-address has none; 0 means no server"},
 		{name: "cleanup-iptables", value: boolean(&o.cleanupIPTables),
-			help: "remove the rules of the mode iptables, and exit: --cleanup for that mode alone"},
+			help: "remove the rules of the mode iptables, and exit: --cleanup for that mode alone; not built yet in this version, which ends with an error"},
 		{name: "cleanup-ipvs", value: boolean(&o.cleanupIPVS),
 			help: "false with --cleanup leaves virtual servers alone"},
 		old("boot-id-file", "string", "/proc/sys/kernel/random/boot_id", "nothing here reports a boot id"),

@@ -76,7 +76,11 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	note := func(p Problem) { o.problems = append(o.problems, p) }
 	for _, f := range flags(o) {
 		v := f.value(f.name, note)
-		pf := fs.VarPF(v, f.name, f.short, f.help)
+		help := f.help
+		if f.effect.later {
+			help += " (" + f.effect.says() + ")"
+		}
+		pf := fs.VarPF(v, f.name, f.short, help)
 		pf.NoOptDefVal = f.alone
 		if v.Type() == "bool" {
 			pf.NoOptDefVal = "true"

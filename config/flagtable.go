@@ -22,9 +22,9 @@ func proxyFlags(o *Options) []flag {
 		{name: "feature-gates", group: groupProxy, field: "featureGates", value: gateMap(&f.FeatureGates)},
 		{name: "oom-score-adj", group: groupProxy, field: "oomScoreAdj", value: optional(&f.OOMScoreAdj)},
 		{name: "cleanup", group: groupProxy, value: boolean(&o.Cleanup),
-			help: "remove the rules of all modes, and exit"},
+			help: "remove the rules of all modes, and exit; not built yet in this version, which ends with an error"},
 		{name: "init-only", group: groupProxy, value: boolean(&o.InitOnly),
-			help: "make the settings of the kernel that need full privileges, and exit"},
+			help: "make the settings of the kernel that need full privileges, and exit; not built yet in this version, which ends with an error"},
 		{name: "version", group: groupProxy, value: text(&o.Version), alone: "true",
 			help: "print the version and exit; --version=raw prints all that is known of the build; a version such as v1.36.0 is reported in place of ours"},
 	}

@@ -82,7 +82,9 @@ var modes = []string{"iptables", "ipvs", "nftables", "userspace", "ebpf", "kerne
 func (o *Options) mode() string {
 	mode := string(o.file.Mode)
 	built := strings.Join(o.modes, ", ")
+	once := o.Cleanup || o.cleanupIPTables || o.InitOnly || o.WriteConfigTo != ""
 	switch {
+	case once && (mode == "" || slices.Contains(modes, mode)): // no data plane runs
 	case slices.Contains(o.modes, mode):
 	case mode == "" && !slices.Contains(o.modes, "iptables"):
 		o.wrong("mode", mode, "a blank mode means the best that this machine can do, iptables first, and iptables is not built yet: say "+built)
