@@ -53,6 +53,12 @@ func TestCases(t *testing.T) {
 	}
 	base, _ := complete(t, testCase{args: []string{"--proxy-mode=nftables"}})
 	for _, file := range files {
+		updated := map[string]string{}
+		defer func() {
+			if *update {
+				rewrite(t, file, updated)
+			}
+		}()
 		for _, tc := range readCases(t, file) {
 			t.Run(tc.name, func(t *testing.T) {
 				c, err := complete(t, tc)
@@ -64,12 +70,44 @@ func TestCases(t *testing.T) {
 				if err != nil {
 					bad = strings.Split(err.Error(), "\n")
 				}
+				if *update {
+					updated[tc.at] = marked("= ", got) + marked("! ", bad) + marked("~ ", say)
+					return
+				}
 				compare(t, tc, "fields", got, tc.want)
 				compare(t, tc, "problems", bad, tc.bad)
 				compare(t, tc, "warnings", say, tc.say)
 			})
 		}
 	}
+}
+
+// rewrite puts what each case gave in the place of what it expects.
+func rewrite(t *testing.T, file string, updated map[string]string) {
+	data, err := os.ReadFile(file)
+	must(t, err)
+	var b strings.Builder
+	at, begins := "", true
+	for i, line := range strings.Split(strings.TrimRight(string(data), "\n"), "\n") {
+		if begins && line != "" {
+			at, begins = fmt.Sprintf("%s:%d", file, i+1), false
+		}
+		if line == "" && !begins {
+			b.WriteString(updated[at] + "\n")
+			begins = true
+		} else if line == "" || !strings.ContainsAny(line[:1], "=!~") {
+			b.WriteString(line + "\n")
+		}
+	}
+	write(t, file, b.String()+updated[at])
+}
+
+func marked(mark string, lines []string) string {
+	text := ""
+	for _, line := range lines {
+		text += mark + line + "\n"
+	}
+	return text
 }
 
 func complete(t testing.TB, tc testCase) (*Config, error) {
@@ -120,7 +158,7 @@ func differences(a, b *Config) []string {
 	walk = func(name string, x, y reflect.Value) {
 		if x.Kind() == reflect.Struct && x.Type().PkgPath() == reflect.TypeFor[Config]().PkgPath() {
 			for i := range x.NumField() {
-				if !x.Type().Field(i).IsExported() || slices.Contains([]string{"Flags", "File"}, x.Type().Field(i).Name) {
+				if !x.Type().Field(i).IsExported() || name == "" && slices.Contains([]string{"Flags", "File"}, x.Type().Field(i).Name) {
 					continue
 				}
 				walk(strings.TrimPrefix(name+"."+x.Type().Field(i).Name, "."), x.Field(i), y.Field(i))

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -24,6 +25,9 @@ func FlagsPage() string {
 				continue
 			}
 			pf := set.Lookup(f.name)
+			if slices.Contains(feeders, f.name) {
+				f.effect = only(append([]string{"nftables"}, f.effect.modes...)...)
+			}
 			name := "`--" + f.name + "`"
 			if f.short != "" && f.short != f.name {
 				name += ", `-" + f.short + "`"

@@ -41,7 +41,10 @@ func decode(data []byte) (*settings, []string, []string, error) {
 		}
 		var idle time.Duration
 		if yaml.Unmarshal(data, &root) == nil {
-			idle, warnings = modernize(root, warnings)
+			var bad error
+			if idle, warnings, bad = modernize(root, warnings); bad != nil {
+				return nil, nil, nil, fmt.Errorf("failed to decode: %w", bad)
+			}
 			if newer, bad := json.Marshal(root); bad == nil {
 				obj, _, err = lenient.UniversalDeserializer().Decode(newer, nil, nil)
 			}

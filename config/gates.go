@@ -41,33 +41,18 @@ var working = []string{"AllAlpha", "LoggingAlphaOptions"}
 
 // featureGates is CF-01. It returns the state of every gate that a proxy of today knows.
 func (o *Options) featureGates() map[string]bool {
-	known, names := map[featuregate.Feature]featuregate.FeatureSpec{}, map[string]gate{}
+	names := map[string]gate{}
 	for _, g := range gates() {
-		spec := featuregate.FeatureSpec{Default: g.on, LockToDefault: g.locked}
-		switch g.stage {
-		case "alpha":
-			spec.PreRelease = featuregate.Alpha
-		case "beta":
-			spec.PreRelease = featuregate.Beta
-		case "deprecated":
-			spec.PreRelease = featuregate.Deprecated
-		default:
-			spec.PreRelease = featuregate.GA
-		}
-		known[featuregate.Feature(g.name)] = spec
 		names[g.name] = g
 	}
-	all := featuregate.NewFeatureGate()
-	if err := all.Add(known); err != nil {
-		panic(fmt.Sprintf("config: gates.txt: %v", err)) // a mistake in our table, which every test meets
-	}
 	var historic, idle []string
-	// AllAlpha and AllBeta come first in this order, so that a gate of its own beats them.
+	good := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(o.file.FeatureGates)) {
 		on := o.file.FeatureGates[name]
 		text := fmt.Sprintf("%s=%t", name, on)
 		g, ok := names[name]
-		if err := all.SetFromMapWithLogger(klog.Logger{}, map[string]bool{name: on}); err != nil {
+		// A set of its own for each: one that refused a gate refuses all that follow.
+		if err := newGateSet().SetFromMapWithLogger(klog.Logger{}, map[string]bool{name: on}); err != nil {
 			want := err.Error()
 			if !ok {
 				want += "; docs/configuration.md lists those that are known"
@@ -75,6 +60,7 @@ func (o *Options) featureGates() map[string]bool {
 			o.wrong("featureGates", text, want)
 			continue
 		}
+		good[name] = on
 		switch {
 		case ok && !g.now:
 			historic = append(historic, text)
@@ -88,6 +74,10 @@ func (o *Options) featureGates() map[string]bool {
 	if len(idle) > 0 {
 		o.warn("%s: accepted, without effect in this version: %s", o.where("featureGates"), strings.Join(idle, ", "))
 	}
+	all := newGateSet()
+	if err := all.SetFromMapWithLogger(klog.Logger{}, good); err != nil {
+		o.wrong("featureGates", fmt.Sprint(good), err.Error())
+	}
 	state := map[string]bool{}
 	for name := range all.GetAll() {
 		if g, ok := names[string(name)]; !ok || g.now {
@@ -95,4 +85,35 @@ func (o *Options) featureGates() map[string]bool {
 		}
 	}
 	return state
+}
+
+// gateSet is what package featuregate's set can do; its type has no public name.
+type gateSet interface {
+	SetFromMapWithLogger(logger klog.Logger, m map[string]bool) error
+	GetAll() map[featuregate.Feature]featuregate.FeatureSpec
+	Enabled(name featuregate.Feature) bool
+}
+
+// newGateSet returns all gates as they are by default.
+func newGateSet() gateSet {
+	known := map[featuregate.Feature]featuregate.FeatureSpec{}
+	for _, g := range gates() {
+		spec := featuregate.FeatureSpec{Default: g.on, LockToDefault: g.locked}
+		switch g.stage {
+		case "alpha":
+			spec.PreRelease = featuregate.Alpha
+		case "beta":
+			spec.PreRelease = featuregate.Beta
+		case "deprecated":
+			spec.PreRelease = featuregate.Deprecated
+		default:
+			spec.PreRelease = featuregate.GA
+		}
+		known[featuregate.Feature(g.name)] = spec
+	}
+	set := featuregate.NewFeatureGate()
+	if err := set.Add(known); err != nil {
+		panic(fmt.Sprintf("config: gates.txt: %v", err)) // a mistake in our table, which every test meets
+	}
+	return set
 }

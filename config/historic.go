@@ -1,7 +1,6 @@
 package config
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -41,7 +40,7 @@ var whyGone = map[string]string{
 
 // modernize changes root, a file of any age, into one of today. It returns udpIdleTimeout, which today's type does
 // not have, and warnings with those that it adds.
-func modernize(root map[string]any, warnings []string) (idle time.Duration, _ []string) {
+func modernize(root map[string]any, warnings []string) (idle time.Duration, _ []string, _ error) {
 	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
 	if v := root["apiVersion"]; v == "componentconfig/v1alpha1" {
 		root["apiVersion"] = v1alpha1.SchemeGroupVersion.String()
@@ -87,29 +86,14 @@ func modernize(root map[string]any, warnings []string) (idle time.Duration, _ []
 		warn("featureGates is read as a mapping")
 	}
 	if value, ok := root["udpIdleTimeout"]; ok {
-		var d struct{ V jsonDuration }
-		text, err := json.Marshal(map[string]any{"V": value})
-		if err == nil && json.Unmarshal(text, &d) == nil {
-			idle = time.Duration(d.V)
-		} else {
-			idle = -1 // validation says what is allowed
+		text, _ := value.(string)
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return 0, nil, fmt.Errorf("udpIdleTimeout is %v: want %s", value, wantDuration)
 		}
+		idle = d
 	}
-	return idle, warnings
-}
-
-// jsonDuration reads "250ms".
-type jsonDuration time.Duration
-
-// UnmarshalJSON reads a duration as the API's types write them.
-func (d *jsonDuration) UnmarshalJSON(b []byte) error {
-	var s string
-	if err := json.Unmarshal(b, &s); err != nil {
-		return fmt.Errorf("read a duration: %w", err)
-	}
-	parsed, err := time.ParseDuration(s)
-	*d = jsonDuration(parsed)
-	return err
+	return idle, warnings, nil
 }
 
 // oldDuration turns numbers into durations: until v1.5 some fields were counts of the unit in their name.

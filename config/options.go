@@ -52,6 +52,7 @@ type Options struct {
 	warnings []string
 	loaded   bool     // file holds what the file says
 	inFile   []string // paths of the fields that the file sets to more than nothing
+	told     []string // flags that a warning was given about
 
 	hostname func() (string, error)
 	getenv   func(string) string
@@ -214,9 +215,9 @@ func (o *Options) load() error {
 			file.Logging.VModule = append(slices.Clone(o.file.Logging.VModule), file.Logging.VModule...)
 		case f.wins:
 			leafAt(file, f.field).Set(leafAt(&o.file, f.field))
-		case f.field != "", f.name == "healthz-port", f.name == "metrics-port", // FL-04
-			f.name == "nftables-localhost-nodeports", f.group == groupEBPF:
+		case f.field != "", f.name == "healthz-port", f.name == "metrics-port": // FL-04
 			ignored = append(ignored, "--"+f.name)
+			o.told = append(o.told, f.name)
 		}
 	}
 	if len(ignored) > 0 {
@@ -234,6 +235,7 @@ func (o *Options) flagsAlone() {
 		o.port("metrics", o.metricsPort, &f.MetricsBindAddress)
 	} else if o.changed("healthz-port") || o.changed("metrics-port") {
 		o.warn("--healthz-port and --metrics-port are ignored because --write-config-to is given")
+		o.told = append(o.told, "healthz-port", "metrics-port")
 	}
 	if a, err := parseAddr(f.BindAddress); err == nil && a.Is6() {
 		for name, at := range map[string]*string{"healthz": &f.HealthzBindAddress, "metrics": &f.MetricsBindAddress} {
@@ -276,6 +278,7 @@ func (o *Options) port(name string, port int32, at *string) {
 	case port == 0:
 		if o.changed(flag[2:]) && *at != "" {
 			o.warn("%s 0 disables the server, whatever %s says", old, flag)
+			o.told = append(o.told, old[2:])
 		}
 		*at = ""
 	case err == nil: // a bare IP
@@ -286,6 +289,7 @@ func (o *Options) port(name string, port int32, at *string) {
 		*at = fmt.Sprintf("%s:%d", host, port)
 	default:
 		o.warn("%s is ignored: %s %s wins", old, flag, *at)
+		o.told = append(o.told, old[2:])
 	}
 }
 
@@ -308,7 +312,7 @@ func (o *Options) tellEffects() {
 	}
 	for _, f := range flags(o) {
 		fed := mode == "nftables" && slices.Contains(feeders, f.name)
-		if o.changed(f.name) && !fed && (!o.loaded || f.field == "" && f.group != groupEBPF) {
+		if o.changed(f.name) && !fed && !slices.Contains(o.told, f.name) && (!o.loaded || f.field == "") {
 			sort("--"+f.name, f.effect, false)
 		}
 	}

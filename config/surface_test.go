@@ -218,7 +218,7 @@ func TestFlagsNameFields(t *testing.T) {
 
 // Every gate of the documents is accepted, with one warning; each that exists today can be set to its default.
 func TestGates(t *testing.T) {
-	names, err := os.ReadFile("testdata/feature-gates.txt")
+	names, err := os.ReadFile("testdata/feature-gates.list")
 	must(t, err)
 	documented := strings.Fields(string(names))
 	if len(documented) != 164 {

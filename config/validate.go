@@ -82,9 +82,8 @@ var modes = []string{"iptables", "ipvs", "nftables", "userspace", "ebpf", "kerne
 func (o *Options) mode() string {
 	mode := string(o.file.Mode)
 	built := strings.Join(o.modes, ", ")
-	once := o.Cleanup || o.cleanupIPTables || o.InitOnly || o.WriteConfigTo != ""
 	switch {
-	case once && (mode == "" || slices.Contains(modes, mode)): // no data plane runs
+	case o.once() && (mode == "" || slices.Contains(modes, mode)): // no data plane runs
 	case slices.Contains(o.modes, mode):
 	case mode == "" && !slices.Contains(o.modes, "iptables"):
 		o.wrong("mode", mode, "a blank mode means the best that this machine can do, iptables first, and iptables is not built yet: say "+built)
@@ -97,6 +96,11 @@ func (o *Options) mode() string {
 		o.wrong("mode", mode, "want "+built)
 	}
 	return mode
+}
+
+// once reports whether the process ends without serving.
+func (o *Options) once() bool {
+	return o.Cleanup || o.cleanupIPTables || o.InitOnly || o.WriteConfigTo != ""
 }
 
 // source checks where Services come from.
@@ -205,6 +209,9 @@ func (o *Options) nodePorts(pods []netip.Prefix) NodePorts {
 		n.Primary = true
 	case len(o.file.NodePortAddresses) == 0:
 		n.Prefixes = all
+		if o.once() {
+			break
+		}
 		o.warn("%s is not set: NodePorts answer on every address of this machine; primary would leave that to the node's own", o.where("nodePortAddresses"))
 	case !n.Primary && families == 1 && len(pods) == 2:
 		o.warn("%s has CIDRs of one IP family, and %s of two", o.where("nodePortAddresses"), o.where("clusterCIDR"))
