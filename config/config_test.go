@@ -309,3 +309,31 @@ func FuzzFile(f *testing.F) {
 		}
 	})
 }
+
+// Files that no editor makes: nothing, no text, another alphabet, a folder.
+func TestBadFiles(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "config.yaml")
+	for content, want := range map[string]string{
+		"":                         "failed to decode: it is empty: want apiVersion",
+		" \n\t\n":                  "failed to decode: ",
+		"\x00\x00\x00":             "failed to decode: ",
+		"\xff\xfem\x00o\x00d\x00":  "failed to decode: ",
+		"\xff\xfe\xfd":             "failed to decode: ",
+		"- a\n- b\n":               "failed to decode: it is not a mapping of fields to values",
+		"kind: &a [*a]\n":          "failed to decode: ",
+		strings.Repeat("[", 20000): "failed to decode: ",
+	} {
+		must(t, os.WriteFile(name, []byte(content), 0o600))
+		o := NewOptions()
+		o.ConfigFile = name
+		_, err := o.Complete(nil)
+		if err == nil || !strings.HasPrefix(err.Error(), "--config "+name+": "+want) {
+			t.Errorf("a file of %.20q: %.300v", content, err)
+		}
+	}
+	o := NewOptions()
+	o.ConfigFile = t.TempDir()
+	if _, err := o.Complete(nil); err == nil || !strings.HasPrefix(err.Error(), "read --config: ") {
+		t.Errorf("a folder: %v", err)
+	}
+}

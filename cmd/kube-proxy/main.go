@@ -75,7 +75,7 @@ func command(out, errOut io.Writer, args []string) *cobra.Command {
 func start(ctx context.Context, cfg *config.Config, out, errOut io.Writer) (err error) {
 	log, err := newLog(cfg.Logging, out, errOut)
 	if err != nil {
-		return err
+		return fmt.Errorf("initialize logging: %w", err)
 	}
 	defer func() { err = errors.Join(err, log.Close()) }()
 	switch {
