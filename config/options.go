@@ -299,6 +299,7 @@ func (o *Options) tellEffects() {
 	if mode == "" {
 		mode = "iptables"
 	}
+	known := slices.Contains(modes, mode) // else nobody knows what has an effect
 	var later, other []string
 	sort := func(name string, e effect, isDefault bool) {
 		switch {
@@ -306,7 +307,7 @@ func (o *Options) tellEffects() {
 			o.warn("%s has no effect: %s", name, e.gone)
 		case e.later:
 			later = append(later, name)
-		case e.modes != nil && !slices.Contains(e.modes, mode) && !isDefault:
+		case known && e.modes != nil && !slices.Contains(e.modes, mode) && !isDefault:
 			other = append(other, name)
 		}
 	}

@@ -209,7 +209,7 @@ func (o *Options) nodePorts(pods []netip.Prefix) NodePorts {
 		n.Primary = true
 	case len(o.file.NodePortAddresses) == 0:
 		n.Prefixes = all
-		if o.once() {
+		if mode := string(o.file.Mode); o.once() || !slices.Contains(o.modes, mode) && mode != "" {
 			break
 		}
 		o.warn("%s is not set: NodePorts answer on every address of this machine; primary would leave that to the node's own", o.where("nodePortAddresses"))
