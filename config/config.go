@@ -7,7 +7,7 @@ import (
 
 // Config is all that the process was asked to do, validated.
 type Config struct {
-	// Mode is the data plane: always "nftables" so far.
+	// Mode is the data plane: one of those that this version contains, or "" where the process has to choose.
 	Mode string
 	// NodeName is the name of this machine's Node: lower case, no blanks around, never empty.
 	NodeName string
@@ -24,14 +24,38 @@ type Config struct {
 	DetectLocal  DetectLocal
 	NodePorts    NodePorts
 
-	// MasqueradeAll: every connection to a cluster IP is masqueraded (SV-58).
+	// MasqueradeAll: every connection to a cluster IP is masqueraded (SV-58), as said for Mode.
 	MasqueradeAll bool
-	NFTables      NFTables
+	NFTables      Tables
+	IPTables      Tables
+	EBPF          Tables
+	IPVS          IPVS
+	Userspace     Userspace
+	Windows       Windows
 
-	// Verbosity is how much is logged, from 0.
-	Verbosity int
+	Servers   Servers
+	Conntrack Conntrack
+	// OOMScoreAdj is for /proc/self/oom_score_adj, -1000 to 1000.
+	OOMScoreAdj int
+	// Gates is the state of every feature gate that a proxy of today knows.
+	Gates map[string]bool
+
+	// Cleanup says what to remove instead of running; nothing, to run.
+	Cleanup Cleanup
+	// InitOnly: make the settings that need full privileges, and exit.
+	InitOnly bool
+	// WriteConfigTo is the file to write [Config.YAML] to before the process ends; "" for none.
+	WriteConfigTo string
+	// File is the configuration file, to be watched; "" if flags say all.
+	File string
+
+	Logging Logging
+	// Flags has a line for each flag, as the log shows them at verbosity 1 and more (FL-05).
+	Flags []string
 	// Warnings are for the log: what was ignored, and what has no effect.
 	Warnings []string
+
+	file settings
 }
 
 // API says how to reach the API server. With neither Kubeconfig nor Master the pod's own credentials serve.
@@ -41,6 +65,10 @@ type API struct {
 	// QPS is requests a second, negative for no limit; Burst is how many may come at once.
 	QPS   float32
 	Burst int
+	// ContentType is the media type of requests, AcceptContentTypes those of answers; "" for the client's own.
+	ContentType, AcceptContentTypes string
+	// Resync is the time after which all objects are read again, more than 0.
+	Resync time.Duration
 }
 
 // DetectLocal says how traffic of this node's pods is recognised.
@@ -59,12 +87,101 @@ type NodePorts struct {
 	Prefixes []netip.Prefix
 }
 
-// NFTables holds what only the mode nftables uses.
-type NFTables struct {
+// Tables holds what nftables, iptables and ebpf have each for itself. iptables' also serve ipvs and userspace.
+type Tables struct {
 	// MasqueradeBit is the bit of the packet mark that asks for masquerading, 0 to 31.
 	MasqueradeBit int
+	MasqueradeAll bool
+	// LocalhostNodePorts: NodePorts answer on 127.0.0.1.
+	LocalhostNodePorts bool
 	// SyncPeriod is the time between two full comparisons with the kernel; 0 leaves it to the engine.
 	SyncPeriod time.Duration
 	// MinSyncPeriod is the least time between two writes; 0 for none.
 	MinSyncPeriod time.Duration
+}
+
+// IPVS holds what only the mode ipvs uses.
+type IPVS struct {
+	SyncPeriod, MinSyncPeriod time.Duration
+	// Scheduler is the kernel's name of it, "rr" by default.
+	Scheduler string
+	// ExcludeCIDRs hold virtual servers that are not ours.
+	ExcludeCIDRs []netip.Prefix
+	StrictARP    bool
+	// Timeouts of the kernel; 0 leaves what is there.
+	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
+}
+
+// Userspace holds what only the mode userspace uses.
+type Userspace struct {
+	// FirstPort to LastPort may be listened on; both 0 for any.
+	FirstPort, LastPort uint16
+	UDPIdleTimeout      time.Duration
+}
+
+// Windows holds what only Windows uses.
+type Windows struct {
+	Service               bool
+	NetworkName           string
+	SourceVIP             netip.Addr // not valid if not given
+	EnableDSR             bool
+	RootHNSEndpointName   string
+	ForwardHealthCheckVIP bool
+}
+
+// Servers says where health and metrics are served.
+type Servers struct {
+	// Healthz and Metrics are not valid where there shall be no server.
+	Healthz, Metrics netip.AddrPort
+	// HardFail ends the process when one of them cannot listen.
+	HardFail  bool
+	Profiling bool
+	// ShowHiddenMetricsFor is "1.36", or "" for none.
+	ShowHiddenMetricsFor string
+}
+
+// Conntrack holds settings of the kernel's connection tracking.
+type Conntrack struct {
+	// MaxPerCore times the number of CPUs is the limit, at least Min; MaxPerCore 0 leaves the kernel's.
+	MaxPerCore, Min int
+	// Timeouts; 0 leaves the kernel's.
+	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
+	TCPBeLiberal                                 bool
+}
+
+// Cleanup says which rules to remove.
+type Cleanup struct{ IPTables, IPVS, NFTables bool }
+
+// Asked reports whether there is something to remove.
+func (c Cleanup) Asked() bool { return c.IPTables || c.IPVS || c.NFTables }
+
+// Logging says what is logged, how and where.
+type Logging struct {
+	// Format is "text" or "json", or "" if nobody asked for a format or a file.
+	Format string
+	// Verbosity is how much is logged, from 0; VModule beats it for some source files.
+	Verbosity int
+	VModule   []VModule
+	// FlushFrequency is the longest time that lines wait in a buffer.
+	FlushFrequency time.Duration
+	// SplitStream: errors to stderr, the rest to stdout, there after InfoBufferSize bytes are collected.
+	SplitStream    bool
+	InfoBufferSize int64
+
+	// What follows is klog's: log files are written if ToStderr is false.
+	ToStderr, AlsoToStderr bool
+	// StderrThreshold is the least severity that goes to stderr beside files: 0 info, 1 warning, 2 error, 3 fatal.
+	StderrThreshold int
+	Dir, File       string
+	// FileMaxMB is the size at which File begins anew; 0 for no limit.
+	FileMaxMB                                            uint32
+	OneOutput, SkipHeaders, SkipLogHeaders, AddDirHeader bool
+	// BacktraceAt is "file.go:17"; ":0" and "" are none.
+	BacktraceAt string
+}
+
+// VModule is a verbosity for the source files that match a pattern.
+type VModule struct {
+	Pattern   string
+	Verbosity int
 }

@@ -2,7 +2,9 @@ package config
 
 import (
 	"errors"
+	stdflag "flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -13,9 +15,20 @@ import (
 	"github.com/spf13/pflag"
 )
 
+var update = stdflag.Bool("update", false, "write what is compared")
+
+func write(t testing.TB, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A case of testdata/*.txt is a paragraph of lines:
 //
 //	# name, with the rows of behaviour.md
+//	+ as if every mode were built
+//	NODE_NAME value of the variable in the environment
 //	$ flags and arguments, blanks between (␣ is a blank inside one)
 //	| a line of the configuration file
 //	= a field of the Config that differs from that of "$ --proxy-mode=nftables"
@@ -28,6 +41,8 @@ type testCase struct {
 	name, at       string
 	args           []string
 	file           string
+	env            string // $NODE_NAME
+	all            bool   // as if every mode were built
 	want, bad, say []string
 }
 
@@ -38,15 +53,26 @@ func TestCases(t *testing.T) {
 	}
 	base, _ := complete(t, testCase{args: []string{"--proxy-mode=nftables"}})
 	for _, file := range files {
+		updated := map[string]string{}
+		defer func() {
+			if *update {
+				rewrite(t, file, updated)
+			}
+		}()
 		for _, tc := range readCases(t, file) {
 			t.Run(tc.name, func(t *testing.T) {
 				c, err := complete(t, tc)
 				var got, bad, say []string
 				if c != nil {
 					got, say = differences(base, c), c.Warnings
+					roundTrip(t, c)
 				}
 				if err != nil {
 					bad = strings.Split(err.Error(), "\n")
+				}
+				if *update {
+					updated[tc.at] = marked("= ", got) + marked("! ", bad) + marked("~ ", say)
+					return
 				}
 				compare(t, tc, "fields", got, tc.want)
 				compare(t, tc, "problems", bad, tc.bad)
@@ -56,9 +82,41 @@ func TestCases(t *testing.T) {
 	}
 }
 
+// rewrite puts what each case gave in the place of what it expects.
+func rewrite(t *testing.T, file string, updated map[string]string) {
+	data, err := os.ReadFile(file)
+	must(t, err)
+	var b strings.Builder
+	at, begins := "", true
+	for i, line := range strings.Split(strings.TrimRight(string(data), "\n"), "\n") {
+		if begins && line != "" {
+			at, begins = fmt.Sprintf("%s:%d", file, i+1), false
+		}
+		if line == "" && !begins {
+			b.WriteString(updated[at] + "\n")
+			begins = true
+		} else if line == "" || !strings.ContainsAny(line[:1], "=!~") {
+			b.WriteString(line + "\n")
+		}
+	}
+	write(t, file, b.String()+updated[at])
+}
+
+func marked(mark string, lines []string) string {
+	text := ""
+	for _, line := range lines {
+		text += mark + line + "\n"
+	}
+	return text
+}
+
 func complete(t testing.TB, tc testCase) (*Config, error) {
 	t.Helper()
 	o := NewOptions()
+	o.getenv = func(string) string { return tc.env }
+	if tc.all {
+		o.modes = modes
+	}
 	o.hostname = func() (string, error) { return " Worker-1.Example\n", nil }
 	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 	o.AddFlags(fs)
@@ -100,7 +158,18 @@ func differences(a, b *Config) []string {
 	walk = func(name string, x, y reflect.Value) {
 		if x.Kind() == reflect.Struct && x.Type().PkgPath() == reflect.TypeFor[Config]().PkgPath() {
 			for i := range x.NumField() {
+				if !x.Type().Field(i).IsExported() || name == "" && slices.Contains([]string{"Flags", "File"}, x.Type().Field(i).Name) {
+					continue
+				}
 				walk(strings.TrimPrefix(name+"."+x.Type().Field(i).Name, "."), x.Field(i), y.Field(i))
+			}
+			return
+		}
+		if name == "Gates" {
+			for _, gate := range slices.Sorted(maps.Keys(y.Interface().(map[string]bool))) {
+				if on := y.Interface().(map[string]bool)[gate]; on != x.Interface().(map[string]bool)[gate] {
+					out = append(out, fmt.Sprintf("Gates.%s: %t", gate, on))
+				}
 			}
 			return
 		}
@@ -139,6 +208,10 @@ func readCases(t testing.TB, file string) []testCase {
 			}
 		case "|":
 			tc.file += strings.ReplaceAll(rest, `\xff`, "\xff") + "\n"
+		case "+": // as if every mode were built
+			tc.all = true
+		case "NODE_NAME":
+			tc.env = rest
 		case "=":
 			tc.want = append(tc.want, rest)
 		case "!":
@@ -158,11 +231,15 @@ func TestDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := `{Mode:nftables NodeName:worker-1.example BindAddress:0.0.0.0 Manifests: ` +
-		`API:{Kubeconfig: Master: QPS:5 Burst:10} ` +
-		`ClusterCIDRs:[] DetectLocal:{Mode:ClusterCIDR Interface:} NodePorts:{Primary:true Prefixes:[]} MasqueradeAll:false ` +
-		`NFTables:{MasqueradeBit:14 SyncPeriod:0s MinSyncPeriod:0s} Verbosity:0 Warnings:[]}`
-	if got := fmt.Sprintf("%+v", *c); got != want {
+	want, err := os.ReadFile("testdata/defaults.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.file, c.Gates, c.Flags = settings{}, nil, nil
+	got := strings.ReplaceAll(fmt.Sprintf("%+v", *c), " ", "\n") + "\n"
+	if *update {
+		write(t, "testdata/defaults.golden", got)
+	} else if got != string(want) {
 		t.Errorf("defaults:\n%s\nwant:\n%s", got, want)
 	}
 }
@@ -181,31 +258,6 @@ func TestVersion(t *testing.T) {
 		}
 		if print, raw := o.PrintsVersion(); print != want[0] || raw != want[1] {
 			t.Errorf("%s: print %v, raw %v, want %v", arg, print, raw, want)
-		}
-	}
-}
-
-// Each flag that stands for a field has the field's path right: a file that sets it is read without a
-// complaint, and sets the flag's own value.
-func TestFlagsNameFields(t *testing.T) {
-	fields, err := os.ReadFile("testdata/all-fields.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	file, warnings, err := decode(fields)
-	if err != nil || len(warnings) > 0 {
-		t.Fatalf("decode: %v, warnings %q", err, warnings)
-	}
-	o := NewOptions()
-	var before []string
-	for _, f := range flags(o) {
-		before = append(before, f.value(f.name, nil).String())
-	}
-	o.file = *file
-	for i, f := range flags(o) {
-		now := f.value(f.name, nil).String()
-		if f.field != "" && now == before[i] {
-			t.Errorf("--%s stands for %s, and a file that sets this leaves the flag at %q", f.name, f.field, now)
 		}
 	}
 }
@@ -250,8 +302,38 @@ func FuzzFile(f *testing.F) {
 		case err != nil && err.Error() == "":
 			t.Error("an error without a text")
 		case err == nil && (c.NodeName == "" || c.Mode != "nftables" || !c.BindAddress.IsValid() || c.NFTables.SyncPeriod < 0 ||
-			c.NFTables.MinSyncPeriod < 0 || len(c.ClusterCIDRs) > 2 || c.Verbosity < 0):
+			c.NFTables.MinSyncPeriod < 0 || len(c.ClusterCIDRs) > 2 || c.Logging.Verbosity < 0):
 			t.Errorf("configuration %+v", c)
+		case err == nil:
+			roundTrip(t, c)
 		}
 	})
+}
+
+// Files that no editor makes: nothing, no text, another alphabet, a folder.
+func TestBadFiles(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "config.yaml")
+	for content, want := range map[string]string{
+		"":                         "failed to decode: it is empty: want apiVersion",
+		" \n\t\n":                  "failed to decode: ",
+		"\x00\x00\x00":             "failed to decode: ",
+		"\xff\xfem\x00o\x00d\x00":  "failed to decode: ",
+		"\xff\xfe\xfd":             "failed to decode: ",
+		"- a\n- b\n":               "failed to decode: it is not a mapping of fields to values",
+		"kind: &a [*a]\n":          "failed to decode: ",
+		strings.Repeat("[", 20000): "failed to decode: ",
+	} {
+		must(t, os.WriteFile(name, []byte(content), 0o600))
+		o := NewOptions()
+		o.ConfigFile = name
+		_, err := o.Complete(nil)
+		if err == nil || !strings.HasPrefix(err.Error(), "--config "+name+": "+want) {
+			t.Errorf("a file of %.20q: %.300v", content, err)
+		}
+	}
+	o := NewOptions()
+	o.ConfigFile = t.TempDir()
+	if _, err := o.Complete(nil); err == nil || !strings.HasPrefix(err.Error(), "read --config: ") {
+		t.Errorf("a folder: %v", err)
+	}
 }

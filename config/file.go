@@ -2,12 +2,15 @@ package config
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
+	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -15,34 +18,57 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// decode reads a KubeProxyConfiguration of v1alpha1, YAML or JSON. A field that is unknown or stands there
-// twice is worth a warning only (CF-60). Another warning names the fields that have no effect here, so
-// that nothing is promised in silence (G7).
-func decode(data []byte) (*v1alpha1.KubeProxyConfiguration, []string, error) {
+// decode reads a KubeProxyConfiguration of v1alpha1, YAML or JSON, and returns with it the paths of the fields
+// that it sets to more than nothing. A field that is unknown or stands there twice is worth a warning
+// only (CF-60). What older versions called otherwise is read as what it became (CF-47).
+func decode(data []byte) (*settings, []string, []string, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		return nil, nil, fmt.Errorf("register KubeProxyConfiguration: %w", err)
+		return nil, nil, nil, fmt.Errorf("register KubeProxyConfiguration: %w", err)
 	}
 	strict := serializer.NewCodecFactory(scheme, serializer.EnableStrict)
 	lenient := serializer.NewCodecFactory(scheme)
 
-	var warnings []string
 	obj, _, err := strict.UniversalDeserializer().Decode(data, nil, nil)
-	if runtime.IsStrictDecodingError(err) {
-		warnings = append(warnings, "Using lenient decoding as strict decoding failed: "+strings.Join(strings.Fields(err.Error()), " "))
-		obj, _, err = lenient.UniversalDeserializer().Decode(data, nil, nil)
-	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("failed to decode: %w", explain(data, err))
+		root := map[string]any{}
+		if !utf8.Valid(data) {
+			return nil, nil, nil, fmt.Errorf("failed to decode: %w", explain(data, err))
+		}
+		var warnings []string
+		if runtime.IsStrictDecodingError(err) {
+			warnings = append(warnings, "Using lenient decoding as strict decoding failed: "+strings.Join(strings.Fields(err.Error()), " "))
+		}
+		var idle time.Duration
+		if yaml.Unmarshal(data, &root) == nil {
+			var bad error
+			if idle, warnings, bad = modernize(root, warnings); bad != nil {
+				return nil, nil, nil, fmt.Errorf("failed to decode: %w", bad)
+			}
+			if newer, bad := json.Marshal(root); bad == nil {
+				obj, _, err = lenient.UniversalDeserializer().Decode(newer, nil, nil)
+			}
+		}
+		if err != nil {
+			return nil, nil, nil, fmt.Errorf("failed to decode: %w", explain(data, err))
+		}
+		return finish(obj, root, idle, warnings)
 	}
+	var root map[string]any
+	if err := yaml.Unmarshal(data, &root); err != nil {
+		return nil, nil, nil, fmt.Errorf("failed to decode: %w", err)
+	}
+	return finish(obj, root, 0, nil)
+}
+
+func finish(obj runtime.Object, root map[string]any, idle time.Duration, warnings []string) (*settings, []string, []string, error) {
 	file, ok := obj.(*v1alpha1.KubeProxyConfiguration)
 	if !ok {
-		return nil, nil, fmt.Errorf("got unexpected config type: %T", obj)
+		return nil, nil, nil, fmt.Errorf("got unexpected config type: %T", obj)
 	}
-	if idle := withoutEffect(data); len(idle) > 0 {
-		warnings = append(warnings, "these fields of the file have no effect yet: "+strings.Join(idle, ", "))
-	}
-	return file, warnings, nil
+	s := &settings{KubeProxyConfiguration: *file}
+	s.UDPIdleTimeout.Duration = idle
+	return s, given(root), warnings, nil
 }
 
 // explain says in the user's words why data could not be decoded.
@@ -72,34 +98,23 @@ func quote(field any) string {
 	return strconv.Quote(fmt.Sprint(field))
 }
 
-// withoutEffect returns the paths of the fields in data that are set to more than their zero value, and
-// that nothing here reads.
-func withoutEffect(data []byte) []string {
-	var root map[string]any
-	if err := yaml.Unmarshal(data, &root); err != nil {
-		return nil // decode has said what is wrong
-	}
-	used := []string{"apiVersion", "kind"}
-	for _, f := range flags(new(Options)) {
-		used = append(used, f.field)
-	}
-	var idle []string
+// given returns the paths in root that are set to more than their zero value.
+func given(root map[string]any) []string {
+	var all []string
 	var walk func(prefix string, m map[string]any)
 	walk = func(prefix string, m map[string]any) {
 		for name, v := range m {
 			at := prefix + name
-			if sub, ok := v.(map[string]any); ok {
+			if sub, ok := v.(map[string]any); ok && at != "featureGates" {
 				walk(at+".", sub)
-				continue
-			}
-			if !isZero(v) && !slices.Contains(used, at) {
-				idle = append(idle, at)
+			} else if !isZero(v) {
+				all = append(all, at)
 			}
 		}
 	}
 	walk("", root)
-	slices.Sort(idle)
-	return idle
+	slices.Sort(all)
+	return all
 }
 
 // isZero reports whether a value of a YAML file says nothing: kubeadm writes every field.
@@ -108,6 +123,8 @@ func isZero(v any) bool {
 	case nil:
 		return true
 	case []any:
+		return len(v) == 0
+	case map[string]any:
 		return len(v) == 0
 	case string:
 		return v == "" || v == "0" || v == "0s"

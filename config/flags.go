@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -12,13 +13,22 @@ import (
 type group string
 
 const (
-	groupProxy    group = "Proxy"
-	groupNode     group = "Node and API server"
-	groupNFTables group = "nftables"
-	groupLogging  group = "Logging"
+	groupProxy      group = "Proxy"
+	groupNode       group = "Node and API server"
+	groupIPTables   group = "iptables"
+	groupIPVS       group = "ipvs"
+	groupNFTables   group = "nftables"
+	groupEBPF       group = "ebpf"
+	groupUserspace  group = "userspace"
+	groupWindows    group = "Windows"
+	groupConntrack  group = "Conntrack"
+	groupServers    group = "Health and metrics"
+	groupLogging    group = "Logging"
+	groupDeprecated group = "Deprecated"
 )
 
-var groups = []group{groupProxy, groupNode, groupNFTables, groupLogging}
+var groups = []group{groupProxy, groupNode, groupServers, groupNFTables, groupIPTables, groupIPVS, groupEBPF, groupUserspace,
+	groupWindows, groupConntrack, groupLogging, groupDeprecated}
 
 // flag is one entry of the flag table.
 type flag struct {
@@ -31,58 +41,29 @@ type flag struct {
 	wins bool
 	// alone is the value of a flag that is given without one.
 	alone string
-	help  string
-	value maker
+	// help and effect are the field's, where there is one.
+	help   string
+	effect effect
+	value  maker
 }
 
 // flags is the table of all flags, with their values in o. The defaults are what o holds.
 func flags(o *Options) []flag {
-	f := &o.file
-	return []flag{
-		{name: "proxy-mode", group: groupProxy, field: "mode", value: text(&f.Mode),
-			help: "`mode` of the data plane: nftables"},
-		{name: "config", group: groupProxy, value: text(&o.ConfigFile),
-			help: "`file` with a KubeProxyConfiguration, YAML or JSON; flags that stand for its fields are then ignored"},
-		{name: "manifests", group: groupProxy, value: text(&o.Manifests),
-			help: "`folder` of YAML or JSON files with Services and EndpointSlices to serve instead of an API server's; watched"},
-		{name: "cluster-cidr", group: groupProxy, field: "clusterCIDR", value: text(&f.ClusterCIDR),
-			help: "pod network of the cluster, one `CIDR` or one of each IP family with a comma between"},
-		{name: "detect-local-mode", group: groupProxy, field: "detectLocalMode", value: text(&f.DetectLocalMode),
-			help: "`mode` of recognising traffic of this node's pods: " + strings.Join(localModes, ", ") + "; blank means ClusterCIDR"},
-		{name: "pod-bridge-interface", group: groupProxy, field: "detectLocal.bridgeInterface", value: text(&f.DetectLocal.BridgeInterface),
-			help: "bridge `interface` that pods are attached to, for BridgeInterface"},
-		{name: "pod-interface-name-prefix", group: groupProxy, field: "detectLocal.interfaceNamePrefix", value: text(&f.DetectLocal.InterfaceNamePrefix),
-			help: "what the names of the pods' interfaces begin with, for InterfaceNamePrefix"},
-		{name: "nodeport-addresses", group: groupProxy, field: "nodePortAddresses", value: list(&f.NodePortAddresses),
-			help: "addresses of this node that answer NodePorts: CIDRs, primary or all; nothing means primary in nftables mode"},
-		{name: "masquerade-all", group: groupProxy, field: "nftables.masqueradeAll", value: boolean(&f.NFTables.MasqueradeAll),
-			help: "masquerade every connection to a cluster IP"},
-		{name: "bind-address", group: groupProxy, field: "bindAddress", value: text(&f.BindAddress),
-			help: "`IP` that stands for this node instead of its Node object's; 0.0.0.0 or :: means none; nothing is bound to it"},
-		{name: "version", group: groupProxy, value: text(&o.Version), alone: "true",
-			help: "print the version and exit; --version=raw prints all that is known of the build"},
-
-		{name: "kubeconfig", group: groupNode, field: "clientConnection.kubeconfig", value: text(&f.ClientConnection.Kubeconfig),
-			help: "`file` with the API server's address and credentials; without it and --master those of the pod are used"},
-		{name: "master", group: groupNode, value: text(&o.Master),
-			help: "`URL` of the API server; beats the one in the kubeconfig file"},
-		{name: "hostname-override", group: groupNode, field: "hostnameOverride", wins: true, value: text(&f.HostnameOverride),
-			help: "`name` of this node; the host's own name if not given"},
-		{name: "kube-api-qps", group: groupNode, field: "clientConnection.qps", value: float(&f.ClientConnection.QPS),
-			help: "requests to the API server a second; negative means no limit"},
-		{name: "kube-api-burst", group: groupNode, field: "clientConnection.burst", value: number(&f.ClientConnection.Burst),
-			help: "requests that may come at once"},
-
-		{name: "nftables-min-sync-period", group: groupNFTables, field: "nftables.minSyncPeriod", value: duration(&f.NFTables.MinSyncPeriod),
-			help: "least time between two writes to the kernel"},
-		{name: "nftables-sync-period", group: groupNFTables, field: "nftables.syncPeriod", value: duration(&f.NFTables.SyncPeriod),
-			help: "time between two full comparisons of our table with the kernel, besides the watch for changes of others; 0 means some minutes"},
-		{name: "nftables-masquerade-bit", group: groupNFTables, field: "nftables.masqueradeBit", value: optional(&f.NFTables.MasqueradeBit),
-			help: "bit of the packet mark that asks for masquerading, 0 to 31"},
-
-		{name: "v", short: "v", group: groupLogging, field: "logging.verbosity", wins: true, value: number(&f.Logging.Verbosity),
-			help: "`level` of detail in the log: 0, the least, to 10"},
+	all := slices.Concat(proxyFlags(o), nodeFlags(o), serverFlags(o), nftablesFlags(o), iptablesFlags(o), ipvsFlags(o),
+		ebpfFlags(o), userspaceFlags(o), windowsFlags(o), conntrackFlags(o), loggingFlags(o), deprecatedFlags(o))
+	byPath := map[string]field{}
+	for _, f := range fields() {
+		byPath[f.path] = f
 	}
+	for i := range all {
+		if f, ok := byPath[all[i].field]; ok {
+			all[i].effect = f.effect
+			if all[i].help == "" {
+				all[i].help = f.help
+			}
+		}
+	}
+	return all
 }
 
 // AddFlags defines all flags in fs, and makes "_" and "-" the same there (G2). Parsing never fails for a
@@ -95,7 +76,11 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	note := func(p Problem) { o.problems = append(o.problems, p) }
 	for _, f := range flags(o) {
 		v := f.value(f.name, note)
-		pf := fs.VarPF(v, f.name, f.short, f.help)
+		help := f.help
+		if f.effect.later {
+			help += " (" + f.effect.says() + ")"
+		}
+		pf := fs.VarPF(v, f.name, f.short, help)
 		pf.NoOptDefVal = f.alone
 		if v.Type() == "bool" {
 			pf.NoOptDefVal = "true"

@@ -3,60 +3,132 @@ package config
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
-	"k8s.io/kube-proxy/config/v1alpha1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
+
+// Compatible is the newest Kubernetes whose kube-proxy this one stands in for.
+const Compatible = "v1.37.0"
+
+// previousMinor is the version before Compatible.
+const previousMinor = "1.36"
+
+// builtModes are the data planes that this version contains. A new one is added here and in cmd/kube-proxy.
+func builtModes() []string { return []string{"nftables"} }
 
 // Options is what the command line says, before it is put together with the file and validated.
 type Options struct {
 	// ConfigFile is --config.
 	ConfigFile string
+	// WriteConfigTo is --write-config-to.
+	WriteConfigTo string
 	// Manifests is --manifests.
 	Manifests string
 	// Master is --master.
 	Master string
 	// Version is --version: "", "false", "true", "raw" or a version "vX.Y.Z" to report instead.
 	Version string
+	// Cleanup is --cleanup, InitOnly is --init-only.
+	Cleanup, InitOnly bool
 
-	file     v1alpha1.KubeProxyConfiguration // what flags say, or what the file says
-	set      *pflag.FlagSet                  // to know which flags were given
+	cleanupIPTables, cleanupIPVS bool
+	healthzPort, metricsPort     int32
+	nftLocalhost                 bool
+	ebpf                         ebpfOptions
+	klog                         Logging // of it the parts that no file has
+
+	file     settings       // what flags say, or what the file says
+	set      *pflag.FlagSet // to know which flags were given
+	modes    []string       // the data planes that there are
 	problems Problems
 	warnings []string
-	loaded   bool // file holds what the file says
+	loaded   bool     // file holds what the file says
+	inFile   []string // paths of the fields that the file sets to more than nothing
+	told     []string // flags that a warning was given about
 
 	hostname func() (string, error)
+	getenv   func(string) string
+}
+
+type ebpfOptions struct {
+	masqueradeBit                     int32
+	masqueradeAll, localhostNodePorts bool
+	syncPeriod, minSyncPeriod         metav1.Duration
 }
 
 // NewOptions returns Options with the defaults of all flags. Defaults of flags apply before parsing, so
 // that 0 can be asked for; those of the file after it (FL-08).
 func NewOptions() *Options {
-	o := &Options{hostname: os.Hostname}
+	o := &Options{
+		hostname: os.Hostname, getenv: os.Getenv, modes: builtModes(),
+		cleanupIPVS: true, healthzPort: healthzPort, metricsPort: metricsPort,
+		ebpf: ebpfOptions{masqueradeBit: 14, localhostNodePorts: true},
+		klog: Logging{ToStderr: true, StderrThreshold: 2, FileMaxMB: 1800, BacktraceAt: ":0"},
+	}
 	setDefaults(&o.file)
 	return o
 }
 
-// setDefaults fills what is missing in c, as far as this program uses it.
-func setDefaults(c *v1alpha1.KubeProxyConfiguration) {
+const (
+	healthzPort = 10256
+	metricsPort = 10249
+	protobuf    = "application/vnd.kubernetes.protobuf"
+)
+
+// setDefaults fills what is missing in c.
+func setDefaults(c *settings) {
+	orDefault(&c.ClientConnection.ContentType, protobuf)
 	orDefault(&c.ClientConnection.QPS, 5)
 	orDefault(&c.ClientConnection.Burst, 10)
+	orDefault(&c.Logging.Format, "text")
+	if c.Logging.FlushFrequency.Duration.Duration == 0 {
+		c.Logging.FlushFrequency.Duration.Duration = 5 * time.Second
+		c.Logging.FlushFrequency.SerializeAsString = true
+	}
 	orDefault(&c.BindAddress, "0.0.0.0")
+	healthz, metrics := "0.0.0.0", "127.0.0.1"
+	if a, err := parseAddr(c.BindAddress); err == nil && a.Is6() {
+		healthz, metrics = "[::]", "[::1]"
+	}
+	orDefault(&c.HealthzBindAddress, fmt.Sprintf("%s:%d", healthz, healthzPort))
+	orDefault(&c.MetricsBindAddress, fmt.Sprintf("%s:%d", metrics, metricsPort))
+	orPoint(&c.IPTables.MasqueradeBit, 14)
+	orPoint(&c.IPTables.LocalhostNodePorts, true)
+	orDefault(&c.IPTables.SyncPeriod.Duration, 30*time.Second)
+	if c.IPTables.MinSyncPeriod.Duration == 0 && c.IPTables.SyncPeriod.Duration > 0 {
+		c.IPTables.MinSyncPeriod.Duration = min(time.Second, c.IPTables.SyncPeriod.Duration)
+	}
+	orDefault(&c.IPVS.SyncPeriod.Duration, 30*time.Second)
 	// NFTables.MinSyncPeriod stays 0, see docs/adr/0006. So does SyncPeriod: what others change is noticed at
 	// once, and upstream's 30 s would compare a large table all the time.
-	if c.NFTables.MasqueradeBit == nil {
-		bit := int32(14)
-		c.NFTables.MasqueradeBit = &bit
-	}
+	orPoint(&c.NFTables.MasqueradeBit, 14)
+	orPoint(&c.OOMScoreAdj, -999)
+	orPoint(&c.Conntrack.MaxPerCore, 32*1024)
+	orPoint(&c.Conntrack.Min, 128*1024)
+	orPoint(&c.Conntrack.TCPEstablishedTimeout, metav1.Duration{Duration: 24 * time.Hour})
+	orPoint(&c.Conntrack.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
+	orDefault(&c.ConfigSyncPeriod.Duration, 15*time.Minute)
+	orDefault(&c.UDPIdleTimeout.Duration, 250*time.Millisecond)
 }
 
 func orDefault[T comparable](at *T, value T) {
 	var zero T
 	if *at == zero {
 		*at = value
+	}
+}
+
+func orPoint[T any](at **T, value T) {
+	if *at == nil {
+		*at = &value
 	}
 }
 
@@ -88,8 +160,11 @@ func (o *Options) Complete(args []string) (*Config, error) {
 		} else if err != nil {
 			return nil, err
 		}
+	} else {
+		o.flagsAlone()
 	}
 	c := o.validate()
+	o.tellEffects()
 	if len(o.problems) > 0 {
 		return nil, o.problems
 	}
@@ -125,31 +200,141 @@ func (o *Options) load() error {
 	if err != nil {
 		return fmt.Errorf("read --config: %w", err)
 	}
-	file, warnings, err := decode(data)
+	file, inFile, warnings, err := decode(data)
 	if err != nil {
 		return fmt.Errorf("--config %s: %w", o.ConfigFile, err)
 	}
 	o.warnings = append(o.warnings, warnings...)
 	setDefaults(file)
-	fromFlags := o.file
-	if fromFlags.HostnameOverride != "" {
-		file.HostnameOverride = fromFlags.HostnameOverride
-	}
-	if o.changed("v") {
-		file.Logging.Verbosity = fromFlags.Logging.Verbosity
-	}
 	var ignored []string
 	for _, f := range flags(o) {
-		if f.field != "" && !f.wins && o.changed(f.name) {
+		switch {
+		case !o.changed(f.name):
+		case f.name == "hostname-override" && o.file.HostnameOverride == "": // says nothing
+		case f.name == "vmodule": // entries of the flag are looked at first
+			file.Logging.VModule = append(slices.Clone(o.file.Logging.VModule), file.Logging.VModule...)
+		case f.wins:
+			leafAt(file, f.field).Set(leafAt(&o.file, f.field))
+		case f.field != "", f.name == "healthz-port", f.name == "metrics-port": // FL-04
 			ignored = append(ignored, "--"+f.name)
+			o.told = append(o.told, f.name)
 		}
 	}
 	if len(ignored) > 0 {
 		o.warn("ignored because --config is given: %s", strings.Join(ignored, " "))
 	}
-	o.file, o.loaded = *file, true
+	o.file, o.loaded, o.inFile = *file, true, inFile
 	return nil
 }
+
+// flagsAlone applies the rules between flags where no file is given.
+func (o *Options) flagsAlone() {
+	f := &o.file
+	if o.WriteConfigTo == "" { // FL-04
+		o.port("healthz", o.healthzPort, &f.HealthzBindAddress)
+		o.port("metrics", o.metricsPort, &f.MetricsBindAddress)
+	} else if o.changed("healthz-port") || o.changed("metrics-port") {
+		o.warn("--healthz-port and --metrics-port are ignored because --write-config-to is given")
+		o.told = append(o.told, "healthz-port", "metrics-port")
+	}
+	if a, err := parseAddr(f.BindAddress); err == nil && a.Is6() {
+		for name, at := range map[string]*string{"healthz": &f.HealthzBindAddress, "metrics": &f.MetricsBindAddress} {
+			if !o.changed(name+"-bind-address") && *at != "" {
+				*at = strings.NewReplacer("0.0.0.0", "[::]", "127.0.0.1", "[::1]").Replace(*at)
+			}
+		}
+	}
+	if f.IPTables.SyncPeriod.Duration > 0 && !o.changed("iptables-min-sync-period") {
+		f.IPTables.MinSyncPeriod.Duration = min(f.IPTables.MinSyncPeriod.Duration, f.IPTables.SyncPeriod.Duration)
+	}
+	if f.Mode != "nftables" {
+		return
+	}
+	// The flags of iptables feed nftables when that mode is chosen by a flag (CF-62); its own ones win.
+	n, i := &f.NFTables, &f.IPTables
+	o.feed("iptables-sync-period", "nftables-sync-period", func() { n.SyncPeriod = i.SyncPeriod })
+	o.feed("iptables-min-sync-period", "nftables-min-sync-period", func() { n.MinSyncPeriod = i.MinSyncPeriod })
+	o.feed("iptables-masquerade-bit", "nftables-masquerade-bit", func() { n.MasqueradeBit = i.MasqueradeBit })
+	o.feed("masquerade-all", "nftables-masquerade-all", func() { n.MasqueradeAll = i.MasqueradeAll })
+}
+
+func (o *Options) feed(from, to string, do func()) {
+	if o.changed(from) && !o.changed(to) {
+		do()
+	}
+}
+
+// port is what --healthz-port and --metrics-port do: 0 disables the server, else the port is for an address
+// without one. The default address counts as one without (FL-04).
+func (o *Options) port(name string, port int32, at *string) {
+	if !o.changed(name + "-port") {
+		return
+	}
+	old, flag := "--"+name+"-port", "--"+name+"-bind-address"
+	_, err := parseAddr(*at)
+	switch {
+	case port < 0 || port > 65535:
+		o.problem(old, fmt.Sprint(port), "want 0 to 65535")
+	case port == 0:
+		if o.changed(flag[2:]) && *at != "" {
+			o.warn("%s 0 disables the server, whatever %s says", old, flag)
+			o.told = append(o.told, old[2:])
+		}
+		*at = ""
+	case err == nil: // a bare IP
+		a, _ := parseAddr(*at)
+		*at = netip.AddrPortFrom(a, uint16(port)).String()
+	case !o.changed(flag[2:]):
+		host, _, _ := strings.Cut(*at, ":")
+		*at = fmt.Sprintf("%s:%d", host, port)
+	default:
+		o.warn("%s is ignored: %s %s wins", old, flag, *at)
+		o.told = append(o.told, old[2:])
+	}
+}
+
+// tellEffects warns of flags and fields that were set and have no effect (G1, G7).
+func (o *Options) tellEffects() {
+	mode := string(o.file.Mode)
+	if mode == "" {
+		mode = "iptables"
+	}
+	known := slices.Contains(modes, mode) // else nobody knows what has an effect
+	var later, other []string
+	sort := func(name string, e effect, isDefault bool) {
+		switch {
+		case e.gone != "":
+			o.warn("%s has no effect: %s", name, e.gone)
+		case e.later:
+			later = append(later, name)
+		case known && e.modes != nil && !slices.Contains(e.modes, mode) && !isDefault:
+			other = append(other, name)
+		}
+	}
+	for _, f := range flags(o) {
+		fed := mode == "nftables" && slices.Contains(feeders, f.name)
+		if o.changed(f.name) && !fed && !slices.Contains(o.told, f.name) && (!o.loaded || f.field == "") {
+			sort("--"+f.name, f.effect, false)
+		}
+	}
+	var defaults settings
+	setDefaults(&defaults)
+	for _, path := range o.inFile {
+		if f, ok := fieldAt(path); ok {
+			same := reflect.DeepEqual(leafAt(&defaults, f.path).Interface(), leafAt(&o.file, f.path).Interface())
+			sort(path, f.effect, same)
+		}
+	}
+	if len(later) > 0 {
+		o.warn("accepted, without effect in this version: %s", strings.Join(later, ", "))
+	}
+	if len(other) > 0 {
+		o.warn("without effect in mode %s: %s", mode, strings.Join(other, ", "))
+	}
+}
+
+// feeders are the flags of iptables that hold for nftables too.
+var feeders = []string{"iptables-sync-period", "iptables-min-sync-period", "iptables-masquerade-bit", "masquerade-all"}
 
 func (o *Options) changed(flag string) bool { return o.set != nil && o.set.Changed(flag) }
 
@@ -162,12 +347,16 @@ func (o *Options) wrong(field, value, want string) { o.problem(o.where(field), v
 
 // where returns the flag that stands for the field, or the field itself where the file said it.
 func (o *Options) where(field string) string {
+	path, rest, _ := strings.Cut(field, "[")
 	for _, f := range flags(o) {
-		if f.field == field && (!o.loaded || f.wins && o.changed(f.name)) {
+		if f.field == path && (!o.loaded || f.wins && o.changed(f.name)) {
 			return "--" + f.name
 		}
 	}
-	return field
+	if rest != "" {
+		path += "[" + rest
+	}
+	return "KubeProxyConfiguration." + path
 }
 
 func (o *Options) warn(format string, args ...any) {

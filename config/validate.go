@@ -3,8 +3,11 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
+
+	"github.com/spf13/pflag"
 )
 
 var localModes = []string{"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"}
@@ -12,44 +15,92 @@ var localModes = []string{"ClusterCIDR", "NodeCIDR", "BridgeInterface", "Interfa
 // validate turns what flags or file say into a Config, and notes all problems.
 func (o *Options) validate() *Config {
 	f := &o.file
+	// The client takes 0 as "not given", and so does a file.
+	orDefault(&f.ClientConnection.QPS, 5)
+	orDefault(&f.ClientConnection.Burst, 10)
+	orDefault(&f.ClientConnection.ContentType, protobuf)
 	c := &Config{
 		Manifests: o.Manifests,
 		API: API{
-			Kubeconfig: f.ClientConnection.Kubeconfig,
-			Master:     o.Master,
-			QPS:        f.ClientConnection.QPS,
-			Burst:      int(f.ClientConnection.Burst),
+			Kubeconfig: f.ClientConnection.Kubeconfig, Master: o.Master,
+			QPS: f.ClientConnection.QPS, Burst: int(f.ClientConnection.Burst),
+			ContentType: f.ClientConnection.ContentType, AcceptContentTypes: f.ClientConnection.AcceptContentTypes,
+			Resync: f.ConfigSyncPeriod.Duration,
 		},
-		MasqueradeAll: f.NFTables.MasqueradeAll,
-		Verbosity:     int(f.Logging.Verbosity),
+		InitOnly: o.InitOnly, WriteConfigTo: o.WriteConfigTo, File: o.ConfigFile, Flags: o.flagLines(),
 	}
 	c.Mode = o.mode()
 	o.source(c)
 	c.ClusterCIDRs = o.clusterCIDRs()
 	c.DetectLocal = o.detectLocal()
-	c.NodePorts = o.nodePorts()
+	c.NodePorts = o.nodePorts(c.ClusterCIDRs)
 	c.BindAddress = o.bindAddress()
 	c.NodeName = o.nodeName()
-	c.NFTables = o.nftables()
-	if f.Logging.Verbosity > 1<<31-1 {
-		o.wrong("logging.verbosity", fmt.Sprint(f.Logging.Verbosity), "want at most 2147483647") // CF-09
-	}
+	c.Servers = o.servers()
+	o.tables(c)
+	c.IPVS = o.ipvs()
+	c.Userspace = o.userspace()
+	c.Windows = o.windows()
+	c.Conntrack = o.conntrack()
+	c.OOMScoreAdj = o.within("oomScoreAdj", *f.OOMScoreAdj, -1000, 1000) // CF-38
+	o.positive("configSyncPeriod", c.API.Resync)                         // CF-43
+	c.Gates = o.featureGates()
+	c.Logging = o.logging(c.Gates["LoggingAlphaOptions"])
+	c.Cleanup = o.cleanup()
+	c.file = *f
 	return c
 }
+
+// cleanup turns the three flags into what is removed.
+func (o *Options) cleanup() Cleanup {
+	if o.cleanupIPTables && o.changed("cleanup") && !o.Cleanup {
+		o.problem("--cleanup", "false", "contradicts --cleanup-iptables: want one of them")
+	}
+	if o.InitOnly && (o.Cleanup || o.cleanupIPTables) {
+		o.problem("--init-only", "true", "contradicts --cleanup: want one of them")
+	}
+	if o.changed("cleanup-ipvs") && !o.Cleanup {
+		o.warn("--cleanup-ipvs has no effect without --cleanup")
+	}
+	return Cleanup{IPTables: o.Cleanup || o.cleanupIPTables, IPVS: o.Cleanup && o.cleanupIPVS, NFTables: o.Cleanup}
+}
+
+// flagLines are the lines of FL-05.
+func (o *Options) flagLines() []string {
+	var all []string
+	if o.set != nil {
+		o.set.VisitAll(func(f *pflag.Flag) { all = append(all, fmt.Sprintf("FLAG: --%s=%q", f.Name, f.Value.String())) })
+	}
+	slices.Sort(all)
+	return all
+}
+
+// modes are all that there ever were, and ours. Windows has kernelspace alone.
+var modes = []string{"iptables", "ipvs", "nftables", "userspace", "ebpf", "kernelspace"}
 
 // mode is CF-19, as far as modes are built.
 func (o *Options) mode() string {
 	mode := string(o.file.Mode)
-	switch mode {
-	case "nftables":
-	case "":
-		o.wrong("mode", mode, "a blank mode means the best that this machine can do, iptables first, and iptables is not built yet: say nftables")
-	case "iptables", "ipvs", "userspace", "ebpf", "kernelspace":
-		o.wrong("mode", mode, "this mode is not built yet: want nftables")
+	built := strings.Join(o.modes, ", ")
+	switch {
+	case o.once() && (mode == "" || slices.Contains(modes, mode)): // no data plane runs
+	case slices.Contains(o.modes, mode):
+	case mode == "" && !slices.Contains(o.modes, "iptables"):
+		o.wrong("mode", mode, "a blank mode means the best that this machine can do, iptables first, and iptables is not built yet: say "+built)
+	case mode == "":
+	case mode == "kernelspace" && runtime.GOOS != "windows":
+		o.wrong("mode", mode, "this mode is for Windows: want "+built)
+	case slices.Contains(modes, mode):
+		o.wrong("mode", mode, "this mode is not built yet: want "+built)
 	default:
-		o.wrong("mode", mode, "want nftables")
+		o.wrong("mode", mode, "want "+built)
 	}
 	return mode
+}
+
+// once reports whether the process ends without serving.
+func (o *Options) once() bool {
+	return o.Cleanup || o.cleanupIPTables || o.InitOnly || o.WriteConfigTo != ""
 }
 
 // source checks where Services come from.
@@ -128,16 +179,17 @@ func (o *Options) detectLocal() DetectLocal {
 	return d
 }
 
-// nodePorts is CF-37. Nothing means primary: this is the mode nftables.
-func (o *Options) nodePorts() NodePorts {
+// nodePorts is CF-37. Nothing means primary in mode nftables, all local addresses in the others.
+func (o *Options) nodePorts(pods []netip.Prefix) NodePorts {
 	var n NodePorts
+	all := []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 	for _, s := range o.file.NodePortAddresses {
 		switch s {
 		case "primary":
 			n.Primary = true
 			continue
 		case "all":
-			n.Prefixes = append(n.Prefixes, netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+			n.Prefixes = append(n.Prefixes, all...)
 			continue
 		case "localhost":
 			o.wrong("nodePortAddresses", s, "NodePorts on loopback addresses are not built yet: want CIDRs, primary or all")
@@ -152,10 +204,32 @@ func (o *Options) nodePorts() NodePorts {
 			n.Prefixes = append(n.Prefixes, p)
 		}
 	}
-	if len(o.file.NodePortAddresses) == 0 {
+	switch families := families(n.Prefixes); { // CF-64
+	case len(o.file.NodePortAddresses) == 0 && o.file.Mode == "nftables":
 		n.Primary = true
+	case len(o.file.NodePortAddresses) == 0:
+		n.Prefixes = all
+		if mode := string(o.file.Mode); o.once() || !slices.Contains(o.modes, mode) && mode != "" {
+			break
+		}
+		o.warn("%s is not set: NodePorts answer on every address of this machine; primary would leave that to the node's own", o.where("nodePortAddresses"))
+	case !n.Primary && families == 1 && len(pods) == 2:
+		o.warn("%s has CIDRs of one IP family, and %s of two", o.where("nodePortAddresses"), o.where("clusterCIDR"))
 	}
 	return n
+}
+
+// families returns how many IP families there are among prefixes.
+func families(prefixes []netip.Prefix) int {
+	var v4, v6 int
+	for _, p := range prefixes {
+		if p.Addr().Is4() {
+			v4 = 1
+		} else {
+			v6 = 1
+		}
+	}
+	return v4 + v6
 }
 
 // bindAddress is CF-13.
@@ -171,6 +245,9 @@ func (o *Options) bindAddress() netip.Addr {
 func (o *Options) nodeName() string {
 	override := o.file.HostnameOverride
 	if override == "" {
+		override = o.getenv("NODE_NAME")
+	}
+	if strings.TrimSpace(override) == "" && o.file.HostnameOverride == "" {
 		name, err := o.hostname()
 		if err != nil {
 			o.problem("--hostname-override", "", "not given, and the host's own name is not known: "+err.Error())
@@ -183,60 +260,4 @@ func (o *Options) nodeName() string {
 		o.wrong("hostnameOverride", override, "empty hostname-override is invalid")
 	}
 	return name
-}
-
-// nftables is CF-30.
-func (o *Options) nftables() NFTables {
-	f := &o.file.NFTables
-	n := NFTables{int(*f.MasqueradeBit), f.SyncPeriod.Duration, f.MinSyncPeriod.Duration}
-	if n.MasqueradeBit < 0 || n.MasqueradeBit > 31 {
-		o.wrong("nftables.masqueradeBit", fmt.Sprint(n.MasqueradeBit), "want 0 to 31")
-	}
-	if n.SyncPeriod < 0 {
-		o.wrong("nftables.syncPeriod", n.SyncPeriod.String(), "want more than 0, or 0 for the default")
-	}
-	switch {
-	case n.MinSyncPeriod < 0:
-		o.wrong("nftables.minSyncPeriod", n.MinSyncPeriod.String(), "want 0 or more")
-	case n.MinSyncPeriod > n.SyncPeriod && n.SyncPeriod > 0:
-		o.wrong("nftables.minSyncPeriod", n.MinSyncPeriod.String(), "want at most the sync period, "+n.SyncPeriod.String())
-	}
-	return n
-}
-
-// parseAddr reads an IP address; octets of IPv4 may have leading zeros, which do not make them octal (FL-07).
-func parseAddr(s string) (netip.Addr, error) {
-	if strings.Contains(s, ".") && !strings.Contains(s, ":") {
-		octets := strings.Split(s, ".")
-		for i, octet := range octets {
-			if short := strings.TrimLeft(octet, "0"); short != "" || octet == "" {
-				octets[i] = short
-			} else {
-				octets[i] = "0"
-			}
-		}
-		s = strings.Join(octets, ".")
-	}
-	a, err := netip.ParseAddr(s)
-	if err == nil && a.Zone() != "" {
-		err = fmt.Errorf("address %q has a zone", s)
-	}
-	return a.Unmap(), err
-}
-
-// parsePrefix reads a CIDR and clears its host bits.
-func parsePrefix(s string) (netip.Prefix, error) {
-	addr, bits, ok := strings.Cut(s, "/")
-	if !ok {
-		return netip.Prefix{}, fmt.Errorf("%q has no prefix length", s)
-	}
-	a, err := parseAddr(addr)
-	if err != nil {
-		return netip.Prefix{}, err
-	}
-	p, err := netip.ParsePrefix(a.String() + "/" + bits)
-	if err != nil {
-		return netip.Prefix{}, err
-	}
-	return p.Masked(), nil
 }

@@ -2,12 +2,16 @@ package config
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
 )
 
 // value is a flag's value that lies in a field of Options. A text that does not parse is noted as a problem
@@ -41,6 +45,8 @@ func (v *value[T]) String() string {
 
 func (v *value[T]) Type() string { return v.typ }
 
+const wantDuration = "a duration such as 30s, 1m30s or 250ms"
+
 // maker makes the value of one flag.
 type maker func(name string, note func(Problem)) pflag.Value
 
@@ -68,7 +74,7 @@ func float(at *float32) maker {
 
 func number[N ~int32 | ~uint32](at *N) maker {
 	return func(name string, note func(Problem)) pflag.Value {
-		return &value[N]{at, "int", "a whole number below 2^31", func(s string) (N, error) {
+		return &value[N]{at, "int32", "a whole number below 2^31", func(s string) (N, error) {
 			n, err := strconv.ParseInt(s, 0, 32)
 			if err == nil && int64(N(n)) != n {
 				err = strconv.ErrRange
@@ -81,7 +87,7 @@ func number[N ~int32 | ~uint32](at *N) maker {
 // optional is a number whose field tells "not given" from 0.
 func optional(at **int32) maker {
 	return func(name string, note func(Problem)) pflag.Value {
-		return &value[*int32]{at, "int", "a whole number below 2^31", func(s string) (*int32, error) {
+		return &value[*int32]{at, "int32", "a whole number below 2^31", func(s string) (*int32, error) {
 			n, err := strconv.ParseInt(s, 0, 32)
 			small := int32(n)
 			return &small, err
@@ -96,7 +102,7 @@ func optional(at **int32) maker {
 
 func duration(at *metav1.Duration) maker {
 	return func(name string, note func(Problem)) pflag.Value {
-		return &value[metav1.Duration]{at, "duration", "a duration such as 30s, 1m30s or 250ms",
+		return &value[metav1.Duration]{at, "duration", wantDuration,
 			func(s string) (metav1.Duration, error) {
 				d, err := time.ParseDuration(s)
 				return metav1.Duration{Duration: d}, err
@@ -122,4 +128,152 @@ func list(at *[]string) maker {
 			return all, nil
 		}, func(all []string) string { return strings.Join(all, ",") }, note, name}
 	}
+}
+
+// optionalBool is true or false; its field tells "not given" from false.
+func optionalBool(at **bool) maker {
+	return func(name string, note func(Problem)) pflag.Value {
+		return &value[*bool]{at, "bool", "true or false", func(s string) (*bool, error) {
+			b, err := strconv.ParseBool(s)
+			return &b, err
+		}, func(b *bool) string {
+			if b == nil {
+				return ""
+			}
+			return strconv.FormatBool(*b)
+		}, note, name}
+	}
+}
+
+// optionalDuration is a duration whose field tells "not given" from 0.
+func optionalDuration(at **metav1.Duration) maker {
+	return func(name string, note func(Problem)) pflag.Value {
+		return &value[*metav1.Duration]{at, "duration", wantDuration, func(s string) (*metav1.Duration, error) {
+			d, err := time.ParseDuration(s)
+			return &metav1.Duration{Duration: d}, err
+		}, func(d *metav1.Duration) string {
+			if d == nil {
+				return ""
+			}
+			return d.Duration.String()
+		}, note, name}
+	}
+}
+
+// quantity is a number of bytes such as 64Ki.
+func quantity(at *resource.QuantityValue) maker {
+	return func(name string, note func(Problem)) pflag.Value {
+		return &value[resource.QuantityValue]{at, "quantity", "a number of bytes such as 512, 64K or 1Mi",
+			func(s string) (resource.QuantityValue, error) {
+				q, err := resource.ParseQuantity(s)
+				return resource.QuantityValue{Quantity: q}, err
+			}, func(q resource.QuantityValue) string { return q.String() }, note, name}
+	}
+}
+
+// gateMap is Name=bool,…; it may be repeated, and the last word on a gate counts.
+func gateMap(at *map[string]bool) maker {
+	return func(name string, note func(Problem)) pflag.Value {
+		return &value[map[string]bool]{at, "map", "Name=true or Name=false, with commas between", func(s string) (map[string]bool, error) {
+			all := maps.Clone(*at)
+			if all == nil {
+				all = map[string]bool{}
+			}
+			for part := range strings.SplitSeq(s, ",") {
+				if part = strings.TrimSpace(part); part == "" {
+					continue
+				}
+				gate, on, _ := strings.Cut(part, "=")
+				b, err := strconv.ParseBool(strings.TrimSpace(on))
+				if err != nil {
+					return nil, err
+				}
+				all[strings.TrimSpace(gate)] = b
+			}
+			return all, nil
+		}, func(all map[string]bool) string {
+			var parts []string
+			for _, gate := range slices.Sorted(maps.Keys(all)) {
+				parts = append(parts, fmt.Sprintf("%s=%t", gate, all[gate]))
+			}
+			return strings.Join(parts, ",")
+		}, note, name}
+	}
+}
+
+// vmodule is pattern=N,…
+func vmodule(at *logsapi.VModuleConfiguration) maker {
+	return func(name string, note func(Problem)) pflag.Value {
+		return &value[logsapi.VModuleConfiguration]{at, "list", "pattern=N, with commas between", func(s string) (logsapi.VModuleConfiguration, error) {
+			var all logsapi.VModuleConfiguration
+			for part := range strings.SplitSeq(s, ",") {
+				if part == "" {
+					continue
+				}
+				pattern, level, ok := strings.Cut(part, "=")
+				n, err := strconv.ParseUint(level, 10, 31)
+				if err != nil || !ok || pattern == "" {
+					return nil, strconv.ErrSyntax
+				}
+				all = append(all, logsapi.VModuleItem{FilePattern: pattern, Verbosity: logsapi.VerbosityLevel(n)})
+			}
+			return all, nil
+		}, func(all logsapi.VModuleConfiguration) string {
+			var parts []string
+			for _, item := range all {
+				parts = append(parts, fmt.Sprintf("%s=%d", item.FilePattern, item.Verbosity))
+			}
+			return strings.Join(parts, ",")
+		}, note, name}
+	}
+}
+
+var severities = []string{"INFO", "WARNING", "ERROR", "FATAL"}
+
+// severity is a name or its number.
+func severity(at *int) maker {
+	return func(name string, note func(Problem)) pflag.Value {
+		return &value[int]{at, "int32", "0 to 3, INFO, WARNING, ERROR or FATAL", func(s string) (int, error) {
+			if i := slices.Index(severities, strings.ToUpper(s)); i >= 0 {
+				return i, nil
+			}
+			n, err := strconv.Atoi(s)
+			if err == nil && (n < 0 || n > 3) {
+				err = strconv.ErrRange
+			}
+			return n, err
+		}, strconv.Itoa, note, name}
+	}
+}
+
+// ignored takes anything: nobody reads it. It never shows what it was given, which may be a secret.
+func ignored(typ, def string) maker {
+	return func(name string, note func(Problem)) pflag.Value {
+		at := def
+		return &value[string]{&at, typ, "anything", func(string) (string, error) { return def, nil },
+			func(s string) string { return s }, note, name}
+	}
+}
+
+// once makes a flag that may not be given twice with two different values: two modes at once.
+func once(make maker) maker {
+	return func(name string, note func(Problem)) pflag.Value {
+		return &onceValue{Value: make(name, note), name: name, note: note}
+	}
+}
+
+type onceValue struct {
+	pflag.Value
+	name  string
+	note  func(Problem)
+	given bool
+}
+
+func (v *onceValue) Set(s string) error {
+	if v.given && v.String() != s {
+		v.note(Problem{"--" + v.name, s, fmt.Sprintf("it was %q before: want one of them", v.String())})
+		return nil
+	}
+	v.given = true
+	return v.Value.Set(s)
 }

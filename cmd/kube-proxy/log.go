@@ -3,29 +3,31 @@ package main
 import (
 	"io"
 	"log/slog"
+
+	"kube-proxy/config"
+	"kube-proxy/logging"
 )
 
-// newLog returns the process's log: text lines with keys. Verbosity 0 and 1 show what an operator must know, from
-// 2 on each write, from 4 on everything.
-func newLog(w io.Writer, verbosity int) *slog.Logger {
-	level := slog.LevelInfo
-	switch {
-	case verbosity >= 4:
-		level = slog.LevelDebug
-	case verbosity >= 2:
-		level = levelWrite
+// newLog returns the process's log, as flags and file ask for. Verbosity 0 and 1 show what an operator must know,
+// from 2 on each write, from 4 on everything. Where nobody asks for a format, lines are keys and values.
+func newLog(c config.Logging, out, errOut io.Writer) (*logging.Log, error) {
+	lc := logging.Config{
+		Format: c.Format, Verbosity: c.Verbosity, FlushFrequency: c.FlushFrequency,
+		ToStderr: c.ToStderr, AlsoToStderr: c.AlsoToStderr, StderrThreshold: c.StderrThreshold,
+		Dir: c.Dir, OneOutput: c.OneOutput, File: c.File, FileMaxMB: c.FileMaxMB,
+		SkipHeaders: c.SkipHeaders, SkipLogHeaders: c.SkipLogHeaders, AddDirHeader: c.AddDirHeader, BacktraceAt: c.BacktraceAt,
+		SplitStream: c.SplitStream, InfoBufferSize: c.InfoBufferSize, Stdout: out, Stderr: errOut, Program: "kube-proxy",
 	}
-	log := slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: nameLevel}))
-	slog.SetDefault(log)
-	return log
-}
-
-// levelWrite is the level of the line about each write to the kernel.
-const levelWrite = slog.LevelInfo - 1
-
-func nameLevel(groups []string, a slog.Attr) slog.Attr {
-	if len(groups) == 0 && a.Key == slog.LevelKey && a.Value.Any() == levelWrite {
-		a.Value = slog.StringValue("WRITE")
+	if lc.Format == "" {
+		lc.Format = "keys"
 	}
-	return a
+	for _, m := range c.VModule {
+		lc.VModule = append(lc.VModule, logging.Pattern{Pattern: m.Pattern, Verbosity: m.Verbosity})
+	}
+	log, err := logging.New(lc)
+	if err != nil {
+		return nil, err
+	}
+	slog.SetDefault(log.Logger())
+	return log, nil
 }

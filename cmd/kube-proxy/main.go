@@ -58,7 +58,7 @@ func command(out, errOut io.Writer, args []string) *cobra.Command {
 				}
 				return err
 			}
-			return run(cmd.Context(), cfg, newLog(errOut, cfg.Verbosity))
+			return start(cmd.Context(), cfg, out, errOut)
 		},
 	}
 	opts.AddFlags(cmd.Flags())
@@ -69,4 +69,34 @@ func command(out, errOut io.Writer, args []string) *cobra.Command {
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetArgs(args)
 	return cmd
+}
+
+// start does what is asked for: to write the configuration, or to run.
+func start(ctx context.Context, cfg *config.Config, out, errOut io.Writer) (err error) {
+	log, err := newLog(cfg.Logging, out, errOut)
+	if err != nil {
+		return fmt.Errorf("initialize logging: %w", err)
+	}
+	defer func() { err = errors.Join(err, log.Close()) }()
+	switch {
+	case cfg.WriteConfigTo != "":
+		data, err := cfg.YAML()
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(cfg.WriteConfigTo, data, 0o644); err != nil {
+			return fmt.Errorf("--write-config-to: %w", err)
+		}
+		return nil
+	case cfg.Cleanup.Asked():
+		return errors.New("--cleanup and --cleanup-iptables are not built yet: no rule was removed")
+	case cfg.InitOnly:
+		return errors.New("--init-only is not built yet: no setting was made")
+	}
+	if cfg.Logging.Verbosity >= 1 {
+		for _, line := range cfg.Flags {
+			log.Logger().Info(line)
+		}
+	}
+	return run(ctx, cfg, log.Logger())
 }

@@ -17,6 +17,7 @@ import (
 	"kube-proxy/engine"
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
+	"kube-proxy/logging"
 	"kube-proxy/plane/nftables"
 	"kube-proxy/policy"
 	"kube-proxy/source/convert"
@@ -227,7 +228,7 @@ func newFamily(cfg *config.Config, store *cluster.Store, fam lb.Family, log *slo
 		MinSyncPeriod: cfg.NFTables.MinSyncPeriod, AuditPeriod: cfg.NFTables.SyncPeriod, Log: log,
 		Written: func(w engine.Write) {
 			if w.Err == nil {
-				labelled.Log(context.Background(), levelWrite, "wrote", "verb", w.Verb, "changes", w.Changes, "took", w.Took)
+				labelled.Log(context.Background(), logging.LevelWrite, "wrote", "verb", w.Verb, "changes", w.Changes, "took", w.Took)
 			}
 		},
 	})

@@ -7,10 +7,12 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+
+	"kube-proxy/config"
 )
 
 // compatible is the newest Kubernetes whose kube-proxy this one stands in for.
-const compatible = "v1.37.0"
+const compatible = config.Compatible
 
 // printVersion prints "Kubernetes v…", or with raw all that is known of the build. asked is the flag's value:
 // a version in it is printed instead of ours.

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// FL-02, FL-06: what ends without serving, with what error.
+func TestCommand(t *testing.T) {
+	dir := t.TempDir()
+	written := filepath.Join(dir, "written.yaml")
+	for _, tc := range []struct {
+		args      string
+		out, fail string // what stdout, and the error, begin with
+	}{
+		{"--version", "Kubernetes " + compatible + "\n", ""},
+		{"--version=v1.2.3 --write-config-to=" + written, "", ""},
+		{"--help", "Usage: kube-proxy [flags]\n", ""},
+		{"--write-config-to=" + written + " --kube_api_qps=7", "", ""},
+		{"--write-config-to=" + dir, "", "--write-config-to: "},
+		{"--proxy-mode=magic -v=x", "", "--v: \"x\": want "},
+		{"--config=" + dir + "/none", "", "read --config: "},
+		{"--config=" + dir, "", "read --config: "},
+		{"--proxy-mode=nftables --logtostderr=false --log-dir=" + dir + "/none", "", "initialize logging: begin a log file: "},
+		{"--cleanup", "", "--cleanup and --cleanup-iptables are not built yet: no rule was removed"},
+		{"--init-only", "", "--init-only is not built yet: no setting was made"},
+	} {
+		var out, errOut bytes.Buffer
+		err := command(&out, &errOut, strings.Fields(tc.args)).ExecuteContext(t.Context())
+		switch {
+		case (err != nil) != (tc.fail != ""), err != nil && !strings.HasPrefix(err.Error(), tc.fail):
+			t.Errorf("%s: error %v, want %q", tc.args, err, tc.fail)
+		case !strings.HasPrefix(out.String(), tc.out), tc.out == "" && out.Len() > 0:
+			t.Errorf("%s: stdout %.80q, want %q", tc.args, out.String(), tc.out)
+		}
+	}
+	data, err := os.ReadFile(written)
+	if err != nil || !strings.Contains(string(data), "\n  qps: 7\n") {
+		t.Errorf("--write-config-to wrote %q, %v", data, err)
+	}
+}

@@ -1,0 +1,44 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// parseAddr reads an IP address; octets of IPv4 may have leading zeros, which do not make them octal (FL-07).
+func parseAddr(s string) (netip.Addr, error) {
+	if strings.Contains(s, ".") && !strings.Contains(s, ":") {
+		octets := strings.Split(s, ".")
+		for i, octet := range octets {
+			if short := strings.TrimLeft(octet, "0"); short != "" || octet == "" {
+				octets[i] = short
+			} else {
+				octets[i] = "0"
+			}
+		}
+		s = strings.Join(octets, ".")
+	}
+	a, err := netip.ParseAddr(s)
+	if err == nil && a.Zone() != "" {
+		err = fmt.Errorf("address %q has a zone", s)
+	}
+	return a.Unmap(), err
+}
+
+// parsePrefix reads a CIDR and clears its host bits.
+func parsePrefix(s string) (netip.Prefix, error) {
+	addr, bits, ok := strings.Cut(s, "/")
+	if !ok {
+		return netip.Prefix{}, fmt.Errorf("%q has no prefix length", s)
+	}
+	a, err := parseAddr(addr)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	p, err := netip.ParsePrefix(a.String() + "/" + bits)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	return p.Masked(), nil
+}

@@ -1,0 +1,60 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+
+	"k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
+)
+
+// Diff compares two configurations field by field. live are the paths of the fields whose new value can take
+// effect in the running process, restart those for which it has to start anew. Both are in the order of the type.
+func Diff(before, after *Config) (live, restart []string) {
+	olds, news := leaves(&before.file), leaves(&after.file)
+	for i, was := range olds {
+		if bytes.Equal(written(was), written(news[i])) {
+			continue
+		}
+		if f, ok := fieldAt(was.path); ok && f.live {
+			live = append(live, was.path)
+		} else {
+			restart = append(restart, was.path)
+		}
+	}
+	return live, restart
+}
+
+func written(l leaf) []byte {
+	data, err := json.Marshal(l.value.Interface())
+	if err != nil {
+		panic(fmt.Sprintf("config: the field %s cannot be written: %v", l.path, err)) // a mistake of the type
+	}
+	return data
+}
+
+// YAML returns the configuration as a file that says the same, for --write-config-to (FL-06). What no field
+// stands for, such as --manifests, is not in it.
+func (c *Config) YAML() ([]byte, error) {
+	s := c.file
+	s.APIVersion, s.Kind = v1alpha1.SchemeGroupVersion.String(), "KubeProxyConfiguration"
+	var defaults settings
+	setDefaults(&defaults)
+	var root map[string]any
+	data, err := json.Marshal(s)
+	if err == nil {
+		err = json.Unmarshal(data, &root)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("write the configuration: %w", err)
+	}
+	if s.UDPIdleTimeout == defaults.UDPIdleTimeout { // today's type does not have it
+		delete(root, "udpIdleTimeout")
+	}
+	data, err = yaml.Marshal(root)
+	if err != nil {
+		return nil, fmt.Errorf("write the configuration: %w", err)
+	}
+	return data, nil
+}

@@ -1,0 +1,72 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Every field that changes is named, and on the right side; the table of fields says which.
+func TestDiff(t *testing.T) {
+	base, err := complete(t, testCase{all: true, args: []string{"--proxy-mode=iptables", "--nodeport-addresses=primary"}})
+	must(t, err)
+	if live, restart := Diff(base, base); len(live)+len(restart) > 0 {
+		t.Errorf("no change is told as %q and %q", live, restart)
+	}
+	values := map[string]string{
+		"mode": "nftables", "bindAddress": "192.0.2.1", "healthzBindAddress": "192.0.2.1:80", "metricsBindAddress": "none",
+		"showHiddenMetricsForVersion": `"` + previousMinor + `"`, "logging.format": "json", "detectLocalMode": "NodeCIDR", "clusterCIDR": "10.0.0.0/8",
+		"nodePortAddresses": "[10.0.0.0/8]", "ipvs.excludeCIDRs": "[10.0.0.0/8]", "portRange": "1-2", "winkernel.sourceVip": "192.0.2.1",
+		"featureGates": "{AllAlpha: true}", "logging.vmodule": "[{filePattern: a, verbosity: 1}]", "iptables.localhostNodePorts": "false",
+	}
+	bools := []string{"bindAddressHardFail", "enableProfiling", "masqueradeAll", "strictARP", "enableDSR", "forwardHealthCheckVip", "tcpBeLiberal", "windowsRunAsService", "splitStream"}
+	var s settings
+	setDefaults(&s)
+	for _, row := range rows(t, "testdata/fields.tsv") {
+		path := row["field"]
+		name := path[strings.LastIndex(path, ".")+1:]
+		value := values[path]
+		typ := typeName(leafAt(&s, path).Type())
+		switch {
+		case value != "":
+		case slices.Contains(bools, name):
+			value = "true"
+		case typ == "duration":
+			value = "700ms"
+		case typ == "quantity", typ == "string":
+			value = `"7"`
+		default:
+			value = "7"
+		}
+		file := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+		if path != "mode" {
+			file += "mode: iptables\n"
+		}
+		if path != "nodePortAddresses" {
+			file += "nodePortAddresses: [primary]\n"
+		}
+		if strings.Contains(path, "logging.options") {
+			file += "featureGates: {LoggingAlphaOptions: true}\n"
+		}
+		for i, part := range strings.Split(path, ".") {
+			file += fmt.Sprintf("%s%s: ", strings.Repeat("  ", i), part)
+			if i < strings.Count(path, ".") {
+				file += "\n"
+			}
+		}
+		after, err := complete(t, testCase{all: true, file: file + value + "\n"})
+		if err != nil {
+			t.Errorf("%s: %v", path, err)
+			continue
+		}
+		live, restart := Diff(base, after)
+		restart = slices.DeleteFunc(restart, func(p string) bool { return p == "featureGates" && path != p })
+		// A sync period below the default least time lowers that too, an address without one its servers'.
+		live = slices.DeleteFunc(live, func(p string) bool { return p == "iptables.minSyncPeriod" && path == "iptables.syncPeriod" })
+		got := map[string][]string{"live": live, "restart": restart}
+		if !slices.Equal(got[row["reload"]], []string{path}) || len(live)+len(restart) != 1 {
+			t.Errorf("a change of %s to %s is live %q, restart %q, want it in %s", path, value, live, restart, row["reload"])
+		}
+	}
+}

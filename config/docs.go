@@ -1,0 +1,122 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// FlagsPage returns docs/flags.md.
+func FlagsPage() string {
+	o := NewOptions()
+	set := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
+	o.AddFlags(set)
+	var b strings.Builder
+	b.WriteString("# Flags\n\n<!-- Made by `go test ./config -run TestPages -update`. Do not edit. -->\n\n" +
+		"`_` and `-` are the same in names. With `--config`, flags that stand for a field of the file are ignored, but for those\n" +
+		"marked *beats the file*. A flag that has no effect is accepted and named in one warning of the log.\n")
+	for _, g := range groups {
+		fmt.Fprintf(&b, "\n## %s\n\n| flag | type | default | field | what it does |\n|---|---|---|---|---|\n", g)
+		for _, f := range flags(o) {
+			if f.group != g {
+				continue
+			}
+			pf := set.Lookup(f.name)
+			if slices.Contains(feeders, f.name) {
+				f.effect = only(append([]string{"nftables"}, f.effect.modes...)...)
+			}
+			name := "`--" + f.name + "`"
+			if f.short != "" && f.short != f.name {
+				name += ", `-" + f.short + "`"
+			}
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", name, pf.Value.Type(), code(pf.DefValue), code(f.field), about(f.help, f.effect, f.wins))
+		}
+	}
+	return b.String()
+}
+
+// ConfigurationPage returns docs/configuration.md.
+func ConfigurationPage() string {
+	var s settings
+	setDefaults(&s)
+	byField := map[string]string{}
+	for _, f := range flags(NewOptions()) {
+		byField[f.field] = f.name
+	}
+	var b strings.Builder
+	b.WriteString("# The configuration file\n\n<!-- Made by `go test ./config -run TestPages -update`. Do not edit. -->\n\n" +
+		"A KubeProxyConfiguration of `kubeproxy.config.k8s.io/v1alpha1`, YAML or JSON. Unknown and repeated fields are worth a warning.\n" +
+		"What older versions called otherwise is read as what it became, `componentconfig/v1alpha1` included. A field that is absent,\n" +
+		"or zero unless its type tells the two apart, has its default. A *live* field is one whose change needs no new process.\n\n" +
+		"| field | type | default | row | live | flag | what it does |\n|---|---|---|---|---|---|---|\n")
+	for _, f := range fields() {
+		v := leafAt(&s, f.path)
+		live, flag := "", ""
+		if f.live {
+			live = "yes"
+		}
+		if name := byField[f.path]; name != "" {
+			flag = "`--" + name + "`"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s |\n", f.path, typeName(v.Type()), code(strings.Trim(string(written(leaf{f.path, v})), `"`)), f.row, live, flag, about(f.help, f.effect, false))
+	}
+	b.WriteString("\n## Feature gates\n\nOthers are an error, and so is a locked one that is set to the opposite of its default. `AllAlpha` and `AllBeta` are known too.\n\n" +
+		"| gate | stage | default | locked |\n|---|---|---|---|\n")
+	var past []string
+	for _, g := range gates() {
+		if !g.now {
+			past = append(past, "`"+g.name+"`")
+			continue
+		}
+		locked := ""
+		if g.locked {
+			locked = "yes"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %t | %s |\n", g.name, g.stage, g.on, locked)
+	}
+	fmt.Fprintf(&b, "\nGates of older versions and of other programs that their documents name are accepted with a warning, and do nothing: %s.\n", strings.Join(past, ", "))
+	return b.String()
+}
+
+// about is the text of a table's last column.
+func about(help string, e effect, wins bool) string {
+	text := strings.ReplaceAll(strings.ReplaceAll(help, "`", ""), "|", "\\|")
+	if says := e.says(); says != "" && e.gone == "" {
+		text += ". *" + says + "*"
+	}
+	if wins {
+		text += ". *beats the file*"
+	}
+	return text
+}
+
+func code(s string) string {
+	switch s {
+	case "", "null", "{}", "[]":
+		return ""
+	}
+	return "`" + s + "`"
+}
+
+// typeName is the name of a field's type as users of the file know it.
+func typeName(t reflect.Type) string {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	switch name := t.Name(); {
+	case strings.Contains(name, "Duration"):
+		return "duration"
+	case strings.Contains(name, "Quantity"):
+		return "quantity"
+	}
+	switch t.Kind() {
+	case reflect.Slice:
+		return "list"
+	case reflect.Map:
+		return "map"
+	}
+	return t.Kind().String()
+}

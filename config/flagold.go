@@ -1,0 +1,66 @@
+package config
+
+// deprecatedFlags are names that newer proxies do not have. They work where that makes sense; the others are
+// taken, so that an old manifest starts (G1), with a warning that says what became of them.
+func deprecatedFlags(o *Options) []flag {
+	all := []flag{
+		{name: "healthz-port", value: number(&o.healthzPort), effect: later,
+			help: "`port` of the health server where --healthz-bind-address has none; 0 means no server"},
+		{name: "metrics-port", value: number(&o.metricsPort), effect: later,
+			help: "`port` of the metrics server where --metrics-bind-address has none; 0 means no server"},
+		{name: "cleanup-iptables", value: boolean(&o.cleanupIPTables),
+			help: "remove the rules of the mode iptables, and exit: --cleanup for that mode alone; not built yet in this version, which ends with an error"},
+		{name: "cleanup-ipvs", value: boolean(&o.cleanupIPVS),
+			help: "false with --cleanup leaves virtual servers alone"},
+		old("boot-id-file", "string", "/proc/sys/kernel/random/boot_id", "nothing here reports a boot id"),
+		old("machine-id-file", "string", "/etc/machine-id,/var/lib/dbus/machine-id", "nothing here reports a machine id"),
+		old("azure-container-registry-config", "string", "", "a proxy pulls no images"),
+		old("google-json-key", "string", "", "a proxy pulls no images"),
+		old("resource-container", "string", "/kube-proxy", "the container runtime puts the process into a cgroup"),
+		old("cleanup-iptables-and-exit", "bool", "false", "say --cleanup"),
+	}
+	for _, s := range strays {
+		all = append(all, old(s.name, s.typ, s.def, "it belongs to cAdvisor and came into old proxies by accident"))
+	}
+	for i := range all {
+		all[i].group = groupDeprecated
+	}
+	return all
+}
+
+func old(name, typ, def, why string) flag {
+	return flag{name: name, value: ignored(typ, def), effect: gone(why), help: "without effect: " + why}
+}
+
+// strays are flags of cAdvisor that appeared in the proxy's help of 1.1 and in man pages of 1.20 to 1.22.
+var strays = []struct{ name, typ, def string }{
+	{"allow-dynamic-housekeeping", "bool", "true"},
+	{"application-metrics-count-limit", "int32", "100"},
+	{"container-hints", "string", "/etc/cadvisor/container_hints.json"},
+	{"containerd", "string", "/run/containerd/containerd.sock"},
+	{"containerd-namespace", "string", "k8s.io"},
+	{"disable-root-cgroup-stats", "bool", "false"},
+	{"docker", "string", "unix:///var/run/docker.sock"},
+	{"docker-env-metadata-whitelist", "string", ""},
+	{"docker-only", "bool", "false"},
+	{"docker-root", "string", "/var/lib/docker"},
+	{"docker-run", "string", "/var/run/docker"},
+	{"docker-tls", "bool", "false"},
+	{"docker-tls-ca", "string", "ca.pem"},
+	{"docker-tls-cert", "string", "cert.pem"},
+	{"docker-tls-key", "string", "key.pem"},
+	{"enable-load-reader", "bool", "false"},
+	{"event-storage-age-limit", "string", "default=0"},
+	{"event-storage-event-limit", "string", "default=0"},
+	{"global-housekeeping-interval", "duration", "1m0s"},
+	{"housekeeping-interval", "duration", "10s"},
+	{"log-cadvisor-usage", "bool", "false"},
+	{"storage-driver-buffer-duration", "duration", "1m0s"},
+	{"storage-driver-db", "string", "cadvisor"},
+	{"storage-driver-host", "string", "localhost:8086"},
+	{"storage-driver-password", "string", "root"},
+	{"storage-driver-secure", "bool", "false"},
+	{"storage-driver-table", "string", "stats"},
+	{"storage-driver-user", "string", "root"},
+	{"update-machine-info-interval", "duration", "5m0s"},
+}

@@ -1,0 +1,271 @@
+package config
+
+import (
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// rows reads a table of testdata: lines of cells with tabs between, the first one names the columns.
+func rows(t *testing.T, name string) []map[string]string {
+	t.Helper()
+	data, err := os.ReadFile(name)
+	must(t, err)
+	var all []map[string]string
+	var columns []string
+	for line := range strings.Lines(string(data)) {
+		if line = strings.TrimSuffix(line, "\n"); strings.HasPrefix(line, "#") {
+			continue
+		}
+		cells := strings.Split(line, "\t")
+		if columns == nil {
+			columns = cells
+			continue
+		}
+		if len(cells) != len(columns) {
+			t.Fatalf("%s: %d cells in %q, want %d", name, len(cells), line, len(columns))
+		}
+		row := map[string]string{}
+		for i, cell := range cells {
+			if cell != `""` {
+				row[columns[i]] = cell
+			}
+		}
+		all = append(all, row)
+	}
+	return all
+}
+
+func effectName(e effect) string {
+	switch {
+	case e.gone != "":
+		return "gone"
+	case e.later:
+		return "later"
+	case e.modes != nil:
+		return strings.Join(e.modes, ",")
+	}
+	return "works"
+}
+
+// G1: the flags are those of all documents, and each has the type and the default of the table.
+func TestFlagTable(t *testing.T) {
+	o := NewOptions()
+	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
+	o.AddFlags(fs)
+	byName := map[string]flag{}
+	for _, f := range flags(o) {
+		byName[f.name] = f
+	}
+	// What the documents call by better names than a parser needs.
+	names := map[string]string{"ip": "string", "ipport": "string"}
+	var listed []string
+	count := map[string]int{}
+	for _, row := range rows(t, "testdata/flags.tsv") {
+		name := row["name"]
+		listed = append(listed, name)
+		for _, era := range []string{"S0", "S1", "S2", "S4", "now"} {
+			if row[era] != "-" {
+				count[era]++
+			}
+		}
+		f, typ := fs.Lookup(name), row["type"]
+		if n, ok := names[typ]; ok {
+			typ = n
+		}
+		switch {
+		case f == nil:
+			t.Errorf("--%s is not there", name)
+			continue
+		case f.Value.Type() != typ:
+			t.Errorf("--%s has type %s, want %s", name, f.Value.Type(), typ)
+		case f.DefValue != row["default"]:
+			t.Errorf("--%s has default %q, want %q", name, f.DefValue, row["default"])
+		case effectName(byName[name].effect) != row["effect"]:
+			t.Errorf("--%s has effect %s, want %s", name, effectName(byName[name].effect), row["effect"])
+		}
+		// G2
+		if g := fs.Lookup(strings.ReplaceAll(name, "-", "_")); g != f {
+			t.Errorf("--%s with underscores is another flag", name)
+		}
+	}
+	fs.VisitAll(func(f *pflag.Flag) {
+		if !slices.Contains(listed, f.Name) {
+			t.Errorf("--%s is not in testdata/flags.tsv", f.Name)
+		}
+	})
+	// As many as the documents have, without --help, which cobra adds.
+	for era, want := range map[string]int{"S0": 25, "S1": 39, "S2": 40, "S4": 58} {
+		if count[era] != want {
+			t.Errorf("%d flags of %s in testdata/flags.tsv, want %d", count[era], era, want)
+		}
+	}
+}
+
+// Each flag with an effect that is not "works" says so when it is given: one warning that names it.
+func TestFlagsTell(t *testing.T) {
+	values := map[string]string{"duration": "7s", "int32": "3", "bool": "true", "list": "10.0.0.0/8", "float32": "7", "ip": "192.0.2.1",
+		"ipport": "192.0.2.1:99", "show-hidden-metrics-for-version": previousMinor, "proxy-port-range": "1-2", "source-vip": "192.0.2.9"}
+	for _, row := range rows(t, "testdata/flags.tsv") {
+		name := row["name"]
+		if row["effect"] == "works" || row["effect"] == "nftables" || slices.Contains(feeders, name) {
+			continue
+		}
+		value, ok := values[name]
+		if !ok {
+			if value, ok = values[row["type"]]; !ok {
+				value = "x"
+			}
+		}
+		c, err := complete(t, testCase{args: []string{"--proxy-mode=nftables", "--" + name + "=" + value}})
+		if err != nil {
+			t.Errorf("--%s=%s: %v", name, value, err)
+			continue
+		}
+		told := 0
+		for _, w := range c.Warnings {
+			if strings.Contains(w, "--"+name) {
+				told++
+			}
+		}
+		if told != 1 {
+			t.Errorf("--%s=%s has %d warnings: %q", name, value, told, c.Warnings)
+		}
+		// In its own mode it is what was asked for.
+		if mode, _, _ := strings.Cut(row["effect"], ","); slices.Contains(modes, mode) && mode != "kernelspace" {
+			c, err := complete(t, testCase{all: true, args: []string{"--proxy-mode=" + mode, "--nodeport-addresses=primary", "--" + name + "=" + value}})
+			if err != nil || len(c.Warnings) > 0 {
+				if name != "ipvs-scheduler" { // x is none
+					t.Errorf("--%s=%s in mode %s: %v, warnings %v", name, value, mode, err, c)
+				}
+			}
+		}
+	}
+}
+
+// The fields are those of the type and of the table; defaults are the table's.
+func TestFieldTable(t *testing.T) {
+	var s settings
+	setDefaults(&s)
+	inCode := fields()
+	var paths []string
+	for i, row := range rows(t, "testdata/fields.tsv") {
+		if i >= len(inCode) {
+			t.Fatalf("testdata/fields.tsv has %s, the code has %d fields", row["field"], len(inCode))
+		}
+		f := inCode[i]
+		paths = append(paths, f.path)
+		live := map[bool]string{true: "live", false: "restart"}[f.live]
+		got := []string{f.path, f.row, strings.Trim(string(written(leaf{f.path, leafAt(&s, f.path)})), `"`), live, effectName(f.effect)}
+		want := []string{row["field"], row["row"], row["default"], row["reload"], row["effect"]}
+		if !slices.Equal(got, want) {
+			t.Errorf("field %q, want %q", got, want)
+		}
+	}
+	if len(paths) != len(inCode) {
+		t.Errorf("testdata/fields.tsv has %d fields, the code %d", len(paths), len(inCode))
+	}
+	var typed []string
+	for _, l := range leaves(&s) {
+		typed = append(typed, l.path)
+	}
+	slices.Sort(typed)
+	slices.Sort(paths)
+	if !slices.Equal(typed, paths) {
+		t.Errorf("the type has the fields\n%q, the table\n%q", typed, paths)
+	}
+	if reflect.TypeFor[v1alpha1.KubeProxyConfiguration]().NumField() < 20 {
+		t.Error("that is not the published type")
+	}
+}
+
+// Each flag that stands for a field is where the field is: setting the one sets the other.
+func TestFlagsNameFields(t *testing.T) {
+	for _, f := range flags(NewOptions()) {
+		if f.field == "" {
+			continue
+		}
+		o := NewOptions()
+		fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
+		o.AddFlags(fs)
+		value := map[string]string{"bool": "true", "int32": "17", "float32": "17", "duration": "17s", "list": "a=1", "map": "A=true", "quantity": "17"}[fs.Lookup(f.name).Value.Type()]
+		if fs.Lookup(f.name).DefValue == "true" {
+			value = "false"
+		}
+		if value == "" {
+			value = "x"
+		}
+		before := string(written(leaf{f.field, leafAt(&o.file, f.field)}))
+		must(t, fs.Parse([]string{"--" + f.name + "=" + value}))
+		var others []string
+		fresh := NewOptions()
+		was := leaves(&fresh.file)
+		for i, l := range leaves(&o.file) {
+			if string(written(l)) != string(written(was[i])) && l.path != f.field {
+				others = append(others, l.path)
+			}
+		}
+		if after := string(written(leaf{f.field, leafAt(&o.file, f.field)})); after == before || len(others) > 0 || len(o.problems) > 0 {
+			t.Errorf("--%s=%s leaves %s at %s, sets %q, problems %v", f.name, value, f.field, after, others, o.problems)
+		}
+	}
+}
+
+// Every gate of the documents is accepted, with one warning; each that exists today can be set to its default.
+func TestGates(t *testing.T) {
+	names, err := os.ReadFile("testdata/feature-gates.list")
+	must(t, err)
+	documented := strings.Fields(string(names))
+	if len(documented) != 164 {
+		t.Fatalf("%d gates in the documents, want 164", len(documented))
+	}
+	known := map[string]gate{"AllAlpha": {name: "AllAlpha", now: true}, "AllBeta": {name: "AllBeta", now: true}}
+	for _, g := range gates() {
+		known[g.name] = g
+	}
+	for _, name := range documented {
+		if _, ok := known[name]; !ok {
+			t.Errorf("the gate %s is not known", name)
+		}
+	}
+	for _, g := range known {
+		for _, on := range []string{"true", "false"} {
+			c, err := complete(t, testCase{args: []string{"--proxy-mode=nftables", "--feature-gates=" + g.name + "=" + on}})
+			fails := g.locked && on != "true"
+			if (err != nil) != fails {
+				t.Errorf("%s=%s: %v", g.name, on, err)
+				continue
+			}
+			if fails && !strings.Contains(err.Error(), "feature is locked to true") {
+				t.Errorf("%s=%s: %v", g.name, on, err)
+			}
+			if !fails && !g.now && len(c.Warnings) != 1 {
+				t.Errorf("%s=%s: warnings %q", g.name, on, c.Warnings)
+			}
+		}
+	}
+}
+
+func TestPages(t *testing.T) {
+	for name, page := range map[string]string{"../docs/flags.md": FlagsPage(), "../docs/configuration.md": ConfigurationPage(), "testdata/help.golden": help()} {
+		if *update {
+			write(t, name, page)
+			continue
+		}
+		there, err := os.ReadFile(name)
+		if err != nil || string(there) != page {
+			t.Errorf("%s is stale (%v): go test ./config -run TestPages -update", name, err)
+		}
+	}
+}
+
+func help() string {
+	var b strings.Builder
+	Usage(&b, "kube-proxy")
+	return b.String()
+}

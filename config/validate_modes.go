@@ -1,0 +1,246 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// tables fills what nftables, iptables and ebpf have each for itself. iptables' is checked in every mode,
+// the others in their own (CF-20 to CF-24, CF-30).
+func (o *Options) tables(c *Config) {
+	i, n, e := &o.file.IPTables, &o.file.NFTables, &o.ebpf
+	c.IPTables = Tables{int(*i.MasqueradeBit), i.MasqueradeAll, *i.LocalhostNodePorts, i.SyncPeriod.Duration, exact(i.MinSyncPeriod.Duration)}
+	c.NFTables = Tables{int(*n.MasqueradeBit), n.MasqueradeAll, o.nftLocalhost, n.SyncPeriod.Duration, exact(n.MinSyncPeriod.Duration)}
+	c.EBPF = Tables{int(e.masqueradeBit), e.masqueradeAll, e.localhostNodePorts, e.syncPeriod.Duration, e.minSyncPeriod.Duration}
+	i.MinSyncPeriod.Duration = sayable(i.MinSyncPeriod.Duration)
+
+	o.within("iptables.masqueradeBit", *i.MasqueradeBit, 0, 31)
+	o.positive("iptables.syncPeriod", c.IPTables.SyncPeriod)
+	o.notLonger("iptables.minSyncPeriod", c.IPTables.MinSyncPeriod, c.IPTables.SyncPeriod)
+	c.MasqueradeAll = c.IPTables.MasqueradeAll
+	switch mode := string(o.file.Mode); {
+	case mode == "nftables", mode != "" && !slices.Contains(modes, mode): // a mode that is misspelt may be this one
+		c.MasqueradeAll = c.NFTables.MasqueradeAll
+		o.within("nftables.masqueradeBit", *n.MasqueradeBit, 0, 31)
+		if c.NFTables.SyncPeriod < 0 {
+			o.wrong("nftables.syncPeriod", c.NFTables.SyncPeriod.String(), "want more than 0, or 0 for the default")
+		}
+		o.notLonger("nftables.minSyncPeriod", c.NFTables.MinSyncPeriod, c.NFTables.SyncPeriod)
+	case mode == "ebpf":
+		c.MasqueradeAll = c.EBPF.MasqueradeAll
+		if c.EBPF.MasqueradeBit < 0 || c.EBPF.MasqueradeBit > 31 {
+			o.problem("--ebpf-masquerade-bit", fmt.Sprint(c.EBPF.MasqueradeBit), "want 0 to 31")
+		}
+		if c.EBPF.SyncPeriod < 0 {
+			o.problem("--ebpf-sync-period", c.EBPF.SyncPeriod.String(), "want more than 0, or 0 for the default")
+		}
+		if least := c.EBPF.MinSyncPeriod; least < 0 || c.EBPF.SyncPeriod > 0 && least > c.EBPF.SyncPeriod {
+			o.problem("--ebpf-min-sync-period", least.String(), "want 0 or more, and at most the sync period")
+		}
+	}
+}
+
+// noPeriod is how a file says 0 where 0 means "not given" (FL-08): the shortest time that can be written.
+const noPeriod = time.Nanosecond
+
+func exact(d time.Duration) time.Duration {
+	if d == noPeriod {
+		return 0
+	}
+	return d
+}
+
+func sayable(d time.Duration) time.Duration {
+	if d == 0 {
+		return noPeriod
+	}
+	return d
+}
+
+// schedulers are those of the kernel (CF-26). Whether this machine's has one shows when the mode starts.
+var schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf", "twos"}
+
+// ipvs is CF-25 to CF-29: checked in mode ipvs only, as other modes do not read it.
+func (o *Options) ipvs() IPVS {
+	f := &o.file.IPVS
+	v := IPVS{
+		SyncPeriod: f.SyncPeriod.Duration, MinSyncPeriod: f.MinSyncPeriod.Duration, Scheduler: f.Scheduler, StrictARP: f.StrictARP,
+		TCPTimeout: f.TCPTimeout.Duration, TCPFinTimeout: f.TCPFinTimeout.Duration, UDPTimeout: f.UDPTimeout.Duration,
+	}
+	orDefault(&v.Scheduler, "rr")
+	checked := o.file.Mode == "ipvs"
+	for i, s := range f.ExcludeCIDRs {
+		p, err := parsePrefix(s)
+		if err == nil {
+			v.ExcludeCIDRs = append(v.ExcludeCIDRs, p)
+		} else if checked {
+			o.wrong(fmt.Sprintf("ipvs.excludeCIDRs[%d]", i), s, "want a CIDR such as 192.0.2.0/24")
+		}
+	}
+	if !checked {
+		return v
+	}
+	o.positive("ipvs.syncPeriod", v.SyncPeriod)
+	o.notLonger("ipvs.minSyncPeriod", v.MinSyncPeriod, v.SyncPeriod)
+	o.notNegative("ipvs.tcpTimeout", v.TCPTimeout)
+	o.notNegative("ipvs.tcpFinTimeout", v.TCPFinTimeout)
+	o.notNegative("ipvs.udpTimeout", v.UDPTimeout)
+	if !slices.Contains(schedulers, v.Scheduler) {
+		o.wrong("ipvs.scheduler", v.Scheduler, "want "+strings.Join(schedulers, ", "))
+	}
+	return v
+}
+
+// userspace is CF-44 and CF-45.
+func (o *Options) userspace() Userspace {
+	u := Userspace{UDPIdleTimeout: o.file.UDPIdleTimeout.Duration}
+	o.positive("udpIdleTimeout", u.UDPIdleTimeout)
+	first, last, ok := portRange(o.file.PortRange)
+	if !ok {
+		o.wrong("portRange", o.file.PortRange, "want first-last, first+more or one port, each 0 to 65535; nothing, 0 or 0-0 for any")
+	}
+	u.FirstPort, u.LastPort = first, last
+	return u
+}
+
+// portRange reads "a-b", "a+more", "a" and "" (flag --proxy-port-range).
+func portRange(s string) (first, last uint16, ok bool) {
+	s = strings.TrimSpace(s)
+	if s == "" {
+		return 0, 0, true
+	}
+	at := strings.IndexAny(s, "-+")
+	low := s
+	if at >= 0 {
+		low = s[:at]
+	}
+	a, err := strconv.ParseUint(low, 10, 16)
+	if err != nil {
+		return 0, 0, false
+	}
+	b := a
+	if at >= 0 {
+		if b, err = strconv.ParseUint(s[at+1:], 10, 16); err != nil {
+			return 0, 0, false
+		}
+		if s[at] == '+' {
+			b = min(a+b, 65535)
+		}
+	}
+	return uint16(a), uint16(b), a <= b && (a > 0 || b == 0)
+}
+
+// windows is CF-31 and CF-32.
+func (o *Options) windows() Windows {
+	f := &o.file.Winkernel
+	w := Windows{
+		Service: o.file.WindowsRunAsService, NetworkName: f.NetworkName, EnableDSR: f.EnableDSR,
+		RootHNSEndpointName: f.RootHnsEndpointName, ForwardHealthCheckVIP: f.ForwardHealthCheckVip,
+	}
+	if f.SourceVip != "" {
+		a, err := parseAddr(f.SourceVip)
+		if err != nil {
+			o.wrong("winkernel.sourceVip", f.SourceVip, "want an IP address")
+		}
+		w.SourceVIP = a
+	}
+	return w
+}
+
+// conntrack is CF-39 to CF-42.
+func (o *Options) conntrack() Conntrack {
+	f := &o.file.Conntrack
+	c := Conntrack{
+		MaxPerCore: int(*f.MaxPerCore), Min: int(*f.Min), TCPBeLiberal: f.TCPBeLiberal,
+		TCPEstablished: f.TCPEstablishedTimeout.Duration, TCPCloseWait: f.TCPCloseWaitTimeout.Duration,
+		UDP: f.UDPTimeout.Duration, UDPStream: f.UDPStreamTimeout.Duration,
+	}
+	o.within("conntrack.maxPerCore", *f.MaxPerCore, 0, 1<<31-1)
+	o.within("conntrack.min", *f.Min, 0, 1<<31-1)
+	o.notNegative("conntrack.tcpEstablishedTimeout", c.TCPEstablished)
+	o.notNegative("conntrack.tcpCloseWaitTimeout", c.TCPCloseWait)
+	o.notNegative("conntrack.udpTimeout", c.UDP)
+	o.notNegative("conntrack.udpStreamTimeout", c.UDPStream)
+	return c
+}
+
+// servers is CF-14 to CF-18. A bare IP gets the server's usual port; nothing (FL-09) and none disable it.
+func (o *Options) servers() Servers {
+	f := &o.file
+	s := Servers{HardFail: f.BindAddressHardFail, Profiling: f.EnableProfiling, ShowHiddenMetricsFor: f.ShowHiddenMetricsForVersion}
+	s.Healthz = o.server("healthzBindAddress", &f.HealthzBindAddress, healthzPort)
+	s.Metrics = o.server("metricsBindAddress", &f.MetricsBindAddress, metricsPort)
+	if v := s.ShowHiddenMetricsFor; v != "" && v != previousMinor {
+		o.wrong("showHiddenMetricsForVersion", v, "want the version before this one, "+previousMinor+", or nothing")
+	}
+	return s
+}
+
+// noServer disables a server in a file, where nothing means the default (FL-08).
+const noServer = "none"
+
+func (o *Options) server(field string, at *string, port uint16) netip.AddrPort {
+	const want = "want IP:port such as 0.0.0.0:10256 or [::]:10256 with a port of 1 to 65535, or an IP"
+	if *at == "" || *at == noServer {
+		if o.loaded {
+			o.warn("%s is %q: no such server runs; other versions of kube-proxy do not know this word", o.where(field), noServer)
+		}
+		*at = noServer
+		return netip.AddrPort{}
+	}
+	if a, err := parseAddr(strings.TrimSuffix(strings.TrimPrefix(*at, "["), "]")); err == nil {
+		*at = netip.AddrPortFrom(a, port).String()
+		return netip.AddrPortFrom(a, port)
+	}
+	i := strings.LastIndexByte(*at, ':')
+	if i < 0 {
+		o.wrong(field, *at, want)
+		return netip.AddrPort{}
+	}
+	host := (*at)[:i]
+	bare := strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
+	a, err := parseAddr(bare)
+	n, bad := strconv.ParseUint((*at)[i+1:], 10, 16)
+	if err != nil || bad != nil || n == 0 || a.Is6() && bare == host {
+		o.wrong(field, *at, want)
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(a, uint16(n))
+}
+
+func (o *Options) within(field string, n, low, high int32) int {
+	if n < low || n > high {
+		want := fmt.Sprintf("want %d to %d", low, high)
+		if high == 1<<31-1 {
+			want = fmt.Sprintf("want %d or more", low)
+		}
+		o.wrong(field, fmt.Sprint(n), want)
+	}
+	return int(n)
+}
+
+func (o *Options) positive(field string, d time.Duration) {
+	if d <= 0 {
+		o.wrong(field, d.String(), "want more than 0")
+	}
+}
+
+func (o *Options) notNegative(field string, d time.Duration) {
+	if d < 0 {
+		o.wrong(field, d.String(), "want 0 or more")
+	}
+}
+
+// notLonger checks a minimal period; a sync period of 0 is the engine's own and sets no bound.
+func (o *Options) notLonger(field string, least, period time.Duration) {
+	switch {
+	case least < 0:
+		o.wrong(field, least.String(), "want 0 or more")
+	case least > period && period > 0:
+		o.wrong(field, least.String(), "want at most the sync period, "+period.String())
+	}
+}

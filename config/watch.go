@@ -1,0 +1,122 @@
+package config
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// settle is how long a file has to be left alone before it is read: editors write in steps.
+const settle = 100 * time.Millisecond
+
+// lookAnyway is the time between two looks at a file that nothing is heard of: not every file system tells of changes.
+const lookAnyway = 30 * time.Second
+
+// Watch calls changed with the content of the file whenever it differs from the one before: after a write, after
+// a rename over it, and after the swap of a symbolic link on the way to it, as a mounted ConfigMap does (PR-04). A
+// file that cannot be read is told once, with the error; the watch goes on. before is the content that is known.
+// Watch returns when ctx ends, or when nothing can be watched.
+func Watch(ctx context.Context, file string, before []byte, changed func(content []byte, err error)) error {
+	w, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", file, err)
+	}
+	defer w.Close()
+	if file, err = filepath.Abs(file); err != nil {
+		return fmt.Errorf("watch the configuration file: %w", err)
+	}
+	known, failed := sha256.Sum256(before), ""
+	look := func() {
+		follow(w, file)
+		content, err := os.ReadFile(file)
+		switch {
+		case err != nil:
+			if err.Error() != failed {
+				failed = err.Error()
+				changed(nil, fmt.Errorf("read the configuration file: %w", err))
+			}
+		case sha256.Sum256(content) != known || failed != "":
+			same := sha256.Sum256(content) == known
+			known, failed = sha256.Sum256(content), ""
+			if !same {
+				changed(content, nil)
+			}
+		}
+	}
+	look() // it may have changed since it was read
+	timer := time.NewTimer(lookAnyway)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case _, ok := <-w.Events:
+			if !ok {
+				return errors.New("watch the configuration file: the watch ended")
+			}
+			timer.Reset(settle)
+		case <-w.Errors: // events were lost, perhaps ours
+			timer.Reset(settle)
+		case <-timer.C:
+			look()
+			timer.Reset(lookAnyway)
+		}
+	}
+}
+
+// follow watches the folders of the file and of each symbolic link on the way to it, and no others. A folder that
+// cannot be watched is left to the look that comes anyway.
+func follow(w *fsnotify.Watcher, file string) {
+	dirs := folders(file)
+	for _, dir := range w.WatchList() {
+		if !slices.Contains(dirs, dir) {
+			_ = w.Remove(dir)
+		}
+	}
+	for _, dir := range dirs {
+		_ = w.Add(dir) // again for one that is there: a folder may have been replaced
+	}
+}
+
+// folders returns the folders in which a change may change what file is. Links are followed a step at a time, 40
+// at most, as in the kernel.
+func folders(file string) []string {
+	var dirs []string
+	for range 40 {
+		// The first link on the path decides where the rest of it leads.
+		at, rest := firstLink(file)
+		if at == "" {
+			return append(dirs, filepath.Dir(file))
+		}
+		dirs = append(dirs, filepath.Dir(at))
+		to, err := os.Readlink(at)
+		if err != nil {
+			return dirs
+		}
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(at), to)
+		}
+		file = filepath.Join(to, rest)
+	}
+	return dirs
+}
+
+// firstLink returns the first part of the path that is a symbolic link, and what follows it; "" if none is.
+func firstLink(file string) (at, rest string) {
+	for i := 1; i <= len(file); i++ {
+		if i < len(file) && file[i] != filepath.Separator {
+			continue
+		}
+		if info, err := os.Lstat(file[:i]); err == nil && info.Mode()&os.ModeSymlink != 0 {
+			return file[:i], file[i:]
+		}
+	}
+	return "", ""
+}

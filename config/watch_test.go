@@ -1,0 +1,111 @@
+package config
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// PR-04: a change is one of content, however it comes about.
+func TestWatch(t *testing.T) {
+	dir := t.TempDir()
+	mounted := filepath.Join(dir, "mounted")
+	version := func(name, content string) string { // as the kubelet does
+		t.Helper()
+		must(t, os.MkdirAll(filepath.Join(mounted, name), 0o755))
+		must(t, os.WriteFile(filepath.Join(mounted, name, "config.conf"), []byte(content), 0o600))
+		return name
+	}
+	must(t, os.Mkdir(mounted, 0o755))
+	must(t, os.Symlink(version("..v1", "one"), filepath.Join(mounted, "..data")))
+	must(t, os.Symlink("..data/config.conf", filepath.Join(mounted, "config.conf")))
+	must(t, os.Symlink("mounted/config.conf", filepath.Join(dir, "link.conf")))
+	plain := filepath.Join(dir, "plain.conf")
+	must(t, os.WriteFile(plain, []byte("one"), 0o600))
+	swap := func(name, content string) {
+		must(t, os.Symlink(version(name, content), filepath.Join(mounted, "..data_tmp")))
+		must(t, os.Rename(filepath.Join(mounted, "..data_tmp"), filepath.Join(mounted, "..data")))
+	}
+	for _, tc := range []struct {
+		name, file string
+		steps      []func()
+		want       []string
+	}{
+		{"written", plain, []func(){
+			func() { must(t, os.WriteFile(plain, []byte("two"), 0o600)) },
+			func() { must(t, os.WriteFile(plain, []byte("two"), 0o600)) }, // the same again
+			func() { must(t, os.Chmod(plain, 0o644)) },
+			func() { must(t, os.WriteFile(plain, []byte("three"), 0o600)) },
+		}, []string{"two", "three"}},
+		{"renamed over", plain, []func(){
+			func() { must(t, os.WriteFile(plain+"~", []byte("two"), 0o600)); must(t, os.Rename(plain+"~", plain)) },
+			func() { must(t, os.WriteFile(plain, []byte("three"), 0o600)) },
+		}, []string{"two", "three"}},
+		{"gone and back", plain, []func(){
+			func() { must(t, os.Remove(plain)) },
+			func() { must(t, os.WriteFile(plain, []byte("one"), 0o600)) }, // as it was: nothing to say
+			func() { must(t, os.Remove(plain)) },
+			func() { must(t, os.WriteFile(plain, []byte("two"), 0o600)) },
+		}, []string{"error", "error", "two"}},
+		{"mounted", filepath.Join(mounted, "config.conf"), []func(){
+			func() { swap("..v2", "two") },
+			func() { swap("..v3", "two") }, // another object, the same content
+			func() { swap("..v4", "three") },
+			func() { must(t, os.RemoveAll(filepath.Join(mounted, "..v2"))) },
+			func() { swap("..v5", "one") },
+		}, []string{"two", "three", "one"}},
+		{"through two links", filepath.Join(dir, "link.conf"), []func(){func() { swap("..v6", "two") }}, []string{"two"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			must(t, os.WriteFile(plain, []byte("one"), 0o600))
+			ctx, cancel := context.WithCancel(t.Context())
+			told, ended := make(chan string, 100), make(chan error, 1)
+			go func() {
+				ended <- Watch(ctx, tc.file, []byte("one"), func(content []byte, err error) {
+					if err != nil {
+						content = []byte("error")
+					}
+					told <- string(content)
+				})
+			}()
+			time.Sleep(2 * settle) // the watch begins
+			for _, step := range tc.steps {
+				step()
+				time.Sleep(3 * settle) // as long as it takes to be told
+			}
+			cancel()
+			must(t, <-ended)
+			close(told)
+			var got []string
+			for s := range told {
+				got = append(got, s)
+			}
+			if strings.Join(got, " ") != strings.Join(tc.want, " ") {
+				t.Errorf("told of %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The watch also tells of what changed between the reading and its beginning.
+func TestWatchBegins(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c")
+	must(t, os.WriteFile(file, []byte("new"), 0o600))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	got := ""
+	must(t, Watch(ctx, file, []byte("old"), func(content []byte, _ error) { got = string(content); cancel() }))
+	if got != "new" {
+		t.Errorf("told of %q", got)
+	}
+}

@@ -1,0 +1,53 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+// roundTrip checks FL-06: what is written loads to the same configuration, without a complaint of strict decoding.
+func roundTrip(t testing.TB, c *Config) {
+	t.Helper()
+	data, err := c.YAML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(t.TempDir(), "written.yaml")
+	if err := os.WriteFile(name, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := NewOptions()
+	o.modes = modes
+	o.hostname, o.getenv = func() (string, error) { return c.NodeName, nil }, func(string) string { return "" }
+	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
+	o.AddFlags(fs)
+	if err := fs.Parse([]string{"--config=" + name}); err != nil {
+		t.Fatal(err)
+	}
+	again, err := o.Complete(nil)
+	if err != nil {
+		t.Fatalf("load what was written: %v\n%s", err, data)
+	}
+	if live, restart := Diff(c, again); len(live)+len(restart) > 0 {
+		t.Errorf("what was written loads differently: %q %q\n%s", live, restart, data)
+	}
+	// What no field stands for is not in the file.
+	want, got := *c, *again
+	for _, x := range []*Config{&want, &got} {
+		x.API.Master, x.Manifests, x.File, x.WriteConfigTo, x.Flags, x.Warnings, x.Cleanup, x.InitOnly = "", "", "", "", nil, nil, Cleanup{}, false
+		x.EBPF, x.NFTables.LocalhostNodePorts, x.MasqueradeAll = Tables{}, false, x.MasqueradeAll && x.Mode != "ebpf"
+		v := x.Logging.Verbosity
+		x.Logging, x.file = Logging{Verbosity: v, VModule: x.Logging.VModule, FlushFrequency: x.Logging.FlushFrequency}, settings{}
+		if len(x.NodePorts.Prefixes) == 0 {
+			x.NodePorts.Prefixes = nil
+		}
+	}
+	want.API.Kubeconfig = got.API.Kubeconfig // --manifests empties it
+	if !reflect.DeepEqual(want, got) {
+		t.Errorf("what was written means\n%+v\nwant\n%+v\n%s", got, want, data)
+	}
+}
