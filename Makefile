@@ -72,6 +72,7 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 
 generate: bin/nftables.test ## write docs/conformance.md anew, from runs on this machine's kernel and on the others
 	cd plane/nftables && PLANETEST_RECORD=1 ../../bin/nftables.test -test.run TestConformance
+	PLANETEST_RECORD=1 go test -count=1 ./plane/iptables -run TestConformance
 	PLANETEST_RECORD=1 $(MAKE) test-kernels
 	go test ./plane/planetest -run TestPage -update
 
