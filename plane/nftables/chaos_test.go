@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -133,15 +132,19 @@ func TestChaos(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 1<<63))
 		present := map[int]int64{}
 		for round := range 2 {
-			var damage sync.WaitGroup
-			end := time.Now().Add(400 * time.Millisecond)
-			damage.Go(onTheSameNamespace(t, func() {
+			// For some time, and on a slow machine for some acts: they must do harm.
+			done, end := make(chan struct{}), time.Now().Add(400*time.Millisecond)
+			sabotage := onTheSameNamespace(t, func() {
 				s := saboteur{rand.New(rand.NewPCG(seed, 1<<62+uint64(round))), fam, w}
-				for time.Now().Before(end) {
+				for acts := 0; acts < 20 || time.Now().Before(end); acts++ {
 					s.act()
 				}
-			}))
-			for n := int64(round*1_000_000 + 1); time.Now().Before(end); n++ {
+			})
+			go func() {
+				defer close(done)
+				sabotage()
+			}()
+			for n := int64(round*1_000_000 + 1); !closed(done); n++ {
 				i := rnd.IntN(services)
 				if rnd.IntN(6) == 0 {
 					do(cluster.ServiceGone{Name: name(i)})
@@ -152,7 +155,6 @@ func TestChaos(t *testing.T) {
 				}
 				time.Sleep(time.Duration(rnd.IntN(10)) * time.Millisecond)
 			}
-			damage.Wait()
 
 			want := &lb.Table{Node: w.node()}
 			for i, n := range present {
@@ -179,6 +181,15 @@ func TestChaos(t *testing.T) {
 			t.Errorf("seed %d: %+v", seed, s)
 		}
 	})
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // onTheSameNamespace makes f run, wherever it is called, on a thread of its own in the namespace of the caller.
