@@ -3,6 +3,7 @@ package nftables
 import (
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -82,29 +83,36 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 	old := []*netlab.Conn{open("pod3", vip), open("pod3", vip), open("pod3", vip), open("client", nodePort), open("client", nodePort)}
 
 	stop, failures := make(chan struct{}), make(chan string, 2)
-	for from, to := range map[string]netip.AddrPort{"pod3": vip, "client": nodePort} {
+	var made [2]atomic.Int64
+	for i, way := range []struct {
+		from string
+		to   netip.AddrPort
+	}{{"pod3", vip}, {"client", nodePort}} {
 		go func() {
-			n := 0
-			for {
-				select {
-				case <-stop:
-					if n < 10 {
-						failures <- fmt.Sprintf("%s made only %d connections", from, n)
-					} else {
-						failures <- ""
-					}
-					return
-				default:
-				}
-				if _, err := lab.Dial(from, netlab.TCP, to, netlab.DialOptions{}); err != nil {
-					failures <- fmt.Sprintf("connection %d from %s: %v", n, from, err)
+			for !closed(stop) {
+				if _, err := lab.Dial(way.from, netlab.TCP, way.to, netlab.DialOptions{}); err != nil {
+					failures <- fmt.Sprintf("connection %d from %s: %v", made[i].Load(), way.from, err)
 					return
 				}
-				n++
+				made[i].Add(1)
 			}
+			failures <- ""
 		}()
 	}
-	time.Sleep(50 * time.Millisecond)
+	// more waits until both have made some more connections, however slow the machine is.
+	more := func() {
+		time.Sleep(30 * time.Millisecond)
+		a, b := made[0].Load(), made[1].Load()
+		for end := time.Now().Add(30 * time.Second); made[0].Load() < a+5 || made[1].Load() < b+5; time.Sleep(time.Millisecond) {
+			if len(failures) > 0 {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("only %d and %d connections were made", made[0].Load(), made[1].Load())
+			}
+		}
+	}
+	more()
 	var p *Plane
 	err = lab.Do("node1", func() error {
 		p = newPlane(t, lb.IPv4)
@@ -114,7 +122,7 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(50 * time.Millisecond)
+	more()
 	close(stop)
 	for range 2 {
 		if f := <-failures; f != "" {
