@@ -36,7 +36,7 @@
 //
 // The plane keeps a digest of each chain that it has written. An Apply renders the service ports that the changes name,
 // and the branches of the trees on the way to their addresses; chains whose digest differs go into one restore, which is
-// atomic for each table. The tree is a function of the rows alone (docs/adr/0010), so a walk of changes ends in the same
+// atomic for each table. The tree is a function of the rows alone (docs/adr/0011), so a walk of changes ends in the same
 // chains as a fresh start. Rules are written exactly as iptables-save prints them, so Reset and Audit compare its output
 // with the digests, and a restart writes nothing that is there. What is not there is written in restores of bounded size:
 // if nothing of ours is there, the trees first, so that each service answers as soon as its part is in; otherwise
