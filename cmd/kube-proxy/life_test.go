@@ -192,25 +192,14 @@ func TestStopWhileAPIServerHangs(t *testing.T) {
 func TestSourceFails(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
-	cfg := &config.Config{Mode: "nftables"}
-	store := cluster.NewStore("n1")
-	log := slog.New(slog.DiscardHandler)
-	var families []*family
-	var err error
-	n.in(func() { families, err = newFamilies(cfg, store, log) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := n.proxy(slog.New(slog.DiscardHandler))
 	failed := errors.New("the disk is on fire")
 	src := source{run: func(context.Context, func(cluster.Event)) error { return failed }}
-	turn := &turn{name: "@kube-proxy-test-" + t.TempDir(), remind: time.Minute, log: log}
-	if err := serve(t.Context(), store, src, families, turn, log); err != failed {
+	if err := p.serve(t.Context(), src); err != failed {
 		t.Errorf("serve returned %v, want %v", err, failed)
 	}
-	for _, f := range families {
-		if err := f.plane.Close(); err != nil {
-			t.Error(err)
-		}
+	if err := p.closePlanes(); err != nil {
+		t.Error(err)
 	}
 	if tables := n.command("nft", "list", "tables"); tables != "" {
 		t.Errorf("the kernel has %s", tables)
@@ -227,15 +216,8 @@ func TestNodeDoesNotCome(t *testing.T) {
 		wait time.Duration
 	}{{"comes", true, time.Hour}, {"does not come", false, 10 * time.Millisecond}, {"must be there", false, 0}} {
 		var log safeBuffer
-		logger := slog.New(slog.NewTextHandler(&log, nil))
-		store := cluster.NewStore("n1")
-		store.WaitForFacts(c.wait > 0)
-		var families []*family
-		var err error
-		n.in(func() { families, err = newFamilies(&config.Config{Mode: "nftables"}, store, logger) })
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := n.proxy(slog.New(slog.NewTextHandler(&log, nil)))
+		p.store.WaitForFacts(c.wait > 0)
 		src := source{factsWait: c.wait, run: func(ctx context.Context, sink func(cluster.Event)) error {
 			sink(cluster.SlicesListed{})
 			sink(cluster.CIDRsListed{})
@@ -251,9 +233,8 @@ func TestNodeDoesNotCome(t *testing.T) {
 			return nil
 		}}
 		ctx, cancel := context.WithCancel(t.Context())
-		turn := &turn{name: "@kube-proxy-test-" + t.TempDir(), remind: time.Minute, log: logger}
 		done := make(chan error)
-		go func() { done <- serve(ctx, store, src, families, turn, logger) }()
+		go func() { done <- p.serve(ctx, src) }()
 		for end := time.Now().Add(patience); !allWritten.MatchString(log.String()); time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("%s: nothing is written:\n%s", c.name, log.String())
@@ -266,10 +247,21 @@ func TestNodeDoesNotCome(t *testing.T) {
 		if told := strings.Contains(log.String(), "this node's Node object is not known"); told == c.node {
 			t.Errorf("%s:\n%s", c.name, log.String())
 		}
-		for _, f := range families {
-			if err := f.plane.Close(); err != nil {
-				t.Error(err)
-			}
+		if err := p.closePlanes(); err != nil {
+			t.Error(err)
 		}
 	}
+}
+
+// proxy returns a proxy in nftables mode that is ready to serve, with a turn of its own.
+func (n *namespace) proxy(log *slog.Logger) *proxy {
+	n.t.Helper()
+	p := newProxy(nil, &config.Config{Mode: "nftables", NodeName: "n1"}, nil, log)
+	p.turn.name = "@kube-proxy-test-" + n.t.TempDir()
+	var err error
+	n.in(func() { err = p.prepare(n.t.Context()) })
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return p
 }

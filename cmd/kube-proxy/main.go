@@ -40,7 +40,7 @@ func printError(w io.Writer, err error) {
 	}
 }
 
-func command(out, errOut io.Writer, args []string) *cobra.Command {
+func command(out, errOut io.Writer, commandLine []string) *cobra.Command {
 	opts := config.NewOptions()
 	cmd := &cobra.Command{
 		Use:           "kube-proxy",
@@ -58,21 +58,21 @@ func command(out, errOut io.Writer, args []string) *cobra.Command {
 				}
 				return err
 			}
-			return start(cmd.Context(), cfg, out, errOut)
+			return start(cmd.Context(), commandLine, cfg, out, errOut)
 		},
 	}
 	opts.AddFlags(cmd.Flags())
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Unparsed(args, err) })
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Unparsed(commandLine, err) })
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { config.Usage(out, "kube-proxy") })
 	cmd.SetOut(out)
 	cmd.SetErr(errOut)
 	cmd.CompletionOptions.DisableDefaultCmd = true
-	cmd.SetArgs(args)
+	cmd.SetArgs(commandLine)
 	return cmd
 }
 
 // start does what is asked for: to write the configuration, or to run.
-func start(ctx context.Context, cfg *config.Config, out, errOut io.Writer) (err error) {
+func start(ctx context.Context, args []string, cfg *config.Config, out, errOut io.Writer) (err error) {
 	log, err := newLog(cfg.Logging, out, errOut)
 	if err != nil {
 		return fmt.Errorf("initialize logging: %w", err)
@@ -98,5 +98,5 @@ func start(ctx context.Context, cfg *config.Config, out, errOut io.Writer) (err 
 			log.Logger().Info(line)
 		}
 	}
-	return run(ctx, cfg, log.Logger())
+	return newProxy(args, cfg, log, log.Logger()).run(ctx)
 }
