@@ -40,7 +40,26 @@ type (
 type Ref struct {
 	Name   Name
 	V4, V6 bool
+	Cause  Cause
+	// Trigger is when somebody changed the Pod or Service that made a slice change, in nanoseconds since 1970
+	// (SV-35); 0 if the change has no such time. Only a change that this process saw happen has one: what the
+	// first list tells of, a slice that goes, and a slice that changes but keeps its time stamp have none.
+	Trigger int64
 }
+
+// Cause is what made a service dirty.
+type Cause uint8
+
+// The causes. Each Ref of the cause ByService or BySlice is one change of one API object, and no two Refs are for
+// the same one, so that they can be counted (MT-07, MT-08).
+const (
+	ByFacts Cause = iota // the node
+	ByService
+	BySlice
+)
+
+// Changes counts changes of Services and of EndpointSlices.
+type Changes struct{ Services, Slices uint64 }
 
 // Dirty is what a fold changed.
 type Dirty struct {
@@ -81,6 +100,7 @@ type Store struct {
 	slices   map[Name]*Slice
 	cidrs    map[string]*ServiceCIDR
 	facts    Facts
+	changes  Changes
 
 	servicesListed, slicesListed bool
 	// waitForFacts: Synced also waits for these two.
@@ -132,6 +152,14 @@ func (s *Store) WaitForFacts(wait bool) (missing bool) {
 	return !s.nodeListed || !s.cidrsListed
 }
 
+// Changes returns how many changes of Services and slices have been folded in so far, those of lists included; what
+// made no difference is not counted (MT-07, MT-08).
+func (s *Store) Changes() Changes {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changes
+}
+
 // View returns all that decides the service. The slice of slices is the caller's.
 func (s *Store) View(name Name) View {
 	s.mu.Lock()
@@ -179,7 +207,20 @@ func (s *Store) forgetIfEmpty(n Name) {
 	}
 }
 
-func (d *Dirty) both(n Name) { d.Services = append(d.Services, Ref{n, true, true}) }
+// serviceChanged takes note that the Service object changed.
+func (s *Store) serviceChanged(n Name, d *Dirty) {
+	s.changes.Services++
+	d.Services = append(d.Services, Ref{Name: n, V4: true, V6: true, Cause: ByService})
+}
+
+// sliceChanged takes note that a slice of e changed; a service that is not known is not dirty.
+func (s *Store) sliceChanged(e *entry, ref Ref, d *Dirty) {
+	s.changes.Slices++
+	if e.service != nil {
+		ref.Cause = BySlice
+		d.Services = append(d.Services, ref)
+	}
+}
 
 func (b Batch) foldInto(s *Store, d *Dirty) {
 	for _, ev := range b {
@@ -193,7 +234,7 @@ func (ev ServiceSet) foldInto(s *Store, d *Dirty) {
 		return
 	}
 	e.service = ev.Service
-	d.both(ev.Service.Name)
+	s.serviceChanged(ev.Service.Name, d)
 }
 
 func (ev ServiceGone) foldInto(s *Store, d *Dirty) {
@@ -203,7 +244,7 @@ func (ev ServiceGone) foldInto(s *Store, d *Dirty) {
 	}
 	e.service = nil
 	s.forgetIfEmpty(ev.Name)
-	d.both(ev.Name)
+	s.serviceChanged(ev.Name, d)
 }
 
 func (ev ServicesListed) foldInto(s *Store, d *Dirty) {
@@ -225,6 +266,10 @@ func (ev SliceSet) foldInto(s *Store, d *Dirty) {
 	if was.Equal(ev.Slice) {
 		return
 	}
+	ref := Ref{Name: ev.Slice.Service, V4: !ev.Slice.IPv6, V6: ev.Slice.IPv6}
+	if was == nil || was.Trigger != ev.Slice.Trigger {
+		ref.Trigger = ev.Slice.Trigger
+	}
 	if was != nil && was.Service != ev.Slice.Service {
 		SliceGone{was.Name}.foldInto(s, d)
 		was = nil
@@ -236,13 +281,10 @@ func (ev SliceSet) foldInto(s *Store, d *Dirty) {
 	} else {
 		e.slices = append(e.slices, ev.Slice)
 	}
-	ref := Ref{Name: ev.Slice.Service, V4: !ev.Slice.IPv6, V6: ev.Slice.IPv6}
 	if was != nil && was.IPv6 != ev.Slice.IPv6 {
 		ref.V4, ref.V6 = true, true
 	}
-	if e.service != nil {
-		d.Services = append(d.Services, ref)
-	}
+	s.sliceChanged(e, ref, d)
 }
 
 func (ev SliceGone) foldInto(s *Store, d *Dirty) {
@@ -254,12 +296,11 @@ func (ev SliceGone) foldInto(s *Store, d *Dirty) {
 	e := s.services[was.Service]
 	e.slices = slices.DeleteFunc(e.slices, func(x *Slice) bool { return x == was })
 	s.forgetIfEmpty(was.Service)
-	if e.service != nil {
-		d.Services = append(d.Services, Ref{was.Service, !was.IPv6, was.IPv6})
-	}
+	s.sliceChanged(e, Ref{Name: was.Service, V4: !was.IPv6, V6: was.IPv6}, d)
 }
 
 func (ev SlicesListed) foldInto(s *Store, d *Dirty) {
+	first, before := !s.slicesListed, len(d.Services)
 	s.slicesListed = true
 	listed := make(map[Name]bool, len(ev.Slices))
 	for _, sl := range ev.Slices {
@@ -269,6 +310,11 @@ func (ev SlicesListed) foldInto(s *Store, d *Dirty) {
 	for n := range s.slices {
 		if !listed[n] {
 			SliceGone{n}.foldInto(s, d)
+		}
+	}
+	if first { // a restart does not make old changes new
+		for i := range d.Services[before:] {
+			d.Services[before+i].Trigger = 0
 		}
 	}
 }
