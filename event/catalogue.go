@@ -1,0 +1,191 @@
+package event
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// Entry is one line of the catalogue.
+type Entry struct {
+	Reason, Action string
+	Type           Type
+	// Regards is the kind of object that the event is about.
+	Regards string
+	// Note is the text; a word in braces stands for what differs.
+	Note string
+	// Meaning says when it comes and what to do.
+	Meaning string
+	// Row names the row of the behaviour table.
+	Row string
+}
+
+// The entries' places in the catalogue.
+const (
+	starting = iota
+	failedProxierHealthcheck
+	failedMetricServer
+	readOnlySysFS
+	failedServiceHealthcheck
+	incorrectIPVersion
+	defaultModeWillChange
+	ipvsDeprecated
+	modeFallback
+	nodeNotFound
+	driftRepaired
+	contestedKey
+	nodePortInUse
+	configReloaded
+	configIgnored
+	entries
+)
+
+// The actions.
+const (
+	actionStart     = "StartKubeProxy"
+	actionListen    = "Listen"
+	actionEndpoints = "GatherEndpoints"
+	actionSync      = "SyncRules"
+	actionReload    = "ReloadConfiguration"
+)
+
+var catalogue = [entries]Entry{
+	starting: {"Starting", actionStart, Normal, KindNode,
+		"kube-proxy starts on node {node}",
+		"Once for each start of the process.", "EV-01"},
+	failedProxierHealthcheck: {"FailedToStartProxierHealthcheck", actionStart, Warning, KindNode,
+		"kube-proxy on node {node} cannot serve health checks on {addr}: {err}",
+		"Only where bindAddressHardFail asks to end because of it. Mostly another program has the port of healthzBindAddress.", "EV-02"},
+	failedMetricServer: {"FailedToStartMetricServer", actionStart, Warning, KindNode,
+		"kube-proxy on node {node} cannot serve metrics on {addr}: {err}",
+		"Only where bindAddressHardFail asks to end because of it. Mostly another program has the port of metricsBindAddress.", "EV-03"},
+	readOnlySysFS: {"readOnlySysFS", actionStart, Warning, KindNode,
+		"conntrack's hash table on node {node} keeps its size, because /sys is read-only: {err}",
+		"The table may have more entries than the hash table is good for, which costs time. Mount /sys writable, or set the module's parameter at boot.", "EV-04, PR-10"},
+	failedServiceHealthcheck: {"FailedToStartServiceHealthcheck", actionListen, Warning, KindService,
+		"node {node} cannot serve the Service's health check on port {port}: {err}",
+		"Another program on the node has the healthCheckNodePort; load balancers will not send traffic to this node. It is tried again with the next change.", "EV-05, HT-15"},
+	incorrectIPVersion: {"KubeProxyIncorrectIPVersion", actionEndpoints, Warning, "Service or EndpointSlice",
+		"{field}: {value} {what}",
+		"An address is of another IP family than the object says; it is ignored.", "EV-06"},
+	defaultModeWillChange: {"default-mode-will-change", actionStart, Warning, KindNode,
+		"no mode is configured, so kube-proxy on node {node} uses {mode}; a later version will choose another. Set mode to keep it",
+		"Neither the file nor --proxy-mode names a mode.", "EV-07"},
+	ipvsDeprecated: {"ipvs-deprecated", actionStart, Warning, KindNode,
+		"kube-proxy on node {node} runs in the mode ipvs, which is deprecated; nftables takes its place",
+		"The mode ipvs works, but is not developed any further.", "EV-07"},
+	modeFallback: {"KubeProxyModeFallback", actionStart, Warning, KindNode,
+		"kube-proxy on node {node} uses the mode {to}, because {from} cannot work here: {why}",
+		"The configured mode cannot work on this node. Install what the text names, or configure the mode that is used.", "EXT"},
+	nodeNotFound: {"KubeProxyNodeNotFound", actionStart, Warning, KindNode,
+		"kube-proxy runs as node {node}, but there is no Node of that name; what depends on the Node does without it",
+		"The host's name is not the Node's: topology, node addresses, pod CIDRs and local traffic policies are affected. Set --hostname-override.", "PN-71"},
+	driftRepaired: {"KubeProxyDriftRepaired", actionSync, Warning, KindNode,
+		"another program changed {count} of kube-proxy's {family} rules on node {node}; they are restored",
+		"Somebody else removes or changes the rules. Repetitions are counted, not sent one by one.", "EXT"},
+	contestedKey: {"KubeProxyContestedKey", actionSync, Warning, KindService,
+		"{key} already belongs to Service {winner}, which is older; this Service does not get traffic there",
+		"Two Services ask for the same address, port and protocol. The older one has it; the name decides between Services of the same age.", "SV-24"},
+	nodePortInUse: {"KubeProxyNodePortInUse", actionListen, Warning, KindService,
+		"NodePort {port}/{proto} takes traffic from a program on node {node} that listens on {listener}",
+		"The Service's NodePort wins over the program, which gets no more new connections from other hosts. Give one of them another port.", "PN-60"},
+	configReloaded: {"KubeProxyConfigReloaded", actionReload, Normal, KindNode,
+		"kube-proxy on node {node} applied the changed configuration {file}: {changes}",
+		"A change of the configuration file took effect without a restart.", "EXT"},
+	configIgnored: {"KubeProxyConfigInvalid", actionReload, Warning, KindNode,
+		"kube-proxy on node {node} ignores the changed configuration {file} and keeps its settings: {err}",
+		"The configuration file became invalid. The next start would fail.", "EXT"},
+}
+
+// Catalogue returns all events that the proxy can tell.
+func Catalogue() []Entry { return catalogue[:] }
+
+// about makes an event of an entry; with is the words of the note and what they stand for, by turns.
+func about(entry int, o Object, subject string, with ...string) Event {
+	e := catalogue[entry]
+	for i := 0; i < len(with); i += 2 {
+		with[i] = "{" + with[i] + "}"
+	}
+	return Event{Type: e.Type, Reason: e.Reason, Action: e.Action, Regarding: o, Subject: subject,
+		Note: strings.NewReplacer(with...).Replace(e.Note)}
+}
+
+// Starting says that the process starts (EV-01).
+func Starting(node string) Event {
+	return about(starting, Node(node), "", "node", node)
+}
+
+// FailedToStartProxierHealthcheck says that the health server cannot listen, which ends the process (EV-02).
+func FailedToStartProxierHealthcheck(node, addr string, err error) Event {
+	return about(failedProxierHealthcheck, Node(node), "", "node", node, "addr", addr, "err", err.Error())
+}
+
+// FailedToStartMetricServer says that the metrics server cannot listen, which ends the process (EV-03).
+func FailedToStartMetricServer(node, addr string, err error) Event {
+	return about(failedMetricServer, Node(node), "", "node", node, "addr", addr, "err", err.Error())
+}
+
+// ReadOnlySysFS says that conntrack's hash table could not be sized (EV-04).
+func ReadOnlySysFS(node string, err error) Event {
+	return about(readOnlySysFS, Node(node), "", "node", node, "err", err.Error())
+}
+
+// FailedToStartServiceHealthcheck says that a healthCheckNodePort is occupied (EV-05). service is "ns/name".
+func FailedToStartServiceHealthcheck(service, node string, port uint16, err error) Event {
+	p := strconv.Itoa(int(port))
+	return about(failedServiceHealthcheck, Service(service), p, "node", node, "port", p, "err", err.Error())
+}
+
+// IncorrectIPVersion says that an address of the object is of the wrong family (EV-06). field and value say
+// which, what says what is wrong with it.
+func IncorrectIPVersion(o Object, field, value, what string) Event {
+	return about(incorrectIPVersion, o, field+" "+value, "field", field, "value", value, "what", what)
+}
+
+// DefaultModeWillChange says that no mode is configured (EV-07); mode is the one that is used.
+func DefaultModeWillChange(node, mode string) Event {
+	return about(defaultModeWillChange, Node(node), "", "node", node, "mode", mode)
+}
+
+// IPVSDeprecated says that the mode ipvs runs (EV-07).
+func IPVSDeprecated(node string) Event {
+	return about(ipvsDeprecated, Node(node), "", "node", node)
+}
+
+// ModeFallback says that the mode to runs, because from cannot.
+func ModeFallback(node, from, to string, why error) Event {
+	return about(modeFallback, Node(node), from, "node", node, "from", from, "to", to, "why", why.Error())
+}
+
+// NodeNotFound says that this host's name is not the name of a Node (PN-71).
+func NodeNotFound(node string) Event {
+	return about(nodeNotFound, Node(node), "", "node", node)
+}
+
+// DriftRepaired says that rules of one family, "IPv4" or "IPv6", had been changed by others.
+func DriftRepaired(node, family string, count int) Event {
+	return about(driftRepaired, Node(node), family, "node", node, "family", family, "count", strconv.Itoa(count))
+}
+
+// ContestedKey says that loser does not get key, because winner has it (SV-24). Both are "ns/name".
+func ContestedKey(loser, winner, key string) Event {
+	return about(contestedKey, Service(loser), key+" "+winner, "key", key, "winner", winner)
+}
+
+// NodePortInUse says that a program of this node listens on a NodePort (PN-60). service is "ns/name", with or
+// without ":port"; proto is "tcp", "udp" or "sctp".
+func NodePortInUse(service, node string, port uint16, proto string, listener netip.AddrPort) Event {
+	return about(nodePortInUse, Service(service), fmt.Sprintf("%d/%s %s %v", port, proto, node, listener),
+		"port", strconv.Itoa(int(port)), "proto", proto, "node", node, "listener", listener.String())
+}
+
+// ConfigReloaded says that a changed file is in force; changes is a list of its fields, for people.
+func ConfigReloaded(node, file, changes string) Event {
+	return about(configReloaded, Node(node), "", "node", node, "file", file, "changes", changes)
+}
+
+// ConfigIgnored says that a changed file is invalid, and the settings before stay.
+func ConfigIgnored(node, file string, err error) Event {
+	return about(configIgnored, Node(node), "", "node", node, "file", file, "err", err.Error())
+}

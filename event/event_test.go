@@ -1,0 +1,113 @@
+package event
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write docs/events.md")
+
+// docs/events.md is made from the catalogue.
+func TestPage(t *testing.T) {
+	const name = "../docs/events.md"
+	if *update {
+		if err := os.WriteFile(name, []byte(Page()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	there, err := os.ReadFile(name)
+	if err != nil || string(there) != Page() {
+		t.Errorf("%s is stale (%v): go test ./event -run TestPage -update", name, err)
+	}
+}
+
+// Each constructor, what it must give, and that every entry of the catalogue has one. EV-01…EV-07, HT-15,
+// PN-60, PN-71, SV-24.
+func TestConstructors(t *testing.T) {
+	err := errors.New("address already in use")
+	node := Object{"Node", "", "n1", "n1"} // EV-01: the Node's UID is its name
+	web := Object{"Service", "shop", "web", ""}
+	slice := Object{"EndpointSlice", "shop", "web-x7", ""}
+	seen := map[string]bool{}
+	for _, c := range []struct {
+		got                     Event
+		typ                     Type
+		reason, action, subject string
+		regarding               Object
+		note                    string // must be part of it
+	}{
+		{Starting("n1"), Normal, "Starting", "StartKubeProxy", "", node, "kube-proxy starts on node n1"},
+		{FailedToStartProxierHealthcheck("n1", "0.0.0.0:10256", err), Warning, "FailedToStartProxierHealthcheck", "StartKubeProxy", "", node, "on 0.0.0.0:10256: address already in use"},
+		{FailedToStartMetricServer("n1", "127.0.0.1:10249", err), Warning, "FailedToStartMetricServer", "StartKubeProxy", "", node, "on 127.0.0.1:10249: address already in use"},
+		{ReadOnlySysFS("n1", errors.New("read-only file system")), Warning, "readOnlySysFS", "StartKubeProxy", "", node, "read-only file system"},
+		{FailedToStartServiceHealthcheck("shop/web", "n1", 31000, err), Warning, "FailedToStartServiceHealthcheck", "Listen", "31000", web, "node n1 cannot serve the Service's health check on port 31000: address already in use"},
+		{IncorrectIPVersion(slice, "endpoints[0].addresses[0]", "fd00::1", "is not an IPv4 address"), Warning, "KubeProxyIncorrectIPVersion", "GatherEndpoints", "endpoints[0].addresses[0] fd00::1", slice, "endpoints[0].addresses[0]: fd00::1 is not an IPv4 address"},
+		{DefaultModeWillChange("n1", "iptables"), Warning, "default-mode-will-change", "StartKubeProxy", "", node, "uses iptables"},
+		{IPVSDeprecated("n1"), Warning, "ipvs-deprecated", "StartKubeProxy", "", node, "deprecated"},
+		{ModeFallback("n1", "ipvs", "iptables", errors.New("no ip_vs")), Warning, "KubeProxyModeFallback", "StartKubeProxy", "ipvs", node, "uses the mode iptables, because ipvs cannot work here: no ip_vs"},
+		{NodeNotFound("n1"), Warning, "KubeProxyNodeNotFound", "StartKubeProxy", "", node, "runs as node n1, but there is no Node of that name"},
+		{DriftRepaired("n1", "IPv6", 3), Warning, "KubeProxyDriftRepaired", "SyncRules", "IPv6", node, "changed 3 of kube-proxy's IPv6 rules"},
+		{ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp"), Warning, "KubeProxyContestedKey", "SyncRules", "192.0.2.7:80/tcp shop/old", web, "192.0.2.7:80/tcp already belongs to Service shop/old"},
+		{NodePortInUse("shop/web:http", "n1", 30080, "tcp", netip.MustParseAddrPort("0.0.0.0:30080")), Warning, "KubeProxyNodePortInUse", "Listen", "30080/tcp n1 0.0.0.0:30080", web, "NodePort 30080/tcp takes traffic from a program on node n1 that listens on 0.0.0.0:30080"},
+		{ConfigReloaded("n1", "/etc/c.yaml", "logging.verbosity"), Normal, "KubeProxyConfigReloaded", "ReloadConfiguration", "", node, "/etc/c.yaml: logging.verbosity"},
+		{ConfigIgnored("n1", "/etc/c.yaml", errors.New("mode: bad")), Warning, "KubeProxyConfigInvalid", "ReloadConfiguration", "", node, "mode: bad"},
+	} {
+		e := c.got
+		if e.Type != c.typ || e.Reason != c.reason || e.Action != c.action || e.Subject != c.subject || e.Regarding != c.regarding {
+			t.Errorf("%+v", e)
+		}
+		if !strings.Contains(e.Note, c.note) || strings.ContainsAny(e.Note, "{}") {
+			t.Errorf("%s: note %q, want %q in it", e.Reason, e.Note, c.note)
+		}
+		seen[e.Reason] = true
+	}
+	for _, entry := range Catalogue() {
+		if !seen[entry.Reason] {
+			t.Errorf("no constructor of %s was tried", entry.Reason)
+		}
+		if entry.Meaning == "" || entry.Row == "" || entry.Regards == "" {
+			t.Errorf("%s is incomplete: %+v", entry.Reason, entry)
+		}
+	}
+	if len(seen) != len(Catalogue()) {
+		t.Errorf("%d reasons, %d entries", len(seen), len(Catalogue()))
+	}
+}
+
+// What an error says is not searched for words in braces, and the value of one word not for another.
+func TestNoteTakesValuesAsTheyAre(t *testing.T) {
+	e := FailedToStartMetricServer("{err}", "a", errors.New("{node} {addr}"))
+	if want := "kube-proxy on node {err} cannot serve metrics on a: {node} {addr}"; e.Note != want {
+		t.Errorf("note %q, want %q", e.Note, want)
+	}
+}
+
+// The log has a repetition once, though its note differs; another subject is another event.
+func TestToLog(t *testing.T) {
+	var b bytes.Buffer
+	tell := ToLog(slog.New(slog.NewTextHandler(&b, nil)))
+	tell(DriftRepaired("n1", "IPv4", 1))
+	tell(DriftRepaired("n1", "IPv4", 2))
+	tell(DriftRepaired("n1", "IPv6", 1))
+	tell(Starting("n1"))
+	for i := range 3 * mostLogged {
+		tell(FailedToStartServiceHealthcheck("shop/web", "n1", uint16(i), errors.New("busy")))
+	}
+	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
+	if len(lines) != 3+3*mostLogged {
+		t.Fatalf("%d lines", len(lines))
+	}
+	for i, want := range []string{
+		"level=WARN msg=event reason=KubeProxyDriftRepaired regarding=\"Node n1\"",
+		"IPv6", "level=INFO msg=event reason=Starting"} {
+		if !strings.Contains(lines[i], want) {
+			t.Errorf("line %d: %s", i, lines[i])
+		}
+	}
+}
