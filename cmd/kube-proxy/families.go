@@ -68,12 +68,16 @@ func newPlane(m string, cfg *config.Config, fam lb.Family) (dataPlane, error) {
 	case mode.NFTables:
 		return nftables.New(nftables.Config{Family: fam, MasqueradeBit: &cfg.NFTables.MasqueradeBit})
 	case mode.IPTables:
-		t := &cfg.IPTables
-		return iptables.New(iptables.Config{
-			Family: fam, MasqueradeBit: &t.MasqueradeBit, LocalhostNodePorts: &t.LocalhostNodePorts, CanaryPeriod: t.SyncPeriod,
-		})
+		return iptables.New(iptablesConfig(cfg, fam))
 	default:
 		return nil, mode.ErrNotBuilt
+	}
+}
+
+func iptablesConfig(cfg *config.Config, fam lb.Family) iptables.Config {
+	t := &cfg.IPTables
+	return iptables.Config{
+		Family: fam, MasqueradeBit: &t.MasqueradeBit, LocalhostNodePorts: &t.LocalhostNodePorts, CanaryPeriod: t.SyncPeriod,
 	}
 }
 
@@ -154,10 +158,13 @@ func tables(cfg *config.Config, m string) config.Tables {
 
 // settings are the parts of the present configuration that decide about rows of a family.
 func (p *proxy) settings(fam lb.Family) policy.Settings {
-	cfg := p.config()
+	return settings(p.config(), p.choice.Mode, fam)
+}
+
+func settings(cfg *config.Config, m string, fam lb.Family) policy.Settings {
 	return policy.Settings{
 		Family:        fam,
-		MasqueradeAll: tables(cfg, p.choice.Mode).MasqueradeAll,
+		MasqueradeAll: tables(cfg, m).MasqueradeAll,
 		DetectLocal:   policy.LocalMode(cfg.DetectLocal.Mode),
 		ClusterCIDRs:  cfg.ClusterCIDRs,
 		PodInterface:  cfg.DetectLocal.Interface,

@@ -67,6 +67,8 @@ func command(out, errOut io.Writer, commandLine []string) *cobra.Command {
 	cmd.SetOut(out)
 	cmd.SetErr(errOut)
 	cmd.CompletionOptions.DisableDefaultCmd = true
+	cmd.SetHelpCommand(&cobra.Command{Use: "no-help", Hidden: true}) // "help" is no command, but an argument too many (FL-01)
+	cmd.AddCommand(renderCommand(out, errOut, commandLine))
 	cmd.SetArgs(commandLine)
 	return cmd
 }
