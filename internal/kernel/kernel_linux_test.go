@@ -129,7 +129,7 @@ func TestSysctlFile(t *testing.T) {
 		"/etc/passwd":                       "",
 		"net.ipv4.ip forward":               "",
 	} {
-		got, err := sysctlFile(name)
+		got, err := Tree{}.sysctlFile(name)
 		if got != want || (err != nil) != (want == "") {
 			t.Errorf("sysctlFile(%q) = %q, %v; want %q", name, got, err, want)
 		}

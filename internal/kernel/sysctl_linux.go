@@ -10,10 +10,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Tree is where the kernel shows its settings. The zero value is the running system; tests give folders.
+type Tree struct {
+	// Proc and Sys stand for /proc and /sys; "" for those themselves.
+	Proc, Sys string
+}
+
+// Live reports whether the tree is the running system's.
+func (t Tree) Live() bool { return t == Tree{} }
+
+func (t Tree) proc(parts ...string) string { return under(t.Proc, "/proc", parts) }
+
+func (t Tree) sys(parts ...string) string { return under(t.Sys, "/sys", parts) }
+
+func under(root, usual string, parts []string) string {
+	if root == "" {
+		root = usual
+	}
+	return filepath.Join(append([]string{root}, parts...)...)
+}
+
+// Sysctl returns the value of the sysctl of the running system, see [Tree.Sysctl].
+func Sysctl(name string) (string, error) { return Tree{}.Sysctl(name) }
+
+// SetSysctl sets the sysctl of the running system, see [Tree.SetSysctl].
+func SetSysctl(name, value string) (wrote bool, err error) { return Tree{}.SetSysctl(name, value) }
+
 // Sysctl returns the value of the sysctl, without blanks around. The name is written as sysctl(8) takes it:
 // net.ipv4.ip_forward, or with slashes where a part has a dot, net/ipv4/conf/eth0.100/forwarding.
-func Sysctl(name string) (string, error) {
-	file, err := sysctlFile(name)
+func (t Tree) Sysctl(name string) (string, error) {
+	file, err := t.sysctlFile(name)
 	if err != nil {
 		return "", err
 	}
@@ -26,29 +52,42 @@ func Sysctl(name string) (string, error) {
 
 // SetSysctl sets the sysctl unless it has the value already, and reports whether it wrote. So a machine
 // whose /proc/sys is read-only but set up well is no error. Runs of blanks in values count as one.
-func SetSysctl(name, value string) (wrote bool, err error) {
-	have, err := Sysctl(name)
+func (t Tree) SetSysctl(name, value string) (wrote bool, err error) {
+	have, err := t.Sysctl(name)
 	if err != nil {
 		return false, err
 	}
 	if strings.Join(strings.Fields(have), " ") == strings.Join(strings.Fields(value), " ") {
 		return false, nil
 	}
-	file, err := sysctlFile(name)
+	file, err := t.sysctlFile(name)
 	if err != nil {
 		return false, err
 	}
-	if err := os.WriteFile(file, []byte(value), 0o644); err != nil {
-		if errors.Is(err, unix.EROFS) {
+	if err := write(file, value); err != nil {
+		switch {
+		case errors.Is(err, unix.EROFS):
 			err = fmt.Errorf("%w; set it outside of this container, or run the container privileged", err)
+		case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+			err = fmt.Errorf("%w; set it outside of this container or network namespace", err)
 		}
 		return false, fmt.Errorf("set sysctl %s from %s to %s: %w", name, have, value, err)
 	}
 	return true, nil
 }
 
+// write writes to a file that is there: a setting that the kernel does not know must not become a file.
+func write(file, value string) error {
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
+}
+
 // sysctlFile returns the file of a sysctl. /proc/sys/net shows the namespace of the thread that opens it.
-func sysctlFile(name string) (string, error) {
+func (t Tree) sysctlFile(name string) (string, error) {
 	path := name
 	if i := strings.IndexAny(name, "./"); i >= 0 && name[i] == '.' {
 		path = strings.NewReplacer(".", "/", "/", ".").Replace(name)
@@ -56,5 +95,5 @@ func sysctlFile(name string) (string, error) {
 	if !filepath.IsLocal(path) || path == "." || strings.ContainsAny(path, " \t\n") {
 		return "", fmt.Errorf("sysctl %q: not a name", name)
 	}
-	return filepath.Join("/proc/sys", path), nil
+	return t.proc("sys", path), nil
 }
