@@ -285,3 +285,17 @@ func BenchmarkApplied(b *testing.B) {
 		})
 	}
 }
+
+// A health check is of TCP and translates nothing, so its coming, its change and its end make nothing suspect.
+func TestHealthCheckIsNoFlow(t *testing.T) {
+	x := newIndex()
+	health := &lb.Frontend{Key: lb.Key{Port: 32100, Proto: lb.TCP}, Service: "dns/dns", Kind: lb.HealthCheck,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}
+	more := *health
+	more.LocalEndpoints = 1
+	for _, c := range []lb.Change{set(health), {Key: health.Key, Old: health, New: &more}, {Key: health.Key, Old: &more}} {
+		if x.apply(c) || len(x.suspect) != 0 {
+			t.Errorf("from\n%sto\n%smade suspect: %v", c.Old, c.New, x.suspect)
+		}
+	}
+}

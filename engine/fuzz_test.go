@@ -61,6 +61,7 @@ func (s *story) someService(i, form int) *cluster.Service {
 		svc.Type = cluster.TypeLoadBalancer
 		svc.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.8")}
 		svc.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
+		svc.ExternalPolicy, svc.HealthCheckNodePort = cluster.PolicyLocal, uint16(30000+form%3)
 	}
 	return svc
 }

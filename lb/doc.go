@@ -4,7 +4,8 @@
 // whose From matches the packet's source decides; the last route matches anywhere. A route balances over a
 // [BackendSet], rejects, or drops. Planes translate rows into kernel state and decide nothing; the package
 // policy writes the rows. Rows of UDP and SCTP also say what serves though no route of theirs goes there, for
-// those who must know which flows may go on ([Frontend.Serving]).
+// those who must know which flows may go on ([Frontend.Serving]). A row of kind [HealthCheck] translates
+// nothing: it says that this node itself answers on the port ([Accept]).
 //
 //	192.0.2.7:80/tcp shop/web:http loadbalancer
 //	  pods     balance shop/web:http/tcp/cluster

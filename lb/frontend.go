@@ -18,9 +18,13 @@ const (
 	ExternalIP
 	LoadBalancer
 	NodePort
+	// HealthCheck is a port on which this node itself tells load balancers whether it has endpoints of the
+	// Service (HT-10). Its key is that of a NodePort, its protocol TCP and its only route [Accept].
+	HealthCheck
 )
 
-var kindNames = [...]string{ClusterIP: "clusterip", ExternalIP: "externalip", LoadBalancer: "loadbalancer", NodePort: "nodeport"}
+var kindNames = [...]string{ClusterIP: "clusterip", ExternalIP: "externalip", LoadBalancer: "loadbalancer",
+	NodePort: "nodeport", HealthCheck: "healthcheck"}
 
 // String returns the kind's name in lower case.
 func (k Kind) String() string { return name(kindNames[:], int(k), "Kind") }
@@ -54,9 +58,12 @@ const (
 	Reject
 	// Drop answers nothing (SV-51, SV-52, SV-61).
 	Drop
+	// Accept lets the packet through to a server of this node. Planes that punch holes into the host's
+	// firewall do so (DP-08); for the others such a row means that nothing is translated, as if there were none.
+	Accept
 )
 
-var actionNames = [...]string{Balance: "balance", Reject: "reject", Drop: "drop"}
+var actionNames = [...]string{Balance: "balance", Reject: "reject", Drop: "drop", Accept: "accept"}
 
 // String returns the action's name in lower case.
 func (a Action) String() string { return name(actionNames[:], int(a), "Action") }
@@ -88,7 +95,7 @@ func name(names []string, i int, typ string) string {
 type Frontend struct {
 	Key Key
 	// Service is the service port that the row serves, "ns/name:port"; without ":" where the port has no
-	// name (SV-12).
+	// name (SV-12), and for a HealthCheck, which serves the whole Service.
 	Service string
 	Kind    Kind
 	// Routes are tried in order: at most one for each From, in the order Pods, Host, Anywhere, and the
@@ -105,6 +112,16 @@ type Frontend struct {
 	// that, and in rows of TCP, whose flows nobody forgets (DP-53). Its backends say nothing of Local and
 	// Draining. Planes that leave flows to the kernel ignore it.
 	Serving *BackendSet
+	// LocalEndpoints, in rows of kind HealthCheck, is how many endpoints of the Service are ready on this node:
+	// distinct addresses of the family, over all ports, without those that terminate (HT-13). Else 0. Planes
+	// ignore it.
+	LocalEndpoints int
+}
+
+// Accepts reports whether the row lets packets through to a server of this node and translates nothing, see
+// [Accept]. A nil row does not.
+func (f *Frontend) Accepts() bool {
+	return f != nil && len(f.Routes) == 1 && f.Routes[0].Do == Accept
 }
 
 // Route is what happens to a new connection from one kind of source.
@@ -192,7 +209,7 @@ func (f *Frontend) Equal(o *Frontend) bool {
 		return true
 	}
 	return f != nil && o != nil && f.Key == o.Key && f.Service == o.Service && f.Kind == o.Kind &&
-		f.Affinity == o.Affinity && slices.Equal(f.Sources, o.Sources) &&
+		f.Affinity == o.Affinity && f.LocalEndpoints == o.LocalEndpoints && slices.Equal(f.Sources, o.Sources) &&
 		slices.EqualFunc(f.Routes, o.Routes, Route.Equal) && f.Serving.Equal(o.Serving)
 }
 

@@ -125,7 +125,7 @@ func (p *parser) parseRow(words []string) error {
 	if err != nil {
 		return err
 	}
-	if key.IsNodePort() != (kind == NodePort) {
+	if key.IsNodePort() != (kind == NodePort || kind == HealthCheck) || kind == HealthCheck && key.Proto != TCP {
 		return fmt.Errorf("%s: kind %s does not go with this key", key, kind)
 	}
 	row := &parsedRow{line: p.line, front: &Frontend{Key: key, Service: words[1], Kind: kind}}
@@ -142,12 +142,19 @@ func (r *parsedRow) parseAttributes(words []string) error {
 		if len(words) == 1 {
 			return fmt.Errorf("%s needs a value", words[0])
 		}
+		if !r.takes(words[0]) {
+			return fmt.Errorf("%s: not for kind %s", words[0], r.front.Kind)
+		}
 		var err error
 		switch words[0] {
 		case "affinity":
 			r.front.Affinity, err = parseAffinity(words[1])
 		case "sources":
 			r.front.Sources, err = parsePrefixes(words[1])
+		case "endpoints":
+			var n uint64
+			n, err = strconv.ParseUint(words[1], 10, 31)
+			r.front.LocalEndpoints = int(n)
 		case "created":
 			r.created, err = strconv.ParseInt(words[1], 10, 64)
 		case "loses":
@@ -163,6 +170,17 @@ func (r *parsedRow) parseAttributes(words []string) error {
 		}
 	}
 	return nil
+}
+
+// takes reports whether rows of this kind may have the attribute.
+func (r *parsedRow) takes(word string) bool {
+	switch word {
+	case "affinity", "sources":
+		return r.front.Kind != HealthCheck
+	case "endpoints":
+		return r.front.Kind == HealthCheck
+	}
+	return true
 }
 
 func parseAffinity(s string) (time.Duration, error) {
@@ -189,6 +207,9 @@ func (p *parser) parseRoute(words []string) error {
 		return err
 	}
 	f := p.row.front
+	if (do == Accept) != (f.Kind == HealthCheck) || do == Accept && from != Anywhere {
+		return fmt.Errorf("route %s %s: not for kind %s", from, do, f.Kind)
+	}
 	if n := len(f.Routes); n > 0 && f.Routes[n-1].From >= from {
 		return fmt.Errorf("a route from %s cannot follow one from %s", from, f.Routes[n-1].From)
 	}

@@ -226,6 +226,35 @@ set ns/m:a/udp/serving
 	}
 }
 
+// HT-16: a health check whose count changes is a change, and one whose count does not is none. It contests its
+// key as any other row does (SV-24).
+func TestReplaceHealthCheck(t *testing.T) {
+	parse := func(endpoints int) []*lb.Frontend {
+		return mustParse(t, fmt.Sprintf("nodeport:32100/tcp ns/m healthcheck endpoints %d\n  anywhere accept\n", endpoints)).Sorted()
+	}
+	var table lb.Table
+	table.Replace(oldest, parse(1))
+	if changes, _ := table.Replace(oldest, parse(1)); len(changes) != 0 {
+		t.Errorf("the same count: changes %v", changes)
+	}
+	changes, _ := table.Replace(oldest, parse(0))
+	if len(changes) != 1 || changes[0].Old.LocalEndpoints != 1 || changes[0].New.LocalEndpoints != 0 {
+		t.Errorf("another count: changes %v, want one from 1 to 0", changes)
+	}
+	nodePort := row(middle, lb.Key{Port: 32100, Proto: lb.TCP})
+	nodePort.Kind = lb.NodePort
+	changes, contests := table.Replace(middle, []*lb.Frontend{nodePort})
+	if len(changes) != 0 || len(contests) != 1 || contests[0].Winner != oldest {
+		t.Errorf("a younger NodePort: changes %v, contests %v, want the health check to win", changes, contests)
+	}
+	if changes, _ := table.Replace(oldest, nil); len(changes) != 1 || !changes[0].Old.Accepts() || changes[0].New.Accepts() {
+		t.Errorf("the health check went: changes %v, want one to the NodePort", changes)
+	}
+	if (*lb.Frontend)(nil).Accepts() {
+		t.Error("no row accepts")
+	}
+}
+
 // The cost of a change follows the Service, not the table.
 func TestReplaceVisitsOneService(t *testing.T) {
 	visited := map[int]uint64{}

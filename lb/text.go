@@ -17,6 +17,8 @@ import (
 //	  anywhere drop
 //	192.0.2.7:80/tcp blog/web:http loadbalancer created 1763719200 loses to shop/web
 //	  anywhere reject
+//	nodeport:32100/tcp shop/web healthcheck endpoints 2
+//	  anywhere accept
 //	10.96.0.10:53/udp shop/dns clusterip
 //	  anywhere drop
 //	  serving  shop/dns/udp/serving
@@ -27,7 +29,8 @@ import (
 //	  10.1.2.14:8080 draining
 //
 // A claim that lost its key stands below the row in force and names the winner. "created" is
-// [Owner].Created; it is left out where it is 0, and so is all else that says nothing. After the routes
+// [Owner].Created; it is left out where it is 0, and so is all else that says nothing; "endpoints" is
+// [Frontend].LocalEndpoints. After the routes
 // "serving" names the set of what serves though no route may reach it ([Frontend.Serving]). [ParseTable] reads
 // the text back, provided that each row's Service begins with the name of its owner and each set's ID
 // stands for one list of backends, as they do in tables that package policy fills.
@@ -100,6 +103,9 @@ func writeHeader(b *strings.Builder, f *Frontend) {
 	}
 	if len(f.Sources) > 0 {
 		b.WriteString(" sources " + joinPrefixes(f.Sources))
+	}
+	if f.Kind == HealthCheck {
+		fmt.Fprintf(b, " endpoints %d", f.LocalEndpoints)
 	}
 }
 

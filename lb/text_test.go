@@ -16,6 +16,10 @@ const shopTable = `node nodeports 172.18.0.2/32 pods 10.1.0.0/16 services 10.96.
 nodeport:30080/tcp shop/web:http nodeport
   host     balance shop/web:http/tcp/cluster masquerade
   anywhere balance shop/web:http/tcp/local
+nodeport:32100/tcp shop/web healthcheck endpoints 2
+  anywhere accept
+nodeport:32100/tcp shop/young healthcheck endpoints 0 created 1763719200 loses to shop/web
+  anywhere accept
 10.96.0.7:80/tcp shop/web:http clusterip affinity 10800s
   anywhere balance shop/web:http/tcp/cluster
 192.0.2.7:80/tcp shop/web:http loadbalancer affinity 10800s sources 10.0.0.0/8,192.0.2.7/32
@@ -52,8 +56,11 @@ func TestTableText(t *testing.T) {
 	if got := mustParse(t, want).String(); got != want {
 		t.Errorf("parsed and printed again:\n%s\nwant:\n%s", got, want)
 	}
-	if n := table.Len(); n != 4 {
-		t.Errorf("%d keys, want 4", n)
+	if n := table.Len(); n != 5 {
+		t.Errorf("%d keys, want 5", n)
+	}
+	if health := table.Get(mustKey(t, "nodeport:32100/tcp")); health.Kind != lb.HealthCheck || health.LocalEndpoints != 2 || !health.Accepts() {
+		t.Errorf("wrong row:\n%s", health)
 	}
 	row := table.Get(mustKey(t, "192.0.2.7:80/tcp"))
 	if row.Affinity != 3*time.Hour || row.Kind != lb.LoadBalancer || len(row.Sources) != 2 {
@@ -103,7 +110,18 @@ func TestParseTableErrors(t *testing.T) {
 		{"last route for pods", "10.0.0.1:80/tcp a/b clusterip\n  pods drop", "last route must be for anywhere"},
 		{"routes out of order", "10.0.0.1:80/tcp a/b clusterip\n  host drop\n  pods drop", "line 3: a route from pods cannot follow one from host"},
 		{"route twice", "10.0.0.1:80/tcp a/b clusterip\n  anywhere drop\n  anywhere drop", "line 3"},
-		{"unknown action", "10.0.0.1:80/tcp a/b clusterip\n  anywhere accept", `unknown action "accept"`},
+		{"unknown action", "10.0.0.1:80/tcp a/b clusterip\n  anywhere wink", `unknown action "wink"`},
+		{"cluster IP that accepts", "10.0.0.1:80/tcp a/b clusterip\n  anywhere accept", "line 2: route anywhere accept: not for kind clusterip"},
+		{"NodePort that accepts", "nodeport:80/tcp a/b nodeport\n  anywhere accept", "line 2: route anywhere accept: not for kind nodeport"},
+		{"health check that drops", "nodeport:80/tcp a/b healthcheck\n  anywhere drop", "line 2: route anywhere drop: not for kind healthcheck"},
+		{"health check for pods", "nodeport:80/tcp a/b healthcheck\n  pods accept", "line 2: route pods accept: not for kind healthcheck"},
+		{"health check without route", "nodeport:80/tcp a/b healthcheck", "last route must be for anywhere"},
+		{"health check with address", "10.0.0.1:80/tcp a/b healthcheck", "does not go with this key"},
+		{"health check over UDP", "nodeport:80/udp a/b healthcheck", "does not go with this key"},
+		{"health check with affinity", "nodeport:80/tcp a/b healthcheck affinity 10s", "affinity: not for kind healthcheck"},
+		{"health check with sources", "nodeport:80/tcp a/b healthcheck sources 10.0.0.0/8", "sources: not for kind healthcheck"},
+		{"endpoints of a NodePort", "nodeport:80/tcp a/b nodeport endpoints 0", "endpoints: not for kind nodeport"},
+		{"endpoints below zero", "nodeport:80/tcp a/b healthcheck endpoints -1", "endpoints: "},
 		{"no action", "10.0.0.1:80/tcp a/b clusterip\n  anywhere", "want an action"},
 		{"unknown source", "10.0.0.1:80/tcp a/b clusterip\n  moon drop", `unknown source "moon"`},
 		{"balance without set", "10.0.0.1:80/tcp a/b clusterip\n  anywhere balance", "want a set"},
@@ -228,6 +246,12 @@ func randomWish(rng *rand.Rand) (lb.Owner, []*lb.Frontend) {
 			}
 			fronts = append(fronts, f)
 		}
+	}
+	if rng.IntN(3) == 0 {
+		fronts = append(fronts, &lb.Frontend{
+			Key: lb.Key{Port: uint16(80 + rng.IntN(2)), Proto: lb.TCP}, Service: o.Name, Kind: lb.HealthCheck,
+			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}, LocalEndpoints: rng.IntN(3),
+		})
 	}
 	return o, fronts
 }

@@ -15,6 +15,8 @@
 //     rows. The applied state is kept in memory; Reset reads the kernel, and changes only what differs.
 //   - No hole. Without transactions: new backends before frontends, old frontends before old backends.
 //   - Only ours. Objects of others are never touched, whatever their state.
+//   - A row that accepts ([lb.Frontend.Accepts]) translates nothing: a plane that lets packets to this node
+//     through a host firewall does so (DP-08), for the others it is as no row.
 //   - One bad row costs that row only. A Reset that cannot hold some rows holds the others, and returns an
 //     error that names them (engine.RowsRefused).
 //   - Errors are returned, never retried: retry belongs to the engine. They name the object.

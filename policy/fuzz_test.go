@@ -61,6 +61,16 @@ func checkPromises(t *testing.T, rows []*lb.Frontend, s policy.Settings) {
 			fail("the key comes twice")
 		}
 		keys[f.Key] = true
+		if f.Kind == lb.HealthCheck {
+			if f.Key.Port == 0 || !f.Key.IsNodePort() || f.Key.Proto != lb.TCP || !f.Accepts() || f.Routes[0].From != lb.Anywhere ||
+				f.LocalEndpoints < 0 || f.Affinity != 0 || f.Sources != nil || f.Serving != nil {
+				fail("not a health check")
+			}
+			continue
+		}
+		if f.Accepts() || f.LocalEndpoints != 0 {
+			fail("half a health check")
+		}
 		if f.Key.Port == 0 || f.Key.IsNodePort() != (f.Kind == lb.NodePort) || !f.Key.IsNodePort() && lb.FamilyOf(f.Key.Addr) != s.Family {
 			fail("not a key of kind %s in %s", f.Kind, s.Family)
 		}
@@ -260,6 +270,8 @@ func (g generator) service(n cluster.Name) *cluster.Service {
 		InternalPolicy:  pick(g, cluster.PolicyCluster, cluster.PolicyLocal),
 		ExternalPolicy:  pick(g, cluster.PolicyCluster, cluster.PolicyLocal),
 		AffinitySeconds: pick(g, int32(0), 0, 0, 1, 10800, 86400, 86401, -1),
+
+		HealthCheckNodePort: pick[uint16](g, 0, 32100, 32100, 32100, 30080),
 	}
 	if g.chance(3) {
 		s.Type = cluster.TypeExternalName

@@ -41,6 +41,7 @@ func Resolve(v cluster.View, s Settings) []*lb.Frontend {
 	if len(r.rows) == 0 {
 		return nil
 	}
+	r.healthCheck()
 	return r.rows
 }
 
@@ -65,7 +66,7 @@ func (r *resolver) size() int {
 	if r.takesNodePorts() {
 		perPort++
 	}
-	return perPort * len(r.svc.Ports)
+	return perPort*len(r.svc.Ports) + 1
 }
 
 // port adds the rows of one service port.

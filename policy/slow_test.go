@@ -29,7 +29,7 @@ func resolveSlow(v cluster.View, s policy.Settings) []*lb.Frontend {
 	if len(clusterIPs) == 0 { // SV-10 headless; SV-11 invisible in this family
 		return nil
 	}
-	// The kinds in the order in which they win an address that the service names twice.
+	// The kinds in the order in which they win an address that the service names twice, port by port.
 	rows := map[lb.Key]*lb.Frontend{}
 	claim := func(k lb.Key, kind lb.Kind, p cluster.ServicePort) {
 		if rows[k] == nil && p.Port != 0 && k.Port != 0 {
@@ -50,6 +50,15 @@ func resolveSlow(v cluster.View, s policy.Settings) []*lb.Frontend {
 		switch svc.Type { // SV-17
 		case cluster.TypeNodePort, cluster.TypeLoadBalancer:
 			claim(key(netip.Addr{}, p.NodePort), lb.NodePort, p)
+		}
+	}
+	if svc.Type == cluster.TypeLoadBalancer && svc.ExternalPolicy == cluster.PolicyLocal && len(rows) > 0 { // SV-21
+		k := lb.Key{Port: svc.HealthCheckNodePort, Proto: lb.TCP}
+		if rows[k] == nil && k.Port != 0 {
+			rows[k] = &lb.Frontend{
+				Key: k, Service: svc.Name.Namespace + "/" + svc.Name.Name, Kind: lb.HealthCheck,
+				Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}, LocalEndpoints: w.readyHere(),
+			}
 		}
 	}
 	return slices.SortedFunc(maps.Values(rows), byKey)
@@ -267,6 +276,24 @@ func (w world) set(scope lb.Scope, p cluster.ServicePort) *lb.BackendSet {
 		return cmp.Or(a.Addr.Addr().Compare(b.Addr.Addr()), cmp.Compare(a.Addr.Port(), b.Addr.Port()))
 	})
 	return &lb.BackendSet{ID: lb.SetID{Service: w.serviceName(p), Proto: lb.Proto(p.Protocol), Scope: scope}, Backends: chosen}
+}
+
+// readyHere is HT-13: how many addresses on this node have a port of the Service that is ready and not on its
+// way out.
+func (w world) readyHere() int {
+	found := map[netip.Addr]bool{}
+	for _, p := range w.Service.Ports {
+		if p.Port == 0 {
+			continue
+		}
+		w.each(p, func(at netip.AddrPort, e cluster.Endpoint) {
+			here := w.Node.NodeName != "" && e.NodeName == unique.Make(w.Node.NodeName) // SV-33
+			if here && e.Ready && !e.Terminating {
+				found[at.Addr()] = true
+			}
+		})
+	}
+	return len(found)
 }
 
 // topology is SV-38, which looks at ready endpoints only.

@@ -43,10 +43,16 @@ func checkRow(family lb.Family, key lb.Key, f *lb.Frontend) error {
 		return fmt.Errorf("has the key %s", f.Key)
 	case f.Service == "":
 		return errors.New("names no service")
-	case f.Kind < lb.ClusterIP || f.Kind > lb.NodePort:
+	case f.Kind < lb.ClusterIP || f.Kind > lb.HealthCheck:
 		return fmt.Errorf("kind %s", f.Kind)
-	case (f.Kind == lb.NodePort) != key.IsNodePort():
+	case (f.Kind == lb.NodePort || f.Kind == lb.HealthCheck) != key.IsNodePort():
 		return fmt.Errorf("kind %s does not fit the key", f.Kind)
+	case (f.Kind == lb.HealthCheck) != f.Accepts():
+		return fmt.Errorf("kind %s does not fit the routes", f.Kind)
+	case f.Accepts():
+		return checkHealthCheck(f)
+	case f.LocalEndpoints != 0:
+		return fmt.Errorf("counts endpoints, of kind %s", f.Kind)
 	case f.Affinity < 0 || f.Affinity > 24*time.Hour || f.Affinity%time.Second != 0:
 		return fmt.Errorf("affinity %s", f.Affinity)
 	}
@@ -54,6 +60,21 @@ func checkRow(family lb.Family, key lb.Key, f *lb.Frontend) error {
 		return err
 	}
 	return checkRoutes(family, f)
+}
+
+func checkHealthCheck(f *lb.Frontend) error {
+	r := f.Routes[0]
+	switch {
+	case f.Key.Proto != lb.TCP:
+		return fmt.Errorf("health check over %s", f.Key.Proto)
+	case r.From != lb.Anywhere || r.To != nil || r.Masq:
+		return fmt.Errorf("health check with a route from %s", r.From)
+	case f.Affinity != 0 || len(f.Sources) > 0 || f.Serving != nil:
+		return errors.New("health check that knows its clients")
+	case f.LocalEndpoints < 0:
+		return fmt.Errorf("health check of %d endpoints", f.LocalEndpoints)
+	}
+	return nil
 }
 
 func checkSources(family lb.Family, sources []netip.Prefix) error {

@@ -40,6 +40,9 @@ func dumpFront(b *strings.Builder, f *lb.Frontend) {
 	if len(f.Sources) > 0 {
 		fmt.Fprintf(b, " sources %v", f.Sources)
 	}
+	if f.Accepts() {
+		fmt.Fprintf(b, " endpoints %d", f.LocalEndpoints)
+	}
 	b.WriteByte('\n')
 	for _, r := range f.Routes {
 		fmt.Fprintf(b, "  %s %s", r.From, r.Do)

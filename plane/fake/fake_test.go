@@ -3,6 +3,7 @@ package fake
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -37,6 +38,12 @@ func row(k string) *lb.Frontend {
 		Backends: backends("10.0.0.1:80", "10.0.0.2:80")}
 	f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}
 	return f
+}
+
+// healthCheck is a well-formed row of that kind.
+func healthCheck(endpoints int) *lb.Frontend {
+	return &lb.Frontend{Key: key("nodeport:32100/tcp"), Service: "a/b", Kind: lb.HealthCheck,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}, LocalEndpoints: endpoints}
 }
 
 func put(f *lb.Frontend) []lb.Change { return []lb.Change{{Key: f.Key, New: f}} }
@@ -82,6 +89,17 @@ func TestMalformed(t *testing.T) {
 		{"backend of the other family", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("[::1]:80") }},
 		{"backend without port", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:0") }},
 		{"backends not sorted", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.2:80", "10.0.0.1:80") }},
+		{"accepts beside routes", func(f *lb.Frontend) {
+			f.Routes = append([]lb.Route{{From: lb.Pods, Do: lb.Accept}}, f.Routes...)
+		}},
+		{"cluster IP that accepts", func(f *lb.Frontend) { f.Routes = healthCheck(1).Routes }},
+		{"cluster IP that counts endpoints", func(f *lb.Frontend) { f.LocalEndpoints = 1 }},
+		{"health check with address", func(f *lb.Frontend) { *f = *healthCheck(1); f.Key = key("192.0.2.1:80/tcp") }},
+		{"health check over UDP", func(f *lb.Frontend) { *f = *healthCheck(1); f.Key.Proto = lb.UDP }},
+		{"health check that drops", func(f *lb.Frontend) { *f = *healthCheck(1); f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Drop}} }},
+		{"health check for pods", func(f *lb.Frontend) { *f = *healthCheck(1); f.Routes = []lb.Route{{From: lb.Pods, Do: lb.Accept}} }},
+		{"health check with affinity", func(f *lb.Frontend) { *f = *healthCheck(1); f.Affinity = time.Hour }},
+		{"health check of less than nobody", func(f *lb.Frontend) { *f = *healthCheck(-1) }},
 		{"backend twice", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:80", "10.0.0.1:80") }},
 	}
 	for _, tt := range tests {
@@ -160,6 +178,20 @@ func TestIdempotent(t *testing.T) {
 	}
 	if d := p.Dump(); d != empty {
 		t.Errorf("after removal:\n%s", d)
+	}
+}
+
+// A health check is held as any row is, so that tests of the engine see whether it is up to date.
+func TestHealthCheckIsHeld(t *testing.T) {
+	p := ready(t)
+	for _, n := range []int{0, 2} {
+		if err := p.Apply(ctx, put(healthCheck(n))); err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprintf("nodeport:32100/tcp a/b healthcheck endpoints %d\n  anywhere accept\n", n)
+		if d := p.Dump(); !strings.HasPrefix(d, want) {
+			t.Errorf("got:\n%swant:\n%s", d, want)
+		}
 	}
 }
 

@@ -84,6 +84,38 @@ func (b *blackHole) Run(_ context.Context, stdin []byte, name string, args ...st
 	return nil, nil
 }
 
+// A health check among the rows of a service port without name, which has the same name, changes none of its chains.
+func TestHealthCheckBesidePortWithoutName(t *testing.T) {
+	eachKind(t, func(t *testing.T, w world, cfg Config) {
+		o, fronts := w.full(1, 10, 3, time.Hour)
+		check := func(endpoints int) *lb.Frontend {
+			return &lb.Frontend{Key: lb.Key{Port: 65000, Proto: lb.TCP}, Service: fronts[0].Service, Kind: lb.HealthCheck,
+				Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}, LocalEndpoints: endpoints}
+		}
+		plain, checked := &lb.Table{Node: w.node()}, &lb.Table{Node: w.node()}
+		plain.Replace(o, fronts)
+		checked.Replace(o, append(slices.Clone(fronts), check(0)))
+		first, second := newPlane(t, cfg), newPlane(t, cfg)
+		reset(t, first, plain)
+		before := natOf(dump(t, first))
+		reset(t, second, checked)
+		if got := natOf(dump(t, second)); got != before {
+			t.Errorf("with a health check, got:\n%s\nwant:\n%s", got, before)
+		}
+		changes, contests := checked.Replace(o, append(slices.Clone(fronts), check(2)))
+		apply(t, second, changes, contests)
+		if got := natOf(dump(t, second)); got != before {
+			t.Errorf("with another count, got:\n%s\nwant:\n%s", got, before)
+		}
+	})
+}
+
+// natOf returns the part of a dump that is of the nat table.
+func natOf(dump string) string {
+	at := strings.Index(dump, "\nnat ")
+	return dump[max(0, at):]
+}
+
 // A packet walks tens of rules among ten thousand services, not thousands.
 func TestWalkIsShort(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {

@@ -81,6 +81,9 @@ type unitRenderer struct {
 }
 
 func (u *unitRenderer) row(f *lb.Frontend) {
+	if f.Accepts() {
+		return // nothing is translated, and nothing refused
+	}
 	u.sticky = int(f.Affinity.Seconds())
 	var out []placed
 	if target := u.target(f); target != "" {

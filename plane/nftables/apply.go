@@ -95,8 +95,12 @@ func (c *change) takeBack() {
 	}
 }
 
-// row makes front what the kernel holds for k; nil removes it.
+// row makes front what the kernel holds for k; nil removes it. A row that accepts is as good as none: our table
+// lets through what it does not translate.
 func (c *change) row(k lb.Key, front *lb.Frontend) error {
+	if front.Accepts() {
+		front = nil
+	}
 	old, had := c.st.rows[k]
 	if had && old.front == front || !had && front == nil {
 		return nil

@@ -65,6 +65,47 @@ func TestRestartSendsTheDifference(t *testing.T) {
 	})
 }
 
+// A health check needs nothing of the kernel: it sends no batch, whether it comes, changes or goes, and where it
+// takes the port of a NodePort, that goes as if nothing came.
+func TestHealthCheckSendsNothing(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w world) {
+		inNetns(t)
+		tab := w.table(3, 2)
+		port := lb.Key{Port: 32100, Proto: lb.TCP}
+		check := func(endpoints int) *lb.Frontend {
+			return &lb.Frontend{Key: port, Service: "ns/balanced", Kind: lb.HealthCheck,
+				Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}, LocalEndpoints: endpoints}
+		}
+		balanced := lb.Owner{Name: "ns/balanced"}
+		tab.Replace(balanced, []*lb.Frontend{check(0)})
+		p := newPlane(t, w.fam)
+		reset(t, p, tab)
+		before, sent := dump(t, p), p.Stats().Batches
+		for _, want := range [][]*lb.Frontend{{check(1)}, {check(2)}, nil, {check(1)}} {
+			apply2(t, p, tab, balanced, want)
+			if n := p.Stats().Batches; n != sent {
+				t.Errorf("%v: %d batches sent", want, n-sent)
+			}
+		}
+		nodePort := check(0)
+		nodePort.Kind, nodePort.LocalEndpoints, nodePort.Routes = lb.NodePort, 0, []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
+		apply2(t, p, tab, balanced, []*lb.Frontend{nodePort})
+		if got, want := dump(t, p), fresh(t, w.fam, tab); got != want || got == before {
+			t.Errorf("with a NodePort instead, got:\n%s\nwant:\n%s", got, want)
+		}
+		apply2(t, p, tab, balanced, []*lb.Frontend{check(1)})
+		// The chains of the NodePort's class stay until the next Reset; what leads to them must be gone.
+		if _, ok := p.st.rows[port]; ok {
+			t.Error("the NodePort is still there")
+		}
+		q := newPlane(t, w.fam)
+		reset(t, q, tab)
+		if got := dump(t, q); got != before {
+			t.Errorf("after a restart, got:\n%s\nwant:\n%s", got, before)
+		}
+	})
+}
+
 // Any way to a state ends where a fresh start ends.
 func TestTransitions(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w world) {

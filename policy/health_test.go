@@ -1,0 +1,109 @@
+package policy_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+)
+
+// balanced makes the Service of the scene one that load balancers ask about on port 32100.
+func balanced(s *scene) {
+	s.external(cluster.PolicyLocal)
+	s.svc.Type, s.svc.HealthCheckNodePort = cluster.TypeLoadBalancer, 32100
+}
+
+// TestHealthCheckSV21: which Services have a health check.
+func TestHealthCheckSV21(t *testing.T) {
+	const row = "nodeport:32100/tcp shop/web healthcheck endpoints 1"
+	ipv6 := func(s *scene) { s.settings.Family = lb.IPv6 }
+	for _, test := range []struct {
+		name   string
+		change func(*scene)
+		want   string
+	}{
+		{"LoadBalancer, policy Local", func(*scene) {}, row},
+		{"policy Cluster", func(s *scene) { s.svc.ExternalPolicy = cluster.PolicyCluster }, ""},
+		{"the internal policy does not matter", func(s *scene) { s.svc.InternalPolicy = cluster.PolicyLocal }, row},
+		{"NodePort", func(s *scene) { s.svc.Type = cluster.TypeNodePort }, ""},
+		{"ClusterIP", func(s *scene) { s.svc.Type = cluster.TypeClusterIP }, ""},
+		{"ExternalName", func(s *scene) { s.svc.Type = cluster.TypeExternalName }, ""},
+		{"no port for it", func(s *scene) { s.svc.HealthCheckNodePort = 0 }, ""},
+		{"the highest port", func(s *scene) { s.svc.HealthCheckNodePort = 65535 }, "nodeport:65535/tcp shop/web healthcheck endpoints 1"},
+		{"no NodePorts allocated", func(s *scene) { s.svc.Ports[0].NodePort = 0 }, row},
+		{"a port that its own NodePort has", func(s *scene) { s.svc.HealthCheckNodePort = 30080 }, ""},
+		{"no ports", func(s *scene) { s.svc.Ports = nil }, ""},
+		{"no cluster IP", func(s *scene) { s.svc.ClusterIPs = nil }, ""},
+		{"not in this family (SV-11)", ipv6, ""},
+		{"of both families", func(s *scene) {
+			s.svc.ClusterIPs = addrs("10.96.0.7", "fd00:96::7")
+			s.endpoints("fd00:1::a local", "fd00:1::b local")
+			ipv6(s)
+		}, "nodeport:32100/tcp shop/web healthcheck endpoints 2"},
+		{"of both families, nobody in this one", func(s *scene) {
+			s.svc.ClusterIPs = addrs("10.96.0.7", "fd00:96::7")
+			ipv6(s)
+		}, "nodeport:32100/tcp shop/web healthcheck endpoints 0"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newScene().with(balanced).endpoints(mixed, far)
+			test.change(s)
+			if got := heads(s, "healthcheck"); got != test.want {
+				t.Errorf("got  %s\nwant %s", got, test.want)
+			}
+			for _, f := range policy.Resolve(s.view(), s.settings) {
+				if f.Accepts() != (f.Kind == lb.HealthCheck) {
+					t.Errorf("a row of kind %s:\n%s", f.Kind, f)
+				}
+			}
+		})
+	}
+}
+
+// TestHealthCheckHT13: which endpoints count.
+func TestHealthCheckHT13(t *testing.T) {
+	second := func(s *scene) {
+		s.svc.Ports = append(s.svc.Ports, cluster.ServicePort{Name: "https", Protocol: cluster.TCP, Port: 443})
+	}
+	for _, test := range []struct {
+		name  string
+		scene *scene
+		want  int
+	}{
+		{"nobody", newScene(), 0},
+		{"only elsewhere", newScene().endpoints(far), 0},
+		{"here and elsewhere", newScene().endpoints("10.1.1.11 local", "10.1.1.12 local", far), 2},
+		{"not ready", newScene().endpoints("10.1.1.11 local unready", "10.1.1.12 local"), 1},
+		{"one that terminates and serves as the last (SV-37)", newScene().endpoints("10.1.1.11 local terminating"), 0},
+		{"one that terminates and is published as ready", newScene().endpoints("10.1.1.11 local").with(func(s *scene) {
+			s.slices[0].Endpoints[0].Terminating = true
+		}), 0},
+		{"copies", newScene().endpoints("10.1.1.11 local", "10.1.1.11 local").endpoints("10.1.1.11 local"), 1},
+		{"hints do not matter", newScene().endpoints("10.1.1.11 local zone=b", "10.1.2.14 zone=a"), 1},
+		{"the node has no name", newScene().endpoints("10.1.1.11 local").with(func(s *scene) { s.facts.NodeName = "" }), 0},
+		{"one address on two ports", newScene().endpoints("10.1.1.11 local").with(second).with(func(s *scene) {
+			s.slices[0].Ports = append(s.slices[0].Ports, cluster.SlicePort{Name: "https", Protocol: cluster.TCP, Port: 8443})
+		}), 1},
+		{"each address on another port", newScene().endpoints("10.1.1.11 local").endpoints("10.1.1.12 local").with(second).with(func(s *scene) {
+			s.slices[1].Ports[0].Name = "https"
+		}), 2},
+		{"a slice for a port that the Service has not", newScene().endpoints("10.1.1.11 local").with(func(s *scene) {
+			s.slices[0].Ports[0].Name = "metrics"
+		}), 0},
+		{"a slice of the other family", newScene().endpoints("10.1.1.11 local").endpoints("fd00:1::a local"), 1},
+		{"an address of the other family (SV-34)", newScene().endpoints("10.1.1.11 local", "fd00:1::a local").with(func(s *scene) {
+			s.slices[0].IPv6 = false
+		}), 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := test.scene.with(balanced)
+			want := fmt.Sprintf("nodeport:32100/tcp shop/web healthcheck endpoints %d", test.want)
+			if got := heads(s, "healthcheck"); got != want {
+				t.Errorf("got  %s\nwant %s\nrows\n%s", got, want, strings.TrimSpace(rows(s.resolve())))
+			}
+		})
+	}
+}
