@@ -50,8 +50,8 @@ type Ref struct {
 // Cause is what made a service dirty.
 type Cause uint8
 
-// The causes. Each Ref of the cause ByService or BySlice is one change of one API object, and no two Refs are for
-// the same one, so that they can be counted (MT-07, MT-08).
+// The causes. Each Ref of the cause ByService or BySlice is one change of one API object, so that they can be counted
+// (MT-07, MT-08). A slice that moves to another Service leaves the one and comes to the other: two changes.
 const (
 	ByFacts Cause = iota // the node
 	ByService

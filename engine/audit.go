@@ -64,8 +64,8 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 	}
 }
 
-// auditPeriod is Config.AuditPeriod, give or take a tenth, so that the nodes of a cluster do not audit
+// auditPeriod is the period of full audits, give or take a tenth, so that the nodes of a cluster do not audit
 // together.
 func (e *Engine) auditPeriod() time.Duration {
-	return time.Duration(float64(e.cfg.AuditPeriod) * (0.9 + 0.2*rand.Float64()))
+	return time.Duration(float64(e.auditEvery.Load()) * (0.9 + 0.2*rand.Float64()))
 }

@@ -39,6 +39,11 @@ type Config struct {
 	Log *slog.Logger
 	// Written, if not nil, is called after each call of the plane that writes, from the engine's goroutine.
 	Written func(Write)
+	// Programmed, if not nil, is told how long each change of endpoints took that is in force now, from its trigger
+	// ([cluster.Ref]) to the end of the write that has the last of its service's rows (SV-35, MT-04); 0 where the
+	// trigger's clock is ahead. Changes for which no row had to be written are in force as soon as that is known.
+	// It is called from the engine's goroutine.
+	Programmed func(took []time.Duration)
 	// Contested, if not nil, is called once for each contest that is also logged as a warning (SV-24).
 	Contested func(lb.Contest)
 }
@@ -57,6 +62,10 @@ type Engine struct {
 	setter    NodeSetter // nil if the plane has no SetNode
 	auditor   Auditor    // nil if the plane does not audit
 	minPeriod atomic.Int64
+	// auditEvery is the period of full audits, auditPlanned the one by which nextAudit was planned.
+	auditEvery   atomic.Int64
+	auditPlanned int64
+	began        int64 // when it was made, in nanoseconds since 1970
 
 	inbox inbox
 	stats ledger
@@ -74,6 +83,7 @@ type Engine struct {
 	lastEnd time.Time
 	fair    bool // the last job was a write of fresh wishes
 	pending pending
+	noLocal noLocal
 	visited uint64 // by tables before a rebuild
 
 	searches   []*search
@@ -117,9 +127,6 @@ func New(cfg Config) *Engine {
 		settings := cfg.Settings
 		cfg.ResolveNode = func(f cluster.Facts) lb.Node { return policy.ResolveNode(f, settings) }
 	}
-	if cfg.AuditPeriod == 0 {
-		cfg.AuditPeriod = 5 * time.Minute
-	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
@@ -130,11 +137,29 @@ func New(cfg Config) *Engine {
 		table:   &lb.Table{},
 		pending: newPending(),
 		lost:    true,
+		began:   time.Now().UnixNano(),
 	}
 	e.setter, _ = cfg.Plane.(NodeSetter)
 	e.auditor, _ = cfg.Plane.(Auditor)
 	e.minPeriod.Store(int64(cfg.MinSyncPeriod))
+	e.SetAuditPeriod(cfg.AuditPeriod)
 	return e
+}
+
+// defaultAuditPeriod is what an AuditPeriod of 0 means.
+const defaultAuditPeriod = 5 * time.Minute
+
+// SetAuditPeriod changes Config.AuditPeriod; it may be called at any time from any goroutine. The next full audit
+// is planned anew.
+func (e *Engine) SetAuditPeriod(d time.Duration) {
+	if d == 0 {
+		d = defaultAuditPeriod
+	}
+	e.auditEvery.Store(int64(d))
+	select {
+	case e.inbox.wake <- struct{}{}:
+	default:
+	}
 }
 
 // SetMinSyncPeriod changes Config.MinSyncPeriod; it may be called at any time from any goroutine.

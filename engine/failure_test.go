@@ -320,6 +320,32 @@ func TestStateLost(t *testing.T) {
 	})
 }
 
+// A changed audit period holds at once: also one that is shorter than what is left of the one before.
+func TestSetAuditPeriod(t *testing.T) {
+	bubble(t, func(c *Config) { c.AuditPeriod = time.Hour }, func(r *rig) {
+		r.start()
+		r.list()
+		r.run()
+		audits := func() uint64 { return r.engine.Stats().Audits }
+		if r.after(30 * time.Minute); audits() != 0 {
+			t.Errorf("%d audits in half a period", audits())
+		}
+		r.engine.SetAuditPeriod(time.Minute)
+		if r.after(10 * time.Minute); audits() < 9 || audits() > 12 {
+			t.Errorf("%d audits in 10 minutes, a minute apart", audits())
+		}
+		before := audits()
+		r.engine.SetAuditPeriod(-1)
+		if r.after(time.Hour); audits() != before {
+			t.Errorf("%d audits after they were ended", audits()-before)
+		}
+		r.engine.SetAuditPeriod(0)
+		if r.after(6 * time.Minute); audits() != before+1 {
+			t.Errorf("%d audits in 6 minutes, 5 apart", audits()-before)
+		}
+	})
+}
+
 // DP-61: a panic in the plane is caught; since the plane may be half changed, it is reset.
 func TestPanicInPlane(t *testing.T) {
 	bubble(t, nil, func(r *rig) {

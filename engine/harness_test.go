@@ -111,6 +111,30 @@ func (r *rig) converged() {
 		r.t.Errorf("the plane is not where a fresh start would be\ngot:\n%s\nwant:\n%s", got, want)
 	}
 	r.model.check(r.t, tableOf(r.store))
+	if s.Owed != (cluster.Changes{}) || s.LastSynced.Before(s.LastQueued) {
+		r.t.Errorf("settled, but changes %+v wait; synced at %v, last event at %v", s.Owed, s.LastSynced, s.LastQueued)
+	}
+	if want := noLocalOf(r.store); s.NoLocal != want {
+		r.t.Errorf("service ports without a local endpoint: counted %+v, want %+v", s.NoLocal, want)
+	}
+}
+
+// noLocalOf counts as MT-13 reads: the service ports whose policy is Local, with endpoints but none on this node.
+func noLocalOf(store *cluster.Store) (n NoLocal) {
+	internal, external := map[lb.SetID]bool{}, map[lb.SetID]bool{}
+	for f := range tableOf(store).All() {
+		port := lb.SetID{Service: f.Service, Proto: f.Key.Proto}
+		for _, r := range f.Routes {
+			switch {
+			case r.Do != lb.Drop:
+			case f.Kind == lb.ClusterIP:
+				internal[port] = true
+			default:
+				external[port] = true
+			}
+		}
+	}
+	return NoLocal{len(internal), len(external)}
 }
 
 // model is an observer that checks that what it is told makes sense.

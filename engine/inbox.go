@@ -13,12 +13,15 @@ type inbox struct {
 	wake chan struct{} // has a value when the loop should look
 
 	mu    sync.Mutex
-	names map[cluster.Name]struct{} // nil when empty: a map that was large once is never ranged over again
+	names map[cluster.Name]notice // nil when empty: a map that was large once is never ranged over again
 	facts bool
 	all   bool
-	since time.Time // when the oldest mark came
-	begun bool      // the loop has seen the sources listed
-	busy  bool      // the loop has something in hand or waiting
+	since time.Time       // when the oldest mark came
+	last  time.Time       // when the newest mark came
+	idle  time.Time       // when nothing fresh was left to write, last
+	owed  cluster.Changes // that were marked and are not in force
+	begun bool            // the loop has seen the sources listed
+	busy  bool            // the loop has something in hand or waiting
 }
 
 func (b *inbox) ring() {
@@ -40,16 +43,21 @@ func (e *Engine) Mark(d cluster.Dirty) {
 			continue
 		}
 		if b.names == nil {
-			b.names = make(map[cluster.Name]struct{})
+			b.names = make(map[cluster.Name]notice)
 		}
-		b.names[ref.Name] = struct{}{}
+		n := b.names[ref.Name]
+		before := n.changes
+		n.mark(ref, e.began)
+		b.names[ref.Name] = n
+		b.owed.Services += n.changes.Services - before.Services
+		b.owed.Slices += n.changes.Slices - before.Slices
 		heard = true
 	}
 	if d.Facts {
 		b.facts, heard = true, true
 	}
-	if heard && b.since.IsZero() {
-		b.since = time.Now()
+	if heard {
+		b.queued()
 	}
 	b.mu.Unlock()
 	if heard {
@@ -62,16 +70,22 @@ func (e *Engine) ResolveAll() {
 	b := &e.inbox
 	b.mu.Lock()
 	b.all, b.facts = true, true
-	if b.since.IsZero() {
-		b.since = time.Now()
-	}
+	b.queued()
 	b.mu.Unlock()
 	b.ring()
 }
 
+// queued takes note of when a mark came; b.mu is held.
+func (b *inbox) queued() {
+	b.last = time.Now()
+	if b.since.IsZero() {
+		b.since = b.last
+	}
+}
+
 // taken is what the loop takes out of the inbox.
 type taken struct {
-	names      map[cluster.Name]struct{}
+	names      map[cluster.Name]notice
 	facts, all bool
 }
 
@@ -90,8 +104,8 @@ func (b *inbox) empty() bool { return len(b.names) == 0 && !b.facts && !b.all }
 func (b *inbox) rest(busy bool) {
 	b.mu.Lock()
 	b.busy = busy
-	if !busy && b.begun && b.empty() {
-		b.since = time.Time{}
+	if !busy && b.begun && b.empty() && !b.since.IsZero() {
+		b.since, b.idle = time.Time{}, time.Now()
 	}
 	b.mu.Unlock()
 }
@@ -99,10 +113,11 @@ func (b *inbox) rest(busy bool) {
 // written forgets when the oldest mark came, unless more has come since.
 func (b *inbox) written() {
 	b.mu.Lock()
+	b.idle = time.Now()
 	if b.empty() {
 		b.since = time.Time{}
 	} else {
-		b.since = time.Now()
+		b.since = b.idle
 	}
 	b.mu.Unlock()
 }

@@ -24,7 +24,6 @@ func (e *Engine) Run(ctx context.Context) error {
 
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	e.nextAudit = time.Now().Add(e.auditPeriod())
 	for ctx.Err() == nil {
 		e.absorb()
 		next, worked := e.step(writes)
@@ -142,7 +141,10 @@ func (e *Engine) stepRest(ctx context.Context, a *agenda) bool {
 		e.audit(ctx, false)
 		return true
 	}
-	if e.auditor != nil && e.cfg.AuditPeriod > 0 && a.due(e.nextAudit) {
+	if every := e.auditEvery.Load(); every != e.auditPlanned {
+		e.auditPlanned, e.nextAudit = every, a.now.Add(e.auditPeriod())
+	}
+	if e.auditor != nil && e.auditPlanned > 0 && a.due(e.nextAudit) {
 		e.audit(ctx, true)
 		return true
 	}

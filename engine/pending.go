@@ -12,6 +12,8 @@ type pending struct {
 	waits waitlist[lb.Key]
 	// doubtful counts the wishes in doubt.
 	doubtful int
+	// debts says which changes wait for which wishes.
+	debts debts
 }
 
 // wish is one key that the plane must be told of.
@@ -22,6 +24,7 @@ type wish struct {
 	alone bool         // it has failed alone: it is the culprit
 	group uint64       // the search that it belongs to; 0 if none
 	err   string       // the last error that was logged for it
+	debts []*debt      // that wait for it; as many as services claim the key
 }
 
 func newPending() pending { return pending{wishes: map[lb.Key]*wish{}} }
@@ -88,8 +91,13 @@ func (p *pending) anyDoubt(changes []lb.Change) bool {
 
 // forget drops a key: the plane holds what is wanted.
 func (p *pending) forget(k lb.Key) {
-	if p.wishes[k].doubt {
+	w := p.wishes[k]
+	if w.doubt {
 		p.doubtful--
+	}
+	for _, d := range w.debts {
+		d.open--
+		p.debts.settle(d)
 	}
 	p.waits.forget(k)
 	delete(p.wishes, k)

@@ -36,26 +36,49 @@ func (e *Engine) reset(ctx context.Context) {
 	}
 	e.cfg.Log.Info("reset", "rows", e.table.Len(), "took", time.Since(start))
 	changes := e.afterReset(refused)
+	known := e.knownOf(refused)
 	e.nextAudit = time.Now().Add(e.auditPeriod())
 	e.begun, e.lost, e.nodeStale = true, false, false
 	e.resetWait, e.resetErr, e.nodeErr, e.applyErr = pause{}, "", "", ""
+	debts := e.pending.debts.afterReset()
 	e.pending, e.searches = newPending(), nil
+	e.pending.debts = debts
+	e.noLocal = noLocalIn(e.table)
 	e.credit, e.blamed = credit{}, 0
 	e.stats.allWork()
-	e.blameRefused(refused)
+	e.blameRefused(refused, known)
 	e.stats.update(func(s *Stats) { s.Changes += uint64(len(changes)) })
 	e.inbox.written()
+	e.programmed()
 	e.observe(changes)
 }
 
+// knownOf returns what the observers know of rows that a Reset could not write: they are not told of it.
+func (e *Engine) knownOf(refused RowsRefused) []*lb.Frontend {
+	if refused == nil {
+		return nil
+	}
+	keys := refused.RefusedRows()
+	known := make([]*lb.Frontend, len(keys))
+	for i, k := range keys {
+		if w := e.pending.wishes[k]; w != nil {
+			known[i] = w.old
+		} else if e.begun {
+			known[i] = e.table.Get(k)
+		}
+	}
+	return known
+}
+
 // blameRefused has the rows that a Reset could not write retried alone.
-func (e *Engine) blameRefused(refused RowsRefused) {
+func (e *Engine) blameRefused(refused RowsRefused, known []*lb.Frontend) {
 	if refused == nil {
 		return
 	}
-	for _, k := range refused.RefusedRows() {
-		c := lb.Change{Key: k, New: e.table.Get(k)}
-		e.pending.wishes[k] = &wish{}
+	for i, k := range refused.RefusedRows() {
+		c := lb.Change{Key: k, Old: known[i], New: e.table.Get(k)}
+		e.pending.wishes[k] = &wish{old: c.Old}
+		e.noLocal.set(k, nil)
 		e.pending.doubt([]lb.Change{c})
 		e.blame(c, refused)
 	}

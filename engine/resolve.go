@@ -25,23 +25,24 @@ func (e *Engine) absorb() {
 		e.resolveNode(now)
 	}
 	var contested []lb.Key
-	for name := range t.names {
+	for name, n := range t.names {
 		e.renewed(name)
-		contested = e.resolve(contested, name, now)
+		contested = e.resolve(contested, name, n, now)
 	}
 	if t.all {
 		for _, name := range e.cfg.Store.Names() {
 			if _, done := t.names[name]; !done {
-				contested = e.resolve(contested, name, now)
+				contested = e.resolve(contested, name, notice{}, now)
 			}
 		}
 	}
 	for _, name := range e.unresolved.due(now) {
-		contested = e.resolve(contested, name, now)
+		contested = e.resolve(contested, name, notice{}, now)
 	}
 	if e.rebuild {
 		contested = append(contested, e.rebuildTable()...)
 	}
+	e.programmed()
 	e.warn(contested)
 }
 
@@ -63,8 +64,8 @@ func (e *Engine) planResolve(a *agenda) {
 }
 
 // resolve computes the rows of one service and replaces them in the table. It appends the keys of contests
-// that began.
-func (e *Engine) resolve(contested []lb.Key, name cluster.Name, now time.Time) []lb.Key {
+// that began. n is what was marked for the service.
+func (e *Engine) resolve(contested []lb.Key, name cluster.Name, n notice, now time.Time) []lb.Key {
 	e.stats.update(func(s *Stats) { s.Resolved++ })
 	view := e.cfg.Store.View(name)
 	owner := lb.Owner{Name: name.String()}
@@ -84,6 +85,7 @@ func (e *Engine) resolve(contested []lb.Key, name cluster.Name, now time.Time) [
 	})
 	if err != nil {
 		e.unresolved.fail(name, now)
+		e.pending.debts.unresolved(name, n)
 		e.failedResolve(owner.Name, err)
 		return contested
 	}
@@ -91,6 +93,7 @@ func (e *Engine) resolve(contested []lb.Key, name cluster.Name, now time.Time) [
 	if err != nil {
 		// The table may be half changed: it is made anew, with the old rows of this service.
 		e.unresolved.fail(name, now)
+		e.pending.debts.unresolved(name, n)
 		e.failedResolve(owner.Name, err)
 		e.rebuild = true
 		return contested
@@ -100,6 +103,11 @@ func (e *Engine) resolve(contested []lb.Key, name cluster.Name, now time.Time) [
 		for _, c := range changes {
 			e.pending.add(c)
 		}
+	}
+	if e.lost {
+		e.pending.debts.untilReset(name, n)
+	} else {
+		e.pending.owe(name, n, changes)
 	}
 	for _, c := range contests {
 		contested = append(contested, c.Key)
@@ -227,6 +235,7 @@ func (e *Engine) warn(keys []lb.Key) {
 				e.warned = map[lb.Contest]struct{}{}
 			}
 			e.warned[c] = struct{}{}
+			e.stats.update(func(s *Stats) { s.Contests++ })
 			why := "older"
 			if c.Winner.Created == c.Loser.Created {
 				why = "as old, first by name"

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"kube-proxy/cluster"
 	"kube-proxy/lb"
 )
 
@@ -23,9 +24,15 @@ type Stats struct {
 	Panics   uint64 // panics caught in the plane, the policy or an observer
 	Audits   uint64 // calls of Auditor.Audit
 	Mended   uint64 // objects that audits mended
+	Contests uint64 // contests that were told of (SV-24)
 
 	Pending  int // keys that the plane has not accepted yet
 	Doubtful int // those of them that were offered in a write that failed
+	// Owed are changes that were marked and are not in force yet (MT-07, MT-08): not looked at, not written, or
+	// not accepted.
+	Owed cluster.Changes
+	// NoLocal is what is in force.
+	NoLocal NoLocal
 	// Unresolved is the number of services whose rows could not be computed.
 	Unresolved int
 	// Failing are rows that fail alone, ordered by key; at most 100 are kept.
@@ -39,6 +46,12 @@ type Stats struct {
 	LastSuccess time.Time
 	// QueuedSince is when the oldest event came that no successful write has followed; zero if none.
 	QueuedSince time.Time
+
+	// LastQueued is when the newest event came (MT-06), zero before the first.
+	LastQueued time.Time
+	// LastSynced is when the plane last accepted a write, or nothing was left to write after an event that changed no
+	// row (MT-05); zero before the first. It passes LastQueued when all is well.
+	LastSynced time.Time
 
 	// Begun: a Reset has succeeded, so the plane serves what the sources listed.
 	Begun bool
@@ -107,13 +120,15 @@ func (e *Engine) Stats() Stats {
 	b := &e.inbox
 	b.mu.Lock()
 	settled, since := b.begun && !b.busy && b.empty(), b.since
+	last, idle, owed := b.last, b.idle, b.owed
 	b.mu.Unlock()
 
 	l := &e.stats
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.stats
-	s.Settled, s.QueuedSince = settled, since
+	s.Settled, s.QueuedSince, s.LastQueued, s.Owed = settled, since, last, owed
+	s.LastSynced = latest(s.LastSuccess, idle)
 	for _, k := range slices.SortedFunc(maps.Keys(l.failing), lb.Key.Compare) {
 		s.Failing = append(s.Failing, *l.failing[k])
 	}
@@ -129,7 +144,7 @@ func (e *Engine) publish() {
 	s.Visited = e.visited + e.table.Visited
 	s.Pending, s.Doubtful = len(e.pending.wishes), e.pending.doubtful
 	s.Unresolved = len(e.unresolved.entries)
-	s.Begun, s.Lost = e.begun, e.lost
+	s.Begun, s.Lost, s.NoLocal = e.begun, e.lost, e.noLocal.count
 }
 
 // called counts one finished call of the plane that writes, and tells Config.Written.

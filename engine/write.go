@@ -29,6 +29,7 @@ func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) 
 	changes := e.pending.changes(keys, e.table)
 	if len(changes) == 0 {
 		e.inbox.written()
+		e.programmed()
 		return nil, nil
 	}
 	start := time.Now()
@@ -65,7 +66,9 @@ func (e *Engine) accepted(changes []lb.Change) {
 			e.cfg.Log.Info("row written after failures", "key", c.Key.String(), "service", serviceOf(c))
 		}
 		e.pending.forget(c.Key)
+		e.noLocal.set(c.Key, c.New)
 	}
+	e.programmed()
 	if e.pending.doubtful == 0 {
 		e.applyErr, e.blamed = "", 0
 	}
