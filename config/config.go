@@ -7,13 +7,17 @@ import (
 
 // Config is all that the process was asked to do, validated.
 type Config struct {
-	// Mode is the data plane: one of those that this version contains, or "" where the process has to choose.
+	// Mode is the data plane that is asked for: one of those that this version contains, ipvs, which gives way, or ""
+	// for the best that this machine can do. What depends on the mode that runs in the end, [Config.For] says.
 	Mode string
 	// NodeName is the name of this machine's Node: lower case, no blanks around, never empty.
 	NodeName string
 	// BindAddress stands for the node instead of its Node object's addresses; unspecified (0.0.0.0 or ::)
 	// leaves it to the Node object.
 	BindAddress netip.Addr
+
+	// MachineID and BootID are what the host calls itself and its present life; "" if unknown.
+	MachineID, BootID string
 
 	// Manifests is the folder to serve from; "" means an API server.
 	Manifests string
@@ -22,22 +26,22 @@ type Config struct {
 	// ClusterCIDRs are the pod networks, at most one of each family, without host bits.
 	ClusterCIDRs []netip.Prefix
 	DetectLocal  DetectLocal
-	NodePorts    NodePorts
-
-	// MasqueradeAll: every connection to a cluster IP is masqueraded (SV-58), as said for Mode.
+	// NodePorts and MasqueradeAll (SV-58) are as for Mode, or for iptables if that is blank; see [Config.For].
+	NodePorts     NodePorts
 	MasqueradeAll bool
-	NFTables      Tables
-	IPTables      Tables
-	EBPF          Tables
-	IPVS          IPVS
-	Userspace     Userspace
-	Windows       Windows
+
+	NFTables  Tables
+	IPTables  Tables
+	EBPF      Tables
+	IPVS      IPVS
+	Userspace Userspace
+	Windows   Windows
 
 	Servers   Servers
 	Conntrack Conntrack
 	// OOMScoreAdj is for /proc/self/oom_score_adj, -1000 to 1000.
 	OOMScoreAdj int
-	// Gates is the state of every feature gate that a proxy of today knows.
+	// Gates is the state of every feature gate that a proxy of today knows; see [Config.GateStages].
 	Gates map[string]bool
 
 	// Cleanup says what to remove instead of running; nothing, to run.
@@ -52,11 +56,21 @@ type Config struct {
 	Logging Logging
 	// Flags has a line for each flag, as the log shows them at verbosity 1 and more (FL-05).
 	Flags []string
-	// Warnings are for the log: what was ignored, and what has no effect.
+	// Warnings are for the log: what was ignored, and what has no effect in any mode. [Config.For] has those that
+	// depend on the mode.
 	Warnings []string
 
 	file settings
+	// asked is NodePorts as it was asked for.
+	asked NodePorts
+	// unchecked and inMode are problems and warnings that count only if the mode runs.
+	unchecked map[string]Problems
+	inMode    map[string][]string
+	names     map[string]string // of fields, as the user knows them
 }
+
+// Name returns what the user knows a field by: the flag that stands for it, or the field where the file says it.
+func (c *Config) Name(field string) string { return c.names[field] }
 
 // API says how to reach the API server. With neither Kubeconfig nor Master the pod's own credentials serve.
 type API struct {
@@ -85,6 +99,8 @@ type NodePorts struct {
 	Primary bool
 	// Prefixes: all local addresses in them; a /0 means all of its family. Without host bits.
 	Prefixes []netip.Prefix
+	// Unset: nobody asked for any of that, it is the default of the mode (CF-64).
+	Unset bool
 }
 
 // Tables holds what nftables, iptables and ebpf have each for itself. iptables' also serve ipvs and userspace.

@@ -10,20 +10,27 @@ import (
 )
 
 // Diff compares two configurations field by field. live are the paths of the fields whose new value can take
-// effect in the running process, restart those for which it has to start anew. Both are in the order of the type.
+// effect in the running process, or has none in the mode that runs; restart those for which the process has to start
+// anew, as [WhyRestart] says. Both are in the order of the type.
 func Diff(before, after *Config) (live, restart []string) {
 	olds, news := leaves(&before.file), leaves(&after.file)
 	for i, was := range olds {
 		if bytes.Equal(written(was), written(news[i])) {
 			continue
 		}
-		if f, ok := fieldAt(was.path); ok && f.live {
+		if f, ok := fieldAt(was.path); ok && (f.restart == "" || !f.effect.mayCount(before.Mode)) {
 			live = append(live, was.path)
 		} else {
 			restart = append(restart, was.path)
 		}
 	}
 	return live, restart
+}
+
+// WhyRestart says why a change of the field needs a new process; "" if it does not.
+func WhyRestart(path string) string {
+	f, _ := fieldAt(path)
+	return f.restart
 }
 
 func written(l leaf) []byte {

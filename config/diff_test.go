@@ -65,6 +65,12 @@ func TestDiff(t *testing.T) {
 		// A sync period below the default least time lowers that too, an address without one its servers'.
 		live = slices.DeleteFunc(live, func(p string) bool { return p == "iptables.minSyncPeriod" && path == "iptables.syncPeriod" })
 		got := map[string][]string{"live": live, "restart": restart}
+		if e := row["effect"]; slices.Contains(modes, e) && e != "iptables" && e != "userspace" {
+			row["reload"] = "live" // where iptables is asked for, only that and userspace may run
+		}
+		if (WhyRestart(path) == "") != (row["reload"] == "live") && !slices.Contains(modes, row["effect"]) {
+			t.Errorf("%s: a new process is needed because %q", path, WhyRestart(path))
+		}
 		if !slices.Equal(got[row["reload"]], []string{path}) || len(live)+len(restart) != 1 {
 			t.Errorf("a change of %s to %s is live %q, restart %q, want it in %s", path, value, live, restart, row["reload"])
 		}

@@ -50,18 +50,20 @@ func ConfigurationPage() string {
 	b.WriteString("# The configuration file\n\n<!-- Made by `go test ./config -run TestPages -update`. Do not edit. -->\n\n" +
 		"A KubeProxyConfiguration of `kubeproxy.config.k8s.io/v1alpha1`, YAML or JSON. Unknown and repeated fields are worth a warning.\n" +
 		"What older versions called otherwise is read as what it became, `componentconfig/v1alpha1` included. A field that is absent,\n" +
-		"or zero unless its type tells the two apart, has its default. A *live* field is one whose change needs no new process.\n\n" +
-		"| field | type | default | row | live | flag | what it does |\n|---|---|---|---|---|---|---|\n")
+		"or zero unless its type tells the two apart, has its default.\n\n" +
+		"A change of a *live* field takes effect in the running process. For others the process ends, to be started anew, unless the\n" +
+		"field has no effect in the mode that runs.\n\n" +
+		"| field | type | default | row | change | flag | what it does |\n|---|---|---|---|---|---|---|\n")
 	for _, f := range fields() {
 		v := leafAt(&s, f.path)
-		live, flag := "", ""
-		if f.live {
-			live = "yes"
+		change, flag := "live", ""
+		if f.restart != "" {
+			change = "new process: " + f.restart
 		}
 		if name := byField[f.path]; name != "" {
 			flag = "`--" + name + "`"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s |\n", f.path, typeName(v.Type()), code(strings.Trim(string(written(leaf{f.path, v})), `"`)), f.row, live, flag, about(f.help, f.effect, false))
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s |\n", f.path, typeName(v.Type()), code(strings.Trim(string(written(leaf{f.path, v})), `"`)), f.row, change, flag, about(f.help, f.effect, false))
 	}
 	b.WriteString("\n## Feature gates\n\nOthers are an error, and so is a locked one that is set to the opposite of its default. `AllAlpha` and `AllBeta` are known too.\n\n" +
 		"| gate | stage | default | locked |\n|---|---|---|---|\n")

@@ -54,12 +54,20 @@ type field struct {
 	path string
 	// row of the behaviour book
 	row string
-	// live: a change of it takes effect in the running process (issue "reload"); else the process has to start anew.
-	live   bool
-	effect effect
+	// restart says why a change of it needs a new process; "", it takes effect in the running one.
+	restart string
+	effect  effect
 	// help is also that of the flag that stands for the field; the word in backquotes is its value's name.
 	help string
 }
+
+// Why a change needs a new process, where several fields share the reason.
+const (
+	live    = ""
+	client  = "the client of the API server is made once"
+	logFile = "the log is opened once"
+	atStart = "the mode reads it when it begins"
+)
 
 // iptablesModes are the modes that read the block iptables (CF-62).
 var iptablesModes = []string{"iptables", "ipvs", "userspace"}
@@ -71,67 +79,67 @@ func fields() []field {
 	ipvs := only("ipvs")
 	windows := only("kernelspace")
 	return []field{
-		{"featureGates", "CF-01", false, works, "`name=bool,...` of features that are off, or not for ever on"},
-		{"clientConnection.kubeconfig", "CF-02", false, works, "`file` with the API server's address and credentials; without it and --master those of the pod are used"},
-		{"clientConnection.acceptContentTypes", "CF-03", false, later, "media types that the API server may answer with; protobuf and JSON are always asked for"},
-		{"clientConnection.contentType", "CF-04", false, later, "media `type` of requests to the API server; protobuf is always used"},
-		{"clientConnection.qps", "CF-05", false, works, "requests to the API server a second; negative means no limit"},
-		{"clientConnection.burst", "CF-06", false, works, "requests that may come at once"},
-		{"logging.format", "CF-07", false, works, "`format` of the log: text, with the classic header, or json; lines of keys and values as long as nothing asks for a format or a file"},
-		{"logging.flushFrequency", "CF-08", false, works, "longest time that lines wait in a buffer"},
-		{"logging.verbosity", "CF-09", true, works, "`level` of detail in the log: 0, the least, to 10"},
-		{"logging.vmodule", "CF-10", true, works, "`pattern=N,...`: level of detail for source files whose name matches the pattern; text format only"},
-		{"logging.options.text.splitStream", "CF-11", false, works, "in text format, errors to stderr and the rest to stdout; needs the gate LoggingAlphaOptions"},
-		{"logging.options.text.infoBufferSize", "CF-11", false, works, "`bytes` to collect before writing to a split stdout in text format; needs the gate LoggingAlphaOptions"},
-		{"logging.options.json.splitStream", "CF-11", false, works, "in json format, errors to stderr and the rest to stdout; needs the gate LoggingAlphaOptions"},
-		{"logging.options.json.infoBufferSize", "CF-11", false, works, "`bytes` to collect before writing to a split stdout in json format; needs the gate LoggingAlphaOptions"},
-		{"hostnameOverride", "CF-12", false, works, "`name` of this node; $NODE_NAME, then the host's own name, if not given"},
-		{"bindAddress", "CF-13", true, works, "`IP` that stands for this node instead of its Node object's; 0.0.0.0 or :: means none; nothing is bound to it"},
-		{"healthzBindAddress", "CF-14", true, later, "`IP:port` of the health server; a port may be left out; empty as a flag, or none in a file, means no server"},
-		{"metricsBindAddress", "CF-15", true, later, "`IP:port` of the metrics server; a port may be left out; empty as a flag, or none in a file, means no server"},
-		{"bindAddressHardFail", "CF-16", false, later, "end the process when the health or metrics server cannot listen, instead of trying again"},
-		{"enableProfiling", "CF-17", false, later, "profiles of the process on the metrics server, below /debug"},
-		{"showHiddenMetricsForVersion", "CF-18", false, later, "show the metrics that were hidden since the `version`, which can only be the one before ours: " + previousMinor},
-		{"mode", "CF-19", false, works, "`mode` of the data plane: " + strings.Join(builtModes(), ", ")},
-		{"iptables.masqueradeBit", "CF-20", false, shared, "bit of the packet mark that asks for masquerading, 0 to 31; as a flag it also holds for nftables"},
-		{"iptables.masqueradeAll", "CF-21", true, shared, "masquerade every connection to a cluster IP; as a flag it also holds for nftables"},
-		{"iptables.localhostNodePorts", "CF-22", false, inIPTables, "NodePorts answer on 127.0.0.1 too"},
-		{"iptables.syncPeriod", "CF-23", true, shared, "time between two complete comparisons with the kernel; as a flag it also holds for nftables"},
-		{"iptables.minSyncPeriod", "CF-24", true, shared, "least time between two writes to the kernel; as a flag it also holds for nftables"},
-		{"ipvs.syncPeriod", "CF-25", true, ipvs, "time between two complete comparisons with the kernel"},
-		{"ipvs.minSyncPeriod", "CF-25", true, ipvs, "least time between two writes to the kernel"},
-		{"ipvs.scheduler", "CF-26", false, ipvs, "`name` of the kernel's scheduler; rr if not given"},
-		{"ipvs.excludeCIDRs", "CF-27", false, ipvs, "`CIDRs` whose virtual servers are not ours to remove"},
-		{"ipvs.strictARP", "CF-28", false, ipvs, "answer ARP only for addresses of the asked interface: arp_ignore 1, arp_announce 2"},
-		{"ipvs.tcpTimeout", "CF-29", false, ipvs, "idle time of a TCP connection; 0 leaves the kernel's"},
-		{"ipvs.tcpFinTimeout", "CF-29", false, ipvs, "idle time of a TCP connection after a FIN; 0 leaves the kernel's"},
-		{"ipvs.udpTimeout", "CF-29", false, ipvs, "idle time of a UDP flow; 0 leaves the kernel's"},
-		{"nftables.masqueradeBit", "CF-30", false, only("nftables"), "bit of the packet mark that asks for masquerading, 0 to 31"},
-		{"nftables.masqueradeAll", "CF-30", true, only("nftables"), "masquerade every connection to a cluster IP"},
-		{"nftables.syncPeriod", "CF-30", true, only("nftables"), "time between two full comparisons of our table with the kernel, besides the watch for changes of others; 0 means some minutes"},
-		{"nftables.minSyncPeriod", "CF-30", true, only("nftables"), "least time between two writes to the kernel; 0 by default, unlike upstream's 1s"},
-		{"winkernel.networkName", "CF-31", false, windows, "`name` of the HNS network"},
-		{"winkernel.sourceVip", "CF-31", false, windows, "`IP` that stands for clients in an overlay network"},
-		{"winkernel.enableDSR", "CF-31", false, windows, "backends answer clients directly"},
-		{"winkernel.rootHnsEndpointName", "CF-32", false, windows, "`name` of the node's own HNS endpoint"},
-		{"winkernel.forwardHealthCheckVip", "CF-32", false, windows, "health checks of load balancers reach the load balancer's address"},
-		{"detectLocalMode", "CF-33", false, works, "`mode` of recognising traffic of this node's pods: " + strings.Join(localModes, ", ") + "; blank means ClusterCIDR"},
-		{"detectLocal.bridgeInterface", "CF-34", false, works, "bridge `interface` that pods are attached to, for BridgeInterface"},
-		{"detectLocal.interfaceNamePrefix", "CF-35", false, works, "what the `names` of the pods' interfaces begin with, for InterfaceNamePrefix"},
-		{"clusterCIDR", "CF-36", true, works, "pod network of the cluster, one `CIDR` or one of each IP family with a comma between"},
-		{"nodePortAddresses", "CF-37", true, works, "`addresses` of this node that answer NodePorts: CIDRs, primary or all; nothing means primary in nftables mode, all in the others"},
-		{"oomScoreAdj", "CF-38", false, later, "how readily the kernel ends this process when memory is short, -1000 to 1000"},
-		{"conntrack.maxPerCore", "CF-39", true, later, "connections that the kernel may track, for each CPU; 0 leaves its limit"},
-		{"conntrack.min", "CF-39", true, later, "connections that the kernel may track at least, however few CPUs there are"},
-		{"conntrack.tcpEstablishedTimeout", "CF-40", true, later, "how long an idle TCP connection is tracked; 0 leaves the kernel's"},
-		{"conntrack.tcpCloseWaitTimeout", "CF-40", true, later, "how long a TCP connection in CLOSE_WAIT is tracked; 0 leaves the kernel's"},
-		{"conntrack.tcpBeLiberal", "CF-41", true, later, "let packets outside of a TCP connection's window pass"},
-		{"conntrack.udpTimeout", "CF-42", true, later, "how long a UDP flow without an answer is tracked; 0 leaves the kernel's"},
-		{"conntrack.udpStreamTimeout", "CF-42", true, later, "how long a UDP flow with answers is tracked; 0 leaves the kernel's"},
-		{"configSyncPeriod", "CF-43", false, later, "time after which all objects are read from the API server again"},
-		{"portRange", "CF-44", false, only("userspace"), "host `ports` to listen on: first-last, first+more, or one; nothing means any"},
-		{"windowsRunAsService", "CF-46", false, windows, "run as a Windows service"},
-		{"udpIdleTimeout", "CF-45", false, only("userspace"), "how long an idle UDP flow is kept"},
+		{"featureGates", "CF-01", "gates hold for the life of a process", works, "`name=bool,...` of features that are off, or not for ever on"},
+		{"clientConnection.kubeconfig", "CF-02", client, works, "`file` with the API server's address and credentials; without it and --master those of the pod are used"},
+		{"clientConnection.acceptContentTypes", "CF-03", client, works, "media `types` that the API server may answer with, with commas between; contentType and JSON if not given"},
+		{"clientConnection.contentType", "CF-04", client, works, "media `type` of what is sent to the API server and asked of it: protobuf or JSON"},
+		{"clientConnection.qps", "CF-05", client, works, "requests to the API server a second; negative means no limit"},
+		{"clientConnection.burst", "CF-06", client, works, "requests that may come at once"},
+		{"logging.format", "CF-07", logFile, works, "`format` of the log: text, with the classic header, or json; lines of keys and values as long as nothing asks for a format or a file"},
+		{"logging.flushFrequency", "CF-08", logFile, works, "longest time that lines wait in a buffer"},
+		{"logging.verbosity", "CF-09", live, works, "`level` of detail in the log: 0, the least, to 10"},
+		{"logging.vmodule", "CF-10", live, works, "`pattern=N,...`: level of detail for source files whose name matches the pattern; text format only"},
+		{"logging.options.text.splitStream", "CF-11", logFile, works, "in text format, errors to stderr and the rest to stdout; needs the gate LoggingAlphaOptions"},
+		{"logging.options.text.infoBufferSize", "CF-11", logFile, works, "`bytes` to collect before writing to a split stdout in text format; needs the gate LoggingAlphaOptions"},
+		{"logging.options.json.splitStream", "CF-11", logFile, works, "in json format, errors to stderr and the rest to stdout; needs the gate LoggingAlphaOptions"},
+		{"logging.options.json.infoBufferSize", "CF-11", logFile, works, "`bytes` to collect before writing to a split stdout in json format; needs the gate LoggingAlphaOptions"},
+		{"hostnameOverride", "CF-12", "a process serves one Node", works, "`name` of this node; $NODE_NAME, then the host's own name, if not given"},
+		{"bindAddress", "CF-13", live, works, "`IP` that stands for this node instead of its Node object's; 0.0.0.0 or :: means none; nothing is bound to it"},
+		{"healthzBindAddress", "CF-14", live, works, "`IP:port` of the health server; a port may be left out; empty as a flag, or none in a file, means no server"},
+		{"metricsBindAddress", "CF-15", live, works, "`IP:port` of the metrics server; a port may be left out; empty as a flag, or none in a file, means no server"},
+		{"bindAddressHardFail", "CF-16", "it is about the start of the servers", works, "end the process when the health or metrics server cannot listen, instead of trying again"},
+		{"enableProfiling", "CF-17", "the handlers are set up once", works, "profiles of the process on the metrics server, below /debug"},
+		{"showHiddenMetricsForVersion", "CF-18", "metrics are registered once", works, "show the metrics that were hidden since the `version`, which can only be the one before ours: " + previousMinor},
+		{"mode", "CF-19", "the data plane is chosen once", works, "`mode` of the data plane: " + strings.Join(builtModes(), ", ") + "; ipvs gives way to iptables in this version; nothing means the best that this machine can do, iptables first"},
+		{"iptables.masqueradeBit", "CF-20", "packets on their way carry it", shared, "bit of the packet mark that asks for masquerading, 0 to 31; as a flag it also holds for nftables"},
+		{"iptables.masqueradeAll", "CF-21", live, shared, "masquerade every connection to a cluster IP; as a flag it also holds for nftables"},
+		{"iptables.localhostNodePorts", "CF-22", "a setting of the kernel and the rules that guard it go together, made at the start", inIPTables, "NodePorts answer on 127.0.0.1 too"},
+		{"iptables.syncPeriod", "CF-23", live, shared, "time between two complete comparisons with the kernel; as a flag it also holds for nftables"},
+		{"iptables.minSyncPeriod", "CF-24", live, shared, "least time between two writes to the kernel; as a flag it also holds for nftables"},
+		{"ipvs.syncPeriod", "CF-25", live, ipvs, "time between two complete comparisons with the kernel"},
+		{"ipvs.minSyncPeriod", "CF-25", live, ipvs, "least time between two writes to the kernel"},
+		{"ipvs.scheduler", "CF-26", atStart, ipvs, "`name` of the kernel's scheduler; rr if not given"},
+		{"ipvs.excludeCIDRs", "CF-27", atStart, ipvs, "`CIDRs` whose virtual servers are not ours to remove"},
+		{"ipvs.strictARP", "CF-28", atStart, ipvs, "answer ARP only for addresses of the asked interface: arp_ignore 1, arp_announce 2"},
+		{"ipvs.tcpTimeout", "CF-29", atStart, ipvs, "idle time of a TCP connection; 0 leaves the kernel's"},
+		{"ipvs.tcpFinTimeout", "CF-29", atStart, ipvs, "idle time of a TCP connection after a FIN; 0 leaves the kernel's"},
+		{"ipvs.udpTimeout", "CF-29", atStart, ipvs, "idle time of a UDP flow; 0 leaves the kernel's"},
+		{"nftables.masqueradeBit", "CF-30", "packets on their way carry it", only("nftables"), "bit of the packet mark that asks for masquerading, 0 to 31"},
+		{"nftables.masqueradeAll", "CF-30", live, only("nftables"), "masquerade every connection to a cluster IP"},
+		{"nftables.syncPeriod", "CF-30", live, only("nftables"), "time between two full comparisons of our table with the kernel, besides the watch for changes of others; 0 means some minutes"},
+		{"nftables.minSyncPeriod", "CF-30", live, only("nftables"), "least time between two writes to the kernel; 0 by default, unlike upstream's 1s"},
+		{"winkernel.networkName", "CF-31", atStart, windows, "`name` of the HNS network"},
+		{"winkernel.sourceVip", "CF-31", atStart, windows, "`IP` that stands for clients in an overlay network"},
+		{"winkernel.enableDSR", "CF-31", atStart, windows, "backends answer clients directly"},
+		{"winkernel.rootHnsEndpointName", "CF-32", atStart, windows, "`name` of the node's own HNS endpoint"},
+		{"winkernel.forwardHealthCheckVip", "CF-32", atStart, windows, "health checks of load balancers reach the load balancer's address"},
+		{"detectLocalMode", "CF-33", live, works, "`mode` of recognising traffic of this node's pods: " + strings.Join(localModes, ", ") + "; blank means ClusterCIDR"},
+		{"detectLocal.bridgeInterface", "CF-34", live, works, "bridge `interface` that pods are attached to, for BridgeInterface"},
+		{"detectLocal.interfaceNamePrefix", "CF-35", live, works, "what the `names` of the pods' interfaces begin with, for InterfaceNamePrefix"},
+		{"clusterCIDR", "CF-36", live, works, "pod network of the cluster, one `CIDR` or one of each IP family with a comma between"},
+		{"nodePortAddresses", "CF-37", live, works, "`addresses` of this node that answer NodePorts: CIDRs and the words primary, localhost (where the mode can), all; nothing means primary in nftables mode, all in the others"},
+		{"oomScoreAdj", "CF-38", "it is written once, at the start", works, "how readily the kernel ends this process when memory is short, -1000 to 1000"},
+		{"conntrack.maxPerCore", "CF-39", live, works, "connections that the kernel may track, for each CPU; 0 leaves its limit"},
+		{"conntrack.min", "CF-39", live, works, "connections that the kernel may track at least, however few CPUs there are"},
+		{"conntrack.tcpEstablishedTimeout", "CF-40", live, works, "how long an idle TCP connection is tracked; 0 leaves the kernel's"},
+		{"conntrack.tcpCloseWaitTimeout", "CF-40", live, works, "how long a TCP connection in CLOSE_WAIT is tracked; 0 leaves the kernel's"},
+		{"conntrack.tcpBeLiberal", "CF-41", live, works, "let packets outside of a TCP connection's window pass"},
+		{"conntrack.udpTimeout", "CF-42", live, works, "how long a UDP flow without an answer is tracked; 0 leaves the kernel's"},
+		{"conntrack.udpStreamTimeout", "CF-42", live, works, "how long a UDP flow with answers is tracked; 0 leaves the kernel's"},
+		{"configSyncPeriod", "CF-43", "the watches begin with it", works, "time after which all objects are read from the API server again"},
+		{"portRange", "CF-44", atStart, only("userspace"), "host `ports` to listen on: first-last, first+more, or one; nothing means any"},
+		{"windowsRunAsService", "CF-46", "a service is made once", windows, "run as a Windows service"},
+		{"udpIdleTimeout", "CF-45", atStart, only("userspace"), "how long an idle UDP flow is kept"},
 	}
 }
 

@@ -4,16 +4,14 @@ package config
 // taken, so that an old manifest starts (G1), with a warning that says what became of them.
 func deprecatedFlags(o *Options) []flag {
 	all := []flag{
-		{name: "healthz-port", value: number(&o.healthzPort), effect: later,
+		{name: "healthz-port", value: number(&o.healthzPort),
 			help: "`port` of the health server where --healthz-bind-address has none; 0 means no server"},
-		{name: "metrics-port", value: number(&o.metricsPort), effect: later,
+		{name: "metrics-port", value: number(&o.metricsPort),
 			help: "`port` of the metrics server where --metrics-bind-address has none; 0 means no server"},
 		{name: "cleanup-iptables", value: boolean(&o.cleanupIPTables),
-			help: "remove the rules of the mode iptables, and exit: --cleanup for that mode alone; not built yet in this version, which ends with an error"},
+			help: "remove the rules of the mode iptables, and exit: --cleanup for that mode alone"},
 		{name: "cleanup-ipvs", value: boolean(&o.cleanupIPVS),
 			help: "false with --cleanup leaves virtual servers alone"},
-		old("boot-id-file", "string", "/proc/sys/kernel/random/boot_id", "nothing here reports a boot id"),
-		old("machine-id-file", "string", "/etc/machine-id,/var/lib/dbus/machine-id", "nothing here reports a machine id"),
 		old("azure-container-registry-config", "string", "", "a proxy pulls no images"),
 		old("google-json-key", "string", "", "a proxy pulls no images"),
 		old("resource-container", "string", "/kube-proxy", "the container runtime puts the process into a cgroup"),

@@ -22,9 +22,9 @@ func proxyFlags(o *Options) []flag {
 		{name: "feature-gates", group: groupProxy, field: "featureGates", value: gateMap(&f.FeatureGates)},
 		{name: "oom-score-adj", group: groupProxy, field: "oomScoreAdj", value: optional(&f.OOMScoreAdj)},
 		{name: "cleanup", group: groupProxy, value: boolean(&o.Cleanup),
-			help: "remove the rules of all modes, and exit; not built yet in this version, which ends with an error"},
+			help: "remove the rules of all modes, and exit"},
 		{name: "init-only", group: groupProxy, value: boolean(&o.InitOnly),
-			help: "make the settings of the kernel that need full privileges, and exit; not built yet in this version, which ends with an error"},
+			help: "make the settings of the kernel that need full privileges, and exit"},
 		{name: "version", group: groupProxy, value: text(&o.Version), alone: "true",
 			help: "print the version and exit; --version=raw prints all that is known of the build; a version such as v1.36.0 is reported in place of ours"},
 	}
@@ -41,6 +41,10 @@ func nodeFlags(o *Options) []flag {
 		{name: "kube-api-qps", group: groupNode, field: "clientConnection.qps", value: float(&f.ClientConnection.QPS)},
 		{name: "kube-api-burst", group: groupNode, field: "clientConnection.burst", value: number(&f.ClientConnection.Burst)},
 		{name: "config-sync-period", group: groupNode, field: "configSyncPeriod", value: duration(&f.ConfigSyncPeriod)},
+		{name: "machine-id-file", group: groupNode, value: text(&o.machineIDFiles),
+			help: "`files`, with commas between; the first that is there holds the machine's id, which the log and /statusz tell"},
+		{name: "boot-id-file", group: groupNode, value: text(&o.bootIDFiles),
+			help: "`files`, with commas between; the first that is there holds the id of the machine's present boot, which the log and /statusz tell"},
 	}
 }
 

@@ -36,17 +36,56 @@ func gates() []gate {
 	return all
 }
 
-// working are the gates that do something when they are changed.
-var working = []string{"AllAlpha", "LoggingAlphaOptions"}
+// Gate is one feature gate as the metric kubernetes_feature_enabled tells it.
+type Gate struct {
+	Name string
+	// Stage is ALPHA, BETA or DEPRECATED, or "" for what is generally available.
+	Stage string
+	On    bool
+}
+
+// GateStages returns all gates that a proxy of today knows, by name.
+func (c *Config) GateStages() []Gate {
+	specs := newGateSet().GetAll()
+	var all []Gate
+	for _, name := range slices.Sorted(maps.Keys(c.Gates)) {
+		all = append(all, Gate{name, string(specs[featuregate.Feature(name)].PreRelease), c.Gates[name]})
+	}
+	return all
+}
+
+// idle says why a gate does nothing here when it is changed. Those of today that are not in it do something.
+var idle = map[string]string{
+	"AllBeta":                             "no beta gate does anything here",
+	"ContextualLogging":                   "lines of the log always say what they are about",
+	"KubeProxyNFTablesLocalhostNodePorts": "NodePorts on loopback addresses are not built yet in mode nftables",
+	"LoggingBetaOptions":                  "no option of the log is beta",
+	"NFTablesNetlink":                     "the mode nftables always speaks netlink, never through the program nft",
+
+	"AllowExtTrafficLocalEndpoints":     "externalTrafficPolicy always counts",
+	"EndpointSlice":                     "EndpointSlices are always used",
+	"EndpointSliceProxying":             "EndpointSlices are always used",
+	"EndpointSliceTerminatingCondition": "terminating endpoints are always told from others",
+	"IPv6DualStack":                     "both IP families are served wherever the machine has them",
+	"MixedProtocolLBService":            "a Service may always have ports of several protocols",
+	"SCTPSupport":                       "SCTP is always served",
+	"ServiceLBNodePortControl":          "a Service without NodePorts never gets one here",
+	"ServiceLoadBalancerClass":          "load balancers of every class are served alike",
+	"ServiceTopology":                   "the API has no topologyKeys any more; the hints of EndpointSlices count",
+	"SupportIPVSProxyMode":              "the mode ipvs needs no gate",
+	"WatchBookmark":                     "bookmarks are always asked for",
+	"WindowsEndpointSliceProxying":      "EndpointSlices are always used",
+}
 
 // featureGates is CF-01. It returns the state of every gate that a proxy of today knows.
 func (o *Options) featureGates() map[string]bool {
-	names := map[string]gate{}
+	names := map[string]gate{"AllAlpha": {now: true}, "AllBeta": {now: true, on: true}} // off or not said is the same
 	for _, g := range gates() {
 		names[g.name] = g
 	}
-	var historic, idle []string
+	var others []string
 	good := map[string]bool{}
+	where := o.where("featureGates")
 	for _, name := range slices.Sorted(maps.Keys(o.file.FeatureGates)) {
 		on := o.file.FeatureGates[name]
 		text := fmt.Sprintf("%s=%t", name, on)
@@ -61,18 +100,16 @@ func (o *Options) featureGates() map[string]bool {
 			continue
 		}
 		good[name] = on
-		switch {
-		case ok && !g.now:
-			historic = append(historic, text)
-		case ok && on != g.on && !slices.Contains(working, name), name == "AllBeta" && !on:
-			idle = append(idle, text)
+		switch why := idle[name]; {
+		case g.now && on == g.on: // as it is anyway
+		case why != "":
+			o.warn("%s: %s has no effect: %s", where, text, why)
+		case !g.now:
+			others = append(others, text)
 		}
 	}
-	if len(historic) > 0 {
-		o.warn("%s: these gates are of the past or of other programs, and do nothing here: %s", o.where("featureGates"), strings.Join(historic, ", "))
-	}
-	if len(idle) > 0 {
-		o.warn("%s: accepted, without effect in this version: %s", o.where("featureGates"), strings.Join(idle, ", "))
+	if len(others) > 0 {
+		o.warn("%s: these gates are of the past or of other programs, and do nothing here: %s", where, strings.Join(others, ", "))
 	}
 	all := newGateSet()
 	if err := all.SetFromMapWithLogger(klog.Logger{}, good); err != nil {
@@ -80,7 +117,7 @@ func (o *Options) featureGates() map[string]bool {
 	}
 	state := map[string]bool{}
 	for name := range all.GetAll() {
-		if g, ok := names[string(name)]; !ok || g.now {
+		if names[string(name)].now {
 			state[string(name)] = all.Enabled(name)
 		}
 	}

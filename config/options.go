@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -20,9 +19,6 @@ const Compatible = "v1.37.0"
 
 // previousMinor is the version before Compatible.
 const previousMinor = "1.36"
-
-// builtModes are the data planes that this version contains. A new one is added here and in cmd/kube-proxy.
-func builtModes() []string { return []string{"nftables"} }
 
 // Options is what the command line says, before it is put together with the file and validated.
 type Options struct {
@@ -42,6 +38,7 @@ type Options struct {
 	cleanupIPTables, cleanupIPVS bool
 	healthzPort, metricsPort     int32
 	nftLocalhost                 bool
+	bootIDFiles, machineIDFiles  string // with commas between
 	ebpf                         ebpfOptions
 	klog                         Logging // of it the parts that no file has
 
@@ -56,6 +53,7 @@ type Options struct {
 
 	hostname func() (string, error)
 	getenv   func(string) string
+	readFile func(string) ([]byte, error) // for files whose absence is no error
 }
 
 type ebpfOptions struct {
@@ -68,7 +66,8 @@ type ebpfOptions struct {
 // that 0 can be asked for; those of the file after it (FL-08).
 func NewOptions() *Options {
 	o := &Options{
-		hostname: os.Hostname, getenv: os.Getenv, modes: builtModes(),
+		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, modes: builtModes(),
+		bootIDFiles: "/proc/sys/kernel/random/boot_id", machineIDFiles: "/etc/machine-id,/var/lib/dbus/machine-id",
 		cleanupIPVS: true, healthzPort: healthzPort, metricsPort: metricsPort,
 		ebpf: ebpfOptions{masqueradeBit: 14, localhostNodePorts: true},
 		klog: Logging{ToStderr: true, StderrThreshold: 2, FileMaxMB: 1800, BacktraceAt: ":0"},
@@ -164,7 +163,7 @@ func (o *Options) Complete(args []string) (*Config, error) {
 		o.flagsAlone()
 	}
 	c := o.validate()
-	o.tellEffects()
+	o.tellEffects(c)
 	if len(o.problems) > 0 {
 		return nil, o.problems
 	}
@@ -247,10 +246,10 @@ func (o *Options) flagsAlone() {
 	if f.IPTables.SyncPeriod.Duration > 0 && !o.changed("iptables-min-sync-period") {
 		f.IPTables.MinSyncPeriod.Duration = min(f.IPTables.MinSyncPeriod.Duration, f.IPTables.SyncPeriod.Duration)
 	}
-	if f.Mode != "nftables" {
+	if f.Mode != "nftables" && f.Mode != "" {
 		return
 	}
-	// The flags of iptables feed nftables when that mode is chosen by a flag (CF-62); its own ones win.
+	// The flags of iptables feed nftables when that mode is chosen by a flag (CF-62), or may be; its own ones win.
 	n, i := &f.NFTables, &f.IPTables
 	o.feed("iptables-sync-period", "nftables-sync-period", func() { n.SyncPeriod = i.SyncPeriod })
 	o.feed("iptables-min-sync-period", "nftables-min-sync-period", func() { n.MinSyncPeriod = i.MinSyncPeriod })
@@ -292,49 +291,6 @@ func (o *Options) port(name string, port int32, at *string) {
 		o.told = append(o.told, old[2:])
 	}
 }
-
-// tellEffects warns of flags and fields that were set and have no effect (G1, G7).
-func (o *Options) tellEffects() {
-	mode := string(o.file.Mode)
-	if mode == "" {
-		mode = "iptables"
-	}
-	known := slices.Contains(modes, mode) // else nobody knows what has an effect
-	var later, other []string
-	sort := func(name string, e effect, isDefault bool) {
-		switch {
-		case e.gone != "":
-			o.warn("%s has no effect: %s", name, e.gone)
-		case e.later:
-			later = append(later, name)
-		case known && e.modes != nil && !slices.Contains(e.modes, mode) && !isDefault:
-			other = append(other, name)
-		}
-	}
-	for _, f := range flags(o) {
-		fed := mode == "nftables" && slices.Contains(feeders, f.name)
-		if o.changed(f.name) && !fed && !slices.Contains(o.told, f.name) && (!o.loaded || f.field == "") {
-			sort("--"+f.name, f.effect, false)
-		}
-	}
-	var defaults settings
-	setDefaults(&defaults)
-	for _, path := range o.inFile {
-		if f, ok := fieldAt(path); ok {
-			same := reflect.DeepEqual(leafAt(&defaults, f.path).Interface(), leafAt(&o.file, f.path).Interface())
-			sort(path, f.effect, same)
-		}
-	}
-	if len(later) > 0 {
-		o.warn("accepted, without effect in this version: %s", strings.Join(later, ", "))
-	}
-	if len(other) > 0 {
-		o.warn("without effect in mode %s: %s", mode, strings.Join(other, ", "))
-	}
-}
-
-// feeders are the flags of iptables that hold for nftables too.
-var feeders = []string{"iptables-sync-period", "iptables-min-sync-period", "iptables-masquerade-bit", "masquerade-all"}
 
 func (o *Options) changed(flag string) bool { return o.set != nil && o.set.Changed(flag) }
 

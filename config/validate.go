@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"net/netip"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -28,26 +27,38 @@ func (o *Options) validate() *Config {
 			Resync: f.ConfigSyncPeriod.Duration,
 		},
 		InitOnly: o.InitOnly, WriteConfigTo: o.WriteConfigTo, File: o.ConfigFile, Flags: o.flagLines(),
+		unchecked: map[string]Problems{}, inMode: map[string][]string{}, names: map[string]string{},
 	}
-	c.Mode = o.mode()
+	c.Gates = o.featureGates()
+	c.Mode = o.mode(c.Gates)
 	o.source(c)
 	c.ClusterCIDRs = o.clusterCIDRs()
 	c.DetectLocal = o.detectLocal()
-	c.NodePorts = o.nodePorts(c.ClusterCIDRs)
+	c.asked = o.nodePorts()
 	c.BindAddress = o.bindAddress()
 	c.NodeName = o.nodeName()
 	c.Servers = o.servers()
 	o.tables(c)
-	c.IPVS = o.ipvs()
+	c.IPVS = o.ipvs(c)
 	c.Userspace = o.userspace()
 	c.Windows = o.windows()
 	c.Conntrack = o.conntrack()
 	c.OOMScoreAdj = o.within("oomScoreAdj", *f.OOMScoreAdj, -1000, 1000) // CF-38
 	o.positive("configSyncPeriod", c.API.Resync)                         // CF-43
-	c.Gates = o.featureGates()
+	c.MachineID, c.BootID = o.identity("machine-id-file", o.machineIDFiles), o.identity("boot-id-file", o.bootIDFiles)
 	c.Logging = o.logging(c.Gates["LoggingAlphaOptions"])
 	c.Cleanup = o.cleanup()
 	c.file = *f
+	for _, f := range fields() {
+		c.names[f.path] = o.where(f.path)
+	}
+	presumed := c.Mode
+	if presumed == "" {
+		presumed = "iptables"
+	}
+	if r, err := c.For(presumed); err == nil {
+		c.NodePorts, c.MasqueradeAll = r.NodePorts, r.Tables.MasqueradeAll
+	}
 	return c
 }
 
@@ -73,34 +84,6 @@ func (o *Options) flagLines() []string {
 	}
 	slices.Sort(all)
 	return all
-}
-
-// modes are all that there ever were, and ours. Windows has kernelspace alone.
-var modes = []string{"iptables", "ipvs", "nftables", "userspace", "ebpf", "kernelspace"}
-
-// mode is CF-19, as far as modes are built.
-func (o *Options) mode() string {
-	mode := string(o.file.Mode)
-	built := strings.Join(o.modes, ", ")
-	switch {
-	case o.once() && (mode == "" || slices.Contains(modes, mode)): // no data plane runs
-	case slices.Contains(o.modes, mode):
-	case mode == "" && !slices.Contains(o.modes, "iptables"):
-		o.wrong("mode", mode, "a blank mode means the best that this machine can do, iptables first, and iptables is not built yet: say "+built)
-	case mode == "":
-	case mode == "kernelspace" && runtime.GOOS != "windows":
-		o.wrong("mode", mode, "this mode is for Windows: want "+built)
-	case slices.Contains(modes, mode):
-		o.wrong("mode", mode, "this mode is not built yet: want "+built)
-	default:
-		o.wrong("mode", mode, "want "+built)
-	}
-	return mode
-}
-
-// once reports whether the process ends without serving.
-func (o *Options) once() bool {
-	return o.Cleanup || o.cleanupIPTables || o.InitOnly || o.WriteConfigTo != ""
 }
 
 // source checks where Services come from.
@@ -179,57 +162,31 @@ func (o *Options) detectLocal() DetectLocal {
 	return d
 }
 
-// nodePorts is CF-37. Nothing means primary in mode nftables, all local addresses in the others.
-func (o *Options) nodePorts(pods []netip.Prefix) NodePorts {
-	var n NodePorts
-	all := []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
-	for _, s := range o.file.NodePortAddresses {
-		switch s {
-		case "primary":
-			n.Primary = true
-			continue
-		case "all":
-			n.Prefixes = append(n.Prefixes, all...)
-			continue
-		case "localhost":
-			o.wrong("nodePortAddresses", s, "NodePorts on loopback addresses are not built yet: want CIDRs, primary or all")
-			continue
-		}
-		p, err := parsePrefix(s)
-		if err != nil {
-			o.wrong("nodePortAddresses", s, "want a CIDR such as 192.0.2.0/24, primary or all")
-			continue
-		}
-		if !slices.Contains(n.Prefixes, p) {
-			n.Prefixes = append(n.Prefixes, p)
+// nodePorts is CF-37: what is asked for. What nothing means depends on the mode.
+func (o *Options) nodePorts() NodePorts {
+	n := NodePorts{Unset: len(o.file.NodePortAddresses) == 0}
+	add := func(ps ...netip.Prefix) {
+		for _, p := range ps {
+			if !slices.Contains(n.Prefixes, p) {
+				n.Prefixes = append(n.Prefixes, p)
+			}
 		}
 	}
-	switch families := families(n.Prefixes); { // CF-64
-	case len(o.file.NodePortAddresses) == 0 && o.file.Mode == "nftables":
-		n.Primary = true
-	case len(o.file.NodePortAddresses) == 0:
-		n.Prefixes = all
-		if mode := string(o.file.Mode); o.once() || !slices.Contains(o.modes, mode) && mode != "" {
-			break
+	for _, s := range o.file.NodePortAddresses {
+		switch p, err := parsePrefix(s); {
+		case s == "primary":
+			n.Primary = true
+		case s == "all":
+			add(everyAddress()...)
+		case s == "localhost":
+			add(netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"))
+		case err != nil:
+			o.wrong("nodePortAddresses", s, "want a CIDR such as 192.0.2.0/24, or primary, localhost or all")
+		default:
+			add(p)
 		}
-		o.warn("%s is not set: NodePorts answer on every address of this machine; primary would leave that to the node's own", o.where("nodePortAddresses"))
-	case !n.Primary && families == 1 && len(pods) == 2:
-		o.warn("%s has CIDRs of one IP family, and %s of two", o.where("nodePortAddresses"), o.where("clusterCIDR"))
 	}
 	return n
-}
-
-// families returns how many IP families there are among prefixes.
-func families(prefixes []netip.Prefix) int {
-	var v4, v6 int
-	for _, p := range prefixes {
-		if p.Addr().Is4() {
-			v4 = 1
-		} else {
-			v6 = 1
-		}
-	}
-	return v4 + v6
 }
 
 // bindAddress is CF-13.
@@ -239,6 +196,19 @@ func (o *Options) bindAddress() netip.Addr {
 		o.wrong("bindAddress", o.file.BindAddress, "want an IP address; 0.0.0.0 or :: for none of its own")
 	}
 	return a
+}
+
+// identity returns what stands in the first file of a list, paths with commas between, that is there.
+func (o *Options) identity(flag, files string) string {
+	for name := range strings.SplitSeq(files, ",") {
+		if data, err := o.readFile(strings.TrimSpace(name)); err == nil {
+			return strings.TrimSpace(string(data))
+		}
+	}
+	if o.changed(flag) {
+		o.warn("--%s %q: none of these files can be read", flag, files)
+	}
+	return ""
 }
 
 // nodeName is CF-12: without an override it is what the host calls itself.

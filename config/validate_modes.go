@@ -21,17 +21,14 @@ func (o *Options) tables(c *Config) {
 	o.within("iptables.masqueradeBit", *i.MasqueradeBit, 0, 31)
 	o.positive("iptables.syncPeriod", c.IPTables.SyncPeriod)
 	o.notLonger("iptables.minSyncPeriod", c.IPTables.MinSyncPeriod, c.IPTables.SyncPeriod)
-	c.MasqueradeAll = c.IPTables.MasqueradeAll
-	switch mode := string(o.file.Mode); {
-	case mode == "nftables", mode != "" && !slices.Contains(modes, mode): // a mode that is misspelt may be this one
-		c.MasqueradeAll = c.NFTables.MasqueradeAll
+	o.onlyIn(c, "nftables", func() {
 		o.within("nftables.masqueradeBit", *n.MasqueradeBit, 0, 31)
 		if c.NFTables.SyncPeriod < 0 {
 			o.wrong("nftables.syncPeriod", c.NFTables.SyncPeriod.String(), "want more than 0, or 0 for the default")
 		}
 		o.notLonger("nftables.minSyncPeriod", c.NFTables.MinSyncPeriod, c.NFTables.SyncPeriod)
-	case mode == "ebpf":
-		c.MasqueradeAll = c.EBPF.MasqueradeAll
+	})
+	o.onlyIn(c, "ebpf", func() {
 		if c.EBPF.MasqueradeBit < 0 || c.EBPF.MasqueradeBit > 31 {
 			o.problem("--ebpf-masquerade-bit", fmt.Sprint(c.EBPF.MasqueradeBit), "want 0 to 31")
 		}
@@ -41,7 +38,7 @@ func (o *Options) tables(c *Config) {
 		if least := c.EBPF.MinSyncPeriod; least < 0 || c.EBPF.SyncPeriod > 0 && least > c.EBPF.SyncPeriod {
 			o.problem("--ebpf-min-sync-period", least.String(), "want 0 or more, and at most the sync period")
 		}
-	}
+	})
 }
 
 // noPeriod is how a file says 0 where 0 means "not given" (FL-08): the shortest time that can be written.
@@ -64,34 +61,32 @@ func sayable(d time.Duration) time.Duration {
 // schedulers are those of the kernel (CF-26). Whether this machine's has one shows when the mode starts.
 var schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf", "twos"}
 
-// ipvs is CF-25 to CF-29: checked in mode ipvs only, as other modes do not read it.
-func (o *Options) ipvs() IPVS {
+// ipvs is CF-25 to CF-29: checked for mode ipvs only, as other modes do not read it.
+func (o *Options) ipvs(c *Config) IPVS {
 	f := &o.file.IPVS
 	v := IPVS{
 		SyncPeriod: f.SyncPeriod.Duration, MinSyncPeriod: f.MinSyncPeriod.Duration, Scheduler: f.Scheduler, StrictARP: f.StrictARP,
 		TCPTimeout: f.TCPTimeout.Duration, TCPFinTimeout: f.TCPFinTimeout.Duration, UDPTimeout: f.UDPTimeout.Duration,
 	}
 	orDefault(&v.Scheduler, "rr")
-	checked := o.file.Mode == "ipvs"
-	for i, s := range f.ExcludeCIDRs {
-		p, err := parsePrefix(s)
-		if err == nil {
+	o.onlyIn(c, "ipvs", func() {
+		for i, s := range f.ExcludeCIDRs {
+			p, err := parsePrefix(s)
+			if err != nil {
+				o.wrong(fmt.Sprintf("ipvs.excludeCIDRs[%d]", i), s, "want a CIDR such as 192.0.2.0/24")
+				continue
+			}
 			v.ExcludeCIDRs = append(v.ExcludeCIDRs, p)
-		} else if checked {
-			o.wrong(fmt.Sprintf("ipvs.excludeCIDRs[%d]", i), s, "want a CIDR such as 192.0.2.0/24")
 		}
-	}
-	if !checked {
-		return v
-	}
-	o.positive("ipvs.syncPeriod", v.SyncPeriod)
-	o.notLonger("ipvs.minSyncPeriod", v.MinSyncPeriod, v.SyncPeriod)
-	o.notNegative("ipvs.tcpTimeout", v.TCPTimeout)
-	o.notNegative("ipvs.tcpFinTimeout", v.TCPFinTimeout)
-	o.notNegative("ipvs.udpTimeout", v.UDPTimeout)
-	if !slices.Contains(schedulers, v.Scheduler) {
-		o.wrong("ipvs.scheduler", v.Scheduler, "want "+strings.Join(schedulers, ", "))
-	}
+		o.positive("ipvs.syncPeriod", v.SyncPeriod)
+		o.notLonger("ipvs.minSyncPeriod", v.MinSyncPeriod, v.SyncPeriod)
+		o.notNegative("ipvs.tcpTimeout", v.TCPTimeout)
+		o.notNegative("ipvs.tcpFinTimeout", v.TCPFinTimeout)
+		o.notNegative("ipvs.udpTimeout", v.UDPTimeout)
+		if !slices.Contains(schedulers, v.Scheduler) {
+			o.wrong("ipvs.scheduler", v.Scheduler, "want "+strings.Join(schedulers, ", "))
+		}
+	})
 	return v
 }
 

@@ -21,7 +21,7 @@ func roundTrip(t testing.TB, c *Config) {
 		t.Fatal(err)
 	}
 	o := NewOptions()
-	o.modes = modes
+	o.modes, o.readFile = modes, idFiles
 	o.hostname, o.getenv = func() (string, error) { return c.NodeName, nil }, func(string) string { return "" }
 	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 	o.AddFlags(fs)
@@ -38,6 +38,8 @@ func roundTrip(t testing.TB, c *Config) {
 	// What no field stands for is not in the file.
 	want, got := *c, *again
 	for _, x := range []*Config{&want, &got} {
+		x.asked, x.unchecked, x.inMode, x.names = NodePorts{}, nil, nil, nil
+		x.MachineID, x.BootID = "", ""
 		x.API.Master, x.Manifests, x.File, x.WriteConfigTo, x.Flags, x.Warnings, x.Cleanup, x.InitOnly = "", "", "", "", nil, nil, Cleanup{}, false
 		x.EBPF, x.NFTables.LocalhostNodePorts, x.MasqueradeAll = Tables{}, false, x.MasqueradeAll && x.Mode != "ebpf"
 		v := x.Logging.Verbosity
