@@ -1,0 +1,134 @@
+package system
+
+import (
+	"errors"
+	"io/fs"
+	"math"
+	"runtime"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/kernel"
+)
+
+const (
+	conntrackMax     = "net.netfilter.nf_conntrack_max"
+	conntrackBuckets = "net.netfilter.nf_conntrack_buckets"
+	// conntrackInitial is there in the initial network namespace alone.
+	conntrackInitial = "net.nf_conntrack_max"
+)
+
+// since returns what c asks for that old did not.
+func (c Conntrack) since(old Conntrack) Conntrack {
+	for _, p := range []struct{ now, old *time.Duration }{
+		{&c.TCPEstablished, &old.TCPEstablished}, {&c.TCPCloseWait, &old.TCPCloseWait}, {&c.UDP, &old.UDP}, {&c.UDPStream, &old.UDPStream},
+	} {
+		if *p.now == *p.old {
+			*p.now = 0
+		}
+	}
+	if c.MaxPerCore == old.MaxPerCore && c.Min == old.Min {
+		c.MaxPerCore = 0
+	}
+	c.TCPBeLiberal = c.TCPBeLiberal && !old.TCPBeLiberal
+	return c
+}
+
+func (j *job) conntrack(c Conntrack) {
+	if c.MaxPerCore <= 0 {
+		c.MaxPerCore, c.Min = 0, 0
+	}
+	if c == (Conntrack{}) {
+		return
+	}
+	if j.tree.Live() {
+		if err := kernel.LoadConntrack(); err != nil {
+			j.errs = append(j.errs, err)
+			return
+		}
+	}
+	if c.MaxPerCore > 0 {
+		j.conntrackSize(c)
+	}
+	for _, t := range []struct {
+		value time.Duration
+		name  string
+		asks  string
+	}{
+		{c.TCPEstablished, "tcp_timeout_established", "--conntrack-tcp-timeout-established (conntrack.tcpEstablishedTimeout)"},
+		{c.TCPCloseWait, "tcp_timeout_close_wait", "--conntrack-tcp-timeout-close-wait (conntrack.tcpCloseWaitTimeout)"},
+		{c.UDP, "udp_timeout", "--conntrack-udp-timeout (conntrack.udpTimeout)"},
+		{c.UDPStream, "udp_timeout_stream", "--conntrack-udp-timeout-stream (conntrack.udpStreamTimeout)"},
+	} {
+		if t.value <= 0 {
+			continue
+		}
+		// Where it cannot be set, a longer one does: no connection is forgotten too early.
+		j.set(sysctl{name: "net.netfilter.nf_conntrack_" + t.name, value: strconv.FormatInt(seconds(t.value), 10),
+			asks: t.asks + ", where 0 leaves what is there", more: true})
+	}
+	if c.TCPBeLiberal {
+		j.set(sysctl{name: "net.netfilter.nf_conntrack_tcp_be_liberal", value: "1",
+			asks: "--conntrack-tcp-be-liberal (conntrack.tcpBeLiberal), where false leaves what is there"})
+	}
+}
+
+// seconds rounds up: what is more than nothing must not become 0, with which the kernel would forget at once.
+func seconds(d time.Duration) int64 {
+	s := int64(d / time.Second)
+	if d%time.Second > 0 {
+		s++
+	}
+	return s
+}
+
+// conntrackSize sets how many connections are tracked, and makes the hash table large enough for them (PR-10).
+func (j *job) conntrackSize(c Conntrack) {
+	cpus, err := j.tree.OnlineCPUs()
+	if err != nil {
+		cpus = runtime.NumCPU()
+		j.warn("", "%v: sizing the connection table for the %d that this process may use", err, cpus)
+	}
+	size := math.MaxInt32 // more the kernel does not take
+	if c.MaxPerCore < math.MaxInt32/cpus {
+		size = c.MaxPerCore * cpus
+	}
+	asks := "--conntrack-max-per-core (conntrack.maxPerCore)"
+	if c.Min > size {
+		size, asks = c.Min, "--conntrack-min (conntrack.min)"
+	}
+	size = min(size, math.MaxInt32)
+	j.set(sysctl{name: conntrackMax, value: strconv.Itoa(size), more: true,
+		asks: asks + "; --conntrack-max-per-core 0 leaves what is there"})
+	j.hashSize(size / 4)
+}
+
+// hashSize makes the hash table of connections have as many buckets, if it has less. It only makes lookups faster, so
+// nothing here is fatal.
+func (j *job) hashSize(want int) {
+	have, err := j.tree.ModuleParameter("nf_conntrack", "hashsize")
+	if err != nil { // for the machine's root alone; the sysctl is for all to read
+		have, err = j.tree.Sysctl(conntrackBuckets)
+	}
+	if err == nil && atLeast(have, strconv.Itoa(want)) {
+		return
+	}
+	if _, missing := j.tree.Sysctl(conntrackInitial); errors.Is(missing, fs.ErrNotExist) {
+		j.report.Kept = append(j.report.Kept, "the hash table of connections belongs to the initial network namespace: it keeps its size")
+		return
+	}
+	if err == nil {
+		err = j.tree.SetModuleParameter("nf_conntrack", "hashsize", strconv.Itoa(want))
+	}
+	switch {
+	case err == nil:
+		j.report.Wrote = append(j.report.Wrote, "set the hash table of connections from "+have+" to "+strconv.Itoa(want)+" buckets")
+	case errors.Is(err, unix.EROFS):
+		j.warn(ReadOnlySysFS, "/sys is read-only: the hash table of connections keeps %s buckets, where %d would be right for as many "+
+			"connections as may be tracked: mount /sys writable, or set /sys/module/nf_conntrack/parameters/hashsize on the host", have, want)
+	default:
+		j.warn("", "the hash table of connections is not made larger: %v", err)
+	}
+}
