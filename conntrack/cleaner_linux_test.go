@@ -3,6 +3,7 @@ package conntrack
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -17,6 +18,7 @@ import (
 
 // fakeKernel is a conntrack table in memory, with a clock for how long a pass takes.
 type fakeKernel struct {
+	cleaned []string // what Config.Cleaned was told
 	mu      sync.Mutex
 	flows   []flow
 	takes   time.Duration
@@ -76,12 +78,16 @@ func pause(d time.Duration) {
 }
 
 // run runs f with a Cleaner that works, on a fake clock.
+func (k *fakeKernel) note(took time.Duration, deleted int) {
+	k.cleaned = append(k.cleaned, fmt.Sprintf("%d in %v", deleted, took))
+}
+
 func run(t *testing.T, k *fakeKernel, f func(c *Cleaner, log *strings.Builder)) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
 		closed := false
 		k.start = time.Now()
-		c := newCleaner(Config{Family: lb.IPv4, Log: slog.New(slog.NewTextHandler(&log, nil))}, k, func() { closed = true })
+		c := newCleaner(Config{Family: lb.IPv4, Log: slog.New(slog.NewTextHandler(&log, nil)), Cleaned: k.note}, k, func() { closed = true })
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { c.Run(ctx); close(done) }()
@@ -115,6 +121,9 @@ func TestOnePassForABurst(t *testing.T) {
 		}
 		if len(k.flows) != 0 {
 			t.Errorf("flows that stay: %v", k.flows)
+		}
+		if want := []string{"2 in 1s", "1 in 1s"}; !slices.Equal(k.cleaned, want) { // MT-18
+			t.Errorf("told of passes that deleted %v, want %v", k.cleaned, want)
 		}
 		if got, want := c.Stats(), (Stats{Runs: 2, Seen: 4, Deleted: 3, LastRun: time.Second}); got != want {
 			t.Errorf("stats %+v, want %+v", got, want)
