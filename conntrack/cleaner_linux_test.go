@@ -77,11 +77,11 @@ func pause(d time.Duration) {
 	synctest.Wait()
 }
 
-// run runs f with a Cleaner that works, on a fake clock.
 func (k *fakeKernel) note(took time.Duration, deleted int) {
 	k.cleaned = append(k.cleaned, fmt.Sprintf("%d in %v", deleted, took))
 }
 
+// run runs f with a Cleaner that works, on a fake clock.
 func run(t *testing.T, k *fakeKernel, f func(c *Cleaner, log *strings.Builder)) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
