@@ -30,6 +30,10 @@ type Config struct {
 	// QPS and Burst bound the requests a second to the API server; 0 is no bound. Streams are not counted.
 	QPS   float32
 	Burst int
+	// ContentType is the media type of what is sent, and AcceptContentTypes, separated by commas, are those of
+	// answers, the preferred first; "" is protobuf, or for answers ContentType. There are protobuf and JSON, and
+	// JSON is always accepted (PR-11).
+	ContentType, AcceptContentTypes string
 	// UserAgent is how the client calls itself; "" is client-go's default.
 	UserAgent string
 }
@@ -46,6 +50,7 @@ func (c Config) RESTConfig() (*rest.Config, error) {
 	if c.QPS == 0 {
 		out.QPS = -1
 	}
+	out.ContentType, out.AcceptContentTypes, _ = c.content()
 	out.WarningHandler = rest.NoWarnings{}
 	return out, nil
 }

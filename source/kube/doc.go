@@ -12,4 +12,6 @@
 //
 // Nothing is removed because something went wrong. A …Listed event is sent only for a list that was
 // complete; errors of any kind are told ([outage]) and retried within seconds, for ever.
+//
+// The other way go events: a [Publisher] sends what the proxy has to tell the cluster.
 package kube

@@ -3,18 +3,13 @@ package kube
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
-	core "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
-	networking "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -58,21 +53,20 @@ func New(cfg Config) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{core.AddToScheme, discovery.AddToScheme, networking.AddToScheme} {
-		utilruntime.Must(add(scheme)) // of constant types: this cannot fail
-	}
 	s := &Source{
 		log:           log,
 		reporter:      convert.NewReporter(cfg.OnProblem),
 		outage:        newOutage(log, config.Host),
 		resources:     []*resource{services(), endpointSlices(), node(cfg.NodeName), serviceCIDRs()},
 		clients:       map[*resource]rest.Interface{},
-		codec:         runtime.NewParameterCodec(scheme),
+		codec:         runtime.NewParameterCodec(newScheme()),
 		retryOptional: 5 * time.Second,
 	}
-	if err := s.connectTo(config, scheme); err != nil {
+	if err := s.connectTo(config); err != nil {
 		return nil, err
+	}
+	if _, _, ignored := cfg.content(); len(ignored) > 0 {
+		log.Warn("ignoring content types that kube-proxy cannot read", "ignored", ignored, "accepted", config.AcceptContentTypes)
 	}
 	from := "kubeconfig " + cfg.Kubeconfig
 	switch {
@@ -86,30 +80,17 @@ func New(cfg Config) (*Source, error) {
 }
 
 // connectTo makes a client for each resource; they share connections.
-func (s *Source) connectTo(config *rest.Config, scheme *runtime.Scheme) error {
-	config = rest.CopyConfig(config)
-	config.ContentType = runtime.ContentTypeProtobuf
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	if config.UserAgent == "" {
-		config.UserAgent = rest.DefaultKubernetesUserAgent()
+func (s *Source) connectTo(config *rest.Config) error {
+	versions := make([]schema.GroupVersion, len(s.resources))
+	for i, r := range s.resources {
+		versions[i] = r.version
 	}
-	httpClient, err := rest.HTTPClientFor(config)
+	clients, err := newClients(config, versions...)
 	if err != nil {
-		return fmt.Errorf("kube: use the credentials for %s: %w", config.Host, err)
+		return err
 	}
-	for _, r := range s.resources {
-		c := rest.CopyConfig(config)
-		version := r.version
-		c.GroupVersion, c.APIPath = &version, "/apis"
-		if version.Group == "" {
-			c.APIPath = "/api"
-		}
-		client, err := rest.RESTClientForConfigAndClient(c, httpClient)
-		if err != nil {
-			return fmt.Errorf("kube: make a client for %s of %s: %w", r.plural, config.Host, err)
-		}
-		s.clients[r] = client
+	for i, r := range s.resources {
+		s.clients[r] = clients[i]
 	}
 	return nil
 }

@@ -1,0 +1,117 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// PR-11: what is asked for is what the server is asked for, but for what could not be read.
+func TestContentTypes(t *testing.T) {
+	t.Parallel()
+	const protobuf, json = "application/vnd.kubernetes.protobuf", "application/json"
+	for _, c := range []struct{ contentType, acceptTypes, send, accept, ignored string }{
+		{"", "", protobuf, protobuf + "," + json, ""},
+		{protobuf, "", protobuf, protobuf + "," + json, ""},
+		{json, "", json, json, ""},
+		{protobuf, json, protobuf, json, ""},
+		{json, protobuf, json, protobuf + "," + json, ""},
+		{"", json + ";q=0.9, " + protobuf, protobuf, json + ";q=0.9," + protobuf, ""},
+		{"application/cbor", "", protobuf, protobuf + "," + json, "application/cbor"},
+		{"", "application/yaml,,application/cbor", protobuf, protobuf + "," + json, "application/yaml application/cbor"},
+	} {
+		r := newRig(t)
+		r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"))
+		r.api.json = !strings.HasPrefix(c.accept, protobuf) // as a server does that is asked for JSON first
+		accepts := map[string]bool{}
+		r.api.answer = func(req *http.Request) *metav1.Status {
+			accepts[req.Header.Get("Accept")] = true
+			return nil
+		}
+		cfg := r.config()
+		cfg.ContentType, cfg.AcceptContentTypes = c.contentType, c.acceptTypes
+		rest, err := cfg.RESTConfig()
+		if err != nil || rest.ContentType != c.send || rest.AcceptContentTypes != c.accept {
+			t.Errorf("%q, %q: sends %q, accepts %q, %v", c.contentType, c.acceptTypes, rest.ContentType, rest.AcceptContentTypes, err)
+		}
+		r.startWith(cfg)
+		r.wait("web:80 node:192.0.2.1")
+		r.api.set(func() {
+			for accept := range accepts {
+				if types, _, _ := strings.Cut(accept, ";stream=watch"); !strings.HasPrefix(c.accept, types) {
+					t.Errorf("%q, %q: the server was asked for %q", c.contentType, c.acceptTypes, accept)
+				}
+			}
+		})
+		told := r.log.lines("content types")
+		if (c.ignored != "") != (len(told) == 1) || len(told) == 1 && !strings.Contains(told[0], c.ignored) {
+			t.Errorf("%q, %q: log %q", c.contentType, c.acceptTypes, told)
+		}
+	}
+}
+
+// The annotation of S0 by which a Node chooses the mode: one GET, bounded by the caller's time.
+func TestNodeAnnotation(t *testing.T) {
+	t.Parallel()
+	const name = "net.experimental.kubernetes.io/proxy-mode"
+	var requests atomic.Int32
+	hang := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests.Add(1)
+		w.Header().Set("Content-Type", "application/json")
+		node := core.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}}
+		switch r.URL.Path {
+		case "/api/v1/nodes/n1":
+			node.Annotations = map[string]string{name: "userspace"}
+		case "/api/v1/nodes/plain":
+		case "/api/v1/nodes/hangs":
+			<-hang
+		case "/api/v1/nodes/busy":
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(429)
+			_ = json.NewEncoder(w).Encode(failure(429, metav1.StatusReasonTooManyRequests, "busy"))
+			return
+		default:
+			w.WriteHeader(404)
+			_ = json.NewEncoder(w).Encode(failure(404, metav1.StatusReasonNotFound, "no such Node"))
+			return
+		}
+		_ = json.NewEncoder(w).Encode(node)
+	}))
+	defer server.Close()
+	defer close(hang)
+	for _, c := range []struct{ node, want, err string }{
+		{"n1", "userspace", ""},
+		{"plain", "", ""},
+		{"gone", "", "kube: read annotation " + name + " of Node gone from " + server.URL + ": no such Node"},
+		{"busy", "", "busy"},
+		{"hangs", "", "context deadline exceeded"},
+		{"", "", "the name of this node is not known"},
+	} {
+		requests.Store(0)
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		start := time.Now()
+		got, err := NodeAnnotation(ctx, Config{Master: server.URL, NodeName: c.node}, name)
+		cancel()
+		if got != c.want || (c.err == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %q, %v; want %q, %s", c.node, got, err, c.want, c.err)
+		}
+		if took := time.Since(start); took > 2*time.Second {
+			t.Errorf("%s: took %v", c.node, took)
+		}
+		if c.node != "" && requests.Load() != 1 {
+			t.Errorf("%s: %d requests", c.node, requests.Load())
+		}
+	}
+	if _, err := NodeAnnotation(t.Context(), Config{Kubeconfig: "/does/not/exist", NodeName: "n1"}, name); err == nil || !strings.Contains(err.Error(), "/does/not/exist") {
+		t.Errorf("without a kubeconfig: %v", err)
+	}
+}

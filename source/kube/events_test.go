@@ -1,0 +1,436 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	events "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kube-proxy/cluster"
+	"kube-proxy/event"
+	"kube-proxy/source/convert"
+)
+
+// quick is a pace for tests. Repetitions are not sent before the end unless a test asks for it.
+var quick = pace{
+	retryFirst: 5 * time.Millisecond, retryLast: 40 * time.Millisecond, giveUp: time.Hour, refused: 50 * time.Millisecond,
+	gapFirst: time.Hour, gapLast: time.Hour, forget: time.Hour,
+	request: 5 * time.Second, flush: time.Second, perSecond: 1000, burst: 1000,
+}
+
+type publisherRig struct {
+	*Publisher
+	t    *testing.T
+	log  syncBuffer
+	stop func()
+}
+
+// startPublisher runs a Publisher until the test or stop ends it.
+func startPublisher(t *testing.T, url string, pace pace, change func(*Config)) *publisherRig {
+	t.Helper()
+	r := &publisherRig{t: t}
+	cfg := Config{Master: url, NodeName: "n1", Log: slog.New(slog.NewTextHandler(&r.log, nil))}
+	if change != nil {
+		change(&cfg)
+	}
+	p, err := newPublisher(cfg, pace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Publisher = p
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); p.Run(ctx) }()
+	r.stop = func() {
+		cancel()
+		select {
+		case <-done:
+		case <-time.After(10 * time.Second):
+			t.Error("Run does not end")
+		}
+	}
+	t.Cleanup(r.stop)
+	return r
+}
+
+func (r *publisherRig) until(what string, ok func() bool) {
+	r.t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			r.t.Fatalf("%s; log:\n%s", what, strings.Join(r.log.lines(""), "\n"))
+		}
+	}
+}
+
+func (r *publisherRig) waitFor(s *eventServer, want string) {
+	r.t.Helper()
+	for end := time.Now().Add(10 * time.Second); s.said() != want; time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			r.t.Fatalf("said %s\nwant %s\nlog:\n%s", s.said(), want, strings.Join(r.log.lines(""), "\n"))
+		}
+	}
+}
+
+var errBusy = errors.New("address already in use")
+
+// EV-01, EV-05, EV-06: what an event looks like at the API server. The UID of a Node is its name; that of
+// another object is asked for.
+func TestPublish(t *testing.T) {
+	t.Parallel()
+	for _, contentType := range []string{"", "application/json", "application/vnd.kubernetes.protobuf"} {
+		s := newEventServer(t)
+		s.uids["services shop/web"] = "uid-of-web"
+		s.uids["endpointslices shop/web-x7"] = "uid-of-slice"
+		r := startPublisher(t, s.http.URL, quick, func(c *Config) { c.ContentType = contentType })
+		r.Publish(event.Starting("n1"))
+		r.Publish(event.FailedToStartServiceHealthcheck("shop/web", "n1", 31000, errBusy))
+		problem := convert.Problem{Kind: "EndpointSlice", Name: cluster.Name{Namespace: "shop", Name: "web-x7"}, Field: "endpoints[0].addresses[0]",
+			Value: "fd00::1", What: "is not an IPv4 address", Reason: convert.ReasonIncorrectIPVersion}
+		e, ok := ProblemEvent(problem)
+		if !ok {
+			t.Fatal("no event for EV-06")
+		}
+		r.Publish(e)
+		r.Publish(event.NodePortInUse("shop/gone:http", "n1", 30080, "tcp", netip.MustParseAddrPort("0.0.0.0:30080")))
+		r.waitFor(s, `Starting Node n1 "n1" 1; FailedToStartServiceHealthcheck Service web "uid-of-web" 1; `+
+			`KubeProxyIncorrectIPVersion EndpointSlice web-x7 "uid-of-slice" 1; KubeProxyNodePortInUse Service gone "" 1`)
+		got := s.events[s.names[1]]
+		if got.Action != "Listen" || got.Type != "Warning" || got.ReportingController != "kube-proxy" || got.ReportingInstance != "kube-proxy-n1" ||
+			got.Regarding.APIVersion != "v1" || got.Regarding.Namespace != "shop" || got.Namespace != "shop" || got.Series != nil ||
+			got.Note != "node n1 cannot serve the Service's health check on port 31000: address already in use" || time.Since(got.EventTime.Time) > time.Minute {
+			t.Errorf("%+v", got)
+		}
+		if got := s.events[s.names[2]].Regarding.APIVersion; got != "discovery.k8s.io/v1" {
+			t.Errorf("a slice has the version %q", got)
+		}
+		want := contentType
+		if want == "" {
+			want = "application/vnd.kubernetes.protobuf"
+		}
+		if s.types[0] != want {
+			t.Errorf("content type %q, want %q", s.types[0], want)
+		}
+		if r.Dropped() != 0 {
+			t.Errorf("%d dropped", r.Dropped())
+		}
+	}
+	if _, ok := ProblemEvent(convert.Problem{Kind: "Service", What: "is bad"}); ok {
+		t.Error("an event for a problem that has none")
+	}
+}
+
+// A saboteur who undoes our rules all the time makes one event, whose series is updated ever more rarely.
+func TestSeries(t *testing.T) {
+	t.Parallel()
+	s := newEventServer(t)
+	pace := quick
+	pace.gapFirst, pace.gapLast = 20*time.Millisecond, time.Hour
+	r := startPublisher(t, s.http.URL, pace, nil)
+	const times = 1000
+	for i := range times {
+		r.Publish(event.DriftRepaired("n1", "IPv4", i))
+		time.Sleep(time.Millisecond / 2)
+	}
+	s.set(func() {
+		if s.posts != 1 || s.patches == 0 || s.patches > 8 {
+			t.Errorf("%d events and %d updates for %d repetitions", s.posts, s.patches, times)
+		}
+	})
+	r.stop()
+	if got, want := s.said(), fmt.Sprintf(`KubeProxyDriftRepaired Node n1 "n1" %d`, times); got != want {
+		t.Errorf("said %s, want %s", got, want)
+	}
+	if r.Dropped() != 0 {
+		t.Errorf("%d dropped", r.Dropped())
+	}
+}
+
+// A series that the API server has forgotten is created again, under another name, and goes on counting.
+func TestSeriesForgotten(t *testing.T) {
+	t.Parallel()
+	s := newEventServer(t)
+	pace := quick
+	pace.gapFirst, pace.gapLast = time.Millisecond, time.Millisecond
+	r := startPublisher(t, s.http.URL, pace, nil)
+	r.Publish(event.DriftRepaired("n1", "IPv4", 1))
+	r.waitFor(s, `KubeProxyDriftRepaired Node n1 "n1" 1`)
+	s.set(func() { s.events = map[string]*events.Event{} })
+	r.Publish(event.DriftRepaired("n1", "IPv4", 1))
+	r.waitFor(s, `KubeProxyDriftRepaired Node n1 "n1" 2`)
+	r.Publish(event.DriftRepaired("n1", "IPv4", 1))
+	r.waitFor(s, `KubeProxyDriftRepaired Node n1 "n1" 3`)
+	if len(s.names) != 2 {
+		t.Errorf("created %q", s.names)
+	}
+}
+
+// What did not happen for long is a new event.
+func TestSeriesOver(t *testing.T) {
+	t.Parallel()
+	s := newEventServer(t)
+	pace := quick
+	pace.forget = 30 * time.Millisecond
+	r := startPublisher(t, s.http.URL, pace, nil)
+	one := `KubeProxyDriftRepaired Node n1 "n1" 1`
+	r.Publish(event.DriftRepaired("n1", "IPv4", 1))
+	r.waitFor(s, one)
+	time.Sleep(50 * time.Millisecond)
+	r.Publish(event.DriftRepaired("n1", "IPv4", 1))
+	r.waitFor(s, one+"; "+one)
+}
+
+// While the API server is away nothing blocks, and what happened comes once it answers; an answer that got
+// lost makes no second event.
+func TestServerAway(t *testing.T) {
+	t.Parallel()
+	s := newEventServer(t)
+	s.answer = func(*http.Request) *metav1.Status { return failure(503, metav1.StatusReasonServiceUnavailable, "away") }
+	r := startPublisher(t, s.http.URL, quick, nil)
+	start := time.Now()
+	for range 10_000 {
+		r.Publish(event.Starting("n1"))
+		r.Publish(event.IPVSDeprecated("n1"))
+	}
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("20,000 events took %v", took)
+	}
+	time.Sleep(50 * time.Millisecond)
+	s.set(func() { s.answer, s.lose = nil, 1 })
+	r.until("both events", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.names) == 2
+	})
+	r.stop()
+	if said := s.said(); strings.Count(said, "10000") != 2 || len(s.names) != 2 {
+		t.Errorf("said %s", said)
+	}
+	if r.Dropped() != 0 || len(r.log.lines("")) != 0 {
+		t.Errorf("%d dropped; log: %q", r.Dropped(), r.log.lines(""))
+	}
+}
+
+// Patience has an end: what is too old is dropped and counted, and the first success says how much was lost.
+func TestGivesUp(t *testing.T) {
+	t.Parallel()
+	s := newEventServer(t)
+	s.answer = func(*http.Request) *metav1.Status { return failure(503, metav1.StatusReasonServiceUnavailable, "away") }
+	pace := quick
+	pace.giveUp = 60 * time.Millisecond
+	r := startPublisher(t, s.http.URL, pace, nil)
+	r.Publish(event.Starting("n1"))
+	r.Publish(event.Starting("n1"))
+	r.until("dropped", func() bool { return r.Dropped() == 2 })
+	s.set(func() { s.answer = nil })
+	r.Publish(event.IPVSDeprecated("n1"))
+	r.waitFor(s, `ipvs-deprecated Node n1 "n1" 1`)
+	r.until("the loss is told", func() bool { return len(r.log.lines(`msg="events were not sent" dropped=2`)) == 1 })
+}
+
+// 403: told once, and only if it lasts.
+func TestForbidden(t *testing.T) {
+	t.Parallel()
+	s := newEventServer(t)
+	s.answer = func(*http.Request) *metav1.Status {
+		return failure(403, metav1.StatusReasonForbidden, "events is forbidden")
+	}
+	pace := quick
+	pace.refused = 150 * time.Millisecond
+	r := startPublisher(t, s.http.URL, pace, nil)
+	r.Publish(event.Starting("n1"))
+	time.Sleep(50 * time.Millisecond)
+	s.set(func() { s.answer = nil })
+	r.waitFor(s, `Starting Node n1 "n1" 1`)
+	if lines := r.log.lines(""); len(lines) != 0 {
+		t.Errorf("log: %q", lines)
+	}
+	s.set(func() {
+		s.answer = func(*http.Request) *metav1.Status {
+			return failure(403, metav1.StatusReasonForbidden, "events is forbidden")
+		}
+	})
+	r.Publish(event.IPVSDeprecated("n1"))
+	r.Publish(event.NodeNotFound("n1"))
+	r.until("403 is told", func() bool { return len(r.log.lines("")) > 0 })
+	time.Sleep(300 * time.Millisecond)
+	if lines := r.log.lines("403"); len(lines) != 1 || !strings.Contains(lines[0], "we may not send events") {
+		t.Errorf("log: %q", lines)
+	}
+	r.stop()
+	if r.Dropped() != 2 {
+		t.Errorf("%d dropped", r.Dropped())
+	}
+}
+
+// An event that the server does not take is dropped, and the next one sent.
+func TestRejected(t *testing.T) {
+	t.Parallel()
+	s := newEventServer(t)
+	terminating := failure(403, metav1.StatusReasonForbidden, "namespace shop is being terminated")
+	terminating.Details = &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: core.NamespaceTerminatingCause}}}
+	for i, refusal := range []*metav1.Status{
+		failure(422, metav1.StatusReasonInvalid, "invalid"), failure(400, metav1.StatusReasonBadRequest, "bad"),
+		failure(404, metav1.StatusReasonNotFound, `namespaces "shop" not found`), terminating,
+	} {
+		s.set(func() {
+			s.answer = func(r *http.Request) *metav1.Status {
+				if strings.Contains(r.URL.Path, "/shop/") && r.Method == http.MethodPost {
+					return refusal
+				}
+				return nil
+			}
+			s.events, s.names = map[string]*events.Event{}, nil
+		})
+		r := startPublisher(t, s.http.URL, quick, nil)
+		r.Publish(event.ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp"))
+		r.Publish(event.ContestedKey("other/web", "shop/old", "192.0.2.7:80/tcp"))
+		r.waitFor(s, `KubeProxyContestedKey Service web "" 1`)
+		r.until("dropped", func() bool { return r.Dropped() == 1 })
+		r.stop()
+		want := 2 // one line for the refusal and one for the loss
+		if refusal == terminating {
+			want = 1
+		}
+		if lines := r.log.lines(""); len(lines) != want || len(r.log.lines(`msg="events were not sent" dropped=1`)) != 1 {
+			t.Errorf("%d: log %q", i, lines)
+		}
+	}
+}
+
+// Whatever happens, memory has a bound, what is beyond it is counted, and what is silent for longest gives
+// way to what is new.
+func TestTooMany(t *testing.T) {
+	t.Parallel()
+	s := newEventServer(t)
+	p, err := newPublisher(Config{Master: s.http.URL, NodeName: "n1", Log: slog.New(slog.DiscardHandler)}, quick)
+	if err != nil {
+		t.Fatal(err)
+	}
+	contest := func(i int) event.Event {
+		return event.ContestedKey("shop/web", "shop/old", fmt.Sprint("nodeport:", i, "/tcp"))
+	}
+	for i := range mostSeries + 100 {
+		p.Publish(contest(i))
+	}
+	if len(p.series) != mostSeries || len(p.queue) != mostSeries || p.Dropped() != 100 {
+		t.Errorf("%d series, %d queued, %d dropped", len(p.series), len(p.queue), p.Dropped())
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); p.Run(ctx) }()
+	wait := func(n int) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+			s.mu.Lock()
+			got := len(s.names)
+			s.mu.Unlock()
+			if got == n {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%d events, want %d", got, n)
+			}
+		}
+	}
+	wait(mostSeries)
+	for i := range 100 {
+		p.Publish(contest(10_000 + i))
+	}
+	wait(mostSeries + 100)
+	cancel()
+	<-done
+	if p.Dropped() != 100 {
+		t.Errorf("%d dropped", p.Dropped())
+	}
+	p.Publish(event.Starting("n1"))
+	if p.Dropped() != 101 {
+		t.Error("an event after the end is not counted")
+	}
+}
+
+// The rate is bounded: what is beyond the burst waits.
+func TestRate(t *testing.T) {
+	t.Parallel()
+	s := newEventServer(t)
+	pace := quick
+	pace.perSecond, pace.burst = 0.1, 3
+	r := startPublisher(t, s.http.URL, pace, nil)
+	for i := range 10 {
+		r.Publish(event.FailedToStartServiceHealthcheck("shop/web", "n1", uint16(i), errBusy))
+	}
+	time.Sleep(200 * time.Millisecond)
+	s.set(func() {
+		if len(s.names) != 3 {
+			t.Errorf("%d events, want 3", len(s.names))
+		}
+	})
+	start := time.Now()
+	r.stop()
+	if took := time.Since(start); took > time.Second || r.Dropped() != 7 {
+		t.Errorf("the end took %v, %d dropped", took, r.Dropped())
+	}
+}
+
+// At the end what is waiting is still sent, but a server that hangs does not hold the process up. No
+// goroutine is left.
+func TestFlush(t *testing.T) {
+	s := newEventServer(t)
+	before := runtime.NumGoroutine()
+	r := startPublisher(t, s.http.URL, quick, nil)
+	r.Publish(event.Starting("n1"))
+	r.stop()
+	if got := s.said(); got != `Starting Node n1 "n1" 1` {
+		t.Errorf("said %q", got)
+	}
+	hang := make(chan struct{})
+	hanging := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hang }))
+	pace := quick
+	pace.flush = 100 * time.Millisecond
+	h := startPublisher(t, hanging.URL, pace, nil)
+	h.Publish(event.Starting("n1"))
+	time.Sleep(20 * time.Millisecond)
+	start := time.Now()
+	h.stop()
+	if took := time.Since(start); took > time.Second || h.Dropped() != 1 {
+		t.Errorf("the end took %v, %d dropped", took, h.Dropped())
+	}
+	close(hang)
+	hanging.Close()
+	s.http.CloseClientConnections()
+	r.until("goroutines stay", func() bool { return runtime.NumGoroutine() <= before+2 })
+}
+
+// Long names and notes, and names that are none, still make events that the API takes.
+func TestOddNames(t *testing.T) {
+	t.Parallel()
+	s := newEventServer(t)
+	long := strings.Repeat("a", 253)
+	r := startPublisher(t, s.http.URL, quick, func(c *Config) { c.NodeName = long })
+	r.Publish(event.Starting(long))
+	r.Publish(event.Starting("Not_A_Name"))
+	r.Publish(event.FailedToStartMetricServer("n1", "a", errors.New(strings.Repeat("ü", 2000))))
+	r.until("three events", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.names) == 3
+	})
+	for _, name := range s.names {
+		if e := s.events[name]; len(e.Name) > 253 || e.Reason == "FailedToStartMetricServer" && !strings.HasSuffix(e.Note, "ü…") {
+			t.Errorf("%+v", e)
+		}
+	}
+	if !strings.HasPrefix(s.names[1], "default/kube-proxy.") {
+		t.Errorf("names %q", s.names)
+	}
+}

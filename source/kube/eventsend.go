@@ -1,0 +1,181 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	events "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kube-proxy/event"
+)
+
+// kinds says of what can be regarded how the API calls it.
+var kinds = map[string]struct{ version, plural string }{
+	event.KindNode:          {core.SchemeGroupVersion.String(), ""},
+	event.KindService:       {core.SchemeGroupVersion.String(), "services"},
+	event.KindEndpointSlice: {discovery.SchemeGroupVersion.String(), "endpointslices"},
+}
+
+// send sends the head of the queue. It returns false if it is to be tried again, after a while.
+func (p *Publisher) send(ctx context.Context, s *series) bool {
+	p.mu.Lock()
+	now := *s // Publish may go on counting
+	p.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, p.pace.request)
+	defer cancel()
+	if now.uid == "" {
+		now.uid = p.lookUp(ctx, now.event.Regarding)
+	}
+	err := p.write(ctx, &now)
+	again := p.retry(&now, err)
+	p.mu.Lock()
+	s.uid, s.name = now.uid, now.name
+	switch {
+	case err == nil:
+		p.queue = p.queue[1:]
+		s.sent, s.queued = now.count, time.Time{}
+		s.next, s.gap = time.Now().Add(s.gap), min(2*s.gap, p.pace.gapLast)
+	case again: // behind the others: one event that the server always fails with must not hold them up
+		p.queue = append(p.queue[1:], s)
+	default:
+		p.drop(s)
+	}
+	p.mu.Unlock()
+	if err == nil {
+		p.failures = 0
+		p.tellDrops()
+	}
+	return !again
+}
+
+// write creates the event, or updates its series. An event that the API server has forgotten meanwhile is
+// created again.
+func (p *Publisher) write(ctx context.Context, s *series) error {
+	namespace := s.event.Regarding.Namespace
+	if namespace == "" {
+		namespace = metav1.NamespaceDefault
+	}
+	if s.sent > 0 {
+		patch, err := json.Marshal(map[string]any{"series": s.api()})
+		if err != nil {
+			return fmt.Errorf("kube: encode an event: %w", err)
+		}
+		err = p.events.Patch(types.StrategicMergePatchType).Namespace(namespace).Resource("events").Name(s.name).
+			MaxRetries(0).Body(patch).Do(ctx).Error()
+		if !apierrors.IsNotFound(err) {
+			return err
+		}
+		s.name = objectName(s.event.Regarding.Name)
+	}
+	o := &events.Event{
+		ObjectMeta:          metav1.ObjectMeta{Name: s.name, Namespace: namespace},
+		EventTime:           micro(s.first),
+		ReportingController: controller, ReportingInstance: p.instance,
+		Action: s.event.Action, Reason: s.event.Reason, Note: s.event.Note, Type: string(s.event.Type),
+		Regarding: core.ObjectReference{
+			APIVersion: kinds[s.event.Regarding.Kind].version, Kind: s.event.Regarding.Kind,
+			Namespace: s.event.Regarding.Namespace, Name: s.event.Regarding.Name, UID: types.UID(s.uid),
+		},
+	}
+	if s.count > 1 {
+		o.Series = s.api()
+	}
+	err := p.events.Post().Namespace(namespace).Resource("events").MaxRetries(0).Body(o).Do(ctx).Error()
+	if apierrors.IsAlreadyExists(err) { // the name is random: an attempt before had reached the server
+		return nil
+	}
+	return err
+}
+
+func (s *series) api() *events.EventSeries {
+	return &events.EventSeries{Count: s.count, LastObservedTime: micro(s.last)}
+}
+
+// micro is a time as precise as the API takes it.
+func micro(t time.Time) metav1.MicroTime { return metav1.NewMicroTime(t.Truncate(time.Microsecond)) }
+
+// lookUp asks for the UID of an object, by which kubectl describe finds an object's events. A proxy may list
+// Services and slices but not get them. "" if it cannot be had: the event is worth sending all the same.
+func (p *Publisher) lookUp(ctx context.Context, o event.Object) string {
+	client := p.clients[o.Kind]
+	if client == nil {
+		return ""
+	}
+	body, err := client.Get().Namespace(o.Namespace).Resource(kinds[o.Kind].plural).MaxRetries(0).
+		Param("fieldSelector", fields.OneTermEqualSelector(metav1.ObjectNameField, o.Name).String()).
+		Param("resourceVersion", "0"). // from the server's cache, not from etcd
+		SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json").
+		DoRaw(ctx)
+	var list metav1.PartialObjectMetadataList
+	if err == nil {
+		err = json.Unmarshal(body, &list)
+	}
+	if err != nil {
+		p.log.Debug("the UID of an event's object is not known", "object", o.String(), "err", err)
+		return ""
+	}
+	for i := range list.Items {
+		if list.Items[i].Name == o.Name && list.Items[i].Namespace == o.Namespace {
+			return string(list.Items[i].UID)
+		}
+	}
+	return ""
+}
+
+// retry says whether an event that could not be sent is to be tried again, and tells what an operator should
+// know. That the API server is away is told by the Source.
+func (p *Publisher) retry(s *series, err error) bool {
+	if !apierrors.IsForbidden(err) {
+		p.refused = time.Time{}
+	}
+	if err == nil {
+		return false
+	}
+	p.log.Debug("an event is not sent", "event", s.event.String(), "err", err)
+	switch {
+	case apierrors.HasStatusCause(err, core.NamespaceTerminatingCause):
+		return false
+	case apierrors.IsForbidden(err):
+		if p.refused.IsZero() {
+			p.refused = time.Now()
+		}
+		if time.Since(p.refused) >= p.pace.refused {
+			p.tellOnce("403", "we may not send events (403); they are dropped", err)
+		}
+		return true
+	case apierrors.IsNotFound(err): // the namespace is gone, or the API is too old
+		p.tellOnce("404", "an event is dropped: the API server does not know where to put it (404)", err)
+		return false
+	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsRequestEntityTooLargeError(err),
+		apierrors.IsUnsupportedMediaType(err), apierrors.IsMethodNotSupported(err):
+		p.tellOnce("rejected "+s.event.Reason, "the API server rejects an event of kube-proxy", err)
+		return false
+	}
+	return true
+}
+
+func (p *Publisher) tellOnce(sort, message string, err error) {
+	if !p.told[sort] {
+		p.told[sort] = true
+		p.log.Warn(message, "server", p.server, "err", err)
+	}
+}
+
+// backoff counts a failure and returns how long to leave the API server alone.
+func (p *Publisher) backoff() time.Duration {
+	wait := p.pace.retryLast
+	if p.failures < 16 {
+		wait = min(wait, p.pace.retryFirst<<p.failures)
+	}
+	p.failures++
+	return time.Duration(float64(wait) * (1 + 0.25*rand.Float64()))
+}
