@@ -231,6 +231,7 @@ func (g generator) settings() policy.Settings {
 		ClusterCIDRs:  some(g, 40, prefixes("10.1.0.0/16", "10.1.2.0/24", "fd00:1::/48", "10.9.0.0/16")...),
 		PodInterface:  pick(g, "", "cbr0"),
 	}
+	s.NoExternalIPs = g.chance(20)
 	s.NodePortAddrs.Primary = g.chance(50)
 	s.NodePortAddrs.Prefixes = some(g, 30, prefixes("172.18.0.0/16", "172.18.0.2/32", "0.0.0.0/0", "fd00::/64", "127.0.0.0/8")...)
 	if g.chance(30) {

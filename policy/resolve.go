@@ -30,6 +30,9 @@ func Resolve(v cluster.View, s Settings) []*lb.Frontend {
 	}
 	r := resolver{view: &v, svc: svc, settings: &s, vip: vip, detects: detects(v.Node, s), full: v.Name.String()}
 	r.node = nodeAddr(v.Node, s)
+	if !s.NoExternalIPs {
+		r.externalIPs = svc.ExternalIPs
+	}
 	r.sources = canonical(svc.SourceRanges, s.Family)
 	if everybody(r.sources) {
 		r.sources = nil
@@ -47,14 +50,15 @@ func Resolve(v cluster.View, s Settings) []*lb.Frontend {
 
 // resolver is one call of Resolve.
 type resolver struct {
-	view     *cluster.View
-	svc      *cluster.Service
-	settings *Settings
-	vip      netip.Addr
-	node     netip.Addr     // this node's address, for source ranges; zero if unknown
-	sources  []netip.Prefix // of the service; nil if everybody may come
-	detects  bool           // there is a local-traffic detector
-	full     string         // "ns/name"
+	view        *cluster.View
+	svc         *cluster.Service
+	settings    *Settings
+	vip         netip.Addr
+	node        netip.Addr     // this node's address, for source ranges; zero if unknown
+	sources     []netip.Prefix // of the service; nil if everybody may come
+	externalIPs []netip.Addr   // of any family
+	detects     bool           // there is a local-traffic detector
+	full        string         // "ns/name"
 
 	rows []*lb.Frontend
 	seen map[lb.Key]bool // keys of rows, once there are too many to search
@@ -62,7 +66,7 @@ type resolver struct {
 
 // size is the number of rows if no key comes twice.
 func (r *resolver) size() int {
-	perPort := 1 + len(r.svc.LoadBalancerIPs) + len(r.svc.ExternalIPs)
+	perPort := 1 + len(r.svc.LoadBalancerIPs) + len(r.externalIPs)
 	if r.takesNodePorts() {
 		perPort++
 	}
@@ -81,7 +85,7 @@ func (r *resolver) port(p *cluster.ServicePort) {
 	r.add(row, r.vip, p.Port, p.Protocol)
 
 	nodePort := p.NodePort != 0 && r.takesNodePorts()
-	if !nodePort && len(r.svc.LoadBalancerIPs)+len(r.svc.ExternalIPs) == 0 {
+	if !nodePort && len(r.svc.LoadBalancerIPs)+len(r.externalIPs) == 0 {
 		return
 	}
 	external := r.external(sets)
@@ -93,7 +97,7 @@ func (r *resolver) port(p *cluster.ServicePort) {
 		}
 	}
 	row.Kind, row.Sources = lb.ExternalIP, nil
-	for _, a := range r.svc.ExternalIPs {
+	for _, a := range r.externalIPs {
 		if isFamily(a, r.settings.Family) {
 			r.add(row, a, p.Port, p.Protocol)
 		}

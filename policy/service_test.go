@@ -54,6 +54,10 @@ func TestServices(t *testing.T) {
 			s.svc.Ports = []cluster.ServicePort{{Name: "zero", Protocol: cluster.TCP}, {Name: "top", Protocol: cluster.TCP, Port: 65535}}
 		}, "10.96.0.7:65535/tcp shop/web:top clusterip"},
 		{"SV-13 external IPs of the family", func(s *scene) { s.svc.ExternalIPs = addrs("192.0.2.1", "2001:db8::1", "0.0.0.0") }, clusterIP + "\n192.0.2.1:80/tcp shop/web:http externalip"},
+		{"SV-13 the gate AllowServiceExternalIPs is off", func(s *scene) {
+			nodePort(cluster.TypeNodePort, 30080)(s)
+			s.svc.ExternalIPs, s.settings.NoExternalIPs = addrs("192.0.2.1", "192.0.2.2"), true
+		}, "nodeport:30080/tcp shop/web:http nodeport\n" + clusterIP},
 		{"SV-14 load-balancer IPs of the family, whatever the type", func(s *scene) { s.svc.LoadBalancerIPs = addrs("2001:db8::1", "192.0.2.7") }, clusterIP + "\n192.0.2.7:80/tcp shop/web:http loadbalancer"},
 		{"SV-17 NodePort", nodePort(cluster.TypeNodePort, 30080), "nodeport:30080/tcp shop/web:http nodeport\n" + clusterIP},
 		{"SV-17 LoadBalancer", nodePort(cluster.TypeLoadBalancer, 65535), "nodeport:65535/tcp shop/web:http nodeport\n" + clusterIP},

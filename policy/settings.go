@@ -30,6 +30,9 @@ type Settings struct {
 	// PodInterface is the bridge's name, or the prefix of interface names, in the modes BridgeInterface
 	// and InterfaceNamePrefix.
 	PodInterface string
+	// NoExternalIPs: spec.externalIPs are not served (SV-13, the feature gate AllowServiceExternalIPs). Whoever may
+	// write Services can otherwise take an address of others for the cluster's traffic to it.
+	NoExternalIPs bool
 	// NodePortAddrs chooses the addresses that answer NodePorts.
 	NodePortAddrs NodePortAddrs
 }

@@ -44,8 +44,10 @@ func resolveSlow(v cluster.View, s policy.Settings) []*lb.Frontend {
 		for _, a := range w.ofFamily(svc.LoadBalancerIPs) { // SV-14
 			claim(key(a, p.Port), lb.LoadBalancer, p)
 		}
-		for _, a := range w.ofFamily(svc.ExternalIPs) { // SV-13
-			claim(key(a, p.Port), lb.ExternalIP, p)
+		if !s.NoExternalIPs {
+			for _, a := range w.ofFamily(svc.ExternalIPs) { // SV-13
+				claim(key(a, p.Port), lb.ExternalIP, p)
+			}
 		}
 		switch svc.Type { // SV-17
 		case cluster.TypeNodePort, cluster.TypeLoadBalancer:

@@ -62,6 +62,10 @@ func (s *Settings) set(name, value string) error {
 		s.NodeName = value
 	case "masquerade-all":
 		s.Policy.MasqueradeAll, err = strconv.ParseBool(value)
+	case "allow-service-external-ips":
+		var allow bool
+		allow, err = strconv.ParseBool(value)
+		s.Policy.NoExternalIPs = !allow
 	case "detect-local-mode":
 		s.Policy.DetectLocal = policy.LocalMode(value)
 	case "cluster-cidr":
@@ -73,27 +77,39 @@ func (s *Settings) set(name, value string) error {
 	case "node-holds":
 		s.NodeHolds, err = parsePrefixes(value)
 	default:
-		err = fmt.Errorf("unknown: want node, masquerade-all, detect-local-mode, cluster-cidr, " +
+		err = fmt.Errorf("unknown: want node, masquerade-all, allow-service-external-ips, detect-local-mode, cluster-cidr, " +
 			"pod-bridge-interface, pod-interface-name-prefix, nodeport-addresses or node-holds")
 	}
 	return err
 }
 
+// parseNodePortAddrs reads CIDRs and the words primary, localhost and all (CF-37).
 func parseNodePortAddrs(value string) (policy.NodePortAddrs, error) {
 	var a policy.NodePortAddrs
-	if value == "primary" {
-		a.Primary = true
-		return a, nil
+	var cidrs []string
+	for word := range strings.FieldsFuncSeq(value, isSeparator) {
+		switch word {
+		case "primary":
+			a.Primary = true
+		case "localhost":
+			cidrs = append(cidrs, "127.0.0.0/8", "::1/128")
+		case "all":
+			cidrs = append(cidrs, "0.0.0.0/0", "::/0")
+		default:
+			cidrs = append(cidrs, word)
+		}
 	}
 	var err error
-	a.Prefixes, err = parsePrefixes(value)
+	a.Prefixes, err = parsePrefixes(strings.Join(cidrs, ","))
 	return a, err
 }
+
+func isSeparator(r rune) bool { return r == ',' || r == ' ' }
 
 // parsePrefixes reads a list of prefixes, separated by commas; an empty value is an empty list.
 func parsePrefixes(value string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
-	for s := range strings.FieldsFuncSeq(value, func(r rune) bool { return r == ',' || r == ' ' }) {
+	for s := range strings.FieldsFuncSeq(value, isSeparator) {
 		pfx, err := netip.ParsePrefix(s)
 		if err != nil {
 			return nil, err
