@@ -105,6 +105,8 @@ type Store struct {
 	servicesListed, slicesListed bool
 	// waitForFacts: Synced also waits for these two.
 	waitForFacts, nodeListed, cidrsListed bool
+	// waitForPodCIDRs: so it does for this one, which stays true once the node had some.
+	waitForPodCIDRs, hadPodCIDRs bool
 }
 
 // entry is what is known of one service: it exists while there is a Service or a slice.
@@ -134,11 +136,12 @@ func (s *Store) Fold(ev Event) Dirty {
 }
 
 // Synced reports whether both Services and slices have been listed (SV-05), and what [Store.WaitForFacts]
-// asks for.
+// and [Store.WaitForPodCIDRs] ask for.
 func (s *Store) Synced() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.servicesListed && s.slicesListed && (!s.waitForFacts || s.nodeListed && s.cidrsListed)
+	return s.servicesListed && s.slicesListed && (!s.waitForFacts || s.nodeListed && s.cidrsListed) &&
+		(!s.waitForPodCIDRs || s.hadPodCIDRs)
 }
 
 // WaitForFacts makes Synced wait also until a source has told of the node, even if only that there is none,
@@ -150,6 +153,25 @@ func (s *Store) WaitForFacts(wait bool) (missing bool) {
 	defer s.mu.Unlock()
 	s.waitForFacts = wait
 	return !s.nodeListed || !s.cidrsListed
+}
+
+// WaitForPodCIDRs makes Synced wait also until the node has pod CIDRs, of whatever family (PR-05); or not, which
+// ends such a wait. It reports whether the node never had any: what the proxy has to know before it writes its
+// first rules is no reason to stop later, when the Node goes for a while.
+func (s *Store) WaitForPodCIDRs(wait bool) (missing bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waitForPodCIDRs = wait
+	return !s.hadPodCIDRs
+}
+
+// NodeEligible reports whether this node's Node object is known, and whether load balancers may use the node: not
+// while it is unknown, is being deleted, or is about to be removed (HT-06).
+func (s *Store) NodeEligible() (known, eligible bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.facts.Node
+	return n != nil, n != nil && !n.Leaving
 }
 
 // Changes returns how many changes of Services and slices have been folded in so far, those of lists included; what
@@ -340,6 +362,7 @@ func (ev NodeGone) foldInto(s *Store, d *Dirty) {
 func (s *Store) setNode(n *Node, d *Dirty) {
 	was := s.facts.Node
 	s.facts.Node = n
+	s.hadPodCIDRs = s.hadPodCIDRs || n != nil && len(n.PodCIDRs) > 0
 	d.Facts = true
 	if was == nil {
 		was = &Node{}

@@ -1,0 +1,84 @@
+package cluster_test
+
+import (
+	"net/netip"
+	"testing"
+
+	"kube-proxy/cluster"
+)
+
+// PR-05: what waits for pod CIDRs waits until the node has had some, whatever comes in between, and no longer.
+func TestWaitForPodCIDRsPR05(t *testing.T) {
+	s := cluster.NewStore("node-1")
+	s.WaitForPodCIDRs(true)
+	cidrs := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}
+	for _, step := range []struct {
+		what   string
+		ev     cluster.Event
+		synced bool
+	}{
+		{"all is listed", cluster.Batch{cluster.ServicesListed{}, cluster.SlicesListed{}, cluster.CIDRsListed{}}, false},
+		{"a Node without pod CIDRs", cluster.NodeSet{Node: &cluster.Node{Name: "node-1"}}, false},
+		{"another Node's", cluster.NodeSet{Node: &cluster.Node{Name: "node-2", PodCIDRs: cidrs}}, false},
+		{"the Node goes", cluster.NodeGone{Name: "node-1"}, false},
+		{"it has some", cluster.NodeSet{Node: &cluster.Node{Name: "node-1", PodCIDRs: cidrs}}, true},
+		{"it loses them", cluster.NodeSet{Node: &cluster.Node{Name: "node-1"}}, true},
+		{"the Node goes again", cluster.NodeGone{Name: "node-1"}, true},
+	} {
+		s.Fold(step.ev)
+		if s.Synced() != step.synced {
+			t.Errorf("%s: synced %v, want %v", step.what, s.Synced(), step.synced)
+		}
+		if missing := s.WaitForPodCIDRs(true); missing == step.synced {
+			t.Errorf("%s: missing %v", step.what, missing)
+		}
+	}
+	// Nobody waits if nobody asked, and a wait that is given up is over.
+	waived := cluster.NewStore("node-1")
+	fold(waived, cluster.ServicesListed{}, cluster.SlicesListed{})
+	if !waived.Synced() {
+		t.Error("a store waits for pod CIDRs unasked")
+	}
+	waived.WaitForPodCIDRs(true)
+	if waived.Synced() {
+		t.Error("it does not wait")
+	}
+	if missing := waived.WaitForPodCIDRs(false); !missing || !waived.Synced() {
+		t.Errorf("the wait does not end: missing %v", missing)
+	}
+	// Both waits at once need both.
+	both := cluster.NewStore("node-1")
+	both.WaitForPodCIDRs(true)
+	both.WaitForFacts(true)
+	fold(both, cluster.ServicesListed{}, cluster.SlicesListed{}, cluster.NodeSet{Node: &cluster.Node{Name: "node-1", PodCIDRs: cidrs}})
+	if both.Synced() {
+		t.Error("synced without the service network")
+	}
+	fold(both, cluster.CIDRsAbsent{})
+	if !both.Synced() {
+		t.Error("not synced with all that was asked for")
+	}
+}
+
+// HT-06
+func TestNodeEligibleHT06(t *testing.T) {
+	s := cluster.NewStore("node-1")
+	for _, step := range []struct {
+		what            string
+		ev              cluster.Event
+		known, eligible bool
+	}{
+		{"nothing is told", cluster.Batch{}, false, false},
+		{"another Node", cluster.NodeSet{Node: &cluster.Node{Name: "node-2"}}, false, false},
+		{"the Node", cluster.NodeSet{Node: &cluster.Node{Name: "node-1"}}, true, true},
+		{"it leaves", cluster.NodeSet{Node: &cluster.Node{Name: "node-1", Leaving: true}}, true, false},
+		{"it stays after all", cluster.NodeSet{Node: &cluster.Node{Name: "node-1"}}, true, true},
+		{"it is gone", cluster.NodeGone{Name: "node-1"}, false, false},
+		{"it is back", cluster.NodeSet{Node: &cluster.Node{Name: "node-1"}}, true, true},
+	} {
+		s.Fold(step.ev)
+		if known, eligible := s.NodeEligible(); known != step.known || eligible != step.eligible {
+			t.Errorf("%s: known %v, eligible %v", step.what, known, eligible)
+		}
+	}
+}
