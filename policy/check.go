@@ -1,0 +1,225 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// Setup is what [Check] compares with the facts: settings of the user, and what the host made of them.
+type Setup struct {
+	// Families are those that are served, the primary one first. With both, the host is dual-stack (PR-02).
+	Families []lb.Family
+	// Settings are as for [ResolveNode], of whatever family.
+	Settings Settings
+	// NodePortsUnset: the user did not say which addresses answer NodePorts.
+	NodePortsUnset bool
+	// Healthz and Metrics are where servers listen, not valid if nowhere.
+	Healthz, Metrics netip.AddrPort
+	// ExcludeCIDRs and SourceVIP are for the modes ipvs and kernelspace, empty in others.
+	ExcludeCIDRs []netip.Prefix
+	SourceVIP    netip.Addr
+	// Name returns what the user knows a field of the configuration by: the field, or a flag.
+	Name func(field string) string
+}
+
+// Finding is one thing about the configuration that shows only when the node is known.
+type Finding struct {
+	// Row of the behaviour book: CF-63 to CF-66, PN-71.
+	Row string
+	// Fatal: at the start, the process should end. Later changes of the node are lived with.
+	Fatal bool
+	// Text names the flag or field, its value and what is wrong with it, in one sentence without its end.
+	Text string
+}
+
+// Check compares the settings with what is known of this node (CF-63 to CF-66, PN-71). It is meant for the moment
+// when the node is known, or is known to be missing, and for each change of the facts after it; equal findings have
+// equal texts, so that each can be told once.
+func Check(f cluster.Facts, s Setup) []Finding {
+	c := checker{Setup: s, facts: f}
+	c.node()
+	c.clusterCIDRs()
+	c.podCIDRs()
+	c.nodePorts()
+	c.others()
+	return c.found
+}
+
+// NoPodCIDRs is the error when the wait for pod CIDRs is over (PR-05).
+func NoPodCIDRs(f cluster.Facts, waited time.Duration, name func(field string) string) error {
+	missing := "has no spec.podCIDRs"
+	if f.Node == nil {
+		missing = "is not known"
+	}
+	return fmt.Errorf("%s NodeCIDR: the Node %q %s after %s: is something in the cluster to give it some, such as --allocate-node-cidrs, and is %s right?",
+		name("detectLocalMode"), f.NodeName, missing, waited, name("hostnameOverride"))
+}
+
+type checker struct {
+	Setup
+	facts cluster.Facts
+	found []Finding
+}
+
+func (c *checker) add(row string, fatal bool, format string, args ...any) {
+	c.found = append(c.found, Finding{row, fatal, fmt.Sprintf(format, args...)})
+}
+
+// perhaps ends the findings of CF-63 that are not fatal.
+const perhaps = "; the configuration may be incomplete or incorrect"
+
+func (c *checker) wrongFamily(fatal bool, what string) {
+	text := fmt.Sprintf("%s, but the node is %s first", what, c.Families[0])
+	if len(c.Families) == 1 {
+		text = fmt.Sprintf("%s, but the node is %s only", what, c.Families[0])
+	}
+	if !fatal {
+		text += perhaps
+	}
+	c.add("CF-63", fatal, "%s", text)
+}
+
+// node is PN-71, and PR-03 where nothing stands for the node.
+func (c *checker) node() {
+	const closed = "NodePorts on its primary address do not answer"
+	hint := ""
+	if ResolveNodeIPs(c.facts, c.Settings).Guessed {
+		hint = fmt.Sprintf("; %s can name its address", c.Name("bindAddress"))
+	}
+	switch {
+	case c.facts.Node == nil && hint == "":
+		c.add("PN-71", false, "there is no Node %q, or none that the proxy may read (%s): zone hints do not count, and load balancers are told to "+
+			"leave this node out", c.facts.NodeName, c.Name("hostnameOverride"))
+	case c.facts.Node == nil:
+		c.add("PN-71", false, "there is no Node %q, or none that the proxy may read (%s): %s, zone hints do not count, and load balancers are told "+
+			"to leave this node out%s", c.facts.NodeName, c.Name("hostnameOverride"), closed, hint)
+	case hint != "":
+		c.add("PR-03", false, "the Node %q has no address: %s%s", c.facts.NodeName, closed, hint)
+	}
+}
+
+func (c *checker) clusterCIDRs() {
+	mode := c.Settings.DetectLocal
+	byCluster := mode == "" || mode == ClusterCIDR
+	all := c.Settings.ClusterCIDRs
+	if c.wrong(all) {
+		c.wrongFamily(byCluster && len(c.Families) == 1, c.Name("clusterCIDR")+" "+list(all)+" has no "+c.Families[0].String()+" network")
+	}
+	switch {
+	case !byCluster:
+	case len(all) == 0:
+		c.add("CF-66", false, "%s is not set: the proxy cannot tell traffic of pods from other traffic", c.Name("clusterCIDR"))
+	default:
+		for _, fam := range c.Families[1:] {
+			if c.uses(fam) && !has(all, fam) {
+				c.add("CF-66", false, "%s %s has no %s network: in %[3]s the proxy cannot tell traffic of pods from other traffic",
+					c.Name("clusterCIDR"), list(all), fam)
+			}
+		}
+	}
+}
+
+func (c *checker) podCIDRs() {
+	if c.facts.Node == nil {
+		return
+	}
+	byNode := c.Settings.DetectLocal == NodeCIDR
+	all := c.facts.Node.PodCIDRs
+	what := fmt.Sprintf("the Node %q has spec.podCIDRs %s", c.facts.NodeName, list(all))
+	if c.wrong(all) {
+		c.wrongFamily(byNode, what+", none of "+c.Families[0].String())
+	}
+	switch {
+	case !byNode:
+	case len(all) == 0:
+		c.add("CF-66", false, "the Node %q has no spec.podCIDRs, which %s NodeCIDR needs: the proxy cannot tell traffic of pods from other traffic",
+			c.facts.NodeName, c.Name("detectLocalMode"))
+	default:
+		for _, fam := range c.Families[1:] {
+			if c.uses(fam) && !has(all, fam) {
+				c.add("CF-66", false, "%s, none of %s: in %[2]s the proxy cannot tell traffic of pods from other traffic", what, fam)
+			}
+		}
+	}
+}
+
+// nodePorts is CF-63 to CF-65 for nodePortAddresses.
+func (c *checker) nodePorts() {
+	a := c.Settings.NodePortAddrs
+	name := c.Name("nodePortAddresses")
+	switch {
+	case c.NodePortsUnset && !a.Primary:
+		c.add("CF-64", false, "%s is not set: NodePorts answer on every address of this machine; primary would leave that to the node's own", name)
+		return
+	case !a.Primary && c.wrong(a.Prefixes):
+		c.wrongFamily(false, fmt.Sprintf("%s %s has no %s address, which means every one", name, list(a.Prefixes), c.Families[0]))
+	case !a.Primary && len(a.Prefixes) > 0:
+		for _, fam := range c.Families[1:] {
+			if c.uses(fam) && !has(a.Prefixes, fam) {
+				c.add("CF-64", false, "%s %s has no %s address: NodePorts answer on every %[3]s address of this machine", name, list(a.Prefixes), fam)
+			}
+		}
+	}
+	for _, fam := range c.Families {
+		every := everyAddr(fam)
+		if !slices.Contains(a.Prefixes, every) {
+			continue
+		}
+		needless := slices.DeleteFunc(slices.Clone(a.Prefixes), func(p netip.Prefix) bool { return p == every || !isPrefixOf(p, fam) })
+		if len(needless) > 0 {
+			c.add("CF-65", false, "%s: %s makes %s needless", name, every, list(needless))
+		}
+	}
+}
+
+// others are the rest of CF-63.
+func (c *checker) others() {
+	if c.SourceVIP.IsValid() && lb.FamilyOf(c.SourceVIP) != c.Families[0] {
+		c.wrongFamily(false, fmt.Sprintf("%s %s is not an address of %s", c.Name("winkernel.sourceVip"), c.SourceVIP, c.Families[0]))
+	}
+	if len(c.Families) > 1 {
+		return
+	}
+	if c.wrong(c.ExcludeCIDRs) {
+		c.wrongFamily(false, fmt.Sprintf("%s %s has no %s network", c.Name("ipvs.excludeCIDRs"), list(c.ExcludeCIDRs), c.Families[0]))
+	}
+	for _, server := range []struct {
+		field string
+		at    netip.AddrPort
+	}{{"healthzBindAddress", c.Healthz}, {"metricsBindAddress", c.Metrics}} {
+		if server.at.IsValid() && lb.FamilyOf(server.at.Addr().Unmap()) != c.Families[0] {
+			c.wrongFamily(false, fmt.Sprintf("%s %s is not an address of %s", c.Name(server.field), server.at, c.Families[0]))
+		}
+	}
+}
+
+// wrong reports whether there are prefixes, and none is of the primary family.
+func (c *checker) wrong(ps []netip.Prefix) bool { return len(ps) > 0 && !has(ps, c.Families[0]) }
+
+// uses reports whether something in the cluster makes it likely that Services of the family come. A host that could
+// serve IPv6 in a cluster without it needs no advice about it.
+func (c *checker) uses(fam lb.Family) bool {
+	if fam == c.Families[0] || has(c.facts.CIDRs, fam) || has(c.Settings.ClusterCIDRs, fam) {
+		return true
+	}
+	n := c.facts.Node
+	return n != nil && (addrOf(n.Addrs, fam).IsValid() || has(n.PodCIDRs, fam))
+}
+
+func has(ps []netip.Prefix, fam lb.Family) bool {
+	return slices.ContainsFunc(ps, func(p netip.Prefix) bool { return isPrefixOf(p, fam) })
+}
+
+func list(ps []netip.Prefix) string {
+	words := make([]string, len(ps))
+	for i, p := range ps {
+		words[i] = p.String()
+	}
+	return strings.Join(words, ",")
+}
