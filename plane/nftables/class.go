@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -131,6 +132,10 @@ type shape struct {
 	scope   lb.Scope
 	size    uint32
 	seconds uint32 // of affinity; 0 for none
+}
+
+func (s shape) compare(o shape) int {
+	return cmp.Or(cmp.Compare(s.scope, o.scope), cmp.Compare(s.seconds, o.seconds), cmp.Compare(s.size, o.size))
 }
 
 // chain is the name of the balancer chain: "cluster-10" or "local-3-sticky-10800".

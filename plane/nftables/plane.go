@@ -46,6 +46,27 @@ type Stats struct {
 // New opens the netlink sockets of the network namespace that the calling thread is in, and checks that the
 // kernel has nf_tables. It changes nothing. Errors wrap plane.ErrUnsupported where the kernel lacks it.
 func New(cfg Config) (*Plane, error) {
+	p, err := offline(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if p.sock, err = openSocket(); err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	if _, err := p.sock.generation(); err != nil {
+		p.sock.close()
+		return nil, probeError(err)
+	}
+	if p.mon, err = startMonitor(p.family, &p.rules.sets, p.sock.pid); err != nil {
+		p.sock.close()
+		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	p.ns = enterNamespace(p.mon)
+	return p, nil
+}
+
+// offline returns a plane that can compute, but neither write nor read.
+func offline(cfg Config) (*Plane, error) {
 	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
 		return nil, fmt.Errorf("nftables: family %s: want IPv4 or IPv6", cfg.Family)
 	}
@@ -57,22 +78,8 @@ func New(cfg Config) (*Plane, error) {
 		return nil, fmt.Errorf("nftables: masquerade bit %d: want 0 to 31", bit)
 	}
 	f := familyOf(cfg.Family)
-	p := &Plane{family: f, rules: &ruleset{family: f, sets: schema(f), mark: 1 << bit}, bigMap: bigMap, window: auditWindow,
-		loadStep: loadStep}
-	var err error
-	if p.sock, err = openSocket(); err != nil {
-		return nil, fmt.Errorf("nftables: %w", err)
-	}
-	if _, err := p.sock.generation(); err != nil {
-		p.sock.close()
-		return nil, probeError(err)
-	}
-	if p.mon, err = startMonitor(f, &p.rules.sets, p.sock.pid); err != nil {
-		p.sock.close()
-		return nil, fmt.Errorf("nftables: %w", err)
-	}
-	p.ns = enterNamespace(p.mon)
-	return p, nil
+	return &Plane{family: f, rules: &ruleset{family: f, sets: schema(f), mark: 1 << bit}, bigMap: bigMap, window: auditWindow,
+		loadStep: loadStep}, nil
 }
 
 // probeError explains why the kernel did not tell the generation of its ruleset.

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -58,7 +61,7 @@ func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 // that cannot be held are left out, and bad names them: the others must not wait for them.
 func (p *Plane) plan(snap *snapshot, want *lb.Table, gen uint32) (c *change, bad, err error) {
 	p.rules.node = want.Node
-	st, bad := p.desired(snap, want)
+	st, bad := p.desired(snap, want, want.All())
 	p.dropped = p.gone(snap, want)
 	c = p.begin(st)
 	c.generation = gen
@@ -168,21 +171,7 @@ func (c *change) mendStructure(snap *snapshot) int {
 	for _, name := range snap.foreign {
 		c.deleteSet(name)
 	}
-	verdicts := [setCount]map[string]elementVerdict{
-		sFilterClasses: {}, sNATClasses: {}, sClusterShapes: {}, sLocalShapes: {},
-	}
-	chains := c.skeleton()
-	for cl := range c.st.classes {
-		more, filter, nat := c.classChains(cl)
-		chains = append(chains, more...)
-		verdicts[sFilterClasses][string(appendNum(nil, uint32(cl)))] = filter
-		verdicts[sNATClasses][string(appendNum(nil, uint32(cl)))] = nat
-	}
-	for s := range c.st.shapes {
-		ch := c.balancer(s)
-		chains = append(chains, ch)
-		verdicts[shapesOf(s.scope)][string(appendNum(nil, s.number()))] = elementVerdict{expr.VerdictGoto, ch.name}
-	}
+	chains, verdicts := c.structure()
 	needed := make(map[string]bool, len(chains))
 	for _, ch := range chains {
 		needed[ch.name] = true
@@ -214,6 +203,26 @@ func (c *change) mendStructure(snap *snapshot) int {
 	return n
 }
 
+// structure is the chains that the state needs, in a fixed order, and the elements of verdict maps.
+func (c *change) structure() ([]chain, [setCount]map[string]elementVerdict) {
+	verdicts := [setCount]map[string]elementVerdict{
+		sFilterClasses: {}, sNATClasses: {}, sClusterShapes: {}, sLocalShapes: {},
+	}
+	chains := c.skeleton()
+	for _, cl := range slices.Sorted(maps.Keys(c.st.classes)) {
+		more, filter, nat := c.classChains(cl)
+		chains = append(chains, more...)
+		verdicts[sFilterClasses][string(appendNum(nil, uint32(cl)))] = filter
+		verdicts[sNATClasses][string(appendNum(nil, uint32(cl)))] = nat
+	}
+	for _, s := range slices.SortedFunc(maps.Keys(c.st.shapes), shape.compare) {
+		ch := c.balancer(s)
+		chains = append(chains, ch)
+		verdicts[shapesOf(s.scope)][string(appendNum(nil, s.number()))] = elementVerdict{expr.VerdictGoto, ch.name}
+	}
+	return chains, verdicts
+}
+
 func (c *change) mendVerdicts(i setIndex, is, want map[string]elementVerdict) int {
 	n := 0
 	for key, v := range is {
@@ -231,8 +240,9 @@ func (c *change) mendVerdicts(i setIndex, is, want map[string]elementVerdict) in
 	return n
 }
 
-// desired computes the state for a table, with the ids and slots that the kernel already uses.
-func (p *Plane) desired(snap *snapshot, want *lb.Table) (*state, error) {
+// desired computes the state for a table, with the ids and slots that the kernel already uses. New ids are given
+// out in the order of rows, which are those of the table.
+func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend]) (*state, error) {
 	st := newState(want.Len())
 	st.node = want.Node
 	c := p.begin(st) // what it stages is thrown away; only its state counts
@@ -241,7 +251,7 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table) (*state, error) {
 		p.adoptIDs(snap, want, st)
 	}
 	bad := &refusedRows{}
-	for f := range want.All() {
+	for f := range rows {
 		if err := c.row(f.Key, f); err != nil {
 			bad.keys = append(bad.keys, f.Key)
 			bad.err = errors.Join(bad.err, fmt.Errorf("nftables %s: %w", p.fam, err))

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -40,7 +41,8 @@ const (
 // process sees that the rule is as it should be.
 type rule struct {
 	comment string
-	exprs   []byte // NFTA_RULE_EXPRESSIONS
+	exprs   []byte     // NFTA_RULE_EXPRESSIONS
+	parts   []expr.Any // what exprs encodes
 }
 
 // ruleset renders the chains for one family and node. It is pure.
@@ -56,19 +58,18 @@ func reg(n uint32) uint32 { return unix.NFT_REG32_00 + n }
 
 func (r *ruleset) rule(comment string, parts ...[]expr.Any) rule {
 	e := encoder{}
-	for _, p := range parts {
-		for _, x := range p {
-			b, err := expr.Marshal(r.proto, x)
-			if err != nil {
-				panic(fmt.Sprintf("plane/nftables: cannot encode %T of rule %q: %v", x, comment, err)) // a mistake in this file
-			}
-			at := e.nest(unix.NFTA_LIST_ELEM)
-			e.b = append(e.b, b...)
-			e.endNest(at)
+	all := slices.Concat(parts...)
+	for _, x := range all {
+		b, err := expr.Marshal(r.proto, x)
+		if err != nil {
+			panic(fmt.Sprintf("plane/nftables: cannot encode %T of rule %q: %v", x, comment, err)) // a mistake in this file
 		}
+		at := e.nest(unix.NFTA_LIST_ELEM)
+		e.b = append(e.b, b...)
+		e.endNest(at)
 	}
 	sum := sha256.Sum256(e.b)
-	return rule{strings.TrimSpace(comment + " [" + hex.EncodeToString(sum[:4]) + "]"), e.b}
+	return rule{strings.TrimSpace(comment + " [" + hex.EncodeToString(sum[:4]) + "]"), e.b, all}
 }
 
 // digest identifies a chain's rules.

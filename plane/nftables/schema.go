@@ -62,6 +62,17 @@ type field struct {
 	size int
 }
 
+// isNumber reports whether the field is a plain number, which a register holds in the machine's byte order. The
+// numbers have types of three kinds for the sake of people: mark and classid are types that the language of nft
+// can keep aside in a rule, see [speaker], and a slot is what numgen gives.
+func (f field) isNumber() bool {
+	switch f.typ.Name {
+	case nft.TypeMark.Name, nft.TypeClassID.Name, nft.TypeInteger.Name:
+		return true
+	}
+	return false
+}
+
 // setDef describes one set or map.
 type setDef struct {
 	name    string
@@ -82,6 +93,8 @@ func schema(f family) [setCount]setDef {
 	proto := field{nft.TypeInetProto, 4}
 	port := field{nft.TypeInetService, 4}
 	num := field{nft.TypeMark, 4}
+	slot := field{nft.TypeInteger, 4}
+	member := field{nft.TypeClassID, 4}
 	vip := []field{addr, proto, port}
 	nodePort := []field{proto, port}
 	one := []field{num}
@@ -94,10 +107,10 @@ func schema(f family) [setCount]setDef {
 		sLocalSets:           {name: "local-sets", key: vip, data: one, comment: "frontend -> set id, backends on this node"},
 		sNodePortLocalSets:   {name: "nodeport-local-sets", key: nodePort, data: one, comment: "NodePort -> set id, backends on this node"},
 		sSetShapes:           {name: "set-shapes", key: one, data: one, comment: "set id -> shape"},
-		sBackends:            {name: "backends", key: []field{num, num}, data: place, comment: "set id, slot -> backend"},
-		sMembers:             {name: "members", key: []field{num, num}, data: one, comment: "set id, slot -> member: sets with affinity"},
-		sMemberBackends:      {name: "member-backends", key: one, data: place, comment: "member -> backend"},
-		sAffinity: {name: "affinity", key: []field{num, addr}, data: one, size: affinityLimit,
+		sBackends:            {name: "backends", key: []field{num, slot}, data: place, comment: "set id, slot -> backend"},
+		sMembers:             {name: "members", key: []field{num, slot}, data: []field{member}, comment: "set id, slot -> member: sets with affinity"},
+		sMemberBackends:      {name: "member-backends", key: []field{member}, data: place, comment: "member -> backend"},
+		sAffinity: {name: "affinity", key: []field{num, addr}, data: []field{member}, size: affinityLimit,
 			flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, comment: "set id, client -> its last member"},
 		sSourceRanges: {name: "source-ranges", key: []field{addr, proto, port, addr},
 			flags: unix.NFT_SET_INTERVAL | setConcat, comment: "frontend, client that may use it"},
@@ -132,6 +145,17 @@ func width(fields []field) int {
 func (d *setDef) keyLen() int  { return width(d.key) }
 func (d *setDef) dataLen() int { return width(d.data) }
 
+// byExpression reports whether the nft program knows the types of the set by expressions, as in
+// "typeof meta mark . numgen random mod 1 : ip daddr . th dport". It must where a field has no type with a name.
+func (d *setDef) byExpression() bool {
+	for _, f := range d.key {
+		if f.typ.Name == nft.TypeInteger.Name {
+			return true
+		}
+	}
+	return false
+}
+
 func (d *setDef) ranged() bool { return d.flags&setConcat != 0 }
 
 // dynamic sets are filled by packets; their elements are not ours to compare.
@@ -148,7 +172,7 @@ func nftType(fields []field) uint32 {
 
 // hostOrder reports whether the nft program must print the value as a host-endian integer.
 func hostOrder(fields []field) bool {
-	return len(fields) == 1 && fields[0].typ.GetNFTMagic() == nft.TypeMark.GetNFTMagic()
+	return len(fields) == 1 && fields[0].isNumber()
 }
 
 // A record is one element as bytes: the key, for ranged sets the key's end, then the data.

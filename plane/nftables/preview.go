@@ -1,0 +1,331 @@
+package nftables
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"unicode"
+
+	nft "github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+)
+
+// Render returns what a plane on an empty machine puts into the kernel for the table, in the language of nft(8):
+// nft -f loads it. It needs no kernel and changes nothing. Rows that cannot be written are left out, and named by
+// the error, which then comes with the rest. Equal tables give equal text.
+//
+// A plane that is reset to the same table on top of the loaded text finds nothing to do: sets, elements, chains and
+// the comments of rules are those that it writes. The rules say the same in other words, because the language
+// cannot say all that the kernel can:
+//
+//   - The answer of a map that is part of the key of another map is in a register, for which there is no word. The
+//     text puts it aside in ct mark, with session affinity also in meta priority. So loaded text leaves a number in
+//     the connection's mark and in the priority of its first packet, which the plane does not.
+//   - A rule that translates matches the protocols that have ports before, which all frontends have anyway.
+//   - With session affinity a client's memory gets a new timeout before its backend is known to be there still. If
+//     it is not, the next rule forgets it all the same.
+func Render(cfg Config, want *lb.Table) ([]byte, error) {
+	p, err := offline(cfg)
+	if err != nil {
+		return nil, err
+	}
+	p.rules.node = want.Node
+	st, bad := p.desired(&snapshot{}, want, slices.Values(want.Sorted()))
+	d := &document{change: p.begin(st), about: about{wishes{st: st, defs: &p.rules.sets}, map[netip.Addr]string{}}}
+	d.about.clusterIPs()
+	d.records()
+	chains, verdicts := d.structure()
+	d.line(0, "# The rules of kube-proxy in mode nftables for %s. The answer of a map that is part of the key of another is", p.fam)
+	d.line(0, "# held in a register by the rules in the kernel; here ct mark and meta priority stand for it.")
+	d.line(0, "table %s %s {", p.ip(), TableName)
+	for i := range setCount {
+		d.set(i, verdicts[i])
+	}
+	for _, c := range chains {
+		if err := d.chain(c); err != nil {
+			return nil, err
+		}
+	}
+	d.line(0, "}")
+	return d.text.Bytes(), bad
+}
+
+// document is the text as it grows.
+type document struct {
+	*change
+	about   about
+	text    bytes.Buffer
+	byIndex [setCount][][]byte // records
+}
+
+func (d *document) line(indent int, format string, args ...any) {
+	for range indent {
+		d.text.WriteByte('\t')
+	}
+	fmt.Fprintf(&d.text, format, args...)
+	d.text.WriteByte('\n')
+}
+
+// records sorts the elements.
+func (d *document) records() {
+	d.st.records(func(i setIndex, rec []byte) { d.byIndex[i] = append(d.byIndex[i], bytes.Clone(rec)) })
+	for i := range d.byIndex {
+		def := &d.sets()[i]
+		slices.SortFunc(d.byIndex[i], def.compare)
+	}
+}
+
+func (d *document) sets() *[setCount]setDef { return d.about.defs }
+
+// compare orders records as people count.
+func (d *setDef) compare(a, b []byte) int {
+	for _, f := range d.key {
+		c := bytes.Compare(a[:f.size], b[:f.size])
+		if f.isNumber() {
+			c = cmp.Compare(order.Uint32(a), order.Uint32(b))
+		}
+		if c != 0 {
+			return c
+		}
+		a, b = a[f.size:], b[f.size:]
+	}
+	return bytes.Compare(a, b)
+}
+
+func (d *document) set(i setIndex, verdicts map[string]elementVerdict) {
+	def := &d.sets()[i]
+	d.text.WriteByte('\n')
+	kind := "set"
+	if def.setFlags()&unix.NFT_SET_MAP != 0 {
+		kind = "map"
+	}
+	d.line(1, "%s %s {", kind, def.name)
+	d.line(2, "%s", def.types())
+	if def.size != 0 {
+		d.line(2, "size %d", def.size)
+	}
+	if f := def.flagNames(); f != "" {
+		d.line(2, "flags %s", f)
+	}
+	d.line(2, "comment %q", def.comment)
+	if len(d.byIndex[i])+len(verdicts) > 0 {
+		d.line(2, "elements = {")
+		for _, rec := range d.byIndex[i] {
+			d.element(def.element(rec), d.about.record(i, rec))
+		}
+		for _, key := range slices.SortedFunc(maps.Keys(verdicts), func(a, b string) int { return def.compare([]byte(a), []byte(b)) }) {
+			d.element(fmt.Sprintf("%s : %s", values(def.key, []byte(key)), verdicts[key]), d.about.verdict(i, []byte(key)))
+		}
+		d.line(2, "}")
+	}
+	d.line(1, "}")
+}
+
+func (d *document) element(text, about string) {
+	if about != "" {
+		about = " # " + about
+	}
+	d.line(3, "%s,%s", text, about)
+}
+
+func (d *document) chain(c chain) error {
+	d.text.WriteByte('\n')
+	d.line(1, "chain %s {", c.name)
+	if h := c.hook; h != nil {
+		d.line(2, "type %s hook %s priority %d; policy accept;", h.typ, hookNames[h.num], h.priority)
+	}
+	for _, ru := range c.rules {
+		text, err := d.say(ru)
+		if err != nil {
+			return fmt.Errorf("nftables %s: chain %s: %w", d.fam, c.name, err)
+		}
+		d.line(2, "%s comment %q", text, ru.comment)
+	}
+	d.line(1, "}")
+	return nil
+}
+
+var hookNames = map[uint32]string{unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_OUT: "output",
+	unix.NF_INET_FORWARD: "forward", unix.NF_INET_POST_ROUTING: "postrouting"}
+
+// types says what the set holds.
+func (d *setDef) types() string {
+	name, word := field.typeName, "type"
+	if d.byExpression() {
+		name, word = func(f field) string { text, _ := f.expression(); return text }, "typeof"
+	}
+	names := func(fields []field) string {
+		var all []string
+		for _, f := range fields {
+			all = append(all, name(f))
+		}
+		return strings.Join(all, " . ")
+	}
+	text := word + " " + names(d.key)
+	if d.verdict {
+		return text + " : verdict"
+	} else if d.data != nil {
+		return text + " : " + names(d.data)
+	}
+	return text
+}
+
+func (f field) typeName() string { return f.typ.Name }
+
+func (d *setDef) flagNames() string {
+	var names []string
+	for _, f := range []struct {
+		bit  uint32
+		name string
+	}{{unix.NFT_SET_INTERVAL, "interval"}, {unix.NFT_SET_EVAL, "dynamic"}, {unix.NFT_SET_TIMEOUT, "timeout"}} {
+		if d.flags&f.bit != 0 {
+			names = append(names, f.name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// element says a record.
+func (d *setDef) element(rec []byte) string {
+	key, rest := rec[:d.keyLen()], rec[d.keyLen():]
+	if d.ranged() {
+		return ranges(d.key, key, rest)
+	} else if d.data != nil {
+		return values(d.key, key) + " : " + values(d.data, rest)
+	}
+	return values(d.key, key)
+}
+
+// values says a concatenation.
+func values(fields []field, b []byte) string {
+	var all []string
+	for _, f := range fields {
+		all = append(all, f.value(b[:f.size]))
+		b = b[f.size:]
+	}
+	return strings.Join(all, " . ")
+}
+
+// ranges says a concatenation of which each part goes from a first value to a last.
+func ranges(fields []field, first, last []byte) string {
+	var all []string
+	for _, f := range fields {
+		a, b := first[:f.size], last[:f.size]
+		first, last = first[f.size:], last[f.size:]
+		switch {
+		case bytes.Equal(a, b):
+			all = append(all, f.value(a))
+		default:
+			from, to := parseAddr(a, f.size), parseAddr(b, f.size)
+			all = append(all, netip.PrefixFrom(from, commonBits(a, b)).String())
+			if lastAddr(netip.PrefixFrom(from, commonBits(a, b))) != to {
+				panic("plane/nftables: the range is no prefix") // appendRange makes no other
+			}
+		}
+	}
+	return strings.Join(all, " . ")
+}
+
+func commonBits(a, b []byte) int {
+	for i := range len(a) * 8 {
+		if bit := byte(0x80 >> (i % 8)); a[i/8]&bit != b[i/8]&bit {
+			return i
+		}
+	}
+	return len(a) * 8
+}
+
+// value says a value of the field's type.
+func (f field) value(b []byte) string {
+	switch f.typ.Name {
+	case nft.TypeMark.Name:
+		return fmt.Sprintf("0x%08x", order.Uint32(b))
+	case nft.TypeClassID.Name:
+		n := order.Uint32(b)
+		return fmt.Sprintf("%x:%x", n>>16, n&0xffff)
+	case nft.TypeInteger.Name:
+		return fmt.Sprint(order.Uint32(b))
+	case nft.TypeInetProto.Name:
+		return lb.Proto(b[0]).String()
+	case nft.TypeInetService.Name:
+		return fmt.Sprint(uint16(b[0])<<8 | uint16(b[1]))
+	}
+	return parseAddr(b, f.size).String()
+}
+
+// about finds out what an element has to do with, for people.
+type about struct {
+	wishes
+	services map[netip.Addr]string // by cluster IP
+}
+
+func (a *about) clusterIPs() {
+	for _, r := range a.st.rows {
+		if isClusterIP(r.front) {
+			name, _, _ := strings.Cut(r.front.Service, ":")
+			a.services[r.front.Key.Addr] = name
+		}
+	}
+}
+
+func (a *about) record(i setIndex, rec []byte) string {
+	addrLen := a.defs[i].key[0].size
+	switch i {
+	case sServices, sSourceRanges, sNodePorts:
+		if i == sNodePorts {
+			addrLen = 0
+		}
+		r := a.st.rows[parseKey(rec, addrLen)]
+		text := r.front.Service + " " + r.front.Kind.String()
+		if i != sSourceRanges {
+			text += ": " + r.class.String()
+		}
+		return printable(text)
+	case sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets:
+		return a.set(i, order.Uint32(rec[len(rec)-4:]))
+	case sSetShapes:
+		s := a.setOf(i, order.Uint32(rec))
+		text := fmt.Sprintf("%s: %d backends", s.source.ID, len(s.slots))
+		if len(s.slots) == 1 {
+			text = strings.TrimSuffix(text, "s")
+		}
+		if s.seconds > 0 {
+			text += fmt.Sprintf(", clients stay for %d s", s.seconds)
+		}
+		return printable(text)
+	case sBackends, sMembers, sMemberBackends:
+		return a.set(i, order.Uint32(rec))
+	case sClusterIPs:
+		return printable(a.services[parseAddr(rec, addrLen)])
+	}
+	return ""
+}
+
+func (a *about) set(i setIndex, n uint32) string {
+	return printable(a.setOf(i, n).source.ID.String())
+}
+
+func (a *about) verdict(i setIndex, key []byte) string {
+	if i == sFilterClasses || i == sNATClasses {
+		return class(order.Uint32(key)).String()
+	}
+	return ""
+}
+
+// printable makes sure that a name does not end a comment.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unprintable(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+func unprintable(r rune) bool { return !unicode.IsPrint(r) }
