@@ -1,0 +1,299 @@
+package status
+
+import (
+	"context"
+	"maps"
+	"net/http"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	k8s "k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/component-base/metrics/prometheus/feature"
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // rest_client_*, which every client of client-go feeds
+
+	"kube-proxy/engine"
+)
+
+// MetricsConfig says what the metrics are about, and asks for what nobody tells. The functions may be nil where there
+// is nothing to ask; they are called at each scrape, from any goroutine.
+type MetricsConfig struct {
+	// Mode is the mode that runs. Only its metrics are there: one of another mode would show a zero that means
+	// nothing.
+	Mode string
+	// Asked is the mode that was asked for, "" if none was, and Reason why that is not Mode, "" if it is.
+	Asked, Reason string
+	// Version is the Kubernetes version that this proxy stands in for, as "v1.37.2".
+	Version string
+	// Gates are the feature gates.
+	Gates []Gate
+	// ShowHidden shows metrics that are deprecated and hidden (--show-hidden-metrics-for-version). It holds for the
+	// whole process.
+	ShowHidden bool
+
+	// Changes returns how many changes of Services and of EndpointSlices made a difference (cluster.Store.Changes).
+	Changes func() (services, slices uint64)
+	// InvalidDropped and LocalhostAccepted return the counters of MT-16 and MT-17; false if the kernel has none.
+	InvalidDropped, LocalhostAccepted func() (uint64, bool)
+	// EventsDropped returns how many events could not be told to the cluster.
+	EventsDropped func() uint64
+}
+
+// Gate is one feature gate.
+type Gate struct {
+	Name string
+	// Stage is "ALPHA", "BETA", "DEPRECATED", or "" for what is generally available.
+	Stage string
+	On    bool
+}
+
+// IPTablesStats is what the metrics want of the plane iptables, in one family.
+type IPTablesStats struct {
+	// Failures are runs of iptables-restore that failed, PartialFailures those of them that had changes alone.
+	Failures, PartialFailures uint64
+	// Rules are in the kernel, RulesLast were in the last write.
+	Rules, RulesLast RuleCounts
+}
+
+// RuleCounts are rules by table.
+type RuleCounts struct{ Filter, NAT int }
+
+// Metrics holds the metrics of the process. Make one with [NewMetrics]. Its methods may be called from any goroutine,
+// and wait for nothing.
+type Metrics struct {
+	cfg        MetricsConfig
+	registry   k8s.KubeRegistry
+	gatherers  prometheus.Gatherers
+	histograms map[string]*k8s.HistogramVec
+
+	mu       sync.Mutex
+	families []*familyState
+	answers  map[answer]uint64
+}
+
+// familyState is what is known of one IP family.
+type familyState struct {
+	name     string
+	ask      func() engine.Stats
+	stats    engine.Stats // in a snapshot
+	failed   uint64       // writes
+	deleted  uint64       // conntrack entries
+	iptables IPTablesStats
+}
+
+// answer is a kind of answer of the health server.
+type answer struct {
+	path string
+	code int
+}
+
+// snapshot is what one scrape shows.
+type snapshot struct {
+	cfg              *MetricsConfig
+	services, slices uint64
+	families         []familyState
+	answers          map[answer]uint64
+}
+
+// NewMetrics registers the metrics of the mode. Each Metrics has a registry of its own, but what client-go, the Go
+// runtime and the operating system tell is the process's, and so is the state of feature gates.
+func NewMetrics(cfg MetricsConfig) *Metrics {
+	if cfg.ShowHidden {
+		k8s.SetShowHidden()
+	}
+	m := &Metrics{cfg: cfg, registry: k8s.NewKubeRegistry(), histograms: map[string]*k8s.HistogramVec{}, answers: map[answer]uint64{}}
+	m.gatherers = prometheus.Gatherers{m.registry, legacyregistry.DefaultGatherer}
+	c := &collector{metrics: m}
+	for _, x := range tabled() {
+		if !x.in(cfg.Mode) {
+			continue
+		}
+		if x.kind != histogram {
+			c.add(x)
+			continue
+		}
+		h := k8s.NewHistogramVec(&k8s.HistogramOpts{
+			Name: prefix + x.name, Help: x.help, Buckets: x.buckets, StabilityLevel: k8s.ALPHA,
+		}, x.labels)
+		m.registry.MustRegister(h)
+		m.histograms[x.name] = h
+	}
+	m.registry.CustomMustRegister(c)
+	registerBuild(m.registry, cfg.Version)
+	for _, g := range cfg.Gates {
+		feature.RecordFeatureInfo(context.Background(), g.Name, g.Stage, g.On)
+	}
+	return m
+}
+
+// registerBuild is kubernetes_build_info (MT-21), with what is true of this program.
+func registerBuild(r k8s.KubeRegistry, version string) {
+	info := k8s.NewGaugeVec(&k8s.GaugeOpts{
+		Name: "kubernetes_build_info", StabilityLevel: k8s.BETA,
+		Help: "Always 1: the Kubernetes version that this program stands in for, and the build of the program",
+	}, []string{"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version", "compiler", "platform"})
+	r.MustRegister(info)
+	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	built := map[string]string{}
+	if b, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range b.Settings {
+			built[s.Key] = s.Value
+		}
+	}
+	tree := map[string]string{"true": "dirty", "false": "clean"}[built["vcs.modified"]]
+	info.WithLabelValues(major, minor, version, built["vcs.revision"], tree, built["vcs.time"],
+		runtime.Version(), runtime.Compiler, runtime.GOOS+"/"+runtime.GOARCH).Set(1)
+}
+
+// AddFamily adds an IP family: name is "IPv4" or "IPv6", stats the Stats of its engine. Samples of a family are there
+// from then on.
+func (m *Metrics) AddFamily(name string, stats func() engine.Stats) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.family(name).ask = stats
+}
+
+// family returns the family of that name, which is new if nobody has told of it; m.mu is held.
+func (m *Metrics) family(name string) *familyState {
+	for _, f := range m.families {
+		if f.name == name {
+			return f
+		}
+	}
+	f := &familyState{name: name}
+	m.families = append(m.families, f)
+	return f
+}
+
+// Written is told of each write of the family's engine (engine.Config.Written).
+func (m *Metrics) Written(family string, w engine.Write) {
+	which := partialDuration
+	switch w.Verb {
+	case "audit":
+		return
+	case "reset":
+		which = fullDuration
+	}
+	m.observe(syncDuration, family, w.Took)
+	m.observe(which, family, w.Took)
+	if w.Err != nil {
+		m.mu.Lock()
+		m.family(family).failed++
+		m.mu.Unlock()
+	}
+}
+
+// Programmed is told how long changes took (engine.Config.Programmed).
+func (m *Metrics) Programmed(family string, took []time.Duration) {
+	for _, t := range took {
+		m.observe(programming, family, t)
+	}
+}
+
+// Cleaned is told of each pass over the conntrack table (conntrack.Config.Cleaned).
+func (m *Metrics) Cleaned(family string, took time.Duration, deleted int) {
+	m.observe(conntrackDuration, family, took)
+	m.mu.Lock()
+	m.family(family).deleted += uint64(deleted)
+	m.mu.Unlock()
+}
+
+// IPTables is told how the family's plane stands. Planes are not to be asked while they write, so the one to tell is
+// the engine's goroutine, in engine.Config.Written.
+func (m *Metrics) IPTables(family string, s IPTablesStats) {
+	m.mu.Lock()
+	m.family(family).iptables = s
+	m.mu.Unlock()
+}
+
+// HealthAnswered is told of each answer of the health server: the path, and the HTTP status (MT-15). Paths other than
+// /healthz and /livez are not counted.
+func (m *Metrics) HealthAnswered(path string, code int) {
+	if path != "/healthz" && path != "/livez" {
+		return
+	}
+	m.mu.Lock()
+	m.answers[answer{path, code}]++
+	m.mu.Unlock()
+}
+
+// observe adds to a histogram; one that the mode does not have stays away.
+func (m *Metrics) observe(name, family string, d time.Duration) {
+	if h := m.histograms[name]; h != nil {
+		h.WithLabelValues(family).Observe(d.Seconds())
+	}
+}
+
+// Handler serves all metrics as text or, where Accept asks for it, as OpenMetrics (HT-21).
+func (m *Metrics) Handler() http.Handler {
+	return k8s.HandlerFor(m.gatherers, k8s.HandlerOpts{ErrorHandling: k8s.ContinueOnError, EnableOpenMetrics: true})
+}
+
+// snapshot asks for everything once.
+func (m *Metrics) snapshot() *snapshot {
+	s := &snapshot{cfg: &m.cfg}
+	if m.cfg.Changes != nil {
+		s.services, s.slices = m.cfg.Changes()
+	}
+	m.mu.Lock()
+	s.answers = maps.Clone(m.answers)
+	for _, f := range m.families {
+		if f.ask != nil {
+			s.families = append(s.families, *f)
+		}
+	}
+	m.mu.Unlock()
+	for i := range s.families {
+		s.families[i].stats = s.families[i].ask()
+	}
+	slices.SortFunc(s.families, func(a, b familyState) int { return strings.Compare(a.name, b.name) })
+	return s
+}
+
+// collector gives what is asked for at a scrape.
+type collector struct {
+	k8s.BaseStableCollector
+	metrics *Metrics
+	rows    []metric
+	descs   []*k8s.Desc
+}
+
+func (c *collector) add(x metric) {
+	c.rows = append(c.rows, x)
+	c.descs = append(c.descs, k8s.NewDesc(prefix+x.name, x.help, x.labels, nil, k8s.ALPHA, ""))
+}
+
+// DescribeWithStability is part of k8s.StableCollector.
+func (c *collector) DescribeWithStability(ch chan<- *k8s.Desc) {
+	for _, d := range c.descs {
+		ch <- d
+	}
+}
+
+// CollectWithStability is part of k8s.StableCollector.
+func (c *collector) CollectWithStability(ch chan<- k8s.Metric) {
+	s := c.metrics.snapshot()
+	for i, x := range c.rows {
+		typ := k8s.GaugeValue
+		if x.kind == counter {
+			typ = k8s.CounterValue
+		}
+		x.read(s, func(value float64, labels ...string) {
+			ch <- k8s.NewLazyConstMetric(c.descs[i], typ, value, labels...)
+		})
+	}
+}
+
+// seconds is a time stamp as Prometheus has them; 0 for the zero time.
+func seconds(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixNano()) / 1e9
+}

@@ -1,0 +1,79 @@
+package status
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// MetricsPage returns docs/metrics.md.
+func MetricsPage() string {
+	var b strings.Builder
+	b.WriteString("# Metrics\n\n<!-- Made by `go test ./status -run TestPage -update`. Do not edit. -->\n\n" +
+		"`/metrics` on the metrics port (`--metrics-bind-address`, 127.0.0.1:10249) has them as Prometheus text, or as\n" +
+		"OpenMetrics where `Accept` asks for it. A metric of one mode is absent in the others: a zero there would mean nothing.\n" +
+		"All have the stability level ALPHA, as upstream's. The row is that of `behaviour.md`; *ours* are not upstream's.\n\n" +
+		"| metric | type | labels | modes | row | what it says |\n|---|---|---|---|---|---|\n")
+	for _, x := range tabled() {
+		modes, row := "all", x.row
+		if x.modes != nil {
+			modes = strings.Join(x.modes, ", ")
+		}
+		if row == "EXT" {
+			row = "ours"
+		}
+		fmt.Fprintf(&b, "| `%s%s` | %s | %s | %s | %s | %s |\n", prefix, x.name, x.kind, quoted(x.labels), modes, row, x.help)
+	}
+	b.WriteString("\n## Buckets\n\nUpper bounds in seconds.\n\n")
+	for _, x := range tabled() {
+		if x.kind != histogram {
+			continue
+		}
+		bounds := make([]string, len(x.buckets))
+		for i, v := range x.buckets {
+			bounds[i] = strconv.FormatFloat(v, 'g', -1, 64)
+		}
+		fmt.Fprintf(&b, "- `%s%s`: %s\n", prefix, x.name, strings.Join(bounds, " "))
+	}
+	b.WriteString(remarks)
+	return b.String()
+}
+
+func quoted(labels []string) string {
+	out := make([]string, len(labels))
+	for i, l := range labels {
+		out[i] = "`" + l + "`"
+	}
+	return strings.Join(out, ", ")
+}
+
+// remarks end the page.
+const remarks = `
+## What they mean here
+
+- A *write* is one call that hands rules to the kernel: all of them at the start and for a repair (full), else what
+  changed (partial). Several events that come at once are one write. Audits, which compare, are not among them.
+- The network programming latency begins at the time stamp ` + "`endpoints.kubernetes.io/last-change-trigger-time`" + ` of the slice
+  that changed, and ends when the last row of its Service is in force. A change for which no row has to be written is in
+  force as soon as that is known, and counts. What the first list after a start tells of does not count, nor does a time
+  stamp from before the process began, nor a slice that went. While a Service cannot be written, its changes wait; of more
+  than 1,000 the oldest are told.
+- *Pending* changes are those that have come and are not in force: a Service that the kernel refuses keeps them above 0.
+  Changes are counted once, not once for each IP family; an update that makes no difference to the proxy is none.
+- The alert "last queued > last" works although an event that changes no rule causes no write: the time stamp of the last
+  sync moves then too.
+- ` + "`kubeproxy_sync_proxy_rules_no_local_endpoints_total`" + ` counts what is in force: a service port that has no endpoint
+  anywhere rejects, whatever its policy, and is not counted; neither is one with policy Local and no external address.
+
+## What every component of Kubernetes has (MT-21)
+
+` + "`kubernetes_build_info`, `kubernetes_feature_enabled`, `rest_client_*`, `go_*`, `process_*`, `registered_metrics_total`," + `
+` + "`hidden_metrics_total`, `disabled_metrics_total`" + `; and on ` + "`/metrics/slis`" + ` ` + "`kubernetes_healthcheck`, `kubernetes_healthchecks_total`" + `.
+Some of ` + "`rest_client_*`" + ` appear with the first request that they count. ` + "`registered_metrics_total`" + ` counts histograms of ours alone.
+
+## What is absent, and why
+
+- MT-19, ` + "`nftables_localhost_nodeport_listeners`" + ` and its companions: NodePorts on loopback addresses are not built in mode nftables.
+- MT-20, ` + "`sync_proxy_rules_latency_microseconds`" + `: upstream removed it with 1.17.
+- ` + "`apiserver_audit_*`" + `: leftovers of a library, always 0.
+`

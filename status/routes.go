@@ -1,0 +1,149 @@
+package status
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/pprof"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/component-base/metrics/prometheus/slis"
+)
+
+// configName is the name of our configuration in /configz (HT-24).
+const configName = "kubeproxy.config.k8s.io"
+
+// mux is a ServeMux that remembers its paths, for /statusz.
+type mux struct {
+	http.ServeMux
+	paths []string
+}
+
+// Handle adds a path.
+func (m *mux) Handle(path string, h http.Handler) {
+	m.ServeMux.Handle(path, h)
+	if path != "/" && !strings.HasPrefix(path, "/debug/") {
+		m.paths = append(m.paths, path)
+	}
+}
+
+func (s *Server) routes() http.Handler {
+	m := &mux{}
+	m.Handle("/healthz", http.HandlerFunc(healthz))
+	m.Handle("/healthz/ping", http.HandlerFunc(ping))
+	m.Handle("/metrics", s.cfg.Metrics.Handler())
+	slis.SLIMetricsWithReset{}.Install(m)
+	m.Handle("/proxyMode", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, s.cfg.Mode) }))
+	if s.cfg.Config != nil {
+		m.Handle("/configz", http.HandlerFunc(s.configz))
+	}
+	s.debug(m)
+	paths := append(m.paths, "/flagz", "/statusz")
+	slices.Sort(paths)
+	m.Handle("/flagz", s.flagz())
+	m.Handle("/statusz", s.statusz(paths))
+	return m
+}
+
+// plain answers with a text (HT-23).
+func plain(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	io.WriteString(w, text) // nobody is left to tell of an error
+}
+
+// checked counts the one check that there is, for /metrics/slis (HT-22).
+func checked(r *http.Request) {
+	slis.ObserveHealthcheck(r.Context(), "ping", "healthz", slis.Success) // always nil
+}
+
+// healthz answers that the server answers (HT-20). Whether the proxy is well is told on the health port.
+func healthz(w http.ResponseWriter, r *http.Request) {
+	checked(r)
+	if _, verbose := r.URL.Query()["verbose"]; verbose {
+		plain(w, http.StatusOK, "[+]ping ok\nhealthz check passed\n")
+		return
+	}
+	plain(w, http.StatusOK, "ok")
+}
+
+func ping(w http.ResponseWriter, r *http.Request) {
+	checked(r)
+	plain(w, http.StatusOK, "ok")
+}
+
+func (s *Server) configz(w http.ResponseWriter, _ *http.Request) {
+	cfg, err := s.cfg.Config()
+	if err == nil {
+		err = writeJSON(w, "application/json", map[string]any{configName: cfg})
+	}
+	if err != nil {
+		plain(w, http.StatusInternalServerError, fmt.Sprintf("the configuration cannot be shown: %v\n", err))
+	}
+}
+
+// writeJSON answers with v. If it returns an error, nothing has been written.
+func writeJSON(w http.ResponseWriter, contentType string, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("write JSON: %w", err)
+	}
+	w.Header().Set("Content-Type", contentType)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Write(text) // nobody is left to tell of an error
+	return nil
+}
+
+// debug adds what is there only with profiling (HT-26).
+func (s *Server) debug(m *mux) {
+	handle := func(path string, h http.HandlerFunc) {
+		m.Handle(path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !s.profiling.Load() {
+				http.NotFound(w, r)
+				return
+			}
+			h(w, r)
+		}))
+	}
+	handle("/debug/pprof", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/debug/pprof/", http.StatusFound) })
+	handle("/debug/pprof/", pprof.Index)
+	handle("/debug/pprof/profile", pprof.Profile)
+	handle("/debug/pprof/symbol", pprof.Symbol)
+	handle("/debug/pprof/trace", pprof.Trace)
+	if s.cfg.Verbosity != nil && s.cfg.SetVerbosity != nil {
+		handle("/debug/flags/v", s.verbosity)
+	}
+}
+
+// maxVerbosity is the highest verbosity that a request may set.
+const maxVerbosity = 1<<31 - 1
+
+// verbosity sets the verbosity of the log, or tells it.
+func (s *Server) verbosity(w http.ResponseWriter, r *http.Request) {
+	switch r.Method {
+	case http.MethodGet, http.MethodHead:
+		plain(w, http.StatusOK, strconv.Itoa(s.cfg.Verbosity())+"\n")
+	case http.MethodPut:
+		body, err := io.ReadAll(io.LimitReader(r.Body, 100))
+		if err != nil {
+			plain(w, http.StatusBadRequest, fmt.Sprintf("the body cannot be read: %v\n", err))
+			return
+		}
+		v, err := strconv.Atoi(strings.TrimSpace(string(body)))
+		if err != nil || v < 0 || v > maxVerbosity {
+			plain(w, http.StatusBadRequest, fmt.Sprintf("verbosity %q: want an integer from 0\n", body))
+			return
+		}
+		before := s.cfg.Verbosity()
+		s.cfg.SetVerbosity(v)
+		s.cfg.Log.Info("verbosity changed", "from", before, "to", v, "by", r.RemoteAddr)
+		plain(w, http.StatusOK, fmt.Sprintf("successfully set the verbosity to %d\n", v))
+	default:
+		w.Header().Set("Allow", "GET, HEAD, PUT")
+		plain(w, http.StatusMethodNotAllowed, "want GET or PUT\n")
+	}
+}
