@@ -1,0 +1,89 @@
+package health
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// standing is the body of /healthz and /livez: what upstream's have since 1.34 (HT-01, HT-02). Earlier ones
+// have the same names, but for healthy and status, and times that are not RFC 3339.
+type standing struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	CurrentTime time.Time `json:"currentTime"`
+	// NodeEligible is not part of /livez.
+	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
+	Healthy      bool                    `json:"healthy"`
+	Status       map[string]familyReport `json:"status"`
+}
+
+// readiness is the body of /readyz.
+type readiness struct {
+	CurrentTime time.Time `json:"currentTime"`
+	Ready       bool      `json:"ready"`
+	Draining    bool      `json:"draining"`
+	// Missing are the families whose first full sync is not done.
+	Missing []string `json:"missing"`
+}
+
+// ServeHTTP answers one probe.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var code int
+	var body any
+	switch r.URL.Path {
+	case "/healthz":
+		eligible := s.eligible()
+		code, body = s.standing(&eligible)
+	case "/livez":
+		code, body = s.standing(nil)
+	case "/readyz":
+		code, body = s.readiness()
+	default:
+		http.NotFound(w, r)
+		return
+	}
+	text, err := json.Marshal(body)
+	if err != nil { // a clock beyond the year 9999
+		code, text = http.StatusServiceUnavailable, []byte("{}")
+		s.cfg.Log.Error("health server: print the answer", "path", r.URL.Path, "err", err)
+	}
+	answer(w, code, text)
+	if s.cfg.Answered != nil {
+		s.cfg.Answered(r.URL.Path, code)
+	}
+}
+
+// standing says how the families and, unless eligible is nil, the node stand.
+func (s *Server) standing(eligible *bool) (int, standing) {
+	r := s.look()
+	out := standing{LastUpdated: r.last, CurrentTime: r.now, NodeEligible: eligible, Healthy: r.healthy, Status: r.families}
+	if !r.healthy || eligible != nil && !*eligible {
+		return http.StatusServiceUnavailable, out
+	}
+	// There was a time when it told how long ago the last sync was, and clients judge by that (HT-05).
+	out.LastUpdated = r.now
+	return http.StatusOK, out
+}
+
+func (s *Server) readiness() (int, readiness) {
+	r := s.look()
+	out := readiness{CurrentTime: r.now, Draining: s.draining.Load(), Missing: r.missing}
+	if out.Missing == nil {
+		out.Missing = []string{}
+	}
+	if out.Ready = len(out.Missing) == 0 && !out.Draining; out.Ready {
+		return http.StatusOK, out
+	}
+	return http.StatusServiceUnavailable, out
+}
+
+// answer writes a body of JSON.
+func answer(w http.ResponseWriter, code int, body []byte) {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(code)
+	_, _ = w.Write(body) // who hung up does not want to know
+}

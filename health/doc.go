@@ -1,0 +1,36 @@
+// Package health tells load balancers, kubelets and people how the proxy stands, over HTTP.
+//
+// [Server] is the proxy's own health server, by default on port 10256 (CF-14), without authentication:
+//
+//	path      200                                               503                                rows
+//	/healthz  every family healthy, node eligible, no draining  else                               HT-01
+//	/livez    every family healthy                              else                               HT-02
+//	/readyz   every family has had its first full sync, and     else; "missing" names the          PN-70
+//	          the process is not about to end                   families without one
+//	others    never; they are 404                                                                  HT-03
+//
+// A family is healthy unless a change has waited for the kernel for twice the sync period or longer (HT-04).
+// Any method will do. Bodies are JSON in one line, times as RFC 3339 in UTC.
+//
+// What each is for: cloud load balancers ask /healthz whether to send a node traffic of Services whose policy
+// is Cluster, so it fails while the node is about to be deleted ([Config].NodeEligible, HT-06), and once the
+// process is about to end ([Server.Drain], PR-07): then they have stopped to ask before nobody answers.
+// A kubelet asks /livez whether to restart the process: neither a node that goes nor a process that ends is a
+// reason. /readyz is ours: who waits for it knows that the rules of all Services are in the kernel.
+//
+// [Services] answers on the healthCheckNodePort of each Service that has one, whatever path and method:
+//
+//	200  the node has ready endpoints of the Service, and the proxy is healthy          HT-10
+//	503  else, also on a connection that is still open when the Service has gone        HT-14
+//
+// Neither the node's eligibility nor draining matters there: packets that arrive are served as long as the
+// rules are in the kernel, and those outlive the process.
+//
+//	engine IPv4 ──Applied──▶ Observer ─┐  rows by port: counts at once        request
+//	                                   ├─▶ Services ──────────────────────▶ handler: 200 or 503
+//	engine IPv6 ──Applied──▶ Observer ─┘  ring ─▶ Run: opens and closes listeners
+//
+// Observers are told of rows of kind [lb.HealthCheck] after the kernel has them, so no load balancer hears
+// "ready" before the rules exist (HT-16). A Service has one listener for both families. A pod of a dual-stack
+// cluster has an address in each, so what is told is the larger of the families' counts, not their sum.
+package health

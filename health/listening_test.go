@@ -1,0 +1,168 @@
+package health
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+// HT-15: tries come after 1, 2, 4 … 60 s and at each change of the row.
+func TestRetryHT15(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, told := newFakeOpener(), 0
+		s := NewServices(ServicesConfig{OnListenFailed: func(string, uint16, error) { told++ }})
+		s.open.listen = o.listen
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { s.Run(ctx); close(done) }()
+		v4 := s.Observer(lb.IPv4)
+		o.refuse("in use")
+		start := time.Now()
+		v4.Applied(set(check("shop/web", 32100, 1)))
+		pass(200 * time.Second)
+		if want := seconds(0, 1, 3, 7, 15, 31, 63, 123, 183); !slices.Equal(o.since(start), want) || told != 1 {
+			t.Errorf("tried at %v, want %v; told %d times", o.since(start), want, told)
+		}
+		v4.Applied(set(check("shop/web", 32100, 2)))
+		synctest.Wait()
+		if n := len(o.since(start)); n != 10 || told != 1 {
+			t.Errorf("a change made it %d tries, want 10; told %d times", n, told)
+		}
+		v4.Applied(set(check("shop/next", 32100, 2))) // another Service, with the same trouble
+		synctest.Wait()
+		o.refuse("")
+		pass(61 * time.Second)
+		if told != 2 || fmt.Sprint(o.events()) != "[open 0.0.0.0:32100]" {
+			t.Errorf("told %d times, want 2: of each Service once", told)
+		}
+		o.refuse("in use")
+		o.kill() // the socket breaks, and cannot be opened again
+		pass(61 * time.Second)
+		if n := len(o.since(start)); told != 3 {
+			t.Errorf("after success, told %d times, want 3; %d tries", told, n)
+		}
+		v4.Applied(gone(32100))
+		synctest.Wait()
+		n := len(o.since(start))
+		pass(time.Hour)
+		if len(o.since(start)) != n {
+			t.Error("it goes on trying for a Service that is gone")
+		}
+		cancel()
+		<-done
+	})
+}
+
+// HT-14: the addresses change. What stays is not touched, what comes opens before what goes closes; one that
+// contains others has to wait for them. If the new ones cannot be had the old ones stay.
+func TestAddressesChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newFakeOpener()
+		var addrs atomic.Pointer[[]netip.Addr]
+		use := func(words ...string) {
+			var out []netip.Addr
+			for _, w := range words {
+				out = append(out, netip.MustParseAddr(w))
+			}
+			addrs.Store(&out)
+		}
+		s := NewServices(ServicesConfig{Addresses: func() []netip.Addr { return *addrs.Load() }})
+		s.open.listen = o.listen
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { s.Run(ctx); close(done) }()
+		use("192.0.2.1", "2001:db8::1")
+		s.Observer(lb.IPv4).Applied(set(check("shop/web", 80, 1)))
+		synctest.Wait()
+		expect := func(want string) {
+			t.Helper()
+			synctest.Wait()
+			if got := fmt.Sprint(o.events()); got != want {
+				t.Errorf("got  %s\nwant %s", got, want)
+			}
+		}
+		expect("[open 192.0.2.1:80 open [2001:db8::1]:80]")
+		for _, step := range []struct {
+			addrs []string
+			want  string
+		}{
+			{[]string{"192.0.2.2", "2001:db8::1"}, "[open 192.0.2.2:80 close 192.0.2.1:80]"},
+			{[]string{"2001:db8::1", "192.0.2.2"}, "[]"},
+			{[]string{"0.0.0.0", "192.0.2.2"}, "[close 192.0.2.2:80 close [2001:db8::1]:80 open 0.0.0.0:80]"},
+			{[]string{"0.0.0.0", "::"}, "[close 0.0.0.0:80 open 0.0.0.0:80]"},
+			{[]string{"0.0.0.0", "::", "192.0.2.2"}, "[]"},
+			{nil, "[close 0.0.0.0:80]"},
+			{[]string{"::"}, "[open [::]:80]"},
+		} {
+			use(step.addrs...)
+			s.AddressesChanged()
+			synctest.Wait()
+			slicesOfCloses(o)
+			expect(step.want)
+		}
+		o.refuse("no such address")
+		use("2001:db8::2")
+		s.AddressesChanged()
+		expect("[close [::]:80]") // it was in the way, and cannot be opened again either
+		o.refuse("")
+		pass(61 * time.Second)
+		expect("[open [2001:db8::2]:80]")
+		o.refuse("no such address")
+		use("2001:db8::3")
+		s.AddressesChanged()
+		expect("[]")
+		cancel()
+		<-done
+		expect("[close [2001:db8::2]:80]")
+	})
+}
+
+// slicesOfCloses puts closes that come one after the other in order.
+func slicesOfCloses(o *fakeOpener) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for i := 0; i < len(o.log); i++ {
+		end := i
+		for end < len(o.log) && strings.HasPrefix(o.log[end], "close") {
+			end++
+		}
+		slices.Sort(o.log[i:end])
+	}
+}
+
+// An observer does not wait for listeners, nor for Run.
+func TestAppliedDoesNotBlock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewServices(ServicesConfig{})
+		v4 := s.Observer(lb.IPv4)
+		v4.Applied(set(check("shop/web", 80, 1))) // before Run
+		blocked := make(chan struct{})
+		o := newFakeOpener()
+		s.open.listen = func(ctx context.Context, p place) (net.Listener, error) { <-blocked; return o.listen(ctx, p) }
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { s.Run(ctx); close(done) }()
+		synctest.Wait()
+		for i := range 100 {
+			v4.Applied(set(check("shop/web", uint16(81+i), 1)))
+			s.AddressesChanged()
+		}
+		close(blocked)
+		synctest.Wait()
+		if n := len(o.events()); n != 101 {
+			t.Errorf("%d listeners opened, want 101", n)
+		}
+		cancel()
+		<-done
+		v4.Applied(gone(80)) // after Run
+	})
+}

@@ -1,0 +1,61 @@
+package health
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// portKey is the key of the context of a connection under which its port is.
+type portKey struct{}
+
+// serve answers on a healthCheckNodePort, whatever is asked (HT-10).
+func (s *Services) serve(w http.ResponseWriter, r *http.Request) {
+	service, n, known := s.count(r.Context().Value(portKey{}).(*port))
+	healthy := s.cfg.Healthy()
+	code := http.StatusServiceUnavailable
+	if n > 0 && healthy {
+		code = http.StatusOK
+	}
+	if !known {
+		w.Header().Set("Connection", "close") // the next request finds nobody, as it should
+	}
+	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(n)) // HT-11
+	answer(w, code, body(service, n, healthy))
+}
+
+// count returns the Service of a port and how many endpoints it has on this node: as many as the family that
+// has more, since a pod of both families has an address in each. Known is false when the Service has gone.
+func (s *Services) count(p *port) (service string, n int, known bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, f := range p.rows {
+		if f != nil && f.Service == p.service {
+			n, known = max(n, f.LocalEndpoints), true
+		}
+	}
+	return p.service, n, known
+}
+
+// body is what load balancers have read since there are such ports, byte for byte (HT-12).
+func body(service string, n int, healthy bool) []byte {
+	namespace, name, _ := strings.Cut(service, "/")
+	b := append([]byte(nil), "{\n\t\"service\": {\n\t\t\"namespace\": "...)
+	b = appendJSON(b, namespace)
+	b = append(b, ",\n\t\t\"name\": "...)
+	b = appendJSON(b, name)
+	b = append(b, "\n\t},\n\t\"localEndpoints\": "...)
+	b = strconv.AppendInt(b, int64(n), 10)
+	b = append(b, ",\n\t\"serviceProxyHealthy\": "...)
+	b = strconv.AppendBool(b, healthy)
+	return append(b, "\n}"...)
+}
+
+func appendJSON(b []byte, s string) []byte {
+	quoted, err := json.Marshal(s)
+	if err != nil { // there is no string that cannot be quoted
+		return append(b, `""`...)
+	}
+	return append(b, quoted...)
+}

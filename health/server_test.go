@@ -1,0 +1,419 @@
+package health
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+// scene is what a server is asked about.
+type scene struct {
+	v4, v6          State
+	v4Only          bool
+	period          time.Duration
+	noNodes         bool
+	known, eligible bool
+	drained         bool
+}
+
+func (sc *scene) server() *Server {
+	cfg := Config{
+		Families:     map[lb.Family]func() State{lb.IPv4: func() State { return sc.v4 }},
+		SyncPeriod:   func() time.Duration { return sc.period },
+		NodeEligible: func() (known, eligible bool) { return sc.known, sc.eligible },
+	}
+	if !sc.v4Only {
+		cfg.Families[lb.IPv6] = func() State { return sc.v6 }
+	}
+	if sc.noNodes {
+		cfg.NodeEligible = nil
+	}
+	s := New(cfg)
+	if sc.drained {
+		s.Drain()
+	}
+	return s
+}
+
+func probe(s http.Handler, method, path string) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, httptest.NewRequest(method, path, nil))
+	return w
+}
+
+// TestAnswers walks through HT-01, HT-02, HT-04 to HT-06, PR-07 and PN-70. In the bubble the server is made at
+// midnight, and asked at ten minutes past.
+func TestAnswers(t *testing.T) {
+	midnight := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+	at := func(sec float64) time.Time { return midnight.Add(time.Duration(sec * float64(time.Second))) }
+	const (
+		now   = `"2000-01-01T00:10:00Z"`
+		begin = `"2000-01-01T00:00:00Z"`
+		four  = `"2000-01-01T00:01:40Z"`
+		six   = `"2000-01-01T00:03:20.5Z"`
+	)
+	well := func() scene {
+		return scene{period: 30 * time.Second, known: true, eligible: true,
+			v4: State{LastSuccess: at(100), Begun: true}, v6: State{LastSuccess: at(200.5), Begun: true}}
+	}
+	status := func(ok4, ok6 bool) string {
+		return fmt.Sprintf(`"status":{"IPv4":{"lastUpdated":%s,"healthy":%t},"IPv6":{"lastUpdated":%s,"healthy":%t}}}`, four, ok4, six, ok6)
+	}
+	allWell := status(true, true)
+	ready := `{"currentTime":` + now + `,"ready":true,"draining":false,"missing":[]}`
+	for _, test := range []struct {
+		name                   string
+		change                 func(*scene)
+		healthz, livez, readyz int
+		healthzBody, livezBody string
+		readyzBody             string
+	}{
+		{"HT-01 HT-02 all is well, though nothing has changed for minutes (HT-04, HT-05)", func(*scene) {}, 200, 200, 200,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
+		{"HT-04 a change waits, not yet for two periods", func(sc *scene) { sc.v4.QueuedSince = at(540.000000001) }, 200, 200, 200,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
+		{"HT-04 a change waits for two periods", func(sc *scene) { sc.v4.QueuedSince = at(540) }, 503, 503, 200,
+			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` + status(false, true),
+			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"healthy":false,` + status(false, true), ready},
+		{"HT-04 in the other family", func(sc *scene) { sc.v6.QueuedSince = at(0) }, 503, 503, 200,
+			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` + status(true, false),
+			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"healthy":false,` + status(true, false), ready},
+		{"CF-61 with a longer period it may wait longer", func(sc *scene) { sc.v4.QueuedSince, sc.period = at(540), 31*time.Second }, 200, 200, 200,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
+		{"a period that is not known is 30 s", func(sc *scene) { sc.v4.QueuedSince, sc.period = at(541), 0 }, 200, 200, 200,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
+		{"HT-06 the node is about to go: that is no reason to restart", func(sc *scene) { sc.eligible = false }, 503, 200, 200,
+			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":false,"healthy":true,` + allWell,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
+		{"HT-06 the node is unknown", func(sc *scene) { sc.known = false }, 503, 200, 200,
+			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":false,"healthy":true,` + allWell,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
+		{"HT-06 there are no Node objects", func(sc *scene) { sc.known, sc.noNodes = false, true }, 200, 200, 200,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
+		{"PR-07 the process is about to end", func(sc *scene) { sc.drained = true }, 503, 200, 503,
+			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":false,"healthy":true,` + allWell,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell,
+			`{"currentTime":` + now + `,"ready":false,"draining":true,"missing":[]}`},
+		{"PN-70 one family has not begun, which is healthy (HT-04)", func(sc *scene) { sc.v6 = State{} }, 200, 200, 503,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` +
+				`"status":{"IPv4":{"lastUpdated":` + four + `,"healthy":true},"IPv6":{"lastUpdated":` + begin + `,"healthy":true}}}`,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` +
+				`"status":{"IPv4":{"lastUpdated":` + four + `,"healthy":true},"IPv6":{"lastUpdated":` + begin + `,"healthy":true}}}`,
+			`{"currentTime":` + now + `,"ready":false,"draining":false,"missing":["IPv6"]}`},
+		{"PN-70 none has begun, and cannot", func(sc *scene) { sc.v4, sc.v6 = State{QueuedSince: at(1)}, State{} }, 503, 503, 503,
+			`{"lastUpdated":` + begin + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` +
+				`"status":{"IPv4":{"lastUpdated":` + begin + `,"healthy":false},"IPv6":{"lastUpdated":` + begin + `,"healthy":true}}}`,
+			`{"lastUpdated":` + begin + `,"currentTime":` + now + `,"healthy":false,` +
+				`"status":{"IPv4":{"lastUpdated":` + begin + `,"healthy":false},"IPv6":{"lastUpdated":` + begin + `,"healthy":true}}}`,
+			`{"currentTime":` + now + `,"ready":false,"draining":false,"missing":["IPv4","IPv6"]}`},
+		{"one family is served", func(sc *scene) { sc.v4Only = true }, 200, 200, 200,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,"status":{"IPv4":{"lastUpdated":` + four + `,"healthy":true}}}`,
+			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,"status":{"IPv4":{"lastUpdated":` + four + `,"healthy":true}}}`, ready},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				sc := well()
+				test.change(&sc)
+				s := sc.server()
+				time.Sleep(10 * time.Minute)
+				for _, c := range []struct {
+					path string
+					code int
+					body string
+				}{{"/healthz", test.healthz, test.healthzBody}, {"/livez", test.livez, test.livezBody}, {"/readyz", test.readyz, test.readyzBody}} {
+					w := probe(s, http.MethodGet, c.path)
+					if w.Code != c.code || w.Body.String() != c.body {
+						t.Errorf("%s: %d\n%s\nwant %d\n%s", c.path, w.Code, w.Body, c.code, c.body)
+					}
+				}
+				if s.Healthy() != (test.livez == 200) {
+					t.Errorf("Healthy is %t", s.Healthy())
+				}
+			})
+		})
+	}
+}
+
+// The sync period may change while the server runs (CF-61).
+func TestSyncPeriodChanges(t *testing.T) {
+	sc := scene{period: 30 * time.Second, v4: State{QueuedSince: time.Now().Add(-time.Minute)}}
+	s := sc.server()
+	if s.Healthy() {
+		t.Error("healthy though a change waits for two periods")
+	}
+	sc.period = time.Hour
+	if !s.Healthy() {
+		t.Error("not healthy with the longer period")
+	}
+}
+
+// HT-03: what is not a path is not found, however near it comes, and is not counted (MT-15).
+func TestPathsHT03(t *testing.T) {
+	counted := map[string]int{}
+	s := New(Config{Answered: func(path string, code int) { counted[fmt.Sprint(path, " ", code)]++ }})
+	for _, path := range []string{"/", "/healthz/", "/healthz/ping", "//healthz", "/HEALTHZ", "/livez/x", "/metrics", "/x/../healthz"} {
+		if w := probe(s, http.MethodGet, path); w.Code != http.StatusNotFound {
+			t.Errorf("%s: %d, want 404", path, w.Code)
+		}
+	}
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete, http.MethodOptions} {
+		for _, path := range []string{"/healthz", "/livez?verbose", "/readyz"} {
+			if w := probe(s, method, path); w.Code != http.StatusOK {
+				t.Errorf("%s %s: %d, want 200", method, path, w.Code)
+			}
+		}
+	}
+	s.Drain()
+	probe(s, http.MethodGet, "/healthz")
+	probe(s, http.MethodGet, "/livez")
+	want := map[string]int{"/healthz 200": 5, "/livez 200": 6, "/readyz 200": 5, "/healthz 503": 1}
+	if fmt.Sprint(counted) != fmt.Sprint(want) {
+		t.Errorf("counted %v, want %v", counted, want)
+	}
+}
+
+// FuzzTimes: whatever clock and time zone, times are RFC 3339 in UTC and the same instants (HT-01).
+func FuzzTimes(f *testing.F) {
+	f.Add(int64(0), int64(0), 0)
+	f.Add(int64(1763719200), int64(1), -5*3600)
+	f.Add(int64(253402300799), int64(999999999), 86399)
+	f.Add(int64(-62135596800), int64(0), 1)
+	f.Fuzz(func(t *testing.T, sec, nsec int64, zone int) {
+		when := time.Unix(sec, nsec).In(time.FixedZone("there", zone%86400))
+		if y := when.UTC().Year(); y < 1 || y > 9999 {
+			return
+		}
+		s := New(Config{Families: map[lb.Family]func() State{lb.IPv4: func() State { return State{LastSuccess: when, QueuedSince: when} }}})
+		w := probe(s, http.MethodGet, "/livez")
+		var got struct {
+			LastUpdated, CurrentTime string
+			Status                   map[string]struct{ LastUpdated string }
+		}
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
+			t.Fatalf("%v:\n%s", err, w.Body)
+		}
+		for what, text := range map[string]string{"lastUpdated": got.LastUpdated, "currentTime": got.CurrentTime, "IPv4": got.Status["IPv4"].LastUpdated} {
+			back, err := time.Parse(time.RFC3339, text)
+			if err != nil || text[len(text)-1] != 'Z' {
+				t.Errorf("%s: %q, %v", what, text, err)
+			}
+			if want := when; what == "IPv4" && !when.IsZero() && !back.Equal(want) {
+				t.Errorf("%s: %s, want %s", what, text, want)
+			}
+		}
+	})
+}
+
+// life is a server that runs.
+type life struct {
+	*Server
+	stop func() error
+}
+
+func run(t *testing.T, s *Server) life {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	var err error
+	ended := false
+	l := life{s, func() error {
+		if !ended {
+			cancel()
+			err, ended = <-done, true
+		}
+		return err
+	}}
+	t.Cleanup(func() {
+		if err := l.stop(); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	return l
+}
+
+// over HTTP: the headers are those of the book, and no others but the date's (HT-01, HT-02).
+func TestHeaders(t *testing.T) {
+	s := New(Config{NodeEligible: func() (bool, bool) { return true, false }})
+	run(t, s)
+	s.Listen(netip.AddrPortFrom(lonely(t), 10256), false)
+	at := s.await(t, true)
+	for path, code := range map[string]int{"/healthz": 503, "/livez": 200, "/readyz": 200, "/": 404} {
+		resp, body := get(t, "GET", "http://"+at.String()+path)
+		want := http.Header{"Content-Type": {"application/json"}, "X-Content-Type-Options": {"nosniff"},
+			"Content-Length": {fmt.Sprint(len(body))}, "Date": resp.Header["Date"]}
+		if path == "/" {
+			want.Set("Content-Type", "text/plain; charset=utf-8")
+		}
+		if resp.StatusCode != code || !sameHeader(resp.Header, want) || len(body) == 0 {
+			t.Errorf("%s: %d %v %q, want %d %v", path, resp.StatusCode, resp.Header, body, code, want)
+		}
+	}
+}
+
+func sameHeader(a, b http.Header) bool {
+	return fmt.Sprint(a) == fmt.Sprint(b) // maps are printed in order
+}
+
+// await returns where the server listens, once it does, or the zero AddrPort once it does not.
+func (s *Server) await(t *testing.T, listens bool) netip.AddrPort {
+	t.Helper()
+	eventually(t, fmt.Sprintf("the server to listen: %t", listens), func() bool { return s.Addr().IsValid() == listens })
+	return s.Addr()
+}
+
+// The address changes while the server runs: the new one answers, the old one does not, connections that are open
+// go on (issue 3, reload). One of the addresses contains another, and in the end there is none.
+func TestListenChanges(t *testing.T) {
+	s := New(Config{})
+	run(t, s)
+	a, b := lonely(t), lonely(t)
+	port := freePort(t)
+	first, second := netip.AddrPortFrom(a, port), netip.AddrPortFrom(b, port)
+	everywhere := netip.AddrPortFrom(netip.IPv4Unspecified(), port)
+	s.Listen(first, false)
+	s.await(t, true)
+	kept := &http.Client{Transport: &http.Transport{}}
+	if code := status(kept, first); code != 200 {
+		t.Fatalf("%s: %d", first, code)
+	}
+	var before netip.AddrPort
+	for _, step := range []struct {
+		at           netip.AddrPort
+		answers, not []netip.AddrPort
+	}{
+		{first, []netip.AddrPort{first}, []netip.AddrPort{second}},
+		{second, []netip.AddrPort{second}, []netip.AddrPort{first}},
+		{everywhere, []netip.AddrPort{first, second, netip.MustParseAddrPort(fmt.Sprintf("[::1]:%d", port))}, nil}, // CF-14
+		{first, []netip.AddrPort{first}, []netip.AddrPort{second}},
+		{netip.AddrPort{}, nil, []netip.AddrPort{first, second}},
+		{second, []netip.AddrPort{second}, []netip.AddrPort{first}},
+	} {
+		s.Listen(step.at, false)
+		eventually(t, "to listen on "+step.at.String(), func() bool { return s.Addr() == step.at })
+		for _, at := range step.answers {
+			if code := status(new(http.Client), at); code != 200 {
+				t.Errorf("from %s to %s: %s answers %d", before, step.at, at, code)
+			}
+		}
+		for _, at := range step.not {
+			if code := status(fresh(), at); code != 0 {
+				t.Errorf("from %s to %s: %s still answers %d", before, step.at, at, code)
+			}
+		}
+		if code := status(kept, first); code != 200 {
+			t.Errorf("from %s to %s: a connection that was open broke", before, step.at)
+		}
+		before = step.at
+	}
+}
+
+// status asks for /livez; 0 means that nobody answers.
+func status(c *http.Client, at netip.AddrPort) int {
+	resp, err := c.Get("http://" + at.String() + "/livez")
+	if err != nil {
+		return 0
+	}
+	drain(resp)
+	return resp.StatusCode
+}
+
+// HT-07: a port that somebody has. Without hard fail it is told of once, and taken when it is free; the old address
+// serves until then. With hard fail Run ends.
+func TestOccupiedHT07(t *testing.T) {
+	a, b := lonely(t), lonely(t)
+	first, taken := netip.AddrPortFrom(a, 10256), netip.AddrPortFrom(b, 10256)
+	squatter := squat(t, taken)
+	told := make(chan string, 10)
+	cfg := Config{OnListenFailed: func(at netip.AddrPort, err error) { told <- fmt.Sprint(at, ": ", err) }}
+
+	hard := New(cfg)
+	hard.Listen(taken, true)
+	err := hard.Run(context.Background())
+	if want := fmt.Sprintf("health server: listen on %s: listen tcp %s: bind: address already in use", taken, taken); err == nil || err.Error() != want {
+		t.Errorf("with hard fail: %v, want %s", err, want)
+	}
+	if n := len(told); n != 1 {
+		t.Errorf("with hard fail told %d times", n)
+	}
+	<-told
+
+	soft := New(cfg)
+	run(t, soft)
+	soft.Listen(first, false)
+	soft.await(t, true)
+	soft.Listen(taken, false)
+	if got := <-told; got == "" {
+		t.Error("told nothing")
+	}
+	if code := status(fresh(), first); code != 200 {
+		t.Errorf("meanwhile the old address answers %d", code)
+	}
+	if err := squatter.Close(); err != nil {
+		t.Fatal(err)
+	}
+	soft.Listen(taken, false) // rather than to wait for 5 s
+	eventually(t, "to listen on "+taken.String(), func() bool { return soft.Addr() == taken })
+	if code := status(fresh(), first); code != 0 {
+		t.Errorf("the old address still answers %d", code)
+	}
+}
+
+// HT-07: each 5 s, and told once; another error is told of, and success makes all new.
+func TestRetryHT07(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newFakeOpener()
+		told := 0
+		s := New(Config{OnListenFailed: func(netip.AddrPort, error) { told++ }})
+		s.open.listen = o.listen
+		run(t, s)
+		at := netip.MustParseAddrPort("192.0.2.1:10256")
+		o.refuse("in use")
+		s.Listen(at, false)
+		synctest.Wait()
+		start := time.Now()
+		pass(21 * time.Second)
+		if want := []time.Duration{0, 5, 10, 15, 20}; !slices.Equal(o.since(start), seconds(want...)) {
+			t.Errorf("tried at %v, want %v seconds", o.since(start), want)
+		}
+		if told != 1 {
+			t.Errorf("told %d times of one failure", told)
+		}
+		o.refuse("no such address")
+		pass(10 * time.Second)
+		if told != 2 {
+			t.Errorf("told %d times of two failures", told)
+		}
+		o.refuse("")
+		pass(5 * time.Second)
+		if !s.Addr().IsValid() {
+			t.Error("does not listen when it could")
+		}
+		tries := len(o.tries)
+		o.kill() // as if the socket were broken
+		synctest.Wait()
+		if len(o.tries) != tries+1 || !s.Addr().IsValid() {
+			t.Errorf("a listener that ended was opened again %d times", len(o.tries)-tries)
+		}
+		o.refuse("in use")
+		o.kill()
+		pass(time.Minute)
+		if told != 3 || s.Addr().IsValid() {
+			t.Errorf("a listener that ended and could not be opened: told %d times, listens at %v", told, s.Addr())
+		}
+	})
+}

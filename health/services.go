@@ -1,0 +1,341 @@
+package health
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+// ServicesConfig says what [Services] knows. All functions are called from several goroutines at once.
+type ServicesConfig struct {
+	// Healthy reports whether the rules in the kernel are up to date: [Server.Healthy]. Nil means always.
+	Healthy func() bool
+	// Addresses returns where to listen: addresses of this machine, or an unspecified one for all of its
+	// family; none means nowhere. [ListenAddrs] makes the list. Nil means everywhere.
+	Addresses func() []netip.Addr
+	// OnListenFailed is told that the port of a Service "ns/name" cannot be bound (EV-05): once, not at each
+	// try, until it can or the Service or its port is another. It may be nil.
+	OnListenFailed func(service string, port uint16, err error)
+	// Log is where failures are logged; nil logs nothing.
+	Log *slog.Logger
+}
+
+// Services serves the healthCheckNodePorts of all Services. Make it with [NewServices].
+type Services struct {
+	cfg  ServicesConfig
+	http *http.Server
+	open opener
+	wake chan struct{} // has a value when Run should look
+
+	mu    sync.RWMutex
+	ports map[uint16]*port
+	dirty map[uint16]struct{} // ports that Run must look at
+	all   bool                // it must look at all
+}
+
+// port is one healthCheckNodePort. Rows of both families meet here, and share the listeners.
+type port struct {
+	number uint16
+
+	// Guarded by Services.mu. The rows are those in force, IPv4's first; both nil when the Service went.
+	rows    [2]*lb.Frontend
+	service string // that answers, or was the last to
+
+	// Used by Run alone.
+	bound binding
+	fault fault
+}
+
+// fault is why a port is not served.
+type fault struct {
+	service string        // that was told of it; "" if there is none
+	delay   time.Duration // from the last try to the next
+	next    time.Time
+}
+
+// The time from one try to bind a port to the next, which doubles.
+const (
+	firstRetry = time.Second
+	lastRetry  = time.Minute
+)
+
+// NewServices returns a Services that knows of none yet.
+func NewServices(cfg ServicesConfig) *Services {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Healthy == nil {
+		cfg.Healthy = func() bool { return true }
+	}
+	s := &Services{cfg: cfg, wake: make(chan struct{}, 1), ports: map[uint16]*port{}, dirty: map[uint16]struct{}{}}
+	s.http = newHTTP(http.HandlerFunc(s.serve))
+	s.http.BaseContext = func(l net.Listener) context.Context {
+		return context.WithValue(context.Background(), portKey{}, l.(*listener).port)
+	}
+	s.open = opener{listen, s.http.Serve}
+	return s
+}
+
+// Observer is what one family's engine tells of the changes that are in force (HT-16).
+type Observer struct {
+	s *Services
+	i int
+}
+
+// Observer returns the observer for the engine of that family, IPv4 or IPv6.
+func (s *Services) Observer(f lb.Family) *Observer {
+	o := &Observer{s: s}
+	if f == lb.IPv6 {
+		o.i = 1
+	}
+	return o
+}
+
+// Applied takes note of changes that the kernel has taken. What is answered follows at once; listeners are
+// opened and closed by [Services.Run]. It does not block.
+func (o *Observer) Applied(changes []lb.Change) {
+	s, rang := o.s, false
+	for _, c := range changes {
+		if !c.Key.IsNodePort() || c.Key.Proto != lb.TCP {
+			continue
+		}
+		if !rang { // the lock, once
+			rang = true
+			s.mu.Lock()
+		}
+		row := c.New
+		if !row.Accepts() {
+			row = nil
+		}
+		s.set(o.i, c.Key.Port, row)
+	}
+	if rang {
+		s.mu.Unlock()
+		s.ring()
+	}
+}
+
+// set makes f the row of a family for a port; nil if it has none. s.mu is held. What the change says was there
+// before does not count: Old is but a hint.
+func (s *Services) set(i int, number uint16, f *lb.Frontend) {
+	p := s.ports[number]
+	if p == nil {
+		if f == nil {
+			return
+		}
+		p = &port{number: number}
+		p.bound = binding{by: &s.open, port: p, lost: func() { s.touch(p) }}
+		s.ports[number] = p
+	}
+	if p.rows[i] == f {
+		return
+	}
+	p.rows[i] = f
+	for _, f := range p.rows {
+		if f != nil { // of two Services, which the API server does not allow, that of IPv4
+			p.service = f.Service
+			break
+		}
+	}
+	s.dirty[number] = struct{}{}
+}
+
+// AddressesChanged says that ServicesConfig.Addresses has another answer now. It does not block.
+func (s *Services) AddressesChanged() {
+	s.mu.Lock()
+	s.all = true
+	s.mu.Unlock()
+	s.ring()
+}
+
+func (s *Services) touch(p *port) {
+	s.mu.Lock()
+	s.dirty[p.number] = struct{}{}
+	s.mu.Unlock()
+	s.ring()
+}
+
+func (s *Services) ring() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run opens and closes listeners until ctx is done, and lets requests under way finish. It may be called once.
+func (s *Services) Run(ctx context.Context) {
+	defer s.end()
+	failing := map[uint16]*port{} // ports that wait for their next try
+	for {
+		var retry <-chan time.Time
+		if next := nextTry(failing); !next.IsZero() {
+			retry = time.After(time.Until(next))
+		}
+		var ports []*port
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.wake:
+			ports = s.take()
+		case <-retry:
+			now := time.Now()
+			for _, p := range failing {
+				if !p.fault.next.After(now) {
+					ports = append(ports, p)
+				}
+			}
+		}
+		places := s.places()
+		for _, p := range ports {
+			if s.reconcile(ctx, p, places); p.fault.service != "" {
+				failing[p.number] = p
+			} else {
+				delete(failing, p.number)
+			}
+		}
+	}
+}
+
+func nextTry(failing map[uint16]*port) time.Time {
+	var next time.Time
+	for _, p := range failing {
+		if next.IsZero() || p.fault.next.Before(next) {
+			next = p.fault.next
+		}
+	}
+	return next
+}
+
+// take returns the ports to look at: those that close first, so that one may take over what another had.
+func (s *Services) take() []*port {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var close, open []*port
+	look := func(p *port) {
+		if p.rows == [2]*lb.Frontend{} {
+			close = append(close, p)
+		} else {
+			open = append(open, p)
+		}
+	}
+	if s.all {
+		for _, p := range s.ports {
+			look(p)
+		}
+	} else {
+		for n := range s.dirty {
+			if p := s.ports[n]; p != nil {
+				look(p)
+			}
+		}
+	}
+	s.dirty, s.all = map[uint16]struct{}{}, false // a fresh map: one that was large costs its largest past size
+	return append(close, open...)
+}
+
+// reconcile makes a port listen where it should.
+func (s *Services) reconcile(ctx context.Context, p *port, places func(uint16) []place) {
+	s.mu.Lock()
+	service, gone := p.service, p.rows == [2]*lb.Frontend{}
+	if gone {
+		delete(s.ports, p.number) // who comes with this number now is another
+	}
+	s.mu.Unlock()
+	if gone {
+		p.bound.close()
+		p.fault = fault{}
+		return
+	}
+	err := p.bound.rebind(ctx, places(p.number))
+	switch {
+	case ctx.Err() != nil:
+	case err == nil:
+		if p.fault.service != "" {
+			s.cfg.Log.Info("health check port answers now", "service", service, "port", p.number)
+		}
+		p.fault = fault{}
+	default:
+		s.failed(p, service, err)
+	}
+}
+
+// failed plans the next try, and tells of a failure that is new.
+func (s *Services) failed(p *port, service string, err error) {
+	told := p.fault.service == service
+	p.fault.service = service
+	p.fault.delay = min(max(2*p.fault.delay, firstRetry), lastRetry)
+	p.fault.next = time.Now().Add(p.fault.delay)
+	if told {
+		return
+	}
+	s.cfg.Log.Error("health check port does not answer, trying again", "service", service, "port", p.number, "err", err)
+	if s.cfg.OnListenFailed != nil {
+		s.cfg.OnListenFailed(service, p.number, err)
+	}
+}
+
+func (s *Services) end() {
+	s.mu.RLock()
+	ports := slices.Collect(maps.Values(s.ports))
+	s.mu.RUnlock()
+	for _, p := range ports {
+		p.bound.close()
+	}
+	shutDown(s.http)
+}
+
+// places returns where each port must be listened at.
+func (s *Services) places() func(port uint16) []place {
+	v4, v6 := netip.IPv4Unspecified(), netip.IPv6Unspecified()
+	addrs := []netip.Addr{v4, v6}
+	if s.cfg.Addresses != nil {
+		addrs = slices.Clone(s.cfg.Addresses())
+		slices.SortFunc(addrs, netip.Addr.Compare)
+		addrs = slices.Compact(addrs)
+	}
+	all4, all6 := slices.Contains(addrs, v4), slices.Contains(addrs, v6)
+	return func(port uint16) []place {
+		if all4 && all6 { // one socket for both, or for IPv4 where the kernel has no other
+			return []place{{"tcp", netip.AddrPortFrom(v4, port)}}
+		}
+		var out []place
+		for _, a := range addrs {
+			switch all := all4 && a.Is4() || all6 && a.Is6(); {
+			case all && !a.IsUnspecified():
+			case a.Is4():
+				out = append(out, place{"tcp4", netip.AddrPortFrom(a, port)})
+			default:
+				out = append(out, place{"tcp6", netip.AddrPortFrom(a, port)})
+			}
+		}
+		return out
+	}
+}
+
+// ListenAddrs returns the addresses for ServicesConfig.Addresses (HT-14): of the addresses that this machine
+// holds those that answer NodePorts, which is to say that lie in the prefixes of [lb.Node] of any of the
+// families served. A /0 gives the unspecified address of its family. Addresses that are valid on one link
+// only are left out: no load balancer asks there.
+func ListenAddrs(nodePorts []netip.Prefix, local []netip.Addr) []netip.Addr {
+	var out []netip.Addr
+	for _, p := range nodePorts {
+		if p.Bits() == 0 {
+			out = append(out, p.Masked().Addr())
+			continue
+		}
+		for _, a := range local {
+			if a = a.Unmap(); p.Contains(a.WithZone("")) && !a.IsLinkLocalUnicast() && !slices.Contains(out, a) {
+				out = append(out, a)
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,88 @@
+package health
+
+import (
+	"time"
+
+	"kube-proxy/lb"
+)
+
+// State is how the writer of one family's rules stands.
+type State struct {
+	// QueuedSince is when the oldest change came that is not in the kernel; zero if all are. While the sources
+	// have not listed yet there is nothing to write, so it is zero (HT-04: start-up is healthy).
+	QueuedSince time.Time
+	// LastSuccess is when the kernel last took a write (DP-62); zero before the first.
+	LastSuccess time.Time
+	// Begun: the first full sync is done.
+	Begun bool
+}
+
+// defaultSyncPeriod stands in for a period that is not known.
+const defaultSyncPeriod = 30 * time.Second
+
+// patience is how long a change may wait for the kernel (HT-04, CF-61).
+func (s *Server) patience() time.Duration {
+	period := defaultSyncPeriod
+	if s.cfg.SyncPeriod != nil {
+		if p := s.cfg.SyncPeriod(); p > 0 {
+			period = p
+		}
+	}
+	return 2 * period
+}
+
+// report is how all families stand at one moment.
+type report struct {
+	now      time.Time
+	healthy  bool
+	last     time.Time // the newest real update of any family
+	families map[string]familyReport
+	missing  []string // families that have not begun
+}
+
+type familyReport struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
+}
+
+// look asks all families how they stand. A family that has not written yet counts as updated when the server
+// was made.
+func (s *Server) look() report {
+	r := report{now: time.Now().UTC(), healthy: true, last: s.made, families: make(map[string]familyReport, len(s.cfg.Families))}
+	patience := s.patience()
+	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		ask := s.cfg.Families[f]
+		if ask == nil {
+			continue
+		}
+		st := ask()
+		one := familyReport{LastUpdated: s.made, Healthy: st.QueuedSince.IsZero() || r.now.Sub(st.QueuedSince) < patience}
+		if !st.LastSuccess.IsZero() {
+			one.LastUpdated = st.LastSuccess.UTC()
+		}
+		if one.LastUpdated.After(r.last) {
+			r.last = one.LastUpdated
+		}
+		r.healthy = r.healthy && one.Healthy
+		r.families[f.String()] = one
+		if !st.Begun {
+			r.missing = append(r.missing, f.String())
+		}
+	}
+	return r
+}
+
+// Healthy reports whether the rules of every family are up to date (HT-04). It says nothing of the node.
+func (s *Server) Healthy() bool { return s.look().healthy }
+
+// eligible reports whether load balancers may send the node what any node can serve (HT-06).
+func (s *Server) eligible() bool {
+	if s.draining.Load() {
+		return false
+	}
+	if s.cfg.NodeEligible == nil {
+		return true
+	}
+	known, eligible := s.cfg.NodeEligible()
+	return known && eligible
+}
