@@ -1,0 +1,221 @@
+package sockets
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+)
+
+// New returns a Watcher for the network namespace of the calling thread. [Watcher.Run] closes it.
+func New(cfg Config) (*Watcher, error) {
+	d, err := openDiag()
+	if err != nil {
+		return nil, fmt.Errorf("sockets: open a sock_diag socket: %w", err)
+	}
+	return newWatcher(cfg, d), nil
+}
+
+// diag asks the kernel by sock_diag, and where that does not know a protocol, by /proc/net.
+type diag struct {
+	socket *nl.NetlinkSocket
+	shared map[int]*nl.SocketHandle
+}
+
+func openDiag() (*diag, error) {
+	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_INET_DIAG)
+	if err != nil {
+		return nil, err
+	}
+	limit := unix.Timeval{Sec: 10}
+	if err := errors.Join(s.SetSendTimeout(&limit), s.SetReceiveTimeout(&limit)); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return &diag{socket: s, shared: map[int]*nl.SocketHandle{unix.NETLINK_INET_DIAG: {Socket: s}}}, nil
+}
+
+func (d *diag) close() { d.socket.Close() }
+
+func (d *diag) sockets(proto lb.Proto, port uint16) ([]socket, error) {
+	var out []socket
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		list, err := d.dump(family, proto, port)
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // a kernel without this module
+			list, err = readProc(family, proto)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("sockets: list %v sockets of %s: %w", proto, familyName(family), err)
+		}
+		out = append(out, list...)
+	}
+	return out, nil
+}
+
+func familyName(family uint8) string {
+	if family == unix.AF_INET {
+		return lb.IPv4.String()
+	}
+	return lb.IPv6.String()
+}
+
+// The kernel's numbers of a socket's states, which UDP and SCTP share.
+const (
+	stateClose  = 7
+	stateListen = 10
+)
+
+// waiting is the state in which a socket of a protocol waits for traffic of anybody.
+func waiting(proto lb.Proto) uint8 {
+	if proto == lb.UDP {
+		return stateClose
+	}
+	return stateListen
+}
+
+// The layout of inet_diag_req_v2 and inet_diag_msg.
+const (
+	sizeofRequest = 56
+	sizeofMessage = 72
+	offPort       = 4
+	offAddr       = 8
+	offInode      = 68
+	attrV6Only    = 11 // INET_DIAG_SKV6ONLY
+)
+
+// dump asks for the sockets of one protocol and family that wait for traffic, on one port if that is not 0.
+func (d *diag) dump(family uint8, proto lb.Proto, port uint16) ([]socket, error) {
+	request := make([]byte, sizeofRequest)
+	request[0], request[1] = family, uint8(proto)
+	binary.NativeEndian.PutUint32(request[4:], 1<<waiting(proto))
+	binary.BigEndian.PutUint16(request[8:], port)
+	for i := 48; i < sizeofRequest; i++ {
+		request[i] = 0xff // no cookie
+	}
+	for attempt := 1; ; attempt++ {
+		var out []socket
+		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
+		req.Sockets = d.shared
+		req.AddRawData(request)
+		err := req.ExecuteIter(unix.NETLINK_INET_DIAG, nl.SOCK_DIAG_BY_FAMILY, func(b []byte) bool {
+			if s, ok := parseMessage(b, port); ok {
+				out = append(out, s)
+			}
+			return true
+		})
+		if errors.Is(err, nl.ErrDumpInterrupted) && attempt < 3 {
+			continue
+		}
+		return out, err
+	}
+}
+
+// parseMessage reads one socket. Not all protocols' dumps heed the port that was asked for.
+func parseMessage(b []byte, port uint16) (socket, bool) {
+	if len(b) < sizeofMessage {
+		return socket{}, false
+	}
+	var addr netip.Addr
+	if b[0] == unix.AF_INET {
+		addr = netip.AddrFrom4([4]byte(b[offAddr:]))
+	} else {
+		addr = netip.AddrFrom16([16]byte(b[offAddr:]))
+	}
+	s := socket{addr: netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[offPort:])), inode: binary.NativeEndian.Uint32(b[offInode:])}
+	for rest := b[sizeofMessage:]; len(rest) >= unix.SizeofRtAttr; {
+		length := int(binary.NativeEndian.Uint16(rest))
+		if length < unix.SizeofRtAttr || length > len(rest) {
+			break
+		}
+		if binary.NativeEndian.Uint16(rest[2:]) == attrV6Only && length > unix.SizeofRtAttr {
+			s.v6only = rest[unix.SizeofRtAttr] != 0
+		}
+		rest = rest[min((length+3)&^3, len(rest)):]
+	}
+	return s, s.addr.Port() != 0 && (port == 0 || s.addr.Port() == port)
+}
+
+// readProc reads /proc/net/tcp and its kin, which do not say v6only: such a socket counts as taking both.
+// There is none for SCTP.
+func readProc(family uint8, proto lb.Proto) ([]socket, error) {
+	if proto == lb.SCTP {
+		return nil, nil
+	}
+	name := proto.String()
+	if family == unix.AF_INET6 {
+		name += "6"
+	}
+	table, err := os.ReadFile("/proc/thread-self/net/" + name)
+	if errors.Is(err, fs.ErrNotExist) { // this kernel does not have the family
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return parseProc(table, waiting(proto)), nil
+}
+
+// parseProc reads lines such as
+//
+//	0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 12345 1 …
+//
+// whose addresses are words of the machine's byte order.
+func parseProc(table []byte, state uint8) []socket {
+	var out []socket
+	for line := range bytes.Lines(table) {
+		f := strings.Fields(string(line))
+		if len(f) < 10 || f[3] != fmt.Sprintf("%02X", state) {
+			continue
+		}
+		hex, portHex, ok := strings.Cut(f[1], ":")
+		port, err := strconv.ParseUint(portHex, 16, 16)
+		inode, err2 := strconv.ParseUint(f[9], 10, 32)
+		if !ok || err != nil || err2 != nil || len(hex)%8 != 0 {
+			continue
+		}
+		var raw []byte
+		for i := 0; i < len(hex); i += 8 {
+			word, err := strconv.ParseUint(hex[i:i+8], 16, 32)
+			if err != nil {
+				break
+			}
+			raw = binary.NativeEndian.AppendUint32(raw, uint32(word))
+		}
+		if addr, ok := netip.AddrFromSlice(raw); ok && port != 0 {
+			out = append(out, socket{addr: netip.AddrPortFrom(addr, uint16(port)), inode: uint32(inode)})
+		}
+	}
+	return out
+}
+
+func (d *diag) ours() (map[uint32]struct{}, error) {
+	const folder = "/proc/self/fd"
+	list, err := os.ReadDir(folder)
+	if err != nil {
+		return nil, fmt.Errorf("sockets: list this process's files: %w", err)
+	}
+	out := map[uint32]struct{}{}
+	for _, f := range list {
+		target, err := os.Readlink(folder + "/" + f.Name())
+		if err != nil {
+			continue // closed meanwhile
+		}
+		if inode, ok := strings.CutPrefix(target, "socket:["); ok {
+			if n, err := strconv.ParseUint(strings.TrimSuffix(inode, "]"), 10, 32); err == nil {
+				out[uint32(n)] = struct{}{}
+			}
+		}
+	}
+	return out, nil
+}

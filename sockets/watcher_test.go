@@ -1,0 +1,296 @@
+package sockets
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+// fakeKernel has the sockets that a test gives it.
+type fakeKernel struct {
+	mu     sync.Mutex
+	list   map[lb.Proto][]socket
+	own    []uint32
+	err    error
+	asked  []string
+	closed bool
+}
+
+func (k *fakeKernel) sockets(proto lb.Proto, port uint16) ([]socket, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.asked = append(k.asked, fmt.Sprint(port, "/", proto))
+	return slices.Clone(k.list[proto]), k.err
+}
+
+func (k *fakeKernel) ours() (map[uint32]struct{}, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	out := map[uint32]struct{}{}
+	for _, n := range k.own {
+		out[n] = struct{}{}
+	}
+	return out, k.err
+}
+
+func (k *fakeKernel) close() { k.closed = true }
+
+func (k *fakeKernel) fail(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.err = err
+}
+
+// set replaces the sockets: "tcp 0.0.0.0:80", each with the inode 100 + its place; "only" after it is v6only.
+func (k *fakeKernel) set(text ...string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.list = map[lb.Proto][]socket{}
+	for i, line := range text {
+		f := strings.Fields(line)
+		proto, err := lb.ParseProto(f[0])
+		if err != nil {
+			panic(err)
+		}
+		k.list[proto] = append(k.list[proto], socket{netip.MustParseAddrPort(f[1]), uint32(100 + i), len(f) > 2})
+	}
+}
+
+type rig struct {
+	*Watcher
+	t      *testing.T
+	kernel *fakeKernel
+	log    strings.Builder
+
+	toldMu sync.Mutex
+	told   []string
+}
+
+// bubble runs a test with a Watcher in fake time.
+func bubble(t *testing.T, f func(*rig)) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &rig{t: t, kernel: &fakeKernel{}}
+		r.Watcher = newWatcher(Config{Log: slog.New(slog.NewTextHandler(&r.log, nil)),
+			Collides: func(service string, port uint16, proto lb.Proto, listener netip.AddrPort) {
+				r.toldMu.Lock()
+				defer r.toldMu.Unlock()
+				r.told = append(r.told, fmt.Sprintf("%s %d/%v %v", service, port, proto, listener))
+			}}, r.kernel)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); r.Run(ctx) }()
+		f(r)
+		cancel()
+		<-done
+		if !r.kernel.closed {
+			t.Error("Run has not closed the kernel")
+		}
+	})
+}
+
+// apply gives rows, "shop/web 30080/tcp"; "-30080/tcp" goes, a third word is the kind.
+func (r *rig) apply(fam lb.Family, rows ...string) {
+	var changes []lb.Change
+	for _, row := range rows {
+		f := strings.Fields(row)
+		gone := strings.HasPrefix(row, "-")
+		key, err := lb.ParseKey("nodeport:" + strings.TrimPrefix(f[len(f[:min(2, len(f))])-1], "-"))
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		c := lb.Change{Key: key}
+		if !gone {
+			c.New = &lb.Frontend{Key: key, Service: f[0], Kind: lb.NodePort}
+			if len(f) > 2 {
+				c.New.Kind = lb.HealthCheck
+			}
+		}
+		changes = append(changes, c)
+	}
+	r.Observer(fam).Applied(changes)
+}
+
+// expect waits a time and compares what has been told since the last call.
+func (r *rig) expect(wait time.Duration, want ...string) {
+	r.t.Helper()
+	time.Sleep(wait)
+	synctest.Wait()
+	r.toldMu.Lock()
+	defer r.toldMu.Unlock()
+	slices.Sort(r.told)
+	if !slices.Equal(r.told, want) {
+		r.t.Errorf("told %q, want %q; log: %s", r.told, want, r.log.String())
+	}
+	r.told = nil
+}
+
+const (
+	soon = 200 * time.Millisecond
+	late = 6 * time.Minute
+)
+
+// PN-60: each way in which a socket is, or is not, in the way of a NodePort.
+func TestCollides(t *testing.T) {
+	for _, c := range []struct {
+		name, socket string
+		v4, v6       bool // in the way of the NodePort of that family
+	}{
+		{"all IPv4 addresses", "tcp 0.0.0.0:30080", true, false},
+		{"one IPv4 address", "tcp 192.0.2.1:30080", true, false},
+		{"loopback", "tcp 127.0.0.1:30080", false, false},
+		{"all addresses", "tcp [::]:30080", true, true},
+		{"all IPv6 addresses", "tcp [::]:30080 only", false, true},
+		{"one IPv6 address", "tcp [2001:db8::1]:30080", false, true},
+		{"IPv6 loopback", "tcp [::1]:30080", false, false},
+		{"a mapped address", "tcp [::ffff:192.0.2.1]:30080", true, false},
+		{"a mapped loopback address", "tcp [::ffff:127.0.0.1]:30080", false, false},
+		{"another protocol", "udp 0.0.0.0:30080", false, false},
+		{"another port", "tcp 0.0.0.0:30081", false, false},
+		{"SCTP", "sctp 0.0.0.0:30080", false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
+				bubble(t, func(r *rig) {
+					r.kernel.set(c.socket)
+					r.apply(fam, "shop/web:http 30080/tcp")
+					var want []string
+					if fam == lb.IPv4 && c.v4 || fam == lb.IPv6 && c.v6 {
+						want = []string{"shop/web:http 30080/tcp " + strings.Fields(c.socket)[1]}
+					}
+					r.expect(soon, want...)
+				})
+			}
+		})
+	}
+}
+
+// Once for each state: not again for the other family, the next look or an equal row; again after it was away, and for
+// another Service. What starts later is found later. One port is asked for alone.
+func TestOnce(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.kernel.set("tcp [::]:30080", "sctp 0.0.0.0:30090")
+		r.apply(lb.IPv4, "shop/web 30080/tcp")
+		r.expect(soon, "shop/web 30080/tcp [::]:30080")
+		if want := []string{"30080/tcp"}; !slices.Equal(r.kernel.asked, want) {
+			t.Errorf("asked for %q, want %q", r.kernel.asked, want)
+		}
+		r.apply(lb.IPv6, "shop/web 30080/tcp")
+		r.apply(lb.IPv4, "shop/web 30080/tcp", "shop/sig 30090/sctp", "shop/other 30070/tcp")
+		r.expect(soon, "shop/sig 30090/sctp 0.0.0.0:30090")
+		r.expect(3 * late)
+		r.kernel.set("tcp 0.0.0.0:30070")
+		r.expect(late, "shop/other 30070/tcp 0.0.0.0:30070")
+		r.kernel.set("tcp 0.0.0.0:30070", "tcp [::]:30080")
+		r.expect(late, "shop/web 30080/tcp [::]:30080")
+		// The NodePort goes from one family, which is no news, then from both, and comes again.
+		r.apply(lb.IPv4, "-30080/tcp")
+		r.expect(late)
+		r.apply(lb.IPv6, "-30080/tcp")
+		r.expect(late)
+		r.apply(lb.IPv6, "shop/web 30080/tcp")
+		r.expect(soon, "shop/web 30080/tcp [::]:30080")
+		r.apply(lb.IPv6, "shop/new 30080/tcp")
+		r.expect(soon, "shop/new 30080/tcp [::]:30080")
+	})
+}
+
+// HT-10: a port for health checks has a listener of this very process, and other sockets of it are none of
+// our business either.
+func TestOwn(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.kernel.set("tcp [::]:31000", "tcp 0.0.0.0:30080", "tcp 0.0.0.0:30081")
+		r.kernel.own = []uint32{101}
+		r.apply(lb.IPv4, "shop/web 31000/tcp health", "shop/web 30080/tcp", "shop/web 30081/tcp")
+		r.expect(late, "shop/web 30081/tcp 0.0.0.0:30081")
+		// A NodePort that becomes a port for health checks is none any more.
+		r.apply(lb.IPv4, "shop/web 30081/tcp health")
+		r.kernel.set()
+		r.expect(late)
+		r.kernel.set("tcp 0.0.0.0:30081")
+		r.expect(late)
+	})
+}
+
+// A UDP socket without a peer may be a client's, so it must stay for a while.
+func TestUDPClient(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.kernel.set("udp 0.0.0.0:30053")
+		r.apply(lb.IPv4, "dns/dns 30053/udp")
+		r.expect(time.Second)
+		r.kernel.set()
+		r.expect(10 * time.Second)
+		r.kernel.set("udp 0.0.0.0:30053")
+		for range 50 { // endless other changes must not keep it from being confirmed
+			r.apply(lb.IPv4, "shop/web 30080/tcp", "-30081/tcp")
+			r.apply(lb.IPv4, "shop/web 30081/tcp", "-30080/tcp")
+			time.Sleep(100 * time.Millisecond)
+		}
+		r.apply(lb.IPv4, "dns/new 30053/udp")
+		for range 50 {
+			r.apply(lb.IPv4, "shop/web 30080/tcp", "-30081/tcp")
+			r.apply(lb.IPv4, "shop/web 30081/tcp", "-30080/tcp")
+			time.Sleep(100 * time.Millisecond)
+		}
+		r.expect(0, "dns/new 30053/udp 0.0.0.0:30053")
+		// Another client in each look.
+		r.kernel.set("tcp 0.0.0.0:1", "udp 0.0.0.0:30054")
+		r.apply(lb.IPv4, "dns/new 30054/udp")
+		r.expect(time.Second)
+		r.kernel.set("udp 0.0.0.0:30054")
+		r.expect(3 * time.Second)
+		r.kernel.set("tcp 0.0.0.0:1", "udp 0.0.0.0:30054")
+		r.expect(3 * time.Second)
+		r.expect(4*time.Second, "dns/new 30054/udp 0.0.0.0:30054")
+	})
+}
+
+// An error is told once, keeps what is known, and does not end anything.
+func TestErrors(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.kernel.set("tcp 0.0.0.0:30080")
+		r.apply(lb.IPv4, "shop/web 30080/tcp")
+		r.expect(soon, "shop/web 30080/tcp 0.0.0.0:30080")
+		r.kernel.fail(errors.New("out of memory"))
+		r.apply(lb.IPv4, "shop/other 30081/tcp")
+		r.expect(5 * late)
+		if n := strings.Count(r.log.String(), "out of memory"); n != 1 {
+			t.Errorf("told %d times: %s", n, r.log.String())
+		}
+		r.kernel.fail(nil)
+		r.kernel.set("tcp 0.0.0.0:30080", "tcp 0.0.0.0:30081")
+		r.expect(late, "shop/other 30081/tcp 0.0.0.0:30081")
+	})
+}
+
+// Applied costs nothing but time that follows the changes, even when nobody looks.
+func TestAppliedDoesNotBlock(t *testing.T) {
+	w := newWatcher(Config{}, &fakeKernel{})
+	o := w.Observer(lb.IPv4)
+	for i := range 3000 {
+		k := lb.Key{Port: uint16(30000 + i%2768), Proto: lb.TCP}
+		o.Applied([]lb.Change{{Key: k, New: &lb.Frontend{Key: k, Kind: lb.NodePort, Service: fmt.Sprint("s", i)}}})
+	}
+	if len(w.fresh) != 2768 || len(w.rows[lb.IPv4]) != 2768 {
+		t.Errorf("%d fresh ports, %d rows", len(w.fresh), len(w.rows[lb.IPv4]))
+	}
+}
+
+// Where NodePorts answer on loopback, too, a program there is in the way; where they answer on one address, others are not.
+func TestServes(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.cfg.Serves = func(a netip.Addr) bool { return a.IsLoopback() }
+		r.kernel.set("tcp 127.0.0.1:30080", "tcp 192.0.2.1:30080", "tcp [::ffff:127.0.0.1]:30080")
+		r.apply(lb.IPv4, "shop/web 30080/tcp")
+		r.expect(soon, "shop/web 30080/tcp 127.0.0.1:30080", "shop/web 30080/tcp [::ffff:127.0.0.1]:30080")
+	})
+}
