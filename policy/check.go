@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,7 +14,7 @@ import (
 
 // Setup is what [Check] compares with the facts: settings of the user, and what the host made of them.
 type Setup struct {
-	// Families are those that are served, the primary one first. With both, the host is dual-stack (PR-02).
+	// Families are those that are served, at least one, in any order. With both, the host is dual-stack (PR-02).
 	Families []lb.Family
 	// Settings are as for [ResolveNode], of whatever family.
 	Settings Settings
@@ -42,7 +43,9 @@ type Finding struct {
 // when the node is known, or is known to be missing, and for each change of the facts after it; equal findings have
 // equal texts, so that each can be told once.
 func Check(f cluster.Facts, s Setup) []Finding {
-	c := checker{Setup: s, facts: f}
+	c := checker{Setup: s, facts: f, ips: ResolveNodeIPs(f, s.Settings)}
+	c.Families = slices.Clone(s.Families)
+	slices.SortStableFunc(c.Families, func(a, b lb.Family) int { return cmp.Compare(c.rank(a), c.rank(b)) })
 	c.node()
 	c.clusterCIDRs()
 	c.podCIDRs()
@@ -64,7 +67,16 @@ func NoPodCIDRs(f cluster.Facts, waited time.Duration, name func(field string) s
 type checker struct {
 	Setup
 	facts cluster.Facts
+	ips   NodeIPs
 	found []Finding
+}
+
+// rank puts the node's primary family first.
+func (c *checker) rank(fam lb.Family) int {
+	if fam == c.ips.Primary {
+		return 0
+	}
+	return 1
 }
 
 func (c *checker) add(row string, fatal bool, format string, args ...any) {
@@ -89,7 +101,7 @@ func (c *checker) wrongFamily(fatal bool, what string) {
 func (c *checker) node() {
 	const closed = "NodePorts on its primary address do not answer"
 	hint := ""
-	if ResolveNodeIPs(c.facts, c.Settings).Guessed {
+	if c.ips.Guessed {
 		hint = fmt.Sprintf("; %s can name its address", c.Name("bindAddress"))
 	}
 	switch {
@@ -101,6 +113,8 @@ func (c *checker) node() {
 			"to leave this node out%s", c.facts.NodeName, c.Name("hostnameOverride"), closed, hint)
 	case hint != "":
 		c.add("PR-03", false, "the Node %q has no address: %s%s", c.facts.NodeName, closed, hint)
+	case !slices.Contains(c.Families, c.ips.Primary):
+		c.add("PR-02", false, "the node's first address %s is of %s, which is not served here", c.ips.Addrs[0], c.ips.Primary)
 	}
 }
 

@@ -17,7 +17,12 @@ func TestCheck(t *testing.T) {
 	type setup = policy.Setup
 	type facts = cluster.Facts
 	only := func(fam lb.Family) func(*setup, *facts) {
-		return func(s *setup, _ *facts) { s.Families = []lb.Family{fam} }
+		return func(s *setup, f *facts) {
+			s.Families, f.Node.Addrs = []lb.Family{fam}, addrs("172.18.0.2")
+			if fam == lb.IPv6 {
+				f.Node.Addrs, s.Healthz = addrs("fd00::2"), netip.MustParseAddrPort("[::]:10256")
+			}
+		}
 	}
 	for _, test := range []struct {
 		name   string
@@ -86,6 +91,12 @@ func TestCheck(t *testing.T) {
 		{"CF-66 interfaces are of every family", []func(*setup, *facts){func(s *setup, f *facts) {
 			s.Settings.DetectLocal, s.Settings.PodInterface, s.Settings.ClusterCIDRs, f.Node.PodCIDRs = policy.BridgeInterface, "cbr0", nil, nil
 		}}, ""},
+		{"PR-02 the node is IPv6 first, so IPv6 is what counts", []func(*setup, *facts){func(s *setup, f *facts) {
+			f.Node.Addrs, s.Settings.ClusterCIDRs = addrs("fd00::2"), prefixes("10.1.0.0/16")
+		}}, "CF-63 clusterCIDR 10.1.0.0/16 has no IPv6 network, but the node is IPv6 first; the configuration may be incomplete or incorrect"},
+		{"PR-02 a bind address of a family that is not served", []func(*setup, *facts){only(lb.IPv4), func(s *setup, _ *facts) {
+			s.Settings.NodePortAddrs.NodeIP = netip.MustParseAddr("2001:db8::1")
+		}}, "PR-02 the node's first address 2001:db8::1 is of IPv6, which is not served here"},
 		{"PN-71 SV-33 no Node", []func(*setup, *facts){func(_ *setup, f *facts) { f.Node = nil }},
 			`PN-71 there is no Node "node-1", or none that the proxy may read (hostnameOverride): NodePorts on its primary address do not answer, ` +
 				"zone hints do not count, and load balancers are told to leave this node out; bindAddress can name its address"},
@@ -107,9 +118,6 @@ func TestCheck(t *testing.T) {
 			}
 			for _, change := range test.change {
 				change(&s, &f)
-			}
-			if s.Families[0] == lb.IPv6 { // as the default would be
-				s.Healthz = netip.AddrPort{}
 			}
 			var got []string
 			for _, x := range policy.Check(f, s) {
