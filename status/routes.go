@@ -41,8 +41,7 @@ func (s *Server) routes() http.Handler {
 		m.Handle("/configz", http.HandlerFunc(s.configz))
 	}
 	s.debug(m)
-	paths := append(m.paths, "/flagz", "/statusz")
-	slices.Sort(paths)
+	paths := slices.Sorted(slices.Values(append([]string{"/flagz", "/statusz"}, m.paths...)))
 	m.Handle("/flagz", s.flagz())
 	m.Handle("/statusz", s.statusz(paths))
 	return m
