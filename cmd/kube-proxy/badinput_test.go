@@ -125,6 +125,7 @@ func said(log string) string {
 	for line := range strings.Lines(log) {
 		switch line = timestamp.ReplaceAllString(line, ""); {
 		case strings.HasPrefix(line, "level=INFO"):
+		case strings.Contains(line, "set oom_score_adj to"): // whether that is allowed is the machine's
 		case strings.HasPrefix(line, "level="):
 			logged = append(logged, line)
 		default:

@@ -2,16 +2,23 @@ package main
 
 import (
 	"context"
+	"time"
 
+	"kube-proxy/event"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/source/kube"
 )
 
 // choose decides which data plane runs, and tells of each that it is not.
 func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	cfg := p.config()
+	var annotation string
+	if cfg.Mode == "" {
+		annotation = p.annotated(ctx)
+	}
 	var err error
-	p.choice, err = mode.Choose(cfg.Mode, p.annotated(ctx), func(m string) error { return able(m, cfg, primary) })
+	p.choice, err = mode.Choose(cfg.Mode, annotation, func(m string) error { return able(m, primary) })
 	if p.choice.Ignored != "" {
 		p.log.Warn(p.choice.Ignored)
 	}
@@ -20,10 +27,40 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	}
 	for _, s := range p.choice.Steps {
 		p.log.Warn(s.String())
+		p.tell(event.ModeFallback(cfg.NodeName, s.From, s.To, s.Why))
+	}
+	if cfg.Mode == "" && p.choice.Annotated == "" {
+		e := event.DefaultModeWillChange(cfg.NodeName, p.choice.Mode)
+		p.log.Warn(e.Note)
+		p.tell(e)
+	}
+	resolved, err := cfg.For(p.choice.Mode)
+	if err != nil {
+		return err
+	}
+	p.present.Store(&configured{cfg.Config, resolved})
+	for _, w := range resolved.Warnings {
+		p.log.Warn(w)
 	}
 	p.log.Info("serving", "mode", p.choice.Mode, "asked", p.choice.Asked, "family", primary)
 	return nil
 }
 
-// annotated returns what the Node's annotation says of the mode, where that counts (S0).
-func (p *proxy) annotated(context.Context) string { return "" }
+// annotationWait is how long the start waits for the API server to say what the Node's annotation is. Nothing
+// can be served before it answers anyway.
+const annotationWait = 5 * time.Second
+
+// annotated returns what the Node's annotation says of the mode (S0).
+func (p *proxy) annotated(ctx context.Context) string {
+	cfg := p.config()
+	if cfg.Manifests != "" {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, annotationWait)
+	defer cancel()
+	value, err := kube.NodeAnnotation(ctx, p.kubeConfig(), mode.Annotation)
+	if err != nil {
+		p.log.Info("whether an annotation of the Node asks for a mode is not known; going on as if none did", "err", err)
+	}
+	return value
+}

@@ -12,6 +12,7 @@ import (
 	"kube-proxy/config"
 	"kube-proxy/conntrack"
 	"kube-proxy/engine"
+	"kube-proxy/event"
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/logging"
@@ -48,12 +49,12 @@ func ipFamilies(cfg *config.Config, log *slog.Logger) []lb.Family {
 }
 
 // able says why the mode cannot serve the primary family on this host, or nil.
-func able(m string, cfg *config.Config, primary lb.Family) error {
+func able(m string, primary lb.Family) error {
 	switch m {
 	case mode.NFTables:
 		return kernel.NFTables()
 	case mode.IPTables:
-		p, err := newPlane(m, cfg, primary)
+		p, err := iptables.New(iptables.Config{Family: primary, CanaryPeriod: -1})
 		if err != nil {
 			return err
 		}
@@ -63,19 +64,23 @@ func able(m string, cfg *config.Config, primary lb.Family) error {
 	}
 }
 
-func newPlane(m string, cfg *config.Config, fam lb.Family) (dataPlane, error) {
-	switch m {
+func newPlane(r config.Resolved, fam lb.Family) (dataPlane, error) {
+	switch r.Mode {
 	case mode.NFTables:
-		return nftables.New(nftables.Config{Family: fam, MasqueradeBit: &cfg.NFTables.MasqueradeBit})
+		return nftables.New(nftablesConfig(r, fam))
 	case mode.IPTables:
-		return iptables.New(iptablesConfig(cfg, fam))
+		return iptables.New(iptablesConfig(r, fam))
 	default:
 		return nil, mode.ErrNotBuilt
 	}
 }
 
-func iptablesConfig(cfg *config.Config, fam lb.Family) iptables.Config {
-	t := &cfg.IPTables
+func nftablesConfig(r config.Resolved, fam lb.Family) nftables.Config {
+	return nftables.Config{Family: fam, MasqueradeBit: &r.Tables.MasqueradeBit}
+}
+
+func iptablesConfig(r config.Resolved, fam lb.Family) iptables.Config {
+	t := &r.Tables
 	return iptables.Config{
 		Family: fam, MasqueradeBit: &t.MasqueradeBit, LocalhostNodePorts: &t.LocalhostNodePorts, CanaryPeriod: t.SyncPeriod,
 	}
@@ -95,13 +100,14 @@ func (p *proxy) newFamilies(fams []lb.Family) error {
 			p.log.Error("the secondary IP family is not served", "family", fam, "err", err)
 		}
 	}
+	p.begun = newFirsts(p.families)
 	return nil
 }
 
 func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	labelled := p.log.With("family", fam.String()) // the engine adds the label itself
 	cfg := p.config()
-	plane, err := newPlane(p.choice.Mode, cfg, fam)
+	plane, err := newPlane(cfg.mode, fam)
 	if err != nil {
 		return nil, err
 	}
@@ -113,13 +119,14 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	} else {
 		observers = append(observers, f.conntrack)
 	}
-	t := tables(cfg, p.choice.Mode)
+	t := cfg.mode.Tables
 	f.engine = engine.New(engine.Config{
 		Family: fam, Plane: plane, Store: p.store, Observers: observers,
 		Resolve:       func(v cluster.View) []*lb.Frontend { return policy.Resolve(v, p.settings(fam)) },
 		ResolveNode:   func(facts cluster.Facts) lb.Node { return policy.ResolveNode(facts, p.settings(fam)) },
 		MinSyncPeriod: t.MinSyncPeriod, AuditPeriod: t.SyncPeriod, Log: p.log,
-		Written: func(w engine.Write) { p.written(f, labelled, w) },
+		Written:   func(w engine.Write) { p.written(f, labelled, w) },
+		Contested: func(c lb.Contest) { p.tell(event.ContestedKey(c.Loser.Name, c.Winner.Name, c.Key.String())) },
 	})
 	return f, nil
 }
@@ -130,8 +137,11 @@ func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 		return // the engine has said it
 	}
 	log.Log(context.Background(), logging.LevelWrite, "wrote", "verb", w.Verb, "changes", w.Changes, "took", w.Took)
-	if w.Verb == "reset" {
+	switch {
+	case w.Verb == "reset":
 		p.begun.add(f.name)
+	case w.Verb == "audit" && w.Changes > 0:
+		p.tell(event.DriftRepaired(p.config().NodeName, f.name.String(), w.Changes))
 	}
 }
 
@@ -144,32 +154,22 @@ func (f *family) run(ctx context.Context) {
 	running.Wait()
 }
 
-// tables are the settings that the mode has of its own.
-func tables(cfg *config.Config, m string) config.Tables {
-	switch m {
-	case mode.NFTables:
-		return cfg.NFTables
-	case mode.EBPF:
-		return cfg.EBPF
-	default:
-		return cfg.IPTables
-	}
-}
-
 // settings are the parts of the present configuration that decide about rows of a family.
 func (p *proxy) settings(fam lb.Family) policy.Settings {
-	return settings(p.config(), p.choice.Mode, fam)
+	cfg := p.config()
+	return settings(cfg.Config, cfg.mode, fam)
 }
 
-func settings(cfg *config.Config, m string, fam lb.Family) policy.Settings {
+func settings(cfg *config.Config, r config.Resolved, fam lb.Family) policy.Settings {
 	return policy.Settings{
 		Family:        fam,
-		MasqueradeAll: tables(cfg, m).MasqueradeAll,
+		MasqueradeAll: r.Tables.MasqueradeAll,
 		DetectLocal:   policy.LocalMode(cfg.DetectLocal.Mode),
 		ClusterCIDRs:  cfg.ClusterCIDRs,
 		PodInterface:  cfg.DetectLocal.Interface,
+		NoExternalIPs: !cfg.Gates["AllowServiceExternalIPs"],
 		NodePortAddrs: policy.NodePortAddrs{
-			Primary: cfg.NodePorts.Primary, Prefixes: cfg.NodePorts.Prefixes, NodeIP: cfg.BindAddress,
+			Primary: r.NodePorts.Primary, Prefixes: r.NodePorts.Prefixes, NodeIP: cfg.BindAddress,
 		},
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/config"
+	"kube-proxy/lb"
 )
 
 // Two kube-proxies in one network namespace: the second says so and waits. When the first ends, however it
@@ -259,7 +260,11 @@ func (n *namespace) proxy(log *slog.Logger) *proxy {
 	p := newProxy(nil, &config.Config{Mode: "nftables", NodeName: "n1"}, nil, log)
 	p.turn.name = "@kube-proxy-test-" + n.t.TempDir()
 	var err error
-	n.in(func() { err = p.prepare(n.t.Context()) })
+	n.in(func() {
+		if err = p.choose(n.t.Context(), lb.IPv4); err == nil {
+			err = p.newFamilies([]lb.Family{lb.IPv4, lb.IPv6})
+		}
+	})
 	if err != nil {
 		n.t.Fatal(err)
 	}

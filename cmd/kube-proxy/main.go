@@ -63,7 +63,10 @@ func command(out, errOut io.Writer, commandLine []string) *cobra.Command {
 	}
 	opts.AddFlags(cmd.Flags())
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Unparsed(commandLine, err) })
-	cmd.SetHelpFunc(func(*cobra.Command, []string) { config.Usage(out, "kube-proxy") })
+	cmd.SetHelpFunc(func(*cobra.Command, []string) {
+		config.Usage(out, "kube-proxy")
+		io.WriteString(out, "\nkube-proxy render prints the rules for a folder of manifests and changes nothing: kube-proxy render --help\n")
+	})
 	cmd.SetOut(out)
 	cmd.SetErr(errOut)
 	cmd.CompletionOptions.DisableDefaultCmd = true

@@ -71,13 +71,16 @@ func render(cfg *config.Config, out, errOut io.Writer) error {
 	}
 	wrong := len(problems) > 0
 	store := filled(cfg.NodeName, objects)
-	choice := mode.Choice{Mode: cmp.Or(cfg.Mode, mode.IPTables)}
+	resolved, err := cfg.For(cmp.Or(cfg.Mode, mode.IPTables))
+	if err != nil {
+		return err
+	}
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
-		table, contests := desired(store, settings(cfg, choice.Mode, fam))
+		table, contests := desired(store, settings(cfg, resolved, fam))
 		for _, c := range contests {
 			fmt.Fprintf(errOut, "kube-proxy: %s belongs to %s, and not to %s\n", c.Key, c.Winner.Name, c.Loser.Name)
 		}
-		text, err := rendered(cfg, choice.Mode, fam, table)
+		text, err := rendered(resolved, fam, table)
 		if err != nil && text == nil {
 			return err
 		} else if err != nil {
@@ -95,17 +98,17 @@ func render(cfg *config.Config, out, errOut io.Writer) error {
 }
 
 // rendered returns what the plane of the mode writes.
-func rendered(cfg *config.Config, m string, fam lb.Family, table *lb.Table) ([]byte, error) {
-	switch m {
+func rendered(r config.Resolved, fam lb.Family, table *lb.Table) ([]byte, error) {
+	switch r.Mode {
 	case mode.IPTables:
-		text, err := iptables.Render(iptablesConfig(cfg, fam), table)
+		text, err := iptables.Render(iptablesConfig(r, fam), table)
 		program := "iptables"
 		if fam == lb.IPv6 {
 			program = "ip6tables"
 		}
 		return append(fmt.Appendf(nil, "# %s-restore --noflush\n", program), text...), err
 	default:
-		return nil, fmt.Errorf("mode %s: %w", m, mode.ErrNotBuilt)
+		return nil, fmt.Errorf("mode %s: %w", r.Mode, mode.ErrNotBuilt)
 	}
 }
 

@@ -11,14 +11,17 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/config"
+	"kube-proxy/event"
 	"kube-proxy/logging"
 	"kube-proxy/mode"
+	"kube-proxy/source/kube"
+	"kube-proxy/system"
 )
 
 // proxy is the process after its configuration is known.
 type proxy struct {
 	args    []string // the command line, by which the configuration can be read again
-	present atomic.Pointer[config.Config]
+	present atomic.Pointer[configured]
 	logs    *logging.Log
 	log     *slog.Logger
 
@@ -27,16 +30,28 @@ type proxy struct {
 	families []*family
 	begun    *firsts
 	turn     *turn
+
+	// tell has the cluster know of an event, where there is an API server. It never waits, and writes no log: whoever
+	// tells has said it there already.
+	tell func(event.Event)
+	// dropped counts the events that could not be sent.
+	dropped func() uint64
 }
 
 func newProxy(args []string, cfg *config.Config, logs *logging.Log, log *slog.Logger) *proxy {
-	p := &proxy{args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), turn: newTurn(log)}
-	p.present.Store(cfg)
+	p := &proxy{args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), turn: newTurn(log), tell: func(event.Event) {}, dropped: func() uint64 { return 0 }}
+	p.present.Store(&configured{Config: cfg})
 	return p
 }
 
+// configured is a configuration, and what it says for the mode that runs.
+type configured struct {
+	*config.Config
+	mode config.Resolved
+}
+
 // config returns the configuration as it is now; a reload replaces it.
-func (p *proxy) config() *config.Config { return p.present.Load() }
+func (p *proxy) config() *configured { return p.present.Load() }
 
 // run is the process after its configuration is known. It returns nil when ctx ends.
 func (p *proxy) run(ctx context.Context) error {
@@ -47,23 +62,32 @@ func (p *proxy) run(ctx context.Context) error {
 		p.log.Warn(w)
 	}
 	src, srcErr := p.newSource()
-	if err := errors.Join(srcErr, p.prepare(ctx)); err != nil {
+	if srcErr == nil && cfg.Manifests == "" {
+		publisher, err := kube.NewPublisher(p.kubeConfig())
+		if err != nil {
+			return err
+		}
+		p.tell = publisher.Publish
+		p.dropped = publisher.Dropped
+		// It ends after all else: what is told of the end is sent too.
+		var publishing sync.WaitGroup
+		defer publishing.Wait()
+		until, end := context.WithCancel(context.WithoutCancel(ctx))
+		defer end()
+		publishing.Go(func() { publisher.Run(until) })
+	}
+	p.tell(event.Starting(cfg.NodeName))
+	fams := ipFamilies(cfg.Config, p.log)
+	if err := errors.Join(srcErr, p.choose(ctx, fams[0])); err != nil {
 		return err
 	}
-	return errors.Join(p.serve(ctx, src), p.closePlanes())
-}
-
-// prepare chooses the mode and makes what serves it. It changes nothing of the kernel's.
-func (p *proxy) prepare(ctx context.Context) error {
-	fams := ipFamilies(p.config(), p.log)
-	if err := p.choose(ctx, fams[0]); err != nil {
+	if err := p.setHost(system.Host.Start); err != nil {
 		return err
 	}
 	if err := p.newFamilies(fams); err != nil {
 		return err
 	}
-	p.begun = newFirsts(p.families)
-	return nil
+	return errors.Join(p.serve(ctx, src), p.closePlanes())
 }
 
 // serve has everything run until ctx ends, and then returns nil, or until something fails that the process cannot
@@ -79,8 +103,14 @@ func (p *proxy) serve(ctx context.Context, src source) error {
 		defer p.turn.close()
 		p.runFamilies(ctx)
 	})
+	running.Go(func() { p.watchConfig(ctx, func(err error) { fail(fatal{err}) }) })
 	running.Go(func() {
 		if err := p.follow(ctx, src); err != nil {
+			fail(fatal{err})
+		}
+	})
+	running.Go(func() {
+		if err := p.awaitPodCIDRs(ctx, podCIDRsWait); err != nil {
 			fail(fatal{err})
 		}
 	})

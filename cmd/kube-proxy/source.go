@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
 	"kube-proxy/cluster"
-	"kube-proxy/config"
+	"kube-proxy/event"
+	"kube-proxy/policy"
 	"kube-proxy/source/convert"
 	"kube-proxy/source/kube"
 	"kube-proxy/source/manifests"
@@ -25,7 +27,12 @@ const apiFactsWait = 10 * time.Second
 
 func (p *proxy) newSource() (source, error) {
 	cfg := p.config()
-	problem := func(problem convert.Problem) { p.log.Warn(problem.String()) }
+	problem := func(problem convert.Problem) {
+		p.log.Warn(problem.String())
+		if e, ok := kube.ProblemEvent(problem); ok {
+			p.tell(e)
+		}
+	}
 	if cfg.Manifests != "" {
 		s, err := manifests.New(manifests.Config{Dir: cfg.Manifests, Log: p.log, OnProblem: problem})
 		if err != nil {
@@ -34,8 +41,9 @@ func (p *proxy) newSource() (source, error) {
 		return source{run: s.Run}, nil // it lists all at once
 	}
 	p.store.WaitForFacts(true)
-	kc := kubeConfig(cfg)
-	kc.Log, kc.OnProblem = p.log, problem
+	p.store.WaitForPodCIDRs(cfg.DetectLocal.Mode == string(policy.NodeCIDR))
+	kc := p.kubeConfig()
+	kc.OnProblem = problem
 	s, err := kube.New(kc)
 	if err != nil {
 		return source{}, err
@@ -44,10 +52,13 @@ func (p *proxy) newSource() (source, error) {
 }
 
 // kubeConfig says how to reach the API server.
-func kubeConfig(cfg *config.Config) kube.Config {
+func (p *proxy) kubeConfig() kube.Config {
+	cfg := p.config()
 	return kube.Config{
+		Log:        p.log,
 		Kubeconfig: cfg.API.Kubeconfig, Master: cfg.API.Master, NodeName: cfg.NodeName,
 		QPS: cfg.API.QPS, Burst: cfg.API.Burst, UserAgent: "kube-proxy/" + compatible,
+		ContentType: cfg.API.ContentType, AcceptContentTypes: cfg.API.AcceptContentTypes,
 	}
 }
 
@@ -86,8 +97,28 @@ func (p *proxy) waiveFacts() {
 	if facts := p.store.Facts(); facts.Node == nil {
 		p.log.Warn("this node's Node object is not known: NodePorts on its primary address do not answer, and topology hints do not count. "+
 			"Is --hostname-override right, and is there a Node of this name that the proxy may read?", "node", facts.NodeName)
+		p.tell(event.NodeNotFound(facts.NodeName))
 	}
 	p.mark(cluster.Dirty{})
+}
+
+// podCIDRsWait is how long the Node may be without pod CIDRs in the mode that needs them (PR-05).
+const podCIDRsWait = 5 * time.Minute
+
+// awaitPodCIDRs returns an error if the Node has no pod CIDRs after a while although they are needed, nil
+// otherwise.
+func (p *proxy) awaitPodCIDRs(ctx context.Context, wait time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-time.After(wait):
+	}
+	if !p.store.WaitForPodCIDRs(false) {
+		return nil
+	}
+	cfg := p.config()
+	return fmt.Errorf("%s %s needs the pod CIDRs of Node %s, which has none after %v; is there a Node of this name, and does the "+
+		"controller manager give nodes their pod CIDRs (--allocate-node-cidrs)?", cfg.Name("detectLocalMode"), cfg.DetectLocal.Mode, cfg.NodeName, wait)
 }
 
 // lists remembers which of the lists without which nothing is served have come.

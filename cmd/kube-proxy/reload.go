@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"kube-proxy/config"
+	"kube-proxy/event"
+	"kube-proxy/logging"
+	"kube-proxy/system"
+)
+
+// watchConfig has changes of the configuration file take effect until ctx ends (PR-04, PR-07). fail is called
+// when a change needs a new process.
+func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
+	file := p.config().File
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
+	changes := make(chan error, 1)
+	if file != "" {
+		go func() {
+			// What is told first is the content that the process has started with, unless it has changed since.
+			err := config.Watch(ctx, file, nil, func(_ []byte, err error) {
+				select {
+				case changes <- err:
+				case <-ctx.Done():
+				}
+			})
+			if err != nil {
+				p.log.Error("changes of the configuration file are not noticed; SIGHUP has it read again", "err", err)
+			}
+		}()
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case err := <-changes:
+			if err != nil {
+				p.notReloaded(err)
+				continue
+			}
+			p.reload(false, fail)
+		case <-hangups:
+			if file == "" {
+				p.log.Info("SIGHUP: there is no configuration file to read again")
+				continue
+			}
+			p.reload(true, fail)
+		}
+	}
+}
+
+// reload reads the configuration again, and has it take effect if it is valid. asked: somebody waits for an answer.
+func (p *proxy) reload(asked bool, fail func(error)) {
+	before := p.config()
+	after, err := loadConfig(p.args)
+	if err != nil {
+		p.notReloaded(err)
+		return
+	}
+	resolved, err := after.For(p.choice.Mode)
+	if err != nil {
+		p.notReloaded(err)
+		return
+	}
+	live, restart := config.Diff(before.Config, after)
+	switch {
+	case len(restart) > 0:
+		fail(fmt.Errorf("the content of the configuration file %s was updated, and a change of %s takes effect in a new process only: %s; "+
+			"the rules stay in force until it runs", before.File, strings.Join(restart, ", "), config.WhyRestart(restart[0])))
+	case len(live) > 0:
+		told := slices.Concat(before.Warnings, before.mode.Warnings)
+		for _, w := range slices.Concat(after.Warnings, resolved.Warnings) {
+			if !slices.Contains(told, w) {
+				p.log.Warn(w)
+			}
+		}
+		p.apply(before, &configured{after, resolved})
+		p.log.Info("the changed configuration is in force", "file", before.File, "fields", strings.Join(live, " "))
+		p.tell(event.ConfigReloaded(after.NodeName, before.File, strings.Join(live, ", ")))
+	case asked:
+		p.log.Info("the configuration was read again: nothing has changed", "file", before.File)
+	}
+}
+
+// notReloaded says what keeps a changed file from taking effect.
+func (p *proxy) notReloaded(err error) {
+	p.log.Error("the configuration file is not usable; the settings before stay in force", "err", err)
+	p.tell(event.ConfigIgnored(p.config().NodeName, p.config().File, err))
+}
+
+// loadConfig reads the configuration that the command line asks for.
+func loadConfig(args []string) (*config.Config, error) {
+	opts := config.NewOptions()
+	flags := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	opts.AddFlags(flags)
+	if err := flags.Parse(args); err != nil {
+		return nil, fmt.Errorf("the command line: %w", err) // it has parsed before
+	}
+	return opts.Complete(flags.Args())
+}
+
+// apply has a valid configuration take effect, of which only live fields have changed.
+func (p *proxy) apply(before, after *configured) {
+	p.present.Store(after)
+	p.logs.SetVerbosity(after.Logging.Verbosity)
+	p.logs.SetVModule(patterns(after.Logging.VModule))
+	was, is := before.mode.Tables, after.mode.Tables
+	for _, f := range p.families {
+		if was.MinSyncPeriod != is.MinSyncPeriod {
+			f.engine.SetMinSyncPeriod(is.MinSyncPeriod)
+		}
+		if was.SyncPeriod != is.SyncPeriod {
+			f.engine.SetAuditPeriod(is.SyncPeriod)
+		}
+		// What rows depend on: every service is resolved again, and what differs is written.
+		if !reflect.DeepEqual(settings(before.Config, before.mode, f.name), settings(after.Config, after.mode, f.name)) {
+			f.engine.ResolveAll()
+		}
+	}
+	report, err := system.Host{}.Reload(hostSettings(before), hostSettings(after))
+	p.tellOfHost(report)
+	if err != nil {
+		p.log.Error("settings of the host could not be changed", "err", err)
+	}
+}
+
+func patterns(modules []config.VModule) []logging.Pattern {
+	var ps []logging.Pattern
+	for _, m := range modules {
+		ps = append(ps, logging.Pattern{Pattern: m.Pattern, Verbosity: m.Verbosity})
+	}
+	return ps
+}

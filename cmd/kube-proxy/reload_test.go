@@ -1,0 +1,129 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// configured starts the program with a configuration file, and waits until it has written all rules.
+func (n *namespace) configured(dir, file string) *process {
+	n.t.Helper()
+	write(n.t, filepath.Join(dir, "m/good.yaml"), good())
+	p := n.start(dir, []string{"--config=" + file, "--hostname-override=n1", "--manifests=m"}, nil)
+	p.await(allWritten)
+	return p
+}
+
+func nftablesFile(more string) []byte {
+	return []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n" + more)
+}
+
+// eventually waits until what the command in the namespace prints has the text.
+func (n *namespace) eventually(text string, command ...string) {
+	n.t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		out := n.command(command...)
+		if strings.Contains(out, text) {
+			return
+		}
+		if time.Now().After(end) {
+			n.t.Fatalf("%s: want %q in:\n%s", strings.Join(command, " "), text, out)
+		}
+	}
+}
+
+// PR-04: what can be applied live is, and the process stays; a file that is not valid changes nothing.
+func TestReload(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	file := filepath.Join(dir, "config.yaml")
+	write(t, file, nftablesFile("clusterCIDR: 10.1.0.0/16\n"))
+	p := n.configured(dir, file)
+	list := []string{"nft", "list", "table", "ip", "kube-proxy"}
+	n.eventually("10.1.0.0/16", list...)
+
+	write(t, file, nftablesFile("clusterCIDR: 10.2.0.0/16\nlogging: {verbosity: 2}\n"))
+	p.await(regexp.MustCompile(`msg="the changed configuration is in force" file=\S+ fields="(?:logging.verbosity clusterCIDR|clusterCIDR logging.verbosity)"`))
+	n.eventually("10.2.0.0/16", list...)
+	p.await(regexp.MustCompile(`msg=wrote .*verb=setnode`)) // the verbosity counts at once
+
+	write(t, file, nftablesFile("clusterCIDR: 10.3.0.0/99\nnodePortAddresses: [nonsense]\n"))
+	p.await(regexp.MustCompile(`level=ERROR msg="the configuration file is not usable; the settings before stay in force" err=.*10.3.0.0/99.*nonsense`))
+	if out := n.command(list...); !strings.Contains(out, "10.2.0.0/16") {
+		t.Errorf("after an invalid file:\n%s", out)
+	}
+
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	p.await(regexp.MustCompile(`not usable.*read the configuration file: .*no such file`))
+	write(t, file, nftablesFile("clusterCIDR: 10.4.0.0/16\n"))
+	n.eventually("10.4.0.0/16", list...)
+
+	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	p.await(regexp.MustCompile(`the configuration was read again: nothing has changed`))
+
+	write(t, file, []byte(strings.Replace(string(nftablesFile("clusterCIDR: 10.4.0.0/16\n")), "mode: nftables", "mode: iptables", 1)))
+	if code := p.end(0); code != 1 {
+		t.Errorf("exit code %d after a change of the mode, want 1", code)
+	}
+	if want := "kube-proxy: the content of the configuration file " + file + " was updated, and a change of mode takes effect in a new process only"; !strings.Contains(p.log(), want) {
+		t.Errorf("want %q in:\n%s", want, p.log())
+	}
+	if got := n.serves(); got != goodServed {
+		t.Errorf("after the end the kernel has\n%s", got)
+	}
+}
+
+// PR-04: the swap of a symbolic link, which is how a mounted ConfigMap changes, is a change.
+func TestReloadConfigMap(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	swap := func(i int) {
+		t.Helper()
+		write(t, filepath.Join(dir, fmt.Sprintf("..%d/config.conf", i)), nftablesFile(fmt.Sprintf("clusterCIDR: 10.%d.0.0/16\n", i)))
+		tmp := filepath.Join(dir, "..data_tmp")
+		if err := os.Symlink(fmt.Sprintf("..%d", i), tmp); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(tmp, filepath.Join(dir, "..data")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	swap(1)
+	file := filepath.Join(dir, "config.conf")
+	if err := os.Symlink("..data/config.conf", file); err != nil {
+		t.Fatal(err)
+	}
+	p := n.configured(dir, file)
+	for i := 2; i < 5; i++ {
+		swap(i)
+		n.eventually(fmt.Sprintf("10.%d.0.0/16", i), "nft", "list", "table", "ip", "kube-proxy")
+	}
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// PR-07: SIGHUP without a configuration file harms nothing.
+func TestHangup(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	p := n.serve(dir)
+	if err := p.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	p.await(regexp.MustCompile("SIGHUP: there is no configuration file to read again"))
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
