@@ -39,6 +39,9 @@ func TestWaitForPodCIDRsPR05(t *testing.T) {
 	if !waived.Synced() {
 		t.Error("a store waits for pod CIDRs unasked")
 	}
+	if waived.WaitForPodCIDRs(false) {
+		t.Error("what nobody waits for is missing")
+	}
 	waived.WaitForPodCIDRs(true)
 	if waived.Synced() {
 		t.Error("it does not wait")

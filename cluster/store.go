@@ -156,13 +156,14 @@ func (s *Store) WaitForFacts(wait bool) (missing bool) {
 }
 
 // WaitForPodCIDRs makes Synced wait also until the node has pod CIDRs, of whatever family (PR-05); or not, which
-// ends such a wait. It reports whether the node never had any: what the proxy has to know before it writes its
-// first rules is no reason to stop later, when the Node goes for a while.
+// ends such a wait. It reports whether there is or was a wait, and the node never had any: what the proxy has to know
+// before it writes its first rules is no reason to stop later, when the Node goes for a while.
 func (s *Store) WaitForPodCIDRs(wait bool) (missing bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	was := s.waitForPodCIDRs
 	s.waitForPodCIDRs = wait
-	return !s.hadPodCIDRs
+	return (was || wait) && !s.hadPodCIDRs
 }
 
 // NodeEligible reports whether this node's Node object is known, and whether load balancers may use the node: not
