@@ -85,3 +85,24 @@ func TestNodeEligibleHT06(t *testing.T) {
 		}
 	}
 }
+
+// PN-71: that there is no Node is told once, so that somebody can say so; a Node that goes is a change each time.
+func TestNoNodePN71(t *testing.T) {
+	s := cluster.NewStore("node-1")
+	for _, step := range []struct {
+		what  string
+		ev    cluster.Event
+		facts bool
+	}{
+		{"another Node is missing", cluster.NodeGone{Name: "node-2"}, false},
+		{"the Node is missing", cluster.NodeGone{Name: "node-1"}, true},
+		{"still", cluster.NodeGone{Name: "node-1"}, false},
+		{"it comes", cluster.NodeSet{Node: &cluster.Node{Name: "node-1"}}, true},
+		{"it goes", cluster.NodeGone{Name: "node-1"}, true},
+		{"still gone", cluster.NodeGone{Name: "node-1"}, false},
+	} {
+		if d := s.Fold(step.ev); d.Facts != step.facts || len(d.Services) > 0 {
+			t.Errorf("%s: dirty %+v, want facts %v", step.what, d, step.facts)
+		}
+	}
+}

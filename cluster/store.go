@@ -66,7 +66,7 @@ type Dirty struct {
 	// Services must be resolved again. A service may stand here more than once. A name of which only
 	// slices are known does not stand here: they have no effect (SV-01).
 	Services []Ref
-	// Facts: the node or the service network changed; see [Store.Facts].
+	// Facts: the node or the service network changed, or it came out that there is no Node; see [Store.Facts].
 	Facts bool
 }
 
@@ -351,8 +351,13 @@ func (ev NodeSet) foldInto(s *Store, d *Dirty) {
 }
 
 func (ev NodeGone) foldInto(s *Store, d *Dirty) {
-	s.nodeListed = s.nodeListed || ev.Name == s.facts.NodeName
-	if ev.Name == s.facts.NodeName && s.facts.Node != nil {
+	if ev.Name != s.facts.NodeName {
+		return
+	}
+	if !s.nodeListed { // to learn that there is no Node is news (PN-71)
+		s.nodeListed, d.Facts = true, true
+	}
+	if s.facts.Node != nil {
 		s.setNode(nil, d)
 	}
 }
