@@ -202,7 +202,7 @@ func TestServerAway(t *testing.T) {
 		r.Publish(event.Starting("n1"))
 		r.Publish(event.IPVSDeprecated("n1"))
 	}
-	if took := time.Since(start); took > time.Second {
+	if took := time.Since(start); took > 20*time.Second { // one try for each would take minutes
 		t.Errorf("20,000 events took %v", took)
 	}
 	time.Sleep(50 * time.Millisecond)
