@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
@@ -68,6 +69,10 @@ func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
 // back.
 func (p *Plane) Remove(ctx context.Context) error {
 	p.st = nil
+	if nf := p.accounting.Swap(nil); nf != nil {
+		nf.close()
+		p.base.counts = false
+	}
 	_, err := p.tool.remove(ctx, RemoveConfig{Family: p.family, Backend: p.tool.backend, KeepLocalnet: p.dry})
 	return err
 }
@@ -80,13 +85,26 @@ func (t *tool) remove(ctx context.Context, cfg RemoveConfig) (done Removed, err 
 			err = t.take(ctx, found, &done)
 		}
 		if err == nil {
-			return done, nil
+			return done, t.removeCounters()
 		}
 		if ctx.Err() != nil {
 			break
 		}
 	}
 	return done, fmt.Errorf("iptables: remove rules of %s, %s: %w", cfg.Family, t.program, err)
+}
+
+// removeCounters deletes the counters of MT-16 and MT-17, unless the other family or back end still counts.
+func (t *tool) removeCounters() error {
+	if _, real := t.run.(system); !real {
+		return nil
+	}
+	nf, err := openNetfilter()
+	if err != nil {
+		return nil // where nothing can be asked, nothing was made
+	}
+	defer nf.close()
+	return nf.dropCounters(500 * time.Millisecond)
 }
 
 // leftovers is what there is to remove.
@@ -345,11 +363,15 @@ func (t *tool) restoreLines(ctx context.Context, l lines) error {
 	if len(l) == 0 {
 		return nil
 	}
-	var w strings.Builder
-	for _, table := range []string{"raw", "mangle", "nat", "filter"} {
-		if len(l[table]) > 0 {
-			io.WriteString(&w, "*"+table+"\n"+strings.Join(l[table], "\n")+"\nCOMMIT\n")
+	return t.restore(ctx, func(w io.Writer) error {
+		for _, table := range []string{"raw", "mangle", "nat", "filter"} {
+			if len(l[table]) == 0 {
+				continue
+			}
+			if _, err := io.WriteString(w, "*"+table+"\n"+strings.Join(l[table], "\n")+"\nCOMMIT\n"); err != nil {
+				return err
+			}
 		}
-	}
-	return t.restore(ctx, []byte(w.String()))
+		return nil
+	})
 }
