@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -89,6 +90,9 @@ func New(cfg Config) (*Plane, error) {
 	}
 	t, err := findTool(run, cfg.Family, cfg.Backend)
 	if err != nil {
+		return nil, err
+	}
+	if err := t.usable(context.Background(), cfg.Family); err != nil {
 		return nil, err
 	}
 	p := &Plane{family: cfg.Family, tool: t, drift: make(chan struct{}, 1), stop: func() {}, maxLines: nftLines}

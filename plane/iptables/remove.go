@@ -144,6 +144,9 @@ var otherModes = map[string][]string{
 	"raw":    {canary},
 }
 
+// Leftover reports whether a chain of a table, such as KUBE-SERVICES of nat, is one that [Remove] would remove.
+func Leftover(table, chain string) bool { return isLeftover(savedChain{table, chain}) }
+
 // isLeftover reports whether a kube-proxy made the chain. Other software has chains that begin with KUBE- as well.
 func isLeftover(c savedChain) bool {
 	for t := range tables {

@@ -99,6 +99,17 @@ func (system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Re
 		stdin.Close()
 		wrote <- err
 	}()
+	// What it started may hold its output open for longer than it lives itself.
+	ended := make(chan struct{})
+	defer close(ended)
+	defer context.AfterFunc(ctx, func() {
+		select {
+		case <-ended:
+		case <-time.After(cmd.WaitDelay + time.Second):
+			stdout.Close()
+			stdin.Close()
+		}
+	})()
 	var readErr error
 	if out != nil {
 		readErr = out(stdout)
@@ -111,10 +122,10 @@ func (system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Re
 		if ctx.Err() != nil {
 			err = fmt.Errorf("%w: %w", ctx.Err(), err)
 		}
-		if writeErr != nil && errs.Len() == 0 {
+		if writeErr != nil && len(errs.text) == 0 {
 			err = fmt.Errorf("%w: %w", writeErr, err)
 		}
-		return &runError{name: name, said: strings.TrimSpace(errs.String()), err: err}
+		return &runError{name: name, said: strings.TrimSpace(string(errs.text)), err: err}
 	case writeErr != nil:
 		return fmt.Errorf("%s: write its input: %w", name, writeErr)
 	case readErr != nil:
@@ -124,13 +135,11 @@ func (system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Re
 }
 
 // shortText keeps the beginning of what is written to it.
-type shortText struct{ bytes.Buffer }
+type shortText struct{ text []byte }
 
 func (t *shortText) Write(b []byte) (int, error) {
 	const most = 1000
-	if room := most - t.Len(); room > 0 {
-		t.Buffer.Write(b[:min(room, len(b))])
-	}
+	t.text = append(t.text, b[:min(most-len(t.text), len(b))]...)
 	return len(b), nil
 }
 
