@@ -126,7 +126,7 @@ func (c *cleaner) clean(ctx context.Context, families ...lb.Family) (Report, err
 // iptables removes the rules of one back end. The programs are only run where there is something to see.
 func (c *cleaner) iptables(ctx context.Context, fam lb.Family, b iptables.Backend) error {
 	if b == iptables.NFT {
-		switch some, err := hasChains(fam); {
+		switch some, err := hasChains(fam, !c.keepLocalnet); {
 		case err != nil:
 			return fmt.Errorf("look for iptables rules of %s: %w", fam, err)
 		case !some:
