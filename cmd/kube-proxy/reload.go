@@ -115,7 +115,9 @@ func loadConfig(args []string) (*config.Config, error) {
 // apply has a valid configuration take effect, of which only live fields have changed.
 func (p *proxy) apply(before, after *configured) {
 	p.present.Store(after)
-	p.logs.SetVerbosity(after.Logging.Verbosity)
+	if before.Logging.Verbosity != after.Logging.Verbosity {
+		p.setVerbosity(after.Logging.Verbosity)
+	}
 	p.logs.SetVModule(patterns(after.Logging.VModule))
 	was, is := before.mode.Tables, after.mode.Tables
 	for _, f := range p.families {
@@ -130,6 +132,10 @@ func (p *proxy) apply(before, after *configured) {
 			f.engine.ResolveAll()
 		}
 	}
+	p.servers.health.Listen(after.Servers.Healthz, false)
+	p.servers.status.Listen(after.Servers.Metrics)
+	p.servers.status.SetProfiling(after.Servers.Profiling)
+	p.factsChanged() // the addresses of NodePorts may be others now
 	report, err := system.Host{}.Reload(hostSettings(before), hostSettings(after))
 	p.tellOfHost(report)
 	if err != nil {
