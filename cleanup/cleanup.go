@@ -147,5 +147,11 @@ func (c *cleaner) iptables(ctx context.Context, fam lb.Family, b iptables.Backen
 	if errors.Is(err, plane.ErrUnsupported) {
 		return fmt.Errorf("there are chains of kube-proxy for %s, but no program to remove them: %w", fam, err)
 	}
+	if err == nil && b == iptables.NFT && r.Chains+r.Rules+len(r.Left) == 0 {
+		if some, err := hasChains(fam, false); err == nil && some {
+			return fmt.Errorf("there are chains of kube-proxy for %s that iptables does not show, beside some that it does not understand: "+
+				"see nft list ruleset, and delete them with nft", fam)
+		}
+	}
 	return err
 }

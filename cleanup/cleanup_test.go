@@ -264,6 +264,24 @@ func legacyTables() bool {
 	return err == nil && len(b) > 0
 }
 
+// A table that iptables does not understand: later programs show what they can of it, earlier ones nothing. Either
+// way it is told that chains of ours stay, and the rule that leads to one does.
+func TestRunIncompatible(t *testing.T) {
+	needsAll(t)
+	inNetns(t)
+	run(t, "", "nft", "table ip nat { chain KUBE-SERVICES { accept; }; chain KUBE-MARK-MASQ { accept; }; "+
+		"chain PREROUTING { type filter hook input priority 5; jump KUBE-SERVICES; }; }")
+	r, err := Run(t.Context(), all)
+	emptied := len(r.Left) == 1 && strings.Contains(r.Left[0], "chain nat KUBE-SERVICES stays, empty")
+	unseen := err != nil && strings.Contains(err.Error(), "that iptables does not show")
+	if emptied == unseen {
+		t.Errorf("left: %q, %v", r.Left, err)
+	}
+	if now := run(t, "", "nft", "list", "ruleset"); !strings.Contains(now, "jump KUBE-SERVICES") {
+		t.Errorf("there is\n%s", now)
+	}
+}
+
 // PR-08: what each mode removes, and what it leaves.
 func TestOthers(t *testing.T) {
 	needsAll(t)
