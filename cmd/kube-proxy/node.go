@@ -60,12 +60,14 @@ func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail 
 			}
 			findings := policy.Check(p.store.Facts(), p.setup())
 			var fatals []error
+			before := told
+			told = nil // what has gone and comes again is told again
 			for _, f := range findings {
+				told = append(told, f.Text)
 				if f.Fatal && !begun {
 					fatals = append(fatals, errors.New(f.Text))
-				} else if !slices.Contains(told, f.Text) {
+				} else if !slices.Contains(before, f.Text) {
 					p.log.Warn("the configuration may be incomplete or incorrect: "+f.Text, "row", f.Row)
-					told = append(told, f.Text)
 					if f.Row == "PN-71" {
 						p.tell(event.NodeNotFound(p.config().NodeName))
 					}

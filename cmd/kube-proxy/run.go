@@ -63,7 +63,8 @@ func (p *proxy) config() *configured { return p.present.Load() }
 func (p *proxy) run(ctx context.Context) error {
 	cfg := p.config()
 	p.log.Info("kube-proxy starts", "version", compatible, "mode", cfg.Mode, "node", cfg.NodeName, "pid", os.Getpid(),
-		"go", runtime.Version(), "GOMAXPROCS", runtime.GOMAXPROCS(0), "GOGC", os.Getenv("GOGC"), "GOTRACEBACK", os.Getenv("GOTRACEBACK"))
+		"go", runtime.Version(), "GOMAXPROCS", runtime.GOMAXPROCS(0), "GOGC", os.Getenv("GOGC"), "GOTRACEBACK", os.Getenv("GOTRACEBACK"),
+		"machine", cfg.MachineID, "boot", cfg.BootID)
 	for _, w := range cfg.Warnings {
 		p.log.Warn(w)
 	}

@@ -110,7 +110,14 @@ func (p *proxy) newServers() {
 		p.servers.metrics.AddFamily(f.name.String(), f.engine.Stats)
 	}
 	p.servers.health = health.New(hc)
+	var off []string
+	for gate, path := range map[string]string{"ComponentFlagz": "/flagz", "ComponentStatusz": "/statusz", "ComponentSLIs": "/metrics/slis"} {
+		if on, known := cfg.Gates[gate]; known && !on {
+			off = append(off, path)
+		}
+	}
 	p.servers.status = status.NewServer(status.ServerConfig{
+		Off: off, Machine: map[string]string{"Machine id": cfg.MachineID, "Boot id": cfg.BootID},
 		Metrics: p.servers.metrics, Mode: p.choice.Mode, Version: compatible,
 		Config:    func() (any, error) { return p.config().Configz(), nil },
 		Flags:     p.flagz,

@@ -39,7 +39,10 @@ func (p *proxy) newSource() (source, error) {
 		return source{run: s.Run}, nil // it lists all at once
 	}
 	p.store.WaitForFacts(true)
-	p.store.WaitForPodCIDRs(cfg.DetectLocal.Mode == string(policy.NodeCIDR))
+	if p.store.WaitForPodCIDRs(cfg.DetectLocal.Mode == string(policy.NodeCIDR)) {
+		p.log.Info("no rule is written before the Node has pod CIDRs, which the mode of detecting local traffic needs",
+			cfg.Name("detectLocalMode"), cfg.DetectLocal.Mode, "longest", podCIDRsWait)
+	}
 	kc := p.kubeConfig()
 	kc.OnProblem = problem
 	s, err := kube.New(kc)
