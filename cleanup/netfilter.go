@@ -32,6 +32,9 @@ func ask(typ uint16, flags netlink.HeaderFlags, family byte, attrs []byte) ([][]
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // netfilter knows no such subsystem
 		return nil, nil
 	}
+	if errors.Is(err, unix.EPERM) {
+		return nil, fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
+	}
 	if err != nil {
 		return nil, err
 	}
