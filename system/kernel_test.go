@@ -73,7 +73,7 @@ func TestReadOnlyProcSys(t *testing.T) {
 	onThread(t, unix.CLONE_NEWNET|unix.CLONE_NEWNS, func() {
 		s := defaults()
 		s.Conntrack.MaxPerCore, s.Conntrack.Min = 1, 4096 // the size is the machine's
-		if _, err := (Host{}).InitOnly(s); err != nil { // as an init container that is privileged
+		if _, err := (Host{}).InitOnly(s); err != nil {   // as an init container that is privileged
 			t.Error(err)
 		}
 		if err := bindReadOnly("/proc/sys"); err != nil {
