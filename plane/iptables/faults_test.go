@@ -164,6 +164,7 @@ func TestProgramMisbehaves(t *testing.T) {
 		{"reads nothing", "exit 0", "write its input"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			inNetns(t)
 			scripts(t, c.script)
 			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: system{}, CanaryPeriod: -1})
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)

@@ -99,7 +99,7 @@ func New(cfg Config) (*Plane, error) {
 	if t.backend == Legacy {
 		p.maxLines, p.single = pieceLines, true
 	}
-	if cfg.Runner == nil {
+	if _, real := run.(system); real {
 		p.marker = newMarker(cfg.Family, t.backend)
 	}
 	liberal, err := kernel.Sysctl("net.netfilter.nf_conntrack_tcp_be_liberal")

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"strings"
 	"time"
@@ -49,7 +50,9 @@ func (t *tool) pipe(ctx context.Context, in func(io.Writer) error, out func(io.R
 	return nil
 }
 
-type system struct{}
+type system struct {
+	lock string // instead of /run/xtables.lock, if not empty
+}
 
 func (system) LookPath(name string) (string, error) { return exec.LookPath(name) }
 
@@ -69,8 +72,11 @@ func (s system) Run(ctx context.Context, stdin []byte, name string, args ...stri
 	return out.Bytes(), nil
 }
 
-func (system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+func (s system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
+	if s.lock != "" {
+		cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE="+s.lock)
+	}
 	errs := &shortText{}
 	cmd.Stderr = errs
 	// A program that is to end gets the chance to give back the lock.
