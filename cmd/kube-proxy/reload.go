@@ -4,12 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"reflect"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/pflag"
 
@@ -23,9 +20,6 @@ import (
 // when a change needs a new process.
 func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
 	file := p.config().File
-	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, syscall.SIGHUP)
-	defer signal.Stop(hangups)
 	changes := make(chan error, 1)
 	if file != "" {
 		go func() {
@@ -51,7 +45,7 @@ func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
 				continue
 			}
 			p.reload(false, fail)
-		case <-hangups:
+		case <-p.hangups:
 			if file == "" {
 				p.log.Info("SIGHUP: there is no configuration file to read again")
 				continue

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"os/signal"
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"kube-proxy/cluster"
 	"kube-proxy/config"
@@ -32,6 +34,7 @@ type proxy struct {
 	servers  servers
 	turn     *turn
 
+	hangups   chan os.Signal
 	facts     chan struct{} // has a value when something of the node has changed
 	verbosity atomic.Int64  // of the log
 
@@ -45,7 +48,7 @@ type proxy struct {
 func newProxy(args []string, cfg *config.Config, logs *logging.Log, log *slog.Logger) *proxy {
 	p := &proxy{args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), turn: newTurn(log), tell: func(event.Event) {}, dropped: func() uint64 { return 0 }}
 	p.present.Store(&configured{Config: cfg})
-	p.facts = make(chan struct{}, 1)
+	p.facts, p.hangups = make(chan struct{}, 1), make(chan os.Signal, 1)
 	p.verbosity.Store(int64(cfg.Logging.Verbosity))
 	return p
 }
@@ -61,6 +64,8 @@ func (p *proxy) config() *configured { return p.present.Load() }
 
 // run is the process after its configuration is known. It returns nil when ctx ends.
 func (p *proxy) run(ctx context.Context) error {
+	signal.Notify(p.hangups, syscall.SIGHUP) // before anybody can know of us: unheard, it would end the process
+	defer signal.Stop(p.hangups)
 	cfg := p.config()
 	p.log.Info("kube-proxy starts", "version", compatible, "mode", cfg.Mode, "node", cfg.NodeName, "pid", os.Getpid(),
 		"go", runtime.Version(), "GOMAXPROCS", runtime.GOMAXPROCS(0), "GOGC", os.Getenv("GOGC"), "GOTRACEBACK", os.Getenv("GOTRACEBACK"),
