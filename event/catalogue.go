@@ -65,7 +65,7 @@ var catalogue = [entries]Entry{
 		"The table may have more entries than the hash table is good for, which costs time. Mount /sys writable, or set the module's parameter at boot.", "EV-04, PR-10"},
 	failedServiceHealthcheck: {"FailedToStartServiceHealthcheck", actionListen, Warning, KindService,
 		"node {node} cannot serve the Service's health check on port {port}: {err}",
-		"Another program on the node has the healthCheckNodePort; load balancers will not send traffic to this node. It is tried again with the next change.", "EV-05, HT-15"},
+		"Another program on the node has the healthCheckNodePort; load balancers will not send traffic to this node. It is tried again, once a minute in the end.", "EV-05, HT-15"},
 	incorrectIPVersion: {"KubeProxyIncorrectIPVersion", actionEndpoints, Warning, "Service or EndpointSlice",
 		"{field}: {value} {what}",
 		"An address is of another IP family than the object says; it is ignored.", "EV-06"},
