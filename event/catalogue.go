@@ -182,10 +182,10 @@ func NodePortInUse(service, node string, port uint16, proto string, listener net
 
 // ConfigReloaded says that a changed file is in force; changes is a list of its fields, for people.
 func ConfigReloaded(node, file, changes string) Event {
-	return about(configReloaded, Node(node), "", "node", node, "file", file, "changes", changes)
+	return about(configReloaded, Node(node), changes, "node", node, "file", file, "changes", changes)
 }
 
 // ConfigIgnored says that a changed file is invalid, and the settings before stay.
 func ConfigIgnored(node, file string, err error) Event {
-	return about(configIgnored, Node(node), "", "node", node, "file", file, "err", err.Error())
+	return about(configIgnored, Node(node), err.Error(), "node", node, "file", file, "err", err.Error())
 }
