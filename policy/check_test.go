@@ -185,7 +185,7 @@ func TestNodeIPs(t *testing.T) {
 		}
 		n := policy.ResolveNodeIPs(facts, s)
 		got := fmt.Sprintf("%s %v", n.Primary, n.Addrs)
-		if n.DualStack() {
+		if len(n.Addrs) == 2 {
 			got += " dual-stack"
 		}
 		if n.Guessed {
