@@ -1,8 +1,11 @@
 package health
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -271,3 +274,29 @@ func TestAddressComesLater(t *testing.T) {
 		}
 	})
 }
+
+// A listener that breaks, and breaks again whenever it is opened, is told of and costs one try a second.
+func TestListenerBreaks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		opened := 0
+		s := NewServices(ServicesConfig{Log: slog.New(slog.NewTextHandler(&log, nil))})
+		s.open.listen = func(context.Context, place) (net.Listener, error) {
+			opened++
+			return broken{}, nil
+		}
+		runServices(t, s)
+		s.Observer(lb.IPv4).Applied(set(check("shop/web", 80, 1)))
+		pass(10*time.Second + time.Millisecond)
+		if opened != 11 || strings.Count(log.String(), "no memory") != opened {
+			t.Errorf("opened %d times in ten seconds, want 11; log:\n%s", opened, log.String())
+		}
+	})
+}
+
+// broken is a listener that fails at once.
+type broken struct{ net.Listener }
+
+func (broken) Accept() (net.Conn, error) { return nil, errors.New("no memory") }
+func (broken) Close() error              { return nil }
+func (broken) Addr() net.Addr            { return &net.TCPAddr{} }

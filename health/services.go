@@ -83,7 +83,7 @@ func NewServices(cfg ServicesConfig) *Services {
 	s.http.BaseContext = func(l net.Listener) context.Context {
 		return context.WithValue(context.Background(), portKey{}, l.(*listener).port)
 	}
-	s.open = opener{listen, s.http.Serve}
+	s.open = opener{listen, s.http.Serve, cfg.Log}
 	return s
 }
 
