@@ -61,7 +61,7 @@ func ours(t *testing.T) {
 			if b == iptables.Legacy && !legacyWorks() {
 				continue
 			}
-			p, err := iptables.New(iptables.Config{Family: fam, Backend: b, CanaryPeriod: -1})
+			p, err := iptables.New(iptables.Config{Family: fam, Backend: b})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -52,7 +52,7 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 	// Each mode is started as a new process would: with planes of its own.
 	useIPTables := func() {
 		for _, fam := range families {
-			p, err := iptables.New(iptables.Config{Family: fam, Backend: b, CanaryPeriod: -1})
+			p, err := iptables.New(iptables.Config{Family: fam, Backend: b})
 			if err != nil {
 				t.Fatal(err)
 			}

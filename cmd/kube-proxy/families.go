@@ -56,7 +56,7 @@ func able(m string, primary lb.Family) error {
 	case mode.NFTables:
 		return kernel.NFTables()
 	case mode.IPTables:
-		p, err := iptables.New(iptables.Config{Family: primary, CanaryPeriod: -1})
+		p, err := iptables.New(iptables.Config{Family: primary})
 		if err != nil {
 			return err
 		}
@@ -84,7 +84,7 @@ func nftablesConfig(r config.Resolved, fam lb.Family) nftables.Config {
 func iptablesConfig(r config.Resolved, fam lb.Family) iptables.Config {
 	t := &r.Tables
 	return iptables.Config{
-		Family: fam, MasqueradeBit: &t.MasqueradeBit, LocalhostNodePorts: &t.LocalhostNodePorts, CanaryPeriod: t.SyncPeriod,
+		Family: fam, MasqueradeBit: &t.MasqueradeBit, LocalhostNodePorts: &t.LocalhostNodePorts,
 	}
 }
 

@@ -49,7 +49,7 @@ func countPackets(t *testing.T, b Backend, liberal string) {
 		if _, err := kernel.SetSysctl("net.netfilter.nf_conntrack_tcp_be_liberal", liberal); err != nil {
 			return err
 		}
-		p = newPlane(t, Config{Family: lb.IPv4, Backend: b, CanaryPeriod: -1})
+		p = newPlane(t, Config{Family: lb.IPv4, Backend: b})
 		reset(t, p, shopTable())
 		return nil
 	})
@@ -100,6 +100,21 @@ func countPackets(t *testing.T, b Backend, liberal string) {
 	}
 	if got := dropped(); got != (liberal == "0") {
 		t.Errorf("liberal %s: a segment that conntrack cannot place is dropped: %t", liberal, got)
+	}
+	// conntrack.tcpBeLiberal of a changed configuration file takes effect with the next audit.
+	on("node1", func() error {
+		other := map[string]string{"0": "1", "1": "0"}[liberal]
+		if _, err := kernel.SetSysctl("net.netfilter.nf_conntrack_tcp_be_liberal", other); err != nil {
+			return err
+		}
+		mended, err := p.Audit(t.Context(), true)
+		if mended != 0 {
+			t.Errorf("a changed setting counts as %d mended", mended)
+		}
+		return err
+	})
+	if got := dropped(); got != (liberal == "1") {
+		t.Errorf("liberal is not %s any more: a segment that conntrack cannot place is dropped: %t", liberal, got)
 	}
 
 	on("node1", func() error {
@@ -193,7 +208,7 @@ func TestWithoutAccounting(t *testing.T) {
 	if strings.Contains(strings.Join((&renderer{family: lb.IPv4}).forward("0x4000/0x4000"), "\n"), "nfacct") {
 		t.Error("a renderer counts that was not told to")
 	}
-	p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: &blackHole{}, CanaryPeriod: -1})
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: &blackHole{}})
 	reset(t, p, shopTable())
 	if _, ok, err := p.Counters(); ok || err != nil {
 		t.Errorf("counters of a plane that counts nothing: %t, %v", ok, err)

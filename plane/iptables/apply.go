@@ -282,19 +282,19 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if p.st.node.Equal(n) {
 		return nil
 	}
-	old := p.st
-	rows := make([]*lb.Frontend, 0, len(old.rows))
-	for _, r := range old.rows {
-		rows = append(rows, r.front)
-	}
-	r := old.renderer
+	r := p.st.renderer
 	r.node = n
-	have := &snapshot{chains: old.kernel, jumps: old.jumps}
-	p.st = nil
-	if err := p.hold(ctx, r, rows, have); err != nil {
+	if err := p.rewrite(ctx, r); err != nil {
 		return fmt.Errorf("iptables: set node: %w: %w", err, plane.ErrStateLost)
 	}
 	return nil
+}
+
+// rewrite renders all rows anew, and writes what differs from what the kernel is known to hold.
+func (p *Plane) rewrite(ctx context.Context, r renderer) error {
+	old := p.st
+	p.st = nil
+	return p.hold(ctx, r, old.fronts(), &snapshot{chains: old.kernel, jumps: old.jumps})
 }
 
 // byPath orders frontends as dispatchers do.

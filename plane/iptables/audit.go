@@ -6,51 +6,75 @@ import (
 	"strings"
 	"time"
 
-	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
 
-// Drift has a value when it is time to look at the canaries: others' changes to iptables are not told to anybody.
-func (p *Plane) Drift() <-chan struct{} { return p.drift }
+// Drift never has a value: others' changes to iptables are not told to anybody. They are noticed by the audits that the
+// engine asks for once in a sync period (DP-13).
+func (p *Plane) Drift() <-chan struct{} { return nil }
+
+// listPeriod is the time after which an Audit lists all rules though nobody seems to have changed any: what nothing
+// notices is mended as soon as by upstream's hourly sync (DP-11).
+const listPeriod = time.Hour
 
 // Audit compares all our chains, and the rules that lead to them, with what was applied, and writes again what differs.
-// Without full it does so only if anybody else has changed any rule since the last time, which costs nothing to find out;
-// where the kernel does not tell that, if canary chains or the rules that lead to our chains are gone (DP-13). It returns
-// the number of chains and rules that were mended.
+// It does so only if anybody else has changed any rule since the last time, which costs nothing to find out; where the
+// kernel does not tell that, if canary chains or the rules that lead to our chains are gone (DP-13); and with full once an
+// hour all the same. It returns the number of chains, rules and settings that were mended.
+//
+// What the rules depend on may have been set anew since: whether conntrack is liberal (DP-09).
 func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if p.st == nil {
 		return 0, fmt.Errorf("iptables: audit before a reset: %w", plane.ErrStateLost)
 	}
-	if !full {
-		switch now := p.look(); {
-		case now != mark{}:
-			if now == p.seen {
-				return 0, nil
-			}
-		// The legacy programs read a whole table to tell one chain, so there to compare all is the cheapest look.
-		case p.tool.backend != Legacy && p.canaries(ctx):
-			return 0, nil
-		}
+	if !(full && time.Since(p.listed) >= listPeriod) && p.untouched(ctx) {
+		return p.auditSettings(ctx)
 	}
 	have, err := p.list(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("iptables: audit: %w", err)
 	}
 	mended = p.st.differences(have)
-	if mended == 0 {
+	if mended > 0 {
+		st := p.st
+		p.st = nil
+		p.begin()
+		if err := p.hold(ctx, st.renderer, st.fronts(), have); err != nil {
+			return 0, fmt.Errorf("iptables: mend %d chains: %w: %w", mended, err, plane.ErrStateLost)
+		}
+	}
+	set, err := p.auditSettings(ctx)
+	return mended + set, err
+}
+
+// untouched reports whether nothing shows that somebody else has changed rules.
+func (p *Plane) untouched(ctx context.Context) bool {
+	if now := p.look(); now != (mark{}) {
+		return now == p.seen
+	}
+	// The legacy programs read a whole table to tell one chain, so there to compare all is the cheapest look.
+	return p.tool.backend != Legacy && p.canaries(ctx)
+}
+
+// auditSettings brings in line what the rules and the kernel's settings say to each other.
+func (p *Plane) auditSettings(ctx context.Context) (mended int, err error) {
+	if p.dry {
 		return 0, nil
 	}
-	st := p.st
-	rows := make([]*lb.Frontend, 0, len(st.rows))
-	for _, r := range st.rows {
-		rows = append(rows, r.front)
+	if r := p.st.renderer; r.liberal != liberal() {
+		r.liberal = !r.liberal
+		if err := p.rewrite(ctx, r); err != nil {
+			return 0, fmt.Errorf("iptables: follow nf_conntrack_tcp_be_liberal: %w: %w", err, plane.ErrStateLost)
+		}
 	}
-	p.st = nil
-	p.begin()
-	if err := p.hold(ctx, st.renderer, rows, have); err != nil {
-		return 0, fmt.Errorf("iptables: mend %d chains: %w: %w", mended, err, plane.ErrStateLost)
+	if !p.st.localnet() {
+		return 0, nil
 	}
-	return mended, nil
+	wrote, err := openLocalnet()
+	if wrote {
+		mended = 1
+	}
+	return mended, err
 }
 
 // differences counts what is not as it was applied.
@@ -109,21 +133,4 @@ func (p *Plane) canaries(ctx context.Context) bool {
 		}
 	}
 	return true
-}
-
-// watch asks for a look at the canaries from time to time, until stop is closed (DP-13).
-func (p *Plane) watch(period time.Duration, stop <-chan struct{}) {
-	tick := time.NewTicker(period)
-	defer tick.Stop()
-	for {
-		select {
-		case <-stop:
-			return
-		case <-tick.C:
-			select {
-			case p.drift <- struct{}{}:
-			default: // not looked yet
-			}
-		}
-	}
 }

@@ -62,7 +62,7 @@ func connectTimes(t testing.TB, b Backend, n, times int) (first, last time.Durat
 			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})
 	}
 	err = lab.Do("node1", func() error {
-		reset(t, newPlane(t, Config{Family: lb.IPv4, Backend: b, CanaryPeriod: -1}), table)
+		reset(t, newPlane(t, Config{Family: lb.IPv4, Backend: b}), table)
 		return nil
 	})
 	if err != nil {

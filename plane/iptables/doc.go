@@ -45,7 +45,8 @@
 // each restore, so there it is one, which they read while it is rendered.
 //
 // Whether somebody else has changed a rule is known without a look at rules: nftables count transactions, of which ours
-// are taken off, and the kernel tells the size of a legacy table. Only if that is not as it was does Audit list the rules.
+// are taken off, and the kernel tells the size of a legacy table. Only if that is not as it was, or an hour has gone by,
+// does Audit list the rules. There is no clock in the plane: the engine asks for an audit once in a sync period.
 //
 // Where kernel and iptables have the match nfacct, packets that are dropped as INVALID and connections to NodePorts on
 // 127.0.0.1 are counted (MT-16, MT-17), by objects that both families share.
@@ -56,5 +57,5 @@
 // The files, in the order of a change's way: state.go (rows to plans), render.go, skeleton.go and names.go (pure: what
 // chains contain), dispatch.go (the trees), apply.go and batch.go (plans to restores), tool.go, runner.go and lock.go (the
 // programs); snapshot.go, reset.go, load.go, mark.go and audit.go go the other way; accounting.go and stats.go count;
-// dump.go describes it for tests, preview.go for people.
+// localnet.go has the settings that go with rules; dump.go describes it for tests, preview.go for people.
 package iptables

@@ -32,7 +32,7 @@ func TestKernelRefusesRows(t *testing.T) {
 				}
 				return nil
 			}}
-			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole, CanaryPeriod: -1})
+			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 			err := p.Reset(t.Context(), w.table(400, 10))
 			var left interface{ RefusedRows() []lb.Key }
 			if !errors.As(err, &left) || !strings.Contains(err.Error(), "Invalid argument") {
@@ -60,7 +60,7 @@ func TestKernelRefusesAll(t *testing.T) {
 		}
 		return &runError{name: "iptables-restore", said: "line 2 failed", err: errors.New("exit status 4")}
 	}}
-	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole, CanaryPeriod: -1})
+	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 	if err := p.Reset(t.Context(), world{lb.IPv4}.table(1000, 10)); err == nil {
 		t.Fatal("no error")
 	}
@@ -85,7 +85,7 @@ func TestLoadEndsBetweenRestores(t *testing.T) {
 		}
 		return nil
 	}}
-	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole, CanaryPeriod: -1})
+	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 	err := p.Reset(ctx, world{lb.IPv4}.table(2000, 10))
 	if !errors.Is(err, context.Canceled) || restores > 3 {
 		t.Errorf("after %d restores: %v", restores, err)
@@ -127,7 +127,7 @@ func TestHalfALoadServes(t *testing.T) {
 		}
 		return nil
 	}}
-	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole, CanaryPeriod: -1})
+	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 	const n = 2000
 	reset(t, p, world{lb.IPv4}.table(n, 10))
 	if restores < 10 || leaf != n {
@@ -166,7 +166,7 @@ func TestProgramMisbehaves(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			inNetns(t)
 			scripts(t, c.script)
-			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: system{}, CanaryPeriod: -1})
+			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: system{}})
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			if strings.Contains(c.want, "deadline") {
 				ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -190,7 +190,7 @@ func TestLockIsHeld(t *testing.T) {
 	inNetns(t)
 	lock := filepath.Join(t.TempDir(), "lock")
 	t.Setenv("XTABLES_LOCKFILE", lock)
-	p := newPlane(t, Config{Family: lb.IPv4, Backend: Legacy, CanaryPeriod: -1})
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: Legacy})
 	reset(t, p, shopTable())
 	changes, _ := shopTable().Replace(world{lb.IPv4}.service(1, 10, 1))
 	f, err := os.Create(lock)
@@ -257,7 +257,7 @@ func TestOldIptablesDP14(t *testing.T) {
 				}
 				return "", nil
 			}
-			p := newPlane(t, Config{Family: lb.IPv4, Runner: fake, CanaryPeriod: -1})
+			p := newPlane(t, Config{Family: lb.IPv4, Runner: fake})
 			reset(t, p, shopTable())
 			if restores == 0 {
 				t.Error("nothing was restored")
@@ -281,7 +281,7 @@ func TestUnusable(t *testing.T) {
 				}
 				return nil
 			}}
-			_, err := New(Config{Family: lb.IPv4, Runner: hole, CanaryPeriod: -1})
+			_, err := New(Config{Family: lb.IPv4, Runner: hole})
 			if !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.said) {
 				t.Errorf("error: %v", err)
 			}
@@ -304,11 +304,11 @@ func TestOtherBackend(t *testing.T) {
 		}
 		return "", nil
 	}
-	p := newPlane(t, Config{Family: lb.IPv4, Runner: fake, CanaryPeriod: -1})
+	p := newPlane(t, Config{Family: lb.IPv4, Runner: fake})
 	if p.Backend() != Legacy {
 		t.Errorf("back end %s", p.Backend())
 	}
-	if _, err := New(Config{Family: lb.IPv4, Backend: NFT, Runner: fake, CanaryPeriod: -1}); !errors.Is(err, plane.ErrUnsupported) {
+	if _, err := New(Config{Family: lb.IPv4, Backend: NFT, Runner: fake}); !errors.Is(err, plane.ErrUnsupported) {
 		t.Errorf("the nft back end, which was asked for: %v", err)
 	}
 }

@@ -96,7 +96,7 @@ func TestBadRows(t *testing.T) {
 	table := w.table(2, 2)
 	six := world{lb.IPv6}
 	table.Replace(six.service(9, 0, 1))
-	p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: &blackHole{}, CanaryPeriod: -1})
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: &blackHole{}})
 	err := p.Reset(t.Context(), table)
 	var left interface{ RefusedRows() []lb.Key }
 	if !errors.As(err, &left) || len(left.RefusedRows()) != 1 || left.RefusedRows()[0].Addr != six.addr(10, 10) {

@@ -34,7 +34,7 @@ func TestHealthCheckPortIsOpenDP08(t *testing.T) {
 			table := shopTable()
 			err = lab.Do("node1", func() error {
 				run(t, "", "iptables-"+string(b), "-P", "INPUT", "DROP")
-				p := newPlane(t, Config{Family: lb.IPv4, Backend: b, CanaryPeriod: -1})
+				p := newPlane(t, Config{Family: lb.IPv4, Backend: b})
 				reset(t, p, table)
 				if opens(32100) {
 					t.Error("the port is open though no Service has it")

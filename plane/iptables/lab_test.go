@@ -92,6 +92,12 @@ func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Contest) {
 	}
 }
 
+// auditAll is an audit that lists all rules, whatever was noticed.
+func auditAll(p *Plane) (mended int, err error) {
+	p.listed = time.Time{}
+	return p.Audit(context.Background(), true)
+}
+
 func dump(t testing.TB, p *Plane) string {
 	t.Helper()
 	s, err := p.Dump()

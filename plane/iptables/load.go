@@ -27,6 +27,8 @@ type loader struct {
 	lines int
 	left  map[string]int // leaves of nat's dispatchers, by name: entries whose unit is not written yet
 	out   chan<- *batch
+	// martians: the rule of DP-10 stays though NodePorts do not answer on 127.0.0.1, because that is routed still.
+	martians bool
 }
 
 // differs reports whether the kernel holds a chain otherwise than wanted.
@@ -175,16 +177,15 @@ func (l *loader) martian() {
 	if l.st.family != lb.IPv4 {
 		return
 	}
-	j := jump{chainID{filter, nodeFirewall}, martian}
 	s := l.batch.only(filter)
 	switch {
-	case l.st.localnet():
-		l.st.jumps[j] = true
-		if !l.have.jumps[j] {
-			s.insert = append(s.insert, j)
+	case l.st.localnet() || l.martians:
+		l.st.jumps[martianJump] = true
+		if !l.have.jumps[martianJump] {
+			s.insert = append(s.insert, martianJump)
 		}
-	case l.have.jumps[j]:
-		s.remove = append(s.remove, j)
+	case l.have.jumps[martianJump]:
+		s.remove = append(s.remove, martianJump)
 	}
 }
 

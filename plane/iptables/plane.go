@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 )
 
@@ -22,15 +21,12 @@ type Config struct {
 	LocalhostNodePorts *bool
 	// Backend is the variant of iptables; Auto takes the one that the node uses (DP-14).
 	Backend Backend
-	// CanaryPeriod is the time from one look at the canaries to the next (DP-13): the sync period. 0 means 30 s,
-	// less than 0 never.
-	CanaryPeriod time.Duration
 	// Runner runs the programs; nil runs the system's.
 	Runner Runner
 }
 
 // Plane holds one family's chains in the kernel. Its methods must be called by one goroutine at a time, on a thread
-// in the network namespace of the node; [Plane.Drift] and [Plane.Stats] may be read by others.
+// in the network namespace of the node; [Plane.Stats] and [Plane.Counters] may be read by others.
 type Plane struct {
 	family lb.Family
 	tool   *tool
@@ -45,10 +41,9 @@ type Plane struct {
 	// accounting reads the counters; nil if there are none.
 	accounting atomic.Pointer[netfilter]
 
-	drift chan struct{}
-	stop  func() // ends watch
+	listed time.Time // when all rules were listed last
 
-	// dry: nothing outside of iptables is set either.
+	// dry: no kernel is written to, so no setting of this machine is read or made either.
 	dry bool
 	// maxLines is how many lines a restore, or with single a piece of it, has where many services are written at once.
 	maxLines int
@@ -91,28 +86,20 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{family: cfg.Family, tool: t, drift: make(chan struct{}, 1), stop: func() {}, maxLines: nftLines}
+	p := &Plane{family: cfg.Family, tool: t, maxLines: nftLines}
 	if t.backend == Legacy {
 		p.maxLines, p.single = pieceLines, true
 	}
 	if _, real := run.(system); real {
 		p.marker = newMarker(cfg.Family, t.backend)
+	} else {
+		p.dry = true
 	}
-	liberal, err := kernel.Sysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
 	p.base = renderer{
 		family:      cfg.Family,
 		localhost:   cfg.LocalhostNodePorts == nil || *cfg.LocalhostNodePorts,
-		liberal:     err == nil && liberal != "0",
 		fullyRandom: t.version.atLeast(version{1, 6, 2}),
 		mark:        1 << bit,
-	}
-	if cfg.CanaryPeriod == 0 {
-		cfg.CanaryPeriod = 30 * time.Second
-	}
-	if cfg.CanaryPeriod > 0 {
-		stop := make(chan struct{})
-		p.stop = sync.OnceFunc(func() { close(stop) })
-		go p.watch(cfg.CanaryPeriod, stop)
 	}
 	return p, nil
 }
@@ -120,9 +107,8 @@ func New(cfg Config) (*Plane, error) {
 // Backend returns the variant of iptables in use.
 func (p *Plane) Backend() Backend { return p.tool.backend }
 
-// Close ends the looks at the canaries. The rules stay in force.
+// Close gives back what the plane holds of this process. The rules stay in force.
 func (p *Plane) Close() error {
-	p.stop()
 	if p.marker != nil {
 		p.marker.close()
 		p.marker = nil

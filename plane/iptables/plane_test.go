@@ -25,7 +25,7 @@ func TestChangeIsOfItsOwnSize(t *testing.T) {
 		// Nothing is done to a kernel: what counts is what is handed over.
 		rec := &blackHole{}
 		w := world{lb.IPv4}
-		p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: rec, CanaryPeriod: -1})
+		p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: rec})
 		table := w.table(n, 11) // so many that neither has comments on endpoints (DP-12)
 		reset(t, p, table)
 		size := func(o lb.Owner, fronts []*lb.Frontend) int {
@@ -122,7 +122,7 @@ func natOf(dump string) string {
 func TestWalkIsShort(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		w := world{fam}
-		p := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}, CanaryPeriod: -1})
+		p := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}})
 		reset(t, p, w.table(10_000, 1))
 		d := p.st.dispatchers[inServices]
 		for _, i := range []int{0, 4999, 9999} {
@@ -156,7 +156,7 @@ func TestRestartWritesNothing(t *testing.T) {
 		if s := second.Stats(); s.Restores != 0 {
 			t.Errorf("a restart ran %d restores that wrote %d chains", s.Restores, s.Chains)
 		}
-		if mended, err := second.Audit(context.Background(), true); mended != 0 || err != nil {
+		if mended, err := auditAll(second); mended != 0 || err != nil {
 			t.Errorf("an audit mended %d, %v", mended, err)
 		}
 		if after := dump(t, second); after != before {
@@ -192,7 +192,7 @@ func TestDriftIsMended(t *testing.T) {
 			{"canary deleted", []string{"-t", "mangle", "-X", canary}},
 		} {
 			saves := p.Stats().Saves
-			if mended, err := p.Audit(context.Background(), false); mended != 0 || err != nil || p.Stats().Saves != saves {
+			if mended, err := p.Audit(context.Background(), true); mended != 0 || err != nil || p.Stats().Saves != saves {
 				t.Errorf("before %s: nobody did anything; mended %d, %v, %d times listed", drift.name, mended, err, p.Stats().Saves-saves)
 			}
 			run(t, "", tool, drift.args...)
@@ -203,9 +203,19 @@ func TestDriftIsMended(t *testing.T) {
 			if got := dump(t, p); got != want {
 				t.Errorf("%s: not mended:\n%s", drift.name, got)
 			}
-			if again, err := p.Audit(context.Background(), true); again != 0 || err != nil {
+			if again, err := auditAll(p); again != 0 || err != nil {
 				t.Errorf("%s: a second audit mended %d, %v", drift.name, again, err)
 			}
+		}
+		saves := p.Stats().Saves
+		p.listed = p.listed.Add(-listPeriod)
+		for range 2 {
+			if mended, err := p.Audit(context.Background(), true); mended != 0 || err != nil {
+				t.Errorf("an hour later: mended %d, %v", mended, err)
+			}
+		}
+		if n := p.Stats().Saves - saves; n != 1 {
+			t.Errorf("two audits after an hour listed all rules %d times, want once", n)
 		}
 		if rules := run(t, "", tool, "-S", "INPUT"); !strings.Contains(rules, "-j THEIRS") {
 			t.Errorf("the rule of others is gone:\n%s", rules)
@@ -232,11 +242,11 @@ func TestChainInUseElsewhere(t *testing.T) {
 			t.Error("nothing is said of the chain that is stuck")
 		}
 		for range 2 {
-			if _, err := p.Audit(context.Background(), true); err != nil {
+			if _, err := auditAll(p); err != nil {
 				t.Error(err)
 			}
 		}
-		if mended, err := p.Audit(context.Background(), true); err != nil || mended != 0 {
+		if mended, err := auditAll(p); err != nil || mended != 0 {
 			t.Errorf("a later audit mended %d, %v", mended, err)
 		}
 	})
@@ -246,11 +256,11 @@ func TestChainInUseElsewhere(t *testing.T) {
 func TestStepsEndWhereAFreshStartDoes(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		w := world{fam}
-		p := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}, CanaryPeriod: -1})
+		p := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}})
 		table := &lb.Table{Node: w.node()}
 		reset(t, p, table)
 		compare := func(step string) {
-			fresh := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}, CanaryPeriod: -1})
+			fresh := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}})
 			reset(t, fresh, table)
 			for i, d := range p.st.dispatchers {
 				got, want := treeOf(d), treeOf(fresh.st.dispatchers[i])

@@ -13,12 +13,12 @@ import (
 // comes with the rest.
 func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	var paper paper
-	cfg.Runner, cfg.CanaryPeriod, cfg.Backend = &paper, -1, NFT
+	cfg.Runner, cfg.Backend = &paper, NFT
 	p, err := New(cfg)
 	if err != nil {
 		return nil, err
 	}
-	p.dry, p.single = true, true
+	p.single = true
 	err = p.Reset(context.Background(), want)
 	var left *refused
 	if err != nil && !errors.As(err, &left) {

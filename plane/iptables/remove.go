@@ -209,18 +209,17 @@ func (t *tool) leftovers(ctx context.Context, cfg RemoveConfig) (*leftovers, err
 // keepMartian ends that packets to 127.0.0.1 are routed, if the rule is there that protects them. Where that must not
 // or cannot be, it says why: then the rule must stay.
 func keepMartian(cfg RemoveConfig, out string) (why string) {
-	const sysctl = "net.ipv4.conf.all.route_localnet"
 	if cfg.Family != lb.IPv4 || !strings.Contains(out, "-A "+nodeFirewall+" "+martian+"\n") {
 		return ""
 	}
-	value, err := kernel.Sysctl(sysctl)
+	value, err := kernel.Sysctl(routeLocalnet)
 	switch {
 	case err == nil && value == "0":
 		return ""
 	case err == nil && cfg.KeepLocalnet:
-		return "for connections to NodePorts on 127.0.0.1, sysctl " + sysctl + " stays " + value
+		return "for connections to NodePorts on 127.0.0.1, sysctl " + routeLocalnet + " stays " + value
 	case err == nil:
-		_, err = kernel.SetSysctl(sysctl, "0")
+		err = closeLocalnet()
 	}
 	if err != nil {
 		return err.Error()

@@ -171,7 +171,7 @@ COMMIT
 func TestRemoveMartianDP10(t *testing.T) {
 	needs(t, NFT)
 	inNetns(t)
-	reset(t, newPlane(t, Config{Family: lb.IPv4, Backend: NFT, CanaryPeriod: -1}), shopTable())
+	reset(t, newPlane(t, Config{Family: lb.IPv4, Backend: NFT}), shopTable())
 	for _, keep := range []bool{true, false} {
 		r, err := Remove(t.Context(), RemoveConfig{Family: lb.IPv4, Backend: NFT, KeepLocalnet: keep})
 		if err != nil || len(r.Left) > 0 != keep {

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
-	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 )
 
@@ -41,7 +41,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) error {
 	}
 	p.account(ctx)
 	r := p.base
-	r.node = want.Node
+	r.node, r.liberal = want.Node, !p.dry && liberal()
 	for {
 		have, err := p.list(ctx)
 		if err != nil {
@@ -79,7 +79,7 @@ func (r *refused) add(err error, f *lb.Frontend) {
 
 // list asks for all rules. What others do from now on is noticed.
 func (p *Plane) list(ctx context.Context) (*snapshot, error) {
-	p.seen = p.look()
+	p.seen, p.listed = p.look(), time.Now()
 	p.count(func(s *Stats) { s.Saves++ })
 	return p.tool.snapshot(ctx, false)
 }
@@ -89,12 +89,15 @@ func (p *Plane) hold(ctx context.Context, r renderer, rows []*lb.Frontend, have 
 	slices.SortFunc(rows, byPath)
 	st, units := newStateOf(r, rows)
 	l := &loader{p: p, st: st, have: have, left: map[string]int{}}
+	if !st.localnet() && have.jumps[martianJump] && !p.dry {
+		l.martians = closeLocalnet() != nil
+	}
 	if err := l.load(ctx, units); err != nil {
 		return err
 	}
 	if st.localnet() && !p.dry {
-		if _, err := kernel.SetSysctl("net.ipv4.conf.all.route_localnet", "1"); err != nil {
-			return fmt.Errorf("NodePorts on 127.0.0.1 (--iptables-localhost-nodeports): %w", err)
+		if _, err := openLocalnet(); err != nil {
+			return err
 		}
 	}
 	p.st = st

@@ -55,25 +55,6 @@ func (r *renderer) forward(bit string) []string {
 	return append([]string{"-m conntrack --ctstate INVALID " + count + "-j DROP"}, rules...)
 }
 
-// martian is the rule of DP-10: with route_localnet others on the link could reach services on 127.0.0.1.
-const martian = `! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet connections" ` +
-	`-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`
-
-var loopback4 = netip.MustParsePrefix("127.0.0.0/8")
-
-// localnet reports whether NodePorts answer on 127.0.0.1 (SV-64).
-func (r *renderer) localnet() bool {
-	if r.family != lb.IPv4 || !r.localhost {
-		return false
-	}
-	for _, p := range r.node.NodePorts {
-		if p.Overlaps(loopback4) {
-			return true
-		}
-	}
-	return false
-}
-
 // toNodePorts returns the last rules of a chain, which lead packets to NodePort addresses to another (DP-07).
 func (r *renderer) toNodePorts(target string) []string {
 	const note = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"

@@ -32,6 +32,15 @@ func (st *state) lacks(id chainID) {
 	delete(st.kernel, id)
 }
 
+// fronts returns all rows, in no order.
+func (st *state) fronts() []*lb.Frontend {
+	rows := make([]*lb.Frontend, 0, len(st.rows))
+	for _, r := range st.rows {
+		rows = append(rows, r.front)
+	}
+	return rows
+}
+
 // row is a frontend and what the dispatchers have for it.
 type row struct {
 	front  *lb.Frontend

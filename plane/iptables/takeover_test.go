@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 )
@@ -121,7 +122,7 @@ func takeOver(t *testing.T, b Backend) {
 	}
 	time.Sleep(50 * time.Millisecond)
 	onNode(func() {
-		p := newPlane(t, Config{Family: lb.IPv4, CanaryPeriod: -1}) // the kubelet's hint says which back end
+		p := newPlane(t, Config{Family: lb.IPv4}) // the kubelet's hint says which back end
 		if p.Backend() != b {
 			t.Errorf("back end %s was chosen, the kubelet uses %s (DP-14)", p.Backend(), b)
 		}
@@ -212,12 +213,13 @@ func TestLocalhostNodePortSV64(t *testing.T) {
 	to := netip.MustParseAddrPort("127.0.0.1:30080")
 	for _, on := range []bool{true, false, true} {
 		err := lab.Do("node1", func() error {
-			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, LocalhostNodePorts: &on, CanaryPeriod: -1})
+			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, LocalhostNodePorts: &on})
 			reset(t, p, shopTable())
 			rules := run(t, "", "iptables-nft-save", "-t", "filter")
 			if has := strings.Contains(rules, "block incoming localnet connections"); has != on {
 				t.Errorf("localhost NodePorts %t: the rule against martians is there: %t", on, has)
 			}
+			routesLocalnet(t, on)
 			return nil
 		})
 		if err != nil {
@@ -230,6 +232,85 @@ func TestLocalhostNodePortSV64(t *testing.T) {
 		if _, err := lab.Dial("client", netlab.TCP, netip.MustParseAddrPort("172.18.0.2:30080"), netlab.DialOptions{}); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// routesLocalnet checks that packets to 127.0.0.0/8 are routed, or that they are not.
+func routesLocalnet(t *testing.T, want bool) {
+	t.Helper()
+	got, err := kernel.Sysctl("net.ipv4.conf.all.route_localnet")
+	if err != nil || (got == "1") != want {
+		t.Errorf("route_localnet is %q, %v; want it set: %t", got, err, want)
+	}
+}
+
+// Who else is on the link does not reach what listens on 127.0.0.1, though that is routed, and not when the node's
+// NodePorts do not cover 127.0.0.1 any more (CVE-2020-8558, DP-10).
+func TestMartiansAreDroppedDP10(t *testing.T) {
+	for _, b := range []Backend{NFT, Legacy} {
+		t.Run(string(b), func(t *testing.T) {
+			needs(t, b)
+			lab, err := netlab.New(netlab.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer lab.Close()
+			if _, err := lab.Listen("node1", netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			onNode := func(f func()) {
+				if err := lab.Do("node1", func() error { f(); return nil }); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// The client routes packets to 127.0.0.1 to the node.
+			err = lab.Do("client", func() error {
+				run(t, "", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")
+				run(t, "", "ip", "rule", "add", "pref", "1", "lookup", "local")
+				run(t, "", "ip", "rule", "del", "pref", "0")
+				run(t, "", "ip", "rule", "add", "pref", "0", "to", "127.0.0.2", "lookup", "7")
+				run(t, "", "ip", "route", "add", "127.0.0.2", "via", "172.18.0.2", "src", "172.18.0.100", "table", "7")
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			reaches := func() bool {
+				_, err := lab.Dial("client", netlab.TCP, netip.MustParseAddrPort("127.0.0.2:8080"), netlab.DialOptions{Timeout: 500 * time.Millisecond})
+				return err == nil
+			}
+			onNode(func() { run(t, "", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1") })
+			if !reaches() {
+				t.Fatal("with route_localnet, and without the rule, the client does not reach 127.0.0.2")
+			}
+			var p *Plane
+			onNode(func() {
+				p = newPlane(t, Config{Family: lb.IPv4, Backend: b})
+				reset(t, p, shopTable())
+				routesLocalnet(t, true)
+			})
+			if reaches() {
+				t.Error("the client reaches what listens on 127.0.0.0/8 of the node")
+			}
+			onNode(func() {
+				run(t, "", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0")
+				if mended, err := p.Audit(t.Context(), true); mended != 1 || err != nil {
+					t.Errorf("somebody has set route_localnet to 0: mended %d, %v", mended, err)
+				}
+				routesLocalnet(t, true)
+			})
+			onNode(func() {
+				elsewhere := shopTable().Node
+				elsewhere.NodePorts = []netip.Prefix{netip.MustParsePrefix("172.18.0.2/32")}
+				if err := p.SetNode(t.Context(), elsewhere); err != nil {
+					t.Fatal(err)
+				}
+				routesLocalnet(t, false)
+			})
+			if reaches() {
+				t.Error("without NodePorts on 127.0.0.1 the client reaches what listens there")
+			}
+		})
 	}
 }
 

@@ -49,7 +49,7 @@ func TestFindTool(t *testing.T) {
 		{"other family only", nft, []string{"ip6tables"}, NFT, "", "", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p, err := New(Config{Family: lb.IPv4, Backend: c.want, Runner: fakeTool(c.version, c.programs...), CanaryPeriod: -1})
+			p, err := New(Config{Family: lb.IPv4, Backend: c.want, Runner: fakeTool(c.version, c.programs...)})
 			if c.bad {
 				if !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), "install iptables") {
 					t.Errorf("error %v", err)
@@ -84,7 +84,7 @@ func TestRestoreFails(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			hole := &blackHole{}
-			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: hole, CanaryPeriod: -1})
+			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: hole})
 			table := w.table(32, 2)
 			reset(t, p, table)
 			tree, chains := treeOf(p.st.dispatchers[inServices]), len(p.st.kernel)
