@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -169,5 +171,35 @@ func TestCleanupWithConfig(t *testing.T) {
 		if again := n.start(dir, []string{"--config=config", "--cleanup"}, nil); again.end(0) != 0 || !strings.Contains(again.log(), "there were no rules of a kube-proxy") {
 			t.Errorf("the second --cleanup:\n%s", again.log())
 		}
+	}
+}
+
+// PR-09: after --init-only by root, a process that is not root and may do no more than CAP_NET_ADMIN serves.
+func TestInitOnlyThenNetAdmin(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	for at := dir; at != os.TempDir() && at != "/"; at = filepath.Dir(at) {
+		do(t, os.Chmod(at, 0o755))
+	}
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	settings := []string{"--proxy-mode=nftables", "--conntrack-tcp-timeout-established=7h", "--conntrack-udp-timeout=41s"}
+	if p := n.start(dir, append([]string{"--init-only"}, settings...), nil); p.end(0) != 0 {
+		t.Fatal(p.log())
+	}
+	p := n.start(dir, append(settings, usualArgs()[1:]...), func(c *exec.Cmd) {
+		here := filepath.Join(dir, "kube-proxy") // where anybody may run it
+		do(t, os.Link(c.Path, here))
+		c.Args = append([]string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all,+net_admin",
+			"--inh-caps=-all,+net_admin", "--ambient-caps=-all,+net_admin", here}, c.Args[1:]...)
+		path, err := exec.LookPath("setpriv")
+		do(t, err)
+		c.Path = path
+	})
+	n.code(healthURL+"/readyz", 200)
+	if got := n.serves(); got != goodServed {
+		t.Errorf("the kernel has\n%s", got)
+	}
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, p.log())
 	}
 }

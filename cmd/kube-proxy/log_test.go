@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -90,6 +91,33 @@ func TestLogFiles(t *testing.T) {
 			t.Errorf("stderr:\n%s", out)
 		}
 	})
+}
+
+// FL-02: why the process ends is in the log wherever that goes, and on stderr.
+func TestLogEnd(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	for flags, want := range map[string]string{
+		"--logtostderr=false --log-file=p.log": `] "kube-proxy ends" err="mode nftables: probe nf_tables: `,
+		"--logging-format=json":                `"msg":"kube-proxy ends","level":"error","err":"mode nftables: probe nf_tables: `,
+		"--logging-format=text":                "",
+	} {
+		dir := t.TempDir()
+		write(t, filepath.Join(dir, "m/good.yaml"), good())
+		p := n.start(dir, append(strings.Fields(flags), usualArgs()...), func(c *exec.Cmd) { c.Env = append(c.Env, noNetfilter+"=1") })
+		if code := p.end(0); code != 1 {
+			t.Errorf("%s: exit code %d", flags, code)
+		}
+		has(t, flags, p.log(), "\nkube-proxy: mode nftables: probe nf_tables: ")
+		text := p.log()
+		if strings.Contains(flags, "p.log") {
+			text = read(t, filepath.Join(dir, "p.log"))
+		}
+		has(t, flags, text, want)
+		if want == "" && strings.Contains(text, "kube-proxy ends") {
+			t.Errorf("%s: told twice:\n%s", flags, text)
+		}
+	}
 }
 
 // A reload changes how much is logged, by verbosity and by file; a flag beats the file (FL-03).

@@ -82,7 +82,13 @@ func start(ctx context.Context, args []string, cfg *config.Config, out, errOut i
 	if err != nil {
 		return fmt.Errorf("initialize logging: %w", err)
 	}
-	defer func() { err = errors.Join(err, log.Close()) }()
+	defer func() {
+		// main prints the error, but whoever reads files or objects does not see that (FL-02).
+		if err != nil && (!cfg.Logging.ToStderr || cfg.Logging.Format == "json") {
+			log.Logger().Error("kube-proxy ends", "err", err)
+		}
+		err = errors.Join(err, log.Close())
+	}()
 	switch {
 	case cfg.WriteConfigTo != "":
 		data, err := cfg.YAML()
