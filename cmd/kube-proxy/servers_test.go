@@ -154,6 +154,40 @@ func TestHealthDrains(t *testing.T) {
 	n.refused("127.0.0.1:10256")
 }
 
+// HT-01, HT-02, HT-04, HT-05, HT-10, CF-61: a change that waits for the kernel for twice the sync period makes all
+// answers but /readyz 503, with the time of the last success; when it is written all is well again.
+func TestHealthStuck(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	path, hold := held(t)
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 1))
+	args := append([]string{"--proxy-mode=iptables", "--iptables-sync-period=1s", "--iptables-min-sync-period=0"}, usualArgs()[1:]...)
+	p := n.start(dir, args, func(c *exec.Cmd) { c.Env = append(c.Env, "PATH="+path) })
+	p.await(allWritten)
+	n.code(healthURL+"/healthz", 200)
+	n.code("http://127.0.0.1:32000/", 200)
+
+	write(t, hold, nil)
+	write(t, filepath.Join(dir, "m/other.yaml"), service("other", "10.96.0.2", 80, "10.0.0.2"))
+	for _, page := range []string{"/healthz", "/livez"} {
+		body := standing(t, n.code(healthURL+page, 503))
+		families := body["status"].(map[string]any)
+		if body["healthy"] != false || body["lastUpdated"] == body["currentTime"] || families["IPv4"].(map[string]any)["healthy"] != false {
+			t.Errorf("%s: %v", page, body)
+		}
+	}
+	has(t, "healthCheckNodePort", n.code("http://127.0.0.1:32000/", 503).body, `"localEndpoints": 1,`, `"serviceProxyHealthy": false`)
+	n.code(healthURL+"/readyz", 200)
+	do(t, os.Remove(hold))
+	n.code(healthURL+"/healthz", 200)
+	n.code(healthURL+"/livez", 200)
+	has(t, "healthCheckNodePort", n.code("http://127.0.0.1:32000/", 200).body, `"serviceProxyHealthy": true`)
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, p.log())
+	}
+}
+
 // balanced is a Service with a health-check port, and so many endpoints on this node.
 func balanced(port, local int) []byte {
 	b := fmt.Appendf(nil, `
@@ -332,6 +366,7 @@ func TestServerAddresses(t *testing.T) {
 		{"--metrics-bind-address= --healthz-bind-address=127.0.0.2:99", "127.0.0.2:99", ""},
 		{"--bind-address=::", "[::1]:10256", "[::1]:10249"},
 		{"--bind-address=::", "127.0.0.1:10256", "[::1]:10249"},
+		{"--bind-address=2001:db8::1", "[::1]:10256", "[::1]:10249"},
 		{"--healthz-port=11111 --metrics-port=11112", "127.0.0.1:11111", "127.0.0.1:11112"},
 	} {
 		t.Run(c.flags+" "+c.health, func(t *testing.T) {
