@@ -186,6 +186,11 @@ func (o *Options) servers() Servers {
 	s := Servers{HardFail: f.BindAddressHardFail, Profiling: f.EnableProfiling, ShowHiddenMetricsFor: f.ShowHiddenMetricsForVersion}
 	s.Healthz = o.server("healthzBindAddress", &f.HealthzBindAddress, healthzPort)
 	s.Metrics = o.server("metricsBindAddress", &f.MetricsBindAddress, metricsPort)
+	// One address for both is one server, as in v1.5.
+	if h, m := s.Healthz, s.Metrics; h != m && h.IsValid() && m.IsValid() && h.Port() == m.Port() && (h.Addr().IsUnspecified() || m.Addr().IsUnspecified()) {
+		o.warn("%s %s and %s %s overlap: only one of the two servers can listen; with the same address one server answers for both",
+			o.where("healthzBindAddress"), h, o.where("metricsBindAddress"), m)
+	}
 	if v := s.ShowHiddenMetricsFor; v != "" && v != previousMinor {
 		o.wrong("showHiddenMetricsForVersion", v, "want the version before this one, "+previousMinor+", or nothing")
 	}
