@@ -41,6 +41,26 @@ func (n *netfilter) close() {
 // ask sends a request with one string attribute, none if name is empty, and returns the attributes of the answer;
 // nil for a mere acknowledgement. Errors wrap the kernel's number.
 func (n *netfilter) ask(typ, flags uint16, attr uint16, name string) ([]byte, error) {
+	var attrs []byte
+	if name != "" {
+		attrs = appendAttribute(nil, attr, append([]byte(name), 0))
+	}
+	return n.request(typ, flags, unix.AF_UNSPEC, attrs)
+}
+
+// appendAttribute adds an attribute to a request.
+func appendAttribute(b []byte, typ uint16, value []byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(4+len(value)))
+	b = binary.NativeEndian.AppendUint16(b, typ)
+	b = append(b, value...)
+	for len(b)%4 != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+// request is ask with any attributes, for a family.
+func (n *netfilter) request(typ, flags uint16, family byte, attrs []byte) ([]byte, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.seq++
@@ -48,14 +68,8 @@ func (n *netfilter) ask(typ, flags uint16, attr uint16, name string) ([]byte, er
 	binary.NativeEndian.PutUint16(msg[4:], typ)
 	binary.NativeEndian.PutUint16(msg[6:], unix.NLM_F_REQUEST|flags)
 	binary.NativeEndian.PutUint32(msg[8:], n.seq)
-	if name != "" {
-		msg = binary.NativeEndian.AppendUint16(msg, uint16(4+len(name)+1))
-		msg = binary.NativeEndian.AppendUint16(msg, attr)
-		msg = append(append(msg, name...), 0)
-		for len(msg)%4 != 0 {
-			msg = append(msg, 0)
-		}
-	}
+	msg[unix.SizeofNlMsghdr] = family
+	msg = append(msg, attrs...)
 	binary.NativeEndian.PutUint32(msg, uint32(len(msg)))
 	if err := unix.Sendto(n.fd, msg, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return nil, fmt.Errorf("ask netfilter: %w", err)

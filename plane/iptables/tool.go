@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -64,6 +65,7 @@ type tool struct {
 	backend Backend
 	version version
 	wait    []string // arguments that make it wait for the lock
+	needs   []extension
 }
 
 // timeout is how long a program may take; a restore that waits for the lock is given 5 s by itself.
@@ -112,6 +114,7 @@ func probe(run Runner, program string) (*tool, error) {
 	if t.version, t.backend, err = parseVersion(string(out)); err != nil {
 		return nil, err
 	}
+	t.needs = needed[t.backend]
 	// The nft back end needs no lock. Older programs cannot wait: for them the lock is taken here.
 	if t.backend == Legacy && t.version.atLeast(version{1, 6, 2}) {
 		t.wait = []string{"-w", "5"}
@@ -141,23 +144,15 @@ func usableTool(run Runner, f lb.Family, b Backend) (*tool, error) {
 	return nil, err
 }
 
-// usable finds out whether the kernel has the tables and lets us at them. The error says what is missing, and wraps
-// plane.ErrUnsupported.
+// usable finds out whether the kernel has the tables and the extensions, and lets us at them. The error says what is
+// missing, and wraps plane.ErrUnsupported.
 func (t *tool) usable(ctx context.Context, f lb.Family) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	var err error
-	if _, real := t.run.(system); real && t.backend == Legacy { // no need to wait for the lock, or to copy a table
-		var m *infoMarker
-		if m, err = newInfoMarker(f); err == nil {
-			_, err = m.now()
-			m.close()
-		}
-	} else {
-		_, err = t.run.Run(ctx, nil, t.program, append([]string{"-t", "nat"}, append(t.wait, "-S", "POSTROUTING")...)...)
-	}
+	err := t.tables(ctx, f)
 	switch said := fmt.Sprint(err); {
 	case err == nil:
+		if err := t.lacks(f); err != nil {
+			return fmt.Errorf("iptables: %w, or use --proxy-mode nftables: %w", err, plane.ErrUnsupported)
+		}
 		return nil
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), strings.Contains(said, "Permission denied"), strings.Contains(said, "Operation not permitted"):
 		return fmt.Errorf("iptables: %s may not be used: run as root with CAP_NET_ADMIN and CAP_NET_RAW: %w: %w", t.program, err, plane.ErrUnsupported)
@@ -165,6 +160,45 @@ func (t *tool) usable(ctx context.Context, f lb.Family) error {
 		return fmt.Errorf("iptables: this kernel has no tables for %s, of the %s back end: load ip_tables or nf_tables, or use --proxy-mode nftables: %w: %w",
 			t.program, t.backend, err, plane.ErrUnsupported)
 	}
+}
+
+// tables finds out whether the tables can be read.
+func (t *tool) tables(ctx context.Context, f lb.Family) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if _, real := t.run.(system); real && t.backend == Legacy { // no need to wait for the lock, or to copy a table
+		m, err := newInfoMarker(f)
+		if err != nil {
+			return err
+		}
+		defer m.close()
+		_, err = m.now()
+		return err
+	}
+	_, err := t.run.Run(ctx, nil, t.program, slices.Concat([]string{"-t", "nat"}, t.wait, []string{"-S", "POSTROUTING"})...)
+	return err
+}
+
+// lacks says which extension the kernel lacks. That otherwise shows at the first write, when no other mode can be chosen any
+// more.
+func (t *tool) lacks(f lb.Family) error {
+	if _, real := t.run.(system); !real {
+		return nil
+	}
+	if t.backend == Legacy {
+		m, err := newInfoMarker(f)
+		if err != nil {
+			return err
+		}
+		defer m.close()
+		return lacking(t.backend, t.needs, m.asker())
+	}
+	nf, err := openNetfilter()
+	if err != nil {
+		return err
+	}
+	defer nf.close()
+	return lacking(t.backend, t.needs, nf.askCompat(f))
 }
 
 // choose returns the back end that the node uses: that which has the kubelet's hint, else that with more rules

@@ -1,0 +1,100 @@
+package iptables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+)
+
+// extension is a match of the kernel's x_tables, or a target.
+type extension struct {
+	name   string
+	target bool
+}
+
+func (e extension) String() string {
+	if e.target {
+		return "target " + e.name
+	}
+	return "match " + e.name
+}
+
+// needed are the extensions without which no Service works, whatever it asks for. The nft back end has others of its own
+// in some versions, and asks the kernel for some of x_tables in all. The match recent is not among them: without it rows
+// with session affinity are refused, and all others work.
+var needed = map[Backend][]extension{
+	NFT: {{"comment", false}, {"conntrack", false}, {"addrtype", false}, {"statistic", false}, {"DNAT", true}, {"MASQUERADE", true}},
+	Legacy: {{"comment", false}, {"conntrack", false}, {"addrtype", false}, {"statistic", false}, {"DNAT", true}, {"MASQUERADE", true},
+		{"mark", false}, {"MARK", true}, {"tcp", false}, {"udp", false}, {"REJECT", true}},
+}
+
+// asker asks the kernel for an extension. The kernel loads its module if it can. The error is that of the kernel: ENOENT if
+// there is none.
+type asker func(extension) error
+
+// lacking says what of the extensions the kernel lacks.
+func lacking(b Backend, all []extension, ask asker) error {
+	for _, e := range all {
+		err := ask(e)
+		switch {
+		case err == nil, errors.Is(err, unix.EPROTONOSUPPORT): // it is there; iptables picks the revision itself
+		case errors.Is(err, unix.ENOENT):
+			return fmt.Errorf("this kernel has no %s for iptables of the %s back end: load the module xt_%s", e, b, e.name)
+		case b == NFT && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)): // no such subsystem
+			return errors.New("this kernel cannot use matches of iptables in nf_tables: load the module nft_compat (CONFIG_NFT_COMPAT)")
+		default:
+			return fmt.Errorf("ask the kernel for the %s: %w", e, err)
+		}
+	}
+	return nil
+}
+
+// askCompat asks nft_compat, as iptables-nft does.
+func (n *netfilter) askCompat(f lb.Family) asker {
+	family := byte(unix.NFPROTO_IPV4)
+	if f == lb.IPv6 {
+		family = unix.NFPROTO_IPV6
+	}
+	return func(e extension) error {
+		const get, name, revision, typ = unix.NFNL_SUBSYS_NFT_COMPAT << 8, 1, 2, 3 // NFNL_MSG_COMPAT_GET, NFTA_COMPAT_*
+		kind := uint32(0)
+		if e.target {
+			kind = 1
+		}
+		attrs := appendAttribute(nil, name, append([]byte(e.name), 0))
+		attrs = appendAttribute(attrs, revision, []byte{0, 0, 0, 0})
+		attrs = appendAttribute(attrs, typ, binary.BigEndian.AppendUint32(nil, kind))
+		_, err := n.request(get, 0, family, attrs)
+		return err
+	}
+}
+
+// asker asks x_tables, as iptables-legacy does.
+func (m *infoMarker) asker() asker {
+	return func(e extension) error {
+		option := uintptr(66) // IPT_SO_GET_REVISION_MATCH
+		if m.level == unix.SOL_IPV6 {
+			option = 68
+		}
+		if e.target {
+			option++
+		}
+		var q struct { // xt_get_revision
+			name     [29]byte
+			revision uint8
+		}
+		copy(q.name[:], e.name)
+		size := uint32(unsafe.Sizeof(q))
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(m.fd), uintptr(m.level), option,
+			uintptr(unsafe.Pointer(&q)), uintptr(unsafe.Pointer(&size)), 0)
+		if errno != 0 {
+			return errno
+		}
+		return nil
+	}
+}

@@ -1,0 +1,101 @@
+package iptables
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// A kernel that has the tables but lacks a match or a target that rules need is not usable, and New says which one, so that
+// another mode can be chosen.
+func TestKernelLacksExtension(t *testing.T) {
+	eachKind(t, func(t *testing.T, w world, cfg Config) {
+		tool, err := findTool(system{}, cfg.Family, cfg.Backend)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := tool.usable(t.Context(), cfg.Family); err != nil {
+			t.Fatalf("this kernel has all: %v", err)
+		}
+		for _, e := range []extension{{"nosuch", false}, {"NOSUCH", true}} {
+			less := *tool
+			less.needs = append(less.needs[:len(less.needs):len(less.needs)], e)
+			err := less.usable(t.Context(), cfg.Family)
+			if !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), e.String()) {
+				t.Errorf("without %s: %v", e, err)
+			}
+		}
+	})
+}
+
+// The answers of kernels that are not at hand: without nft_compat, with newer revisions alone, and one that does not answer.
+func TestLacking(t *testing.T) {
+	all := needed[NFT]
+	for _, c := range []struct {
+		backend Backend
+		answer  error
+		want    string // "" if nothing is lacking
+	}{
+		{NFT, nil, ""},
+		{NFT, unix.EPROTONOSUPPORT, ""},
+		{NFT, unix.ENOENT, "no match statistic"},
+		{Legacy, unix.ENOENT, "no match statistic"},
+		{NFT, unix.EINVAL, "nft_compat"},
+		{NFT, unix.EOPNOTSUPP, "nft_compat"},
+		{NFT, unix.EPERM, "ask the kernel for the match statistic"},
+		{Legacy, unix.EINVAL, "ask the kernel for the match statistic"},
+	} {
+		err := lacking(c.backend, all, func(e extension) error {
+			if e.name == "statistic" {
+				return c.answer
+			}
+			return nil
+		})
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s, %v: got %v, want %q", c.backend, c.answer, err, c.want)
+		}
+	}
+}
+
+// What an extension is needed for is in the rules that are written, and the other way round: rules of a table with all
+// kinds of rows have no match or target that New does not ask for, but those that it does without.
+func TestNeededIsWhatIsWritten(t *testing.T) {
+	w := world{lb.IPv4}
+	table := w.table(3, 3)
+	table.Replace(w.full(100, 1000, 3, 0))
+	table.Replace(w.service(102, 0, 0))
+	text, err := Render(Config{Family: lb.IPv4}, table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := map[extension]bool{}
+	for line := range strings.Lines(string(text)) {
+		f := words(strings.TrimSpace(line))
+		for i := range f[:max(0, len(f)-1)] {
+			switch f[i] {
+			case "-m":
+				used[extension{f[i+1], false}] = true
+			case "-j":
+				used[extension{f[i+1], true}] = true
+			}
+		}
+	}
+	for _, e := range needed[Legacy] {
+		if !used[e] && e.name != "udp" {
+			t.Errorf("the %s is asked for, and not used", e)
+		}
+		delete(used, e)
+	}
+	for e := range used {
+		switch {
+		case e.target && (strings.HasPrefix(e.name, "KUBE-") || e.name == "ACCEPT" || e.name == "DROP" || e.name == "RETURN"):
+		default:
+			t.Errorf("the %s is used, and not asked for", e)
+		}
+	}
+}
