@@ -42,7 +42,6 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	for _, w := range resolved.Warnings {
 		p.log.Warn(w)
 	}
-	p.log.Info("serving", "mode", p.choice.Mode, "asked", p.choice.Asked, "family", primary)
 	return nil
 }
 

@@ -103,6 +103,11 @@ func (p *proxy) newFamilies(fams []lb.Family) error {
 		}
 	}
 	p.begun = newFirsts(p.families)
+	stack := "single-stack"
+	if len(p.families) > 1 {
+		stack = "dual-stack"
+	}
+	p.log.Info("serving", "mode", p.choice.Mode, "asked", p.choice.Asked, "stack", stack, "primary", p.families[0].name) // PR-01
 	return nil
 }
 
@@ -150,7 +155,8 @@ func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 			Failures: s.Failures, PartialFailures: s.PartialFailures, Rules: status.RuleCounts(s.Owned), RulesLast: status.RuleCounts(s.Last),
 		})
 	}
-	if w.Err != nil {
+	var refused engine.RowsRefused // all other rows are in force
+	if w.Err != nil && !errors.As(w.Err, &refused) {
 		return // the engine has said it
 	}
 	log.Log(context.Background(), logging.LevelWrite, "wrote", "verb", w.Verb, "changes", w.Changes, "took", w.Took)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -16,6 +17,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/config"
+	"kube-proxy/engine"
 	"kube-proxy/lb"
 )
 
@@ -277,4 +279,41 @@ func (n *namespace) proxyOf(cfg *config.Config, log *slog.Logger) *proxy {
 		n.t.Fatal(err)
 	}
 	return p
+}
+
+// refusal is a Reset's error that leaves out rows.
+type refusal struct{}
+
+func (refusal) Error() string         { return "rows refused" }
+func (refusal) RefusedRows() []lb.Key { return []lb.Key{{Port: 1, Proto: lb.TCP}} }
+
+// PR-08: a row that the kernel does not take does not keep what another mode left from being removed; a write that
+// failed does.
+func TestBegun(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	p := n.proxy(slog.New(slog.DiscardHandler))
+	defer p.closePlanes()
+	begun := func() bool {
+		select {
+		case <-p.begun.all:
+			return true
+		default:
+			return false
+		}
+	}
+	write := func(f *family, verb string, err error) {
+		p.written(f, p.log, engine.Write{Verb: verb, Err: err})
+	}
+	write(p.families[0], "reset", nil)
+	write(p.families[1], "reset", errors.New("no"))
+	write(p.families[1], "apply", nil)
+	if begun() {
+		t.Error("begun before the second family was written")
+	}
+	write(p.families[1], "reset", fmt.Errorf("reset: %w", refusal{}))
+	write(p.families[0], "reset", nil) // again
+	if !begun() {
+		t.Error("not begun though both families were written")
+	}
 }

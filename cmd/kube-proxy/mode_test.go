@@ -28,7 +28,7 @@ func TestModeChoice(t *testing.T) {
 		{"blank without iptables", "", withoutIPTables, "nftables",
 			[]string{`level=WARN msg="mode iptables cannot run on this host, using nftables instead: iptables: no usable iptables: `, `executable file not found in $PATH`},
 			`kubeproxy_mode_info{asked="",mode="nftables",reason="mode iptables cannot run on this host, using nftables instead: iptables: no usable iptables: `},
-		{"iptables", "iptables", nil, "iptables", []string{`msg=serving mode=iptables asked=iptables family=IPv4`},
+		{"iptables", "iptables", nil, "iptables", []string{`msg=serving mode=iptables asked=iptables stack=dual-stack primary=IPv4`},
 			`kubeproxy_mode_info{asked="iptables",mode="iptables",reason=""} 1`},
 		{"ipvs", "ipvs", nil, "iptables",
 			[]string{`level=WARN msg="mode ipvs cannot run on this host, using iptables instead: not built yet in this version"`},

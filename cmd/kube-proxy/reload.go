@@ -109,6 +109,7 @@ func loadConfig(args []string) (*config.Config, error) {
 // apply has a valid configuration take effect, of which only live fields have changed.
 func (p *proxy) apply(before, after *configured) {
 	p.present.Store(after)
+	p.reloaded.Store(true)
 	if before.Logging.Verbosity != after.Logging.Verbosity {
 		p.setVerbosity(after.Logging.Verbosity)
 	}

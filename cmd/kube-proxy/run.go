@@ -35,6 +35,7 @@ type proxy struct {
 	servers  servers
 	turn     *turn
 
+	reloaded  atomic.Bool // the configuration is another than at the start
 	hangups   chan os.Signal
 	facts     chan struct{} // has a value when something of the node has changed
 	verbosity atomic.Int64  // of the log

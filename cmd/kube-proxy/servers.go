@@ -95,7 +95,7 @@ func (p *proxy) newServers() {
 		NodeEligible: p.nodeEligible,
 		Answered:     p.servers.metrics.HealthAnswered,
 		OnListenFailed: func(at netip.AddrPort, err error) {
-			if p.config().Servers.HardFail {
+			if p.config().Servers.HardFail && !p.reloaded.Load() { // a reload does not end the process
 				p.tell(event.FailedToStartProxierHealthcheck(cfg.NodeName, at.String(), err))
 			}
 		},
@@ -104,9 +104,6 @@ func (p *proxy) newServers() {
 	for _, f := range p.families {
 		hc.Families[f.name] = func() health.State {
 			s := f.engine.Stats()
-			if s.Resets == 0 { // the sources have not listed: nothing waits for the kernel yet (HT-04)
-				s.QueuedSince = time.Time{}
-			}
 			return health.State{QueuedSince: s.QueuedSince, LastSuccess: s.LastSuccess, Begun: s.Begun}
 		}
 		p.servers.metrics.AddFamily(f.name.String(), f.engine.Stats)
