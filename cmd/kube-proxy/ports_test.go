@@ -1,11 +1,13 @@
 package main
 
 import (
+	"errors"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -113,4 +115,33 @@ func TestNodePortCollision(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What fails soon after the first failure is told with it; the process ends once, because of the first.
+func TestFailures(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var ended []error
+		f := &failures{end: func(because error) { ended = append(ended, because) }}
+		if err := f.err(); err != nil {
+			t.Errorf("error %v of nothing", err)
+		}
+		first, second := errors.New("the first"), errors.New("the second")
+		f.add(first)
+		time.Sleep(50 * time.Millisecond)
+		if len(ended) > 0 {
+			t.Error("it ends before others can fail")
+		}
+		if err := f.err(); err != first {
+			t.Errorf("error %v", err)
+		}
+		f.add(second)
+		time.Sleep(time.Second)
+		if len(ended) != 1 || ended[0] != first {
+			t.Errorf("ended because of %v", ended)
+		}
+		if err := f.err(); err == nil || err.Error() != "the first\nthe second" {
+			t.Errorf("error %v", err)
+		}
+	})
 }
