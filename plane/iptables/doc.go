@@ -56,6 +56,7 @@
 //
 // The files, in the order of a change's way: state.go (rows to plans), render.go, skeleton.go and names.go (pure: what
 // chains contain), dispatch.go (the trees), apply.go and batch.go (plans to restores), tool.go, runner.go and lock.go (the
-// programs, and extensions.go what they need of the kernel); snapshot.go, reset.go, load.go, mark.go and audit.go go the other way; accounting.go and stats.go count;
-// localnet.go has the settings that go with rules; dump.go describes it for tests, preview.go for people.
+// programs), extensions.go (what they need of the kernel); snapshot.go, blind.go, reset.go, load.go, mark.go and audit.go go
+// the other way; accounting.go and stats.go count; localnet.go has the settings that go with rules; dump.go describes it for tests,
+// preview.go for people.
 package iptables

@@ -81,7 +81,18 @@ func (r *refused) add(err error, f *lb.Frontend) {
 func (p *Plane) list(ctx context.Context) (*snapshot, error) {
 	p.seen, p.listed = p.look(), time.Now()
 	p.count(func(s *Stats) { s.Saves++ })
-	return p.tool.snapshot(ctx, false)
+	s, err := p.tool.snapshot(ctx, false)
+	if err != nil || p.dry {
+		return s, err
+	}
+	var known map[chainID]digest
+	if p.st != nil {
+		known = p.st.kernel
+	}
+	if err := s.complete(p.family, known); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // hold makes the kernel, of which have is known, hold exactly the rows.

@@ -17,6 +17,8 @@ type snapshot struct {
 	jumps map[jump]bool
 	// rules is the content of the chains, if it is asked for by being not nil.
 	rules map[chainID][]string
+	// blind are the tables that are there but cannot be printed.
+	blind [tables]bool
 }
 
 func newSnapshot() *snapshot {
@@ -83,7 +85,11 @@ func (s *snapshot) read(r io.Reader) error {
 		}
 		line = bytes.TrimSuffix(line, []byte("\n"))
 		switch {
-		case len(line) == 0, line[0] == '#':
+		case len(line) == 0:
+		case line[0] == '#':
+			if t, blind := blindTable(line); blind {
+				s.blind[t] = true
+			}
 		case string(line) == "COMMIT":
 			open = false
 		case line[0] == '*':

@@ -1,0 +1,69 @@
+package iptables
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"kube-proxy/lb"
+)
+
+// A table to which somebody has added a rule that iptables cannot show, such as one of nft, is not in the output of
+// iptables-save. Our rules stay as they are, whoever looks: nothing is inserted a second time, and changes go on; a jump that
+// is gone comes back.
+func TestTableThatIptablesCannotShow(t *testing.T) {
+	eachKind(t, func(t *testing.T, w world, cfg Config) {
+		if cfg.Backend == Legacy {
+			return // its tables have no such rules
+		}
+		if _, err := exec.LookPath("nft"); err != nil {
+			t.Skip(err)
+		}
+		family := "ip"
+		if w.fam == lb.IPv6 {
+			family = "ip6"
+		}
+		p := newPlane(t, cfg)
+		table := w.table(3, 2)
+		node := w.node()
+		node.NodePorts = append(node.NodePorts, loopback4)
+		if w.fam == lb.IPv4 { // with the rule against martians
+			table.Node = node
+		}
+		table.Replace(w.service(4, 0, 0)) // which is refused in filter
+		reset(t, p, table)
+		for _, chain := range []string{"filter INPUT", "nat OUTPUT"} {
+			run(t, "", "nft", strings.Fields("add rule "+family+" "+chain+" ct state new limit rate 10/second accept")...)
+		}
+		if rules := run(t, "", p.tool.program+"-save"); strings.Count(rules, "is incompatible") != 2 {
+			t.Skipf("this iptables shows the rule:\n%s", rules)
+		}
+		leading := func() int {
+			rules := run(t, "", "nft", "list", "table", family, "filter") + run(t, "", "nft", "list", "table", family, "nat")
+			return strings.Count(rules, "jump KUBE-") + strings.Count(rules, "block incoming localnet")
+		}
+		want := leading()
+		for range 2 {
+			if mended, err := auditAll(p); mended != 0 || err != nil {
+				t.Errorf("an audit mended %d, %v", mended, err)
+			}
+		}
+		again := newPlane(t, cfg)
+		reset(t, again, table)
+		if got := leading(); got != want {
+			t.Errorf("%d rules lead to our chains, and after audits and a restart %d", want, got)
+		}
+		changes, _ := table.Replace(w.service(9, 100, 3))
+		apply(t, again, changes, nil)
+		changes, _ = table.Replace(lb.Owner{Name: "ns/svc-9"}, nil)
+		apply(t, again, changes, nil)
+		run(t, "", "nft", "flush", "chain", family, "filter", "FORWARD")
+		if mended, err := again.Audit(context.Background(), false); mended == 0 || err != nil {
+			t.Errorf("the jumps of FORWARD are gone: mended %d, %v", mended, err)
+		}
+		if got := leading(); got != want {
+			t.Errorf("%d rules lead to our chains, want %d again", got, want)
+		}
+	})
+}
