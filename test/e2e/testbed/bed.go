@@ -40,7 +40,9 @@ const PodPort = 8080
 type Bed struct {
 	Lab *netlab.Lab
 	API *controlplane.ControlPlane
-	Dir string // the proxy, certificates, kubeconfigs, logs and data, in a memory file system
+	// Mode is what StartProxy starts the proxy in, and what the methods that look at rules look at.
+	Mode Mode
+	Dir  string // the proxy, certificates, kubeconfigs, logs and data, in a memory file system
 
 	options    Options
 	binary     func() (string, error) // builds kube-proxy at the first call
@@ -52,6 +54,7 @@ type Bed struct {
 
 // Options of a test bed; the zero value is a good one.
 type Options struct {
+	Mode     Mode                             // NFTables if zero
 	Etcd     string                           // program to run instead of the etcd that is built
 	Snapshot string                           // as in controlplane.Config
 	Logf     func(format string, args ...any) // is told of the progress; nil for silence
@@ -62,7 +65,10 @@ func New(ctx context.Context, options Options) (*Bed, error) {
 	if options.Logf == nil {
 		options.Logf = func(string, ...any) {}
 	}
-	b := &Bed{options: options, api: netns.None()}
+	b := &Bed{options: options, Mode: options.Mode, api: netns.None()}
+	if b.Mode.Name == "" {
+		b.Mode = NFTables
+	}
 	b.binary = sync.OnceValues(func() (string, error) { return buildProxy(ctx, b.Dir) })
 	if err := b.start(ctx); err != nil {
 		return nil, errors.Join(err, b.Close())

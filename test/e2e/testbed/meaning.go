@@ -13,8 +13,12 @@ import (
 
 // Meaning prints what the proxy's sets and maps say, a line for each element, sorted, with set ids replaced by the backends
 // behind them. Two states with equal meaning serve the same, though ids and the order of backends may differ, as they do
-// between a proxy that saw every change and one that starts on the result.
+// between a proxy that saw every change and one that starts on the result. In iptables mode, where names are made from what they
+// stand for, the rules are their own meaning.
 func (b *Bed) Meaning(ctx context.Context) (string, error) {
+	if b.Mode.Name == IPTables.Name {
+		return b.iptablesRules(ctx)
+	}
 	var lines []string
 	for _, table := range tables {
 		sets, err := b.elements(ctx, table)

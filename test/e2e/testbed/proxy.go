@@ -37,13 +37,32 @@ type Proxy struct {
 	log string
 }
 
-// StartProxy starts kube-proxy in node1 as the proxy's user.
+// StartProxy starts kube-proxy in node1 as the proxy's user, in the mode of the bed.
 func (b *Bed) StartProxy(args ...string) (*Proxy, error) {
 	return b.StartProxyWith(b.kubeconfig, args...)
 }
 
+// minSyncPeriod is what a change waits for another in iptables mode, in tests. The default, a second as upstream's, would be
+// most of what a test waits for.
+const minSyncPeriod = 10 * time.Millisecond
+
 // StartProxyWith starts kube-proxy in node1 with another kubeconfig and more arguments.
 func (b *Bed) StartProxyWith(kubeconfig string, args ...string) (*Proxy, error) {
+	if err := b.Prepare(context.Background()); err != nil {
+		return nil, err
+	}
+	return b.StartProxyExactly(append([]string{
+		"--kubeconfig", kubeconfig, "--proxy-mode", b.Mode.Name, "--hostname-override", netlab.Node1,
+		"--cluster-cidr", netlab.Cluster4.String() + "," + netlab.Cluster6.String(), "-v", "2",
+		"--iptables-min-sync-period", minSyncPeriod.String(),
+	}, args...)...)
+}
+
+// Kubeconfig is the path of the kubeconfig of the proxy's user.
+func (b *Bed) Kubeconfig() string { return b.kubeconfig }
+
+// StartProxyExactly starts kube-proxy in node1 with no other arguments than these.
+func (b *Bed) StartProxyExactly(args ...string) (*Proxy, error) {
 	binary, err := b.binary()
 	if err != nil {
 		return nil, err
@@ -57,10 +76,7 @@ func (b *Bed) StartProxyWith(kubeconfig string, args ...string) (*Proxy, error) 
 		return nil, fmt.Errorf("make log of kube-proxy: %w", err)
 	}
 	defer log.Close()
-	cmd := exec.Command(binary, append([]string{
-		"--kubeconfig", kubeconfig, "--proxy-mode", "nftables", "--hostname-override", netlab.Node1,
-		"--cluster-cidr", netlab.Cluster4.String() + "," + netlab.Cluster6.String(), "-v", "2",
-	}, args...)...)
+	cmd := exec.Command(binary, args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	process, err := controlplane.StartProcess("kube-proxy", node, cmd)
 	if err != nil {

@@ -45,6 +45,9 @@ func (b *Bed) run(ctx context.Context, host, name string, args ...string) (strin
 
 // Ruleset prints the proxy's tables without what changes by itself (counters, timeouts of dynamic elements).
 func (b *Bed) Ruleset(ctx context.Context) (string, error) {
+	if b.Mode.Name == IPTables.Name {
+		return b.iptablesRules(ctx)
+	}
 	var all strings.Builder
 	for _, table := range tables {
 		out, err := b.run(ctx, netlab.Node1, "nft", append([]string{"--stateless", "list", "table"}, strings.Fields(table)...)...)
@@ -56,24 +59,20 @@ func (b *Bed) Ruleset(ctx context.Context) (string, error) {
 	return all.String(), nil
 }
 
-// CleanNode removes the proxy's tables and every tracked connection from node1.
+// CleanNode removes all rules, whatever mode they are of, and every tracked connection from node1.
 func (b *Bed) CleanNode(ctx context.Context) error {
-	existing, err := b.run(ctx, netlab.Node1, "nft", "list", "tables")
-	if err != nil {
+	if _, err := b.run(ctx, netlab.Node1, "nft", "flush", "ruleset"); err != nil {
 		return err
 	}
-	for _, table := range tables {
-		if strings.Contains(existing, "table "+table+"\n") {
-			if _, err := b.run(ctx, netlab.Node1, "nft", append([]string{"delete", "table"}, strings.Fields(table)...)...); err != nil {
-				return err
-			}
-		}
+	if err := b.cleanIPTables(ctx); err != nil {
+		return err
 	}
-	_, err = b.run(ctx, netlab.Node1, "conntrack", "-F")
+	_, err := b.run(ctx, netlab.Node1, "conntrack", "-F")
 	return err
 }
 
-// Monitor records what is added to and deleted from the rules of node1.
+// Monitor records what is added to and deleted from the rules of node1. The kernel tells of none that the legacy back end of
+// iptables writes.
 type Monitor struct {
 	process *controlplane.Process
 	read    chan struct{} // closed at the end of the output
@@ -145,7 +144,7 @@ func (m *Monitor) Stop() ([]string, error) {
 	<-m.read
 	var changes []string
 	for _, line := range m.lines {
-		if strings.Contains(line, " kube-proxy") {
+		if strings.Contains(line, " kube-proxy") || strings.Contains(line, " KUBE-") {
 			changes = append(changes, line)
 		}
 	}
