@@ -8,20 +8,27 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kube-proxy/internal/netlab"
 )
 
-// Everything that the proxy asks for is granted by the built-in role system:node-proxier. The API server's audit log, which
-// also covers the tests before this one, tells.
+// Everything that the proxy asks for is granted by the built-in role system:node-proxier, and it asks for all that it needs: as
+// the role of this API server says, no more. The API server's audit log, which also covers the tests before this one, tells.
 func TestOnlyNodeProxierRights(t *testing.T) {
 	begin(t)
 	addr := web(t, "web", "pod1")
 	startProxy(t)
 	await(t, "pod3", addr, "pod1")
+	awaitEvent(t, "Starting", netlab.Node1)
 
 	allowed, refused := auditedRequests(t)
 	t.Logf("the proxy asked for: %s", strings.Join(slices.Sorted(maps.Keys(allowed)), ", "))
+	granted := nodeProxierRights(t)
+	t.Logf("system:node-proxier grants: %s", strings.Join(slices.Sorted(maps.Keys(granted)), ", "))
 	for what, reason := range allowed {
-		if !strings.Contains(reason, `ClusterRole "system:node-proxier"`) {
+		if !strings.Contains(reason, `ClusterRole "system:node-proxier"`) || !granted[what] {
 			t.Errorf("%s is allowed for another reason: %s", what, reason)
 		}
 	}
@@ -35,11 +42,32 @@ func TestOnlyNodeProxierRights(t *testing.T) {
 			t.Logf("refused by an API server that was starting: %s", event)
 		}
 	}
-	for _, resource := range []string{"/services", "discovery.k8s.io/endpointslices", "/nodes"} {
-		if allowed["watch "+resource] == "" {
-			t.Errorf("the audit log has no watch of %s", resource)
+	for _, what := range []string{
+		"watch /services", "watch discovery.k8s.io/endpointslices", "watch /nodes", "watch networking.k8s.io/servicecidrs",
+		"create events.k8s.io/events",
+	} {
+		if allowed[what] == "" {
+			t.Errorf("the audit log has no %s", what)
 		}
 	}
+}
+
+// nodeProxierRights reads the API server's own role: "VERB GROUP/RESOURCE".
+func nodeProxierRights(t *testing.T) map[string]bool {
+	t.Helper()
+	role, err := bed.API.Client.RbacV1().ClusterRoles().Get(t.Context(), "system:node-proxier", metav1.GetOptions{})
+	must(t, err)
+	rights := map[string]bool{}
+	for _, rule := range role.Rules {
+		for _, verb := range rule.Verbs {
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					rights[verb+" "+group+"/"+resource] = true
+				}
+			}
+		}
+	}
+	return rights
 }
 
 // auditedRequests reads the audit log: verbs and resources that were allowed, with the reason, and that were refused, with the

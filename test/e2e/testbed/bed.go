@@ -6,7 +6,7 @@
 //	          └── api   172.18.0.10  kube-apiserver (its certificate is valid for this address)
 //	                    172.18.0.11  the same server by an address that its certificate does not name
 //
-// Every pod answers on TCP port 8080 with its name and then echoes, so that a connection tells which endpoint it reached.
+// Every pod answers on TCP port 8080 with its name and where it sees the client, and then echoes, so that a connection tells which endpoint it reached.
 package testbed
 
 import (

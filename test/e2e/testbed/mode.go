@@ -166,3 +166,23 @@ func (b *Bed) Leftovers(ctx context.Context, mode string) ([]string, error) {
 	}
 	return left, nil
 }
+
+// FlushRules takes the rules out of the proxy's chains, as another program might that believes to be alone.
+func (b *Bed) FlushRules(ctx context.Context) error {
+	if b.Mode == NFTables {
+		for _, table := range tables {
+			if _, err := b.run(ctx, netlab.Node1, "nft", append([]string{"flush", "table"}, strings.Fields(table)...)...); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, program := range b.programs() {
+		// One restore, as other programs do it: each table at once.
+		const script = `printf '*mangle\nCOMMIT\n*filter\nCOMMIT\n*nat\nCOMMIT\n' | exec "$0"-restore`
+		if _, err := b.run(ctx, netlab.Node1, "sh", "-c", script, program); err != nil {
+			return err
+		}
+	}
+	return nil
+}

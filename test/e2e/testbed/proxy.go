@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -48,11 +49,20 @@ const minSyncPeriod = 10 * time.Millisecond
 
 // StartProxyWith starts kube-proxy in node1 with another kubeconfig and more arguments.
 func (b *Bed) StartProxyWith(kubeconfig string, args ...string) (*Proxy, error) {
+	return b.startProxy(kubeconfig, b.Mode.Name, args...)
+}
+
+// StartProxyAsked is StartProxy, but asks for another mode than that of the bed, "" for a blank one.
+func (b *Bed) StartProxyAsked(mode string, args ...string) (*Proxy, error) {
+	return b.startProxy(b.kubeconfig, mode, args...)
+}
+
+func (b *Bed) startProxy(kubeconfig, mode string, args ...string) (*Proxy, error) {
 	if err := b.Prepare(context.Background()); err != nil {
 		return nil, err
 	}
 	return b.StartProxyExactly(append([]string{
-		"--kubeconfig", kubeconfig, "--proxy-mode", b.Mode.Name, "--hostname-override", netlab.Node1,
+		"--kubeconfig", kubeconfig, "--proxy-mode=" + mode, "--hostname-override", netlab.Node1,
 		"--cluster-cidr", netlab.Cluster4.String() + "," + netlab.Cluster6.String(), "-v", "2",
 		"--iptables-min-sync-period", minSyncPeriod.String(),
 	}, args...)...)
@@ -96,9 +106,10 @@ func (p *Proxy) Log() string {
 	return string(content)
 }
 
-// LogTail is the last n lines of Log.
+// LogTail is the last n lines of Log, without those that tell the flags.
 func (p *Proxy) LogTail(n int) string {
 	lines := strings.Split(strings.TrimSpace(p.Log()), "\n")
+	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.Contains(line, `msg="FLAG: `) })
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
