@@ -39,6 +39,9 @@ func TestWaitForPodCIDRsPR05(t *testing.T) {
 	if !waived.Synced() {
 		t.Error("a store waits for pod CIDRs unasked")
 	}
+	if waived.WaitForPodCIDRs(false) {
+		t.Error("what nobody waits for is missing")
+	}
 	waived.WaitForPodCIDRs(true)
 	if waived.Synced() {
 		t.Error("it does not wait")
@@ -79,6 +82,27 @@ func TestNodeEligibleHT06(t *testing.T) {
 		s.Fold(step.ev)
 		if known, eligible := s.NodeEligible(); known != step.known || eligible != step.eligible {
 			t.Errorf("%s: known %v, eligible %v", step.what, known, eligible)
+		}
+	}
+}
+
+// PN-71: that there is no Node is told once, so that somebody can say so; a Node that goes is a change each time.
+func TestNoNodePN71(t *testing.T) {
+	s := cluster.NewStore("node-1")
+	for _, step := range []struct {
+		what  string
+		ev    cluster.Event
+		facts bool
+	}{
+		{"another Node is missing", cluster.NodeGone{Name: "node-2"}, false},
+		{"the Node is missing", cluster.NodeGone{Name: "node-1"}, true},
+		{"still", cluster.NodeGone{Name: "node-1"}, false},
+		{"it comes", cluster.NodeSet{Node: &cluster.Node{Name: "node-1"}}, true},
+		{"it goes", cluster.NodeGone{Name: "node-1"}, true},
+		{"still gone", cluster.NodeGone{Name: "node-1"}, false},
+	} {
+		if d := s.Fold(step.ev); d.Facts != step.facts || len(d.Services) > 0 {
+			t.Errorf("%s: dirty %+v, want facts %v", step.what, d, step.facts)
 		}
 	}
 }

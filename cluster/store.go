@@ -66,7 +66,7 @@ type Dirty struct {
 	// Services must be resolved again. A service may stand here more than once. A name of which only
 	// slices are known does not stand here: they have no effect (SV-01).
 	Services []Ref
-	// Facts: the node or the service network changed; see [Store.Facts].
+	// Facts: the node or the service network changed, or it came out that there is no Node; see [Store.Facts].
 	Facts bool
 }
 
@@ -156,13 +156,14 @@ func (s *Store) WaitForFacts(wait bool) (missing bool) {
 }
 
 // WaitForPodCIDRs makes Synced wait also until the node has pod CIDRs, of whatever family (PR-05); or not, which
-// ends such a wait. It reports whether the node never had any: what the proxy has to know before it writes its
-// first rules is no reason to stop later, when the Node goes for a while.
+// ends such a wait. It reports whether there is or was a wait, and the node never had any: what the proxy has to know
+// before it writes its first rules is no reason to stop later, when the Node goes for a while.
 func (s *Store) WaitForPodCIDRs(wait bool) (missing bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	was := s.waitForPodCIDRs
 	s.waitForPodCIDRs = wait
-	return !s.hadPodCIDRs
+	return (was || wait) && !s.hadPodCIDRs
 }
 
 // NodeEligible reports whether this node's Node object is known, and whether load balancers may use the node: not
@@ -350,8 +351,13 @@ func (ev NodeSet) foldInto(s *Store, d *Dirty) {
 }
 
 func (ev NodeGone) foldInto(s *Store, d *Dirty) {
-	s.nodeListed = s.nodeListed || ev.Name == s.facts.NodeName
-	if ev.Name == s.facts.NodeName && s.facts.Node != nil {
+	if ev.Name != s.facts.NodeName {
+		return
+	}
+	if !s.nodeListed { // to learn that there is no Node is news (PN-71)
+		s.nodeListed, d.Facts = true, true
+	}
+	if s.facts.Node != nil {
 		s.setNode(nil, d)
 	}
 }

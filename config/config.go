@@ -26,9 +26,8 @@ type Config struct {
 	// ClusterCIDRs are the pod networks, at most one of each family, without host bits.
 	ClusterCIDRs []netip.Prefix
 	DetectLocal  DetectLocal
-	// NodePorts and MasqueradeAll (SV-58) are as for Mode, or for iptables if that is blank; see [Config.For].
-	NodePorts     NodePorts
-	MasqueradeAll bool
+	// NodePorts are as asked for. What it means in a mode if nobody asked, [Config.For] says.
+	NodePorts NodePorts
 
 	NFTables  Tables
 	IPTables  Tables
@@ -61,8 +60,6 @@ type Config struct {
 	Warnings []string
 
 	file settings
-	// asked is NodePorts as it was asked for.
-	asked NodePorts
 	// unchecked and inMode are problems and warnings that count only if the mode runs.
 	unchecked map[string]Problems
 	inMode    map[string][]string
@@ -107,6 +104,7 @@ type NodePorts struct {
 type Tables struct {
 	// MasqueradeBit is the bit of the packet mark that asks for masquerading, 0 to 31.
 	MasqueradeBit int
+	// MasqueradeAll: every connection to a cluster IP is masqueraded (SV-58).
 	MasqueradeAll bool
 	// LocalhostNodePorts: NodePorts answer on 127.0.0.1.
 	LocalhostNodePorts bool

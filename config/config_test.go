@@ -258,7 +258,7 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.file, c.Gates, c.Flags = settings{}, nil, nil
-	c.asked, c.unchecked, c.inMode, c.names = NodePorts{}, nil, nil, nil
+	c.unchecked, c.inMode, c.names = nil, nil, nil
 	got := strings.ReplaceAll(fmt.Sprintf("%+v", *c), " ", "\n") + "\n"
 	if *update {
 		write(t, "testdata/defaults.golden", got)

@@ -12,6 +12,9 @@
 // the user wrote, flag or field, and all problems are reported at once. What is accepted and has no effect is named in
 // a warning. docs/flags.md, docs/configuration.md and the help text are made from the tables.
 //
+// Which mode runs is decided elsewhere, from what was asked for and what the host can do. What depends on it, such as
+// what no nodePortAddresses mean, [Config.For] says once that is known.
+//
 // A file of any age is read (historic.go). [Watch] tells of changes of the file, [Diff] which fields changed and
 // whether they can take effect live, [Config.YAML] writes a file that says the same.
 //

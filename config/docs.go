@@ -66,7 +66,7 @@ func ConfigurationPage() string {
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s |\n", f.path, typeName(v.Type()), code(strings.Trim(string(written(leaf{f.path, v})), `"`)), f.row, change, flag, about(f.help, f.effect, false))
 	}
 	b.WriteString("\n## Feature gates\n\nOthers are an error, and so is a locked one that is set to the opposite of its default. `AllAlpha` and `AllBeta` are known too.\n\n" +
-		"| gate | stage | default | locked |\n|---|---|---|---|\n")
+		"| gate | stage | default | locked | here |\n|---|---|---|---|---|\n")
 	var past []string
 	for _, g := range gates() {
 		if !g.now {
@@ -77,7 +77,11 @@ func ConfigurationPage() string {
 		if g.locked {
 			locked = "yes"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %t | %s |\n", g.name, g.stage, g.on, locked)
+		here := does[g.name]
+		if here == "" && !g.locked {
+			here = "without effect: " + idle[g.name]
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %t | %s | %s |\n", g.name, g.stage, g.on, locked, here)
 	}
 	fmt.Fprintf(&b, "\nGates of older versions and of other programs that their documents name are accepted with a warning, and do nothing: %s.\n", strings.Join(past, ", "))
 	return b.String()

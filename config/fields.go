@@ -98,7 +98,7 @@ func fields() []field {
 		{"healthzBindAddress", "CF-14", live, works, "`IP:port` of the health server; a port may be left out; empty as a flag, or none in a file, means no server"},
 		{"metricsBindAddress", "CF-15", live, works, "`IP:port` of the metrics server; a port may be left out; empty as a flag, or none in a file, means no server"},
 		{"bindAddressHardFail", "CF-16", "it is about the start of the servers", works, "end the process when the health or metrics server cannot listen, instead of trying again"},
-		{"enableProfiling", "CF-17", "the handlers are set up once", works, "profiles of the process on the metrics server, below /debug"},
+		{"enableProfiling", "CF-17", live, works, "profiles of the process on the metrics server, below /debug"},
 		{"showHiddenMetricsForVersion", "CF-18", "metrics are registered once", works, "show the metrics that were hidden since the `version`, which can only be the one before ours: " + previousMinor},
 		{"mode", "CF-19", "the data plane is chosen once", works, "`mode` of the data plane: " + strings.Join(builtModes(), ", ") + "; ipvs gives way to iptables in this version; nothing means the best that this machine can do, iptables first"},
 		{"iptables.masqueradeBit", "CF-20", "packets on their way carry it", shared, "bit of the packet mark that asks for masquerading, 0 to 31; as a flag it also holds for nftables"},

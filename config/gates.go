@@ -54,7 +54,17 @@ func (c *Config) GateStages() []Gate {
 	return all
 }
 
-// idle says why a gate does nothing here when it is changed. Those of today that are not in it do something.
+// does says what the gates do here that can be changed and have an effect.
+var does = map[string]string{
+	"AllowServiceExternalIPs": "off: spec.externalIPs of Services are not served",
+	"ComponentFlagz":          "off: no /flagz",
+	"ComponentSLIs":           "off: no /metrics/slis",
+	"ComponentStatusz":        "off: no /statusz",
+	"KubeProxyIPVS":           "off: the mode ipvs is an error",
+	"LoggingAlphaOptions":     "on: logging.options may be set",
+}
+
+// idle says why a gate does nothing here when it is changed. Those of today that are not in it are in does, or locked.
 var idle = map[string]string{
 	"AllBeta":                             "no beta gate does anything here",
 	"ContextualLogging":                   "lines of the log always say what they are about",

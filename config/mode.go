@@ -78,7 +78,7 @@ func (c *Config) For(mode string) (Resolved, error) {
 	if ps := c.unchecked[mode]; len(ps) > 0 {
 		return Resolved{}, ps
 	}
-	r := Resolved{Mode: mode, Tables: c.IPTables, NodePorts: c.asked, Warnings: c.inMode[mode]}
+	r := Resolved{Mode: mode, Tables: c.IPTables, NodePorts: c.NodePorts, Warnings: c.inMode[mode]}
 	switch mode {
 	case "nftables":
 		r.Tables = c.NFTables

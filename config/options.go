@@ -302,9 +302,11 @@ func (o *Options) problem(where, value, want string) {
 func (o *Options) wrong(field, value, want string) { o.problem(o.where(field), value, want) }
 
 // where returns the flag that stands for the field, or the field itself where the file said it.
-func (o *Options) where(field string) string {
+func (o *Options) where(field string) string { return o.whereAmong(flags(o), field) }
+
+func (o *Options) whereAmong(all []flag, field string) string {
 	path, rest, _ := strings.Cut(field, "[")
-	for _, f := range flags(o) {
+	for _, f := range all {
 		if f.field == path && (!o.loaded || f.wins && o.changed(f.name)) {
 			return "--" + f.name
 		}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"maps"
 	"os"
 	"reflect"
 	"slices"
@@ -233,6 +234,16 @@ func TestGates(t *testing.T) {
 	for _, name := range documented {
 		if _, ok := known[name]; !ok {
 			t.Errorf("the gate %s is not known", name)
+		}
+	}
+	for name := range maps.Keys(idle) {
+		if _, ok := known[name]; !ok || does[name] != "" {
+			t.Errorf("the gate %s is not known, or both idle and not", name)
+		}
+	}
+	for _, g := range known { // G7: a gate that can be changed does something, or says why not
+		if g.now && g.name != "AllAlpha" && !g.locked == (does[g.name] == "" && idle[g.name] == "") {
+			t.Errorf("the gate %s: locked %t, does %q, idle %q", g.name, g.locked, does[g.name], idle[g.name])
 		}
 	}
 	for _, g := range known {

@@ -34,7 +34,7 @@ func (o *Options) validate() *Config {
 	o.source(c)
 	c.ClusterCIDRs = o.clusterCIDRs()
 	c.DetectLocal = o.detectLocal()
-	c.asked = o.nodePorts()
+	c.NodePorts = o.nodePorts()
 	c.BindAddress = o.bindAddress()
 	c.NodeName = o.nodeName()
 	c.Servers = o.servers()
@@ -49,15 +49,9 @@ func (o *Options) validate() *Config {
 	c.Logging = o.logging(c.Gates["LoggingAlphaOptions"])
 	c.Cleanup = o.cleanup()
 	c.file = *f
+	all := flags(o)
 	for _, f := range fields() {
-		c.names[f.path] = o.where(f.path)
-	}
-	presumed := c.Mode
-	if presumed == "" {
-		presumed = "iptables"
-	}
-	if r, err := c.For(presumed); err == nil {
-		c.NodePorts, c.MasqueradeAll = r.NodePorts, r.Tables.MasqueradeAll
+		c.names[f.path] = o.whereAmong(all, f.path)
 	}
 	return c
 }

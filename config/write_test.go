@@ -38,10 +38,10 @@ func roundTrip(t testing.TB, c *Config) {
 	// What no field stands for is not in the file.
 	want, got := *c, *again
 	for _, x := range []*Config{&want, &got} {
-		x.asked, x.unchecked, x.inMode, x.names = NodePorts{}, nil, nil, nil
+		x.unchecked, x.inMode, x.names = nil, nil, nil
 		x.MachineID, x.BootID = "", ""
 		x.API.Master, x.Manifests, x.File, x.WriteConfigTo, x.Flags, x.Warnings, x.Cleanup, x.InitOnly = "", "", "", "", nil, nil, Cleanup{}, false
-		x.EBPF, x.NFTables.LocalhostNodePorts, x.MasqueradeAll = Tables{}, false, x.MasqueradeAll && x.Mode != "ebpf"
+		x.EBPF, x.NFTables.LocalhostNodePorts = Tables{}, false
 		v := x.Logging.Verbosity
 		x.Logging, x.file = Logging{Verbosity: v, VModule: x.Logging.VModule, FlushFrequency: x.Logging.FlushFrequency}, settings{}
 		if len(x.NodePorts.Prefixes) == 0 {

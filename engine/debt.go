@@ -52,6 +52,7 @@ type debt struct {
 type debts struct {
 	// open has only services of which something waits. It is never ranged over but in a Reset.
 	open map[cluster.Name]*debt
+	peak int // of len(open) since the map was made
 	// reset is what waits for the next Reset.
 	reset notice
 	// paid is in force, and nobody has been told yet.
@@ -70,6 +71,7 @@ func (ds *debts) owe(name cluster.Name, n notice) *debt {
 		}
 		d = &debt{name: name}
 		ds.open[name] = d
+		ds.peak = max(ds.peak, len(ds.open))
 	}
 	n.triggers = n.triggers[:min(len(n.triggers), maxTriggers-len(d.triggers))]
 	d.add(n)
@@ -99,8 +101,8 @@ func (ds *debts) settle(d *debt) {
 	}
 	ds.paid.add(d.notice)
 	delete(ds.open, d.name)
-	if len(ds.open) == 0 {
-		ds.open = nil
+	if len(ds.open) == 0 && ds.peak > 100 { // give the memory back
+		ds.open, ds.peak = nil, 0
 	}
 }
 

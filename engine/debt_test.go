@@ -262,3 +262,25 @@ func TestNoLocalMT13(t *testing.T) {
 		want("all gone", 0, 0)
 	})
 }
+
+// slow is an observer that takes its time.
+type slow struct{}
+
+func (slow) Applied([]lb.Change) { time.Sleep(time.Second) }
+
+// The latency ends with the write, not with what is done after it.
+func TestProgrammedBeforeObservers(t *testing.T) {
+	debtBubble(t, func(c *Config) { c.Observers = append(c.Observers, slow{}) }, func(r *rig, l *latencies) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.after(time.Minute)
+		r.do(triggered(1, 2, 3, time.Second))
+		r.after(time.Minute)
+		l.want(t, "a write with a slow observer", time.Second)
+		r.plane.Lose(true)
+		r.do(triggered(1, 3, 3, time.Second))
+		r.after(time.Minute)
+		l.want(t, "a Reset with a slow observer", time.Second)
+	})
+}

@@ -217,6 +217,9 @@ func FuzzIncremental(f *testing.F) {
 			if err := s.stop(); err != nil {
 				t.Errorf("Run: %v", err)
 			}
+			if d := &s.engine.pending.debts; len(d.open) > 0 || !d.reset.isZero() || !d.paid.isZero() {
+				t.Errorf("settled, but the engine remembers debts: %+v", d)
+			}
 			if t.Failed() {
 				t.Logf("log:\n%s", s.log)
 			}

@@ -93,6 +93,7 @@ func drain(resp *http.Response) string {
 type fakeOpener struct {
 	mu    sync.Mutex
 	err   string
+	only  string // the address to which err applies; "" for all
 	tries []time.Time
 	open  []*fakeListener
 	log   []string // "open ADDRESS", "close ADDRESS"
@@ -103,14 +104,21 @@ func newFakeOpener() *fakeOpener { return &fakeOpener{} }
 func (o *fakeOpener) refuse(err string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.err = err
+	o.err, o.only = err, ""
+}
+
+// refuseAt makes one address fail.
+func (o *fakeOpener) refuseAt(addr, err string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.err, o.only = err, addr
 }
 
 func (o *fakeOpener) listen(_ context.Context, p place) (net.Listener, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.tries = append(o.tries, time.Now())
-	if o.err != "" {
+	if o.err != "" && (o.only == "" || o.only == p.at.String()) {
 		return nil, errors.New(o.err)
 	}
 	l := &fakeListener{o: o, place: p, end: make(chan error, 2)}

@@ -62,6 +62,36 @@ func TestRetryHT15(t *testing.T) {
 	})
 }
 
+// HT-15: that some Services go does not keep others from being tried again.
+func TestRetryOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newFakeOpener()
+		s := NewServices(ServicesConfig{})
+		s.open.listen = o.listen
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { s.Run(ctx); close(done) }()
+		v4 := s.Observer(lb.IPv4)
+		o.refuse("in use")
+		const n = 20
+		for i := range n {
+			v4.Applied(set(check("shop/web", uint16(80+i), 1)))
+		}
+		pass(200 * time.Second)
+		for i := range n - 1 {
+			v4.Applied(gone(uint16(80 + i)))
+		}
+		synctest.Wait()
+		before := len(o.since(time.Now()))
+		pass(10 * time.Minute)
+		if tries := len(o.since(time.Now())) - before; tries != 10 {
+			t.Errorf("tried %d times in ten minutes, want once a minute", tries)
+		}
+		cancel()
+		<-done
+	})
+}
+
 // HT-14: the addresses change. What stays is not touched, what comes opens before what goes closes; one that
 // contains others has to wait for them. If the new ones cannot be had the old ones stay.
 func TestAddressesChange(t *testing.T) {
@@ -109,8 +139,11 @@ func TestAddressesChange(t *testing.T) {
 			slicesOfCloses(o)
 			expect(step.want)
 		}
-		o.refuse("no such address")
+		o.refuseAt("[2001:db8::2]:80", "no such address")
 		use("2001:db8::2")
+		s.AddressesChanged()
+		expect("[close [::]:80 open [::]:80]") // it was in the way, and is back
+		o.refuse("no such address")
 		s.AddressesChanged()
 		expect("[close [::]:80]") // it was in the way, and cannot be opened again either
 		o.refuse("")

@@ -119,7 +119,7 @@ func (s *Server) Drain() { s.draining.Store(true) }
 func (s *Server) Run(ctx context.Context) error {
 	b := &binding{by: &s.open, lost: s.ring}
 	defer s.end(b)
-	said, before := "", wish{}
+	said := ""
 	for {
 		select {
 		case <-s.changed: // what it says is read now
@@ -128,9 +128,6 @@ func (s *Server) Run(ctx context.Context) error {
 		s.mu.Lock()
 		w := s.wish
 		s.mu.Unlock()
-		if w != before {
-			said, before = "", w
-		}
 		err := s.rebind(ctx, b, w.at)
 		if ctx.Err() != nil {
 			return nil

@@ -69,6 +69,7 @@ func TestAnswers(t *testing.T) {
 		return fmt.Sprintf(`"status":{"IPv4":{"lastUpdated":%s,"healthy":%t},"IPv6":{"lastUpdated":%s,"healthy":%t}}}`, four, ok4, six, ok6)
 	}
 	allWell := status(true, true)
+	swapped := fmt.Sprintf(`"status":{"IPv4":{"lastUpdated":%s,"healthy":true},"IPv6":{"lastUpdated":%s,"healthy":false}}}`, six, four)
 	ready := `{"currentTime":` + now + `,"ready":true,"draining":false,"missing":[]}`
 	for _, test := range []struct {
 		name                   string
@@ -89,6 +90,12 @@ func TestAnswers(t *testing.T) {
 		{"HT-04 in the other family", func(sc *scene) { sc.v6.QueuedSince = at(0) }, 503, 503, 200,
 			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` + status(true, false),
 			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"healthy":false,` + status(true, false), ready},
+		{"HT-05 of the families the one that was updated last counts", func(sc *scene) {
+			sc.v4, sc.v6 = sc.v6, sc.v4
+			sc.v6.QueuedSince = at(500)
+		}, 503, 503, 200,
+			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` + swapped,
+			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"healthy":false,` + swapped, ready},
 		{"CF-61 with a longer period it may wait longer", func(sc *scene) { sc.v4.QueuedSince, sc.period = at(540), 31*time.Second }, 200, 200, 200,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},

@@ -214,31 +214,22 @@ func nextTry(failing map[uint16]*port) time.Time {
 	return next
 }
 
-// take returns the ports to look at: those that close first, so that one may take over what another had.
+// take returns the ports to look at.
 func (s *Services) take() []*port {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var close, open []*port
-	look := func(p *port) {
-		if p.rows == [2]*lb.Frontend{} {
-			close = append(close, p)
-		} else {
-			open = append(open, p)
-		}
-	}
+	var ports []*port
 	if s.all {
-		for _, p := range s.ports {
-			look(p)
-		}
+		ports = slices.Collect(maps.Values(s.ports))
 	} else {
 		for n := range s.dirty {
 			if p := s.ports[n]; p != nil {
-				look(p)
+				ports = append(ports, p)
 			}
 		}
 	}
 	s.dirty, s.all = map[uint16]struct{}{}, false // a fresh map: one that was large costs its largest past size
-	return append(close, open...)
+	return ports
 }
 
 // reconcile makes a port listen where it should.

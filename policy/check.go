@@ -83,16 +83,10 @@ func (c *checker) add(row string, fatal bool, format string, args ...any) {
 	c.found = append(c.found, Finding{row, fatal, fmt.Sprintf(format, args...)})
 }
 
-// perhaps ends the findings of CF-63 that are not fatal.
-const perhaps = "; the configuration may be incomplete or incorrect"
-
 func (c *checker) wrongFamily(fatal bool, what string) {
 	text := fmt.Sprintf("%s, but the node is %s first", what, c.Families[0])
 	if len(c.Families) == 1 {
 		text = fmt.Sprintf("%s, but the node is %s only", what, c.Families[0])
-	}
-	if !fatal {
-		text += perhaps
 	}
 	c.add("CF-63", fatal, "%s", text)
 }

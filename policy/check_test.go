@@ -31,34 +31,34 @@ func TestCheck(t *testing.T) {
 	}{
 		{"nothing to say", nil, ""},
 		{"CF-63 cluster CIDR, dual-stack host", []func(*setup, *facts){func(s *setup, _ *facts) { s.Settings.ClusterCIDRs = prefixes("fd00:1::/48") }},
-			"CF-63 clusterCIDR fd00:1::/48 has no IPv4 network, but the node is IPv4 first; the configuration may be incomplete or incorrect"},
+			"CF-63 clusterCIDR fd00:1::/48 has no IPv4 network, but the node is IPv4 first"},
 		{"CF-63 cluster CIDR, single-stack host", []func(*setup, *facts){only(lb.IPv6), func(s *setup, _ *facts) { s.Settings.ClusterCIDRs = prefixes("10.1.0.0/16") }},
 			"CF-63 fatal clusterCIDR 10.1.0.0/16 has no IPv6 network, but the node is IPv6 only"},
 		{"CF-63 the same where nobody reads it", []func(*setup, *facts){only(lb.IPv6), func(s *setup, _ *facts) {
 			s.Settings.ClusterCIDRs, s.Settings.DetectLocal = prefixes("10.1.0.0/16"), policy.InterfaceNamePrefix
-		}}, "CF-63 clusterCIDR 10.1.0.0/16 has no IPv6 network, but the node is IPv6 only; the configuration may be incomplete or incorrect"},
+		}}, "CF-63 clusterCIDR 10.1.0.0/16 has no IPv6 network, but the node is IPv6 only"},
 		{"CF-63 a second family does no harm", []func(*setup, *facts){only(lb.IPv6)}, ""},
 		{"CF-63 pod CIDRs", []func(*setup, *facts){func(_ *setup, f *facts) { f.Node.PodCIDRs = prefixes("fd00:1:7::/64") }},
-			`CF-63 the Node "node-1" has spec.podCIDRs fd00:1:7::/64, none of IPv4, but the node is IPv4 first; the configuration may be incomplete or incorrect`},
+			`CF-63 the Node "node-1" has spec.podCIDRs fd00:1:7::/64, none of IPv4, but the node is IPv4 first`},
 		{"CF-63 pod CIDRs in mode NodeCIDR", []func(*setup, *facts){func(s *setup, f *facts) {
 			f.Node.PodCIDRs, s.Settings.DetectLocal = prefixes("fd00:1:7::/64"), policy.NodeCIDR
 		}}, `CF-63 fatal the Node "node-1" has spec.podCIDRs fd00:1:7::/64, none of IPv4, but the node is IPv4 first`},
 		{"CF-63 CF-65 nodeport addresses", []func(*setup, *facts){func(s *setup, _ *facts) {
 			s.Settings.NodePortAddrs = policy.NodePortAddrs{Prefixes: prefixes("fd00:18::/64")}
-		}}, "CF-63 nodePortAddresses fd00:18::/64 has no IPv4 address, which means every one, but the node is IPv4 first; the configuration may be incomplete or incorrect"},
+		}}, "CF-63 nodePortAddresses fd00:18::/64 has no IPv4 address, which means every one, but the node is IPv4 first"},
 		{"CF-63 primary is of every family", []func(*setup, *facts){func(s *setup, _ *facts) {
 			s.Settings.NodePortAddrs.Prefixes = prefixes("fd00:18::/64")
 		}}, ""},
 		{"CF-63 sourceVip", []func(*setup, *facts){func(s *setup, _ *facts) { s.SourceVIP = netip.MustParseAddr("fd00::9") }},
-			"CF-63 winkernel.sourceVip fd00::9 is not an address of IPv4, but the node is IPv4 first; the configuration may be incomplete or incorrect"},
+			"CF-63 winkernel.sourceVip fd00::9 is not an address of IPv4, but the node is IPv4 first"},
 		{"CF-63 excluded CIDRs and servers, dual-stack", []func(*setup, *facts){func(s *setup, _ *facts) {
 			s.ExcludeCIDRs, s.Healthz = prefixes("fd00::/8"), netip.MustParseAddrPort("[::]:10256")
 		}}, ""},
 		{"CF-63 excluded CIDRs and servers, single-stack", []func(*setup, *facts){only(lb.IPv4), func(s *setup, _ *facts) {
 			s.ExcludeCIDRs, s.Healthz, s.Metrics = prefixes("fd00::/8"), netip.MustParseAddrPort("[::]:10256"), netip.MustParseAddrPort("[::1]:10249")
-		}}, "CF-63 ipvs.excludeCIDRs fd00::/8 has no IPv4 network, but the node is IPv4 only; the configuration may be incomplete or incorrect\n" +
-			"CF-63 healthzBindAddress [::]:10256 is not an address of IPv4, but the node is IPv4 only; the configuration may be incomplete or incorrect\n" +
-			"CF-63 metricsBindAddress [::1]:10249 is not an address of IPv4, but the node is IPv4 only; the configuration may be incomplete or incorrect"},
+		}}, "CF-63 ipvs.excludeCIDRs fd00::/8 has no IPv4 network, but the node is IPv4 only\n" +
+			"CF-63 healthzBindAddress [::]:10256 is not an address of IPv4, but the node is IPv4 only\n" +
+			"CF-63 metricsBindAddress [::1]:10249 is not an address of IPv4, but the node is IPv4 only"},
 		{"CF-64 nobody chose", []func(*setup, *facts){func(s *setup, _ *facts) {
 			s.NodePortsUnset, s.Settings.NodePortAddrs = true, policy.NodePortAddrs{Prefixes: prefixes("0.0.0.0/0", "::/0")}
 		}}, "CF-64 nodePortAddresses is not set: NodePorts answer on every address of this machine; primary would leave that to the node's own"},
@@ -93,7 +93,7 @@ func TestCheck(t *testing.T) {
 		}}, ""},
 		{"PR-02 the node is IPv6 first, so IPv6 is what counts", []func(*setup, *facts){func(s *setup, f *facts) {
 			f.Node.Addrs, s.Settings.ClusterCIDRs = addrs("fd00::2"), prefixes("10.1.0.0/16")
-		}}, "CF-63 clusterCIDR 10.1.0.0/16 has no IPv6 network, but the node is IPv6 first; the configuration may be incomplete or incorrect"},
+		}}, "CF-63 clusterCIDR 10.1.0.0/16 has no IPv6 network, but the node is IPv6 first"},
 		{"PR-02 a bind address of a family that is not served", []func(*setup, *facts){only(lb.IPv4), func(s *setup, _ *facts) {
 			s.Settings.NodePortAddrs.NodeIP = netip.MustParseAddr("2001:db8::1")
 		}}, "PR-02 the node's first address 2001:db8::1 is of IPv6, which is not served here"},

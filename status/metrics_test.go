@@ -23,6 +23,8 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	k8s "k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
 
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
@@ -456,5 +458,25 @@ func TestComponentMetrics(t *testing.T) {
 	}
 	if !maps.Equal(gates, map[string]float64{"AllAlpha/ALPHA": 0, "ComponentSLIs/": 1}) {
 		t.Errorf("kubernetes_feature_enabled %v", gates)
+	}
+}
+
+// CF-18: a metric that was deprecated long ago is hidden, and is shown where --show-hidden-metrics-for-version asks.
+func TestHiddenMetrics(t *testing.T) {
+	if k8s.ShouldShowHidden() {
+		t.Skip("an earlier run of this test in the same process has shown them, which cannot be undone")
+	}
+	old := k8s.NewGauge(&k8s.GaugeOpts{Name: "test_hidden", Help: "Deprecated", DeprecatedVersion: "0.0.0", StabilityLevel: k8s.ALPHA})
+	legacyregistry.MustRegister(old)
+	shown := func(show bool) bool {
+		m := status.NewMetrics(status.MetricsConfig{Mode: "nftables", ShowHidden: show})
+		_, body := get(t, serve(t, status.ServerConfig{Metrics: m, Mode: "nftables"}, nil)+"/metrics")
+		return strings.Contains(body, "\ntest_hidden ")
+	}
+	if shown(false) {
+		t.Error("shown without being asked for")
+	}
+	if !shown(true) {
+		t.Error("hidden although asked for")
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"slices"
 	"strconv"
@@ -24,6 +25,8 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) error {
 			return fmt.Errorf("iptables: %w", err)
 		}
 	}
+	p.begin()
+	defer p.owned()
 	for len(changes) > 0 {
 		n, lines := 0, 0
 		for n < len(changes) && (n == 0 || lines < p.maxLines) {
@@ -31,6 +34,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) error {
 			n++
 		}
 		if err := p.write(ctx, changes[:n]); err != nil {
+			p.count(func(s *Stats) { s.PartialFailures++ })
 			return fmt.Errorf("iptables: apply %d changes: %w", n, err)
 		}
 		changes = changes[n:]
@@ -96,7 +100,7 @@ func (w *writer) holds(id chainID) (digest, bool) {
 		return d, true
 	}
 	if w.dropped[id] {
-		return 0, false
+		return digest{}, false
 	}
 	d, known := w.st.kernel[id]
 	return d, known
@@ -171,10 +175,10 @@ func (w *writer) undo() {
 // keep notes what the kernel holds now.
 func (w *writer) keep() {
 	for id, d := range w.wrote {
-		w.st.kernel[id] = d
+		w.st.holds(id, d)
 	}
 	for id := range w.dropped {
-		delete(w.st.kernel, id)
+		w.st.lacks(id)
 	}
 }
 
@@ -200,23 +204,33 @@ func (p *Plane) run(ctx context.Context, b *batch) error {
 	if p.restore(ctx, b) != nil {
 		return err
 	}
-	p.stats.Stuck += stuck
+	p.count(func(s *Stats) { s.Stuck += stuck })
 	return nil
 }
 
 // restore runs iptables-restore once. The error wraps plane.ErrStateLost where a part may be in force.
 func (p *Plane) restore(ctx context.Context, b *batch) error {
 	text := b.text()
-	p.stats.Restores++
-	p.stats.Bytes += uint64(len(text))
-	for _, s := range b.sections {
-		p.stats.Chains += uint64(len(s.write))
-	}
-	err := p.tool.restore(ctx, text)
+	err := p.restoreOwn(ctx, b.count(), func(ctx context.Context) error {
+		return p.tool.restore(ctx, func(w io.Writer) error {
+			_, err := w.Write(text)
+			return err
+		})
+	})
+	p.count(func(s *Stats) {
+		s.Restores++
+		s.Bytes += uint64(len(text))
+		for _, sec := range b.sections {
+			s.Chains += uint64(len(sec.write))
+			s.Last.add(sec)
+		}
+		if err != nil {
+			s.Failures++
+		}
+	})
 	if err == nil {
 		return nil
 	}
-	p.stats.Failures++
 	if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || b.count() > 1 && failedLine(err) > b.firstLines() {
 		return fmt.Errorf("%w: a part may be in force: %w", err, plane.ErrStateLost)
 	}

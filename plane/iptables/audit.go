@@ -13,19 +13,26 @@ import (
 // Drift has a value when it is time to look at the canaries: others' changes to iptables are not told to anybody.
 func (p *Plane) Drift() <-chan struct{} { return p.drift }
 
-// Audit looks whether the canary chains and the rules that lead to our chains are still there (DP-13) and, if not or
-// with full, compares all our chains with what was applied. What differs is written again. It returns the
-// number of chains and rules that were mended.
+// Audit compares all our chains, and the rules that lead to them, with what was applied, and writes again what differs.
+// Without full it does so only if anybody else has changed any rule since the last time, which costs nothing to find out;
+// where the kernel does not tell that, if canary chains or the rules that lead to our chains are gone (DP-13). It returns
+// the number of chains and rules that were mended.
 func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if p.st == nil {
 		return 0, fmt.Errorf("iptables: audit before a reset: %w", plane.ErrStateLost)
 	}
-	// The legacy programs read a whole table to tell one chain, so there to compare all is the cheapest look.
-	if !full && p.tool.backend != Legacy && p.canaries(ctx) {
-		return 0, nil
+	if !full {
+		switch now := p.look(); {
+		case now != mark{}:
+			if now == p.seen {
+				return 0, nil
+			}
+		// The legacy programs read a whole table to tell one chain, so there to compare all is the cheapest look.
+		case p.tool.backend != Legacy && p.canaries(ctx):
+			return 0, nil
+		}
 	}
-	p.stats.Saves++
-	have, err := p.tool.snapshot(ctx, false)
+	have, err := p.list(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("iptables: audit: %w", err)
 	}
@@ -39,6 +46,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 		rows = append(rows, r.front)
 	}
 	p.st = nil
+	p.begin()
 	if err := p.hold(ctx, st.renderer, rows, have); err != nil {
 		return 0, fmt.Errorf("iptables: mend %d chains: %w: %w", mended, err, plane.ErrStateLost)
 	}
@@ -77,7 +85,7 @@ var builtin = [tables][]string{
 func (p *Plane) canaries(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	have := &snapshot{chains: map[chainID]digest{}, jumps: map[jump]bool{}}
+	have := newSnapshot()
 	for t := range tables {
 		args := append([]string{"-t", t.String()}, p.tool.wait...)
 		if _, err := p.tool.run.Run(ctx, nil, p.tool.program, append(args, "-S", canary)...); err != nil {
@@ -90,7 +98,7 @@ func (p *Plane) canaries(ctx context.Context) bool {
 			}
 			for line := range strings.Lines(string(out)) {
 				if rule, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "-A "+name+" "); ok {
-					have.rule(chainID{t, name}, rule, nil)
+					have.rule(t, []byte(name), []byte(rule), nil)
 				}
 			}
 		}

@@ -6,7 +6,10 @@ import (
 )
 
 // digest stands for the content of a chain.
-type digest uint64
+type digest struct {
+	sum   uint64
+	rules int32
+}
 
 var seed = maphash.MakeSeed()
 
@@ -17,12 +20,16 @@ func digestOf(rules []string) digest {
 		h.WriteString(r)
 		h.WriteByte('\n')
 	}
-	return digest(h.Sum64())
+	return digest{h.Sum64(), int32(len(rules))}
 }
+
+// empty is the digest of a chain without rules.
+var empty = digestOf(nil)
 
 // batch is one input of iptables-restore: sections in the order in which they come in force.
 type batch struct {
 	sections []*section
+	units    []unitID // those whose chains are in it, where somebody may ask
 }
 
 // section is one table's part; all of it comes in force at once.
@@ -84,22 +91,47 @@ func (s *section) empty() bool {
 // appendText writes the section. A declared chain is emptied; all are declared before the first rule, so that
 // rules may lead to any.
 func (s *section) appendText(out []byte) []byte {
+	out = s.table.appendBegin(out)
+	names := make([]string, 0, len(s.write)+len(s.drop))
+	for _, c := range s.write {
+		names = append(names, c.id.name)
+	}
+	for _, id := range s.drop {
+		if _, written := s.at[id.name]; !written {
+			names = append(names, id.name)
+		}
+	}
+	out = appendDeclared(out, names)
+	out = s.appendRules(out)
+	for _, id := range s.drop {
+		out = append(out, "-X "...)
+		out = append(out, id.name...)
+		out = append(out, '\n')
+	}
+	return append(out, commit...)
+}
+
+const commit = "COMMIT\n"
+
+// appendBegin writes the first line of a section.
+func (t table) appendBegin(out []byte) []byte {
 	out = append(out, '*')
-	out = append(out, s.table.String()...)
-	out = append(out, '\n')
-	declare := func(name string) {
+	out = append(out, t.String()...)
+	return append(out, '\n')
+}
+
+// appendDeclared writes the declarations of chains.
+func appendDeclared(out []byte, names []string) []byte {
+	for _, name := range names {
 		out = append(out, ':')
 		out = append(out, name...)
 		out = append(out, " - [0:0]\n"...)
 	}
-	for _, c := range s.write {
-		declare(c.id.name)
-	}
-	for _, id := range s.drop {
-		if _, written := s.at[id.name]; !written {
-			declare(id.name)
-		}
-	}
+	return out
+}
+
+// appendRules writes the rules of chains that are declared.
+func (s *section) appendRules(out []byte) []byte {
 	rule := func(verb, chain, rule string) {
 		out = append(out, verb...)
 		out = append(out, chain...)
@@ -118,12 +150,16 @@ func (s *section) appendText(out []byte) []byte {
 	for _, j := range s.insert {
 		rule("-I ", j.from.name, j.rule)
 	}
-	for _, id := range s.drop {
-		out = append(out, "-X "...)
-		out = append(out, id.name...)
-		out = append(out, '\n')
+	return out
+}
+
+// rules returns how many rules the section writes.
+func (s *section) rules() int {
+	n := len(s.insert)
+	for _, c := range s.write {
+		n += len(c.rules)
 	}
-	return append(out, "COMMIT\n"...)
+	return n
 }
 
 // text returns the input of iptables-restore.

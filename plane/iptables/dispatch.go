@@ -24,6 +24,7 @@ const (
 	inRejectedExternal                         // filter: other addresses that nobody serves
 	inRejectedNodePorts                        // filter: NodePorts that nobody serves
 	inFirewall                                 // filter: addresses with source ranges
+	inHealthChecks                             // filter: ports on which this node tells of its endpoints (DP-08)
 	dispatchers
 )
 
@@ -70,6 +71,7 @@ func newDispatchers(f lb.Family) [dispatchers]*dispatcher {
 		inRejectedExternal:  {table: filter, root: externalServices, prefix: "KUBE-EXTERNAL-", addrNibbles: n},
 		inRejectedNodePorts: {table: filter, root: externalNodePorts, prefix: "KUBE-EXTNP-"},
 		inFirewall:          {table: filter, root: proxyFirewall, prefix: "KUBE-PROXY-FW-", addrNibbles: n},
+		inHealthChecks:      {table: filter, root: nodePorts, prefix: nodePorts + "-"},
 	}
 	for _, d := range all {
 		d.family, d.nodes = f, map[string]*node{"": {}}

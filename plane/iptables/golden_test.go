@@ -3,6 +3,7 @@ package iptables
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -20,12 +21,23 @@ func goldens() map[string]*lb.Table {
 	all := &lb.Table{Node: w.node()}
 	all.Replace(w.full(1, 10, 2, 3*time.Hour))
 	all.Replace(w.service(2, 0, 0))
+	all.Replace(healthCheck("ns/svc-3", 32100))
+	checks := &lb.Table{Node: w.node()}
+	for i := range 40 { // DP-08
+		checks.Replace(healthCheck(fmt.Sprintf("ns/svc-%d", i), 32100+i))
+	}
 	interfaces := &lb.Table{Node: lb.Node{Pods: lb.Detector{InterfacePrefix: "veth"}, NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}}
 	interfaces.Replace(w.full(1, 10, 2, 0))
 	w6 := world{lb.IPv6}
 	six := &lb.Table{Node: w6.node()}
 	six.Replace(w6.full(1, 10, 2, 3*time.Hour))
-	return map[string]*lb.Table{"shop": shopTable(), "every-kind": all, "interface-prefix": interfaces, "ipv6": six, "tree": w.table(40, 1)}
+	return map[string]*lb.Table{"shop": shopTable(), "every-kind": all, "interface-prefix": interfaces, "ipv6": six, "tree": w.table(40, 1), "health-checks": checks}
+}
+
+// healthCheck is a row for the port on which the node tells of a Service's endpoints.
+func healthCheck(service string, port int) (lb.Owner, []*lb.Frontend) {
+	return lb.Owner{Name: service}, []*lb.Frontend{{Key: lb.Key{Port: uint16(port), Proto: lb.TCP}, Service: service, Kind: lb.HealthCheck,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}}
 }
 
 // The rendering is what testdata says, and both back ends take it.

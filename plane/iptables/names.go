@@ -53,7 +53,7 @@ const (
 // Dynamic chains are recognised by the beginnings of their names, so that those that an earlier process left
 // behind, ours or upstream's, can be told from chains of others.
 var dynamic = [tables][]string{
-	filter: {services + "-", "KUBE-EXTERNAL-", "KUBE-EXTNP-", "KUBE-PROXY-FW-"},
+	filter: {services + "-", nodePorts + "-", "KUBE-EXTERNAL-", "KUBE-EXTNP-", "KUBE-PROXY-FW-"},
 	nat:    {services + "-", nodePorts + "-", clusterChain, localChain, externalChain, firewallChain, endpointChain, "KUBE-XLB-"},
 }
 

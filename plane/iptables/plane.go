@@ -3,6 +3,7 @@ package iptables
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"kube-proxy/internal/kernel"
@@ -29,38 +30,39 @@ type Config struct {
 }
 
 // Plane holds one family's chains in the kernel. Its methods must be called by one goroutine at a time, on a thread
-// in the network namespace of the node; [Plane.Drift] may be read by another.
+// in the network namespace of the node; [Plane.Drift] and [Plane.Stats] may be read by others.
 type Plane struct {
 	family lb.Family
 	tool   *tool
 	base   renderer // what of a renderer does not change
 	st     *state   // nil before the first Reset, and when it is not known what the kernel holds
-	stats  Stats
+
+	mu    sync.Mutex // for stats
+	stats Stats
+
+	marker marker // nil if there is none
+	seen   mark   // with what was compared last, and what we did since
+	// accounting reads the counters; nil if there are none.
+	accounting atomic.Pointer[netfilter]
 
 	drift chan struct{}
 	stop  func() // ends watch
 
 	// dry: nothing outside of iptables is set either.
 	dry bool
-	// maxLines is how many rules a restore has where many services are written at once.
+	// maxLines is how many lines a restore, or with single a piece of it, has where many services are written at once.
 	maxLines int
+	single   bool
 }
 
-// Stats count what the plane has done.
-type Stats struct {
-	Restores, Failures uint64 // runs of iptables-restore
-	Bytes              uint64 // handed to iptables-restore
-	Chains             uint64 // written
-	Saves              uint64 // runs of iptables-save
-	// Stuck is how many chains could not be deleted, because rules of others lead to them. They are empty.
-	Stuck int
-}
-
-// How many lines a restore has at most, about. iptables-nft-restore takes time by the square of them, and each run
-// some milliseconds. The legacy one reads and writes the whole table each time, so once must do.
+// How many lines a restore has at most, about: where nothing limits them, few enough that the next is rendered while
+// one runs. iptables-nft-restore takes time by the square of its lines; but with each restore the kernel walks all rules
+// that there are, so fewer are better too. The legacy programs read and write the whole table each time: there all must
+// be one restore, of such pieces.
 const (
-	nftLines    = 3000
+	nftLines    = 4500
 	legacyLines = 1 << 30
+	pieceLines  = 3000
 )
 
 // New finds the programs, and asks which back end the node uses. It changes nothing. Errors wrap
@@ -91,7 +93,10 @@ func New(cfg Config) (*Plane, error) {
 	}
 	p := &Plane{family: cfg.Family, tool: t, drift: make(chan struct{}, 1), stop: func() {}, maxLines: nftLines}
 	if t.backend == Legacy {
-		p.maxLines = legacyLines
+		p.maxLines, p.single = pieceLines, true
+	}
+	if cfg.Runner == nil {
+		p.marker = newMarker(cfg.Family, t.backend)
 	}
 	liberal, err := kernel.Sysctl("net.netfilter.nf_conntrack_tcp_be_liberal")
 	p.base = renderer{
@@ -115,11 +120,15 @@ func New(cfg Config) (*Plane, error) {
 // Backend returns the variant of iptables in use.
 func (p *Plane) Backend() Backend { return p.tool.backend }
 
-// Stats returns what has been done so far.
-func (p *Plane) Stats() Stats { return p.stats }
-
 // Close ends the looks at the canaries. The rules stay in force.
 func (p *Plane) Close() error {
 	p.stop()
+	if p.marker != nil {
+		p.marker.close()
+		p.marker = nil
+	}
+	if nf := p.accounting.Swap(nil); nf != nil {
+		nf.close()
+	}
 	return nil
 }

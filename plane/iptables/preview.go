@@ -18,7 +18,7 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.dry, p.maxLines = true, legacyLines
+	p.dry, p.single = true, true
 	err = p.Reset(context.Background(), want)
 	var left *refused
 	if err != nil && !errors.As(err, &left) {

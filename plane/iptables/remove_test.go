@@ -1,36 +1,242 @@
 package iptables
 
 import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+
+	"kube-proxy/internal/kernel"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
 )
 
-// Nothing of ours stays, nor of upstream's, and everything of others does (DP-15).
+func readRules(t *testing.T, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata/remove", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+var volatile = regexp.MustCompile(`(?m)^#.*\n|\[\d+:\d+\]`)
+
+// saved is what iptables-save prints, without counters and times.
+func saved(t *testing.T, program string) string {
+	t.Helper()
+	return volatile.ReplaceAllString(run(t, "", program+"-save"), "")
+}
+
+func programOf(cfg Config) string {
+	if cfg.Family == lb.IPv6 {
+		return "ip6tables-" + string(cfg.Backend)
+	}
+	return "iptables-" + string(cfg.Backend)
+}
+
+// makeSets makes the ipsets that rules of the mode ipvs look at (DP-32).
+func makeSets(t *testing.T) {
+	t.Helper()
+	if _, err := exec.LookPath("ipset"); err != nil {
+		t.Skip(err)
+	}
+	for set, typ := range map[string]string{"KUBE-LOOP-BACK": "hash:ip,port,ip", "KUBE-CLUSTER-IP": "hash:ip,port", "KUBE-LOAD-BALANCER": "hash:ip,port",
+		"KUBE-LOAD-BALANCER-FW": "hash:ip,port", "KUBE-NODE-PORT-TCP": "bitmap:port", "KUBE-HEALTH-CHECK-NODE-PORT": "bitmap:port", "KUBE-IPVS-IPS": "hash:ip"} {
+		if typ == "bitmap:port" {
+			run(t, "", "ipset", "create", set, typ, "range", "0-65535")
+		} else {
+			run(t, "", "ipset", "create", set, typ)
+		}
+	}
+}
+
+// Nothing of ours stays, nor of upstream's of any mode, and everything of others does, rule by rule (DP-15, DP-33, PR-08).
 func TestRemoveDP15(t *testing.T) {
 	eachKind(t, func(t *testing.T, w world, cfg Config) {
+		program := programOf(cfg)
+		run(t, readRules(t, "others.rules"), program+"-restore", "--noflush")
+		before := saved(t, program)
+		remove := func(what string) Removed {
+			t.Helper()
+			r, err := Remove(t.Context(), RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
+			if err != nil || len(r.Left) > 0 {
+				t.Errorf("%s: left %q, %v", what, r.Left, err)
+			}
+			return r
+		}
+		same := func(what string) {
+			t.Helper()
+			if after := saved(t, program); after != before {
+				t.Errorf("%s: others had\n%s\nand have\n%s", what, before, after)
+			}
+		}
+		if r := remove("nothing"); r.Chains+r.Rules > 0 {
+			t.Errorf("removed %+v where there was nothing of ours", r)
+		}
+		same("nothing")
+
+		for file, want := range map[string]Removed{"old.rules": {Chains: 10, Rules: 5}, "userspace.rules": {Chains: 5, Rules: 5}, "ipvs.rules": {Chains: 12, Rules: 9}} {
+			if file == "ipvs.rules" {
+				if w.fam == lb.IPv6 {
+					continue // its sets have other names
+				}
+				makeSets(t)
+			}
+			run(t, readRules(t, file), program+"-restore", "--noflush")
+			if r := remove(file); r.Chains != want.Chains || r.Rules != want.Rules {
+				t.Errorf("%s: removed %d chains and %d rules, want %d and %d", file, r.Chains, r.Rules, want.Chains, want.Rules)
+			}
+			same(file)
+		}
+
 		p := newPlane(t, cfg)
-		theirs := "*filter\n:THEIRS - [0:0]\n:KUBE-FIREWALL - [0:0]\n-A THEIRS -j ACCEPT\n-A INPUT -j THEIRS\n" +
-			"-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP\nCOMMIT\n*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n"
-		run(t, theirs, p.tool.program+"-restore", "--noflush")
 		table := w.table(40, 3)
 		table.Replace(w.full(100, 1000, 3, 0))
 		reset(t, p, table)
-		for range 2 {
-			if err := p.Remove(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+		remove("our plane")
+		same("our plane")
+		reset(t, p, table)
+		if err := p.Remove(t.Context()); err != nil {
+			t.Error(err)
 		}
-		out := run(t, "", p.tool.program+"-save")
-		for line := range strings.Lines(out) {
-			if strings.Contains(line, "KUBE-") && !strings.Contains(line, "KUBE-FIREWALL") && !strings.Contains(line, "KUBE-IPTABLES-HINT") {
-				t.Errorf("left: %s", line)
-			}
-		}
-		for _, want := range []string{"-A INPUT -j THEIRS", "-A KUBE-FIREWALL -m mark", ":KUBE-IPTABLES-HINT "} {
-			if !strings.Contains(out, want) {
-				t.Errorf("gone: %s\n%s", want, out)
-			}
-		}
+		same("the plane itself")
 		reset(t, p, table)
 	})
+}
+
+// What others' rules rely on stays, is said, and the rest goes all the same.
+func TestRemoveForeignReferences(t *testing.T) {
+	eachKind(t, func(t *testing.T, w world, cfg Config) {
+		program := programOf(cfg)
+		reset(t, newPlane(t, cfg), w.table(3, 2))
+		run(t, `*filter
+:THEIRS - [0:0]
+-A THEIRS -m comment --comment "theirs" -j KUBE-FORWARD
+-A FORWARD -i eth7 -j KUBE-PROXY-FIREWALL
+COMMIT
+*nat
+:CNI-HOSTPORT-SETMARK - [0:0]
+-A CNI-HOSTPORT-SETMARK -m mark --mark 0x2000/0x2000 -j KUBE-MARK-MASQ
+COMMIT
+`, program+"-restore", "--noflush")
+		for range 2 {
+			r, err := Remove(t.Context(), RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
+			if err != nil {
+				t.Fatal(err)
+			}
+			left := strings.Join(r.Left, "\n")
+			for _, want := range []string{
+				"chains nat KUBE-MARK-MASQ and KUBE-POSTROUTING stay in force: a rule of others relies on them: -A CNI-HOSTPORT-SETMARK -m mark",
+				"chain filter KUBE-FORWARD stays, empty: a rule of others leads to it: -A THEIRS",
+				"chain filter KUBE-PROXY-FIREWALL stays, empty: a rule of others leads to it: -A FORWARD -i eth7",
+			} {
+				if !strings.Contains(left, want) {
+					t.Errorf("not told: %s\ntold: %s", want, left)
+				}
+			}
+			if len(r.Left) != 3 {
+				t.Errorf("told: %q", r.Left)
+			}
+		}
+		var have []string
+		for line := range strings.Lines(saved(t, program)) {
+			if strings.Contains(line, "KUBE-") && !strings.Contains(line, "KUBE-FIREWALL") {
+				have = append(have, strings.TrimSpace(line))
+			}
+		}
+		want := []string{":KUBE-FORWARD -", ":KUBE-PROXY-FIREWALL -", "-A FORWARD -i eth7 -j KUBE-PROXY-FIREWALL", "-A THEIRS -m comment --comment theirs -j KUBE-FORWARD",
+			":KUBE-MARK-MASQ -", ":KUBE-POSTROUTING -", "-A POSTROUTING -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING",
+			"-A CNI-HOSTPORT-SETMARK -m mark --mark 0x2000/0x2000 -j KUBE-MARK-MASQ", "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000",
+			"-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN", "-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0",
+			"-A KUBE-POSTROUTING -m comment --comment \"kubernetes service traffic requiring SNAT\" -j MASQUERADE --random-fully"}
+		for _, line := range want {
+			if !strings.Contains(strings.Join(have, "\n")+"\n", line+"\n") {
+				t.Errorf("gone: %s", line)
+			}
+		}
+		if len(have) != len(want) {
+			t.Errorf("there are\n%s", strings.Join(have, "\n"))
+		}
+	})
+}
+
+// Without the rule against martians, route_localnet would let others on the link reach 127.0.0.1: both go, or both
+// stay for connections that live (DP-10).
+func TestRemoveMartianDP10(t *testing.T) {
+	needs(t, NFT)
+	inNetns(t)
+	reset(t, newPlane(t, Config{Family: lb.IPv4, Backend: NFT, CanaryPeriod: -1}), shopTable())
+	for _, keep := range []bool{true, false} {
+		r, err := Remove(t.Context(), RemoveConfig{Family: lb.IPv4, Backend: NFT, KeepLocalnet: keep})
+		if err != nil || len(r.Left) > 0 != keep {
+			t.Errorf("keep %t: left %q, %v", keep, r.Left, err)
+		}
+		value, err := kernel.Sysctl("net.ipv4.conf.all.route_localnet")
+		if err != nil || (value == "1") != keep {
+			t.Errorf("keep %t: route_localnet is %q, %v", keep, value, err)
+		}
+		if has := strings.Contains(saved(t, "iptables-nft"), martian); has != keep {
+			t.Errorf("keep %t: the rule is there: %t", keep, has)
+		}
+	}
+}
+
+// A back end that nobody uses is not touched: to look at it would make its tables.
+func TestRemoveMakesNothing(t *testing.T) {
+	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
+		inNetns(t)
+		for _, b := range []Backend{NFT, Legacy} {
+			needs(t, b)
+			if r, err := Remove(t.Context(), RemoveConfig{Family: fam, Backend: b}); err != nil || r.Chains+r.Rules+len(r.Left) > 0 {
+				t.Errorf("%s %s: %+v, %v", fam, b, r, err)
+			}
+		}
+		for _, file := range []string{"ip_tables_names", "ip6_tables_names"} {
+			if b, err := os.ReadFile("/proc/thread-self/net/" + file); err != nil || len(b) > 0 {
+				t.Errorf("%s has %q, %v", file, b, err)
+			}
+		}
+		if nft, err := exec.LookPath("nft"); err == nil {
+			if out := run(t, "", nft, "list", "ruleset"); out != "" {
+				t.Errorf("there are tables now:\n%s", out)
+			}
+		}
+	}
+}
+
+func TestRemoveBadConfig(t *testing.T) {
+	for _, cfg := range []RemoveConfig{{}, {Family: lb.IPv4}, {Family: lb.IPv6, Backend: Auto}, {Family: 7, Backend: NFT}} {
+		if _, err := Remove(t.Context(), cfg); err == nil {
+			t.Errorf("%+v is no error", cfg)
+		}
+	}
+	t.Setenv("PATH", t.TempDir())
+	if _, err := Remove(t.Context(), RemoveConfig{Family: lb.IPv4, Backend: NFT}); !errors.Is(err, plane.ErrUnsupported) {
+		t.Errorf("without iptables: %v", err)
+	}
+}
+
+func TestIsJump(t *testing.T) {
+	for rule, want := range map[string]bool{
+		`-j KUBE-SERVICES`: true,
+		`-m comment --comment "kubernetes service portals" -j KUBE-SERVICES`:                       true,
+		`-m comment --comment word -j KUBE-SERVICES`:                                               true,
+		`-m conntrack --ctstate NEW -m comment --comment "a \"b\" -s c" -j KUBE-EXTERNAL-SERVICES`: true,
+		`-m addrtype --dst-type LOCAL -m comment --comment "x" -j KUBE-NODEPORT-HOST`:              true,
+		`-m conntrack --ctstate ESTABLISHED -j KUBE-SERVICES`:                                      false,
+		`-s 10.0.0.0/8 -j KUBE-SERVICES`:                                                           false,
+		`-i eth0 -m comment --comment "kubernetes service portals" -j KUBE-SERVICES`:               false,
+		`-g KUBE-SERVICES`:                    false,
+		`-m mark --mark 0x1 -j KUBE-SERVICES`: false,
+		`-m comment --comment`:                false,
+		``:                                    false,
+	} {
+		if got := isJump(rule); got != want {
+			t.Errorf("isJump(%s) = %t", rule, got)
+		}
+	}
 }

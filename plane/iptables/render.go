@@ -36,7 +36,9 @@ type renderer struct {
 	plain bool
 	// fullyRandom: this iptables knows --random-fully (DP-03).
 	fullyRandom bool
-	mark        uint32
+	// counts: rules count packets with the match nfacct (MT-16, MT-17).
+	counts bool
+	mark   uint32
 }
 
 // comment returns a comment match. Its text always has a character for which iptables-save sets quotes.
@@ -81,17 +83,22 @@ type unitRenderer struct {
 }
 
 func (u *unitRenderer) row(f *lb.Frontend) {
-	if f.Accepts() {
-		return // nothing is translated, and nothing refused
+	if f.Accepts() { // a health check translates nothing
+		u.out[f.Key] = []placed{{inHealthChecks, []string{u.match(f.Key, "") + comment(f.Service, " health check node port") + "-j ACCEPT"}}}
+		return
 	}
 	u.sticky = int(f.Affinity.Seconds())
 	var out []placed
 	if target := u.target(f); target != "" {
-		to := inServices
+		note := comment(f.Service, " ", title(f.Kind))
+		at := placed{inServices, []string{u.match(f.Key, "") + note + "-j " + target}}
 		if f.Key.IsNodePort() {
-			to = inNodePorts
+			at.to = inNodePorts
+			if u.counts && u.localnet() {
+				at.rules = append([]string{"-d " + loopback4.String() + " " + u.match(f.Key, "") + note + counting(localhostAccepted) + "-j " + target}, at.rules...)
+			}
 		}
-		out = append(out, placed{to, []string{u.match(f.Key, "") + comment(f.Service, " ", title(f.Kind)) + "-j " + target}})
+		out = append(out, at)
 	}
 	if p := u.refusal(f); len(p.rules) > 0 {
 		out = append(out, p)

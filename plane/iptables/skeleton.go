@@ -27,7 +27,6 @@ func (r *renderer) skeleton() []chain {
 			masquerade,
 		}},
 		{chainID{filter, forward}, r.forward(bit)},
-		{chainID{filter, nodePorts}, nil},
 		{chainID{filter, nodeFirewall}, nil}, // declared alone: the kubelet's rules stay
 	}
 	if len(r.node.Pods.Prefixes) > 1 {
@@ -49,7 +48,11 @@ func (r *renderer) forward(bit string) []string {
 	if r.liberal {
 		return rules
 	}
-	return append([]string{"-m conntrack --ctstate INVALID -j DROP"}, rules...)
+	count := ""
+	if r.counts {
+		count = counting(invalidDropped)
+	}
+	return append([]string{"-m conntrack --ctstate INVALID " + count + "-j DROP"}, rules...)
 }
 
 // martian is the rule of DP-10: with route_localnet others on the link could reach services on 127.0.0.1.

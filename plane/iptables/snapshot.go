@@ -1,10 +1,13 @@
 package iptables
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"hash/maphash"
-	"strings"
+	"io"
 )
 
 // snapshot is what iptables-save prints of our chains, and of what leads to them.
@@ -14,6 +17,10 @@ type snapshot struct {
 	jumps map[jump]bool
 	// rules is the content of the chains, if it is asked for by being not nil.
 	rules map[chainID][]string
+}
+
+func newSnapshot() *snapshot {
+	return &snapshot{chains: map[chainID]digest{}, jumps: map[jump]bool{}}
 }
 
 // ours reports whether the plane made the chain, or would.
@@ -35,74 +42,93 @@ func ours(id chainID) bool {
 func (t *tool) snapshot(ctx context.Context, withRules bool) (*snapshot, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	out, err := t.run.Run(ctx, nil, t.program+"-save")
-	if err != nil {
-		return nil, fmt.Errorf("list the rules: %w", err)
-	}
-	s := &snapshot{chains: map[chainID]digest{}, jumps: map[jump]bool{}}
+	s := newSnapshot()
 	if withRules {
 		s.rules = map[chainID][]string{}
 	}
-	if err := s.read(string(out)); err != nil {
-		return nil, fmt.Errorf("list the rules: %s-save: %w", t.program, err)
+	if err := t.pipe(ctx, nil, s.read, t.program+"-save"); err != nil {
+		return nil, fmt.Errorf("list the rules: %w", err)
 	}
 	return s, nil
 }
 
+// content is a chain while its rules are read.
+type content struct {
+	hash  maphash.Hash
+	rules int32
+}
+
 // read takes the output of iptables-save. Only our chains are kept, whatever else there is.
-func (s *snapshot) read(out string) error {
+func (s *snapshot) read(r io.Reader) error {
+	in := bufio.NewReaderSize(r, 64<<10)
 	var tab table = tables
-	known := map[string]*maphash.Hash{}
+	known := map[string]*content{}
 	finish := func() {
-		for name, h := range known {
-			s.chains[chainID{tab, name}] = digest(h.Sum64())
+		for name, c := range known {
+			s.chains[chainID{tab, name}] = digest{c.hash.Sum64(), c.rules}
 		}
-		clear(known)
+		known = map[string]*content{}
 	}
-	n := 0
-	for line := range strings.Lines(out) {
-		n++
-		line = strings.TrimSuffix(line, "\n")
+	open := false // a table is not complete
+	for n := 1; ; n++ {
+		line, err := in.ReadSlice('\n')
+		if errors.Is(err, bufio.ErrBufferFull) {
+			return fmt.Errorf("line %d: %.80q is longer than any rule", n, line)
+		}
+		if err != nil && !errors.Is(err, io.EOF) {
+			return fmt.Errorf("line %d: %w", n, err)
+		}
+		if err != nil && len(line) == 0 {
+			break
+		}
+		line = bytes.TrimSuffix(line, []byte("\n"))
 		switch {
-		case line == "", line[0] == '#', line == "COMMIT":
+		case len(line) == 0, line[0] == '#':
+		case string(line) == "COMMIT":
+			open = false
 		case line[0] == '*':
 			finish()
-			tab = tables
+			open, tab = true, tables
 			for t := range tables {
-				if line[1:] == t.String() {
+				if string(line[1:]) == t.String() {
 					tab = t
 				}
 			}
-		case line[0] != ':' && !strings.HasPrefix(line, "-A "):
+		case line[0] != ':' && !bytes.HasPrefix(line, []byte("-A ")):
 			return fmt.Errorf("line %d: %.80q is neither a chain nor a rule", n, line)
 		case tab == tables: // a table where we have nothing
 		case line[0] == ':':
-			name, _, _ := strings.Cut(line[1:], " ")
-			if id := (chainID{tab, strings.Clone(name)}); ours(id) {
-				h := new(maphash.Hash)
-				h.SetSeed(seed)
-				known[id.name] = h
+			name, _, _ := bytes.Cut(line[1:], []byte(" "))
+			if id := (chainID{tab, string(name)}); ours(id) {
+				c := &content{}
+				c.hash.SetSeed(seed)
+				known[id.name] = c
 			}
 		default:
-			name, rule, _ := strings.Cut(line[3:], " ")
-			s.rule(chainID{tab, name}, rule, known[name])
+			name, rule, _ := bytes.Cut(line[3:], []byte(" "))
+			s.rule(tab, name, rule, known[string(name)])
 		}
 	}
 	finish()
+	if open {
+		return fmt.Errorf("table %s ends without COMMIT", tab)
+	}
 	return nil
 }
 
-func (s *snapshot) rule(id chainID, rule string, h *maphash.Hash) {
-	if h == nil || id.name == nodeFirewall {
-		if strings.Contains(rule, "-j KUBE-") || rule == martian {
-			s.jumps[jump{chainID{id.table, strings.Clone(id.name)}, strings.Clone(rule)}] = true
+// rule takes a rule of a chain, which is ours if c is not nil.
+func (s *snapshot) rule(t table, name, rule []byte, c *content) {
+	if c == nil || string(name) == nodeFirewall {
+		if bytes.Contains(rule, []byte("-j KUBE-")) || string(rule) == martian {
+			s.jumps[jump{chainID{t, string(name)}, string(rule)}] = true
 		}
 		return
 	}
-	h.WriteString(rule)
-	h.WriteByte('\n')
+	c.hash.Write(rule)
+	c.hash.WriteByte('\n')
+	c.rules++
 	if s.rules != nil {
-		id.name = strings.Clone(id.name)
-		s.rules[id] = append(s.rules[id], strings.Clone(rule))
+		id := chainID{t, string(name)}
+		s.rules[id] = append(s.rules[id], string(rule))
 	}
 }

@@ -15,8 +15,21 @@ type state struct {
 	units       map[unitID]*unit
 	dispatchers [dispatchers]*dispatcher
 	kernel      map[chainID]digest
+	rules       [tables]int // of kernel
 	jumps       map[jump]bool
 	endpoints   int
+}
+
+// holds notes what the kernel holds of a chain.
+func (st *state) holds(id chainID, d digest) {
+	st.rules[id.table] += int(d.rules) - int(st.kernel[id].rules)
+	st.kernel[id] = d
+}
+
+// lacks notes that the kernel has a chain no more.
+func (st *state) lacks(id chainID) {
+	st.rules[id.table] -= int(st.kernel[id].rules)
+	delete(st.kernel, id)
 }
 
 // row is a frontend and what the dispatchers have for it.

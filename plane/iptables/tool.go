@@ -5,65 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
-
-// Runner runs programs. The zero Config uses the system's.
-type Runner interface {
-	// LookPath returns where the program of that name is.
-	LookPath(name string) (string, error)
-	// Run runs the program with that standard input and returns its standard output. An error tells what the
-	// program wrote to standard error.
-	Run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error)
-}
-
-type system struct{}
-
-func (system) LookPath(name string) (string, error) { return exec.LookPath(name) }
-
-func (system) Run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, name, args...)
-	var out, errs bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &out, &errs
-	// A program that is to end gets the chance to give back the lock.
-	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
-	cmd.WaitDelay = 2 * time.Second
-	if err := cmd.Run(); err != nil {
-		said := strings.TrimSpace(errs.String())
-		if len(said) > 1000 {
-			said = said[:1000] + "…"
-		}
-		if ctx.Err() != nil {
-			err = fmt.Errorf("%w: %w", ctx.Err(), err)
-		}
-		return nil, &runError{name: name, said: said, err: err}
-	}
-	return out.Bytes(), nil
-}
-
-// runError is a program that failed.
-type runError struct {
-	name, said string
-	err        error
-}
-
-func (e *runError) Error() string {
-	if e.said == "" {
-		return e.name + ": " + e.err.Error()
-	}
-	return fmt.Sprintf("%s: %v: %s", e.name, e.err, e.said)
-}
-
-func (e *runError) Unwrap() error { return e.err }
 
 // Backend is a variant of iptables: they do not see each other's rules.
 type Backend string
@@ -211,35 +161,22 @@ func legacyInUse(base string) bool {
 	return err == nil && len(bytes.TrimSpace(b)) > 0
 }
 
-// restore hands text to iptables-restore.
-func (t *tool) restore(ctx context.Context, text []byte, args ...string) error {
+// restore runs iptables-restore on what write writes.
+func (t *tool) restore(ctx context.Context, write func(io.Writer) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if t.backend == Legacy && t.wait == nil {
-		unlock, err := lockXtables(ctx)
+		unlock, err := lockXtables(ctx, xtablesLock)
 		if err != nil {
 			return err
 		}
 		defer unlock()
 	}
-	_, err := t.run.Run(ctx, text, t.program+"-restore", append(append([]string{"--noflush"}, t.wait...), args...)...)
+	err := t.pipe(ctx, write, nil, t.program+"-restore", append([]string{"--noflush"}, t.wait...)...)
+	if run := (*runError)(nil); t.backend == Legacy && errors.As(err, &run) && strings.Contains(run.said, "xtables lock") {
+		if who := holders(xtablesLock); who != "" {
+			err = fmt.Errorf("%w (held by %s)", err, who)
+		}
+	}
 	return err
-}
-
-// lockXtables takes the lock that programs before 1.6.2 do not wait for (DP-14).
-func lockXtables(ctx context.Context) (unlock func(), err error) {
-	const path = "/run/xtables.lock"
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("take the lock of iptables: %w", err)
-	}
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(100 * time.Millisecond) {
-		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
-			return func() { f.Close() }, nil
-		}
-		if ctx.Err() != nil || time.Now().After(deadline) {
-			f.Close()
-			return nil, fmt.Errorf("take the lock %s: somebody holds it for 5 s: %w", path, err)
-		}
-	}
 }

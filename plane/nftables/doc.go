@@ -62,5 +62,6 @@
 //
 // The files, in the order of a change's way: class.go and rules.go (pure: what chains contain), schema.go (the
 // sets), apply.go and state.go (rows to elements), batch.go and wire.go (elements to bytes), socket.go (bytes to
-// the kernel); read.go, reset.go, audit.go and monitor.go go the other way; dump.go describes it for tests.
+// the kernel); read.go, reset.go, audit.go and monitor.go go the other way; dump.go describes it for tests. For
+// people preview.go and language.go say the same state and rules in the language of the nft program.
 package nftables

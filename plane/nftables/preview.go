@@ -30,6 +30,8 @@ import (
 //   - A rule that translates matches the protocols that have ports before, which all frontends have anyway.
 //   - With session affinity a client's memory gets a new timeout before its backend is known to be there still. If
 //     it is not, the next rule forgets it all the same.
+//   - nft 1.0.6 makes a mistake where a map with keys of more than 16 bytes is updated: it lets the data overwrite
+//     the end of the key. Loaded by it, session affinity of IPv6 does not remember clients.
 func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	p, err := offline(cfg)
 	if err != nil {
@@ -43,6 +45,9 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	chains, verdicts := d.structure()
 	d.line(0, "# The rules of kube-proxy in mode nftables for %s. The answer of a map that is part of the key of another is", p.fam)
 	d.line(0, "# held in a register by the rules in the kernel; here ct mark and meta priority stand for it.")
+	if p.fam == lb.IPv6 && len(d.elements[sMembers]) > 0 {
+		d.line(0, "# Mind that session affinity of IPv6 does not work if nft 1.0.6 loads this: it makes a mistake in \"update\".")
+	}
 	d.line(0, "table %s %s {", p.ip(), TableName)
 	for i := range setCount {
 		d.set(i, verdicts[i])
@@ -59,9 +64,9 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 // document is the text as it grows.
 type document struct {
 	*change
-	about   about
-	text    bytes.Buffer
-	byIndex [setCount][][]byte // records
+	about    about
+	text     bytes.Buffer
+	elements [setCount][][]byte // records
 }
 
 func (d *document) line(indent int, format string, args ...any) {
@@ -74,10 +79,10 @@ func (d *document) line(indent int, format string, args ...any) {
 
 // records sorts the elements.
 func (d *document) records() {
-	d.st.records(func(i setIndex, rec []byte) { d.byIndex[i] = append(d.byIndex[i], bytes.Clone(rec)) })
-	for i := range d.byIndex {
+	d.st.records(func(i setIndex, rec []byte) { d.elements[i] = append(d.elements[i], bytes.Clone(rec)) })
+	for i := range d.elements {
 		def := &d.sets()[i]
-		slices.SortFunc(d.byIndex[i], def.compare)
+		slices.SortFunc(d.elements[i], def.compare)
 	}
 }
 
@@ -114,13 +119,13 @@ func (d *document) set(i setIndex, verdicts map[string]elementVerdict) {
 		d.line(2, "flags %s", f)
 	}
 	d.line(2, "comment %q", def.comment)
-	if len(d.byIndex[i])+len(verdicts) > 0 {
+	if len(d.elements[i])+len(verdicts) > 0 {
 		d.line(2, "elements = {")
-		for _, rec := range d.byIndex[i] {
+		for _, rec := range d.elements[i] {
 			d.element(def.element(rec), d.about.record(i, rec))
 		}
 		for _, key := range slices.SortedFunc(maps.Keys(verdicts), func(a, b string) int { return def.compare([]byte(a), []byte(b)) }) {
-			d.element(fmt.Sprintf("%s : %s", values(def.key, []byte(key)), verdicts[key]), d.about.verdict(i, []byte(key)))
+			d.element(fmt.Sprintf("%s : %s", values(def.key, []byte(key)), verdicts[key]), aboutVerdict(i, []byte(key), verdicts[key]))
 		}
 		d.line(2, "}")
 	}
@@ -218,16 +223,15 @@ func ranges(fields []field, first, last []byte) string {
 	for _, f := range fields {
 		a, b := first[:f.size], last[:f.size]
 		first, last = first[f.size:], last[f.size:]
-		switch {
-		case bytes.Equal(a, b):
+		if bytes.Equal(a, b) {
 			all = append(all, f.value(a))
-		default:
-			from, to := parseAddr(a, f.size), parseAddr(b, f.size)
-			all = append(all, netip.PrefixFrom(from, commonBits(a, b)).String())
-			if lastAddr(netip.PrefixFrom(from, commonBits(a, b))) != to {
-				panic("plane/nftables: the range is no prefix") // appendRange makes no other
-			}
+			continue
 		}
+		p := netip.PrefixFrom(parseAddr(a, f.size), commonBits(a, b))
+		if p != p.Masked() || lastAddr(p) != parseAddr(b, f.size) {
+			panic("plane/nftables: a range that is no prefix") // appendRange makes no other
+		}
+		all = append(all, p.String())
 	}
 	return strings.Join(all, " . ")
 }
@@ -269,7 +273,9 @@ func (a *about) clusterIPs() {
 	for _, r := range a.st.rows {
 		if isClusterIP(r.front) {
 			name, _, _ := strings.Cut(r.front.Service, ":")
-			a.services[r.front.Key.Addr] = name
+			if was, ok := a.services[r.front.Key.Addr]; !ok || name < was {
+				a.services[r.front.Key.Addr] = name
+			}
 		}
 	}
 }
@@ -311,11 +317,13 @@ func (a *about) set(i setIndex, n uint32) string {
 	return printable(a.setOf(i, n).source.ID.String())
 }
 
-func (a *about) verdict(i setIndex, key []byte) string {
-	if i == sFilterClasses || i == sNATClasses {
-		return class(order.Uint32(key)).String()
+// aboutVerdict names the class, unless the chain does.
+func aboutVerdict(i setIndex, key []byte, v elementVerdict) string {
+	name := class(order.Uint32(key)).String()
+	if i != sFilterClasses && i != sNATClasses || strings.HasSuffix(v.chain, "."+name) {
+		return ""
 	}
-	return ""
+	return name
 }
 
 // printable makes sure that a name does not end a comment.

@@ -1,0 +1,229 @@
+package cleanup
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/moby/ipvs"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/kernel"
+	"kube-proxy/lb"
+)
+
+// device is the interface that holds the service addresses in the mode ipvs (G3, DP-31).
+const device = "kube-ipvs0"
+
+// deviceType is the kind of interface that it is. Tests change it on kernels that have none.
+var deviceType = "dummy"
+
+// server is what tells virtual servers apart.
+type server struct {
+	addr  netip.Addr
+	proto uint8
+	port  uint16
+}
+
+// known is what tells which virtual servers are a kube-proxy's, see the package comment.
+type known struct {
+	addrs     map[netip.Addr]bool // on kube-ipvs0, or in a set of addresses
+	frontends map[server]bool
+	nodePorts map[server]bool // without addresses
+	local     map[netip.Addr]bool
+}
+
+// probe is the virtual server by which upstream tries a scheduler.
+var probe = server{netip.MustParseAddr("198.51.100.0"), unix.IPPROTO_TCP, 20000}
+
+func (k *known) is(s server) bool {
+	return k.addrs[s.addr] || k.frontends[s] || s == probe ||
+		k.local[s.addr] && k.nodePorts[server{proto: s.proto, port: s.port}]
+}
+
+// sets takes in what the ipsets tell.
+func (k *known) sets(sets []*ipset) {
+	for _, set := range sets {
+		name := strings.TrimPrefix(strings.TrimPrefix(set.name, "KUBE-"), "6-")
+		for _, e := range set.entries {
+			switch {
+			case name == "IPVS-IPS":
+				k.addrs[e.addr] = true
+			case strings.HasPrefix(name, "NODE-PORT-"):
+				proto := uint8(unix.IPPROTO_SCTP)
+				switch {
+				case strings.HasSuffix(name, "-TCP"):
+					proto = unix.IPPROTO_TCP
+				case strings.HasSuffix(name, "-UDP"):
+					proto = unix.IPPROTO_UDP
+				}
+				k.nodePorts[server{proto: proto, port: e.port}] = true
+			case name == "CLUSTER-IP", strings.HasPrefix(name, "EXTERNAL-IP"), name == "LOAD-BALANCER", name == "LOAD-BALANCER-LOCAL", name == "LOAD-BALANCER-FW":
+				k.frontends[server(e)] = true
+			}
+		}
+	}
+}
+
+// virtualServers removes what the mode ipvs makes beside its iptables rules.
+func (c *cleaner) virtualServers(families []lb.Family) (errs []error) {
+	k := &known{map[netip.Addr]bool{}, map[server]bool{}, map[server]bool{}, map[netip.Addr]bool{}}
+	var sets []*ipset
+	for _, fam := range families {
+		of, err := listIPSets(fam)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("list the ipsets of %s: %w", fam, err))
+		}
+		sets = append(sets, of...)
+	}
+	k.sets(sets)
+	link, err := netlink.LinkByName(device)
+	if err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) {
+		errs = append(errs, fmt.Errorf("look for device %s: %w", device, err))
+	}
+	if err == nil && link.Type() != deviceType {
+		c.report.left("device %s is of type %s: it is not a kube-proxy's", device, link.Type())
+		link = nil
+	}
+	if err != nil {
+		link = nil
+	}
+	if err := k.addresses(link); err != nil {
+		return append(errs, err)
+	}
+	if kernel.HasIPVS() {
+		for _, fam := range families {
+			errs = append(errs, c.servers(fam, k))
+		}
+	}
+	if link != nil {
+		errs = append(errs, c.device(link, families))
+	}
+	return append(errs, c.ipsets(sets))
+}
+
+// addresses takes in which addresses are on kube-ipvs0, and which are this machine's.
+func (k *known) addresses(link netlink.Link) error {
+	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("list the addresses of this machine: %w", err)
+	}
+	for _, a := range addrs {
+		k.local[addrOf(a.IP)] = true
+		if link != nil && a.LinkIndex == link.Attrs().Index {
+			k.addrs[addrOf(a.IP)] = true
+		}
+	}
+	return nil
+}
+
+func addrOf(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}
+
+func (c *cleaner) excluded(a netip.Addr) bool {
+	return slices.ContainsFunc(c.exclude, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// servers deletes the virtual servers of a family that are a kube-proxy's.
+func (c *cleaner) servers(fam lb.Family, k *known) error {
+	h, err := ipvs.New("")
+	if err != nil {
+		return fmt.Errorf("open a socket to IPVS: %w", err)
+	}
+	defer h.Close()
+	all, err := h.GetServices()
+	if err != nil {
+		return fmt.Errorf("list the virtual servers: %w", err)
+	}
+	var errs []error
+	n, others := 0, 0
+	for _, s := range all {
+		is := server{addrOf(s.Address), uint8(s.Protocol), s.Port}
+		switch {
+		case s.FWMark != 0, (s.AddressFamily == unix.AF_INET6) != (fam == lb.IPv6):
+		case c.excluded(is.addr):
+		case !k.is(is):
+			others++
+		default:
+			if err := h.DelService(s); err != nil && !errors.Is(err, unix.ESRCH) { // ESRCH: it is gone
+				errs = append(errs, fmt.Errorf("delete the virtual server %s, protocol %d: %w", netip.AddrPortFrom(is.addr, is.port), is.proto, err))
+				continue
+			}
+			n++
+		}
+	}
+	c.report.removed(n, "virtual servers of %s", fam)
+	if others > 0 {
+		c.report.left("%d virtual servers of %s stay: nothing shows that a kube-proxy made them; ipvsadm lists them", others, fam)
+	}
+	return errors.Join(errs...)
+}
+
+// device deletes kube-ipvs0, or the families' addresses on it if it has others.
+func (c *cleaner) device(link netlink.Link, families []lb.Family) error {
+	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("list the addresses of %s: %w", device, err)
+	}
+	var ours []netlink.Addr
+	stay := 0
+	for _, a := range addrs {
+		ip := addrOf(a.IP)
+		fam := lb.IPv4
+		if ip.Is6() {
+			fam = lb.IPv6
+		}
+		switch {
+		case ip.IsLinkLocalUnicast() && ip.Is6(): // every device has one
+		case !slices.Contains(families, fam), c.excluded(ip):
+			stay++
+		default:
+			ours = append(ours, a)
+		}
+	}
+	if stay == 0 {
+		if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("delete device %s: %w", device, err)
+		}
+		c.report.Removed = append(c.report.Removed, fmt.Sprintf("device %s with %d service addresses", device, len(ours)))
+		return nil
+	}
+	var errs []error
+	n := 0
+	for i := range ours {
+		if err := netlink.AddrDel(link, &ours[i]); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			errs = append(errs, fmt.Errorf("delete address %s of %s: %w", ours[i].IP, device, err))
+			continue
+		}
+		n++
+	}
+	c.report.removed(n, "service addresses of device %s", device)
+	c.report.left("device %s stays: it has %d other addresses", device, stay)
+	return errors.Join(errs...)
+}
+
+// ipsets destroys sets.
+func (c *cleaner) ipsets(sets []*ipset) error {
+	var errs []error
+	n := 0
+	for _, set := range sets {
+		switch err := destroyIPSet(set.name); {
+		case errors.Is(err, errInUse) && len(c.backends) == 0:
+			c.report.left("%v: iptables rules were not to be removed", err)
+		case errors.Is(err, errInUse):
+			errs = append(errs, fmt.Errorf("%w, of others or such as could not be removed: delete them, then run --cleanup again", err))
+		case err != nil:
+			errs = append(errs, err)
+		default:
+			n++
+		}
+	}
+	c.report.removed(n, "ipsets")
+	return errors.Join(errs...)
+}

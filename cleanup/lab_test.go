@@ -1,0 +1,145 @@
+package cleanup
+
+import (
+	"net/netip"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/iptables"
+)
+
+// inNetns runs the rest of the test in a network namespace of its own.
+func inNetns(t *testing.T) {
+	t.Helper()
+	needsRoot(t)
+	runtime.LockOSThread() // and never unlocked: the thread ends with the test, and the namespace with it
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func needsRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+}
+
+// needs skips a test where the machine has no such program.
+func needs(t *testing.T, programs ...string) {
+	t.Helper()
+	for _, p := range programs {
+		if _, err := exec.LookPath(p); err != nil {
+			t.Skip(err)
+		}
+	}
+}
+
+// run runs a program, which must succeed, with that input.
+func run(t *testing.T, stdin, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+var volatile = regexp.MustCompile(`(?m)^#.*\n|\[\d+:\d+\]`)
+
+// rules are those of iptables, without counters and times.
+func rules(t *testing.T, program string) string {
+	t.Helper()
+	return volatile.ReplaceAllString(run(t, "", program+"-save"), "")
+}
+
+// state is all that the tests look at, as people see it. Legacy tables are only listed if there are any.
+func state(t *testing.T) string {
+	t.Helper()
+	s := ""
+	for _, ip := range []string{"ip", "ip6"} {
+		s += rules(t, ip+"tables-nft")
+		b, err := os.ReadFile("/proc/thread-self/net/" + ip + "_tables_names")
+		if err == nil && len(b) > 0 {
+			s += rules(t, ip+"tables-legacy")
+		}
+	}
+	return s + run(t, "", "nft", "list", "tables") + run(t, "", "ipset", "list", "-n") + run(t, "", "ip", "-o", "link")
+}
+
+func clean(t *testing.T, w What) Report {
+	t.Helper()
+	r, err := Run(t.Context(), w)
+	if err != nil {
+		t.Error(err)
+	}
+	return r
+}
+
+var all = What{IPTables: true, IPVS: true, NFTables: true}
+
+// plan is a table of one service with a VIP and a NodePort, and two endpoints, that the lab has.
+func plan(fam lb.Family) (*lb.Table, netip.AddrPort, netip.AddrPort) {
+	vip, node, pods := "10.96.0.10", "172.18.0.2", "10.1.0.0/16"
+	backends, services := []string{"10.1.1.11:8080", "10.1.2.14:8080"}, "10.96.0.0/12"
+	if fam == lb.IPv6 {
+		vip, node, pods = "fd00:10:96::10", "fd00:18::2", "fd00:10:1::/48"
+		backends, services = []string{"[fd00:10:1:1::11]:8080", "[fd00:10:1:2::14]:8080"}, "fd00:10:96::/108"
+	}
+	set := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster}}
+	for i, b := range backends {
+		set.Backends = append(set.Backends, lb.Backend{Addr: netip.MustParseAddrPort(b), Local: i == 0})
+	}
+	address := netip.MustParseAddr(node)
+	tab := &lb.Table{Node: lb.Node{
+		NodePorts:    []netip.Prefix{netip.PrefixFrom(address, address.BitLen())},
+		Pods:         lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix(pods)}},
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix(services)},
+	}}
+	tab.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{
+		{Key: lb.Key{Addr: netip.MustParseAddr(vip), Port: 80, Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.ClusterIP,
+			Routes: []lb.Route{{From: lb.Pods, Do: lb.Balance, To: set}, {From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}},
+		{Key: lb.Key{Port: 30080, Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.NodePort,
+			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}},
+	})
+	return tab, netip.AddrPortFrom(netip.MustParseAddr(vip), 80), netip.AddrPortFrom(address, 30080)
+}
+
+// legacyWorks reports whether this machine has the legacy back end.
+var legacyWorks = sync.OnceValue(func() bool {
+	return inThread(func() error { return exec.Command("iptables-legacy", "-t", "nat", "-S").Run() }) == nil
+})
+
+// inThread runs f in a network namespace and on a thread that end with it.
+func inThread(f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = f()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// TestMain lets a device of another kind stand for kube-ipvs0 where the kernel has no dummies.
+func TestMain(m *testing.M) {
+	if inThread(func() error { return exec.Command("ip", "link", "add", "d0", "type", "dummy").Run() }) != nil {
+		deviceType = "bridge"
+	}
+	os.Exit(m.Run())
+}
+
+var backends = []iptables.Backend{iptables.NFT, iptables.Legacy}

@@ -1,0 +1,52 @@
+package config
+
+import (
+	"encoding"
+	"encoding/json"
+	"reflect"
+)
+
+// Configz returns the configuration as /configz shows it: an object that encoding/json writes, in which fields have
+// the names of the Go types and not those of the file, as upstream's internal type prints itself (HT-24).
+func (c *Config) Configz() any {
+	fields := named(reflect.ValueOf(c.file.KubeProxyConfiguration)).(map[string]any)
+	fields["UDPIdleTimeout"] = c.file.UDPIdleTimeout // the published type does not have it any more
+	return fields
+}
+
+// named returns v with structs as maps from the fields' Go names. What knows how to print itself, such as a
+// duration, stays as it is.
+func named(v reflect.Value) any {
+	if !v.IsValid() {
+		return nil
+	}
+	switch v.Interface().(type) {
+	case json.Marshaler, encoding.TextMarshaler:
+		return v.Interface()
+	}
+	switch v.Kind() {
+	case reflect.Pointer, reflect.Interface:
+		if v.IsNil() {
+			return nil
+		}
+		return named(v.Elem())
+	case reflect.Struct:
+		fields := map[string]any{}
+		for i := range v.NumField() {
+			switch f := v.Type().Field(i); {
+			case !f.IsExported() || f.Name == "TypeMeta":
+			default:
+				fields[f.Name] = named(v.Field(i))
+			}
+		}
+		return fields
+	case reflect.Slice:
+		list := make([]any, v.Len())
+		for i := range list {
+			list[i] = named(v.Index(i))
+		}
+		return list
+	default:
+		return v.Interface()
+	}
+}

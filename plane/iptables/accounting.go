@@ -1,0 +1,155 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Objects that count packets, of the kernel's nfnetlink_acct. Both families share them.
+const (
+	invalidDropped    = "ct_state_invalid_dropped_pkts" // MT-16
+	localhostAccepted = "localhost_nps_accepted_pkts"   // MT-17
+)
+
+// Messages and attributes of nfnetlink_acct.
+const (
+	acctNew = unix.NFNL_SUBSYS_ACCT<<8 | iota
+	acctGet
+	acctGetAndZero
+	acctDelete
+
+	acctName    = 1
+	acctPackets = 2
+)
+
+// counting is the match that counts, as iptables-save prints it.
+func counting(name string) string { return "-m nfacct --nfacct-name  " + name + " " }
+
+// Counters are packets since the objects were made, which may have been by an earlier process. Both families count into
+// the same objects, so each plane tells the sum of both.
+type Counters struct {
+	// InvalidDropped are packets that conntrack could not place (DP-09, MT-16).
+	InvalidDropped uint64
+	// LocalhostNodePorts are connections to NodePorts on 127.0.0.1 (SV-64, MT-17).
+	LocalhostNodePorts uint64
+}
+
+// Counters reads what the rules count. ok is false where they count nothing: before the first Reset, and where the kernel
+// or iptables has no match nfacct. It may be called at any time from any goroutine.
+func (p *Plane) Counters() (c Counters, ok bool, err error) {
+	nf := p.accounting.Load()
+	if nf == nil {
+		return c, false, nil
+	}
+	if c.InvalidDropped, err = nf.packets(invalidDropped); err == nil {
+		c.LocalhostNodePorts, err = nf.packets(localhostAccepted)
+	}
+	return c, err == nil, err
+}
+
+// packets reads a counter.
+func (n *netfilter) packets(name string) (uint64, error) {
+	attrs, err := n.ask(acctGet, 0, acctName, name)
+	if err != nil {
+		return 0, fmt.Errorf("read the counter %s: %w", name, err)
+	}
+	v := attribute(attrs, acctPackets)
+	if len(v) != 8 {
+		return 0, fmt.Errorf("read the counter %s: an answer without packets", name)
+	}
+	return binary.BigEndian.Uint64(v), nil
+}
+
+// account makes the counters, and finds out whether rules can use them: the kernel must have the match, and iptables know
+// it. Where they cannot, nothing counts, and nothing else is different.
+func (p *Plane) account(ctx context.Context) {
+	if p.dry || p.marker == nil {
+		return
+	}
+	if nf := p.accounting.Load(); nf != nil {
+		if nf.makeCounters() == nil { // somebody may have deleted them
+			return
+		}
+		p.accounting.Store(nil)
+		p.base.counts = false
+		nf.close()
+	}
+	nf, err := openNetfilter()
+	if err != nil {
+		return
+	}
+	if nf.makeCounters() != nil {
+		nf.close()
+		return
+	}
+	if p.countsAlready(ctx) || p.tryCounting(ctx) {
+		p.base.counts = true
+		p.accounting.Store(nf)
+		return
+	}
+	nf.dropCounters(0)
+	nf.close()
+}
+
+// makeCounters makes those that are not there.
+func (n *netfilter) makeCounters() error {
+	for _, name := range []string{invalidDropped, localhostAccepted} {
+		_, err := n.ask(acctNew, unix.NLM_F_CREATE|unix.NLM_F_ACK, acctName, name)
+		if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("make the counter %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// countsAlready reports whether an earlier process has rules that count, so that there is nothing to try.
+func (p *Plane) countsAlready(ctx context.Context) bool {
+	args := append([]string{"-t", "filter"}, p.tool.wait...)
+	out, err := p.tool.run.Run(ctx, nil, p.tool.program, append(args, "-S", forward)...)
+	return err == nil && bytes.Contains(out, []byte(counting(invalidDropped)))
+}
+
+// tryCounting writes such a rule to the canary of a table that has few rules, and takes it away again.
+func (p *Plane) tryCounting(ctx context.Context) bool {
+	try := func(rules ...string) error {
+		var b batch
+		b.only(mangle).put(chain{chainID{mangle, canary}, rules})
+		return p.restoreOwn(ctx, 1, func(ctx context.Context) error {
+			return p.tool.restore(ctx, func(w io.Writer) error {
+				_, err := w.Write(b.text())
+				return err
+			})
+		})
+	}
+	err := try(counting(invalidDropped))
+	gone := try()
+	return err == nil && gone == nil
+}
+
+// dropCounters deletes the counters that no rule uses. A rule that has just been deleted may use them for a moment; so
+// long it tries.
+func (n *netfilter) dropCounters(patience time.Duration) error {
+	deadline := time.Now().Add(patience)
+	var failed error
+	for _, name := range []string{invalidDropped, localhostAccepted} {
+		for {
+			_, err := n.ask(acctDelete, unix.NLM_F_ACK, acctName, name)
+			if errors.Is(err, unix.EBUSY) && time.Now().Before(deadline) {
+				time.Sleep(10 * time.Millisecond)
+				continue
+			}
+			if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EINVAL) {
+				failed = errors.Join(failed, fmt.Errorf("delete the counter %s: %w", name, err))
+			}
+			break
+		}
+	}
+	return failed
+}

@@ -1,0 +1,201 @@
+package iptables
+
+import (
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+)
+
+// What conntrack cannot place is dropped and counted (DP-09, MT-16), unless conntrack is liberal when the plane is made.
+// Connections to NodePorts on 127.0.0.1 are counted (MT-17), others are not.
+func TestInvalidAndLocalhostAreCounted(t *testing.T) {
+	for _, b := range []Backend{NFT, Legacy} {
+		for _, liberal := range []string{"0", "1"} {
+			t.Run(string(b)+"/liberal="+liberal, func(t *testing.T) {
+				needs(t, b)
+				countPackets(t, b, liberal)
+			})
+		}
+	}
+}
+
+func countPackets(t *testing.T, b Backend, liberal string) {
+	lab, err := netlab.New(netlab.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lab.Close()
+	for _, pod := range []string{"pod1", "pod4"} {
+		if _, err := lab.Listen(pod, netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var p *Plane
+	on := func(who string, f func() error) {
+		t.Helper()
+		if err := lab.Do(who, f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	on("node1", func() error {
+		if _, err := kernel.SetSysctl("net.netfilter.nf_conntrack_tcp_be_liberal", liberal); err != nil {
+			return err
+		}
+		p = newPlane(t, Config{Family: lb.IPv4, Backend: b, CanaryPeriod: -1})
+		reset(t, p, shopTable())
+		return nil
+	})
+	counters := func() Counters {
+		t.Helper()
+		c, ok, err := p.Counters()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			t.Skip("this kernel or this iptables has no match nfacct")
+		}
+		return c
+	}
+	if c := counters(); c != (Counters{}) {
+		t.Fatalf("before any packet: %+v", c)
+	}
+	const times = 3
+	for range times {
+		if _, err := lab.Dial("node1", netlab.TCP, netip.MustParseAddrPort("127.0.0.1:30080"), netlab.DialOptions{}); err != nil {
+			t.Error(err)
+		}
+		if _, err := lab.Dial("client", netlab.TCP, netip.MustParseAddrPort("172.18.0.2:30080"), netlab.DialOptions{}); err != nil {
+			t.Error(err)
+		}
+	}
+	if c := counters(); c.LocalhostNodePorts != times || c.InvalidDropped != 0 {
+		t.Errorf("after %d connections to 127.0.0.1 and as many to another address: %+v", times, c)
+	}
+
+	// A segment with SYN and FIN is none that conntrack can place. It goes to a pod through the node.
+	from, to := netip.MustParseAddr("172.18.0.4"), netip.MustParseAddrPort("10.1.1.11:8080")
+	on("client", func() error {
+		from = addressOn(t, from)
+		return nil
+	})
+	dropped := func() bool {
+		before := counters().InvalidDropped
+		arrived := listenRaw(t, lab, "pod1")
+		on("client", func() error { return sendSegment(from, to, 0x03) })
+		if arrived() {
+			return false
+		}
+		if got := counters().InvalidDropped; got == before {
+			t.Error("the segment did not arrive, and was not counted")
+		}
+		return true
+	}
+	if got := dropped(); got != (liberal == "0") {
+		t.Errorf("liberal %s: a segment that conntrack cannot place is dropped: %t", liberal, got)
+	}
+
+	on("node1", func() error {
+		if err := p.Remove(t.Context()); err != nil {
+			return err
+		}
+		nf, err := openNetfilter()
+		if err != nil {
+			return err
+		}
+		defer nf.close()
+		if _, err := nf.packets(invalidDropped); err == nil {
+			t.Error("the counter is still there after Remove")
+		}
+		return nil
+	})
+}
+
+// addressOn returns the IPv4 address of the only interface of the namespace.
+func addressOn(t *testing.T, want netip.Addr) netip.Addr {
+	t.Helper()
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Is4() && !p.Addr().IsLoopback() {
+			return p.Addr()
+		}
+	}
+	return want
+}
+
+// sendSegment sends a TCP segment without data and with those flags.
+func sendSegment(from netip.Addr, to netip.AddrPort, flags byte) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	seg := []byte{0x9c, 0x40, byte(to.Port() >> 8), byte(to.Port()), 0, 0, 0, 1, 0, 0, 0, 0, 5 << 4, flags, 4, 0, 0, 0, 0, 0}
+	var sum uint32
+	add := func(b []byte) {
+		for i := 0; i < len(b); i += 2 {
+			sum += uint32(b[i])<<8 | uint32(b[i+1])
+		}
+	}
+	add(from.AsSlice())
+	add(to.Addr().AsSlice())
+	add([]byte{0, unix.IPPROTO_TCP, 0, byte(len(seg))})
+	add(seg)
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	seg[16], seg[17] = byte(^sum>>8), byte(^sum)
+	return unix.Sendto(fd, seg, 0, &unix.SockaddrInet4{Addr: to.Addr().As4()})
+}
+
+// listenRaw listens for TCP segments from port 40000 and returns a function that tells, after a while, whether one came.
+func listenRaw(t *testing.T, lab *netlab.Lab, who string) func() bool {
+	t.Helper()
+	fd := -1
+	err := lab.Do(who, func() (err error) {
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+		if err != nil {
+			return err
+		}
+		limit := unix.NsecToTimeval(int64(500 * time.Millisecond))
+		return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() bool {
+		defer unix.Close(fd)
+		b := make([]byte, 2000)
+		for {
+			n, _, err := unix.Recvfrom(fd, b, 0)
+			if err != nil {
+				return false
+			}
+			if head := int(b[0]&15) * 4; n >= head+20 && b[head] == 0x9c && b[head+1] == 0x40 {
+				return true
+			}
+		}
+	}
+}
+
+// Where there is no match nfacct, all else is as ever.
+func TestWithoutAccounting(t *testing.T) {
+	if strings.Contains(strings.Join((&renderer{family: lb.IPv4}).forward("0x4000/0x4000"), "\n"), "nfacct") {
+		t.Error("a renderer counts that was not told to")
+	}
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: &blackHole{}, CanaryPeriod: -1})
+	reset(t, p, shopTable())
+	if _, ok, err := p.Counters(); ok || err != nil {
+		t.Errorf("counters of a plane that counts nothing: %t, %v", ok, err)
+	}
+}

@@ -1,0 +1,150 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Runner runs programs. The zero Config uses the system's.
+type Runner interface {
+	// LookPath returns where the program of that name is.
+	LookPath(name string) (string, error)
+	// Run runs the program with that standard input and returns its standard output. An error tells what the
+	// program wrote to standard error.
+	Run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error)
+}
+
+// piper is a Runner that need not hold all that a program reads and writes, which are 16 MB with 5,000 services.
+type piper interface {
+	// Pipe runs the program. in writes its standard input while it runs, out reads its standard output; either may be
+	// nil. An error of in ends the program before it has seen the end of its input.
+	Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error
+}
+
+// pipe runs a program as piper's Pipe does, with a runner that may be none.
+func (t *tool) pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+	if p, ok := t.run.(piper); ok {
+		return p.Pipe(ctx, in, out, name, args...)
+	}
+	var text bytes.Buffer
+	if in != nil {
+		if err := in(&text); err != nil {
+			return err
+		}
+	}
+	said, err := t.run.Run(ctx, text.Bytes(), name, args...)
+	if err != nil || out == nil {
+		return err
+	}
+	if err := out(bytes.NewReader(said)); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+type system struct{}
+
+func (system) LookPath(name string) (string, error) { return exec.LookPath(name) }
+
+func (s system) Run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+	var out bytes.Buffer
+	in := func(w io.Writer) error {
+		_, err := w.Write(stdin)
+		return err
+	}
+	read := func(r io.Reader) error {
+		_, err := out.ReadFrom(r)
+		return err
+	}
+	if err := s.Pipe(ctx, in, read, name, args...); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+func (system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	errs := &shortText{}
+	cmd.Stderr = errs
+	// A program that is to end gets the chance to give back the lock.
+	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
+	cmd.WaitDelay = 2 * time.Second
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if err := cmd.Start(); err != nil { // it is a child of this thread, and in its network namespace
+		return err
+	}
+	wrote := make(chan error, 1)
+	go func() {
+		var err error
+		if in != nil {
+			err = in(stdin)
+		}
+		if err != nil && cmd.Process != nil {
+			cmd.Process.Kill() // the end of its input would have it commit what it got so far
+		}
+		stdin.Close()
+		wrote <- err
+	}()
+	var readErr error
+	if out != nil {
+		readErr = out(stdout)
+	}
+	io.Copy(io.Discard, stdout) // so that it can end
+	writeErr := <-wrote
+	err = cmd.Wait()
+	switch {
+	case err != nil:
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", ctx.Err(), err)
+		}
+		if writeErr != nil && errs.Len() == 0 {
+			err = fmt.Errorf("%w: %w", writeErr, err)
+		}
+		return &runError{name: name, said: strings.TrimSpace(errs.String()), err: err}
+	case writeErr != nil:
+		return fmt.Errorf("%s: write its input: %w", name, writeErr)
+	case readErr != nil:
+		return fmt.Errorf("%s: %w", name, readErr)
+	}
+	return nil
+}
+
+// shortText keeps the beginning of what is written to it.
+type shortText struct{ bytes.Buffer }
+
+func (t *shortText) Write(b []byte) (int, error) {
+	const most = 1000
+	if room := most - t.Len(); room > 0 {
+		t.Buffer.Write(b[:min(room, len(b))])
+	}
+	return len(b), nil
+}
+
+// runError is a program that failed.
+type runError struct {
+	name, said string
+	err        error
+}
+
+func (e *runError) Error() string {
+	if e.said == "" {
+		return e.name + ": " + e.err.Error()
+	}
+	return fmt.Sprintf("%s: %v: %s", e.name, e.err, e.said)
+}
+
+func (e *runError) Unwrap() error { return e.err }

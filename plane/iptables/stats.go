@@ -1,0 +1,65 @@
+package iptables
+
+// Stats count what the plane has done.
+type Stats struct {
+	Restores uint64 // runs of iptables-restore
+	Failures uint64 // of them (MT-09)
+	// PartialFailures is how many Applies failed; a failed Reset is not among them (MT-10).
+	PartialFailures uint64
+	Bytes           uint64 // handed to iptables-restore
+	Chains          uint64 // written
+	Saves           uint64 // runs of iptables-save
+	// Stuck is how many chains could not be deleted, because rules of others lead to them. They are empty.
+	Stuck int
+	// Owned is how many rules of ours there are (MT-11), Last how many the last Apply or Reset wrote (MT-12), those in
+	// chains of others that lead to ours included.
+	Owned, Last Written
+}
+
+// Written counts rules by table.
+type Written struct{ Filter, NAT int }
+
+// add counts the rules of a section.
+func (w *Written) add(s *section) {
+	switch s.table {
+	case filter:
+		w.Filter += s.rules()
+	case nat:
+		w.NAT += s.rules()
+	}
+}
+
+func (w *Written) plus(o Written) {
+	w.Filter += o.Filter
+	w.NAT += o.NAT
+}
+
+// Stats returns what has been done so far. It may be called at any time from any goroutine.
+func (p *Plane) Stats() Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stats
+}
+
+func (p *Plane) count(f func(*Stats)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f(&p.stats)
+}
+
+// begin notes that a sync begins.
+func (p *Plane) begin() { p.count(func(s *Stats) { s.Last = Written{} }) }
+
+// owned notes how many rules there are.
+func (p *Plane) owned() {
+	n := Written{p.st.rules[filter], p.st.rules[nat]}
+	for j := range p.st.jumps {
+		switch j.from.table {
+		case filter:
+			n.Filter++
+		case nat:
+			n.NAT++
+		}
+	}
+	p.count(func(s *Stats) { s.Owned = n })
+}

@@ -1,0 +1,342 @@
+package nftables
+
+import (
+	"encoding/hex"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	nft "github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+)
+
+// meaning says what a rule does, whatever registers and places it uses: its matches and effects in order, each
+// with where its values come from. It is written from the kernel's side and shares nothing with speaker. Two rules
+// of one meaning treat every packet alike but for the scratch marks that Render's comment names.
+func meaning(t *testing.T, fam family, sets []setDef, rule []expr.Any) []string {
+	t.Helper()
+	m := &machine{t: t, fam: fam, sets: map[string]*setDef{}, regs: map[int]word{}, before: map[int]word{}}
+	for i := range sets {
+		m.sets[sets[i].name] = &sets[i]
+	}
+	m.mark = plain("mark", 0, 4)
+	for _, x := range rule {
+		m.step(x)
+	}
+	m.effect("end")
+	return m.out
+}
+
+// word is one 32-bit register: part of something, with a mask and an exclusive or on it.
+type word struct {
+	what     string
+	off, n   int // of a packet's bytes, or a name's
+	and, xor string
+}
+
+func plain(what string, off, n int) word {
+	return word{what, off, n, "ffffffff", "00000000"}
+}
+
+func (w word) String() string {
+	s := fmt.Sprintf("%s+%d/%d", w.what, w.off, w.n)
+	if w.and != "ffffffff" || w.xor != "00000000" {
+		s += "&" + w.and + "^" + w.xor
+	}
+	return s
+}
+
+type machine struct {
+	t            *testing.T
+	fam          family
+	sets         map[string]*setDef
+	regs, before map[int]word // before: what registers held until they were last written
+	mark         word
+	ctMark, prio word
+	out          []string
+}
+
+// index is the number of the first 32-bit register that a register number of the kernel means.
+func index(r uint32) int {
+	if r <= 4 {
+		return int(r-1) * 4
+	}
+	return int(r) - 8
+}
+
+func (m *machine) load(r uint32, what string, off, n int) {
+	for i := 0; i < n; i += 4 {
+		m.set(index(r)+i/4, plain(what, off+i, min(4, n-i)))
+	}
+}
+
+func (m *machine) set(i int, w word) { m.regs[i], m.before[i] = w, m.regs[i] }
+
+func (m *machine) words(r uint32, bytes int) string {
+	var all []string
+	for i := range (bytes + 3) / 4 {
+		w, ok := m.regs[index(r)+i]
+		if !ok {
+			m.t.Errorf("register %d is read, and was never written", index(r)+i)
+		}
+		all = append(all, w.String())
+	}
+	return strings.Join(all, ",")
+}
+
+// effect notes what the rule does, and the mark that the packet has then.
+func (m *machine) effect(format string, args ...any) {
+	m.out = append(m.out, fmt.Sprintf(format, args...)+" with mark "+m.mark.String())
+}
+
+func (m *machine) step(x expr.Any) {
+	switch x := x.(type) {
+	case *expr.Payload:
+		m.load(x.DestRegister, fmt.Sprintf("header%d", x.Base), int(x.Offset), int(x.Len))
+	case *expr.Meta:
+		m.meta(x)
+	case *expr.Ct:
+		switch {
+		case x.Key == expr.CtKeySTATE && !x.SourceRegister:
+			m.load(x.Register, "ctstate", 0, 4)
+		case x.Key == expr.CtKeyMARK && x.SourceRegister:
+			m.ctMark = m.regs[index(x.Register)]
+		case x.Key == expr.CtKeyMARK:
+			m.set(index(x.Register), m.ctMark)
+		default:
+			m.t.Errorf("ct %+v", x)
+		}
+	case *expr.Fib:
+		m.load(x.Register, fmt.Sprintf("fib%t%t%t", x.FlagSADDR, x.FlagDADDR, x.ResultADDRTYPE), 0, 4)
+	case *expr.Numgen:
+		m.load(x.Register, fmt.Sprintf("numgen%d/%d/%d", x.Type, x.Modulus, x.Offset), 0, 4)
+	case *expr.Bitwise:
+		for i := 0; i < int(x.Len); i += 4 {
+			w := m.regs[index(x.SourceRegister)+i/4]
+			if w.and != "ffffffff" || w.xor != "00000000" {
+				m.t.Errorf("bitwise of %s", w)
+			}
+			w.and, w.xor = hex.EncodeToString(x.Mask[i:i+4]), hex.EncodeToString(x.Xor[i:i+4])
+			m.set(index(x.DestRegister)+i/4, w)
+		}
+	case *expr.Cmp:
+		m.compare(x)
+	case *expr.Lookup:
+		m.lookup(x)
+	case *expr.Dynset:
+		m.dynset(x)
+	case *expr.NAT:
+		m.effect("nat %d %d to %s port %s", x.Type, x.Family, m.words(x.RegAddrMin, m.fam.addrLen), m.words(x.RegProtoMin, 2))
+	case *expr.Masq:
+		m.effect("%+v", *x)
+	case *expr.Reject:
+		m.effect("%+v", *x)
+	case *expr.Verdict:
+		m.effect("verdict %d %s", x.Kind, x.Chain)
+	default:
+		m.t.Errorf("an expression of type %T", x)
+	}
+}
+
+func (m *machine) dynset(x *expr.Dynset) {
+	d := m.sets[x.SetName]
+	data := m.words(x.SrcRegData, d.dataLen())
+	if i := index(x.SrcRegData); i < index(x.SrcRegKey)+d.keyLen()/4 {
+		if m.fam.fam != lb.IPv6 || !nftOverlaps(m.t) {
+			m.t.Errorf("register %d holds data and a part of the key", i)
+		}
+		m.regs[i] = m.before[i] // as an nft without the mistake would have it
+	}
+	m.effect("dynset %d %s[%s] = %s for %s, %v", x.Operation, x.SetName, m.words(x.SrcRegKey, d.keyLen()), data, x.Timeout, x.Exprs)
+}
+
+func (m *machine) meta(x *expr.Meta) {
+	if x.SourceRegister {
+		w := m.regs[index(x.Register)]
+		switch x.Key {
+		case expr.MetaKeyMARK:
+			m.mark = w
+		case expr.MetaKeyPRIORITY:
+			m.prio = w
+		default:
+			m.t.Errorf("meta %+v", x)
+		}
+		return
+	}
+	switch x.Key {
+	case expr.MetaKeyMARK:
+		m.set(index(x.Register), m.mark)
+	case expr.MetaKeyPRIORITY:
+		m.set(index(x.Register), m.prio)
+	case expr.MetaKeyL4PROTO:
+		m.load(x.Register, "l4proto", 0, 1)
+	case expr.MetaKeyIIFNAME:
+		m.load(x.Register, "iifname", 0, 16)
+	default:
+		m.t.Errorf("meta %+v", x)
+	}
+}
+
+// compare notes a match byte by byte, because nft loads only the bytes of a prefix that matter.
+func (m *machine) compare(x *expr.Cmp) {
+	var all []string
+	for i, is := range x.Data {
+		w := m.regs[index(x.Register)+i/4]
+		and, xor := w.and[i%4*2:i%4*2+2], w.xor[i%4*2:i%4*2+2]
+		if and == "00" && xor == "00" && is == 0 {
+			continue
+		}
+		all = append(all, fmt.Sprintf("%s+%d&%s^%s=%02x", w.what, w.off+i%4, and, xor, is))
+	}
+	m.out = append(m.out, fmt.Sprintf("cmp %d %s", x.Op, strings.Join(all, " ")))
+}
+
+func (m *machine) lookup(x *expr.Lookup) {
+	d := m.sets[x.SetName]
+	switch {
+	case d == nil: // an anonymous set
+		m.protocols(x)
+	case d.verdict:
+		m.effect("vmap %s[%s]", d.name, m.words(x.SourceRegister, d.keyLen()))
+	case x.IsDestRegSet:
+		m.load(x.DestRegister, fmt.Sprintf("%s[%s]", d.name, m.words(x.SourceRegister, d.keyLen())), 0, d.dataLen())
+	default:
+		m.out = append(m.out, fmt.Sprintf("in %s[%s] %t", d.name, m.words(x.SourceRegister, d.keyLen()), x.Invert))
+	}
+}
+
+// protocols checks the one anonymous set that there may be.
+func (m *machine) protocols(x *expr.Lookup) {
+	if w := m.words(x.SourceRegister, 4); w != "l4proto+0/1" || x.Invert || x.IsDestRegSet {
+		m.t.Errorf("a lookup of %s in %s", w, x.SetName)
+	}
+	c, err := nft.New()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	fam := nft.TableFamilyIPv4
+	if m.fam.fam == lb.IPv6 {
+		fam = nft.TableFamilyIPv6
+	}
+	els, err := c.GetSetElements(&nft.Set{Table: &nft.Table{Name: TableName, Family: fam}, Name: x.SetName})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	var protos []byte
+	for _, e := range els {
+		protos = append(protos, e.Key[0])
+	}
+	slices.Sort(protos)
+	if !slices.Equal(protos, []byte{byte(lb.TCP), byte(lb.UDP), byte(lb.SCTP)}) {
+		m.t.Errorf("%s holds %v", x.SetName, protos)
+	}
+}
+
+// sameMeaning compares the rules of the kernel with those that the plane would write.
+func sameMeaning(t *testing.T, p *Plane) {
+	t.Helper()
+	chains, _ := p.begin(p.st).structure()
+	for _, ch := range chains {
+		rules := kernelRules(t, p, ch.name)
+		if len(rules) != len(ch.rules) {
+			t.Errorf("chain %s has %d rules, want %d", ch.name, len(rules), len(ch.rules))
+			continue
+		}
+		for i, r := range rules {
+			is := meaning(t, p.family, p.rules.sets[:], r)
+			want := meaning(t, p.family, p.rules.sets[:], ch.rules[i].parts)
+			if !slices.Equal(is, want) {
+				t.Errorf("chain %s, rule %d, %s, means\n  %s\nwant\n  %s", ch.name, i, ch.rules[i].comment, strings.Join(is, "\n  "), strings.Join(want, "\n  "))
+			}
+		}
+	}
+}
+
+// kernelRules reads the rules of a chain.
+func kernelRules(t *testing.T, p *Plane, chain string) [][]expr.Any {
+	var rules [][]expr.Any
+	err := p.sock.dump(p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint16(unix.NFTA_RULE_TABLE), TableName, uint16(unix.NFTA_RULE_CHAIN), chain), func(body []byte) error {
+		var rule []expr.Any
+		attributes(attribute(body, unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, x []byte) bool {
+			if e := kernelExpr(t, p, cstr(attribute(x, unix.NFTA_EXPR_NAME)), attribute(x, unix.NFTA_EXPR_DATA)); e != nil {
+				rule = append(rule, e)
+			}
+			return true
+		})
+		rules = append(rules, rule)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rules
+}
+
+// kernelExpr reads one expression; nil if it does nothing.
+func kernelExpr(t *testing.T, p *Plane, name string, data []byte) expr.Any {
+	var e expr.Any
+	switch name {
+	case "payload":
+		e = &expr.Payload{}
+	case "meta":
+		e = &expr.Meta{}
+	case "ct":
+		e = &expr.Ct{}
+	case "fib":
+		e = &expr.Fib{}
+	case "numgen":
+		e = &expr.Numgen{}
+	case "bitwise":
+		e = &expr.Bitwise{}
+	case "cmp":
+		e = &expr.Cmp{}
+	case "lookup":
+		e = &expr.Lookup{}
+	case "dynset":
+		e = &expr.Dynset{}
+	case "nat":
+		e = &expr.NAT{}
+	case "masq":
+		e = &expr.Masq{}
+	case "reject":
+		e = &expr.Reject{}
+	case "immediate":
+		e = &expr.Verdict{}
+	case "byteorder":
+		// nft swaps the bytes of each part of a key that may be a range. That of the protocol has one byte: nothing
+		// happens, because a swap is of two.
+		if n, size := be32(attribute(data, unix.NFTA_BYTEORDER_LEN)), be32(attribute(data, unix.NFTA_BYTEORDER_SIZE)); n >= size {
+			t.Errorf("a swap of %d bytes by %d", n, size)
+		}
+		return nil
+	default:
+		t.Errorf("an expression %s", name)
+		return nil
+	}
+	if err := expr.Unmarshal(p.proto, data, e); err != nil {
+		t.Errorf("expression %s: %v", name, err)
+	}
+	if ct, ok := e.(*expr.Ct); ok { // of which the library does not read the source register
+		if r := attribute(data, unix.NFTA_CT_SREG); r != nil {
+			ct.Register, ct.SourceRegister = be32(r), true
+		}
+	}
+	return e
+}
+
+// nftOverlaps reports whether this nft makes the mistake that Render's comment tells of.
+func nftOverlaps(t testing.TB) bool {
+	out, err := exec.Command("nft", "--check", "--debug=netlink", `table ip6 overlap {
+	map m { type mark . ipv6_addr : mark; flags dynamic,timeout; }
+	chain c { update @m { ct mark . ip6 saddr timeout 1s : meta mark }; }
+}`).CombinedOutput()
+	if err != nil {
+		t.Fatalf("nft: %v\n%s", err, out)
+	}
+	return strings.Contains(string(out), "meta load mark => reg 2 ]")
+}

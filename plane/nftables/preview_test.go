@@ -1,0 +1,274 @@
+package nftables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/scenario"
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+var update = flag.Bool("update", false, "write testdata/*.nft anew")
+
+// load gives text to nft -f, in the network namespace of this thread.
+func load(text string) error {
+	cmd := exec.Command("nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(text)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("nft -f: %w\n%s", err, out)
+	}
+	return nil
+}
+
+func render(t testing.TB, f lb.Family, want *lb.Table) string {
+	t.Helper()
+	text, err := Render(Config{Family: f}, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// proveRendering proves that nft takes the text, that a plane finds nothing to do on top of it, and that the rules mean
+// what the plane's mean. The namespace must have no table of ours.
+func proveRendering(t *testing.T, f lb.Family, want *lb.Table, text string) {
+	t.Helper()
+	if err := load(text); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	p := newPlane(t, f)
+	reset(t, p, want)
+	mended, err := p.Audit(t.Context(), true)
+	if s := p.Stats(); s.Messages != 0 || mended != 0 || err != nil {
+		t.Errorf("a plane on top of the text sends %+v, and mends %d: %v\n%s", s, mended, err, text)
+	}
+	dump(t, p)
+	sameMeaning(t, p)
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Every state of every scenario can be said, and nft takes it for what the plane writes.
+func TestRenderScenarios(t *testing.T) {
+	dir, err := scenario.Dir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := scenario.LoadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	states := 0
+	for _, sc := range all {
+		eachFamily(t, func(t *testing.T, w world) {
+			for r := sc.Replay(w.fam); ; states++ {
+				step, ok, err := r.Next()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !ok {
+					return
+				}
+				t.Run(sc.Name+"/"+step.State.Name, func(t *testing.T) {
+					inNetns(t)
+					text := render(t, w.fam, step.Table)
+					proveRendering(t, w.fam, step.Table, text)
+					if again := render(t, w.fam, r.Fresh()); again != text {
+						t.Errorf("an equal table gives other text:\n%s\nbefore:\n%s", again, text)
+					}
+				})
+			}
+		})
+	}
+	if states < 2*len(all) {
+		t.Errorf("%d states of %d scenarios", states, len(all))
+	}
+}
+
+// textPlane is a plane whose Reset goes through Render and nft, but for what nft gets wrong.
+type textPlane struct {
+	*Plane
+	nftOverlaps bool
+}
+
+func (p textPlane) Reset(ctx context.Context, want *lb.Table) error {
+	text, bad := Render(Config{Family: p.fam}, want)
+	if text == nil {
+		return bad
+	}
+	if bytes.Contains(text, []byte("Mind that session affinity")) && p.nftOverlaps {
+		return p.Plane.Reset(ctx, want)
+	}
+	empty := fmt.Sprintf("table %s %s {}\ndelete table %[1]s %s\n", p.ip(), TableName)
+	if err := load(empty + string(text)); err != nil {
+		return err
+	}
+	before := p.Stats()
+	err := p.Plane.Reset(ctx, want)
+	if after := p.Stats(); after != before {
+		return errors.Join(err, fmt.Errorf("the plane found something to do: %+v", after.minus(before)))
+	}
+	return err
+}
+
+// The rules that nft makes of the text carry the packets of every scenario as the plane's own do.
+func TestRenderConformance(t *testing.T) {
+	if os.Getenv("PLANETEST_RECORD") != "" {
+		t.Skip("the text is no mode of its own, so there is nothing to record")
+	}
+	overlaps := nftOverlaps(t)
+	planetest.Run(t, planetest.Config{
+		Mode: "nftables-text",
+		New: func(f lb.Family) (planetest.Plane, error) {
+			p, err := New(Config{Family: f})
+			return textPlane{p, overlaps}, err
+		},
+		Differs: map[string]string{"SV-05": "nft does not take a table over, but replaces it and what it remembers of clients"},
+	})
+}
+
+// goldens are tables whose rendering stands in testdata.
+func goldens() map[string]*lb.Table {
+	w, w6 := world{lb.IPv4}, world{lb.IPv6}
+	pod := func(w world, i int, local bool) lb.Backend {
+		return lb.Backend{Addr: netip.AddrPortFrom(w.addr(100, i), 8080), Local: local}
+	}
+	shop := func(w world, sticky time.Duration, sources ...netip.Prefix) *lb.Table {
+		cluster := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster},
+			Backends: []lb.Backend{pod(w, 4, true), pod(w, 5, false), pod(w, 6, false)}}
+		local := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Local}, Backends: cluster.Backends[:1]}
+		inside := []lb.Route{{From: lb.Pods, Do: lb.Balance, To: cluster}, {From: lb.Anywhere, Do: lb.Balance, Masq: true, To: cluster}}
+		outside := []lb.Route{{From: lb.Pods, Do: lb.Balance, To: cluster}, {From: lb.Host, Do: lb.Balance, Masq: true, To: cluster},
+			{From: lb.Anywhere, Do: lb.Balance, To: local}}
+		front := func(a netip.Addr, port uint16, kind lb.Kind, routes []lb.Route) *lb.Frontend {
+			return &lb.Frontend{Key: lb.Key{Addr: a, Port: port, Proto: lb.TCP}, Service: "shop/web:http", Kind: kind, Routes: routes, Affinity: sticky}
+		}
+		t := &lb.Table{Node: w.node()}
+		balancer := front(w.addr(203, 7), 80, lb.LoadBalancer, outside)
+		balancer.Sources = sources
+		t.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{front(w.addr(10, 80), 80, lb.ClusterIP, inside), balancer,
+			front(netip.Addr{}, 30080, lb.NodePort, outside)})
+		t.Replace(lb.Owner{Name: "shop/db"}, []*lb.Frontend{{Key: lb.Key{Addr: w.addr(10, 81), Port: 5432, Proto: lb.TCP},
+			Service: "shop/db", Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
+		return t
+	}
+	byName := shop(w, 0)
+	byName.Node.Pods = lb.Detector{InterfacePrefix: "veth"}
+	byName.Node.NodePorts = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
+	one := shop(w, 0)
+	one.Node.Pods = lb.Detector{Interface: "cni0"}
+	one.Node.ServiceCIDRs = append(one.Node.ServiceCIDRs, netip.MustParsePrefix("172.16.0.0/12"))
+	six := shop(w6, 3*time.Hour, netip.MustParsePrefix("2001:db8::/33"), netip.MustParsePrefix("fd00::7/128"))
+	six.Node.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("fd0a::/108")}
+	return map[string]*lb.Table{
+		"shop":             shop(w, 0),
+		"affinity":         shop(w, 3*time.Hour),
+		"source-ranges":    shop(w, 0, netip.MustParsePrefix("198.51.100.0/25"), netip.MustParsePrefix("203.0.113.9/32")),
+		"everybody":        shop(w, 0, netip.MustParsePrefix("0.0.0.0/0")),
+		"ipv6":             six,
+		"interface-prefix": byName,
+		"interface":        one,
+		"empty":            {},
+	}
+}
+
+func TestRenderGoldens(t *testing.T) {
+	for name, table := range goldens() {
+		t.Run(name, func(t *testing.T) {
+			f := lb.IPv4
+			if name == "ipv6" {
+				f = lb.IPv6
+			}
+			got := render(t, f, table)
+			file := filepath.Join("testdata", name+".nft")
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != string(want) {
+				t.Errorf("it is not what %s says (rewrite with -update):\n%s", file, got)
+			}
+			inNetns(t)
+			proveRendering(t, f, table, got)
+		})
+	}
+}
+
+// The text grows with the table, and so does the time that it takes.
+func TestRenderManyServices(t *testing.T) {
+	took := func(n int) time.Duration {
+		table := world{lb.IPv4}.table(n, 10)
+		best := time.Hour
+		for range 3 {
+			begin := time.Now()
+			render(t, lb.IPv4, table)
+			best = min(best, time.Since(begin))
+		}
+		return best
+	}
+	few, many := took(1_000), took(10_000)
+	t.Logf("1,000 services take %s, 10,000 %s", few, many)
+	if many > 50*few {
+		t.Errorf("ten times as many services take %d times as long", many/few)
+	}
+}
+
+// Rows that cannot be written are named, and cost nobody else (plane's rules).
+func TestRenderBadRows(t *testing.T) {
+	w := world{lb.IPv4}
+	tab := w.table(3, 2)
+	want := render(t, w.fam, tab)
+	tab.Replace(lb.Owner{Name: "ns/bad"}, []*lb.Frontend{{Key: lb.Key{Addr: w.addr(10, 99), Port: 1, Proto: lb.TCP}, Service: "ns/bad", Kind: lb.ExternalIP}})
+	got, err := Render(Config{Family: w.fam}, tab)
+	var left *refusedRows
+	if !errors.As(err, &left) || len(left.keys) != 1 || left.keys[0].Port != 1 || !strings.Contains(err.Error(), "ns/bad") {
+		t.Errorf("the error %v does not name the row", err)
+	}
+	if string(got) != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+	bit := 32
+	if text, err := Render(Config{Family: w.fam, MasqueradeBit: &bit}, tab); err == nil || text != nil {
+		t.Errorf("masquerade bit 32 gives %q, %v", text, err)
+	}
+}
+
+// Names are only ever told in comments, which they cannot end; an interface's name is part of a rule, and one that
+// the language has no way to say is refused.
+func TestRenderNames(t *testing.T) {
+	w := world{lb.IPv4}
+	tab := &lb.Table{Node: w.node()}
+	o, fronts := w.clusterIP(0, 0, 1)
+	fronts[0].Service = "ns/x\n\tdrop\r\x00\u2028"
+	fronts[0].Set(lb.Cluster).ID.Service = fronts[0].Service
+	tab.Replace(o, fronts)
+	text := render(t, w.fam, tab)
+	if !strings.Contains(text, "# ns/x??drop??? clusterip") {
+		t.Errorf("the service is not named as it should:\n%s", text)
+	}
+	inNetns(t)
+	proveRendering(t, w.fam, tab, text)
+	for _, name := range []string{`a"b`, `a\b`, "a*", "a\nb"} {
+		tab.Node.Pods = lb.Detector{Interface: name}
+		if text, err := Render(Config{Family: w.fam}, tab); err == nil || text != nil {
+			t.Errorf("interface %q: %v\n%s", name, err, text)
+		}
+	}
+}
