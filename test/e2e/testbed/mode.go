@@ -135,7 +135,8 @@ func (b *Bed) cleanIPTables(ctx context.Context) error {
 }
 
 // Leftovers lists what the proxy has in node1's kernel in other modes than the one given: "nftables" for its tables there,
-// "iptables" for its chains in either back end. KUBE-FIREWALL, the hint and the canary of the kubelet are not the proxy's.
+// "iptables" for its chains in either back end. The hint of the kubelet is not the proxy's, and KUBE-FIREWALL is shared with it: the
+// proxy's rule there protects 127.0.0.1 for as long as route_localnet is set (DP-10).
 func (b *Bed) Leftovers(ctx context.Context, mode string) ([]string, error) {
 	var left []string
 	switch mode {
@@ -156,7 +157,7 @@ func (b *Bed) Leftovers(ctx context.Context, mode string) ([]string, error) {
 				return nil, err
 			}
 			for line := range strings.Lines(out) {
-				if strings.Contains(line, "KUBE-") && !strings.Contains(line, hint) && !strings.HasPrefix(line, ":KUBE-FIREWALL ") {
+				if strings.Contains(line, "KUBE-") && !strings.Contains(line, hint) && !strings.Contains(line, "KUBE-FIREWALL") {
 					left = append(left, program+": "+strings.TrimSpace(line))
 				}
 			}
