@@ -126,7 +126,7 @@ func (c *cleaner) clean(ctx context.Context, families ...lb.Family) (Report, err
 // iptables removes the rules of one back end. The programs are only run where there is something to see.
 func (c *cleaner) iptables(ctx context.Context, fam lb.Family, b iptables.Backend) error {
 	if b == iptables.NFT {
-		switch some, err := hasChains(fam); {
+		switch some, err := hasChains(fam, !c.keepLocalnet); {
 		case err != nil:
 			return fmt.Errorf("look for iptables rules of %s: %w", fam, err)
 		case !some:
@@ -146,6 +146,12 @@ func (c *cleaner) iptables(ctx context.Context, fam lb.Family, b iptables.Backen
 	}
 	if errors.Is(err, plane.ErrUnsupported) {
 		return fmt.Errorf("there are chains of kube-proxy for %s, but no program to remove them: %w", fam, err)
+	}
+	if err == nil && b == iptables.NFT && r.Chains+r.Rules+len(r.Left) == 0 {
+		if some, err := hasChains(fam, false); err == nil && some {
+			return fmt.Errorf("there are chains of kube-proxy for %s that iptables does not show, beside some that it does not understand: "+
+				"see nft list ruleset, and delete them with nft", fam)
+		}
 	}
 	return err
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
@@ -264,6 +265,24 @@ func legacyTables() bool {
 	return err == nil && len(b) > 0
 }
 
+// A table that iptables does not understand: later programs show what they can of it, earlier ones nothing. Either
+// way it is told that chains of ours stay, and the rule that leads to one does.
+func TestRunIncompatible(t *testing.T) {
+	needsAll(t)
+	inNetns(t)
+	run(t, "", "nft", "table ip nat { chain KUBE-SERVICES { accept; }; chain KUBE-MARK-MASQ { accept; }; "+
+		"chain PREROUTING { type filter hook input priority 5; jump KUBE-SERVICES; }; }")
+	r, err := Run(t.Context(), all)
+	emptied := len(r.Left) == 1 && strings.Contains(r.Left[0], "chain nat KUBE-SERVICES stays, empty")
+	unseen := err != nil && strings.Contains(err.Error(), "that iptables does not show")
+	if emptied == unseen {
+		t.Errorf("left: %q, %v", r.Left, err)
+	}
+	if now := run(t, "", "nft", "list", "ruleset"); !strings.Contains(now, "jump KUBE-SERVICES") {
+		t.Errorf("there is\n%s", now)
+	}
+}
+
 // PR-08: what each mode removes, and what it leaves.
 func TestOthers(t *testing.T) {
 	needsAll(t)
@@ -315,6 +334,40 @@ func TestOthers(t *testing.T) {
 		if _, err := Others(t.Context(), Running{Mode: mode, Families: both}); err == nil {
 			t.Errorf("mode %q is no error", mode)
 		}
+	}
+}
+
+// Without CAP_NET_ADMIN nothing is removed, and each error says what it needs.
+func TestRunWithoutCapability(t *testing.T) {
+	needsAll(t)
+	inNetns(t)
+	ours(t)
+	before := state(t)
+	header := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	caps := make([]unix.CapUserData, 2)
+	if err := unix.Capget(header, &caps[0]); err != nil {
+		t.Fatal(err)
+	}
+	set := func(effective uint32) {
+		t.Helper()
+		caps[0].Effective = effective
+		if err := unix.Capset(header, &caps[0]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	had := caps[0].Effective
+	set(had &^ (1 << unix.CAP_NET_ADMIN))
+	_, err := Run(t.Context(), all)
+	set(had)
+	if err == nil || strings.Count(err.Error(), "CAP_NET_ADMIN") < 4 || !strings.Contains(err.Error(), "delete device kube-ipvs0: operation not permitted") {
+		t.Errorf("error: %v", err)
+	}
+	for line := range strings.Lines(fmt.Sprint(err)) {
+		t.Log(strings.TrimSpace(line))
+	}
+	// The legacy programs, which got the capability from root, have removed what is theirs.
+	if after := state(t); !strings.Contains(after, "KUBE-SVC-") || !strings.Contains(after, "table ip kube-proxy\n") || len(after) > len(before) {
+		t.Errorf("there is\n%s", after)
 	}
 }
 

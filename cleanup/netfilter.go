@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"strings"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/iptables"
 )
 
 // ask sends a request to a subsystem of netfilter and returns the answers, without struct nfgenmsg. A kernel without
@@ -31,6 +31,9 @@ func ask(typ uint16, flags netlink.HeaderFlags, family byte, attrs []byte) ([][]
 	})
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // netfilter knows no such subsystem
 		return nil, nil
+	}
+	if errors.Is(err, unix.EPERM) {
+		return nil, fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
 	}
 	if err != nil {
 		return nil, err
@@ -57,8 +60,9 @@ func decode(b []byte, f func(ad *netlink.AttributeDecoder)) error {
 	return ad.Err()
 }
 
-// hasChains reports whether tables of iptables, of the nft back end, have chains that may be ours.
-func hasChains(fam lb.Family) (bool, error) {
+// hasChains reports whether tables of iptables, of the nft back end, have chains of a kube-proxy; or, if firewall is set,
+// the kubelet's KUBE-FIREWALL, where a rule of a kube-proxy may be.
+func hasChains(fam lb.Family, firewall bool) (bool, error) {
 	proto := byte(unix.NFPROTO_IPV4)
 	if fam == lb.IPv6 {
 		proto = unix.NFPROTO_IPV6
@@ -82,10 +86,7 @@ func hasChains(fam lb.Family) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		switch table {
-		case "filter", "nat", "mangle", "raw":
-			some = some || strings.HasPrefix(name, "KUBE-")
-		}
+		some = some || iptables.Leftover(table, name) || firewall && table == "filter" && name == "KUBE-FIREWALL"
 	}
 	return some, nil
 }

@@ -78,8 +78,6 @@ type API struct {
 	Burst int
 	// ContentType is the media type of requests, AcceptContentTypes those of answers; "" for the client's own.
 	ContentType, AcceptContentTypes string
-	// Resync is the time after which all objects are read again, more than 0.
-	Resync time.Duration
 }
 
 // DetectLocal says how traffic of this node's pods is recognised.

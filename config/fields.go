@@ -69,6 +69,9 @@ const (
 	atStart = "the mode reads it when it begins"
 )
 
+// watched is why configSyncPeriod does nothing: elsewhere it has known objects looked at again, which changes nothing.
+const watched = "the API server is watched all the time, and objects that are known need no second look"
+
 // iptablesModes are the modes that read the block iptables (CF-62).
 var iptablesModes = []string{"iptables", "ipvs", "userspace"}
 
@@ -136,7 +139,7 @@ func fields() []field {
 		{"conntrack.tcpBeLiberal", "CF-41", live, works, "let packets outside of a TCP connection's window pass"},
 		{"conntrack.udpTimeout", "CF-42", live, works, "how long a UDP flow without an answer is tracked; 0 leaves the kernel's"},
 		{"conntrack.udpStreamTimeout", "CF-42", live, works, "how long a UDP flow with answers is tracked; 0 leaves the kernel's"},
-		{"configSyncPeriod", "CF-43", "the watches begin with it", works, "time after which all objects are read from the API server again"},
+		{"configSyncPeriod", "CF-43", live, gone(watched), "without effect: " + watched},
 		{"portRange", "CF-44", atStart, only("userspace"), "host `ports` to listen on: first-last, first+more, or one; nothing means any"},
 		{"windowsRunAsService", "CF-46", "a service is made once", windows, "run as a Windows service"},
 		{"udpIdleTimeout", "CF-45", atStart, only("userspace"), "how long an idle UDP flow is kept"},

@@ -34,7 +34,7 @@ func mayRun(asked string) []string {
 
 // mayCount reports whether something with this effect does anything where a mode is asked for.
 func (e effect) mayCount(asked string) bool {
-	return e.modes == nil || slices.ContainsFunc(mayRun(asked), func(m string) bool { return slices.Contains(e.modes, m) })
+	return e.gone == "" && e.modes == nil || slices.ContainsFunc(mayRun(asked), func(m string) bool { return slices.Contains(e.modes, m) })
 }
 
 // mode is CF-19, as far as modes are built. A blank mode and one that gives way are left to the process.
@@ -121,6 +121,7 @@ func (o *Options) tellEffects(c *Config) {
 	other := map[string][]string{}
 	tell := func(name string, e effect, isDefault bool) {
 		switch {
+		case e.gone != "" && isDefault:
 		case e.gone != "":
 			o.warn("%s has no effect: %s", name, e.gone)
 		case e.later:

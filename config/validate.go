@@ -24,7 +24,6 @@ func (o *Options) validate() *Config {
 			Kubeconfig: f.ClientConnection.Kubeconfig, Master: o.Master,
 			QPS: f.ClientConnection.QPS, Burst: int(f.ClientConnection.Burst),
 			ContentType: f.ClientConnection.ContentType, AcceptContentTypes: f.ClientConnection.AcceptContentTypes,
-			Resync: f.ConfigSyncPeriod.Duration,
 		},
 		InitOnly: o.InitOnly, WriteConfigTo: o.WriteConfigTo, File: o.ConfigFile, Flags: o.flagLines(),
 		unchecked: map[string]Problems{}, inMode: map[string][]string{}, names: map[string]string{},
@@ -44,7 +43,7 @@ func (o *Options) validate() *Config {
 	c.Windows = o.windows()
 	c.Conntrack = o.conntrack()
 	c.OOMScoreAdj = o.within("oomScoreAdj", *f.OOMScoreAdj, -1000, 1000) // CF-38
-	o.positive("configSyncPeriod", c.API.Resync)                         // CF-43
+	o.positive("configSyncPeriod", f.ConfigSyncPeriod.Duration)          // CF-43
 	c.MachineID, c.BootID = o.identity("machine-id-file", o.machineIDFiles), o.identity("boot-id-file", o.bootIDFiles)
 	c.Logging = o.logging(c.Gates["LoggingAlphaOptions"])
 	c.Cleanup = o.cleanup()

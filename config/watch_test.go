@@ -73,7 +73,7 @@ func TestWatch(t *testing.T) {
 			time.Sleep(2 * settle) // the watch begins
 			for i, step := range tc.steps {
 				step()
-				wait := 3 * settle // as long as it takes to be told
+				wait := 8 * settle // long enough to be told on a busy machine
 				if tc.want[i] != "" {
 					wait = lookAnyway / 2
 				}

@@ -1,19 +1,13 @@
 // Package event is the catalogue of what the proxy tells the cluster, and one such event as a plain value.
 //
 //	whoever notices ──event.DriftRepaired(…)──▶ func(event.Event) ──▶ source/kube.Publisher ──▶ API server
-//	                                                             └──▶ event.ToLog, where there is none
 //
 // One table holds every reason, action and text; docs/events.md is made from it. The package knows neither
-// Kubernetes' types nor how an event is sent.
+// Kubernetes' types nor how an event is sent. Whoever notices
+// something writes it to the log too, so without an API server nothing is lost.
 package event
 
-import (
-	"context"
-	"log/slog"
-	"strings"
-	"sync"
-	"time"
-)
+import "strings"
 
 // Type says whether somebody should look at an event.
 type Type string
@@ -81,39 +75,4 @@ func (e Event) Series() Event {
 // String returns "Warning KubeProxyNodeNotFound, Node n1: …".
 func (e Event) String() string {
 	return string(e.Type) + " " + e.Reason + ", " + e.Regarding.String() + ": " + e.Note
-}
-
-const (
-	// logAgain is how long a repetition stays out of the log.
-	logAgain = 10 * time.Minute
-	// mostLogged bounds what is remembered for that.
-	mostLogged = 1024
-)
-
-// ToLog returns a function that writes events to the log instead of sending them; a repetition within ten
-// minutes is left out. It may be called from several goroutines.
-func ToLog(log *slog.Logger) func(Event) {
-	var mu sync.Mutex
-	last := map[Event]time.Time{}
-	return func(e Event) {
-		now := time.Now()
-		mu.Lock()
-		was, known := last[e.Series()]
-		again := known && now.Sub(was) < logAgain
-		if !again {
-			if len(last) >= mostLogged {
-				last = map[Event]time.Time{}
-			}
-			last[e.Series()] = now
-		}
-		mu.Unlock()
-		if again {
-			return
-		}
-		level := slog.LevelInfo
-		if e.Type == Warning {
-			level = slog.LevelWarn
-		}
-		log.Log(context.Background(), level, "event", "reason", e.Reason, "regarding", e.Regarding.String(), "note", e.Note)
-	}
 }

@@ -9,8 +9,8 @@ import (
 func Page() string {
 	var b strings.Builder
 	b.WriteString("# Events\n\n<!-- Made by `go test ./event -run TestPage -update`. Do not edit. -->\n\n" +
-		"What kube-proxy tells the cluster through `events.k8s.io/v1`, with reportingController `kube-proxy`. Without an API server it\n" +
-		"goes to the log. What happens again within an hour is counted in the event's series, which is updated after a minute at\n" +
+		"What kube-proxy tells the cluster through `events.k8s.io/v1`, with reportingController `kube-proxy`. All of it stands in the log\n" +
+		"too. What happens again within an hour is counted in the event's series, which is updated after a minute at\n" +
 		"the earliest, then ever more rarely, and not sent as another event.\n\n" +
 		"Reasons that begin with KubeProxy, but for KubeProxyIncorrectIPVersion, are ours. EV-04's and EV-07's are spelled as the\n" +
 		"behaviour table has them.\n\n" +

@@ -1,10 +1,8 @@
 package event
 
 import (
-	"bytes"
 	"errors"
 	"flag"
-	"log/slog"
 	"net/netip"
 	"os"
 	"strings"
@@ -85,29 +83,5 @@ func TestNoteTakesValuesAsTheyAre(t *testing.T) {
 	e := FailedToStartMetricServer("{err}", "a", errors.New("{node} {addr}"))
 	if want := "kube-proxy on node {err} cannot serve metrics on a: {node} {addr}"; e.Note != want {
 		t.Errorf("note %q, want %q", e.Note, want)
-	}
-}
-
-// The log has a repetition once, though its note differs; another subject is another event.
-func TestToLog(t *testing.T) {
-	var b bytes.Buffer
-	tell := ToLog(slog.New(slog.NewTextHandler(&b, nil)))
-	tell(DriftRepaired("n1", "IPv4", 1))
-	tell(DriftRepaired("n1", "IPv4", 2))
-	tell(DriftRepaired("n1", "IPv6", 1))
-	tell(Starting("n1"))
-	for i := range 3 * mostLogged {
-		tell(FailedToStartServiceHealthcheck("shop/web", "n1", uint16(i), errors.New("busy")))
-	}
-	lines := strings.Split(strings.TrimSpace(b.String()), "\n")
-	if len(lines) != 3+3*mostLogged {
-		t.Fatalf("%d lines", len(lines))
-	}
-	for i, want := range []string{
-		"level=WARN msg=event reason=KubeProxyDriftRepaired regarding=\"Node n1\"",
-		"IPv6", "level=INFO msg=event reason=Starting"} {
-		if !strings.Contains(lines[i], want) {
-			t.Errorf("line %d: %s", i, lines[i])
-		}
 	}
 }

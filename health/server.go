@@ -62,14 +62,14 @@ func New(cfg Config) *Server {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{cfg: cfg, made: time.Now().UTC(), changed: make(chan struct{}, 1)}
-	s.http = newHTTP(s)
+	s.http = newHTTP(s, cfg.Log)
 	s.open = opener{listen, s.http.Serve}
 	return s
 }
 
 // newHTTP returns the server behind any number of listeners. Probes are small and quick; whoever is not, is
 // cut off.
-func newHTTP(h http.Handler) *http.Server {
+func newHTTP(h http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 10 * time.Second,
@@ -77,8 +77,8 @@ func newHTTP(h http.Handler) *http.Server {
 		WriteTimeout:      20 * time.Second,
 		IdleTimeout:       90 * time.Second,
 		MaxHeaderBytes:    32 << 10,
-		// Not its business: what clients do wrong fills no log of ours.
-		ErrorLog:                     slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn), // such as no more file descriptors
+
 		DisableGeneralOptionsHandler: true, // any method (HT-10)
 	}
 }
@@ -137,12 +137,12 @@ func (s *Server) Run(ctx context.Context) error {
 		case err == nil:
 			said = ""
 		case w.hardFail:
-			s.failed(w.at, err)
+			s.failed(w.at, err, "health server does not listen")
 			return fmt.Errorf("health server: %w", err)
 		default:
 			if said != err.Error() {
 				said = err.Error()
-				s.failed(w.at, err)
+				s.failed(w.at, err, "health server does not listen, trying again every 5 s")
 			}
 			retry = time.After(retryListen)
 		}
@@ -155,8 +155,8 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-func (s *Server) failed(at netip.AddrPort, err error) {
-	s.cfg.Log.Error("health server does not listen, trying again every 5 s", "address", at.String(), "err", err)
+func (s *Server) failed(at netip.AddrPort, err error, what string) {
+	s.cfg.Log.Error(what, "address", at.String(), "err", err)
 	if s.cfg.OnListenFailed != nil {
 		s.cfg.OnListenFailed(at, err)
 	}

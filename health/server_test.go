@@ -4,10 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -191,6 +195,54 @@ func TestPathsHT03(t *testing.T) {
 	if fmt.Sprint(counted) != fmt.Sprint(want) {
 		t.Errorf("counted %v, want %v", counted, want)
 	}
+}
+
+// What goes wrong in an answer is logged, and the next one is asked as before.
+func TestPanicIsLogged(t *testing.T) {
+	var bad atomic.Bool
+	log := &lines{}
+	s := New(Config{
+		Families: map[lb.Family]func() State{lb.IPv4: func() State {
+			if bad.Load() {
+				panic("no state")
+			}
+			return State{}
+		}},
+		Log: slog.New(slog.NewTextHandler(log, nil)),
+	})
+	run(t, s)
+	at := netip.AddrPortFrom(lonely(t), 10256)
+	s.Listen(at, false)
+	s.await(t, true)
+	bad.Store(true)
+	if code := status(fresh(), at); code != 0 {
+		t.Errorf("answered %d without knowing", code)
+	}
+	bad.Store(false)
+	if code := status(fresh(), at); code != 200 {
+		t.Errorf("answered %d afterwards", code)
+	}
+	if text := log.text(); !strings.Contains(text, "level=WARN") || !strings.Contains(text, "no state") {
+		t.Errorf("logged:\n%s", text)
+	}
+}
+
+// lines is a log.
+type lines struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 // FuzzTimes: whatever clock and time zone, times are RFC 3339 in UTC and the same instants (HT-01).

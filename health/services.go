@@ -76,7 +76,7 @@ func NewServices(cfg ServicesConfig) *Services {
 		cfg.Healthy = func() bool { return true }
 	}
 	s := &Services{cfg: cfg, wake: make(chan struct{}, 1), ports: map[uint16]*port{}, dirty: map[uint16]struct{}{}}
-	s.http = newHTTP(http.HandlerFunc(s.serve))
+	s.http = newHTTP(http.HandlerFunc(s.serve), cfg.Log)
 	s.http.BaseContext = func(l net.Listener) context.Context {
 		return context.WithValue(context.Background(), portKey{}, l.(*listener).port)
 	}

@@ -35,15 +35,20 @@ func (s *Server) routes() http.Handler {
 	m.Handle("/healthz", http.HandlerFunc(healthz))
 	m.Handle("/healthz/ping", http.HandlerFunc(ping))
 	m.Handle("/metrics", s.cfg.Metrics.Handler())
-	slis.SLIMetricsWithReset{}.Install(m)
+	if !slices.Contains(s.cfg.Off, "/metrics/slis") {
+		slis.SLIMetricsWithReset{}.Install(m)
+	}
 	m.Handle("/proxyMode", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, s.cfg.Mode) }))
 	if s.cfg.Config != nil {
 		m.Handle("/configz", http.HandlerFunc(s.configz))
 	}
 	s.debug(m)
-	paths := slices.Sorted(slices.Values(append([]string{"/flagz", "/statusz"}, m.paths...)))
-	m.Handle("/flagz", s.flagz())
-	m.Handle("/statusz", s.statusz(paths))
+	if !slices.Contains(s.cfg.Off, "/flagz") {
+		m.Handle("/flagz", s.flagz())
+	}
+	if !slices.Contains(s.cfg.Off, "/statusz") {
+		m.Handle("/statusz", s.statusz(slices.Sorted(slices.Values(append([]string{"/statusz"}, m.paths...)))))
+	}
 	return m
 }
 

@@ -28,6 +28,10 @@ type ServerConfig struct {
 	Config func() (any, error)
 	// Flags returns the command line's flags, each with its value, for /flagz; nil means none.
 	Flags func() map[string]string
+	// Off are paths of HT-22 and HT-25 that feature gates have turned off: they are answered with 404.
+	Off []string
+	// Machine names the host and its present life for /statusz, by what they are called; nil leaves them out.
+	Machine map[string]string
 	// Verbosity and SetVerbosity get and set the verbosity of the log, for /debug/flags/v; nil leaves it out.
 	Verbosity    func() int
 	SetVerbosity func(int)

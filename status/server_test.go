@@ -168,6 +168,25 @@ func TestSLIs(t *testing.T) {
 	}
 }
 
+// A feature gate that is off takes its page away, and /statusz does not name it.
+func TestPagesOff(t *testing.T) {
+	url := serve(t, status.ServerConfig{
+		Mode: "nftables", Off: []string{"/flagz", "/metrics/slis"}, Machine: map[string]string{"Machine id": "m1", "Boot id": "b1"},
+	}, nil)
+	for path, code := range map[string]int{"/flagz": 404, "/metrics/slis": 404, "/statusz": 200, "/metrics": 200} {
+		if res, body := get(t, url+path); res.StatusCode != code {
+			t.Errorf("%s: %s, want %d\n%s", path, res.Status, code, body)
+		}
+	}
+	if _, body := get(t, url+"/statusz"); strings.Contains(body, "/flagz") || strings.Contains(body, "slis") ||
+		!strings.Contains(body, "\nBoot id: b1\nMachine id: m1\n") {
+		t.Errorf("/statusz:\n%s", body)
+	}
+	if res, _ := get(t, serve(t, status.ServerConfig{Mode: "nftables", Off: []string{"/statusz"}}, nil)+"/statusz"); res.StatusCode != 404 {
+		t.Errorf("/statusz: %s, want 404", res.Status)
+	}
+}
+
 // HT-25: text for people, JSON for who names what it wants, else 406.
 func TestPages(t *testing.T) {
 	started := time.Now().Add(-3*time.Hour - 25*time.Minute - 2*time.Second)

@@ -77,9 +77,13 @@ func (s *Server) statusz(paths []string) http.Handler {
 	}
 	text := func() string {
 		up := time.Since(s.cfg.Started).Truncate(time.Second)
-		return fmt.Sprintf("Started: %s\nUp: %d hr %02d min %02d sec\nGo version: %s\nBinary version: %s\nEmulation version: %s\nPaths: %s\n",
+		text := fmt.Sprintf("Started: %s\nUp: %d hr %02d min %02d sec\nGo version: %s\nBinary version: %s\nEmulation version: %s\nPaths: %s\n",
 			s.cfg.Started.UTC().Format(time.UnixDate), int(up.Hours()), int(up.Minutes())%60, int(up.Seconds())%60,
 			runtime.Version(), binary, emulation, strings.Join(paths, " "))
+		for _, name := range slices.Sorted(maps.Keys(s.cfg.Machine)) {
+			text += name + ": " + s.cfg.Machine[name] + "\n"
+		}
+		return text
 	}
 	return page("statusz", "Statusz", text, func(version string) any {
 		return statuszObject{newObject("Statusz", version), s.cfg.Started.UTC().Truncate(time.Second),

@@ -1,6 +1,7 @@
 package system
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"strings"
@@ -71,7 +72,8 @@ func TestReadOnlyProcSys(t *testing.T) {
 	}
 	onThread(t, unix.CLONE_NEWNET|unix.CLONE_NEWNS, func() {
 		s := defaults()
-		if _, err := (Host{}).InitOnly(s); err != nil { // as an init container that is privileged
+		s.Conntrack.MaxPerCore, s.Conntrack.Min = 1, 4096 // the size is the machine's
+		if _, err := (Host{}).InitOnly(s); err != nil {   // as an init container that is privileged
 			t.Error(err)
 		}
 		if err := bindReadOnly("/proc/sys"); err != nil {
@@ -121,4 +123,33 @@ func rootless(t *testing.T) {
 	check(t, "kept", r.Kept, []string{"suffices where 4096 is asked for"})
 	check(t, "warning", warnings(r), []string{"--oom-score-adj (oomScoreAdj): set oom_score_adj to -999"})
 	sysctlIs(t, "net.netfilter.nf_conntrack_tcp_timeout_close_wait", "3600")
+}
+
+// DP-30, on a kernel that has ip_vs; on another the error says what is missing and who asks for it.
+func TestIPVS(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+	onThread(t, unix.CLONE_NEWNET, func() {
+		s := Settings{Mode: "ipvs", StrictARP: true, IPv4: true}
+		r, err := Host{}.InitOnly(s)
+		if !kernel.HasIPVS() {
+			if !errors.Is(err, kernel.ErrUnsupported) || !strings.Contains(err.Error(), "ip_vs is missing") || !strings.Contains(err.Error(), "--proxy-mode ipvs") {
+				t.Errorf("without ip_vs: %v", err)
+			}
+			return
+		}
+		if err != nil || len(r.Warnings)+len(r.Kept) > 0 {
+			t.Errorf("%+v, %v", r, err)
+		}
+		for name, want := range map[string]string{
+			"net.ipv4.vs.conntrack": "1", "net.ipv4.vs.expire_nodest_conn": "1", "net.ipv4.vs.expire_quiescent_template": "1",
+			"net.ipv4.ip_forward": "1", "net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2",
+		} {
+			sysctlIs(t, name, want)
+		}
+		if r, err := (Host{}).InitOnly(s); err != nil || len(r.Wrote) > 0 {
+			t.Errorf("a second time: wrote %q, %v", r.Wrote, err)
+		}
+	})
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	"kube-proxy/cluster"
 	"kube-proxy/config"
@@ -20,6 +21,7 @@ import (
 	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/nftables"
 	"kube-proxy/policy"
+	"kube-proxy/status"
 )
 
 // dataPlane is a plane of any mode. What else it can do, its engine finds out.
@@ -113,11 +115,18 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	}
 	f := &family{name: fam, plane: plane}
 	var observers []engine.Observer
-	f.conntrack, err = conntrack.New(conntrack.Config{Family: fam, Log: labelled})
+	f.conntrack, err = conntrack.New(conntrack.Config{
+		Family: fam, Log: labelled,
+		Cleaned: func(took time.Duration, deleted int) { p.servers.metrics.Cleaned(fam.String(), took, deleted) },
+	})
 	if err != nil {
 		labelled.Warn("stale UDP flows are not cleaned up", "err", err)
 	} else {
 		observers = append(observers, f.conntrack)
+	}
+	observers = append(observers, p.servers.services.Observer(fam))
+	if p.servers.sockets != nil {
+		observers = append(observers, p.servers.sockets.Observer(fam))
 	}
 	t := cfg.mode.Tables
 	f.engine = engine.New(engine.Config{
@@ -125,14 +134,22 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 		Resolve:       func(v cluster.View) []*lb.Frontend { return policy.Resolve(v, p.settings(fam)) },
 		ResolveNode:   func(facts cluster.Facts) lb.Node { return policy.ResolveNode(facts, p.settings(fam)) },
 		MinSyncPeriod: t.MinSyncPeriod, AuditPeriod: t.SyncPeriod, Log: p.log,
-		Written:   func(w engine.Write) { p.written(f, labelled, w) },
-		Contested: func(c lb.Contest) { p.tell(event.ContestedKey(c.Loser.Name, c.Winner.Name, c.Key.String())) },
+		Written:    func(w engine.Write) { p.written(f, labelled, w) },
+		Programmed: func(took []time.Duration) { p.servers.metrics.Programmed(fam.String(), took) },
+		Contested:  func(c lb.Contest) { p.tell(event.ContestedKey(c.Loser.Name, c.Winner.Name, c.Key.String())) },
 	})
 	return f, nil
 }
 
 // written is told of each write of a family.
 func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
+	p.servers.metrics.Written(f.name.String(), w)
+	if t, ok := f.plane.(*iptables.Plane); ok {
+		s := t.Stats()
+		p.servers.metrics.IPTables(f.name.String(), status.IPTablesStats{
+			Failures: s.Failures, PartialFailures: s.PartialFailures, Rules: status.RuleCounts(s.Owned), RulesLast: status.RuleCounts(s.Last),
+		})
+	}
 	if w.Err != nil {
 		return // the engine has said it
 	}

@@ -245,7 +245,7 @@ func TestNodeDoesNotCome(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		if told := strings.Contains(log.String(), "this node's Node object is not known"); told == c.node {
+		if told := strings.Contains(log.String(), "there is no Node"); told == c.node {
 			t.Errorf("%s:\n%s", c.name, log.String())
 		}
 		if err := p.closePlanes(); err != nil {
@@ -262,7 +262,9 @@ func (n *namespace) proxy(log *slog.Logger) *proxy {
 	var err error
 	n.in(func() {
 		if err = p.choose(n.t.Context(), lb.IPv4); err == nil {
+			p.newMetrics()
 			err = p.newFamilies([]lb.Family{lb.IPv4, lb.IPv6})
+			p.newServers()
 		}
 	})
 	if err != nil {

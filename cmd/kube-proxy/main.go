@@ -94,9 +94,9 @@ func start(ctx context.Context, args []string, cfg *config.Config, out, errOut i
 		}
 		return nil
 	case cfg.Cleanup.Asked():
-		return errors.New("--cleanup and --cleanup-iptables are not built yet: no rule was removed")
+		return removeRules(ctx, cfg, log.Logger())
 	case cfg.InitOnly:
-		return errors.New("--init-only is not built yet: no setting was made")
+		return newProxy(args, cfg, log, log.Logger()).initOnly(ctx)
 	}
 	if cfg.Logging.Verbosity >= 1 {
 		for _, line := range cfg.Flags {

@@ -25,8 +25,6 @@ func TestCommand(t *testing.T) {
 		{"--config=" + dir + "/none", "", "read --config: "},
 		{"--config=" + dir, "", "read --config: "},
 		{"--proxy-mode=nftables --logtostderr=false --log-dir=" + dir + "/none", "", "initialize logging: begin a log file: "},
-		{"--cleanup", "", "--cleanup and --cleanup-iptables are not built yet: no rule was removed"},
-		{"--init-only", "", "--init-only is not built yet: no setting was made"},
 	} {
 		var out, errOut bytes.Buffer
 		err := command(&out, &errOut, strings.Fields(tc.args)).ExecuteContext(t.Context())

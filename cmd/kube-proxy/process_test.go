@@ -62,6 +62,7 @@ func newNamespace(t *testing.T) *namespace {
 	}
 	t.Cleanup(func() { close(n.do) })
 	n.command("ip", "link", "set", "lo", "up")
+	n.command("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding") // as on any node
 	return n
 }
 
@@ -147,7 +148,7 @@ func (n *namespace) serve(dir string) *process {
 }
 
 func usualArgs() []string {
-	return []string{"--proxy-mode=nftables", "--hostname-override=n1", "--manifests=m"}
+	return []string{"--proxy-mode=nftables", "--hostname-override=n1", "--manifests=m", "--cluster-cidr=10.0.0.0/16,fd00::/48"}
 }
 
 // allWritten matches the log when both families' rules are written.
@@ -244,7 +245,7 @@ endpoints: [{addresses: [%[4]s]}]
 
 // good is the Service that works, whatever is wrong beside it.
 func good() []byte {
-	return append([]byte("kind: Node\nmetadata: {name: n1}\n---"), service("good", "10.96.0.1", 80, "10.0.0.1")...)
+	return append([]byte("kind: Node\nmetadata: {name: n1}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n---"), service("good", "10.96.0.1", 80, "10.0.0.1")...)
 }
 
 const goodServed = "frontend 10.96.0.1 . tcp . 80\nbackend 10.0.0.1 . 8080\n"

@@ -4,12 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"reflect"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/pflag"
 
@@ -23,9 +20,6 @@ import (
 // when a change needs a new process.
 func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
 	file := p.config().File
-	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, syscall.SIGHUP)
-	defer signal.Stop(hangups)
 	changes := make(chan error, 1)
 	if file != "" {
 		go func() {
@@ -51,7 +45,7 @@ func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
 				continue
 			}
 			p.reload(false, fail)
-		case <-hangups:
+		case <-p.hangups:
 			if file == "" {
 				p.log.Info("SIGHUP: there is no configuration file to read again")
 				continue
@@ -115,7 +109,9 @@ func loadConfig(args []string) (*config.Config, error) {
 // apply has a valid configuration take effect, of which only live fields have changed.
 func (p *proxy) apply(before, after *configured) {
 	p.present.Store(after)
-	p.logs.SetVerbosity(after.Logging.Verbosity)
+	if before.Logging.Verbosity != after.Logging.Verbosity {
+		p.setVerbosity(after.Logging.Verbosity)
+	}
 	p.logs.SetVModule(patterns(after.Logging.VModule))
 	was, is := before.mode.Tables, after.mode.Tables
 	for _, f := range p.families {
@@ -130,6 +126,10 @@ func (p *proxy) apply(before, after *configured) {
 			f.engine.ResolveAll()
 		}
 	}
+	p.servers.health.Listen(after.Servers.Healthz, false)
+	p.servers.status.Listen(after.Servers.Metrics)
+	p.servers.status.SetProfiling(after.Servers.Profiling)
+	p.factsChanged() // the addresses of NodePorts may be others now
 	report, err := system.Host{}.Reload(hostSettings(before), hostSettings(after))
 	p.tellOfHost(report)
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/nftables"
 	"kube-proxy/policy"
 	"kube-proxy/source/manifests"
 )
@@ -107,6 +108,8 @@ func rendered(r config.Resolved, fam lb.Family, table *lb.Table) ([]byte, error)
 			program = "ip6tables"
 		}
 		return append(fmt.Appendf(nil, "# %s-restore --noflush\n", program), text...), err
+	case mode.NFTables:
+		return nftables.Render(nftablesConfig(r, fam), table)
 	default:
 		return nil, fmt.Errorf("mode %s: %w", r.Mode, mode.ErrNotBuilt)
 	}

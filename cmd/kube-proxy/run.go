@@ -5,9 +5,11 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"os/signal"
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"kube-proxy/cluster"
 	"kube-proxy/config"
@@ -29,7 +31,12 @@ type proxy struct {
 	choice   mode.Choice
 	families []*family
 	begun    *firsts
+	servers  servers
 	turn     *turn
+
+	hangups   chan os.Signal
+	facts     chan struct{} // has a value when something of the node has changed
+	verbosity atomic.Int64  // of the log
 
 	// tell has the cluster know of an event, where there is an API server. It never waits, and writes no log: whoever
 	// tells has said it there already.
@@ -41,6 +48,8 @@ type proxy struct {
 func newProxy(args []string, cfg *config.Config, logs *logging.Log, log *slog.Logger) *proxy {
 	p := &proxy{args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), turn: newTurn(log), tell: func(event.Event) {}, dropped: func() uint64 { return 0 }}
 	p.present.Store(&configured{Config: cfg})
+	p.facts, p.hangups = make(chan struct{}, 1), make(chan os.Signal, 1)
+	p.verbosity.Store(int64(cfg.Logging.Verbosity))
 	return p
 }
 
@@ -55,9 +64,12 @@ func (p *proxy) config() *configured { return p.present.Load() }
 
 // run is the process after its configuration is known. It returns nil when ctx ends.
 func (p *proxy) run(ctx context.Context) error {
+	signal.Notify(p.hangups, syscall.SIGHUP) // before anybody can know of us: unheard, it would end the process
+	defer signal.Stop(p.hangups)
 	cfg := p.config()
 	p.log.Info("kube-proxy starts", "version", compatible, "mode", cfg.Mode, "node", cfg.NodeName, "pid", os.Getpid(),
-		"go", runtime.Version(), "GOMAXPROCS", runtime.GOMAXPROCS(0), "GOGC", os.Getenv("GOGC"), "GOTRACEBACK", os.Getenv("GOTRACEBACK"))
+		"go", runtime.Version(), "GOMAXPROCS", runtime.GOMAXPROCS(0), "GOGC", os.Getenv("GOGC"), "GOTRACEBACK", os.Getenv("GOTRACEBACK"),
+		"machine", cfg.MachineID, "boot", cfg.BootID)
 	for _, w := range cfg.Warnings {
 		p.log.Warn(w)
 	}
@@ -84,9 +96,11 @@ func (p *proxy) run(ctx context.Context) error {
 	if err := p.setHost(system.Host.Start); err != nil {
 		return err
 	}
+	p.newMetrics()
 	if err := p.newFamilies(fams); err != nil {
 		return err
 	}
+	p.newServers()
 	return errors.Join(p.serve(ctx, src), p.closePlanes())
 }
 
@@ -101,7 +115,7 @@ func (p *proxy) serve(ctx context.Context, src source) error {
 			return
 		}
 		defer p.turn.close()
-		p.runFamilies(ctx)
+		p.perform(ctx, func(err error) { fail(fatal{err}) })
 	})
 	running.Go(func() { p.watchConfig(ctx, func(err error) { fail(fatal{err}) }) })
 	running.Go(func() {
@@ -109,11 +123,7 @@ func (p *proxy) serve(ctx context.Context, src source) error {
 			fail(fatal{err})
 		}
 	})
-	running.Go(func() {
-		if err := p.awaitPodCIDRs(ctx, podCIDRsWait); err != nil {
-			fail(fatal{err})
-		}
-	})
+	running.Go(func() { p.watchNode(ctx, podCIDRsWait, func(err error) { fail(fatal{err}) }) })
 	<-ctx.Done()
 	cause := context.Cause(ctx)
 	p.log.Info("stopping: the rules stay in force", "because", cause)
@@ -126,6 +136,22 @@ func (p *proxy) serve(ctx context.Context, src source) error {
 
 // fatal is a cause to stop that the process ends with.
 type fatal struct{ error }
+
+// perform serves packets and requests until ctx ends. Servers answer until the last write is done: first that the
+// process is about to end (PR-07). There is no wait for load balancers to notice: whoever finds the port closed takes
+// the node out as well, and the sooner the next process answers there, the less do they do.
+func (p *proxy) perform(ctx context.Context, fail func(error)) {
+	stop := context.AfterFunc(ctx, p.servers.health.Drain)
+	defer stop()
+	serving, end := context.WithCancel(context.WithoutCancel(ctx))
+	var answering, cleaning sync.WaitGroup
+	answering.Go(func() { p.runServers(serving, fail) })
+	cleaning.Go(func() { p.cleanOthers(ctx) })
+	p.runFamilies(ctx)
+	cleaning.Wait()
+	end()
+	answering.Wait()
+}
 
 func (p *proxy) runFamilies(ctx context.Context) {
 	var running sync.WaitGroup

@@ -2,12 +2,10 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
 	"kube-proxy/cluster"
-	"kube-proxy/event"
 	"kube-proxy/policy"
 	"kube-proxy/source/convert"
 	"kube-proxy/source/kube"
@@ -41,7 +39,10 @@ func (p *proxy) newSource() (source, error) {
 		return source{run: s.Run}, nil // it lists all at once
 	}
 	p.store.WaitForFacts(true)
-	p.store.WaitForPodCIDRs(cfg.DetectLocal.Mode == string(policy.NodeCIDR))
+	if p.store.WaitForPodCIDRs(cfg.DetectLocal.Mode == string(policy.NodeCIDR)) {
+		p.log.Info("no rule is written before the Node has pod CIDRs, which the mode of detecting local traffic needs",
+			cfg.Name("detectLocalMode"), cfg.DetectLocal.Mode, "longest", podCIDRsWait)
+	}
 	kc := p.kubeConfig()
 	kc.OnProblem = problem
 	s, err := kube.New(kc)
@@ -80,45 +81,18 @@ func (p *proxy) follow(ctx context.Context, src source) error {
 
 // fold takes an event in and tells the engines. They are also told of events that change nothing: an empty
 // list may be the one that they wait for.
-func (p *proxy) fold(ev cluster.Event) { p.mark(p.store.Fold(ev)) }
+func (p *proxy) fold(ev cluster.Event) {
+	dirty := p.store.Fold(ev)
+	p.mark(dirty)
+	if dirty.Facts {
+		p.factsChanged()
+	}
+}
 
 func (p *proxy) mark(d cluster.Dirty) {
 	for _, f := range p.families {
 		f.engine.Mark(d)
 	}
-}
-
-// waiveFacts ends the wait for the Node and the ServiceCIDRs when they do not come, for example for want of
-// permission: Services are served without.
-func (p *proxy) waiveFacts() {
-	if !p.store.WaitForFacts(false) {
-		return
-	}
-	if facts := p.store.Facts(); facts.Node == nil {
-		p.log.Warn("this node's Node object is not known: NodePorts on its primary address do not answer, and topology hints do not count. "+
-			"Is --hostname-override right, and is there a Node of this name that the proxy may read?", "node", facts.NodeName)
-		p.tell(event.NodeNotFound(facts.NodeName))
-	}
-	p.mark(cluster.Dirty{})
-}
-
-// podCIDRsWait is how long the Node may be without pod CIDRs in the mode that needs them (PR-05).
-const podCIDRsWait = 5 * time.Minute
-
-// awaitPodCIDRs returns an error if the Node has no pod CIDRs after a while although they are needed, nil
-// otherwise.
-func (p *proxy) awaitPodCIDRs(ctx context.Context, wait time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-time.After(wait):
-	}
-	if !p.store.WaitForPodCIDRs(false) {
-		return nil
-	}
-	cfg := p.config()
-	return fmt.Errorf("%s %s needs the pod CIDRs of Node %s, which has none after %v; is there a Node of this name, and does the "+
-		"controller manager give nodes their pod CIDRs (--allocate-node-cidrs)?", cfg.Name("detectLocalMode"), cfg.DetectLocal.Mode, cfg.NodeName, wait)
 }
 
 // lists remembers which of the lists without which nothing is served have come.

@@ -1,6 +1,9 @@
 package iptables
 
 import (
+	"fmt"
+	"os"
+	"sync/atomic"
 	"testing"
 
 	"kube-proxy/internal/kernel"
@@ -22,8 +25,23 @@ func newLiberal(b Backend) func(lb.Family) (planetest.Plane, error) {
 		if _, err := kernel.SetSysctl("net.netfilter.nf_conntrack_tcp_be_liberal", "1"); err != nil {
 			return nil, err
 		}
-		return New(Config{Family: f, Backend: b})
+		return New(Config{Family: f, Backend: b, Runner: system{lock: ownLock()}})
 	}
+}
+
+// ownLock returns a lock file of the plane's own. All planes of the legacy back end share one, in whatever network
+// namespace they are, and where code is slow many tests at once wait too long for it.
+func ownLock() string { return fmt.Sprintf("/run/xtables.lock.%d.%d", os.Getpid(), locks.Add(1)) }
+
+var locks atomic.Uint64
+
+// TestMain deletes the lock files.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	for i := range locks.Load() {
+		os.Remove(fmt.Sprintf("/run/xtables.lock.%d.%d", os.Getpid(), i+1))
+	}
+	os.Exit(code)
 }
 
 // TestConformance sends the packets of every scenario through the kernel, with both variants of iptables.
@@ -49,5 +67,7 @@ func TestRandomTransitions(t *testing.T) {
 }
 
 func newWith(b Backend) func(lb.Family) (planetest.Plane, error) {
-	return func(f lb.Family) (planetest.Plane, error) { return New(Config{Family: f, Backend: b}) }
+	return func(f lb.Family) (planetest.Plane, error) {
+		return New(Config{Family: f, Backend: b, Runner: system{lock: ownLock()}})
+	}
 }

@@ -382,6 +382,8 @@ func (l *loader) refusedOf(ctx context.Context, units []unitID, cause error) err
 		switch {
 		case err == nil:
 			return nil
+		case len(units) == 0:
+			return err
 		case len(units) == 1:
 			no.units[units[0]] = err
 			return nil
@@ -392,7 +394,10 @@ func (l *loader) refusedOf(ctx context.Context, units []unitID, cause error) err
 		}
 		return find(units[half:])
 	}
-	if err := find(units); err != nil || len(no.units) == 0 {
+	if find(nil) != nil { // not even the chains that do not depend on them are taken
+		return cause
+	}
+	if find(units) != nil || len(no.units) == 0 || len(no.units) == len(units) && len(units) > 1 {
 		return cause
 	}
 	return no

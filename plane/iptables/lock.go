@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -12,7 +13,7 @@ import (
 )
 
 // xtablesLock is the file that all programs of the legacy back end lock (DP-14).
-const xtablesLock = "/run/xtables.lock"
+func xtablesLock() string { return cmp.Or(os.Getenv("XTABLES_LOCKFILE"), "/run/xtables.lock") }
 
 // lockWait is how long to wait for the lock, as long as the programs themselves do.
 const lockWait = 5 * time.Second

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -91,11 +92,14 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := t.usable(context.Background(), cfg.Family); err != nil {
+		return nil, err
+	}
 	p := &Plane{family: cfg.Family, tool: t, drift: make(chan struct{}, 1), stop: func() {}, maxLines: nftLines}
 	if t.backend == Legacy {
 		p.maxLines, p.single = pieceLines, true
 	}
-	if cfg.Runner == nil {
+	if _, real := run.(system); real {
 		p.marker = newMarker(cfg.Family, t.backend)
 	}
 	liberal, err := kernel.Sysctl("net.netfilter.nf_conntrack_tcp_be_liberal")

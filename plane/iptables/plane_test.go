@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -65,8 +66,9 @@ func TestChangeIsOfItsOwnSize(t *testing.T) {
 
 // blackHole is an iptables that takes everything and holds nothing.
 type blackHole struct {
-	runs []string
-	fail func(stdin []byte, args []string) error
+	runs    []string
+	version string // nft if empty
+	fail    func(stdin []byte, args []string) error
 }
 
 func (b *blackHole) LookPath(name string) (string, error) { return "/sbin/" + name, nil }
@@ -79,7 +81,7 @@ func (b *blackHole) Run(_ context.Context, stdin []byte, name string, args ...st
 		}
 	}
 	if slices.Contains(args, "--version") {
-		return []byte("iptables v1.8.9 (nf_tables)\n"), nil
+		return []byte(cmp.Or(b.version, "iptables v1.8.9 (nf_tables)") + "\n"), nil
 	}
 	return nil, nil
 }

@@ -144,6 +144,9 @@ var otherModes = map[string][]string{
 	"raw":    {canary},
 }
 
+// Leftover reports whether a chain of a table, such as KUBE-SERVICES of nat, is one that [Remove] would remove.
+func Leftover(table, chain string) bool { return isLeftover(savedChain{table, chain}) }
+
 // isLeftover reports whether a kube-proxy made the chain. Other software has chains that begin with KUBE- as well.
 func isLeftover(c savedChain) bool {
 	for t := range tables {
@@ -200,32 +203,29 @@ func (t *tool) leftovers(ctx context.Context, cfg RemoveConfig) (*leftovers, err
 	if err != nil {
 		return nil, fmt.Errorf("list the rules: %w", err)
 	}
-	keep, err := keepMartian(cfg, string(out))
-	if err != nil {
-		return nil, err
-	}
-	return findLeftovers(string(out), keep), nil
+	return findLeftovers(string(out), keepMartian(cfg, string(out))), nil
 }
 
-// keepMartian decides about the rule that protects 127.0.0.1 while packets to it are routed, and ends that.
-func keepMartian(cfg RemoveConfig, out string) (string, error) {
+// keepMartian ends that packets to 127.0.0.1 are routed, if the rule is there that protects them. Where that must not
+// or cannot be, it says why: then the rule must stay.
+func keepMartian(cfg RemoveConfig, out string) (why string) {
 	const sysctl = "net.ipv4.conf.all.route_localnet"
 	if cfg.Family != lb.IPv4 || !strings.Contains(out, "-A "+nodeFirewall+" "+martian+"\n") {
-		return "", nil
+		return ""
 	}
 	value, err := kernel.Sysctl(sysctl)
 	switch {
 	case err == nil && value == "0":
-		return "", nil
+		return ""
 	case err == nil && cfg.KeepLocalnet:
-		return "for connections to NodePorts on 127.0.0.1, sysctl " + sysctl + " stays " + value, nil
+		return "for connections to NodePorts on 127.0.0.1, sysctl " + sysctl + " stays " + value
 	case err == nil:
 		_, err = kernel.SetSysctl(sysctl, "0")
 	}
 	if err != nil {
-		return err.Error(), nil
+		return err.Error()
 	}
-	return "", nil
+	return ""
 }
 
 // findLeftovers reads the output of iptables-save. If martian rules are to be kept, keep says why.
@@ -242,9 +242,9 @@ func findLeftovers(out, keep string) *leftovers {
 		case strings.HasPrefix(line, "*"):
 			table = line[1:]
 		case strings.HasPrefix(line, ":"):
-			f := strings.Fields(line[1:])
-			c := savedChain{table, f[0]}
-			builtIn[c] = len(f) > 1 && f[1] != "-"
+			name, policy, _ := strings.Cut(line[1:], " ")
+			c := savedChain{table, name}
+			builtIn[c] = !strings.HasPrefix(policy, "-")
 			if isLeftover(c) {
 				chains = append(chains, c)
 			}

@@ -1,7 +1,9 @@
 package iptables
 
 import (
+	"context"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -217,6 +219,47 @@ func TestRemoveBadConfig(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	if _, err := Remove(t.Context(), RemoveConfig{Family: lb.IPv4, Backend: NFT}); !errors.Is(err, plane.ErrUnsupported) {
 		t.Errorf("without iptables: %v", err)
+	}
+}
+
+// unlucky is a Runner for which others change rules now and then: some restores fail.
+type unlucky struct {
+	system
+	fail  int // so many restores
+	after int // this one and those that follow
+}
+
+func (u *unlucky) Run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+	return u.system.Run(ctx, stdin, name, args...)
+}
+
+func (u *unlucky) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+	if strings.HasSuffix(name, "-restore") {
+		if u.after--; u.after < 0 && u.fail > 0 {
+			u.fail--
+			return errors.New("line 2 failed")
+		}
+	}
+	return u.system.Pipe(ctx, in, out, name, args...)
+}
+
+// A restore that fails because others have changed rules is not the end: the rules are listed again. One that fails for
+// good is an error that names family and program.
+func TestRemoveTriesAgain(t *testing.T) {
+	needs(t, NFT)
+	for _, fail := range []int{1, 2, 100} {
+		for after := range 3 { // entries, jumps, chains
+			inNetns(t)
+			run(t, readRules(t, "old.rules"), "iptables-nft-restore", "--noflush")
+			r, err := Remove(t.Context(), RemoveConfig{Family: lb.IPv4, Backend: NFT, Runner: &unlucky{fail: fail, after: after}})
+			left := strings.Contains(saved(t, "iptables-nft"), "KUBE-")
+			switch {
+			case fail < 100 && (err != nil || left || len(r.Left) > 0):
+				t.Errorf("%d failures after %d: left %t, %q, %v", fail, after, left, r.Left, err)
+			case fail == 100 && (err == nil || !left || !strings.Contains(err.Error(), "remove rules of IPv4, iptables-nft: line 2 failed")):
+				t.Errorf("%d failures after %d: left %t, %v", fail, after, left, err)
+			}
+		}
 	}
 }
 

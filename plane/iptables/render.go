@@ -87,7 +87,6 @@ func (u *unitRenderer) row(f *lb.Frontend) {
 		u.out[f.Key] = []placed{{inHealthChecks, []string{u.match(f.Key, "") + comment(f.Service, " health check node port") + "-j ACCEPT"}}}
 		return
 	}
-	u.sticky = int(f.Affinity.Seconds())
 	var out []placed
 	if target := u.target(f); target != "" {
 		note := comment(f.Service, " ", title(f.Kind))
@@ -133,6 +132,7 @@ func (u *unitRenderer) target(f *lb.Frontend) string {
 	for _, route := range f.Routes {
 		if route.To != nil {
 			u.sets[route.To.ID.Scope] = route.To
+			u.sticky = int(f.Affinity.Seconds()) // a row that refuses has none, and says nothing of the others
 			serves = true
 		}
 	}

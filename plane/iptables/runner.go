@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"strings"
 	"time"
@@ -49,7 +50,9 @@ func (t *tool) pipe(ctx context.Context, in func(io.Writer) error, out func(io.R
 	return nil
 }
 
-type system struct{}
+type system struct {
+	lock string // instead of /run/xtables.lock, if not empty
+}
 
 func (system) LookPath(name string) (string, error) { return exec.LookPath(name) }
 
@@ -69,8 +72,11 @@ func (s system) Run(ctx context.Context, stdin []byte, name string, args ...stri
 	return out.Bytes(), nil
 }
 
-func (system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+func (s system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
+	if s.lock != "" {
+		cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE="+s.lock)
+	}
 	errs := &shortText{}
 	cmd.Stderr = errs
 	// A program that is to end gets the chance to give back the lock.
@@ -99,6 +105,17 @@ func (system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Re
 		stdin.Close()
 		wrote <- err
 	}()
+	// What it started may hold its output open for longer than it lives itself.
+	ended := make(chan struct{})
+	defer close(ended)
+	defer context.AfterFunc(ctx, func() {
+		select {
+		case <-ended:
+		case <-time.After(cmd.WaitDelay + time.Second):
+			stdout.Close()
+			stdin.Close()
+		}
+	})()
 	var readErr error
 	if out != nil {
 		readErr = out(stdout)
@@ -111,10 +128,10 @@ func (system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Re
 		if ctx.Err() != nil {
 			err = fmt.Errorf("%w: %w", ctx.Err(), err)
 		}
-		if writeErr != nil && errs.Len() == 0 {
+		if writeErr != nil && len(errs.text) == 0 {
 			err = fmt.Errorf("%w: %w", writeErr, err)
 		}
-		return &runError{name: name, said: strings.TrimSpace(errs.String()), err: err}
+		return &runError{name: name, said: strings.TrimSpace(string(errs.text)), err: err}
 	case writeErr != nil:
 		return fmt.Errorf("%s: write its input: %w", name, writeErr)
 	case readErr != nil:
@@ -124,13 +141,11 @@ func (system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Re
 }
 
 // shortText keeps the beginning of what is written to it.
-type shortText struct{ bytes.Buffer }
+type shortText struct{ text []byte }
 
 func (t *shortText) Write(b []byte) (int, error) {
 	const most = 1000
-	if room := most - t.Len(); room > 0 {
-		t.Buffer.Write(b[:min(room, len(b))])
-	}
+	t.text = append(t.text, b[:min(most-len(t.text), len(b))]...)
 	return len(b), nil
 }
 

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -120,6 +122,32 @@ func probe(run Runner, program string) (*tool, error) {
 	return t, nil
 }
 
+// usable finds out whether the kernel has the tables and lets us at them. The error says what is missing, and wraps
+// plane.ErrUnsupported.
+func (t *tool) usable(ctx context.Context, f lb.Family) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	var err error
+	if _, real := t.run.(system); real && t.backend == Legacy { // no need to wait for the lock, or to copy a table
+		var m *infoMarker
+		if m, err = newInfoMarker(f); err == nil {
+			_, err = m.now()
+			m.close()
+		}
+	} else {
+		_, err = t.run.Run(ctx, nil, t.program, append([]string{"-t", "nat"}, append(t.wait, "-S", "POSTROUTING")...)...)
+	}
+	switch said := fmt.Sprint(err); {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), strings.Contains(said, "Permission denied"), strings.Contains(said, "Operation not permitted"):
+		return fmt.Errorf("iptables: %s may not be used: run as root with CAP_NET_ADMIN and CAP_NET_RAW: %w: %w", t.program, err, plane.ErrUnsupported)
+	default:
+		return fmt.Errorf("iptables: this kernel has no tables for %s, of the %s back end: load ip_tables or nf_tables, or use --proxy-mode nftables: %w: %w",
+			t.program, t.backend, err, plane.ErrUnsupported)
+	}
+}
+
 // choose returns the back end that the node uses: that which has the kubelet's hint, else that with more rules
 // (DP-14). Auto means that it cannot be told.
 func choose(run Runner, base string) Backend {
@@ -166,7 +194,7 @@ func (t *tool) restore(ctx context.Context, write func(io.Writer) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if t.backend == Legacy && t.wait == nil {
-		unlock, err := lockXtables(ctx, xtablesLock)
+		unlock, err := lockXtables(ctx, xtablesLock())
 		if err != nil {
 			return err
 		}
@@ -174,7 +202,7 @@ func (t *tool) restore(ctx context.Context, write func(io.Writer) error) error {
 	}
 	err := t.pipe(ctx, write, nil, t.program+"-restore", append([]string{"--noflush"}, t.wait...)...)
 	if run := (*runError)(nil); t.backend == Legacy && errors.As(err, &run) && strings.Contains(run.said, "xtables lock") {
-		if who := holders(xtablesLock); who != "" {
+		if who := holders(xtablesLock()); who != "" {
 			err = fmt.Errorf("%w (held by %s)", err, who)
 		}
 	}

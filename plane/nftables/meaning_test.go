@@ -10,6 +10,7 @@ import (
 
 	nft "github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
@@ -234,6 +235,30 @@ func (m *machine) protocols(x *expr.Lookup) {
 	slices.Sort(protos)
 	if !slices.Equal(protos, []byte{byte(lb.TCP), byte(lb.UDP), byte(lb.SCTP)}) {
 		m.t.Errorf("%s holds %v", x.SetName, protos)
+	}
+}
+
+// sameSets compares what Reset does not look at: the most elements of a set, and its comment.
+func sameSets(t *testing.T, p *Plane) {
+	t.Helper()
+	found := 0
+	err := p.sock.dump(p.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, uint16(unix.NFTA_SET_TABLE), TableName), func(body []byte) error {
+		name := cstr(attribute(body, unix.NFTA_SET_NAME))
+		for _, d := range p.rules.sets {
+			if d.name != name {
+				continue
+			}
+			found++
+			size := be32(attribute(attribute(body, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE))
+			comment, _ := userdata.GetString(attribute(body, unix.NFTA_SET_USERDATA), userdata.NFTNL_UDATA_SET_COMMENT)
+			if size != d.size || comment != d.comment {
+				t.Errorf("set %s: at most %d elements, comment %q; want %d, %q", name, size, comment, d.size, d.comment)
+			}
+		}
+		return nil
+	})
+	if err != nil || found != int(setCount) {
+		t.Errorf("%d sets, want %d: %v", found, setCount, err)
 	}
 }
 

@@ -54,6 +54,7 @@ func proveRendering(t *testing.T, f lb.Family, want *lb.Table, text string) {
 		t.Errorf("a plane on top of the text sends %+v, and mends %d: %v\n%s", s, mended, err, text)
 	}
 	dump(t, p)
+	sameSets(t, p)
 	sameMeaning(t, p)
 	if err := p.Close(); err != nil {
 		t.Error(err)
@@ -169,7 +170,7 @@ func goldens() map[string]*lb.Table {
 	byName.Node.NodePorts = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
 	one := shop(w, 0)
 	one.Node.Pods = lb.Detector{Interface: "cni0"}
-	one.Node.ServiceCIDRs = append(one.Node.ServiceCIDRs, netip.MustParsePrefix("172.16.0.0/12"))
+	one.Node.ServiceCIDRs = append(one.Node.ServiceCIDRs, netip.MustParsePrefix("172.16.0.0/13"))
 	six := shop(w6, 3*time.Hour, netip.MustParsePrefix("2001:db8::/33"), netip.MustParsePrefix("fd00::7/128"))
 	six.Node.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("fd0a::/108")}
 	return map[string]*lb.Table{

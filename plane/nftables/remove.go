@@ -25,8 +25,11 @@ func Remove(fam lb.Family) (removed bool, err error) {
 	defer s.close()
 	f := familyOf(fam)
 	there, err := s.hasTable(f.proto)
-	if err != nil || !there {
-		return false, err
+	if err != nil {
+		return false, fmt.Errorf("look for table %s of %s: %w", TableName, fam, err)
+	}
+	if !there {
+		return false, nil
 	}
 	err = s.removeTable(f.proto)
 	if errors.Is(err, unix.ENOENT) { // somebody was faster

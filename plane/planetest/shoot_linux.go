@@ -74,8 +74,10 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 	}
 	if r.s.Untouched && p.Want.Verdict != scenario.Answered && r.strange(shots) {
 		switch proto := shots[0].Proto; {
-		case proto == 0:
-			return false, nil // what a ping meets behind the node says nothing about the node
+		case proto == 0 || proto == lb.SCTP:
+			// What a ping meets behind the node says nothing about the node; and SCTP is refused there as here, for
+			// its sockets take no packets to addresses that are not their host's.
+			return false, nil
 		case proto == lb.UDP && r.family == lb.IPv6:
 			p.Want = scenario.Outcome{Verdict: scenario.Dropped} // the sink answers from an address of its own
 		default:

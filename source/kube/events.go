@@ -200,11 +200,14 @@ func (p *Publisher) Dropped() uint64 {
 // Run sends until ctx ends, and then for two seconds at most what is still waiting. Call it once.
 func (p *Publisher) Run(ctx context.Context) {
 	defer p.close()
+	grace, cancel := context.WithCancel(context.WithoutCancel(ctx)) // ends a while after ctx
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(p.pace.flush, cancel) })()
 	for {
 		s, wait := p.take(time.Now())
 		wake := p.wake
 		if s != nil && p.limit.Wait(ctx) == nil {
-			if p.send(ctx, s) {
+			if p.send(grace, s) {
 				continue
 			}
 			wait, wake = p.backoff(), nil // what is new has to wait, too
@@ -215,7 +218,7 @@ func (p *Publisher) Run(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-			p.drain()
+			p.drain(grace)
 			return
 		case <-timer:
 		case <-wake:
@@ -256,10 +259,8 @@ func (p *Publisher) drop(s *series) {
 	delete(p.series, s.event.Series())
 }
 
-// drain sends, for a short time, what is waiting at the end.
-func (p *Publisher) drain() {
-	ctx, cancel := context.WithTimeout(context.Background(), p.pace.flush)
-	defer cancel()
+// drain sends what is waiting at the end, until ctx ends.
+func (p *Publisher) drain(ctx context.Context) {
 	p.mu.Lock()
 	for _, s := range p.series {
 		if s.queued.IsZero() && s.count != s.sent {

@@ -1,0 +1,303 @@
+package cleanup
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/moby/ipvs"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/plane/nftables"
+)
+
+// needsIPVS skips a test on a kernel without ip_vs; make test-kernels runs it in a VM that has it.
+func needsIPVS(t *testing.T) {
+	t.Helper()
+	needsAll(t)
+	if err := kernel.LoadIPVS(); err != nil {
+		t.Skip(err)
+	}
+}
+
+func openIPVS(t *testing.T) *ipvs.Handle {
+	t.Helper()
+	h, err := ipvs.New("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.Close)
+	return h
+}
+
+// virtual makes a virtual server, such as "tcp 10.96.0.10:80" or "fwmark 7".
+func virtual(t *testing.T, h *ipvs.Handle, what string) *ipvs.Service {
+	t.Helper()
+	s := &ipvs.Service{SchedName: "rr", AddressFamily: unix.AF_INET, Netmask: 0xffffffff}
+	proto, addr, _ := strings.Cut(what, " ")
+	if proto == "fwmark" {
+		if _, err := fmt.Sscan(addr, &s.FWMark); err != nil {
+			t.Fatal(err)
+		}
+	} else {
+		at := netip.MustParseAddrPort(addr)
+		s.Address, s.Port = net.IP(at.Addr().AsSlice()), at.Port()
+		s.Protocol = map[string]uint16{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}[proto]
+		if at.Addr().Is6() {
+			s.AddressFamily, s.Netmask = unix.AF_INET6, 128
+		}
+	}
+	if err := h.NewService(s); err != nil {
+		t.Fatalf("virtual server %s: %v", what, err)
+	}
+	return s
+}
+
+// virtuals lists the virtual servers, in the words of virtual.
+func virtuals(t *testing.T, h *ipvs.Handle) []string {
+	t.Helper()
+	all, err := h.GetServices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, s := range all {
+		if s.FWMark != 0 {
+			out = append(out, fmt.Sprintf("fwmark %d", s.FWMark))
+			continue
+		}
+		proto := map[uint16]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}[s.Protocol]
+		out = append(out, fmt.Sprintf("%s %s", proto, netip.AddrPortFrom(addrOf(s.Address), s.Port)))
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Virtual servers that are a kube-proxy's go, those of others stay (PR-08, DP-31, DP-35, --ipvs-exclude-cidrs).
+func TestIPVSServers(t *testing.T) {
+	needsIPVS(t)
+	inNetns(t)
+	oursIPVS(t)
+	run(t, "", "ip", "link", "add", "lan0", "type", deviceType)
+	for _, a := range []string{"192.0.2.1/24", "2001:db8::1/64"} {
+		run(t, "", "ip", "addr", "add", a, "dev", "lan0", "nodad")
+	}
+	run(t, "", "ip", "addr", "add", "10.97.0.1/32", "dev", device)
+	h := openIPVS(t)
+	four := []string{
+		"tcp 10.96.0.1:443",      // on kube-ipvs0
+		"sctp 10.96.0.1:9",       // whatever the protocol
+		"tcp 10.96.0.77:80",      // its address is in an ipset
+		"tcp 192.0.2.1:30080",    // a NodePort of an address of this machine
+		"sctp 192.0.2.1:30090",   // in the set of another kind
+		"tcp 198.51.100.0:20000", // upstream's probe
+	}
+	six := []string{"udp [2001:db8::1]:30053", "udp [fd00:10:96::10]:53"}
+	excluded := []string{"tcp 10.97.0.1:80"}
+	others := []string{
+		"fwmark 7",
+		"tcp 192.0.2.1:8080",   // no NodePort
+		"udp 192.0.2.1:30090",  // of another protocol
+		"tcp 192.0.2.9:30080",  // an address of another machine
+		"tcp 10.96.0.200:80",   // nothing is known of it
+		"udp 198.51.100.0:123", // not the probe
+	}
+	all := slices.Concat(four, six, excluded, others)
+	for _, s := range all {
+		virtual(t, h, s)
+	}
+	same := func(when string, want ...string) {
+		t.Helper()
+		slices.Sort(want)
+		if got := virtuals(t, h); !slices.Equal(got, want) {
+			t.Errorf("%s there are\n%q, want\n%q", when, got, want)
+		}
+	}
+	same("at first", all...)
+
+	if r := clean(t, What{IPTables: true, NFTables: true}); len(r.Left) > 0 {
+		t.Errorf("left: %q", r.Left)
+	}
+	same("after --cleanup --cleanup-ipvs=false", all...)
+
+	ex := []netip.Prefix{netip.MustParsePrefix("10.97.0.0/16")}
+	if _, err := Others(t.Context(), Running{Mode: "nftables", Families: []lb.Family{lb.IPv4}, ExcludeCIDRs: ex}); err != nil {
+		t.Error(err)
+	}
+	same("after IPv4 of nftables", slices.Concat(six, excluded, others)...)
+
+	r, err := Run(t.Context(), What{IPTables: true, IPVS: true, NFTables: true, ExcludeCIDRs: ex})
+	if left := strings.Join(r.Left, "\n"); err != nil || !strings.Contains(left, "5 virtual servers of IPv4 stay") || !strings.Contains(left, "device kube-ipvs0 stays: it has 1 other addresses") {
+		t.Errorf("left: %s, %v", left, err)
+	}
+	same("after --cleanup", slices.Concat(excluded, others)...)
+
+	r, err = Run(t.Context(), What{IPTables: true, IPVS: true, NFTables: true})
+	if err != nil || !slices.Contains(r.Removed, "device kube-ipvs0 with 1 service addresses") || !slices.Contains(r.Removed, "1 virtual servers of IPv4") {
+		t.Errorf("removed: %q, %v", r.Removed, err)
+	}
+	same("without exclusion", others...)
+}
+
+// A node changes from upstream's ipvs mode to nftables: a loop of requests notices nothing (PR-08).
+func TestIPVSSwitchUnderTraffic(t *testing.T) {
+	needsIPVS(t)
+	lab, err := netlab.New(netlab.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lab.Close()
+	for _, pod := range []string{"pod1", "pod4"} {
+		if _, err := lab.Listen(pod, netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tab, vip, _ := plan(lb.IPv4)
+	onNode := func(f func()) {
+		t.Helper()
+		if err := lab.Do("node1", func() error { f(); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	onNode(func() {
+		oursIPVS(t)
+		for _, s := range []string{"net.ipv4.vs.conntrack", "net.ipv4.vs.expire_nodest_conn", "net.ipv4.vs.expire_quiescent_template"} {
+			if _, err := kernel.SetSysctl(s, "1"); err != nil {
+				t.Error(err)
+			}
+		}
+		h := openIPVS(t)
+		s := virtual(t, h, "tcp "+vip.String())
+		for _, f := range tab.Get(lb.Key{Addr: vip.Addr(), Port: 80, Proto: lb.TCP}).Routes[0].To.Backends {
+			err := h.NewDestination(s, &ipvs.Destination{Address: net.IP(f.Addr.Addr().AsSlice()), Port: f.Addr.Port(), Weight: 1, AddressFamily: unix.AF_INET})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	w := &way{lab: lab, from: "pod3", to: vip}
+	stop := make(chan struct{})
+	var running sync.WaitGroup
+	running.Go(func() { w.request(stop) })
+	more := func() {
+		t.Helper()
+		for end, was := time.Now().Add(60*time.Second), w.requests.Load(); w.requests.Load() < was+10 && w.failed.Load() == nil; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: too slow", w)
+			}
+		}
+	}
+	more()
+	onNode(func() {
+		p, err := nftables.New(nftables.Config{Family: lb.IPv4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		if err := p.Reset(t.Context(), tab); err != nil {
+			t.Error(err)
+		}
+	})
+	more() // both are in force
+	onNode(func() {
+		r, err := Others(t.Context(), Running{Mode: "nftables", Families: []lb.Family{lb.IPv4, lb.IPv6}})
+		if err != nil || len(r.Left) > 0 || !slices.Contains(r.Removed, "1 virtual servers of IPv4") {
+			t.Errorf("%+v, %v", r, err)
+		}
+		if got := virtuals(t, openIPVS(t)); len(got) > 0 {
+			t.Errorf("virtual servers stay: %q", got)
+		}
+	})
+	more()
+	close(stop)
+	running.Wait()
+	if err := w.failed.Load(); err != nil {
+		t.Errorf("%s: %v", w, *err)
+	}
+	t.Logf("the slowest of %d requests took %v", w.requests.Load(), w.slowest.Round(time.Millisecond))
+}
+
+// Which virtual servers are a kube-proxy's, without a kernel that has them.
+func TestKnown(t *testing.T) {
+	a := netip.MustParseAddr
+	k := &known{addrs: map[netip.Addr]bool{a("10.96.0.1"): true}, frontends: map[server]bool{}, nodePorts: map[server]bool{}, local: map[netip.Addr]bool{a("192.0.2.1"): true}}
+	k.sets([]*ipset{
+		{"KUBE-LOOP-BACK", []entry{{a("10.1.0.1"), unix.IPPROTO_TCP, 8080}}},
+		{"KUBE-LOAD-BALANCER-SOURCE-IP", []entry{{a("10.1.0.2"), unix.IPPROTO_TCP, 8080}}},
+		{"KUBE-CLUSTER-IP", []entry{{a("10.96.0.2"), unix.IPPROTO_TCP, 80}}},
+		{"KUBE-6-EXTERNAL-IP-LOCAL", []entry{{a("2001:db8::7"), unix.IPPROTO_UDP, 53}}},
+		{"KUBE-NODE-PORT-LOCAL-UDP", []entry{{port: 30053}}},
+		{"KUBE-6-NODE-PORT-LOCAL-SCTP-HAS", []entry{{a("2001:db8::1"), unix.IPPROTO_SCTP, 30090}}},
+		{"KUBE-HEALTH-CHECK-NODE-PORT", []entry{{port: 32000}}},
+		{"KUBE-IPVS-IPS", []entry{{addr: a("10.96.0.3")}}},
+	})
+	for s, want := range map[server]bool{
+		{a("10.96.0.1"), unix.IPPROTO_TCP, 1}:        true,
+		{a("10.96.0.2"), unix.IPPROTO_TCP, 80}:       true,
+		{a("10.96.0.2"), unix.IPPROTO_TCP, 81}:       false,
+		{a("10.96.0.3"), unix.IPPROTO_UDP, 5}:        true,
+		{a("10.1.0.1"), unix.IPPROTO_TCP, 8080}:      false,
+		{a("10.1.0.2"), unix.IPPROTO_TCP, 8080}:      false,
+		{a("2001:db8::7"), unix.IPPROTO_UDP, 53}:     true,
+		{a("192.0.2.1"), unix.IPPROTO_UDP, 30053}:    true,
+		{a("192.0.2.1"), unix.IPPROTO_TCP, 30053}:    false,
+		{a("192.0.2.1"), unix.IPPROTO_SCTP, 30090}:   true,
+		{a("192.0.2.1"), unix.IPPROTO_TCP, 32000}:    false,
+		{a("192.0.2.2"), unix.IPPROTO_UDP, 30053}:    false,
+		{a("198.51.100.0"), unix.IPPROTO_TCP, 20000}: true,
+		{a("198.51.100.0"), unix.IPPROTO_TCP, 20001}: false,
+	} {
+		if got := k.is(s); got != want {
+			t.Errorf("%+v: %t", s, got)
+		}
+	}
+}
+
+// What the kernel's answers mean, from real sets.
+func TestListIPSets(t *testing.T) {
+	needsAll(t)
+	inNetns(t)
+	oursIPVS(t)
+	run(t, "", "ipset", "create", "KUBE-SRC-AAAA", "hash:ip")
+	var many strings.Builder
+	for i := range 3000 { // in more than one message
+		fmt.Fprintf(&many, "add KUBE-EXTERNAL-IP 10.5.%d.%d,udp:53\n", i/250, i%250)
+	}
+	run(t, many.String(), "ipset", "restore")
+	found := map[string][]entry{}
+	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
+		sets, err := listIPSets(fam)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(sets) != len(setNames(fam)) {
+			t.Errorf("%s: %d sets, want %d", fam, len(sets), len(setNames(fam)))
+		}
+		for _, s := range sets {
+			found[s.name] = s.entries
+		}
+	}
+	for name, want := range map[string]entry{
+		"KUBE-CLUSTER-IP":          {netip.MustParseAddr("10.96.0.10"), unix.IPPROTO_TCP, 80},
+		"KUBE-6-CLUSTER-IP":        {netip.MustParseAddr("fd00:10:96::10"), unix.IPPROTO_UDP, 53},
+		"KUBE-IPVS-IPS":            {addr: netip.MustParseAddr("10.96.0.77")},
+		"KUBE-NODE-PORT-TCP":       {port: 30080},
+		"KUBE-6-NODE-PORT-UDP":     {port: 30053},
+		"KUBE-NODE-PORT-SCTP-HASH": {netip.MustParseAddr("192.0.2.1"), unix.IPPROTO_SCTP, 30090},
+	} {
+		if got := found[name]; len(got) != 1 || got[0] != want {
+			t.Errorf("%s has %v, want %v", name, got, want)
+		}
+	}
+	if n := len(found["KUBE-EXTERNAL-IP"]); n != 3000 {
+		t.Errorf("a large set has %d entries", n)
+	}
+}

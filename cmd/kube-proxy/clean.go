@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"kube-proxy/cleanup"
+	"kube-proxy/config"
+	"kube-proxy/plane/iptables"
+	"kube-proxy/system"
+)
+
+// cleanOthers removes what a proxy in another mode left, once the rules of this one are all in force (PR-08).
+func (p *proxy) cleanOthers(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-p.begun.all:
+	}
+	now := cleanup.Running{Mode: p.choice.Mode, ExcludeCIDRs: p.config().IPVS.ExcludeCIDRs}
+	for _, f := range p.families {
+		now.Families = append(now.Families, f.name)
+		if t, ok := f.plane.(*iptables.Plane); ok {
+			now.Backend = t.Backend()
+		}
+	}
+	report, err := cleanup.Others(ctx, now)
+	tellOfCleanup(p.log, report)
+	if err != nil && ctx.Err() == nil {
+		p.log.Error("rules of another mode could not all be removed; they may lead new connections astray", "err", err)
+	}
+}
+
+// othersEnd is how long --cleanup waits for another proxy to end.
+const othersEnd = 10 * time.Second
+
+// removeRules is --cleanup and its like (PR-08, DP-15). Nobody may write meanwhile, so it takes a turn.
+func removeRules(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
+	waiting, cancel := context.WithTimeoutCause(ctx, othersEnd,
+		errors.New("another kube-proxy runs in this network namespace and would write them again: end it first"))
+	defer cancel()
+	turn := newTurn(log)
+	if turn.wait(waiting) != nil {
+		return fmt.Errorf("no rule was removed: %w", context.Cause(waiting))
+	}
+	defer turn.close()
+	report, err := cleanup.Run(ctx, cleanup.What{
+		IPTables: cfg.Cleanup.IPTables, IPVS: cfg.Cleanup.IPVS, NFTables: cfg.Cleanup.NFTables,
+		ExcludeCIDRs: cfg.IPVS.ExcludeCIDRs,
+	})
+	tellOfCleanup(log, report)
+	if err != nil {
+		return fmt.Errorf("encountered an error while tearing down rules: %w", err)
+	}
+	if len(report.Removed) == 0 {
+		log.Info("there were no rules of a kube-proxy")
+	}
+	return nil
+}
+
+func tellOfCleanup(log *slog.Logger, r cleanup.Report) {
+	for _, s := range r.Removed {
+		log.Info("removed " + s)
+	}
+	for _, s := range r.Left {
+		log.Warn("left alone: " + s)
+	}
+}
+
+// initOnly is --init-only (PR-09).
+func (p *proxy) initOnly(ctx context.Context) error {
+	if err := p.choose(ctx, ipFamilies(p.config().Config, p.log)[0]); err != nil {
+		return err
+	}
+	if err := p.setHost(system.Host.InitOnly); err != nil {
+		return err
+	}
+	p.log.Info("System initialized and --init-only specified")
+	return nil
+}

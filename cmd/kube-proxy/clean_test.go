@@ -1,0 +1,139 @@
+package main
+
+import (
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// hints is what the kubelet leaves in iptables; no proxy may touch it (G3, DP-15).
+const hints = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n" +
+	"*filter\n:KUBE-FIREWALL - [0:0]\n:MINE - [0:0]\n-A INPUT -j KUBE-FIREWALL\n-A MINE -s 192.0.2.9/32 -j DROP\nCOMMIT\n"
+
+// rules are the chains and rules of both families and tables, and the tables of nftables that are not iptables'.
+func (n *namespace) rules() string {
+	n.t.Helper()
+	var out strings.Builder
+	for _, program := range []string{"iptables-save", "ip6tables-save"} {
+		for line := range strings.Lines(n.command(program)) {
+			if strings.HasPrefix(line, ":KUBE") || strings.HasPrefix(line, ":MINE") || strings.HasPrefix(line, "-A") {
+				out.WriteString(counters.ReplaceAllString(line, ""))
+			}
+		}
+	}
+	for line := range strings.Lines(n.command("nft", "list", "tables")) {
+		if strings.Contains(line, "kube-proxy") {
+			out.WriteString(line)
+		}
+	}
+	return out.String()
+}
+
+// others leaves out the chain that the kubelet and the proxy share, and what leads to it: whoever made it, it stays.
+func others(rules string) string {
+	var out strings.Builder
+	for line := range strings.Lines(rules) {
+		if !strings.Contains(line, "KUBE-FIREWALL") {
+			out.WriteString(line)
+		}
+	}
+	return out.String()
+}
+
+var counters = regexp.MustCompile(` \[\d+:\d+\]`)
+
+// The mode changes between two runs: the rules of the mode before go when the new ones work (PR-08), and --cleanup
+// leaves nothing of any mode but what is the kubelet's and others' (DP-15).
+func TestModeChangeAndCleanup(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	write(t, filepath.Join(dir, "hints"), []byte(hints))
+	n.command("sh", "-c", "iptables-restore --noflush <"+filepath.Join(dir, "hints"))
+	before := n.rules()
+
+	run := func(mode string, removed string) {
+		t.Helper()
+		args := append([]string{"--proxy-mode=" + mode}, usualArgs()[1:]...)
+		p := n.start(dir, args, nil)
+		p.await(allWritten)
+		if removed != "" {
+			p.await(regexp.MustCompile(removed))
+		}
+		if code := p.end(syscall.SIGTERM); code != 0 {
+			t.Errorf("mode %s: exit code %d\n%s", mode, code, p.log())
+		}
+	}
+	has := func(what string, want bool) {
+		t.Helper()
+		if got := n.rules(); strings.Contains(got, what) != want {
+			t.Errorf("%s: want %t in\n%s", what, want, got)
+		}
+	}
+	run("nftables", "")
+	has("table ip kube-proxy", true)
+	run("iptables", `(?s)removed the nftables table kube-proxy of IPv4.*removed the nftables table kube-proxy of IPv6`)
+	has("kube-proxy\n", false)
+	has("-A KUBE-SERVICES -d 10.96.0.1/32", true)
+	run("nftables", `removed .*iptables`)
+	has("KUBE-SERVICES", false)
+	has("table ip6 kube-proxy", true)
+	run("ipvs", `mode ipvs cannot run on this host, using iptables instead: not built yet`)
+	has("-A KUBE-SERVICES -d 10.96.0.1/32", true)
+	for _, flags := range [][]string{{"--cleanup"}, {"--cleanup-iptables"}, {"--cleanup"}} {
+		p := n.start(dir, flags, nil)
+		if code := p.end(0); code != 0 {
+			t.Errorf("%s: exit code %d\n%s", flags, code, p.log())
+		}
+	}
+	if after := n.rules(); others(after) != others(before) || !strings.Contains(after, ":KUBE-FIREWALL") {
+		t.Errorf("after --cleanup:\n%swant, beside the kubelet's KUBE-FIREWALL:\n%s", after, before)
+	}
+}
+
+// --cleanup beside a proxy that runs would start a fight: it says so, and removes nothing.
+func TestCleanupBesideProxy(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	n.serve(dir)
+	p := n.start(dir, []string{"--cleanup"}, nil)
+	if code := p.end(0); code != 1 {
+		t.Errorf("exit code %d\n%s", code, p.log())
+	}
+	if want := "kube-proxy: no rule was removed: another kube-proxy runs in this network namespace and would write them again: end it first"; !strings.Contains(p.log(), want) {
+		t.Errorf("want %q in\n%s", want, p.log())
+	}
+	if got := n.serves(); got != goodServed {
+		t.Errorf("the kernel has\n%s", got)
+	}
+}
+
+// PR-09: --init-only makes the settings and ends; what runs later finds them.
+func TestInitOnly(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	read := func(name string) string {
+		t.Helper()
+		return strings.TrimSpace(n.command("cat", "/proc/sys/net/"+name))
+	}
+	p := n.start(t.TempDir(), []string{"--init-only", "--proxy-mode=iptables", "--conntrack-tcp-timeout-established=7h", "--conntrack-udp-timeout=41s"}, nil)
+	if code := p.end(0); code != 0 {
+		t.Errorf("exit code %d\n%s", code, p.log())
+	}
+	if want := "System initialized and --init-only specified"; !strings.Contains(p.log(), want) {
+		t.Errorf("want %q in\n%s", want, p.log())
+	}
+	for name, want := range map[string]string{
+		"netfilter/nf_conntrack_tcp_timeout_established": "25200", "netfilter/nf_conntrack_udp_timeout": "41", "ipv4/conf/all/route_localnet": "1",
+	} {
+		if got := read(name); got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+	}
+	if rules := n.rules(); rules != "" {
+		t.Errorf("rules were written:\n%s", rules)
+	}
+}

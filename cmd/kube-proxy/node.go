@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/event"
+	"kube-proxy/policy"
+)
+
+// waiveFacts ends the wait for the Node and the ServiceCIDRs when they do not come, for example for want of
+// permission: Services are served without.
+func (p *proxy) waiveFacts() {
+	if !p.store.WaitForFacts(false) {
+		return
+	}
+	p.factsChanged()
+	p.mark(cluster.Dirty{})
+}
+
+// factsChanged is called when something of the node or the service network has changed.
+func (p *proxy) factsChanged() {
+	p.servers.services.AddressesChanged()
+	select {
+	case p.facts <- struct{}{}:
+	default: // a look is due anyway
+	}
+}
+
+// podCIDRsWait is how long the Node may be without pod CIDRs in the mode that needs them (PR-05).
+const podCIDRsWait = 5 * time.Minute
+
+// factsPoll is the time between two looks whether what is to be known at the start is known.
+const factsPoll = 100 * time.Millisecond
+
+// watchNode compares the configuration with the node, when that is known, and after each change (CF-63 to CF-66).
+// fail is called where the process cannot go on.
+func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail func(error)) {
+	podCIDRs := time.After(podCIDRsWait)
+	var told []string
+	var again <-chan time.Time
+	for begun := false; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-podCIDRs:
+			if p.store.WaitForPodCIDRs(false) {
+				fail(policy.NoPodCIDRs(p.store.Facts(), podCIDRsWait, p.config().Name))
+				return
+			}
+		case <-p.facts:
+			again = time.After(0)
+		case <-again:
+			if !p.store.Synced() {
+				again = time.After(factsPoll)
+				continue
+			}
+			findings := policy.Check(p.store.Facts(), p.setup())
+			var fatals []error
+			before := told
+			told = nil // what has gone and comes again is told again
+			for _, f := range findings {
+				told = append(told, f.Text)
+				if f.Fatal && !begun {
+					fatals = append(fatals, errors.New(f.Text))
+				} else if !slices.Contains(before, f.Text) {
+					p.log.Warn("the configuration may be incomplete or incorrect: "+f.Text, "row", f.Row)
+					if f.Row == "PN-71" {
+						p.tell(event.NodeNotFound(p.config().NodeName))
+					}
+				}
+			}
+			if len(fatals) > 0 {
+				fail(errors.Join(fatals...))
+				return
+			}
+			begun = true
+		}
+	}
+}
+
+// setup is what the configuration is compared with.
+func (p *proxy) setup() policy.Setup {
+	cfg := p.config()
+	s := policy.Setup{
+		Settings: p.settings(p.families[0].name), NodePortsUnset: cfg.mode.NodePorts.Unset,
+		Healthz: cfg.Servers.Healthz, Metrics: cfg.Servers.Metrics, Name: cfg.Name,
+	}
+	for _, f := range p.families {
+		s.Families = append(s.Families, f.name)
+	}
+	return s
+}

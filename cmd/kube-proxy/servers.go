@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"kube-proxy/event"
+	"kube-proxy/health"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/iptables"
+	"kube-proxy/policy"
+	"kube-proxy/sockets"
+	"kube-proxy/status"
+)
+
+// servers are what others ask over HTTP, and what watches the ports of Services.
+type servers struct {
+	health   *health.Server
+	services *health.Services
+	metrics  *status.Metrics
+	status   *status.Server
+	sockets  *sockets.Watcher // nil where the kernel does not tell of sockets
+}
+
+// newMetrics makes what the families count in. It comes after the choice of the mode, and before the families.
+func (p *proxy) newMetrics() {
+	cfg := p.config()
+	mc := status.MetricsConfig{
+		Mode: p.choice.Mode, Asked: p.choice.Asked, Version: compatible,
+		ShowHidden: cfg.Servers.ShowHiddenMetricsFor != "",
+		Changes: func() (uint64, uint64) {
+			c := p.store.Changes()
+			return c.Services, c.Slices
+		},
+		EventsDropped:     func() uint64 { return p.dropped() },
+		InvalidDropped:    p.packets(func(c iptables.Counters) uint64 { return c.InvalidDropped }),
+		LocalhostAccepted: p.packets(func(c iptables.Counters) uint64 { return c.LocalhostNodePorts }),
+	}
+	for _, s := range p.choice.Steps {
+		mc.Reason = strings.TrimPrefix(mc.Reason+"; "+s.String(), "; ")
+	}
+	for _, g := range cfg.GateStages() {
+		mc.Gates = append(mc.Gates, status.Gate(g))
+	}
+	p.servers.metrics = status.NewMetrics(mc)
+	p.servers.services = health.NewServices(health.ServicesConfig{
+		Healthy:   func() bool { return p.servers.health.Healthy() },
+		Addresses: p.healthCheckAddrs,
+		OnListenFailed: func(service string, port uint16, err error) {
+			p.tell(event.FailedToStartServiceHealthcheck(service, cfg.NodeName, port, err))
+		},
+		Log: p.log,
+	})
+	var err error
+	p.servers.sockets, err = sockets.New(sockets.Config{Collides: p.collides, Serves: p.answersNodePorts, Log: p.log})
+	if err != nil {
+		p.log.Warn("NodePorts on which programs of this node listen are not noticed", "err", err)
+	}
+}
+
+// packets returns what reads one of the counters that rules of the mode iptables feed (MT-16, MT-17); of both families
+// together, as the kernel's counters are.
+func (p *proxy) packets(which func(iptables.Counters) uint64) func() (uint64, bool) {
+	return func() (uint64, bool) {
+		for _, f := range p.families {
+			t, isTables := f.plane.(*iptables.Plane)
+			if !isTables {
+				continue
+			}
+			if c, ok, err := t.Counters(); err != nil {
+				p.log.Debug("packets cannot be counted", "err", err)
+			} else if ok {
+				return which(c), true
+			}
+		}
+		return 0, false
+	}
+}
+
+// newServers makes the servers for the families.
+func (p *proxy) newServers() {
+	cfg := p.config()
+	hc := health.Config{
+		Families:     map[lb.Family]func() health.State{},
+		SyncPeriod:   func() time.Duration { return p.config().mode.Tables.SyncPeriod },
+		NodeEligible: p.nodeEligible,
+		Answered:     p.servers.metrics.HealthAnswered,
+		OnListenFailed: func(at netip.AddrPort, err error) {
+			if p.config().Servers.HardFail {
+				p.tell(event.FailedToStartProxierHealthcheck(cfg.NodeName, at.String(), err))
+			}
+		},
+		Log: p.log,
+	}
+	for _, f := range p.families {
+		hc.Families[f.name] = func() health.State {
+			s := f.engine.Stats()
+			if s.Resets == 0 { // the sources have not listed: nothing waits for the kernel yet (HT-04)
+				s.QueuedSince = time.Time{}
+			}
+			return health.State{QueuedSince: s.QueuedSince, LastSuccess: s.LastSuccess, Begun: s.Begun}
+		}
+		p.servers.metrics.AddFamily(f.name.String(), f.engine.Stats)
+	}
+	p.servers.health = health.New(hc)
+	var off []string
+	for gate, path := range map[string]string{"ComponentFlagz": "/flagz", "ComponentStatusz": "/statusz", "ComponentSLIs": "/metrics/slis"} {
+		if on, known := cfg.Gates[gate]; known && !on {
+			off = append(off, path)
+		}
+	}
+	p.servers.status = status.NewServer(status.ServerConfig{
+		Off: off, Machine: map[string]string{"Machine id": cfg.MachineID, "Boot id": cfg.BootID},
+		Metrics: p.servers.metrics, Mode: p.choice.Mode, Version: compatible,
+		Config:    func() (any, error) { return p.config().Configz(), nil },
+		Flags:     p.flagz,
+		Verbosity: func() int { return int(p.verbosity.Load()) }, SetVerbosity: p.setVerbosity,
+		Profiling: cfg.Servers.Profiling, Addr: cfg.Servers.Metrics, HardFail: cfg.Servers.HardFail, Log: p.log,
+	})
+}
+
+// runServers serves until ctx ends. An error is of an address that cannot be had, where that is to end the process.
+func (p *proxy) runServers(ctx context.Context, fail func(error)) {
+	cfg := p.config()
+	var running sync.WaitGroup
+	running.Go(func() {
+		p.servers.health.Listen(cfg.Servers.Healthz, cfg.Servers.HardFail)
+		if err := p.servers.health.Run(ctx); err != nil {
+			fail(fmt.Errorf("%s: %w", cfg.Name("healthzBindAddress"), err))
+		}
+	})
+	running.Go(func() {
+		if err := p.servers.status.Run(ctx); err != nil {
+			p.tell(event.FailedToStartMetricServer(cfg.NodeName, cfg.Servers.Metrics.String(), err))
+			fail(fmt.Errorf("%s: %w", cfg.Name("metricsBindAddress"), err))
+		}
+	})
+	running.Go(func() { p.servers.services.Run(ctx) })
+	if p.servers.sockets != nil {
+		running.Go(func() { p.servers.sockets.Run(ctx) })
+	}
+	running.Wait()
+}
+
+// nodeEligible says whether load balancers may use this node (HT-06). A folder of manifests need not have a Node.
+func (p *proxy) nodeEligible() (known, eligible bool) {
+	known, eligible = p.store.NodeEligible()
+	if !known && p.config().Manifests != "" {
+		return true, true
+	}
+	return known, eligible
+}
+
+// nodePortPrefixes are the prefixes of addresses that answer NodePorts, of all families that are served.
+func (p *proxy) nodePortPrefixes() []netip.Prefix {
+	var prefixes []netip.Prefix
+	facts := p.store.Facts()
+	for _, f := range p.families {
+		prefixes = append(prefixes, policy.ResolveNode(facts, p.settings(f.name)).NodePorts...)
+	}
+	return prefixes
+}
+
+// healthCheckAddrs are the addresses of this machine on which healthCheckNodePorts answer (HT-14).
+func (p *proxy) healthCheckAddrs() []netip.Addr {
+	interfaces, err := net.InterfaceAddrs()
+	if err != nil {
+		p.log.Error("this machine's addresses cannot be listed: health-check ports listen where no address needs to be known", "err", err)
+	}
+	var local []netip.Addr
+	for _, a := range interfaces {
+		if n, ok := a.(*net.IPNet); ok {
+			if addr, ok := netip.AddrFromSlice(n.IP); ok {
+				local = append(local, addr.Unmap())
+			}
+		}
+	}
+	return health.ListenAddrs(p.nodePortPrefixes(), local)
+}
+
+// answersNodePorts reports whether NodePorts answer at an address of this machine. In iptables mode those of the
+// loopback interface may.
+func (p *proxy) answersNodePorts(a netip.Addr) bool {
+	if a.IsLoopback() && !(p.choice.Mode == mode.IPTables && a.Is4() && p.config().mode.Tables.LocalhostNodePorts) {
+		return false
+	}
+	return slices.ContainsFunc(p.nodePortPrefixes(), func(n netip.Prefix) bool { return n.Contains(a) })
+}
+
+// collides is told of a NodePort on which a program of this node listens (PN-60).
+func (p *proxy) collides(service string, port uint16, proto lb.Proto, listener netip.AddrPort) {
+	e := event.NodePortInUse(service, p.config().NodeName, port, proto.String(), listener)
+	p.log.Warn(e.Note, "service", service)
+	p.tell(e)
+}
+
+// flagz returns the flags of the command line with their values.
+func (p *proxy) flagz() map[string]string {
+	flags := map[string]string{}
+	for _, line := range p.config().Flags {
+		name, value, _ := strings.Cut(strings.TrimPrefix(line, "FLAG: --"), "=")
+		flags[name] = strings.Trim(value, `"`)
+	}
+	return flags
+}
+
+// setVerbosity changes how much is logged.
+func (p *proxy) setVerbosity(v int) {
+	p.verbosity.Store(int64(v))
+	p.logs.SetVerbosity(v)
+}

@@ -1,0 +1,335 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/exectest"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// A row that the kernel does not take is named, and keeps no other out.
+func TestKernelRefusesRows(t *testing.T) {
+	for _, version := range []string{"iptables v1.8.9 (nf_tables)", "iptables v1.8.9 (legacy)"} {
+		t.Run(version, func(t *testing.T) {
+			w := world{lb.IPv4}
+			bad := []string{unitID{"ns/svc-7:http", lb.TCP}.chain(clusterChain), unitID{"ns/svc-333:http", lb.TCP}.chain(clusterChain)}
+			hole := &blackHole{version: version, fail: func(stdin []byte, _ []string) error {
+				for _, name := range bad {
+					if strings.Contains(string(stdin), "-A "+name+" ") {
+						return &runError{name: "iptables-restore", said: "line 17: RULE_APPEND failed (Invalid argument)", err: errors.New("exit status 4")}
+					}
+				}
+				return nil
+			}}
+			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole, CanaryPeriod: -1})
+			err := p.Reset(t.Context(), w.table(400, 10))
+			var left interface{ RefusedRows() []lb.Key }
+			if !errors.As(err, &left) || !strings.Contains(err.Error(), "Invalid argument") {
+				t.Fatalf("reset: %v", err)
+			}
+			got := left.RefusedRows()
+			slices.SortFunc(got, lb.Key.Compare)
+			want := []lb.Key{{Addr: w.addr(10, 8), Port: 80, Proto: lb.TCP}, {Addr: w.addr(10, 334), Port: 80, Proto: lb.TCP}}
+			if !slices.Equal(got, want) {
+				t.Errorf("refused: %v, want %v", got, want)
+			}
+			if len(p.st.rows) != 398 {
+				t.Errorf("%d rows are held, want the 398 good ones", len(p.st.rows))
+			}
+			t.Logf("%d runs", len(hole.runs))
+		})
+	}
+}
+
+// If nothing at all is taken, Reset says so and does not try for ever.
+func TestKernelRefusesAll(t *testing.T) {
+	hole := &blackHole{fail: func(stdin []byte, _ []string) error {
+		if len(stdin) == 0 {
+			return nil
+		}
+		return &runError{name: "iptables-restore", said: "line 2 failed", err: errors.New("exit status 4")}
+	}}
+	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole, CanaryPeriod: -1})
+	if err := p.Reset(t.Context(), world{lb.IPv4}.table(1000, 10)); err == nil {
+		t.Fatal("no error")
+	}
+	if n := len(hole.runs); n > 1000 {
+		t.Errorf("%d runs", n)
+	}
+	if err := p.Apply(t.Context(), nil); !errors.Is(err, plane.ErrStateLost) {
+		t.Errorf("apply after a failed reset: %v", err)
+	}
+}
+
+// A cold load that is to end does so before the next restore, and what it wrote so far serves.
+func TestLoadEndsBetweenRestores(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	restores := 0
+	hole := &blackHole{fail: func(stdin []byte, _ []string) error {
+		if len(stdin) > 0 {
+			if restores++; restores == 2 {
+				cancel()
+			}
+		}
+		return nil
+	}}
+	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole, CanaryPeriod: -1})
+	err := p.Reset(ctx, world{lb.IPv4}.table(2000, 10))
+	if !errors.Is(err, context.Canceled) || restores > 3 {
+		t.Errorf("after %d restores: %v", restores, err)
+	}
+}
+
+// Each restore of a cold load leads to no chain that is not there yet, and those that it completes serve at once.
+func TestHalfALoadServes(t *testing.T) {
+	declared, jumped := map[string]bool{}, map[string]bool{}
+	restores, served := 0, []int{}
+	leaf := 0
+	hole := &blackHole{fail: func(stdin []byte, _ []string) error {
+		nat := false
+		for line := range strings.Lines(string(stdin)) {
+			f := strings.Fields(line)
+			switch {
+			case line[0] == '*':
+				nat = line == "*nat\n"
+			case !nat:
+			case line[0] == ':':
+				declared[f[0][1:]] = true
+			case strings.HasPrefix(line, "-A KUBE-"):
+				if to := f[len(f)-1]; strings.HasPrefix(to, "KUBE-") {
+					jumped[to] = true
+				}
+				if strings.HasPrefix(line, "-A KUBE-SERVICES-") && strings.Contains(line, "--dport 80 ") {
+					leaf++
+				}
+			}
+		}
+		if len(stdin) > 0 {
+			restores++
+			served = append(served, leaf)
+			for to := range jumped {
+				if !declared[to] {
+					return fmt.Errorf("restore %d leads to %s, which is not there", restores, to)
+				}
+			}
+		}
+		return nil
+	}}
+	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole, CanaryPeriod: -1})
+	const n = 2000
+	reset(t, p, world{lb.IPv4}.table(n, 10))
+	if restores < 10 || leaf != n {
+		t.Fatalf("%d restores lead to %d services", restores, leaf)
+	}
+	if half := served[restores/2]; half < n/3 {
+		t.Errorf("after half of the restores %d of %d services are served: %v", half, n, served)
+	}
+}
+
+// scripts makes programs of iptables that are shell scripts, and the only ones there are.
+func scripts(t *testing.T, restore string) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"iptables-nft": `echo "iptables v1.8.9 (nf_tables)"`, "iptables-nft-save": "true", "iptables-nft-restore": restore,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
+// A program that hangs, even if it does not want to end, is ended with the context; one that dies half-way, or ends without
+// having read all, is an error.
+func TestProgramMisbehaves(t *testing.T) {
+	for _, c := range []struct{ name, script, want string }{
+		{"hangs", "sleep 60", "deadline exceeded"},
+		{"ignores signals", "trap '' TERM; sleep 61 & wait; sleep 61", "deadline exceeded"},
+		{"dies half-way", "head -c 100 >/dev/null; kill -9 $$", "killed"},
+		{"fails", "cat >/dev/null; echo 'line 3 failed' >&2; exit 1", "line 3 failed"},
+		{"says much", "cat >/dev/null; yes complaint | head -c 100000 >&2; exit 1", "complaint"},
+		{"reads nothing", "exit 0", "write its input"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inNetns(t)
+			scripts(t, c.script)
+			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: system{}, CanaryPeriod: -1})
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			if strings.Contains(c.want, "deadline") {
+				ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
+			}
+			defer cancel()
+			start := time.Now()
+			err := p.Reset(ctx, world{lb.IPv4}.table(3000, 2))
+			if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 3000 {
+				t.Errorf("error %.300v, want one with %q", err, c.want)
+			}
+			if took := time.Since(start); took > 15*time.Second {
+				t.Errorf("it took %v", took)
+			}
+		})
+	}
+}
+
+// While somebody else holds the lock of the legacy back end, a restore waits for a bounded time, and says who it is (DP-14).
+func TestLockIsHeld(t *testing.T) {
+	needs(t, Legacy)
+	inNetns(t)
+	lock := filepath.Join(t.TempDir(), "lock")
+	t.Setenv("XTABLES_LOCKFILE", lock)
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: Legacy, CanaryPeriod: -1})
+	reset(t, p, shopTable())
+	changes, _ := shopTable().Replace(world{lb.IPv4}.service(1, 10, 1))
+	f, err := os.Create(lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	err = p.Apply(t.Context(), changes)
+	me := fmt.Sprintf("process %d", os.Getpid())
+	if err == nil || !strings.Contains(err.Error(), me) {
+		t.Errorf("apply: %v, want an error that names %s", err, me)
+	}
+	if took := time.Since(start); took < 3*time.Second || took > 30*time.Second {
+		t.Errorf("it waited %v", took)
+	}
+	f.Close()
+	apply(t, p, changes, nil)
+}
+
+// Programs before 1.6.2 cannot wait for the lock: it is taken for them. They know no --random-fully (DP-03, DP-14).
+func TestOldIptablesDP14(t *testing.T) {
+	for _, c := range []struct {
+		version     string
+		holds, full bool
+		args        string
+	}{
+		{"iptables v1.4.21", true, false, "--noflush"},
+		{"iptables v1.6.1", true, false, "--noflush"},
+		{"iptables v1.6.2", false, true, "--noflush -w 5 -W 100000"},
+		{"iptables v1.8.7 (legacy)", false, true, "--noflush -w 5 -W 100000"},
+		{"iptables v1.8.9 (legacy)", false, true, "--noflush -w 5"},
+		{"iptables v1.8.9 (nf_tables)", false, true, "--noflush"},
+	} {
+		t.Run(c.version, func(t *testing.T) {
+			lock := filepath.Join(t.TempDir(), "lock")
+			t.Setenv("XTABLES_LOCKFILE", lock)
+			fake := &exectest.Fake{Programs: []string{"iptables", "iptables-restore", "iptables-save"}}
+			restores := 0
+			fake.Do = func(stdin []byte, name string, args ...string) (string, error) {
+				if slices.Contains(args, "--version") {
+					return c.version, nil
+				}
+				if name != "iptables-restore" {
+					return "", nil
+				}
+				restores++
+				if got := strings.Join(args, " "); got != c.args {
+					t.Errorf("restore %s, want %s", got, c.args)
+				}
+				if strings.Contains(string(stdin), "MASQUERADE") && strings.Contains(string(stdin), "--random-fully") != c.full {
+					t.Errorf("--random-fully: %t", !c.full)
+				}
+				f, err := os.OpenFile(lock, os.O_CREATE|os.O_RDONLY, 0o600)
+				if err != nil {
+					return "", err
+				}
+				defer f.Close()
+				if held := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil; held != c.holds {
+					t.Errorf("we hold the lock: %t", held)
+				}
+				return "", nil
+			}
+			p := newPlane(t, Config{Family: lb.IPv4, Runner: fake, CanaryPeriod: -1})
+			reset(t, p, shopTable())
+			if restores == 0 {
+				t.Error("nothing was restored")
+			}
+		})
+	}
+}
+
+// Where iptables cannot be used, New says why in a sentence, and wraps the error on which another mode is taken.
+func TestUnusable(t *testing.T) {
+	for _, c := range []struct{ name, said, want string }{
+		{"no kernel", "iptables v1.8.9 (nf_tables): Could not fetch rule set generation id: Invalid argument", "has no tables"},
+		{"no table", "can't initialize iptables table `nat': Table does not exist (do you need to insmod?)", "has no tables"},
+		{"not root", "Fatal: can't open lock file /run/xtables.lock: Permission denied", "may not be used"},
+		{"no capability", "Could not fetch rule set generation id: Permission denied (you must be root)", "may not be used"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			hole := &blackHole{fail: func(_ []byte, args []string) error {
+				if slices.Contains(args, "-S") {
+					return &runError{name: "iptables-nft", said: c.said, err: errors.New("exit status 4")}
+				}
+				return nil
+			}}
+			_, err := New(Config{Family: lb.IPv4, Runner: hole, CanaryPeriod: -1})
+			if !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.said) {
+				t.Errorf("error: %v", err)
+			}
+		})
+	}
+}
+
+// The figures of the metrics MT-09 to MT-12 are those of the kernel's rules.
+func TestStatsMT11(t *testing.T) {
+	eachKind(t, func(t *testing.T, w world, cfg Config) {
+		p := newPlane(t, cfg)
+		table := w.table(40, 3)
+		table.Replace(w.full(100, 1000, 3, 0))
+		table.Replace(w.service(102, 0, 0))
+		compare := func(step string) {
+			t.Helper()
+			want := map[string]int{}
+			tab := ""
+			for line := range strings.Lines(run(t, "", p.tool.program+"-save")) {
+				switch {
+				case line[0] == '*':
+					tab = strings.TrimSpace(line[1:])
+				case strings.HasPrefix(line, "-A KUBE-"), strings.Contains(line, "-j KUBE-"):
+					want[tab]++
+				}
+			}
+			if got := p.Stats().Owned; got.Filter != want["filter"] || got.NAT != want["nat"] {
+				t.Errorf("%s: owned %+v, want %v", step, got, want)
+			}
+		}
+		reset(t, p, table)
+		compare("first sync")
+		if s := p.Stats(); s.Last != s.Owned {
+			t.Errorf("a first sync wrote %+v of %+v", s.Last, s.Owned)
+		}
+		changes, _ := table.Replace(w.full(100, 1000, 2, 0))
+		apply(t, p, changes, nil)
+		compare("an endpoint went")
+		if s := p.Stats(); s.Last.NAT == 0 || s.Last.NAT > 20 || s.Last.Filter != 0 {
+			t.Errorf("a change wrote %+v", s.Last)
+		}
+		changes, _ = table.Replace(lb.Owner{Name: "ns/svc-100"}, nil)
+		apply(t, p, changes, nil)
+		compare("a service went")
+		reset(t, p, table)
+		compare("again")
+		if s := p.Stats(); s.Last != (Written{}) || s.Failures+s.PartialFailures != 0 {
+			t.Errorf("a sync without changes: %+v", s)
+		}
+	})
+}
