@@ -57,7 +57,7 @@ test-kernels: deps bin/nftables.test bin/conntrack.test ## the nftables and conn
 	  echo "== kernel $$k: ok, $$((SECONDS - start)) s"; \
 	done
 
-bench: deps ## how fast it is, as a table (ARGS=... go to the program)
+bench: deps ## how fast it is, as a table (ARGS=... go to the program, PEER=... is an upstream kube-proxy to measure beside it)
 	go run $(VCS) ./bench $(ARGS)
 
 run: deps build ## a lab of network namespaces with Services served by the kernel (ARGS=--once: print and exit)

@@ -383,5 +383,6 @@ func TestReloadBindAddresses(t *testing.T) {
 	awaitCode(t, netlab.Client, netip.AddrPortFrom(node1Addr(), 20249), "/proxyMode", 200)
 	awaitNobody(t, netlab.Client, healthPort)
 	awaitNobody(t, netlab.Node1, metricsPort)
+	time.Sleep(300 * time.Millisecond) // for some more traffic
 	stop()
 }

@@ -9,15 +9,19 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"kube-proxy/test/e2e/testbed"
 )
 
 // Config says what to measure.
 type Config struct {
-	Services  int  // load services in the cluster
-	Endpoints int  // of each load service
-	Changes   int  // how many endpoint changes, and how many new services, are timed
-	Keep      bool // keep the filled etcd in bin/ and use it the next time
-	StandIn   bool // in place of etcd and the API server, an API server that is quickly filled with any number of services
+	Mode      testbed.Mode // nftables if zero
+	Peer      string       // an upstream kube-proxy to measure instead of ours
+	Services  int          // load services in the cluster
+	Endpoints int          // of each load service
+	Changes   int          // how many endpoint changes, and how many new services, are timed
+	Keep      bool         // keep the filled etcd in bin/ and use it the next time
+	StandIn   bool         // in place of etcd and the API server, an API server that is quickly filled with any number of services
 	Logf      func(format string, args ...any)
 }
 

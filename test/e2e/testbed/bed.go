@@ -55,6 +55,8 @@ type Bed struct {
 // Options of a test bed; the zero value is a good one.
 type Options struct {
 	Mode     Mode                             // NFTables if zero
+	Binary   string                           // kube-proxy to run instead of the one that is built or that KUBE_PROXY names
+	Args     []string                         // more arguments for each StartProxy
 	Etcd     string                           // program to run instead of the etcd that is built
 	Snapshot string                           // as in controlplane.Config
 	Logf     func(format string, args ...any) // is told of the progress; nil for silence
@@ -69,7 +71,12 @@ func New(ctx context.Context, options Options) (*Bed, error) {
 	if b.Mode.Name == "" {
 		b.Mode = NFTables
 	}
-	b.binary = sync.OnceValues(func() (string, error) { return buildProxy(ctx, b.Dir) })
+	b.binary = sync.OnceValues(func() (string, error) {
+		if options.Binary != "" {
+			return options.Binary, nil
+		}
+		return buildProxy(ctx, b.Dir)
+	})
 	if err := b.start(ctx); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}

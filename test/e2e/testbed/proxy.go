@@ -61,11 +61,11 @@ func (b *Bed) startProxy(kubeconfig, mode string, args ...string) (*Proxy, error
 	if err := b.Prepare(context.Background()); err != nil {
 		return nil, err
 	}
-	return b.StartProxyExactly(append([]string{
+	return b.StartProxyExactly(slices.Concat([]string{
 		"--kubeconfig", kubeconfig, "--proxy-mode=" + mode, "--hostname-override", netlab.Node1,
 		"--cluster-cidr", netlab.Cluster4.String() + "," + netlab.Cluster6.String(), "-v", "2",
 		"--iptables-min-sync-period", minSyncPeriod.String(),
-	}, args...)...)
+	}, b.options.Args, args)...)
 }
 
 // Kubeconfig is the path of the kubeconfig of the proxy's user.

@@ -1,6 +1,6 @@
 // Command measure prints how fast kube-proxy follows a real API server, see package measure. Run it in test/e2e as root:
 //
-//	go run ./cmd/measure -services 5000 -endpoints 10 -changes 100 [-keep] [-stand-in] [-json]
+//	go run ./cmd/measure [-mode iptables] -services 5000 -endpoints 10 -changes 100 [-keep] [-stand-in] [-json]
 //
 // Progress goes to standard error.
 package main
@@ -16,9 +16,11 @@ import (
 	"time"
 
 	"kube-proxy/test/e2e/measure"
+	"kube-proxy/test/e2e/testbed"
 )
 
 func main() {
+	mode := flag.String("mode", "nftables", "nftables, iptables or iptables-legacy")
 	services := flag.Int("services", 5000, "load services in the cluster")
 	endpoints := flag.Int("endpoints", 10, "endpoints of each load service")
 	changes := flag.Int("changes", 100, "how many changes and how many new services to time")
@@ -29,8 +31,13 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	start := time.Now()
+	m, err := testbed.ParseMode(*mode)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
 	result, err := measure.Run(ctx, measure.Config{
-		Services: *services, Endpoints: *endpoints, Changes: *changes, Keep: *keep, StandIn: *standIn,
+		Mode: m, Services: *services, Endpoints: *endpoints, Changes: *changes, Keep: *keep, StandIn: *standIn,
 		Logf: func(format string, args ...any) {
 			fmt.Fprintf(os.Stderr, "%6.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 		},
