@@ -34,26 +34,30 @@ unit: ## go test ./..., with the tests that use this machine's kernel
 	@if (($$(id -u))); then echo 'make: the tests that use the kernel need root' >&2; exit 1; fi
 	go test -timeout 10m ./...
 
-sctp: bin/nftables.test $(STORE)/$(SCTP_KERNEL) ## the scenarios with SCTP packets, in a VM
+sctp: bin/nftables.test bin/iptables.test $(STORE)/$(SCTP_KERNEL) ## the scenarios with SCTP packets, in a VM
 	@echo '== SCTP on kernel $(SCTP_KERNEL)'
-	@names=$$(grep -li sctp testdata/scenarios/*.txtar | xargs -n1 basename -s .txtar | paste -sd'|'); \
-	cd plane/nftables; \
-	$(VMRUN) --kernel $(SCTP_KERNEL) --timeout 300 -- $(CURDIR)/bin/nftables.test -test.v \
-	  -test.run "TestConformance/scenarios/^($$names)\$$" >$(CURDIR)/bin/sctp.log 2>&1 || { tail -n 60 $(CURDIR)/bin/sctp.log; exit 1; }; \
-	grep -E '^ +--- PASS|scenarios; by family' $(CURDIR)/bin/sctp.log || { tail -n 60 $(CURDIR)/bin/sctp.log; exit 1; }; \
-	grep -q ' 0 lines need SCTP' $(CURDIR)/bin/sctp.log || { echo 'make: SCTP packets were not sent' >&2; exit 1; }
+	@names=$$(grep -li sctp testdata/scenarios/*.txtar | xargs -n1 basename -s .txtar | paste -sd'|'); log=bin/sctp.log; \
+	$(VMRUN) --kernel $(SCTP_KERNEL) --timeout 600 -- bash -euc "(cd plane/nftables; \
+	    ../../bin/nftables.test -test.v -test.run 'TestConformance/scenarios/^($$names)\$$'); (cd plane/iptables; \
+	    ../../bin/iptables.test -test.v -test.run 'TestConformance/(nft|legacy)/scenarios/^($$names)\$$')" \
+	  >$$log 2>&1 || { tail -n 60 $$log; exit 1; }; \
+	grep -E '^ +--- PASS|scenarios; by family' $$log || { tail -n 60 $$log; exit 1; }; \
+	(($$(grep -c ' 0 lines need SCTP' $$log) == 3)) || { echo 'make: SCTP packets were not sent' >&2; exit 1; }
 
 e2e: ## a real etcd and kube-apiserver (test/e2e)
 	cd test/e2e && go test -v -timeout 15m ./... | grep -v '^=== '
 
 # One VM a kernel: booting costs as much as several tests. Emulated code is slow, and garbage collection is much of it;
 # -test.short makes the random walk between states shorter, and nothing else.
-test-kernels: deps bin/nftables.test bin/conntrack.test ## the nftables and conntrack suites on kernels 5.10, 6.1 and 6.12, each in a VM (KERNELS=...)
+test-kernels: deps bin/nftables.test bin/conntrack.test bin/iptables.test ## the suites of nftables, conntrack and iptables on kernels 5.10, 6.1 and 6.12, each in a VM (KERNELS=...)
 	@for k in $(KERNELS); do \
 	  [[ -e $(STORE)/$$k/initrd.cpio ]] || $(VMRUN) --setup --kernel $$k; \
 	  echo "== nftables and conntrack suites on kernel $$k"; start=$$SECONDS; \
 	  GOGC=400 $(VMRUN) --kernel $$k --timeout 1200 -- bash -euc 'cd conntrack; ../bin/conntrack.test; \
 	    cd ../plane/nftables; ../../bin/nftables.test -test.short -test.timeout 18m'; \
+	  echo "== iptables on kernel $$k, both back ends"; \
+	  GOGC=400 $(VMRUN) --kernel $$k --timeout 1800 -- bash -euc 'cd plane/iptables; \
+	    ../../bin/iptables.test -test.run "TestConformance|TestDrift|TestInvalid|TestRestart|TestTakeOver" -test.timeout 29m'; \
 	  echo "== kernel $$k: ok, $$((SECONDS - start)) s"; \
 	done
 
@@ -94,8 +98,9 @@ deps: ## install with apt-get what is missing of the tools that tests use
 	    { apt update; apt install -y --no-install-recommends "$${need[@]}"; }; }
 
 bin/nftables.test: PKG := ./plane/nftables
+bin/iptables.test: PKG := ./plane/iptables
 bin/conntrack.test: PKG := ./conntrack
-bin/nftables.test bin/conntrack.test: FORCE
+bin/nftables.test bin/iptables.test bin/conntrack.test: FORCE
 	@mkdir -p bin
 	go test -c -o $@ $(PKG)
 

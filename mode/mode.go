@@ -16,11 +16,11 @@ import (
 
 // The data planes.
 const (
-	IPTables   = "iptables"
-	IPVS       = "ipvs"
-	NFTables   = "nftables"
-	EBPF       = "ebpf"
-	Userspace  = "userspace"
+	IPTables    = "iptables"
+	IPVS        = "ipvs"
+	NFTables    = "nftables"
+	EBPF        = "ebpf"
+	Userspace   = "userspace"
 	Kernelspace = "kernelspace"
 )
 

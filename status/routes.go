@@ -32,7 +32,9 @@ func (m *mux) Handle(path string, h http.Handler) {
 
 func (s *Server) routes() http.Handler {
 	m := &mux{}
-	m.Handle("/healthz", http.HandlerFunc(healthz))
+	m.Handle("/healthz", s.orHealth(healthz))
+	m.ServeMux.Handle("/livez", s.orHealth(http.NotFound))
+	m.ServeMux.Handle("/readyz", s.orHealth(http.NotFound))
 	m.Handle("/healthz/ping", http.HandlerFunc(ping))
 	m.Handle("/metrics", s.cfg.Metrics.Handler())
 	if !slices.Contains(s.cfg.Off, "/metrics/slis") {
@@ -63,6 +65,19 @@ func plain(w http.ResponseWriter, code int, text string) {
 // checked counts the one check that there is, for /metrics/slis (HT-22).
 func checked(r *http.Request) {
 	slis.ObserveHealthcheck(r.Context(), "ping", "healthz", slis.Success) // always nil
+}
+
+// orHealth has the health server answer where this address is its own too.
+func (s *Server) orHealth(otherwise http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if s.cfg.Health != nil {
+			if h := s.cfg.Health(); h != nil {
+				h.ServeHTTP(w, r)
+				return
+			}
+		}
+		otherwise(w, r)
+	}
 }
 
 // healthz answers that the server answers (HT-20). Whether the proxy is well is told on the health port.

@@ -28,6 +28,9 @@ type ServerConfig struct {
 	Config func() (any, error)
 	// Flags returns the command line's flags, each with its value, for /flagz; nil means none.
 	Flags func() map[string]string
+	// Health returns what answers /healthz, /livez and /readyz where the address is that of the health server too, as up to
+	// v1.13 (S0); nil, or a nil handler, where it is not.
+	Health func() http.Handler
 	// Off are paths of HT-22 and HT-25 that feature gates have turned off: they are answered with 404.
 	Off []string
 	// Machine names the host and its present life for /statusz, by what they are called; nil leaves them out.

@@ -435,3 +435,30 @@ func (l *lines) String() string {
 	defer l.mu.Unlock()
 	return l.b.String()
 }
+
+// Where the health server has the same address, its pages are answered by it, as long as that is so (S0).
+func TestHealthToo(t *testing.T) {
+	var health atomic.Pointer[http.Handler]
+	url := serve(t, status.ServerConfig{Mode: "nftables", Health: func() http.Handler {
+		if h := health.Load(); h != nil {
+			return *h
+		}
+		return nil
+	}}, nil)
+	pages := func(want map[string]int) {
+		t.Helper()
+		for path, code := range want {
+			res, body := get(t, url+path)
+			if res.StatusCode != code || code == http.StatusServiceUnavailable && body != "health "+path {
+				t.Errorf("%s: %s, want %d: %s", path, res.Status, code, body)
+			}
+		}
+	}
+	pages(map[string]int{"/healthz": 200, "/livez": 404, "/readyz": 404, "/proxyMode": 200})
+	var other http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		io.WriteString(w, "health "+r.URL.Path)
+	})
+	health.Store(&other)
+	pages(map[string]int{"/healthz": 503, "/livez": 503, "/readyz": 503, "/proxyMode": 200, "/healthz/ping": 200})
+}

@@ -126,7 +126,7 @@ func (p *proxy) apply(before, after *configured) {
 			f.engine.ResolveAll()
 		}
 	}
-	p.servers.health.Listen(after.Servers.Healthz, false)
+	p.servers.health.Listen(healthAddr(after.Config), false)
 	p.servers.status.Listen(after.Servers.Metrics)
 	p.servers.status.SetProfiling(after.Servers.Profiling)
 	p.factsChanged() // the addresses of NodePorts may be others now

@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"kube-proxy/config"
 	"kube-proxy/event"
 	"kube-proxy/health"
 	"kube-proxy/lb"
@@ -118,7 +120,7 @@ func (p *proxy) newServers() {
 	}
 	p.servers.status = status.NewServer(status.ServerConfig{
 		Off: off, Machine: map[string]string{"Machine id": cfg.MachineID, "Boot id": cfg.BootID},
-		Metrics: p.servers.metrics, Mode: p.choice.Mode, Version: compatible,
+		Metrics: p.servers.metrics, Mode: p.choice.Mode, Version: compatible, Health: p.healthToo,
 		Config:    func() (any, error) { return p.config().Configz(), nil },
 		Flags:     p.flagz,
 		Verbosity: func() int { return int(p.verbosity.Load()) }, SetVerbosity: p.setVerbosity,
@@ -131,7 +133,7 @@ func (p *proxy) runServers(ctx context.Context, fail func(error)) {
 	cfg := p.config()
 	var running sync.WaitGroup
 	running.Go(func() {
-		p.servers.health.Listen(cfg.Servers.Healthz, cfg.Servers.HardFail)
+		p.servers.health.Listen(healthAddr(cfg.Config), cfg.Servers.HardFail)
 		if err := p.servers.health.Run(ctx); err != nil {
 			fail(fmt.Errorf("%s: %w", cfg.Name("healthzBindAddress"), err))
 		}
@@ -147,6 +149,23 @@ func (p *proxy) runServers(ctx context.Context, fail func(error)) {
 		running.Go(func() { p.servers.sockets.Run(ctx) })
 	}
 	running.Wait()
+}
+
+// healthAddr is where the health server listens: nowhere where the metrics server has the same address. v1.5 had one
+// server only, on the port that metrics have today, and command lines of then ask for both there (G1).
+func healthAddr(cfg *config.Config) netip.AddrPort {
+	if cfg.Servers.Healthz == cfg.Servers.Metrics {
+		return netip.AddrPort{}
+	}
+	return cfg.Servers.Healthz
+}
+
+// healthToo is the health server where the metrics server has to answer for it.
+func (p *proxy) healthToo() http.Handler {
+	if cfg := p.config(); healthAddr(cfg.Config) == cfg.Servers.Healthz {
+		return nil
+	}
+	return p.servers.health
 }
 
 // nodeEligible says whether load balancers may use this node (HT-06). A folder of manifests need not have a Node.

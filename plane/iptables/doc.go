@@ -17,6 +17,7 @@
 //	filter   KUBE-SERVICES, KUBE-EXTERNAL-SERVICES                REJECT or DROP what was not translated
 //	         KUBE-PROXY-FIREWALL                                  DROP what a source range keeps out
 //	         KUBE-FORWARD                                         let pass what was translated, and its answers
+//	         KUBE-NODEPORTS                                       ACCEPT for ports that tell of endpoints (DP-08)
 //	         KUBE-FIREWALL                                        shared with the kubelet: one rule of ours
 //	mangle   KUBE-PROXY-CANARY, as in each table                  gone when somebody has flushed the table (DP-13)
 //
@@ -40,12 +41,20 @@
 // chains as a fresh start. Rules are written exactly as iptables-save prints them, so Reset and Audit compare its output
 // with the digests, and a restart writes nothing that is there. What is not there is written in restores of bounded size:
 // if nothing of ours is there, the trees first, so that each service answers as soon as its part is in; otherwise
-// services first, so that what serves serves until the trees are switched.
+// services first, so that what serves serves until the trees are switched. The legacy programs copy the whole table for
+// each restore, so there it is one, which they read while it is rendered.
+//
+// Whether somebody else has changed a rule is known without a look at rules: nftables count transactions, of which ours
+// are taken off, and the kernel tells the size of a legacy table. Only if that is not as it was does Audit list the rules.
+//
+// Where kernel and iptables have the match nfacct, packets that are dropped as INVALID and connections to NodePorts on
+// 127.0.0.1 are counted (MT-16, MT-17), by objects that both families share.
 //
 // Other than in nftables mode, ports and addresses that no Service has pass untouched (SV-62, SV-63, SV-66), and packets
 // that conntrack cannot place are dropped unless it is liberal (DP-09).
 //
 // The files, in the order of a change's way: state.go (rows to plans), render.go, skeleton.go and names.go (pure: what
-// chains contain), dispatch.go (the trees), apply.go and batch.go (plans to restores), tool.go (the programs); snapshot.go,
-// reset.go and audit.go go the other way; dump.go describes it for tests, preview.go for people.
+// chains contain), dispatch.go (the trees), apply.go and batch.go (plans to restores), tool.go, runner.go and lock.go (the
+// programs); snapshot.go, reset.go, load.go, mark.go and audit.go go the other way; accounting.go and stats.go count;
+// dump.go describes it for tests, preview.go for people.
 package iptables

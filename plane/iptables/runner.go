@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -90,6 +91,8 @@ func (s system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
+	widen(stdin)
+	widen(stdout)
 	if err := cmd.Start(); err != nil { // it is a child of this thread, and in its network namespace
 		return err
 	}
@@ -138,6 +141,19 @@ func (s system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.
 		return fmt.Errorf("%s: %w", name, readErr)
 	}
 	return nil
+}
+
+// widen makes room in a pipe for most of what is read or written at once: on a busy machine it takes long until the other
+// end runs again. Where that is not allowed the pipe stays as it is.
+func widen(pipe any) {
+	const size = 1 << 20
+	f, ok := pipe.(syscall.Conn)
+	if !ok {
+		return
+	}
+	if c, err := f.SyscallConn(); err == nil {
+		c.Control(func(fd uintptr) { unix.FcntlInt(fd, unix.F_SETPIPE_SZ, size) })
+	}
 }
 
 // shortText keeps the beginning of what is written to it.

@@ -113,10 +113,17 @@ func TestService(t *testing.T) {
 		{"SV-18 none", func(s *core.Service) { s.Spec.SessionAffinity = "None"; s.Spec.SessionAffinityConfig = timeout(5) }, affinityOf, int32(0), ""},
 		{"SV-19", func(s *core.Service) {
 			local := core.ServiceInternalTrafficPolicyLocal
-			s.Spec.InternalTrafficPolicy, s.Spec.ExternalTrafficPolicy = &local, "Local"
+			s.Spec.InternalTrafficPolicy, s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = &local, "Local", 32000
 		}, func(s *cluster.Service) any { return [2]cluster.TrafficPolicy{s.InternalPolicy, s.ExternalPolicy} }, [2]cluster.TrafficPolicy{1, 1}, ""},
 		{"SV-19 unknown", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = "Near" },
 			func(s *cluster.Service) any { return s.ExternalPolicy }, cluster.PolicyCluster, `spec.externalTrafficPolicy: "Near" is neither Cluster nor Local`},
+		{"SV-21", func(s *core.Service) { s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = "Local", 32000 }, healthCheckOf, uint16(32000), ""},
+		{"SV-21 zero", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = "Local" }, healthCheckOf, uint16(0),
+			"spec.healthCheckNodePort: is missing, though externalTrafficPolicy is Local; load balancers are not told which nodes have endpoints"},
+		{"SV-21 zero in a NodePort Service", func(s *core.Service) { s.Spec.Type, s.Spec.ExternalTrafficPolicy = "NodePort", "Local" }, healthCheckOf, uint16(0), ""},
+		{"SV-21 zero with the policy Cluster", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = "Cluster" }, healthCheckOf, uint16(0), ""},
+		{"SV-21 out of range", func(s *core.Service) { s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = "Local", -1 }, healthCheckOf, uint16(0),
+			`spec.healthCheckNodePort: "-1" is not in 1..65535`},
 		{"unknown type", func(s *core.Service) { s.Spec.Type = "Magic"; s.Spec.Ports[0].NodePort = 0 },
 			func(s *cluster.Service) any { return s.Type }, cluster.TypeClusterIP, `spec.type: "Magic"`},
 	} {
@@ -143,9 +150,10 @@ func checkTold(t *testing.T, told []Problem, want string) {
 	}
 }
 
-func clusterIPsOf(s *cluster.Service) any { return s.ClusterIPs }
-func portsOf(s *cluster.Service) any      { return fmt.Sprint(s.Ports) }
-func affinityOf(s *cluster.Service) any   { return s.AffinitySeconds }
+func clusterIPsOf(s *cluster.Service) any  { return s.ClusterIPs }
+func portsOf(s *cluster.Service) any       { return fmt.Sprint(s.Ports) }
+func affinityOf(s *cluster.Service) any    { return s.AffinitySeconds }
+func healthCheckOf(s *cluster.Service) any { return s.HealthCheckNodePort }
 
 func timeout(n int32) *core.SessionAffinityConfig {
 	return &core.SessionAffinityConfig{ClientIP: &core.ClientIPConfig{TimeoutSeconds: &n}}

@@ -35,6 +35,9 @@ const (
 	affinityMost    = 86400
 )
 
+// noHealthCheck is what becomes of a healthCheckNodePort that cannot be.
+const noHealthCheck = "load balancers are not told which nodes have endpoints"
+
 // Service converts a Service. The result is nil if the Service is not for this proxy (SV-01). Faulty
 // fields are left out and told.
 func Service(in *core.Service) (*cluster.Service, []Problem) {
@@ -64,8 +67,11 @@ func Service(in *core.Service) (*cluster.Service, []Problem) {
 	out.InternalPolicy = policy(&ps, "spec.internalTrafficPolicy", string(internal))
 	out.ExternalPolicy = policy(&ps, "spec.externalTrafficPolicy", string(in.Spec.ExternalTrafficPolicy))
 	out.AffinitySeconds = affinity(&ps, &in.Spec)
-	if p := in.Spec.HealthCheckNodePort; p != 0 {
-		out.HealthCheckNodePort = portNumber(&ps, "spec.healthCheckNodePort", p, "no health check is served")
+	switch p := in.Spec.HealthCheckNodePort; {
+	case p != 0:
+		out.HealthCheckNodePort = portNumber(&ps, "spec.healthCheckNodePort", p, noHealthCheck)
+	case out.Type == cluster.TypeLoadBalancer && out.ExternalPolicy == cluster.PolicyLocal: // SV-21
+		ps.add(Problem{Field: "spec.healthCheckNodePort", What: "is missing, though externalTrafficPolicy is Local", Then: noHealthCheck})
 	}
 	out.Ports = servicePorts(&ps, in.Spec.Ports, out.Type)
 	if len(in.Spec.Ports) == 0 && len(out.ClusterIPs) > 0 {

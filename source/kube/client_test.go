@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -15,6 +16,8 @@ import (
 
 	core "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-base/metrics/legacyregistry"
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // has client-go's metrics registered
 )
 
 // PR-11: what is asked for is what the server is asked for, but for what could not be read.
@@ -162,4 +165,40 @@ func TestEnvironment(t *testing.T) {
 	if want := "http://api.example:6443/api/v1/nodes/n1"; asked.Load() != want {
 		t.Errorf("the proxy saw %q, want %q", asked.Load(), want)
 	}
+}
+
+// MT-21: LISTs count in the latency of requests, though their answers stream.
+func TestListLatency(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.api.watchList, r.api.page = false, 500
+	r.api.put(testService("web", 80), testNode("n1", "192.0.2.1"), testCIDR("10.96.0.0/16"))
+	r.start()
+	r.wait("web:80 node:192.0.2.1 cidr:10.96.0.0/16")
+	r.until(func() bool { return latencies(t, r.api.addr) >= 4 }, func() string {
+		return fmt.Sprintf("%d requests were measured, of at least 4", latencies(t, r.api.addr))
+	})
+}
+
+// latencies is how many requests to a host rest_client_request_duration_seconds counts.
+func latencies(t *testing.T, host string) (n uint64) {
+	all, err := legacyregistry.DefaultGatherer.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range all {
+		if family.GetName() != "rest_client_request_duration_seconds" {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			labels := map[string]string{}
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			if labels["host"] == host && labels["verb"] == "GET" {
+				n += m.GetHistogram().GetSampleCount()
+			}
+		}
+	}
+	return n
 }

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"net/http"
 	"strconv"
 	"sync"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/metrics"
 
 	"kube-proxy/source/convert"
 )
@@ -93,7 +95,12 @@ func (l *listWatch) list(ctx context.Context, opts metav1.ListOptions) (runtime.
 func (l *listWatch) read(ctx context.Context, opts metav1.ListOptions) (*recordList, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	body, err := l.request(opts).Stream(ctx)
+	request := l.request(opts)
+	// The client measures requests whose answer it decodes itself, but not those that stream.
+	defer func(start time.Time) {
+		metrics.RequestLatency.Observe(ctx, http.MethodGet, *request.URL(), time.Since(start))
+	}(time.Now())
+	body, err := request.Stream(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+)
+
+// answer is what a server said.
+type answer struct {
+	code   int
+	header http.Header
+	body   string
+}
+
+// client talks to servers in the namespace, each time on a new connection.
+func (n *namespace) client() *http.Client {
+	return &http.Client{Timeout: patience, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+			n.in(func() { conn, err = new(net.Dialer).DialContext(ctx, network, addr) })
+			return conn, err
+		},
+	}}
+}
+
+// ask sends a request; an error means that nobody answers.
+func (n *namespace) ask(method, url, body string) (answer, error) {
+	n.t.Helper()
+	req, err := http.NewRequest(method, url, strings.NewReader(body))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	resp, err := n.client().Do(req)
+	if err != nil {
+		return answer{}, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		n.t.Fatalf("%s %s: %v", method, url, err)
+	}
+	return answer{resp.StatusCode, resp.Header, string(text)}, nil
+}
+
+// get waits until somebody answers.
+func (n *namespace) get(url string) answer {
+	n.t.Helper()
+	return n.until(url, "an answer", func(answer) bool { return true })
+}
+
+// until waits until the answer is as it should be.
+func (n *namespace) until(url, want string, is func(answer) bool) answer {
+	n.t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		a, err := n.ask(http.MethodGet, url, "")
+		if err == nil && is(a) {
+			return a
+		}
+		if time.Now().After(end) {
+			n.t.Fatalf("GET %s: %d %s, %v: want %s", url, a.code, a.body, err, want)
+		}
+	}
+}
+
+// code waits until the answer has the status code.
+func (n *namespace) code(url string, code int) answer {
+	n.t.Helper()
+	return n.until(url, http.StatusText(code), func(a answer) bool { return a.code == code })
+}
+
+// refused waits until nobody listens.
+func (n *namespace) refused(addr string) {
+	n.t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		var conn net.Conn
+		var err error
+		n.in(func() { conn, err = net.Dial("tcp", addr) })
+		if err != nil {
+			return
+		}
+		conn.Close()
+		if time.Now().After(end) {
+			n.t.Fatalf("somebody listens on %s", addr)
+		}
+	}
+}
+
+// listen has the test itself listen in the namespace.
+func (n *namespace) listen(addr string) net.Listener {
+	n.t.Helper()
+	var l net.Listener
+	var err error
+	n.in(func() { l, err = net.Listen("tcp", addr) })
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// has complains of each text that is not there.
+func has(t *testing.T, where, text string, want ...string) {
+	t.Helper()
+	for _, w := range want {
+		if !strings.Contains(text, w) {
+			t.Errorf("%s: want %q in:\n%s", where, w, text)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package iptables
+
+import (
+	"net/netip"
+	"testing"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+)
+
+// On a host that lets nothing in, load balancers reach the port that tells of a Service's endpoints, and no other (DP-08).
+func TestHealthCheckPortIsOpenDP08(t *testing.T) {
+	for _, b := range []Backend{NFT, Legacy} {
+		t.Run(string(b), func(t *testing.T) {
+			needs(t, b)
+			lab, err := netlab.New(netlab.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer lab.Close()
+			for _, port := range []uint16{32100, 32101} {
+				if _, err := lab.Listen("node1", netlab.TCP, port, netlab.ListenOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			opens := func(port uint16) bool {
+				to := netip.AddrPortFrom(netip.MustParseAddr("172.18.0.2"), port)
+				_, err := lab.Dial("client", netlab.TCP, to, netlab.DialOptions{})
+				return err == nil
+			}
+			if !opens(32100) {
+				t.Fatal("the port is not even open without rules")
+			}
+			table := shopTable()
+			err = lab.Do("node1", func() error {
+				run(t, "", "iptables-"+string(b), "-P", "INPUT", "DROP")
+				p := newPlane(t, Config{Family: lb.IPv4, Backend: b, CanaryPeriod: -1})
+				reset(t, p, table)
+				if opens(32100) {
+					t.Error("the port is open though no Service has it")
+				}
+				changes, _ := table.Replace(healthCheck("shop/web2", 32100))
+				apply(t, p, changes, nil)
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !opens(32100) {
+				t.Error("the health check's port is closed")
+			}
+			if opens(32101) {
+				t.Error("another port is open")
+			}
+		})
+	}
+}
