@@ -73,6 +73,12 @@ func (b *Bed) Kubeconfig() string { return b.kubeconfig }
 
 // StartProxyExactly starts kube-proxy in node1 with no other arguments than these.
 func (b *Bed) StartProxyExactly(args ...string) (*Proxy, error) {
+	return b.StartProxyBy(nil, args...)
+}
+
+// StartProxyBy is StartProxyExactly by another program, such as one that takes rights away: its arguments end with those of
+// kube-proxy, the path first.
+func (b *Bed) StartProxyBy(by []string, args ...string) (*Proxy, error) {
 	binary, err := b.binary()
 	if err != nil {
 		return nil, err
@@ -86,7 +92,8 @@ func (b *Bed) StartProxyExactly(args ...string) (*Proxy, error) {
 		return nil, fmt.Errorf("make log of kube-proxy: %w", err)
 	}
 	defer log.Close()
-	cmd := exec.Command(binary, args...)
+	line := slices.Concat(by, []string{binary}, args)
+	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	process, err := controlplane.StartProcess("kube-proxy", node, cmd)
 	if err != nil {
