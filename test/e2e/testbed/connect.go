@@ -27,6 +27,9 @@ func (b *Bed) ConnectTimes(ctx context.Context, host string, to []netip.AddrPort
 					return err
 				}
 				t, err := connectTime(addr)
+				for errors.Is(err, unix.EINTR) { // by a signal of Go's scheduler
+					t, err = connectTime(addr)
+				}
 				if err != nil {
 					return fmt.Errorf("connect from %s to %s: %w", host, addr, err)
 				}

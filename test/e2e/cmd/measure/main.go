@@ -59,7 +59,7 @@ func write(r *measure.Result, asJSON bool) error {
 	row := func(name string, t measure.Times) string {
 		return fmt.Sprintf("%-52s p50 %s, p99 %s, longest %s\n", name, ms(t.P50), ms(t.P99), ms(t.Max))
 	}
-	_, err := fmt.Printf("%d services with %d endpoints each, %d changes\n%s%s%s%-52s %s\n%-52s %s\n%-52s %s\n%-52s %s\n%-52s %.1f MiB\n",
+	_, err := fmt.Printf("%d services with %d endpoints each, %d changes\n%s%s%s%-52s %s\n%-52s %s\n%-52s %s\n%-52s %s\n%-52s %.1f MiB\n%-52s %s to %s\n",
 		r.Services, r.Endpoints, r.Changes,
 		row("API write alone", r.Write),
 		row("API write → a connection reaches the new endpoint", r.Change),
@@ -68,6 +68,7 @@ func write(r *measure.Result, asJSON bool) error {
 		"restart on existing rules → a change is in", ms(r.Restart),
 		"processor time per change", ms(r.CPUPerChange),
 		"processor time of the start", ms(r.CPUOfStart),
-		"peak memory", float64(r.PeakMemory)/(1<<20))
+		"peak memory", float64(r.PeakMemory)/(1<<20),
+		"connection set-up, the fastest and the slowest service", r.FirstConnect.Round(100*time.Nanosecond), r.LastConnect.Round(100*time.Nanosecond))
 	return err
 }
