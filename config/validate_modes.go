@@ -70,14 +70,7 @@ func (o *Options) ipvs(c *Config) IPVS {
 	}
 	orDefault(&v.Scheduler, "rr")
 	o.onlyIn(c, "ipvs", func() {
-		for i, s := range f.ExcludeCIDRs {
-			p, err := parsePrefix(s)
-			if err != nil {
-				o.wrong(fmt.Sprintf("ipvs.excludeCIDRs[%d]", i), s, "want a CIDR such as 192.0.2.0/24")
-				continue
-			}
-			v.ExcludeCIDRs = append(v.ExcludeCIDRs, p)
-		}
+		v.ExcludeCIDRs = o.excluded(f.ExcludeCIDRs)
 		o.positive("ipvs.syncPeriod", v.SyncPeriod)
 		o.notLonger("ipvs.minSyncPeriod", v.MinSyncPeriod, v.SyncPeriod)
 		o.notNegative("ipvs.tcpTimeout", v.TCPTimeout)
@@ -87,7 +80,31 @@ func (o *Options) ipvs(c *Config) IPVS {
 			o.wrong("ipvs.scheduler", v.Scheduler, "want "+strings.Join(schedulers, ", "))
 		}
 	})
+	// Other modes read only what their clean-up is to leave alone. What that is must be known, and --cleanup fails
+	// rather than to remove what is not ours.
+	if len(v.ExcludeCIDRs) < len(f.ExcludeCIDRs) && o.file.Mode != "ipvs" {
+		if o.Cleanup {
+			o.excluded(f.ExcludeCIDRs)
+		} else {
+			o.warn("%s has a value that is not a CIDR: nothing that mode ipvs left is removed", o.where("ipvs.excludeCIDRs"))
+			v.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+		}
+	}
 	return v
+}
+
+// excluded is CF-27. It leaves out what is no CIDR.
+func (o *Options) excluded(cidrs []string) []netip.Prefix {
+	var out []netip.Prefix
+	for i, s := range cidrs {
+		p, err := parsePrefix(s)
+		if err != nil {
+			o.wrong(fmt.Sprintf("ipvs.excludeCIDRs[%d]", i), s, "want a CIDR such as 192.0.2.0/24")
+			continue
+		}
+		out = append(out, p)
+	}
+	return out
 }
 
 // userspace is CF-44 and CF-45.

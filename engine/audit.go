@@ -36,9 +36,7 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 	}
 	// Mending does not count as a write for MinSyncPeriod: who undoes our work all the time would keep new wishes
 	// waiting for ever.
-	if mended > 0 {
-		e.cfg.Log.Warn("others had changed our objects, mended", "objects", mended, "full", full, "took", now.Sub(start))
-	}
+	e.tellMended(now, mended)
 	switch {
 	case err == nil:
 		e.auditWait, e.auditErr = pause{}, ""
@@ -62,6 +60,20 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 			e.cfg.Log.Error("audit failed, retrying", "full", full, "err", fmt.Errorf("audit: %w", err))
 		}
 	}
+}
+
+// driftRemind is the least time from one log line about what others had changed to the next: who undoes our work all
+// the time must not fill the log.
+const driftRemind = time.Minute
+
+// tellMended tells of objects that were mended since it was last told of some.
+func (e *Engine) tellMended(now time.Time, mended int) {
+	e.mended += mended
+	if mended == 0 || now.Before(e.sayMended) {
+		return
+	}
+	e.cfg.Log.Warn("others had changed our objects, mended", "objects", e.mended)
+	e.mended, e.sayMended = 0, now.Add(driftRemind)
 }
 
 // auditPeriod is the period of full audits, give or take a tenth, so that the nodes of a cluster do not audit

@@ -110,6 +110,8 @@ type Engine struct {
 	nextAudit  time.Time
 	auditErr   string
 	auditWait  pause
+	mended     int       // objects, since the last line about them
+	sayMended  time.Time // the earliest time for another
 
 	warned map[lb.Contest]struct{}
 	panics once // panics whose stack was logged
@@ -156,10 +158,7 @@ func (e *Engine) SetAuditPeriod(d time.Duration) {
 		d = defaultAuditPeriod
 	}
 	e.auditEvery.Store(int64(d))
-	select {
-	case e.inbox.wake <- struct{}{}:
-	default:
-	}
+	e.inbox.ring()
 }
 
 // SetMinSyncPeriod changes Config.MinSyncPeriod; it may be called at any time from any goroutine.

@@ -460,3 +460,29 @@ func TestPanicInObserver(t *testing.T) {
 type sickObserver struct{}
 
 func (sickObserver) Applied([]lb.Change) { panic("observer is sick") }
+
+// HT-04: what waits for the kernel waits since the sources have listed; before, nothing does. So an engine whose sources
+// are silent is well, and one whose first Reset hangs is not.
+func TestQueuedSinceListed(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.add(1)
+		r.after(10 * time.Minute)
+		if s := r.engine.Stats(); !s.QueuedSince.IsZero() || s.LastQueued.IsZero() {
+			t.Errorf("not listed yet, and something waits since %v; the last event came at %v", s.QueuedSince, s.LastQueued)
+		}
+		entered, release := r.faulty.Block()
+		listed := time.Now()
+		r.list()
+		<-entered
+		r.after(time.Minute)
+		r.add(2)
+		r.after(time.Minute)
+		if s := r.engine.Stats(); !s.QueuedSince.Equal(listed) {
+			t.Errorf("the first Reset hangs: something waits since %v, want %v", s.QueuedSince, listed)
+		}
+		release()
+		r.after(time.Minute)
+		r.converged()
+	})
+}

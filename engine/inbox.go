@@ -16,7 +16,7 @@ type inbox struct {
 	names map[cluster.Name]notice // nil when empty: a map that was large once is never ranged over again
 	facts bool
 	all   bool
-	since time.Time       // when the oldest mark came
+	since time.Time       // when the oldest mark came, or the sources had listed; zero before that
 	last  time.Time       // when the newest mark came
 	idle  time.Time       // when nothing fresh was left to write, last
 	owed  cluster.Changes // that were marked and are not in force
@@ -78,9 +78,16 @@ func (e *Engine) ResolveAll() {
 // queued takes note of when a mark came; b.mu is held.
 func (b *inbox) queued() {
 	b.last = time.Now()
-	if b.since.IsZero() {
+	if b.begun && b.since.IsZero() {
 		b.since = b.last
 	}
+}
+
+// begin says that the sources have listed: now something waits to be written.
+func (b *inbox) begin() {
+	b.mu.Lock()
+	b.begun, b.since = true, time.Now()
+	b.mu.Unlock()
 }
 
 // taken is what the loop takes out of the inbox.

@@ -219,3 +219,24 @@ func TestAuditFails(t *testing.T) {
 		r.converged()
 	})
 }
+
+// Who undoes our work all the time does not fill the log: one line at once, then one a minute with all that was mended.
+func TestDriftLog(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.run()
+		for range 600 {
+			r.plane.Steal(svcKey(1), true)
+			r.after(time.Second)
+		}
+		if s := r.engine.Stats(); s.Mended != 600 {
+			t.Errorf("mended %d, want 600", s.Mended)
+		}
+		if n := r.log.count("mended"); n != 10 || r.log.count("objects=60\n") != 9 || r.log.count("objects=1\n") != 1 {
+			t.Errorf("%d lines in ten minutes, want 10:\n%s", n, r.log)
+		}
+		r.converged()
+	})
+}

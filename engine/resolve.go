@@ -16,9 +16,7 @@ func (e *Engine) absorb() {
 	t := e.inbox.take()
 	if !e.synced {
 		e.synced, t.all, t.facts = true, true, true
-		e.inbox.mu.Lock()
-		e.inbox.begun = true
-		e.inbox.mu.Unlock()
+		e.inbox.begin()
 	}
 	now := time.Now()
 	if t.facts || e.facts && !e.factsWait.until.After(now) {

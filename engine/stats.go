@@ -44,7 +44,8 @@ type Stats struct {
 	LastFailure time.Time
 	// LastSuccess is when the plane last accepted a write or a Reset (DP-62), zero before the first.
 	LastSuccess time.Time
-	// QueuedSince is when the oldest event came that no successful write has followed; zero if none.
+	// QueuedSince is when the oldest event came that no successful write has followed; zero if none. While the sources
+	// have not listed nothing waits for the kernel: it is zero then, and later not before they had (HT-04).
 	QueuedSince time.Time
 
 	// LastQueued is when the newest event came (MT-06), zero before the first.

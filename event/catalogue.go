@@ -65,7 +65,7 @@ var catalogue = [entries]Entry{
 		"The table may have more entries than the hash table is good for, which costs time. Mount /sys writable, or set the module's parameter at boot.", "EV-04, PR-10"},
 	failedServiceHealthcheck: {"FailedToStartServiceHealthcheck", actionListen, Warning, KindService,
 		"node {node} cannot serve the Service's health check on port {port}: {err}",
-		"Another program on the node has the healthCheckNodePort; load balancers will not send traffic to this node. It is tried again with the next change.", "EV-05, HT-15"},
+		"Another program on the node has the healthCheckNodePort; load balancers will not send traffic to this node. It is tried again, once a minute in the end.", "EV-05, HT-15"},
 	incorrectIPVersion: {"KubeProxyIncorrectIPVersion", actionEndpoints, Warning, "Service or EndpointSlice",
 		"{field}: {value} {what}",
 		"An address is of another IP family than the object says; it is ignored.", "EV-06"},
@@ -182,10 +182,10 @@ func NodePortInUse(service, node string, port uint16, proto string, listener net
 
 // ConfigReloaded says that a changed file is in force; changes is a list of its fields, for people.
 func ConfigReloaded(node, file, changes string) Event {
-	return about(configReloaded, Node(node), "", "node", node, "file", file, "changes", changes)
+	return about(configReloaded, Node(node), changes, "node", node, "file", file, "changes", changes)
 }
 
 // ConfigIgnored says that a changed file is invalid, and the settings before stay.
 func ConfigIgnored(node, file string, err error) Event {
-	return about(configIgnored, Node(node), "", "node", node, "file", file, "err", err.Error())
+	return about(configIgnored, Node(node), err.Error(), "node", node, "file", file, "err", err.Error())
 }

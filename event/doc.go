@@ -3,8 +3,8 @@
 //	whoever notices ──event.DriftRepaired(…)──▶ func(event.Event) ──▶ source/kube.Publisher ──▶ API server
 //
 // One table holds every reason, action and text; docs/events.md is made from it. The package knows neither
-// Kubernetes' types nor how an event is sent. Whoever notices
-// something writes it to the log too, so without an API server nothing is lost.
+// Kubernetes' types nor how an event is sent. Whoever notices something writes it to the log too, so without an
+// API server nothing is lost.
 package event
 
 import "strings"

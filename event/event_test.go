@@ -53,8 +53,8 @@ func TestConstructors(t *testing.T) {
 		{DriftRepaired("n1", "IPv6", 3), Warning, "KubeProxyDriftRepaired", "SyncRules", "IPv6", node, "changed 3 of kube-proxy's IPv6 rules"},
 		{ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp"), Warning, "KubeProxyContestedKey", "SyncRules", "192.0.2.7:80/tcp shop/old", web, "192.0.2.7:80/tcp already belongs to Service shop/old"},
 		{NodePortInUse("shop/web:http", "n1", 30080, "tcp", netip.MustParseAddrPort("0.0.0.0:30080")), Warning, "KubeProxyNodePortInUse", "Listen", "30080/tcp n1 0.0.0.0:30080", web, "NodePort 30080/tcp takes traffic from a program on node n1 that listens on 0.0.0.0:30080"},
-		{ConfigReloaded("n1", "/etc/c.yaml", "logging.verbosity"), Normal, "KubeProxyConfigReloaded", "ReloadConfiguration", "", node, "/etc/c.yaml: logging.verbosity"},
-		{ConfigIgnored("n1", "/etc/c.yaml", errors.New("mode: bad")), Warning, "KubeProxyConfigInvalid", "ReloadConfiguration", "", node, "mode: bad"},
+		{ConfigReloaded("n1", "/etc/c.yaml", "logging.verbosity"), Normal, "KubeProxyConfigReloaded", "ReloadConfiguration", "logging.verbosity", node, "/etc/c.yaml: logging.verbosity"},
+		{ConfigIgnored("n1", "/etc/c.yaml", errors.New("mode: bad")), Warning, "KubeProxyConfigInvalid", "ReloadConfiguration", "mode: bad", node, "mode: bad"},
 	} {
 		e := c.got
 		if e.Type != c.typ || e.Reason != c.reason || e.Action != c.action || e.Subject != c.subject || e.Regarding != c.regarding {
@@ -83,5 +83,19 @@ func TestNoteTakesValuesAsTheyAre(t *testing.T) {
 	e := FailedToStartMetricServer("{err}", "a", errors.New("{node} {addr}"))
 	if want := "kube-proxy on node {err} cannot serve metrics on a: {node} {addr}"; e.Note != want {
 		t.Errorf("note %q, want %q", e.Note, want)
+	}
+}
+
+// What is wrong with a file now must not be shown as a repetition of what was wrong with it before.
+func TestConfigSeries(t *testing.T) {
+	one, two := errors.New("mode: bad"), errors.New("clusterCIDR: bad")
+	if ConfigIgnored("n1", "f", one).Series() == ConfigIgnored("n1", "f", two).Series() {
+		t.Error("two faults of a file are one series")
+	}
+	if ConfigReloaded("n1", "f", "mode").Series() == ConfigReloaded("n1", "f", "clusterCIDR").Series() {
+		t.Error("two changes of a file are one series")
+	}
+	if ConfigIgnored("n1", "f", one).Series() != ConfigIgnored("n1", "f", one).Series() {
+		t.Error("the same fault is two series")
 	}
 }

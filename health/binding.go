@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
 	"slices"
 	"sync/atomic"
+	"time"
 )
 
 // place is where to listen.
@@ -26,7 +28,7 @@ func (p place) inTheWay(q place) bool {
 // binding is a set of listeners that are served. It is used by one goroutine.
 type binding struct {
 	by   *opener
-	lost func() // called when a listener has ended though nobody closed it; rebind opens it again
+	lost func() // called a while after a listener has ended though nobody closed it; rebind opens it again
 	open map[place]*listener
 	port *port // that the listeners are for, in Services
 }
@@ -35,7 +37,11 @@ type binding struct {
 type opener struct {
 	listen func(context.Context, place) (net.Listener, error)
 	serve  func(net.Listener) error // accepts until the listener is closed
+	log    *slog.Logger
 }
+
+// reopenAfter is how long a listener that broke stays closed: its cause, such as a lack of memory, may last.
+const reopenAfter = time.Second
 
 type listener struct {
 	net.Listener
@@ -106,10 +112,13 @@ func (b *binding) openAt(ctx context.Context, places []place) error {
 		}
 		b.open[places[i]] = l
 		go func() {
-			if err := b.by.serve(l); !errors.Is(err, net.ErrClosed) && !errors.Is(err, http.ErrServerClosed) {
-				l.dead.Store(true)
-				b.lost()
+			err := b.by.serve(l)
+			if errors.Is(err, net.ErrClosed) || errors.Is(err, http.ErrServerClosed) {
+				return
 			}
+			l.dead.Store(true)
+			b.by.log.Error("a listener broke, opening it again", "address", places[i].at.String(), "err", err)
+			time.AfterFunc(reopenAfter, b.lost)
 		}()
 	}
 	return nil

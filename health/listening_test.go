@@ -1,8 +1,11 @@
 package health
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -199,3 +202,101 @@ func TestAppliedDoesNotBlock(t *testing.T) {
 		v4.Applied(gone(80)) // after Run
 	})
 }
+
+// Rows that are no health checks, which are nearly all there are, cost no look at the machine's addresses; neither do
+// health checks that stay as they are.
+func TestOtherRowsCostNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var looks atomic.Int64
+		s := NewServices(ServicesConfig{Addresses: func() []netip.Addr {
+			looks.Add(1)
+			return []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+		}})
+		o := newFakeOpener()
+		s.open.listen = o.listen
+		runServices(t, s)
+		v4 := s.Observer(lb.IPv4)
+		row := check("shop/web", 80, 1)
+		other := func(i int) *lb.Frontend {
+			return &lb.Frontend{Key: lb.Key{Port: uint16(30000 + i), Proto: lb.TCP}, Service: "shop/other:http", Kind: lb.NodePort}
+		}
+		for i := range 100 {
+			v4.Applied(set(other(i)))
+			v4.Applied(gone(uint16(30000 + i)))
+			synctest.Wait()
+		}
+		s.AddressesChanged()
+		pass(time.Hour)
+		if n := looks.Load(); n != 0 {
+			t.Errorf("without a health check there were %d looks at the addresses", n)
+		}
+		v4.Applied(set(row))
+		synctest.Wait()
+		before := looks.Load()
+		for i := range 100 {
+			v4.Applied(append(set(other(i)), set(row)...))
+			synctest.Wait()
+		}
+		if n := looks.Load() - before; n != 0 {
+			t.Errorf("though nothing changed there were %d looks at the addresses", n)
+		}
+	})
+}
+
+// HT-14: nobody tells of an address that this machine gets or loses, so there is a look now and then. It does not
+// change when what fails is tried again.
+func TestAddressComesLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var addr atomic.Value
+		addr.Store([]netip.Addr{})
+		s := NewServices(ServicesConfig{Addresses: func() []netip.Addr { return addr.Load().([]netip.Addr) }})
+		o := newFakeOpener()
+		s.open.listen = o.listen
+		runServices(t, s)
+		s.Observer(lb.IPv4).Applied(set(check("shop/web", 80, 1)))
+		pass(time.Hour)
+		for _, step := range []struct{ addr, want string }{
+			{"192.0.2.1", "[open 192.0.2.1:80]"}, {"192.0.2.1", "[]"}, {"192.0.2.2", "[open 192.0.2.2:80 close 192.0.2.1:80]"},
+		} {
+			addr.Store([]netip.Addr{netip.MustParseAddr(step.addr)})
+			pass(lookAgain + time.Second)
+			if got := fmt.Sprint(o.events()); got != step.want {
+				t.Errorf("got %s, want %s", got, step.want)
+			}
+		}
+		o.refuse("in use")
+		addr.Store([]netip.Addr{netip.MustParseAddr("192.0.2.3")})
+		pass(lookAgain + time.Second)
+		start, before := time.Now(), len(o.since(time.Now()))
+		pass(10 * time.Minute)
+		if n := len(o.since(start)) - before; n < 9 || n > 15 {
+			t.Errorf("tried %d times in ten minutes, want about once a minute", n)
+		}
+	})
+}
+
+// A listener that breaks, and breaks again whenever it is opened, is told of and costs one try a second.
+func TestListenerBreaks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		opened := 0
+		s := NewServices(ServicesConfig{Log: slog.New(slog.NewTextHandler(&log, nil))})
+		s.open.listen = func(context.Context, place) (net.Listener, error) {
+			opened++
+			return broken{}, nil
+		}
+		runServices(t, s)
+		s.Observer(lb.IPv4).Applied(set(check("shop/web", 80, 1)))
+		pass(10*time.Second + time.Millisecond)
+		if opened != 11 || strings.Count(log.String(), "no memory") != opened {
+			t.Errorf("opened %d times in ten seconds, want 11; log:\n%s", opened, log.String())
+		}
+	})
+}
+
+// broken is a listener that fails at once.
+type broken struct{ net.Listener }
+
+func (broken) Accept() (net.Conn, error) { return nil, errors.New("no memory") }
+func (broken) Close() error              { return nil }
+func (broken) Addr() net.Addr            { return &net.TCPAddr{} }

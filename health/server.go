@@ -63,7 +63,7 @@ func New(cfg Config) *Server {
 	}
 	s := &Server{cfg: cfg, made: time.Now().UTC(), changed: make(chan struct{}, 1)}
 	s.http = newHTTP(s, cfg.Log)
-	s.open = opener{listen, s.http.Serve}
+	s.open = opener{listen, s.http.Serve, cfg.Log}
 	return s
 }
 

@@ -464,7 +464,7 @@ func TestRetryHT07(t *testing.T) {
 		}
 		tries := len(o.tries)
 		o.kill() // as if the socket were broken
-		synctest.Wait()
+		pass(reopenAfter)
 		if len(o.tries) != tries+1 || !s.Addr().IsValid() {
 			t.Errorf("a listener that ended was opened again %d times", len(o.tries)-tries)
 		}

@@ -67,6 +67,9 @@ const (
 	lastRetry  = time.Minute
 )
 
+// lookAgain is the time between two looks whether this machine's addresses are still the same: nobody tells of them.
+const lookAgain = 30 * time.Second
+
 // NewServices returns a Services that knows of none yet.
 func NewServices(cfg ServicesConfig) *Services {
 	if cfg.Log == nil {
@@ -80,7 +83,7 @@ func NewServices(cfg ServicesConfig) *Services {
 	s.http.BaseContext = func(l net.Listener) context.Context {
 		return context.WithValue(context.Background(), portKey{}, l.(*listener).port)
 	}
-	s.open = opener{listen, s.http.Serve}
+	s.open = opener{listen, s.http.Serve, cfg.Log}
 	return s
 }
 
@@ -102,41 +105,43 @@ func (s *Services) Observer(f lb.Family) *Observer {
 // Applied takes note of changes that the kernel has taken. What is answered follows at once; listeners are
 // opened and closed by [Services.Run]. It does not block.
 func (o *Observer) Applied(changes []lb.Change) {
-	s, rang := o.s, false
+	s, locked, changed := o.s, false, false
 	for _, c := range changes {
 		if !c.Key.IsNodePort() || c.Key.Proto != lb.TCP {
 			continue
 		}
-		if !rang { // the lock, once
-			rang = true
+		if !locked { // once
+			locked = true
 			s.mu.Lock()
 		}
 		row := c.New
 		if !row.Accepts() {
 			row = nil
 		}
-		s.set(o.i, c.Key.Port, row)
+		changed = s.set(o.i, c.Key.Port, row) || changed
 	}
-	if rang {
+	if locked {
 		s.mu.Unlock()
+	}
+	if changed {
 		s.ring()
 	}
 }
 
-// set makes f the row of a family for a port; nil if it has none. s.mu is held. What the change says was there
-// before does not count: Old is but a hint.
-func (s *Services) set(i int, number uint16, f *lb.Frontend) {
+// set makes f the row of a family for a port; nil if it has none. It reports whether that is a change. s.mu is held.
+// What the change says was there before does not count: Old is but a hint.
+func (s *Services) set(i int, number uint16, f *lb.Frontend) (changed bool) {
 	p := s.ports[number]
 	if p == nil {
 		if f == nil {
-			return
+			return false
 		}
 		p = &port{number: number}
 		p.bound = binding{by: &s.open, port: p, lost: func() { s.touch(p) }}
 		s.ports[number] = p
 	}
 	if p.rows[i] == f {
-		return
+		return false
 	}
 	p.rows[i] = f
 	for _, f := range p.rows {
@@ -146,6 +151,7 @@ func (s *Services) set(i int, number uint16, f *lb.Frontend) {
 		}
 	}
 	s.dirty[number] = struct{}{}
+	return true
 }
 
 // AddressesChanged says that ServicesConfig.Addresses has another answer now. It does not block.
@@ -174,6 +180,12 @@ func (s *Services) ring() {
 func (s *Services) Run(ctx context.Context) {
 	defer s.end()
 	failing := map[uint16]*port{} // ports that wait for their next try
+	var again <-chan time.Time
+	if s.cfg.Addresses != nil {
+		ticker := time.NewTicker(lookAgain)
+		defer ticker.Stop()
+		again = ticker.C
+	}
 	for {
 		var retry <-chan time.Time
 		if next := nextTry(failing); !next.IsZero() {
@@ -192,6 +204,11 @@ func (s *Services) Run(ctx context.Context) {
 					ports = append(ports, p)
 				}
 			}
+		case <-again:
+			ports = s.well(failing)
+		}
+		if len(ports) == 0 {
+			continue
 		}
 		places := s.places()
 		for _, p := range ports {
@@ -212,6 +229,19 @@ func nextTry(failing map[uint16]*port) time.Time {
 		}
 	}
 	return next
+}
+
+// well returns the ports that are not failing.
+func (s *Services) well(failing map[uint16]*port) []*port {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var ports []*port
+	for n, p := range s.ports {
+		if failing[n] != p {
+			ports = append(ports, p)
+		}
+	}
+	return ports
 }
 
 // take returns the ports to look at.

@@ -16,12 +16,11 @@ import (
 
 // The data planes.
 const (
-	IPTables    = "iptables"
-	IPVS        = "ipvs"
-	NFTables    = "nftables"
-	EBPF        = "ebpf"
-	Userspace   = "userspace"
-	Kernelspace = "kernelspace"
+	IPTables  = "iptables"
+	IPVS      = "ipvs"
+	NFTables  = "nftables"
+	EBPF      = "ebpf"
+	Userspace = "userspace"
 )
 
 // ErrNotBuilt is wrapped by the reason why a mode cannot run that this version does not contain.

@@ -93,7 +93,10 @@ func (c *checker) wrongFamily(fatal bool, what string) {
 
 // node is PN-71, and PR-03 where nothing stands for the node.
 func (c *checker) node() {
-	const closed = "NodePorts on its primary address do not answer"
+	without := "source ranges count as if it were in none" // SV-16
+	if c.Settings.NodePortAddrs.Primary {
+		without = "NodePorts on its primary address do not answer"
+	}
 	hint := ""
 	if c.ips.Guessed {
 		hint = fmt.Sprintf("; %s can name its address", c.Name("bindAddress"))
@@ -104,9 +107,9 @@ func (c *checker) node() {
 			"leave this node out", c.facts.NodeName, c.Name("hostnameOverride"))
 	case c.facts.Node == nil:
 		c.add("PN-71", false, "there is no Node %q, or none that the proxy may read (%s): %s, zone hints do not count, and load balancers are told "+
-			"to leave this node out%s", c.facts.NodeName, c.Name("hostnameOverride"), closed, hint)
+			"to leave this node out%s", c.facts.NodeName, c.Name("hostnameOverride"), without, hint)
 	case hint != "":
-		c.add("PR-03", false, "the Node %q has no address: %s%s", c.facts.NodeName, closed, hint)
+		c.add("PR-03", false, "the Node %q has no address: %s%s", c.facts.NodeName, without, hint)
 	case !slices.Contains(c.Families, c.ips.Primary):
 		c.add("PR-02", false, "the node's first address %s is of %s, which is not served here", c.ips.Addrs[0], c.ips.Primary)
 	}

@@ -105,6 +105,14 @@ func TestCheck(t *testing.T) {
 		}}, `PN-71 there is no Node "node-1", or none that the proxy may read (hostnameOverride): zone hints do not count, and load balancers are told to leave this node out`},
 		{"PR-03 a Node without addresses", []func(*setup, *facts){func(_ *setup, f *facts) { f.Node.Addrs = nil }},
 			`PR-03 the Node "node-1" has no address: NodePorts on its primary address do not answer; bindAddress can name its address`},
+		{"PR-03 a Node without addresses, where no NodePort needs one", []func(*setup, *facts){func(s *setup, f *facts) {
+			f.Node.Addrs, s.NodePortsUnset, s.Settings.NodePortAddrs = nil, true, policy.NodePortAddrs{}
+		}}, `PR-03 the Node "node-1" has no address: source ranges count as if it were in none; bindAddress can name its address` + "\n" +
+			"CF-64 nodePortAddresses is not set: NodePorts answer on every address of this machine; primary would leave that to the node's own"},
+		{"PN-71 no Node, where no NodePort needs one", []func(*setup, *facts){func(s *setup, f *facts) {
+			f.Node, s.Settings.NodePortAddrs = nil, policy.NodePortAddrs{Prefixes: prefixes("0.0.0.0/0", "::/0")}
+		}}, `PN-71 there is no Node "node-1", or none that the proxy may read (hostnameOverride): source ranges count as if it were in none, ` +
+			"zone hints do not count, and load balancers are told to leave this node out; bindAddress can name its address"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f := cluster.Facts{NodeName: "node-1", CIDRs: prefixes("10.96.0.0/16", "fd00:96::/112"), Node: &cluster.Node{
@@ -177,7 +185,7 @@ func TestNodeIPs(t *testing.T) {
 		}
 		n := policy.ResolveNodeIPs(facts, s)
 		got := fmt.Sprintf("%s %v", n.Primary, n.Addrs)
-		if n.DualStack() {
+		if len(n.Addrs) == 2 {
 			got += " dual-stack"
 		}
 		if n.Guessed {

@@ -17,9 +17,6 @@ type NodeIPs struct {
 	Guessed bool
 }
 
-// DualStack reports whether the node has addresses of both families.
-func (n NodeIPs) DualStack() bool { return len(n.Addrs) == 2 }
-
 // ResolveNodeIPs returns this node's addresses (PR-03): the specific bind address, then the Node object's, internal
 // ones before external ones, of each family the first. A node of which nothing is known has 127.0.0.1, which is for
 // people to read: no rule is made from a guess.

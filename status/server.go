@@ -52,6 +52,9 @@ type ServerConfig struct {
 // retryPeriod is the time between two tries to listen (HT-07).
 const retryPeriod = 5 * time.Second
 
+// reopenAfter is how long a listener that broke stays closed: its cause, such as a lack of memory, may last.
+const reopenAfter = time.Second
+
 // Server is the metrics server (HT-20 to HT-27). Make one with [NewServer], and run it with [Server.Run].
 type Server struct {
 	cfg       ServerConfig
@@ -191,13 +194,13 @@ func (s *Server) serve(addr netip.AddrPort, l net.Listener) (old *opened) {
 	old = s.take(o)
 	go func() {
 		if err := o.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			s.cfg.Log.Error("metrics server broke", "addr", addr, "err", err)
+			s.cfg.Log.Error("metrics server broke, opening it again", "addr", addr, "err", err)
 			s.mu.Lock()
 			if s.open == o {
 				s.open = nil
 			}
 			s.mu.Unlock()
-			s.ring()
+			time.AfterFunc(reopenAfter, s.ring)
 		}
 	}()
 	return old

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"kube-proxy/cluster"
 	"kube-proxy/config"
@@ -107,35 +108,58 @@ func (p *proxy) run(ctx context.Context) error {
 // serve has everything run until ctx ends, and then returns nil, or until something fails that the process cannot
 // live without. Until it is this process's turn, only the source runs: then what it has listed is written at once.
 func (p *proxy) serve(ctx context.Context, src source) error {
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	failed := &failures{end: end}
 	var running sync.WaitGroup
 	running.Go(func() {
 		if p.turn.wait(ctx) != nil {
 			return
 		}
 		defer p.turn.close()
-		p.perform(ctx, func(err error) { fail(fatal{err}) })
+		p.perform(ctx, failed.add)
 	})
-	running.Go(func() { p.watchConfig(ctx, func(err error) { fail(fatal{err}) }) })
+	running.Go(func() { p.watchConfig(ctx, failed.add) })
 	running.Go(func() {
 		if err := p.follow(ctx, src); err != nil {
-			fail(fatal{err})
+			failed.add(err)
 		}
 	})
-	running.Go(func() { p.watchNode(ctx, podCIDRsWait, func(err error) { fail(fatal{err}) }) })
+	running.Go(func() { p.watchNode(ctx, podCIDRsWait, failed.add) })
 	<-ctx.Done()
-	cause := context.Cause(ctx)
-	p.log.Info("stopping: the rules stay in force", "because", cause)
+	p.log.Info("stopping: the rules stay in force", "because", context.Cause(ctx))
 	running.Wait()
-	if f := (fatal{}); errors.As(cause, &f) {
-		return f.error
-	}
-	return nil
+	return failed.err()
 }
 
-// fatal is a cause to stop that the process ends with.
-type fatal struct{ error }
+// failures are what the process cannot live with. The first ends it, after a moment in which others may come: two
+// ports that are taken are two problems, and whoever mends one wants to know of both.
+type failures struct {
+	end  func(because error)
+	mu   sync.Mutex
+	errs []error
+}
+
+// failuresMoment is how long after the first failure others are waited for.
+const failuresMoment = 100 * time.Millisecond
+
+func (f *failures) add(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.errs = append(f.errs, err); len(f.errs) == 1 {
+		time.AfterFunc(failuresMoment, func() { f.end(err) })
+	}
+}
+
+// err returns what has failed, each in a line of its own, or nil.
+func (f *failures) err() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.errs) == 1 {
+		return f.errs[0]
+	}
+	return errors.Join(f.errs...)
+}
 
 // perform serves packets and requests until ctx ends. Servers answer until the last write is done: first that the
 // process is about to end (PR-07). There is no wait for load balancers to notice: whoever finds the port closed takes

@@ -289,6 +289,30 @@ func TestUnusable(t *testing.T) {
 	}
 }
 
+// If the kernel lacks what the node's iptables needs, the other back end is taken, unless one is asked for.
+func TestOtherBackend(t *testing.T) {
+	fake := fakeTool("", "iptables", "iptables-nft", "iptables-legacy")
+	fake.Do = func(_ []byte, name string, args ...string) (string, error) {
+		legacy := strings.HasPrefix(name, "iptables-legacy")
+		switch {
+		case slices.Contains(args, "--version") && legacy:
+			return "iptables v1.8.9 (legacy)", nil
+		case slices.Contains(args, "--version"):
+			return "iptables v1.8.9 (nf_tables)", nil
+		case slices.Contains(args, "-S") && !legacy:
+			return "", &runError{name: name, said: "Could not fetch rule set generation id", err: errors.New("exit status 4")}
+		}
+		return "", nil
+	}
+	p := newPlane(t, Config{Family: lb.IPv4, Runner: fake, CanaryPeriod: -1})
+	if p.Backend() != Legacy {
+		t.Errorf("back end %s", p.Backend())
+	}
+	if _, err := New(Config{Family: lb.IPv4, Backend: NFT, Runner: fake, CanaryPeriod: -1}); !errors.Is(err, plane.ErrUnsupported) {
+		t.Errorf("the nft back end, which was asked for: %v", err)
+	}
+}
+
 // The figures of the metrics MT-09 to MT-12 are those of the kernel's rules.
 func TestStatsMT11(t *testing.T) {
 	eachKind(t, func(t *testing.T, w world, cfg Config) {

@@ -89,7 +89,10 @@ func (l *loader) load(ctx context.Context, units []unitID) error {
 		}
 	} else {
 		for b := range batches {
-			if err = l.p.restore(ctx, b); err != nil {
+			if err = ctx.Err(); err == nil {
+				err = l.p.restore(ctx, b)
+			}
+			if err != nil {
 				failed = b
 				break
 			}

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -88,11 +87,8 @@ func New(cfg Config) (*Plane, error) {
 	if run == nil {
 		run = system{}
 	}
-	t, err := findTool(run, cfg.Family, cfg.Backend)
+	t, err := usableTool(run, cfg.Family, cfg.Backend)
 	if err != nil {
-		return nil, err
-	}
-	if err := t.usable(context.Background(), cfg.Family); err != nil {
 		return nil, err
 	}
 	p := &Plane{family: cfg.Family, tool: t, drift: make(chan struct{}, 1), stop: func() {}, maxLines: nftLines}

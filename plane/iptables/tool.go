@@ -122,6 +122,25 @@ func probe(run Runner, program string) (*tool, error) {
 	return t, nil
 }
 
+// usableTool finds the programs of a back end that the kernel has tables for. If nobody says which, and the one that the
+// node seems to use is not to be had, the other may be.
+func usableTool(run Runner, f lb.Family, b Backend) (*tool, error) {
+	t, err := findTool(run, f, b)
+	if err == nil {
+		if err = t.usable(context.Background(), f); err == nil {
+			return t, nil
+		}
+	}
+	if b == Auto {
+		for _, b := range []Backend{NFT, Legacy} {
+			if other, e := findTool(run, f, b); e == nil && (t == nil || other.backend != t.backend) && other.usable(context.Background(), f) == nil {
+				return other, nil
+			}
+		}
+	}
+	return nil, err
+}
+
 // usable finds out whether the kernel has the tables and lets us at them. The error says what is missing, and wraps
 // plane.ErrUnsupported.
 func (t *tool) usable(ctx context.Context, f lb.Family) error {

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -296,17 +295,13 @@ func (p *Publisher) tellDrops() {
 	}
 }
 
-// cut shortens s to most bytes, at a rune's end.
+// cut makes s valid UTF-8 of at most so many bytes.
 func cut(s string, most int) string {
-	if len(s) <= most {
+	const dots = "…"
+	if s = strings.ToValidUTF8(s, ""); len(s) <= most {
 		return s
 	}
-	const dots = "…"
-	s = s[:most-len(dots)]
-	for len(s) > 0 && !utf8.ValidString(s[max(0, len(s)-utf8.UTFMax):]) && !utf8.RuneStart(s[len(s)-1]) {
-		s = s[:len(s)-1]
-	}
-	return strings.ToValidUTF8(s, "") + dots
+	return strings.ToValidUTF8(s[:most-len(dots)], "") + dots
 }
 
 // objectName returns a name for an event about an object of that name, which must be a DNS name itself.

@@ -426,13 +426,15 @@ func TestOddNames(t *testing.T) {
 	r.Publish(event.Starting(long))
 	r.Publish(event.Starting("Not_A_Name"))
 	r.Publish(event.FailedToStartMetricServer("n1", "a", errors.New(strings.Repeat("ü", 2000))))
-	r.until("three events", func() bool {
+	r.Publish(event.ReadOnlySysFS("n1", errors.New("\xff\xfe what is no text"))) // which JSON and protobuf refuse
+	r.until("four events", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return len(s.names) == 3
+		return len(s.names) == 4
 	})
 	for _, name := range s.names {
-		if e := s.events[name]; len(e.Name) > 253 || e.Reason == "FailedToStartMetricServer" && !strings.HasSuffix(e.Note, "ü…") {
+		if e := s.events[name]; len(e.Name) > 253 || e.Reason == "FailedToStartMetricServer" && !strings.HasSuffix(e.Note, "ü…") ||
+			e.Reason == "readOnlySysFS" && !strings.HasSuffix(e.Note, ":  what is no text") {
 			t.Errorf("%+v", e)
 		}
 	}

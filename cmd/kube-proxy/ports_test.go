@@ -1,0 +1,116 @@
+package main
+
+import (
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// HT-07: a health or metrics port that somebody has is tried again every 5 s, and packets are served meanwhile.
+func TestOccupiedPorts(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	health, metrics := n.listen("127.0.0.1:10256"), n.listen("127.0.0.1:10249")
+	p := n.serve(dir)
+	p.await(regexp.MustCompile(`level=ERROR msg="health server does not listen, trying again every 5 s" address=0.0.0.0:10256 err=.*address already in use`))
+	p.await(regexp.MustCompile(`level=ERROR msg="no metrics server there, trying again" every=5s err=.*127.0.0.1:10249.*address already in use`))
+	if got := n.serves(); got != goodServed {
+		t.Errorf("the kernel has\n%s", got)
+	}
+	health.Close()
+	metrics.Close()
+	freed := time.Now()
+	n.code(healthURL+"/readyz", 200)
+	n.code(metricsURL+"/metrics", 200)
+	if took := time.Since(freed); took > 15*time.Second { // 5 s, and the machine is busy
+		t.Errorf("it took %v to get the ports", took)
+	}
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// HT-07, EV-02, EV-03: with bindAddressHardFail all ports that cannot be had are told with the flag or field that asks
+// for them, the process ends, and the rules stay.
+func TestOccupiedPortsHardFail(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	n.serve(dir).end(syscall.SIGTERM)
+	n.listen("127.0.0.1:10256")
+	n.listen("127.0.0.1:10249")
+	write(t, filepath.Join(dir, "config"), nftablesFile("bindAddressHardFail: true\nclusterCIDR: 10.0.0.0/16,fd00::/48\nhostnameOverride: n1\n"))
+	for _, c := range []struct {
+		args []string
+		says []string
+	}{
+		{append([]string{"--bind-address-hard-fail"}, usualArgs()...), []string{
+			`kube-proxy: --healthz-bind-address: health server: listen on 0.0.0.0:10256: listen tcp 0.0.0.0:10256: bind: address already in use`,
+			`kube-proxy: --metrics-bind-address: metrics server: listen tcp 127.0.0.1:10249: bind: address already in use`}},
+		{append([]string{"--bind-address-hard-fail", "--healthz-bind-address="}, usualArgs()...), []string{
+			`kube-proxy: --metrics-bind-address: metrics server: listen tcp 127.0.0.1:10249: bind: address already in use`}},
+		{[]string{"--config=config", "--manifests=m"}, []string{
+			`kube-proxy: KubeProxyConfiguration.healthzBindAddress: health server: listen on 0.0.0.0:10256: listen tcp 0.0.0.0:10256: bind: address already in use`,
+			`kube-proxy: KubeProxyConfiguration.metricsBindAddress: metrics server: listen tcp 127.0.0.1:10249: bind: address already in use`}},
+	} {
+		p := n.start(dir, c.args, nil)
+		if code := p.end(0); code != 1 {
+			t.Errorf("exit code %d", code)
+		}
+		has(t, strings.Join(c.args, " "), p.log(), c.says...)
+		if got := strings.Count(p.log(), "\nkube-proxy: "); got != len(c.says) {
+			t.Errorf("%d problems, want %d:\n%s", got, len(c.says), p.log())
+		}
+		if got := n.serves(); got != goodServed {
+			t.Errorf("the kernel has\n%s", got)
+		}
+	}
+}
+
+// HT-15: a healthCheckNodePort that somebody has is told, and taken when it is free.
+func TestOccupiedHealthCheckNodePort(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	n.command("ip", "address", "add", "192.0.2.1/32", "dev", "lo")
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 1))
+	l := n.listen("192.0.2.1:32000")
+	p := n.serve(dir)
+	p.await(regexp.MustCompile(`level=\S+ msg=.*32000.*address already in use`))
+	l.Close()
+	write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 2)) // the next sync
+	has(t, "the port", n.code("http://192.0.2.1:32000/", 200).body, `"localEndpoints": 2,`)
+}
+
+// PN-60: a program of the node that listens on a NodePort is told of once; one that listens elsewhere is not.
+func TestNodePortCollision(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"nftables", "iptables"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			n, dir := newNamespace(t), t.TempDir()
+			n.command("ip", "address", "add", "192.0.2.1/32", "dev", "lo")
+			write(t, filepath.Join(dir, "m/good.yaml"), good())
+			write(t, filepath.Join(dir, "m/web.yaml"), balanced(0, 1))
+			n.listen("192.0.2.1:30080")
+			n.listen("192.0.2.1:30090")
+			p := n.start(dir, append([]string{"--proxy-mode=" + mode}, usualArgs()[1:]...), nil)
+			warns := regexp.MustCompile(`level=WARN msg="NodePort 30080/tcp .*192.0.2.1:30080.*service=shop/web`)
+			p.await(warns)
+			write(t, filepath.Join(dir, "m/web.yaml"), balanced(0, 2)) // the same again
+			n.until(metricsURL+"/metrics", "another change", func(a answer) bool {
+				return regexp.MustCompile(`sync_proxy_rules_endpoint_changes_total ([3-9])`).MatchString(a.body)
+			})
+			if code := p.end(syscall.SIGTERM); code != 0 {
+				t.Errorf("exit code %d", code)
+			}
+			if got := len(warns.FindAllString(p.log(), -1)); got != 1 || strings.Contains(p.log(), "30081") || strings.Contains(p.log(), "30090") {
+				t.Errorf("%d warnings:\n%s", got, p.log())
+			}
+		})
+	}
+}

@@ -1,0 +1,360 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	healthURL  = "http://127.0.0.1:10256"
+	metricsURL = "http://127.0.0.1:10249"
+)
+
+// standing checks what HT-01 and HT-02 say of an answer, and returns its body.
+func standing(t *testing.T, a answer) map[string]any {
+	t.Helper()
+	if typ, sniff := a.header.Get("Content-Type"), a.header.Get("X-Content-Type-Options"); typ != "application/json" || sniff != "nosniff" {
+		t.Errorf("Content-Type %q, X-Content-Type-Options %q", typ, sniff)
+	}
+	body := map[string]any{}
+	if err := json.Unmarshal([]byte(a.body), &body); err != nil {
+		t.Fatalf("%v: %s", err, a.body)
+	}
+	for _, key := range []string{"lastUpdated", "currentTime"} {
+		if s, _ := body[key].(string); s != "" || key == "currentTime" {
+			if _, err := time.Parse(time.RFC3339, s); err != nil {
+				t.Errorf("%s: %v in %s", key, err, a.body)
+			}
+		}
+	}
+	return body
+}
+
+// node is a manifest of the Node.
+func node(spec string) []byte {
+	return []byte("kind: Node\nmetadata: {name: n1}\nspec: {" + spec + "}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n")
+}
+
+// HT-01 to HT-06, PN-70: nobody knows of the Node or of Services while no API server answers; the process lives.
+func TestHealthBeforeFirstSync(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	n.start(t.TempDir(), []string{"--proxy-mode=nftables", "--hostname-override=n1", "--master=http://" + nobody}, nil)
+	for path, want := range map[string]struct {
+		code int
+		has  []string
+	}{
+		"/healthz": {503, []string{`"nodeEligible":false,"healthy":true,"status":{"IPv4":{"lastUpdated":"`, `"IPv6":{"lastUpdated":"`}},
+		"/livez":   {200, []string{`"healthy":true,"status":{"IPv4":{"lastUpdated":"`}},
+		"/readyz":  {503, []string{`"ready":false,"draining":false,"missing":["IPv4","IPv6"]`}},
+	} {
+		a := n.get(healthURL + path)
+		if a.code != want.code {
+			t.Errorf("%s: %d, want %d", path, a.code, want.code)
+		}
+		standing(t, a)
+		has(t, path, a.body, want.has...)
+		if path == "/livez" && strings.Contains(a.body, "nodeEligible") {
+			t.Errorf("/livez: %s", a.body)
+		}
+	}
+	if a := n.get(healthURL + "/other"); a.code != 404 { // HT-03
+		t.Errorf("/other: %d", a.code)
+	}
+}
+
+// HT-01, HT-02, HT-05, HT-06, MT-15: after the first sync all is well; the autoscaler's taint takes the node out of
+// /healthz alone, until it is gone.
+func TestHealthTaint(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/node.yaml"), node(""))
+	write(t, filepath.Join(dir, "m/good.yaml"), service("good", "10.96.0.1", 80, "10.0.0.1"))
+	n.serve(dir)
+	n.code(healthURL+"/readyz", 200)
+	body := standing(t, n.code(healthURL+"/healthz", 200))
+	if body["nodeEligible"] != true || body["healthy"] != true || body["lastUpdated"] != body["currentTime"] || body["status"] == nil {
+		t.Errorf("/healthz: %v", body)
+	}
+	body = standing(t, n.code(healthURL+"/livez", 200))
+	if _, there := body["nodeEligible"]; there || body["healthy"] != true || body["lastUpdated"] != body["currentTime"] {
+		t.Errorf("/livez: %v", body)
+	}
+
+	write(t, filepath.Join(dir, "m/node.yaml"), node("taints: [{key: ToBeDeletedByClusterAutoscaler, effect: PreferNoSchedule}]"))
+	body = standing(t, n.code(healthURL+"/healthz", 503))
+	if body["nodeEligible"] != false || body["healthy"] != true || body["lastUpdated"] == body["currentTime"] {
+		t.Errorf("/healthz with the taint: %v", body)
+	}
+	n.code(healthURL+"/livez", 200)
+	n.code(healthURL+"/readyz", 200)
+	write(t, filepath.Join(dir, "m/node.yaml"), node("taints: [{key: other, effect: NoSchedule}]"))
+	n.code(healthURL+"/healthz", 200)
+	has(t, "/metrics", n.get(metricsURL+"/metrics").body, `kubeproxy_proxy_healthz_total{code="503"}`, `kubeproxy_proxy_healthz_total{code="200"}`,
+		`kubeproxy_proxy_livez_total{code="200"} 2`)
+}
+
+// held returns a PATH whose iptables-restore programs wait while the file exists that is returned too; each that waits
+// writes a line there.
+func held(t *testing.T) (path, hold string) {
+	t.Helper()
+	dir := t.TempDir()
+	hold = filepath.Join(dir, "hold")
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, backend := range []string{"", "-nft", "-legacy"} {
+			name := family + backend + "-restore"
+			program, err := exec.LookPath(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			script := fmt.Sprintf("#!/bin/sh\nif [ -e %[1]s ]; then echo $0 >>%[1]s; fi\nwhile [ -e %[1]s ]; do sleep 0.01; done\nexec %[2]s \"$@\"\n", hold, program)
+			do(t, os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755))
+		}
+	}
+	return dir + ":" + os.Getenv("PATH"), hold
+}
+
+// PR-07: from SIGTERM on load balancers are told to go elsewhere, while the write in hand is finished; the kubelet is
+// not told anything. Then the process ends, and the rules stay.
+func TestHealthDrains(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	path, hold := held(t)
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	p := n.start(dir, append([]string{"--proxy-mode=iptables"}, usualArgs()[1:]...), func(c *exec.Cmd) { c.Env = append(c.Env, "PATH="+path) })
+	p.await(allWritten)
+	n.code(healthURL+"/healthz", 200)
+
+	write(t, hold, nil)
+	write(t, filepath.Join(dir, "m/other.yaml"), service("other", "10.96.0.2", 80, "10.0.0.2"))
+	n.eventually("iptables", "cat", hold)
+	has(t, "/metrics", n.get(metricsURL+"/metrics").body, `kubeproxy_rows_pending{ip_family="IPv4"} 1`)
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	has(t, "/healthz", n.code(healthURL+"/healthz", 503).body, `"nodeEligible":false,"healthy":true`)
+	has(t, "/readyz", n.code(healthURL+"/readyz", 503).body, `"ready":false,"draining":true,"missing":[]`)
+	n.code(healthURL+"/livez", 200)
+	do(t, os.Remove(hold))
+	if code := p.end(0); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, p.log())
+	}
+	has(t, "rules", n.rules(), "-A KUBE-SERVICES -d 10.96.0.1/32", "-A KUBE-SERVICES -d 10.96.0.2/32")
+	n.refused("127.0.0.1:10256")
+}
+
+// balanced is a Service with a health-check port, and so many endpoints on this node.
+func balanced(port, local int) []byte {
+	b := fmt.Appendf(nil, `
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {type: LoadBalancer, clusterIP: 10.96.0.5, externalTrafficPolicy: Local, healthCheckNodePort: %d, ports: [{port: 80, nodePort: 30080}, {port: 81, nodePort: 30081, name: b}]}
+---
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080}, {port: 8081, name: b}]
+endpoints: [{addresses: [10.0.0.9], nodeName: n2}`, port)
+	for i := range local {
+		b = fmt.Appendf(b, ", {addresses: [10.0.0.%d], nodeName: n1}", 10+i)
+	}
+	return append(b, "]\n"...)
+}
+
+// HT-10 to HT-14, HT-16: the port of a Service counts the node's endpoints, follows the Service, and answers on the
+// addresses that NodePorts have, which a reload may change.
+func TestHealthCheckNodePort(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	for _, a := range []string{"192.0.2.1/32", "198.51.100.1/32"} {
+		n.command("ip", "address", "add", a, "dev", "lo")
+	}
+	config, manifest := filepath.Join(dir, "config"), filepath.Join(dir, "m/web.yaml")
+	write(t, config, nftablesFile(""))
+	write(t, manifest, balanced(32000, 2))
+	p := n.configured(dir, config)
+	a := n.code("http://192.0.2.1:32000/any/path", 200)
+	want := "{\n\t\"service\": {\n\t\t\"namespace\": \"shop\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": 2,\n\t\"serviceProxyHealthy\": true\n}"
+	if a.body != want || a.header.Get("X-Load-Balancing-Endpoint-Weight") != "2" || a.header.Get("Content-Type") != "application/json" {
+		t.Errorf("%v %s", a.header, a.body)
+	}
+	if a, err := n.ask("POST", "http://192.0.2.1:32000/", "x"); err != nil || a.code != 200 {
+		t.Errorf("POST: %v, %v", a, err)
+	}
+	write(t, manifest, balanced(32000, 0))
+	a = n.code("http://192.0.2.1:32000/", 503)
+	has(t, "no endpoint", a.body, `"localEndpoints": 0,`)
+	if w := a.header.Get("X-Load-Balancing-Endpoint-Weight"); w != "0" {
+		t.Errorf("weight %s", w)
+	}
+	write(t, manifest, balanced(32001, 1))
+	has(t, "another port", n.code("http://192.0.2.1:32001/", 200).body, `"localEndpoints": 1,`)
+	n.refused("192.0.2.1:32000")
+
+	write(t, config, nftablesFile("nodePortAddresses: [198.51.100.0/24]\n"))
+	n.code("http://198.51.100.1:32001/", 200)
+	n.refused("192.0.2.1:32001")
+	n.refused("127.0.0.1:32001")
+	do(t, os.Remove(manifest))
+	n.refused("198.51.100.1:32001")
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// MT-01 to MT-18, HT-21 to HT-25: the metrics are those of the mode that runs, and of no other; the other pages are of
+// this process.
+func TestMetricsOfMode(t *testing.T) {
+	t.Parallel()
+	table, err := os.ReadFile("../../status/testdata/metrics.tsv")
+	do(t, err)
+	for _, mode := range []string{"iptables", "nftables"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			n, dir := newNamespace(t), t.TempDir()
+			write(t, filepath.Join(dir, "m/good.yaml"), good())
+			p := n.start(dir, append([]string{"--proxy-mode=" + mode, "--v=3"}, usualArgs()[1:]...), nil)
+			p.await(allWritten)
+			n.code(healthURL+"/livez", 200)
+			n.code(healthURL+"/healthz", 200)
+			n.code(metricsURL+"/healthz", 200)
+			// A change that a controller has stamped, and a UDP endpoint that goes: then all is measured that is.
+			dns := bytes.ReplaceAll(service("dns", "10.96.0.10", 53, "10.0.0.53"), []byte("port: "), []byte("protocol: UDP, port: "))
+			dns = bytes.ReplaceAll(dns, []byte("name: dns-1,"), fmt.Appendf(nil, "annotations: {endpoints.kubernetes.io/last-change-trigger-time: %q}, name: dns-1,",
+				time.Now().Format(time.RFC3339Nano)))
+			write(t, filepath.Join(dir, "m/dns.yaml"), dns)
+			n.until(metricsURL+"/metrics", "a programmed change", func(a answer) bool {
+				return strings.Contains(a.body, `kubeproxy_network_programming_duration_seconds_count{ip_family="IPv4"} 1`)
+			})
+			do(t, os.Remove(filepath.Join(dir, "m/dns.yaml")))
+			n.until(metricsURL+"/metrics", "a look at conntrack", func(a answer) bool {
+				return strings.Contains(a.body, `kubeproxy_conntrack_reconciler_sync_duration_seconds_count{ip_family="IPv4"} `)
+			})
+			metrics := n.get(metricsURL + "/metrics").body
+			for line := range strings.Lines(string(table)) {
+				cells := strings.Split(line, "\t")
+				if strings.HasPrefix(line, "#") {
+					continue
+				}
+				name, modes := cells[1], cells[4]
+				want := modes == "all" || slices.Contains(strings.Split(modes, ","), mode)
+				if got := strings.Contains(metrics, "# TYPE "+name+" "+cells[2]+"\n"); got != want {
+					t.Errorf("%s: %s is there: %t, want %t", cells[0], name, got, want)
+				}
+			}
+			has(t, "/metrics", metrics, `kubeproxy_mode_info{asked="`+mode+`",mode="`+mode+`",reason=""} 1`, "kubernetes_build_info{", "process_start_time_seconds",
+				`kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv6"} 1`)
+			if a := n.get(metricsURL + "/proxyMode"); a.body != mode || a.header.Get("Content-Type") != "text/plain; charset=utf-8" {
+				t.Errorf("/proxyMode: %v", a)
+			}
+			has(t, "/flagz", n.get(metricsURL+"/flagz").body, "hostname-override=n1", "proxy-mode="+mode)
+			has(t, "/statusz", n.get(metricsURL+"/statusz").body, "/configz", "/metrics/slis")
+			has(t, "/metrics/slis", n.get(metricsURL+"/metrics/slis").body, "kubernetes_healthcheck")
+			if a := n.get(metricsURL + "/nothing"); a.code != 404 { // HT-27
+				t.Errorf("/nothing: %d", a.code)
+			}
+		})
+	}
+}
+
+// HT-24, HT-26, PR-04: a reload shows in /configz, opens and closes /debug, and moves the servers.
+func TestServersReload(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	config := filepath.Join(dir, "config")
+	write(t, config, nftablesFile("clusterCIDR: 10.1.0.0/16\n"))
+	p := n.configured(dir, config)
+	put := func(base, body string) answer {
+		t.Helper()
+		a, err := n.ask(http.MethodPut, base+"/debug/flags/v", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	has(t, "/configz", n.get(metricsURL+"/configz").body, `{"kubeproxy.config.k8s.io":{`, `"ClusterCIDR":"10.1.0.0/16"`, `"EnableProfiling":false`)
+	if a := put(metricsURL, "4"); a.code != 404 {
+		t.Errorf("PUT without profiling: %v", a)
+	}
+	write(t, config, nftablesFile("clusterCIDR: 10.2.0.0/16\nenableProfiling: true\n"))
+	n.until(metricsURL+"/configz", "the new file", func(a answer) bool {
+		return strings.Contains(a.body, `"ClusterCIDR":"10.2.0.0/16"`) && strings.Contains(a.body, `"EnableProfiling":true`)
+	})
+	n.code(metricsURL+"/debug/pprof/", 200)
+	if a := put(metricsURL, "x"); a.code != 400 {
+		t.Errorf("PUT x: %v", a)
+	}
+	if a := put(metricsURL, "5"); a.code != 200 || a.body != "successfully set the verbosity to 5\n" {
+		t.Errorf("PUT 5: %v", a)
+	}
+	write(t, filepath.Join(dir, "m/more.yaml"), service("more", "10.96.0.7", 80, "10.0.0.7"))
+	p.await(regexp.MustCompile(`msg=wrote .*verb=apply`)) // which takes 2 or more
+
+	write(t, config, nftablesFile("healthzBindAddress: 127.0.0.1:11256\nmetricsBindAddress: 127.0.0.1:11249\n"))
+	n.code("http://127.0.0.1:11256/livez", 200)
+	n.code("http://127.0.0.1:11249/healthz", 200)
+	n.refused("127.0.0.1:10256")
+	n.refused("127.0.0.1:10249")
+	if a := put("http://127.0.0.1:11249", "4"); a.code != 404 {
+		t.Errorf("PUT without profiling again: %v", a)
+	}
+	// One server for both, as in v1.5, and back.
+	write(t, config, nftablesFile("healthzBindAddress: 127.0.0.1:11249\nmetricsBindAddress: 127.0.0.1:11249\n"))
+	n.refused("127.0.0.1:11256")
+	n.code("http://127.0.0.1:11249/readyz", 200)
+	n.code("http://127.0.0.1:11249/metrics", 200)
+	write(t, config, nftablesFile(""))
+	n.code(healthURL+"/readyz", 200)
+	n.code(metricsURL+"/readyz", 404)
+	n.refused("127.0.0.1:11249")
+}
+
+// FL-04, FL-09, CF-14: what turns a server off or moves it to another family.
+func TestServerAddresses(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		flags, health, metrics string // what answers; "" where nobody does
+	}{
+		{"--metrics-port=0", "127.0.0.1:10256", ""},
+		{"--healthz-port=0", "", "127.0.0.1:10249"},
+		{"--healthz-bind-address= --metrics-bind-address=127.0.0.2", "", "127.0.0.2:10249"},
+		{"--metrics-bind-address= --healthz-bind-address=127.0.0.2:99", "127.0.0.2:99", ""},
+		{"--bind-address=::", "[::1]:10256", "[::1]:10249"},
+		{"--bind-address=::", "127.0.0.1:10256", "[::1]:10249"},
+		{"--healthz-port=11111 --metrics-port=11112", "127.0.0.1:11111", "127.0.0.1:11112"},
+	} {
+		t.Run(c.flags+" "+c.health, func(t *testing.T) {
+			t.Parallel()
+			n, dir := newNamespace(t), t.TempDir()
+			write(t, filepath.Join(dir, "m/good.yaml"), good())
+			n.start(dir, append(strings.Fields(c.flags), usualArgs()...), nil).await(allWritten)
+			if c.health != "" {
+				n.code("http://"+c.health+"/livez", 200)
+			}
+			if c.metrics != "" {
+				n.code("http://"+c.metrics+"/healthz", 200)
+			}
+			listening := n.command("ss", "-Hltn")
+			servers := 0
+			for _, addr := range []string{c.health, c.metrics} {
+				if addr != "" {
+					servers++
+				}
+			}
+			if got := strings.Count(listening, "\n"); got != servers {
+				t.Errorf("%d servers, want %d:\n%s", got, servers, listening)
+			}
+		})
+	}
+}

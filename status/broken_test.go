@@ -1,0 +1,70 @@
+package status
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+type syncLog struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *syncLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *syncLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// A listener that breaks is opened again, but not at once: what broke it may last.
+func TestListenerBreaks(t *testing.T) {
+	var log syncLog
+	s := NewServer(ServerConfig{
+		Metrics: NewMetrics(MetricsConfig{Mode: "nftables"}), Addr: netip.MustParseAddrPort("127.0.0.1:0"), Log: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	await := func(what string, is func() bool) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("waited in vain for %s; log:\n%s", what, &log)
+			}
+		}
+	}
+	await("the server", func() bool { return s.Addr() != nil })
+	s.mu.Lock()
+	broken := s.open.listen
+	s.mu.Unlock()
+	start := time.Now()
+	if err := broken.Close(); err != nil {
+		t.Fatal(err)
+	}
+	await("the end of the server", func() bool { return s.Addr() == nil })
+	await("the server again", func() bool { return s.Addr() != nil })
+	if took := time.Since(start); took < reopenAfter {
+		t.Errorf("it was opened again after %v, want %v", took, reopenAfter)
+	}
+	if n := strings.Count(log.String(), "metrics server broke"); n != 1 {
+		t.Errorf("%d lines about it, want 1:\n%s", n, &log)
+	}
+}
