@@ -36,11 +36,11 @@ type element struct{ key, data []string }
 
 // elements lists a table by set; a table that does not exist has none.
 func (b *Bed) elements(ctx context.Context, table string) (map[string][]element, error) {
-	existing, err := b.run(ctx, netlab.Node1, "nft", "list", "tables")
+	existing, err := b.Command(ctx, netlab.Node1, "nft", "list", "tables")
 	if err != nil || !strings.Contains(existing, "table "+table+"\n") {
 		return nil, err
 	}
-	out, err := b.run(ctx, netlab.Node1, "nft", append([]string{"--json", "list", "table"}, strings.Fields(table)...)...)
+	out, err := b.Command(ctx, netlab.Node1, "nft", append([]string{"--json", "list", "table"}, strings.Fields(table)...)...)
 	if err != nil {
 		return nil, err
 	}

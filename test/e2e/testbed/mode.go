@@ -48,10 +48,10 @@ func (b *Bed) Prepare(ctx context.Context) error {
 		return nil
 	}
 	for _, program := range b.programs() {
-		if _, err := b.run(ctx, netlab.Node1, program, "-t", "mangle", "-S", hint); err == nil {
+		if _, err := b.Command(ctx, netlab.Node1, program, "-t", "mangle", "-S", hint); err == nil {
 			continue
 		}
-		if _, err := b.run(ctx, netlab.Node1, program, "-t", "mangle", "-N", hint); err != nil {
+		if _, err := b.Command(ctx, netlab.Node1, program, "-t", "mangle", "-N", hint); err != nil {
 			return err
 		}
 	}
@@ -68,7 +68,7 @@ func (b *Bed) programs() []string {
 func (b *Bed) iptablesRules(ctx context.Context) (string, error) {
 	var all []string
 	for _, program := range b.programs() {
-		out, err := b.run(ctx, netlab.Node1, program+"-save")
+		out, err := b.Command(ctx, netlab.Node1, program+"-save")
 		if err != nil {
 			return "", err
 		}
@@ -119,13 +119,13 @@ func (b *Bed) cleanIPTables(ctx context.Context) error {
 		{"/proc/self/net/ip6_tables_names", "ip6tables-legacy"},
 	} {
 		// cat is a process in the namespace; the file may be missing where the module is not loaded.
-		names, err := b.run(ctx, netlab.Node1, "sh", "-c", "if [ -e "+f.names+" ]; then cat "+f.names+"; fi")
+		names, err := b.Command(ctx, netlab.Node1, "sh", "-c", "if [ -e "+f.names+" ]; then cat "+f.names+"; fi")
 		if err != nil {
 			return err
 		}
 		for _, table := range strings.Fields(names) {
 			for _, verb := range []string{"-F", "-X"} {
-				if _, err := b.run(ctx, netlab.Node1, f.program, "-w", "-t", table, verb); err != nil {
+				if _, err := b.Command(ctx, netlab.Node1, f.program, "-w", "-t", table, verb); err != nil {
 					return err
 				}
 			}
@@ -141,7 +141,7 @@ func (b *Bed) Leftovers(ctx context.Context, mode string) ([]string, error) {
 	var left []string
 	switch mode {
 	case "nftables":
-		existing, err := b.run(ctx, netlab.Node1, "nft", "list", "tables")
+		existing, err := b.Command(ctx, netlab.Node1, "nft", "list", "tables")
 		if err != nil {
 			return nil, err
 		}
@@ -152,7 +152,7 @@ func (b *Bed) Leftovers(ctx context.Context, mode string) ([]string, error) {
 		}
 	case "iptables":
 		for _, program := range []string{"iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy"} {
-			out, err := b.run(ctx, netlab.Node1, program+"-save")
+			out, err := b.Command(ctx, netlab.Node1, program+"-save")
 			if err != nil {
 				return nil, err
 			}
@@ -172,7 +172,7 @@ func (b *Bed) Leftovers(ctx context.Context, mode string) ([]string, error) {
 func (b *Bed) FlushRules(ctx context.Context) error {
 	if b.Mode == NFTables {
 		for _, table := range tables {
-			if _, err := b.run(ctx, netlab.Node1, "nft", append([]string{"flush", "table"}, strings.Fields(table)...)...); err != nil {
+			if _, err := b.Command(ctx, netlab.Node1, "nft", append([]string{"flush", "table"}, strings.Fields(table)...)...); err != nil {
 				return err
 			}
 		}
@@ -181,7 +181,7 @@ func (b *Bed) FlushRules(ctx context.Context) error {
 	for _, program := range b.programs() {
 		// One restore, as other programs do it: each table at once.
 		const script = `printf '*mangle\nCOMMIT\n*filter\nCOMMIT\n*nat\nCOMMIT\n' | exec "$0"-restore`
-		if _, err := b.run(ctx, netlab.Node1, "sh", "-c", script, program); err != nil {
+		if _, err := b.Command(ctx, netlab.Node1, "sh", "-c", script, program); err != nil {
 			return err
 		}
 	}

@@ -21,11 +21,11 @@ var tables = []string{"ip kube-proxy", "ip6 kube-proxy"}
 
 // Chain lists a chain of the proxy's IPv4 table, as the nft program prints it.
 func (b *Bed) Chain(ctx context.Context, name string) (string, error) {
-	return b.run(ctx, netlab.Node1, "nft", "list", "chain", "ip", "kube-proxy", name)
+	return b.Command(ctx, netlab.Node1, "nft", "list", "chain", "ip", "kube-proxy", name)
 }
 
-// run runs a command in a host of the lab and returns its standard output.
-func (b *Bed) run(ctx context.Context, host, name string, args ...string) (string, error) {
+// Command runs a command in a host of the lab and returns its standard output.
+func (b *Bed) Command(ctx context.Context, host, name string, args ...string) (string, error) {
 	netns, err := b.Netns(host)
 	if err != nil {
 		return "", err
@@ -50,7 +50,7 @@ func (b *Bed) Ruleset(ctx context.Context) (string, error) {
 	}
 	var all strings.Builder
 	for _, table := range tables {
-		out, err := b.run(ctx, netlab.Node1, "nft", append([]string{"--stateless", "list", "table"}, strings.Fields(table)...)...)
+		out, err := b.Command(ctx, netlab.Node1, "nft", append([]string{"--stateless", "list", "table"}, strings.Fields(table)...)...)
 		if err != nil {
 			return "", err
 		}
@@ -61,13 +61,13 @@ func (b *Bed) Ruleset(ctx context.Context) (string, error) {
 
 // CleanNode removes all rules, whatever mode they are of, and every tracked connection from node1.
 func (b *Bed) CleanNode(ctx context.Context) error {
-	if _, err := b.run(ctx, netlab.Node1, "nft", "flush", "ruleset"); err != nil {
+	if _, err := b.Command(ctx, netlab.Node1, "nft", "flush", "ruleset"); err != nil {
 		return err
 	}
 	if err := b.cleanIPTables(ctx); err != nil {
 		return err
 	}
-	_, err := b.run(ctx, netlab.Node1, "conntrack", "-F")
+	_, err := b.Command(ctx, netlab.Node1, "conntrack", "-F")
 	return err
 }
 
@@ -107,7 +107,7 @@ func (b *Bed) WatchRules(ctx context.Context) (*Monitor, error) {
 func (m *Monitor) waitListening(ctx context.Context, b *Bed) error {
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
 		for _, verb := range []string{"add", "delete"} {
-			if _, err := b.run(ctx, netlab.Node1, "nft", verb, "table", "inet", monitorTable); err != nil {
+			if _, err := b.Command(ctx, netlab.Node1, "nft", verb, "table", "inet", monitorTable); err != nil {
 				return errors.Join(err, m.process.Kill())
 			}
 		}
