@@ -83,7 +83,7 @@ Times from an API write on begin just before the write and end when a connection
 contain what etcd and the API server take. The start of the process ends when the last of 20 services spread among the others
 answers, on a kernel without rules of ours. CPU per change is the processor time of the process and of the programs that it runs, its
 share of idling included, divided by the number of changes. Connection set-up is the connect system call in a pod, through each of the
-20 services by turns: of the fastest and of the slowest of them the time that a fifth of the connections did not exceed. The stand-in
+20 services by turns: of the fastest and of the slowest of them the time that a tenth of the connections did not exceed. The stand-in
 is an API server in the measuring program that holds objects as the bytes to send: a real one takes too long to be given 100,000
 services. Memory is the largest resident size from the start to the end of all changes.
 

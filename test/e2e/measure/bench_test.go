@@ -152,14 +152,14 @@ func benchmarkStarted(b *testing.B, s *Session) {
 	check(b, err)
 }
 
-// benchmarkConnect makes 10 connections through each of the services an operation.
+// benchmarkConnect makes 20 connections through each of the services an operation.
 func benchmarkConnect(b *testing.B, s *Session) {
 	benchmarkStarted(b, s)
 	n := 0
 	for b.Loop() {
 		n++
 	}
-	u, err := s.ConnectTimes(b.Context(), 10*n)
+	u, err := s.ConnectTimes(b.Context(), 20*n)
 	check(b, err)
 	b.ReportMetric(float64(u.first)/1000, "first-us")
 	b.ReportMetric(float64(u.last)/1000, "last-us")

@@ -319,7 +319,7 @@ func (s *Session) Create(ctx context.Context) (t Timing, err error) {
 type setUps struct{ first, last time.Duration }
 
 // ConnectTimes connects rounds times through each of the probes. What it takes through one of them is the value below which a
-// fifth of its connections were set up: other work on the machine can only make them slower.
+// tenth of its connections were set up: other work on the machine can only make them slower.
 func (s *Session) ConnectTimes(ctx context.Context, rounds int) (u setUps, err error) {
 	took, err := s.bed.ConnectTimes(ctx, "pod3", s.probes, rounds)
 	if err != nil {
@@ -327,7 +327,7 @@ func (s *Session) ConnectTimes(ctx context.Context, rounds int) (u setUps, err e
 	}
 	for i, of := range took {
 		slices.Sort(of)
-		t := of[len(of)/5]
+		t := of[len(of)/10]
 		if i == 0 || t < u.first {
 			u.first = t
 		}
