@@ -73,8 +73,12 @@ func float(at *float32) maker {
 }
 
 func number[N ~int32 | ~uint32](at *N) maker {
+	want := "a whole number below 2^31"
+	if least := N(0) - 1; least > 0 {
+		want = "a whole number from 0, below 2^31"
+	}
 	return func(name string, note func(Problem)) pflag.Value {
-		return &value[N]{at, "int32", "a whole number below 2^31", func(s string) (N, error) {
+		return &value[N]{at, "int32", want, func(s string) (N, error) {
 			n, err := strconv.ParseInt(s, 0, 32)
 			if err == nil && int64(N(n)) != n {
 				err = strconv.ErrRange

@@ -95,6 +95,8 @@ type Engine struct {
 
 	resetWait pause
 	resetErr  string
+	losses    int       // of the plane's state, since the last line about one
+	sayLost   time.Time // the earliest time for another
 
 	nodeKnown bool // the node has been resolved once
 	facts     bool // the node must be resolved again

@@ -240,3 +240,30 @@ func TestDriftLog(t *testing.T) {
 		r.converged()
 	})
 }
+
+// Somebody who removes everything all the time has everything written ten times a second at most, and again soon after
+// the end; the log has a line a minute.
+func TestLossStorm(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.run()
+		before := r.engine.Stats().Resets
+		for range 9000 {
+			r.plane.Lose(true)
+			r.after(10 * time.Millisecond)
+		}
+		if n := r.engine.Stats().Resets - before; n < 800 || n > 901 {
+			t.Errorf("%d resets in 90 s", n)
+		}
+		if n := r.log.count("writing everything anew"); n != 2 {
+			t.Errorf("%d lines about it, want 2", n)
+		}
+		if n := r.log.count("msg=reset"); n != 3 {
+			t.Errorf("%d lines about a reset, want that of the start and two more", n)
+		}
+		r.after(driftGap)
+		r.converged()
+	})
+}

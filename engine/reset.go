@@ -34,12 +34,19 @@ func (e *Engine) reset(ctx context.Context) {
 		}
 		return
 	}
-	e.cfg.Log.Info("reset", "rows", e.table.Len(), "took", time.Since(start))
+	end := time.Now()
+	if e.losses == 0 { // or there was no line about why, either
+		e.cfg.Log.Info("reset", "rows", e.table.Len(), "took", end.Sub(start))
+	}
 	changes := e.afterReset(refused)
 	known := e.knownOf(refused)
 	e.nextAudit = time.Now().Add(e.auditPeriod())
+	again := e.begun
 	e.begun, e.lost, e.nodeStale = true, false, false
 	e.resetWait, e.resetErr, e.nodeErr, e.applyErr = pause{}, "", "", ""
+	if again { // who removes everything again and again does not have us write everything all the time
+		e.resetWait.until = end.Add(max(end.Sub(start), driftGap))
+	}
 	debts := e.pending.debts.afterReset()
 	e.pending, e.searches = newPending(), nil
 	e.pending.debts = debts

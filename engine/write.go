@@ -117,10 +117,14 @@ func (e *Engine) blame(c lb.Change, err error) {
 	}
 }
 
-// lose has the plane reset before anything else is written.
+// lose has the plane reset before anything else is written. Of many losses there is a line once in a while.
 func (e *Engine) lose(err error) {
 	e.lost, e.searches = true, nil
-	e.cfg.Log.Warn("kernel state unknown, writing everything anew", "err", err)
+	e.losses++
+	if now := time.Now(); !now.Before(e.sayLost) {
+		e.cfg.Log.Warn("kernel state unknown, writing everything anew", "times", e.losses, "err", err)
+		e.losses, e.sayLost = 0, now.Add(driftRemind)
+	}
 }
 
 func serviceOf(c lb.Change) string {

@@ -95,7 +95,7 @@ func TestConfigSeries(t *testing.T) {
 	if ConfigReloaded("n1", "f", "mode").Series() == ConfigReloaded("n1", "f", "clusterCIDR").Series() {
 		t.Error("two changes of a file are one series")
 	}
-	if ConfigIgnored("n1", "f", one).Series() != ConfigIgnored("n1", "f", one).Series() {
+	if again := errors.New("mode: bad"); ConfigIgnored("n1", "f", one).Series() != ConfigIgnored("n1", "f", again).Series() {
 		t.Error("the same fault is two series")
 	}
 }

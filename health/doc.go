@@ -9,7 +9,8 @@
 //	          the process is not about to end                   families without one
 //	others    never; they are 404                                                                  HT-03
 //
-// A family is healthy unless a change has waited for the kernel for twice the sync period or longer (HT-04).
+// A family is healthy unless there was a change twice the sync period ago or earlier, and the kernel has taken no
+// write since (HT-04).
 // Any method will do. Bodies are JSON in one line, times as RFC 3339 in UTC.
 //
 // What each is for: cloud load balancers ask /healthz whether to send a node traffic of Services whose policy

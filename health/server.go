@@ -91,8 +91,8 @@ func newHTTP(h http.Handler, log *slog.Logger) *http.Server {
 // failure ends [Server.Run] with an error (HT-07). Listen does not block.
 func (s *Server) Listen(at netip.AddrPort, hardFail bool) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.wish = wish{at, hardFail}
-	s.mu.Unlock()
 	s.ring()
 }
 
@@ -121,13 +121,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer s.end(b)
 	said := ""
 	for {
-		select {
-		case <-s.changed: // what it says is read now
-		default:
-		}
-		s.mu.Lock()
-		w := s.wish
-		s.mu.Unlock()
+		w := s.take()
 		err := s.rebind(ctx, b, w.at)
 		if ctx.Err() != nil {
 			return nil
@@ -153,6 +147,17 @@ func (s *Server) Run(ctx context.Context) error {
 		case <-retry:
 		}
 	}
+}
+
+// take returns what is wished, of which the ring, if it has come, tells nothing more.
+func (s *Server) take() wish {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.changed:
+	default:
+	}
+	return s.wish
 }
 
 func (s *Server) failed(at netip.AddrPort, err error, what string) {

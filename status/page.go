@@ -58,8 +58,8 @@ const remarks = `
   force as soon as that is known, and counts. What the first list after a start tells of does not count, nor does a time
   stamp from before the process began, nor a slice that went. While a Service cannot be written, its changes wait; of more
   than 1,000 the oldest are told.
-- *Pending* changes are those that have come and are not in force: a Service that the kernel refuses keeps them above 0.
-  Changes are counted once, not once for each IP family; an update that makes no difference to the proxy is none.
+- *Pending* changes are those that have come and are not in force: a Service that the kernel refuses keeps them above 0, until
+  all rules are written anew; then ` + "`kubeproxy_rows_failing`" + ` still tells of it. Changes are counted once, not once for each IP family; an update that makes no difference to the proxy is none.
 - The alert "last queued > last" works although an event that changes no rule causes no write: the time stamp of the last
   sync moves then too.
 - ` + "`kubeproxy_sync_proxy_rules_no_local_endpoints_total`" + ` counts what is in force: a service port that has no endpoint

@@ -137,3 +137,37 @@ func TestInitOnly(t *testing.T) {
 		t.Errorf("rules were written:\n%s", rules)
 	}
 }
+
+// PR-08, FL-03: --cleanup works beside a --config and whatever else a manifest says; nothing of that runs.
+func TestCleanupWithConfig(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	write(t, filepath.Join(dir, "config"), []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: iptables\n"+
+		"clientConnection: {kubeconfig: /nowhere}\nmetricsBindAddress: 127.0.0.1:1\n"))
+	for _, mode := range []string{"nftables", "iptables"} {
+		p := n.start(dir, append([]string{"--proxy-mode=" + mode}, usualArgs()[1:]...), nil)
+		p.await(allWritten)
+		if code := p.end(syscall.SIGTERM); code != 0 {
+			t.Errorf("mode %s: exit code %d", mode, code)
+		}
+		if rules := n.rules(); rules == "" {
+			t.Errorf("mode %s: there are no rules", mode)
+		}
+		p = n.start(dir, []string{"--config=config", "--cleanup", "--hostname-override=n1", "--cluster-cidr=10.0.0.0/8"}, nil)
+		if code := p.end(0); code != 0 {
+			t.Errorf("exit code %d:\n%s", code, p.log())
+		}
+		if rules := others(n.rules()); rules != "" {
+			t.Errorf("after mode %s and --cleanup:\n%s\n%s", mode, rules, p.log())
+		}
+		for _, wrong := range []string{"msg=serving", "listens", "nowhere", "level=ERROR"} {
+			if strings.Contains(p.log(), wrong) {
+				t.Errorf("%q in\n%s", wrong, p.log())
+			}
+		}
+		if again := n.start(dir, []string{"--config=config", "--cleanup"}, nil); again.end(0) != 0 || !strings.Contains(again.log(), "there were no rules of a kube-proxy") {
+			t.Errorf("the second --cleanup:\n%s", again.log())
+		}
+	}
+}

@@ -257,7 +257,13 @@ func TestNodeDoesNotCome(t *testing.T) {
 // proxy returns a proxy in nftables mode that is ready to serve, with a turn of its own.
 func (n *namespace) proxy(log *slog.Logger) *proxy {
 	n.t.Helper()
-	p := newProxy(nil, &config.Config{Mode: "nftables", NodeName: "n1"}, nil, log)
+	return n.proxyOf(&config.Config{Mode: "nftables", NodeName: "n1"}, log)
+}
+
+// proxyOf returns one with another configuration.
+func (n *namespace) proxyOf(cfg *config.Config, log *slog.Logger) *proxy {
+	n.t.Helper()
+	p := newProxy(nil, cfg, nil, log)
 	p.turn.name = "@kube-proxy-test-" + n.t.TempDir()
 	var err error
 	n.in(func() {

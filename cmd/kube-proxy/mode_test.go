@@ -1,0 +1,89 @@
+package main
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// withoutIPTables has a process find no program at all.
+func withoutIPTables(c *exec.Cmd) { c.Env = append(c.Env, "PATH=/nowhere") }
+
+// The choice of the mode on real hosts (package mode has the table of all of them; S0 to S3, G7): what runs, what is
+// said, and what the metric says.
+func TestModeChoice(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, asked string
+		host        func(*exec.Cmd)
+		runs        string
+		says        []string // of the log
+		metric      string
+	}{
+		{"blank", "", nil, "iptables",
+			[]string{`level=WARN msg="no mode is configured, so kube-proxy on node n1 uses iptables; a later version will choose another. Set mode to keep it"`},
+			`kubeproxy_mode_info{asked="",mode="iptables",reason=""} 1`},
+		{"blank without iptables", "", withoutIPTables, "nftables",
+			[]string{`level=WARN msg="mode iptables cannot run on this host, using nftables instead: iptables: no usable iptables: `, `executable file not found in $PATH`},
+			`kubeproxy_mode_info{asked="",mode="nftables",reason="mode iptables cannot run on this host, using nftables instead: iptables: no usable iptables: `},
+		{"iptables", "iptables", nil, "iptables", []string{`msg=serving mode=iptables asked=iptables family=IPv4`},
+			`kubeproxy_mode_info{asked="iptables",mode="iptables",reason=""} 1`},
+		{"ipvs", "ipvs", nil, "iptables",
+			[]string{`level=WARN msg="mode ipvs cannot run on this host, using iptables instead: not built yet in this version"`},
+			`kubeproxy_mode_info{asked="ipvs",mode="iptables",reason="mode ipvs cannot run on this host, using iptables instead: not built yet in this version"} 1`},
+		{"nftables", "nftables", withoutIPTables, "nftables", nil, `kubeproxy_mode_info{asked="nftables",mode="nftables",reason=""} 1`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			n, dir := newNamespace(t), t.TempDir()
+			write(t, filepath.Join(dir, "m/good.yaml"), good())
+			p := n.start(dir, append([]string{"--proxy-mode=" + c.asked}, usualArgs()[1:]...), c.host)
+			p.await(allWritten)
+			has(t, "log", p.log(), c.says...)
+			has(t, "/metrics", n.get(metricsURL+"/metrics").body, c.metric)
+			if got := n.get(metricsURL + "/proxyMode").body; got != c.runs {
+				t.Errorf("/proxyMode: %s, want %s", got, c.runs)
+			}
+			rules := n.rules()
+			if tables, chains := strings.Contains(rules, "table ip kube-proxy"), strings.Contains(rules, "-A KUBE-SERVICES -d 10.96.0.1/32"); tables != (c.runs == "nftables") || chains != (c.runs == "iptables") {
+				t.Errorf("mode %s:\n%s", c.runs, rules)
+			}
+			if code := p.end(syscall.SIGTERM); code != 0 {
+				t.Errorf("exit code %d", code)
+			}
+		})
+	}
+}
+
+// DP-14: where the kubelet's hint lies in the legacy tables, so do the rules; and where the kernel has no nf_tables.
+func TestModeLegacy(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		hint bool
+		host func(*exec.Cmd)
+	}{
+		"hint":         {true, nil},
+		"no nf_tables": {false, func(c *exec.Cmd) { c.Env = append(c.Env, noNetfilter+"=1") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n, dir := newNamespace(t), t.TempDir()
+			write(t, filepath.Join(dir, "m/good.yaml"), good())
+			if c.hint {
+				write(t, filepath.Join(dir, "hints"), []byte(hints))
+				n.command("sh", "-c", "iptables-legacy-restore --noflush <"+filepath.Join(dir, "hints"))
+			}
+			p := n.start(dir, append([]string{"--proxy-mode="}, usualArgs()[1:]...), c.host)
+			p.await(allWritten)
+			has(t, "iptables-legacy-save", n.command("iptables-legacy-save"), "-A KUBE-SERVICES -d 10.96.0.1/32")
+			if out := n.command("iptables-nft-save"); strings.Contains(out, "KUBE-SERVICES") {
+				t.Errorf("iptables-nft-save:\n%s", out)
+			}
+			if code := p.end(syscall.SIGTERM); code != 0 {
+				t.Errorf("exit code %d", code)
+			}
+		})
+	}
+}

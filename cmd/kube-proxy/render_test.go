@@ -1,0 +1,125 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// renderText has the program render a folder.
+func renderText(t *testing.T, args ...string) string {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	if err := command(&out, &errOut, append([]string{"render"}, args...)).ExecuteContext(t.Context()); err != nil {
+		t.Fatalf("%v: %v\n%s", args, err, errOut.String())
+	}
+	if errOut.Len() > 0 {
+		t.Errorf("%v: %s", args, errOut.String())
+	}
+	return out.String()
+}
+
+var renderArgs = []string{"--manifests=testdata/render/m", "--hostname-override=n1", "--cluster-cidr=10.0.0.0/16,fd00::/48", "--nodeport-addresses=primary"}
+
+// Goldens of "kube-proxy render" for both modes; the tools must take what it prints, as it stands.
+func TestRender(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	for _, mode := range []string{"iptables", "nftables"} {
+		text := renderText(t, append([]string{"--proxy-mode=" + mode}, renderArgs...)...)
+		golden := "testdata/render/" + mode + ".golden"
+		if *update {
+			write(t, golden, []byte(text))
+		}
+		want, err := os.ReadFile(golden)
+		do(t, err)
+		if text != string(want) {
+			t.Errorf("%s:\n%s\nwant:\n%s", mode, text, want)
+		}
+		// The same again, and from a configuration file.
+		file := filepath.Join(t.TempDir(), "config")
+		write(t, file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: "+mode+
+			"\nclusterCIDR: 10.0.0.0/16,fd00::/48\nnodePortAddresses: [primary]\nhostnameOverride: n1\n"))
+		if again := renderText(t, "--config="+file, renderArgs[0]); again != text {
+			t.Errorf("%s: with a file:\n%s", mode, again)
+		}
+	}
+	if text := renderText(t, renderArgs...); !strings.HasPrefix(text, "# iptables-restore --noflush\n") {
+		t.Errorf("a blank mode rendered\n%s", text)
+	}
+
+	nft := filepath.Join(t.TempDir(), "nft")
+	write(t, nft, []byte(renderText(t, append([]string{"--proxy-mode=nftables"}, renderArgs...)...)))
+	n.command("nft", "-c", "-f", nft)
+	n.command("nft", "-f", nft)
+	has(t, "nft", n.command("nft", "list", "tables"), "table ip kube-proxy\n", "table ip6 kube-proxy\n")
+
+	text := renderText(t, append([]string{"--proxy-mode=iptables"}, renderArgs...)...)
+	v4, v6, both := strings.Cut(text, "# ip6tables-restore --noflush\n")
+	if !both {
+		t.Fatalf("no IPv6 in\n%s", text)
+	}
+	for _, backend := range []string{"nft", "legacy"} {
+		for program, text := range map[string]string{"iptables": v4, "ip6tables": v6} {
+			file := filepath.Join(t.TempDir(), "rules")
+			write(t, file, []byte(text))
+			program += "-" + backend
+			n.command(program+"-restore", "--noflush", "--test", file)
+			if listed := n.command(program + "-save"); strings.Contains(listed, "KUBE-") {
+				t.Errorf("%s-restore --test wrote\n%s", program, listed)
+			}
+			n.command(program+"-restore", "--noflush", file)
+			if want, got := strings.Count(text, "\n-A "), strings.Count(n.command(program+"-save"), "\n-A "); got < want || want < 10 {
+				t.Errorf("%s has %d rules, want %d", program, got, want)
+			}
+		}
+	}
+}
+
+// What is wrong is told on stderr, all of it; the rest is rendered as it would be served, the exit code is 1, and no
+// privilege is needed.
+func TestRenderProblems(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	for at := dir; at != os.TempDir() && at != "/"; at = filepath.Dir(at) {
+		do(t, os.Chmod(at, 0o755))
+	}
+	write(t, filepath.Join(dir, "m/bad.yaml"), []byte("kind: Service\nmetadata: {name: bad\n"))
+	write(t, filepath.Join(dir, "m/clash.yaml"), service("later", "10.96.0.1", 80, "10.0.0.9"))
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	write(t, filepath.Join(dir, "m/wrong.yaml"), []byte("kind: Service\nmetadata: {name: wrong, namespace: shop}\nspec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n"))
+	for _, mode := range []string{"iptables", "nftables"} {
+		p := n.start(dir, []string{"render", "--manifests=m", "--hostname-override=n1", "--proxy-mode=" + mode}, func(c *exec.Cmd) {
+			c.Env = append(c.Env, asUser+"=65534")
+		})
+		if code := p.end(0); code != 1 {
+			t.Errorf("%s: exit code %d", mode, code)
+		}
+		has(t, mode, p.log(), "bad.yaml:", "wrong.yaml:", "10.96.0.300", "10.96.0.1", "10.0.0.1", "kube-proxy: not all of it could be rendered, see above\n",
+			"10.96.0.1:80/tcp belongs to shop/good, and not to shop/later")
+		if strings.Contains(p.log(), "10.0.0.9") {
+			t.Errorf("%s: the loser of a contest is rendered:\n%s", mode, p.log())
+		}
+	}
+	for args, want := range map[string]string{
+		"render":                                    "kube-proxy: --manifests: \"\": kube-proxy render reads objects from a folder: name it",
+		"render --manifests=nowhere":                "kube-proxy: --manifests nowhere: ",
+		"render --manifests=m --proxy-mode=ipvs":    "mode ipvs: not built yet in this version",
+		"render --manifests=m -v=x --nonsense":      "kube-proxy: --v: \"x\"",
+		"render --manifests=m more":                 "does not take any arguments",
+		"render --manifests=m --proxy-mode=magic":   "--proxy-mode: \"magic\"",
+		"render --manifests=m --cluster-cidr=1/1/1": "--cluster-cidr: \"1/1/1\"",
+	} {
+		p := n.start(dir, strings.Fields(args), nil)
+		if code := p.end(0); code != 1 || !strings.Contains(p.log(), want) {
+			t.Errorf("%s: exit code %d, want 1 and %q:\n%s", args, code, want, p.log())
+		}
+	}
+	p := n.start(dir, []string{"render", "--help"}, nil)
+	if code := p.end(0); code != 0 || !strings.HasPrefix(p.log(), "Usage: kube-proxy render ") {
+		t.Errorf("--help: exit code %d\n%s", code, p.log())
+	}
+}
