@@ -61,10 +61,10 @@ test-kernels: deps bin/nftables.test bin/conntrack.test bin/iptables.test ## the
 	  echo "== kernel $$k: ok, $$((SECONDS - start)) s"; \
 	done
 
-bench: deps ## how fast it is, as a table (ARGS=... go to the program)
+bench: deps ## how fast it is, as a table (ARGS=... go to the program, PEER=... is an upstream kube-proxy to measure beside it)
 	go run $(VCS) ./bench $(ARGS)
 
-run: deps build ## a lab of network namespaces with Services served by the kernel (ARGS=--once: print and exit)
+run: deps build ## a lab of network namespaces with Services served by the kernel (ARGS=--once: print and exit; ARGS='--mode iptables')
 	@go build $(VCS) -o bin/demo ./internal/demo && exec bin/demo $(ARGS)
 
 fuzz: ## every fuzz target for FUZZTIME (30s)

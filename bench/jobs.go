@@ -30,6 +30,7 @@ type job struct {
 	times   int // operations of each benchmark
 	rounds  int
 	args    []string // of the test program
+	env     []string // of the test program, beside KUBE_PROXY
 }
 
 // command is what a person would type in the root of the module to run it.
@@ -37,6 +38,9 @@ func (j job) command() string {
 	var b strings.Builder
 	if j.dir != "" {
 		fmt.Fprintf(&b, "cd %s && KUBE_PROXY=$OLDPWD/bin/kube-proxy ", j.dir)
+	}
+	for _, e := range j.env {
+		b.WriteString(e + " ")
 	}
 	b.WriteString("go")
 	for _, a := range j.goArgs() {
@@ -58,16 +62,45 @@ func (j job) goArgs() []string {
 
 // plan says what to run.
 func plan(o options) []job {
+	var jobs []job
+	if slices.Contains(o.modes, "nftables") {
+		jobs = nftablesJobs(o)
+	}
+	if !o.api {
+		return jobs
+	}
+	starts, changes := 3, 200
+	if o.quick {
+		starts, changes = 2, 30
+	}
+	for _, m := range []struct{ mode, benchmark string }{{"iptables", "IPTables"}, {"iptables-legacy", "IPTablesLegacy"}} {
+		if !slices.Contains(o.modes, m.mode) {
+			continue
+		}
+		for _, size := range o.few {
+			jobs = append(jobs, apiJobs(o, m.benchmark, size, starts, changes)...)
+			if o.peer != "" {
+				jobs = append(jobs, peerJob(o, m.benchmark, size))
+			}
+		}
+	}
+	return jobs
+}
+
+func nftablesJobs(o options) []job {
 	pure, kernel := "100|10000|100000", "1000|10000|100000"
 	rounds, times := 3, 2000
 	if o.quick {
 		pure, kernel = "100|10000", "1000|10000"
 		rounds, times = 1, 500
 	}
-	jobs := []job{
-		{pkg: inPolicy, pattern: "^BenchmarkEndpointChange$/^services=(" + pure + ")$", times: 5 * times, rounds: rounds},
-		{pkg: inNftables, pattern: "^BenchmarkEndpointRender$/^services=(" + pure + ")$", times: times, rounds: rounds},
-		{pkg: inNftables, pattern: "^BenchmarkEndpointIntoKernel$/^services=(" + kernel + ")$", times: times, rounds: rounds},
+	var jobs []job
+	if o.only == "" {
+		jobs = []job{
+			{pkg: inPolicy, pattern: "^BenchmarkEndpointChange$/^services=(" + pure + ")$", times: 5 * times, rounds: rounds},
+			{pkg: inNftables, pattern: "^BenchmarkEndpointRender$/^services=(" + pure + ")$", times: times, rounds: rounds},
+			{pkg: inNftables, pattern: "^BenchmarkEndpointIntoKernel$/^services=(" + kernel + ")$", times: times, rounds: rounds},
+		}
 	}
 	if !o.api {
 		return jobs
@@ -77,24 +110,45 @@ func plan(o options) []job {
 		starts, changes = 2, 50
 	}
 	for _, size := range o.sizes {
-		jobs = append(jobs, apiJobs("APIServer", size, starts, changes)...)
+		jobs = append(jobs, apiJobs(o, "APIServer", size, starts, changes)...)
 	}
 	if o.huge {
 		// One start a round, each in a new namespace: the nft program would need minutes to empty the old one.
-		more := apiJobs("StandIn", 100_000, 1, 500)
-		more[0].rounds = rounds
+		more := apiJobs(o, "StandIn", 100_000, 1, 500)
+		if o.only == "" || o.only == "start" {
+			more[0].rounds = rounds
+		}
 		jobs = append(jobs, more...)
 	}
 	return jobs
 }
 
 // apiJobs are two, because a start takes a hundred times as long as a change.
-func apiJobs(name string, services, starts, changes int) []job {
+func apiJobs(o options, name string, services, starts, changes int) (jobs []job) {
 	args := []string{"-services", fmt.Sprint(services), "-keep"}
 	pattern := "^Benchmark" + name + "$/^services=/"
-	return []job{
-		{dir: "test/e2e", pkg: inMeasure, pattern: pattern + "^start$", times: starts, rounds: 1, args: args},
-		{dir: "test/e2e", pkg: inMeasure, pattern: pattern + "^(change|new)$", times: changes, rounds: 1, args: args},
+	if o.only == "" || o.only == "start" {
+		jobs = append(jobs, job{dir: "test/e2e", pkg: inMeasure, pattern: pattern + "^start$", times: starts, rounds: 1, args: args})
+	}
+	rest := "(change|new|connect)"
+	if o.only != "" {
+		rest = o.only
+	}
+	if rest != "start" {
+		jobs = append(jobs, job{dir: "test/e2e", pkg: inMeasure, pattern: pattern + "^" + rest + "$", times: changes, rounds: 1, args: args})
+	}
+	return jobs
+}
+
+// peerJob is one, with one start: upstream's takes minutes.
+func peerJob(o options, name string, services int) job {
+	operation := "^"
+	if o.only != "" {
+		operation = "^" + o.only + "$"
+	}
+	return job{
+		dir: "test/e2e", pkg: inMeasure, pattern: "^BenchmarkPeer" + name + "$/^services=/" + operation, times: 20, rounds: 1,
+		args: []string{"-services", fmt.Sprint(services), "-keep", "-once"}, env: []string{"PEER=" + o.peer},
 	}
 }
 
@@ -129,8 +183,9 @@ func measure(ctx context.Context, root string, jobs []job, progress io.Writer) (
 func (j job) run(ctx context.Context, root string, f figures, progress io.Writer) error {
 	cmd := command(ctx, filepath.Join(root, j.dir), "go", j.goArgs()...)
 	cmd.Stderr = progress
+	cmd.Env = append(cmd.Environ(), j.env...)
 	if j.dir != "" && os.Getenv("KUBE_PROXY") == "" {
-		cmd.Env = append(cmd.Environ(), "KUBE_PROXY="+filepath.Join(root, "bin", "kube-proxy"))
+		cmd.Env = append(cmd.Env, "KUBE_PROXY="+filepath.Join(root, "bin", "kube-proxy"))
 	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -2,8 +2,10 @@
 // of machine, what ours must reach, what it takes now.
 //
 //	make bench                                  some minutes; root, because it works in network namespaces
-//	make bench ARGS=-quick                      a minute or two with small clusters, to see that everything still measures
+//	make bench ARGS=-quick                      a few minutes with small clusters, to see that everything still measures
 //	make bench ARGS='-out docs/performance.md'  also write the page
+//	make bench ARGS='-mode iptables -only new'  one row
+//	make bench PEER=/path/to/kube-proxy         measure an upstream kube-proxy in iptables mode too, beside ours
 //
 // It measures nothing itself. It runs `go test -bench` where the code lives, and reads the lines that come out:
 //
@@ -11,6 +13,9 @@
 //	plane/nftables   BenchmarkEndpointRender      replace, netlink messages
 //	                 BenchmarkEndpointIntoKernel  … and the transaction
 //	test/e2e/measure BenchmarkAPIServer           the real binary with a real API server
+//	                 BenchmarkIPTables            … in iptables mode, with the nft back end
+//	                 BenchmarkIPTablesLegacy      … and with the legacy one
+//	                 BenchmarkPeer…               … the program that PEER names
 //	                 BenchmarkStandIn             … with one that 100,000 services are quickly put into
 //
 // Nothing here is a test, and a limit that is missed does not make the program fail: a clock says little on a busy machine, so
@@ -24,6 +29,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,16 +50,28 @@ type options struct {
 	quick bool
 	api   bool
 	huge  bool
-	sizes []int
+	sizes []int    // in nftables mode
+	few   []int    // in iptables mode
+	modes []string // of the list modes
+	only  string   // operation; "" is all
+	peer  string   // path of another kube-proxy
 	out   string
 }
+
+// modes are what can be measured.
+var modes = []string{"nftables", "iptables", "iptables-legacy"}
+
+// operations are what is measured with an API server.
+var operations = []string{"start", "change", "new", "connect"}
 
 func parse(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.BoolVar(&o.quick, "quick", false, "small clusters and few repetitions: says that all can be measured, and little about speed")
 	flags.BoolVar(&o.api, "api", true, "measure with an API server too")
 	flags.BoolVar(&o.huge, "100k", true, "100,000 services too, at a stand-in for the API server; not with -quick")
-	size := flags.String("size", "5000,10000", "numbers of services at the API server, separated by commas")
+	size := flags.String("size", "", "numbers of services at the API server, separated by commas; otherwise 5000 and, in nftables mode, 10000")
+	mode := flags.String("mode", strings.Join(modes, ","), "modes, separated by commas")
+	flags.StringVar(&o.only, "only", "", "one of start, change, new, connect; nothing without an API server is measured then")
 	flags.StringVar(&o.out, "out", "", "also write the table into this `FILE`, as Markdown")
 	if err := flags.Parse(args); err != nil {
 		return o, err
@@ -61,22 +79,52 @@ func parse(args []string) (o options, err error) {
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("%q: there are no arguments but flags", flags.Args())
 	}
-	given := false
-	flags.Visit(func(f *flag.Flag) { given = given || f.Name == "size" })
-	if o.quick && !given {
-		*size = "500"
+	if o.sizes, err = parseSizes(*size); err != nil {
+		return o, err
 	}
-	for field := range strings.SplitSeq(*size, ",") {
-		n, err := strconv.Atoi(field)
-		if err != nil || n < 1 || n > 100_000 {
-			return o, fmt.Errorf("-size %s: %q is not a number from 1 to 100000", *size, field)
+	o.few = o.sizes
+	switch {
+	case o.sizes != nil:
+	case o.quick:
+		o.sizes, o.few = []int{500}, []int{500}
+	default:
+		o.sizes, o.few = []int{5000, 10_000}, []int{5000}
+	}
+	o.modes = strings.Split(*mode, ",")
+	for _, m := range o.modes {
+		if !slices.Contains(modes, m) {
+			return o, fmt.Errorf("-mode %s: %q is none of %s", *mode, m, strings.Join(modes, ", "))
 		}
-		o.sizes = append(o.sizes, n)
+	}
+	if o.only != "" && !slices.Contains(operations, o.only) {
+		return o, fmt.Errorf("-only %s: want one of %s", o.only, strings.Join(operations, ", "))
+	}
+	if o.peer = os.Getenv("PEER"); o.peer != "" {
+		if o.peer, err = filepath.Abs(o.peer); err != nil {
+			return o, fmt.Errorf("PEER=%s: %w", os.Getenv("PEER"), err)
+		}
+		if _, err := os.Stat(o.peer); err != nil {
+			return o, fmt.Errorf("PEER: %w", err)
+		}
 	}
 	o.huge = o.huge && o.api && !o.quick
-	slices.Sort(o.sizes)
-	o.sizes = slices.Compact(o.sizes)
 	return o, nil
+}
+
+// parseSizes returns the numbers in ascending order, nil for "".
+func parseSizes(text string) (sizes []int, err error) {
+	if text == "" {
+		return nil, nil
+	}
+	for field := range strings.SplitSeq(text, ",") {
+		n, err := strconv.Atoi(field)
+		if err != nil || n < 1 || n > 100_000 {
+			return nil, fmt.Errorf("-size %s: %q is not a number from 1 to 100000", text, field)
+		}
+		sizes = append(sizes, n)
+	}
+	slices.Sort(sizes)
+	return slices.Compact(sizes), nil
 }
 
 func run(ctx context.Context, args []string) error {

@@ -66,8 +66,9 @@ func (p page) markdown() string {
 
 Written by ` + "`make bench ARGS='-out docs/performance.md'`" + `; do not edit it by hand.
 
-Every service has 10 endpoints. The figures of upstream are those of its v1.36.3 in nftables mode, measured on such a machine with
-a minSyncPeriod of 10 ms; they are here for scale and are not measured again. Growth compares two sizes of the same run. The first two works are the
+Every service has 10 endpoints. The figures of upstream are those of its v1.36.3 in the same mode, measured on such a machine with a
+minSyncPeriod of 10 ms; they are here for scale and are not measured again, but where "this run" stands with them (` + "`make bench PEER=…`" + `).
+In iptables mode the minSyncPeriod of ours is 10 ms too; the default there is a second, which the next change would wait for. Growth compares two sizes of the same run. The first two works are the
 fastest of their rounds, because other work on the machine can only slow them down; the others are what a distribution's p50 and
 p99 say. The clock counts what else the machine does, too: mind the load average.
 
@@ -80,9 +81,11 @@ p99 say. The clock counts what else the machine does, too: mind the load average
 	b.WriteString(`
 Times from an API write on begin just before the write and end when a connection from the node has reached the endpoint, so they
 contain what etcd and the API server take. The start of the process ends when the last of 20 services spread among the others
-answers, on a kernel without rules of ours. CPU per change is the processor time of the process, its share of idling included,
-divided by the number of changes. The stand-in is an API server in the measuring program that holds objects as the bytes to send: a
-real one takes too long to be given 100,000 services. Memory is the largest resident size from the start to the end of all changes.
+answers, on a kernel without rules of ours. CPU per change is the processor time of the process and of the programs that it runs, its
+share of idling included, divided by the number of changes. Connection set-up is the connect system call in a pod, through each of the
+20 services by turns: of the fastest and of the slowest of them the time that a tenth of the connections did not exceed. The stand-in
+is an API server in the measuring program that holds objects as the bytes to send: a real one takes too long to be given 100,000
+services. Memory is the largest resident size from the start to the end of all changes.
 
 The commands, in the root of the module, each as often as the number before it says:
 

@@ -30,6 +30,9 @@ func (l limit) must() string   { return strings.TrimSpace(l.name + " ≤ " + amo
 // newRow judges the limits; more is appended to the figures.
 func newRow(work, services, upstream, more string, limits ...limit) row {
 	r := row{work: work, services: services, upstream: upstream, ok: true}
+	if len(limits) == 0 {
+		return row{work: work, services: services, upstream: upstream, must: "–", now: more, ok: true}
+	}
 	var must, now []string
 	for _, l := range limits {
 		must, now = append(must, l.must()), append(now, l.String())
@@ -45,7 +48,7 @@ func newRow(work, services, upstream, more string, limits ...limit) row {
 // rows is the table of all that was measured.
 func rows(f figures) []row {
 	var all []row
-	for _, add := range []func(figures) []row{pureRows, kernelRows, changeRows, newServiceRows, startRows, cpuRows, memoryRows} {
+	for _, add := range []func(figures) []row{pureRows, kernelRows, changeRows, newServiceRows, startRows, cpuRows, memoryRows, tablesRows} {
 		all = append(all, add(f)...)
 	}
 	return all

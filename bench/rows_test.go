@@ -73,6 +73,52 @@ func TestRowsWithoutAPI(t *testing.T) {
 	}
 }
 
+// Rows of iptables mode, without a peer and with one, whose figures take the place of those that are known.
+func TestTablesRows(t *testing.T) {
+	f := figures{}
+	add := func(prefix string, faster float64) {
+		api := func(operation string, values map[string]float64) {
+			f.add(inMeasure, line{fmt.Sprintf("%s/services=5000/%s", prefix, operation), values})
+		}
+		api("start", map[string]float64{"p50-ms": 6500 / faster, "max-ms": 7100, "cpu-ms/op": 5000, "peak-MiB": 80 / faster})
+		api("change", map[string]float64{"p50-ms": 81 / faster, "p99-ms": 101, "write-p50-ms": 3.5, "write-p99-ms": 80, "cpu-ms/op": 60 / faster, "peak-MiB": 91})
+		api("new", map[string]float64{"p50-ms": 100 / faster, "p99-ms": 160, "write-p50-ms": 18, "write-p99-ms": 55, "cpu-ms/op": 1, "peak-MiB": 52})
+		api("connect", map[string]float64{"first-us": 25, "last-us": 26, "ratio": 1.04 / faster})
+	}
+	add("IPTables", 1)
+	add("IPTablesLegacy", 1)
+	check := func(want string) {
+		t.Helper()
+		var got []string
+		for _, r := range rows(f) {
+			got = append(got, strings.Join(r.cells(), "|"))
+		}
+		if text := strings.Join(got, "\n"); text != strings.TrimSpace(want) {
+			t.Errorf("rows are\n%s\nwant\n%s", text, want)
+		}
+	}
+	check(`
+iptables-nft: process start → the last service answers|5,000|6 min 27 s|≤ 7 s|6.5 s (longest 7.1 s; 5 s of CPU)|yes
+iptables-legacy: process start → the last service answers|5,000|500 ms for the restore alone|≤ 4 s|6.5 s (longest 7.1 s; 5 s of CPU)|NO
+iptables-nft: API write → a connection reaches the changed endpoint|5,000|p50 470 ms|p50 ≤ 80 ms|p50 81 ms (p99 101 ms; of that the API server: p50 3.5 ms, p99 80 ms)|NO
+iptables-legacy: API write → a connection reaches the changed endpoint|5,000|–|–|p50 81 ms (p99 101 ms; of that the API server: p50 3.5 ms, p99 80 ms)|yes
+iptables-nft: API write of a new service and its slice → it answers|5,000|p50 1.03 s|p50 ≤ 120 ms|p50 100 ms (p99 160 ms; of that the API server: p50 18 ms, p99 55 ms)|yes
+iptables-legacy: API write of a new service and its slice → it answers|5,000|–|–|p50 100 ms (p99 160 ms; of that the API server: p50 18 ms, p99 55 ms)|yes
+iptables-nft: connection set-up, the last service against the first|5,000|walks 5,000 rules|≤ 1.1 ×|1.04 × (25 µs, 26 µs)|yes
+iptables-legacy: connection set-up, the last service against the first|5,000|walks 5,000 rules|≤ 1.1 ×|1.04 × (25 µs, 26 µs)|yes
+iptables-nft: CPU per change, children included|5,000|740 ms|≤ 80 ms|60 ms|yes
+iptables-legacy: CPU per change, children included|5,000|–|≤ 80 ms|60 ms|yes
+iptables-nft: peak memory, resident|5,000|257 MiB|≤ 90 MiB|91 MiB|NO
+iptables-legacy: peak memory, resident|5,000|–|≤ 90 MiB|91 MiB|NO`)
+	add("PeerIPTables", 0.1)
+	if got := rows(f)[0].upstream; got != "65 s, this run" {
+		t.Errorf("with a peer the first row says of upstream: %s", got)
+	}
+	if got := rows(f)[6].upstream; got != "10.4 ×, this run" {
+		t.Errorf("with a peer the row of connections says of upstream: %s", got)
+	}
+}
+
 func TestAmount(t *testing.T) {
 	for _, c := range []struct {
 		v    float64
@@ -95,7 +141,7 @@ func TestAmount(t *testing.T) {
 
 func TestPage(t *testing.T) {
 	p := page{machine: facts{commit: "abc", load: "0.5"}, loadAfter: "2.5", rows: rows(measured()),
-		jobs: plan(options{api: true, huge: true, sizes: []int{5000}})}
+		jobs: plan(options{api: true, huge: true, sizes: []int{5000}, few: []int{5000}, modes: modes, peer: "/upstream"})}
 	for _, text := range []string{p.text(), p.markdown()} {
 		for _, want := range []string{"commit abc", "load average 0.5 at the start", "13 of 20 rows reach", "2.5 at the end", "p50 4.8 ms"} {
 			if !strings.Contains(text, want) {
@@ -107,6 +153,8 @@ func TestPage(t *testing.T) {
 		"\n3 × go test ./policy -run '^$' -bench '^BenchmarkEndpointChange$/^services=(100|10000|100000)$' -benchtime 10000x ",
 		"\n1 × cd test/e2e && KUBE_PROXY=$OLDPWD/bin/kube-proxy go test ./measure -run '^$' -bench '^BenchmarkAPIServer$/^services=/^start$' ",
 		" -bench '^BenchmarkStandIn$/^services=/^start$' -benchtime 1x ", " -args -services 100000 -keep\n",
+		" -bench '^BenchmarkIPTables$/^services=/^(change|new|connect)$' -benchtime 200x ",
+		" PEER=/upstream go test ./measure -run '^$' -bench '^BenchmarkPeerIPTablesLegacy$/^services=/^' -benchtime 20x ", " -keep -once\n",
 	} {
 		if !strings.Contains(p.markdown(), want) {
 			t.Errorf("no %q in\n%s", want, p.markdown())
@@ -122,11 +170,14 @@ func TestParse(t *testing.T) {
 		args string
 		want string // of options, or part of the error
 	}{
-		{"", "{false true true [5000 10000] }"},
-		{"-quick", "{true true false [500] }"},
-		{"-quick -size 70,7 -out x.md", "{true true false [7 70] x.md}"},
-		{"-100k=false -size 100000,5,5", "{false true false [5 100000] }"},
-		{"-api=false", "{false false false [5000 10000] }"},
+		{"", "{false true true [5000 10000] [5000] [nftables iptables iptables-legacy]   }"},
+		{"-quick", "{true true false [500] [500] "},
+		{"-quick -size 70,7 -out x.md", "{true true false [7 70] [7 70] [nftables iptables iptables-legacy]   x.md}"},
+		{"-100k=false -size 100000,5,5", "{false true false [5 100000] [5 100000] "},
+		{"-api=false", "{false false false [5000 10000] "},
+		{"-mode iptables -only new", "[iptables] new  }"},
+		{"-mode ipvs", `"ipvs" is none of nftables`},
+		{"-only slow", "want one of start"},
 		{"-size 5k", `"5k" is not a number`},
 		{"-size 0", `"0" is not a number`},
 		{"fast", "no arguments but flags"},

@@ -9,9 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 )
@@ -21,11 +18,6 @@ var (
 	whoPorts = []uint16{8080, 8081}
 	pagePort = 8000
 )
-
-// serviceRanges are the addresses that kube-proxy may translate.
-var serviceRanges = []netip.Prefix{
-	netlab.Service4, netlab.LoadBalancer4, netlab.External4, netlab.Service6, netlab.LoadBalancer6, netlab.External6,
-}
 
 // field is the lab with somebody to talk to in every pod.
 //
@@ -45,7 +37,7 @@ func newField(lab string, s *shop) (*field, error) {
 		return nil, err
 	}
 	f := &field{lab: l}
-	for _, step := range []func() error{f.openPods, func() error { return f.openSink(s) }, f.calibrate} {
+	for _, step := range []func() error{f.openPods, f.lab.BaitSink, func() error { return f.listenSink(s) }, f.calibrate} {
 		if err := step(); err != nil {
 			return nil, errors.Join(err, f.close())
 		}
@@ -98,63 +90,7 @@ func (f *field) openPage(host string) error {
 	return nil
 }
 
-// openSink lets the sink answer what the rows send, should it get there.
-func (f *field) openSink(s *shop) error {
-	ns, err := f.lab.Namespace(netlab.Sink)
-	if err != nil {
-		return err
-	}
-	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
-	if err != nil {
-		return fmt.Errorf("open netlink in the sink: %w", err)
-	}
-	defer h.Close()
-	if err := takeServiceRanges(h); err != nil {
-		return err
-	}
-	if err := routePods(h); err != nil {
-		return err
-	}
-	return f.listenSink(s)
-}
-
-func takeServiceRanges(h *netlink.Handle) error {
-	lo, err := h.LinkByName("lo")
-	if err != nil {
-		return fmt.Errorf("find lo of the sink: %w", err)
-	}
-	for _, p := range serviceRanges {
-		route := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: ipNet(p), Type: unix.RTN_LOCAL,
-			Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}
-		if err := h.RouteAdd(route); err != nil {
-			return fmt.Errorf("let the sink take %s: %w", p, err)
-		}
-	}
-	return nil
-}
-
-// routePods gives the sink ways back to the pods.
-func routePods(h *netlink.Handle) error {
-	uplink, err := h.LinkByName(netlab.Uplink)
-	if err != nil {
-		return fmt.Errorf("find %s of the sink: %w", netlab.Uplink, err)
-	}
-	for _, way := range []struct {
-		to   netip.Prefix
-		node string
-	}{
-		{netlab.Node1Pods4, netlab.Node1}, {netlab.Node1Pods6, netlab.Node1},
-		{netlab.Node2Pods4, netlab.Node2}, {netlab.Node2Pods6, netlab.Node2},
-	} {
-		route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: ipNet(way.to),
-			Gw: hostAddr(way.node, way.to.Addr().Is6()).AsSlice()}
-		if err := h.RouteReplace(route); err != nil {
-			return fmt.Errorf("give the sink a route to %s: %w", way.to, err)
-		}
-	}
-	return nil
-}
-
+// listenSink lets the sink answer what the rows send, should it get there.
 func (f *field) listenSink(s *shop) error {
 	type at struct {
 		proto lb.Proto
@@ -172,10 +108,6 @@ func (f *field) listenSink(s *shop) error {
 		}
 	}
 	return nil
-}
-
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
 // calibrate measures connections in the lab, so that on a busy machine a late answer is not taken for none.

@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/mode"
 )
 
 func main() {
@@ -37,8 +38,13 @@ func main() {
 	flag.StringVar(&o.proxy, "kube-proxy", "bin/kube-proxy", "the binary")
 	flag.StringVar(&o.shop, "shop", "examples/shop", "folder of manifests, and shop.txtar with the packets")
 	flag.StringVar(&o.lab, "lab", "demo", "name of the lab, for a second one at the same time")
+	flag.StringVar(&o.mode, "mode", mode.NFTables, "nftables or iptables")
 	flag.IntVar(&o.connections, "connections", many, "connections of each row of the first table")
 	flag.Parse()
+	if o.mode != mode.NFTables && o.mode != mode.IPTables {
+		fmt.Fprintf(os.Stderr, "demo: --mode %s: want %s or %s\n", o.mode, mode.NFTables, mode.IPTables)
+		os.Exit(2)
+	}
 	// SIGPIPE: a closed standard output must not keep us from taking the lab away.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	out := newPrinter(os.Stdout)
@@ -61,6 +67,7 @@ type options struct {
 	proxy, shop string
 	lab         string // in the names of the namespaces: kp-demo-node1
 	connections int    // of each row of the first table
+	mode        string // of kube-proxy
 }
 
 // run is the demo from the first look at the machine to the last thing taken away. Its error has all that
@@ -94,6 +101,7 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 	if err != nil {
 		return err
 	}
+	shop = shop.inMode(o.mode)
 
 	step := out.step("lab", "a node with 3 pods, a second with 2, a client, a sink: namespaces kp-%s-*", o.lab)
 	f, err := newField(o.lab, shop)
@@ -109,16 +117,18 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 	if err := removeStaleCopies(o.lab, dir); err != nil {
 		return err
 	}
-	if err := f.lab.Do("node1", kernel.NFTables); err != nil {
-		return err
+	if o.mode == mode.NFTables {
+		if err := f.lab.Do("node1", kernel.NFTables); err != nil {
+			return err
+		}
 	}
 
-	p, err := startProxy(f.lab, proxyPath, dir)
+	p, err := startProxy(f.lab, proxyPath, dir, o.mode)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.stop()) }()
-	step = out.step("kube-proxy", "pid %d in kp-%s-node1, nftables mode, manifests from %s", p.pid(), o.lab, dir)
+	step = out.step("kube-proxy", "pid %d in kp-%s-node1, %s mode, manifests from %s", p.pid(), o.lab, o.mode, dir)
 	if err := p.waitServing(ctx, f, shop); err != nil {
 		return p.explain(err)
 	}

@@ -21,11 +21,11 @@ type proxy struct {
 	told   bool // its end was reported
 }
 
-// startProxy starts the binary as it would be started on a node.
-func startProxy(l *netlab.Lab, path, dir string) (*proxy, error) {
+// startProxy starts the binary in a mode as it would be started on a node.
+func startProxy(l *netlab.Lab, path, dir, mode string) (*proxy, error) {
 	p := &proxy{log: newProxyLog(), exited: make(chan struct{})}
 	p.cmd = l.Command(netlab.Node1, path,
-		"--manifests", dir, "--proxy-mode", "nftables", "--hostname-override", netlab.Node1,
+		"--manifests", dir, "--proxy-mode", mode, "--hostname-override", netlab.Node1,
 		"--cluster-cidr", netlab.Cluster4.String()+","+netlab.Cluster6.String(), "-v", "2")
 	// A process group of its own: Ctrl-C in the terminal is for us, and we stop it after the last packet.
 	p.cmd.SysProcAttr.Setpgid = true

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"kube-proxy/mode"
 )
 
 // started is a demo of its own name, with a binary made of this tree, whose output goes to a file.
@@ -34,12 +36,17 @@ func buildProxy(t *testing.T) string {
 
 func start(ctx context.Context, t *testing.T, binary, shop string, once bool) *started {
 	t.Helper()
+	return startIn(ctx, t, binary, shop, mode.NFTables, once)
+}
+
+func startIn(ctx context.Context, t *testing.T, binary, shop, mode string, once bool) *started {
+	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "output"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := &started{output: file.Name(), done: make(chan error, 1)}
-	s.options = options{once: once, proxy: binary, shop: shop, lab: fmt.Sprintf("demotest%d", os.Getpid()), connections: 60}
+	s.options = options{once: once, proxy: binary, shop: shop, lab: fmt.Sprintf("demotest%d", os.Getpid()), connections: 60, mode: mode}
 	go func() {
 		s.done <- run(ctx, newPrinter(file), s.options)
 		file.Close()
@@ -102,19 +109,20 @@ func TestDemo(t *testing.T) {
 		t.Skip("needs root")
 	}
 	binary := buildProxy(t)
-	t.Run("once", func(t *testing.T) { testOnce(t, binary) })
+	t.Run("once", func(t *testing.T) { testOnce(t, binary, mode.NFTables) })
+	t.Run("once in iptables mode", func(t *testing.T) { testOnce(t, binary, mode.IPTables) })
 	t.Run("once, and the packets say otherwise", func(t *testing.T) { testOnceWrong(t, binary) })
 	t.Run("watch", func(t *testing.T) { testWatch(t, binary) })
 }
 
-func testOnce(t *testing.T, binary string) {
-	s := start(t.Context(), t, binary, example, true)
+func testOnce(t *testing.T, binary, m string) {
+	s := startIn(t.Context(), t, binary, example, m, true)
 	err := <-s.done
 	text := s.text(t)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
-	if !strings.Contains(text, "48 of 48 rows are as") || strings.Contains(text, notAsSaid) {
+	if !strings.Contains(text, "48 of 48 rows are as") || strings.Contains(text, notAsSaid) || !strings.Contains(text, m+" mode") {
 		t.Errorf("output:\n%s", text)
 	}
 	s.leftNothing(t)
@@ -163,7 +171,7 @@ func TestProxyThatDies(t *testing.T) {
 		t.Skip("needs root")
 	}
 	dir := t.TempDir()
-	o := options{once: true, proxy: filepath.Join(dir, "dies"), shop: example, lab: fmt.Sprintf("demotest%d", os.Getpid())}
+	o := options{once: true, proxy: filepath.Join(dir, "dies"), shop: example, lab: fmt.Sprintf("demotest%d", os.Getpid()), mode: mode.NFTables}
 	if err := os.WriteFile(o.proxy, []byte("#!/bin/sh\necho the reason >&2\nexit 3\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}

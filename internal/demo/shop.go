@@ -14,6 +14,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 )
 
 // packetsFile is the file beside the manifests that says which packets are sent and who must answer.
@@ -39,6 +40,8 @@ type row struct {
 	// decides is the row of the table that kube-proxy should hold for this, as text; a change of it says that
 	// this row is worth a look first.
 	decides string
+	// nobody: no Service has the address and port.
+	nobody bool
 }
 
 // id says which rows of two moments are the same one.
@@ -124,6 +127,20 @@ func loadShop(dir string, before *shop) (*shop, error) {
 	return &l.shop, nil
 }
 
+// inMode returns the shop as it must be in a mode. In iptables mode a packet to an address or port of nobody passes untouched
+// (SV-62, SV-63), and the sink gets it.
+func (s *shop) inMode(m string) *shop {
+	if m != mode.IPTables {
+		return s
+	}
+	for i := range s.rows {
+		if r := &s.rows[i]; r.nobody {
+			r.want = scenario.Outcome{Verdict: scenario.Answered, Backends: []scenario.Backend{{Host: netlab.Sink}}}
+		}
+	}
+	return s
+}
+
 // loader makes rows of lines.
 type loader struct {
 	before *shop
@@ -158,7 +175,8 @@ func (l *loader) line(p scenario.Packet) error {
 		}
 		for i, shot := range shots {
 			l.shop.rows = append(l.shop.rows, row{group: l.groups(p.Line), text: p.Text, family: v.family, index: i,
-				kind: kindOf(p.To), from: p.From, shot: shot, want: p.Want, decides: decides(v.table, shot.Key)})
+				kind: kindOf(p.To), from: p.From, shot: shot, want: p.Want, decides: decides(v.table, shot.Key),
+				nobody: v.table.Get(shot.Key) == nil})
 		}
 	}
 	return nil

@@ -144,6 +144,7 @@ func (o *occasion) String() string {
 func (d *demo) again(ctx context.Context, why occasion) {
 	d.out.printf("%s  %s\n", clock(), d.layout.paint(bold, why.String()))
 	if s, err := loadShop(d.dir, d.shop); err == nil {
+		s = s.inMode(d.options.mode)
 		d.shop = s
 	} else {
 		d.out.printf("          the rows stay as they are: %v\n", err)

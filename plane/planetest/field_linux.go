@@ -88,7 +88,7 @@ func newField(opts netlab.Options) (*field, error) {
 		return nil, err
 	}
 	f := &field{opts: opts, lab: l, sink: map[protoPort]bool{}}
-	for _, step := range []func() error{f.listen, f.baitSink, f.calibrate} {
+	for _, step := range []func() error{f.listen, f.lab.BaitSink, f.calibrate} {
 		if err := step(); err != nil {
 			return nil, errors.Join(err, l.Close())
 		}
@@ -118,48 +118,13 @@ func (f *field) listen() error {
 	return nil
 }
 
-// baitSink makes the sink take all service addresses for its own, and gives it ways back to the pods. So a
-// packet that nobody treats is answered by the sink, and silence means that the node dropped it.
-func (f *field) baitSink() error {
-	return f.inHost(netlab.Sink, func(h *netlink.Handle) error {
-		for _, p := range serviceRanges {
-			if err := holdRange(h, ipNet(p), true); err != nil {
-				return fmt.Errorf("let the sink take %s: %w", p, err)
-			}
-		}
-		uplink, err := h.LinkByName(netlab.Uplink)
-		if err != nil {
-			return fmt.Errorf("find %s of the sink: %w", netlab.Uplink, err)
-		}
-		for _, way := range []struct {
-			to   netip.Prefix
-			node string
-		}{
-			{netlab.Node1Pods4, netlab.Node1}, {netlab.Node1Pods6, netlab.Node1},
-			{netlab.Node2Pods4, netlab.Node2}, {netlab.Node2Pods6, netlab.Node2},
-		} {
-			route := &netlink.Route{LinkIndex: uplink.Attrs().Index, Dst: ipNet(way.to),
-				Gw: hostAddr(way.node, way.to.Addr().Is6()).AsSlice()}
-			if err := h.RouteReplace(route); err != nil {
-				return fmt.Errorf("give the sink a route to %s: %w", way.to, err)
-			}
-		}
-		return nil
-	})
-}
-
-// serviceRanges are those of the addresses that planes translate.
-var serviceRanges = []netip.Prefix{
-	netlab.Service4, netlab.LoadBalancer4, netlab.External4, netlab.Service6, netlab.LoadBalancer6, netlab.External6,
-}
-
 // expect makes the sink answer what is about to be sent, if it gets it.
 func (f *field) expect(shots []scenario.Shot) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, s := range shots {
 		at := protoPort{s.Proto, s.To.Port()}
-		bait := slices.ContainsFunc(serviceRanges, func(p netip.Prefix) bool { return p.Contains(s.To.Addr()) })
+		bait := slices.ContainsFunc(netlab.ServiceRanges(), func(p netip.Prefix) bool { return p.Contains(s.To.Addr()) })
 		if !bait || f.sink[at] || s.Proto == 0 || s.Proto == lb.SCTP && f.noSCTP {
 			continue
 		}

@@ -113,7 +113,7 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 func (r *run) strange(shots []scenario.Shot) bool {
 	for _, s := range shots {
 		in := func(p netip.Prefix) bool { return p.Contains(s.To.Addr()) }
-		if !slices.ContainsFunc(serviceRanges, in) || r.lab.owner(s.To.Addr()) == netlab.Node1 ||
+		if !slices.ContainsFunc(netlab.ServiceRanges(), in) || r.lab.owner(s.To.Addr()) == netlab.Node1 ||
 			r.table.Get(lb.Key{Addr: s.To.Addr(), Port: s.To.Port(), Proto: s.Proto}) != nil {
 			return false
 		}

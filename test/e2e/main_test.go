@@ -1,5 +1,5 @@
 // Package e2e starts a real etcd, a real kube-apiserver and the real kube-proxy binary in a lab of network namespaces, breaks
-// one after the other, and asks the pods' addresses who answers. It needs root, etcd, nft and conntrack.
+// one after the other, and asks the pods' addresses who answers. It needs root, etcd, nft, iptables and conntrack.
 //
 // Run it by `go test -v ./...` in this folder; each test prints what it saw. KUBE_PROXY names another binary to test.
 package e2e

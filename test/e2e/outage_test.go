@@ -22,7 +22,10 @@ import (
 // changes afterwards arrives.
 func TestAPIServerRestart(t *testing.T) {
 	t.Run("stopped", func(t *testing.T) { testAPIServerRestart(t, bed.API.StopAPIServer) })
-	t.Run("killed", func(t *testing.T) { testAPIServerRestart(t, bed.API.KillAPIServer) })
+	t.Run("killed", func(t *testing.T) {
+		inMode(t, testbed.IPTables)
+		testAPIServerRestart(t, bed.API.KillAPIServer)
+	})
 }
 
 func testAPIServerRestart(t *testing.T, end func() error) {
@@ -115,6 +118,7 @@ func TestEtcdDown(t *testing.T) {
 // The API server comes back with older data: what the proxy knew of the time since is undone, and a service that is the same in
 // both has no gap.
 func TestOlderCopy(t *testing.T) {
+	inMode(t, testbed.IPTables)
 	begin(t)
 	steady := web(t, "steady", "pod1", "pod4")
 	changed := web(t, "changed", "pod1")
@@ -153,7 +157,9 @@ func TestOlderCopy(t *testing.T) {
 
 // A proxy that does not read for a while (stopped by a signal, as a starved machine would) loses its watches. It catches up
 // with everything that happened, deletions included.
-func TestFrozenProxy(t *testing.T) {
+func TestFrozenProxy(t *testing.T) { inModes(t, bothModes, testFrozenProxy) }
+
+func testFrozenProxy(t *testing.T) {
 	begin(t)
 	gone := web(t, "gone", "pod2")
 	p := startProxy(t)

@@ -11,12 +11,12 @@ import (
 // A proxy that restarts in good order is not noticed: no connection of a loop fails, an open one lives on, and what changed
 // while it was away is there after its first sync.
 func TestProxyRestart(t *testing.T) {
-	testRestart(t, func(p *testbed.Proxy) error { return p.StopInOrder() })
+	inModes(t, bothModes, func(t *testing.T) { testRestart(t, func(p *testbed.Proxy) error { return p.StopInOrder() }) })
 }
 
 // The same if it is killed, here in the middle of changes.
 func TestProxyKill(t *testing.T) {
-	testRestart(t, func(p *testbed.Proxy) error { return p.Kill() })
+	inModes(t, allModes, func(t *testing.T) { testRestart(t, func(p *testbed.Proxy) error { return p.Kill() }) })
 }
 
 func testRestart(t *testing.T, end func(*testbed.Proxy) error) {

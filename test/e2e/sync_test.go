@@ -36,7 +36,9 @@ func familySlice(service string, six bool, pods ...string) *discoveryv1.Endpoint
 
 // Services that exist before the proxy starts are served after its first sync: both families, a NodePort, and the service of
 // the API server itself (SV-01, SV-05, SV-10).
-func TestFirstSync(t *testing.T) {
+func TestFirstSync(t *testing.T) { inModes(t, allModes, testFirstSync) }
+
+func testFirstSync(t *testing.T) {
 	begin(t)
 	four := web(t, "four", "pod1")
 	six := controlplane.Service("six", 80)
@@ -89,7 +91,9 @@ func askAPIServer(t *testing.T, host, address string) {
 }
 
 // A changed endpoint reaches the kernel: the next connection arrives at the new pod, while one that was open keeps its own.
-func TestChange(t *testing.T) {
+func TestChange(t *testing.T) { inModes(t, allModes, testChange) }
+
+func testChange(t *testing.T) {
 	begin(t)
 	addr := web(t, "web", "pod1")
 	startProxy(t)
@@ -113,7 +117,9 @@ func TestChange(t *testing.T) {
 }
 
 // A service that loses its slice is refused, one that is deleted is gone, and one whose slice comes first or last is served.
-func TestComeAndGo(t *testing.T) {
+func TestComeAndGo(t *testing.T) { inModes(t, bothModes, testComeAndGo) }
+
+func testComeAndGo(t *testing.T) {
 	begin(t)
 	startProxy(t)
 	service := controlplane.Service("late-slice", 80)

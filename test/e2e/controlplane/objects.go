@@ -161,6 +161,21 @@ func (c *ControlPlane) PutNode(ctx context.Context, node *corev1.Node) error {
 	return nil
 }
 
+// SetNodeAddress gives a Node another InternalIP. It works also when the context of a test has ended.
+func (c *ControlPlane) SetNodeAddress(name string, addr netip.Addr) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	node, err := c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("get node %s: %w", name, err)
+	}
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: addr.String()}}
+	if _, err := c.Client.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("update the addresses of node %s: %w", name, err)
+	}
+	return nil
+}
+
 // Each calls f for 0 … n-1 from several goroutines, stops at the first error, and says every 2 s how far it is.
 func (c *ControlPlane) Each(ctx context.Context, what string, n int, f func(ctx context.Context, i int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)

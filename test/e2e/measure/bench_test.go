@@ -9,12 +9,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"kube-proxy/test/e2e/testbed"
 )
 
 var (
 	sizes     = flag.String("services", "5000,10000", "numbers of load services to measure with, separated by commas")
 	endpoints = flag.Int("endpoints", 10, "endpoints of each load service")
 	keep      = flag.Bool("keep", false, "keep the filled etcd in bin/ and use it the next time")
+	once      = flag.Bool("once", false, "start once, whatever -benchtime says")
 )
 
 // BenchmarkAPIServer measures the real binary, or the one that KUBE_PROXY names, with a real API server that holds many
@@ -23,21 +26,43 @@ var (
 //	start    the start of the process on an empty kernel, until the last of 20 services spread among the load answers
 //	change   an update of an EndpointSlice, until a connection reaches the new endpoint
 //	new      a new EndpointSlice and its Service, until that answers
+//	connect  a connection from a pod through each of the 20 services
 //
 // Times begin just before the write to the API server; write-p50-ms is how much of them its answer took.
-func BenchmarkAPIServer(b *testing.B) { benchmarkSizes(b, false) }
+func BenchmarkAPIServer(b *testing.B) { benchmarkSizes(b, Config{}) }
 
 // BenchmarkStandIn is the same with an API server that is not a real one, and answers at once.
-func BenchmarkStandIn(b *testing.B) { benchmarkSizes(b, true) }
+func BenchmarkStandIn(b *testing.B) { benchmarkSizes(b, Config{StandIn: true}) }
 
-func benchmarkSizes(b *testing.B, standIn bool) {
+// BenchmarkIPTables is BenchmarkAPIServer in iptables mode, with the nft back end.
+func BenchmarkIPTables(b *testing.B) { benchmarkSizes(b, Config{Mode: testbed.IPTables}) }
+
+// BenchmarkIPTablesLegacy is the same with the legacy back end.
+func BenchmarkIPTablesLegacy(b *testing.B) { benchmarkSizes(b, Config{Mode: testbed.IPTablesLegacy}) }
+
+// BenchmarkPeerIPTables measures the upstream program that PEER names, with the nft back end.
+func BenchmarkPeerIPTables(b *testing.B) { benchmarkPeer(b, testbed.IPTables) }
+
+// BenchmarkPeerIPTablesLegacy is the same with the legacy back end.
+func BenchmarkPeerIPTablesLegacy(b *testing.B) { benchmarkPeer(b, testbed.IPTablesLegacy) }
+
+func benchmarkPeer(b *testing.B, mode testbed.Mode) {
+	peer := os.Getenv("PEER")
+	if peer == "" {
+		b.Skip("PEER does not name a kube-proxy")
+	}
+	benchmarkSizes(b, Config{Mode: mode, Peer: peer})
+}
+
+func benchmarkSizes(b *testing.B, config Config) {
 	for size := range strings.SplitSeq(*sizes, ",") {
 		services, err := strconv.Atoi(size)
 		if err != nil {
 			b.Fatalf("-services=%s: %v", *sizes, err)
 		}
 		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) {
-			benchmarkSize(b, Config{Services: services, Endpoints: *endpoints, Keep: *keep, StandIn: standIn})
+			config.Services, config.Endpoints, config.Keep = services, *endpoints, *keep
+			benchmarkSize(b, config)
 		})
 	}
 }
@@ -60,6 +85,7 @@ func benchmarkSize(b *testing.B, config Config) {
 	b.Run("start", func(b *testing.B) { benchmarkStart(b, s) })
 	b.Run("change", func(b *testing.B) { benchmarkChanges(b, s, func() (Timing, error) { return s.Change(b.Context()) }) })
 	b.Run("new", func(b *testing.B) { benchmarkChanges(b, s, func() (Timing, error) { return s.Create(b.Context()) }) })
+	b.Run("connect", func(b *testing.B) { benchmarkConnect(b, s) })
 }
 
 func benchmarkStart(b *testing.B, s *Session) {
@@ -67,6 +93,9 @@ func benchmarkStart(b *testing.B, s *Session) {
 	var cpu time.Duration
 	var peak int64
 	for b.Loop() {
+		if *once && len(took) > 0 {
+			continue
+		}
 		b.StopTimer()
 		check(b, s.Clean(b.Context()))
 		b.StartTimer()
@@ -86,11 +115,7 @@ func benchmarkStart(b *testing.B, s *Session) {
 
 // benchmarkChanges times one change after the other, and the proxy's part in all of them.
 func benchmarkChanges(b *testing.B, s *Session, change func() (Timing, error)) {
-	if s.proxy == nil {
-		check(b, s.Clean(b.Context()))
-		_, err := s.Start(b.Context())
-		check(b, err)
-	}
+	benchmarkStarted(b, s)
 	// The last service may answer a little before the process has ended its start.
 	for range 3 {
 		_, err := change()
@@ -115,6 +140,30 @@ func benchmarkChanges(b *testing.B, s *Session, change func() (Timing, error)) {
 	report(b, "write-", write)
 	b.ReportMetric(milliseconds(after-before)/float64(len(took)), "cpu-ms/op")
 	b.ReportMetric(float64(peak)/(1<<20), "peak-MiB")
+}
+
+// benchmarkStarted has a proxy run.
+func benchmarkStarted(b *testing.B, s *Session) {
+	if s.proxy != nil {
+		return
+	}
+	check(b, s.Clean(b.Context()))
+	_, err := s.Start(b.Context())
+	check(b, err)
+}
+
+// benchmarkConnect makes 20 connections through each of the services an operation.
+func benchmarkConnect(b *testing.B, s *Session) {
+	benchmarkStarted(b, s)
+	n := 0
+	for b.Loop() {
+		n++
+	}
+	u, err := s.ConnectTimes(b.Context(), 20*n)
+	check(b, err)
+	b.ReportMetric(float64(u.first)/1000, "first-us")
+	b.ReportMetric(float64(u.last)/1000, "last-us")
+	b.ReportMetric(float64(u.last)/float64(u.first), "ratio")
 }
 
 func report(b *testing.B, prefix string, took []time.Duration) {

@@ -9,15 +9,19 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"kube-proxy/test/e2e/testbed"
 )
 
 // Config says what to measure.
 type Config struct {
-	Services  int  // load services in the cluster
-	Endpoints int  // of each load service
-	Changes   int  // how many endpoint changes, and how many new services, are timed
-	Keep      bool // keep the filled etcd in bin/ and use it the next time
-	StandIn   bool // in place of etcd and the API server, an API server that is quickly filled with any number of services
+	Mode      testbed.Mode // nftables if zero
+	Peer      string       // an upstream kube-proxy to measure instead of ours
+	Services  int          // load services in the cluster
+	Endpoints int          // of each load service
+	Changes   int          // how many endpoint changes, and how many new services, are timed
+	Keep      bool         // keep the filled etcd in bin/ and use it the next time
+	StandIn   bool         // in place of etcd and the API server, an API server that is quickly filled with any number of services
 	Logf      func(format string, args ...any)
 }
 
@@ -36,6 +40,8 @@ type Result struct {
 	CPUPerChange time.Duration `json:"cpuPerChange"` // processor time of the proxy for one change, its share of idling included
 	CPUOfStart   time.Duration `json:"cpuOfStart"`   // processor time of the proxy until the last service answered
 	PeakMemory   int64         `json:"peakMemory"`   // largest resident size of the first process, bytes
+	FirstConnect time.Duration `json:"firstConnect"` // connection set-up through the fastest of the services spread among the load
+	LastConnect  time.Duration `json:"lastConnect"`  // and through the slowest
 }
 
 // Times are a distribution; of few values the 99th percentile is the largest.
@@ -66,7 +72,8 @@ func Run(ctx context.Context, config Config) (result *Result, err error) {
 		name string
 		do   func(context.Context, *Session) error
 	}{
-		{"start", r.start}, {"changes", r.changes}, {"new services", r.newServices}, {"memory", r.memory}, {"restart", r.restart},
+		{"start", r.start}, {"changes", r.changes}, {"new services", r.newServices}, {"memory", r.memory},
+		{"connections", r.connections}, {"restart", r.restart},
 	} {
 		s.config.Logf("measuring %s", step.name)
 		if err := step.do(ctx, s); err != nil {
@@ -123,6 +130,12 @@ func (r *Result) newServices(ctx context.Context, s *Session) error {
 	}
 	r.New = times(took)
 	return nil
+}
+
+func (r *Result) connections(ctx context.Context, s *Session) error {
+	u, err := s.ConnectTimes(ctx, 10*r.Changes)
+	r.FirstConnect, r.LastConnect = u.first, u.last
+	return err
 }
 
 func (r *Result) memory(_ context.Context, s *Session) (err error) {

@@ -1,10 +1,17 @@
 package measure
 
-import "testing"
+import (
+	"testing"
+	"time"
+
+	"kube-proxy/test/e2e/testbed"
+)
 
 // A small measurement fills every field with something that can be true.
 func TestRun(t *testing.T) {
-	t.Run("API server", func(t *testing.T) { testRun(t, Config{Services: 100, Endpoints: 2, Changes: 10, Logf: t.Logf}) })
+	t.Run("API server", func(t *testing.T) {
+		testRun(t, Config{Mode: testbed.IPTables, Services: 100, Endpoints: 2, Changes: 10, Logf: t.Logf})
+	})
 	t.Run("stand-in", func(t *testing.T) {
 		testRun(t, Config{Services: 100, Endpoints: 2, Changes: 10, Logf: t.Logf, StandIn: true})
 	})
@@ -22,6 +29,9 @@ func testRun(t *testing.T, config Config) {
 	}
 	if r.Change.P50 < r.Write.P50 {
 		t.Errorf("a change takes %v, of which the API server %v", r.Change.P50, r.Write.P50)
+	}
+	if r.FirstConnect <= 0 || r.LastConnect < r.FirstConnect || r.LastConnect > time.Second {
+		t.Errorf("connections were set up in %v to %v", r.FirstConnect, r.LastConnect)
 	}
 	if r.Start <= 0 || r.Restart <= 0 || r.CPUPerChange < 0 || r.PeakMemory < 1<<20 {
 		t.Errorf("implausible: %+v", *r)

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,8 +23,8 @@ import (
 // of the last of them.
 const probes = 20
 
-// patience is how long to wait for one answer; a start with 100,000 services needs its time.
-const patience = 2 * time.Minute
+// patience is how long to wait for one answer; a start with 100,000 services needs its time, and that of a peer too.
+const patience = 20 * time.Minute
 
 // slow is what deserves a line of its own.
 const slow = 100 * time.Millisecond
@@ -74,7 +75,11 @@ func (s *Session) prepare(ctx context.Context) error {
 		return err
 	}
 	kept := filepath.Join(root, "bin", fmt.Sprintf("etcd-%dx%d", s.config.Services, s.config.Endpoints))
-	options := testbed.Options{Logf: s.config.Logf}
+	options := testbed.Options{Mode: s.config.Mode, Binary: s.config.Peer, Logf: s.config.Logf}
+	if s.config.Peer != "" {
+		// Upstream's cannot live without settings of the host that a namespace may not change.
+		options.Args = []string{"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0"}
+	}
 	if _, err := os.Stat(kept); err == nil && s.config.Keep && !s.config.StandIn {
 		options.Snapshot = kept
 	}
@@ -228,7 +233,8 @@ func (s *Session) stopProxy() error {
 	if err := s.proxy.Stop(time.Minute); err != nil {
 		return fmt.Errorf("%w; the end of its log:\n%s", err, s.proxy.LogTail(10))
 	}
-	if code := s.proxy.ExitCode(); code != 0 {
+	// Upstream's has no handler for the signal (PR-07).
+	if code := s.proxy.ExitCode(); code != 0 && s.config.Peer == "" {
 		return fmt.Errorf("kube-proxy ended with status %d after SIGTERM; the end of its log:\n%s", code, s.proxy.LogTail(10))
 	}
 	return nil
@@ -306,6 +312,28 @@ func (s *Session) Create(ctx context.Context) (t Timing, err error) {
 	err = s.await(ctx, netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), 80), "pod2")
 	t.Took = time.Since(t.Begin)
 	return t, err
+}
+
+// setUps are how long it takes to set up a connection from a pod through a service: the fastest and the slowest of those that are
+// spread among the load. In a list of rules they are the first and the last of some thousands.
+type setUps struct{ first, last time.Duration }
+
+// ConnectTimes connects rounds times through each of the probes. What it takes through one of them is the value below which a
+// tenth of its connections were set up: other work on the machine can only make them slower.
+func (s *Session) ConnectTimes(ctx context.Context, rounds int) (u setUps, err error) {
+	took, err := s.bed.ConnectTimes(ctx, "pod3", s.probes, rounds)
+	if err != nil {
+		return u, err
+	}
+	for i, of := range took {
+		slices.Sort(of)
+		t := of[len(of)/10]
+		if i == 0 || t < u.first {
+			u.first = t
+		}
+		u.last = max(u.last, t)
+	}
+	return u, nil
 }
 
 // await waits until a pod, or any if it is "", answers the node.

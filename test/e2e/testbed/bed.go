@@ -6,7 +6,7 @@
 //	          └── api   172.18.0.10  kube-apiserver (its certificate is valid for this address)
 //	                    172.18.0.11  the same server by an address that its certificate does not name
 //
-// Every pod answers on TCP port 8080 with its name and then echoes, so that a connection tells which endpoint it reached.
+// Every pod answers on TCP port 8080 with its name and where it sees the client, and then echoes, so that a connection tells which endpoint it reached.
 package testbed
 
 import (
@@ -40,7 +40,9 @@ const PodPort = 8080
 type Bed struct {
 	Lab *netlab.Lab
 	API *controlplane.ControlPlane
-	Dir string // the proxy, certificates, kubeconfigs, logs and data, in a memory file system
+	// Mode is what StartProxy starts the proxy in, and what the methods that look at rules look at.
+	Mode Mode
+	Dir  string // the proxy, certificates, kubeconfigs, logs and data, in a memory file system
 
 	options    Options
 	binary     func() (string, error) // builds kube-proxy at the first call
@@ -52,6 +54,9 @@ type Bed struct {
 
 // Options of a test bed; the zero value is a good one.
 type Options struct {
+	Mode     Mode                             // NFTables if zero
+	Binary   string                           // kube-proxy to run instead of the one that is built or that KUBE_PROXY names
+	Args     []string                         // more arguments for each StartProxy
 	Etcd     string                           // program to run instead of the etcd that is built
 	Snapshot string                           // as in controlplane.Config
 	Logf     func(format string, args ...any) // is told of the progress; nil for silence
@@ -62,8 +67,16 @@ func New(ctx context.Context, options Options) (*Bed, error) {
 	if options.Logf == nil {
 		options.Logf = func(string, ...any) {}
 	}
-	b := &Bed{options: options, api: netns.None()}
-	b.binary = sync.OnceValues(func() (string, error) { return buildProxy(ctx, b.Dir) })
+	b := &Bed{options: options, Mode: options.Mode, api: netns.None()}
+	if b.Mode.Name == "" {
+		b.Mode = NFTables
+	}
+	b.binary = sync.OnceValues(func() (string, error) {
+		if options.Binary != "" {
+			return options.Binary, nil
+		}
+		return buildProxy(ctx, b.Dir)
+	})
 	if err := b.start(ctx); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}

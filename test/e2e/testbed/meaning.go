@@ -13,8 +13,12 @@ import (
 
 // Meaning prints what the proxy's sets and maps say, a line for each element, sorted, with set ids replaced by the backends
 // behind them. Two states with equal meaning serve the same, though ids and the order of backends may differ, as they do
-// between a proxy that saw every change and one that starts on the result.
+// between a proxy that saw every change and one that starts on the result. In iptables mode, where names are made from what they
+// stand for, the rules are their own meaning.
 func (b *Bed) Meaning(ctx context.Context) (string, error) {
+	if b.Mode.Name == IPTables.Name {
+		return b.iptablesRules(ctx)
+	}
 	var lines []string
 	for _, table := range tables {
 		sets, err := b.elements(ctx, table)
@@ -32,11 +36,11 @@ type element struct{ key, data []string }
 
 // elements lists a table by set; a table that does not exist has none.
 func (b *Bed) elements(ctx context.Context, table string) (map[string][]element, error) {
-	existing, err := b.run(ctx, netlab.Node1, "nft", "list", "tables")
+	existing, err := b.Command(ctx, netlab.Node1, "nft", "list", "tables")
 	if err != nil || !strings.Contains(existing, "table "+table+"\n") {
 		return nil, err
 	}
-	out, err := b.run(ctx, netlab.Node1, "nft", append([]string{"--json", "list", "table"}, strings.Fields(table)...)...)
+	out, err := b.Command(ctx, netlab.Node1, "nft", append([]string{"--json", "list", "table"}, strings.Fields(table)...)...)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,13 +38,47 @@ type Proxy struct {
 	log string
 }
 
-// StartProxy starts kube-proxy in node1 as the proxy's user.
+// StartProxy starts kube-proxy in node1 as the proxy's user, in the mode of the bed.
 func (b *Bed) StartProxy(args ...string) (*Proxy, error) {
 	return b.StartProxyWith(b.kubeconfig, args...)
 }
 
+// minSyncPeriod is what a change waits for another in iptables mode, in tests. The default, a second as upstream's, would be
+// most of what a test waits for.
+const minSyncPeriod = 10 * time.Millisecond
+
 // StartProxyWith starts kube-proxy in node1 with another kubeconfig and more arguments.
 func (b *Bed) StartProxyWith(kubeconfig string, args ...string) (*Proxy, error) {
+	return b.startProxy(kubeconfig, b.Mode.Name, args...)
+}
+
+// StartProxyAsked is StartProxy, but asks for another mode than that of the bed, "" for a blank one.
+func (b *Bed) StartProxyAsked(mode string, args ...string) (*Proxy, error) {
+	return b.startProxy(b.kubeconfig, mode, args...)
+}
+
+func (b *Bed) startProxy(kubeconfig, mode string, args ...string) (*Proxy, error) {
+	if err := b.Prepare(context.Background()); err != nil {
+		return nil, err
+	}
+	return b.StartProxyExactly(slices.Concat([]string{
+		"--kubeconfig", kubeconfig, "--proxy-mode=" + mode, "--hostname-override", netlab.Node1,
+		"--cluster-cidr", netlab.Cluster4.String() + "," + netlab.Cluster6.String(), "-v", "2",
+		"--iptables-min-sync-period", minSyncPeriod.String(),
+	}, b.options.Args, args)...)
+}
+
+// Kubeconfig is the path of the kubeconfig of the proxy's user.
+func (b *Bed) Kubeconfig() string { return b.kubeconfig }
+
+// StartProxyExactly starts kube-proxy in node1 with no other arguments than these.
+func (b *Bed) StartProxyExactly(args ...string) (*Proxy, error) {
+	return b.StartProxyBy(nil, args...)
+}
+
+// StartProxyBy is StartProxyExactly by another program, such as one that takes rights away: its arguments end with those of
+// kube-proxy, the path first.
+func (b *Bed) StartProxyBy(by []string, args ...string) (*Proxy, error) {
 	binary, err := b.binary()
 	if err != nil {
 		return nil, err
@@ -57,10 +92,8 @@ func (b *Bed) StartProxyWith(kubeconfig string, args ...string) (*Proxy, error) 
 		return nil, fmt.Errorf("make log of kube-proxy: %w", err)
 	}
 	defer log.Close()
-	cmd := exec.Command(binary, append([]string{
-		"--kubeconfig", kubeconfig, "--proxy-mode", "nftables", "--hostname-override", netlab.Node1,
-		"--cluster-cidr", netlab.Cluster4.String() + "," + netlab.Cluster6.String(), "-v", "2",
-	}, args...)...)
+	line := slices.Concat(by, []string{binary}, args)
+	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	process, err := controlplane.StartProcess("kube-proxy", node, cmd)
 	if err != nil {
@@ -80,9 +113,10 @@ func (p *Proxy) Log() string {
 	return string(content)
 }
 
-// LogTail is the last n lines of Log.
+// LogTail is the last n lines of Log, without those that tell the flags.
 func (p *Proxy) LogTail(n int) string {
 	lines := strings.Split(strings.TrimSpace(p.Log()), "\n")
+	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.Contains(line, `msg="FLAG: `) })
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 

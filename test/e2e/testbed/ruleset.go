@@ -21,11 +21,11 @@ var tables = []string{"ip kube-proxy", "ip6 kube-proxy"}
 
 // Chain lists a chain of the proxy's IPv4 table, as the nft program prints it.
 func (b *Bed) Chain(ctx context.Context, name string) (string, error) {
-	return b.run(ctx, netlab.Node1, "nft", "list", "chain", "ip", "kube-proxy", name)
+	return b.Command(ctx, netlab.Node1, "nft", "list", "chain", "ip", "kube-proxy", name)
 }
 
-// run runs a command in a host of the lab and returns its standard output.
-func (b *Bed) run(ctx context.Context, host, name string, args ...string) (string, error) {
+// Command runs a command in a host of the lab and returns its standard output.
+func (b *Bed) Command(ctx context.Context, host, name string, args ...string) (string, error) {
 	netns, err := b.Netns(host)
 	if err != nil {
 		return "", err
@@ -45,9 +45,12 @@ func (b *Bed) run(ctx context.Context, host, name string, args ...string) (strin
 
 // Ruleset prints the proxy's tables without what changes by itself (counters, timeouts of dynamic elements).
 func (b *Bed) Ruleset(ctx context.Context) (string, error) {
+	if b.Mode.Name == IPTables.Name {
+		return b.iptablesRules(ctx)
+	}
 	var all strings.Builder
 	for _, table := range tables {
-		out, err := b.run(ctx, netlab.Node1, "nft", append([]string{"--stateless", "list", "table"}, strings.Fields(table)...)...)
+		out, err := b.Command(ctx, netlab.Node1, "nft", append([]string{"--stateless", "list", "table"}, strings.Fields(table)...)...)
 		if err != nil {
 			return "", err
 		}
@@ -56,24 +59,20 @@ func (b *Bed) Ruleset(ctx context.Context) (string, error) {
 	return all.String(), nil
 }
 
-// CleanNode removes the proxy's tables and every tracked connection from node1.
+// CleanNode removes all rules, whatever mode they are of, and every tracked connection from node1.
 func (b *Bed) CleanNode(ctx context.Context) error {
-	existing, err := b.run(ctx, netlab.Node1, "nft", "list", "tables")
-	if err != nil {
+	if _, err := b.Command(ctx, netlab.Node1, "nft", "flush", "ruleset"); err != nil {
 		return err
 	}
-	for _, table := range tables {
-		if strings.Contains(existing, "table "+table+"\n") {
-			if _, err := b.run(ctx, netlab.Node1, "nft", append([]string{"delete", "table"}, strings.Fields(table)...)...); err != nil {
-				return err
-			}
-		}
+	if err := b.cleanIPTables(ctx); err != nil {
+		return err
 	}
-	_, err = b.run(ctx, netlab.Node1, "conntrack", "-F")
+	_, err := b.Command(ctx, netlab.Node1, "conntrack", "-F")
 	return err
 }
 
-// Monitor records what is added to and deleted from the rules of node1.
+// Monitor records what is added to and deleted from the rules of node1. The kernel tells of none that the legacy back end of
+// iptables writes.
 type Monitor struct {
 	process *controlplane.Process
 	read    chan struct{} // closed at the end of the output
@@ -108,7 +107,7 @@ func (b *Bed) WatchRules(ctx context.Context) (*Monitor, error) {
 func (m *Monitor) waitListening(ctx context.Context, b *Bed) error {
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
 		for _, verb := range []string{"add", "delete"} {
-			if _, err := b.run(ctx, netlab.Node1, "nft", verb, "table", "inet", monitorTable); err != nil {
+			if _, err := b.Command(ctx, netlab.Node1, "nft", verb, "table", "inet", monitorTable); err != nil {
 				return errors.Join(err, m.process.Kill())
 			}
 		}
@@ -145,7 +144,7 @@ func (m *Monitor) Stop() ([]string, error) {
 	<-m.read
 	var changes []string
 	for _, line := range m.lines {
-		if strings.Contains(line, " kube-proxy") {
+		if strings.Contains(line, " kube-proxy") || strings.Contains(line, " KUBE-") {
 			changes = append(changes, line)
 		}
 	}

@@ -18,7 +18,8 @@ import (
 	"kube-proxy/test/e2e/controlplane"
 )
 
-// Responder answers every TCP connection with its host's name and a newline, and then echoes.
+// Responder answers every TCP connection with its host's name, the address that it sees the client at and a newline, and then
+// echoes.
 type Responder struct {
 	listener net.Listener
 	group    sync.WaitGroup
@@ -55,7 +56,7 @@ func (r *Responder) accept(host string) {
 		r.conns[conn] = struct{}{}
 		r.mu.Unlock()
 		r.group.Go(func() {
-			fmt.Fprintf(conn, "%s\n", host)
+			fmt.Fprintf(conn, "%s %s\n", host, conn.RemoteAddr())
 			io.Copy(conn, conn) // until either side ends
 			conn.Close()
 			r.mu.Lock()
@@ -80,7 +81,8 @@ func (r *Responder) Close() error {
 // Conn is an open connection to a Responder.
 type Conn struct {
 	net.Conn
-	Answered string // the name of the host that accepted
+	Answered string         // the name of the host that accepted
+	Source   netip.AddrPort // from where the connection came, as that host sees it
 
 	reader *bufio.Reader
 }
@@ -126,7 +128,12 @@ func (c *Conn) handshake(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the answer: %w", err)
 	}
-	c.Answered = strings.TrimSuffix(name, "\n")
+	var source string
+	c.Answered, source, _ = strings.Cut(strings.TrimSuffix(name, "\n"), " ")
+	if c.Source, err = netip.ParseAddrPort(source); err != nil {
+		return fmt.Errorf("read where %s sees us: %w", c.Answered, err)
+	}
+	c.Source = netip.AddrPortFrom(c.Source.Addr().Unmap(), c.Source.Port())
 	return nil
 }
 

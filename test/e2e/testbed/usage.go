@@ -8,17 +8,19 @@ import (
 	"time"
 )
 
-// CPUTime is the processor time that the proxy has used since its start, user and system, to 10 ms.
+// CPUTime is the processor time that the proxy has used since its start, user and system, to 10 ms: its own, and that of the
+// programs that it has run and that have ended.
 func (p *Proxy) CPUTime() (time.Duration, error) {
 	tasks := fmt.Sprintf("/proc/%d/stat", p.Pid())
 	content, err := os.ReadFile(tasks)
 	if err != nil {
 		return 0, fmt.Errorf("read processor time of kube-proxy: %w", err)
 	}
-	// The name of the program, in parentheses, may contain spaces; utime and stime are fields 14 and 15.
+	// The name of the program, in parentheses, may contain spaces; utime, stime, cutime and
+	// cstime are fields 14 to 17.
 	fields := strings.Fields(string(content[strings.LastIndexByte(string(content), ')')+1:]))
 	var ticks int64
-	for _, field := range fields[11:13] {
+	for _, field := range fields[11:15] {
 		n, err := strconv.ParseInt(field, 10, 64)
 		if err != nil {
 			return 0, fmt.Errorf("read processor time of kube-proxy: %w", err)

@@ -1,0 +1,92 @@
+package main
+
+import "fmt"
+
+// tables is iptables mode with one of the back ends of iptables.
+type tables struct {
+	benchmark string
+	name      string
+	start     float64 // how many ms a first sync may take
+	judged    bool    // whether the issue says how long changes may take
+	known     known
+}
+
+// known is what upstream v1.36.3 took with 5,000 services on such a machine.
+type known struct{ start, change, create, connect, cpu, memory string }
+
+var backends = []tables{
+	{"IPTables", "iptables-nft", 7000, true, known{"6 min 27 s", "p50 470 ms", "p50 1.03 s", "walks 5,000 rules", "740 ms", "257 MiB"}},
+	{"IPTablesLegacy", "iptables-legacy", 4000, false, known{"500 ms for the restore alone", "–", "–", "walks 5,000 rules", "–", "–"}},
+}
+
+// tablesRows are what was measured in iptables mode, and of a peer in the same run what it took in place of what is known.
+func tablesRows(f figures) (all []row) {
+	for _, operation := range []string{"start", "change", "new", "connect", "cpu", "memory"} {
+		for _, b := range backends {
+			for _, n := range b.sizes(f, operation) {
+				all = append(all, b.row(f, operation, n))
+			}
+		}
+	}
+	return all
+}
+
+// of is the benchmark's operation that measures a row.
+func of(operation string) string {
+	switch operation {
+	case "cpu":
+		return "change"
+	case "memory":
+		return "start"
+	}
+	return operation
+}
+
+func (b tables) sizes(f figures, operation string) []int {
+	return f.sizes(inMeasure, b.benchmark, "/"+of(operation))
+}
+
+func (b tables) row(f figures, operation string, n int) row {
+	ours := at{f, n, fmt.Sprintf("%s/services=%d/", b.benchmark, n), number(n)}
+	peer := at{f, n, fmt.Sprintf("Peer%s/services=%d/", b.benchmark, n), number(n)}
+	k := b.known
+	if n != 5000 {
+		k = known{"–", "–", "–", "–", "–", "–"}
+	}
+	// upstream is what the peer took, if it was measured.
+	upstream := func(otherwise, prefix, operation, unit, in string) string {
+		if v := peer.value(operation, unit); v > 0 {
+			return prefix + amount(v, in) + ", this run"
+		}
+		return otherwise
+	}
+	// change is a row of a time from an API write on; of the legacy back end the issue says nothing.
+	change := func(work, operation, known string, most float64) row {
+		p50, p99 := ours.value(operation, "p50-ms"), amount(ours.value(operation, "p99-ms"), "ms")
+		up := upstream(known, "p50 ", operation, "p50-ms", "ms")
+		if !b.judged {
+			return newRow(work, number(n), up, fmt.Sprintf("p50 %s (p99 %s; %s)", amount(p50, "ms"), p99, ours.writePart(operation)))
+		}
+		return newRow(work, number(n), up, fmt.Sprintf("p99 %s; %s", p99, ours.writePart(operation)), limit{"p50", most, "ms", p50})
+	}
+	switch work := b.name + ": "; operation {
+	case "start":
+		more := fmt.Sprintf("longest %s; %s of CPU", amount(ours.value("start", "max-ms"), "ms"), amount(ours.value("start", "cpu-ms/op"), "ms"))
+		return newRow(work+"process start → the last service answers", number(n), upstream(k.start, "", "start", "p50-ms", "ms"), more,
+			ours.limit("", "start", "p50-ms", b.start))
+	case "change":
+		return change(work+"API write → a connection reaches the changed endpoint", "change", k.change, 80)
+	case "new":
+		return change(work+"API write of a new service and its slice → it answers", "new", k.create, 120)
+	case "connect":
+		more := fmt.Sprintf("%s, %s", amount(ours.value("connect", "first-us"), "µs"), amount(ours.value("connect", "last-us"), "µs"))
+		return newRow(work+"connection set-up, the last service against the first", number(n), upstream(k.connect, "", "connect", "ratio", "×"), more,
+			limit{"", 1.1, "×", ours.value("connect", "ratio")})
+	case "cpu":
+		return newRow(work+"CPU per change, children included", number(n), upstream(k.cpu, "", "change", "cpu-ms/op", "ms"), "",
+			ours.limit("", "change", "cpu-ms/op", 80))
+	default:
+		peak := max(ours.value("start", "peak-MiB"), ours.value("change", "peak-MiB"), ours.value("new", "peak-MiB"))
+		return newRow(work+"peak memory, resident", number(n), upstream(k.memory, "", "start", "peak-MiB", "MiB"), "", limit{"", 90, "MiB", peak})
+	}
+}
