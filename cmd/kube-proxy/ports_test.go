@@ -4,6 +4,7 @@ import (
 	"errors"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -88,22 +89,25 @@ func TestOccupiedHealthCheckNodePort(t *testing.T) {
 	has(t, "the port", n.code("http://192.0.2.1:32000/", 200).body, `"localEndpoints": 2,`)
 }
 
-// PN-60: a program of the node that listens on a NodePort is told of once; one that listens elsewhere is not.
+// PN-60: a program of the node that listens on a NodePort is told of once; one that listens on another port, or on an
+// address that does not answer NodePorts, is not.
 func TestNodePortCollision(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []string{"nftables", "iptables"} {
+	for mode, flags := range map[string][]string{"nftables": nil, "iptables": {"--nodeport-addresses=192.0.2.0/24"}} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			n, dir := newNamespace(t), t.TempDir()
 			n.command("ip", "address", "add", "192.0.2.1/32", "dev", "lo")
 			write(t, filepath.Join(dir, "m/good.yaml"), good())
-			write(t, filepath.Join(dir, "m/web.yaml"), balanced(0, 1))
-			n.listen("192.0.2.1:30080")
-			n.listen("192.0.2.1:30090")
-			p := n.start(dir, append([]string{"--proxy-mode=" + mode}, usualArgs()[1:]...), nil)
+			write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 1))
+			n.command("ip", "address", "add", "198.51.100.1/32", "dev", "lo")
+			for _, addr := range []string{"192.0.2.1:30080", "192.0.2.1:30090", "198.51.100.1:30081", "127.0.0.1:30081"} {
+				n.listen(addr)
+			}
+			p := n.start(dir, slices.Concat(flags, []string{"--proxy-mode=" + mode}, usualArgs()[1:]), nil)
 			warns := regexp.MustCompile(`level=WARN msg="NodePort 30080/tcp .*192.0.2.1:30080.*service=shop/web`)
 			p.await(warns)
-			write(t, filepath.Join(dir, "m/web.yaml"), balanced(0, 2)) // the same again
+			write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 2)) // the same again
 			n.until(metricsURL+"/metrics", "another change", func(a answer) bool {
 				return regexp.MustCompile(`sync_proxy_rules_endpoint_changes_total ([3-9])`).MatchString(a.body)
 			})
