@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -36,6 +37,7 @@ type family struct {
 	engine    *engine.Engine
 	plane     dataPlane
 	conntrack *conntrack.Cleaner // nil where the kernel has no conntrack table to read
+	stuck     []string           // chains that could not be deleted, as was told last
 }
 
 // ipFamilies are the families that this machine has (PR-02), the primary one first: that of --bind-address.
@@ -154,6 +156,10 @@ func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 		p.servers.metrics.IPTables(f.name.String(), status.IPTablesStats{
 			Failures: s.Failures, PartialFailures: s.PartialFailures, Rules: status.RuleCounts(s.Owned), RulesLast: status.RuleCounts(s.Last),
 		})
+		if len(s.Stuck) > 0 && !slices.Equal(s.Stuck, f.stuck) {
+			log.Warn("chains that no Service needs any more cannot be deleted, as rules of others lead to them; they are empty", "chains", s.Stuck)
+		}
+		f.stuck = s.Stuck
 	}
 	var refused engine.RowsRefused // all other rows are in force
 	if w.Err != nil && !errors.As(w.Err, &refused) {

@@ -192,11 +192,11 @@ func (p *Plane) run(ctx context.Context, b *batch) error {
 	if err == nil || !slices.ContainsFunc(b.sections, func(s *section) bool { return len(s.drop) > 0 }) || ctx.Err() != nil {
 		return err
 	}
-	stuck := 0
+	var stuck []chainID
 	for _, s := range b.sections {
 		drop := s.drop
 		s.drop = nil
-		stuck += len(drop)
+		stuck = append(stuck, drop...)
 		for _, id := range drop {
 			s.put(chain{id: id})
 		}
@@ -204,7 +204,8 @@ func (p *Plane) run(ctx context.Context, b *batch) error {
 	if p.restore(ctx, b) != nil {
 		return err
 	}
-	p.count(func(s *Stats) { s.Stuck += stuck })
+	p.stuck(stuck...) // at most these: the next audit deletes the others
+	p.seen = mark{}
 	return nil
 }
 

@@ -282,6 +282,7 @@ func (d *dispatcher) leafOf(path string) string {
 
 // sweep deletes the chains that nothing needs any more.
 func (l *loader) sweep(ctx context.Context) error {
+	l.p.count(func(s *Stats) { s.Stuck = nil }) // those that are so still are noted again
 	var stale []chainID
 	for id := range l.have.chains {
 		if _, wanted := l.st.kernel[id]; !wanted && (isDynamic(id) || id.name == markOffCluster) {
@@ -325,7 +326,7 @@ func (l *loader) delete(ctx context.Context, ids []chainID) error {
 		return err
 	}
 	if len(ids) == 1 {
-		l.p.count(func(s *Stats) { s.Stuck++ })
+		l.p.stuck(ids[0])
 		l.st.holds(ids[0], empty)
 		return nil
 	}

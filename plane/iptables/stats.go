@@ -1,5 +1,7 @@
 package iptables
 
+import "slices"
+
 // Stats count what the plane has done.
 type Stats struct {
 	Restores uint64 // runs of iptables-restore
@@ -9,8 +11,9 @@ type Stats struct {
 	Bytes           uint64 // handed to iptables-restore
 	Chains          uint64 // written
 	Saves           uint64 // runs of iptables-save
-	// Stuck is how many chains could not be deleted, because rules of others lead to them. They are empty.
-	Stuck int
+	// Stuck are the chains that could not be deleted, because rules of others lead to them, each as "nat KUBE-SVC-…".
+	// They are empty. It is not changed any more once it is handed out.
+	Stuck []string
 	// Owned is how many rules of ours there are (MT-11), Last how many the last Apply or Reset wrote (MT-12), those in
 	// chains of others that lead to ours included.
 	Owned, Last Written
@@ -45,6 +48,18 @@ func (p *Plane) count(f func(*Stats)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f(&p.stats)
+}
+
+// stuck notes that chains cannot be deleted.
+func (p *Plane) stuck(ids ...chainID) {
+	p.count(func(s *Stats) {
+		s.Stuck = slices.Clone(s.Stuck)
+		for _, id := range ids {
+			s.Stuck = append(s.Stuck, id.table.String()+" "+id.name)
+		}
+		slices.Sort(s.Stuck)
+		s.Stuck = slices.Compact(s.Stuck)
+	})
 }
 
 // begin notes that a sync begins.
