@@ -23,6 +23,8 @@
 //
 // # Connections
 //
-// Established connections that iptables or nftables have translated live on: conntrack keeps the translation. Those
-// through IPVS end, for its connection table goes with the virtual server.
+// Established connections that iptables or nftables have translated live on, as conntrack keeps the translation, for
+// as long as somebody has a rule of NAT: after a change of the mode the new rules, after Run another program's, such as
+// the masquerading of a pod network. With the last of them the kernel ceases to translate. Connections through IPVS
+// end, for its connection table goes with the virtual server.
 package cleanup
