@@ -203,7 +203,8 @@ func (t *tool) leftovers(ctx context.Context, cfg RemoveConfig) (*leftovers, err
 	if err != nil {
 		return nil, fmt.Errorf("list the rules: %w", err)
 	}
-	return findLeftovers(string(out), keepMartian(cfg, string(out))), nil
+	rules := string(out)
+	return findLeftovers(rules, keepMartian(cfg, rules)), nil
 }
 
 // keepMartian ends that packets to 127.0.0.1 are routed, if the rule is there that protects them. Where that must not

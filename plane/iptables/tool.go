@@ -1,11 +1,13 @@
 package iptables
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -207,6 +209,10 @@ func choose(run Runner, base string) Backend {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	rules := map[Backend]int{}
+	enough := math.MaxInt
+	if !legacyInUse(base) { // then one rule of nft decides
+		enough = 1
+	}
 	for _, b := range []Backend{NFT, Legacy} {
 		program := base + "-" + string(b)
 		if b == Legacy && !legacyInUse(base) { // to list it would make its tables
@@ -219,8 +225,8 @@ func choose(run Runner, base string) Backend {
 		if bytes.Contains(out, []byte("\n:KUBE-IPTABLES-HINT ")) || bytes.Contains(out, []byte("\n:KUBE-KUBELET-CANARY ")) {
 			return b
 		}
-		if out, err = run.Run(ctx, nil, program+"-save"); err == nil {
-			rules[b] = 1 + bytes.Count(out, []byte("\n-A "))
+		if n, err := countRules(ctx, run, program+"-save", enough); err == nil {
+			rules[b] = 1 + n
 		}
 	}
 	switch {
@@ -230,6 +236,28 @@ func choose(run Runner, base string) Backend {
 		return NFT
 	}
 	return Auto
+}
+
+// countRules counts rules that a program lists, until there are enough: of 5,000 services it lists 16 MB.
+func countRules(ctx context.Context, run Runner, program string, enough int) (n int, err error) {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	t := &tool{run: run}
+	err = t.pipe(ctx, nil, func(r io.Reader) error {
+		for in := bufio.NewScanner(r); in.Scan(); {
+			if bytes.HasPrefix(in.Bytes(), []byte("-A ")) {
+				if n++; n == enough {
+					end()
+					return nil
+				}
+			}
+		}
+		return nil
+	}, program)
+	if n == enough {
+		return n, nil
+	}
+	return n, err
 }
 
 // legacyInUse reports whether the kernel has tables of the legacy back end in this network namespace.

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"kube-proxy/internal/exectest"
 	"kube-proxy/lb"
@@ -121,5 +123,71 @@ func TestSnapshotOfGarbage(t *testing.T) {
 	}
 	if err := s.read(strings.NewReader(big.String() + "COMMIT\n")); err != nil || len(s.chains) != 1 {
 		t.Errorf("100,000 rules of others: %v, %d chains", err, len(s.chains))
+	}
+}
+
+// endless lists rules without end, as far as anybody reads.
+type endless struct{ *exectest.Fake }
+
+func (e endless) Pipe(ctx context.Context, _ func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+	if slices.Contains(args, "--version") {
+		return errors.New("Run is for that")
+	}
+	r, w := io.Pipe()
+	go func() {
+		for ctx.Err() == nil {
+			io.WriteString(w, "*filter\n-A INPUT -j ACCEPT\n")
+		}
+		w.CloseWithError(ctx.Err())
+	}()
+	err := out(r)
+	io.Copy(io.Discard, r)
+	return errors.Join(err, ctx.Err())
+}
+
+// Where the legacy back end has no tables, one rule of nft's decides (DP-14); the others are not read, however many.
+func TestChoiceReadsNoMoreThanNeeded(t *testing.T) {
+	inNetns(t)
+	start := time.Now()
+	if got := choose(endless{fakeTool("iptables v1.8.9 (nf_tables)", "iptables", "iptables-nft")}, "iptables"); got != NFT {
+		t.Errorf("back end %q is chosen", got)
+	}
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
+// DP-14: the back end that has the kubelet's chains is taken, else the one with more rules.
+func TestChooseDP14(t *testing.T) {
+	needs(t, Legacy)
+	const rule = "-A INPUT -j ACCEPT\n"
+	hint := "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n"
+	for _, c := range []struct {
+		name, nft, legacy string
+		want              Backend
+	}{
+		{"nothing", "*filter\nCOMMIT\n", "*filter\nCOMMIT\n", Auto},
+		{"hint of nft", hint, "*filter\n" + strings.Repeat(rule, 9) + "COMMIT\n", NFT},
+		{"hint of legacy", "*filter\n" + strings.Repeat(rule, 9) + "COMMIT\n", hint, Legacy},
+		{"an old kubelet's canary", "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n", "*filter\n" + rule + "COMMIT\n", NFT},
+		{"more legacy", "*filter\n" + rule + "COMMIT\n", "*filter\n" + rule + rule + "COMMIT\n", Legacy},
+		{"more nft", "*filter\n" + rule + rule + "COMMIT\n", "*filter\n" + rule + "COMMIT\n", NFT},
+		{"as many", "*filter\n" + rule + "COMMIT\n", "*filter\n" + rule + "COMMIT\n", NFT},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			inNetns(t)
+			run(t, "", "iptables-legacy", "-t", "nat", "-S") // so that there are tables
+			fake := fakeTool("", "iptables-nft", "iptables-legacy")
+			fake.Do = func(_ []byte, name string, args ...string) (string, error) {
+				text := map[string]string{"iptables-nft-save": c.nft, "iptables-legacy-save": c.legacy}[name]
+				if slices.Contains(args, "mangle") && !strings.Contains(text, "*mangle") {
+					text = ""
+				}
+				return text, nil
+			}
+			if got := choose(fake, "iptables"); got != c.want {
+				t.Errorf("back end %q, want %q", got, c.want)
+			}
+		})
 	}
 }
