@@ -69,6 +69,14 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 		return
 	}
 	live, restart := config.Diff(before.Config, after)
+	if after.Mode == p.choice.Mode { // it runs already, whoever chose it
+		restart = slices.DeleteFunc(restart, func(field string) bool {
+			if field == "mode" {
+				live = append(live, field)
+			}
+			return field == "mode"
+		})
+	}
 	switch {
 	case len(restart) > 0:
 		fail(fmt.Errorf("the content of the configuration file %s was updated, and a change of %s takes effect in a new process only: %s; "+

@@ -127,3 +127,19 @@ func TestHangup(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 }
+
+// A file that names the mode which a blank one has chosen changes nothing.
+func TestReloadNamesMode(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	file := filepath.Join(dir, "config.yaml")
+	blank := strings.Replace(string(nftablesFile("")), "mode: nftables\n", "", 1)
+	write(t, file, []byte(blank))
+	p := n.configured(dir, file)
+	write(t, file, []byte(blank+"mode: iptables\n"))
+	p.await(regexp.MustCompile(`msg="the changed configuration is in force" file=\S+ fields=mode`))
+	write(t, file, []byte(blank+"mode: nftables\n"))
+	if code := p.end(0); code != 1 {
+		t.Errorf("exit code %d after a change of the mode, want 1", code)
+	}
+}
