@@ -3,7 +3,6 @@ package health
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -51,11 +50,7 @@ type listener struct {
 
 func listen(ctx context.Context, p place) (net.Listener, error) {
 	var c net.ListenConfig
-	l, err := c.Listen(ctx, p.network, p.at.String())
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", p.at, err)
-	}
-	return l, nil
+	return c.Listen(ctx, p.network, p.at.String()) // an error names the address
 }
 
 // rebind listens at these places and no others. If it cannot at all of them, it listens where it did before:

@@ -403,7 +403,7 @@ func TestOccupiedHT07(t *testing.T) {
 	hard := New(cfg)
 	hard.Listen(taken, true)
 	err := hard.Run(context.Background())
-	if want := fmt.Sprintf("health server: listen on %s: listen tcp %s: bind: address already in use", taken, taken); err == nil || err.Error() != want {
+	if want := fmt.Sprintf("health server: listen tcp %s: bind: address already in use", taken); err == nil || err.Error() != want {
 		t.Errorf("with hard fail: %v, want %s", err, want)
 	}
 	if n := len(told); n != 1 {

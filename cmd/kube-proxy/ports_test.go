@@ -52,12 +52,12 @@ func TestOccupiedPortsHardFail(t *testing.T) {
 		says []string
 	}{
 		{append([]string{"--bind-address-hard-fail"}, usualArgs()...), []string{
-			`kube-proxy: --healthz-bind-address: health server: listen on 0.0.0.0:10256: listen tcp 0.0.0.0:10256: bind: address already in use`,
+			`kube-proxy: --healthz-bind-address: health server: listen tcp 0.0.0.0:10256: bind: address already in use`,
 			`kube-proxy: --metrics-bind-address: metrics server: listen tcp 127.0.0.1:10249: bind: address already in use`}},
 		{append([]string{"--bind-address-hard-fail", "--healthz-bind-address="}, usualArgs()...), []string{
 			`kube-proxy: --metrics-bind-address: metrics server: listen tcp 127.0.0.1:10249: bind: address already in use`}},
 		{[]string{"--config=config", "--manifests=m"}, []string{
-			`kube-proxy: KubeProxyConfiguration.healthzBindAddress: health server: listen on 0.0.0.0:10256: listen tcp 0.0.0.0:10256: bind: address already in use`,
+			`kube-proxy: KubeProxyConfiguration.healthzBindAddress: health server: listen tcp 0.0.0.0:10256: bind: address already in use`,
 			`kube-proxy: KubeProxyConfiguration.metricsBindAddress: metrics server: listen tcp 127.0.0.1:10249: bind: address already in use`}},
 	} {
 		p := n.start(dir, c.args, nil)
