@@ -48,16 +48,21 @@ e2e: ## a real etcd and kube-apiserver (test/e2e)
 	cd test/e2e && go test -v -timeout 15m ./... | grep -v '^=== '
 
 # One VM a kernel: booting costs as much as several tests. Emulated code is slow, and garbage collection is much of it;
-# -test.short makes the random walk between states shorter, and nothing else.
-test-kernels: deps bin/nftables.test bin/conntrack.test bin/iptables.test ## the suites of nftables, conntrack and iptables on kernels 5.10, 6.1 and 6.12, each in a VM (KERNELS=...)
+# -test.short makes the random walk between states shorter, and nothing else. iptables starts programs, which is slow there:
+# both back ends run the scenarios that together use each match and target, and all of them with FULL=1.
+IPTABLES_IN_VM := all-ways-in external-policy-local hairpin-affinity health-check-port no-endpoints nodeport-addresses-localhost \
+  restart sctp session-affinity source-ranges terminating-external-local udp
+empty :=
+space := $(empty) $(empty)
+IPTABLES_TESTS := $(if $(FULL),TestConformance|TestDrift|TestInvalid|TestRestart|TestTakeOver,TestConformance/(nft|legacy)/scenarios/^($(subst $(space),|,$(strip $(IPTABLES_IN_VM))))$$)
+test-kernels: deps bin/nftables.test bin/conntrack.test bin/iptables.test bin/cleanup.test ## the suites that use the kernel on 5.10, 6.1 and 6.12, each in a VM (KERNELS=..., FULL=1: all of iptables)
 	@for k in $(KERNELS); do \
 	  [[ -e $(STORE)/$$k/initrd.cpio ]] || $(VMRUN) --setup --kernel $$k; \
-	  echo "== nftables and conntrack suites on kernel $$k"; start=$$SECONDS; \
-	  GOGC=400 $(VMRUN) --kernel $$k --timeout 1200 -- bash -euc 'cd conntrack; ../bin/conntrack.test; \
-	    cd ../plane/nftables; ../../bin/nftables.test -test.short -test.timeout 18m'; \
-	  echo "== iptables on kernel $$k, both back ends"; \
-	  GOGC=400 $(VMRUN) --kernel $$k --timeout 1800 -- bash -euc 'cd plane/iptables; \
-	    ../../bin/iptables.test -test.run "TestConformance|TestDrift|TestInvalid|TestRestart|TestTakeOver" -test.timeout 29m'; \
+	  echo "== nftables, conntrack and iptables on kernel $$k"; start=$$SECONDS; \
+	  TESTS='$(IPTABLES_TESTS)' GOGC=400 $(VMRUN) --kernel $$k --timeout $(if $(FULL),4200,1500) -- bash -euc 'cd conntrack; ../bin/conntrack.test; \
+	    cd ../plane/nftables; ../../bin/nftables.test -test.short -test.timeout 18m; \
+	    cd ../iptables; ../../bin/iptables.test -test.run "$$TESTS" -test.timeout 50m; \
+	    cd ../../cleanup; ../bin/cleanup.test -test.short -test.run IPVS'; \
 	  echo "== kernel $$k: ok, $$((SECONDS - start)) s"; \
 	done
 
@@ -77,7 +82,7 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 generate: bin/nftables.test ## write docs/conformance.md anew, from runs on this machine's kernel and on the others
 	cd plane/nftables && PLANETEST_RECORD=1 ../../bin/nftables.test -test.run TestConformance
 	PLANETEST_RECORD=1 go test -count=1 ./plane/iptables -run TestConformance
-	PLANETEST_RECORD=1 $(MAKE) test-kernels
+	PLANETEST_RECORD=1 $(MAKE) test-kernels FULL=1
 	go test ./plane/planetest -run TestPage -update
 
 clean: ## remove what was built; VM kernels in /var/cache/vmrun stay
@@ -86,7 +91,7 @@ clean: ## remove what was built; VM kernels in /var/cache/vmrun stay
 
 deps: ## install with apt-get what is missing of the tools that tests use
 	@need=(); want() { command -v "$$1" >/dev/null || need+=("$$2"); }; PATH=$$PATH:/usr/sbin:/sbin; \
-	want nft nftables; want iptables iptables; want conntrack conntrack; want ip iproute2; want etcd etcd-server; \
+	want nft nftables; want iptables iptables; want ipset ipset; want conntrack conntrack; want ip iproute2; want etcd etcd-server; \
 	want curl curl; want qemu-system-x86_64 qemu-system-x86; want busybox busybox-static; want modprobe kmod; want cpio cpio; \
 	want zstd zstd; want xz xz-utils; \
 	((!$${#need[@]})) || { \
@@ -100,7 +105,8 @@ deps: ## install with apt-get what is missing of the tools that tests use
 bin/nftables.test: PKG := ./plane/nftables
 bin/iptables.test: PKG := ./plane/iptables
 bin/conntrack.test: PKG := ./conntrack
-bin/nftables.test bin/iptables.test bin/conntrack.test: FORCE
+bin/cleanup.test: PKG := ./cleanup
+bin/nftables.test bin/iptables.test bin/conntrack.test bin/cleanup.test: FORCE
 	@mkdir -p bin
 	go test -c -o $@ $(PKG)
 
