@@ -1,0 +1,64 @@
+package netlab
+
+import (
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Traffic notices a host that answers no more for a moment, a connection that is cut, and a source that is not the one that
+// it should be; and nothing where there is nothing.
+func TestTraffic(t *testing.T) {
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.Skip("the rules of this test need the nft program: ", err)
+	}
+	nft := func(t *testing.T, l *Lab, rules string) {
+		t.Helper()
+		if out, err := l.Command(Node1, "nft", rules).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	to := netip.MustParseAddrPort("172.18.0.2:8080")
+	for _, c := range []struct {
+		name, seen string
+		disturb    func(t *testing.T, l *Lab)
+		want       string
+	}{
+		{"nothing", "client", nil, ""},
+		{"other source", "node2", nil, "came from 172.18.0.100"},
+		{"hole", "client", func(t *testing.T, l *Lab) {
+			nft(t, l, "add table ip t; add chain ip t c { type filter hook input priority 0; }; add rule ip t c ct state new drop")
+			time.Sleep(300 * time.Millisecond)
+			nft(t, l, "delete table ip t")
+		}, "had to be repeated"},
+		{"cut", "client", func(t *testing.T, l *Lab) {
+			nft(t, l, "add table ip t; add chain ip t c { type filter hook input priority 0; }; add rule ip t c ct state established reject with tcp reset")
+			time.Sleep(300 * time.Millisecond)
+			nft(t, l, "delete table ip t")
+		}, "client to 172.18.0.2:8080"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			lab := newLab(t, Options{})
+			listen(t, lab, Node1, TCP, 8080)
+			traffic, err := lab.StartTraffic(Way{From: "client", To: to, Seen: c.seen})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := traffic.More(); err != nil {
+				t.Error(err)
+			}
+			if c.disturb != nil {
+				c.disturb(t, lab)
+			}
+			if err := traffic.More(); err != nil {
+				t.Error(err)
+			}
+			err = traffic.Stop()
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+}
