@@ -6,9 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/moby/ipvs"
 	"golang.org/x/sys/unix"
@@ -183,15 +181,15 @@ func TestIPVSSwitchUnderTraffic(t *testing.T) {
 			}
 		}
 	})
-	w := &way{lab: lab, from: "pod3", to: vip}
-	stop := make(chan struct{})
-	var running sync.WaitGroup
-	running.Go(func() { w.request(stop) })
+	traffic, err := lab.StartTraffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3", Requests: true})
+	if err != nil {
+		t.Fatal(err)
+	}
 	more := func() {
 		t.Helper()
-		for end, was := time.Now().Add(60*time.Second), w.requests.Load(); w.requests.Load() < was+10 && w.failed.Load() == nil; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("%s: too slow", w)
+		for range 3 {
+			if err := traffic.More(); err != nil {
+				t.Error(err)
 			}
 		}
 	}
@@ -217,12 +215,9 @@ func TestIPVSSwitchUnderTraffic(t *testing.T) {
 		}
 	})
 	more()
-	close(stop)
-	running.Wait()
-	if err := w.failed.Load(); err != nil {
-		t.Errorf("%s: %v", w, *err)
+	if err := traffic.Stop(); err != nil {
+		t.Error(err)
 	}
-	t.Logf("the slowest of %d requests took %v", w.requests.Load(), w.slowest.Round(time.Millisecond))
 }
 
 // Which virtual servers are a kube-proxy's, without a kernel that has them.

@@ -2,12 +2,8 @@ package cleanup
 
 import (
 	"fmt"
-	"net/netip"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
@@ -87,33 +83,24 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 	}
 	onNode(useIPTables)
 
-	var ways []*way
+	var ways []netlab.Way
 	for _, fam := range families {
 		_, vip, nodePort := plan(fam)
-		for from, to := range map[string]netip.AddrPort{"pod3": vip, "node1": vip, "client": nodePort} {
-			ways = append(ways, &way{lab: lab, from: from, to: to})
-		}
+		// Pods keep their address; all others are masqueraded, which the node's own requests need not be told from.
+		ways = append(ways, netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "node1", To: vip, Seen: "node1"},
+			netlab.Way{From: "client", To: nodePort, Seen: "node1"})
 	}
-	stop := make(chan struct{})
-	var running sync.WaitGroup
-	for _, w := range ways {
-		w.open(t)
-		running.Go(func() { w.request(stop) })
-		running.Go(func() { w.exchange(stop) })
+	traffic, err := lab.StartTraffic(ways...)
+	if err != nil {
+		t.Fatal(err)
 	}
-	// more waits until each has made some more requests, and those that live some more exchanges.
-	more := func() {
+	check := func(err error) {
 		t.Helper()
-		for _, w := range ways {
-			for _, n := range []*atomic.Int64{&w.requests, &w.exchanges} {
-				for end, was := time.Now().Add(30*time.Second), n.Load(); n.Load() < was+3 && w.failed.Load() == nil; time.Sleep(time.Millisecond) {
-					if time.Now().After(end) {
-						t.Fatalf("%s: too slow: %d requests", w, n.Load())
-					}
-				}
-			}
+		if err != nil {
+			t.Error(err)
 		}
 	}
+	more := func() { t.Helper(); check(traffic.More()) }
 	rounds := 2
 	if testing.Short() {
 		rounds = 1
@@ -136,9 +123,7 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 			}
 		})
 		more()
-		for _, w := range ways { // made by nftables
-			w.open(t)
-		}
+		check(traffic.Open()) // made by nftables
 		onNode(useIPTables)
 		more()
 		onNode(func() {
@@ -152,91 +137,7 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 			}
 		})
 		more()
-		for _, w := range ways {
-			w.open(t)
-		}
+		check(traffic.Open())
 	}
-	close(stop)
-	running.Wait()
-	slowest := time.Duration(0)
-	for _, w := range ways {
-		if err := w.failed.Load(); err != nil {
-			t.Errorf("%s: %v", w, *err)
-		}
-		slowest = max(slowest, w.slowest)
-	}
-	t.Logf("the slowest request took %v", slowest.Round(time.Millisecond))
-}
-
-// way is from where to where there is traffic.
-type way struct {
-	lab  *netlab.Lab
-	from string
-	to   netip.AddrPort
-
-	requests, exchanges atomic.Int64
-	failed              atomic.Pointer[error]
-	slowest             time.Duration
-
-	mu   sync.Mutex
-	live []*netlab.Conn
-}
-
-func (w *way) String() string { return fmt.Sprintf("%s to %s", w.from, w.to) }
-
-func (w *way) fail(err error) { w.failed.CompareAndSwap(nil, &err) }
-
-// open makes a connection that lives on.
-func (w *way) open(t *testing.T) {
-	t.Helper()
-	c, err := w.lab.Open(w.from, netlab.TCP, w.to, netlab.DialOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.live = append(w.live, c)
-}
-
-// request makes connections until stop is closed.
-func (w *way) request(stop chan struct{}) {
-	for ; ; w.requests.Add(1) {
-		select {
-		case <-stop:
-			return
-		default:
-		}
-		began := time.Now()
-		r, err := w.lab.Dial(w.from, netlab.TCP, w.to, netlab.DialOptions{})
-		if err != nil {
-			w.fail(fmt.Errorf("request %d: %w", w.requests.Load(), err))
-			return
-		}
-		w.slowest = max(w.slowest, time.Since(began))
-		// Pods keep their address; all others are masqueraded, which the node's own requests need not be told from.
-		seen := netlab.Owner(r.Seen.Addr())
-		if w.from == "pod3" && seen != "pod3" || w.from != "pod3" && seen != "node1" {
-			w.fail(fmt.Errorf("request %d came from %s", w.requests.Load(), r.Seen))
-			return
-		}
-	}
-}
-
-// exchange uses the connections that live.
-func (w *way) exchange(stop chan struct{}) {
-	for i := 0; ; i++ {
-		select {
-		case <-stop:
-			return
-		default:
-		}
-		w.mu.Lock()
-		live := w.live
-		w.mu.Unlock()
-		if _, err := live[i%len(live)].Exchange(); err != nil {
-			w.fail(fmt.Errorf("connection %d, after %d exchanges: %w", i%len(live), w.exchanges.Load(), err))
-			return
-		}
-		w.exchanges.Add(1)
-	}
+	check(traffic.Stop())
 }

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -78,7 +77,8 @@ COMMIT
 }
 
 // A node changes from upstream's iptables mode to ours, and a loop of new connections notices nothing; nor do
-// established ones (G4). Then it changes back: upstream writes its rules over ours.
+// established ones, which are used all the time (G4). Then it changes back: upstream writes its rules over ours. Then ours
+// comes again.
 func TestTakeOverUnderTraffic(t *testing.T) {
 	for _, b := range []Backend{NFT, Legacy} {
 		t.Run(string(b), func(t *testing.T) { takeOver(t, b) })
@@ -105,23 +105,17 @@ func takeOver(t *testing.T, b Backend) {
 	restore := "iptables-" + string(b) + "-restore"
 	onNode(func() { run(t, upstreamRules(), restore, "--noflush") })
 	vip, nodePort := netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("172.18.0.2:30080")
-	var old []*netlab.Conn
-	open := func() {
-		for from, to := range map[string]netip.AddrPort{"pod3": vip, "client": nodePort} {
-			c, err := lab.Open(from, netlab.TCP, to, netlab.DialOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			old = append(old, c)
+	traffic, err := lab.StartTraffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "client", To: nodePort, Seen: "node1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Error(err)
 		}
 	}
-	open()
-	stop, failures := make(chan struct{}), make(chan string, 2)
-	for from, to := range map[string]netip.AddrPort{"pod3": vip, "client": nodePort} {
-		go func() { failures <- connectUntil(lab, from, to, stop) }()
-	}
-	time.Sleep(50 * time.Millisecond)
-	onNode(func() {
+	ours := func() {
 		p := newPlane(t, Config{Family: lb.IPv4}) // the kubelet's hint says which back end
 		if p.Backend() != b {
 			t.Errorf("back end %s was chosen, the kubelet uses %s (DP-14)", p.Backend(), b)
@@ -136,47 +130,30 @@ func takeOver(t *testing.T, b Backend) {
 				t.Errorf("what is the kubelet's is gone: %s", theirs)
 			}
 		}
-	})
-	open()
-	time.Sleep(50 * time.Millisecond)
-	onNode(func() { // upstream again, whose jumps are there
-		var again []string
-		for line := range strings.Lines(upstreamRules()) {
-			if f := strings.Fields(line); len(f) < 2 || f[0] != "-A" || strings.HasPrefix(f[1], "KUBE-") {
-				again = append(again, line)
-			}
-		}
-		run(t, strings.Join(again, ""), restore, "--noflush")
-	})
-	time.Sleep(50 * time.Millisecond)
-	close(stop)
+	}
 	for range 2 {
-		if f := <-failures; f != "" {
-			t.Error(f)
-		}
+		check(traffic.More())
+		onNode(ours)
+		check(traffic.Open())
+		check(traffic.More())
+		onNode(func() { run(t, upstreamAgain(), restore, "--noflush") })
+		check(traffic.Open())
 	}
-	for i, c := range old {
-		if _, err := c.Exchange(); err != nil {
-			t.Errorf("connection %d, made before a switch: %v", i, err)
-		}
-	}
+	check(traffic.More())
+	check(traffic.Stop())
 }
 
-// connectUntil makes connections until stop is closed, and says what failed.
-func connectUntil(lab *netlab.Lab, from string, to netip.AddrPort, stop <-chan struct{}) string {
-	for n := 0; ; n++ {
-		select {
-		case <-stop:
-			if n < 10 {
-				return fmt.Sprintf("%s made only %d connections", from, n)
-			}
-			return ""
-		default:
-		}
-		if _, err := lab.Dial(from, netlab.TCP, to, netlab.DialOptions{}); err != nil {
-			return fmt.Sprintf("connection %d from %s: %v", n, from, err)
+// upstreamAgain is upstreamRules where the rules of chains of others are there.
+func upstreamAgain() string {
+	var again []string
+	for line := range strings.Lines(upstreamRules()) {
+		f := strings.Fields(line)
+		ofOthers := len(f) > 1 && f[0] == "-A" && !strings.HasPrefix(f[1], "KUBE-") || strings.HasPrefix(line, ":KUBE-FIREWALL ") || strings.HasPrefix(line, "-A KUBE-FIREWALL ")
+		if !ofOthers {
+			again = append(again, line)
 		}
 	}
+	return strings.Join(again, "")
 }
 
 // shopTable is in our words what upstreamRules says.

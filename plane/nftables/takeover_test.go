@@ -1,11 +1,8 @@
 package nftables
 
 import (
-	"fmt"
 	"net/netip"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
@@ -73,43 +70,19 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 		t.Fatal(err)
 	}
 	vip, nodePort := netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("172.18.0.2:30080")
-	open := func(from string, to netip.AddrPort) *netlab.Conn {
-		c, err := lab.Open(from, netlab.TCP, to, netlab.DialOptions{})
-		if err != nil {
-			t.Fatalf("through upstream's table: %v", err)
-		}
-		return c
+	traffic, err := lab.StartTraffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "client", To: nodePort, Seen: "node1"})
+	if err != nil {
+		t.Fatalf("through upstream's table: %v", err)
 	}
-	old := []*netlab.Conn{open("pod3", vip), open("pod3", vip), open("pod3", vip), open("client", nodePort), open("client", nodePort)}
-
-	stop, failures := make(chan struct{}), make(chan string, 2)
-	var made [2]atomic.Int64
-	for i, way := range []struct {
-		from string
-		to   netip.AddrPort
-	}{{"pod3", vip}, {"client", nodePort}} {
-		go func() {
-			for !closed(stop) {
-				if _, err := lab.Dial(way.from, netlab.TCP, way.to, netlab.DialOptions{}); err != nil {
-					failures <- fmt.Sprintf("connection %d from %s: %v", made[i].Load(), way.from, err)
-					return
-				}
-				made[i].Add(1)
-			}
-			failures <- ""
-		}()
-	}
-	// more waits until both have made some more connections, however slow the machine is.
 	more := func() {
-		time.Sleep(30 * time.Millisecond)
-		a, b := made[0].Load(), made[1].Load()
-		for end := time.Now().Add(30 * time.Second); made[0].Load() < a+5 || made[1].Load() < b+5; time.Sleep(time.Millisecond) {
-			if len(failures) > 0 {
-				return
-			}
-			if time.Now().After(end) {
-				t.Fatalf("only %d and %d connections were made", made[0].Load(), made[1].Load())
-			}
+		t.Helper()
+		if err := traffic.More(); err != nil {
+			t.Error(err)
+		}
+	}
+	for range 2 { // some of the connections go to each endpoint
+		if err := traffic.Open(); err != nil {
+			t.Fatal(err)
 		}
 	}
 	more()
@@ -123,16 +96,8 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 		t.Fatal(err)
 	}
 	more()
-	close(stop)
-	for range 2 {
-		if f := <-failures; f != "" {
-			t.Error(f)
-		}
-	}
-	for i, c := range old {
-		if _, err := c.Exchange(); err != nil {
-			t.Errorf("connection %d, made through upstream's table: %v", i, err)
-		}
+	if err := traffic.Stop(); err != nil {
+		t.Error(err)
 	}
 	if s := p.Stats(); s.Batches != 1 {
 		t.Errorf("%d transactions, want 1", s.Batches)
