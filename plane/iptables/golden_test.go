@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -108,5 +110,41 @@ func TestBadRows(t *testing.T) {
 	_, fronts := six.service(9, 0, 1)
 	if err := p.Apply(t.Context(), []lb.Change{{Key: fronts[0].Key, New: fronts[0]}}); err == nil {
 		t.Error("apply took a row of the other family")
+	}
+}
+
+// DP-12: with more than 1,000 endpoints those have no comments, however they came; the rules that lead to services keep theirs.
+func TestLargeClusterHasNoEndpointCommentsDP12(t *testing.T) {
+	w := world{lb.IPv4}
+	note := regexp.MustCompile(`-A KUBE-(SEP-.*--comment|SVC-.*--comment "ns/svc-\d+:http ->)`)
+	for services, want := range map[int]bool{100: true, 101: false} {
+		text, err := Render(Config{Family: lb.IPv4}, w.table(services, 10))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := note.Match(text); got != want {
+			t.Errorf("%d endpoints: rules of endpoints have comments: %t", services*10, got)
+		}
+		if n := strings.Count(string(text), `cluster IP" -j KUBE-SVC-`); n != services {
+			t.Errorf("%d rules that lead to services have comments, want %d", n, services)
+		}
+	}
+	// The change that makes the cluster large writes what it did before; later ones leave the comments out.
+	var wrote string
+	hole := &blackHole{fail: func(stdin []byte, _ []string) error { wrote = string(stdin); return nil }}
+	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
+	table := w.table(100, 10)
+	reset(t, p, table)
+	for i, want := range []bool{true, false, false} {
+		changes, _ := table.Replace(w.service(200+i, 5000+i, 1))
+		apply(t, p, changes, nil)
+		if got := note.MatchString(wrote); got != want {
+			t.Errorf("service %d: rules of endpoints have comments: %t", i, got)
+		}
+	}
+	changes, _ := table.Replace(w.service(7, 5000, 11)) // one that had them
+	apply(t, p, changes, nil)
+	if note.MatchString(wrote) {
+		t.Errorf("a service that changes keeps the comments of its endpoints:\n%s", wrote)
 	}
 }

@@ -181,21 +181,28 @@ func TestDriftIsMended(t *testing.T) {
 		want := dump(t, p)
 		svc := unitID{"ns/svc-7:http", lb.TCP}.chain(clusterChain)
 		for _, drift := range []struct {
-			name string
-			args []string
+			name    string
+			args    []string
+			restore string // instead of args, what a restore without --noflush reads
 		}{
-			{"nat flushed", []string{"-t", "nat", "-F"}},
-			{"jump deleted", []string{"-t", "nat", "-D", "PREROUTING", "1"}},
-			{"chain emptied", []string{"-t", "nat", "-F", svc}},
-			{"rule deleted", []string{"-t", "nat", "-D", svc, "2"}},
-			{"rule added", []string{"-t", "nat", "-I", svc, "-j", "ACCEPT"}},
-			{"canary deleted", []string{"-t", "mangle", "-X", canary}},
+			{"nat flushed", []string{"-t", "nat", "-F"}, ""},
+			{"filter flushed", nil, "*filter\n:THEIRS - [0:0]\n-A THEIRS -j ACCEPT\n-A INPUT -j THEIRS\nCOMMIT\n"},
+			{"nat restored by somebody else", nil, "*nat\n:THEIRS - [0:0]\n-A OUTPUT -j THEIRS\nCOMMIT\n"},
+			{"jump deleted", []string{"-t", "nat", "-D", "PREROUTING", "1"}, ""},
+			{"chain emptied", []string{"-t", "nat", "-F", svc}, ""},
+			{"rule deleted", []string{"-t", "nat", "-D", svc, "2"}, ""},
+			{"rule added", []string{"-t", "nat", "-I", svc, "-j", "ACCEPT"}, ""},
+			{"canary deleted", []string{"-t", "mangle", "-X", canary}, ""},
 		} {
 			saves := p.Stats().Saves
 			if mended, err := p.Audit(context.Background(), true); mended != 0 || err != nil || p.Stats().Saves != saves {
 				t.Errorf("before %s: nobody did anything; mended %d, %v, %d times listed", drift.name, mended, err, p.Stats().Saves-saves)
 			}
-			run(t, "", tool, drift.args...)
+			if drift.restore != "" {
+				run(t, drift.restore, tool+"-restore")
+			} else {
+				run(t, "", tool, drift.args...)
+			}
 			mended, err := p.Audit(context.Background(), false)
 			if err != nil || mended == 0 {
 				t.Errorf("%s: mended %d, %v", drift.name, mended, err)
