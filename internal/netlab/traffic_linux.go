@@ -68,7 +68,7 @@ func (t *Traffic) Open() error {
 		if s.Requests {
 			continue
 		}
-		c, err := t.lab.Open(s.From, TCP, s.To, DialOptions{})
+		c, err := t.lab.Open(s.From, TCP, s.To, DialOptions{Timeout: patience})
 		if err != nil {
 			return err
 		}
@@ -79,10 +79,13 @@ func (t *Traffic) Open() error {
 	return nil
 }
 
+// patience is how long an answer may take: the hosts share the processors with whatever else runs, and what was lost shows
+// otherwise.
+const patience = 30 * time.Second
+
 // More waits until each way has made some more requests, and has used each connection that lives, however slow the machine
 // is. It returns at once if a way has failed, which Stop tells.
 func (t *Traffic) More() error {
-	const patience = 30 * time.Second
 	for _, s := range t.streams {
 		counts := []*atomic.Int64{&s.requests, &s.exchanges}
 		if s.Requests {
@@ -90,7 +93,7 @@ func (t *Traffic) More() error {
 		}
 		for _, n := range counts {
 			more := n.Load() + max(3, int64(len(s.connections()))+1)
-			for end := time.Now().Add(patience); n.Load() < more && s.failed.Load() == nil; time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(2*patience); n.Load() < more && s.failed.Load() == nil; time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
 					return fmt.Errorf("%s: only %d requests in all, and %d exchanges", s, s.requests.Load(), s.exchanges.Load())
 				}
@@ -145,7 +148,7 @@ const slow = 100 * time.Millisecond
 
 func (s *stream) request(n int) error {
 	began := time.Now()
-	c, err := s.lab.Open(s.From, TCP, s.To, DialOptions{})
+	c, err := s.lab.Open(s.From, TCP, s.To, DialOptions{Timeout: patience})
 	if err != nil {
 		return fmt.Errorf("request %d: %w", n, err)
 	}
