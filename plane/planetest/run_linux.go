@@ -273,16 +273,18 @@ func (r *run) renew() error {
 		}
 		r.plane = nil
 	}
-	var err error
-	if r.plane, err = r.s.New(r.family); err != nil {
+	p, err := r.s.New(r.family)
+	if err != nil { // p may be a nil of the plane's own type
 		return fmt.Errorf("new plane: %w", err)
 	}
+	r.plane = p
 	return nil
 }
 
 // advance brings the plane to the next state.
 func (r *run) advance(step scenario.Step, first bool) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	// Long: a machine in emulation runs all scenarios at the same time.
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	if step.State.Restart {
 		if err := r.renew(); err != nil {
