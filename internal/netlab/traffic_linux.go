@@ -93,7 +93,7 @@ func (t *Traffic) More() error {
 		}
 		for _, n := range counts {
 			more := n.Load() + max(3, int64(len(s.connections()))+1)
-			for end := time.Now().Add(2*patience); n.Load() < more && s.failed.Load() == nil; time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(2 * patience); n.Load() < more && s.failed.Load() == nil; time.Sleep(time.Millisecond) {
 				if time.Now().After(end) {
 					return fmt.Errorf("%s: only %d requests in all, and %d exchanges", s, s.requests.Load(), s.exchanges.Load())
 				}
