@@ -3,6 +3,7 @@ package iptables
 import (
 	"net/netip"
 	"testing"
+	"time"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
@@ -23,20 +24,21 @@ func TestHealthCheckPortIsOpenDP08(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			opens := func(port uint16) bool {
+			opens := func(port uint16, patience time.Duration) bool {
 				to := netip.AddrPortFrom(netip.MustParseAddr("172.18.0.2"), port)
-				_, err := lab.Dial("client", netlab.TCP, to, netlab.DialOptions{})
+				_, err := lab.Dial("client", netlab.TCP, to, netlab.DialOptions{Timeout: patience})
 				return err == nil
 			}
-			if !opens(32100) {
-				t.Fatal("the port is not even open without rules")
+			const yes, no = netlab.DefaultTimeout, 500 * time.Millisecond // how long to wait for what is expected
+			if !opens(32100, yes) || !opens(32101, yes) {
+				t.Fatal("the ports are not even open without rules")
 			}
 			table := shopTable()
 			err = lab.Do("node1", func() error {
 				run(t, "", "iptables-"+string(b), "-P", "INPUT", "DROP")
 				p := newPlane(t, Config{Family: lb.IPv4, Backend: b})
 				reset(t, p, table)
-				if opens(32100) {
+				if opens(32100, no) {
 					t.Error("the port is open though no Service has it")
 				}
 				changes, _ := table.Replace(healthCheck("shop/web2", 32100))
@@ -46,10 +48,10 @@ func TestHealthCheckPortIsOpenDP08(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !opens(32100) {
+			if !opens(32100, yes) {
 				t.Error("the health check's port is closed")
 			}
-			if opens(32101) {
+			if opens(32101, no) {
 				t.Error("another port is open")
 			}
 		})
