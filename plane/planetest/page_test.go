@@ -95,3 +95,17 @@ func TestCompareVersions(t *testing.T) {
 		}
 	}
 }
+
+// A run of some scenarios leaves what was recorded of the others, and of other modes and kernels, alone.
+func TestComplete(t *testing.T) {
+	passed, failed := Result{Families: map[string]string{"IPv4": Passes}}, Result{Families: map[string]string{"IPv4": Fails}}
+	r := Results{Mode: "iptables", Kernel: "6.1", Cases: map[string]Result{"again": passed}}
+	r.complete([]Results{
+		{Mode: "iptables", Kernel: "6.1", Cases: map[string]Result{"again": failed, "before": failed}},
+		{Mode: "iptables", Kernel: "6.12", Cases: map[string]Result{"elsewhere": passed}},
+		{Mode: "nftables", Kernel: "6.1", Cases: map[string]Result{"other": passed}},
+	})
+	if len(r.Cases) != 2 || r.Cases["again"].Families["IPv4"] != Passes || r.Cases["before"].Families["IPv4"] != Fails {
+		t.Errorf("%+v", r.Cases)
+	}
+}

@@ -63,6 +63,20 @@ func ReadResults(dir string) ([]Results, error) {
 	return all, nil
 }
 
+// complete adds what an earlier run of the same mode on the same kernel showed of scenarios that r has not.
+func (r *Results) complete(known []Results) {
+	for _, k := range known {
+		if k.Mode != r.Mode || k.Kernel != r.Kernel {
+			continue
+		}
+		for name, result := range k.Cases {
+			if _, again := r.Cases[name]; !again {
+				r.Cases[name] = result
+			}
+		}
+	}
+}
+
 // compareVersions orders "5.10" before "6.1" before "6.12".
 func compareVersions(a, b string) int {
 	var x, y [2]int
