@@ -49,7 +49,7 @@
 // frontend without backends is refused in filter-frontends, before translation, where the original address is
 // still to be seen, and by connection state, so that established connections go on. An address or port
 // that no frontend has reaches filter-forward or filter-output untranslated, and is rejected if the address is a
-// cluster IP (SV-62), dropped if it only lies in the service network (SV-63).
+// cluster IP (SV-62), TCP by a reset; dropped if it only lies in the service network (SV-63).
 //
 // The base chains of DP-20 are there but for filter-input, which this layout does not need.
 //

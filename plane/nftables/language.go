@@ -10,6 +10,8 @@ import (
 	nft "github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
 )
 
 // speaker says the expressions of one rule in the language of nft(8), in which there are no registers. Most of what
@@ -196,6 +198,8 @@ func (s *speaker) compare(x *expr.Cmp) {
 		s.emit("%s %slocal", v.text, not)
 	case v.text == "iifname":
 		s.emit("iifname %s%s", not, s.interfaces(x.Data))
+	case v.text == "meta l4proto" && len(x.Data) == 1:
+		s.emit("meta l4proto %s%v", not, lb.Proto(x.Data[0]))
 	case len(x.Data) == s.addrLen:
 		a, _ := netip.AddrFromSlice(x.Data)
 		s.emit("%s %s%s", v.text, not, prefixText(a, v.mask))
@@ -320,6 +324,10 @@ func (s *speaker) final(x expr.Any) {
 		}
 		s.emit("masquerade fully-random")
 	case *expr.Reject:
+		if x.Type == unix.NFT_REJECT_TCP_RST {
+			s.emit("reject with tcp reset")
+			break
+		}
 		if *x != *s.reject()[0].(*expr.Reject) {
 			s.mistake("%+v", *x)
 		}

@@ -149,6 +149,17 @@ func (r *ruleset) reject() []expr.Any {
 	return []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}}
 }
 
+// overTCP matches TCP packets, the only ones that tcpReset can answer.
+func overTCP() []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: []byte{unix.IPPROTO_TCP}},
+	}
+}
+
+// tcpReset refuses a TCP connection, and has the kernel close what it tracks of it.
+func tcpReset() []expr.Any { return []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}} }
+
 func newConnection() []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg(0)},
@@ -264,8 +275,16 @@ func (r *ruleset) toNodePorts(chain string) []rule {
 }
 
 // serviceNetwork refuses what reached a service address untranslated.
+//
+// That may be a port that the service has: a connection that the kernel tracked before the service was here is never
+// translated any more, and each SYN from the same port, also of later connections, keeps it tracked for two minutes
+// more. A refused client has its port free at once, so the next connections try it again and again, all the more where
+// ports are scarce. With a TCP reset the kernel (from 6.3 on) closes the tracked connection, and it ends 10 s later
+// (nf_conntrack_tcp_timeout_close), whatever comes; after an ICMP error it does not.
 func (r *ruleset) serviceNetwork() chain {
-	rules := []rule{r.rule("a port that the service does not have", r.network(r.daddr, 0), r.lookup(sClusterIPs, 0), r.reject())}
+	const note = "a port that the service does not have"
+	cluster := append(r.network(r.daddr, 0), r.lookup(sClusterIPs, 0)...)
+	rules := []rule{r.rule(note, overTCP(), cluster, tcpReset()), r.rule(note, cluster, r.reject())}
 	for _, p := range r.node.ServiceCIDRs {
 		rules = append(rules, r.rule("an address that no service has", r.inside(p, r.daddr), dropIt()))
 	}

@@ -1,0 +1,103 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+)
+
+// A client tried a service before there were rules for it, and the kernel tracked that: nothing translates connections
+// from the same port any more. They are refused, as they were when each refusal kept the entry alive for another two
+// minutes and gave the port back for the next connection to try; but now the entry ends soon, however often one tries.
+func TestConnectionFromBeforeTheService(t *testing.T) {
+	if !resetCloses(t) {
+		t.Skip("before Linux 6.3 a TCP reset does not close a tracked connection")
+	}
+	for _, six := range []bool{false, true} {
+		fam, service := lb.IPv4, "10.96.0.10"
+		if six {
+			fam, service = lb.IPv6, "fd00:10:96::10"
+		}
+		for _, from := range []string{"pod3", netlab.Node1} {
+			t.Run(fam.String()+" "+from, func(t *testing.T) { fromBefore(t, fam, from, netip.MustParseAddr(service)) })
+		}
+	}
+}
+
+func fromBefore(t *testing.T, fam lb.Family, from string, service netip.Addr) {
+	lab, err := netlab.New(netlab.Options{NoNode2: true, NoClient: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lab.Close()
+	if _, err := lab.Listen("pod1", netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	node := func(fn func() error) {
+		t.Helper()
+		if err := lab.Do(netlab.Node1, fn); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Somebody's rules have the kernel track connections, and what is closed is to be forgotten sooner than it is.
+	node(func() error {
+		runNFT(t, "add table inet others; add chain inet others c { type filter hook output priority 0; }; add rule inet others c ct state invalid drop")
+		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close", []byte("2"), 0)
+	})
+	to := netip.AddrPortFrom(service, 80)
+	host, _ := netlab.HostByName(from)
+	dial := func(patience time.Duration) error {
+		_, err := lab.Dial(from, netlab.TCP, to, netlab.DialOptions{Timeout: patience, Local: netip.AddrPortFrom(host.Addr(fam == lb.IPv6), 40001)})
+		return err
+	}
+	if err := dial(20 * time.Millisecond); !errors.Is(err, netlab.ErrTimeout) {
+		t.Fatalf("without rules: %v, want no answer", err)
+	}
+	pod1, _ := netlab.HostByName("pod1")
+	name := "shop/web:http"
+	set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster},
+		Backends: []lb.Backend{{Addr: netip.AddrPortFrom(pod1.Addr(fam == lb.IPv6), 8080), Local: true}}}
+	table := &lb.Table{}
+	table.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{{Key: lb.Key{Addr: service, Port: 80, Proto: lb.TCP}, Service: name,
+		Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})
+	node(func() error {
+		reset(t, newPlane(t, fam), table)
+		return nil
+	})
+	if err := dial(time.Second); !errors.Is(err, netlab.ErrRefused) {
+		t.Fatalf("with rules: %v, want a refusal", err)
+	}
+	for start := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+		err := dial(3 * time.Second)
+		if err == nil {
+			t.Logf("served after %v", time.Since(start).Round(time.Millisecond))
+			return
+		}
+		if time.Since(start) > 20*time.Second {
+			t.Fatalf("%v after the rules came: %v", time.Since(start), err)
+		}
+	}
+}
+
+// resetCloses reports whether the kernel is 6.3 or newer.
+func resetCloses(t *testing.T) bool {
+	t.Helper()
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		t.Fatal(err)
+	}
+	var major, minor int
+	release := unix.ByteSliceToString(name.Release[:])
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		t.Fatalf("kernel release %q: %v", release, err)
+	}
+	return major > 6 || major == 6 && minor >= 3
+}
