@@ -78,7 +78,11 @@ func plan(o options) []job {
 			continue
 		}
 		for _, size := range o.few {
-			jobs = append(jobs, apiJobs(o, m.benchmark, size, starts, changes)...)
+			times := changes
+			if m.mode == "iptables-legacy" && !o.quick { // each change copies the whole table, for most of a second
+				times = 40
+			}
+			jobs = append(jobs, apiJobs(o, m.benchmark, size, starts, times)...)
 			if o.peer != "" {
 				jobs = append(jobs, peerJob(o, m.benchmark, size))
 			}
