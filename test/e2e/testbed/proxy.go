@@ -61,11 +61,14 @@ func (b *Bed) startProxy(kubeconfig, mode string, args ...string) (*Proxy, error
 	if err := b.Prepare(context.Background()); err != nil {
 		return nil, err
 	}
+	var pace []string
+	if mode != "nftables" { // whose default is 0, and which would take that of iptables for its own (CF-62)
+		pace = []string{"--iptables-min-sync-period", minSyncPeriod.String()}
+	}
 	return b.StartProxyExactly(slices.Concat([]string{
 		"--kubeconfig", kubeconfig, "--proxy-mode=" + mode, "--hostname-override", netlab.Node1,
 		"--cluster-cidr", netlab.Cluster4.String() + "," + netlab.Cluster6.String(), "-v", "2",
-		"--iptables-min-sync-period", minSyncPeriod.String(),
-	}, b.options.Args, args)...)
+	}, pace, b.options.Args, args)...)
 }
 
 // Kubeconfig is the path of the kubeconfig of the proxy's user.
