@@ -10,7 +10,7 @@ import (
 // PR-05: what waits for pod CIDRs waits until the node has had some, whatever comes in between, and no longer.
 func TestWaitForPodCIDRsPR05(t *testing.T) {
 	s := cluster.NewStore("node-1")
-	s.WaitForPodCIDRs(true)
+	s.WaitForPodCIDRs()
 	cidrs := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}
 	for _, step := range []struct {
 		what   string
@@ -29,29 +29,19 @@ func TestWaitForPodCIDRsPR05(t *testing.T) {
 		if s.Synced() != step.synced {
 			t.Errorf("%s: synced %v, want %v", step.what, s.Synced(), step.synced)
 		}
-		if missing := s.WaitForPodCIDRs(true); missing == step.synced {
+		if missing := s.PodCIDRsMissing(); missing == step.synced {
 			t.Errorf("%s: missing %v", step.what, missing)
 		}
 	}
-	// Nobody waits if nobody asked, and a wait that is given up is over.
-	waived := cluster.NewStore("node-1")
-	fold(waived, cluster.ServicesListed{}, cluster.SlicesListed{})
-	if !waived.Synced() {
+	// Nobody waits if nobody asked.
+	unasked := cluster.NewStore("node-1")
+	fold(unasked, cluster.ServicesListed{}, cluster.SlicesListed{})
+	if !unasked.Synced() || unasked.PodCIDRsMissing() {
 		t.Error("a store waits for pod CIDRs unasked")
-	}
-	if waived.WaitForPodCIDRs(false) {
-		t.Error("what nobody waits for is missing")
-	}
-	waived.WaitForPodCIDRs(true)
-	if waived.Synced() {
-		t.Error("it does not wait")
-	}
-	if missing := waived.WaitForPodCIDRs(false); !missing || !waived.Synced() {
-		t.Errorf("the wait does not end: missing %v", missing)
 	}
 	// Both waits at once need both.
 	both := cluster.NewStore("node-1")
-	both.WaitForPodCIDRs(true)
+	both.WaitForPodCIDRs()
 	both.WaitForFacts(true)
 	fold(both, cluster.ServicesListed{}, cluster.SlicesListed{}, cluster.NodeSet{Node: &cluster.Node{Name: "node-1", PodCIDRs: cidrs}})
 	if both.Synced() {

@@ -155,15 +155,20 @@ func (s *Store) WaitForFacts(wait bool) (missing bool) {
 	return !s.nodeListed || !s.cidrsListed
 }
 
-// WaitForPodCIDRs makes Synced wait also until the node has pod CIDRs, of whatever family (PR-05); or not, which
-// ends such a wait. It reports whether there is or was a wait, and the node never had any: what the proxy has to know
-// before it writes its first rules is no reason to stop later, when the Node goes for a while.
-func (s *Store) WaitForPodCIDRs(wait bool) (missing bool) {
+// WaitForPodCIDRs makes Synced wait also until the node has pod CIDRs, of whatever family (PR-05). The wait has no
+// end but that: without them nothing may be written.
+func (s *Store) WaitForPodCIDRs() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	was := s.waitForPodCIDRs
-	s.waitForPodCIDRs = wait
-	return (was || wait) && !s.hadPodCIDRs
+	s.waitForPodCIDRs = true
+}
+
+// PodCIDRsMissing reports whether [Store.WaitForPodCIDRs] waits still: the node never had any. What the proxy has to
+// know before it writes its first rules is no reason to stop later, when the Node goes for a while.
+func (s *Store) PodCIDRsMissing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waitForPodCIDRs && !s.hadPodCIDRs
 }
 
 // NodeEligible reports whether this node's Node object is known, and whether load balancers may use the node: not

@@ -51,7 +51,7 @@ func nodeOf(change func(*cluster.Node)) cluster.Event {
 // loss of the Node ends nothing.
 func TestPodCIDRsLivePR05(t *testing.T) {
 	bubble(t, withSettings(policy.Settings{DetectLocal: policy.NodeCIDR}), func(r *rig) {
-		r.store.WaitForPodCIDRs(true)
+		r.store.WaitForPodCIDRs()
 		r.start()
 		r.list()
 		r.add(1)
@@ -77,25 +77,6 @@ func TestPodCIDRsLivePR05(t *testing.T) {
 		r.wantNode("the Node is back", "0.0.0.0/0", "10.0.0.0/24")
 		if c := r.plane.Counts(); c.Resets != 1 {
 			t.Errorf("%d Resets, want the first alone", c.Resets)
-		}
-	})
-}
-
-// PR-05: when the wait is given up, what is known is served.
-func TestPodCIDRsWaived(t *testing.T) {
-	bubble(t, withSettings(policy.Settings{DetectLocal: policy.NodeCIDR}), func(r *rig) {
-		r.store.WaitForPodCIDRs(true)
-		r.start()
-		r.list()
-		r.add(1)
-		r.after(5 * time.Minute)
-		if !r.store.WaitForPodCIDRs(false) || r.plane.Has(svcKey(1)) {
-			t.Fatal("want pod CIDRs still missing, and nothing written")
-		}
-		r.engine.Mark(cluster.Dirty{})
-		r.run()
-		if !r.plane.Has(svcKey(1)) {
-			t.Error("not written after the wait")
 		}
 	})
 }

@@ -47,7 +47,7 @@ func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail 
 		case <-ctx.Done():
 			return
 		case <-podCIDRs:
-			if p.store.WaitForPodCIDRs(false) {
+			if p.store.PodCIDRsMissing() {
 				fail(policy.NoPodCIDRs(p.store.Facts(), podCIDRsWait, p.config().Name))
 				return
 			}

@@ -55,15 +55,9 @@ func TestNodeCIDR(t *testing.T) {
 			do(t, err)
 			var log safeBuffer
 			p := n.proxyOf(cfg, slog.New(slog.NewTextHandler(&log, nil)))
-			p.store.WaitForPodCIDRs(true)
+			p.store.WaitForPodCIDRs()
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			failed := make(chan error, 1)
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				p.watchNode(ctx, c.wait, func(err error) { failed <- err })
-			}()
 			serving := make(chan struct{})
 			go func() { defer close(serving); p.runFamilies(ctx) }()
 			for _, ev := range append([]cluster.Event{cluster.ServicesListed{Services: objects.Services}, cluster.SlicesListed{Slices: objects.Slices}, cluster.CIDRsListed{}}, c.events...) {
@@ -73,6 +67,13 @@ func TestNodeCIDR(t *testing.T) {
 				p.fold(ev)
 				time.Sleep(5 * time.Millisecond) // time to do what must not be done
 			}
+			// Not before: the time that c.wait gives begins when all is known.
+			failed := make(chan error, 1)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				p.watchNode(ctx, c.wait, func(err error) { failed <- err })
+			}()
 			if c.fails != "" {
 				select {
 				case err := <-failed:
@@ -82,6 +83,8 @@ func TestNodeCIDR(t *testing.T) {
 				case <-time.After(patience):
 					t.Error("it waits for ever")
 				}
+				p.fold(podNode()) // what comes while the process ends
+				time.Sleep(5 * time.Millisecond)
 				if s := log.String(); strings.Contains(s, "msg=reset") {
 					t.Errorf("rules were written:\n%s", s)
 				}

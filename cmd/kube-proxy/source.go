@@ -39,7 +39,8 @@ func (p *proxy) newSource() (source, error) {
 		return source{run: s.Run}, nil // it lists all at once
 	}
 	p.store.WaitForFacts(true)
-	if p.store.WaitForPodCIDRs(cfg.DetectLocal.Mode == string(policy.NodeCIDR)) {
+	if cfg.DetectLocal.Mode == string(policy.NodeCIDR) {
+		p.store.WaitForPodCIDRs()
 		p.log.Info("no rule is written before the Node has pod CIDRs, which the mode of detecting local traffic needs",
 			cfg.Name("detectLocalMode"), cfg.DetectLocal.Mode, "longest", podCIDRsWait)
 	}
