@@ -6,12 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime"
 	"sync"
 	"syscall"
-
-	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 )
 
 // Cmd is an exec.Cmd whose process runs in a host's network namespace. Use its own
@@ -28,13 +24,14 @@ type Cmd struct {
 	wait   sync.Once
 	result error
 	exited chan struct{}
+	left   chan error // has a value when the thread is out of the host
 }
 
 // Command prepares a program to run in a host.
 func (l *Lab) Command(host, name string, args ...string) *Cmd {
 	cmd := exec.Command(name, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	return &Cmd{Cmd: cmd, lab: l, host: host, exited: make(chan struct{})}
+	return &Cmd{Cmd: cmd, lab: l, host: host, exited: make(chan struct{}), left: make(chan error, 1)}
 }
 
 // Start starts the program. Lab.Close kills it if it still runs then.
@@ -42,22 +39,22 @@ func (l *Lab) Command(host, name string, args ...string) *Cmd {
 // The kernel sends the parent-death signal when the starting thread ends, so that
 // thread is kept, in the host's namespace, until the program has been waited for.
 func (c *Cmd) Start() error {
-	ns, err := c.lab.dup(c.host)
-	if err != nil {
-		return err
-	}
-	started := make(chan error)
+	started := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
-		err := netns.Set(ns)
-		unix.Close(int(ns))
-		if err == nil {
-			err = c.Cmd.Start()
+		// Do puts the thread back afterwards. To end it with the goroutine would not do: the main thread never ends, and
+		// would keep the namespace for as long as the process lives.
+		err := c.lab.Do(c.host, func() error {
+			err := c.Cmd.Start()
+			started <- err
+			if err == nil {
+				<-c.exited
+			}
+			return nil
+		})
+		if err != nil && c.Process == nil {
+			started <- err
 		}
-		started <- err
-		if err == nil {
-			<-c.exited
-		}
+		c.left <- err
 	}()
 	if err := <-started; err != nil {
 		return fmt.Errorf("netlab: start %s in %s: %w", c.Path, c.host, err)
@@ -74,6 +71,9 @@ func (c *Cmd) Wait() error {
 	c.wait.Do(func() {
 		c.result = c.Cmd.Wait()
 		close(c.exited)
+		if err := <-c.left; err != nil {
+			c.result = errors.Join(c.result, err)
+		}
 		c.lab.forget(c)
 	})
 	return c.result

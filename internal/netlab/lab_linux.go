@@ -153,24 +153,36 @@ func (l *Lab) makeNamespace(name string) error {
 }
 
 // onThread runs fn on a locked thread and puts the thread back into the namespace
-// it was in. If that fails, the thread stays locked, so that it dies with the
-// goroutine instead of serving another one from the wrong network.
+// it was in.
 func onThread(fn func() error) (err error) {
+	before, err := lockThread()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, returnTo(before)) }()
+	return fn()
+}
+
+// lockThread locks the goroutine to its thread, and returns the namespace of that.
+func lockThread() (netns.NsHandle, error) {
 	runtime.LockOSThread()
-	before, err := netns.Get()
+	ns, err := netns.Get()
 	if err != nil {
 		runtime.UnlockOSThread()
-		return fmt.Errorf("open the thread's namespace: %w", err)
+		return ns, fmt.Errorf("open the thread's namespace: %w", err)
 	}
-	defer func() {
-		defer before.Close()
-		if e := netns.Set(before); e != nil {
-			err = errors.Join(err, fmt.Errorf("return to the thread's namespace: %w", e))
-			return
-		}
-		runtime.UnlockOSThread()
-	}()
-	return fn()
+	return ns, nil
+}
+
+// returnTo puts the thread back into the namespace that lockThread returned. If that fails, the thread stays locked, so
+// that it dies with the goroutine instead of serving another one from the wrong network.
+func returnTo(ns netns.NsHandle) error {
+	defer ns.Close()
+	if err := netns.Set(ns); err != nil {
+		return fmt.Errorf("return to the thread's namespace: %w", err)
+	}
+	runtime.UnlockOSThread()
+	return nil
 }
 
 // Do runs fn on a thread that is in the host's namespace. Sockets, /proc/sys/net
