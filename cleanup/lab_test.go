@@ -5,13 +5,11 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
+	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
 )
@@ -20,10 +18,15 @@ import (
 func inNetns(t *testing.T) {
 	t.Helper()
 	needsRoot(t)
-	runtime.LockOSThread() // and never unlocked: the thread ends with the test, and the namespace with it
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+	leave, err := netlab.EnterNew()
+	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := leave(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func needsRoot(t *testing.T) {
@@ -117,26 +120,12 @@ func plan(fam lb.Family) (*lb.Table, netip.AddrPort, netip.AddrPort) {
 
 // legacyWorks reports whether this machine has the legacy back end.
 var legacyWorks = sync.OnceValue(func() bool {
-	return inThread(func() error { return exec.Command("iptables-legacy", "-t", "nat", "-S").Run() }) == nil
+	return netlab.Isolated(0, exec.Command("iptables-legacy", "-t", "nat", "-S").Run) == nil
 })
-
-// inThread runs f in a network namespace and on a thread that end with it.
-func inThread(f func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			err = f()
-		}
-		done <- err
-	}()
-	return <-done
-}
 
 // TestMain lets a device of another kind stand for kube-ipvs0 where the kernel has no dummies.
 func TestMain(m *testing.M) {
-	if inThread(func() error { return exec.Command("ip", "link", "add", "d0", "type", "dummy").Run() }) != nil {
+	if netlab.Isolated(0, exec.Command("ip", "link", "add", "d0", "type", "dummy").Run) != nil {
 		deviceType = "bridge"
 	}
 	os.Exit(m.Run())

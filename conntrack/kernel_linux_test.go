@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,51 +19,29 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 )
 
-// namespace is a network namespace and a thread in it; both end with the test.
-type namespace struct {
-	tid   int
-	calls chan func()
-}
+// namespace is a network namespace that ends with the test.
+type namespace struct{ *netlab.Namespace }
 
-func newNamespace(tb testing.TB) *namespace {
+func newNamespace(tb testing.TB) namespace {
 	tb.Helper()
-	if os.Getuid() != 0 {
-		tb.Fatal("this test needs root")
+	ns, err := netlab.NewNamespace()
+	if err != nil {
+		tb.Fatal(err)
 	}
-	ns := &namespace{calls: make(chan func())}
-	ready := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlock it: the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		ns.tid = unix.Gettid()
-		ready <- err
-		for f := range ns.calls {
-			f()
-		}
-	}()
-	if err := <-ready; err != nil {
-		tb.Fatalf("make a network namespace: %v", err)
-	}
-	tb.Cleanup(func() { close(ns.calls) })
-	return ns
-}
-
-// do runs f on the namespace's thread.
-func (ns *namespace) do(f func()) {
-	done := make(chan struct{})
-	ns.calls <- func() { f(); close(done) }
-	<-done
+	tb.Cleanup(ns.Close)
+	return namespace{ns}
 }
 
 // sh runs commands, one a line, in the namespace.
-func (ns *namespace) sh(tb testing.TB, lines string) string {
+func (ns namespace) sh(tb testing.TB, lines string) string {
 	tb.Helper()
 	var out []byte
 	var err error
-	ns.do(func() { out, err = exec.Command("sh", "-ec", lines).CombinedOutput() })
+	ns.Do(func() { out, err = exec.Command("sh", "-ec", lines).CombinedOutput() })
 	if err != nil {
 		tb.Fatalf("%s: %v\n%s", lines, err, out)
 	}
@@ -72,7 +49,7 @@ func (ns *namespace) sh(tb testing.TB, lines string) string {
 }
 
 // nft replaces the rules of the namespace by a DNAT of each destination, "10.96.0.10 . udp . 53 : 10.1.0.1 . 5353".
-func (ns *namespace) nft(tb testing.TB, fam, addr string, elements ...string) {
+func (ns namespace) nft(tb testing.TB, fam, addr string, elements ...string) {
 	tb.Helper()
 	rules := fmt.Sprintf(`flush ruleset
 table %[1]s t {
@@ -83,7 +60,7 @@ table %[1]s t {
 	if len(elements) > 0 {
 		rules = strings.Replace(rules, "inet_service;  }", "inet_service; elements = { "+strings.Join(elements, ", ")+" } }", 1)
 	}
-	ns.do(func() {
+	ns.Do(func() {
 		cmd := exec.Command("nft", "-f", "-")
 		cmd.Stdin = strings.NewReader(rules)
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -93,9 +70,9 @@ table %[1]s t {
 }
 
 // answer starts a UDP server in the namespace that answers with its name.
-func (ns *namespace) answer(t *testing.T, at, name string) {
+func (ns namespace) answer(t *testing.T, at, name string) {
 	t.Helper()
-	ns.do(func() {
+	ns.Do(func() {
 		conn, err := net.ListenPacket("udp", at)
 		if err != nil {
 			t.Errorf("listen: %v", err)
@@ -118,11 +95,11 @@ func (ns *namespace) answer(t *testing.T, at, name string) {
 // talk is a UDP client that keeps its port.
 type talk struct{ net.Conn }
 
-func (ns *namespace) talk(t *testing.T, to string) talk {
+func (ns namespace) talk(t *testing.T, to string) talk {
 	t.Helper()
 	var conn net.Conn
 	var err error
-	ns.do(func() { conn, err = net.Dial("udp", to) })
+	ns.Do(func() { conn, err = net.Dial("udp", to) })
 	if err != nil {
 		t.Fatalf("dial %s: %v", to, err)
 	}
@@ -146,9 +123,9 @@ func (c talk) ask(t *testing.T, patience time.Duration) string {
 }
 
 // network is a client and a node that forwards; the pods' addresses are the node's own.
-func network(t *testing.T) (client, node *namespace) {
+func network(t *testing.T) (client, node namespace) {
 	client, node = newNamespace(t), newNamespace(t)
-	client.sh(t, "ip link set lo up; ip link add uplink type veth peer name inside netns "+strconv.Itoa(node.tid))
+	client.sh(t, "ip link set lo up; ip link add uplink type veth peer name inside netns "+strconv.Itoa(node.TID()))
 	node.sh(t, `ip link set lo up; cd /proc/sys/net; echo 1 >ipv4/ip_forward; echo 1 >ipv6/conf/all/forwarding
 		ip link set inside up; ip addr add 192.0.2.1/24 dev inside; ip addr add 2001:db8::1/64 dev inside nodad
 		for i in 1 2 3; do ip addr add 10.1.0.$i/32 dev lo; ip addr add 2001:db8:1::$i/128 dev lo nodad; done
@@ -170,11 +147,11 @@ func network(t *testing.T) (client, node *namespace) {
 }
 
 // cleaner makes a Cleaner in the namespace that works until the test ends.
-func (ns *namespace) cleaner(t *testing.T, family lb.Family) *Cleaner {
+func (ns namespace) cleaner(t *testing.T, family lb.Family) *Cleaner {
 	t.Helper()
 	var c *Cleaner
 	var err error
-	ns.do(func() { c, err = New(Config{Family: family, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}) })
+	ns.Do(func() { c, err = New(Config{Family: family, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,11 +172,11 @@ func settle(t *testing.T, c *Cleaner, runs uint64) {
 }
 
 // flows lists the entries of the namespace's table: "udp 10.96.0.10:53 10.1.0.1:5353".
-func (ns *namespace) flows(t *testing.T, family lb.Family, protos ...lb.Proto) []string {
+func (ns namespace) flows(t *testing.T, family lb.Family, protos ...lb.Proto) []string {
 	t.Helper()
 	var table *table
 	var err error
-	ns.do(func() { table, err = openTable(family) })
+	ns.Do(func() { table, err = openTable(family) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +195,7 @@ func (ns *namespace) flows(t *testing.T, family lb.Family, protos ...lb.Proto) [
 	return slices.Compact(all)
 }
 
-func expectFlows(t *testing.T, ns *namespace, family lb.Family, want ...string) {
+func expectFlows(t *testing.T, ns namespace, family lb.Family, want ...string) {
 	t.Helper()
 	slices.Sort(want)
 	if got := ns.flows(t, family, lb.UDP, lb.TCP, lb.SCTP); !slices.Equal(got, want) {
@@ -246,7 +223,7 @@ func TestBackendLeaves(t *testing.T) {
 	rules := []string{"10.96.0.10 . udp . 54 : 10.1.0.1 . 5353", "10.96.0.11 . udp . 53 : 10.1.0.1 . 5353", "10.96.0.10 . tcp . 53 : 10.1.0.1 . 5353"}
 	node.nft(t, "ip", "ipv4_addr", append(rules, "10.96.0.10 . udp . 53 : 10.1.0.1 . 5353")...)
 	var tcp net.Conn
-	node.do(func() {
+	node.Do(func() {
 		l, err := net.Listen("tcp", "10.1.0.1:5353")
 		if err != nil {
 			t.Error(err)
@@ -259,7 +236,7 @@ func TestBackendLeaves(t *testing.T) {
 			}
 		}()
 	})
-	client.do(func() {
+	client.Do(func() {
 		var err error
 		if tcp, err = net.DialTimeout("tcp", "10.96.0.10:53", 5*time.Second); err != nil {
 			t.Error(err)
@@ -394,11 +371,11 @@ func TestNodePortAfterRestart(t *testing.T) {
 }
 
 // inject puts entries into the table without sending packets.
-func (ns *namespace) inject(tb testing.TB, n int, entry func(i int) (client, to, from netip.AddrPort, proto lb.Proto)) {
+func (ns namespace) inject(tb testing.TB, n int, entry func(i int) (client, to, from netip.AddrPort, proto lb.Proto)) {
 	tb.Helper()
 	var s socket
 	var err error
-	ns.do(func() { err = s.open(unix.NETLINK_NETFILTER, 16<<10) })
+	ns.Do(func() { err = s.open(unix.NETLINK_NETFILTER, 16<<10) })
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -455,7 +432,7 @@ func TestDumpAndDelete(t *testing.T) {
 	})
 	var table, other *table
 	var err error
-	ns.do(func() {
+	ns.Do(func() {
 		if table, err = openTable(lb.IPv4); err == nil {
 			other, err = openTable(lb.IPv4)
 		}
@@ -505,7 +482,7 @@ func TestPassMemory(t *testing.T) {
 	ns.inject(t, n, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) { return clientN(i), dns, podAP, lb.UDP })
 	var table *table
 	var err error
-	ns.do(func() { table, err = openTable(lb.IPv4) })
+	ns.Do(func() { table, err = openTable(lb.IPv4) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -530,7 +507,7 @@ func TestLocals(t *testing.T) {
 	for family, want := range map[lb.Family]string{lb.IPv4: "[10.9.0.1 192.0.2.1]", lb.IPv6: "[2001:db8::1]"} {
 		var table *table
 		var err error
-		ns.do(func() { table, err = openTable(family) })
+		ns.Do(func() { table, err = openTable(family) })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -549,7 +526,7 @@ func TestUnreadAnswer(t *testing.T) {
 	ns.inject(t, n, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) { return clientN(i), dns, podAP, lb.UDP })
 	var table *table
 	var err error
-	ns.do(func() { table, err = openTable(lb.IPv4) })
+	ns.Do(func() { table, err = openTable(lb.IPv4) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -580,12 +557,12 @@ func TestNewWithoutCapability(t *testing.T) {
 	ns := newNamespace(t)
 	var c *Cleaner
 	var err error
-	ns.do(func() { c, err = New(Config{Family: lb.IPv4}) })
+	ns.Do(func() { c, err = New(Config{Family: lb.IPv4}) })
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.close()
-	ns.do(func() {
+	ns.Do(func() {
 		var none [2]unix.CapUserData
 		if err = unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]); err != nil {
 			return
@@ -604,7 +581,7 @@ func BenchmarkPass(b *testing.B) {
 	ns.inject(b, all-bad, func(i int) (client, to, from netip.AddrPort, proto lb.Proto) { return clientN(i), dns, podAP, lb.UDP })
 	var t *table
 	var err error
-	ns.do(func() { t, err = openTable(lb.IPv4) })
+	ns.Do(func() { t, err = openTable(lb.IPv4) })
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -17,31 +15,22 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 )
 
-// namespace is a network namespace and a thread in it; both end with the test.
-type namespace struct{ calls chan func() }
+// namespace is a network namespace that ends with the test.
+type namespace struct{ *netlab.Namespace }
 
-func newNamespace(t testing.TB) *namespace {
+func newNamespace(t testing.TB) namespace {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Fatal("this test needs root")
+	made, err := netlab.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
 	}
-	ns := &namespace{calls: make(chan func())}
-	ready := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlock it: the thread ends with the goroutine
-		ready <- unix.Unshare(unix.CLONE_NEWNET)
-		for f := range ns.calls {
-			f()
-		}
-	}()
-	if err := <-ready; err != nil {
-		t.Fatalf("make a network namespace: %v", err)
-	}
-	t.Cleanup(func() { close(ns.calls) })
-	ns.do(func() {
+	t.Cleanup(made.Close)
+	ns := namespace{made}
+	ns.Do(func() {
 		out, err := exec.Command("sh", "-ec", "ip link set lo up; ip addr add 192.0.2.1/32 dev lo; ip -6 addr add 2001:db8::1/128 dev lo nodad").CombinedOutput()
 		if err != nil {
 			t.Errorf("%v: %s", err, out)
@@ -50,17 +39,11 @@ func newNamespace(t testing.TB) *namespace {
 	return ns
 }
 
-func (ns *namespace) do(f func()) {
-	done := make(chan struct{})
-	ns.calls <- func() { f(); close(done) }
-	<-done
-}
-
 // open opens sockets in the namespace: "tcp4 0.0.0.0:80", or for a UDP socket with a peer "udp4 a:1 b:2".
 // tcp6 is v6only, tcp6+4 is not.
-func (ns *namespace) open(t testing.TB, sockets ...string) {
+func (ns namespace) open(t testing.TB, sockets ...string) {
 	t.Helper()
-	ns.do(func() {
+	ns.Do(func() {
 		for _, s := range sockets {
 			f := strings.Fields(s)
 			if err := openSocket(t, f[0], f[1:]...); err != nil {
@@ -120,7 +103,7 @@ func TestKernelSockets(t *testing.T) {
 	ns := newNamespace(t)
 	ns.open(t, "tcp4 0.0.0.0:30080", "tcp4 192.0.2.1:30081", "tcp4 127.0.0.1:30085", "tcp6 [::]:30082", "tcp6+4 [::]:30083", "tcp6 [2001:db8::1]:30084",
 		"udp4 0.0.0.0:30053", "udp4 192.0.2.1:30054 127.0.0.1:53", "udp6 [::]:30055", "udp6+4 [::]:30056")
-	ns.do(func() {
+	ns.Do(func() {
 		for _, to := range []string{"127.0.0.1:30080", "[::1]:30083"} { // connections on the same port
 			c, err := net.Dial("tcp", to)
 			if err != nil {
@@ -244,7 +227,7 @@ func TestPrograms(t *testing.T) {
 	var mu sync.Mutex
 	var told []string
 	var w *Watcher
-	ns.do(func() {
+	ns.Do(func() {
 		var err error
 		w, err = New(Config{Period: 100 * time.Millisecond, Collides: func(service string, port uint16, proto lb.Proto, listener netip.AddrPort) {
 			mu.Lock()
@@ -298,11 +281,11 @@ func TestPrograms(t *testing.T) {
 }
 
 // start runs socat in the namespace until the test or stop ends it, and waits until it has its port.
-func (ns *namespace) start(t testing.TB, listen string, port uint16) (stop func()) {
+func (ns namespace) start(t testing.TB, listen string, port uint16) (stop func()) {
 	t.Helper()
 	cmd := exec.Command("socat", "-u", listen, "STDOUT")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	ns.do(func() {
+	ns.Do(func() {
 		if err := cmd.Start(); err != nil {
 			t.Error(err)
 		}
@@ -319,7 +302,7 @@ func (ns *namespace) start(t testing.TB, listen string, port uint16) (stop func(
 	t.Cleanup(stop)
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		there := false
-		ns.do(func() {
+		ns.Do(func() {
 			for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 				for _, proto := range []lb.Proto{lb.TCP, lb.UDP} {
 					list, err := readProc(family, proto)
@@ -349,7 +332,7 @@ func benchmarkSockets(b *testing.B, port uint16) {
 		open = append(open, fmt.Sprintf("tcp4 127.0.0.1:%d", 20000+i))
 	}
 	ns.open(b, open...)
-	ns.do(func() {
+	ns.Do(func() {
 		for i := range 2000 {
 			c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", 20000+i%500))
 			if err != nil {

@@ -37,7 +37,7 @@ func TestNetworkNamespace(t *testing.T) {
 		return all
 	}
 	before := strings.Join(read(), "\n")
-	onThread(t, unix.CLONE_NEWNET, func() {
+	isolated(t, 0, func() {
 		s := defaults()
 		s.Mode, s.LocalhostNodePorts = "iptables", true
 		s.Conntrack.MaxPerCore, s.Conntrack.Min = 1, 4096
@@ -70,7 +70,7 @@ func TestReadOnlyProcSys(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
-	onThread(t, unix.CLONE_NEWNET|unix.CLONE_NEWNS, func() {
+	isolated(t, unix.CLONE_NEWNS, func() {
 		s := defaults()
 		s.Conntrack.MaxPerCore, s.Conntrack.Min = 1, 4096 // the size is the machine's
 		if _, err := (Host{}).InitOnly(s); err != nil {   // as an init container that is privileged
@@ -130,7 +130,7 @@ func TestIPVS(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
-	onThread(t, unix.CLONE_NEWNET, func() {
+	isolated(t, 0, func() {
 		s := Settings{Mode: "ipvs", StrictARP: true, IPv4: true}
 		r, err := Host{}.InitOnly(s)
 		if !kernel.HasIPVS() {

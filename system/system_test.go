@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/netlab"
 )
 
 // machine is a host with 4 processors whose settings are those of a kernel that has just started.
@@ -294,7 +294,7 @@ func withReadOnly(t *testing.T, root string, names []string, f func()) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test needs root")
 	}
-	onThread(t, unix.CLONE_NEWNS, func() {
+	isolated(t, unix.CLONE_NEWNS, func() {
 		for _, name := range names {
 			path := filepath.Join(root, name)
 			if err := bindReadOnly(path); err != nil {
@@ -313,18 +313,10 @@ func bindReadOnly(path string) error {
 		unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
 
-// onThread runs f on a thread with namespaces of its own, which end with it.
-func onThread(t *testing.T, flags int, f func()) {
+// isolated runs f with a network namespace of its own, and with those that more asks for.
+func isolated(t *testing.T, more uintptr, f func()) {
 	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // for good: a thread in other namespaces must not be used again
-		if err := unix.Unshare(flags | unix.CLONE_FS); err != nil {
-			t.Errorf("unshare: %v", err)
-			return
-		}
-		f()
-	}()
-	<-done
+	if err := netlab.Isolated(more, func() error { f(); return nil }); err != nil {
+		t.Error(err)
+	}
 }

@@ -22,7 +22,7 @@ func (n *namespace) client() *http.Client {
 	return &http.Client{Timeout: patience, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-			n.in(func() { conn, err = new(net.Dialer).DialContext(ctx, network, addr) })
+			n.Do(func() { conn, err = new(net.Dialer).DialContext(ctx, network, addr) })
 			return conn, err
 		},
 	}}
@@ -79,7 +79,7 @@ func (n *namespace) refused(addr string) {
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		var conn net.Conn
 		var err error
-		n.in(func() { conn, err = net.Dial("tcp", addr) })
+		n.Do(func() { conn, err = net.Dial("tcp", addr) })
 		if err != nil {
 			return
 		}
@@ -95,7 +95,7 @@ func (n *namespace) listen(addr string) net.Listener {
 	n.t.Helper()
 	var l net.Listener
 	var err error
-	n.in(func() { l, err = net.Listen("tcp", addr) })
+	n.Do(func() { l, err = net.Listen("tcp", addr) })
 	if err != nil {
 		n.t.Fatal(err)
 	}

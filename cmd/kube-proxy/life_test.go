@@ -165,7 +165,7 @@ func TestStopWhileAPIServerHangs(t *testing.T) {
 	n.serve(dir).end(syscall.SIGTERM)
 	var l net.Listener
 	var err error
-	n.in(func() { l, err = net.Listen("tcp", "127.0.0.1:0") })
+	n.Do(func() { l, err = net.Listen("tcp", "127.0.0.1:0") })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -268,7 +268,7 @@ func (n *namespace) proxyOf(cfg *config.Config, log *slog.Logger) *proxy {
 	p := newProxy(nil, cfg, nil, log)
 	p.turn.name = "@kube-proxy-test-" + n.t.TempDir()
 	var err error
-	n.in(func() {
+	n.Do(func() {
 		if err = p.choose(n.t.Context(), lb.IPv4); err == nil {
 			p.newMetrics()
 			err = p.newFamilies([]lb.Family{lb.IPv4, lb.IPv6})

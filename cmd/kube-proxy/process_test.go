@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +17,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
 )
 
 // patience is how long a thing may take that takes no time on a machine that is not busy.
@@ -39,49 +40,32 @@ func seccomp(filter []unix.SockFilter) error {
 
 // namespace is a network namespace that ends with the test.
 type namespace struct {
-	t  *testing.T
-	do chan func()
+	*netlab.Namespace
+	t *testing.T
 }
 
 func newNamespace(t *testing.T) *namespace {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Fatal("this test needs root")
+	made, err := netlab.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
 	}
-	n := &namespace{t, make(chan func())}
-	made := make(chan error)
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends with the namespace
-		made <- unix.Unshare(unix.CLONE_NEWNET)
-		for f := range n.do {
-			f()
-		}
-	}()
-	if err := <-made; err != nil {
-		t.Fatalf("make a network namespace: %v", err)
-	}
-	t.Cleanup(func() { close(n.do) })
+	t.Cleanup(made.Close)
+	n := &namespace{made, t}
 	n.command("ip", "link", "set", "lo", "up")
 	n.command("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding") // as on any node
 	return n
 }
 
 // with returns the namespace for a subtest.
-func (n *namespace) with(t *testing.T) *namespace { return &namespace{t, n.do} }
-
-// in runs f on a thread in the namespace.
-func (n *namespace) in(f func()) {
-	done := make(chan struct{})
-	n.do <- func() { defer close(done); f() }
-	<-done
-}
+func (n *namespace) with(t *testing.T) *namespace { return &namespace{n.Namespace, t} }
 
 // command returns what a command in the namespace prints.
 func (n *namespace) command(args ...string) string {
 	n.t.Helper()
 	var out []byte
 	var err error
-	n.in(func() { out, err = exec.Command(args[0], args[1:]...).CombinedOutput() })
+	n.Do(func() { out, err = exec.Command(args[0], args[1:]...).CombinedOutput() })
 	if err != nil {
 		n.t.Fatalf("%s: %v: %s", strings.Join(args, " "), err, out)
 	}
@@ -130,7 +114,7 @@ func (n *namespace) start(dir string, args []string, spoilt func(*exec.Cmd)) *pr
 	if spoilt != nil {
 		spoilt(p.cmd)
 	}
-	n.in(func() { err = p.cmd.Start() })
+	n.Do(func() { err = p.cmd.Start() })
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -5,11 +5,12 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"runtime"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
 )
 
 func TestParseVersion(t *testing.T) {
@@ -169,21 +170,10 @@ func TestSetSysctl(t *testing.T) {
 	}
 }
 
-// inNamespace runs f on a thread in a network namespace of its own; the thread and the namespace end with it.
+// inNamespace runs f in a network namespace of its own.
 func inNamespace(t *testing.T, f func()) {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Fatal("this test needs root")
+	if err := netlab.Isolated(0, func() error { f(); return nil }); err != nil {
+		t.Error(err)
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // for good: a thread in another namespace must not be used again
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			t.Errorf("make a network namespace: %v", err)
-			return
-		}
-		f()
-	}()
-	<-done
 }

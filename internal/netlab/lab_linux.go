@@ -159,7 +159,11 @@ func onThread(fn func() error) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, returnTo(before)) }()
+	defer func() {
+		if e := returnTo(before); e != nil {
+			err = errors.Join(err, e)
+		}
+	}()
 	return fn()
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,6 +22,17 @@ func Isolated(more uintptr, fn func() error) error {
 		err = fn()
 	})
 	return err
+}
+
+// In runs fn on a thread that is in the namespace. Sockets that fn opens and programs that it starts belong to that for
+// ever; goroutines that it starts do not.
+func In(ns netns.NsHandle, fn func() error) error {
+	return onThread(func() error {
+		if err := netns.Set(ns); err != nil {
+			return fmt.Errorf("netlab: enter namespace %s: %w", ns.UniqueId(), err)
+		}
+		return fn()
+	})
 }
 
 // ownThread runs fn on a thread that ends with it.

@@ -6,13 +6,12 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netns"
 
+	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 )
 
@@ -22,22 +21,14 @@ func inNetns(t testing.TB) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
-	runtime.LockOSThread()
-	home, err := netns.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns, err := netns.New()
+	leave, err := netlab.EnterNew()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := netns.Set(home); err != nil {
+		if err := leave(); err != nil {
 			t.Error(err)
 		}
-		ns.Close()
-		home.Close()
-		runtime.UnlockOSThread()
 	})
 }
 
@@ -52,17 +43,7 @@ func needs(t testing.TB, b Backend) {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Skip(err)
 		}
-		failed := make(chan error)
-		go func() { // in a namespace and on a thread that end with the goroutine
-			runtime.LockOSThread()
-			ns, err := netns.New()
-			if err == nil {
-				defer ns.Close()
-				err = exec.Command(program, "-t", "nat", "-S").Run()
-			}
-			failed <- err
-		}()
-		if err := <-failed; err != nil {
+		if err := netlab.Isolated(0, exec.Command(program, "-t", "nat", "-S").Run); err != nil {
 			t.Skipf("this kernel has no tables for %s: %v", program, err)
 		}
 	}

@@ -1,13 +1,14 @@
 package iptables
 
 import (
+	"fmt"
 	"net/netip"
-	"runtime"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 )
 
@@ -15,23 +16,14 @@ import (
 // more (DP-10).
 func TestMartianRuleStaysWhileRouted(t *testing.T) {
 	needs(t, NFT)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // for good: the thread and its namespaces end with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
-			t.Error(err)
-			return
-		}
+	err := netlab.Isolated(unix.CLONE_NEWNS, func() error {
 		p, err := New(Config{Family: lb.IPv4, Backend: NFT})
 		if err != nil {
-			t.Error(err)
-			return
+			return err
 		}
 		defer p.Close()
 		if err := p.Reset(t.Context(), shopTable()); err != nil {
-			t.Error(err)
-			return
+			return err
 		}
 		for _, m := range []struct {
 			from  string
@@ -42,8 +34,7 @@ func TestMartianRuleStaysWhileRouted(t *testing.T) {
 				on = "/"
 			}
 			if err := unix.Mount(m.from, on, "", m.flags, ""); err != nil {
-				t.Errorf("mount %s: %v", on, err)
-				return
+				return fmt.Errorf("mount %s: %w", on, err)
 			}
 		}
 		elsewhere := shopTable().Node
@@ -59,6 +50,9 @@ func TestMartianRuleStaysWhileRouted(t *testing.T) {
 		if mended, err := auditAll(p); mended != 0 || err != nil {
 			t.Errorf("an audit mended %d, %v", mended, err)
 		}
-	}()
-	<-done
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }

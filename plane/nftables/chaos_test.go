@@ -2,12 +2,12 @@ package nftables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +16,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
+	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 )
 
@@ -192,7 +193,7 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// onTheSameNamespace makes f run, wherever it is called, on a thread of its own in the namespace of the caller.
+// onTheSameNamespace makes f run, wherever it is called, on a thread in the namespace of the caller.
 func onTheSameNamespace(t *testing.T, f func()) func() {
 	t.Helper()
 	here, err := netns.Get()
@@ -200,13 +201,9 @@ func onTheSameNamespace(t *testing.T, f func()) func() {
 		t.Fatal(err)
 	}
 	return func() {
-		defer here.Close()
-		runtime.LockOSThread() // the thread ends with the goroutine
-		if err := netns.Set(here); err != nil {
+		if err := errors.Join(netlab.In(here, func() error { f(); return nil }), here.Close()); err != nil {
 			t.Error(err)
-			return
 		}
-		f()
 	}
 }
 

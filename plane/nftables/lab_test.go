@@ -5,35 +5,25 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netns"
-
+	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 )
 
 // inNetns runs the rest of the test in a network namespace of its own.
 func inNetns(t testing.TB) {
 	t.Helper()
-	runtime.LockOSThread()
-	home, err := netns.Get()
+	leave, err := netlab.EnterNew()
 	if err != nil {
 		t.Fatal(err)
 	}
-	ns, err := netns.New()
-	if err != nil {
-		t.Fatalf("make a network namespace (root is needed): %v", err)
-	}
 	t.Cleanup(func() {
-		if err := netns.Set(home); err != nil {
+		if err := leave(); err != nil {
 			t.Error(err)
 		}
-		ns.Close()
-		home.Close()
-		runtime.UnlockOSThread()
 	})
 }
 

@@ -8,14 +8,12 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netns"
-
+	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
 )
@@ -109,7 +107,7 @@ type walk struct {
 }
 
 func (w *walk) run() error {
-	return inNewNamespace(func() error {
+	return netlab.Isolated(0, func() error {
 		var err error
 		if w.plane, err = w.cfg.New(w.family); err != nil {
 			return fmt.Errorf("new plane: %w", err)
@@ -199,7 +197,7 @@ func (w *walk) compare() error {
 		return fmt.Errorf("dump: %w", err)
 	}
 	var want string
-	err = inNewNamespace(func() error {
+	err = netlab.Isolated(0, func() error {
 		fresh, err := w.cfg.New(w.family)
 		if err != nil {
 			return fmt.Errorf("new plane: %w", err)
@@ -225,19 +223,4 @@ func shut(p Plane) error {
 		return c.Close()
 	}
 	return nil
-}
-
-// inNewNamespace runs f on a thread in a network namespace of its own.
-func inNewNamespace(f func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
-		ns, err := netns.New()
-		if err != nil {
-			done <- fmt.Errorf("make a namespace: %w", err)
-			return
-		}
-		done <- errors.Join(f(), ns.Close())
-	}()
-	return <-done
 }
