@@ -262,7 +262,7 @@ func TestContest(t *testing.T) {
 		r.do(cluster.ServiceSet{Service: claim(3)}, cluster.ServiceSet{Service: claim(2)})
 		r.run()
 		want := "service shop/s3 lost 192.0.2.7:80/tcp to shop/s2 (older)"
-		if r.log.count(want) != 1 || len(told) != 1 {
+		if r.log.Count(want) != 1 || len(told) != 1 {
 			t.Errorf("want one warning %q:\n%s%v", want, r.log, told)
 		}
 		again := claim(3)
@@ -270,7 +270,7 @@ func TestContest(t *testing.T) {
 		r.do(cluster.ServiceSet{Service: again})
 		r.engine.ResolveAll()
 		r.run()
-		if r.log.count("lost") != 1 || len(told) != 1 {
+		if r.log.Count("lost") != 1 || len(told) != 1 {
 			t.Errorf("warned again:\n%s", r.log)
 		}
 		r.converged()

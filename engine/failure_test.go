@@ -91,7 +91,7 @@ func TestBadObject(t *testing.T) {
 		if n := s.Failing[0].Tries; n < 25 || n > 35 {
 			t.Errorf("%d tries in 10 minutes", n)
 		}
-		if n := r.log.count("row not written"); n != 1 || r.log.count("service=shop/s37:http") != 1 {
+		if n := r.log.Count("row not written"); n != 1 || r.log.Count("service=shop/s37:http") != 1 {
 			t.Errorf("%d log lines, want one:\n%s", n, r.log)
 		}
 		if s.Resets != 1 {
@@ -106,7 +106,7 @@ func TestBadObject(t *testing.T) {
 		r.faulty.Heal()
 		r.after(lastDelay)
 		r.converged()
-		if r.log.count("row written after failures") != 1 {
+		if r.log.Count("row written after failures") != 1 {
 			t.Errorf("no line about the success:\n%s", r.log)
 		}
 	})
@@ -202,7 +202,7 @@ func TestSystemicFailure(t *testing.T) {
 		if s.Resets != 1 {
 			t.Errorf("%d resets", s.Resets)
 		}
-		if n := r.log.count("level=ERROR"); n > 120 {
+		if n := r.log.Count("level=ERROR"); n > 120 {
 			t.Errorf("%d lines in the log", n)
 		}
 		r.faulty.Heal()
@@ -281,7 +281,7 @@ func TestResetFails(t *testing.T) {
 		}
 		r.after(2 * time.Minute)
 		r.converged()
-		if n := r.log.count("reset failed"); n != 1 {
+		if n := r.log.Count("reset failed"); n != 1 {
 			t.Errorf("%d lines, want 1:\n%s", n, r.log)
 		}
 		if s := r.engine.Stats(); s.Resets != 11 || s.Applies != 0 || s.Retries != 10 {
@@ -360,7 +360,7 @@ func TestPanicInPlane(t *testing.T) {
 		if s.Panics == 0 || s.Resets != 2 {
 			t.Errorf("after a panic: %+v", s)
 		}
-		if r.log.count("panic caught") != 1 || r.log.count("faulty.go") == 0 {
+		if r.log.Count("panic caught") != 1 || r.log.Count("faulty.go") == 0 {
 			t.Errorf("want one line with the stack:\n%s", r.log)
 		}
 		r.converged()
@@ -402,7 +402,7 @@ func TestPanicInPolicy(t *testing.T) {
 		if n := asked.Load(); n < 25 || n > 35 {
 			t.Errorf("asked %d times in 10 minutes", n)
 		}
-		if n := r.log.count("service not resolved"); n != 1 {
+		if n := r.log.Count("service not resolved"); n != 1 {
 			t.Errorf("%d lines, want 1", n)
 		}
 		sick.Store(false)

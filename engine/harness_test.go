@@ -1,12 +1,10 @@
 package engine
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,6 +12,7 @@ import (
 	"unique"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/logtest"
 	"kube-proxy/lb"
 	"kube-proxy/plane/fake"
 	"kube-proxy/policy"
@@ -27,7 +26,7 @@ type rig struct {
 	faulty *fake.Faulty
 	engine *Engine
 	model  *model
-	log    *buffer
+	log    *logtest.Buffer
 	stop   func() error
 }
 
@@ -39,7 +38,7 @@ var settings = policy.Settings{
 }
 
 func newRig(t testing.TB, change func(*Config)) *rig {
-	r := &rig{t: t, store: cluster.NewStore(nodeName), plane: fake.New(lb.IPv4), log: &buffer{}}
+	r := &rig{t: t, store: cluster.NewStore(nodeName), plane: fake.New(lb.IPv4), log: &logtest.Buffer{}}
 	r.faulty = fake.NewFaulty(r.plane, 1)
 	r.model = &model{rows: map[lb.Key]*lb.Frontend{}}
 	cfg := Config{
@@ -176,30 +175,6 @@ func (m *model) check(t testing.TB, want *lb.Table) {
 	if len(m.rows) != want.Len() {
 		t.Errorf("observers know %d rows, the table has %d", len(m.rows), want.Len())
 	}
-}
-
-// buffer is a log that may be read while it is written.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) count(text string) int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return strings.Count(b.b.String(), text)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
 }
 
 // bubble runs a test with made-up time.

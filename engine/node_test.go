@@ -123,7 +123,7 @@ func TestPanicInNode(t *testing.T) {
 		sick.Store(false)
 		r.after(lastDelay)
 		r.converged()
-		if n := r.log.count("node not resolved"); n != 1 {
+		if n := r.log.Count("node not resolved"); n != 1 {
 			t.Errorf("%d lines, want 1", n)
 		}
 	})
@@ -139,7 +139,7 @@ func TestAudit(t *testing.T) {
 		r.run()
 		r.plane.Steal(svcKey(1), true)
 		r.run()
-		if s := r.engine.Stats(); s.Mended != 1 || s.Audits != 1 || r.log.count("mended") != 1 {
+		if s := r.engine.Stats(); s.Mended != 1 || s.Audits != 1 || r.log.Count("mended") != 1 {
 			t.Errorf("after signalled drift: %+v\n%s", s, r.log)
 		}
 		r.converged()
@@ -213,7 +213,7 @@ func TestAuditFails(t *testing.T) {
 			t.Error("settled with an audit to do")
 		}
 		r.after(time.Second)
-		if s := r.engine.Stats(); s.Mended != 1 || s.Resets != 1 || s.Audits != 3 || r.log.count("audit failed") != 1 {
+		if s := r.engine.Stats(); s.Mended != 1 || s.Resets != 1 || s.Audits != 3 || r.log.Count("audit failed") != 1 {
 			t.Errorf("%+v\n%s", s, r.log)
 		}
 		r.converged()
@@ -234,7 +234,7 @@ func TestDriftLog(t *testing.T) {
 		if s := r.engine.Stats(); s.Mended != 600 {
 			t.Errorf("mended %d, want 600", s.Mended)
 		}
-		if n := r.log.count("mended"); n != 10 || r.log.count("objects=60\n") != 9 || r.log.count("objects=1\n") != 1 {
+		if n := r.log.Count("mended"); n != 10 || r.log.Count("objects=60\n") != 9 || r.log.Count("objects=1\n") != 1 {
 			t.Errorf("%d lines in ten minutes, want 10:\n%s", n, r.log)
 		}
 		r.converged()
@@ -257,10 +257,10 @@ func TestLossStorm(t *testing.T) {
 		if n := r.engine.Stats().Resets - before; n < 800 || n > 901 {
 			t.Errorf("%d resets in 90 s", n)
 		}
-		if n := r.log.count("writing everything anew"); n != 2 {
+		if n := r.log.Count("writing everything anew"); n != 2 {
 			t.Errorf("%d lines about it, want 2", n)
 		}
-		if n := r.log.count("msg=reset"); n != 3 {
+		if n := r.log.Count("msg=reset"); n != 3 {
 			t.Errorf("%d lines about a reset, want that of the start and two more", n)
 		}
 		r.after(driftGap)

@@ -18,6 +18,7 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/config"
 	"kube-proxy/engine"
+	"kube-proxy/internal/logtest"
 	"kube-proxy/lb"
 )
 
@@ -218,7 +219,7 @@ func TestNodeDoesNotCome(t *testing.T) {
 		node bool
 		wait time.Duration
 	}{{"comes", true, time.Hour}, {"does not come", false, 10 * time.Millisecond}, {"must be there", false, 0}} {
-		var log safeBuffer
+		var log logtest.Buffer
 		p := n.proxy(slog.New(slog.NewTextHandler(&log, nil)))
 		p.store.WaitForFacts(c.wait > 0)
 		src := source{factsWait: c.wait, run: func(ctx context.Context, sink func(cluster.Event)) error {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/logtest"
 	"kube-proxy/source/manifests"
 )
 
@@ -53,7 +54,7 @@ func TestNodeCIDR(t *testing.T) {
 			cfg, err := loadConfig([]string{"--proxy-mode=nftables", "--detect-local-mode=NodeCIDR", "--hostname-override=n1", "--master=http://" + nobody,
 				"--healthz-bind-address=", "--metrics-bind-address=", "--conntrack-max-per-core=0"})
 			do(t, err)
-			var log safeBuffer
+			var log logtest.Buffer
 			p := n.proxyOf(cfg, slog.New(slog.NewTextHandler(&log, nil)))
 			p.store.WaitForPodCIDRs()
 			ctx, cancel := context.WithCancel(t.Context())

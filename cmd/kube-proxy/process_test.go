@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -10,7 +9,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/logtest"
 	"kube-proxy/internal/netlab"
 )
 
@@ -77,29 +76,10 @@ type process struct {
 	t    *testing.T
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it has ended
-	out  safeBuffer
+	out  logtest.Buffer
 }
 
 func (p *process) log() string { return p.out.String() }
-
-// safeBuffer may be read while it is written.
-type safeBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-// Write is io.Writer's.
-func (s *safeBuffer) Write(b []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(b)
-}
-
-func (s *safeBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
-}
 
 // start starts the program in a folder; spoilt may change how.
 func (n *namespace) start(dir string, args []string, spoilt func(*exec.Cmd)) *process {

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 )

@@ -57,7 +57,7 @@ func TestContentTypes(t *testing.T) {
 				}
 			}
 		})
-		told := r.log.lines("content types")
+		told := r.log.Lines("content types")
 		if (c.ignored != "") != (len(told) == 1) || len(told) == 1 && !strings.Contains(told[0], c.ignored) {
 			t.Errorf("%q, %q: log %q", c.contentType, c.acceptTypes, told)
 		}

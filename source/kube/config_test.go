@@ -175,7 +175,7 @@ func TestCredentials(t *testing.T) {
 			if c.want != "" {
 				r.waitLog(c.want)
 				time.Sleep(2 * time.Second)
-				if lines := r.log.lines("level=ERROR"); len(lines) != 1 {
+				if lines := r.log.Lines("level=ERROR"); len(lines) != 1 {
 					t.Errorf("log:\n%s", strings.Join(lines, "\n"))
 				}
 				return

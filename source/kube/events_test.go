@@ -20,6 +20,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/event"
+	"kube-proxy/internal/logtest"
 	"kube-proxy/source/convert"
 )
 
@@ -33,7 +34,7 @@ var quick = pace{
 type publisherRig struct {
 	*Publisher
 	t    *testing.T
-	log  syncBuffer
+	log  logtest.Buffer
 	stop func()
 }
 
@@ -69,7 +70,7 @@ func (r *publisherRig) until(what string, ok func() bool) {
 	r.t.Helper()
 	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			r.t.Fatalf("%s; log:\n%s", what, strings.Join(r.log.lines(""), "\n"))
+			r.t.Fatalf("%s; log:\n%s", what, strings.Join(r.log.Lines(""), "\n"))
 		}
 	}
 }
@@ -78,7 +79,7 @@ func (r *publisherRig) waitFor(s *eventServer, want string) {
 	r.t.Helper()
 	for end := time.Now().Add(10 * time.Second); s.said() != want; time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			r.t.Fatalf("said %s\nwant %s\nlog:\n%s", s.said(), want, strings.Join(r.log.lines(""), "\n"))
+			r.t.Fatalf("said %s\nwant %s\nlog:\n%s", s.said(), want, strings.Join(r.log.Lines(""), "\n"))
 		}
 	}
 }
@@ -219,8 +220,8 @@ func TestServerAway(t *testing.T) {
 	if said := s.said(); strings.Count(said, "10000") != 2 || len(s.names) != 2 {
 		t.Errorf("said %s", said)
 	}
-	if r.Dropped() != 0 || len(r.log.lines("")) != 0 {
-		t.Errorf("%d dropped; log: %q", r.Dropped(), r.log.lines(""))
+	if r.Dropped() != 0 || len(r.log.Lines("")) != 0 {
+		t.Errorf("%d dropped; log: %q", r.Dropped(), r.log.Lines(""))
 	}
 }
 
@@ -238,7 +239,7 @@ func TestGivesUp(t *testing.T) {
 	s.set(func() { s.answer = nil })
 	r.Publish(event.IPVSDeprecated("n1"))
 	r.waitFor(s, `ipvs-deprecated Node n1 "n1" 1`)
-	r.until("the loss is told", func() bool { return len(r.log.lines(`msg="events were not sent" dropped=2`)) == 1 })
+	r.until("the loss is told", func() bool { return len(r.log.Lines(`msg="events were not sent" dropped=2`)) == 1 })
 }
 
 // 403: told once, and only if it lasts.
@@ -255,7 +256,7 @@ func TestForbidden(t *testing.T) {
 	time.Sleep(50 * time.Millisecond)
 	s.set(func() { s.answer = nil })
 	r.waitFor(s, `Starting Node n1 "n1" 1`)
-	if lines := r.log.lines(""); len(lines) != 0 {
+	if lines := r.log.Lines(""); len(lines) != 0 {
 		t.Errorf("log: %q", lines)
 	}
 	s.set(func() {
@@ -265,9 +266,9 @@ func TestForbidden(t *testing.T) {
 	})
 	r.Publish(event.IPVSDeprecated("n1"))
 	r.Publish(event.NodeNotFound("n1"))
-	r.until("403 is told", func() bool { return len(r.log.lines("")) > 0 })
+	r.until("403 is told", func() bool { return len(r.log.Lines("")) > 0 })
 	time.Sleep(300 * time.Millisecond)
-	if lines := r.log.lines("403"); len(lines) != 1 || !strings.Contains(lines[0], "we may not send events") {
+	if lines := r.log.Lines("403"); len(lines) != 1 || !strings.Contains(lines[0], "we may not send events") {
 		t.Errorf("log: %q", lines)
 	}
 	r.stop()
@@ -305,7 +306,7 @@ func TestRejected(t *testing.T) {
 		if refusal == terminating {
 			want = 1
 		}
-		if lines := r.log.lines(""); len(lines) != want || len(r.log.lines(`msg="events were not sent" dropped=1`)) != 1 {
+		if lines := r.log.Lines(""); len(lines) != want || len(r.log.Lines(`msg="events were not sent" dropped=1`)) != 1 {
 			t.Errorf("%d: log %q", i, lines)
 		}
 	}

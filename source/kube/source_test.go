@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -18,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/logtest"
 	"kube-proxy/source/convert"
 )
 
@@ -64,36 +64,13 @@ type rig struct {
 	t     *testing.T
 	api   *apiServer
 	store *cluster.Store
-	log   syncBuffer
+	log   logtest.Buffer
 
 	mu       sync.Mutex
 	problems []convert.Problem
 	lists    int // complete lists of services and slices
 	least    int // fewer Services than this are a dip
 	dips     []string
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-// lines returns the log lines that contain a text.
-func (b *syncBuffer) lines(part string) (out []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for line := range strings.Lines(b.b.String()) {
-		if strings.Contains(line, part) {
-			out = append(out, strings.TrimSpace(line))
-		}
-	}
-	return out
 }
 
 func newRig(t *testing.T) *rig {
@@ -205,14 +182,14 @@ func (r *rig) state() string {
 func (r *rig) wait(want string) {
 	r.t.Helper()
 	r.until(func() bool { return r.state() == want }, func() string {
-		return fmt.Sprintf("state %q, want %q\nlog:\n%s", r.state(), want, strings.Join(r.log.lines(""), "\n"))
+		return fmt.Sprintf("state %q, want %q\nlog:\n%s", r.state(), want, strings.Join(r.log.Lines(""), "\n"))
 	})
 }
 
 func (r *rig) waitLog(part string) {
 	r.t.Helper()
-	r.until(func() bool { return len(r.log.lines(part)) > 0 }, func() string {
-		return fmt.Sprintf("no %q in the log:\n%s", part, strings.Join(r.log.lines(""), "\n"))
+	r.until(func() bool { return len(r.log.Lines(part)) > 0 }, func() string {
+		return fmt.Sprintf("no %q in the log:\n%s", part, strings.Join(r.log.Lines(""), "\n"))
 	})
 }
 
@@ -262,7 +239,7 @@ func TestFollow(t *testing.T) {
 				r.api.remove("servicecidrs", "/kubernetes")
 				r.wait("web:82→10.1.0.6")
 				for _, bad := range []string{"ERROR", "WARN"} {
-					if lines := r.log.lines("level=" + bad); len(lines) > 0 {
+					if lines := r.log.Lines("level=" + bad); len(lines) > 0 {
 						t.Errorf("log: %v", lines)
 					}
 				}
@@ -296,7 +273,7 @@ func TestOutage(t *testing.T) {
 	r.waitLog("answers again")
 	r.noDips()
 	for _, part := range []string{"cannot be reached", "answers again"} {
-		if lines := r.log.lines(part); len(lines) != 1 {
+		if lines := r.log.Lines(part); len(lines) != 1 {
 			t.Errorf("%d lines:\n%s", len(lines), strings.Join(lines, "\n"))
 		}
 	}
@@ -444,7 +421,7 @@ func TestRefused(t *testing.T) {
 			r.start()
 			r.waitLog(c.message)
 			r.until(func() bool { return r.api.asked("/services") >= 4 }, func() string { return "no retries" })
-			if lines := r.log.lines(c.message); len(lines) != 1 {
+			if lines := r.log.Lines(c.message); len(lines) != 1 {
 				t.Errorf("log: %v", lines)
 			}
 			r.api.set(func() { r.api.answer = nil })
@@ -492,7 +469,7 @@ func TestNoCIDRs(t *testing.T) {
 			r.wait("web:80")
 			r.until(r.store.Synced, func() string { return "the absence is not told" })
 			r.until(func() bool { return r.api.asked("/servicecidrs") >= 4 }, func() string { return "no retries" })
-			if lines := r.log.lines("doing without servicecidrs"); len(lines) != 1 {
+			if lines := r.log.Lines("doing without servicecidrs"); len(lines) != 1 {
 				t.Errorf("log: %v", lines)
 			}
 			r.api.set(func() { r.api.answer = nil })
@@ -501,7 +478,7 @@ func TestNoCIDRs(t *testing.T) {
 			r.api.down()
 			r.api.set(func() { r.api.answer = refuse })
 			r.api.up()
-			r.until(func() bool { return len(r.log.lines("doing without servicecidrs")) == 2 }, func() string { return "not told again" })
+			r.until(func() bool { return len(r.log.Lines("doing without servicecidrs")) == 2 }, func() string { return "not told again" })
 			r.wait("web:80 cidr:10.96.0.0/16")
 			r.api.set(func() { r.api.answer = nil })
 			r.api.put(testCIDR("10.97.0.0/16"))
