@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -109,6 +110,22 @@ func LoadIPVS() error {
 		return fmt.Errorf("%w: ip_vs is missing (CONFIG_IP_VS, the module ip_vs)", ErrUnsupported)
 	}
 	return nil
+}
+
+// askForFamily asks for a family of generic netlink. A kernel that has it as a module loads it. The error is
+// unix.ENOENT if there is none.
+func askForFamily(name string) error {
+	socket, shared, err := openNetlink(unix.NETLINK_GENERIC)
+	if err != nil {
+		return fmt.Errorf("open a netlink socket: %w", err)
+	}
+	defer socket.Close()
+	request := nl.NewNetlinkRequest(unix.GENL_ID_CTRL, 0)
+	request.Sockets = shared
+	request.AddData(&nl.Genlmsg{Command: unix.CTRL_CMD_GETFAMILY, Version: 1})
+	request.AddData(nl.NewRtAttr(unix.CTRL_ATTR_FAMILY_NAME, nl.ZeroTerminated(name)))
+	_, err = request.Execute(unix.NETLINK_GENERIC, 0)
+	return err
 }
 
 // LoadConntrack makes the kernel load nf_conntrack if it can. The error wraps ErrUnsupported if there is none.

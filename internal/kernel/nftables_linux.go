@@ -16,7 +16,7 @@ var ErrUnsupported = errors.New("not supported by this kernel")
 //
 // The question makes a kernel that has the module but has not loaded it do so.
 func NFTables() error {
-	errno, err := askNetfilter(unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN)
+	errno, err := askNetfilter(getGeneration)
 	if err != nil {
 		return fmt.Errorf("probe nf_tables: %w", err)
 	}

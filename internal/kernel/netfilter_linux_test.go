@@ -1,0 +1,241 @@
+package kernel
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	nftables = unix.NFNL_SUBSYS_NFTABLES << 8
+	nobodys  = 0xf0 << 8 // no subsystem has this number
+)
+
+func named(attr uint16, name string) func(*netlink.AttributeEncoder) {
+	return func(ae *netlink.AttributeEncoder) { ae.String(attr, name) }
+}
+
+// The client stays in the network namespace in which it was opened, whichever thread asks.
+func TestNetfilterNamespace(t *testing.T) {
+	n := openThere(t)
+	before, err := n.Generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	makeChain(t, n, "a-table", "a-chain")
+	if after, err := n.Generation(); after != before+1 || err != nil {
+		t.Errorf("generation %d, then a transaction, then %d, %v", before, after, err)
+	}
+	if chains, err := n.Chains(unix.NFPROTO_IPV4); !slices.Equal(chains, []Chain{{"a-table", "a-chain"}}) || err != nil {
+		t.Errorf("chains: %v, %v", chains, err)
+	}
+	if chains, err := n.Chains(unix.NFPROTO_IPV6); len(chains) != 0 || err != nil {
+		t.Errorf("chains of IPv6: %v, %v", chains, err)
+	}
+	here, err := OpenNetfilter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer here.Close()
+	if chains, err := here.Chains(unix.NFPROTO_IPV4); slices.Contains(chains, Chain{"a-table", "a-chain"}) || err != nil {
+		t.Errorf("the chain is in this namespace too, %v", err)
+	}
+}
+
+// What the kernel refuses with is its number and nothing else, but for a dump of what is not there.
+func TestNetfilterRefusals(t *testing.T) {
+	n := openThere(t)
+	for _, c := range []struct {
+		name  string
+		typ   uint16
+		flags int
+		want  error
+	}{
+		{"a table that is not there", nftables | unix.NFT_MSG_GETTABLE, 0, unix.ENOENT},
+		{"elements of a table that is not there", nftables | unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, nil},
+		{"rules of a table that is not there", nftables | unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, nil},
+		{"no subsystem", nobodys, 0, unix.EINVAL},
+		{"a dump of no subsystem", nobodys, unix.NLM_F_DUMP, unix.EINVAL},
+	} {
+		bodies, err := n.Ask(c.typ, c.flags, unix.NFPROTO_IPV4, named(1, "nosuch")) // all have the table's name as the first
+		if len(bodies) != 0 || err != c.want {
+			t.Errorf("%s: %d answers, %v; want %v", c.name, len(bodies), err, c.want)
+		}
+	}
+}
+
+// Without CAP_NET_ADMIN there is a client, and each request is refused.
+func TestNetfilterWithoutCapability(t *testing.T) {
+	inNamespace(t, func() {
+		dropAll := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		if err := unix.Capset(dropAll, &make([]unix.CapUserData, 2)[0]); err != nil {
+			t.Errorf("drop all capabilities: %v", err)
+			return
+		}
+		n, err := OpenNetfilter()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer n.Close()
+		if _, err := n.Generation(); !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("generation: %v", err)
+		}
+		if _, err := n.Chains(unix.NFPROTO_IPV4); err != unix.EPERM {
+			t.Errorf("chains: %v", err)
+		}
+	})
+}
+
+// Answers to requests that took too long come before that to the next one, and are not taken for it.
+func TestNetfilterLateAnswers(t *testing.T) {
+	n := openThere(t)
+	makeChain(t, n, "a-table", "a-chain")
+	want, err := n.Generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	number := uint32(1 << 30) // that of no other request
+	late := func(typ uint16, flags int) {
+		t.Helper()
+		request := nl.NewNetlinkRequest(int(typ), flags)
+		request.RawData = []byte{unix.NFPROTO_IPV4, unix.NFNETLINK_V0, 0, 0}
+		number++
+		request.Seq = number
+		if err := n.socket.Send(request); err != nil {
+			t.Fatal(err)
+		}
+	}
+	generation := func() {
+		t.Helper()
+		if got, err := n.Generation(); got != want || err != nil {
+			t.Errorf("generation %d, %v; want %d", got, err, want)
+		}
+	}
+	all := func() {
+		t.Helper()
+		late(nftables|unix.NFT_MSG_GETGEN, unix.NLM_F_ACK)  // an answer and an acknowledgement
+		late(nobodys, 0)                                    // a refusal
+		late(nftables|unix.NFT_MSG_GETSET, unix.NLM_F_DUMP) // the end of a dump of nothing
+	}
+	all()
+	generation()
+	all()
+	if chains, err := n.Chains(unix.NFPROTO_IPV4); len(chains) != 1 || err != nil {
+		t.Errorf("chains: %v, %v", chains, err)
+	}
+	all()
+	if bodies, err := n.Ask(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, named(unix.NFTA_TABLE_NAME, "nosuch")); bodies != nil || err != unix.ENOENT {
+		t.Errorf("a table that is not there: %d answers, %v", len(bodies), err)
+	}
+	late(nftables|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP) // a dump that has not ended
+	all()
+	generation()
+	generation()
+	if chains, err := n.Chains(unix.NFPROTO_IPV4); len(chains) != 1 || err != nil {
+		t.Errorf("chains after a dump: %v, %v", chains, err)
+	}
+}
+
+// A kernel that does not answer is waited for 5 s. The next question gets its answer.
+func TestNetfilterNoAnswer(t *testing.T) {
+	var both sync.WaitGroup
+	for _, flags := range []int{0, unix.NLM_F_DUMP} {
+		n := openThere(t)
+		both.Go(func() {
+			begin := time.Now()
+			_, err := n.Ask(unix.NLMSG_NOOP, flags, unix.AF_UNSPEC, nil) // which the kernel takes, and does not answer
+			if took := time.Since(begin).Round(time.Second); !errors.Is(err, os.ErrDeadlineExceeded) || took < patience || took > 3*patience {
+				t.Errorf("flags %#x: %v after %v", flags, err, took)
+			}
+			if _, err := n.Generation(); err != nil {
+				t.Errorf("flags %#x: then %v", flags, err)
+			}
+		})
+	}
+	both.Wait()
+}
+
+// One client serves many goroutines.
+func TestNetfilterManyAsk(t *testing.T) {
+	n := openThere(t)
+	makeChain(t, n, "a-table", "a-chain")
+	want, err := n.Generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 50 {
+				if got, err := n.Generation(); got != want || err != nil {
+					t.Errorf("generation %d, %v; want %d", got, err, want)
+				}
+				if chains, err := n.Chains(unix.NFPROTO_IPV4); len(chains) != 1 || err != nil {
+					t.Errorf("chains: %v, %v", chains, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// BenchmarkGeneration is what the plane iptables asks at each change.
+func BenchmarkGeneration(b *testing.B) {
+	n := openThere(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := n.Generation(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// openThere opens a client in a network namespace of its own, where the caller is not.
+func openThere(t testing.TB) (n *Netfilter) {
+	t.Helper()
+	inNamespace(t, func() {
+		var err error
+		if n, err = OpenNetfilter(); err != nil {
+			t.Error(err)
+		}
+	})
+	if t.Failed() {
+		t.FailNow()
+	}
+	t.Cleanup(func() { n.Close() })
+	return n
+}
+
+// makeChain makes a table of IPv4 and a chain of it in one transaction. Nobody reads the acknowledgements.
+func makeChain(t *testing.T, n *Netfilter, table, chain string) {
+	t.Helper()
+	var batch []byte
+	add := func(typ int, head []byte, attrs ...*nl.RtAttr) {
+		m := nl.NewNetlinkRequest(typ, unix.NLM_F_CREATE|unix.NLM_F_ACK)
+		m.Seq = 1<<31 + uint32(typ)
+		m.RawData = head
+		for _, a := range attrs {
+			m.AddRawData(a.Serialize())
+		}
+		batch = append(batch, m.Serialize()...)
+	}
+	text := func(typ int, s string) *nl.RtAttr { return nl.NewRtAttr(typ, nl.ZeroTerminated(s)) }
+	whole := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES}
+	ipv4 := []byte{unix.NFPROTO_IPV4, unix.NFNETLINK_V0, 0, 0}
+	add(unix.NFNL_MSG_BATCH_BEGIN, whole)
+	add(nftables|unix.NFT_MSG_NEWTABLE, ipv4, text(unix.NFTA_TABLE_NAME, table))
+	add(nftables|unix.NFT_MSG_NEWCHAIN, ipv4, text(unix.NFTA_CHAIN_TABLE, table), text(unix.NFTA_CHAIN_NAME, chain))
+	add(unix.NFNL_MSG_BATCH_END, whole)
+	if err := unix.Sendto(n.socket.GetFd(), batch, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		t.Fatal(err)
+	}
+}
