@@ -3,13 +3,15 @@ package iptables
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/kernel"
 )
 
 // Objects that count packets, of the kernel's nfnetlink_acct. Both families share them.
@@ -48,23 +50,35 @@ func (p *Plane) Counters() (c Counters, ok bool, err error) {
 	if nf == nil {
 		return c, false, nil
 	}
-	if c.InvalidDropped, err = nf.packets(invalidDropped); err == nil {
-		c.LocalhostNodePorts, err = nf.packets(localhostAccepted)
+	if c.InvalidDropped, err = packets(nf, invalidDropped); err == nil {
+		c.LocalhostNodePorts, err = packets(nf, localhostAccepted)
 	}
 	return c, err == nil, err
 }
 
+// askCounter asks for a counter, or for a change of it.
+func askCounter(nf *kernel.Netfilter, typ uint16, flags int, name string) ([][]byte, error) {
+	return nf.Ask(typ, flags, unix.AF_UNSPEC, func(ae *netlink.AttributeEncoder) { ae.String(acctName, name) })
+}
+
 // packets reads a counter.
-func (n *netfilter) packets(name string) (uint64, error) {
-	attrs, err := n.ask(acctGet, 0, acctName, name)
+func packets(nf *kernel.Netfilter, name string) (n uint64, err error) {
+	bodies, err := askCounter(nf, acctGet, unix.NLM_F_ACK, name)
+	there := false
+	for _, b := range bodies {
+		err = kernel.Attributes(b, func(ad *netlink.AttributeDecoder) {
+			if ad.Type() == acctPackets {
+				n, there = ad.Uint64(), true
+			}
+		})
+	}
+	if err == nil && !there {
+		err = errors.New("an answer without packets")
+	}
 	if err != nil {
 		return 0, fmt.Errorf("read the counter %s: %w", name, err)
 	}
-	v := attribute(attrs, acctPackets)
-	if len(v) != 8 {
-		return 0, fmt.Errorf("read the counter %s: an answer without packets", name)
-	}
-	return binary.BigEndian.Uint64(v), nil
+	return n, nil
 }
 
 // account makes the counters, and finds out whether rules can use them: the kernel must have the match, and iptables know
@@ -74,19 +88,19 @@ func (p *Plane) account(ctx context.Context) {
 		return
 	}
 	if nf := p.accounting.Load(); nf != nil {
-		if nf.makeCounters() == nil { // somebody may have deleted them
+		if makeCounters(nf) == nil { // somebody may have deleted them
 			return
 		}
 		p.accounting.Store(nil)
 		p.base.counts = false
-		nf.close()
+		nf.Close()
 	}
-	nf, err := openNetfilter()
+	nf, err := kernel.OpenNetfilter()
 	if err != nil {
 		return
 	}
-	if nf.makeCounters() != nil {
-		nf.close()
+	if makeCounters(nf) != nil {
+		nf.Close()
 		return
 	}
 	if p.countsAlready(ctx) || p.tryCounting(ctx) {
@@ -94,14 +108,14 @@ func (p *Plane) account(ctx context.Context) {
 		p.accounting.Store(nf)
 		return
 	}
-	nf.dropCounters(0)
-	nf.close()
+	dropCounters(nf, 0)
+	nf.Close()
 }
 
 // makeCounters makes those that are not there.
-func (n *netfilter) makeCounters() error {
+func makeCounters(nf *kernel.Netfilter) error {
 	for _, name := range []string{invalidDropped, localhostAccepted} {
-		_, err := n.ask(acctNew, unix.NLM_F_CREATE|unix.NLM_F_ACK, acctName, name)
+		_, err := askCounter(nf, acctNew, unix.NLM_F_CREATE|unix.NLM_F_ACK, name)
 		if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("make the counter %s: %w", name, err)
 		}
@@ -135,12 +149,12 @@ func (p *Plane) tryCounting(ctx context.Context) bool {
 
 // dropCounters deletes the counters that no rule uses. A rule that has just been deleted may use them for a moment; so
 // long it tries.
-func (n *netfilter) dropCounters(patience time.Duration) error {
+func dropCounters(nf *kernel.Netfilter, patience time.Duration) error {
 	deadline := time.Now().Add(patience)
 	var failed error
 	for _, name := range []string{invalidDropped, localhostAccepted} {
 		for {
-			_, err := n.ask(acctDelete, unix.NLM_F_ACK, acctName, name)
+			_, err := askCounter(nf, acctDelete, unix.NLM_F_ACK, name)
 			if errors.Is(err, unix.EBUSY) && time.Now().Before(deadline) {
 				time.Sleep(10 * time.Millisecond)
 				continue

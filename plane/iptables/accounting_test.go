@@ -121,12 +121,12 @@ func countPackets(t *testing.T, b Backend, liberal string) {
 		if err := p.Remove(t.Context()); err != nil {
 			return err
 		}
-		nf, err := openNetfilter()
+		nf, err := kernel.OpenNetfilter()
 		if err != nil {
 			return err
 		}
-		defer nf.close()
-		if _, err := nf.packets(invalidDropped); err == nil {
+		defer nf.Close()
+		if _, err := packets(nf, invalidDropped); err == nil {
 			t.Error("the counter is still there after Remove")
 		}
 		return nil

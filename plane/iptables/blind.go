@@ -2,13 +2,14 @@ package iptables
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 )
 
@@ -32,18 +33,26 @@ var unknown = digest{sum: empty.sum + 1}
 
 // complete adds what is in the tables that iptables did not show. known has what was written, if that is known.
 func (s *snapshot) complete(f lb.Family, known map[chainID]digest) error {
+	if s.blind == [tables]bool{} {
+		return nil
+	}
+	nf, err := kernel.OpenNetfilter()
+	if err != nil {
+		return fmt.Errorf("list the tables that iptables cannot: %w", err)
+	}
+	defer nf.Close()
+	chains, err := nf.Chains(nfproto(f))
+	if err != nil {
+		return fmt.Errorf("list the chains of tables that iptables cannot: %w", err)
+	}
 	for t, blind := range s.blind {
 		if !blind {
 			continue
 		}
 		t := table(t)
-		chains, err := dumpChains(f, t)
-		if err != nil {
-			return fmt.Errorf("list the chains of table %s, which iptables cannot: %w", t, err)
-		}
-		for _, name := range chains {
-			id := chainID{t, name}
-			if !ours(id) {
+		for _, c := range chains {
+			id := chainID{t, c.Name}
+			if c.Table != t.String() || !ours(id) {
 				continue
 			}
 			d, written := known[id]
@@ -56,85 +65,39 @@ func (s *snapshot) complete(f lb.Family, known map[chainID]digest) error {
 			if j.from.table != t || s.jumps[j] {
 				continue
 			}
-			rules, err := dumpRules(f, j.from)
-			if err != nil {
+			if s.jumps[j], err = hasJump(nf, f, j); err != nil {
 				return fmt.Errorf("list the rules of chain %s of table %s, which iptables cannot: %w", j.from.name, t, err)
 			}
-			s.jumps[j] = rules.has(j)
 		}
 	}
 	return nil
 }
 
-// ruleDump is the rules of a chain as the kernel tells them.
-type ruleDump [][]byte
-
-// has reports whether there is a rule that leads to where a jump leads, or for the rule against martians one with its
-// comment. Nobody else's rule has either.
-func (d ruleDump) has(j jump) bool {
+// hasJump asks whether a chain has a rule that leads to where a jump leads, or for the rule against martians one with its
+// comment. Nobody else's rule has either. Where there is no chain, there is no rule.
+func hasJump(nf *kernel.Netfilter, f lb.Family, j jump) (bool, error) {
 	sign := []byte("block incoming localnet connections")
 	if j != martianJump {
 		const verdictChain = 2 // NFTA_VERDICT_CHAIN
-		sign = appendAttribute(nil, verdictChain, append([]byte(j.rule[strings.LastIndex(j.rule, " ")+1:]), 0))
-	}
-	for _, rule := range d {
-		if bytes.Contains(rule, sign) {
-			return true
+		ae := netlink.NewAttributeEncoder()
+		ae.String(verdictChain, j.rule[strings.LastIndex(j.rule, " ")+1:])
+		var err error
+		if sign, err = ae.Encode(); err != nil {
+			return false, err
 		}
 	}
-	return false
-}
-
-// dumpRules lists the rules of a chain, none if there is no chain.
-func dumpRules(f lb.Family, id chainID) (ruleDump, error) {
-	attrs := appendAttribute(nil, unix.NFTA_RULE_TABLE, append([]byte(id.table.String()), 0))
-	attrs = appendAttribute(attrs, unix.NFTA_RULE_CHAIN, append([]byte(id.name), 0))
-	return dumpTables(f, unix.NFT_MSG_GETRULE, attrs)
-}
-
-// dumpChains returns the names of a table's chains.
-func dumpChains(f lb.Family, t table) ([]string, error) {
-	bodies, err := dumpTables(f, unix.NFT_MSG_GETCHAIN, nil)
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, b := range bodies {
-		if text(attribute(b, unix.NFTA_CHAIN_TABLE)) == t.String() {
-			names = append(names, text(attribute(b, unix.NFTA_CHAIN_NAME)))
-		}
-	}
-	return names, nil
-}
-
-func text(value []byte) string { return string(bytes.TrimRight(value, "\x00")) }
-
-// dumpTables asks nf_tables for all objects of a kind, and returns their attributes.
-func dumpTables(f lb.Family, kind uint16, attrs []byte) ([][]byte, error) {
-	family := byte(unix.NFPROTO_IPV4)
-	if f == lb.IPv6 {
-		family = unix.NFPROTO_IPV6
-	}
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	msgs, err := conn.Execute(netlink.Message{
-		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind), Flags: netlink.Request | netlink.Dump},
-		Data:   append([]byte{family, unix.NFNETLINK_V0, 0, 0}, attrs...),
+	const getRule = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETRULE
+	rules, err := nf.Ask(getRule, unix.NLM_F_DUMP, nfproto(f), func(ae *netlink.AttributeEncoder) {
+		ae.String(unix.NFTA_RULE_TABLE, j.from.table.String())
+		ae.String(unix.NFTA_RULE_CHAIN, j.from.name)
 	})
-	if errors.Is(err, unix.ENOENT) {
-		return nil, nil
+	return slices.ContainsFunc(rules, func(rule []byte) bool { return bytes.Contains(rule, sign) }), err
+}
+
+// nfproto is netfilter's number of a family.
+func nfproto(f lb.Family) byte {
+	if f == lb.IPv6 {
+		return unix.NFPROTO_IPV6
 	}
-	if err != nil {
-		return nil, err
-	}
-	var bodies [][]byte
-	for _, m := range msgs {
-		if len(m.Data) > 4 {
-			bodies = append(bodies, m.Data[4:])
-		}
-	}
-	return bodies, nil
+	return unix.NFPROTO_IPV4
 }

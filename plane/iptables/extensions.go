@@ -1,13 +1,14 @@
 package iptables
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"unsafe"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 )
 
@@ -55,21 +56,18 @@ func lacking(b Backend, all []extension, ask asker) error {
 }
 
 // askCompat asks nft_compat, as iptables-nft does.
-func (n *netfilter) askCompat(f lb.Family) asker {
-	family := byte(unix.NFPROTO_IPV4)
-	if f == lb.IPv6 {
-		family = unix.NFPROTO_IPV6
-	}
+func askCompat(nf *kernel.Netfilter, f lb.Family) asker {
 	return func(e extension) error {
 		const get, name, revision, typ = unix.NFNL_SUBSYS_NFT_COMPAT << 8, 1, 2, 3 // NFNL_MSG_COMPAT_GET, NFTA_COMPAT_*
 		kind := uint32(0)
 		if e.target {
 			kind = 1
 		}
-		attrs := appendAttribute(nil, name, append([]byte(e.name), 0))
-		attrs = appendAttribute(attrs, revision, []byte{0, 0, 0, 0})
-		attrs = appendAttribute(attrs, typ, binary.BigEndian.AppendUint32(nil, kind))
-		_, err := n.request(get, 0, family, attrs)
+		_, err := nf.Ask(get, unix.NLM_F_ACK, nfproto(f), func(ae *netlink.AttributeEncoder) {
+			ae.String(name, e.name)
+			ae.Uint32(revision, 0)
+			ae.Uint32(typ, kind)
+		})
 		return err
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 )
 
@@ -47,7 +48,7 @@ func newMarker(f lb.Family, b Backend) marker {
 // generationMarker counts the transactions of others. nftables count all; what is left when ours are taken off, those
 // of the other family's plane included, is theirs.
 type generationMarker struct {
-	nf   *netfilter
+	nf   *kernel.Netfilter
 	ours *ledger
 }
 
@@ -68,7 +69,7 @@ func newGenerationMarker() (*generationMarker, error) {
 	if err := unix.Stat("/proc/thread-self/ns/net", &st); err != nil {
 		return nil, os.NewSyscallError("stat", err)
 	}
-	nf, err := openNetfilter()
+	nf, err := kernel.OpenNetfilter()
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +86,7 @@ func newGenerationMarker() (*generationMarker, error) {
 	return &generationMarker{nf, l}, nil
 }
 
-func (m *generationMarker) close() { m.nf.close() }
+func (m *generationMarker) close() { m.nf.Close() }
 
 func (m *generationMarker) own(before mark, transactions int, change func() error) (mark, error) {
 	m.ours.RLock()
@@ -102,7 +103,7 @@ func (m *generationMarker) own(before mark, transactions int, change func() erro
 func (m *generationMarker) now() (mark, error) {
 	m.ours.Lock() // until no change of ours is half done
 	defer m.ours.Unlock()
-	g, err := m.nf.generation()
+	g, err := m.nf.Generation()
 	return mark{1, g - m.ours.count}, err
 }
 

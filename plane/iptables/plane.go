@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 )
 
@@ -39,7 +40,7 @@ type Plane struct {
 	marker marker // nil if there is none
 	seen   mark   // with what was compared last, and what we did since
 	// accounting reads the counters; nil if there are none.
-	accounting atomic.Pointer[netfilter]
+	accounting atomic.Pointer[kernel.Netfilter]
 
 	listed time.Time // when all rules were listed last
 
@@ -114,7 +115,7 @@ func (p *Plane) Close() error {
 		p.marker = nil
 	}
 	if nf := p.accounting.Swap(nil); nf != nil {
-		nf.close()
+		nf.Close()
 	}
 	return nil
 }

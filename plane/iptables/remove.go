@@ -70,7 +70,7 @@ func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
 func (p *Plane) Remove(ctx context.Context) error {
 	p.st = nil
 	if nf := p.accounting.Swap(nil); nf != nil {
-		nf.close()
+		nf.Close()
 		p.base.counts = false
 	}
 	_, err := p.tool.remove(ctx, RemoveConfig{Family: p.family, Backend: p.tool.backend, KeepLocalnet: p.dry})
@@ -99,12 +99,12 @@ func (t *tool) removeCounters() error {
 	if _, real := t.run.(system); !real {
 		return nil
 	}
-	nf, err := openNetfilter()
+	nf, err := kernel.OpenNetfilter()
 	if err != nil {
 		return nil // where nothing can be asked, nothing was made
 	}
-	defer nf.close()
-	return nf.dropCounters(500 * time.Millisecond)
+	defer nf.Close()
+	return dropCounters(nf, 500*time.Millisecond)
 }
 
 // leftovers is what there is to remove.

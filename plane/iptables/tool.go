@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -195,12 +196,12 @@ func (t *tool) lacks(f lb.Family) error {
 		defer m.close()
 		return lacking(t.backend, t.needs, m.asker())
 	}
-	nf, err := openNetfilter()
+	nf, err := kernel.OpenNetfilter()
 	if err != nil {
 		return err
 	}
-	defer nf.close()
-	return lacking(t.backend, t.needs, nf.askCompat(f))
+	defer nf.Close()
+	return lacking(t.backend, t.needs, askCompat(nf, f))
 }
 
 // choose returns the back end that the node uses: that which has the kubelet's hint, else that with more rules
