@@ -1,94 +1,65 @@
 package cleanup
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
 )
 
-// ask sends a request to a subsystem of netfilter and returns the answers, without struct nfgenmsg. A kernel without
-// the subsystem gives none.
-func ask(typ uint16, flags netlink.HeaderFlags, family byte, attrs []byte) ([][]byte, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open a netfilter socket: %w", err)
-	}
-	defer conn.Close()
-	msgs, err := conn.Execute(netlink.Message{
-		Header: netlink.Header{Type: netlink.HeaderType(typ), Flags: netlink.Request | flags},
-		Data:   append([]byte{family, unix.NFNETLINK_V0, 0, 0}, attrs...),
+// ask asks a subsystem of netfilter. A kernel without the subsystem answers nothing.
+func ask(typ uint16, flags int, family byte, attrs func(*netlink.AttributeEncoder)) (bodies [][]byte, err error) {
+	err = withNetfilter(func(nf *kernel.Netfilter) (err error) {
+		bodies, err = nf.Ask(typ, flags, family, attrs)
+		return err
 	})
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // netfilter knows no such subsystem
-		return nil, nil
-	}
-	if errors.Is(err, unix.EPERM) {
-		return nil, fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	var bodies [][]byte
-	for _, m := range msgs {
-		if len(m.Data) > 4 && uint16(m.Header.Type)>>8 == typ>>8 { // not an acknowledgement
-			bodies = append(bodies, m.Data[4:])
-		}
-	}
-	return bodies, nil
+	return bodies, err
 }
 
-// decode calls f for each attribute.
-func decode(b []byte, f func(ad *netlink.AttributeDecoder)) error {
-	ad, err := netlink.NewAttributeDecoder(b)
+// withNetfilter opens a client for f. Nothing of what f asks for is there in a kernel without the subsystem, so that is
+// no error.
+func withNetfilter(f func(*kernel.Netfilter) error) error {
+	nf, err := kernel.OpenNetfilter()
+	if errors.Is(err, kernel.ErrUnsupported) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
-	ad.ByteOrder = binary.BigEndian
-	for ad.Next() {
-		f(ad)
+	defer nf.Close()
+	err = f(nf)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // netfilter knows no such subsystem
+		return nil
 	}
-	return ad.Err()
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
+	}
+	return err
 }
 
 // hasChains reports whether tables of iptables, of the nft back end, have chains of a kube-proxy; or, if firewall is set,
 // the kubelet's KUBE-FIREWALL, where a rule of a kube-proxy may be.
-func hasChains(fam lb.Family, firewall bool) (bool, error) {
+func hasChains(fam lb.Family, firewall bool) (some bool, err error) {
 	proto := byte(unix.NFPROTO_IPV4)
 	if fam == lb.IPv6 {
 		proto = unix.NFPROTO_IPV6
 	}
-	const getChain = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN
-	bodies, err := ask(getChain, netlink.Dump, proto, nil)
-	if err != nil {
-		return false, err
-	}
-	some := false
-	for _, b := range bodies {
-		var table, name string
-		err := decode(b, func(ad *netlink.AttributeDecoder) {
-			switch ad.Type() {
-			case unix.NFTA_CHAIN_TABLE:
-				table = ad.String()
-			case unix.NFTA_CHAIN_NAME:
-				name = ad.String()
-			}
+	err = withNetfilter(func(nf *kernel.Netfilter) error {
+		chains, err := nf.Chains(proto)
+		some = slices.ContainsFunc(chains, func(c kernel.Chain) bool {
+			return iptables.Leftover(c.Table, c.Name) || firewall && c == kernel.Chain{Table: "filter", Name: "KUBE-FIREWALL"}
 		})
-		if err != nil {
-			return false, err
-		}
-		some = some || iptables.Leftover(table, name) || firewall && table == "filter" && name == "KUBE-FIREWALL"
-	}
-	return some, nil
+		return err
+	})
+	return some, err
 }
 
 // ipset is one of the kernel's.
@@ -120,17 +91,14 @@ const (
 	attrProto    = 7
 )
 
-func ipsetAttrs(name string) []byte {
-	ae := netlink.NewAttributeEncoder()
-	ae.Uint8(attrProtocol, ipsetProtocol)
-	if name != "" {
-		ae.String(attrSetName, name)
+// ipsetAttrs encodes a request about a set; about all if name is empty.
+func ipsetAttrs(name string) func(*netlink.AttributeEncoder) {
+	return func(ae *netlink.AttributeEncoder) {
+		ae.Uint8(attrProtocol, ipsetProtocol)
+		if name != "" {
+			ae.String(attrSetName, name)
+		}
 	}
-	b, err := ae.Encode()
-	if err != nil { // a name is never too long
-		panic(err)
-	}
-	return b
 }
 
 // hasIPSets reports whether the kernel has ipsets already: to ask itself would load them.
@@ -147,7 +115,7 @@ func listIPSets(fam lb.Family) ([]*ipset, error) {
 	if !hasIPSets() {
 		return nil, nil
 	}
-	bodies, err := ask(unix.NFNL_SUBSYS_IPSET<<8|ipsetList, netlink.Acknowledge|netlink.Dump, unix.AF_INET, ipsetAttrs(""))
+	bodies, err := ask(unix.NFNL_SUBSYS_IPSET<<8|ipsetList, unix.NLM_F_ACK|unix.NLM_F_DUMP, unix.AF_INET, ipsetAttrs(""))
 	if err != nil {
 		return nil, err
 	}
@@ -160,7 +128,7 @@ func listIPSets(fam lb.Family) ([]*ipset, error) {
 	for _, b := range bodies {
 		var name string
 		var entries []entry
-		err := decode(b, func(ad *netlink.AttributeDecoder) {
+		err := kernel.Attributes(b, func(ad *netlink.AttributeDecoder) {
 			switch ad.Type() {
 			case attrSetName:
 				name = ad.String()
@@ -191,7 +159,6 @@ func listIPSets(fam lb.Family) ([]*ipset, error) {
 }
 
 func (e *entry) decode(ad *netlink.AttributeDecoder) error {
-	ad.ByteOrder = binary.BigEndian
 	for ad.Next() {
 		switch ad.Type() {
 		case attrIP:
@@ -212,7 +179,7 @@ func (e *entry) decode(ad *netlink.AttributeDecoder) error {
 
 // destroyIPSet destroys a set; that there is none is no error.
 func destroyIPSet(name string) error {
-	_, err := ask(unix.NFNL_SUBSYS_IPSET<<8|ipsetDestroy, netlink.Acknowledge, unix.AF_INET, ipsetAttrs(name))
+	_, err := ask(unix.NFNL_SUBSYS_IPSET<<8|ipsetDestroy, unix.NLM_F_ACK, unix.AF_INET, ipsetAttrs(name))
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return nil
