@@ -26,7 +26,7 @@ import (
 // package of ours, ALL is every one. A package that no line has on its right side may not exist.
 const imports = `
 	NONE < cluster, lb, plane, config, logging, event, mode;
-	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest;
+	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/listen;
 
 	cluster, lb < policy;
 	lb < trace;
@@ -41,6 +41,7 @@ const imports = `
 	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns, plane/fake;
 
 	lb < conntrack, health, sockets;
+	internal/listen < health, status;
 	internal/kernel < system;
 	lb, plane, internal/kernel, plane/iptables, plane/nftables < cleanup;
 	engine, trace < status;

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/netip"
 	"testing"
-	"time"
 	"unique"
 
 	"kube-proxy/cluster"
@@ -87,8 +86,9 @@ func TestBehindEngineHT16(t *testing.T) {
 	eventually(t, "200", func() bool { return ask() == 200 })
 
 	faulty.FailWith(1)
+	tried := faulty.Calls()
 	do(cluster.SliceSet{Slice: slice(false)})
-	time.Sleep(20 * time.Millisecond) // some tries, all of which fail
+	eventually(t, "some tries, all of which fail", func() bool { return faulty.Calls() >= tried+3 })
 	if code := ask(); code != 200 {
 		t.Errorf("the kernel still sends to the endpoint, and the answer is %d", code)
 	}

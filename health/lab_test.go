@@ -3,6 +3,7 @@ package health
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -12,6 +13,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"kube-proxy/internal/listen"
 )
 
 // lonely returns an address of this machine that no other test uses: Linux has all of 127.0.0.0/8.
@@ -31,15 +34,18 @@ func lonely(t testing.TB) netip.Addr {
 	return netip.Addr{}
 }
 
-// freePort returns a port that nobody listens on, on any address.
+// freePort returns a port that nobody listens on, on any address. It is none of those that connections get, which may
+// take it before we do.
 func freePort(t testing.TB) uint16 {
 	t.Helper()
-	l, err := net.Listen("tcp", ":0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		port := uint16(10300 + rand.IntN(9000)) // nor one of those that other tests here use
+		if l, err := net.Listen("tcp", fmt.Sprintf(":%d", port)); err == nil && l.Close() == nil {
+			return port
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).AddrPort().Port()
+	t.Fatal("no port")
+	return 0
 }
 
 // squat listens where others want to.
@@ -55,7 +61,7 @@ func squat(t testing.TB, at netip.AddrPort) net.Listener {
 
 func eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !done(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !done(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("waited in vain for %s", what)
 		}
@@ -64,7 +70,7 @@ func eventually(t testing.TB, what string, done func() bool) {
 
 // fresh is a client that makes a new connection for each request.
 func fresh() *http.Client {
-	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
 }
 
 func get(t testing.TB, method, url string) (*http.Response, string) {
@@ -114,16 +120,16 @@ func (o *fakeOpener) refuseAt(addr, err string) {
 	o.err, o.only = err, addr
 }
 
-func (o *fakeOpener) listen(_ context.Context, p place) (net.Listener, error) {
+func (o *fakeOpener) listen(_ context.Context, p listen.Place) (net.Listener, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.tries = append(o.tries, time.Now())
-	if o.err != "" && (o.only == "" || o.only == p.at.String()) {
+	if o.err != "" && (o.only == "" || o.only == p.At.String()) {
 		return nil, errors.New(o.err)
 	}
 	l := &fakeListener{o: o, place: p, end: make(chan error, 2)}
 	o.open = append(o.open, l)
-	o.log = append(o.log, "open "+p.at.String())
+	o.log = append(o.log, "open "+p.At.String())
 	return l, nil
 }
 
@@ -168,7 +174,7 @@ func (o *fakeOpener) events() []string {
 
 type fakeListener struct {
 	o     *fakeOpener
-	place place
+	place listen.Place
 	end   chan error
 	once  sync.Once
 }
@@ -179,10 +185,10 @@ func (l *fakeListener) Close() error {
 	l.once.Do(func() {
 		l.o.mu.Lock()
 		defer l.o.mu.Unlock()
-		l.o.log = append(l.o.log, "close "+l.place.at.String())
+		l.o.log = append(l.o.log, "close "+l.place.At.String())
 		l.end <- net.ErrClosed
 	})
 	return nil
 }
 
-func (l *fakeListener) Addr() net.Addr { return net.TCPAddrFromAddrPort(l.place.at) }
+func (l *fakeListener) Addr() net.Addr { return net.TCPAddrFromAddrPort(l.place.At) }

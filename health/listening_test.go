@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kube-proxy/internal/listen"
 	"kube-proxy/lb"
 )
 
@@ -23,7 +24,7 @@ func TestRetryHT15(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, told := newFakeOpener(), 0
 		s := NewServices(ServicesConfig{OnListenFailed: func(string, uint16, error) { told++ }})
-		s.open.listen = o.listen
+		s.open = o.listen
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() { s.Run(ctx); close(done) }()
@@ -70,7 +71,7 @@ func TestRetryOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newFakeOpener()
 		s := NewServices(ServicesConfig{})
-		s.open.listen = o.listen
+		s.open = o.listen
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() { s.Run(ctx); close(done) }()
@@ -109,7 +110,7 @@ func TestAddressesChange(t *testing.T) {
 			addrs.Store(&out)
 		}
 		s := NewServices(ServicesConfig{Addresses: func() []netip.Addr { return *addrs.Load() }})
-		s.open.listen = o.listen
+		s.open = o.listen
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() { s.Run(ctx); close(done) }()
@@ -183,7 +184,7 @@ func TestAppliedDoesNotBlock(t *testing.T) {
 		v4.Applied(set(check("shop/web", 80, 1))) // before Run
 		blocked := make(chan struct{})
 		o := newFakeOpener()
-		s.open.listen = func(ctx context.Context, p place) (net.Listener, error) { <-blocked; return o.listen(ctx, p) }
+		s.open = func(ctx context.Context, p listen.Place) (net.Listener, error) { <-blocked; return o.listen(ctx, p) }
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() { s.Run(ctx); close(done) }()
@@ -213,7 +214,7 @@ func TestOtherRowsCostNothing(t *testing.T) {
 			return []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 		}})
 		o := newFakeOpener()
-		s.open.listen = o.listen
+		s.open = o.listen
 		runServices(t, s)
 		v4 := s.Observer(lb.IPv4)
 		row := check("shop/web", 80, 1)
@@ -251,7 +252,7 @@ func TestAddressComesLater(t *testing.T) {
 		addr.Store([]netip.Addr{})
 		s := NewServices(ServicesConfig{Addresses: func() []netip.Addr { return addr.Load().([]netip.Addr) }})
 		o := newFakeOpener()
-		s.open.listen = o.listen
+		s.open = o.listen
 		runServices(t, s)
 		s.Observer(lb.IPv4).Applied(set(check("shop/web", 80, 1)))
 		pass(time.Hour)
@@ -281,7 +282,7 @@ func TestListenerBreaks(t *testing.T) {
 		var log bytes.Buffer
 		opened := 0
 		s := NewServices(ServicesConfig{Log: slog.New(slog.NewTextHandler(&log, nil))})
-		s.open.listen = func(context.Context, place) (net.Listener, error) {
+		s.open = func(context.Context, listen.Place) (net.Listener, error) {
 			opened++
 			return broken{}, nil
 		}

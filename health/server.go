@@ -4,12 +4,13 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/netip"
-	"sync"
 	"sync/atomic"
 	"time"
 
+	"kube-proxy/internal/listen"
 	"kube-proxy/lb"
 )
 
@@ -39,31 +40,27 @@ type Server struct {
 	made     time.Time
 	draining atomic.Bool
 	http     *http.Server
-	open     opener
-	changed  chan struct{} // has a value when Run should look
-
-	mu   sync.Mutex
-	wish wish
-	at   netip.AddrPort // where it listens; not valid if nowhere
+	open     func(context.Context, listen.Place) (net.Listener, error)
+	listener *listen.Mover
 }
 
-// wish is where to listen.
-type wish struct {
-	at       netip.AddrPort
-	hardFail bool
-}
-
-// retryListen is the time from one try to bind the address to the next (HT-07).
-const retryListen = 5 * time.Second
+// lastWords is how long requests under way may go on once the server ends. Probes are quick.
+const lastWords = time.Second
 
 // New returns a server that listens nowhere yet.
 func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{cfg: cfg, made: time.Now().UTC(), changed: make(chan struct{}, 1)}
+	s := &Server{cfg: cfg, made: time.Now().UTC(), open: listen.Open}
 	s.http = newHTTP(s, cfg.Log)
-	s.open = opener{listen, s.http.Serve, cfg.Log}
+	s.listener = listen.NewMover(listen.Config{
+		Open:   func(ctx context.Context, p listen.Place) (net.Listener, error) { return s.open(ctx, p) },
+		Serve:  s.http.Serve,
+		Broke:  broke(cfg.Log),
+		Failed: s.failed,
+		Moved:  s.moved,
+	})
 	return s
 }
 
@@ -87,28 +84,12 @@ func newHTTP(h http.Handler, log *slog.Logger) *http.Server {
 // family, means all addresses of both, where the kernel has both (CF-14). The new address is bound before the
 // old one is let go, unless one of them contains the other: then a connection may be refused in between.
 //
-// An address that cannot be bound is tried again every 5 s, while the old one serves; with hardFail the first
-// failure ends [Server.Run] with an error (HT-07). Listen does not block.
-func (s *Server) Listen(at netip.AddrPort, hardFail bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.wish = wish{at, hardFail}
-	s.ring()
-}
-
-func (s *Server) ring() {
-	select {
-	case s.changed <- struct{}{}:
-	default:
-	}
-}
+// An address that cannot be bound is tried again every 5 s, while the old one serves; with hardFail the first try
+// must succeed, or it ends [Server.Run] with an error (HT-07). Listen does not block.
+func (s *Server) Listen(at netip.AddrPort, hardFail bool) { s.listener.Move(at, hardFail) }
 
 // Addr returns where the server listens; it is not valid if it does nowhere.
-func (s *Server) Addr() netip.AddrPort {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.at
-}
+func (s *Server) Addr() netip.AddrPort { return s.listener.Addr() }
 
 // Drain makes /readyz and /healthz fail from now on, because the process is about to end (PR-07). /livez stays
 // as it is. Go on for as long as load balancers need to notice, then end [Server.Run].
@@ -117,90 +98,35 @@ func (s *Server) Drain() { s.draining.Store(true) }
 // Run serves until ctx is done, and lets requests under way finish. It returns an error only where the address
 // of a [Server.Listen] with hardFail cannot be bound. Run may be called once.
 func (s *Server) Run(ctx context.Context) error {
-	b := &binding{by: &s.open, lost: s.ring}
-	defer s.end(b)
-	said := ""
-	for {
-		w := s.take()
-		err := s.rebind(ctx, b, w.at)
-		if ctx.Err() != nil {
-			return nil
-		}
-		var retry <-chan time.Time
-		switch {
-		case err == nil:
-			said = ""
-		case w.hardFail:
-			s.failed(w.at, err, "health server does not listen")
-			return fmt.Errorf("health server: %w", err)
-		default:
-			if said != err.Error() {
-				said = err.Error()
-				s.failed(w.at, err, "health server does not listen, trying again every 5 s")
-			}
-			retry = time.After(retryListen)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-s.changed:
-		case <-retry:
-		}
+	defer listen.ShutDown(s.http, lastWords)
+	if err := s.listener.Run(ctx); err != nil {
+		return fmt.Errorf("health server: %w", err)
 	}
+	return nil
 }
 
-// take returns what is wished, of which the ring, if it has come, tells nothing more.
-func (s *Server) take() wish {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	select {
-	case <-s.changed:
-	default:
+func (s *Server) failed(at netip.AddrPort, err error, again bool) {
+	what := "health server does not listen"
+	if again {
+		what += ", trying again every 5 s"
 	}
-	return s.wish
-}
-
-func (s *Server) failed(at netip.AddrPort, err error, what string) {
 	s.cfg.Log.Error(what, "address", at.String(), "err", err)
 	if s.cfg.OnListenFailed != nil {
 		s.cfg.OnListenFailed(at, err)
 	}
 }
 
-// rebind listens at the address and nowhere else.
-func (s *Server) rebind(ctx context.Context, b *binding, at netip.AddrPort) error {
-	var want []place
-	if at.IsValid() {
-		want = []place{{"tcp", at}}
+func (s *Server) moved(from, to netip.AddrPort) {
+	if to.IsValid() {
+		s.cfg.Log.Info("health server listens", "address", to.String())
+	} else {
+		s.cfg.Log.Info("health server listens no more", "address", from.String())
 	}
-	err := b.rebind(ctx, want)
-	is := b.first()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case is == s.at:
-	case is.IsValid():
-		s.cfg.Log.Info("health server listens", "address", is.String())
-	default:
-		s.cfg.Log.Info("health server listens no more", "address", s.at.String())
-	}
-	s.at = is
-	return err
 }
 
-func (s *Server) end(b *binding) {
-	b.close()
-	s.mu.Lock()
-	s.at = netip.AddrPort{}
-	s.mu.Unlock()
-	shutDown(s.http)
-}
-
-// shutDown lets requests finish, but nobody make the process stay.
-func shutDown(h *http.Server) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	if h.Shutdown(ctx) != nil {
-		_ = h.Close() // what is left does not answer
+// broke returns what tells of listeners that broke.
+func broke(log *slog.Logger) func(netip.AddrPort, error) {
+	return func(at netip.AddrPort, err error) {
+		log.Error("a listener broke, opening it again", "address", at.String(), "err", err)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kube-proxy/internal/listen"
 	"kube-proxy/lb"
 )
 
@@ -438,7 +439,7 @@ func TestRetryHT07(t *testing.T) {
 		o := newFakeOpener()
 		told := 0
 		s := New(Config{OnListenFailed: func(netip.AddrPort, error) { told++ }})
-		s.open.listen = o.listen
+		s.open = o.listen
 		run(t, s)
 		at := netip.MustParseAddrPort("192.0.2.1:10256")
 		o.refuse("in use")
@@ -464,7 +465,7 @@ func TestRetryHT07(t *testing.T) {
 		}
 		tries := len(o.tries)
 		o.kill() // as if the socket were broken
-		pass(reopenAfter)
+		pass(listen.ReopenAfter)
 		if len(o.tries) != tries+1 || !s.Addr().IsValid() {
 			t.Errorf("a listener that ended was opened again %d times", len(o.tries)-tries)
 		}

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"kube-proxy/internal/listen"
 	"kube-proxy/lb"
 )
 
@@ -32,7 +33,7 @@ type ServicesConfig struct {
 type Services struct {
 	cfg  ServicesConfig
 	http *http.Server
-	open opener
+	open func(context.Context, listen.Place) (net.Listener, error)
 	wake chan struct{} // has a value when Run should look
 
 	mu    sync.RWMutex
@@ -50,7 +51,7 @@ type port struct {
 	service string // that answers, or was the last to
 
 	// Used by Run alone.
-	bound binding
+	bound listen.Binding
 	fault fault
 }
 
@@ -78,13 +79,29 @@ func NewServices(cfg ServicesConfig) *Services {
 	if cfg.Healthy == nil {
 		cfg.Healthy = func() bool { return true }
 	}
-	s := &Services{cfg: cfg, wake: make(chan struct{}, 1), ports: map[uint16]*port{}, dirty: map[uint16]struct{}{}}
+	s := &Services{cfg: cfg, open: listen.Open, wake: make(chan struct{}, 1), ports: map[uint16]*port{}, dirty: map[uint16]struct{}{}}
 	s.http = newHTTP(http.HandlerFunc(s.serve), cfg.Log)
 	s.http.BaseContext = func(l net.Listener) context.Context {
-		return context.WithValue(context.Background(), portKey{}, l.(*listener).port)
+		return context.WithValue(context.Background(), portKey{}, l.(portListener).port)
 	}
-	s.open = opener{listen, s.http.Serve, cfg.Log}
 	return s
+}
+
+// portListener is a listener that knows what it is for.
+type portListener struct {
+	net.Listener
+	port *port
+}
+
+func (s *Services) newPort(number uint16) *port {
+	p := &port{number: number}
+	p.bound = listen.Binding{
+		Open:   func(ctx context.Context, at listen.Place) (net.Listener, error) { return s.open(ctx, at) },
+		Serve:  func(l net.Listener) error { return s.http.Serve(portListener{l, p}) },
+		Broke:  broke(s.cfg.Log),
+		Reopen: func() { s.touch(p) },
+	}
+	return p
 }
 
 // Observer is what one family's engine tells of the changes that are in force (HT-16).
@@ -136,8 +153,7 @@ func (s *Services) set(i int, number uint16, f *lb.Frontend) (changed bool) {
 		if f == nil {
 			return false
 		}
-		p = &port{number: number}
-		p.bound = binding{by: &s.open, port: p, lost: func() { s.touch(p) }}
+		p = s.newPort(number)
 		s.ports[number] = p
 	}
 	if p.rows[i] == f {
@@ -263,7 +279,7 @@ func (s *Services) take() []*port {
 }
 
 // reconcile makes a port listen where it should.
-func (s *Services) reconcile(ctx context.Context, p *port, places func(uint16) []place) {
+func (s *Services) reconcile(ctx context.Context, p *port, places func(uint16) []listen.Place) {
 	s.mu.Lock()
 	service, gone := p.service, p.rows == [2]*lb.Frontend{}
 	if gone {
@@ -271,11 +287,11 @@ func (s *Services) reconcile(ctx context.Context, p *port, places func(uint16) [
 	}
 	s.mu.Unlock()
 	if gone {
-		p.bound.close()
+		p.bound.Close()
 		p.fault = fault{}
 		return
 	}
-	err := p.bound.rebind(ctx, places(p.number))
+	err := p.bound.Rebind(ctx, places(p.number))
 	switch {
 	case ctx.Err() != nil:
 	case err == nil:
@@ -308,13 +324,13 @@ func (s *Services) end() {
 	ports := slices.Collect(maps.Values(s.ports))
 	s.mu.RUnlock()
 	for _, p := range ports {
-		p.bound.close()
+		p.bound.Close()
 	}
-	shutDown(s.http)
+	listen.ShutDown(s.http, lastWords)
 }
 
 // places returns where each port must be listened at.
-func (s *Services) places() func(port uint16) []place {
+func (s *Services) places() func(port uint16) []listen.Place {
 	v4, v6 := netip.IPv4Unspecified(), netip.IPv6Unspecified()
 	addrs := []netip.Addr{v4, v6}
 	if s.cfg.Addresses != nil {
@@ -323,18 +339,18 @@ func (s *Services) places() func(port uint16) []place {
 		addrs = slices.Compact(addrs)
 	}
 	all4, all6 := slices.Contains(addrs, v4), slices.Contains(addrs, v6)
-	return func(port uint16) []place {
+	return func(port uint16) []listen.Place {
 		if all4 && all6 { // one socket for both, or for IPv4 where the kernel has no other
-			return []place{{"tcp", netip.AddrPortFrom(v4, port)}}
+			return []listen.Place{{Network: "tcp", At: netip.AddrPortFrom(v4, port)}}
 		}
-		var out []place
+		var out []listen.Place
 		for _, a := range addrs {
 			switch all := all4 && a.Is4() || all6 && a.Is6(); {
 			case all && !a.IsUnspecified():
 			case a.Is4():
-				out = append(out, place{"tcp4", netip.AddrPortFrom(a, port)})
+				out = append(out, listen.Place{Network: "tcp4", At: netip.AddrPortFrom(a, port)})
 			default:
-				out = append(out, place{"tcp6", netip.AddrPortFrom(a, port)})
+				out = append(out, listen.Place{Network: "tcp6", At: netip.AddrPortFrom(a, port)})
 			}
 		}
 		return out

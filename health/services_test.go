@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/internal/listen"
 	"kube-proxy/lb"
 )
 
@@ -150,8 +151,8 @@ func raw(t *testing.T, at netip.AddrPort, method, path string) string {
 // HT-14: without restriction one listener answers in both families, and nothing is left when both rows are gone.
 func TestOneListenerForBothFamilies(t *testing.T) {
 	s := NewServices(ServicesConfig{OnListenFailed: func(_ string, _ uint16, err error) { t.Error(err) }})
-	o := &recorder{open: s.open.listen}
-	s.open.listen = o.listen
+	o := &recorder{open: s.open}
+	s.open = o.listen
 	runServices(t, s)
 	port := freePort(t)
 	v4, v6 := s.Observer(lb.IPv4), s.Observer(lb.IPv6)
@@ -176,11 +177,11 @@ func TestOneListenerForBothFamilies(t *testing.T) {
 
 // recorder counts what is opened.
 type recorder struct {
-	open   func(context.Context, place) (net.Listener, error)
+	open   func(context.Context, listen.Place) (net.Listener, error)
 	opened atomic.Int32
 }
 
-func (r *recorder) listen(ctx context.Context, p place) (net.Listener, error) {
+func (r *recorder) listen(ctx context.Context, p listen.Place) (net.Listener, error) {
 	r.opened.Add(1)
 	return r.open(ctx, p)
 }
@@ -301,7 +302,9 @@ func TestRequestsWhileServicesComeAndGo(t *testing.T) {
 	for i := range 4 {
 		clients.Go(func() {
 			c := &http.Client{Transport: &http.Transport{DisableKeepAlives: i%2 == 0}}
-			for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); {
+			// Until there were some of each, which on a busy machine may take long.
+			begin := time.Now()
+			for time.Since(begin) < 500*time.Millisecond || (ok.Load() == 0 || not.Load() == 0) && time.Since(begin) < 30*time.Second {
 				resp, err := c.Get("http://" + d.at(32100).String())
 				if err != nil {
 					refused.Add(1)

@@ -1,0 +1,163 @@
+package listen
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Place is where to listen.
+type Place struct {
+	Network string // tcp, or tcp4 or tcp6 for an unspecified address of that family alone
+	At      netip.AddrPort
+}
+
+// inTheWay reports whether a listener at p can keep one from being opened at q.
+func (p Place) inTheWay(q Place) bool {
+	return p.At.Port() == q.At.Port() &&
+		(p.At.Addr() == q.At.Addr() || p.At.Addr().IsUnspecified() || q.At.Addr().IsUnspecified())
+}
+
+// Open opens a listener. An error names the address.
+func Open(ctx context.Context, p Place) (net.Listener, error) {
+	var c net.ListenConfig
+	return c.Listen(ctx, p.Network, p.At.String())
+}
+
+// ReopenAfter is how long a listener that broke stays closed: its cause, such as a lack of memory, may last.
+const ReopenAfter = time.Second
+
+// Binding is a set of listeners that are served; the zero one, with its functions set, has none. It is used by one
+// goroutine, and calls Serve, Broke and Reopen in others. It must not be copied once it has listened.
+type Binding struct {
+	// Open opens a listener; usually it is [Open].
+	Open func(context.Context, Place) (net.Listener, error)
+	// Serve accepts until the listener is closed or breaks, and returns why it ended.
+	Serve func(net.Listener) error
+	// Broke is told at once that Serve has ended though nobody closed the listener.
+	Broke func(at netip.AddrPort, err error)
+	// Reopen is called [ReopenAfter] after a listener broke. The next Rebind opens it again.
+	Reopen func()
+
+	open    map[Place]*listener
+	serving sync.WaitGroup
+}
+
+// listener is one that is served.
+type listener struct {
+	net.Listener
+	at     netip.AddrPort // as it was asked for, but for a port 0, which became another
+	closed atomic.Bool    // by us
+	dead   atomic.Bool    // it has ended by itself
+}
+
+// addr returns where l listens; not valid if nowhere, as a listener that broke or is nil.
+func (l *listener) addr() netip.AddrPort {
+	if l == nil || l.dead.Load() {
+		return netip.AddrPort{}
+	}
+	return l.at
+}
+
+// Rebind listens at these places and no others. If it cannot at all of them, it listens where it did before:
+// never at a part of the new ones (HT-14). New listeners open before old ones close, but where one is in the
+// way of the other.
+func (b *Binding) Rebind(ctx context.Context, want []Place) error {
+	for p, l := range b.open {
+		if l.dead.Load() {
+			b.closeAt([]Place{p})
+		}
+	}
+	var add, drop, first []Place
+	for _, p := range want {
+		if b.open[p] == nil {
+			add = append(add, p)
+		}
+	}
+	for p := range b.open {
+		if !slices.Contains(want, p) {
+			drop = append(drop, p)
+		}
+	}
+	for _, p := range drop {
+		if slices.ContainsFunc(add, p.inTheWay) {
+			first = append(first, p)
+		}
+	}
+	b.closeAt(first)
+	if err := b.openAt(ctx, add); err != nil {
+		// What was in the way is opened again; if that fails too, the first error is the one to tell.
+		_ = b.openAt(ctx, first)
+		return err
+	}
+	b.closeAt(drop)
+	return nil
+}
+
+// openAt opens listeners at all of the places or at none.
+func (b *Binding) openAt(ctx context.Context, places []Place) error {
+	opened := make([]net.Listener, 0, len(places))
+	for _, p := range places {
+		l, err := b.Open(ctx, p)
+		if err != nil {
+			for _, l := range opened {
+				_ = l.Close() // nobody has used it
+			}
+			return err
+		}
+		opened = append(opened, l)
+	}
+	for i, l := range opened {
+		b.serve(places[i], l)
+	}
+	return nil
+}
+
+func (b *Binding) serve(p Place, opened net.Listener) {
+	l := &listener{Listener: opened, at: p.At}
+	if a, ok := l.Addr().(*net.TCPAddr); ok {
+		l.at = netip.AddrPortFrom(p.At.Addr(), a.AddrPort().Port())
+	}
+	if b.open == nil {
+		b.open = map[Place]*listener{}
+	}
+	b.open[p] = l
+	b.serving.Go(func() {
+		err := b.Serve(opened)
+		if l.closed.Load() {
+			return
+		}
+		l.dead.Store(true)
+		b.Broke(p.At, err)
+		time.AfterFunc(ReopenAfter, b.Reopen)
+	})
+}
+
+func (b *Binding) closeAt(places []Place) {
+	for _, p := range places {
+		if l := b.open[p]; l != nil {
+			l.closed.Store(true)
+			_ = l.Close() // it is gone whatever it says
+			delete(b.open, p)
+		}
+	}
+}
+
+// Close closes all listeners. It does not wait for calls of Serve to return.
+func (b *Binding) Close() {
+	for p := range b.open {
+		b.closeAt([]Place{p})
+	}
+}
+
+// only returns the one listener; nil if there is none.
+func (b *Binding) only() *listener {
+	for _, l := range b.open {
+		return l
+	}
+	return nil
+}

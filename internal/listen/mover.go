@@ -1,0 +1,159 @@
+package listen
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// RetryEvery is the time from one try to bind an address to the next (HT-07).
+const RetryEvery = 5 * time.Second
+
+// Config says what is done with the listener of a [Mover]. All must be set.
+type Config struct {
+	// Open opens a listener; usually it is [Open].
+	Open func(context.Context, Place) (net.Listener, error)
+	// Serve accepts until the listener is closed or breaks, and returns why it ended. [Mover.Run] waits for that.
+	Serve func(net.Listener) error
+	// Broke is told that a listener ended though nobody closed it. It is opened again [ReopenAfter] later.
+	Broke func(at netip.AddrPort, err error)
+	// Failed is told that an address cannot be bound: once, not at each try, until it can or the error is another.
+	// Again says whether it is tried again; else Run returns the error.
+	Failed func(at netip.AddrPort, err error, again bool)
+	// Moved is told where the listener is now, and where it was. One that is not valid means nowhere, which it is
+	// also when it broke.
+	Moved func(from, to netip.AddrPort)
+}
+
+// Mover keeps a listener at an address that may change at any time. Make one with [NewMover].
+type Mover struct {
+	cfg     Config
+	changed chan struct{} // has a value when Run should look
+
+	mu   sync.Mutex
+	wish wish
+	now  *listener
+}
+
+// wish is where to listen.
+type wish struct {
+	at       netip.AddrPort
+	hardFail bool // the next try is the only one
+}
+
+// NewMover returns a Mover that listens nowhere yet, and is not to.
+func NewMover(cfg Config) *Mover { return &Mover{cfg: cfg, changed: make(chan struct{}, 1)} }
+
+// Move says where to listen from now on; the zero AddrPort means nowhere. An unspecified address, of either family,
+// means all addresses of both, where the kernel has both. The new address is bound before the old one is let go,
+// unless one of them contains the other: then a connection may be refused in between.
+//
+// An address that cannot be bound is tried again [RetryEvery], while the old one serves; with hardFail the first try
+// must succeed, or it ends [Mover.Run] with an error (HT-07). Move does not block, and may be called before Run.
+func (m *Mover) Move(at netip.AddrPort, hardFail bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.wish = wish{at, hardFail}
+	m.ring()
+}
+
+func (m *Mover) ring() {
+	select {
+	case m.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Addr returns where the listener is, with the port that port 0 became; it is not valid if it is nowhere.
+func (m *Mover) Addr() netip.AddrPort {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.now.addr()
+}
+
+// Run listens until ctx is done, then closes the listener. It returns when all calls of Config.Serve have, with an
+// error of Config.Open only where that was not to fail. Run may be called once.
+func (m *Mover) Run(ctx context.Context) error {
+	b := &Binding{Open: m.cfg.Open, Serve: m.cfg.Serve, Broke: m.cfg.Broke, Reopen: m.ring}
+	defer m.end(b)
+	said := ""
+	for {
+		w := m.take()
+		err := m.rebind(ctx, b, w.at)
+		if ctx.Err() != nil {
+			return nil
+		}
+		var retry <-chan time.Time
+		switch {
+		case err == nil:
+			said = ""
+		case w.hardFail:
+			m.cfg.Failed(w.at, err, false)
+			return err
+		default:
+			if said != err.Error() {
+				said = err.Error()
+				m.cfg.Failed(w.at, err, true)
+			}
+			retry = time.After(RetryEvery)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.changed:
+		case <-retry:
+		}
+	}
+}
+
+// take returns what is wished, of which the ring, if it has come, tells nothing more. That the first try must succeed
+// is told once: a listener that broke later is no reason to end.
+func (m *Mover) take() wish {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	select {
+	case <-m.changed:
+	default:
+	}
+	w := m.wish
+	m.wish.hardFail = false
+	return w
+}
+
+// rebind listens at the address and nowhere else.
+func (m *Mover) rebind(ctx context.Context, b *Binding, at netip.AddrPort) error {
+	var want []Place
+	if at.IsValid() {
+		want = []Place{{"tcp", at}}
+	}
+	was := m.Addr() // and not later: what was in the way may be opened again at the same address
+	err := b.Rebind(ctx, want)
+	m.mu.Lock()
+	m.now = b.only()
+	is := m.now.addr()
+	m.mu.Unlock()
+	if was != is {
+		m.cfg.Moved(was, is)
+	}
+	return err
+}
+
+func (m *Mover) end(b *Binding) {
+	b.Close()
+	m.mu.Lock()
+	m.now = nil
+	m.mu.Unlock()
+	b.serving.Wait()
+}
+
+// ShutDown lets requests in hand finish, for as long as the limit; then it cuts them off.
+func ShutDown(h *http.Server, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	if h.Shutdown(ctx) != nil {
+		_ = h.Close() // what is left does not answer
+	}
+}
