@@ -3,12 +3,15 @@ package status
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"kube-proxy/internal/listen"
@@ -56,7 +59,7 @@ func TestListenerBreaks(t *testing.T) {
 	}()
 	await := func(what string, is func() bool) {
 		t.Helper()
-		for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("waited in vain for %s; log:\n%s", what, &log)
 			}
@@ -75,4 +78,35 @@ func TestListenerBreaks(t *testing.T) {
 	if n := strings.Count(log.String(), "metrics server broke"); n != 1 {
 		t.Errorf("%d lines about it, want 1:\n%s", n, &log)
 	}
+}
+
+// HT-07: an address that cannot be had is tried again each 5 s, and told once.
+func TestRetryHT07(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log syncLog
+		s := NewServer(ServerConfig{Metrics: NewMetrics(MetricsConfig{}), Log: slog.New(slog.NewTextHandler(&log, nil))})
+		var tries []time.Duration
+		start := time.Now()
+		s.open = func(context.Context, listen.Place) (net.Listener, error) {
+			tries = append(tries, time.Since(start))
+			return nil, errors.New("in use")
+		}
+		s.Listen(netip.MustParseAddrPort("192.0.2.1:10249"))
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- s.Run(ctx) }()
+		time.Sleep(16 * time.Second)
+		synctest.Wait()
+		if want := []time.Duration{0, 5e9, 10e9, 15e9}; !slices.Equal(tries, want) {
+			t.Errorf("tried at %v, want %v", tries, want)
+		}
+		const want = `level=ERROR msg="no metrics server there, trying again" every=5s err="metrics server: in use"`
+		if n := strings.Count(log.String(), want); n != 1 || strings.Count(log.String(), "\n") != 1 {
+			t.Errorf("%d lines %s:\n%s", n, want, &log)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -145,7 +145,7 @@ func (p *proxy) do(events ...cluster.Event) {
 			e.Mark(d)
 		}
 	}
-	for limit := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		ready := true
 		for _, e := range p.engines {
 			s := e.Stats()
@@ -419,7 +419,7 @@ func TestComponentMetrics(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- source.Run(ctx, func(cluster.Event) {}) }()
-	for limit := time.Now().Add(10 * time.Second); asked.Load() < 2 && time.Now().Before(limit); time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(30 * time.Second); asked.Load() < 2 && time.Now().Before(limit); time.Sleep(time.Millisecond) {
 	}
 	stop()
 	<-done

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
@@ -67,7 +68,7 @@ func start(t *testing.T, cfg status.ServerConfig) *status.Server {
 // waitFor waits until the server's address is as wanted.
 func waitFor(t *testing.T, s *status.Server, good func(net.Addr) bool) net.Addr {
 	t.Helper()
-	for limit := time.Now().Add(15 * time.Second); ; time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		if a := s.Addr(); good(a) {
 			return a
 		}
@@ -322,15 +323,30 @@ func TestDebug(t *testing.T) {
 	}
 }
 
+// free returns an address and a port on which nobody listens. No connection gets either of them.
+func free(t *testing.T) netip.AddrPort {
+	t.Helper()
+	for range 100 {
+		a := netip.AddrFrom4([4]byte{127, byte(1 + rand.IntN(250)), byte(rand.IntN(256)), byte(1 + rand.IntN(250))})
+		port := uint16(10300 + rand.IntN(20000))
+		if l, err := net.Listen("tcp", fmt.Sprintf(":%d", port)); err == nil && l.Close() == nil {
+			return netip.AddrPortFrom(a, port)
+		}
+	}
+	t.Fatal("no port")
+	return netip.AddrPort{}
+}
+
 // occupy listens on a port that nobody else has.
 func occupy(t *testing.T) (net.Listener, netip.AddrPort) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr := free(t)
+	l, err := net.Listen("tcp", addr.String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	return l, netip.MustParseAddrPort(l.Addr().String())
+	return l, addr
 }
 
 // HT-07: an occupied port is tried again, or ends the process where that is asked for.
@@ -342,16 +358,12 @@ func TestOccupiedPort(t *testing.T) {
 	}
 	log := &lines{}
 	s := start(t, status.ServerConfig{Addr: addr, Log: slog.New(slog.NewTextHandler(log, nil))})
-	time.Sleep(100 * time.Millisecond)
+	log.await(t, "trying again")
 	if a := s.Addr(); a != nil {
 		t.Errorf("listens on %v", a)
 	}
 	taken.Close()
-	begin := time.Now()
-	waitFor(t, s, func(a net.Addr) bool { return a != nil })
-	if took := time.Since(begin); took > 6*time.Second {
-		t.Errorf("tried again after %v", took)
-	}
+	waitFor(t, s, func(a net.Addr) bool { return a != nil }) // TestRetryHT07 has the time
 	if _, body := get(t, "http://"+addr.String()+"/healthz"); body != "ok" {
 		t.Errorf("/healthz: %q", body)
 	}
@@ -362,12 +374,16 @@ func TestOccupiedPort(t *testing.T) {
 
 // The address can change while requests are in hand, and go, and come back; without one there is no server (FL-09).
 func TestChangeOfAddress(t *testing.T) {
-	s := start(t, status.ServerConfig{Profiling: true})
+	log, inHand := &lines{}, make(chan struct{})
+	s := start(t, status.ServerConfig{Log: slog.New(slog.NewTextHandler(log, nil)), Config: func() (any, error) {
+		close(inHand)
+		time.Sleep(time.Second)
+		return nil, nil
+	}})
 	if a := s.Addr(); a != nil {
 		t.Errorf("FL-09: listens on %v without an address", a)
 	}
-	free, first := occupy(t)
-	free.Close()
+	first, second := free(t), free(t)
 	s.Listen(first)
 	at := func(want netip.AddrPort) {
 		t.Helper()
@@ -379,7 +395,7 @@ func TestChangeOfAddress(t *testing.T) {
 	at(first)
 	slow := make(chan int)
 	go func() {
-		res, err := http.Get("http://" + first.String() + "/debug/pprof/profile?seconds=1")
+		res, err := http.Get("http://" + first.String() + "/configz")
 		if err != nil {
 			slow <- 0
 			return
@@ -387,9 +403,7 @@ func TestChangeOfAddress(t *testing.T) {
 		res.Body.Close()
 		slow <- res.StatusCode
 	}()
-	time.Sleep(200 * time.Millisecond)
-	free, second := occupy(t)
-	free.Close()
+	<-inHand
 	s.Listen(second)
 	at(second)
 	if code := <-slow; code != 200 {
@@ -401,7 +415,7 @@ func TestChangeOfAddress(t *testing.T) {
 	// The new one is taken: the old one stays.
 	_, third := occupy(t)
 	s.Listen(third)
-	time.Sleep(200 * time.Millisecond)
+	log.await(t, third.String())
 	at(second)
 	// All addresses of the port that we have ourselves, and back.
 	all := netip.AddrPortFrom(netip.IPv4Unspecified(), second.Port())
@@ -416,6 +430,42 @@ func TestChangeOfAddress(t *testing.T) {
 	}
 	s.Listen(first)
 	at(first)
+}
+
+// Run returns after the requests in hand.
+func TestEndWaitsForRequests(t *testing.T) {
+	inHand := make(chan struct{})
+	var finished atomic.Bool
+	s := status.NewServer(status.ServerConfig{
+		Metrics: status.NewMetrics(status.MetricsConfig{}), Addr: anyPort, HardFail: true, Log: discard,
+		Config: func() (any, error) {
+			close(inHand)
+			time.Sleep(500 * time.Millisecond)
+			finished.Store(true)
+			return nil, nil
+		},
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	done, code := make(chan error, 1), make(chan int, 1)
+	go func() { done <- s.Run(ctx) }()
+	addr := waitFor(t, s, func(a net.Addr) bool { return a != nil })
+	go func() {
+		res, err := http.Get("http://" + addr.String() + "/configz")
+		if err != nil {
+			code <- 0
+			return
+		}
+		res.Body.Close()
+		code <- res.StatusCode
+	}()
+	<-inHand
+	stop()
+	if err := <-done; err != nil || !finished.Load() {
+		t.Errorf("Run returned %v, the request in hand finished: %t", err, finished.Load())
+	}
+	if c := <-code; c != 200 {
+		t.Errorf("the request in hand ended with %d", c)
+	}
 }
 
 // lines is a log that may be read while it is written.
@@ -434,6 +484,16 @@ func (l *lines) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.String()
+}
+
+// await waits until the log has a word.
+func (l *lines) await(t *testing.T, word string) {
+	t.Helper()
+	for limit := time.Now().Add(30 * time.Second); !strings.Contains(l.String(), word); time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatalf("waited in vain for %q in the log:\n%s", word, l)
+		}
+	}
 }
 
 // Where the health server has the same address, its pages are answered by it, as long as that is so (S0).

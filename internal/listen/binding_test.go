@@ -53,7 +53,6 @@ func TestRebind(t *testing.T) {
 				t.Errorf("did %s, want %s", got, test.did)
 			}
 			b.Close()
-			b.serving.Wait()
 		})
 	}
 }

@@ -205,9 +205,12 @@ func TestMoverOverTCP(t *testing.T) {
 	moved := make(chan netip.AddrPort, 10)
 	m := NewMover(Config{
 		Open: Open, Serve: h.Serve,
-		Broke:  func(at netip.AddrPort, err error) { t.Errorf("%s broke: %v", at, err) },
-		Failed: func(at netip.AddrPort, err error, again bool) { t.Errorf("%s: %v", at, err) },
-		Moved:  func(_, to netip.AddrPort) { moved <- to },
+		Broke: func(at netip.AddrPort, err error) { t.Errorf("%s broke: %v", at, err) },
+		Failed: func(at netip.AddrPort, err error, again bool) {
+			t.Errorf("%s: %v", at, err)
+			moved <- netip.AddrPort{}
+		},
+		Moved: func(_, to netip.AddrPort) { moved <- to },
 	})
 	stop := run(t, m)
 	loopback := netip.AddrFrom4([4]byte{127, byte(1 + rand.IntN(250)), byte(rand.IntN(256)), 1})
