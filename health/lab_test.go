@@ -9,12 +9,12 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"kube-proxy/internal/listen"
+	"kube-proxy/internal/listentest"
 )
 
 // lonely returns an address of this machine that no other test uses: Linux has all of 127.0.0.0/8.
@@ -95,50 +95,19 @@ func drain(resp *http.Response) string {
 	return string(b)
 }
 
-// fakeOpener opens listeners that nobody can reach, and fails as told. It works where time is made up.
-type fakeOpener struct {
-	mu    sync.Mutex
-	err   string
-	only  string // the address to which err applies; "" for all
-	tries []time.Time
-	open  []*fakeListener
-	log   []string // "open ADDRESS", "close ADDRESS"
-}
+// fakeOpener opens listeners that nobody can reach, and fails as told.
+type fakeOpener struct{ listentest.Opener }
 
 func newFakeOpener() *fakeOpener { return &fakeOpener{} }
 
-func (o *fakeOpener) refuse(err string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.err, o.only = err, ""
-}
-
-// refuseAt makes one address fail.
-func (o *fakeOpener) refuseAt(addr, err string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.err, o.only = err, addr
-}
-
-func (o *fakeOpener) listen(_ context.Context, p listen.Place) (net.Listener, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.tries = append(o.tries, time.Now())
-	if o.err != "" && (o.only == "" || o.only == p.At.String()) {
-		return nil, errors.New(o.err)
-	}
-	l := &fakeListener{o: o, place: p, end: make(chan error, 2)}
-	o.open = append(o.open, l)
-	o.log = append(o.log, "open "+p.At.String())
-	return l, nil
+func (o *fakeOpener) listen(ctx context.Context, p listen.Place) (net.Listener, error) {
+	return o.Open(ctx, p.Network, p.At)
 }
 
 // since returns when it was tried.
 func (o *fakeOpener) since(start time.Time) []time.Duration {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	var out []time.Duration
-	for _, t := range o.tries {
+	for _, t := range o.Tries() {
 		out = append(out, t.Sub(start))
 	}
 	return out
@@ -158,37 +127,4 @@ func seconds(n ...time.Duration) []time.Duration {
 }
 
 // kill makes the last listener fail.
-func (o *fakeOpener) kill() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.open[len(o.open)-1].end <- errors.New("the socket broke")
-}
-
-func (o *fakeOpener) events() []string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	log := o.log
-	o.log = nil
-	return log
-}
-
-type fakeListener struct {
-	o     *fakeOpener
-	place listen.Place
-	end   chan error
-	once  sync.Once
-}
-
-func (l *fakeListener) Accept() (net.Conn, error) { return nil, <-l.end }
-
-func (l *fakeListener) Close() error {
-	l.once.Do(func() {
-		l.o.mu.Lock()
-		defer l.o.mu.Unlock()
-		l.o.log = append(l.o.log, "close "+l.place.At.String())
-		l.end <- net.ErrClosed
-	})
-	return nil
-}
-
-func (l *fakeListener) Addr() net.Addr { return net.TCPAddrFromAddrPort(l.place.At) }
+func (o *fakeOpener) kill() { o.Break(errors.New("the socket broke")) }

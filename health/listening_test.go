@@ -29,7 +29,7 @@ func TestRetryHT15(t *testing.T) {
 		done := make(chan struct{})
 		go func() { s.Run(ctx); close(done) }()
 		v4 := s.Observer(lb.IPv4)
-		o.refuse("in use")
+		o.Refuse("", "in use")
 		start := time.Now()
 		v4.Applied(set(check("shop/web", 32100, 1)))
 		pass(200 * time.Second)
@@ -43,12 +43,12 @@ func TestRetryHT15(t *testing.T) {
 		}
 		v4.Applied(set(check("shop/next", 32100, 2))) // another Service, with the same trouble
 		synctest.Wait()
-		o.refuse("")
+		o.Refuse("", "")
 		pass(61 * time.Second)
-		if told != 2 || fmt.Sprint(o.events()) != "[open 0.0.0.0:32100]" {
+		if told != 2 || fmt.Sprint(o.Did()) != "[open tcp 0.0.0.0:32100]" {
 			t.Errorf("told %d times, want 2: of each Service once", told)
 		}
-		o.refuse("in use")
+		o.Refuse("", "in use")
 		o.kill() // the socket breaks, and cannot be opened again
 		pass(61 * time.Second)
 		if n := len(o.since(start)); told != 3 {
@@ -76,7 +76,7 @@ func TestRetryOfOthers(t *testing.T) {
 		done := make(chan struct{})
 		go func() { s.Run(ctx); close(done) }()
 		v4 := s.Observer(lb.IPv4)
-		o.refuse("in use")
+		o.Refuse("", "in use")
 		const n = 20
 		for i := range n {
 			v4.Applied(set(check("shop/web", uint16(80+i), 1)))
@@ -120,40 +120,39 @@ func TestAddressesChange(t *testing.T) {
 		expect := func(want string) {
 			t.Helper()
 			synctest.Wait()
-			if got := fmt.Sprint(o.events()); got != want {
+			if got := fmt.Sprint(o.Did()); got != want {
 				t.Errorf("got  %s\nwant %s", got, want)
 			}
 		}
-		expect("[open 192.0.2.1:80 open [2001:db8::1]:80]")
+		expect("[open tcp4 192.0.2.1:80 open tcp6 [2001:db8::1]:80]")
 		for _, step := range []struct {
 			addrs []string
 			want  string
 		}{
-			{[]string{"192.0.2.2", "2001:db8::1"}, "[open 192.0.2.2:80 close 192.0.2.1:80]"},
+			{[]string{"192.0.2.2", "2001:db8::1"}, "[open tcp4 192.0.2.2:80 close 192.0.2.1:80]"},
 			{[]string{"2001:db8::1", "192.0.2.2"}, "[]"},
-			{[]string{"0.0.0.0", "192.0.2.2"}, "[close 192.0.2.2:80 close [2001:db8::1]:80 open 0.0.0.0:80]"},
-			{[]string{"0.0.0.0", "::"}, "[close 0.0.0.0:80 open 0.0.0.0:80]"},
+			{[]string{"0.0.0.0", "192.0.2.2"}, "[close 192.0.2.2:80 close [2001:db8::1]:80 open tcp4 0.0.0.0:80]"},
+			{[]string{"0.0.0.0", "::"}, "[close 0.0.0.0:80 open tcp 0.0.0.0:80]"},
 			{[]string{"0.0.0.0", "::", "192.0.2.2"}, "[]"},
 			{nil, "[close 0.0.0.0:80]"},
-			{[]string{"::"}, "[open [::]:80]"},
+			{[]string{"::"}, "[open tcp6 [::]:80]"},
 		} {
 			use(step.addrs...)
 			s.AddressesChanged()
 			synctest.Wait()
-			slicesOfCloses(o)
 			expect(step.want)
 		}
-		o.refuseAt("[2001:db8::2]:80", "no such address")
+		o.Refuse("[2001:db8::2]:80", "no such address")
 		use("2001:db8::2")
 		s.AddressesChanged()
-		expect("[close [::]:80 open [::]:80]") // it was in the way, and is back
-		o.refuse("no such address")
+		expect("[close [::]:80 open tcp6 [::]:80]") // it was in the way, and is back
+		o.Refuse("", "no such address")
 		s.AddressesChanged()
 		expect("[close [::]:80]") // it was in the way, and cannot be opened again either
-		o.refuse("")
+		o.Refuse("", "")
 		pass(61 * time.Second)
-		expect("[open [2001:db8::2]:80]")
-		o.refuse("no such address")
+		expect("[open tcp6 [2001:db8::2]:80]")
+		o.Refuse("", "no such address")
 		use("2001:db8::3")
 		s.AddressesChanged()
 		expect("[]")
@@ -161,19 +160,6 @@ func TestAddressesChange(t *testing.T) {
 		<-done
 		expect("[close [2001:db8::2]:80]")
 	})
-}
-
-// slicesOfCloses puts closes that come one after the other in order.
-func slicesOfCloses(o *fakeOpener) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for i := 0; i < len(o.log); i++ {
-		end := i
-		for end < len(o.log) && strings.HasPrefix(o.log[end], "close") {
-			end++
-		}
-		slices.Sort(o.log[i:end])
-	}
 }
 
 // An observer does not wait for listeners, nor for Run.
@@ -195,7 +181,7 @@ func TestAppliedDoesNotBlock(t *testing.T) {
 		}
 		close(blocked)
 		synctest.Wait()
-		if n := len(o.events()); n != 101 {
+		if n := len(o.Did()); n != 101 {
 			t.Errorf("%d listeners opened, want 101", n)
 		}
 		cancel()
@@ -257,15 +243,15 @@ func TestAddressComesLater(t *testing.T) {
 		s.Observer(lb.IPv4).Applied(set(check("shop/web", 80, 1)))
 		pass(time.Hour)
 		for _, step := range []struct{ addr, want string }{
-			{"192.0.2.1", "[open 192.0.2.1:80]"}, {"192.0.2.1", "[]"}, {"192.0.2.2", "[open 192.0.2.2:80 close 192.0.2.1:80]"},
+			{"192.0.2.1", "[open tcp4 192.0.2.1:80]"}, {"192.0.2.1", "[]"}, {"192.0.2.2", "[open tcp4 192.0.2.2:80 close 192.0.2.1:80]"},
 		} {
 			addr.Store([]netip.Addr{netip.MustParseAddr(step.addr)})
 			pass(lookAgain + time.Second)
-			if got := fmt.Sprint(o.events()); got != step.want {
+			if got := fmt.Sprint(o.Did()); got != step.want {
 				t.Errorf("got %s, want %s", got, step.want)
 			}
 		}
-		o.refuse("in use")
+		o.Refuse("", "in use")
 		addr.Store([]netip.Addr{netip.MustParseAddr("192.0.2.3")})
 		pass(lookAgain + time.Second)
 		start, before := time.Now(), len(o.since(time.Now()))

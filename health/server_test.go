@@ -10,13 +10,13 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"kube-proxy/internal/listen"
+	"kube-proxy/internal/logtest"
 	"kube-proxy/lb"
 )
 
@@ -201,7 +201,7 @@ func TestPathsHT03(t *testing.T) {
 // What goes wrong in an answer is logged, and the next one is asked as before.
 func TestPanicIsLogged(t *testing.T) {
 	var bad atomic.Bool
-	log := &lines{}
+	log := &logtest.Buffer{}
 	s := New(Config{
 		Families: map[lb.Family]func() State{lb.IPv4: func() State {
 			if bad.Load() {
@@ -223,27 +223,9 @@ func TestPanicIsLogged(t *testing.T) {
 	if code := status(fresh(), at); code != 200 {
 		t.Errorf("answered %d afterwards", code)
 	}
-	if text := log.text(); !strings.Contains(text, "level=WARN") || !strings.Contains(text, "no state") {
+	if text := log.String(); !strings.Contains(text, "level=WARN") || !strings.Contains(text, "no state") {
 		t.Errorf("logged:\n%s", text)
 	}
-}
-
-// lines is a log.
-type lines struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lines) text() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // FuzzTimes: whatever clock and time zone, times are RFC 3339 in UTC and the same instants (HT-01).
@@ -442,7 +424,7 @@ func TestRetryHT07(t *testing.T) {
 		s.open = o.listen
 		run(t, s)
 		at := netip.MustParseAddrPort("192.0.2.1:10256")
-		o.refuse("in use")
+		o.Refuse("", "in use")
 		s.Listen(at, false)
 		synctest.Wait()
 		start := time.Now()
@@ -453,23 +435,23 @@ func TestRetryHT07(t *testing.T) {
 		if told != 1 {
 			t.Errorf("told %d times of one failure", told)
 		}
-		o.refuse("no such address")
+		o.Refuse("", "no such address")
 		pass(10 * time.Second)
 		if told != 2 {
 			t.Errorf("told %d times of two failures", told)
 		}
-		o.refuse("")
+		o.Refuse("", "")
 		pass(5 * time.Second)
 		if !s.Addr().IsValid() {
 			t.Error("does not listen when it could")
 		}
-		tries := len(o.tries)
+		tries := len(o.Tries())
 		o.kill() // as if the socket were broken
 		pass(listen.ReopenAfter)
-		if len(o.tries) != tries+1 || !s.Addr().IsValid() {
-			t.Errorf("a listener that ended was opened again %d times", len(o.tries)-tries)
+		if len(o.Tries()) != tries+1 || !s.Addr().IsValid() {
+			t.Errorf("a listener that ended was opened again %d times", len(o.Tries())-tries)
 		}
-		o.refuse("in use")
+		o.Refuse("", "in use")
 		o.kill()
 		pass(time.Minute)
 		if told != 3 || s.Addr().IsValid() {

@@ -1,7 +1,6 @@
 package status
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -9,34 +8,17 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"kube-proxy/internal/listen"
+	"kube-proxy/internal/logtest"
 )
-
-type syncLog struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *syncLog) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *syncLog) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
 
 // A listener that breaks is opened again, but not at once: what broke it may last.
 func TestListenerBreaks(t *testing.T) {
-	var log syncLog
+	var log logtest.Buffer
 	s := NewServer(ServerConfig{
 		Metrics: NewMetrics(MetricsConfig{Mode: "nftables"}), Addr: netip.MustParseAddrPort("127.0.0.1:0"), Log: slog.New(slog.NewTextHandler(&log, nil)),
 	})
@@ -83,7 +65,7 @@ func TestListenerBreaks(t *testing.T) {
 // HT-07: an address that cannot be had is tried again each 5 s, and told once.
 func TestRetryHT07(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log syncLog
+		var log logtest.Buffer
 		s := NewServer(ServerConfig{Metrics: NewMetrics(MetricsConfig{}), Log: slog.New(slog.NewTextHandler(&log, nil))})
 		var tries []time.Duration
 		start := time.Now()

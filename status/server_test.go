@@ -13,7 +13,6 @@ import (
 	"net/netip"
 	"runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -22,6 +21,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"kube-proxy/internal/logtest"
 	"kube-proxy/status"
 )
 
@@ -356,9 +356,9 @@ func TestOccupiedPort(t *testing.T) {
 	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(fmt.Sprint(err), addr.String()) {
 		t.Errorf("hard fail: %v", err)
 	}
-	log := &lines{}
+	log := &logtest.Buffer{}
 	s := start(t, status.ServerConfig{Addr: addr, Log: slog.New(slog.NewTextHandler(log, nil))})
-	log.await(t, "trying again")
+	awaitLog(t, log, "trying again")
 	if a := s.Addr(); a != nil {
 		t.Errorf("listens on %v", a)
 	}
@@ -374,7 +374,7 @@ func TestOccupiedPort(t *testing.T) {
 
 // The address can change while requests are in hand, and go, and come back; without one there is no server (FL-09).
 func TestChangeOfAddress(t *testing.T) {
-	log, inHand := &lines{}, make(chan struct{})
+	log, inHand := &logtest.Buffer{}, make(chan struct{})
 	s := start(t, status.ServerConfig{Log: slog.New(slog.NewTextHandler(log, nil)), Config: func() (any, error) {
 		close(inHand)
 		time.Sleep(time.Second)
@@ -415,7 +415,7 @@ func TestChangeOfAddress(t *testing.T) {
 	// The new one is taken: the old one stays.
 	_, third := occupy(t)
 	s.Listen(third)
-	log.await(t, third.String())
+	awaitLog(t, log, third.String())
 	at(second)
 	// All addresses of the port that we have ourselves, and back.
 	all := netip.AddrPortFrom(netip.IPv4Unspecified(), second.Port())
@@ -468,30 +468,12 @@ func TestEndWaitsForRequests(t *testing.T) {
 	}
 }
 
-// lines is a log that may be read while it is written.
-type lines struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// await waits until the log has a word.
-func (l *lines) await(t *testing.T, word string) {
+// awaitLog waits until the log has a word.
+func awaitLog(t *testing.T, log *logtest.Buffer, word string) {
 	t.Helper()
-	for limit := time.Now().Add(30 * time.Second); !strings.Contains(l.String(), word); time.Sleep(time.Millisecond) {
+	for limit := time.Now().Add(30 * time.Second); !strings.Contains(log.String(), word); time.Sleep(time.Millisecond) {
 		if time.Now().After(limit) {
-			t.Fatalf("waited in vain for %q in the log:\n%s", word, l)
+			t.Fatalf("waited in vain for %q in the log:\n%s", word, log)
 		}
 	}
 }

@@ -2,11 +2,13 @@ package listen
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -88,10 +90,15 @@ func (b *Binding) Rebind(ctx context.Context, want []Place) error {
 			first = append(first, p)
 		}
 	}
-	b.closeAt(first)
-	if err := b.openAt(ctx, add); err != nil {
-		// What was in the way is opened again; if that fails too, the first error is the one to tell.
-		_ = b.openAt(ctx, first)
+	err := b.openAt(ctx, add)
+	if err != nil && len(first) > 0 && !errors.Is(err, syscall.EADDRNOTAVAIL) { // else nothing of ours is to blame
+		b.closeAt(first)
+		if err = b.openAt(ctx, add); err != nil {
+			// What was in the way is opened again; if that fails too, the first error is the one to tell.
+			_ = b.openAt(ctx, first)
+		}
+	}
+	if err != nil {
 		return err
 	}
 	b.closeAt(drop)

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -44,7 +45,7 @@ func TestRebind(t *testing.T) {
 			f.did()
 			fails := strings.Contains(test.name, "cannot be had")
 			if fails {
-				f.refuse(test.refused, "refused")
+				f.Refuse(test.refused, "refused")
 			}
 			if err := b.Rebind(t.Context(), places(t, test.want)); (err != nil) != fails {
 				t.Errorf("error %v", err)
@@ -57,6 +58,22 @@ func TestRebind(t *testing.T) {
 	}
 }
 
+// An address that this machine does not have is no reason to close what serves all addresses.
+func TestRebindNowhere(t *testing.T) {
+	f := &fake{}
+	b := &Binding{Open: f.listen, Serve: acceptOnly}
+	if err := b.Rebind(t.Context(), places(t, "tcp 0.0.0.0:80")); err != nil {
+		t.Fatal(err)
+	}
+	f.did()
+	f.Fail("192.0.2.9:80", &net.OpError{Op: "listen", Err: syscall.EADDRNOTAVAIL})
+	if err := b.Rebind(t.Context(), places(t, "tcp 192.0.2.9:80")); !errors.Is(err, syscall.EADDRNOTAVAIL) || f.did() != "" {
+		t.Errorf("error %v, did %s", err, f.did())
+	}
+	b.Close()
+	b.serving.Wait()
+}
+
 // A listener that ends though we have not closed it broke, whatever the error says. It is opened again at the next
 // Rebind, which is asked for a while later.
 func TestBroke(t *testing.T) {
@@ -65,14 +82,14 @@ func TestBroke(t *testing.T) {
 			f, begin := &fake{}, time.Now()
 			b := &Binding{
 				Open: f.listen, Serve: acceptOnly,
-				Broke:  func(at netip.AddrPort, err error) { f.say("broke", at.String(), time.Since(begin).String()) },
-				Reopen: func() { f.say("reopen", time.Since(begin).String()) },
+				Broke:  func(at netip.AddrPort, err error) { f.Say("broke", at.String(), time.Since(begin).String()) },
+				Reopen: func() { f.Say("reopen", time.Since(begin).String()) },
 			}
 			if err := b.Rebind(t.Context(), places(t, "tcp 192.0.2.1:80 tcp 192.0.2.2:80")); err != nil {
 				t.Fatal(err)
 			}
 			f.did()
-			f.last().end <- why
+			f.Break(why)
 			pass(time.Minute)
 			if got, want := f.did(), "broke 192.0.2.2:80 0s, reopen 1s"; got != want {
 				t.Errorf("%v: %s, want %s", why, got, want)

@@ -23,11 +23,11 @@ var (
 func config(f *fake) Config {
 	return Config{
 		Open: f.listen, Serve: acceptOnly,
-		Broke: func(at netip.AddrPort, err error) { f.say("broke", at.String()) },
+		Broke: func(at netip.AddrPort, err error) { f.Say("broke", at.String()) },
 		Failed: func(at netip.AddrPort, err error, again bool) {
-			f.say("failed", at.String(), err.Error(), fmt.Sprint(again))
+			f.Say("failed", at.String(), err.Error(), fmt.Sprint(again))
 		},
-		Moved: func(from, to netip.AddrPort) { f.say("moved", from.String(), to.String()) },
+		Moved: func(from, to netip.AddrPort) { f.Say("moved", from.String(), to.String()) },
 	}
 }
 
@@ -62,20 +62,20 @@ func TestMover(t *testing.T) {
 		expect(one, "open tcp 192.0.2.1:80, moved invalid AddrPort 192.0.2.1:80")
 		m.Move(one, false)
 		expect(one, "")
-		f.refuse(two.String(), "in use")
-		f.since(time.Now())
+		f.Refuse(two.String(), "in use")
+		before := len(f.Tries())
 		begin := time.Now()
 		m.Move(two, false)
 		expect(one, "failed 192.0.2.2:80 in use true")
 		pass(11 * time.Second)
 		expect(one, "")
-		f.refuse(two.String(), "no such address")
+		f.Refuse(two.String(), "no such address")
 		pass(5 * time.Second)
 		expect(one, "failed 192.0.2.2:80 no such address true")
-		if got, want := f.since(begin), []time.Duration{0, 5e9, 10e9, 15e9}; !slices.Equal(got, want) {
+		if got, want := since(begin, f.Tries()[before:]), []time.Duration{0, 5e9, 10e9, 15e9}; !slices.Equal(got, want) {
 			t.Errorf("tried at %v, want %v", got, want)
 		}
-		f.accept()
+		f.Refuse("", "")
 		m.Move(two, false)
 		expect(two, "open tcp 192.0.2.2:80, close 192.0.2.1:80, moved 192.0.2.1:80 192.0.2.2:80")
 		m.Move(nowhere, false)
@@ -99,7 +99,7 @@ func TestMoverInTheWay(t *testing.T) {
 		stop := run(t, m)
 		synctest.Wait()
 		f.did()
-		f.refuse(one.String(), "no such address")
+		f.Refuse(one.String(), "no such address")
 		m.Move(one, false)
 		pass(6 * time.Second)
 		const again = "close 0.0.0.0:80, open tcp 0.0.0.0:80"
@@ -118,7 +118,7 @@ func TestMoverHardFail(t *testing.T) {
 		f := &fake{}
 		m := NewMover(config(f))
 		m.Move(one, true)
-		f.refuse("", "in use")
+		f.Refuse("", "in use")
 		if err := m.Run(t.Context()); err == nil || err.Error() != "in use" {
 			t.Errorf("Run: %v", err)
 		}
@@ -126,20 +126,20 @@ func TestMoverHardFail(t *testing.T) {
 			t.Errorf("did %s, want %s", got, want)
 		}
 
-		f.accept()
+		f.Refuse("", "")
 		m = NewMover(config(f))
 		m.Move(one, true)
 		stop := run(t, m)
 		synctest.Wait()
 		f.did()
-		f.refuse("", "in use")
-		f.last().end <- io.ErrUnexpectedEOF
+		f.Refuse("", "in use")
+		f.Break(io.ErrUnexpectedEOF)
 		pass(0)
 		if m.Addr().IsValid() {
 			t.Errorf("it broke, and is at %s", m.Addr())
 		}
 		pass(time.Minute)
-		f.accept()
+		f.Refuse("", "")
 		pass(RetryEvery)
 		const want = "broke 192.0.2.1:80, close 192.0.2.1:80, failed 192.0.2.1:80 in use true, " +
 			"open tcp 192.0.2.1:80, moved invalid AddrPort 192.0.2.1:80"

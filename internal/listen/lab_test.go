@@ -1,0 +1,55 @@
+package listen
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kube-proxy/internal/listentest"
+)
+
+// fake opens listeners that nobody can reach, and fails as told.
+type fake struct{ listentest.Opener }
+
+func (f *fake) listen(ctx context.Context, p Place) (net.Listener, error) {
+	return f.Open(ctx, p.Network, p.At)
+}
+
+// did returns what was opened, closed and told since it was asked last.
+func (f *fake) did() string { return strings.Join(f.Did(), ", ") }
+
+// acceptOnly serves nobody, until the listener ends.
+func acceptOnly(l net.Listener) error {
+	_, err := l.Accept()
+	return err
+}
+
+// pass lets made-up time pass, and what happens then be done.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// places are made from words as "tcp4 192.0.2.1:80".
+func places(t *testing.T, words string) []Place {
+	t.Helper()
+	f := strings.Fields(words)
+	var out []Place
+	for i := 0; i+1 < len(f); i += 2 {
+		out = append(out, Place{f[i], netip.MustParseAddrPort(f[i+1])})
+	}
+	return out
+}
+
+// since returns how long after the start each time was.
+func since(start time.Time, times []time.Time) []time.Duration {
+	var out []time.Duration
+	for _, t := range times {
+		out = append(out, t.Sub(start))
+	}
+	return out
+}
