@@ -148,24 +148,10 @@ func TestIPVSServers(t *testing.T) {
 // A node changes from upstream's ipvs mode to nftables: a loop of requests notices nothing (PR-08).
 func TestIPVSSwitchUnderTraffic(t *testing.T) {
 	needsIPVS(t)
-	lab, err := netlab.New(netlab.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lab.Close()
-	for _, pod := range []string{"pod1", "pod4"} {
-		if _, err := lab.Listen(pod, netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	lab := netlab.ForTest(t, netlab.Options{})
+	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	tab, vip, _ := plan(lb.IPv4)
-	onNode := func(f func()) {
-		t.Helper()
-		if err := lab.Do("node1", func() error { f(); return nil }); err != nil {
-			t.Fatal(err)
-		}
-	}
-	onNode(func() {
+	lab.On("node1", func() {
 		oursIPVS(t)
 		for _, s := range []string{"net.ipv4.vs.conntrack", "net.ipv4.vs.expire_nodest_conn", "net.ipv4.vs.expire_quiescent_template"} {
 			if _, err := kernel.SetSysctl(s, "1"); err != nil {
@@ -181,20 +167,15 @@ func TestIPVSSwitchUnderTraffic(t *testing.T) {
 			}
 		}
 	})
-	traffic, err := lab.StartTraffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3", Requests: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3", Requests: true})
 	more := func() {
 		t.Helper()
 		for range 3 {
-			if err := traffic.More(); err != nil {
-				t.Error(err)
-			}
+			traffic.More()
 		}
 	}
 	more()
-	onNode(func() {
+	lab.On("node1", func() {
 		p, err := nftables.New(nftables.Config{Family: lb.IPv4})
 		if err != nil {
 			t.Fatal(err)
@@ -205,7 +186,7 @@ func TestIPVSSwitchUnderTraffic(t *testing.T) {
 		}
 	})
 	more() // both are in force
-	onNode(func() {
+	lab.On("node1", func() {
 		r, err := Others(t.Context(), Running{Mode: "nftables", Families: []lb.Family{lb.IPv4, lb.IPv6}})
 		if err != nil || len(r.Left) > 0 || !slices.Contains(r.Removed, "1 virtual servers of IPv4") {
 			t.Errorf("%+v, %v", r, err)
@@ -215,9 +196,7 @@ func TestIPVSSwitchUnderTraffic(t *testing.T) {
 		}
 	})
 	more()
-	if err := traffic.Stop(); err != nil {
-		t.Error(err)
-	}
+	traffic.Stop()
 }
 
 // Which virtual servers are a kube-proxy's, without a kernel that has them.

@@ -18,15 +18,7 @@ import (
 func inNetns(t *testing.T) {
 	t.Helper()
 	needsRoot(t)
-	leave, err := netlab.EnterNew()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := leave(); err != nil {
-			t.Error(err)
-		}
-	})
+	netlab.EnterForTest(t)
 }
 
 func needsRoot(t *testing.T) {

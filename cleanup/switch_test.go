@@ -28,22 +28,8 @@ func TestSwitchUnderTraffic(t *testing.T) {
 }
 
 func switchUnderTraffic(t *testing.T, b iptables.Backend) {
-	lab, err := netlab.New(netlab.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lab.Close()
-	for _, pod := range []string{"pod1", "pod4"} {
-		if _, err := lab.Listen(pod, netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	onNode := func(f func()) {
-		t.Helper()
-		if err := lab.Do("node1", func() error { f(); return nil }); err != nil {
-			t.Fatal(err)
-		}
-	}
+	lab := netlab.ForTest(t, netlab.Options{})
+	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	families := []lb.Family{lb.IPv4, lb.IPv6}
 	// Each mode is started as a new process would: with planes of its own.
 	useIPTables := func() {
@@ -81,7 +67,7 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 		}
 		return r
 	}
-	onNode(useIPTables)
+	lab.On("node1", useIPTables)
 
 	var ways []netlab.Way
 	for _, fam := range families {
@@ -90,26 +76,16 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 		ways = append(ways, netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "node1", To: vip, Seen: "node1"},
 			netlab.Way{From: "client", To: nodePort, Seen: "node1"})
 	}
-	traffic, err := lab.StartTraffic(ways...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	check := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Error(err)
-		}
-	}
-	more := func() { t.Helper(); check(traffic.More()) }
+	traffic := lab.Traffic(ways...)
 	rounds := 2
 	if testing.Short() {
 		rounds = 1
 	}
-	more()
+	traffic.More()
 	for range rounds {
-		onNode(useNFTables)
-		more() // both are in force
-		onNode(func() {
+		lab.On("node1", useNFTables)
+		traffic.More() // both are in force
+		lab.On("node1", func() {
 			r := others(Running{Mode: "nftables"})
 			if len(r.Left) > 0 || !strings.Contains(strings.Join(r.Removed, "\n"), "chains of iptables ("+string(b)+", IPv6)") {
 				t.Errorf("%+v", r)
@@ -122,11 +98,11 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 				}
 			}
 		})
-		more()
-		check(traffic.Open()) // made by nftables
-		onNode(useIPTables)
-		more()
-		onNode(func() {
+		traffic.More()
+		traffic.Open() // made by nftables
+		lab.On("node1", useIPTables)
+		traffic.More()
+		lab.On("node1", func() {
 			r := others(Running{Mode: "iptables", Backend: b})
 			want := []string{"the nftables table kube-proxy of IPv4", "the nftables table kube-proxy of IPv6"}
 			if fmt.Sprint(r.Removed) != fmt.Sprint(want) || len(r.Left) > 0 {
@@ -136,8 +112,8 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 				t.Errorf("a second time: %+v", again)
 			}
 		})
-		more()
-		check(traffic.Open())
+		traffic.More()
+		traffic.Open()
 	}
-	check(traffic.Stop())
+	traffic.Stop()
 }

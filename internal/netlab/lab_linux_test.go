@@ -22,16 +22,7 @@ func newLab(t testing.TB, opts Options) *Lab {
 	if os.Geteuid() != 0 {
 		t.Skip("a lab needs root")
 	}
-	l, err := New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return l
+	return ForTest(t, opts).Lab
 }
 
 func listen(t *testing.T, l *Lab, host string, proto Proto, port uint16) *Responder {

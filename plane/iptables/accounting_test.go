@@ -28,30 +28,15 @@ func TestInvalidAndLocalhostAreCounted(t *testing.T) {
 }
 
 func countPackets(t *testing.T, b Backend, liberal string) {
-	lab, err := netlab.New(netlab.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lab.Close()
-	for _, pod := range []string{"pod1", "pod4"} {
-		if _, err := lab.Listen(pod, netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	lab := netlab.ForTest(t, netlab.Options{})
+	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	var p *Plane
-	on := func(who string, f func() error) {
-		t.Helper()
-		if err := lab.Do(who, f); err != nil {
-			t.Fatal(err)
-		}
-	}
-	on("node1", func() error {
+	lab.On("node1", func() {
 		if _, err := kernel.SetSysctl("net.netfilter.nf_conntrack_tcp_be_liberal", liberal); err != nil {
-			return err
+			t.Fatal(err)
 		}
 		p = newPlane(t, Config{Family: lb.IPv4, Backend: b})
 		reset(t, p, shopTable())
-		return nil
 	})
 	counters := func() Counters {
 		t.Helper()
@@ -82,14 +67,15 @@ func countPackets(t *testing.T, b Backend, liberal string) {
 
 	// A segment with SYN and FIN is none that conntrack can place. It goes to a pod through the node.
 	from, to := netip.MustParseAddr("172.18.0.4"), netip.MustParseAddrPort("10.1.1.11:8080")
-	on("client", func() error {
-		from = addressOn(t, from)
-		return nil
-	})
+	lab.On("client", func() { from = addressOn(t, from) })
 	dropped := func() bool {
 		before := counters().InvalidDropped
 		arrived := listenRaw(t, lab, "pod1")
-		on("client", func() error { return sendSegment(from, to, 0x03) })
+		lab.On("client", func() {
+			if err := sendSegment(from, to, 0x03); err != nil {
+				t.Fatal(err)
+			}
+		})
 		if arrived() {
 			return false
 		}
@@ -102,34 +88,35 @@ func countPackets(t *testing.T, b Backend, liberal string) {
 		t.Errorf("liberal %s: a segment that conntrack cannot place is dropped: %t", liberal, got)
 	}
 	// conntrack.tcpBeLiberal of a changed configuration file takes effect with the next audit.
-	on("node1", func() error {
+	lab.On("node1", func() {
 		other := map[string]string{"0": "1", "1": "0"}[liberal]
 		if _, err := kernel.SetSysctl("net.netfilter.nf_conntrack_tcp_be_liberal", other); err != nil {
-			return err
+			t.Fatal(err)
 		}
 		mended, err := p.Audit(t.Context(), true)
 		if mended != 0 {
 			t.Errorf("a changed setting counts as %d mended", mended)
 		}
-		return err
+		if err != nil {
+			t.Fatal(err)
+		}
 	})
 	if got := dropped(); got != (liberal == "1") {
 		t.Errorf("liberal is not %s any more: a segment that conntrack cannot place is dropped: %t", liberal, got)
 	}
 
-	on("node1", func() error {
+	lab.On("node1", func() {
 		if err := p.Remove(t.Context()); err != nil {
-			return err
+			t.Fatal(err)
 		}
 		nf, err := kernel.OpenNetfilter()
 		if err != nil {
-			return err
+			t.Fatal(err)
 		}
 		defer nf.Close()
 		if _, err := packets(nf, invalidDropped); err == nil {
 			t.Error("the counter is still there after Remove")
 		}
-		return nil
 	})
 }
 
@@ -174,20 +161,19 @@ func sendSegment(from netip.Addr, to netip.AddrPort, flags byte) error {
 }
 
 // listenRaw listens for TCP segments from port 40000 and returns a function that tells, after a while, whether one came.
-func listenRaw(t *testing.T, lab *netlab.Lab, who string) func() bool {
+func listenRaw(t *testing.T, lab *netlab.TestLab, who string) func() bool {
 	t.Helper()
 	fd := -1
-	err := lab.Do(who, func() (err error) {
-		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
-		if err != nil {
-			return err
+	lab.On(who, func() {
+		var err error
+		if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP); err != nil {
+			t.Fatal(err)
 		}
 		limit := unix.NsecToTimeval(int64(500 * time.Millisecond))
-		return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
+			t.Fatal(err)
+		}
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return func() bool {
 		defer unix.Close(fd)
 		b := make([]byte, 2000)

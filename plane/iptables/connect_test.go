@@ -43,14 +43,8 @@ func TestLastServiceIsAsFastAsFirst(t *testing.T) {
 // connectTimes returns the median time of a connect through the first and the last of n services, of so many each, made in
 // turn.
 func connectTimes(t testing.TB, b Backend, n, times int) (first, last time.Duration) {
-	lab, err := netlab.New(netlab.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lab.Close()
-	if _, err := lab.Listen("pod1", netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	lab := netlab.ForTest(t, netlab.Options{})
+	lab.Serve(netlab.TCP, 8080, "pod1")
 	vip := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}) }
 	table := &lb.Table{Node: shopTable().Node}
 	for i := range n {
@@ -61,29 +55,19 @@ func connectTimes(t testing.TB, b Backend, n, times int) (first, last time.Durat
 			Key: lb.Key{Addr: vip(i + 1), Port: 80, Proto: lb.TCP}, Service: service, Kind: lb.ClusterIP,
 			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})
 	}
-	err = lab.Do("node1", func() error {
-		reset(t, newPlane(t, Config{Family: lb.IPv4, Backend: b}), table)
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lab.On("node1", func() { reset(t, newPlane(t, Config{Family: lb.IPv4, Backend: b}), table) })
 	took := [2][]time.Duration{}
-	err = lab.Do("pod2", func() error {
+	lab.On("pod2", func() {
 		for range times {
 			for i, to := range []netip.Addr{vip(1), vip(n)} {
 				d, err := connectOnce(to)
 				if err != nil {
-					return err
+					t.Fatal(err)
 				}
 				took[i] = append(took[i], d)
 			}
 		}
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	for i := range took {
 		slices.Sort(took[i])
 	}

@@ -14,16 +14,9 @@ func TestHealthCheckPortIsOpenDP08(t *testing.T) {
 	for _, b := range []Backend{NFT, Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
-			lab, err := netlab.New(netlab.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer lab.Close()
-			for _, port := range []uint16{32100, 32101} {
-				if _, err := lab.Listen("node1", netlab.TCP, port, netlab.ListenOptions{}); err != nil {
-					t.Fatal(err)
-				}
-			}
+			lab := netlab.ForTest(t, netlab.Options{})
+			lab.Serve(netlab.TCP, 32100, "node1")
+			lab.Serve(netlab.TCP, 32101, "node1")
 			opens := func(port uint16, patience time.Duration) bool {
 				to := netip.AddrPortFrom(netip.MustParseAddr("172.18.0.2"), port)
 				_, err := lab.Dial("client", netlab.TCP, to, netlab.DialOptions{Timeout: patience})
@@ -34,7 +27,7 @@ func TestHealthCheckPortIsOpenDP08(t *testing.T) {
 				t.Fatal("the ports are not even open without rules")
 			}
 			table := shopTable()
-			err = lab.Do("node1", func() error {
+			lab.On("node1", func() {
 				run(t, "", "iptables-"+string(b), "-P", "INPUT", "DROP")
 				p := newPlane(t, Config{Family: lb.IPv4, Backend: b})
 				reset(t, p, table)
@@ -43,11 +36,7 @@ func TestHealthCheckPortIsOpenDP08(t *testing.T) {
 				}
 				changes, _ := table.Replace(healthCheck("shop/web2", 32100))
 				apply(t, p, changes, nil)
-				return nil
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
 			if !opens(32100, yes) {
 				t.Error("the health check's port is closed")
 			}

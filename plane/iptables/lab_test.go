@@ -20,15 +20,7 @@ func inNetns(t testing.TB) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
-	leave, err := netlab.EnterNew()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := leave(); err != nil {
-			t.Error(err)
-		}
-	})
+	netlab.EnterForTest(t)
 }
 
 // needs skips a test where the machine has no such iptables, or the kernel no such tables.

@@ -87,34 +87,12 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 
 func takeOver(t *testing.T, b Backend) {
 	needs(t, b)
-	lab, err := netlab.New(netlab.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lab.Close()
-	for _, pod := range []string{"pod1", "pod4"} {
-		if _, err := lab.Listen(pod, netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	onNode := func(f func()) {
-		if err := lab.Do("node1", func() error { f(); return nil }); err != nil {
-			t.Fatal(err)
-		}
-	}
+	lab := netlab.ForTest(t, netlab.Options{})
+	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	restore := "iptables-" + string(b) + "-restore"
-	onNode(func() { run(t, upstreamRules(), restore, "--noflush") })
+	lab.On("node1", func() { run(t, upstreamRules(), restore, "--noflush") })
 	vip, nodePort := netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("172.18.0.2:30080")
-	traffic, err := lab.StartTraffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "client", To: nodePort, Seen: "node1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	check := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Error(err)
-		}
-	}
+	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "client", To: nodePort, Seen: "node1"})
 	ours := func() {
 		p := newPlane(t, Config{Family: lb.IPv4}) // the kubelet's hint says which back end
 		if p.Backend() != b {
@@ -132,15 +110,15 @@ func takeOver(t *testing.T, b Backend) {
 		}
 	}
 	for range 2 {
-		check(traffic.More())
-		onNode(ours)
-		check(traffic.Open())
-		check(traffic.More())
-		onNode(func() { run(t, upstreamAgain(), restore, "--noflush") })
-		check(traffic.Open())
+		traffic.More()
+		lab.On("node1", ours)
+		traffic.Open()
+		traffic.More()
+		lab.On("node1", func() { run(t, upstreamAgain(), restore, "--noflush") })
+		traffic.Open()
 	}
-	check(traffic.More())
-	check(traffic.Stop())
+	traffic.More()
+	traffic.Stop()
 }
 
 // upstreamAgain is upstreamRules where the rules of chains of others are there.
@@ -177,19 +155,11 @@ func shopTable() *lb.Table {
 // (DP-10), and with LocalhostNodePorts false they do not answer there (SV-64).
 func TestLocalhostNodePortSV64(t *testing.T) {
 	needs(t, NFT)
-	lab, err := netlab.New(netlab.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lab.Close()
-	for _, pod := range []string{"pod1", "pod4"} {
-		if _, err := lab.Listen(pod, netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	lab := netlab.ForTest(t, netlab.Options{})
+	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	to := netip.MustParseAddrPort("127.0.0.1:30080")
 	for _, on := range []bool{true, false, true} {
-		err := lab.Do("node1", func() error {
+		lab.On("node1", func() {
 			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, LocalhostNodePorts: &on})
 			reset(t, p, shopTable())
 			rules := run(t, "", "iptables-nft-save", "-t", "filter")
@@ -197,12 +167,8 @@ func TestLocalhostNodePortSV64(t *testing.T) {
 				t.Errorf("localhost NodePorts %t: the rule against martians is there: %t", on, has)
 			}
 			routesLocalnet(t, on)
-			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = lab.Dial("node1", netlab.TCP, to, netlab.DialOptions{})
+		_, err := lab.Dial("node1", netlab.TCP, to, netlab.DialOptions{})
 		if (err == nil) != on {
 			t.Errorf("localhost NodePorts %t: %v", on, err)
 		}
@@ -227,41 +193,26 @@ func TestMartiansAreDroppedDP10(t *testing.T) {
 	for _, b := range []Backend{NFT, Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
-			lab, err := netlab.New(netlab.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer lab.Close()
-			if _, err := lab.Listen("node1", netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			onNode := func(f func()) {
-				if err := lab.Do("node1", func() error { f(); return nil }); err != nil {
-					t.Fatal(err)
-				}
-			}
+			lab := netlab.ForTest(t, netlab.Options{})
+			lab.Serve(netlab.TCP, 8080, "node1")
 			// The client routes packets to 127.0.0.1 to the node.
-			err = lab.Do("client", func() error {
+			lab.On("client", func() {
 				run(t, "", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")
 				run(t, "", "ip", "rule", "add", "pref", "1", "lookup", "local")
 				run(t, "", "ip", "rule", "del", "pref", "0")
 				run(t, "", "ip", "rule", "add", "pref", "0", "to", "127.0.0.2", "lookup", "7")
 				run(t, "", "ip", "route", "add", "127.0.0.2", "via", "172.18.0.2", "src", "172.18.0.100", "table", "7")
-				return nil
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
 			reaches := func() bool {
 				_, err := lab.Dial("client", netlab.TCP, netip.MustParseAddrPort("127.0.0.2:8080"), netlab.DialOptions{Timeout: 500 * time.Millisecond})
 				return err == nil
 			}
-			onNode(func() { run(t, "", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1") })
+			lab.On("node1", func() { run(t, "", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1") })
 			if !reaches() {
 				t.Fatal("with route_localnet, and without the rule, the client does not reach 127.0.0.2")
 			}
 			var p *Plane
-			onNode(func() {
+			lab.On("node1", func() {
 				p = newPlane(t, Config{Family: lb.IPv4, Backend: b})
 				reset(t, p, shopTable())
 				routesLocalnet(t, true)
@@ -269,14 +220,14 @@ func TestMartiansAreDroppedDP10(t *testing.T) {
 			if reaches() {
 				t.Error("the client reaches what listens on 127.0.0.0/8 of the node")
 			}
-			onNode(func() {
+			lab.On("node1", func() {
 				run(t, "", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0")
 				if mended, err := p.Audit(t.Context(), true); mended != 1 || err != nil {
 					t.Errorf("somebody has set route_localnet to 0: mended %d, %v", mended, err)
 				}
 				routesLocalnet(t, true)
 			})
-			onNode(func() {
+			lab.On("node1", func() {
 				elsewhere := shopTable().Node
 				elsewhere.NodePorts = []netip.Prefix{netip.MustParsePrefix("172.18.0.2/32")}
 				if err := p.SetNode(t.Context(), elsewhere); err != nil {

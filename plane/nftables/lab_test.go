@@ -16,15 +16,7 @@ import (
 // inNetns runs the rest of the test in a network namespace of its own.
 func inNetns(t testing.TB) {
 	t.Helper()
-	leave, err := netlab.EnterNew()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := leave(); err != nil {
-			t.Error(err)
-		}
-	})
+	netlab.EnterForTest(t)
 }
 
 func newPlane(t testing.TB, f lb.Family) *Plane {

@@ -33,24 +33,14 @@ func TestConnectionFromBeforeTheService(t *testing.T) {
 }
 
 func fromBefore(t *testing.T, fam lb.Family, from string, service netip.Addr) {
-	lab, err := netlab.New(netlab.Options{NoNode2: true, NoClient: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lab.Close()
-	if _, err := lab.Listen("pod1", netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	node := func(fn func() error) {
-		t.Helper()
-		if err := lab.Do(netlab.Node1, fn); err != nil {
+	lab := netlab.ForTest(t, netlab.Options{NoNode2: true, NoClient: true})
+	lab.Serve(netlab.TCP, 8080, "pod1")
+	// Somebody's rules have the kernel track connections, and what is closed is to be forgotten sooner than it is.
+	lab.On(netlab.Node1, func() {
+		runNFT(t, "add table inet others; add chain inet others c { type filter hook output priority 0; }; add rule inet others c ct state invalid drop")
+		if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close", []byte("2"), 0); err != nil {
 			t.Fatal(err)
 		}
-	}
-	// Somebody's rules have the kernel track connections, and what is closed is to be forgotten sooner than it is.
-	node(func() error {
-		runNFT(t, "add table inet others; add chain inet others c { type filter hook output priority 0; }; add rule inet others c ct state invalid drop")
-		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close", []byte("2"), 0)
 	})
 	to := netip.AddrPortFrom(service, 80)
 	host, _ := netlab.HostByName(from)
@@ -68,10 +58,7 @@ func fromBefore(t *testing.T, fam lb.Family, from string, service netip.Addr) {
 	table := &lb.Table{}
 	table.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{{Key: lb.Key{Addr: service, Port: 80, Proto: lb.TCP}, Service: name,
 		Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})
-	node(func() error {
-		reset(t, newPlane(t, fam), table)
-		return nil
-	})
+	lab.On(netlab.Node1, func() { reset(t, newPlane(t, fam), table) })
 	if err := dial(time.Second); !errors.Is(err, netlab.ErrRefused) {
 		t.Fatalf("with rules: %v, want a refusal", err)
 	}

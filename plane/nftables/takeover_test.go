@@ -56,49 +56,22 @@ table ip kube-proxy {
 // A node changes from upstream's nftables mode to ours: established connections live on, and a loop of new ones
 // notices nothing (G4).
 func TestTakeOverUnderTraffic(t *testing.T) {
-	lab, err := netlab.New(netlab.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lab.Close()
-	for _, pod := range []string{"pod1", "pod4"} {
-		if _, err := lab.Listen(pod, netlab.TCP, 8080, netlab.ListenOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := lab.Do("node1", func() error { runNFT(t, upstreamTable); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	lab := netlab.ForTest(t, netlab.Options{})
+	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
+	lab.On("node1", func() { runNFT(t, upstreamTable) })
 	vip, nodePort := netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("172.18.0.2:30080")
-	traffic, err := lab.StartTraffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "client", To: nodePort, Seen: "node1"})
-	if err != nil {
-		t.Fatalf("through upstream's table: %v", err)
-	}
-	more := func() {
-		t.Helper()
-		if err := traffic.More(); err != nil {
-			t.Error(err)
-		}
-	}
+	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "client", To: nodePort, Seen: "node1"})
 	for range 2 { // some of the connections go to each endpoint
-		if err := traffic.Open(); err != nil {
-			t.Fatal(err)
-		}
+		traffic.Open()
 	}
-	more()
+	traffic.More()
 	var p *Plane
-	err = lab.Do("node1", func() error {
+	lab.On("node1", func() {
 		p = newPlane(t, lb.IPv4)
 		reset(t, p, shopTable())
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	more()
-	if err := traffic.Stop(); err != nil {
-		t.Error(err)
-	}
+	traffic.More()
+	traffic.Stop()
 	if s := p.Stats(); s.Batches != 1 {
 		t.Errorf("%d transactions, want 1", s.Batches)
 	}
