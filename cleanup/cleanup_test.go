@@ -18,6 +18,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/nftables"
+	"kube-proxy/plane/planetest"
 )
 
 // theirs is what others have, some of it with names like ours. KUBE-FIREWALL and what else of the kubelet's is here
@@ -56,7 +57,7 @@ COMMIT
 func ours(t *testing.T) {
 	t.Helper()
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
-		tab, _, _ := plan(fam)
+		tab, _, _ := planetest.Shop(fam)
 		for _, b := range backends {
 			if b == iptables.Legacy && !legacyWorks() {
 				continue

@@ -15,6 +15,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane/nftables"
+	"kube-proxy/plane/planetest"
 )
 
 // needsIPVS skips a test on a kernel without ip_vs; make test-kernels runs it in a VM that has it.
@@ -150,7 +151,7 @@ func TestIPVSSwitchUnderTraffic(t *testing.T) {
 	needsIPVS(t)
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
-	tab, vip, _ := plan(lb.IPv4)
+	tab, vip, _ := planetest.Shop(lb.IPv4)
 	lab.On("node1", func() {
 		oursIPVS(t)
 		for _, s := range []string{"net.ipv4.vs.conntrack", "net.ipv4.vs.expire_nodest_conn", "net.ipv4.vs.expire_quiescent_template"} {

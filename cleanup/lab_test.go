@@ -1,7 +1,6 @@
 package cleanup
 
 import (
-	"net/netip"
 	"os"
 	"os/exec"
 	"regexp"
@@ -10,7 +9,6 @@ import (
 	"testing"
 
 	"kube-proxy/internal/netlab"
-	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
 )
 
@@ -82,33 +80,6 @@ func clean(t *testing.T, w What) Report {
 }
 
 var all = What{IPTables: true, IPVS: true, NFTables: true}
-
-// plan is a table of one service with a VIP and a NodePort, and two endpoints, that the lab has.
-func plan(fam lb.Family) (*lb.Table, netip.AddrPort, netip.AddrPort) {
-	vip, node, pods := "10.96.0.10", "172.18.0.2", "10.1.0.0/16"
-	backends, services := []string{"10.1.1.11:8080", "10.1.2.14:8080"}, "10.96.0.0/12"
-	if fam == lb.IPv6 {
-		vip, node, pods = "fd00:10:96::10", "fd00:18::2", "fd00:10:1::/48"
-		backends, services = []string{"[fd00:10:1:1::11]:8080", "[fd00:10:1:2::14]:8080"}, "fd00:10:96::/108"
-	}
-	set := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster}}
-	for i, b := range backends {
-		set.Backends = append(set.Backends, lb.Backend{Addr: netip.MustParseAddrPort(b), Local: i == 0})
-	}
-	address := netip.MustParseAddr(node)
-	tab := &lb.Table{Node: lb.Node{
-		NodePorts:    []netip.Prefix{netip.PrefixFrom(address, address.BitLen())},
-		Pods:         lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix(pods)}},
-		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix(services)},
-	}}
-	tab.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{
-		{Key: lb.Key{Addr: netip.MustParseAddr(vip), Port: 80, Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.ClusterIP,
-			Routes: []lb.Route{{From: lb.Pods, Do: lb.Balance, To: set}, {From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}},
-		{Key: lb.Key{Port: 30080, Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.NodePort,
-			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}},
-	})
-	return tab, netip.AddrPortFrom(netip.MustParseAddr(vip), 80), netip.AddrPortFrom(address, 30080)
-}
 
 // legacyWorks reports whether this machine has the legacy back end.
 var legacyWorks = sync.OnceValue(func() bool {

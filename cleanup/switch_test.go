@@ -9,6 +9,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/nftables"
+	"kube-proxy/plane/planetest"
 )
 
 // PR-08: a node changes from the mode iptables to nftables and back, some times. Loops of requests notice nothing, each
@@ -38,7 +39,7 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			tab, _, _ := plan(fam)
+			tab, _, _ := planetest.Shop(fam)
 			if err := p.Reset(t.Context(), tab); err != nil {
 				t.Error(err)
 			}
@@ -51,7 +52,7 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			tab, _, _ := plan(fam)
+			tab, _, _ := planetest.Shop(fam)
 			if err := p.Reset(t.Context(), tab); err != nil {
 				t.Error(err)
 			}
@@ -71,7 +72,7 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 
 	var ways []netlab.Way
 	for _, fam := range families {
-		_, vip, nodePort := plan(fam)
+		_, vip, nodePort := planetest.Shop(fam)
 		// Pods keep their address; all others are masqueraded, which the node's own requests need not be told from.
 		ways = append(ways, netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "node1", To: vip, Seen: "node1"},
 			netlab.Way{From: "client", To: nodePort, Seen: "node1"})

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
 )
 
 // BenchmarkFirstSync is the cold load of services with ten backends each.
@@ -13,8 +14,8 @@ func BenchmarkFirstSync(b *testing.B) {
 	for _, back := range []Backend{NFT, Legacy} {
 		for _, n := range []int{1000, 5000} {
 			b.Run(fmt.Sprintf("%s/services=%d", back, n), func(b *testing.B) {
-				w := world{lb.IPv4}
-				want := w.table(n, 10)
+				w := planetest.World{Family: lb.IPv4}
+				want := w.Table(n, 10)
 				for b.Loop() {
 					b.StopTimer()
 					needs(b, back)
@@ -35,13 +36,13 @@ func BenchmarkChange(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/services=%d", back, n), func(b *testing.B) {
 				needs(b, back)
 				inNetns(b)
-				w := world{lb.IPv4}
+				w := planetest.World{Family: lb.IPv4}
 				p := newPlane(b, Config{Family: lb.IPv4, Backend: back})
-				table := w.table(n, 10)
+				table := w.Table(n, 10)
 				reset(b, p, table)
 				i := 0
 				for b.Loop() {
-					changes, _ := table.Replace(w.service(7, 70+i%2, 10))
+					changes, _ := table.Replace(w.ClusterIP(7, 70+i%2, 10))
 					if err := p.Apply(context.Background(), changes); err != nil {
 						b.Fatal(err)
 					}

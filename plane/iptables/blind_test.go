@@ -7,13 +7,14 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
 )
 
 // A table to which somebody has added a rule that iptables cannot show, such as one of nft, is not in the output of
 // iptables-save. Our rules stay as they are, whoever looks: nothing is inserted a second time, and changes go on; a jump that
 // is gone comes back.
 func TestTableThatIptablesCannotShow(t *testing.T) {
-	eachKind(t, func(t *testing.T, w world, cfg Config) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		if cfg.Backend == Legacy {
 			return // its tables have no such rules
 		}
@@ -21,17 +22,17 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 			t.Skip(err)
 		}
 		family := "ip"
-		if w.fam == lb.IPv6 {
+		if w.Family == lb.IPv6 {
 			family = "ip6"
 		}
 		p := newPlane(t, cfg)
-		table := w.table(3, 2)
-		node := w.node()
+		table := w.Table(3, 2)
+		node := w.Node()
 		node.NodePorts = append(node.NodePorts, loopback4)
-		if w.fam == lb.IPv4 { // with the rule against martians
+		if w.Family == lb.IPv4 { // with the rule against martians
 			table.Node = node
 		}
-		table.Replace(w.service(4, 0, 0)) // which is refused in filter
+		table.Replace(w.ClusterIP(4, 0, 0)) // which is refused in filter
 		reset(t, p, table)
 		for _, chain := range []string{"filter INPUT", "nat OUTPUT"} {
 			run(t, "", "nft", strings.Fields("add rule "+family+" "+chain+" ct state new limit rate 10/second accept")...)
@@ -54,7 +55,7 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		if got := leading(); got != want {
 			t.Errorf("%d rules lead to our chains, and after audits and a restart %d", want, got)
 		}
-		changes, _ := table.Replace(w.service(9, 100, 3))
+		changes, _ := table.Replace(w.ClusterIP(9, 100, 3))
 		apply(t, again, changes, nil)
 		changes, _ = table.Replace(lb.Owner{Name: "ns/svc-9"}, nil)
 		apply(t, again, changes, nil)

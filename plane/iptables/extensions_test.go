@@ -9,12 +9,13 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/planetest"
 )
 
 // A kernel that has the tables but lacks a match or a target that rules need is not usable, and New says which one, so that
 // another mode can be chosen.
 func TestKernelLacksExtension(t *testing.T) {
-	eachKind(t, func(t *testing.T, w world, cfg Config) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		tool, err := findTool(system{}, cfg.Family, cfg.Backend)
 		if err != nil {
 			t.Fatal(err)
@@ -65,10 +66,10 @@ func TestLacking(t *testing.T) {
 // What an extension is needed for is in the rules that are written, and the other way round: rules of a table with all
 // kinds of rows have no match or target that New does not ask for, but those that it does without.
 func TestNeededIsWhatIsWritten(t *testing.T) {
-	w := world{lb.IPv4}
-	table := w.table(3, 3)
-	table.Replace(w.full(100, 1000, 3, 0))
-	table.Replace(w.service(102, 0, 0))
+	w := planetest.World{Family: lb.IPv4}
+	table := w.Table(3, 3)
+	table.Replace(w.Full(100, 1000, 3, 1, 0))
+	table.Replace(w.ClusterIP(102, 0, 0))
 	text, err := Render(Config{Family: lb.IPv4}, table)
 	if err != nil {
 		t.Fatal(err)

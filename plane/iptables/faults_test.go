@@ -16,13 +16,14 @@ import (
 	"kube-proxy/internal/exectest"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/planetest"
 )
 
 // A row that the kernel does not take is named, and keeps no other out.
 func TestKernelRefusesRows(t *testing.T) {
 	for _, version := range []string{"iptables v1.8.9 (nf_tables)", "iptables v1.8.9 (legacy)"} {
 		t.Run(version, func(t *testing.T) {
-			w := world{lb.IPv4}
+			w := planetest.World{Family: lb.IPv4}
 			bad := []string{unitID{"ns/svc-7:http", lb.TCP}.chain(clusterChain), unitID{"ns/svc-333:http", lb.TCP}.chain(clusterChain)}
 			hole := &blackHole{version: version, fail: func(stdin []byte, _ []string) error {
 				for _, name := range bad {
@@ -33,14 +34,14 @@ func TestKernelRefusesRows(t *testing.T) {
 				return nil
 			}}
 			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
-			err := p.Reset(t.Context(), w.table(400, 10))
+			err := p.Reset(t.Context(), w.Table(400, 10))
 			var left interface{ RefusedRows() []lb.Key }
 			if !errors.As(err, &left) || !strings.Contains(err.Error(), "Invalid argument") {
 				t.Fatalf("reset: %v", err)
 			}
 			got := left.RefusedRows()
 			slices.SortFunc(got, lb.Key.Compare)
-			want := []lb.Key{{Addr: w.addr(10, 8), Port: 80, Proto: lb.TCP}, {Addr: w.addr(10, 334), Port: 80, Proto: lb.TCP}}
+			want := []lb.Key{{Addr: w.Addr(10, 8), Port: 80, Proto: lb.TCP}, {Addr: w.Addr(10, 334), Port: 80, Proto: lb.TCP}}
 			if !slices.Equal(got, want) {
 				t.Errorf("refused: %v, want %v", got, want)
 			}
@@ -61,7 +62,7 @@ func TestKernelRefusesAll(t *testing.T) {
 		return &runError{name: "iptables-restore", said: "line 2 failed", err: errors.New("exit status 4")}
 	}}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
-	if err := p.Reset(t.Context(), world{lb.IPv4}.table(1000, 10)); err == nil {
+	if err := p.Reset(t.Context(), planetest.World{Family: lb.IPv4}.Table(1000, 10)); err == nil {
 		t.Fatal("no error")
 	}
 	if n := len(hole.runs); n > 1000 {
@@ -86,7 +87,7 @@ func TestLoadEndsBetweenRestores(t *testing.T) {
 		return nil
 	}}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
-	err := p.Reset(ctx, world{lb.IPv4}.table(2000, 10))
+	err := p.Reset(ctx, planetest.World{Family: lb.IPv4}.Table(2000, 10))
 	if !errors.Is(err, context.Canceled) || restores > 3 {
 		t.Errorf("after %d restores: %v", restores, err)
 	}
@@ -129,7 +130,7 @@ func TestHalfALoadServes(t *testing.T) {
 	}}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 	const n = 2000
-	reset(t, p, world{lb.IPv4}.table(n, 10))
+	reset(t, p, planetest.World{Family: lb.IPv4}.Table(n, 10))
 	if restores < 10 || leaf != n {
 		t.Fatalf("%d restores lead to %d services", restores, leaf)
 	}
@@ -173,7 +174,7 @@ func TestProgramMisbehaves(t *testing.T) {
 			}
 			defer cancel()
 			start := time.Now()
-			err := p.Reset(ctx, world{lb.IPv4}.table(3000, 2))
+			err := p.Reset(ctx, planetest.World{Family: lb.IPv4}.Table(3000, 2))
 			if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 3000 {
 				t.Errorf("error %.300v, want one with %q", err, c.want)
 			}
@@ -192,7 +193,7 @@ func TestLockIsHeld(t *testing.T) {
 	t.Setenv("XTABLES_LOCKFILE", lock)
 	p := newPlane(t, Config{Family: lb.IPv4, Backend: Legacy})
 	reset(t, p, shopTable())
-	changes, _ := shopTable().Replace(world{lb.IPv4}.service(1, 10, 1))
+	changes, _ := shopTable().Replace(planetest.World{Family: lb.IPv4}.ClusterIP(1, 10, 1))
 	f, err := os.Create(lock)
 	if err != nil {
 		t.Fatal(err)
@@ -315,11 +316,11 @@ func TestOtherBackend(t *testing.T) {
 
 // The figures of the metrics MT-09 to MT-12 are those of the kernel's rules.
 func TestStatsMT11(t *testing.T) {
-	eachKind(t, func(t *testing.T, w world, cfg Config) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
-		table := w.table(40, 3)
-		table.Replace(w.full(100, 1000, 3, 0))
-		table.Replace(w.service(102, 0, 0))
+		table := w.Table(40, 3)
+		table.Replace(w.Full(100, 1000, 3, 1, 0))
+		table.Replace(w.ClusterIP(102, 0, 0))
 		compare := func(step string) {
 			t.Helper()
 			want := map[string]int{}
@@ -341,7 +342,7 @@ func TestStatsMT11(t *testing.T) {
 		if s := p.Stats(); s.Last != s.Owned {
 			t.Errorf("a first sync wrote %+v of %+v", s.Last, s.Owned)
 		}
-		changes, _ := table.Replace(w.full(100, 1000, 2, 0))
+		changes, _ := table.Replace(w.Full(100, 1000, 2, 1, 0))
 		apply(t, p, changes, nil)
 		compare("an endpoint went")
 		if s := p.Stats(); s.Last.NAT == 0 || s.Last.NAT > 20 || s.Last.Filter != 0 {

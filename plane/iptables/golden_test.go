@@ -13,27 +13,28 @@ import (
 	"time"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
 )
 
 var update = flag.Bool("update", false, "write testdata/*.rules anew")
 
 // goldens are tables whose rendering stands in testdata.
 func goldens() map[string]*lb.Table {
-	w := world{lb.IPv4}
-	all := &lb.Table{Node: w.node()}
-	all.Replace(w.full(1, 10, 2, 3*time.Hour))
-	all.Replace(w.service(2, 0, 0))
+	w := planetest.World{Family: lb.IPv4}
+	all := &lb.Table{Node: w.Node()}
+	all.Replace(w.Full(1, 10, 2, 1, 3*time.Hour))
+	all.Replace(w.ClusterIP(2, 0, 0))
 	all.Replace(healthCheck("ns/svc-3", 32100))
-	checks := &lb.Table{Node: w.node()}
+	checks := &lb.Table{Node: w.Node()}
 	for i := range 40 { // DP-08
 		checks.Replace(healthCheck(fmt.Sprintf("ns/svc-%d", i), 32100+i))
 	}
 	interfaces := &lb.Table{Node: lb.Node{Pods: lb.Detector{InterfacePrefix: "veth"}, NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}}
-	interfaces.Replace(w.full(1, 10, 2, 0))
-	w6 := world{lb.IPv6}
-	six := &lb.Table{Node: w6.node()}
-	six.Replace(w6.full(1, 10, 2, 3*time.Hour))
-	return map[string]*lb.Table{"shop": shopTable(), "every-kind": all, "interface-prefix": interfaces, "ipv6": six, "tree": w.table(40, 1), "health-checks": checks}
+	interfaces.Replace(w.Full(1, 10, 2, 1, 0))
+	w6 := planetest.World{Family: lb.IPv6}
+	six := &lb.Table{Node: w6.Node()}
+	six.Replace(w6.Full(1, 10, 2, 1, 3*time.Hour))
+	return map[string]*lb.Table{"shop": shopTable(), "every-kind": all, "interface-prefix": interfaces, "ipv6": six, "tree": w.Table(40, 1), "health-checks": checks}
 }
 
 // healthCheck is a row for the port on which the node tells of a Service's endpoints.
@@ -94,20 +95,20 @@ func TestNamesDP02(t *testing.T) {
 
 // Bad rows are named, and cost nobody else (plane's rules).
 func TestBadRows(t *testing.T) {
-	w := world{lb.IPv4}
-	table := w.table(2, 2)
-	six := world{lb.IPv6}
-	table.Replace(six.service(9, 0, 1))
+	w := planetest.World{Family: lb.IPv4}
+	table := w.Table(2, 2)
+	six := planetest.World{Family: lb.IPv6}
+	table.Replace(six.ClusterIP(9, 0, 1))
 	p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: &blackHole{}})
 	err := p.Reset(t.Context(), table)
 	var left interface{ RefusedRows() []lb.Key }
-	if !errors.As(err, &left) || len(left.RefusedRows()) != 1 || left.RefusedRows()[0].Addr != six.addr(10, 10) {
+	if !errors.As(err, &left) || len(left.RefusedRows()) != 1 || left.RefusedRows()[0].Addr != six.Addr(10, 10) {
 		t.Errorf("reset: %v", err)
 	}
 	if len(p.st.rows) != 2 {
 		t.Errorf("%d rows are held, want the good ones", len(p.st.rows))
 	}
-	_, fronts := six.service(9, 0, 1)
+	_, fronts := six.ClusterIP(9, 0, 1)
 	if err := p.Apply(t.Context(), []lb.Change{{Key: fronts[0].Key, New: fronts[0]}}); err == nil {
 		t.Error("apply took a row of the other family")
 	}
@@ -115,10 +116,10 @@ func TestBadRows(t *testing.T) {
 
 // DP-12: with more than 1,000 endpoints those have no comments, however they came; the rules that lead to services keep theirs.
 func TestLargeClusterHasNoEndpointCommentsDP12(t *testing.T) {
-	w := world{lb.IPv4}
+	w := planetest.World{Family: lb.IPv4}
 	note := regexp.MustCompile(`-A KUBE-(SEP-.*--comment|SVC-.*--comment "ns/svc-\d+:http ->)`)
 	for services, want := range map[int]bool{100: true, 101: false} {
-		text, err := Render(Config{Family: lb.IPv4}, w.table(services, 10))
+		text, err := Render(Config{Family: lb.IPv4}, w.Table(services, 10))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -133,16 +134,16 @@ func TestLargeClusterHasNoEndpointCommentsDP12(t *testing.T) {
 	var wrote string
 	hole := &blackHole{fail: func(stdin []byte, _ []string) error { wrote = string(stdin); return nil }}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
-	table := w.table(100, 10)
+	table := w.Table(100, 10)
 	reset(t, p, table)
 	for i, want := range []bool{true, false, false} {
-		changes, _ := table.Replace(w.service(200+i, 5000+i, 1))
+		changes, _ := table.Replace(w.ClusterIP(200+i, 5000+i, 1))
 		apply(t, p, changes, nil)
 		if got := note.MatchString(wrote); got != want {
 			t.Errorf("service %d: rules of endpoints have comments: %t", i, got)
 		}
 	}
-	changes, _ := table.Replace(w.service(7, 5000, 11)) // one that had them
+	changes, _ := table.Replace(w.ClusterIP(7, 5000, 11)) // one that had them
 	apply(t, p, changes, nil)
 	if note.MatchString(wrote) {
 		t.Errorf("a service that changes keeps the comments of its endpoints:\n%s", wrote)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
 )
 
 // A change costs what it changes (DP-11): what is handed to iptables-restore is the same among 100 services and among
@@ -24,9 +25,9 @@ func TestChangeIsOfItsOwnSize(t *testing.T) {
 	for _, n := range []int{100, 10_000} {
 		// Nothing is done to a kernel: what counts is what is handed over.
 		rec := &blackHole{}
-		w := world{lb.IPv4}
+		w := planetest.World{Family: lb.IPv4}
 		p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: rec})
-		table := w.table(n, 11) // so many that neither has comments on endpoints (DP-12)
+		table := w.Table(n, 11) // so many that neither has comments on endpoints (DP-12)
 		reset(t, p, table)
 		size := func(o lb.Owner, fronts []*lb.Frontend) int {
 			before := p.Stats().Bytes
@@ -36,8 +37,8 @@ func TestChangeIsOfItsOwnSize(t *testing.T) {
 		}
 		rec.runs = nil
 		var c cost
-		c.endpoint = size(w.service(7, 190_000, 11))
-		c.add = size(w.service(60_000, 190_100, 11))
+		c.endpoint = size(w.ClusterIP(7, 190_000, 11))
+		c.add = size(w.ClusterIP(60_000, 190_100, 11))
 		c.remove = size(lb.Owner{Name: "ns/svc-60000"}, nil)
 		c.runs = len(rec.runs)
 		for _, r := range rec.runs {
@@ -88,13 +89,13 @@ func (b *blackHole) Run(_ context.Context, stdin []byte, name string, args ...st
 
 // A health check among the rows of a service port without name, which has the same name, changes none of its chains.
 func TestHealthCheckBesidePortWithoutName(t *testing.T) {
-	eachKind(t, func(t *testing.T, w world, cfg Config) {
-		o, fronts := w.full(1, 10, 3, time.Hour)
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		o, fronts := w.Full(1, 10, 3, 1, time.Hour)
 		check := func(endpoints int) *lb.Frontend {
 			return &lb.Frontend{Key: lb.Key{Port: 65000, Proto: lb.TCP}, Service: fronts[0].Service, Kind: lb.HealthCheck,
 				Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}, LocalEndpoints: endpoints}
 		}
-		plain, checked := &lb.Table{Node: w.node()}, &lb.Table{Node: w.node()}
+		plain, checked := &lb.Table{Node: w.Node()}, &lb.Table{Node: w.Node()}
 		plain.Replace(o, fronts)
 		checked.Replace(o, append(slices.Clone(fronts), check(0)))
 		first, second := newPlane(t, cfg), newPlane(t, cfg)
@@ -121,12 +122,12 @@ func natOf(dump string) string {
 // A packet walks tens of rules among ten thousand services, not thousands.
 func TestWalkIsShort(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
-		w := world{fam}
+		w := planetest.World{Family: fam}
 		p := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}})
-		reset(t, p, w.table(10_000, 1))
+		reset(t, p, w.Table(10_000, 1))
 		d := p.st.dispatchers[inServices]
 		for _, i := range []int{0, 4999, 9999} {
-			key := lb.Key{Addr: w.addr(10, i+1), Port: 80, Proto: lb.TCP}
+			key := lb.Key{Addr: w.Addr(10, i+1), Port: 80, Proto: lb.TCP}
 			walked, at := 0, ""
 			for n := d.nodes[at]; n.children != nil; n = d.nodes[at] {
 				walked += len(n.children)
@@ -143,11 +144,11 @@ func TestWalkIsShort(t *testing.T) {
 // A restart with the same rows writes nothing, whatever the kernel and the program make of our rules: what
 // iptables-save prints is what was written (design.md 3.7).
 func TestRestartWritesNothing(t *testing.T) {
-	eachKind(t, func(t *testing.T, w world, cfg Config) {
-		table := w.table(40, 3)
-		table.Replace(w.full(100, 1000, 3, 0))
-		table.Replace(w.full(101, 1010, 4, 3*time.Hour))
-		table.Replace(w.service(102, 0, 0))
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		table := w.Table(40, 3)
+		table.Replace(w.Full(100, 1000, 3, 1, 0))
+		table.Replace(w.Full(101, 1010, 4, 1, 3*time.Hour))
+		table.Replace(w.ClusterIP(102, 0, 0))
 		first := newPlane(t, cfg)
 		reset(t, first, table)
 		before := dump(t, first)
@@ -168,10 +169,10 @@ func TestRestartWritesNothing(t *testing.T) {
 // What others do to our chains is mended (DP-13): a flushed table, a deleted jump, a foreign rule in a chain of ours, a
 // chain that is gone. Rules of others stay.
 func TestDriftIsMended(t *testing.T) {
-	eachKind(t, func(t *testing.T, w world, cfg Config) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
-		table := w.table(40, 3)
-		table.Replace(w.full(100, 1000, 3, 0))
+		table := w.Table(40, 3)
+		table.Replace(w.Full(100, 1000, 3, 1, 0))
 		reset(t, p, table)
 		tool := p.tool.program
 		run(t, "*filter\n:THEIRS - [0:0]\n-A THEIRS -j ACCEPT\n-A INPUT -j THEIRS\nCOMMIT\n", tool+"-restore", "--noflush")
@@ -232,14 +233,14 @@ func TestDriftIsMended(t *testing.T) {
 
 // A chain of ours to which a rule of somebody else leads cannot be deleted: it is emptied, and all else goes on.
 func TestChainInUseElsewhere(t *testing.T) {
-	eachKind(t, func(t *testing.T, w world, cfg Config) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
-		table := w.table(3, 2)
+		table := w.Table(3, 2)
 		reset(t, p, table)
 		svc := unitID{"ns/svc-1:http", lb.TCP}.chain(clusterChain)
 		run(t, "", p.tool.program, "-t", "nat", "-A", "OUTPUT", "-j", svc)
 		changes, _ := table.Replace(lb.Owner{Name: "ns/svc-1"}, nil)
-		more, _ := table.Replace(w.service(5, 500, 2))
+		more, _ := table.Replace(w.ClusterIP(5, 500, 2))
 		apply(t, p, append(changes, more...), nil)
 		out := run(t, "", p.tool.program+"-save", "-t", "nat")
 		if strings.Contains(out, "-A "+svc+" ") || !strings.Contains(out, "ns/svc-5:http") {
@@ -268,9 +269,9 @@ func TestChainInUseElsewhere(t *testing.T) {
 // What Apply writes in steps is what a fresh plane writes at once, also across the sizes at which the dispatcher splits.
 func TestStepsEndWhereAFreshStartDoes(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
-		w := world{fam}
+		w := planetest.World{Family: fam}
 		p := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}})
-		table := &lb.Table{Node: w.node()}
+		table := &lb.Table{Node: w.Node()}
 		reset(t, p, table)
 		compare := func(step string) {
 			fresh := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}})
@@ -291,17 +292,17 @@ func TestStepsEndWhereAFreshStartDoes(t *testing.T) {
 			}
 		}
 		for i := range 120 {
-			changes, _ := table.Replace(w.service(i*37%4096, i, i%3))
+			changes, _ := table.Replace(w.ClusterIP(i*37%4096, i, i%3))
 			apply(t, p, changes, nil)
 			if i%5 == 0 {
 				compare(fmt.Sprintf("service %d came", i))
 			}
 		}
-		changes, _ := table.Replace(w.full(50_000, 9000, 3, 0)) // addresses far from all others
+		changes, _ := table.Replace(w.Full(50_000, 9000, 3, 1, 0)) // addresses far from all others
 		apply(t, p, changes, nil)
 		compare("an outlier came")
 		for i := range 120 {
-			o, _ := w.service(i*37%4096, 0, 0)
+			o, _ := w.ClusterIP(i*37%4096, 0, 0)
 			changes, _ := table.Replace(o, nil)
 			apply(t, p, changes, nil)
 			if i%5 == 0 {

@@ -14,6 +14,7 @@ import (
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/planetest"
 )
 
 func readRules(t *testing.T, name string) string {
@@ -58,7 +59,7 @@ func makeSets(t *testing.T) {
 
 // Nothing of ours stays, nor of upstream's of any mode, and everything of others does, rule by rule (DP-15, DP-33, PR-08).
 func TestRemoveDP15(t *testing.T) {
-	eachKind(t, func(t *testing.T, w world, cfg Config) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		program := programOf(cfg)
 		run(t, readRules(t, "others.rules"), program+"-restore", "--noflush")
 		before := saved(t, program)
@@ -83,7 +84,7 @@ func TestRemoveDP15(t *testing.T) {
 
 		for file, want := range map[string]Removed{"old.rules": {Chains: 10, Rules: 5}, "userspace.rules": {Chains: 5, Rules: 5}, "ipvs.rules": {Chains: 12, Rules: 9}} {
 			if file == "ipvs.rules" {
-				if w.fam == lb.IPv6 {
+				if w.Family == lb.IPv6 {
 					continue // its sets have other names
 				}
 				makeSets(t)
@@ -96,8 +97,8 @@ func TestRemoveDP15(t *testing.T) {
 		}
 
 		p := newPlane(t, cfg)
-		table := w.table(40, 3)
-		table.Replace(w.full(100, 1000, 3, 0))
+		table := w.Table(40, 3)
+		table.Replace(w.Full(100, 1000, 3, 1, 0))
 		reset(t, p, table)
 		remove("our plane")
 		same("our plane")
@@ -112,9 +113,9 @@ func TestRemoveDP15(t *testing.T) {
 
 // What others' rules rely on stays, is said, and the rest goes all the same.
 func TestRemoveForeignReferences(t *testing.T) {
-	eachKind(t, func(t *testing.T, w world, cfg Config) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		program := programOf(cfg)
-		reset(t, newPlane(t, cfg), w.table(3, 2))
+		reset(t, newPlane(t, cfg), w.Table(3, 2))
 		run(t, `*filter
 :THEIRS - [0:0]
 -A THEIRS -m comment --comment "theirs" -j KUBE-FORWARD

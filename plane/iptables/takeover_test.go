@@ -9,6 +9,7 @@ import (
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
 )
 
 // upstreamRules has the chains that DP-01 to DP-09 name, for one service: 10.96.0.10:80, NodePort 30080. The names of the
@@ -134,21 +135,11 @@ func upstreamAgain() string {
 	return strings.Join(again, "")
 }
 
-// shopTable is in our words what upstreamRules says.
+// shopTable is in our words what upstreamRules says: NodePorts are on all addresses.
 func shopTable() *lb.Table {
-	set := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster}, Backends: []lb.Backend{
-		{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true}, {Addr: netip.MustParseAddrPort("10.1.2.14:8080")}}}
-	tab := &lb.Table{Node: lb.Node{
-		NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")},
-		Pods:      lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}},
-	}}
-	tab.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{
-		{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.ClusterIP,
-			Routes: []lb.Route{{From: lb.Pods, Do: lb.Balance, To: set}, {From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}},
-		{Key: lb.Key{Port: 30080, Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.NodePort,
-			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}},
-	})
-	return tab
+	table, _, _ := planetest.Shop(lb.IPv4)
+	table.Node.NodePorts = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
+	return table
 }
 
 // NodePorts answer on 127.0.0.1 by default, others on the link cannot use that to reach the node's own services

@@ -13,6 +13,7 @@ import (
 	"kube-proxy/internal/exectest"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/planetest"
 )
 
 // fakeTool is a machine with the programs of a family, of which --version prints that.
@@ -74,7 +75,7 @@ func TestFindTool(t *testing.T) {
 // A restore that fails without having done anything leaves the plane as it was, and the next one succeeds; one of which a
 // part may be in force asks for a Reset.
 func TestRestoreFails(t *testing.T) {
-	w := world{lb.IPv4}
+	w := planetest.World{Family: lb.IPv4}
 	for _, c := range []struct {
 		name string
 		err  error
@@ -87,10 +88,10 @@ func TestRestoreFails(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			hole := &blackHole{}
 			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: hole})
-			table := w.table(32, 2)
+			table := w.Table(32, 2)
 			reset(t, p, table)
 			tree, chains := treeOf(p.st.dispatchers[inServices]), len(p.st.kernel)
-			changes, _ := table.Replace(w.service(100, 1000, 2)) // the row that splits the dispatcher
+			changes, _ := table.Replace(w.ClusterIP(100, 1000, 2)) // the row that splits the dispatcher
 			hole.fail = func([]byte, []string) error { return c.err }
 			err := p.Apply(t.Context(), changes)
 			if err == nil || errors.Is(err, plane.ErrStateLost) != c.lost {

@@ -9,6 +9,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/planetest"
 )
 
 // heard waits until the plane has noticed a foreign change.
@@ -45,11 +46,11 @@ func TestDrift(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			inNetns(t)
-			w := world{lb.IPv4}
-			p := newPlane(t, w.fam)
-			tab := w.table(5, 3)
-			tab.Replace(w.full(10, 500, 5, 2, 0))
-			tab.Replace(w.full(11, 600, 5, 0, 3*time.Hour))
+			w := planetest.World{Family: lb.IPv4}
+			p := newPlane(t, w.Family)
+			tab := w.Table(5, 3)
+			tab.Replace(w.Full(10, 500, 5, 2, 0))
+			tab.Replace(w.Full(11, 600, 5, 0, 3*time.Hour))
 			reset(t, p, tab)
 			runNFT(t, "add table ip others; add chain ip others mine")
 			want := dump(t, p)
@@ -80,14 +81,14 @@ func TestDrift(t *testing.T) {
 
 // A full audit finds what no notification told of.
 func TestFullAudit(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w world) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
-		p := newPlane(t, w.fam)
-		tab := w.table(5, 3)
-		tab.Replace(w.full(10, 500, 5, 2, time.Hour))
+		p := newPlane(t, w.Family)
+		tab := w.Table(5, 3)
+		tab.Replace(w.Full(10, 500, 5, 2, time.Hour))
 		reset(t, p, tab)
 		want := dump(t, p)
-		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.fam]
+		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
 		if err := p.mon.listen(false); err != nil {
 			t.Fatal(err)
 		}
@@ -115,9 +116,9 @@ func TestStateLost(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inNetns(t)
-			w := world{lb.IPv4}
-			p := newPlane(t, w.fam)
-			tab := w.table(5, 3)
+			w := planetest.World{Family: lb.IPv4}
+			p := newPlane(t, w.Family)
+			tab := w.Table(5, 3)
 			reset(t, p, tab)
 			want := dump(t, p)
 			runNFT(t, do)
@@ -125,11 +126,11 @@ func TestStateLost(t *testing.T) {
 			if _, err := p.Audit(t.Context(), false); !errors.Is(err, plane.ErrStateLost) {
 				t.Errorf("audit: error %v", err)
 			}
-			changes, _ := tab.Replace(w.clusterIP(1, 100, 2))
+			changes, _ := tab.Replace(w.ClusterIP(1, 100, 2))
 			if err := p.Apply(t.Context(), changes); name != "asleep" && !errors.Is(err, plane.ErrStateLost) {
 				t.Errorf("apply: error %v", err)
 			}
-			tab.Replace(w.clusterIP(1, 3, 3))
+			tab.Replace(w.ClusterIP(1, 3, 3))
 			reset(t, p, tab)
 			if got := dump(t, p); got != want {
 				t.Errorf("got:\n%s\nwant:\n%s", got, want)
@@ -140,21 +141,21 @@ func TestStateLost(t *testing.T) {
 
 // A change of the node is one transaction, and ends where a fresh start ends.
 func TestSetNode(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w world) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
-		p := newPlane(t, w.fam)
-		tab := w.table(3, 3)
-		tab.Replace(w.full(10, 500, 5, 2, time.Hour))
-		tab.Replace(w.full(11, 500, 5, 0, 0))
+		p := newPlane(t, w.Family)
+		tab := w.Table(3, 3)
+		tab.Replace(w.Full(10, 500, 5, 2, time.Hour))
+		tab.Replace(w.Full(11, 500, 5, 0, 0))
 		reset(t, p, tab)
-		a, b := w.node(), w.node()
-		b.Pods.Prefixes = append(b.Pods.Prefixes, w.node().ServiceCIDRs[0])
-		c := w.node()
+		a, b := w.Node(), w.Node()
+		b.Pods.Prefixes = append(b.Pods.Prefixes, w.Node().ServiceCIDRs[0])
+		c := w.Node()
 		c.Pods = lb.Detector{Interface: "cbr0"}
-		d := w.node()
+		d := w.Node()
 		d.Pods = lb.Detector{InterfacePrefix: "veth"}
 		d.NodePorts = nil
-		e := lb.Node{NodePorts: w.node().ServiceCIDRs}
+		e := lb.Node{NodePorts: w.Node().ServiceCIDRs}
 		for i, n := range []lb.Node{b, a, c, d, e, b, d, a, {}, a} {
 			sent := p.Stats().Batches
 			if err := p.SetNode(t.Context(), n); err != nil {
@@ -164,7 +165,7 @@ func TestSetNode(t *testing.T) {
 				t.Errorf("node %d took %d transactions", i, s)
 			}
 			tab.Node = n
-			if got, want := dump(t, p), fresh(t, w.fam, tab); got != want {
+			if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
 				t.Fatalf("node %d: got:\n%s\nwant:\n%s", i, got, want)
 			}
 		}
@@ -173,15 +174,15 @@ func TestSetNode(t *testing.T) {
 
 // What nothing uses any more goes with a full audit, and is no drift.
 func TestTidy(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w world) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
-		p := newPlane(t, w.fam)
-		tab := w.table(3, 3)
+		p := newPlane(t, w.Family)
+		tab := w.Table(3, 3)
 		reset(t, p, tab)
 		chains := len(p.st.chains)
 		for i := range 20 {
 			n := i%7 + 1
-			o, f := w.full(100, 500, n, min(n, i%3), time.Duration(i%3)*time.Hour)
+			o, f := w.Full(100, 500, n, min(n, i%3), time.Duration(i%3)*time.Hour)
 			apply2(t, p, tab, o, f)
 		}
 		apply2(t, p, tab, lb.Owner{Name: "ns/svc-100"}, nil)
@@ -198,7 +199,7 @@ func TestTidy(t *testing.T) {
 			t.Errorf("%d chains, want %d", len(p.st.chains), chains)
 		}
 		sent := p.Stats().Batches
-		q := newPlane(t, w.fam)
+		q := newPlane(t, w.Family)
 		reset(t, q, tab)
 		if n := p.Stats().Batches - sent + q.Stats().Batches; n != 0 {
 			t.Errorf("a new process finds %d things to do", n)
@@ -208,20 +209,20 @@ func TestTidy(t *testing.T) {
 
 // Where there are very many backends they are asked for one by one: restart and audit do the same as ever.
 func TestBigMap(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w world) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
-		p := newPlane(t, w.fam)
-		tab := w.table(300, 10)
-		tab.Replace(w.full(1000, 5000, 5, 2, time.Hour))
+		p := newPlane(t, w.Family)
+		tab := w.Table(300, 10)
+		tab.Replace(w.Full(1000, 5000, 5, 2, time.Hour))
 		reset(t, p, tab)
 		want := dump(t, p)
-		q := newPlane(t, w.fam)
+		q := newPlane(t, w.Family)
 		p.bigMap, q.bigMap, p.window = 100, 100, 100
 		reset(t, q, tab)
 		if n := q.Stats().Batches; n != 0 {
 			t.Errorf("a restart sent %d batches", n)
 		}
-		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.fam]
+		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
 		if err := p.mon.listen(false); err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
 )
 
 var sizes = []int{100, 1_000, 10_000, 100_000}
@@ -49,10 +50,10 @@ func BenchmarkEndpointRender(b *testing.B) {
 func BenchmarkServiceIntoKernel(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
-			w := world{lb.IPv4}
+			w := planetest.World{Family: lb.IPv4}
 			p, tab := loadedTable(b, n)
 			for i := n; b.Loop(); i++ {
-				changes, _ := tab.Replace(w.clusterIP(i, i*10, 10))
+				changes, _ := tab.Replace(w.ClusterIP(i, i*10, 10))
 				apply(b, p, changes, nil)
 			}
 		})
@@ -64,7 +65,7 @@ func BenchmarkColdReset(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
 			inNetns(b)
-			tab := world{lb.IPv4}.table(n, 10)
+			tab := planetest.World{Family: lb.IPv4}.Table(n, 10)
 			b.ReportAllocs()
 			for b.Loop() {
 				b.StopTimer()
@@ -97,7 +98,7 @@ func BenchmarkWarmReset(b *testing.B) {
 func loadedTable(b *testing.B, n int) (*Plane, *lb.Table) {
 	inNetns(b)
 	p := newPlane(b, lb.IPv4)
-	tab := world{lb.IPv4}.table(n, 10)
+	tab := planetest.World{Family: lb.IPv4}.Table(n, 10)
 	reset(b, p, tab)
 	return p, tab
 }
@@ -118,7 +119,7 @@ func loaded(b *testing.B, n int) (*Plane, func() []lb.Change) {
 		for i := range flipped {
 			at := i * (n / flipped)
 			f := &forms[version][i]
-			f.owner, f.fronts = world{lb.IPv4}.clusterIP(at, at*10, 10)
+			f.owner, f.fronts = planetest.World{Family: lb.IPv4}.ClusterIP(at, at*10, 10)
 			changed := &f.fronts[0].Set(lb.Cluster).Backends[8]
 			changed.Addr = netip.AddrPortFrom(changed.Addr.Addr(), uint16(9000+version))
 		}

@@ -18,13 +18,14 @@ import (
 	"kube-proxy/engine"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
 )
 
 // saboteur damages a table at random, as another program with the same rights could.
 type saboteur struct {
 	rnd *rand.Rand
 	fam string
-	w   world
+	w   planetest.World
 }
 
 // act does one thing; that the kernel may refuse it does not matter.
@@ -33,7 +34,7 @@ func (s saboteur) act() {
 	element := func(verb, set, el string) {
 		do = fmt.Sprintf("%s element %s kube-proxy %s { %s }", verb, s.fam, set, el)
 	}
-	addr := func(net byte) string { return s.w.addr(net, 1+s.rnd.IntN(8)).String() }
+	addr := func(net byte) string { return s.w.Addr(net, 1+s.rnd.IntN(8)).String() }
 	id, slot := 1+s.rnd.IntN(40), s.rnd.IntN(12)
 	maps := []string{"services", "nodeports", "cluster-sets", "local-sets", "nodeport-cluster-sets", "set-shapes", "backends",
 		"members", "member-backends", "affinity", "nat-classes", "cluster-shapes"}
@@ -84,12 +85,12 @@ func (s saboteur) act() {
 // While services change without pause, somebody damages the table without pause. When both rest, the table is
 // soon what a fresh start makes: within two seconds, and some more for a busy machine.
 func TestChaos(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w world) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
 		seed := uint64(time.Now().UnixNano())
 		t.Logf("seed %d", seed)
-		p := newPlane(t, w.fam)
-		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.fam]
+		p := newPlane(t, w.Family)
+		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
 
 		const services = 8
 		// rows are those of service i in its nth state.
@@ -97,10 +98,10 @@ func TestChaos(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(seed, uint64(n)))
 			k := rnd.IntN(10)
 			if rnd.IntN(3) == 0 {
-				_, f := w.clusterIP(i, rnd.IntN(20), k)
+				_, f := w.ClusterIP(i, rnd.IntN(20), k)
 				return f
 			}
-			_, f := w.full(i, rnd.IntN(20), k, min(k, rnd.IntN(4)), time.Duration(rnd.IntN(3))*time.Hour)
+			_, f := w.Full(i, rnd.IntN(20), k, min(k, rnd.IntN(4)), time.Duration(rnd.IntN(3))*time.Hour)
 			return f
 		}
 		name := func(i int) cluster.Name { return cluster.Name{Namespace: "ns", Name: fmt.Sprintf("svc-%d", i)} }
@@ -110,10 +111,10 @@ func TestChaos(t *testing.T) {
 		}
 		store := cluster.NewStore("n1")
 		e := engine.New(engine.Config{
-			Family: w.fam, Plane: p, Store: store, AuditPeriod: 300 * time.Millisecond,
+			Family: w.Family, Plane: p, Store: store, AuditPeriod: 300 * time.Millisecond,
 			Log:         slog.New(slog.NewTextHandler(io.Discard, nil)),
 			Resolve:     func(v cluster.View) []*lb.Frontend { return rows(number[v.Service.Name], v.Service.Created) },
-			ResolveNode: func(cluster.Facts) lb.Node { return w.node() },
+			ResolveNode: func(cluster.Facts) lb.Node { return w.Node() },
 		})
 		do := func(ev cluster.Event) { e.Mark(store.Fold(ev)) }
 		do(cluster.ServicesListed{})
@@ -157,13 +158,13 @@ func TestChaos(t *testing.T) {
 				time.Sleep(time.Duration(rnd.IntN(10)) * time.Millisecond)
 			}
 
-			want := &lb.Table{Node: w.node()}
+			want := &lb.Table{Node: w.Node()}
 			for i, n := range present {
 				want.Replace(lb.Owner{Name: name(i).String()}, rows(i, n))
 			}
-			wanted := fresh(t, w.fam, want)
-			watcher := newPlane(t, w.fam)
-			watcher.rules.node = w.node()
+			wanted := fresh(t, w.Family, want)
+			watcher := newPlane(t, w.Family)
+			watcher.rules.node = w.Node()
 			got, deadline := "", time.Now().Add(5*time.Second)
 			for {
 				got, _ = watcher.Dump()

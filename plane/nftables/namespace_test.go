@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
 )
 
 // While one family writes a large batch the other does not listen either: else the kernel would write a
@@ -17,7 +18,7 @@ func TestLargeBatchUnheard(t *testing.T) {
 		t.Fatal("two planes in one network namespace do not know each other")
 	}
 	for fam, p := range planes {
-		tab := world{p.fam}.table(3_000, 10)
+		tab := planetest.World{Family: p.fam}.Table(3_000, 10)
 		reset(t, p, tab)
 		if b := p.Stats().Bytes; b < 4*deafAbove {
 			t.Fatalf("%s: the batch has only %d bytes", fam, b)
@@ -83,11 +84,11 @@ func TestNamespaceForgotten(t *testing.T) {
 // A table that is written in steps is the same as one written at once. Until the last step no chain is there, and
 // if that fails the next Reset begins anew.
 func TestLoadInSteps(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w world) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
-		tab := w.table(50, 10)
-		tab.Replace(w.full(1000, 5000, 5, 2, time.Hour))
-		p := newPlane(t, w.fam)
+		tab := w.Table(50, 10)
+		tab.Replace(w.Full(1000, 5000, 5, 2, time.Hour))
+		p := newPlane(t, w.Family)
 		reset(t, p, tab)
 		want := dump(t, p)
 		c := p.begin(p.st)
@@ -96,7 +97,7 @@ func TestLoadInSteps(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		q := newPlane(t, w.fam)
+		q := newPlane(t, w.Family)
 		q.loadStep = 64
 		snap, gen, err := q.readTable(allSets)
 		if err != nil {
@@ -108,11 +109,11 @@ func TestLoadInSteps(t *testing.T) {
 		if q.Stats().Batches < 5 {
 			t.Fatalf("%d batches were sent, want many", q.Stats().Batches)
 		}
-		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.fam]
+		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
 		if out := runNFT(t, "list table "+fam+" kube-proxy"); strings.Contains(out, "chain ") || !strings.Contains(out, "map backends") {
 			t.Errorf("before the last step the table holds:\n%s", out)
 		}
-		again := newPlane(t, w.fam)
+		again := newPlane(t, w.Family)
 		reset(t, again, tab)
 		if got := dump(t, again); got != want {
 			t.Errorf("after a load that was cut off: got:\n%s\nwant:\n%s", got, want)

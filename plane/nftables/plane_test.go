@@ -8,17 +8,18 @@ import (
 	"time"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
 )
 
 // A second Reset, and a Reset by a new process, find nothing to do: restart is invisible (design.md 3.7).
 func TestRestartSendsNothing(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w world) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
-		p := newPlane(t, w.fam)
-		tab := w.table(20, 4)
-		tab.Replace(w.full(100, 500, 5, 2, 0))
-		tab.Replace(w.full(101, 600, 5, 0, time.Hour))
-		tab.Replace(w.full(102, 700, 0, 0, 0))
+		p := newPlane(t, w.Family)
+		tab := w.Table(20, 4)
+		tab.Replace(w.Full(100, 500, 5, 2, 0))
+		tab.Replace(w.Full(101, 600, 5, 0, time.Hour))
+		tab.Replace(w.Full(102, 700, 0, 0, 0))
 		reset(t, p, tab)
 		before := dump(t, p)
 		sent := p.Stats().Batches
@@ -26,7 +27,7 @@ func TestRestartSendsNothing(t *testing.T) {
 		if n := p.Stats().Batches; n != sent {
 			t.Errorf("a second Reset sent %d batches", n-sent)
 		}
-		q := newPlane(t, w.fam)
+		q := newPlane(t, w.Family)
 		reset(t, q, tab)
 		if n := q.Stats().Batches; n != 0 {
 			t.Errorf("a new process sent %d batches", n)
@@ -39,24 +40,24 @@ func TestRestartSendsNothing(t *testing.T) {
 
 // A new process changes only what differs, and keeps ids, so that clients keep their backends.
 func TestRestartSendsTheDifference(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w world) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
-		p := newPlane(t, w.fam)
-		tab := w.table(50, 10)
+		p := newPlane(t, w.Family)
+		tab := w.Table(50, 10)
 		reset(t, p, tab)
 		cold := p.Stats()
 
-		tab.Replace(w.clusterIP(7, 1000, 3))
-		tab.Replace(w.clusterIP(8, 80, 0))
-		tab.Replace(w.clusterIP(60, 2000, 4))
+		tab.Replace(w.ClusterIP(7, 1000, 3))
+		tab.Replace(w.ClusterIP(8, 80, 0))
+		tab.Replace(w.ClusterIP(60, 2000, 4))
 		tab.Replace(lb.Owner{Name: "ns/svc-9"}, nil)
-		q := newPlane(t, w.fam)
+		q := newPlane(t, w.Family)
 		reset(t, q, tab)
-		if got, want := dump(t, q), fresh(t, w.fam, tab); got != want {
+		if got, want := dump(t, q), fresh(t, w.Family, tab); got != want {
 			t.Errorf("got:\n%s\nwant:\n%s", got, want)
 		}
 		gone := q.Dropped()
-		if len(gone) != 1 || gone[0].Addr != w.addr(10, 10) {
+		if len(gone) != 1 || gone[0].Addr != w.Addr(10, 10) {
 			t.Errorf("dropped %v, want the address of svc-9", gone)
 		}
 		if s := q.Stats(); s.Batches != 1 || s.Bytes > cold.Bytes/2 {
@@ -68,9 +69,9 @@ func TestRestartSendsTheDifference(t *testing.T) {
 // A health check needs nothing of the kernel: it sends no batch, whether it comes, changes or goes, and where it
 // takes the port of a NodePort, that goes as if nothing came.
 func TestHealthCheckSendsNothing(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w world) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
-		tab := w.table(3, 2)
+		tab := w.Table(3, 2)
 		port := lb.Key{Port: 32100, Proto: lb.TCP}
 		check := func(endpoints int) *lb.Frontend {
 			return &lb.Frontend{Key: port, Service: "ns/balanced", Kind: lb.HealthCheck,
@@ -78,7 +79,7 @@ func TestHealthCheckSendsNothing(t *testing.T) {
 		}
 		balanced := lb.Owner{Name: "ns/balanced"}
 		tab.Replace(balanced, []*lb.Frontend{check(0)})
-		p := newPlane(t, w.fam)
+		p := newPlane(t, w.Family)
 		reset(t, p, tab)
 		before, sent := dump(t, p), p.Stats().Batches
 		for _, want := range [][]*lb.Frontend{{check(1)}, {check(2)}, nil, {check(1)}} {
@@ -90,7 +91,7 @@ func TestHealthCheckSendsNothing(t *testing.T) {
 		nodePort := check(0)
 		nodePort.Kind, nodePort.LocalEndpoints, nodePort.Routes = lb.NodePort, 0, []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
 		apply2(t, p, tab, balanced, []*lb.Frontend{nodePort})
-		if got, want := dump(t, p), fresh(t, w.fam, tab); got != want || got == before {
+		if got, want := dump(t, p), fresh(t, w.Family, tab); got != want || got == before {
 			t.Errorf("with a NodePort instead, got:\n%s\nwant:\n%s", got, want)
 		}
 		apply2(t, p, tab, balanced, []*lb.Frontend{check(1)})
@@ -98,7 +99,7 @@ func TestHealthCheckSendsNothing(t *testing.T) {
 		if _, ok := p.st.rows[port]; ok {
 			t.Error("the NodePort is still there")
 		}
-		q := newPlane(t, w.fam)
+		q := newPlane(t, w.Family)
 		reset(t, q, tab)
 		if got := dump(t, q); got != before {
 			t.Errorf("after a restart, got:\n%s\nwant:\n%s", got, before)
@@ -108,13 +109,13 @@ func TestHealthCheckSendsNothing(t *testing.T) {
 
 // Any way to a state ends where a fresh start ends.
 func TestTransitions(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w world) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
 		seed := uint64(time.Now().UnixNano())
 		t.Logf("seed %d", seed)
 		rnd := rand.New(rand.NewPCG(seed, 1))
-		p := newPlane(t, w.fam)
-		tab := &lb.Table{Node: w.node()}
+		p := newPlane(t, w.Family)
+		tab := &lb.Table{Node: w.Node()}
 		reset(t, p, tab)
 		for round := range 12 {
 			for range 40 {
@@ -123,26 +124,26 @@ func TestTransitions(t *testing.T) {
 				case 0:
 					apply2(t, p, tab, lb.Owner{Name: name(w, i)}, nil)
 				case 1:
-					o, f := w.clusterIP(i, rnd.IntN(20), rnd.IntN(12))
+					o, f := w.ClusterIP(i, rnd.IntN(20), rnd.IntN(12))
 					apply2(t, p, tab, o, f)
 				default:
 					n := rnd.IntN(10)
-					o, f := w.full(i, rnd.IntN(20), n, min(n, rnd.IntN(4)), time.Duration(rnd.IntN(3))*time.Hour)
+					o, f := w.Full(i, rnd.IntN(20), n, min(n, rnd.IntN(4)), time.Duration(rnd.IntN(3))*time.Hour)
 					apply2(t, p, tab, o, f)
 				}
 			}
 			if round%4 == 3 { // a restart in between
-				p = newPlane(t, w.fam)
+				p = newPlane(t, w.Family)
 				reset(t, p, tab)
 			}
-			if got, want := dump(t, p), fresh(t, w.fam, tab); got != want {
+			if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
 				t.Fatalf("seed %d, round %d: got:\n%s\nwant:\n%s", seed, round, got, want)
 			}
 		}
 	})
 }
 
-func name(w world, i int) string { o, _ := w.clusterIP(i, 0, 0); return o.Name }
+func name(w planetest.World, i int) string { o, _ := w.ClusterIP(i, 0, 0); return o.Name }
 
 func apply2(t testing.TB, p *Plane, tab *lb.Table, o lb.Owner, fronts []*lb.Frontend) {
 	t.Helper()
@@ -153,19 +154,19 @@ func apply2(t testing.TB, p *Plane, tab *lb.Table, o lb.Owner, fronts []*lb.Fron
 // The messages and bytes of a change do not depend on how many services there are.
 func TestCostOfAChange(t *testing.T) {
 	cost := func(n int) (endpoint, service Stats) {
-		w := world{lb.IPv4}
+		w := planetest.World{Family: lb.IPv4}
 		inNetns(t)
-		p := newPlane(t, w.fam)
-		tab := w.table(n, 10)
+		p := newPlane(t, w.Family)
+		tab := w.Table(n, 10)
 		reset(t, p, tab)
 		before := p.Stats()
-		o, f := w.clusterIP(n/2, n/2*10, 10)
+		o, f := w.ClusterIP(n/2, n/2*10, 10)
 		changed := &f[0].Set(lb.Cluster).Backends[8] // of ten, one that runs elsewhere
 		changed.Addr = netip.AddrPortFrom(changed.Addr.Addr(), 8081)
 		apply2(t, p, tab, o, f)
 		endpoint = p.Stats().minus(before)
 		before = p.Stats()
-		o, f = w.clusterIP(n, n*10, 10)
+		o, f = w.ClusterIP(n, n*10, 10)
 		apply2(t, p, tab, o, f)
 		return endpoint, p.Stats().minus(before)
 	}
@@ -192,15 +193,15 @@ func (s Stats) minus(o Stats) Stats {
 // What serves beside the routes (DP-50) is nothing to a plane.
 func TestServingAloneSendsNothing(t *testing.T) {
 	inNetns(t)
-	w := world{lb.IPv4}
-	p := newPlane(t, w.fam)
-	tab := w.table(3, 2)
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, w.Family)
+	tab := w.Table(3, 2)
 	reset(t, p, tab)
 	sent := p.Stats()
 	for n := range 3 {
-		o, f := w.clusterIP(1, 2, 2)
+		o, f := w.ClusterIP(1, 2, 2)
 		if n < 2 {
-			f[0].Serving = w.set(f[0].Service, lb.Serving, 1, 3+n)
+			f[0].Serving = w.Set(f[0].Service, lb.Serving, 1, 3+n)
 		}
 		changes, _ := tab.Replace(o, f)
 		if len(changes) != 1 {
@@ -216,10 +217,10 @@ func TestServingAloneSendsNothing(t *testing.T) {
 
 // A table of another layout is replaced in the transaction that installs ours.
 func TestTakeOver(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w world) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
 		fam := "ip"
-		if w.fam == lb.IPv6 {
+		if w.Family == lb.IPv6 {
 			fam = "ip6"
 		}
 		runNFT(t, "add table "+fam+" kube-proxy; add chain "+fam+" kube-proxy services; add map "+fam+` kube-proxy service-ips { type inet_service : verdict; }
@@ -227,13 +228,13 @@ func TestTakeOver(t *testing.T) {
 			add rule `+fam+` kube-proxy nat-prerouting jump services
 			add element `+fam+` kube-proxy service-ips { 80 : goto services }
 			add table `+fam+` others; add chain `+fam+` others mine`)
-		p := newPlane(t, w.fam)
-		tab := w.table(3, 2)
+		p := newPlane(t, w.Family)
+		tab := w.Table(3, 2)
 		reset(t, p, tab)
 		if s := p.Stats(); s.Batches != 1 {
 			t.Errorf("%d transactions, want 1", s.Batches)
 		}
-		if got, want := dump(t, p), fresh(t, w.fam, tab); got != want {
+		if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
 			t.Errorf("got:\n%s\nwant:\n%s", got, want)
 		}
 		if !strings.Contains(runNFT(t, "list tables"), "others") {
@@ -245,11 +246,11 @@ func TestTakeOver(t *testing.T) {
 // One bad row does not keep the others out of the kernel.
 func TestResetWithABadRow(t *testing.T) {
 	inNetns(t)
-	w := world{lb.IPv4}
-	p := newPlane(t, w.fam)
-	tab := w.table(3, 2)
-	want := fresh(t, w.fam, tab)
-	tab.Replace(lb.Owner{Name: "ns/bad"}, []*lb.Frontend{{Key: lb.Key{Addr: w.addr(10, 99), Port: 1, Proto: lb.TCP}, Service: "ns/bad", Kind: lb.ExternalIP}})
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, w.Family)
+	tab := w.Table(3, 2)
+	want := fresh(t, w.Family, tab)
+	tab.Replace(lb.Owner{Name: "ns/bad"}, []*lb.Frontend{{Key: lb.Key{Addr: w.Addr(10, 99), Port: 1, Proto: lb.TCP}, Service: "ns/bad", Kind: lb.ExternalIP}})
 	err := p.Reset(t.Context(), tab)
 	if err == nil || !strings.Contains(err.Error(), "ns/bad") {
 		t.Errorf("error %v does not name the bad row", err)
@@ -257,7 +258,7 @@ func TestResetWithABadRow(t *testing.T) {
 	if got := dump(t, p); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
-	if err := p.Apply(t.Context(), []lb.Change{{Key: lb.Key{Addr: (world{lb.IPv6}).addr(10, 1), Port: 1, Proto: lb.TCP}, New: tab.Sorted()[0]}}); err == nil {
+	if err := p.Apply(t.Context(), []lb.Change{{Key: lb.Key{Addr: (planetest.World{Family: lb.IPv6}).Addr(10, 1), Port: 1, Proto: lb.TCP}, New: tab.Sorted()[0]}}); err == nil {
 		t.Error("a row under a foreign key was taken")
 	}
 	if got := dump(t, p); got != want {
@@ -267,20 +268,20 @@ func TestResetWithABadRow(t *testing.T) {
 
 // The nft program, also that of Debian 12, can list what we make.
 func TestListing(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w world) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
-		p := newPlane(t, w.fam)
-		tab := w.table(3, 2)
-		tab.Replace(w.full(10, 500, 5, 2, 0))
-		tab.Replace(w.full(11, 600, 5, 0, 3*time.Hour))
+		p := newPlane(t, w.Family)
+		tab := w.Table(3, 2)
+		tab.Replace(w.Full(10, 500, 5, 2, 0))
+		tab.Replace(w.Full(11, 600, 5, 0, 3*time.Hour))
 		reset(t, p, tab)
 		out := runNFT(t, "list ruleset")
 		for _, want := range []string{
-			w.addr(10, 1).String() + " . tcp . 80 : 0x",
+			w.Addr(10, 1).String() + " . tcp . 80 : 0x",
 			" . tcp . 80 . ",
 			"tcp . 30010 : 0x",
 			"map @backends",
-			"typeof meta mark . numgen random mod 1 : " + familyOf(w.fam).ip() + " daddr . th dport",
+			"typeof meta mark . numgen random mod 1 : " + familyOf(w.Family).ip() + " daddr . th dport",
 			"0x00000001 . 0 : ",
 			"typeof meta mark . numgen random mod 1 : meta priority",
 			" . 4 : 0:5",
@@ -289,7 +290,7 @@ func TestListing(t *testing.T) {
 			"masquerade fully-random",
 			"priority dstnat",
 			`comment "set id, slot -> backend"`,
-			" : " + w.addr(100, 500).String() + " . 8080",
+			" : " + w.Addr(100, 500).String() + " . 8080",
 		} {
 			if !strings.Contains(out, want) {
 				t.Errorf("the listing does not show %q", want)

@@ -73,8 +73,8 @@ func TestRenderScenarios(t *testing.T) {
 	}
 	states := 0
 	for _, sc := range all {
-		eachFamily(t, func(t *testing.T, w world) {
-			for r := sc.Replay(w.fam); ; states++ {
+		eachFamily(t, func(t *testing.T, w planetest.World) {
+			for r := sc.Replay(w.Family); ; states++ {
 				step, ok, err := r.Next()
 				if err != nil {
 					t.Fatal(err)
@@ -84,9 +84,9 @@ func TestRenderScenarios(t *testing.T) {
 				}
 				t.Run(sc.Name+"/"+step.State.Name, func(t *testing.T) {
 					inNetns(t)
-					text := render(t, w.fam, step.Table)
-					proveRendering(t, w.fam, step.Table, text)
-					if again := render(t, w.fam, r.Fresh()); again != text {
+					text := render(t, w.Family, step.Table)
+					proveRendering(t, w.Family, step.Table, text)
+					if again := render(t, w.Family, r.Fresh()); again != text {
 						t.Errorf("an equal table gives other text:\n%s\nbefore:\n%s", again, text)
 					}
 				})
@@ -142,11 +142,11 @@ func TestRenderConformance(t *testing.T) {
 
 // goldens are tables whose rendering stands in testdata.
 func goldens() map[string]*lb.Table {
-	w, w6 := world{lb.IPv4}, world{lb.IPv6}
-	pod := func(w world, i int, local bool) lb.Backend {
-		return lb.Backend{Addr: netip.AddrPortFrom(w.addr(100, i), 8080), Local: local}
+	w, w6 := planetest.World{Family: lb.IPv4}, planetest.World{Family: lb.IPv6}
+	pod := func(w planetest.World, i int, local bool) lb.Backend {
+		return lb.Backend{Addr: netip.AddrPortFrom(w.Addr(100, i), 8080), Local: local}
 	}
-	shop := func(w world, sticky time.Duration, sources ...netip.Prefix) *lb.Table {
+	shop := func(w planetest.World, sticky time.Duration, sources ...netip.Prefix) *lb.Table {
 		cluster := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster},
 			Backends: []lb.Backend{pod(w, 4, true), pod(w, 5, false), pod(w, 6, false)}}
 		local := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Local}, Backends: cluster.Backends[:1]}
@@ -156,12 +156,12 @@ func goldens() map[string]*lb.Table {
 		front := func(a netip.Addr, port uint16, kind lb.Kind, routes []lb.Route) *lb.Frontend {
 			return &lb.Frontend{Key: lb.Key{Addr: a, Port: port, Proto: lb.TCP}, Service: "shop/web:http", Kind: kind, Routes: routes, Affinity: sticky}
 		}
-		t := &lb.Table{Node: w.node()}
-		balancer := front(w.addr(203, 7), 80, lb.LoadBalancer, outside)
+		t := &lb.Table{Node: w.Node()}
+		balancer := front(w.Addr(203, 7), 80, lb.LoadBalancer, outside)
 		balancer.Sources = sources
-		t.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{front(w.addr(10, 80), 80, lb.ClusterIP, inside), balancer,
+		t.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{front(w.Addr(10, 80), 80, lb.ClusterIP, inside), balancer,
 			front(netip.Addr{}, 30080, lb.NodePort, outside)})
-		t.Replace(lb.Owner{Name: "shop/db"}, []*lb.Frontend{{Key: lb.Key{Addr: w.addr(10, 81), Port: 5432, Proto: lb.TCP},
+		t.Replace(lb.Owner{Name: "shop/db"}, []*lb.Frontend{{Key: lb.Key{Addr: w.Addr(10, 81), Port: 5432, Proto: lb.TCP},
 			Service: "shop/db", Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
 		return t
 	}
@@ -215,7 +215,7 @@ func TestRenderGoldens(t *testing.T) {
 // The text grows with the table, and so does the time that it takes.
 func TestRenderManyServices(t *testing.T) {
 	took := func(n int) time.Duration {
-		table := world{lb.IPv4}.table(n, 10)
+		table := planetest.World{Family: lb.IPv4}.Table(n, 10)
 		best := time.Hour
 		for range 3 {
 			begin := time.Now()
@@ -233,11 +233,11 @@ func TestRenderManyServices(t *testing.T) {
 
 // Rows that cannot be written are named, and cost nobody else (plane's rules).
 func TestRenderBadRows(t *testing.T) {
-	w := world{lb.IPv4}
-	tab := w.table(3, 2)
-	want := render(t, w.fam, tab)
-	tab.Replace(lb.Owner{Name: "ns/bad"}, []*lb.Frontend{{Key: lb.Key{Addr: w.addr(10, 99), Port: 1, Proto: lb.TCP}, Service: "ns/bad", Kind: lb.ExternalIP}})
-	got, err := Render(Config{Family: w.fam}, tab)
+	w := planetest.World{Family: lb.IPv4}
+	tab := w.Table(3, 2)
+	want := render(t, w.Family, tab)
+	tab.Replace(lb.Owner{Name: "ns/bad"}, []*lb.Frontend{{Key: lb.Key{Addr: w.Addr(10, 99), Port: 1, Proto: lb.TCP}, Service: "ns/bad", Kind: lb.ExternalIP}})
+	got, err := Render(Config{Family: w.Family}, tab)
 	var left *refusedRows
 	if !errors.As(err, &left) || len(left.keys) != 1 || left.keys[0].Port != 1 || !strings.Contains(err.Error(), "ns/bad") {
 		t.Errorf("the error %v does not name the row", err)
@@ -246,7 +246,7 @@ func TestRenderBadRows(t *testing.T) {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
 	bit := 32
-	if text, err := Render(Config{Family: w.fam, MasqueradeBit: &bit}, tab); err == nil || text != nil {
+	if text, err := Render(Config{Family: w.Family, MasqueradeBit: &bit}, tab); err == nil || text != nil {
 		t.Errorf("masquerade bit 32 gives %q, %v", text, err)
 	}
 }
@@ -254,21 +254,21 @@ func TestRenderBadRows(t *testing.T) {
 // Names are only ever told in comments, which they cannot end; an interface's name is part of a rule, and one that
 // the language has no way to say is refused.
 func TestRenderNames(t *testing.T) {
-	w := world{lb.IPv4}
-	tab := &lb.Table{Node: w.node()}
-	o, fronts := w.clusterIP(0, 0, 1)
+	w := planetest.World{Family: lb.IPv4}
+	tab := &lb.Table{Node: w.Node()}
+	o, fronts := w.ClusterIP(0, 0, 1)
 	fronts[0].Service = "ns/x\n\tdrop\r\x00\u2028"
 	fronts[0].Set(lb.Cluster).ID.Service = fronts[0].Service
 	tab.Replace(o, fronts)
-	text := render(t, w.fam, tab)
+	text := render(t, w.Family, tab)
 	if !strings.Contains(text, "# ns/x??drop??? clusterip") {
 		t.Errorf("the service is not named as it should:\n%s", text)
 	}
 	inNetns(t)
-	proveRendering(t, w.fam, tab, text)
+	proveRendering(t, w.Family, tab, text)
 	for _, name := range []string{`a"b`, `a\b`, "a*", "a\nb"} {
 		tab.Node.Pods = lb.Detector{Interface: name}
-		if text, err := Render(Config{Family: w.fam}, tab); err == nil || text != nil {
+		if text, err := Render(Config{Family: w.Family}, tab); err == nil || text != nil {
 			t.Errorf("interface %q: %v\n%s", name, err, text)
 		}
 	}

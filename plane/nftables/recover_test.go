@@ -10,16 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
 )
 
 // A row that the kernel has under an id, and that cannot be held any more, costs a Reset that row only.
 func TestResetRefusesARowThatTheKernelHas(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w world) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
-		p := newPlane(t, w.fam)
-		tab := w.table(5, 3)
+		p := newPlane(t, w.Family)
+		tab := w.Table(5, 3)
 		reset(t, p, tab)
-		o, fronts := w.clusterIP(2, 6, 3)
+		o, fronts := w.ClusterIP(2, 6, 3)
 		fronts[0].Affinity = 1500 * time.Millisecond
 		tab.Replace(o, fronts)
 		for range 2 {
@@ -28,12 +29,12 @@ func TestResetRefusesARowThatTheKernelHas(t *testing.T) {
 				t.Fatalf("error %v, want one refused row, %s", err, fronts[0].Key)
 			}
 		}
-		tab.Replace(w.clusterIP(9, 40, 3))
+		tab.Replace(w.ClusterIP(9, 40, 3))
 		rest := &lb.Table{Node: tab.Node}
 		for _, i := range []int{0, 1, 3, 4} {
-			rest.Replace(w.clusterIP(i, i*3, 3))
+			rest.Replace(w.ClusterIP(i, i*3, 3))
 		}
-		if got, want := dump(t, p), fresh(t, w.fam, rest); got != want {
+		if got, want := dump(t, p), fresh(t, w.Family, rest); got != want {
 			t.Errorf("got:\n%s\nwant:\n%s", got, want)
 		}
 	})
@@ -41,16 +42,16 @@ func TestResetRefusesARowThatTheKernelHas(t *testing.T) {
 
 // A full audit of a large table, which looks at a part of it, does not forget what was heard of the rest.
 func TestFullAuditMendsWhatWasHeard(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w world) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
-		p := newPlane(t, w.fam)
+		p := newPlane(t, w.Family)
 		p.window = 1
-		tab := w.table(50, 3)
+		tab := w.Table(50, 3)
 		reset(t, p, tab)
 		want := dump(t, p)
-		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.fam]
+		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
 		id := p.st.sets[lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}].id
-		foreign := w.addr(9, 9).String()
+		foreign := w.Addr(9, 9).String()
 		runNFT(t, fmt.Sprintf(`delete element %[1]s kube-proxy backends { %[2]d . 1 }
 			add element %[1]s kube-proxy services { %[3]s . tcp . 80 : 0x4 }
 			add element %[1]s kube-proxy hairpin { %[3]s . %[3]s }`, fam, id, foreign))
@@ -67,9 +68,9 @@ func TestFullAuditMendsWhatWasHeard(t *testing.T) {
 // An audit that fails does not forget what was to be mended.
 func TestFailedAuditRemembers(t *testing.T) {
 	inNetns(t)
-	w := world{lb.IPv4}
-	p := newPlane(t, w.fam)
-	tab := w.table(5, 3)
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, w.Family)
+	tab := w.Table(5, 3)
 	reset(t, p, tab)
 	want := dump(t, p)
 	runNFT(t, "flush map ip kube-proxy services; flush chain ip kube-proxy cluster")
@@ -91,19 +92,19 @@ func TestFailedAuditRemembers(t *testing.T) {
 
 // An element that stands in the way and that no reading shows does not keep a Reset from its end.
 func TestResetWithWhatCannotBeSeen(t *testing.T) {
-	eachFamily(t, func(t *testing.T, w world) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
-		p := newPlane(t, w.fam)
-		tab := w.table(20, 3)
+		p := newPlane(t, w.Family)
+		tab := w.Table(20, 3)
 		reset(t, p, tab)
 		p.bigMap = 10
-		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.fam]
+		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
 		id := p.st.sets[lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}].id
-		runNFT(t, fmt.Sprintf(`add element %s kube-proxy backends { %d . 3 : %s . 99 }`, fam, id, w.addr(9, 9)))
+		runNFT(t, fmt.Sprintf(`add element %s kube-proxy backends { %d . 3 : %s . 99 }`, fam, id, w.Addr(9, 9)))
 		heard(t, p)
-		tab.Replace(w.clusterIP(2, 200, 4))
+		tab.Replace(w.ClusterIP(2, 200, 4))
 		reset(t, p, tab)
-		if got, want := dump(t, p), fresh(t, w.fam, tab); got != want {
+		if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
 			t.Errorf("got:\n%s\nwant:\n%s", got, want)
 		}
 	})
@@ -154,13 +155,13 @@ func busyNeighbour(t *testing.T) {
 // Others may change their own tables as often as they like: we read ours all the same.
 func TestBusyNeighbour(t *testing.T) {
 	inNetns(t)
-	w := world{lb.IPv4}
-	p := newPlane(t, w.fam)
-	tab := w.table(2000, 4)
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, w.Family)
+	tab := w.Table(2000, 4)
 	reset(t, p, tab)
-	want := fresh(t, w.fam, tab)
+	want := fresh(t, w.Family, tab)
 	busyNeighbour(t)
-	q := newPlane(t, w.fam)
+	q := newPlane(t, w.Family)
 	if err := q.Reset(t.Context(), tab); err != nil {
 		t.Errorf("Reset: %v", err)
 	}

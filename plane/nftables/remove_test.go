@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
 )
 
 // PR-08: our table goes, and upstream's; what others have stays, whatever it is called.
@@ -32,8 +33,8 @@ table arp kube-proxy { chain services { drop; }; }
 	}
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		remove(fam, false)
-		w := world{fam}
-		reset(t, newPlane(t, fam), w.table(300, 3))
+		w := planetest.World{Family: fam}
+		reset(t, newPlane(t, fam), w.Table(300, 3))
 		remove(fam, true)
 		remove(fam, false)
 	}

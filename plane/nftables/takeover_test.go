@@ -6,6 +6,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
 )
 
 // upstreamTable has the objects that DP-21 names, in the layout of one verdict map keyed by service and a chain
@@ -79,18 +80,6 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 
 // shopTable is in our words what upstreamTable says.
 func shopTable() *lb.Table {
-	set := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster}, Backends: []lb.Backend{
-		{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true}, {Addr: netip.MustParseAddrPort("10.1.2.14:8080")}}}
-	tab := &lb.Table{Node: lb.Node{
-		NodePorts:    []netip.Prefix{netip.MustParsePrefix("172.18.0.2/32")},
-		Pods:         lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}},
-		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
-	}}
-	tab.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{
-		{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80, Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.ClusterIP,
-			Routes: []lb.Route{{From: lb.Pods, Do: lb.Balance, To: set}, {From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}},
-		{Key: lb.Key{Port: 30080, Proto: lb.TCP}, Service: "shop/web:http", Kind: lb.NodePort,
-			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}},
-	})
-	return tab
+	table, _, _ := planetest.Shop(lb.IPv4)
+	return table
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
 )
 
 // Root of a user namespace (rootless clusters) may not force socket buffers, but can serve all the same.
@@ -24,11 +25,11 @@ func TestUserNamespace(t *testing.T) {
 		}
 		return
 	}
-	w := world{lb.IPv4}
-	p := newPlane(t, w.fam)
-	tab := w.table(20, 3)
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, w.Family)
+	tab := w.Table(20, 3)
 	reset(t, p, tab)
-	changes, contests := tab.Replace(w.full(30, 100, 4, 2, 0))
+	changes, contests := tab.Replace(w.Full(30, 100, 4, 2, 0))
 	apply(t, p, changes, contests)
 	if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
 		t.Errorf("a full audit mended %d, error %v", n, err)

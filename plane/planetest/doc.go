@@ -16,6 +16,8 @@
 // [Transitions] walks at random between the states of all scenarios, through Apply alone, and expects that the
 // plane ends where a fresh one starts.
 //
+// [World] and [Shop] make tables for a plane's own tests.
+//
 // With PLANETEST_RECORD=1 in the environment Run writes what it saw to testdata/results of this package, from
 // which docs/conformance.md is made: see [Page]. PLANETEST_DUMP=1 adds the plane's whole state to a failure.
 package planetest
