@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -92,39 +91,21 @@ func (f *field) openPage(host string) error {
 
 // listenSink lets the sink answer what the rows send, should it get there.
 func (f *field) listenSink(s *shop) error {
-	type at struct {
-		proto lb.Proto
-		port  uint16
-	}
-	open := map[at]bool{}
 	for _, r := range s.rows {
-		key := at{r.shot.Proto, r.shot.To.Port()}
-		if open[key] || r.shot.Key.IsNodePort() {
+		if r.shot.Key.IsNodePort() {
 			continue
 		}
-		open[key] = true
-		if _, err := f.lab.Listen(netlab.Sink, protos[key.proto], key.port, netlab.ListenOptions{}); err != nil {
+		if err := f.lab.BaitPort(protos[r.shot.Proto], r.shot.To.Port()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// calibrate measures connections in the lab, so that on a busy machine a late answer is not taken for none.
-func (f *field) calibrate() error {
-	var slowest time.Duration
-	for range 4 {
-		for _, six := range []bool{false, true} {
-			begin := time.Now()
-			to := netip.AddrPortFrom(hostAddr("pod4", six), whoPorts[0])
-			if _, err := f.lab.Dial("pod3", netlab.TCP, to, netlab.DialOptions{}); err != nil {
-				return fmt.Errorf("the lab does not work: %w", err)
-			}
-			slowest = max(slowest, time.Since(begin))
-		}
-	}
-	f.silence = min(max(300*time.Millisecond, 20*slowest), 2*time.Second)
-	return nil
+// calibrate measures how long an answer takes at present.
+func (f *field) calibrate() (err error) {
+	f.silence, err = f.lab.Silence(whoPorts[0])
+	return err
 }
 
 // nextPort returns a source port that was not used lately, so that no flow is taken for an older one.

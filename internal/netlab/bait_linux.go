@@ -3,6 +3,7 @@ package netlab
 import (
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -14,7 +15,7 @@ func ServiceRanges() []netip.Prefix {
 }
 
 // BaitSink makes the sink take all addresses of ServiceRanges for its own, and gives it ways back to the pods. With
-// responders there (Lab.Listen), a packet that a node lets pass untouched is answered by the sink, and silence means
+// responders there (BaitPort), a packet that a node lets pass untouched is answered by the sink, and Silence means
 // that the node dropped it.
 func (l *Lab) BaitSink() error {
 	ns, err := l.Namespace(Sink)
@@ -44,6 +45,46 @@ func (l *Lab) BaitSink() error {
 		}
 	}
 	return nil
+}
+
+// BaitPort starts a responder of the sink on a port, unless it has done so before.
+func (l *Lab) BaitPort(proto Proto, port uint16) error {
+	l.baitMu.Lock()
+	defer l.baitMu.Unlock()
+	at := bait{proto, port}
+	if l.baits[at] {
+		return nil
+	}
+	if _, err := l.Listen(Sink, proto, port, ListenOptions{}); err != nil {
+		return err
+	}
+	l.baits[at] = true
+	return nil
+}
+
+// bait is what the sink answers on.
+type bait struct {
+	proto Proto
+	port  uint16
+}
+
+// Silence returns how long no answer must come for a packet to count as dropped. It measures connections from pod3 to pod1
+// and pod4, which must have responders on the TCP port, so that on a busy machine a late answer is not taken for none.
+func (l *Lab) Silence(port uint16) (time.Duration, error) {
+	var slowest time.Duration
+	for range 3 {
+		for _, name := range []string{"pod1", "pod4"} {
+			pod, _ := HostByName(name)
+			for _, six := range []bool{false, true} {
+				begin := time.Now()
+				if _, err := l.Dial("pod3", TCP, netip.AddrPortFrom(pod.Addr(six), port), DialOptions{}); err != nil {
+					return 0, fmt.Errorf("the lab does not work: %w", err)
+				}
+				slowest = max(slowest, time.Since(begin))
+			}
+		}
+	}
+	return min(max(300*time.Millisecond, 20*slowest), 2*time.Second), nil
 }
 
 func takeServiceRanges(h *netlink.Handle) error {

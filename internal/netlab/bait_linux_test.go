@@ -1,17 +1,21 @@
 package netlab
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
+	"time"
 )
 
 // With its bait the sink answers whatever goes to a service range from a node's pods, and nobody does without.
 func TestBaitSink(t *testing.T) {
 	forBoth(t, func(t *testing.T, opts Options) {
 		l := newLab(t, opts)
-		listen(t, l, Sink, TCP, 80)
 		for range 2 { // a second time harms nothing
 			if err := l.BaitSink(); err != nil {
+				t.Fatal(err)
+			}
+			if err := l.BaitPort(TCP, 80); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -32,5 +36,18 @@ func TestBaitSink(t *testing.T) {
 	listen(t, l, Sink, TCP, 80)
 	if reply, err := l.Dial("pod1", TCP, netip.AddrPortFrom(Service4.Addr().Next(), 80), DialOptions{Timeout: quick}); err == nil {
 		t.Errorf("without bait %s answers", reply.Server)
+	}
+}
+
+// A quiet machine waits for the shortest time, and a lab where nobody answers has none.
+func TestSilence(t *testing.T) {
+	l := newLab(t, Options{})
+	if d, err := l.Silence(8080); !errors.Is(err, ErrRefused) {
+		t.Errorf("without responders: %v, %v", d, err)
+	}
+	listen(t, l, "pod1", TCP, 8080)
+	listen(t, l, "pod4", TCP, 8080)
+	if d, err := l.Silence(8080); err != nil || d < 300*time.Millisecond || d > 2*time.Second {
+		t.Errorf("%v, %v", d, err)
 	}
 }

@@ -41,6 +41,9 @@ type Lab struct {
 	mu      sync.Mutex
 	closed  bool
 	closers map[closer]struct{} // responders, open connections, running commands
+
+	baitMu sync.Mutex
+	baits  map[bait]bool // the ports of BaitPort
 }
 
 type closer interface{ Close() error }
@@ -56,7 +59,7 @@ func New(opts Options) (*Lab, error) {
 	if opts.Name == "" {
 		opts.Name = "lab"
 	}
-	l := &Lab{opts: opts, ns: map[string]netns.NsHandle{}, closers: map[closer]struct{}{}}
+	l := &Lab{opts: opts, ns: map[string]netns.NsHandle{}, closers: map[closer]struct{}{}, baits: map[bait]bool{}}
 	for _, h := range hosts {
 		if (opts.NoNode2 && h.Node == Node2) || (opts.NoClient && h.Name == Client) {
 			continue

@@ -31,14 +31,6 @@ type field struct {
 	// silence is how long no answer must come for a packet to count as dropped.
 	silence time.Duration
 	port    atomic.Uint32
-
-	mu   sync.Mutex
-	sink map[protoPort]bool // what the sink listens on
-}
-
-type protoPort struct {
-	proto lb.Proto
-	port  uint16
 }
 
 // pool lends labs, so that a run needs only as many as tests run at the same time.
@@ -87,7 +79,7 @@ func newField(opts netlab.Options) (*field, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &field{opts: opts, lab: l, sink: map[protoPort]bool{}}
+	f := &field{opts: opts, lab: l}
 	for _, step := range []func() error{f.listen, f.lab.BaitSink, f.calibrate} {
 		if err := step(); err != nil {
 			return nil, errors.Join(err, l.Close())
@@ -120,18 +112,14 @@ func (f *field) listen() error {
 
 // expect makes the sink answer what is about to be sent, if it gets it.
 func (f *field) expect(shots []scenario.Shot) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	for _, s := range shots {
-		at := protoPort{s.Proto, s.To.Port()}
 		bait := slices.ContainsFunc(netlab.ServiceRanges(), func(p netip.Prefix) bool { return p.Contains(s.To.Addr()) })
-		if !bait || f.sink[at] || s.Proto == 0 || s.Proto == lb.SCTP && f.noSCTP {
+		if !bait || s.Proto == 0 || s.Proto == lb.SCTP && f.noSCTP {
 			continue
 		}
-		if _, err := f.lab.Listen(netlab.Sink, protos[s.Proto], at.port, netlab.ListenOptions{}); err != nil {
+		if err := f.lab.BaitPort(protos[s.Proto], s.To.Port()); err != nil {
 			return err
 		}
-		f.sink[at] = true
 	}
 	return nil
 }
@@ -150,23 +138,9 @@ func (f *field) inHost(host string, fn func(h *netlink.Handle) error) error {
 	return fn(h)
 }
 
-// calibrate measures a connection, so that a slow machine does not take a late answer for none.
-func (f *field) calibrate() error {
-	var slowest time.Duration
-	for range 3 {
-		for _, h := range []string{"pod1", "pod4"} {
-			host, _ := netlab.HostByName(h)
-			for _, six := range []bool{false, true} {
-				begin := time.Now()
-				if _, err := f.lab.Dial("pod3", netlab.TCP, netip.AddrPortFrom(host.Addr(six), Ports[0]), netlab.DialOptions{}); err != nil {
-					return fmt.Errorf("the lab does not work: %w", err)
-				}
-				slowest = max(slowest, time.Since(begin))
-			}
-		}
-	}
-	f.silence = min(max(300*time.Millisecond, 20*slowest), 2*time.Second)
-	return nil
+func (f *field) calibrate() (err error) {
+	f.silence, err = f.lab.Silence(Ports[0])
+	return err
 }
 
 // nextPort returns a source port that was not used lately, so that no flow is taken for an older one.
