@@ -33,9 +33,13 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	families := []lb.Family{lb.IPv4, lb.IPv6}
 	// Each mode is started as a new process would: with planes of its own.
-	useIPTables := func() {
+	type plane interface {
+		planetest.Plane
+		Close() error
+	}
+	start := func(open func(fam lb.Family) (plane, error)) {
 		for _, fam := range families {
-			p, err := iptables.New(iptables.Config{Family: fam, Backend: b})
+			p, err := open(fam)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -46,18 +50,11 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 			p.Close()
 		}
 	}
+	useIPTables := func() {
+		start(func(fam lb.Family) (plane, error) { return iptables.New(iptables.Config{Family: fam, Backend: b}) })
+	}
 	useNFTables := func() {
-		for _, fam := range families {
-			p, err := nftables.New(nftables.Config{Family: fam})
-			if err != nil {
-				t.Fatal(err)
-			}
-			tab, _, _ := planetest.Shop(fam)
-			if err := p.Reset(t.Context(), tab); err != nil {
-				t.Error(err)
-			}
-			p.Close()
-		}
+		start(func(fam lb.Family) (plane, error) { return nftables.New(nftables.Config{Family: fam}) })
 	}
 	others := func(now Running) Report {
 		t.Helper()
