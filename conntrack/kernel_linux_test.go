@@ -28,12 +28,7 @@ type namespace struct{ *netlab.Namespace }
 
 func newNamespace(tb testing.TB) namespace {
 	tb.Helper()
-	ns, err := netlab.NewNamespace()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(ns.Close)
-	return namespace{ns}
+	return namespace{netlab.NamespaceForTest(tb)}
 }
 
 // sh runs commands, one a line, in the namespace.

@@ -24,12 +24,7 @@ type namespace struct{ *netlab.Namespace }
 
 func newNamespace(t testing.TB) namespace {
 	t.Helper()
-	made, err := netlab.NewNamespace()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(made.Close)
-	ns := namespace{made}
+	ns := namespace{netlab.NamespaceForTest(t)}
 	ns.Do(func() {
 		out, err := exec.Command("sh", "-ec", "ip link set lo up; ip addr add 192.0.2.1/32 dev lo; ip -6 addr add 2001:db8::1/128 dev lo nodad").CombinedOutput()
 		if err != nil {

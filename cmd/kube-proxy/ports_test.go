@@ -32,9 +32,7 @@ func TestOccupiedPorts(t *testing.T) {
 	if took := time.Since(freed); took > 15*time.Second { // 5 s, and the machine is busy
 		t.Errorf("it took %v to get the ports", took)
 	}
-	if code := p.end(syscall.SIGTERM); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	p.stop()
 }
 
 // HT-07, EV-02, EV-03: with bindAddressHardFail all ports that cannot be had are told with the flag or field that asks
@@ -111,9 +109,7 @@ func TestNodePortCollision(t *testing.T) {
 			n.until(metricsURL+"/metrics", "another change", func(a answer) bool {
 				return regexp.MustCompile(`sync_proxy_rules_endpoint_changes_total ([3-9])`).MatchString(a.body)
 			})
-			if code := p.end(syscall.SIGTERM); code != 0 {
-				t.Errorf("exit code %d", code)
-			}
+			p.stop()
 			if got := len(warns.FindAllString(p.log(), -1)); got != 1 || strings.Contains(p.log(), "30081") || strings.Contains(p.log(), "30090") {
 				t.Errorf("%d warnings:\n%s", got, p.log())
 			}

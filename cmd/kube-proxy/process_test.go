@@ -45,12 +45,7 @@ type namespace struct {
 
 func newNamespace(t *testing.T) *namespace {
 	t.Helper()
-	made, err := netlab.NewNamespace()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(made.Close)
-	n := &namespace{made, t}
+	n := &namespace{netlab.NamespaceForTest(t), t}
 	n.command("ip", "link", "set", "lo", "up")
 	n.command("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding") // as on any node
 	return n
@@ -152,6 +147,14 @@ func (p *process) end(signal syscall.Signal) int {
 		p.t.Fatalf("does not end:\n%s", p.log())
 	}
 	return p.cmd.ProcessState.ExitCode()
+}
+
+// stop ends the process with SIGTERM, after which its exit code must be 0.
+func (p *process) stop() {
+	p.t.Helper()
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		p.t.Errorf("exit code %d after SIGTERM:\n%s", code, p.log())
+	}
 }
 
 var elements = regexp.MustCompile(`(?s)elements = \{(.*?)\}`)

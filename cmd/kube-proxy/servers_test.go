@@ -183,9 +183,7 @@ func TestHealthStuck(t *testing.T) {
 	n.code(healthURL+"/healthz", 200)
 	n.code(healthURL+"/livez", 200)
 	has(t, "healthCheckNodePort", n.code("http://127.0.0.1:32000/", 200).body, `"serviceProxyHealthy": true`)
-	if code := p.end(syscall.SIGTERM); code != 0 {
-		t.Errorf("exit code %d:\n%s", code, p.log())
-	}
+	p.stop()
 }
 
 // balanced is a Service with a health-check port, and so many endpoints on this node.
@@ -242,9 +240,7 @@ func TestHealthCheckNodePort(t *testing.T) {
 	n.refused("127.0.0.1:32001")
 	do(t, os.Remove(manifest))
 	n.refused("198.51.100.1:32001")
-	if code := p.end(syscall.SIGTERM); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	p.stop()
 }
 
 // MT-01 to MT-18, HT-21 to HT-25: the metrics are those of the mode that runs, and of no other; the other pages are of

@@ -101,3 +101,14 @@ func EnterForTest(t TB) {
 		}
 	})
 }
+
+// NamespaceForTest makes a namespace that ends with the test.
+func NamespaceForTest(t TB) *Namespace {
+	t.Helper()
+	n, err := NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.Close)
+	return n
+}
