@@ -63,15 +63,13 @@ func testFirstSync(t *testing.T) {
 // because the API server creates its own service some time after it is ready.
 func askAPIServer(t *testing.T, host, address string) {
 	t.Helper()
-	netns, err := bed.Netns(host)
-	must(t, err)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(bed.API.RESTConfig(controlplane.AdminUser).CAData)
 	server := netip.MustParseAddrPort(address).Addr().String()
 	ask := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		conn, err := controlplane.Dial(ctx, netns, "tcp", address)
+		conn, err := bed.Dial(ctx, host, "tcp", address)
 		if err != nil {
 			return err
 		}

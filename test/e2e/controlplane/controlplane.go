@@ -141,14 +141,14 @@ func (c *ControlPlane) RESTConfig(user string) *rest.Config {
 		ContentConfig:   rest.ContentConfig{ContentType: "application/vnd.kubernetes.protobuf"},
 		QPS:             -1,
 		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return Dial(ctx, c.config.Netns, network, address)
+			return dial(ctx, c.config.Netns, network, address)
 		},
 	}
 }
 
 // choosePorts takes three ports that are free in the namespace now.
 func (c *ControlPlane) choosePorts() error {
-	return Enter(c.config.Netns, func() error {
+	return enter(c.config.Netns, func() error {
 		for _, port := range []struct {
 			on  netip.Addr
 			out *int
@@ -189,7 +189,7 @@ func (c *ControlPlane) waitReady(ctx context.Context, name string, process *Proc
 		// Only whether this child answers is asked, whose certificate this package has made.
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return Dial(ctx, c.config.Netns, network, address)
+			return dial(ctx, c.config.Netns, network, address)
 		},
 	}}
 	for {

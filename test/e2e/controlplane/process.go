@@ -12,7 +12,9 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/vishvananda/netns"
+
+	"kube-proxy/internal/netlab"
 )
 
 // Process is a running child. It dies with the test process, whatever ends that one.
@@ -23,14 +25,18 @@ type Process struct {
 	err  error // of Wait; valid once done is closed
 }
 
-// StartProcess starts cmd inside the network namespace at the path netns ("" is the caller's) and waits for its end in the
+// StartProcess starts cmd inside the network namespace at the path namespace ("" is this process's) and waits for its end in the
 // background. name is for error messages.
-func StartProcess(name, netns string, cmd *exec.Cmd) (*Process, error) {
+func StartProcess(name, namespace string, cmd *exec.Cmd) (*Process, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
-	if err := launch(func() error { return enter(netns, cmd.Start) }); err != nil {
+	if err := launch(func() error { return enter(namespace, cmd.Start) }); err != nil {
+		if cmd.Process != nil {
+			// The one thread that forks would fork in the wrong namespace from here on.
+			panic(fmt.Sprintf("leave network namespace %s: %v", namespace, err))
+		}
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	p := &Process{name: name, cmd: cmd, done: make(chan struct{})}
@@ -105,46 +111,22 @@ func launch(f func() error) error {
 	return <-result
 }
 
-// Enter calls f on a thread that is inside the network namespace at the path netns; "" is the caller's.
-func Enter(netns string, f func() error) error {
-	if netns == "" {
+// enter calls f on a thread that is inside the network namespace at the path namespace; "" is the caller's.
+func enter(namespace string, f func() error) error {
+	if namespace == "" {
 		return f()
 	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	return enter(netns, f)
-}
-
-// enter switches the calling thread, which the caller has locked, and switches it back.
-func enter(netns string, f func() error) (err error) {
-	if netns == "" {
-		return f()
-	}
-	home, err := os.Open("/proc/thread-self/ns/net")
+	target, err := netns.GetFromPath(namespace)
 	if err != nil {
-		return fmt.Errorf("open own network namespace: %w", err)
-	}
-	defer home.Close()
-	target, err := os.Open(netns)
-	if err != nil {
-		return fmt.Errorf("open network namespace: %w", err)
+		return fmt.Errorf("open network namespace %s: %w", namespace, err)
 	}
 	defer target.Close()
-	if err := unix.Setns(int(target.Fd()), unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("enter network namespace %s: %w", netns, err)
-	}
-	defer func() {
-		if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
-			// The thread would run other goroutines in the wrong namespace from here on.
-			panic(fmt.Sprintf("leave network namespace %s: %v", netns, back))
-		}
-	}()
-	return f()
+	return netlab.In(target, f)
 }
 
-// Dial connects from inside the network namespace at the path netns. address must be an IP address and a port.
-func Dial(ctx context.Context, netns, network, address string) (conn net.Conn, err error) {
-	err = Enter(netns, func() error {
+// dial connects from inside the network namespace at a path. address must be an IP address and a port.
+func dial(ctx context.Context, namespace, network, address string) (conn net.Conn, err error) {
+	err = enter(namespace, func() error {
 		conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
 		return err
 	})

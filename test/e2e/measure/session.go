@@ -149,11 +149,8 @@ func (s *Session) fill(ctx context.Context, kept string) error {
 
 // fillStandIn starts a stand-in with the same load. The API server of the bed stays unused.
 func (s *Session) fillStandIn() error {
-	netns, err := s.bed.Netns(netlab.Node1)
-	if err != nil {
-		return err
-	}
-	if s.standIn, err = newStandIn(netns); err != nil {
+	var err error
+	if s.standIn, err = newStandIn(s.bed.Lab); err != nil {
 		return err
 	}
 	host, _ := netlab.HostByName(netlab.Node1)

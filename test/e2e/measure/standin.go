@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	"kube-proxy/test/e2e/controlplane"
+	"kube-proxy/internal/netlab"
 )
 
 // standIn is an API server that holds its objects as the bytes to send. It exists because a real one takes the better part of an
@@ -56,8 +56,8 @@ type frame struct {
 	raw   []byte
 }
 
-// newStandIn starts a stand-in on 127.0.0.1 in the network namespace at a path.
-func newStandIn(netns string) (*standIn, error) {
+// newStandIn starts a stand-in on 127.0.0.1 of node1.
+func newStandIn(lab *netlab.Lab) (*standIn, error) {
 	info, ok := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	if !ok {
 		return nil, fmt.Errorf("this client-go has no protobuf")
@@ -72,7 +72,7 @@ func newStandIn(netns string) (*standIn, error) {
 		r.index, r.streams = map[string]int{}, map[chan frame]struct{}{}
 		s.resources[plural] = r
 	}
-	err := controlplane.Enter(netns, func() (err error) {
+	err := lab.Do(netlab.Node1, func() (err error) {
 		s.listener, err = net.Listen("tcp", "127.0.0.1:0")
 		return err
 	})

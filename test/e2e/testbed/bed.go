@@ -16,7 +16,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -177,7 +176,11 @@ func NodeOf(addr netip.Addr) string {
 
 // addAPIHost makes the namespace of the API server and plugs it into the LAN's switch.
 func (b *Bed) addAPIHost() (err error) {
-	if b.api, err = newNamespace(); err != nil {
+	err = netlab.Isolated(0, func() (err error) {
+		b.api, err = netns.Get()
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	lan, err := b.Lab.Namespace("switch")
@@ -265,25 +268,4 @@ func up(handle *netlink.Handle, name string) error {
 		return fmt.Errorf("set %s up: %w", name, err)
 	}
 	return nil
-}
-
-// newNamespace makes a network namespace that lives as long as the handle.
-func newNamespace() (netns.NsHandle, error) {
-	runtime.LockOSThread()
-	home, err := netns.Get()
-	if err != nil {
-		runtime.UnlockOSThread()
-		return netns.None(), fmt.Errorf("open own network namespace: %w", err)
-	}
-	defer home.Close()
-	made, err := netns.New()
-	if back := netns.Set(home); back != nil {
-		// The thread stays locked and dies with this goroutine.
-		return netns.None(), errors.Join(err, fmt.Errorf("leave the new network namespace: %w", back))
-	}
-	runtime.UnlockOSThread()
-	if err != nil {
-		return netns.None(), fmt.Errorf("make network namespace: %w", err)
-	}
-	return made, nil
 }

@@ -8,19 +8,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"kube-proxy/test/e2e/controlplane"
 )
 
 // ConnectTimes connects from a host to each of the IPv4 addresses in turn, as often as rounds says, and returns how long the
 // connect system call took, by address. A connection is reset at once, so that ports do not run out.
 func (b *Bed) ConnectTimes(ctx context.Context, host string, to []netip.AddrPort, rounds int) ([][]time.Duration, error) {
-	netns, err := b.Netns(host)
-	if err != nil {
-		return nil, err
-	}
 	took := make([][]time.Duration, len(to))
-	err = controlplane.Enter(netns, func() error {
+	err := b.Lab.Do(host, func() error {
 		for range rounds {
 			for i, addr := range to {
 				if err := ctx.Err(); err != nil {

@@ -8,8 +8,6 @@ import (
 	"net/http"
 	"net/netip"
 	"time"
-
-	"kube-proxy/test/e2e/controlplane"
 )
 
 // Answer is what a server said.
@@ -21,10 +19,6 @@ type Answer struct {
 
 // Get asks a server over HTTP, from a host, on a connection of its own, for up to 3 s.
 func (b *Bed) Get(ctx context.Context, host string, server netip.AddrPort, path string) (*Answer, error) {
-	netns, err := b.Netns(host)
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+server.String()+path, nil)
@@ -34,7 +28,7 @@ func (b *Bed) Get(ctx context.Context, host string, server netip.AddrPort, path 
 	client := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return controlplane.Dial(ctx, netns, network, address)
+			return b.Dial(ctx, host, network, address)
 		},
 	}}
 	response, err := client.Do(request)
@@ -51,12 +45,8 @@ func (b *Bed) Get(ctx context.Context, host string, server netip.AddrPort, path 
 
 // Occupy listens on a TCP port of a host, on all its addresses, as another program would that has it.
 func (b *Bed) Occupy(host string, port uint16) (net.Listener, error) {
-	netns, err := b.Netns(host)
-	if err != nil {
-		return nil, err
-	}
 	var l net.Listener
-	err = controlplane.Enter(netns, func() (err error) {
+	err := b.Lab.Do(host, func() (err error) {
 		l, err = net.Listen("tcp", fmt.Sprintf(":%d", port))
 		return err
 	})

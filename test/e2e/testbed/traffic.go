@@ -14,8 +14,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"kube-proxy/test/e2e/controlplane"
 )
 
 // Responder answers every TCP connection with its host's name, the address that it sees the client at and a newline, and then
@@ -30,12 +28,8 @@ type Responder struct {
 
 // Respond starts a Responder in a host, on all its addresses.
 func (b *Bed) Respond(host string, port uint16) (*Responder, error) {
-	netns, err := b.Netns(host)
-	if err != nil {
-		return nil, err
-	}
 	r := &Responder{conns: map[net.Conn]struct{}{}}
-	err = controlplane.Enter(netns, func() (err error) {
+	err := b.Lab.Do(host, func() (err error) {
 		r.listener, err = net.Listen("tcp", fmt.Sprintf(":%d", port))
 		return err
 	})
@@ -93,13 +87,9 @@ var ErrLost = errors.New("the first packet was lost")
 // Connect connects from a host to an address and reads who answers. It gives up after 3 s; the kernel repeats a lost first
 // packet after one.
 func (b *Bed) Connect(ctx context.Context, host string, to netip.AddrPort) (*Conn, error) {
-	netns, err := b.Netns(host)
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	raw, err := controlplane.Dial(ctx, netns, "tcp", to.String())
+	raw, err := b.Dial(ctx, host, "tcp", to.String())
 	if err != nil {
 		return nil, err
 	}
@@ -109,6 +99,15 @@ func (b *Bed) Connect(ctx context.Context, host string, to netip.AddrPort) (*Con
 		return nil, fmt.Errorf("%s to %s: %w", host, to, err)
 	}
 	return c, nil
+}
+
+// Dial connects from a host. The address must be an IP address and a port.
+func (b *Bed) Dial(ctx context.Context, host, network, address string) (conn net.Conn, err error) {
+	err = b.Lab.Do(host, func() error {
+		conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
 }
 
 func (c *Conn) handshake(ctx context.Context) error {
