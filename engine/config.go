@@ -50,8 +50,8 @@ type Config struct {
 
 // Write is one finished call of the plane.
 type Write struct {
-	Verb    string // "apply", "reset", "setnode" or "audit"
-	Changes int    // offered changes; rows of the table for "reset"; mended objects for "audit"
+	Verb    string // "apply", "reset", "setnode", "audit" or "prove"
+	Changes int    // offered changes; rows of the table for "reset"; mended objects for "audit"; 0 for "prove"
 	Took    time.Duration
 	Err     error
 }
@@ -61,6 +61,7 @@ type Engine struct {
 	cfg       Config
 	setter    NodeSetter // nil if the plane has no SetNode
 	auditor   Auditor    // nil if the plane does not audit
+	prover    Prover     // nil if the plane cannot prove
 	minPeriod atomic.Int64
 	// auditEvery is the period of full audits, auditPlanned the one by which nextAudit was planned.
 	auditEvery   atomic.Int64
@@ -92,6 +93,9 @@ type Engine struct {
 	blamed     int    // rows that were logged since the last time when none was in doubt
 
 	applyErr string // the last error that was logged for many rows
+
+	proof    proof  // that the kernel takes writes
+	proofErr string // the last error of one that was logged
 
 	resetWait pause
 	resetErr  string
@@ -145,6 +149,7 @@ func New(cfg Config) *Engine {
 	}
 	e.setter, _ = cfg.Plane.(NodeSetter)
 	e.auditor, _ = cfg.Plane.(Auditor)
+	e.prover, _ = cfg.Plane.(Prover)
 	e.minPeriod.Store(int64(cfg.MinSyncPeriod))
 	e.SetAuditPeriod(cfg.AuditPeriod)
 	return e

@@ -177,6 +177,40 @@ func (s *story) open() {
 	}
 }
 
+// listAll tells of all that there is.
+func (s *story) listAll() {
+	s.do(cluster.ServicesListed{Services: slices.Collect(maps.Values(s.services))})
+	s.do(cluster.SlicesListed{Slices: slices.Collect(maps.Values(s.slices))})
+}
+
+// waits checks what is said to wait for the kernel (HT-04): nothing while only some rows are refused, and everything from
+// the first event on while no write works.
+func (s *story) waits() {
+	s.listAll()
+	for i := range universe {
+		if len(s.services)>>i&1 != 0 {
+			s.faulty.Refuse(svcKey(i))
+		}
+	}
+	s.do(cluster.ServiceSet{Service: service(universe)})
+	s.faulty.Refuse(svcKey(universe))
+	s.after(2 * time.Minute)
+	queued := s.engine.Stats().QueuedSince
+	if lost := s.engine.Stats().Lost; !lost && !queued.IsZero() { // a Reset that took long keeps the next one waiting
+		s.t.Errorf("only rows are refused, and something waits since %v, now %v", queued, time.Now())
+	}
+	s.faulty.FailWith(1)
+	if queued.IsZero() {
+		queued = time.Now()
+	}
+	s.do(cluster.ServiceSet{Service: service(universe + 1)})
+	s.after(3 * time.Minute)
+	if since := s.engine.Stats().QueuedSince; !since.Equal(queued) {
+		s.t.Errorf("no write works since %v, and something waits since %v", queued, since)
+	}
+	s.faulty.Heal()
+}
+
 // FuzzIncremental: whatever happens, and whatever the plane does half, when the faults have stopped the
 // plane holds what a fresh start would give it, and the observers know it (style.md 4, hazard 1).
 func FuzzIncremental(f *testing.F) {
@@ -210,10 +244,13 @@ func FuzzIncremental(f *testing.F) {
 			}
 			s.faulty.Heal()
 			s.open()
-			s.do(cluster.ServicesListed{Services: slices.Collect(maps.Values(s.services))})
-			s.do(cluster.SlicesListed{Slices: slices.Collect(maps.Values(s.slices))})
+			s.waits()
+			s.listAll()
 			s.after(12 * time.Minute) // longer than every backoff, and one full audit
 			s.converged()
+			if st := s.engine.Stats(); st.Proofs > st.Failures {
+				t.Errorf("%d proofs after %d failures", st.Proofs, st.Failures)
+			}
 			if err := s.stop(); err != nil {
 				t.Errorf("Run: %v", err)
 			}

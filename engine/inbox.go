@@ -107,12 +107,36 @@ func (b *inbox) take() taken {
 
 func (b *inbox) empty() bool { return len(b.names) == 0 && !b.facts && !b.all }
 
-// rest is called when the loop has nothing to do now; busy says that something waits for its time.
-func (b *inbox) rest(busy bool) {
+// rest is called when the loop has nothing to do now. busy says that something waits for its time, and told that this
+// is rows alone that the kernel refuses while it takes others.
+func (b *inbox) rest(busy, told bool) {
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.busy = busy
-	if !busy && b.begun && b.empty() && !b.since.IsZero() {
-		b.since, b.idle = time.Time{}, time.Now()
+	if !b.begun || !b.empty() || b.since.IsZero() {
+		return
+	}
+	if !busy {
+		b.idle = time.Now()
+	}
+	if !busy || told {
+		b.since = time.Time{}
+	}
+}
+
+// waiting reports whether a mark came that nothing was written for since.
+func (b *inbox) waiting() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !b.since.IsZero()
+}
+
+// proven is written, but for the sync that there was none of (MT-05).
+func (b *inbox) proven() {
+	b.mu.Lock()
+	b.since = time.Time{}
+	if !b.empty() {
+		b.since = time.Now()
 	}
 	b.mu.Unlock()
 }

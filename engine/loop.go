@@ -37,8 +37,9 @@ func (e *Engine) Run(ctx context.Context) error {
 
 // wait returns when something happened, or when next has come; the zero next never comes.
 func (e *Engine) wait(ctx context.Context, timer *time.Timer, next time.Time) {
-	e.inbox.rest(e.lost || len(e.pending.wishes) > 0 || e.nodeStale || e.facts || e.drifted ||
-		len(e.unresolved.entries) > 0)
+	busy := e.lost || e.nodeStale || e.facts || e.drifted || len(e.unresolved.entries) > 0
+	told := !busy && len(e.pending.fresh) == 0 && len(e.searches) == 0 && e.proof == given
+	e.inbox.rest(busy || len(e.pending.wishes) > 0, told)
 	var tick <-chan time.Time
 	if !next.IsZero() {
 		timer.Reset(time.Until(next))
@@ -130,6 +131,10 @@ func (e *Engine) stepRest(ctx context.Context, a *agenda) bool {
 	}
 	if len(e.searches) > 0 && a.due(e.credit.until()) {
 		e.searchOn(ctx)
+		return true
+	}
+	if e.wantsProof() && a.due(e.credit.until()) { // MinSyncPeriod does not hold up what belongs to a write that was made
+		e.prove(ctx)
 		return true
 	}
 	if t, ok := e.pending.waits.next(); ok && len(e.searches) == 0 &&

@@ -34,6 +34,13 @@ type NodeSetter interface {
 	SetNode(ctx context.Context, n lb.Node) error
 }
 
+// Prover is a plane that can show that the kernel takes its writes when there is nothing to write.
+type Prover interface {
+	// Prove makes a write that changes nothing, and that the kernel takes or refuses as it would take or refuse another:
+	// nil if it took it. An error that wraps plane.ErrStateLost asks for a Reset.
+	Prove(ctx context.Context) error
+}
+
 // Auditor is a plane that finds and mends what others did to our objects.
 type Auditor interface {
 	// Drift has a value when somebody else may have changed our objects.

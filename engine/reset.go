@@ -52,6 +52,7 @@ func (e *Engine) reset(ctx context.Context) {
 	e.pending.debts = debts
 	e.noLocal = noLocalIn(e.table)
 	e.credit, e.blamed = credit{}, 0
+	e.proof, e.proofErr = given, ""
 	e.stats.allWork()
 	e.blameRefused(refused, known)
 	e.stats.update(func(s *Stats) { s.Changes += uint64(len(changes)) })

@@ -23,6 +23,7 @@ type Stats struct {
 	Retries  uint64 // calls of the plane that offered again what had failed
 	Panics   uint64 // panics caught in the plane, the policy or an observer
 	Audits   uint64 // calls of Auditor.Audit
+	Proofs   uint64 // calls of Prover.Prove
 	Mended   uint64 // objects that audits mended
 	Contests uint64 // contests that were told of (SV-24)
 
@@ -42,10 +43,12 @@ type Stats struct {
 	LastError string
 	// LastFailure is when the last call failed, zero if none did.
 	LastFailure time.Time
-	// LastSuccess is when the plane last accepted a write or a Reset (DP-62), zero before the first.
+	// LastSuccess is when the plane last accepted a write or a Reset (DP-62), zero before the first. A proof is none: it
+	// brings nothing up to date.
 	LastSuccess time.Time
-	// QueuedSince is when the oldest event came that no successful write has followed; zero if none. While the sources
-	// have not listed nothing waits for the kernel: it is zero then, and later not before they had (HT-04).
+	// QueuedSince is when the oldest event came that no successful write or proof has followed; zero if none. So a row that
+	// the kernel refuses while it takes others waits, but the event that brought it does not. While the sources have not
+	// listed nothing waits for the kernel: it is zero then, and later not before they had (HT-04).
 	QueuedSince time.Time
 
 	// LastQueued is when the newest event came (MT-06), zero before the first.
@@ -158,7 +161,9 @@ func (e *Engine) called(w Write) {
 			s.LastError, s.LastFailure = w.Err.Error(), now
 			return
 		}
-		s.LastSuccess = now
+		if w.Verb != "prove" {
+			s.LastSuccess = now
+		}
 	})
 	if e.cfg.Written != nil {
 		e.cfg.Written(w)

@@ -28,7 +28,9 @@ func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) 
 	again := e.pending.doubtful
 	changes := e.pending.changes(keys, e.table)
 	if len(changes) == 0 {
-		e.inbox.written()
+		if e.proof == given {
+			e.inbox.written()
+		}
 		e.programmed()
 		return nil, nil
 	}
@@ -46,6 +48,7 @@ func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) 
 	})
 	e.called(Write{Verb: "apply", Changes: len(changes), Took: time.Since(start), Err: err})
 	if err != nil {
+		e.proof.failed()
 		e.credit.spend(time.Now())
 		e.pending.doubt(changes)
 		if isPanic(err) || errors.Is(err, plane.ErrStateLost) {
@@ -73,6 +76,7 @@ func (e *Engine) accepted(changes []lb.Change) {
 		e.applyErr, e.blamed = "", 0
 	}
 	e.credit = credit{}
+	e.proof, e.proofErr = given, ""
 	if len(e.pending.fresh) == 0 {
 		e.inbox.written()
 	}
@@ -102,6 +106,7 @@ const maxBlamed = 50
 func (e *Engine) blame(c lb.Change, err error) {
 	w := e.pending.wishes[c.Key]
 	w.alone, w.group = true, 0
+	e.proof = wanted
 	e.pending.waits.fail(c.Key, time.Now())
 	e.stats.fails(c.Key, serviceOf(c), err)
 	if w.err == err.Error() {

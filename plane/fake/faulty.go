@@ -251,6 +251,19 @@ func (f *Faulty) SetNode(ctx context.Context, n lb.Node) error {
 	return x.SetNode(ctx, n)
 }
 
+// Prove is the target's, or fails. Keys that are refused do not make it fail: it writes no row.
+func (f *Faulty) Prove(ctx context.Context) error {
+	x, ok := f.target.(interface{ Prove(context.Context) error })
+	if !ok {
+		return errors.New("fake: prove: the plane cannot")
+	}
+	if err := f.verdict(); err != nil {
+		f.lose(err)
+		return fmt.Errorf("fake: prove: %w", err)
+	}
+	return x.Prove(ctx)
+}
+
 // Drift is the target's; it never has a value if the target does not audit.
 func (f *Faulty) Drift() <-chan struct{} {
 	if x, ok := f.target.(interface{ Drift() <-chan struct{} }); ok {

@@ -12,9 +12,9 @@ import (
 
 // Counts is what a plane was asked and did.
 type Counts struct {
-	Applies, Resets, SetNodes, Audits int
-	Changes                           int // changes in calls of Apply
-	Ops                               int // writes to the kernel: rows and sets put or deleted
+	Applies, Resets, SetNodes, Audits, Proofs int
+	Changes                                   int // changes in calls of Apply
+	Ops                                       int // writes to the kernel: rows and sets put or deleted
 }
 
 // Plane is a plane in memory, for one family. Make one with [New]. Its methods may be called from any
@@ -229,6 +229,17 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 		return fmt.Errorf("fake: set node: %w", err)
 	}
 	p.node, p.kernel.node = n, n
+	return nil
+}
+
+// Prove does nothing but fail where Apply would.
+func (p *Plane) Prove(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.counts.Proofs++
+	if err := p.usable(ctx); err != nil {
+		return fmt.Errorf("fake: prove: %w", err)
+	}
 	return nil
 }
 

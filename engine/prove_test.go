@@ -1,0 +1,309 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/fake"
+)
+
+// syncPeriod is the one by which HT-04 judges: what waits for twice as long makes a family unhealthy.
+const syncPeriod = 30 * time.Second
+
+// HT-04: one row that the kernel refuses, in a family in which nothing else changes, is no event that waits: the kernel
+// takes writes, as one that changes nothing shows. The row is retried and told of as ever.
+func TestOneRefusedRowHT04(t *testing.T) {
+	var written []Write
+	change := func(c *Config) { c.Written = func(w Write) { written = append(written, w) } }
+	bubble(t, change, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.run()
+		before := r.engine.Stats()
+		if before.Proofs != 0 {
+			t.Errorf("%d proofs while all is well", before.Proofs)
+		}
+		r.after(time.Second)
+		r.faulty.Refuse(svcKey(2))
+		r.add(2)
+		r.run()
+		s := r.engine.Stats()
+		if !s.QueuedSince.IsZero() || s.Proofs != 1 || len(s.Failing) != 1 || s.Settled {
+			t.Errorf("the row is refused, the proof accepted: %+v", s)
+		}
+		if !s.LastSuccess.Equal(before.LastSuccess) || !s.LastSynced.Before(s.LastQueued) || s.Owed == (cluster.Changes{}) {
+			t.Errorf("MT-05, MT-07, DP-62: a proof counts as a sync: %+v", s)
+		}
+		for range 100 {
+			r.after(syncPeriod / 5)
+			if s := r.engine.Stats(); !s.QueuedSince.IsZero() {
+				t.Fatalf("something waits since %v", s.QueuedSince)
+			}
+		}
+		s = r.engine.Stats()
+		if s.Proofs != 1 {
+			t.Errorf("%d proofs though no event came after the first", s.Proofs)
+		}
+		if n := s.Failing[0].Tries; n < 25 || n > 35 {
+			t.Errorf("%d tries in 10 minutes", n)
+		}
+		if n := r.log.Count("row not written"); n != 1 {
+			t.Errorf("%d lines, want 1:\n%s", n, r.log)
+		}
+		proofs := 0
+		for _, w := range written {
+			if w.Verb == "prove" {
+				proofs++
+				if w.Err != nil || w.Changes != 0 {
+					t.Errorf("told of %+v", w)
+				}
+			}
+		}
+		if proofs != 1 || r.plane.Counts().Proofs != 1 {
+			t.Errorf("told of %d proofs, the plane made %d", proofs, r.plane.Counts().Proofs)
+		}
+		r.faulty.Heal()
+		r.after(lastDelay)
+		r.converged()
+	})
+}
+
+// HT-04: where no write works something waits, since the oldest event that none has followed, and there is one proof at
+// most for each try of a row.
+func TestAllRefusedHT04(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.run()
+		r.after(time.Second)
+		r.faulty.FailWith(1)
+		queued := time.Now()
+		r.add(2)
+		r.after(10 * time.Minute)
+		r.add(3)
+		// An event that is taken back before it was written tells nothing of the kernel.
+		r.do(cluster.ServiceSet{Service: service(4)}, cluster.ServiceGone{Name: svcName(4)})
+		r.after(10 * time.Minute)
+		s := r.engine.Stats()
+		if !s.QueuedSince.Equal(queued) {
+			t.Errorf("something waits since %v, want %v", s.QueuedSince, queued)
+		}
+		tries := 0
+		for _, f := range s.Failing {
+			tries += f.Tries
+		}
+		if len(s.Failing) != 2 || s.Proofs < 40 || int(s.Proofs) > tries {
+			t.Errorf("%d proofs for %d tries of %d rows", s.Proofs, tries, len(s.Failing))
+		}
+		if s.Failures != s.Applies+s.Proofs+s.Audits {
+			t.Errorf("the proofs that failed are not among the failures: %+v", s)
+		}
+		if n := r.log.Count("the kernel takes no write"); n != 1 {
+			t.Errorf("%d lines about that, want 1:\n%s", n, r.log)
+		}
+		r.faulty.Heal()
+		r.after(lastDelay)
+		r.converged()
+		if s := r.engine.Stats(); !s.LastSuccess.After(queued) {
+			t.Errorf("LastSuccess is %v", s.LastSuccess)
+		}
+	})
+}
+
+// Where other writes tell, no proof is made: not in a batch with good rows, and not while good rows follow.
+func TestNoProofBesideOtherWrites(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.run()
+		_, release := r.faulty.Block()
+		r.add(1000)
+		r.run()
+		r.faulty.Refuse(svcKey(37), svcKey(38))
+		for i := range 100 {
+			r.add(i)
+		}
+		release()
+		r.run()
+		for i := range 600 { // each second one of the good ones changes
+			r.after(time.Second)
+			if i%7 != 0 {
+				r.do(cluster.SliceSet{Slice: slice(i%30, 1, 2+i/30%2)})
+				r.run()
+			}
+			if s := r.engine.Stats(); !s.QueuedSince.IsZero() {
+				t.Fatalf("second %d: something waits since %v", i, s.QueuedSince)
+			}
+		}
+		if s := r.engine.Stats(); s.Proofs != 0 || len(s.Failing) != 2 {
+			t.Errorf("%d proofs, %d failing rows", s.Proofs, len(s.Failing))
+		}
+	})
+}
+
+// Events that change no row do not wait for a row that is refused either, however rare its retries are; and they do not
+// make for more proofs than retries.
+func TestIdleEventsBesideRefusedRowHT04(t *testing.T) {
+	bubble(t, func(c *Config) { c.MinSyncPeriod = time.Second }, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.run()
+		r.faulty.Refuse(svcKey(2))
+		r.add(2)
+		r.after(5 * time.Minute) // now the row is tried twice a minute
+		before := r.engine.Stats()
+		for i := range 600 {
+			r.engine.Mark(cluster.Dirty{Services: []cluster.Ref{{Name: svcName(1), V4: true}}})
+			r.run()
+			if s := r.engine.Stats(); !s.QueuedSince.IsZero() {
+				t.Fatalf("event %d waits since %v", i, s.QueuedSince)
+			}
+			r.after(time.Second)
+		}
+		s := r.engine.Stats()
+		tries := s.Failing[0].Tries - before.Failing[0].Tries
+		if n := int(s.Proofs - before.Proofs); n == 0 || n > tries+1 { // the first is of the try before
+			t.Errorf("%d proofs, %d tries", n, tries)
+		}
+		// The kernel takes nothing any more: the next event waits, whatever was proven before.
+		r.faulty.FailWith(1)
+		r.after(lastDelay + time.Second) // until that shows
+		queued := time.Now()
+		r.engine.Mark(cluster.Dirty{Services: []cluster.Ref{{Name: svcName(1), V4: true}}})
+		r.after(2 * syncPeriod)
+		if s := r.engine.Stats(); !s.QueuedSince.Equal(queued) {
+			t.Errorf("something waits since %v, want %v", s.QueuedSince, queued)
+		}
+	})
+}
+
+// A Service with many rows, all of which are refused, is one odd object too; so is one that the first Reset leaves out.
+func TestOddServiceHT04(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.faulty.Refuse(svcKey(1))
+		r.list()
+		r.add(0)
+		r.add(1)
+		r.start()
+		r.run()
+		if s := r.engine.Stats(); !s.QueuedSince.IsZero() || s.Proofs != 0 || len(s.Failing) != 1 {
+			t.Errorf("after a Reset without the row: %+v", s)
+		}
+		odd := service(2)
+		for port := range uint16(50) {
+			odd.Ports = append(odd.Ports, cluster.ServicePort{Name: fmt.Sprintf("p%d", port), Protocol: cluster.TCP, Port: 1000 + port})
+			r.faulty.Refuse(lb.Key{Addr: svcIP(2), Port: 1000 + port, Proto: lb.TCP})
+		}
+		r.faulty.Refuse(svcKey(2))
+		r.do(cluster.ServiceSet{Service: odd})
+		for range 20 {
+			r.after(syncPeriod)
+			if s := r.engine.Stats(); !s.QueuedSince.IsZero() {
+				t.Fatalf("something waits since %v", s.QueuedSince)
+			}
+		}
+		if s := r.engine.Stats(); len(s.Failing) != 52 || s.Proofs != 1 {
+			t.Errorf("%d failing rows, %d proofs", len(s.Failing), s.Proofs)
+		}
+	})
+}
+
+// A plane that finds in a proof that it has lost its state is reset; one that panics as well.
+func TestProofFindsStateLost(t *testing.T) {
+	for _, err := range []error{fmt.Errorf("table gone: %w", plane.ErrStateLost), &panicked{value: "boom"}} {
+		var sick error
+		change := func(c *Config) { c.Plane = oddProver{c.Plane.(*fake.Faulty), &sick} }
+		bubble(t, change, func(r *rig) {
+			r.start()
+			r.list()
+			r.run()
+			r.faulty.Refuse(svcKey(1))
+			sick = err
+			r.add(1)
+			r.run()
+			s := r.engine.Stats()
+			if s.Resets != 2 || s.Proofs != 1 || s.Lost || !s.QueuedSince.IsZero() {
+				t.Errorf("%v: %+v", err, s)
+			}
+			if (s.Panics > 0) != isPanic(err) {
+				t.Errorf("%v: %d panics", err, s.Panics)
+			}
+			r.faulty.Heal()
+			r.after(lastDelay)
+			r.converged()
+		})
+	}
+}
+
+// oddProver fails in its own way to prove.
+type oddProver struct {
+	*fake.Faulty
+	err *error
+}
+
+func (p oddProver) Prove(context.Context) error {
+	if isPanic(*p.err) {
+		panic("boom")
+	}
+	return *p.err
+}
+
+// A plane that cannot prove leaves the event waiting: nothing shows that the kernel is well.
+func TestWithoutProverHT04(t *testing.T) {
+	change := func(c *Config) { c.Plane = onlyPlane{c.Plane} }
+	bubble(t, change, func(r *rig) {
+		r.start()
+		r.list()
+		r.run()
+		r.after(time.Second)
+		r.faulty.Refuse(svcKey(1))
+		queued := time.Now()
+		r.add(1)
+		r.after(2 * syncPeriod)
+		if s := r.engine.Stats(); !s.QueuedSince.Equal(queued) || s.Proofs != 0 {
+			t.Errorf("%+v", s)
+		}
+		r.add(2)
+		r.run()
+		if s := r.engine.Stats(); !s.QueuedSince.IsZero() {
+			t.Errorf("another row was written, and something waits since %v", s.QueuedSince)
+		}
+	})
+}
+
+// onlyPlane can do no more than it must.
+type onlyPlane struct{ Plane }
+
+// A proof that fails for a moment is made again with the row's next try.
+func TestProofIsMadeAgain(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.run()
+		r.faulty.Refuse(svcKey(1))
+		no := errors.New("no memory")
+		r.faulty.FailNext(nil, no, nil, no) // tries and proofs take turns
+		r.add(1)
+		r.run()
+		if s := r.engine.Stats(); s.QueuedSince.IsZero() || s.Proofs != 1 {
+			t.Errorf("the proof failed: %+v", s)
+		}
+		r.after(firstDelay)
+		if s := r.engine.Stats(); s.QueuedSince.IsZero() || s.Proofs != 2 {
+			t.Errorf("the second proof failed: %+v", s)
+		}
+		r.after(2 * firstDelay)
+		if s := r.engine.Stats(); !s.QueuedSince.IsZero() || s.Proofs != 3 || s.Failing[0].Tries != 3 {
+			t.Errorf("the third proof was accepted: %+v", s)
+		}
+	})
+}
