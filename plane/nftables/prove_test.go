@@ -1,0 +1,145 @@
+package nftables
+
+import (
+	"errors"
+	"io/fs"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/planetest"
+)
+
+// A proof is a transaction that the kernel commits, and changes nothing that anybody can list: neither we nor another
+// process finds anything to mend (HT-04).
+func TestProveHT04(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
+		netlab.EnterForTest(t)
+		p := newPlane(t, w.Family)
+		if err := p.Prove(t.Context()); !errors.Is(err, plane.ErrStateLost) {
+			t.Errorf("before a Reset: error %v", err)
+		}
+		for _, tab := range []*lb.Table{{}, w.Table(5, 3)} {
+			if tab.Len() > 0 {
+				tab.Replace(w.Full(10, 500, 5, 2, 0))
+				tab.Replace(w.Full(11, 600, 5, 0, 3*time.Hour))
+			}
+			reset(t, p, tab)
+			before, listed, sent := dump(t, p), runNFT(t, "-s", "list", "ruleset"), p.Stats()
+			generation := generationOf(t, p)
+			for range 3 {
+				if err := p.Prove(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := generationOf(t, p) - generation; n != 3 {
+				t.Errorf("3 proofs were %d transactions to the kernel", n)
+			}
+			if s := p.Stats().minus(sent); s.Batches != 3 || s.Failures != 0 {
+				t.Errorf("counted %+v", s)
+			}
+			if after := dump(t, p); after != before {
+				t.Errorf("before:\n%s\nafter:\n%s", before, after)
+			}
+			if after := runNFT(t, "-s", "list", "ruleset"); after != listed {
+				t.Errorf("listed before:\n%s\nafter:\n%s", listed, after)
+			}
+			if !p.mon.silent() {
+				t.Error("the plane took its own proof for drift")
+			}
+			for _, full := range []bool{false, true} {
+				if n, err := p.Audit(t.Context(), full); err != nil || n != 0 {
+					t.Errorf("an audit (full: %t) then mended %d, error %v", full, n, err)
+				}
+			}
+			q := newPlane(t, w.Family)
+			reset(t, q, tab)
+			if n := q.Stats().Batches; n != 0 {
+				t.Errorf("another process then sent %d batches", n)
+			}
+		}
+	})
+}
+
+func generationOf(t *testing.T, p *Plane) uint32 {
+	t.Helper()
+	g, err := p.sock.generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// Where table or chain is gone, a proof fails, makes neither, and asks for a Reset.
+func TestProveWithoutTable(t *testing.T) {
+	for name, do := range map[string]string{
+		"flushed":  "flush ruleset",
+		"deleted":  "delete table ip kube-proxy",
+		"replaced": "delete table ip kube-proxy; add table ip kube-proxy; add chain ip kube-proxy mine",
+	} {
+		t.Run(name, func(t *testing.T) {
+			netlab.EnterForTest(t)
+			w := planetest.World{Family: lb.IPv4}
+			p := newPlane(t, w.Family)
+			tab := w.Table(5, 3)
+			reset(t, p, tab)
+			want := dump(t, p)
+			runNFT(t, do)
+			left := runNFT(t, "list", "ruleset")
+			if err := p.Prove(t.Context()); !errors.Is(err, plane.ErrStateLost) {
+				t.Errorf("error %v, want one that asks for a Reset", err)
+			}
+			if now := runNFT(t, "list", "ruleset"); now != left {
+				t.Errorf("a proof that failed changed\n%s\nto\n%s", left, now)
+			}
+			reset(t, p, tab)
+			if got := dump(t, p); got != want {
+				t.Errorf("got:\n%s\nwant:\n%s", got, want)
+			}
+			if err := p.Prove(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Where the kernel takes no write of ours, a proof fails, and says why.
+func TestProveRefused(t *testing.T) {
+	netlab.EnterForTest(t)
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, w.Family)
+	reset(t, p, w.Table(5, 3))
+	before := dump(t, p)
+	header := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	caps := make([]unix.CapUserData, 2)
+	if err := unix.Capget(header, &caps[0]); err != nil {
+		t.Fatal(err)
+	}
+	had := caps[0].Effective
+	caps[0].Effective = had &^ (1 << unix.CAP_NET_ADMIN)
+	if err := unix.Capset(header, &caps[0]); err != nil {
+		t.Fatal(err)
+	}
+	err := p.Prove(t.Context())
+	caps[0].Effective = had
+	if err := unix.Capset(header, &caps[0]); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(err, fs.ErrPermission) || errors.Is(err, plane.ErrStateLost) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
+		t.Errorf("without the capability: error %v", err)
+	}
+	if s := p.Stats(); s.Failures != 1 {
+		t.Errorf("counted %+v", s)
+	}
+	if after := dump(t, p); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+	if err := p.Prove(t.Context()); err != nil {
+		t.Errorf("with the capability again: %v", err)
+	}
+}
