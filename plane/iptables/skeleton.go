@@ -20,7 +20,7 @@ func (r *renderer) skeleton() []chain {
 	}
 	off = append(off, "-j "+markMasq)
 	chains := []chain{
-		{chainID{nat, markMasq}, []string{"-j MARK --set-xmark " + bit}},
+		r.marking(),
 		{chainID{nat, postrouting}, []string{
 			"-m mark ! --mark " + bit + " -j RETURN",
 			fmt.Sprintf("-j MARK --set-xmark %#x/0x0", r.mark),
@@ -36,6 +36,11 @@ func (r *renderer) skeleton() []chain {
 		chains = append(chains, chain{chainID{t, canary}, nil})
 	}
 	return chains
+}
+
+// marking returns KUBE-MARK-MASQ, which marks packets to masquerade.
+func (r *renderer) marking() chain {
+	return chain{chainID{nat, markMasq}, []string{fmt.Sprintf("-j MARK --set-xmark %#[1]x/%#[1]x", r.mark)}}
 }
 
 // forward returns KUBE-FORWARD: packets that conntrack cannot place would reach the client with the endpoint's own

@@ -1,0 +1,29 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+
+	"kube-proxy/plane"
+)
+
+// Prove writes KUBE-MARK-MASQ anew, as it is: one chain of one rule, in the table that almost all rows are written to. The
+// legacy programs write that whole table for it, as for each change; they and the kernel may refuse it for all that they
+// may refuse a change for but what is wrong with a row.
+//
+// To declare an empty chain again, such as a canary, would not do: the nft programs find nothing to change, and the kernel
+// commits nothing. What is lost is what the rule has counted. Whether our other chains are there is Audit's to find out.
+func (p *Plane) Prove(ctx context.Context) error {
+	if p.st == nil {
+		return fmt.Errorf("iptables: prove before a reset: %w", plane.ErrStateLost)
+	}
+	var b batch
+	b.section(nat).put(p.st.marking())
+	last := p.Stats().Last // it is no sync (MT-12)
+	err := p.restore(ctx, &b)
+	p.count(func(s *Stats) { s.Last = last })
+	if err != nil {
+		return fmt.Errorf("iptables: prove: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,197 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/planetest"
+)
+
+// A proof is a write that the kernel commits, and changes nothing: neither we nor another process finds anything to mend,
+// nor has to list the rules to know that (HT-04), and it is no sync to the metrics (MT-10 to MT-12).
+func TestProveHT04(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		p := newPlane(t, cfg)
+		if err := p.Prove(t.Context()); !errors.Is(err, plane.ErrStateLost) {
+			t.Errorf("before a reset: error %v", err)
+		}
+		table := w.Table(40, 3)
+		table.Replace(w.Full(100, 1000, 3, 1, time.Hour))
+		reset(t, p, table)
+		changes, contests := table.Replace(w.Full(100, 1000, 2, 1, time.Hour))
+		apply(t, p, changes, contests)
+		if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
+			t.Fatalf("before: mended %d, error %v", n, err)
+		}
+		before, rules, stats, generation := dump(t, p), rulesOf(t, p), p.Stats(), generationOf(t)
+		for range 3 {
+			if err := p.Prove(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := generationOf(t) - generation; cfg.Backend == NFT && n != 3 {
+			t.Errorf("3 proofs were %d transactions to the kernel", n)
+		}
+		if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
+			t.Errorf("an audit then mended %d, error %v", n, err)
+		}
+		now := p.Stats()
+		if now.Saves != stats.Saves {
+			t.Error("the audit listed the rules: the plane took its own proof for somebody else's write")
+		}
+		if now.Restores != stats.Restores+3 || now.Failures != 0 || now.PartialFailures != 0 || now.Last != stats.Last || now.Owned != stats.Owned {
+			t.Errorf("before: %+v, after: %+v", stats, now)
+		}
+		if n, err := auditAll(p); err != nil || n != 0 {
+			t.Errorf("an audit of all rules then mended %d, error %v", n, err)
+		}
+		if after := dump(t, p); after != before {
+			t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		}
+		if after := rulesOf(t, p); after != rules {
+			t.Errorf("the kernel had\n%s\nand has\n%s", rules, after)
+		}
+		q := newPlane(t, cfg)
+		reset(t, q, table)
+		if s := q.Stats(); s.Restores != 0 {
+			t.Errorf("another process then wrote: %+v", s)
+		}
+
+		// What somebody else does before a proof is noticed all the same. The legacy kernel counts no transactions, but that it
+		// wrote the rule shows in what that has counted: it began anew.
+		run(t, "", p.tool.program, "-t", "nat", "-F", services)
+		const counted = "[7:9] -A KUBE-MARK-MASQ "
+		if cfg.Backend == Legacy {
+			run(t, "*nat\n:KUBE-MARK-MASQ - [0:0]\n"+counted+"-j MARK --set-xmark 0x4000/0x4000\nCOMMIT\n", p.tool.program+"-restore", "--noflush", "--counters")
+			if all := run(t, "", p.tool.program+"-save", "-c", "-t", "nat"); !strings.Contains(all, counted) {
+				t.Fatalf("there is no %q in\n%s", counted, all)
+			}
+		}
+		if err := p.Prove(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if all := run(t, "", p.tool.program+"-save", "-c", "-t", "nat"); !strings.Contains(all, "[0:0] -A KUBE-MARK-MASQ ") {
+			t.Errorf("the rule was not written:\n%s", all)
+		}
+		if n, err := p.Audit(t.Context(), true); err != nil || n != 1 {
+			t.Errorf("somebody emptied a chain: mended %d, error %v", n, err)
+		}
+		if after := dump(t, p); after != before {
+			t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		}
+	})
+}
+
+// rulesOf lists what all tables hold, without comments.
+func rulesOf(t *testing.T, p *Plane) string {
+	t.Helper()
+	var rules strings.Builder
+	for line := range strings.Lines(run(t, "", p.tool.program+"-save")) {
+		if !strings.HasPrefix(line, "#") {
+			rules.WriteString(line)
+		}
+	}
+	return rules.String()
+}
+
+func generationOf(t *testing.T) uint32 {
+	t.Helper()
+	nf, err := openNetfilter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nf.close()
+	g, err := nf.generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// Where the kernel takes no write of ours, a proof fails and changes nothing; when it takes them again, it does not.
+func TestProveRefused(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		p := newPlane(t, cfg)
+		reset(t, p, w.Table(5, 3))
+		rules := rulesOf(t, p)
+		err := withoutNetAdmin(t, func() error { return p.Prove(t.Context()) })
+		if err == nil || errors.Is(err, plane.ErrStateLost) || !strings.Contains(err.Error(), "iptables: prove: ") {
+			t.Errorf("programs without CAP_NET_ADMIN: error %v", err)
+		}
+		if s := p.Stats(); s.Failures != 1 || s.PartialFailures != 0 {
+			t.Errorf("counted %+v", s)
+		}
+		if after := rulesOf(t, p); after != rules {
+			t.Errorf("the kernel had\n%s\nand has\n%s", rules, after)
+		}
+		if err := p.Prove(t.Context()); err != nil {
+			t.Errorf("with the capability again: %v", err)
+		}
+		if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
+			t.Errorf("an audit then mended %d, error %v", n, err)
+		}
+	})
+}
+
+// withoutNetAdmin calls f on a thread whose programs do not get CAP_NET_ADMIN, though they are root's.
+func withoutNetAdmin(t *testing.T, f func() error) error {
+	t.Helper()
+	here := fmt.Sprintf("/proc/%d/ns/net", unix.Gettid())
+	failed := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		failed <- func() error {
+			fd, err := unix.Open(here, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
+				return err
+			}
+			header := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+			caps := make([]unix.CapUserData, 2)
+			if err := unix.Capget(header, &caps[0]); err != nil {
+				return err
+			}
+			caps[0].Inheritable, caps[1].Inheritable = 0, 0
+			if err := unix.Capset(header, &caps[0]); err != nil {
+				return err
+			}
+			if err := unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_NET_ADMIN, 0, 0, 0); err != nil {
+				return err
+			}
+			return f()
+		}()
+	}()
+	return <-failed
+}
+
+// A proof that is cut off may have come about: then the state counts as lost, as after any write.
+func TestProveCutOff(t *testing.T) {
+	netlab.EnterForTest(t)
+	hole := &blackHole{}
+	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
+	reset(t, p, planetest.World{Family: lb.IPv4}.Table(5, 3))
+	hole.runs = nil
+	if err := p.Prove(t.Context()); err != nil {
+		t.Errorf("error %v", err)
+	}
+	if len(hole.runs) != 1 || !strings.Contains(hole.runs[0], "-restore --noflush") {
+		t.Errorf("a proof ran %q, want one restore", hole.runs)
+	}
+	hole.fail = func([]byte, []string) error { return fmt.Errorf("it was ended: %w", context.DeadlineExceeded) }
+	if err := p.Prove(t.Context()); !errors.Is(err, plane.ErrStateLost) {
+		t.Errorf("a program that took too long: error %v", err)
+	}
+}
