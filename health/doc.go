@@ -10,7 +10,9 @@
 //	others    never; they are 404                                                                  HT-03
 //
 // A family is healthy unless there was a change twice the sync period ago or earlier, and the kernel has taken no
-// write since (HT-04).
+// write since (HT-04). One odd Service that the kernel refuses does not make a family unhealthy: all nodes have that
+// Service, and would leave the load balancers together. If nothing else is to be written, the engine has the kernel take
+// a write that changes nothing; where that too is refused, the node has failed.
 // Any method will do. Bodies are JSON in one line, times as RFC 3339 in UTC.
 //
 // What each is for: cloud load balancers ask /healthz whether to send a node traffic of Services whose policy

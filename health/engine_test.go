@@ -2,9 +2,12 @@ package health
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"net/netip"
 	"testing"
+	"testing/synctest"
+	"time"
 	"unique"
 
 	"kube-proxy/cluster"
@@ -13,6 +16,71 @@ import (
 	"kube-proxy/plane/fake"
 	"kube-proxy/policy"
 )
+
+// HT-04, HT-01, HT-02: one Service that the kernel refuses, in a cluster where nothing else changes, is on all nodes, so it
+// must not take them out of the load balancers, however long it is there. A kernel that takes nothing does, after two sync
+// periods.
+func TestOneOddServiceHT04(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		faulty := fake.NewFaulty(fake.New(lb.IPv4), 1)
+		store := cluster.NewStore("node1")
+		e := engine.New(engine.Config{
+			Family: lb.IPv4, Plane: faulty, Store: store, Settings: policy.Settings{Family: lb.IPv4}, Log: slog.New(slog.DiscardHandler),
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- e.Run(ctx) }()
+		defer func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}()
+		const period = 10 * time.Second // shorter than the pauses between two tries of one row
+		server := New(Config{
+			SyncPeriod: func() time.Duration { return period },
+			Families: map[lb.Family]func() State{lb.IPv4: func() State {
+				st := e.Stats()
+				return State{QueuedSince: st.QueuedSince, LastSuccess: st.LastSuccess, Begun: st.Begun}
+			}},
+		})
+		// stays asks each second for so long.
+		stays := func(what string, code int, d time.Duration) {
+			t.Helper()
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Second) {
+				synctest.Wait()
+				for _, path := range []string{"/healthz", "/livez"} {
+					if got := probe(server, http.MethodGet, path).Code; got != code {
+						t.Fatalf("%s: %s says %d, want %d: %+v", what, path, got, code, e.Stats())
+					}
+				}
+			}
+		}
+		do := func(events ...cluster.Event) {
+			for _, ev := range events {
+				e.Mark(store.Fold(ev))
+			}
+		}
+		service := func(i byte) *cluster.Service {
+			return &cluster.Service{
+				Name: cluster.Name{Namespace: "shop", Name: string('a' + rune(i))}, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, i})},
+				Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80}},
+			}
+		}
+		do(cluster.ServicesListed{Services: []*cluster.Service{service(1)}}, cluster.SlicesListed{})
+		stays("all is well", 200, time.Minute)
+		faulty.Refuse(lb.Key{Addr: service(2).ClusterIPs[0], Port: 80, Proto: lb.TCP})
+		do(cluster.ServiceSet{Service: service(2)})
+		stays("one row is refused", 200, time.Hour)
+		faulty.FailWith(1)
+		do(cluster.ServiceSet{Service: service(3)})
+		stays("no write works, for less than two sync periods", 200, 2*period)
+		stays("no write works", 503, time.Hour)
+		faulty.Heal()
+		time.Sleep(30 * time.Second) // until the next try
+		stays("all is well again", 200, time.Minute)
+	})
+}
 
 // HT-16, PN-70: behind a real engine nobody is told "ready" before the kernel has the rules: not at the start, not when
 // the first endpoint comes, and not while writes fail.

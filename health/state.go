@@ -9,8 +9,9 @@ import (
 // State is how the writer of one family's rules stands.
 type State struct {
 	// QueuedSince is when the oldest change came after which the kernel has taken no write; zero if there is none. A
-	// row that the kernel refuses while it takes others is no change that waits. While the sources have not listed
-	// yet there is nothing to write, so it is zero (HT-04: start-up is healthy).
+	// row that the kernel refuses while it takes others is no change that waits; where nothing else is to be written, a
+	// write that changes nothing shows whether it would (engine.Prover). While the sources have not listed yet there is
+	// nothing to write, so it is zero (HT-04: start-up is healthy).
 	QueuedSince time.Time
 	// LastSuccess is when the kernel last took a write (DP-62); zero before the first.
 	LastSuccess time.Time

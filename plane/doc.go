@@ -22,5 +22,10 @@
 //   - Errors are returned, never retried: retry belongs to the engine. They name the object.
 //   - One caller. The engine calls a plane's methods from one goroutine at a time.
 //
-// What a plane can do beyond the two verbs is found by type assertion: see the interfaces in package engine.
+// Beyond the two verbs, Prove(ctx) error makes a write that changes nothing: nil says that the kernel takes writes, though
+// it may refuse a row. It must reach the kernel, which must commit it; must be taken for our own by whatever looks for
+// drift; and wraps ErrStateLost where Apply would. Without it one row that is refused, in a family where nothing else
+// changes, counts as a kernel that takes nothing (HT-04).
+//
+// What else a plane can do is found by type assertion: see the interfaces in package engine.
 package plane

@@ -175,7 +175,7 @@ func (m *Metrics) family(name string) *familyState {
 func (m *Metrics) Written(family string, w engine.Write) {
 	which := partialDuration
 	switch w.Verb {
-	case "audit":
+	case "audit", "prove": // no sync
 		return
 	case "reset":
 		which = fullDuration

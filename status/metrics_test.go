@@ -3,6 +3,7 @@ package status_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -394,6 +395,42 @@ func TestValues(t *testing.T) {
 	last, queued := value(t, all, "sync_proxy_rules_last_timestamp_seconds", "IPv4"), value(t, all, "sync_proxy_rules_last_queued_timestamp_seconds", "IPv4")
 	if !(begin <= last && last < queued && queued <= end) {
 		t.Errorf("between %f and %f: last sync %f, last event, which fails, %f", begin, end, last, queued)
+	}
+}
+
+// MT-01 to MT-03, MT-05, MT-14: a proof that the kernel takes writes is no sync, whether it takes that one or not.
+func TestProofIsNoSync(t *testing.T) {
+	p := newProxy(t, "nftables")
+	p.exercise()
+	syncs := []string{"sync_proxy_rules_duration_seconds", "sync_full_proxy_rules_duration_seconds", "sync_partial_proxy_rules_duration_seconds",
+		"sync_proxy_rules_last_timestamp_seconds", "sync_proxy_rules_nftables_sync_failures_total"}
+	before := p.scrape()
+	for _, err := range []error{nil, errors.New("no")} {
+		p.metrics.Written("IPv4", engine.Write{Verb: "prove", Took: time.Second, Err: err})
+	}
+	all := p.scrape()
+	for _, name := range syncs {
+		if was, is := value(t, before, name, "IPv4"), value(t, all, name, "IPv4"); was != is {
+			t.Errorf("%s went from %v to %v", name, was, is)
+		}
+	}
+	if v := value(t, all, "write_proofs_total", "IPv4"); v != 0 {
+		t.Errorf("%v proofs while all is well", v)
+	}
+
+	p.planes[0].Refuse(lb.Key{Addr: service(2).ClusterIPs[0], Port: 80, Proto: lb.TCP})
+	p.do(cluster.SliceSet{Slice: slice(2, 3, "n1", time.Now())})
+	for limit := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		if all = p.scrape(); value(t, all, "write_proofs_total", "IPv4") == 1 {
+			break
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("%v proofs, one row is refused", value(t, all, "write_proofs_total", "IPv4"))
+		}
+	}
+	last, queued := value(t, all, "sync_proxy_rules_last_timestamp_seconds", "IPv4"), value(t, all, "sync_proxy_rules_last_queued_timestamp_seconds", "IPv4")
+	if was := value(t, before, "sync_proxy_rules_last_timestamp_seconds", "IPv4"); last != was || last >= queued {
+		t.Errorf("last sync %f, before %f, last event, which fails, %f", last, was, queued)
 	}
 }
 

@@ -52,7 +52,9 @@ const remarks = `
 ## What they mean here
 
 - A *write* is one call that hands rules to the kernel: all of them at the start and for a repair (full), else what
-  changed (partial). Several events that come at once are one write. Audits, which compare, are not among them.
+  changed (partial). Several events that come at once are one write. Audits, which compare, are not among them, nor
+  are proofs, which change nothing: where a Service is refused and nothing else changes, they tell a kernel that takes
+  writes from one that takes none, and so whether ` + "`/healthz`" + ` goes on to say 200.
 - The network programming latency begins at the time stamp ` + "`endpoints.kubernetes.io/last-change-trigger-time`" + ` of the slice
   that changed, and ends when the last row of its Service is in force. A change for which no row has to be written is in
   force as soon as that is known, and counts. What the first list after a start tells of does not count, nor does a time
