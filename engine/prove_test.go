@@ -78,7 +78,7 @@ func TestOneRefusedRowHT04(t *testing.T) {
 // HT-04: where no write works something waits, since the oldest event that none has followed, and there is one proof at
 // most for each try of a row.
 func TestAllRefusedHT04(t *testing.T) {
-	bubble(t, nil, func(r *rig) {
+	bubble(t, func(c *Config) { c.MinSyncPeriod = time.Second }, func(r *rig) {
 		r.start()
 		r.list()
 		r.add(1)
@@ -89,8 +89,11 @@ func TestAllRefusedHT04(t *testing.T) {
 		r.add(2)
 		r.after(10 * time.Minute)
 		r.add(3)
-		// An event that is taken back before it was written tells nothing of the kernel.
-		r.do(cluster.ServiceSet{Service: service(4)}, cluster.ServiceGone{Name: svcName(4)})
+		r.run()
+		// An event that is taken back before it is written tells nothing of the kernel.
+		r.do(cluster.ServiceSet{Service: service(4)})
+		r.after(time.Second / 10)
+		r.do(cluster.ServiceGone{Name: svcName(4)})
 		r.after(10 * time.Minute)
 		s := r.engine.Stats()
 		if !s.QueuedSince.Equal(queued) {

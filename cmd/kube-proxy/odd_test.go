@@ -1,0 +1,135 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// stays asks for both pages of the health server for so long, and each answer must have the code.
+func (n *namespace) stays(what string, code int, d time.Duration) {
+	n.t.Helper()
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		for _, page := range []string{"/healthz", "/livez"} {
+			if a, err := n.ask(http.MethodGet, healthURL+page, ""); err != nil || a.code != code {
+				n.t.Fatalf("%s: %s: %d %s, error %v; want %d", what, page, a.code, a.body, err, code)
+			}
+		}
+	}
+}
+
+// HT-04: one Service that cannot be written, and nothing else to write: the kernel takes a write that changes nothing, so
+// the node stays in the load balancers, and the Service is told of.
+func TestHealthOddService(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	args := append([]string{"--iptables-sync-period=1s"}, usualArgs()...) // as a flag it also holds for nftables
+	p := n.start(dir, args, nil)
+	p.await(allWritten)
+	n.code(healthURL+"/healthz", 200)
+	before := n.serves()
+	write(t, filepath.Join(dir, "m/odd.yaml"), oddService())
+	n.until(metricsURL+"/metrics", "a failing row", func(a answer) bool {
+		return strings.Contains(a.body, "\nkubeproxy_rows_failing{ip_family=\"IPv4\"} 1\n")
+	})
+	n.stays("one row is refused", 200, 5*time.Second)
+	metrics := n.get(metricsURL + "/metrics").body
+	has(t, "/metrics", metrics, "\nkubeproxy_rows_failing{ip_family=\"IPv4\"} 1\n", "\nkubeproxy_write_proofs_total{ip_family=\"IPv4\"} ")
+	if strings.Contains(metrics, "\nkubeproxy_write_proofs_total{ip_family=\"IPv4\"} 0\n") {
+		t.Errorf("no proof was made:\n%s", metrics)
+	}
+	has(t, "log", p.log(), "row not written", "10.96.7.7:80/tcp")
+	if after := n.serves(); after != before {
+		t.Errorf("the rules were\n%s\nand are\n%s", before, after)
+	}
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, p.log())
+	}
+}
+
+// oddService has more endpoints, with session affinity, than a map of nftables mode has room for.
+func oddService() []byte {
+	var b bytes.Buffer
+	b.WriteString("kind: Service\nmetadata: {name: odd, namespace: shop}\nspec: {clusterIP: 10.96.7.7, sessionAffinity: ClientIP, ports: [{port: 80}]}\n")
+	for i := range 17 {
+		fmt.Fprintf(&b, "---\nkind: EndpointSlice\nmetadata: {name: odd-%d, namespace: shop, labels: {kubernetes.io/service-name: odd}}\n"+
+			"addressType: IPv4\nports: [{port: 8080}]\nendpoints: [", i)
+		for j := range 1000 {
+			fmt.Fprintf(&b, "{addresses: [10.%d.%d.%d]}, ", 100+i, j/250, j%250)
+		}
+		b.WriteString("]\n")
+	}
+	return b.Bytes()
+}
+
+// choosy returns a PATH whose iptables-restore programs refuse what has the text "odd" in it, and everything while the file
+// exists that is returned too.
+func choosy(t *testing.T) (path, sick string) {
+	t.Helper()
+	dir := t.TempDir()
+	sick = filepath.Join(dir, "sick")
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, backend := range []string{"", "-nft", "-legacy"} {
+			name := family + backend + "-restore"
+			program, err := exec.LookPath(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			script := fmt.Sprintf(`#!/bin/sh
+input=$(mktemp) && cat >"$input"
+if [ -e %s ] || grep -q shop/odd "$input"; then
+	rm "$input"
+	echo "line 2: RULE_APPEND failed (No space left on device)" >&2
+	exit 4
+fi
+%s "$@" <"$input"
+code=$?
+rm "$input"
+exit $code
+`, sick, program)
+			do(t, os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755))
+		}
+	}
+	return dir + ":" + os.Getenv("PATH"), sick
+}
+
+// HT-04, HT-02: in iptables mode too, where the programs refuse one Service alone; and if they refuse everything the node
+// is out of the load balancers after two sync periods, until they do not.
+func TestHealthOddServiceIPTables(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	path, sick := choosy(t)
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	args := append([]string{"--proxy-mode=iptables", "--iptables-sync-period=1s", "--iptables-min-sync-period=0"}, usualArgs()[1:]...)
+	p := n.start(dir, args, func(c *exec.Cmd) { c.Env = append(c.Env, "PATH="+path) })
+	p.await(allWritten)
+	n.code(healthURL+"/healthz", 200)
+	before := n.rules()
+	write(t, filepath.Join(dir, "m/odd.yaml"), service("odd", "10.96.7.7", 80, "10.0.0.7"))
+	n.until(metricsURL+"/metrics", "a failing row", func(a answer) bool {
+		return strings.Contains(a.body, "\nkubeproxy_rows_failing{ip_family=\"IPv4\"} 1\n")
+	})
+	n.stays("one row is refused", 200, 5*time.Second)
+	if after := n.rules(); after != before {
+		t.Errorf("the rules were\n%s\nand are\n%s", before, after)
+	}
+	write(t, sick, nil)
+	write(t, filepath.Join(dir, "m/other.yaml"), service("other", "10.96.0.2", 80, "10.0.0.2"))
+	n.code(healthURL+"/healthz", 503)
+	n.stays("all is refused", 503, 2*time.Second)
+	do(t, os.Remove(sick))
+	n.code(healthURL+"/healthz", 200)
+	n.stays("one row is refused again", 200, 3*time.Second)
+	n.eventually("-A KUBE-SERVICES -d 10.96.0.2/32", "iptables-save", "-t", "nat")
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, p.log())
+	}
+}
