@@ -325,3 +325,36 @@ func TestFaults(t *testing.T) {
 		t.Errorf("%d of 1000 calls failed with probability 0.5", failed)
 	}
 }
+
+// Prove fails where Apply would, before a Reset and for a faulty plane, but not for a row; it changes nothing.
+func TestProve(t *testing.T) {
+	if err := New(lb.IPv4).Prove(ctx); !errors.Is(err, plane.ErrStateLost) {
+		t.Errorf("before a Reset: error %v", err)
+	}
+	p := ready(t)
+	f := NewFaulty(p, 1)
+	refused := row("192.0.2.7:80/tcp")
+	f.Refuse(refused.Key)
+	before, ops := p.Dump(), p.Counts().Ops
+	if err := f.Apply(ctx, put(refused)); !errors.Is(err, ErrInjected) {
+		t.Errorf("a refused row: error %v", err)
+	}
+	if err := f.Prove(ctx); err != nil {
+		t.Errorf("beside a refused row: error %v", err)
+	}
+	f.FailWith(1)
+	if err := f.Prove(ctx); !errors.Is(err, ErrInjected) {
+		t.Errorf("where all fails: error %v", err)
+	}
+	if c := p.Counts(); c.Proofs != 1 || c.Ops != ops || p.Dump() != before {
+		t.Errorf("%+v, and holds\n%s", c, p.Dump())
+	}
+	f.FailWith(0)
+	f.FailNext(plane.ErrStateLost)
+	if err := f.Prove(ctx); !errors.Is(err, plane.ErrStateLost) {
+		t.Errorf("error %v", err)
+	}
+	if err := p.Apply(ctx, nil); !errors.Is(err, plane.ErrStateLost) {
+		t.Errorf("after a proof that found the state lost: error %v", err)
+	}
+}
