@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -60,6 +61,9 @@ type Running struct {
 	Backend iptables.Backend
 	// ExcludeCIDRs are as in [What].
 	ExcludeCIDRs []netip.Prefix
+	// Drain is how long TCP connections through virtual servers may go on at most; 0 cuts them off. New ones do not come, for
+	// the running mode translates them first.
+	Drain time.Duration
 }
 
 // Others removes what other modes left. nftables and ebpf leave nothing of others; iptables, ipvs and userspace share
@@ -70,7 +74,7 @@ type Running struct {
 // sets of rules are in force, the first that translates a connection decides. An error is for the log: the mode works,
 // but what is left may lead new connections astray.
 func Others(ctx context.Context, now Running) (Report, error) {
-	c := cleaner{exclude: now.ExcludeCIDRs, keepLocalnet: true}
+	c := cleaner{exclude: now.ExcludeCIDRs, keepLocalnet: true, drain: now.Drain}
 	switch now.Mode {
 	case "nftables", "ebpf":
 		c.backends, c.ipvs = []iptables.Backend{iptables.NFT, iptables.Legacy}, true
@@ -97,6 +101,7 @@ type cleaner struct {
 	ipvs, nftables bool
 	exclude        []netip.Prefix
 	keepLocalnet   bool
+	drain          time.Duration
 	report         Report
 }
 
@@ -108,7 +113,7 @@ func (c *cleaner) clean(ctx context.Context, families ...lb.Family) (Report, err
 		}
 	}
 	if c.ipvs {
-		errs = append(errs, c.virtualServers(families)...)
+		errs = append(errs, c.virtualServers(ctx, families)...)
 	}
 	for _, fam := range families {
 		if !c.nftables {

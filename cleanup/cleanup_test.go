@@ -120,6 +120,11 @@ add KUBE-NODE-PORT-SCTP-HASH 192.0.2.1,sctp:30090
 -I INPUT -m comment --comment "kubernetes health check rules" -j KUBE-NODE-PORT
 -A KUBE-NODE-PORT -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j ACCEPT
 COMMIT
+*nat
+:KUBE-POSTROUTING - [0:0]
+-I POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A KUBE-POSTROUTING -m set --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE
+COMMIT
 `, "iptables-nft-restore", "--noflush")
 	run(t, "", "ip", "link", "add", device, "type", deviceType)
 	run(t, "", "ip", "link", "set", device, "up")

@@ -26,5 +26,5 @@
 // Established connections that iptables or nftables have translated live on, as conntrack keeps the translation, for
 // as long as somebody has a rule of NAT: after a change of the mode the new rules, after Run another program's, such as
 // the masquerading of a pod network. With the last of them the kernel ceases to translate. Connections through IPVS
-// end, for its connection table goes with the virtual server.
+// end with the virtual server, so Others gives them a while ([Running].Drain); Run does not.
 package cleanup

@@ -1,12 +1,14 @@
 package cleanup
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
@@ -70,7 +72,7 @@ func (k *known) sets(sets []*ipset) {
 }
 
 // virtualServers removes what the mode ipvs makes beside its iptables rules.
-func (c *cleaner) virtualServers(families []lb.Family) (errs []error) {
+func (c *cleaner) virtualServers(ctx context.Context, families []lb.Family) (errs []error) {
 	k := &known{map[netip.Addr]bool{}, map[server]bool{}, map[server]bool{}, map[netip.Addr]bool{}}
 	var sets []*ipset
 	for _, fam := range families {
@@ -96,8 +98,13 @@ func (c *cleaner) virtualServers(families []lb.Family) (errs []error) {
 		return append(errs, err)
 	}
 	if kernel.HasIPVS() {
+		limit, cancel := context.WithTimeout(ctx, c.drain)
+		defer cancel()
 		for _, fam := range families {
-			errs = append(errs, c.servers(fam, k))
+			errs = append(errs, c.servers(limit, fam, k))
+			if ctx.Err() != nil { // what stays is for the next process to remove: its connections go on
+				return append(errs, ctx.Err())
+			}
 		}
 	}
 	if link != nil {
@@ -130,8 +137,9 @@ func (c *cleaner) excluded(a netip.Addr) bool {
 	return slices.ContainsFunc(c.exclude, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// servers deletes the virtual servers of a family that are a kube-proxy's.
-func (c *cleaner) servers(fam lb.Family, k *known) error {
+// servers deletes the virtual servers of a family that are a kube-proxy's, once their connections have ended or the limit
+// has; none if it was not the time that ended that.
+func (c *cleaner) servers(limit context.Context, fam lb.Family, k *known) error {
 	h, err := ipvs.New("")
 	if err != nil {
 		return fmt.Errorf("open a socket to IPVS: %w", err)
@@ -141,8 +149,8 @@ func (c *cleaner) servers(fam lb.Family, k *known) error {
 	if err != nil {
 		return fmt.Errorf("list the virtual servers: %w", err)
 	}
-	var errs []error
-	n, others := 0, 0
+	var ours []*ipvs.Service
+	others := 0
 	for _, s := range all {
 		is := server{addrOf(s.Address), uint8(s.Protocol), s.Port}
 		switch {
@@ -151,18 +159,76 @@ func (c *cleaner) servers(fam lb.Family, k *known) error {
 		case !k.is(is):
 			others++
 		default:
-			if err := h.DelService(s); err != nil && !errors.Is(err, unix.ESRCH) { // ESRCH: it is gone
-				errs = append(errs, fmt.Errorf("delete the virtual server %s, protocol %d: %w", netip.AddrPortFrom(is.addr, is.port), is.proto, err))
-				continue
-			}
-			n++
+			ours = append(ours, s)
 		}
 	}
-	c.report.removed(n, "virtual servers of %s", fam)
 	if others > 0 {
 		c.report.left("%d virtual servers of %s stay: nothing shows that a kube-proxy made them; ipvsadm lists them", others, fam)
 	}
+	var errs []error
+	if c.drain > 0 {
+		cut, err := drain(limit, h, ours)
+		if errors.Is(limit.Err(), context.Canceled) {
+			return nil
+		}
+		errs = append(errs, err)
+		c.report.removed(cut, "connections through virtual servers of %s, which had not ended in %s", fam, c.drain)
+	}
+	n := 0
+	for _, s := range ours {
+		if err := h.DelService(s); err != nil && !errors.Is(err, unix.ESRCH) { // ESRCH: it is gone
+			errs = append(errs, fmt.Errorf("delete the virtual server %s: %w", nameOf(s), err))
+			continue
+		}
+		n++
+	}
+	c.report.removed(n, "virtual servers of %s", fam)
 	return errors.Join(errs...)
+}
+
+func nameOf(s *ipvs.Service) string {
+	return fmt.Sprintf("%s, protocol %d", netip.AddrPortFrom(addrOf(s.Address), s.Port), s.Protocol)
+}
+
+// drainLook is the time between two looks at connections. A handshake that was under way ends in it, and only then a
+// connection counts.
+const drainLook = 200 * time.Millisecond
+
+// drain waits until the servers have no established connections, or ctx ends; then it returns how many they have.
+func drain(ctx context.Context, h *ipvs.Handle, servers []*ipvs.Service) (cut int, err error) {
+	for len(servers) > 0 {
+		select {
+		case <-ctx.Done():
+			return cut, nil
+		case <-time.After(drainLook):
+		}
+		cut = 0
+		var busy []*ipvs.Service
+		for _, s := range servers {
+			n, err := connections(h, s)
+			if err != nil {
+				return 0, fmt.Errorf("list the connections of the virtual server %s, which are cut off now: %w", nameOf(s), err)
+			}
+			if n > 0 {
+				cut += n
+				busy = append(busy, s)
+			}
+		}
+		servers = busy
+	}
+	return 0, nil
+}
+
+// connections counts the established connections of a server. UDP has none.
+func connections(h *ipvs.Handle, s *ipvs.Service) (n int, err error) {
+	destinations, err := h.GetDestinations(s)
+	if errors.Is(err, unix.ESRCH) { // it is gone
+		return 0, nil
+	}
+	for _, d := range destinations {
+		n += d.ActiveConnections
+	}
+	return n, err
 }
 
 // device deletes kube-ipvs0, or the families' addresses on it if it has others.

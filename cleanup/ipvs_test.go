@@ -1,12 +1,14 @@
 package cleanup
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/moby/ipvs"
 	"golang.org/x/sys/unix"
@@ -146,12 +148,13 @@ func TestIPVSServers(t *testing.T) {
 	same("without exclusion", others...)
 }
 
-// A node changes from upstream's ipvs mode to nftables: a loop of requests notices nothing (PR-08).
-func TestIPVSSwitchUnderTraffic(t *testing.T) {
+// shopInIPVS is a lab in which a shop is served as upstream's mode ipvs does.
+func shopInIPVS(t *testing.T) (lab *netlab.TestLab, tab *lb.Table, vip netip.AddrPort) {
+	t.Helper()
 	needsIPVS(t)
-	lab := netlab.ForTest(t, netlab.Options{})
+	lab = netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
-	tab, vip, _ := planetest.Shop(lb.IPv4)
+	tab, vip, _ = planetest.Shop(lb.IPv4)
 	lab.On("node1", func() {
 		oursIPVS(t)
 		for _, s := range []string{"net.ipv4.vs.conntrack", "net.ipv4.vs.expire_nodest_conn", "net.ipv4.vs.expire_quiescent_template"} {
@@ -168,6 +171,25 @@ func TestIPVSSwitchUnderTraffic(t *testing.T) {
 			}
 		}
 	})
+	return lab, tab, vip
+}
+
+// inNFTables writes a table.
+func inNFTables(t *testing.T, tab *lb.Table) {
+	t.Helper()
+	p, err := nftables.New(nftables.Config{Family: lb.IPv4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if err := p.Reset(t.Context(), tab); err != nil {
+		t.Error(err)
+	}
+}
+
+// A node changes from upstream's ipvs mode to nftables: a loop of requests notices nothing (PR-08).
+func TestIPVSSwitchUnderTraffic(t *testing.T) {
+	lab, tab, vip := shopInIPVS(t)
 	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3", Requests: true})
 	more := func() {
 		t.Helper()
@@ -176,19 +198,10 @@ func TestIPVSSwitchUnderTraffic(t *testing.T) {
 		}
 	}
 	more()
-	lab.On("node1", func() {
-		p, err := nftables.New(nftables.Config{Family: lb.IPv4})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer p.Close()
-		if err := p.Reset(t.Context(), tab); err != nil {
-			t.Error(err)
-		}
-	})
+	lab.On("node1", func() { inNFTables(t, tab) })
 	more() // both are in force
 	lab.On("node1", func() {
-		r, err := Others(t.Context(), Running{Mode: "nftables", Families: []lb.Family{lb.IPv4, lb.IPv6}})
+		r, err := Others(t.Context(), Running{Mode: "nftables", Families: []lb.Family{lb.IPv4, lb.IPv6}, Drain: time.Minute})
 		if err != nil || len(r.Left) > 0 || !slices.Contains(r.Removed, "1 virtual servers of IPv4") {
 			t.Errorf("%+v, %v", r, err)
 		}
@@ -198,6 +211,87 @@ func TestIPVSSwitchUnderTraffic(t *testing.T) {
 	})
 	more()
 	traffic.Stop()
+}
+
+// A connection through IPVS goes on until it ends, or its time does; a process that ends meanwhile leaves it to the next.
+func TestIPVSDrain(t *testing.T) {
+	lab, tab, vip := shopInIPVS(t)
+	open := func() *netlab.Conn {
+		t.Helper()
+		c, err := lab.Open("pod3", netlab.TCP, vip, netlab.DialOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	works := func(c *netlab.Conn) {
+		t.Helper()
+		if _, err := c.Exchange(); err != nil {
+			t.Error(err)
+		}
+	}
+	there := func() (n int) {
+		lab.On("node1", func() { n = len(virtuals(t, openIPVS(t))) })
+		return n
+	}
+	// What runs in the background uses none of the test's own goroutine.
+	clean := func(ctx context.Context, drain time.Duration) chan Report {
+		done := make(chan Report, 1)
+		go func() {
+			lab.On("node1", func() {
+				r, err := Others(ctx, Running{Mode: "nftables", Families: []lb.Family{lb.IPv4, lb.IPv6}, Drain: drain})
+				if err != nil && ctx.Err() == nil {
+					t.Error(err)
+				}
+				done <- r
+			})
+		}()
+		return done
+	}
+	early, late := open(), open()
+	lab.On("node1", func() { inNFTables(t, tab) })
+
+	ctx, cancel := context.WithCancel(t.Context())
+	done := clean(ctx, time.Hour)
+	time.Sleep(4 * drainLook)
+	cancel()
+	if r := <-done; there() != 1 || strings.Contains(fmt.Sprint(r.Removed), "virtual server") || strings.Contains(fmt.Sprint(r.Removed), device) {
+		t.Errorf("the process ended, and %d virtual servers stay; %+v", there(), r)
+	}
+
+	done = clean(t.Context(), time.Hour)
+	for range 4 {
+		time.Sleep(drainLook)
+		works(early)
+		works(late)
+		works(open()) // by way of nftables, which nothing waits for
+	}
+	if there() != 1 {
+		t.Error("the virtual server went while connections used it")
+	}
+	for _, c := range []*netlab.Conn{early, late} {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if r := <-done; !slices.Contains(r.Removed, "1 virtual servers of IPv4") || strings.Contains(fmt.Sprint(r.Removed), "connections") || there() != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// What does not end in its time is cut off, and told of.
+func TestIPVSDrainEnds(t *testing.T) {
+	lab, tab, vip := shopInIPVS(t)
+	if _, err := lab.Open("pod3", netlab.TCP, vip, netlab.DialOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	lab.On("node1", func() {
+		inNFTables(t, tab)
+		r, err := Others(t.Context(), Running{Mode: "nftables", Families: []lb.Family{lb.IPv4, lb.IPv6}, Drain: 5 * drainLook})
+		if err != nil || !slices.Contains(r.Removed, "1 connections through virtual servers of IPv4, which had not ended in 1s") || len(virtuals(t, openIPVS(t))) > 0 {
+			t.Errorf("%+v, %v", r, err)
+		}
+	})
 }
 
 // Which virtual servers are a kube-proxy's, without a kernel that has them.

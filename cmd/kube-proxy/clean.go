@@ -13,6 +13,10 @@ import (
 	"kube-proxy/system"
 )
 
+// ipvsDrain is how long connections may go on through the virtual servers that the mode ipvs left: as long as a pod has to
+// end by default.
+const ipvsDrain = 30 * time.Second
+
 // cleanOthers removes what a proxy in another mode left, once the rules of this one are all in force (PR-08).
 func (p *proxy) cleanOthers(ctx context.Context) {
 	select {
@@ -20,7 +24,7 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 		return
 	case <-p.begun.all:
 	}
-	now := cleanup.Running{Mode: p.choice.Mode, ExcludeCIDRs: p.config().IPVS.ExcludeCIDRs}
+	now := cleanup.Running{Mode: p.choice.Mode, ExcludeCIDRs: p.config().IPVS.ExcludeCIDRs, Drain: ipvsDrain}
 	for _, f := range p.families {
 		now.Families = append(now.Families, f.name)
 		if t, ok := f.plane.(*iptables.Plane); ok {
