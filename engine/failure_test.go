@@ -411,6 +411,41 @@ func TestPanicInPolicy(t *testing.T) {
 	})
 }
 
+// HT-04: a Service whose rows cannot be computed is no change that waits for the kernel, also where nothing else changes; it
+// stays visible.
+func TestSickPolicyHT04(t *testing.T) {
+	change := func(c *Config) {
+		c.Resolve = func(v cluster.View) []*lb.Frontend {
+			if v.Name == svcName(2) {
+				panic("policy is sick")
+			}
+			return resolveDefault(v)
+		}
+	}
+	bubble(t, change, func(r *rig) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.run()
+		r.after(time.Second)
+		r.add(2)
+		for range 100 {
+			r.after(syncPeriod / 5)
+			if s := r.engine.Stats(); !s.QueuedSince.IsZero() || s.Unresolved != 1 || s.Settled {
+				t.Fatalf("one Service's policy is sick, and the kernel well: %+v", s)
+			}
+		}
+		// Where the kernel takes no write either, that counts as ever.
+		r.faulty.FailWith(1)
+		queued := time.Now()
+		r.add(3)
+		r.after(10 * time.Minute)
+		if s := r.engine.Stats(); !s.QueuedSince.Equal(queued) {
+			t.Errorf("something waits since %v, want %v", s.QueuedSince, queued)
+		}
+	})
+}
+
 // DP-61: a panic in the table leaves it half changed: it is made anew and the plane reset to it, once.
 func TestPanicInTable(t *testing.T) {
 	var sick atomic.Bool

@@ -108,7 +108,7 @@ func (b *inbox) take() taken {
 func (b *inbox) empty() bool { return len(b.names) == 0 && !b.facts && !b.all }
 
 // rest is called when the loop has nothing to do now. busy says that something waits for its time, and told that this
-// is rows alone that the kernel refuses while it takes others.
+// is only rows that the kernel refuses while it takes others, and Services without rows because their policy fails.
 func (b *inbox) rest(busy, told bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -37,9 +37,9 @@ func (e *Engine) Run(ctx context.Context) error {
 
 // wait returns when something happened, or when next has come; the zero next never comes.
 func (e *Engine) wait(ctx context.Context, timer *time.Timer, next time.Time) {
-	busy := e.lost || e.nodeStale || e.facts || e.drifted || len(e.unresolved.entries) > 0
+	busy := e.lost || e.nodeStale || e.facts || e.drifted
 	told := !busy && len(e.pending.fresh) == 0 && len(e.searches) == 0 && e.proof == given
-	e.inbox.rest(busy || len(e.pending.wishes) > 0, told)
+	e.inbox.rest(busy || len(e.pending.wishes) > 0 || len(e.unresolved.entries) > 0, told)
 	var tick <-chan time.Time
 	if !next.IsZero() {
 		timer.Reset(time.Until(next))
