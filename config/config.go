@@ -10,6 +10,8 @@ type Config struct {
 	// Mode is the data plane that is asked for: one of those that this version contains, ipvs, which gives way, or ""
 	// for the best that this machine can do. What depends on the mode that runs in the end, [Config.For] says.
 	Mode string
+	// Version is the Kubernetes version to report as the one that this proxy stands in for, as "v1.37.2".
+	Version string
 	// NodeName is the name of this machine's Node: lower case, no blanks around, never empty.
 	NodeName string
 	// BindAddress stands for the node instead of its Node object's addresses; unspecified (0.0.0.0 or ::)

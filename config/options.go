@@ -139,6 +139,14 @@ func (o *Options) PrintsVersion() (print, raw bool) {
 	return o.Version == "true" || o.Version == "raw", o.Version == "raw"
 }
 
+// reported is the version that everything which asks is told: ours, or another that --version asks for.
+func (o *Options) reported() string {
+	if strings.HasPrefix(o.Version, "v") {
+		return o.Version
+	}
+	return Compatible
+}
+
 // Complete loads the file, applies the rules for flags beside it (FL-03), and validates all. args are the
 // arguments that are left after the flags (FL-01). The error is [Problems], or says that the file could
 // not be read or decoded, or both.

@@ -19,6 +19,7 @@ func (o *Options) validate() *Config {
 	orDefault(&f.ClientConnection.Burst, 10)
 	orDefault(&f.ClientConnection.ContentType, protobuf)
 	c := &Config{
+		Version:   o.reported(),
 		Manifests: o.Manifests,
 		API: API{
 			Kubeconfig: f.ClientConnection.Kubeconfig, Master: o.Master,

@@ -39,7 +39,7 @@ func roundTrip(t testing.TB, c *Config) {
 	want, got := *c, *again
 	for _, x := range []*Config{&want, &got} {
 		x.unchecked, x.inMode, x.names = nil, nil, nil
-		x.MachineID, x.BootID = "", ""
+		x.Version, x.MachineID, x.BootID = "", "", ""
 		x.API.Master, x.Manifests, x.File, x.WriteConfigTo, x.Flags, x.Warnings, x.Cleanup, x.InitOnly = "", "", "", "", nil, nil, Cleanup{}, false
 		x.EBPF, x.NFTables.LocalhostNodePorts = Tables{}, false
 		v := x.Logging.Verbosity

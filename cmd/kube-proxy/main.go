@@ -49,7 +49,7 @@ func command(out, errOut io.Writer, commandLine []string) *cobra.Command {
 		Args:          cobra.ArbitraryArgs, // config reports them with all other problems (FL-01)
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if print, raw := opts.PrintsVersion(); print {
-				return printVersion(out, opts.Version, raw)
+				return printVersion(out, raw)
 			}
 			cfg, err := opts.Complete(args)
 			if err != nil {

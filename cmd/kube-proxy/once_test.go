@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"kube-proxy/config"
 )
 
 // FL-02, FL-06: what ends without serving, with what error.
@@ -16,7 +18,7 @@ func TestCommand(t *testing.T) {
 		args      string
 		out, fail string // what stdout, and the error, begin with
 	}{
-		{"--version", "Kubernetes " + compatible + "\n", ""},
+		{"--version", "Kubernetes " + config.Compatible + "\n", ""},
 		{"--version=v1.2.3 --write-config-to=" + written, "", ""},
 		{"--help", "Usage: kube-proxy [flags]\n", ""},
 		{"--write-config-to=" + written + " --kube_api_qps=7", "", ""},

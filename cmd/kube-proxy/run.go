@@ -69,7 +69,7 @@ func (p *proxy) run(ctx context.Context) error {
 	signal.Notify(p.hangups, syscall.SIGHUP) // before anybody can know of us: unheard, it would end the process
 	defer signal.Stop(p.hangups)
 	cfg := p.config()
-	p.log.Info("kube-proxy starts", "version", compatible, "mode", cfg.Mode, "node", cfg.NodeName, "pid", os.Getpid(),
+	p.log.Info("kube-proxy starts", "version", cfg.Version, "mode", cfg.Mode, "node", cfg.NodeName, "pid", os.Getpid(),
 		"go", runtime.Version(), "GOMAXPROCS", runtime.GOMAXPROCS(0), "GOGC", os.Getenv("GOGC"), "GOTRACEBACK", os.Getenv("GOTRACEBACK"),
 		"machine", cfg.MachineID, "boot", cfg.BootID)
 	for _, w := range cfg.Warnings {

@@ -35,7 +35,7 @@ type servers struct {
 func (p *proxy) newMetrics() {
 	cfg := p.config()
 	mc := status.MetricsConfig{
-		Mode: p.choice.Mode, Asked: p.choice.Asked, Version: compatible,
+		Mode: p.choice.Mode, Asked: p.choice.Asked, Version: cfg.Version,
 		ShowHidden: cfg.Servers.ShowHiddenMetricsFor != "",
 		Changes: func() (uint64, uint64) {
 			c := p.store.Changes()
@@ -117,7 +117,7 @@ func (p *proxy) newServers() {
 	}
 	p.servers.status = status.NewServer(status.ServerConfig{
 		Off: off, Machine: map[string]string{"Machine id": cfg.MachineID, "Boot id": cfg.BootID},
-		Metrics: p.servers.metrics, Mode: p.choice.Mode, Version: compatible, Health: p.healthToo,
+		Metrics: p.servers.metrics, Mode: p.choice.Mode, Version: cfg.Version, Health: p.healthToo,
 		Config:    func() (any, error) { return p.config().Configz(), nil },
 		Flags:     p.flagz,
 		Verbosity: func() int { return int(p.verbosity.Load()) }, SetVerbosity: p.setVerbosity,

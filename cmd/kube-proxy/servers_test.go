@@ -254,7 +254,7 @@ func TestMetricsOfMode(t *testing.T) {
 			t.Parallel()
 			n, dir := newNamespace(t), t.TempDir()
 			write(t, filepath.Join(dir, "m/good.yaml"), good())
-			p := n.start(dir, append([]string{"--proxy-mode=" + mode, "--v=3"}, usualArgs()[1:]...), nil)
+			p := n.start(dir, append([]string{"--proxy-mode=" + mode, "--v=3", "--version=v1.36.5"}, usualArgs()[1:]...), nil)
 			p.await(allWritten)
 			n.code(healthURL+"/livez", 200)
 			n.code(healthURL+"/healthz", 200)
@@ -283,13 +283,13 @@ func TestMetricsOfMode(t *testing.T) {
 					t.Errorf("%s: %s is there: %t, want %t", cells[0], name, got, want)
 				}
 			}
-			has(t, "/metrics", metrics, `kubeproxy_mode_info{asked="`+mode+`",mode="`+mode+`",reason=""} 1`, "kubernetes_build_info{", "process_start_time_seconds",
+			has(t, "/metrics", metrics, `kubeproxy_mode_info{asked="`+mode+`",mode="`+mode+`",reason=""} 1`, `git_version="v1.36.5"`, "process_start_time_seconds",
 				`kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv6"} 1`)
 			if a := n.get(metricsURL + "/proxyMode"); a.body != mode || a.header.Get("Content-Type") != "text/plain; charset=utf-8" {
 				t.Errorf("/proxyMode: %v", a)
 			}
 			has(t, "/flagz", n.get(metricsURL+"/flagz").body, "hostname-override=n1", "proxy-mode="+mode)
-			has(t, "/statusz", n.get(metricsURL+"/statusz").body, "/configz", "/metrics/slis")
+			has(t, "/statusz", n.get(metricsURL+"/statusz").body, "/configz", "/metrics/slis", "Binary version: 1.36.5\n")
 			has(t, "/metrics/slis", n.get(metricsURL+"/metrics/slis").body, "kubernetes_healthcheck")
 			if a := n.get(metricsURL + "/nothing"); a.code != 404 { // HT-27
 				t.Errorf("/nothing: %d", a.code)

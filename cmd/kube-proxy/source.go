@@ -59,7 +59,7 @@ func (p *proxy) kubeConfig() kube.Config {
 	return kube.Config{
 		Log:        p.log,
 		Kubeconfig: cfg.API.Kubeconfig, Master: cfg.API.Master, NodeName: cfg.NodeName,
-		QPS: cfg.API.QPS, Burst: cfg.API.Burst, UserAgent: "kube-proxy/" + compatible,
+		QPS: cfg.API.QPS, Burst: cfg.API.Burst, UserAgent: "kube-proxy/" + cfg.Version,
 		ContentType: cfg.API.ContentType, AcceptContentTypes: cfg.API.AcceptContentTypes,
 	}
 }

@@ -11,16 +11,9 @@ import (
 	"kube-proxy/config"
 )
 
-// compatible is the newest Kubernetes whose kube-proxy this one stands in for.
-const compatible = config.Compatible
-
-// printVersion prints "Kubernetes v…", or with raw all that is known of the build. asked is the flag's value:
-// a version in it is printed instead of ours.
-func printVersion(out io.Writer, asked string, raw bool) error {
-	version := compatible
-	if strings.HasPrefix(asked, "v") {
-		version = asked
-	}
+// printVersion prints "Kubernetes v…", or with raw all that is known of the build.
+func printVersion(out io.Writer, raw bool) error {
+	const version = config.Compatible
 	if !raw {
 		_, err := fmt.Fprintln(out, "Kubernetes", version)
 		return err
