@@ -89,6 +89,18 @@ func start(ctx context.Context, args []string, cfg *config.Config, out, errOut i
 		}
 		err = errors.Join(err, log.Close())
 	}()
+	if cfg.Logging.Verbosity >= 1 {
+		for _, line := range cfg.Flags {
+			log.Logger().Info(line)
+		}
+	}
+	if cfg.WriteConfigTo == "" && !cfg.Cleanup.Asked() && !cfg.InitOnly {
+		return newProxy(args, cfg, log, log.Logger()).run(ctx)
+	}
+	// Whoever only has a file written, or rules removed, has to know as well what was not heeded.
+	for _, w := range cfg.Warnings {
+		log.Logger().Warn(w)
+	}
 	switch {
 	case cfg.WriteConfigTo != "":
 		data, err := cfg.YAML()
@@ -101,13 +113,7 @@ func start(ctx context.Context, args []string, cfg *config.Config, out, errOut i
 		return nil
 	case cfg.Cleanup.Asked():
 		return removeRules(ctx, cfg, log.Logger())
-	case cfg.InitOnly:
+	default:
 		return newProxy(args, cfg, log, log.Logger()).initOnly(ctx)
 	}
-	if cfg.Logging.Verbosity >= 1 {
-		for _, line := range cfg.Flags {
-			log.Logger().Info(line)
-		}
-	}
-	return newProxy(args, cfg, log, log.Logger()).run(ctx)
 }

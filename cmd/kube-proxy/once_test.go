@@ -42,3 +42,24 @@ func TestCommand(t *testing.T) {
 		t.Errorf("--write-config-to wrote %q, %v", data, err)
 	}
 }
+
+// G1, CF-60: what is not heeded is told where the process ends without serving, too: whoever turns an old file into one
+// of today sees what got lost.
+func TestCommandWarns(t *testing.T) {
+	dir := t.TempDir()
+	old := filepath.Join(dir, "old.yaml")
+	write(t, old, nftablesFile("resourceContainer: /x\nmetricsPort: 1\n"))
+	for args, want := range map[string][]string{
+		"--write-config-to=" + dir + "/1 --config=" + old + " --profiling": {"Using lenient decoding as strict decoding failed",
+			`unknown field \"metricsPort\"`, "resourceContainer has no effect", "ignored because --config is given: --profiling"},
+		"--write-config-to=" + dir + "/2 --healthz-port=1": {"--healthz-port and --metrics-port are ignored because --write-config-to is given"},
+		"--write-config-to=" + dir + "/3":                  nil,
+	} {
+		var out, errOut bytes.Buffer
+		do(t, command(&out, &errOut, strings.Fields(args)).ExecuteContext(t.Context()))
+		has(t, args, errOut.String(), want...)
+		if len(want) == 0 && errOut.Len() > 0 {
+			t.Errorf("%s: %s", args, errOut.String())
+		}
+	}
+}
