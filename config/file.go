@@ -18,13 +18,22 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// decode reads a KubeProxyConfiguration of v1alpha1, YAML or JSON, and returns with it the paths of the fields
-// that it sets to more than nothing. A field that is unknown or stands there twice is worth a warning
-// only (CF-60). What older versions called otherwise is read as what it became (CF-47).
-func decode(data []byte) (*settings, []string, []string, error) {
+// document is what a file says.
+type document struct {
+	settings
+	// given are the paths of the fields that it sets to more than nothing.
+	given    []string
+	warnings []string
+	// problems are of fields that hold something of the wrong type; settings does not have them.
+	problems Problems
+}
+
+// decode reads a KubeProxyConfiguration of v1alpha1, YAML or JSON. A field that is unknown or stands there twice is
+// worth a warning only (CF-60). What older versions called otherwise is read as what it became (CF-47).
+func decode(data []byte) (*document, error) {
 	scheme := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		return nil, nil, nil, fmt.Errorf("register KubeProxyConfiguration: %w", err)
+		return nil, fmt.Errorf("register KubeProxyConfiguration: %w", err)
 	}
 	strict := serializer.NewCodecFactory(scheme, serializer.EnableStrict)
 	lenient := serializer.NewCodecFactory(scheme)
@@ -33,42 +42,46 @@ func decode(data []byte) (*settings, []string, []string, error) {
 	if err != nil {
 		root := map[string]any{}
 		if !utf8.Valid(data) {
-			return nil, nil, nil, fmt.Errorf("failed to decode: %w", explain(data, err))
+			return nil, fmt.Errorf("failed to decode: %w", explain(data, err))
 		}
-		var warnings []string
+		var d document
 		if runtime.IsStrictDecodingError(err) {
-			warnings = append(warnings, "Using lenient decoding as strict decoding failed: "+strings.Join(strings.Fields(err.Error()), " "))
+			d.warnings = append(d.warnings, "Using lenient decoding as strict decoding failed: "+strings.Join(strings.Fields(err.Error()), " "))
 		}
-		var idle time.Duration
 		if yaml.Unmarshal(data, &root) == nil {
-			var bad error
-			if idle, warnings, bad = modernize(root, warnings); bad != nil {
-				return nil, nil, nil, fmt.Errorf("failed to decode: %w", bad)
-			}
+			d.warnings = modernize(root, d.warnings)
+			d.problems = misfits(root)
 			if newer, bad := json.Marshal(root); bad == nil {
 				obj, _, err = lenient.UniversalDeserializer().Decode(newer, nil, nil)
 			}
 		}
 		if err != nil {
-			return nil, nil, nil, fmt.Errorf("failed to decode: %w", explain(data, err))
+			return nil, fmt.Errorf("failed to decode: %w", explain(data, err))
 		}
-		return finish(obj, root, idle, warnings)
+		return d.finish(obj, root)
 	}
 	var root map[string]any
 	if err := yaml.Unmarshal(data, &root); err != nil {
-		return nil, nil, nil, fmt.Errorf("failed to decode: %w", err)
+		return nil, fmt.Errorf("failed to decode: %w", err)
 	}
-	return finish(obj, root, 0, nil)
+	return new(document).finish(obj, root)
 }
 
-func finish(obj runtime.Object, root map[string]any, idle time.Duration, warnings []string) (*settings, []string, []string, error) {
+// finish fills d with what was decoded from root.
+func (d *document) finish(obj runtime.Object, root map[string]any) (*document, error) {
 	file, ok := obj.(*v1alpha1.KubeProxyConfiguration)
 	if !ok {
-		return nil, nil, nil, fmt.Errorf("got unexpected config type: %T", obj)
+		return nil, fmt.Errorf("got unexpected config type: %T", obj)
 	}
-	s := &settings{KubeProxyConfiguration: *file}
-	s.UDPIdleTimeout.Duration = idle
-	return s, given(root), warnings, nil
+	d.KubeProxyConfiguration, d.given = *file, given(root)
+	if text, ok := root["udpIdleTimeout"].(string); ok { // today's type does not have it
+		idle, err := time.ParseDuration(text)
+		if err != nil {
+			return nil, fmt.Errorf("failed to decode: udpIdleTimeout: %w", err)
+		}
+		d.UDPIdleTimeout.Duration = idle
+	}
+	return d, nil
 }
 
 // explain says in the user's words why data could not be decoded.

@@ -38,9 +38,9 @@ var whyGone = map[string]string{
 	"master":            "say --master",
 }
 
-// modernize changes root, a file of any age, into one of today. It returns udpIdleTimeout, which today's type does
-// not have, and warnings with those that it adds.
-func modernize(root map[string]any, warnings []string) (idle time.Duration, _ []string, _ error) {
+// modernize changes root, a file of any age, into one of today but for udpIdleTimeout, which today's type does not have.
+// It returns warnings with those that it adds.
+func modernize(root map[string]any, warnings []string) []string {
 	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
 	if v := root["apiVersion"]; v == "componentconfig/v1alpha1" {
 		root["apiVersion"] = v1alpha1.SchemeGroupVersion.String()
@@ -85,15 +85,7 @@ func modernize(root map[string]any, warnings []string) (idle time.Duration, _ []
 		root["featureGates"] = gates
 		warn("featureGates is read as a mapping")
 	}
-	if value, ok := root["udpIdleTimeout"]; ok {
-		text, _ := value.(string)
-		d, err := time.ParseDuration(text)
-		if err != nil {
-			return 0, nil, fmt.Errorf("udpIdleTimeout is %v: want %s", value, wantDuration)
-		}
-		idle = d
-	}
-	return idle, warnings, nil
+	return warnings
 }
 
 // oldDuration turns numbers into durations: until v1.5 some fields were counts of the unit in their name.

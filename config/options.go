@@ -207,11 +207,13 @@ func (o *Options) load() error {
 	if err != nil {
 		return fmt.Errorf("read --config: %w", err)
 	}
-	file, inFile, warnings, err := decode(data)
+	doc, err := decode(data)
 	if err != nil {
 		return fmt.Errorf("--config %s: %w", o.ConfigFile, err)
 	}
-	o.warnings = append(o.warnings, warnings...)
+	o.warnings = append(o.warnings, doc.warnings...)
+	o.problems = append(o.problems, doc.problems...)
+	file := &doc.settings
 	setDefaults(file)
 	var ignored []string
 	for _, f := range flags(o) {
@@ -230,7 +232,7 @@ func (o *Options) load() error {
 	if len(ignored) > 0 {
 		o.warn("ignored because --config is given: %s", strings.Join(ignored, " "))
 	}
-	o.file, o.loaded, o.inFile = *file, true, inFile
+	o.file, o.loaded, o.inFile = *file, true, doc.given
 	return nil
 }
 
