@@ -16,6 +16,9 @@ import (
 // settle is how long a file has to be left alone before it is read: editors write in steps.
 const settle = 100 * time.Millisecond
 
+// settleMost is how long it is waited for that at most: others may write in the same folder all the time.
+const settleMost = 10 * settle
+
 // lookAnyway is the time between two looks at a file that nothing is heard of: not every file system tells of changes.
 const lookAnyway = 30 * time.Second
 
@@ -53,6 +56,13 @@ func Watch(ctx context.Context, file string, before []byte, changed func(content
 	look() // it may have changed since it was read
 	timer := time.NewTimer(lookAnyway)
 	defer timer.Stop()
+	var first time.Time // of the events since the last look
+	soon := func() {
+		if first.IsZero() {
+			first = time.Now()
+		}
+		timer.Reset(min(settle, time.Until(first.Add(settleMost))))
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -61,10 +71,11 @@ func Watch(ctx context.Context, file string, before []byte, changed func(content
 			if !ok {
 				return errors.New("watch the configuration file: the watch ended")
 			}
-			timer.Reset(settle)
+			soon()
 		case <-w.Errors: // events were lost, perhaps ours
-			timer.Reset(settle)
+			soon()
 		case <-timer.C:
+			first = time.Time{}
 			look()
 			timer.Reset(lookAnyway)
 		}

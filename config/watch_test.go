@@ -114,3 +114,27 @@ func TestWatchBegins(t *testing.T) {
 		t.Errorf("told of %q", got)
 	}
 }
+
+// A folder where others write all the time, such as that of a log, does not keep a change from being noticed.
+func TestWatchBusyFolder(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "c")
+	must(t, os.WriteFile(file, []byte("one"), 0o600))
+	ctx, cancel := context.WithTimeout(t.Context(), lookAnyway/2)
+	defer cancel()
+	done := make(chan struct{})
+	t.Cleanup(func() { <-done })
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			_ = os.WriteFile(filepath.Join(dir, "log"), []byte("line"), 0o600)
+			time.Sleep(settle / 50)
+		}
+	}()
+	time.AfterFunc(2*settle, func() { _ = os.WriteFile(file, []byte("two"), 0o600) })
+	got := ""
+	must(t, Watch(ctx, file, []byte("one"), func(content []byte, _ error) { got = string(content); cancel() }))
+	if got != "two" {
+		t.Errorf("told of %q in %v", got, lookAnyway/2)
+	}
+}
