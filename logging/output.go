@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -61,7 +62,7 @@ func (o *output) write(severity int, line []byte) error {
 	switch {
 	case c.SplitStream && severity >= 2:
 		if o.stdout != nil { // in order of time on a terminal
-			if err := o.stdout.Flush(); err != nil {
+			if err := usable(o.stdout, c.Stdout, o.stdout.Flush()); err != nil {
 				return fmt.Errorf("write the log: %w", err)
 			}
 		}
@@ -69,7 +70,7 @@ func (o *output) write(severity int, line []byte) error {
 		return err
 	case c.SplitStream && o.stdout != nil:
 		_, err := o.stdout.Write(line)
-		return err
+		return usable(o.stdout, c.Stdout, err)
 	case c.SplitStream:
 		_, err := c.Stdout.Write(line)
 		return err
@@ -110,12 +111,21 @@ func (o *output) all() []*file {
 func (o *output) flush() error {
 	var errs []error
 	if o.stdout != nil {
-		errs = append(errs, o.stdout.Flush())
+		errs = append(errs, usable(o.stdout, o.cfg.Stdout, o.stdout.Flush()))
 	}
 	for _, f := range o.all() {
-		errs = append(errs, f.w.Flush())
+		errs = append(errs, usable(f.w, f.f, f.w.Flush()))
 	}
 	return errors.Join(errs...)
+}
+
+// usable returns the error of a write to w, after which w would take nothing for ever; a disk that is full need not stay
+// so. What waits in w is lost.
+func usable(w *bufio.Writer, to io.Writer, err error) error {
+	if err != nil {
+		w.Reset(to)
+	}
+	return err
 }
 
 func (o *output) close() error {
@@ -147,7 +157,7 @@ func (f *file) write(line []byte) error {
 	}
 	f.size += int64(len(line))
 	if _, err := f.w.Write(line); err != nil {
-		return fmt.Errorf("write the log: %w", err)
+		return fmt.Errorf("write the log: %w", usable(f.w, f.f, err))
 	}
 	return nil
 }
@@ -155,7 +165,9 @@ func (f *file) write(line []byte) error {
 // open begins a file, closing the one before. mode is O_APPEND or O_TRUNC.
 func (f *file) open(mode int) error {
 	if f.w != nil {
-		if err := errors.Join(f.w.Flush(), f.f.Close()); err != nil {
+		err := errors.Join(f.w.Flush(), f.f.Close())
+		f.w = nil // whatever became of it, the next line is for another
+		if err != nil {
 			return fmt.Errorf("close a log file: %w", err)
 		}
 	}
