@@ -24,8 +24,8 @@ const lookAnyway = 30 * time.Second
 
 // Watch calls changed with the content of the file whenever it differs from the one before: after a write, after
 // a rename over it, and after the swap of a symbolic link on the way to it, as a mounted ConfigMap does (PR-04). A
-// file that cannot be read is told once, with the error; the watch goes on. before is the content that is known.
-// Watch returns when ctx ends, or when nothing can be watched.
+// file that cannot be read is told once, with the error; the watch goes on, and tells of the content when it can be,
+// whatever it is. before is the content that is known. Watch returns when ctx ends, or when nothing can be watched.
 func Watch(ctx context.Context, file string, before []byte, changed func(content []byte, err error)) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -46,11 +46,8 @@ func Watch(ctx context.Context, file string, before []byte, changed func(content
 				changed(nil, fmt.Errorf("read the configuration file: %w", err))
 			}
 		case sha256.Sum256(content) != known || failed != "":
-			same := sha256.Sum256(content) == known
 			known, failed = sha256.Sum256(content), ""
-			if !same {
-				changed(content, nil)
-			}
+			changed(content, nil)
 		}
 	}
 	look() // it may have changed since it was read

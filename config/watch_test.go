@@ -45,10 +45,10 @@ func TestWatch(t *testing.T) {
 		}, []string{"two", "three"}},
 		{"gone and back", plain, []func(){
 			func() { must(t, os.Remove(plain)) },
-			func() { must(t, os.WriteFile(plain, []byte("one"), 0o600)) }, // as it was: nothing to say
+			func() { must(t, os.WriteFile(plain, []byte("one"), 0o600)) }, // as it was
 			func() { must(t, os.Remove(plain)) },
 			func() { must(t, os.WriteFile(plain, []byte("two"), 0o600)) },
-		}, []string{"error", "", "error", "two"}},
+		}, []string{"error", "one", "error", "two"}},
 		{"mounted", filepath.Join(mounted, "config.conf"), []func(){
 			func() { swap("..v2", "two") },
 			func() { swap("..v3", "two") }, // another object, the same content

@@ -91,14 +91,18 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 		p.apply(before, &configured{after, resolved})
 		p.log.Info("the changed configuration is in force", "file", before.File, "fields", strings.Join(live, " "))
 		p.tell(event.ConfigReloaded(after.NodeName, before.File, strings.Join(live, ", ")))
+	case p.unusable:
+		p.log.Info("the configuration file is usable again, and says what is in force", "file", before.File)
 	case asked:
 		p.log.Info("the configuration was read again: nothing has changed", "file", before.File)
 	}
+	p.unusable = false
 }
 
 // notReloaded says what keeps a changed file from taking effect.
 func (p *proxy) notReloaded(err error) {
-	p.log.Error("the configuration file is not usable; the settings before stay in force", "err", err)
+	p.unusable = true
+	p.log.Error("the configuration file is not usable; the settings before stay in force", "file", p.config().File, "err", err)
 	p.tell(event.ConfigIgnored(p.config().NodeName, p.config().File, err))
 }
 

@@ -54,15 +54,23 @@ func TestReload(t *testing.T) {
 	p.await(regexp.MustCompile(`msg=wrote .*verb=setnode`)) // the verbosity counts at once
 
 	write(t, file, nftablesFile("clusterCIDR: 10.3.0.0/99\nnodePortAddresses: [nonsense]\n"))
-	p.await(regexp.MustCompile(`level=ERROR msg="the configuration file is not usable; the settings before stay in force" err=.*10.3.0.0/99.*nonsense`))
+	p.await(regexp.MustCompile(`level=ERROR msg="the configuration file is not usable; the settings before stay in force" file=.* err=.*10.3.0.0/99.*nonsense`))
 	if out := n.command(list...); !strings.Contains(out, "10.2.0.0/16") {
 		t.Errorf("after an invalid file:\n%s", out)
 	}
+	again := `(?s)(?:not usable.*msg="the configuration file is usable again, and says what is in force" file=.*){%d}`
+	write(t, file, nftablesFile("clusterCIDR: 10.2.0.0/16\nlogging: {verbosity: 2}\n"))
+	p.await(regexp.MustCompile(fmt.Sprintf(again, 1)))
 
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
 	p.await(regexp.MustCompile(`not usable.*read the configuration file: .*no such file`))
+	write(t, file, nftablesFile("clusterCIDR: 10.2.0.0/16\nlogging: {verbosity: 2}\n"))
+	p.await(regexp.MustCompile(fmt.Sprintf(again, 2)))
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
 	write(t, file, nftablesFile("clusterCIDR: 10.4.0.0/16\n"))
 	n.eventually("10.4.0.0/16", list...)
 

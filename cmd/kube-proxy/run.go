@@ -35,6 +35,7 @@ type proxy struct {
 	servers  servers
 	turn     *turn
 
+	unusable  bool        // the configuration file, when it was looked at last; for watchConfig and what it calls
 	reloaded  atomic.Bool // the configuration is another than at the start
 	hangups   chan os.Signal
 	facts     chan struct{} // has a value when something of the node has changed
