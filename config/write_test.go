@@ -42,8 +42,8 @@ func roundTrip(t testing.TB, c *Config) {
 		x.Version, x.MachineID, x.BootID = "", "", ""
 		x.API.Master, x.Manifests, x.File, x.WriteConfigTo, x.Flags, x.Warnings, x.Cleanup, x.InitOnly = "", "", "", "", nil, nil, Cleanup{}, false
 		x.EBPF, x.NFTables.LocalhostNodePorts = Tables{}, false
-		v := x.Logging.Verbosity
-		x.Logging, x.file = Logging{Verbosity: v, VModule: x.Logging.VModule, FlushFrequency: x.Logging.FlushFrequency}, settings{}
+		v, format := x.Logging.Verbosity, x.Logging.Format
+		x.Logging, x.file = Logging{Format: format, Verbosity: v, VModule: x.Logging.VModule, FlushFrequency: x.Logging.FlushFrequency}, settings{}
 		if len(x.NodePorts.Prefixes) == 0 {
 			x.NodePorts.Prefixes = nil
 		}
