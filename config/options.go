@@ -191,11 +191,34 @@ func Unparsed(args []string, err error) error {
 	if fs.Parse(args) != nil { // what is wrong keeps us from reading on, like a flag without its value
 		return append(problems, o.problems...)
 	}
-	_, more := o.Complete(fs.Args())
-	if ps := (Problems)(nil); errors.As(more, &ps) {
-		problems = append(problems, ps...)
+	for _, p := range unknown(fs, args) {
+		if p != problems[0] {
+			problems = append(problems, p)
+		}
+	}
+	if _, more := o.Complete(fs.Args()); more != nil { // problems, or what is wrong with the file, or both
+		for line := range strings.SplitSeq(more.Error(), "\n") {
+			problems = append(problems, Problem{Where: line})
+		}
 	}
 	return problems
+}
+
+// unknown returns a problem, in the parser's words, for each flag that fs does not have: the parser gives up at the first.
+func unknown(fs *pflag.FlagSet, args []string) Problems {
+	var all Problems
+	for i := 0; i < len(args) && args[i] != "--"; i++ {
+		name, long := strings.CutPrefix(args[i], "--")
+		name, _, valued := strings.Cut(name, "=")
+		switch f := fs.Lookup(name); {
+		case !long || name == "help":
+		case f == nil:
+			all = append(all, Problem{Where: "unknown flag: --" + name})
+		case !valued && f.NoOptDefVal == "":
+			i++ // what follows is its value
+		}
+	}
+	return all
 }
 
 // Warnings returns what is worth a warning so far; it is of use where Complete failed.
