@@ -88,9 +88,14 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 				p.log.Warn(w)
 			}
 		}
-		p.apply(before, &configured{after, resolved})
-		p.log.Info("the changed configuration is in force", "file", before.File, "fields", strings.Join(live, " "))
-		p.tell(event.ConfigReloaded(after.NodeName, before.File, strings.Join(live, ", ")))
+		changes := strings.Join(live, ", ")
+		if err := p.apply(before, &configured{after, resolved}); err != nil {
+			p.log.Error("the changed configuration is in force, but for settings of the host", "file", before.File, "fields", strings.Join(live, " "), "err", err)
+			changes += "; but not: " + err.Error()
+		} else {
+			p.log.Info("the changed configuration is in force", "file", before.File, "fields", strings.Join(live, " "))
+		}
+		p.tell(event.ConfigReloaded(after.NodeName, before.File, changes))
 	case p.unusable:
 		p.log.Info("the configuration file is usable again, and says what is in force", "file", before.File)
 	case asked:
@@ -118,8 +123,9 @@ func loadConfig(args []string) (*config.Config, error) {
 	return opts.Complete(flags.Args())
 }
 
-// apply has a valid configuration take effect, of which only live fields have changed.
-func (p *proxy) apply(before, after *configured) {
+// apply has a valid configuration take effect, of which only live fields have changed. The error is of settings of the
+// host that cannot be made.
+func (p *proxy) apply(before, after *configured) error {
 	p.present.Store(after)
 	p.reloaded.Store(true)
 	if before.Logging.Verbosity != after.Logging.Verbosity {
@@ -145,9 +151,7 @@ func (p *proxy) apply(before, after *configured) {
 	p.factsChanged() // the addresses of NodePorts may be others now
 	report, err := system.Host{}.Reload(hostSettings(before), hostSettings(after))
 	p.tellOfHost(report)
-	if err != nil {
-		p.log.Error("settings of the host could not be changed", "err", err)
-	}
+	return err
 }
 
 func patterns(modules []config.VModule) []logging.Pattern {

@@ -91,6 +91,24 @@ func TestReload(t *testing.T) {
 	}
 }
 
+// PR-10: a setting of the host that cannot be made is not said to be in force; all else is.
+func TestReloadHostRefuses(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	file := filepath.Join(dir, "config.yaml")
+	write(t, file, nftablesFile("conntrack: {maxPerCore: 0}\n"))
+	p := n.configured(dir, file)
+	// The size of the table belongs to the initial network namespace.
+	write(t, file, nftablesFile("conntrack: {maxPerCore: 500000000, udpTimeout: 77s}\n"))
+	p.await(regexp.MustCompile(`level=ERROR msg="the changed configuration is in force, but for settings of the host" file=\S+ ` +
+		`fields="conntrack.maxPerCore conntrack.udpTimeout" err=.*nf_conntrack_max.*conntrack.maxPerCore`))
+	n.eventually("77", "sysctl", "-n", "net.netfilter.nf_conntrack_udp_timeout")
+	p.stop()
+	if strings.Contains(p.log(), `msg="the changed configuration is in force" `) {
+		t.Errorf("a setting that could not be made is said to be in force:\n%s", p.log())
+	}
+}
+
 // PR-04: the swap of a symbolic link, which is how a mounted ConfigMap changes, is a change.
 func TestReloadConfigMap(t *testing.T) {
 	t.Parallel()
