@@ -9,16 +9,16 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Diff compares two configurations field by field. live are the paths of the fields whose new value can take
-// effect in the running process, or has none in the mode that runs; restart those for which the process has to start
+// Diff compares two configurations field by field, where a mode runs. live are the paths of the fields whose new value
+// can take effect in the running process, or has none in that mode; restart those for which the process has to start
 // anew, as [WhyRestart] says. Both are in the order of the type.
-func Diff(before, after *Config) (live, restart []string) {
+func Diff(running string, before, after *Config) (live, restart []string) {
 	olds, news := leaves(&before.file), leaves(&after.file)
 	for i, was := range olds {
 		if bytes.Equal(written(was), written(news[i])) {
 			continue
 		}
-		if f, ok := fieldAt(was.path); ok && (f.restart == "" || !f.effect.mayCount(before.Mode)) {
+		if f, ok := fieldAt(was.path); ok && (f.restart == "" || !f.effect.counts(running)) {
 			live = append(live, was.path)
 		} else {
 			restart = append(restart, was.path)

@@ -11,7 +11,7 @@ import (
 func TestDiff(t *testing.T) {
 	base, err := complete(t, testCase{all: true, args: []string{"--proxy-mode=iptables", "--nodeport-addresses=primary"}})
 	must(t, err)
-	if live, restart := Diff(base, base); len(live)+len(restart) > 0 {
+	if live, restart := Diff("iptables", base, base); len(live)+len(restart) > 0 {
 		t.Errorf("no change is told as %q and %q", live, restart)
 	}
 	values := map[string]string{
@@ -60,13 +60,13 @@ func TestDiff(t *testing.T) {
 			t.Errorf("%s: %v", path, err)
 			continue
 		}
-		live, restart := Diff(base, after)
+		live, restart := Diff("iptables", base, after)
 		restart = slices.DeleteFunc(restart, func(p string) bool { return p == "featureGates" && path != p })
 		// A sync period below the default least time lowers that too, an address without one its servers'.
 		live = slices.DeleteFunc(live, func(p string) bool { return p == "iptables.minSyncPeriod" && path == "iptables.syncPeriod" })
 		got := map[string][]string{"live": live, "restart": restart}
-		if e := row["effect"]; slices.Contains(modes, e) && e != "iptables" && e != "userspace" {
-			row["reload"] = "live" // where iptables is asked for, only that and userspace may run
+		if e := row["effect"]; slices.Contains(modes, e) && e != "iptables" {
+			row["reload"] = "live" // only iptables runs
 		}
 		if (WhyRestart(path) == "") != (row["reload"] == "live") && !slices.Contains(modes, row["effect"]) {
 			t.Errorf("%s: a new process is needed because %q", path, WhyRestart(path))
@@ -74,5 +74,20 @@ func TestDiff(t *testing.T) {
 		if !slices.Equal(got[row["reload"]], []string{path}) || len(live)+len(restart) != 1 {
 			t.Errorf("a change of %s to %s is live %q, restart %q, want it in %s", path, value, live, restart, row["reload"])
 		}
+	}
+}
+
+// What only another mode reads needs no new process, though that mode might have run as well.
+func TestDiffBlankMode(t *testing.T) {
+	const file = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	before, err := complete(t, testCase{file: file})
+	must(t, err)
+	after, err := complete(t, testCase{file: file + "nftables: {masqueradeBit: 5}\nportRange: 1-2\n"})
+	must(t, err)
+	if live, restart := Diff("iptables", before, after); len(live) != 2 || len(restart) != 0 {
+		t.Errorf("where iptables runs: live %q, restart %q", live, restart)
+	}
+	if live, restart := Diff("nftables", before, after); len(live) != 1 || !slices.Equal(restart, []string{"nftables.masqueradeBit"}) {
+		t.Errorf("where nftables runs: live %q, restart %q", live, restart)
 	}
 }

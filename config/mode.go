@@ -19,22 +19,9 @@ var givesWay = []string{"ipvs"}
 // modes are all that there ever were, and ours. Windows has kernelspace alone.
 var modes = []string{"iptables", "ipvs", "nftables", "userspace", "ebpf", "kernelspace"}
 
-// mayRun are the modes that may run where one is asked for.
-func mayRun(asked string) []string {
-	switch asked {
-	case "":
-		return []string{"iptables", "nftables", "userspace"}
-	case "iptables":
-		return []string{"iptables", "userspace"}
-	case "ipvs":
-		return iptablesModes
-	}
-	return []string{asked}
-}
-
-// mayCount reports whether something with this effect does anything where a mode is asked for.
-func (e effect) mayCount(asked string) bool {
-	return e.gone == "" && e.modes == nil || slices.ContainsFunc(mayRun(asked), func(m string) bool { return slices.Contains(e.modes, m) })
+// counts reports whether something with this effect does anything in the mode that runs.
+func (e effect) counts(running string) bool {
+	return e.gone == "" && (e.modes == nil || slices.Contains(e.modes, running))
 }
 
 // mode is CF-19, as far as modes are built. A blank mode and one that gives way are left to the process.

@@ -32,7 +32,7 @@ func roundTrip(t testing.TB, c *Config) {
 	if err != nil {
 		t.Fatalf("load what was written: %v\n%s", err, data)
 	}
-	if live, restart := Diff(c, again); len(live)+len(restart) > 0 {
+	if live, restart := Diff(c.Mode, c, again); len(live)+len(restart) > 0 {
 		t.Errorf("what was written loads differently: %q %q\n%s", live, restart, data)
 	}
 	// What no field stands for is not in the file.

@@ -68,7 +68,7 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 		p.notReloaded(err)
 		return
 	}
-	live, restart := config.Diff(before.Config, after)
+	live, restart := config.Diff(p.choice.Mode, before.Config, after)
 	if after.Mode == p.choice.Mode { // it runs already, whoever chose it
 		restart = slices.DeleteFunc(restart, func(field string) bool {
 			if field == "mode" {
