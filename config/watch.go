@@ -22,22 +22,33 @@ const settleMost = 10 * settle
 // lookAnyway is the time between two looks at a file that nothing is heard of: not every file system tells of changes.
 const lookAnyway = 30 * time.Second
 
+// newWatcher is replaced by tests.
+var newWatcher = fsnotify.NewWatcher
+
 // Watch calls changed with the content of the file whenever it differs from the one before: after a write, after
 // a rename over it, and after the swap of a symbolic link on the way to it, as a mounted ConfigMap does (PR-04). A
 // file that cannot be read is told once, with the error; the watch goes on, and tells of the content when it can be,
-// whatever it is. before is the content that is known. Watch returns when ctx ends, or when nothing can be watched.
-func Watch(ctx context.Context, file string, before []byte, changed func(content []byte, err error)) error {
-	w, err := fsnotify.NewWatcher()
+// whatever it is. before is the content that is known.
+//
+// Where the kernel does not tell of changes, deaf is called, and the file is looked at every now and then: many nodes run
+// out of inotify instances. Watch returns when ctx ends, or when nothing can be watched.
+func Watch(ctx context.Context, file string, before []byte, changed func(content []byte, err error), deaf func(every time.Duration, err error)) error {
+	w, err := newWatcher()
 	if err != nil {
-		return fmt.Errorf("watch %s: %w", file, err)
+		deaf(lookAnyway, err)
+		w = &fsnotify.Watcher{} // its channels are silent
+	} else {
+		defer w.Close()
 	}
-	defer w.Close()
+	hears := err == nil
 	if file, err = filepath.Abs(file); err != nil {
 		return fmt.Errorf("watch the configuration file: %w", err)
 	}
 	known, failed := sha256.Sum256(before), ""
 	look := func() {
-		follow(w, file)
+		if hears {
+			follow(w, file)
+		}
 		content, err := os.ReadFile(file)
 		switch {
 		case err != nil:

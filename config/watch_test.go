@@ -2,10 +2,15 @@ package config
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 )
 
 // PR-04: a change is one of content, however it comes about.
@@ -68,7 +73,7 @@ func TestWatch(t *testing.T) {
 						content = []byte("error")
 					}
 					told <- string(content)
-				})
+				}, hears(t))
 			}()
 			time.Sleep(2 * settle) // the watch begins
 			for i, step := range tc.steps {
@@ -95,6 +100,11 @@ func TestWatch(t *testing.T) {
 	}
 }
 
+// hears fails the test if the kernel does not tell of changes.
+func hears(t *testing.T) func(time.Duration, error) {
+	return func(_ time.Duration, err error) { t.Errorf("no watch: %v", err) }
+}
+
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -109,7 +119,7 @@ func TestWatchBegins(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	got := ""
-	must(t, Watch(ctx, file, []byte("old"), func(content []byte, _ error) { got = string(content); cancel() }))
+	must(t, Watch(ctx, file, []byte("old"), func(content []byte, _ error) { got = string(content); cancel() }, hears(t)))
 	if got != "new" {
 		t.Errorf("told of %q", got)
 	}
@@ -133,8 +143,31 @@ func TestWatchBusyFolder(t *testing.T) {
 	}()
 	time.AfterFunc(2*settle, func() { _ = os.WriteFile(file, []byte("two"), 0o600) })
 	got := ""
-	must(t, Watch(ctx, file, []byte("one"), func(content []byte, _ error) { got = string(content); cancel() }))
+	must(t, Watch(ctx, file, []byte("one"), func(content []byte, _ error) { got = string(content); cancel() }, hears(t)))
 	if got != "two" {
 		t.Errorf("told of %q in %v", got, lookAnyway/2)
 	}
+}
+
+// On a node that has run out of inotify instances, changes are noticed too, only later.
+func TestWatchWithoutInotify(t *testing.T) {
+	t.Cleanup(func() { newWatcher = fsnotify.NewWatcher })
+	newWatcher = func() (*fsnotify.Watcher, error) { return nil, unix.EMFILE }
+	file := filepath.Join(t.TempDir(), "c")
+	must(t, os.WriteFile(file, []byte("one"), 0o600))
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		time.AfterFunc(time.Second, func() { must(t, os.WriteFile(file, []byte("two"), 0o600)) })
+		var got string
+		var deaf error
+		must(t, Watch(ctx, file, []byte("one"), func(content []byte, _ error) { got = string(content); cancel() },
+			func(_ time.Duration, err error) {
+				deaf = err
+				time.AfterFunc(2*lookAnyway, cancel)
+			}))
+		if got != "two" || !errors.Is(deaf, unix.EMFILE) {
+			t.Errorf("told of %q, and of %v", got, deaf)
+		}
+	})
 }

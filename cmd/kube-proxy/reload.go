@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -29,6 +30,9 @@ func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
 				case changes <- err:
 				case <-ctx.Done():
 				}
+			}, func(every time.Duration, err error) {
+				p.log.Warn("the kernel does not tell of changes of the configuration file: they are noticed later, or at once after SIGHUP",
+					"every", every, "err", err)
 			})
 			if err != nil {
 				p.log.Error("changes of the configuration file are not noticed; SIGHUP has it read again", "err", err)
