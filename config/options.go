@@ -80,6 +80,8 @@ const (
 	healthzPort = 10256
 	metricsPort = 10249
 	protobuf    = "application/vnd.kubernetes.protobuf"
+
+	flushFrequency = 5 * time.Second // of the log
 )
 
 // setDefaults fills what is missing in c.
@@ -89,7 +91,7 @@ func setDefaults(c *settings) {
 	orDefault(&c.ClientConnection.Burst, 10)
 	orDefault(&c.Logging.Format, "text")
 	if c.Logging.FlushFrequency.Duration.Duration == 0 {
-		c.Logging.FlushFrequency.Duration.Duration = 5 * time.Second
+		c.Logging.FlushFrequency.Duration.Duration = flushFrequency
 		c.Logging.FlushFrequency.SerializeAsString = true
 	}
 	orDefault(&c.BindAddress, "0.0.0.0")

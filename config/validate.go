@@ -14,10 +14,11 @@ var localModes = []string{"ClusterCIDR", "NodeCIDR", "BridgeInterface", "Interfa
 // validate turns what flags or file say into a Config, and notes all problems.
 func (o *Options) validate() *Config {
 	f := &o.file
-	// The client takes 0 as "not given", and so does a file.
+	// The client takes 0 as "not given", and so does a file. Of the log, old proxies took it as a flag.
 	orDefault(&f.ClientConnection.QPS, 5)
 	orDefault(&f.ClientConnection.Burst, 10)
 	orDefault(&f.ClientConnection.ContentType, protobuf)
+	orDefault(&f.Logging.FlushFrequency.Duration.Duration, flushFrequency)
 	c := &Config{
 		Version:   o.reported(),
 		Manifests: o.Manifests,
