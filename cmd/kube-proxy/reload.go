@@ -39,7 +39,7 @@ func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
 			}
 		}()
 	}
-	for {
+	for begun := false; ; {
 		select {
 		case <-ctx.Done():
 			return
@@ -48,7 +48,8 @@ func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
 				p.notReloaded(err)
 				continue
 			}
-			p.reload(false, fail)
+			p.reload(begun, fail) // who changes something later waits for an answer
+			begun = true
 		case <-p.hangups:
 			if file == "" {
 				p.log.Info("SIGHUP: there is no configuration file to read again")
