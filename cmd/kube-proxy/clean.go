@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"kube-proxy/cleanup"
@@ -17,7 +18,11 @@ import (
 // end by default.
 const ipvsDrain = 30 * time.Second
 
-// cleanOthers removes what a proxy in another mode left, once the rules of this one are all in force (PR-08).
+// What could not be removed is tried again after a while, then after ever longer ones.
+const cleanAgain, cleanAgainMost = 5 * time.Second, 5 * time.Minute
+
+// cleanOthers removes what a proxy in another mode left, once the rules of this one are all in force (PR-08). It returns
+// when all is gone.
 func (p *proxy) cleanOthers(ctx context.Context) {
 	select {
 	case <-ctx.Done():
@@ -31,10 +36,20 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 			now.Backend = t.Backend()
 		}
 	}
-	report, err := cleanup.Others(ctx, now)
-	tellOfCleanup(p.log, report)
-	if err != nil && ctx.Err() == nil {
-		p.log.Error("rules of another mode could not all be removed; they may lead new connections astray", "err", err)
+	var told []string
+	for wait := cleanAgain; ctx.Err() == nil; wait = min(2*wait, cleanAgainMost) {
+		report, err := cleanup.Others(ctx, now)
+		report.Left = slices.DeleteFunc(report.Left, func(s string) bool { return slices.Contains(told, s) })
+		told = append(told, report.Left...)
+		tellOfCleanup(p.log, report)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		if text := err.Error(); !slices.Contains(told, text) {
+			told = append(told, text)
+			p.log.Error("rules of another mode could not all be removed, trying again; until then they may lead new connections astray", "err", err)
+		}
+		pause(ctx, wait)
 	}
 }
 
