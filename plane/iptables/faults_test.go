@@ -358,3 +358,40 @@ func TestStatsMT11(t *testing.T) {
 		}
 	})
 }
+
+// While iptables takes nothing at all, such as when somebody holds the lock, no chain is to blame that cannot be deleted,
+// and it is not tried with each one: a node that comes back with a thousand stale chains would wait 5 s for each.
+func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
+	var stale strings.Builder
+	stale.WriteString("*nat\n")
+	for i := range 1000 {
+		fmt.Fprintf(&stale, ":KUBE-SEP-%016d - [0:0]\n", i)
+	}
+	stale.WriteString(commit)
+	for _, version := range []string{"iptables v1.8.9 (nf_tables)", "iptables v1.8.9 (legacy)"} {
+		t.Run(version, func(t *testing.T) {
+			held, restores := false, 0
+			hole := &blackHole{version: version, saved: stale.String(), fail: func(stdin []byte, _ []string) error {
+				if held = held || strings.Contains(string(stdin), "\n-X "); len(stdin) == 0 || !held {
+					return nil
+				}
+				restores++
+				return &runError{name: "iptables-restore", said: "Another app is currently holding the xtables lock.", err: errors.New("exit status 4")}
+			}}
+			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
+			if err := p.Reset(t.Context(), shopTable()); err == nil || !strings.Contains(err.Error(), "xtables lock") {
+				t.Errorf("reset: %v", err)
+			}
+			if restores > 2 {
+				t.Errorf("a reset tried %d times to delete chains", restores)
+			}
+			if stuck := p.Stats().Stuck; len(stuck) > 0 {
+				t.Errorf("%d chains are said to be in use by others", len(stuck))
+			}
+			held, restores = false, 0
+			if _, err := Remove(t.Context(), RemoveConfig{Family: lb.IPv4, Backend: p.Backend(), Runner: hole}); p.Backend() == NFT && err == nil || restores > 6 {
+				t.Errorf("remove: %v, after %d tries to delete chains", err, restores)
+			}
+		})
+	}
+}

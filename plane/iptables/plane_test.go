@@ -69,6 +69,7 @@ func TestChangeIsOfItsOwnSize(t *testing.T) {
 type blackHole struct {
 	runs    []string
 	version string // nft if empty
+	saved   string // what iptables-save prints
 	fail    func(stdin []byte, args []string) error
 }
 
@@ -83,6 +84,9 @@ func (b *blackHole) Run(_ context.Context, stdin []byte, name string, args ...st
 	}
 	if slices.Contains(args, "--version") {
 		return []byte(cmp.Or(b.version, "iptables v1.8.9 (nf_tables)") + "\n"), nil
+	}
+	if strings.HasSuffix(name, "-save") {
+		return []byte(b.saved), nil
 	}
 	return nil, nil
 }

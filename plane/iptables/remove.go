@@ -313,11 +313,7 @@ func (t *tool) take(ctx context.Context, found *leftovers, done *Removed) error 
 	}
 	// All are emptied before any is deleted, for they lead to each other.
 	for part := range slices.Chunk(slices.Concat(found.empty, found.drop), step) {
-		text := lines{}
-		for _, c := range part {
-			text.add(c.table, ":"+c.name+" - [0:0]")
-		}
-		if err := t.restoreLines(ctx, text); err != nil {
+		if err := t.flush(ctx, part); err != nil {
 			return err
 		}
 	}
@@ -328,6 +324,15 @@ func (t *tool) take(ctx context.Context, found *leftovers, done *Removed) error 
 		}
 	}
 	return nil
+}
+
+// flush makes chains empty.
+func (t *tool) flush(ctx context.Context, chains []savedChain) error {
+	text := lines{}
+	for _, c := range chains {
+		text.add(c.table, ":"+c.name+" - [0:0]")
+	}
+	return t.restoreLines(ctx, text)
 }
 
 // drop deletes empty chains. If one cannot be, the others are.
@@ -341,7 +346,7 @@ func (t *tool) drop(ctx context.Context, chains []savedChain, done *Removed) err
 	case err == nil:
 		done.Chains += len(chains)
 		return nil
-	case ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded):
+	case ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded), t.flush(ctx, chains) != nil: // no chain is to blame
 		return err
 	case len(chains) == 1:
 		done.Left = append(done.Left, fmt.Sprintf("chain %s %s stays, empty: %v", chains[0].table, chains[0].name, err))
