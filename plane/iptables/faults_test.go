@@ -395,3 +395,29 @@ func TestStaleChainsWhileNothingIsTaken(t *testing.T) {
 		})
 	}
 }
+
+// A comment of a rule of others may have several lines, whatever they look like: iptables-save prints them as they are.
+func TestForeignCommentOfSeveralLines(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		p := newPlane(t, cfg)
+		comments := []string{"made by\nsetup.sh", "a \"quoted\" \\\nCOMMIT\n*nat\n-A KUBE-SERVICES -j ACCEPT\n:KUBE-SVC-AAAA\n", "\nit's\n"}
+		for _, c := range comments {
+			run(t, "", p.tool.program, "-A", "INPUT", "-m", "comment", "--comment", c, "-j", "ACCEPT")
+		}
+		theirs := run(t, "", p.tool.program, "-S", "INPUT")
+		table := w.Table(3, 2)
+		reset(t, p, table)
+		if mended, err := auditAll(p); mended != 0 || err != nil {
+			t.Errorf("an audit mended %d, %v", mended, err)
+		}
+		if now := run(t, "", p.tool.program, "-S", "INPUT"); !strings.HasSuffix(now, strings.TrimPrefix(theirs, "-P INPUT ACCEPT\n")) {
+			t.Errorf("the rules of others were\n%s\nand are\n%s", theirs, now)
+		}
+		// In a chain of ours such a rule is drift as any other.
+		svc := unitID{"ns/svc-1:http", lb.TCP}.chain(clusterChain)
+		run(t, "", p.tool.program, "-t", "nat", "-I", svc, "-m", "comment", "--comment", comments[0], "-j", "ACCEPT")
+		if mended, err := auditAll(p); mended != 1 || err != nil {
+			t.Errorf("with a rule of others in a chain of ours, an audit mended %d, %v", mended, err)
+		}
+	})
+}

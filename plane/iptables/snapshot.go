@@ -71,7 +71,8 @@ func (s *snapshot) read(r io.Reader) error {
 		}
 		known = map[string]*content{}
 	}
-	open := false // a table is not complete
+	open := false   // a table is not complete
+	quoted := false // the line goes on with the comment of a rule that has more than one
 	for n := 1; ; n++ {
 		line, err := in.ReadSlice('\n')
 		if errors.Is(err, bufio.ErrBufferFull) {
@@ -84,7 +85,12 @@ func (s *snapshot) read(r io.Reader) error {
 			break
 		}
 		line = bytes.TrimSuffix(line, []byte("\n"))
+		began := quoted
+		if quoted || bytes.HasPrefix(line, []byte("-A ")) {
+			quoted = quoted != opensQuote(line)
+		}
 		switch {
+		case began: // part of the rule before
 		case len(line) == 0:
 		case line[0] == '#':
 			if t, blind := blindTable(line); blind {
@@ -120,6 +126,24 @@ func (s *snapshot) read(r io.Reader) error {
 		return fmt.Errorf("table %s ends without COMMIT", tab)
 	}
 	return nil
+}
+
+// opensQuote reports whether an odd number of quotes is in a part of a rule.
+func opensQuote(part []byte) bool {
+	odd := bytes.Count(part, []byte(`"`))%2 == 1
+	if bytes.IndexByte(part, '\\') < 0 {
+		return odd
+	}
+	odd = false
+	for i := 0; i < len(part); i++ {
+		switch part[i] {
+		case '\\':
+			i++
+		case '"':
+			odd = !odd
+		}
+	}
+	return odd
 }
 
 // rule takes a rule of a chain, which is ours if c is not nil.
