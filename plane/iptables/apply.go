@@ -295,7 +295,7 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 func (p *Plane) rewrite(ctx context.Context, r renderer) error {
 	old := p.st
 	p.st = nil
-	return p.hold(ctx, r, old.fronts(), &snapshot{chains: old.kernel, jumps: old.jumps})
+	return p.hold(ctx, r, old.fronts(), &snapshot{chains: old.kernel, jumps: old.jumps, kubelet: old.kubelet})
 }
 
 // byPath orders frontends as dispatchers do.

@@ -35,6 +35,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 		return 0, fmt.Errorf("iptables: audit: %w", err)
 	}
 	mended = p.st.differences(have)
+	p.st.kubelet = have.kubelet
 	if mended > 0 {
 		st := p.st
 		p.st = nil

@@ -52,7 +52,11 @@ func (s *snapshot) complete(f lb.Family, known map[chainID]digest) error {
 		t := table(t)
 		for _, c := range chains {
 			id := chainID{t, c.Name}
-			if c.Table != t.String() || !ours(id) {
+			if c.Table != t.String() {
+				continue
+			}
+			s.kubelet = s.kubelet || t == mangle && slices.Contains(kubelets, c.Name)
+			if !ours(id) {
 				continue
 			}
 			d, written := known[id]

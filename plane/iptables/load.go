@@ -172,14 +172,15 @@ func (l *loader) begin(cold bool) {
 	}
 }
 
-// martian puts the rule of DP-10 where it belongs, or takes it away.
+// martian puts the rule of DP-10 where it belongs, or takes it away. The kubelet writes the very same rule, for others who
+// set route_localnet, and once only: with a kubelet it stays.
 func (l *loader) martian() {
 	if l.st.family != lb.IPv4 {
 		return
 	}
 	s := l.batch.only(filter)
 	switch {
-	case l.st.localnet() || l.martians:
+	case l.st.localnet() || l.martians || l.have.kubelet && l.have.jumps[martianJump]:
 		l.st.jumps[martianJump] = true
 		if !l.have.jumps[martianJump] {
 			s.insert = append(s.insert, martianJump)

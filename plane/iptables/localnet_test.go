@@ -56,3 +56,94 @@ func TestMartianRuleStaysWhileRouted(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// kubeletFirewall is what a kubelet writes at its start, and not again while its canaries are there.
+const kubeletFirewall = `*mangle
+:KUBE-IPTABLES-HINT - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+*filter
+:KUBE-FIREWALL - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A OUTPUT -j KUBE-FIREWALL
+-A KUBE-FIREWALL -m comment --comment "block incoming localnet connections" --dst 127.0.0.0/8 ! --src 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP
+COMMIT
+`
+
+// The kubelet writes the same rule against martians as we do, and others who set route_localnet for an interface rely on it:
+// whatever we do, one stays (G3, CVE-2020-8558).
+func TestMartianRuleOfKubelet(t *testing.T) {
+	for _, b := range []Backend{NFT, Legacy} {
+		for _, blind := range []bool{false, true} {
+			if blind && b == Legacy {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s/blind %t", b, blind), func(t *testing.T) {
+				needs(t, b)
+				inNetns(t)
+				program := programOf(Config{Family: lb.IPv4, Backend: b})
+				count := func(when string) {
+					t.Helper()
+					if n := strings.Count(run(t, "", program, "-S", nodeFirewall), martian); n != 1 {
+						t.Errorf("%s: %d rules against martians, want that of the kubelet", when, n)
+					}
+				}
+				run(t, kubeletFirewall, program+"-restore", "--noflush")
+				if blind {
+					run(t, "", "nft", "add", "rule", "ip", "mangle", "KUBE-IPTABLES-HINT", "ct", "state", "new", "counter", "accept")
+				}
+				off := false
+				p := newPlane(t, Config{Family: lb.IPv4, Backend: b, LocalhostNodePorts: &off})
+				reset(t, p, shopTable())
+				count("NodePorts do not answer on 127.0.0.1")
+				p = newPlane(t, Config{Family: lb.IPv4, Backend: b})
+				elsewhere := shopTable().Node
+				elsewhere.NodePorts = []netip.Prefix{netip.MustParsePrefix("172.18.0.2/32")}
+				reset(t, p, shopTable())
+				count("they do")
+				for _, n := range []lb.Node{elsewhere, shopTable().Node, elsewhere} {
+					if err := p.SetNode(t.Context(), n); err != nil {
+						t.Error(err)
+					}
+					count(fmt.Sprintf("NodePorts are on %v", n.NodePorts))
+				}
+				routesLocalnet(t, false)
+				if mended, err := auditAll(p); mended != 0 || err != nil {
+					t.Errorf("an audit mended %d, %v", mended, err)
+				}
+				if blind {
+					return
+				}
+				reset(t, p, shopTable())
+				for range 2 {
+					if r, err := Remove(t.Context(), RemoveConfig{Family: lb.IPv4, Backend: b}); err != nil || len(r.Left) > 0 {
+						t.Errorf("remove: left %q, %v", r.Left, err)
+					}
+					count("our rules are removed")
+				}
+				routesLocalnet(t, false)
+			})
+		}
+	}
+}
+
+// A kubelet may come after us, and finds its rule written.
+func TestMartianRuleOfLaterKubelet(t *testing.T) {
+	needs(t, NFT)
+	inNetns(t)
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT})
+	reset(t, p, shopTable())
+	run(t, "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n", "iptables-nft-restore", "--noflush")
+	if mended, err := p.Audit(t.Context(), false); mended != 0 || err != nil {
+		t.Errorf("an audit mended %d, %v", mended, err)
+	}
+	elsewhere := shopTable().Node
+	elsewhere.NodePorts = nil
+	if err := p.SetNode(t.Context(), elsewhere); err != nil {
+		t.Error(err)
+	}
+	if rules := run(t, "", "iptables-nft", "-S", nodeFirewall); !strings.Contains(rules, martian) {
+		t.Errorf("the rule that the kubelet relies on is gone:\n%s", rules)
+	}
+}

@@ -70,6 +70,9 @@ func isDynamic(id chainID) bool {
 	return false
 }
 
+// kubelets are chains of mangle by which the kubelet can be known to be there (DP-14).
+var kubelets = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
+
 // hash is the part of a chain's name that stands for what it serves: 16 characters of base32(sha256(parts)),
 // as upstream's (DP-02).
 func hash(parts ...string) string {

@@ -232,6 +232,7 @@ func keepMartian(cfg RemoveConfig, out string) (why string) {
 func findLeftovers(out, keep string) *leftovers {
 	found := &leftovers{}
 	builtIn := map[savedChain]bool{}
+	kubelet := false                      // which writes the rule of DP-10 as well, and once only
 	foreign := map[savedChain]savedRule{} // to our chains, rules of others
 	var rules []savedRule
 	var chains []savedChain
@@ -245,6 +246,7 @@ func findLeftovers(out, keep string) *leftovers {
 			name, policy, _ := strings.Cut(line[1:], " ")
 			c := savedChain{table, name}
 			builtIn[c] = !strings.HasPrefix(policy, "-")
+			kubelet = kubelet || table == mangle.String() && slices.Contains(kubelets, name)
 			if isLeftover(c) {
 				chains = append(chains, c)
 			}
@@ -260,10 +262,11 @@ func findLeftovers(out, keep string) *leftovers {
 		to := savedChain{r.table, r.target()}
 		switch {
 		case r.savedChain == savedChain{"filter", nodeFirewall} && r.rule == martian:
-			if keep == "" {
-				found.jumps = append(found.jumps, r)
-			} else {
+			switch {
+			case keep != "":
 				found.left = append(found.left, "the rule of "+nodeFirewall+" that protects 127.0.0.1 stays: "+keep)
+			case !kubelet:
+				found.jumps = append(found.jumps, r)
 			}
 		case !isLeftover(to):
 		case !builtIn[r.savedChain] || !isJump(r.rule):

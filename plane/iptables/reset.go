@@ -99,6 +99,7 @@ func (p *Plane) list(ctx context.Context) (*snapshot, error) {
 func (p *Plane) hold(ctx context.Context, r renderer, rows []*lb.Frontend, have *snapshot) error {
 	slices.SortFunc(rows, byPath)
 	st, units := newStateOf(r, rows)
+	st.kubelet = have.kubelet
 	l := &loader{p: p, st: st, have: have, left: map[string]int{}}
 	if !st.localnet() && have.jumps[martianJump] && !p.dry {
 		l.martians = closeLocalnet() != nil

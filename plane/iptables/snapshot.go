@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"io"
+	"slices"
 )
 
 // snapshot is what iptables-save prints of our chains, and of what leads to them.
@@ -17,6 +18,8 @@ type snapshot struct {
 	jumps map[jump]bool
 	// rules is the content of the chains, if it is asked for by being not nil.
 	rules map[chainID][]string
+	// kubelet: there are chains of the kubelet, so that rules of KUBE-FIREWALL are its own as well.
+	kubelet bool
 	// blind are the tables that are there but cannot be printed.
 	blind [tables]bool
 }
@@ -115,6 +118,8 @@ func (s *snapshot) read(r io.Reader) error {
 				c := &content{}
 				c.hash.SetSeed(seed)
 				known[id.name] = c
+			} else if tab == mangle && slices.Contains(kubelets, id.name) {
+				s.kubelet = true
 			}
 		default:
 			name, rule, _ := bytes.Cut(line[3:], []byte(" "))

@@ -17,6 +17,7 @@ type state struct {
 	kernel      map[chainID]digest
 	rules       [tables]int // of kernel
 	jumps       map[jump]bool
+	kubelet     bool // as in a snapshot
 	endpoints   int
 }
 

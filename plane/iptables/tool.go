@@ -223,7 +223,7 @@ func choose(run Runner, base string) Backend {
 		if err != nil {
 			continue
 		}
-		if bytes.Contains(out, []byte("\n:KUBE-IPTABLES-HINT ")) || bytes.Contains(out, []byte("\n:KUBE-KUBELET-CANARY ")) {
+		if slices.ContainsFunc(kubelets, func(name string) bool { return bytes.Contains(out, []byte("\n:"+name+" ")) }) {
 			return b
 		}
 		if n, err := countRules(ctx, run, program+"-save", enough); err == nil {
