@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -420,4 +421,45 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 			t.Errorf("with a rule of others in a chain of ours, an audit mended %d, %v", mended, err)
 		}
 	})
+}
+
+// tap is a runner that reads what it is given piece by piece, and ends a context after so many bytes.
+type tap struct {
+	blackHole
+	after int
+	end   func()
+	text  strings.Builder
+	fed   error
+}
+
+func (r *tap) Write(b []byte) (int, error) {
+	if r.text.Len() < r.after && r.text.Len()+len(b) >= r.after {
+		r.end()
+	}
+	return r.text.Write(b)
+}
+
+func (r *tap) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+	if in != nil {
+		r.fed = in(r)
+		return errors.Join(r.fed, ctx.Err())
+	}
+	_, err := r.Run(ctx, nil, name, args...)
+	return err
+}
+
+// A load of the legacy back end that is to end does not have committed what it is by then: all chains are emptied first.
+func TestLoadThatEndsCommitsNothing(t *testing.T) {
+	w := planetest.World{Family: lb.IPv4}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r := &tap{blackHole: blackHole{version: "iptables v1.8.9 (legacy)"}, after: 500_000, end: cancel}
+	p := newPlane(t, Config{Family: lb.IPv4, Runner: r})
+	if err := p.Reset(ctx, w.Table(2000, 10)); !errors.Is(err, context.Canceled) {
+		t.Errorf("reset: %v", err)
+	}
+	nat := r.text.String()[max(0, strings.LastIndex(r.text.String(), "*nat\n")):]
+	if complete := strings.Count(nat, "-A KUBE-SEP-") == 2*2000*10; r.fed == nil && strings.HasSuffix(nat, commit) && !complete {
+		t.Errorf("%d bytes that declare %d chains and have %d rules end with COMMIT", len(nat), strings.Count(nat, "\n:"), strings.Count(nat, "\n-A "))
+	}
 }

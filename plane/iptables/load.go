@@ -474,6 +474,9 @@ func (p *Plane) restoreAll(ctx context.Context, declare []string, batches <-chan
 			}
 			text = text[:0]
 		}
+		if err := ctx.Err(); err != nil { // these may not have been all, and to commit would empty the chains of the others
+			return err
+		}
 		if err := say([]byte(commit)); err != nil {
 			return err
 		}
