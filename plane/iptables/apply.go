@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strconv"
@@ -232,10 +233,16 @@ func (p *Plane) restore(ctx context.Context, b *batch) error {
 	if err == nil {
 		return nil
 	}
-	if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || b.count() > 1 && failedLine(err) > b.firstLines() {
+	if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || wasKilled(err) || b.count() > 1 && failedLine(err) > b.firstLines() {
 		return fmt.Errorf("%w: a part may be in force: %w", err, plane.ErrStateLost)
 	}
 	return err
+}
+
+// wasKilled reports whether a signal ended the program, which may have been after its work.
+func wasKilled(err error) bool {
+	var exit *exec.ExitError
+	return errors.As(err, &exit) && !exit.Exited()
 }
 
 var lineNumber = regexp.MustCompile(`[Ll]ine:? (\d+)`)

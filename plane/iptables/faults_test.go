@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -461,5 +462,33 @@ func TestLoadThatEndsCommitsNothing(t *testing.T) {
 	nat := r.text.String()[max(0, strings.LastIndex(r.text.String(), "*nat\n")):]
 	if complete := strings.Count(nat, "-A KUBE-SEP-") == 2*2000*10; r.fed == nil && strings.HasSuffix(nat, commit) && !complete {
 		t.Errorf("%d bytes that declare %d chains and have %d rules end with COMMIT", len(nat), strings.Count(nat, "\n:"), strings.Count(nat, "\n-A "))
+	}
+}
+
+// What a program that is killed has done is not known: it may have been all.
+func TestKilledAfterItsWork(t *testing.T) {
+	needs(t, NFT)
+	inNetns(t)
+	dir := t.TempDir()
+	die := filepath.Join(dir, "die")
+	real, err := exec.LookPath("iptables-nft-restore")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := fmt.Sprintf("#!/bin/sh\n%s \"$@\" || exit\n[ -e %s ] && kill -9 $$\nexit 0\n", real, die)
+	if err := os.WriteFile(filepath.Join(dir, "iptables-nft-restore"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT})
+	table := w.Table(3, 2)
+	reset(t, p, table)
+	if err := os.WriteFile(die, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	changes, _ := table.Replace(w.ClusterIP(1, 700, 3)) // of nat alone
+	if err := p.Apply(t.Context(), changes); !errors.Is(err, plane.ErrStateLost) {
+		t.Errorf("apply: %v; want one that says that the state is lost", err)
 	}
 }
