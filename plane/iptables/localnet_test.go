@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -10,6 +11,8 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/planetest"
 )
 
 // Where route_localnet cannot be set back, the rule that protects 127.0.0.1 stays though NodePorts do not answer there any
@@ -25,17 +28,8 @@ func TestMartianRuleStaysWhileRouted(t *testing.T) {
 		if err := p.Reset(t.Context(), shopTable()); err != nil {
 			return err
 		}
-		for _, m := range []struct {
-			from  string
-			flags uintptr
-		}{{"", unix.MS_REC | unix.MS_PRIVATE}, {"/proc/sys", unix.MS_BIND}, {"", unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY}} {
-			on := "/proc/sys"
-			if m.flags&unix.MS_PRIVATE != 0 {
-				on = "/"
-			}
-			if err := unix.Mount(m.from, on, "", m.flags, ""); err != nil {
-				return fmt.Errorf("mount %s: %w", on, err)
-			}
+		if err := sysctlsReadOnly(); err != nil {
+			return err
 		}
 		elsewhere := shopTable().Node
 		elsewhere.NodePorts = []netip.Prefix{netip.MustParsePrefix("172.18.0.2/32")}
@@ -50,6 +44,57 @@ func TestMartianRuleStaysWhileRouted(t *testing.T) {
 		if mended, err := auditAll(p); mended != 0 || err != nil {
 			t.Errorf("an audit mended %d, %v", mended, err)
 		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// sysctlsReadOnly makes /proc/sys read-only in the mount namespace of the calling thread.
+func sysctlsReadOnly() error {
+	for _, m := range []struct {
+		from  string
+		flags uintptr
+	}{{"", unix.MS_REC | unix.MS_PRIVATE}, {"/proc/sys", unix.MS_BIND}, {"", unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY}} {
+		on := "/proc/sys"
+		if m.flags&unix.MS_PRIVATE != 0 {
+			on = "/"
+		}
+		if err := unix.Mount(m.from, on, "", m.flags, ""); err != nil {
+			return fmt.Errorf("mount %s: %w", on, err)
+		}
+	}
+	return nil
+}
+
+// Where route_localnet cannot be set, NodePorts do not answer on 127.0.0.1, each audit says so, and all else works.
+func TestLocalnetCannotBeSet(t *testing.T) {
+	needs(t, NFT)
+	err := netlab.Isolated(unix.CLONE_NEWNS, func() error {
+		if err := sysctlsReadOnly(); err != nil {
+			return err
+		}
+		p, err := New(Config{Family: lb.IPv4, Backend: NFT})
+		if err != nil {
+			return err
+		}
+		defer p.Close()
+		table := shopTable()
+		if err := p.Reset(t.Context(), table); err != nil {
+			t.Errorf("reset: %v", err)
+		}
+		changes, _ := table.Replace(planetest.World{Family: lb.IPv4}.ClusterIP(1, 10, 1))
+		if err := p.Apply(t.Context(), changes); err != nil {
+			t.Errorf("apply: %v", err)
+		}
+		for range 2 {
+			if mended, err := p.Audit(t.Context(), true); mended != 0 || err == nil ||
+				!strings.Contains(err.Error(), "--iptables-localhost-nodeports") || errors.Is(err, plane.ErrStateLost) {
+				t.Errorf("audit: mended %d, %v", mended, err)
+			}
+		}
+		routesLocalnet(t, false)
 		return nil
 	})
 	if err != nil {
