@@ -65,8 +65,8 @@ func newDispatchers(f lb.Family) [dispatchers]*dispatcher {
 		n = 32
 	}
 	all := [dispatchers]*dispatcher{
-		inServices:          {table: nat, root: services, prefix: services + "-", addrNibbles: n},
-		inNodePorts:         {table: nat, root: nodePorts, prefix: nodePorts + "-"},
+		inServices:          {table: nat, root: services, prefix: addressBranch, addrNibbles: n},
+		inNodePorts:         {table: nat, root: nodePorts, prefix: nodePortBranch},
 		inRejected:          {table: filter, root: services, prefix: services + "-", addrNibbles: n},
 		inRejectedExternal:  {table: filter, root: externalServices, prefix: "KUBE-EXTERNAL-", addrNibbles: n},
 		inRejectedNodePorts: {table: filter, root: externalNodePorts, prefix: "KUBE-EXTNP-"},

@@ -6,7 +6,7 @@
 // Names are those that other software knows (G3, DP-02); XXXX stands for a hash of the service port's name.
 //
 //	nat      PREROUTING, OUTPUT ──▶ KUBE-SERVICES                 by destination; a tree beyond 32 rows
-//	           KUBE-SERVICES-0A60, KUBE-SERVICES-0A61, …          its branches, by four bits each
+//	           KUBE-SVC-TO-0A60, KUBE-SVC-TO-0A61, …              its branches, by four bits each
 //	           KUBE-NODEPORTS                                     the last rule: NodePorts on local addresses; a tree too
 //	         KUBE-SVC-XXXX   one of all endpoints                 (cluster IPs come here; marked if they must be)
 //	         KUBE-SVL-XXXX   one of the endpoints of this node
@@ -26,8 +26,8 @@
 // The first packet of a connection from a pod to 10.96.0.10:80, among 5,000 services:
 //
 //	nat PREROUTING          to KUBE-SERVICES
-//	  KUBE-SERVICES         -d 10.96.0.0/16: to KUBE-SERVICES-0A60, one of at most 16 rules
-//	  KUBE-SERVICES-0A60…   and so on, until a chain of at most 32 rows has -d 10.96.0.10/32 --dport 80
+//	  KUBE-SERVICES         -d 10.96.0.0/16: to KUBE-SVC-TO-0A60, one of at most 16 rules
+//	  KUBE-SVC-TO-0A60…     and so on, until a chain of at most 32 rows has -d 10.96.0.10/32 --dport 80
 //	  KUBE-SVC-XXXX         the source is a pod's, so no mark; at random to one of the endpoints' chains
 //	  KUBE-SEP-XXXX         DNAT
 //	filter FORWARD          KUBE-FORWARD: nothing to do; the destination is no service address any more

@@ -114,7 +114,7 @@ func TestHalfALoadServes(t *testing.T) {
 				if to := f[len(f)-1]; strings.HasPrefix(to, "KUBE-") {
 					jumped[to] = true
 				}
-				if strings.HasPrefix(line, "-A KUBE-SERVICES-") && strings.Contains(line, "--dport 80 ") {
+				if strings.HasPrefix(line, "-A "+addressBranch) && strings.Contains(line, "--dport 80 ") {
 					leaf++
 				}
 			}

@@ -50,8 +50,18 @@ const (
 	endpointChain = "KUBE-SEP-"
 )
 
+// The beginnings of the names of the branches of nat's dispatchers. Upstream takes these for chains of service ports, and
+// deletes those that it does not know, all at once. Else branches would stay behind when a node changes back to it, lead to
+// chains of service ports, and keep them from being deleted: no restore of upstream's would succeed any more (G4). A
+// suffix of DP-02 has no hyphen.
+const (
+	addressBranch  = clusterChain + "TO-"
+	nodePortBranch = clusterChain + "NP-"
+)
+
 // Dynamic chains are recognised by the beginnings of their names, so that those that an earlier process left
-// behind, ours or upstream's, can be told from chains of others.
+// behind, ours or upstream's, can be told from chains of others. Branches of nat were KUBE-SERVICES-… and KUBE-NODEPORTS-…
+// once.
 var dynamic = [tables][]string{
 	filter: {services + "-", nodePorts + "-", "KUBE-EXTERNAL-", "KUBE-EXTNP-", "KUBE-PROXY-FW-"},
 	nat:    {services + "-", nodePorts + "-", clusterChain, localChain, externalChain, firewallChain, endpointChain, "KUBE-XLB-"},

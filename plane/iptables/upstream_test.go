@@ -1,0 +1,62 @@
+package iptables
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// A node with so many services that the dispatchers are trees changes back to upstream. Its first restore rewrites
+// KUBE-SERVICES and deletes the chains with names of DP-02 that it does not know, and its later ones those of services that
+// went. If a chain of ours that it does not know led to one of them, it could not be deleted, and no restore of upstream's
+// would succeed any more (G4).
+func TestUpstreamDeletesWhatItKnows(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		p := newPlane(t, cfg)
+		table := w.Table(60, 1)
+		for i := range 40 {
+			table.Replace(w.Full(1000+i, 7000+i, 1, 1, 0))
+		}
+		reset(t, p, table)
+		for _, root := range []dispatcherIndex{inServices, inNodePorts} {
+			if p.st.dispatchers[root].nodes[""].children == nil {
+				t.Fatalf("dispatcher %d is no tree", root)
+			}
+		}
+		for _, left := range []int{60, 30, 0} { // services of upstream's
+			var declared, rules []string
+			active := map[string]bool{}
+			for i := range left {
+				svc := unitID{fmt.Sprintf("ns/svc-%d:http", i), lb.TCP}.chain(clusterChain)
+				active[svc] = true
+				declared = append(declared, svc)
+				rules = append(rules, fmt.Sprintf("-A KUBE-SERVICES -d %s -p tcp -m tcp --dport 80 -j %s", w.Addr(10, i+1), svc))
+			}
+			for line := range strings.Lines(run(t, "", p.tool.program+"-save", "-t", "nat")) {
+				name, _, _ := strings.Cut(strings.TrimPrefix(line, ":"), " ")
+				known := slices.ContainsFunc([]string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"}, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+				if line[0] == ':' && known && !active[name] {
+					declared, rules = append(declared, name), append(rules, "-X "+name)
+				}
+			}
+			input := "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-NODEPORTS - [0:0]\n"
+			for _, name := range declared {
+				input += ":" + name + " - [0:0]\n"
+			}
+			run(t, input+strings.Join(rules, "\n")+"\n"+commit, p.tool.program+"-restore", "--noflush")
+		}
+		for line := range strings.Lines(run(t, "", p.tool.program+"-save", "-t", "nat")) {
+			if id := (chainID{nat, strings.Fields(line[1:] + " -")[0]}); line[0] == ':' && isDynamic(id) {
+				t.Errorf("upstream leaves %s behind", id.name)
+			}
+		}
+		reset(t, p, table) // and back
+		if mended, err := auditAll(p); mended != 0 || err != nil {
+			t.Errorf("after another change of mode an audit mended %d, %v", mended, err)
+		}
+	})
+}
