@@ -30,7 +30,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) error {
 	defer p.owned()
 	for len(changes) > 0 {
 		n, lines := 0, 0
-		for n < len(changes) && (n == 0 || lines < p.maxLines) {
+		for n < len(changes) && (n == 0 || lines < p.maxApply) {
 			lines += weight(changes[n])
 			n++
 		}

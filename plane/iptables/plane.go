@@ -49,16 +49,19 @@ type Plane struct {
 	// maxLines is how many lines a restore, or with single a piece of it, has where many services are written at once.
 	maxLines int
 	single   bool
+	// maxApply is how many lines a restore of an Apply has.
+	maxApply int
 }
 
 // How many lines a restore has at most, about: where nothing limits them, few enough that the next is rendered while
 // one runs. iptables-nft-restore takes time by the square of its lines; but with each restore the kernel walks all rules
 // that there are, so fewer are better too. The legacy programs read and write the whole table each time: there all must
-// be one restore, of such pieces.
+// be one restore, of such pieces. What an Apply changes is held in memory: there it is as few as that allows.
 const (
 	nftLines    = 4500
 	legacyLines = 1 << 30
 	pieceLines  = 3000
+	applyLines  = 30_000
 )
 
 // New finds the programs, and asks which back end the node uses. It changes nothing. Errors wrap
@@ -87,9 +90,9 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{family: cfg.Family, tool: t, maxLines: nftLines}
+	p := &Plane{family: cfg.Family, tool: t, maxLines: nftLines, maxApply: nftLines}
 	if t.backend == Legacy {
-		p.maxLines, p.single = pieceLines, true
+		p.maxLines, p.single, p.maxApply = pieceLines, true, applyLines
 	}
 	if _, real := run.(system); real {
 		p.marker = newMarker(cfg.Family, t.backend)

@@ -65,6 +65,24 @@ func TestChangeIsOfItsOwnSize(t *testing.T) {
 	}
 }
 
+// Many changes at once take few restores of the legacy back end: each copies the whole table.
+func TestManyChangesTakeFewCopies(t *testing.T) {
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: Legacy, Runner: &blackHole{version: "iptables v1.8.9 (legacy)"}})
+	table := w.Table(600, 10)
+	reset(t, p, table)
+	before := p.Stats().Restores
+	var changes []lb.Change
+	for i := range 600 {
+		more, _ := table.Replace(w.ClusterIP(i, 100_000+10*i, 10))
+		changes = append(changes, more...)
+	}
+	apply(t, p, changes, nil)
+	if n := p.Stats().Restores - before; n != 1 {
+		t.Errorf("%d changes took %d restores, want 1", len(changes), n)
+	}
+}
+
 // blackHole is an iptables that takes everything and holds nothing.
 type blackHole struct {
 	runs    []string
