@@ -71,7 +71,7 @@ func (p *Plane) auditSettings(ctx context.Context) (mended int, err error) {
 	if !p.st.localnet() {
 		return 0, nil
 	}
-	wrote, err := openLocalnet()
+	wrote, err := p.openLocalnet()
 	if wrote {
 		mended = 1
 	}

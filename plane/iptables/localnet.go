@@ -35,10 +35,11 @@ func (r *renderer) localnet() bool {
 }
 
 // openLocalnet lets NodePorts answer on 127.0.0.1, and reports whether they did not.
-func openLocalnet() (wrote bool, err error) {
+func (p *Plane) openLocalnet() (wrote bool, err error) {
 	if wrote, err = kernel.SetSysctl(routeLocalnet, "1"); err != nil {
 		err = fmt.Errorf("NodePorts on 127.0.0.1 (--iptables-localhost-nodeports, where false does without): %w", err)
 	}
+	p.opened = p.opened || wrote
 	return wrote, err
 }
 

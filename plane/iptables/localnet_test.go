@@ -173,6 +173,25 @@ func TestMartianRuleOfKubelet(t *testing.T) {
 	}
 }
 
+// With a kubelet the rule says nothing of who set route_localnet: others may need it, such as those who translate
+// connections to a server of theirs on 127.0.0.1. What this process has set it takes back.
+func TestLocalnetOfOthers(t *testing.T) {
+	needs(t, NFT)
+	inNetns(t)
+	run(t, kubeletFirewall, "iptables-nft-restore", "--noflush")
+	run(t, "", "sysctl", "-qw", routeLocalnet+"=1")
+	elsewhere := shopTable()
+	elsewhere.Node.NodePorts = []netip.Prefix{netip.MustParsePrefix("172.18.0.2/32")}
+	p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT})
+	reset(t, p, elsewhere)
+	routesLocalnet(t, true)
+	run(t, "", "sysctl", "-qw", routeLocalnet+"=0")
+	reset(t, p, shopTable())
+	routesLocalnet(t, true)
+	reset(t, p, elsewhere)
+	routesLocalnet(t, false)
+}
+
 // A kubelet may come after us, and finds its rule written.
 func TestMartianRuleOfLaterKubelet(t *testing.T) {
 	needs(t, NFT)

@@ -44,6 +44,9 @@ type Plane struct {
 
 	listed time.Time // when all rules were listed last
 
+	// opened: this process has set route_localnet.
+	opened bool
+
 	// dry: no kernel is written to, so no setting of this machine is read or made either.
 	dry bool
 	// maxLines is how many lines a restore, or with single a piece of it, has where many services are written at once.

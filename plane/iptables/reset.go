@@ -101,14 +101,15 @@ func (p *Plane) hold(ctx context.Context, r renderer, rows []*lb.Frontend, have 
 	st, units := newStateOf(r, rows)
 	st.kubelet = have.kubelet
 	l := &loader{p: p, st: st, have: have, left: map[string]int{}}
-	if !st.localnet() && have.jumps[martianJump] && !p.dry {
+	if !st.localnet() && have.jumps[martianJump] && !p.dry && (p.opened || !have.kubelet) {
 		l.martians = closeLocalnet() != nil
+		p.opened = p.opened && l.martians
 	}
 	if err := l.load(ctx, units); err != nil {
 		return err
 	}
 	if st.localnet() && !p.dry {
-		openLocalnet() // if that fails all else works: the audits try again, and say so
+		p.openLocalnet() // if that fails all else works: the audits try again, and say so
 	}
 	p.st = st
 	p.owned()
