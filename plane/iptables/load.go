@@ -190,8 +190,8 @@ func (l *loader) martian() {
 	}
 }
 
-// inner writes the nodes of a dispatcher below at, but not its leaves, from below up. A root is written even if it
-// is a leaf.
+// inner writes the nodes of a dispatcher below at, but not its leaves, from below up. A root that is a leaf is written as
+// leaves are.
 func (l *loader) inner(d *dispatcher, at string) {
 	n := d.nodes[at]
 	for _, child := range n.children {
