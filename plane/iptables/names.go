@@ -60,11 +60,10 @@ const (
 )
 
 // Dynamic chains are recognised by the beginnings of their names, so that those that an earlier process left
-// behind, ours or upstream's, can be told from chains of others. Branches of nat were KUBE-SERVICES-… and KUBE-NODEPORTS-…
-// once.
+// behind, ours or upstream's, can be told from chains of others.
 var dynamic = [tables][]string{
 	filter: {services + "-", nodePorts + "-", "KUBE-EXTERNAL-", "KUBE-EXTNP-", "KUBE-PROXY-FW-"},
-	nat:    {services + "-", nodePorts + "-", clusterChain, localChain, externalChain, firewallChain, endpointChain, "KUBE-XLB-"},
+	nat:    {clusterChain, localChain, externalChain, firewallChain, endpointChain, "KUBE-XLB-"},
 }
 
 // isDynamic reports whether a chain of that name is one that comes and goes with rows.
