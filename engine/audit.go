@@ -48,6 +48,7 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 		if full {
 			e.nextAudit = now.Add(e.auditPeriod())
 		}
+		e.taken = e.taken || !isPanic(err)
 		e.lose(fmt.Errorf("audit: %w", err))
 	default:
 		e.auditWait.fail(now)
@@ -59,6 +60,20 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 			e.auditErr = err.Error()
 			e.cfg.Log.Error("audit failed, retrying", "full", full, "err", fmt.Errorf("audit: %w", err))
 		}
+	}
+}
+
+// restored counts and tells what a Reset has mended that an audit asked for: it found that others had removed all rows,
+// or so much that single objects were not worth to look for. A table without rows is one object.
+func (e *Engine) restored(took time.Duration) {
+	if !e.taken {
+		return
+	}
+	e.taken = false
+	rows := max(1, e.table.Len())
+	e.stats.update(func(s *Stats) { s.Mended += uint64(rows) })
+	if e.cfg.Written != nil {
+		e.cfg.Written(Write{Verb: "audit", Changes: rows, Took: took})
 	}
 }
 

@@ -48,7 +48,8 @@ type Config struct {
 	Contested func(lb.Contest)
 }
 
-// Write is one finished call of the plane.
+// Write is one finished call of the plane. An audit that found everything gone comes twice: once with its error, and once
+// with the rows as Changes when a Reset, which comes too, has brought them back.
 type Write struct {
 	Verb    string // "apply", "reset", "setnode", "audit" or "prove"
 	Changes int    // offered changes; rows of the table for "reset"; mended objects for "audit"; 0 for "prove"
@@ -116,6 +117,7 @@ type Engine struct {
 	nextAudit  time.Time
 	auditErr   string
 	auditWait  pause
+	taken      bool      // an audit found that others had taken the plane's state away, and no Reset has brought it back
 	mended     int       // objects, since the last line about them
 	sayMended  time.Time // the earliest time for another
 

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"sync/atomic"
 	"testing"
@@ -264,6 +265,48 @@ func TestLossStorm(t *testing.T) {
 			t.Errorf("%d lines about a reset, want that of the start and two more", n)
 		}
 		r.after(driftGap)
+		r.converged()
+	})
+}
+
+// Whoever removes the whole table changes more than who removes an element: it is counted and told as much (MT EXT), once
+// the rules are there again. What the plane lost by itself, in a write, is nobody's doing.
+func TestStateLostToOthers(t *testing.T) {
+	var audits []Write
+	bubble(t, func(c *Config) {
+		c.AuditPeriod = time.Minute
+		c.Written = func(w Write) {
+			if w.Verb == "audit" && w.Changes > 0 {
+				audits = append(audits, w)
+			}
+		}
+	}, func(r *rig) {
+		r.start()
+		r.list()
+		r.run()
+		r.plane.Lose(true) // with no rows at all the table itself is gone
+		r.run()
+		if s := r.engine.Stats(); s.Mended != 1 || len(audits) != 1 || audits[0].Changes != 1 || audits[0].Err != nil {
+			t.Errorf("%d mended and told %+v after an empty table was removed, want 1", s.Mended, audits)
+		}
+		r.add(1)
+		r.add(2)
+		r.after(time.Second)
+		r.faulty.FailNext(fmt.Errorf("confused: %w", plane.ErrStateLost))
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 7)})
+		r.after(time.Second)
+		if s := r.engine.Stats(); s.Mended != 1 || len(audits) != 1 {
+			t.Errorf("%d mended and told %+v after a failed write: others did nothing", s.Mended, audits)
+		}
+		r.plane.Lose(true)
+		r.after(time.Second)
+		if s := r.engine.Stats(); s.Mended != 3 || len(audits) != 2 || audits[1].Changes != 2 {
+			t.Errorf("%d mended and told %+v after a table of 2 rows was removed", s.Mended, audits)
+		}
+		r.after(10 * time.Minute)
+		if s := r.engine.Stats(); s.Mended != 3 || len(audits) != 2 {
+			t.Errorf("%d mended and told %+v though nothing happened since", s.Mended, audits)
+		}
 		r.converged()
 	})
 }

@@ -59,6 +59,7 @@ func (e *Engine) reset(ctx context.Context) {
 	e.inbox.written()
 	e.programmed()
 	e.observe(changes)
+	e.restored(end.Sub(start))
 }
 
 // knownOf returns what the observers know of rows that a Reset could not write: they are not told of it.

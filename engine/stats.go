@@ -24,7 +24,7 @@ type Stats struct {
 	Panics   uint64 // panics caught in the plane, the policy or an observer
 	Audits   uint64 // calls of Auditor.Audit
 	Proofs   uint64 // calls of Prover.Prove
-	Mended   uint64 // objects that audits mended
+	Mended   uint64 // objects that audits mended; rows, where an audit found that a Reset had to
 	Contests uint64 // contests that were told of (SV-24)
 
 	Pending  int // keys that the plane has not accepted yet

@@ -82,7 +82,7 @@ var catalogue = [entries]Entry{
 		"kube-proxy runs as node {node}, but there is no Node of that name; what depends on the Node does without it",
 		"The host's name is not the Node's: topology, node addresses, pod CIDRs and local traffic policies are affected. Set --hostname-override.", "PN-71"},
 	driftRepaired: {"KubeProxyDriftRepaired", actionSync, Warning, KindNode,
-		"another program changed {count} of kube-proxy's {family} rules on node {node}; they are restored",
+		"another program changed or removed {count} of kube-proxy's {family} rules on node {node}; they are restored",
 		"Somebody else removes or changes the rules. Repetitions are counted, not sent one by one.", "EXT"},
 	contestedKey: {"KubeProxyContestedKey", actionSync, Warning, KindService,
 		"{key} already belongs to Service {winner}, which is older; this Service does not get traffic there",

@@ -188,7 +188,7 @@ func tabled() []metric {
 			help: "Comparisons of the kernel with what was written",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Audits })},
 		{row: "EXT", name: "audit_mended_objects_total", kind: counter, labels: family,
-			help: "Objects in the kernel that others had changed, and that were mended",
+			help: "Objects in the kernel that others had changed or removed, and that were mended; rows, where they had removed everything",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Mended })},
 		{row: "EXT", name: "events_dropped_total", kind: counter,
 			help: "Events that could not be told to the cluster",
