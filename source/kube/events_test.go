@@ -160,6 +160,33 @@ func TestSeries(t *testing.T) {
 	}
 }
 
+// A Service that was deleted and made again has another UID, by which kubectl describe finds its events: it gets an event
+// of its own, and the one before keeps its count.
+func TestSeriesOfNewObject(t *testing.T) {
+	t.Parallel()
+	s := newEventServer(t)
+	s.uids["services shop/web"] = "first"
+	pace := quick
+	pace.gapFirst, pace.gapLast = 10*time.Millisecond, 10*time.Millisecond
+	r := startPublisher(t, s.http.URL, pace, nil)
+	happens := func() { r.Publish(event.FailedToStartServiceHealthcheck("shop/web", "n1", 31000, errBusy)) }
+	happens()
+	r.waitFor(s, `FailedToStartServiceHealthcheck Service web "first" 1`)
+	happens()
+	r.waitFor(s, `FailedToStartServiceHealthcheck Service web "first" 2`)
+	s.set(func() { s.uids["services shop/web"] = "second" })
+	happens()
+	r.waitFor(s, `FailedToStartServiceHealthcheck Service web "first" 2; FailedToStartServiceHealthcheck Service web "second" 1`)
+	happens()
+	r.waitFor(s, `FailedToStartServiceHealthcheck Service web "first" 2; FailedToStartServiceHealthcheck Service web "second" 2`)
+	s.set(func() { delete(s.uids, "services shop/web") }) // who is gone, has its repetitions told as before
+	happens()
+	r.waitFor(s, `FailedToStartServiceHealthcheck Service web "first" 2; FailedToStartServiceHealthcheck Service web "second" 3`)
+	if r.Dropped() != 0 {
+		t.Errorf("%d dropped", r.Dropped())
+	}
+}
+
 // A series that the API server has forgotten is created again, under another name, and goes on counting.
 func TestSeriesForgotten(t *testing.T) {
 	t.Parallel()

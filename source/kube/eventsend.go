@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -32,8 +33,12 @@ func (p *Publisher) send(ctx context.Context, s *series) bool {
 	p.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, p.pace.request)
 	defer cancel()
-	if now.uid == "" {
-		now.uid = p.lookUp(ctx, now.event.Regarding)
+	if now.uid == "" || now.sent > 0 {
+		uid := p.lookUp(ctx, now.event.Regarding)
+		if uid != "" && uid != now.uid && now.sent > 0 {
+			now = p.anew(s)
+		}
+		now.uid = cmp.Or(uid, now.uid)
 	}
 	err := p.write(ctx, &now)
 	again := p.retry(&now, err)
@@ -55,6 +60,16 @@ func (p *Publisher) send(ctx context.Context, s *series) bool {
 		p.tellDrops()
 	}
 	return !again
+}
+
+// anew ends a series that the API server knows, because what it regards is another object of the same name now, and begins
+// one with what has not been sent. It keeps its pace: what is made again all the time is no news either.
+func (p *Publisher) anew(s *series) series {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.count, s.sent, s.first = s.count-s.sent, 0, s.last
+	s.name = objectName(s.event.Regarding.Name)
+	return *s
 }
 
 // write creates the event, or updates its series. An event that the API server has forgotten meanwhile is
