@@ -140,7 +140,17 @@ func FailedToStartServiceHealthcheck(service, node string, port uint16, err erro
 // IncorrectIPVersion says that an address of the object is of the wrong family (EV-06). field and value say
 // which, what says what is wrong with it.
 func IncorrectIPVersion(o Object, field, value, what string) Event {
-	return about(incorrectIPVersion, o, field+" "+value, "field", field, "value", value, "what", what)
+	return about(incorrectIPVersion, o, withoutIndexes(field)+" "+value, "field", field, "value", value, "what", what)
+}
+
+// withoutIndexes makes "endpoints[].addresses[]" of "endpoints[3].addresses[0]": places change with what stands beside.
+func withoutIndexes(field string) string {
+	return strings.Map(func(r rune) rune {
+		if '0' <= r && r <= '9' {
+			return -1
+		}
+		return r
+	}, field)
 }
 
 // DefaultModeWillChange says that no mode is configured (EV-07); mode is the one that is used.

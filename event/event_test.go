@@ -45,7 +45,7 @@ func TestConstructors(t *testing.T) {
 		{FailedToStartMetricServer("n1", "127.0.0.1:10249", err), Warning, "FailedToStartMetricServer", "StartKubeProxy", "", node, "on 127.0.0.1:10249: address already in use"},
 		{ReadOnlySysFS("n1", errors.New("read-only file system")), Warning, "readOnlySysFS", "StartKubeProxy", "", node, "read-only file system"},
 		{FailedToStartServiceHealthcheck("shop/web", "n1", 31000, err), Warning, "FailedToStartServiceHealthcheck", "Listen", "31000", web, "node n1 cannot serve the Service's health check on port 31000: address already in use"},
-		{IncorrectIPVersion(slice, "endpoints[0].addresses[0]", "fd00::1", "is not an IPv4 address"), Warning, "KubeProxyIncorrectIPVersion", "GatherEndpoints", "endpoints[0].addresses[0] fd00::1", slice, "endpoints[0].addresses[0]: fd00::1 is not an IPv4 address"},
+		{IncorrectIPVersion(slice, "endpoints[0].addresses[0]", "fd00::1", "is not an IPv4 address"), Warning, "KubeProxyIncorrectIPVersion", "GatherEndpoints", "endpoints[].addresses[] fd00::1", slice, "endpoints[0].addresses[0]: fd00::1 is not an IPv4 address"},
 		{DefaultModeWillChange("n1", "iptables"), Warning, "default-mode-will-change", "StartKubeProxy", "", node, "uses iptables"},
 		{IPVSDeprecated("n1"), Warning, "ipvs-deprecated", "StartKubeProxy", "", node, "deprecated"},
 		{ModeFallback("n1", "ipvs", "iptables", errors.New("no ip_vs")), Warning, "KubeProxyModeFallback", "StartKubeProxy", "ipvs", node, "uses the mode iptables, because ipvs cannot work here: no ip_vs"},
@@ -97,5 +97,21 @@ func TestConfigSeries(t *testing.T) {
 	}
 	if again := errors.New("mode: bad"); ConfigIgnored("n1", "f", one).Series() != ConfigIgnored("n1", "f", again).Series() {
 		t.Error("the same fault is two series")
+	}
+}
+
+// A pod that comes or goes moves the wrong address beside it to another place of the slice: that is the same fault, and a
+// Service whose pods flap must not make an event of each.
+func TestIncorrectIPVersionSeries(t *testing.T) {
+	slice := Object{"EndpointSlice", "shop", "web-x7", ""}
+	at := func(field, value string) Event {
+		return IncorrectIPVersion(slice, field, value, "is not an IPv4 address").Series()
+	}
+	one := at("endpoints[0].addresses[0]", "fd00::1")
+	if one != at("endpoints[17].addresses[0]", "fd00::1") {
+		t.Error("the same address at another place is another series")
+	}
+	if one == at("endpoints[0].addresses[0]", "fd00::2") || one == at("spec.clusterIPs[0]", "fd00::1") {
+		t.Error("two faults are one series")
 	}
 }
