@@ -49,7 +49,7 @@ func TestConstructors(t *testing.T) {
 		{DefaultModeWillChange("n1", "iptables"), Warning, "default-mode-will-change", "StartKubeProxy", "", node, "uses iptables"},
 		{IPVSDeprecated("n1"), Warning, "ipvs-deprecated", "StartKubeProxy", "", node, "deprecated"},
 		{ModeFallback("n1", "ipvs", "iptables", errors.New("no ip_vs")), Warning, "KubeProxyModeFallback", "StartKubeProxy", "ipvs", node, "uses the mode iptables, because ipvs cannot work here: no ip_vs"},
-		{NodeNotFound("n1"), Warning, "KubeProxyNodeNotFound", "StartKubeProxy", "", node, "runs as node n1, but there is no Node of that name"},
+		{NodeNotFound("n1"), Warning, "KubeProxyNodeNotFound", "StartKubeProxy", "", node, "runs as node n1, but there is no Node of that name, or none that it may read"},
 		{DriftRepaired("n1", "IPv6", 3), Warning, "KubeProxyDriftRepaired", "SyncRules", "IPv6", node, "changed or removed 3 of kube-proxy's IPv6 rules"},
 		{ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp"), Warning, "KubeProxyContestedKey", "SyncRules", "192.0.2.7:80/tcp shop/old", web, "192.0.2.7:80/tcp already belongs to Service shop/old"},
 		{NodePortInUse("shop/web:http", "n1", 30080, "tcp", netip.MustParseAddrPort("0.0.0.0:30080")), Warning, "KubeProxyNodePortInUse", "Listen", "30080/tcp n1 0.0.0.0:30080", web, "NodePort 30080/tcp takes traffic from a program on node n1 that listens on 0.0.0.0:30080"},
