@@ -110,6 +110,8 @@ type Engine struct {
 	nodeErr   string
 	factsWait pause
 
+	held map[lb.Key]lb.Change // rows of health checks that observers are not told of yet
+
 	unresolved waitlist[cluster.Name] // services whose policy panicked
 
 	drifted    bool

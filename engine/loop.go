@@ -27,6 +27,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		e.absorb()
 		next, worked := e.step(writes)
+		e.tellHeld()
 		e.publish()
 		if !worked {
 			e.wait(ctx, timer, next)

@@ -83,8 +83,10 @@ func (e *Engine) accepted(changes []lb.Change) {
 	e.observe(changes)
 }
 
-// observe tells the observers of accepted changes.
-func (e *Engine) observe(changes []lb.Change) {
+// observe tells the observers of accepted changes, as far as they may know of them.
+func (e *Engine) observe(changes []lb.Change) { e.tell(e.hold(changes)) }
+
+func (e *Engine) tell(changes []lb.Change) {
 	if len(changes) == 0 {
 		return
 	}

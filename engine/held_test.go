@@ -1,0 +1,95 @@
+package engine
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// HT-16: load balancers are told of more endpoints once the rows that lead there are in force, and not because the plane
+// had nothing to do for the row of the health check itself. Of fewer they are told at once.
+func TestHealthCheckWaitsForItsServiceHT16(t *testing.T) {
+	const number = 32100
+	nodePort := lb.Key{Port: 30080, Proto: lb.TCP}
+	check := lb.Key{Port: number, Proto: lb.TCP}
+	balanced := func() *cluster.Service {
+		s := service(1)
+		s.Type, s.ExternalPolicy, s.HealthCheckNodePort = cluster.TypeLoadBalancer, cluster.PolicyLocal, number
+		s.Ports[0].NodePort = nodePort.Port
+		return s
+	}
+	told := func(r *rig) int {
+		r.model.mu.Lock()
+		defer r.model.mu.Unlock()
+		if row := r.model.rows[check]; row != nil {
+			return row.LocalEndpoints
+		}
+		return -1
+	}
+	want := func(r *rig, what string, n int) {
+		t.Helper()
+		r.after(time.Minute)
+		if got := told(r); got != n {
+			t.Errorf("%s: load balancers are told of %d endpoints, want %d", what, got, n)
+		}
+	}
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 0)}, cluster.ServiceSet{Service: balanced()})
+		want(r, "none", 0)
+		r.faulty.Refuse(nodePort)
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 2)})
+		want(r, "two that nobody reaches", 0)
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 3)})
+		want(r, "three that nobody reaches", 0)
+		r.faulty.Heal()
+		want(r, "three", 3)
+		r.converged()
+		r.faulty.Refuse(nodePort)
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 1)})
+		want(r, "one is left, and the row that leads to all three", 1)
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 2)})
+		want(r, "one comes back", 1)
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 3)}) // what the plane accepted last, but the row is in doubt
+		want(r, "all are as they were", 1)
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 4)}, cluster.ServiceGone{Name: svcName(1)})
+		want(r, "the Service is gone", -1)
+		r.faulty.Heal()
+		r.after(time.Hour)
+		r.converged()
+	})
+	// The row of a cluster IP leads nobody from outside: what fails there is no reason to leave the node out.
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.do(cluster.ServiceSet{Service: balanced()})
+		want(r, "none", 0)
+		r.faulty.Refuse(lb.Key{Addr: svcIP(1), Port: 80, Proto: lb.TCP})
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 2)})
+		want(r, "two", 2)
+	})
+	// So it is for rows that a Reset had to leave out, and for what another Service of the name asks for meanwhile.
+	bubble(t, nil, func(r *rig) {
+		r.faulty.Refuse(nodePort)
+		r.start()
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 2)}, cluster.ServiceSet{Service: balanced()})
+		r.list2(balanced(), slice(1, 1, 2))
+		want(r, "a Reset without the NodePort", -1)
+		other := balanced()
+		other.ClusterIPs = []netip.Addr{svcIP(2)}
+		r.do(cluster.ServiceSet{Service: other})
+		want(r, "still without the NodePort", -1)
+		r.faulty.Heal()
+		want(r, "all", 2)
+		r.converged()
+	})
+}
+
+// list2 makes the store synced with one Service.
+func (r *rig) list2(s *cluster.Service, sl *cluster.Slice) {
+	r.do(cluster.ServicesListed{Services: []*cluster.Service{s}}, cluster.SlicesListed{Slices: []*cluster.Slice{sl}})
+}
