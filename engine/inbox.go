@@ -113,10 +113,10 @@ func (b *inbox) rest(busy, told bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.busy = busy
-	if !b.begun || !b.empty() || b.since.IsZero() {
+	if !b.begun || !b.empty() {
 		return
 	}
-	if !busy {
+	if !busy && b.idle.Before(b.last) { // also where a proof has ended the wait, and then the row went unwritten
 		b.idle = time.Now()
 	}
 	if !busy || told {

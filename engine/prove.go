@@ -40,7 +40,7 @@ func (e *Engine) prove(ctx context.Context) {
 	start := time.Now()
 	err := e.guard("plane, prove", func() error { return e.prover.Prove(ctx) })
 	e.stats.update(func(s *Stats) { s.Proofs++ })
-	e.called(Write{Verb: "prove", Took: time.Since(start), Err: err})
+	e.called(Write{Verb: "prove", Took: time.Since(start), Err: err}, false)
 	if err == nil {
 		e.proof, e.proofErr = given, ""
 		e.inbox.proven()

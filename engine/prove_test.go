@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -309,4 +310,77 @@ func TestProofIsMadeAgain(t *testing.T) {
 			t.Errorf("the third proof was accepted: %+v", s)
 		}
 	})
+}
+
+// HT-04, MT-05: the row of a health check is nothing to the kernel, so that a plane accepts it while every write fails. That
+// shows nothing, whether it is offered before the others or after them, and brings nothing up to date.
+func TestHealthCheckIsNoProofHT04(t *testing.T) {
+	const number = 32100
+	balanced := func() *cluster.Service {
+		s := service(1)
+		s.Type, s.ExternalPolicy, s.HealthCheckNodePort = cluster.TypeLoadBalancer, cluster.PolicyLocal, number
+		s.Ports[0].NodePort = 30080
+		return s
+	}
+	var sick atomic.Bool
+	change := func(c *Config) { c.Plane = sickKernel{c.Plane.(*fake.Faulty), &sick} }
+	bubble(t, change, func(r *rig) {
+		r.start()
+		r.list()
+		r.do(cluster.ServiceSet{Service: balanced()}, cluster.SliceSet{Slice: slice(1, 1, 1)})
+		r.add(2)
+		r.after(time.Second)
+		r.converged()
+		before := r.engine.Stats()
+
+		sick.Store(true)
+		queued := time.Now()
+		for n := range 10 {
+			r.do(cluster.SliceSet{Slice: slice(1, 1, 2+n)})
+			r.after(time.Minute)
+		}
+		s := r.engine.Stats()
+		if !s.QueuedSince.Equal(queued) || len(s.Failing) != 2 {
+			t.Errorf("no write works since %v, and something waits since %v: %+v", queued, s.QueuedSince, s)
+		}
+		if !s.LastSuccess.Equal(before.LastSuccess) || !s.LastSynced.Before(s.LastQueued) {
+			t.Errorf("no write works since %v, but the last was accepted %v, and all in force %v", queued, s.LastSuccess, s.LastSynced)
+		}
+		sick.Store(false)
+		r.after(lastDelay)
+		r.converged()
+
+		// While all is well a health check that changes alone waits for nobody.
+		gone := slice(1, 1, 11)
+		for i := range gone.Endpoints[1:] {
+			gone.Endpoints[1+i].Terminating = true
+		}
+		r.do(cluster.SliceSet{Slice: gone})
+		r.run()
+		r.converged()
+	})
+}
+
+// sickKernel takes no write while it is sick, but needs none for health checks.
+type sickKernel struct {
+	*fake.Faulty
+	sick *atomic.Bool
+}
+
+var errSick = errors.New("no memory")
+
+func (p sickKernel) Apply(ctx context.Context, changes []lb.Change) error {
+	for _, c := range changes {
+		if p.sick.Load() && c.Key.Port != 32100 {
+			return errSick
+		}
+	}
+	return p.Faulty.Apply(ctx, changes)
+}
+
+func (p sickKernel) Prove(ctx context.Context) error {
+	if p.sick.Load() {
+		return errSick
+	}
+	return p.Faulty.Prove(ctx)
 }

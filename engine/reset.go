@@ -23,7 +23,7 @@ func (e *Engine) reset(ctx context.Context) {
 			s.Retries++
 		}
 	})
-	e.called(Write{Verb: "reset", Changes: e.table.Len(), Took: time.Since(start), Err: err})
+	e.called(Write{Verb: "reset", Changes: e.table.Len(), Took: time.Since(start), Err: err}, true)
 	var refused RowsRefused
 	if err != nil && !errors.As(err, &refused) {
 		e.resetWait.fail(time.Now())
@@ -134,7 +134,7 @@ func (e *Engine) setNode(ctx context.Context) {
 			s.Retries++
 		}
 	})
-	e.called(Write{Verb: "setnode", Took: time.Since(start), Err: err})
+	e.called(Write{Verb: "setnode", Took: time.Since(start), Err: err}, true)
 	if err == nil {
 		e.nodeStale, e.nodeWait, e.nodeErr = false, pause{}, ""
 		return

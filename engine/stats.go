@@ -152,7 +152,8 @@ func (e *Engine) publish() {
 }
 
 // called counts one finished call of the plane that writes, and tells Config.Written.
-func (e *Engine) called(w Write) {
+// synced says whether what a success wrote brings something up to date.
+func (e *Engine) called(w Write, synced bool) {
 	now := time.Now()
 	e.lastEnd = now
 	e.stats.update(func(s *Stats) {
@@ -161,7 +162,7 @@ func (e *Engine) called(w Write) {
 			s.LastError, s.LastFailure = w.Err.Error(), now
 			return
 		}
-		if w.Verb != "prove" {
+		if synced {
 			s.LastSuccess = now
 		}
 	})

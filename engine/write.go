@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"kube-proxy/lb"
@@ -46,7 +47,8 @@ func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) 
 			s.Changes += uint64(len(changes))
 		}
 	})
-	e.called(Write{Verb: "apply", Changes: len(changes), Took: time.Since(start), Err: err})
+	shows := e.proof == given || isWritten(changes)
+	e.called(Write{Verb: "apply", Changes: len(changes), Took: time.Since(start), Err: err}, shows)
 	if err != nil {
 		e.proof.failed()
 		e.credit.spend(time.Now())
@@ -56,13 +58,22 @@ func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) 
 		}
 		return changes, err
 	}
-	e.accepted(changes)
+	e.accepted(changes, shows)
 	e.cfg.Log.Debug("applied", "changes", len(changes), "took", time.Since(start))
 	return changes, nil
 }
 
-// accepted takes note that the plane holds the new rows, and tells the observers.
-func (e *Engine) accepted(changes []lb.Change) {
+// isWritten reports whether a plane has anything to write for the changes. Rows of health checks are nothing to most, and
+// so is what goes and was never there.
+func isWritten(changes []lb.Change) bool {
+	return slices.ContainsFunc(changes, func(c lb.Change) bool {
+		return c.Old != nil && !c.Old.Accepts() || c.New != nil && !c.New.Accepts()
+	})
+}
+
+// accepted takes note that the plane holds the new rows, and tells the observers. shows says whether the kernel has shown
+// by it that it takes writes.
+func (e *Engine) accepted(changes []lb.Change, shows bool) {
 	for _, c := range changes {
 		if said := e.pending.wishes[c.Key].err; said != "" {
 			e.stats.works(c.Key)
@@ -75,10 +86,12 @@ func (e *Engine) accepted(changes []lb.Change) {
 	if e.pending.doubtful == 0 {
 		e.applyErr, e.blamed = "", 0
 	}
-	e.credit = credit{}
-	e.proof, e.proofErr = given, ""
-	if len(e.pending.fresh) == 0 {
-		e.inbox.written()
+	if shows {
+		e.credit = credit{}
+		e.proof, e.proofErr = given, ""
+		if len(e.pending.fresh) == 0 {
+			e.inbox.written()
+		}
 	}
 	e.observe(changes)
 }
