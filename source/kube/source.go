@@ -99,12 +99,46 @@ func (s *Source) connectTo(config *rest.Config) error {
 // that can go wrong is told in the log and retried: an API server that cannot be reached is no reason to
 // stop.
 func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
-	var wg sync.WaitGroup
+	var following sync.WaitGroup
+	out := outlet{sink: sink}
 	for _, r := range s.resources {
-		wg.Go(func() { s.follow(ctx, r, sink) })
+		following.Go(func() { s.follow(ctx, r, out.send) })
 	}
-	wg.Wait()
+	ended := make(chan struct{})
+	go func() { following.Wait(); close(ended) }()
+	<-ctx.Done()
+	// A Reflector that found nobody at the server's address sleeps for seconds, and does not look at ctx before it wakes.
+	select {
+	case <-ended:
+	case <-time.After(lastWait):
+	}
+	out.close()
 	return nil
+}
+
+// lastWait is how long Run waits for Reflectors to end.
+const lastWait = 100 * time.Millisecond
+
+// outlet passes events on until it is closed.
+type outlet struct {
+	mu     sync.RWMutex
+	closed bool
+	sink   func(cluster.Event)
+}
+
+func (o *outlet) send(ev cluster.Event) {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	if !o.closed {
+		o.sink(ev)
+	}
+}
+
+// close waits for events that are on their way; there will be no others.
+func (o *outlet) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed = true
 }
 
 // backoff waits 200 ms after a first failure, doubling up to 3 s and a random half more: after an outage the

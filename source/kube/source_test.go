@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -292,6 +293,42 @@ func TestDownAtStart(t *testing.T) {
 	}
 	r.api.up()
 	r.wait("web:80")
+}
+
+// While the API server is away, client-go sleeps for seconds between two attempts, whatever becomes of the context: whoever
+// ends the process then does not wait for that, and hears nothing any more once Run has returned.
+func TestEndsWhileDown(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.api.down()
+	src, err := New(r.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var over atomic.Bool
+	done := make(chan error, 1)
+	go func() {
+		done <- src.Run(ctx, func(ev cluster.Event) {
+			if over.Load() {
+				t.Errorf("%T after the end", ev)
+			}
+		})
+	}()
+	time.Sleep(2 * time.Second) // the pauses are of a second and more now
+	cancel()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(500 * time.Millisecond):
+		t.Error("Run goes on half a second after it was to end")
+	}
+	over.Store(true)
+	r.api.put(testService("web", 80))
+	r.api.up()
+	time.Sleep(3 * time.Second)
 }
 
 // 410 Gone: the history was compacted while the streams were broken. Everything is listed again.
