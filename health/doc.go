@@ -33,7 +33,8 @@
 //	                                   ├─▶ Services ──────────────────────▶ handler: 200 or 503
 //	engine IPv6 ──Applied──▶ Observer ─┘  ring ─▶ Run: opens and closes listeners
 //
-// Observers are told of rows of kind [lb.HealthCheck] after the kernel has them, so no load balancer hears
-// "ready" before the rules exist (HT-16). A Service has one listener for both families. A pod of a dual-stack
+// Observers are told of rows of kind [lb.HealthCheck] after the kernel has them, and of more endpoints after it
+// has the rows by which traffic from outside comes to the Service, so no load balancer hears "ready" before the
+// rules exist (HT-16). A Service has one listener for both families. A pod of a dual-stack
 // cluster has an address in each, so what is told is the larger of the families' counts, not their sum.
 package health
