@@ -18,7 +18,7 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 		annotation = p.annotated(ctx)
 	}
 	var err error
-	p.choice, err = mode.Choose(cfg.Mode, annotation, func(m string) error { return able(m, primary) })
+	p.choice, err = mode.Choose(cfg.Mode, annotation, func(m string) error { return p.able(m, primary) })
 	if p.choice.Ignored != "" {
 		p.log.Warn(p.choice.Ignored)
 	}

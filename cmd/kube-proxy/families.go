@@ -53,27 +53,30 @@ func ipFamilies(cfg *config.Config, log *slog.Logger) []lb.Family {
 }
 
 // able says why the mode cannot serve the primary family on this host, or nil.
-func able(m string, primary lb.Family) error {
+func (p *proxy) able(m string, primary lb.Family) error {
 	switch m {
 	case mode.NFTables:
 		return kernel.NFTables()
 	case mode.IPTables:
-		p, err := iptables.New(iptables.Config{Family: primary})
+		found, err := iptables.Find(primary)
 		if err != nil {
 			return err
 		}
-		return p.Close()
+		p.programs = map[lb.Family]*iptables.Programs{primary: found}
+		return nil
 	default:
 		return mode.ErrNotBuilt
 	}
 }
 
-func newPlane(r config.Resolved, fam lb.Family) (dataPlane, error) {
+func (p *proxy) newPlane(r config.Resolved, fam lb.Family) (dataPlane, error) {
 	switch r.Mode {
 	case mode.NFTables:
 		return nftables.New(nftablesConfig(r, fam))
 	case mode.IPTables:
-		return iptables.New(iptablesConfig(r, fam))
+		cfg := iptablesConfig(r, fam)
+		cfg.Programs = p.programs[fam]
+		return iptables.New(cfg)
 	default:
 		return nil, mode.ErrNotBuilt
 	}
@@ -116,7 +119,7 @@ func (p *proxy) newFamilies(fams []lb.Family) error {
 func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	labelled := p.log.With("family", fam.String()) // the engine adds the label itself
 	cfg := p.config()
-	plane, err := newPlane(cfg.mode, fam)
+	plane, err := p.newPlane(cfg.mode, fam)
 	if err != nil {
 		return nil, err
 	}

@@ -15,8 +15,10 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/config"
 	"kube-proxy/event"
+	"kube-proxy/lb"
 	"kube-proxy/logging"
 	"kube-proxy/mode"
+	"kube-proxy/plane/iptables"
 	"kube-proxy/source/kube"
 	"kube-proxy/system"
 )
@@ -30,6 +32,7 @@ type proxy struct {
 
 	store    *cluster.Store
 	choice   mode.Choice
+	programs map[lb.Family]*iptables.Programs // found when the mode was chosen
 	families []*family
 	begun    *firsts
 	servers  servers

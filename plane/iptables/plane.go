@@ -24,6 +24,8 @@ type Config struct {
 	Backend Backend
 	// Runner runs the programs; nil runs the system's.
 	Runner Runner
+	// Programs is what [Find] found for the family. Nil has New look itself, as Backend and Runner say.
+	Programs *Programs
 }
 
 // Plane holds one family's chains in the kernel. Its methods must be called by one goroutine at a time, on a thread
@@ -67,6 +69,37 @@ const (
 	applyLines  = 30_000
 )
 
+// Programs are the programs of iptables that a family can be served with on this host.
+type Programs struct {
+	family lb.Family
+	tool   *tool
+}
+
+// Find finds the system's programs, and asks which back end the node uses, which takes seconds where there are thousands of
+// services. It changes nothing. Errors wrap plane.ErrUnsupported where there is no usable iptables.
+func Find(f lb.Family) (*Programs, error) {
+	t, err := Config{Family: f}.tool()
+	if err != nil {
+		return nil, err
+	}
+	return &Programs{f, t}, nil
+}
+
+// tool returns the programs that were found, or finds them.
+func (cfg Config) tool() (*tool, error) {
+	if found := cfg.Programs; found != nil {
+		if found.family != cfg.Family {
+			return nil, fmt.Errorf("iptables: programs of %s for family %s", found.family, cfg.Family)
+		}
+		return found.tool, nil
+	}
+	run := cfg.Runner
+	if run == nil {
+		run = system{}
+	}
+	return usableTool(run, cfg.Family, cfg.Backend)
+}
+
 // New finds the programs, and asks which back end the node uses. It changes nothing. Errors wrap
 // plane.ErrUnsupported where there is no usable iptables.
 func New(cfg Config) (*Plane, error) {
@@ -85,11 +118,7 @@ func New(cfg Config) (*Plane, error) {
 	default:
 		return nil, fmt.Errorf("iptables: back end %q: want nft or legacy", cfg.Backend)
 	}
-	run := cfg.Runner
-	if run == nil {
-		run = system{}
-	}
-	t, err := usableTool(run, cfg.Family, cfg.Backend)
+	t, err := cfg.tool()
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +126,7 @@ func New(cfg Config) (*Plane, error) {
 	if t.backend == Legacy {
 		p.maxLines, p.single, p.maxApply = pieceLines, true, applyLines
 	}
-	if _, real := run.(system); real {
+	if _, real := t.run.(system); real {
 		p.marker = newMarker(cfg.Family, t.backend)
 	} else {
 		p.dry = true

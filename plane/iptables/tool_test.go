@@ -192,3 +192,30 @@ func TestChooseDP14(t *testing.T) {
 		})
 	}
 }
+
+// What Find found is not looked for again: among thousands of services that takes seconds.
+func TestFoundOnce(t *testing.T) {
+	needs(t, NFT)
+	inNetns(t)
+	found, err := Find(lb.IPv4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", t.TempDir()) // without any program
+	if _, err := New(Config{Family: lb.IPv4}); !errors.Is(err, plane.ErrUnsupported) {
+		t.Errorf("without programs: error %v", err)
+	}
+	p, err := New(Config{Family: lb.IPv4, Programs: found})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Backend() != found.tool.backend {
+		t.Errorf("back end %s, found %s", p.Backend(), found.tool.backend)
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := New(Config{Family: lb.IPv6, Programs: found}); err == nil {
+		t.Error("the programs of IPv4 are taken for those of IPv6")
+	}
+}
