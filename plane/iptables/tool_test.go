@@ -180,11 +180,20 @@ func TestChooseDP14(t *testing.T) {
 			run(t, "", "iptables-legacy", "-t", "nat", "-S") // so that there are tables
 			fake := fakeTool("", "iptables-nft", "iptables-legacy")
 			fake.Do = func(_ []byte, name string, args ...string) (string, error) {
-				text := map[string]string{"iptables-nft-save": c.nft, "iptables-legacy-save": c.legacy}[name]
-				if slices.Contains(args, "mangle") && !strings.Contains(text, "*mangle") {
-					text = ""
+				text := map[string]string{"iptables-nft": c.nft, "iptables-legacy": c.legacy}[strings.TrimSuffix(name, "-save")]
+				if strings.HasSuffix(name, "-save") {
+					return text, nil
 				}
-				return text, nil
+				if !slices.Equal(args, []string{"-t", "mangle", "-S"}) {
+					t.Errorf("%s %q was run", name, args)
+				}
+				listed := "-P PREROUTING ACCEPT\n"
+				for line := range strings.Lines(text) {
+					if chain, _, ok := strings.Cut(line, " - "); ok && strings.Contains(text, "*mangle") {
+						listed += "-N " + chain[1:] + "\n"
+					}
+				}
+				return listed, nil
 			}
 			if got := choose(fake, "iptables"); got != c.want {
 				t.Errorf("back end %q, want %q", got, c.want)
