@@ -98,19 +98,8 @@ func drain(resp *http.Response) string {
 // fakeOpener opens listeners that nobody can reach, and fails as told.
 type fakeOpener struct{ listentest.Opener }
 
-func newFakeOpener() *fakeOpener { return &fakeOpener{} }
-
 func (o *fakeOpener) listen(ctx context.Context, p listen.Place) (net.Listener, error) {
 	return o.Open(ctx, p.Network, p.At)
-}
-
-// since returns when it was tried.
-func (o *fakeOpener) since(start time.Time) []time.Duration {
-	var out []time.Duration
-	for _, t := range o.Tries() {
-		out = append(out, t.Sub(start))
-	}
-	return out
 }
 
 // pass lets made-up time pass, and what happens then be done.

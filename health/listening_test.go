@@ -22,7 +22,7 @@ import (
 // HT-15: tries come after 1, 2, 4 … 60 s and at each change of the row.
 func TestRetryHT15(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, told := newFakeOpener(), 0
+		o, told := &fakeOpener{}, 0
 		s := NewServices(ServicesConfig{OnListenFailed: func(string, uint16, error) { told++ }})
 		s.open = o.listen
 		ctx, cancel := context.WithCancel(context.Background())
@@ -33,12 +33,12 @@ func TestRetryHT15(t *testing.T) {
 		start := time.Now()
 		v4.Applied(set(check("shop/web", 32100, 1)))
 		pass(200 * time.Second)
-		if want := seconds(0, 1, 3, 7, 15, 31, 63, 123, 183); !slices.Equal(o.since(start), want) || told != 1 {
-			t.Errorf("tried at %v, want %v; told %d times", o.since(start), want, told)
+		if want := seconds(0, 1, 3, 7, 15, 31, 63, 123, 183); !slices.Equal(o.Tried(start), want) || told != 1 {
+			t.Errorf("tried at %v, want %v; told %d times", o.Tried(start), want, told)
 		}
 		v4.Applied(set(check("shop/web", 32100, 2)))
 		synctest.Wait()
-		if n := len(o.since(start)); n != 10 || told != 1 {
+		if n := len(o.Tried(start)); n != 10 || told != 1 {
 			t.Errorf("a change made it %d tries, want 10; told %d times", n, told)
 		}
 		v4.Applied(set(check("shop/next", 32100, 2))) // another Service, with the same trouble
@@ -51,14 +51,14 @@ func TestRetryHT15(t *testing.T) {
 		o.Refuse("", "in use")
 		o.kill() // the socket breaks, and cannot be opened again
 		pass(61 * time.Second)
-		if n := len(o.since(start)); told != 3 {
+		if n := len(o.Tried(start)); told != 3 {
 			t.Errorf("after success, told %d times, want 3; %d tries", told, n)
 		}
 		v4.Applied(gone(32100))
 		synctest.Wait()
-		n := len(o.since(start))
+		n := len(o.Tried(start))
 		pass(time.Hour)
-		if len(o.since(start)) != n {
+		if len(o.Tried(start)) != n {
 			t.Error("it goes on trying for a Service that is gone")
 		}
 		cancel()
@@ -69,7 +69,7 @@ func TestRetryHT15(t *testing.T) {
 // HT-15: that some Services go does not keep others from being tried again.
 func TestRetryOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := newFakeOpener()
+		o := &fakeOpener{}
 		s := NewServices(ServicesConfig{})
 		s.open = o.listen
 		ctx, cancel := context.WithCancel(context.Background())
@@ -86,9 +86,9 @@ func TestRetryOfOthers(t *testing.T) {
 			v4.Applied(gone(uint16(80 + i)))
 		}
 		synctest.Wait()
-		before := len(o.since(time.Now()))
+		before := len(o.Tried(time.Now()))
 		pass(10 * time.Minute)
-		if tries := len(o.since(time.Now())) - before; tries != 10 {
+		if tries := len(o.Tried(time.Now())) - before; tries != 10 {
 			t.Errorf("tried %d times in ten minutes, want once a minute", tries)
 		}
 		cancel()
@@ -100,7 +100,7 @@ func TestRetryOfOthers(t *testing.T) {
 // contains others has to wait for them. If the new ones cannot be had the old ones stay.
 func TestAddressesChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := newFakeOpener()
+		o := &fakeOpener{}
 		var addrs atomic.Pointer[[]netip.Addr]
 		use := func(words ...string) {
 			var out []netip.Addr
@@ -169,7 +169,7 @@ func TestAppliedDoesNotBlock(t *testing.T) {
 		v4 := s.Observer(lb.IPv4)
 		v4.Applied(set(check("shop/web", 80, 1))) // before Run
 		blocked := make(chan struct{})
-		o := newFakeOpener()
+		o := &fakeOpener{}
 		s.open = func(ctx context.Context, p listen.Place) (net.Listener, error) { <-blocked; return o.listen(ctx, p) }
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
@@ -199,7 +199,7 @@ func TestOtherRowsCostNothing(t *testing.T) {
 			looks.Add(1)
 			return []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 		}})
-		o := newFakeOpener()
+		o := &fakeOpener{}
 		s.open = o.listen
 		runServices(t, s)
 		v4 := s.Observer(lb.IPv4)
@@ -237,7 +237,7 @@ func TestAddressComesLater(t *testing.T) {
 		var addr atomic.Value
 		addr.Store([]netip.Addr{})
 		s := NewServices(ServicesConfig{Addresses: func() []netip.Addr { return addr.Load().([]netip.Addr) }})
-		o := newFakeOpener()
+		o := &fakeOpener{}
 		s.open = o.listen
 		runServices(t, s)
 		s.Observer(lb.IPv4).Applied(set(check("shop/web", 80, 1)))
@@ -254,9 +254,9 @@ func TestAddressComesLater(t *testing.T) {
 		o.Refuse("", "in use")
 		addr.Store([]netip.Addr{netip.MustParseAddr("192.0.2.3")})
 		pass(lookAgain + time.Second)
-		start, before := time.Now(), len(o.since(time.Now()))
+		start, before := time.Now(), len(o.Tried(time.Now()))
 		pass(10 * time.Minute)
-		if n := len(o.since(start)) - before; n < 9 || n > 15 {
+		if n := len(o.Tried(start)) - before; n < 9 || n > 15 {
 			t.Errorf("tried %d times in ten minutes, want about once a minute", n)
 		}
 	})

@@ -418,7 +418,7 @@ func TestOccupiedHT07(t *testing.T) {
 // HT-07: each 5 s, and told once; another error is told of, and success makes all new.
 func TestRetryHT07(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := newFakeOpener()
+		o := &fakeOpener{}
 		told := 0
 		s := New(Config{OnListenFailed: func(netip.AddrPort, error) { told++ }})
 		s.open = o.listen
@@ -429,8 +429,8 @@ func TestRetryHT07(t *testing.T) {
 		synctest.Wait()
 		start := time.Now()
 		pass(21 * time.Second)
-		if want := []time.Duration{0, 5, 10, 15, 20}; !slices.Equal(o.since(start), seconds(want...)) {
-			t.Errorf("tried at %v, want %v seconds", o.since(start), want)
+		if want := []time.Duration{0, 5, 10, 15, 20}; !slices.Equal(o.Tried(start), seconds(want...)) {
+			t.Errorf("tried at %v, want %v seconds", o.Tried(start), want)
 		}
 		if told != 1 {
 			t.Errorf("told %d times of one failure", told)
@@ -445,11 +445,11 @@ func TestRetryHT07(t *testing.T) {
 		if !s.Addr().IsValid() {
 			t.Error("does not listen when it could")
 		}
-		tries := len(o.Tries())
+		tries := len(o.Tried(time.Time{}))
 		o.kill() // as if the socket were broken
 		pass(listen.ReopenAfter)
-		if len(o.Tries()) != tries+1 || !s.Addr().IsValid() {
-			t.Errorf("a listener that ended was opened again %d times", len(o.Tries())-tries)
+		if len(o.Tried(time.Time{})) != tries+1 || !s.Addr().IsValid() {
+			t.Errorf("a listener that ended was opened again %d times", len(o.Tried(time.Time{}))-tries)
 		}
 		o.Refuse("", "in use")
 		o.kill()

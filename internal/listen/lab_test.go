@@ -44,12 +44,3 @@ func places(t *testing.T, words string) []Place {
 	}
 	return out
 }
-
-// since returns how long after the start each time was.
-func since(start time.Time, times []time.Time) []time.Duration {
-	var out []time.Duration
-	for _, t := range times {
-		out = append(out, t.Sub(start))
-	}
-	return out
-}

@@ -63,7 +63,7 @@ func TestMover(t *testing.T) {
 		m.Move(one, false)
 		expect(one, "")
 		f.Refuse(two.String(), "in use")
-		before := len(f.Tries())
+		before := len(f.Tried(time.Now()))
 		begin := time.Now()
 		m.Move(two, false)
 		expect(one, "failed 192.0.2.2:80 in use true")
@@ -72,7 +72,7 @@ func TestMover(t *testing.T) {
 		f.Refuse(two.String(), "no such address")
 		pass(5 * time.Second)
 		expect(one, "failed 192.0.2.2:80 no such address true")
-		if got, want := since(begin, f.Tries()[before:]), []time.Duration{0, 5e9, 10e9, 15e9}; !slices.Equal(got, want) {
+		if got, want := f.Tried(begin)[before:], []time.Duration{0, 5e9, 10e9, 15e9}; !slices.Equal(got, want) {
 			t.Errorf("tried at %v, want %v", got, want)
 		}
 		f.Refuse("", "")

@@ -68,11 +68,15 @@ func (o *Opener) Open(ctx context.Context, network string, at netip.AddrPort) (n
 	return l, nil
 }
 
-// Tries returns when it was tried to open what nothing was in the way of.
-func (o *Opener) Tries() []time.Time {
+// Tried returns how long after start each try was to open what nothing was in the way of.
+func (o *Opener) Tried(start time.Time) []time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return slices.Clone(o.tries)
+	var out []time.Duration
+	for _, t := range o.tries {
+		out = append(out, t.Sub(start))
+	}
+	return out
 }
 
 // Say adds a line to those of [Opener.Did].
