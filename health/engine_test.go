@@ -17,32 +17,45 @@ import (
 	"kube-proxy/policy"
 )
 
+// behindEngine runs a real engine until the test ends, on a plane that fails on demand. do feeds it, state is how it stands.
+func behindEngine(t *testing.T, observers ...engine.Observer) (faulty *fake.Faulty, state func() State, do func(...cluster.Event)) {
+	t.Helper()
+	faulty = fake.NewFaulty(fake.New(lb.IPv4), 1)
+	store := cluster.NewStore("node1")
+	e := engine.New(engine.Config{
+		Family: lb.IPv4, Plane: faulty, Store: store, Observers: observers,
+		Settings: policy.Settings{Family: lb.IPv4}, Log: slog.New(slog.DiscardHandler),
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	state = func() State {
+		st := e.Stats()
+		return State{QueuedSince: st.QueuedSince, LastSuccess: st.LastSuccess, Begun: st.Begun}
+	}
+	return faulty, state, func(events ...cluster.Event) {
+		for _, ev := range events {
+			e.Mark(store.Fold(ev))
+		}
+	}
+}
+
 // HT-04, HT-01, HT-02: one Service that the kernel refuses, in a cluster where nothing else changes, is on all nodes, so it
 // must not take them out of the load balancers, however long it is there. A kernel that takes nothing does, after two sync
 // periods.
 func TestOneOddServiceHT04(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		faulty := fake.NewFaulty(fake.New(lb.IPv4), 1)
-		store := cluster.NewStore("node1")
-		e := engine.New(engine.Config{
-			Family: lb.IPv4, Plane: faulty, Store: store, Settings: policy.Settings{Family: lb.IPv4}, Log: slog.New(slog.DiscardHandler),
-		})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- e.Run(ctx) }()
-		defer func() {
-			cancel()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		}()
+		faulty, state, do := behindEngine(t)
 		const period = 10 * time.Second // shorter than the pauses between two tries of one row
 		server := New(Config{
 			SyncPeriod: func() time.Duration { return period },
-			Families: map[lb.Family]func() State{lb.IPv4: func() State {
-				st := e.Stats()
-				return State{QueuedSince: st.QueuedSince, LastSuccess: st.LastSuccess, Begun: st.Begun}
-			}},
+			Families:   map[lb.Family]func() State{lb.IPv4: state},
 		})
 		// stays asks each second for so long.
 		stays := func(what string, code int, d time.Duration) {
@@ -51,14 +64,9 @@ func TestOneOddServiceHT04(t *testing.T) {
 				synctest.Wait()
 				for _, path := range []string{"/healthz", "/livez"} {
 					if got := probe(server, http.MethodGet, path).Code; got != code {
-						t.Fatalf("%s: %s says %d, want %d: %+v", what, path, got, code, e.Stats())
+						t.Fatalf("%s: %s says %d, want %d: %+v", what, path, got, code, state())
 					}
 				}
-			}
-		}
-		do := func(events ...cluster.Event) {
-			for _, ev := range events {
-				e.Mark(store.Fold(ev))
 			}
 		}
 		service := func(i byte) *cluster.Service {
@@ -86,30 +94,8 @@ func TestOneOddServiceHT04(t *testing.T) {
 // the first endpoint comes, and not while writes fail.
 func TestBehindEngineHT16(t *testing.T) {
 	d := newDesk(t)
-	faulty := fake.NewFaulty(fake.New(lb.IPv4), 1)
-	store := cluster.NewStore("node1")
-	e := engine.New(engine.Config{
-		Family: lb.IPv4, Plane: faulty, Store: store, Settings: policy.Settings{Family: lb.IPv4},
-		Observers: []engine.Observer{d.v4},
-	})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- e.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
-	do := func(events ...cluster.Event) {
-		for _, ev := range events {
-			e.Mark(store.Fold(ev))
-		}
-	}
-	proxy := New(Config{Families: map[lb.Family]func() State{lb.IPv4: func() State {
-		st := e.Stats()
-		return State{QueuedSince: st.QueuedSince, LastSuccess: st.LastSuccess, Begun: st.Begun}
-	}}})
+	faulty, state, do := behindEngine(t, d.v4)
+	proxy := New(Config{Families: map[lb.Family]func() State{lb.IPv4: state}})
 	ready := func() int { return probe(proxy, http.MethodGet, "/readyz").Code }
 
 	const port = 32100
