@@ -74,16 +74,9 @@ func oddService() []byte {
 // exists that is returned too.
 func choosy(t *testing.T) (path, sick string) {
 	t.Helper()
-	dir := t.TempDir()
-	sick = filepath.Join(dir, "sick")
-	for _, family := range []string{"iptables", "ip6tables"} {
-		for _, backend := range []string{"", "-nft", "-legacy"} {
-			name := family + backend + "-restore"
-			program, err := exec.LookPath(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			script := fmt.Sprintf(`#!/bin/sh
+	sick = filepath.Join(t.TempDir(), "sick")
+	return restoreBy(t, func(program string) string {
+		return fmt.Sprintf(`#!/bin/sh
 input=$(mktemp) && cat >"$input"
 if [ -e %s ] || grep -q shop/odd "$input"; then
 	rm "$input"
@@ -95,10 +88,7 @@ code=$?
 rm "$input"
 exit $code
 `, sick, program)
-			do(t, os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755))
-		}
-	}
-	return dir + ":" + os.Getenv("PATH"), sick
+	}), sick
 }
 
 // HT-04, HT-02: in iptables mode too, where the programs refuse one Service alone; and if they refuse everything the node

@@ -109,8 +109,16 @@ func TestHealthTaint(t *testing.T) {
 // writes a line there.
 func held(t *testing.T) (path, hold string) {
 	t.Helper()
+	hold = filepath.Join(t.TempDir(), "hold")
+	return restoreBy(t, func(program string) string {
+		return fmt.Sprintf("#!/bin/sh\nif [ -e %[1]s ]; then echo $0 >>%[1]s; fi\nwhile [ -e %[1]s ]; do sleep 0.01; done\nexec %[2]s \"$@\"\n", hold, program)
+	}), hold
+}
+
+// restoreBy returns a PATH with scripts in place of the iptables-restore programs; each is given the program that it stands for.
+func restoreBy(t *testing.T, script func(program string) string) (path string) {
+	t.Helper()
 	dir := t.TempDir()
-	hold = filepath.Join(dir, "hold")
 	for _, family := range []string{"iptables", "ip6tables"} {
 		for _, backend := range []string{"", "-nft", "-legacy"} {
 			name := family + backend + "-restore"
@@ -118,11 +126,10 @@ func held(t *testing.T) (path, hold string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			script := fmt.Sprintf("#!/bin/sh\nif [ -e %[1]s ]; then echo $0 >>%[1]s; fi\nwhile [ -e %[1]s ]; do sleep 0.01; done\nexec %[2]s \"$@\"\n", hold, program)
-			do(t, os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755))
+			do(t, os.WriteFile(filepath.Join(dir, name), []byte(script(program)), 0o755))
 		}
 	}
-	return dir + ":" + os.Getenv("PATH"), hold
+	return dir + ":" + os.Getenv("PATH")
 }
 
 // PR-07: from SIGTERM on load balancers are told to go elsewhere, while the write in hand is finished; the kubelet is
