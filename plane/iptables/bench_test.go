@@ -52,3 +52,21 @@ func BenchmarkChange(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkFind is what the start asks before it reads any rule, on a node that a kubelet has marked, beside the rules of
+// earlier services.
+func BenchmarkFind(b *testing.B) {
+	for _, n := range []int{100, 5000} {
+		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
+			needs(b, NFT)
+			inNetns(b)
+			run(b, "", "iptables-nft", "-t", "mangle", "-N", kubelets[0])
+			reset(b, newPlane(b, Config{Family: lb.IPv4, Backend: NFT}), planetest.World{Family: lb.IPv4}.Table(n, 10))
+			for b.Loop() {
+				if _, err := Find(lb.IPv4); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
