@@ -2,14 +2,16 @@ package sockets
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -217,7 +219,7 @@ func TestParseMessage(t *testing.T) {
 // own socket, which is not told.
 func TestPrograms(t *testing.T) {
 	ns := newNamespace(t)
-	ns.start(t, "TCP-LISTEN:30080,fork,reuseaddr", 30080)
+	ns.start(t, "tcp4", "0.0.0.0:30080")
 	ns.open(t, "tcp4 0.0.0.0:30082")
 	var mu sync.Mutex
 	var told []string
@@ -262,7 +264,7 @@ func TestPrograms(t *testing.T) {
 	}
 	first := "shop/web 30080/tcp 0.0.0.0:30080"
 	wait(first)
-	stop := ns.start(t, "UDP-RECV:30081", 30081)
+	stop := ns.start(t, "udp4", "0.0.0.0:30081")
 	second := "shop/web 30081/udp 0.0.0.0:30081"
 	wait(first, second)
 	time.Sleep(500 * time.Millisecond)
@@ -271,47 +273,69 @@ func TestPrograms(t *testing.T) {
 	for gone := w.looks.Load() + 2; w.looks.Load() < gone; { // the first may have begun before
 		time.Sleep(10 * time.Millisecond)
 	}
-	ns.start(t, "UDP-RECV:30081", 30081)
+	ns.start(t, "udp4", "0.0.0.0:30081")
 	wait(first, second, second)
 }
 
-// start runs socat in the namespace until the test or stop ends it, and waits until it has its port.
-func (ns namespace) start(t testing.TB, listen string, port uint16) (stop func()) {
+// asListener has this test binary listen on the socket it says, as another program of the node.
+const asListener = "SOCKETS_TEST_LISTEN"
+
+func TestMain(m *testing.M) {
+	network, addr, ok := strings.Cut(os.Getenv(asListener), " ")
+	if !ok {
+		os.Exit(m.Run())
+	}
+	if err := listenUntilEOF(network, addr); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// listenUntilEOF prints a line when it listens, and ends with its standard input.
+func listenUntilEOF(network, addr string) error {
+	var socket io.Closer
+	var err error
+	if network == "udp4" {
+		socket, err = net.ListenPacket(network, addr)
+	} else {
+		socket, err = net.Listen(network, addr)
+	}
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
+	fmt.Println("listening")
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// start has another process of the namespace listen, until the test or stop ends it.
+func (ns namespace) start(t testing.TB, network, addr string) (stop func()) {
 	t.Helper()
-	cmd := exec.Command("socat", "-u", listen, "STDOUT")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	ns.Do(func() {
-		if err := cmd.Start(); err != nil {
-			t.Error(err)
-		}
-	})
-	if cmd.Process == nil {
-		t.FailNow()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), asListener+"="+network+" "+addr)
+	cmd.Stderr = os.Stderr
+	stdin, err1 := cmd.StdinPipe()
+	stdout, err2 := cmd.StdoutPipe()
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	ns.Do(func() { err = cmd.Start() })
+	if err != nil {
+		t.Fatal(err)
 	}
 	stop = sync.OnceFunc(func() {
-		if err := cmd.Process.Kill(); err != nil {
-			t.Error(err)
+		stdin.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the program that listens on %s %s: %v", network, addr, err)
 		}
-		_ = cmd.Wait() // it was killed
 	})
 	t.Cleanup(stop)
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		there := false
-		ns.Do(func() {
-			for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-				for _, proto := range []lb.Proto{lb.TCP, lb.UDP} {
-					list, err := readProc(family, proto)
-					there = there || err == nil && slices.ContainsFunc(list, func(s socket) bool { return s.addr.Port() == port })
-				}
-			}
-		})
-		if there {
-			return stop
-		}
-		if time.Now().After(end) {
-			t.Fatalf("socat %s does not listen", listen)
-		}
+	if _, err := fmt.Fscanln(stdout, new(string)); err != nil {
+		t.Fatalf("the program that is to listen on %s %s: %v", network, addr, err)
 	}
+	return stop
 }
 
 // What a look costs beside many listeners and connections.
