@@ -96,3 +96,49 @@ func TestNoNodePN71(t *testing.T) {
 		}
 	}
 }
+
+// PR-06: what was known of the machine last stays in force while the Node object is gone, in whatever way the source
+// learns of it, and while one that came back says nothing yet. Only what the new object says takes its place.
+func TestNodeLastsPR06(t *testing.T) {
+	addrs, others := []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("fd00::2")}, []netip.Addr{netip.MustParseAddr("172.18.0.9")}
+	cidrs, otherCIDRs := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")}, []netip.Prefix{netip.MustParsePrefix("10.2.0.0/24")}
+	node := func(zone string, a []netip.Addr, c []netip.Prefix) cluster.Event {
+		return cluster.NodeSet{Node: &cluster.Node{Name: "node-1", Zone: zone, Addrs: a, PodCIDRs: c}}
+	}
+	gone := cluster.NodeGone{Name: "node-1"}
+	ranged := service("ranged")
+	ranged.SourceRanges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	s := cluster.NewStore("node-1")
+	fold(s, cluster.ServiceSet{Service: service("web")}, cluster.ServiceSet{Service: ranged})
+	for _, step := range []struct {
+		what     string
+		ev       cluster.Event
+		want     cluster.Node
+		gone     bool
+		services []cluster.Ref
+	}{
+		{"there", node("a", addrs, cidrs), cluster.Node{Zone: "a", Addrs: addrs, PodCIDRs: cidrs}, false,
+			[]cluster.Ref{both("ranged"), both("web")}},
+		{"gone", gone, cluster.Node{Zone: "a", Addrs: addrs, PodCIDRs: cidrs}, true, nil},
+		{"still gone", gone, cluster.Node{Zone: "a", Addrs: addrs, PodCIDRs: cidrs}, true, nil},
+		{"back as it was", node("a", addrs, cidrs), cluster.Node{Zone: "a", Addrs: addrs, PodCIDRs: cidrs}, false, nil},
+		{"without addresses", node("a", nil, cidrs), cluster.Node{Zone: "a", Addrs: addrs, PodCIDRs: cidrs}, false, nil},
+		{"gone again", gone, cluster.Node{Zone: "a", Addrs: addrs, PodCIDRs: cidrs}, true, nil},
+		{"back, said nothing", node("a", nil, nil), cluster.Node{Zone: "a", Addrs: addrs, PodCIDRs: cidrs}, false, nil},
+		{"another address", node("a", others, nil), cluster.Node{Zone: "a", Addrs: others, PodCIDRs: cidrs}, false,
+			[]cluster.Ref{both("ranged")}},
+		{"another pod CIDR", node("a", others, otherCIDRs), cluster.Node{Zone: "a", Addrs: others, PodCIDRs: otherCIDRs}, false, nil},
+		{"without a zone", node("", others, otherCIDRs), cluster.Node{Addrs: others, PodCIDRs: otherCIDRs}, false,
+			[]cluster.Ref{both("ranged"), both("web")}},
+	} {
+		refs, _ := fold(s, step.ev)
+		wantDirty(t, step.what, refs, step.services...)
+		step.want.Name = "node-1"
+		if f := s.Facts(); !f.Node.Equal(&step.want) || f.NodeGone != step.gone {
+			t.Errorf("%s: %+v gone %v, want %+v, %v", step.what, f.Node, f.NodeGone, step.want, step.gone)
+		}
+		if known, eligible := s.NodeEligible(); known == step.gone || eligible == step.gone {
+			t.Errorf("%s: known %v, eligible %v", step.what, known, eligible)
+		}
+	}
+}

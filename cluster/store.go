@@ -87,8 +87,11 @@ type View struct {
 type Facts struct {
 	// NodeName is this node's name, also when no Node object is known.
 	NodeName string
-	// Node is nil until the Node object is known.
+	// Node is nil until a Node object was known, and then what is known of this machine: where the object is gone, or
+	// names no address or no pod CIDR, what it said last (PR-06).
 	Node *Node
+	// NodeGone: the Node object was there, and is not now.
+	NodeGone bool
 	// CIDRs is the service network, sorted; empty if unknown.
 	CIDRs []netip.Prefix
 }
@@ -171,13 +174,14 @@ func (s *Store) PodCIDRsMissing() bool {
 	return s.waitForPodCIDRs && !s.hadPodCIDRs
 }
 
-// NodeEligible reports whether this node's Node object is known, and whether load balancers may use the node: not
-// while it is unknown, is being deleted, or is about to be removed (HT-06).
+// NodeEligible reports whether this node's Node object is there, and whether load balancers may use the node: not
+// while it is unknown or gone, is being deleted, or is about to be removed (HT-06).
 func (s *Store) NodeEligible() (known, eligible bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.facts.Node
-	return n != nil, n != nil && !n.Leaving
+	known = n != nil && !s.facts.NodeGone
+	return known, known && !n.Leaving
 }
 
 // Changes returns how many changes of Services and slices have been folded in so far, those of lists included; what
@@ -348,13 +352,37 @@ func (ev SlicesListed) foldInto(s *Store, d *Dirty) {
 }
 
 func (ev NodeSet) foldInto(s *Store, d *Dirty) {
-	s.nodeListed = s.nodeListed || ev.Node.Name == s.facts.NodeName
-	if ev.Node.Name != s.facts.NodeName || s.facts.Node.Equal(ev.Node) {
+	if ev.Node.Name != s.facts.NodeName {
 		return
 	}
-	s.setNode(ev.Node, d)
+	s.nodeListed = true
+	now := lasting(s.facts.Node, ev.Node)
+	if s.facts.Node.Equal(now) && !s.facts.NodeGone {
+		return
+	}
+	s.facts.NodeGone = false
+	s.setNode(now, d)
 }
 
+// lasting returns the Node object now with the addresses and pod CIDRs of was where it has none: a machine that
+// registers anew has an object before anybody has filled it in, and no machine goes on without them. A zone is taken
+// as it stands, since to have none is a choice.
+func lasting(was, now *Node) *Node {
+	if was == nil || len(now.Addrs) > 0 && len(now.PodCIDRs) > 0 {
+		return now
+	}
+	filled := *now
+	if len(now.Addrs) == 0 {
+		filled.Addrs = was.Addrs
+	}
+	if len(now.PodCIDRs) == 0 {
+		filled.PodCIDRs = was.PodCIDRs
+	}
+	return &filled
+}
+
+// NodeGone takes nothing from what is known of the machine, as that is only to drain, or even to come back: it is where
+// it was, and its connections go on (PR-06).
 func (ev NodeGone) foldInto(s *Store, d *Dirty) {
 	if ev.Name != s.facts.NodeName {
 		return
@@ -362,8 +390,8 @@ func (ev NodeGone) foldInto(s *Store, d *Dirty) {
 	if !s.nodeListed { // to learn that there is no Node is news (PN-71)
 		s.nodeListed, d.Facts = true, true
 	}
-	if s.facts.Node != nil {
-		s.setNode(nil, d)
+	if s.facts.Node != nil && !s.facts.NodeGone {
+		s.facts.NodeGone, d.Facts = true, true
 	}
 }
 
@@ -373,13 +401,10 @@ func (ev NodeGone) foldInto(s *Store, d *Dirty) {
 func (s *Store) setNode(n *Node, d *Dirty) {
 	was := s.facts.Node
 	s.facts.Node = n
-	s.hadPodCIDRs = s.hadPodCIDRs || n != nil && len(n.PodCIDRs) > 0
+	s.hadPodCIDRs = s.hadPodCIDRs || len(n.PodCIDRs) > 0
 	d.Facts = true
 	if was == nil {
 		was = &Node{}
-	}
-	if n == nil {
-		n = &Node{}
 	}
 	wasV4, wasV6 := families(was.PodCIDRs)
 	hasV4, hasV6 := families(n.PodCIDRs)

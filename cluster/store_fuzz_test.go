@@ -35,12 +35,13 @@ type model struct {
 	services                     map[cluster.Name]*cluster.Service
 	slices                       map[cluster.Name]*cluster.Slice
 	cidrs                        map[string]*cluster.ServiceCIDR
-	node                         *cluster.Node
+	node                         *cluster.Node // as [cluster.Facts] has it
+	nodeGone                     bool
 	servicesListed, slicesListed bool
 }
 
 func newModel() *model {
-	return &model{map[cluster.Name]*cluster.Service{}, map[cluster.Name]*cluster.Slice{}, map[string]*cluster.ServiceCIDR{}, nil, false, false}
+	return &model{map[cluster.Name]*cluster.Service{}, map[cluster.Name]*cluster.Slice{}, map[string]*cluster.ServiceCIDR{}, nil, false, false, false}
 }
 
 func (m *model) clone() *model {
@@ -83,13 +84,21 @@ func (m *model) event(rng *rand.Rand) cluster.Event {
 		}
 		return cluster.SlicesListed{Slices: slices.Collect(maps.Values(m.slices))}
 	case 12:
-		m.node = randomNode(rng)
-		return cluster.NodeSet{Node: m.node}
+		said := randomNode(rng)
+		known := *said
+		if m.node != nil && len(said.Addrs) == 0 {
+			known.Addrs = m.node.Addrs
+		}
+		if m.node != nil && len(said.PodCIDRs) == 0 {
+			known.PodCIDRs = m.node.PodCIDRs
+		}
+		m.node, m.nodeGone = &known, false
+		return cluster.NodeSet{Node: said}
 	case 13:
 		if rng.IntN(2) == 0 {
 			return cluster.NodeSet{Node: &cluster.Node{Name: "node-2", Zone: "far"}}
 		}
-		m.node = nil
+		m.nodeGone = m.node != nil
 		return cluster.NodeGone{Name: "node-1"}
 	case 14:
 		c := randomCIDR(rng)
@@ -125,6 +134,9 @@ func (m *model) freshStore(rng *rand.Rand) *cluster.Store {
 	s := cluster.NewStore("node-1")
 	for _, ev := range events {
 		s.Fold(ev)
+	}
+	if m.nodeGone {
+		s.Fold(cluster.NodeGone{Name: "node-1"})
 	}
 	return s
 }
@@ -167,8 +179,12 @@ func checkStore(t *testing.T, s *cluster.Store, m *model, fresh *cluster.Store) 
 				t.Errorf("%s: slices %v, want %v", n, got, want)
 			}
 		}
-		if f := store.Facts(); f.NodeName != "node-1" || !f.Node.Equal(m.node) {
-			t.Errorf("node %+v, want %+v", f.Node, m.node)
+		if f := store.Facts(); f.NodeName != "node-1" || !f.Node.Equal(m.node) || f.NodeGone != m.nodeGone {
+			t.Errorf("node %+v gone %v, want %+v, %v", f.Node, f.NodeGone, m.node, m.nodeGone)
+		}
+		known := m.node != nil && !m.nodeGone
+		if is, eligible := store.NodeEligible(); is != known || eligible != (known && !m.node.Leaving) {
+			t.Errorf("node known %v, eligible %v; %+v is known %v", is, eligible, m.node, known)
 		}
 	}
 	if got, want := s.Facts().CIDRs, fresh.Facts().CIDRs; !slices.Equal(got, want) {

@@ -174,7 +174,7 @@ func TestOneNodeSV04(t *testing.T) {
 	if got := s.Facts().Node.Addr(true); got.String() != "fd00::2" {
 		t.Errorf("IPv6 address %s", got)
 	}
-	if _, facts = fold(s, cluster.NodeGone{Name: "node-1"}); !facts || s.Facts().Node != nil || s.Facts().NodeName != "node-1" {
+	if _, facts = fold(s, cluster.NodeGone{Name: "node-1"}); !facts || !s.Facts().NodeGone || s.Facts().NodeName != "node-1" {
 		t.Error("the node did not go")
 	}
 }
@@ -360,10 +360,12 @@ func TestNodeChangesSV40(t *testing.T) {
 	}{
 		{"zone", func(n *cluster.Node) { n.Zone = "b" }, []cluster.Ref{both("ranged"), both("web")}},
 		{"zone label gone", func(n *cluster.Node) { n.Zone = "" }, []cluster.Ref{both("ranged"), both("web")}},
-		{"address (SV-16)", func(n *cluster.Node) { n.Addrs = nil }, []cluster.Ref{both("ranged")}},
+		{"address (SV-16)", func(n *cluster.Node) { n.Addrs = []netip.Addr{netip.MustParseAddr("172.18.0.3")} }, []cluster.Ref{both("ranged")}},
 		{"other pod CIDR", func(n *cluster.Node) { n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.2.0.0/24")} }, nil},
-		{"no pod CIDR (SV-67)", func(n *cluster.Node) { n.PodCIDRs = nil }, []cluster.Ref{v4("ranged"), v4("web")}},
-		{"pod CIDR of another family (SV-67)", func(n *cluster.Node) {
+		{"pod CIDR of the other family (SV-67)", func(n *cluster.Node) {
+			n.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("fd00:1::/64")}
+		}, []cluster.Ref{both("ranged"), both("web")}},
+		{"pod CIDR of another family too (SV-67)", func(n *cluster.Node) {
 			n.PodCIDRs = append(slices.Clip(n.PodCIDRs), netip.MustParsePrefix("fd00:1::/64"))
 		}, []cluster.Ref{v6("ranged"), v6("web")}},
 		{"leaving (HT-06)", func(n *cluster.Node) { n.Leaving = true }, nil},

@@ -91,7 +91,7 @@ func (c *checker) wrongFamily(fatal bool, what string) {
 	c.add("CF-63", fatal, "%s", text)
 }
 
-// node is PN-71, and PR-03 where nothing stands for the node.
+// node is PN-71 and PR-06, and PR-03 where nothing stands for the node.
 func (c *checker) node() {
 	without := "source ranges count as if it were in none" // SV-16
 	if c.Settings.NodePortAddrs.Primary {
@@ -100,6 +100,10 @@ func (c *checker) node() {
 	hint := ""
 	if c.ips.Guessed {
 		hint = fmt.Sprintf("; %s can name its address", c.Name("bindAddress"))
+	}
+	if c.facts.NodeGone {
+		c.add("PR-06", false, "the Node %q was deleted: its last addresses, pod CIDRs and zone stay in force, and load balancers are told to leave "+
+			"this node out", c.facts.NodeName)
 	}
 	switch {
 	case c.facts.Node == nil && hint == "":

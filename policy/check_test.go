@@ -103,6 +103,8 @@ func TestCheck(t *testing.T) {
 		{"PN-71 PR-03 no Node, but a bind address", []func(*setup, *facts){func(s *setup, f *facts) {
 			f.Node, s.Settings.NodePortAddrs.NodeIP = nil, netip.MustParseAddr("172.18.0.9")
 		}}, `PN-71 there is no Node "node-1", or none that the proxy may read (hostnameOverride): zone hints do not count, and load balancers are told to leave this node out`},
+		{"PR-06 a Node that was deleted", []func(*setup, *facts){func(_ *setup, f *facts) { f.NodeGone = true }},
+			`PR-06 the Node "node-1" was deleted: its last addresses, pod CIDRs and zone stay in force, and load balancers are told to leave this node out`},
 		{"PR-03 a Node without addresses", []func(*setup, *facts){func(_ *setup, f *facts) { f.Node.Addrs = nil }},
 			`PR-03 the Node "node-1" has no address: NodePorts on its primary address do not answer; bindAddress can name its address`},
 		{"PR-03 a Node without addresses, where no NodePort needs one", []func(*setup, *facts){func(s *setup, f *facts) {
