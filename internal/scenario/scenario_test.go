@@ -180,6 +180,7 @@ pod-bridge-interface: cbr0
 cluster-cidr:
 nodeport-addresses: 172.18.0.0/24, fd00:18::/64
 node-holds: 192.0.2.1/32
+host-ports: 8091=10.1.1.11:8081, 8091=[fd00:10:1:1::11]:8081
 `), "")
 	if err != nil {
 		t.Fatal(err)
@@ -192,6 +193,9 @@ node-holds: 192.0.2.1/32
 			NodePortAddrs: policy.NodePortAddrs{Prefixes: prefixes},
 		},
 		NodeHolds: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")},
+		HostPorts: []HostPort{
+			{8091, netip.MustParseAddrPort("10.1.1.11:8081")}, {8091, netip.MustParseAddrPort("[fd00:10:1:1::11]:8081")},
+		},
 	}
 	if !reflect.DeepEqual(s.Settings, want) {
 		t.Errorf("got %+v\nwant %+v", s.Settings, want)

@@ -18,6 +18,14 @@ type Settings struct {
 	Policy policy.Settings
 	// NodeHolds are extra addresses that node1 has in the lab.
 	NodeHolds []netip.Prefix
+	// HostPorts are ports of node1 that another program translates, as a CNI plugin does for hostPort.
+	HostPorts []HostPort
+}
+
+// HostPort is a TCP port of all addresses of node1, in the family of To, which another program leads to To.
+type HostPort struct {
+	Port uint16
+	To   netip.AddrPort
 }
 
 // defaults are those of the product in nftables mode, on the lab's pod networks.
@@ -76,9 +84,11 @@ func (s *Settings) set(name, value string) error {
 		s.Policy.NodePortAddrs, err = parseNodePortAddrs(value)
 	case "node-holds":
 		s.NodeHolds, err = parsePrefixes(value)
+	case "host-ports":
+		s.HostPorts, err = parseHostPorts(value)
 	default:
 		err = fmt.Errorf("unknown: want node, masquerade-all, allow-service-external-ips, detect-local-mode, cluster-cidr, " +
-			"pod-bridge-interface, pod-interface-name-prefix, nodeport-addresses or node-holds")
+			"pod-bridge-interface, pod-interface-name-prefix, nodeport-addresses, node-holds or host-ports")
 	}
 	return err
 }
@@ -115,6 +125,24 @@ func parsePrefixes(value string) ([]netip.Prefix, error) {
 			return nil, err
 		}
 		out = append(out, pfx)
+	}
+	return out, nil
+}
+
+// parseHostPorts reads a list such as 8091=10.1.1.11:8081.
+func parseHostPorts(value string) ([]HostPort, error) {
+	var out []HostPort
+	for s := range strings.FieldsFuncSeq(value, isSeparator) {
+		port, to, ok := strings.Cut(s, "=")
+		n, err := strconv.ParseUint(port, 10, 16)
+		if !ok || err != nil {
+			return nil, fmt.Errorf("%q: want PORT=ADDRESS:PORT", s)
+		}
+		ap, err := netip.ParseAddrPort(to)
+		if err != nil {
+			return nil, fmt.Errorf("%q: want PORT=ADDRESS:PORT: %w", s, err)
+		}
+		out = append(out, HostPort{Port: uint16(n), To: ap})
 	}
 	return out, nil
 }

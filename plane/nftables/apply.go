@@ -21,8 +21,7 @@ type change struct {
 
 	sets       []*set
 	clusterIPs map[netip.Addr]int32 // the counts before this batch, of addresses that it touched
-	hairpin    map[netip.Addr]int32
-	rec        []byte // scratch
+	rec        []byte               // scratch
 }
 
 func (p *Plane) begin(st *state) *change {
@@ -68,7 +67,6 @@ func (c *change) stage(changes []lb.Change) error {
 			c.remove(sClusterIPs, appendAddr(c.rec[:0], a))
 		}
 	}
-	c.finishHairpin()
 	return nil
 }
 
@@ -285,27 +283,18 @@ func has(list []netip.Prefix, p netip.Prefix) bool {
 
 func isClusterIP(f *lb.Frontend) bool { return f != nil && f.Kind == lb.ClusterIP }
 
+// countClusterIP changes how many rows need the address of a cluster IP.
 func (c *change) countClusterIP(f *lb.Frontend, n int32) {
-	if isClusterIP(f) {
+	if !isClusterIP(f) {
+		return
+	}
+	counts, a := c.st.clusterIPs, f.Key.Addr
+	was := counts[a]
+	if _, ok := c.clusterIPs[a]; !ok && !c.quiet {
 		if c.clusterIPs == nil {
 			c.clusterIPs = make(map[netip.Addr]int32, 1)
 		}
-		c.count(c.st.clusterIPs, c.clusterIPs, f.Key.Addr, n)
-	}
-}
-
-func (c *change) countHairpin(a netip.Addr, n int32) {
-	if c.hairpin == nil {
-		c.hairpin = make(map[netip.Addr]int32, 1)
-	}
-	c.count(c.st.hairpin, c.hairpin, a, n)
-}
-
-// count changes how often an address is needed; before keeps the number at the batch's start.
-func (c *change) count(counts, before map[netip.Addr]int32, a netip.Addr, n int32) {
-	was := counts[a]
-	if _, ok := before[a]; !ok && !c.quiet {
-		before[a] = was
+		c.clusterIPs[a] = was
 		c.undo = append(c.undo, func() { setCountOf(counts, a, was) })
 	}
 	setCountOf(counts, a, was+n)
@@ -319,39 +308,6 @@ func setCountOf(counts map[netip.Addr]int32, a netip.Addr, n int32) {
 	}
 }
 
-// hairpinGrace is how long an element of hairpin outlives its need: longer than any packet is on its way
-// from translation to masquerading.
-const hairpinGrace = time.Second
-
-// finishHairpin stages the addresses that came, and those that went some time ago.
-func (c *change) finishHairpin() {
-	for a, was := range c.hairpin {
-		is := c.st.hairpin[a]
-		since, leaving := c.st.leaving[a]
-		switch {
-		case was == 0 && is > 0 && leaving:
-			delete(c.st.leaving, a)
-			c.undo = append(c.undo, func() { c.st.leaving[a] = since })
-		case was == 0 && is > 0:
-			c.add(sHairpin, appendHairpin(c.rec[:0], a))
-		case was > 0 && is == 0:
-			c.st.leaving[a] = time.Now()
-			c.undo = append(c.undo, func() { delete(c.st.leaving, a) })
-		}
-	}
-	c.removeLeft()
-}
-
-func (c *change) removeLeft() {
-	for a, since := range c.st.leaving {
-		if time.Since(since) > hairpinGrace {
-			c.remove(sHairpin, appendHairpin(c.rec[:0], a))
-			delete(c.st.leaving, a)
-			c.undo = append(c.undo, func() { c.st.leaving[a] = since })
-		}
-	}
-}
-
 // finishSet stages what the batch does to a set, now that all rows are known.
 func (c *change) finishSet(s *set) {
 	s.touched = false
@@ -361,7 +317,6 @@ func (c *change) finishSet(s *set) {
 	case s.refs == 0:
 		id := s.source.ID
 		s.records(c.remove)
-		c.countBackends(s.source.Backends, nil)
 		delete(c.st.sets, id)
 		c.undo = append(c.undo, func() { c.st.sets[id] = s })
 	case s.source == s.wantSource && s.seconds == s.wantSeconds:
@@ -369,7 +324,6 @@ func (c *change) finishSet(s *set) {
 		c.fill(s)
 		s.records(c.add)
 		c.needShape(s.shape())
-		c.countBackends(nil, s.source.Backends)
 	default:
 		c.refill(s)
 	}
@@ -427,7 +381,6 @@ func (c *change) refill(s *set) {
 	} else {
 		c.memberSlots(&was, s)
 	}
-	c.countBackends(was.source.Backends, s.source.Backends)
 }
 
 // slots stages the slots that differ between two states of a set without affinity.
@@ -465,38 +418,6 @@ func (c *change) memberSlots(was, now *set) {
 	}
 	for rec, set := range after {
 		c.add(set, []byte(rec))
-	}
-}
-
-// countBackends counts the backends on this node, which may be their own clients. Both lists are sorted;
-// what stands in both costs nothing.
-func (c *change) countBackends(was, now []lb.Backend) {
-	for len(was) > 0 || len(now) > 0 {
-		order := 0
-		switch {
-		case len(was) == 0:
-			order = +1
-		case len(now) == 0:
-			order = -1
-		default:
-			order = was[0].Addr.Compare(now[0].Addr)
-		}
-		if order == 0 && was[0].Local == now[0].Local {
-			was, now = was[1:], now[1:]
-			continue
-		}
-		if order <= 0 {
-			if was[0].Local {
-				c.countHairpin(was[0].Addr.Addr(), -1)
-			}
-			was = was[1:]
-		}
-		if order >= 0 {
-			if now[0].Local {
-				c.countHairpin(now[0].Addr.Addr(), +1)
-			}
-			now = now[1:]
-		}
 	}
 }
 

@@ -145,10 +145,8 @@ func (w *wishes) of(i setIndex, key []byte) (data []byte, ok bool) {
 		}
 	case sClusterIPs:
 		ok = w.st.clusterIPs[parseAddr(key, addrLen)] > 0
-	case sHairpin:
-		a := parseAddr(key, addrLen)
-		_, leaving := w.st.leaving[a]
-		ok = string(key[:addrLen]) == string(key[addrLen:]) && (leaving || w.st.hairpin[a] > 0)
+	case sEqualBytes:
+		ok = key[0] == key[4]
 	default:
 		if s := w.setOf(i, order.Uint32(key)); s != nil {
 			s.records(find)
@@ -247,7 +245,7 @@ func hasChain(chains []chain, name string) bool {
 	return false
 }
 
-// tidy removes the chains of classes and shapes that nothing has any more, and addresses that left hairpin.
+// tidy removes the chains of classes and shapes that nothing has any more.
 func (p *Plane) tidy() error {
 	classes, shapes := map[class]bool{}, map[shape]bool{}
 	for _, r := range p.st.rows {
@@ -274,7 +272,6 @@ func (p *Plane) tidy() error {
 			c.dropChain(s.chain())
 		}
 	}
-	c.removeLeft()
 	if err := p.commit(c.batch); err != nil {
 		c.takeBack()
 		return err

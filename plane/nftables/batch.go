@@ -127,7 +127,9 @@ func (d *setDef) userdata() []byte {
 	}
 	if d.byExpression() {
 		u = userdata.Append(u, userdata.NFTNL_UDATA_SET_KEY_TYPEOF, typeOf(d.key))
-		u = userdata.Append(u, userdata.NFTNL_UDATA_SET_DATA_TYPEOF, typeOf(d.data))
+		if d.data != nil {
+			u = userdata.Append(u, userdata.NFTNL_UDATA_SET_DATA_TYPEOF, typeOf(d.data))
+		}
 	}
 	return userdata.AppendString(u, userdata.NFTNL_UDATA_SET_COMMENT, d.comment)
 }

@@ -38,7 +38,7 @@ func (s saboteur) act() {
 	id, slot := 1+s.rnd.IntN(40), s.rnd.IntN(12)
 	maps := []string{"services", "nodeports", "cluster-sets", "local-sets", "nodeport-cluster-sets", "set-shapes", "backends",
 		"members", "member-backends", "affinity", "nat-classes", "cluster-shapes"}
-	sets := []string{"source-ranges", "cluster-ips", "hairpin"}
+	sets := []string{"source-ranges", "cluster-ips", "equal-bytes"}
 	chains := []string{"nat-prerouting", "cluster", "local", "nat-frontends", "service-network", "nat-postrouting", "cluster-3"}
 	switch s.rnd.IntN(16) {
 	case 0:
@@ -60,8 +60,7 @@ func (s saboteur) act() {
 	case 8:
 		element("delete", "member-backends", fmt.Sprint(1+s.rnd.IntN(60)))
 	case 9:
-		a := addr(100)
-		element("add", "hairpin", a+" . "+a)
+		element("add", "equal-bytes", fmt.Sprintf("%d . %d", s.rnd.IntN(4), s.rnd.IntN(4)))
 	case 10:
 		do = fmt.Sprintf("flush map %s kube-proxy %s", s.fam, maps[s.rnd.IntN(len(maps))])
 	case 11:

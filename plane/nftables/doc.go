@@ -22,7 +22,8 @@
 //	map cluster-shapes, local-shapes    shape : verdict       one for each number of backends in use
 //
 //	set source-ranges  frontend . client range                who may use a frontend with source ranges
-//	set cluster-ips, hairpin
+//	set cluster-ips
+//	set equal-bytes    byte . byte, always all 256          two addresses are equal if all their bytes are
 //
 // What follows from the node, such as the addresses that answer NodePorts, stands in a few rules.
 //
@@ -43,7 +44,7 @@
 //	  cluster-3           dnat to backends[7 . random 0..2]
 //	nat-prerouting-again  (dstnat + 1)         not met by a packet that was translated, see [secondLook]
 //	filter-forward  (filter)                   the destination is no service address any more
-//	nat-postrouting (srcnat)                   masquerade if marked, or if a backend meets itself
+//	nat-postrouting (srcnat)                   masquerade if marked, or if a frontend led a backend to itself
 //
 // Had the class asked for masquerading, the packet would have passed cluster-masq, which sets the mark. A
 // frontend without backends is refused in filter-frontends, before translation, where the original address is

@@ -75,10 +75,9 @@ func (s *speaker) one(x expr.Any) {
 	case *expr.Payload:
 		s.load(x.DestRegister, s.payload(x))
 	case *expr.Ct:
-		if x.Key != expr.CtKeySTATE || x.SourceRegister {
-			s.mistake("ct key %d", x.Key)
-		}
-		s.load(x.Register, "ct state")
+		s.ct(x)
+	case *original:
+		s.original(x)
 	case *expr.Fib:
 		side := "daddr"
 		if x.FlagSADDR {
@@ -107,6 +106,30 @@ func (s *speaker) one(x expr.Any) {
 		s.final(x)
 	}
 }
+
+func (s *speaker) ct(x *expr.Ct) {
+	names := map[expr.CtKey]string{expr.CtKeySTATE: "ct state", expr.CtKeySTATUS: "ct status"}
+	if names[x.Key] == "" || x.SourceRegister {
+		s.mistake("ct key %d", x.Key)
+	}
+	s.load(x.Register, names[x.Key])
+}
+
+func (s *speaker) original(x *original) {
+	switch x.Key {
+	case s.ctDaddr:
+		s.load(x.Register, "ct original "+s.ip()+" daddr")
+	case expr.CtKeyPROTODST:
+		s.havePorts()
+		s.load(x.Register, "ct original proto-dst")
+	default:
+		s.mistake("ct original key %d", x.Key)
+	}
+}
+
+// havePorts says a match of those protocols that have ports: the language wants it before it speaks of a port of which it
+// does not know the protocol. All frontends are of these.
+func (s *speaker) havePorts() { s.emit("meta l4proto { tcp, udp, sctp }") }
 
 func (s *speaker) load(register uint32, text string) { s.regs[register] = &value{text: text} }
 
@@ -165,6 +188,8 @@ func (s *speaker) payload(x *expr.Payload) string {
 		return ip + " daddr"
 	case x.Base == expr.PayloadBaseTransportHeader && x.Offset == 2 && x.Len == 2:
 		return "th dport"
+	case x.Base == expr.PayloadBaseNetworkHeader && x.Len == 1:
+		return fmt.Sprintf("@nh,%d,8", 8*x.Offset)
 	}
 	s.mistake("payload %d+%d of header %d", x.Offset, x.Len, x.Base)
 	return ""
@@ -191,6 +216,11 @@ func (s *speaker) compare(x *expr.Cmp) {
 			s.mistake("a match of ct state with %x", v.mask)
 		}
 		s.emit("ct state new")
+	case v.text == "ct status":
+		if v.mask == nil || not == "" || !zero || order.Uint32(v.mask) != statusDstNAT {
+			s.mistake("a match of ct status with %x", v.mask)
+		}
+		s.emit("ct status dnat")
 	case strings.HasPrefix(v.text, "fib "):
 		if order.Uint32(x.Data) != unix.RTN_LOCAL {
 			s.mistake("address type %x", x.Data)
@@ -316,8 +346,8 @@ func (s *speaker) final(x expr.Any) {
 			s.mistake("a translation to %q", to.text)
 		}
 		to.used = true
-		// The language wants a port for those protocols alone that have one. All frontends are of these.
-		s.emit("meta l4proto { tcp, udp, sctp } dnat %s to %s", s.ip(), to.text)
+		s.havePorts()
+		s.emit("dnat %s to %s", s.ip(), to.text)
 	case *expr.Masq:
 		if *x != (expr.Masq{FullyRandom: true}) {
 			s.mistake("%+v", *x)

@@ -105,6 +105,8 @@ func (m *machine) step(x expr.Any) {
 		switch {
 		case x.Key == expr.CtKeySTATE && !x.SourceRegister:
 			m.load(x.Register, "ctstate", 0, 4)
+		case x.Key == expr.CtKeySTATUS && !x.SourceRegister:
+			m.load(x.Register, "ctstatus", 0, 4)
 		case x.Key == expr.CtKeyMARK && x.SourceRegister:
 			m.ctMark = m.regs[index(x.Register)]
 		case x.Key == expr.CtKeyMARK:
@@ -112,6 +114,12 @@ func (m *machine) step(x expr.Any) {
 		default:
 			m.t.Errorf("ct %+v", x)
 		}
+	case *original:
+		n := 2
+		if x.Key == m.fam.ctDaddr {
+			n = m.fam.addrLen
+		}
+		m.load(x.Register, fmt.Sprintf("original%d", x.Key), 0, n)
 	case *expr.Fib:
 		m.load(x.Register, fmt.Sprintf("fib%t%t%t", x.FlagSADDR, x.FlagDADDR, x.ResultADDRTYPE), 0, 4)
 	case *expr.Numgen:
@@ -311,6 +319,12 @@ func kernelExpr(t *testing.T, p *Plane, name string, data []byte) expr.Any {
 	case "meta":
 		e = &expr.Meta{}
 	case "ct":
+		if d := attribute(data, unix.NFTA_CT_DIRECTION); d != nil { // of which the library wants four bytes
+			if d[0] != 0 {
+				t.Errorf("ct direction %d", d[0])
+			}
+			return &original{expr.Ct{Key: expr.CtKey(be32(attribute(data, unix.NFTA_CT_KEY))), Register: be32(attribute(data, unix.NFTA_CT_DREG))}}
+		}
 		e = &expr.Ct{}
 	case "fib":
 		e = &expr.Fib{}

@@ -121,8 +121,12 @@ func (d *document) set(i setIndex, verdicts map[string]elementVerdict) {
 	d.line(2, "comment %q", def.comment)
 	if len(d.elements[i])+len(verdicts) > 0 {
 		d.line(2, "elements = {")
-		for _, rec := range d.elements[i] {
-			d.element(def.element(rec), d.about.record(i, rec))
+		if i == sEqualBytes {
+			d.equalBytes()
+		} else {
+			for _, rec := range d.elements[i] {
+				d.element(def.element(rec), d.about.record(i, rec))
+			}
 		}
 		for _, key := range slices.SortedFunc(maps.Keys(verdicts), func(a, b string) int { return def.compare([]byte(a), []byte(b)) }) {
 			d.element(fmt.Sprintf("%s : %s", values(def.key, []byte(key)), verdicts[key]), aboutVerdict(i, []byte(key), verdicts[key]))
@@ -130,6 +134,17 @@ func (d *document) set(i setIndex, verdicts map[string]elementVerdict) {
 		d.line(2, "}")
 	}
 	d.line(1, "}")
+}
+
+// equalBytes says the elements that are always the same in few lines.
+func (d *document) equalBytes() {
+	for line := range slices.Chunk(d.elements[sEqualBytes], 16) {
+		var all []string
+		for _, rec := range line {
+			all = append(all, d.sets()[sEqualBytes].element(rec))
+		}
+		d.element(strings.Join(all, ", "), "")
+	}
 }
 
 func (d *document) element(text, about string) {
@@ -255,6 +270,8 @@ func (f field) value(b []byte) string {
 		return fmt.Sprintf("%x:%x", n>>16, n&0xffff)
 	case nft.TypeInteger.Name:
 		return fmt.Sprint(order.Uint32(b))
+	case octet("ip ttl").Name, octet("ip6 hoplimit").Name:
+		return fmt.Sprint(b[0])
 	case nft.TypeInetProto.Name:
 		return lb.Proto(b[0]).String()
 	case nft.TypeInetService.Name:

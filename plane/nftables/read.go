@@ -254,11 +254,11 @@ func allSets(d *setDef) bool { return !d.dynamic() }
 
 // alwaysRead are those that each audit reads: they grow slowly, if at all.
 func alwaysRead(d *setDef) bool {
-	return smallSets(d) || d.name == "source-ranges" || d.name == "hairpin"
+	return smallSets(d) || d.name == "source-ranges"
 }
 
 // smallSets are those that do not grow with the cluster.
-func smallSets(d *setDef) bool { return d.verdict }
+func smallSets(d *setDef) bool { return d.verdict || d.name == "equal-bytes" }
 
 func (p *Plane) readElements(s *snapshot, which func(*setDef) bool) error {
 	for i := range setCount {

@@ -54,7 +54,7 @@ func TestFullAuditMendsWhatWasHeard(t *testing.T) {
 		foreign := w.Addr(9, 9).String()
 		runNFT(t, fmt.Sprintf(`delete element %[1]s kube-proxy backends { %[2]d . 1 }
 			add element %[1]s kube-proxy services { %[3]s . tcp . 80 : 0x4 }
-			add element %[1]s kube-proxy hairpin { %[3]s . %[3]s }`, fam, id, foreign))
+			add element %[1]s kube-proxy equal-bytes { 1 . 2 }`, fam, id, foreign))
 		heard(t, p)
 		if n, err := p.Audit(t.Context(), true); err != nil || n < 3 {
 			t.Errorf("mended %d, error %v", n, err)

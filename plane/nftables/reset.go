@@ -274,7 +274,6 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 			c.enroll(s, members[s.id])
 		}
 		st.shapes[s.shape()] = true
-		c.countBackends(nil, s.source.Backends)
 	}
 	if bad.err == nil {
 		return st, nil

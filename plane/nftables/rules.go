@@ -60,6 +60,12 @@ func (r *ruleset) rule(comment string, parts ...[]expr.Any) rule {
 	e := encoder{}
 	all := slices.Concat(parts...)
 	for _, x := range all {
+		if x, ok := x.(*original); ok {
+			at := e.nest(unix.NFTA_LIST_ELEM)
+			x.encode(&e)
+			e.endNest(at)
+			continue
+		}
 		b, err := expr.Marshal(r.proto, x)
 		if err != nil {
 			panic(fmt.Sprintf("plane/nftables: cannot encode %T of rule %q: %v", x, comment, err)) // a mistake in this file
@@ -168,6 +174,69 @@ func newConnection() []expr.Any {
 	}
 }
 
+// original loads a part of what the first packet of a connection was sent to, before any translation. The library leaves
+// out the direction of such a key.
+type original struct{ expr.Ct }
+
+func (o *original) encode(e *encoder) {
+	e.str(unix.NFTA_EXPR_NAME, "ct")
+	at := e.nest(unix.NFTA_EXPR_DATA)
+	e.u32(unix.NFTA_CT_KEY, uint32(o.Key))
+	e.u32(unix.NFTA_CT_DREG, o.Register)
+	e.bytes(unix.NFTA_CT_DIRECTION, []byte{0}) // IP_CT_DIR_ORIGINAL
+	e.endNest(at)
+}
+
+func (r *ruleset) originalAddr(to uint32) []expr.Any {
+	return []expr.Any{&original{expr.Ct{Key: r.ctDaddr, Register: reg(to)}}}
+}
+
+// originalNodePort loads meta l4proto . ct original proto-dst.
+func originalNodePort(at uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg(at)},
+		&original{expr.Ct{Key: expr.CtKeyPROTODST, Register: reg(at + 1)}},
+	}
+}
+
+// destinationTranslated matches packets of connections that somebody has led to another destination.
+func destinationTranslated() []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: reg(0)},
+		&expr.Bitwise{SourceRegister: reg(0), DestRegister: reg(0), Len: 4, Mask: appendNum(nil, statusDstNAT), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg(0), Data: make([]byte, 4)},
+	}
+}
+
+// statusDstNAT is IPS_DST_NAT.
+const statusDstNAT = 1 << 5
+
+// toItself matches packets whose source and destination are the same address. The kernel cannot compare two registers;
+// but it can look up whether a byte of the one and a byte of the other stand together in a set, which has each byte with
+// itself. The last byte comes first, in which addresses differ most.
+func (r *ruleset) toItself() []expr.Any {
+	var x []expr.Any
+	for i := uint32(r.addrLen); i > 0; i-- {
+		for to, offset := range []uint32{r.saddr, r.daddr} {
+			x = append(x, &expr.Payload{DestRegister: reg(uint32(to)), Base: expr.PayloadBaseNetworkHeader, Offset: offset + i - 1, Len: 1})
+		}
+		x = append(x, r.lookup(sEqualBytes, 0)...)
+	}
+	return x
+}
+
+// hairpin masquerades a backend that is its own client, if it is a frontend of ours that led it to itself (SV-60): the
+// connection's first destination was one. Other programs translate as well, such as CNI plugins for hostPort.
+func (r *ruleset) hairpin() chain {
+	service := append(r.originalAddr(0), originalNodePort(r.addrRegs)...)
+	rules := []rule{r.rule("by a service address", service, r.lookup(sServices, 0), masquerade())}
+	for _, p := range r.node.NodePorts {
+		rules = append(rules, r.rule("by a NodePort", r.within(p, r.originalAddr(0)), r.notLoopback(r.originalAddr(0)),
+			originalNodePort(0), r.lookup(sNodePorts, 0), masquerade()))
+	}
+	return chain{name: "hairpin", rules: rules}
+}
+
 // addressIsLocal matches packets whose source or destination is an address of this machine.
 func addressIsLocal(source bool) []expr.Any {
 	return []expr.Any{
@@ -213,10 +282,15 @@ func pickSlot(size, to uint32) []expr.Any {
 // changes of those a moment later than the rest of a transaction, so a packet between would meet new rules and
 // an empty set.
 func (r *ruleset) inside(p netip.Prefix, offset uint32) []expr.Any {
+	return r.within(p, r.network(offset, 0))
+}
+
+// within matches what load loads into register 0, if that lies in the prefix.
+func (r *ruleset) within(p netip.Prefix, load []expr.Any) []expr.Any {
 	if p.Bits() == 0 {
 		return []expr.Any{} // every packet; nil would mean that there is nothing to match
 	}
-	x := r.network(offset, 0)
+	x := load
 	if p.Bits() < p.Addr().BitLen() {
 		mask := make([]byte, r.addrLen)
 		for i := range p.Bits() {
@@ -252,9 +326,8 @@ func (r *ruleset) fromPods() [][]expr.Any {
 	return matches
 }
 
-// notLoopback keeps NodePorts away from loopback addresses (SV-64).
-func (r *ruleset) notLoopback() []expr.Any {
-	x := r.network(r.daddr, 0)
+// notLoopback keeps NodePorts away from loopback addresses (SV-64). x loads the address into register 0.
+func (r *ruleset) notLoopback(x []expr.Any) []expr.Any {
 	if r.fam == lb.IPv6 {
 		one := make([]byte, 16)
 		one[15] = 1
@@ -269,7 +342,7 @@ func (r *ruleset) notLoopback() []expr.Any {
 func (r *ruleset) toNodePorts(chain string) []rule {
 	var rules []rule
 	for _, p := range r.node.NodePorts {
-		rules = append(rules, r.rule("this node", r.inside(p, r.daddr), r.notLoopback(), addressIsLocal(false), jump(chain)))
+		rules = append(rules, r.rule("this node", r.inside(p, r.daddr), r.notLoopback(r.network(r.daddr, 0)), addressIsLocal(false), jump(chain)))
 	}
 	return rules
 }
@@ -310,6 +383,7 @@ func (r *ruleset) skeleton() []chain {
 		r.scope("local", sLocalSets, sNodePortLocalSets, sLocalShapes),
 		r.masqThen("local"),
 		r.serviceNetwork(),
+		r.hairpin(),
 
 		{name: "filter-prerouting-pre-dnat", hook: &hook{"filter", unix.NF_INET_PRE_ROUTING, prioPreDstNAT},
 			rules: []rule{r.rule("before translation", newConnection(), jump("filter-frontends"))}},
@@ -326,7 +400,7 @@ func (r *ruleset) skeleton() []chain {
 		{name: "nat-postrouting", hook: &hook{"nat", unix.NF_INET_POST_ROUTING, prioSrcNAT},
 			rules: []rule{
 				r.rule("asked for on the way in", r.takeMark(), masquerade()),
-				r.rule("a backend that is its own client", r.network(r.saddr, 0), r.network(r.daddr, r.addrRegs), r.lookup(sHairpin, 0), masquerade()),
+				r.rule("a backend that is its own client", destinationTranslated(), r.toItself(), goTo("hairpin")),
 			}},
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	nft "github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
@@ -20,14 +21,24 @@ type family struct {
 	addrLen      int    // bytes of an address
 	addrRegs     uint32 // 32-bit registers that an address fills
 	saddr, daddr uint32 // offsets in the IP header
+	ctDaddr      expr.CtKey
 	addrType     nft.SetDatatype
+	// octetType is the type of one byte, as a part of the IP header has it.
+	octetType nft.SetDatatype
 }
 
 func familyOf(f lb.Family) family {
 	if f == lb.IPv6 {
-		return family{f, unix.NFPROTO_IPV6, 16, 4, 8, 24, nft.TypeIP6Addr}
+		return family{f, unix.NFPROTO_IPV6, 16, 4, 8, 24, unix.NFT_CT_DST_IP6, nft.TypeIP6Addr, octet("ip6 hoplimit")}
 	}
-	return family{f, unix.NFPROTO_IPV4, 4, 1, 12, 16, nft.TypeIPAddr}
+	return family{f, unix.NFPROTO_IPV4, 4, 1, 12, 16, unix.NFT_CT_DST_IP, nft.TypeIPAddr, octet("ip ttl")}
+}
+
+// octet is the type of a number of one byte, named after an expression that gives one.
+func octet(expression string) nft.SetDatatype {
+	t := nft.TypeInteger
+	t.Name, t.Bytes = expression, 1
+	return t
 }
 
 // setIndex numbers the sets and maps of the table. Their number is constant, whatever the cluster's size:
@@ -48,7 +59,7 @@ const (
 	sAffinity
 	sSourceRanges
 	sClusterIPs
-	sHairpin
+	sEqualBytes
 	sFilterClasses
 	sNATClasses
 	sClusterShapes
@@ -95,6 +106,7 @@ func schema(f family) [setCount]setDef {
 	num := field{nft.TypeMark, 4}
 	slot := field{nft.TypeInteger, 4}
 	member := field{nft.TypeClassID, 4}
+	octet := field{f.octetType, 4}
 	vip := []field{addr, proto, port}
 	nodePort := []field{proto, port}
 	one := []field{num}
@@ -115,7 +127,7 @@ func schema(f family) [setCount]setDef {
 		sSourceRanges: {name: "source-ranges", key: []field{addr, proto, port, addr},
 			flags: unix.NFT_SET_INTERVAL | setConcat, comment: "frontend, client that may use it"},
 		sClusterIPs: {name: "cluster-ips", key: []field{addr}, comment: "addresses of kind ClusterIP"},
-		sHairpin:    {name: "hairpin", key: []field{addr, addr}, comment: "backends on this node, as client and server"},
+		sEqualBytes: {name: "equal-bytes", key: []field{octet, octet}, comment: "each byte with itself: so rules compare addresses"},
 
 		sFilterClasses: {name: "filter-classes", key: one, verdict: true, comment: "class -> who may not pass"},
 		sNATClasses:    {name: "nat-classes", key: one, verdict: true, comment: "class -> which set serves whom"},
@@ -149,7 +161,7 @@ func (d *setDef) dataLen() int { return width(d.data) }
 // "typeof meta mark . numgen random mod 1 : ip daddr . th dport". It must where a field has no type with a name.
 func (d *setDef) byExpression() bool {
 	for _, f := range d.key {
-		if f.typ.Name == nft.TypeInteger.Name {
+		if f.typ.GetNFTMagic() == nft.TypeInteger.GetNFTMagic() {
 			return true
 		}
 	}
@@ -196,6 +208,8 @@ func appendAddr(b []byte, a netip.Addr) []byte {
 
 // appendNum appends a set id, slot, size, class or number of seconds, as a register holds it.
 func appendNum(b []byte, v uint32) []byte { return order.AppendUint32(b, v) }
+
+func appendOctet(b []byte, n byte) []byte { return append(b, n, 0, 0, 0) }
 
 func appendProto(b []byte, p lb.Proto) []byte { return append(b, byte(p), 0, 0, 0) }
 

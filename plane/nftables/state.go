@@ -3,7 +3,6 @@ package nftables
 import (
 	"net/netip"
 	"slices"
-	"time"
 
 	"kube-proxy/lb"
 )
@@ -17,11 +16,8 @@ type state struct {
 	// not come to mean something else.
 	lastID, lastMember uint32
 
-	// How many rows or sets need the address; an element exists while the number is not 0.
-	clusterIPs, hairpin map[netip.Addr]int32
-	// leaving are addresses whose element of hairpin is not needed any more, and since when. A packet under
-	// way, already translated, may still need it to be masqueraded, so it goes with a later batch.
-	leaving map[netip.Addr]time.Time
+	// How many rows need the address; an element exists while the number is not 0.
+	clusterIPs map[netip.Addr]int32
 
 	classes map[class]bool
 	shapes  map[shape]bool
@@ -32,8 +28,8 @@ type state struct {
 func newState(rows int) *state {
 	return &state{
 		rows: make(map[lb.Key]row, rows), sets: make(map[lb.SetID]*set, rows),
-		clusterIPs: make(map[netip.Addr]int32, rows), hairpin: map[netip.Addr]int32{}, leaving: map[netip.Addr]time.Time{},
-		classes: map[class]bool{}, shapes: map[shape]bool{}, chains: map[string]string{},
+		clusterIPs: make(map[netip.Addr]int32, rows),
+		classes:    map[class]bool{}, shapes: map[shape]bool{}, chains: map[string]string{},
 	}
 }
 
@@ -116,11 +112,8 @@ func (st *state) records(f func(i setIndex, rec []byte)) {
 	for a := range st.clusterIPs {
 		f(sClusterIPs, appendAddr(b[:0], a))
 	}
-	for a := range st.hairpin {
-		f(sHairpin, appendHairpin(b[:0], a))
-	}
-	for a := range st.leaving {
-		f(sHairpin, appendHairpin(b[:0], a))
+	for n := range 256 {
+		f(sEqualBytes, appendOctet(appendOctet(b[:0], byte(n)), byte(n)))
 	}
 }
 
@@ -174,5 +167,3 @@ func appendRange(b []byte, k lb.Key, p netip.Prefix) []byte {
 	b = appendAddr(appendKey(b, k), p.Masked().Addr())
 	return appendAddr(appendKey(b, k), lastAddr(p.Masked()))
 }
-
-func appendHairpin(b []byte, a netip.Addr) []byte { return appendAddr(appendAddr(b, a), a) }

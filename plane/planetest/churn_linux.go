@@ -85,7 +85,7 @@ func (s *suite) tryChurn() (told, failures []string, err error) {
 		return nil, nil, err
 	}
 	defer s.labs.put(lab)
-	if err := lab.prepare(nil); err != nil {
+	if err := lab.prepare(sc.Settings); err != nil {
 		return nil, nil, err
 	}
 	var both sync.WaitGroup

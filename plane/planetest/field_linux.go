@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,8 @@ type field struct {
 	opts netlab.Options
 	lab  *netlab.Lab
 	held []netip.Prefix // extra addresses of node1 at present
+	// leads: node1 has host ports at present.
+	leads bool
 	// noSCTP: this kernel has no SCTP sockets.
 	noSCTP bool
 	// silence is how long no answer must come for a packet to count as dropped.
@@ -146,8 +149,11 @@ func (f *field) calibrate() (err error) {
 // nextPort returns a source port that was not used lately, so that no flow is taken for an older one.
 func (f *field) nextPort() uint16 { return uint16(33000 + f.port.Add(1)%32000) }
 
-// prepare forgets all flows and gives node1 its extra addresses.
-func (f *field) prepare(holds []netip.Prefix) error {
+// prepare forgets all flows and gives node1 its extra addresses and host ports.
+func (f *field) prepare(s scenario.Settings) error {
+	if err := f.lead(s.HostPorts); err != nil {
+		return err
+	}
 	return f.inHost(netlab.Node1, func(h *netlink.Handle) error {
 		if err := h.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
 			return fmt.Errorf("forget all flows of node1: %w", err)
@@ -158,7 +164,7 @@ func (f *field) prepare(holds []netip.Prefix) error {
 			}
 		}
 		f.held = nil
-		for _, p := range holds {
+		for _, p := range s.NodeHolds {
 			if err := hold(h, p, true); err != nil {
 				return err
 			}
@@ -166,6 +172,31 @@ func (f *field) prepare(holds []netip.Prefix) error {
 		}
 		return nil
 	})
+}
+
+// lead makes node1 translate these ports, and no others, in a table that is not the plane's.
+func (f *field) lead(ports []scenario.HostPort) error {
+	if len(ports) == 0 && !f.leads {
+		return nil
+	}
+	rules := ""
+	for _, p := range ports {
+		family, ip := "ipv4", "ip"
+		if p.To.Addr().Is6() {
+			family, ip = "ipv6", "ip6"
+		}
+		rules += fmt.Sprintf("meta nfproto %s fib daddr type local tcp dport %d dnat %s to %s;", family, p.Port, ip, p.To)
+	}
+	nft := f.lab.Command(netlab.Node1, "nft", "-f", "-")
+	nft.Stdin = strings.NewReader(fmt.Sprintf(`table inet hostports; delete table inet hostports; table inet hostports {
+		chain prerouting { type nat hook prerouting priority -101; %[1]s }
+		chain output { type nat hook output priority -101; %[1]s }
+	}`, rules))
+	if out, err := nft.CombinedOutput(); err != nil {
+		return fmt.Errorf("host ports of node1: %w: %s", err, out)
+	}
+	f.leads = len(ports) > 0
+	return nil
 }
 
 // hold makes an address node1's, or takes it away. A whole range becomes local by a route.

@@ -125,12 +125,7 @@ func TestMutantsAreFound(t *testing.T) {
 				r.Do = lb.Reject
 			}
 		})}},
-		{"no hairpin", "hairpin", mutant{set: func(s lb.BackendSet) lb.BackendSet {
-			for i := range s.Backends {
-				s.Backends[i].Local = false
-			}
-			return s
-		}}},
+		{"all is a hairpin", "hairpin", mutant{row: eachRoute(func(r *lb.Route) { r.Masq = r.Do == lb.Balance })}},
 		{"one backend less", "clusterip", mutant{set: func(s lb.BackendSet) lb.BackendSet { s.Backends = s.Backends[:len(s.Backends)-1]; return s }}},
 		{"one backend more", "terminating-cluster", mutant{set: func(s lb.BackendSet) lb.BackendSet {
 			a := pod5[s.Backends[0].Addr.Addr().Is6()]

@@ -160,7 +160,7 @@ func (s *suite) play(sc *scenario.Scenario, stretch int) (_ Result, failures []s
 		return Result{}, nil, false, err
 	}
 	defer s.labs.put(lab)
-	if err := lab.prepare(sc.Settings.NodeHolds); err != nil {
+	if err := lab.prepare(sc.Settings); err != nil {
 		return Result{}, nil, false, err
 	}
 	var both sync.WaitGroup
