@@ -14,38 +14,25 @@ type Owner struct {
 	Created int64
 }
 
-// Compare orders owners by who wins a contested key: the oldest first, then by name (SV-24).
+// Compare orders owners by age, the oldest first, and then by name.
 func (o Owner) Compare(p Owner) int {
 	return cmp.Or(cmp.Compare(o.Created, p.Created), cmp.Compare(o.Name, p.Name))
 }
 
-// Contest is a key that more than one Service claims. Winner's row is in force; Loser gets the key when the
-// winner gives it up.
-type Contest struct {
-	Key           Key
-	Winner, Loser Owner
-}
-
-// Table is the desired state: for each key the claims on it, the winner's first.
+// Table is the desired state: for each key the claims on it, of which the best is in force.
 //
 // The zero Table is empty and ready to use. A Table is not safe for concurrent use.
 type Table struct {
 	// Node is what planes must know of this machine. Set it before the first Reset of a plane.
 	Node Node
 
-	rows   map[Key]*claim
+	rows   map[Key]*claim // the winners
+	losers map[Key]*losers
 	owners map[string]*owned
 
-	// Visited counts the rows that Replace has looked at since the table was made. Tests use it to show
-	// that the cost of a change does not grow with the table.
+	// Visited counts the rows that Replace has looked at since the table was made, and those that it has compared
+	// with others for a contested key. Tests use it to show that the cost of a change does not grow with the table.
 	Visited uint64
-}
-
-// claim is one Service's wish for a key. Claims on one key form a list in the order of Owner.Compare.
-type claim struct {
-	owner Owner
-	front *Frontend
-	next  *claim
 }
 
 // owned is what one Service asks for.
@@ -87,19 +74,6 @@ func (t *Table) Owned(name string) []*Frontend {
 		return o.fronts
 	}
 	return nil
-}
-
-// Contests returns the contests for k, one for each loser.
-func (t *Table) Contests(k Key) []Contest {
-	head := t.rows[k]
-	if head == nil {
-		return nil
-	}
-	var out []Contest
-	for c := head.next; c != nil; c = c.next {
-		out = append(out, Contest{k, head.owner, c.owner})
-	}
-	return out
 }
 
 // Replace sets all that one Service asks for; fronts is empty when the Service goes. It returns the changes
@@ -171,56 +145,53 @@ func (t *Table) reclaim(old *owned, o Owner, fronts []*Frontend) ([]Change, []Co
 
 // drop removes o's claim on k.
 func (t *Table) drop(changes []Change, o Owner, k Key) []Change {
-	head := t.rows[k]
-	if head.owner != o {
-		for c := head; c.next != nil; c = c.next {
-			if c.next.owner == o {
-				c.next = c.next.next
-				break
-			}
-		}
+	was := t.rows[k]
+	if was.owner != o {
+		t.unlist(k, o)
 		return changes
 	}
-	if head.next == nil {
+	next := t.firstLoser(k)
+	if next == nil {
 		delete(t.rows, k)
-		return append(changes, Change{k, head.front, nil})
+		return append(changes, Change{k, was.front, nil})
 	}
-	t.rows[k] = head.next
-	return append(changes, Change{k, head.front, head.next.front})
+	t.unlist(k, next.owner)
+	t.rows[k] = next
+	return append(changes, Change{k, was.front, next.front})
 }
 
 // claim makes f what o wants for f.Key.
 func (t *Table) claim(changes []Change, contests []Contest, o Owner, f *Frontend) ([]Change, []Contest) {
 	head := t.rows[f.Key]
-	for c := head; c != nil; c = c.next {
-		if c.owner != o {
-			continue
-		}
-		if c.front != f {
-			if c == head {
-				changes = append(changes, Change{f.Key, c.front, f})
-			}
-			c.front = f
-		}
+	if head == nil {
+		t.rows[f.Key] = &claim{owner: o, front: f}
+		return append(changes, Change{f.Key, nil, f}), contests
+	}
+	was, mine := head.front, t.claimOf(f.Key, o)
+	fresh := mine == nil
+	switch {
+	case fresh:
+		mine = &claim{owner: o, front: f}
+		t.list(mine)
+	case mine.front == f:
 		return changes, contests
-	}
-	mine := &claim{owner: o, front: f}
-	if head == nil || o.Compare(head.owner) < 0 {
-		mine.next = head
-		t.rows[f.Key] = mine
-		var was *Frontend
-		if head != nil {
-			was = head.front
-			contests = append(contests, Contest{f.Key, o, head.owner})
+	default:
+		mine.front = f
+		if mine != head {
+			t.losers[f.Key].moved(mine) // its kind may be another
 		}
-		return append(changes, Change{f.Key, was, f}), contests
 	}
-	at := head
-	for at.next != nil && o.Compare(at.next.owner) > 0 {
-		at = at.next
+	now := t.crown(f.Key)
+	if now.front != was {
+		changes = append(changes, Change{f.Key, was, now.front})
 	}
-	mine.next, at.next = at.next, mine
-	return changes, append(contests, Contest{f.Key, head.owner, o})
+	switch {
+	case now != head && mine == now:
+		contests = append(contests, contestOf(now, head))
+	case now != head || fresh:
+		contests = append(contests, contestOf(now, mine))
+	}
+	return changes, contests
 }
 
 // share returns fronts without repeated keys, with each row or backend set that equals one of before

@@ -23,6 +23,11 @@ func row(o lb.Owner, key lb.Key) *lb.Frontend {
 	return &lb.Frontend{Key: key, Service: o.Name, Kind: lb.ExternalIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}}
 }
 
+// contest is one of rows as row makes them.
+func contest(key lb.Key, winner, loser lb.Owner) lb.Contest {
+	return lb.Contest{Key: key, Winner: winner, Loser: loser, WinnerKind: lb.ExternalIP, LoserKind: lb.ExternalIP}
+}
+
 func TestContestSV24(t *testing.T) {
 	key := mustKey(t, "192.0.2.7:80/tcp")
 	for _, order := range [][]lb.Owner{
@@ -39,7 +44,7 @@ func TestContestSV24(t *testing.T) {
 			if began != 2 {
 				t.Errorf("%d contests were reported, want one for each Service but the first", began)
 			}
-			wantContests := []lb.Contest{{Key: key, Winner: oldest, Loser: middle}, {Key: key, Winner: oldest, Loser: middle2}}
+			wantContests := []lb.Contest{contest(key, oldest, middle), contest(key, oldest, middle2)}
 			if got := table.Contests(key); !slices.Equal(got, wantContests) {
 				t.Errorf("contests %v, want %v", got, wantContests)
 			}
@@ -65,18 +70,106 @@ func TestLoserLeavesSilently(t *testing.T) {
 		table.Replace(o, []*lb.Frontend{row(o, key)})
 	}
 	changed := row(middle, key)
-	changed.Kind = lb.LoadBalancer
+	changed.Routes[0].Do = lb.Reject
 	if changes, contests := table.Replace(middle, []*lb.Frontend{changed}); len(changes)+len(contests) != 0 {
 		t.Errorf("a loser changed its mind: changes %v, contests %v, want none", changes, contests)
 	}
 	if changes, _ := table.Replace(middle2, nil); len(changes) != 0 {
 		t.Errorf("a loser went: changes %v, want none", changes)
 	}
-	if got := table.Owned(middle.Name); len(got) != 1 || got[0].Kind != lb.LoadBalancer {
+	if got := table.Owned(middle.Name); len(got) != 1 || got[0] != changed {
 		t.Errorf("the loser owns %v", got)
 	}
-	if changes, _ := table.Replace(oldest, nil); len(changes) != 1 || changes[0].New.Kind != lb.LoadBalancer {
+	if changes, _ := table.Replace(oldest, nil); len(changes) != 1 || changes[0].New != changed {
 		t.Errorf("the winner went: changes %v, want one to the loser's present row", changes)
+	}
+}
+
+// SV-24: what an address is to a Service counts before its age, and the kinds of rows may change.
+func TestKindBeforeAgeSV24(t *testing.T) {
+	key := mustKey(t, "10.96.0.7:80/tcp")
+	as := func(o lb.Owner, kind lb.Kind) *lb.Frontend {
+		f := row(o, key)
+		f.Kind = kind
+		return f
+	}
+	var table lb.Table
+	for _, step := range []struct {
+		story    string
+		owner    lb.Owner
+		kind     lb.Kind // 0: the Service goes
+		winner   string
+		contests string // that begin
+		why      string
+	}{
+		{"alone", oldest, lb.ExternalIP, "ns/m", "", ""},
+		{"a load balancer's address", middle, lb.LoadBalancer, "ns/a", "ns/m loses to ns/a", "has it as its load balancer's address"},
+		{"a cluster IP", middle2, lb.ClusterIP, "ns/b", "ns/a loses to ns/b", "has it as its cluster IP"},
+		{"a loser of another kind that still loses", oldest, lb.LoadBalancer, "ns/b", "", ""},
+		{"an older cluster IP", oldest, lb.ClusterIP, "ns/m", "ns/b loses to ns/m", "is older"},
+		{"the winner is of another kind", oldest, lb.ExternalIP, "ns/b", "ns/m loses to ns/b", "has it as its cluster IP"},
+		{"of another kind, and still the winner", middle2, lb.LoadBalancer, "ns/a", "ns/b loses to ns/a", "is as old and comes first by name"},
+		{"the winner goes", middle, 0, "ns/b", "", ""},
+		{"and the next", middle2, 0, "ns/m", "", ""},
+	} {
+		var fronts []*lb.Frontend
+		if step.kind != 0 {
+			fronts = append(fronts, as(step.owner, step.kind))
+		}
+		was := table.Get(key)
+		changes, contests := table.Replace(step.owner, fronts)
+		if got := table.Get(key).Service; got != step.winner {
+			t.Errorf("%s: %s has the key, want %s", step.story, got, step.winner)
+		}
+		if now := table.Get(key); (now == was) != (len(changes) == 0) || now != was && changes[0] != (lb.Change{Key: key, Old: was, New: now}) {
+			t.Errorf("%s: changes %v", step.story, changes)
+		}
+		got, why := "", ""
+		for _, c := range contests {
+			got, why = c.Loser.Name+" loses to "+c.Winner.Name, c.Why()
+			if lost, ok := table.Lost(key, c.Loser.Name); !ok || lost != c {
+				t.Errorf("%s: the table says %v of the contest %v", step.story, lost, c)
+			}
+		}
+		if got != step.contests || len(contests) > 1 || why != step.why {
+			t.Errorf("%s: contests %v: %q which %s, want %q which %s", step.story, contests, got, why, step.contests, step.why)
+		}
+		if _, lost := table.Lost(key, step.winner); lost {
+			t.Errorf("%s: the winner loses", step.story)
+		}
+	}
+	if table.Contested() != 0 {
+		t.Errorf("%d keys are contested still", table.Contested())
+	}
+}
+
+// A crowd on one key costs those who come and go its logarithm, and the others nothing.
+func TestCrowdOnOneKey(t *testing.T) {
+	key, other := mustKey(t, "192.0.2.7:80/tcp"), mustKey(t, "192.0.2.8:80/tcp")
+	visited := func(crowd int) (others, one uint64) {
+		var table lb.Table
+		for _, i := range rand.New(rand.NewPCG(1, 1)).Perm(crowd) {
+			o := lb.Owner{Name: fmt.Sprint("ns/", i), Created: int64(i)}
+			table.Replace(o, []*lb.Frontend{row(o, key)})
+		}
+		count := func(o lb.Owner, fronts ...*lb.Frontend) uint64 {
+			before := table.Visited
+			table.Replace(o, fronts)
+			return table.Visited - before
+		}
+		others = count(middle, row(middle, other))
+		for _, o := range []lb.Owner{{Name: "ns/first", Created: -1}, {Name: "ns/amid", Created: int64(crowd / 2)}} {
+			one = max(one, count(o, row(o, key)), count(o))
+		}
+		return others, one
+	}
+	fewOthers, few := visited(100)
+	manyOthers, many := visited(100_000)
+	if fewOthers != 1 || manyOthers != 1 {
+		t.Errorf("a Service beside crowds of 100 and 100,000 visits %d and %d rows, want its own", fewOthers, manyOthers)
+	}
+	if many > 3*few {
+		t.Errorf("to come to a crowd of 100 or leave it visits %d rows, with 100,000 %d", few, many)
 	}
 }
 
@@ -92,7 +185,7 @@ func TestRecreatedService(t *testing.T) {
 	if len(changes) != 1 || changes[0].Key != key || changes[0].Old.Service != oldest.Name || changes[0].New.Service != middle.Name {
 		t.Errorf("changes %v, want one that gives %s to %s", changes, key, middle.Name)
 	}
-	if want := []lb.Contest{{Key: key, Winner: middle, Loser: young}}; !slices.Equal(contests, want) {
+	if want := []lb.Contest{contest(key, middle, young)}; !slices.Equal(contests, want) {
 		t.Errorf("contests %v, want %v", contests, want)
 	}
 	// And back: an older one under the same name wins again.
@@ -336,8 +429,42 @@ func FuzzTableReplace(f *testing.F) {
 		for o, fronts := range last {
 			fresh.Replace(o, fronts)
 		}
+		if slow := winnersSlow(last); !maps.Equal(slow, maps.Collect(winners(&table))) {
+			t.Fatalf("by the book %v win, in the table\n%s", slow, &table)
+		}
 		checkSameRows(t, &table, &fresh)
 	})
+}
+
+// winnersSlow says who wins each key (SV-24), written for reading.
+func winnersSlow(wishes map[lb.Owner][]*lb.Frontend) map[lb.Key]string {
+	kinds := map[lb.Kind]int{lb.ClusterIP: 1, lb.LoadBalancer: 2, lb.ExternalIP: 3} // NodePorts and health checks are equals
+	out, best := map[lb.Key]string{}, map[lb.Key]string{}
+	for o, fronts := range wishes {
+		mine := map[lb.Key]bool{}
+		for _, f := range fronts {
+			if mine[f.Key] { // of two rows with one key the first counts
+				continue
+			}
+			mine[f.Key] = true
+			rank := fmt.Sprintf("%d %020d %s", kinds[f.Kind], o.Created+1000, o.Name)
+			if best[f.Key] == "" || rank < best[f.Key] {
+				best[f.Key], out[f.Key] = rank, o.Name
+			}
+		}
+	}
+	return out
+}
+
+func winners(table *lb.Table) func(yield func(lb.Key, string) bool) {
+	return func(yield func(lb.Key, string) bool) {
+		for f := range table.All() {
+			name, _, _ := strings.Cut(f.Service, ":")
+			if !yield(f.Key, name) {
+				return
+			}
+		}
+	}
 }
 
 // checkChanges applies changes, each of which must tell what was there, say something new, and stand alone

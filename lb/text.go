@@ -40,7 +40,7 @@ func (t *Table) String() string {
 	sets := map[SetID]*BackendSet{}
 	for _, k := range t.sortedKeys() {
 		head := t.rows[k]
-		for c := head; c != nil; c = c.next {
+		for _, c := range append([]*claim{head}, t.sortedLosers(k)...) {
 			writeHeader(&b, c.front)
 			if c.owner.Created != 0 {
 				fmt.Fprintf(&b, " created %d", c.owner.Created)

@@ -1,0 +1,196 @@
+package lb
+
+import (
+	"cmp"
+	"container/heap"
+	"slices"
+)
+
+// Contest is a key that more than one Service claims. Winner's row is in force; Loser gets the key when all who
+// come before it give it up.
+type Contest struct {
+	Key           Key
+	Winner, Loser Owner
+	// WinnerKind and LoserKind are as what they claim it.
+	WinnerKind, LoserKind Kind
+}
+
+// Why says what the winner is or does that the loser does not, as in "shop/old, which is older".
+func (c Contest) Why() string {
+	switch {
+	case c.WinnerKind.rank() != c.LoserKind.rank():
+		return "has it as its " + c.WinnerKind.words()
+	case c.Winner.Created != c.Loser.Created:
+		return "is older"
+	}
+	return "is as old and comes first by name"
+}
+
+// claim is one Service's wish for a key.
+type claim struct {
+	owner Owner
+	front *Frontend
+	at    int // its place among the losers
+}
+
+// compare orders the claims on one key by who gets it (SV-24).
+func (c *claim) compare(o *claim) int {
+	return cmp.Or(cmp.Compare(c.front.Kind.rank(), o.front.Kind.rank()), c.owner.Compare(o.owner))
+}
+
+// rank orders the kinds by who gets a key that two claim: first what the cluster gave to a Service, then what a load
+// balancer did, and last what only the author of the Service says is its own. NodePorts and health checks have keys
+// of their own, and are equals.
+func (k Kind) rank() int {
+	switch k {
+	case LoadBalancer:
+		return 1
+	case ExternalIP:
+		return 2
+	}
+	return 0
+}
+
+func (k Kind) words() string {
+	switch k {
+	case ClusterIP:
+		return "cluster IP"
+	case LoadBalancer:
+		return "load balancer's address"
+	case ExternalIP:
+		return "external IP"
+	}
+	return k.String()
+}
+
+// losers are the claims on one key but the best: a heap, so that a crowd on one key costs those who join, leave or
+// win only its logarithm.
+type losers struct {
+	heap    []*claim
+	of      map[string]*claim // by the name of the owner
+	visited *uint64
+}
+
+// Len is for [heap.Interface], and so are the next four.
+func (l *losers) Len() int { return len(l.heap) }
+
+// Less reports whether one claim comes before another.
+func (l *losers) Less(i, j int) bool {
+	*l.visited++
+	return l.heap[i].compare(l.heap[j]) < 0
+}
+
+// Swap swaps two claims.
+func (l *losers) Swap(i, j int) {
+	h := l.heap
+	h[i], h[j] = h[j], h[i]
+	h[i].at, h[j].at = i, j
+}
+
+// Push appends a *claim.
+func (l *losers) Push(x any) {
+	c := x.(*claim)
+	c.at = len(l.heap)
+	l.heap = append(l.heap, c)
+}
+
+// Pop removes the last claim.
+func (l *losers) Pop() any {
+	last := len(l.heap) - 1
+	c := l.heap[last]
+	l.heap[last] = nil
+	l.heap = l.heap[:last]
+	return c
+}
+
+// moved finds the place of a claim that has changed.
+func (l *losers) moved(c *claim) { heap.Fix(l, c.at) }
+
+// list adds c to the losers of its key.
+func (t *Table) list(c *claim) {
+	k := c.front.Key
+	l := t.losers[k]
+	if l == nil {
+		l = &losers{of: map[string]*claim{}, visited: &t.Visited}
+		if t.losers == nil {
+			t.losers = map[Key]*losers{}
+		}
+		t.losers[k] = l
+	}
+	l.of[c.owner.Name] = c
+	heap.Push(l, c)
+}
+
+// unlist takes o's claim from the losers of k.
+func (t *Table) unlist(k Key, o Owner) {
+	l := t.losers[k]
+	heap.Remove(l, l.of[o.Name].at)
+	delete(l.of, o.Name)
+	if len(l.heap) == 0 {
+		delete(t.losers, k)
+	}
+}
+
+// firstLoser returns the claim that comes next for k, or nil.
+func (t *Table) firstLoser(k Key) *claim {
+	if l := t.losers[k]; l != nil {
+		return l.heap[0]
+	}
+	return nil
+}
+
+// claimOf returns o's claim on k, which has one or more, or nil.
+func (t *Table) claimOf(k Key, o Owner) *claim {
+	if head := t.rows[k]; head.owner == o {
+		return head
+	}
+	if l := t.losers[k]; l != nil {
+		return l.of[o.Name]
+	}
+	return nil
+}
+
+// crown puts the best claim on k in force, after one of them has come or changed, and returns it.
+func (t *Table) crown(k Key) *claim {
+	head, next := t.rows[k], t.firstLoser(k)
+	if next == nil || head.compare(next) < 0 {
+		return head
+	}
+	t.unlist(k, next.owner)
+	t.list(head)
+	t.rows[k] = next
+	return next
+}
+
+func contestOf(winner, loser *claim) Contest {
+	return Contest{winner.front.Key, winner.owner, loser.owner, winner.front.Kind, loser.front.Kind}
+}
+
+// Contested is the number of keys that more than one Service claims.
+func (t *Table) Contested() int { return len(t.losers) }
+
+// Contests returns the contests for k, one for each loser, in the order in which they get the key. It is for people
+// who ask: its cost follows their number.
+func (t *Table) Contests(k Key) []Contest {
+	var out []Contest
+	for _, c := range t.sortedLosers(k) {
+		out = append(out, contestOf(t.rows[k], c))
+	}
+	return out
+}
+
+// Lost returns the contest for k that the Service "ns/name" loses, false if it does not.
+func (t *Table) Lost(k Key, name string) (Contest, bool) {
+	if l := t.losers[k]; l != nil && l.of[name] != nil {
+		return contestOf(t.rows[k], l.of[name]), true
+	}
+	return Contest{}, false
+}
+
+func (t *Table) sortedLosers(k Key) []*claim {
+	l := t.losers[k]
+	if l == nil {
+		return nil
+	}
+	return slices.SortedFunc(slices.Values(l.heap), (*claim).compare)
+}
