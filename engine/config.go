@@ -44,8 +44,8 @@ type Config struct {
 	// trigger's clock is ahead. Changes for which no row had to be written are in force as soon as that is known.
 	// It is called from the engine's goroutine.
 	Programmed func(took []time.Duration)
-	// Contested, if not nil, is called once for each contest that is also logged as a warning (SV-24).
-	Contested func(lb.Contest)
+	// Contested, if not nil, is called for each loss that is also logged as a warning (SV-24).
+	Contested func(Loss)
 }
 
 // Write is one finished call of the plane. An audit that found everything gone comes twice: once with its error, and once
@@ -123,9 +123,9 @@ type Engine struct {
 	mended     int       // objects, since the last line about them
 	sayMended  time.Time // the earliest time for another
 
-	warned map[lb.Contest]struct{}
-	panics once // panics whose stack was logged
-	said   once // other errors that were logged
+	contests contests
+	panics   once // panics whose stack was logged
+	said     once // other errors that were logged
 }
 
 // New returns an engine that has done nothing yet.

@@ -132,8 +132,10 @@ func (p *pending) owe(name cluster.Name, n notice, changes []lb.Change) {
 		return
 	}
 	d.unresolved = false
+	// Many services may want one key in turn. A debt that waits for nothing yet need not be searched for among theirs.
+	fresh := d.open == 0
 	for _, c := range changes {
-		if w := p.wishes[c.Key]; !slices.Contains(w.debts, d) {
+		if w := p.wishes[c.Key]; fresh || !slices.Contains(w.debts, d) {
 			w.debts = append(w.debts, d)
 			d.open++
 		}

@@ -246,8 +246,8 @@ func TestStopIsBounded(t *testing.T) {
 
 // SV-24: the loser of a contested key is warned of once, and gets the key when the winner goes.
 func TestContest(t *testing.T) {
-	var told []lb.Contest
-	bubble(t, func(c *Config) { c.Contested = func(x lb.Contest) { told = append(told, x) } }, func(r *rig) {
+	var told []Loss
+	bubble(t, func(c *Config) { c.Contested = func(x Loss) { told = append(told, x) } }, func(r *rig) {
 		shared := netip.MustParseAddr("192.0.2.7")
 		claim := func(i int) *cluster.Service {
 			s := service(i)
@@ -261,7 +261,7 @@ func TestContest(t *testing.T) {
 		r.list()
 		r.do(cluster.ServiceSet{Service: claim(3)}, cluster.ServiceSet{Service: claim(2)})
 		r.run()
-		want := "service shop/s3 lost 192.0.2.7:80/tcp to shop/s2 (older)"
+		want := "service shop/s3 lost 192.0.2.7:80/tcp to shop/s2, which is older"
 		if r.log.Count(want) != 1 || len(told) != 1 {
 			t.Errorf("want one warning %q:\n%s%v", want, r.log, told)
 		}

@@ -106,7 +106,7 @@ func TestBadObject(t *testing.T) {
 		r.faulty.Heal()
 		r.after(lastDelay)
 		r.converged()
-		if r.log.Count("row written after failures") != 1 {
+		if r.log.Count("rows written after failures") != 1 {
 			t.Errorf("no line about the success:\n%s", r.log)
 		}
 	})

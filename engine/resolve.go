@@ -22,7 +22,7 @@ func (e *Engine) absorb() {
 	if t.facts || e.facts && !e.factsWait.until.After(now) {
 		e.resolveNode(now)
 	}
-	var contested []lb.Key
+	var contested []lb.Contest
 	for name, n := range t.names {
 		e.renewed(name)
 		contested = e.resolve(contested, name, n, now)
@@ -41,7 +41,7 @@ func (e *Engine) absorb() {
 		contested = append(contested, e.rebuildTable()...)
 	}
 	e.programmed()
-	e.warn(contested)
+	e.tellContests(contested, now)
 }
 
 // renewed makes the backoff of a service that could not be resolved start anew: it has changed.
@@ -59,11 +59,14 @@ func (e *Engine) planResolve(a *agenda) {
 	if e.facts {
 		a.due(e.factsWait.until)
 	}
+	if e.contests.withheld > 0 {
+		a.due(e.contests.sayWithheld)
+	}
 }
 
-// resolve computes the rows of one service and replaces them in the table. It appends the keys of contests
+// resolve computes the rows of one service and replaces them in the table. It appends the contests
 // that began. n is what was marked for the service.
-func (e *Engine) resolve(contested []lb.Key, name cluster.Name, n notice, now time.Time) []lb.Key {
+func (e *Engine) resolve(contested []lb.Contest, name cluster.Name, n notice, now time.Time) []lb.Contest {
 	e.stats.update(func(s *Stats) { s.Resolved++ })
 	view := e.cfg.Store.View(name)
 	owner := lb.Owner{Name: name.String()}
@@ -107,10 +110,7 @@ func (e *Engine) resolve(contested []lb.Key, name cluster.Name, n notice, now ti
 	} else {
 		e.pending.owe(name, n, changes)
 	}
-	for _, c := range contests {
-		contested = append(contested, c.Key)
-	}
-	return contested
+	return append(contested, contests...)
 }
 
 func (e *Engine) failedResolve(service string, err error) {
@@ -134,7 +134,7 @@ func (e *Engine) replace(o lb.Owner, fronts []*lb.Frontend) (changes []lb.Change
 
 // rebuildTable makes a new table after a panic in the old one, and has the plane reset to it. Services that
 // cannot be resolved keep the rows that they had.
-func (e *Engine) rebuildTable() (contested []lb.Key) {
+func (e *Engine) rebuildTable() (contested []lb.Contest) {
 	old := e.table
 	e.visited += old.Visited
 	e.tableMu.Lock()
@@ -164,9 +164,7 @@ func (e *Engine) rebuildTable() (contested []lb.Key) {
 			e.unresolved.fail(name, time.Now())
 			e.failedResolve(owner.Name, err)
 		}
-		for _, c := range contests {
-			contested = append(contested, c.Key)
-		}
+		contested = append(contested, contests...)
 	}
 	if !e.begun {
 		return contested
@@ -215,34 +213,5 @@ func (e *Engine) failedNode(err error) {
 	e.stats.update(func(s *Stats) { s.LastError, s.LastFailure = "resolve node: "+err.Error(), time.Now() })
 	if e.said.first("node " + err.Error()) {
 		e.cfg.Log.Error("node not resolved, what was known of it stays", "err", err)
-	}
-}
-
-// maxWarned bounds the memory for warnings given.
-const maxWarned = 10000
-
-// warn tells of contests, once for each key, winner and loser (SV-24). It asks the table again: while many
-// services were resolved the winner may have changed.
-func (e *Engine) warn(keys []lb.Key) {
-	for _, k := range keys {
-		for _, c := range e.table.Contests(k) {
-			if _, told := e.warned[c]; told {
-				continue
-			}
-			if e.warned == nil || len(e.warned) >= maxWarned {
-				e.warned = map[lb.Contest]struct{}{}
-			}
-			e.warned[c] = struct{}{}
-			e.stats.update(func(s *Stats) { s.Contests++ })
-			why := "older"
-			if c.Winner.Created == c.Loser.Created {
-				why = "as old, first by name"
-			}
-			e.cfg.Log.Warn("service "+c.Loser.Name+" lost "+k.String()+" to "+c.Winner.Name+" ("+why+")",
-				"key", k.String(), "winner", c.Winner.Name, "loser", c.Loser.Name)
-			if e.cfg.Contested != nil {
-				e.cfg.Contested(c)
-			}
-		}
 	}
 }

@@ -25,13 +25,15 @@ type Stats struct {
 	Audits   uint64 // calls of Auditor.Audit
 	Proofs   uint64 // calls of Prover.Prove
 	Mended   uint64 // objects that audits mended; rows, where an audit found that a Reset had to
-	Contests uint64 // contests that were told of (SV-24)
+	Contests uint64 // times that a Service lost a key to another (SV-24)
 
 	Pending  int // keys that the plane has not accepted yet
 	Doubtful int // those of them that were offered in a write that failed
 	// Owed are changes that were marked and are not in force yet (MT-07, MT-08): not looked at, not written, or
 	// not accepted.
 	Owed cluster.Changes
+	// Contested is the number of keys that more than one Service claims (SV-24).
+	Contested int
 	// NoLocal is what is in force.
 	NoLocal NoLocal
 	// Unresolved is the number of services whose rows could not be computed.
@@ -147,7 +149,7 @@ func (e *Engine) publish() {
 	s := &l.stats
 	s.Visited = e.visited + e.table.Visited
 	s.Pending, s.Doubtful = len(e.pending.wishes), e.pending.doubtful
-	s.Unresolved = len(e.unresolved.entries)
+	s.Unresolved, s.Contested = len(e.unresolved.entries), e.table.Contested()
 	s.Begun, s.Lost, s.NoLocal = e.begun, e.lost, e.noLocal.count
 }
 

@@ -74,13 +74,17 @@ func isWritten(changes []lb.Change) bool {
 // accepted takes note that the plane holds the new rows, and tells the observers. shows says whether the kernel has shown
 // by it that it takes writes.
 func (e *Engine) accepted(changes []lb.Change, shows bool) {
+	var failed []lb.Change
 	for _, c := range changes {
 		if said := e.pending.wishes[c.Key].err; said != "" {
 			e.stats.works(c.Key)
-			e.cfg.Log.Info("row written after failures", "key", c.Key.String(), "service", serviceOf(c))
+			failed = append(failed, c)
 		}
 		e.pending.forget(c.Key)
 		e.noLocal.set(c.Key, c.New)
+	}
+	if len(failed) > 0 {
+		e.cfg.Log.Info("rows written after failures", "rows", len(failed), "first", failed[0].Key.String(), "service", serviceOf(failed[0]))
 	}
 	e.programmed()
 	if e.pending.doubtful == 0 {

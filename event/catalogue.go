@@ -85,8 +85,8 @@ var catalogue = [entries]Entry{
 		"another program changed or removed {count} of kube-proxy's {family} rules on node {node}; they are restored",
 		"Somebody else removes or changes the rules. Repetitions are counted, not sent one by one.", "EXT"},
 	contestedKey: {"KubeProxyContestedKey", actionSync, Warning, KindService,
-		"{key} already belongs to Service {winner}, which is older; this Service does not get traffic there",
-		"Two Services ask for the same address, port and protocol. The older one has it; the name decides between Services of the same age.", "SV-24"},
+		"{key} belongs to Service {winner}, which {why}; this Service does not get traffic there{more}",
+		"Two Services ask for the same address, port and protocol. A cluster IP counts more than a load balancer's address, and that more than an external IP; among equals the oldest Service has it, then the first by name. Of a Service that loses many there is one event.", "SV-24"},
 	nodePortInUse: {"KubeProxyNodePortInUse", actionListen, Warning, KindService,
 		"NodePort {port}/{proto} takes traffic from a program on node {node} that listens on {listener}",
 		"The Service's NodePort wins over the program, which gets no more new connections from other hosts. Give one of them another port.", "PN-60"},
@@ -178,9 +178,14 @@ func DriftRepaired(node, family string, count int) Event {
 	return about(driftRepaired, Node(node), family, "node", node, "family", family, "count", strconv.Itoa(count))
 }
 
-// ContestedKey says that loser does not get key, because winner has it (SV-24). Both are "ns/name".
-func ContestedKey(loser, winner, key string) Event {
-	return about(contestedKey, Service(loser), key+" "+winner, "key", key, "winner", winner)
+// ContestedKey says that loser does not get key, because winner, "which {why}", has it (SV-24). Both are "ns/name". It
+// lost so many more keys by the same change.
+func ContestedKey(loser, winner, key, why string, more int) Event {
+	others := ""
+	if more > 0 {
+		others = fmt.Sprintf(", and %d more of its addresses and ports belong to others", more)
+	}
+	return about(contestedKey, Service(loser), key+" "+winner, "key", key, "winner", winner, "why", why, "more", others)
 }
 
 // NodePortInUse says that a program of this node listens on a NodePort (PN-60). service is "ns/name", with or

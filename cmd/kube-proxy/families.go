@@ -146,7 +146,9 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 		MinSyncPeriod: t.MinSyncPeriod, AuditPeriod: t.SyncPeriod, Log: p.log,
 		Written:    func(w engine.Write) { p.written(f, labelled, w) },
 		Programmed: func(took []time.Duration) { p.servers.metrics.Programmed(fam.String(), took) },
-		Contested:  func(c lb.Contest) { p.tell(event.ContestedKey(c.Loser.Name, c.Winner.Name, c.Key.String())) },
+		Contested: func(l engine.Loss) {
+			p.tell(event.ContestedKey(l.Loser.Name, l.Winner.Name, l.Key.String(), l.Why(), l.Keys-1))
+		},
 	})
 	return f, nil
 }

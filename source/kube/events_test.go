@@ -324,8 +324,8 @@ func TestRejected(t *testing.T) {
 			s.events, s.names = map[string]*events.Event{}, nil
 		})
 		r := startPublisher(t, s.http.URL, quick, nil)
-		r.Publish(event.ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp"))
-		r.Publish(event.ContestedKey("other/web", "shop/old", "192.0.2.7:80/tcp"))
+		r.Publish(event.ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp", "is older", 0))
+		r.Publish(event.ContestedKey("other/web", "shop/old", "192.0.2.7:80/tcp", "is older", 0))
 		r.waitFor(s, `KubeProxyContestedKey Service web "" 1`)
 		r.until("dropped", func() bool { return r.Dropped() == 1 })
 		r.stop()
@@ -349,7 +349,7 @@ func TestTooMany(t *testing.T) {
 		t.Fatal(err)
 	}
 	contest := func(i int) event.Event {
-		return event.ContestedKey("shop/web", "shop/old", fmt.Sprint("nodeport:", i, "/tcp"))
+		return event.ContestedKey("shop/web", "shop/old", fmt.Sprint("nodeport:", i, "/tcp"), "is older", 0)
 	}
 	for i := range mostSeries + 100 {
 		p.Publish(contest(i))

@@ -1,0 +1,118 @@
+package engine
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/cluster"
+)
+
+// crowd returns Services that all claim the same ports of one external address, and have no cluster IP in common. The
+// oldest has number first.
+func crowd(first, services, ports int) []*cluster.Service {
+	out := make([]*cluster.Service, services)
+	for i := range out {
+		s := service(first + i)
+		s.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.7")}
+		s.Ports = make([]cluster.ServicePort, ports)
+		for p := range s.Ports {
+			s.Ports[p] = cluster.ServicePort{Name: fmt.Sprint("p", p), Protocol: cluster.TCP, Port: uint16(1000 + p)}
+		}
+		out[i] = s
+	}
+	return out
+}
+
+// SV-24: what is told of contests is bounded, whatever Services claim, and says how much is left out. The youngest
+// come first, so that each takes all keys from the one before.
+func TestFloodOfContests(t *testing.T) {
+	var told []Loss
+	bubble(t, func(c *Config) { c.Contested = func(l Loss) { told = append(told, l) } }, func(r *rig) {
+		r.start()
+		r.list()
+		const services, ports = 160, 100
+		flood := crowd(1000, services, ports)
+		for i := len(flood) - 1; i >= 0; i-- {
+			r.do(cluster.ServiceSet{Service: flood[i]})
+			r.run()
+		}
+		s := r.engine.Stats()
+		if s.Contests != (services-1)*ports || s.Contested != ports {
+			t.Errorf("%d contests counted, %d keys contested; want %d and %d", s.Contests, s.Contested, (services-1)*ports, ports)
+		}
+		if len(told) != paceBurst || told[0].Keys != ports || told[0].Key.Port != 1000 {
+			t.Errorf("told of %d Services, of the first %+v; want %d, each of %d keys at once", len(told), told[:1], paceBurst, ports)
+		}
+		r.after(2 * withheldGap) // now they can only be told of together
+		more := 0
+		for _, line := range r.log.Lines("more services lost") {
+			_, count, _ := strings.Cut(line, "services=")
+			n := 0
+			fmt.Sscan(count, &n)
+			more += n
+		}
+		if lines := strings.Count(r.log.String(), "\n"); lines > paceBurst+5 || len(told)+more != services-1 {
+			t.Errorf("%d lines in the log; told of %d Services and counted %d, want %d in all:\n%s", lines, len(told), more, services-1, r.log)
+		}
+		// The same again is not told again.
+		before := len(told)
+		r.after(time.Hour)
+		last := flood[services-1]
+		r.do(cluster.ServiceGone{Name: last.Name}, cluster.ServiceSet{Service: last})
+		r.run()
+		r.do(cluster.ServiceGone{Name: last.Name})
+		r.run()
+		r.do(cluster.ServiceSet{Service: last})
+		r.run()
+		if len(told) != before+1 {
+			t.Errorf("told %d times of a Service that comes and goes, want once", len(told)-before)
+		}
+		r.converged()
+	})
+}
+
+// Contested keys change nothing for other Services, however many there are, and cost those who claim them no more than
+// their own rows and a logarithm.
+func TestContestsCostNobodyElse(t *testing.T) {
+	type cost struct{ visited, resolved, offered, contests uint64 }
+	measure := func(services, ports int) (all, others cost) {
+		bubble(t, nil, func(r *rig) {
+			r.start()
+			r.do(cluster.ServicesListed{Services: append(crowd(1000, services, ports), service(1))},
+				cluster.SlicesListed{Slices: []*cluster.Slice{slice(1, 1, 10)}})
+			r.run()
+			now := func() cost {
+				s := r.engine.Stats()
+				return cost{s.Visited, s.Resolved, s.Offered, s.Contests}
+			}
+			all = now()
+			lines := strings.Count(r.log.String(), "\n")
+			r.do(cluster.SliceSet{Slice: slice(1, 2, 10)})
+			r.run()
+			others = now()
+			others = cost{others.visited - all.visited, others.resolved - all.resolved, others.offered - all.offered, others.contests - all.contests}
+			if again := strings.Count(r.log.String(), "\n"); again != lines {
+				t.Errorf("%d lines for a change of another Service:\n%s", again-lines, r.log)
+			}
+		})
+		return all, others
+	}
+	_, few := measure(2, 2)
+	many, beside := measure(101, 1000) // 1,000 keys, 100,000 contests
+	crowded, besideOne := measure(11_000, 1)
+	if few != beside || few != besideOne {
+		t.Errorf("a change of another Service costs %+v beside 2 contests, %+v beside 100,000, %+v beside a crowd of 11,000 on one key", few, beside, besideOne)
+	}
+	// A row is looked at when it comes, as cluster IP and as external IP, and compared a few times.
+	for _, c := range []struct {
+		cost
+		rows uint64
+	}{{many, 2 * 101 * 1000}, {crowded, 2 * 11_000}} {
+		if c.visited > 5*c.rows {
+			t.Errorf("%d rows were visited %d times", c.rows, c.visited)
+		}
+	}
+}
