@@ -58,9 +58,10 @@ func (p *pending) takeFresh() []lb.Key {
 // certain. A key in doubt is offered even then.
 func (p *pending) changes(keys []lb.Key, t *lb.Table) []lb.Change {
 	out := make([]lb.Change, 0, len(keys))
+	var compared lb.Comparison
 	for _, k := range keys {
 		w, want := p.wishes[k], t.Get(k)
-		if !w.doubt && w.old.Equal(want) {
+		if !w.doubt && compared.Equal(w.old, want) {
 			p.forget(k)
 			continue
 		}

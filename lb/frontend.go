@@ -195,29 +195,6 @@ func (f *Frontend) Set(scope Scope) *BackendSet {
 	return nil
 }
 
-// Equal reports whether two sets have the same name and the same backends.
-func (s *BackendSet) Equal(o *BackendSet) bool {
-	if s == o {
-		return true
-	}
-	return s != nil && o != nil && s.ID == o.ID && slices.Equal(s.Backends, o.Backends)
-}
-
-// Equal reports whether two frontends ask for the same treatment of the same key.
-func (f *Frontend) Equal(o *Frontend) bool {
-	if f == o {
-		return true
-	}
-	return f != nil && o != nil && f.Key == o.Key && f.Service == o.Service && f.Kind == o.Kind &&
-		f.Affinity == o.Affinity && f.LocalEndpoints == o.LocalEndpoints && slices.Equal(f.Sources, o.Sources) &&
-		slices.EqualFunc(f.Routes, o.Routes, Route.Equal) && f.Serving.Equal(o.Serving)
-}
-
-// Equal reports whether two routes do the same.
-func (r Route) Equal(o Route) bool {
-	return r.From == o.From && r.Do == o.Do && r.Masq == o.Masq && r.To.Equal(o.To)
-}
-
 // Change is one step from one table to another: the row of Key becomes New, or goes when New is nil.
 // Applying a change twice is the same as applying it once. Old is a hint of what was there; Key and New
 // are the truth.

@@ -200,14 +200,16 @@ func share(before, fronts []*Frontend) []*Frontend {
 	if len(fronts) == 0 {
 		return nil
 	}
+	var compared Comparison
 	old := indexOf(before)
 	sets := setsOf(before)
+	sets.compared = &compared
 	out := index{list: make([]*Frontend, 0, len(fronts))}
 	for _, f := range fronts {
 		if out.get(f.Key) != nil {
 			continue
 		}
-		if was := old.get(f.Key); was.Equal(f) {
+		if was := old.get(f.Key); compared.Equal(was, f) {
 			f = was
 		} else {
 			f = withSets(f, &sets)
@@ -267,8 +269,9 @@ func (x *index) get(k Key) *Frontend {
 
 // setIndex finds backend sets by name.
 type setIndex struct {
-	list []*BackendSet
-	byID map[SetID]*BackendSet // nil while the list is short
+	compared *Comparison
+	list     []*BackendSet
+	byID     map[SetID]*BackendSet // nil while the list is short
 }
 
 func setsOf(fronts []*Frontend) setIndex {
@@ -318,7 +321,7 @@ func (x *setIndex) same(s *BackendSet) *BackendSet {
 	if s == nil {
 		return nil
 	}
-	if have := x.get(s.ID); have != nil && have.Equal(s) {
+	if have := x.get(s.ID); have != nil && x.compared.sets(have, s) {
 		return have
 	}
 	return s

@@ -60,16 +60,8 @@ func (c *candidate) usable() bool { return c.ready || c.draining }
 // port are merged, whatever slices they stand in (SV-32): one that says "on this node" or "ready" is
 // believed, and hints of the ready ones add up.
 func (r *resolver) candidates(buf []candidate, p *cluster.ServicePort) []candidate {
-	wantIPv6 := r.settings.Family == lb.IPv6
-	for _, sl := range r.view.Slices {
-		if sl.IPv6 != wantIPv6 {
-			continue
-		}
-		for _, sp := range sl.Ports {
-			if sp.Name == p.Name && sp.Protocol == p.Protocol && sp.Port != 0 {
-				buf = r.appendSlice(buf, sl, sp.Port)
-			}
-		}
+	for sl, port := range r.served(p) {
+		buf = r.appendSlice(buf, sl, port)
 	}
 	slices.SortFunc(buf, func(a, b candidate) int { return a.addr.Compare(b.addr) })
 	return mergeCopies(buf)

@@ -277,11 +277,15 @@ func (g generator) service(n cluster.Name) *cluster.Service {
 	if g.chance(3) {
 		s.Type = cluster.TypeExternalName
 	}
-	for i := range g.IntN(4) {
+	ports := g.IntN(4)
+	if g.chance(5) {
+		ports = 12 // more than are searched one by one
+	}
+	for i := range ports {
 		s.Ports = append(s.Ports, cluster.ServicePort{
 			Name:     pick(g, fmt.Sprintf("p%d", i), fmt.Sprintf("p%d", i), ""),
 			Protocol: pick(g, cluster.TCP, cluster.TCP, cluster.UDP, cluster.SCTP),
-			Port:     pick[uint16](g, 80, 443, 53, 0),
+			Port:     pick[uint16](g, 80, 443, 53, 0, uint16(80+i)),
 			NodePort: pick[uint16](g, 0, 30080, 30443, 65535),
 		})
 	}
@@ -303,7 +307,7 @@ func (g generator) service(n cluster.Name) *cluster.Service {
 
 func (g generator) slice(i int, service cluster.Name) *cluster.Slice {
 	s := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprintf("web-%d", i)}, Service: service, IPv6: g.chance(40)}
-	for p := range 3 {
+	for p := range pick(g, 3, 3, 3, 3, 12) {
 		if g.chance(70) {
 			s.Ports = append(s.Ports, cluster.SlicePort{
 				Name:     pick(g, fmt.Sprintf("p%d", p), fmt.Sprintf("p%d", p), ""),

@@ -29,7 +29,7 @@ func (r *resolver) readyHere() int {
 	var buf [16]netip.Addr
 	addrs := buf[:0]
 	for _, sl := range r.view.Slices {
-		if sl.IPv6 != (r.settings.Family == lb.IPv6) || !slices.ContainsFunc(sl.Ports, r.serves) {
+		if !r.ofFamily(sl) || !slices.ContainsFunc(sl.Ports, r.isServed) {
 			continue
 		}
 		for i := range sl.Endpoints {
@@ -41,11 +41,4 @@ func (r *resolver) readyHere() int {
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
 	return len(slices.Compact(addrs))
-}
-
-// serves reports whether a slice's port is one of the service's.
-func (r *resolver) serves(sp cluster.SlicePort) bool {
-	return sp.Port != 0 && slices.ContainsFunc(r.svc.Ports, func(p cluster.ServicePort) bool {
-		return p.Port != 0 && p.Name == sp.Name && p.Protocol == sp.Protocol
-	})
 }

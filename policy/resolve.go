@@ -37,6 +37,8 @@ func Resolve(v cluster.View, s Settings) []*lb.Frontend {
 	if everybody(r.sources) {
 		r.sources = nil
 	}
+	r.nodeMay = r.node.IsValid() && contains(r.sources, r.node)
+	r.indexPorts()
 	r.rows = make([]*lb.Frontend, 0, r.size())
 	for i := range svc.Ports {
 		r.port(&svc.Ports[i])
@@ -56,9 +58,12 @@ type resolver struct {
 	vip         netip.Addr
 	node        netip.Addr     // this node's address, for source ranges; zero if unknown
 	sources     []netip.Prefix // of the service; nil if everybody may come
-	externalIPs []netip.Addr   // of any family
-	detects     bool           // there is a local-traffic detector
-	full        string         // "ns/name"
+	nodeMay     bool           // there are sources, and this node is among them
+	vipSources  map[netip.Addr][]netip.Prefix
+	externalIPs []netip.Addr // of any family
+	detects     bool         // there is a local-traffic detector
+	full        string       // "ns/name"
+	ports       *portIndex   // nil where a search is cheaper
 
 	rows []*lb.Frontend
 	seen map[lb.Key]bool // keys of rows, once there are too many to search

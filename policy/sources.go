@@ -9,12 +9,22 @@ import (
 
 // sourcesOf returns who may use the load-balancer IP vip; empty means everybody. If this node may, so may the
 // address itself: where the address is bound on the node, the node's own connections to it carry it as
-// source (SV-16).
+// source (SV-16). All ports of an address share what is returned.
 func (r *resolver) sourcesOf(vip netip.Addr) []netip.Prefix {
-	if len(r.sources) == 0 || !r.node.IsValid() || !contains(r.sources, r.node) || contains(r.sources, vip) {
+	if !r.nodeMay {
 		return r.sources
 	}
-	return canonical(append(slices.Clip(r.sources), netip.PrefixFrom(vip, vip.BitLen())), r.settings.Family)
+	ps, known := r.vipSources[vip]
+	if !known {
+		if ps = r.sources; !contains(ps, vip) {
+			ps = canonical(append(slices.Clip(ps), netip.PrefixFrom(vip, vip.BitLen())), r.settings.Family)
+		}
+		if r.vipSources == nil {
+			r.vipSources = map[netip.Addr][]netip.Prefix{}
+		}
+		r.vipSources[vip] = ps
+	}
+	return ps
 }
 
 // canonical returns the prefixes of the family, masked, sorted, and without those that lie in another; nil if

@@ -1,0 +1,98 @@
+package policy
+
+import (
+	"iter"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// portName is what a service port and the ports of slices have in common (SV-12, SV-22).
+type portName struct {
+	name     string
+	protocol cluster.Protocol
+}
+
+// portIndex finds what the slices say of a service port, for Services of so many ports that to search all slices for
+// each would cost the square.
+type portIndex struct {
+	// first is the number of the port's first entry, 0 if it has none. It knows the ports of the Service only.
+	first   map[portName]int
+	entries []portEntry // the first means nothing
+}
+
+// portEntry says that a slice serves a port under this number.
+type portEntry struct {
+	slice *cluster.Slice
+	port  uint16
+	next  int // as portIndex.first
+}
+
+// indexPorts makes the index if the Service has many ports.
+func (r *resolver) indexPorts() {
+	if len(r.svc.Ports) <= few {
+		return
+	}
+	x := portIndex{first: make(map[portName]int, len(r.svc.Ports)), entries: make([]portEntry, 1, len(r.svc.Ports)+1)}
+	for _, p := range r.svc.Ports {
+		if p.Port != 0 {
+			x.first[portName{p.Name, p.Protocol}] = 0
+		}
+	}
+	for _, sl := range r.view.Slices {
+		if !r.ofFamily(sl) {
+			continue
+		}
+		for _, sp := range sl.Ports {
+			name := portName{sp.Name, sp.Protocol}
+			if next, ours := x.first[name]; ours && sp.Port != 0 {
+				x.first[name] = len(x.entries)
+				x.entries = append(x.entries, portEntry{sl, sp.Port, next})
+			}
+		}
+	}
+	r.ports = &x
+}
+
+// served yields the slices of the family that serve the service port, with the number that it has there, in no order.
+func (r *resolver) served(p *cluster.ServicePort) iter.Seq2[*cluster.Slice, uint16] {
+	return func(yield func(*cluster.Slice, uint16) bool) {
+		if x := r.ports; x != nil {
+			for i := x.first[portName{p.Name, p.Protocol}]; i != 0; i = x.entries[i].next {
+				if !yield(x.entries[i].slice, x.entries[i].port) {
+					return
+				}
+			}
+			return
+		}
+		for _, sl := range r.view.Slices {
+			if !r.ofFamily(sl) {
+				continue
+			}
+			for _, sp := range sl.Ports {
+				if sp.Name == p.Name && sp.Protocol == p.Protocol && sp.Port != 0 && !yield(sl, sp.Port) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (r *resolver) ofFamily(sl *cluster.Slice) bool { return sl.IPv6 == (r.settings.Family == lb.IPv6) }
+
+// isServed reports whether a slice's port is one of the service's.
+func (r *resolver) isServed(sp cluster.SlicePort) bool {
+	if sp.Port == 0 {
+		return false
+	}
+	if r.ports != nil {
+		_, ours := r.ports.first[portName{sp.Name, sp.Protocol}]
+		return ours
+	}
+	for _, p := range r.svc.Ports {
+		if p.Port != 0 && p.Name == sp.Name && p.Protocol == sp.Protocol {
+			return true
+		}
+	}
+	return false
+}

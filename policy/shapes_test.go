@@ -1,0 +1,147 @@
+package policy_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// shape is one large Service: so many ports, each in every one of its slices, and so many endpoints over all slices.
+type shape struct {
+	ports, slices, endpoints int
+	externalIPs, ranges      int
+	protocol                 cluster.Protocol // 0 is TCP
+}
+
+func (s shape) String() string {
+	text := fmt.Sprintf("ports=%d/slices=%d/endpoints=%d", s.ports, s.slices, s.endpoints)
+	if s.externalIPs > 0 {
+		text += fmt.Sprintf("/external=%d", s.externalIPs)
+	}
+	if s.ranges > 0 {
+		text += fmt.Sprintf("/ranges=%d", s.ranges)
+	}
+	return text
+}
+
+// changerOf returns a cluster with a Service of the shape, of which one endpoint moves to another address and back.
+func changerOf(s shape) *changer {
+	if s.protocol == 0 {
+		s.protocol = cluster.TCP
+	}
+	c := &changer{store: cluster.NewStore("node-1"), table: &lb.Table{}, settings: benchSettings()}
+	c.store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: "node-1", Addrs: []netip.Addr{netip.MustParseAddr("100.0.0.1")}}})
+	svc := benchService(0)
+	svc.Type, svc.Ports, svc.ExternalPolicy, svc.HealthCheckNodePort = cluster.TypeLoadBalancer, nil, cluster.PolicyLocal, 32000
+	svc.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	for i := range s.externalIPs {
+		svc.ExternalIPs = append(svc.ExternalIPs, netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}))
+	}
+	for i := range s.ranges {
+		svc.SourceRanges = append(svc.SourceRanges, netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(i >> 8), byte(i), 0}), 24))
+	}
+	var ports []cluster.SlicePort
+	for i := range s.ports {
+		name := fmt.Sprintf("p%d", i)
+		svc.Ports = append(svc.Ports, cluster.ServicePort{Name: name, Protocol: s.protocol, Port: uint16(1 + i)})
+		ports = append(ports, cluster.SlicePort{Name: name, Protocol: s.protocol, Port: uint16(10_000 + i)})
+	}
+	for i := range s.slices {
+		sl := benchSlice(0, 0)
+		sl.Name.Name, sl.Ports = fmt.Sprintf("web-%d", i), ports
+		for e := range s.endpoints / s.slices {
+			sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{
+				Addr: netip.AddrFrom4([4]byte{100, 64 + byte(i), byte(e >> 8), byte(e)}), Ready: true, Serving: true})
+		}
+		c.apply(cluster.SliceSet{Slice: sl})
+		if i == s.slices-1 { // its last endpoint moves, which a comparison finds last
+			moved := *sl
+			moved.Endpoints = append([]cluster.Endpoint(nil), sl.Endpoints...)
+			moved.Endpoints[len(moved.Endpoints)-1].Addr = netip.AddrFrom4([4]byte{100, 127, 255, 254})
+			c.states = [2]*cluster.Slice{&moved, sl}
+		}
+	}
+	c.apply(cluster.ServiceSet{Service: svc})
+	return c
+}
+
+// BenchmarkOddShapes is one endpoint change of one large Service.
+func BenchmarkOddShapes(b *testing.B) {
+	for _, s := range []shape{
+		{ports: 10, slices: 10, endpoints: 10}, {ports: 100, slices: 10, endpoints: 10},
+		{ports: 1000, slices: 10, endpoints: 10}, {ports: 10_000, slices: 10, endpoints: 10},
+		{ports: 1, slices: 10, endpoints: 50}, {ports: 1, slices: 10, endpoints: 500},
+		{ports: 1, slices: 10, endpoints: 5000}, {ports: 1, slices: 10, endpoints: 10_000},
+		{ports: 10, slices: 10, endpoints: 50, externalIPs: 100}, {ports: 10, slices: 10, endpoints: 5000, externalIPs: 100},
+		{ports: 100, slices: 1, endpoints: 10, ranges: 1000}, {ports: 1000, slices: 1, endpoints: 10, ranges: 1000},
+	} {
+		b.Run(s.String(), func(b *testing.B) {
+			c := changerOf(s)
+			b.ReportAllocs()
+			for b.Loop() {
+				c.change()
+			}
+		})
+	}
+}
+
+// Twice as many ports in twice as many entries of slices, or twice as many rows with twice as many endpoints that they
+// share, must not cost four times as much. Measured in one run, the best of several tries.
+func TestOddShapesAreLinear(t *testing.T) {
+	for _, test := range []struct {
+		story        string
+		small, large shape
+	}{
+		{"ports", shape{ports: 500, slices: 10, endpoints: 10}, shape{ports: 8000, slices: 10, endpoints: 10}},
+		{"rows of one port with many endpoints", shape{ports: 1, slices: 5, endpoints: 500, externalIPs: 100}, shape{ports: 1, slices: 5, endpoints: 8000, externalIPs: 1600}},
+		{"ports with source ranges", shape{ports: 100, slices: 1, endpoints: 1, ranges: 100}, shape{ports: 1600, slices: 1, endpoints: 1, ranges: 1600}},
+	} {
+		small, large := changeTime(test.small), changeTime(test.large)
+		if ratio := float64(large) / float64(small); ratio > 80 { // 16 is linear, 256 is the square
+			t.Errorf("%s: a change costs %v, and %v at sixteen times the size: %.0f times as much", test.story, small, large, ratio)
+		}
+	}
+}
+
+// changeTime is the shortest time of one change.
+func changeTime(s shape) time.Duration {
+	c := changerOf(s)
+	best := time.Hour
+	for range 8 {
+		start := time.Now()
+		if c.change() == 0 {
+			panic("the change changes nothing")
+		}
+		best = min(best, time.Since(start))
+	}
+	return best
+}
+
+// BenchmarkHeadless is what Services without an address cost when they come and go: nothing is written for them.
+func BenchmarkHeadless(b *testing.B) {
+	for _, n := range []int{100, 100_000} {
+		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
+			c := newChanger(1)
+			headless := func(i int) *cluster.Service {
+				s := benchService(i)
+				s.ClusterIPs = nil
+				return s
+			}
+			for i := range n {
+				c.apply(cluster.SliceSet{Slice: benchSlice(1+i, 10)})
+				c.apply(cluster.ServiceSet{Service: headless(1 + i)})
+			}
+			states := [2]*cluster.Slice{benchSlice(n/2, 9), benchSlice(n/2, 10)}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if c.apply(cluster.SliceSet{Slice: states[i%2]}) != 0 {
+					b.Fatal("a headless Service changed a row")
+				}
+			}
+		})
+	}
+}
