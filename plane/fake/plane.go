@@ -29,6 +29,7 @@ type Plane struct {
 	node    lb.Node
 	kernel  *kernel
 	counts  Counts
+	dropped []lb.Key // by the last Reset
 }
 
 // New returns an empty plane. As a real one, it does nothing before the first Reset.
@@ -178,12 +179,20 @@ func (p *Plane) reset(want *lb.Table, chosen func(lb.Key) bool) error {
 			stale = append(stale, k)
 		}
 	}
+	p.dropped = stale
 	for _, k := range stale {
 		if err := p.set(k, nil); err != nil {
 			return err
 		}
 	}
 	return p.sweepAll()
+}
+
+// Dropped returns the keys that the last Reset took out of the kernel.
+func (p *Plane) Dropped() []lb.Key {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dropped
 }
 
 // sweepAll removes the sets that nothing refers to: those of rows that others deleted.

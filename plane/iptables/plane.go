@@ -46,6 +46,11 @@ type Plane struct {
 
 	listed time.Time // when all rules were listed last
 
+	// found are the keys that the kernel served before a Reset, until one succeeds: what a failed one removed is not seen
+	// again. dropped are those of them that the table did not have.
+	found   map[lb.Key]bool
+	dropped []lb.Key
+
 	// opened: this process has set route_localnet.
 	opened bool
 

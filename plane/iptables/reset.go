@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -47,6 +48,10 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) error {
 		if err != nil {
 			return fmt.Errorf("iptables: reset: %w", err)
 		}
+		if p.found == nil {
+			p.found = map[lb.Key]bool{}
+		}
+		maps.Copy(p.found, have.served)
 		err = p.hold(ctx, r, rows, have)
 		var no *unitsRefused
 		if errors.As(err, &no) && len(bad.keys) < want.Len() {
@@ -64,11 +69,22 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) error {
 		}
 		break
 	}
+	p.dropped = nil
+	for k := range p.found {
+		if want.Get(k) == nil {
+			p.dropped = append(p.dropped, k)
+		}
+	}
+	p.found = nil
 	if len(bad.keys) > 0 {
 		return &bad
 	}
 	return nil
 }
+
+// Dropped returns the keys to which rules led before the last Reset, ours or upstream's, and that its table did not have. It
+// is an engine.Dropper (DP-51).
+func (p *Plane) Dropped() []lb.Key { return p.dropped }
 
 func (r *refused) add(err error, f *lb.Frontend) {
 	if r.err == nil {

@@ -8,7 +8,11 @@ import (
 	"fmt"
 	"hash/maphash"
 	"io"
+	"net/netip"
 	"slices"
+	"strconv"
+
+	"kube-proxy/lb"
 )
 
 // snapshot is what iptables-save prints of our chains, and of what leads to them.
@@ -16,6 +20,8 @@ type snapshot struct {
 	chains map[chainID]digest
 	// jumps are the rules of built-in chains that lead to ours, and those of KUBE-FIREWALL, which is not ours alone.
 	jumps map[jump]bool
+	// served are the keys of rules by which nat leads to chains of service ports.
+	served map[lb.Key]bool
 	// rules is the content of the chains, if it is asked for by being not nil.
 	rules map[chainID][]string
 	// kubelet: there are chains of the kubelet, so that rules of KUBE-FIREWALL are its own as well.
@@ -25,7 +31,7 @@ type snapshot struct {
 }
 
 func newSnapshot() *snapshot {
-	return &snapshot{chains: map[chainID]digest{}, jumps: map[jump]bool{}}
+	return &snapshot{chains: map[chainID]digest{}, jumps: map[jump]bool{}, served: map[lb.Key]bool{}}
 }
 
 // ours reports whether the plane made the chain, or would.
@@ -162,8 +168,57 @@ func (s *snapshot) rule(t table, name, rule []byte, c *content) {
 	c.hash.Write(rule)
 	c.hash.WriteByte('\n')
 	c.rules++
+	if t == nat && dispatches(name) {
+		if k, ok := servedBy(name, rule); ok {
+			s.served[k] = true
+		}
+	}
 	if s.rules != nil {
 		id := chainID{t, string(name)}
 		s.rules[id] = append(s.rules[id], string(rule))
 	}
+}
+
+// dispatches reports whether rules of that chain of nat lead from a destination to the chain of a service port.
+func dispatches(name []byte) bool {
+	return string(name) == services || bytes.HasPrefix(name, []byte(addressBranch)) || isNodePorts(name)
+}
+
+func isNodePorts(name []byte) bool {
+	return string(name) == nodePorts || bytes.HasPrefix(name, []byte(nodePortBranch))
+}
+
+// servedBy returns the key whose packets a rule of such a chain, ours or upstream's, sends to the chain of a service port.
+func servedBy(name, rule []byte) (k lb.Key, ok bool) {
+	if from, to := bytes.IndexByte(rule, '"'), bytes.LastIndexByte(rule, '"'); from < to { // a comment may say anything
+		rule = slices.Concat(rule[:from], rule[to+1:])
+	}
+	words := bytes.Fields(rule)
+	for i := 0; i+1 < len(words); i++ {
+		var err error
+		switch word, value := string(words[i]), string(words[i+1]); word {
+		case "!":
+			return k, false
+		case "-d":
+			if isNodePorts(name) { // those of 127.0.0.1 stand beside the others
+				continue
+			}
+			var p netip.Prefix
+			if p, err = netip.ParsePrefix(value); err == nil && p.IsSingleIP() {
+				k.Addr = p.Addr()
+			}
+		case "-p":
+			k.Proto, err = lb.ParseProto(value)
+		case "--dport":
+			var n uint64
+			n, err = strconv.ParseUint(value, 10, 16) // a range is that of a branch
+			k.Port = uint16(n)
+		case "-j":
+			ok = isDynamic(chainID{nat, value}) && !dispatches(words[i+1])
+		}
+		if err != nil {
+			return k, false
+		}
+	}
+	return k, ok && k.Port != 0 && k.Addr.IsValid() != isNodePorts(name)
 }
