@@ -45,7 +45,7 @@ func (r *Report) left(format string, args ...any) {
 func Run(ctx context.Context, w What) (Report, error) {
 	c := cleaner{exclude: w.ExcludeCIDRs}
 	if w.IPTables {
-		c.backends = []iptables.Backend{iptables.NFT, iptables.Legacy}
+		c.backends = every(iptables.NFT, iptables.Legacy)
 	}
 	c.ipvs, c.nftables = w.IPVS, w.NFTables
 	return c.clean(ctx, lb.IPv4, lb.IPv6)
@@ -57,8 +57,9 @@ type Running struct {
 	Mode string
 	// Families are those that it serves. In another one the rules of another mode may be all that there is.
 	Families []lb.Family
-	// Backend is the back end that the mode iptables writes with; Auto if it is not known.
-	Backend iptables.Backend
+	// Backends are the back ends that the mode iptables writes the families with, which may differ (DP-14). Where one is not
+	// known the family has none.
+	Backends map[lb.Family]iptables.Backend
 	// ExcludeCIDRs are as in [What].
 	ExcludeCIDRs []netip.Prefix
 	// Drain is how long TCP connections through virtual servers may go on at most; 0 cuts them off. New ones do not come, for
@@ -77,15 +78,18 @@ func Others(ctx context.Context, now Running) (Report, error) {
 	c := cleaner{exclude: now.ExcludeCIDRs, keepLocalnet: true, drain: now.Drain}
 	switch now.Mode {
 	case "nftables", "ebpf":
-		c.backends, c.ipvs = []iptables.Backend{iptables.NFT, iptables.Legacy}, true
+		c.backends, c.ipvs = every(iptables.NFT, iptables.Legacy), true
 		c.nftables = now.Mode == "ebpf"
 	case "iptables":
 		c.nftables = true
-		switch now.Backend {
-		case iptables.NFT:
-			c.backends = []iptables.Backend{iptables.Legacy}
-		case iptables.Legacy:
-			c.backends = []iptables.Backend{iptables.NFT}
+		c.backends = map[lb.Family][]iptables.Backend{}
+		for fam, b := range now.Backends {
+			switch b {
+			case iptables.NFT:
+				c.backends[fam] = []iptables.Backend{iptables.Legacy}
+			case iptables.Legacy:
+				c.backends[fam] = []iptables.Backend{iptables.NFT}
+			}
 		}
 	case "ipvs", "userspace":
 		c.nftables = true
@@ -97,7 +101,7 @@ func Others(ctx context.Context, now Running) (Report, error) {
 
 // cleaner removes.
 type cleaner struct {
-	backends       []iptables.Backend
+	backends       map[lb.Family][]iptables.Backend // to remove the rules of
 	ipvs, nftables bool
 	exclude        []netip.Prefix
 	keepLocalnet   bool
@@ -105,10 +109,15 @@ type cleaner struct {
 	report         Report
 }
 
+// every has the back ends in both families.
+func every(b ...iptables.Backend) map[lb.Family][]iptables.Backend {
+	return map[lb.Family][]iptables.Backend{lb.IPv4: b, lb.IPv6: b}
+}
+
 func (c *cleaner) clean(ctx context.Context, families ...lb.Family) (Report, error) {
 	var errs []error
 	for _, fam := range families {
-		for _, b := range c.backends {
+		for _, b := range c.backends[fam] {
 			errs = append(errs, c.iptables(ctx, fam, b))
 		}
 	}

@@ -309,10 +309,12 @@ func TestOthers(t *testing.T) {
 		"nftables, excluded":         {Running{Mode: "nftables", Families: both, ExcludeCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.10/32")}}, []string{table4, table6, vip4}},
 		"ebpf":                       {Running{Mode: "ebpf", Families: both}, nil},
 		"iptables, back end unknown": {Running{Mode: "iptables", Families: both}, []string{nftRule, legacyRule, set4, set6, vip4, vip6}},
-		"iptables, nft":              {Running{Mode: "iptables", Families: both, Backend: iptables.NFT}, []string{nftRule, set4, set6, vip4, vip6}},
-		"iptables, legacy":           {Running{Mode: "iptables", Families: both, Backend: iptables.Legacy}, []string{legacyRule, set4, set6, vip4, vip6}},
-		"ipvs":                       {Running{Mode: "ipvs", Families: both}, []string{nftRule, legacyRule, set4, set6, vip4, vip6}},
-		"userspace":                  {Running{Mode: "userspace", Families: both[1:]}, []string{nftRule, legacyRule, table4, set4, set6, vip4, vip6}},
+		"iptables, nft":              {Running{Mode: "iptables", Families: both, Backends: same(iptables.NFT)}, []string{nftRule, set4, set6, vip4, vip6}},
+		"iptables, legacy":           {Running{Mode: "iptables", Families: both, Backends: same(iptables.Legacy)}, []string{legacyRule, set4, set6, vip4, vip6}},
+		"iptables, one of each": {Running{Mode: "iptables", Families: both, Backends: map[lb.Family]iptables.Backend{lb.IPv4: iptables.Legacy, lb.IPv6: iptables.NFT}},
+			[]string{legacyRule, set4, set6, vip4, vip6}},
+		"ipvs":      {Running{Mode: "ipvs", Families: both}, []string{nftRule, legacyRule, set4, set6, vip4, vip6}},
+		"userspace": {Running{Mode: "userspace", Families: both[1:]}, []string{nftRule, legacyRule, table4, set4, set6, vip4, vip6}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !legacyWorks() {
@@ -400,4 +402,9 @@ func TestRunCanceled(t *testing.T) {
 	if _, err := Run(ctx, all); !errors.Is(err, context.Canceled) {
 		t.Errorf("canceled: %v", err)
 	}
+}
+
+// same is that back end in both families.
+func same(b iptables.Backend) map[lb.Family]iptables.Backend {
+	return map[lb.Family]iptables.Backend{lb.IPv4: b, lb.IPv6: b}
 }

@@ -101,12 +101,12 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 		lab.On("node1", useIPTables)
 		traffic.More()
 		lab.On("node1", func() {
-			r := others(Running{Mode: "iptables", Backend: b})
+			r := others(Running{Mode: "iptables", Backends: same(b)})
 			want := []string{"the nftables table kube-proxy of IPv4", "the nftables table kube-proxy of IPv6"}
 			if fmt.Sprint(r.Removed) != fmt.Sprint(want) || len(r.Left) > 0 {
 				t.Errorf("%+v", r)
 			}
-			if again := others(Running{Mode: "iptables", Backend: b}); len(again.Removed)+len(again.Left) > 0 {
+			if again := others(Running{Mode: "iptables", Backends: same(b)}); len(again.Removed)+len(again.Left) > 0 {
 				t.Errorf("a second time: %+v", again)
 			}
 		})

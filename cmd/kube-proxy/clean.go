@@ -10,6 +10,7 @@ import (
 
 	"kube-proxy/cleanup"
 	"kube-proxy/config"
+	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/system"
 )
@@ -30,10 +31,11 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 	case <-p.begun.all:
 	}
 	now := cleanup.Running{Mode: p.choice.Mode, ExcludeCIDRs: p.config().IPVS.ExcludeCIDRs, Drain: ipvsDrain}
+	now.Backends = map[lb.Family]iptables.Backend{}
 	for _, f := range p.families {
 		now.Families = append(now.Families, f.name)
 		if t, ok := f.plane.(*iptables.Plane); ok {
-			now.Backend = t.Backend()
+			now.Backends[f.name] = t.Backend()
 		}
 	}
 	var told []string
