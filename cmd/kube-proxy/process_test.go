@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/logtest"
 	"kube-proxy/internal/netlab"
 )
@@ -46,9 +47,34 @@ type namespace struct {
 func newNamespace(t *testing.T) *namespace {
 	t.Helper()
 	n := &namespace{netlab.NamespaceForTest(t), t}
+	var err error
+	n.Do(func() { err = showConntrackMax(t.TempDir()) })
+	if err != nil {
+		t.Fatalf("have programs of the namespace find a large nf_conntrack_max: %v", err)
+	}
 	n.command("ip", "link", "set", "lo", "up")
 	n.command("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding") // as on any node
 	return n
+}
+
+// showConntrackMax has the thread and its programs find a sysctl, which the machine has once and a namespace cannot set, as large as
+// any command line asks for: what the machine has depends on its memory, and what is asked for on its CPUs.
+func showConntrackMax(dir string) error {
+	if err := kernel.LoadConntrack(); err != nil { // a machine just booted has no such file
+		return err
+	}
+	file := filepath.Join(dir, "nf_conntrack_max")
+	if err := os.WriteFile(file, []byte("67108864\n"), 0o644); err != nil {
+		return err
+	}
+	const on = "/proc/sys/net/netfilter/nf_conntrack_max"
+	if err := unix.Mount(file, on, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount on %s: %w", on, err)
+	}
+	if err := unix.Mount("", on, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return fmt.Errorf("make %s read-only: %w", on, err)
+	}
+	return nil
 }
 
 // with returns the namespace for a subtest.

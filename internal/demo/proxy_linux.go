@@ -26,7 +26,8 @@ func startProxy(l *netlab.Lab, path, dir, mode string) (*proxy, error) {
 	p := &proxy{log: newProxyLog(), exited: make(chan struct{})}
 	p.cmd = l.Command(netlab.Node1, path,
 		"--manifests", dir, "--proxy-mode", mode, "--hostname-override", netlab.Node1,
-		"--cluster-cidr", netlab.Cluster4.String()+","+netlab.Cluster6.String(), "-v", "2")
+		"--cluster-cidr", netlab.Cluster4.String()+","+netlab.Cluster6.String(), "-v", "2",
+		"--conntrack-max-per-core=0") // what the machine has suffices here, and a namespace could not change it
 	// A process group of its own: Ctrl-C in the terminal is for us, and we stop it after the last packet.
 	p.cmd.SysProcAttr.Setpgid = true
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log

@@ -52,7 +52,8 @@ func ownThread(fn func()) {
 	<-done
 }
 
-// Namespace is a network namespace without links but lo, which is down, and a thread in it.
+// Namespace is a network namespace without links but lo, which is down, and a thread in it. The thread, and the programs that it
+// starts, see mounts of their own.
 type Namespace struct {
 	calls chan func()
 	tid   int
@@ -63,7 +64,10 @@ func NewNamespace() (*Namespace, error) {
 	n := &Namespace{calls: make(chan func())}
 	made := make(chan error)
 	go func() {
-		err := Isolated(0, func() error {
+		err := Isolated(unix.CLONE_NEWNS, func() error {
+			if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+				return fmt.Errorf("netlab: keep mounts to the namespace: %w", err)
+			}
 			n.tid = unix.Gettid()
 			made <- nil
 			for call := range n.calls {

@@ -72,7 +72,7 @@ func startContainer(t *testing.T, c *corev1.Container) *testbed.Proxy {
 		for _, name := range rights.Capabilities.Add {
 			capabilities += ",+" + strings.ToLower(string(name))
 		}
-		const script = `mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec "$@"`
+		const script = `mount --rbind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec "$@"`
 		by = []string{"unshare", "--mount", "sh", "-c", script, "sh",
 			"setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=" + capabilities}
 	}

@@ -79,6 +79,12 @@ func (b *Bed) StartProxyExactly(args ...string) (*Proxy, error) {
 	return b.StartProxyBy(nil, args...)
 }
 
+// showConntrackMax starts a program that finds the content of a file in a sysctl that the machine has once and a namespace cannot set:
+// what the machine has depends on its memory, and what a proxy asks for on the CPUs.
+const showConntrackMax = `sysctl=/proc/sys/net/netfilter/nf_conntrack_max
+[ -e $sysctl ] || conntrack -C >/dev/null # loads nf_conntrack
+mount -o bind,ro "$0" $sysctl && exec "$@"`
+
 // StartProxyBy is StartProxyExactly by another program, such as one that takes rights away: its arguments end with those of
 // kube-proxy, the path first.
 func (b *Bed) StartProxyBy(by []string, args ...string) (*Proxy, error) {
@@ -95,7 +101,11 @@ func (b *Bed) StartProxyBy(by []string, args ...string) (*Proxy, error) {
 		return nil, fmt.Errorf("make log of kube-proxy: %w", err)
 	}
 	defer log.Close()
-	line := slices.Concat(by, []string{binary}, args)
+	connections := filepath.Join(b.Dir, "nf_conntrack_max")
+	if err := os.WriteFile(connections, []byte("67108864\n"), 0o644); err != nil {
+		return nil, err
+	}
+	line := slices.Concat([]string{"unshare", "--mount", "sh", "-ec", showConntrackMax, connections}, by, []string{binary}, args)
 	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	process, err := controlplane.StartProcess("kube-proxy", node, cmd)
