@@ -53,7 +53,7 @@ func New(cfg Config) *Server {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{cfg: cfg, made: time.Now().UTC(), open: listen.Open}
-	s.http = newHTTP(s, cfg.Log)
+	s.http = newHTTP("health server", s, cfg.Log)
 	s.listener = listen.NewMover(listen.Config{
 		Open:   func(ctx context.Context, p listen.Place) (net.Listener, error) { return s.open(ctx, p) },
 		Serve:  s.http.Serve,
@@ -65,19 +65,25 @@ func New(cfg Config) *Server {
 }
 
 // newHTTP returns the server behind any number of listeners. Probes are small and quick; whoever is not, is
-// cut off.
-func newHTTP(h http.Handler, log *slog.Logger) *http.Server {
-	return &http.Server{
+// cut off, and so is who waits longest where too many come.
+func newHTTP(what string, h http.Handler, log *slog.Logger) *http.Server {
+	s := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 10 * time.Second,
 		ReadTimeout:       20 * time.Second,
 		WriteTimeout:      20 * time.Second,
 		IdleTimeout:       90 * time.Second,
-		MaxHeaderBytes:    32 << 10,
+		MaxHeaderBytes:    listen.MaxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn), // such as no more file descriptors
 
 		DisableGeneralOptionsHandler: true, // any method (HT-10)
 	}
+	crowd := &listen.Crowd{Most: listen.OwnShare().Connections}
+	crowd.Full = func(closed int) {
+		log.Warn("too many connections, closing those that wait longest", "server", what, "most", crowd.Most, "closed", closed)
+	}
+	crowd.Bound(s)
+	return s
 }
 
 // Listen says where to listen from now on; the zero AddrPort means nowhere. An unspecified address, of either

@@ -79,8 +79,8 @@ func NewServices(cfg ServicesConfig) *Services {
 	if cfg.Healthy == nil {
 		cfg.Healthy = func() bool { return true }
 	}
-	s := &Services{cfg: cfg, open: listen.Open, wake: make(chan struct{}, 1), ports: map[uint16]*port{}, dirty: map[uint16]struct{}{}}
-	s.http = newHTTP(http.HandlerFunc(s.serve), cfg.Log)
+	s := &Services{cfg: cfg, open: listen.OwnShare().Limited(listen.Open), wake: make(chan struct{}, 1), ports: map[uint16]*port{}, dirty: map[uint16]struct{}{}}
+	s.http = newHTTP("health-check ports of Services", http.HandlerFunc(s.serve), cfg.Log)
 	s.http.BaseContext = func(l net.Listener) context.Context {
 		return context.WithValue(context.Background(), portKey{}, l.(portListener).port)
 	}

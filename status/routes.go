@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"k8s.io/component-base/metrics/prometheus/slis"
 )
@@ -141,12 +142,16 @@ func (s *Server) debug(m *mux) {
 // maxVerbosity is the highest verbosity that a request may set.
 const maxVerbosity = 1<<31 - 1
 
+// bodyWait is how long a body of a few bytes may take.
+const bodyWait = 10 * time.Second
+
 // verbosity sets the verbosity of the log, or tells it.
 func (s *Server) verbosity(w http.ResponseWriter, r *http.Request) {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead:
 		plain(w, http.StatusOK, strconv.Itoa(s.cfg.Verbosity())+"\n")
 	case http.MethodPut:
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyWait)) // where that cannot be, WriteTimeout ends it
 		body, err := io.ReadAll(io.LimitReader(r.Body, 100))
 		if err != nil {
 			plain(w, http.StatusBadRequest, fmt.Sprintf("the body cannot be read: %v\n", err))

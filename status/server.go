@@ -56,6 +56,7 @@ type Server struct {
 	profiling atomic.Bool
 	open      func(context.Context, listen.Place) (net.Listener, error)
 	listener  *listen.Mover
+	crowd     *listen.Crowd  // of the connections to all addresses
 	ending    sync.WaitGroup // on requests in hand to addresses that were closed
 }
 
@@ -70,6 +71,9 @@ func NewServer(cfg ServerConfig) *Server {
 	s := &Server{cfg: cfg, open: listen.Open}
 	s.profiling.Store(cfg.Profiling)
 	s.handler = s.routes()
+	s.crowd = &listen.Crowd{Most: listen.OwnShare().Connections, Full: func(closed int) {
+		cfg.Log.Warn("too many connections, closing those that wait longest", "server", "metrics server", "closed", closed)
+	}}
 	s.listener = listen.NewMover(listen.Config{
 		Open: func(ctx context.Context, p listen.Place) (net.Listener, error) {
 			l, err := s.open(ctx, p)
@@ -120,9 +124,12 @@ func (s *Server) serve(l net.Listener) error {
 	h := &http.Server{
 		Handler:           s.handler,
 		ReadHeaderTimeout: 10 * time.Second, // profiles may take as long as they are asked to, what precedes them not
+		WriteTimeout:      time.Minute,      // pprof adds the time that a profile takes
 		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    listen.MaxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug),
 	}
+	s.crowd.Bound(h)
 	err := h.Serve(l)
 	s.ending.Go(func() { listen.ShutDown(h, closeWait) })
 	return err

@@ -18,6 +18,7 @@ const (
 	asProgram   = "KUBE_PROXY_TEST_PROGRAM"
 	asUser      = "KUBE_PROXY_TEST_UID"          // give up root for this user
 	noNetfilter = "KUBE_PROXY_TEST_NO_NETFILTER" // as on a kernel without netfilter's netlink
+	asFiles     = "KUBE_PROXY_TEST_FILES"        // how many descriptors it may have
 	asHolder    = "KUBE_PROXY_TEST_HOLD"         // listen on this socket, print a line, and wait
 )
 
@@ -36,6 +37,11 @@ func spoil() error {
 	if uid, err := strconv.Atoi(os.Getenv(asUser)); err == nil {
 		if err := syscall.Setuid(uid); err != nil {
 			return fmt.Errorf("become user %d: %w", uid, err)
+		}
+	}
+	if n, err := strconv.ParseUint(os.Getenv(asFiles), 10, 64); err == nil {
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n}); err != nil {
+			return fmt.Errorf("limit the process to %d descriptors: %w", n, err)
 		}
 	}
 	if os.Getenv(noNetfilter) != "" {

@@ -8,6 +8,8 @@
 // it closes what is old, except where one is in the way of the other, and has all of the new places or stays at the
 // old ones. A [Mover] is the loop for one address: it tries again what fails, and tells of it once.
 //
+// A [Crowd] bounds the connections of servers, and a [Share] what all of them may take of the process's descriptors.
+//
 // Who owns the listeners serves them, writes the log and ends the connections; [ShutDown] does that for an
 // [http.Server].
 package listen

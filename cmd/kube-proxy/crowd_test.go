@@ -1,0 +1,116 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// fewFiles is what the process may open in TestCrowd: more than it needs, but less than the crowd at its doors.
+const fewFiles = 300
+
+// Whoever reaches a port of the proxy may open connections there and say nothing, say it byte by byte, or not take the
+// answer. There are at most so many of each server; the others go on, and changes reach the kernel.
+func TestCrowd(t *testing.T) {
+	for mode, rules := range map[string]string{"nftables": "nft list ruleset", "iptables": "iptables-save"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			n, dir := newNamespace(t), t.TempDir()
+			n.command("ip", "addr", "add", "192.0.2.1/32", "dev", "lo") // the Node's, where NodePorts answer
+			write(t, filepath.Join(dir, "m/node.yaml"), node(""))
+			write(t, filepath.Join(dir, "m/web.yaml"), balanced(32100, 1))
+			args := append(usualArgs()[1:], "--proxy-mode="+mode)
+			p := n.start(dir, args, func(c *exec.Cmd) { c.Env = append(c.Env, fmt.Sprintf("%s=%d", asFiles, fewFiles)) })
+			p.await(allWritten)
+			asked := []string{healthURL + "/readyz", "http://192.0.2.1:32100/", metricsURL + "/metrics"}
+			for _, url := range asked {
+				n.code(url, 200)
+			}
+			for _, url := range asked {
+				for _, says := range []string{"", "GET / HTTP/1.1\r\nHost: a\r\nX-Slow: ", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n1",
+					"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"} {
+					n.crowd(url, 2*fewFiles, says)
+				}
+			}
+			for _, url := range asked {
+				n.code(url, 200)
+			}
+			write(t, filepath.Join(dir, "m/web.yaml"), balanced(32100, 2))
+			n.until(asked[1], "both endpoints", func(a answer) bool { return strings.Contains(a.body, `"localEndpoints": 2`) })
+			if got := n.command(strings.Fields(rules)...); !strings.Contains(got, "10.0.0.11") {
+				t.Errorf("the change is not in the kernel:\n%s", got)
+			}
+			if open := p.files(); open > fewFiles*3/4 {
+				t.Errorf("%d descriptors of %d are in use:\n%s", open, fewFiles, p.log())
+			}
+			if lines := strings.Count(p.log(), "\n"); lines > 100 {
+				t.Errorf("%d lines of log:\n%s", lines, p.log())
+			}
+			p.stop()
+		})
+	}
+}
+
+// Health-check ports of Services have a share of the descriptors too: a namespace with more Services than that is told
+// so, and the others' changes reach the kernel.
+func TestManyHealthCheckPorts(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	n.command("ip", "addr", "add", "192.0.2.1/32", "dev", "lo")
+	write(t, filepath.Join(dir, "m/node.yaml"), node(""))
+	write(t, filepath.Join(dir, "m/good.yaml"), service("good", "10.96.0.1", 80, "10.0.0.1"))
+	var many []byte
+	for i := range 2 * fewFiles {
+		many = fmt.Appendf(many, "---\nkind: Service\nmetadata: {name: s%d, namespace: many}\nspec: {type: LoadBalancer, clusterIP: 10.97.%d.%d, "+
+			"externalTrafficPolicy: Local, healthCheckNodePort: %d, ports: [{port: 80, nodePort: %d}]}\n", i, i/250, i%250, 31000+i, 30000+i)
+	}
+	write(t, filepath.Join(dir, "m/many.yaml"), many)
+	p := n.start(dir, usualArgs(), func(c *exec.Cmd) { c.Env = append(c.Env, fmt.Sprintf("%s=%d", asFiles, fewFiles)) })
+	p.await(allWritten)
+	p.await(regexp.MustCompile(`health check port does not answer.* listeners are open, and the process may have 300 files in all: raise that limit`))
+	n.code(healthURL+"/readyz", 200)
+	n.code(metricsURL+"/metrics", 200)
+	write(t, filepath.Join(dir, "m/good.yaml"), service("good", "10.96.0.1", 80, "10.0.0.77"))
+	for end := time.Now().Add(patience); !strings.Contains(n.command("nft", "list", "map", "ip", "kube-proxy", "backends"), "10.0.0.77"); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the change is not in the kernel:\n%s", p.log())
+		}
+	}
+	if open := p.files(); open > fewFiles*3/4 {
+		t.Errorf("%d descriptors of %d are in use", open, fewFiles)
+	}
+	p.stop()
+}
+
+// crowd opens connections to a server, says something on each, and leaves them open until the test ends.
+func (n *namespace) crowd(url string, many int, says string) {
+	n.t.Helper()
+	addr, _, _ := strings.Cut(strings.TrimPrefix(url, "http://"), "/")
+	for i := range many {
+		var conn net.Conn
+		var err error
+		n.Do(func() { conn, err = net.DialTimeout("tcp", addr, patience) })
+		if err != nil {
+			n.t.Fatalf("connection %d to %s: %v", i, addr, err)
+		}
+		n.t.Cleanup(func() { conn.Close() })
+		conn.SetWriteDeadline(time.Now().Add(patience))
+		conn.Write([]byte(says)) // the other end may have closed it already
+	}
+}
+
+// files returns how many descriptors the process has open.
+func (p *process) files() int {
+	p.t.Helper()
+	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return len(open)
+}

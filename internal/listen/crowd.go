@@ -1,0 +1,122 @@
+package listen
+
+import (
+	"container/list"
+	"context"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Crowd bounds how many connections the servers of a group have open together: who opens thousands takes neither
+// memory nor descriptors from the rest of the process. One more than that closes another, first the one that has
+// waited longest since its last answer, or since it came. So a connection that sends nothing, or its request byte by
+// byte, gives way to one that asks. Connections whose request is being answered come last.
+//
+// Set its fields, then use it with [Crowd.Bound].
+type Crowd struct {
+	// Most is how many connections there may be; usually it is [Share].Connections.
+	Most int
+	// Full is told that connections are closed early, and how many were since it was told last; at most once a minute.
+	Full func(closed int)
+
+	mu      sync.Mutex
+	members map[net.Conn]*member
+	waiting list.List // connections without a request in hand; the one that waits longest is first
+	busy    list.List // those whose request is being answered, the oldest request first
+	closed  int       // not told yet
+	told    time.Time
+}
+
+// member is where a connection stands.
+type member struct {
+	in    *list.List // waiting or busy
+	place *list.Element
+}
+
+// fullAgain is the time between two calls of Full.
+const fullAgain = time.Minute
+
+type memberKey struct{}
+
+// Bound has h, before it serves, count its connections among those of c.
+func (c *Crowd) Bound(h *http.Server) {
+	h.ConnState = func(conn net.Conn, s http.ConnState) {
+		switch s {
+		case http.StateNew:
+			c.join(conn)
+		case http.StateClosed, http.StateHijacked:
+			c.leave(conn)
+		}
+	}
+	inner := h.ConnContext
+	h.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
+		if inner != nil {
+			ctx = inner(ctx, conn)
+		}
+		return context.WithValue(ctx, memberKey{}, conn)
+	}
+	serve := h.Handler
+	h.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		conn := r.Context().Value(memberKey{}).(net.Conn)
+		c.move(conn, &c.busy)
+		defer c.move(conn, &c.waiting)
+		serve.ServeHTTP(w, r)
+	})
+}
+
+// join takes a connection in, and closes another if there are too many.
+func (c *Crowd) join(conn net.Conn) {
+	c.mu.Lock()
+	out, tell := c.crowdedOut(), 0
+	if c.members == nil {
+		c.members = map[net.Conn]*member{}
+	}
+	c.members[conn] = &member{&c.waiting, c.waiting.PushBack(conn)}
+	if c.closed > 0 && time.Since(c.told) >= fullAgain {
+		tell, c.closed, c.told = c.closed, 0, time.Now()
+	}
+	c.mu.Unlock()
+	if out != nil {
+		_ = out.Close() // its server notices, and nobody is left to tell of an error
+	}
+	if tell > 0 && c.Full != nil {
+		c.Full(tell)
+	}
+}
+
+// crowdedOut takes out the connection that one more closes; nil if there is room. c.mu is held.
+func (c *Crowd) crowdedOut() net.Conn {
+	if len(c.members) < c.Most {
+		return nil
+	}
+	for _, l := range []*list.List{&c.waiting, &c.busy} {
+		if first := l.Front(); first != nil {
+			conn := l.Remove(first).(net.Conn)
+			delete(c.members, conn)
+			c.closed++
+			return conn
+		}
+	}
+	return nil
+}
+
+func (c *Crowd) leave(conn net.Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m := c.members[conn]; m != nil {
+		m.in.Remove(m.place)
+		delete(c.members, conn)
+	}
+}
+
+// move puts a connection at the end of a list.
+func (c *Crowd) move(conn net.Conn, to *list.List) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m := c.members[conn]; m != nil {
+		m.in.Remove(m.place)
+		m.in, m.place = to, to.PushBack(conn)
+	}
+}
