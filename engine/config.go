@@ -46,6 +46,8 @@ type Config struct {
 	Programmed func(took []time.Duration)
 	// Contested, if not nil, is called for each loss that is also logged as a warning (SV-24).
 	Contested func(Loss)
+	// Lent, if not nil, is called for each loan that is also logged as a warning (SV-24).
+	Lent func(Loan)
 }
 
 // Write is one finished call of the plane. An audit that found everything gone comes twice: once with its error, and once
@@ -123,9 +125,9 @@ type Engine struct {
 	mended     int       // objects, since the last line about them
 	sayMended  time.Time // the earliest time for another
 
-	contests contests
-	panics   once // panics whose stack was logged
-	said     once // other errors that were logged
+	contested, loans teller
+	panics           once // panics whose stack was logged
+	said             once // other errors that were logged
 }
 
 // New returns an engine that has done nothing yet.

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -17,89 +18,116 @@ type Loss struct {
 	Keys int
 }
 
-// contests is what was told of contests. A tenant can make as many as there are keys, and a Service that loses
-// them all has one fault: there is one message for each Service and change, and of many Services there are few.
-type contests struct {
-	told map[Loss]struct{}
-	pace pace
-
-	withheld    int       // Services of which nothing was told, since the last line about them
-	sayWithheld time.Time // the earliest time for another
+// Loan is what one Service got by one change of the service network, as addresses of another kind than its cluster IP:
+// it must give them back to whom they are assigned (SV-24).
+type Loan struct {
+	// Frontend is the first of the rows, by key.
+	*lb.Frontend
+	// Owner is "ns/name".
+	Owner string
+	// Keys is their number.
+	Keys int
 }
 
-const (
-	// maxTold bounds the memory for what has been told.
-	maxTold = 10000
-	// withheldGap is the least time between two lines about Services of which nothing is told.
-	withheldGap = time.Minute
-)
+// claims gathers what is to be told of claims while services are resolved. A tenant can contest as many keys as there
+// are, and a Service that loses them all has one fault: there is one message for each Service and change, and of many
+// Services few are told.
+type claims struct {
+	contests []lb.Contest // that began
+	lent     []lentKey    // rows that came
+}
 
-// tellContests tells of contests that began. Its cost is their number, and that is at most the size of the change.
-func (e *Engine) tellContests(began []lb.Contest, now time.Time) {
-	if len(began) > 0 {
-		e.tellLosses(began, now)
+// lentKey is a key of the service network that a Service got though it is not its cluster IP.
+type lentKey struct {
+	key   lb.Key
+	owner string
+}
+
+// add takes note of what the replacement of the owner's rows changed.
+func (c *claims) add(t *lb.Table, owner string, changes []lb.Change, contests []lb.Contest) {
+	c.contests = append(c.contests, contests...)
+	for _, change := range changes {
+		if t.Node.Lends(change.New) && !t.Node.Lends(change.Old) {
+			c.lent = append(c.lent, lentKey{change.Key, owner})
+		}
 	}
-	e.tellWithheld(now)
+}
+
+// tellClaims tells of what was gathered. Its cost is that of the changes that it was gathered from.
+func (e *Engine) tellClaims(c claims, now time.Time) {
+	if len(c.contests) > 0 {
+		e.tellLosses(c.contests, now)
+	}
+	if len(c.lent) > 0 {
+		e.tellLoans(c.lent, now)
+	}
+	if n := e.contested.rest(now); n > 0 {
+		e.cfg.Log.Warn("more services lost addresses and ports to others, not logging each",
+			"services", n, "contested", e.table.Contested())
+	}
+	if n := e.loans.rest(now); n > 0 {
+		e.cfg.Log.Warn("more services have addresses of the service network that are not their cluster IPs, not logging each", "services", n)
+	}
 }
 
 // tellLosses asks the table again: while many services were resolved the winner may have changed.
 func (e *Engine) tellLosses(began []lb.Contest, now time.Time) {
-	losses := map[string]*Loss{}
+	losses, keys := map[string]*Loss{}, 0
 	for _, c := range began {
-		c, ok := e.table.Lost(c.Key, c.Loser.Name)
-		if !ok {
+		c, lost := e.table.Lost(c.Key, c.Loser.Name)
+		if !lost {
 			continue
 		}
+		keys++
 		l := losses[c.Loser.Name]
-		switch {
-		case l == nil:
-			losses[c.Loser.Name] = &Loss{c, 1}
-			continue
-		case c.Key.Compare(l.Key) < 0:
-			l.Contest = c
+		if l == nil {
+			l = &Loss{Contest: c}
+			losses[c.Loser.Name] = l
 		}
 		l.Keys++
+		if c.Key.Compare(l.Key) < 0 {
+			l.Contest = c
+		}
 	}
-	keys := 0
-	for _, l := range slices.SortedFunc(maps.Values(losses), compareLosses) {
-		keys += l.Keys
-		e.tellLoss(*l, now)
-	}
-	if keys > 0 {
-		e.stats.update(func(s *Stats) { s.Contests += uint64(keys) })
-	}
-}
-
-// compareLosses orders losses by the loser's name.
-func compareLosses(a, b *Loss) int { return strings.Compare(a.Loser.Name, b.Loser.Name) }
-
-func (e *Engine) tellLoss(l Loss, now time.Time) {
-	w := &e.contests
-	if _, told := w.told[l]; told {
-		return
-	}
-	if !w.pace.take(now) {
-		w.withheld++
-		return
-	}
-	if w.told == nil || len(w.told) >= maxTold {
-		w.told = map[Loss]struct{}{}
-	}
-	w.told[l] = struct{}{}
-	e.cfg.Log.Warn("service "+l.Loser.Name+" lost "+l.Key.String()+" to "+l.Winner.Name+", which "+l.Why(),
-		"key", l.Key.String(), "winner", l.Winner.Name, "loser", l.Loser.Name, "keys", l.Keys)
-	if e.cfg.Contested != nil {
-		e.cfg.Contested(l)
+	e.stats.update(func(s *Stats) { s.Contests += uint64(keys) })
+	for _, l := range slices.SortedFunc(maps.Values(losses), func(a, b *Loss) int { return strings.Compare(a.Loser.Name, b.Loser.Name) }) {
+		text := fmt.Sprintf("service %s lost %s to %s, which %s", l.Loser.Name, l.Key, l.Winner.Name, l.Why())
+		if !e.contested.may(fmt.Sprint(text, l.Keys), now) {
+			continue
+		}
+		e.cfg.Log.Warn(text, "key", l.Key.String(), "winner", l.Winner.Name, "loser", l.Loser.Name, "keys", l.Keys)
+		if e.cfg.Contested != nil {
+			e.cfg.Contested(*l)
+		}
 	}
 }
 
-// tellWithheld says of how many Services nothing was said.
-func (e *Engine) tellWithheld(now time.Time) {
-	w := &e.contests
-	if w.withheld == 0 || now.Before(w.sayWithheld) {
-		return
+// tellLoans leaves out what the same look at the services gave to somebody else.
+func (e *Engine) tellLoans(lent []lentKey, now time.Time) {
+	loans := map[string]*Loan{}
+	for _, c := range lent {
+		f := e.table.Get(c.key)
+		if _, lost := e.table.Lost(c.key, c.owner); lost || !e.table.Node.Lends(f) {
+			continue
+		}
+		l := loans[c.owner]
+		if l == nil {
+			l = &Loan{Frontend: f, Owner: c.owner}
+			loans[c.owner] = l
+		}
+		l.Keys++
+		if f.Key.Compare(l.Key) < 0 {
+			l.Frontend = f
+		}
 	}
-	e.cfg.Log.Warn("more services lost addresses and ports to others, not logging each",
-		"services", w.withheld, "contested", e.table.Contested())
-	w.withheld, w.sayWithheld = 0, now.Add(withheldGap)
+	for _, l := range slices.SortedFunc(maps.Values(loans), func(a, b *Loan) int { return strings.Compare(a.Owner, b.Owner) }) {
+		text := fmt.Sprintf("service %s has %s, an address of the service network, as its %s, until it is assigned as a cluster IP", l.Owner, l.Key, l.Kind.Words())
+		if !e.loans.may(fmt.Sprint(text, l.Keys), now) {
+			continue
+		}
+		e.cfg.Log.Warn(text, "key", l.Key.String(), "service", l.Owner, "keys", l.Keys)
+		if e.cfg.Lent != nil {
+			e.cfg.Lent(*l)
+		}
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/lb"
 )
 
 // crowd returns Services that all claim the same ports of one external address, and have no cluster IP in common. The
@@ -43,8 +44,8 @@ func TestFloodOfContests(t *testing.T) {
 		if s.Contests != (services-1)*ports || s.Contested != ports {
 			t.Errorf("%d contests counted, %d keys contested; want %d and %d", s.Contests, s.Contested, (services-1)*ports, ports)
 		}
-		if len(told) != paceBurst || told[0].Keys != ports || told[0].Key.Port != 1000 {
-			t.Errorf("told of %d Services, of the first %+v; want %d, each of %d keys at once", len(told), told[:1], paceBurst, ports)
+		if len(told) != tellBurst || told[0].Keys != ports || told[0].Key.Port != 1000 {
+			t.Errorf("told of %d Services, of the first %+v; want %d, each of %d keys at once", len(told), told[:1], tellBurst, ports)
 		}
 		r.after(2 * withheldGap) // now they can only be told of together
 		more := 0
@@ -54,7 +55,7 @@ func TestFloodOfContests(t *testing.T) {
 			fmt.Sscan(count, &n)
 			more += n
 		}
-		if lines := strings.Count(r.log.String(), "\n"); lines > paceBurst+5 || len(told)+more != services-1 {
+		if lines := strings.Count(r.log.String(), "\n"); lines > tellBurst+5 || len(told)+more != services-1 {
 			t.Errorf("%d lines in the log; told of %d Services and counted %d, want %d in all:\n%s", lines, len(told), more, services-1, r.log)
 		}
 		// The same again is not told again.
@@ -115,4 +116,44 @@ func TestContestsCostNobodyElse(t *testing.T) {
 			t.Errorf("%d rows were visited %d times", c.rows, c.visited)
 		}
 	}
+}
+
+// SV-24: a Service with an address of the service network that is not its cluster IP has it until somebody else gets it,
+// and is warned, unless that somebody comes at the same time.
+func TestLoanOfTheServiceNetwork(t *testing.T) {
+	var told []Loan
+	bubble(t, func(c *Config) { c.Lent = func(l Loan) { told = append(told, l) } }, func(r *rig) {
+		r.do(cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{{Name: "k", Prefixes: []netip.Prefix{netip.MustParsePrefix("172.16.0.0/16")}}}})
+		squatter := crowd(1, 1, 3)[0]
+		squatter.ExternalIPs = []netip.Addr{svcIP(7), svcIP(6), netip.MustParseAddr("192.0.2.7")}
+		r.start()
+		r.do(cluster.ServiceSet{Service: squatter}, cluster.SliceSet{Slice: slice(1, 1, 1)})
+		r.list()
+		r.do(cluster.ServiceSet{Service: squatter}, cluster.SliceSet{Slice: slice(1, 1, 1)})
+		r.run()
+		if len(told) != 1 || told[0].Owner != "shop/s1" || told[0].Keys != 6 || told[0].Key.String() != "172.16.0.6:1000/tcp" {
+			t.Fatalf("told %+v, want once, of six keys and the first of them", told)
+		}
+		if r.log.Count("service shop/s1 has 172.16.0.6:1000/tcp, an address of the service network, as its external IP") != 1 {
+			t.Errorf("the log:\n%s", r.log)
+		}
+		owner := crowd(7, 1, 3)[0]
+		owner.ExternalIPs = nil
+		late := crowd(2, 1, 3)[0] // comes together with the owner of what it wants
+		late.ExternalIPs = []netip.Addr{svcIP(7)}
+		r.do(cluster.Batch{cluster.ServiceSet{Service: late}, cluster.ServiceSet{Service: owner}, cluster.SliceSet{Slice: slice(7, 1, 1)}})
+		r.run()
+		if row := r.engine.table.Get(lb.Key{Addr: svcIP(7), Port: 1000, Proto: lb.TCP}); row.Kind != lb.ClusterIP || row.Service != "shop/s7:p0" {
+			t.Errorf("the owner came, and the row is\n%s", row)
+		}
+		if len(told) != 1 || r.log.Count("which has it as its cluster IP") != 2 {
+			t.Errorf("told %+v; the log:\n%s", told, r.log)
+		}
+		r.converged()
+		r.do(cluster.ServiceGone{Name: owner.Name})
+		r.run()
+		if row := r.engine.table.Get(lb.Key{Addr: svcIP(7), Port: 1000, Proto: lb.TCP}); row.Service != "shop/s1:p0" {
+			t.Errorf("the owner went, and the row is\n%s", row)
+		}
+	})
 }

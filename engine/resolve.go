@@ -22,26 +22,26 @@ func (e *Engine) absorb() {
 	if t.facts || e.facts && !e.factsWait.until.After(now) {
 		e.resolveNode(now)
 	}
-	var contested []lb.Contest
+	var told claims
 	for name, n := range t.names {
 		e.renewed(name)
-		contested = e.resolve(contested, name, n, now)
+		e.resolve(&told, name, n, now)
 	}
 	if t.all {
 		for _, name := range e.cfg.Store.Names() {
 			if _, done := t.names[name]; !done {
-				contested = e.resolve(contested, name, notice{}, now)
+				e.resolve(&told, name, notice{}, now)
 			}
 		}
 	}
 	for _, name := range e.unresolved.due(now) {
-		contested = e.resolve(contested, name, notice{}, now)
+		e.resolve(&told, name, notice{}, now)
 	}
 	if e.rebuild {
-		contested = append(contested, e.rebuildTable()...)
+		e.rebuildTable(&told)
 	}
 	e.programmed()
-	e.tellContests(contested, now)
+	e.tellClaims(told, now)
 }
 
 // renewed makes the backoff of a service that could not be resolved start anew: it has changed.
@@ -59,14 +59,13 @@ func (e *Engine) planResolve(a *agenda) {
 	if e.facts {
 		a.due(e.factsWait.until)
 	}
-	if e.contests.withheld > 0 {
-		a.due(e.contests.sayWithheld)
-	}
+	e.contested.plan(a)
+	e.loans.plan(a)
 }
 
-// resolve computes the rows of one service and replaces them in the table. It appends the contests
-// that began. n is what was marked for the service.
-func (e *Engine) resolve(contested []lb.Contest, name cluster.Name, n notice, now time.Time) []lb.Contest {
+// resolve computes the rows of one service and replaces them in the table. n is what was marked for the
+// service.
+func (e *Engine) resolve(told *claims, name cluster.Name, n notice, now time.Time) {
 	e.stats.update(func(s *Stats) { s.Resolved++ })
 	view := e.cfg.Store.View(name)
 	owner := lb.Owner{Name: name.String()}
@@ -88,7 +87,7 @@ func (e *Engine) resolve(contested []lb.Contest, name cluster.Name, n notice, no
 		e.unresolved.fail(name, now)
 		e.pending.debts.unresolved(name, n)
 		e.failedResolve(owner.Name, err)
-		return contested
+		return
 	}
 	changes, contests, err := e.replace(owner, fronts)
 	if err != nil {
@@ -97,7 +96,7 @@ func (e *Engine) resolve(contested []lb.Contest, name cluster.Name, n notice, no
 		e.pending.debts.unresolved(name, n)
 		e.failedResolve(owner.Name, err)
 		e.rebuild = true
-		return contested
+		return
 	}
 	e.unresolved.forget(name)
 	if e.begun {
@@ -110,7 +109,7 @@ func (e *Engine) resolve(contested []lb.Contest, name cluster.Name, n notice, no
 	} else {
 		e.pending.owe(name, n, changes)
 	}
-	return append(contested, contests...)
+	told.add(e.table, owner.Name, changes, contests)
 }
 
 func (e *Engine) failedResolve(service string, err error) {
@@ -134,7 +133,7 @@ func (e *Engine) replace(o lb.Owner, fronts []*lb.Frontend) (changes []lb.Change
 
 // rebuildTable makes a new table after a panic in the old one, and has the plane reset to it. Services that
 // cannot be resolved keep the rows that they had.
-func (e *Engine) rebuildTable() (contested []lb.Contest) {
+func (e *Engine) rebuildTable(told *claims) {
 	old := e.table
 	e.visited += old.Visited
 	e.tableMu.Lock()
@@ -159,15 +158,15 @@ func (e *Engine) rebuildTable() (contested []lb.Contest) {
 				e.failedResolve(owner.Name, err)
 			}
 		}
-		_, contests, err := e.replace(owner, fronts)
+		changes, contests, err := e.replace(owner, fronts)
 		if err != nil {
 			e.unresolved.fail(name, time.Now())
 			e.failedResolve(owner.Name, err)
 		}
-		contested = append(contested, contests...)
+		told.add(e.table, owner.Name, changes, contests)
 	}
 	if !e.begun {
-		return contested
+		return
 	}
 	for f := range old.All() {
 		if now := e.table.Get(f.Key); !f.Equal(now) {
@@ -179,7 +178,6 @@ func (e *Engine) rebuildTable() (contested []lb.Contest) {
 			e.pending.add(lb.Change{Key: f.Key, New: f})
 		}
 	}
-	return contested
 }
 
 // resolveNode computes what the plane must know of this machine.

@@ -35,6 +35,7 @@ const (
 	nodeNotFound
 	driftRepaired
 	contestedKey
+	addressLent
 	nodePortInUse
 	configReloaded
 	configIgnored
@@ -87,6 +88,9 @@ var catalogue = [entries]Entry{
 	contestedKey: {"KubeProxyContestedKey", actionSync, Warning, KindService,
 		"{key} belongs to Service {winner}, which {why}; this Service does not get traffic there{more}",
 		"Two Services ask for the same address, port and protocol. A cluster IP counts more than a load balancer's address, and that more than an external IP; among equals the oldest Service has it, then the first by name. Of a Service that loses many there is one event.", "SV-24"},
+	addressLent: {"KubeProxyServiceNetworkAddress", actionSync, Warning, KindService,
+		"{key} is an address of the service network that this Service has as its {kind}{more}; it is served until it is assigned as a cluster IP",
+		"Addresses of the service network are given out by the cluster. The Service loses this one, without notice, when another gets it as its cluster IP. Take another address.", "SV-24"},
 	nodePortInUse: {"KubeProxyNodePortInUse", actionListen, Warning, KindService,
 		"NodePort {port}/{proto} takes traffic from a program on node {node} that listens on {listener}",
 		"The Service's NodePort wins over the program, which gets no more new connections from other hosts. Give one of them another port.", "PN-60"},
@@ -186,6 +190,16 @@ func ContestedKey(loser, winner, key, why string, more int) Event {
 		others = fmt.Sprintf(", and %d more of its addresses and ports belong to others", more)
 	}
 	return about(contestedKey, Service(loser), key+" "+winner, "key", key, "winner", winner, "why", why, "more", others)
+}
+
+// AddressLent says that the Service, "ns/name", has an address of the service network though it is not its cluster IP
+// (SV-24): kind says as what. So it is with so many more of its addresses and ports.
+func AddressLent(service, key, kind string, more int) Event {
+	others := ""
+	if more > 0 {
+		others = fmt.Sprintf(", as are %d more", more)
+	}
+	return about(addressLent, Service(service), key, "key", key, "kind", kind, "more", others)
 }
 
 // NodePortInUse says that a program of this node listens on a NodePort (PN-60). service is "ns/name", with or

@@ -53,6 +53,8 @@ func TestConstructors(t *testing.T) {
 		{DriftRepaired("n1", "IPv6", 3), Warning, "KubeProxyDriftRepaired", "SyncRules", "IPv6", node, "changed or removed 3 of kube-proxy's IPv6 rules"},
 		{ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp", "is older", 0), Warning, "KubeProxyContestedKey", "SyncRules", "192.0.2.7:80/tcp shop/old", web, "192.0.2.7:80/tcp belongs to Service shop/old, which is older; this Service does not get traffic there"},
 		{ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp", "is older", 9), Warning, "KubeProxyContestedKey", "SyncRules", "192.0.2.7:80/tcp shop/old", web, "traffic there, and 9 more of its addresses and ports belong to others"},
+		{AddressLent("shop/web", "10.96.0.7:80/tcp", "external IP", 0), Warning, "KubeProxyServiceNetworkAddress", "SyncRules", "10.96.0.7:80/tcp", web, "has as its external IP; it is served until"},
+		{AddressLent("shop/web", "10.96.0.7:80/tcp", "external IP", 2), Warning, "KubeProxyServiceNetworkAddress", "SyncRules", "10.96.0.7:80/tcp", web, "external IP, as are 2 more; it is served"},
 		{NodePortInUse("shop/web:http", "n1", 30080, "tcp", netip.MustParseAddrPort("0.0.0.0:30080")), Warning, "KubeProxyNodePortInUse", "Listen", "30080/tcp n1 0.0.0.0:30080", web, "NodePort 30080/tcp takes traffic from a program on node n1 that listens on 0.0.0.0:30080"},
 		{ConfigReloaded("n1", "/etc/c.yaml", "logging.verbosity"), Normal, "KubeProxyConfigReloaded", "ReloadConfiguration", "logging.verbosity", node, "/etc/c.yaml: logging.verbosity"},
 		{ConfigIgnored("n1", "/etc/c.yaml", errors.New("mode: bad")), Warning, "KubeProxyConfigInvalid", "ReloadConfiguration", "mode: bad", node, "mode: bad"},

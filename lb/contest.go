@@ -19,7 +19,7 @@ type Contest struct {
 func (c Contest) Why() string {
 	switch {
 	case c.WinnerKind.rank() != c.LoserKind.rank():
-		return "has it as its " + c.WinnerKind.words()
+		return "has it as its " + c.WinnerKind.Words()
 	case c.Winner.Created != c.Loser.Created:
 		return "is older"
 	}
@@ -51,7 +51,8 @@ func (k Kind) rank() int {
 	return 0
 }
 
-func (k Kind) words() string {
+// Words returns the kind as people say it.
+func (k Kind) Words() string {
 	switch k {
 	case ClusterIP:
 		return "cluster IP"

@@ -22,6 +22,13 @@ func (n Node) Equal(o Node) bool {
 	return slices.Equal(n.NodePorts, o.NodePorts) && slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) && n.Pods.Equal(o.Pods)
 }
 
+// Lends reports whether the row's address is of the service network though it is no cluster IP, so that its Service has
+// it only until the address is assigned (SV-24). A nil row has none.
+func (n Node) Lends(f *Frontend) bool {
+	return f != nil && (f.Kind == ExternalIP || f.Kind == LoadBalancer) &&
+		slices.ContainsFunc(n.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(f.Key.Addr) })
+}
+
 // Detector tells traffic of pods from other traffic (behaviour.md 3.5). At most one field is set; the zero
 // value recognises nothing (SV-67).
 type Detector struct {

@@ -149,6 +149,9 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 		Contested: func(l engine.Loss) {
 			p.tell(event.ContestedKey(l.Loser.Name, l.Winner.Name, l.Key.String(), l.Why(), l.Keys-1))
 		},
+		Lent: func(l engine.Loan) {
+			p.tell(event.AddressLent(l.Owner, l.Key.String(), l.Kind.Words(), l.Keys-1))
+		},
 	})
 	return f, nil
 }
