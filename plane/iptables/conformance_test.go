@@ -2,7 +2,10 @@ package iptables
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
+	"os/exec"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -64,6 +67,64 @@ func TestRandomTransitions(t *testing.T) {
 			planetest.Transitions(t, planetest.Config{New: newWith(b)})
 		})
 	}
+}
+
+// TestHistory sends packets to all Services after each step of a node's life.
+func TestHistory(t *testing.T) {
+	for _, b := range []Backend{NFT, Legacy} {
+		t.Run(string(b), func(t *testing.T) {
+			needs(t, b)
+			t.Parallel()
+			planetest.History(t, planetest.Config{New: newLiberal(b), Drift: b.damage, TakeOver: b.usurp})
+		})
+	}
+}
+
+// damage is what somebody with our rights may do: empty a chain of ours, or all, or take a jump away.
+func (b Backend) damage(f lb.Family, rnd *rand.Rand) error {
+	program := b.program(f)
+	rules, err := exec.Command(program, "-t", "nat", "-S").Output()
+	if err != nil {
+		return fmt.Errorf("%s -t nat -S: %w", program, err)
+	}
+	ways := [][]string{{"-F"}, {"-D", "PREROUTING", "1"}}
+	for line := range strings.Lines(string(rules)) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "-N KUBE-"); ok {
+			ways = append(ways, []string{"-F", "KUBE-" + name})
+		}
+	}
+	args := append([]string{"-t", "nat"}, ways[rnd.IntN(len(ways))]...)
+	if out, err := exec.Command(program, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// usurp leaves what an upstream kube-proxy would: the chains that both know say something else, and some are new.
+func (b Backend) usurp(f lb.Family) error {
+	restore := exec.Command(b.program(f)+"-restore", "--noflush")
+	restore.Stdin = strings.NewReader(`*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]
+:KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]
+-A KUBE-SERVICES -m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-NODEPORTS -m comment --comment "town/s0:p" -m tcp -p tcp --dport 30080 -j KUBE-SVC-AAAAAAAAAAAAAAAA
+-A KUBE-SVC-AAAAAAAAAAAAAAAA -m comment --comment "town/s0:p" -j KUBE-SEP-AAAAAAAAAAAAAAAA
+COMMIT
+`)
+	if out, err := restore.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", restore, err, out)
+	}
+	return nil
+}
+
+// program is the name of the family's iptables of the back end.
+func (b Backend) program(f lb.Family) string {
+	if f == lb.IPv6 {
+		return "ip6tables-" + string(b)
+	}
+	return "iptables-" + string(b)
 }
 
 func newWith(b Backend) func(lb.Family) (planetest.Plane, error) {

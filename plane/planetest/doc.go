@@ -16,6 +16,9 @@
 // [Transitions] walks at random between the states of all scenarios, through Apply alone, and expects that the
 // plane ends where a fresh one starts.
 //
+// [History] walks through what happens to a node: changes, restarts, Resets, damage, other proxies. After every step it
+// sends packets to all Services, and to none.
+//
 // [World] and [Shop] make tables for a plane's own tests.
 //
 // With PLANETEST_RECORD=1 in the environment Run writes what it saw to testdata/results of this package, from

@@ -199,7 +199,7 @@ func (f *field) lead(ports []scenario.HostPort) error {
 	return nil
 }
 
-// hold makes an address node1's, or takes it away. A whole range becomes local by a route.
+// hold makes an address the host's, or takes it away. A whole range becomes local by a route.
 func hold(h *netlink.Handle, p netip.Prefix, add bool) error {
 	ipnet := ipNet(p)
 	var err error
@@ -212,7 +212,7 @@ func hold(h *netlink.Handle, p netip.Prefix, add bool) error {
 		err = waitLocal(h, ipnet.IP)
 	}
 	if err != nil {
-		return fmt.Errorf("address %s of node1: %w", p, err)
+		return fmt.Errorf("hold address %s: %w", p, err)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package planetest
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -49,6 +50,11 @@ type Config struct {
 	Untouched bool
 	// Dir is the folder of scenarios; "" means testdata/scenarios of the module.
 	Dir string
+	// Drift, if not nil, damages what the plane of a family has in the kernel, as somebody with the same rights could.
+	// It is called, as TakeOver is, in the namespace of the node, by [History] alone.
+	Drift func(lb.Family, *rand.Rand) error
+	// TakeOver, if not nil, leaves in the kernel what another proxy would that took the plane's place.
+	TakeOver func(lb.Family) error
 }
 
 // families are the two families in which every scenario runs, at the same time.
@@ -88,11 +94,16 @@ func Run(t *testing.T, cfg Config) {
 	s.report(t)
 }
 
-func load(t *testing.T, dir string) []*scenario.Scenario {
+func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
+}
+
+func load(t *testing.T, dir string) []*scenario.Scenario {
+	t.Helper()
+	needRoot(t)
 	if dir == "" {
 		var err error
 		if dir, err = scenario.Dir(); err != nil {

@@ -30,13 +30,7 @@ func Transitions(t *testing.T, cfg Config) {
 	for _, f := range families {
 		t.Run(f.String(), func(t *testing.T) {
 			t.Parallel()
-			seed := rand.Uint64()
-			if s := os.Getenv("PLANETEST_SEED"); s != "" {
-				var err error
-				if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-					t.Fatalf("PLANETEST_SEED: %v", err)
-				}
-			}
+			seed := seedOf(t)
 			states, err := statesOf(all, f)
 			if err != nil {
 				t.Fatal(err)
@@ -52,6 +46,20 @@ func Transitions(t *testing.T, cfg Config) {
 				seed, w.moved, len(states), w.applies, w.compared)
 		})
 	}
+}
+
+// seedOf is where chance begins: PLANETEST_SEED, else anywhere.
+func seedOf(t *testing.T) uint64 {
+	t.Helper()
+	s := os.Getenv("PLANETEST_SEED")
+	if s == "" {
+		return rand.Uint64()
+	}
+	seed, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		t.Fatalf("PLANETEST_SEED: %v", err)
+	}
+	return seed
 }
 
 // wish is what one Service asks for in a state.
