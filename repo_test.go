@@ -46,6 +46,10 @@ const imports = `
 	lb, plane, internal/kernel, plane/iptables, plane/nftables < cleanup;
 	engine, trace < status;
 
+	# The oracle says slowly what policy and lb say quickly; tests alone ask it.
+	cluster, policy, lb < internal/oracle;
+	cluster < internal/adversary;
+
 	# A scenario holds the YAML that a user would apply, so reading one goes the way that YAML goes.
 	cluster, policy, lb, source/convert, source/manifests < internal/scenario;
 	cluster, policy, lb, source/convert, source/manifests, internal/netlab, internal/scenario < plane/planetest;

@@ -1,4 +1,4 @@
-package policy_test
+package oracle
 
 import (
 	"cmp"
@@ -13,10 +13,10 @@ import (
 	"kube-proxy/policy"
 )
 
-// resolveSlow is [policy.Resolve] written for reading: the rows of behaviour.md 3.2 to 3.5, one after the
+// Rows is [policy.Resolve] written for reading: the rows of behaviour.md 3.2 to 3.5, one after the
 // other, at any cost. It goes from the packet to the book, not from the book to the rows: for each source it
-// asks what must happen, and only then puts the answers into routes.
-func resolveSlow(v cluster.View, s policy.Settings) []*lb.Frontend {
+// asks what must happen, and only then puts the answers into routes. The rows are ordered by key.
+func Rows(v cluster.View, s policy.Settings) []*lb.Frontend {
 	w := world{v, s}
 	svc := v.Service
 	if svc == nil { // SV-01: slices alone have no effect
