@@ -100,7 +100,7 @@ type Facts struct {
 type Store struct {
 	mu       sync.Mutex
 	services map[Name]*entry
-	slices   map[Name]*Slice
+	slices   map[Name]placed
 	cidrs    map[string]*ServiceCIDR
 	facts    Facts
 	changes  Changes
@@ -118,11 +118,17 @@ type entry struct {
 	slices  []*Slice
 }
 
+// placed is a slice and its place among those of its service, so that one of many is found at once.
+type placed struct {
+	*Slice
+	at int
+}
+
 // NewStore returns an empty store for the node of that name.
 func NewStore(nodeName string) *Store {
 	return &Store{
 		services: map[Name]*entry{},
-		slices:   map[Name]*Slice{},
+		slices:   map[Name]placed{},
 		cidrs:    map[string]*ServiceCIDR{},
 		facts:    Facts{NodeName: nodeName},
 	}
@@ -294,7 +300,7 @@ func (ev ServicesListed) foldInto(s *Store, d *Dirty) {
 }
 
 func (ev SliceSet) foldInto(s *Store, d *Dirty) {
-	was := s.slices[ev.Slice.Name]
+	was := s.slices[ev.Slice.Name].Slice
 	if was.Equal(ev.Slice) {
 		return
 	}
@@ -306,13 +312,15 @@ func (ev SliceSet) foldInto(s *Store, d *Dirty) {
 		SliceGone{was.Name}.foldInto(s, d)
 		was = nil
 	}
-	s.slices[ev.Slice.Name] = ev.Slice
 	e := s.entry(ev.Slice.Service)
-	if i := slices.Index(e.slices, was); was != nil && i >= 0 {
-		e.slices[i] = ev.Slice
+	at := len(e.slices)
+	if was != nil {
+		at = s.slices[was.Name].at
+		e.slices[at] = ev.Slice
 	} else {
 		e.slices = append(e.slices, ev.Slice)
 	}
+	s.slices[ev.Slice.Name] = placed{ev.Slice, at}
 	if was != nil && was.IPv6 != ev.Slice.IPv6 {
 		ref.V4, ref.V6 = true, true
 	}
@@ -320,13 +328,19 @@ func (ev SliceSet) foldInto(s *Store, d *Dirty) {
 }
 
 func (ev SliceGone) foldInto(s *Store, d *Dirty) {
-	was := s.slices[ev.Name]
-	if was == nil {
+	was, known := s.slices[ev.Name]
+	if !known {
 		return
 	}
 	delete(s.slices, ev.Name)
 	e := s.services[was.Service]
-	e.slices = slices.DeleteFunc(e.slices, func(x *Slice) bool { return x == was })
+	last := len(e.slices) - 1
+	if moved := e.slices[last]; was.at != last { // the last takes its place
+		e.slices[was.at] = moved
+		s.slices[moved.Name] = placed{moved, was.at}
+	}
+	e.slices[last] = nil
+	e.slices = e.slices[:last]
 	s.forgetIfEmpty(was.Service)
 	s.sliceChanged(e, Ref{Name: was.Service, V4: !was.IPv6, V6: was.IPv6}, d)
 }

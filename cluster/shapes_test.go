@@ -1,0 +1,67 @@
+package cluster_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"kube-proxy/cluster"
+)
+
+// slicesOf returns the slices of one Service, each with one endpoint.
+func slicesOf(n int) []*cluster.Slice {
+	out := make([]*cluster.Slice, n)
+	for i := range out {
+		out[i] = &cluster.Slice{
+			Name:      cluster.Name{Namespace: "shop", Name: fmt.Sprint("web-", i)},
+			Service:   cluster.Name{Namespace: "shop", Name: "web"},
+			Endpoints: []cluster.Endpoint{{Ready: true}},
+		}
+	}
+	return out
+}
+
+// BenchmarkOneOfManySlices is a change of one slice, and one that goes and comes, beside others of its Service.
+func BenchmarkOneOfManySlices(b *testing.B) {
+	for _, n := range []int{1, 100, 10_000, 100_000} {
+		b.Run(fmt.Sprintf("slices=%d", n), func(b *testing.B) {
+			s := cluster.NewStore("node-1")
+			slices := slicesOf(n)
+			for _, sl := range slices {
+				s.Fold(cluster.SliceSet{Slice: sl})
+			}
+			sl := slices[n/2]
+			changed := *sl
+			changed.Endpoints = nil
+			b.ReportAllocs()
+			for b.Loop() {
+				s.Fold(cluster.SliceSet{Slice: &changed})
+				s.Fold(cluster.SliceGone{Name: sl.Name})
+				s.Fold(cluster.SliceSet{Slice: sl})
+			}
+		})
+	}
+}
+
+// The slices of one Service cost no more each when there are many: they come, and go in the order in which they came.
+func TestSlicesOfOneServiceAreLinear(t *testing.T) {
+	took := func(n int) time.Duration {
+		best := time.Hour
+		for range 3 {
+			s, slices := cluster.NewStore("node-1"), slicesOf(n)
+			start := time.Now()
+			for _, sl := range slices {
+				s.Fold(cluster.SliceSet{Slice: sl})
+			}
+			for _, sl := range slices {
+				s.Fold(cluster.SliceGone{Name: sl.Name})
+			}
+			best = min(best, time.Since(start))
+		}
+		return best
+	}
+	small, large := took(1000), took(32_000)
+	if ratio := float64(large) / float64(small); ratio > 160 { // 32 is linear, 1024 the square
+		t.Errorf("1,000 slices come and go in %v, 32,000 in %v, %.0f times as much", small, large, ratio)
+	}
+}
