@@ -149,7 +149,7 @@ func addrs(ps *problems, field string, in []string) []netip.Addr {
 	if len(in) == 0 {
 		return nil
 	}
-	out := make([]netip.Addr, 0, len(in))
+	out := distinct[netip.Addr]{list: make([]netip.Addr, 0, len(in))}
 	for i, s := range in {
 		a, ok := parseAddr(s)
 		if !ok {
@@ -157,11 +157,9 @@ func addrs(ps *problems, field string, in []string) []netip.Addr {
 				What: "is not an IP address", Then: "it is ignored"})
 			continue
 		}
-		if !slices.Contains(out, a) {
-			out = append(out, a)
-		}
+		out.add(a)
 	}
-	return exact(out)
+	return exact(out.list)
 }
 
 // loadBalancerIPs returns the addresses that the load balancer leaves in the packet (SV-14): those of
@@ -170,7 +168,7 @@ func loadBalancerIPs(ps *problems, in []core.LoadBalancerIngress) []netip.Addr {
 	if len(in) == 0 {
 		return nil
 	}
-	out := make([]netip.Addr, 0, len(in))
+	out := distinct[netip.Addr]{list: make([]netip.Addr, 0, len(in))}
 	for i := range in {
 		ing := &in[i]
 		if ing.IP == "" || ing.IPMode != nil && *ing.IPMode != core.LoadBalancerIPModeVIP {
@@ -182,11 +180,9 @@ func loadBalancerIPs(ps *problems, in []core.LoadBalancerIngress) []netip.Addr {
 				What: "is not an IP address", Then: "it is ignored"})
 			continue
 		}
-		if !slices.Contains(out, a) {
-			out = append(out, a)
-		}
+		out.add(a)
 	}
-	return exact(out)
+	return exact(out.list)
 }
 
 // prefixes parses CIDRs, blanks around them trimmed and host bits cleared (SV-15).
@@ -194,7 +190,7 @@ func prefixes(ps *problems, field string, in []string) []netip.Prefix {
 	if len(in) == 0 {
 		return nil
 	}
-	out := make([]netip.Prefix, 0, len(in))
+	out := distinct[netip.Prefix]{list: make([]netip.Prefix, 0, len(in))}
 	for i, s := range in {
 		p, ok := parsePrefix(s)
 		if !ok {
@@ -202,11 +198,9 @@ func prefixes(ps *problems, field string, in []string) []netip.Prefix {
 				What: "is not a CIDR such as 192.0.2.0/24", Then: "it is ignored"})
 			continue
 		}
-		if !slices.Contains(out, p) {
-			out = append(out, p)
-		}
+		out.add(p)
 	}
-	return exact(out)
+	return exact(out.list)
 }
 
 func policy(ps *problems, field, value string) cluster.TrafficPolicy {
@@ -328,6 +322,32 @@ func (f firsts) add(i int, k firstKey) (first int, dup bool) {
 		f[k] = i
 	}
 	return first, dup
+}
+
+// distinct is a list without repetitions.
+type distinct[T comparable] struct {
+	list []T
+	seen map[T]bool // nil while the list is short
+}
+
+func (d *distinct[T]) add(x T) {
+	if d.seen == nil {
+		if slices.Contains(d.list, x) {
+			return
+		}
+	} else if d.seen[x] {
+		return
+	}
+	d.list = append(d.list, x)
+	switch {
+	case d.seen != nil:
+		d.seen[x] = true
+	case len(d.list) > 16:
+		d.seen = make(map[T]bool, cap(d.list))
+		for _, x := range d.list {
+			d.seen[x] = true
+		}
+	}
 }
 
 // exact returns s with no spare capacity, and nil for nothing.
