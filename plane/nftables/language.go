@@ -206,6 +206,11 @@ func (s *speaker) compare(x *expr.Cmp) {
 	}
 	zero := bytes.Count(x.Data, []byte{0}) == len(x.Data)
 	switch {
+	case v.set != nil:
+		if not == "" || !zero {
+			s.mistake("a match of the answer of %q with %x", v.text, x.Data)
+		}
+		s.emit("%s != 0x00000000", s.aside(v))
 	case v == s.mark || v.text == "meta mark":
 		if v.mask == nil || not == "" || !zero {
 			s.mistake("a match of the mark with %x", x.Data)
@@ -281,6 +286,11 @@ func (s *speaker) part(register uint32) string {
 	if v.set == nil {
 		return v.text
 	}
+	return s.aside(v)
+}
+
+// aside puts the answer of a map aside, and returns the place.
+func (s *speaker) aside(v *value) string {
 	v.used = true
 	if v.place == "" {
 		if len(v.set.data) != 1 {

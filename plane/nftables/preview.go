@@ -270,8 +270,6 @@ func (f field) value(b []byte) string {
 		return fmt.Sprintf("%x:%x", n>>16, n&0xffff)
 	case nft.TypeInteger.Name:
 		return fmt.Sprint(order.Uint32(b))
-	case octet("ip ttl").Name, octet("ip6 hoplimit").Name:
-		return fmt.Sprint(b[0])
 	case nft.TypeInetProto.Name:
 		return lb.Proto(b[0]).String()
 	case nft.TypeInetService.Name:

@@ -112,6 +112,12 @@ func (r *ruleset) number(set setIndex, from, to uint32) []expr.Any {
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(markKept), SourceRegister: true})
 }
 
+// isKey matches what a map from frontends to classes has; no class is 0. Old kernels look at the keys of a map only
+// together with their data.
+func (r *ruleset) isKey(set setIndex, from uint32) []expr.Any {
+	return append(r.number(set, from, 0), &expr.Cmp{Op: expr.CmpOpNeq, Register: reg(0), Data: appendNum(nil, 0)})
+}
+
 // markKept is the register that holds the packet's own mark in rules that use number.
 const markKept = 9
 
@@ -228,11 +234,11 @@ func (r *ruleset) toItself() []expr.Any {
 // hairpin masquerades a backend that is its own client, if it is a frontend of ours that led it to itself (SV-60): the
 // connection's first destination was one. Other programs translate as well, such as CNI plugins for hostPort.
 func (r *ruleset) hairpin() chain {
-	service := append(r.originalAddr(0), originalNodePort(r.addrRegs)...)
-	rules := []rule{r.rule("by a service address", service, r.lookup(sServices, 0), masquerade())}
+	service := append(r.originalAddr(10), originalNodePort(10+r.addrRegs)...)
+	rules := []rule{r.rule("by a service address", keepMark(), service, r.isKey(sServices, 10), masquerade())}
 	for _, p := range r.node.NodePorts {
 		rules = append(rules, r.rule("by a NodePort", r.within(p, r.originalAddr(0)), r.notLoopback(r.originalAddr(0)),
-			originalNodePort(0), r.lookup(sNodePorts, 0), masquerade()))
+			keepMark(), originalNodePort(10), r.isKey(sNodePorts, 10), masquerade()))
 	}
 	return chain{name: "hairpin", rules: rules}
 }

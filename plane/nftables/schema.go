@@ -23,22 +23,13 @@ type family struct {
 	saddr, daddr uint32 // offsets in the IP header
 	ctDaddr      expr.CtKey
 	addrType     nft.SetDatatype
-	// octetType is the type of one byte, as a part of the IP header has it.
-	octetType nft.SetDatatype
 }
 
 func familyOf(f lb.Family) family {
 	if f == lb.IPv6 {
-		return family{f, unix.NFPROTO_IPV6, 16, 4, 8, 24, unix.NFT_CT_DST_IP6, nft.TypeIP6Addr, octet("ip6 hoplimit")}
+		return family{f, unix.NFPROTO_IPV6, 16, 4, 8, 24, unix.NFT_CT_DST_IP6, nft.TypeIP6Addr}
 	}
-	return family{f, unix.NFPROTO_IPV4, 4, 1, 12, 16, unix.NFT_CT_DST_IP, nft.TypeIPAddr, octet("ip ttl")}
-}
-
-// octet is the type of a number of one byte, named after an expression that gives one.
-func octet(expression string) nft.SetDatatype {
-	t := nft.TypeInteger
-	t.Name, t.Bytes = expression, 1
-	return t
+	return family{f, unix.NFPROTO_IPV4, 4, 1, 12, 16, unix.NFT_CT_DST_IP, nft.TypeIPAddr}
 }
 
 // setIndex numbers the sets and maps of the table. Their number is constant, whatever the cluster's size:
@@ -75,7 +66,7 @@ type field struct {
 
 // isNumber reports whether the field is a plain number, which a register holds in the machine's byte order. The
 // numbers have types of three kinds for the sake of people: mark and classid are types that the language of nft
-// can keep aside in a rule, see [speaker], and a slot is what numgen gives.
+// can keep aside in a rule, see [speaker], and a slot is what numgen gives. A byte has the type of a slot, too.
 func (f field) isNumber() bool {
 	switch f.typ.Name {
 	case nft.TypeMark.Name, nft.TypeClassID.Name, nft.TypeInteger.Name:
@@ -106,7 +97,6 @@ func schema(f family) [setCount]setDef {
 	num := field{nft.TypeMark, 4}
 	slot := field{nft.TypeInteger, 4}
 	member := field{nft.TypeClassID, 4}
-	octet := field{f.octetType, 4}
 	vip := []field{addr, proto, port}
 	nodePort := []field{proto, port}
 	one := []field{num}
@@ -127,7 +117,7 @@ func schema(f family) [setCount]setDef {
 		sSourceRanges: {name: "source-ranges", key: []field{addr, proto, port, addr},
 			flags: unix.NFT_SET_INTERVAL | setConcat, comment: "frontend, client that may use it"},
 		sClusterIPs: {name: "cluster-ips", key: []field{addr}, comment: "addresses of kind ClusterIP"},
-		sEqualBytes: {name: "equal-bytes", key: []field{octet, octet}, comment: "each byte with itself: so rules compare addresses"},
+		sEqualBytes: {name: "equal-bytes", key: []field{slot, slot}, comment: "each byte with itself: so rules compare addresses"},
 
 		sFilterClasses: {name: "filter-classes", key: one, verdict: true, comment: "class -> who may not pass"},
 		sNATClasses:    {name: "nat-classes", key: one, verdict: true, comment: "class -> which set serves whom"},
@@ -161,7 +151,7 @@ func (d *setDef) dataLen() int { return width(d.data) }
 // "typeof meta mark . numgen random mod 1 : ip daddr . th dport". It must where a field has no type with a name.
 func (d *setDef) byExpression() bool {
 	for _, f := range d.key {
-		if f.typ.GetNFTMagic() == nft.TypeInteger.GetNFTMagic() {
+		if f.typ.Name == nft.TypeInteger.Name {
 			return true
 		}
 	}

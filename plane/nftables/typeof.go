@@ -32,10 +32,6 @@ func (f field) expression() (text string, udata []byte) {
 		return numbers(exprMeta, "meta mark", 3)
 	case nft.TypeClassID.Name:
 		return numbers(exprMeta, "meta priority", 2)
-	case octet("ip ttl").Name:
-		return numbers(exprPayload, f.typ.Name, 12, 8)
-	case octet("ip6 hoplimit").Name:
-		return numbers(exprPayload, f.typ.Name, 13, 7)
 	case nft.TypeInteger.Name:
 		return numbers(exprNumgen, "numgen random mod 1", 1, 1, 0)
 	case nft.TypeIPAddr.Name:
