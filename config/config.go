@@ -31,6 +31,9 @@ type Config struct {
 	// NodePorts are as asked for. What it means in a mode if nobody asked, [Config.For] says.
 	NodePorts NodePorts
 
+	// ExternalIPCIDRs are the only networks of which spec.externalIPs are served; none means all.
+	ExternalIPCIDRs []netip.Prefix
+
 	NFTables  Tables
 	IPTables  Tables
 	EBPF      Tables

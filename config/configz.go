@@ -10,7 +10,8 @@ import (
 // the names of the Go types and not those of the file, as upstream's internal type prints itself (HT-24).
 func (c *Config) Configz() any {
 	fields := named(reflect.ValueOf(c.file.KubeProxyConfiguration)).(map[string]any)
-	fields["UDPIdleTimeout"] = c.file.UDPIdleTimeout // the published type does not have it any more
+	fields["UDPIdleTimeout"] = c.file.UDPIdleTimeout   // the published type does not have it any more
+	fields["ExternalIPCIDRs"] = c.file.ExternalIPCIDRs // and never had this one
 	return fields
 }
 

@@ -10,11 +10,13 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 )
 
-// settings is what flags and file fill: the published type, and a field that it once had.
+// settings is what flags and file fill: the published type, a field that it once had, and one that is ours.
 type settings struct {
 	v1alpha1.KubeProxyConfiguration
 	// UDPIdleTimeout left the type with the mode userspace (CF-45).
 	UDPIdleTimeout metav1.Duration `json:"udpIdleTimeout"`
+	// ExternalIPCIDRs is ours (EXT).
+	ExternalIPCIDRs []string `json:"externalIPCIDRs,omitempty"`
 }
 
 // effect says what becomes of a flag or field that somebody sets.
@@ -143,6 +145,7 @@ func fields() []field {
 		{"portRange", "CF-44", atStart, only("userspace"), "host `ports` to listen on: first-last, first+more, or one; nothing means any"},
 		{"windowsRunAsService", "CF-46", "a service is made once", windows, "run as a Windows service"},
 		{"udpIdleTimeout", "CF-45", atStart, only("userspace"), "how long an idle UDP flow is kept"},
+		{"externalIPCIDRs", "EXT", live, works, "`CIDRs`, with commas between, of which spec.externalIPs are served at all, in either IP family; nothing means all but loopback and the like"},
 	}
 }
 

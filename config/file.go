@@ -45,7 +45,7 @@ func decode(data []byte) (*document, error) {
 			return nil, fmt.Errorf("failed to decode: %w", explain(data, err))
 		}
 		var d document
-		if runtime.IsStrictDecodingError(err) {
+		if err := withoutOurs(err); runtime.IsStrictDecodingError(err) {
 			d.warnings = append(d.warnings, "Using lenient decoding as strict decoding failed: "+strings.Join(strings.Fields(err.Error()), " "))
 		}
 		if yaml.Unmarshal(data, &root) == nil {
@@ -74,6 +74,11 @@ func (d *document) finish(obj runtime.Object, root map[string]any) (*document, e
 		return nil, fmt.Errorf("got unexpected config type: %T", obj)
 	}
 	d.KubeProxyConfiguration, d.given = *file, given(root)
+	if list, ok := root["externalIPCIDRs"].([]any); ok {
+		for _, v := range list {
+			d.ExternalIPCIDRs = append(d.ExternalIPCIDRs, fmt.Sprint(v)) // misfits has found it to be text
+		}
+	}
 	if text, ok := root["udpIdleTimeout"].(string); ok { // today's type does not have it
 		idle, err := time.ParseDuration(text)
 		if err != nil {
@@ -82,6 +87,22 @@ func (d *document) finish(obj runtime.Object, root map[string]any) (*document, e
 		d.UDPIdleTimeout.Duration = idle
 	}
 	return d, nil
+}
+
+// withoutOurs returns the error of a strict decoding without what it says of the field that the published type does not
+// have and we do; nil if it says nothing else.
+func withoutOurs(err error) error {
+	strict, ok := runtime.AsStrictDecodingError(err)
+	if !ok {
+		return err
+	}
+	others := slices.DeleteFunc(slices.Clone(strict.Errors()), func(err error) bool {
+		return err.Error() == `unknown field "externalIPCIDRs"`
+	})
+	if len(others) == 0 {
+		return nil
+	}
+	return runtime.NewStrictDecodingError(others)
 }
 
 // explain says in the user's words why data could not be decoded.

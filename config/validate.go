@@ -36,6 +36,7 @@ func (o *Options) validate() *Config {
 	c.ClusterCIDRs = o.clusterCIDRs()
 	c.DetectLocal = o.detectLocal()
 	c.NodePorts = o.nodePorts()
+	c.ExternalIPCIDRs = o.externalIPCIDRs(c.Gates)
 	c.BindAddress = o.bindAddress()
 	c.NodeName = o.nodeName()
 	c.Servers = o.servers()
@@ -182,6 +183,24 @@ func (o *Options) nodePorts() NodePorts {
 		}
 	}
 	return n
+}
+
+// externalIPCIDRs is which external IPs are served (SV-13). A list of which something is wrong must not come out as an
+// empty one, which would serve all.
+func (o *Options) externalIPCIDRs(gates map[string]bool) []netip.Prefix {
+	var all []netip.Prefix
+	for _, s := range o.file.ExternalIPCIDRs {
+		p, err := parsePrefix(s)
+		if err != nil {
+			o.wrong("externalIPCIDRs", s, "want a CIDR such as 192.0.2.0/24")
+			continue
+		}
+		all = append(all, p)
+	}
+	if len(all) > 0 && !gates["AllowServiceExternalIPs"] {
+		o.warn("%s has no effect, because the feature gate AllowServiceExternalIPs is off", o.where("externalIPCIDRs"))
+	}
+	return all
 }
 
 // bindAddress is CF-13.

@@ -21,7 +21,8 @@ type Config struct {
 
 	// Settings are what the default Resolve and ResolveNode decide by; their Family is set by New.
 	Settings policy.Settings
-	// Resolve gives the rows of one service of this family; nil means policy.Resolve with Settings.
+	// Resolve gives the rows of one service of this family, none for one that has gone; nil means policy.Resolve with
+	// Settings.
 	Resolve func(cluster.View) []*lb.Frontend
 	// ResolveNode gives what the plane must know of this machine; nil means policy.ResolveNode with Settings.
 	ResolveNode func(cluster.Facts) lb.Node

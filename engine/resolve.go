@@ -75,9 +75,7 @@ func (e *Engine) resolve(told *claims, name cluster.Name, n notice, now time.Tim
 	var fronts []*lb.Frontend
 	_, suspect := e.unresolved.entries[name]
 	err := e.guard("policy, service "+owner.Name, func() error {
-		if view.Service != nil {
-			fronts = e.cfg.Resolve(view)
-		}
+		fronts = e.cfg.Resolve(view)
 		if suspect { // it may be the table that cannot take the rows: try that aside
 			new(lb.Table).Replace(owner, fronts)
 		}

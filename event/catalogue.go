@@ -36,6 +36,7 @@ const (
 	driftRepaired
 	contestedKey
 	addressLent
+	addressRefused
 	nodePortInUse
 	configReloaded
 	configIgnored
@@ -91,6 +92,9 @@ var catalogue = [entries]Entry{
 	addressLent: {"KubeProxyServiceNetworkAddress", actionSync, Warning, KindService,
 		"{key} is an address of the service network that this Service has as its {kind}{more}; it is served until it is assigned as a cluster IP",
 		"Addresses of the service network are given out by the cluster. The Service loses this one, without notice, when another gets it as its cluster IP. Take another address.", "SV-24"},
+	addressRefused: {"KubeProxyAddressRefused", actionSync, Warning, KindService,
+		"not served: {what}",
+		"The Service, or a slice of it, names addresses that nobody can have in the network (loopback, link-local, multicast, broadcast, unspecified, reserved) or that externalIPCIDRs leaves out. The rest of the Service is served; without a cluster IP there is no rest.", "SV-26, SV-13"},
 	nodePortInUse: {"KubeProxyNodePortInUse", actionListen, Warning, KindService,
 		"NodePort {port}/{proto} takes traffic from a program on node {node} that listens on {listener}",
 		"The Service's NodePort wins over the program, which gets no more new connections from other hosts. Give one of them another port.", "PN-60"},
@@ -200,6 +204,12 @@ func AddressLent(service, key, kind string, more int) Event {
 		others = fmt.Sprintf(", as are %d more", more)
 	}
 	return about(addressLent, Service(service), key, "key", key, "kind", kind, "more", others)
+}
+
+// AddressRefused says that addresses of a Service, "ns/name", are not served (SV-26); what says which and why, and
+// subject which, without what changes from one look to the next.
+func AddressRefused(service, what, subject string) Event {
+	return about(addressRefused, Service(service), subject, "what", what)
 }
 
 // NodePortInUse says that a program of this node listens on a NodePort (PN-60). service is "ns/name", with or

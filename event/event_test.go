@@ -26,7 +26,7 @@ func TestPage(t *testing.T) {
 }
 
 // Each constructor, what it must give, and that every entry of the catalogue has one. EV-01…EV-07, HT-15,
-// PN-60, PN-71, SV-24.
+// PN-60, PN-71, SV-24, SV-26.
 func TestConstructors(t *testing.T) {
 	err := errors.New("address already in use")
 	node := Object{"Node", "", "n1", "n1"} // EV-01: the Node's UID is its name
@@ -55,6 +55,7 @@ func TestConstructors(t *testing.T) {
 		{ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp", "is older", 9), Warning, "KubeProxyContestedKey", "SyncRules", "192.0.2.7:80/tcp shop/old", web, "traffic there, and 9 more of its addresses and ports belong to others"},
 		{AddressLent("shop/web", "10.96.0.7:80/tcp", "external IP", 0), Warning, "KubeProxyServiceNetworkAddress", "SyncRules", "10.96.0.7:80/tcp", web, "has as its external IP; it is served until"},
 		{AddressLent("shop/web", "10.96.0.7:80/tcp", "external IP", 2), Warning, "KubeProxyServiceNetworkAddress", "SyncRules", "10.96.0.7:80/tcp", web, "external IP, as are 2 more; it is served"},
+		{AddressRefused("shop/web", "spec.externalIPs 127.0.0.1 is a loopback address, and 3 others", "spec.externalIPs 127.0.0.1"), Warning, "KubeProxyAddressRefused", "SyncRules", "spec.externalIPs 127.0.0.1", web, "not served: spec.externalIPs 127.0.0.1 is a loopback address, and 3 others"},
 		{NodePortInUse("shop/web:http", "n1", 30080, "tcp", netip.MustParseAddrPort("0.0.0.0:30080")), Warning, "KubeProxyNodePortInUse", "Listen", "30080/tcp n1 0.0.0.0:30080", web, "NodePort 30080/tcp takes traffic from a program on node n1 that listens on 0.0.0.0:30080"},
 		{ConfigReloaded("n1", "/etc/c.yaml", "logging.verbosity"), Normal, "KubeProxyConfigReloaded", "ReloadConfiguration", "logging.verbosity", node, "/etc/c.yaml: logging.verbosity"},
 		{ConfigIgnored("n1", "/etc/c.yaml", errors.New("mode: bad")), Warning, "KubeProxyConfigInvalid", "ReloadConfiguration", "mode: bad", node, "mode: bad"},

@@ -7,6 +7,7 @@
 //	endpoints.go  the slices' entries for the port, one for each address and port   SV-31…SV-33, SV-36, SV-37, DP-50
 //	topology.go   which of the ready ones are meant for this node                   SV-38
 //	routes.go     traffic policy × endpoints × detector → routes                    SV-50…SV-59, SV-67
+//	addresses.go  which addresses are served at all                                 SV-13, SV-26
 //	sources.go    who may use a load-balancer address                               SV-15, SV-16
 //	resolve.go    addresses × ports → rows                                          SV-10…SV-18
 //	node.go       this machine: NodePort addresses, detector, service network       CF-63…CF-66, 3.5

@@ -72,7 +72,7 @@ func (r *resolver) appendSlice(buf []candidate, sl *cluster.Slice, port uint16) 
 	facts := &r.view.Node
 	for i := range sl.Endpoints {
 		e := &sl.Endpoints[i]
-		if !e.Ready && !e.Serving || !isFamily(e.Addr, r.settings.Family) {
+		if !e.Ready && !e.Serving || !r.settings.serves(e.Addr, asEndpoint) {
 			continue
 		}
 		c := candidate{addr: netip.AddrPortFrom(e.Addr, port), ready: e.Ready, draining: e.Serving && e.Terminating}

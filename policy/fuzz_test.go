@@ -41,6 +41,7 @@ func checkRandomView(t *testing.T, seed1, seed2 uint64) {
 	if !slices.EqualFunc(got, want, (*lb.Frontend).Equal) {
 		t.Fatalf("seeds %d, %d: view %s\nsettings %+v\ngot\n%v\nwant\n%v", seed1, seed2, describe(v), s, got, want)
 	}
+	checkRefused(t, v, s)
 	// Slices come in no order.
 	g.Shuffle(len(v.Slices), func(i, j int) { v.Slices[i], v.Slices[j] = v.Slices[j], v.Slices[i] })
 	again := policy.Resolve(v, s)
@@ -49,6 +50,50 @@ func checkRandomView(t *testing.T, seed1, seed2 uint64) {
 		t.Fatalf("seeds %d, %d: slices in another order give\n%v\ninstead of\n%v", seed1, seed2, again, got)
 	}
 	checkNode(t, policy.ResolveNode(v.Node, s), s)
+}
+
+// checkRefused checks that what is refused is told: an address that is told would be in no row, and leaving out what is
+// told changes nothing.
+func checkRefused(t *testing.T, v cluster.View, s policy.Settings) {
+	t.Helper()
+	told := map[string]policy.Refusal{}
+	for _, r := range policy.Refused(v, s) {
+		told[r.Field] = r
+	}
+	if v.Service == nil || v.Service.Type == cluster.TypeExternalName {
+		if len(told) > 0 {
+			t.Fatalf("told %v of a Service that has no addresses", told)
+		}
+		return
+	}
+	want := func(field, use string, all []netip.Addr) {
+		all = slices.DeleteFunc(slices.Clone(all), func(a netip.Addr) bool { return lb.FamilyOf(a) != s.Family || oracle.Serves(s, a, use) })
+		r := told[field]
+		if len(all) == 0 {
+			if r != (policy.Refusal{}) {
+				t.Fatalf("%s: told %v, all are served", field, r)
+			}
+			return
+		}
+		if r.Addr != slices.MinFunc(all, netip.Addr.Compare) || r.More != len(all)-1 || r.Why == "" {
+			t.Fatalf("%s: told %+v, want the lowest of %v", field, r, all)
+		}
+	}
+	want("spec.clusterIPs", "cluster IP", v.Service.ClusterIPs)
+	if !slices.ContainsFunc(v.Service.ClusterIPs, func(a netip.Addr) bool { return oracle.Serves(s, a, "cluster IP") }) {
+		return
+	}
+	want("status.loadBalancer.ingress", "load balancer", v.Service.LoadBalancerIPs)
+	if !s.NoExternalIPs {
+		want("spec.externalIPs", "external", v.Service.ExternalIPs)
+	}
+	var endpoints []netip.Addr
+	for _, sl := range v.Slices {
+		for _, e := range sl.Endpoints {
+			endpoints = append(endpoints, e.Addr)
+		}
+	}
+	want("endpoints", "endpoint", endpoints)
 }
 
 // checkPromises checks what package lb says of a Frontend and Resolve of its answer.
@@ -226,6 +271,12 @@ func prefixes(words ...string) []netip.Prefix {
 	return out
 }
 
+// special are addresses at the edges of the classes of SV-26, on both sides.
+var special = addrs("0.0.0.0", "0.255.255.255", "1.0.0.0", "126.255.255.255", "127.0.0.1", "127.255.255.255", "128.0.0.0",
+	"169.253.255.255", "169.254.0.0", "169.254.169.254", "169.254.255.255", "169.255.0.0", "223.255.255.255", "224.0.0.0", "224.0.0.251",
+	"239.255.255.255", "240.0.0.0", "255.255.255.254", "255.255.255.255", "::", "::1", "::2", "::7f00:1", "::1:0:0", "::ffff:192.0.2.9",
+	"64:ff9b::7f00:1", "fe80::1", "fe80::1%eth0", "febf::", "fec0::", "fdff::", "feff::", "ff00::", "ff02::1", "ff0e::1")
+
 func (g generator) settings() policy.Settings {
 	s := policy.Settings{
 		Family:        pick(g, lb.IPv4, lb.IPv6),
@@ -235,6 +286,7 @@ func (g generator) settings() policy.Settings {
 		PodInterface:  pick(g, "", "cbr0"),
 	}
 	s.NoExternalIPs = g.chance(20)
+	s.ExternalIPCIDRs = some(g, 10, prefixes("192.0.2.0/31", "2001:db8::/32", "0.0.0.0/0")...)
 	s.NodePortAddrs.Primary = g.chance(50)
 	s.NodePortAddrs.Prefixes = some(g, 30, prefixes("172.18.0.0/16", "172.18.0.2/32", "0.0.0.0/0", "fd00::/64", "127.0.0.0/8")...)
 	if g.chance(30) {
@@ -267,9 +319,9 @@ func (g generator) service(n cluster.Name) *cluster.Service {
 	s := &cluster.Service{
 		Name:            n,
 		Type:            pick(g, cluster.TypeClusterIP, cluster.TypeNodePort, cluster.TypeLoadBalancer, cluster.TypeLoadBalancer),
-		ClusterIPs:      some(g, 85, addrs("10.96.0.7", "fd00:96::7")...),
-		ExternalIPs:     some(g, 25, addrs("192.0.2.1", "192.0.2.2", "2001:db8::1", "10.96.0.7", "0.0.0.0", "::ffff:192.0.2.9")...),
-		LoadBalancerIPs: some(g, 25, addrs("192.0.2.1", "192.0.2.3", "2001:db8::1", "2001:db8::3", "172.18.0.200")...),
+		ClusterIPs:      append(some(g, 3, special...), some(g, 85, addrs("10.96.0.7", "fd00:96::7")...)...),
+		ExternalIPs:     some(g, 25, addrs("192.0.2.1", "192.0.2.2", "2001:db8::1", "10.96.0.7", pick(g, special...).String())...),
+		LoadBalancerIPs: some(g, 25, addrs(pick(g, special...).String(), "192.0.2.1", "192.0.2.3", "2001:db8::1", "2001:db8::3", "172.18.0.200")...),
 		SourceRanges:    some(g, 15, prefixes("172.18.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "192.0.2.0/24", "fd00::/16", "0.0.0.0/0", "2001:db8::/32", "10.0.0.0/8")...),
 		InternalPolicy:  pick(g, cluster.PolicyCluster, cluster.PolicyLocal),
 		ExternalPolicy:  pick(g, cluster.PolicyCluster, cluster.PolicyLocal),
@@ -338,6 +390,9 @@ func (g generator) endpoint(ipv6 bool, n, readyChance, hintChance int) cluster.E
 	e := cluster.Endpoint{Ready: g.chance(readyChance), Serving: g.chance(70), Terminating: g.chance(50)}
 	if e.Addr = netip.AddrFrom4([4]byte{10, 1, 2, byte(g.IntN(n + 2))}); ipv6 != g.chance(3) {
 		e.Addr = netip.AddrFrom16([16]byte{0: 0xfd, 3: 1, 15: byte(g.IntN(n + 2))})
+	}
+	if g.chance(4) {
+		e.Addr = pick(g, special...)
 	}
 	if g.chance(80) {
 		e.NodeName = unique.Make(pick(g, "node-1", "node-2"))

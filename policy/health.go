@@ -34,7 +34,7 @@ func (r *resolver) readyHere() int {
 		}
 		for i := range sl.Endpoints {
 			e := &sl.Endpoints[i]
-			if e.Ready && !e.Terminating && e.OnNode(r.view.Node.NodeName) && isFamily(e.Addr, r.settings.Family) {
+			if e.Ready && !e.Terminating && e.OnNode(r.view.Node.NodeName) && r.settings.serves(e.Addr, asEndpoint) {
 				addrs = append(addrs, e.Addr)
 			}
 		}

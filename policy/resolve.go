@@ -24,14 +24,15 @@ func Resolve(v cluster.View, s Settings) []*lb.Frontend {
 	if svc == nil || svc.Type == cluster.TypeExternalName {
 		return nil
 	}
-	vip := addrOf(svc.ClusterIPs, s.Family)
+	vip := s.clusterIP(svc)
 	if !vip.IsValid() {
 		return nil
 	}
 	r := resolver{view: &v, svc: svc, settings: &s, vip: vip, detects: detects(v.Node, s), full: v.Name.String()}
 	r.node = nodeAddr(v.Node, s)
+	r.loadBalancerIPs = s.served(svc.LoadBalancerIPs, asLoadBalancerIP)
 	if !s.NoExternalIPs {
-		r.externalIPs = svc.ExternalIPs
+		r.externalIPs = s.served(svc.ExternalIPs, asExternalIP)
 	}
 	r.sources = canonical(svc.SourceRanges, s.Family)
 	if everybody(r.sources) {
@@ -52,18 +53,19 @@ func Resolve(v cluster.View, s Settings) []*lb.Frontend {
 
 // resolver is one call of Resolve.
 type resolver struct {
-	view        *cluster.View
-	svc         *cluster.Service
-	settings    *Settings
-	vip         netip.Addr
-	node        netip.Addr     // this node's address, for source ranges; zero if unknown
-	sources     []netip.Prefix // of the service; nil if everybody may come
-	nodeMay     bool           // there are sources, and this node is among them
-	vipSources  map[netip.Addr][]netip.Prefix
-	externalIPs []netip.Addr // of any family
-	detects     bool         // there is a local-traffic detector
-	full        string       // "ns/name"
-	ports       *portIndex   // nil where a search is cheaper
+	view       *cluster.View
+	svc        *cluster.Service
+	settings   *Settings
+	vip        netip.Addr
+	node       netip.Addr     // this node's address, for source ranges; zero if unknown
+	sources    []netip.Prefix // of the service; nil if everybody may come
+	nodeMay    bool           // there are sources, and this node is among them
+	vipSources map[netip.Addr][]netip.Prefix
+	detects    bool       // there is a local-traffic detector
+	full       string     // "ns/name"
+	ports      *portIndex // nil where a search is cheaper
+
+	loadBalancerIPs, externalIPs []netip.Addr // those that are served
 
 	rows []*lb.Frontend
 	seen map[lb.Key]bool // keys of rows, once there are too many to search
@@ -71,7 +73,7 @@ type resolver struct {
 
 // size is the number of rows if no key comes twice.
 func (r *resolver) size() int {
-	perPort := 1 + len(r.svc.LoadBalancerIPs) + len(r.externalIPs)
+	perPort := 1 + len(r.loadBalancerIPs) + len(r.externalIPs)
 	if r.takesNodePorts() {
 		perPort++
 	}
@@ -90,22 +92,18 @@ func (r *resolver) port(p *cluster.ServicePort) {
 	r.add(row, r.vip, p.Port, p.Protocol)
 
 	nodePort := p.NodePort != 0 && r.takesNodePorts()
-	if !nodePort && len(r.svc.LoadBalancerIPs)+len(r.externalIPs) == 0 {
+	if !nodePort && len(r.loadBalancerIPs)+len(r.externalIPs) == 0 {
 		return
 	}
 	external := r.external(sets)
 	row.Kind, row.Routes, row.Serving = lb.LoadBalancer, external, beside(external, sets.serving)
-	for _, a := range r.svc.LoadBalancerIPs {
-		if isFamily(a, r.settings.Family) {
-			row.Sources = r.sourcesOf(a)
-			r.add(row, a, p.Port, p.Protocol)
-		}
+	for _, a := range r.loadBalancerIPs {
+		row.Sources = r.sourcesOf(a)
+		r.add(row, a, p.Port, p.Protocol)
 	}
 	row.Kind, row.Sources = lb.ExternalIP, nil
 	for _, a := range r.externalIPs {
-		if isFamily(a, r.settings.Family) {
-			r.add(row, a, p.Port, p.Protocol)
-		}
+		r.add(row, a, p.Port, p.Protocol)
 	}
 	if nodePort {
 		row.Kind = lb.NodePort
@@ -169,8 +167,8 @@ func addrOf(addrs []netip.Addr, f lb.Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// isFamily reports whether a can be an address of a service, an endpoint or a node in the family. The
-// unspecified address, addresses with a zone and IPv4-mapped ones cannot: no packet carries them.
+// isFamily reports whether a can be an address of a node in the family. The unspecified address, addresses with a
+// zone and IPv4-mapped ones cannot: no packet carries them.
 func isFamily(a netip.Addr, f lb.Family) bool {
 	return lb.FamilyOf(a) == f && !a.IsUnspecified() && a.Zone() == "" && !a.Is4In6()
 }

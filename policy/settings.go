@@ -33,6 +33,9 @@ type Settings struct {
 	// NoExternalIPs: spec.externalIPs are not served (SV-13, the feature gate AllowServiceExternalIPs). Whoever may
 	// write Services can otherwise take an address of others for the cluster's traffic to it.
 	NoExternalIPs bool
+	// ExternalIPCIDRs are the only networks, of any family, whose addresses are served where spec.externalIPs names them
+	// (--external-ip-cidrs); empty means all. Load-balancer addresses, which no tenant writes, need no leave.
+	ExternalIPCIDRs []netip.Prefix
 	// NodePortAddrs chooses the addresses that answer NodePorts.
 	NodePortAddrs NodePortAddrs
 }

@@ -141,9 +141,12 @@ type spoiler struct {
 }
 
 var generated = map[string]spoiler{
-	"names-at-the-limit":  file(namesAtTheLimit),
-	"1000-ports":          file(thousandPorts),
-	"5000-endpoints":      file(manyEndpoints),
+	"names-at-the-limit": file(namesAtTheLimit),
+	"1000-ports":         file(thousandPorts),
+	"5000-endpoints":     file(manyEndpoints),
+
+	"1000-special-addresses": file(specialAddresses),
+
 	"binary-manifest":     file(func() []byte { return bytes.Repeat([]byte{0xff, 0, 0x80, '\n'}, 1000) }),
 	"10-MB-manifest":      file(func() []byte { return bytes.Repeat([]byte("lorem ipsum dolor\n"), 10_000_000/18) }),
 	"broken-list":         file(brokenList),
@@ -210,6 +213,20 @@ func namesAtTheLimit() []byte {
 		fmt.Fprintf(&b, "kind: EndpointSlice\nmetadata: {name: %s, namespace: shop, labels: {kubernetes.io/service-name: good}}\n"+
 			"addressType: IPv4\nports: [{port: 80}]\nendpoints: [{addresses: [10.1.0.%d]}]\n---\n", name, i+1)
 	}
+	return b.Bytes()
+}
+
+func specialAddresses() []byte {
+	var b bytes.Buffer
+	b.WriteString("kind: Service\nmetadata: {name: bad, namespace: shop}\n" +
+		"status: {loadBalancer: {ingress: [{ip: 224.0.0.1}, {ip: 255.255.255.255}]}}\n" +
+		"spec:\n  type: LoadBalancer\n  clusterIP: 10.96.7.7\n  ports: [{port: 2379}]\n  externalIPs: [192.0.2.77")
+	for i := range 1000 {
+		fmt.Fprintf(&b, ", 127.0.%d.%d", i/250, 1+i%250)
+	}
+	b.WriteString("]\n---\nkind: EndpointSlice\nmetadata: {name: bad-1, namespace: shop, labels: {kubernetes.io/service-name: bad}}\n" +
+		"addressType: IPv4\nports: [{port: 2379}]\n" +
+		"endpoints: [{addresses: [10.1.7.7]}, {addresses: [127.0.0.1]}, {addresses: [169.254.169.254]}]\n")
 	return b.Bytes()
 }
 

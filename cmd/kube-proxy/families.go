@@ -141,7 +141,7 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	t := cfg.mode.Tables
 	f.engine = engine.New(engine.Config{
 		Family: fam, Plane: plane, Store: p.store, Observers: observers,
-		Resolve:       func(v cluster.View) []*lb.Frontend { return policy.Resolve(v, p.settings(fam)) },
+		Resolve:       p.resolver(fam),
 		ResolveNode:   func(facts cluster.Facts) lb.Node { return policy.ResolveNode(facts, p.settings(fam)) },
 		MinSyncPeriod: t.MinSyncPeriod, AuditPeriod: t.SyncPeriod, Log: p.log,
 		Written:    func(w engine.Write) { p.written(f, labelled, w) },
@@ -204,7 +204,7 @@ func settings(cfg *config.Config, r config.Resolved, fam lb.Family) policy.Setti
 		DetectLocal:   policy.LocalMode(cfg.DetectLocal.Mode),
 		ClusterCIDRs:  cfg.ClusterCIDRs,
 		PodInterface:  cfg.DetectLocal.Interface,
-		NoExternalIPs: !cfg.Gates["AllowServiceExternalIPs"],
+		NoExternalIPs: !cfg.Gates["AllowServiceExternalIPs"], ExternalIPCIDRs: cfg.ExternalIPCIDRs,
 		NodePortAddrs: policy.NodePortAddrs{
 			Primary: r.NodePorts.Primary, Prefixes: r.NodePorts.Prefixes, NodeIP: cfg.BindAddress,
 		},

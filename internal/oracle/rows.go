@@ -25,7 +25,7 @@ func Rows(v cluster.View, s policy.Settings) []*lb.Frontend {
 	if svc.Type == cluster.TypeExternalName { // SV-10, even with a stale cluster IP
 		return nil
 	}
-	clusterIPs := w.ofFamily(svc.ClusterIPs)
+	clusterIPs := w.served(svc.ClusterIPs, "cluster IP")
 	if len(clusterIPs) == 0 { // SV-10 headless; SV-11 invisible in this family
 		return nil
 	}
@@ -41,11 +41,11 @@ func Rows(v cluster.View, s policy.Settings) []*lb.Frontend {
 			return lb.Key{Addr: a, Port: port, Proto: lb.Proto(p.Protocol)}
 		}
 		claim(key(clusterIPs[0], p.Port), lb.ClusterIP, p)
-		for _, a := range w.ofFamily(svc.LoadBalancerIPs) { // SV-14
+		for _, a := range w.served(svc.LoadBalancerIPs, "load balancer") { // SV-14
 			claim(key(a, p.Port), lb.LoadBalancer, p)
 		}
 		if !s.NoExternalIPs {
-			for _, a := range w.ofFamily(svc.ExternalIPs) { // SV-13
+			for _, a := range w.served(svc.ExternalIPs, "external") { // SV-13
 				claim(key(a, p.Port), lb.ExternalIP, p)
 			}
 		}
@@ -74,18 +74,40 @@ type world struct {
 	policy.Settings
 }
 
-func (w world) ofFamily(addrs []netip.Addr) []netip.Addr {
-	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return !w.inFamily(a) })
+func (w world) served(addrs []netip.Addr, use string) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return !w.serves(a, use) })
 }
 
-func (w world) inFamily(a netip.Addr) bool {
-	if !a.IsValid() || a.IsUnspecified() || a.Zone() != "" {
+// unserved are the networks of SV-26, and the uses for which their addresses are served all the same.
+var unserved = map[string][]string{
+	"0.0.0.0/8": nil, "127.0.0.0/8": nil, "224.0.0.0/4": nil, "255.255.255.255/32": nil,
+	"169.254.0.0/16": {"cluster IP"}, "240.0.0.0/4": {"cluster IP", "endpoint"},
+	"::/96": nil, "::ffff:0:0/96": nil, "fe80::/10": nil, "ff00::/8": nil,
+}
+
+func (w world) serves(a netip.Addr, use string) bool { return Serves(w.Settings, a, use) }
+
+// Serves reports whether an address is served as "cluster IP", "load balancer", "external" or "endpoint" (SV-26, SV-13).
+func Serves(s policy.Settings, a netip.Addr, use string) bool {
+	if !a.IsValid() || a.Zone() != "" || a.Is4() != (s.Family == lb.IPv4) {
 		return false
 	}
-	if w.Family == lb.IPv4 {
-		return a.Is4()
+	for network, but := range unserved {
+		if contains(netip.MustParsePrefix(network), a) && !slices.Contains(but, use) {
+			return false
+		}
 	}
-	return a.Is6() && !a.Is4In6()
+	inside := func(p netip.Prefix) bool { return contains(p, a) }
+	return use != "external" || len(s.ExternalIPCIDRs) == 0 || slices.ContainsFunc(s.ExternalIPCIDRs, inside)
+}
+
+// contains is Prefix.Contains for IPv4-mapped addresses too, which that takes for neither family.
+func contains(p netip.Prefix, a netip.Addr) bool {
+	if a.Is4() != p.Addr().Is4() {
+		return false
+	}
+	masked, err := a.Prefix(p.Bits())
+	return err == nil && masked == p
 }
 
 // row answers for the three kinds of sources, and writes down no route that the next one makes needless.
@@ -219,7 +241,7 @@ func (w world) each(p cluster.ServicePort, visit func(netip.AddrPort, cluster.En
 				continue
 			}
 			for _, e := range sl.Endpoints {
-				if sl.IPv6 != (w.Family == lb.IPv6) || !w.inFamily(e.Addr) { // SV-34
+				if sl.IPv6 != (w.Family == lb.IPv6) || !w.serves(e.Addr, "endpoint") { // SV-34
 					continue
 				}
 				visit(netip.AddrPortFrom(e.Addr, sp.Port), e)
@@ -373,7 +395,7 @@ func (w world) nodeIP() (ip netip.Addr, known bool) {
 		candidates = append(candidates, w.Node.Node.Addrs...)
 	}
 	for _, a := range candidates {
-		if w.inFamily(a) {
+		if a.IsValid() && !a.IsUnspecified() && a.Zone() == "" && !a.Is4In6() && a.Is4() == (w.Family == lb.IPv4) {
 			return a, true
 		}
 	}

@@ -30,6 +30,8 @@ type Step struct {
 	Events []cluster.Event
 	// Problems are what a user is told, in order.
 	Problems []string
+	// Refused are the addresses that are not served of the Services that the changes concern, a line each.
+	Refused []string
 	// Changes lead from the rows of the state before to the rows of this one; each key stands here once.
 	Changes []lb.Change
 	// NewNode: Table.Node differs from the state before; always so for the first state.
@@ -81,10 +83,17 @@ func (r *Replay) Next() (step Step, ok bool, err error) {
 	}
 	step.Events = r.stretched(step.Events)
 	var changes []lb.Change
+	refused := map[cluster.Name][]policy.Refusal{}
 	for _, ev := range step.Events {
-		changes = append(changes, r.fold(ev)...)
+		changes = append(changes, r.fold(ev, refused)...)
 	}
 	step.Changes = Fold(changes)
+	for name, refusals := range refused {
+		for _, refusal := range refusals {
+			step.Refused = append(step.Refused, name.String()+": "+refusal.String())
+		}
+	}
+	slices.Sort(step.Refused)
 	node := policy.ResolveNode(r.store.Facts(), r.settings)
 	step.NewNode = r.at == 0 || !node.Equal(r.table.Node)
 	r.table.Node = node
@@ -93,14 +102,16 @@ func (r *Replay) Next() (step Step, ok bool, err error) {
 	return step, true, nil
 }
 
-// fold takes in one event and returns what changes in the table.
-func (r *Replay) fold(ev cluster.Event) []lb.Change {
+// fold takes in one event and returns what changes in the table. It notes what is refused of the Services concerned.
+func (r *Replay) fold(ev cluster.Event, refused map[cluster.Name][]policy.Refusal) []lb.Change {
 	var out []lb.Change
 	for _, ref := range r.store.Fold(ev).Services {
 		if r.settings.Family == lb.IPv4 && !ref.V4 || r.settings.Family == lb.IPv6 && !ref.V6 {
 			continue
 		}
-		changes, _ := r.table.Replace(r.owner(ref.Name), policy.Resolve(r.store.View(ref.Name), r.settings))
+		view := r.store.View(ref.Name)
+		refused[ref.Name] = policy.Refused(view, r.settings)
+		changes, _ := r.table.Replace(r.owner(ref.Name), policy.Resolve(view, r.settings))
 		out = append(out, changes...)
 	}
 	return out

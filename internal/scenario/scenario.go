@@ -41,6 +41,8 @@ type State struct {
 	Restart bool
 	// Tables are the golden texts, by family; a family that the file has no table for is absent.
 	Tables map[lb.Family]string
+	// Refused are the lines that tell of addresses that are not served, by family.
+	Refused map[lb.Family]string
 	// Problems are what a user is told of faults in the objects, a line each.
 	Problems string
 	// Packets are the lines of the section, in order.
@@ -216,7 +218,7 @@ func (p *parser) state(name string) *State {
 			return st
 		}
 	}
-	st := &State{Name: name, Tables: map[lb.Family]string{}}
+	st := &State{Name: name, Tables: map[lb.Family]string{}, Refused: map[lb.Family]string{}}
 	p.s.States = append(p.s.States, st)
 	return st
 }
@@ -261,12 +263,16 @@ func (p *parser) section(line int, name, data string) {
 		p.state(step).Tables[lb.IPv4] = data
 	case "table6":
 		p.state(step).Tables[lb.IPv6] = data
+	case "refused":
+		p.state(step).Refused[lb.IPv4] = data
+	case "refused6":
+		p.state(step).Refused[lb.IPv6] = data
 	case "problems":
 		p.state(step).Problems = data
 	case "packets":
 		p.packets(p.state(step), line, data)
 	default:
-		p.errorf(line, "section %q is unknown: want settings, or cluster.yaml, delete, problems, table, table6 "+
+		p.errorf(line, "section %q is unknown: want settings, or cluster.yaml, delete, problems, refused, refused6, table, table6 "+
 			"or packets, alone or after step NAME/, or step NAME/restart", name)
 	}
 }

@@ -74,6 +74,8 @@ func (s *Settings) set(name, value string) error {
 		var allow bool
 		allow, err = strconv.ParseBool(value)
 		s.Policy.NoExternalIPs = !allow
+	case "external-ip-cidrs":
+		s.Policy.ExternalIPCIDRs, err = parsePrefixes(value)
 	case "detect-local-mode":
 		s.Policy.DetectLocal = policy.LocalMode(value)
 	case "cluster-cidr":
@@ -87,7 +89,7 @@ func (s *Settings) set(name, value string) error {
 	case "host-ports":
 		s.HostPorts, err = parseHostPorts(value)
 	default:
-		err = fmt.Errorf("unknown: want node, masquerade-all, allow-service-external-ips, detect-local-mode, cluster-cidr, " +
+		err = fmt.Errorf("unknown: want node, masquerade-all, allow-service-external-ips, external-ip-cidrs, detect-local-mode, cluster-cidr, " +
 			"pod-bridge-interface, pod-interface-name-prefix, nodeport-addresses, node-holds or host-ports")
 	}
 	return err

@@ -73,6 +73,9 @@ func replay(t *testing.T, s *Scenario, f lb.Family, got map[string]string, targe
 		if len(step.Problems) > 0 {
 			got[prefix+"problems"] = strings.Join(step.Problems, "\n") + "\n"
 		}
+		if len(step.Refused) > 0 {
+			got[prefix+strings.Replace(families[f], "table", "refused", 1)] = strings.Join(step.Refused, "\n") + "\n"
+		}
 		if fresh := r.Fresh().String(); fresh != text {
 			t.Errorf("%s: %v: changes lead to another table than a fresh start\n--- changes\n%s--- fresh\n%s", prefix, f, text, fresh)
 		}
@@ -102,7 +105,8 @@ func hostAddr(host string, six bool) netip.Addr {
 // compare shows the differences between a file's golden sections and what they should be.
 func compare(t *testing.T, s *Scenario, got map[string]string) {
 	for _, st := range s.States {
-		want := map[string]string{"table": st.Tables[lb.IPv4], "table6": st.Tables[lb.IPv6], "problems": st.Problems}
+		want := map[string]string{"table": st.Tables[lb.IPv4], "table6": st.Tables[lb.IPv6], "problems": st.Problems,
+			"refused": st.Refused[lb.IPv4], "refused6": st.Refused[lb.IPv6]}
 		for _, part := range slices.Sorted(maps.Keys(want)) {
 			if g := got[st.prefix()+part]; g != want[part] {
 				t.Errorf("%s: section %q differs (if that is meant: go test ./internal/scenario -update)\n%s",
@@ -121,7 +125,7 @@ func rewrite(t *testing.T, file string, got map[string]string) {
 	in := txtar.Parse(old)
 	out := &txtar.Archive{Comment: in.Comment}
 	golden := func(prefix string) {
-		for _, part := range []string{"problems", "table", "table6"} {
+		for _, part := range []string{"problems", "refused", "refused6", "table", "table6"} {
 			if text := got[prefix+part]; text != "" {
 				out.Files = append(out.Files, txtar.File{Name: prefix + part, Data: []byte(text)})
 				delete(got, prefix+part)
@@ -139,7 +143,7 @@ func rewrite(t *testing.T, file string, got map[string]string) {
 		}
 		last = prefix
 		switch part {
-		case "table", "table6", "problems":
+		case "table", "table6", "problems", "refused", "refused6":
 			continue
 		case "packets":
 			golden(prefix)

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"strings"
+
+	"kube-proxy/cluster"
+	"kube-proxy/event"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+)
+
+// refusals remembers which addresses of a family were told not to be served, so that each is told once for as long as
+// it stands there (SV-26). Its memory follows the number of Services that have such addresses. One engine calls it.
+type refusals map[cluster.Name]string
+
+// news returns what is to be told of a Service: one sentence and what it is about, however many addresses there are.
+// A sentence that differs by numbers alone is none.
+func (r refusals) news(name cluster.Name, now []policy.Refusal) (what, subject string) {
+	if len(now) == 0 {
+		delete(r, name)
+		return "", ""
+	}
+	var texts, subjects []string
+	for _, refusal := range now {
+		texts = append(texts, refusal.String())
+		subjects = append(subjects, refusal.Field+" "+refusal.Addr.String())
+	}
+	subject = strings.Join(subjects, ", ")
+	if r[name] == subject {
+		return "", ""
+	}
+	r[name] = subject
+	return strings.Join(texts, "; "), subject
+}
+
+// resolver returns what gives a family's engine the rows of a Service, and tells of its addresses that get none.
+func (p *proxy) resolver(fam lb.Family) func(cluster.View) []*lb.Frontend {
+	told := refusals{}
+	return func(v cluster.View) []*lb.Frontend {
+		settings := p.settings(fam)
+		if what, subject := told.news(v.Name, policy.Refused(v, settings)); what != "" {
+			e := event.AddressRefused(v.Name.String(), what, subject)
+			p.log.Warn(e.Note, "service", v.Name.String(), "family", fam.String())
+			p.tell(e)
+		}
+		return policy.Resolve(v, settings)
+	}
+}

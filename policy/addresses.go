@@ -1,0 +1,179 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// use is what an address is named for.
+type use uint8
+
+const (
+	asClusterIP use = iota
+	asLoadBalancerIP
+	asExternalIP
+	asEndpoint
+)
+
+var useFields = [...]string{asClusterIP: "spec.clusterIPs", asLoadBalancerIP: "status.loadBalancer.ingress",
+	asExternalIP: "spec.externalIPs", asEndpoint: "endpoints"}
+
+// serves reports whether a, named for the use, is an address of the family that is served.
+func (s *Settings) serves(a netip.Addr, u use) bool {
+	return lb.FamilyOf(a) == s.Family && s.refuses(a, u) == ""
+}
+
+// served returns those of the addresses that are served, nil if there are none.
+func (s *Settings) served(addrs []netip.Addr, u use) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range addrs {
+		if s.serves(a, u) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// clusterIP returns the service's cluster IP in the family, the zero Addr if it has none that is served.
+func (s *Settings) clusterIP(svc *cluster.Service) netip.Addr {
+	for _, a := range svc.ClusterIPs {
+		if s.serves(a, asClusterIP) {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// refuses says why a is not served, "" if it is (SV-26).
+func (s *Settings) refuses(a netip.Addr, u use) string {
+	if why := special(a, u); why != "" {
+		return why
+	}
+	if u == asExternalIP && len(s.ExternalIPCIDRs) > 0 && !contains(s.ExternalIPCIDRs, a) {
+		return "is in none of the external networks that are served"
+	}
+	return ""
+}
+
+// special says what keeps a from being anybody's address in the network: whoever named it would take the traffic of
+// a node to itself, or of others on its wire. Two kinds of addresses depend on the use. Those of 240.0.0.0/4 serve
+// clusters as pod and service networks, and link-local ones of IPv4 may do for a service network: those ranges the
+// administrator chose. But an external address among them is named by somebody who does not own it, such as the
+// 169.254.169.254 of a cloud.
+func special(a netip.Addr, u use) string {
+	if a.Is4() {
+		switch b := a.As4(); {
+		case b[0] == 0:
+			return "is of 0.0.0.0/8, which means this host"
+		case b[0] == 127:
+			return "is a loopback address"
+		case b[0] == 169 && b[1] == 254 && u != asClusterIP:
+			return "is a link-local address"
+		case b[0] >= 224 && b[0] < 240:
+			return "is a multicast address"
+		case b == [4]byte{255, 255, 255, 255}:
+			return "is the broadcast address"
+		case b[0] >= 240 && (u == asLoadBalancerIP || u == asExternalIP):
+			return "is of 240.0.0.0/4, which is reserved"
+		}
+		return ""
+	}
+	switch {
+	case a.Zone() != "":
+		return "has a zone"
+	case a.IsUnspecified():
+		return "is the unspecified address"
+	case a.IsLoopback():
+		return "is a loopback address"
+	case a.IsLinkLocalUnicast():
+		return "is a link-local address"
+	case a.IsMulticast():
+		return "is a multicast address"
+	case a.Is4In6(), compatible.Contains(a):
+		return "is an IPv4 address in IPv6 form, which no packet carries"
+	}
+	return ""
+}
+
+// compatible are the IPv4-compatible addresses, long out of use.
+var compatible = netip.MustParsePrefix("::/96")
+
+// Refusal tells of addresses that a Service, or a slice of it, names in one field, and that are not served.
+type Refusal struct {
+	// Field is where they stand.
+	Field string
+	// Addr is the lowest of them, and Why says what is wrong with it.
+	Addr netip.Addr
+	Why  string
+	// More is how many others there are.
+	More int
+}
+
+// String returns the refusal as half a sentence: "spec.externalIPs 127.0.0.1 is a loopback address, and 3 others".
+func (r Refusal) String() string {
+	s := r.Field + " " + r.Addr.String() + " " + r.Why
+	switch r.More {
+	case 0:
+		return s
+	case 1:
+		return s + ", and 1 other"
+	}
+	return s + fmt.Sprintf(", and %d others", r.More)
+}
+
+// Refused returns what [Resolve] leaves out of the service's addresses in the family of s, at most one for each field;
+// nil where all are served, and where none are wanted.
+func Refused(v cluster.View, s Settings) []Refusal {
+	if v.Service == nil || v.Service.Type == cluster.TypeExternalName {
+		return nil
+	}
+	var out []Refusal
+	note := func(found Refusal) {
+		if found.Why != "" {
+			found.More--
+			out = append(out, found)
+		}
+	}
+	note(s.refused(asClusterIP, v.Service.ClusterIPs))
+	if !s.clusterIP(v.Service).IsValid() {
+		return out
+	}
+	note(s.refused(asLoadBalancerIP, v.Service.LoadBalancerIPs))
+	if !s.NoExternalIPs {
+		note(s.refused(asExternalIP, v.Service.ExternalIPs))
+	}
+	found := Refusal{}
+	for _, sl := range v.Slices {
+		for i := range sl.Endpoints {
+			found.add(&s, asEndpoint, sl.Endpoints[i].Addr)
+		}
+	}
+	note(found)
+	return out
+}
+
+func (s *Settings) refused(u use, addrs []netip.Addr) Refusal {
+	var found Refusal
+	for _, a := range addrs {
+		found.add(s, u, a)
+	}
+	return found
+}
+
+// add takes in an address; until [Refused] is done, More counts all.
+func (r *Refusal) add(s *Settings, u use, a netip.Addr) {
+	if lb.FamilyOf(a) != s.Family {
+		return
+	}
+	why := s.refuses(a, u)
+	if why == "" {
+		return
+	}
+	r.More++
+	if r.Why == "" || a.Less(r.Addr) {
+		r.Field, r.Addr, r.Why = useFields[u], a, why
+	}
+}
