@@ -113,3 +113,21 @@ func (p *Plane) Lose(signal bool) {
 		p.signal()
 	}
 }
+
+// Rows returns the rows that packets would meet, by key, with the backends that the kernel has for each.
+func (p *Plane) Rows() map[lb.Key]*lb.Frontend {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	rows := make(map[lb.Key]*lb.Frontend, len(p.kernel.fronts))
+	for key, f := range p.kernel.fronts {
+		met := *f
+		met.Routes = slices.Clone(f.Routes)
+		for i, r := range met.Routes {
+			if r.To != nil {
+				met.Routes[i].To = &lb.BackendSet{ID: r.To.ID, Backends: p.kernel.sets[r.To.ID].backends}
+			}
+		}
+		rows[key] = &met
+	}
+	return rows
+}
