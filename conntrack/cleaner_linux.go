@@ -87,6 +87,7 @@ func (c *Cleaner) Applied(changes []lb.Change) {
 	for _, change := range changes {
 		work = c.index.apply(change) || work
 	}
+	c.index.settle()
 	c.mu.Unlock()
 	if work {
 		select {

@@ -12,11 +12,22 @@ import (
 type index struct {
 	rows    map[lb.Key]*lb.Frontend
 	suspect map[lb.Key]struct{}
+	// left is what was found out of large sets since the last settle.
+	left map[leaving]bool
+}
+
+// leaving is a question: does one of the set not serve a row that balances so? Rows of one service port ask the same.
+type leaving struct {
+	set, serving *lb.BackendSet
+	routes       [3]*lb.BackendSet
 }
 
 func newIndex() *index {
-	return &index{map[lb.Key]*lb.Frontend{}, map[lb.Key]struct{}{}}
+	return &index{rows: map[lb.Key]*lb.Frontend{}, suspect: map[lb.Key]struct{}{}}
 }
+
+// settle is called after a batch of changes.
+func (x *index) settle() { x.left = nil }
 
 // forgets reports whether flows of the protocol are forgotten at all (DP-53, DP-54).
 func forgets(p lb.Proto) bool { return p == lb.UDP || p == lb.SCTP }
@@ -33,7 +44,7 @@ func (x *index) apply(c lb.Change) bool {
 	} else {
 		x.rows[c.Key] = c.New
 	}
-	if old != nil && c.New != nil && !lost(old, c.New) {
+	if old != nil && c.New != nil && !x.lost(old, c.New) {
 		return false
 	}
 	x.suspect[c.Key] = struct{}{}
@@ -42,7 +53,7 @@ func (x *index) apply(c lb.Change) bool {
 
 // lost reports whether flows made under the row old may be wrong under now: somebody stopped serving, or no
 // route went anywhere, so that flows were made without a backend.
-func lost(old, now *lb.Frontend) bool {
+func (x *index) lost(old, now *lb.Frontend) bool {
 	if old.Service != now.Service {
 		return true
 	}
@@ -50,19 +61,37 @@ func lost(old, now *lb.Frontend) bool {
 		return true
 	}
 	if old.Serving != nil {
-		return old.Serving != now.Serving && leaves(old.Serving, now)
+		return old.Serving != now.Serving && x.leaves(old.Serving, now)
 	}
 	return slices.ContainsFunc(old.Routes, func(r lb.Route) bool {
-		return r.To != nil && leaves(r.To, now)
+		return r.To != nil && x.leaves(r.To, now)
 	})
 }
 
 // leaves reports whether one of the set does not serve any more.
-func leaves(s *lb.BackendSet, now *lb.Frontend) bool {
+func (x *index) leaves(s *lb.BackendSet, now *lb.Frontend) bool {
 	if now.Serving == nil && now.Set(s.ID.Scope) == s {
 		return false
 	}
-	return slices.ContainsFunc(s.Backends, func(b lb.Backend) bool { return !now.Serves(b.Addr) })
+	ask := func() bool {
+		return slices.ContainsFunc(s.Backends, func(b lb.Backend) bool { return !now.Serves(b.Addr) })
+	}
+	if len(s.Backends) <= 16 {
+		return ask()
+	}
+	question := leaving{set: s, serving: now.Serving}
+	for i, r := range now.Routes {
+		question.routes[i] = r.To
+	}
+	answer, known := x.left[question]
+	if !known {
+		if x.left == nil {
+			x.left = map[leaving]bool{}
+		}
+		answer = ask()
+		x.left[question] = answer
+	}
+	return answer
 }
 
 // balances reports whether new connections may go anywhere.
