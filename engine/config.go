@@ -113,7 +113,7 @@ type Engine struct {
 	nodeErr   string
 	factsWait pause
 
-	held map[lb.Key]lb.Change // rows of health checks that observers are not told of yet
+	held map[lb.Key]held // rows of health checks that observers are not told of yet
 
 	unresolved waitlist[cluster.Name] // services whose policy panicked
 

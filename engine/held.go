@@ -2,9 +2,16 @@ package engine
 
 import (
 	"slices"
+	"strings"
 
 	"kube-proxy/lb"
 )
+
+// held is a row of a health check that observers are not told of yet.
+type held struct {
+	lb.Change
+	await lb.Key // one of those that it waits for
+}
 
 // hold takes out of accepted changes what observers must not know yet, and keeps it until [Engine.tellHeld]: that a health
 // check has more endpoints to tell of, while a row that leads outside traffic to the Service is not in force (HT-16). To
@@ -20,7 +27,11 @@ func (e *Engine) hold(changes []lb.Change) []lb.Change {
 			c.Old = was.Old
 			delete(e.held, c.Key)
 		}
-		if !c.New.Accepts() || !e.awaited(c.New) {
+		await, waits := lb.Key{}, false
+		if c.New.Accepts() {
+			await, waits = e.awaited(c.New)
+		}
+		if !waits {
 			out = append(out, c)
 			continue
 		}
@@ -33,19 +44,39 @@ func (e *Engine) hold(changes []lb.Change) []lb.Change {
 			continue
 		}
 		if e.held == nil {
-			e.held = map[lb.Key]lb.Change{}
+			e.held = map[lb.Key]held{}
 		}
-		e.held[c.Key] = c
+		e.held[c.Key] = held{c, await}
 	}
 	return out
 }
 
-// awaited reports whether the plane still has to take a row by which traffic from outside comes to the Service of a health
-// check.
-func (e *Engine) awaited(check *lb.Frontend) bool {
-	return slices.ContainsFunc(e.table.Owned(check.Service), func(f *lb.Frontend) bool {
+// awaited returns a row by which traffic from outside comes to the Service of a health check, and that the plane still has
+// to take; false if there is none.
+func (e *Engine) awaited(check *lb.Frontend) (lb.Key, bool) {
+	rows := e.table.Owned(check.Service)
+	i := slices.IndexFunc(rows, func(f *lb.Frontend) bool {
 		return f.Kind != lb.ClusterIP && f.Kind != lb.HealthCheck && e.pending.wishes[f.Key] != nil
 	})
+	if i < 0 {
+		return lb.Key{}, false
+	}
+	return rows[i].Key, true
+}
+
+// stillAwaited does not look at all rows of a Service while the one that was found before has not been taken.
+func (e *Engine) stillAwaited(k lb.Key, h held) bool {
+	if f := e.table.Get(h.await); e.pending.wishes[h.await] != nil && f != nil {
+		if owner, _, _ := strings.Cut(f.Service, ":"); owner == h.New.Service && f.Kind != lb.ClusterIP && f.Kind != lb.HealthCheck {
+			return true
+		}
+	}
+	await, waits := e.awaited(h.New)
+	if waits {
+		h.await = await
+		e.held[k] = h
+	}
+	return waits
 }
 
 // tellHeld tells the observers what was kept from them and has no reason to be any more.
@@ -54,9 +85,9 @@ func (e *Engine) tellHeld() {
 		return
 	}
 	var changes []lb.Change
-	for k, c := range e.held {
-		if !e.awaited(c.New) {
-			changes = append(changes, c)
+	for k, h := range e.held {
+		if !e.stillAwaited(k, h) {
+			changes = append(changes, h.Change)
 			delete(e.held, k)
 		}
 	}
