@@ -19,9 +19,13 @@ type change struct {
 	st   *state
 	undo []func() // not kept while quiet: a state under construction is thrown away instead
 
-	sets       []*set
-	clusterIPs map[netip.Addr]int32 // the counts before this batch, of addresses that it touched
-	rec        []byte               // scratch
+	sets        []*set
+	lists       []*sourceList
+	rowLists    []rowList
+	lastSources []netip.Prefix // what lastList is the list of
+	lastList    *sourceList
+	clusterIPs  map[netip.Addr]int32 // the counts before this batch, of addresses that it touched
+	rec         []byte               // scratch
 }
 
 func (p *Plane) begin(st *state) *change {
@@ -59,6 +63,7 @@ func (c *change) stage(changes []lb.Change) error {
 	for _, s := range c.sets {
 		c.finishSet(s)
 	}
+	c.finishLists()
 	for a, was := range c.clusterIPs {
 		switch is := c.st.clusterIPs[a]; {
 		case was == 0 && is > 0:
@@ -109,12 +114,16 @@ func (c *change) row(k lb.Key, front *lb.Frontend) error {
 		if now, err = c.retain(k, front); err != nil {
 			return err
 		}
+		now.list = c.holdList(front, old.list)
 	}
 	classes, cluster, local := mapsOf(k)
 	c.number(classes, k, had, uint32(old.class), front != nil, uint32(now.class))
 	c.number(cluster, k, old.cluster != nil, old.cluster.number(), now.cluster != nil, now.cluster.number())
 	c.number(local, k, old.local != nil, old.local.number(), now.local != nil, now.local.number())
-	c.sources(k, old.front, front)
+	if now.list != old.list {
+		c.rowLists = append(c.rowLists, rowList{k, old.list, now.list})
+	}
+	c.releaseList(old.list)
 	c.release(old.cluster)
 	c.release(old.local)
 	if isClusterIP(old.front) != isClusterIP(front) { // the address is the key's, so it is the same
@@ -249,36 +258,6 @@ func (c *change) number(i setIndex, k lb.Key, had bool, old uint32, has bool, no
 	if has {
 		c.add(i, appendNum(rec, now))
 	}
-}
-
-// sources stages the change of a frontend's source ranges.
-func (c *change) sources(k lb.Key, old, now *lb.Frontend) {
-	var was, want []netip.Prefix
-	if old != nil {
-		was = old.Sources
-	}
-	if now != nil {
-		want = now.Sources
-	}
-	for _, p := range was {
-		if !has(want, p) {
-			c.remove(sSourceRanges, appendRange(c.rec[:0], k, p))
-		}
-	}
-	for _, p := range want {
-		if !has(was, p) {
-			c.add(sSourceRanges, appendRange(c.rec[:0], k, p))
-		}
-	}
-}
-
-func has(list []netip.Prefix, p netip.Prefix) bool {
-	for _, x := range list {
-		if x == p {
-			return true
-		}
-	}
-	return false
 }
 
 func isClusterIP(f *lb.Frontend) bool { return f != nil && f.Kind == lb.ClusterIP }

@@ -71,6 +71,9 @@ func (p *Plane) elements() int {
 	for _, s := range p.st.sets {
 		n += 1 + len(s.slots)
 	}
+	for _, l := range p.st.lists {
+		n += len(l.ranges)
+	}
 	return n
 }
 
@@ -135,7 +138,7 @@ func (w *wishes) of(i setIndex, key []byte) (data []byte, ok bool) {
 	}
 	addrLen := d.key[0].size
 	switch i {
-	case sServices, sClusterSets, sLocalSets, sSourceRanges:
+	case sServices, sClusterSets, sLocalSets, sSourceLists:
 		if r, is := w.st.rows[parseKey(key, addrLen)]; is {
 			rowRecords(r, find)
 		}
@@ -143,6 +146,9 @@ func (w *wishes) of(i setIndex, key []byte) (data []byte, ok bool) {
 		if r, is := w.st.rows[parseKey(key, 0)]; is {
 			rowRecords(r, find)
 		}
+	case sSourceRanges:
+		l := w.st.listNumbers[order.Uint32(key)>>lengthBits]
+		ok = l != nil && l.has(key)
 	case sClusterIPs:
 		ok = w.st.clusterIPs[parseAddr(key, addrLen)] > 0
 	case sEqualBytes:

@@ -36,7 +36,7 @@ func TestDrift(t *testing.T) {
 		{"cluster ip added", "add element T cluster-ips { 10.7.7.7 }"},
 		{"equal bytes added", "add element T equal-bytes { 7 . 8 }"},
 		{"equal bytes deleted", "delete element T equal-bytes { 7 . 7 }"},
-		{"source range deleted", "delete element T source-ranges { 198.0.0.12 . tcp . 80 . 100.0.0.0/8 }"},
+		{"source range deleted", "delete element T source-ranges { 0x00000108 . 100.0.0.0 }"},
 		{"NodePort deleted", "delete element T nodeports { tcp . 30011 }"},
 		{"verdict deleted", "delete element T nat-classes { 0x000000c4 }"},
 		{"rule added", "add rule T nat-prerouting counter accept"},

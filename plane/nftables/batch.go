@@ -84,20 +84,9 @@ func (t *batch) addSet(i setIndex) {
 		e.u32(unix.NFTA_SET_DATA_TYPE, nftType(d.data))
 		e.u32(unix.NFTA_SET_DATA_LEN, uint32(d.dataLen()))
 	}
-	if d.size != 0 || d.ranged() {
+	if d.size != 0 {
 		desc := e.nest(unix.NFTA_SET_DESC)
-		if d.size != 0 {
-			e.u32(unix.NFTA_SET_DESC_SIZE, d.size)
-		}
-		if d.ranged() {
-			concat := e.nest(setDescConcat)
-			for _, f := range d.key {
-				field := e.nest(unix.NFTA_LIST_ELEM)
-				e.u32(setFieldLen, f.typ.Bytes)
-				e.endNest(field)
-			}
-			e.endNest(concat)
-		}
+		e.u32(unix.NFTA_SET_DESC_SIZE, d.size)
 		e.endNest(desc)
 	}
 	e.bytes(unix.NFTA_SET_USERDATA, d.userdata())
@@ -298,18 +287,10 @@ func (t *batch) remove(set setIndex, rec []byte) {
 // elementKey writes the key part of a record and returns the rest.
 func (e *encoder) elementKey(d *setDef, rec []byte) []byte {
 	k := d.keyLen()
-	value := func(attr uint16, v []byte) {
-		n := e.nest(attr)
-		e.bytes(unix.NFTA_DATA_VALUE, v)
-		e.endNest(n)
-	}
-	value(unix.NFTA_SET_ELEM_KEY, rec[:k])
-	rec = rec[k:]
-	if d.ranged() {
-		value(setElemKeyEnd, rec[:k])
-		rec = rec[k:]
-	}
-	return rec
+	n := e.nest(unix.NFTA_SET_ELEM_KEY)
+	e.bytes(unix.NFTA_DATA_VALUE, rec[:k])
+	e.endNest(n)
+	return rec[k:]
 }
 
 // buffers closes the batch and returns what to send, the sequence number of the last message, and how many

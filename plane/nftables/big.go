@@ -117,18 +117,20 @@ const auditWindow = 6_000
 
 // cycle is what is left of one look at all elements of the large maps.
 type cycle struct {
-	rows []lb.Key
-	sets []lb.SetID
+	rows  []lb.Key
+	sets  []lb.SetID
+	lists []string
 }
 
 func (y *cycle) begin(st *state) {
 	y.rows, y.sets = slices.Collect(maps.Keys(st.rows)), slices.Collect(maps.Keys(st.sets))
+	y.lists = slices.Collect(maps.Keys(st.lists))
 }
 
 // auditSome asks for some elements that shall be there, others each time, and stages what is missing or
 // differs. What is there and shall not be, in a large map, only the monitor and a Reset find.
 func (p *Plane) auditSome(c *change) (int, error) {
-	if len(p.cycle.rows) == 0 && len(p.cycle.sets) == 0 {
+	if len(p.cycle.rows) == 0 && len(p.cycle.sets) == 0 && len(p.cycle.lists) == 0 {
 		p.cycle.begin(p.st)
 	}
 	var is, want [setCount]slab
@@ -159,6 +161,11 @@ func (p *Plane) auditSome(c *change) (int, error) {
 	for y := &p.cycle; asked < auditWindow && len(y.sets) > 0; y.sets = y.sets[1:] {
 		if s, ok := p.st.sets[y.sets[0]]; ok {
 			s.records(ask)
+		}
+	}
+	for y := &p.cycle; asked < auditWindow && len(y.lists) > 0; y.lists = y.lists[1:] {
+		if l := p.st.lists[y.lists[0]]; l != nil {
+			l.records(ask)
 		}
 	}
 	n := 0

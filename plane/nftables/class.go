@@ -3,16 +3,18 @@ package nftables
 import (
 	"cmp"
 	"fmt"
+	"strconv"
 	"time"
 
 	"kube-proxy/lb"
 )
 
 // class is the shape of a frontend's treatment without its names and backends: what each kind of source
-// meets, and whether sources are restricted. Frontends of one class share their chains; a cluster has a
+// meets, and how long the source ranges are. Frontends of one class share their chains; a cluster has a
 // handful. The number is derived from the routes alone, so it means the same after a restart.
 //
-//	bits 0-2 route from anywhere, 3-5 from the host, 6-8 from pods (0: no such route), bit 9 source ranges
+//	bits 0-2 route from anywhere, 3-5 from the host, 6-8 from pods (0: no such route), 9-16 the lengths of the
+//	source ranges, see [eighths] (0: open to all)
 type class uint32
 
 // turn is what one route does.
@@ -28,7 +30,7 @@ const (
 	turnLocalMasq
 )
 
-const classSources class = 1 << 9
+const eighthsShift = 9
 
 var turnNames = [...]string{"", "reject", "drop", "cluster", "cluster-masq", "local", "local-masq"}
 
@@ -54,7 +56,14 @@ func shiftOf(f lb.From) int {
 	return 0
 }
 
-// String returns the class as it stands in chain names, "pods-cluster.host-cluster-masq.any-local.ranges".
+// eighths are those of an address in which the source ranges end.
+func (c class) eighths() uint32 { return uint32(c >> eighthsShift) }
+
+// sourcesChain is the chain that drops whom the source ranges leave out.
+func (c class) sourcesChain() string { return "sources." + c.String() }
+
+// String returns the class as it stands in chain names, "pods-cluster.host-cluster-masq.any-local.ranges-68": the ranges
+// end in the sixth and in the last eighth of the address.
 func (c class) String() string {
 	s := ""
 	if t := c.at(lb.Pods); t != turnNone {
@@ -64,8 +73,13 @@ func (c class) String() string {
 		s += "host-" + turnNames[t] + "."
 	}
 	s += "any-" + turnNames[c.at(lb.Anywhere)]
-	if c&classSources != 0 {
-		s += ".ranges"
+	if e := c.eighths(); e != 0 {
+		s += ".ranges-"
+		for i := range 8 {
+			if e>>i&1 != 0 {
+				s += strconv.Itoa(i + 1)
+			}
+		}
 	}
 	return s
 }
@@ -96,7 +110,7 @@ func classOf(f *lb.Frontend) (class, error) {
 		if f.Key.IsNodePort() {
 			return 0, fmt.Errorf("frontend %s of %s: a NodePort cannot have source ranges", f.Key, f.Service)
 		}
-		c |= classSources
+		c |= class(eighths(f.Sources)) << eighthsShift
 	}
 	return c, nil
 }

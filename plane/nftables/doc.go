@@ -21,7 +21,8 @@
 //	map filter-classes, nat-classes     class : verdict       a few dozen at most
 //	map cluster-shapes, local-shapes    shape : verdict       one for each number of backends in use
 //
-//	set source-ranges  frontend . client range                who may use a frontend with source ranges
+//	map source-lists   address . protocol . port : list      who may use this frontend? (only where there are source ranges)
+//	set source-ranges  list|length . range                    the ranges of a list, a rule for each length
 //	set cluster-ips
 //	set equal-bytes    byte . byte, always all 256          two addresses are equal if all their bytes are
 //
@@ -62,7 +63,7 @@
 // others do to the table, and Audit mends just that.
 //
 // The files, in the order of a change's way: class.go and rules.go (pure: what chains contain), schema.go (the
-// sets), apply.go and state.go (rows to elements), batch.go and wire.go (elements to bytes), socket.go (bytes to
+// sets), apply.go, state.go and ranges.go (rows to elements), batch.go and wire.go (elements to bytes), socket.go (bytes to
 // the kernel); read.go, reset.go, audit.go and monitor.go go the other way; dump.go describes it for tests. For
 // people preview.go and language.go say the same state and rules in the language of the nft program.
 package nftables

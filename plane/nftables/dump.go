@@ -21,7 +21,8 @@ func (p *Plane) Dump() (string, error) {
 	if !snap.ours {
 		return "no table of ours\n", nil
 	}
-	d := dumper{p: p, snap: snap, reachedPlaces: map[string]bool{}, reachedMembers: map[uint32]bool{}}
+	d := dumper{p: p, snap: snap, reachedPlaces: map[string]bool{}, reachedMembers: map[uint32]bool{},
+		lists: map[uint32][]netip.Prefix{}, reachedLists: map[uint32]bool{}}
 	d.index()
 	lines := append(d.rows(), d.addresses()...)
 	slices.Sort(lines)
@@ -40,6 +41,9 @@ type dumper struct {
 
 	reachedPlaces  map[string]bool
 	reachedMembers map[uint32]bool
+
+	lists        map[uint32][]netip.Prefix // of source ranges
+	reachedLists map[uint32]bool
 }
 
 func (d *dumper) fault(format string, args ...any) {
@@ -48,14 +52,35 @@ func (d *dumper) fault(format string, args ...any) {
 
 func (d *dumper) index() {
 	d.numbers = map[setIndex]map[string]uint32{}
-	for _, i := range []setIndex{sServices, sNodePorts, sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets, sMembers, sSetShapes} {
+	for _, i := range []setIndex{sServices, sNodePorts, sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets, sMembers, sSetShapes, sSourceLists} {
 		d.numbers[i] = map[string]uint32{}
 		d.each(i, func(rec []byte) { d.numbers[i][string(rec[:len(rec)-4])] = order.Uint32(rec[len(rec)-4:]) })
 	}
 	d.places = map[string]netip.AddrPort{}
 	d.each(sBackends, func(rec []byte) { d.places[string(rec[:8])] = parsePlace(rec[8:], d.p.addrLen) })
+	d.each(sSourceRanges, func(rec []byte) {
+		n := order.Uint32(rec)
+		d.lists[n>>lengthBits] = append(d.lists[n>>lengthBits], netip.PrefixFrom(parseAddr(rec[4:], d.p.addrLen), int(n&(1<<lengthBits-1))))
+	})
+	for _, ranges := range d.lists {
+		slices.SortFunc(ranges, netip.Prefix.Compare)
+	}
 	d.members = map[uint32]netip.AddrPort{}
 	d.each(sMemberBackends, func(rec []byte) { d.members[order.Uint32(rec)] = parsePlace(rec[4:], d.p.addrLen) })
+}
+
+// sources describes a list of source ranges.
+func (d *dumper) sources(k lb.Key, cl class, key string) string {
+	list, has := d.numbers[sSourceLists][key]
+	ranges := d.lists[list>>lengthBits]
+	if has != (cl.eighths() != 0) || has && (eighths(ranges) != cl.eighths() || list&(1<<lengthBits-1) != 0) {
+		d.fault("%s of class %s has list %#x of source ranges: %v", k, cl, list, ranges)
+	}
+	if !has {
+		return ""
+	}
+	d.reachedLists[list>>lengthBits] = true
+	return fmt.Sprintf(" sources=%v", ranges)
 }
 
 func (d *dumper) each(i setIndex, f func(rec []byte)) {
@@ -78,6 +103,9 @@ func (d *dumper) rows() []string {
 			k, cl := parseKey([]byte(key), n), class(number)
 			d.checkClass(k, cl)
 			line := fmt.Sprintf("%s %s", k, cl)
+			if n > 0 {
+				line += d.sources(k, cl, key)
+			}
 			for _, m := range []struct {
 				set   setIndex
 				scope lb.Scope
@@ -223,10 +251,11 @@ func (d *dumper) addresses() []string {
 	if equal != 256 {
 		d.fault("%d of 256 bytes equal themselves", equal)
 	}
-	put(sSourceRanges, func(rec []byte) string {
-		half := len(rec) / 2
-		return fmt.Sprintf("%s %s-%s", parseKey(rec, n), addr(rec[half-n:]), addr(rec[len(rec)-n:]))
-	})
+	for number, ranges := range d.lists {
+		if !d.reachedLists[number] {
+			d.fault("list %d of source ranges is not used: %v", number, ranges)
+		}
+	}
 	node := d.p.rules.node // the chains are compared with it below
 	lines = append(lines, fmt.Sprintf("node nodeports %v pods %v services %v", node.NodePorts, node.Pods, node.ServiceCIDRs))
 	for _, ch := range d.p.rules.skeleton() {
@@ -243,6 +272,9 @@ func (d *dumper) addresses() []string {
 		for _, v := range m {
 			known[v.chain] = true
 		}
+	}
+	for number := range d.snap.verdicts[sFilterClasses] {
+		known[class(order.Uint32([]byte(number))).sourcesChain()] = true
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.snap.chains)) {
 		if !known[name] {

@@ -91,8 +91,11 @@ func (s *speaker) one(x expr.Any) {
 		s.load(x.Register, fmt.Sprintf("numgen random mod %d", x.Modulus))
 	case *expr.Bitwise:
 		v := *s.value(x.SourceRegister)
-		if v.set != nil || v.mask != nil {
+		if v.mask != nil {
 			s.mistake("bitwise of %q", v.text)
+		}
+		if v.set != nil {
+			v = value{text: s.aside(s.value(x.SourceRegister))}
 		}
 		v.mask, v.xor = x.Mask, x.Xor
 		s.regs[x.DestRegister] = &v
@@ -280,7 +283,13 @@ func (s *speaker) key(d *setDef, register uint32) string {
 // part says one part of a key, or of data. The answer of a map is put aside for it.
 func (s *speaker) part(register uint32) string {
 	v := s.value(register)
-	if v.mask != nil {
+	switch {
+	case len(v.mask) == s.addrLen && strings.HasSuffix(v.text, "addr"):
+		a, _ := netip.AddrFromSlice(v.mask)
+		return v.text + " & " + a.String()
+	case len(v.mask) == 4 && order.Uint32(v.mask) == ^order.Uint32(v.xor):
+		return fmt.Sprintf("%s | 0x%08x", v.text, order.Uint32(v.xor))
+	case v.mask != nil:
 		s.mistake("a key of %q with a mask", v.text)
 	}
 	if v.set == nil {

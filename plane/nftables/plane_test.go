@@ -278,7 +278,8 @@ func TestListing(t *testing.T) {
 		out := runNFT(t, "list ruleset")
 		for _, want := range []string{
 			w.Addr(10, 1).String() + " . tcp . 80 : 0x",
-			" . tcp . 80 . ",
+			"meta mark | 0x00000008 . " + familyOf(w.Family).ip() + " saddr & ",
+			"@source-ranges return",
 			"tcp . 30010 : 0x",
 			"map @backends",
 			"typeof meta mark . numgen random mod 1 : " + familyOf(w.Family).ip() + " daddr . th dport",

@@ -39,8 +39,9 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	}
 	p.rules.node = want.Node
 	st, bad := p.desired(&snapshot{}, want, slices.Values(want.Sorted()))
-	d := &document{change: p.begin(st), about: about{wishes{st: st, defs: &p.rules.sets}, map[netip.Addr]string{}}}
+	d := &document{change: p.begin(st), about: about{wishes{st: st, defs: &p.rules.sets}, map[netip.Addr]string{}, map[uint32]string{}}}
 	d.about.clusterIPs()
+	d.about.sourceLists()
 	d.records()
 	chains, verdicts := d.structure()
 	d.line(0, "# The rules of kube-proxy in mode nftables for %s. The answer of a map that is part of the key of another is", p.fam)
@@ -203,7 +204,7 @@ func (d *setDef) flagNames() string {
 	for _, f := range []struct {
 		bit  uint32
 		name string
-	}{{unix.NFT_SET_INTERVAL, "interval"}, {unix.NFT_SET_EVAL, "dynamic"}, {unix.NFT_SET_TIMEOUT, "timeout"}} {
+	}{{unix.NFT_SET_EVAL, "dynamic"}, {unix.NFT_SET_TIMEOUT, "timeout"}} {
 		if d.flags&f.bit != 0 {
 			names = append(names, f.name)
 		}
@@ -214,9 +215,7 @@ func (d *setDef) flagNames() string {
 // element says a record.
 func (d *setDef) element(rec []byte) string {
 	key, rest := rec[:d.keyLen()], rec[d.keyLen():]
-	if d.ranged() {
-		return ranges(d.key, key, rest)
-	} else if d.data != nil {
+	if d.data != nil {
 		return values(d.key, key) + " : " + values(d.data, rest)
 	}
 	return values(d.key, key)
@@ -230,34 +229,6 @@ func values(fields []field, b []byte) string {
 		b = b[f.size:]
 	}
 	return strings.Join(all, " . ")
-}
-
-// ranges says a concatenation of which each part goes from a first value to a last.
-func ranges(fields []field, first, last []byte) string {
-	var all []string
-	for _, f := range fields {
-		a, b := first[:f.size], last[:f.size]
-		first, last = first[f.size:], last[f.size:]
-		if bytes.Equal(a, b) {
-			all = append(all, f.value(a))
-			continue
-		}
-		p := netip.PrefixFrom(parseAddr(a, f.size), commonBits(a, b))
-		if p != p.Masked() || lastAddr(p) != parseAddr(b, f.size) {
-			panic("plane/nftables: a range that is no prefix") // appendRange makes no other
-		}
-		all = append(all, p.String())
-	}
-	return strings.Join(all, " . ")
-}
-
-func commonBits(a, b []byte) int {
-	for i := range len(a) * 8 {
-		if bit := byte(0x80 >> (i % 8)); a[i/8]&bit != b[i/8]&bit {
-			return i
-		}
-	}
-	return len(a) * 8
 }
 
 // value says a value of the field's type.
@@ -282,6 +253,18 @@ func (f field) value(b []byte) string {
 type about struct {
 	wishes
 	services map[netip.Addr]string // by cluster IP
+	lists    map[uint32]string     // by number: a Service that has the list
+}
+
+// sourceLists finds out who has which list.
+func (a *about) sourceLists() {
+	for _, r := range a.st.rows {
+		if r.list != nil {
+			if was, ok := a.lists[r.list.number]; !ok || r.front.Service < was {
+				a.lists[r.list.number] = r.front.Service
+			}
+		}
+	}
 }
 
 func (a *about) clusterIPs() {
@@ -298,13 +281,17 @@ func (a *about) clusterIPs() {
 func (a *about) record(i setIndex, rec []byte) string {
 	addrLen := a.defs[i].key[0].size
 	switch i {
-	case sServices, sSourceRanges, sNodePorts:
+	case sSourceRanges:
+		n := order.Uint32(rec)
+		p := netip.PrefixFrom(parseAddr(rec[4:], a.defs[i].key[1].size), int(n&(1<<lengthBits-1)))
+		return printable(fmt.Sprintf("%s: %s", a.lists[n>>lengthBits], p))
+	case sServices, sSourceLists, sNodePorts:
 		if i == sNodePorts {
 			addrLen = 0
 		}
 		r := a.st.rows[parseKey(rec, addrLen)]
 		text := r.front.Service + " " + r.front.Kind.String()
-		if i != sSourceRanges {
+		if i != sSourceLists {
 			text += ": " + r.class.String()
 		}
 		return printable(text)

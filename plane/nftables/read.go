@@ -35,8 +35,8 @@ type slab struct {
 	b []byte
 }
 
-// maxRecord is the length of the longest record: an IPv6 source range.
-const maxRecord = 80
+// maxRecord is more than the length of any record.
+const maxRecord = 64
 
 func (s slab) Len() int        { return len(s.b) / max(s.n, 1) }
 func (s slab) at(i int) []byte { return s.b[i*s.n : (i+1)*s.n] }
@@ -254,7 +254,7 @@ func allSets(d *setDef) bool { return !d.dynamic() }
 
 // alwaysRead are those that each audit reads: they grow slowly, if at all.
 func alwaysRead(d *setDef) bool {
-	return smallSets(d) || d.name == "source-ranges"
+	return smallSets(d)
 }
 
 // smallSets are those that do not grow with the cluster.
@@ -316,9 +316,6 @@ func (s *snapshot) element(i setIndex, d *setDef, el []byte) {
 func (d *setDef) record(b, el []byte) []byte {
 	value := func(attr uint16) []byte { return attribute(attribute(el, attr), unix.NFTA_DATA_VALUE) }
 	b = append(b, value(unix.NFTA_SET_ELEM_KEY)...)
-	if d.ranged() {
-		b = append(b, value(setElemKeyEnd)...)
-	}
 	if d.data != nil {
 		b = append(b, value(unix.NFTA_SET_ELEM_DATA)...)
 	}

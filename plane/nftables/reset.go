@@ -249,6 +249,7 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 	c.quiet = true
 	if snap.ours {
 		p.adoptIDs(snap, want, st)
+		c.adoptLists(snap, want)
 	}
 	bad := &refusedRows{}
 	for f := range rows {
@@ -262,6 +263,7 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 			delete(st.sets, id)
 		}
 	}
+	c.finishLists()
 	slots, members := adoptedSlots(snap, st)
 	for _, s := range c.sets {
 		s.touched = false

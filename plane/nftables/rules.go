@@ -94,10 +94,6 @@ func (r *ruleset) lookup(set setIndex, from uint32) []expr.Any {
 	return []expr.Any{&expr.Lookup{SourceRegister: reg(from), SetName: r.sets[set].name}}
 }
 
-func (r *ruleset) notIn(set setIndex, from uint32) []expr.Any {
-	return []expr.Any{&expr.Lookup{SourceRegister: reg(from), SetName: r.sets[set].name, Invert: true}}
-}
-
 func (r *ruleset) mapTo(set setIndex, from, to uint32) []expr.Any {
 	return []expr.Any{&expr.Lookup{SourceRegister: reg(from), DestRegister: reg(to), IsDestRegSet: true, SetName: r.sets[set].name}}
 }
@@ -296,15 +292,25 @@ func (r *ruleset) within(p netip.Prefix, load []expr.Any) []expr.Any {
 	if p.Bits() == 0 {
 		return []expr.Any{} // every packet; nil would mean that there is nothing to match
 	}
-	x := load
-	if p.Bits() < p.Addr().BitLen() {
-		mask := make([]byte, r.addrLen)
-		for i := range p.Bits() {
-			mask[i/8] |= 0x80 >> (i % 8)
-		}
-		x = append(x, &expr.Bitwise{SourceRegister: reg(0), DestRegister: reg(0), Len: uint32(r.addrLen), Mask: mask, Xor: make([]byte, r.addrLen)})
-	}
+	x := append(load, r.mask(p.Bits(), 0)...)
 	return append(x, &expr.Cmp{Op: expr.CmpOpEq, Register: reg(0), Data: p.Masked().Addr().AsSlice()})
+}
+
+// cut loads the first bits of an address of the IP header.
+func (r *ruleset) cut(offset uint32, bits int, to uint32) []expr.Any {
+	return append(r.network(offset, to), r.mask(bits, to)...)
+}
+
+// mask keeps the first bits of an address.
+func (r *ruleset) mask(bits int, at uint32) []expr.Any {
+	if bits == r.addrLen*8 {
+		return nil
+	}
+	mask := make([]byte, r.addrLen)
+	for i := range bits {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return []expr.Any{&expr.Bitwise{SourceRegister: reg(at), DestRegister: reg(at), Len: uint32(r.addrLen), Mask: mask, Xor: make([]byte, r.addrLen)}}
 }
 
 // fromPods are the matches of which one holds for what the local-traffic detector recognises; none if it
@@ -450,6 +456,9 @@ func (r *ruleset) classChains(c class) (chains []chain, filter, nat elementVerdi
 		}
 		return nil, elementVerdict{expr.VerdictGoto, t.chain()}, returns
 	}
+	if c.eighths() != 0 {
+		chains = append(chains, chain{name: c.sourcesChain(), rules: r.sourceRules(c)})
+	}
 	filter, nat = returns, returns
 	if rules := r.filterRules(c); len(rules) > 0 {
 		name := "filter." + c.String()
@@ -490,10 +499,8 @@ func (r *ruleset) froms(c class, f func(t turn, match []expr.Any)) {
 func (r *ruleset) filterRules(c class) []rule {
 	var rules []rule
 	refuses := false
-	if c&classSources != 0 {
-		key := append(r.vip(0), r.network(r.saddr, r.addrRegs+2)...)
-		rules = append(rules, r.rule("source ranges", key, r.notIn(sSourceRanges, 0), dropIt()))
-		refuses = true
+	if c.eighths() != 0 {
+		rules, refuses = append(rules, r.rule("source ranges", jump(c.sourcesChain()))), true
 	}
 	r.froms(c, func(t turn, match []expr.Any) {
 		switch t {
@@ -511,6 +518,17 @@ func (r *ruleset) filterRules(c class) []rule {
 		return nil
 	}
 	return rules
+}
+
+// sourceRules let pass whom one of the frontend's source ranges has, and drop all others. There is a rule for each length.
+func (r *ruleset) sourceRules(c class) []rule {
+	var rules []rule
+	for _, n := range r.lengths(c.eighths()) {
+		list := append(append(keepMark(), r.vip(10)...), r.number(sSourceLists, 10, 0)...)
+		list = append(list, &expr.Bitwise{SourceRegister: reg(0), DestRegister: reg(0), Len: 4, Mask: appendNum(nil, ^uint32(n)), Xor: appendNum(nil, uint32(n))})
+		rules = append(rules, r.rule(fmt.Sprintf("a range of %d bits", n), list, r.cut(r.saddr, n, 1), r.lookup(sSourceRanges, 0), goBack()))
+	}
+	return append(rules, r.rule("in no range", dropIt()))
 }
 
 // natRules send each kind of source to its set.

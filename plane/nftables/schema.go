@@ -48,6 +48,7 @@ const (
 	sMembers
 	sMemberBackends
 	sAffinity
+	sSourceLists
 	sSourceRanges
 	sClusterIPs
 	sEqualBytes
@@ -114,10 +115,10 @@ func schema(f family) [setCount]setDef {
 		sMemberBackends:      {name: "member-backends", key: []field{member}, data: place, comment: "member -> backend"},
 		sAffinity: {name: "affinity", key: []field{num, addr}, data: []field{member}, size: affinityLimit,
 			flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, comment: "set id, client -> its last member"},
-		sSourceRanges: {name: "source-ranges", key: []field{addr, proto, port, addr},
-			flags: unix.NFT_SET_INTERVAL | setConcat, comment: "frontend, client that may use it"},
-		sClusterIPs: {name: "cluster-ips", key: []field{addr}, comment: "addresses of kind ClusterIP"},
-		sEqualBytes: {name: "equal-bytes", key: []field{slot, slot}, comment: "each byte with itself: so rules compare addresses"},
+		sSourceLists:  {name: "source-lists", key: vip, data: one, comment: "frontend -> list of those who may use it"},
+		sSourceRanges: {name: "source-ranges", key: []field{num, addr}, comment: "list and length of the range, range"},
+		sClusterIPs:   {name: "cluster-ips", key: []field{addr}, comment: "addresses of kind ClusterIP"},
+		sEqualBytes:   {name: "equal-bytes", key: []field{slot, slot}, comment: "each byte with itself: so rules compare addresses"},
 
 		sFilterClasses: {name: "filter-classes", key: one, verdict: true, comment: "class -> who may not pass"},
 		sNATClasses:    {name: "nat-classes", key: one, verdict: true, comment: "class -> which set serves whom"},
@@ -128,12 +129,8 @@ func schema(f family) [setCount]setDef {
 
 // What golang.org/x/sys/unix does not have, from nf_tables.h.
 const (
-	setConcat     = 0x80 // NFT_SET_CONCAT: the key is a concatenation in which each field may be a range
-	setDescConcat = 2    // NFTA_SET_DESC_CONCAT
-	setFieldLen   = 1    // NFTA_SET_FIELD_LEN
-	policyAccept  = 1    // NF_ACCEPT
-	setElemKeyEnd = 10   // NFTA_SET_ELEM_KEY_END
-	tableDormant  = 1    // NFT_TABLE_F_DORMANT: its chains are not in force
+	policyAccept = 1 // NF_ACCEPT
+	tableDormant = 1 // NFT_TABLE_F_DORMANT: its chains are not in force
 )
 
 func width(fields []field) int {
@@ -158,8 +155,6 @@ func (d *setDef) byExpression() bool {
 	return false
 }
 
-func (d *setDef) ranged() bool { return d.flags&setConcat != 0 }
-
 // dynamic sets are filled by packets; their elements are not ours to compare.
 func (d *setDef) dynamic() bool { return d.flags&unix.NFT_SET_EVAL != 0 }
 
@@ -177,15 +172,8 @@ func hostOrder(fields []field) bool {
 	return len(fields) == 1 && fields[0].isNumber()
 }
 
-// A record is one element as bytes: the key, for ranged sets the key's end, then the data.
-
-func (d *setDef) recordLen() int {
-	n := d.keyLen() + d.dataLen()
-	if d.ranged() {
-		n += d.keyLen()
-	}
-	return n
-}
+// recordLen is the length of a record, which is one element as bytes: the key, then the data.
+func (d *setDef) recordLen() int { return d.keyLen() + d.dataLen() }
 
 func appendAddr(b []byte, a netip.Addr) []byte {
 	if a.Is4() {

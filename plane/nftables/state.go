@@ -12,6 +12,10 @@ type state struct {
 	node lb.Node
 	rows map[lb.Key]row
 	sets map[lb.SetID]*set
+	// The lists of source ranges, by their content and by their numbers, and the last number given out.
+	lists       map[string]*sourceList
+	listNumbers map[uint32]*sourceList
+	lastList    uint32
 	// The last set id and member given out. They are never used again: an element of the affinity map must
 	// not come to mean something else.
 	lastID, lastMember uint32
@@ -28,6 +32,7 @@ type state struct {
 func newState(rows int) *state {
 	return &state{
 		rows: make(map[lb.Key]row, rows), sets: make(map[lb.SetID]*set, rows),
+		lists: map[string]*sourceList{}, listNumbers: map[uint32]*sourceList{},
 		clusterIPs: make(map[netip.Addr]int32, rows),
 		classes:    map[class]bool{}, shapes: map[shape]bool{}, chains: map[string]string{},
 	}
@@ -38,6 +43,7 @@ type row struct {
 	front          *lb.Frontend
 	class          class
 	cluster, local *set // nil where no route balances over that scope
+	list           *sourceList
 }
 
 // set is a backend set in the kernel. The elements of its slots are backends{id . slot}. Removal moves the
@@ -109,6 +115,9 @@ func (st *state) records(f func(i setIndex, rec []byte)) {
 	for _, s := range st.sets {
 		s.records(f)
 	}
+	for _, l := range st.lists {
+		l.records(f)
+	}
 	for a := range st.clusterIPs {
 		f(sClusterIPs, appendAddr(b[:0], a))
 	}
@@ -128,8 +137,8 @@ func rowRecords(r row, f func(i setIndex, rec []byte)) {
 	if r.local != nil {
 		f(local, appendNum(b, r.local.id))
 	}
-	for _, p := range r.front.Sources {
-		f(sSourceRanges, appendRange(b[:0], r.front.Key, p))
+	if r.list != nil {
+		f(sSourceLists, appendNum(b, r.list.key()))
 	}
 }
 
@@ -151,19 +160,4 @@ func (s *set) slot(i int, b []byte, f func(i setIndex, rec []byte)) {
 	}
 	f(sMembers, appendNum(b, s.members[i]))
 	f(sMemberBackends, appendPlace(appendNum(b[:0], s.members[i]), s.slots[i]))
-}
-
-func lastAddr(p netip.Prefix) netip.Addr {
-	a := p.Addr().AsSlice()
-	for i := p.Bits(); i < len(a)*8; i++ {
-		a[i/8] |= 0x80 >> (i % 8)
-	}
-	last, _ := netip.AddrFromSlice(a)
-	return last
-}
-
-// appendRange appends the record of one source range of a frontend.
-func appendRange(b []byte, k lb.Key, p netip.Prefix) []byte {
-	b = appendAddr(appendKey(b, k), p.Masked().Addr())
-	return appendAddr(appendKey(b, k), lastAddr(p.Masked()))
 }

@@ -1,0 +1,295 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"kube-proxy/lb"
+)
+
+// Source ranges are looked up by their length: each length has its rule, which cuts the client's address off at it. So
+// that there are few rules, lengths are multiples of four bits; a range of another length is written as up to eight of
+// the next one.
+
+const stride = 4
+
+// sourceList is a list of source ranges in the kernel. All frontends with equal ranges share one.
+type sourceList struct {
+	content string
+	number  uint32         // the first bits of its keys; 0 before the first write
+	ranges  []netip.Prefix // sorted, their lengths multiples of stride
+	refs    int32          // rows that it restricts
+
+	written bool        // its elements are in the kernel, or will be with the present batch
+	before  *sourceList // of a new list: what the first of its rows had until now
+	heir    *sourceList // the new list that takes over its number, and what they have in common
+	touched bool
+}
+
+// A list's number leaves its lowest eight bits to the length of a range.
+const (
+	lengthBits = 8
+	maxLists   = 1<<(32-lengthBits) - 1
+)
+
+func (l *sourceList) key() uint32 {
+	if l == nil {
+		return 0
+	}
+	return l.number << lengthBits
+}
+
+// rangesOf cuts prefixes into ranges whose lengths have rules.
+func rangesOf(sources []netip.Prefix) []netip.Prefix {
+	out := make([]netip.Prefix, 0, len(sources))
+	for _, p := range sources {
+		bits := max(stride, (p.Bits()+stride-1)/stride*stride)
+		first := p.Masked().Addr().AsSlice()
+		for i := range 1 << (bits - p.Bits()) { // the bits that are free lie in one byte
+			a := slices.Clone(first)
+			a[(bits-1)/8] |= byte(i << ((8 - bits%8) % 8))
+			addr, _ := netip.AddrFromSlice(a)
+			out = append(out, netip.PrefixFrom(addr, bits))
+		}
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return slices.Compact(out)
+}
+
+// eighths says which lengths the ranges of a list have: bit i stands for those in the i-th eighth of an address, of
+// which there is one for IPv4 and there are four for IPv6.
+func eighths(sources []netip.Prefix) uint32 {
+	var e uint32
+	for _, p := range sources {
+		e |= 1 << (max(0, p.Bits()-1) * 8 / p.Addr().BitLen())
+	}
+	return e
+}
+
+// lengths are the lengths of ranges in the eighths, the longest first.
+func (f family) lengths(eighths uint32) []int {
+	var all []int
+	for n := f.addrLen * 8; n > 0; n -= stride {
+		if eighths>>((n-1)/f.addrLen)&1 != 0 {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// appendSourceRange appends the record of one range of a list.
+func appendSourceRange(b []byte, l *sourceList, p netip.Prefix) []byte {
+	return appendAddr(appendNum(b, l.key()|uint32(p.Bits())), p.Addr())
+}
+
+// has reports whether an element of the key belongs to the list.
+func (l *sourceList) has(key []byte) bool {
+	n := len(key) - 4
+	want := netip.PrefixFrom(parseAddr(key[4:], n), int(order.Uint32(key)&(1<<lengthBits-1)))
+	_, ok := slices.BinarySearchFunc(l.ranges, want, netip.Prefix.Compare)
+	return ok
+}
+
+func (l *sourceList) records(f func(i setIndex, rec []byte)) {
+	b := make([]byte, 0, 24)
+	for _, p := range l.ranges {
+		f(sSourceRanges, appendSourceRange(b, l, p))
+	}
+}
+
+// content identifies lists that are equal.
+func content(sources []netip.Prefix) string {
+	b := make([]byte, 0, len(sources)*17)
+	for _, p := range sources {
+		b = binary.BigEndian.AppendUint16(appendAddr(b, p.Addr()), uint16(p.Bits()))
+	}
+	return string(b)
+}
+
+// holdList adds a reference to the list of a frontend, whose row had the list before until now. It is nil if the
+// frontend is open to all.
+func (c *change) holdList(f *lb.Frontend, before *sourceList) *sourceList {
+	if len(f.Sources) == 0 {
+		return nil
+	}
+	l := c.listOf(f.Sources, before)
+	c.touchList(l)
+	l.refs++
+	return l
+}
+
+// listOf finds the list of these sources, or makes it. The frontends of a Service share their slice, so the last one is
+// remembered.
+func (c *change) listOf(sources []netip.Prefix, before *sourceList) *sourceList {
+	if len(c.lastSources) == len(sources) && &c.lastSources[0] == &sources[0] {
+		return c.lastList
+	}
+	key := content(sources)
+	l := c.st.lists[key]
+	if l == nil {
+		l = &sourceList{content: key, ranges: rangesOf(sources), before: before}
+		c.st.lists[key] = l
+		c.takeBackBy(func() { delete(c.st.lists, key) })
+	}
+	c.lastSources, c.lastList = sources, l
+	return l
+}
+
+func (c *change) releaseList(l *sourceList) {
+	if l != nil {
+		c.touchList(l)
+		l.refs--
+	}
+}
+
+func (c *change) touchList(l *sourceList) {
+	if l.touched {
+		return
+	}
+	l.touched = true
+	c.lists = append(c.lists, l)
+	was := *l
+	was.touched = false
+	c.takeBackBy(func() { *l = was })
+}
+
+// takeBackBy notes how to take back a change of the state.
+func (c *change) takeBackBy(undo func()) {
+	if !c.quiet {
+		c.undo = append(c.undo, undo)
+	}
+}
+
+// rowList is a row whose list is another one than before.
+type rowList struct {
+	key      lb.Key
+	was, now *sourceList
+}
+
+// finishLists stages what the batch does to lists, now that all rows are known, and then which rows have which. A list
+// that takes the place of another, as where a range was added, gets its number: so only what differs is written, and
+// nothing for the rows.
+func (c *change) finishLists() {
+	for _, l := range c.lists {
+		if b := l.before; l.refs > 0 && !l.written && b != nil && b.refs == 0 && b.heir == nil {
+			b.heir, l.number = l, b.number
+		}
+	}
+	for _, l := range c.lists {
+		l.touched = false
+		switch {
+		case l.refs == 0:
+			c.endList(l)
+		case !l.written:
+			c.beginList(l)
+		}
+	}
+	for _, r := range c.rowLists {
+		c.number(sSourceLists, r.key, r.was != nil, r.was.key(), r.now != nil, r.now.key())
+	}
+	c.lists, c.rowLists = nil, nil
+}
+
+// beginList stages the elements of a new list, or what distinguishes them from those of the list before.
+func (c *change) beginList(l *sourceList) {
+	var was []netip.Prefix
+	if b := l.before; b != nil && b.heir == l {
+		was = b.ranges
+	}
+	if l.number == 0 {
+		l.number = c.st.freeList()
+	}
+	l.written, l.before = true, nil
+	c.nameList(l.number, l)
+	b := make([]byte, 0, 24)
+	mergePrefixes(was, l.ranges,
+		func(p netip.Prefix) { c.remove(sSourceRanges, appendSourceRange(b, l, p)) },
+		func(p netip.Prefix) { c.add(sSourceRanges, appendSourceRange(b, l, p)) })
+}
+
+// endList stages the end of a list that no row has any more.
+func (c *change) endList(l *sourceList) {
+	delete(c.st.lists, l.content)
+	c.takeBackBy(func() { c.st.lists[l.content] = l })
+	if l.heir != nil {
+		return
+	}
+	if l.number != 0 {
+		c.nameList(l.number, nil)
+	}
+	if l.written {
+		l.records(c.remove)
+	}
+}
+
+// nameList gives a number to a list, or to none.
+func (c *change) nameList(number uint32, l *sourceList) {
+	was := c.st.listNumbers[number]
+	c.takeBackBy(func() { setOrDelete(c.st.listNumbers, number, was) })
+	setOrDelete(c.st.listNumbers, number, l)
+}
+
+func setOrDelete(m map[uint32]*sourceList, number uint32, l *sourceList) {
+	if l == nil {
+		delete(m, number)
+	} else {
+		m[number] = l
+	}
+}
+
+// freeList returns a number that no list has.
+func (st *state) freeList() uint32 {
+	for {
+		st.lastList = st.lastList%maxLists + 1
+		if st.listNumbers[st.lastList] == nil {
+			return st.lastList
+		}
+	}
+}
+
+// adoptLists gives the lists of want the numbers by which the kernel's rows already refer to them.
+func (c *change) adoptLists(snap *snapshot, want *lb.Table) {
+	recs := snap.records[sSourceLists]
+	for j := range recs.Len() {
+		rec := recs.at(j)
+		number := order.Uint32(rec[len(rec)-4:]) >> lengthBits
+		c.st.lastList = max(c.st.lastList, number)
+		f := want.Get(parseKey(rec, c.addrLen))
+		if f == nil || len(f.Sources) == 0 || number == 0 || c.st.listNumbers[number] != nil {
+			continue
+		}
+		if l := c.listOf(f.Sources, nil); l.number == 0 {
+			l.number = number
+			c.st.listNumbers[number] = l
+			c.touchList(l)
+		}
+	}
+}
+
+// mergePrefixes calls gone for what only was has, and come for what only now has. Both are sorted.
+func mergePrefixes(was, now []netip.Prefix, gone, come func(netip.Prefix)) {
+	for len(was) > 0 || len(now) > 0 {
+		order := 0
+		switch {
+		case len(was) == 0:
+			order = +1
+		case len(now) == 0:
+			order = -1
+		default:
+			order = was[0].Compare(now[0])
+		}
+		if order < 0 {
+			gone(was[0])
+		}
+		if order > 0 {
+			come(now[0])
+		}
+		if order <= 0 && len(was) > 0 {
+			was = was[1:]
+		}
+		if order >= 0 && len(now) > 0 {
+			now = now[1:]
+		}
+	}
+}
