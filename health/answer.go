@@ -16,6 +16,8 @@ type standing struct {
 	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
 	Healthy      bool                    `json:"healthy"`
 	Status       map[string]familyReport `json:"status"`
+	// Waiting is what the process waits for before it writes.
+	Waiting string `json:"waiting,omitempty"`
 }
 
 // readiness is the body of /readyz.
@@ -25,6 +27,7 @@ type readiness struct {
 	Draining    bool      `json:"draining"`
 	// Missing are the families whose first full sync is not done.
 	Missing []string `json:"missing"`
+	Waiting string   `json:"waiting,omitempty"`
 }
 
 // ServeHTTP answers one probe.
@@ -54,11 +57,15 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// standing says how the families and, unless eligible is nil, the node stand.
+// standing says how the families and, unless eligible is nil, the node stand. That another process keeps this one from
+// writing is a reason to send the node nothing after a while, but none to start this process anew.
 func (s *Server) standing(eligible *bool) (int, standing) {
 	r := s.look()
-	out := standing{LastUpdated: r.last, CurrentTime: r.now, NodeEligible: eligible, Healthy: r.healthy, Status: r.families}
-	if !r.healthy || eligible != nil && !*eligible {
+	out := standing{LastUpdated: r.last, CurrentTime: r.now, NodeEligible: eligible, Healthy: r.healthy, Status: r.families, Waiting: r.waiting}
+	if eligible != nil && r.stalled {
+		out.Healthy = false
+	}
+	if !out.Healthy || eligible != nil && !*eligible {
 		return http.StatusServiceUnavailable, out
 	}
 	// There was a time when it told how long ago the last sync was, and clients judge by that (HT-05).
@@ -68,7 +75,7 @@ func (s *Server) standing(eligible *bool) (int, standing) {
 
 func (s *Server) readiness() (int, readiness) {
 	r := s.look()
-	out := readiness{CurrentTime: r.now, Draining: s.draining.Load(), Missing: r.missing}
+	out := readiness{CurrentTime: r.now, Draining: s.draining.Load(), Missing: r.missing, Waiting: r.waiting}
 	if out.Missing == nil {
 		out.Missing = []string{}
 	}

@@ -13,6 +13,8 @@
 // write since (HT-04). One odd Service that the kernel refuses does not make a family unhealthy: all nodes have that
 // Service, and would leave the load balancers together. If nothing else is to be written, the engine has the kernel take
 // a write that changes nothing; where that too is refused, the node has failed.
+// While another process keeps this one from writing ([Config].Waiting) all three say so; after twice the sync period
+// /healthz is 503, but /livez is not: a restart would not help.
 // Any method will do. Bodies are JSON in one line, times as RFC 3339 in UTC.
 //
 // What each is for: cloud load balancers ask /healthz whether to send a node traffic of Services whose policy

@@ -25,6 +25,9 @@ type Config struct {
 	// it is not being deleted, and has no taint ToBeDeletedByClusterAutoscaler (HT-06). Nil means that there
 	// are no Node objects, and the node is eligible.
 	NodeEligible func() (known, eligible bool)
+	// Waiting returns since when the process waits for the right to write rules, and a sentence on what it waits for; the
+	// zero time means that it does not wait. Nil means never.
+	Waiting func() (since time.Time, on string)
 	// Answered is told of each answer on /healthz, /livez and /readyz (MT-15). It may be nil.
 	Answered func(path string, code int)
 	// OnListenFailed is told that the address cannot be bound: once, not at each try, until it can or the
@@ -112,6 +115,10 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 func (s *Server) failed(at netip.AddrPort, err error, again bool) {
+	if since, on := s.waiting(); again && !since.IsZero() { // it has the address too
+		s.cfg.Log.Info("health server does not listen yet", "address", at.String(), "err", err, "because", on)
+		return
+	}
 	what := "health server does not listen"
 	if again {
 		what += ", trying again every 5 s"

@@ -28,6 +28,7 @@ type scene struct {
 	noNodes         bool
 	known, eligible bool
 	drained         bool
+	waits           time.Time // since when the process waits for another
 }
 
 func (sc *scene) server() *Server {
@@ -35,6 +36,12 @@ func (sc *scene) server() *Server {
 		Families:     map[lb.Family]func() State{lb.IPv4: func() State { return sc.v4 }},
 		SyncPeriod:   func() time.Duration { return sc.period },
 		NodeEligible: func() (known, eligible bool) { return sc.known, sc.eligible },
+		Waiting: func() (time.Time, string) {
+			if sc.waits.IsZero() {
+				return sc.waits, ""
+			}
+			return sc.waits, "for another"
+		},
 	}
 	if !sc.v4Only {
 		cfg.Families[lb.IPv6] = func() State { return sc.v6 }
@@ -75,6 +82,7 @@ func TestAnswers(t *testing.T) {
 	}
 	allWell := status(true, true)
 	swapped := fmt.Sprintf(`"status":{"IPv4":{"lastUpdated":%s,"healthy":true},"IPv6":{"lastUpdated":%s,"healthy":false}}}`, six, four)
+	waiting := func(body string) string { return strings.TrimSuffix(body, "}") + `,"waiting":"for another"}` }
 	ready := `{"currentTime":` + now + `,"ready":true,"draining":false,"missing":[]}`
 	for _, test := range []struct {
 		name                   string
@@ -107,6 +115,12 @@ func TestAnswers(t *testing.T) {
 		{"a period that is not known is 30 s", func(sc *scene) { sc.v4.QueuedSince, sc.period = at(541), 0 }, 200, 200, 200,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},
+		{"another process writes, not yet for two periods", func(sc *scene) { sc.waits = at(540.000000001) }, 200, 200, 200,
+			waiting(`{"lastUpdated":` + now + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":true,` + allWell),
+			waiting(`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell), waiting(ready)},
+		{"another process writes for two periods: that is no reason to restart", func(sc *scene) { sc.waits = at(540) }, 503, 200, 200,
+			waiting(`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":true,"healthy":false,` + allWell),
+			waiting(`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell), waiting(ready)},
 		{"HT-06 the node is about to go: that is no reason to restart", func(sc *scene) { sc.eligible = false }, 503, 200, 200,
 			`{"lastUpdated":` + six + `,"currentTime":` + now + `,"nodeEligible":false,"healthy":true,` + allWell,
 			`{"lastUpdated":` + now + `,"currentTime":` + now + `,"healthy":true,` + allWell, ready},

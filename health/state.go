@@ -40,6 +40,8 @@ type report struct {
 	last     time.Time // the newest real update of any family
 	families map[string]familyReport
 	missing  []string // families that have not begun
+	waiting  string   // what the process waits for before it writes
+	stalled  bool     // it has waited longer than a change may
 }
 
 type familyReport struct {
@@ -71,7 +73,16 @@ func (s *Server) look() report {
 			r.missing = append(r.missing, f.String())
 		}
 	}
+	since, on := s.waiting()
+	r.waiting, r.stalled = on, !since.IsZero() && r.now.Sub(since) >= patience
 	return r
+}
+
+func (s *Server) waiting() (since time.Time, on string) {
+	if s.cfg.Waiting == nil {
+		return time.Time{}, ""
+	}
+	return s.cfg.Waiting()
 }
 
 // Healthy reports whether the rules of every family are up to date (HT-04). It says nothing of the node.

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -21,86 +19,6 @@ import (
 	"kube-proxy/internal/logtest"
 	"kube-proxy/lb"
 )
-
-// Two kube-proxies in one network namespace: the second says so and waits. When the first ends, however it
-// ends, the second takes over what is there; while it waits it can be stopped, and leaves the rules alone.
-func TestTwoProxies(t *testing.T) {
-	t.Parallel()
-	n := newNamespace(t)
-	old, young := t.TempDir(), t.TempDir()
-	write(t, filepath.Join(old, "m/good.yaml"), good())
-	write(t, filepath.Join(young, "m/other.yaml"), service("other", "10.96.0.2", 80, "10.0.0.2"))
-	first := n.serve(old)
-
-	waits := regexp.MustCompile(`level=WARN msg="another kube-proxy serves this network namespace: this one waits until it ends" pid=\d+ `)
-	stopped := n.start(young, usualArgs(), nil)
-	stopped.await(waits)
-	if code := stopped.end(syscall.SIGTERM); code != 0 {
-		t.Errorf("exit code %d after SIGTERM while it waited:\n%s", code, stopped.log())
-	}
-
-	second := n.start(young, usualArgs(), nil)
-	second.await(waits)
-	second.await(regexp.MustCompile(`msg="read manifests"`))
-	if got := n.serves(); got != goodServed {
-		t.Errorf("while the second waits the kernel has\n%s", got)
-	}
-	first.end(syscall.SIGKILL)
-	second.await(regexp.MustCompile(`the other kube-proxy has ended; the rules are ours now`))
-	second.await(allWritten)
-	if got, want := n.serves(), "frontend 10.96.0.2 . tcp . 80\nbackend 10.0.0.2 . 8080\n"; got != want {
-		t.Errorf("when the second has taken over the kernel has\n%swant:\n%s", got, want)
-	}
-	if code := second.end(syscall.SIGTERM); code != 0 {
-		t.Errorf("exit code %d after SIGTERM", code)
-	}
-	if strings.Contains(first.log()+second.log()+stopped.log(), "others had changed") {
-		t.Errorf("they undid each other's work:\n%s\n%s", first.log(), second.log())
-	}
-}
-
-// Anybody may listen on the name of the socket, but does not keep the proxy from its work.
-func TestTurnStranger(t *testing.T) {
-	t.Parallel()
-	n, dir := newNamespace(t), t.TempDir()
-	write(t, filepath.Join(dir, "m/good.yaml"), good())
-	stranger := n.start(dir, nil, func(c *exec.Cmd) { c.Env = append(c.Env, asUser+"=65534", asHolder+"="+turnSocket) })
-	stranger.await(regexp.MustCompile("holding"))
-	p := n.serve(dir)
-	if got, want := p.log(), `a process of another user holds the socket by which kube-proxies take turns; going on without" socket=@kube-proxy`; !strings.Contains(got, want) {
-		t.Errorf("want %q:\n%s", want, got)
-	}
-	if got := n.serves(); got != goodServed {
-		t.Errorf("the kernel has\n%s", got)
-	}
-}
-
-// A long wait is told again, and a turn that ends in order is passed on.
-func TestTurnReminds(t *testing.T) {
-	t.Parallel()
-	name := "@kube-proxy-test-" + t.TempDir()
-	first := &turn{name: name, log: slog.New(slog.DiscardHandler)}
-	if err := first.wait(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	r, w := io.Pipe()
-	second := &turn{name: name, remind: time.Millisecond, log: slog.New(slog.NewTextHandler(w, nil))}
-	done := make(chan error)
-	go func() { done <- second.wait(t.Context()); w.Close() }()
-	buf := make([]byte, 4096)
-	for range 3 {
-		k, err := r.Read(buf)
-		if err != nil || !strings.Contains(string(buf[:k]), "this one waits until it ends") {
-			t.Fatalf("%s, %v", buf[:k], err)
-		}
-	}
-	go io.Copy(io.Discard, r)
-	first.close()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	second.close()
-}
 
 // kill -9 leaves the rules; the next process finds them and goes on.
 func TestKilled(t *testing.T) {
@@ -263,9 +181,9 @@ func (n *namespace) proxy(log *slog.Logger) *proxy {
 func (n *namespace) proxyOf(cfg *config.Config, log *slog.Logger) *proxy {
 	n.t.Helper()
 	p := newProxy(nil, cfg, nil, log)
-	p.turn.name = "@kube-proxy-test-" + n.t.TempDir()
 	var err error
 	n.Do(func() {
+		p.turn = newTurn(log)
 		if err = p.choose(n.t.Context(), lb.IPv4); err == nil {
 			p.newMetrics()
 			err = p.newFamilies([]lb.Family{lb.IPv4, lb.IPv6})

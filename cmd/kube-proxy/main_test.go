@@ -2,12 +2,10 @@ package main
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"strconv"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,7 +17,7 @@ const (
 	asUser      = "KUBE_PROXY_TEST_UID"          // give up root for this user
 	noNetfilter = "KUBE_PROXY_TEST_NO_NETFILTER" // as on a kernel without netfilter's netlink
 	asFiles     = "KUBE_PROXY_TEST_FILES"        // how many descriptors it may have
-	asHolder    = "KUBE_PROXY_TEST_HOLD"         // listen on this socket, print a line, and wait
+	asSquatter  = "KUBE_PROXY_TEST_SQUAT"        // take what proxies take turns by, as far as that can be had, and keep it
 )
 
 func TestMain(m *testing.M) {
@@ -49,12 +47,8 @@ func spoil() error {
 			return fmt.Errorf("refuse netfilter sockets: %w", err)
 		}
 	}
-	if name := os.Getenv(asHolder); name != "" {
-		if _, err := net.Listen("unix", name); err != nil {
-			return err
-		}
-		fmt.Fprintln(os.Stderr, "holding")
-		time.Sleep(time.Hour)
+	if os.Getenv(asSquatter) != "" {
+		return squat()
 	}
 	return nil
 }

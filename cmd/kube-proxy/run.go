@@ -52,7 +52,7 @@ type proxy struct {
 }
 
 func newProxy(args []string, cfg *config.Config, logs *logging.Log, log *slog.Logger) *proxy {
-	p := &proxy{args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), turn: newTurn(log), tell: func(event.Event) {}, dropped: func() uint64 { return 0 }}
+	p := &proxy{args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), tell: func(event.Event) {}, dropped: func() uint64 { return 0 }}
 	p.present.Store(&configured{Config: cfg})
 	p.facts, p.hangups = make(chan struct{}, 1), make(chan os.Signal, 1)
 	p.verbosity.Store(int64(cfg.Logging.Verbosity))
@@ -107,23 +107,19 @@ func (p *proxy) run(ctx context.Context) error {
 		return err
 	}
 	p.newServers()
+	p.turn = newTurn(p.log)
 	return errors.Join(p.serve(ctx, src), p.closePlanes())
 }
 
 // serve has everything run until ctx ends, and then returns nil, or until something fails that the process cannot
-// live without. Until it is this process's turn, only the source runs: then what it has listed is written at once.
+// live without. Until it is this process's turn, only the source and the health server run: then what has been listed
+// is written at once.
 func (p *proxy) serve(ctx context.Context, src source) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	failed := &failures{end: end}
 	var running sync.WaitGroup
-	running.Go(func() {
-		if p.turn.wait(ctx) != nil {
-			return
-		}
-		defer p.turn.close()
-		p.perform(ctx, failed.add)
-	})
+	running.Go(func() { p.perform(ctx, failed.add) })
 	running.Go(func() { p.watchConfig(ctx, failed.add) })
 	running.Go(func() {
 		if err := p.follow(ctx, src); err != nil {
@@ -174,9 +170,18 @@ func (p *proxy) perform(ctx context.Context, fail func(error)) {
 	defer stop()
 	serving, end := context.WithCancel(context.WithoutCancel(ctx))
 	var answering, cleaning sync.WaitGroup
-	answering.Go(func() { p.runServers(serving, fail) })
-	cleaning.Go(func() { p.cleanOthers(ctx) })
-	p.runFamilies(ctx)
+	defer p.turn.close()
+	ours := p.turn.take()
+	p.listenHealth(ours)
+	answering.Go(func() { p.runHealth(serving, fail) })
+	if ours || p.turn.wait(ctx) == nil {
+		if !ours { // the other may have had the address
+			p.listenHealth(true)
+		}
+		answering.Go(func() { p.runServers(serving, fail) })
+		cleaning.Go(func() { p.cleanOthers(ctx) })
+		p.runFamilies(ctx)
+	}
 	cleaning.Wait()
 	end()
 	answering.Wait()

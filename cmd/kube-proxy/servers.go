@@ -93,6 +93,7 @@ func (p *proxy) newServers() {
 		Families:     map[lb.Family]func() health.State{},
 		SyncPeriod:   func() time.Duration { return p.config().mode.Tables.SyncPeriod },
 		NodeEligible: p.nodeEligible,
+		Waiting:      func() (time.Time, string) { return p.turn.waiting() },
 		Answered:     p.servers.metrics.HealthAnswered,
 		OnListenFailed: func(at netip.AddrPort, err error) {
 			if p.config().Servers.HardFail && !p.reloaded.Load() { // a reload does not end the process
@@ -125,16 +126,24 @@ func (p *proxy) newServers() {
 	})
 }
 
-// runServers serves until ctx ends. An error is of an address that cannot be had, where that is to end the process.
+// listenHealth has the health server listen. Only when it is our turn may its address end the process: before, it is
+// that of the proxy whose turn it is.
+func (p *proxy) listenHealth(ours bool) {
+	cfg := p.config()
+	p.servers.health.Listen(healthAddr(cfg.Config), ours && cfg.Servers.HardFail)
+}
+
+// runHealth serves until ctx ends. An error is of an address that cannot be had, where that is to end the process.
+func (p *proxy) runHealth(ctx context.Context, fail func(error)) {
+	if err := p.servers.health.Run(ctx); err != nil {
+		fail(fmt.Errorf("%s: %w", p.config().Name("healthzBindAddress"), err))
+	}
+}
+
+// runServers runs all others, as runHealth.
 func (p *proxy) runServers(ctx context.Context, fail func(error)) {
 	cfg := p.config()
 	var running sync.WaitGroup
-	running.Go(func() {
-		p.servers.health.Listen(healthAddr(cfg.Config), cfg.Servers.HardFail)
-		if err := p.servers.health.Run(ctx); err != nil {
-			fail(fmt.Errorf("%s: %w", cfg.Name("healthzBindAddress"), err))
-		}
-	})
 	running.Go(func() {
 		if err := p.servers.status.Run(ctx); err != nil {
 			p.tell(event.FailedToStartMetricServer(cfg.NodeName, cfg.Servers.Metrics.String(), err))

@@ -3,117 +3,142 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
-	"os"
+	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"kube-proxy/internal/kernel"
 )
 
-// turnSocket is what the process that writes a network namespace's rules listens on. The kernel keeps abstract
-// sockets by network namespace, whatever the container's files look like, and removes them with the process,
-// however it ends.
-const turnSocket = "@kube-proxy"
+// turnGroup is the number of the lock: "kp" in ASCII, which no known program logs to.
+const turnGroup = 'k'<<8 | 'p'
+
+// turnBell is an abstract socket on which the process whose turn it is listens, so that those who wait for its end
+// need not ask for the lock all the time. It gives no right: anybody may take the name, and who waits asks anyway.
+const turnBell = "@kube-proxy"
+
+const (
+	// turnAsk is how often the lock is asked for while the bell is there.
+	turnAsk = time.Second
+	// turnPause is the time between two tries while it is not, or when it has rung in vain.
+	turnPause = 50 * time.Millisecond
+	// turnRemind is the time between two log lines about the wait.
+	turnRemind = time.Minute
+)
 
 // turn is the right to write the rules of this network namespace. While one process has it, others wait: two
 // that serve different things, such as the old and the new pod of a rolling update, would undo each other's
-// work for as long as both live.
+// work for as long as both live. Only who may write rules can take it, and it ends with the process.
 type turn struct {
-	name   string        // of the socket
-	remind time.Duration // between two log lines about the wait
+	lock   *kernel.Lock // nil where there is none to take
+	err    error        // why
+	remind time.Duration
 	log    *slog.Logger
-	socket net.Listener // nil while waiting, and where turns cannot be taken
+	bell   net.Listener // nil until it is our turn, and where somebody else has the name
+
+	mu     sync.Mutex
+	since  time.Time // when the wait began; zero if this process does not wait
+	holder string    // for whom it waits; "" if nobody has looked yet
 }
 
-func newTurn(log *slog.Logger) *turn { return &turn{name: turnSocket, remind: time.Minute, log: log} }
+// newTurn returns the turn of the calling thread's network namespace.
+func newTurn(log *slog.Logger) *turn {
+	t := &turn{remind: turnRemind, log: log}
+	t.lock, t.err = kernel.OpenLock(turnGroup)
+	return t
+}
 
-// wait returns nil when it is this process's turn, or an error when ctx has ended. Where turns cannot be taken at
-// all it says so, and returns nil.
+// take reports whether it is this process's turn; if not, the wait has begun. Where turns cannot be taken at all it
+// says so, and is true.
+func (t *turn) take() bool {
+	err := t.err
+	if err == nil {
+		err = t.lock.Take()
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if errors.Is(err, kernel.ErrHeld) {
+		if t.since.IsZero() {
+			t.since = time.Now()
+		}
+		return false
+	}
+	if err != nil {
+		t.log.Warn("cannot tell whether another kube-proxy serves this network namespace; going on", "err", err)
+	}
+	t.since = time.Time{}
+	if t.bell == nil {
+		t.bell, _ = net.Listen("unix", turnBell) // without it others ask more often
+	}
+	return true
+}
+
+// wait returns nil when it is this process's turn, or an error when ctx has ended. How long another may have it is not
+// bounded: one that is only stopped would go on writing when it is continued. So it is told, in the log and by
+// [turn.waiting].
 func (t *turn) wait(ctx context.Context) error {
-	var began, told time.Time
-	for {
-		var err error
-		if t.socket, err = new(net.ListenConfig).Listen(ctx, "unix", t.name); err == nil {
-			if !began.IsZero() {
-				t.log.Info("the other kube-proxy has ended; the rules are ours now", "waited", time.Since(began).Round(time.Millisecond))
-			}
-			return nil
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if !errors.Is(err, unix.EADDRINUSE) {
-			t.log.Warn("cannot tell whether another kube-proxy serves this network namespace; going on", "err", err)
-			return nil
-		}
-		if began.IsZero() {
-			began = time.Now()
-		}
-		holder, err := t.dial(ctx)
-		if err != nil { // it has just ended, or many wait for it
-			pause(ctx, 50*time.Millisecond)
-			continue
-		}
-		// Anybody may take the name, but must not keep us from our work.
-		if holder.uid != 0 && holder.uid != uint32(os.Geteuid()) {
-			holder.Close()
-			t.log.Warn("a process of another user holds the socket by which kube-proxies take turns; going on without",
-				"socket", t.name, "pid", holder.pid, "uid", holder.uid)
-			return nil
-		}
+	if t.take() {
+		return nil
+	}
+	began, _ := t.waiting()
+	for told := (time.Time{}); !t.take(); {
 		if time.Since(told) >= t.remind {
 			told = time.Now()
+			holder := t.lock.Holder().String()
+			t.mu.Lock()
+			t.holder = holder
+			t.mu.Unlock()
 			t.log.Warn("another kube-proxy serves this network namespace: this one waits until it ends",
-				"pid", holder.pid, "waiting", time.Since(began).Round(time.Second))
+				"holder", holder, "waiting", time.Since(began).Round(time.Second))
 		}
-		holder.awaitEnd(ctx, t.remind)
+		if awaitBell(ctx); t.take() {
+			break
+		}
+		if pause(ctx, turnPause); ctx.Err() != nil {
+			return ctx.Err()
+		}
 	}
+	t.log.Info("the other kube-proxy has ended; the rules are ours now", "waited", time.Since(began).Round(time.Millisecond))
+	return nil
+}
+
+// awaitBell returns when the bell rings, which is to say when the socket's listener ends; at once if there is none, and
+// after turnAsk at the latest.
+func awaitBell(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, turnAsk)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", turnBell)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	_, _ = conn.Read(make([]byte, 1)) // it is never accepted
+}
+
+// waiting returns since when this process waits for its turn, and what it waits for; the zero time if it does not.
+func (t *turn) waiting() (since time.Time, on string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.since.IsZero() {
+		return t.since, ""
+	}
+	on = "another kube-proxy writes the rules of this network namespace"
+	if t.holder != "" {
+		on += ": " + t.holder
+	}
+	return t.since, on
 }
 
 // close gives the turn to the next.
 func (t *turn) close() {
-	if t.socket != nil {
-		t.socket.Close()
+	if t.lock != nil {
+		_ = t.lock.Close() // the process ends
 	}
-}
-
-// holder is a connection to the process whose turn it is. It is never accepted, and ends with the process.
-type holder struct {
-	*net.UnixConn
-	pid int32 // 0 if it is of a pid namespace that this process does not see
-	uid uint32
-}
-
-func (t *turn) dial(ctx context.Context) (holder, error) {
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", t.name)
-	if err != nil {
-		return holder{}, err
-	}
-	unixConn := conn.(*net.UnixConn)
-	raw, err := unixConn.SyscallConn()
-	if err != nil {
-		conn.Close()
-		return holder{}, err
-	}
-	var cred *unix.Ucred
-	var credErr error
-	err = raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err := errors.Join(err, credErr); err != nil {
-		conn.Close()
-		return holder{}, fmt.Errorf("ask who listens on %s: %w", t.name, err)
-	}
-	return holder{unixConn, cred.Pid, cred.Uid}, nil
-}
-
-// awaitEnd returns when the holder ends, at most after a while.
-func (h holder) awaitEnd(ctx context.Context, most time.Duration) {
-	defer h.Close()
-	stop := context.AfterFunc(ctx, func() { h.Close() })
-	defer stop()
-	if h.SetReadDeadline(time.Now().Add(most)) == nil {
-		h.Read(make([]byte, 1))
+	if t.bell != nil {
+		_ = t.bell.Close()
 	}
 }
 

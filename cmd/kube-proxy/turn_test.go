@@ -1,0 +1,191 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/kernel"
+)
+
+// itWaits matches the log of a proxy that waits for another.
+var itWaits = regexp.MustCompile(`level=WARN msg="another kube-proxy serves this network namespace: this one waits until it ends" holder="process \d+ \(`)
+
+// Two kube-proxies in one network namespace: the second says so and waits. When the first ends, however it
+// ends, the second takes over what is there; while it waits it can be stopped, and leaves the rules alone.
+func TestTwoProxies(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	old, young := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(old, "m/good.yaml"), good())
+	write(t, filepath.Join(young, "m/other.yaml"), service("other", "10.96.0.2", 80, "10.0.0.2"))
+	first := n.serve(old)
+
+	stopped := n.start(young, usualArgs(), nil)
+	stopped.await(itWaits)
+	if code := stopped.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d after SIGTERM while it waited:\n%s", code, stopped.log())
+	}
+
+	second := n.start(young, append(usualArgs(), "--bind-address-hard-fail"), nil)
+	second.await(itWaits)
+	second.await(regexp.MustCompile(`msg="read manifests"`))
+	second.await(regexp.MustCompile(`level=INFO msg="health server does not listen yet"`)) // the first has the address
+	if got := n.serves(); got != goodServed {
+		t.Errorf("while the second waits the kernel has\n%s", got)
+	}
+	first.end(syscall.SIGKILL)
+	second.await(regexp.MustCompile(`the other kube-proxy has ended; the rules are ours now`))
+	second.await(allWritten)
+	if got, want := n.serves(), "frontend 10.96.0.2 . tcp . 80\nbackend 10.0.0.2 . 8080\n"; got != want {
+		t.Errorf("when the second has taken over the kernel has\n%swant:\n%s", got, want)
+	}
+	n.code(healthURL+"/readyz", 200)
+	if code := second.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d after SIGTERM", code)
+	}
+	if strings.Contains(first.log()+second.log()+stopped.log(), "others had changed") {
+		t.Errorf("they undid each other's work:\n%s\n%s", first.log(), second.log())
+	}
+	if strings.Contains(second.log(), "level=ERROR") {
+		t.Errorf("a wait is no error:\n%s", second.log())
+	}
+}
+
+// A proxy that is stopped keeps its turn: it would go on writing when it is continued. Who waits for it says so, in the
+// log and on its health port.
+func TestFrozenProxy(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	frozen := n.serve(dir)
+	if err := frozen.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	second := n.start(dir, append(usualArgs(), "--healthz-bind-address=127.0.0.1:10300"), nil)
+	second.await(itWaits)
+	const url = "http://127.0.0.1:10300"
+	n.code(url+"/livez", 200)
+	a := n.code(url+"/readyz", 503)
+	has(t, "/readyz", a.body, `"ready":false`, `"waiting":"another kube-proxy writes the rules of this network namespace: process `, "T (stopped)")
+	has(t, "the log", second.log(), "T (stopped)")
+	if err := frozen.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	frozen.stop()
+	if a := n.code(url+"/readyz", 200); strings.Contains(a.body, "waiting") {
+		t.Errorf("/readyz: %s", a.body)
+	}
+	second.stop()
+}
+
+// squat is what a neighbour in the node's network namespace can do to keep kube-proxy from its work: it takes every
+// name by which a proxy has ever told that it writes, answers nobody, and stays.
+func squat() error {
+	socket, err := net.Listen("unix", "@kube-proxy")
+	if err != nil {
+		return err
+	}
+	go func() {
+		for {
+			if _, err := socket.Accept(); err != nil {
+				return
+			}
+		}
+	}()
+	lock, err := kernel.OpenLock(turnGroup)
+	if err != nil {
+		return err
+	}
+	err = lock.Take()
+	fmt.Println("squatting:", err)
+	if !errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("take the lock: %w", err)
+	}
+	time.Sleep(time.Hour)
+	return nil
+}
+
+// Whoever may not write rules does not keep the proxy from it: neither another user, nor root without capabilities, nor
+// the root of a user namespace, whatever pid namespace hides it.
+func TestSquatters(t *testing.T) {
+	t.Parallel()
+	root := []syscall.SysProcIDMap{{HostID: 0, Size: 1}}
+	for name, as := range map[string]func(*exec.Cmd){
+		"another user": func(c *exec.Cmd) { c.Env = append(c.Env, asUser+"=65534") },
+		"root without capabilities": func(c *exec.Cmd) {
+			c.Args = []string{"setpriv", "--inh-caps=-all", "--bounding-set=-all", c.Path}
+			c.Path, c.Err = exec.LookPath("setpriv")
+		},
+		"root of a user namespace": func(c *exec.Cmd) {
+			c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: root, GidMappings: root}
+		},
+		"hidden by a pid namespace": func(c *exec.Cmd) {
+			c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWPID, UidMappings: root, GidMappings: root}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n, dir := newNamespace(t), t.TempDir()
+			write(t, filepath.Join(dir, "m/good.yaml"), good())
+			squatter := n.start(dir, nil, func(c *exec.Cmd) { as(c); c.Env = append(c.Env, asSquatter+"=1") })
+			squatter.await(regexp.MustCompile("squatting: .*CAP_NET_ADMIN"))
+			p := n.serve(dir)
+			n.code(healthURL+"/readyz", 200)
+			if got := n.serves(); got != goodServed {
+				t.Errorf("the kernel has\n%s", got)
+			}
+			if strings.Contains(p.log(), "another kube-proxy") || strings.Contains(p.log(), "going on") {
+				t.Errorf("the squatter was heeded:\n%s", p.log())
+			}
+		})
+	}
+}
+
+// A long wait is told again, and a turn that ends in order is passed on.
+func TestTurnReminds(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	var first, second *turn
+	r, w := io.Pipe()
+	n.Do(func() {
+		first, second = newTurn(slog.New(slog.DiscardHandler)), newTurn(slog.New(slog.NewTextHandler(w, nil)))
+	})
+	second.remind = time.Millisecond
+	if err := first.wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() { done <- second.wait(t.Context()); w.Close() }()
+	buf := make([]byte, 4096)
+	for range 3 {
+		k, err := r.Read(buf)
+		if err != nil || !strings.Contains(string(buf[:k]), "this one waits until it ends") {
+			t.Fatalf("%s, %v", buf[:k], err)
+		}
+	}
+	if since, on := second.waiting(); since.IsZero() || !strings.HasPrefix(on, "another kube-proxy writes") {
+		t.Errorf("waiting since %v on %q", since, on)
+	}
+	go io.Copy(io.Discard, r)
+	first.close()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if since, on := second.waiting(); !since.IsZero() || on != "" {
+		t.Errorf("after the wait: since %v on %q", since, on)
+	}
+	second.close()
+}

@@ -1,0 +1,159 @@
+package kernel
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// ErrHeld says that another process has the lock.
+var ErrHeld = errors.New("another process holds the lock")
+
+// Lock is a right that one process of a network namespace has at a time, and that only those can take who may write
+// netfilter's rules there (CAP_NET_ADMIN): it is one of the 65,536 groups to which rules may log, each of which the
+// kernel gives to one socket. It is free again when the socket closes, however its process ends. No rule logs to the
+// group, so nothing comes of it but the right.
+type Lock struct {
+	socket *netlink.Conn
+	group  uint16
+	may    bool // this process may take it
+}
+
+// OpenLock returns a lock, which is not taken yet, of the network namespace of the calling thread. The error wraps
+// ErrUnsupported if the kernel has no netlink of netfilter.
+func OpenLock(group uint16) (*Lock, error) {
+	socket, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil, fmt.Errorf("%w: netfilter's netlink is missing (CONFIG_NETFILTER_NETLINK)", ErrUnsupported)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open a netfilter netlink socket: %w", err)
+	}
+	return &Lock{socket: socket, group: group}, nil
+}
+
+// Close gives the lock back.
+func (l *Lock) Close() error { return l.socket.Close() }
+
+// Of linux/netfilter/nfnetlink_log.h.
+const (
+	logConfig        = unix.NFNL_SUBSYS_ULOG<<8 | 1    // NFULNL_MSG_CONFIG
+	logNothing       = unix.NFNL_SUBSYS_ULOG<<8 | 0xff // a message that does not exist
+	logConfigCommand = 1                               // NFULA_CFG_CMD
+	logBind          = 1                               // NFULNL_CFG_CMD_BIND
+)
+
+// Take takes the lock; that it is taken already is no error. The error is ErrHeld if another process has it, and else
+// wraps fs.ErrPermission or ErrUnsupported, or is one of the socket. It is for one goroutine at a time.
+func (l *Lock) Take() error {
+	err := l.ask(logConfig, netlink.Attribute{Type: logConfigCommand, Data: []byte{logBind}})
+	if errors.Is(err, unix.EPERM) && !l.may {
+		// The kernel gives one answer to who lacks CAP_NET_ADMIN, and to who asks for the group of another. What the message
+		// is, it looks at after that.
+		l.may = !errors.Is(l.ask(logNothing), unix.EPERM)
+	}
+	switch {
+	case err == nil, errors.Is(err, unix.EBUSY): // it is ours
+		return nil
+	case errors.Is(err, unix.EPERM) && l.may:
+		return ErrHeld
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("take log group %d of netfilter: %w: CAP_NET_ADMIN is needed", l.group, fs.ErrPermission)
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP): // nfnetlink knows no such subsystem, and no module brought it
+		return fmt.Errorf("%w: netfilter's log groups are missing (the module nfnetlink_log, CONFIG_NETFILTER_NETLINK_LOG)", ErrUnsupported)
+	}
+	return fmt.Errorf("take log group %d of netfilter: %w", l.group, err)
+}
+
+// ask sends a message about the group, and returns the error that the kernel answers with.
+func (l *Lock) ask(typ uint16, attrs ...netlink.Attribute) error {
+	body, err := netlink.MarshalAttributes(attrs)
+	if err != nil {
+		return err
+	}
+	_, err = l.socket.Execute(netlink.Message{
+		Header: netlink.Header{Type: netlink.HeaderType(typ), Flags: netlink.Request | netlink.Acknowledge},
+		Data:   append([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, byte(l.group >> 8), byte(l.group)}, body...), // struct nfgenmsg
+	})
+	return err
+}
+
+// Holder is the process that has a lock.
+type Holder struct {
+	PID     int    // 0 if this process cannot see it, as from another pid namespace
+	Program string // its name
+	State   string // "S (sleeping)", "T (stopped)" and the like
+	Port    uint32 // its socket's netlink port; 0 if nobody has the lock
+}
+
+// String says who it is.
+func (h Holder) String() string {
+	if h.PID == 0 {
+		return fmt.Sprintf("a process that cannot be seen from here (netlink port %d)", h.Port)
+	}
+	return fmt.Sprintf("process %d (%s), %s", h.PID, h.Program, h.State)
+}
+
+// Holder looks up who has the lock, in the network namespace of the calling thread. It reads all of /proc.
+func (l *Lock) Holder() Holder {
+	var h Holder
+	for _, f := range fields("/proc/thread-self/net/netfilter/nfnetlink_log") {
+		if len(f) > 1 && f[0] == strconv.Itoa(int(l.group)) {
+			h.Port = uint32(number(f[1]))
+		}
+	}
+	var socket string
+	for _, f := range fields("/proc/thread-self/net/netlink") { // sk Eth Pid Groups Rmem Wmem Dump Locks Drops Inode
+		if len(f) > 9 && f[1] == strconv.Itoa(unix.NETLINK_NETFILTER) && uint32(number(f[2])) == h.Port {
+			socket = "socket:[" + f[9] + "]"
+		}
+	}
+	if h.Port == 0 || socket == "" {
+		return h
+	}
+	open, _ := filepath.Glob("/proc/[0-9]*/fd/*") // the pattern is right
+	for _, fd := range open {
+		if to, err := os.Readlink(fd); err == nil && to == socket {
+			h.PID = int(number(strings.Split(fd, "/")[2]))
+			break
+		}
+	}
+	for _, f := range fields(fmt.Sprintf("/proc/%d/status", h.PID)) {
+		switch f[0] {
+		case "Name:":
+			h.Program = strings.Join(f[1:], " ")
+		case "State:":
+			h.State = strings.Join(f[1:], " ")
+		}
+	}
+	return h
+}
+
+// fields returns the words of each line of a file that has any; none if it cannot be read.
+func fields(path string) (lines [][]string) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer file.Close()
+	for in := bufio.NewScanner(file); in.Scan(); {
+		if words := strings.Fields(in.Text()); len(words) > 0 {
+			lines = append(lines, words)
+		}
+	}
+	return lines
+}
+
+// number reads an unsigned number, or one below 0 as the kernel prints it in places; 0 if it is none.
+func number(s string) int64 {
+	n, _ := strconv.ParseInt(s, 10, 64)
+	return n
+}
