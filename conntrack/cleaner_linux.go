@@ -33,7 +33,7 @@ type Stats struct {
 	LastRun  time.Duration // how long the last pass took
 }
 
-// Cleaner forgets flows whose backend left. It is an engine.Observer.
+// Cleaner forgets flows whose backend left. It is an engine.Observer and an engine.NodeObserver.
 type Cleaner struct {
 	cfg    Config
 	kernel kernel
@@ -89,12 +89,26 @@ func (c *Cleaner) Applied(changes []lb.Change) {
 	}
 	c.index.settle()
 	c.mu.Unlock()
-	if work {
-		select {
-		case c.wake <- struct{}{}:
-		default:
-		}
+	c.wakeIf(work)
+}
+
+func (c *Cleaner) wakeIf(work bool) {
+	if !work {
+		return
 	}
+	select {
+	case c.wake <- struct{}{}:
+	default: // it is awake
+	}
+}
+
+// NodeApplied takes note of the addresses that answer NodePorts. It does no I/O; where they changed, its time follows
+// the rows.
+func (c *Cleaner) NodeApplied(n lb.Node) {
+	c.mu.Lock()
+	work := c.index.answerAt(n.NodePorts)
+	c.mu.Unlock()
+	c.wakeIf(work)
 }
 
 // Stats returns what has been done so far.

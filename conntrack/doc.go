@@ -6,10 +6,13 @@
 // (PN-01, PN-08). SCTP behaves alike (DP-54). So, after the rules are in, entries are deleted that
 //
 //   - were made to an address and port of a row where somebody stopped serving, or which went or is new
-//     (DP-50; the port counts, DP-52), on any address of this machine for a NodePort (PN-02), and
+//     (DP-50; the port counts, DP-52), for a NodePort on any address of this machine that answers NodePorts (PN-02), and
 //   - are answered by something that does not serve that service port now: also where nobody does any more
 //     (DP-51), and also by the service address itself, which means that the entry was made while no route
 //     went anywhere. This last kind is left alone until one does: the next packet would only make it again.
+//
+// On other addresses of the machine the port of a NodePort may be somebody else's, such as a pod's hostPort, and is left alone.
+// When an address stops to answer NodePorts, the flows that are left there go, once: the rules would not make them again.
 //
 // TCP is never touched (DP-53).
 //

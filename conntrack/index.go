@@ -14,6 +14,9 @@ type index struct {
 	suspect map[lb.Key]struct{}
 	// left is what was found out of large sets since the last settle.
 	left map[leaving]bool
+	// nodePorts are the addresses that answer NodePorts, everywhere before somebody has told; nodePortsBefore are
+	// those that did when flows were looked at last.
+	nodePorts, nodePortsBefore []netip.Prefix
 }
 
 // leaving is a question: does one of the set not serve a row that balances so? Rows of one service port ask the same.
@@ -22,8 +25,31 @@ type leaving struct {
 	routes       [3]*lb.BackendSet
 }
 
+// everywhere are all addresses.
+var everywhere = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+
 func newIndex() *index {
-	return &index{rows: map[lb.Key]*lb.Frontend{}, suspect: map[lb.Key]struct{}{}}
+	return &index{rows: map[lb.Key]*lb.Frontend{}, suspect: map[lb.Key]struct{}{}, nodePorts: everywhere}
+}
+
+// answerAt takes note of the addresses that answer NodePorts now, and reports whether that made keys suspect.
+func (x *index) answerAt(nodePorts []netip.Prefix) (work bool) {
+	if slices.Equal(x.nodePorts, nodePorts) {
+		return false
+	}
+	for k := range x.rows {
+		if k.IsNodePort() {
+			x.suspect[k] = struct{}{}
+			work = true
+		}
+	}
+	for _, p := range x.nodePorts {
+		if work && !slices.Contains(x.nodePortsBefore, p) {
+			x.nodePortsBefore = append(x.nodePortsBefore, p)
+		}
+	}
+	x.nodePorts = nodePorts
+	return work
 }
 
 // settle is called after a batch of changes.
@@ -110,8 +136,9 @@ type flow struct {
 type plan struct {
 	// keys are the suspect keys with their rows; nil where no row is left.
 	keys map[lb.Key]*lb.Frontend
-	// locals are this machine's addresses; nil if no NodePort is suspect.
-	locals map[netip.Addr]struct{}
+	// locals are this machine's addresses that answer NodePorts, or did until the pass before; the latter are false. It
+	// is empty if no NodePort is suspect.
+	locals map[netip.Addr]bool
 	// taken are local addresses whose port belongs to a row of its own, though a suspect NodePort has it too.
 	taken map[lb.Key]struct{}
 }
@@ -129,7 +156,15 @@ func (x *index) hasNodePort() bool {
 // take returns the plan for what is suspect now, and begins anew. A NodePort that became suspect without
 // locals being known stays for the next time.
 func (x *index) take(locals map[netip.Addr]struct{}) *plan {
-	p := &plan{keys: make(map[lb.Key]*lb.Frontend, len(x.suspect)), locals: locals, taken: map[lb.Key]struct{}{}}
+	p := &plan{keys: make(map[lb.Key]*lb.Frontend, len(x.suspect)), locals: map[netip.Addr]bool{}, taken: map[lb.Key]struct{}{}}
+	for a := range locals {
+		if answers := within(x.nodePorts, a); answers || within(x.nodePortsBefore, a) {
+			p.locals[a] = answers
+		}
+	}
+	if locals != nil {
+		x.nodePortsBefore = nil
+	}
 	later := map[lb.Key]struct{}{} // a fresh map: one that was large costs its largest past size
 	for k := range x.suspect {
 		if k.IsNodePort() && locals == nil {
@@ -138,7 +173,7 @@ func (x *index) take(locals map[netip.Addr]struct{}) *plan {
 		}
 		p.keys[k] = x.rows[k]
 		if k.IsNodePort() {
-			for a := range locals {
+			for a := range p.locals {
 				if at := (lb.Key{Addr: a, Port: k.Port, Proto: k.Proto}); x.rows[at] != nil {
 					p.taken[at] = struct{}{}
 				}
@@ -147,6 +182,10 @@ func (x *index) take(locals map[netip.Addr]struct{}) *plan {
 	}
 	x.suspect = later
 	return p
+}
+
+func within(ps []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(ps, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // retry makes a key suspect again.
@@ -175,6 +214,8 @@ func (p *plan) stale(f flow) (lb.Key, bool) {
 	switch {
 	case !ok:
 		return k, false
+	case k.IsNodePort() && (row == nil || !p.locals[f.to.Addr()]):
+		return k, f.from != f.to // without a translation it is the node's own
 	case row == nil:
 		return k, true
 	case row.Serves(f.from):

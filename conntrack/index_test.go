@@ -220,6 +220,61 @@ func TestStale(t *testing.T) {
 	}
 }
 
+// A NodePort's flows are looked for on the addresses that answer NodePorts, and once on those that did until now.
+func TestStaleAtNodeAddresses(t *testing.T) {
+	const nodePort, at1, at2, at3 = "nodeport:30053/udp", "192.0.2.1:30053/udp", "192.0.2.2:30053/udp", "192.0.2.3:30053/udp"
+	locals := map[netip.Addr]struct{}{}
+	for _, a := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.3"} {
+		locals[netip.MustParseAddr(a)] = struct{}{}
+	}
+	only := func(addrs ...string) (ps []netip.Prefix) {
+		for _, a := range addrs {
+			ps = append(ps, netip.MustParsePrefix(a+"/32"))
+		}
+		return ps
+	}
+	x := newIndex()
+	for _, step := range []struct {
+		what  string
+		at    []netip.Prefix
+		then  []lb.Change
+		known bool // the addresses of the machine are
+		want  verdicts
+	}{
+		{"before anybody has told", everywhere, []lb.Change{set(row(nodePort, service, lb.Cluster, podA))}, true,
+			verdicts{stale: [][2]string{{at1, podB}, {at2, podB}, {at3, podB}}, fresh: [][2]string{{at1, podA}}}},
+		{"one address answers", only("192.0.2.1"), nil, true, // on the others, all that is translated was ours
+			verdicts{stale: [][2]string{{at1, podB}, {at2, podA}, {at3, podA}}, fresh: [][2]string{{at1, podA}, {at2, "192.0.2.2:30053"}}}},
+		{"a backend leaves", only("192.0.2.1"), []lb.Change{set(row(nodePort, service, lb.Cluster, podB))}, true,
+			verdicts{stale: [][2]string{{at1, podA}, {at1, podC}}, fresh: [][2]string{{at1, podB}, {at2, podA}, {at2, podC}, {at3, podA}}}},
+		{"another address answers, the machine's are not known", only("192.0.2.2"), nil, false, verdicts{}},
+		{"nor was that of long", only("192.0.2.3"), nil, true,
+			verdicts{stale: [][2]string{{at1, podB}, {at2, podB}, {at3, podC}, {at3, "192.0.2.3:30053"}}, fresh: [][2]string{{at3, podB}, {at1, "192.0.2.1:30053"}}}},
+		{"the NodePort goes", only("192.0.2.3"), []lb.Change{remove(nodePort)}, true,
+			verdicts{stale: [][2]string{{at3, podB}}, fresh: [][2]string{{at1, podB}, {at2, podB}, {at3, "192.0.2.3:30053"}}}},
+		{"no NodePort, no matter", only("192.0.2.1"), nil, true, verdicts{fresh: [][2]string{{at1, podB}, {at3, podB}}}},
+		{"no address answers", nil, []lb.Change{set(row(nodePort, service, lb.Cluster, podB))}, true, verdicts{fresh: [][2]string{{at1, podA}, {at2, podA}, {at3, podA}}}},
+	} {
+		x.answerAt(step.at)
+		for _, c := range step.then {
+			x.apply(c)
+		}
+		var known map[netip.Addr]struct{}
+		if step.known {
+			known = locals
+		}
+		p := x.take(known)
+		for want, flows := range map[bool][][2]string{true: step.want.stale, false: step.want.fresh} {
+			for _, f := range flows {
+				k := row(f[0], "", 0).Key
+				if _, got := p.stale(flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(f[1])}); got != want {
+					t.Errorf("%s: flow to %s answered by %s: stale is %v", step.what, f[0], f[1], got)
+				}
+			}
+		}
+	}
+}
+
 // A pass over the table is not worth it for changes that cannot leave a flow behind.
 func TestUnsuspicious(t *testing.T) {
 	affine := row(vip, service, lb.Cluster, podA)

@@ -365,6 +365,79 @@ func TestNodePortAfterRestart(t *testing.T) {
 	}
 }
 
+// A hostPort of somebody else has the number of a NodePort, on an address of the node that answers no NodePorts: its flows
+// are not ours, whatever becomes of the NodePort. Flows through the NodePort itself go as ever, and all that are
+// left when its address stops to answer NodePorts; those to an address that begins to are then ours (DP-26).
+func TestOtherAddressesOfTheNode(t *testing.T) {
+	for _, c := range []struct {
+		family                     lb.Family
+		nft, typ                   string
+		node, other, podA, podB, x string
+	}{
+		{lb.IPv4, "ip", "ipv4_addr", "192.0.2.1", "192.0.2.100", "10.1.0.1", "10.1.0.2", "10.1.0.3"},
+		{lb.IPv6, "ip6", "ipv6_addr", "2001:db8::1", "2001:db8::100", "2001:db8:1::1", "2001:db8:1::2", "2001:db8:1::3"},
+	} {
+		t.Run(c.family.String(), func(t *testing.T) {
+			client, node := network(t)
+			node.sh(t, "ip addr add "+c.other+" dev inside nodad")
+			a, b := net.JoinHostPort(c.podA, "5353"), net.JoinHostPort(c.podB, "5353")
+			node.answer(t, a, "A")
+			node.answer(t, b, "B")
+			node.answer(t, net.JoinHostPort(c.x, "99"), "stranger")
+			const nodePort = "nodeport:30053/udp"
+			rules := func(nodePorts, pod string) {
+				hostPort := c.node
+				if nodePorts == c.node {
+					hostPort = c.other
+				}
+				node.nft(t, c.nft, c.typ, nodePorts+" . udp . 30053 : "+pod+" . 5353", hostPort+" . udp . 30053 : "+c.x+" . 99")
+			}
+			answers := func(addr string) lb.Node {
+				p := netip.MustParseAddr(addr)
+				return lb.Node{NodePorts: []netip.Prefix{netip.PrefixFrom(p, p.BitLen())}}
+			}
+			list := func(pairs ...string) (want []string) {
+				for i := 0; i < len(pairs); i += 2 {
+					want = append(want, fmt.Sprintf("udp %s %s", net.JoinHostPort(pairs[i], "30053"), pairs[i+1]))
+				}
+				return want
+			}
+			stranger := net.JoinHostPort(c.x, "99")
+			ours, theirs := client.talk(t, net.JoinHostPort(c.node, "30053")), client.talk(t, net.JoinHostPort(c.other, "30053"))
+
+			cleaner := node.cleaner(t, c.family)
+			rules(c.node, c.podA)
+			cleaner.NodeApplied(answers(c.node))
+			cleaner.Applied([]lb.Change{set(row(nodePort, service, lb.Cluster, a))})
+			settle(t, cleaner, 1)
+			expectAnswer(t, ours, "A")
+			expectAnswer(t, theirs, "stranger")
+
+			rules(c.node, c.podB) // the backend leaves
+			cleaner.Applied([]lb.Change{set(row(nodePort, service, lb.Cluster, b))})
+			settle(t, cleaner, 2)
+			expectFlows(t, node, c.family, list(c.other, stranger)...)
+			expectAnswer(t, ours, "B")
+
+			cleaner.NodeApplied(answers(c.node)) // says nothing new
+			cleaner.Applied([]lb.Change{remove(nodePort)})
+			settle(t, cleaner, 3)
+			expectFlows(t, node, c.family, list(c.other, stranger)...)
+
+			cleaner.Applied([]lb.Change{set(row(nodePort, service, lb.Cluster, b))})
+			settle(t, cleaner, 4)
+			expectAnswer(t, ours, "B")
+			expectFlows(t, node, c.family, list(c.other, stranger, c.node, b)...)
+			rules(c.other, c.podB) // the node's address changes
+			cleaner.NodeApplied(answers(c.other))
+			settle(t, cleaner, 5)
+			expectFlows(t, node, c.family)
+			expectAnswer(t, ours, "stranger")
+			expectAnswer(t, theirs, "B")
+		})
+	}
+}
+
 // inject puts entries into the table without sending packets.
 func (ns namespace) inject(tb testing.TB, n int, entry func(i int) (client, to, from netip.AddrPort, proto lb.Proto)) {
 	tb.Helper()

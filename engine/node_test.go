@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -308,5 +309,50 @@ func TestStateLostToOthers(t *testing.T) {
 			t.Errorf("%d mended and told %+v though nothing happened since", s.Mended, audits)
 		}
 		r.converged()
+	})
+}
+
+// nodeTold is an observer that writes down the order of what it is told.
+type nodeTold struct{ got []string }
+
+func (o *nodeTold) Applied(changes []lb.Change) {
+	o.got = append(o.got, fmt.Sprintf("%d rows", len(changes)))
+}
+
+func (o *nodeTold) NodeApplied(n lb.Node) {
+	o.got = append(o.got, "node "+joined(n.ServiceCIDRs))
+}
+
+// Observers that want to know are told of the node when the plane has taken it, not before, and ahead of the rows of a Reset.
+func TestNodeIsTold(t *testing.T) {
+	var o nodeTold
+	bubble(t, func(c *Config) { c.Observers = append(c.Observers, &o) }, func(r *rig) {
+		want := func(what string, lines ...string) {
+			t.Helper()
+			if !slices.Equal(o.got, lines) {
+				t.Errorf("%s: told %q, want %q", what, o.got, lines)
+			}
+			o.got = nil
+		}
+		r.start()
+		r.do(cidr("172.16.0.0/16"))
+		r.run()
+		want("before the first write")
+		r.do(cluster.ServicesListed{Services: []*cluster.Service{service(1)}}, cluster.SlicesListed{Slices: []*cluster.Slice{slice(1, 1, 1)}})
+		r.run()
+		want("the Reset", "node 172.16.0.0/16", "1 rows")
+		r.do(cidr("172.16.0.0/15"))
+		r.run()
+		want("SetNode", "node 172.16.0.0/15")
+		r.faulty.FailNext(fake.ErrInjected)
+		r.do(cidr("172.16.0.0/14"))
+		r.run()
+		want("SetNode fails")
+		r.after(time.Second)
+		want("the retry", "node 172.16.0.0/14")
+		r.faulty.FailNext(plane.ErrStateLost)
+		r.do(cidr("172.16.0.0/13"))
+		r.run()
+		want("the Reset after a loss", "node 172.16.0.0/13")
 	})
 }

@@ -56,3 +56,9 @@ type Auditor interface {
 type Observer interface {
 	Applied(changes []lb.Change)
 }
+
+// NodeObserver is an observer that is also told of the node whenever the plane has taken it, before it is told of changes
+// that came with it. It must not block either.
+type NodeObserver interface {
+	NodeApplied(n lb.Node)
+}

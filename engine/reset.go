@@ -58,6 +58,7 @@ func (e *Engine) reset(ctx context.Context) {
 	e.stats.update(func(s *Stats) { s.Changes += uint64(len(changes)) })
 	e.inbox.written()
 	e.programmed()
+	e.tellNode()
 	e.observe(changes)
 	e.restored(end.Sub(start))
 }
@@ -137,6 +138,7 @@ func (e *Engine) setNode(ctx context.Context) {
 	e.called(Write{Verb: "setnode", Took: time.Since(start), Err: err}, true)
 	if err == nil {
 		e.nodeStale, e.nodeWait, e.nodeErr = false, pause{}, ""
+		e.tellNode()
 		return
 	}
 	if isPanic(err) || errors.Is(err, plane.ErrStateLost) {

@@ -108,13 +108,26 @@ func (e *Engine) tell(changes []lb.Change) {
 		return
 	}
 	for _, o := range e.cfg.Observers {
-		err := e.guard("observer", func() error {
-			o.Applied(changes)
-			return nil
-		})
-		if err != nil && e.said.first("observer "+err.Error()) {
-			e.cfg.Log.Error("observer failed", "err", err)
+		e.toObserver(func() { o.Applied(changes) })
+	}
+}
+
+// tellNode tells the observers of the node that is in force.
+func (e *Engine) tellNode() {
+	for _, o := range e.cfg.Observers {
+		if o, ok := o.(NodeObserver); ok {
+			e.toObserver(func() { o.NodeApplied(e.table.Node) })
 		}
+	}
+}
+
+func (e *Engine) toObserver(tell func()) {
+	err := e.guard("observer", func() error {
+		tell()
+		return nil
+	})
+	if err != nil && e.said.first("observer "+err.Error()) {
+		e.cfg.Log.Error("observer failed", "err", err)
 	}
 }
 
