@@ -38,6 +38,7 @@ const (
 	addressLent
 	addressRefused
 	nodePortInUse
+	nodeAddressTaken
 	configReloaded
 	configIgnored
 	entries
@@ -98,6 +99,9 @@ var catalogue = [entries]Entry{
 	nodePortInUse: {"KubeProxyNodePortInUse", actionListen, Warning, KindService,
 		"NodePort {port}/{proto} takes traffic from a program on node {node} that listens on {listener}",
 		"The Service's NodePort wins over the program, which gets no more new connections from other hosts. Give one of them another port.", "PN-60"},
+	nodeAddressTaken: {"KubeProxyNodeAddressTaken", actionListen, Warning, KindService,
+		"{key} is at an address of node {node} itself and takes traffic from {from}{more}",
+		"The Service has an address of the node as its external IP, or as its load balancer's. It is served and comes first: the program gets no more new connections there, or the other Service's NodePort none at this address. Give the Service another port or address. externalIPCIDRs can leave the nodes' networks out.", "SV-65, EXT"},
 	configReloaded: {"KubeProxyConfigReloaded", actionReload, Normal, KindNode,
 		"kube-proxy on node {node} applied the changed configuration {file}: {changes}",
 		"A change of the configuration file took effect without a restart.", "EXT"},
@@ -217,6 +221,21 @@ func AddressRefused(service, what, subject string) Event {
 func NodePortInUse(service, node string, port uint16, proto string, listener netip.AddrPort) Event {
 	return about(nodePortInUse, Service(service), fmt.Sprintf("%d/%s %s %v", port, proto, node, listener),
 		"port", strconv.Itoa(int(port)), "proto", proto, "node", node, "listener", listener.String())
+}
+
+// NodeAddressTaken says that a Service, "ns/name", with or without ":port", takes a port of this node at the node's own
+// address from a program that listens there or, where listener is not valid, from the NodePort of another Service. So it
+// does with so many more of its ports.
+func NodeAddressTaken(service, node, key string, listener netip.AddrPort, nodePort string, more int) Event {
+	from := "a program that listens on " + listener.String()
+	if !listener.IsValid() {
+		from = "the NodePort of Service " + nodePort
+	}
+	others := ""
+	if more > 0 {
+		others = fmt.Sprintf("; there are %d more such ports of this Service", more)
+	}
+	return about(nodeAddressTaken, Service(service), key+" "+node+" "+from, "key", key, "node", node, "from", from, "more", others)
 }
 
 // ConfigReloaded says that a changed file is in force; changes is a list of its fields, for people.

@@ -226,11 +226,11 @@ func TestPrograms(t *testing.T) {
 	var w *Watcher
 	ns.Do(func() {
 		var err error
-		w, err = New(Config{Period: 100 * time.Millisecond, Collides: func(service string, port uint16, proto lb.Proto, listener netip.AddrPort) {
+		w, err = New(Config{Period: 100 * time.Millisecond, Collides: func(c Collision) {
 			mu.Lock()
 			defer mu.Unlock()
-			told = append(told, fmt.Sprintf("%s %d/%v %v", service, port, proto, listener))
-		}})
+			told = append(told, fmt.Sprintf("%s %s %v", c.Service, strings.TrimPrefix(c.Key.String(), "nodeport:"), c.Listener))
+		}, Local: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil }})
 		if err != nil {
 			t.Error(err)
 		}
@@ -275,6 +275,15 @@ func TestPrograms(t *testing.T) {
 	}
 	ns.start(t, "udp4", "0.0.0.0:30081")
 	wait(first, second, second)
+
+	ns.start(t, "tcp4", "0.0.0.0:2379")
+	changes = nil
+	for _, addr := range []string{"192.0.2.1", "192.0.2.9"} { // the node's own, and somebody's
+		k := lb.Key{Addr: netip.MustParseAddr(addr), Port: 2379, Proto: lb.TCP}
+		changes = append(changes, lb.Change{Key: k, New: &lb.Frontend{Key: k, Kind: lb.ExternalIP, Service: "shop/ext"}})
+	}
+	w.Observer(lb.IPv4).Applied(changes)
+	wait(first, second, second, "shop/ext 192.0.2.1:2379/tcp 0.0.0.0:2379")
 }
 
 // asListener has this test binary listen on the socket it says, as another program of the node.

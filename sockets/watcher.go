@@ -1,11 +1,13 @@
 package sockets
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,9 +17,11 @@ import (
 
 // Config says what a Watcher tells to whom. Collides must be set.
 type Config struct {
-	// Collides is called from the goroutine of Run for each socket in the way of a NodePort; once, and once
-	// more if it had been away. service is the row's, "ns/name:port". It should not take long.
-	Collides func(service string, port uint16, proto lb.Proto, listener netip.AddrPort)
+	// Collides is called from the goroutine of Run for each socket in the way of a NodePort, and once for all that one
+	// Service newly takes at the node's own addresses; once, and once more if it had been away. It should not take long.
+	Collides func(Collision)
+	// Local returns the addresses of this node; nil means that Services with such an address are not noticed.
+	Local func() ([]netip.Addr, error)
 	// Serves says whether NodePorts answer at an address of this node; nil means at all but loopback.
 	Serves func(netip.Addr) bool
 	// Delay is how long Run waits for more after the first change; 0 means 100 ms.
@@ -29,7 +33,21 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Watcher compares NodePorts with sockets. [New] makes one.
+// Collision is a port of this node that a Service's row takes from somebody.
+type Collision struct {
+	// Service is the row's, "ns/name:port".
+	Service string
+	// Key is the row's: of a NodePort, or with an address of this node.
+	Key lb.Key
+	// Listener is where a program listens that loses traffic; not valid if it is a NodePort that does.
+	Listener netip.AddrPort
+	// NodePort is the Service, "ns/name:port", whose NodePort loses traffic; "" if it is a program.
+	NodePort string
+	// More is how many more there are of the same Service.
+	More int
+}
+
+// Watcher compares NodePorts, and rows at the node's own addresses, with sockets and with each other. [New] makes one.
 type Watcher struct {
 	cfg    Config
 	kernel kernel
@@ -40,28 +58,34 @@ type Watcher struct {
 	looks   atomic.Uint64 // that are over
 
 	mu    sync.Mutex
-	rows  map[lb.Family]map[port]string // the Service of each NodePort
-	fresh map[port]struct{}             // to be looked at
+	rows  map[lb.Family]map[port]string  // the Service of each NodePort
+	addrs map[netip.Addr]map[port]string // the Service of each port of external and load-balancer addresses
+	fresh map[port]struct{}              // to be looked at
 
 	// The rest belongs to the goroutine of Run.
 
+	locals   []netip.Addr // of this node, at which there were rows when it was looked last
 	told     map[state]struct{}
 	suspects map[state]suspect
-	errs     map[lb.Proto]string // told
+	errs     map[string]string // told
 }
 
-// port is a NodePort of either family.
+// port is a port number of either family.
 type port struct {
 	number uint16
 	proto  lb.Proto
 }
 
-// state is one socket in the way of one NodePort.
+// state is one socket, or another Service's NodePort, in the way of one row.
 type state struct {
 	service string
 	port
+	addr     netip.Addr // the row's; the zero Addr for a NodePort
 	listener netip.AddrPort
+	nodePort string // the other Service
 }
+
+func (s state) key() lb.Key { return lb.Key{Addr: s.addr, Port: s.number, Proto: s.proto} }
 
 // suspect is a socket that is not told yet.
 type suspect struct {
@@ -112,8 +136,8 @@ func newWatcher(cfg Config, k kernel) *Watcher {
 		cfg.Serves = func(a netip.Addr) bool { return !a.IsLoopback() }
 	}
 	return &Watcher{cfg: cfg, kernel: k, confirm: 3 * time.Second, wake: make(chan struct{}, 1),
-		rows:  map[lb.Family]map[port]string{lb.IPv4: {}, lb.IPv6: {}},
-		fresh: map[port]struct{}{}, told: map[state]struct{}{}, suspects: map[state]suspect{}, errs: map[lb.Proto]string{}}
+		rows: map[lb.Family]map[port]string{lb.IPv4: {}, lb.IPv6: {}}, addrs: map[netip.Addr]map[port]string{},
+		fresh: map[port]struct{}{}, told: map[state]struct{}{}, suspects: map[state]suspect{}, errs: map[string]string{}}
 }
 
 // Observer takes the applied changes of one family's engine. It is an engine.Observer.
@@ -129,19 +153,21 @@ func (w *Watcher) Observer(fam lb.Family) *Observer { return &Observer{w, fam} }
 func (o *Observer) Applied(changes []lb.Change) {
 	o.w.mu.Lock()
 	defer o.w.mu.Unlock()
-	rows := o.w.rows[o.fam]
 	for _, c := range changes {
-		if !c.Key.IsNodePort() {
+		if c.Key.IsNodePort() {
+			o.w.note(o.w.rows[o.fam], c, lb.NodePort)
 			continue
 		}
-		p := port{c.Key.Port, c.Key.Proto}
-		if c.New == nil || c.New.Kind != lb.NodePort {
-			delete(rows, p)
+		if o.w.cfg.Local == nil {
 			continue
 		}
-		if rows[p] != c.New.Service {
-			rows[p] = c.New.Service
-			o.w.fresh[p] = struct{}{}
+		rows := o.w.addrs[c.Key.Addr]
+		if rows == nil {
+			rows = map[port]string{}
+			o.w.addrs[c.Key.Addr] = rows
+		}
+		if o.w.note(rows, c, lb.ExternalIP, lb.LoadBalancer); len(rows) == 0 {
+			delete(o.w.addrs, c.Key.Addr)
 		}
 	}
 	if len(o.w.fresh) > 0 {
@@ -149,6 +175,20 @@ func (o *Observer) Applied(changes []lb.Change) {
 		case o.w.wake <- struct{}{}:
 		default:
 		}
+	}
+}
+
+// note takes a change of a row into rows, which are of the kinds; w.mu is held. A Service that is new there is to be
+// looked at.
+func (w *Watcher) note(rows map[port]string, c lb.Change, kinds ...lb.Kind) {
+	p := port{c.Key.Port, c.Key.Proto}
+	if c.New == nil || !slices.Contains(kinds, c.New.Kind) {
+		delete(rows, p)
+		return
+	}
+	if rows[p] != c.New.Service {
+		rows[p] = c.New.Service
+		w.fresh[p] = struct{}{}
 	}
 }
 
@@ -192,51 +232,101 @@ func (w *Watcher) period() time.Duration {
 	return time.Duration(float64(w.cfg.Period) * (0.9 + 0.2*rand.Float64()))
 }
 
-// take returns the ports to look at now, by protocol.
+// take returns the ports to look at now, by protocol: those of which there is a NodePort, or a row at an address of this
+// node.
 func (w *Watcher) take(all bool) map[lb.Proto]map[uint16]struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	out := map[lb.Proto]map[uint16]struct{}{}
-	add := func(p port) {
-		if out[p.proto] == nil {
-			out[p.proto] = map[uint16]struct{}{}
-		}
-		out[p.proto][p.number] = struct{}{}
-	}
-	for p := range w.fresh {
-		add(p)
-	}
+	ports := w.fresh
 	w.fresh = map[port]struct{}{}
 	for s, was := range w.suspects {
 		if time.Since(was.since) >= w.confirm {
-			add(s.port)
+			ports[s.port] = struct{}{}
 		}
 	}
 	if all {
 		for _, rows := range w.rows {
 			for p := range rows {
-				add(p)
+				ports[p] = struct{}{}
 			}
+		}
+		for _, a := range w.locals {
+			for p := range w.addrs[a] {
+				ports[p] = struct{}{}
+			}
+		}
+	}
+	out := map[lb.Proto]map[uint16]struct{}{}
+	for p := range ports {
+		if w.rows[lb.IPv4][p] == "" && w.rows[lb.IPv6][p] == "" && len(w.here(p)) == 0 {
+			continue
+		}
+		if out[p.proto] == nil {
+			out[p.proto] = map[uint16]struct{}{}
+		}
+		out[p.proto][p.number] = struct{}{}
+	}
+	return out
+}
+
+// here returns the rows of a port at addresses of this node; w.mu is held.
+func (w *Watcher) here(p port) []state {
+	var out []state
+	for _, a := range w.locals {
+		if service := w.addrs[a][p]; service != "" {
+			out = append(out, state{service: service, port: p, addr: a})
 		}
 	}
 	return out
 }
 
-// services returns whose NodePort p is, in the families whose traffic s takes.
-func (w *Watcher) services(p port, s socket) []string {
+// against returns what s takes traffic from: the Services that have its port as a NodePort, and those that have it at
+// one of the socket's addresses.
+func (w *Watcher) against(p port, s socket) []state {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var out []string
-	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
-		if service := w.rows[fam][p]; service != "" && s.takes(fam) && !slices.Contains(out, service) {
-			out = append(out, service)
+	at := s.addr.Addr().Unmap()
+	var out []state
+	if at.IsUnspecified() || w.cfg.Serves(at) {
+		for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
+			found := state{service: w.rows[fam][p], port: p, listener: s.addr}
+			if found.service != "" && s.takes(fam) && !slices.Contains(out, found) {
+				out = append(out, found)
+			}
+		}
+	}
+	for _, found := range w.here(p) {
+		if at == found.addr || at.IsUnspecified() && s.takes(lb.FamilyOf(found.addr)) {
+			found.listener = s.addr
+			out = append(out, found)
 		}
 	}
 	return out
+}
+
+// nodePorts adds rows at the node's own addresses which take a port that is another Service's NodePort.
+func (w *Watcher) nodePorts(found map[state]uint32, looked map[port]struct{}) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for p := range looked {
+		for _, s := range w.here(p) {
+			s.nodePort = w.rows[lb.FamilyOf(s.addr)][p]
+			if s.nodePort != "" && owner(s.nodePort) != owner(s.service) && w.cfg.Serves(s.addr) {
+				found[s] = 0
+			}
+		}
+	}
+}
+
+// owner returns "ns/name" of "ns/name:port".
+func owner(service string) string {
+	name, _, _ := strings.Cut(service, ":")
+	return name
 }
 
 // look compares the ports in question, or all, with the sockets there are.
 func (w *Watcher) look(all bool) {
+	w.locate()
 	ports := w.take(all)
 	found := map[state]uint32{} // inodes
 	looked := map[port]struct{}{}
@@ -251,7 +341,7 @@ func (w *Watcher) look(all bool) {
 			}
 		}
 		list, err := w.kernel.sockets(proto, only)
-		w.failed(proto, err)
+		w.failed(proto.String()+" sockets", err)
 		if err != nil {
 			continue
 		}
@@ -263,33 +353,46 @@ func (w *Watcher) look(all bool) {
 			if _, asked := looked[p]; !asked {
 				continue
 			}
-			if a := s.addr.Addr().Unmap(); !a.IsUnspecified() && !w.cfg.Serves(a) {
-				continue
-			}
-			for _, service := range w.services(p, s) {
-				found[state{service, p, s.addr}] = s.inode
+			for _, state := range w.against(p, s) {
+				found[state] = s.inode
 			}
 		}
 	}
 	w.withoutOurs(found)
+	w.nodePorts(found, looked)
 	w.compare(found, looked)
 	w.looks.Add(1)
 }
 
-// withoutOurs removes sockets of this process, of which the kernel is asked only if there is something to
-// tell.
+// locate learns at which addresses of this node there are rows. Where that fails, what was known before does.
+func (w *Watcher) locate() {
+	w.mu.Lock()
+	needed := len(w.addrs) > 0
+	w.mu.Unlock()
+	if !needed {
+		w.locals = nil
+		return
+	}
+	locals, err := w.cfg.Local()
+	w.failed("this node's addresses", err)
+	if err != nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.locals = slices.DeleteFunc(locals, func(a netip.Addr) bool { return w.addrs[a] == nil })
+}
+
+// withoutOurs removes sockets of this process in the way of NodePorts, which it may serve itself. The kernel is asked of
+// them only if there is something to tell.
 func (w *Watcher) withoutOurs(found map[state]uint32) {
 	if len(found) == 0 {
 		return
 	}
 	ours, err := w.kernel.ours()
-	if err != nil {
-		w.cfg.Log.Error("this process cannot list its own sockets; NodePorts in use are not told", "err", err)
-		clear(found)
-		return
-	}
+	w.failed("this process's own sockets", err)
 	for s, inode := range found {
-		if _, own := ours[inode]; own {
+		if _, own := ours[inode]; (own || err != nil) && !s.addr.IsValid() {
 			delete(found, s)
 		}
 	}
@@ -310,11 +413,12 @@ func (w *Watcher) compare(found map[state]uint32, looked map[port]struct{}) {
 			suspects[s] = was
 		}
 	}
+	var fresh []state
 	for s, inode := range found {
 		if _, known := w.told[s]; known {
 			continue
 		}
-		if s.proto == lb.UDP {
+		if s.proto == lb.UDP && s.listener.IsValid() {
 			was, known := w.suspects[s]
 			if !known || was.inode != inode {
 				was = suspect{inode, now}
@@ -325,26 +429,46 @@ func (w *Watcher) compare(found map[state]uint32, looked map[port]struct{}) {
 			}
 		}
 		w.told[s] = struct{}{}
-		w.cfg.Collides(s.service, s.number, s.proto, s.listener)
+		fresh = append(fresh, s)
 	}
 	w.suspects = suspects
+	w.tell(fresh)
 }
 
-// wanted reports whether the Service still has the NodePort.
+// tell tells what is new in the order of Services and keys: what one of them takes at the node's own addresses, all at once,
+// since its author decides how much that is.
+func (w *Watcher) tell(fresh []state) {
+	slices.SortFunc(fresh, func(a, b state) int {
+		return cmp.Or(cmp.Compare(owner(a.service), owner(b.service)), a.key().Compare(b.key()), a.listener.Compare(b.listener))
+	})
+	for len(fresh) > 0 {
+		s, n := fresh[0], 1
+		for n < len(fresh) && s.addr.IsValid() && owner(fresh[n].service) == owner(s.service) && fresh[n].addr.IsValid() {
+			n++
+		}
+		w.cfg.Collides(Collision{s.service, s.key(), s.listener, s.nodePort, n - 1})
+		fresh = fresh[n:]
+	}
+}
+
+// wanted reports whether the Service still has the row, and the other one its NodePort.
 func (w *Watcher) wanted(s state) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if s.addr.IsValid() {
+		return w.addrs[s.addr][s.port] == s.service && (s.nodePort == "" || w.rows[lb.FamilyOf(s.addr)][s.port] == s.nodePort)
+	}
 	return w.rows[lb.IPv4][s.port] == s.service || w.rows[lb.IPv6][s.port] == s.service
 }
 
 // failed tells of an error when it is another one than the last time; nil is none.
-func (w *Watcher) failed(proto lb.Proto, err error) {
+func (w *Watcher) failed(what string, err error) {
 	if err == nil {
-		delete(w.errs, proto)
+		delete(w.errs, what)
 		return
 	}
-	if w.errs[proto] != err.Error() {
-		w.errs[proto] = err.Error()
-		w.cfg.Log.Warn("sockets cannot be listed; whether NodePorts are in use is not known", "proto", proto, "err", err)
+	if w.errs[what] != err.Error() {
+		w.errs[what] = err.Error()
+		w.cfg.Log.Warn(what+" cannot be listed; whether ports of Services are in use is not known", "err", err)
 	}
 }

@@ -24,6 +24,24 @@ type fakeKernel struct {
 	err    error
 	asked  []string
 	closed bool
+	locals []netip.Addr
+	lost   error // of local
+}
+
+func (k *fakeKernel) local() ([]netip.Addr, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.locals), k.lost
+}
+
+// has gives the node addresses.
+func (k *fakeKernel) has(addrs ...string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.locals = nil
+	for _, a := range addrs {
+		k.locals = append(k.locals, netip.MustParseAddr(a))
+	}
 }
 
 func (k *fakeKernel) sockets(proto lb.Proto, port uint16) ([]socket, error) {
@@ -81,10 +99,18 @@ func bubble(t *testing.T, f func(*rig)) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &rig{t: t, kernel: &fakeKernel{}}
 		r.Watcher = newWatcher(Config{Log: slog.New(slog.NewTextHandler(&r.log, nil)),
-			Collides: func(service string, port uint16, proto lb.Proto, listener netip.AddrPort) {
+			Local: r.kernel.local,
+			Collides: func(c Collision) {
 				r.toldMu.Lock()
 				defer r.toldMu.Unlock()
-				r.told = append(r.told, fmt.Sprintf("%s %d/%v %v", service, port, proto, listener))
+				line := c.Service + " " + strings.TrimPrefix(c.Key.String(), "nodeport:") + " "
+				if c.Listener.IsValid() {
+					line += c.Listener.String()
+				}
+				if line += c.NodePort; c.More > 0 {
+					line += fmt.Sprint(" and ", c.More)
+				}
+				r.told = append(r.told, line)
 			}}, r.kernel)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -98,20 +124,30 @@ func bubble(t *testing.T, f func(*rig)) {
 	})
 }
 
-// apply gives rows, "shop/web 30080/tcp"; "-30080/tcp" goes, a third word is the kind.
+// apply gives rows, "shop/web 30080/tcp" or "shop/web 192.0.2.1:80/tcp"; "-30080/tcp" goes, a third word is the kind.
 func (r *rig) apply(fam lb.Family, rows ...string) {
 	var changes []lb.Change
 	for _, row := range rows {
 		f := strings.Fields(row)
 		gone := strings.HasPrefix(row, "-")
-		key, err := lb.ParseKey("nodeport:" + strings.TrimPrefix(f[len(f[:min(2, len(f))])-1], "-"))
+		text := strings.TrimPrefix(f[len(f[:min(2, len(f))])-1], "-")
+		kind := lb.ExternalIP
+		if !strings.Contains(text, ":") {
+			text, kind = "nodeport:"+text, lb.NodePort
+		}
+		key, err := lb.ParseKey(text)
 		if err != nil {
 			r.t.Fatal(err)
 		}
 		c := lb.Change{Key: key}
 		if !gone {
-			c.New = &lb.Frontend{Key: key, Service: f[0], Kind: lb.NodePort}
-			if len(f) > 2 {
+			c.New = &lb.Frontend{Key: key, Service: f[0], Kind: kind}
+			switch {
+			case len(f) > 2 && f[2] == "cluster":
+				c.New.Kind = lb.ClusterIP
+			case len(f) > 2 && f[2] == "lb":
+				c.New.Kind = lb.LoadBalancer
+			case len(f) > 2:
 				c.New.Kind = lb.HealthCheck
 			}
 		}
@@ -292,5 +328,105 @@ func TestServes(t *testing.T) {
 		r.kernel.set("tcp 127.0.0.1:30080", "tcp 192.0.2.1:30080", "tcp [::ffff:127.0.0.1]:30080")
 		r.apply(lb.IPv4, "shop/web 30080/tcp")
 		r.expect(soon, "shop/web 30080/tcp 127.0.0.1:30080", "shop/web 30080/tcp [::ffff:127.0.0.1]:30080")
+	})
+}
+
+// A row at an address of the node takes the port from programs that listen there, and so from this process; elsewhere it
+// takes nothing from anybody here.
+func TestNodeAddress(t *testing.T) {
+	for _, c := range []struct {
+		name, row, socket string
+		collides          bool
+	}{
+		{"all IPv4 addresses", "192.0.2.1:2379/tcp", "tcp 0.0.0.0:2379", true},
+		{"all addresses", "192.0.2.1:2379/tcp", "tcp [::]:2379", true},
+		{"all IPv6 addresses", "192.0.2.1:2379/tcp", "tcp [::]:2379 only", false},
+		{"that address", "192.0.2.1:2379/tcp", "tcp 192.0.2.1:2379", true},
+		{"that address, mapped", "192.0.2.1:2379/tcp", "tcp [::ffff:192.0.2.1]:2379", true},
+		{"another address", "192.0.2.1:2379/tcp", "tcp 192.0.2.2:2379", false},
+		{"loopback", "192.0.2.1:2379/tcp", "tcp 127.0.0.1:2379", false},
+		{"another port", "192.0.2.1:2379/tcp", "tcp 0.0.0.0:2380", false},
+		{"another protocol", "192.0.2.1:2379/sctp", "tcp 0.0.0.0:2379", false},
+		{"IPv6", "[2001:db8::1]:2379/tcp", "tcp [::]:2379 only", true},
+		{"IPv6 and IPv4", "[2001:db8::1]:2379/tcp", "tcp 0.0.0.0:2379", false},
+		{"UDP", "192.0.2.1:53/udp", "udp 0.0.0.0:53", true},
+		{"an address that the node does not have", "192.0.2.9:2379/tcp", "tcp 0.0.0.0:2379", false},
+		{"load balancer", "192.0.2.1:2379/tcp lb", "tcp 0.0.0.0:2379", true},
+		{"cluster IP", "192.0.2.1:2379/tcp cluster", "tcp 0.0.0.0:2379", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, func(r *rig) {
+				r.kernel.has("192.0.2.1", "192.0.2.2", "2001:db8::1")
+				r.kernel.set(c.socket)
+				r.kernel.own = []uint32{100}
+				r.apply(lb.IPv4, "shop/web "+c.row)
+				var want []string
+				if c.collides {
+					want = []string{"shop/web " + strings.Fields(c.row)[0] + " " + strings.Fields(c.socket)[1]}
+				}
+				r.expect(4*time.Second, want...)
+				if !c.collides && strings.Contains(c.row, "192.0.2.9") && len(r.kernel.asked) > 0 {
+					t.Errorf("asked for %q", r.kernel.asked)
+				}
+			})
+		})
+	}
+}
+
+// Once for each state, in one line for each Service however many ports it takes; an address that the node gets later counts
+// from the next look on.
+func TestNodeAddressOnce(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.kernel.has("192.0.2.1")
+		var sockets, rows []string
+		for i := range 1000 {
+			sockets = append(sockets, fmt.Sprintf("tcp 0.0.0.0:%d", 2000+i))
+			rows = append(rows, fmt.Sprintf("shop/many:p%d 192.0.2.1:%d/tcp", i, 2000+i), fmt.Sprintf("shop/far:p%d 192.0.2.9:%d/tcp", i, 2000+i))
+		}
+		r.kernel.set(sockets...)
+		r.apply(lb.IPv4, rows...)
+		r.expect(soon, "shop/many:p0 192.0.2.1:2000/tcp 0.0.0.0:2000 and 999")
+		r.apply(lb.IPv4, rows...)
+		r.expect(2 * late)
+		r.kernel.has("192.0.2.1", "192.0.2.9")
+		r.expect(late, "shop/far:p0 192.0.2.9:2000/tcp 0.0.0.0:2000 and 999")
+		r.kernel.lost = errors.New("out of memory") // what was known stays known
+		r.expect(2 * late)
+		r.kernel.lost = nil
+		r.expect(late)
+		r.kernel.has("192.0.2.1")
+		r.expect(late)
+		r.kernel.has("192.0.2.1", "192.0.2.9")
+		r.expect(late, "shop/far:p0 192.0.2.9:2000/tcp 0.0.0.0:2000 and 999")
+		for i := range rows {
+			rows[i] = "-" + strings.Fields(rows[i])[1]
+		}
+		r.apply(lb.IPv4, rows...)
+		r.expect(late)
+		if len(r.addrs)+len(r.told)+len(r.fresh) > 0 {
+			t.Errorf("what went is remembered: %d addresses, %d told, %d fresh", len(r.addrs), len(r.Watcher.told), len(r.fresh))
+		}
+	})
+}
+
+// A row at an address of the node that answers NodePorts takes the port of another Service's NodePort, whichever comes first.
+func TestNodeAddressTakesNodePort(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.cfg.Serves = func(a netip.Addr) bool { return a.String() != "192.0.2.2" }
+		r.kernel.has("192.0.2.1", "192.0.2.2", "2001:db8::1")
+		r.apply(lb.IPv4, "shop/web:http 30080/tcp")
+		r.apply(lb.IPv4, "evil/a:x 192.0.2.1:30080/tcp")
+		r.expect(soon, "evil/a:x 192.0.2.1:30080/tcp shop/web:http")
+		r.apply(lb.IPv4, "evil/b:x 192.0.2.2:30080/tcp") // answers no NodePorts
+		r.apply(lb.IPv6, "evil/b:x [2001:db8::1]:30080/tcp")
+		r.expect(late)
+		r.apply(lb.IPv6, "shop/web:http 30080/tcp")
+		r.expect(soon, "evil/b:x [2001:db8::1]:30080/tcp shop/web:http")
+		r.apply(lb.IPv4, "shop/web:http 30081/tcp", "shop/web:other 192.0.2.1:30081/tcp") // its own
+		r.expect(late)
+		r.apply(lb.IPv4, "shop/new:http 30080/tcp")
+		r.expect(soon, "evil/a:x 192.0.2.1:30080/tcp shop/new:http")
+		r.apply(lb.IPv4, "-192.0.2.1:30080/tcp")
+		r.expect(late)
 	})
 }

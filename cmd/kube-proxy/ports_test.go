@@ -145,3 +145,24 @@ func TestFailures(t *testing.T) {
 		}
 	})
 }
+
+// PN-60, SV-65: a Service with the node's own address takes a port from a program of the node, from another Service's
+// NodePort and from this very process; it is served, and one line says so.
+func TestNodeAddressTaken(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	n.command("ip", "address", "add", "192.0.2.1/32", "dev", "lo")
+	n.listen("192.0.2.1:2379")
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	write(t, filepath.Join(dir, "m/nodeport.yaml"), []byte("kind: Service\nmetadata: {name: old, namespace: shop}\n"+
+		"spec: {type: NodePort, clusterIP: 10.96.7.7, ports: [{port: 80, nodePort: 30080}]}\n"))
+	write(t, filepath.Join(dir, "m/taker.yaml"), []byte("kind: Service\nmetadata: {name: taker, namespace: evil}\n"+
+		"spec: {clusterIP: 10.96.7.8, externalIPs: [192.0.2.1, 192.0.2.2], ports: [{name: a, port: 2379}, {name: b, port: 10256}, {name: c, port: 30080}, {name: d, port: 80}]}\n"))
+	p := n.start(dir, append([]string{"--nodeport-addresses=all"}, usualArgs()...), nil)
+	p.await(allWritten)
+	p.await(regexp.MustCompile(`level=WARN msg="192.0.2.1:\d+/tcp is at an address of node n1 itself and takes traffic from .*; there are \d more such ports of this Service" service=evil/taker`))
+	p.stop()
+	if strings.Contains(p.log(), "192.0.2.2") {
+		t.Errorf("an address that the node does not have is told:\n%s", p.log())
+	}
+}

@@ -61,9 +61,9 @@ func (p *proxy) newMetrics() {
 		Log: p.log,
 	})
 	var err error
-	p.servers.sockets, err = sockets.New(sockets.Config{Collides: p.collides, Serves: p.answersNodePorts, Log: p.log})
+	p.servers.sockets, err = sockets.New(sockets.Config{Collides: p.collides, Serves: p.answersNodePorts, Local: localAddrs, Log: p.log})
 	if err != nil {
-		p.log.Warn("NodePorts on which programs of this node listen are not noticed", "err", err)
+		p.log.Warn("ports of Services on which programs of this node listen are not noticed", "err", err)
 	}
 }
 
@@ -195,9 +195,18 @@ func (p *proxy) nodePortPrefixes() []netip.Prefix {
 
 // healthCheckAddrs are the addresses of this machine on which healthCheckNodePorts answer (HT-14).
 func (p *proxy) healthCheckAddrs() []netip.Addr {
+	local, err := localAddrs()
+	if err != nil {
+		p.log.Error("health-check ports listen where no address needs to be known", "err", err)
+	}
+	return health.ListenAddrs(p.nodePortPrefixes(), local)
+}
+
+// localAddrs are the addresses of this machine.
+func localAddrs() ([]netip.Addr, error) {
 	interfaces, err := net.InterfaceAddrs()
 	if err != nil {
-		p.log.Error("this machine's addresses cannot be listed: health-check ports listen where no address needs to be known", "err", err)
+		return nil, fmt.Errorf("list this machine's addresses: %w", err)
 	}
 	var local []netip.Addr
 	for _, a := range interfaces {
@@ -207,7 +216,7 @@ func (p *proxy) healthCheckAddrs() []netip.Addr {
 			}
 		}
 	}
-	return health.ListenAddrs(p.nodePortPrefixes(), local)
+	return local, nil
 }
 
 // answersNodePorts reports whether NodePorts answer at an address of this machine. In iptables mode those of the
@@ -219,10 +228,14 @@ func (p *proxy) answersNodePorts(a netip.Addr) bool {
 	return slices.ContainsFunc(p.nodePortPrefixes(), func(n netip.Prefix) bool { return n.Contains(a) })
 }
 
-// collides is told of a NodePort on which a program of this node listens (PN-60).
-func (p *proxy) collides(service string, port uint16, proto lb.Proto, listener netip.AddrPort) {
-	e := event.NodePortInUse(service, p.config().NodeName, port, proto.String(), listener)
-	p.log.Warn(e.Note, "service", service)
+// collides is told of a port of this node that a Service takes from a program or from another Service (PN-60).
+func (p *proxy) collides(c sockets.Collision) {
+	node := p.config().NodeName
+	e := event.NodePortInUse(c.Service, node, c.Key.Port, c.Key.Proto.String(), c.Listener)
+	if !c.Key.IsNodePort() {
+		e = event.NodeAddressTaken(c.Service, node, c.Key.String(), c.Listener, c.NodePort, c.More)
+	}
+	p.log.Warn(e.Note, "service", c.Service)
 	p.tell(e)
 }
 
