@@ -113,13 +113,26 @@ func (h *handler) keys(ctx context.Context, r slog.Record) ([]byte, error) {
 	return buf.Bytes(), err
 }
 
-// LevelWrite is the level of the line about each write to the kernel.
+// LevelWrite is the level of the line about each write to the kernel. It is information, from verbosity 2 on.
 const LevelWrite = slog.LevelInfo - 1
 
+// nameLevel gives a level the name that every reader of logs knows, where slog would say DEBUG+3 or ERROR+4.
 func nameLevel(groups []string, a slog.Attr) slog.Attr {
-	if len(groups) == 0 && a.Key == slog.LevelKey && a.Value.Any() == LevelWrite {
-		a.Value = slog.StringValue("WRITE")
+	level, ok := a.Value.Any().(slog.Level)
+	if len(groups) > 0 || a.Key != slog.LevelKey || !ok {
+		return a
 	}
+	switch {
+	case level >= slog.LevelError:
+		level = slog.LevelError
+	case level >= slog.LevelWarn:
+		level = slog.LevelWarn
+	case level > slog.LevelDebug:
+		level = slog.LevelInfo
+	default:
+		level = slog.LevelDebug
+	}
+	a.Value = slog.StringValue(level.String())
 	return a
 }
 

@@ -91,8 +91,19 @@ func TestJSON(t *testing.T) {
 func TestKeys(t *testing.T) {
 	l, _, errOut := open(t, Config{Format: "keys", ToStderr: true, Verbosity: 2})
 	l.Logger().With("a", 1).WithGroup("g").Log(t.Context(), LevelWrite, "wrote it", "b", 2)
-	if got := errOut.String(); !strings.HasSuffix(got, " level=WRITE msg=\"wrote it\" a=1 g.b=2\n") {
+	if got := errOut.String(); !strings.HasSuffix(got, " level=INFO msg=\"wrote it\" a=1 g.b=2\n") {
 		t.Errorf("line %q", got)
+	}
+	// Readers of logs know four levels, whatever lies between them.
+	l, _, errOut = open(t, Config{Format: "keys", ToStderr: true, Verbosity: 20})
+	for level := slog.LevelDebug - 8; level <= slog.LevelError+8; level++ {
+		l.Logger().Log(t.Context(), level, "x", "level", "of its own")
+	}
+	known := regexp.MustCompile(`^time=\S+ level=(DEBUG|INFO|WARN|ERROR) msg=x level="of its own"$`)
+	for line := range strings.Lines(errOut.String()) {
+		if !known.MatchString(strings.TrimSuffix(line, "\n")) {
+			t.Errorf("line %q", line)
+		}
 	}
 }
 

@@ -35,11 +35,13 @@ type apiServer struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed at the next change
+	lives   int           // how often it was taken down: what was asked before is not answered
 	rv      int
 	objects map[string]map[string]apiObject // by plural and namespace/name
 	history []change
 	// The knobs.
 	watchList bool // streaming lists are supported
+	noStorage bool // but the storage does not do its part: the stream begins with an error, and ends
 	json      bool // protobuf is not
 	page      int  // most items of a page; 0: limits are ignored, as old watch caches do
 	cut       int  // LIST bodies and streams end after so many bytes; 0: they do not
@@ -87,9 +89,12 @@ func (s *apiServer) up() {
 }
 
 func (s *apiServer) down() {
-	s.http.CloseClientConnections()
 	s.http.Listener.Close()
 	s.http.CloseClientConnections()
+	s.mu.Lock() // a connection that was just coming has escaped
+	defer s.mu.Unlock()
+	s.lives++
+	s.wake()
 }
 
 // set changes the knobs or other state.
@@ -384,6 +389,18 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 		return send(watch.Bookmark, o)
 	}
 	at, _ := strconv.Atoi(r.FormValue("resourceVersion"))
+	s.mu.Lock()
+	life, noStorage := s.lives, s.noStorage
+	s.mu.Unlock()
+	if r.FormValue("sendInitialEvents") == "true" && noStorage {
+		raw, err := runtime.Encode(info.Serializer, failure(500, metav1.StatusReasonInternalError,
+			"a watch stream was requested by the client but the required storage feature RequestWatchProgress is disabled"))
+		if err != nil {
+			panic(err)
+		}
+		_ = frames.Encode(&metav1.WatchEvent{Type: string(watch.Error), Object: runtime.RawExtension{Raw: raw}})
+		return
+	}
 	if r.FormValue("sendInitialEvents") == "true" {
 		s.mu.Lock()
 		all := s.present(r)
@@ -406,6 +423,10 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	flush()
 	for {
 		s.mu.Lock()
+		if s.lives != life {
+			s.mu.Unlock()
+			panic(http.ErrAbortHandler)
+		}
 		var news []change
 		i, _ := slices.BinarySearchFunc(s.history, at+1, func(c change, rv int) int { return c.rv - rv })
 		for _, c := range s.history[i:] {

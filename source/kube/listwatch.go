@@ -29,6 +29,7 @@ type listWatch struct {
 	codec    runtime.ParameterCodec
 	reporter *convert.Reporter
 	outage   *outage
+	streams  *streams
 	giveUp   context.CancelCauseFunc
 
 	mu sync.Mutex
@@ -115,6 +116,8 @@ func (l *listWatch) read(ctx context.Context, opts metav1.ListOptions) (*recordL
 func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	initial := opts.SendInitialEvents != nil && *opts.SendInitialEvents
 	switch {
+	case initial && l.streams.no.Load():
+		return nil, errNoStreaming
 	case initial && l.get(&l.forget):
 		opts.ResourceVersion = ""
 	case !initial && l.get(&l.suspect):
@@ -130,9 +133,7 @@ func (l *listWatch) watch(ctx context.Context, opts metav1.ListOptions) (watch.I
 	opts.Watch = true
 	in, err := l.request(opts).Watch(ctx)
 	if err != nil {
-		// A server without streaming lists refuses the request for one, and that is no failure: a LIST
-		// follows.
-		if !initial || !apierrors.IsInvalid(err) && !apierrors.IsBadRequest(err) {
+		if !initial || !l.streams.refused(err) { // that is no failure: a LIST follows
 			err = l.failed(ctx, err)
 		}
 		cancel()
@@ -229,21 +230,34 @@ func (s *stream) pump(ctx context.Context) {
 				}
 				return
 			}
+			if ev.Type == watch.Error && s.initial && s.streams.refused(apierrors.FromObject(ev.Object)) {
+				s.pass(ev)
+				return
+			}
 			out := s.convert(ctx, ev)
 			if out.Type != watch.Error && well.Stop() {
 				s.outage.over(s.resource.plural)
 			}
-			select {
-			case s.out <- out:
-			case <-s.stopped:
+			if !s.pass(out) {
 				return
 			}
 		}
 	}
 }
 
+// pass gives an event to the Reflector, and reports whether that still wants more.
+func (s *stream) pass(ev watch.Event) bool {
+	select {
+	case s.out <- ev:
+		return true
+	case <-s.stopped:
+		return false
+	}
+}
+
 func (s *stream) convert(ctx context.Context, ev watch.Event) watch.Event {
 	if ev.Type == watch.Error {
+		s.set(&s.suspect, true) // the Reflector stops the stream before its end can be seen
 		if err := apierrors.FromObject(ev.Object); !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
 			s.failed(ctx, err)
 		}

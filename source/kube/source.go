@@ -24,6 +24,7 @@ type Source struct {
 	log       *slog.Logger
 	reporter  *convert.Reporter
 	outage    *outage
+	streams   *streams
 	resources []*resource
 	clients   map[*resource]rest.Interface
 	codec     runtime.ParameterCodec
@@ -57,6 +58,7 @@ func New(cfg Config) (*Source, error) {
 		log:           log,
 		reporter:      convert.NewReporter(cfg.OnProblem),
 		outage:        newOutage(log, config.Host),
+		streams:       &streams{log: log},
 		resources:     []*resource{services(), endpointSlices(), node(cfg.NodeName), serviceCIDRs()},
 		clients:       map[*resource]rest.Interface{},
 		codec:         runtime.NewParameterCodec(newScheme()),
@@ -152,7 +154,7 @@ func (s *Source) follow(ctx context.Context, r *resource, sink func(cluster.Even
 	retry, told := s.retryOptional, false
 	for ctx.Err() == nil {
 		attempt, giveUp := context.WithCancelCause(ctx)
-		lw := &listWatch{resource: r, client: s.clients[r], codec: s.codec, reporter: s.reporter, outage: s.outage, giveUp: giveUp}
+		lw := &listWatch{resource: r, client: s.clients[r], codec: s.codec, reporter: s.reporter, outage: s.outage, streams: s.streams, giveUp: giveUp}
 		kept := &store{resource: r, sink: sink, reporter: s.reporter}
 		logger := klog.Background()
 		reflector := cache.NewReflectorWithOptions(
