@@ -65,12 +65,12 @@ func TestParseNews(t *testing.T) {
 	for line, want := range map[string]string{
 		`time=T level=INFO msg=wrote family=IPv6 verb=apply changes=2 took=137.055µs`: "write IPv6 2 0.1 ms",
 		`time=T level=INFO msg=wrote family=IPv4 verb=audit changes=0 took=1ms`:       "",
-		`time=T level=INFO msg="kube-proxy starts" pid=1`:                              "",
-		`time=T level=WARN msg="web.yaml:3: \"x\" is bad"`:                             `web.yaml:3: "x" is bad`,
-		`time=T level=ERROR msg="cannot write" family=IPv4 error="no memory"`:          `cannot write (family=IPv4 error="no memory")`,
-		`time=T level=WARN msg=short`:                                                  "short",
-		`panic: runtime error: invalid memory address or nil pointer dereference`:      "panic: runtime error: invalid memory address or nil pointer dereference",
-		`goroutine 1 [running]:`:                                                       "",
+		`time=T level=INFO msg="kube-proxy starts" pid=1`:                             "",
+		`time=T level=WARN msg="web.yaml:3: \"x\" is bad"`:                            `web.yaml:3: "x" is bad`,
+		`time=T level=ERROR msg="cannot write" family=IPv4 error="no memory"`:         `cannot write (family=IPv4 error="no memory")`,
+		`time=T level=WARN msg=short`:                                                 "short",
+		`panic: runtime error: invalid memory address or nil pointer dereference`:     "panic: runtime error: invalid memory address or nil pointer dereference",
+		`goroutine 1 [running]:`:                                                      "",
 	} {
 		n, ok := parseNews(line)
 		got := n.complaint

@@ -238,7 +238,7 @@ func TestFollow(t *testing.T) {
 				r.api.remove("endpointslices", "shop/web-2")
 				r.api.remove("nodes", "/n1")
 				r.api.remove("servicecidrs", "/kubernetes")
-				r.wait("web:82→10.1.0.6")
+				r.wait("web:82→10.1.0.6 node:192.0.2.9") // what a Node said stays in force when it goes
 				for _, bad := range []string{"ERROR", "WARN"} {
 					if lines := r.log.Lines("level=" + bad); len(lines) > 0 {
 						t.Errorf("log: %v", lines)
