@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/user"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -172,18 +174,15 @@ func (f *file) open(mode int) error {
 		}
 	}
 	now := time.Now()
-	name, link := f.name, ""
+	var opened *os.File
+	var err error
 	if f.dir != "" {
-		name, link = names(f.out.cfg.Program, f.severity, now)
-		name, link = filepath.Join(f.dir, name), filepath.Join(f.dir, link)
+		opened, err = f.create(now)
+	} else {
+		opened, err = openFile(f.name, mode)
 	}
-	opened, err := os.OpenFile(name, os.O_CREATE|os.O_WRONLY|mode, 0o644)
 	if err != nil {
 		return fmt.Errorf("begin a log file: %w", err)
-	}
-	if link != "" { // points to the newest; a convenience that may fail
-		_ = os.Remove(link)
-		_ = os.Symlink(filepath.Base(name), link)
 	}
 	f.f, f.w, f.size = opened, bufio.NewWriterSize(opened, 64<<10), 0
 	if info, err := opened.Stat(); err == nil {
@@ -197,6 +196,47 @@ func (f *file) open(mode int) error {
 		now.Format("2006/01/02 15:04:05"), host(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	f.size += int64(n)
 	return err
+}
+
+// mostNames is how many names of a new file are tried.
+const mostNames = 10
+
+// create makes the next file of the folder, and the link to it. The folder may be one where others write too, such as
+// /tmp, and may have foreseen the name: what is there already, a symbolic link included, is left alone, and a later name
+// tried.
+func (f *file) create(at time.Time) (opened *os.File, err error) {
+	for range mostNames {
+		name, link := names(f.out.cfg.Program, f.severity, at)
+		opened, err = os.OpenFile(filepath.Join(f.dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY|syscall.O_NOFOLLOW, 0o644)
+		if errors.Is(err, fs.ErrExist) {
+			at = at.Add(time.Microsecond)
+			continue
+		}
+		if err == nil { // the link points to the newest; a convenience that may fail. Neither call follows one.
+			_ = os.Remove(filepath.Join(f.dir, link))
+			_ = os.Symlink(name, filepath.Join(f.dir, link))
+		}
+		return opened, err
+	}
+	return nil, err
+}
+
+// openFile opens the one log file, making it if need be. If it is a symbolic link it must be ours or root's: any other
+// user might have us write to a file of ours.
+func openFile(name string, mode int) (*os.File, error) {
+	const flags = os.O_CREATE | os.O_WRONLY
+	opened, err := os.OpenFile(name, flags|mode|syscall.O_NOFOLLOW, 0o644)
+	if !errors.Is(err, syscall.ELOOP) {
+		return opened, err
+	}
+	var link syscall.Stat_t
+	if err := syscall.Lstat(name, &link); err != nil {
+		return nil, &fs.PathError{Op: "lstat", Path: name, Err: err}
+	}
+	if link.Uid != 0 && link.Uid != uint32(os.Geteuid()) {
+		return nil, fmt.Errorf("open %s: it is a symbolic link of user %d, which is not followed", name, link.Uid)
+	}
+	return os.OpenFile(name, flags|mode, 0o644)
 }
 
 // names returns the name of a log file and of the link that points to it.
