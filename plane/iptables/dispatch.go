@@ -38,7 +38,8 @@ type dispatcher struct {
 	table  table
 	root   string
 	prefix string // of sub-chains' names
-	tail   []string
+	// head and tail are the first rules of the chain, if it has others, and the last.
+	head, tail []string
 	// addrNibbles is the length of an address; 0 for NodePorts.
 	addrNibbles int
 	family      lb.Family
@@ -75,6 +76,11 @@ func newDispatchers(f lb.Family) [dispatchers]*dispatcher {
 	}
 	for _, d := range all {
 		d.family, d.nodes = f, map[string]*node{"": {}}
+	}
+	// These look at destinations after translation. A backend whose address somebody else's Service claims, as an external
+	// IP that nobody serves or is to serve few, must not lose what its own Service sends it.
+	for _, i := range []dispatcherIndex{inRejected, inRejectedExternal, inFirewall} {
+		all[i].head = []string{comment("translated already") + "-m conntrack --ctstate DNAT -j RETURN"}
 	}
 	return all
 }
@@ -229,6 +235,9 @@ func (d *dispatcher) name(at string) string {
 func (d *dispatcher) chain(at string) chain {
 	c := chain{id: chainID{d.table, d.name(at)}}
 	n := d.nodes[at]
+	if at == "" && len(d.entries)+len(d.tail) > 0 {
+		c.rules = append(c.rules, d.head...)
+	}
 	for _, child := range n.children {
 		c.rules = append(c.rules, d.hop(child)+"-j "+d.name(child))
 	}

@@ -387,7 +387,11 @@ func (r *ruleset) skeleton() []chain {
 	return []chain{
 		{name: turnReject.chain(), rules: []rule{r.rule("", r.reject())}},
 		{name: "filter-nodeports", rules: []rule{nodePortClass(sFilterClasses)}},
-		{name: "filter-frontends", rules: append([]rule{vipClass(sFilterClasses)}, r.toNodePorts("filter-nodeports")...)},
+		// What a process of the node sends to a backend at the node's own address comes in again, translated. Somebody
+		// else's Service may claim that address.
+		{name: "filter-frontends", rules: append([]rule{
+			r.rule("translated on the way out", destinationTranslated(), goBack()), vipClass(sFilterClasses)},
+			r.toNodePorts("filter-nodeports")...)},
 		{name: "nat-nodeports", rules: []rule{nodePortClass(sNATClasses)}},
 		{name: "nat-frontends", rules: append([]rule{vipClass(sNATClasses)}, r.toNodePorts("nat-nodeports")...)},
 		r.scope("cluster", sClusterSets, sNodePortClusterSets, sClusterShapes),
