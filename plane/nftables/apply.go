@@ -72,7 +72,7 @@ func (c *change) stage(changes []lb.Change) error {
 			c.remove(sClusterIPs, appendAddr(c.rec[:0], a))
 		}
 	}
-	return nil
+	return c.reserve()
 }
 
 func lastOfEach(changes []lb.Change) []lb.Change {
@@ -226,8 +226,7 @@ func (c *change) touch(s *set) {
 func (c *change) hold(b *lb.BackendSet, seconds uint32) *set {
 	s := c.st.sets[b.ID]
 	if s == nil {
-		c.st.lastID++
-		s = &set{id: c.st.lastID}
+		s = &set{id: c.st.ids.next()}
 		c.st.sets[b.ID] = s
 		if !c.quiet {
 			c.undo = append(c.undo, func() { delete(c.st.sets, b.ID) })
@@ -328,8 +327,7 @@ func (c *change) enroll(s *set, old map[netip.AddrPort]uint32) {
 	for i, ap := range s.slots {
 		m, ok := old[ap]
 		if !ok {
-			c.st.lastMember++
-			m = c.st.lastMember
+			m = c.st.members.next()
 		}
 		s.members[i] = m
 	}

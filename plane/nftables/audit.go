@@ -23,6 +23,8 @@ func (p *Plane) Audit(_ context.Context, full bool) (int, error) {
 	n, err := p.audit(&notes, full)
 	if err != nil {
 		p.mon.giveBack(notes)
+	} else if full {
+		err = p.measureAffinity()
 	}
 	return n, err
 }
@@ -125,7 +127,7 @@ type wishes struct {
 	st   *state
 	defs *[setCount]setDef
 
-	byID, byMember map[uint32]*set
+	byID map[uint32]*set
 }
 
 // of returns the data that an element of that key shall have, and whether there shall be one.
@@ -153,29 +155,33 @@ func (w *wishes) of(i setIndex, key []byte) (data []byte, ok bool) {
 		ok = w.st.clusterIPs[parseAddr(key, addrLen)] > 0
 	case sEqualBytes:
 		ok = key[0] == key[4]
+	case sReserved:
+		w.st.reserved(find)
 	default:
-		if s := w.setOf(i, order.Uint32(key)); s != nil {
+		if s := w.setOf(i, key); s != nil {
 			s.records(find)
 		}
 	}
 	return data, ok
 }
 
-// setOf returns the set whose id, or for member-backends one of whose members, is n.
-func (w *wishes) setOf(i setIndex, n uint32) *set {
+// setOf returns the set whose id stands in the key.
+func (w *wishes) setOf(i setIndex, key []byte) *set {
+	if i == sMemberBackends {
+		key = key[4:]
+	}
+	return w.set(order.Uint32(key))
+}
+
+// set returns the set of that id, or nil.
+func (w *wishes) set(id uint32) *set {
 	if w.byID == nil {
-		w.byID, w.byMember = make(map[uint32]*set, len(w.st.sets)), map[uint32]*set{}
+		w.byID = make(map[uint32]*set, len(w.st.sets))
 		for _, s := range w.st.sets {
 			w.byID[s.id] = s
-			for _, m := range s.members {
-				w.byMember[m] = s
-			}
 		}
 	}
-	if i == sMemberBackends {
-		return w.byMember[n]
-	}
-	return w.byID[n]
+	return w.byID[id]
 }
 
 // SetNode brings the rules that follow from the node up to date, in one transaction.

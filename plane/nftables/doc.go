@@ -15,8 +15,9 @@
 //	map set-shapes     set id : shape                         how many backends, how long do clients stick?
 //	map backends       set id . slot : address . port
 //	map members        set id . slot : member                 instead of backends, in sets with affinity
-//	map member-backends  member : address . port
-//	map affinity       set id . client : member               filled by packets, with a timeout
+//	map member-backends  member . set id : address . port
+//	map affinity       set id . hash of client : member       filled by packets, with a timeout; see affinity.go
+//	map reserved       which set ids and members were used; see numbers.go
 //
 //	map filter-classes, nat-classes     class : verdict       a few dozen at most
 //	map cluster-shapes, local-shapes    shape : verdict       one for each number of backends in use
@@ -58,12 +59,12 @@
 // # Keeping it
 //
 // An Apply is one transaction. The applied state is kept in memory; Reset reads the kernel once and sends the
-// difference, taking over ids and slots, so that a restart is invisible. A table of another layout is replaced
+// difference, taking over ids and slots, so that a restart is invisible. Ids and members are never used again. A table of another layout is replaced
 // in one transaction. Each rule ends in a comment with a digest of its content. A second socket hears what
 // others do to the table, and Audit mends just that.
 //
-// The files, in the order of a change's way: class.go and rules.go (pure: what chains contain), schema.go (the
-// sets), apply.go, state.go and ranges.go (rows to elements), batch.go and wire.go (elements to bytes), socket.go (bytes to
+// The files, in the order of a change's way: class.go, rules.go and affinity.go (pure: what chains contain), schema.go (the
+// sets), numbers.go, apply.go, state.go and ranges.go (rows to elements), batch.go and wire.go (elements to bytes), socket.go (bytes to
 // the kernel); read.go, reset.go, audit.go and monitor.go go the other way; dump.go describes it for tests. For
 // people preview.go and language.go say the same state and rules in the language of the nft program.
 package nftables

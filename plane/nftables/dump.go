@@ -21,7 +21,11 @@ func (p *Plane) Dump() (string, error) {
 	if !snap.ours {
 		return "no table of ours\n", nil
 	}
-	d := dumper{p: p, snap: snap, reachedPlaces: map[string]bool{}, reachedMembers: map[uint32]bool{},
+	var kernel state
+	kernel.adoptReserved(snap)
+	rules := *p.rules
+	rules.seed = kernel.seed
+	d := dumper{p: p, rules: &rules, snap: snap, reachedPlaces: map[string]bool{}, reachedMembers: map[string]bool{},
 		lists: map[uint32][]netip.Prefix{}, reachedLists: map[uint32]bool{}}
 	d.index()
 	lines := append(d.rows(), d.addresses()...)
@@ -32,15 +36,16 @@ func (p *Plane) Dump() (string, error) {
 
 type dumper struct {
 	p      *Plane
+	rules  *ruleset // ours, with the seed of the kernel's table
 	snap   *snapshot
 	faults []string
 
 	numbers map[setIndex]map[string]uint32 // maps from some key to a number
 	places  map[string]netip.AddrPort      // backends, by id and slot
-	members map[uint32]netip.AddrPort
+	members map[string]netip.AddrPort      // member-backends, by member and id
 
 	reachedPlaces  map[string]bool
-	reachedMembers map[uint32]bool
+	reachedMembers map[string]bool
 
 	lists        map[uint32][]netip.Prefix // of source ranges
 	reachedLists map[uint32]bool
@@ -65,8 +70,8 @@ func (d *dumper) index() {
 	for _, ranges := range d.lists {
 		slices.SortFunc(ranges, netip.Prefix.Compare)
 	}
-	d.members = map[uint32]netip.AddrPort{}
-	d.each(sMemberBackends, func(rec []byte) { d.members[order.Uint32(rec)] = parsePlace(rec[4:], d.p.addrLen) })
+	d.members = map[string]netip.AddrPort{}
+	d.each(sMemberBackends, func(rec []byte) { d.members[string(rec[:8])] = parsePlace(rec[8:], d.p.addrLen) })
 }
 
 // sources describes a list of source ranges.
@@ -137,7 +142,7 @@ func (d *dumper) rows() []string {
 		if d.reachedMembers[m] {
 			continue
 		}
-		d.fault("member %d, %s, cannot be chosen", m, ap)
+		d.fault("member %d, %s, of set %d cannot be chosen", order.Uint32([]byte(m)), ap, order.Uint32([]byte(m[4:])))
 	}
 	return lines
 }
@@ -175,8 +180,9 @@ func (d *dumper) set(k lb.Key, id uint32, scope lb.Scope) string {
 		if s.seconds > 0 {
 			var m uint32
 			if m, ok = d.numbers[sMembers][key]; ok {
-				ap, ok = d.members[m]
-				d.reachedMembers[m] = true
+				mine := string(appendNum(appendNum(nil, m), id))
+				ap, ok = d.members[mine]
+				d.reachedMembers[mine] = true
 			}
 		} else {
 			d.reachedPlaces[key] = true
@@ -203,7 +209,7 @@ func parseShape(scope lb.Scope, number uint32) shape {
 }
 
 func (d *dumper) checkClass(k lb.Key, cl class) {
-	chains, filter, nat := d.p.rules.classChains(cl)
+	chains, filter, nat := d.rules.classChains(cl)
 	d.checkVerdict(k, sFilterClasses, uint32(cl), filter)
 	d.checkVerdict(k, sNATClasses, uint32(cl), nat)
 	for _, ch := range chains {
@@ -212,7 +218,7 @@ func (d *dumper) checkClass(k lb.Key, cl class) {
 }
 
 func (d *dumper) checkShape(k lb.Key, s shape) {
-	ch := d.p.rules.balancer(s)
+	ch := d.rules.balancer(s)
 	d.checkChain(k, ch)
 	v := d.snap.verdicts[shapesOf(s.scope)][string(appendNum(nil, s.number()))]
 	if v.chain != ch.name {
@@ -222,7 +228,7 @@ func (d *dumper) checkShape(k lb.Key, s shape) {
 
 func (d *dumper) checkVerdict(k lb.Key, i setIndex, number uint32, want elementVerdict) {
 	if got, ok := d.snap.verdicts[i][string(appendNum(nil, number))]; !ok || got != want {
-		d.fault("%s: class %s in %s leads to %v, not to %v", k, class(number), d.p.rules.sets[i].name, got, want)
+		d.fault("%s: class %s in %s leads to %v, not to %v", k, class(number), d.rules.sets[i].name, got, want)
 	}
 }
 
@@ -237,7 +243,7 @@ func (d *dumper) addresses() []string {
 	n := d.p.addrLen
 	var lines []string
 	put := func(i setIndex, describe func(rec []byte) string) {
-		name := d.p.rules.sets[i].name
+		name := d.rules.sets[i].name
 		d.each(i, func(rec []byte) { lines = append(lines, name+" "+describe(rec)) })
 	}
 	addr := func(rec []byte) string { return parseAddr(rec, n).String() }
@@ -256,16 +262,16 @@ func (d *dumper) addresses() []string {
 			d.fault("list %d of source ranges is not used: %v", number, ranges)
 		}
 	}
-	node := d.p.rules.node // the chains are compared with it below
+	node := d.rules.node // the chains are compared with it below
 	lines = append(lines, fmt.Sprintf("node nodeports %v pods %v services %v", node.NodePorts, node.Pods, node.ServiceCIDRs))
-	for _, ch := range d.p.rules.skeleton() {
+	for _, ch := range d.rules.skeleton() {
 		d.checkChain(lb.Key{}, ch)
 	}
 	for _, name := range d.snap.foreign {
 		d.fault("foreign set %s", name)
 	}
 	known := map[string]bool{}
-	for _, ch := range d.p.rules.skeleton() {
+	for _, ch := range d.rules.skeleton() {
 		known[ch.name] = true
 	}
 	for _, m := range d.snap.verdicts {

@@ -89,6 +89,11 @@ func (s *speaker) one(x expr.Any) {
 			s.mistake("numgen type %d offset %d", x.Type, x.Offset)
 		}
 		s.load(x.Register, fmt.Sprintf("numgen random mod %d", x.Modulus))
+	case *expr.Hash:
+		if x.Type != expr.HashTypeJenkins || x.Offset != 0 || x.Length != uint32(s.addrLen) {
+			s.mistake("hash type %d offset %d", x.Type, x.Offset)
+		}
+		s.load(x.DestRegister, fmt.Sprintf("jhash %s mod %d seed 0x%x", s.value(x.SourceRegister).text, x.Modulus, x.Seed))
 	case *expr.Bitwise:
 		v := *s.value(x.SourceRegister)
 		if v.mask != nil {

@@ -30,6 +30,7 @@ type Plane struct {
 	stats Stats
 	// dropped are the keys that the last Reset removed.
 	dropped []lb.Key
+	use     AffinityUse
 
 	// How many elements are too many to dump, to audit and to load at once; constants but for tests.
 	bigMap, window, loadStep int
@@ -57,6 +58,11 @@ func New(cfg Config) (*Plane, error) {
 		p.sock.close()
 		return nil, probeError(err)
 	}
+	if p.rules.hashes, err = p.sock.canHash(p.rules); err != nil {
+		p.sock.close()
+		return nil, err
+	}
+	p.rules.sets = schema(p.family, p.rules.hashes)
 	if p.mon, err = startMonitor(p.family, &p.rules.sets, p.sock.pid); err != nil {
 		p.sock.close()
 		return nil, fmt.Errorf("nftables: %w", err)
@@ -78,7 +84,7 @@ func offline(cfg Config) (*Plane, error) {
 		return nil, fmt.Errorf("nftables: masquerade bit %d: want 0 to 31", bit)
 	}
 	f := familyOf(cfg.Family)
-	return &Plane{family: f, rules: &ruleset{family: f, sets: schema(f), mark: 1 << bit}, bigMap: bigMap, window: auditWindow,
+	return &Plane{family: f, rules: &ruleset{family: f, sets: schema(f, true), mark: 1 << bit, hashes: true, places: affinityPlaces}, bigMap: bigMap, window: auditWindow,
 		loadStep: loadStep}, nil
 }
 

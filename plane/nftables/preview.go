@@ -30,14 +30,13 @@ import (
 //   - A rule that translates matches the protocols that have ports before, which all frontends have anyway.
 //   - With session affinity a client's memory gets a new timeout before its backend is known to be there still. If
 //     it is not, the next rule forgets it all the same.
-//   - nft 1.0.6 makes a mistake where a map with keys of more than 16 bytes is updated: it lets the data overwrite
-//     the end of the key. Loaded by it, session affinity of IPv6 does not remember clients.
+//   - The seed of the clients' hash, which the plane draws, is always the same.
 func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	p, err := offline(cfg)
 	if err != nil {
 		return nil, err
 	}
-	p.rules.node = want.Node
+	p.rules.node, p.rules.seed = want.Node, 1
 	st, bad := p.desired(&snapshot{}, want, slices.Values(want.Sorted()))
 	d := &document{change: p.begin(st), about: about{wishes{st: st, defs: &p.rules.sets}, map[netip.Addr]string{}, map[uint32]string{}}}
 	d.about.clusterIPs()
@@ -46,9 +45,6 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	chains, verdicts := d.structure()
 	d.line(0, "# The rules of kube-proxy in mode nftables for %s. The answer of a map that is part of the key of another is", p.fam)
 	d.line(0, "# held in a register by the rules in the kernel; here ct mark and meta priority stand for it.")
-	if p.fam == lb.IPv6 && len(d.elements[sMembers]) > 0 {
-		d.line(0, "# Mind that session affinity of IPv6 does not work if nft 1.0.6 loads this: it makes a mistake in \"update\".")
-	}
 	d.line(0, "table %s %s {", p.ip(), TableName)
 	for i := range setCount {
 		d.set(i, verdicts[i])
@@ -296,9 +292,9 @@ func (a *about) record(i setIndex, rec []byte) string {
 		}
 		return printable(text)
 	case sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets:
-		return a.set(i, order.Uint32(rec[len(rec)-4:]))
+		return a.name(a.set(order.Uint32(rec[len(rec)-4:])))
 	case sSetShapes:
-		s := a.setOf(i, order.Uint32(rec))
+		s := a.setOf(i, rec)
 		text := fmt.Sprintf("%s: %d backends", s.source.ID, len(s.slots))
 		if len(s.slots) == 1 {
 			text = strings.TrimSuffix(text, "s")
@@ -308,16 +304,14 @@ func (a *about) record(i setIndex, rec []byte) string {
 		}
 		return printable(text)
 	case sBackends, sMembers, sMemberBackends:
-		return a.set(i, order.Uint32(rec))
+		return a.name(a.setOf(i, rec))
 	case sClusterIPs:
 		return printable(a.services[parseAddr(rec, addrLen)])
 	}
 	return ""
 }
 
-func (a *about) set(i setIndex, n uint32) string {
-	return printable(a.setOf(i, n).source.ID.String())
-}
+func (a *about) name(s *set) string { return printable(s.source.ID.String()) }
 
 // aboutVerdict names the class, unless the chain does.
 func aboutVerdict(i setIndex, key []byte, v elementVerdict) string {

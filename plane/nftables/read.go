@@ -258,7 +258,7 @@ func alwaysRead(d *setDef) bool {
 }
 
 // smallSets are those that do not grow with the cluster.
-func smallSets(d *setDef) bool { return d.verdict || d.name == "equal-bytes" }
+func smallSets(d *setDef) bool { return d.verdict || d.name == "equal-bytes" || d.name == "reserved" }
 
 func (p *Plane) readElements(s *snapshot, which func(*setDef) bool) error {
 	for i := range setCount {

@@ -20,16 +20,16 @@ import (
 // what differs; a table of another layout, such as that of upstream's nftables mode, is replaced whole, in
 // that same transaction. Only where there is no table at all a large one is filled before, see load.
 func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
-	nodeBefore := p.rules.node
+	before := *p.rules
 	refused := 0
 	for try := 0; ; try++ {
 		p.mon.take() // what others did so far, the reading shows
 		snap, gen, err := p.readTable(allSets)
 		if err != nil {
-			p.rules.node = nodeBefore
+			*p.rules = before
 			return err
 		}
-		snap.ours = snap.ours && refused < 2
+		snap.ours = snap.ours && snap.numbered() && refused < 2
 		// Somebody may have changed our table since it was read. After some tries against a busy
 		// neighbour we go without the guard: the audit would find what we missed.
 		if try >= 3 {
@@ -49,7 +49,7 @@ func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 			continue
 		}
 		if err != nil {
-			p.rules.node = nodeBefore
+			*p.rules = before
 			return err
 		}
 		p.st = c.st
@@ -62,6 +62,10 @@ func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 func (p *Plane) plan(snap *snapshot, want *lb.Table, gen uint32) (c *change, bad, err error) {
 	p.rules.node = want.Node
 	st, bad := p.desired(snap, want, want.All())
+	if !st.numbersLeft() { // then begin again, with clients forgotten
+		snap.ours = false
+		st, bad = p.desired(snap, want, want.All())
+	}
 	p.dropped = p.gone(snap, want)
 	c = p.begin(st)
 	c.generation = gen
@@ -251,6 +255,7 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 		p.adoptIDs(snap, want, st)
 		c.adoptLists(snap, want)
 	}
+	p.chooseSeed(st)
 	bad := &refusedRows{}
 	for f := range rows {
 		if err := c.row(f.Key, f); err != nil {
@@ -277,6 +282,7 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 		}
 		st.shapes[s.shape()] = true
 	}
+	_ = c.reserve() // plan asks itself whether numbers are left
 	if bad.err == nil {
 		return st, nil
 	}
@@ -308,7 +314,7 @@ func (p *Plane) adoptIDs(snap *snapshot, want *lb.Table, st *state) {
 		for j := range recs.Len() {
 			rec := recs.at(j)
 			id := order.Uint32(rec[len(rec)-4:])
-			st.lastID = max(st.lastID, id)
+			st.ids.saw(id)
 			f := want.Get(parseKey(rec, n))
 			if f == nil || taken[id] {
 				continue
@@ -322,13 +328,14 @@ func (p *Plane) adoptIDs(snap *snapshot, want *lb.Table, st *state) {
 	for _, i := range []setIndex{sSetShapes, sBackends, sMembers} { // ids that no row refers to
 		recs := snap.records[i]
 		for j := range recs.Len() {
-			st.lastID = max(st.lastID, order.Uint32(recs.at(j)))
+			st.ids.saw(order.Uint32(recs.at(j)))
 		}
 	}
 	recs := snap.records[sMemberBackends]
 	for j := range recs.Len() {
-		st.lastMember = max(st.lastMember, order.Uint32(recs.at(j)))
+		st.members.saw(order.Uint32(recs.at(j)))
 	}
+	st.adoptReserved(snap)
 }
 
 // adoptedSlots reads, for the sets whose ids were adopted, the slots and the members of their backends.
@@ -351,17 +358,17 @@ func adoptedSlots(snap *snapshot, st *state) (map[uint32]map[uint32]netip.AddrPo
 			put(order.Uint32(rec), order.Uint32(rec[4:]), parsePlace(rec[8:], len(rec)-12))
 		}
 	}
-	places := map[uint32]netip.AddrPort{}
+	places := map[[2]uint32]netip.AddrPort{} // by member and set id
 	recs = snap.records[sMemberBackends]
 	for j := range recs.Len() {
 		rec := recs.at(j)
-		places[order.Uint32(rec)] = parsePlace(rec[4:], len(rec)-8)
+		places[[2]uint32{order.Uint32(rec), order.Uint32(rec[4:])}] = parsePlace(rec[8:], len(rec)-12)
 	}
 	recs = snap.records[sMembers]
 	for j := range recs.Len() {
 		rec := recs.at(j)
 		id, m := order.Uint32(rec), order.Uint32(rec[8:])
-		ap, ok := places[m]
+		ap, ok := places[[2]uint32{m, id}]
 		if !ok || !adopted[id] {
 			continue
 		}

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
@@ -51,6 +50,9 @@ type ruleset struct {
 	sets [setCount]setDef
 	mark uint32 // the packet mark of connections to masquerade
 	node lb.Node
+	// Session affinity: whether the kernel can hash, the seed, and affinityPlaces but for tests.
+	hashes       bool
+	seed, places uint32
 }
 
 // Registers are the 32-bit ones, numbered from 0: a concatenated key is a run of them.
@@ -564,40 +566,14 @@ func (r *ruleset) balancer(s shape) chain {
 		load    func(uint32) []expr.Any
 		sets    setIndex
 	}{{"service address", r.vip, vips}, {"NodePort", nodePort, nodePorts}} {
-		set := append(append(keepMark(), way.load(10)...), r.number(way.sets, 10, 0)...)
+		set := func(to uint32) []expr.Any {
+			return slices.Concat(keepMark(), way.load(10), r.number(way.sets, 10, to))
+		}
 		if s.seconds > 0 {
-			rules = append(rules, r.sticky(s, set)...)
+			rules = append(rules, r.sticky(s, set(1))...)
 			continue
 		}
-		rules = append(rules, r.rule(way.comment, set, pickSlot(s.size, 1), r.mapTo(sBackends, 0, 10), r.dnat(10)))
+		rules = append(rules, r.rule(way.comment, set(0), pickSlot(s.size, 1), r.mapTo(sBackends, 0, 10), r.dnat(10)))
 	}
 	return chain{name: s.chain(), rules: rules}
 }
-
-// sticky is the rules of a balancer with affinity. set loads the set id into register 0.
-//
-// The affinity map is keyed by set and client, and its answer is a member: a number that stands for one
-// backend in one set and is never used again. A backend that left has no entry in member-backends any more,
-// so its clients need no cleaning; the second rule forgets such an answer when it meets one, because
-// updating an element does not change its data. Where the map is full, the update fails, and the last rule
-// balances without memory.
-func (r *ruleset) sticky(s shape, set []expr.Any) []rule {
-	client := r.network(r.saddr, 1) // behind the set id: a key of the affinity map
-	last := append(client, r.number(sAffinity, 0, 5)...)
-	pick := append(pickSlot(s.size, 1), r.number(sMembers, 0, 5)...)
-	backend := r.mapTo(sMemberBackends, 5, 10)
-	memory := func(op uint32) []expr.Any {
-		return []expr.Any{&expr.Dynset{SrcRegKey: reg(0), SrcRegData: reg(5), SetName: r.sets[sAffinity].name,
-			Operation: op, Timeout: time.Duration(s.seconds) * time.Second}}
-	}
-	remember, forget := memory(unix.NFT_DYNSET_OP_UPDATE), memory(dynsetDelete)
-	return []rule{
-		r.rule("the same backend again", set, last, backend, remember, r.dnat(10)),
-		r.rule("its backend has left", set, last, forget),
-		r.rule("a backend to stay with", set, pick, client, backend, remember, r.dnat(10)),
-		r.rule("no memory left", set, pick, backend, r.dnat(10)),
-	}
-}
-
-// dynsetDelete is NFT_DYNSET_OP_DELETE, since Linux 5.4.
-const dynsetDelete = 2

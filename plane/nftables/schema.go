@@ -52,6 +52,7 @@ const (
 	sSourceRanges
 	sClusterIPs
 	sEqualBytes
+	sReserved
 	sFilterClasses
 	sNATClasses
 	sClusterShapes
@@ -87,11 +88,8 @@ type setDef struct {
 	comment string
 }
 
-// affinityLimit bounds the memory that clients of services with affinity can make the kernel use: about
-// 100 MB. A client beyond it is balanced without affinity.
-const affinityLimit = 1 << 19
-
-func schema(f family) [setCount]setDef {
+// schema is the sets of a family. hashes says whether the kernel can hash the addresses of clients, see affinity.go.
+func schema(f family, hashes bool) [setCount]setDef {
 	addr := field{f.addrType, f.addrLen}
 	proto := field{nft.TypeInetProto, 4}
 	port := field{nft.TypeInetService, 4}
@@ -102,6 +100,10 @@ func schema(f family) [setCount]setDef {
 	nodePort := []field{proto, port}
 	one := []field{num}
 	place := []field{addr, port}
+	client := addr
+	if hashes {
+		client = slot
+	}
 	return [setCount]setDef{
 		sServices:            {name: "services", key: vip, data: one, comment: "frontend -> class"},
 		sNodePorts:           {name: "nodeports", key: nodePort, data: one, comment: "NodePort -> class"},
@@ -112,13 +114,14 @@ func schema(f family) [setCount]setDef {
 		sSetShapes:           {name: "set-shapes", key: one, data: one, comment: "set id -> shape"},
 		sBackends:            {name: "backends", key: []field{num, slot}, data: place, comment: "set id, slot -> backend"},
 		sMembers:             {name: "members", key: []field{num, slot}, data: []field{member}, comment: "set id, slot -> member: sets with affinity"},
-		sMemberBackends:      {name: "member-backends", key: []field{member}, data: place, comment: "member -> backend"},
-		sAffinity: {name: "affinity", key: []field{num, addr}, data: []field{member}, size: affinityLimit,
+		sMemberBackends:      {name: "member-backends", key: []field{member, num}, data: place, comment: "member, its set id -> backend"},
+		sAffinity: {name: "affinity", key: []field{num, client}, data: []field{member}, size: affinityLimit,
 			flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, comment: "set id, client -> its last member"},
 		sSourceLists:  {name: "source-lists", key: vip, data: one, comment: "frontend -> list of those who may use it"},
 		sSourceRanges: {name: "source-ranges", key: []field{num, addr}, comment: "list and length of the range, range"},
 		sClusterIPs:   {name: "cluster-ips", key: []field{addr}, comment: "addresses of kind ClusterIP"},
 		sEqualBytes:   {name: "equal-bytes", key: []field{slot, slot}, comment: "each byte with itself: so rules compare addresses"},
+		sReserved:     {name: "reserved", key: one, data: one, comment: "1, 2 -> set ids, members used up to here; 3 -> seed"},
 
 		sFilterClasses: {name: "filter-classes", key: one, verdict: true, comment: "class -> who may not pass"},
 		sNATClasses:    {name: "nat-classes", key: one, verdict: true, comment: "class -> which set serves whom"},

@@ -16,9 +16,10 @@ type state struct {
 	lists       map[string]*sourceList
 	listNumbers map[uint32]*sourceList
 	lastList    uint32
-	// The last set id and member given out. They are never used again: an element of the affinity map must
-	// not come to mean something else.
-	lastID, lastMember uint32
+	// ids and members count the set ids and the members of backends in sets with affinity.
+	ids, members counter
+	// seed is that of the hash of clients with affinity.
+	seed uint32
 
 	// How many rows need the address; an element exists while the number is not 0.
 	clusterIPs map[netip.Addr]int32
@@ -118,6 +119,7 @@ func (st *state) records(f func(i setIndex, rec []byte)) {
 	for _, l := range st.lists {
 		l.records(f)
 	}
+	st.reserved(f)
 	for a := range st.clusterIPs {
 		f(sClusterIPs, appendAddr(b[:0], a))
 	}
@@ -159,5 +161,5 @@ func (s *set) slot(i int, b []byte, f func(i setIndex, rec []byte)) {
 		return
 	}
 	f(sMembers, appendNum(b, s.members[i]))
-	f(sMemberBackends, appendPlace(appendNum(b[:0], s.members[i]), s.slots[i]))
+	f(sMemberBackends, appendPlace(appendNum(appendNum(b[:0], s.members[i]), s.id), s.slots[i]))
 }

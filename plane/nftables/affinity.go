@@ -1,0 +1,191 @@
+package nftables
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// Session affinity. Packets fill one map for all sets, so what one Service's clients may take of it is bounded: of
+// each set it remembers places, not clients. A client's place is a hash of its address with a seed that nobody but the
+// node's root knows. Clients of a set that have one place have one backend too, and all of them stay with it.
+//
+// The map as a whole is bounded for the sake of memory. When more sets than it has room for are full of clients, a
+// client without a place is led by the hash of its address alone: it stays with its backend until the number of
+// backends changes, or a place becomes free.
+const (
+	// affinityPlaces is how many places each set has. For a set of many more backends than that, a node reaches only
+	// so many of them at a time.
+	affinityPlaces = 1 << 12
+	// affinityLimit is how many elements the map may have: those of 256 sets that are full. They take about 100 MB.
+	affinityLimit = 1 << 20
+)
+
+// client loads the client's part of a key of the affinity map.
+//
+// A kernel without the expression hash remembers clients by their addresses. There many clients of one Service can
+// take the room of others, and when it is full clients without a place are spread at random.
+func (r *ruleset) client(to uint32) []expr.Any {
+	if !r.hashes {
+		return r.network(r.saddr, to)
+	}
+	return r.hash(r.places, to)
+}
+
+// hash loads a number below n that depends on the client's address.
+func (r *ruleset) hash(n, to uint32) []expr.Any {
+	const address = 10
+	return append(r.network(r.saddr, address), &expr.Hash{SourceRegister: reg(address), DestRegister: reg(to), Length: uint32(r.addrLen),
+		Modulus: n, Seed: r.seed, Type: expr.HashTypeJenkins})
+}
+
+// sticky is the rules of a balancer with affinity. set loads the set id into register 1.
+//
+// The affinity map is keyed by set and client, and its answer is a member: a number that stands for one backend in
+// one set, see [counter]. The backend is looked up by member and set id, so that whatever the map says, it leads to a
+// backend of this set or to none. A backend that left has no entry in member-backends any more, so its clients need
+// no cleaning; the second rule forgets such an answer when it meets one, because updating an element does not change
+// its data. Where the map is full, the update fails, and the last rule balances without memory.
+//
+// Registers: member, set id, and behind it a slot or the client, are keys as they stand.
+func (r *ruleset) sticky(s shape, set []expr.Any) []rule {
+	const member, id, behind = 0, 1, 2
+	client := r.client(behind)
+	last := append(client, r.number(sAffinity, id, member)...)
+	choose := func(slot []expr.Any) []expr.Any { return append(slot, r.number(sMembers, id, member)...) }
+	backend := r.mapTo(sMemberBackends, member, 10)
+	memory := func(op uint32) []expr.Any {
+		return []expr.Any{&expr.Dynset{SrcRegKey: reg(id), SrcRegData: reg(member), SetName: r.sets[sAffinity].name,
+			Operation: op, Timeout: time.Duration(s.seconds) * time.Second}}
+	}
+	remember, forget := memory(unix.NFT_DYNSET_OP_UPDATE), memory(dynsetDelete)
+	unremembered := pickSlot(s.size, behind)
+	if r.hashes {
+		unremembered = r.hash(s.size, behind)
+	}
+	return []rule{
+		r.rule("the same backend again", set, last, backend, remember, r.dnat(10)),
+		r.rule("its backend has left", set, last, forget),
+		r.rule("a backend to stay with", set, choose(pickSlot(s.size, behind)), client, backend, remember, r.dnat(10)),
+		r.rule("no memory left", set, choose(unremembered), backend, r.dnat(10)),
+	}
+}
+
+// dynsetDelete is NFT_DYNSET_OP_DELETE, since Linux 5.4.
+const dynsetDelete = 2
+
+// HashesClients reports whether the kernel can hash the addresses of clients with session affinity. If it cannot, the
+// clients of one Service can take the room that others need.
+func (p *Plane) HashesClients() bool { return p.rules.hashes }
+
+// canHash asks whether the kernel has the expression hash.
+func (s *socket) canHash(r *ruleset) (bool, error) {
+	rule := r.rule("", []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(0)},
+		&expr.Hash{SourceRegister: reg(0), DestRegister: reg(1), Length: 4, Modulus: 2, Seed: 1, Type: expr.HashTypeJenkins}})
+	can, err := s.knows(r, rule.exprs)
+	if err != nil {
+		return false, fmt.Errorf("nftables: probe the expression hash: %w", err)
+	}
+	return can, nil
+}
+
+// knows reports whether the kernel knows the expressions of a rule. It asks by a transaction that the kernel refuses
+// in any case, for its last message.
+func (s *socket) knows(r *ruleset, exprs []byte) (bool, error) {
+	t := &batch{ruleset: r}
+	const name = TableName + "-probe"
+	probe := func(e *encoder, typ, flags uint16, attrs func()) {
+		at := e.message(typ, flags, r.proto, t.next("probe"))
+		attrs()
+		e.endMessage(at)
+	}
+	e := &t.head
+	probe(e, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, func() { e.str(unix.NFTA_TABLE_NAME, name) })
+	probe(e, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, func() {
+		e.str(unix.NFTA_CHAIN_TABLE, name)
+		e.str(unix.NFTA_CHAIN_NAME, name)
+	})
+	probe(e, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, func() {
+		e.str(unix.NFTA_RULE_TABLE, name)
+		e.str(unix.NFTA_RULE_CHAIN, name)
+		e.bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, exprs)
+	})
+	ruleAt := t.seq
+	probe(e, unix.NFT_MSG_DELCHAIN, 0, func() {
+		e.str(unix.NFTA_CHAIN_TABLE, name)
+		e.str(unix.NFTA_CHAIN_NAME, "missing")
+	})
+	bufs, last := t.buffers()
+	err := s.commit(bufs, last)
+	var ke *kernelError
+	switch {
+	case errors.As(err, &ke) && errors.Is(err, unix.ENOENT) && ke.seq == last:
+		return true, nil
+	case errors.As(err, &ke) && errors.Is(err, unix.ENOENT) && ke.seq == ruleAt:
+		return false, nil
+	case err == nil:
+		return false, errors.New("the kernel removed a chain that is not there")
+	}
+	return false, err
+}
+
+// AffinityUse is how full the memory of session affinity is.
+type AffinityUse struct {
+	// Entries is an estimate of the number of elements, Limit the most that there can be. Limit is 0 while that is not
+	// known, and where the kernel cannot hash.
+	Entries, Limit int
+	// Busiest are some of the Services with the most entries, as "namespace/name:port".
+	Busiest []string
+}
+
+// Affinity returns how full the memory of session affinity was at the last full audit.
+func (p *Plane) Affinity() AffinityUse { return p.use }
+
+// affinitySamples is how many places a measurement looks at. To count them all would take the kernel seconds, and no
+// kernel that we know tells their number.
+const affinitySamples = 1024
+
+// measureAffinity estimates how many places are taken, by looking at some.
+func (p *Plane) measureAffinity() error {
+	var sets []*set
+	for _, s := range p.st.sets {
+		if s.seconds > 0 {
+			sets = append(sets, s)
+		}
+	}
+	limit := int(p.rules.sets[sAffinity].size)
+	if !p.rules.hashes || len(sets) == 0 {
+		p.use = AffinityUse{}
+		if p.rules.hashes {
+			p.use.Limit = limit
+		}
+		return nil
+	}
+	taken, by := 0, map[string]int{}
+	for range affinitySamples {
+		s := sets[rand.IntN(len(sets))]
+		q := query{p: p, set: sAffinity, found: func([]byte) { taken++; by[s.source.ID.Service]++ }}
+		q.ask(appendNum(appendNum(nil, s.id), rand.Uint32N(p.rules.places)))
+		if err := q.finish(); err != nil {
+			return fmt.Errorf("nftables %s: look at elements of %s: %w", p.fam, p.rules.sets[sAffinity].name, err)
+		}
+	}
+	p.use = AffinityUse{Entries: taken * len(sets) * int(p.rules.places) / affinitySamples, Limit: limit, Busiest: most(by, 3)}
+	return nil
+}
+
+// most returns the n keys of the highest counts.
+func most(counts map[string]int, n int) []string {
+	keys := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
+		return cmp.Or(cmp.Compare(counts[b], counts[a]), strings.Compare(a, b))
+	})
+	return keys[:min(n, len(keys))]
+}

@@ -1,0 +1,539 @@
+package nftables
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/scenario"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/planetest"
+)
+
+// Two Services with affinity. A client of the first sticks to a pod, which leaves; the process is started anew; the
+// other Service gets a pod. The client stays among the pods of its Service (SV-18).
+func TestAffinityAcrossARestart(t *testing.T) {
+	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
+		t.Run(fam.String(), func(t *testing.T) { acrossARestart(t, fam) })
+	}
+}
+
+func acrossARestart(t *testing.T, fam lb.Family) {
+	lab := netlab.ForTest(t, netlab.Options{NoNode2: true, NoClient: true})
+	lab.Serve(netlab.TCP, 8080, "pod1", "pod2")
+	lab.Serve(netlab.TCP, 8081, "pod2")
+	vip := map[string]netip.Addr{"first": netip.MustParseAddr("10.96.0.1"), "other": netip.MustParseAddr("10.96.0.2")}
+	if fam == lb.IPv6 {
+		vip = map[string]netip.Addr{"first": netip.MustParseAddr("fd00:10:96::1"), "other": netip.MustParseAddr("fd00:10:96::2")}
+	}
+	at := func(pod string, port uint16) netip.AddrPort {
+		h, _ := netlab.HostByName(pod)
+		return netip.AddrPortFrom(h.Addr(fam == lb.IPv6), port)
+	}
+	service := func(name string, backends ...netip.AddrPort) (lb.Owner, []*lb.Frontend) {
+		set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}}
+		for _, b := range backends {
+			set.Backends = append(set.Backends, lb.Backend{Addr: b})
+		}
+		return lb.Owner{Name: name}, []*lb.Frontend{{Key: lb.Key{Addr: vip[name], Port: 80, Proto: lb.TCP}, Service: name, Kind: lb.ClusterIP,
+			Affinity: time.Hour, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}}
+	}
+	dial := func() netip.AddrPort {
+		r, err := lab.Dial("pod3", netlab.TCP, netip.AddrPortFrom(vip["first"], 80), netlab.DialOptions{Timeout: 3 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.At
+	}
+	table := &lb.Table{}
+	table.Replace(service("other", at("pod1", 8080)))
+	table.Replace(service("first", at("pod1", 8080), at("pod2", 8080)))
+	var p *Plane
+	lab.On(netlab.Node1, func() {
+		p = newPlane(t, fam)
+		reset(t, p, &lb.Table{})
+		for _, f := range []string{"other", "first"} { // so that the pod that leaves has the last member number
+			for _, row := range table.Sorted() {
+				if row.Service == f {
+					apply(t, p, []lb.Change{{Key: row.Key, New: row}}, nil)
+				}
+			}
+		}
+	})
+	for tries := 0; dial() != at("pod2", 8080); tries++ {
+		if tries == 100 {
+			t.Fatal("the client never got to pod2")
+		}
+		lab.On(netlab.Node1, func() { runNFT(t, "flush map "+p.ip()+" kube-proxy affinity") })
+	}
+	lab.On(netlab.Node1, func() {
+		o, fronts := service("first", at("pod1", 8080))
+		apply2(t, p, table, o, fronts)
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		p = newPlane(t, fam)
+		reset(t, p, table)
+		o, fronts = service("other", at("pod1", 8080), at("pod2", 8081))
+		apply2(t, p, table, o, fronts)
+	})
+	for range 5 {
+		if got := dial(); got != at("pod1", 8080) {
+			t.Errorf("a client of the first Service reached %s, a pod of the other", got)
+		}
+	}
+	// Nor would it reach one if the map said so.
+	lab.On(netlab.Node1, func() {
+		other := p.st.sets[lb.SetID{Service: "other", Proto: lb.TCP, Scope: lb.Cluster}]
+		for _, m := range other.members {
+			lead(t, p, lb.SetID{Service: "first", Proto: lb.TCP, Scope: lb.Cluster}, m)
+			if got := dial(); got != at("pod1", 8080) {
+				t.Errorf("member %d of another Service led a client to %s", m, got)
+			}
+		}
+	})
+}
+
+// history notes whose each number has ever been.
+type history struct {
+	sets    map[uint32]lb.SetID
+	members map[uint32]string
+}
+
+// see notes the numbers of a state, and reports one that was somebody else's before.
+func (h *history) see(st *state) error {
+	for id, s := range st.sets {
+		if was, ok := h.sets[s.id]; ok && was != id {
+			return fmt.Errorf("set id %d was %s and is %s", s.id, was, id)
+		}
+		h.sets[s.id] = id
+		for i, m := range s.members {
+			is := fmt.Sprint(id, " ", s.slots[i])
+			if was, ok := h.members[m]; ok && was != is {
+				return fmt.Errorf("member %d was %s and is %s", m, was, is)
+			}
+			h.members[m] = is
+		}
+	}
+	return nil
+}
+
+// Whatever happens to a table, no set id and no member is ever used a second time.
+func TestNumbersAreNeverUsedAgain(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
+		inNetns(t)
+		seed := uint64(time.Now().UnixNano())
+		t.Logf("seed %d", seed)
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		h := history{map[uint32]lb.SetID{}, map[uint32]string{}}
+		tab := &lb.Table{Node: w.Node()}
+		p := newPlane(t, w.Family)
+		reset(t, p, tab)
+		for step := range 300 {
+			i, did := rnd.IntN(4), ""
+			switch rnd.IntN(9) {
+			case 0:
+				did = "restart"
+				if err := p.Close(); err != nil {
+					t.Error(err)
+				}
+				p, _ = New(Config{Family: w.Family})
+				reset(t, p, tab)
+			case 1:
+				did = "Reset"
+				reset(t, p, tab)
+			case 2:
+				did = "somebody removes elements; Reset"
+				for _, m := range []string{"members", "member-backends", "set-shapes", "cluster-sets"} {
+					runNFT(t, "flush map "+p.ip()+" kube-proxy "+m)
+				}
+				reset(t, p, tab)
+			case 3:
+				did = fmt.Sprintf("Service %d goes", i)
+				apply2(t, p, tab, lb.Owner{Name: name(w, i)}, nil)
+			default:
+				first, n := rnd.IntN(20), rnd.IntN(6)
+				did = fmt.Sprintf("Service %d has %d backends from %d", i, n, first)
+				o, f := w.Full(i, first, n, min(n, rnd.IntN(3)), time.Duration(1+rnd.IntN(2))*time.Hour)
+				apply2(t, p, tab, o, f)
+			}
+			if err := h.see(p.st); err != nil {
+				t.Fatalf("seed %d, step %d, %s: %v", seed, step, did, err)
+			}
+		}
+		if len(h.members) < 50 {
+			t.Errorf("only %d members", len(h.members))
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// lead writes into the affinity map, for every place of a set, a member that packets would never put there.
+func lead(t testing.TB, p *Plane, set lb.SetID, member uint32) {
+	t.Helper()
+	c := p.begin(p.st)
+	for place := range p.rules.places {
+		key := appendNum(appendNum(nil, p.st.sets[set].id), place)
+		c.add(sAffinity, appendNum(key, member))
+	}
+	runNFT(t, "flush map "+p.ip()+" kube-proxy affinity")
+	if err := p.commit(c.batch); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// entries counts the elements of the affinity map, by set id.
+func entries(t testing.TB, p *Plane) (all int, bySet map[uint32]int) {
+	t.Helper()
+	snap, _, err := p.readTable(func(d *setDef) bool { return d.dynamic() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	recs, bySet := snap.records[sAffinity], map[uint32]int{}
+	for i := range recs.Len() {
+		bySet[order.Uint32(recs.at(i))]++
+	}
+	return recs.Len(), bySet
+}
+
+// shops are Services with affinity in a lab, reached by the client under many addresses.
+type shops struct {
+	*netlab.TestLab
+	t   *testing.T
+	fam lb.Family
+	p   *Plane
+}
+
+const shopClients = 48
+
+func newShops(t *testing.T, fam lb.Family, change func(*Plane)) *shops {
+	lab := netlab.ForTest(t, netlab.Options{NoNode2: true})
+	lab.Serve(netlab.TCP, 8080, "pod1", "pod2")
+	lab.Serve(netlab.TCP, 8081, "pod1", "pod2")
+	s := &shops{TestLab: lab, t: t, fam: fam}
+	lab.On(netlab.Client, func() {
+		var batch strings.Builder
+		for i := range shopClients {
+			if fam == lb.IPv6 {
+				fmt.Fprintf(&batch, "addr add %s/64 dev eth0 nodad\n", s.client(i))
+			} else {
+				fmt.Fprintf(&batch, "addr add %s/24 dev eth0\n", s.client(i))
+			}
+		}
+		cmd := exec.Command("ip", "-batch", "-")
+		cmd.Stdin = strings.NewReader(batch.String())
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	})
+	table := &lb.Table{}
+	for i, port := range []uint16{8080, 8081} {
+		set := &lb.BackendSet{ID: lb.SetID{Service: fmt.Sprint("shop/", i), Proto: lb.TCP, Scope: lb.Cluster}}
+		for _, pod := range []string{"pod1", "pod2"} {
+			h, _ := netlab.HostByName(pod)
+			set.Backends = append(set.Backends, lb.Backend{Addr: netip.AddrPortFrom(h.Addr(fam == lb.IPv6), port)})
+		}
+		table.Replace(lb.Owner{Name: set.ID.Service}, []*lb.Frontend{{Key: lb.Key{Addr: s.vip(i), Port: 80, Proto: lb.TCP}, Service: set.ID.Service,
+			Kind: lb.ClusterIP, Affinity: time.Hour, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})
+	}
+	lab.On(netlab.Node1, func() {
+		s.p = newPlane(t, fam)
+		change(s.p)
+		reset(t, s.p, table)
+	})
+	return s
+}
+
+func (s *shops) vip(i int) netip.Addr {
+	if s.fam == lb.IPv6 {
+		return netip.MustParseAddr(fmt.Sprintf("fd00:10:96::%x", 1+i))
+	}
+	return netip.MustParseAddr(fmt.Sprintf("10.96.0.%d", 1+i))
+}
+
+// client is address i of the client.
+func (s *shops) client(i int) netip.Addr {
+	if s.fam == lb.IPv6 {
+		return netip.MustParseAddr(fmt.Sprintf("fd00:18::1:%x", 1+i))
+	}
+	return netip.MustParseAddr(fmt.Sprintf("172.18.0.%d", 101+i))
+}
+
+// visit connects a client to a Service and returns the pod that answers.
+func (s *shops) visit(client, service int) netip.Addr {
+	s.t.Helper()
+	r, err := s.Dial(netlab.Client, netlab.TCP, netip.AddrPortFrom(s.vip(service), 80),
+		netlab.DialOptions{Timeout: 3 * time.Second, Local: netip.AddrPortFrom(s.client(client), 0)})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if want := uint16(8080 + service); r.At.Port() != want {
+		s.t.Fatalf("Service %d answered from %s", service, r.At)
+	}
+	return r.At.Addr()
+}
+
+// faithful proves that each client of a Service comes to the same pod each time, and that not all come to one.
+func (s *shops) faithful(service int) {
+	s.t.Helper()
+	pods := map[netip.Addr]int{}
+	for i := range shopClients {
+		pod := s.visit(i, service)
+		pods[pod]++
+		for range 3 {
+			if again := s.visit(i, service); again != pod {
+				s.t.Errorf("client %d of Service %d came to %s, then to %s", i, service, pod, again)
+			}
+		}
+	}
+	if len(pods) != 2 {
+		s.t.Errorf("of %d clients all came to one pod", shopClients)
+	}
+}
+
+// The clients of one Service take no more than its places, and all of them stay with their pods. Those of another
+// have their own.
+func TestAffinityPlaces(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
+		s := newShops(t, w.Family, func(p *Plane) { p.rules.places, p.rules.sets[sAffinity].size = 16, 32 })
+		s.faithful(0)
+		s.On(netlab.Node1, func() {
+			if all, _ := entries(t, s.p); all < 8 || all > 16 {
+				t.Errorf("%d entries of %d clients with 16 places", all, shopClients)
+			}
+		})
+		s.faithful(1)
+		s.On(netlab.Node1, func() {
+			_, by := entries(t, s.p)
+			if len(by) != 2 {
+				t.Errorf("entries by set id: %v", by)
+			}
+			for id, n := range by {
+				if n > 16 {
+					t.Errorf("%d entries of set %d", n, id)
+				}
+			}
+		})
+	})
+}
+
+// Where others have filled the map, clients without a place stay with their pods by the hash of their addresses.
+func TestAffinityWithoutRoom(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
+		s := newShops(t, w.Family, func(p *Plane) { p.rules.places, p.rules.sets[sAffinity].size = 16, 8 })
+		fill := func() {
+			c := s.p.begin(s.p.st)
+			for i := range uint32(8) {
+				c.add(sAffinity, appendNum(appendNum(appendNum(nil, 77), i), 1))
+			}
+			if err := s.p.commit(c.batch); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.On(netlab.Node1, fill)
+		s.faithful(0)
+		s.On(netlab.Node1, func() {
+			if all, by := entries(t, s.p); all != 8 || by[77] != 8 {
+				t.Errorf("%d entries, by set id %v", all, by)
+			}
+		})
+	})
+}
+
+// A kernel that cannot hash remembers clients by their addresses.
+func TestAffinityWithoutHash(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
+		s := newShops(t, w.Family, withoutHash)
+		s.faithful(0)
+		s.On(netlab.Node1, func() {
+			if all, _ := entries(t, s.p); all != shopClients {
+				t.Errorf("%d entries of %d clients", all, shopClients)
+			}
+			if mended, err := s.p.Audit(t.Context(), true); mended != 0 || err != nil {
+				t.Errorf("an audit mended %d, %v", mended, err)
+			}
+			if use := s.p.Affinity(); use.Limit != 0 {
+				t.Errorf("measured %+v where there are no places", use)
+			}
+		})
+	})
+}
+
+func withoutHash(p *Plane) {
+	p.rules.hashes = false
+	p.rules.sets = schema(p.family, false)
+}
+
+// The scenarios of session affinity hold on a kernel that cannot hash, too.
+func TestConformanceWithoutHash(t *testing.T) {
+	if os.Getenv("PLANETEST_RECORD") != "" {
+		t.Skip("this is no mode of its own, so there is nothing to record")
+	}
+	from, err := scenario.Dir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, n := t.TempDir(), 0
+	for _, pattern := range []string{"*affinity*.txtar", "lab.yaml"} {
+		files, err := filepath.Glob(filepath.Join(from, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			n++
+			if err := os.Symlink(f, filepath.Join(dir, filepath.Base(f))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n < 8 {
+		t.Fatalf("%d files", n)
+	}
+	planetest.Run(t, planetest.Config{Mode: "nftables-without-hash", Dir: dir, New: func(f lb.Family) (planetest.Plane, error) {
+		p, err := New(Config{Family: f})
+		if err == nil {
+			withoutHash(p)
+		}
+		return p, err
+	}})
+}
+
+// A kernel is asked for expressions without a trace.
+func TestProbeOfExpressions(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
+		inNetns(t)
+		p := newPlane(t, w.Family)
+		if !p.HashesClients() {
+			t.Error("this kernel cannot hash") // all that the suite runs on can
+		}
+		before, err := p.sock.generation()
+		if err != nil {
+			t.Fatal(err)
+		}
+		exprs := p.rules.rule("", p.rules.hash(2, 2)).exprs
+		for name, want := range map[string]bool{"hash": true, "hush": false} {
+			got, err := p.sock.knows(p.rules, bytes.ReplaceAll(exprs, []byte("hash\x00"), []byte(name+"\x00")))
+			if got != want || err != nil {
+				t.Errorf("%s: %t, %v", name, got, err)
+			}
+		}
+		if after, err := p.sock.generation(); after != before || err != nil {
+			t.Errorf("the ruleset went from generation %d to %d, %v", before, after, err)
+		}
+	})
+}
+
+// A table whose numbers are used up, or that does not say which were used, is replaced; clients are forgotten.
+func TestTableWithoutNumbers(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
+		for name, spoil := range map[string]string{
+			"members used up": "delete element %[1]s kube-proxy reserved { 2 }; add element %[1]s kube-proxy reserved { 2 : 0x7fffffff }",
+			"set ids used up": "delete element %[1]s kube-proxy reserved { 1 }; add element %[1]s kube-proxy reserved { 1 : 0x7fffffff }",
+			"removed":         "delete element %[1]s kube-proxy reserved { 2 }",
+			"emptied":         "flush map %[1]s kube-proxy reserved",
+		} {
+			t.Run(name, func(t *testing.T) {
+				inNetns(t)
+				p := newPlane(t, w.Family)
+				tab := w.Table(2, 2)
+				tab.Replace(w.Full(2, 10, 3, 1, time.Hour))
+				reset(t, p, tab)
+				lead(t, p, lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}, 1)
+				if err := p.Close(); err != nil {
+					t.Error(err)
+				}
+				runNFT(t, fmt.Sprintf(spoil, p.ip()))
+				q := newPlane(t, w.Family)
+				tab.Replace(w.Full(2, 10, 4, 1, time.Hour))
+				tab.Replace(w.Full(3, 20, 2, 1, time.Hour))
+				reset(t, q, tab)
+				if all, _ := entries(t, q); all != 0 {
+					t.Errorf("%d entries are left", all)
+				}
+				if got, want := dump(t, q), fresh(t, w.Family, tab); got != want {
+					t.Errorf("got:\n%s\nwant:\n%s", got, want)
+				}
+			})
+		}
+	})
+}
+
+// A process that uses up the numbers says so, and the Reset that follows makes a new table.
+func TestNumbersEndWhileRunning(t *testing.T) {
+	inNetns(t)
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, w.Family)
+	tab := w.Table(2, 2)
+	reset(t, p, tab)
+	p.st.members.last, p.st.members.reserved = lastNumber-2, lastNumber+numberBlock
+	o, f := w.Full(3, 20, 3, 1, time.Hour)
+	changes, _ := tab.Replace(o, f)
+	if err := p.Apply(t.Context(), changes); !errors.Is(err, plane.ErrStateLost) {
+		t.Fatalf("%v, want %v", err, plane.ErrStateLost)
+	}
+	p.st.members.reserved = 0
+	runNFT(t, "delete element ip kube-proxy reserved { 2 }; add element ip kube-proxy reserved { 2 : 0x7fffffff }")
+	reset(t, p, tab)
+	if n := p.st.members.last; n == 0 || n > 100 {
+		t.Errorf("the new table is at member %d", n)
+	}
+	if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// What somebody changes of the numbers while the process runs is mended.
+func TestAuditOfNumbers(t *testing.T) {
+	inNetns(t)
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, w.Family)
+	reset(t, p, w.Table(2, 2))
+	before := runNFT(t, "list map ip kube-proxy reserved")
+	for _, full := range []bool{false, true} {
+		runNFT(t, "delete element ip kube-proxy reserved { 1 }; add element ip kube-proxy reserved { 9 : 9 }")
+		<-p.Drift()
+		if n, err := p.Audit(t.Context(), full); n != 2 || err != nil {
+			t.Errorf("mended %d, %v", n, err)
+		}
+		if after := runNFT(t, "list map ip kube-proxy reserved"); after != before {
+			t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		}
+	}
+}
+
+// The estimate of how full the map is lies near the truth, and names who fills it.
+func TestAffinityUse(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
+		inNetns(t)
+		p := newPlane(t, w.Family)
+		tab := &lb.Table{Node: w.Node()}
+		for i := range 4 {
+			tab.Replace(w.Full(i, 10*i, 3, 0, time.Hour))
+		}
+		reset(t, p, tab)
+		lead(t, p, lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}, 1)
+		if _, err := p.Audit(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		use := p.Affinity()
+		if n := affinityPlaces; use.Entries < n*3/4 || use.Entries > n*5/4 || use.Limit != affinityLimit {
+			t.Errorf("%+v for %d entries of %d", use, n, affinityLimit)
+		}
+		if !slices.Equal(use.Busiest, []string{"ns/svc-2:http"}) {
+			t.Errorf("the busiest are %q", use.Busiest)
+		}
+	})
+}
