@@ -39,6 +39,7 @@ const (
 	addressRefused
 	nodePortInUse
 	nodeAddressTaken
+	affinityNearlyFull
 	configReloaded
 	configIgnored
 	entries
@@ -102,6 +103,9 @@ var catalogue = [entries]Entry{
 	nodeAddressTaken: {"KubeProxyNodeAddressTaken", actionListen, Warning, KindService,
 		"{key} is at an address of node {node} itself and takes traffic from {from}{more}",
 		"The Service has an address of the node as its external IP, or as its load balancer's. It is served and comes first: the program gets no more new connections there, or the other Service's NodePort none at this address. Give the Service another port or address. externalIPCIDRs can leave the nodes' networks out.", "SV-65, EXT"},
+	affinityNearlyFull: {"KubeProxyAffinityNearlyFull", actionSync, Warning, KindNode,
+		"the memory of session affinity of {family} on node {node} is {percent} % full; Services with the most clients: {services}",
+		"When it is full, new clients are led by a hash of their address: they stay with an endpoint until the number of endpoints changes. Look at what the Services named are visited by; shorten their timeoutSeconds. Told again after it was below 60 %.", "EXT"},
 	configReloaded: {"KubeProxyConfigReloaded", actionReload, Normal, KindNode,
 		"kube-proxy on node {node} applied the changed configuration {file}: {changes}",
 		"A change of the configuration file took effect without a restart.", "EXT"},
@@ -214,6 +218,13 @@ func AddressLent(service, key, kind string, more int) Event {
 // subject which, without what changes from one look to the next.
 func AddressRefused(service, what, subject string) Event {
 	return about(addressRefused, Service(service), subject, "what", what)
+}
+
+// AffinityNearlyFull says that session affinity of one family will soon not remember new clients. services are those
+// with the most clients.
+func AffinityNearlyFull(node, family string, percent int, services []string) Event {
+	return about(affinityNearlyFull, Node(node), family, "node", node, "family", family, "percent", strconv.Itoa(percent),
+		"services", strings.Join(services, ", "))
 }
 
 // NodePortInUse says that a program of this node listens on a NodePort (PN-60). service is "ns/name", with or

@@ -60,6 +60,9 @@ type IPTablesStats struct {
 	Rules, RulesLast RuleCounts
 }
 
+// AffinityUse is how many entries session affinity has, about, and may have. A limit of 0 means that it is not known.
+type AffinityUse struct{ Entries, Limit int }
+
 // RuleCounts are rules by table.
 type RuleCounts struct{ Filter, NAT int }
 
@@ -84,6 +87,7 @@ type familyState struct {
 	failed   uint64       // writes
 	deleted  uint64       // conntrack entries
 	iptables IPTablesStats
+	affinity AffinityUse
 }
 
 // answer is a kind of answer of the health server.
@@ -209,6 +213,13 @@ func (m *Metrics) Cleaned(family string, took time.Duration, deleted int) {
 func (m *Metrics) IPTables(family string, s IPTablesStats) {
 	m.mu.Lock()
 	m.family(family).iptables = s
+	m.mu.Unlock()
+}
+
+// Affinity is told how full the memory of session affinity is, as the plane nftables saw it last.
+func (m *Metrics) Affinity(family string, use AffinityUse) {
+	m.mu.Lock()
+	m.family(family).affinity = use
 	m.mu.Unlock()
 }
 

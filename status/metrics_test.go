@@ -115,6 +115,7 @@ func newProxy(t *testing.T, mode string) *proxy {
 			Family: fam, Plane: plane, Store: p.store, Settings: policy.Settings{Family: fam}, Log: discard,
 			Written: func(w engine.Write) {
 				p.metrics.Written(fam.String(), w)
+				p.metrics.Affinity(fam.String(), status.AffinityUse{Entries: 7, Limit: 9})
 				p.metrics.IPTables(fam.String(), status.IPTablesStats{
 					Failures: 3, PartialFailures: 2, Rules: status.RuleCounts{Filter: 10, NAT: 20}, RulesLast: status.RuleCounts{Filter: 1, NAT: 2},
 				})

@@ -193,6 +193,12 @@ func tabled() []metric {
 		{row: "EXT", name: "audit_mended_objects_total", kind: counter, labels: family,
 			help: "Objects in the kernel that others had changed or removed, and that were mended; rows, where they had removed everything",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Mended })},
+		{row: "EXT", name: "session_affinity_entries", kind: gauge, labels: family, modes: []string{"nftables"},
+			help: "About how many clients session affinity remembers, estimated at each full audit",
+			read: perAffinity(func(u AffinityUse) int { return u.Entries })},
+		{row: "EXT", name: "session_affinity_entries_limit", kind: gauge, labels: family, modes: []string{"nftables"},
+			help: "How many clients session affinity can remember; others are led by a hash of their address",
+			read: perAffinity(func(u AffinityUse) int { return u.Limit })},
 		{row: "EXT", name: "events_dropped_total", kind: counter,
 			help: "Events that could not be told to the cluster",
 			read: func(s *snapshot, emit emit) {
@@ -221,6 +227,17 @@ func perTable(counts func(*IPTablesStats) RuleCounts) func(*snapshot, emit) {
 			c := counts(&s.families[i].iptables)
 			emit(float64(c.Filter), s.families[i].name, "filter")
 			emit(float64(c.NAT), s.families[i].name, "nat")
+		}
+	}
+}
+
+// perAffinity shows nothing of a family that has not been measured, or cannot be.
+func perAffinity(value func(AffinityUse) int) func(*snapshot, emit) {
+	return func(s *snapshot, emit emit) {
+		for i := range s.families {
+			if u := s.families[i].affinity; u.Limit > 0 {
+				emit(float64(value(u)), s.families[i].name)
+			}
 		}
 	}
 }

@@ -38,6 +38,7 @@ type family struct {
 	plane     dataPlane
 	conntrack *conntrack.Cleaner // nil where the kernel has no conntrack table to read
 	stuck     []string           // chains that could not be deleted, as was told last
+	pressed   bool               // session affinity was told to be nearly full
 }
 
 // ipFamilies are the families that this machine has (PR-02), the primary one first: that of --bind-address.
@@ -123,6 +124,9 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	if err != nil {
 		return nil, err
 	}
+	if n, ok := plane.(*nftables.Plane); ok && !n.HashesClients() {
+		labelled.Warn("this kernel lacks the nftables expression hash (CONFIG_NFT_HASH): with session affinity, clients of one Service can take the memory that those of others need")
+	}
 	f := &family{name: fam, plane: plane}
 	var observers []engine.Observer
 	f.conntrack, err = conntrack.New(conntrack.Config{
@@ -169,6 +173,9 @@ func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 		}
 		f.stuck = s.Stuck
 	}
+	if t, ok := f.plane.(*nftables.Plane); ok && (w.Verb == "audit" || w.Verb == "reset") {
+		p.affinity(f, log, t.Affinity())
+	}
 	var refused engine.RowsRefused // all other rows are in force
 	if w.Err != nil && !errors.As(w.Err, &refused) {
 		return // the engine has said it
@@ -180,6 +187,19 @@ func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 	case w.Verb == "audit" && w.Changes > 0:
 		p.tell(event.DriftRepaired(p.config().NodeName, f.name.String(), w.Changes))
 	}
+}
+
+// affinity is told how full the memory of session affinity is, and tells it when that becomes too much.
+func (p *proxy) affinity(f *family, log *slog.Logger, use nftables.AffinityUse) {
+	p.servers.metrics.Affinity(f.name.String(), status.AffinityUse{Entries: use.Entries, Limit: use.Limit})
+	percent := use.Percent()
+	if percent >= 80 && !f.pressed {
+		f.pressed = true
+		log.Warn("the memory of session affinity is nearly full; when it is full, new clients are led by a hash of their address",
+			"percent", percent, "services", use.Busiest)
+		p.tell(event.AffinityNearlyFull(p.config().NodeName, f.name.String(), percent, use.Busiest))
+	}
+	f.pressed = f.pressed && percent >= 60
 }
 
 func (f *family) run(ctx context.Context) {

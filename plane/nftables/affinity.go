@@ -146,31 +146,30 @@ type AffinityUse struct {
 	Busiest []string
 }
 
-// Affinity returns how full the memory of session affinity was at the last full audit.
+// Percent is how full it is, 0 while that is not known.
+func (u AffinityUse) Percent() int { return u.Entries * 100 / max(u.Limit, 1) }
+
+// Affinity returns how full the memory of session affinity was at the last Reset or full audit.
 func (p *Plane) Affinity() AffinityUse { return p.use }
 
 // affinitySamples is how many places a measurement looks at. To count them all would take the kernel seconds, and no
 // kernel that we know tells their number.
-const affinitySamples = 1024
+const affinitySamples = 512
 
 // measureAffinity estimates how many places are taken, by looking at some.
 func (p *Plane) measureAffinity() error {
+	p.use = AffinityUse{}
+	if !p.rules.hashes {
+		return nil
+	}
 	var sets []*set
 	for _, s := range p.st.sets {
 		if s.seconds > 0 {
 			sets = append(sets, s)
 		}
 	}
-	limit := int(p.rules.sets[sAffinity].size)
-	if !p.rules.hashes || len(sets) == 0 {
-		p.use = AffinityUse{}
-		if p.rules.hashes {
-			p.use.Limit = limit
-		}
-		return nil
-	}
 	taken, by := 0, map[string]int{}
-	for range affinitySamples {
+	for i := 0; i < affinitySamples && len(sets) > 0; i++ {
 		s := sets[rand.IntN(len(sets))]
 		q := query{p: p, set: sAffinity, found: func([]byte) { taken++; by[s.source.ID.Service]++ }}
 		q.ask(appendNum(appendNum(nil, s.id), rand.Uint32N(p.rules.places)))
@@ -178,7 +177,7 @@ func (p *Plane) measureAffinity() error {
 			return fmt.Errorf("nftables %s: look at elements of %s: %w", p.fam, p.rules.sets[sAffinity].name, err)
 		}
 	}
-	p.use = AffinityUse{Entries: taken * len(sets) * int(p.rules.places) / affinitySamples, Limit: limit, Busiest: most(by, 3)}
+	p.use = AffinityUse{Entries: taken * len(sets) * int(p.rules.places) / affinitySamples, Limit: int(p.rules.sets[sAffinity].size), Busiest: most(by, 3)}
 	return nil
 }
 

@@ -529,7 +529,7 @@ func TestAffinityUse(t *testing.T) {
 			t.Fatal(err)
 		}
 		use := p.Affinity()
-		if n := affinityPlaces; use.Entries < n*3/4 || use.Entries > n*5/4 || use.Limit != affinityLimit {
+		if n := affinityPlaces; use.Entries < n/2 || use.Entries > n*3/2 || use.Limit != affinityLimit {
 			t.Errorf("%+v for %d entries of %d", use, n, affinityLimit)
 		}
 		if !slices.Equal(use.Busiest, []string{"ns/svc-2:http"}) {

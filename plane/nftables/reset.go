@@ -53,6 +53,7 @@ func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 			return err
 		}
 		p.st = c.st
+		_ = p.measureAffinity() // what is in the way of it, the next full audit reports
 		return bad
 	}
 }
