@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
 )
 
 // Session affinity. Packets fill one map for all sets, so what one Service's clients may take of it is bounded: of
@@ -81,6 +84,38 @@ func (r *ruleset) sticky(s shape, set []expr.Any) []rule {
 
 // dynsetDelete is NFT_DYNSET_OP_DELETE, since Linux 5.4.
 const dynsetDelete = 2
+
+// stickable returns the backends that a set with affinity holds: all, or of more than it can hold those that this node
+// chooses. Each node chooses others, so that all serve; and the choice stays while other backends come and go.
+func (c *change) stickable(b *lb.BackendSet) *lb.BackendSet {
+	if len(b.Backends) <= maxStickySlots {
+		return b
+	}
+	if c.chosen[b] == nil {
+		type ranked struct {
+			lb.Backend
+			rank uint64
+		}
+		all := make([]ranked, len(b.Backends))
+		for i, x := range b.Backends {
+			h := fnv.New64a()
+			h.Write(appendPlace(appendNum(c.rec[:0], c.st.seed), x.Addr))
+			all[i] = ranked{x, h.Sum64()}
+		}
+		slices.SortFunc(all, func(x, y ranked) int { return cmp.Or(cmp.Compare(x.rank, y.rank), x.Addr.Compare(y.Addr)) })
+		all = all[:maxStickySlots]
+		slices.SortFunc(all, func(x, y ranked) int { return x.Addr.Compare(y.Addr) })
+		few := &lb.BackendSet{ID: b.ID, Backends: make([]lb.Backend, len(all))}
+		for i, x := range all {
+			few.Backends[i] = x.Backend
+		}
+		if c.chosen == nil {
+			c.chosen = map[*lb.BackendSet]*lb.BackendSet{}
+		}
+		c.chosen[b] = few
+	}
+	return c.chosen[b]
+}
 
 // HashesClients reports whether the kernel can hash the addresses of clients with session affinity. If it cannot, the
 // clients of one Service can take the room that others need.

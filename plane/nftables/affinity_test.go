@@ -537,3 +537,63 @@ func TestAffinityUse(t *testing.T) {
 		}
 	})
 }
+
+// A Service with affinity and more endpoints than a set can hold is served: each node chooses some, others than another
+// node, and keeps to its choice.
+func TestAffinityOfManyBackends(t *testing.T) {
+	inNetns(t)
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, w.Family)
+	tab := &lb.Table{Node: w.Node()}
+	reset(t, p, tab)
+	of := func(first, n int) (lb.Owner, []*lb.Frontend) {
+		o, f := w.ClusterIP(0, first, n)
+		f[0].Affinity = time.Hour
+		return o, f
+	}
+	held := func(p *Plane) map[netip.AddrPort]bool {
+		m := map[netip.AddrPort]bool{}
+		for _, s := range p.st.sets {
+			for _, ap := range s.slots {
+				m[ap] = true
+			}
+		}
+		return m
+	}
+	o, f := of(0, 100)
+	apply2(t, p, tab, o, f)
+	o, f = of(0, 20_000)
+	apply2(t, p, tab, o, f)
+	before := held(p)
+	if len(before) != maxStickySlots {
+		t.Fatalf("%d of 20,000 backends are served, want %d", len(before), maxStickySlots)
+	}
+	high := 0
+	for ap := range before {
+		if ap.Addr().Compare(w.Addr(100, maxStickySlots)) >= 0 {
+			high++
+		}
+	}
+	if high < 2500 || high > 3500 { // of 3,617
+		t.Errorf("%d of the last 3,617 backends are served", high)
+	}
+	sent := p.Stats()
+	o, f = of(100, 19_900) // the first hundred leave
+	apply2(t, p, tab, o, f)
+	stay := 0
+	for ap := range held(p) {
+		if before[ap] {
+			stay++
+		}
+	}
+	if bytes := p.Stats().minus(sent).Bytes; stay < maxStickySlots-100 || bytes > 100_000 {
+		t.Errorf("when 100 left, %d of %d stayed, and %d bytes were sent", stay, maxStickySlots, bytes)
+	}
+	dump(t, p)
+	reset(t, p, tab) // which forgets the chain for 100 backends
+	q := newPlane(t, w.Family)
+	reset(t, q, tab)
+	if s := q.Stats(); s.Batches != 0 {
+		t.Errorf("a restart sent %+v", s)
+	}
+}

@@ -24,8 +24,9 @@ type change struct {
 	rowLists    []rowList
 	lastSources []netip.Prefix // what lastList is the list of
 	lastList    *sourceList
-	clusterIPs  map[netip.Addr]int32 // the counts before this batch, of addresses that it touched
-	rec         []byte               // scratch
+	clusterIPs  map[netip.Addr]int32              // the counts before this batch, of addresses that it touched
+	rec         []byte                            // scratch
+	chosen      map[*lb.BackendSet]*lb.BackendSet // see stickable
 }
 
 func (p *Plane) begin(st *state) *change {
@@ -175,7 +176,7 @@ func (c *change) retain(k lb.Key, f *lb.Frontend) (row, error) {
 		if rt.To == nil {
 			continue
 		}
-		if err := c.checkSet(rt.To, seconds(f.Affinity)); err != nil {
+		if err := c.checkSet(rt.To); err != nil {
 			return r, fmt.Errorf("frontend %s of %s: %w", k, f.Service, err)
 		}
 	}
@@ -189,13 +190,9 @@ func (c *change) retain(k lb.Key, f *lb.Frontend) (row, error) {
 	return r, nil
 }
 
-func (c *change) checkSet(s *lb.BackendSet, seconds uint32) error {
-	limit := maxSlots
-	if seconds > 0 {
-		limit = maxStickySlots
-	}
-	if len(s.Backends) > limit {
-		return fmt.Errorf("backend set %s has %d backends; at most %d can be held (%d with session affinity)", s.ID, len(s.Backends), maxSlots, maxStickySlots)
+func (c *change) checkSet(s *lb.BackendSet) error {
+	if len(s.Backends) > maxSlots {
+		return fmt.Errorf("backend set %s has %d backends; at most %d can be held", s.ID, len(s.Backends), maxSlots)
 	}
 	for i, b := range s.Backends {
 		if lb.FamilyOf(b.Addr.Addr()) != c.fam {
@@ -224,6 +221,9 @@ func (c *change) touch(s *set) {
 
 // hold adds a reference to the set, which from now on shall have these backends.
 func (c *change) hold(b *lb.BackendSet, seconds uint32) *set {
+	if seconds > 0 {
+		b = c.stickable(b)
+	}
 	s := c.st.sets[b.ID]
 	if s == nil {
 		s = &set{id: c.st.ids.next()}

@@ -374,6 +374,9 @@ func (p *Plane) commit(t *batch) error {
 	}
 	p.stats.Failures++
 	var ke *kernelError
+	if errors.Is(err, errUnknownOutcome) { // the kernel may hold what the state does not say
+		return fmt.Errorf("nftables %s: %w: %w", p.fam, err, plane.ErrStateLost)
+	}
 	if !errors.As(err, &ke) {
 		return fmt.Errorf("nftables %s: %w", p.fam, err)
 	}

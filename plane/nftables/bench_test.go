@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"runtime"
 	"testing"
+	"time"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/planetest"
@@ -131,5 +132,51 @@ func loaded(b *testing.B, n int) (*Plane, func() []lb.Change) {
 		i++
 		changes, _ := tab.Replace(f.owner, f.fronts)
 		return changes
+	}
+}
+
+// BenchmarkRestart is a cold start and then a warm one, by a new process that finds everything in place, of services
+// with 10 endpoints, of which every tenth has affinity. The warm one must not be the slower.
+func BenchmarkRestart(b *testing.B) {
+	w := planetest.World{Family: lb.IPv4}
+	for _, n := range sizes {
+		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
+			inNetns(b)
+			tab := &lb.Table{Node: w.Node()}
+			for i := range n {
+				o, f := w.ClusterIP(i, i*10, 10)
+				if i%10 == 0 {
+					f[0].Affinity = time.Hour
+				}
+				tab.Replace(o, f)
+			}
+			var took [2]time.Duration
+			var allocated [2]uint64
+			for b.Loop() {
+				for warm := range 2 {
+					p := newPlane(b, w.Family)
+					runtime.GC()
+					var before, after runtime.MemStats
+					runtime.ReadMemStats(&before)
+					start := time.Now()
+					reset(b, p, tab)
+					took[warm] += time.Since(start)
+					runtime.ReadMemStats(&after)
+					allocated[warm] += after.TotalAlloc - before.TotalAlloc
+					if warm == 1 {
+						c := p.begin(p.st)
+						c.deleteTable()
+						if err := p.commit(c.batch); err != nil {
+							b.Fatal(err)
+						}
+					}
+				}
+			}
+			for i, name := range []string{"cold", "warm"} {
+				b.ReportMetric(took[i].Seconds()*1e3/float64(b.N), name+"-ms")
+				b.ReportMetric(float64(allocated[i])/float64(b.N)/1e6, name+"-MB")
+			}
+			b.ReportMetric(took[1].Seconds()/took[0].Seconds(), "warm/cold")
+		})
 	}
 }

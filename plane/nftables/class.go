@@ -177,7 +177,8 @@ func (s shape) number() uint32 {
 	return 1<<31 | s.seconds<<14 | s.size
 }
 
-// The most backends of a set, without and with affinity; more than any cluster has in one Service.
+// The most backends of a set, without and with affinity. Of one with more than the latter a node serves so many, see
+// stickable.
 const (
 	maxSlots       = 1 << 24
 	maxStickySlots = 1<<14 - 1

@@ -65,6 +65,14 @@ func (s slab) sorted() slab {
 	return out
 }
 
+// each calls f for the records that begin with the prefix; s must be sorted.
+func (s slab) each(prefix []byte, f func(rec []byte)) {
+	from := sort.Search(s.Len(), func(i int) bool { return bytes.Compare(s.at(i)[:len(prefix)], prefix) >= 0 })
+	for i := from; i < s.Len() && bytes.HasPrefix(s.at(i), prefix); i++ {
+		f(s.at(i))
+	}
+}
+
 // differences walks two sorted slabs and calls gone for what only a has, come for what only b has.
 func differences(a, b slab, gone, come func(rec []byte)) {
 	i, j := 0, 0

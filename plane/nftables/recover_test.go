@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 	"kube-proxy/plane/planetest"
 )
 
@@ -175,5 +177,72 @@ func TestBusyNeighbour(t *testing.T) {
 	}
 	if got := dump(t, p); got != want {
 		t.Error("the dump differs from a fresh one")
+	}
+}
+
+// The kernel's answer to a batch finds no room in our socket, after it has done what the batch says. The plane must not
+// believe that nothing happened: what it takes for never written would stay for ever.
+func TestAnswerWithoutRoom(t *testing.T) {
+	inNetns(t)
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, w.Family)
+	tab := w.Table(3, 2)
+	reset(t, p, tab)
+	want := dump(t, p)
+	if err := unix.SetsockoptInt(p.sock.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1); err != nil { // the least that there is
+		t.Fatal(err)
+	}
+	stop := crowd(t, p.sock.pid)
+	lost := 0
+	for deadline := time.Now().Add(20 * time.Second); lost == 0 && time.Now().Before(deadline); {
+		o, rows := w.ClusterIP(3, 50, 3)
+		for _, f := range [][]*lb.Frontend{rows, nil} {
+			changes, _ := tab.Replace(o, f)
+			if err := p.Apply(t.Context(), changes); err != nil {
+				t.Log(err)
+				if lost++; !errors.Is(err, plane.ErrStateLost) {
+					t.Error("that does not say that the state is lost")
+				}
+			}
+		}
+	}
+	stop()
+	if lost == 0 {
+		t.Fatal("no answer was ever lost")
+	}
+	if err := p.sock.receiveBuffer(8 << 20); err != nil {
+		t.Fatal(err)
+	}
+	reset(t, p, tab)
+	if got := dump(t, p); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// crowd sends messages that mean nothing to a netlink socket, until it is stopped.
+func crowd(t *testing.T, pid uint32) (stop func()) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e encoder
+	at := e.raw(unix.NLMSG_NOOP, 0, unix.AF_UNSPEC, 0, 0)
+	e.endMessage(at)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for n := 0; ctx.Err() == nil; n++ {
+			unix.Sendto(fd, e.b, unix.MSG_DONTWAIT, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: pid})
+			if n%5 == 0 {
+				time.Sleep(50 * time.Microsecond)
+			}
+		}
+	}()
+	return func() {
+		cancel()
+		<-done
+		unix.Close(fd)
 	}
 }

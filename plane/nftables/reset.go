@@ -144,6 +144,9 @@ func (c *change) mendSets(snap *snapshot, which func(*setDef) bool) int {
 	for i := range slabs {
 		d := &c.batch.ruleset.sets[i]
 		slabs[i].n, read[i] = d.recordLen(), which(d)
+		if read[i] { // mostly nothing differs
+			slabs[i].b = make([]byte, 0, len(snap.records[i].b))
+		}
 	}
 	c.st.records(func(i setIndex, rec []byte) {
 		if read[i] {
@@ -256,7 +259,7 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 		p.adoptIDs(snap, want, st)
 		c.adoptLists(snap, want)
 	}
-	p.chooseSeed(st)
+	p.chooseSeed(st) // before any row
 	bad := &refusedRows{}
 	for f := range rows {
 		if err := c.row(f.Key, f); err != nil {
@@ -270,16 +273,16 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 		}
 	}
 	c.finishLists()
-	slots, members := adoptedSlots(snap, st)
+	kernel := newOldSets(snap)
 	for _, s := range c.sets {
 		s.touched = false
-		old := slots[s.id]
+		old, members := kernel.of(s.id)
 		if len(old) == 0 {
 			c.fill(s)
 		} else {
 			s.source, s.seconds = s.wantSource, s.wantSeconds
 			s.slots = keepSlots(old, s.source.Backends)
-			c.enroll(s, members[s.id])
+			c.enroll(s, members)
 		}
 		st.shapes[s.shape()] = true
 	}
@@ -339,52 +342,50 @@ func (p *Plane) adoptIDs(snap *snapshot, want *lb.Table, st *state) {
 	st.adoptReserved(snap)
 }
 
-// adoptedSlots reads, for the sets whose ids were adopted, the slots and the members of their backends.
-func adoptedSlots(snap *snapshot, st *state) (map[uint32]map[uint32]netip.AddrPort, map[uint32]map[netip.AddrPort]uint32) {
-	slots := map[uint32]map[uint32]netip.AddrPort{}
-	members := map[uint32]map[netip.AddrPort]uint32{}
-	adopted := make(map[uint32]bool, len(st.sets))
-	for _, s := range st.sets {
-		adopted[s.id] = true
+// oldSets finds, for sets whose ids were adopted, the slots and the members of their backends. The records are kept in
+// order, so that those of one set stand together: a map of a million slots would take hundreds of megabytes.
+type oldSets struct {
+	backends, members, memberBackends slab
+	slots                             map[uint32]netip.AddrPort // of one set; used again for the next
+}
+
+func newOldSets(snap *snapshot) *oldSets {
+	for _, i := range []setIndex{sBackends, sMembers, sMemberBackends} {
+		snap.records[i] = snap.records[i].sorted()
 	}
-	put := func(id, slot uint32, ap netip.AddrPort) {
-		if slots[id] == nil {
-			slots[id] = map[uint32]netip.AddrPort{}
-		}
-		slots[id][slot] = ap
-	}
-	recs := snap.records[sBackends]
-	for j := range recs.Len() {
-		if rec := recs.at(j); adopted[order.Uint32(rec)] {
-			put(order.Uint32(rec), order.Uint32(rec[4:]), parsePlace(rec[8:], len(rec)-12))
-		}
-	}
-	places := map[[2]uint32]netip.AddrPort{} // by member and set id
-	recs = snap.records[sMemberBackends]
-	for j := range recs.Len() {
-		rec := recs.at(j)
-		places[[2]uint32{order.Uint32(rec), order.Uint32(rec[4:])}] = parsePlace(rec[8:], len(rec)-12)
-	}
-	recs = snap.records[sMembers]
-	for j := range recs.Len() {
-		rec := recs.at(j)
-		id, m := order.Uint32(rec), order.Uint32(rec[8:])
-		ap, ok := places[[2]uint32{m, id}]
-		if !ok || !adopted[id] {
-			continue
-		}
-		put(id, order.Uint32(rec[4:]), ap)
-		if members[id] == nil {
-			members[id] = map[netip.AddrPort]uint32{}
-		}
-		members[id][ap] = m
-	}
-	return slots, members
+	return &oldSets{snap.records[sBackends], snap.records[sMembers], snap.records[sMemberBackends], map[uint32]netip.AddrPort{}}
+}
+
+// of returns the backends that the kernel has in slots of the set, until the next call, and the members that they have.
+func (o *oldSets) of(id uint32) (slots map[uint32]netip.AddrPort, members map[netip.AddrPort]uint32) {
+	clear(o.slots)
+	key := appendNum(make([]byte, 0, 8), id)
+	o.backends.each(key, func(rec []byte) {
+		o.slots[order.Uint32(rec[4:])] = parsePlace(rec[8:], len(rec)-12)
+	})
+	o.members.each(key, func(rec []byte) {
+		m := order.Uint32(rec[8:])
+		o.memberBackends.each(appendNum(appendNum(nil, m), id), func(place []byte) {
+			ap := parsePlace(place[8:], len(place)-12)
+			o.slots[order.Uint32(rec[4:])] = ap
+			if members == nil {
+				members = map[netip.AddrPort]uint32{}
+			}
+			members[ap] = m
+		})
+	})
+	return o.slots, members
 }
 
 // keepSlots places the backends so that as many as possible stay in the slot that the kernel has them in.
 func keepSlots(old map[uint32]netip.AddrPort, want []lb.Backend) []netip.AddrPort {
 	slots := make([]netip.AddrPort, len(want))
+	if asBefore(old, want) {
+		for i, b := range want {
+			slots[i] = b.Addr
+		}
+		return slots
+	}
 	placed := make(map[netip.AddrPort]bool, len(want))
 	for i := range slots {
 		if ap, ok := old[uint32(i)]; ok && contains(want, ap) && !placed[ap] {
@@ -403,4 +404,14 @@ func keepSlots(old map[uint32]netip.AddrPort, want []lb.Backend) []netip.AddrPor
 		slots[next] = b.Addr
 	}
 	return slots
+}
+
+// asBefore reports whether the backends stand in their slots in the order that a new set has.
+func asBefore(old map[uint32]netip.AddrPort, want []lb.Backend) bool {
+	for i, b := range want {
+		if old[uint32(i)] != b.Addr {
+			return false
+		}
+	}
+	return true
 }

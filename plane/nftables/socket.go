@@ -134,19 +134,19 @@ type message struct {
 // receive reads one datagram and calls f for each message in it. It reports unix.EAGAIN if wait is false
 // and nothing is there.
 func (s *socket) receive(wait bool, f func(m message) error) error {
-	flags := 0
-	if !wait {
-		flags = unix.MSG_DONTWAIT
-	}
 	var n int
 	for {
 		var err error
-		n, _, err = unix.Recvfrom(s.fd, s.recv, flags)
+		if wait {
+			n, err = unix.Read(s.fd, s.recv) // which, unlike the other, makes no garbage
+		} else {
+			n, _, err = unix.Recvfrom(s.fd, s.recv, unix.MSG_DONTWAIT)
+		}
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil {
-			return os.NewSyscallError("recvfrom", err)
+			return os.NewSyscallError("receive", err)
 		}
 		break
 	}
@@ -188,9 +188,9 @@ func (s *socket) commit(bufs [][]byte, last uint32) error {
 	for s.receive(false, func(message) error { return nil }) == nil {
 	}
 	if err := s.send(bufs); err != nil {
-		return err
+		return err // the kernel has not seen it
 	}
-	var failed error
+	var failed, lost error
 	acked := false
 	for {
 		err := s.receive(false, func(m message) error {
@@ -209,15 +209,23 @@ func (s *socket) commit(bufs [][]byte, last uint32) error {
 		})
 		switch {
 		case errors.Is(err, unix.EAGAIN):
-			if failed == nil && !acked {
-				return errors.New("the kernel did not acknowledge the batch")
+			switch {
+			case failed != nil || acked:
+				return failed
+			case lost != nil:
+				return fmt.Errorf("%w: %w", errUnknownOutcome, lost)
 			}
-			return failed
+			return errUnknownOutcome
+		case errors.Is(err, unix.ENOBUFS): // an answer found no room; what we wait for may be there all the same
+			lost = err
 		case err != nil:
-			return err
+			return fmt.Errorf("%w: %w", errUnknownOutcome, err)
 		}
 	}
 }
+
+// errUnknownOutcome is for a batch that was sent, of which nobody heard whether the kernel took it.
+var errUnknownOutcome = errors.New("no answer to a batch")
 
 var errInterrupted = errors.New("the ruleset changed while it was read")
 
