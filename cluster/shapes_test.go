@@ -3,9 +3,9 @@ package cluster_test
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/cputest"
 )
 
 // slicesOf returns the slices of one Service, each with one endpoint.
@@ -45,23 +45,19 @@ func BenchmarkOneOfManySlices(b *testing.B) {
 
 // The slices of one Service cost no more each when there are many: they come, and go in the order in which they came.
 func TestSlicesOfOneServiceAreLinear(t *testing.T) {
-	took := func(n int) time.Duration {
-		best := time.Hour
-		for range 3 {
-			s, slices := cluster.NewStore("node-1"), slicesOf(n)
-			start := time.Now()
+	comeAndGo := func(n int) func() {
+		slices := slicesOf(n)
+		return func() {
+			s := cluster.NewStore("node-1")
 			for _, sl := range slices {
 				s.Fold(cluster.SliceSet{Slice: sl})
 			}
 			for _, sl := range slices {
 				s.Fold(cluster.SliceGone{Name: sl.Name})
 			}
-			best = min(best, time.Since(start))
 		}
-		return best
 	}
-	small, large := took(1000), took(32_000)
-	if ratio := float64(large) / float64(small); ratio > 160 { // 32 is linear, 1024 the square
-		t.Errorf("1,000 slices come and go in %v, 32,000 in %v, %.0f times as much", small, large, ratio)
+	if ratio := cputest.Ratio(comeAndGo(1000), comeAndGo(32_000)); ratio > 160 { // 32 is linear, 1024 the square
+		t.Errorf("32,000 slices cost %.0f times as much as 1,000", ratio)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/cputest"
 	"kube-proxy/lb"
 	"kube-proxy/plane/fake"
 )
@@ -98,14 +99,14 @@ func benchEndpointChange(b *testing.B, n int) {
 		forms[i] = [2]*cluster.Slice{slice(at, 3, 10), slice(at, 4, 10)}
 	}
 	runtime.GC() // what the setup left behind is not the change's
-	before, cpu := r.engine.Stats(), processTime()
+	before, cpu := r.engine.Stats(), cputest.Time()
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		r.do(cluster.SliceSet{Slice: forms[i%len(forms)][i/len(forms)%2]})
 		<-done
 	}
 	// On a busy machine the processor time says more than the clock.
-	b.ReportMetric(float64(processTime()-cpu)/float64(b.N), "cpu-ns/op")
+	b.ReportMetric(float64(cputest.Time()-cpu)/float64(b.N), "cpu-ns/op")
 	s := r.engine.Stats()
 	b.ReportMetric(float64(s.Changes-before.Changes)/float64(b.N), "changes/op")
 }

@@ -96,7 +96,7 @@ var catalogue = [entries]Entry{
 		"Addresses of the service network are given out by the cluster. The Service loses this one, without notice, when another gets it as its cluster IP. Take another address.", "SV-24"},
 	addressRefused: {"KubeProxyAddressRefused", actionSync, Warning, KindService,
 		"not served: {what}",
-		"The Service, or a slice of it, names addresses that nobody can have in the network (loopback, link-local, multicast, broadcast, unspecified, reserved) or that externalIPCIDRs leaves out. The rest of the Service is served; without a cluster IP there is no rest.", "SV-26, SV-13"},
+		"The Service, or a slice of it, names addresses that nobody can have in the network (loopback, link-local, multicast, broadcast, unspecified, reserved) or that externalIPCIDRs leaves out, or too many of them: a Service may have 16,384 rows of load-balancer and external addresses, each counted once for each port, and 262,144 endpoints so counted. The rest of the Service is served; without a cluster IP there is no rest.", "SV-26, SV-13"},
 	nodePortInUse: {"KubeProxyNodePortInUse", actionListen, Warning, KindService,
 		"NodePort {port}/{proto} takes traffic from a program on node {node} that listens on {listener}",
 		"The Service's NodePort wins over the program, which gets no more new connections from other hosts. Give one of them another port.", "PN-60"},

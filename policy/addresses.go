@@ -37,6 +37,15 @@ func (s *Settings) served(addrs []netip.Addr, u use) []netip.Addr {
 	return out
 }
 
+// outerIPs returns the service's addresses outside of the service network that are served, as far as the bounds allow.
+func (s *Settings) outerIPs(svc *cluster.Service) (loadBalancer, external []netip.Addr) {
+	loadBalancer = s.served(svc.LoadBalancerIPs, asLoadBalancerIP)
+	if !s.NoExternalIPs {
+		external = s.served(svc.ExternalIPs, asExternalIP)
+	}
+	return loadBalancer, external
+}
+
 // clusterIP returns the service's cluster IP in the family, the zero Addr if it has none that is served.
 func (s *Settings) clusterIP(svc *cluster.Service) netip.Addr {
 	for _, a := range svc.ClusterIPs {
@@ -105,7 +114,7 @@ var compatible = netip.MustParsePrefix("::/96")
 type Refusal struct {
 	// Field is where they stand.
 	Field string
-	// Addr is the lowest of them, and Why says what is wrong with it.
+	// Addr is the lowest of them, or the first of too many, and Why says what is wrong with it.
 	Addr netip.Addr
 	Why  string
 	// More is how many others there are.
@@ -124,8 +133,8 @@ func (r Refusal) String() string {
 	return s + fmt.Sprintf(", and %d others", r.More)
 }
 
-// Refused returns what [Resolve] leaves out of the service's addresses in the family of s, at most one for each field;
-// nil where all are served, and where none are wanted.
+// Refused returns what [Resolve] leaves out of the service's addresses in the family of s, at most one for each field
+// and one more where there are too many; nil where all are served, and where none are wanted.
 func Refused(v cluster.View, s Settings) []Refusal {
 	if v.Service == nil || v.Service.Type == cluster.TypeExternalName {
 		return nil
@@ -152,6 +161,14 @@ func Refused(v cluster.View, s Settings) []Refusal {
 		}
 	}
 	note(found)
+
+	ports := len(v.Service.Ports)
+	loadBalancer, external := s.outerIPs(v.Service)
+	fitLoadBalancer, fitExternal := fitting(ports, len(loadBalancer), len(external))
+	note(tooMany(asLoadBalancerIP, loadBalancer, fitLoadBalancer, ports))
+	note(tooMany(asExternalIP, external, fitExternal, ports))
+	_, left := s.bounded(&v)
+	note(left)
 	return out
 }
 

@@ -78,7 +78,9 @@ func (r *resolver) served(p *cluster.ServicePort) iter.Seq2[*cluster.Slice, uint
 	}
 }
 
-func (r *resolver) ofFamily(sl *cluster.Slice) bool { return sl.IPv6 == (r.settings.Family == lb.IPv6) }
+func (r *resolver) ofFamily(sl *cluster.Slice) bool { return r.settings.ofFamily(sl) }
+
+func (s *Settings) ofFamily(sl *cluster.Slice) bool { return sl.IPv6 == (s.Family == lb.IPv6) }
 
 // isServed reports whether a slice's port is one of the service's.
 func (r *resolver) isServed(sp cluster.SlicePort) bool {

@@ -19,6 +19,8 @@ const maxAffinity = 86400
 // these kinds gives the row: the cluster IP because in-cluster clients depend on it, and a load-balancer IP
 // before an external IP because only the former has source ranges (SV-15), which naming the address again
 // must not open. Of two ports with the same number and protocol, which the API forbids, the first counts.
+//
+// A Service that asks for more rows or backends than the bounds allow has fewer; [Refused] says so.
 func Resolve(v cluster.View, s Settings) []*lb.Frontend {
 	svc := v.Service
 	if svc == nil || svc.Type == cluster.TypeExternalName {
@@ -30,10 +32,10 @@ func Resolve(v cluster.View, s Settings) []*lb.Frontend {
 	}
 	r := resolver{view: &v, svc: svc, settings: &s, vip: vip, detects: detects(v.Node, s), full: v.Name.String()}
 	r.node = nodeAddr(v.Node, s)
-	r.loadBalancerIPs = s.served(svc.LoadBalancerIPs, asLoadBalancerIP)
-	if !s.NoExternalIPs {
-		r.externalIPs = s.served(svc.ExternalIPs, asExternalIP)
-	}
+	r.loadBalancerIPs, r.externalIPs = s.outerIPs(svc)
+	fitLoadBalancer, fitExternal := fitting(len(svc.Ports), len(r.loadBalancerIPs), len(r.externalIPs))
+	r.loadBalancerIPs, r.externalIPs = r.loadBalancerIPs[:fitLoadBalancer], r.externalIPs[:fitExternal]
+	v.Slices, _ = s.bounded(&v)
 	r.sources = canonical(svc.SourceRanges, s.Family)
 	if everybody(r.sources) {
 		r.sources = nil

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
-	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/cputest"
 	"kube-proxy/lb"
 )
 
@@ -90,7 +90,7 @@ func BenchmarkOddShapes(b *testing.B) {
 }
 
 // Twice as many ports in twice as many entries of slices, or twice as many rows with twice as many endpoints that they
-// share, must not cost four times as much. Measured in one run, the best of several tries.
+// share, must not cost four times as much.
 func TestOddShapesAreLinear(t *testing.T) {
 	for _, test := range []struct {
 		story        string
@@ -100,25 +100,12 @@ func TestOddShapesAreLinear(t *testing.T) {
 		{"rows of one port with many endpoints", shape{ports: 1, slices: 5, endpoints: 500, externalIPs: 100}, shape{ports: 1, slices: 5, endpoints: 8000, externalIPs: 1600}},
 		{"ports with source ranges", shape{ports: 100, slices: 1, endpoints: 1, ranges: 100}, shape{ports: 1600, slices: 1, endpoints: 1, ranges: 1600}},
 	} {
-		small, large := changeTime(test.small), changeTime(test.large)
-		if ratio := float64(large) / float64(small); ratio > 80 { // 16 is linear, 256 is the square
-			t.Errorf("%s: a change costs %v, and %v at sixteen times the size: %.0f times as much", test.story, small, large, ratio)
+		small, large := changerOf(test.small), changerOf(test.large)
+		ratio := cputest.Ratio(func() { small.change() }, func() { large.change() })
+		if ratio > 80 { // 16 is linear, 256 is the square
+			t.Errorf("%s: a change costs %.0f times as much at sixteen times the size", test.story, ratio)
 		}
 	}
-}
-
-// changeTime is the shortest time of one change.
-func changeTime(s shape) time.Duration {
-	c := changerOf(s)
-	best := time.Hour
-	for range 8 {
-		start := time.Now()
-		if c.change() == 0 {
-			panic("the change changes nothing")
-		}
-		best = min(best, time.Since(start))
-	}
-	return best
 }
 
 // BenchmarkHeadless is what Services without an address cost when they come and go: nothing is written for them.

@@ -42,6 +42,8 @@ type MetricsConfig struct {
 	InvalidDropped, LocalhostAccepted func() (uint64, bool)
 	// EventsDropped returns how many events could not be told to the cluster.
 	EventsDropped func() uint64
+	// Refused returns how many Services have addresses in a family that are not served.
+	Refused func(family string) int
 }
 
 // Gate is one feature gate.

@@ -107,6 +107,7 @@ func newProxy(t *testing.T, mode string) *proxy {
 		InvalidDropped:    func() (uint64, bool) { return 5, true },
 		LocalhostAccepted: func() (uint64, bool) { return 6, true },
 		EventsDropped:     func() uint64 { return 7 },
+		Refused:           func(family string) int { return len(family) },
 	})
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		plane := fake.NewFaulty(fake.New(fam), 1)
@@ -378,6 +379,8 @@ func TestValues(t *testing.T) {
 		{"contests_total", []string{"IPv6"}, 1},
 		{"rows_failing", []string{"IPv4"}, 1},
 		{"rows_pending", []string{"IPv4"}, 1},
+		{"services_refused_addresses", []string{"IPv6"}, 4},
+		{"contested_keys", []string{"IPv6"}, 1},
 		{"events_dropped_total", nil, 7},
 	} {
 		if got := value(t, all, x.name, x.labels...); got != x.want {

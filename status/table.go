@@ -187,6 +187,15 @@ func tabled() []metric {
 		{row: "EXT", name: "contested_keys", kind: gauge, labels: family,
 			help: "Addresses and ports that more than one Service claims, so that some get no traffic there",
 			read: perStats(func(s *engine.Stats) uint64 { return uint64(s.Contested) })},
+		{row: "EXT", name: "services_refused_addresses", kind: gauge, labels: family,
+			help: "Services of whose addresses or endpoints some are not served: nobody can have them, they are not allowed, or they are too many",
+			read: func(s *snapshot, emit emit) {
+				for i := range s.families {
+					if name := s.families[i].name; s.cfg.Refused != nil {
+						emit(float64(s.cfg.Refused(name)), name)
+					}
+				}
+			}},
 		{row: "EXT", name: "audits_total", kind: counter, labels: family,
 			help: "Comparisons of the kernel with what was written",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Audits })},

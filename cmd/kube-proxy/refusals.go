@@ -2,6 +2,7 @@ package main
 
 import (
 	"strings"
+	"sync/atomic"
 
 	"kube-proxy/cluster"
 	"kube-proxy/event"
@@ -33,6 +34,16 @@ func (r refusals) news(name cluster.Name, now []policy.Refusal) (what, subject s
 	return strings.Join(texts, "; "), subject
 }
 
+// refusedServices is how many Services have addresses that are not served, by family.
+type refusedServices struct{ v4, v6 atomic.Int64 }
+
+func (r *refusedServices) of(fam string) *atomic.Int64 {
+	if fam == lb.IPv6.String() {
+		return &r.v6
+	}
+	return &r.v4
+}
+
 // resolver returns what gives a family's engine the rows of a Service, and tells of its addresses that get none.
 func (p *proxy) resolver(fam lb.Family) func(cluster.View) []*lb.Frontend {
 	told := refusals{}
@@ -43,6 +54,7 @@ func (p *proxy) resolver(fam lb.Family) func(cluster.View) []*lb.Frontend {
 			p.log.Warn(e.Note, "service", v.Name.String(), "family", fam.String())
 			p.tell(e)
 		}
+		p.refused.of(fam.String()).Store(int64(len(told)))
 		return policy.Resolve(v, settings)
 	}
 }

@@ -35,6 +35,7 @@ type proxy struct {
 	programs map[lb.Family]*iptables.Programs // found when the mode was chosen
 	families []*family
 	begun    *firsts
+	refused  refusedServices
 	servers  servers
 	turn     *turn
 

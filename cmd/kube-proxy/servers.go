@@ -42,6 +42,7 @@ func (p *proxy) newMetrics() {
 			return c.Services, c.Slices
 		},
 		EventsDropped:     func() uint64 { return p.dropped() },
+		Refused:           func(fam string) int { return int(p.refused.of(fam).Load()) },
 		InvalidDropped:    p.packets(func(c iptables.Counters) uint64 { return c.InvalidDropped }),
 		LocalhostAccepted: p.packets(func(c iptables.Counters) uint64 { return c.LocalhostNodePorts }),
 	}

@@ -3,9 +3,10 @@ package convert
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	core "k8s.io/api/core/v1"
+
+	"kube-proxy/internal/cputest"
 )
 
 // manyAddresses is a Service that names n external IPs, as many source ranges and as many load-balancer addresses, each twice.
@@ -23,20 +24,15 @@ func manyAddresses(n int) *core.Service {
 
 // A Service that names many addresses costs their number; repeated ones count once.
 func TestManyAddressesAreLinear(t *testing.T) {
-	took := func(n int) time.Duration {
-		in, best := manyAddresses(n), time.Hour
-		for range 3 {
-			start := time.Now()
-			out, _ := Service(in)
-			best = min(best, time.Since(start))
-			if len(out.ExternalIPs) != n {
+	convert := func(n int) func() {
+		in := manyAddresses(n)
+		return func() {
+			if out, _ := Service(in); len(out.ExternalIPs) != n {
 				t.Fatalf("%d external IPs, want %d", len(out.ExternalIPs), n)
 			}
 		}
-		return best
 	}
-	small, large := took(500), took(16_000)
-	if ratio := float64(large) / float64(small); ratio > 160 { // 32 is linear, 1024 the square
-		t.Errorf("500 addresses take %v, 16,000 %v, %.0f times as much", small, large, ratio)
+	if ratio := cputest.Ratio(convert(500), convert(16_000)); ratio > 160 { // 32 is linear, 1024 the square
+		t.Errorf("16,000 addresses cost %.0f times as much as 500", ratio)
 	}
 }

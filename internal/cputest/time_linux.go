@@ -1,12 +1,12 @@
-package engine
+package cputest
 
 import (
 	"syscall"
 	"time"
 )
 
-// processTime is the processor time that this process has used.
-func processTime() time.Duration {
+// Time is the processor time that this process has used.
+func Time() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
 		return 0

@@ -1,0 +1,26 @@
+// Package cputest tells tests what code costs, by the processor time of the process: the clock says little on a machine
+// that others use. Tests compare two costs of one run, and never one with a limit.
+package cputest
+
+import "time"
+
+// Least returns what a call of f costs, the least of several tries. Nothing else should run in the process.
+func Least(f func()) time.Duration {
+	least := time.Duration(0)
+	for range 5 {
+		start, calls := Time(), 0
+		for calls == 0 || Time()-start < 2*time.Millisecond {
+			f()
+			calls++
+		}
+		if cost := (Time() - start) / time.Duration(calls); least == 0 || cost < least {
+			least = cost
+		}
+	}
+	return least
+}
+
+// Ratio returns how many times as much large costs as small.
+func Ratio(small, large func()) float64 {
+	return float64(Least(large)) / float64(max(1, Least(small)))
+}

@@ -1,0 +1,146 @@
+package policy_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"unique"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+)
+
+// wide returns a Service of so many ports, with a cluster IP and NodePorts.
+func wide(ports int) *cluster.Service {
+	s := benchService(1)
+	s.Type, s.Ports = cluster.TypeLoadBalancer, nil
+	for i := range ports {
+		s.Ports = append(s.Ports, cluster.ServicePort{Name: fmt.Sprint("p", i), Protocol: cluster.UDP, Port: uint16(1 + i), NodePort: uint16(30_000 + i)})
+	}
+	return s
+}
+
+func addrRange(second byte, n int) (out []netip.Addr) {
+	for i := range n {
+		out = append(out, netip.AddrFrom4([4]byte{198, second, byte(i >> 8), byte(i)}))
+	}
+	return out
+}
+
+// A Service of many ports with many addresses is served at the first of them, with all ports each, and never loses its
+// cluster IP and its NodePorts. What is left out is told.
+func TestTooManyAddresses(t *testing.T) {
+	for _, test := range []struct {
+		story                          string
+		ports, loadBalancer, external  int
+		wantLoadBalancer, wantExternal int
+		wantRefused                    string
+	}{
+		{"all nodes of a large cluster", 10, 0, 1600, 0, 1600, "[]"},
+		{"as many as may be", 128, 1, 127, 1, 127, "[]"},
+		{"one more", 128, 1, 128, 1, 127, "[spec.externalIPs 198.18.0.127 is one address too many for 128 ports]"},
+		{"half a million rows", 1000, 0, 500, 0, 16, "[spec.externalIPs 198.18.0.16 is one address too many for 1000 ports, and 483 others]"},
+		{"the load balancer's come first", 1000, 20, 3, 16, 0, "[status.loadBalancer.ingress 198.19.0.16 is one address too many for 1000 ports, and 3 others " +
+			"spec.externalIPs 198.18.0.0 is one address too many for 1000 ports, and 2 others]"},
+		{"so many ports that no two addresses fit", 20_000, 1, 1, 1, 0, "[spec.externalIPs 198.18.0.0 is one address too many for 20000 ports]"},
+	} {
+		svc := wide(test.ports)
+		svc.ExternalIPs, svc.LoadBalancerIPs = addrRange(18, test.external), addrRange(19, test.loadBalancer)
+		v := cluster.View{Name: svc.Name, Service: svc}
+		rows := map[lb.Kind]map[netip.Addr]int{lb.ClusterIP: {}, lb.NodePort: {}, lb.LoadBalancer: {}, lb.ExternalIP: {}}
+		for _, f := range policy.Resolve(v, benchSettings()) {
+			rows[f.Kind][f.Key.Addr]++
+		}
+		for kind, addrs := range map[lb.Kind][]netip.Addr{
+			lb.ClusterIP: svc.ClusterIPs, lb.NodePort: {{}},
+			lb.LoadBalancer: svc.LoadBalancerIPs[:test.wantLoadBalancer], lb.ExternalIP: svc.ExternalIPs[:test.wantExternal],
+		} {
+			if len(rows[kind]) != len(addrs) {
+				t.Errorf("%s: %d addresses of kind %s, want %d", test.story, len(rows[kind]), kind, len(addrs))
+			}
+			for _, a := range addrs {
+				if rows[kind][a] != test.ports {
+					t.Errorf("%s: %s %s has %d of %d ports", test.story, kind, a, rows[kind][a], test.ports)
+				}
+			}
+		}
+		if got := fmt.Sprint(policy.Refused(v, benchSettings())); got != test.wantRefused {
+			t.Errorf("%s: refused\n%s, want\n%s", test.story, got, test.wantRefused)
+		}
+	}
+}
+
+// Endpoints times ports have a bound: ready ones stay before those that drain, and where a policy is Local those of this
+// node before all. All nodes choose the same others, in whatever order they learn of the slices.
+func TestTooManyEndpoints(t *testing.T) {
+	const ports, perSlice, room = 1000, 100, 262 // 2^18 / ports
+	view := func(node string, local bool, seed uint64) cluster.View {
+		svc := wide(ports)
+		if local {
+			svc.InternalPolicy = cluster.PolicyLocal
+		}
+		v := cluster.View{Name: svc.Name, Service: svc, Node: cluster.Facts{NodeName: node}}
+		var slicePorts []cluster.SlicePort
+		for _, p := range svc.Ports {
+			slicePorts = append(slicePorts, cluster.SlicePort{Name: p.Name, Protocol: p.Protocol, Port: p.Port})
+		}
+		for i := range 5 { // 500 endpoints, of which 400 are ready; the first 100 drain
+			sl := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprint("web-", i)}, Service: svc.Name, Ports: slicePorts}
+			for e := range perSlice {
+				sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{
+					Addr:     netip.AddrFrom4([4]byte{100, 64, byte(i), byte(e)}),
+					NodeName: unique.Make(fmt.Sprint("node-", e%2)),
+					Ready:    i > 0, Serving: true, Terminating: i == 0,
+				})
+			}
+			v.Slices = append(v.Slices, sl)
+		}
+		rand.New(rand.NewPCG(seed, 1)).Shuffle(len(v.Slices), func(i, j int) { v.Slices[i], v.Slices[j] = v.Slices[j], v.Slices[i] })
+		return v
+	}
+	set := func(v cluster.View, scope lb.Scope) []lb.Backend {
+		rows := policy.Resolve(v, benchSettings())
+		if len(rows) != 2*ports {
+			t.Fatalf("%d rows", len(rows))
+		}
+		total := 0
+		for _, f := range rows {
+			if f.Kind == lb.ClusterIP {
+				total += len(f.Routes[0].To.Backends)
+			}
+		}
+		if total > 1<<18 {
+			t.Errorf("%d backends over all ports", total)
+		}
+		return rows[0].Set(scope).Backends
+	}
+	first := set(view("node-0", false, 1), lb.Cluster)
+	if len(first) != room || first[0].Draining || first[0].Addr.Addr() != netip.MustParseAddr("100.64.1.0") || first[room-1].Addr.Addr() != netip.MustParseAddr("100.64.3.61") {
+		t.Errorf("%d backends, from %v to %v; want the first %d that are ready", len(first), first[0], first[len(first)-1], room)
+	}
+	addrs := func(backends []lb.Backend) (out []netip.AddrPort) {
+		for _, b := range backends {
+			out = append(out, b.Addr)
+		}
+		return out
+	}
+	if second := set(view("node-1", false, 2), lb.Cluster); !slices.Equal(addrs(first), addrs(second)) {
+		t.Error("another node chooses other backends")
+	}
+	local := set(view("node-1", true, 3), lb.Local)
+	if len(local) != 4*perSlice/2 {
+		t.Errorf("%d backends on this node, want all %d that are ready here", len(local), 4*perSlice/2)
+	}
+	want := "[endpoints 100.64.3.62 is one endpoint too many for 1000 ports, and 237 others]"
+	if got := fmt.Sprint(policy.Refused(view("node-0", false, 4), benchSettings())); got != want {
+		t.Errorf("refused %s, want %s", got, want)
+	}
+	few := view("node-0", false, 5)
+	few.Slices = few.Slices[:2] // as many as fit
+	if got := policy.Refused(few, benchSettings()); got != nil {
+		t.Errorf("refused %v, though all fit", got)
+	}
+}
