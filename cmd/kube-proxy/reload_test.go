@@ -27,13 +27,24 @@ func nftablesFile(more string) []byte {
 // eventually waits until what the command in the namespace prints has the text.
 func (n *namespace) eventually(text string, command ...string) {
 	n.t.Helper()
+	n.settles(text, true, command...)
+}
+
+// without waits until it does not have it.
+func (n *namespace) without(text string, command ...string) {
+	n.t.Helper()
+	n.settles(text, false, command...)
+}
+
+func (n *namespace) settles(text string, want bool, command ...string) {
+	n.t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		out := n.command(command...)
-		if strings.Contains(out, text) {
+		if strings.Contains(out, text) == want {
 			return
 		}
 		if time.Now().After(end) {
-			n.t.Fatalf("%s: want %q in:\n%s", strings.Join(command, " "), text, out)
+			n.t.Fatalf("%s: %q in it is %v, want %v:\n%s", strings.Join(command, " "), text, !want, want, out)
 		}
 	}
 }
@@ -92,6 +103,34 @@ func TestReload(t *testing.T) {
 	}
 	if got := n.serves(); got != goodServed {
 		t.Errorf("after the end the kernel has\n%s", got)
+	}
+}
+
+// SV-13: which external IPs are served changes live, and what that refuses is told once for each time.
+func TestReloadExternalIPCIDRs(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	file := filepath.Join(dir, "config.yaml")
+	write(t, filepath.Join(dir, "m/external.yaml"), []byte("kind: Service\nmetadata: {name: external, namespace: shop}\n"+
+		"spec: {clusterIP: 10.96.7.7, externalIPs: [192.0.2.7, 198.51.100.7], ports: [{port: 80}]}\n"))
+	write(t, file, nftablesFile(""))
+	p := n.configured(dir, file)
+	list := []string{"nft", "list", "table", "ip", "kube-proxy"}
+	n.eventually("198.51.100.7", list...)
+	refused := "not served: spec.externalIPs 198.51.100.7 is in none of the external networks that are served\" service=shop/external family=IPv4"
+	for i := range 2 {
+		write(t, file, nftablesFile("externalIPCIDRs: [192.0.2.0/24]\n"))
+		p.await(regexp.MustCompile(fmt.Sprintf(`(?s)(?:%s.*){%d}`, regexp.QuoteMeta(refused), i+1)))
+		n.without("198.51.100.7", list...)
+		if out := n.command(list...); !strings.Contains(out, "192.0.2.7") {
+			t.Errorf("what the list allows went, too:\n%s", out)
+		}
+		write(t, file, nftablesFile("externalIPCIDRs: []\n"))
+		n.eventually("198.51.100.7", list...)
+	}
+	p.stop()
+	if got := strings.Count(p.log(), refused); got != 2 {
+		t.Errorf("told %d times, want 2:\n%s", got, p.log())
 	}
 }
 

@@ -77,9 +77,12 @@ func render(cfg *config.Config, out, errOut io.Writer) error {
 		return err
 	}
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
-		table, contests := desired(store, settings(cfg, resolved, fam))
+		table, contests, refused := desired(store, settings(cfg, resolved, fam))
 		for _, c := range contests {
 			fmt.Fprintf(errOut, "kube-proxy: %s belongs to %s, and not to %s\n", c.Key, c.Winner.Name, c.Loser.Name)
+		}
+		for _, text := range refused {
+			fmt.Fprintf(errOut, "kube-proxy: %s\n", text)
 		}
 		text, err := rendered(resolved, fam, table)
 		if err != nil && text == nil {
@@ -127,15 +130,20 @@ func filled(node string, o manifests.Objects) *cluster.Store {
 	return store
 }
 
-// desired is the table of all services in the store, and the keys that more than one of them claims.
-func desired(store *cluster.Store, s policy.Settings) (*lb.Table, []lb.Contest) {
+// desired is the table of all services in the store, the keys that more than one of them claims, and which addresses are
+// not served.
+func desired(store *cluster.Store, s policy.Settings) (*lb.Table, []lb.Contest, []string) {
 	table := &lb.Table{Node: policy.ResolveNode(store.Facts(), s)}
 	names := store.Names()
 	slices.SortFunc(names, func(a, b cluster.Name) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
+	var refused []string
 	for _, name := range names {
 		v := store.View(name)
+		for _, r := range policy.Refused(v, s) {
+			refused = append(refused, fmt.Sprintf("Service %s: not served: %s", name, r))
+		}
 		table.Replace(lb.Owner{Name: name.String(), Created: v.Service.Created}, policy.Resolve(v, s))
 	}
 	var contests []lb.Contest
@@ -143,5 +151,5 @@ func desired(store *cluster.Store, s policy.Settings) (*lb.Table, []lb.Contest) 
 		contests = append(contests, table.Contests(f.Key)...)
 	}
 	slices.SortFunc(contests, func(a, b lb.Contest) int { return cmp.Or(a.Key.Compare(b.Key), a.Loser.Compare(b.Loser)) })
-	return table, contests
+	return table, contests, refused
 }

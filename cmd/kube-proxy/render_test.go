@@ -90,6 +90,8 @@ func TestRenderProblems(t *testing.T) {
 	write(t, filepath.Join(dir, "m/bad.yaml"), []byte("kind: Service\nmetadata: {name: bad\n"))
 	write(t, filepath.Join(dir, "m/clash.yaml"), service("later", "10.96.0.1", 80, "10.0.0.9"))
 	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	write(t, filepath.Join(dir, "m/special.yaml"), []byte("kind: Service\nmetadata: {name: special, namespace: shop}\n"+
+		"spec: {clusterIP: 10.96.0.77, externalIPs: [127.0.0.77], ports: [{port: 80}]}\n"))
 	write(t, filepath.Join(dir, "m/wrong.yaml"), []byte("kind: Service\nmetadata: {name: wrong, namespace: shop}\nspec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n"))
 	for _, mode := range []string{"iptables", "nftables"} {
 		p := n.start(dir, []string{"render", "--manifests=m", "--hostname-override=n1", "--proxy-mode=" + mode}, func(c *exec.Cmd) {
@@ -100,6 +102,10 @@ func TestRenderProblems(t *testing.T) {
 		}
 		has(t, mode, p.log(), "bad.yaml:", "wrong.yaml:", "10.96.0.300", "10.96.0.1", "10.0.0.1", "kube-proxy: not all of it could be rendered, see above\n",
 			"10.96.0.1:80/tcp belongs to shop/good, and not to shop/later")
+		if told := "Service shop/special: not served: spec.externalIPs 127.0.0.77 is a loopback address\n"; !strings.Contains(p.log(), told) ||
+			strings.Contains(strings.Replace(p.log(), told, "", 1), "127.0.0.77") {
+			t.Errorf("%s: want no rule for 127.0.0.77, and %q:\n%s", mode, told, p.log())
+		}
 		if strings.Contains(p.log(), "10.0.0.9") {
 			t.Errorf("%s: the loser of a contest is rendered:\n%s", mode, p.log())
 		}
