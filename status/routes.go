@@ -1,6 +1,7 @@
 package status
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/component-base/metrics/prometheus/slis"
@@ -37,7 +39,7 @@ func (s *Server) routes() http.Handler {
 	m.ServeMux.Handle("/livez", s.orHealth(http.NotFound))
 	m.ServeMux.Handle("/readyz", s.orHealth(http.NotFound))
 	m.Handle("/healthz/ping", http.HandlerFunc(ping))
-	m.Handle("/metrics", s.cfg.Metrics.Handler())
+	m.Handle("/metrics", oneByOne(s.cfg.Metrics.Handler()))
 	if !slices.Contains(s.cfg.Off, "/metrics/slis") {
 		slis.SLIMetricsWithReset{}.Install(m)
 	}
@@ -54,6 +56,33 @@ func (s *Server) routes() http.Handler {
 	}
 	return m
 }
+
+// oneByOne makes one answer at a time, and sends it when it is whole: what an answer is made from takes several times as much
+// memory, and who asks may take it slowly.
+func oneByOne(h http.Handler) http.Handler {
+	var making sync.Mutex
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		a := &wholeAnswer{header: w.Header(), code: http.StatusOK}
+		func() {
+			making.Lock()
+			defer making.Unlock()
+			h.ServeHTTP(a, r)
+		}()
+		w.WriteHeader(a.code)
+		w.Write(a.body.Bytes()) // nobody is left to tell of an error
+	})
+}
+
+// wholeAnswer is an answer that is not sent yet.
+type wholeAnswer struct {
+	header http.Header
+	code   int
+	body   bytes.Buffer
+}
+
+func (a *wholeAnswer) Header() http.Header         { return a.header }
+func (a *wholeAnswer) WriteHeader(code int)        { a.code = code }
+func (a *wholeAnswer) Write(b []byte) (int, error) { return a.body.Write(b) }
 
 // plain answers with a text (HT-23).
 func plain(w http.ResponseWriter, code int, text string) {

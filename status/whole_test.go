@@ -1,0 +1,60 @@
+package status
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+)
+
+// slowWriter takes an answer when it is told to.
+type slowWriter struct {
+	*httptest.ResponseRecorder
+	take chan struct{}
+}
+
+func (w slowWriter) Write(b []byte) (int, error) {
+	<-w.take
+	return w.ResponseRecorder.Write(b)
+}
+
+// Whoever takes an answer slowly keeps nothing but that, and others are answered meanwhile, one after the other.
+func TestOneByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var making, made, most atomic.Int32
+		h := oneByOne(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			most.Store(max(most.Load(), making.Add(1)))
+			defer making.Add(-1)
+			w.Header().Set("X-Kind", "test")
+			w.WriteHeader(http.StatusTeapot)
+			w.Write([]byte(r.URL.Path))
+			if r.URL.Path == "/panic" {
+				panic(http.ErrAbortHandler)
+			}
+			made.Add(1)
+		}))
+		take := make(chan struct{})
+		var answers []*httptest.ResponseRecorder
+		for range 20 {
+			w := httptest.NewRecorder()
+			answers = append(answers, w)
+			go h.ServeHTTP(slowWriter{w, take}, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		}
+		go func() {
+			defer func() { recover() }()
+			h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/panic", nil))
+		}()
+		synctest.Wait()
+		if made.Load() != 20 || most.Load() != 1 {
+			t.Errorf("%d of 20 answers are made, %d at a time", made.Load(), most.Load())
+		}
+		close(take)
+		synctest.Wait()
+		for _, w := range answers {
+			if w.Code != http.StatusTeapot || w.Body.String() != "/metrics" || w.Header().Get("X-Kind") != "test" {
+				t.Errorf("answer %d %q %v", w.Code, w.Body, w.Header())
+			}
+		}
+	})
+}
