@@ -57,14 +57,15 @@ space := $(empty) $(empty)
 # Left out in emulation: one rule list of 5,000 endpoints, over which an emulated kernel 6.1 sits for more than ten minutes.
 TOO_LARGE_IN_VM := generated-five-thousand-endpoints
 IPTABLES_TESTS := $(if $(FULL),TestConformance|TestDrift|TestInvalid|TestRestart|TestTakeOver,TestConformance/(nft|legacy)/scenarios/^($(subst $(space),|,$(strip $(IPTABLES_IN_VM))))$$)
-test-kernels: deps bin/nftables.test bin/conntrack.test bin/iptables.test bin/cleanup.test ## the suites that use the kernel on 5.10, 6.1 and 6.12, each in a VM (KERNELS=..., FULL=1: all of iptables)
+test-kernels: deps bin/nftables.test bin/conntrack.test bin/iptables.test bin/cleanup.test bin/kernel.test ## the suites that use the kernel on 5.10, 6.1 and 6.12, each in a VM (KERNELS=..., FULL=1: all of iptables)
 	@for k in $(KERNELS); do \
 	  [[ -e $(STORE)/$$k/initrd.cpio ]] || $(VMRUN) --setup --kernel $$k; \
 	  echo "== nftables, conntrack and iptables on kernel $$k"; start=$$SECONDS; \
 	  TESTS='$(IPTABLES_TESTS)' GOGC=400 $(VMRUN) --kernel $$k --timeout $(if $(FULL),4200,1500) -- bash -euc 'cd conntrack; ../bin/conntrack.test; \
 	    cd ../plane/nftables; ../../bin/nftables.test -test.short -test.timeout 18m; \
 	    cd ../iptables; ../../bin/iptables.test -test.run "$$TESTS" -test.skip ///$(TOO_LARGE_IN_VM) -test.timeout 60m; \
-	    cd ../../cleanup; ../bin/cleanup.test -test.short -test.run IPVS'; \
+	    cd ../../cleanup; ../bin/cleanup.test -test.short -test.run IPVS; \
+	    cd ../internal/kernel; ../../bin/kernel.test -test.run Lock'; \
 	  echo "== kernel $$k: ok, $$((SECONDS - start)) s"; \
 	done
 
@@ -108,7 +109,8 @@ bin/nftables.test: PKG := ./plane/nftables
 bin/iptables.test: PKG := ./plane/iptables
 bin/conntrack.test: PKG := ./conntrack
 bin/cleanup.test: PKG := ./cleanup
-bin/nftables.test bin/iptables.test bin/conntrack.test bin/cleanup.test: FORCE
+bin/kernel.test: PKG := ./internal/kernel
+bin/nftables.test bin/iptables.test bin/conntrack.test bin/cleanup.test bin/kernel.test: FORCE
 	@mkdir -p bin
 	go test -c -o $@ $(PKG)
 

@@ -35,7 +35,7 @@ func TestCrowd(t *testing.T) {
 			for _, url := range asked {
 				for _, says := range []string{"", "GET / HTTP/1.1\r\nHost: a\r\nX-Slow: ", "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n1",
 					"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"} {
-					n.crowd(url, 2*fewFiles, says)
+					n.crowd(url, fewFiles/2, says)
 				}
 			}
 			for _, url := range asked {
