@@ -255,7 +255,7 @@ func honestSlice(i, n int, six bool) *cluster.Slice {
 func victims() adversary.Victims {
 	v := adversary.Victims{
 		Node: nodeAddrs, NodeName: nodeName, Free: slices.Concat(clusterIPs(60000), clusterIPs(60001)),
-		Ports: []uint16{80, 53, 443}, NodePorts: []uint16{30080, 30081, 30443}, Targets: []uint16{8080, 5353, 9090},
+		Ports: []uint16{80, 53, 443}, Special: adversary.Special(), NodePorts: []uint16{30080, 30081, 30443}, Targets: []uint16{8080, 5353, 9090},
 	}
 	for i := range honest {
 		if i == aside {
