@@ -261,6 +261,36 @@ func TestLinks(t *testing.T) {
 	}
 }
 
+// docs/security.md names the test or the scenario that shows what it says.
+func TestSecurityPage(t *testing.T) {
+	page, err := os.ReadFile("docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := map[string]bool{}
+	for _, f := range goFiles(t) {
+		for _, d := range f.ast.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok && f.test && fn.Recv == nil {
+				tests[f.dir+"."+fn.Name.Name] = true
+			}
+		}
+	}
+	named := 0
+	for _, m := range regexp.MustCompile("`([a-z0-9/-]+)\\.((?:Test|Fuzz)\\w+|txtar)`").FindAllStringSubmatch(string(page), -1) {
+		named++
+		if m[2] == "txtar" {
+			if _, err := os.Stat("testdata/scenarios/" + m[1] + ".txtar"); err != nil {
+				t.Errorf("docs/security.md: %v", err)
+			}
+		} else if !tests[m[1]+"."+m[2]] {
+			t.Errorf("docs/security.md names %s.%s, which does not exist", m[1], m[2])
+		}
+	}
+	if named < 30 {
+		t.Errorf("docs/security.md names %d tests", named)
+	}
+}
+
 // parsePolicy returns for each right side of the lines the left sides it may import.
 func parsePolicy(t *testing.T, text string) map[string][]string {
 	t.Helper()
