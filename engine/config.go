@@ -51,11 +51,12 @@ type Config struct {
 	Lent func(Loan)
 }
 
-// Write is one finished call of the plane. An audit that found everything gone comes twice: once with its error, and once
+// Write is one finished call of the plane; "load" is the end of what a Reset had left for later. An audit that found everything gone comes twice: once with its error, and once
 // with the rows as Changes when a Reset, which comes too, has brought them back.
 type Write struct {
-	Verb    string // "apply", "reset", "setnode", "audit" or "prove"
-	Changes int    // offered changes; rows of the table for "reset"; mended objects for "audit"; 0 for "prove"
+	Verb    string // "apply", "reset", "load", "setnode", "audit" or "prove"
+	Changes int    // offered changes; rows that were written for "reset" and "load"; mended objects for "audit"; 0 for "prove"
+	Later   int    // rows that a "reset" left for later
 	Took    time.Duration
 	Err     error
 }
@@ -66,6 +67,8 @@ type Engine struct {
 	setter    NodeSetter // nil if the plane has no SetNode
 	auditor   Auditor    // nil if the plane does not audit
 	prover    Prover     // nil if the plane cannot prove
+	deferrer  Deferrer   // nil if the plane writes all that it is to hold at once
+	pacer     Pacer      // nil if the plane does not say how much it takes
 	minPeriod atomic.Int64
 	// auditEvery is the period of full audits, auditPlanned the one by which nextAudit was planned.
 	auditEvery   atomic.Int64
@@ -83,10 +86,13 @@ type Engine struct {
 
 	synced  bool // Store.Synced has been seen, and all services are in the table
 	begun   bool // a Reset has succeeded once
+	whole   bool // and what it left for later was written, too
+	load    load // what is being written so
 	lost    bool // the plane needs a Reset before anything else
 	rebuild bool // the table itself cannot be trusted
 	lastEnd time.Time
 	fair    bool // the last job was a write of fresh wishes
+	pieces  bool // and it was a piece; more are to follow
 	pending pending
 	noLocal noLocal
 	visited uint64 // by tables before a rebuild
@@ -157,6 +163,8 @@ func New(cfg Config) *Engine {
 	e.setter, _ = cfg.Plane.(NodeSetter)
 	e.auditor, _ = cfg.Plane.(Auditor)
 	e.prover, _ = cfg.Plane.(Prover)
+	e.deferrer, _ = cfg.Plane.(Deferrer)
+	e.pacer, _ = cfg.Plane.(Pacer)
 	e.minPeriod.Store(int64(cfg.MinSyncPeriod))
 	e.SetAuditPeriod(cfg.AuditPeriod)
 	return e

@@ -54,7 +54,7 @@ type debts struct {
 	open map[cluster.Name]*debt
 	peak int // of len(open) since the map was made
 	// reset is what waits for the next Reset.
-	reset notice
+	reset map[cluster.Name]notice
 	// paid is in force, and nobody has been told yet.
 	paid notice
 }
@@ -90,8 +90,16 @@ func (ds *debts) untilReset(name cluster.Name, n notice) {
 	if d := ds.open[name]; d != nil {
 		d.unresolved = false
 	}
-	n.triggers = n.triggers[:min(len(n.triggers), max(0, maxTriggers-len(ds.reset.triggers)))]
-	ds.reset.add(n)
+	if n.isZero() {
+		return
+	}
+	if ds.reset == nil {
+		ds.reset = map[cluster.Name]notice{}
+	}
+	all := ds.reset[name]
+	n.triggers = n.triggers[:min(len(n.triggers), max(0, maxTriggers-len(all.triggers)))]
+	all.add(n)
+	ds.reset[name] = all
 }
 
 // settle pays the debt if nothing of it is open.
@@ -106,22 +114,31 @@ func (ds *debts) settle(d *debt) {
 	}
 }
 
-// afterReset pays all debts but those of services that could not be resolved.
-func (ds *debts) afterReset() debts {
-	out := debts{paid: ds.paid}
-	out.paid.add(ds.reset)
-	for name, d := range ds.open {
-		if !d.unresolved {
-			out.paid.add(d.notice)
-			continue
+// afterReset takes over the debts from before a Reset. They are paid, but for those of services that could not be
+// resolved, or of which rows were left for later.
+func (p *pending) afterReset(before debts, t *lb.Table) {
+	p.debts.paid = before.paid
+	take := func(name cluster.Name, n notice) {
+		var later []lb.Change
+		if len(p.wishes) > 0 {
+			for _, f := range t.Owned(name.String()) {
+				if p.wishes[f.Key] != nil {
+					later = append(later, lb.Change{Key: f.Key})
+				}
+			}
 		}
-		d.open = 0
-		if out.open == nil {
-			out.open = map[cluster.Name]*debt{}
-		}
-		out.open[name] = d
+		p.owe(name, n, later)
 	}
-	return out
+	for name, n := range before.reset {
+		take(name, n)
+	}
+	for name, d := range before.open {
+		if d.unresolved {
+			p.debts.unresolved(name, d.notice)
+		} else {
+			take(name, d.notice)
+		}
+	}
 }
 
 // owe says which of the pending wishes the service's changes wait for: those of the keys. With none, nothing had to

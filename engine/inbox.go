@@ -141,6 +141,15 @@ func (b *inbox) proven() {
 	b.mu.Unlock()
 }
 
+// progressed says that a piece of what waits was written: the rest is being written, and has not waited since then.
+func (b *inbox) progressed() {
+	b.mu.Lock()
+	if !b.since.IsZero() {
+		b.since = time.Now()
+	}
+	b.mu.Unlock()
+}
+
 // written forgets when the oldest mark came, unless more has come since.
 func (b *inbox) written() {
 	b.mu.Lock()

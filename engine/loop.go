@@ -39,7 +39,7 @@ func (e *Engine) Run(ctx context.Context) error {
 // wait returns when something happened, or when next has come; the zero next never comes.
 func (e *Engine) wait(ctx context.Context, timer *time.Timer, next time.Time) {
 	busy := e.lost || e.nodeStale || e.facts || e.drifted
-	told := !busy && len(e.pending.fresh) == 0 && len(e.searches) == 0 && e.proof == given
+	told := !busy && e.pending.queue.len() == 0 && len(e.searches) == 0 && e.proof == given
 	e.inbox.rest(busy || len(e.pending.wishes) > 0 || len(e.unresolved.entries) > 0, told)
 	var tick <-chan time.Time
 	if !next.IsZero() {
@@ -116,7 +116,14 @@ func (e *Engine) writeAfter() time.Time {
 }
 
 func (e *Engine) stepFresh(ctx context.Context, a *agenda) bool {
-	if len(e.pending.fresh) == 0 || !a.due(latest(e.credit.until(), e.writeAfter())) {
+	if e.pending.queue.len() == 0 {
+		return false
+	}
+	start := e.credit.until()
+	if !e.pieces { // MinSyncPeriod is the time between two writes, not between the pieces of one
+		start = latest(start, e.writeAfter())
+	}
+	if !a.due(start) {
 		return false
 	}
 	e.fair = true

@@ -6,12 +6,14 @@ import "kube-proxy/lb"
 // accepted last. For a key that is not here the plane holds the table's row.
 type pending struct {
 	wishes map[lb.Key]*wish
-	// fresh are the keys to be written next, in the order in which they came.
-	fresh []lb.Key
+	// queue has the keys to be written next.
+	queue queue
 	// waits are the keys that failed, each with its own backoff.
 	waits waitlist[lb.Key]
 	// doubtful counts the wishes in doubt.
 	doubtful int
+	// first counts the wishes that a Reset left for later and that have yet to be tried.
+	first int
 	// debts says which changes wait for which wishes.
 	debts debts
 }
@@ -20,7 +22,7 @@ type pending struct {
 type wish struct {
 	old   *lb.Frontend // what the plane accepted last
 	doubt bool         // it was offered in a write that failed: the plane may hold anything
-	fresh bool         // it stands in pending.fresh
+	first bool         // a Reset left it for later, and it was neither accepted nor found to be a culprit
 	alone bool         // it has failed alone: it is the culprit
 	group uint64       // the search that it belongs to; 0 if none
 	err   string       // the last error that was logged for it
@@ -38,20 +40,26 @@ func (p *pending) add(c lb.Change) {
 	}
 	p.waits.forget(c.Key)
 	w.alone, w.group = false, 0
-	if !w.fresh {
-		w.fresh = true
-		p.fresh = append(p.fresh, c.Key)
-	}
+	p.queue.push(c.Key, serviceOf(c))
 }
 
-// takeFresh empties fresh.
-func (p *pending) takeFresh() []lb.Key {
-	keys := p.fresh
-	p.fresh = nil
-	for _, k := range keys {
-		p.wishes[k].fresh = false
+// take takes a piece of the queue, of about that weight.
+func (p *pending) take(weight int, t *lb.Table) []lb.Key {
+	var w lb.Weight
+	return p.queue.take(weight, func(k lb.Key) int { return p.weigh(&w, k, t) })
+}
+
+// weigh tells how much work a key is.
+func (p *pending) weigh(w *lb.Weight, k lb.Key, t *lb.Table) int {
+	return max(w.Of(t.Get(k)), w.Of(p.wishes[k].old))
+}
+
+// tried says that a wish was accepted, or is refused alone.
+func (p *pending) tried(w *wish) {
+	if w.first {
+		w.first = false
+		p.first--
 	}
-	return keys
 }
 
 // changes returns what must be offered for the keys, and forgets keys that want what the plane holds for
@@ -96,6 +104,7 @@ func (p *pending) forget(k lb.Key) {
 	if w.doubt {
 		p.doubtful--
 	}
+	p.tried(w)
 	for _, d := range w.debts {
 		d.open--
 		p.debts.settle(d)

@@ -23,6 +23,20 @@ type RowsRefused interface {
 	RefusedRows() []lb.Key
 }
 
+// Deferrer is a plane that need not write a large table at once.
+type Deferrer interface {
+	// ResetSome is Reset, but it may leave out rows that the kernel does not serve, where to write them all would keep other
+	// changes waiting. It returns their keys, in the order in which they are best written: the engine hands them to Apply,
+	// in pieces.
+	ResetSome(ctx context.Context, want *lb.Table) (later []lb.Key, err error)
+}
+
+// Pacer is a plane that knows how much it writes in a fraction of a second.
+type Pacer interface {
+	// Pace is the weight ([lb.Weight]) that the changes of an Apply should have at most.
+	Pace() int
+}
+
 // Dropper is a plane that knows which keys its last Reset took out of the kernel: those of services that went
 // while no proxy ran. Observers are told of them, so that what they left behind can be cleaned up.
 type Dropper interface {

@@ -31,7 +31,7 @@ func (p *proof) failed() {
 // wantsProof reports whether it is time to ask the plane: an event waits for a write to be accepted, and none is to be
 // made that would tell as well.
 func (e *Engine) wantsProof() bool {
-	return e.proof == wanted && e.prover != nil && len(e.pending.fresh) == 0 && len(e.searches) == 0 && e.inbox.waiting()
+	return e.proof == wanted && e.prover != nil && e.pending.queue.len() == 0 && len(e.searches) == 0 && e.inbox.waiting()
 }
 
 // prove has the plane show that the kernel takes writes. If it does, the rows that failed are the odd ones: they are

@@ -16,14 +16,21 @@ import (
 func (e *Engine) reset(ctx context.Context) {
 	e.drifted = false // what drifted before is mended by the Reset
 	start := time.Now()
-	err := e.guard("plane, reset", func() error { return e.cfg.Plane.Reset(ctx, e.table) })
+	var later []lb.Key
+	err := e.guard("plane, reset", func() (err error) {
+		if e.deferrer != nil {
+			later, err = e.deferrer.ResetSome(ctx, e.table)
+			return err
+		}
+		return e.cfg.Plane.Reset(ctx, e.table)
+	})
 	e.stats.update(func(s *Stats) {
 		s.Resets++
 		if e.resetErr != "" {
 			s.Retries++
 		}
 	})
-	e.called(Write{Verb: "reset", Changes: e.table.Len(), Took: time.Since(start), Err: err}, true)
+	e.called(Write{Verb: "reset", Changes: e.table.Len() - len(later), Later: len(later), Took: time.Since(start), Err: err}, true)
 	var refused RowsRefused
 	if err != nil && !errors.As(err, &refused) {
 		e.resetWait.fail(time.Now())
@@ -36,10 +43,14 @@ func (e *Engine) reset(ctx context.Context) {
 	}
 	end := time.Now()
 	if e.losses == 0 { // or there was no line about why, either
-		e.cfg.Log.Info("reset", "rows", e.table.Len(), "took", end.Sub(start))
+		e.cfg.Log.Info("reset", "rows", e.table.Len()-len(later), "took", end.Sub(start))
 	}
-	changes := e.afterReset(refused)
-	known := e.knownOf(refused)
+	var missing []lb.Key
+	if refused != nil {
+		missing = refused.RefusedRows()
+	}
+	known, laterKnown := e.knownOf(missing), e.knownOf(later)
+	changes := e.afterReset(slices.Concat(missing, later))
 	e.nextAudit = time.Now().Add(e.auditPeriod())
 	again := e.begun
 	e.begun, e.lost, e.nodeStale = true, false, false
@@ -47,28 +58,66 @@ func (e *Engine) reset(ctx context.Context) {
 	if again { // who removes everything again and again does not have us write everything all the time
 		e.resetWait.until = end.Add(max(end.Sub(start), driftGap))
 	}
-	debts := e.pending.debts.afterReset()
+	debts := e.pending.debts
 	e.pending, e.searches = newPending(), nil
-	e.pending.debts = debts
 	e.noLocal = noLocalIn(e.table)
 	e.credit, e.blamed = credit{}, 0
 	e.proof, e.proofErr = given, ""
 	e.stats.allWork()
+	e.leave(later, laterKnown)
+	e.pending.afterReset(debts, e.table)
 	e.blameRefused(refused, known)
 	e.stats.update(func(s *Stats) { s.Changes += uint64(len(changes)) })
-	e.inbox.written()
+	e.upToDate()
 	e.programmed()
 	e.tellNode()
 	e.observe(changes)
 	e.restored(end.Sub(start))
 }
 
-// knownOf returns what the observers know of rows that a Reset could not write: they are not told of it.
-func (e *Engine) knownOf(refused RowsRefused) []*lb.Frontend {
-	if refused == nil {
-		return nil
+// leave queues rows that a Reset has left for later. Whether the plane holds them is in doubt if it did before: it offers
+// them even where nothing else is wanted by then.
+func (e *Engine) leave(later []lb.Key, known []*lb.Frontend) {
+	if len(later) > 0 {
+		e.pieces, e.load = true, load{rows: len(later), since: time.Now()}
 	}
-	keys := refused.RefusedRows()
+	for i, k := range later {
+		w := &wish{old: known[i], doubt: known[i] != nil, first: true}
+		e.pending.wishes[k] = w
+		e.pending.first++
+		if w.doubt {
+			e.pending.doubtful++
+		}
+		e.noLocal.set(k, nil)
+		e.pending.queue.later(k, e.table.Get(k).Service)
+	}
+	e.loaded()
+}
+
+// load is what a Reset left for later.
+type load struct {
+	rows  int
+	since time.Time
+}
+
+// loaded looks whether all is written that a Reset left for later.
+func (e *Engine) loaded() {
+	if e.lost || e.pending.first > 0 {
+		return
+	}
+	e.whole = true
+	if e.load.rows > 0 {
+		w := Write{Verb: "load", Changes: e.load.rows, Took: time.Since(e.load.since)}
+		e.cfg.Log.Info("wrote what the reset left for later", "rows", w.Changes, "took", w.Took)
+		e.load = load{}
+		if e.cfg.Written != nil {
+			e.cfg.Written(w)
+		}
+	}
+}
+
+// knownOf returns what the observers know of rows that a Reset did not write: they are not told of it.
+func (e *Engine) knownOf(keys []lb.Key) []*lb.Frontend {
 	known := make([]*lb.Frontend, len(keys))
 	for i, k := range keys {
 		if w := e.pending.wishes[k]; w != nil {
@@ -95,11 +144,15 @@ func (e *Engine) blameRefused(refused RowsRefused, known []*lb.Frontend) {
 }
 
 // afterReset returns what the observers do not know yet: all rows after the first Reset, with the keys that it
-// removed, and later those that were pending; but none that was refused.
-func (e *Engine) afterReset(refused RowsRefused) (changes []lb.Change) {
-	if refused != nil {
+// removed, and later those that were pending; but none that is missing.
+func (e *Engine) afterReset(missing []lb.Key) (changes []lb.Change) {
+	if len(missing) > 0 {
+		without := make(map[lb.Key]struct{}, len(missing))
+		for _, k := range missing {
+			without[k] = struct{}{}
+		}
 		defer func() {
-			changes = slices.DeleteFunc(changes, func(c lb.Change) bool { return slices.Contains(refused.RefusedRows(), c.Key) })
+			changes = slices.DeleteFunc(changes, func(c lb.Change) bool { _, is := without[c.Key]; return is })
 		}()
 	}
 	if !e.begun {

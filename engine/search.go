@@ -138,14 +138,31 @@ func (e *Engine) retry(now time.Time) {
 	if len(alone) > manyAlone {
 		// In another order each time, so that a bounded search gets to all of them.
 		rand.Shuffle(len(alone), func(i, j int) { alone[i], alone[j] = alone[j], alone[i] })
-		groups = append(groups, alone)
+		groups = append(groups, e.inPieces(alone)...)
 	} else {
 		for _, k := range alone {
 			groups = append(groups, []lb.Key{k})
 		}
 	}
-	if len(others) > 0 {
-		groups = append(groups, others)
-	}
+	groups = append(groups, e.inPieces(others)...)
 	e.begin(newSearch(groups, 0))
+}
+
+// inPieces cuts keys into groups that may be written at once.
+func (e *Engine) inPieces(keys []lb.Key) (groups [][]lb.Key) {
+	most := e.piece()
+	var weight lb.Weight
+	start, used := 0, 0
+	for i, k := range keys {
+		n := e.pending.weigh(&weight, k, e.table)
+		if used > 0 && used+n > most {
+			groups = append(groups, keys[start:i])
+			start, used = i, 0
+		}
+		used += n
+	}
+	if start < len(keys) {
+		groups = append(groups, keys[start:])
+	}
+	return groups
 }

@@ -55,11 +55,11 @@ type Stats struct {
 
 	// LastQueued is when the newest event came (MT-06), zero before the first.
 	LastQueued time.Time
-	// LastSynced is when the plane last accepted a write, or nothing was left to write after an event that changed no
-	// row (MT-05); zero before the first. It passes LastQueued when all is well.
+	// LastSynced is when the plane last accepted a write after which nothing new was left, or nothing was left to write
+	// after an event that changed no row (MT-05); zero before the first. It passes LastQueued when all is well.
 	LastSynced time.Time
 
-	// Begun: a Reset has succeeded, so the plane serves what the sources listed.
+	// Begun: the plane serves what the sources listed, but for rows that it refuses.
 	Begun bool
 	// Lost: the plane waits for a Reset.
 	Lost bool
@@ -134,7 +134,7 @@ func (e *Engine) Stats() Stats {
 	defer l.mu.Unlock()
 	s := l.stats
 	s.Settled, s.QueuedSince, s.LastQueued, s.Owed = settled, since, last, owed
-	s.LastSynced = latest(s.LastSuccess, idle)
+	s.LastSynced = idle
 	for _, k := range slices.SortedFunc(maps.Keys(l.failing), lb.Key.Compare) {
 		s.Failing = append(s.Failing, *l.failing[k])
 	}
@@ -150,7 +150,7 @@ func (e *Engine) publish() {
 	s.Visited = e.visited + e.table.Visited
 	s.Pending, s.Doubtful = len(e.pending.wishes), e.pending.doubtful
 	s.Unresolved, s.Contested = len(e.unresolved.entries), e.table.Contested()
-	s.Begun, s.Lost, s.NoLocal = e.begun, e.lost, e.noLocal.count
+	s.Begun, s.Lost, s.NoLocal = e.whole, e.lost, e.noLocal.count
 }
 
 // called counts one finished call of the plane that writes, and tells Config.Written.

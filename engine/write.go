@@ -11,9 +11,12 @@ import (
 	"kube-proxy/plane"
 )
 
-// writeFresh offers all fresh wishes in one write. If that fails, the culprit is searched for among them.
+// writeFresh offers the next piece of what is queued in one write; nearly always that is all of it. If it fails, the
+// culprit is searched for among them.
 func (e *Engine) writeFresh(ctx context.Context) {
-	changes, err := e.apply(ctx, e.pending.takeFresh())
+	keys := e.pending.take(e.piece(), e.table)
+	e.pieces = e.pending.queue.len() > 0
+	changes, err := e.apply(ctx, keys)
 	if err == nil || e.lost {
 		return
 	}
@@ -24,14 +27,35 @@ func (e *Engine) writeFresh(ctx context.Context) {
 	e.begin(newSearch(halves(keysOf(changes)), 1))
 }
 
+// defaultPiece is the weight of a piece for a plane that is no [Pacer].
+const defaultPiece = 50_000
+
+// piece is how much may be written at once.
+func (e *Engine) piece() int {
+	if e.pacer == nil {
+		return defaultPiece
+	}
+	return max(1, e.pacer.Pace())
+}
+
+// upToDate takes note that the plane has taken what was offered.
+func (e *Engine) upToDate() {
+	if e.pending.queue.len() == 0 {
+		e.inbox.written()
+	} else {
+		e.inbox.progressed()
+	}
+}
+
 // apply offers the keys' wishes to the plane. It returns what was offered.
 func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) {
 	again := e.pending.doubtful
 	changes := e.pending.changes(keys, e.table)
 	if len(changes) == 0 {
 		if e.proof == given {
-			e.inbox.written()
+			e.upToDate()
 		}
+		e.loaded()
 		e.programmed()
 		return nil, nil
 	}
@@ -86,6 +110,7 @@ func (e *Engine) accepted(changes []lb.Change, shows bool) {
 	if len(failed) > 0 {
 		e.cfg.Log.Info("rows written after failures", "rows", len(failed), "first", failed[0].Key.String(), "service", serviceOf(failed[0]))
 	}
+	e.loaded()
 	e.programmed()
 	if e.pending.doubtful == 0 {
 		e.applyErr, e.blamed = "", 0
@@ -93,9 +118,7 @@ func (e *Engine) accepted(changes []lb.Change, shows bool) {
 	if shows {
 		e.credit = credit{}
 		e.proof, e.proofErr = given, ""
-		if len(e.pending.fresh) == 0 {
-			e.inbox.written()
-		}
+		e.upToDate()
 	}
 	e.observe(changes)
 }
@@ -138,6 +161,8 @@ const maxBlamed = 50
 func (e *Engine) blame(c lb.Change, err error) {
 	w := e.pending.wishes[c.Key]
 	w.alone, w.group = true, 0
+	e.pending.tried(w)
+	e.loaded()
 	e.proof = wanted
 	e.pending.waits.fail(c.Key, time.Now())
 	e.stats.fails(c.Key, serviceOf(c), err)

@@ -182,7 +182,7 @@ func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 	}
 	log.Log(context.Background(), logging.LevelWrite, "wrote", "verb", w.Verb, "changes", w.Changes, "took", w.Took)
 	switch {
-	case w.Verb == "reset":
+	case w.Verb == "reset" && w.Later == 0, w.Verb == "load":
 		p.begun.add(f.name)
 	case w.Verb == "audit" && w.Changes > 0:
 		p.tell(event.DriftRepaired(p.config().NodeName, f.name.String(), w.Changes))

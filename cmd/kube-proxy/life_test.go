@@ -228,6 +228,10 @@ func TestBegun(t *testing.T) {
 	if begun() {
 		t.Error("begun before the second family was written")
 	}
+	p.written(p.families[1], p.log, engine.Write{Verb: "reset", Later: 1})
+	if begun() {
+		t.Error("begun before the second family was written whole")
+	}
 	write(p.families[1], "reset", fmt.Errorf("reset: %w", refusal{}))
 	write(p.families[0], "reset", nil) // again
 	if !begun() {

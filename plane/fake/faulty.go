@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -213,10 +214,45 @@ func (f *Faulty) lose(err error) {
 // Reset resets the target, or a random part of it and fails. Keys that are refused are left out, and named by
 // the error as engine.RowsRefused wants it.
 func (f *Faulty) Reset(ctx context.Context, want *lb.Table) error {
+	return f.reset(want, func(rest *lb.Table) error { return f.target.Reset(ctx, rest) })
+}
+
+// ResetSome is the target's, or its Reset, or fails as Reset does.
+func (f *Faulty) ResetSome(ctx context.Context, want *lb.Table) (later []lb.Key, err error) {
+	x, ok := f.target.(interface {
+		ResetSome(context.Context, *lb.Table) ([]lb.Key, error)
+	})
+	if !ok {
+		return nil, f.Reset(ctx, want)
+	}
+	err = f.reset(want, func(rest *lb.Table) (err error) {
+		later, err = x.ResetSome(ctx, rest)
+		return err
+	})
+	return later, err
+}
+
+// Pace is the target's, if it has one.
+func (f *Faulty) Pace() int {
+	if x, ok := f.target.(interface{ Pace() int }); ok {
+		return x.Pace()
+	}
+	return math.MaxInt
+}
+
+// Dropped are the target's, if it tells them.
+func (f *Faulty) Dropped() []lb.Key {
+	if x, ok := f.target.(interface{ Dropped() []lb.Key }); ok {
+		return x.Dropped()
+	}
+	return nil
+}
+
+func (f *Faulty) reset(want *lb.Table, do func(rest *lb.Table) error) error {
 	err := f.verdict()
 	if err == nil {
 		rest, refused := f.without(want)
-		if err := f.target.Reset(ctx, rest); err != nil || len(refused) == 0 {
+		if err := do(rest); err != nil || len(refused) == 0 {
 			return err
 		}
 		return &rowsRefused{refused}

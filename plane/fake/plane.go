@@ -1,9 +1,11 @@
 package fake
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 
 	"kube-proxy/lb"
@@ -30,6 +32,8 @@ type Plane struct {
 	kernel  *kernel
 	counts  Counts
 	dropped []lb.Key // by the last Reset
+	most    int      // new rows that ResetSome writes; 0: all
+	pace    int      // 0: no bound
 }
 
 // New returns an empty plane. As a real one, it does nothing before the first Reset.
@@ -126,10 +130,46 @@ func (p *Plane) sweep(was *lb.Frontend) error {
 	return nil
 }
 
+// Slow makes the plane one that takes its time: ResetSome writes that many rows that the kernel does not hold, and leaves
+// the others for later, and an Apply should not weigh more than pace. 0 means that there is no bound.
+func (p *Plane) Slow(most, pace int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.most, p.pace = most, pace
+}
+
+// Pace is what an Apply should weigh at most.
+func (p *Plane) Pace() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return cmp.Or(p.pace, math.MaxInt)
+}
+
 // Reset makes the plane hold exactly the table; only what differs is written.
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.resetWithout(ctx, want, nil)
+}
+
+// ResetSome is Reset, but leaves new rows for later if there are more than [Plane.Slow] says.
+func (p *Plane) ResetSome(ctx context.Context, want *lb.Table) (later []lb.Key, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.most > 0 {
+		n := 0
+		for _, f := range want.Sorted() {
+			if p.kernel.fronts[f.Key] == nil {
+				if n++; n > p.most {
+					later = append(later, f.Key)
+				}
+			}
+		}
+	}
+	return later, p.resetWithout(ctx, want, later)
+}
+
+func (p *Plane) resetWithout(ctx context.Context, want *lb.Table, later []lb.Key) error {
 	p.counts.Resets++
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("fake: reset: %w", err)
@@ -139,8 +179,12 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) error {
 			return fmt.Errorf("fake: reset: %w", err)
 		}
 	}
+	left := make(map[lb.Key]bool, len(later))
+	for _, k := range later {
+		left[k] = true
+	}
 	p.applied = make(map[lb.Key]*lb.Frontend, want.Len())
-	if err := p.reset(want, func(lb.Key) bool { return true }); err != nil {
+	if err := p.reset(want, func(k lb.Key) bool { return !left[k] }); err != nil {
 		return fmt.Errorf("fake: reset: %w", err)
 	}
 	p.node, p.kernel.node = want.Node, want.Node

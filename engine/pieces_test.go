@@ -1,0 +1,301 @@
+package engine
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/fake"
+)
+
+// slowRig is an engine over a plane that writes ten services in a piece. at is called after each write with its number,
+// before the next one.
+func slowRig(t *testing.T, change func(*Config), at func(r *rig, write int)) func(f func(r *rig)) {
+	return func(f func(r *rig)) {
+		bubble(t, func(c *Config) {
+			if change != nil {
+				change(c)
+			}
+		}, func(r *rig) {
+			r.plane.Slow(1, 10*11)
+			n := 0
+			r.engine.cfg.Written = func(w Write) {
+				n++
+				if at != nil {
+					at(r, n)
+				}
+			}
+			f(r)
+		})
+	}
+}
+
+// knows reports whether the observers know the row as the store has it.
+func (r *rig) knows(k lb.Key) bool {
+	r.model.mu.Lock()
+	defer r.model.mu.Unlock()
+	return r.model.rows[k] != nil && r.model.rows[k].Equal(tableOf(r.store).Get(k))
+}
+
+// A change that is marked while a large table is written for the first time is in the plane after at most one further piece:
+// a new service as well as one that was to come at the end. The proxy is not ready before all is written (SV-05).
+func TestChangeDuringFirstWrite(t *testing.T) {
+	const services, marked = 400, 10
+	var next []lb.Key // marked after the write before
+	writes, early := 0, 0
+	last := svcKey(0)
+	slowRig(t, nil, func(r *rig, n int) {
+		writes = n
+		for _, k := range next {
+			if !r.knows(k) {
+				r.t.Errorf("%s, marked before write %d, is not in the plane after it", k, n)
+			}
+		}
+		next = nil
+		s := r.engine.Stats()
+		if s.Begun {
+			early++
+		}
+		if s.Pending > 0 && !s.LastSynced.IsZero() {
+			r.t.Errorf("%d rows wait, and all was in sync at %v", s.Pending, s.LastSynced)
+		}
+		if n != marked {
+			return
+		}
+		for i := services - 1; i >= 0; i-- {
+			if !r.knows(svcKey(i)) {
+				last = svcKey(i)
+				r.do(cluster.SliceSet{Slice: slice(i, 5, 10)})
+				break
+			}
+		}
+		r.add(services)
+		// The write that is in hand ends first; here it has.
+		next = nil
+	})(func(r *rig) {
+		r.fill(services)
+		seen := 0
+		written := r.engine.cfg.Written
+		r.engine.cfg.Written = func(w Write) {
+			written(w)
+			if writes == marked+1 {
+				seen = writes
+			}
+		}
+		r.engine.cfg.Observers = append(r.engine.cfg.Observers, observer(func(changes []lb.Change) {
+			for _, c := range changes {
+				if (c.Key == last || c.Key == svcKey(services)) && writes != marked+1 && writes > marked {
+					r.t.Errorf("%s came with write %d, marked after write %d", c.Key, writes, marked)
+				}
+			}
+		}))
+		r.start()
+		r.run()
+		if writes < services/10 || seen == 0 || last == svcKey(0) {
+			t.Errorf("%d writes for %d services, the last was %s", writes, services, last)
+		}
+		if early > 1 {
+			t.Errorf("begun before %d of %d writes", early, writes)
+		}
+		if !r.engine.Stats().Begun {
+			t.Error("all is written, and it has not begun")
+		}
+		r.converged()
+	})
+}
+
+type observer func([]lb.Change)
+
+func (o observer) Applied(changes []lb.Change) { o(changes) }
+
+// One tenant's service of thousands of ports does not make others' changes wait, and comes in pieces.
+func TestManyPortsMakeNobodyWait(t *testing.T) {
+	const ports = 2000
+	huge := service(1)
+	huge.Name.Namespace = "greedy"
+	huge.Ports = nil
+	sl := slice(1, 1, 10)
+	sl.Name.Namespace, sl.Service = "greedy", huge.Name
+	sl.Ports = nil
+	for i := range ports {
+		name := fmt.Sprint("p", i)
+		huge.Ports = append(huge.Ports, cluster.ServicePort{Name: name, Protocol: cluster.TCP, Port: uint16(1 + i)})
+		sl.Ports = append(sl.Ports, cluster.SlicePort{Name: name, Protocol: cluster.TCP, Port: uint16(1 + i)})
+	}
+	first, came := 0, 0
+	slowRig(t, nil, func(r *rig, n int) {
+		switch {
+		case first == 0:
+		case n == first+2:
+			r.add(7)
+		case n > first+2 && came == 0 && r.engine.table.Get(svcKey(7)) != nil:
+			came = n
+		}
+	})(func(r *rig) {
+		r.list()
+		r.start()
+		r.run()
+		first = int(r.engine.Stats().Resets + r.engine.Stats().Applies)
+		r.engine.cfg.Observers = append(r.engine.cfg.Observers, observer(func(changes []lb.Change) {
+			for _, c := range changes {
+				if c.Key == svcKey(7) && came != first+3 {
+					t.Errorf("the other service came with write %d, marked after write %d", came, first+2)
+				}
+			}
+		}))
+		r.do(cluster.SliceSet{Slice: sl}, cluster.ServiceSet{Service: huge})
+		r.run()
+		if n := r.engine.Stats().Applies; n < ports/10 {
+			t.Errorf("%d writes for %d ports", n, ports)
+		}
+		if came == 0 {
+			t.Error("the other service did not come")
+		}
+		r.converged()
+	})
+}
+
+// MinSyncPeriod is the time between two writes, not between the pieces of one.
+func TestPiecesDoNotWaitForMinSyncPeriod(t *testing.T) {
+	slowRig(t, func(c *Config) { c.MinSyncPeriod = 10 * time.Second }, nil)(func(r *rig) {
+		r.fill(200)
+		r.start()
+		r.run()
+		if s, n := r.engine.Stats(), r.plane.Counts(); !s.Begun || n.Applies < 15 {
+			t.Errorf("at once: %+v", s)
+		}
+		r.add(200)
+		r.run()
+		if r.knows(svcKey(200)) {
+			t.Error("a change did not wait for the period")
+		}
+		r.after(10 * time.Second)
+		r.converged()
+	})
+}
+
+// A row that is refused does not keep the first write from its end; a plane that takes nothing does.
+func TestFirstWriteFails(t *testing.T) {
+	slowRig(t, nil, nil)(func(r *rig) {
+		r.fill(100)
+		r.faulty.Refuse(svcKey(50))
+		r.start()
+		r.after(time.Second)
+		if s := r.engine.Stats(); !s.Begun || s.Pending != 1 {
+			t.Errorf("one row is refused: %+v", s)
+		}
+		r.faulty.Heal()
+		r.after(time.Minute)
+		r.converged()
+	})
+	slowRig(t, nil, func(r *rig, n int) {
+		if n == 2 {
+			r.faulty.FailWith(1)
+		}
+	})(func(r *rig) {
+		r.fill(2000)
+		r.start()
+		r.after(time.Second)
+		if s := r.engine.Stats(); s.Begun {
+			t.Errorf("nothing is taken: %+v", s)
+		}
+		r.faulty.Heal()
+		r.after(time.Hour)
+		r.converged()
+	})
+}
+
+// The state is lost in the middle of a first write, and later, when the observers know all rows: they are told of each
+// once, and debts are paid when the rows are in force.
+func TestStateLostBetweenPieces(t *testing.T) {
+	l := &latencies{}
+	slowRig(t, func(c *Config) { c.Programmed = l.add }, func(r *rig, n int) {
+		if n == 5 {
+			r.faulty.FailNext(plane.ErrStateLost)
+		}
+	})(func(r *rig) {
+		r.fill(100)
+		r.start()
+		r.after(time.Minute)
+		r.converged()
+		l.took = nil
+		r.plane.StealAny(false)
+		r.plane.Lose(false)
+		for i := range 100 {
+			r.do(triggered(i, 7, 10, time.Second))
+		}
+		r.after(time.Minute)
+		r.converged()
+		if len(l.took) != 100 {
+			t.Errorf("%d latencies of 100 changes", len(l.took))
+		}
+	})
+}
+
+// The count of endpoints that a load balancer asks for waits for the rows by which traffic comes (HT-16), also where a Reset
+// leaves them for later.
+func TestHealthCheckWaitsForLaterRows(t *testing.T) {
+	check := lb.Key{Port: 32000, Proto: lb.TCP}
+	told, balanced := 0, 0
+	slowRig(t, nil, nil)(func(r *rig) {
+		writes := 0
+		r.engine.cfg.Written = func(Write) { writes++ }
+		r.engine.cfg.Observers = append(r.engine.cfg.Observers, observer(func(changes []lb.Change) {
+			for _, c := range changes {
+				switch {
+				case c.Key == check:
+					told = writes
+				case c.New != nil && c.New.Kind == lb.LoadBalancer:
+					balanced = writes
+				}
+			}
+		}))
+		r.fill(60)
+		svc := service(61)
+		svc.Type = cluster.TypeLoadBalancer
+		svc.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.7")}
+		svc.ExternalPolicy, svc.HealthCheckNodePort = cluster.PolicyLocal, check.Port
+		r.do(cluster.SliceSet{Slice: slice(61, 1, 3)}, cluster.ServiceSet{Service: svc})
+		r.start()
+		r.run()
+		if told < balanced || balanced < 2 {
+			t.Errorf("endpoints told after write %d, rows in force after write %d", told, balanced)
+		}
+		r.converged()
+	})
+}
+
+// Groups that are tried again are cut into pieces, too.
+func TestRetriesInPieces(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.list()
+		r.start()
+		r.run()
+		r.plane.Slow(0, 10*11)
+		r.faulty.FailWith(1)
+		for i := range 500 {
+			r.add(i)
+		}
+		r.after(time.Second)
+		r.faulty.Heal()
+		r.after(time.Minute)
+		r.converged()
+	})
+	p := fake.New(lb.IPv4)
+	p.Slow(0, 100)
+	e := New(Config{Family: lb.IPv4, Plane: p, Store: cluster.NewStore(nodeName)})
+	var keys []lb.Key
+	for i := range 1000 {
+		e.pending.add(lb.Change{Key: svcKey(i), New: &lb.Frontend{Key: svcKey(i), Service: "a/b:c"}})
+		keys = append(keys, svcKey(i))
+	}
+	groups := e.inPieces(keys)
+	if len(groups) != 10 || !slices.Equal(slices.Concat(groups...), keys) {
+		t.Errorf("%d groups", len(groups))
+	}
+}

@@ -1,0 +1,116 @@
+package engine
+
+import (
+	"strings"
+
+	"kube-proxy/lb"
+)
+
+// queue has the keys to be written next. They are written in pieces of bounded weight, and between two pieces what was
+// marked meanwhile is taken in. What is new goes into the next piece; what did not fit into a piece is the backlog, which has
+// half of each. In both the namespaces take turns, so that neither a tenant with very many rows nor one who marks his anew all
+// the time makes those of others wait. The zero queue is empty.
+type queue struct {
+	fresh, backlog turns
+	waits          map[lb.Key]struct{} // the keys; one that stands in both comes when its first turn is
+}
+
+// turns are keys by namespace.
+type turns struct {
+	ring []*namespace // those that have keys; the first is next
+	at   map[string]*namespace
+	has  map[lb.Key]struct{} // the keys in ring
+}
+
+type namespace struct {
+	name string
+	keys []lb.Key // in the order in which they came
+}
+
+// quantum is which part of a piece a namespace has before the next one has its turn.
+const quantum = 32
+
+func (q *queue) len() int { return len(q.waits) }
+
+// push adds a key that is new, of a row of that service.
+func (q *queue) push(k lb.Key, service string) { q.put(&q.fresh, k, service) }
+
+// later adds a key to the backlog.
+func (q *queue) later(k lb.Key, service string) { q.put(&q.backlog, k, service) }
+
+func (q *queue) put(to *turns, k lb.Key, service string) {
+	if q.waits == nil {
+		q.waits = map[lb.Key]struct{}{}
+	}
+	q.waits[k] = struct{}{}
+	name, _, _ := strings.Cut(service, "/")
+	to.add(name, k)
+}
+
+// take takes a piece of about that weight: at least one key of what is new, and one of the backlog. What is new and
+// does not fit becomes backlog.
+func (q *queue) take(weight int, of func(lb.Key) int) []lb.Key {
+	all := weight
+	if len(q.backlog.ring) > 0 {
+		weight /= 2
+	}
+	fresh, used := q.some(&q.fresh, weight, all/quantum, of)
+	backlog, _ := q.some(&q.backlog, all-used, all/quantum, of)
+	for _, n := range q.fresh.ring {
+		for _, k := range n.keys {
+			if _, waits := q.waits[k]; waits {
+				q.backlog.add(n.name, k)
+			}
+		}
+	}
+	q.fresh = turns{}
+	if len(q.waits) == 0 {
+		q.waits, q.backlog = nil, turns{} // what was large once costs its largest size
+	}
+	return append(fresh, backlog...)
+}
+
+// some takes keys of about that weight, each namespace's turn being a quantum.
+func (q *queue) some(from *turns, weight, quantum int, of func(lb.Key) int) (keys []lb.Key, used int) {
+	for len(from.ring) > 0 && (used == 0 || used < weight) {
+		n := from.ring[0]
+		turn := 0
+		for len(n.keys) > 0 && (turn == 0 || turn < quantum) && (used == 0 || used < weight) {
+			k := n.keys[0]
+			n.keys = n.keys[1:]
+			delete(from.has, k)
+			if _, waits := q.waits[k]; !waits {
+				continue
+			}
+			delete(q.waits, k)
+			keys = append(keys, k)
+			w := of(k)
+			turn += w
+			used += w
+		}
+		from.ring = from.ring[1:]
+		if len(n.keys) > 0 {
+			from.ring = append(from.ring, n)
+		} else {
+			delete(from.at, n.name)
+		}
+	}
+	return keys, used
+}
+
+func (t *turns) add(name string, k lb.Key) {
+	if _, again := t.has[k]; again {
+		return
+	}
+	if t.at == nil {
+		t.at, t.has = map[string]*namespace{}, map[lb.Key]struct{}{}
+	}
+	t.has[k] = struct{}{}
+	n := t.at[name]
+	if n == nil {
+		n = &namespace{name: name}
+		t.at[name] = n
+		t.ring = append(t.ring, n)
+	}
+	n.keys = append(n.keys, k)
+}

@@ -1,0 +1,109 @@
+package engine
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"kube-proxy/lb"
+)
+
+func number(i int) lb.Key { return lb.Key{Port: uint16(i), Proto: lb.TCP} }
+
+func one(lb.Key) int { return 1 }
+
+// Whatever is pushed and taken, each key comes once, and comes in the end.
+func TestQueueLosesNothing(t *testing.T) {
+	for seed := range uint64(200) {
+		rnd := rand.New(rand.NewPCG(seed, 0))
+		var q queue
+		waits := map[lb.Key]bool{}
+		take := func() {
+			weight := 1 + rnd.IntN(40)
+			sum := 0
+			keys := q.take(weight, func(k lb.Key) int { n := 1 + int(k.Port)%5; sum += n; return n })
+			if sum > weight+2*5 || len(keys) == 0 != (len(waits) == 0) {
+				t.Fatalf("seed %d: a piece of %d weighs %d; %d keys of %d", seed, weight, sum, len(keys), len(waits))
+			}
+			for _, k := range keys {
+				if !waits[k] {
+					t.Fatalf("seed %d: %s came again", seed, k)
+				}
+				delete(waits, k)
+			}
+			if q.len() != len(waits) {
+				t.Fatalf("seed %d: %d keys in the queue, want %d", seed, q.len(), len(waits))
+			}
+		}
+		for range 300 {
+			k := number(rnd.IntN(100))
+			service := fmt.Sprintf("ns%d/s", k.Port%7)
+			switch rnd.IntN(10) {
+			case 0:
+				take()
+			case 1, 2:
+				q.later(k, service)
+				waits[k] = true
+			default:
+				q.push(k, service)
+				waits[k] = true
+			}
+		}
+		for range 1000 {
+			take()
+		}
+		if len(waits) > 0 || q.backlog.ring != nil || q.fresh.ring != nil {
+			t.Fatalf("seed %d: %d keys did not come: %+v", seed, len(waits), q)
+		}
+	}
+}
+
+// One tenant marks very many rows anew all the time: the rows of others come with the next piece, and his own come, too.
+func TestQueueIsFair(t *testing.T) {
+	var q queue
+	const rows, piece = 10_000, 640
+	came := map[lb.Key]int{}
+	for round := range 100 {
+		for i := range rows {
+			q.push(number(i), "greedy/s")
+		}
+		other := number(rows + round)
+		q.push(other, fmt.Sprintf("ns%d/s", round))
+		found := false
+		for _, k := range q.take(piece, one) {
+			came[k]++
+			found = found || k == other
+		}
+		if !found {
+			t.Fatalf("round %d: a row beside %d others had to wait", round, rows)
+		}
+	}
+	if len(came) < rows {
+		t.Errorf("of %d rows that were marked again and again %d never came", rows, rows-len(came))
+	}
+	if n := len(q.backlog.at["greedy"].keys); n > rows {
+		t.Errorf("%d keys remembered for %d rows", n, rows)
+	}
+}
+
+// What was left for later has its share of each piece, however much is new.
+func TestQueueBacklogIsNotStarved(t *testing.T) {
+	var q queue
+	for i := range 1000 {
+		q.later(number(i), "slow/s")
+	}
+	next := 1000
+	for round := 0; ; round++ {
+		if _, waits := q.waits[number(999)]; !waits {
+			break
+		}
+		if round == 10*1000/50 {
+			t.Fatal("the last key did not come")
+		}
+		for range 1000 {
+			next++
+			q.push(number(next), fmt.Sprintf("ns%d/s", next%9))
+		}
+		q.take(100, one)
+	}
+}
