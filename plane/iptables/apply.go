@@ -29,9 +29,10 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) error {
 	p.begin()
 	defer p.owned()
 	for len(changes) > 0 {
-		n, lines := 0, 0
-		for n < len(changes) && (n == 0 || lines < p.maxApply) {
-			lines += weight(changes[n])
+		n, used := 0, 0
+		var weight lb.Weight
+		for n < len(changes) && (n == 0 || used < p.Pace()) {
+			used += weight.Of(changes[n].New)
 			n++
 		}
 		if err := p.write(ctx, changes[:n]); err != nil {
@@ -41,19 +42,6 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) error {
 		changes = changes[n:]
 	}
 	return nil
-}
-
-// weight is about how many lines a change takes.
-func weight(c lb.Change) int {
-	n := 2
-	if c.New != nil {
-		for _, r := range c.New.Routes {
-			if r.To != nil {
-				n = max(n, 4*len(r.To.Backends))
-			}
-		}
-	}
-	return n
 }
 
 // write applies changes in one restore. If that fails without having done anything, the state is as before.

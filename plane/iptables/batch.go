@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"hash/maphash"
 	"slices"
 )
@@ -90,6 +91,9 @@ func (s *section) empty() bool {
 
 // appendText writes the section. A declared chain is emptied; all are declared before the first rule, so that
 // rules may lead to any.
+//
+// They are declared backwards: the programs of both back ends keep the names in a sorted list, and look for each from its
+// beginning. In any other order the time goes by the square of the number of chains.
 func (s *section) appendText(out []byte) []byte {
 	out = s.table.appendBegin(out)
 	names := make([]string, 0, len(s.write)+len(s.drop))
@@ -101,6 +105,7 @@ func (s *section) appendText(out []byte) []byte {
 			names = append(names, id.name)
 		}
 	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(b, a) })
 	out = appendDeclared(out, names)
 	out = s.appendRules(out)
 	for _, id := range s.drop {

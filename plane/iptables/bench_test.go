@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/planetest"
@@ -51,6 +54,63 @@ func BenchmarkChange(b *testing.B) {
 			})
 		}
 	}
+}
+
+// BenchmarkManyEndpoints is the cold load of services with fifty backends each, as the engine makes it: a Reset and then
+// pieces; and then a change of an endpoint, and a new service. Processor time is that of the programs: on a busy machine it
+// says more than the clock.
+func BenchmarkManyEndpoints(b *testing.B) {
+	for _, back := range []Backend{NFT, Legacy} {
+		for _, n := range []int{1000, 5000} {
+			b.Run(fmt.Sprintf("%s/services=%d", back, n), func(b *testing.B) {
+				w := planetest.World{Family: lb.IPv4}
+				table := w.Table(n, 50)
+				for b.Loop() {
+					needs(b, back)
+					inNetns(b)
+					p := newPlane(b, Config{Family: lb.IPv4, Backend: back})
+					cpu, start := programTime(b), time.Now()
+					later, err := p.ResetSome(b.Context(), table)
+					if err != nil {
+						b.Fatal(err)
+					}
+					longest := time.Duration(0)
+					for len(later) > 0 {
+						var weight lb.Weight
+						var piece []lb.Change
+						for used := 0; len(later) > 0 && used < p.Pace(); later = later[1:] {
+							piece = append(piece, lb.Change{Key: later[0], New: table.Get(later[0])})
+							used += weight.Of(table.Get(later[0]))
+						}
+						began := time.Now()
+						apply(b, p, piece, nil)
+						longest = max(longest, time.Since(began))
+					}
+					b.ReportMetric(time.Since(start).Seconds(), "load-s")
+					b.ReportMetric((programTime(b) - cpu).Seconds(), "load-cpu-s")
+					b.ReportMetric(longest.Seconds(), "longest-piece-s")
+					for _, c := range []struct {
+						unit string
+						i    int
+					}{{"endpoint-ms", 7}, {"service-ms", n + 1}} {
+						changes, _ := table.Replace(w.ClusterIP(c.i, 50*c.i+1, 50))
+						began := time.Now()
+						apply(b, p, changes, nil)
+						b.ReportMetric(float64(time.Since(began).Microseconds())/1000, c.unit)
+					}
+				}
+			})
+		}
+	}
+}
+
+// programTime is the processor time of the programs that have run.
+func programTime(b *testing.B) time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_CHILDREN, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // BenchmarkFind is what the start asks before it reads any rule, on a node that a kubelet has marked, beside the rules of

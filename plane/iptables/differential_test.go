@@ -256,7 +256,7 @@ func (d *differential) step() string {
 		}
 		d.rnd.Shuffle(len(changes), func(i, j int) { changes[i], changes[j] = changes[j], changes[i] })
 	}
-	d.plane.maxApply = []int{nftLines, 40}[d.rnd.IntN(2)]
+	d.plane.pace = []int{nftPace, 10}[d.rnd.IntN(2)]
 	apply := func() error { return d.plane.Apply(ctx, changes) }
 	if d.rnd.IntN(6) == 0 {
 		d.crash(apply)

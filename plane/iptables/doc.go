@@ -39,7 +39,8 @@
 // and the branches of the trees on the way to their addresses; chains whose digest differs go into one restore, which is
 // atomic for each table. The tree is a function of the rows alone (docs/adr/0011), so a walk of changes ends in the same
 // chains as a fresh start. Rules are written exactly as iptables-save prints them, so Reset and Audit compare its output
-// with the digests, and a restart writes nothing that is there. What is not there is written in restores of bounded size:
+// with the digests, and a restart writes nothing that is there. Of many rows that no rule leads to the engine's Reset leaves
+// the most for later Applies (docs/adr/0021). What is to be written is written in restores of bounded size:
 // if nothing of ours is there, the trees first, so that each service answers as soon as its part is in; otherwise
 // services first, so that what serves serves until the trees are switched. The legacy programs copy the whole table for
 // each restore, so there it is one, which they read while it is rendered.

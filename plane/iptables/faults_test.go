@@ -131,6 +131,7 @@ func TestHalfALoadServes(t *testing.T) {
 		return nil
 	}}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
+	p.maxLines = 4500
 	const n = 2000
 	reset(t, p, planetest.World{Family: lb.IPv4}.Table(n, 10))
 	if restores < 10 || leaf != n {

@@ -452,9 +452,7 @@ func (p *Plane) restoreAll(ctx context.Context, declare []string, batches <-chan
 		for _, c := range rules.write {
 			declare = append(declare, c.id.name)
 		}
-		// The legacy programs keep chains in a list by name and search parts of it from their beginnings; with the
-		// names backwards they take half the time. (The nft one gains from order as well, but its list of all
-		// chains takes three times as long then.)
+		// Backwards, see [section.appendText].
 		slices.SortFunc(declare, func(a, b string) int { return cmp.Compare(b, a) })
 		note(rules)
 		text := rules.appendRules(appendDeclared(nat.appendBegin(nil), slices.Compact(declare)))

@@ -59,20 +59,36 @@ type Plane struct {
 	// maxLines is how many lines a restore, or with single a piece of it, has where many services are written at once.
 	maxLines int
 	single   bool
-	// maxApply is how many lines a restore of an Apply has.
-	maxApply int
+	// pace is what an Apply writes in one restore, and of the legacy back end the least of it.
+	pace int
 }
 
-// How many lines a restore has at most, about: where nothing limits them, few enough that the next is rendered while
-// one runs. iptables-nft-restore takes time by the square of its lines; but with each restore the kernel walks all rules
-// that there are, so fewer are better too. The legacy programs read and write the whole table each time: there all must
-// be one restore, of such pieces. What an Apply changes is held in memory: there it is as few as that allows.
+// How many lines a restore of a Reset has at most, about: where nothing limits them, few enough that the next is rendered
+// while one runs. The legacy programs read and write the whole table each time: there all must be one restore, of such
+// pieces.
 const (
-	nftLines    = 4500
+	nftLines   = 20_000
+	pieceLines = 3000
+
 	legacyLines = 1 << 30
-	pieceLines  = 3000
-	applyLines  = 30_000
 )
+
+// What an Apply writes in one restore, as [lb.Weight] counts: an endpoint is four lines. With the nft back end the kernel
+// walks, at each restore, all rules to which its hooks lead, a third of a second of 250,000 endpoints: to write these takes
+// about as long. The legacy programs copy the whole table: what is written grows with what is there, so that the copying
+// never takes much more time than the writing.
+const (
+	nftPace    = 5000
+	legacyPace = 20_000
+)
+
+// Pace is what an Apply should weigh at most (engine.Pacer).
+func (p *Plane) Pace() int {
+	if !p.single || p.st == nil {
+		return p.pace
+	}
+	return max(p.pace, p.st.endpoints/2)
+}
 
 // Programs are the programs of iptables that a family can be served with on this host.
 type Programs struct {
@@ -127,9 +143,9 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{family: cfg.Family, tool: t, maxLines: nftLines, maxApply: nftLines}
+	p := &Plane{family: cfg.Family, tool: t, maxLines: nftLines, pace: nftPace}
 	if t.backend == Legacy {
-		p.maxLines, p.single, p.maxApply = pieceLines, true, applyLines
+		p.maxLines, p.single, p.pace = pieceLines, true, legacyPace
 	}
 	if _, real := t.run.(system); real {
 		p.marker = newMarker(cfg.Family, t.backend)

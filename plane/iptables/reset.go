@@ -29,6 +29,18 @@ func (r *refused) RefusedRows() []lb.Key { return r.keys }
 // Reset lists the kernel's rules once, and writes the chains that differ from what the table asks for. Rules of an
 // earlier process, ours or upstream's, serve until ours are complete. See package plane for its contract.
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) error {
+	_, err := p.reset(ctx, want, false)
+	return err
+}
+
+// ResetSome is Reset, but leaves rows for later to which no rule leads yet, if they are more than an Apply should have. It
+// is an engine.Deferrer.
+func (p *Plane) ResetSome(ctx context.Context, want *lb.Table) (later []lb.Key, err error) {
+	return p.reset(ctx, want, true)
+}
+
+// reset is Reset or, with some, ResetSome.
+func (p *Plane) reset(ctx context.Context, want *lb.Table, some bool) (later []lb.Key, err error) {
 	p.st = nil
 	p.begin()
 	var bad refused
@@ -46,13 +58,18 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) error {
 	for {
 		have, err := p.list(ctx)
 		if err != nil {
-			return fmt.Errorf("iptables: reset: %w", err)
+			return nil, fmt.Errorf("iptables: reset: %w", err)
 		}
 		if p.found == nil {
 			p.found = map[lb.Key]bool{}
 		}
 		maps.Copy(p.found, have.served)
-		err = p.hold(ctx, r, rows, have)
+		now := rows
+		if some {
+			now, later = p.postpone(rows, have)
+			r.plain = r.plain || len(later) > 0 && endpointsIn(rows) > manyEndpoints // as it is when all are there
+		}
+		err = p.hold(ctx, r, now, have)
 		var no *unitsRefused
 		if errors.As(err, &no) && len(bad.keys) < want.Len() {
 			rows = slices.DeleteFunc(rows, func(f *lb.Frontend) bool {
@@ -65,7 +82,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) error {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("iptables: reset to %d rows: %w", want.Len(), err)
+			return nil, fmt.Errorf("iptables: reset to %d rows: %w", len(now), err)
 		}
 		break
 	}
@@ -77,9 +94,58 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) error {
 	}
 	p.found = nil
 	if len(bad.keys) > 0 {
-		return &bad
+		return later, &bad
 	}
-	return nil
+	return later, nil
+}
+
+// postpone splits rows into those to write now, and the keys of the others, those of a service port together, in the order of
+// their places in the trees. Rows to which rules lead must not wait, and those without endpoints are little work.
+func (p *Plane) postpone(rows []*lb.Frontend, have *snapshot) (now []*lb.Frontend, later []lb.Key) {
+	var weight lb.Weight
+	var wait []*lb.Frontend
+	total := 0
+	for _, f := range rows {
+		if have.served[f.Key] || endpointsOf([]*lb.Frontend{f}) == 0 {
+			now = append(now, f)
+			continue
+		}
+		wait = append(wait, f)
+		total += weight.Of(f)
+	}
+	if total <= p.Pace() {
+		return rows, nil
+	}
+	slices.SortFunc(wait, byPath)
+	byUnit, units := unitsOf(wait)
+	for _, id := range units {
+		for _, f := range byUnit[id] {
+			later = append(later, f.Key)
+		}
+	}
+	return now, later
+}
+
+// endpointsIn returns about how many endpoints serve rows.
+func endpointsIn(rows []*lb.Frontend) (n int) {
+	byUnit, _ := unitsOf(rows)
+	for _, fronts := range byUnit {
+		n += endpointsOf(fronts)
+	}
+	return n
+}
+
+// unitsOf sorts rows by units, and gives these in the order of their first row.
+func unitsOf(rows []*lb.Frontend) (byUnit map[unitID][]*lb.Frontend, units []unitID) {
+	byUnit = map[unitID][]*lb.Frontend{}
+	for _, f := range rows {
+		id := unitOf(f)
+		if byUnit[id] == nil {
+			units = append(units, id)
+		}
+		byUnit[id] = append(byUnit[id], f)
+	}
+	return byUnit, units
 }
 
 // Dropped returns the keys to which rules led before the last Reset, ours or upstream's, and that its table did not have. It
@@ -135,15 +201,7 @@ func (p *Plane) hold(ctx context.Context, r renderer, rows []*lb.Frontend, have 
 // newStateOf returns the state of which rows, sorted, are all, and the units in the order of their first row. What
 // chains contain is rendered again when they are written: all at once would take much memory.
 func newStateOf(r renderer, rows []*lb.Frontend) (*state, []unitID) {
-	byUnit := map[unitID][]*lb.Frontend{}
-	var units []unitID
-	for _, f := range rows {
-		id := unitOf(f)
-		if byUnit[id] == nil {
-			units = append(units, id)
-		}
-		byUnit[id] = append(byUnit[id], f)
-	}
+	byUnit, units := unitsOf(rows)
 	endpoints := 0
 	for _, fronts := range byUnit {
 		endpoints += endpointsOf(fronts)

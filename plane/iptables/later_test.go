@@ -1,0 +1,84 @@
+package iptables
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// inPieces has the plane take rows that a Reset left for later.
+func inPieces(t *testing.T, p *Plane, tab *lb.Table, later []lb.Key) {
+	t.Helper()
+	for part := range slices.Chunk(later, 30) {
+		var piece []lb.Change
+		for _, k := range part {
+			piece = append(piece, lb.Change{Key: k, New: tab.Get(k)})
+		}
+		apply(t, p, piece, nil)
+	}
+}
+
+// A Reset holds what the kernel serves, changed or not, takes out what went, and leaves rows that are new for later; with
+// them it is what a fresh start makes. So it is where nothing was.
+func TestResetSome(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		whole := func(tab *lb.Table) (text string) {
+			inNetns(t)
+			p := newPlane(t, cfg)
+			reset(t, p, tab)
+			return dump(t, p)
+		}
+		tab := w.Table(20, 3)
+		base := newPlane(t, cfg)
+		reset(t, base, tab)
+		tab.Replace(w.ClusterIP(3, 500, 4))
+		tab.Replace(lb.Owner{Name: "ns/svc-4"}, nil)
+		small := &lb.Table{Node: tab.Node}
+		for f := range tab.All() {
+			small.Replace(lb.Owner{Name: f.Service}, []*lb.Frontend{f})
+		}
+		for i := range 60 {
+			tab.Replace(w.Full(100+i, 1000+10*i, 3, i%2, 0))
+		}
+		p := newPlane(t, cfg)
+		p.pace = 10
+		later, err := p.ResetSome(t.Context(), tab)
+		if err != nil || len(later) < 3*60 { // rows that drop what comes are written at once
+			t.Fatalf("%d rows left for later, error %v", len(later), err)
+		}
+		got := dump(t, p)
+		for f := range small.All() {
+			if !strings.Contains(got, "-d "+p.base.host(f.Key.Addr)+" ") {
+				t.Errorf("%s, which was served, is not", f.Key)
+			}
+		}
+		inPieces(t, p, tab, later)
+		if n, err := auditAll(p); n != 0 || err != nil {
+			t.Errorf("an audit mends %d, error %v", n, err)
+		}
+		got = dump(t, p)
+
+		inNetns(t)
+		cold := newPlane(t, cfg)
+		cold.pace = 10
+		later, err = cold.ResetSome(t.Context(), tab)
+		if err != nil || len(later) < 3*60+19 {
+			t.Fatalf("cold: %d rows left for later, error %v", len(later), err)
+		}
+		inPieces(t, cold, tab, later)
+		if n, err := auditAll(cold); n != 0 || err != nil {
+			t.Errorf("cold: an audit mends %d, error %v", n, err)
+		}
+		fromNothing := dump(t, cold)
+		want := whole(tab)
+		if got != want {
+			t.Errorf("got:\n%s\nwant:\n%s", got, want)
+		}
+		if fromNothing != want {
+			t.Errorf("cold: got:\n%s\nwant:\n%s", fromNothing, want)
+		}
+	})
+}
