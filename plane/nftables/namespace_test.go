@@ -103,7 +103,7 @@ func TestLoadInSteps(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := q.plan(snap, tab, gen); err != nil { // all but the last step
+		if _, _, err := q.plan(snap, tab, tab.All(), gen); err != nil { // all but the last step
 			t.Fatal(err)
 		}
 		if q.Stats().Batches < 5 {

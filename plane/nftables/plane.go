@@ -34,6 +34,7 @@ type Plane struct {
 
 	// How many elements are too many to dump, to audit and to load at once; constants but for tests.
 	bigMap, window, loadStep int
+	pace                     int
 	cycle                    cycle
 }
 
@@ -85,7 +86,7 @@ func offline(cfg Config) (*Plane, error) {
 	}
 	f := familyOf(cfg.Family)
 	return &Plane{family: f, rules: &ruleset{family: f, sets: schema(f, true), mark: 1 << bit, hashes: true, places: affinityPlaces}, bigMap: bigMap, window: auditWindow,
-		loadStep: loadStep}, nil
+		loadStep: loadStep, pace: pace}, nil
 }
 
 // probeError explains why the kernel did not tell the generation of its ruleset.

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,25 @@ import (
 // what differs; a table of another layout, such as that of upstream's nftables mode, is replaced whole, in
 // that same transaction. Only where there is no table at all a large one is filled before, see load.
 func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
+	_, err := p.reset(want, false)
+	return err
+}
+
+// pace is how much an Apply writes in a fraction of a second, as [lb.Weight] counts; constant but for tests.
+const pace = 15_000
+
+// Pace is what an Apply should weigh at most (engine.Pacer).
+func (p *Plane) Pace() int { return p.pace }
+
+// ResetSome is Reset, but where a table of ours is in force it leaves rows for later that it does not have, if they are more
+// than an Apply should have. It is an engine.Deferrer. A table that is not there, or another's, is written whole: from its
+// first moment it refuses what no row matches, though rules of another mode may serve that (docs/adr/0009).
+func (p *Plane) ResetSome(_ context.Context, want *lb.Table) (later []lb.Key, err error) {
+	return p.reset(want, true)
+}
+
+// reset is Reset or, with some, ResetSome.
+func (p *Plane) reset(want *lb.Table, some bool) (later []lb.Key, err error) {
 	before := *p.rules
 	refused := 0
 	for try := 0; ; try++ {
@@ -27,7 +47,7 @@ func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 		snap, gen, err := p.readTable(allSets)
 		if err != nil {
 			*p.rules = before
-			return err
+			return nil, err
 		}
 		snap.ours = snap.ours && snap.numbered() && refused < 2
 		// Somebody may have changed our table since it was read. After some tries against a busy
@@ -35,7 +55,11 @@ func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 		if try >= 3 {
 			gen = 0
 		}
-		c, bad, err := p.plan(snap, want, gen)
+		rows := want.All()
+		if later = nil; some && snap.ours {
+			rows, later = p.postpone(snap, want)
+		}
+		c, bad, err := p.plan(snap, want, rows, gen)
 		if err == nil {
 			err = p.commit(c.batch)
 		}
@@ -50,22 +74,22 @@ func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 		}
 		if err != nil {
 			*p.rules = before
-			return err
+			return nil, err
 		}
 		p.st = c.st
 		_ = p.measureAffinity() // what is in the way of it, the next full audit reports
-		return bad
+		return later, bad
 	}
 }
 
 // plan stages the way from the snapshot to the table, for a ruleset of that generation, if it is not 0. Rows
 // that cannot be held are left out, and bad names them: the others must not wait for them.
-func (p *Plane) plan(snap *snapshot, want *lb.Table, gen uint32) (c *change, bad, err error) {
+func (p *Plane) plan(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend], gen uint32) (c *change, bad, err error) {
 	p.rules.node = want.Node
-	st, bad := p.desired(snap, want, want.All())
+	st, bad := p.desired(snap, want, rows)
 	if !st.numbersLeft() { // then begin again, with clients forgotten
 		snap.ours = false
-		st, bad = p.desired(snap, want, want.All())
+		st, bad = p.desired(snap, want, rows)
 	}
 	p.dropped = p.gone(snap, want)
 	c = p.begin(st)
@@ -116,15 +140,56 @@ func (p *Plane) load(c *change, inSteps bool) error {
 // Dropped returns the keys that the last Reset took out of a table of ours. It is an engine.Dropper.
 func (p *Plane) Dropped() []lb.Key { return p.dropped }
 
+// postpone splits the rows into those to write now and the keys of the others, those of a Service together: rows that the
+// kernel has must not wait.
+func (p *Plane) postpone(snap *snapshot, want *lb.Table) (now iter.Seq[*lb.Frontend], later []lb.Key) {
+	there := make(map[lb.Key]bool, want.Len())
+	for k := range p.served(snap) {
+		there[k] = true
+	}
+	var weight lb.Weight
+	total := 0
+	for f := range want.All() {
+		if !there[f.Key] {
+			later = append(later, f.Key)
+			total += weight.Of(f)
+		}
+	}
+	if total <= p.pace {
+		return want.All(), nil
+	}
+	slices.SortFunc(later, func(a, b lb.Key) int {
+		return cmp.Or(cmp.Compare(want.Get(a).Service, want.Get(b).Service), a.Compare(b))
+	})
+	return func(yield func(*lb.Frontend) bool) {
+		for f := range want.All() {
+			if there[f.Key] && !yield(f) {
+				return
+			}
+		}
+	}, later
+}
+
+// served are the keys of the frontends of the kernel.
+func (p *Plane) served(snap *snapshot) iter.Seq[lb.Key] {
+	return func(yield func(lb.Key) bool) {
+		for i, n := range map[setIndex]int{sServices: p.addrLen, sNodePorts: 0} {
+			recs := snap.records[i]
+			for j := range recs.Len() {
+				if !yield(parseKey(recs.at(j), n)) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // gone returns the frontends of the kernel that the table does not have.
 func (p *Plane) gone(snap *snapshot, want *lb.Table) []lb.Key {
 	var keys []lb.Key
-	for i, n := range map[setIndex]int{sServices: p.addrLen, sNodePorts: 0} {
-		recs := snap.records[i]
-		for j := range recs.Len() {
-			if k := parseKey(recs.at(j), n); want.Get(k) == nil {
-				keys = append(keys, k)
-			}
+	for k := range p.served(snap) {
+		if want.Get(k) == nil {
+			keys = append(keys, k)
 		}
 	}
 	return keys

@@ -1,0 +1,57 @@
+package nftables
+
+import (
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// A Reset beside a table of ours holds what the kernel serves, changed or not, takes out what went, and leaves rows that are
+// new for later; with them it is what a fresh start makes.
+func TestResetSome(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
+		inNetns(t)
+		tab := w.Table(20, 3)
+		reset(t, newPlane(t, w.Family), tab)
+		tab.Replace(w.ClusterIP(3, 500, 4))
+		tab.Replace(lb.Owner{Name: "ns/svc-4"}, nil)
+		before := fresh(t, w.Family, tab)
+		for i := range 30 {
+			tab.Replace(w.Full(100+i, 1000+10*i, 3, i%2, 0))
+		}
+		p := newPlane(t, w.Family)
+		p.pace = 10
+		later, err := p.ResetSome(t.Context(), tab)
+		if err != nil || len(later) != 4*30 {
+			t.Fatalf("%d rows left for later, error %v", len(later), err)
+		}
+		if got := dump(t, p); got != before {
+			t.Errorf("without what is new:\n%s\nwant:\n%s", got, before)
+		}
+		if gone := p.Dropped(); len(gone) != 1 || gone[0].Addr != w.Addr(10, 5) {
+			t.Errorf("dropped %v, want the address of svc-4", gone)
+		}
+		for len(later) > 0 {
+			var piece []lb.Change
+			for _, k := range later[:min(7, len(later))] {
+				piece = append(piece, lb.Change{Key: k, New: tab.Get(k)})
+			}
+			later = later[len(piece):]
+			if err := p.Apply(t.Context(), piece); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
+			t.Errorf("got:\n%s\nwant:\n%s", got, want)
+		}
+	})
+	t.Run("cold", func(t *testing.T) {
+		inNetns(t)
+		p := newPlane(t, lb.IPv4)
+		p.pace = 10
+		if later, err := p.ResetSome(t.Context(), planetest.World{Family: lb.IPv4}.Table(20, 3)); err != nil || len(later) > 0 {
+			t.Errorf("%d rows left for later, error %v: other modes may serve them", len(later), err)
+		}
+	})
+}
