@@ -39,6 +39,7 @@ type family struct {
 	conntrack *conntrack.Cleaner // nil where the kernel has no conntrack table to read
 	stuck     []string           // chains that could not be deleted, as was told last
 	pressed   bool               // session affinity was told to be nearly full
+	unlike    bool               // it was told that iptables prints rules otherwise
 }
 
 // ipFamilies are the families that this machine has (PR-02), the primary one first: that of --bind-address.
@@ -172,6 +173,10 @@ func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 			log.Warn("chains that no Service needs any more cannot be deleted, as rules of others lead to them; they are empty", "chains", s.Stuck)
 		}
 		f.stuck = s.Stuck
+		if s.Unlike > 0 && !f.unlike {
+			f.unlike = true
+			log.Warn("this iptables prints rules otherwise than they were written: they are in force, and are not taken for changes of others", "chains", s.Unlike)
+		}
 	}
 	if t, ok := f.plane.(*nftables.Plane); ok && (w.Verb == "audit" || w.Verb == "reset") {
 		p.affinity(f, log, t.Affinity())

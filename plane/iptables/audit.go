@@ -3,6 +3,7 @@ package iptables
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -34,7 +35,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("iptables: audit: %w", err)
 	}
-	mended = p.st.differences(have)
+	mended = p.differences(have)
 	p.st.kubelet = have.kubelet
 	if mended > 0 {
 		st := p.st
@@ -43,6 +44,11 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 		if err := p.hold(ctx, st.renderer, st.fronts(), have); err != nil {
 			return 0, fmt.Errorf("iptables: mend %d chains: %w: %w", mended, err, plane.ErrStateLost)
 		}
+		odd, err := p.learn(ctx, have)
+		if err != nil {
+			return mended, fmt.Errorf("iptables: audit: look at what was mended: %w", err)
+		}
+		mended -= odd
 	}
 	set, err := p.auditSettings(ctx)
 	return mended + set, err
@@ -78,11 +84,55 @@ func (p *Plane) auditSettings(ctx context.Context) (mended int, err error) {
 	return mended, err
 }
 
+// print is a chain as it was written, and as iptables-save prints that.
+type print struct{ written, printed digest }
+
+// reads reports whether a chain that is printed so may be one that was written so.
+func (p *Plane) reads(id chainID, written, printed digest) bool {
+	return printed == written || p.prints[id] == print{written, printed}
+}
+
+// learn looks at what was just mended, and remembers chains and rules that are printed as before: nobody had changed them, but
+// this iptables prints them otherwise than they are written. To mend them each time would never end. It returns how many
+// they are.
+func (p *Plane) learn(ctx context.Context, before *snapshot) (n int, err error) {
+	ours := p.seen
+	have, err := p.list(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if ours != p.seen || p.seen != p.look() { // others write meanwhile; the next time tells
+		return 0, nil
+	}
+	for id, d := range p.st.kernel {
+		if is, known := have.chains[id]; known && !p.reads(id, d, is) && is == before.chains[id] && id.name != nodeFirewall {
+			if p.prints == nil {
+				p.prints = map[chainID]print{}
+			}
+			p.prints[id] = print{d, is}
+			n++
+		}
+	}
+	for j := range p.st.jumps {
+		if !have.jumps[j] && !before.jumps[j] && !p.unread[j] {
+			if p.unread == nil {
+				p.unread = map[jump]bool{}
+			}
+			p.unread[j] = true
+			n++
+		}
+	}
+	maps.DeleteFunc(p.prints, func(id chainID, _ print) bool { _, known := p.st.kernel[id]; return !known })
+	p.count(func(s *Stats) { s.Unlike = len(p.prints) + len(p.unread) })
+	return n, nil
+}
+
 // differences counts what is not as it was applied.
-func (st *state) differences(have *snapshot) int {
+func (p *Plane) differences(have *snapshot) int {
+	st := p.st
 	n := 0
 	for id, d := range st.kernel {
-		if is, known := have.chains[id]; !known || is != d && id.name != nodeFirewall {
+		if is, known := have.chains[id]; !known || !p.reads(id, d, is) && id.name != nodeFirewall {
 			n++
 		}
 	}
@@ -92,7 +142,7 @@ func (st *state) differences(have *snapshot) int {
 		}
 	}
 	for j := range st.jumps {
-		if !have.jumps[j] {
+		if !have.jumps[j] && !p.unread[j] {
 			n++
 		}
 	}
@@ -129,7 +179,7 @@ func (p *Plane) canaries(ctx context.Context) bool {
 		}
 	}
 	for j := range p.st.jumps {
-		if j.from.name != nodeFirewall && !have.jumps[j] {
+		if j.from.name != nodeFirewall && !have.jumps[j] && !p.unread[j] {
 			return false
 		}
 	}

@@ -34,7 +34,7 @@ type loader struct {
 // differs reports whether the kernel holds a chain otherwise than wanted.
 func (l *loader) differs(id chainID) bool {
 	is, known := l.have.chains[id]
-	return !known || is != l.st.kernel[id]
+	return !known || !l.p.reads(id, l.st.kernel[id], is)
 }
 
 // put adds a chain to the restore unless the kernel holds it so.
@@ -161,7 +161,7 @@ func (l *loader) begin(cold bool) {
 	}
 	for _, j := range jumps() {
 		l.st.jumps[j] = true
-		if !l.have.jumps[j] {
+		if !l.have.jumps[j] && !l.p.unread[j] {
 			s := l.batch.only(j.from.table)
 			s.insert = append(s.insert, j)
 		}

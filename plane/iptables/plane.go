@@ -51,6 +51,10 @@ type Plane struct {
 	found   map[lb.Key]bool
 	dropped []lb.Key
 
+	// prints are chains that iptables-save prints otherwise than they were written, unread such rules in chains of others.
+	prints map[chainID]print
+	unread map[jump]bool
+
 	// opened: this process has set route_localnet.
 	opened bool
 

@@ -14,6 +14,9 @@ type Stats struct {
 	// Stuck are the chains that could not be deleted, because rules of others lead to them, each as "nat KUBE-SVC-…".
 	// They are empty. It is not changed any more once it is handed out.
 	Stuck []string
+	// Unlike is how many chains, and rules in chains of others, iptables-save prints otherwise than they were written, as audits
+	// have found. Nobody changed them, and nothing is to be mended.
+	Unlike int
 	// Owned is how many rules of ours there are (MT-11), Last how many the last Apply or Reset wrote (MT-12), those in
 	// chains of others that lead to ours included.
 	Owned, Last Written

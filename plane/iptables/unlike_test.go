@@ -1,0 +1,78 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"strings"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// otherwise is an iptables whose iptables-save prints some rules otherwise than they are written.
+type otherwise struct {
+	system
+	replace *strings.Replacer
+}
+
+func (o otherwise) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+	if out == nil || !strings.HasSuffix(name, "-save") {
+		return o.system.Pipe(ctx, in, out, name, args...)
+	}
+	return o.system.Pipe(ctx, in, func(r io.Reader) error {
+		text, err := io.ReadAll(r)
+		if err != nil {
+			return err
+		}
+		return out(bytes.NewReader([]byte(o.replace.Replace(string(text)))))
+	}, name, args...)
+}
+
+// An iptables that prints rules otherwise than they are written does not have them mended for ever, nor said to be changed by
+// others; what others do change is mended as before.
+func TestRulesPrintedOtherwise(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		cfg.Runner = otherwise{system{lock: ownLock()}, strings.NewReplacer("--probability 0.5", "--probability 0,5", " --random-fully", " --fully-random",
+			"kubernetes service portals", "kubernetes service portal")}
+		p := newPlane(t, cfg)
+		tab := w.Table(5, 2)
+		reset(t, p, tab)
+		audit := func(what string, want int, writes bool) {
+			t.Helper()
+			before := p.Stats().Restores
+			n, err := auditAll(p)
+			if err != nil || n != want {
+				t.Errorf("%s: mended %d, error %v, want %d", what, n, err, want)
+			}
+			if wrote := p.Stats().Restores - before; wrote > 0 != writes {
+				t.Errorf("%s: %d restores", what, wrote)
+			}
+		}
+		audit("first", 0, true)
+		if s := p.Stats(); s.Unlike < 5 {
+			t.Errorf("%d chains are printed otherwise", s.Unlike)
+		}
+		audit("again", 0, false)
+
+		program := p.tool.program
+		run(t, "", program, "-t", "nat", "-F", unitID{"ns/svc-1:http", lb.TCP}.chain(clusterChain))
+		audit("a chain of these is flushed", 1, true)
+		audit("and mended", 0, false)
+		run(t, "", program, "-t", "nat", "-I", unitID{"ns/svc-2:http", lb.TCP}.chain(clusterChain), "-j", "RETURN")
+		run(t, "", program, "-t", "filter", "-F", forward)
+		audit("a rule too many, and none", 2, true)
+		audit("and mended again", 0, false)
+
+		changes, _ := tab.Replace(w.ClusterIP(3, 90, 2))
+		apply(t, p, changes, nil)
+		audit("a change", 0, true)
+		audit("after the change", 0, false)
+
+		jumps := strings.Count(run(t, "", program+"-save"), "kubernetes service portals")
+		if jumps > 2*3*2 {
+			t.Errorf("%d rules that lead to ours", jumps)
+		}
+	})
+}
