@@ -3,6 +3,8 @@ package nftables
 import (
 	"cmp"
 	"fmt"
+	"math/bits"
+	"slices"
 	"strconv"
 	"time"
 
@@ -140,12 +142,45 @@ func turnOf(r lb.Route) (turn, error) {
 	return t, nil
 }
 
-// shape is what a balancer chain depends on: the scope, the number of slots and the affinity of a set. Sets
-// of one shape share their chain.
+// shape is what a balancer chain depends on: the scope, the size and the affinity of a set. Sets of one shape share
+// their chain.
 type shape struct {
 	scope   lb.Scope
-	size    uint32
+	size    uint32 // of sets without affinity that of roundSize, else the number of slots
 	seconds uint32 // of affinity; 0 for none
+}
+
+// exactSizes is the size up to which each number of slots has a balancer of its own.
+const exactSizes = 16
+
+// roundSize returns the size of the balancer that serves a set of n slots: n, or a little more, so that there are few
+// balancers, whatever numbers of endpoints there are and have been. The kernel looks at all of them when one comes.
+func roundSize(n uint32) uint32 {
+	step := sizeStep(n)
+	return (n + step - 1) / step * step
+}
+
+// wholeSize returns a number of slots that each set served by that balancer has.
+func wholeSize(size uint32) uint32 { return size - sizeStep(size) + 1 }
+
+// sizeStep is the distance of the sizes about n: an eighth of n at most.
+func sizeStep(n uint32) uint32 {
+	if n <= exactSizes {
+		return 1
+	}
+	return 1 << (bits.Len32(n-1) - bits.Len32(exactSizes-1))
+}
+
+// pickTries is how often a balancer draws a slot that may not be there. Once in 700 connections at most none is there;
+// those then go to the slots that are there for certain.
+const pickTries = 3
+
+// picks are the numbers of slots that a balancer draws from, one after the other until there is a backend.
+func (s shape) picks() []uint32 {
+	if wholeSize(s.size) == s.size || s.seconds > 0 {
+		return []uint32{s.size}
+	}
+	return append(slices.Repeat([]uint32{s.size}, pickTries), wholeSize(s.size))
 }
 
 func (s shape) compare(o shape) int {

@@ -187,6 +187,9 @@ func (d *dumper) set(k lb.Key, id uint32, scope lb.Scope) string {
 		} else {
 			d.reachedPlaces[key] = true
 		}
+		if !ok && s.seconds == 0 && slot >= wholeSize(s.size) {
+			break // a balancer may be a little larger than the set; what comes behind cannot be chosen
+		}
 		if !ok {
 			d.fault("%s: set %d has nothing in slot %d", k, id, slot)
 			continue

@@ -573,7 +573,9 @@ func (r *ruleset) balancer(s shape) chain {
 			rules = append(rules, r.sticky(s, set(1))...)
 			continue
 		}
-		rules = append(rules, r.rule(way.comment, set(0), pickSlot(s.size, 1), r.mapTo(sBackends, 0, 10), r.dnat(10)))
+		for _, n := range s.picks() {
+			rules = append(rules, r.rule(way.comment, set(0), pickSlot(n, 1), r.mapTo(sBackends, 0, 10), r.dnat(10)))
+		}
 	}
 	return chain{name: s.chain(), rules: rules}
 }

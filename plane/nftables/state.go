@@ -63,7 +63,13 @@ type set struct {
 	touched     bool
 }
 
-func (s *set) shape() shape { return shape{s.source.ID.Scope, uint32(len(s.slots)), s.seconds} }
+func (s *set) shape() shape {
+	size := uint32(len(s.slots))
+	if s.seconds == 0 {
+		size = roundSize(size)
+	}
+	return shape{s.source.ID.Scope, size, s.seconds}
+}
 
 // maps are the maps from a row's key to its class and its sets.
 func mapsOf(k lb.Key) (classes, cluster, local setIndex) {
