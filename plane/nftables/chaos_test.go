@@ -111,8 +111,13 @@ func TestChaos(t *testing.T) {
 		store := cluster.NewStore("n1")
 		e := engine.New(engine.Config{
 			Family: w.Family, Plane: p, Store: store, AuditPeriod: 300 * time.Millisecond,
-			Log:         slog.New(slog.NewTextHandler(io.Discard, nil)),
-			Resolve:     func(v cluster.View) []*lb.Frontend { return rows(number[v.Service.Name], v.Service.Created) },
+			Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+			Resolve: func(v cluster.View) []*lb.Frontend {
+				if v.Service == nil {
+					return nil
+				}
+				return rows(number[v.Service.Name], v.Service.Created)
+			},
 			ResolveNode: func(cluster.Facts) lb.Node { return w.Node() },
 		})
 		do := func(ev cluster.Event) { e.Mark(store.Fold(ev)) }
