@@ -30,7 +30,7 @@ func TestDrift(t *testing.T) {
 		{"backend deleted", "delete element T backends { ID . 0x00000001 }"},
 		{"backend added", "add element T backends { ID . 0x00000063 : 192.0.2.99 . 99 }"},
 		{"frontend added", "add element T services { 10.9.9.9 . tcp . 80 : 0x000000c4 }"},
-		{"member deleted", "delete element T member-backends { 0x00000001 }"},
+		{"members deleted", "flush map T member-backends"},
 		{"set flushed", "flush map T set-shapes"},
 		{"cluster ip deleted", "delete element T cluster-ips { 10.0.0.1 }"},
 		{"cluster ip added", "add element T cluster-ips { 10.7.7.7 }"},

@@ -67,8 +67,9 @@ func (d *dumper) index() {
 		n := order.Uint32(rec)
 		d.lists[n>>lengthBits] = append(d.lists[n>>lengthBits], netip.PrefixFrom(parseAddr(rec[4:], d.p.addrLen), int(n&(1<<lengthBits-1))))
 	})
-	for _, ranges := range d.lists {
+	for number, ranges := range d.lists {
 		slices.SortFunc(ranges, netip.Prefix.Compare)
+		d.lists[number] = slices.Compact(ranges) // the kernel may show an element twice while it resizes a hash table
 	}
 	d.members = map[string]netip.AddrPort{}
 	d.each(sMemberBackends, func(rec []byte) { d.members[string(rec[:8])] = parsePlace(rec[8:], d.p.addrLen) })
