@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -54,6 +55,8 @@ type history struct {
 	cfg    Config
 	family lb.Family
 	steps  int
+	// patience is how long an answer may take that is expected.
+	patience time.Duration
 
 	lab    *field
 	plane  Plane
@@ -66,7 +69,7 @@ type history struct {
 
 func newHistory(cfg Config, f lb.Family, seed uint64) *history {
 	rnd := rand.New(rand.NewPCG(seed, uint64(f)))
-	return &history{town: town{family: f, rnd: rnd}, cfg: cfg, family: f, steps: historySteps, met: map[visitor]meeting{}}
+	return &history{town: town{family: f, rnd: rnd}, cfg: cfg, family: f, steps: historySteps, patience: patience, met: map[visitor]meeting{}}
 }
 
 func (h *history) told() string {
@@ -160,11 +163,24 @@ func (h *history) act() error {
 	return nil
 }
 
-// changeSome changes Services while no plane looks, as they do while a proxy restarts.
+// changeSome changes Services while no plane looks, as they do while a proxy restarts. Two Services between which a key
+// changed hands meanwhile may forget their clients: a plane that knows a Service by its keys may take one for the other.
+// Nobody is led astray by that.
 func (h *history) changeSome() {
+	was := map[lb.Key]string{}
+	for f := range h.table.All() {
+		was[f.Key] = f.Service
+	}
 	for range h.rnd.IntN(3) {
 		h.change(h.rnd.IntN(townServices))
 	}
+	swapped := map[string]bool{}
+	for f := range h.table.All() {
+		if s := was[f.Key]; s != "" && s != f.Service {
+			swapped[s], swapped[f.Service] = true, true
+		}
+	}
+	maps.DeleteFunc(h.met, func(v visitor, _ meeting) bool { return swapped[v.service] })
 }
 
 // change gives a Service a new form, and returns what that changes.

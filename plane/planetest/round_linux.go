@@ -148,7 +148,7 @@ func (h *history) send(wave []call) error {
 	errs := make([]error, len(wave))
 	for i, c := range wave {
 		all.Go(func() {
-			timeout := patience
+			timeout := h.patience
 			if c.row != nil && h.silent(c) {
 				timeout = h.lab.silence
 			}

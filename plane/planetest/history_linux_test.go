@@ -1,0 +1,136 @@
+package planetest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/nftables"
+)
+
+// misled is a plane beside whose rules somebody writes others, as if they were its own.
+type misled struct {
+	*mutant
+	script string
+}
+
+func (p misled) Reset(ctx context.Context, want *lb.Table) error {
+	if err := p.mutant.Reset(ctx, want); err != nil || p.script == "" {
+		return err
+	}
+	if out, err := exec.Command("nft", "add table inet mutant; delete table inet mutant; "+p.script).CombinedOutput(); err != nil {
+		return fmt.Errorf("nft %s: %w: %s", p.script, err, out)
+	}
+	return nil
+}
+
+// beside is a script that adds a rule in front of those of the plane.
+func beside(hook, rule string, args ...any) string {
+	return fmt.Sprintf("table inet mutant { chain c { type nat hook "+hook+" priority -101; "+rule+"; }; }", args...)
+}
+
+// idle mends nothing.
+type idle struct{ misled }
+
+func (idle) Audit(context.Context, bool) (int, error) { return 0, nil }
+
+// Each of these must be found by a walk, in each family. If one is not, a client that goes astray would not be noticed.
+func TestHistoryFinds(t *testing.T) {
+	needRoot(t)
+	hosts := func(f lb.Family) (pod2, v, s1 string) {
+		w := &town{family: f}
+		return hostAddr("pod2", w.six()).String(), map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[f], w.addr("10.97.0.2", "fd00:10:96::2:2").String()
+	}
+	for _, c := range []struct {
+		name string
+		// first is what is wrong from the beginning, restarted what is wrong after a restart.
+		first, restarted func(f lb.Family) (m mutant, script string)
+		idle             bool
+		want             string
+	}{
+		{name: "gives numbers of one Service to another after a restart", want: "which is none of its backends",
+			restarted: func(f lb.Family) (mutant, string) {
+				// The numbers that clients of s1 had are now those of a pod of s2.
+				pod2, ip, s1 := hosts(f)
+				from, to := (&town{family: f}).outsider(0), (&town{family: f}).outsider(5)
+				return mutant{}, beside("prerouting", "%s saddr %s-%s %[1]s daddr %[4]s tcp dport 80 dnat %[1]s to %[5]s",
+					ip, from, to, s1, netip.AddrPortFrom(netip.MustParseAddr(pod2), townPort+2))
+			}},
+		{name: "leaks the clients of one Service to another", want: "which is none of its backends",
+			first: func(f lb.Family) (mutant, string) {
+				return mutant{set: func(s lb.BackendSet) lb.BackendSet {
+					if s.ID.Service == "town/s1:p" {
+						s.Backends = append(slices.Clone(s.Backends), lb.Backend{Addr: netip.AddrPortFrom(s.Backends[0].Addr.Addr(), townPort+2)})
+						slices.SortFunc(s.Backends, func(a, b lb.Backend) int { return a.Addr.Compare(b.Addr) })
+					}
+					return s
+				}}, ""
+			}},
+		{name: "masquerades strangers", want: "is for no Service, and",
+			first: func(f lb.Family) (mutant, string) {
+				pod2, ip, _ := hosts(f)
+				return mutant{}, beside("postrouting", "%s daddr %s masquerade", ip, pod2)
+			}},
+		{name: "translates strangers", want: "is for no Service, and",
+			first: func(f lb.Family) (mutant, string) {
+				pod2, ip, _ := hosts(f)
+				return mutant{}, beside("prerouting", "%s daddr %s dnat %[1]s to %[3]s", ip, pod2, hostAddr("pod3", f == lb.IPv6))
+			}},
+		{name: "forgets its clients at a restart", want: "which is still there, and now",
+			restarted: func(lb.Family) (mutant, string) {
+				return mutant{row: func(g lb.Frontend) *lb.Frontend { g.Affinity = 0; return &g }}, ""
+			}},
+		{name: "mends nothing", idle: true, want: "→"},
+	} {
+		for _, f := range families {
+			t.Run(c.name+"/"+f.String(), func(t *testing.T) {
+				t.Parallel()
+				starts := 0
+				cfg := Config{New: func(f lb.Family) (Plane, error) {
+					starts++
+					p, err := nftables.New(nftables.Config{Family: f})
+					if err != nil {
+						return nil, err
+					}
+					m, script := mutant{}, ""
+					switch {
+					case c.first != nil:
+						m, script = c.first(f)
+					case c.restarted != nil && starts > 1:
+						m, script = c.restarted(f)
+					}
+					m.Plane, m.sets = p, map[*lb.BackendSet]*lb.BackendSet{}
+					if c.idle {
+						return idle{misled{&m, script}}, nil
+					}
+					return misled{&m, script}, nil
+				}}
+				if c.idle {
+					cfg.Drift = func(f lb.Family, _ *rand.Rand) error {
+						return exec.Command("nft", "flush", "chain", map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[f], nftables.TableName, "nat-frontends").Run()
+					}
+				}
+				for seed := range uint64(4) {
+					starts = 0
+					h := newHistory(cfg, f, seed)
+					h.patience = 2 * h.patience / 30
+					err := h.run()
+					if err == nil {
+						continue
+					}
+					if text, _, _ := strings.Cut(err.Error(), "\n"); !strings.Contains(text, c.want) {
+						t.Errorf("found something else: %s", text)
+					}
+					return
+				}
+				t.Errorf("not found in four walks")
+			})
+		}
+	}
+}
