@@ -9,10 +9,11 @@ KERNELS ?= 5.10 6.1 6.12
 # The kernel that runs the SCTP packets: many hosts have no sctp module, Debian's kernels do.
 SCTP_KERNEL ?= 6.1
 FUZZTIME    ?= 30s
+SWITCHES    ?= 25
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 VMRUN := $(CURDIR)/test/vm/vmrun
 
-.PHONY: help build test check unit sctp e2e test-kernels bench run fuzz generate clean deps
+.PHONY: help build test check unit sctp e2e test-kernels bench run switches fuzz generate clean deps
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -74,6 +75,9 @@ bench: deps ## how fast it is, as a table (ARGS=... go to the program, PEER=... 
 
 run: deps build ## a lab of network namespaces with Services served by the kernel (ARGS=--once: print and exit; ARGS='--mode iptables')
 	@go build $(VCS) -o bin/demo ./internal/demo && exec bin/demo $(ARGS)
+
+switches: deps ## 100 changes between the modes under traffic (SWITCHES=...: to and fro, for each back end of iptables)
+	go test -count=1 -v -timeout 30m ./cleanup -run TestSwitchUnderTraffic -switches $(SWITCHES)
 
 fuzz: ## every fuzz target for FUZZTIME (30s)
 	@grep -rn --include='*_test.go' -oE '^func Fuzz[A-Za-z0-9_]+' . | grep -v '^./test/e2e/' | \

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"time"
 
+	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/iptables"
@@ -96,6 +97,7 @@ func Others(ctx context.Context, now Running) (Report, error) {
 	default:
 		return Report{}, fmt.Errorf("clean up beside mode %q: want nftables, iptables, ipvs, userspace or ebpf", now.Mode)
 	}
+	kernel.AwaitPackets() // those that have not met the running mode's rules need the others'
 	return c.clean(ctx, now.Families...)
 }
 

@@ -1,6 +1,8 @@
 package cleanup
 
 import (
+	"errors"
+	"flag"
 	"fmt"
 	"strings"
 	"testing"
@@ -11,6 +13,9 @@ import (
 	"kube-proxy/plane/nftables"
 	"kube-proxy/plane/planetest"
 )
+
+// switches is how often TestSwitchUnderTraffic goes to and fro with each back end; `make switches` asks for many.
+var switches = flag.Int("switches", 2, "changes of the mode to and fro, with each back end")
 
 // PR-08: a node changes from the mode iptables to nftables and back, some times. Loops of requests notice nothing, each
 // arrives with the source address that it should have, also while both sets of rules are in force; and connections that
@@ -28,34 +33,40 @@ func TestSwitchUnderTraffic(t *testing.T) {
 	}
 }
 
+// opened is a plane as a new process would have it.
+type opened interface {
+	planetest.Plane
+	Close() error
+}
+
+func openIPTables(b iptables.Backend) func(lb.Family) (opened, error) {
+	return func(fam lb.Family) (opened, error) { return iptables.New(iptables.Config{Family: fam, Backend: b}) }
+}
+
+func openNFTables(fam lb.Family) (opened, error) { return nftables.New(nftables.Config{Family: fam}) }
+
+// start writes the shop's rules as a new process would, which then ends.
+func start(t *testing.T, families []lb.Family, open func(lb.Family) (opened, error)) {
+	t.Helper()
+	for _, fam := range families {
+		p, err := open(fam)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tab, _, _ := planetest.Shop(fam)
+		if err := p.Reset(t.Context(), tab); err != nil {
+			t.Error(err)
+		}
+		p.Close()
+	}
+}
+
 func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
 	families := []lb.Family{lb.IPv4, lb.IPv6}
-	// Each mode is started as a new process would: with planes of its own.
-	type plane interface {
-		planetest.Plane
-		Close() error
-	}
-	start := func(open func(fam lb.Family) (plane, error)) {
-		for _, fam := range families {
-			p, err := open(fam)
-			if err != nil {
-				t.Fatal(err)
-			}
-			tab, _, _ := planetest.Shop(fam)
-			if err := p.Reset(t.Context(), tab); err != nil {
-				t.Error(err)
-			}
-			p.Close()
-		}
-	}
-	useIPTables := func() {
-		start(func(fam lb.Family) (plane, error) { return iptables.New(iptables.Config{Family: fam, Backend: b}) })
-	}
-	useNFTables := func() {
-		start(func(fam lb.Family) (plane, error) { return nftables.New(nftables.Config{Family: fam}) })
-	}
+	useIPTables := func() { start(t, families, openIPTables(b)) }
+	useNFTables := func() { start(t, families, openNFTables) }
 	others := func(now Running) Report {
 		t.Helper()
 		now.Families = families
@@ -75,7 +86,7 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 			netlab.Way{From: "client", To: nodePort, Seen: "node1"})
 	}
 	traffic := lab.Traffic(ways...)
-	rounds := 2
+	rounds := *switches
 	if testing.Short() {
 		rounds = 1
 	}
@@ -114,4 +125,57 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 		traffic.Open()
 	}
 	traffic.Stop()
+}
+
+// PR-08: a packet that began its way before the new mode's rules were there, and is put off until those of the old mode would be
+// gone, is translated. A long chain of others before ours puts it off.
+func TestSwitchPacketUnderWay(t *testing.T) {
+	needsRoot(t)
+	needs(t, "iptables-nft", "ip6tables-nft", "nft")
+	for _, b := range backends {
+		for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
+			t.Run(fmt.Sprintf("%s/%s", b, fam), func(t *testing.T) {
+				if b == iptables.Legacy && !legacyWorks() {
+					t.Skip("this machine has no legacy iptables")
+				}
+				packetUnderWay(t, b, fam)
+			})
+		}
+	}
+}
+
+func packetUnderWay(t *testing.T, b iptables.Backend, fam lb.Family) {
+	lab := netlab.ForTest(t, netlab.Options{})
+	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
+	_, vip, _ := planetest.Shop(fam)
+	families := []lb.Family{fam}
+	lab.On("node1", func() { start(t, families, openIPTables(b)) })
+	next := planetest.PutOff(t, lab, fam)
+	for _, step := range []struct {
+		name string
+		open func(lb.Family) (opened, error)
+		now  Running
+	}{
+		{"to nftables", openNFTables, Running{Mode: "nftables", Families: families}},
+		{"to iptables", openIPTables(b), Running{Mode: "iptables", Families: families, Backends: map[lb.Family]iptables.Backend{fam: b}}},
+	} {
+		answered := make(chan error)
+		go func() {
+			reply, err := lab.Dial("node1", netlab.TCP, vip, netlab.DialOptions{})
+			if err == nil && reply.Server == netlab.Sink {
+				err = errors.New("the sink answered")
+			}
+			answered <- err
+		}()
+		next()
+		lab.On("node1", func() {
+			start(t, families, step.open)
+			if _, err := Others(t.Context(), step.now); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := <-answered; err != nil {
+			t.Errorf("%s: %v", step.name, err)
+		}
+	}
 }

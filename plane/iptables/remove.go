@@ -309,6 +309,9 @@ func (t *tool) take(ctx context.Context, found *leftovers, done *Removed) error 
 			return err
 		}
 		done.Rules += len(rules)
+		if _, real := t.run.(system); real && len(rules) > 0 {
+			kernel.AwaitPackets() // some may have been translated, and not be masqueraded yet
+		}
 	}
 	step := nftLines
 	if t.backend == Legacy {

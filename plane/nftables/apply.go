@@ -30,7 +30,7 @@ type change struct {
 }
 
 func (p *Plane) begin(st *state) *change {
-	return &change{batch: &batch{ruleset: p.rules}, st: st, rec: make([]byte, 0, 80)}
+	return &change{batch: &batch{ruleset: p.rules, table: TableName}, st: st, rec: make([]byte, 0, 80)}
 }
 
 // Apply writes the changes in one transaction: all of them are in force, or none.

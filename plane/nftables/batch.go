@@ -14,6 +14,7 @@ import (
 // sets, chains, rules; elements that go before elements that come; chains that go last.
 type batch struct {
 	*ruleset
+	table string // that the objects are in
 
 	seq        uint32
 	head       encoder             // the table, and sets and chains that come
@@ -53,8 +54,8 @@ func (t *batch) whatIs(seq uint32) string {
 
 // simple appends a message that names the table and, if name is not "", one of its objects.
 func (t *batch) simple(e *encoder, typ, flags uint16, tableAttr, nameAttr uint16, name string) {
-	at := e.message(typ, flags, t.proto, t.next("table "+TableName+" "+name))
-	e.str(tableAttr, TableName)
+	at := e.message(typ, flags, t.proto, t.next("table "+t.table+" "+name))
+	e.str(tableAttr, t.table)
 	if name != "" {
 		e.str(nameAttr, name)
 	}
@@ -72,7 +73,7 @@ func (t *batch) deleteTable() {
 func (t *batch) addSet(i setIndex) {
 	d, e := &t.sets[i], &t.head
 	at := e.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, t.proto, t.next("set "+d.name))
-	e.str(unix.NFTA_SET_TABLE, TableName)
+	e.str(unix.NFTA_SET_TABLE, t.table)
 	e.str(unix.NFTA_SET_NAME, d.name)
 	e.u32(unix.NFTA_SET_ID, uint32(i)+1)
 	e.u32(unix.NFTA_SET_FLAGS, d.setFlags())
@@ -130,7 +131,7 @@ func (t *batch) addChain(c chain) {
 	}
 	e := &t.head
 	at := e.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.proto, t.next("chain "+c.name))
-	e.str(unix.NFTA_CHAIN_TABLE, TableName)
+	e.str(unix.NFTA_CHAIN_TABLE, t.table)
 	e.str(unix.NFTA_CHAIN_NAME, c.name)
 	if h := c.hook; h != nil {
 		n := e.nest(unix.NFTA_CHAIN_HOOK)
@@ -150,7 +151,7 @@ func (t *batch) addRules(c chain) {
 	e := &t.rules
 	for _, r := range c.rules {
 		at := e.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.proto, t.next("rule of chain "+c.name))
-		e.str(unix.NFTA_RULE_TABLE, TableName)
+		e.str(unix.NFTA_RULE_TABLE, t.table)
 		e.str(unix.NFTA_RULE_CHAIN, c.name)
 		e.bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.exprs)
 		e.bytes(unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, userdata.TypeComment, r.comment))
@@ -199,7 +200,7 @@ func (t *batch) openList(e *elements, set setIndex, typ, flags uint16) {
 		}
 	}
 	e.message = e.cur.message(typ, flags, t.proto, t.next("elements of "+t.sets[set].name))
-	e.cur.str(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
+	e.cur.str(unix.NFTA_SET_ELEM_LIST_TABLE, t.table)
 	e.cur.str(unix.NFTA_SET_ELEM_LIST_SET, t.sets[set].name)
 	e.list = e.cur.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 }
@@ -232,7 +233,7 @@ func (t *batch) again() {
 		}
 		e.full, e.cur.b, e.list = e.full[:0], e.cur.b[:0], 0
 	}
-	*t = batch{ruleset: t.ruleset, come: t.come, spare: t.spare, quiet: t.quiet}
+	*t = batch{ruleset: t.ruleset, table: t.table, come: t.come, spare: t.spare, quiet: t.quiet}
 }
 
 // add stages an element to come, as a record (see schema.go).

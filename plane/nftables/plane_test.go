@@ -231,8 +231,8 @@ func TestTakeOver(t *testing.T) {
 		p := newPlane(t, w.Family)
 		tab := w.Table(3, 2)
 		reset(t, p, tab)
-		if s := p.Stats(); s.Batches != 1 {
-			t.Errorf("%d transactions, want 1", s.Batches)
+		if s := p.Stats(); s.Batches != 3 {
+			t.Errorf("%d transactions, want 3: a table stands in, one is replaced, and the first goes", s.Batches)
 		}
 		if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
 			t.Errorf("got:\n%s\nwant:\n%s", got, want)

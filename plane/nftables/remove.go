@@ -6,11 +6,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 )
 
-// Remove deletes the table of a family, ours or upstream's, in one transaction, and reports whether there was one.
-// A kernel without nf_tables has none. Connections that are established go on: conntrack keeps their translation.
+// translating are the chains, ours and upstream's, that choose backends for new connections.
+var translating = []string{"nat-prerouting", "nat-prerouting-again", "nat-output", "nat-output-again"}
+
+// Remove deletes the table of a family, ours or upstream's, and reports whether there was one. The chains that translate new
+// connections go first, and the rest when no packet is under way between the two: what was translated is masqueraded too.
+// A kernel without nf_tables has no table. Connections that are established go on: conntrack keeps their translation.
 func Remove(fam lb.Family) (removed bool, err error) {
 	if fam != lb.IPv4 && fam != lb.IPv6 {
 		return false, fmt.Errorf("nftables: remove: family %s: want IPv4 or IPv6", fam)
@@ -24,14 +29,34 @@ func Remove(fam lb.Family) (removed bool, err error) {
 	}
 	defer s.close()
 	f := familyOf(fam)
-	there, err := s.hasTable(f.proto)
+	for _, name := range []string{StandInName, TableName} {
+		was, err := s.removeTable(f, name)
+		if err != nil {
+			return removed, err
+		}
+		removed = removed || was
+	}
+	return removed, nil
+}
+
+// removeTable deletes a table, its translating chains first, and reports whether there was one.
+func (s *socket) removeTable(f family, name string) (removed bool, err error) {
+	there, err := s.hasTable(f.proto, name)
 	if err != nil {
-		return false, fmt.Errorf("look for table %s of %s: %w", TableName, fam, err)
+		return false, fmt.Errorf("look for table %s of %s: %w", name, f.fam, err)
 	}
 	if !there {
 		return false, nil
 	}
-	err = s.removeTable(f.proto)
+	for _, chain := range translating {
+		if err = s.remove(unix.NFT_MSG_DELCHAIN, f.proto, name, chain); err != nil && !errors.Is(err, unix.ENOENT) {
+			break
+		}
+	}
+	if err == nil || errors.Is(err, unix.ENOENT) {
+		kernel.AwaitPackets()
+		err = s.remove(unix.NFT_MSG_DELTABLE, f.proto, name, "")
+	}
 	if errors.Is(err, unix.ENOENT) { // somebody was faster
 		return false, nil
 	}
@@ -39,17 +64,17 @@ func Remove(fam lb.Family) (removed bool, err error) {
 		err = fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN; a table that a running process owns goes when that ends", err)
 	}
 	if err != nil {
-		return false, fmt.Errorf("nftables: delete table %s of %s: %w", TableName, fam, err)
+		return false, fmt.Errorf("nftables: delete table %s of %s: %w", name, f.fam, err)
 	}
 	return true, nil
 }
 
-// hasTable reports whether the family has a table of our name. To ask does not load nf_tables' families.
-func (s *socket) hasTable(proto byte) (there bool, err error) {
+// hasTable reports whether the family has a table of that name. To ask does not load nf_tables' families.
+func (s *socket) hasTable(proto byte, name string) (there bool, err error) {
 	s.seq++
 	var e encoder
 	at := e.message(unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, proto, s.seq)
-	e.str(unix.NFTA_TABLE_NAME, TableName)
+	e.str(unix.NFTA_TABLE_NAME, name)
 	e.endMessage(at)
 	err = s.ask(e.b, func([]byte) { there = true })
 	switch {
@@ -61,19 +86,23 @@ func (s *socket) hasTable(proto byte) (there bool, err error) {
 	return there, nil
 }
 
-func (s *socket) removeTable(proto byte) error {
+// remove deletes a table, or a chain of it and its rules, in a transaction of its own.
+func (s *socket) remove(typ uint16, proto byte, table, chain string) error {
 	var e encoder
-	part := func(typ, flags uint16, family byte, res uint16, name string) {
+	part := func(typ, flags uint16, family byte, res uint16, names func()) {
 		s.seq++
 		at := e.raw(typ, flags, family, s.seq, res)
-		if name != "" {
-			e.str(unix.NFTA_TABLE_NAME, name)
-		}
+		names()
 		e.endMessage(at)
 	}
-	part(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES, "")
-	part(msgType(unix.NFT_MSG_DELTABLE), unix.NLM_F_ACK, proto, 0, TableName)
+	nothing := func() {}
+	part(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES, nothing)
+	part(msgType(typ), unix.NLM_F_ACK, proto, 0, func() {
+		if e.str(unix.NFTA_TABLE_NAME, table); chain != "" { // the attribute of a chain's table has the same number
+			e.str(unix.NFTA_CHAIN_NAME, chain)
+		}
+	})
 	last := s.seq
-	part(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES, "")
+	part(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES, nothing)
 	return s.commit([][]byte{e.b}, last)
 }

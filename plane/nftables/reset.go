@@ -19,7 +19,8 @@ import (
 
 // Reset makes the table hold exactly what want says, in one transaction. It reads the kernel and changes only
 // what differs; a table of another layout, such as that of upstream's nftables mode, is replaced whole, in
-// that same transaction. Only where there is no table at all a large one is filled before, see load.
+// that same transaction, while another one stands in (standin.go). Only where there is no table at all a large one is
+// filled before, see load.
 func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
 	_, err := p.reset(want, false)
 	return err
@@ -41,7 +42,7 @@ func (p *Plane) ResetSome(_ context.Context, want *lb.Table) (later []lb.Key, er
 // reset is Reset or, with some, ResetSome.
 func (p *Plane) reset(want *lb.Table, some bool) (later []lb.Key, err error) {
 	before := *p.rules
-	refused := 0
+	refused, stoodIn := 0, false
 	for try := 0; ; try++ {
 		p.mon.take() // what others did so far, the reading shows
 		snap, gen, err := p.readTable(allSets)
@@ -50,6 +51,12 @@ func (p *Plane) reset(want *lb.Table, some bool) (later []lb.Key, err error) {
 			return nil, err
 		}
 		snap.ours = snap.ours && snap.numbered() && refused < 2
+		if snap.present && !snap.ours && !stoodIn {
+			// Without it packets under way may go astray; what the kernel refuses, it refuses of the table proper too.
+			_ = p.standIn(want)
+			stoodIn = true
+			continue
+		}
 		// Somebody may have changed our table since it was read. After some tries against a busy
 		// neighbour we go without the guard: the audit would find what we missed.
 		if try >= 3 {
@@ -78,6 +85,9 @@ func (p *Plane) reset(want *lb.Table, some bool) (later []lb.Key, err error) {
 		}
 		p.st = c.st
 		_ = p.measureAffinity() // what is in the way of it, the next full audit reports
+		if err := p.standDown(); err != nil {
+			return later, errors.Join(bad, err)
+		}
 		return later, bad
 	}
 }

@@ -1,7 +1,9 @@
 package nftables
 
 import (
+	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"kube-proxy/internal/netlab"
@@ -73,8 +75,37 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 	})
 	traffic.More()
 	traffic.Stop()
-	if s := p.Stats(); s.Batches != 1 {
-		t.Errorf("%d transactions, want 1", s.Batches)
+	if s := p.Stats(); s.Batches != 3 {
+		t.Errorf("%d transactions, want 3: a table stands in, one is replaced, and the first goes", s.Batches)
+	}
+}
+
+// A packet that has the list of upstream's chains in hand when they go, and has not met ours, is translated (ADR 27). What a killed
+// process left standing in is replaced, and gone in the end.
+func TestTakeOverPacketUnderWay(t *testing.T) {
+	lab := netlab.ForTest(t, netlab.Options{})
+	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
+	lab.On("node1", func() {
+		runNFT(t, upstreamTable+"table ip "+StandInName+" { map services { type ipv4_addr : ipv4_addr; }; }")
+	})
+	next := planetest.PutOff(t, lab, lb.IPv4)
+	answered := make(chan error)
+	go func() {
+		reply, err := lab.Dial("node1", netlab.TCP, netip.MustParseAddrPort("10.96.0.10:80"), netlab.DialOptions{})
+		if err == nil && reply.Server == netlab.Sink {
+			err = errors.New("the sink answered")
+		}
+		answered <- err
+	}()
+	next()
+	lab.On("node1", func() {
+		reset(t, newPlane(t, lb.IPv4), shopTable())
+		if left := runNFT(t, "list", "tables"); strings.Contains(left, StandInName) {
+			t.Errorf("left: %s", left)
+		}
+	})
+	if err := <-answered; err != nil {
+		t.Error(err)
 	}
 }
 

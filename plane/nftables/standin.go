@@ -1,0 +1,58 @@
+package nftables
+
+import (
+	"fmt"
+
+	"kube-proxy/internal/kernel"
+	"kube-proxy/lb"
+)
+
+// StandInName is the name of the table that serves while one of another layout is replaced (ADR 27).
+//
+// One transaction deletes that table and makes ours, but a packet may have read the kernel's list of chains before ours were in it,
+// and walk it when the others are gone. So a table that others have not is there before, and goes when no such packet is left.
+const StandInName = TableName + "-stand-in"
+
+// standIn makes the table that stands in hold the rows, and returns when every packet meets it.
+func (p *Plane) standIn(want *lb.Table) error {
+	there, err := p.sock.hasTable(p.proto, StandInName)
+	if err != nil {
+		return fmt.Errorf("look for table %s of %s: %w", StandInName, p.fam, err)
+	}
+	p.rules.node = want.Node
+	empty := &snapshot{}
+	st, _ := p.desired(empty, want, want.All()) // what is refused is told of the table proper
+	c := p.begin(st)
+	c.table = StandInName
+	if there { // of a process that was killed: it may be of long ago
+		c.deleteTable()
+	}
+	c.addTable()
+	for i := range setCount {
+		c.addSet(i)
+	}
+	if err := p.load(c, !there); err != nil {
+		return err
+	}
+	if err := p.commit(c.batch); err != nil {
+		return err
+	}
+	kernel.AwaitPackets()
+	return nil
+}
+
+// standDown deletes the table that stands in, if there is one: this process's, or that of one that was killed.
+func (p *Plane) standDown() error {
+	there, err := p.sock.hasTable(p.proto, StandInName)
+	if err != nil {
+		return fmt.Errorf("look for table %s of %s: %w", StandInName, p.fam, err)
+	}
+	if !there {
+		return nil
+	}
+	kernel.AwaitPackets()
+	c := p.begin(p.st)
+	c.table = StandInName
+	c.deleteTable()
+	return p.commit(c.batch)
+}
