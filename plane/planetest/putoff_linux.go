@@ -15,7 +15,10 @@ import (
 // the kernel's list of chains in hand, and has met none of ours.
 func PutOff(t testing.TB, lab *netlab.TestLab, fam lb.Family) (next func()) {
 	t.Helper()
-	const steps, rules = 40_000, 1000
+	steps, rules := 40_000, 1000
+	if testing.Short() { // as in emulation, where each takes ten times as long
+		steps = 4_000
+	}
 	family := "ip"
 	if fam == lb.IPv6 {
 		family = "ip6"
