@@ -17,7 +17,7 @@ func newControlPlane(t *testing.T) *ControlPlane {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("/dev/shm", "e2e-")
+	dir, err := MakeDir("e2e-")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -90,8 +90,8 @@ func (b *Bed) start(ctx context.Context) (err error) {
 	if b.options.Etcd != "" {
 		programs.Etcd = b.options.Etcd
 	}
-	if b.Dir, err = os.MkdirTemp("/dev/shm", "kube-proxy-e2e-"); err != nil {
-		return fmt.Errorf("make folder of the test bed: %w", err)
+	if b.Dir, err = controlplane.MakeDir("kube-proxy-e2e-"); err != nil {
+		return err
 	}
 	if b.Lab, err = netlab.New(netlab.Options{Name: "e2e"}); err != nil {
 		return err
