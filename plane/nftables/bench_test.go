@@ -136,7 +136,7 @@ func loaded(b *testing.B, n int) (*Plane, func() []lb.Change) {
 }
 
 // BenchmarkRestart is a cold start and then a warm one, by a new process that finds everything in place, of services
-// with 10 endpoints, of which every tenth has affinity. The warm one must not be the slower.
+// with 10 endpoints, of which every tenth has affinity. What the warm one costs is the reading, by the kernel most of all.
 func BenchmarkRestart(b *testing.B) {
 	w := planetest.World{Family: lb.IPv4}
 	for _, n := range sizes {
