@@ -333,6 +333,8 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 	if snap.ours {
 		p.adoptIDs(snap, want, st)
 		c.adoptLists(snap, want)
+	} else {
+		snap = &snapshot{} // its slots and members belong to ids that mean nothing in a new table
 	}
 	p.chooseSeed(st) // before any row
 	bad := &refusedRows{}
