@@ -26,7 +26,7 @@ import (
 // package of ours, ALL is every one. A package that no line has on its right side may not exist.
 const imports = `
 	NONE < cluster, lb, plane, config, logging, event, mode;
-	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/listen, internal/listentest;
+	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/ratelimit, internal/listen, internal/listentest;
 
 	cluster, lb < policy;
 	lb < trace;
@@ -35,7 +35,7 @@ const imports = `
 	cluster, source/convert < source/kube, source/manifests;
 	event < source/kube;
 
-	cluster, policy, lb, plane < engine;
+	cluster, policy, lb, plane, internal/ratelimit < engine;
 
 	lb, plane, internal/kernel
 	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns, plane/fake;

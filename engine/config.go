@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 )
@@ -132,7 +133,7 @@ type Engine struct {
 	mended     int       // objects, since the last line about them
 	sayMended  time.Time // the earliest time for another
 
-	contested, loans teller
+	contested, loans ratelimit.Messages
 	panics           once // panics whose stack was logged
 	said             once // other errors that were logged
 }

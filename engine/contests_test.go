@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 )
 
@@ -44,10 +45,10 @@ func TestFloodOfContests(t *testing.T) {
 		if s.Contests != (services-1)*ports || s.Contested != ports {
 			t.Errorf("%d contests counted, %d keys contested; want %d and %d", s.Contests, s.Contested, (services-1)*ports, ports)
 		}
-		if len(told) != tellBurst || told[0].Keys != ports || told[0].Key.Port != 1000 {
-			t.Errorf("told of %d Services, of the first %+v; want %d, each of %d keys at once", len(told), told[:1], tellBurst, ports)
+		if len(told) != ratelimit.Burst || told[0].Keys != ports || told[0].Key.Port != 1000 {
+			t.Errorf("told of %d Services, of the first %+v; want %d, each of %d keys at once", len(told), told[:1], ratelimit.Burst, ports)
 		}
-		r.after(2 * withheldGap) // now they can only be told of together
+		r.after(2 * ratelimit.WithheldGap) // now they can only be told of together
 		more := 0
 		for _, line := range r.log.Lines("more services lost") {
 			_, count, _ := strings.Cut(line, "services=")
@@ -55,7 +56,7 @@ func TestFloodOfContests(t *testing.T) {
 			fmt.Sscan(count, &n)
 			more += n
 		}
-		if lines := strings.Count(r.log.String(), "\n"); lines > tellBurst+5 || len(told)+more != services-1 {
+		if lines := strings.Count(r.log.String(), "\n"); lines > ratelimit.Burst+5 || len(told)+more != services-1 {
 			t.Errorf("%d lines in the log; told of %d Services and counted %d, want %d in all:\n%s", lines, len(told), more, services-1, r.log)
 		}
 		// The same again is not told again.

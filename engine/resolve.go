@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 )
 
@@ -59,8 +60,11 @@ func (e *Engine) planResolve(a *agenda) {
 	if e.facts {
 		a.due(e.factsWait.until)
 	}
-	e.contested.plan(a)
-	e.loans.plan(a)
+	for _, m := range []*ratelimit.Messages{&e.contested, &e.loans} {
+		if t, ok := m.Due(); ok {
+			a.due(t)
+		}
+	}
 }
 
 // resolve computes the rows of one service and replaces them in the table. n is what was marked for the

@@ -3,16 +3,18 @@ package main
 import (
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"kube-proxy/cluster"
 	"kube-proxy/event"
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 )
 
 // refusals remembers which addresses of a family were told not to be served, so that each is told once for as long as
 // it stands there (SV-26). Its memory follows the number of Services that have such addresses. One engine calls it.
-type refusals map[cluster.Name]string
+type refusals map[cluster.Name]string // the subject of what was told
 
 // news returns what is to be told of a Service: one sentence and what it is about, however many addresses there are.
 // A sentence that differs by numbers alone is none.
@@ -47,12 +49,18 @@ func (r *refusedServices) of(fam string) *atomic.Int64 {
 // resolver returns what gives a family's engine the rows of a Service, and tells of its addresses that get none.
 func (p *proxy) resolver(fam lb.Family) func(cluster.View) []*lb.Frontend {
 	told := refusals{}
+	var messages ratelimit.Messages
 	return func(v cluster.View) []*lb.Frontend {
 		settings := p.settings(fam)
-		if what, subject := told.news(v.Name, policy.Refused(v, settings)); what != "" {
+		now := time.Now()
+		if what, subject := told.news(v.Name, policy.Refused(v, settings)); what != "" && messages.May(v.Name.String()+" "+subject, now) {
 			e := event.AddressRefused(v.Name.String(), what, subject)
 			p.log.Warn(e.Note, "service", v.Name.String(), "family", fam.String())
 			p.tell(e)
+		}
+		if n := messages.Withheld(now); n > 0 {
+			p.log.Warn("more services have addresses that are not served, not logging each",
+				"changes", n, "services", len(told), "family", fam.String())
 		}
 		p.refused.of(fam.String()).Store(int64(len(told)))
 		return policy.Resolve(v, settings)

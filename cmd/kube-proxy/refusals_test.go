@@ -1,10 +1,17 @@
 package main
 
 import (
+	"fmt"
+	"log/slog"
 	"net/netip"
 	"testing"
 
 	"kube-proxy/cluster"
+	"kube-proxy/config"
+	"kube-proxy/event"
+	"kube-proxy/internal/logtest"
+	"kube-proxy/internal/ratelimit"
+	"kube-proxy/lb"
 	"kube-proxy/policy"
 )
 
@@ -39,5 +46,34 @@ func TestRefusalsSV26(t *testing.T) {
 	}
 	if len(told) != 0 {
 		t.Errorf("%d Services are remembered, and none has anything wrong", len(told))
+	}
+}
+
+// However many Services a tenant makes of this kind, and however often they come and go, the log stays short.
+func TestCrowdOfRefusals(t *testing.T) {
+	const services, rounds = 3000, 3
+	var log logtest.Buffer
+	events := 0
+	p := newProxy(nil, &config.Config{Gates: map[string]bool{"AllowServiceExternalIPs": true}}, nil, slog.New(slog.NewTextHandler(&log, nil)))
+	p.tell = func(event.Event) { events++ }
+	resolve := p.resolver(lb.IPv4)
+	for range rounds {
+		for i := range services {
+			name := cluster.Name{Namespace: "tenant", Name: fmt.Sprint("s", i)}
+			bad := &cluster.Service{Name: name, Type: cluster.TypeClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+				ExternalIPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Ports: []cluster.ServicePort{{Port: 2379, Protocol: cluster.TCP}}}
+			if rows := resolve(cluster.View{Name: name, Service: bad}); len(rows) != 1 {
+				t.Fatalf("%d rows, want that of the cluster IP", len(rows))
+			}
+			if i%2 == 0 {
+				resolve(cluster.View{Name: name})
+			}
+		}
+	}
+	if n := log.Count("\n"); events != ratelimit.Burst || n < events || n > events+3 {
+		t.Errorf("%d lines and %d events of %d Services", n, events, services)
+	}
+	if n := p.refused.of("IPv4").Load(); n != services/2 {
+		t.Errorf("the metric says %d Services, want %d", n, services/2)
 	}
 }
