@@ -39,8 +39,8 @@ sctp: bin/nftables.test bin/iptables.test $(STORE)/$(SCTP_KERNEL) ## the scenari
 	@echo '== SCTP on kernel $(SCTP_KERNEL)'
 	@names=$$(grep -li sctp testdata/scenarios/*.txtar | xargs -n1 basename -s .txtar | paste -sd'|'); log=bin/sctp.log; \
 	$(VMRUN) --kernel $(SCTP_KERNEL) --timeout 600 -- bash -euc "(cd plane/nftables; \
-	    ../../bin/nftables.test -test.v -test.run 'TestConformance/scenarios/^($$names)\$$'); (cd plane/iptables; \
-	    ../../bin/iptables.test -test.v -test.run 'TestConformance/(nft|legacy)/scenarios/^($$names)\$$')" \
+	    ../../bin/nftables.test -test.v -test.run '^TestConformance$$/scenarios/^($$names)\$$'); (cd plane/iptables; \
+	    ../../bin/iptables.test -test.v -test.run '^TestConformance$$/(nft|legacy)/scenarios/^($$names)\$$')" \
 	  >$$log 2>&1 || { tail -n 60 $$log; exit 1; }; \
 	grep -E '^ +--- PASS|scenarios; by family' $$log || { tail -n 60 $$log; exit 1; }; \
 	(($$(grep -c ' 0 lines need SCTP' $$log) == 3)) || { echo 'make: SCTP packets were not sent' >&2; exit 1; }
