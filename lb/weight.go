@@ -1,9 +1,12 @@
 package lb
 
-// Weight tells how much work rows are for a plane: one for each row and source range, and one for each backend. A set that
-// rows share counts once. The zero Weight has counted nothing.
+import "net/netip"
+
+// Weight tells how much work rows are for a plane: one for each row and source range, and one for each backend. A set, or a
+// slice of ranges, that rows share counts once. The zero Weight has counted nothing.
 type Weight struct {
-	seen map[*BackendSet]struct{}
+	seen  map[*BackendSet]struct{}
+	lists map[*netip.Prefix]struct{}
 }
 
 // Of returns how much a row adds; a nil row is a row that goes.
@@ -12,7 +15,16 @@ func (w *Weight) Of(f *Frontend) int {
 	if f == nil {
 		return n
 	}
-	n += len(f.Sources)
+	if len(f.Sources) > 0 {
+		list := &f.Sources[0]
+		if _, again := w.lists[list]; !again {
+			if w.lists == nil {
+				w.lists = map[*netip.Prefix]struct{}{}
+			}
+			w.lists[list] = struct{}{}
+			n += len(f.Sources)
+		}
+	}
 	for _, r := range f.Routes {
 		if r.To == nil {
 			continue

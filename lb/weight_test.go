@@ -8,6 +8,7 @@ import (
 func TestWeight(t *testing.T) {
 	set := &BackendSet{Backends: make([]Backend, 5)}
 	other := &BackendSet{Backends: make([]Backend, 2)}
+	ranges := make([]netip.Prefix, 4)
 	var w Weight
 	for i, c := range []struct {
 		f    *Frontend
@@ -17,6 +18,8 @@ func TestWeight(t *testing.T) {
 		{&Frontend{Routes: []Route{{To: set}, {To: set}}}, 6},
 		{&Frontend{Routes: []Route{{To: set}, {To: other}}, Sources: make([]netip.Prefix, 3)}, 6},
 		{&Frontend{Routes: []Route{{Do: Reject}}}, 1},
+		{&Frontend{Sources: ranges}, 5},
+		{&Frontend{Sources: ranges}, 1},
 	} {
 		if got := w.Of(c.f); got != c.want {
 			t.Errorf("row %d weighs %d, want %d", i, got, c.want)
