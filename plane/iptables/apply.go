@@ -52,13 +52,13 @@ func (p *Plane) write(ctx context.Context, changes []lb.Change) error {
 	st := p.st
 	plan := st.plan(changes)
 	w := &writer{st: st, wrote: map[chainID]digest{}, dropped: map[chainID]bool{}}
+	w.chains(plan.chainsOf(filter))
 	w.dispatch(filter, &plan.adds)
-	w.chains(plan.chains)
+	w.chains(plan.chainsOf(nat))
 	w.dispatch(nat, &plan.adds, &plan.removals)
-	for _, id := range plan.gone {
-		w.drop(id)
-	}
+	w.drop(plan.goneOf(nat)...)
 	w.dispatch(filter, &plan.removals)
+	w.drop(plan.goneOf(filter)...)
 	if err := p.run(ctx, &w.batch); err != nil {
 		w.undo()
 		return err
@@ -108,14 +108,16 @@ func (w *writer) chains(chains []chain) {
 	}
 }
 
-// drop deletes a chain to which nothing of ours leads any more.
-func (w *writer) drop(id chainID) {
-	if _, known := w.holds(id); !known {
-		return
+// drop deletes chains to which nothing of ours leads any more.
+func (w *writer) drop(ids ...chainID) {
+	for _, id := range ids {
+		if _, known := w.holds(id); !known {
+			continue
+		}
+		w.section(id.table).delete(id)
+		delete(w.wrote, id)
+		w.dropped[id] = true
 	}
-	w.section(id.table).delete(id)
-	delete(w.wrote, id)
-	w.dropped[id] = true
 }
 
 // dispatch changes the dispatchers of a table.

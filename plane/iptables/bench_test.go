@@ -56,6 +56,38 @@ func BenchmarkChange(b *testing.B) {
 	}
 }
 
+// BenchmarkSourceRanges is a Service with 300 source ranges and 300 ports that comes, one range more, and a change of
+// another Service beside it.
+func BenchmarkSourceRanges(b *testing.B) {
+	for _, back := range []Backend{NFT, Legacy} {
+		b.Run(string(back), func(b *testing.B) {
+			w := planetest.World{Family: lb.IPv4}
+			for b.Loop() {
+				needs(b, back)
+				inNetns(b)
+				p := newPlane(b, Config{Family: lb.IPv4, Backend: back})
+				table := w.Table(10, 10)
+				reset(b, p, table)
+				took := func(unit string, o lb.Owner, fronts []*lb.Frontend) {
+					changes, _ := table.Replace(o, fronts)
+					began := time.Now()
+					apply(b, p, changes, nil)
+					b.ReportMetric(float64(time.Since(began).Microseconds())/1000, unit)
+				}
+				for _, c := range []struct {
+					unit   string
+					ranges int
+				}{{"come-ms", 300}, {"one-more-ms", 301}} {
+					o, fronts := restricted(w, 1, 300, someRanges(w, 0, c.ranges), lb.Balance)
+					took(c.unit, o, fronts)
+				}
+				o, fronts := w.ClusterIP(7, 1000, 10)
+				took("another-ms", o, fronts)
+			}
+		})
+	}
+}
+
 // BenchmarkManyEndpoints is the cold load of services with fifty backends each, as the engine makes it: a Reset and then
 // pieces; and then a change of an endpoint, and a new service. Processor time is that of the programs: on a busy machine it
 // says more than the clock.

@@ -343,6 +343,13 @@ func (d *differential) service(i int) (lb.Owner, []*lb.Frontend) {
 			fronts[0].Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}
 		}
 	}
+	if list := d.rnd.IntN(4); list > 0 { // lists come, are shared and go
+		for _, f := range fronts {
+			if len(f.Sources) > 0 {
+				f.Sources = append(someRanges(d.World, 100*list, 2*list), f.Sources...)
+			}
+		}
+	}
 	if d.rnd.IntN(3) == 0 {
 		fronts = append(fronts, &lb.Frontend{Key: lb.Key{Port: uint16(20000 + i), Proto: lb.TCP}, Service: o.Name, Kind: lb.HealthCheck,
 			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}, LocalEndpoints: d.rnd.IntN(3)})

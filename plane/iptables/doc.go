@@ -12,10 +12,12 @@
 //	         KUBE-SVL-XXXX   one of the endpoints of this node
 //	         KUBE-EXT-XXXX   an external address: the row's routes one after the other
 //	         KUBE-FW-XXXX    an external address with source ranges: to KUBE-EXT-XXXX if the source may
+//	         KUBE-FW-SRC-YYYY  the ranges, for all who have the same: back if the source is in one, else untranslated
 //	         KUBE-SEP-XXXX   one endpoint: DNAT, marked if it meets itself, remembered if clients stick
 //	         KUBE-MARK-MASQ ──▶ KUBE-POSTROUTING                  MASQUERADE what is marked
 //	filter   KUBE-SERVICES, KUBE-EXTERNAL-SERVICES                REJECT or DROP what was not translated
 //	         KUBE-PROXY-FIREWALL                                  DROP what a source range keeps out
+//	           KUBE-FW-SRC-YYYY                                   the ranges, where who is in one is to be REJECTed
 //	         KUBE-FORWARD                                         let pass what was translated, and its answers
 //	         KUBE-NODEPORTS                                       ACCEPT for ports that tell of endpoints (DP-08)
 //	         KUBE-FIREWALL                                        shared with the kubelet: one rule of ours
@@ -55,7 +57,7 @@
 // Other than in nftables mode, ports and addresses that no Service has pass untouched (SV-62, SV-63, SV-66), and packets
 // that conntrack cannot place are dropped unless it is liberal (DP-09).
 //
-// The files, in the order of a change's way: state.go (rows to plans), render.go, skeleton.go and names.go (pure: what
+// The files, in the order of a change's way: state.go (rows to plans), render.go, sources.go, skeleton.go and names.go (pure: what
 // chains contain), dispatch.go (the trees), apply.go and batch.go (plans to restores), tool.go, runner.go and lock.go (the
 // programs), extensions.go (what they need of the kernel); snapshot.go, blind.go, reset.go, load.go, mark.go and audit.go go
 // the other way; accounting.go and stats.go count; localnet.go has the settings that go with rules; dump.go describes it for tests,

@@ -204,6 +204,11 @@ func (l *loader) inner(d *dispatcher, at string) {
 
 // refusals writes the dispatchers of the filter table, which lead to no service.
 func (l *loader) refusals() {
+	for id := range l.st.lists {
+		if id.table == filter {
+			l.list(id)
+		}
+	}
 	for _, d := range l.st.dispatchers {
 		if d.table == filter {
 			l.all(d, "")
@@ -246,9 +251,13 @@ func (l *loader) countLeaves(d *dispatcher, at string, cold bool) {
 // unit writes the chains of a service port, and the leaves that are complete with it.
 func (l *loader) unit(ctx context.Context, id unitID) error {
 	u := l.st.units[id]
+	for _, list := range u.lists {
+		if list.table == nat {
+			l.list(list)
+		}
+	}
 	if slices.ContainsFunc(u.chains, func(name string) bool { return l.differs(chainID{nat, name}) }) {
-		chains, _ := l.st.renderer.unit(id, u.rows)
-		for _, c := range chains {
+		for _, c := range l.st.renderer.unit(id, u.rows).chains {
 			l.put(c)
 		}
 		l.batch.units = append(l.batch.units, id)
@@ -267,6 +276,15 @@ func (l *loader) unit(ctx context.Context, id unitID) error {
 		}
 	}
 	return l.flush(ctx, false)
+}
+
+// list writes the chain of a list, once.
+func (l *loader) list(id chainID) {
+	if !l.differs(id) {
+		return
+	}
+	l.put(listChain(id, l.st.lists[id].ranges))
+	l.have.chains[id] = l.st.kernel[id]
 }
 
 // leafOf returns the leaf where a path's entry is.
@@ -387,8 +405,11 @@ func (l *loader) refusedOf(ctx context.Context, units []unitID, cause error) err
 			}
 		}
 		for _, id := range units {
-			chains, _ := l.st.renderer.unit(id, l.st.units[id].rows)
-			for _, c := range chains {
+			r := l.st.renderer.unit(id, l.st.units[id].rows)
+			for id, ranges := range r.lists {
+				b.only(id.table).put(listChain(id, ranges))
+			}
+			for _, c := range r.chains {
 				b.only(nat).put(c)
 			}
 		}

@@ -50,6 +50,10 @@ const (
 	endpointChain = "KUBE-SEP-"
 )
 
+// sourceList begins the names of chains of source ranges, of nat and of filter. What follows is a hash of the ranges: whoever
+// has the same ones shares the chain. Upstream deletes those of nat, as it does branches; those of filter lead nowhere.
+const sourceList = firewallChain + "SRC-"
+
 // The beginnings of the names of the branches of nat's dispatchers. Upstream takes these for chains of service ports, and
 // deletes those that it does not know, all at once. Else branches would stay behind when a node changes back to it, lead to
 // chains of service ports, and keep them from being deleted: no restore of upstream's would succeed any more (G4). A
@@ -62,7 +66,7 @@ const (
 // Dynamic chains are recognised by the beginnings of their names, so that those that an earlier process left
 // behind, ours or upstream's, can be told from chains of others.
 var dynamic = [tables][]string{
-	filter: {services + "-", nodePorts + "-", "KUBE-EXTERNAL-", "KUBE-EXTNP-", "KUBE-PROXY-FW-"},
+	filter: {services + "-", nodePorts + "-", "KUBE-EXTERNAL-", "KUBE-EXTNP-", "KUBE-PROXY-FW-", sourceList},
 	nat:    {clusterChain, localChain, externalChain, firewallChain, endpointChain, "KUBE-XLB-"},
 }
 

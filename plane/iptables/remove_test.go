@@ -99,6 +99,8 @@ func TestRemoveDP15(t *testing.T) {
 		p := newPlane(t, cfg)
 		table := w.Table(40, 3)
 		table.Replace(w.Full(100, 1000, 3, 1, 0))
+		table.Replace(restricted(w, 200, 3, someRanges(w, 0, 5), lb.Balance))
+		table.Replace(restricted(w, 201, 3, someRanges(w, 0, 5), lb.Reject))
 		reset(t, p, table)
 		remove("our plane")
 		same("our plane")

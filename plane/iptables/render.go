@@ -54,10 +54,17 @@ func comment(parts ...string) string {
 
 func (r *renderer) host(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
 
-// unit returns the chains of a service port, and for each of its rows, by key, what dispatchers must have.
-func (r *renderer) unit(id unitID, rows []*lb.Frontend) ([]chain, map[lb.Key][]placed) {
+// rendered is what a service port needs.
+type rendered struct {
+	chains []chain                    // its own
+	lists  map[chainID][]netip.Prefix // those that it shares with others
+	placed map[lb.Key][]placed        // what dispatchers must have for each of its rows
+}
+
+// unit renders a service port.
+func (r *renderer) unit(id unitID, rows []*lb.Frontend) rendered {
 	u := &unitRenderer{renderer: r, id: id, sets: map[lb.Scope]*lb.BackendSet{}, masq: map[lb.Scope][]string{},
-		named: map[string]string{}, out: make(map[lb.Key][]placed, len(rows))}
+		named: map[string]string{}, lists: map[chainID][]netip.Prefix{}, out: make(map[lb.Key][]placed, len(rows))}
 	rows = slices.SortedFunc(slices.Values(rows), func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) })
 	for _, f := range rows {
 		u.row(f)
@@ -67,7 +74,7 @@ func (r *renderer) unit(id unitID, rows []*lb.Frontend) ([]chain, map[lb.Key][]p
 			u.balance(s, u.masq[scope])
 		}
 	}
-	return u.chains, u.out
+	return rendered{u.chains, u.lists, u.out}
 }
 
 type unitRenderer struct {
@@ -78,6 +85,7 @@ type unitRenderer struct {
 	masq   map[lb.Scope][]string // rules at the beginning of a set's chain
 	named  map[string]string     // content of EXT and FW chains to their names
 	chains []chain
+	lists  map[chainID][]netip.Prefix
 	eps    map[netip.AddrPort]string
 	out    map[lb.Key][]placed
 }
@@ -149,11 +157,9 @@ func (u *unitRenderer) target(f *lb.Frontend) string {
 	if len(f.Sources) == 0 {
 		return target
 	}
-	var rules []string
-	for _, p := range f.Sources {
-		rules = append(rules, from(p)+comment(f.Service, " loadbalancer IP")+"-j "+target)
-	}
-	return u.variant(firewallChain, rules)
+	note := comment(f.Service, " loadbalancer IP")
+	others, list := u.sourceList(nat, f)
+	return u.variant(firewallChain, []string{others + note + "-j " + list, note + "-j " + target})
 }
 
 // from matches a source prefix; one of no length matches all.
@@ -372,35 +378,36 @@ func probability(n int) string {
 // SV-61).
 func (u *unitRenderer) refusal(f *lb.Frontend) placed {
 	p := placed{to: inRejected}
-	var why string
 	switch {
 	case len(f.Sources) > 0:
-		p.to, why = inFirewall, " traffic not accepted by "+u.id.chain(firewallChain)
+		p.to = inFirewall
 	case f.Key.IsNodePort():
 		p.to = inRejectedNodePorts
 	case f.Kind != lb.ClusterIP:
 		p.to = inRejectedExternal
 	}
+	var rules []string
+	rejects := false
 	for _, route := range f.Routes {
 		verdict, note := u.verdict(route.Do)
 		if verdict == "" {
 			continue
 		}
+		rejects = rejects || route.Do == lb.Reject
 		for _, m := range u.sources(route.From) {
-			if len(f.Sources) == 0 {
-				p.rules = append(p.rules, u.refuse(f.Key, m)+comment(f.Service, note)+m[1]+verdict)
-			}
-			for _, s := range f.Sources {
-				if route.From == lb.Pods && m[0] != "" || route.Do == lb.Drop {
-					continue
-				}
-				p.rules = append(p.rules, u.match(f.Key, from(s))+comment(f.Service, note)+m[1]+verdict)
-			}
+			rules = append(rules, u.refuse(f.Key, m)+comment(f.Service, note)+m[1]+verdict)
 		}
 	}
-	if len(f.Sources) > 0 {
-		p.rules = append(p.rules, u.match(f.Key, "")+comment(f.Service, why)+"-j DROP")
+	if len(f.Sources) == 0 {
+		p.rules = rules
+		return p
 	}
+	kept := comment(f.Service, " traffic not accepted by "+u.id.chain(firewallChain))
+	if rejects { // but only whom the ranges let in
+		others, list := u.sourceList(filter, f)
+		p.rules = append([]string{u.match(f.Key, others) + kept + "-j " + list}, rules...)
+	}
+	p.rules = append(p.rules, u.match(f.Key, "")+kept+"-j DROP")
 	return p
 }
 

@@ -211,15 +211,20 @@ func newStateOf(r renderer, rows []*lb.Frontend) (*state, []unitID) {
 	st.endpoints = endpoints
 	for _, id := range units {
 		fronts := byUnit[id]
-		chains, out := st.renderer.unit(id, fronts)
-		u := &unit{rows: fronts, endpoints: endpointsOf(fronts)}
-		for _, c := range chains {
-			u.chains = append(u.chains, c.id.name)
+		r := st.renderer.unit(id, fronts)
+		for _, c := range r.chains {
 			st.holds(c.id, digestOf(c.rules))
 		}
-		st.units[id] = u
+		for id, ranges := range r.lists {
+			if st.lists[id] == nil {
+				st.lists[id] = &list{ranges: ranges}
+				st.holds(id, digestOf(listChain(id, ranges).rules))
+			}
+			st.lists[id].users++
+		}
+		st.units[id] = newUnit(fronts, r)
 		for _, f := range fronts {
-			st.rows[f.Key] = &row{f, out[f.Key]}
+			st.rows[f.Key] = &row{f, r.placed[f.Key]}
 		}
 	}
 	var all [dispatchers][]entry

@@ -3,6 +3,7 @@ package iptables
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"kube-proxy/lb"
@@ -13,6 +14,7 @@ type state struct {
 	renderer
 	rows        map[lb.Key]*row
 	units       map[unitID]*unit
+	lists       map[chainID]*list
 	dispatchers [dispatchers]*dispatcher
 	kernel      map[chainID]digest
 	rules       [tables]int // of kernel
@@ -52,6 +54,7 @@ type row struct {
 type unit struct {
 	rows      []*lb.Frontend
 	chains    []string // all in nat
+	lists     []chainID
 	endpoints int
 }
 
@@ -59,11 +62,20 @@ type unit struct {
 const manyEndpoints = 1000
 
 func newState(r renderer) *state {
-	st := &state{renderer: r, rows: map[lb.Key]*row{}, units: map[unitID]*unit{}, dispatchers: newDispatchers(r.family),
+	st := &state{renderer: r, rows: map[lb.Key]*row{}, units: map[unitID]*unit{}, lists: map[chainID]*list{}, dispatchers: newDispatchers(r.family),
 		kernel: map[chainID]digest{}, jumps: map[jump]bool{}}
 	st.dispatchers[inServices].tail = r.toNodePorts(nodePorts)
 	st.dispatchers[inRejectedExternal].tail = r.toNodePorts(externalNodePorts)
 	return st
+}
+
+// newUnit returns a service port with those rows, and the names of what was rendered of them.
+func newUnit(rows []*lb.Frontend, r rendered) *unit {
+	u := &unit{rows: rows, endpoints: endpointsOf(rows), lists: slices.Collect(maps.Keys(r.lists))}
+	for _, c := range r.chains {
+		u.chains = append(u.chains, c.id.name)
+	}
+	return u
 }
 
 func unitOf(f *lb.Frontend) unitID { return unitID{f.Service, f.Key.Proto} }
@@ -109,6 +121,8 @@ type plan struct {
 	chains         []chain
 	gone           []chainID
 	rows           map[lb.Key]*row // nil: no row any more
+	users          map[chainID]int // how many more service ports use a list
+	ranges         map[chainID][]netip.Prefix
 	adds, removals [dispatchers][]entry
 }
 
@@ -130,7 +144,7 @@ func (st *state) plan(changes []lb.Change) *plan {
 		}
 		return touched[id]
 	}
-	p := &plan{units: map[unitID]*unit{}, rows: map[lb.Key]*row{}}
+	p := &plan{units: map[unitID]*unit{}, rows: map[lb.Key]*row{}, users: map[chainID]int{}, ranges: map[chainID][]netip.Prefix{}}
 	for k, f := range want {
 		if old := st.rows[k]; old != nil {
 			delete(touch(unitOf(old.front)), k)
@@ -143,6 +157,7 @@ func (st *state) plan(changes []lb.Change) *plan {
 	for id, rows := range touched {
 		p.unit(st, id, slices.Collect(maps.Values(rows)))
 	}
+	p.settle(st)
 	for k, now := range p.rows {
 		p.place(k, st.rows[k], now)
 	}
@@ -158,21 +173,20 @@ func (st *state) plan(changes []lb.Change) *plan {
 func (p *plan) unit(st *state, id unitID, rows []*lb.Frontend) {
 	var now unit
 	if len(rows) > 0 {
-		chains, out := st.renderer.unit(id, rows)
-		now.rows = rows
-		for _, c := range chains {
-			now.chains = append(now.chains, c.id.name)
-		}
-		now.endpoints = endpointsOf(rows)
-		p.chains = append(p.chains, chains...)
+		r := st.renderer.unit(id, rows)
+		now = *newUnit(rows, r)
+		maps.Copy(p.ranges, r.lists)
+		p.listsOf(now.lists, 1)
+		p.chains = append(p.chains, r.chains...)
 		for _, f := range rows {
-			p.rows[f.Key] = &row{f, out[f.Key]}
+			p.rows[f.Key] = &row{f, r.placed[f.Key]}
 		}
 		p.units[id] = &now
 	} else {
 		p.units[id] = nil
 	}
 	if old := st.units[id]; old != nil {
+		p.listsOf(old.lists, -1)
 		keep := make(map[string]bool, len(now.chains))
 		for _, name := range now.chains {
 			keep[name] = true
@@ -183,6 +197,24 @@ func (p *plan) unit(st *state, id unitID, rows []*lb.Frontend) {
 			}
 		}
 	}
+}
+
+func (p *plan) chainsOf(t table) (of []chain) {
+	for _, c := range p.chains {
+		if c.id.table == t {
+			of = append(of, c)
+		}
+	}
+	return of
+}
+
+func (p *plan) goneOf(t table) (of []chainID) {
+	for _, id := range p.gone {
+		if id.table == t {
+			of = append(of, id)
+		}
+	}
+	return of
 }
 
 // endpointsOf returns about how many endpoints serve the rows of a unit.
@@ -242,6 +274,7 @@ func (st *state) keep(p *plan) {
 		}
 		st.rows[k] = r
 	}
+	st.keepLists(p)
 	// Never back: to give them their comments would be a change of all.
 	st.plain = st.plain || st.endpoints > manyEndpoints
 }

@@ -21,6 +21,8 @@ func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 		for i := range 40 {
 			table.Replace(w.Full(1000+i, 7000+i, 1, 1, 0))
 		}
+		table.Replace(restricted(w, 200, 3, someRanges(w, 0, 5), lb.Balance))
+		table.Replace(restricted(w, 201, 3, someRanges(w, 0, 5), lb.Reject))
 		reset(t, p, table)
 		for _, root := range []dispatcherIndex{inServices, inNodePorts} {
 			if p.st.dispatchers[root].nodes[""].children == nil {

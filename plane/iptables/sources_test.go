@@ -1,0 +1,144 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// restricted is a Service with a number of ports of a load-balancer address, which all have the same source ranges.
+func restricted(w planetest.World, i, ports int, sources []netip.Prefix, do lb.Action) (lb.Owner, []*lb.Frontend) {
+	name := fmt.Sprintf("ns/restricted-%d", i)
+	var fronts []*lb.Frontend
+	for port := range ports {
+		service := fmt.Sprintf("%s:p%d", name, port)
+		route := lb.Route{From: lb.Anywhere, Do: do}
+		if do == lb.Balance {
+			route.To = w.Set(service, lb.Cluster, 1, 2)
+		}
+		fronts = append(fronts, &lb.Frontend{
+			Key:     lb.Key{Addr: w.Addr(198, i), Port: uint16(1 + port), Proto: lb.TCP},
+			Service: service, Kind: lb.LoadBalancer, Sources: sources, Routes: []lb.Route{route},
+		})
+	}
+	return lb.Owner{Name: name}, fronts
+}
+
+// someRanges are n addresses, others for each from.
+func someRanges(w planetest.World, from, n int) (all []netip.Prefix) {
+	for i := range n {
+		a := w.Addr(11, from+i)
+		all = append(all, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return all
+}
+
+// What a Service costs is its ports and its ranges, not their product, whether it has endpoints or not, also where each of its
+// addresses may come to itself; and a Service with ranges that another one has costs its ports alone.
+func TestCostOfSourceRanges(t *testing.T) {
+	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
+		for _, do := range []lb.Action{lb.Balance, lb.Reject} {
+			t.Run(fmt.Sprintf("%s/%s", fam, do), func(t *testing.T) {
+				w := planetest.World{Family: fam}
+				p := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}})
+				tab := w.Table(3, 2)
+				reset(t, p, tab)
+				cost := func(i, ports int, sources []netip.Prefix) (rules, bytes int) {
+					before := p.Stats()
+					changes, _ := tab.Replace(restricted(w, i, ports, sources, do))
+					apply(t, p, changes, nil)
+					after := p.Stats()
+					return after.Last.NAT + after.Last.Filter, int(after.Bytes - before.Bytes)
+				}
+				portRules, portBytes := cost(2, 300, someRanges(w, 0, 1))
+				rangeRules, rangeBytes := cost(3, 1, someRanges(w, 0, 300))
+				rules, bytes := cost(4, 300, someRanges(w, 1000, 300))
+				t.Logf("300 ports: %d rules, %d bytes; 300 ranges: %d, %d; both: %d, %d", portRules, portBytes, rangeRules, rangeBytes, rules, bytes)
+				if rules > 3*(portRules+rangeRules)/2 || bytes > 3*(portBytes+rangeBytes)/2 {
+					t.Errorf("300 ports take %d rules in %d bytes, 300 ranges %d in %d, both %d in %d", portRules, portBytes, rangeRules, rangeBytes, rules, bytes)
+				}
+				if rules, bytes := cost(5, 300, someRanges(w, 1000, 300)); rules > 3*portRules/2 || bytes > 3*portBytes/2 {
+					t.Errorf("a Service with ranges that another one has takes %d rules in %d bytes, with one range %d in %d", rules, bytes, portRules, portBytes)
+				}
+				self := w.Addr(198, 6)
+				own := append(someRanges(w, 1000, 300), netip.PrefixFrom(self, self.BitLen()))
+				if rules, bytes := cost(6, 300, own); rules > 3*portRules/2 || bytes > 3*portBytes/2 {
+					t.Errorf("with its own address beside, it takes %d rules in %d bytes", rules, bytes)
+				}
+				n := p.Stats().Restores
+				if rules, bytes := cost(4, 300, someRanges(w, 1000, 301)); rules > 3*(portRules+rangeRules)/2 || bytes > 3*(portBytes+rangeBytes)/2 {
+					t.Errorf("one range more takes %d rules in %d bytes", rules, bytes)
+				}
+				if n = p.Stats().Restores - n; n != 1 {
+					t.Errorf("one range more takes %d restores", n)
+				}
+				if p.st.rules[nat] > 20_000 || p.st.rules[filter] > 20_000 {
+					t.Errorf("%v rules, of 1,201 ports and 902 ranges", p.st.rules)
+				}
+			})
+		}
+	}
+}
+
+// The chain of a list comes with its first user and goes with its last, in the right order for the kernel: of nat for Services with
+// endpoints, of filter for those without. A process that starts in between takes them over.
+func TestSourceListsComeAndGo(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		p := newPlane(t, cfg)
+		tab := w.Table(2, 2)
+		reset(t, p, tab)
+		one, other := someRanges(w, 0, 3), someRanges(w, 100, 3)
+		for _, step := range []struct {
+			what        string
+			i           int
+			ranges      []netip.Prefix
+			do          lb.Action
+			nat, filter int // lists afterwards
+		}{
+			{"the first user", 1, one, lb.Balance, 1, 0},
+			{"another user", 2, one, lb.Balance, 1, 0},
+			{"another list", 3, other, lb.Balance, 2, 0},
+			{"endpoints that go", 1, one, lb.Reject, 2, 1},
+			{"endpoints of all that go", 2, one, lb.Reject, 1, 1},
+			{"another list without endpoints", 2, other, lb.Reject, 1, 2},
+			{"endpoints that come", 1, one, lb.Balance, 2, 1},
+			{"no restriction", 1, nil, lb.Balance, 1, 1},
+			{"one list for another", 3, one, lb.Balance, 1, 1},
+		} {
+			changes, _ := tab.Replace(restricted(w, step.i, 2, step.ranges, step.do))
+			apply(t, p, changes, nil)
+			for tb, want := range map[table]int{nat: step.nat, filter: step.filter} {
+				out := run(t, "", p.tool.program+"-save", "-t", tb.String())
+				if n := strings.Count(out, "\n:"+sourceList); n != want {
+					t.Errorf("%s: %d lists in %s, want %d:\n%s", step.what, n, tb, want, out)
+				}
+			}
+			if len(p.st.lists) != step.nat+step.filter {
+				t.Errorf("%s: %d lists are known", step.what, len(p.st.lists))
+			}
+			if mended, err := auditAll(p); mended != 0 || err != nil {
+				t.Errorf("%s: an audit mended %d, %v", step.what, mended, err)
+			}
+			before := dump(t, p)
+			p = newPlane(t, cfg)
+			reset(t, p, tab)
+			if n := p.Stats().Restores; n != 0 || dump(t, p) != before {
+				t.Errorf("%s: a new process ran %d restores:\n%s\nbefore:\n%s", step.what, n, dump(t, p), before)
+			}
+		}
+		for i := 1; i <= 3; i++ {
+			changes, _ := tab.Replace(lb.Owner{Name: fmt.Sprintf("ns/restricted-%d", i)}, nil)
+			apply(t, p, changes, nil)
+		}
+		if out := run(t, "", p.tool.program+"-save"); strings.Contains(out, sourceList) || len(p.st.lists) > 0 {
+			t.Errorf("lists without users:\n%s", out)
+		}
+		if s := p.Stats(); s.Failures > 0 || len(s.Stuck) > 0 {
+			t.Errorf("%d restores failed, stuck are %q", s.Failures, s.Stuck)
+		}
+	})
+}
