@@ -330,11 +330,13 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 	st.node = want.Node
 	c := p.begin(st) // what it stages is thrown away; only its state counts
 	c.quiet = true
-	if snap.ours {
-		p.adoptIDs(snap, want, st)
-		c.adoptLists(snap, want)
-	} else {
+	if !snap.ours {
 		snap = &snapshot{} // its slots and members belong to ids that mean nothing in a new table
+	}
+	kernel := newOldSets(snap)
+	if snap.ours {
+		p.adoptIDs(snap, want, kernel, st)
+		c.adoptLists(snap, want)
 	}
 	p.chooseSeed(st) // before any row
 	bad := &refusedRows{}
@@ -350,7 +352,6 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 		}
 	}
 	c.finishLists()
-	kernel := newOldSets(snap)
 	for _, s := range c.sets {
 		s.touched = false
 		old, members := kernel.of(s.id)
@@ -380,10 +381,59 @@ func (e *refusedRows) Error() string         { return e.err.Error() }
 func (e *refusedRows) Unwrap() error         { return e.err }
 func (e *refusedRows) RefusedRows() []lb.Key { return e.keys }
 
-// adoptIDs gives the sets of want the ids by which the kernel's rows already refer to them.
-func (p *Plane) adoptIDs(snap *snapshot, want *lb.Table, st *state) {
+// adoptIDs gives the sets of want the ids by which the kernel's rows already refer to them. Where keys have other owners
+// than in the kernel, a set may be found under several ids, or several under one: see settle.
+func (p *Plane) adoptIDs(snap *snapshot, want *lb.Table, kernel *oldSets, st *state) {
 	taken := map[uint32]bool{}
-	for _, i := range []setIndex{sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets} {
+	adopt := func(id lb.SetID, number uint32) bool {
+		if s := st.sets[id]; s != nil || taken[number] {
+			return s != nil && s.id == number
+		}
+		st.sets[id] = &set{id: number}
+		taken[number] = true
+		return true
+	}
+	sets, ids := map[lb.SetID]bool{}, map[uint32]bool{} // of which it is not clear which belongs to which
+	p.references(snap, want, func(_ *lb.Frontend, b *lb.BackendSet, id uint32) {
+		if !adopt(b.ID, id) {
+			sets[b.ID], ids[id] = true, true
+		}
+	})
+	if len(ids) > 0 {
+		var doubtful []claim
+		p.references(snap, want, func(f *lb.Frontend, b *lb.BackendSet, id uint32) {
+			if sets[b.ID] || ids[id] {
+				doubtful = append(doubtful, claim{set: b, id: id, own: snap.own(f)})
+				delete(st.sets, b.ID)
+				delete(taken, id)
+			}
+		})
+		for _, c := range settle(doubtful, kernel) {
+			adopt(c.set.ID, c.id)
+		}
+	}
+	for _, i := range append([]setIndex{sSetShapes, sBackends, sMembers}, setsOfRows...) { // also ids that no row of want refers to
+		recs, at := snap.records[i], 0
+		if slices.Contains(setsOfRows, i) {
+			at = recs.n - 4
+		}
+		for j := range recs.Len() {
+			st.ids.saw(order.Uint32(recs.at(j)[at:]))
+		}
+	}
+	recs := snap.records[sMemberBackends]
+	for j := range recs.Len() {
+		st.members.saw(order.Uint32(recs.at(j)))
+	}
+	st.adoptReserved(snap)
+}
+
+// setsOfRows are the maps from frontends to set ids.
+var setsOfRows = []setIndex{sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets}
+
+// references calls f for each row of want that balances over a set, and for which the kernel has an id.
+func (p *Plane) references(snap *snapshot, want *lb.Table, f func(front *lb.Frontend, b *lb.BackendSet, id uint32)) {
+	for _, i := range setsOfRows {
 		scope, n := lb.Cluster, p.addrLen
 		if i == sLocalSets || i == sNodePortLocalSets {
 			scope = lb.Local
@@ -394,29 +444,69 @@ func (p *Plane) adoptIDs(snap *snapshot, want *lb.Table, st *state) {
 		recs := snap.records[i]
 		for j := range recs.Len() {
 			rec := recs.at(j)
-			id := order.Uint32(rec[len(rec)-4:])
-			st.ids.saw(id)
-			f := want.Get(parseKey(rec, n))
-			if f == nil || taken[id] {
+			front := want.Get(parseKey(rec, n))
+			if front == nil {
 				continue
 			}
-			if b := f.Set(scope); b != nil && st.sets[b.ID] == nil {
-				st.sets[b.ID] = &set{id: id}
-				taken[id] = true
+			if b := front.Set(scope); b != nil {
+				f(front, b, order.Uint32(rec[len(rec)-4:]))
 			}
 		}
 	}
-	for _, i := range []setIndex{sSetShapes, sBackends, sMembers} { // ids that no row refers to
-		recs := snap.records[i]
-		for j := range recs.Len() {
-			st.ids.saw(order.Uint32(recs.at(j)))
+}
+
+// claim says that the kernel has an id where want has a set.
+type claim struct {
+	set  *lb.BackendSet
+	id   uint32
+	own  bool // by a key that had no other owner, see snapshot.own
+	same int  // backends of the set that the id has in the kernel
+}
+
+// settle puts the claims first by which the id is most likely the set's own: those by keys about which no two Services
+// contend, and of those the ones with the most backends in common. A set with another's id would forget its clients, and so
+// would the other; nobody would be led astray (docs/adr/0015).
+func settle(claims []claim, kernel *oldSets) []claim {
+	slices.SortFunc(claims, func(a, b claim) int {
+		return cmp.Or(cmp.Compare(a.id, b.id), a.set.ID.Compare(b.set.ID), -compareBool(a.own, b.own))
+	})
+	claims = slices.CompactFunc(claims, func(a, b claim) bool { return a.id == b.id && a.set.ID == b.set.ID })
+	var slots map[uint32]netip.AddrPort
+	for i := range claims {
+		c := &claims[i]
+		if i == 0 || c.id != claims[i-1].id {
+			slots, _ = kernel.of(c.id)
+		}
+		for _, ap := range slots {
+			if contains(c.set.Backends, ap) {
+				c.same++
+			}
 		}
 	}
-	recs := snap.records[sMemberBackends]
-	for j := range recs.Len() {
-		st.members.saw(order.Uint32(recs.at(j)))
+	slices.SortStableFunc(claims, func(a, b claim) int {
+		return -cmp.Or(compareBool(a.own, b.own), cmp.Compare(a.same, b.same))
+	})
+	return claims
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
 	}
-	st.adoptReserved(snap)
+	return -1
+}
+
+// own reports whether the key of a row belongs to one Service alone, and did so in the kernel: NodePorts and cluster IPs are
+// allocated, while anybody may ask for an external address, even for one that becomes a cluster IP later.
+func (s *snapshot) own(f *lb.Frontend) bool {
+	was := false
+	if f.Kind == lb.ClusterIP {
+		s.records[sClusterIPs].each(appendAddr(nil, f.Key.Addr), func([]byte) { was = true })
+	}
+	return was || f.Key.IsNodePort()
 }
 
 // oldSets finds, for sets whose ids were adopted, the slots and the members of their backends. The records are kept in
@@ -427,7 +517,7 @@ type oldSets struct {
 }
 
 func newOldSets(snap *snapshot) *oldSets {
-	for _, i := range []setIndex{sBackends, sMembers, sMemberBackends} {
+	for _, i := range []setIndex{sBackends, sMembers, sMemberBackends, sClusterIPs} {
 		snap.records[i] = snap.records[i].sorted()
 	}
 	return &oldSets{snap.records[sBackends], snap.records[sMembers], snap.records[sMemberBackends], map[uint32]netip.AddrPort{}}

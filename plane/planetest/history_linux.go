@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -163,24 +162,11 @@ func (h *history) act() error {
 	return nil
 }
 
-// changeSome changes Services while no plane looks, as they do while a proxy restarts. Two Services between which a key
-// changed hands meanwhile may forget their clients: a plane that knows a Service by its keys may take one for the other.
-// Nobody is led astray by that.
+// changeSome changes Services while no plane looks, as they do while a proxy restarts.
 func (h *history) changeSome() {
-	was := map[lb.Key]string{}
-	for f := range h.table.All() {
-		was[f.Key] = f.Service
-	}
 	for range h.rnd.IntN(3) {
 		h.change(h.rnd.IntN(townServices))
 	}
-	swapped := map[string]bool{}
-	for f := range h.table.All() {
-		if s := was[f.Key]; s != "" && s != f.Service {
-			swapped[s], swapped[f.Service] = true, true
-		}
-	}
-	maps.DeleteFunc(h.met, func(v visitor, _ meeting) bool { return swapped[v.service] })
 }
 
 // change gives a Service a new form, and returns what that changes.

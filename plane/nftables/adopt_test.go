@@ -1,0 +1,83 @@
+package nftables
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// While no proxy runs, keys change their owners. Each Service keeps its set id all the same, and with it its clients (SV-18):
+// what the kernel has under a key that went from one to another says nothing of whose set it is.
+func TestSetIDsWhenKeysChangeHands(t *testing.T) {
+	const pairs = 16 // of which half would come out wrong by chance
+	type form struct {
+		keys     []int // 0 to 3 of the pair are cluster IPs, 4 and above anybody's
+		backends [2]int
+	}
+	for name, c := range map[string]struct{ was, is [2]form }{
+		"the winner drops the key": {
+			was: [2]form{{[]int{0, 4}, [2]int{0, 3}}, {[]int{1}, [2]int{10, 13}}},
+			is:  [2]form{{[]int{0}, [2]int{0, 3}}, {[]int{1, 4}, [2]int{10, 13}}}},
+		"both have the same pods": {
+			was: [2]form{{[]int{0, 4}, [2]int{0, 3}}, {[]int{1}, [2]int{0, 3}}},
+			is:  [2]form{{[]int{0}, [2]int{0, 3}}, {[]int{1, 4}, [2]int{0, 3}}}},
+		"a swap": {
+			was: [2]form{{[]int{0, 4}, [2]int{0, 3}}, {[]int{1, 5}, [2]int{10, 13}}},
+			is:  [2]form{{[]int{0, 5}, [2]int{0, 3}}, {[]int{1, 4}, [2]int{10, 13}}}},
+		"a swap of many keys against one that stays": {
+			was: [2]form{{[]int{4, 5, 6, 7}, [2]int{0, 3}}, {[]int{8, 9, 10, 11}, [2]int{10, 13}}},
+			is:  [2]form{{[]int{8, 9, 10, 7}, [2]int{0, 3}}, {[]int{4, 5, 6, 11}, [2]int{10, 13}}}},
+		"pods come and go meanwhile": {
+			was: [2]form{{[]int{4, 5}, [2]int{0, 3}}, {[]int{6, 7}, [2]int{10, 13}}},
+			is:  [2]form{{[]int{4, 7}, [2]int{2, 6}}, {[]int{6, 5}, [2]int{12, 16}}}},
+		"the owner of a cluster IP comes for it": {
+			was: [2]form{{[]int{0, 1}, [2]int{0, 3}}, {nil, [2]int{}}},
+			is:  [2]form{{[]int{0}, [2]int{0, 3}}, {[]int{1}, [2]int{10, 13}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachFamily(t, func(t *testing.T, w planetest.World) {
+				inNetns(t)
+				table := func(forms [2]form) *lb.Table {
+					tab := &lb.Table{Node: w.Node()}
+					for i := range 2 * pairs {
+						f := forms[i%2]
+						name := fmt.Sprintf("ns/svc-%d:http", i)
+						set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}}
+						for b := f.backends[0]; b < f.backends[1]; b++ {
+							set.Backends = append(set.Backends, lb.Backend{Addr: netip.AddrPortFrom(w.Addr(100, i/2*100+b), 8080)})
+						}
+						var fronts []*lb.Frontend
+						for _, k := range f.keys {
+							kind := lb.ExternalIP
+							if k == i%2 {
+								kind = lb.ClusterIP
+							}
+							fronts = append(fronts, &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, i/2*100+k), Port: 80, Proto: lb.TCP}, Service: name,
+								Kind: kind, Affinity: time.Hour, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}})
+						}
+						tab.Replace(lb.Owner{Name: name}, fronts)
+					}
+					return tab
+				}
+				p := newPlane(t, w.Family)
+				reset(t, p, table(c.was))
+				before := p.st.sets
+				if err := p.Close(); err != nil {
+					t.Error(err)
+				}
+				q := newPlane(t, w.Family)
+				reset(t, q, table(c.is))
+				for id, s := range before {
+					if now := q.st.sets[id]; now == nil || now.id != s.id {
+						t.Errorf("%s had id %d and has %v", id, s.id, now.number())
+					}
+				}
+				dump(t, q)
+			})
+		})
+	}
+}
