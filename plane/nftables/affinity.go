@@ -40,46 +40,63 @@ func (r *ruleset) client(to uint32) []expr.Any {
 	if !r.hashes {
 		return r.network(r.saddr, to)
 	}
-	return r.hash(r.places, to)
+	return r.hash(r.places, r.seed, to)
 }
 
-// hash loads a number below n that depends on the client's address.
-func (r *ruleset) hash(n, to uint32) []expr.Any {
+// hash loads a number below n that depends on the client's address and the seed.
+func (r *ruleset) hash(n, seed, to uint32) []expr.Any {
 	const address = 10
 	return append(r.network(r.saddr, address), &expr.Hash{SourceRegister: reg(address), DestRegister: reg(to), Length: uint32(r.addrLen),
-		Modulus: n, Seed: r.seed, Type: expr.HashTypeJenkins})
+		Modulus: n, Seed: seed, Type: expr.HashTypeJenkins})
 }
 
-// sticky is the rules of a balancer with affinity. set loads the set id into register 1.
+// With affinity a set is served by two chains, see [shape] and [ruleset.scope].
 //
 // The affinity map is keyed by set and client, and its answer is a member: a number that stands for one backend in
 // one set, see [counter]. The backend is looked up by member and set id, so that whatever the map says, it leads to a
 // backend of this set or to none. A backend that left has no entry in member-backends any more, so its clients need
-// no cleaning; the second rule forgets such an answer when it meets one, because updating an element does not change
-// its data. Where the map is full, the update fails, and the last rule balances without memory.
+// no cleaning; a rule forgets such an answer when it meets one, because updating an element does not change
+// its data.
 //
 // Registers: member, set id, and behind it a slot or the client, are keys as they stand.
-func (r *ruleset) sticky(s shape, set []expr.Any) []rule {
-	const member, id, behind = 0, 1, 2
-	client := r.client(behind)
-	last := append(client, r.number(sAffinity, id, member)...)
-	choose := func(slot []expr.Any) []expr.Any { return append(slot, r.number(sMembers, id, member)...) }
-	backend := r.mapTo(sMemberBackends, member, 10)
-	memory := func(op uint32) []expr.Any {
-		return []expr.Any{&expr.Dynset{SrcRegKey: reg(id), SrcRegData: reg(member), SetName: r.sets[sAffinity].name,
-			Operation: op, Timeout: time.Duration(s.seconds) * time.Second}}
-	}
-	remember, forget := memory(unix.NFT_DYNSET_OP_UPDATE), memory(dynsetDelete)
-	unremembered := pickSlot(s.size, behind)
-	if r.hashes {
-		unremembered = r.hash(s.size, behind)
-	}
+const member, setID, behind = 0, 1, 2
+
+// remember is the rules that lead a client to the backend that the affinity map has for it, and renew its time. set loads the
+// set id.
+func (r *ruleset) remember(seconds uint32, set []expr.Any) []rule {
+	last := append(r.client(behind), r.number(sAffinity, setID, member)...)
 	return []rule{
-		r.rule("the same backend again", set, last, backend, remember, r.dnat(10)),
-		r.rule("its backend has left", set, last, forget),
-		r.rule("a backend to stay with", set, choose(pickSlot(s.size, behind)), client, backend, remember, r.dnat(10)),
-		r.rule("no memory left", set, choose(unremembered), backend, r.dnat(10)),
+		r.rule("the same backend again", set, last, r.mapTo(sMemberBackends, member, 10), r.memory(unix.NFT_DYNSET_OP_UPDATE, seconds), r.dnat(10)),
+		r.rule("its backend has left", set, last, r.memory(dynsetDelete, seconds)),
 	}
+}
+
+// choose is the rules that put a backend for a client into the affinity map, for as long as a packet needs to come to the
+// rules of remember. Where the map is full, the update fails, and the last rules balance without memory.
+func (r *ruleset) choose(s shape, set []expr.Any) []rule {
+	var rules []rule
+	from := func(slot []expr.Any) []expr.Any { return append(slot, r.number(sMembers, setID, member)...) }
+	for _, n := range s.picks() {
+		rules = append(rules, r.rule("a backend to stay with", set, from(pickSlot(n, behind)), r.client(behind),
+			r.memory(unix.NFT_DYNSET_OP_UPDATE, passingSeconds), goBack()))
+	}
+	for i, n := range s.picks() {
+		slot := pickSlot(n, behind)
+		if r.hashes {
+			slot = r.hash(n, r.seed+uint32(i), behind) // each draw by itself
+		}
+		rules = append(rules, r.rule("no memory left", set, from(slot), r.mapTo(sMemberBackends, member, 10), r.dnat(10)))
+	}
+	return rules
+}
+
+// passingSeconds is the time of an element of the affinity map between two rules.
+const passingSeconds = 10
+
+// memory changes the client's element of the affinity map.
+func (r *ruleset) memory(op, seconds uint32) []expr.Any {
+	return []expr.Any{&expr.Dynset{SrcRegKey: reg(setID), SrcRegData: reg(member), SetName: r.sets[sAffinity].name,
+		Operation: op, Timeout: time.Duration(seconds) * time.Second}}
 }
 
 // dynsetDelete is NFT_DYNSET_OP_DELETE, since Linux 5.4.

@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/google/nftables/expr"
-
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -182,10 +180,10 @@ func (c *change) retain(k lb.Key, f *lb.Frontend) (row, error) {
 	}
 	c.needClass(r.class)
 	if s := f.Set(lb.Cluster); s != nil {
-		r.cluster = c.hold(s, seconds(f.Affinity))
+		r.cluster = c.hold(s, roundSeconds(seconds(f.Affinity)))
 	}
 	if s := f.Set(lb.Local); s != nil {
-		r.local = c.hold(s, seconds(f.Affinity))
+		r.local = c.hold(s, roundSeconds(seconds(f.Affinity)))
 	}
 	return r, nil
 }
@@ -424,12 +422,13 @@ func (c *change) needClass(cl class) {
 }
 
 func (c *change) needShape(s shape) {
-	if c.st.shapes[s] {
-		return
+	for _, part := range s.parts() {
+		if c.st.shapes[part] {
+			continue
+		}
+		c.needChain(c.balancer(part))
+		c.addVerdict(shapesOf(part.scope), appendNum(c.rec[:0], part.number()), part.verdict())
+		c.st.shapes[part] = true
+		c.undo = append(c.undo, func() { delete(c.st.shapes, part) })
 	}
-	ch := c.balancer(s)
-	c.needChain(ch)
-	c.addVerdict(shapesOf(s.scope), appendNum(c.rec[:0], s.number()), elementVerdict{expr.VerdictGoto, ch.name})
-	c.st.shapes[s] = true
-	c.undo = append(c.undo, func() { delete(c.st.shapes, s) })
 }

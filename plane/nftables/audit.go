@@ -264,7 +264,9 @@ func (p *Plane) tidy() error {
 		classes[r.class] = true
 	}
 	for _, s := range p.st.sets {
-		shapes[s.shape()] = true
+		for _, part := range s.shape().parts() {
+			shapes[part] = true
+		}
 	}
 	c := p.begin(p.st)
 	for cl := range p.st.classes {

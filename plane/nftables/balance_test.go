@@ -1,11 +1,15 @@
 package nftables
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -94,14 +98,71 @@ func TestBalancerLargerThanItsSet(t *testing.T) {
 	})
 }
 
+// With affinity, too, and where the kernel has no memory left as well; and each client stays with its backend.
+func TestBalancerWithAffinityLargerThanItsSet(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
+		for name, room := range map[string]uint32{"memory": affinityLimit, "no memory": 1} {
+			t.Run(name, func(t *testing.T) {
+				inNetns(t)
+				p := newPlane(t, w.Family)
+				p.rules.places, p.rules.sets[sAffinity].size = 1<<20, room
+				tab := &lb.Table{Node: w.Node()}
+				const n, share = 17, 300
+				_, f := w.ClusterIP(1, 100, n)
+				f[0].Key.Proto, f[0].Affinity = lb.UDP, time.Hour
+				tab.Replace(lb.Owner{Name: "ns/svc-1"}, f)
+				reset(t, p, tab)
+				got, home := map[netip.Addr]int{}, map[netip.Addr]netip.Addr{}
+				flows(t, f[0].Key, 2*share*n, func(i int) net.IP {
+					i /= 2
+					if w.Family == lb.IPv6 {
+						return net.IP(netip.MustParseAddr(fmt.Sprintf("2001:db8:7::%x", 1+i)).AsSlice())
+					}
+					return net.IPv4(100, 99, byte(i>>8), byte(i))
+				}, func(client, backend netip.Addr) {
+					switch was, again := home[client]; {
+					case !again:
+						home[client] = backend
+						got[backend]++
+					case was != backend:
+						t.Errorf("%s came to %s and to %s", client, was, backend)
+					}
+				})
+				if len(home) != share*n {
+					t.Errorf("%d of %d clients found a backend", len(home), share*n)
+				}
+				for _, b := range f[0].Set(lb.Cluster).Backends {
+					if is := got[b.Addr.Addr()]; math.Abs(float64(is-share)) > 6*math.Sqrt(share) {
+						t.Errorf("%s got %d clients, want about %d", b.Addr, is, share)
+					}
+					delete(got, b.Addr.Addr())
+				}
+				if len(got) > 0 {
+					t.Errorf("clients went to %v", got)
+				}
+			})
+		}
+	})
+}
+
 // spread sends a packet of each of n flows into nothing, and returns how many went to which address.
 func spread(t *testing.T, to netip.AddrPort, n int) map[netip.Addr]int {
 	t.Helper()
+	got := map[netip.Addr]int{}
+	flows(t, lb.Key{Addr: to.Addr(), Port: to.Port()}, n, func(int) net.IP { return nil }, func(_, backend netip.Addr) { got[backend]++ })
+	return got
+}
+
+// flows sends a packet of each of n flows into nothing, and tells of each that has a backend. from says which address flow i
+// comes from.
+func flows(t *testing.T, key lb.Key, n int, from func(i int) net.IP, told func(client, backend netip.Addr)) {
+	t.Helper()
+	to := netip.AddrPortFrom(key.Addr, key.Port)
 	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "veth0"}, PeerName: "veth1"}
-	own, any := "192.0.2.1/24", "0.0.0.0/0"
+	own, any, clients := "192.0.2.1/24", "0.0.0.0/0", "100.99.0.0/16"
 	family := netlink.InetFamily(unix.AF_INET)
 	if to.Addr().Is6() {
-		own, any, family = "2001:db8::1/64", "::/0", unix.AF_INET6
+		own, any, clients, family = "2001:db8::1/64", "::/0", "2001:db8:7::/64", unix.AF_INET6
 	}
 	addr, err := netlink.ParseAddr(own)
 	if err != nil {
@@ -113,15 +174,21 @@ func spread(t *testing.T, to netip.AddrPort, n int) map[netip.Addr]int {
 		func() error { return netlink.LinkAdd(link) },
 		func() error { return netlink.LinkSetUp(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "veth1"}}) },
 		func() error { return netlink.LinkSetUp(link) },
+		func() error { return netlink.LinkSetUp(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "lo"}}) },
 		func() error { return netlink.AddrAdd(link, addr) },
 		func() error { return netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: all}) },
+		func() error {
+			_, mine, _ := net.ParseCIDR(clients)
+			return netlink.RouteAdd(&netlink.Route{LinkIndex: 1, Dst: mine, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST, Table: unix.RT_TABLE_LOCAL})
+		},
 	} {
 		if err := step(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for i := range n {
-		c, err := net.DialUDP("udp", &net.UDPAddr{Port: 20000 + i}, net.UDPAddrFromAddrPort(to))
+		d := net.Dialer{LocalAddr: &net.UDPAddr{IP: from(i), Port: 20000 + i}, Control: freely}
+		c, err := d.Dial("udp", to.String())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -131,16 +198,88 @@ func spread(t *testing.T, to netip.AddrPort, n int) map[netip.Addr]int {
 			t.Fatal(err)
 		}
 	}
-	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
+	tracked, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := map[netip.Addr]int{}
-	for _, f := range flows {
+	for _, f := range tracked {
 		if dst, _ := netip.AddrFromSlice(f.Forward.DstIP); dst.Unmap() == to.Addr() {
+			client, _ := netip.AddrFromSlice(f.Forward.SrcIP)
 			backend, _ := netip.AddrFromSlice(f.Reverse.SrcIP)
-			got[backend.Unmap()]++
+			told(client.Unmap(), backend.Unmap())
 		}
 	}
-	return got
+}
+
+// Whatever times and sizes tenants choose for session affinity, there are no more chains than sizes and rounded times.
+func TestChainsOfSessionAffinity(t *testing.T) {
+	const services, most, day = 400, 200, 86_400
+	times := map[uint32]bool{}
+	for n := uint32(1); n <= maxSeconds; n++ {
+		got := roundSeconds(n)
+		if got < n || 16*(got-n) >= n || roundSeconds(got) != got || got > maxSeconds {
+			t.Fatalf("%d s become %d", n, got)
+		}
+		if n <= day {
+			times[got] = true
+		}
+	}
+	if n := len(times); n != 312 {
+		t.Errorf("%d times", n)
+	}
+	for _, n := range []uint32{1, 59, 80, 90, 100, 120, 300, 600, 900, 1800, 3600, 5400, 7200, 10800, 21600, 43200, day} {
+		if got := roundSeconds(n); got != n {
+			t.Errorf("%d s become %d", n, got)
+		}
+	}
+	few := map[uint32]bool{}
+	for n := uint32(1); n <= maxStickySlots; n++ {
+		few[roundSize(n)] = true
+	}
+	if n := len(few); n != 95 {
+		t.Errorf("%d sizes", n)
+	}
+	if n := (shape{lb.Local, roundSize(maxStickySlots), true, roundSeconds(maxSeconds)}); parseShape(lb.Local, n.number()) != n {
+		t.Errorf("%+v becomes %+v", n, parseShape(lb.Local, n.number()))
+	}
+
+	inNetns(t)
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, w.Family)
+	tab := w.Table(3, 2)
+	reset(t, p, tab)
+	before, sizes := len(p.st.chains), map[uint32]bool{}
+	seed := uint64(time.Now().UnixNano())
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	times = map[uint32]bool{}
+	for i := range services {
+		o, f := w.ClusterIP(50+i, 1000, 1+rnd.IntN(most))
+		f[0].Affinity = time.Duration(1+rnd.IntN(day)) * time.Second
+		sizes[roundSize(uint32(len(f[0].Set(lb.Cluster).Backends)))] = true
+		times[roundSeconds(seconds(f[0].Affinity))] = true
+		apply2(t, p, tab, o, f)
+	}
+	if got, want := len(p.st.chains)-before, len(sizes)+len(times); got != want || want > exactSizes+8*4+312 {
+		t.Errorf("seed %d: %d chains more than before, want %d", seed, got, want)
+	}
+	if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
+		t.Errorf("seed %d: got:\n%s\nwant:\n%s", seed, got, want)
+	}
+	for i := range services {
+		o, _ := w.ClusterIP(50+i, 1000, 1)
+		apply2(t, p, tab, o, nil)
+	}
+	if _, err := p.Audit(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	if got := len(p.st.chains); got != before {
+		t.Errorf("seed %d: %d chains are left, %d were there", seed, got, before)
+	}
+}
+
+// freely lets a socket have an address that no interface has.
+func freely(_, _ string, c syscall.RawConn) error {
+	var failed error
+	err := c.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) })
+	return errors.Join(err, failed)
 }

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/google/nftables/expr"
+
 	"kube-proxy/lb"
 )
 
@@ -142,12 +144,39 @@ func turnOf(r lb.Route) (turn, error) {
 	return t, nil
 }
 
-// shape is what a balancer chain depends on: the scope, the size and the affinity of a set. Sets of one shape share
-// their chain.
+// shape is what decides by which chains a set is served: its scope, size and affinity. Sets of one shape share them.
+//
+// Those with affinity have two, so that there are no more chains than sizes and times together, whatever tenants write: one
+// chooses a backend, the other remembers it for a time. The parts of a shape stand for them.
 type shape struct {
 	scope   lb.Scope
-	size    uint32 // of sets without affinity that of roundSize, else the number of slots
-	seconds uint32 // of affinity; 0 for none
+	size    uint32 // that of roundSize; 0 in the part that remembers
+	sticky  bool
+	seconds uint32 // of affinity, those of roundSeconds; 0 in the part that chooses
+}
+
+// parts returns a shape for each chain that serves s.
+func (s shape) parts() []shape {
+	if !s.sticky {
+		return []shape{s}
+	}
+	return []shape{{s.scope, s.size, true, 0}, {s.scope, 0, true, s.seconds}}
+}
+
+// timeSteps are the steps of the times for which clients are remembered. Up to 80 s each second counts, and every step begins
+// at sixteen times itself: what is rounded up to it becomes less than a sixteenth longer.
+var timeSteps = []uint32{3600, 900, 300, 60, 15, 5}
+
+// roundSeconds returns for how long clients are remembered that shall be for n seconds: n, or a little longer, so that few
+// times are in use, though tenants may choose among 86,400. What people choose stays: all minutes up to 80, five minutes up
+// to four hours, quarters up to 16 hours, and whole hours.
+func roundSeconds(n uint32) uint32 {
+	for _, step := range timeSteps {
+		if n > 16*step {
+			return (n + step - 1) / step * step
+		}
+	}
+	return n
 }
 
 // exactSizes is the size up to which each number of slots has a balancer of its own.
@@ -177,22 +206,33 @@ const pickTries = 3
 
 // picks are the numbers of slots that a balancer draws from, one after the other until there is a backend.
 func (s shape) picks() []uint32 {
-	if wholeSize(s.size) == s.size || s.seconds > 0 {
+	if wholeSize(s.size) == s.size {
 		return []uint32{s.size}
 	}
 	return append(slices.Repeat([]uint32{s.size}, pickTries), wholeSize(s.size))
 }
 
 func (s shape) compare(o shape) int {
-	return cmp.Or(cmp.Compare(s.scope, o.scope), cmp.Compare(s.seconds, o.seconds), cmp.Compare(s.size, o.size))
+	return cmp.Or(cmp.Compare(s.scope, o.scope), compareBool(s.sticky, o.sticky), cmp.Compare(s.seconds, o.seconds), cmp.Compare(s.size, o.size))
 }
 
-// chain is the name of the balancer chain: "cluster-10" or "local-3-sticky-10800".
+// chain is the name of the chain of a part: "cluster-10", or with affinity "cluster-10-sticky" and "cluster-sticky-10800".
 func (s shape) chain() string {
-	if s.seconds == 0 {
+	switch {
+	case !s.sticky:
 		return fmt.Sprintf("%s-%d", s.scope, s.size)
+	case s.seconds == 0:
+		return fmt.Sprintf("%s-%d-sticky", s.scope, s.size)
 	}
-	return fmt.Sprintf("%s-%d-sticky-%d", s.scope, s.size, s.seconds)
+	return fmt.Sprintf("%s-sticky-%d", s.scope, s.seconds)
+}
+
+// verdict leads to the chain of a part. Those of sets with affinity return, see [ruleset.scope].
+func (s shape) verdict() elementVerdict {
+	if s.sticky {
+		return elementVerdict{expr.VerdictJump, s.chain()}
+	}
+	return elementVerdict{expr.VerdictGoto, s.chain()}
 }
 
 // shapes is the map from shapes of that scope to chains.
@@ -206,18 +246,34 @@ func shapesOf(s lb.Scope) setIndex {
 // number is the shape as it stands in maps: the size alone, or with affinity bit 31, the seconds in bits 14
 // to 30 and the size below.
 func (s shape) number() uint32 {
-	if s.seconds == 0 {
+	if !s.sticky {
 		return s.size
 	}
 	return 1<<31 | s.seconds<<14 | s.size
 }
 
+// What the numbers of the two parts have of that of a shape with affinity.
+const (
+	sizePart = 1<<31 + 1<<14 - 1
+	timePart = 1<<32 - 1<<14
+)
+
 // The most backends of a set, without and with affinity. Of one with more than the latter a node serves so many, see
-// stickable.
+// stickable. Sizes of balancers and rounded times stay within their bits.
 const (
 	maxSlots       = 1 << 24
-	maxStickySlots = 1<<14 - 1
-	maxSeconds     = 1<<17 - 1
+	maxStickySlots = 15 << 10
+	maxSeconds     = 36 * 3600
 )
 
 func seconds(d time.Duration) uint32 { return uint32(d / time.Second) }
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
+}

@@ -20,7 +20,7 @@
 //	map reserved       which set ids and members were used; see numbers.go
 //
 //	map filter-classes, nat-classes     class : verdict       a few dozen at most
-//	map cluster-shapes, local-shapes    shape : verdict       one for each size in use, see [roundSize]
+//	map cluster-shapes, local-shapes    shape : verdict       one for each size and each time in use, see [shape]
 //
 //	map source-lists   address . protocol . port : list      who may use this frontend? (only where there are source ranges)
 //	set source-ranges  list|length . range                    the ranges of a list, a rule for each length

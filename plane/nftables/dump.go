@@ -188,7 +188,7 @@ func (d *dumper) set(k lb.Key, id uint32, scope lb.Scope) string {
 		} else {
 			d.reachedPlaces[key] = true
 		}
-		if !ok && s.seconds == 0 && slot >= wholeSize(s.size) {
+		if !ok && slot >= wholeSize(s.size) {
 			break // a balancer may be a little larger than the set; what comes behind cannot be chosen
 		}
 		if !ok {
@@ -209,7 +209,7 @@ func parseShape(scope lb.Scope, number uint32) shape {
 	if number>>31 == 0 {
 		return shape{scope: scope, size: number}
 	}
-	return shape{scope: scope, size: number & maxStickySlots, seconds: number >> 14 & maxSeconds}
+	return shape{scope: scope, sticky: true, size: number & (1<<14 - 1), seconds: number >> 14 & (1<<17 - 1)}
 }
 
 func (d *dumper) checkClass(k lb.Key, cl class) {
@@ -222,11 +222,12 @@ func (d *dumper) checkClass(k lb.Key, cl class) {
 }
 
 func (d *dumper) checkShape(k lb.Key, s shape) {
-	ch := d.rules.balancer(s)
-	d.checkChain(k, ch)
-	v := d.snap.verdicts[shapesOf(s.scope)][string(appendNum(nil, s.number()))]
-	if v.chain != ch.name {
-		d.fault("%s: shape %s leads to %q", k, ch.name, v.chain)
+	for _, part := range s.parts() {
+		d.checkChain(k, d.rules.balancer(part))
+		v := d.snap.verdicts[shapesOf(part.scope)][string(appendNum(nil, part.number()))]
+		if v != part.verdict() {
+			d.fault("%s: shape %s leads to %q", k, part.chain(), v)
+		}
 	}
 }
 

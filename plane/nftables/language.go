@@ -294,6 +294,8 @@ func (s *speaker) part(register uint32) string {
 		return v.text + " & " + a.String()
 	case len(v.mask) == 4 && order.Uint32(v.mask) == ^order.Uint32(v.xor):
 		return fmt.Sprintf("%s | 0x%08x", v.text, order.Uint32(v.xor))
+	case len(v.mask) == 4 && order.Uint32(v.xor) == 0:
+		return fmt.Sprintf("%s & 0x%08x", v.text, order.Uint32(v.mask))
 	case v.mask != nil:
 		s.mistake("a key of %q with a mask", v.text)
 	}

@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
@@ -299,9 +298,8 @@ func (c *change) structure() ([]chain, [setCount]map[string]elementVerdict) {
 		verdicts[sNATClasses][string(appendNum(nil, uint32(cl)))] = nat
 	}
 	for _, s := range slices.SortedFunc(maps.Keys(c.st.shapes), shape.compare) {
-		ch := c.balancer(s)
-		chains = append(chains, ch)
-		verdicts[shapesOf(s.scope)][string(appendNum(nil, s.number()))] = elementVerdict{expr.VerdictGoto, ch.name}
+		chains = append(chains, c.balancer(s))
+		verdicts[shapesOf(s.scope)][string(appendNum(nil, s.number()))] = s.verdict()
 	}
 	return chains, verdicts
 }
@@ -362,7 +360,9 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 			s.slots = keepSlots(old, s.source.Backends)
 			c.enroll(s, members)
 		}
-		st.shapes[s.shape()] = true
+		for _, part := range s.shape().parts() {
+			st.shapes[part] = true
+		}
 	}
 	_ = c.reserve() // plan asks itself whether numbers are left
 	if bad.err == nil {
@@ -487,16 +487,6 @@ func settle(claims []claim, kernel *oldSets) []claim {
 		return -cmp.Or(compareBool(a.own, b.own), cmp.Compare(a.same, b.same))
 	})
 	return claims
-}
-
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return 1
-	}
-	return -1
 }
 
 // own reports whether the key of a row belongs to one Service alone, and did so in the kernel: NodePorts and cluster IPs are

@@ -434,12 +434,36 @@ func (r *ruleset) translate(comment string) []rule {
 }
 
 // scope goes from the frontend to its set, from there to the set's shape, and on to the balancer.
+//
+// Shapes with affinity are in the map in two parts. First the one that remembers knows the client and leads him to his backend;
+// if it does not, the one that chooses puts a backend into the memory, and then the first knows the client.
 func (r *ruleset) scope(name string, vips, nodePorts, shapes setIndex) chain {
-	onward := append(r.number(sSetShapes, 0, 0), r.vmap(shapes, 0)...)
-	return chain{name: name, rules: []rule{
-		r.rule("service address", keepMark(), r.vip(10), r.number(vips, 10, 0), onward),
-		r.rule("NodePort", keepMark(), nodePort(10), r.number(nodePorts, 10, 0), onward),
-	}}
+	part := func(mask uint32) []expr.Any {
+		return []expr.Any{&expr.Bitwise{SourceRegister: reg(0), DestRegister: reg(0), Len: 4, Mask: appendNum(nil, mask), Xor: make([]byte, 4)}}
+	}
+	c := chain{name: name}
+	for i, way := range []struct {
+		comment string
+		load    []expr.Any
+		sets    setIndex
+	}{{"service address", r.vip(10), vips}, {"NodePort", nodePort(10), nodePorts}} {
+		for _, step := range []struct {
+			comment string
+			part    []expr.Any
+		}{{"", nil}, {": a client who was here before", part(timePart)}, {": choose", part(sizePart)}, {": as chosen", part(timePart)}} {
+			c.rules = append(c.rules, r.rule(way.comment+step.comment,
+				keepMark(), way.load, r.number(way.sets, 10, 0), r.number(sSetShapes, 0, 0), step.part, r.vmap(shapes, 0)))
+		}
+		if i == 0 {
+			c.rules = append(c.rules, r.noNodePort(vips))
+		}
+	}
+	return c
+}
+
+// noNodePort ends a chain for what a frontend's address led there: a NodePort may have the number of its port.
+func (r *ruleset) noNodePort(vips setIndex) rule {
+	return r.rule("no NodePort", keepMark(), r.vip(10), r.isKey(vips, 10), goBack())
 }
 
 func (r *ruleset) masqThen(scope string) chain {
@@ -554,23 +578,30 @@ func (r *ruleset) natRules(c class) []rule {
 	return rules
 }
 
-// balancer picks a backend of a set of that shape.
+// balancer picks a backend of a set, or does one part of that where the set has affinity.
 func (r *ruleset) balancer(s shape) chain {
 	vips, nodePorts := sClusterSets, sNodePortClusterSets
 	if s.scope == lb.Local {
 		vips, nodePorts = sLocalSets, sNodePortLocalSets
 	}
 	var rules []rule
-	for _, way := range []struct {
+	for i, way := range []struct {
 		comment string
 		load    func(uint32) []expr.Any
 		sets    setIndex
 	}{{"service address", r.vip, vips}, {"NodePort", nodePort, nodePorts}} {
+		if i > 0 {
+			rules = append(rules, r.noNodePort(vips))
+		}
 		set := func(to uint32) []expr.Any {
 			return slices.Concat(keepMark(), way.load(10), r.number(way.sets, 10, to))
 		}
-		if s.seconds > 0 {
-			rules = append(rules, r.sticky(s, set(1))...)
+		switch {
+		case s.seconds > 0:
+			rules = append(rules, r.remember(s.seconds, set(1))...)
+			continue
+		case s.sticky:
+			rules = append(rules, r.choose(s, set(1))...)
 			continue
 		}
 		for _, n := range s.picks() {

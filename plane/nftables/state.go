@@ -25,7 +25,7 @@ type state struct {
 	clusterIPs map[netip.Addr]int32
 
 	classes map[class]bool
-	shapes  map[shape]bool
+	shapes  map[shape]bool    // their parts
 	chains  map[string]string // name → digest of the rules
 }
 
@@ -64,11 +64,7 @@ type set struct {
 }
 
 func (s *set) shape() shape {
-	size := uint32(len(s.slots))
-	if s.seconds == 0 {
-		size = roundSize(size)
-	}
-	return shape{s.source.ID.Scope, size, s.seconds}
+	return shape{s.source.ID.Scope, roundSize(uint32(len(s.slots))), s.seconds > 0, s.seconds}
 }
 
 // maps are the maps from a row's key to its class and its sets.
