@@ -104,8 +104,8 @@ const (
 // setIDMaps have set ids as data.
 var setIDMaps = []string{"cluster-sets", "nodeport-cluster-sets", "local-sets", "nodeport-local-sets"}
 
-// unseen sets are not compared: they follow from others, are filled by packets, or may keep what is no longer used.
-var unseen = []string{backendsMap, shapesMap, "members", "affinity", "filter-classes", "nat-classes", "cluster-shapes", "local-shapes"}
+// unseen sets are not compared: they follow from others, are filled by packets, say what was, or may keep what is no longer used.
+var unseen = []string{backendsMap, shapesMap, "members", "affinity", "reserved", "filter-classes", "nat-classes", "cluster-shapes", "local-shapes"}
 
 func meaning(table string, sets map[string][]element) (lines []string) {
 	behind := map[string][]string{} // set id → backends
