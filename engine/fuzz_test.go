@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,6 +22,7 @@ type story struct {
 	bytes    []byte
 	services map[cluster.Name]*cluster.Service
 	slices   map[cluster.Name]*cluster.Slice
+	had      map[string]map[netip.Addr]bool // by service, every address that a slice of it has ever named
 	release  func()
 }
 
@@ -103,6 +105,7 @@ func (s *story) step() {
 	case 4, 5, 6:
 		sl := s.someSlice(i%universe, s.next())
 		s.slices[sl.Name] = sl
+		s.remember(sl)
 		s.do(cluster.SliceSet{Slice: sl})
 	case 7:
 		sl := s.someSlice(i%universe, s.next())
@@ -170,6 +173,38 @@ func (s *story) node(i int) {
 	s.do(cluster.NodeSet{Node: n})
 }
 
+func (s *story) remember(sl *cluster.Slice) {
+	of := s.had[sl.Service.String()]
+	if of == nil {
+		of = map[netip.Addr]bool{}
+		s.had[sl.Service.String()] = of
+	}
+	for _, e := range sl.Endpoints {
+		of[e.Addr] = true
+	}
+}
+
+// nobodyStrays checks that no packet of one service reaches a backend of another, whatever the history: each row in force
+// leads to addresses alone that its own service has named.
+func (s *story) nobodyStrays() {
+	for k, f := range s.plane.Rows() {
+		service, _, _ := strings.Cut(f.Service, ":")
+		for _, r := range f.Routes {
+			if r.To == nil {
+				continue
+			}
+			if r.To.ID.Service != f.Service {
+				s.t.Errorf("%s of %s leads to the backends of %s", k, f.Service, r.To.ID.Service)
+			}
+			for _, b := range r.To.Backends {
+				if !s.had[service][b.Addr.Addr()] {
+					s.t.Errorf("%s of %s leads to %s, which the service has never named", k, f.Service, b.Addr)
+				}
+			}
+		}
+	}
+}
+
 func (s *story) open() {
 	if s.release != nil {
 		s.release()
@@ -232,6 +267,7 @@ func FuzzIncremental(f *testing.F) {
 				bytes:    data,
 				services: map[cluster.Name]*cluster.Service{},
 				slices:   map[cluster.Name]*cluster.Slice{},
+				had:      map[string]map[netip.Addr]bool{},
 			}
 			s.rig = newRig(t, func(c *Config) {
 				if len(data)%2 == 1 {
@@ -244,6 +280,7 @@ func FuzzIncremental(f *testing.F) {
 			s.start()
 			for len(s.bytes) > 0 {
 				s.step()
+				s.nobodyStrays()
 			}
 			s.faulty.Heal()
 			s.open()
@@ -251,6 +288,7 @@ func FuzzIncremental(f *testing.F) {
 			s.listAll()
 			s.after(12 * time.Minute) // longer than every backoff, and one full audit
 			s.converged()
+			s.nobodyStrays()
 			if st := s.engine.Stats(); st.Proofs > st.Failures {
 				t.Errorf("%d proofs after %d failures", st.Proofs, st.Failures)
 			}
