@@ -92,7 +92,7 @@ func (e *Engine) tellLosses(began []lb.Contest, now time.Time) {
 	e.stats.update(func(s *Stats) { s.Contests += uint64(keys) })
 	for _, l := range slices.SortedFunc(maps.Values(losses), func(a, b *Loss) int { return strings.Compare(a.Loser.Name, b.Loser.Name) }) {
 		text := fmt.Sprintf("service %s lost %s to %s, which %s", l.Loser.Name, l.Key, l.Winner.Name, l.Why())
-		if !e.contested.May(fmt.Sprint(text, l.Keys), now) {
+		if !e.contested.Once(fmt.Sprint(text, l.Keys), now) {
 			continue
 		}
 		e.cfg.Log.Warn(text, "key", l.Key.String(), "winner", l.Winner.Name, "loser", l.Loser.Name, "keys", l.Keys)
@@ -122,7 +122,7 @@ func (e *Engine) tellLoans(lent []lentKey, now time.Time) {
 	}
 	for _, l := range slices.SortedFunc(maps.Values(loans), func(a, b *Loan) int { return strings.Compare(a.Owner, b.Owner) }) {
 		text := fmt.Sprintf("service %s has %s, an address of the service network, as its %s, until it is assigned as a cluster IP", l.Owner, l.Key, l.Kind.Words())
-		if !e.loans.May(fmt.Sprint(text, l.Keys), now) {
+		if !e.loans.Once(fmt.Sprint(text, l.Keys), now) {
 			continue
 		}
 		e.cfg.Log.Warn(text, "key", l.Key.String(), "service", l.Owner, "keys", l.Keys)

@@ -53,7 +53,7 @@ func (p *proxy) resolver(fam lb.Family) func(cluster.View) []*lb.Frontend {
 	return func(v cluster.View) []*lb.Frontend {
 		settings := p.settings(fam)
 		now := time.Now()
-		if what, subject := told.news(v.Name, policy.Refused(v, settings)); what != "" && messages.May(v.Name.String()+" "+subject, now) {
+		if what, subject := told.news(v.Name, policy.Refused(v, settings)); what != "" && messages.Next(now) {
 			e := event.AddressRefused(v.Name.String(), what, subject)
 			p.log.Warn(e.Note, "service", v.Name.String(), "family", fam.String())
 			p.tell(e)

@@ -13,8 +13,8 @@ const (
 	maxTold = 10000
 )
 
-// Messages bounds the messages of one sort, each of which is told once: so many at once, then one in each gap, and of
-// the others their number. The zero Messages has told nothing. It is not safe for concurrent use.
+// Messages bounds the messages of one sort: so many at once, then one in each gap, and of the others their number. The
+// zero Messages has told nothing. It is not safe for concurrent use.
 type Messages struct {
 	told map[string]struct{}
 	full time.Time // when all messages so far have stopped to count
@@ -23,11 +23,20 @@ type Messages struct {
 	sayWithheld time.Time // the earliest time for another
 }
 
-// May reports whether the message is to be told now, and counts it.
-func (m *Messages) May(message string, now time.Time) bool {
-	if _, told := m.told[message]; told {
+// Once is Next for a message that is not to be told again.
+func (m *Messages) Once(message string, now time.Time) bool {
+	if _, told := m.told[message]; told || !m.Next(now) {
 		return false
 	}
+	if m.told == nil || len(m.told) >= maxTold {
+		m.told = map[string]struct{}{}
+	}
+	m.told[message] = struct{}{}
+	return true
+}
+
+// Next reports whether one more message is to be told now, and counts it.
+func (m *Messages) Next(now time.Time) bool {
 	full := m.full
 	if full.Before(now) {
 		full = now
@@ -37,10 +46,6 @@ func (m *Messages) May(message string, now time.Time) bool {
 		return false
 	}
 	m.full = full
-	if m.told == nil || len(m.told) >= maxTold {
-		m.told = map[string]struct{}{}
-	}
-	m.told[message] = struct{}{}
 	return true
 }
 

@@ -11,7 +11,7 @@ func TestMessages(t *testing.T) {
 	now := time.Now()
 	told := func(from, to int) (n int) {
 		for i := from; i < to; i++ {
-			if m.May(fmt.Sprint(i), now) {
+			if m.Once(fmt.Sprint(i), now) {
 				n++
 			}
 		}
@@ -41,7 +41,7 @@ func TestMessages(t *testing.T) {
 	}
 	for i := range 3 * maxTold {
 		now = now.Add(Gap)
-		m.May(fmt.Sprint("another ", i), now)
+		m.Once(fmt.Sprint("another ", i), now)
 	}
 	if len(m.told) > maxTold {
 		t.Errorf("%d messages are remembered", len(m.told))
