@@ -89,11 +89,11 @@ services. Memory is the largest resident size from the start to the end of all c
 
 With many endpoints the kernel sets the pace in iptables mode. At each commit of ` + "`" + `iptables-nft-restore` + "`" + ` it validates every rule that the
 hooks lead to: that goes by the endpoints of the cluster, not by the change. One changed endpoint or one new service among 250,000
-endpoints (5,000 services × 50) took 0.77 to 0.93 s beside a load average of 5, and among 50,000 0.21 to 0.24 s. The
+endpoints (5,000 services × 50) takes 0.86 s on a quiet machine, and among 50,000 0.21 to 0.24 s. The
 legacy programs copy the whole table for each change: 4 to 5.5 s there, beside a load of 10. In nftables mode a change costs what
 changed. A first write of many endpoints goes in pieces, between which changes are written: 250,000 endpoints in 51 restores of
-20,000 lines, with 46 to 48 s of processor time (50,000: 6.4 s); the 20 s that it should take are out of reach with that program
-([0021](adr/0021-pieces.md)).
+20,000 lines take 48 s, all but 2 s of it processor time of the program (50,000: 6.4 s), the last of them 1.6 s each; the 20 s that it
+should take are out of reach with that program ([0021](adr/0021-pieces.md)).
 ` + "`" + `go test ./plane/iptables -run '^$' -bench '^BenchmarkManyEndpoints$' -benchtime 1x` + "`" + ` measures it.
 
 The commands, in the root of the module, each as often as the number before it says:
