@@ -48,6 +48,7 @@ type world struct {
 	log    counter
 	stop   func()
 	events int
+	starts int // of the process
 
 	mu       sync.Mutex
 	problems []string
@@ -104,6 +105,7 @@ func prefixes(texts ...string) (out []netip.Prefix) {
 
 // start begins a process: it lists all there is, over what the plane holds.
 func (w *world) start() {
+	w.starts++
 	w.store = cluster.NewStore(nodeName)
 	w.engine = engine.New(engine.Config{
 		Family: w.family, Plane: w.faulty, Store: w.store, Settings: w.settings,
