@@ -39,7 +39,8 @@ func TestTraffic(t *testing.T) {
 			nft(t, l, "delete table ip t")
 		}, "client to 172.18.0.2:8080"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		// once returns what Stop returned, and whether the machine was fast enough for a repeated SYN to count.
+		once := func(t *testing.T) (error, bool) {
 			lab := newLab(t, Options{})
 			listen(t, lab, Node1, TCP, 8080)
 			traffic, err := lab.StartTraffic(Way{From: "client", To: to, Seen: c.seen})
@@ -56,6 +57,14 @@ func TestTraffic(t *testing.T) {
 				t.Error(err)
 			}
 			err = traffic.Stop()
+			return err, traffic.streams[0].slowest < slow
+		}
+		t.Run(c.name, func(t *testing.T) {
+			err, fast := once(t)
+			// A machine that is busy with other tests can be too slow for an attempt, not for all of them.
+			for attempts := 1; err == nil && c.want != "" && !fast && attempts < 20; attempts++ {
+				err, fast = once(t)
+			}
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
