@@ -82,7 +82,7 @@ func TestCredit(t *testing.T) {
 // Removed and added again before a write, a key that was never accepted is no change at all.
 func TestPendingFolds(t *testing.T) {
 	k := svcKey(1)
-	f := &lb.Frontend{Key: k}
+	f := &lb.Frontend{Key: k, Service: "shop/s1", Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}
 	var table lb.Table
 	p := newPending()
 	fold := func(fronts ...*lb.Frontend) {

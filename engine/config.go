@@ -156,7 +156,7 @@ func New(cfg Config) *Engine {
 	e := &Engine{
 		cfg:     cfg,
 		inbox:   inbox{wake: make(chan struct{}, 1)},
-		table:   &lb.Table{},
+		table:   &lb.Table{Family: cfg.Family},
 		pending: newPending(),
 		lost:    true,
 		began:   time.Now().UnixNano(),

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"fmt"
 	"time"
 
 	"kube-proxy/cluster"
@@ -81,7 +82,7 @@ func (e *Engine) resolve(told *claims, name cluster.Name, n notice, now time.Tim
 	err := e.guard("policy, service "+owner.Name, func() error {
 		fronts = e.cfg.Resolve(view)
 		if suspect { // it may be the table that cannot take the rows: try that aside
-			new(lb.Table).Replace(owner, fronts)
+			(&lb.Table{Family: e.cfg.Family}).Replace(owner, fronts)
 		}
 		return nil
 	})
@@ -124,13 +125,33 @@ func (e *Engine) failedResolve(service string, err error) {
 }
 
 func (e *Engine) replace(o lb.Owner, fronts []*lb.Frontend) (changes []lb.Change, contests []lb.Contest, err error) {
+	var again bool
+	var refused []lb.Refused
 	err = e.guard("table, service "+o.Name, func() error {
 		e.tableMu.Lock()
 		defer e.tableMu.Unlock()
+		again = e.table.Refused(o.Name) != nil
 		changes, contests = e.table.Replace(o, fronts)
+		refused = e.table.Refused(o.Name)
 		return nil
 	})
+	if again || refused != nil {
+		e.tellRefused(o.Name, refused)
+	}
 	return changes, contests, err
+}
+
+// tellRefused tells of rows of a service that break a rule of the table, so that no plane is offered them.
+func (e *Engine) tellRefused(service string, refused []lb.Refused) {
+	e.stats.malformed(service, refused)
+	if len(refused) == 0 {
+		return
+	}
+	err := fmt.Errorf("%d rows of service %s are malformed: %w", len(refused), service, refused[0].Err)
+	e.stats.update(func(s *Stats) { s.LastError, s.LastFailure = err.Error(), time.Now() })
+	if e.said.first(err.Error()) {
+		e.cfg.Log.Error("malformed rows left out, what was in force for their keys stays", "service", service, "rows", len(refused), "first", refused[0].Err)
+	}
 }
 
 // rebuildTable makes a new table after a panic in the old one, and has the plane reset to it. Services that
@@ -139,7 +160,7 @@ func (e *Engine) rebuildTable(told *claims) {
 	old := e.table
 	e.visited += old.Visited
 	e.tableMu.Lock()
-	e.table = &lb.Table{Node: old.Node}
+	e.table = &lb.Table{Family: old.Family, Node: old.Node}
 	e.tableMu.Unlock()
 	e.rebuild, e.lost = false, true
 	// Until the Reset nothing is written, so what happens to pending here only tells observers.

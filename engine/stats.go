@@ -1,7 +1,7 @@
 package engine
 
 import (
-	"maps"
+	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -38,7 +38,7 @@ type Stats struct {
 	NoLocal NoLocal
 	// Unresolved is the number of services whose rows could not be computed.
 	Unresolved int
-	// Failing are rows that fail alone, ordered by key; at most 100 are kept.
+	// Failing are rows that fail alone or are malformed ([lb.Check]), ordered by key; at most 100 of each are kept.
 	Failing []Failing
 
 	// LastError is the text of the last failure; it stays after the next success.
@@ -67,13 +67,13 @@ type Stats struct {
 	Settled bool
 }
 
-// Failing is a row that the plane refuses.
+// Failing is a row that the plane refuses, or that is not offered to it.
 type Failing struct {
 	Key     lb.Key
 	Service string
 	Err     string
 	Since   time.Time
-	Tries   int
+	Tries   int // 0: it is malformed
 }
 
 const maxFailing = 100
@@ -83,6 +83,9 @@ type ledger struct {
 	mu      sync.Mutex
 	stats   Stats
 	failing map[lb.Key]*Failing
+	// refused has the malformed rows of each service: more than one may want a key.
+	refused  map[string][]Failing
+	nRefused int
 }
 
 func (l *ledger) update(f func(*Stats)) {
@@ -115,6 +118,31 @@ func (l *ledger) works(k lb.Key) {
 	delete(l.failing, k)
 }
 
+// malformed takes note of the rows of a service that break a rule.
+func (l *ledger) malformed(service string, refused []lb.Refused) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.refused[service]
+	l.nRefused -= len(before)
+	delete(l.refused, service)
+	var rows []Failing
+	for _, r := range refused[:min(len(refused), max(0, maxFailing-l.nRefused))] {
+		f := Failing{Key: r.Key, Service: service, Err: r.Err.Error(), Since: time.Now()}
+		if i := slices.IndexFunc(before, func(f Failing) bool { return f.Key == r.Key }); i >= 0 {
+			f.Since = before[i].Since
+		}
+		rows = append(rows, f)
+	}
+	if len(rows) == 0 {
+		return
+	}
+	if l.refused == nil {
+		l.refused = map[string][]Failing{}
+	}
+	l.refused[service] = rows
+	l.nRefused += len(rows)
+}
+
 func (l *ledger) allWork() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,9 +163,15 @@ func (e *Engine) Stats() Stats {
 	s := l.stats
 	s.Settled, s.QueuedSince, s.LastQueued, s.Owed = settled, since, last, owed
 	s.LastSynced = idle
-	for _, k := range slices.SortedFunc(maps.Keys(l.failing), lb.Key.Compare) {
-		s.Failing = append(s.Failing, *l.failing[k])
+	for _, f := range l.failing {
+		s.Failing = append(s.Failing, *f)
 	}
+	for _, rows := range l.refused {
+		s.Failing = append(s.Failing, rows...)
+	}
+	slices.SortFunc(s.Failing, func(f, g Failing) int {
+		return cmp.Or(f.Key.Compare(g.Key), cmp.Compare(f.Service, g.Service))
+	})
 	return s
 }
 

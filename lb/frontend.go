@@ -105,7 +105,7 @@ type Frontend struct {
 	// from 1 s to 24 h; 0 means no affinity (SV-18).
 	Affinity time.Duration
 	// Sources are the only sources that may use the row, sorted and without overlaps; others are dropped
-	// whatever the routes say (SV-61). Empty means everybody.
+	// whatever the routes say (SV-61). Empty means everybody, as always in rows of NodePorts.
 	Sources []netip.Prefix
 	// Serving is all that serves the service port now, whatever traffic policy and topology say and whoever
 	// drains beside whom: flows that exist may stay there (DP-50). It is nil where the routes reach all of

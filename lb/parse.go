@@ -303,7 +303,7 @@ func (p *parser) table() (*Table, int, error) {
 	wishes, order := map[string][]*Frontend{}, []*parsedRow{}
 	for _, r := range p.rows {
 		if err := p.finish(r, used); err != nil {
-			return nil, r.line, fmt.Errorf("%s: %w", r.front.Key, err)
+			return nil, r.line, err
 		}
 		name := r.owner().Name
 		if wishes[name] == nil {
@@ -348,27 +348,23 @@ func (s *BackendSet) canonicalize() error {
 // finish gives the row of r its sets.
 func (p *parser) finish(r *parsedRow, used map[SetID]bool) error {
 	routes := r.front.Routes
-	if len(routes) == 0 || routes[len(routes)-1].From != Anywhere {
-		return fmt.Errorf("the last route must be for anywhere")
-	}
 	for i := range routes {
 		if routes[i].Do != Balance {
 			continue
 		}
 		id := r.targets[i]
 		if routes[i].To = p.sets[id]; routes[i].To == nil {
-			return fmt.Errorf("there is no set %s", id)
+			return fmt.Errorf("%s: there is no set %s", r.front.Key, id)
 		}
 		used[id] = true
 	}
-	if r.serving == (SetID{}) {
-		return nil
+	if r.serving != (SetID{}) {
+		if r.front.Serving = p.sets[r.serving]; r.front.Serving == nil {
+			return fmt.Errorf("%s: there is no set %s", r.front.Key, r.serving)
+		}
+		used[r.serving] = true
 	}
-	if r.front.Serving = p.sets[r.serving]; r.front.Serving == nil {
-		return fmt.Errorf("there is no set %s", r.serving)
-	}
-	used[r.serving] = true
-	return nil
+	return Check(0, r.front)
 }
 
 // check compares what the text says about r's claim with what the table made of it.

@@ -23,12 +23,16 @@ func (o Owner) Compare(p Owner) int {
 //
 // The zero Table is empty and ready to use. A Table is not safe for concurrent use.
 type Table struct {
+	// Family is that of the rows; 0 stands for either.
+	Family Family
 	// Node is what planes must know of this machine. Set it before the first Reset of a plane.
 	Node Node
 
 	rows   map[Key]*claim // the winners
 	losers map[Key]*losers
 	owners map[string]*owned
+	// refused has the Services with rows that are left out; nearly always there are none.
+	refused map[string][]Refused
 
 	// Visited counts the rows that Replace has looked at since the table was made, and those that it has compared
 	// with others for a contested key. Tests use it to show that the cost of a change does not grow with the table.
@@ -76,10 +80,14 @@ func (t *Table) Owned(name string) []*Frontend {
 	return nil
 }
 
+// Refused returns the rows that the Service "ns/name" asked for last and that [Check] refuses, in their order.
+func (t *Table) Refused(name string) []Refused { return t.refused[name] }
+
 // Replace sets all that one Service asks for; fronts is empty when the Service goes. It returns the changes
 // to the rows in force, and the contests that this call began. The table keeps fronts; where a row or a
 // backend set equals the present one, the present one stays, so that planes may compare by pointer. A second
-// row for the same key in fronts is ignored.
+// row for the same key in fronts is ignored. A row that [Check] refuses is left out, and the Service's present row for
+// that key stays; [Table.Refused] tells of it.
 //
 // The cost follows the number of rows of this Service.
 func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
@@ -93,7 +101,7 @@ func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
 			return t.reclaim(old, o, fronts)
 		}
 	}
-	fronts = share(before, fronts)
+	fronts = t.share(o.Name, before, fronts)
 	t.Visited += uint64(len(before) + len(fronts))
 
 	var changes []Change
@@ -118,15 +126,18 @@ func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
 // reclaim replaces the rows of a Service whose age changed: all old claims go, then all new ones come.
 // Changes of one key fold into one.
 func (t *Table) reclaim(old *owned, o Owner, fronts []*Frontend) ([]Change, []Contest) {
-	gone, _ := t.Replace(old.owner, nil)
-	come, contests := t.Replace(o, share(old.fronts, fronts))
-	first := make(map[Key]*Frontend, len(gone))
-	for _, c := range gone {
+	fronts = t.share(o.Name, old.fronts, fronts)
+	refused := t.refused[o.Name]
+	deletes, _ := t.Replace(old.owner, nil)
+	adds, contests := t.Replace(o, fronts)
+	t.refuse(o.Name, refused)
+	first := make(map[Key]*Frontend, len(deletes))
+	for _, c := range deletes {
 		first[c.Key] = c.Old
 	}
 	var out []Change
-	seen := make(map[Key]bool, len(come))
-	for _, c := range come {
+	seen := make(map[Key]bool, len(adds))
+	for _, c := range adds {
 		seen[c.Key] = true
 		if was, ok := first[c.Key]; ok {
 			c.Old = was
@@ -135,7 +146,7 @@ func (t *Table) reclaim(old *owned, o Owner, fronts []*Frontend) ([]Change, []Co
 			out = append(out, c)
 		}
 	}
-	for _, c := range gone {
+	for _, c := range deletes {
 		if !seen[c.Key] {
 			out = append(out, c)
 		}
@@ -194,12 +205,27 @@ func (t *Table) claim(changes []Change, contests []Contest, o Owner, f *Frontend
 	return changes, contests
 }
 
+// refuse notes which rows of the Service are left out.
+func (t *Table) refuse(name string, refused []Refused) {
+	switch {
+	case len(refused) == 0:
+		delete(t.refused, name)
+	case t.refused == nil:
+		t.refused = map[string][]Refused{name: refused}
+	default:
+		t.refused[name] = refused
+	}
+}
+
 // share returns fronts without repeated keys, with each row or backend set that equals one of before
-// replaced by it.
-func share(before, fronts []*Frontend) []*Frontend {
+// replaced by it, and so each row that is refused, which it notes.
+func (t *Table) share(name string, before, fronts []*Frontend) []*Frontend {
+	var refused []Refused
+	defer func() { t.refuse(name, refused) }()
 	if len(fronts) == 0 {
 		return nil
 	}
+	var check check
 	var compared Comparison
 	old := indexOf(before)
 	sets := setsOf(before)
@@ -209,8 +235,14 @@ func share(before, fronts []*Frontend) []*Frontend {
 		if out.get(f.Key) != nil {
 			continue
 		}
-		if was := old.get(f.Key); compared.Equal(was, f) {
+		was := old.get(f.Key)
+		if compared.Equal(was, f) {
 			f = was
+		} else if err := check.row(t.Family, f); err != nil {
+			refused = append(refused, Refused{f.Key, err})
+			if f = was; f == nil {
+				continue
+			}
 		} else {
 			f = withSets(f, &sets)
 		}

@@ -204,7 +204,7 @@ func TestSameKeyTwice(t *testing.T) {
 			fronts = append(fronts, row(oldest, key))
 		}
 		for i := range n {
-			one := row(oldest, lb.Key{Port: uint16(1 + i), Proto: lb.UDP})
+			one := row(oldest, lb.Key{Addr: key.Addr, Port: uint16(1 + i), Proto: lb.UDP})
 			fronts = append(fronts, one, fronts[0], row(oldest, one.Key))
 		}
 		var table lb.Table
@@ -221,11 +221,11 @@ func TestSameKeyTwice(t *testing.T) {
 // Equal rows and sets stay the same values, so that planes may compare pointers.
 func TestReplaceKeepsEqualValues(t *testing.T) {
 	parse := func(endpoint string, ports int) []*lb.Frontend {
-		text := "set ns/m:a/tcp/cluster\n  10.0.0.1:80\nset ns/m:b/tcp/cluster\n  " + endpoint + "\n"
+		text := "set ns/m:a/tcp/cluster\n  10.0.0.1:80\nset ns/m:a/tcp/local\n  " + endpoint + "\n"
 		for i := range ports {
 			text += fmt.Sprintf("10.96.0.1:%d/tcp ns/m:a clusterip\n  anywhere balance ns/m:a/tcp/cluster\n", 80+i)
 		}
-		text += "192.0.2.1:80/tcp ns/m:a loadbalancer\n  host balance ns/m:b/tcp/cluster\n  anywhere balance ns/m:a/tcp/cluster\n"
+		text += "192.0.2.1:80/tcp ns/m:a loadbalancer\n  host balance ns/m:a/tcp/local\n  anywhere balance ns/m:a/tcp/cluster\n"
 		return mustParse(t, text).Sorted()
 	}
 	for _, ports := range []int{1, 20} {

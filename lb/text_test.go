@@ -106,8 +106,8 @@ func TestParseTableErrors(t *testing.T) {
 		{"short row", "10.0.0.1:80/tcp a/b", "want KEY SERVICE KIND"},
 		{"nodeport with address", "10.0.0.1:80/tcp a/b nodeport", "does not go with this key"},
 		{"address without nodeport", "nodeport:80/tcp a/b clusterip", "does not go with this key"},
-		{"no routes", "10.0.0.1:80/tcp a/b clusterip", "last route must be for anywhere"},
-		{"last route for pods", "10.0.0.1:80/tcp a/b clusterip\n  pods drop", "last route must be for anywhere"},
+		{"no routes", "10.0.0.1:80/tcp a/b clusterip", "the last route is not from anywhere"},
+		{"last route for pods", "10.0.0.1:80/tcp a/b clusterip\n  pods drop", "the last route is not from anywhere"},
 		{"routes out of order", "10.0.0.1:80/tcp a/b clusterip\n  host drop\n  pods drop", "line 3: a route from pods cannot follow one from host"},
 		{"route twice", "10.0.0.1:80/tcp a/b clusterip\n  anywhere drop\n  anywhere drop", "line 3"},
 		{"unknown action", "10.0.0.1:80/tcp a/b clusterip\n  anywhere wink", `unknown action "wink"`},
@@ -115,7 +115,7 @@ func TestParseTableErrors(t *testing.T) {
 		{"NodePort that accepts", "nodeport:80/tcp a/b nodeport\n  anywhere accept", "line 2: route anywhere accept: not for kind nodeport"},
 		{"health check that drops", "nodeport:80/tcp a/b healthcheck\n  anywhere drop", "line 2: route anywhere drop: not for kind healthcheck"},
 		{"health check for pods", "nodeport:80/tcp a/b healthcheck\n  pods accept", "line 2: route pods accept: not for kind healthcheck"},
-		{"health check without route", "nodeport:80/tcp a/b healthcheck", "last route must be for anywhere"},
+		{"health check without route", "nodeport:80/tcp a/b healthcheck", "kind healthcheck does not fit the routes"},
 		{"health check with address", "10.0.0.1:80/tcp a/b healthcheck", "does not go with this key"},
 		{"health check over UDP", "nodeport:80/udp a/b healthcheck", "does not go with this key"},
 		{"health check with affinity", "nodeport:80/tcp a/b healthcheck affinity 10s", "affinity: not for kind healthcheck"},
@@ -265,7 +265,7 @@ func randomRow(rng *rand.Rand, service string, cluster, local *lb.BackendSet) *l
 		Sources:  randomPrefixes(rng),
 	}
 	if rng.IntN(4) == 0 {
-		f.Key.Addr, f.Kind = netip.Addr{}, lb.NodePort
+		f.Key.Addr, f.Kind, f.Sources = netip.Addr{}, lb.NodePort, nil
 	}
 	for _, from := range []lb.From{lb.Pods, lb.Host, lb.Anywhere} {
 		if from != lb.Anywhere && rng.IntN(2) == 0 {
