@@ -29,6 +29,7 @@ const imports = `
 	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/ratelimit, internal/listen, internal/listentest;
 
 	cluster, lb < policy;
+	cluster, lb, policy < config/nodecheck;
 	lb < trace;
 
 	cluster < source/convert;

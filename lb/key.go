@@ -28,6 +28,14 @@ func (f Family) String() string {
 	return "Family(" + strconv.Itoa(int(f)) + ")"
 }
 
+// Everywhere is the prefix that holds every address of the family: 0.0.0.0/0 or ::/0.
+func (f Family) Everywhere() netip.Prefix {
+	if f == IPv6 {
+		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+}
+
 // FamilyOf returns the family of a; an IPv4-mapped IPv6 address counts as IPv6. The zero Addr has family 0.
 func FamilyOf(a netip.Addr) Family {
 	switch {

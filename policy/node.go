@@ -32,16 +32,9 @@ func nodePorts(f cluster.Facts, s Settings) []netip.Prefix {
 		return asked
 	}
 	if len(asked) == 0 {
-		return []netip.Prefix{everyAddr(s.Family)}
+		return []netip.Prefix{s.Family.Everywhere()}
 	}
 	return asked
-}
-
-func everyAddr(f lb.Family) netip.Prefix {
-	if f == lb.IPv6 {
-		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-	}
-	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
 // nodeAddr is this node's own address in the family: NodeIP if it is one, else the Node object's first

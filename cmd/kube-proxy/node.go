@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/config/nodecheck"
 	"kube-proxy/event"
-	"kube-proxy/policy"
 )
 
 // waiveFacts ends the wait for the Node and the ServiceCIDRs when they do not come, for example for want of
@@ -48,7 +48,7 @@ func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail 
 			return
 		case <-podCIDRs:
 			if p.store.PodCIDRsMissing() {
-				fail(policy.NoPodCIDRs(p.store.Facts(), podCIDRsWait, p.config().Name))
+				fail(nodecheck.NoPodCIDRs(p.store.Facts(), podCIDRsWait, p.config().Name))
 				return
 			}
 		case <-p.facts:
@@ -58,7 +58,7 @@ func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail 
 				again = time.After(factsPoll)
 				continue
 			}
-			findings := policy.Check(p.store.Facts(), p.setup())
+			findings := nodecheck.Check(p.store.Facts(), p.setup())
 			var fatals []error
 			before := told
 			told = nil // what has gone and comes again is told again
@@ -83,9 +83,9 @@ func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail 
 }
 
 // setup is what the configuration is compared with.
-func (p *proxy) setup() policy.Setup {
+func (p *proxy) setup() nodecheck.Setup {
 	cfg := p.config()
-	s := policy.Setup{
+	s := nodecheck.Setup{
 		Settings: p.settings(p.families[0].name), NodePortsUnset: cfg.mode.NodePorts.Unset,
 		Healthz: cfg.Servers.Healthz, Metrics: cfg.Servers.Metrics, Name: cfg.Name,
 	}

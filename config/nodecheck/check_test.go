@@ -1,4 +1,4 @@
-package policy_test
+package nodecheck_test
 
 import (
 	"fmt"
@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/config/nodecheck"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 )
 
 // TestCheck: each case changes a dual-stack node about which there is nothing to say.
 func TestCheck(t *testing.T) {
-	type setup = policy.Setup
+	type setup = nodecheck.Setup
 	type facts = cluster.Facts
 	only := func(fam lb.Family) func(*setup, *facts) {
 		return func(s *setup, f *facts) {
@@ -120,7 +121,7 @@ func TestCheck(t *testing.T) {
 			f := cluster.Facts{NodeName: "node-1", CIDRs: prefixes("10.96.0.0/16", "fd00:96::/112"), Node: &cluster.Node{
 				Name: "node-1", Addrs: addrs("172.18.0.2", "fd00::2"), PodCIDRs: prefixes("10.1.7.0/24", "fd00:1:7::/64"),
 			}}
-			s := policy.Setup{
+			s := nodecheck.Setup{
 				Families: []lb.Family{lb.IPv4, lb.IPv6},
 				Settings: policy.Settings{ClusterCIDRs: prefixes("10.1.0.0/16", "fd00:1::/48"), NodePortAddrs: policy.NodePortAddrs{Primary: true}},
 				Healthz:  netip.MustParseAddrPort("0.0.0.0:10256"),
@@ -130,7 +131,7 @@ func TestCheck(t *testing.T) {
 				change(&s, &f)
 			}
 			var got []string
-			for _, x := range policy.Check(f, s) {
+			for _, x := range nodecheck.Check(f, s) {
 				fatal := ""
 				if x.Fatal {
 					fatal = "fatal "
@@ -151,7 +152,7 @@ func TestNoPodCIDRs(t *testing.T) {
 		nil:         `--detectLocalMode NodeCIDR: the Node "n" is not known after 5m0s: `,
 		{Name: "n"}: `--detectLocalMode NodeCIDR: the Node "n" has no spec.podCIDRs after 5m0s: `,
 	} {
-		err := policy.NoPodCIDRs(cluster.Facts{NodeName: "n", Node: node}, 5*time.Minute, name)
+		err := nodecheck.NoPodCIDRs(cluster.Facts{NodeName: "n", Node: node}, 5*time.Minute, name)
 		if !strings.HasPrefix(err.Error(), want) || !strings.HasSuffix(err.Error(), "is --hostnameOverride right?") {
 			t.Errorf("%v, want %s", err, want)
 		}
@@ -198,3 +199,15 @@ func TestNodeIPs(t *testing.T) {
 		}
 	}
 }
+
+func all[T any](parse func(string) T, words []string) []T {
+	var out []T
+	for _, w := range words {
+		out = append(out, parse(w))
+	}
+	return out
+}
+
+func addrs(words ...string) []netip.Addr { return all(netip.MustParseAddr, words) }
+
+func prefixes(words ...string) []netip.Prefix { return all(netip.MustParsePrefix, words) }

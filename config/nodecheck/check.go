@@ -1,4 +1,6 @@
-package policy
+// Package nodecheck compares the configuration with what is known of the node (CF-63 to CF-66, PN-71): what is right by
+// itself, and package config took, may not fit the node's addresses and pod CIDRs.
+package nodecheck
 
 import (
 	"cmp"
@@ -10,14 +12,15 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
+	"kube-proxy/policy"
 )
 
 // Setup is what [Check] compares with the facts: settings of the user, and what the host made of them.
 type Setup struct {
 	// Families are those that are served, at least one, in any order. With both, the host is dual-stack (PR-02).
 	Families []lb.Family
-	// Settings are as for [ResolveNode], of whatever family.
-	Settings Settings
+	// Settings are as for [policy.ResolveNode], of whatever family.
+	Settings policy.Settings
 	// NodePortsUnset: the user did not say which addresses answer NodePorts.
 	NodePortsUnset bool
 	// Healthz and Metrics are where servers listen, not valid if nowhere.
@@ -31,7 +34,7 @@ type Setup struct {
 
 // Finding is one thing about the configuration that shows only when the node is known.
 type Finding struct {
-	// Row of the behaviour book: CF-63 to CF-66, PN-71.
+	// Row of the behaviour book (docs/behaviour.md): CF-63 to CF-66, PN-71.
 	Row string
 	// Fatal: at the start, the process should end. Later changes of the node are lived with.
 	Fatal bool
@@ -43,7 +46,7 @@ type Finding struct {
 // when the node is known, or is known to be missing, and for each change of the facts after it; equal findings have
 // equal texts, so that each can be told once.
 func Check(f cluster.Facts, s Setup) []Finding {
-	c := checker{Setup: s, facts: f, ips: ResolveNodeIPs(f, s.Settings)}
+	c := checker{Setup: s, facts: f, ips: policy.ResolveNodeIPs(f, s.Settings)}
 	c.Families = slices.Clone(s.Families)
 	slices.SortStableFunc(c.Families, func(a, b lb.Family) int { return cmp.Compare(c.rank(a), c.rank(b)) })
 	c.node()
@@ -67,7 +70,7 @@ func NoPodCIDRs(f cluster.Facts, waited time.Duration, name func(field string) s
 type checker struct {
 	Setup
 	facts cluster.Facts
-	ips   NodeIPs
+	ips   policy.NodeIPs
 	found []Finding
 }
 
@@ -121,7 +124,7 @@ func (c *checker) node() {
 
 func (c *checker) clusterCIDRs() {
 	mode := c.Settings.DetectLocal
-	byCluster := mode == "" || mode == ClusterCIDR
+	byCluster := mode == "" || mode == policy.ClusterCIDR
 	all := c.Settings.ClusterCIDRs
 	if c.wrong(all) {
 		c.wrongFamily(byCluster && len(c.Families) == 1, c.Name("clusterCIDR")+" "+list(all)+" has no "+c.Families[0].String()+" network")
@@ -144,7 +147,7 @@ func (c *checker) podCIDRs() {
 	if c.facts.Node == nil {
 		return
 	}
-	byNode := c.Settings.DetectLocal == NodeCIDR
+	byNode := c.Settings.DetectLocal == policy.NodeCIDR
 	all := c.facts.Node.PodCIDRs
 	what := fmt.Sprintf("the Node %q has spec.podCIDRs %s", c.facts.NodeName, list(all))
 	if c.wrong(all) {
@@ -182,11 +185,11 @@ func (c *checker) nodePorts() {
 		}
 	}
 	for _, fam := range c.Families {
-		every := everyAddr(fam)
+		every := fam.Everywhere()
 		if !slices.Contains(a.Prefixes, every) {
 			continue
 		}
-		needless := slices.DeleteFunc(slices.Clone(a.Prefixes), func(p netip.Prefix) bool { return p == every || !isPrefixOf(p, fam) })
+		needless := slices.DeleteFunc(slices.Clone(a.Prefixes), func(p netip.Prefix) bool { return p == every || lb.FamilyOf(p.Addr()) != fam })
 		if len(needless) > 0 {
 			c.add("CF-65", false, "%s: %s makes %s needless", name, every, list(needless))
 		}
@@ -224,11 +227,11 @@ func (c *checker) uses(fam lb.Family) bool {
 		return true
 	}
 	n := c.facts.Node
-	return n != nil && (addrOf(n.Addrs, fam).IsValid() || has(n.PodCIDRs, fam))
+	return n != nil && (slices.ContainsFunc(n.Addrs, func(a netip.Addr) bool { return lb.FamilyOf(a) == fam }) || has(n.PodCIDRs, fam))
 }
 
 func has(ps []netip.Prefix, fam lb.Family) bool {
-	return slices.ContainsFunc(ps, func(p netip.Prefix) bool { return isPrefixOf(p, fam) })
+	return slices.ContainsFunc(ps, func(p netip.Prefix) bool { return lb.FamilyOf(p.Addr()) == fam })
 }
 
 func list(ps []netip.Prefix) string {
