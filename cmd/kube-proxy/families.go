@@ -74,7 +74,9 @@ func (p *proxy) able(m string, primary lb.Family) error {
 func (p *proxy) newPlane(r config.Resolved, fam lb.Family) (dataPlane, error) {
 	switch r.Mode {
 	case mode.NFTables:
-		return nftables.New(nftablesConfig(r, fam))
+		cfg := nftablesConfig(r, fam)
+		cfg.Writes = &p.writes
+		return nftables.New(cfg)
 	case mode.IPTables:
 		cfg := iptablesConfig(r, fam)
 		cfg.Programs = p.programs[fam]

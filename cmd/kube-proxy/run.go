@@ -19,6 +19,7 @@ import (
 	"kube-proxy/logging"
 	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/ownwrites"
 	"kube-proxy/source/kube"
 	"kube-proxy/system"
 )
@@ -33,6 +34,7 @@ type proxy struct {
 	store    *cluster.Store
 	choice   mode.Choice
 	programs map[lb.Family]*iptables.Programs // found when the mode was chosen
+	writes   ownwrites.Ledger                 // of the planes of all families
 	families []*family
 	begun    *firsts
 	refused  refusedServices

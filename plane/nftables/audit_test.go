@@ -90,7 +90,7 @@ func TestFullAudit(t *testing.T) {
 		reset(t, p, tab)
 		want := dump(t, p)
 		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
-		if err := p.mon.listen(false); err != nil {
+		if err := p.mon.Listen(false); err != nil {
 			t.Fatal(err)
 		}
 		runNFT(t, "flush map "+fam+" kube-proxy services; flush map "+fam+" kube-proxy members; flush chain "+fam+" kube-proxy service-network; flush chain "+fam+" kube-proxy local")
@@ -221,7 +221,7 @@ func TestBigMap(t *testing.T) {
 			t.Errorf("a restart sent %d batches", n)
 		}
 		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
-		if err := p.mon.listen(false); err != nil {
+		if err := p.mon.Listen(false); err != nil {
 			t.Fatal(err)
 		}
 		var ids []string

@@ -362,14 +362,13 @@ func (p *Plane) commit(t *batch) error {
 		size += len(b)
 	}
 	p.stats.Bytes += uint64(size)
-	p.ns.Lock()
+	send := func() error { return p.sock.commit(bufs, last) }
 	var err error
-	if size > deafAbove {
-		err = p.ns.unheard(p.sock, func() error { return p.sock.commit(bufs, last) })
+	if size > unheardAbove {
+		err = p.ours.WriteUnheard(p.sock.generation, send)
 	} else {
-		err = p.sock.commit(bufs, last)
+		err = p.ours.Write(1, send)
 	}
-	p.ns.Unlock()
 	if err == nil {
 		return nil
 	}
@@ -391,6 +390,6 @@ func (p *Plane) commit(t *batch) error {
 	return fmt.Errorf("nftables %s: %s: %w", p.fam, what, err)
 }
 
-// deafAbove is the size in bytes of a batch from which on it pays that the kernel need not write
+// unheardAbove is the size in bytes of a batch from which on it pays that the kernel need not write
 // notifications of it, though our monitors then may miss what others do meanwhile.
-const deafAbove = 256 << 10
+const unheardAbove = 256 << 10

@@ -67,7 +67,7 @@ func startMonitor(f family, defs *[setCount]setDef, own uint32) (*monitor, error
 	}
 	err = m.ignore(own)
 	if err == nil {
-		err = m.listen(true)
+		err = m.Listen(true)
 	}
 	if err != nil {
 		s.close()
@@ -98,9 +98,9 @@ func (m *monitor) ignore(pid uint32) error {
 	return nil
 }
 
-// listen joins or leaves the group that hears of changes. While nobody is in it, the kernel does not even
-// write the notifications.
-func (m *monitor) listen(on bool) error {
+// Listen joins or leaves the group that hears of changes. While nobody is in it, the kernel does not even
+// write the notifications. With Missed it makes the monitor an ownwrites.Listener.
+func (m *monitor) Listen(on bool) error {
 	opt := unix.NETLINK_DROP_MEMBERSHIP
 	if on {
 		opt = unix.NETLINK_ADD_MEMBERSHIP
@@ -110,6 +110,9 @@ func (m *monitor) listen(on bool) error {
 	}
 	return nil
 }
+
+// Missed notes that the monitor could not hear what others did.
+func (m *monitor) Missed() { m.note(func(n *notes) { n.everything = true }) }
 
 func (m *monitor) close() error {
 	unix.Close(m.wake)
@@ -123,7 +126,7 @@ func (m *monitor) loop(stop int) {
 	fds := []unix.PollFd{{Fd: int32(m.sock.fd), Events: unix.POLLIN}, {Fd: int32(stop), Events: unix.POLLIN}}
 	for {
 		if _, err := unix.Poll(fds, -1); err != nil && !errors.Is(err, unix.EINTR) {
-			m.note(func(n *notes) { n.everything = true })
+			m.Missed()
 			time.Sleep(time.Second) // cannot happen with valid descriptors; if it does, do not spin
 			continue
 		}
@@ -132,7 +135,7 @@ func (m *monitor) loop(stop int) {
 		}
 		err := m.sock.receive(false, m.hear)
 		if err != nil && !errors.Is(err, unix.EAGAIN) { // ENOBUFS: the kernel had to throw some away
-			m.note(func(n *notes) { n.everything = true })
+			m.Missed()
 		}
 	}
 }
@@ -194,7 +197,7 @@ func (m *monitor) hear(msg message) error {
 	}
 	switch typ := msg.typ & 0xff; typ {
 	case unix.NFT_MSG_DELTABLE:
-		m.note(func(n *notes) { n.everything = true })
+		m.Missed()
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN,
 		unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		m.note(func(n *notes) { n.structure = true })

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -8,6 +9,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/ownwrites"
 )
 
 // Config says what a plane programs.
@@ -16,6 +18,8 @@ type Config struct {
 	Family lb.Family
 	// MasqueradeBit is the bit of the packet mark, 0 to 31, that asks for masquerading. Nil means 14 (G3).
 	MasqueradeBit *int
+	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
+	Writes *ownwrites.Ledger
 }
 
 // Plane holds one family's table in the kernel. Its methods must be called by one goroutine at a time;
@@ -25,7 +29,7 @@ type Plane struct {
 	rules *ruleset
 	sock  *socket
 	mon   *monitor
-	ns    *namespace
+	ours  *ownwrites.Ledger
 	st    *state // nil before the first Reset, and when it is not known what the kernel holds
 	stats Stats
 	// dropped are the keys that the last Reset removed.
@@ -68,7 +72,7 @@ func New(cfg Config) (*Plane, error) {
 		p.sock.close()
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	p.ns = enterNamespace(p.mon)
+	p.ours.Join(p.mon)
 	return p, nil
 }
 
@@ -85,7 +89,7 @@ func offline(cfg Config) (*Plane, error) {
 		return nil, fmt.Errorf("nftables: masquerade bit %d: want 0 to 31", bit)
 	}
 	f := familyOf(cfg.Family)
-	return &Plane{family: f, rules: &ruleset{family: f, sets: schema(f, true), mark: 1 << bit, hashes: true, places: affinityPlaces}, bigMap: bigMap, window: auditWindow,
+	return &Plane{family: f, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}), rules: &ruleset{family: f, sets: schema(f, true), mark: 1 << bit, hashes: true, places: affinityPlaces}, bigMap: bigMap, window: auditWindow,
 		loadStep: loadStep, pace: pace}, nil
 }
 
@@ -102,7 +106,7 @@ func probeError(err error) error {
 
 // Close closes the sockets. The rules stay in force.
 func (p *Plane) Close() error {
-	p.ns.leave(p.mon)
+	p.ours.Leave(p.mon)
 	return errors.Join(p.mon.close(), p.sock.close())
 }
 

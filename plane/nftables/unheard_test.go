@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/ownwrites"
 	"kube-proxy/plane/planetest"
 )
 
@@ -13,14 +14,12 @@ import (
 // notification of each element, and lose most of them. Afterwards both hear again.
 func TestLargeBatchUnheard(t *testing.T) {
 	inNetns(t)
-	planes := map[string]*Plane{"ip": newPlane(t, lb.IPv4), "ip6": newPlane(t, lb.IPv6)}
-	if planes["ip"].ns != planes["ip6"].ns {
-		t.Fatal("two planes in one network namespace do not know each other")
-	}
+	four, six := bothPlanes(t)
+	planes := map[string]*Plane{"ip": four, "ip6": six}
 	for fam, p := range planes {
 		tab := planetest.World{Family: p.fam}.Table(3_000, 10)
 		reset(t, p, tab)
-		if b := p.Stats().Bytes; b < 4*deafAbove {
+		if b := p.Stats().Bytes; b < 4*unheardAbove {
 			t.Fatalf("%s: the batch has only %d bytes", fam, b)
 		}
 	}
@@ -45,14 +44,12 @@ func TestLargeBatchUnheard(t *testing.T) {
 // What others do while a large batch is written is noticed all the same, by both families.
 func TestForeignChangeDuringLargeBatch(t *testing.T) {
 	inNetns(t)
-	p, q := newPlane(t, lb.IPv4), newPlane(t, lb.IPv6)
-	p.ns.Lock()
-	err := p.ns.unheard(p.sock, func() error {
+	p, q := bothPlanes(t)
+	err := p.ours.WriteUnheard(p.sock.generation, func() error {
 		runNFT(t, "add table ip others; add table ip more")
 		runNFT(t, "add table ip third")
 		return nil
 	})
-	p.ns.Unlock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,21 +60,31 @@ func TestForeignChangeDuringLargeBatch(t *testing.T) {
 	}
 }
 
-// A namespace is forgotten with its last plane.
-func TestNamespaceForgotten(t *testing.T) {
+// bothPlanes are the planes of a process, which know each other's writes.
+func bothPlanes(t *testing.T) (four, six *Plane) {
+	t.Helper()
+	var ours ownwrites.Ledger
+	var planes [2]*Plane
+	for i, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		p, err := New(Config{Family: f, Writes: &ours})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		planes[i] = p
+	}
+	return planes[0], planes[1]
+}
+
+// A plane that is closed is asked no more whether it listens.
+func TestClosedPlaneLeavesTheLedger(t *testing.T) {
 	inNetns(t)
-	p, err := New(Config{Family: lb.IPv4})
-	if err != nil {
+	p, q := bothPlanes(t)
+	if err := q.Close(); err != nil {
 		t.Fatal(err)
 	}
-	key := p.ns.key
-	if err := p.Close(); err != nil {
-		t.Fatal(err)
-	}
-	namespaces.Lock()
-	defer namespaces.Unlock()
-	if ns := namespaces.byKey[key]; ns != nil && key != 0 {
-		t.Errorf("%d monitors are still there", len(ns.monitors))
+	if err := p.ours.WriteUnheard(p.sock.generation, func() error { return nil }); err != nil {
+		t.Error(err) // its socket is none any more
 	}
 }
 

@@ -1,0 +1,180 @@
+package ownwrites
+
+import (
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// kernel counts transactions, and tells listeners that subscribed.
+type kernel struct {
+	mu         sync.Mutex
+	generation uint32
+	ears       []*ear
+}
+
+func (k *kernel) write() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.generation++
+	for _, e := range k.ears {
+		if e.on {
+			e.heard++
+		}
+	}
+	return nil
+}
+
+func (k *kernel) ask() (uint32, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.generation, nil
+}
+
+type ear struct {
+	on            bool
+	heard, missed int
+	deafens       error
+}
+
+func (e *ear) Listen(on bool) error {
+	if !on && e.deafens != nil {
+		return e.deafens
+	}
+	e.on = on
+	return nil
+}
+
+func (e *ear) Missed() { e.missed++ }
+
+var errRefused = errors.New("refused")
+
+// Whoever of us writes, and however it ends, only what others write changes the answer of Others.
+func TestOthers(t *testing.T) {
+	for seed := range uint64(200) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		k := &kernel{generation: rnd.Uint32()} // which goes around
+		var l Ledger
+		before, _ := l.Others(k.ask)
+		foreign := uint32(0)
+		for range 50 {
+			switch rnd.IntN(4) {
+			case 0:
+				n := rnd.IntN(4)
+				if err := l.Write(n, func() error {
+					for range n {
+						k.write()
+					}
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+			case 1:
+				if err := l.Write(3, func() error { return errRefused }); err != errRefused {
+					t.Fatal(err)
+				}
+			case 2:
+				if err := l.WriteUnheard(k.ask, k.write); err != nil {
+					t.Fatal(err)
+				}
+			default:
+				k.write()
+				foreign++
+			}
+			if now, _ := l.Others(k.ask); now-before != foreign {
+				t.Fatalf("seed %d: others are said to have written %d times, they did %d times", seed, now-before, foreign)
+			}
+		}
+	}
+}
+
+// Two writes of ours need not wait for each other.
+func TestTogether(t *testing.T) {
+	k := &kernel{}
+	var l Ledger
+	var both, done sync.WaitGroup
+	both.Add(2)
+	for range 2 {
+		done.Go(func() { l.Write(1, func() error { both.Done(); both.Wait(); return k.write() }) })
+	}
+	done.Wait()
+	if n, _ := l.Others(k.ask); n != 0 {
+		t.Errorf("others are said to have written %d times", n)
+	}
+}
+
+// A large write is heard by none of us, and small ones by all. What others do meanwhile, all are told to have missed.
+func TestWriteUnheard(t *testing.T) {
+	a, b, gone := &ear{on: true}, &ear{on: true}, &ear{on: true}
+	k := &kernel{ears: []*ear{a, b, gone}}
+	var l Ledger
+	for _, e := range k.ears {
+		l.Join(e)
+	}
+	l.Leave(gone)
+	if err := l.WriteUnheard(k.ask, k.write); err != nil {
+		t.Fatal(err)
+	}
+	if a.heard+a.missed+b.heard+b.missed != 0 || gone.heard != 1 {
+		t.Errorf("after a large write of ours: %+v, %+v, one that had left: %+v", a, b, gone)
+	}
+	k.write()
+	if a.heard != 1 || b.heard != 1 {
+		t.Errorf("afterwards they do not listen: %+v, %+v", a, b)
+	}
+	if err := l.WriteUnheard(k.ask, func() error { k.write(); return k.write() }); err != nil {
+		t.Fatal(err)
+	}
+	if a.missed != 1 || b.missed != 1 || gone.missed != 0 {
+		t.Errorf("while we wrote somebody else did: %+v, %+v, one that had left: %+v", a, b, gone)
+	}
+	if err := l.WriteUnheard(k.ask, func() error { return errRefused }); !errors.Is(err, errRefused) {
+		t.Error(err)
+	}
+	if a.missed != 1 {
+		t.Error("a write that was refused counts as one")
+	}
+	// Where the generation is not told, or a subscription does not end, nothing is written, and nobody stays deaf.
+	silent := func() (uint32, error) { return 0, errRefused }
+	never := func() error { t.Error("written all the same"); return nil }
+	if err := l.WriteUnheard(silent, never); err != errRefused {
+		t.Error(err)
+	}
+	b.deafens = errRefused
+	if err := l.WriteUnheard(k.ask, never); !errors.Is(err, errRefused) {
+		t.Error(err)
+	}
+	if !a.on || !b.on {
+		t.Error("a listener stayed deaf")
+	}
+}
+
+// Planes that write at a time, and look meanwhile, under the race detector: who asks never meets a write that is half done.
+func TestConcurrent(t *testing.T) {
+	k := &kernel{}
+	var l Ledger
+	var half atomic.Int32
+	write := func() error { half.Add(1); k.write(); half.Add(-1); return nil }
+	first, _ := l.Others(k.ask)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 100 {
+				l.Write(1, write)
+				l.WriteUnheard(k.ask, write)
+				now, _ := l.Others(func() (uint32, error) {
+					if n := half.Load(); n != 0 {
+						t.Errorf("%d writes are half done", n)
+					}
+					return k.ask()
+				})
+				if now != first {
+					t.Errorf("our own writes count as those of others: %d", now-first)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
