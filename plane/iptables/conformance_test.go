@@ -51,11 +51,11 @@ func TestMain(m *testing.M) {
 func TestConformance(t *testing.T) {
 	t.Run("nft", func(t *testing.T) {
 		needs(t, NFT)
-		planetest.Run(t, planetest.Config{Mode: "iptables", New: newLiberal(NFT), Differs: differs, Untouched: true})
+		planetest.Run(t, planetest.Config{Mode: "iptables", New: newLiberal(NFT), Differs: differs, Untouched: true, Core: core})
 	})
 	t.Run("legacy", func(t *testing.T) {
 		needs(t, Legacy)
-		planetest.Run(t, planetest.Config{Mode: "iptables-legacy", New: newLiberal(Legacy), Differs: differs, Untouched: true})
+		planetest.Run(t, planetest.Config{Mode: "iptables-legacy", New: newLiberal(Legacy), Differs: differs, Untouched: true, Core: core})
 	})
 }
 

@@ -13,7 +13,7 @@ import (
 
 // TestConformance sends the packets of every scenario through the kernel.
 func TestConformance(t *testing.T) {
-	planetest.Run(t, planetest.Config{Mode: "nftables", New: newConformant})
+	planetest.Run(t, planetest.Config{Mode: "nftables", New: newConformant, Core: core})
 }
 
 // TestRandomTransitions walks at random between the states of all scenarios.
