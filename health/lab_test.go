@@ -98,7 +98,7 @@ func drain(resp *http.Response) string {
 // fakeOpener opens listeners that nobody can reach, and fails as told.
 type fakeOpener struct{ listentest.Opener }
 
-func (o *fakeOpener) listen(ctx context.Context, p listen.Place) (net.Listener, error) {
+func (o *fakeOpener) listen(ctx context.Context, p listen.Address) (net.Listener, error) {
 	return o.Open(ctx, p.Network, p.At)
 }
 

@@ -170,7 +170,7 @@ func TestAppliedDoesNotBlock(t *testing.T) {
 		v4.Applied(set(check("shop/web", 80, 1))) // before Run
 		blocked := make(chan struct{})
 		o := &fakeOpener{}
-		s.open = func(ctx context.Context, p listen.Place) (net.Listener, error) { <-blocked; return o.listen(ctx, p) }
+		s.open = func(ctx context.Context, p listen.Address) (net.Listener, error) { <-blocked; return o.listen(ctx, p) }
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() { s.Run(ctx); close(done) }()
@@ -268,7 +268,7 @@ func TestListenerBreaks(t *testing.T) {
 		var log bytes.Buffer
 		opened := 0
 		s := NewServices(ServicesConfig{Log: slog.New(slog.NewTextHandler(&log, nil))})
-		s.open = func(context.Context, listen.Place) (net.Listener, error) {
+		s.open = func(context.Context, listen.Address) (net.Listener, error) {
 			opened++
 			return broken{}, nil
 		}

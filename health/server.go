@@ -43,7 +43,7 @@ type Server struct {
 	made     time.Time
 	draining atomic.Bool
 	http     *http.Server
-	open     func(context.Context, listen.Place) (net.Listener, error)
+	open     func(context.Context, listen.Address) (net.Listener, error)
 	listener *listen.Mover
 }
 
@@ -58,7 +58,7 @@ func New(cfg Config) *Server {
 	s := &Server{cfg: cfg, made: time.Now().UTC(), open: listen.Open}
 	s.http = newHTTP("health server", s, cfg.Log)
 	s.listener = listen.NewMover(listen.Config{
-		Open:   func(ctx context.Context, p listen.Place) (net.Listener, error) { return s.open(ctx, p) },
+		Open:   func(ctx context.Context, p listen.Address) (net.Listener, error) { return s.open(ctx, p) },
 		Serve:  s.http.Serve,
 		Broke:  broke(cfg.Log),
 		Failed: s.failed,
@@ -119,11 +119,7 @@ func (s *Server) failed(at netip.AddrPort, err error, again bool) {
 		s.cfg.Log.Info("health server does not listen yet", "address", at.String(), "err", err, "because", on)
 		return
 	}
-	what := "health server does not listen"
-	if again {
-		what += ", trying again every 5 s"
-	}
-	s.cfg.Log.Error(what, "address", at.String(), "err", err)
+	s.cfg.Log.Error("health server does not listen", "address", at.String(), "err", err, "again", again)
 	if s.cfg.OnListenFailed != nil {
 		s.cfg.OnListenFailed(at, err)
 	}

@@ -33,7 +33,7 @@ type ServicesConfig struct {
 type Services struct {
 	cfg  ServicesConfig
 	http *http.Server
-	open func(context.Context, listen.Place) (net.Listener, error)
+	open func(context.Context, listen.Address) (net.Listener, error)
 	wake chan struct{} // has a value when Run should look
 
 	mu    sync.RWMutex
@@ -96,7 +96,7 @@ type portListener struct {
 func (s *Services) newPort(number uint16) *port {
 	p := &port{number: number}
 	p.bound = listen.Binding{
-		Open:   func(ctx context.Context, at listen.Place) (net.Listener, error) { return s.open(ctx, at) },
+		Open:   func(ctx context.Context, at listen.Address) (net.Listener, error) { return s.open(ctx, at) },
 		Serve:  func(l net.Listener) error { return s.http.Serve(portListener{l, p}) },
 		Broke:  broke(s.cfg.Log),
 		Reopen: func() { s.touch(p) },
@@ -226,9 +226,9 @@ func (s *Services) Run(ctx context.Context) {
 		if len(ports) == 0 {
 			continue
 		}
-		places := s.places()
+		addresses := s.addresses()
 		for _, p := range ports {
-			if s.reconcile(ctx, p, places); p.fault.service != "" {
+			if s.reconcile(ctx, p, addresses); p.fault.service != "" {
 				failing[p.number] = p
 			} else {
 				delete(failing, p.number)
@@ -279,7 +279,7 @@ func (s *Services) take() []*port {
 }
 
 // reconcile makes a port listen where it should.
-func (s *Services) reconcile(ctx context.Context, p *port, places func(uint16) []listen.Place) {
+func (s *Services) reconcile(ctx context.Context, p *port, addresses func(uint16) []listen.Address) {
 	s.mu.Lock()
 	service, gone := p.service, p.rows == [2]*lb.Frontend{}
 	if gone {
@@ -291,7 +291,7 @@ func (s *Services) reconcile(ctx context.Context, p *port, places func(uint16) [
 		p.fault = fault{}
 		return
 	}
-	err := p.bound.Rebind(ctx, places(p.number))
+	err := p.bound.Rebind(ctx, addresses(p.number))
 	switch {
 	case ctx.Err() != nil:
 	case err == nil:
@@ -329,8 +329,8 @@ func (s *Services) end() {
 	listen.ShutDown(s.http, lastWords)
 }
 
-// places returns where each port must be listened at.
-func (s *Services) places() func(port uint16) []listen.Place {
+// addresses returns where each port must be listened at.
+func (s *Services) addresses() func(port uint16) []listen.Address {
 	v4, v6 := netip.IPv4Unspecified(), netip.IPv6Unspecified()
 	addrs := []netip.Addr{v4, v6}
 	if s.cfg.Addresses != nil {
@@ -339,18 +339,18 @@ func (s *Services) places() func(port uint16) []listen.Place {
 		addrs = slices.Compact(addrs)
 	}
 	all4, all6 := slices.Contains(addrs, v4), slices.Contains(addrs, v6)
-	return func(port uint16) []listen.Place {
+	return func(port uint16) []listen.Address {
 		if all4 && all6 { // one socket for both, or for IPv4 where the kernel has no other
-			return []listen.Place{{Network: "tcp", At: netip.AddrPortFrom(v4, port)}}
+			return []listen.Address{{Network: "tcp", At: netip.AddrPortFrom(v4, port)}}
 		}
-		var out []listen.Place
+		var out []listen.Address
 		for _, a := range addrs {
 			switch all := all4 && a.Is4() || all6 && a.Is6(); {
 			case all && !a.IsUnspecified():
 			case a.Is4():
-				out = append(out, listen.Place{Network: "tcp4", At: netip.AddrPortFrom(a, port)})
+				out = append(out, listen.Address{Network: "tcp4", At: netip.AddrPortFrom(a, port)})
 			default:
-				out = append(out, listen.Place{Network: "tcp6", At: netip.AddrPortFrom(a, port)})
+				out = append(out, listen.Address{Network: "tcp6", At: netip.AddrPortFrom(a, port)})
 			}
 		}
 		return out

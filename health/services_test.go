@@ -177,11 +177,11 @@ func TestOneListenerForBothFamilies(t *testing.T) {
 
 // recorder counts what is opened.
 type recorder struct {
-	open   func(context.Context, listen.Place) (net.Listener, error)
+	open   func(context.Context, listen.Address) (net.Listener, error)
 	opened atomic.Int32
 }
 
-func (r *recorder) listen(ctx context.Context, p listen.Place) (net.Listener, error) {
+func (r *recorder) listen(ctx context.Context, p listen.Address) (net.Listener, error) {
 	r.opened.Add(1)
 	return r.open(ctx, p)
 }

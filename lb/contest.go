@@ -26,7 +26,7 @@ func (c Contest) Why() string {
 	return "is as old and comes first by name"
 }
 
-// claim is one Service's wish for a key.
+// claim is one Service's row for a key.
 type claim struct {
 	owner Owner
 	front *Frontend

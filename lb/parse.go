@@ -300,16 +300,16 @@ func (p *parser) table() (*Table, int, error) {
 		}
 	}
 	used := map[SetID]bool{}
-	wishes, order := map[string][]*Frontend{}, []*parsedRow{}
+	fronts, order := map[string][]*Frontend{}, []*parsedRow{}
 	for _, r := range p.rows {
 		if err := p.finish(r, used); err != nil {
 			return nil, r.line, err
 		}
 		name := r.owner().Name
-		if wishes[name] == nil {
+		if fronts[name] == nil {
 			order = append(order, r)
 		}
-		wishes[name] = append(wishes[name], r.front)
+		fronts[name] = append(fronts[name], r.front)
 	}
 	for id, line := range p.setLines {
 		if !used[id] {
@@ -321,7 +321,7 @@ func (p *parser) table() (*Table, int, error) {
 		t.Node = *p.node
 	}
 	for _, r := range order {
-		t.Replace(r.owner(), wishes[r.owner().Name])
+		t.Replace(r.owner(), fronts[r.owner().Name])
 	}
 	for _, r := range p.rows {
 		if err := t.check(r); err != nil {

@@ -469,6 +469,6 @@ func (w *Watcher) failed(what string, err error) {
 	}
 	if w.errs[what] != err.Error() {
 		w.errs[what] = err.Error()
-		w.cfg.Log.Warn(what+" cannot be listed; whether ports of Services are in use is not known", "err", err)
+		w.cfg.Log.Warn("not known whether ports of Services are in use", "unlisted", what, "err", err)
 	}
 }

@@ -23,7 +23,7 @@ func TestListenerBreaks(t *testing.T) {
 		Metrics: NewMetrics(MetricsConfig{Mode: "nftables"}), Addr: netip.MustParseAddrPort("127.0.0.1:0"), Log: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	opened := make(chan net.Listener, 10)
-	s.open = func(ctx context.Context, p listen.Place) (net.Listener, error) {
+	s.open = func(ctx context.Context, p listen.Address) (net.Listener, error) {
 		l, err := listen.Open(ctx, p)
 		if err == nil {
 			opened <- l
@@ -69,7 +69,7 @@ func TestRetryHT07(t *testing.T) {
 		s := NewServer(ServerConfig{Metrics: NewMetrics(MetricsConfig{}), Log: slog.New(slog.NewTextHandler(&log, nil))})
 		var tries []time.Duration
 		start := time.Now()
-		s.open = func(context.Context, listen.Place) (net.Listener, error) {
+		s.open = func(context.Context, listen.Address) (net.Listener, error) {
 			tries = append(tries, time.Since(start))
 			return nil, errors.New("in use")
 		}

@@ -54,7 +54,7 @@ type Server struct {
 	cfg       ServerConfig
 	handler   http.Handler
 	profiling atomic.Bool
-	open      func(context.Context, listen.Place) (net.Listener, error)
+	open      func(context.Context, listen.Address) (net.Listener, error)
 	listener  *listen.Mover
 	crowd     *listen.Crowd  // of the connections to all addresses
 	ending    sync.WaitGroup // on requests in hand to addresses that were closed
@@ -75,7 +75,7 @@ func NewServer(cfg ServerConfig) *Server {
 		cfg.Log.Warn("too many connections, closing those that wait longest", "server", "metrics server", "closed", closed)
 	}}
 	s.listener = listen.NewMover(listen.Config{
-		Open: func(ctx context.Context, p listen.Place) (net.Listener, error) {
+		Open: func(ctx context.Context, p listen.Address) (net.Listener, error) {
 			l, err := s.open(ctx, p)
 			if err != nil {
 				return nil, fmt.Errorf("metrics server: %w", err)

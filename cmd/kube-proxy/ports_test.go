@@ -19,7 +19,7 @@ func TestOccupiedPorts(t *testing.T) {
 	write(t, filepath.Join(dir, "m/good.yaml"), good())
 	health, metrics := n.listen("127.0.0.1:10256"), n.listen("127.0.0.1:10249")
 	p := n.serve(dir)
-	p.await(regexp.MustCompile(`level=ERROR msg="health server does not listen, trying again every 5 s" address=0.0.0.0:10256 err=.*address already in use`))
+	p.await(regexp.MustCompile(`level=ERROR msg="health server does not listen" address=0.0.0.0:10256 err=.*address already in use.* again=true`))
 	p.await(regexp.MustCompile(`level=ERROR msg="no metrics server there, trying again" every=5s err=.*127.0.0.1:10249.*address already in use`))
 	if got := n.serves(); got != goodServed {
 		t.Errorf("the kernel has\n%s", got)

@@ -12,20 +12,20 @@ import (
 	"time"
 )
 
-// Place is where to listen.
-type Place struct {
+// Address is one to listen at.
+type Address struct {
 	Network string // tcp, or tcp4 or tcp6 for an unspecified address of that family alone
 	At      netip.AddrPort
 }
 
 // inTheWay reports whether a listener at p can keep one from being opened at q.
-func (p Place) inTheWay(q Place) bool {
+func (p Address) inTheWay(q Address) bool {
 	return p.At.Port() == q.At.Port() &&
 		(p.At.Addr() == q.At.Addr() || p.At.Addr().IsUnspecified() || q.At.Addr().IsUnspecified())
 }
 
 // Open opens a listener. An error names the address.
-func Open(ctx context.Context, p Place) (net.Listener, error) {
+func Open(ctx context.Context, p Address) (net.Listener, error) {
 	var c net.ListenConfig
 	return c.Listen(ctx, p.Network, p.At.String())
 }
@@ -37,7 +37,7 @@ const ReopenAfter = time.Second
 // goroutine, and calls Serve, Broke and Reopen in others. It must not be copied once it has listened.
 type Binding struct {
 	// Open opens a listener; usually it is [Open].
-	Open func(context.Context, Place) (net.Listener, error)
+	Open func(context.Context, Address) (net.Listener, error)
 	// Serve accepts until the listener is closed or breaks, and returns why it ended.
 	Serve func(net.Listener) error
 	// Broke is told at once that Serve has ended though nobody closed the listener.
@@ -45,7 +45,7 @@ type Binding struct {
 	// Reopen is called [ReopenAfter] after a listener broke. The next Rebind opens it again.
 	Reopen func()
 
-	open    map[Place]*listener
+	open    map[Address]*listener
 	serving sync.WaitGroup
 }
 
@@ -65,16 +65,16 @@ func (l *listener) addr() netip.AddrPort {
 	return l.at
 }
 
-// Rebind listens at these places and no others. If it cannot at all of them, it listens where it did before:
+// Rebind listens at these addresses and no others. If it cannot at all of them, it listens where it did before:
 // never at a part of the new ones (HT-14). New listeners open before old ones close, but where one is in the
 // way of the other.
-func (b *Binding) Rebind(ctx context.Context, want []Place) error {
+func (b *Binding) Rebind(ctx context.Context, want []Address) error {
 	for p, l := range b.open {
 		if l.dead.Load() {
-			b.closeAt([]Place{p})
+			b.closeAt([]Address{p})
 		}
 	}
-	var add, drop, first []Place
+	var add, drop, first []Address
 	for _, p := range want {
 		if b.open[p] == nil {
 			add = append(add, p)
@@ -105,10 +105,10 @@ func (b *Binding) Rebind(ctx context.Context, want []Place) error {
 	return nil
 }
 
-// openAt opens listeners at all of the places or at none.
-func (b *Binding) openAt(ctx context.Context, places []Place) error {
-	opened := make([]net.Listener, 0, len(places))
-	for _, p := range places {
+// openAt opens listeners at all of the addresses or at none.
+func (b *Binding) openAt(ctx context.Context, addresses []Address) error {
+	opened := make([]net.Listener, 0, len(addresses))
+	for _, p := range addresses {
 		l, err := b.Open(ctx, p)
 		if err != nil {
 			for _, l := range opened {
@@ -119,18 +119,18 @@ func (b *Binding) openAt(ctx context.Context, places []Place) error {
 		opened = append(opened, l)
 	}
 	for i, l := range opened {
-		b.serve(places[i], l)
+		b.serve(addresses[i], l)
 	}
 	return nil
 }
 
-func (b *Binding) serve(p Place, opened net.Listener) {
+func (b *Binding) serve(p Address, opened net.Listener) {
 	l := &listener{Listener: opened, at: p.At}
 	if a, ok := l.Addr().(*net.TCPAddr); ok {
 		l.at = netip.AddrPortFrom(p.At.Addr(), a.AddrPort().Port())
 	}
 	if b.open == nil {
-		b.open = map[Place]*listener{}
+		b.open = map[Address]*listener{}
 	}
 	b.open[p] = l
 	b.serving.Go(func() {
@@ -144,8 +144,8 @@ func (b *Binding) serve(p Place, opened net.Listener) {
 	})
 }
 
-func (b *Binding) closeAt(places []Place) {
-	for _, p := range places {
+func (b *Binding) closeAt(addresses []Address) {
+	for _, p := range addresses {
 		if l := b.open[p]; l != nil {
 			l.closed.Store(true)
 			_ = l.Close() // it is gone whatever it says
@@ -157,7 +157,7 @@ func (b *Binding) closeAt(places []Place) {
 // Close closes all listeners. It does not wait for calls of Serve to return.
 func (b *Binding) Close() {
 	for p := range b.open {
-		b.closeAt([]Place{p})
+		b.closeAt([]Address{p})
 	}
 }
 

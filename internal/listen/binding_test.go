@@ -12,7 +12,7 @@ import (
 )
 
 // HT-14: what stays is not touched, what comes opens before what goes closes, except where it has to wait for that;
-// and it is all of the new places or the old ones.
+// and it is all of the new addresses or the old ones.
 func TestRebind(t *testing.T) {
 	for _, test := range []struct {
 		name, old, want string
@@ -39,7 +39,7 @@ func TestRebind(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			f := &fake{}
 			b := &Binding{Open: f.listen, Serve: acceptOnly, Broke: func(at netip.AddrPort, err error) { t.Errorf("%s broke: %v", at, err) }}
-			if err := b.Rebind(t.Context(), places(t, test.old)); err != nil {
+			if err := b.Rebind(t.Context(), addresses(t, test.old)); err != nil {
 				t.Fatal(err)
 			}
 			f.did()
@@ -47,7 +47,7 @@ func TestRebind(t *testing.T) {
 			if fails {
 				f.Refuse(test.refused, "refused")
 			}
-			if err := b.Rebind(t.Context(), places(t, test.want)); (err != nil) != fails {
+			if err := b.Rebind(t.Context(), addresses(t, test.want)); (err != nil) != fails {
 				t.Errorf("error %v", err)
 			}
 			if got := f.did(); got != test.did {
@@ -62,12 +62,12 @@ func TestRebind(t *testing.T) {
 func TestRebindNowhere(t *testing.T) {
 	f := &fake{}
 	b := &Binding{Open: f.listen, Serve: acceptOnly}
-	if err := b.Rebind(t.Context(), places(t, "tcp 0.0.0.0:80")); err != nil {
+	if err := b.Rebind(t.Context(), addresses(t, "tcp 0.0.0.0:80")); err != nil {
 		t.Fatal(err)
 	}
 	f.did()
 	f.Fail("192.0.2.9:80", &net.OpError{Op: "listen", Err: syscall.EADDRNOTAVAIL})
-	if err := b.Rebind(t.Context(), places(t, "tcp 192.0.2.9:80")); !errors.Is(err, syscall.EADDRNOTAVAIL) || f.did() != "" {
+	if err := b.Rebind(t.Context(), addresses(t, "tcp 192.0.2.9:80")); !errors.Is(err, syscall.EADDRNOTAVAIL) || f.did() != "" {
 		t.Errorf("error %v, did %s", err, f.did())
 	}
 	b.Close()
@@ -85,7 +85,7 @@ func TestBroke(t *testing.T) {
 				Broke:  func(at netip.AddrPort, err error) { f.Say("broke", at.String(), time.Since(begin).String()) },
 				Reopen: func() { f.Say("reopen", time.Since(begin).String()) },
 			}
-			if err := b.Rebind(t.Context(), places(t, "tcp 192.0.2.1:80 tcp 192.0.2.2:80")); err != nil {
+			if err := b.Rebind(t.Context(), addresses(t, "tcp 192.0.2.1:80 tcp 192.0.2.2:80")); err != nil {
 				t.Fatal(err)
 			}
 			f.did()
@@ -94,7 +94,7 @@ func TestBroke(t *testing.T) {
 			if got, want := f.did(), "broke 192.0.2.2:80 0s, reopen 1s"; got != want {
 				t.Errorf("%v: %s, want %s", why, got, want)
 			}
-			if err := b.Rebind(t.Context(), places(t, "tcp 192.0.2.1:80 tcp 192.0.2.2:80")); err != nil {
+			if err := b.Rebind(t.Context(), addresses(t, "tcp 192.0.2.1:80 tcp 192.0.2.2:80")); err != nil {
 				t.Fatal(err)
 			}
 			if got, want := f.did(), "close 192.0.2.2:80, open tcp 192.0.2.2:80"; got != want {

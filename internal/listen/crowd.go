@@ -31,8 +31,8 @@ type Crowd struct {
 
 // member is where a connection stands.
 type member struct {
-	in    *list.List // waiting or busy
-	place *list.Element
+	in      *list.List // waiting or busy
+	element *list.Element
 }
 
 // fullAgain is the time between two calls of Full.
@@ -106,7 +106,7 @@ func (c *Crowd) leave(conn net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if m := c.members[conn]; m != nil {
-		m.in.Remove(m.place)
+		m.in.Remove(m.element)
 		delete(c.members, conn)
 	}
 }
@@ -116,7 +116,7 @@ func (c *Crowd) move(conn net.Conn, to *list.List) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if m := c.members[conn]; m != nil {
-		m.in.Remove(m.place)
-		m.in, m.place = to, to.PushBack(conn)
+		m.in.Remove(m.element)
+		m.in, m.element = to, to.PushBack(conn)
 	}
 }

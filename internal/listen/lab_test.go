@@ -15,7 +15,7 @@ import (
 // fake opens listeners that nobody can reach, and fails as told.
 type fake struct{ listentest.Opener }
 
-func (f *fake) listen(ctx context.Context, p Place) (net.Listener, error) {
+func (f *fake) listen(ctx context.Context, p Address) (net.Listener, error) {
 	return f.Open(ctx, p.Network, p.At)
 }
 
@@ -34,13 +34,13 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// places are made from words as "tcp4 192.0.2.1:80".
-func places(t *testing.T, words string) []Place {
+// addresses are made from words as "tcp4 192.0.2.1:80".
+func addresses(t *testing.T, words string) []Address {
 	t.Helper()
 	f := strings.Fields(words)
-	var out []Place
+	var out []Address
 	for i := 0; i+1 < len(f); i += 2 {
-		out = append(out, Place{f[i], netip.MustParseAddrPort(f[i+1])})
+		out = append(out, Address{f[i], netip.MustParseAddrPort(f[i+1])})
 	}
 	return out
 }

@@ -15,7 +15,7 @@ const RetryEvery = 5 * time.Second
 // Config says what is done with the listener of a [Mover]. All must be set.
 type Config struct {
 	// Open opens a listener; usually it is [Open].
-	Open func(context.Context, Place) (net.Listener, error)
+	Open func(context.Context, Address) (net.Listener, error)
 	// Serve accepts until the listener is closed or breaks, and returns why it ended. [Mover.Run] waits for that.
 	Serve func(net.Listener) error
 	// Broke is told that a listener ended though nobody closed it. It is opened again [ReopenAfter] later.
@@ -33,13 +33,13 @@ type Mover struct {
 	cfg     Config
 	changed chan struct{} // has a value when Run should look
 
-	mu   sync.Mutex
-	wish wish
-	now  *listener
+	mu     sync.Mutex
+	target target
+	now    *listener
 }
 
-// wish is where to listen.
-type wish struct {
+// target is where to listen.
+type target struct {
 	at       netip.AddrPort
 	hardFail bool // the next try is the only one
 }
@@ -56,7 +56,7 @@ func NewMover(cfg Config) *Mover { return &Mover{cfg: cfg, changed: make(chan st
 func (m *Mover) Move(at netip.AddrPort, hardFail bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.wish = wish{at, hardFail}
+	m.target = target{at, hardFail}
 	m.ring()
 }
 
@@ -109,25 +109,25 @@ func (m *Mover) Run(ctx context.Context) error {
 	}
 }
 
-// take returns what is wished, of which the ring, if it has come, tells nothing more. That the first try must succeed
+// take returns the target, of which the ring, if it has come, tells nothing more. That the first try must succeed
 // is told once: a listener that broke later is no reason to end.
-func (m *Mover) take() wish {
+func (m *Mover) take() target {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	select {
 	case <-m.changed:
 	default:
 	}
-	w := m.wish
-	m.wish.hardFail = false
+	w := m.target
+	m.target.hardFail = false
 	return w
 }
 
 // rebind listens at the address and nowhere else.
 func (m *Mover) rebind(ctx context.Context, b *Binding, at netip.AddrPort) error {
-	var want []Place
+	var want []Address
 	if at.IsValid() {
-		want = []Place{{"tcp", at}}
+		want = []Address{{"tcp", at}}
 	}
 	was := m.Addr() // and not later: what was in the way may be opened again at the same address
 	err := b.Rebind(ctx, want)

@@ -219,7 +219,7 @@ func TestMoverOverTCP(t *testing.T) {
 	if first.Addr() != loopback || first.Port() == 0 {
 		t.Fatalf("moved to %s", first)
 	}
-	if _, err := Open(t.Context(), Place{"tcp", first}); err == nil {
+	if _, err := Open(t.Context(), Address{"tcp", first}); err == nil {
 		t.Errorf("%s is free", first)
 	}
 	port := freePort(t)

@@ -49,9 +49,9 @@ func shareOf(files uint64) Share {
 }
 
 // Limited returns an [Open] that fails while so many of the listeners that it has opened are open as s allows.
-func (s Share) Limited(open func(context.Context, Place) (net.Listener, error)) func(context.Context, Place) (net.Listener, error) {
+func (s Share) Limited(open func(context.Context, Address) (net.Listener, error)) func(context.Context, Address) (net.Listener, error) {
 	var now atomic.Int64
-	return func(ctx context.Context, p Place) (net.Listener, error) {
+	return func(ctx context.Context, p Address) (net.Listener, error) {
 		if now.Add(1) > int64(s.Listeners) {
 			now.Add(-1)
 			return nil, fmt.Errorf("listen at %s: %d listeners are open, and the process may have %d files in all: raise that limit (ulimit -n, LimitNOFILE)",

@@ -26,9 +26,9 @@ func TestShare(t *testing.T) {
 // One listener too many is refused, with the limit that keeps it from being opened; one that closes makes room, once.
 func TestLimited(t *testing.T) {
 	var o listentest.Opener
-	open := Share{Files: 77, Listeners: 2}.Limited(func(ctx context.Context, p Place) (net.Listener, error) { return o.Open(ctx, p.Network, p.At) })
-	at := func(port uint16) Place {
-		return Place{"tcp", netip.AddrPortFrom(netip.IPv4Unspecified(), port)}
+	open := Share{Files: 77, Listeners: 2}.Limited(func(ctx context.Context, p Address) (net.Listener, error) { return o.Open(ctx, p.Network, p.At) })
+	at := func(port uint16) Address {
+		return Address{"tcp", netip.AddrPortFrom(netip.IPv4Unspecified(), port)}
 	}
 	must := func(port uint16) net.Listener {
 		t.Helper()

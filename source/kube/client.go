@@ -58,8 +58,8 @@ func newClients(config *rest.Config, versions ...schema.GroupVersion) ([]rest.In
 var mediaTypes = []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON}
 
 // content returns the media type of requests and those of answers that the server may choose from (PR-11).
-// JSON is always among these, because servers of extended APIs know no other. ignored says which wishes cannot
-// be fulfilled.
+// JSON is always among these, because servers of extended APIs know no other. ignored says which types cannot
+// be had.
 func (c Config) content() (send, accept string, ignored []string) {
 	send = c.ContentType
 	if send == "" {
@@ -68,20 +68,20 @@ func (c Config) content() (send, accept string, ignored []string) {
 	if !slices.Contains(mediaTypes, mediaType(send)) {
 		ignored, send = append(ignored, send), runtime.ContentTypeProtobuf
 	}
-	wishes := c.AcceptContentTypes
-	if wishes == "" {
-		wishes = send
+	types := c.AcceptContentTypes
+	if types == "" {
+		types = send
 	}
 	var accepts []string
 	json := false
-	for wish := range strings.SplitSeq(wishes, ",") {
-		switch wish = strings.TrimSpace(wish); {
-		case wish == "":
-		case slices.Contains(mediaTypes, mediaType(wish)):
-			accepts = append(accepts, wish)
-			json = json || mediaType(wish) == runtime.ContentTypeJSON
+	for typ := range strings.SplitSeq(types, ",") {
+		switch typ = strings.TrimSpace(typ); {
+		case typ == "":
+		case slices.Contains(mediaTypes, mediaType(typ)):
+			accepts = append(accepts, typ)
+			json = json || mediaType(typ) == runtime.ContentTypeJSON
 		default:
-			ignored = append(ignored, wish)
+			ignored = append(ignored, typ)
 		}
 	}
 	if len(accepts) == 0 {

@@ -164,15 +164,15 @@ func (p *Publisher) retry(s *series, err error) bool {
 			p.refused = time.Now()
 		}
 		if time.Since(p.refused) >= p.pace.refused {
-			p.tellOnce("403", "we may not send events (403); they are dropped", err)
+			p.tellOnce("403", "we may not send events (403)", err)
 		}
 		return true
 	case apierrors.IsNotFound(err): // the namespace is gone, or the API is too old
-		p.tellOnce("404", "an event is dropped: the API server does not know where to put it (404)", err)
+		p.tellOnce("404", "the API server does not know where to put one (404)", err)
 		return false
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsRequestEntityTooLargeError(err),
 		apierrors.IsUnsupportedMediaType(err), apierrors.IsMethodNotSupported(err):
-		p.tellOnce("rejected "+s.event.Reason, "the API server rejects an event of kube-proxy", err)
+		p.tellOnce("rejected "+s.event.Reason, "the API server rejects one", err)
 		return false
 	}
 	return true
@@ -181,7 +181,7 @@ func (p *Publisher) retry(s *series, err error) bool {
 func (p *Publisher) tellOnce(sort, message string, err error) {
 	if !p.told[sort] {
 		p.told[sort] = true
-		p.log.Warn(message, "server", p.server, "err", err)
+		p.log.Warn("events are dropped", "because", message, "server", p.server, "err", err)
 	}
 }
 

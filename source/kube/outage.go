@@ -4,7 +4,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
@@ -36,7 +35,7 @@ func newOutage(log *slog.Logger, server string) *outage {
 }
 
 func (o *outage) failed(resource string, err error) {
-	sort, message := classify(resource, err)
+	sort, why := classify(resource, err)
 	if sort == "" {
 		return
 	}
@@ -56,11 +55,11 @@ func (o *outage) failed(resource string, err error) {
 		return
 	}
 	o.told[sort], o.open = now, true
-	args := []any{"server", o.server, "err", err}
+	args := []any{"because", why, "resource", resource, "server", o.server, "err", err}
 	if lasted := now.Sub(o.since).Round(time.Second); lasted > 0 {
 		args = append(args, "for", lasted)
 	}
-	o.log.Error(message+"; what was known stays in force", args...)
+	o.log.Error("the API server is not followed, what was known stays in force", args...)
 }
 
 func (o *outage) over(resource string) {
@@ -81,8 +80,8 @@ func (o *outage) older(resource string, theirs, ours uint64) {
 		"resource", resource, "version", theirs, "known", ours)
 }
 
-// classify returns the sort of an error and a message; "" for what is part of the protocol.
-func classify(resource string, err error) (sort, message string) {
+// classify returns the sort of an error and what it means; "" for what is part of the protocol.
+func classify(resource string, err error) (sort, why string) {
 	var (
 		unknownCA x509.UnknownAuthorityError
 		wrongHost x509.HostnameError
@@ -101,9 +100,9 @@ func classify(resource string, err error) (sort, message string) {
 	case apierrors.IsUnauthorized(err):
 		return "401", "the API server does not accept our credentials (401)"
 	case apierrors.IsForbidden(err):
-		return "403 " + resource, fmt.Sprintf("we may not list and watch %s (403)", resource)
+		return "403 " + resource, "we may not list and watch it (403)"
 	case apierrors.IsNotFound(err):
-		return "404 " + resource, fmt.Sprintf("the API server does not know %s (404)", resource)
+		return "404 " + resource, "the API server does not know it (404)"
 	case apierrors.IsTooManyRequests(err):
 		return "429", "the API server is busy (429)"
 	case utilnet.IsConnectionRefused(err), utilnet.IsConnectionReset(err), utilnet.IsProbableEOF(err),

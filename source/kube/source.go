@@ -171,7 +171,7 @@ func (s *Source) follow(ctx context.Context, r *resource, sink func(cluster.Even
 		}
 		sink(cluster.CIDRsAbsent{})
 		if !told {
-			s.log.Info("doing without "+r.plural+"; what was known stays in force", "because", context.Cause(attempt))
+			s.log.Info("doing without a resource; what was known stays in force", "resource", r.plural, "err", context.Cause(attempt))
 			told = true
 		}
 		select {

@@ -440,7 +440,7 @@ func TestRefused(t *testing.T) {
 		message string
 	}{
 		{401, metav1.StatusReasonUnauthorized, "does not accept our credentials (401)"},
-		{403, metav1.StatusReasonForbidden, "we may not list and watch services (403)"},
+		{403, metav1.StatusReasonForbidden, "we may not list and watch it (403)\" resource=services"},
 		{500, metav1.StatusReasonInternalError, "the API server fails"},
 		{429, metav1.StatusReasonTooManyRequests, "is busy (429)"},
 	} {
@@ -506,7 +506,7 @@ func TestNoCIDRs(t *testing.T) {
 			r.wait("web:80")
 			r.until(r.store.Synced, func() string { return "the absence is not told" })
 			r.until(func() bool { return r.api.asked("/servicecidrs") >= 4 }, func() string { return "no retries" })
-			if lines := r.log.Lines("doing without servicecidrs"); len(lines) != 1 {
+			if lines := r.log.Lines("doing without a resource"); len(lines) != 1 {
 				t.Errorf("log: %v", lines)
 			}
 			r.api.set(func() { r.api.answer = nil })
@@ -515,7 +515,7 @@ func TestNoCIDRs(t *testing.T) {
 			r.api.down()
 			r.api.set(func() { r.api.answer = refuse })
 			r.api.up()
-			r.until(func() bool { return len(r.log.Lines("doing without servicecidrs")) == 2 }, func() string { return "not told again" })
+			r.until(func() bool { return len(r.log.Lines("doing without a resource")) == 2 }, func() string { return "not told again" })
 			r.wait("web:80 cidr:10.96.0.0/16")
 			r.api.set(func() { r.api.answer = nil })
 			r.api.put(testCIDR("10.97.0.0/16"))
