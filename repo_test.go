@@ -27,7 +27,7 @@ import (
 const imports = `
 	NONE < cluster, lb, plane, config, logging, event, mode;
 	NONE < plane/ownwrites;
-	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/ratelimit, internal/listen, internal/listentest;
+	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/ratelimit, internal/listen, internal/listentest, internal/nlconn;
 
 	cluster, lb < policy;
 	cluster, lb, policy < config/nodecheck;
@@ -39,6 +39,7 @@ const imports = `
 
 	cluster, policy, lb, plane, internal/ratelimit < engine;
 
+	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables;
 	lb, plane, plane/ownwrites, internal/kernel
 	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns, plane/fake;
 

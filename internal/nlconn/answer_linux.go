@@ -1,0 +1,293 @@
+package nlconn
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Message is a netlink message from the kernel. Its body is only valid while it is handled.
+type Message struct {
+	Type, Flags uint16
+	Seq         uint32 // of the request that it answers
+	Body        []byte
+}
+
+// Error is an error that the kernel answered.
+type Error struct {
+	Errno  unix.Errno
+	Seq    uint32 // of the message that it refused
+	Text   string // what the kernel says of it, if anything
+	Offset uint32 // of the attribute that it does not like, in the message; 0 if it does not tell
+}
+
+func (e *Error) Error() string {
+	s := e.Errno.Error()
+	if e.Text != "" {
+		s += ": " + e.Text
+	}
+	if e.Offset != 0 {
+		s += fmt.Sprintf(" (at byte %d of the message)", e.Offset)
+	}
+	return s
+}
+
+func (e *Error) Unwrap() error { return e.Errno }
+
+// Do sends one request, to which it gives a number, and calls f with each message of the answer; f may be nil. Where the
+// request asks for an acknowledgement or a dump (NLM_F_ACK, NLM_F_DUMP), its end ends the answer. Otherwise a message does
+// that the kernel does not mark as one of many.
+//
+// If f returns an error, the rest is read and left out, and Do returns the error. It returns an [*Error] if the kernel
+// refuses, [ErrInterrupted], or an error that wraps [ErrNoAnswer].
+func (c *Conn) Do(ctx context.Context, request []byte, f func(Message) error) error {
+	binary.NativeEndian.PutUint32(request[8:], c.Next())
+	seq := c.seq
+	c.one[0] = request
+	err := c.Send(ctx, c.one[:])
+	c.one[0] = nil
+	if err != nil {
+		return err
+	}
+	return c.answer(ctx, seq, binary.NativeEndian.Uint16(request[6:])&unix.NLM_F_ACK != 0, f)
+}
+
+// Answer reads the answer to a request that [Conn.Send] has sent, and that asks for an acknowledgement or a dump; as
+// [Conn.Do] otherwise.
+func (c *Conn) Answer(ctx context.Context, seq uint32, f func(Message) error) error {
+	return c.answer(ctx, seq, true, f)
+}
+
+// answer reads until the end; acked says that nothing but an acknowledgement, a refusal or the end of a dump is one.
+func (c *Conn) answer(ctx context.Context, seq uint32, acked bool, f func(Message) error) error {
+	var failed error
+	interrupted := false
+	for {
+		m, err := c.next(ctx)
+		if err != nil {
+			c.broken = true
+			return fmt.Errorf("%w: %w", ErrNoAnswer, err)
+		}
+		if m.Seq != seq { // the rest of an earlier answer
+			continue
+		}
+		interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
+		end := m.Type == unix.NLMSG_ERROR || m.Type == unix.NLMSG_DONE
+		switch {
+		case end:
+			if err := m.outcome(); err != nil {
+				return err
+			}
+		case failed == nil && f != nil:
+			failed = f(m)
+		}
+		if end || !acked && m.Flags&unix.NLM_F_MULTI == 0 {
+			if failed == nil && interrupted {
+				return ErrInterrupted
+			}
+			return failed
+		}
+	}
+}
+
+// Batch sends a transaction of nftables, of which the message with the number last asks for an acknowledgement, and returns
+// what became of it. The error is the [*Error] of the first message that the kernel refused; or wraps [ErrNoAnswer] if the
+// kernel has the batch and nobody knows what it did with it. With any other error the kernel has not seen it.
+//
+// Nothing ends a batch that is on its way. The kernel writes all answers before the system call that sends it returns, so
+// that what is not there then is lost.
+func (c *Conn) Batch(ctx context.Context, bufs [][]byte, last uint32) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := c.ready(); err != nil {
+		return err
+	}
+	for c.receive(false) == nil { // what is left of an earlier answer must not be taken for this one's
+	}
+	c.unread = nil
+	if err := c.send(bufs); err != nil {
+		return err
+	}
+	var failed, lost error
+	acked := false
+	for {
+		if len(c.unread) == 0 {
+			err := c.receive(false)
+			switch {
+			case err == unix.ENOBUFS: // an answer found no room; what we wait for may be there all the same
+				lost = err
+				continue
+			case err != nil && err != unix.EAGAIN:
+				lost = err
+			}
+			if err != nil {
+				break
+			}
+		}
+		m, err := c.cut()
+		if err != nil {
+			lost = err
+			break
+		}
+		if m.Type != unix.NLMSG_ERROR {
+			continue
+		}
+		err = m.outcome()
+		acked = acked || err == nil && m.Seq == last
+		if failed == nil { // the first error is the cause; later ones often follow from it
+			failed = err
+		}
+	}
+	if failed != nil || acked {
+		return failed
+	}
+	c.broken = true
+	if lost != nil {
+		return fmt.Errorf("%w to a batch: %w", ErrNoAnswer, lost)
+	}
+	return fmt.Errorf("%w to a batch", ErrNoAnswer)
+}
+
+// Listen calls f with each message that comes, of the groups that the socket has joined, until the socket is closed. It
+// calls lost when the kernel had to throw some away.
+func (c *Conn) Listen(f func(Message), lost func()) {
+	for {
+		if err := c.receive(true); err != nil {
+			if _, errno := err.(unix.Errno); !errno {
+				return // it is closed
+			}
+			lost()
+			continue
+		}
+		for len(c.unread) > 0 {
+			m, err := c.cut()
+			if err != nil {
+				lost()
+				break
+			}
+			f(m)
+		}
+	}
+}
+
+// next returns the next message from the kernel. It waits until the patience or the context ends.
+func (c *Conn) next(ctx context.Context) (Message, error) {
+	if len(c.unread) == 0 {
+		if err := ctx.Err(); err != nil {
+			return Message{}, err
+		}
+		err := c.receive(false)
+		if err == unix.EAGAIN {
+			err = c.await(ctx)
+		}
+		if err != nil {
+			return Message{}, os.NewSyscallError("receive", err)
+		}
+	}
+	return c.cut()
+}
+
+// await receives what is not there yet. Most answers are, so only here is it prepared to give up.
+func (c *Conn) await(ctx context.Context) error {
+	if err := c.sock.SetReadDeadline(time.Now().Add(c.Patience)); err != nil {
+		return err
+	}
+	called := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(called)
+		c.sock.SetReadDeadline(time.Unix(1, 0))
+	})
+	err := c.receive(true)
+	if !stop() {
+		<-called
+	}
+	if err := c.sock.SetReadDeadline(time.Time{}); err != nil {
+		return err
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return fmt.Errorf("nothing for %v: %w", c.Patience, err)
+	}
+	return err
+}
+
+// receive reads what the kernel sent at once; unix.EAGAIN if there is nothing and it shall not wait.
+func (c *Conn) receive(wait bool) error {
+	c.wait = wait
+	if err := c.raw.Read(c.receiving); err != nil {
+		return err
+	}
+	if c.err != nil {
+		return c.err
+	}
+	if c.n == len(c.buf) {
+		c.unread = nil
+		return unix.EMSGSIZE // the rest of it is gone
+	}
+	c.unread = c.buf[:c.n]
+	return nil
+}
+
+// receiveOnce is the system call. Recvmsg would allocate the sender's address.
+func (c *Conn) receiveOnce(fd uintptr) bool {
+	for {
+		if c.n, c.err = unix.Read(int(fd), c.buf); c.err != unix.EINTR {
+			return !c.wait || c.err != unix.EAGAIN
+		}
+	}
+}
+
+// cut takes the first message off what was received.
+func (c *Conn) cut() (Message, error) {
+	b, n := c.unread, 0
+	if len(b) >= unix.SizeofNlMsghdr {
+		n = int(binary.NativeEndian.Uint32(b))
+	}
+	if n < unix.SizeofNlMsghdr || n > len(b) {
+		c.unread = nil
+		return Message{}, fmt.Errorf("netlink message of %d bytes in %d: %w", n, len(b), unix.EBADMSG)
+	}
+	c.unread = b[min((n+3)&^3, len(b)):]
+	return Message{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:]), binary.NativeEndian.Uint32(b[8:]), b[unix.SizeofNlMsghdr:n]}, nil
+}
+
+// outcome is the error that the last message of an answer tells of. The end of a dump may carry one too.
+func (m Message) outcome() error {
+	if len(m.Body) < 4 {
+		if m.Type == unix.NLMSG_DONE {
+			return nil
+		}
+		return unix.EBADMSG
+	}
+	errno := int32(binary.NativeEndian.Uint32(m.Body))
+	if errno >= 0 {
+		return nil
+	}
+	e := &Error{Errno: unix.Errno(-errno), Seq: m.Seq}
+	attrs := 4
+	if m.Type == unix.NLMSG_ERROR {
+		attrs += unix.SizeofNlMsghdr // of the request
+	}
+	if m.Flags&unix.NLM_F_ACK_TLVS == 0 || len(m.Body) < attrs {
+		return e
+	}
+	ad, err := netlink.NewAttributeDecoder(m.Body[attrs:])
+	for err == nil && ad.Next() {
+		switch ad.Type() {
+		case unix.NLMSGERR_ATTR_MSG:
+			e.Text = ad.String()
+		case unix.NLMSGERR_ATTR_OFFS:
+			e.Offset = ad.Uint32()
+		}
+	}
+	return e
+}

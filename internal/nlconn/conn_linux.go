@@ -1,0 +1,242 @@
+package nlconn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Patience is how long the kernel may take for the next part of an answer. It writes the first before the system call
+// that asked returns, and each further one when the one before is read: who waits at all waits for what was lost.
+const Patience = 5 * time.Second
+
+// bufferSize is more than the kernel puts in one part of an answer, which is 32 KiB at most.
+const bufferSize = 64 << 10
+
+// ErrNoAnswer is wrapped by errors of requests that the kernel has, but of which nobody heard what came of them.
+var ErrNoAnswer = errors.New("no answer from the kernel")
+
+// ErrInterrupted is what Do returns of a dump during which somebody changed what was read: entries may be missing, or there
+// twice. All of it was handed out.
+var ErrInterrupted = errors.New("it changed while it was read")
+
+// Config says what socket it is.
+type Config struct {
+	// Protocol is unix.NETLINK_NETFILTER or another.
+	Protocol int
+	// ReceiveBuffer is the room in bytes for messages that nobody has read yet, beyond the system's limit if this process
+	// may. 0 means the system's default.
+	ReceiveBuffer int
+	// Keep means never to replace the socket, because it stands for something itself. It must not dump.
+	Keep bool
+}
+
+// Conn is a netlink socket of one network namespace, with one buffer for its whole life. It is for one goroutine at a time;
+// but while one listens ([Conn.Listen]) others may Join, Leave and Close.
+type Conn struct {
+	// Patience is [Patience], but for tests.
+	Patience time.Duration
+
+	cfg       Config
+	namespace uint64 // its number
+	sock      *netlink.Conn
+	raw       syscall.RawConn
+	room      int  // for one message to the kernel, in bytes
+	broken    bool // the last answer was not read to its end
+	closed    bool
+
+	seq    uint32
+	buf    []byte
+	unread []byte // of buf
+
+	// A system call at work. The functions are made once: a closure for each call would be garbage.
+	receiving func(fd uintptr) bool
+	sending   func(fd uintptr)
+	wait      bool // for a message
+	out       [][]byte
+	one       [1][]byte
+	n         int
+	err       error
+}
+
+// toKernel is where all messages go.
+var toKernel = &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
+
+// Open opens a socket in the network namespace of the calling thread. The error wraps unix.EPROTONOSUPPORT if the kernel has
+// no such protocol.
+func Open(cfg Config) (*Conn, error) {
+	c := &Conn{Patience: Patience, cfg: cfg, namespace: threadNamespace(), buf: make([]byte, bufferSize)}
+	c.receiving, c.sending = c.receiveOnce, c.sendOnce
+	if err := c.open(0); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// open makes the socket, in a network namespace that is open as a file, or with 0 in the calling thread's.
+func (c *Conn) open(namespace int) error {
+	sock, err := netlink.Dial(c.cfg.Protocol, &netlink.Config{NetNS: namespace})
+	if err != nil {
+		return fmt.Errorf("open a %s netlink socket: %w", c.name(), err)
+	}
+	// Answers come without the request, which may be 100 MB; extended acks say what was wrong.
+	err = errors.Join(sock.SetOption(netlink.CapAcknowledge, true), sock.SetOption(netlink.ExtendedAcknowledge, true))
+	if err == nil && c.cfg.ReceiveBuffer > 0 {
+		err = sock.SetReadBuffer(c.cfg.ReceiveBuffer)
+	}
+	var raw syscall.RawConn
+	if err == nil {
+		raw, err = sock.SyscallConn()
+	}
+	if err != nil {
+		sock.Close()
+		return fmt.Errorf("set up a %s netlink socket: %w", c.name(), err)
+	}
+	if c.sock != nil {
+		c.sock.Close()
+	}
+	c.sock, c.raw, c.room, c.unread, c.broken = sock, raw, 0, nil, false
+	return nil
+}
+
+func (c *Conn) name() string {
+	switch c.cfg.Protocol {
+	case unix.NETLINK_NETFILTER:
+		return "netfilter"
+	case unix.NETLINK_ROUTE:
+		return "route"
+	case unix.NETLINK_SOCK_DIAG:
+		return "sock_diag"
+	case unix.NETLINK_GENERIC:
+		return "generic"
+	}
+	return fmt.Sprintf("protocol %d", c.cfg.Protocol)
+}
+
+// ready replaces the socket if the last answer was not read to its end.
+func (c *Conn) ready() error {
+	if c.closed {
+		return os.ErrClosed
+	}
+	if !c.broken || c.cfg.Keep {
+		return nil
+	}
+	namespace := 0
+	if c.namespace != threadNamespace() {
+		var err error
+		failed := c.raw.Control(func(fd uintptr) { namespace, err = unix.IoctlRetInt(int(fd), unix.SIOCGSKNS) })
+		if err = errors.Join(failed, err); err != nil {
+			return fmt.Errorf("find the network namespace of a %s netlink socket, to open another there: %w", c.name(), err)
+		}
+		defer unix.Close(namespace)
+	}
+	return c.open(namespace)
+}
+
+// threadNamespace is the number of the calling thread's network namespace, 0 where there is no /proc to tell.
+func threadNamespace() uint64 {
+	var st unix.Stat_t
+	if unix.Stat("/proc/thread-self/ns/net", &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// Close closes the socket. Requests fail from then on.
+func (c *Conn) Close() error {
+	c.closed = true
+	return c.sock.Close()
+}
+
+// Port returns the number by which the kernel knows the socket. It is another one after the socket was replaced, which Port
+// does if the next request would.
+func (c *Conn) Port() (uint32, error) {
+	if err := c.ready(); err != nil {
+		return 0, err
+	}
+	return c.sock.PID(), nil
+}
+
+// Join makes the socket hear what the kernel tells a group.
+func (c *Conn) Join(group uint32) error { return c.sock.JoinGroup(group) }
+
+// Leave ends what Join began.
+func (c *Conn) Leave(group uint32) error { return c.sock.LeaveGroup(group) }
+
+// Filter makes the kernel keep from the socket what a program of classic BPF returns 0 for. A socket that replaces it has
+// none.
+func (c *Conn) Filter(program []unix.SockFilter) error {
+	var err error
+	failed := c.raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
+	})
+	return errors.Join(failed, err)
+}
+
+// Next returns a new sequence number.
+func (c *Conn) Next() uint32 {
+	c.seq++
+	return c.seq
+}
+
+// Send sends messages in one system call. Their answers are for [Conn.Answer].
+func (c *Conn) Send(ctx context.Context, bufs [][]byte) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := c.ready(); err != nil {
+		return err
+	}
+	return c.send(bufs)
+}
+
+// send sends by a socket that is ready. The kernel does what it is asked before it returns, which nothing can hurry.
+func (c *Conn) send(bufs [][]byte) error {
+	if err := c.makeRoom(bufs); err != nil {
+		return err
+	}
+	c.out = bufs
+	err := c.raw.Control(c.sending)
+	c.out = nil
+	if err != nil {
+		return err
+	}
+	return os.NewSyscallError("sendmsg", c.err)
+}
+
+func (c *Conn) sendOnce(fd uintptr) {
+	for {
+		if _, c.err = unix.SendmsgBuffers(int(fd), c.out, nil, toKernel, 0); c.err != unix.EINTR {
+			return
+		}
+	}
+}
+
+// makeRoom makes the send buffer large enough for what is to be sent. In a user namespace of its own, root may not go
+// beyond the system's limit, which is enough for small clusters.
+func (c *Conn) makeRoom(bufs [][]byte) error {
+	need := 1 << 16
+	for _, b := range bufs {
+		need += len(b)
+	}
+	if need <= c.room {
+		return nil
+	}
+	err := c.sock.SetWriteBuffer(need)
+	if err == nil {
+		c.room, err = c.sock.WriteBuffer()
+	}
+	if err == nil && c.room < need {
+		err = fmt.Errorf("the system allows %d: run with CAP_NET_ADMIN in the first user namespace, or raise net.core.wmem_max: %w", c.room, unix.EPERM)
+	}
+	if err != nil {
+		return fmt.Errorf("set the netlink send buffer to %d bytes: %w", need, err)
+	}
+	return nil
+}

@@ -1,0 +1,433 @@
+package nlconn
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+)
+
+const nftables = unix.NFNL_SUBSYS_NFTABLES << 8
+
+// message is a message to netfilter, of which the attributes are the numbers' bytes and strings.
+func message(typ, flags uint16, family byte, seq uint32, attrs ...any) []byte {
+	b := make([]byte, unix.SizeofNlMsghdr, 256)
+	resource := byte(0)
+	if typ == unix.NFNL_MSG_BATCH_BEGIN || typ == unix.NFNL_MSG_BATCH_END {
+		resource = unix.NFNL_SUBSYS_NFTABLES
+	}
+	b = append(b, family, unix.NFNETLINK_V0, 0, resource)
+	for i := 0; i < len(attrs); i += 2 {
+		text := attrs[i+1].(string) + "\x00"
+		b = binary.NativeEndian.AppendUint16(b, uint16(4+len(text)))
+		b = binary.NativeEndian.AppendUint16(b, uint16(attrs[i].(int)))
+		b = append(b, text...)
+		for len(b)%4 != 0 {
+			b = append(b, 0)
+		}
+	}
+	binary.NativeEndian.PutUint32(b, uint32(len(b)))
+	binary.NativeEndian.PutUint16(b[4:], typ)
+	binary.NativeEndian.PutUint16(b[6:], flags|unix.NLM_F_REQUEST)
+	binary.NativeEndian.PutUint32(b[8:], seq)
+	return b
+}
+
+func tables() []byte {
+	return message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, unix.NFPROTO_IPV4, 0)
+}
+
+func generation() []byte { return message(nftables|unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, 0) }
+
+// unanswered is what the kernel takes and does not answer.
+func unanswered(flags uint16) []byte { return message(unix.NLMSG_NOOP, flags, unix.AF_UNSPEC, 0) }
+
+// addTables is a transaction that makes tables.
+func addTables(names ...string) (bufs [][]byte, last uint32) {
+	b := message(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, 0)
+	for i, name := range names {
+		last = uint32(i + 1)
+		flags := uint16(unix.NLM_F_CREATE | unix.NLM_F_EXCL)
+		if i == len(names)-1 {
+			flags |= unix.NLM_F_ACK
+		}
+		b = append(b, message(nftables|unix.NFT_MSG_NEWTABLE, flags, unix.NFPROTO_IPV4, last, unix.NFTA_TABLE_NAME, name)...)
+	}
+	return [][]byte{b, message(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, last+1)}, last
+}
+
+// openThere opens a connection in a network namespace of its own, in which the test is not.
+func openThere(t testing.TB, cfg Config) *Conn {
+	t.Helper()
+	var c *Conn
+	var err error
+	netlab.NamespaceForTest(t).Do(func() { c, err = Open(cfg) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func netfilter(t testing.TB) *Conn {
+	t.Helper()
+	return openThere(t, Config{Protocol: unix.NETLINK_NETFILTER})
+}
+
+func batch(t testing.TB, c *Conn, names ...string) {
+	t.Helper()
+	bufs, last := addTables(names...)
+	if err := c.Batch(t.Context(), bufs, last); err != nil {
+		t.Fatalf("make %d tables: %v", len(names), err)
+	}
+}
+
+func count(c *Conn, ctx context.Context, request []byte) (n int, err error) {
+	err = c.Do(ctx, request, func(Message) error { n++; return nil })
+	return n, err
+}
+
+// expectFresh checks that a question gets its answer, by another socket than had the port.
+func expectFresh(t *testing.T, c *Conn, port uint32, dumped int) {
+	t.Helper()
+	if n, err := count(c, t.Context(), tables()); n != dumped || err != nil {
+		t.Errorf("then %d tables, %v; want %d", n, err, dumped)
+	}
+	if now, err := c.Port(); now == port || err != nil {
+		t.Errorf("the port is %d, %v; it was %d", now, err, port)
+	}
+}
+
+func port(t testing.TB, c *Conn) uint32 {
+	t.Helper()
+	p, err := c.Port()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// deafen makes the kernel keep all answers to itself.
+func deafen(t testing.TB, c *Conn) {
+	t.Helper()
+	if err := c.Filter([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAnswers(t *testing.T) {
+	c := netfilter(t)
+	batch(t, c, "a", "b", "c")
+	before := port(t, c)
+	for _, q := range []struct {
+		what    string
+		request []byte
+		n       int
+		want    error
+	}{
+		{"a single message ends its answer", generation(), 1, nil},
+		{"an acknowledgement ends what asks for one", message(nftables|unix.NFT_MSG_GETGEN, unix.NLM_F_ACK, unix.AF_UNSPEC, 0), 1, nil},
+		{"a dump has an end", tables(), 3, nil},
+		{"a dump of nothing", message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, unix.NFPROTO_IPV6, 0), 0, nil},
+		{"a refusal", message(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, 0, unix.NFTA_TABLE_NAME, "missing"), 0, unix.ENOENT},
+		{"a subsystem that nobody has", message(200<<8, 0, unix.AF_UNSPEC, 0), 0, unix.EINVAL},
+	} {
+		if n, err := count(c, t.Context(), q.request); n != q.n || !errors.Is(err, q.want) {
+			t.Errorf("%s: %d messages, %v; want %d, %v", q.what, n, err, q.n, q.want)
+		}
+	}
+	if now := port(t, c); now != before {
+		t.Errorf("the socket was replaced: port %d, before %d", now, before)
+	}
+}
+
+// What the kernel says of a refusal, and where, is in the error.
+func TestRefusal(t *testing.T) {
+	c := netfilter(t)
+	err := c.Do(t.Context(), message(nftables|unix.NFT_MSG_GETCHAIN, 0, unix.NFPROTO_IPV4, 0, unix.NFTA_CHAIN_TABLE, "missing", unix.NFTA_CHAIN_NAME, "x"), nil)
+	var e *Error
+	if !errors.As(err, &e) || e.Errno != unix.ENOENT || e.Seq != c.seq || e.Offset != 20 || !strings.Contains(err.Error(), "byte 20") {
+		t.Errorf("a chain of no table: %v, %+v", err, e)
+	}
+	route := openThere(t, Config{Protocol: unix.NETLINK_ROUTE})
+	request := make([]byte, 20)
+	binary.NativeEndian.PutUint32(request, 20)
+	binary.NativeEndian.PutUint16(request[4:], unix.RTM_GETLINK)
+	binary.NativeEndian.PutUint16(request[6:], unix.NLM_F_REQUEST)
+	if err := route.Do(t.Context(), request, nil); !errors.As(err, &e) || e.Text == "" || !strings.Contains(err.Error(), e.Text) {
+		t.Errorf("a question for a link without its header: %v", err)
+	}
+}
+
+// An error of who is told the messages does not keep the rest of them from being read.
+func TestCallerFails(t *testing.T) {
+	c := netfilter(t)
+	batch(t, c, "a", "b", "c")
+	before, stop, calls := port(t, c), errors.New("enough"), 0
+	if err := c.Do(t.Context(), tables(), func(Message) error { calls++; return stop }); err != stop || calls != 1 {
+		t.Errorf("%v after %d calls", err, calls)
+	}
+	if n, err := count(c, t.Context(), tables()); n != 3 || err != nil {
+		t.Errorf("then %d tables, %v", n, err)
+	}
+	if port(t, c) != before {
+		t.Error("the socket was replaced")
+	}
+}
+
+// A kernel that does not answer is waited for as long as the patience says, or until the context ends; that the patience is
+// an hour shows that the context does it.
+func TestNoAnswer(t *testing.T) {
+	for _, how := range []struct {
+		what    string
+		silence func(t *testing.T, c *Conn) []byte
+	}{
+		{"a message that is not answered", func(*testing.T, *Conn) []byte { return unanswered(0) }},
+		{"a dump that is not answered", func(*testing.T, *Conn) []byte { return unanswered(unix.NLM_F_DUMP) }},
+		{"answers that are lost", func(t *testing.T, c *Conn) []byte { deafen(t, c); return generation() }},
+		{"a dump that is lost", func(t *testing.T, c *Conn) []byte { deafen(t, c); return tables() }},
+	} {
+		t.Run(how.what, func(t *testing.T) {
+			c := netfilter(t)
+			batch(t, c, "a", "b")
+			c.Patience = 20 * time.Millisecond
+			before := port(t, c)
+			if err := c.Do(t.Context(), how.silence(t, c), nil); !errors.Is(err, ErrNoAnswer) || !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("the patience ends: %v", err)
+			}
+			expectFresh(t, c, before, 2)
+			c.Patience, before = time.Hour, port(t, c)
+			request := how.silence(t, c)
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(20*time.Millisecond, cancel)
+			if err := c.Do(ctx, request, nil); !errors.Is(err, ErrNoAnswer) || !errors.Is(err, context.Canceled) {
+				t.Errorf("the context ends: %v", err)
+			}
+			if err := c.Do(ctx, request, nil); err != context.Canceled {
+				t.Errorf("a request after that: %v", err)
+			}
+			expectFresh(t, c, before, 2)
+		})
+	}
+}
+
+// The context ends in the middle of a dump. The kernel would answer EBUSY to the next by the same socket.
+func TestDumpLeftInTheMiddle(t *testing.T) {
+	c := netfilter(t)
+	var names []string
+	for i := range 2000 { // more than one part
+		names = append(names, fmt.Sprintf("table-%04d", i))
+	}
+	batch(t, c, names...)
+	before := port(t, c)
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := c.Do(ctx, tables(), func(Message) error { cancel(); return nil }); !errors.Is(err, context.Canceled) || !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("left in the middle: %v", err)
+	}
+	expectFresh(t, c, before, len(names))
+}
+
+// The answers to requests that nobody waited for are not taken for those of the next.
+func TestLateAnswers(t *testing.T) {
+	c := netfilter(t)
+	batch(t, c, "a", "b", "c")
+	for range 3 {
+		late := generation()
+		binary.NativeEndian.PutUint32(late[8:], c.Next())
+		if err := c.Send(t.Context(), [][]byte{late, message(200<<8, 0, unix.AF_UNSPEC, c.Next())}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := count(c, t.Context(), tables()); n != 3 || err != nil {
+		t.Errorf("%d tables, %v", n, err)
+	}
+	if err := c.Send(t.Context(), [][]byte{message(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, 1, unix.NFTA_TABLE_NAME, "missing")}); err != nil {
+		t.Fatal(err)
+	}
+	batch(t, c, "d") // whose message has the number 1 too
+}
+
+// Answers to many requests that went in one system call.
+func TestSendAndAnswer(t *testing.T) {
+	c := netfilter(t)
+	batch(t, c, "a")
+	var all []byte
+	var seqs []uint32
+	for _, name := range []string{"a", "missing", "a"} {
+		seqs = append(seqs, c.Next())
+		all = append(all, message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, unix.NFPROTO_IPV4, c.seq, unix.NFTA_TABLE_NAME, name)...)
+	}
+	if err := c.Send(t.Context(), [][]byte{all}); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []error{nil, unix.ENOENT, nil} {
+		if err := c.Answer(t.Context(), seqs[i], nil); !errors.Is(err, want) {
+			t.Errorf("answer %d: %v, want %v", i, err, want)
+		}
+	}
+}
+
+func TestBatch(t *testing.T) {
+	c := netfilter(t)
+	batch(t, c, "a")
+	bufs, last := addTables("b", "a", "a")
+	var e *Error
+	if err := c.Batch(t.Context(), bufs, last); !errors.As(err, &e) || e.Errno != unix.EEXIST || e.Seq != 2 {
+		t.Errorf("a transaction whose second message is refused: %v, %+v", err, e)
+	}
+	if n, err := count(c, t.Context(), tables()); n != 1 || err != nil {
+		t.Errorf("%d tables, %v; want that of before", n, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	bufs, last = addTables("b")
+	if err := c.Batch(ctx, bufs, last); err != context.Canceled {
+		t.Errorf("a context that has ended: %v", err)
+	}
+	if n, err := count(c, t.Context(), tables()); n != 1 || err != nil {
+		t.Errorf("%d tables, %v; want that of before", n, err)
+	}
+	// Nobody hears what becomes of a batch. The kernel has done it.
+	c.Patience = time.Hour
+	before := port(t, c)
+	deafen(t, c)
+	if err := c.Batch(t.Context(), bufs, last); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("without an answer: %v", err)
+	}
+	expectFresh(t, c, before, 2)
+}
+
+// An answer that found no room.
+func TestNoRoom(t *testing.T) {
+	c := netfilter(t)
+	if err := c.sock.SetReadBuffer(1); err != nil { // the least that there is
+		t.Fatal(err)
+	}
+	var many [][]byte
+	for range 500 {
+		many = append(many, message(200<<8, 0, unix.AF_UNSPEC, c.Next()))
+	}
+	before := port(t, c)
+	if err := c.Send(t.Context(), many); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Do(t.Context(), generation(), nil); !errors.Is(err, unix.ENOBUFS) || !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("one request: %v", err)
+	}
+	expectFresh(t, c, before, 0)
+	before = port(t, c)
+	if err := c.sock.SetReadBuffer(1); err != nil {
+		t.Fatal(err)
+	}
+	bufs, last := addTables(slices.Repeat([]string{"a"}, 500)...)
+	if err := c.Batch(t.Context(), bufs, last); !errors.Is(err, unix.EEXIST) { // the first error found room
+		t.Errorf("a batch: %v", err)
+	}
+	if n, err := count(c, t.Context(), tables()); n != 0 || err != nil || port(t, c) != before {
+		t.Errorf("then %d tables, %v, port %d; it was %d", n, err, port(t, c), before)
+	}
+}
+
+// A socket that stands for something is not replaced, and answers the next question all the same.
+func TestKeep(t *testing.T) {
+	c := openThere(t, Config{Protocol: unix.NETLINK_NETFILTER, Keep: true})
+	c.Patience = 20 * time.Millisecond
+	before := port(t, c)
+	if err := c.Do(t.Context(), unanswered(0), nil); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("no answer: %v", err)
+	}
+	if n, err := count(c, t.Context(), generation()); n != 1 || err != nil || port(t, c) != before {
+		t.Errorf("then %d, %v, port %d; it was %d", n, err, port(t, c), before)
+	}
+}
+
+func TestClosed(t *testing.T) {
+	c := netfilter(t)
+	c.broken = true
+	c.Close()
+	if err := c.Do(t.Context(), generation(), nil); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("a request: %v", err)
+	}
+	bufs, last := addTables("a")
+	if err := c.Batch(t.Context(), bufs, last); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("a batch: %v", err)
+	}
+}
+
+// What a listener hears, that it is told when something was lost, and that Close ends it.
+func TestListen(t *testing.T) {
+	n := netlab.NamespaceForTest(t)
+	var c, writer *Conn
+	var err error
+	n.Do(func() {
+		if c, err = Open(Config{Protocol: unix.NETLINK_NETFILTER}); err == nil {
+			writer, err = Open(Config{Protocol: unix.NETLINK_NETFILTER})
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer writer.Close()
+	if err := c.Join(unix.NFNLGRP_NFTABLES); err != nil {
+		t.Fatal(err)
+	}
+	heard, lost, done, held := make(chan uint16, 100), make(chan bool, 100), make(chan bool), make(chan bool)
+	go func() {
+		defer close(done)
+		c.Listen(func(m Message) {
+			heard <- m.Type
+			if m.Type == nftables|unix.NFT_MSG_NEWGEN {
+				<-held
+			}
+		}, func() { lost <- true })
+	}()
+	batch(t, writer, "a")
+	if typ := <-heard; typ != nftables|unix.NFT_MSG_NEWTABLE {
+		t.Errorf("heard %#x", typ)
+	}
+	<-heard // the new generation, with which the listener stops for a while
+	if err := c.sock.SetReadBuffer(1); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 50 {
+		batch(t, writer, fmt.Sprintf("b-%d", i))
+	}
+	close(held)
+	<-lost
+	if err := c.Leave(unix.NFNLGRP_NFTABLES); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	<-done
+}
+
+// Answers cost no memory for each message, and one that is there when the request returns none for the wait.
+func TestMemory(t *testing.T) {
+	c := netfilter(t)
+	var names []string
+	for i := range 1000 {
+		names = append(names, fmt.Sprintf("table-%04d", i))
+	}
+	batch(t, c, names...)
+	request, n := tables(), 0
+	f := func(Message) error { n++; return nil }
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	allocs := testing.AllocsPerRun(10, func() {
+		if err := c.Do(ctx, request, f); err != nil {
+			t.Error(err)
+		}
+	})
+	if allocs > 1 || n != 11*len(names) { // the list of buffers for the system call
+		t.Errorf("%v allocations for %d messages", allocs, n/11)
+	}
+}
