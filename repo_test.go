@@ -26,7 +26,7 @@ import (
 // package of ours, ALL is every one. A package that no line has on its right side may not exist.
 const imports = `
 	NONE < cluster, lb, plane, config, logging, event, mode;
-	NONE < plane/ownwrites;
+	NONE < plane/ownwrites, plane/diff;
 	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/ratelimit, internal/listen, internal/listentest, internal/nlconn;
 
 	cluster, lb < policy;
@@ -40,7 +40,7 @@ const imports = `
 	cluster, policy, lb, plane, internal/ratelimit < engine;
 
 	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables;
-	lb, plane, plane/ownwrites, internal/kernel
+	lb, plane, plane/ownwrites, plane/diff, internal/kernel
 	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns, plane/fake;
 
 	lb < conntrack, health, sockets;

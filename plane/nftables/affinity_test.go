@@ -203,8 +203,8 @@ func entries(t testing.TB, p *Plane) (all int, bySet map[uint32]int) {
 		t.Fatal(err)
 	}
 	recs, bySet := snap.records[sAffinity], map[uint32]int{}
-	for i := range recs.Len() {
-		bySet[order.Uint32(recs.at(i))]++
+	for rec := range recs.All() {
+		bySet[order.Uint32(rec)]++
 	}
 	return recs.Len(), bySet
 }

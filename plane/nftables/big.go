@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/diff"
 )
 
 // The kernel walks a hash table from its beginning for each 32 KiB of a dump, so the time to dump a map grows
@@ -25,8 +26,7 @@ func (p *Plane) readBig(s *snapshot) (bool, error) {
 	shapes := s.records[sSetShapes]
 	total := 0
 	each := func(f func(id uint32, sh shape)) {
-		for i := range shapes.Len() {
-			rec := shapes.at(i)
+		for rec := range shapes.All() {
 			if sh := parseShape(lb.Cluster, order.Uint32(rec[4:])); sh.seconds == 0 {
 				f(order.Uint32(rec), sh)
 			}
@@ -36,7 +36,7 @@ func (p *Plane) readBig(s *snapshot) (bool, error) {
 	if total <= p.bigMap {
 		return false, nil
 	}
-	s.records[sBackends].b = make([]byte, 0, total*s.records[sBackends].n)
+	s.records[sBackends].Bytes = make([]byte, 0, total*s.records[sBackends].Size)
 	q := query{p: p, set: sBackends, found: func(el []byte) { s.element(sBackends, &p.rules.sets[sBackends], el) }}
 	each(func(id uint32, sh shape) {
 		for slot := range sh.size {
@@ -133,12 +133,12 @@ func (p *Plane) auditSome(c *change) (int, error) {
 	if len(p.cycle.rows) == 0 && len(p.cycle.sets) == 0 && len(p.cycle.lists) == 0 {
 		p.cycle.begin(p.st)
 	}
-	var is, want [setCount]slab
+	var is, want [setCount]diff.Records
 	var queries [setCount]query
 	for i := range setCount {
 		d := &p.rules.sets[i]
-		is[i].n, want[i].n = d.recordLen(), d.recordLen()
-		queries[i] = query{p: p, set: i, found: func(el []byte) { is[i].b = d.record(is[i].b, el) }}
+		is[i].Size, want[i].Size = d.recordLen(), d.recordLen()
+		queries[i] = query{p: p, set: i, found: func(el []byte) { is[i].Bytes = d.record(is[i].Bytes, el) }}
 	}
 	asked := 0
 	ask := func(i setIndex, rec []byte) {
@@ -147,7 +147,7 @@ func (p *Plane) auditSome(c *change) (int, error) {
 			return
 		}
 		asked++
-		want[i].b = append(want[i].b, rec...)
+		want[i].Bytes = append(want[i].Bytes, rec...)
 		queries[i].ask(slices.Clone(rec[:d.keyLen()]))
 	}
 	for y := &p.cycle; asked < auditWindow && len(y.rows) > 0; y.rows = y.rows[1:] {

@@ -90,9 +90,8 @@ func (d *dumper) sources(k lb.Key, cl class, key string) string {
 }
 
 func (d *dumper) each(i setIndex, f func(rec []byte)) {
-	recs := d.snap.records[i]
-	for j := range recs.Len() {
-		f(recs.at(j))
+	for rec := range d.snap.records[i].All() {
+		f(rec)
 	}
 }
 

@@ -43,18 +43,16 @@ func (st *state) reserved(f func(i setIndex, rec []byte)) {
 // numbered reports whether the table says which numbers were used. Somebody may have removed that; then nobody knows
 // what its clients remember, and only a new table will do.
 func (s *snapshot) numbered() bool {
-	recs, keys := s.records[sReserved], map[uint32]bool{}
-	for i := range recs.Len() {
-		keys[order.Uint32(recs.at(i))] = true
+	keys := map[uint32]bool{}
+	for rec := range s.records[sReserved].All() {
+		keys[order.Uint32(rec)] = true
 	}
 	return keys[reservedIDs] && keys[reservedMembers] && keys[reservedSeed]
 }
 
 // adoptReserved goes on where the kernel's table stands.
 func (st *state) adoptReserved(snap *snapshot) {
-	recs := snap.records[sReserved]
-	for i := range recs.Len() {
-		rec := recs.at(i)
+	for rec := range snap.records[sReserved].All() {
 		switch v := order.Uint32(rec[4:]); order.Uint32(rec) {
 		case reservedIDs:
 			st.ids.reserved = v

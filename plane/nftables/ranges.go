@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/diff"
 )
 
 // Source ranges are looked up by their length: each length has its rule, which cuts the client's address off at it. So
@@ -203,7 +204,7 @@ func (c *change) beginList(l *sourceList) {
 	l.written, l.before = true, nil
 	c.nameList(l.number, l)
 	b := make([]byte, 0, 24)
-	mergePrefixes(was, l.ranges,
+	diff.Sorted(was, l.ranges, netip.Prefix.Compare,
 		func(p netip.Prefix) { c.remove(sSourceRanges, appendSourceRange(b, l, p)) },
 		func(p netip.Prefix) { c.add(sSourceRanges, appendSourceRange(b, l, p)) })
 }
@@ -250,9 +251,7 @@ func (st *state) freeList() uint32 {
 
 // adoptLists gives the lists of want the numbers by which the kernel's rows already refer to them.
 func (c *change) adoptLists(snap *snapshot, want *lb.Table) {
-	recs := snap.records[sSourceLists]
-	for j := range recs.Len() {
-		rec := recs.at(j)
+	for rec := range snap.records[sSourceLists].All() {
 		number := order.Uint32(rec[len(rec)-4:]) >> lengthBits
 		c.st.lastList = max(c.st.lastList, number)
 		f := want.Get(parseKey(rec, c.addrLen))
@@ -263,33 +262,6 @@ func (c *change) adoptLists(snap *snapshot, want *lb.Table) {
 			l.number = number
 			c.st.listNumbers[number] = l
 			c.touchList(l)
-		}
-	}
-}
-
-// mergePrefixes calls gone for what only was has, and come for what only now has. Both are sorted.
-func mergePrefixes(was, now []netip.Prefix, gone, come func(netip.Prefix)) {
-	for len(was) > 0 || len(now) > 0 {
-		order := 0
-		switch {
-		case len(was) == 0:
-			order = +1
-		case len(now) == 0:
-			order = -1
-		default:
-			order = was[0].Compare(now[0])
-		}
-		if order < 0 {
-			gone(was[0])
-		}
-		if order > 0 {
-			come(now[0])
-		}
-		if order <= 0 && len(was) > 0 {
-			was = was[1:]
-		}
-		if order >= 0 && len(now) > 0 {
-			now = now[1:]
 		}
 	}
 }

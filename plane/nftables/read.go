@@ -1,15 +1,15 @@
 package nftables
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"sort"
 
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
+
+	"kube-proxy/plane/diff"
 )
 
 // snapshot is what the kernel's table holds, as far as a comparison needs it.
@@ -19,7 +19,7 @@ type snapshot struct {
 
 	chains   map[string]*kernelChain
 	foreign  []string // sets that are not ours
-	records  [setCount]slab
+	records  [setCount]diff.Records
 	verdicts [setCount]map[string]elementVerdict
 }
 
@@ -27,78 +27,6 @@ type snapshot struct {
 type kernelChain struct {
 	hook   *hook
 	digest string
-}
-
-// slab holds the records of one set end to end: a million elements without a million allocations.
-type slab struct {
-	n int // bytes of a record
-	b []byte
-}
-
-// maxRecord is more than the length of any record.
-const maxRecord = 64
-
-func (s slab) Len() int        { return len(s.b) / max(s.n, 1) }
-func (s slab) at(i int) []byte { return s.b[i*s.n : (i+1)*s.n] }
-
-func (s slab) Less(i, j int) bool { return bytes.Compare(s.at(i), s.at(j)) < 0 }
-
-func (s slab) Swap(i, j int) {
-	var tmp [maxRecord]byte
-	n := copy(tmp[:], s.at(i))
-	copy(s.at(i), s.at(j))
-	copy(s.at(j), tmp[:n])
-}
-
-// sorted returns the records in order, each once. The kernel may show an element twice while it resizes a
-// hash table.
-func (s slab) sorted() slab {
-	if !sort.IsSorted(s) {
-		sort.Sort(s)
-	}
-	out := slab{s.n, s.b[:0]}
-	for i := range s.Len() {
-		if i == 0 || !bytes.Equal(s.at(i), s.b[len(out.b)-s.n:len(out.b)]) {
-			out.b = append(out.b, s.at(i)...)
-		}
-	}
-	return out
-}
-
-// each calls f for the records that begin with the prefix; s must be sorted.
-func (s slab) each(prefix []byte, f func(rec []byte)) {
-	from := sort.Search(s.Len(), func(i int) bool { return bytes.Compare(s.at(i)[:len(prefix)], prefix) >= 0 })
-	for i := from; i < s.Len() && bytes.HasPrefix(s.at(i), prefix); i++ {
-		f(s.at(i))
-	}
-}
-
-// differences walks two sorted slabs and calls gone for what only a has, come for what only b has.
-func differences(a, b slab, gone, come func(rec []byte)) {
-	i, j := 0, 0
-	for i < a.Len() || j < b.Len() {
-		order := 0
-		switch {
-		case i == a.Len():
-			order = +1
-		case j == b.Len():
-			order = -1
-		default:
-			order = bytes.Compare(a.at(i), b.at(j))
-		}
-		if order < 0 {
-			gone(a.at(i))
-		}
-		if order > 0 {
-			come(b.at(j))
-		}
-		if order <= 0 {
-			i++
-		}
-		if order >= 0 {
-			j++
-		}
-	}
 }
 
 // request builds a message that asks for something of our table.
@@ -271,7 +199,7 @@ func smallSets(d *setDef) bool { return d.verdict || d.name == "equal-bytes" || 
 func (p *Plane) readElements(s *snapshot, which func(*setDef) bool) error {
 	for i := range setCount {
 		d := &p.rules.sets[i]
-		s.records[i].n = d.recordLen()
+		s.records[i].Size = d.recordLen()
 		if !which(d) {
 			continue
 		}
@@ -317,7 +245,7 @@ func (s *snapshot) element(i setIndex, d *setDef, el []byte) {
 		}
 		return
 	}
-	s.records[i].b = d.record(s.records[i].b, el)
+	s.records[i].Bytes = d.record(s.records[i].Bytes, el)
 }
 
 // record appends an element of the kernel's to b, as a record.

@@ -14,6 +14,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/diff"
 )
 
 // Reset makes the table hold exactly what want says, in one transaction. It reads the kernel and changes only
@@ -183,9 +184,8 @@ func (p *Plane) postpone(snap *snapshot, want *lb.Table) (now iter.Seq[*lb.Front
 func (p *Plane) served(snap *snapshot) iter.Seq[lb.Key] {
 	return func(yield func(lb.Key) bool) {
 		for i, n := range map[setIndex]int{sServices: p.addrLen, sNodePorts: 0} {
-			recs := snap.records[i]
-			for j := range recs.Len() {
-				if !yield(parseKey(recs.at(j), n)) {
+			for rec := range snap.records[i].All() {
+				if !yield(parseKey(rec, n)) {
 					return
 				}
 			}
@@ -213,37 +213,34 @@ func (c *change) mend(snap *snapshot) int {
 // mendSets stages the differences of the elements of some sets.
 func (c *change) mendSets(snap *snapshot, which func(*setDef) bool) int {
 	n := 0
-	var slabs [setCount]slab
+	var want [setCount]diff.Records
 	var read [setCount]bool
-	for i := range slabs {
+	for i := range want {
 		d := &c.batch.ruleset.sets[i]
-		slabs[i].n, read[i] = d.recordLen(), which(d)
+		want[i].Size, read[i] = d.recordLen(), which(d)
 		if read[i] { // mostly nothing differs
-			slabs[i].b = make([]byte, 0, len(snap.records[i].b))
+			want[i].Bytes = make([]byte, 0, len(snap.records[i].Bytes))
 		}
 	}
 	c.st.records(func(i setIndex, rec []byte) {
 		if read[i] {
-			slabs[i].b = append(slabs[i].b, rec...)
+			want[i].Bytes = append(want[i].Bytes, rec...)
 		}
 	})
 	for i := range setCount {
 		if read[i] {
-			n += c.mendSet(i, snap.records[i], slabs[i])
+			n += c.mendSet(i, snap.records[i], want[i])
 		}
 	}
 	return n
 }
 
-func (c *change) mendSet(i setIndex, is, want slab) int {
+func (c *change) mendSet(i setIndex, is, want diff.Records) int {
 	d := &c.batch.ruleset.sets[i]
 	if d.verdict || d.dynamic() {
 		return 0
 	}
-	is, want = is.sorted(), want.sorted()
-	n := 0
-	differences(is, want, func(rec []byte) { n++; c.remove(i, rec) }, func(rec []byte) { n++; c.add(i, rec) })
-	return n
+	return diff.Elements(is, want, func(rec []byte) { c.remove(i, rec) }, func(rec []byte) { c.add(i, rec) })
 }
 
 // mendStructure stages the differences of chains, rules, verdict maps and foreign sets. What no class or
@@ -305,20 +302,9 @@ func (c *change) structure() ([]chain, [setCount]map[string]elementVerdict) {
 }
 
 func (c *change) mendVerdicts(i setIndex, is, want map[string]elementVerdict) int {
-	n := 0
-	for key, v := range is {
-		if w, ok := want[key]; !ok || w != v {
-			n++
-			c.remove(i, []byte(key))
-		}
-	}
-	for key, w := range want {
-		if v, ok := is[key]; !ok || w != v {
-			n++
-			c.addVerdict(i, []byte(key), w)
-		}
-	}
-	return n
+	remove := func(key string) { c.remove(i, []byte(key)) }
+	add := func(key string) { c.addVerdict(i, []byte(key), want[key]) }
+	return diff.Named(is, want, remove, func(key string) { remove(key); add(key) }, add)
 }
 
 // desired computes the state for a table, with the ids and slots that the kernel already uses. New ids are given
@@ -413,17 +399,16 @@ func (p *Plane) adoptIDs(snap *snapshot, want *lb.Table, kernel *oldSets, st *st
 		}
 	}
 	for _, i := range append([]setIndex{sSetShapes, sBackends, sMembers}, setsOfRows...) { // also ids that no row of want refers to
-		recs, at := snap.records[i], 0
+		at := 0
 		if slices.Contains(setsOfRows, i) {
-			at = recs.n - 4
+			at = snap.records[i].Size - 4
 		}
-		for j := range recs.Len() {
-			st.ids.saw(order.Uint32(recs.at(j)[at:]))
+		for rec := range snap.records[i].All() {
+			st.ids.saw(order.Uint32(rec[at:]))
 		}
 	}
-	recs := snap.records[sMemberBackends]
-	for j := range recs.Len() {
-		st.members.saw(order.Uint32(recs.at(j)))
+	for rec := range snap.records[sMemberBackends].All() {
+		st.members.saw(order.Uint32(rec))
 	}
 	st.adoptReserved(snap)
 }
@@ -441,9 +426,7 @@ func (p *Plane) references(snap *snapshot, want *lb.Table, f func(front *lb.Fron
 		if i == sNodePortClusterSets || i == sNodePortLocalSets {
 			n = 0
 		}
-		recs := snap.records[i]
-		for j := range recs.Len() {
-			rec := recs.at(j)
+		for rec := range snap.records[i].All() {
 			front := want.Get(parseKey(rec, n))
 			if front == nil {
 				continue
@@ -494,7 +477,7 @@ func settle(claims []claim, kernel *oldSets) []claim {
 func (s *snapshot) own(f *lb.Frontend) bool {
 	was := false
 	if f.Kind == lb.ClusterIP {
-		s.records[sClusterIPs].each(appendAddr(nil, f.Key.Addr), func([]byte) { was = true })
+		s.records[sClusterIPs].Each(appendAddr(nil, f.Key.Addr), func([]byte) { was = true })
 	}
 	return was || f.Key.IsNodePort()
 }
@@ -502,13 +485,13 @@ func (s *snapshot) own(f *lb.Frontend) bool {
 // oldSets finds, for sets whose ids were adopted, the slots and the members of their backends. The records are kept in
 // order, so that those of one set stand together: a map of a million slots would take hundreds of megabytes.
 type oldSets struct {
-	backends, members, memberBackends slab
+	backends, members, memberBackends diff.Records
 	slots                             map[uint32]netip.AddrPort // of one set; used again for the next
 }
 
 func newOldSets(snap *snapshot) *oldSets {
 	for _, i := range []setIndex{sBackends, sMembers, sMemberBackends, sClusterIPs} {
-		snap.records[i] = snap.records[i].sorted()
+		snap.records[i] = snap.records[i].Sorted()
 	}
 	return &oldSets{snap.records[sBackends], snap.records[sMembers], snap.records[sMemberBackends], map[uint32]netip.AddrPort{}}
 }
@@ -517,12 +500,12 @@ func newOldSets(snap *snapshot) *oldSets {
 func (o *oldSets) of(id uint32) (slots map[uint32]netip.AddrPort, members map[netip.AddrPort]uint32) {
 	clear(o.slots)
 	key := appendNum(make([]byte, 0, 8), id)
-	o.backends.each(key, func(rec []byte) {
+	o.backends.Each(key, func(rec []byte) {
 		o.slots[order.Uint32(rec[4:])] = parsePlace(rec[8:], len(rec)-12)
 	})
-	o.members.each(key, func(rec []byte) {
+	o.members.Each(key, func(rec []byte) {
 		m := order.Uint32(rec[8:])
-		o.memberBackends.each(appendNum(appendNum(nil, m), id), func(place []byte) {
+		o.memberBackends.Each(appendNum(appendNum(nil, m), id), func(place []byte) {
 			ap := parsePlace(place[8:], len(place)-12)
 			o.slots[order.Uint32(rec[4:])] = ap
 			if members == nil {

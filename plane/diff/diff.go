@@ -1,0 +1,150 @@
+// Package diff compares what the kernel holds with what it shall hold. A plane's Reset and its Audit are made of that: both read,
+// compare, and write what differs, of everything or of a part.
+//
+// There are two kinds of things to compare. Elements of maps come as [Records], because there are many. Chains, programs and
+// other named objects, of which there are few, come as Go maps, see [Named].
+package diff
+
+import (
+	"bytes"
+	"iter"
+	"slices"
+	"sort"
+)
+
+// Records holds the elements of one map end to end, each as Size bytes of key and value, 64 at most: a million elements without a million
+// allocations.
+type Records struct {
+	Size  int
+	Bytes []byte
+}
+
+// maxSize is the largest Size that there may be.
+const maxSize = 64
+
+// Len is the number of records.
+func (r Records) Len() int { return len(r.Bytes) / max(r.Size, 1) }
+
+// At is the i-th record, which the caller must not keep if he changes r.
+func (r Records) At(i int) []byte { return r.Bytes[i*r.Size : (i+1)*r.Size] }
+
+// All yields the records; the caller must not keep them.
+func (r Records) All() iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		for i := range r.Len() {
+			if !yield(r.At(i)) {
+				return
+			}
+		}
+	}
+}
+
+// Sorted returns the records in order, each once, in the memory of r. The kernel may show an element twice while it resizes a
+// hash table.
+func (r Records) Sorted() Records {
+	if s := byBytes(r); !sort.IsSorted(s) {
+		sort.Sort(s)
+	}
+	out := Records{r.Size, r.Bytes[:0]}
+	for i := range r.Len() {
+		if n := len(out.Bytes); n == 0 || !bytes.Equal(r.At(i), out.Bytes[n-r.Size:]) {
+			out.Bytes = append(out.Bytes, r.At(i)...)
+		}
+	}
+	return out
+}
+
+// Each calls f for the records that begin with the prefix; r must be sorted.
+func (r Records) Each(prefix []byte, f func(rec []byte)) {
+	from := sort.Search(r.Len(), func(i int) bool { return bytes.Compare(r.At(i)[:len(prefix)], prefix) >= 0 })
+	for i := from; i < r.Len() && bytes.HasPrefix(r.At(i), prefix); i++ {
+		f(r.At(i))
+	}
+}
+
+// byBytes sorts records.
+type byBytes Records
+
+func (s byBytes) Len() int           { return Records(s).Len() }
+func (s byBytes) Less(i, j int) bool { return bytes.Compare(Records(s).At(i), Records(s).At(j)) < 0 }
+func (s byBytes) Swap(i, j int) {
+	var tmp [maxSize]byte
+	a, b := Records(s).At(i), Records(s).At(j)
+	n := copy(tmp[:], a)
+	copy(a, b)
+	copy(b, tmp[:n])
+}
+
+// Elements calls remove for the records that only is has, and add for those that only want has, and returns how many they are.
+// An element with another value is removed and added. It sorts both.
+func Elements(is, want Records, remove, add func(rec []byte)) int {
+	is, want = is.Sorted(), want.Sorted()
+	return merge(is.Len(), want.Len(), func(i, j int) int { return bytes.Compare(is.At(i), want.At(j)) },
+		func(i int) { remove(is.At(i)) }, func(j int) { add(want.At(j)) })
+}
+
+// Sorted is Elements for two sorted lists without duplicates.
+func Sorted[T any](is, want []T, compare func(a, b T) int, remove, add func(T)) int {
+	return merge(len(is), len(want), func(i, j int) int { return compare(is[i], want[j]) },
+		func(i int) { remove(is[i]) }, func(j int) { add(want[j]) })
+}
+
+// merge walks two sorted lists by their indexes.
+func merge(is, want int, compare func(i, j int) int, remove, add func(int)) (n int) {
+	for i, j := 0, 0; i < is || j < want; {
+		order := 0
+		switch {
+		case i == is:
+			order = +1
+		case j == want:
+			order = -1
+		default:
+			order = compare(i, j)
+		}
+		switch {
+		case order < 0:
+			remove(i)
+			n, i = n+1, i+1
+		case order > 0:
+			add(j)
+			n, j = n+1, j+1
+		default:
+			i, j = i+1, j+1
+		}
+	}
+	return n
+}
+
+// Named compares objects by their names and digests, or small values: it calls remove for those that only is has, change for
+// those that are others in want, and add for those that only want has; in the order of their names, so that what is written is the same
+// each time. It returns how many calls it made.
+func Named[K ~string | ~uint32, V comparable](is, want map[K]V, remove, change, add func(name K)) int {
+	n := 0
+	for _, name := range sortedKeys(is) {
+		w, ok := want[name]
+		switch {
+		case !ok:
+			n++
+			remove(name)
+		case w != is[name]:
+			n++
+			change(name)
+		}
+	}
+	for _, name := range sortedKeys(want) {
+		if _, ok := is[name]; !ok {
+			n++
+			add(name)
+		}
+	}
+	return n
+}
+
+func sortedKeys[K ~string | ~uint32, V any](m map[K]V) []K {
+	keys := make([]K, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

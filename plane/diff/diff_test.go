@@ -1,0 +1,134 @@
+package diff
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// From any records to any others: what is to be removed is there and what is to be added is not, nothing is said twice, and
+// whoever does it holds what was wanted.
+func TestElements(t *testing.T) {
+	for seed := range uint64(500) {
+		rnd := rand.New(rand.NewPCG(seed, 2))
+		size := 1 + rnd.IntN(maxSize)
+		random := func() Records {
+			r := Records{Size: size}
+			for range rnd.IntN(20) {
+				rec := bytes.Repeat([]byte{7}, size)
+				rec[rnd.IntN(min(size, 2))] = byte(rnd.IntN(9)) // so that many are equal, and some come twice
+				r.Bytes = append(r.Bytes, rec...)
+			}
+			return r
+		}
+		is, want := random(), random()
+		kernel, wanted := setOf(is), setOf(want)
+		different := 0
+		for k := range kernel {
+			if !wanted[k] {
+				different++
+			}
+		}
+		for k := range wanted {
+			if !kernel[k] {
+				different++
+			}
+		}
+		n := Elements(is, want,
+			func(rec []byte) {
+				if !kernel[string(rec)] {
+					t.Fatalf("seed %d: removes %x, which is not there", seed, rec)
+				}
+				delete(kernel, string(rec))
+			},
+			func(rec []byte) {
+				if kernel[string(rec)] {
+					t.Fatalf("seed %d: adds %x, which is there", seed, rec)
+				}
+				kernel[string(rec)] = true
+			})
+		if !maps.Equal(kernel, wanted) || n != different {
+			t.Fatalf("seed %d: %d calls for %d differences, and then\ngot  %v\nwant %v", seed, n, different, kernel, wanted)
+		}
+	}
+}
+
+func setOf(r Records) map[string]bool {
+	m := map[string]bool{}
+	for i := range r.Len() {
+		m[string(r.At(i))] = true
+	}
+	return m
+}
+
+// Each finds all that begins so, in the first and the last record too.
+func TestEach(t *testing.T) {
+	r := Records{Size: 8}
+	for i := range 100 {
+		r.Bytes = binary.BigEndian.AppendUint32(r.Bytes, uint32((99-i)/10))
+		r.Bytes = binary.BigEndian.AppendUint32(r.Bytes, uint32(i))
+	}
+	r = r.Sorted()
+	for i := range uint32(11) {
+		n := 0
+		r.Each(binary.BigEndian.AppendUint32(nil, i), func(rec []byte) {
+			n++
+			if got := binary.BigEndian.Uint32(rec); got != i {
+				t.Errorf("a record of %d is said to be one of %d", got, i)
+			}
+		})
+		if want := map[bool]int{true: 10}[i < 10]; n != want {
+			t.Errorf("%d records begin with %d, want %d", n, i, want)
+		}
+	}
+	(Records{}).Each(nil, func([]byte) { t.Error("a record of nothing") })
+}
+
+// Sorting a million records that are in order already takes no memory.
+func TestSortedAllocates(t *testing.T) {
+	r := Records{Size: 16, Bytes: make([]byte, 16<<10)}
+	for i := range r.Len() {
+		binary.BigEndian.PutUint64(r.At(i), uint64(i))
+	}
+	if n := testing.AllocsPerRun(10, func() { Elements(r, r, nil, nil) }); n > 4 {
+		t.Errorf("%v allocations for %d equal records", n, r.Len())
+	}
+}
+
+func TestSorted(t *testing.T) {
+	for _, tc := range []struct{ is, want, calls string }{
+		{"", "", ""},
+		{"", "ab", "+a+b"},
+		{"ab", "", "-a-b"},
+		{"abc", "abc", ""},
+		{"bd", "abce", "+a+c-d+e"},
+	} {
+		calls := ""
+		n := Sorted([]byte(tc.is), []byte(tc.want), cmp.Compare[byte],
+			func(b byte) { calls += "-" + string(b) }, func(b byte) { calls += "+" + string(b) })
+		if calls != tc.calls || 2*n != len(tc.calls) {
+			t.Errorf("from %q to %q: %d calls %s, want %s", tc.is, tc.want, n, calls, tc.calls)
+		}
+	}
+}
+
+// Named objects: what goes, what changes and what comes, in an order that does not change from call to call.
+func TestNamed(t *testing.T) {
+	is := map[string]int{"same": 1, "gone": 2, "changed": 3, "also gone": 4}
+	want := map[string]int{"same": 1, "changed": 5, "new": 6, "also new": 7}
+	for range 20 {
+		var calls []string
+		say := func(verb string) func(string) {
+			return func(name string) { calls = append(calls, fmt.Sprint(verb, " ", name)) }
+		}
+		n := Named(is, want, say("remove"), say("change"), say("add"))
+		if want := []string{"remove also gone", "change changed", "remove gone", "add also new", "add new"}; !slices.Equal(calls, want) || n != len(want) {
+			t.Fatalf("%d calls %v, want %v", n, calls, want)
+		}
+	}
+}
