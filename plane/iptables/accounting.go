@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -135,12 +134,7 @@ func (p *Plane) tryCounting(ctx context.Context) bool {
 	try := func(rules ...string) error {
 		var b batch
 		b.only(mangle).put(chain{chainID{mangle, canary}, rules})
-		return p.restoreOwn(ctx, 1, func(ctx context.Context) error {
-			return p.tool.restore(ctx, func(w io.Writer) error {
-				_, err := w.Write(b.text())
-				return err
-			})
-		})
+		return p.restoreOwn(ctx, 1, func(ctx context.Context) error { return p.tool.restoreBatch(ctx, &b) })
 	}
 	err := try(counting(invalidDropped))
 	gone := try()

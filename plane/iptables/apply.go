@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -203,12 +202,7 @@ func (p *Plane) run(ctx context.Context, b *batch) error {
 // restore runs iptables-restore once. The error wraps plane.ErrStateLost where a part may be in force.
 func (p *Plane) restore(ctx context.Context, b *batch) error {
 	text := b.text()
-	err := p.restoreOwn(ctx, b.count(), func(ctx context.Context) error {
-		return p.tool.restore(ctx, func(w io.Writer) error {
-			_, err := w.Write(text)
-			return err
-		})
-	})
+	err := p.restoreOwn(ctx, b.count(), func(ctx context.Context) error { return p.tool.restoreText(ctx, text) })
 	p.count(func(s *Stats) {
 		s.Restores++
 		s.Bytes += uint64(len(text))

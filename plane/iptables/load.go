@@ -308,60 +308,16 @@ func (l *loader) sweep(ctx context.Context) error {
 			stale = append(stale, id)
 		}
 	}
-	size := max(1, min(l.p.maxLines/3, 2000))
+	most := max(1, min(l.p.maxLines/3, 2000))
 	if l.p.single {
-		size = max(1, len(stale))
+		most = max(1, len(stale))
 	}
-	for part := range slices.Chunk(stale, size) {
-		// All are emptied before any is deleted, for they may lead to each other.
-		var b batch
-		for _, id := range part {
-			b.only(id.table).put(chain{id: id})
-		}
-		if err := l.p.restore(ctx, &b); err != nil {
-			return err
-		}
+	stuck, err := sweep(ctx, nil, stale, most, func(b *batch) error { return l.p.restore(ctx, b) })
+	for _, s := range stuck {
+		l.p.stuck(s.id)
+		l.st.holds(s.id, empty)
 	}
-	for part := range slices.Chunk(stale, size) {
-		if err := l.delete(ctx, part); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// delete deletes empty chains. If one cannot be, the others are.
-func (l *loader) delete(ctx context.Context, ids []chainID) error {
-	b := batch{}
-	slices.SortFunc(ids, func(a, b chainID) int { return int(a.table) - int(b.table) })
-	for _, id := range ids {
-		b.only(id.table).delete(id)
-	}
-	err := l.p.restore(ctx, &b)
-	if err == nil {
-		return nil
-	}
-	if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	// Only if iptables takes anything at all are chains to blame. Where somebody holds the lock each try takes 5 s.
-	emptied := batch{}
-	for _, id := range ids {
-		emptied.only(id.table).put(chain{id: id})
-	}
-	if l.p.restore(ctx, &emptied) != nil {
-		return err
-	}
-	if len(ids) == 1 {
-		l.p.stuck(ids[0])
-		l.st.holds(ids[0], empty)
-		return nil
-	}
-	half := len(ids) / 2
-	if err := l.delete(ctx, ids[:half]); err != nil {
-		return err
-	}
-	return l.delete(ctx, ids[half:])
+	return err
 }
 
 // unitsRefused is an error of a load of which some units are to blame.

@@ -3,22 +3,32 @@ package iptables
 import (
 	"crypto/sha256"
 	"encoding/base32"
+	"slices"
 	"strings"
 
 	"kube-proxy/lb"
 )
 
-// table is one of the tables of iptables that the plane writes.
+// table is one of the tables of iptables.
 type table uint8
 
 const (
 	filter table = iota
 	nat
 	mangle
-	tables
+	tables          // so many are those that the plane writes
+	raw    = tables // where older versions had a chain
 )
 
-func (t table) String() string { return [...]string{"filter", "nat", "mangle"}[t] }
+var tableNames = [...]string{"filter", "nat", "mangle", "raw"}
+
+func (t table) String() string { return tableNames[t] }
+
+// tableNamed returns the table of that name, unless nobody's kube-proxy has ever written one.
+func tableNamed(name string) (t table, ok bool) {
+	i := slices.Index(tableNames[:], name)
+	return table(i), i >= 0
+}
 
 // chainID names a chain.
 type chainID struct {
@@ -85,6 +95,9 @@ func isDynamic(id chainID) bool {
 
 // kubelets are chains of mangle by which the kubelet can be known to be there (DP-14).
 var kubelets = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
+
+// isKubelets reports whether the chain shows that there is a kubelet.
+func isKubelets(id chainID) bool { return id.table == mangle && slices.Contains(kubelets, id.name) }
 
 // hash is the part of a chain's name that stands for what it serves: 16 characters of base32(sha256(parts)),
 // as upstream's (DP-02).

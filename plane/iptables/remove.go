@@ -1,8 +1,9 @@
 package iptables
 
 import (
+	"bytes"
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -81,8 +82,8 @@ func (p *Plane) Remove(ctx context.Context) error {
 func (t *tool) remove(ctx context.Context, cfg RemoveConfig) (done Removed, err error) {
 	for range 3 {
 		var found *leftovers
-		if found, err = t.leftovers(ctx, cfg); err == nil {
-			err = t.take(ctx, found, &done)
+		if found, err = t.leftovers(ctx); err == nil {
+			err = t.take(ctx, found, cfg, &done)
 		}
 		if err == nil {
 			return done, t.removeCounters()
@@ -110,23 +111,17 @@ func (t *tool) removeCounters() error {
 // leftovers is what there is to remove.
 type leftovers struct {
 	// entries are the rules by which connections come to be translated, jumps all others of chains of others.
-	entries, jumps []savedRule
-	// drop are chains to delete, empty those that others' rules lead to.
-	drop, empty []savedChain
-	left        []string
+	entries, jumps []jump
+	// chains are those of a kube-proxy; foreign are rules of others that lead to them, one for each.
+	chains  []chainID
+	foreign map[chainID]jump
+	// martian: the rule of DP-10 is there. kubelet: so is a kubelet, which writes it as well, and once only.
+	martian, kubelet bool
 }
 
-// savedChain names a chain as iptables-save does: its tables are not those of the plane alone.
-type savedChain struct{ table, name string }
-
-type savedRule struct {
-	savedChain
-	rule string // after the chain's name
-}
-
-// target is the chain or the verdict that the rule leads to.
-func (r savedRule) target() string {
-	fields := words(r.rule)
+// target is the chain or the verdict that a rule leads to.
+func target(rule string) string {
+	fields := words(rule)
 	for i, f := range fields[:max(0, len(fields)-1)] {
 		if f == "-j" || f == "-g" {
 			return fields[i+1]
@@ -137,24 +132,22 @@ func (r savedRule) target() string {
 
 // Chains of older versions and of the modes ipvs (DP-33) and userspace, beside those of the plane. nat's
 // KUBE-FIREWALL was ipvs'; the kubelet has its own in filter.
-var otherModes = map[string][]string{
-	"nat": {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", nodeFirewall,
+var otherModes = [...][]string{
+	nat: {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", nodeFirewall,
 		"KUBE-PORTALS-CONTAINER", "KUBE-PORTALS-HOST", "KUBE-NODEPORT-CONTAINER", "KUBE-NODEPORT-HOST"},
-	"filter": {"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER", "KUBE-NODEPORT-NON-LOCAL"},
-	"raw":    {canary},
+	filter: {"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER", "KUBE-NODEPORT-NON-LOCAL"},
+	raw:    {canary},
 }
 
 // Leftover reports whether a chain of a table, such as KUBE-SERVICES of nat, is one that [Remove] would remove.
-func Leftover(table, chain string) bool { return isLeftover(savedChain{table, chain}) }
+func Leftover(table, chain string) bool {
+	t, ok := tableNamed(table)
+	return ok && isLeftover(chainID{t, chain})
+}
 
 // isLeftover reports whether a kube-proxy made the chain. Other software has chains that begin with KUBE- as well.
-func isLeftover(c savedChain) bool {
-	for t := range tables {
-		if c.table == t.String() && c.name != nodeFirewall && ours(chainID{t, c.name}) {
-			return true
-		}
-	}
-	return slices.Contains(otherModes[c.table], c.name)
+func isLeftover(id chainID) bool {
+	return id.table < tables && id.name != nodeFirewall && ours(id) || slices.Contains(otherModes[id.table], id.name)
 }
 
 // isJump reports whether the rule has the form of those by which built-in chains lead to ours, of whatever version: any
@@ -196,21 +189,60 @@ func words(rule string) []string {
 }
 
 // leftovers lists what there is to remove.
-func (t *tool) leftovers(ctx context.Context, cfg RemoveConfig) (*leftovers, error) {
+func (t *tool) leftovers(ctx context.Context) (*leftovers, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	out, err := t.run.Run(ctx, nil, t.program+"-save")
-	if err != nil {
+	found := &leftovers{foreign: map[chainID]jump{}}
+	if err := t.pipe(ctx, nil, found.read, t.program+"-save"); err != nil {
 		return nil, fmt.Errorf("list the rules: %w", err)
 	}
-	rules := string(out)
-	return findLeftovers(rules, keepMartian(cfg, rules)), nil
+	return found, nil
+}
+
+// read takes the output of iptables-save.
+func (l *leftovers) read(r io.Reader) error {
+	builtIn := map[chainID]bool{}
+	for line, err := range readSaved(r) {
+		if err != nil {
+			return err
+		}
+		t, known := tableNamed(line.table)
+		if !known || line.kind == savedUnlistable {
+			continue
+		}
+		id := chainID{t, string(line.chain)}
+		if line.kind == savedChain {
+			builtIn[id] = !bytes.HasPrefix(line.rest, []byte("-"))
+			l.kubelet = l.kubelet || isKubelets(id)
+			if isLeftover(id) {
+				l.chains = append(l.chains, id)
+			}
+			continue
+		}
+		if isLeftover(id) {
+			continue
+		}
+		j := jump{id, string(line.rest)}
+		to := chainID{t, target(j.rule)}
+		switch {
+		case j == martianJump:
+			l.martian = true
+		case !isLeftover(to):
+		case !builtIn[id] || !isJump(j.rule):
+			l.foreign[to] = j
+		case t == nat && (id.name == "PREROUTING" || id.name == "OUTPUT"):
+			l.entries = append(l.entries, j)
+		default:
+			l.jumps = append(l.jumps, j)
+		}
+	}
+	return nil
 }
 
 // keepMartian ends that packets to 127.0.0.1 are routed, if the rule is there that protects them. Where that must not
 // or cannot be, it says why: then the rule must stay.
-func keepMartian(cfg RemoveConfig, out string) (why string) {
-	if cfg.Family != lb.IPv4 || !strings.Contains(out, "-A "+nodeFirewall+" "+martian+"\n") {
+func (l *leftovers) keepMartian(cfg RemoveConfig) (why string) {
+	if cfg.Family != lb.IPv4 || !l.martian {
 		return ""
 	}
 	value, err := kernel.Sysctl(routeLocalnet)
@@ -228,84 +260,45 @@ func keepMartian(cfg RemoveConfig, out string) (why string) {
 	return ""
 }
 
-// findLeftovers reads the output of iptables-save. If martian rules are to be kept, keep says why.
-func findLeftovers(out, keep string) *leftovers {
-	found := &leftovers{}
-	builtIn := map[savedChain]bool{}
-	kubelet := false                      // which writes the rule of DP-10 as well, and once only
-	foreign := map[savedChain]savedRule{} // to our chains, rules of others
-	var rules []savedRule
-	var chains []savedChain
-	table := ""
-	for line := range strings.Lines(out) {
-		line = strings.TrimSuffix(line, "\n")
-		switch {
-		case strings.HasPrefix(line, "*"):
-			table = line[1:]
-		case strings.HasPrefix(line, ":"):
-			name, policy, _ := strings.Cut(line[1:], " ")
-			c := savedChain{table, name}
-			builtIn[c] = !strings.HasPrefix(policy, "-")
-			kubelet = kubelet || table == mangle.String() && slices.Contains(kubelets, name)
-			if isLeftover(c) {
-				chains = append(chains, c)
-			}
-		case strings.HasPrefix(line, "-A "):
-			name, rule, _ := strings.Cut(line[3:], " ")
-			r := savedRule{savedChain{table, name}, rule}
-			if !isLeftover(r.savedChain) {
-				rules = append(rules, r)
-			}
+// stays takes out of what is to be removed what must stay, and says why. keep says why the rule of DP-10 must, if it must. Of the
+// chains empty are those that stay though they are ours, for rules of others lead to them.
+func (l *leftovers) stays(keep string) (empty []chainID, left []string) {
+	switch {
+	case !l.martian:
+	case keep != "":
+		left = append(left, "the rule of "+nodeFirewall+" that protects 127.0.0.1 stays: "+keep)
+	case !l.kubelet:
+		l.jumps = append(l.jumps, martianJump)
+	}
+	masq, post := chainID{nat, markMasq}, chainID{nat, postrouting}
+	if j, relied := l.foreign[masq]; relied {
+		left = append(left, fmt.Sprintf("chains nat %s and %s stay in force: a rule of others relies on them: -A %s %s", markMasq, postrouting, j.from.name, j.rule))
+		l.jumps = slices.DeleteFunc(l.jumps, func(j jump) bool { return j.from.table == nat && target(j.rule) == postrouting })
+		l.chains = slices.DeleteFunc(l.chains, func(id chainID) bool { return id == masq || id == post })
+	}
+	l.chains = slices.DeleteFunc(l.chains, func(id chainID) bool {
+		j, is := l.foreign[id]
+		if is {
+			empty = append(empty, id)
+			left = append(left, fmt.Sprintf("chain %s %s stays, empty: a rule of others leads to it: -A %s %s", id.table, id.name, j.from.name, j.rule))
 		}
-	}
-	for _, r := range rules {
-		to := savedChain{r.table, r.target()}
-		switch {
-		case r.savedChain == savedChain{"filter", nodeFirewall} && r.rule == martian:
-			switch {
-			case keep != "":
-				found.left = append(found.left, "the rule of "+nodeFirewall+" that protects 127.0.0.1 stays: "+keep)
-			case !kubelet:
-				found.jumps = append(found.jumps, r)
-			}
-		case !isLeftover(to):
-		case !builtIn[r.savedChain] || !isJump(r.rule):
-			foreign[to] = r
-		case r.table == "nat" && (r.name == "PREROUTING" || r.name == "OUTPUT"):
-			found.entries = append(found.entries, r)
-		default:
-			found.jumps = append(found.jumps, r)
-		}
-	}
-	masq := savedChain{"nat", markMasq}
-	r, masquerades := foreign[masq]
-	if masquerades {
-		found.left = append(found.left, fmt.Sprintf("chains nat %s and %s stay in force: a rule of others relies on them: -A %s %s", markMasq, postrouting, r.name, r.rule))
-		found.jumps = slices.DeleteFunc(found.jumps, func(r savedRule) bool { return r.table == "nat" && r.target() == postrouting })
-	}
-	for _, c := range chains {
-		r, is := foreign[c]
-		switch {
-		case masquerades && (c == masq || c == savedChain{"nat", postrouting}):
-		case is:
-			found.empty = append(found.empty, c)
-			found.left = append(found.left, fmt.Sprintf("chain %s %s stays, empty: a rule of others leads to it: -A %s %s", c.table, c.name, r.name, r.rule))
-		default:
-			found.drop = append(found.drop, c)
-		}
-	}
-	return found
+		return is
+	})
+	return empty, left
 }
 
 // take removes what was found: first what leads new connections to translation, so that what is translated already is
 // masqueraded and let pass until the end; then what leads to the other chains; then the chains.
-func (t *tool) take(ctx context.Context, found *leftovers, done *Removed) error {
-	for _, rules := range [][]savedRule{found.entries, found.jumps} {
-		text := lines{}
-		for _, r := range rules {
-			text.add(r.table, "-D "+r.name+" "+r.rule)
+func (t *tool) take(ctx context.Context, found *leftovers, cfg RemoveConfig, done *Removed) error {
+	empty, left := found.stays(found.keepMartian(cfg))
+	for _, rules := range [][]jump{found.entries, found.jumps} {
+		slices.SortStableFunc(rules, func(a, b jump) int { return cmp.Compare(b.from.table, a.from.table) })
+		var b batch
+		for _, j := range rules {
+			s := b.only(j.from.table)
+			s.remove = append(s.remove, j)
 		}
-		if err := t.restoreLines(ctx, text); err != nil {
+		if err := t.restoreBatch(ctx, &b); err != nil {
 			return err
 		}
 		done.Rules += len(rules)
@@ -313,76 +306,22 @@ func (t *tool) take(ctx context.Context, found *leftovers, done *Removed) error 
 			kernel.AwaitPackets() // some may have been translated, and not be masqueraded yet
 		}
 	}
-	step := nftLines
-	if t.backend == Legacy {
-		step = legacyLines
+	done.Left = left
+	most := max(1, len(empty)+len(found.chains))
+	if t.backend == NFT {
+		most = nftLines
 	}
-	// All are emptied before any is deleted, for they lead to each other.
-	for part := range slices.Chunk(slices.Concat(found.empty, found.drop), step) {
-		if err := t.flush(ctx, part); err != nil {
-			return err
-		}
-	}
-	done.Left = found.left
-	for part := range slices.Chunk(found.drop, step) {
-		if err := t.drop(ctx, part, done); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// flush makes chains empty.
-func (t *tool) flush(ctx context.Context, chains []savedChain) error {
-	text := lines{}
-	for _, c := range chains {
-		text.add(c.table, ":"+c.name+" - [0:0]")
-	}
-	return t.restoreLines(ctx, text)
-}
-
-// drop deletes empty chains. If one cannot be, the others are.
-func (t *tool) drop(ctx context.Context, chains []savedChain, done *Removed) error {
-	text := lines{}
-	for _, c := range chains {
-		text.add(c.table, "-X "+c.name)
-	}
-	err := t.restoreLines(ctx, text)
-	switch {
-	case err == nil:
-		done.Chains += len(chains)
-		return nil
-	case ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded), t.flush(ctx, chains) != nil: // no chain is to blame
-		return err
-	case len(chains) == 1:
-		done.Left = append(done.Left, fmt.Sprintf("chain %s %s stays, empty: %v", chains[0].table, chains[0].name, err))
-		return nil
-	}
-	half := len(chains) / 2
-	if err := t.drop(ctx, chains[:half], done); err != nil {
-		return err
-	}
-	return t.drop(ctx, chains[half:], done)
-}
-
-// lines are input of iptables-restore, by table.
-type lines map[string][]string
-
-func (l lines) add(table, line string) { l[table] = append(l[table], line) }
-
-func (t *tool) restoreLines(ctx context.Context, l lines) error {
-	if len(l) == 0 {
-		return nil
-	}
-	return t.restore(ctx, func(w io.Writer) error {
-		for _, table := range []string{"raw", "mangle", "nat", "filter"} {
-			if len(l[table]) == 0 {
-				continue
-			}
-			if _, err := io.WriteString(w, "*"+table+"\n"+strings.Join(l[table], "\n")+"\nCOMMIT\n"); err != nil {
-				return err
+	stuck, err := sweep(ctx, empty, found.chains, most, func(b *batch) error {
+		err := t.restoreBatch(ctx, b)
+		for _, s := range b.sections {
+			if err == nil {
+				done.Chains += len(s.drop)
 			}
 		}
-		return nil
+		return err
 	})
+	for _, s := range stuck {
+		done.Left = append(done.Left, fmt.Sprintf("chain %s %s stays, empty: %v", s.id.table, s.id.name, s.err))
+	}
+	return err
 }

@@ -286,3 +286,22 @@ func TestIsJump(t *testing.T) {
 		}
 	}
 }
+
+// A comment of a rule of others may have several lines, one of which looks like a rule that leads to a chain of ours: there is
+// no such rule to delete.
+func TestRemoveBesideCommentOfSeveralLines(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		program := programOf(cfg)
+		run(t, "", program, "-A", "INPUT", "-m", "comment", "--comment", "x\n-A FORWARD -j KUBE-FORWARD\n", "-j", "ACCEPT")
+		before := saved(t, program)
+		reset(t, newPlane(t, cfg), w.Table(3, 2))
+		r, err := Remove(t.Context(), RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
+		if err != nil || len(r.Left) > 0 {
+			t.Errorf("left %q, %v", r.Left, err)
+		}
+		after := saved(t, program)
+		if strings.Contains(after, ":KUBE-SERVICES") || !strings.Contains(after, before[strings.Index(before, "-A INPUT"):strings.Index(before, "COMMIT")]) {
+			t.Errorf("before\n%s\nafter\n%s", before, after)
+		}
+	})
+}

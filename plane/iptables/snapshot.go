@@ -1,10 +1,8 @@
 package iptables
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"hash/maphash"
 	"io"
@@ -26,8 +24,8 @@ type snapshot struct {
 	rules map[chainID][]string
 	// kubelet: there are chains of the kubelet, so that rules of KUBE-FIREWALL are its own as well.
 	kubelet bool
-	// blind are the tables that are there but cannot be printed.
-	blind [tables]bool
+	// unlistable are the tables that are there but cannot be printed.
+	unlistable [tables]bool
 }
 
 func newSnapshot() *snapshot {
@@ -71,90 +69,34 @@ type content struct {
 
 // read takes the output of iptables-save. Only our chains are kept, whatever else there is.
 func (s *snapshot) read(r io.Reader) error {
-	in := bufio.NewReaderSize(r, 64<<10)
-	var tab table = tables
-	known := map[string]*content{}
-	finish := func() {
-		for name, c := range known {
-			s.chains[chainID{tab, name}] = digest{c.hash.Sum64(), c.rules}
+	contents := map[chainID]*content{}
+	for line, err := range readSaved(r) {
+		if err != nil {
+			return err
 		}
-		known = map[string]*content{}
-	}
-	open := false   // a table is not complete
-	quoted := false // the line goes on with the comment of a rule that has more than one
-	for n := 1; ; n++ {
-		line, err := in.ReadSlice('\n')
-		if errors.Is(err, bufio.ErrBufferFull) {
-			return fmt.Errorf("line %d: %.80q is longer than any rule", n, line)
+		t, known := tableNamed(line.table)
+		if !known || t >= tables {
+			continue
 		}
-		if err != nil && !errors.Is(err, io.EOF) {
-			return fmt.Errorf("line %d: %w", n, err)
-		}
-		if err != nil && len(line) == 0 {
-			break
-		}
-		line = bytes.TrimSuffix(line, []byte("\n"))
-		began := quoted
-		if quoted || bytes.HasPrefix(line, []byte("-A ")) {
-			quoted = quoted != opensQuote(line)
-		}
-		switch {
-		case began: // part of the rule before
-		case len(line) == 0:
-		case line[0] == '#':
-			if t, blind := blindTable(line); blind {
-				s.blind[t] = true
-			}
-		case string(line) == "COMMIT":
-			open = false
-		case line[0] == '*':
-			finish()
-			open, tab = true, tables
-			for t := range tables {
-				if string(line[1:]) == t.String() {
-					tab = t
-				}
-			}
-		case line[0] != ':' && !bytes.HasPrefix(line, []byte("-A ")):
-			return fmt.Errorf("line %d: %.80q is neither a chain nor a rule", n, line)
-		case tab == tables: // a table where we have nothing
-		case line[0] == ':':
-			name, _, _ := bytes.Cut(line[1:], []byte(" "))
-			if id := (chainID{tab, string(name)}); ours(id) {
+		switch line.kind {
+		case savedUnlistable:
+			s.unlistable[t] = true
+		case savedChain:
+			if id := (chainID{t, string(line.chain)}); ours(id) {
 				c := &content{}
 				c.hash.SetSeed(seed)
-				known[id.name] = c
-			} else if tab == mangle && slices.Contains(kubelets, id.name) {
-				s.kubelet = true
+				contents[id] = c
+			} else {
+				s.kubelet = s.kubelet || isKubelets(id)
 			}
-		default:
-			name, rule, _ := bytes.Cut(line[3:], []byte(" "))
-			s.rule(tab, name, rule, known[string(name)])
+		case savedRule:
+			s.rule(t, line.chain, line.rest, contents[chainID{t, string(line.chain)}])
 		}
 	}
-	finish()
-	if open {
-		return fmt.Errorf("table %s ends without COMMIT", tab)
+	for id, c := range contents {
+		s.chains[id] = digest{c.hash.Sum64(), c.rules}
 	}
 	return nil
-}
-
-// opensQuote reports whether an odd number of quotes is in a part of a rule.
-func opensQuote(part []byte) bool {
-	odd := bytes.Count(part, []byte(`"`))%2 == 1
-	if bytes.IndexByte(part, '\\') < 0 {
-		return odd
-	}
-	odd = false
-	for i := 0; i < len(part); i++ {
-		switch part[i] {
-		case '\\':
-			i++
-		case '"':
-			odd = !odd
-		}
-	}
-	return odd
 }
 
 // rule takes a rule of a chain, which is ours if c is not nil.

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -240,12 +239,16 @@ func countRules(ctx context.Context, run Runner, program string, enough int) (n 
 	defer end()
 	t := &tool{run: run}
 	err = t.pipe(ctx, nil, func(r io.Reader) error {
-		for in := bufio.NewScanner(r); in.Scan(); {
-			if bytes.HasPrefix(in.Bytes(), []byte("-A ")) {
-				if n++; n == enough {
-					end()
-					return nil
-				}
+		for line, err := range readSaved(r) {
+			if err != nil {
+				return err
+			}
+			if line.kind == savedRule {
+				n++
+			}
+			if n == enough {
+				end()
+				break
 			}
 		}
 		return nil
@@ -284,4 +287,20 @@ func (t *tool) restore(ctx context.Context, write func(io.Writer) error) error {
 		}
 	}
 	return err
+}
+
+// restoreText runs iptables-restore on a text.
+func (t *tool) restoreText(ctx context.Context, text []byte) error {
+	return t.restore(ctx, func(w io.Writer) error {
+		_, err := w.Write(text)
+		return err
+	})
+}
+
+// restoreBatch runs iptables-restore on a batch, unless that does nothing.
+func (t *tool) restoreBatch(ctx context.Context, b *batch) error {
+	if b.count() == 0 {
+		return nil
+	}
+	return t.restoreText(ctx, b.text())
 }

@@ -18,22 +18,12 @@ import (
 // of each jump in front at each look. So what is in such a table is asked of the kernel: which chains there are, and which
 // rules lead to ours. What our chains contain is not looked at: it counts as what was written, or as unknown at the start.
 
-// blindTable returns the table that a comment of iptables-save says cannot be shown.
-func blindTable(comment []byte) (table, bool) {
-	for t := range tables {
-		if bytes.HasPrefix(comment, []byte("# Table `"+t.String()+"' is incompatible")) {
-			return t, true
-		}
-	}
-	return 0, false
-}
-
 // unknown is the digest of a chain of unknown content: that of no chain.
 var unknown = digest{sum: empty.sum + 1}
 
 // complete adds what is in the tables that iptables did not show. known has what was written, if that is known.
 func (s *snapshot) complete(f lb.Family, known map[chainID]digest) error {
-	if s.blind == [tables]bool{} {
+	if s.unlistable == [tables]bool{} {
 		return nil
 	}
 	nf, err := kernel.OpenNetfilter()
@@ -45,8 +35,8 @@ func (s *snapshot) complete(f lb.Family, known map[chainID]digest) error {
 	if err != nil {
 		return fmt.Errorf("list the chains of tables that iptables cannot: %w", err)
 	}
-	for t, blind := range s.blind {
-		if !blind {
+	for t, cannot := range s.unlistable {
+		if !cannot {
 			continue
 		}
 		t := table(t)
@@ -55,7 +45,7 @@ func (s *snapshot) complete(f lb.Family, known map[chainID]digest) error {
 			if c.Table != t.String() {
 				continue
 			}
-			s.kubelet = s.kubelet || t == mangle && slices.Contains(kubelets, c.Name)
+			s.kubelet = s.kubelet || isKubelets(id)
 			if !ours(id) {
 				continue
 			}

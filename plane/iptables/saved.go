@@ -1,0 +1,132 @@
+package iptables
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+)
+
+// savedKind is what a line of the output of iptables-save is about.
+type savedKind uint8
+
+const (
+	savedChain      savedKind = iota // a chain is there
+	savedRule                        // a rule of a chain
+	savedUnlistable                  // a table is there, but has what iptables cannot print
+)
+
+// savedLine is a line of the output of iptables-save, or the lines of one rule.
+type savedLine struct {
+	kind  savedKind
+	table string // whichever: others have tables that the plane does not have
+	// chain names the chain, and rest is its policy, "-" for a chain that is not built in, or the rule, without "-A NAME ".
+	// They are valid until the next line is read.
+	chain, rest []byte
+}
+
+// longestRule is more than iptables-save prints of any rule.
+const longestRule = 64 << 10
+
+// readSaved reads the output of iptables-save. It ends at the first error: of the reader, or because the text is not what
+// iptables-save prints, such as one that is cut off.
+func readSaved(r io.Reader) iter.Seq2[savedLine, error] {
+	return func(yield func(savedLine, error) bool) {
+		in := bufio.NewReaderSize(r, longestRule)
+		table, open := "", false // the table, and whether its COMMIT is still to come
+		for n := 1; ; n++ {
+			line, lines, err := readRule(in)
+			if err == io.EOF && len(line) == 0 {
+				break
+			}
+			if err != nil && err != io.EOF {
+				yield(savedLine{}, fmt.Errorf("line %d: %w", n, err))
+				return
+			}
+			said, more := savedLine{table: table}, true
+			switch {
+			case len(line) == 0:
+			case line[0] == '#':
+				if t, unlistable := unlistableTable(line); unlistable {
+					said.kind, said.table = savedUnlistable, t
+					more = yield(said, nil)
+				}
+			case string(line) == "COMMIT":
+				open = false
+			case line[0] == '*':
+				table, open = string(line[1:]), true
+			case line[0] == ':' && open:
+				said.kind = savedChain
+				said.chain, said.rest, _ = bytes.Cut(line[1:], []byte(" "))
+				more = yield(said, nil)
+			case bytes.HasPrefix(line, []byte("-A ")) && open:
+				said.kind = savedRule
+				said.chain, said.rest, _ = bytes.Cut(line[3:], []byte(" "))
+				more = yield(said, nil)
+			default:
+				yield(savedLine{}, fmt.Errorf("line %d: %.80q is neither a chain nor a rule of a table", n, line))
+				return
+			}
+			if !more {
+				return
+			}
+			n += lines - 1
+		}
+		if open {
+			yield(savedLine{}, fmt.Errorf("table %s ends without COMMIT", table))
+		}
+	}
+}
+
+// readRule reads a line, without its end, or the lines of a rule whose comments have line ends of their own: they are printed
+// as they are. The text is valid until the next is read.
+func readRule(in *bufio.Reader) (text []byte, lines int, err error) {
+	var joined []byte
+	quoted := false
+	for lines = 1; ; lines++ {
+		line, err := in.ReadSlice('\n')
+		if errors.Is(err, bufio.ErrBufferFull) || len(joined)+len(line) > longestRule {
+			return nil, lines, fmt.Errorf("%.80q is longer than any rule", line)
+		}
+		if joined != nil || bytes.HasPrefix(line, []byte("-A ")) {
+			quoted = quoted != opensQuote(line)
+		}
+		if joined == nil && !quoted {
+			return bytes.TrimSuffix(line, []byte("\n")), lines, err
+		}
+		joined = append(joined, line...)
+		if !quoted || err != nil {
+			return bytes.TrimSuffix(joined, []byte("\n")), lines, err
+		}
+	}
+}
+
+// opensQuote reports whether an odd number of quotes is in a part of a rule.
+func opensQuote(part []byte) bool {
+	odd := bytes.Count(part, []byte(`"`))%2 == 1
+	if bytes.IndexByte(part, '\\') < 0 {
+		return odd
+	}
+	odd = false
+	for i := 0; i < len(part); i++ {
+		switch part[i] {
+		case '\\':
+			i++
+		case '"':
+			odd = !odd
+		}
+	}
+	return odd
+}
+
+// unlistableTable returns the table of which a comment of iptables-save says that it cannot be printed.
+func unlistableTable(comment []byte) (table string, ok bool) {
+	rest, ok := bytes.CutPrefix(comment, []byte("# Table `"))
+	if !ok {
+		return "", false
+	}
+	name, said, ok := bytes.Cut(rest, []byte("'"))
+	return string(name), ok && bytes.HasPrefix(said, []byte(" is incompatible"))
+}

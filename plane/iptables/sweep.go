@@ -1,0 +1,70 @@
+package iptables
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+)
+
+// stuckChain is a chain that cannot be deleted, and why: nearly always a rule of somebody else leads to it.
+type stuckChain struct {
+	id  chainID
+	err error
+}
+
+// sweep empties chains and deletes those of drop, at most so many in a restore. The chains that cannot be deleted are
+// returned; they stay, empty. An error says that not even that is known, because nothing at all can be written.
+func sweep(ctx context.Context, empty, drop []chainID, most int, restore func(*batch) error) (stuck []stuckChain, err error) {
+	// All are emptied before any is deleted, for they lead to each other.
+	for part := range slices.Chunk(slices.Concat(empty, drop), most) {
+		if err := restore(emptying(part)); err != nil {
+			return nil, err
+		}
+	}
+	for part := range slices.Chunk(drop, most) {
+		some, err := deleteChains(ctx, part, restore)
+		if stuck = append(stuck, some...); err != nil {
+			return stuck, err
+		}
+	}
+	return stuck, nil
+}
+
+// deleteChains deletes empty chains. If one cannot be, the others are.
+func deleteChains(ctx context.Context, ids []chainID, restore func(*batch) error) (stuck []stuckChain, err error) {
+	b := emptying(nil)
+	slices.SortFunc(ids, func(a, b chainID) int { return cmp.Compare(b.table, a.table) })
+	for _, id := range ids {
+		b.only(id.table).delete(id)
+	}
+	err = restore(b)
+	switch {
+	case err == nil:
+		return nil, nil
+	case ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded):
+		return nil, err
+	case restore(emptying(ids)) != nil:
+		// Only if iptables takes anything at all are chains to blame. Where somebody holds the lock each try takes 5 s.
+		return nil, err
+	case len(ids) == 1:
+		return []stuckChain{{ids[0], err}}, nil
+	}
+	half := len(ids) / 2
+	for _, part := range [][]chainID{ids[:half], ids[half:]} {
+		some, err := deleteChains(ctx, part, restore)
+		if stuck = append(stuck, some...); err != nil {
+			return stuck, err
+		}
+	}
+	return stuck, nil
+}
+
+// emptying returns a batch that makes chains empty.
+func emptying(ids []chainID) *batch {
+	b := &batch{}
+	for _, id := range ids {
+		b.only(id.table).put(chain{id: id})
+	}
+	return b
+}
