@@ -80,6 +80,7 @@ func (p *proxy) newPlane(r config.Resolved, fam lb.Family) (dataPlane, error) {
 	case mode.IPTables:
 		cfg := iptablesConfig(r, fam)
 		cfg.Programs = p.programs[fam]
+		cfg.Writes = &p.writes
 		return iptables.New(cfg)
 	default:
 		return nil, mode.ErrNotBuilt

@@ -83,7 +83,7 @@ func packets(nf *kernel.Netfilter, name string) (n uint64, err error) {
 // account makes the counters, and finds out whether rules can use them: the kernel must have the match, and iptables know
 // it. Where they cannot, nothing counts, and nothing else is different.
 func (p *Plane) account(ctx context.Context) {
-	if p.dry || p.marker == nil {
+	if p.dry || p.fingerprints == nil {
 		return
 	}
 	if nf := p.accounting.Load(); nf != nil {

@@ -195,7 +195,7 @@ func (p *Plane) run(ctx context.Context, b *batch) error {
 		return err
 	}
 	p.stuck(stuck...) // at most these: the next audit deletes the others
-	p.seen = mark{}
+	p.seen = fingerprint{}
 	return nil
 }
 

@@ -56,7 +56,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 
 // untouched reports whether nothing shows that somebody else has changed rules.
 func (p *Plane) untouched(ctx context.Context) bool {
-	if now := p.look(); now != (mark{}) {
+	if now := p.look(); now != (fingerprint{}) {
 		return now == p.seen
 	}
 	// The legacy programs read a whole table to tell one chain, so there to compare all is the cheapest look.

@@ -73,10 +73,10 @@ func askCompat(nf *kernel.Netfilter, f lb.Family) asker {
 }
 
 // asker asks x_tables, as iptables-legacy does.
-func (m *infoMarker) asker() asker {
+func (t *tableInfo) asker() asker {
 	return func(e extension) error {
 		option := uintptr(66) // IPT_SO_GET_REVISION_MATCH
-		if m.level == unix.SOL_IPV6 {
+		if t.level == unix.SOL_IPV6 {
 			option = 68
 		}
 		if e.target {
@@ -88,7 +88,7 @@ func (m *infoMarker) asker() asker {
 		}
 		copy(q.name[:], e.name)
 		size := uint32(unsafe.Sizeof(q))
-		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(m.fd), uintptr(m.level), option,
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(t.fd), uintptr(t.level), option,
 			uintptr(unsafe.Pointer(&q)), uintptr(unsafe.Pointer(&size)), 0)
 		if errno != 0 {
 			return errno

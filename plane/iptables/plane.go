@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -8,6 +9,7 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
+	"kube-proxy/plane/ownwrites"
 )
 
 // Config says what a plane programs. Only Family is required.
@@ -24,6 +26,8 @@ type Config struct {
 	Backend Backend
 	// Runner runs the programs; nil runs the system's.
 	Runner Runner
+	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
+	Writes *ownwrites.Ledger
 	// Programs is what [Find] found for the family. Nil has New look itself, as Backend and Runner say.
 	Programs *Programs
 }
@@ -39,8 +43,8 @@ type Plane struct {
 	mu    sync.Mutex // for stats
 	stats Stats
 
-	marker marker // nil if there is none
-	seen   mark   // with what was compared last, and what we did since
+	fingerprints fingerprinter // nil if there is none
+	seen         fingerprint   // with what was compared last, and what we did since
 	// accounting reads the counters; nil if there are none.
 	accounting atomic.Pointer[kernel.Netfilter]
 
@@ -152,7 +156,7 @@ func New(cfg Config) (*Plane, error) {
 		p.maxLines, p.single, p.pace = pieceLines, true, legacyPace
 	}
 	if _, real := t.run.(system); real {
-		p.marker = newMarker(cfg.Family, t.backend)
+		p.fingerprints = newFingerprinter(cfg.Family, t.backend, cmp.Or(cfg.Writes, &ownwrites.Ledger{}))
 	} else {
 		p.dry = true
 	}
@@ -170,9 +174,9 @@ func (p *Plane) Backend() Backend { return p.tool.backend }
 
 // Close gives back what the plane holds of this process. The rules stay in force.
 func (p *Plane) Close() error {
-	if p.marker != nil {
-		p.marker.close()
-		p.marker = nil
+	if p.fingerprints != nil {
+		p.fingerprints.close()
+		p.fingerprints = nil
 	}
 	if nf := p.accounting.Swap(nil); nf != nil {
 		nf.Close()

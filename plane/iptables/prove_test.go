@@ -108,14 +108,19 @@ func rulesOf(t *testing.T, p *Plane) string {
 // nft back end counts.
 func transactions(t *testing.T, p *Plane) uint32 {
 	t.Helper()
-	m, ok := p.marker.(*generationMarker)
+	g, ok := p.fingerprints.(*generations)
 	if !ok {
 		return 0
 	}
-	if now := p.look(); now == (mark{}) || now != p.seen {
-		t.Fatalf("the mark is %v, and was %v: the kernel saw others than were counted", now, p.seen)
+	if now := p.look(); now == (fingerprint{}) || now != p.seen {
+		t.Fatalf("the fingerprint is %v, and was %v: the kernel saw others than were counted", now, p.seen)
 	}
-	return m.ours.count
+	all, err := g.nf.Generation()
+	others, err2 := g.ours.Others(g.nf.Generation)
+	if err = errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	return all - others
 }
 
 // Where the kernel takes no write of ours, a proof fails and changes nothing; when it takes them again, it does not.

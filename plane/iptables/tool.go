@@ -169,7 +169,7 @@ func (t *tool) tables(ctx context.Context, f lb.Family) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if _, real := t.run.(system); real && t.backend == Legacy { // no need to wait for the lock, or to copy a table
-		m, err := newInfoMarker(f)
+		m, err := newTableInfo(f)
 		if err != nil {
 			return err
 		}
@@ -188,7 +188,7 @@ func (t *tool) lacks(f lb.Family) error {
 		return nil
 	}
 	if t.backend == Legacy {
-		m, err := newInfoMarker(f)
+		m, err := newTableInfo(f)
 		if err != nil {
 			return err
 		}

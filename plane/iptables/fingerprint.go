@@ -1,0 +1,151 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/kernel"
+	"kube-proxy/lb"
+	"kube-proxy/plane/ownwrites"
+)
+
+// fingerprint is a cheap sign of what all tables hold: while it stays, nobody else has changed a rule. The zero fingerprint is
+// never that of anything.
+type fingerprint [2 * tables]uint32
+
+// fingerprinter takes the fingerprint of the network namespace in which it was made.
+type fingerprinter interface {
+	// own runs a change of ours that has so many transactions if it succeeds. before is the fingerprint of what is known;
+	// the answer is that of what is known then, zero if others may have come between.
+	own(before fingerprint, transactions int, change func() error) (fingerprint, error)
+	now() (fingerprint, error)
+	close()
+}
+
+// newFingerprinter returns one for the network namespace of the calling thread, nil where the kernel does not tell.
+func newFingerprinter(f lb.Family, b Backend, ours *ownwrites.Ledger) fingerprinter {
+	if b == Legacy {
+		if t, err := newTableInfo(f); err == nil {
+			if _, err := t.now(); err == nil {
+				return t
+			}
+			t.close()
+		}
+		return nil
+	}
+	if nf, err := kernel.OpenNetfilter(); err == nil {
+		g := &generations{nf, ours}
+		if _, err := g.now(); err == nil {
+			return g
+		}
+		g.close()
+	}
+	return nil
+}
+
+// generations counts the transactions of others. nftables count all; what is left when those of this process are taken off, of
+// the other family's plane too, is theirs.
+type generations struct {
+	nf   *kernel.Netfilter
+	ours *ownwrites.Ledger
+}
+
+func (g *generations) close() { g.nf.Close() }
+
+func (g *generations) own(before fingerprint, transactions int, change func() error) (fingerprint, error) {
+	if err := g.ours.Write(transactions, change); err != nil {
+		return fingerprint{}, err
+	}
+	return before, nil
+}
+
+func (g *generations) now() (fingerprint, error) {
+	others, err := g.ours.Others(g.nf.Generation)
+	return fingerprint{1, others}, err
+}
+
+// tableInfo knows the number of entries and the size of each legacy table, which the kernel tells without a copy of the
+// table. A rule that is exchanged for another of the same size is not noticed.
+type tableInfo struct {
+	fd    int
+	level int
+}
+
+func newTableInfo(f lb.Family) (*tableInfo, error) {
+	domain, level := unix.AF_INET, unix.SOL_IP
+	if f == lb.IPv6 {
+		domain, level = unix.AF_INET6, unix.SOL_IPV6
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	return &tableInfo{fd, level}, nil
+}
+
+func (t *tableInfo) close() { unix.Close(t.fd) }
+
+// getinfo is struct ipt_getinfo, and struct ip6t_getinfo.
+type getinfo struct {
+	name      [32]byte
+	hooks     uint32
+	entry     [5]uint32
+	underflow [5]uint32
+	entries   uint32
+	size      uint32
+}
+
+func (t *tableInfo) now() (fingerprint, error) {
+	var out fingerprint
+	for i := range tables {
+		var info getinfo
+		copy(info.name[:], i.String())
+		size := uint32(unsafe.Sizeof(info))
+		const getInfo = 64 // IPT_SO_GET_INFO, IP6T_SO_GET_INFO
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(t.fd), uintptr(t.level), getInfo,
+			uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+		if errno != 0 {
+			return fingerprint{}, fmt.Errorf("ask for the size of table %s: %w", i, errno)
+		}
+		out[2*i], out[2*i+1] = info.entries, info.size
+	}
+	return out, nil
+}
+
+func (t *tableInfo) own(before fingerprint, _ int, change func() error) (fingerprint, error) {
+	is, unknown := t.now()
+	if err := change(); err != nil || unknown != nil || is != before {
+		return fingerprint{}, err
+	}
+	is, unknown = t.now()
+	if unknown != nil {
+		return fingerprint{}, nil
+	}
+	return is, nil
+}
+
+// restoreOwn runs a change of ours, and keeps the fingerprint up to date.
+func (p *Plane) restoreOwn(ctx context.Context, transactions int, change func(context.Context) error) error {
+	if p.fingerprints == nil {
+		return change(ctx)
+	}
+	var err error
+	p.seen, err = p.fingerprints.own(p.seen, transactions, func() error { return change(ctx) })
+	return err
+}
+
+// look returns the fingerprint of all tables, zero if it cannot be told.
+func (p *Plane) look() fingerprint {
+	if p.fingerprints == nil {
+		return fingerprint{}
+	}
+	m, err := p.fingerprints.now()
+	if err != nil {
+		return fingerprint{}
+	}
+	return m
+}
