@@ -1,8 +1,10 @@
 package main
 
 import (
+	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -11,7 +13,7 @@ import (
 func withoutIPTables(c *exec.Cmd) { c.Env = append(c.Env, "PATH=/nowhere") }
 
 // The choice of the mode on real hosts (package mode has the table of all of them; S0 to S3, G7): what runs, what is
-// said, and what the metric says.
+// said (PR-01), and what the metric says.
 func TestModeChoice(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -52,6 +54,33 @@ func TestModeChoice(t *testing.T) {
 			p.stop()
 		})
 	}
+}
+
+// A host that cannot serve IPv6 in the mode is told so, and serves IPv4 (G6).
+func TestSecondaryFamilyIsLeftOut(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	bin := filepath.Join(dir, "bin")
+	if err := os.Mkdir(bin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"iptables-nft", "iptables-nft-save", "iptables-nft-restore"} {
+		found, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(found, filepath.Join(bin, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := n.start(dir, append([]string{"--proxy-mode=iptables"}, usualArgs()[1:]...), func(c *exec.Cmd) { c.Env = append(c.Env, "PATH="+bin) })
+	p.await(regexp.MustCompile(`msg=reset family=IPv4`))
+	has(t, "log", p.log(), "level=ERROR", "family=IPv6", "no usable ip6tables", "stack=single-stack primary=IPv4")
+	if rules := n.rules(); !strings.Contains(rules, "-A KUBE-SERVICES -d 10.96.0.1/32") || strings.Contains(rules, "-A KUBE-SERVICES -d fd") {
+		t.Errorf("want rules for IPv4 alone:\n%s", rules)
+	}
+	p.stop()
 }
 
 // DP-14: where the kubelet's hint lies in the legacy tables, so do the rules; and where the kernel has no nf_tables.
