@@ -26,7 +26,7 @@ func write(t testing.TB, name, text string) {
 
 // A case of testdata/*.txt is a paragraph of lines:
 //
-//	# name, with the rows of behaviour.md
+//	# name, with the rows of docs/behaviour.md
 //	+ as if every mode were built
 //	NODE_NAME value of the variable in the environment
 //	$ flags and arguments, blanks between (␣ is a blank inside one)

@@ -17,7 +17,7 @@ type Entry struct {
 	Note string
 	// Meaning says when it comes and what to do.
 	Meaning string
-	// Row names the row of the behaviour table.
+	// Row names the rows of docs/behaviour.md.
 	Row string
 }
 

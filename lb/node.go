@@ -29,7 +29,7 @@ func (n Node) Lends(f *Frontend) bool {
 		slices.ContainsFunc(n.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(f.Key.Addr) })
 }
 
-// Detector tells traffic of pods from other traffic (behaviour.md 3.5). At most one field is set; the zero
+// Detector tells traffic of pods from other traffic (CF-33). At most one field is set; the zero
 // value recognises nothing (SV-67).
 type Detector struct {
 	// Prefixes: the source address lies in one of them (ClusterCIDR, NodeCIDR). Sorted, no overlaps.

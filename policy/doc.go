@@ -1,6 +1,6 @@
 // Package policy decides what a Service means: from one service, its endpoints and this node to the rows
 // that the desired table must hold. It is pure: no clock, no I/O, no state. All data planes show the same
-// behaviour because the rules of behaviour.md 3.2 to 3.5 (SV-10…SV-67) stand here, once.
+// behaviour because the rules of docs/behaviour.md, SV-10…SV-67, stand here, once.
 //
 // One service port goes this way through the package:
 //
@@ -10,7 +10,7 @@
 //	addresses.go  which addresses are served at all                                 SV-13, SV-26
 //	sources.go    who may use a load-balancer address                               SV-15, SV-16
 //	resolve.go    addresses × ports → rows                                          SV-10…SV-18
-//	node.go       this machine: NodePort addresses, detector, service network       CF-63…CF-66, 3.5
+//	node.go       this machine: NodePort addresses, detector, service network       CF-33, CF-63…CF-66
 //
 // Slices come in no order, so nothing here depends on one: the same facts always give the same rows.
 package policy

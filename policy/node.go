@@ -49,7 +49,7 @@ func nodeAddr(f cluster.Facts, s Settings) netip.Addr {
 	return addrOf(f.Node.Addrs, s.Family)
 }
 
-// detector tells pods' traffic from other traffic (behaviour.md 3.5). A mode whose input is missing in this
+// detector tells pods' traffic from other traffic (CF-33). A mode whose input is missing in this
 // family recognises nothing (CF-66, SV-67).
 func detector(f cluster.Facts, s Settings) lb.Detector {
 	switch s.DetectLocal {

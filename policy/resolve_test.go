@@ -142,7 +142,7 @@ func check(t *testing.T, s *scene, want string, words ...string) {
 	}
 }
 
-// TestOutcomes walks through behaviour.md 3.4.
+// TestOutcomes walks through "What becomes of a connection" in docs/behaviour.md.
 func TestOutcomes(t *testing.T) {
 	const local, all = cluster.PolicyLocal, cluster.PolicyCluster
 	internalLocal := func(s *scene) { s.svc.InternalPolicy = local }
@@ -254,7 +254,7 @@ set shop/web:http/tcp/cluster
 	}
 }
 
-// TestEndpoints walks through behaviour.md 3.3.
+// TestEndpoints walks through "Endpoints" in docs/behaviour.md.
 func TestEndpoints(t *testing.T) {
 	const hint = "10.1.9.9 zone=elsewhere"
 	for _, test := range []struct {

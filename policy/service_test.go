@@ -26,7 +26,7 @@ func heads(s *scene, words ...string) string {
 	return strings.Join(out, "\n")
 }
 
-// TestServices walks through behaviour.md 3.2: which rows a Service has.
+// TestServices walks through "From a Service to addresses" in docs/behaviour.md: which rows a Service has.
 func TestServices(t *testing.T) {
 	nodePort := func(typ cluster.ServiceType, port uint16) func(*scene) {
 		return func(s *scene) { s.svc.Type, s.svc.Ports[0].NodePort = typ, port }

@@ -9,7 +9,7 @@ import (
 // LocalMode is how traffic of pods is told from other traffic: --detect-local-mode.
 type LocalMode string
 
-// The local-traffic detectors of behaviour.md 3.5.
+// The local-traffic detectors of CF-33.
 const (
 	ClusterCIDR         LocalMode = "ClusterCIDR"
 	NodeCIDR            LocalMode = "NodeCIDR"

@@ -39,6 +39,7 @@ func TestLogFiles(t *testing.T) {
 		n, dir := newNamespace(t), t.TempDir()
 		do(t, os.Mkdir(filepath.Join(dir, "logs"), 0o755))
 		out := n.logs(dir, "--logtostderr=false", "--log_dir=logs", "-v=1")
+		// The flags are there because of -v=1 (FL-05).
 		info, warning := read(t, filepath.Join(dir, "logs/kube-proxy.INFO")), read(t, filepath.Join(dir, "logs/kube-proxy.WARNING"))
 		if !klogLine.MatchString(info) {
 			t.Errorf("the file has\n%s", info)

@@ -242,7 +242,7 @@ func TestHostNetwork(t *testing.T) {
 	}
 }
 
-// TestInterfaces checks what the local-traffic detectors see (behaviour.md 3.5).
+// TestInterfaces checks what the local-traffic detectors see (docs/behaviour.md, CF-33).
 func TestInterfaces(t *testing.T) {
 	forBoth(t, func(t *testing.T, opts Options) {
 		l := newLab(t, opts)

@@ -13,7 +13,7 @@ import (
 	"kube-proxy/policy"
 )
 
-// Rows is [policy.Resolve] written for reading: the rows of behaviour.md 3.2 to 3.5, one after the
+// Rows is [policy.Resolve] written for reading: the rows of docs/behaviour.md, one after the
 // other, at any cost. It goes from the packet to the book, not from the book to the rows: for each source it
 // asks what must happen, and only then puts the answers into routes. The rows are ordered by key.
 func Rows(v cluster.View, s policy.Settings) []*lb.Frontend {
@@ -136,7 +136,7 @@ func (w world) row(k lb.Key, kind lb.Kind, p cluster.ServicePort) *lb.Frontend {
 
 func same(a, b lb.Route) bool { a.From, b.From = 0, 0; return a.Equal(b) }
 
-// outcome is the matrix of behaviour.md 3.4: what happens to a connection from one kind of source.
+// outcome is SV-50 to SV-57: what happens to a connection from one kind of source.
 func (w world) outcome(from lb.From, kind lb.Kind, p cluster.ServicePort) lb.Route {
 	r := lb.Route{From: from, Do: lb.Balance}
 	cluster_, local := w.set(lb.Cluster, p), w.set(lb.Local, p)

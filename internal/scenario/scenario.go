@@ -24,7 +24,7 @@ type Scenario struct {
 	Name string
 	// Story is the text at the top, without the line of row ids.
 	Story string
-	// Rows are the ids of behaviour.md that the scenario proves, as "SV-52", in the file's order.
+	// Rows are the ids of docs/behaviour.md that the scenario proves, as "SV-52", in the file's order.
 	Rows     []string
 	Settings Settings
 	// States are the first state and one for each step, in the file's order; never empty.
@@ -197,7 +197,7 @@ func (p *parser) comment(text string) {
 		}
 		for row := range strings.FieldsFuncSeq(rows, func(r rune) bool { return r == ' ' || r == ',' }) {
 			if !rowID.MatchString(row) {
-				p.errorf(i+1, "row %q: want an id of behaviour.md, such as SV-52", row)
+				p.errorf(i+1, "row %q: want an id of docs/behaviour.md, such as SV-52", row)
 			}
 			p.s.Rows = append(p.s.Rows, row)
 		}

@@ -293,8 +293,8 @@ func TestFold(t *testing.T) {
 	}
 }
 
-// packetRows are the rows of behaviour.md 3.2 to 3.5 that packets can show. SV-21 (health check ports), SV-23 (an
-// update that changes nothing queues nothing) and SV-35 (latency metric) are proven elsewhere.
+// packetRows are the rows of docs/behaviour.md that packets can show. Those of health check ports, of updates that change
+// nothing, and of the latency metric are proven elsewhere.
 func packetRows() []string {
 	var out []string
 	for _, r := range [][2]int{{10, 20}, {22, 22}, {24, 24}, {30, 34}, {36, 41}, {50, 67}} {

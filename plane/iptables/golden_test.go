@@ -43,7 +43,8 @@ func healthCheck(service string, port int) (lb.Owner, []*lb.Frontend) {
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}}
 }
 
-// The rendering is what testdata says, and both back ends take it.
+// The rendering is what testdata says, and both back ends take it: the rules that lead to our chains (DP-01), and what is in
+// them (DP-03 to DP-07, DP-10).
 func TestRender(t *testing.T) {
 	for name, table := range goldens() {
 		t.Run(name, func(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 )
 
 // What xt_recent remembers of a client lies in a list of one endpoint of one Service, named as the endpoint's chain, and
-// leads to that chain alone (SV-18). So whatever is left in a list leads to no other Service, and the clients of one
+// leads to that chain alone (SV-18, SV-25). So whatever is left in a list leads to no other Service, and the clients of one
 // Service push none of another out, also where Services share their endpoints.
 func TestRecentListsAreOfOneEndpoint(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {

@@ -22,7 +22,7 @@ import (
 )
 
 // Two Services with affinity. A client of the first sticks to a pod, which leaves; the process is started anew; the
-// other Service gets a pod. The client stays among the pods of its Service (SV-18).
+// other Service gets a pod. The client stays among the pods of its Service (SV-18, SV-25).
 func TestAffinityAcrossARestart(t *testing.T) {
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(fam.String(), func(t *testing.T) { acrossARestart(t, fam) })
@@ -129,7 +129,7 @@ func (h *history) see(st *state) error {
 	return nil
 }
 
-// Whatever happens to a table, no set id and no member is ever used a second time.
+// Whatever happens to a table, no set id and no member is ever used a second time (SV-25).
 func TestNumbersAreNeverUsedAgain(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)

@@ -21,7 +21,7 @@ func TestRandomTransitions(t *testing.T) {
 	planetest.Transitions(t, planetest.Config{New: newConformant})
 }
 
-// TestHistory sends packets to all Services after each step of a node's life.
+// TestHistory sends packets to all Services after each step of a node's life (SV-25).
 func TestHistory(t *testing.T) {
 	planetest.History(t, planetest.Config{New: newConformant, Drift: damage, TakeOver: usurp})
 }

@@ -177,6 +177,7 @@ func goldens() map[string]*lb.Table {
 	}
 }
 
+// The rendering is what testdata says: the table, its hooks and their priorities (DP-20), and what leads where.
 func TestRenderGoldens(t *testing.T) {
 	for name, table := range goldens() {
 		t.Run(name, func(t *testing.T) {

@@ -41,7 +41,7 @@ type Config struct {
 	// New makes a plane. It is called, as all methods of the plane are, on a thread that is in the network
 	// namespace of the node.
 	New func(f lb.Family) (Plane, error)
-	// Differs names the rows of behaviour.md that this mode keeps otherwise, by intent, with the reason. The
+	// Differs names the rows of docs/behaviour.md that this mode keeps otherwise, by intent, with the reason. The
 	// scenarios that prove such a row are not run; the page shows the reason.
 	Differs map[string]string
 	// Untouched: packets to service addresses that no row matches go on as they came, other than SV-62, SV-63 and
