@@ -52,7 +52,7 @@ func ConfigurationPage() string {
 		"What older versions called otherwise is read as what it became, `componentconfig/v1alpha1` included. A field that is absent,\n" +
 		"or zero unless its type tells the two apart, has its default.\n\n" +
 		"A change of a *live* field takes effect in the running process. For others the process ends, to be started anew, unless the\n" +
-		"field has no effect in the mode that runs.\n\n" +
+		"field has no effect in the mode that runs. The row is that of [the behaviour book](behaviour.md); *EXT* is ours.\n\n" +
 		"| field | type | default | row | change | flag | what it does |\n|---|---|---|---|---|---|---|\n")
 	for _, f := range fields() {
 		v := leafAt(&s, f.path)

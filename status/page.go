@@ -12,7 +12,7 @@ func MetricsPage() string {
 	b.WriteString("# Metrics\n\n<!-- Made by `go test ./status -run TestPage -update`. Do not edit. -->\n\n" +
 		"`/metrics` on the metrics port (`--metrics-bind-address`, 127.0.0.1:10249) has them as Prometheus text, or as\n" +
 		"OpenMetrics where `Accept` asks for it. A metric of one mode is absent in the others: a zero there would mean nothing.\n" +
-		"All have the stability level ALPHA, as upstream's. The row is that of `behaviour.md`; *ours* are not upstream's.\n\n" +
+		"All have the stability level ALPHA, as upstream's. The row is that of [the behaviour book](behaviour.md); *ours* are not upstream's.\n\n" +
 		"| metric | type | labels | modes | row | what it says |\n|---|---|---|---|---|---|\n")
 	for _, x := range tabled() {
 		modes, row := "all", x.row

@@ -18,7 +18,7 @@ func Page(scenarios []*scenario.Scenario, results []Results) string {
 	p.line("<!-- Made by `go test ./plane/planetest -run TestPage -update` from plane/planetest/testdata/results. Do not edit. -->")
 	p.line("")
 	p.line("What was seen when real packets were sent through each data plane, on each kernel, in IPv4 and in IPv6. Every line")
-	p.line("is a file of [testdata/scenarios](../testdata/scenarios); the ids are rows of the behaviour book.")
+	p.line("is a file of [testdata/scenarios](../testdata/scenarios); the ids are rows of [the behaviour book](behaviour.md).")
 	p.line("")
 	p.summary()
 	p.table(scenarios)

@@ -1,0 +1,314 @@
+package kubeproxy_test
+
+import (
+	"bytes"
+	"cmp"
+	"flag"
+	"fmt"
+	"go/ast"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the last column of docs/behaviour.md")
+
+const book = "docs/behaviour.md"
+
+// The behaviour book and the tree agree: each row that is cited is in the book; each row of the book is cited, and is proven
+// by a test or a scenario that cites it, unless it waits for a package that is not built yet. Who proves it is the last column.
+func TestBehaviourBook(t *testing.T) {
+	content, err := os.ReadFile(book)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, rows := string(content), citations(t)
+	if *update {
+		page = withProofs(page, rows)
+		if err := os.WriteFile(book, []byte(page), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, fault := range faults(page, rows, func(dir string) bool { _, err := os.Stat(dir); return err == nil }) {
+		t.Error(fault)
+	}
+	if page != withProofs(page, rows) {
+		t.Errorf("%s is stale: go test . -run TestBehaviourBook -update", book)
+	}
+}
+
+var (
+	// bookRow is a line of the book: | id | what must be so | source | proven by |.
+	bookRow = regexp.MustCompile(`^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|([^|]*)\|$`)
+	// notBuilt is in the text of a row that waits for a folder.
+	notBuilt = regexp.MustCompile("Not built yet: `([a-z0-9/]+)`")
+)
+
+// cited says of one row where it is cited, the first file by name, and what proves it.
+type cited struct {
+	at     string
+	proofs []string
+}
+
+// faults compares the book with what is cited.
+func faults(page string, rows map[string]*cited, built func(dir string) bool) []string {
+	var all []string
+	fault := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+	there := map[string]bool{}
+	for i, line := range strings.Split(page, "\n") {
+		if !strings.HasPrefix(line, "|") || strings.HasPrefix(line, "|---|") || strings.HasPrefix(line, "| id | ") {
+			continue
+		}
+		cells := bookRow.FindStringSubmatch(line)
+		if cells == nil || !rowID.MatchString(cells[1]) {
+			fault("%s:%d: want a row's id and three more cells, have %q", book, i+1, line)
+			continue
+		}
+		id, wait := cells[1], notBuilt.FindStringSubmatch(cells[2])
+		if there[id] {
+			fault("%s:%d: %s is there twice", book, i+1, id)
+		}
+		there[id] = true
+		row, ok := rows[id]
+		switch {
+		case !ok:
+			fault("%s:%d: nothing cites %s", book, i+1, id)
+		case wait != nil && built(wait[1]):
+			fault("%s:%d: %s waits for %s, which is there", book, i+1, id, wait[1])
+		case wait == nil && len(row.proofs) == 0:
+			fault("%s:%d: no test and no scenario proves %s", book, i+1, id)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(rows)) {
+		if !there[id] && rows[id].at != "" {
+			fault("%s cites %s, which %s has not", rows[id].at, id, book)
+		}
+	}
+	return all
+}
+
+// withProofs returns the book with its last column written anew.
+func withProofs(page string, rows map[string]*cited) string {
+	lines := strings.Split(page, "\n")
+	for i, line := range lines {
+		cells := bookRow.FindStringSubmatch(line)
+		if cells == nil || !rowID.MatchString(cells[1]) {
+			continue
+		}
+		proofs := ""
+		if row := rows[cells[1]]; row != nil && len(row.proofs) > 0 {
+			proofs = " " + strings.Join(row.proofs, ", ")
+		}
+		lines[i] = fmt.Sprintf("| %s | %s | %s |%s |", cells[1], cells[2], cells[3], proofs)
+	}
+	return strings.Join(lines, "\n")
+}
+
+var (
+	// rowID is a row's id: SV-52, G3, or EXT. UTF-8, KUBE-6-CLUSTER-IP and CVE-2020-8554 are none.
+	rowID = regexp.MustCompile(`^(?:[A-Z]{2}-[0-9]{2}|G[1-9]|EXT)$`)
+	// rowWord is a word that may be one: KUBE-EXT-… and $EXT are words of their own.
+	rowWord = regexp.MustCompile(`[\w$-]+`)
+	// rowRange is a citation of all rows from one to another: SV-10…SV-18, HT-10 to HT-14.
+	rowRange = regexp.MustCompile(`\b([A-Z]{2}-)([0-9]{2})(?:…| to )([A-Z]{2}-)([0-9]{2})\b`)
+	// idInName is the row in the name of a test: TestKindBeforeAgeSV24.
+	idInName = regexp.MustCompile(`([A-Z]{2})([0-9]{2})`)
+	testName = regexp.MustCompile(`^(Test|Fuzz)`)
+	// scenarioRows is the line of a scenario that says what it proves; a scenario in a test's code proves nothing.
+	scenarioRows = regexp.MustCompile(`Rows: .*`)
+)
+
+// idsIn returns the rows that a text cites one by one, and those that it cites as part of a range, which need not exist.
+func idsIn(text string) (single, ranged []string) {
+	for _, word := range rowWord.FindAllString(text, -1) {
+		if rowID.MatchString(word) {
+			single = append(single, word)
+		}
+	}
+	for _, m := range rowRange.FindAllStringSubmatch(text, -1) {
+		for n := 0; n < 100 && m[1] == m[3]; n++ {
+			if nn := fmt.Sprintf("%02d", n); m[2] < nn && nn < m[4] {
+				ranged = append(ranged, m[1]+nn)
+			}
+		}
+	}
+	return single, ranged
+}
+
+// citations reads the tree: where each row is cited, and what proves it. That is a scenario with the row in its head, a test that
+// cites it, and a file of testdata that cites it and that a test reads.
+func citations(t *testing.T) map[string]*cited {
+	rows := map[string]*cited{}
+	row := func(id string) *cited {
+		if rows[id] == nil {
+			rows[id] = &cited{}
+		}
+		return rows[id]
+	}
+	prove := func(by string, ids []string) {
+		for _, id := range ids {
+			row(id).proofs = append(row(id).proofs, "`"+by+"`")
+		}
+	}
+	gofiles, texts := goFiles(t), textFiles(t)
+	data := dataOfTests(gofiles, texts)
+	for name, text := range texts {
+		single, ranged := idsIn(text)
+		for _, id := range single {
+			if at := row(id).at; at == "" || name < at {
+				row(id).at = name
+			}
+		}
+		for _, id := range ranged {
+			row(id)
+		}
+		if scenario, ok := strings.CutPrefix(name, "testdata/scenarios/"); ok {
+			ids, _ := idsIn(scenarioRows.FindString(text))
+			prove(strings.TrimSuffix(scenario, ".txtar"), ids)
+		} else if slices.ContainsFunc(data, func(pattern string) bool { ok, _ := path.Match(pattern, name); return ok }) {
+			prove(name, append(single, ranged...))
+		}
+	}
+	for name, ids := range idsOfTests(gofiles, texts) {
+		prove(name, ids)
+	}
+	for _, r := range rows {
+		slices.SortFunc(r.proofs, func(a, b string) int { // scenarios first
+			return cmp.Or(strings.Count(a, ".")-strings.Count(b, "."), strings.Compare(a, b))
+		})
+		r.proofs = slices.Compact(r.proofs)
+	}
+	return rows
+}
+
+// textFiles returns the content of all files that may cite a row, by name: all but binaries, the book, and this test.
+func textFiles(t *testing.T) map[string]string {
+	texts := map[string]string{}
+	for _, name := range files(t, func(name string) bool { return name != book && name != "behaviour_test.go" }) {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.IndexByte(content[:min(len(content), 8000)], 0) < 0 {
+			texts[filepath.ToSlash(name)] = string(content)
+		}
+	}
+	return texts
+}
+
+// dataOfTests returns the patterns of the files of testdata that tests name.
+func dataOfTests(gofiles []goFile, texts map[string]string) []string {
+	var patterns []string
+	for _, f := range gofiles {
+		if f.test {
+			for _, m := range regexp.MustCompile(`testdata/[\w*./-]*\w`).FindAllString(texts[f.path], -1) {
+				patterns = append(patterns, path.Join(f.dir, m))
+			}
+		}
+	}
+	slices.Sort(patterns)
+	return slices.Compact(patterns)
+}
+
+// idsOfTests returns the rows that each test cites, by folder and name: in its name, in the comment above it, in its code, and
+// so in the tables and helpers of the folder's tests that its code names.
+func idsOfTests(gofiles []goFile, texts map[string]string) map[string][]string {
+	helpers, tests, code := map[string][]string{}, map[string][]string{}, map[string]ast.Node{}
+	for _, f := range gofiles {
+		if !f.test || texts[f.path] == "" {
+			continue
+		}
+		cites := func(d ast.Decl, doc *ast.CommentGroup) []string {
+			from := d.Pos()
+			if doc != nil {
+				from = doc.Pos()
+			}
+			text := texts[f.path][from-f.ast.FileStart : d.End()-f.ast.FileStart]
+			single, ranged := idsIn(scenarioRows.ReplaceAllString(text, ""))
+			return append(single, ranged...)
+		}
+		for _, d := range f.ast.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				name := f.dir + "." + d.Name.Name
+				if !testName.MatchString(d.Name.Name) {
+					helpers[name] = cites(d, d.Doc)
+					continue
+				}
+				code[name], tests[name] = d, cites(d, d.Doc)
+				for _, m := range idInName.FindAllStringSubmatch(d.Name.Name, -1) {
+					tests[name] = append(tests[name], m[1]+"-"+m[2])
+				}
+			case *ast.GenDecl:
+				for _, spec := range d.Specs {
+					if v, ok := spec.(*ast.ValueSpec); ok {
+						for _, name := range v.Names {
+							helpers[f.dir+"."+name.Name] = cites(d, d.Doc)
+						}
+					}
+				}
+			}
+		}
+	}
+	for name, body := range code {
+		dir := strings.TrimSuffix(name, path.Ext(name))
+		ast.Inspect(body, func(n ast.Node) bool {
+			if id, ok := n.(*ast.Ident); ok {
+				tests[name] = append(tests[name], helpers[dir+"."+id.Name]...)
+			}
+			return true
+		})
+	}
+	return tests
+}
+
+func TestRowIDs(t *testing.T) {
+	for text, want := range map[string]string{
+		"fall back (SV-36), G4":                         "SV-36 G4",
+		"| SV-65, EXT |":                                "SV-65 EXT",
+		"HT-10 to HT-13; SV-50…SV-52":                   "HT-10 HT-13 SV-50 SV-52 HT-11 HT-12 SV-51",
+		"SV-50, SV-51":                                  "SV-50 SV-51",
+		"SV-10 to HT-12":                                "SV-10 HT-12",
+		"UTF-8, IPv4, SHA-256, CVE-2020-8554, 8 G, G12": "",
+		":KUBE-EXT-67NZ $EXT KUBE-6-NODE-PORT IP-2":     "",
+		"SV-520 SV-5 sv-52 XSV-52 SV-52-x SV_52":        "",
+	} {
+		single, ranged := idsIn(text)
+		if got := strings.Join(append(single, ranged...), " "); got != want {
+			t.Errorf("%q cites %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestFaultsOfTheBook(t *testing.T) {
+	const head = "| id | what must be so | source | proven by |\n|---|---|---|---|\n"
+	proven := map[string]*cited{"SV-10": {at: "a.go", proofs: []string{"`x`"}}}
+	for _, c := range []struct {
+		name, page string
+		rows       map[string]*cited
+		want       string
+	}{
+		{"all is well", head + "| SV-10 | a | b | `x` |\n", proven, ""},
+		{"cited and not there", head, proven, "a.go cites SV-10, which docs/behaviour.md has not"},
+		{"part of a range, and not there", head, map[string]*cited{"SV-11": {}}, ""},
+		{"there and not cited", head + "| SV-10 | a | b | |\n", nil, "docs/behaviour.md:3: nothing cites SV-10"},
+		{"there and not proven", head + "| SV-10 | a | b | |\n", map[string]*cited{"SV-10": {at: "a.go"}}, "docs/behaviour.md:3: no test and no scenario proves SV-10"},
+		{"waits", head + "| SV-10 | a. Not built yet: `plane/x`. | b | |\n", map[string]*cited{"SV-10": {at: "a.go"}}, ""},
+		{"waits no more", head + "| SV-10 | a. Not built yet: `plane/y`. | b | `x` |\n", proven, "docs/behaviour.md:3: SV-10 waits for plane/y, which is there"},
+		{"twice", head + "| SV-10 | a | b | `x` |\n| SV-10 | a | b | `x` |\n", proven, "docs/behaviour.md:4: SV-10 is there twice"},
+		{"a cell too few", head + "| SV-10 | a | `x` |\n", nil, "docs/behaviour.md:3: want a row's id and three more cells, have \"| SV-10 | a | `x` |\""},
+		{"no id", head + "| SV-1 | a | b | `x` |\n", nil, "docs/behaviour.md:3: want a row's id and three more cells, have \"| SV-1 | a | b | `x` |\""},
+	} {
+		if got := strings.Join(faults(c.page, c.rows, func(dir string) bool { return dir == "plane/y" }), "\n"); got != c.want {
+			t.Errorf("%s:\n%s\nwant\n%s", c.name, got, c.want)
+		}
+	}
+	if got, want := withProofs(head+"| SV-10 | a | b | old |\n| SV-11 | a | b | |\ntext", proven), head+"| SV-10 | a | b | `x` |\n| SV-11 | a | b | |\ntext"; got != want {
+		t.Errorf("the last column:\n%s\nwant\n%s", got, want)
+	}
+}
