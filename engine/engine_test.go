@@ -87,7 +87,7 @@ func TestFireAtOnceCoalesceWhileWriting(t *testing.T) {
 	})
 }
 
-// DP-60: at least MinSyncPeriod from the end of one write to the start of the next.
+// DP-60, CF-24, CF-30: at least MinSyncPeriod from the end of one write to the start of the next.
 func TestMinSyncPeriod(t *testing.T) {
 	var mu sync.Mutex
 	var writes []time.Time

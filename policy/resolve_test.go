@@ -214,7 +214,7 @@ nodeport:30080/tcp shop/web:http nodeport
   pods     balance shop/web:http/tcp/cluster
   host     balance shop/web:http/tcp/cluster masquerade
   anywhere balance shop/web:http/tcp/local` + twoSets},
-		{"SV-58 masquerade all", newScene().with(func(s *scene) { s.settings.MasqueradeAll = true }).endpoints(far), "", `
+		{"SV-58 CF-21 CF-30 masquerade all", newScene().with(func(s *scene) { s.settings.MasqueradeAll = true }).endpoints(far), "", `
 10.96.0.7:80/tcp shop/web:http clusterip
   anywhere balance shop/web:http/tcp/cluster masquerade
 set shop/web:http/tcp/cluster

@@ -262,7 +262,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// HT-26: profiles and the verbosity are there with profiling, which can change at any time.
+// HT-26, CF-17: profiles and the verbosity are there with profiling, which can change at any time.
 func TestDebug(t *testing.T) {
 	var verbosity atomic.Int64
 	verbosity.Store(2)

@@ -159,7 +159,7 @@ func TestNoPodCIDRs(t *testing.T) {
 	}
 }
 
-// PR-02, PR-03: which addresses stand for the node, and which family comes first.
+// PR-02, PR-03, CF-13: which addresses stand for the node, and which family comes first.
 func TestNodeIPs(t *testing.T) {
 	for _, test := range []struct {
 		name, bind, node string

@@ -150,3 +150,21 @@ func TestLargeClusterHasNoEndpointCommentsDP12(t *testing.T) {
 		t.Errorf("a service that changes keeps the comments of its endpoints:\n%s", wrote)
 	}
 }
+
+// The bit of the packet mark that asks for masquerading is the one that the configuration names (CF-20), in each rule that
+// sets it, clears it or looks at it.
+func TestMasqueradeBit(t *testing.T) {
+	want, err := Render(Config{Family: lb.IPv4}, shopTable())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, bit := range []int{0, 3, 31} {
+		got, err := Render(Config{Family: lb.IPv4, MasqueradeBit: &bit}, shopTable())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := strings.ReplaceAll(string(want), "0x4000", fmt.Sprintf("%#x", 1<<bit)); string(got) != want {
+			t.Errorf("bit %d:\n%s\nwant:\n%s", bit, got, want)
+		}
+	}
+}

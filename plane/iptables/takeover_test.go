@@ -143,7 +143,7 @@ func shopTable() *lb.Table {
 }
 
 // NodePorts answer on 127.0.0.1 by default, others on the link cannot use that to reach the node's own services
-// (DP-10), and with LocalhostNodePorts false they do not answer there (SV-64).
+// (DP-10), and with LocalhostNodePorts false they do not answer there (SV-64, CF-22).
 func TestLocalhostNodePortSV64(t *testing.T) {
 	needs(t, NFT)
 	lab := netlab.ForTest(t, netlab.Options{})

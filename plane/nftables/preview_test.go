@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -241,6 +242,28 @@ func TestRenderBadRows(t *testing.T) {
 	bit := 32
 	if text, err := Render(Config{Family: w.Family, MasqueradeBit: &bit}, tab); err == nil || text != nil {
 		t.Errorf("masquerade bit 32 gives %q, %v", text, err)
+	}
+}
+
+// The bit of the packet mark that asks for masquerading is the one that the configuration names (CF-30), in each rule that
+// sets it or looks at it.
+func TestMasqueradeBit(t *testing.T) {
+	w := planetest.World{Family: lb.IPv4}
+	tab := w.Table(3, 2)
+	digests := regexp.MustCompile(` \[[0-9a-f]{8}\]`)
+	want := digests.ReplaceAllString(render(t, w.Family, tab), "")
+	if !strings.Contains(want, "0x00004000") {
+		t.Fatalf("no rule has the usual bit:\n%s", want)
+	}
+	for _, bit := range []int{0, 3, 31} {
+		got, err := Render(Config{Family: w.Family, MasqueradeBit: &bit}, tab)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := strings.ReplaceAll(want, "0x00004000", fmt.Sprintf("0x%08x", 1<<bit))
+		if got := digests.ReplaceAllString(string(got), ""); got != want {
+			t.Errorf("bit %d:\n%s\nwant:\n%s", bit, got, want)
+		}
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // has client-go's metrics registered
 )
 
-// PR-11: what is asked for is what the server is asked for, but for what could not be read.
+// PR-11, CF-03, CF-04: what is asked for is what the server is asked for, but for what could not be read.
 func TestContentTypes(t *testing.T) {
 	t.Parallel()
 	const protobuf, json = "application/vnd.kubernetes.protobuf", "application/json"

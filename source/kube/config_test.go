@@ -129,7 +129,7 @@ func certificate(t *testing.T, host string) ([]byte, tls.Certificate) {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// A server with a certificate of another host, or of another authority: one clear message. With the right
+// CF-02: a server with a certificate of another host, or of another authority: one clear message. With the right
 // certificate a token is sent, and one that was replaced in its file is used.
 func TestCredentials(t *testing.T) {
 	rightPEM, right := certificate(t, "127.0.0.1")
@@ -191,5 +191,18 @@ func TestCredentials(t *testing.T) {
 			again.startWith(cfg)
 			again.wait("web:80")
 		})
+	}
+}
+
+// How many requests a second, and how many at once, is what was asked for; 0 and less are no bound (CF-05, CF-06).
+func TestRequestRate(t *testing.T) {
+	for _, c := range []struct{ asked, want float32 }{{5, 5}, {0.5, 0.5}, {0, -1}, {-2, -2}} {
+		got, err := Config{Master: "http://127.0.0.1:1", QPS: c.asked, Burst: 7}.RESTConfig()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.QPS != c.want || got.Burst != 7 {
+			t.Errorf("asked for %v with 7 at once: %v with %d", c.asked, got.QPS, got.Burst)
+		}
 	}
 }
