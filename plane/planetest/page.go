@@ -10,8 +10,8 @@ import (
 )
 
 // Page returns docs/conformance.md: each scenario against each mode and kernel that results are there for. It is
-// the same text for the same input, so that a test can tell when the file is stale.
-func Page(scenarios []*scenario.Scenario, results []Results) string {
+// the same text for the same input, so that a test can tell when the file is stale. A nil release is none yet.
+func Page(scenarios []*scenario.Scenario, results []Results, release *Release) string {
 	p := &page{results: results}
 	p.line("# Conformance")
 	p.line("")
@@ -20,6 +20,7 @@ func Page(scenarios []*scenario.Scenario, results []Results) string {
 	p.line("What was seen when real packets were sent through each data plane, on each kernel, in IPv4 and in IPv6. Every line")
 	p.line("is a file of [testdata/scenarios](../testdata/scenarios); the ids are rows of [the behaviour book](behaviour.md).")
 	p.line("")
+	p.when(release)
 	p.summary()
 	p.table(scenarios)
 	p.rows(scenarios)
@@ -35,10 +36,23 @@ type page struct {
 
 func (p *page) line(format string, args ...any) { fmt.Fprintf(&p.b, format+"\n", args...) }
 
+// when says what is run when.
+func (p *page) when(release *Release) {
+	p.line("CI sends all scenarios through the kernel of its machine, and the core of them, which has each mode write every form of rule")
+	p.line("that it knows, through the others. `make release-check` sends all of them through all kernels, and runs all other tests, with")
+	p.line("the race detector too, and all fuzz targets.")
+	if release == nil {
+		p.line("It has not passed yet: complete runs are noted below.")
+	} else {
+		p.line("It passed last on %s, on kernels %s.", release.Seen, strings.Join(release.Kernels, ", "))
+	}
+	p.line("")
+}
+
 // summary counts, for each run, the scenarios in one family each.
 func (p *page) summary() {
-	p.line("| mode | kernel | pass | fail | differ by intent | not applicable | lines that need SCTP |")
-	p.line("|---|---|---|---|---|---|---|")
+	p.line("| mode | kernel | pass | fail | differ by intent | not applicable | lines that need SCTP | last complete run |")
+	p.line("|---|---|---|---|---|---|---|---|")
 	for _, r := range p.results {
 		count, differ, sctp := map[string]int{}, 0, 0
 		for _, c := range r.Cases {
@@ -50,8 +64,12 @@ func (p *page) summary() {
 			}
 			sctp += c.SCTP
 		}
-		p.line("| %s | %s | %d | %d | %d | %d | %d |", r.Mode, r.Kernel, count[Passes], count[Fails], differ,
-			count[NotApplicable]+count[NeedsSCTP], sctp)
+		all := "not noted"
+		if r.All != nil {
+			all = r.All.String()
+		}
+		p.line("| %s | %s | %d | %d | %d | %d | %d | %s |", r.Mode, r.Kernel, count[Passes], count[Fails], differ,
+			count[NotApplicable]+count[NeedsSCTP], sctp, all)
 	}
 	p.line("")
 	p.line("Pass and fail count a scenario once for each family. A kernel without SCTP sockets leaves out the SCTP lines; the other")
@@ -68,7 +86,8 @@ func (p *page) table(scenarios []*scenario.Scenario) {
 	}
 	p.line("## Behaviours")
 	p.line("")
-	p.line("✓ passes in both families, ✗ fails, – differs by intent or is not applicable, ? was not run.")
+	p.line("✓ passes in both families, ✗ fails, – differs by intent or is not applicable, ? was not run. What another run than the last")
+	p.line("complete one showed has a note that says which.")
 	p.line("")
 	p.line("%s", head)
 	p.line("%s", rule)
@@ -112,8 +131,11 @@ func (p *page) cells(name string) string {
 }
 
 func (p *page) cell(c Result) string {
-	if c.Differs != "" {
-		return "–" + p.note(c.Differs)
+	switch {
+	case c.Left != "":
+		return "?" + p.note("Left out in emulation: "+c.Left+".")
+	case c.Differs != "":
+		return "–" + p.note(c.Differs) + p.seen(c)
 	}
 	v4, v6 := mark(c.Families["IPv4"]), mark(c.Families["IPv6"])
 	text := v4
@@ -123,7 +145,15 @@ func (p *page) cell(c Result) string {
 	if c.SCTP > 0 {
 		text += p.note("This kernel has no SCTP sockets; what the lines in SCTP say is proven on those that have.")
 	}
-	return text
+	return text + p.seen(c)
+}
+
+// seen says which run showed it, if it was not the last complete one.
+func (p *page) seen(c Result) string {
+	if c.Seen == nil {
+		return ""
+	}
+	return p.note("Seen on " + c.Seen.String() + ".")
 }
 
 func mark(verdict string) string {

@@ -4,16 +4,22 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"kube-proxy/internal/scenario"
 )
 
-var update = flag.Bool("update", false, "write docs/conformance.md anew")
+var (
+	update  = flag.Bool("update", false, "write docs/conformance.md anew")
+	release = flag.String("release", "", "note that make release-check passed for this commit, on the kernels that the arguments name")
+)
 
-// docs/conformance.md is what the recorded results say. To record: PLANETEST_RECORD=1 go test ./plane/MODE -run
-// Conformance, also under other kernels; then go test ./plane/planetest -run TestPage -update.
+// docs/conformance.md is what the recorded results say. To record: PLANETEST_RECORD=$(git describe --always --dirty)
+// go test -count=1 ./plane/MODE -run Conformance, also under other kernels (make generate does all); then go test
+// ./plane/planetest -run TestPage -update.
 func TestPage(t *testing.T) {
 	dir, err := scenario.Dir()
 	if err != nil {
@@ -27,8 +33,22 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Page(all, results)
-	file := filepath.Join(dir, "..", "..", "docs", "conformance.md")
+	file := filepath.Join("testdata", "release.json")
+	if *release != "" {
+		r, err := NewRelease(Seen{time.Now().UTC().Format(time.DateOnly), *release}, flag.Args(), results)
+		if err == nil {
+			err = r.Write(file)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	passed, err := ReadRelease(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Page(all, results, passed)
+	file = filepath.Join(dir, "..", "..", "docs", "conformance.md")
 	if *update {
 		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
@@ -60,24 +80,32 @@ func TestPageCells(t *testing.T) {
 	both := func(v4, v6 string) Result { return Result{Families: map[string]string{"IPv4": v4, "IPv6": v6}} }
 	sctp := both(Passes, Passes)
 	sctp.SCTP = 2
-	got := Page([]*scenario.Scenario{sc("good"), sc("bad"), sc("half"), sc("differs"), sc("sctp"), sc("new")}, []Results{{
+	before := both(Passes, Passes)
+	before.Seen = &Seen{"2026-11-02", "older"}
+	got := Page([]*scenario.Scenario{sc("good"), sc("bad"), sc("half"), sc("differs"), sc("sctp"), sc("new"), sc("before"), sc("large")}, []Results{{
 		Mode: "m", Kernel: "6.1",
 		Cases: map[string]Result{
 			"good": both(Passes, Passes), "bad": both(Fails, Fails), "half": both(Passes, NotApplicable),
 			"differs": {Differs: "SV-62: not in this mode"}, "sctp": sctp, "generated-x": both(Passes, Fails),
+			"before": before, "large": {Left: "it takes hours"},
 		},
-	}})
+		All: &Seen{"2026-11-03", "abc"},
+	}}, nil)
 	for _, want := range []string{
-		"| m | 6.1 | 6 | 3 | 1 | 1 | 2 |\n",
+		"It has not passed yet",
+		"| m | 6.1 | 8 | 3 | 1 | 1 | 2 | 2026-11-03 at abc |\n",
 		"| **good**: A \\| b c. | SV-10 | ✓ |\n",
 		"| **bad**: A \\| b c. | SV-10 | ✗ |\n",
 		"| **half**: A \\| b c. | SV-10 | v4 ✓ v6 – |\n",
 		"| **differs**: A \\| b c. | SV-10 | – <sup>1</sup> |\n",
 		"| **sctp**: A \\| b c. | SV-10 | ✓ <sup>2</sup> |\n",
 		"| **new**: A \\| b c. | SV-10 | ? |\n",
+		"| **before**: A \\| b c. | SV-10 | ✓ <sup>3</sup> |\n",
+		"| **large**: A \\| b c. | SV-10 | ? <sup>4</sup> |\n",
 		"| **generated-x** | | v4 ✓ v6 ✗ |\n",
-		"| SV-10 | good, bad, half, differs, sctp, new |\n",
+		"| SV-10 | good, bad, half, differs, sctp, new, before, large |\n",
 		"1. SV-62: not in this mode\n2. This kernel has no SCTP",
+		"3. Seen on 2026-11-02 at older.\n4. Left out in emulation: it takes hours.\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in:\n%s", want, got)
@@ -96,16 +124,75 @@ func TestCompareVersions(t *testing.T) {
 	}
 }
 
-// A run of some scenarios leaves what was recorded of the others, and of other modes and kernels, alone.
-func TestComplete(t *testing.T) {
-	passed, failed := Result{Families: map[string]string{"IPv4": Passes}}, Result{Families: map[string]string{"IPv4": Fails}}
-	r := Results{Mode: "iptables", Kernel: "6.1", Cases: map[string]Result{"again": passed}}
-	r.complete([]Results{
-		{Mode: "iptables", Kernel: "6.1", Cases: map[string]Result{"again": failed, "before": failed}},
-		{Mode: "iptables", Kernel: "6.12", Cases: map[string]Result{"elsewhere": passed}},
-		{Mode: "nftables", Kernel: "6.1", Cases: map[string]Result{"other": passed}},
-	})
-	if len(r.Cases) != 2 || r.Cases["again"].Families["IPv4"] != Passes || r.Cases["before"].Families["IPv4"] != Fails {
-		t.Errorf("%+v", r.Cases)
+// A run of some scenarios leaves what is known of others alone. One of all has nothing of scenarios that are gone, and keeps what
+// was seen before of those that it had to leave out.
+func TestMerge(t *testing.T) {
+	is := func(verdict string, seen *Seen) Result {
+		return Result{Families: map[string]string{"IPv4": verdict}, Seen: seen}
+	}
+	old, odd, now := Seen{"2026-11-01", "old"}, Seen{"2026-11-02", "odd"}, Seen{"2026-11-03", "now"}
+	known := []Results{
+		{Mode: "iptables", Kernel: "6.1", All: &old, Cases: map[string]Result{
+			"again": is(Fails, nil), "odd": is(Passes, &odd), "large": is(Passes, nil), "gone": is(Passes, nil)}},
+		{Mode: "iptables", Kernel: "6.12", All: &old, Cases: map[string]Result{"elsewhere": is(Passes, nil)}},
+		{Mode: "nftables", Kernel: "6.1", All: &old, Cases: map[string]Result{"other": is(Passes, nil)}},
+	}
+	for name, c := range map[string]struct {
+		all       bool
+		run, want map[string]Result
+	}{
+		"some": {false, map[string]Result{"again": is(Passes, nil), "large": {Left: "too large"}},
+			map[string]Result{"again": is(Passes, &now), "odd": is(Passes, &odd), "large": is(Passes, nil), "gone": is(Passes, nil)}},
+		"all": {true, map[string]Result{"again": is(Passes, nil), "odd": is(Passes, nil), "large": {Left: "too large"}, "new": is(Passes, nil)},
+			map[string]Result{"again": is(Passes, nil), "odd": is(Passes, nil), "large": is(Passes, &old), "new": is(Passes, nil)}},
+	} {
+		r := Results{Mode: "iptables", Kernel: "6.1", Cases: c.run}
+		r.merge(known, now, c.all)
+		when := old
+		if c.all {
+			when = now
+		}
+		if !reflect.DeepEqual(r.Cases, c.want) || *r.All != when {
+			t.Errorf("%s: %+v at %s, want %+v at %s", name, r.Cases, r.All, c.want, when)
+		}
+	}
+	first := Results{Mode: "ipvs", Kernel: "6.1", Cases: map[string]Result{"again": is(Passes, nil)}}
+	first.merge(known, now, false)
+	if first.All != nil || *first.Cases["again"].Seen != now {
+		t.Errorf("a first run, of some scenarios: %+v", first)
+	}
+}
+
+// A release check counts only with complete runs of its commit, in all modes and on all kernels that it names.
+func TestNewRelease(t *testing.T) {
+	now := Seen{"2026-11-03", "abc"}
+	results := func(last *Seen) []Results {
+		return []Results{{Mode: "a", Kernel: "5.10", All: &now}, {Mode: "b", Kernel: "5.10", All: &now},
+			{Mode: "a", Kernel: "6.1", All: &now}, {Mode: "b", Kernel: "6.1", All: last}}
+	}
+	r, err := NewRelease(now, []string{"5.10", "6.1"}, results(&now))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "release.json")
+	if none, err := ReadRelease(file); none != nil || err != nil {
+		t.Errorf("before the first check: %v, %v", none, err)
+	}
+	if err := r.Write(file); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := ReadRelease(file); err != nil || !reflect.DeepEqual(r, again) {
+		t.Errorf("wrote %v, read %v: %v", r, again, err)
+	}
+	if text := Page(nil, nil, r); !strings.Contains(text, "It passed last on 2026-11-03 at abc, on kernels 5.10, 6.1.\n") {
+		t.Error(text)
+	}
+	for _, last := range []*Seen{nil, {"2026-11-03", "older"}} {
+		if r, err := NewRelease(now, []string{"5.10", "6.1"}, results(last)); err == nil {
+			t.Errorf("mode b was seen on kernel 6.1 at %v, and the check is %v", last, r)
+		}
+	}
+	if r, err := NewRelease(now, []string{"5.10", "6.12"}, results(&now)); err == nil {
+		t.Errorf("nothing was run on kernel 6.12, and the check is %v", r)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -33,7 +34,7 @@ func (s *suite) record(sc *scenario.Scenario, r Result) {
 	s.results.Cases[sc.Name] = r
 }
 
-// report sums up the run and, if asked for, writes it down.
+// report sums up the run and writes it down if PLANETEST_RECORD has the commit that it is of.
 func (s *suite) report(t *testing.T) {
 	count := map[string]int{}
 	for _, r := range s.results.Cases {
@@ -47,17 +48,18 @@ func (s *suite) report(t *testing.T) {
 	}
 	t.Logf("%s on kernel %s: %d scenarios; by family %d pass, %d fail, %d need SCTP; %d scenarios differ by intent; %d lines need SCTP: proven in the VM run",
 		s.Mode, s.results.Kernel, len(s.results.Cases), count[Passes], count[Fails], count[NeedsSCTP], count["differs"], count["sctp"])
-	if os.Getenv("PLANETEST_RECORD") == "" {
+	commit := os.Getenv("PLANETEST_RECORD")
+	if commit == "" {
 		return
 	}
 	dir, err := resultsDir()
-	if err == nil && len(s.results.Cases) != s.all { // some were run: the others are as they were, or not known
-		var known []Results
-		if known, err = ReadResults(dir); err == nil {
-			s.results.complete(known)
-		}
+	var known []Results
+	if err == nil {
+		known, err = ReadResults(dir)
 	}
 	if err == nil {
+		now := Seen{Date: time.Now().UTC().Format(time.DateOnly), Commit: commit}
+		s.results.merge(known, now, len(s.results.Cases) == s.all)
 		err = s.results.Write(dir)
 	}
 	if err != nil {

@@ -2,7 +2,9 @@ package planetest
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,11 +21,29 @@ const (
 	NeedsSCTP = "needs SCTP"
 )
 
-// Results are what one run of one mode on one kernel showed.
+// Seen is when something was seen, and of which commit; in files "2026-11-22 at 88a0576f7190".
+type Seen struct{ Date, Commit string }
+
+func (s Seen) String() string { return s.Date + " at " + s.Commit }
+
+// MarshalText is String.
+func (s Seen) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (s *Seen) UnmarshalText(text []byte) error {
+	var ok bool
+	if s.Date, s.Commit, ok = strings.Cut(string(text), " at "); !ok {
+		return fmt.Errorf("%q is not DATE at COMMIT", text)
+	}
+	return nil
+}
+
+// Results are what runs of one mode on one kernel showed: the last complete one, and later ones of some scenarios.
 type Results struct {
 	Mode   string            `json:"mode"`
-	Kernel string            `json:"kernel"` // "6.12": no patch level, so that a rerun is no change
-	Cases  map[string]Result `json:"cases"`  // by scenario
+	Kernel string            `json:"kernel"`             // "6.12": no patch level, so that a rerun is no change
+	All    *Seen             `json:"complete,omitempty"` // the last complete run, nil if there was none
+	Cases  map[string]Result `json:"cases"`              // by scenario
 }
 
 // Result is what became of one scenario.
@@ -34,6 +54,64 @@ type Result struct {
 	SCTP int `json:"sctp,omitempty"`
 	// Differs is set if the mode does otherwise by intent: which row, and why.
 	Differs string `json:"differs,omitempty"`
+	// Left is set if the scenario was left out, though the run was complete: why (Config.TooLarge).
+	Left string `json:"left,omitempty"`
+	// Seen is set if it was another run than the complete one that showed this.
+	Seen *Seen `json:"seen,omitempty"`
+}
+
+// Release is the last time that all was proven: all scenarios in all modes and on all kernels, and all other tests.
+type Release struct {
+	Seen    Seen     `json:"seen"`
+	Kernels []string `json:"kernels"`
+}
+
+// ReadRelease reads what [Release.Write] wrote; nil is none yet.
+func ReadRelease(file string) (*Release, error) {
+	data, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("read the release check: %w", err)
+	}
+	var r Release
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("read the release check: %s: %w", file, err)
+	}
+	return &r, nil
+}
+
+// NewRelease returns the check of a commit that passed. It is an error if a complete run of a mode is missing on one of
+// the kernels, or is of another commit.
+func NewRelease(s Seen, kernels []string, results []Results) (*Release, error) {
+	modes := map[string]bool{}
+	complete := map[[2]string]string{} // by mode and kernel: the commit of the complete run
+	for _, r := range results {
+		modes[r.Mode] = true
+		if r.All != nil {
+			complete[[2]string{r.Mode, r.Kernel}] = r.All.Commit
+		}
+	}
+	for mode := range modes {
+		for _, k := range kernels {
+			if c := complete[[2]string{mode, k}]; c != s.Commit {
+				return nil, fmt.Errorf("mode %s has no complete run of %s on kernel %s, the last is of %q", mode, s.Commit, k, c)
+			}
+		}
+	}
+	return &Release{Seen: s, Kernels: kernels}, nil
+}
+
+// Write writes the check to a file.
+func (r *Release) Write(file string) error {
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err == nil {
+		err = os.WriteFile(file, append(data, '\n'), 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("write the release check: %w", err)
+	}
+	return nil
 }
 
 // ReadResults reads all files of a folder, ordered by mode and kernel.
@@ -63,17 +141,31 @@ func ReadResults(dir string) ([]Results, error) {
 	return all, nil
 }
 
-// complete adds what an earlier run of the same mode on the same kernel showed of scenarios that r has not.
-func (r *Results) complete(known []Results) {
+// merge adds to r, a run of now, what is known of scenarios that it has not run. If all is not set, it is a run of some.
+func (r *Results) merge(known []Results, now Seen, all bool) {
+	var before Results
 	for _, k := range known {
-		if k.Mode != r.Mode || k.Kernel != r.Kernel {
-			continue
+		if k.Mode == r.Mode && k.Kernel == r.Kernel {
+			before = k
 		}
-		for name, result := range k.Cases {
-			if _, again := r.Cases[name]; !again {
-				r.Cases[name] = result
-			}
+	}
+	if all {
+		r.All = &now
+	} else {
+		r.All = before.All
+		for name, c := range r.Cases {
+			c.Seen = &now
+			r.Cases[name] = c
 		}
+	}
+	for name, c := range before.Cases {
+		if mine, again := r.Cases[name]; (again && mine.Left == "") || (!again && all) {
+			continue // seen anew, or a scenario that is gone
+		}
+		if all && c.Seen == nil && c.Left == "" {
+			c.Seen = before.All
+		}
+		r.Cases[name] = c
 	}
 }
 
