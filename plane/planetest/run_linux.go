@@ -38,6 +38,8 @@ type nodeSetter interface {
 type Config struct {
 	// Mode is the proxy mode, the name of a column of docs/conformance.md.
 	Mode string
+	// Variant: the plane is a variant for tests, whose results are not recorded.
+	Variant bool
 	// New makes a plane. It is called, as all methods of the plane are, on a thread that is in the network
 	// namespace of the node.
 	New func(f lb.Family) (Plane, error)
