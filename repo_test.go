@@ -37,6 +37,9 @@ const imports = `
 	cluster, source/convert < source/kube, source/manifests;
 	event < source/kube;
 
+	# What a Reset left for later are keys of rows.
+	lb < plane;
+
 	cluster, policy, lb, plane, internal/ratelimit < engine;
 
 	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables;
@@ -55,7 +58,8 @@ const imports = `
 
 	# A scenario holds the YAML that a user would apply, so reading one goes the way that YAML goes.
 	cluster, policy, lb, source/convert, source/manifests < internal/scenario;
-	cluster, policy, lb, source/convert, source/manifests, internal/netlab, internal/scenario < plane/planetest;
+	# What it proves is the interface that the engine calls.
+	cluster, policy, lb, plane, engine, source/convert, source/manifests, internal/netlab, internal/scenario < plane/planetest;
 
 	ALL < cmd/kube-proxy, internal/demo, bench;
 	NONE < .;

@@ -67,7 +67,7 @@ func ours(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer p.Close()
-			if err := p.Reset(t.Context(), tab); err != nil {
+			if _, err := p.Reset(t.Context(), tab); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -76,7 +76,7 @@ func ours(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer p.Close()
-		if err := p.Reset(t.Context(), tab); err != nil {
+		if _, err := p.Reset(t.Context(), tab); err != nil {
 			t.Fatal(err)
 		}
 	}

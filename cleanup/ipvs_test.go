@@ -182,7 +182,7 @@ func inNFTables(t *testing.T, tab *lb.Table) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if err := p.Reset(t.Context(), tab); err != nil {
+	if _, err := p.Reset(t.Context(), tab); err != nil {
 		t.Error(err)
 	}
 }

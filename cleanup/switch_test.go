@@ -54,7 +54,7 @@ func start(t *testing.T, families []lb.Family, open func(lb.Family) (opened, err
 			t.Fatal(err)
 		}
 		tab, _, _ := planetest.Shop(fam)
-		if err := p.Reset(t.Context(), tab); err != nil {
+		if _, err := p.Reset(t.Context(), tab); err != nil {
 			t.Error(err)
 		}
 		p.Close()

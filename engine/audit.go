@@ -19,7 +19,7 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 	start := time.Now()
 	mended := 0
 	err := e.guard("plane, audit", func() (err error) {
-		mended, err = e.auditor.Audit(ctx, full)
+		mended, err = e.cfg.Plane.Audit(ctx, full)
 		return err
 	})
 	now := time.Now()

@@ -93,17 +93,17 @@ func TestPendingFolds(t *testing.T) {
 	}
 	fold(f)
 	fold()
-	if c := p.changes(p.take(defaultPiece, &table), &table); len(c) != 0 || len(p.wishes) != 0 {
+	if c := p.changes(p.take(1000, &table), &table); len(c) != 0 || len(p.wishes) != 0 {
 		t.Errorf("added and removed: %v", c)
 	}
 	fold(f)
-	c := p.changes(p.take(defaultPiece, &table), &table)
+	c := p.changes(p.take(1000, &table), &table)
 	if len(c) != 1 || c[0].Old != nil || c[0].New != f {
 		t.Fatalf("added: %v", c)
 	}
 	p.doubt(c)
 	fold()
-	c = p.changes(p.take(defaultPiece, &table), &table)
+	c = p.changes(p.take(1000, &table), &table)
 	if len(c) != 1 || c[0].New != nil || p.doubtful != 1 {
 		t.Errorf("in doubt and removed: %v", c)
 	}

@@ -32,7 +32,7 @@ type Config struct {
 	// (DP-60).
 	MinSyncPeriod time.Duration
 	// AuditPeriod is the time between two full audits, give or take a tenth; 0 means 5 minutes, less than 0
-	// means never. It matters only where the plane is an [Auditor].
+	// means never.
 	AuditPeriod time.Duration
 
 	// Observers are told of accepted changes, in this order.
@@ -55,8 +55,8 @@ type Config struct {
 // Write is one finished call of the plane; "load" is the end of what a Reset had left for later. An audit that found everything gone comes twice: once with its error, and once
 // with the rows as Changes when a Reset, which comes too, has brought them back.
 type Write struct {
-	Verb    string // "apply", "reset", "load", "setnode", "audit" or "prove"
-	Changes int    // offered changes; rows that were written for "reset" and "load"; mended objects for "audit"; 0 for "prove"
+	Verb    string // "apply", "reset", "load", "setnode", "audit" or "probe"
+	Changes int    // offered changes; rows that were written for "reset" and "load"; mended objects for "audit"; 0 for "probe"
 	Later   int    // rows that a "reset" left for later
 	Took    time.Duration
 	Err     error
@@ -65,11 +65,6 @@ type Write struct {
 // Engine keeps one plane at what the Store asks for. Make one with [New], and run it with [Engine.Run].
 type Engine struct {
 	cfg       Config
-	setter    NodeSetter // nil if the plane has no SetNode
-	auditor   Auditor    // nil if the plane does not audit
-	prover    Prover     // nil if the plane cannot prove
-	deferrer  Deferrer   // nil if the plane writes all that it is to hold at once
-	pacer     Pacer      // nil if the plane does not say how much it takes
 	minPeriod atomic.Int64
 	// auditEvery is the period of full audits, auditPlanned the one by which nextAudit was planned.
 	auditEvery   atomic.Int64
@@ -161,11 +156,6 @@ func New(cfg Config) *Engine {
 		lost:    true,
 		began:   time.Now().UnixNano(),
 	}
-	e.setter, _ = cfg.Plane.(NodeSetter)
-	e.auditor, _ = cfg.Plane.(Auditor)
-	e.prover, _ = cfg.Plane.(Prover)
-	e.deferrer, _ = cfg.Plane.(Deferrer)
-	e.pacer, _ = cfg.Plane.(Pacer)
 	e.minPeriod.Store(int64(cfg.MinSyncPeriod))
 	e.SetAuditPeriod(cfg.AuditPeriod)
 	return e

@@ -9,6 +9,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 	"kube-proxy/plane/fake"
 	"kube-proxy/policy"
 )
@@ -215,19 +216,23 @@ func TestGracefulStop(t *testing.T) {
 }
 
 // hanging is a plane whose writes last until their context ends.
-type hanging struct{ ended chan error }
+type hanging struct {
+	*fake.Plane
+	ended chan error
+}
 
-func (h hanging) Reset(context.Context, *lb.Table) error { return nil }
+// Drift is none: the plane's own channel was made outside the bubble.
+func (h hanging) Drift() <-chan struct{} { return nil }
 
-func (h hanging) Apply(ctx context.Context, _ []lb.Change) error {
+func (h hanging) Apply(ctx context.Context, _ []lb.Change) (bool, error) {
 	<-ctx.Done()
 	h.ended <- ctx.Err()
-	return ctx.Err()
+	return false, ctx.Err()
 }
 
 // A write that hangs cannot keep the process from stopping for ever.
 func TestStopIsBounded(t *testing.T) {
-	h := hanging{make(chan error, 1)}
+	h := hanging{fake.New(lb.IPv4), make(chan error, 1)}
 	bubble(t, func(c *Config) { c.Plane = h }, func(r *rig) {
 		r.start()
 		r.list()
@@ -334,7 +339,11 @@ type dropper struct {
 	keys []lb.Key
 }
 
-func (d dropper) Dropped() []lb.Key { return d.keys }
+func (d dropper) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
+	res, err := d.Plane.Reset(ctx, want)
+	res.Dropped = d.keys
+	return res, err
+}
 
 // told is an observer that keeps what it was told.
 type told struct{ changes []lb.Change }

@@ -289,8 +289,8 @@ func FuzzIncremental(f *testing.F) {
 			s.after(12 * time.Minute) // longer than every backoff, and one full audit
 			s.converged()
 			s.nobodyStrays()
-			if st := s.engine.Stats(); st.Proofs > st.Failures {
-				t.Errorf("%d proofs after %d failures", st.Proofs, st.Failures)
+			if st := s.engine.Stats(); st.Probes > st.Failures {
+				t.Errorf("%d probes after %d failures", st.Probes, st.Failures)
 			}
 			if err := s.stop(); err != nil {
 				t.Errorf("Run: %v", err)

@@ -84,7 +84,7 @@ func (r *rig) list() { r.do(cluster.ServicesListed{}, cluster.SlicesListed{}) }
 // fresh is the dump of a plane that was reset to what the store holds.
 func (r *rig) fresh() string {
 	p := fake.New(lb.IPv4)
-	if err := p.Reset(context.Background(), tableOf(r.store)); err != nil {
+	if _, err := p.Reset(context.Background(), tableOf(r.store)); err != nil {
 		r.t.Fatalf("fresh start: %v", err)
 	}
 	return p.Dump()

@@ -131,6 +131,13 @@ func (b *inbox) waiting() bool {
 	return !b.since.IsZero()
 }
 
+// synced says that nothing fresh is left to write, but for rows that are refused.
+func (b *inbox) synced() {
+	b.mu.Lock()
+	b.idle = time.Now()
+	b.mu.Unlock()
+}
+
 // proven is written, but for the sync that there was none of (MT-05).
 func (b *inbox) proven() {
 	b.mu.Lock()

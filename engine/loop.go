@@ -47,8 +47,8 @@ func (e *Engine) wait(ctx context.Context, timer *time.Timer, next time.Time) {
 		tick = timer.C
 	}
 	var drift <-chan struct{}
-	if e.auditor != nil && !e.drifted {
-		drift = e.auditor.Drift()
+	if !e.drifted {
+		drift = e.cfg.Plane.Drift()
 	}
 	select {
 	case <-ctx.Done():
@@ -141,8 +141,8 @@ func (e *Engine) stepRest(ctx context.Context, a *agenda) bool {
 		e.searchOn(ctx)
 		return true
 	}
-	if e.wantsProof() && a.due(e.credit.until()) { // MinSyncPeriod does not hold up what belongs to a write that was made
-		e.prove(ctx)
+	if e.probeDue() && a.due(e.credit.until()) { // MinSyncPeriod does not hold up what belongs to a write that was made
+		e.probe(ctx)
 		return true
 	}
 	if t, ok := e.pending.waits.next(); ok && len(e.searches) == 0 &&
@@ -157,7 +157,7 @@ func (e *Engine) stepRest(ctx context.Context, a *agenda) bool {
 	if every := e.auditEvery.Load(); every != e.auditPlanned {
 		e.auditPlanned, e.nextAudit = every, a.now.Add(e.auditPeriod())
 	}
-	if e.auditor != nil && e.auditPlanned > 0 && a.due(e.nextAudit) {
+	if e.auditPlanned > 0 && a.due(e.nextAudit) {
 		e.audit(ctx, true)
 		return true
 	}

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -64,29 +63,6 @@ func TestNodeChanges(t *testing.T) {
 		r.run()
 		if s := r.engine.Stats(); s.Resets != 2 {
 			t.Errorf("%+v", s)
-		}
-		r.converged()
-	})
-}
-
-// plain is a plane with the two verbs only.
-type plain struct{ p *fake.Plane }
-
-func (x plain) Apply(ctx context.Context, c []lb.Change) error { return x.p.Apply(ctx, c) }
-func (x plain) Reset(ctx context.Context, t *lb.Table) error   { return x.p.Reset(ctx, t) }
-
-// A plane without SetNode is reset when the node changes.
-func TestNodeChangesOnPlainPlane(t *testing.T) {
-	bubble(t, nil, func(r *rig) {
-		r.engine.setter, r.engine.auditor, r.engine.cfg.Plane = nil, nil, plain{r.plane}
-		r.start()
-		r.list()
-		r.add(1)
-		r.run()
-		r.do(cidr("172.16.0.0/12"))
-		r.after(time.Hour)
-		if c := r.plane.Counts(); c.Resets != 2 || c.SetNodes != 0 {
-			t.Errorf("%+v, want two Resets", c)
 		}
 		r.converged()
 	})

@@ -16,23 +16,20 @@ import (
 func (e *Engine) reset(ctx context.Context) {
 	e.drifted = false // what drifted before is mended by the Reset
 	start := time.Now()
-	var later []lb.Key
+	var res plane.ResetResult
 	err := e.guard("plane, reset", func() (err error) {
-		if e.deferrer != nil {
-			later, err = e.deferrer.ResetSome(ctx, e.table)
-			return err
-		}
-		return e.cfg.Plane.Reset(ctx, e.table)
+		res, err = e.cfg.Plane.Reset(ctx, e.table)
+		return err
 	})
+	rows := e.table.Len() - len(res.Later)
 	e.stats.update(func(s *Stats) {
 		s.Resets++
 		if e.resetErr != "" {
 			s.Retries++
 		}
 	})
-	e.called(Write{Verb: "reset", Changes: e.table.Len() - len(later), Later: len(later), Took: time.Since(start), Err: err}, true)
-	var refused RowsRefused
-	if err != nil && !errors.As(err, &refused) {
+	e.called(Write{Verb: "reset", Changes: rows, Later: len(res.Later), Took: time.Since(start), Err: err}, true)
+	if err != nil {
 		e.resetWait.fail(time.Now())
 		if e.resetErr != err.Error() {
 			e.resetErr = err.Error()
@@ -43,14 +40,10 @@ func (e *Engine) reset(ctx context.Context) {
 	}
 	end := time.Now()
 	if e.losses == 0 { // or there was no line about why, either
-		e.cfg.Log.Info("reset", "rows", e.table.Len()-len(later), "took", end.Sub(start))
+		e.cfg.Log.Info("reset", "rows", rows, "took", end.Sub(start))
 	}
-	var missing []lb.Key
-	if refused != nil {
-		missing = refused.RefusedRows()
-	}
-	known, laterKnown := e.knownOf(missing), e.knownOf(later)
-	changes := e.afterReset(slices.Concat(missing, later))
+	known := e.knownOf(res.Later)
+	changes := e.afterReset(res)
 	e.nextAudit = time.Now().Add(e.auditPeriod())
 	again := e.begun
 	e.begun, e.lost, e.nodeStale = true, false, false
@@ -64,9 +57,8 @@ func (e *Engine) reset(ctx context.Context) {
 	e.credit, e.blamed = credit{}, 0
 	e.proof, e.proofErr = given, ""
 	e.stats.allWork()
-	e.leave(later, laterKnown)
+	e.leave(res.Later, known)
 	e.pending.afterReset(debts, e.table)
-	e.blameRefused(refused, known)
 	e.stats.update(func(s *Stats) { s.Changes += uint64(len(changes)) })
 	e.upToDate()
 	e.programmed()
@@ -113,6 +105,9 @@ func (e *Engine) loaded() {
 		if e.cfg.Written != nil {
 			e.cfg.Written(w)
 		}
+		if e.pending.queue.len() == 0 { // else a write will tell
+			e.inbox.synced()
+		}
 	}
 }
 
@@ -129,26 +124,12 @@ func (e *Engine) knownOf(keys []lb.Key) []*lb.Frontend {
 	return known
 }
 
-// blameRefused has the rows that a Reset could not write retried alone.
-func (e *Engine) blameRefused(refused RowsRefused, known []*lb.Frontend) {
-	if refused == nil {
-		return
-	}
-	for i, k := range refused.RefusedRows() {
-		c := lb.Change{Key: k, Old: known[i], New: e.table.Get(k)}
-		e.pending.wishes[k] = &wish{old: c.Old}
-		e.noLocal.set(k, nil)
-		e.pending.doubt([]lb.Change{c})
-		e.blame(c, refused)
-	}
-}
-
 // afterReset returns what the observers do not know yet: all rows after the first Reset, with the keys that it
-// removed, and later those that were pending; but none that is missing.
-func (e *Engine) afterReset(missing []lb.Key) (changes []lb.Change) {
-	if len(missing) > 0 {
-		without := make(map[lb.Key]struct{}, len(missing))
-		for _, k := range missing {
+// removed, and later those that were pending; but none that is left for later.
+func (e *Engine) afterReset(res plane.ResetResult) (changes []lb.Change) {
+	if len(res.Later) > 0 {
+		without := make(map[lb.Key]struct{}, len(res.Later))
+		for _, k := range res.Later {
 			without[k] = struct{}{}
 		}
 		defer func() {
@@ -163,10 +144,8 @@ func (e *Engine) afterReset(missing []lb.Key) (changes []lb.Change) {
 		for f := range e.table.All() {
 			changes = append(changes, lb.Change{Key: f.Key, New: f})
 		}
-		if d, ok := e.cfg.Plane.(Dropper); ok {
-			for _, k := range d.Dropped() {
-				changes = append(changes, lb.Change{Key: k})
-			}
+		for _, k := range res.Dropped {
+			changes = append(changes, lb.Change{Key: k})
 		}
 		return changes
 	}
@@ -181,7 +160,7 @@ func (e *Engine) afterReset(missing []lb.Key) (changes []lb.Change) {
 // setNode tells the plane of the node without a Reset.
 func (e *Engine) setNode(ctx context.Context) {
 	start := time.Now()
-	err := e.guard("plane, set node", func() error { return e.setter.SetNode(ctx, e.table.Node) })
+	err := e.guard("plane, set node", func() error { return e.cfg.Plane.SetNode(ctx, e.table.Node) })
 	e.stats.update(func(s *Stats) {
 		s.SetNodes++
 		if e.nodeErr != "" {

@@ -223,10 +223,6 @@ func (e *Engine) resolveNode(now time.Time) {
 	e.tableMu.Lock()
 	e.table.Node = n
 	e.tableMu.Unlock()
-	if e.setter == nil {
-		e.lost = true
-		return
-	}
 	e.nodeStale, e.nodeWait = true, pause{}
 }
 

@@ -16,14 +16,14 @@ type Stats struct {
 	Visited  uint64 // rows that the table looked at
 	Applies  uint64 // calls of Plane.Apply
 	Resets   uint64 // calls of Plane.Reset
-	SetNodes uint64 // calls of NodeSetter.SetNode
+	SetNodes uint64 // calls of Plane.SetNode
 	Offered  uint64 // changes in calls of Apply
 	Changes  uint64 // changes that were accepted
 	Failures uint64 // calls of the plane that returned an error or panicked
 	Retries  uint64 // calls of the plane that offered again what had failed
 	Panics   uint64 // panics caught in the plane, the policy or an observer
-	Audits   uint64 // calls of Auditor.Audit
-	Proofs   uint64 // calls of Prover.Prove
+	Audits   uint64 // calls of Plane.Audit
+	Probes   uint64 // calls of Plane.Probe
 	Mended   uint64 // objects that audits mended; rows, where an audit found that a Reset had to
 	Contests uint64 // times that a Service lost a key to another (SV-24)
 

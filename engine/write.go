@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"kube-proxy/lb"
@@ -27,16 +26,8 @@ func (e *Engine) writeFresh(ctx context.Context) {
 	e.begin(newSearch(halves(keysOf(changes)), 1))
 }
 
-// defaultPiece is the weight of a piece for a plane that is no [Pacer].
-const defaultPiece = 50_000
-
 // piece is how much may be written at once.
-func (e *Engine) piece() int {
-	if e.pacer == nil {
-		return defaultPiece
-	}
-	return max(1, e.pacer.Pace())
-}
+func (e *Engine) piece() int { return max(1, e.cfg.Plane.Pace()) }
 
 // upToDate takes note that the plane has taken what was offered.
 func (e *Engine) upToDate() {
@@ -60,7 +51,11 @@ func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) 
 		return nil, nil
 	}
 	start := time.Now()
-	err := e.guard("plane, apply", func() error { return e.cfg.Plane.Apply(ctx, changes) })
+	written := false
+	err := e.guard("plane, apply", func() (err error) {
+		written, err = e.cfg.Plane.Apply(ctx, changes)
+		return err
+	})
 	e.stats.update(func(s *Stats) {
 		s.Applies++
 		s.Offered += uint64(len(changes))
@@ -71,7 +66,7 @@ func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) 
 			s.Changes += uint64(len(changes))
 		}
 	})
-	shows := e.proof == given || isWritten(changes)
+	shows := e.proof == given || written
 	e.called(Write{Verb: "apply", Changes: len(changes), Took: time.Since(start), Err: err}, shows)
 	if err != nil {
 		e.proof.failed()
@@ -85,14 +80,6 @@ func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) 
 	e.accepted(changes, shows)
 	e.cfg.Log.Debug("applied", "changes", len(changes), "took", time.Since(start))
 	return changes, nil
-}
-
-// isWritten reports whether a plane has anything to write for the changes. Rows of health checks are nothing to most, and
-// so is what goes and was never there.
-func isWritten(changes []lb.Change) bool {
-	return slices.ContainsFunc(changes, func(c lb.Change) bool {
-		return c.Old != nil && !c.Old.Accepts() || c.New != nil && !c.New.Accepts()
-	})
 }
 
 // accepted takes note that the plane holds the new rows, and tells the observers. shows says whether the kernel has shown

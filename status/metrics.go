@@ -181,7 +181,7 @@ func (m *Metrics) family(name string) *familyState {
 func (m *Metrics) Written(family string, w engine.Write) {
 	which := partialDuration
 	switch w.Verb {
-	case "audit", "prove", "load": // no sync, or one that was counted by its pieces
+	case "audit", "probe", "load": // no sync, or one that was counted by its pieces
 		return
 	case "reset":
 		which = fullDuration

@@ -410,7 +410,7 @@ func TestProofIsNoSync(t *testing.T) {
 		"sync_proxy_rules_last_timestamp_seconds", "sync_proxy_rules_nftables_sync_failures_total"}
 	before := p.scrape()
 	for _, err := range []error{nil, errors.New("no")} {
-		p.metrics.Written("IPv4", engine.Write{Verb: "prove", Took: time.Second, Err: err})
+		p.metrics.Written("IPv4", engine.Write{Verb: "probe", Took: time.Second, Err: err})
 	}
 	all := p.scrape()
 	for _, name := range syncs {

@@ -168,7 +168,7 @@ func tabled() []metric {
 			read: perStats(func(s *engine.Stats) uint64 { return s.Retries })},
 		{row: "EXT", name: "write_proofs_total", kind: counter, labels: family,
 			help: "Writes that change nothing, made to know whether the kernel takes any while all that there is to write fails",
-			read: perStats(func(s *engine.Stats) uint64 { return s.Proofs })},
+			read: perStats(func(s *engine.Stats) uint64 { return s.Probes })},
 		{row: "EXT", name: "panics_total", kind: counter, labels: family,
 			help: "Panics that were caught and survived",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Panics })},

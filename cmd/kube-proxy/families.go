@@ -184,8 +184,7 @@ func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 	if t, ok := f.plane.(*nftables.Plane); ok && (w.Verb == "audit" || w.Verb == "reset") {
 		p.affinity(f, log, t.Affinity())
 	}
-	var refused engine.RowsRefused // all other rows are in force
-	if w.Err != nil && !errors.As(w.Err, &refused) {
+	if w.Err != nil {
 		return // the engine has said it
 	}
 	log.Log(context.Background(), logging.LevelWrite, "wrote", "verb", w.Verb, "changes", w.Changes, "took", w.Took)

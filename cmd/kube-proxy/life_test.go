@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"path/filepath"
@@ -198,12 +197,6 @@ func (n *namespace) proxyOf(cfg *config.Config, log *slog.Logger) *proxy {
 	return p
 }
 
-// refusal is a Reset's error that leaves out rows.
-type refusal struct{}
-
-func (refusal) Error() string         { return "rows refused" }
-func (refusal) RefusedRows() []lb.Key { return []lb.Key{{Port: 1, Proto: lb.TCP}} }
-
 // PR-08: a row that the kernel does not take does not keep what another mode left from being removed; a write that
 // failed does.
 func TestBegun(t *testing.T) {
@@ -232,7 +225,11 @@ func TestBegun(t *testing.T) {
 	if begun() {
 		t.Error("begun before the second family was written whole")
 	}
-	write(p.families[1], "reset", fmt.Errorf("reset: %w", refusal{}))
+	write(p.families[1], "apply", errors.New("no")) // of a row that the kernel refuses
+	if begun() {
+		t.Error("begun before the second family was written whole")
+	}
+	write(p.families[1], "load", nil)
 	write(p.families[0], "reset", nil) // again
 	if !begun() {
 		t.Error("not begun though both families were written")

@@ -50,28 +50,28 @@ func put(f *lb.Frontend) []lb.Change { return []lb.Change{{Key: f.Key, New: f}} 
 func ready(t *testing.T) *Plane {
 	t.Helper()
 	p := New(lb.IPv4)
-	if err := p.Reset(ctx, &lb.Table{}); err != nil {
+	if _, err := p.Reset(ctx, &lb.Table{}); err != nil {
 		t.Fatal(err)
 	}
 	return p
 }
 
-// A row that lb.Check refuses is refused, by Apply and by Reset, and nothing of its batch is done.
+// A row that lb.Check refuses is refused by Apply, and nothing of its batch is done; a Reset leaves it for later.
 func TestMalformed(t *testing.T) {
 	p := ready(t)
 	empty := p.Dump()
 	bad := row("[2001:db8::1]:80/tcp")
-	if err := p.Apply(ctx, append(put(row("192.0.2.2:80/tcp")), put(bad)...)); err == nil {
+	if _, err := p.Apply(ctx, append(put(row("192.0.2.2:80/tcp")), put(bad)...)); err == nil {
 		t.Error("Apply took it")
 	}
-	if err := p.Apply(ctx, []lb.Change{{Key: key("192.0.2.1:80/tcp"), New: row("192.0.2.2:80/tcp")}}); err == nil {
+	if _, err := p.Apply(ctx, []lb.Change{{Key: key("192.0.2.1:80/tcp"), New: row("192.0.2.2:80/tcp")}}); err == nil {
 		t.Error("Apply took a row for another key")
 	}
 	bad.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}
 	var table lb.Table // of no family, so that it takes the row
 	table.Replace(lb.Owner{Name: "a/b"}, []*lb.Frontend{bad})
-	if err := p.Reset(ctx, &table); err == nil {
-		t.Error("Reset took it")
+	if res, err := p.Reset(ctx, &table); err != nil || len(res.Later) != 1 || res.Later[0] != bad.Key {
+		t.Errorf("Reset: %+v, %v, want the row left for later", res, err)
 	}
 	if d := p.Dump(); d != empty {
 		t.Errorf("something was done:\n%s", d)
@@ -115,7 +115,7 @@ func TestIdempotent(t *testing.T) {
 	empty := p.Dump()
 	changes := append(put(row("192.0.2.1:80/tcp")), put(row("192.0.2.2:80/tcp"))...)
 	for range 2 {
-		if err := p.Apply(ctx, changes); err != nil {
+		if _, err := p.Apply(ctx, changes); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -127,7 +127,7 @@ func TestIdempotent(t *testing.T) {
 	}
 	gone := []lb.Change{{Key: changes[0].Key}, {Key: changes[1].Key}}
 	for range 2 {
-		if err := p.Apply(ctx, gone); err != nil {
+		if _, err := p.Apply(ctx, gone); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -140,7 +140,7 @@ func TestIdempotent(t *testing.T) {
 func TestHealthCheckIsHeld(t *testing.T) {
 	p := ready(t)
 	for _, n := range []int{0, 2} {
-		if err := p.Apply(ctx, put(healthCheck(n))); err != nil {
+		if _, err := p.Apply(ctx, put(healthCheck(n))); err != nil {
 			t.Fatal(err)
 		}
 		want := fmt.Sprintf("nodeport:32100/tcp a/b healthcheck endpoints %d\n  anywhere accept\n", n)
@@ -155,7 +155,7 @@ func TestStateLost(t *testing.T) {
 	p := New(lb.IPv4)
 	asks := func(when string) {
 		t.Helper()
-		if err := p.Apply(ctx, nil); !errors.Is(err, plane.ErrStateLost) {
+		if _, err := p.Apply(ctx, nil); !errors.Is(err, plane.ErrStateLost) {
 			t.Errorf("%s: Apply: %v", when, err)
 		}
 		if err := p.SetNode(ctx, lb.Node{}); !errors.Is(err, plane.ErrStateLost) {
@@ -166,10 +166,10 @@ func TestStateLost(t *testing.T) {
 		}
 	}
 	asks("new")
-	if err := p.Reset(ctx, &lb.Table{}); err != nil {
+	if _, err := p.Reset(ctx, &lb.Table{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Apply(ctx, put(row("192.0.2.1:80/tcp"))); err != nil {
+	if _, err := p.Apply(ctx, put(row("192.0.2.1:80/tcp"))); err != nil {
 		t.Fatal(err)
 	}
 	p.Lose(true)
@@ -187,17 +187,17 @@ func TestResetAndAudit(t *testing.T) {
 	var table lb.Table
 	f, g := row("192.0.2.1:80/tcp"), row("192.0.2.2:80/tcp")
 	table.Replace(lb.Owner{Name: "a/b"}, []*lb.Frontend{f, g})
-	if err := p.Apply(ctx, put(row("192.0.2.9:80/tcp"))); err != nil {
+	if _, err := p.Apply(ctx, put(row("192.0.2.9:80/tcp"))); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Reset(ctx, &table); err != nil {
+	if _, err := p.Reset(ctx, &table); err != nil {
 		t.Fatal(err)
 	}
 	want, ops := p.Dump(), p.Counts().Ops
 	if p.Len() != 2 || p.Has(key("192.0.2.9:80/tcp")) {
 		t.Errorf("after Reset:\n%s", want)
 	}
-	if err := p.Reset(ctx, &table); err != nil || p.Counts().Ops != ops {
+	if _, err := p.Reset(ctx, &table); err != nil || p.Counts().Ops != ops {
 		t.Errorf("a second Reset: %v, %d writes", err, p.Counts().Ops-ops)
 	}
 	if !p.Steal(f.Key, true) || p.Steal(f.Key, true) {
@@ -222,11 +222,11 @@ func TestFaultyHalfDone(t *testing.T) {
 		p := ready(t)
 		f := NewFaulty(p, seed)
 		f.FailNext(ErrInjected, nil)
-		if err := f.Apply(ctx, changes); !errors.Is(err, ErrInjected) {
+		if _, err := f.Apply(ctx, changes); !errors.Is(err, ErrInjected) {
 			t.Fatalf("Apply: %v", err)
 		}
 		seen[p.Len()]++
-		if err := f.Apply(ctx, changes); err != nil || p.Len() != 3 {
+		if _, err := f.Apply(ctx, changes); err != nil || p.Len() != 3 {
 			t.Fatalf("second Apply: %v, %d rows", err, p.Len())
 		}
 	}
@@ -244,15 +244,15 @@ func TestFaults(t *testing.T) {
 	bad, good := row("192.0.2.1:80/tcp"), row("192.0.2.2:80/tcp")
 	f.Refuse(bad.Key)
 	for range 20 {
-		if err := f.Apply(ctx, append(put(bad), put(good)...)); !errors.Is(err, ErrInjected) || p.Has(bad.Key) {
+		if _, err := f.Apply(ctx, append(put(bad), put(good)...)); !errors.Is(err, ErrInjected) || p.Has(bad.Key) {
 			t.Fatalf("refused key: %v, there %t", err, p.Has(bad.Key))
 		}
 	}
-	if err := f.Apply(ctx, put(good)); err != nil {
+	if _, err := f.Apply(ctx, put(good)); err != nil {
 		t.Errorf("good key: %v", err)
 	}
 	f.Heal()
-	if err := f.Apply(ctx, put(bad)); err != nil {
+	if _, err := f.Apply(ctx, put(bad)); err != nil {
 		t.Errorf("healed: %v", err)
 	}
 	f.PanicAt(bad.Key)
@@ -262,17 +262,17 @@ func TestFaults(t *testing.T) {
 				t.Error("no panic")
 			}
 		}()
-		_ = f.Apply(ctx, put(bad))
+		_, _ = f.Apply(ctx, put(bad))
 	}()
 	f.Heal()
 	f.FailNext(plane.ErrStateLost)
-	if err := f.Apply(ctx, put(good)); !errors.Is(err, plane.ErrStateLost) || p.Len() != 0 {
+	if _, err := f.Apply(ctx, put(good)); !errors.Is(err, plane.ErrStateLost) || p.Len() != 0 {
 		t.Errorf("lost state: %v, %d rows", err, p.Len())
 	}
 	f.FailWith(0.5)
 	failed := 0
 	for range 1000 {
-		if f.Reset(ctx, &lb.Table{}) != nil {
+		if _, err := f.Reset(ctx, &lb.Table{}); err != nil {
 			failed++
 		}
 	}
@@ -281,9 +281,9 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// Prove fails where Apply would, before a Reset and for a faulty plane, but not for a row; it changes nothing.
-func TestProve(t *testing.T) {
-	if err := New(lb.IPv4).Prove(ctx); !errors.Is(err, plane.ErrStateLost) {
+// Probe fails where Apply would, before a Reset and for a faulty plane, but not for a row; it changes nothing.
+func TestProbe(t *testing.T) {
+	if err := New(lb.IPv4).Probe(ctx); !errors.Is(err, plane.ErrStateLost) {
 		t.Errorf("before a Reset: error %v", err)
 	}
 	p := ready(t)
@@ -291,25 +291,25 @@ func TestProve(t *testing.T) {
 	refused := row("192.0.2.7:80/tcp")
 	f.Refuse(refused.Key)
 	before, ops := p.Dump(), p.Counts().Ops
-	if err := f.Apply(ctx, put(refused)); !errors.Is(err, ErrInjected) {
+	if _, err := f.Apply(ctx, put(refused)); !errors.Is(err, ErrInjected) {
 		t.Errorf("a refused row: error %v", err)
 	}
-	if err := f.Prove(ctx); err != nil {
+	if err := f.Probe(ctx); err != nil {
 		t.Errorf("beside a refused row: error %v", err)
 	}
 	f.FailWith(1)
-	if err := f.Prove(ctx); !errors.Is(err, ErrInjected) {
+	if err := f.Probe(ctx); !errors.Is(err, ErrInjected) {
 		t.Errorf("where all fails: error %v", err)
 	}
-	if c := p.Counts(); c.Proofs != 1 || c.Ops != ops || p.Dump() != before {
+	if c := p.Counts(); c.Probes != 1 || c.Ops != ops || p.Dump() != before {
 		t.Errorf("%+v, and holds\n%s", c, p.Dump())
 	}
 	f.FailWith(0)
 	f.FailNext(plane.ErrStateLost)
-	if err := f.Prove(ctx); !errors.Is(err, plane.ErrStateLost) {
+	if err := f.Probe(ctx); !errors.Is(err, plane.ErrStateLost) {
 		t.Errorf("error %v", err)
 	}
-	if err := p.Apply(ctx, nil); !errors.Is(err, plane.ErrStateLost) {
-		t.Errorf("after a proof that found the state lost: error %v", err)
+	if _, err := p.Apply(ctx, nil); !errors.Is(err, plane.ErrStateLost) {
+		t.Errorf("after a probe that found the state lost: error %v", err)
 	}
 }

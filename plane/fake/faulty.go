@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -16,10 +15,15 @@ import (
 // ErrInjected is wrapped by all errors that a [Faulty] plane makes up.
 var ErrInjected = errors.New("injected failure")
 
-// Target is what a Faulty plane stands before.
+// Target is what a Faulty plane stands before: an engine.Plane.
 type Target interface {
-	Apply(ctx context.Context, changes []lb.Change) error
-	Reset(ctx context.Context, want *lb.Table) error
+	Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error)
+	Apply(ctx context.Context, changes []lb.Change) (written bool, err error)
+	SetNode(ctx context.Context, n lb.Node) error
+	Probe(ctx context.Context) error
+	Drift() <-chan struct{}
+	Audit(ctx context.Context, full bool) (mended int, err error)
+	Pace() int
 }
 
 // Faulty makes a plane fail. A call that fails has done a random part of its work: none, some, or all of it.
@@ -139,8 +143,8 @@ func (f *Faulty) verdict() error {
 }
 
 // Apply applies the changes, or a random part of them and fails.
-func (f *Faulty) Apply(ctx context.Context, changes []lb.Change) error {
-	err := f.verdict()
+func (f *Faulty) Apply(ctx context.Context, changes []lb.Change) (written bool, err error) {
+	err = f.verdict()
 	f.mu.Lock()
 	for _, c := range changes {
 		if f.boom[c.Key] {
@@ -160,12 +164,12 @@ func (f *Faulty) Apply(ctx context.Context, changes []lb.Change) error {
 		return f.target.Apply(ctx, changes)
 	}
 	if len(part) > 0 {
-		if err := f.target.Apply(ctx, part); err != nil {
-			return err
+		if _, err := f.target.Apply(ctx, part); err != nil {
+			return false, err
 		}
 	}
 	f.lose(err)
-	return fmt.Errorf("fake: apply: %w", err)
+	return false, fmt.Errorf("fake: apply: %w", err)
 }
 
 // part returns a random part of the changes, without the keys that are refused.
@@ -189,6 +193,7 @@ func (f *Faulty) without(want *lb.Table) (*lb.Table, []lb.Key) {
 	if len(refused) == 0 {
 		return want, nil
 	}
+	slices.SortFunc(refused, lb.Key.Compare)
 	rest := &lb.Table{Node: want.Node}
 	for row := range want.All() {
 		if !f.bad[row.Key] {
@@ -198,64 +203,23 @@ func (f *Faulty) without(want *lb.Table) (*lb.Table, []lb.Key) {
 	return rest, refused
 }
 
-type rowsRefused struct{ keys []lb.Key }
-
-func (e *rowsRefused) Error() string {
-	return fmt.Sprintf("fake: reset without %v: %v", e.keys, ErrInjected)
-}
-func (e *rowsRefused) RefusedRows() []lb.Key { return e.keys }
-
 func (f *Faulty) lose(err error) {
 	if x, ok := f.target.(interface{ Lose(signal bool) }); ok && errors.Is(err, plane.ErrStateLost) {
 		x.Lose(false)
 	}
 }
 
-// Reset resets the target, or a random part of it and fails. Keys that are refused are left out, and named by
-// the error as engine.RowsRefused wants it.
-func (f *Faulty) Reset(ctx context.Context, want *lb.Table) error {
-	return f.reset(want, func(rest *lb.Table) error { return f.target.Reset(ctx, rest) })
-}
-
-// ResetSome is the target's, or its Reset, or fails as Reset does.
-func (f *Faulty) ResetSome(ctx context.Context, want *lb.Table) (later []lb.Key, err error) {
-	x, ok := f.target.(interface {
-		ResetSome(context.Context, *lb.Table) ([]lb.Key, error)
-	})
-	if !ok {
-		return nil, f.Reset(ctx, want)
-	}
-	err = f.reset(want, func(rest *lb.Table) (err error) {
-		later, err = x.ResetSome(ctx, rest)
-		return err
-	})
-	return later, err
-}
-
-// Pace is the target's, if it has one.
-func (f *Faulty) Pace() int {
-	if x, ok := f.target.(interface{ Pace() int }); ok {
-		return x.Pace()
-	}
-	return math.MaxInt
-}
-
-// Dropped are the target's, if it tells them.
-func (f *Faulty) Dropped() []lb.Key {
-	if x, ok := f.target.(interface{ Dropped() []lb.Key }); ok {
-		return x.Dropped()
-	}
-	return nil
-}
-
-func (f *Faulty) reset(want *lb.Table, do func(rest *lb.Table) error) error {
+// Reset resets the target, or a random part of it and fails. Keys that are refused are left for later.
+func (f *Faulty) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
 	err := f.verdict()
 	if err == nil {
 		rest, refused := f.without(want)
-		if err := do(rest); err != nil || len(refused) == 0 {
-			return err
+		res, err := f.target.Reset(ctx, rest)
+		if err == nil && len(refused) > 0 {
+			res.Later = append(res.Later, refused...)
+			res.Dropped = slices.DeleteFunc(res.Dropped, func(k lb.Key) bool { return want.Get(k) != nil })
 		}
-		return &rowsRefused{refused}
+		return res, err
 	}
 	if x, ok := f.target.(interface {
 		ResetPartly(*lb.Table, func(lb.Key) bool) error
@@ -265,60 +229,49 @@ func (f *Faulty) reset(want *lb.Table, do func(rest *lb.Table) error) error {
 		coin := rand.New(rand.NewPCG(f.rand.Uint64(), f.rand.Uint64()))
 		f.mu.Unlock()
 		if err := x.ResetPartly(want, func(lb.Key) bool { return coin.Float64() < share }); err != nil {
-			return err
+			return plane.ResetResult{}, err
 		}
 	}
 	f.lose(err)
-	return fmt.Errorf("fake: reset: %w", err)
+	return plane.ResetResult{}, fmt.Errorf("fake: reset: %w", err)
 }
 
-// SetNode passes the node on, or fails; a target that has no SetNode needs a Reset.
+// fails decides whether a call that writes no row fails.
+func (f *Faulty) fails(verb string) error {
+	err := f.verdict()
+	if err == nil {
+		return nil
+	}
+	f.lose(err)
+	return fmt.Errorf("fake: %s: %w", verb, err)
+}
+
+// SetNode passes the node on, or fails.
 func (f *Faulty) SetNode(ctx context.Context, n lb.Node) error {
-	x, ok := f.target.(interface {
-		SetNode(context.Context, lb.Node) error
-	})
-	if !ok {
-		return fmt.Errorf("fake: set node: the plane cannot: %w", plane.ErrStateLost)
+	if err := f.fails("set node"); err != nil {
+		return err
 	}
-	if err := f.verdict(); err != nil {
-		f.lose(err)
-		return fmt.Errorf("fake: set node: %w", err)
-	}
-	return x.SetNode(ctx, n)
+	return f.target.SetNode(ctx, n)
 }
 
-// Prove is the target's, or fails. Keys that are refused do not make it fail: it writes no row.
-func (f *Faulty) Prove(ctx context.Context) error {
-	x, ok := f.target.(interface{ Prove(context.Context) error })
-	if !ok {
-		return errors.New("fake: prove: the plane cannot")
+// Probe is the target's, or fails. Keys that are refused do not make it fail: it writes no row.
+func (f *Faulty) Probe(ctx context.Context) error {
+	if err := f.fails("probe"); err != nil {
+		return err
 	}
-	if err := f.verdict(); err != nil {
-		f.lose(err)
-		return fmt.Errorf("fake: prove: %w", err)
-	}
-	return x.Prove(ctx)
+	return f.target.Probe(ctx)
 }
 
-// Drift is the target's; it never has a value if the target does not audit.
-func (f *Faulty) Drift() <-chan struct{} {
-	if x, ok := f.target.(interface{ Drift() <-chan struct{} }); ok {
-		return x.Drift()
-	}
-	return nil
-}
+// Drift is the target's.
+func (f *Faulty) Drift() <-chan struct{} { return f.target.Drift() }
 
 // Audit is the target's, or fails before it has done anything.
 func (f *Faulty) Audit(ctx context.Context, full bool) (mended int, err error) {
-	x, ok := f.target.(interface {
-		Audit(context.Context, bool) (int, error)
-	})
-	if !ok {
-		return 0, nil
+	if err := f.fails("audit"); err != nil {
+		return 0, err
 	}
-	if err := f.verdict(); err != nil {
-		f.lose(err)
-		return 0, fmt.Errorf("fake: audit: %w", err)
-	}
-	return x.Audit(ctx, full)
+	return f.target.Audit(ctx, full)
 }
+
+// Pace is the target's.
+func (f *Faulty) Pace() int { return f.target.Pace() }

@@ -14,7 +14,7 @@ import (
 
 // Counts is what a plane was asked and did.
 type Counts struct {
-	Applies, Resets, SetNodes, Audits, Proofs int
+	Applies, Resets, SetNodes, Audits, Probes int
 	Changes                                   int // changes in calls of Apply
 	Ops                                       int // writes to the kernel: rows and sets put or deleted
 }
@@ -31,9 +31,8 @@ type Plane struct {
 	node    lb.Node
 	kernel  *kernel
 	counts  Counts
-	dropped []lb.Key // by the last Reset
-	most    int      // new rows that ResetSome writes; 0: all
-	pace    int      // 0: no bound
+	most    int // new rows that a Reset writes; 0: all
+	pace    int // 0: no bound
 }
 
 // New returns an empty plane. As a real one, it does nothing before the first Reset.
@@ -54,25 +53,29 @@ func (p *Plane) Counts() Counts {
 }
 
 // Apply checks all changes, and then does them one by one: it is atomic where a change is malformed.
-func (p *Plane) Apply(ctx context.Context, changes []lb.Change) error {
+//
+// As to a real plane, rows of health checks, and what goes and was never there, are nothing that the kernel is asked for.
+func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.counts.Applies++
 	p.counts.Changes += len(changes)
 	if err := p.usable(ctx); err != nil {
-		return fmt.Errorf("fake: apply %d changes: %w", len(changes), err)
+		return false, fmt.Errorf("fake: apply %d changes: %w", len(changes), err)
 	}
 	for _, c := range changes {
 		if err := check(p.family, c.Key, c.New); err != nil {
-			return fmt.Errorf("fake: apply: %w", err)
+			return false, fmt.Errorf("fake: apply: %w", err)
 		}
 	}
 	for _, c := range changes {
+		was := p.kernel.fronts[c.Key]
+		written = written || was != nil && !was.Accepts() || c.New != nil && !c.New.Accepts()
 		if err := p.set(c.Key, c.New); err != nil {
-			return fmt.Errorf("fake: apply: %w", err)
+			return false, fmt.Errorf("fake: apply: %w", err)
 		}
 	}
-	return nil
+	return written, nil
 }
 
 func (p *Plane) usable(ctx context.Context) error {
@@ -130,7 +133,7 @@ func (p *Plane) sweep(was *lb.Frontend) error {
 	return nil
 }
 
-// Slow makes the plane one that takes its time: ResetSome writes that many rows that the kernel does not hold, and leaves
+// Slow makes the plane one that takes its time: a Reset writes that many rows that the kernel does not hold, and leaves
 // the others for later, and an Apply should not weigh more than pace. 0 means that there is no bound.
 func (p *Plane) Slow(most, pace int) {
 	p.mu.Lock()
@@ -145,51 +148,46 @@ func (p *Plane) Pace() int {
 	return cmp.Or(p.pace, math.MaxInt)
 }
 
-// Reset makes the plane hold exactly the table; only what differs is written.
-func (p *Plane) Reset(ctx context.Context, want *lb.Table) error {
+// Reset makes the plane hold exactly the table; only what differs is written. It leaves malformed rows for later, and new
+// ones if there are more than [Plane.Slow] says.
+func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.resetWithout(ctx, want, nil)
-}
-
-// ResetSome is Reset, but leaves new rows for later if there are more than [Plane.Slow] says.
-func (p *Plane) ResetSome(ctx context.Context, want *lb.Table) (later []lb.Key, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.most > 0 {
-		n := 0
-		for _, f := range want.Sorted() {
-			if p.kernel.fronts[f.Key] == nil {
-				if n++; n > p.most {
-					later = append(later, f.Key)
-				}
+	p.counts.Resets++
+	if err := ctx.Err(); err != nil {
+		return plane.ResetResult{}, fmt.Errorf("fake: reset: %w", err)
+	}
+	var later, bad []lb.Key
+	added := 0
+	for _, f := range want.Sorted() {
+		if check(p.family, f.Key, f) != nil {
+			bad = append(bad, f.Key)
+		} else if p.kernel.fronts[f.Key] == nil {
+			if added++; p.most > 0 && added > p.most {
+				later = append(later, f.Key)
 			}
 		}
 	}
-	return later, p.resetWithout(ctx, want, later)
-}
-
-func (p *Plane) resetWithout(ctx context.Context, want *lb.Table, later []lb.Key) error {
-	p.counts.Resets++
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("fake: reset: %w", err)
-	}
-	for f := range want.All() {
-		if err := check(p.family, f.Key, f); err != nil {
-			return fmt.Errorf("fake: reset: %w", err)
-		}
-	}
+	later = append(later, bad...)
 	left := make(map[lb.Key]bool, len(later))
 	for _, k := range later {
 		left[k] = true
 	}
 	p.applied = make(map[lb.Key]*lb.Frontend, want.Len())
-	if err := p.reset(want, func(k lb.Key) bool { return !left[k] }); err != nil {
-		return fmt.Errorf("fake: reset: %w", err)
+	dropped, err := p.reset(want, func(k lb.Key) bool { return !left[k] })
+	if err == nil {
+		for _, k := range bad { // the kernel may hold another row of that key
+			if err = p.set(k, nil); err != nil {
+				break
+			}
+		}
+	}
+	if err != nil {
+		return plane.ResetResult{}, fmt.Errorf("fake: reset: %w", err)
 	}
 	p.node, p.kernel.node = want.Node, want.Node
 	p.ready = true
-	return nil
+	return plane.ResetResult{Later: later, Dropped: dropped}, nil
 }
 
 // ResetPartly does the part of a Reset that concerns the chosen keys and leaves the plane as after a failed
@@ -198,45 +196,36 @@ func (p *Plane) ResetPartly(want *lb.Table, chosen func(lb.Key) bool) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ready = false
-	for f := range want.All() {
-		if err := check(p.family, f.Key, f); err != nil {
-			return fmt.Errorf("fake: reset: %w", err)
-		}
-	}
-	return p.reset(want, chosen)
+	_, err := p.reset(want, func(k lb.Key) bool {
+		f := want.Get(k)
+		return chosen(k) && (f == nil || check(p.family, k, f) == nil)
+	})
+	return err
 }
 
-func (p *Plane) reset(want *lb.Table, chosen func(lb.Key) bool) error {
+func (p *Plane) reset(want *lb.Table, chosen func(lb.Key) bool) (dropped []lb.Key, err error) {
 	for f := range want.All() {
-		if chosen(f.Key) && !p.holds(f) {
+		if !chosen(f.Key) {
+			continue
+		}
+		if !p.holds(f) {
 			if err := p.set(f.Key, f); err != nil {
-				return err
+				return nil, err
 			}
 		}
-		if chosen(f.Key) {
-			p.applied[f.Key] = f
-		}
+		p.applied[f.Key] = f
 	}
-	var stale []lb.Key
 	for k := range p.kernel.fronts {
 		if chosen(k) && want.Get(k) == nil {
-			stale = append(stale, k)
+			dropped = append(dropped, k)
 		}
 	}
-	p.dropped = stale
-	for _, k := range stale {
+	for _, k := range dropped {
 		if err := p.set(k, nil); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return p.sweepAll()
-}
-
-// Dropped returns the keys that the last Reset took out of the kernel.
-func (p *Plane) Dropped() []lb.Key {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.dropped
+	return dropped, p.sweepAll()
 }
 
 // sweepAll removes the sets that nothing refers to: those of rows that others deleted.
@@ -285,13 +274,13 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	return nil
 }
 
-// Prove does nothing but fail where Apply would.
-func (p *Plane) Prove(ctx context.Context) error {
+// Probe does nothing but fail where Apply would.
+func (p *Plane) Probe(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.counts.Proofs++
+	p.counts.Probes++
 	if err := p.usable(ctx); err != nil {
-		return fmt.Errorf("fake: prove: %w", err)
+		return fmt.Errorf("fake: probe: %w", err)
 	}
 	return nil
 }

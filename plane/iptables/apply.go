@@ -16,13 +16,13 @@ import (
 
 // Apply writes the chains that the changes touch, in one restore, or in several where there are very many. See
 // package plane for its contract.
-func (p *Plane) Apply(ctx context.Context, changes []lb.Change) error {
+func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, err error) {
 	if p.st == nil {
-		return fmt.Errorf("iptables: apply before a reset: %w", plane.ErrStateLost)
+		return false, fmt.Errorf("iptables: apply before a reset: %w", plane.ErrStateLost)
 	}
 	for _, c := range changes {
 		if err := check(p.family, c.Key, c.New); err != nil {
-			return fmt.Errorf("iptables: %w", err)
+			return false, fmt.Errorf("iptables: %w", err)
 		}
 	}
 	p.begin()
@@ -34,20 +34,23 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) error {
 			used += weight.Of(changes[n].New)
 			n++
 		}
-		if err := p.write(ctx, changes[:n]); err != nil {
+		ran, err := p.write(ctx, changes[:n])
+		if err != nil {
 			p.count(func(s *Stats) { s.PartialFailures++ })
-			return fmt.Errorf("iptables: apply %d changes: %w", n, err)
+			return false, fmt.Errorf("iptables: apply %d changes: %w", n, err)
 		}
+		written = written || ran
 		changes = changes[n:]
 	}
-	return nil
+	return written, nil
 }
 
-// write applies changes in one restore. If that fails without having done anything, the state is as before.
+// write applies changes in one restore, if there is anything to write. If that fails without having done anything, the
+// state is as before.
 //
 // The filter table refuses what was not translated. So rows are added to it before nat changes, and removed
 // after: a packet in between must not pass as it is, and leave a flow behind that nothing translates.
-func (p *Plane) write(ctx context.Context, changes []lb.Change) error {
+func (p *Plane) write(ctx context.Context, changes []lb.Change) (ran bool, err error) {
 	st := p.st
 	plan := st.plan(changes)
 	w := &writer{st: st, wrote: map[chainID]digest{}, dropped: map[chainID]bool{}}
@@ -60,11 +63,11 @@ func (p *Plane) write(ctx context.Context, changes []lb.Change) error {
 	w.drop(plan.goneOf(filter)...)
 	if err := p.run(ctx, &w.batch); err != nil {
 		w.undo()
-		return err
+		return false, err
 	}
 	w.keep()
 	st.keep(plan)
-	return nil
+	return w.batch.count() > 0, nil
 }
 
 // writer collects what one restore does to the chains.

@@ -46,7 +46,7 @@ func BenchmarkChange(b *testing.B) {
 				i := 0
 				for b.Loop() {
 					changes, _ := table.Replace(w.ClusterIP(7, 70+i%2, 10))
-					if err := p.Apply(context.Background(), changes); err != nil {
+					if _, err := p.Apply(context.Background(), changes); err != nil {
 						b.Fatal(err)
 					}
 					i++
@@ -102,10 +102,11 @@ func BenchmarkManyEndpoints(b *testing.B) {
 					inNetns(b)
 					p := newPlane(b, Config{Family: lb.IPv4, Backend: back})
 					cpu, start := programTime(b), time.Now()
-					later, err := p.ResetSome(b.Context(), table)
+					res, err := p.Reset(b.Context(), table)
 					if err != nil {
 						b.Fatal(err)
 					}
+					later := res.Later
 					longest := time.Duration(0)
 					for len(later) > 0 {
 						var weight lb.Weight

@@ -110,7 +110,7 @@ func (d *differential) walk() {
 				return err
 			}
 			defer p.Close()
-			if err := p.Reset(d.Context(), d.table); err != nil {
+			if _, err := planetest.ResetAll(d.Context(), p, d.table); err != nil {
 				return err
 			}
 			for id, digest := range p.st.kernel {
@@ -155,13 +155,16 @@ func (d *differential) start() {
 	d.Cleanup(func() { p.Close() })
 	d.plane = p
 	for d.rnd.IntN(4) == 0 { // another dies at its start
-		d.crash(func() error { return p.Reset(d.Context(), d.table) })
+		d.crash(func() error {
+			_, err := p.Reset(d.Context(), d.table)
+			return err
+		})
 		if d.plane != nil {
 			return
 		}
 		d.plane = p
 	}
-	if err := p.Reset(d.Context(), d.table); err != nil {
+	if _, err := planetest.ResetAll(d.Context(), p, d.table); err != nil {
 		d.Fatal(err)
 	}
 }
@@ -257,7 +260,10 @@ func (d *differential) step() string {
 		d.rnd.Shuffle(len(changes), func(i, j int) { changes[i], changes[j] = changes[j], changes[i] })
 	}
 	d.plane.pace = []int{nftPace, 10}[d.rnd.IntN(2)]
-	apply := func() error { return d.plane.Apply(ctx, changes) }
+	apply := func() error {
+		_, err := d.plane.Apply(ctx, changes)
+		return err
+	}
 	if d.rnd.IntN(6) == 0 {
 		d.crash(apply)
 	} else if err := apply(); err != nil {

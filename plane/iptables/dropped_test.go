@@ -32,15 +32,13 @@ func TestDropped(t *testing.T) {
 				want = append(want, f.Key)
 			}
 			p := newPlane(t, cfg)
-			reset(t, p, table)
-			got := p.Dropped()
+			got := reset(t, p, table).Dropped
 			slices.SortFunc(got, lb.Key.Compare)
 			slices.SortFunc(want, lb.Key.Compare)
 			if !slices.Equal(got, want) {
 				t.Errorf("of %d Services: dropped\n%v, want\n%v", n, got, want)
 			}
-			reset(t, p, table)
-			if got := p.Dropped(); len(got) != 0 {
+			if got := reset(t, p, table).Dropped; len(got) != 0 {
 				t.Errorf("again: dropped %v", got)
 			}
 		}

@@ -11,6 +11,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 	"kube-proxy/plane/planetest"
 )
 
@@ -50,16 +51,18 @@ func newPlane(t testing.TB, cfg Config) *Plane {
 	return p
 }
 
-func reset(t testing.TB, p *Plane, want *lb.Table) {
+func reset(t testing.TB, p *Plane, want *lb.Table) plane.ResetResult {
 	t.Helper()
-	if err := p.Reset(context.Background(), want); err != nil {
+	res, err := planetest.ResetAll(context.Background(), p, want)
+	if err != nil {
 		t.Fatal(err)
 	}
+	return res
 }
 
 func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Contest) {
 	t.Helper()
-	if err := p.Apply(context.Background(), changes); err != nil {
+	if _, err := p.Apply(context.Background(), changes); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -23,7 +23,7 @@ func inPieces(t *testing.T, p *Plane, tab *lb.Table, later []lb.Key) {
 
 // A Reset holds what the kernel serves, changed or not, takes out what went, and leaves rows that are new for later; with
 // them it is what a fresh start makes. So it is where nothing was.
-func TestResetSome(t *testing.T) {
+func TestResetLeavesRowsForLater(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		whole := func(tab *lb.Table) (text string) {
 			inNetns(t)
@@ -45,7 +45,8 @@ func TestResetSome(t *testing.T) {
 		}
 		p := newPlane(t, cfg)
 		p.pace = 10
-		later, err := p.ResetSome(t.Context(), tab)
+		res, err := p.Reset(t.Context(), tab)
+		later := res.Later
 		if err != nil || len(later) < 3*60 { // rows that drop what comes are written at once
 			t.Fatalf("%d rows left for later, error %v", len(later), err)
 		}
@@ -64,7 +65,8 @@ func TestResetSome(t *testing.T) {
 		inNetns(t)
 		cold := newPlane(t, cfg)
 		cold.pace = 10
-		later, err = cold.ResetSome(t.Context(), tab)
+		res, err = cold.Reset(t.Context(), tab)
+		later = res.Later
 		if err != nil || len(later) < 3*60+19 {
 			t.Fatalf("cold: %d rows left for later, error %v", len(later), err)
 		}

@@ -25,7 +25,7 @@ func TestMartianRuleStaysWhileRouted(t *testing.T) {
 			return err
 		}
 		defer p.Close()
-		if err := p.Reset(t.Context(), shopTable()); err != nil {
+		if _, err := p.Reset(t.Context(), shopTable()); err != nil {
 			return err
 		}
 		if err := sysctlsReadOnly(); err != nil {
@@ -81,11 +81,11 @@ func TestLocalnetCannotBeSet(t *testing.T) {
 		}
 		defer p.Close()
 		table := shopTable()
-		if err := p.Reset(t.Context(), table); err != nil {
+		if _, err := p.Reset(t.Context(), table); err != nil {
 			t.Errorf("reset: %v", err)
 		}
 		changes, _ := table.Replace(planetest.World{Family: lb.IPv4}.ClusterIP(1, 10, 1))
-		if err := p.Apply(t.Context(), changes); err != nil {
+		if _, err := p.Apply(t.Context(), changes); err != nil {
 			t.Errorf("apply: %v", err)
 		}
 		for range 2 {

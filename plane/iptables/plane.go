@@ -51,9 +51,8 @@ type Plane struct {
 	listed time.Time // when all rules were listed last
 
 	// found are the keys that the kernel served before a Reset, until one succeeds: what a failed one removed is not seen
-	// again. dropped are those of them that the table did not have.
-	found   map[lb.Key]bool
-	dropped []lb.Key
+	// again.
+	found map[lb.Key]bool
 
 	// prints are chains that iptables-save prints otherwise than they were written, unread such rules in chains of others.
 	prints map[chainID]print
@@ -90,7 +89,7 @@ const (
 	legacyPace = 20_000
 )
 
-// Pace is what an Apply should weigh at most (engine.Pacer).
+// Pace is what an Apply should weigh at most.
 func (p *Plane) Pace() int {
 	if !p.single || p.st == nil {
 		return p.pace

@@ -2,8 +2,8 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"math"
 
 	"kube-proxy/lb"
 )
@@ -18,13 +18,15 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.single = true
-	err = p.Reset(context.Background(), want)
-	var left *refused
-	if err != nil && !errors.As(err, &left) {
+	p.single, p.pace = true, math.MaxInt
+	_, bad, err := p.reset(context.Background(), want)
+	if err != nil {
 		return nil, fmt.Errorf("render: %w", err)
 	}
-	return paper.text, err
+	if bad.err != nil {
+		return paper.text, fmt.Errorf("iptables: %d rows cannot be written, the first: %w", len(bad.keys), bad.err)
+	}
+	return paper.text, nil
 }
 
 // paper is an iptables that writes down what it is given.

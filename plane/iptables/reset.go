@@ -9,41 +9,33 @@ import (
 	"time"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 )
 
-// refused is the error of a Reset that left out rows.
-type refused struct {
+// badRows are rows that a Reset cannot write, and why it cannot write the first.
+type badRows struct {
 	keys []lb.Key
-	err  error // of the first
+	err  error
 }
 
-func (r *refused) Error() string {
-	return fmt.Sprintf("iptables: %d rows cannot be written, the first: %v", len(r.keys), r.err)
+func (b *badRows) add(err error, f *lb.Frontend) {
+	if b.err == nil {
+		b.err = err
+	}
+	b.keys = append(b.keys, f.Key)
 }
-
-func (r *refused) Unwrap() error { return r.err }
-
-// RefusedRows returns the keys of the rows that are not written (engine.RowsRefused).
-func (r *refused) RefusedRows() []lb.Key { return r.keys }
 
 // Reset lists the kernel's rules once, and writes the chains that differ from what the table asks for. Rules of an
-// earlier process, ours or upstream's, serve until ours are complete. See package plane for its contract.
-func (p *Plane) Reset(ctx context.Context, want *lb.Table) error {
-	_, err := p.reset(ctx, want, false)
-	return err
+// earlier process, ours or upstream's, serve until ours are complete. It leaves rows for later that cannot be written, and
+// those to which no rule leads yet, if they are more than an Apply should have. See package plane for its contract.
+func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
+	res, _, err := p.reset(ctx, want)
+	return res, err
 }
 
-// ResetSome is Reset, but leaves rows for later to which no rule leads yet, if they are more than an Apply should have. It
-// is an engine.Deferrer.
-func (p *Plane) ResetSome(ctx context.Context, want *lb.Table) (later []lb.Key, err error) {
-	return p.reset(ctx, want, true)
-}
-
-// reset is Reset or, with some, ResetSome.
-func (p *Plane) reset(ctx context.Context, want *lb.Table, some bool) (later []lb.Key, err error) {
+func (p *Plane) reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, bad badRows, err error) {
 	p.st = nil
 	p.begin()
-	var bad refused
 	rows := make([]*lb.Frontend, 0, want.Len())
 	for f := range want.All() {
 		if err := check(p.family, f.Key, f); err != nil {
@@ -58,17 +50,15 @@ func (p *Plane) reset(ctx context.Context, want *lb.Table, some bool) (later []l
 	for {
 		have, err := p.list(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("iptables: reset: %w", err)
+			return res, bad, fmt.Errorf("iptables: reset: %w", err)
 		}
 		if p.found == nil {
 			p.found = map[lb.Key]bool{}
 		}
 		maps.Copy(p.found, have.served)
-		now := rows
-		if some {
-			now, later = p.postpone(rows, have)
-			r.plain = r.plain || len(later) > 0 && endpointsIn(rows) > manyEndpoints // as it is when all are there
-		}
+		var now []*lb.Frontend
+		now, res.Later = p.postpone(rows, have)
+		r.plain = r.plain || len(res.Later) > 0 && endpointsIn(rows) > manyEndpoints // as it is when all are there
 		err = p.hold(ctx, r, now, have)
 		var no *unitsRefused
 		if errors.As(err, &no) && len(bad.keys) < want.Len() {
@@ -82,21 +72,18 @@ func (p *Plane) reset(ctx context.Context, want *lb.Table, some bool) (later []l
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("iptables: reset to %d rows: %w", len(now), err)
+			return plane.ResetResult{}, bad, fmt.Errorf("iptables: reset to %d rows: %w", len(now), err)
 		}
 		break
 	}
-	p.dropped = nil
 	for k := range p.found {
 		if want.Get(k) == nil {
-			p.dropped = append(p.dropped, k)
+			res.Dropped = append(res.Dropped, k)
 		}
 	}
 	p.found = nil
-	if len(bad.keys) > 0 {
-		return later, &bad
-	}
-	return later, nil
+	res.Later = append(res.Later, bad.keys...)
+	return res, bad, nil
 }
 
 // postpone splits rows into those to write now, and the keys of the others, those of a service port together, in the order of
@@ -146,17 +133,6 @@ func unitsOf(rows []*lb.Frontend) (byUnit map[unitID][]*lb.Frontend, units []uni
 		byUnit[id] = append(byUnit[id], f)
 	}
 	return byUnit, units
-}
-
-// Dropped returns the keys to which rules led before the last Reset, ours or upstream's, and that its table did not have. It
-// is an engine.Dropper (DP-51).
-func (p *Plane) Dropped() []lb.Key { return p.dropped }
-
-func (r *refused) add(err error, f *lb.Frontend) {
-	if r.err == nil {
-		r.err = err
-	}
-	r.keys = append(r.keys, f.Key)
 }
 
 // list asks for all rules. What others do from now on is noticed.

@@ -93,7 +93,7 @@ func TestRestoreFails(t *testing.T) {
 			tree, chains := treeOf(p.st.dispatchers[inServices]), len(p.st.kernel)
 			changes, _ := table.Replace(w.ClusterIP(100, 1000, 2)) // the row that splits the dispatcher
 			hole.fail = func([]byte, []string) error { return c.err }
-			err := p.Apply(t.Context(), changes)
+			_, err := p.Apply(t.Context(), changes)
 			if err == nil || errors.Is(err, plane.ErrStateLost) != c.lost {
 				t.Fatalf("apply: %v", err)
 			}

@@ -478,7 +478,7 @@ func TestNumbersEndWhileRunning(t *testing.T) {
 	p.st.members.last, p.st.members.reserved = lastNumber-2, lastNumber+numberBlock
 	o, f := w.Full(3, 20, 3, 1, time.Hour)
 	changes, _ := tab.Replace(o, f)
-	if err := p.Apply(t.Context(), changes); !errors.Is(err, plane.ErrStateLost) {
+	if _, err := p.Apply(t.Context(), changes); !errors.Is(err, plane.ErrStateLost) {
 		t.Fatalf("%v, want %v", err, plane.ErrStateLost)
 	}
 	p.st.members.reserved = 0

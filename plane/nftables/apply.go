@@ -32,20 +32,20 @@ func (p *Plane) begin(st *state) *change {
 }
 
 // Apply writes the changes in one transaction: all of them are in force, or none.
-func (p *Plane) Apply(_ context.Context, changes []lb.Change) error {
+func (p *Plane) Apply(_ context.Context, changes []lb.Change) (written bool, err error) {
 	if p.st == nil {
-		return fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
+		return false, fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
 	}
-	c := p.begin(p.st)
-	err := c.stage(changes)
+	c, sent := p.begin(p.st), p.stats.Batches
+	err = c.stage(changes)
 	if err == nil {
 		err = p.commit(c.batch)
 	}
 	if err != nil {
 		c.takeBack()
-		return err
+		return false, err
 	}
-	return nil
+	return p.stats.Batches > sent, nil
 }
 
 // stage makes the changes in the state and stages what the kernel needs. Of several changes of one key the

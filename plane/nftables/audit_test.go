@@ -128,7 +128,7 @@ func TestStateLost(t *testing.T) {
 				t.Errorf("audit: error %v", err)
 			}
 			changes, _ := tab.Replace(w.ClusterIP(1, 100, 2))
-			if err := p.Apply(t.Context(), changes); name != "asleep" && !errors.Is(err, plane.ErrStateLost) {
+			if _, err := p.Apply(t.Context(), changes); name != "asleep" && !errors.Is(err, plane.ErrStateLost) {
 				t.Errorf("apply: error %v", err)
 			}
 			tab.Replace(w.ClusterIP(1, 3, 3))

@@ -9,7 +9,7 @@ import (
 
 // A Reset beside a table of ours holds what the kernel serves, changed or not, takes out what went, and leaves rows that are
 // new for later; with them it is what a fresh start makes.
-func TestResetSome(t *testing.T) {
+func TestResetLeavesRowsForLater(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
 		tab := w.Table(20, 3)
@@ -22,14 +22,15 @@ func TestResetSome(t *testing.T) {
 		}
 		p := newPlane(t, w.Family)
 		p.pace = 10
-		later, err := p.ResetSome(t.Context(), tab)
+		res, err := p.Reset(t.Context(), tab)
+		later := res.Later
 		if err != nil || len(later) != 4*30 {
 			t.Fatalf("%d rows left for later, error %v", len(later), err)
 		}
 		if got := dump(t, p); got != before {
 			t.Errorf("without what is new:\n%s\nwant:\n%s", got, before)
 		}
-		if gone := p.Dropped(); len(gone) != 1 || gone[0].Addr != w.Addr(10, 5) {
+		if gone := res.Dropped; len(gone) != 1 || gone[0].Addr != w.Addr(10, 5) {
 			t.Errorf("dropped %v, want the address of svc-4", gone)
 		}
 		for len(later) > 0 {
@@ -38,7 +39,7 @@ func TestResetSome(t *testing.T) {
 				piece = append(piece, lb.Change{Key: k, New: tab.Get(k)})
 			}
 			later = later[len(piece):]
-			if err := p.Apply(t.Context(), piece); err != nil {
+			if _, err := p.Apply(t.Context(), piece); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -50,8 +51,8 @@ func TestResetSome(t *testing.T) {
 		inNetns(t)
 		p := newPlane(t, lb.IPv4)
 		p.pace = 10
-		if later, err := p.ResetSome(t.Context(), planetest.World{Family: lb.IPv4}.Table(20, 3)); err != nil || len(later) > 0 {
-			t.Errorf("%d rows left for later, error %v: other modes may serve them", len(later), err)
+		if res, err := p.Reset(t.Context(), planetest.World{Family: lb.IPv4}.Table(20, 3)); err != nil || len(res.Later) > 0 {
+			t.Errorf("%d rows left for later, error %v: other modes may serve them", len(res.Later), err)
 		}
 	})
 }

@@ -32,9 +32,7 @@ type Plane struct {
 	ours  *ownwrites.Ledger
 	st    *state // nil before the first Reset, and when it is not known what the kernel holds
 	stats Stats
-	// dropped are the keys that the last Reset removed.
-	dropped []lb.Key
-	use     AffinityUse
+	use   AffinityUse
 
 	// How many elements are too many to dump, to audit and to load at once; constants but for tests.
 	bigMap, window, loadStep int

@@ -52,11 +52,10 @@ func TestRestartSendsTheDifference(t *testing.T) {
 		tab.Replace(w.ClusterIP(60, 2000, 4))
 		tab.Replace(lb.Owner{Name: "ns/svc-9"}, nil)
 		q := newPlane(t, w.Family)
-		reset(t, q, tab)
+		gone := reset(t, q, tab).Dropped
 		if got, want := dump(t, q), fresh(t, w.Family, tab); got != want {
 			t.Errorf("got:\n%s\nwant:\n%s", got, want)
 		}
-		gone := q.Dropped()
 		if len(gone) != 1 || gone[0].Addr != w.Addr(10, 10) {
 			t.Errorf("dropped %v, want the address of svc-9", gone)
 		}
@@ -251,14 +250,17 @@ func TestResetWithABadRow(t *testing.T) {
 	tab := w.Table(3, 2)
 	want := fresh(t, w.Family, tab)
 	tab.Replace(lb.Owner{Name: "ns/bad"}, []*lb.Frontend{{Key: lb.Key{Addr: w.Addr(10, 99), Port: 1, Proto: lb.TCP}, Service: "ns/bad", Kind: lb.ExternalIP}})
-	err := p.Reset(t.Context(), tab)
-	if err == nil || !strings.Contains(err.Error(), "ns/bad") {
+	res, err := p.Reset(t.Context(), tab)
+	if err != nil || len(res.Later) != 1 || res.Later[0].Port != 1 {
+		t.Errorf("%+v, error %v, want the bad row left for later", res, err)
+	}
+	if _, err := p.Apply(t.Context(), []lb.Change{{Key: res.Later[0], New: tab.Get(res.Later[0])}}); err == nil || !strings.Contains(err.Error(), "ns/bad") {
 		t.Errorf("error %v does not name the bad row", err)
 	}
 	if got := dump(t, p); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
-	if err := p.Apply(t.Context(), []lb.Change{{Key: lb.Key{Addr: (planetest.World{Family: lb.IPv6}).Addr(10, 1), Port: 1, Proto: lb.TCP}, New: tab.Sorted()[0]}}); err == nil {
+	if _, err := p.Apply(t.Context(), []lb.Change{{Key: lb.Key{Addr: (planetest.World{Family: lb.IPv6}).Addr(10, 1), Port: 1, Proto: lb.TCP}, New: tab.Sorted()[0]}}); err == nil {
 		t.Error("a row under a foreign key was taken")
 	}
 	if got := dump(t, p); got != want {

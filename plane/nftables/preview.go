@@ -55,7 +55,7 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 		}
 	}
 	d.line(0, "}")
-	return d.text.Bytes(), bad
+	return d.text.Bytes(), bad.err
 }
 
 // document is the text as it grows.

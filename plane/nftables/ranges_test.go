@@ -118,7 +118,7 @@ func TestSourceListsWalk(t *testing.T) {
 			}
 			if step%7 == 0 { // refused as a whole
 				bad := lb.Change{Key: lb.Key{Addr: w.Addr(9, 9), Port: 1, Proto: lb.TCP}, New: tab.Sorted()[0]}
-				if err := p.Apply(t.Context(), append(slices.Clone(changes), bad)); err == nil {
+				if _, err := p.Apply(t.Context(), append(slices.Clone(changes), bad)); err == nil {
 					t.Fatal("a bad change was taken")
 				}
 			}

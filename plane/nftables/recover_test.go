@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -26,9 +27,12 @@ func TestResetRefusesARowThatTheKernelHas(t *testing.T) {
 		fronts[0].Affinity = 1500 * time.Millisecond
 		tab.Replace(o, fronts)
 		for range 2 {
-			var refused *refusedRows
-			if err := p.Reset(t.Context(), tab); !errors.As(err, &refused) || len(refused.keys) != 1 || refused.keys[0] != fronts[0].Key {
-				t.Fatalf("error %v, want one refused row, %s", err, fronts[0].Key)
+			res, err := p.Reset(t.Context(), tab)
+			if err != nil || len(res.Later) != 1 || res.Later[0] != fronts[0].Key || len(res.Dropped) != 0 {
+				t.Fatalf("%+v, error %v, want one row left for later, %s", res, err, fronts[0].Key)
+			}
+			if _, err := p.Apply(t.Context(), []lb.Change{{Key: fronts[0].Key, New: fronts[0]}}); err == nil || !strings.Contains(err.Error(), fronts[0].Key.String()) {
+				t.Errorf("applied: error %v does not name the row", err)
 			}
 		}
 		tab.Replace(w.ClusterIP(9, 40, 3))
@@ -164,7 +168,7 @@ func TestBusyNeighbour(t *testing.T) {
 	want := fresh(t, w.Family, tab)
 	busyNeighbour(t)
 	q := newPlane(t, w.Family)
-	if err := q.Reset(t.Context(), tab); err != nil {
+	if _, err := q.Reset(t.Context(), tab); err != nil {
 		t.Errorf("Reset: %v", err)
 	}
 	if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
@@ -198,7 +202,7 @@ func TestAnswerWithoutRoom(t *testing.T) {
 		o, rows := w.ClusterIP(3, 50, 3)
 		for _, f := range [][]*lb.Frontend{rows, nil} {
 			changes, _ := tab.Replace(o, f)
-			if err := p.Apply(t.Context(), changes); err != nil {
+			if _, err := p.Apply(t.Context(), changes); err != nil {
 				t.Log(err)
 				if lost++; !errors.Is(err, plane.ErrStateLost) {
 					t.Error("that does not say that the state is lost")

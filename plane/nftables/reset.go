@@ -17,30 +17,21 @@ import (
 	"kube-proxy/plane/diff"
 )
 
+// pace is how much an Apply writes in a fraction of a second, as [lb.Weight] counts; constant but for tests.
+const pace = 15_000
+
+// Pace is what an Apply should weigh at most.
+func (p *Plane) Pace() int { return p.pace }
+
 // Reset makes the table hold exactly what want says, in one transaction. It reads the kernel and changes only
 // what differs; a table of another layout, such as that of upstream's nftables mode, is replaced whole, in
 // that same transaction, while another one stands in (standin.go). Only where there is no table at all a large one is
 // filled before, see load.
-func (p *Plane) Reset(_ context.Context, want *lb.Table) error {
-	_, err := p.reset(want, false)
-	return err
-}
-
-// pace is how much an Apply writes in a fraction of a second, as [lb.Weight] counts; constant but for tests.
-const pace = 15_000
-
-// Pace is what an Apply should weigh at most (engine.Pacer).
-func (p *Plane) Pace() int { return p.pace }
-
-// ResetSome is Reset, but where a table of ours is in force it leaves rows for later that it does not have, if they are more
-// than an Apply should have. It is an engine.Deferrer. A table that is not there, or another's, is written whole: from its
-// first moment it refuses what no row matches, though rules of another mode may serve that (docs/adr/0009).
-func (p *Plane) ResetSome(_ context.Context, want *lb.Table) (later []lb.Key, err error) {
-	return p.reset(want, true)
-}
-
-// reset is Reset or, with some, ResetSome.
-func (p *Plane) reset(want *lb.Table, some bool) (later []lb.Key, err error) {
+//
+// It leaves rows for later that cannot be held and, where a table of ours is in force, those that it does not have, if they
+// are more than an Apply should have. A table that is not there, or another's, is written whole: from its first moment it
+// refuses what no row matches, though rules of another mode may serve that (docs/adr/0009).
+func (p *Plane) Reset(_ context.Context, want *lb.Table) (plane.ResetResult, error) {
 	before := *p.rules
 	refused, stoodIn := 0, false
 	for try := 0; ; try++ {
@@ -48,7 +39,7 @@ func (p *Plane) reset(want *lb.Table, some bool) (later []lb.Key, err error) {
 		snap, gen, err := p.readTable(allSets)
 		if err != nil {
 			*p.rules = before
-			return nil, err
+			return plane.ResetResult{}, err
 		}
 		snap.ours = snap.ours && snap.numbered() && refused < 2
 		if snap.present && !snap.ours && !stoodIn {
@@ -62,10 +53,11 @@ func (p *Plane) reset(want *lb.Table, some bool) (later []lb.Key, err error) {
 		if try >= 3 {
 			gen = 0
 		}
-		rows := want.All()
-		if later = nil; some && snap.ours {
+		rows, later := want.All(), []lb.Key(nil)
+		if snap.ours {
 			rows, later = p.postpone(snap, want)
 		}
+		dropped := p.gone(snap, want)
 		c, bad, err := p.plan(snap, want, rows, gen)
 		if err == nil {
 			err = p.commit(c.batch)
@@ -81,27 +73,26 @@ func (p *Plane) reset(want *lb.Table, some bool) (later []lb.Key, err error) {
 		}
 		if err != nil {
 			*p.rules = before
-			return nil, err
+			return plane.ResetResult{}, err
 		}
 		p.st = c.st
 		_ = p.measureAffinity() // what is in the way of it, the next full audit reports
 		if err := p.standDown(); err != nil {
-			return later, errors.Join(bad, err)
+			return plane.ResetResult{}, err
 		}
-		return later, bad
+		return plane.ResetResult{Later: append(later, bad.keys...), Dropped: dropped}, nil
 	}
 }
 
 // plan stages the way from the snapshot to the table, for a ruleset of that generation, if it is not 0. Rows
-// that cannot be held are left out, and bad names them: the others must not wait for them.
-func (p *Plane) plan(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend], gen uint32) (c *change, bad, err error) {
+// that cannot be held are left out, and bad names them.
+func (p *Plane) plan(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend], gen uint32) (c *change, bad badRows, err error) {
 	p.rules.node = want.Node
 	st, bad := p.desired(snap, want, rows)
 	if !st.numbersLeft() { // then begin again, with clients forgotten
 		snap.ours = false
 		st, bad = p.desired(snap, want, rows)
 	}
-	p.dropped = p.gone(snap, want)
 	c = p.begin(st)
 	c.generation = gen
 	if snap.ours {
@@ -146,9 +137,6 @@ func (p *Plane) load(c *change, inSteps bool) error {
 	}
 	return err
 }
-
-// Dropped returns the keys that the last Reset took out of a table of ours. It is an engine.Dropper.
-func (p *Plane) Dropped() []lb.Key { return p.dropped }
 
 // postpone splits the rows into those to write now and the keys of the others, those of a Service together: rows that the
 // kernel has must not wait.
@@ -309,8 +297,8 @@ func (c *change) mendVerdicts(i setIndex, is, want map[string]elementVerdict) in
 
 // desired computes the state for a table, with the ids and slots that the kernel already uses. New ids are given
 // out in the order of rows, which are those of the table.
-func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend]) (*state, error) {
-	st := newState(want.Len())
+func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend]) (st *state, bad badRows) {
+	st = newState(want.Len())
 	st.node = want.Node
 	c := p.begin(st) // what it stages is thrown away; only its state counts
 	c.quiet = true
@@ -323,7 +311,6 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 		c.adoptLists(snap, want)
 	}
 	p.chooseSeed(st) // before any row
-	bad := &refusedRows{}
 	for f := range rows {
 		if err := c.row(f.Key, f); err != nil {
 			bad.keys = append(bad.keys, f.Key)
@@ -351,21 +338,14 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 		}
 	}
 	_ = c.reserve() // plan asks itself whether numbers are left
-	if bad.err == nil {
-		return st, nil
-	}
 	return st, bad
 }
 
-// refusedRows is the error for rows that cannot be held; see engine.RowsRefused.
-type refusedRows struct {
+// badRows are rows that cannot be held, and why.
+type badRows struct {
 	keys []lb.Key
 	err  error
 }
-
-func (e *refusedRows) Error() string         { return e.err.Error() }
-func (e *refusedRows) Unwrap() error         { return e.err }
-func (e *refusedRows) RefusedRows() []lb.Key { return e.keys }
 
 // adoptIDs gives the sets of want the ids by which the kernel's rows already refer to them. Where keys have other owners
 // than in the kernel, a set may be found under several ids, or several under one: see settle.

@@ -120,7 +120,7 @@ func (r *run) churn() (made int64, moves int, err error) {
 	w := &walk{family: r.family, states: states, rnd: rand.New(rand.NewPCG(1, uint64(r.family))), plane: r.plane, at: map[string]lb.Owner{}}
 	w.table.Node = states[0].node
 	err = r.onNode(func() error {
-		if err := w.plane.Reset(context.Background(), &w.table); err != nil {
+		if _, err := ResetAll(context.Background(), w.plane, &w.table); err != nil {
 			return err
 		}
 		return w.move(states[0])

@@ -156,7 +156,7 @@ func (h *history) act() error {
 		return h.restart()
 	}
 	changes := h.change(h.rnd.IntN(townServices))
-	if err := h.plane.Apply(context.Background(), changes); err != nil {
+	if _, err := h.plane.Apply(context.Background(), changes); err != nil {
 		return fmt.Errorf("apply %d changes: %w", len(changes), err)
 	}
 	return nil
@@ -227,15 +227,10 @@ func (h *history) restart() error {
 }
 
 func (h *history) reset() error {
-	if err := h.plane.Reset(context.Background(), &h.table); err != nil {
+	if _, err := ResetAll(context.Background(), h.plane, &h.table); err != nil {
 		return fmt.Errorf("reset: %w", err)
 	}
 	return nil
-}
-
-// auditor is a plane that mends what others changed.
-type auditor interface {
-	Audit(ctx context.Context, full bool) (mended int, err error)
 }
 
 // drift damages the plane's state and has it mended, by an audit, or by a Reset where the audit asks for one.
@@ -244,12 +239,8 @@ func (h *history) drift() error {
 	if err := h.cfg.Drift(h.family, h.rnd); err != nil {
 		return fmt.Errorf("drift: %w", err)
 	}
-	a, ok := h.plane.(auditor)
-	if !ok {
-		return h.reset()
-	}
 	for range 20 {
-		mended, err := a.Audit(context.Background(), true)
+		mended, err := h.plane.Audit(context.Background(), true)
 		switch {
 		case err != nil:
 			return h.reset()

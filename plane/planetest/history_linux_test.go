@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 	"kube-proxy/plane/nftables"
 )
 
@@ -20,14 +21,15 @@ type misled struct {
 	script string
 }
 
-func (p misled) Reset(ctx context.Context, want *lb.Table) error {
-	if err := p.mutant.Reset(ctx, want); err != nil || p.script == "" {
-		return err
+func (p misled) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
+	res, err := p.mutant.Reset(ctx, want)
+	if err != nil || p.script == "" {
+		return res, err
 	}
 	if out, err := exec.Command("nft", "add table inet mutant; delete table inet mutant; "+p.script).CombinedOutput(); err != nil {
-		return fmt.Errorf("nft %s: %w: %s", p.script, err, out)
+		return res, fmt.Errorf("nft %s: %w: %s", p.script, err, out)
 	}
-	return nil
+	return res, nil
 }
 
 // beside is a script that adds a rule in front of those of the plane.

@@ -11,6 +11,7 @@ import (
 
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 	"kube-proxy/plane/nftables"
 )
 
@@ -25,7 +26,7 @@ type mutant struct {
 	sets   map[*lb.BackendSet]*lb.BackendSet
 }
 
-func (m *mutant) Apply(ctx context.Context, changes []lb.Change) error {
+func (m *mutant) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
 	var told []lb.Change
 	for _, c := range changes {
 		if m.forget == nil || !m.forget(c) {
@@ -35,7 +36,7 @@ func (m *mutant) Apply(ctx context.Context, changes []lb.Change) error {
 	return m.Plane.Apply(ctx, told)
 }
 
-func (m *mutant) Reset(ctx context.Context, want *lb.Table) error {
+func (m *mutant) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
 	told := &lb.Table{Node: want.Node}
 	if m.node != nil {
 		told.Node = m.node(want.Node)
@@ -206,13 +207,13 @@ func found(t *testing.T, all []*scenario.Scenario, labs *pool, name string, m mu
 // holey is a plane without transactions that takes a row away before it puts the new one in its place.
 type holey struct{ *nftables.Plane }
 
-func (p holey) Apply(ctx context.Context, changes []lb.Change) error {
+func (p holey) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
 	gone := slices.Clone(changes)
 	for i := range gone {
 		gone[i].New = nil
 	}
-	if err := p.Plane.Apply(ctx, gone); err != nil {
-		return err
+	if _, err := p.Plane.Apply(ctx, gone); err != nil {
+		return false, err
 	}
 	return p.Plane.Apply(ctx, changes)
 }

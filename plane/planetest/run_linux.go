@@ -22,18 +22,6 @@ import (
 // machine that emulates another one may take seconds for one.
 const patience = 30 * time.Second
 
-// Plane is a data plane of one family, as the engine sees it. One that is an io.Closer is closed when its
-// scenario ends; one that has SetNode(context.Context, lb.Node) error is told changes of the node that way,
-// others by a Reset.
-type Plane interface {
-	Apply(ctx context.Context, changes []lb.Change) error
-	Reset(ctx context.Context, want *lb.Table) error
-}
-
-type nodeSetter interface {
-	SetNode(ctx context.Context, n lb.Node) error
-}
-
 // Config says which plane to prove.
 type Config struct {
 	// Mode is the proxy mode, the name of a column of docs/conformance.md.
@@ -293,7 +281,7 @@ func (r *run) start() error {
 	if err := r.renew(); err != nil {
 		return err
 	}
-	if err := r.plane.Reset(context.Background(), &lb.Table{}); err != nil {
+	if _, err := ResetAll(context.Background(), r.plane, &lb.Table{}); err != nil {
 		return fmt.Errorf("reset to nothing: %w", err)
 	}
 	return nil
@@ -327,15 +315,12 @@ func (r *run) advance(step scenario.Step, first bool) error {
 		first = true
 	}
 	if !first && step.NewNode {
-		n, ok := r.plane.(nodeSetter)
-		if !ok {
-			first = true
-		} else if err := n.SetNode(ctx, step.Table.Node); err != nil {
+		if err := r.plane.SetNode(ctx, step.Table.Node); err != nil {
 			return fmt.Errorf("set node: %w", err)
 		}
 	}
 	if first {
-		if err := r.plane.Reset(ctx, step.Table); err != nil {
+		if _, err := ResetAll(ctx, r.plane, step.Table); err != nil {
 			return fmt.Errorf("reset: %w", err)
 		}
 		return nil
@@ -343,7 +328,7 @@ func (r *run) advance(step scenario.Step, first bool) error {
 	if len(step.Changes) == 0 {
 		return nil
 	}
-	if err := r.plane.Apply(ctx, step.Changes); err != nil {
+	if _, err := r.plane.Apply(ctx, step.Changes); err != nil {
 		return fmt.Errorf("apply %d changes: %w", len(step.Changes), err)
 	}
 	return nil

@@ -15,7 +15,7 @@ import (
 // lame is a plane that takes longer for a change than the affinity of affine lasts.
 type lame struct{ Plane }
 
-func (p lame) Apply(ctx context.Context, changes []lb.Change) error {
+func (p lame) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
 	time.Sleep(1100 * time.Millisecond)
 	return p.Plane.Apply(ctx, changes)
 }

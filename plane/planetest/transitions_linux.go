@@ -121,7 +121,7 @@ func (w *walk) run() error {
 			return fmt.Errorf("new plane: %w", err)
 		}
 		w.table.Node, w.at = w.states[0].node, map[string]lb.Owner{}
-		if err := w.plane.Reset(context.Background(), &w.table); err != nil {
+		if _, err := ResetAll(context.Background(), w.plane, &w.table); err != nil {
 			return errors.Join(fmt.Errorf("reset: %w", err), shut(w.plane))
 		}
 		return errors.Join(w.walk(), shut(w.plane))
@@ -152,9 +152,9 @@ func (w *walk) walk() error {
 // move goes to a state: completely or, one time in four, for some of its Services only.
 func (w *walk) move(to place) error {
 	ctx := context.Background()
-	if n, ok := w.plane.(nodeSetter); ok && !to.node.Equal(w.table.Node) {
+	if !to.node.Equal(w.table.Node) {
 		w.table.Node = to.node
-		if err := n.SetNode(ctx, to.node); err != nil {
+		if err := w.plane.SetNode(ctx, to.node); err != nil {
 			return fmt.Errorf("set node: %w", err)
 		}
 	}
@@ -189,7 +189,7 @@ func (w *walk) apply(ctx context.Context, changes []lb.Change) error {
 		}
 		for range 1 + w.rnd.IntN(8)/7 {
 			w.applies++
-			if err := w.plane.Apply(ctx, changes[:n]); err != nil {
+			if _, err := w.plane.Apply(ctx, changes[:n]); err != nil {
 				return fmt.Errorf("apply %d changes: %w", n, err)
 			}
 		}
@@ -210,7 +210,7 @@ func (w *walk) compare() error {
 		if err != nil {
 			return fmt.Errorf("new plane: %w", err)
 		}
-		if err = fresh.Reset(context.Background(), &w.table); err != nil {
+		if _, err = ResetAll(context.Background(), fresh, &w.table); err != nil {
 			err = fmt.Errorf("reset: %w", err)
 		} else {
 			want, err = Dump(fresh)

@@ -20,7 +20,7 @@ func TestTransitionsOfFake(t *testing.T) {
 // forgetful is a plane that, now and then, does not notice that a row went.
 type forgetful struct{ *fake.Plane }
 
-func (p forgetful) Apply(ctx context.Context, changes []lb.Change) error {
+func (p forgetful) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
 	kept := slices.DeleteFunc(slices.Clone(changes), func(c lb.Change) bool { return c.New == nil && c.Key.Port == 9000 })
 	return p.Plane.Apply(ctx, kept)
 }

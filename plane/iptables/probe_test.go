@@ -19,10 +19,10 @@ import (
 
 // A proof is a write that the kernel commits, and changes nothing: neither we nor another process finds anything to mend,
 // nor has to list the rules to know that (HT-04), and it is no sync to the metrics (MT-10 to MT-12).
-func TestProveHT04(t *testing.T) {
+func TestProbeHT04(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
-		if err := p.Prove(t.Context()); !errors.Is(err, plane.ErrStateLost) {
+		if err := p.Probe(t.Context()); !errors.Is(err, plane.ErrStateLost) {
 			t.Errorf("before a reset: error %v", err)
 		}
 		table := w.Table(40, 3)
@@ -35,7 +35,7 @@ func TestProveHT04(t *testing.T) {
 		}
 		before, rules, stats, seen := dump(t, p), rulesOf(t, p), p.Stats(), transactions(t, p)
 		for range 3 {
-			if err := p.Prove(t.Context()); err != nil {
+			if err := p.Probe(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -77,7 +77,7 @@ func TestProveHT04(t *testing.T) {
 				t.Fatalf("there is no %q in\n%s", counted, all)
 			}
 		}
-		if err := p.Prove(t.Context()); err != nil {
+		if err := p.Probe(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		if all := run(t, "", p.tool.program+"-save", "-c", "-t", "nat"); !strings.Contains(all, "[0:0] -A KUBE-MARK-MASQ ") {
@@ -124,13 +124,13 @@ func transactions(t *testing.T, p *Plane) uint32 {
 }
 
 // Where the kernel takes no write of ours, a proof fails and changes nothing; when it takes them again, it does not.
-func TestProveRefused(t *testing.T) {
+func TestProbeRefused(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		p := newPlane(t, cfg)
 		reset(t, p, w.Table(5, 3))
 		rules := rulesOf(t, p)
-		err := withoutNetAdmin(t, func() error { return p.Prove(t.Context()) })
-		if err == nil || errors.Is(err, plane.ErrStateLost) || !strings.Contains(err.Error(), "iptables: prove: ") {
+		err := withoutNetAdmin(t, func() error { return p.Probe(t.Context()) })
+		if err == nil || errors.Is(err, plane.ErrStateLost) || !strings.Contains(err.Error(), "iptables: probe: ") {
 			t.Errorf("programs without CAP_NET_ADMIN: error %v", err)
 		}
 		if s := p.Stats(); s.Failures != 1 || s.PartialFailures != 0 {
@@ -139,7 +139,7 @@ func TestProveRefused(t *testing.T) {
 		if after := rulesOf(t, p); after != rules {
 			t.Errorf("the kernel had\n%s\nand has\n%s", rules, after)
 		}
-		if err := p.Prove(t.Context()); err != nil {
+		if err := p.Probe(t.Context()); err != nil {
 			t.Errorf("with the capability again: %v", err)
 		}
 		if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
@@ -183,20 +183,20 @@ func withoutNetAdmin(t *testing.T, f func() error) error {
 }
 
 // A proof that is cut off may have come about: then the state counts as lost, as after any write.
-func TestProveCutOff(t *testing.T) {
+func TestProbeCutOff(t *testing.T) {
 	netlab.EnterForTest(t)
 	hole := &blackHole{}
 	p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 	reset(t, p, planetest.World{Family: lb.IPv4}.Table(5, 3))
 	hole.runs = nil
-	if err := p.Prove(t.Context()); err != nil {
+	if err := p.Probe(t.Context()); err != nil {
 		t.Errorf("error %v", err)
 	}
 	if len(hole.runs) != 1 || !strings.Contains(hole.runs[0], "-restore --noflush") {
 		t.Errorf("a proof ran %q, want one restore", hole.runs)
 	}
 	hole.fail = func([]byte, []string) error { return fmt.Errorf("it was ended: %w", context.DeadlineExceeded) }
-	if err := p.Prove(t.Context()); !errors.Is(err, plane.ErrStateLost) {
+	if err := p.Probe(t.Context()); !errors.Is(err, plane.ErrStateLost) {
 		t.Errorf("a program that took too long: error %v", err)
 	}
 }

@@ -28,15 +28,15 @@ func TestOneRefusedRowHT04(t *testing.T) {
 		r.add(1)
 		r.run()
 		before := r.engine.Stats()
-		if before.Proofs != 0 {
-			t.Errorf("%d proofs while all is well", before.Proofs)
+		if before.Probes != 0 {
+			t.Errorf("%d proofs while all is well", before.Probes)
 		}
 		r.after(time.Second)
 		r.faulty.Refuse(svcKey(2))
 		r.add(2)
 		r.run()
 		s := r.engine.Stats()
-		if !s.QueuedSince.IsZero() || s.Proofs != 1 || len(s.Failing) != 1 || s.Settled {
+		if !s.QueuedSince.IsZero() || s.Probes != 1 || len(s.Failing) != 1 || s.Settled {
 			t.Errorf("the row is refused, the proof accepted: %+v", s)
 		}
 		if !s.LastSuccess.Equal(before.LastSuccess) || !s.LastSynced.Before(s.LastQueued) || s.Owed == (cluster.Changes{}) {
@@ -49,8 +49,8 @@ func TestOneRefusedRowHT04(t *testing.T) {
 			}
 		}
 		s = r.engine.Stats()
-		if s.Proofs != 1 {
-			t.Errorf("%d proofs though no event came after the first", s.Proofs)
+		if s.Probes != 1 {
+			t.Errorf("%d proofs though no event came after the first", s.Probes)
 		}
 		if n := s.Failing[0].Tries; n < 25 || n > 35 {
 			t.Errorf("%d tries in 10 minutes", n)
@@ -60,15 +60,15 @@ func TestOneRefusedRowHT04(t *testing.T) {
 		}
 		proofs := 0
 		for _, w := range written {
-			if w.Verb == "prove" {
+			if w.Verb == "probe" {
 				proofs++
 				if w.Err != nil || w.Changes != 0 {
 					t.Errorf("told of %+v", w)
 				}
 			}
 		}
-		if proofs != 1 || r.plane.Counts().Proofs != 1 {
-			t.Errorf("told of %d proofs, the plane made %d", proofs, r.plane.Counts().Proofs)
+		if proofs != 1 || r.plane.Counts().Probes != 1 {
+			t.Errorf("told of %d proofs, the plane made %d", proofs, r.plane.Counts().Probes)
 		}
 		r.faulty.Heal()
 		r.after(lastDelay)
@@ -105,10 +105,10 @@ func TestAllRefusedHT04(t *testing.T) {
 		for _, f := range s.Failing {
 			tries += f.Tries
 		}
-		if len(s.Failing) != 2 || s.Proofs < 40 || int(s.Proofs) > tries {
-			t.Errorf("%d proofs for %d tries of %d rows", s.Proofs, tries, len(s.Failing))
+		if len(s.Failing) != 2 || s.Probes < 40 || int(s.Probes) > tries {
+			t.Errorf("%d proofs for %d tries of %d rows", s.Probes, tries, len(s.Failing))
 		}
-		if s.Failures != s.Applies-before.Applies+s.Proofs+s.Audits {
+		if s.Failures != s.Applies-before.Applies+s.Probes+s.Audits {
 			t.Errorf("the proofs that failed are not among the failures: %+v", s)
 		}
 		if n := r.log.Count("the kernel takes no write"); n != 1 {
@@ -148,8 +148,8 @@ func TestNoProofBesideOtherWrites(t *testing.T) {
 				t.Fatalf("second %d: something waits since %v", i, s.QueuedSince)
 			}
 		}
-		if s := r.engine.Stats(); s.Proofs != 0 || len(s.Failing) != 2 {
-			t.Errorf("%d proofs, %d failing rows", s.Proofs, len(s.Failing))
+		if s := r.engine.Stats(); s.Probes != 0 || len(s.Failing) != 2 {
+			t.Errorf("%d proofs, %d failing rows", s.Probes, len(s.Failing))
 		}
 	})
 }
@@ -176,7 +176,7 @@ func TestIdleEventsBesideRefusedRowHT04(t *testing.T) {
 		}
 		s := r.engine.Stats()
 		tries := s.Failing[0].Tries - before.Failing[0].Tries
-		if n := int(s.Proofs - before.Proofs); n == 0 || n > tries+1 { // the first is of the try before
+		if n := int(s.Probes - before.Probes); n == 0 || n > tries+1 { // the first is of the try before
 			t.Errorf("%d proofs, %d tries", n, tries)
 		}
 		// The kernel takes nothing any more: the next event waits, whatever was proven before.
@@ -200,7 +200,7 @@ func TestOddServiceHT04(t *testing.T) {
 		r.add(1)
 		r.start()
 		r.run()
-		if s := r.engine.Stats(); !s.QueuedSince.IsZero() || s.Proofs != 0 || len(s.Failing) != 1 {
+		if s := r.engine.Stats(); !s.QueuedSince.IsZero() || s.Probes != 1 || len(s.Failing) != 1 || !s.Begun || s.LastSynced.IsZero() {
 			t.Errorf("after a Reset without the row: %+v", s)
 		}
 		odd := service(2)
@@ -216,8 +216,8 @@ func TestOddServiceHT04(t *testing.T) {
 				t.Fatalf("something waits since %v", s.QueuedSince)
 			}
 		}
-		if s := r.engine.Stats(); len(s.Failing) != 52 || s.Proofs != 1 {
-			t.Errorf("%d failing rows, %d proofs", len(s.Failing), s.Proofs)
+		if s := r.engine.Stats(); len(s.Failing) != 52 || s.Probes != 2 {
+			t.Errorf("%d failing rows, %d proofs", len(s.Failing), s.Probes)
 		}
 	})
 }
@@ -226,7 +226,7 @@ func TestOddServiceHT04(t *testing.T) {
 func TestProofFindsStateLost(t *testing.T) {
 	for _, err := range []error{fmt.Errorf("table gone: %w", plane.ErrStateLost), &panicked{value: "boom"}} {
 		var sick error
-		change := func(c *Config) { c.Plane = oddProver{c.Plane.(*fake.Faulty), &sick} }
+		change := func(c *Config) { c.Plane = oddProbe{c.Plane.(*fake.Faulty), &sick} }
 		bubble(t, change, func(r *rig) {
 			r.start()
 			r.list()
@@ -236,7 +236,7 @@ func TestProofFindsStateLost(t *testing.T) {
 			r.add(1)
 			r.run()
 			s := r.engine.Stats()
-			if s.Resets != 2 || s.Proofs != 1 || s.Lost || !s.QueuedSince.IsZero() {
+			if s.Resets != 2 || s.Probes != 2 || s.Lost || !s.QueuedSince.IsZero() {
 				t.Errorf("%v: %+v", err, s)
 			}
 			if (s.Panics > 0) != isPanic(err) {
@@ -249,44 +249,23 @@ func TestProofFindsStateLost(t *testing.T) {
 	}
 }
 
-// oddProver fails in its own way to prove.
-type oddProver struct {
+// oddProbe fails in its own way, once.
+type oddProbe struct {
 	*fake.Faulty
 	err *error
 }
 
-func (p oddProver) Prove(context.Context) error {
-	if isPanic(*p.err) {
+func (p oddProbe) Probe(ctx context.Context) error {
+	err := *p.err
+	*p.err = nil
+	if isPanic(err) {
 		panic("boom")
 	}
-	return *p.err
+	if err == nil {
+		return p.Faulty.Probe(ctx)
+	}
+	return err
 }
-
-// A plane that cannot prove leaves the event waiting: nothing shows that the kernel is well.
-func TestWithoutProverHT04(t *testing.T) {
-	change := func(c *Config) { c.Plane = onlyPlane{c.Plane} }
-	bubble(t, change, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
-		r.after(time.Second)
-		r.faulty.Refuse(svcKey(1))
-		queued := time.Now()
-		r.add(1)
-		r.after(2 * syncPeriod)
-		if s := r.engine.Stats(); !s.QueuedSince.Equal(queued) || s.Proofs != 0 {
-			t.Errorf("%+v", s)
-		}
-		r.add(2)
-		r.run()
-		if s := r.engine.Stats(); !s.QueuedSince.IsZero() {
-			t.Errorf("another row was written, and something waits since %v", s.QueuedSince)
-		}
-	})
-}
-
-// onlyPlane can do no more than it must.
-type onlyPlane struct{ Plane }
 
 // A proof that fails for a moment is made again with the row's next try.
 func TestProofIsMadeAgain(t *testing.T) {
@@ -299,15 +278,15 @@ func TestProofIsMadeAgain(t *testing.T) {
 		r.faulty.FailNext(nil, no, nil, no) // tries and proofs take turns
 		r.add(1)
 		r.run()
-		if s := r.engine.Stats(); s.QueuedSince.IsZero() || s.Proofs != 1 {
+		if s := r.engine.Stats(); s.QueuedSince.IsZero() || s.Probes != 1 {
 			t.Errorf("the proof failed: %+v", s)
 		}
 		r.after(firstDelay)
-		if s := r.engine.Stats(); s.QueuedSince.IsZero() || s.Proofs != 2 {
+		if s := r.engine.Stats(); s.QueuedSince.IsZero() || s.Probes != 2 {
 			t.Errorf("the second proof failed: %+v", s)
 		}
 		r.after(2 * firstDelay)
-		if s := r.engine.Stats(); !s.QueuedSince.IsZero() || s.Proofs != 3 || s.Failing[0].Tries != 3 {
+		if s := r.engine.Stats(); !s.QueuedSince.IsZero() || s.Probes != 3 || s.Failing[0].Tries != 3 {
 			t.Errorf("the third proof was accepted: %+v", s)
 		}
 	})
@@ -370,18 +349,18 @@ type sickKernel struct {
 
 var errSick = errors.New("no memory")
 
-func (p sickKernel) Apply(ctx context.Context, changes []lb.Change) error {
+func (p sickKernel) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
 	for _, c := range changes {
 		if p.sick.Load() && c.Key.Port != 32100 {
-			return errSick
+			return false, errSick
 		}
 	}
 	return p.Faulty.Apply(ctx, changes)
 }
 
-func (p sickKernel) Prove(ctx context.Context) error {
+func (p sickKernel) Probe(ctx context.Context) error {
 	if p.sick.Load() {
 		return errSick
 	}
-	return p.Faulty.Prove(ctx)
+	return p.Faulty.Probe(ctx)
 }

@@ -7,11 +7,11 @@ import (
 	"kube-proxy/plane"
 )
 
-// Prove writes the rules of one small chain anew, as they are, in a transaction as Apply's. The kernel may refuse it for
+// Probe writes the rules of one small chain anew, as they are, in a transaction as Apply's. The kernel may refuse it for
 // all that it may refuse that for but what is wrong with a row; it wraps plane.ErrStateLost where table or chain is gone.
 //
 // To add again what is there, such as the table, would not do: the kernel finds nothing to change, and commits nothing.
-func (p *Plane) Prove(context.Context) error {
+func (p *Plane) Probe(context.Context) error {
 	if p.st == nil {
 		return fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
 	}

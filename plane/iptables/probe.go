@@ -7,15 +7,15 @@ import (
 	"kube-proxy/plane"
 )
 
-// Prove writes KUBE-MARK-MASQ anew, as it is: one chain of one rule, in the table that almost all rows are written to. The
+// Probe writes KUBE-MARK-MASQ anew, as it is: one chain of one rule, in the table that almost all rows are written to. The
 // legacy programs write that whole table for it, as for each change; they and the kernel may refuse it for all that they
 // may refuse a change for but what is wrong with a row.
 //
 // To declare an empty chain again, such as a canary, would not do: the nft programs find nothing to change, and the kernel
 // commits nothing. What is lost is what the rule has counted. Whether our other chains are there is Audit's to find out.
-func (p *Plane) Prove(ctx context.Context) error {
+func (p *Plane) Probe(ctx context.Context) error {
 	if p.st == nil {
-		return fmt.Errorf("iptables: prove before a reset: %w", plane.ErrStateLost)
+		return fmt.Errorf("iptables: probe before a reset: %w", plane.ErrStateLost)
 	}
 	var b batch
 	b.section(nat).put(p.st.marking())
@@ -23,7 +23,7 @@ func (p *Plane) Prove(ctx context.Context) error {
 	err := p.restore(ctx, &b)
 	p.count(func(s *Stats) { s.Last = last })
 	if err != nil {
-		return fmt.Errorf("iptables: prove: %w", err)
+		return fmt.Errorf("iptables: probe: %w", err)
 	}
 	return nil
 }

@@ -17,11 +17,11 @@ import (
 
 // A proof is a transaction that the kernel commits, and changes nothing that anybody can list: neither we nor another
 // process finds anything to mend (HT-04).
-func TestProveHT04(t *testing.T) {
+func TestProbeHT04(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		netlab.EnterForTest(t)
 		p := newPlane(t, w.Family)
-		if err := p.Prove(t.Context()); !errors.Is(err, plane.ErrStateLost) {
+		if err := p.Probe(t.Context()); !errors.Is(err, plane.ErrStateLost) {
 			t.Errorf("before a Reset: error %v", err)
 		}
 		for _, tab := range []*lb.Table{{}, w.Table(5, 3)} {
@@ -33,7 +33,7 @@ func TestProveHT04(t *testing.T) {
 			before, listed, sent := dump(t, p), runNFT(t, "-s", "list", "ruleset"), p.Stats()
 			generation := generationOf(t, p)
 			for range 3 {
-				if err := p.Prove(t.Context()); err != nil {
+				if err := p.Probe(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -76,7 +76,7 @@ func generationOf(t *testing.T, p *Plane) uint32 {
 }
 
 // Where table or chain is gone, a proof fails, makes neither, and asks for a Reset.
-func TestProveWithoutTable(t *testing.T) {
+func TestProbeWithoutTable(t *testing.T) {
 	for name, do := range map[string]string{
 		"flushed":  "flush ruleset",
 		"deleted":  "delete table ip kube-proxy",
@@ -91,7 +91,7 @@ func TestProveWithoutTable(t *testing.T) {
 			want := dump(t, p)
 			runNFT(t, do)
 			left := runNFT(t, "list", "ruleset")
-			if err := p.Prove(t.Context()); !errors.Is(err, plane.ErrStateLost) {
+			if err := p.Probe(t.Context()); !errors.Is(err, plane.ErrStateLost) {
 				t.Errorf("error %v, want one that asks for a Reset", err)
 			}
 			if now := runNFT(t, "list", "ruleset"); now != left {
@@ -101,7 +101,7 @@ func TestProveWithoutTable(t *testing.T) {
 			if got := dump(t, p); got != want {
 				t.Errorf("got:\n%s\nwant:\n%s", got, want)
 			}
-			if err := p.Prove(t.Context()); err != nil {
+			if err := p.Probe(t.Context()); err != nil {
 				t.Error(err)
 			}
 		})
@@ -109,7 +109,7 @@ func TestProveWithoutTable(t *testing.T) {
 }
 
 // Where the kernel takes no write of ours, a proof fails, and says why.
-func TestProveRefused(t *testing.T) {
+func TestProbeRefused(t *testing.T) {
 	netlab.EnterForTest(t)
 	w := planetest.World{Family: lb.IPv4}
 	p := newPlane(t, w.Family)
@@ -125,7 +125,7 @@ func TestProveRefused(t *testing.T) {
 	if err := unix.Capset(header, &caps[0]); err != nil {
 		t.Fatal(err)
 	}
-	err := p.Prove(t.Context())
+	err := p.Probe(t.Context())
 	caps[0].Effective = had
 	if err := unix.Capset(header, &caps[0]); err != nil {
 		t.Fatal(err)
@@ -139,7 +139,7 @@ func TestProveRefused(t *testing.T) {
 	if after := dump(t, p); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
-	if err := p.Prove(t.Context()); err != nil {
+	if err := p.Probe(t.Context()); err != nil {
 		t.Errorf("with the capability again: %v", err)
 	}
 }

@@ -1,0 +1,36 @@
+package planetest
+
+import (
+	"context"
+	"fmt"
+
+	"kube-proxy/engine"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// Plane is what is proven. One that is an io.Closer is closed when its scenario ends.
+type Plane = engine.Plane
+
+// ResetAll has the plane hold the whole table: it resets it, and applies what that left for later in pieces, as the engine
+// does.
+func ResetAll(ctx context.Context, p Plane, want *lb.Table) (plane.ResetResult, error) {
+	res, err := p.Reset(ctx, want)
+	if err != nil {
+		return res, fmt.Errorf("reset: %w", err)
+	}
+	var weight lb.Weight
+	for later := res.Later; len(later) > 0; {
+		var piece []lb.Change
+		for used := 0; len(piece) < len(later) && (used == 0 || used < p.Pace()); {
+			row := want.Get(later[len(piece)])
+			piece = append(piece, lb.Change{Key: row.Key, New: row})
+			used += max(1, weight.Of(row))
+		}
+		if _, err := p.Apply(ctx, piece); err != nil {
+			return res, fmt.Errorf("apply %d of %d rows that a reset left for later: %w", len(piece), len(res.Later), err)
+		}
+		later = later[len(piece):]
+	}
+	return res, nil
+}
