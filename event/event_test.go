@@ -26,7 +26,7 @@ func TestPage(t *testing.T) {
 }
 
 // Each constructor, what it must give, and that every entry of the catalogue has one. EV-01…EV-07, HT-15,
-// PN-60, PN-71, SV-24, SV-26.
+// PN-60, PN-71, SV-24, SV-26, EXT.
 func TestConstructors(t *testing.T) {
 	err := errors.New("address already in use")
 	node := Object{"Node", "", "n1", "n1"} // EV-01: the Node's UID is its name
