@@ -5,15 +5,14 @@ MAKEFLAGS += --no-print-directory
 
 # A clone that belongs to another user makes git refuse, and then `go build` too.
 VCS     := $(shell git rev-parse HEAD >/dev/null 2>&1 || echo -buildvcs=false)
-KERNELS ?= 5.10 6.1 6.12
-# The kernel that runs the SCTP packets: many hosts have no sctp module, Debian's kernels do.
-SCTP_KERNEL ?= 6.1
-FUZZTIME    ?= 30s
-SWITCHES    ?= 25
+COMMIT   = $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+# The oldest that the project supports, and what Debian 12 and 13 have.
+KERNELS  ?= 5.10 6.1 6.12
+FUZZTIME ?= 30s
+SWITCHES ?= 25
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
-VMRUN := $(CURDIR)/test/vm/vmrun
 
-.PHONY: help build test check unit sctp e2e test-kernels bench run switches fuzz generate clean deps
+.PHONY: help build test check unit e2e test-kernels release-check bench run switches fuzz generate clean deps
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -23,7 +22,7 @@ build: ## build bin/kube-proxy
 	@mkdir -p bin
 	CGO_ENABLED=0 go build $(VCS) -trimpath -o bin/kube-proxy ./cmd/kube-proxy
 
-test: deps check unit sctp e2e ## everything: deps, format, vet, staticcheck, real-kernel tests, SCTP in a VM, a real API server
+test: deps check unit e2e ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server
 
 check: ## gofmt, go vet, staticcheck
 	@bad=$$(gofmt -l .); if [[ $$bad ]]; then echo "gofmt -w these:" $$bad >&2; exit 1; fi
@@ -35,40 +34,11 @@ unit: ## go test ./..., with the tests that use this machine's kernel
 	@if (($$(id -u))); then echo 'make: the tests that use the kernel need root' >&2; exit 1; fi
 	go test -timeout 10m ./...
 
-sctp: bin/nftables.test bin/iptables.test $(STORE)/$(SCTP_KERNEL) ## the scenarios with SCTP packets, in a VM
-	@echo '== SCTP on kernel $(SCTP_KERNEL)'
-	@names=$$(grep -li sctp testdata/scenarios/*.txtar | xargs -n1 basename -s .txtar | paste -sd'|'); log=bin/sctp.log; \
-	$(VMRUN) --kernel $(SCTP_KERNEL) --timeout 600 -- bash -euc "(cd plane/nftables; \
-	    ../../bin/nftables.test -test.v -test.run '^TestConformance$$/scenarios/^($$names)\$$'); (cd plane/iptables; \
-	    ../../bin/iptables.test -test.v -test.run '^TestConformance$$/(nft|legacy)/scenarios/^($$names)\$$')" \
-	  >$$log 2>&1 || { tail -n 60 $$log; exit 1; }; \
-	grep -E '^ +--- PASS|scenarios; by family' $$log || { tail -n 60 $$log; exit 1; }; \
-	(($$(grep -c ' 0 lines need SCTP' $$log) == 3)) || { echo 'make: SCTP packets were not sent' >&2; exit 1; }
-
 e2e: ## a real etcd and kube-apiserver (test/e2e)
 	cd test/e2e && go test -v -timeout 15m ./... | grep -v '^=== '
 
-# One VM a kernel: booting costs as much as several tests. Emulated code is slow, and garbage collection is much of it;
-# -test.short makes the random walk between states shorter, and nothing else. iptables starts programs, which is slow there:
-# both back ends run the scenarios that together use each match and target, and all of them with FULL=1.
-IPTABLES_IN_VM := all-ways-in external-policy-local hairpin-affinity health-check-port no-endpoints nodeport-addresses-localhost \
-  restart sctp session-affinity source-ranges terminating-external-local udp
-empty :=
-space := $(empty) $(empty)
-# Left out in emulation: one rule list of 5,000 endpoints, over which an emulated kernel 6.1 sits for more than ten minutes.
-TOO_LARGE_IN_VM := generated-five-thousand-endpoints
-IPTABLES_TESTS := $(if $(FULL),TestConformance|TestDrift|TestInvalid|TestRestart|TestTakeOver,TestConformance/(nft|legacy)/scenarios/^($(subst $(space),|,$(strip $(IPTABLES_IN_VM))))$$)
-test-kernels: deps bin/nftables.test bin/conntrack.test bin/iptables.test bin/cleanup.test bin/kernel.test ## the suites that use the kernel on 5.10, 6.1 and 6.12, each in a VM (KERNELS=..., FULL=1: all of iptables)
-	@for k in $(KERNELS); do \
-	  [[ -e $(STORE)/$$k/initrd.cpio ]] || $(VMRUN) --setup --kernel $$k; \
-	  echo "== nftables, conntrack and iptables on kernel $$k"; start=$$SECONDS; \
-	  TESTS='$(IPTABLES_TESTS)' GOGC=400 $(VMRUN) --kernel $$k --timeout $(if $(FULL),4200,1500) -- bash -euc 'cd conntrack; ../bin/conntrack.test; \
-	    cd ../plane/nftables; ../../bin/nftables.test -test.short -test.timeout 18m; \
-	    cd ../iptables; ../../bin/iptables.test -test.run "$$TESTS" -test.skip ///$(TOO_LARGE_IN_VM) -test.timeout 60m; \
-	    cd ../../cleanup; ../bin/cleanup.test -test.short -test.run IPVS; \
-	    cd ../internal/kernel; ../../bin/kernel.test -test.run Lock'; \
-	  echo "== kernel $$k: ok, $$((SECONDS - start)) s"; \
-	done
+test-kernels: deps $(KERNELS:%=$(STORE)/%) ## what depends on the kernel, SCTP too, on 5.10, 6.1 and 6.12, in VMs (KERNELS=...; FULL=1: all scenarios)
+	@test/vm/suites $(if $(FULL),--full) $(KERNELS)
 
 bench: deps ## how fast it is, as a table (ARGS=... go to the program, PEER=... is an upstream kube-proxy to measure beside it)
 	go run $(VCS) ./bench $(ARGS)
@@ -86,11 +56,18 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 	  go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$(dirname $$file)"; \
 	done
 
-generate: bin/nftables.test ## write docs/conformance.md anew, from runs on this machine's kernel and on the others
-	cd plane/nftables && PLANETEST_RECORD=1 ../../bin/nftables.test -test.run TestConformance
-	PLANETEST_RECORD=1 go test -count=1 ./plane/iptables -run TestConformance
-	PLANETEST_RECORD=1 $(MAKE) test-kernels FULL=1
+generate: deps ## write docs/conformance.md anew, from complete runs on this machine's kernel and on the others
+	export PLANETEST_RECORD=$(COMMIT); go test -count=1 -timeout 20m -run TestConformance ./plane/nftables ./plane/iptables; $(MAKE) test-kernels FULL=1
 	go test ./plane/planetest -run TestPage -update
+
+release-check: COMMIT := $(COMMIT)
+release-check: ## before a release, for hours: all tests, with -race too, all scenarios on all kernels, all fuzz targets; docs/conformance.md says when
+	@[[ $(COMMIT) != *-dirty && $(COMMIT) != unknown ]] || { echo 'make: commit first, for the check notes which commit passed' >&2; exit 1; }
+	$(MAKE) test
+	go test -race -timeout 90m ./...
+	$(MAKE) fuzz FUZZTIME=60s
+	$(MAKE) generate COMMIT=$(COMMIT)
+	go test ./plane/planetest -run TestPage -update -release $(COMMIT) -args $(KERNELS) $(shell uname -r | cut -d. -f1,2)
 
 clean: ## remove what was built; VM kernels in /var/cache/vmrun stay
 	rm -rf bin test/e2e/bin
@@ -109,17 +86,5 @@ deps: ## install with apt-get what is missing of the tools that tests use
 	  apt install -y --no-install-recommends "$${need[@]}" 2>/dev/null || \
 	    { apt update; apt install -y --no-install-recommends "$${need[@]}"; }; }
 
-bin/nftables.test: PKG := ./plane/nftables
-bin/iptables.test: PKG := ./plane/iptables
-bin/conntrack.test: PKG := ./conntrack
-bin/cleanup.test: PKG := ./cleanup
-bin/kernel.test: PKG := ./internal/kernel
-bin/nftables.test bin/iptables.test bin/conntrack.test bin/cleanup.test bin/kernel.test: FORCE
-	@mkdir -p bin
-	go test -c -o $@ $(PKG)
-
 $(STORE)/%:
-	$(VMRUN) --setup --kernel $*
-
-.PHONY: FORCE
-FORCE:
+	test/vm/vmrun --setup --kernel $*
