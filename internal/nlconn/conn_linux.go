@@ -169,6 +169,9 @@ func (c *Conn) Join(group uint32) error { return c.sock.JoinGroup(group) }
 // Leave ends what Join began.
 func (c *Conn) Leave(group uint32) error { return c.sock.LeaveGroup(group) }
 
+// SetReceiveBuffer sets what Config.ReceiveBuffer says, until the socket is replaced.
+func (c *Conn) SetReceiveBuffer(n int) error { return c.sock.SetReadBuffer(n) }
+
 // Filter makes the kernel keep from the socket what a program of classic BPF returns 0 for. A socket that replaces it has
 // none.
 func (c *Conn) Filter(program []unix.SockFilter) error {

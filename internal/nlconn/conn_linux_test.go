@@ -309,7 +309,7 @@ func TestBatch(t *testing.T) {
 // An answer that found no room.
 func TestNoRoom(t *testing.T) {
 	c := netfilter(t)
-	if err := c.sock.SetReadBuffer(1); err != nil { // the least that there is
+	if err := c.SetReceiveBuffer(1); err != nil { // the least that there is
 		t.Fatal(err)
 	}
 	var many [][]byte
@@ -325,7 +325,7 @@ func TestNoRoom(t *testing.T) {
 	}
 	expectFresh(t, c, before, 0)
 	before = port(t, c)
-	if err := c.sock.SetReadBuffer(1); err != nil {
+	if err := c.SetReceiveBuffer(1); err != nil {
 		t.Fatal(err)
 	}
 	bufs, last := addTables(slices.Repeat([]string{"a"}, 500)...)
@@ -395,7 +395,7 @@ func TestListen(t *testing.T) {
 		t.Errorf("heard %#x", typ)
 	}
 	<-heard // the new generation, with which the listener stops for a while
-	if err := c.sock.SetReadBuffer(1); err != nil {
+	if err := c.SetReceiveBuffer(1); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 50 {

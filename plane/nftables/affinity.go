@@ -14,6 +14,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
 
@@ -177,11 +178,11 @@ func (s *socket) knows(r *ruleset, exprs []byte) (bool, error) {
 	})
 	bufs, last := t.buffers()
 	err := s.commit(bufs, last)
-	var ke *kernelError
+	var ke *nlconn.Error
 	switch {
-	case errors.As(err, &ke) && errors.Is(err, unix.ENOENT) && ke.seq == last:
+	case errors.As(err, &ke) && errors.Is(err, unix.ENOENT) && ke.Seq == last:
 		return true, nil
-	case errors.As(err, &ke) && errors.Is(err, unix.ENOENT) && ke.seq == ruleAt:
+	case errors.As(err, &ke) && errors.Is(err, unix.ENOENT) && ke.Seq == ruleAt:
 		return false, nil
 	case err == nil:
 		return false, errors.New("the kernel removed a chain that is not there")

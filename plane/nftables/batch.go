@@ -7,6 +7,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/plane"
 )
 
@@ -373,15 +374,15 @@ func (p *Plane) commit(t *batch) error {
 		return nil
 	}
 	p.stats.Failures++
-	var ke *kernelError
-	if errors.Is(err, errUnknownOutcome) { // the kernel may hold what the state does not say
+	var ke *nlconn.Error
+	if errors.Is(err, nlconn.ErrNoAnswer) { // the kernel may hold what the state does not say
 		return fmt.Errorf("nftables %s: %w: %w", p.fam, err, plane.ErrStateLost)
 	}
 	if !errors.As(err, &ke) {
 		return fmt.Errorf("nftables %s: %w", p.fam, err)
 	}
-	what := t.whatIs(ke.seq)
-	switch ke.errno {
+	what := t.whatIs(ke.Seq)
+	switch ke.Errno {
 	case unix.ENOENT, unix.EEXIST, unix.EBUSY:
 		return fmt.Errorf("nftables %s: %s: %w: %w", p.fam, what, err, plane.ErrStateLost)
 	case unix.EPERM:

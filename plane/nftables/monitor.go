@@ -1,12 +1,12 @@
 package nftables
 
 import (
-	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
 )
 
 // monitor listens to the kernel's notifications of changes that others make to our table. Our own are
@@ -19,7 +19,6 @@ type monitor struct {
 
 	signal chan struct{} // has a value when there is something to look at
 	done   chan struct{}
-	wake   int // the writing end of a pipe that ends the loop
 
 	mu    sync.Mutex
 	notes notes
@@ -55,27 +54,19 @@ func startMonitor(f family, defs *[setCount]setDef, own uint32) (*monitor, error
 	if err != nil {
 		return nil, err
 	}
-	var pipe [2]int
-	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
-		s.close()
-		return nil, fmt.Errorf("make a pipe: %w", err)
-	}
 	m := &monitor{sock: s, proto: f.proto, defs: defs, index: map[string]setIndex{},
-		signal: make(chan struct{}, 1), done: make(chan struct{}), wake: pipe[1]}
+		signal: make(chan struct{}, 1), done: make(chan struct{})}
 	for i := range defs {
 		m.index[defs[i].name] = setIndex(i)
 	}
-	err = m.ignore(own)
-	if err == nil {
+	if err = m.ignore(own); err == nil {
 		err = m.Listen(true)
 	}
 	if err != nil {
 		s.close()
-		unix.Close(pipe[0])
-		unix.Close(pipe[1])
 		return nil, err
 	}
-	go m.loop(pipe[0])
+	go m.loop()
 	return m, nil
 }
 
@@ -91,8 +82,7 @@ func (m *monitor) ignore(pid uint32) error {
 		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
 		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
 	}
-	prog := &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	if err := unix.SetsockoptSockFprog(m.sock.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, prog); err != nil {
+	if err := m.sock.Filter(filter); err != nil {
 		return fmt.Errorf("filter nftables notifications: %w", err)
 	}
 	return nil
@@ -101,11 +91,11 @@ func (m *monitor) ignore(pid uint32) error {
 // Listen joins or leaves the group that hears of changes. While nobody is in it, the kernel does not even
 // write the notifications. With Missed it makes the monitor an ownwrites.Listener.
 func (m *monitor) Listen(on bool) error {
-	opt := unix.NETLINK_DROP_MEMBERSHIP
+	set := m.sock.Leave
 	if on {
-		opt = unix.NETLINK_ADD_MEMBERSHIP
+		set = m.sock.Join
 	}
-	if err := unix.SetsockoptInt(m.sock.fd, unix.SOL_NETLINK, opt, unix.NFNLGRP_NFTABLES); err != nil {
+	if err := set(unix.NFNLGRP_NFTABLES); err != nil {
 		return fmt.Errorf("subscribe to nftables notifications: %w", err)
 	}
 	return nil
@@ -115,29 +105,14 @@ func (m *monitor) Listen(on bool) error {
 func (m *monitor) Missed() { m.note(func(n *notes) { n.everything = true }) }
 
 func (m *monitor) close() error {
-	unix.Close(m.wake)
+	err := m.sock.close()
 	<-m.done
-	return m.sock.close()
+	return err
 }
 
-func (m *monitor) loop(stop int) {
+func (m *monitor) loop() {
 	defer close(m.done)
-	defer unix.Close(stop)
-	fds := []unix.PollFd{{Fd: int32(m.sock.fd), Events: unix.POLLIN}, {Fd: int32(stop), Events: unix.POLLIN}}
-	for {
-		if _, err := unix.Poll(fds, -1); err != nil && !errors.Is(err, unix.EINTR) {
-			m.Missed()
-			time.Sleep(time.Second) // cannot happen with valid descriptors; if it does, do not spin
-			continue
-		}
-		if fds[1].Revents != 0 {
-			return
-		}
-		err := m.sock.receive(false, m.hear)
-		if err != nil && !errors.Is(err, unix.EAGAIN) { // ENOBUFS: the kernel had to throw some away
-			m.Missed()
-		}
-	}
+	m.sock.Listen(m.hear, m.Missed)
 }
 
 func (m *monitor) note(f func(*notes)) {
@@ -187,15 +162,15 @@ func (m *monitor) giveBack(old notes) {
 }
 
 // hear sorts one notification.
-func (m *monitor) hear(msg message) error {
-	if msg.typ>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.body) < nfHeader || msg.body[0] != m.proto {
-		return nil
+func (m *monitor) hear(msg nlconn.Message) {
+	if msg.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.Body) < nfHeader || msg.Body[0] != m.proto {
+		return
 	}
-	body := msg.body[nfHeader:]
+	body := msg.Body[nfHeader:]
 	if cstr(attribute(body, 1)) != TableName { // attribute 1 is the table's name in all these messages
-		return nil
+		return
 	}
-	switch typ := msg.typ & 0xff; typ {
+	switch typ := msg.Type & 0xff; typ {
 	case unix.NFT_MSG_DELTABLE:
 		m.Missed()
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN,
@@ -204,7 +179,6 @@ func (m *monitor) hear(msg message) error {
 	case unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
 		m.hearElements(typ == unix.NFT_MSG_NEWSETELEM, body)
 	}
-	return nil
 }
 
 func (m *monitor) hearElements(present bool, body []byte) {

@@ -66,10 +66,11 @@ func New(cfg Config) (*Plane, error) {
 		return nil, err
 	}
 	p.rules.sets = schema(p.family, p.rules.hashes)
-	if p.mon, err = startMonitor(p.family, &p.rules.sets, p.sock.pid); err != nil {
+	if p.mon, err = startMonitor(p.family, &p.rules.sets, p.sock.port); err != nil {
 		p.sock.close()
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
+	p.sock.moved = p.mon.ignore
 	p.ours.Join(p.mon)
 	return p, nil
 }

@@ -82,7 +82,7 @@ func TestFailedAuditRemembers(t *testing.T) {
 	runNFT(t, "flush map ip kube-proxy services; flush chain ip kube-proxy cluster")
 	heard(t, p)
 	sock := p.sock
-	p.sock = &socket{fd: -1}
+	p.sock = closedSocket(t)
 	if _, err := p.Audit(t.Context(), false); err == nil {
 		t.Fatal("an audit without a socket did not fail")
 	}
@@ -94,6 +94,16 @@ func TestFailedAuditRemembers(t *testing.T) {
 	if got := dump(t, p); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
+}
+
+func closedSocket(t *testing.T) *socket {
+	t.Helper()
+	s, err := openSocket()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.close()
+	return s
 }
 
 // An element that stands in the way and that no reading shows does not keep a Reset from its end.
@@ -193,10 +203,10 @@ func TestAnswerWithoutRoom(t *testing.T) {
 	tab := w.Table(3, 2)
 	reset(t, p, tab)
 	want := dump(t, p)
-	if err := unix.SetsockoptInt(p.sock.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1); err != nil { // the least that there is
+	if err := p.sock.SetReceiveBuffer(1); err != nil { // the least that there is
 		t.Fatal(err)
 	}
-	stop := crowd(t, p.sock.pid)
+	stop := crowd(t, p.sock.port)
 	lost := 0
 	for deadline := time.Now().Add(20 * time.Second); lost == 0 && time.Now().Before(deadline); {
 		o, rows := w.ClusterIP(3, 50, 3)
@@ -214,7 +224,7 @@ func TestAnswerWithoutRoom(t *testing.T) {
 	if lost == 0 {
 		t.Fatal("no answer was ever lost")
 	}
-	if err := p.sock.receiveBuffer(8 << 20); err != nil {
+	if err := p.sock.SetReceiveBuffer(receiveBuffer); err != nil {
 		t.Fatal(err)
 	}
 	reset(t, p, tab)
