@@ -25,7 +25,7 @@ import (
 // "a, b < c, d" means that c and d may import a and b. Lines add up; nothing is transitive; NONE is no
 // package of ours, ALL is every one. A package that no line has on its right side may not exist.
 const imports = `
-	NONE < cluster, lb, plane, config, logging, event, mode;
+	NONE < cluster, lb, plane, logging, event;
 	NONE < plane/ownwrites, plane/diff;
 	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/ratelimit, internal/listen, internal/listentest, internal/nlconn;
 
@@ -43,8 +43,14 @@ const imports = `
 	cluster, policy, lb, plane, internal/ratelimit < engine;
 
 	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables;
-	lb, plane, plane/ownwrites, plane/diff, internal/kernel
-	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns, plane/fake;
+
+	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
+	engine, event, lb, plane/ownwrites < mode;
+	mode < config, status, system, cleanup;
+	lb, plane, plane/ownwrites, plane/diff, internal/kernel, event, mode
+	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns;
+	lb, plane < plane/fake;
+	mode, plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns < plane/all;
 
 	lb < conntrack, health, sockets;
 	internal/listen < health, status;

@@ -3,11 +3,13 @@ package config
 import (
 	"net/netip"
 	"time"
+
+	"kube-proxy/mode"
 )
 
 // Config is all that the process was asked to do, validated.
 type Config struct {
-	// Mode is the data plane that is asked for: one of those that this version contains, ipvs, which gives way, or ""
+	// Mode is the data plane that is asked for: one of those that this version contains, one that gives way, or ""
 	// for the best that this machine can do. What depends on the mode that runs in the end, [Config.For] says.
 	Mode string
 	// Version is the Kubernetes version to report as the one that this proxy stands in for, as "v1.37.2".
@@ -64,7 +66,8 @@ type Config struct {
 	// depend on the mode.
 	Warnings []string
 
-	file settings
+	file  settings
+	modes mode.List
 	// unchecked and inMode are problems and warnings that count only if the mode runs.
 	unchecked map[string]Problems
 	inMode    map[string][]string

@@ -13,6 +13,9 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"kube-proxy/mode"
+	"kube-proxy/plane/all"
 )
 
 var update = stdflag.Bool("update", false, "write what is compared")
@@ -89,7 +92,7 @@ func warnings(t testing.TB, c *Config) []string {
 	if mode == "" {
 		mode = "iptables"
 	}
-	r, err := c.For(mode)
+	r, err := forMode(t, c, mode)
 	must(t, err)
 	return slices.Concat(c.Warnings, r.Warnings)
 }
@@ -122,12 +125,34 @@ func marked(mark string, lines []string) string {
 	return text
 }
 
+// modes are the names of all modes.
+var modes = all.Modes().Names(func(mode.Mode) bool { return true })
+
+// allBuilt are the modes as if every one were built.
+func allBuilt() mode.List {
+	built := all.Modes()
+	for i := range built {
+		built[i].New = func(mode.Settings) (mode.Plane, error) { return nil, errors.New("not built") }
+	}
+	return built
+}
+
+// forMode is what c says for the mode of that name.
+func forMode(t testing.TB, c *Config, name string) (Resolved, error) {
+	t.Helper()
+	m, ok := c.modes.Find(name)
+	if !ok {
+		t.Fatalf("there is no mode %q", name)
+	}
+	return c.For(m)
+}
+
 func complete(t testing.TB, tc testCase) (*Config, error) {
 	t.Helper()
-	o := NewOptions()
+	o := NewOptions(all.Modes())
 	o.getenv = func(string) string { return tc.env }
 	if tc.all {
-		o.modes = modes
+		o.modes = allBuilt()
 	}
 	o.hostname = func() (string, error) { return " Worker-1.Example\n", nil }
 	o.readFile = idFiles
@@ -142,7 +167,7 @@ func complete(t testing.TB, tc testCase) (*Config, error) {
 		args = append([]string{"--config=" + name}, args...)
 	}
 	if err := fs.Parse(args); err != nil {
-		return nil, Unparsed(args, err)
+		return nil, Unparsed(args, err, all.Modes())
 	}
 	c, err := o.Complete(fs.Args())
 	if err != nil && tc.file != "" { // the name of the temporary file says nothing
@@ -258,7 +283,7 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.file, c.Gates, c.Flags = settings{}, nil, nil
-	c.unchecked, c.inMode, c.names = nil, nil, nil
+	c.modes, c.unchecked, c.inMode, c.names = nil, nil, nil, nil
 	got := strings.ReplaceAll(fmt.Sprintf("%+v", *c), " ", "\n") + "\n"
 	if *update {
 		write(t, "testdata/defaults.golden", got)
@@ -273,7 +298,7 @@ func TestVersion(t *testing.T) {
 		"--version": {true, false}, "--version=true": {true, false}, "--version=raw": {true, true},
 		"--version=false": {false, false}, "--version=v1.2.3": {false, false}, "-v=2": {false, false},
 	} {
-		o := NewOptions()
+		o := NewOptions(all.Modes())
 		fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 		o.AddFlags(fs)
 		if err := fs.Parse([]string{arg}); err != nil {
@@ -287,8 +312,8 @@ func TestVersion(t *testing.T) {
 
 func TestUsage(t *testing.T) {
 	var b strings.Builder
-	Usage(&b, "kube-proxy")
-	for _, f := range flags(NewOptions()) {
+	Usage(&b, "kube-proxy", all.Modes())
+	for _, f := range flags(NewOptions(all.Modes())) {
 		if !strings.Contains(b.String(), "--"+f.name) {
 			t.Errorf("the help text lacks --%s:\n%s", f.name, b.String())
 		}
@@ -324,7 +349,7 @@ func FuzzFile(f *testing.F) {
 			t.Errorf("configuration %+v and error %v", c, err)
 		case err != nil && err.Error() == "":
 			t.Error("an error without a text")
-		case err == nil && (c.NodeName == "" || c.Mode != "" && !slices.Contains(slices.Concat(builtModes(), givesWay), c.Mode) || !c.BindAddress.IsValid() || c.NFTables.SyncPeriod < 0 ||
+		case err == nil && (c.NodeName == "" || c.Mode != "" && !slices.Contains([]string{"iptables", "nftables", "ipvs"}, c.Mode) || !c.BindAddress.IsValid() || c.NFTables.SyncPeriod < 0 ||
 			c.NFTables.MinSyncPeriod < 0 || len(c.ClusterCIDRs) > 2 || c.Logging.Verbosity < 0):
 			t.Errorf("configuration %+v", c)
 		case err == nil:
@@ -347,14 +372,14 @@ func TestBadFiles(t *testing.T) {
 		strings.Repeat("[", 20000): "failed to decode: ",
 	} {
 		must(t, os.WriteFile(name, []byte(content), 0o600))
-		o := NewOptions()
+		o := NewOptions(all.Modes())
 		o.ConfigFile = name
 		_, err := o.Complete(nil)
 		if err == nil || !strings.HasPrefix(err.Error(), "--config "+name+": "+want) {
 			t.Errorf("a file of %.20q: %.300v", content, err)
 		}
 	}
-	o := NewOptions()
+	o := NewOptions(all.Modes())
 	o.ConfigFile = t.TempDir()
 	if _, err := o.Complete(nil); err == nil || !strings.HasPrefix(err.Error(), "read --config: ") {
 		t.Errorf("a folder: %v", err)

@@ -6,11 +6,13 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"kube-proxy/plane/all"
 )
 
 // HT-24: fields have the names of the Go types, values are what was understood, durations can be read.
 func TestConfigz(t *testing.T) {
-	o := NewOptions()
+	o := NewOptions(all.Modes())
 	set := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 	o.AddFlags(set)
 	if err := set.Parse([]string{"--proxy-mode=iptables", "--iptables-sync-period=45s", "--nodeport-addresses=10.0.0.0/8,primary", "--hostname-override=n1", "--iptables-masquerade-bit=7"}); err != nil {

@@ -11,14 +11,14 @@ import (
 
 // Diff compares two configurations field by field, where a mode runs. live are the paths of the fields whose new value
 // can take effect in the running process, or has none in that mode; restart those for which the process has to start
-// anew, as [WhyRestart] says. Both are in the order of the type.
+// anew, as [Config.WhyRestart] says. Both are in the order of the type.
 func Diff(running string, before, after *Config) (live, restart []string) {
 	olds, news := leaves(&before.file), leaves(&after.file)
 	for i, was := range olds {
 		if bytes.Equal(written(was), written(news[i])) {
 			continue
 		}
-		if f, ok := fieldAt(was.path); ok && (f.restart == "" || !f.effect.counts(running)) {
+		if f, ok := fieldAt(after.modes, was.path); ok && (f.restart == "" || !f.effect.counts(running)) {
 			live = append(live, was.path)
 		} else {
 			restart = append(restart, was.path)
@@ -28,8 +28,8 @@ func Diff(running string, before, after *Config) (live, restart []string) {
 }
 
 // WhyRestart says why a change of the field needs a new process; "" if it does not.
-func WhyRestart(path string) string {
-	f, _ := fieldAt(path)
+func (c *Config) WhyRestart(path string) string {
+	f, _ := fieldAt(c.modes, path)
 	return f.restart
 }
 
@@ -47,7 +47,7 @@ func (c *Config) YAML() ([]byte, error) {
 	s := c.file
 	s.APIVersion, s.Kind = v1alpha1.SchemeGroupVersion.String(), "KubeProxyConfiguration"
 	var defaults settings
-	setDefaults(&defaults)
+	setDefaults(&defaults, c.modes)
 	var root map[string]any
 	data, err := json.Marshal(s)
 	if err == nil {

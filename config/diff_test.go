@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"kube-proxy/plane/all"
 )
 
 // Every field that changes is named, and on the right side; the table of fields says which.
@@ -22,7 +24,7 @@ func TestDiff(t *testing.T) {
 	}
 	bools := []string{"bindAddressHardFail", "enableProfiling", "masqueradeAll", "strictARP", "enableDSR", "forwardHealthCheckVip", "tcpBeLiberal", "windowsRunAsService", "splitStream"}
 	var s settings
-	setDefaults(&s)
+	setDefaults(&s, all.Modes())
 	for _, row := range rows(t, "testdata/fields.tsv") {
 		path := row["field"]
 		name := path[strings.LastIndex(path, ".")+1:]
@@ -68,8 +70,8 @@ func TestDiff(t *testing.T) {
 		if e := row["effect"]; slices.Contains(modes, e) && e != "iptables" {
 			row["reload"] = "live" // only iptables runs
 		}
-		if (WhyRestart(path) == "") != (row["reload"] == "live") && !slices.Contains(modes, row["effect"]) {
-			t.Errorf("%s: a new process is needed because %q", path, WhyRestart(path))
+		if (after.WhyRestart(path) == "") != (row["reload"] == "live") && !slices.Contains(modes, row["effect"]) {
+			t.Errorf("%s: a new process is needed because %q", path, after.WhyRestart(path))
 		}
 		if !slices.Equal(got[row["reload"]], []string{path}) || len(live)+len(restart) != 1 {
 			t.Errorf("a change of %s to %s is live %q, restart %q, want it in %s", path, value, live, restart, row["reload"])

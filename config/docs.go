@@ -3,15 +3,16 @@ package config
 import (
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"kube-proxy/mode"
 )
 
 // FlagsPage returns docs/flags.md.
-func FlagsPage() string {
-	o := NewOptions()
+func FlagsPage(modes mode.List) string {
+	o := NewOptions(modes)
 	set := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 	o.AddFlags(set)
 	var b strings.Builder
@@ -25,25 +26,22 @@ func FlagsPage() string {
 				continue
 			}
 			pf := set.Lookup(f.name)
-			if slices.Contains(feeders, f.name) {
-				f.effect = only(append([]string{"nftables"}, f.effect.modes...)...)
-			}
 			name := "`--" + f.name + "`"
 			if f.short != "" && f.short != f.name {
 				name += ", `-" + f.short + "`"
 			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", name, pf.Value.Type(), code(pf.DefValue), code(f.field), about(f.help, f.effect, f.wins))
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", name, pf.Value.Type(), code(pf.DefValue), code(f.field), about(f.help, f.asFlag(modes), f.wins))
 		}
 	}
 	return b.String()
 }
 
 // ConfigurationPage returns docs/configuration.md.
-func ConfigurationPage() string {
+func ConfigurationPage(modes mode.List) string {
 	var s settings
-	setDefaults(&s)
+	setDefaults(&s, modes)
 	byField := map[string]string{}
-	for _, f := range flags(NewOptions()) {
+	for _, f := range flags(NewOptions(modes)) {
 		byField[f.field] = f.name
 	}
 	var b strings.Builder
@@ -54,7 +52,7 @@ func ConfigurationPage() string {
 		"A change of a *live* field takes effect in the running process. For others the process ends, to be started anew, unless the\n" +
 		"field has no effect in the mode that runs. The row is that of [the behaviour book](behaviour.md); *EXT* is ours.\n\n" +
 		"| field | type | default | row | change | flag | what it does |\n|---|---|---|---|---|---|---|\n")
-	for _, f := range fields() {
+	for _, f := range fields(modes) {
 		v := leafAt(&s, f.path)
 		change, flag := "live", ""
 		if f.restart != "" {

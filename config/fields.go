@@ -8,6 +8,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kube-proxy/mode"
 )
 
 // settings is what flags and file fill: the published type, a field that it once had, and one that is ours.
@@ -74,15 +76,18 @@ const (
 // watched is why configSyncPeriod does nothing: elsewhere it has known objects looked at again, which changes nothing.
 const watched = "the API server is watched all the time, and objects that are known need no second look"
 
-// iptablesModes are the modes that read the block iptables (CF-62).
-var iptablesModes = []string{"iptables", "ipvs", "userspace"}
+// fields are all fields of a KubeProxyConfiguration, in the order of the type. Which only some modes read, the modes say.
+func fields(modes mode.List) []field {
+	all := fieldTable(modes)
+	for i := range all {
+		if readers := modes.Reading(all[i].path); readers != nil {
+			all[i].effect = only(readers...)
+		}
+	}
+	return all
+}
 
-// fields is the table of all fields of a KubeProxyConfiguration, in the order of the type.
-func fields() []field {
-	inIPTables := only("iptables")
-	shared := only(iptablesModes...)
-	ipvs := only("ipvs")
-	windows := only("kernelspace")
+func fieldTable(modes mode.List) []field {
 	return []field{
 		{"featureGates", "CF-01", "gates hold for the life of a process", works, "`name=bool,...` of features that are off, or not for ever on"},
 		{"clientConnection.kubeconfig", "CF-02", client, works, "`file` with the API server's address and credentials; without it and --master those of the pod are used"},
@@ -105,34 +110,34 @@ func fields() []field {
 		{"bindAddressHardFail", "CF-16", "it is about the start of the servers", works, "end the process when the health or metrics server cannot listen, instead of trying again"},
 		{"enableProfiling", "CF-17", live, works, "profiles of the process on the metrics server, below /debug"},
 		{"showHiddenMetricsForVersion", "CF-18", "metrics are registered once", works, "show the metrics that were hidden since the `version`, which can only be the one before ours: " + previousMinor},
-		{"mode", "CF-19", "the data plane is chosen once", works, "`mode` of the data plane: " + strings.Join(builtModes(), ", ") + "; ipvs gives way to iptables in this version; nothing means the best that this machine can do, iptables first"},
-		{"iptables.masqueradeBit", "CF-20", "packets on their way carry it", shared, "bit of the packet mark that asks for masquerading, 0 to 31; as a flag it also holds for nftables"},
-		{"iptables.masqueradeAll", "CF-21", live, shared, "masquerade every connection to a cluster IP; as a flag it also holds for nftables"},
-		{"iptables.localhostNodePorts", "CF-22", "a setting of the kernel and the rules that guard it go together, made at the start", inIPTables, "NodePorts answer on 127.0.0.1 too"},
-		{"iptables.syncPeriod", "CF-23", live, shared, "time between two complete comparisons with the kernel; as a flag it also holds for nftables"},
-		{"iptables.minSyncPeriod", "CF-24", live, shared, "least time between two writes to the kernel; as a flag it also holds for nftables"},
-		{"ipvs.syncPeriod", "CF-25", live, ipvs, "time between two complete comparisons with the kernel"},
-		{"ipvs.minSyncPeriod", "CF-25", live, ipvs, "least time between two writes to the kernel"},
-		{"ipvs.scheduler", "CF-26", atStart, ipvs, "`name` of the kernel's scheduler; rr if not given"},
-		{"ipvs.excludeCIDRs", "CF-27", atStart, ipvs, "`CIDRs` whose virtual servers are not ours to remove"},
-		{"ipvs.strictARP", "CF-28", atStart, ipvs, "answer ARP only for addresses of the asked interface: arp_ignore 1, arp_announce 2"},
-		{"ipvs.tcpTimeout", "CF-29", atStart, ipvs, "idle time of a TCP connection; 0 leaves the kernel's"},
-		{"ipvs.tcpFinTimeout", "CF-29", atStart, ipvs, "idle time of a TCP connection after a FIN; 0 leaves the kernel's"},
-		{"ipvs.udpTimeout", "CF-29", atStart, ipvs, "idle time of a UDP flow; 0 leaves the kernel's"},
-		{"nftables.masqueradeBit", "CF-30", "packets on their way carry it", only("nftables"), "bit of the packet mark that asks for masquerading, 0 to 31"},
-		{"nftables.masqueradeAll", "CF-30", live, only("nftables"), "masquerade every connection to a cluster IP"},
-		{"nftables.syncPeriod", "CF-30", live, only("nftables"), "time between two full comparisons of our table with the kernel, besides the watch for changes of others; 0 means some minutes"},
-		{"nftables.minSyncPeriod", "CF-30", live, only("nftables"), "least time between two writes to the kernel; 0 by default, unlike upstream's 1s"},
-		{"winkernel.networkName", "CF-31", atStart, windows, "`name` of the HNS network"},
-		{"winkernel.sourceVip", "CF-31", atStart, windows, "`IP` that stands for clients in an overlay network"},
-		{"winkernel.enableDSR", "CF-31", atStart, windows, "backends answer clients directly"},
-		{"winkernel.rootHnsEndpointName", "CF-32", atStart, windows, "`name` of the node's own HNS endpoint"},
-		{"winkernel.forwardHealthCheckVip", "CF-32", atStart, windows, "health checks of load balancers reach the load balancer's address"},
+		{"mode", "CF-19", "the data plane is chosen once", works, modeHelp(modes)},
+		{"iptables.masqueradeBit", "CF-20", "packets on their way carry it", works, "bit of the packet mark that asks for masquerading, 0 to 31; as a flag it also holds for nftables"},
+		{"iptables.masqueradeAll", "CF-21", live, works, "masquerade every connection to a cluster IP; as a flag it also holds for nftables"},
+		{"iptables.localhostNodePorts", "CF-22", "a setting of the kernel and the rules that guard it go together, made at the start", works, "NodePorts answer on 127.0.0.1 too"},
+		{"iptables.syncPeriod", "CF-23", live, works, "time between two complete comparisons with the kernel; as a flag it also holds for nftables"},
+		{"iptables.minSyncPeriod", "CF-24", live, works, "least time between two writes to the kernel; as a flag it also holds for nftables"},
+		{"ipvs.syncPeriod", "CF-25", live, works, "time between two complete comparisons with the kernel"},
+		{"ipvs.minSyncPeriod", "CF-25", live, works, "least time between two writes to the kernel"},
+		{"ipvs.scheduler", "CF-26", atStart, works, "`name` of the kernel's scheduler; rr if not given"},
+		{"ipvs.excludeCIDRs", "CF-27", atStart, works, "`CIDRs` whose virtual servers are not ours to remove"},
+		{"ipvs.strictARP", "CF-28", atStart, works, "answer ARP only for addresses of the asked interface: arp_ignore 1, arp_announce 2"},
+		{"ipvs.tcpTimeout", "CF-29", atStart, works, "idle time of a TCP connection; 0 leaves the kernel's"},
+		{"ipvs.tcpFinTimeout", "CF-29", atStart, works, "idle time of a TCP connection after a FIN; 0 leaves the kernel's"},
+		{"ipvs.udpTimeout", "CF-29", atStart, works, "idle time of a UDP flow; 0 leaves the kernel's"},
+		{"nftables.masqueradeBit", "CF-30", "packets on their way carry it", works, "bit of the packet mark that asks for masquerading, 0 to 31"},
+		{"nftables.masqueradeAll", "CF-30", live, works, "masquerade every connection to a cluster IP"},
+		{"nftables.syncPeriod", "CF-30", live, works, "time between two full comparisons of our table with the kernel, besides the watch for changes of others; 0 means some minutes"},
+		{"nftables.minSyncPeriod", "CF-30", live, works, "least time between two writes to the kernel; 0 by default, unlike upstream's 1s"},
+		{"winkernel.networkName", "CF-31", atStart, works, "`name` of the HNS network"},
+		{"winkernel.sourceVip", "CF-31", atStart, works, "`IP` that stands for clients in an overlay network"},
+		{"winkernel.enableDSR", "CF-31", atStart, works, "backends answer clients directly"},
+		{"winkernel.rootHnsEndpointName", "CF-32", atStart, works, "`name` of the node's own HNS endpoint"},
+		{"winkernel.forwardHealthCheckVip", "CF-32", atStart, works, "health checks of load balancers reach the load balancer's address"},
 		{"detectLocalMode", "CF-33", live, works, "`mode` of recognising traffic of this node's pods: " + strings.Join(localModes, ", ") + "; blank means ClusterCIDR"},
 		{"detectLocal.bridgeInterface", "CF-34", live, works, "bridge `interface` that pods are attached to, for BridgeInterface"},
 		{"detectLocal.interfaceNamePrefix", "CF-35", live, works, "what the `names` of the pods' interfaces begin with, for InterfaceNamePrefix"},
 		{"clusterCIDR", "CF-36", live, works, "pod network of the cluster, one `CIDR` or one of each IP family with a comma between"},
-		{"nodePortAddresses", "CF-37", live, works, "`addresses` of this node that answer NodePorts: CIDRs and the words primary, localhost (where the mode can), all; nothing means primary in nftables mode, all in the others"},
+		{"nodePortAddresses", "CF-37", live, works, nodePortsHelp(modes)},
 		{"oomScoreAdj", "CF-38", "it is written once, at the start", works, "how readily the kernel ends this process when memory is short, -1000 to 1000"},
 		{"conntrack.maxPerCore", "CF-39", live, works, "connections that the kernel may track, for each CPU; 0 leaves its limit"},
 		{"conntrack.min", "CF-39", live, works, "connections that the kernel may track at least, however few CPUs there are"},
@@ -142,16 +147,16 @@ func fields() []field {
 		{"conntrack.udpTimeout", "CF-42", live, works, "how long a UDP flow without an answer is tracked; 0 leaves the kernel's"},
 		{"conntrack.udpStreamTimeout", "CF-42", live, works, "how long a UDP flow with answers is tracked; 0 leaves the kernel's"},
 		{"configSyncPeriod", "CF-43", live, gone(watched), "without effect: " + watched},
-		{"portRange", "CF-44", atStart, only("userspace"), "host `ports` to listen on: first-last, first+more, or one; nothing means any"},
-		{"windowsRunAsService", "CF-46", "a service is made once", windows, "run as a Windows service"},
-		{"udpIdleTimeout", "CF-45", atStart, only("userspace"), "how long an idle UDP flow is kept"},
+		{"portRange", "CF-44", atStart, works, "host `ports` to listen on: first-last, first+more, or one; nothing means any"},
+		{"windowsRunAsService", "CF-46", "a service is made once", works, "run as a Windows service"},
+		{"udpIdleTimeout", "CF-45", atStart, works, "how long an idle UDP flow is kept"},
 		{"externalIPCIDRs", "EXT", live, works, "`CIDRs`, with commas between, of which spec.externalIPs are served at all, in either IP family; nothing means all but loopback and the like"},
 	}
 }
 
 // fieldAt returns the entry of a path; a path below one, such as a gate's, has the entry of what is above.
-func fieldAt(path string) (field, bool) {
-	for _, f := range fields() {
+func fieldAt(modes mode.List, path string) (field, bool) {
+	for _, f := range fields(modes) {
 		if f.path == path || strings.HasPrefix(path, f.path+".") {
 			return f, true
 		}

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"kube-proxy/mode"
 )
 
 // group orders the help text.
@@ -37,6 +39,8 @@ type flag struct {
 	// field is the path of the file's field that the flag stands for, "" for flags that no file has. With
 	// --config such a flag is ignored (FL-03), unless it wins.
 	field string
+	// block is the block that a flag without a field belongs to.
+	block string
 	// wins: the flag beats the field of the file.
 	wins bool
 	// alone is the value of a flag that is given without one.
@@ -52,10 +56,13 @@ func flags(o *Options) []flag {
 	all := slices.Concat(proxyFlags(o), nodeFlags(o), serverFlags(o), nftablesFlags(o), iptablesFlags(o), ipvsFlags(o),
 		ebpfFlags(o), userspaceFlags(o), windowsFlags(o), conntrackFlags(o), loggingFlags(o), deprecatedFlags(o))
 	byPath := map[string]field{}
-	for _, f := range fields() {
+	for _, f := range fields(o.modes) {
 		byPath[f.path] = f
 	}
 	for i := range all {
+		if readers := o.modes.Reading(all[i].block); all[i].block != "" {
+			all[i].effect = only(readers...)
+		}
 		if f, ok := byPath[all[i].field]; ok {
 			all[i].effect = f.effect
 			if all[i].help == "" {
@@ -90,9 +97,9 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 }
 
 // Usage writes the help text: flags by group, in our order.
-func Usage(w io.Writer, program string) {
+func Usage(w io.Writer, program string, modes mode.List) {
 	fmt.Fprintf(w, "Usage: %s [flags]\n\nMakes the addresses of Kubernetes Services work on this machine.\n", program)
-	o := NewOptions()
+	o := NewOptions(modes)
 	all := pflag.NewFlagSet(program, pflag.ContinueOnError)
 	o.AddFlags(all)
 	for _, g := range groups {

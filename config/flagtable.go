@@ -98,17 +98,17 @@ func ipvsFlags(o *Options) []flag {
 
 // ebpfFlags have no fields: the published type knows no such mode.
 func ebpfFlags(o *Options) []flag {
-	f, in := &o.ebpf, only("ebpf")
+	f, in := &o.ebpf, "ebpf"
 	return []flag{
-		{name: "ebpf-min-sync-period", group: groupEBPF, effect: in, value: duration(&f.minSyncPeriod),
+		{name: "ebpf-min-sync-period", group: groupEBPF, block: in, value: duration(&f.minSyncPeriod),
 			help: "least time between two writes to the kernel"},
-		{name: "ebpf-sync-period", group: groupEBPF, effect: in, value: duration(&f.syncPeriod),
+		{name: "ebpf-sync-period", group: groupEBPF, block: in, value: duration(&f.syncPeriod),
 			help: "time between two full comparisons with the kernel; 0 means some minutes"},
-		{name: "ebpf-masquerade-bit", group: groupEBPF, effect: in, value: number(&f.masqueradeBit),
+		{name: "ebpf-masquerade-bit", group: groupEBPF, block: in, value: number(&f.masqueradeBit),
 			help: "bit of the packet mark that asks for masquerading, 0 to 31"},
-		{name: "ebpf-masquerade-all", group: groupEBPF, effect: in, value: boolean(&f.masqueradeAll),
+		{name: "ebpf-masquerade-all", group: groupEBPF, block: in, value: boolean(&f.masqueradeAll),
 			help: "masquerade every connection to a cluster IP"},
-		{name: "ebpf-localhost-nodeports", group: groupEBPF, effect: in, value: boolean(&f.localhostNodePorts),
+		{name: "ebpf-localhost-nodeports", group: groupEBPF, block: in, value: boolean(&f.localhostNodePorts),
 			help: "NodePorts answer on 127.0.0.1 too"},
 	}
 }

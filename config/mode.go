@@ -1,23 +1,43 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"reflect"
-	"runtime"
 	"slices"
 	"strings"
+
+	"kube-proxy/mode"
 )
 
-// builtModes are the data planes that this version contains. A new one is added here and in cmd/kube-proxy.
-func builtModes() []string { return []string{"iptables", "nftables"} }
+// runs reports whether a process that is asked for m serves, in this mode or in one that it falls back to.
+func runs(modes mode.List, m mode.Mode) bool {
+	return slices.ContainsFunc(modes.Chain(m.Name), mode.Mode.Built)
+}
 
-// givesWay are modes that may be asked for though they are not built: the documents say which other mode runs then,
-// and package mode chooses it.
-var givesWay = []string{"ipvs"}
+// modeHelp is the help of the field mode.
+func modeHelp(modes mode.List) string {
+	help := "`mode` of the data plane: " + strings.Join(modes.Names(mode.Mode.Built), ", ")
+	for _, m := range modes {
+		if !m.Built() && runs(modes, m) {
+			help += fmt.Sprintf("; %s gives way to %s in this version", m.Name, m.FallsBackTo)
+		}
+	}
+	help += "; nothing means the best that this machine can do"
+	if unasked := modes.Names(func(m mode.Mode) bool { return m.Unasked }); len(unasked) > 0 {
+		help += ", " + unasked[0] + " first"
+	}
+	return help
+}
 
-// modes are all that there ever were, and ours. Windows has kernelspace alone.
-var modes = []string{"iptables", "ipvs", "nftables", "userspace", "ebpf", "kernelspace"}
+// nodePortsHelp is the help of the field nodePortAddresses.
+func nodePortsHelp(modes mode.List) string {
+	primary := modes.Names(func(m mode.Mode) bool { return m.NodePortsPrimary })
+	return "`addresses` of this node that answer NodePorts: CIDRs and the words primary, localhost (where the mode can), all; nothing means primary in " +
+		strings.Join(primary, " and ") + " mode, all in the others"
+}
 
 // counts reports whether something with this effect does anything in the mode that runs.
 func (e effect) counts(running string) bool {
@@ -26,21 +46,23 @@ func (e effect) counts(running string) bool {
 
 // mode is CF-19, as far as modes are built. A blank mode and one that gives way are left to the process.
 func (o *Options) mode(gates map[string]bool) string {
-	mode := string(o.file.Mode)
-	want := "want " + strings.Join(slices.Compact(slices.Sorted(slices.Values(slices.Concat(o.modes, givesWay)))), ", ") +
+	name := string(o.file.Mode)
+	want := "want " + strings.Join(slices.Sorted(slices.Values(o.modes.Names(func(m mode.Mode) bool { return runs(o.modes, m) }))), ", ") +
 		", or nothing for the best that this machine can do"
+	m, known := o.modes.Find(name)
 	switch {
-	case mode == "ipvs" && !gates["KubeProxyIPVS"]:
-		o.wrong("mode", mode, "the feature gate KubeProxyIPVS is off: "+want)
-	case mode == "", slices.Contains(o.modes, mode), slices.Contains(givesWay, mode):
-	case mode == "kernelspace" && runtime.GOOS != "windows" && !o.once():
-		o.wrong("mode", mode, "this mode is for Windows: "+want)
-	case slices.Contains(modes, mode) && !o.once():
-		o.wrong("mode", mode, "this mode is not built yet: "+want)
-	case !slices.Contains(modes, mode):
-		o.wrong("mode", mode, want)
+	case name == "":
+	case !known:
+		o.wrong("mode", name, want)
+	case m.Gate != "" && !gates[m.Gate]:
+		o.wrong("mode", name, "the feature gate "+m.Gate+" is off: "+want)
+	case runs(o.modes, m), o.once():
+	case !m.Here():
+		o.wrong("mode", name, "this mode is for "+strings.ToUpper(m.OS[:1])+m.OS[1:]+": "+want)
+	default:
+		o.wrong("mode", name, "this mode is not built yet: "+want)
 	}
-	return mode
+	return name
 }
 
 // once reports whether the process ends without serving.
@@ -51,29 +73,26 @@ func (o *Options) once() bool {
 // Resolved is what a [Config] says for the mode that runs. It may be another than what was asked for: a blank mode
 // is chosen by the process, and one that cannot run here may give way.
 type Resolved struct {
-	Mode string
+	Mode mode.Mode
 	// Tables are the block of this mode.
 	Tables    Tables
 	NodePorts NodePorts
+	// LocalhostNodePorts: NodePorts can answer on 127.0.0.1, and nobody asked that they do not.
+	LocalhostNodePorts bool
 	// Warnings are those that [Config.Warnings] lacks because they depend on the mode.
 	Warnings []string
 }
 
-// For returns what the configuration says for a mode. The error is [Problems] of what only this mode reads, which was
+// For returns what the configuration says for a mode. The error is [Problems] of what only some modes read, which was
 // not checked before if another mode was asked for.
-func (c *Config) For(mode string) (Resolved, error) {
-	if ps := c.unchecked[mode]; len(ps) > 0 {
+func (c *Config) For(m mode.Mode) (Resolved, error) {
+	if ps := c.unchecked[m.Name]; len(ps) > 0 {
 		return Resolved{}, ps
 	}
-	r := Resolved{Mode: mode, Tables: c.IPTables, NodePorts: c.NodePorts, Warnings: c.inMode[mode]}
-	switch mode {
-	case "nftables":
-		r.Tables = c.NFTables
-	case "ebpf":
-		r.Tables = c.EBPF
-	}
+	r := Resolved{Mode: m, Tables: c.block(m), NodePorts: c.NodePorts, Warnings: c.inMode[m.Name]}
+	r.LocalhostNodePorts = m.LocalhostNodePorts && (r.Tables.LocalhostNodePorts || !m.ReadsField(m.Block+".localhostNodePorts"))
 	if r.NodePorts.Unset {
-		r.NodePorts.Primary = mode == "nftables"
+		r.NodePorts.Primary = m.NodePortsPrimary
 		if !r.NodePorts.Primary {
 			r.NodePorts.Prefixes = everyAddress()
 		}
@@ -81,24 +100,45 @@ func (c *Config) For(mode string) (Resolved, error) {
 	return r, nil
 }
 
+// block returns the settings that the mode has for itself: those of its block, or its defaults.
+func (c *Config) block(m mode.Mode) Tables {
+	switch m.Block {
+	case "iptables":
+		return c.IPTables
+	case "nftables":
+		return c.NFTables
+	case "ebpf":
+		return c.EBPF
+	}
+	return Tables{MasqueradeBit: masqueradeBit, LocalhostNodePorts: m.LocalhostNodePorts, SyncPeriod: m.SyncPeriod, MinSyncPeriod: m.MinSyncPeriod}
+}
+
 func everyAddress() []netip.Prefix {
 	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 }
 
-// onlyIn runs a check of what only one mode reads. Where another mode was asked for, its problems count only if the
-// mode runs in the end.
-func (o *Options) onlyIn(c *Config, mode string, check func()) {
+// onlyIn runs a check of a block that only some modes read. Where another mode was asked for, its problems count only if
+// one of them runs in the end.
+func (o *Options) onlyIn(c *Config, block string, check func()) {
 	others := o.problems
 	o.problems = nil
 	check()
 	found := o.problems
 	o.problems = others
 	asked := string(o.file.Mode)
-	misspelt := asked != "" && !slices.Contains(modes, asked) // it may be this one
-	if asked == mode || misspelt && mode == "nftables" {
+	_, known := o.modes.Find(asked)
+	counts := false
+	for _, name := range o.modes.Reading(block) {
+		m, _ := o.modes.Find(name)
+		misspelt := asked != "" && !known && m.Built() // it may be this one
+		counts = counts || asked == name || misspelt
+	}
+	if counts {
 		o.problems = append(o.problems, found...)
-	} else if len(found) > 0 {
-		c.unchecked[mode] = found
+		return
+	}
+	for _, name := range o.modes.Reading(block) {
+		c.unchecked[name] = append(c.unchecked[name], found...)
 	}
 }
 
@@ -114,26 +154,22 @@ func (o *Options) tellEffects(c *Config) {
 		case e.later:
 			later = append(later, name)
 		case e.modes != nil && !isDefault:
-			for _, mode := range modes {
-				if !slices.Contains(e.modes, mode) {
-					other[mode] = append(other[mode], name)
+			for _, m := range o.modes {
+				if !slices.Contains(e.modes, m.Name) {
+					other[m.Name] = append(other[m.Name], name)
 				}
 			}
 		}
 	}
 	for _, f := range flags(o) {
 		if o.changed(f.name) && !slices.Contains(o.told, f.name) && (!o.loaded || f.field == "") {
-			e := f.effect
-			if slices.Contains(feeders, f.name) {
-				e = only(append([]string{"nftables"}, e.modes...)...)
-			}
-			tell("--"+f.name, e, false)
+			tell("--"+f.name, f.asFlag(o.modes), false)
 		}
 	}
 	var defaults settings
-	setDefaults(&defaults)
+	setDefaults(&defaults, o.modes)
 	for _, path := range o.inFile {
-		if f, ok := fieldAt(path); ok {
+		if f, ok := fieldAt(o.modes, path); ok {
 			same := reflect.DeepEqual(leafAt(&defaults, f.path).Interface(), leafAt(&o.file, f.path).Interface())
 			tell(path, f.effect, same)
 		}
@@ -141,33 +177,60 @@ func (o *Options) tellEffects(c *Config) {
 	if len(later) > 0 {
 		o.warn("accepted, without effect in this version: %s", strings.Join(later, ", "))
 	}
-	for _, mode := range modes {
-		if names := other[mode]; len(names) > 0 {
-			c.inMode[mode] = append(c.inMode[mode], fmt.Sprintf("without effect in mode %s: %s", mode, strings.Join(names, ", ")))
+	for _, m := range o.modes {
+		if names := other[m.Name]; len(names) > 0 {
+			c.inMode[m.Name] = append(c.inMode[m.Name], fmt.Sprintf("without effect in mode %s: %s", m.Name, strings.Join(names, ", ")))
 		}
-		c.inMode[mode] = append(c.inMode[mode], o.tellLoopback(mode)...)
+		c.inMode[m.Name] = append(c.inMode[m.Name], o.tellLoopback(c, m)...)
 	}
 }
 
-// feeders are the flags of iptables that hold for nftables too.
-var feeders = []string{"iptables-sync-period", "iptables-min-sync-period", "iptables-masquerade-bit", "masquerade-all"}
+// asFlag is the effect of a flag, which may hold for other modes than its field: those that inherit it.
+func (f flag) asFlag(modes mode.List) effect {
+	heirs := modes.Names(func(m mode.Mode) bool { return slices.Contains(slices.Collect(maps.Values(m.Inherits)), f.field) })
+	if f.effect.modes == nil || len(heirs) == 0 {
+		return f.effect
+	}
+	return only(slices.Concat(heirs, f.effect.modes)...)
+}
+
+// inherit has the flags of one block feed those of another, where a mode that wants that is chosen by a flag (CF-62), or may
+// be; its own flags win.
+func (o *Options) inherit() {
+	byField := map[string]string{}
+	for _, f := range flags(o) {
+		byField[f.field] = f.name
+	}
+	for _, m := range o.modes {
+		if cmp.Or(string(o.file.Mode), m.Name) != m.Name {
+			continue
+		}
+		for own, other := range m.Inherits {
+			if o.changed(byField[other]) && !o.changed(byField[own]) {
+				leafAt(&o.file, own).Set(leafAt(&o.file, other))
+			}
+		}
+	}
+}
 
 // tellLoopback warns where NodePorts are asked for on addresses on which the mode cannot serve them (CF-37, SV-64).
-func (o *Options) tellLoopback(mode string) []string {
+func (o *Options) tellLoopback(c *Config, m mode.Mode) []string {
+	field := m.Block + ".localhostNodePorts"
+	off := m.ReadsField(field) && !c.block(m).LocalhostNodePorts
 	var all []string
 	where := o.where("nodePortAddresses")
 	for _, entry := range o.file.NodePortAddresses {
 		v4, v6 := loopbacks(entry)
 		switch {
 		case !v4 && !v6:
-		case mode != "iptables" && mode != "userspace":
-			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on loopback addresses", where, entry, mode))
-		case v4 && mode == "iptables" && !*o.file.IPTables.LocalhostNodePorts:
-			all = append(all, fmt.Sprintf("%s %q has no effect: %s is false", where, entry, o.where("iptables.localhostNodePorts")))
+		case !m.LocalhostNodePorts:
+			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on loopback addresses", where, entry, m.Name))
+		case v4 && off:
+			all = append(all, fmt.Sprintf("%s %q has no effect: %s is false", where, entry, o.where(field)))
 		case v4 && v6:
-			all = append(all, fmt.Sprintf("%s %q: in mode %s NodePorts answer on 127.0.0.1, not on ::1", where, entry, mode))
+			all = append(all, fmt.Sprintf("%s %q: in mode %s NodePorts answer on 127.0.0.1, not on ::1", where, entry, m.Name))
 		case v6:
-			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on ::1", where, entry, mode))
+			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on ::1", where, entry, m.Name))
 		}
 	}
 	return all

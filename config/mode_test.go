@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"kube-proxy/plane/all"
 )
 
 // What depends on the mode is known for each, whatever was asked for (CF-19, CF-30, CF-37, CF-62, CF-64).
@@ -45,7 +47,7 @@ func TestFor(t *testing.T) {
 			}
 			cfg, err := complete(t, c)
 			must(t, err)
-			r, err := cfg.For(tc.mode)
+			r, err := forMode(t, cfg, tc.mode)
 			if tc.bad != "" {
 				if err == nil || !strings.HasPrefix(err.Error(), tc.bad) || !errors.As(err, new(Problems)) {
 					t.Errorf("error %v, want %s", err, tc.bad)
@@ -58,7 +60,7 @@ func TestFor(t *testing.T) {
 				primary = "primary"
 			}
 			got := fmt.Sprintf("%s %v %t %d %s", primary, r.NodePorts.Prefixes, r.Tables.MasqueradeAll, r.Tables.MasqueradeBit, r.Tables.SyncPeriod)
-			if got != tc.want || r.Mode != tc.mode || r.NodePorts.Unset == strings.Contains(tc.args, "--nodeport-addresses") {
+			if got != tc.want || r.Mode.Name != tc.mode || r.NodePorts.Unset == strings.Contains(tc.args, "--nodeport-addresses") {
 				t.Errorf("got %q, want %q; %+v", got, tc.want, r)
 			}
 			if !strings.HasPrefix(strings.Join(r.Warnings, "\n"), tc.say) || (tc.say == "") != (len(r.Warnings) == 0) {
@@ -110,7 +112,7 @@ func TestIdentity(t *testing.T) {
 	if err != nil {
 		t.Skipf("this machine has no boot id: %v", err)
 	}
-	c, err := NewOptions().Complete(nil)
+	c, err := NewOptions(all.Modes()).Complete(nil)
 	must(t, err)
 	if c.BootID != strings.TrimSpace(string(boot)) {
 		t.Errorf("boot id %q, want %q", c.BootID, boot)

@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kube-proxy/mode"
 )
 
 // Compatible is the newest Kubernetes whose kube-proxy this one stands in for.
@@ -44,7 +46,7 @@ type Options struct {
 
 	file     settings       // what flags say, or what the file says
 	set      *pflag.FlagSet // to know which flags were given
-	modes    []string       // the data planes that there are
+	modes    mode.List      // all that there are
 	problems Problems
 	warnings []string
 	loaded   bool     // file holds what the file says
@@ -64,15 +66,15 @@ type ebpfOptions struct {
 
 // NewOptions returns Options with the defaults of all flags. Defaults of flags apply before parsing, so
 // that 0 can be asked for; those of the file after it (FL-08).
-func NewOptions() *Options {
+func NewOptions(modes mode.List) *Options {
 	o := &Options{
-		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, modes: builtModes(),
+		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, modes: modes,
 		bootIDFiles: "/proc/sys/kernel/random/boot_id", machineIDFiles: "/etc/machine-id,/var/lib/dbus/machine-id",
 		cleanupIPVS: true, healthzPort: healthzPort, metricsPort: metricsPort,
-		ebpf: ebpfOptions{masqueradeBit: 14, localhostNodePorts: true},
+		ebpf: ebpfOptions{masqueradeBit: masqueradeBit, localhostNodePorts: true},
 		klog: Logging{ToStderr: true, StderrThreshold: 2, FileMaxMB: 1800, BacktraceAt: ":0"},
 	}
-	setDefaults(&o.file)
+	setDefaults(&o.file, modes)
 	return o
 }
 
@@ -84,8 +86,11 @@ const (
 	flushFrequency = 5 * time.Second // of the log
 )
 
+// masqueradeBit is the default of all blocks (G3).
+const masqueradeBit = 14
+
 // setDefaults fills what is missing in c.
-func setDefaults(c *settings) {
+func setDefaults(c *settings, modes mode.List) {
 	orDefault(&c.ClientConnection.ContentType, protobuf)
 	orDefault(&c.ClientConnection.QPS, 5)
 	orDefault(&c.ClientConnection.Burst, 10)
@@ -101,16 +106,17 @@ func setDefaults(c *settings) {
 	}
 	orDefault(&c.HealthzBindAddress, fmt.Sprintf("%s:%d", healthz, healthzPort))
 	orDefault(&c.MetricsBindAddress, fmt.Sprintf("%s:%d", metrics, metricsPort))
-	orPoint(&c.IPTables.MasqueradeBit, 14)
-	orPoint(&c.IPTables.LocalhostNodePorts, true)
-	orDefault(&c.IPTables.SyncPeriod.Duration, 30*time.Second)
-	if c.IPTables.MinSyncPeriod.Duration == 0 && c.IPTables.SyncPeriod.Duration > 0 {
-		c.IPTables.MinSyncPeriod.Duration = min(time.Second, c.IPTables.SyncPeriod.Duration)
+	for _, m := range modes {
+		if period, least := c.periods(m.Name); period != nil {
+			orDefault(&period.Duration, m.SyncPeriod)
+			if period.Duration > 0 {
+				orDefault(&least.Duration, min(m.MinSyncPeriod, period.Duration))
+			}
+		}
 	}
-	orDefault(&c.IPVS.SyncPeriod.Duration, 30*time.Second)
-	// NFTables.MinSyncPeriod stays 0, see docs/adr/0006. So does SyncPeriod: what others change is noticed at
-	// once, and upstream's 30 s would compare a large table all the time.
-	orPoint(&c.NFTables.MasqueradeBit, 14)
+	orPoint(&c.IPTables.MasqueradeBit, masqueradeBit)
+	orPoint(&c.IPTables.LocalhostNodePorts, true)
+	orPoint(&c.NFTables.MasqueradeBit, masqueradeBit)
 	orPoint(&c.OOMScoreAdj, -999)
 	orPoint(&c.Conntrack.MaxPerCore, 32*1024)
 	orPoint(&c.Conntrack.Min, 128*1024)
@@ -118,6 +124,19 @@ func setDefaults(c *settings) {
 	orPoint(&c.Conntrack.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
 	orDefault(&c.ConfigSyncPeriod.Duration, 15*time.Minute)
 	orDefault(&c.UDPIdleTimeout.Duration, 250*time.Millisecond)
+}
+
+// periods returns the periods of a block of the file; nil if it has none of that name.
+func (c *settings) periods(block string) (sync, least *metav1.Duration) {
+	switch block {
+	case "iptables":
+		return &c.IPTables.SyncPeriod, &c.IPTables.MinSyncPeriod
+	case "ipvs":
+		return &c.IPVS.SyncPeriod, &c.IPVS.MinSyncPeriod
+	case "nftables":
+		return &c.NFTables.SyncPeriod, &c.NFTables.MinSyncPeriod
+	}
+	return nil, nil
 }
 
 func orDefault[T comparable](at *T, value T) {
@@ -183,9 +202,9 @@ func (o *Options) Complete(args []string) (*Config, error) {
 
 // Unparsed returns all that is wrong with a command line that the parser gave up with an error, such as for an
 // unknown flag (FL-02): that error, and what there is to say of the rest.
-func Unparsed(args []string, err error) error {
+func Unparsed(args []string, err error, modes mode.List) error {
 	problems := Problems{{Where: err.Error()}}
-	o := NewOptions()
+	o := NewOptions(modes)
 	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 	fs.ParseErrorsAllowlist.UnknownFlags = true
 	fs.Usage = func() {}
@@ -239,7 +258,7 @@ func (o *Options) load() error {
 	o.warnings = append(o.warnings, doc.warnings...)
 	o.problems = append(o.problems, doc.problems...)
 	file := &doc.settings
-	setDefaults(file)
+	setDefaults(file, o.modes)
 	var ignored []string
 	for _, f := range flags(o) {
 		switch {
@@ -281,21 +300,7 @@ func (o *Options) flagsAlone() {
 	if f.IPTables.SyncPeriod.Duration > 0 && !o.changed("iptables-min-sync-period") {
 		f.IPTables.MinSyncPeriod.Duration = min(f.IPTables.MinSyncPeriod.Duration, f.IPTables.SyncPeriod.Duration)
 	}
-	if f.Mode != "nftables" && f.Mode != "" {
-		return
-	}
-	// The flags of iptables feed nftables when that mode is chosen by a flag (CF-62), or may be; its own ones win.
-	n, i := &f.NFTables, &f.IPTables
-	o.feed("iptables-sync-period", "nftables-sync-period", func() { n.SyncPeriod = i.SyncPeriod })
-	o.feed("iptables-min-sync-period", "nftables-min-sync-period", func() { n.MinSyncPeriod = i.MinSyncPeriod })
-	o.feed("iptables-masquerade-bit", "nftables-masquerade-bit", func() { n.MasqueradeBit = i.MasqueradeBit })
-	o.feed("masquerade-all", "nftables-masquerade-all", func() { n.MasqueradeAll = i.MasqueradeAll })
-}
-
-func (o *Options) feed(from, to string, do func()) {
-	if o.changed(from) && !o.changed(to) {
-		do()
-	}
+	o.inherit()
 }
 
 // port is what --healthz-port and --metrics-port do: 0 disables the server, else the port is for an address

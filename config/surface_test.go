@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/kube-proxy/config/v1alpha1"
+
+	"kube-proxy/plane/all"
 )
 
 // rows reads a table of testdata: lines of cells with tabs between, the first one names the columns.
@@ -56,7 +58,7 @@ func effectName(e effect) string {
 
 // G1: the flags are those of all documents, and each has the type and the default of the table.
 func TestFlagTable(t *testing.T) {
-	o := NewOptions()
+	o := NewOptions(all.Modes())
 	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 	o.AddFlags(fs)
 	byName := map[string]flag{}
@@ -114,7 +116,7 @@ func TestFlagsTell(t *testing.T) {
 		"ipport": "192.0.2.1:99", "show-hidden-metrics-for-version": previousMinor, "proxy-port-range": "1-2", "source-vip": "192.0.2.9"}
 	for _, row := range rows(t, "testdata/flags.tsv") {
 		name := row["name"]
-		if row["effect"] == "works" || row["effect"] == "nftables" || slices.Contains(feeders, name) {
+		if row["effect"] == "works" || row["effect"] == "nftables" || strings.Contains("iptables-sync-period iptables-min-sync-period iptables-masquerade-bit masquerade-all", name) {
 			continue
 		}
 		value, ok := values[name]
@@ -154,8 +156,8 @@ func TestFlagsTell(t *testing.T) {
 // The fields are those of the type and of the table; defaults are the table's.
 func TestFieldTable(t *testing.T) {
 	var s settings
-	setDefaults(&s)
-	inCode := fields()
+	setDefaults(&s, all.Modes())
+	inCode := fields(all.Modes())
 	var paths []string
 	for i, row := range rows(t, "testdata/fields.tsv") {
 		if i >= len(inCode) {
@@ -189,11 +191,11 @@ func TestFieldTable(t *testing.T) {
 
 // Each flag that stands for a field is where the field is: setting the one sets the other.
 func TestFlagsNameFields(t *testing.T) {
-	for _, f := range flags(NewOptions()) {
+	for _, f := range flags(NewOptions(all.Modes())) {
 		if f.field == "" {
 			continue
 		}
-		o := NewOptions()
+		o := NewOptions(all.Modes())
 		fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 		o.AddFlags(fs)
 		value := map[string]string{"bool": "true", "int32": "17", "float32": "17", "duration": "17s", "list": "a=1", "map": "A=true", "quantity": "17"}[fs.Lookup(f.name).Value.Type()]
@@ -206,7 +208,7 @@ func TestFlagsNameFields(t *testing.T) {
 		before := string(written(leaf{f.field, leafAt(&o.file, f.field)}))
 		must(t, fs.Parse([]string{"--" + f.name + "=" + value}))
 		var others []string
-		fresh := NewOptions()
+		fresh := NewOptions(all.Modes())
 		was := leaves(&fresh.file)
 		for i, l := range leaves(&o.file) {
 			if string(written(l)) != string(written(was[i])) && l.path != f.field {
@@ -265,7 +267,7 @@ func TestGates(t *testing.T) {
 }
 
 func TestPages(t *testing.T) {
-	for name, page := range map[string]string{"../docs/flags.md": FlagsPage(), "../docs/configuration.md": ConfigurationPage(), "testdata/help.golden": help()} {
+	for name, page := range map[string]string{"../docs/flags.md": FlagsPage(all.Modes()), "../docs/configuration.md": ConfigurationPage(all.Modes()), "testdata/help.golden": help()} {
 		if *update {
 			write(t, name, page)
 			continue
@@ -279,6 +281,6 @@ func TestPages(t *testing.T) {
 
 func help() string {
 	var b strings.Builder
-	Usage(&b, "kube-proxy")
+	Usage(&b, "kube-proxy", all.Modes())
 	return b.String()
 }

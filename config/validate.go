@@ -28,7 +28,7 @@ func (o *Options) validate() *Config {
 			ContentType: f.ClientConnection.ContentType, AcceptContentTypes: f.ClientConnection.AcceptContentTypes,
 		},
 		InitOnly: o.InitOnly, WriteConfigTo: o.WriteConfigTo, File: o.ConfigFile, Flags: o.flagLines(),
-		unchecked: map[string]Problems{}, inMode: map[string][]string{}, names: map[string]string{},
+		modes: o.modes, unchecked: map[string]Problems{}, inMode: map[string][]string{}, names: map[string]string{},
 	}
 	c.Gates = o.featureGates()
 	c.Mode = o.mode(c.Gates)
@@ -52,7 +52,7 @@ func (o *Options) validate() *Config {
 	c.Cleanup = o.cleanup()
 	c.file = *f
 	all := flags(o)
-	for _, f := range fields() {
+	for _, f := range fields(o.modes) {
 		c.names[f.path] = o.whereAmong(all, f.path)
 	}
 	return c

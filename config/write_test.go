@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"kube-proxy/plane/all"
 )
 
 // roundTrip checks FL-06: what is written loads to the same configuration, without a complaint of strict decoding.
@@ -20,8 +22,8 @@ func roundTrip(t testing.TB, c *Config) {
 	if err := os.WriteFile(name, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	o := NewOptions()
-	o.modes, o.readFile = modes, idFiles
+	o := NewOptions(all.Modes())
+	o.modes, o.readFile = allBuilt(), idFiles
 	o.hostname, o.getenv = func() (string, error) { return c.NodeName, nil }, func(string) string { return "" }
 	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 	o.AddFlags(fs)
@@ -38,7 +40,7 @@ func roundTrip(t testing.TB, c *Config) {
 	// What no field stands for is not in the file.
 	want, got := *c, *again
 	for _, x := range []*Config{&want, &got} {
-		x.unchecked, x.inMode, x.names = nil, nil, nil
+		x.modes, x.unchecked, x.inMode, x.names = nil, nil, nil, nil
 		x.Version, x.MachineID, x.BootID = "", "", ""
 		x.API.Master, x.Manifests, x.File, x.WriteConfigTo, x.Flags, x.Warnings, x.Cleanup, x.InitOnly = "", "", "", "", nil, nil, Cleanup{}, false
 		x.EBPF, x.NFTables.LocalhostNodePorts = Tables{}, false

@@ -1,123 +1,257 @@
-// Package mode chooses the data plane: from what was asked for and from what this host can do.
-//
-// A blank mode is the best that the host can do. The documents of v1.5 to v1.16 (S0 to S2) also describe
-// what happens when a mode cannot work: ipvs gives way to iptables, iptables to userspace. Nothing gives way
-// in silence: each step is in the Choice, to be told by log, event and metric. A mode that nobody could take for
-// another, nftables and ebpf, fails instead (G7).
-//
-// The package is pure. The caller says what can run here, and tells what was chosen.
 package mode
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
 	"strings"
+	"time"
+
+	"kube-proxy/engine"
+	"kube-proxy/event"
+	"kube-proxy/lb"
+	"kube-proxy/plane/ownwrites"
 )
 
-// The data planes.
-const (
-	IPTables  = "iptables"
-	IPVS      = "ipvs"
-	NFTables  = "nftables"
-	EBPF      = "ebpf"
-	Userspace = "userspace"
-)
-
-// ErrNotBuilt is wrapped by the reason why a mode cannot run that this version does not contain.
+// ErrNotBuilt is the reason why a mode cannot run that this version does not contain.
 var ErrNotBuilt = errors.New("not built yet in this version")
 
-// Annotation is the annotation of the Node object that chooses the mode where it is blank (S0).
-const Annotation = "net.experimental.kubernetes.io/proxy-mode"
+// Mode is all that the proxy knows of one mode. Its folder below plane returns it; plane/all has the list. One without
+// New is not built yet: configuration knows it, and it cannot run.
+type Mode struct {
+	// Name is the value of --proxy-mode.
+	Name string
+	// Doc says in one sentence how the mode serves, for docs/configuration.md.
+	Doc string
+	// OS is the only operating system that has the mode; "" for no such bound.
+	OS string
+	// Gate is the feature gate without which nobody may ask for it; "" for none.
+	Gate string
 
-// Step is one mode that was wanted and cannot run here.
-type Step struct {
-	From, To string
-	// Why says what From lacks here.
-	Why error
+	// FallsBackTo is the mode that runs where this one was asked for and cannot (S0 to S2); "" for none: a mode that
+	// nobody could take for another fails instead (G7).
+	FallsBackTo string
+	// Unasked modes are tried where none is asked for, in the order of the list.
+	Unasked bool
+	// Annotated modes may be asked for by the Node's annotation (S0).
+	Annotated bool
+
+	// Block is the block of the configuration that has the masquerade bit and the periods of the mode. A mode
+	// without one takes SyncPeriod, MinSyncPeriod and the usual bit.
+	Block string
+	// Reads are blocks and fields of the configuration that do nothing in modes that do not name them.
+	Reads []string
+	// Inherits are fields that take the value of another's flag where their own flag is not given: the other, by
+	// their path.
+	Inherits map[string]string
+	// SyncPeriod and MinSyncPeriod are the defaults of the block that has the mode's name.
+	SyncPeriod, MinSyncPeriod time.Duration
+	// NodePortsPrimary: where no addresses are asked for, NodePorts answer on the node's primary ones, and not on all.
+	NodePortsPrimary bool
+	// LocalhostNodePorts: NodePorts can answer on 127.0.0.1.
+	LocalhostNodePorts bool
+
+	// Terminates: connections end at the proxy, so that the kernel need not forward.
+	Terminates bool
+	// Sysctls returns what the host must be set to; nil for nothing.
+	Sysctls func(Settings) []Sysctl
+	// Load loads the modules that have these sysctls; nil for none.
+	Load func() error
+
+	// Metrics are the metrics of the mode, beside those that every mode has.
+	Metrics []Metric
+
+	// Able says why the mode cannot serve the family on this host, or returns nil. It changes nothing.
+	Able func(lb.Family) error
+	// New makes the plane of a family, in the network namespace of the calling thread.
+	New func(Settings) (Plane, error)
+	// Loader names the programs that load what Render returns.
+	Loader string
+	// Render returns what a new plane would write to an empty kernel. It needs no kernel. An error that comes with a
+	// text is of rows that are left out.
+	Render func(Settings, *lb.Table) ([]byte, error)
+
+	// Show and Flush are commands by which people see and break what it has written for IPv4.
+	Show, Flush string
+	// PassesUnknown: a packet to an address or port of the service network that no Service has passes untouched (SV-62, SV-63).
+	PassesUnknown bool
+
+	// Rules names the kind of rules that the mode writes. Modes with the same kind cannot tell theirs apart, and so
+	// leave each other's alone.
+	Rules string
+	// Remove removes what the mode leaves in the kernel; nil if it leaves nothing. It is not called where a mode with
+	// the same Rules runs.
+	Remove func(context.Context, Removal) (Report, error)
+	// RemoveStale removes, where the mode itself runs, what its planes do not write any more; nil if there is no such thing.
+	RemoveStale func(context.Context, Removal) (Report, error)
 }
 
-// String returns the step as a sentence without its end.
-func (s Step) String() string {
-	return fmt.Sprintf("mode %s cannot run on this host, using %s instead: %v", s.From, s.To, s.Why)
+// Plane is a data plane of one family that runs.
+type Plane interface {
+	engine.Plane
+	// Notices returns what has come up and somebody should know, each once. It is called when no write is under way:
+	// before the first, and after each.
+	Notices() []Notice
+	// Measure tells the values of the mode's metrics. It may be called at any time from any goroutine. An error says which
+	// could not be read; the others are told.
+	Measure(Emit) error
+	// Close gives back what the plane holds of this process. What it wrote stays in force.
+	Close() error
 }
 
-// Choice is the data plane that runs, and why it is this one.
-type Choice struct {
-	// Mode is what runs.
-	Mode string
-	// Asked is what the flag or the file asks for, "" if nothing.
-	Asked string
-	// Annotated is what the Node's annotation asks for, where that counted; otherwise "".
-	Annotated string
-	// Steps are the fallbacks on the way from what was asked for to Mode.
-	Steps []Step
-	// Ignored says what is wrong with the annotation, if anything.
-	Ignored string
+// Notice is a line of the log, as a warning, and perhaps an event.
+type Notice struct {
+	Text string
+	Args []any // keys and values
+	// Event returns the event about the Node of that name; nil for none.
+	Event func(node string) event.Event
 }
 
-// fallbacks are the modes to try, the first first. A blank mode comes before userspace to what is newer than the
-// documents: a host without iptables is still served by the kernel.
-var fallbacks = map[string][]string{
-	"":        {IPTables, NFTables, Userspace},
-	IPTables:  {IPTables, Userspace},
-	IPVS:      {IPVS, IPTables, Userspace},
-	Userspace: {Userspace},
-	NFTables:  {NFTables},
-	EBPF:      {EBPF},
+// Settings is what the configuration asks of a mode, for one family.
+type Settings struct {
+	Family lb.Family
+	// MasqueradeBit is the bit of the packet mark that asks for masquerading, 0 to 31.
+	MasqueradeBit int
+	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of NodePorts, the prefixes of addresses that answer them,
+	// covers that.
+	LocalhostNodePorts bool
+	NodePorts          []netip.Prefix
+	// StrictARP: the node answers ARP for no address of another interface.
+	StrictARP bool
+	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
+	Writes *ownwrites.Ledger
 }
 
-// Choose finds the first mode that can run. annotation is the value of [Annotation], "" for none; it counts only
-// where nothing is asked for. can returns nil if the mode can run on this host, else why not; it is
-// asked once for each mode, and only for those that matter.
-func Choose(asked, annotation string, can func(mode string) error) (Choice, error) {
-	c := Choice{Asked: asked}
-	start := asked
-	if asked == "" {
-		switch annotation {
-		case "":
-		case IPTables, Userspace: // what S0 knows
-			c.Annotated, start = annotation, annotation
-		default:
-			c.Ignored = fmt.Sprintf("the Node's annotation %s=%q is ignored: want %s or %s", Annotation, annotation, IPTables, Userspace)
+// Sysctl is a setting of the host.
+type Sysctl struct {
+	Name, Value string
+	// Asks names the flag and the field that ask for it; "" means that the mode does.
+	Asks string
+	// From and Before are the kernels that need it, as major and minor version; zero for no bound.
+	From, Before [2]int
+	// Optional: not every kernel has it, and those that have not do without.
+	Optional bool
+	// InitOnly: a plane makes it when that is safe; --init-only makes it at once.
+	InitOnly bool
+}
+
+// Removal says what to remove of a mode.
+type Removal struct {
+	Families []lb.Family
+	// ExcludeCIDRs hold virtual servers and addresses that are not ours (--ipvs-exclude-cidrs).
+	ExcludeCIDRs []netip.Prefix
+	// Beside: another mode runs, and goes on to need settings of the host that both make.
+	Beside bool
+	// Drain is how long connections that would be cut off may go on at most.
+	Drain time.Duration
+}
+
+// Report is what became of a removal, a sentence for each kind of thing. It is for the log.
+type Report struct {
+	// Removed is what was there and is gone.
+	Removed []string
+	// Left is what stays though it is ours, or may be, and why.
+	Left []string
+}
+
+// Count notes that n things were removed; of none nothing is told.
+func (r *Report) Count(n int, format string, args ...any) {
+	if n > 0 {
+		r.Removed = append(r.Removed, fmt.Sprintf("%d %s", n, fmt.Sprintf(format, args...)))
+	}
+}
+
+// Leave notes that something stays.
+func (r *Report) Leave(format string, args ...any) {
+	r.Left = append(r.Left, fmt.Sprintf(format, args...))
+}
+
+// Kind is the type of a metric, as Prometheus names it.
+type Kind string
+
+// The kinds of metrics.
+const (
+	Counter   Kind = "counter"
+	Gauge     Kind = "gauge"
+	Histogram Kind = "histogram"
+)
+
+// Metric says that a mode has a metric. One without Help is one of package status, or of another mode, that this mode has
+// too.
+type Metric struct {
+	// Name is the name without the prefix.
+	Name string
+	// Row is that of the behaviour book; EXT: ours, upstream has none.
+	Row  string
+	Kind Kind
+	// Labels are "ip_family", whose value the family gives, and then what [Emit] is given. Without ip_family the value
+	// is the host's, and the first plane that tells it counts.
+	Labels []string
+	Help   string
+}
+
+// Emit is told a value of a metric, with one value for each label but ip_family.
+type Emit func(metric string, value float64, labels ...string)
+
+// List is the list of all modes, in the order in which they are tried and documented.
+type List []Mode
+
+// Built reports whether this version contains the mode.
+func (m Mode) Built() bool { return m.New != nil }
+
+// able says why the mode cannot run here.
+func (m Mode) able(f lb.Family) error {
+	if !m.Built() {
+		return ErrNotBuilt
+	}
+	return m.Able(f)
+}
+
+// Here reports whether the mode is for this operating system.
+func (m Mode) Here() bool { return m.OS == "" || m.OS == runtime.GOOS }
+
+// ReadsField reports whether the mode is one of those that alone read the field.
+func (m Mode) ReadsField(path string) bool {
+	return slices.ContainsFunc(m.Reads, func(r string) bool { return path == r || strings.HasPrefix(path, r+".") })
+}
+
+// Find returns the mode of that name.
+func (l List) Find(name string) (Mode, bool) {
+	i := slices.IndexFunc(l, func(m Mode) bool { return m.Name == name })
+	if i < 0 {
+		return Mode{}, false
+	}
+	return l[i], true
+}
+
+// Names returns the names of the modes that is says yes to.
+func (l List) Names(is func(Mode) bool) []string {
+	var names []string
+	for _, m := range l {
+		if is(m) {
+			names = append(names, m.Name)
 		}
 	}
-	candidates, ok := fallbacks[start]
-	if !ok {
-		return c, fmt.Errorf("mode %q: there is no such mode here", start)
-	}
-	var failed []Step
-	for i, m := range candidates {
-		err := can(m)
-		if err == nil {
-			c.Mode, c.Steps = m, failed
-			return c, nil
-		}
-		to := ""
-		if i+1 < len(candidates) {
-			to = candidates[i+1]
-		}
-		failed = append(failed, Step{From: m, To: to, Why: err})
-	}
-	return c, impossible(start, failed)
+	return names
 }
 
-// impossible is the error when nothing of what was asked for can run.
-func impossible(asked string, failed []Step) error {
-	errs := make([]error, len(failed))
-	for i, s := range failed {
-		errs[i] = fmt.Errorf("mode %s: %w", s.From, s.Why)
+// Reading returns the names of the modes that alone read the field; none if all do.
+func (l List) Reading(path string) []string {
+	return l.Names(func(m Mode) bool { return m.ReadsField(path) })
+}
+
+// Chain returns the modes to try where one is asked for, the first first: itself and those that it falls back to.
+func (l List) Chain(name string) List {
+	var chain List
+	for {
+		m, ok := l.Find(name)
+		if !ok || slices.ContainsFunc(chain, func(c Mode) bool { return c.Name == name }) {
+			return chain
+		}
+		chain = append(chain, m)
+		name = m.FallsBackTo
 	}
-	if len(errs) == 1 {
-		return errs[0]
-	}
-	what := asked
-	if what == "" {
-		what = "blank"
-	}
-	tried := make([]string, len(failed))
-	for i, s := range failed {
-		tried[i] = s.From
-	}
-	return fmt.Errorf("no data plane can run on this host; the mode is %s, so %s were tried:\n%w",
-		what, strings.Join(tried, ", "), errors.Join(errs...))
 }

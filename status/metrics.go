@@ -18,14 +18,16 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // rest_client_*, which every client of client-go feeds
 
 	"kube-proxy/engine"
+	"kube-proxy/mode"
 )
 
 // MetricsConfig says what the metrics are about, and asks for what nobody tells. The functions may be nil where there
 // is nothing to ask; they are called at each scrape, from any goroutine.
 type MetricsConfig struct {
-	// Mode is the mode that runs. Only its metrics are there: one of another mode would show a zero that means
-	// nothing.
-	Mode string
+	// Modes are all modes, and Mode is the one that runs. Only its metrics are there: one of another mode would show a
+	// zero that means nothing.
+	Modes mode.List
+	Mode  string
 	// Asked is the mode that was asked for, "" if none was, and Reason why that is not Mode, "" if it is.
 	Asked, Reason string
 	// Version is the Kubernetes version that this proxy stands in for, as "v1.37.2".
@@ -38,8 +40,6 @@ type MetricsConfig struct {
 
 	// Changes returns how many changes of Services and of EndpointSlices made a difference (cluster.Store.Changes).
 	Changes func() (services, slices uint64)
-	// InvalidDropped and LocalhostAccepted return the counters of MT-16 and MT-17; false if the kernel has none.
-	InvalidDropped, LocalhostAccepted func() (uint64, bool)
 	// EventsDropped returns how many events could not be told to the cluster.
 	EventsDropped func() uint64
 	// Refused returns how many Services have addresses in a family that are not served.
@@ -53,20 +53,6 @@ type Gate struct {
 	Stage string
 	On    bool
 }
-
-// IPTablesStats is what the metrics want of the plane iptables, in one family.
-type IPTablesStats struct {
-	// Failures are runs of iptables-restore that failed, PartialFailures those of them that had changes alone.
-	Failures, PartialFailures uint64
-	// Rules are in the kernel, RulesLast were in the last write.
-	Rules, RulesLast RuleCounts
-}
-
-// AffinityUse is how many entries session affinity has, about, and may have. A limit of 0 means that it is not known.
-type AffinityUse struct{ Entries, Limit int }
-
-// RuleCounts are rules by table.
-type RuleCounts struct{ Filter, NAT int }
 
 // Metrics holds the metrics of the process. Make one with [NewMetrics]. Its methods may be called from any goroutine,
 // and wait for nothing.
@@ -83,13 +69,19 @@ type Metrics struct {
 
 // familyState is what is known of one IP family.
 type familyState struct {
-	name     string
-	ask      func() engine.Stats
-	stats    engine.Stats // in a snapshot
-	failed   uint64       // writes
-	deleted  uint64       // conntrack entries
-	iptables IPTablesStats
-	affinity AffinityUse
+	name    string
+	ask     func() engine.Stats
+	stats   engine.Stats        // in a snapshot
+	failed  uint64              // writes
+	deleted uint64              // conntrack entries
+	measure func(mode.Emit)     // nil where there is no plane to ask
+	samples map[string][]sample // by metric, in a snapshot
+}
+
+// sample is a value that a plane tells, without the family.
+type sample struct {
+	value  float64
+	labels []string
 }
 
 // answer is a kind of answer of the health server.
@@ -115,7 +107,7 @@ func NewMetrics(cfg MetricsConfig) *Metrics {
 	m := &Metrics{cfg: cfg, registry: k8s.NewKubeRegistry(), histograms: map[string]*k8s.HistogramVec{}, answers: map[answer]uint64{}}
 	m.gatherers = prometheus.Gatherers{m.registry, legacyregistry.DefaultGatherer}
 	c := &collector{metrics: m}
-	for _, x := range tabled() {
+	for _, x := range withModes(cfg.Modes) {
 		if !x.in(cfg.Mode) {
 			continue
 		}
@@ -157,12 +149,13 @@ func registerBuild(r k8s.KubeRegistry, version string) {
 		runtime.Version(), runtime.Compiler, runtime.GOOS+"/"+runtime.GOARCH).Set(1)
 }
 
-// AddFamily adds an IP family: name is "IPv4" or "IPv6", stats the Stats of its engine. Samples of a family are there
-// from then on.
-func (m *Metrics) AddFamily(name string, stats func() engine.Stats) {
+// AddFamily adds an IP family: name is "IPv4" or "IPv6", stats the Stats of its engine, measure the Measure of its plane.
+// Samples of a family are there from then on.
+func (m *Metrics) AddFamily(name string, stats func() engine.Stats, measure func(mode.Emit)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.family(name).ask = stats
+	f := m.family(name)
+	f.ask, f.measure = stats, measure
 }
 
 // family returns the family of that name, which is new if nobody has told of it; m.mu is held.
@@ -210,21 +203,6 @@ func (m *Metrics) Cleaned(family string, took time.Duration, deleted int) {
 	m.mu.Unlock()
 }
 
-// IPTables is told how the family's plane stands. Planes are not to be asked while they write, so the one to tell is
-// the engine's goroutine, in engine.Config.Written.
-func (m *Metrics) IPTables(family string, s IPTablesStats) {
-	m.mu.Lock()
-	m.family(family).iptables = s
-	m.mu.Unlock()
-}
-
-// Affinity is told how full the memory of session affinity is, as the plane nftables saw it last.
-func (m *Metrics) Affinity(family string, use AffinityUse) {
-	m.mu.Lock()
-	m.family(family).affinity = use
-	m.mu.Unlock()
-}
-
 // HealthAnswered is told of each answer of the health server: the path, and the HTTP status (MT-15). Paths other than
 // /healthz and /livez are not counted.
 func (m *Metrics) HealthAnswered(path string, code int) {
@@ -263,7 +241,13 @@ func (m *Metrics) snapshot() *snapshot {
 	}
 	m.mu.Unlock()
 	for i := range s.families {
-		s.families[i].stats = s.families[i].ask()
+		f := &s.families[i]
+		f.stats, f.samples = f.ask(), map[string][]sample{}
+		if f.measure != nil {
+			f.measure(func(metric string, value float64, labels ...string) {
+				f.samples[metric] = append(f.samples[metric], sample{value, labels})
+			})
+		}
 	}
 	slices.SortFunc(s.families, func(a, b familyState) int { return strings.Compare(a.name, b.name) })
 	return s

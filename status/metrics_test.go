@@ -30,6 +30,8 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/all"
 	"kube-proxy/plane/fake"
 	"kube-proxy/policy"
 	"kube-proxy/source/kube"
@@ -40,7 +42,7 @@ var update = flag.Bool("update", false, "write docs/metrics.md")
 
 func TestPage(t *testing.T) {
 	const name = "../docs/metrics.md"
-	page := status.MetricsPage()
+	page := status.MetricsPage(all.Modes())
 	if *update {
 		if err := os.WriteFile(name, []byte(page), 0o644); err != nil {
 			t.Fatal(err)
@@ -98,33 +100,25 @@ func newProxy(t *testing.T, mode string) *proxy {
 	t.Helper()
 	p := &proxy{t: t, store: cluster.NewStore("n1")}
 	p.metrics = status.NewMetrics(status.MetricsConfig{
-		Mode: mode, Asked: "best", Reason: "test", Version: "v1.37.2",
+		Modes: all.Modes(), Mode: mode, Asked: "best", Reason: "test", Version: "v1.37.2",
 		Gates: []status.Gate{{Name: "AllAlpha", Stage: "ALPHA"}, {Name: "ComponentSLIs", On: true}},
 		Changes: func() (uint64, uint64) {
 			c := p.store.Changes()
 			return c.Services, c.Slices
 		},
-		InvalidDropped:    func() (uint64, bool) { return 5, true },
-		LocalhostAccepted: func() (uint64, bool) { return 6, true },
-		EventsDropped:     func() uint64 { return 7 },
-		Refused:           func(family string) int { return len(family) },
+		EventsDropped: func() uint64 { return 7 },
+		Refused:       func(family string) int { return len(family) },
 	})
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		plane := fake.NewFaulty(fake.New(fam), 1)
 		p.planes = append(p.planes, plane)
 		e := engine.New(engine.Config{
 			Family: fam, Plane: plane, Store: p.store, Settings: policy.Settings{Family: fam}, Log: discard,
-			Written: func(w engine.Write) {
-				p.metrics.Written(fam.String(), w)
-				p.metrics.Affinity(fam.String(), status.AffinityUse{Entries: 7, Limit: 9})
-				p.metrics.IPTables(fam.String(), status.IPTablesStats{
-					Failures: 3, PartialFailures: 2, Rules: status.RuleCounts{Filter: 10, NAT: 20}, RulesLast: status.RuleCounts{Filter: 1, NAT: 2},
-				})
-			},
+			Written:    func(w engine.Write) { p.metrics.Written(fam.String(), w) },
 			Programmed: func(took []time.Duration) { p.metrics.Programmed(fam.String(), took) },
 		})
 		p.engines = append(p.engines, e)
-		p.metrics.AddFamily(fam.String(), e.Stats)
+		p.metrics.AddFamily(fam.String(), e.Stats, measure)
 		ctx, stop := context.WithCancel(context.Background())
 		done := make(chan error)
 		go func() { done <- e.Run(ctx) }()
@@ -137,6 +131,21 @@ func newProxy(t *testing.T, mode string) *proxy {
 	}
 	p.url = serve(t, status.ServerConfig{Metrics: p.metrics, Mode: mode}, nil)
 	return p
+}
+
+// measure is a plane that tells all metrics of all modes.
+func measure(emit mode.Emit) {
+	for _, m := range all.Modes() {
+		for _, x := range m.Metrics {
+			switch {
+			case slices.Contains(x.Labels, "table"):
+				emit(x.Name, 1, "filter")
+				emit(x.Name, 2, "nat")
+			case x.Help != "":
+				emit(x.Name, 0)
+			}
+		}
+	}
 }
 
 // do folds events, and waits until they are in force, or cannot be.

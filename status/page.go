@@ -4,28 +4,30 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"kube-proxy/mode"
 )
 
 // MetricsPage returns docs/metrics.md.
-func MetricsPage() string {
+func MetricsPage(modes mode.List) string {
 	var b strings.Builder
 	b.WriteString("# Metrics\n\n<!-- Made by `go test ./status -run TestPage -update`. Do not edit. -->\n\n" +
 		"`/metrics` on the metrics port (`--metrics-bind-address`, 127.0.0.1:10249) has them as Prometheus text, or as\n" +
 		"OpenMetrics where `Accept` asks for it. A metric of one mode is absent in the others: a zero there would mean nothing.\n" +
 		"All have the stability level ALPHA, as upstream's. The row is that of [the behaviour book](behaviour.md); *ours* are not upstream's.\n\n" +
 		"| metric | type | labels | modes | row | what it says |\n|---|---|---|---|---|---|\n")
-	for _, x := range tabled() {
+	for _, x := range withModes(modes) {
 		modes, row := "all", x.row
-		if x.modes != nil {
+		if x.some {
 			modes = strings.Join(x.modes, ", ")
 		}
-		if row == "EXT" {
+		if row == ours {
 			row = "ours"
 		}
 		fmt.Fprintf(&b, "| `%s%s` | %s | %s | %s | %s | %s |\n", prefix, x.name, x.kind, quoted(x.labels), modes, row, x.help)
 	}
 	b.WriteString("\n## Buckets\n\nUpper bounds in seconds.\n\n")
-	for _, x := range tabled() {
+	for _, x := range withModes(modes) {
 		if x.kind != histogram {
 			continue
 		}

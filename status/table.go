@@ -3,26 +3,27 @@ package status
 import (
 	"slices"
 	"strconv"
+	"strings"
 
 	"kube-proxy/engine"
+	"kube-proxy/mode"
 )
 
-// kind is the type of a metric, as Prometheus names it.
-type kind string
-
+// The kinds of metrics.
 const (
-	counter   kind = "counter"
-	gauge     kind = "gauge"
-	histogram kind = "histogram"
+	counter   = mode.Counter
+	gauge     = mode.Gauge
+	histogram = mode.Histogram
 )
 
 // metric is one of our own metrics. All of them are ALPHA.
 type metric struct {
 	row    string // of the behaviour book; EXT: ours, upstream has none
 	name   string // without the prefix
-	kind   kind
+	kind   mode.Kind
 	labels []string
-	modes  []string // nil: all
+	some   bool     // only modes that name it have it
+	modes  []string // these
 	help   string
 
 	buckets []float64 // of a histogram: upper bounds, without +Inf
@@ -65,18 +66,69 @@ const (
 	conntrackDuration = "conntrack_reconciler_sync_duration_seconds"
 )
 
-// tabled are the metrics of the proxy itself, in the order of the behaviour book.
+// withModes are the metrics of the proxy itself and those of the modes, in the order of the behaviour book.
+func withModes(modes mode.List) []metric {
+	all := tabled()
+	for _, m := range modes {
+		for _, x := range m.Metrics {
+			if x.Help != "" {
+				all = append(all, metric{row: x.Row, name: x.Name, kind: x.Kind, labels: x.Labels, some: true, help: x.Help, read: measured(x)})
+			}
+		}
+	}
+	for i := range all {
+		if x := &all[i]; x.some {
+			x.modes = modes.Names(func(m mode.Mode) bool {
+				return slices.ContainsFunc(m.Metrics, func(y mode.Metric) bool { return y.Name == x.name })
+			})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b metric) int { return strings.Compare(a.place(), b.place()) })
+	return all
+}
+
+// ours is the row of metrics that upstream does not have.
+const ours = "EXT"
+
+// place is what metrics are ordered by.
+func (m *metric) place() string {
+	switch {
+	case m.row != ours:
+		return m.row
+	case len(m.labels) > 0:
+		return "ours"
+	}
+	return "ours, of the whole process"
+}
+
+// measured reads what planes tell.
+func measured(x mode.Metric) func(*snapshot, emit) {
+	ofFamily := slices.Contains(x.Labels, "ip_family")
+	return func(s *snapshot, emit emit) {
+		for i := range s.families {
+			samples := s.families[i].samples[x.Name]
+			for _, v := range samples {
+				if ofFamily {
+					v.labels = append([]string{s.families[i].name}, v.labels...)
+				}
+				emit(v.value, v.labels...)
+			}
+			if !ofFamily && len(samples) > 0 {
+				return
+			}
+		}
+	}
+}
+
+// tabled are the metrics of the proxy itself.
 func tabled() []metric {
 	family := []string{"ip_family"}
-	table := []string{"ip_family", "table"}
-	nf := []string{"iptables", "nftables"}
-	flows := []string{"iptables", "nftables", "ipvs"}
 	return []metric{
 		{row: "MT-01", name: syncDuration, kind: histogram, labels: family, buckets: syncBuckets(),
 			help: "Seconds that one write of rules to the kernel took, whatever its size and its result"},
-		{row: "MT-02", name: fullDuration, kind: histogram, labels: family, modes: nf, buckets: syncBuckets(),
+		{row: "MT-02", name: fullDuration, kind: histogram, labels: family, some: true, buckets: syncBuckets(),
 			help: "Seconds that one write of all rules took: the first one, and repairs"},
-		{row: "MT-03", name: partialDuration, kind: histogram, labels: family, modes: nf, buckets: syncBuckets(),
+		{row: "MT-03", name: partialDuration, kind: histogram, labels: family, some: true, buckets: syncBuckets(),
 			help: "Seconds that one write of changes alone took"},
 		{row: "MT-04", name: programming, kind: histogram, labels: family, buckets: programmingBuckets(),
 			help: "Seconds from the change of a Pod or Service that its EndpointSlice names to the end of the write that put it into force"},
@@ -110,18 +162,6 @@ func tabled() []metric {
 		{row: "MT-08", name: "sync_proxy_rules_service_changes_total", kind: counter,
 			help: "Changes of Services that made a difference",
 			read: func(s *snapshot, emit emit) { emit(float64(s.services)) }},
-		{row: "MT-09", name: "sync_proxy_rules_iptables_restore_failures_total", kind: counter, labels: family, modes: []string{"iptables", "ipvs"},
-			help: "Runs of iptables-restore that failed",
-			read: perFamily(func(f *familyState) float64 { return float64(f.iptables.Failures) })},
-		{row: "MT-10", name: "sync_proxy_rules_iptables_partial_restore_failures_total", kind: counter, labels: family, modes: []string{"iptables"},
-			help: "Runs of iptables-restore that failed and had changes alone",
-			read: perFamily(func(f *familyState) float64 { return float64(f.iptables.PartialFailures) })},
-		{row: "MT-11", name: "sync_proxy_rules_iptables_total", kind: gauge, labels: table, modes: []string{"iptables"},
-			help: "Rules of ours that are in the kernel",
-			read: perTable(func(s *IPTablesStats) RuleCounts { return s.Rules })},
-		{row: "MT-12", name: "sync_proxy_rules_iptables_last", kind: gauge, labels: table, modes: []string{"iptables"},
-			help: "Rules that the last write had",
-			read: perTable(func(s *IPTablesStats) RuleCounts { return s.RulesLast })},
 		{row: "MT-13", name: "sync_proxy_rules_no_local_endpoints_total", kind: gauge, labels: []string{"ip_family", "traffic_policy"},
 			help: "Service ports whose traffic policy is Local and which have endpoints, but none on this node",
 			read: func(s *snapshot, emit emit) {
@@ -130,27 +170,18 @@ func tabled() []metric {
 					emit(float64(f.stats.NoLocal.External), f.name, "external")
 				}
 			}},
-		{row: "MT-14", name: "sync_proxy_rules_nftables_sync_failures_total", kind: counter, labels: family, modes: []string{"nftables"},
+		{row: "MT-14", name: "sync_proxy_rules_nftables_sync_failures_total", kind: counter, labels: family, some: true,
 			help: "Writes of rules that failed",
 			read: perFamily(func(f *familyState) float64 { return float64(f.failed) })},
-		{row: "MT-14", name: "sync_proxy_rules_nftables_cleanup_failures_total", kind: counter, labels: family, modes: []string{"nftables"},
-			help: "Always 0: what is stale goes in the transaction that replaces it, and cannot fail alone",
-			read: perFamily(func(*familyState) float64 { return 0 })},
 		{row: "MT-15", name: "proxy_healthz_total", kind: counter, labels: []string{"code"},
 			help: "Answers of /healthz on the health port, by HTTP status",
 			read: answersOf("/healthz")},
 		{row: "MT-15", name: "proxy_livez_total", kind: counter, labels: []string{"code"},
 			help: "Answers of /livez on the health port, by HTTP status",
 			read: answersOf("/livez")},
-		{row: "MT-16", name: "iptables_ct_state_invalid_dropped_packets_total", kind: counter, modes: []string{"iptables"},
-			help: "Packets dropped because conntrack calls them invalid",
-			read: func(s *snapshot, emit emit) { emitKnown(s.cfg.InvalidDropped, emit) }},
-		{row: "MT-17", name: "iptables_localhost_nodeports_accepted_packets_total", kind: counter, modes: []string{"iptables"},
-			help: "Packets accepted for NodePorts on loopback addresses",
-			read: func(s *snapshot, emit emit) { emitKnown(s.cfg.LocalhostAccepted, emit) }},
-		{row: "MT-18", name: conntrackDuration, kind: histogram, labels: family, modes: flows, buckets: syncBuckets(),
+		{row: "MT-18", name: conntrackDuration, kind: histogram, labels: family, some: true, buckets: syncBuckets(),
 			help: "Seconds that one pass over the conntrack table took"},
-		{row: "MT-18", name: "conntrack_reconciler_deleted_entries_total", kind: counter, labels: family, modes: flows,
+		{row: "MT-18", name: "conntrack_reconciler_deleted_entries_total", kind: counter, labels: family, some: true,
 			help: "Conntrack entries deleted because their backend left",
 			read: perFamily(func(f *familyState) float64 { return float64(f.deleted) })},
 
@@ -202,12 +233,6 @@ func tabled() []metric {
 		{row: "EXT", name: "audit_mended_objects_total", kind: counter, labels: family,
 			help: "Objects in the kernel that others had changed or removed, and that were mended; rows, where they had removed everything",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Mended })},
-		{row: "EXT", name: "session_affinity_entries", kind: gauge, labels: family, modes: []string{"nftables"},
-			help: "About how many clients session affinity remembers, estimated at each full audit",
-			read: perAffinity(func(u AffinityUse) int { return u.Entries })},
-		{row: "EXT", name: "session_affinity_entries_limit", kind: gauge, labels: family, modes: []string{"nftables"},
-			help: "How many clients session affinity can remember; others are led by a hash of their address",
-			read: perAffinity(func(u AffinityUse) int { return u.Limit })},
 		{row: "EXT", name: "events_dropped_total", kind: counter,
 			help: "Events that could not be told to the cluster",
 			read: func(s *snapshot, emit emit) {
@@ -230,27 +255,6 @@ func perStats(value func(*engine.Stats) uint64) func(*snapshot, emit) {
 	return perFamily(func(f *familyState) float64 { return float64(value(&f.stats)) })
 }
 
-func perTable(counts func(*IPTablesStats) RuleCounts) func(*snapshot, emit) {
-	return func(s *snapshot, emit emit) {
-		for i := range s.families {
-			c := counts(&s.families[i].iptables)
-			emit(float64(c.Filter), s.families[i].name, "filter")
-			emit(float64(c.NAT), s.families[i].name, "nat")
-		}
-	}
-}
-
-// perAffinity shows nothing of a family that has not been measured, or cannot be.
-func perAffinity(value func(AffinityUse) int) func(*snapshot, emit) {
-	return func(s *snapshot, emit emit) {
-		for i := range s.families {
-			if u := s.families[i].affinity; u.Limit > 0 {
-				emit(float64(value(u)), s.families[i].name)
-			}
-		}
-	}
-}
-
 func answersOf(path string) func(*snapshot, emit) {
 	return func(s *snapshot, emit emit) {
 		for a, n := range s.answers {
@@ -261,14 +265,5 @@ func answersOf(path string) func(*snapshot, emit) {
 	}
 }
 
-func emitKnown(read func() (uint64, bool), emit emit) {
-	if read == nil {
-		return
-	}
-	if n, ok := read(); ok {
-		emit(float64(n))
-	}
-}
-
 // in reports whether a proxy of the mode has the metric.
-func (m *metric) in(mode string) bool { return m.modes == nil || slices.Contains(m.modes, mode) }
+func (m *metric) in(mode string) bool { return !m.some || slices.Contains(m.modes, mode) }

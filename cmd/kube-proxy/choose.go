@@ -18,7 +18,7 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 		annotation = p.annotated(ctx)
 	}
 	var err error
-	p.choice, err = mode.Choose(cfg.Mode, annotation, func(m string) error { return p.able(m, primary) })
+	p.choice, err = p.modes.Choose(cfg.Mode, annotation, primary)
 	if p.choice.Ignored != "" {
 		p.log.Warn(p.choice.Ignored)
 	}
@@ -30,7 +30,7 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 		p.tell(event.ModeFallback(cfg.NodeName, s.From, s.To, s.Why))
 	}
 	if cfg.Mode == "" && p.choice.Annotated == "" {
-		e := event.DefaultModeWillChange(cfg.NodeName, p.choice.Mode)
+		e := event.DefaultModeWillChange(cfg.NodeName, p.choice.Mode.Name)
 		p.log.Warn(e.Note)
 		p.tell(e)
 	}

@@ -30,7 +30,7 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 		return
 	case <-p.begun.all:
 	}
-	now := cleanup.Running{Mode: p.choice.Mode, ExcludeCIDRs: p.config().IPVS.ExcludeCIDRs, Drain: ipvsDrain}
+	now := cleanup.Running{Mode: p.choice.Mode.Name, ExcludeCIDRs: p.config().IPVS.ExcludeCIDRs, Drain: ipvsDrain}
 	now.Backends = map[lb.Family]iptables.Backend{}
 	for _, f := range p.families {
 		now.Families = append(now.Families, f.name)

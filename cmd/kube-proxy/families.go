@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -15,31 +14,18 @@ import (
 	"kube-proxy/conntrack"
 	"kube-proxy/engine"
 	"kube-proxy/event"
-	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/logging"
 	"kube-proxy/mode"
-	"kube-proxy/plane/iptables"
-	"kube-proxy/plane/nftables"
 	"kube-proxy/policy"
-	"kube-proxy/status"
 )
-
-// dataPlane is a plane of any mode. What else it can do, its engine finds out.
-type dataPlane interface {
-	engine.Plane
-	Close() error
-}
 
 // family is all that serves one IP family.
 type family struct {
 	name      lb.Family
 	engine    *engine.Engine
-	plane     dataPlane
+	plane     mode.Plane
 	conntrack *conntrack.Cleaner // nil where the kernel has no conntrack table to read
-	stuck     []string           // chains that could not be deleted, as was told last
-	pressed   bool               // session affinity was told to be nearly full
-	unlike    bool               // it was told that iptables prints rules otherwise
 }
 
 // ipFamilies are the families that this machine has (PR-02), the primary one first: that of --bind-address.
@@ -54,47 +40,12 @@ func ipFamilies(cfg *config.Config, log *slog.Logger) []lb.Family {
 	return []lb.Family{lb.IPv4, lb.IPv6}
 }
 
-// able says why the mode cannot serve the primary family on this host, or nil.
-func (p *proxy) able(m string, primary lb.Family) error {
-	switch m {
-	case mode.NFTables:
-		return kernel.NFTables()
-	case mode.IPTables:
-		found, err := iptables.Find(primary)
-		if err != nil {
-			return err
-		}
-		p.programs = map[lb.Family]*iptables.Programs{primary: found}
-		return nil
-	default:
-		return mode.ErrNotBuilt
-	}
-}
-
-func (p *proxy) newPlane(r config.Resolved, fam lb.Family) (dataPlane, error) {
-	switch r.Mode {
-	case mode.NFTables:
-		cfg := nftablesConfig(r, fam)
-		cfg.Writes = &p.writes
-		return nftables.New(cfg)
-	case mode.IPTables:
-		cfg := iptablesConfig(r, fam)
-		cfg.Programs = p.programs[fam]
-		cfg.Writes = &p.writes
-		return iptables.New(cfg)
-	default:
-		return nil, mode.ErrNotBuilt
-	}
-}
-
-func nftablesConfig(r config.Resolved, fam lb.Family) nftables.Config {
-	return nftables.Config{Family: fam, MasqueradeBit: &r.Tables.MasqueradeBit}
-}
-
-func iptablesConfig(r config.Resolved, fam lb.Family) iptables.Config {
-	t := &r.Tables
-	return iptables.Config{
-		Family: fam, MasqueradeBit: &t.MasqueradeBit, LocalhostNodePorts: &t.LocalhostNodePorts,
+// planeSettings are what the configuration asks of the mode in a family.
+func planeSettings(cfg *configured, fam lb.Family) mode.Settings {
+	t := cfg.mode.Tables
+	return mode.Settings{
+		Family: fam, MasqueradeBit: t.MasqueradeBit, LocalhostNodePorts: t.LocalhostNodePorts,
+		NodePorts: cfg.mode.NodePorts.Prefixes, StrictARP: cfg.IPVS.StrictARP,
 	}
 }
 
@@ -117,21 +68,21 @@ func (p *proxy) newFamilies(fams []lb.Family) error {
 	if len(p.families) > 1 {
 		stack = "dual-stack"
 	}
-	p.log.Info("serving", "mode", p.choice.Mode, "asked", p.choice.Asked, "stack", stack, "primary", p.families[0].name) // PR-01
+	p.log.Info("serving", "mode", p.choice.Mode.Name, "asked", p.choice.Asked, "stack", stack, "primary", p.families[0].name) // PR-01
 	return nil
 }
 
 func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	labelled := p.log.With("family", fam.String()) // the engine adds the label itself
 	cfg := p.config()
-	plane, err := p.newPlane(cfg.mode, fam)
+	asked := planeSettings(cfg, fam)
+	asked.Writes = &p.writes
+	plane, err := p.choice.Mode.New(asked)
 	if err != nil {
 		return nil, err
 	}
-	if n, ok := plane.(*nftables.Plane); ok && !n.HashesClients() {
-		labelled.Warn("this kernel lacks the nftables expression hash (CONFIG_NFT_HASH): with session affinity, clients of one Service can take the memory that those of others need")
-	}
 	f := &family{name: fam, plane: plane}
+	p.notice(f, labelled)
 	var observers []engine.Observer
 	f.conntrack, err = conntrack.New(conntrack.Config{
 		Family: fam, Log: labelled,
@@ -167,23 +118,7 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 // written is told of each write of a family.
 func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 	p.servers.metrics.Written(f.name.String(), w)
-	if t, ok := f.plane.(*iptables.Plane); ok {
-		s := t.Stats()
-		p.servers.metrics.IPTables(f.name.String(), status.IPTablesStats{
-			Failures: s.Failures, PartialFailures: s.PartialFailures, Rules: status.RuleCounts(s.Owned), RulesLast: status.RuleCounts(s.Last),
-		})
-		if len(s.Stuck) > 0 && !slices.Equal(s.Stuck, f.stuck) {
-			log.Warn("chains that no Service needs any more cannot be deleted, as rules of others lead to them; they are empty", "chains", s.Stuck)
-		}
-		f.stuck = s.Stuck
-		if s.Unlike > 0 && !f.unlike {
-			f.unlike = true
-			log.Warn("this iptables prints rules otherwise than they were written: they are in force, and are not taken for changes of others", "chains", s.Unlike)
-		}
-	}
-	if t, ok := f.plane.(*nftables.Plane); ok && (w.Verb == "audit" || w.Verb == "reset") {
-		p.affinity(f, log, t.Affinity())
-	}
+	p.notice(f, log)
 	if w.Err != nil {
 		return // the engine has said it
 	}
@@ -196,17 +131,14 @@ func (p *proxy) written(f *family, log *slog.Logger, w engine.Write) {
 	}
 }
 
-// affinity is told how full the memory of session affinity is, and tells it when that becomes too much.
-func (p *proxy) affinity(f *family, log *slog.Logger, use nftables.AffinityUse) {
-	p.servers.metrics.Affinity(f.name.String(), status.AffinityUse{Entries: use.Entries, Limit: use.Limit})
-	percent := use.Percent()
-	if percent >= 80 && !f.pressed {
-		f.pressed = true
-		log.Warn("the memory of session affinity is nearly full; when it is full, new clients are led by a hash of their address",
-			"percent", percent, "services", use.Busiest)
-		p.tell(event.AffinityNearlyFull(p.config().NodeName, f.name.String(), percent, use.Busiest))
+// notice tells what has come up in the plane of a family.
+func (p *proxy) notice(f *family, log *slog.Logger) {
+	for _, n := range f.plane.Notices() {
+		log.Warn(n.Text, n.Args...)
+		if n.Event != nil {
+			p.tell(n.Event(p.config().NodeName))
+		}
 	}
-	f.pressed = f.pressed && percent >= 60
 }
 
 func (f *family) run(ctx context.Context) {

@@ -30,7 +30,7 @@ func (p *proxy) tellOfHost(r system.Report) {
 // hostSettings are what the configuration asks of the host. The pods' networks tell which families the cluster uses.
 func hostSettings(cfg *configured) system.Settings {
 	s := system.Settings{
-		Mode: cfg.mode.Mode, Conntrack: system.Conntrack(cfg.Conntrack), OOMScoreAdj: cfg.OOMScoreAdj,
+		Mode: cfg.mode.Mode.Name, Conntrack: system.Conntrack(cfg.Conntrack), OOMScoreAdj: cfg.OOMScoreAdj,
 		LocalhostNodePorts: cfg.mode.Tables.LocalhostNodePorts, NodePorts: cfg.mode.NodePorts.Prefixes, StrictARP: cfg.IPVS.StrictARP,
 	}
 	for _, pods := range cfg.ClusterCIDRs {

@@ -15,10 +15,9 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/config"
 	"kube-proxy/engine"
-	"kube-proxy/event"
 	"kube-proxy/internal/logtest"
 	"kube-proxy/lb"
-	"kube-proxy/plane/nftables"
+	"kube-proxy/plane/all"
 )
 
 // kill -9 leaves the rules; the next process finds them and goes on.
@@ -181,7 +180,7 @@ func (n *namespace) proxy(log *slog.Logger) *proxy {
 // proxyOf returns one with another configuration.
 func (n *namespace) proxyOf(cfg *config.Config, log *slog.Logger) *proxy {
 	n.t.Helper()
-	p := newProxy(nil, cfg, nil, log)
+	p := newProxy(all.Modes(), nil, cfg, nil, log)
 	var err error
 	n.Do(func() {
 		p.turn = newTurn(log)
@@ -233,26 +232,5 @@ func TestBegun(t *testing.T) {
 	write(p.families[0], "reset", nil) // again
 	if !begun() {
 		t.Error("not begun though both families were written")
-	}
-}
-
-// An event tells once that session affinity is nearly full, and again only after it was much less so.
-func TestAffinityNearlyFull(t *testing.T) {
-	t.Parallel()
-	n := newNamespace(t)
-	var log strings.Builder
-	p := n.proxy(slog.New(slog.NewTextHandler(&log, nil)))
-	defer p.closePlanes()
-	var told []string
-	p.tell = func(e event.Event) { told = append(told, e.Reason+": "+e.Note) }
-	for _, entries := range []int{0, 79, 80, 100, 60, 99, 59, 79, 81} {
-		p.affinity(p.families[0], p.log, nftables.AffinityUse{Entries: entries, Limit: 100, Busiest: []string{"shop/web:http"}})
-	}
-	p.affinity(p.families[1], p.log, nftables.AffinityUse{}) // not known
-	if len(told) != 2 || !strings.Contains(told[0], "is 80 % full; Services with the most clients: shop/web:http") || !strings.Contains(told[1], "is 81 % full") {
-		t.Errorf("told %q", told)
-	}
-	if n := strings.Count(log.String(), "nearly full"); n != 2 {
-		t.Errorf("logged %d times:\n%s", n, log.String())
 	}
 }

@@ -18,12 +18,17 @@ import (
 	"github.com/spf13/cobra"
 
 	"kube-proxy/config"
+	"kube-proxy/mode"
+	"kube-proxy/plane/all"
 )
 
-func main() {
+func main() { run(all.Modes()) }
+
+// run is the program, with these modes.
+func run(modes mode.List) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	if err := command(os.Stdout, os.Stderr, os.Args[1:]).ExecuteContext(ctx); err != nil {
+	if err := command(modes, os.Stdout, os.Stderr, os.Args[1:]).ExecuteContext(ctx); err != nil {
 		printError(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -40,8 +45,8 @@ func printError(w io.Writer, err error) {
 	}
 }
 
-func command(out, errOut io.Writer, commandLine []string) *cobra.Command {
-	opts := config.NewOptions()
+func command(modes mode.List, out, errOut io.Writer, commandLine []string) *cobra.Command {
+	opts := config.NewOptions(modes)
 	cmd := &cobra.Command{
 		Use:           "kube-proxy",
 		SilenceErrors: true,
@@ -58,26 +63,26 @@ func command(out, errOut io.Writer, commandLine []string) *cobra.Command {
 				}
 				return err
 			}
-			return start(cmd.Context(), commandLine, cfg, out, errOut)
+			return start(cmd.Context(), modes, commandLine, cfg, out, errOut)
 		},
 	}
 	opts.AddFlags(cmd.Flags())
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Unparsed(commandLine, err) })
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Unparsed(commandLine, err, modes) })
 	cmd.SetHelpFunc(func(*cobra.Command, []string) {
-		config.Usage(out, "kube-proxy")
+		config.Usage(out, "kube-proxy", modes)
 		io.WriteString(out, "\nkube-proxy render prints the rules for a folder of manifests and changes nothing: kube-proxy render --help\n")
 	})
 	cmd.SetOut(out)
 	cmd.SetErr(errOut)
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetHelpCommand(&cobra.Command{Use: "no-help", Hidden: true}) // "help" is no command, but an argument too many (FL-01)
-	cmd.AddCommand(renderCommand(out, errOut, commandLine))
+	cmd.AddCommand(renderCommand(modes, out, errOut, commandLine))
 	cmd.SetArgs(commandLine)
 	return cmd
 }
 
 // start does what is asked for: to write the configuration, or to run.
-func start(ctx context.Context, args []string, cfg *config.Config, out, errOut io.Writer) (err error) {
+func start(ctx context.Context, modes mode.List, args []string, cfg *config.Config, out, errOut io.Writer) (err error) {
 	log, err := newLog(cfg.Logging, out, errOut)
 	if err != nil {
 		return fmt.Errorf("initialize logging: %w", err)
@@ -95,7 +100,7 @@ func start(ctx context.Context, args []string, cfg *config.Config, out, errOut i
 		}
 	}
 	if cfg.WriteConfigTo == "" && !cfg.Cleanup.Asked() && !cfg.InitOnly {
-		return newProxy(args, cfg, log, log.Logger()).run(ctx)
+		return newProxy(modes, args, cfg, log, log.Logger()).run(ctx)
 	}
 	// Whoever only has a file written, or rules removed, has to know as well what was not heeded.
 	for _, w := range cfg.Warnings {
@@ -114,6 +119,6 @@ func start(ctx context.Context, args []string, cfg *config.Config, out, errOut i
 	case cfg.Cleanup.Asked():
 		return removeRules(ctx, cfg, log.Logger())
 	default:
-		return newProxy(args, cfg, log, log.Logger()).initOnly(ctx)
+		return newProxy(modes, args, cfg, log, log.Logger()).initOnly(ctx)
 	}
 }

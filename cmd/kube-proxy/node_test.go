@@ -14,6 +14,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/internal/logtest"
+	"kube-proxy/plane/all"
 	"kube-proxy/source/manifests"
 )
 
@@ -50,7 +51,7 @@ func TestNodeCIDR(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			n := newNamespace(t)
-			cfg, err := loadConfig([]string{"--proxy-mode=nftables", "--detect-local-mode=NodeCIDR", "--hostname-override=n1", "--master=http://" + nobody,
+			cfg, err := loadConfig(all.Modes(), []string{"--proxy-mode=nftables", "--detect-local-mode=NodeCIDR", "--hostname-override=n1", "--master=http://" + nobody,
 				"--healthz-bind-address=", "--metrics-bind-address=", "--conntrack-max-per-core=0"})
 			do(t, err)
 			var log logtest.Buffer

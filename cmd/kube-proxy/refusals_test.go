@@ -54,7 +54,7 @@ func TestCrowdOfRefusals(t *testing.T) {
 	const services, rounds = 3000, 3
 	var log logtest.Buffer
 	events := 0
-	p := newProxy(nil, &config.Config{Gates: map[string]bool{"AllowServiceExternalIPs": true}}, nil, slog.New(slog.NewTextHandler(&log, nil)))
+	p := newProxy(nil, nil, &config.Config{Gates: map[string]bool{"AllowServiceExternalIPs": true}}, nil, slog.New(slog.NewTextHandler(&log, nil)))
 	p.tell = func(event.Event) { events++ }
 	resolve := p.resolver(lb.IPv4)
 	for range rounds {

@@ -14,6 +14,7 @@ import (
 	"kube-proxy/config"
 	"kube-proxy/event"
 	"kube-proxy/logging"
+	"kube-proxy/mode"
 	"kube-proxy/system"
 )
 
@@ -63,7 +64,7 @@ func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
 // reload reads the configuration again, and has it take effect if it is valid. asked: somebody waits for an answer.
 func (p *proxy) reload(asked bool, fail func(error)) {
 	before := p.config()
-	after, err := loadConfig(p.args)
+	after, err := loadConfig(p.modes, p.args)
 	if err != nil {
 		p.notReloaded(err)
 		return
@@ -73,8 +74,8 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 		p.notReloaded(err)
 		return
 	}
-	live, restart := config.Diff(p.choice.Mode, before.Config, after)
-	if after.Mode == p.choice.Mode { // it runs already, whoever chose it
+	live, restart := config.Diff(p.choice.Mode.Name, before.Config, after)
+	if after.Mode == p.choice.Mode.Name { // it runs already, whoever chose it
 		restart = slices.DeleteFunc(restart, func(field string) bool {
 			if field == "mode" {
 				live = append(live, field)
@@ -85,7 +86,7 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 	switch {
 	case len(restart) > 0:
 		fail(fmt.Errorf("the content of the configuration file %s was updated, and a change of %s takes effect in a new process only: %s; "+
-			"the rules stay in force until it runs", before.File, strings.Join(restart, ", "), config.WhyRestart(restart[0])))
+			"the rules stay in force until it runs", before.File, strings.Join(restart, ", "), after.WhyRestart(restart[0])))
 	case len(live) > 0:
 		told := slices.Concat(before.Warnings, before.mode.Warnings)
 		for _, w := range slices.Concat(after.Warnings, resolved.Warnings) {
@@ -117,8 +118,8 @@ func (p *proxy) notReloaded(err error) {
 }
 
 // loadConfig reads the configuration that the command line asks for.
-func loadConfig(args []string) (*config.Config, error) {
-	opts := config.NewOptions()
+func loadConfig(modes mode.List, args []string) (*config.Config, error) {
+	opts := config.NewOptions(modes)
 	flags := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	opts.AddFlags(flags)

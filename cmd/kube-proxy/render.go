@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -15,25 +16,53 @@ import (
 	"kube-proxy/config"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/iptables"
-	"kube-proxy/plane/nftables"
 	"kube-proxy/policy"
 	"kube-proxy/source/manifests"
 )
 
-const renderHelp = `Usage: kube-proxy render --manifests DIR [flags]
+// renderHelp is the help of "kube-proxy render".
+func renderHelp(modes mode.List) string {
+	var loads []string
+	for _, m := range modes {
+		if m.Render == nil {
+			continue
+		}
+		what := "that of"
+		if len(loads) == 0 {
+			what = "the input of"
+		}
+		loads = append(loads, fmt.Sprintf("in mode %s %s %s", m.Name, what, m.Loader))
+	}
+	return "Usage: kube-proxy render --manifests DIR [flags]\n\n" +
+		wrapped("Prints what kube-proxy with the same flags would write to an empty kernel for the objects in DIR, and changes "+
+			"nothing: "+strings.Join(loads, ", ")+". Needs no privileges. A file that is wrong is told on stderr, the rest is rendered, and the "+
+			"exit code is 1.") + "\n" +
+		"All flags of kube-proxy are taken, see kube-proxy --help; those that have nothing to do with rules mean nothing here.\n"
+}
 
-Prints what kube-proxy with the same flags would write to an empty kernel for the objects in DIR, and changes
-nothing: in mode iptables the input of iptables-restore --noflush and ip6tables-restore --noflush, in mode
-nftables that of nft -f. Needs no privileges. A file that is wrong is told on stderr, the rest is rendered, and the
-exit code is 1.
-
-All flags of kube-proxy are taken, see kube-proxy --help; those that have nothing to do with rules mean nothing here.
-`
+// wrapped breaks a text into lines that a terminal shows.
+func wrapped(text string) string {
+	var b strings.Builder
+	column := 0
+	for _, word := range strings.Fields(text) {
+		switch {
+		case column == 0:
+		case column+1+len(word) > 112:
+			b.WriteByte('\n')
+			column = 0
+		default:
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	return b.String() + "\n"
+}
 
 // renderCommand is "kube-proxy render".
-func renderCommand(out, errOut io.Writer, commandLine []string) *cobra.Command {
-	opts := config.NewOptions()
+func renderCommand(modes mode.List, out, errOut io.Writer, commandLine []string) *cobra.Command {
+	opts := config.NewOptions(modes)
 	cmd := &cobra.Command{
 		Use:  "render",
 		Args: cobra.ArbitraryArgs,
@@ -45,21 +74,21 @@ func renderCommand(out, errOut io.Writer, commandLine []string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return render(cfg, out, errOut)
+			return render(cfg, modes, out, errOut)
 		},
 	}
 	opts.AddFlags(cmd.Flags())
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return config.Unparsed(slices.DeleteFunc(slices.Clone(commandLine), func(s string) bool { return s == "render" }), err)
+		return config.Unparsed(slices.DeleteFunc(slices.Clone(commandLine), func(s string) bool { return s == "render" }), err, modes)
 	})
-	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, renderHelp) })
+	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, renderHelp(modes)) })
 	return cmd
 }
 
 // errRendered is that something was wrong with what was to be rendered; it has been told.
 var errRendered = errors.New("not all of it could be rendered, see above")
 
-func render(cfg *config.Config, out, errOut io.Writer) error {
+func render(cfg *config.Config, modes mode.List, out, errOut io.Writer) error {
 	if cfg.Manifests == "" {
 		return config.Problems{{Where: "--manifests", Want: "kube-proxy render reads objects from a folder: name it"}}
 	}
@@ -72,7 +101,15 @@ func render(cfg *config.Config, out, errOut io.Writer) error {
 	}
 	wrong := len(problems) > 0
 	store := filled(cfg.NodeName, objects)
-	resolved, err := cfg.For(cmp.Or(cfg.Mode, mode.IPTables))
+	name := cfg.Mode
+	if name == "" { // what every host has that does not matter here
+		name = modes.Names(func(m mode.Mode) bool { return m.Unasked })[0]
+	}
+	m, _ := modes.Find(name)
+	if m.Render == nil {
+		return fmt.Errorf("mode %s: %w", name, mode.ErrNotBuilt)
+	}
+	resolved, err := cfg.For(m)
 	if err != nil {
 		return err
 	}
@@ -84,7 +121,7 @@ func render(cfg *config.Config, out, errOut io.Writer) error {
 		for _, text := range refused {
 			fmt.Fprintf(errOut, "kube-proxy: %s\n", text)
 		}
-		text, err := rendered(resolved, fam, table)
+		text, err := m.Render(planeSettings(&configured{cfg, resolved}, fam), table)
 		if err != nil && text == nil {
 			return err
 		} else if err != nil {
@@ -99,23 +136,6 @@ func render(cfg *config.Config, out, errOut io.Writer) error {
 		return errRendered
 	}
 	return nil
-}
-
-// rendered returns what the plane of the mode writes.
-func rendered(r config.Resolved, fam lb.Family, table *lb.Table) ([]byte, error) {
-	switch r.Mode {
-	case mode.IPTables:
-		text, err := iptables.Render(iptablesConfig(r, fam), table)
-		program := "iptables"
-		if fam == lb.IPv6 {
-			program = "ip6tables"
-		}
-		return append(fmt.Appendf(nil, "# %s-restore --noflush\n", program), text...), err
-	case mode.NFTables:
-		return nftables.Render(nftablesConfig(r, fam), table)
-	default:
-		return nil, fmt.Errorf("mode %s: %w", r.Mode, mode.ErrNotBuilt)
-	}
 }
 
 // filled returns a store that has been told of the objects, and of nothing else.

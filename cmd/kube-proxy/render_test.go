@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"kube-proxy/plane/all"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,7 +14,7 @@ import (
 func renderText(t *testing.T, args ...string) string {
 	t.Helper()
 	var out, errOut bytes.Buffer
-	if err := command(&out, &errOut, append([]string{"render"}, args...)).ExecuteContext(t.Context()); err != nil {
+	if err := command(all.Modes(), &out, &errOut, append([]string{"render"}, args...)).ExecuteContext(t.Context()); err != nil {
 		t.Fatalf("%v: %v\n%s", args, err, errOut.String())
 	}
 	if errOut.Len() > 0 {

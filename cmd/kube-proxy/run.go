@@ -15,10 +15,8 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/config"
 	"kube-proxy/event"
-	"kube-proxy/lb"
 	"kube-proxy/logging"
 	"kube-proxy/mode"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/ownwrites"
 	"kube-proxy/source/kube"
 	"kube-proxy/system"
@@ -26,6 +24,7 @@ import (
 
 // proxy is the process after its configuration is known.
 type proxy struct {
+	modes   mode.List
 	args    []string // the command line, by which the configuration can be read again
 	present atomic.Pointer[configured]
 	logs    *logging.Log
@@ -33,8 +32,7 @@ type proxy struct {
 
 	store    *cluster.Store
 	choice   mode.Choice
-	programs map[lb.Family]*iptables.Programs // found when the mode was chosen
-	writes   ownwrites.Ledger                 // of the planes of all families
+	writes   ownwrites.Ledger // of the planes of all families
 	families []*family
 	begun    *firsts
 	refused  refusedServices
@@ -54,8 +52,8 @@ type proxy struct {
 	dropped func() uint64
 }
 
-func newProxy(args []string, cfg *config.Config, logs *logging.Log, log *slog.Logger) *proxy {
-	p := &proxy{args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), tell: func(event.Event) {}, dropped: func() uint64 { return 0 }}
+func newProxy(modes mode.List, args []string, cfg *config.Config, logs *logging.Log, log *slog.Logger) *proxy {
+	p := &proxy{modes: modes, args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), tell: func(event.Event) {}, dropped: func() uint64 { return 0 }}
 	p.present.Store(&configured{Config: cfg})
 	p.facts, p.hangups = make(chan struct{}, 1), make(chan os.Signal, 1)
 	p.verbosity.Store(int64(cfg.Logging.Verbosity))

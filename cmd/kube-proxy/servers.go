@@ -16,7 +16,6 @@ import (
 	"kube-proxy/health"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/policy"
 	"kube-proxy/sockets"
 	"kube-proxy/status"
@@ -35,16 +34,14 @@ type servers struct {
 func (p *proxy) newMetrics() {
 	cfg := p.config()
 	mc := status.MetricsConfig{
-		Mode: p.choice.Mode, Asked: p.choice.Asked, Version: cfg.Version,
+		Modes: p.modes, Mode: p.choice.Mode.Name, Asked: p.choice.Asked, Version: cfg.Version,
 		ShowHidden: cfg.Servers.ShowHiddenMetricsFor != "",
 		Changes: func() (uint64, uint64) {
 			c := p.store.Changes()
 			return c.Services, c.Slices
 		},
-		EventsDropped:     func() uint64 { return p.dropped() },
-		Refused:           func(fam string) int { return int(p.refused.of(fam).Load()) },
-		InvalidDropped:    p.packets(func(c iptables.Counters) uint64 { return c.InvalidDropped }),
-		LocalhostAccepted: p.packets(func(c iptables.Counters) uint64 { return c.LocalhostNodePorts }),
+		EventsDropped: func() uint64 { return p.dropped() },
+		Refused:       func(fam string) int { return int(p.refused.of(fam).Load()) },
 	}
 	for _, s := range p.choice.Steps {
 		mc.Reason = strings.TrimPrefix(mc.Reason+"; "+s.String(), "; ")
@@ -65,25 +62,6 @@ func (p *proxy) newMetrics() {
 	p.servers.sockets, err = sockets.New(sockets.Config{Collides: p.collides, Serves: p.answersNodePorts, Local: localAddrs, Log: p.log})
 	if err != nil {
 		p.log.Warn("ports of Services on which programs of this node listen are not noticed", "err", err)
-	}
-}
-
-// packets returns what reads one of the counters that rules of the mode iptables feed (MT-16, MT-17); of both families
-// together, as the kernel's counters are.
-func (p *proxy) packets(which func(iptables.Counters) uint64) func() (uint64, bool) {
-	return func() (uint64, bool) {
-		for _, f := range p.families {
-			t, isTables := f.plane.(*iptables.Plane)
-			if !isTables {
-				continue
-			}
-			if c, ok, err := t.Counters(); err != nil {
-				p.log.Debug("packets cannot be counted", "err", err)
-			} else if ok {
-				return which(c), true
-			}
-		}
-		return 0, false
 	}
 }
 
@@ -108,7 +86,11 @@ func (p *proxy) newServers() {
 			s := f.engine.Stats()
 			return health.State{QueuedSince: s.QueuedSince, LastSuccess: s.LastSuccess, Begun: s.Begun}
 		}
-		p.servers.metrics.AddFamily(f.name.String(), f.engine.Stats)
+		p.servers.metrics.AddFamily(f.name.String(), f.engine.Stats, func(emit mode.Emit) {
+			if err := f.plane.Measure(emit); err != nil {
+				p.log.Debug("metrics of the data plane cannot be read", "family", f.name, "err", err)
+			}
+		})
 	}
 	p.servers.health = health.New(hc)
 	var off []string
@@ -119,7 +101,7 @@ func (p *proxy) newServers() {
 	}
 	p.servers.status = status.NewServer(status.ServerConfig{
 		Off: off, Machine: map[string]string{"Machine id": cfg.MachineID, "Boot id": cfg.BootID},
-		Metrics: p.servers.metrics, Mode: p.choice.Mode, Version: cfg.Version, Health: p.healthToo,
+		Metrics: p.servers.metrics, Mode: p.choice.Mode.Name, Version: cfg.Version, Health: p.healthToo,
 		Config:    func() (any, error) { return p.config().Configz(), nil },
 		Flags:     p.flagz,
 		Verbosity: func() int { return int(p.verbosity.Load()) }, SetVerbosity: p.setVerbosity,
@@ -220,10 +202,10 @@ func localAddrs() ([]netip.Addr, error) {
 	return local, nil
 }
 
-// answersNodePorts reports whether NodePorts answer at an address of this machine. In iptables mode those of the
-// loopback interface may.
+// answersNodePorts reports whether NodePorts answer at an address of this machine. In some modes those of the loopback
+// interface may.
 func (p *proxy) answersNodePorts(a netip.Addr) bool {
-	if a.IsLoopback() && !(p.choice.Mode == mode.IPTables && a.Is4() && p.config().mode.Tables.LocalhostNodePorts) {
+	if a.IsLoopback() && !(a.Is4() && p.config().mode.LocalhostNodePorts) {
 		return false
 	}
 	return slices.ContainsFunc(p.nodePortPrefixes(), func(n netip.Prefix) bool { return n.Contains(a) })

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-
-	"kube-proxy/mode"
 )
 
 // demo is what is there once kube-proxy serves.
@@ -67,17 +65,13 @@ func (d *demo) first(ctx context.Context) (wrong int, err error) {
 func (d *demo) invite() {
 	in := func(host string) string { return "ip netns exec kp-" + d.options.lab + "-" + host + " " }
 	d.out.printf("\n%s\n\n", d.layout.paint(bold, "kube-proxy goes on serving. In another terminal, try:"))
-	list, flush := "nft list table ip kube-proxy", "nft flush table ip kube-proxy"
-	if d.options.mode == mode.IPTables {
-		list, flush = "iptables -t nat -S", "iptables -t nat -F"
-	}
 	for _, try := range []struct{ what, command string }{
 		{"take a pod out of the shop, and put it back",
 			"sed -i /pod4/d " + d.dir + "/web.yaml\ncp " + filepath.Join(d.options.shop, "web.yaml") + " " + d.dir + "/"},
 		{"ask as a customer outside, again and again",
 			in("client") + "curl http://192.0.2.30:8000/"},
-		{"see what is in the kernel", in("node1") + list},
-		{"break it, and see kube-proxy repair it", in("node1") + flush},
+		{"see what is in the kernel", in("node1") + d.options.mode.Show},
+		{"break it, and see kube-proxy repair it", in("node1") + d.options.mode.Flush},
 	} {
 		d.out.printf("  %s\n", d.layout.paint(dim, "# "+try.what))
 		d.out.printf("  %s\n", strings.ReplaceAll(try.command, "\n", "\n  "))

@@ -22,12 +22,14 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/kernel"
+	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/plane/all"
 )
 
 func main() {
@@ -38,11 +40,13 @@ func main() {
 	flag.StringVar(&o.proxy, "kube-proxy", "bin/kube-proxy", "the binary")
 	flag.StringVar(&o.shop, "shop", "examples/shop", "folder of manifests, and shop.txtar with the packets")
 	flag.StringVar(&o.lab, "lab", "demo", "name of the lab, for a second one at the same time")
-	flag.StringVar(&o.mode, "mode", mode.NFTables, "nftables or iptables")
+	modes := all.Modes()
+	built := modes.Names(mode.Mode.Built)
+	name := flag.String("mode", "nftables", strings.Join(built, " or "))
 	flag.IntVar(&o.connections, "connections", many, "connections of each row of the first table")
 	flag.Parse()
-	if o.mode != mode.NFTables && o.mode != mode.IPTables {
-		fmt.Fprintf(os.Stderr, "demo: --mode %s: want %s or %s\n", o.mode, mode.NFTables, mode.IPTables)
+	if o.mode, _ = modes.Find(*name); !o.mode.Built() {
+		fmt.Fprintf(os.Stderr, "demo: --mode %s: want %s\n", *name, strings.Join(built, " or "))
 		os.Exit(2)
 	}
 	// SIGPIPE: a closed standard output must not keep us from taking the lab away.
@@ -67,7 +71,7 @@ type options struct {
 	proxy, shop string
 	lab         string // in the names of the namespaces: kp-demo-node1
 	connections int    // of each row of the first table
-	mode        string // of kube-proxy
+	mode        mode.Mode
 }
 
 // run is the demo from the first look at the machine to the last thing taken away. Its error has all that
@@ -117,18 +121,16 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 	if err := removeStaleCopies(o.lab, dir); err != nil {
 		return err
 	}
-	if o.mode == mode.NFTables {
-		if err := f.lab.Do("node1", kernel.NFTables); err != nil {
-			return err
-		}
+	if err := f.lab.Do("node1", func() error { return o.mode.Able(lb.IPv4) }); err != nil {
+		return err
 	}
 
-	p, err := startProxy(f.lab, proxyPath, dir, o.mode)
+	p, err := startProxy(f.lab, proxyPath, dir, o.mode.Name)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.stop()) }()
-	step = out.step("kube-proxy", "pid %d in kp-%s-node1, %s mode, manifests from %s", p.pid(), o.lab, o.mode, dir)
+	step = out.step("kube-proxy", "pid %d in kp-%s-node1, %s mode, manifests from %s", p.pid(), o.lab, o.mode.Name, dir)
 	if err := p.waitServing(ctx, f, shop); err != nil {
 		return p.explain(err)
 	}

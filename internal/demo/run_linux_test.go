@@ -12,7 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"kube-proxy/mode"
+	"kube-proxy/plane/all"
+	"kube-proxy/plane/nftables"
 )
 
 // started is a demo of its own name, with a binary made of this tree, whose output goes to a file.
@@ -36,11 +37,12 @@ func buildProxy(t *testing.T) string {
 
 func start(ctx context.Context, t *testing.T, binary, shop string, once bool) *started {
 	t.Helper()
-	return startIn(ctx, t, binary, shop, mode.NFTables, once)
+	return startIn(ctx, t, binary, shop, "nftables", once)
 }
 
-func startIn(ctx context.Context, t *testing.T, binary, shop, mode string, once bool) *started {
+func startIn(ctx context.Context, t *testing.T, binary, shop, name string, once bool) *started {
 	t.Helper()
+	mode, _ := all.Modes().Find(name)
 	file, err := os.Create(filepath.Join(t.TempDir(), "output"))
 	if err != nil {
 		t.Fatal(err)
@@ -109,8 +111,8 @@ func TestDemo(t *testing.T) {
 		t.Skip("needs root")
 	}
 	binary := buildProxy(t)
-	t.Run("once", func(t *testing.T) { testOnce(t, binary, mode.NFTables) })
-	t.Run("once in iptables mode", func(t *testing.T) { testOnce(t, binary, mode.IPTables) })
+	t.Run("once", func(t *testing.T) { testOnce(t, binary, "nftables") })
+	t.Run("once in iptables mode", func(t *testing.T) { testOnce(t, binary, "iptables") })
 	t.Run("once, and the packets say otherwise", func(t *testing.T) { testOnceWrong(t, binary) })
 	t.Run("watch", func(t *testing.T) { testWatch(t, binary) })
 }
@@ -171,7 +173,7 @@ func TestProxyThatDies(t *testing.T) {
 		t.Skip("needs root")
 	}
 	dir := t.TempDir()
-	o := options{once: true, proxy: filepath.Join(dir, "dies"), shop: example, lab: fmt.Sprintf("demotest%d", os.Getpid()), mode: mode.NFTables}
+	o := options{once: true, proxy: filepath.Join(dir, "dies"), shop: example, lab: fmt.Sprintf("demotest%d", os.Getpid()), mode: nftables.Mode()}
 	if err := os.WriteFile(o.proxy, []byte("#!/bin/sh\necho the reason >&2\nexit 3\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -127,10 +127,10 @@ func loadShop(dir string, before *shop) (*shop, error) {
 	return &l.shop, nil
 }
 
-// inMode returns the shop as it must be in a mode. In iptables mode a packet to an address or port of nobody passes untouched
-// (SV-62, SV-63), and the sink gets it.
-func (s *shop) inMode(m string) *shop {
-	if m != mode.IPTables {
+// inMode returns the shop as it must be in a mode. Where a packet to an address or port of nobody passes untouched (SV-62,
+// SV-63), the sink gets it.
+func (s *shop) inMode(m mode.Mode) *shop {
+	if !m.PassesUnknown {
 		return s
 	}
 	for i := range s.rows {

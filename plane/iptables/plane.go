@@ -40,8 +40,10 @@ type Plane struct {
 	base   renderer // what of a renderer does not change
 	st     *state   // nil before the first Reset, and when it is not known what the kernel holds
 
-	mu    sync.Mutex // for stats
-	stats Stats
+	mu      sync.Mutex // for stats
+	stats   Stats
+	written Stats // after the last write; for Measure
+	told    told
 
 	fingerprints fingerprinter // nil if there is none
 	seen         fingerprint   // with what was compared last, and what we did since

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -33,6 +34,8 @@ type Plane struct {
 	st    *state // nil before the first Reset, and when it is not known what the kernel holds
 	stats Stats
 	use   AffinityUse
+	shown atomic.Pointer[AffinityUse] // what Measure tells
+	told  told
 
 	// How many elements are too many to dump, to audit and to load at once; constants but for tests.
 	bigMap, window, loadStep int

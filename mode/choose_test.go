@@ -1,10 +1,15 @@
-package mode
+package mode_test
 
 import (
 	_ "embed"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/all"
 )
 
 // choices.tsv is the table of --proxy-mode in S0 to S4 and G7: what is asked for, what the Node's annotation says,
@@ -28,13 +33,18 @@ func TestChoose(t *testing.T) {
 		dash := func(s string) string { return strings.TrimPrefix(s, "-") }
 		asked, annotation, able, run, steps, says := dash(f[0]), dash(f[1]), f[2], dash(f[3]), dash(f[4]), dash(f[5])
 		times := map[string]int{}
-		got, err := Choose(asked, annotation, func(m string) error {
-			times[m]++
-			if strings.Contains(" "+able+" ", " "+m+" ") {
-				return nil
+		modes := all.Modes()
+		for i, m := range modes {
+			modes[i].New = func(mode.Settings) (mode.Plane, error) { return nil, nil } // as if it were built
+			modes[i].Able = func(lb.Family) error {
+				times[m.Name]++
+				if strings.Contains(" "+able+" ", " "+m.Name+" ") {
+					return nil
+				}
+				return errors.New("no " + m.Name + " here")
 			}
-			return errors.New("no " + m + " here")
-		})
+		}
+		got, err := modes.Choose(asked, annotation, lb.IPv4)
 		var took []string
 		for _, s := range got.Steps {
 			took = append(took, s.From+">"+s.To)
@@ -46,11 +56,11 @@ func TestChoose(t *testing.T) {
 		if err != nil {
 			said = err.Error()
 		}
-		if got.Mode != run || strings.Join(took, " ") != steps || (says == "") != (said == "") || !strings.Contains(said, says) {
-			t.Errorf("%s:\nmode %q, steps %q, said %q", line, got.Mode, took, said)
+		if got.Mode.Name != run || strings.Join(took, " ") != steps || (says == "") != (said == "") || !strings.Contains(said, says) {
+			t.Errorf("%s:\nmode %q, steps %q, said %q", line, got.Mode.Name, took, said)
 		}
 		if (err != nil) != (run == "") || got.Asked != asked {
-			t.Errorf("%s: error %v, %+v", line, err, got)
+			t.Errorf("%s: error %v, asked %q", line, err, got.Asked)
 		}
 		for m, n := range times {
 			if n != 1 {
@@ -65,12 +75,15 @@ func TestChoose(t *testing.T) {
 
 // The reason of a failure can be asked for by what it wraps.
 func TestChooseWraps(t *testing.T) {
-	_, err := Choose("userspace", "", func(string) error { return ErrNotBuilt })
-	if !errors.Is(err, ErrNotBuilt) || !strings.Contains(err.Error(), "mode userspace: ") {
+	modes := all.Modes()
+	_, err := modes.Choose("userspace", "", lb.IPv4)
+	if !errors.Is(err, mode.ErrNotBuilt) || !strings.Contains(err.Error(), "mode userspace: ") {
 		t.Errorf("error %v", err)
 	}
-	_, err = Choose("ipvs", "", func(string) error { return ErrNotBuilt })
-	if !errors.Is(err, ErrNotBuilt) {
+	i := slices.IndexFunc(modes, func(m mode.Mode) bool { return m.Name == "iptables" })
+	modes[i].Able = func(lb.Family) error { return errors.New("no programs") }
+	_, err = modes.Choose("ipvs", "", lb.IPv4)
+	if !errors.Is(err, mode.ErrNotBuilt) {
 		t.Errorf("error %v", err)
 	}
 }

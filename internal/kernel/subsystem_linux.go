@@ -1,0 +1,29 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// WithNetfilter opens a client for f, which asks for what may not be there. A kernel without the subsystem has nothing of it,
+// so that is no error.
+func WithNetfilter(f func(*Netfilter) error) error {
+	nf, err := OpenNetfilter()
+	if errors.Is(err, ErrUnsupported) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer nf.Close()
+	err = f(nf)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // netfilter knows no such subsystem
+		return nil
+	}
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
+	}
+	return err
+}

@@ -1,0 +1,112 @@
+// Package mode has what there is to know of a mode as one value, [Mode], and chooses the one that runs: from what was
+// asked for and from what this host can do.
+//
+//	plane/nftables ──Mode()──▶ plane/all ──List──▶ config   names, fields, defaults, help
+//	plane/iptables                                 status   metrics
+//	plane/ipvs, …                                  system   sysctls
+//	                                               cleanup  leftovers
+//	                                               cmd      Choose, New, Render
+//
+// A blank mode is the best that the host can do. The documents of v1.5 to v1.16 (S0 to S2) also describe
+// what happens when a mode cannot work: ipvs gives way to iptables, iptables to userspace. Nothing gives way
+// in silence: each step is in the Choice, to be told by log, event and metric. A mode that nobody could take for
+// another, nftables and ebpf, fails instead (G7).
+//
+// The package itself is pure: what asks the kernel is in the values.
+package mode
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"kube-proxy/lb"
+)
+
+// Annotation is the annotation of the Node object that chooses the mode where it is blank (S0).
+const Annotation = "net.experimental.kubernetes.io/proxy-mode"
+
+// Step is one mode that was wanted and cannot run here.
+type Step struct {
+	From, To string
+	// Why says what From lacks here.
+	Why error
+}
+
+// String returns the step as a sentence without its end.
+func (s Step) String() string {
+	return fmt.Sprintf("mode %s cannot run on this host, using %s instead: %v", s.From, s.To, s.Why)
+}
+
+// Choice is the data plane that runs, and why it is this one.
+type Choice struct {
+	// Mode is what runs.
+	Mode Mode
+	// Asked is what the flag or the file asks for, "" if nothing.
+	Asked string
+	// Annotated is what the Node's annotation asks for, where that counted; otherwise "".
+	Annotated string
+	// Steps are the fallbacks on the way from what was asked for to Mode.
+	Steps []Step
+	// Ignored says what is wrong with the annotation, if anything.
+	Ignored string
+}
+
+// Choose finds the first mode of the list that can run: what is asked for or what it falls back to; where nothing is
+// asked for, one of those that are tried unasked. annotation is the value of [Annotation], "" for none; it counts only
+// where nothing is asked for. Whether a mode can serve the family on this host is asked once, and only of those that matter.
+func (l List) Choose(asked, annotation string, f lb.Family) (Choice, error) {
+	c := Choice{Asked: asked}
+	start := asked
+	if asked == "" && annotation != "" {
+		may := l.Names(func(m Mode) bool { return m.Annotated }) // what S0 knows
+		if slices.Contains(may, annotation) {
+			c.Annotated, start = annotation, annotation
+		} else {
+			c.Ignored = fmt.Sprintf("the Node's annotation %s=%q is ignored: want %s", Annotation, annotation, strings.Join(may, " or "))
+		}
+	}
+	candidates := l.Chain(start)
+	if start == "" {
+		candidates = slices.DeleteFunc(slices.Clone(l), func(m Mode) bool { return !m.Unasked })
+	}
+	if len(candidates) == 0 || !candidates[0].Here() {
+		return c, fmt.Errorf("mode %q: there is no such mode here", start)
+	}
+	var failed []Step
+	for i, m := range candidates {
+		err := m.able(f)
+		if err == nil {
+			c.Mode, c.Steps = m, failed
+			return c, nil
+		}
+		to := ""
+		if i+1 < len(candidates) {
+			to = candidates[i+1].Name
+		}
+		failed = append(failed, Step{From: m.Name, To: to, Why: err})
+	}
+	return c, impossible(start, failed)
+}
+
+// impossible is the error when nothing of what was asked for can run.
+func impossible(asked string, failed []Step) error {
+	errs := make([]error, len(failed))
+	for i, s := range failed {
+		errs[i] = fmt.Errorf("mode %s: %w", s.From, s.Why)
+	}
+	if len(errs) == 1 {
+		return errs[0]
+	}
+	what := asked
+	if what == "" {
+		what = "blank"
+	}
+	tried := make([]string, len(failed))
+	for i, s := range failed {
+		tried[i] = s.From
+	}
+	return fmt.Errorf("no data plane can run on this host; the mode is %s, so %s were tried:\n%w",
+		what, strings.Join(tried, ", "), errors.Join(errs...))
+}

@@ -1,0 +1,24 @@
+// Package all has the list of the modes. A new one is a folder below plane and a line here.
+package all
+
+import (
+	"kube-proxy/mode"
+	"kube-proxy/plane/ebpf"
+	"kube-proxy/plane/hns"
+	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/ipvs"
+	"kube-proxy/plane/nftables"
+	"kube-proxy/plane/userspace"
+)
+
+// Modes returns all modes, those that are tried first where none is asked for before the others.
+func Modes() mode.List {
+	return mode.List{
+		iptables.Mode(),
+		nftables.Mode(),
+		ipvs.Mode(),
+		userspace.Mode(),
+		ebpf.Mode(),
+		hns.Mode(),
+	}
+}

@@ -1,0 +1,75 @@
+package nftables
+
+import (
+	"strings"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+// It is told once that session affinity is nearly full, and again only after it was much less so; and the metrics have it.
+func TestAffinityNearlyFull(t *testing.T) {
+	p, err := offline(Config{Family: lb.IPv6})
+	if err != nil {
+		t.Fatal(err)
+	}
+	measured := func() map[string]float64 {
+		all := map[string]float64{}
+		if err := p.Measure(func(metric string, value float64, _ ...string) { all[metric] = value }); err != nil {
+			t.Error(err)
+		}
+		return all
+	}
+	var told, logged []string
+	for _, entries := range []int{0, 79, 80, 100, 60, 99, 59, 79, 81} {
+		p.use = AffinityUse{Entries: entries, Limit: 100, Busiest: []string{"shop/web:http"}}
+		for _, n := range p.Notices() {
+			e := n.Event("n1")
+			told, logged = append(told, e.Reason+": "+e.Note), append(logged, n.Text)
+		}
+		if got := measured(); got[entriesMetric] != float64(entries) || got[limitMetric] != 100 {
+			t.Errorf("of %d entries the metrics say %v", entries, got)
+		}
+	}
+	p.use = AffinityUse{} // not known
+	p.Notices()
+	if got := measured(); len(got) != 1 {
+		t.Errorf("where it is not known the metrics say %v", got)
+	}
+	if len(told) != 2 || !strings.Contains(told[0], "IPv6 on node n1 is 80 % full; Services with the most clients: shop/web:http") || !strings.Contains(told[1], "is 81 % full") {
+		t.Errorf("told %q", told)
+	}
+	if len(logged) != 2 || !strings.Contains(logged[0], "nearly full") {
+		t.Errorf("logged %q", logged)
+	}
+}
+
+// A kernel that cannot hash clients is told of once, and the mode has each metric that its planes tell.
+func TestNotices(t *testing.T) {
+	p, err := offline(Config{Family: lb.IPv4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.rules.hashes = false
+	if n := p.Notices(); len(n) != 1 || !strings.Contains(n[0].Text, "CONFIG_NFT_HASH") || n[0].Event != nil {
+		t.Errorf("told %+v", n)
+	}
+	if n := p.Notices(); len(n) != 0 {
+		t.Errorf("told again: %+v", n)
+	}
+	p.use = AffinityUse{Limit: 1}
+	p.Notices()
+	names := map[string]bool{}
+	for _, m := range Mode().Metrics {
+		names[m.Name] = m.Help != ""
+	}
+	var tells mode.Emit = func(metric string, _ float64, _ ...string) {
+		if !names[metric] {
+			t.Errorf("the mode has no metric %s", metric)
+		}
+	}
+	if err := p.Measure(tells); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,23 @@
+// Package userspace is the data plane for --proxy-mode userspace. It is not built yet: there is what configuration and the host
+// need to know of it. What such a proxy leaves in the kernel are chains that plane/iptables knows.
+package userspace
+
+import "kube-proxy/mode"
+
+// Mode returns the mode userspace.
+func Mode() mode.Mode {
+	return mode.Mode{
+		Name:      "userspace",
+		Doc:       "connections end at the proxy, which opens others to the endpoints; rules of iptables lead to it",
+		Unasked:   true,
+		Annotated: true,
+
+		Block: "iptables",
+		Reads: []string{"iptables.masqueradeBit", "iptables.masqueradeAll", "iptables.syncPeriod", "iptables.minSyncPeriod",
+			"portRange", "udpIdleTimeout"},
+		LocalhostNodePorts: true,
+		Terminates:         true,
+
+		Rules: "iptables",
+	}
+}
