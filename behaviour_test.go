@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"go/ast"
+	"go/token"
 	"maps"
 	"os"
 	"path"
@@ -228,9 +229,9 @@ func dataOfTests(gofiles []goFile, texts map[string]string) []string {
 }
 
 // idsOfTests returns the rows that each test cites, by folder and name: in its name, in the comment above it, in its code, and
-// so in the tables and helpers of the folder's tests that its code names.
+// so in the tables of the folder's tests that its code names.
 func idsOfTests(gofiles []goFile, texts map[string]string) map[string][]string {
-	helpers, tests, code := map[string][]string{}, map[string][]string{}, map[string]ast.Node{}
+	tables, tests, code := map[string][]string{}, map[string][]string{}, map[string]ast.Node{}
 	for _, f := range gofiles {
 		if !f.test || texts[f.path] == "" || slices.Contains(harness, f.dir) {
 			continue
@@ -240,27 +241,24 @@ func idsOfTests(gofiles []goFile, texts map[string]string) map[string][]string {
 			if doc != nil {
 				from = doc.Pos()
 			}
-			text := texts[f.path][from-f.ast.FileStart : d.End()-f.ast.FileStart]
-			single, ranged := idsIn(text)
+			single, ranged := idsIn(texts[f.path][from-f.ast.FileStart : d.End()-f.ast.FileStart])
 			return append(single, ranged...)
 		}
 		for _, d := range f.ast.Decls {
 			switch d := d.(type) {
 			case *ast.FuncDecl:
-				name := f.dir + "." + d.Name.Name
-				if !testName.MatchString(d.Name.Name) {
-					helpers[name] = cites(d, d.Doc)
-					continue
-				}
-				code[name], tests[name] = d, cites(d, d.Doc)
-				for _, m := range idInName.FindAllStringSubmatch(d.Name.Name, -1) {
-					tests[name] = append(tests[name], m[1]+"-"+m[2])
+				if testName.MatchString(d.Name.Name) {
+					name := f.dir + "." + d.Name.Name
+					code[name], tests[name] = d, cites(d, d.Doc)
+					for _, m := range idInName.FindAllStringSubmatch(d.Name.Name, -1) {
+						tests[name] = append(tests[name], m[1]+"-"+m[2])
+					}
 				}
 			case *ast.GenDecl:
 				for _, spec := range d.Specs {
-					if v, ok := spec.(*ast.ValueSpec); ok {
+					if v, ok := spec.(*ast.ValueSpec); ok && d.Tok == token.VAR {
 						for _, name := range v.Names {
-							helpers[f.dir+"."+name.Name] = cites(d, d.Doc)
+							tables[f.dir+"."+name.Name] = cites(d, d.Doc)
 						}
 					}
 				}
@@ -271,7 +269,7 @@ func idsOfTests(gofiles []goFile, texts map[string]string) map[string][]string {
 		dir := strings.TrimSuffix(name, path.Ext(name))
 		ast.Inspect(body, func(n ast.Node) bool {
 			if id, ok := n.(*ast.Ident); ok {
-				tests[name] = append(tests[name], helpers[dir+"."+id.Name]...)
+				tests[name] = append(tests[name], tables[dir+"."+id.Name]...)
 			}
 			return true
 		})

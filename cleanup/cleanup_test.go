@@ -139,7 +139,7 @@ func needsAll(t *testing.T) {
 	needs(t, "iptables-nft", "ip6tables-nft", "nft", "ipset", "ip")
 }
 
-// --cleanup: all of ours goes, in both families and both back ends, and of others nothing changes (PR-08, G3).
+// --cleanup: all of ours goes, in both families and both back ends, and of others nothing changes (PR-08, G3, DP-15).
 func TestRunAll(t *testing.T) {
 	needsAll(t)
 	inNetns(t)

@@ -49,6 +49,7 @@ type testCase struct {
 	want, bad, say []string
 }
 
+// Each configuration that comes out can be written and read again (FL-06).
 func TestCases(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -328,7 +329,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// Whatever stands in the file, there is a configuration or an error, and a configuration keeps its promises.
+// Whatever stands in the file, there is a configuration or an error, and a configuration keeps its promises, and can be written (FL-06).
 func FuzzFile(f *testing.F) {
 	files, err := filepath.Glob("testdata/*file.txt")
 	if err != nil {

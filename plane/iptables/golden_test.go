@@ -43,7 +43,7 @@ func healthCheck(service string, port int) (lb.Owner, []*lb.Frontend) {
 }
 
 // The rendering is what testdata says, and both back ends take it: the rules that lead to our chains (DP-01), and what is in
-// them (DP-03 to DP-07, DP-10).
+// them (DP-03 to DP-08, DP-10).
 func TestRender(t *testing.T) {
 	for name, table := range goldens() {
 		t.Run(name, func(t *testing.T) {

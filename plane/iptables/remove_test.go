@@ -57,7 +57,7 @@ func makeSets(t *testing.T) {
 	}
 }
 
-// Nothing of ours stays, nor of upstream's of any mode, and everything of others does, rule by rule (DP-15, DP-33, PR-08).
+// Nothing of ours stays, nor of upstream's of any mode, and everything of others does, rule by rule (DP-15, DP-32, DP-33, PR-08).
 func TestRemoveDP15(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		program := programOf(cfg)

@@ -57,7 +57,7 @@ table ip kube-proxy {
 `
 
 // A node changes from upstream's nftables mode to ours: established connections live on, and a loop of new ones
-// notices nothing (G4).
+// notices nothing (G4, DP-21).
 func TestTakeOverUnderTraffic(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{})
 	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
