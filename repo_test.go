@@ -18,7 +18,7 @@ import (
 
 // imports says which of our packages may import which, in files that are not tests.
 //
-// DO NOT CHANGE THIS DATA TO FIX BUILDS. It is section 1 of the design: a build that breaks here has put
+// DO NOT CHANGE THIS DATA TO FIX BUILDS. It is the design: a build that breaks here has put
 // something into the wrong house. A new line needs a reason that would convince a reader of
 // docs/architecture.md.
 //

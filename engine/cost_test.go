@@ -26,7 +26,7 @@ func (r *rig) fill(n int) {
 	r.do(cluster.ServicesListed{Services: services}, cluster.SlicesListed{Slices: slices})
 }
 
-// design.md 3, rule 1: what one endpoint event costs does not depend on the number of services.
+// What one endpoint event costs does not depend on the number of services.
 func TestCostFollowsTheChange(t *testing.T) {
 	type cost struct{ resolved, visited, offered, changes, applies, ops uint64 }
 	measure := func(n int) (c cost) {
@@ -56,7 +56,7 @@ func TestCostFollowsTheChange(t *testing.T) {
 	}
 }
 
-// style.md 4, hazard 2: the pending map was as large as the table once; a change must not pay for that.
+// The pending map was as large as the table once; a change must not pay for that.
 func BenchmarkEndpointChange(b *testing.B) {
 	for _, n := range []int{100, 10_000, 100_000} {
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) { benchEndpointChange(b, n) })

@@ -12,7 +12,7 @@ import (
 	"kube-proxy/plane/fake"
 )
 
-// style.md 4, hazard 1: add A, which fails after A was programmed, then delete A: folding the two to nothing
+// Add A, which fails after A was programmed, then delete A: folding the two to nothing
 // would leave A in the kernel for ever.
 func TestDoubt(t *testing.T) {
 	for seed := range uint64(20) {

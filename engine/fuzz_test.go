@@ -247,7 +247,7 @@ func (s *story) waits() {
 }
 
 // FuzzIncremental: whatever happens, and whatever the plane does half, when the faults have stopped the
-// plane holds what a fresh start would give it, and the observers know it (style.md 4, hazard 1).
+// plane holds what a fresh start would give it, and the observers know it.
 func FuzzIncremental(f *testing.F) {
 	f.Add([]byte{})
 	// Lists, a service and its slice, half done, then gone.

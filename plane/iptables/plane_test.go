@@ -164,7 +164,7 @@ func TestWalkIsShort(t *testing.T) {
 }
 
 // A restart with the same rows writes nothing, whatever the kernel and the program make of our rules: what
-// iptables-save prints is what was written (design.md 3.7).
+// iptables-save prints is what was written.
 func TestRestartWritesNothing(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		table := w.Table(40, 3)

@@ -11,7 +11,7 @@ import (
 	"kube-proxy/plane/planetest"
 )
 
-// A second Reset, and a Reset by a new process, find nothing to do: restart is invisible (design.md 3.7).
+// A second Reset, and a Reset by a new process, find nothing to do: restart is invisible.
 func TestRestartSendsNothing(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
