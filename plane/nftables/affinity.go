@@ -9,9 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nlconn"
@@ -33,22 +31,15 @@ const (
 	affinityLimit = 1 << 20
 )
 
-// client loads the client's part of a key of the affinity map.
+// client is the client's part of a key of the affinity map.
 //
 // A kernel without the expression hash remembers clients by their addresses. There many clients of one Service can
 // take the room of others, and when it is full clients without a place are spread at random.
-func (r *ruleset) client(to uint32) []expr.Any {
+func (r *ruleset) client() operand {
 	if !r.hashes {
-		return r.network(r.saddr, to)
+		return r.source()
 	}
-	return r.hash(r.places, r.seed, to)
-}
-
-// hash loads a number below n that depends on the client's address and the seed.
-func (r *ruleset) hash(n, seed, to uint32) []expr.Any {
-	const address = 10
-	return append(r.network(r.saddr, address), &expr.Hash{SourceRegister: reg(address), DestRegister: reg(to), Length: uint32(r.addrLen),
-		Modulus: n, Seed: seed, Type: expr.HashTypeJenkins})
+	return r.hash(r.places, r.seed)
 }
 
 // With affinity a set is served by two chains, see [shape] and [ruleset.scope].
@@ -58,50 +49,39 @@ func (r *ruleset) hash(n, seed, to uint32) []expr.Any {
 // backend of this set or to none. A backend that left has no entry in member-backends any more, so its clients need
 // no cleaning; a rule forgets such an answer when it meets one, because updating an element does not change
 // its data.
-//
-// Registers: member, set id, and behind it a slot or the client, are keys as they stand.
-const member, setID, behind = 0, 1, 2
 
-// remember is the rules that lead a client to the backend that the affinity map has for it, and renew its time. set loads the
+// sameBackend is the rules that lead a client to the backend that the affinity map has for it, and renew its time. set finds the
 // set id.
-func (r *ruleset) remember(seconds uint32, set []expr.Any) []rule {
-	last := append(r.client(behind), r.number(sAffinity, setID, member)...)
+func (r *ruleset) sameBackend(seconds uint32, set statement) []rule {
+	last := r.find(member, sAffinity, setID, r.client())
+	look, dnat := r.backend(sMemberBackends, member, setID)
 	return []rule{
-		r.rule("the same backend again", set, last, r.mapTo(sMemberBackends, member, 10), r.memory(unix.NFT_DYNSET_OP_UPDATE, seconds), r.dnat(10)),
-		r.rule("its backend has left", set, last, r.memory(dynsetDelete, seconds)),
+		r.rule("the same backend again", set, last, look, r.remember(r.client().loaded(), seconds), dnat),
+		r.rule("its backend has left", set, last, r.forget(r.client().loaded(), seconds)),
 	}
 }
 
 // choose is the rules that put a backend for a client into the affinity map, for as long as a packet needs to come to the
-// rules of remember. Where the map is full, the update fails, and the last rules balance without memory.
-func (r *ruleset) choose(s shape, set []expr.Any) []rule {
+// rules of sameBackend. Where the map is full, the update fails, and the last rules balance without memory.
+func (r *ruleset) choose(s shape, set statement) []rule {
 	var rules []rule
-	from := func(slot []expr.Any) []expr.Any { return append(slot, r.number(sMembers, setID, member)...) }
 	for _, n := range s.picks() {
-		rules = append(rules, r.rule("a backend to stay with", set, from(pickSlot(n, behind)), r.client(behind),
-			r.memory(unix.NFT_DYNSET_OP_UPDATE, passingSeconds), goBack()))
+		rules = append(rules, r.rule("a backend to stay with", set, r.find(member, sMembers, setID, random(n)),
+			r.remember(r.client(), passingSeconds), goBack))
 	}
+	look, dnat := r.backend(sMemberBackends, member, setID)
 	for i, n := range s.picks() {
-		slot := pickSlot(n, behind)
+		slot := random(n)
 		if r.hashes {
-			slot = r.hash(n, r.seed+uint32(i), behind) // each draw by itself
+			slot = r.hash(n, r.seed+uint32(i)) // each draw by itself
 		}
-		rules = append(rules, r.rule("no memory left", set, from(slot), r.mapTo(sMemberBackends, member, 10), r.dnat(10)))
+		rules = append(rules, r.rule("no memory left", set, r.find(member, sMembers, setID, slot), look, dnat))
 	}
 	return rules
 }
 
 // passingSeconds is the time of an element of the affinity map between two rules.
 const passingSeconds = 10
-
-// memory changes the client's element of the affinity map.
-func (r *ruleset) memory(op, seconds uint32) []expr.Any {
-	return []expr.Any{&expr.Dynset{SrcRegKey: reg(setID), SrcRegData: reg(member), SetName: r.sets[sAffinity].name,
-		Operation: op, Timeout: time.Duration(seconds) * time.Second}}
-}
-
-// dynsetDelete is NFT_DYNSET_OP_DELETE, since Linux 5.4.
-const dynsetDelete = 2
 
 // stickable returns the backends that a set with affinity holds: all, or of more than it can hold those that this node
 // chooses. Each node chooses others, so that all serve; and the choice stays while other backends come and go.
@@ -141,9 +121,7 @@ func (p *Plane) HashesClients() bool { return p.rules.hashes }
 
 // canHash asks whether the kernel has the expression hash.
 func (s *socket) canHash(r *ruleset) (bool, error) {
-	rule := r.rule("", []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg(0)},
-		&expr.Hash{SourceRegister: reg(0), DestRegister: reg(1), Length: 4, Modulus: 2, Seed: 1, Type: expr.HashTypeJenkins}})
-	can, err := s.knows(r, rule.exprs)
+	can, err := s.knows(r, r.rule("", statement{exprs: r.hash(2, 1).load(scratch)}).exprs)
 	if err != nil {
 		return false, fmt.Errorf("nftables: probe the expression hash: %w", err)
 	}

@@ -21,34 +21,34 @@ import (
 //	source ranges, see [eighths] (0: open to all)
 type class uint32
 
-// turn is what one route does.
-type turn uint32
+// action is what one route does.
+type action uint32
 
 const (
-	turnNone turn = iota
-	turnReject
-	turnDrop
-	turnCluster
-	turnClusterMasq
-	turnLocal
-	turnLocalMasq
+	actionNone action = iota
+	actionReject
+	actionDrop
+	actionCluster
+	actionClusterMasq
+	actionLocal
+	actionLocalMasq
 )
 
 const eighthsShift = 9
 
-var turnNames = [...]string{"", "reject", "drop", "cluster", "cluster-masq", "local", "local-masq"}
+var actionNames = [...]string{"", "reject", "drop", "cluster", "cluster-masq", "local", "local-masq"}
 
-func (t turn) balances() bool { return t >= turnCluster }
+func (a action) balances() bool { return a >= actionCluster }
 
-// chain is the chain that does the turn, in the nat hooks for those that balance, else in the filter hooks.
-func (t turn) chain() string {
-	if t == turnReject {
+// chain is the chain that does it, in the nat hooks for those that balance, else in the filter hooks.
+func (a action) chain() string {
+	if a == actionReject {
 		return "no-backend" // "reject" is a word of the nft language
 	}
-	return turnNames[t]
+	return actionNames[a]
 }
 
-func (c class) at(f lb.From) turn { return turn(c>>shiftOf(f)) & 7 }
+func (c class) at(f lb.From) action { return action(c>>shiftOf(f)) & 7 }
 
 func shiftOf(f lb.From) int {
 	switch f {
@@ -70,13 +70,13 @@ func (c class) sourcesChain() string { return "sources." + c.String() }
 // end in the sixth and in the last eighth of the address.
 func (c class) String() string {
 	s := ""
-	if t := c.at(lb.Pods); t != turnNone {
-		s += "pods-" + turnNames[t] + "."
+	if a := c.at(lb.Pods); a != actionNone {
+		s += "pods-" + actionNames[a] + "."
 	}
-	if t := c.at(lb.Host); t != turnNone {
-		s += "host-" + turnNames[t] + "."
+	if a := c.at(lb.Host); a != actionNone {
+		s += "host-" + actionNames[a] + "."
 	}
-	s += "any-" + turnNames[c.at(lb.Anywhere)]
+	s += "any-" + actionNames[c.at(lb.Anywhere)]
 	if e := c.eighths(); e != 0 {
 		s += ".ranges-"
 		for i := range 8 {
@@ -101,11 +101,11 @@ func classOf(f *lb.Frontend) (class, error) {
 			return 0, fmt.Errorf("frontend %s of %s: route from %s is out of order", f.Key, f.Service, r.From)
 		}
 		last = r.From
-		t, err := turnOf(r)
+		a, err := actionOf(r)
 		if err != nil {
 			return 0, fmt.Errorf("frontend %s of %s: route from %s: %w", f.Key, f.Service, r.From, err)
 		}
-		c |= class(t) << shiftOf(r.From)
+		c |= class(a) << shiftOf(r.From)
 	}
 	if last != lb.Anywhere {
 		return 0, fmt.Errorf("frontend %s of %s: the last route must be from anywhere", f.Key, f.Service)
@@ -119,29 +119,29 @@ func classOf(f *lb.Frontend) (class, error) {
 	return c, nil
 }
 
-func turnOf(r lb.Route) (turn, error) {
+func actionOf(r lb.Route) (action, error) {
 	switch {
 	case r.Do == lb.Reject:
-		return turnReject, nil
+		return actionReject, nil
 	case r.Do == lb.Drop:
-		return turnDrop, nil
+		return actionDrop, nil
 	case r.Do != lb.Balance:
 		return 0, fmt.Errorf("unknown action %s", r.Do)
 	case r.To == nil || len(r.To.Backends) == 0:
 		return 0, fmt.Errorf("no backends to balance over")
 	}
-	t := turnCluster
+	a := actionCluster
 	switch r.To.ID.Scope {
 	case lb.Cluster:
 	case lb.Local:
-		t = turnLocal
+		a = actionLocal
 	default:
 		return 0, fmt.Errorf("backend set %s has no scope", r.To.ID)
 	}
 	if r.Masq {
-		t++
+		a++
 	}
-	return t, nil
+	return a, nil
 }
 
 // shape is what decides by which chains a set is served: its scope, size and affinity. Sets of one shape share them.

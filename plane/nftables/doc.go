@@ -1,6 +1,6 @@
 // Package nftables is the data plane for --proxy-mode nftables: one table in each IP family, written over raw
 // netlink. The nft program is not needed, but can list what is here (also that of Debian 12, see
-// [ruleset.number]).
+// [ruleset.find]).
 //
 // # The picture
 //
@@ -63,8 +63,8 @@
 // in one transaction. Each rule ends in a comment with a digest of its content. A second socket hears what
 // others do to the table, and Audit mends just that.
 //
-// The files, in the order of a change's way: class.go, rules.go and affinity.go (pure: what chains contain), schema.go (the
+// The files, in the order of a change's way: class.go, rules.go, affinity.go and statement.go (pure: what chains contain), schema.go (the
 // sets), numbers.go, apply.go, state.go and ranges.go (rows to elements), batch.go and wire.go (elements to bytes), socket.go (bytes to
 // the kernel); read.go, reset.go, audit.go and monitor.go go the other way; dump.go describes it for tests. For
-// people preview.go and language.go say the same state and rules in the language of the nft program.
+// people preview.go says the same state and rules in the language of the nft program.
 package nftables

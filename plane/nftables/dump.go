@@ -151,11 +151,11 @@ func (d *dumper) rows() []string {
 func (c class) needs(s lb.Scope) bool {
 	for _, f := range []lb.From{lb.Pods, lb.Host, lb.Anywhere} {
 		switch c.at(f) {
-		case turnCluster, turnClusterMasq:
+		case actionCluster, actionClusterMasq:
 			if s == lb.Cluster {
 				return true
 			}
-		case turnLocal, turnLocalMasq:
+		case actionLocal, actionLocalMasq:
 			if s == lb.Local {
 				return true
 			}

@@ -16,7 +16,7 @@ import (
 )
 
 // meaning says what a rule does, whatever registers and places it uses: its matches and effects in order, each
-// with where its values come from. It is written from the kernel's side and shares nothing with speaker. Two rules
+// with where its values come from. It is written from the kernel's side and shares nothing with statement.go. Two rules
 // of one meaning treat every packet alike but for the scratch marks that Render's comment names.
 func meaning(t *testing.T, fam family, sets []setDef, rule []expr.Any) []string {
 	t.Helper()
@@ -280,7 +280,7 @@ func sameMeaning(t *testing.T, p *Plane) {
 		}
 		for i, r := range rules {
 			is := meaning(t, p.family, p.rules.sets[:], r)
-			want := meaning(t, p.family, p.rules.sets[:], ch.rules[i].parts)
+			want := meaning(t, p.family, p.rules.sets[:], exprsOf(t, p, ch.rules[i].exprs))
 			if !slices.Equal(is, want) {
 				t.Errorf("chain %s, rule %d, %s, means\n  %s\nwant\n  %s", ch.name, i, ch.rules[i].comment, strings.Join(is, "\n  "), strings.Join(want, "\n  "))
 			}
@@ -292,20 +292,25 @@ func sameMeaning(t *testing.T, p *Plane) {
 func kernelRules(t *testing.T, p *Plane, chain string) [][]expr.Any {
 	var rules [][]expr.Any
 	err := p.sock.dump(p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint16(unix.NFTA_RULE_TABLE), TableName, uint16(unix.NFTA_RULE_CHAIN), chain), func(body []byte) error {
-		var rule []expr.Any
-		attributes(attribute(body, unix.NFTA_RULE_EXPRESSIONS), func(_ uint16, x []byte) bool {
-			if e := kernelExpr(t, p, cstr(attribute(x, unix.NFTA_EXPR_NAME)), attribute(x, unix.NFTA_EXPR_DATA)); e != nil {
-				rule = append(rule, e)
-			}
-			return true
-		})
-		rules = append(rules, rule)
+		rules = append(rules, exprsOf(t, p, attribute(body, unix.NFTA_RULE_EXPRESSIONS)))
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return rules
+}
+
+// exprsOf reads the expressions of a rule.
+func exprsOf(t *testing.T, p *Plane, b []byte) []expr.Any {
+	var rule []expr.Any
+	attributes(b, func(_ uint16, x []byte) bool {
+		if e := kernelExpr(t, p, cstr(attribute(x, unix.NFTA_EXPR_NAME)), attribute(x, unix.NFTA_EXPR_DATA)); e != nil {
+			rule = append(rule, e)
+		}
+		return true
+	})
+	return rule
 }
 
 // kernelExpr reads one expression; nil if it does nothing.

@@ -36,6 +36,11 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, name := range []string{want.Node.Pods.Interface, want.Node.Pods.InterfacePrefix} {
+		if strings.ContainsAny(name, `"\*`) || strings.ContainsFunc(name, unprintable) {
+			return nil, fmt.Errorf("nftables %s: interface name %q has characters that the language of nft cannot say", p.fam, name)
+		}
+	}
 	p.rules.node, p.rules.seed = want.Node, 1
 	st, bad := p.desired(&snapshot{}, want, slices.Values(want.Sorted()))
 	d := &document{change: p.begin(st), about: about{wishes{st: st, defs: &p.rules.sets}, map[netip.Addr]string{}, map[uint32]string{}}}
@@ -50,9 +55,7 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 		d.set(i, verdicts[i])
 	}
 	for _, c := range chains {
-		if err := d.chain(c); err != nil {
-			return nil, err
-		}
+		d.chain(c)
 	}
 	d.line(0, "}")
 	return d.text.Bytes(), bad.err
@@ -151,21 +154,16 @@ func (d *document) element(text, about string) {
 	d.line(3, "%s,%s", text, about)
 }
 
-func (d *document) chain(c chain) error {
+func (d *document) chain(c chain) {
 	d.text.WriteByte('\n')
 	d.line(1, "chain %s {", c.name)
 	if h := c.hook; h != nil {
 		d.line(2, "type %s hook %s priority %d; policy accept;", h.typ, hookNames[h.num], h.priority)
 	}
 	for _, ru := range c.rules {
-		text, err := d.say(ru)
-		if err != nil {
-			return fmt.Errorf("nftables %s: chain %s: %w", d.fam, c.name, err)
-		}
-		d.line(2, "%s comment %q", text, ru.comment)
+		d.line(2, "%s", ru.text())
 	}
 	d.line(1, "}")
-	return nil
 }
 
 var hookNames = map[uint32]string{unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_OUT: "output",

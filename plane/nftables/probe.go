@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
 
@@ -16,7 +17,7 @@ func (p *Plane) Probe(context.Context) error {
 		return fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
 	}
 	c := p.begin(p.st)
-	small := c.masqThen("cluster")
+	small := c.masqThen(lb.Cluster)
 	c.flushChain(small.name)
 	c.addRules(small)
 	return p.commit(c.batch)

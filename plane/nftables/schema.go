@@ -32,6 +32,13 @@ func familyOf(f lb.Family) family {
 	return family{f, unix.NFPROTO_IPV4, 4, 1, 12, 16, unix.NFT_CT_DST_IP, nft.TypeIPAddr}
 }
 
+func (f family) ip() string {
+	if f.fam == lb.IPv6 {
+		return "ip6"
+	}
+	return "ip"
+}
+
 // setIndex numbers the sets and maps of the table. Their number is constant, whatever the cluster's size:
 // the kernel finds a set by walking the table's list.
 type setIndex int
@@ -67,8 +74,8 @@ type field struct {
 }
 
 // isNumber reports whether the field is a plain number, which a register holds in the machine's byte order. The
-// numbers have types of three kinds for the sake of people: mark and classid are types that the language of nft
-// can keep aside in a rule, see [speaker], and a slot is what numgen gives. A byte has the type of a slot, too.
+// numbers have types of three kinds for the sake of people: mark and classid are those of the variables of rules, see
+// [operand], and a slot is what numgen gives. A byte has the type of a slot, too.
 func (f field) isNumber() bool {
 	switch f.typ.Name {
 	case nft.TypeMark.Name, nft.TypeClassID.Name, nft.TypeInteger.Name:
