@@ -53,11 +53,12 @@ func (r *ruleset) client() operand {
 // sameBackend is the rules that lead a client to the backend that the affinity map has for it, and renew its time. set finds the
 // set id.
 func (r *ruleset) sameBackend(seconds uint32, set statement) []rule {
-	last := r.find(member, sAffinity, setID, r.client())
+	client := r.client()
+	last := r.find(member, sAffinity, setID, client)
 	look, dnat := r.backend(sMemberBackends, member, setID)
 	return []rule{
-		r.rule("the same backend again", set, last, look, r.remember(r.client().loaded(), seconds), dnat),
-		r.rule("its backend has left", set, last, r.forget(r.client().loaded(), seconds)),
+		r.rule("the same backend again", set, last, look, r.remember(client.loaded(), seconds), dnat),
+		r.rule("its backend has left", set, last, r.forget(client.loaded(), seconds)),
 	}
 }
 
@@ -65,9 +66,9 @@ func (r *ruleset) sameBackend(seconds uint32, set statement) []rule {
 // rules of sameBackend. Where the map is full, the update fails, and the last rules balance without memory.
 func (r *ruleset) choose(s shape, set statement) []rule {
 	var rules []rule
+	remember := r.remember(r.client(), passingSeconds)
 	for _, n := range s.picks() {
-		rules = append(rules, r.rule("a backend to stay with", set, r.find(member, sMembers, setID, random(n)),
-			r.remember(r.client(), passingSeconds), goBack))
+		rules = append(rules, r.rule("a backend to stay with", set, r.find(member, sMembers, setID, random(n)), remember, goBack))
 	}
 	look, dnat := r.backend(sMemberBackends, member, setID)
 	for i, n := range s.picks() {
@@ -121,7 +122,7 @@ func (p *Plane) HashesClients() bool { return p.rules.hashes }
 
 // canHash asks whether the kernel has the expression hash.
 func (s *socket) canHash(r *ruleset) (bool, error) {
-	can, err := s.knows(r, r.rule("", statement{exprs: r.hash(2, 1).load(scratch)}).exprs)
+	can, err := s.knows(r, r.rule("", statement{exprs: r.hash(2, 1).load(nil, scratch)}).exprs)
 	if err != nil {
 		return false, fmt.Errorf("nftables: probe the expression hash: %w", err)
 	}

@@ -420,7 +420,7 @@ func TestProbeOfExpressions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		exprs := p.rules.rule("", statement{exprs: p.rules.hash(2, 1).load(scratch)}).exprs
+		exprs := p.rules.rule("", statement{exprs: p.rules.hash(2, 1).load(nil, scratch)}).exprs
 		for name, want := range map[string]bool{"hash": true, "hush": false} {
 			got, err := p.sock.knows(p.rules, bytes.ReplaceAll(exprs, []byte("hash\x00"), []byte(name+"\x00")))
 			if got != want || err != nil {

@@ -218,8 +218,9 @@ func (r *ruleset) byFrontend(s lb.Scope, rules func(comment string, sets setInde
 // if it does not, the one that chooses puts a backend into the memory, and then the first knows the client.
 func (r *ruleset) scope(s lb.Scope) chain {
 	return chain{name: s.String(), rules: r.byFrontend(s, func(comment string, sets setIndex, key []operand) []rule {
+		set, shape := r.find(number, sets, key...), r.find(number, sSetShapes, number)
 		step := func(comment string, part operand) rule {
-			return r.rule(comment, r.find(number, sets, key...), r.find(number, sSetShapes, number), r.vmap(shapesOf(s), part))
+			return r.rule(comment, set, shape, r.vmap(shapesOf(s), part))
 		}
 		return []rule{
 			step(comment, number),
@@ -247,9 +248,10 @@ func (r *ruleset) balancer(s shape) chain {
 			return r.choose(s, r.find(setID, sets, key...))
 		}
 		var rules []rule
+		set := r.find(number, sets, key...)
 		for _, n := range s.picks() {
 			look, dnat := r.backend(sBackends, number, random(n))
-			rules = append(rules, r.rule(comment, r.find(number, sets, key...), look, dnat))
+			rules = append(rules, r.rule(comment, set, look, dnat))
 		}
 		return rules
 	})}

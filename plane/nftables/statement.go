@@ -3,7 +3,6 @@ package nftables
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -23,9 +22,12 @@ type statement struct {
 // operand is a value that statements work on: a part of the packet, a number drawn at random, or a variable.
 type operand struct {
 	text string
-	load func(to uint32) []expr.Any // into a register; nil if it is in its register already
-	reg  uint32                     // of a variable, else 0
+	load loader // nil if it is in its register already
+	reg  uint32 // of a variable, else 0
 }
+
+// loader appends the expressions that put an operand into a register.
+type loader func(x []expr.Any, to uint32) []expr.Any
 
 // Variables are numbers that the rule has looked up. The kernel has them in registers, for which the language of nft has no
 // word; there they are held in ct mark and meta priority, at which no other rule looks. The maps give each number the type of
@@ -85,14 +87,14 @@ func random(n uint32) operand {
 // hash is a number below n that depends on the client's address and the seed.
 func (f family) hash(n, seed uint32) operand {
 	client := f.source()
-	return operand{text: fmt.Sprintf("jhash %s mod %d seed 0x%x", client.text, n, seed), load: func(to uint32) []expr.Any {
-		return append(client.load(freshKey), &expr.Hash{SourceRegister: freshKey, DestRegister: to, Length: uint32(f.addrLen),
+	return operand{text: fmt.Sprintf("jhash %s mod %d seed 0x%x", client.text, n, seed), load: func(x []expr.Any, to uint32) []expr.Any {
+		return append(client.load(x, freshKey), &expr.Hash{SourceRegister: freshKey, DestRegister: to, Length: uint32(f.addrLen),
 			Modulus: n, Seed: seed, Type: expr.HashTypeJenkins})
 	}}
 }
 
 func single(text string, load func(to uint32) expr.Any) operand {
-	return operand{text: text, load: func(to uint32) []expr.Any { return []expr.Any{load(to)} }}
+	return operand{text: text, load: func(x []expr.Any, to uint32) []expr.Any { return append(x, load(to)) }}
 }
 
 func metadata(text string, key expr.MetaKey) operand {
@@ -154,16 +156,16 @@ func (o operand) firstBits(n int, f family) operand {
 
 // bitwise is the operand & mask ^ xor. A variable is changed where it is.
 func (o operand) bitwise(text string, mask, xor []byte) operand {
-	return operand{text: text, reg: o.reg, load: func(to uint32) []expr.Any {
-		return append(o.loadTo(to), &expr.Bitwise{SourceRegister: to, DestRegister: to, Len: uint32(len(mask)), Mask: mask, Xor: xor})
+	return operand{text: text, reg: o.reg, load: func(x []expr.Any, to uint32) []expr.Any {
+		return append(o.loadTo(x, to), &expr.Bitwise{SourceRegister: to, DestRegister: to, Len: uint32(len(mask)), Mask: mask, Xor: xor})
 	}}
 }
 
-func (o operand) loadTo(register uint32) []expr.Any {
+func (o operand) loadTo(x []expr.Any, register uint32) []expr.Any {
 	if o.load == nil {
-		return nil
+		return x
 	}
-	return o.load(register)
+	return o.load(x, register)
 }
 
 // Matches.
@@ -193,7 +195,7 @@ func notZero(o operand) statement {
 }
 
 func match(text string, o operand, op expr.CmpOp, value []byte) statement {
-	return statement{text, append(o.loadTo(scratch), &expr.Cmp{Op: op, Register: scratch, Data: value})}
+	return statement{text, append(o.loadTo(nil, scratch), &expr.Cmp{Op: op, Register: scratch, Data: value})}
 }
 
 // inPrefix matches packets whose address lies in the prefix.
@@ -247,29 +249,30 @@ func (r *ruleset) toItself() []statement {
 
 // Sets and maps.
 
-// lookup says a key of the set, loads it into registers, from at on if it does not begin with a variable, and looks it up.
-func (r *ruleset) lookup(to expr.Lookup, set setIndex, at uint32, key []operand) (text string, exprs []expr.Any) {
+// lookup appends the expressions that load a key and look it up. The key begins where its variable is, or at a register. text
+// is the key.
+func (r *ruleset) lookup(x []expr.Any, set setIndex, key []operand, at uint32, to expr.Lookup) (exprs []expr.Any, text string) {
 	if v := key[0].reg; v != 0 {
 		at = v
 	}
 	to.SetName, to.SourceRegister = r.sets[set].name, at
-	texts := make([]string, len(key))
+	parts := make([]string, 0, 4)
 	for i, o := range key {
-		texts[i], exprs = o.text, append(exprs, o.loadTo(at)...)
+		x, parts = o.loadTo(x, at), append(parts, o.text)
 		at += uint32(r.sets[set].key[i].size) / 4
 	}
-	return strings.Join(texts, " . "), append(exprs, &to)
+	return append(x, &to), strings.Join(parts, " . ")
 }
 
 // in matches if the set has the key.
 func (r *ruleset) in(set setIndex, key ...operand) statement {
-	text, exprs := r.lookup(expr.Lookup{}, set, scratch, key)
+	exprs, text := r.lookup(nil, set, key, scratch, expr.Lookup{})
 	return statement{text + " @" + r.sets[set].name, exprs}
 }
 
 // vmap does what the verdict map has for the key.
 func (r *ruleset) vmap(set setIndex, key ...operand) statement {
-	text, exprs := r.lookup(expr.Lookup{DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true}, set, scratch, key)
+	exprs, text := r.lookup(nil, set, key, scratch, expr.Lookup{DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true})
 	return statement{text + " vmap @" + r.sets[set].name, exprs}
 }
 
@@ -279,19 +282,19 @@ func (r *ruleset) vmap(set setIndex, key ...operand) statement {
 // nft up to 1.0.6, which Debian 12 has, aborts when it lists a rule in which the answer of one map is the key of the next, but
 // knows what a mark is.
 func (r *ruleset) find(v operand, set setIndex, key ...operand) statement {
-	text, look := r.lookup(expr.Lookup{DestRegister: v.reg, IsDestRegSet: true}, set, freshKey, key)
-	var keep []expr.Any
+	x := make([]expr.Any, 0, 8)
 	if key[0].reg == 0 { // else it was kept when that variable was found
-		keep = packetMark.load(keptMark)
+		x = packetMark.load(x, keptMark)
 	}
-	return statement{v.text + " set " + text + " map @" + r.sets[set].name,
-		slices.Concat(keep, look, writeMark(v.reg), packetMark.load(v.reg), writeMark(keptMark))}
+	x, text := r.lookup(x, set, key, freshKey, expr.Lookup{DestRegister: v.reg, IsDestRegSet: true})
+	x = append(packetMark.load(append(x, writeMark(v.reg)), v.reg), writeMark(keptMark))
+	return statement{v.text + " set " + text + " map @" + r.sets[set].name, x}
 }
 
 // backend returns two statements: one looks up a backend, and ends the rule if there is none; the other translates the
 // destination to it. nft says both where it translates.
 func (r *ruleset) backend(set setIndex, key ...operand) (look, dnat statement) {
-	text, exprs := r.lookup(expr.Lookup{DestRegister: freshKey, IsDestRegSet: true}, set, freshKey, key)
+	exprs, text := r.lookup(nil, set, key, freshKey, expr.Lookup{DestRegister: freshKey, IsDestRegSet: true})
 	return statement{exprs: exprs}, statement{fmt.Sprintf("%s dnat %s to %s map @%s", hasPorts.text, r.ip(), text, r.sets[set].name),
 		[]expr.Any{&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(r.proto), RegAddrMin: freshKey, RegProtoMin: freshKey + r.addrRegs}}}
 }
@@ -311,19 +314,19 @@ const dynsetDelete = 2
 func (r *ruleset) affinity(verb string, op uint32, client operand, seconds uint32) statement {
 	name := r.sets[sAffinity].name
 	return statement{fmt.Sprintf("%s @%s { %s . %s timeout %ds : %s }", verb, name, setID.text, client.text, seconds, member.text),
-		append(client.loadTo(setID.reg+1), &expr.Dynset{SrcRegKey: setID.reg, SrcRegData: member.reg, SetName: name,
+		append(client.loadTo(nil, setID.reg+1), &expr.Dynset{SrcRegKey: setID.reg, SrcRegData: member.reg, SetName: name,
 			Operation: op, Timeout: time.Duration(seconds) * time.Second})}
 }
 
 // What is done to the packet.
 
-func writeMark(from uint32) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: from, SourceRegister: true}}
+func writeMark(from uint32) expr.Any {
+	return &expr.Meta{Key: expr.MetaKeyMARK, Register: from, SourceRegister: true}
 }
 
 // setMark gives the packet another mark.
 func setMark(o operand) statement {
-	return statement{"meta mark set " + o.text, append(o.load(scratch), writeMark(scratch)...)}
+	return statement{"meta mark set " + o.text, append(o.load(nil, scratch), writeMark(scratch))}
 }
 
 var masquerade = statement{"masquerade fully-random", []expr.Any{&expr.Masq{FullyRandom: true}}}
