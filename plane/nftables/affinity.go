@@ -98,7 +98,7 @@ func (c *change) stickable(b *lb.BackendSet) *lb.BackendSet {
 		all := make([]ranked, len(b.Backends))
 		for i, x := range b.Backends {
 			h := fnv.New64a()
-			h.Write(appendPlace(appendNum(c.rec[:0], c.st.seed), x.Addr))
+			h.Write(appendBackend(appendNum(c.rec[:0], c.st.seed), x.Addr))
 			all[i] = ranked{x, h.Sum64()}
 		}
 		slices.SortFunc(all, func(x, y ranked) int { return cmp.Or(cmp.Compare(x.rank, y.rank), x.Addr.Compare(y.Addr)) })

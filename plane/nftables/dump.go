@@ -25,7 +25,7 @@ func (p *Plane) Dump() (string, error) {
 	kernel.adoptReserved(snap)
 	rules := *p.rules
 	rules.seed = kernel.seed
-	d := dumper{p: p, rules: &rules, snap: snap, reachedPlaces: map[string]bool{}, reachedMembers: map[string]bool{},
+	d := dumper{p: p, rules: &rules, snap: snap, reachedBackends: map[string]bool{}, reachedMembers: map[string]bool{},
 		lists: map[uint32][]netip.Prefix{}, reachedLists: map[uint32]bool{}}
 	d.index()
 	lines := append(d.rows(), d.addresses()...)
@@ -40,12 +40,12 @@ type dumper struct {
 	snap   *snapshot
 	faults []string
 
-	numbers map[setIndex]map[string]uint32 // maps from some key to a number
-	places  map[string]netip.AddrPort      // backends, by id and slot
-	members map[string]netip.AddrPort      // member-backends, by member and id
+	numbers  map[setIndex]map[string]uint32 // maps from some key to a number
+	backends map[string]netip.AddrPort      // by id and slot
+	members  map[string]netip.AddrPort      // member-backends, by member and id
 
-	reachedPlaces  map[string]bool
-	reachedMembers map[string]bool
+	reachedBackends map[string]bool
+	reachedMembers  map[string]bool
 
 	lists        map[uint32][]netip.Prefix // of source ranges
 	reachedLists map[uint32]bool
@@ -61,8 +61,8 @@ func (d *dumper) index() {
 		d.numbers[i] = map[string]uint32{}
 		d.each(i, func(rec []byte) { d.numbers[i][string(rec[:len(rec)-4])] = order.Uint32(rec[len(rec)-4:]) })
 	}
-	d.places = map[string]netip.AddrPort{}
-	d.each(sBackends, func(rec []byte) { d.places[string(rec[:8])] = parsePlace(rec[8:], d.p.addrLen) })
+	d.backends = map[string]netip.AddrPort{}
+	d.each(sBackends, func(rec []byte) { d.backends[string(rec[:8])] = parseBackend(rec[8:], d.p.addrLen) })
 	d.each(sSourceRanges, func(rec []byte) {
 		n := order.Uint32(rec)
 		d.lists[n>>lengthBits] = append(d.lists[n>>lengthBits], netip.PrefixFrom(parseAddr(rec[4:], d.p.addrLen), int(n&(1<<lengthBits-1))))
@@ -72,7 +72,7 @@ func (d *dumper) index() {
 		d.lists[number] = slices.Compact(ranges) // the kernel may show an element twice while it resizes a hash table
 	}
 	d.members = map[string]netip.AddrPort{}
-	d.each(sMemberBackends, func(rec []byte) { d.members[string(rec[:8])] = parsePlace(rec[8:], d.p.addrLen) })
+	d.each(sMemberBackends, func(rec []byte) { d.members[string(rec[:8])] = parseBackend(rec[8:], d.p.addrLen) })
 }
 
 // sources describes a list of source ranges.
@@ -132,8 +132,8 @@ func (d *dumper) rows() []string {
 			d.fault("set %d is not used", id)
 		}
 	}
-	for key, ap := range d.places {
-		if d.reachedPlaces[key] {
+	for key, ap := range d.backends {
+		if d.reachedBackends[key] {
 			continue
 		}
 		d.fault("backend %s in slot %d of set %d cannot be chosen", ap, order.Uint32([]byte(key[4:])), order.Uint32([]byte(key)))
@@ -176,7 +176,7 @@ func (d *dumper) set(k lb.Key, id uint32, scope lb.Scope) string {
 	var backends []string
 	for slot := range s.size {
 		key := string(appendNum(appendNum(nil, id), slot))
-		ap, ok := d.places[key]
+		ap, ok := d.backends[key]
 		if s.seconds > 0 {
 			var m uint32
 			if m, ok = d.numbers[sMembers][key]; ok {
@@ -185,7 +185,7 @@ func (d *dumper) set(k lb.Key, id uint32, scope lb.Scope) string {
 				d.reachedMembers[mine] = true
 			}
 		} else {
-			d.reachedPlaces[key] = true
+			d.reachedBackends[key] = true
 		}
 		if !ok && slot >= wholeSize(s.size) {
 			break // a balancer may be a little larger than the set; what comes behind cannot be chosen

@@ -481,12 +481,12 @@ func (o *oldSets) of(id uint32) (slots map[uint32]netip.AddrPort, members map[ne
 	clear(o.slots)
 	key := appendNum(make([]byte, 0, 8), id)
 	o.backends.Each(key, func(rec []byte) {
-		o.slots[order.Uint32(rec[4:])] = parsePlace(rec[8:], len(rec)-12)
+		o.slots[order.Uint32(rec[4:])] = parseBackend(rec[8:], len(rec)-12)
 	})
 	o.members.Each(key, func(rec []byte) {
 		m := order.Uint32(rec[8:])
-		o.memberBackends.Each(appendNum(appendNum(nil, m), id), func(place []byte) {
-			ap := parsePlace(place[8:], len(place)-12)
+		o.memberBackends.Each(appendNum(appendNum(nil, m), id), func(backend []byte) {
+			ap := parseBackend(backend[8:], len(backend)-12)
 			o.slots[order.Uint32(rec[4:])] = ap
 			if members == nil {
 				members = map[netip.AddrPort]uint32{}

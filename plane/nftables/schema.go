@@ -106,7 +106,7 @@ func schema(f family, hashes bool) [setCount]setDef {
 	vip := []field{addr, proto, port}
 	nodePort := []field{proto, port}
 	one := []field{num}
-	place := []field{addr, port}
+	backend := []field{addr, port}
 	client := addr
 	if hashes {
 		client = slot
@@ -119,9 +119,9 @@ func schema(f family, hashes bool) [setCount]setDef {
 		sLocalSets:           {name: "local-sets", key: vip, data: one, comment: "frontend -> set id, backends on this node"},
 		sNodePortLocalSets:   {name: "nodeport-local-sets", key: nodePort, data: one, comment: "NodePort -> set id, backends on this node"},
 		sSetShapes:           {name: "set-shapes", key: one, data: one, comment: "set id -> shape"},
-		sBackends:            {name: "backends", key: []field{num, slot}, data: place, comment: "set id, slot -> backend"},
+		sBackends:            {name: "backends", key: []field{num, slot}, data: backend, comment: "set id, slot -> backend"},
 		sMembers:             {name: "members", key: []field{num, slot}, data: []field{member}, comment: "set id, slot -> member: sets with affinity"},
-		sMemberBackends:      {name: "member-backends", key: []field{member, num}, data: place, comment: "member, its set id -> backend"},
+		sMemberBackends:      {name: "member-backends", key: []field{member, num}, data: backend, comment: "member, its set id -> backend"},
 		sAffinity: {name: "affinity", key: []field{num, client}, data: []field{member}, size: affinityLimit,
 			flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, comment: "set id, client -> its last member"},
 		sSourceLists:  {name: "source-lists", key: vip, data: one, comment: "frontend -> list of those who may use it"},
@@ -213,12 +213,12 @@ func appendKey(b []byte, k lb.Key) []byte {
 	return appendPort(appendProto(b, k.Proto), k.Port)
 }
 
-func appendPlace(b []byte, ap netip.AddrPort) []byte {
+func appendBackend(b []byte, ap netip.AddrPort) []byte {
 	return appendPort(appendAddr(b, ap.Addr()), ap.Port())
 }
 
-// parsePlace is the inverse of appendPlace for an address of n bytes.
-func parsePlace(b []byte, n int) netip.AddrPort {
+// parseBackend is the inverse of appendBackend for an address of n bytes.
+func parseBackend(b []byte, n int) netip.AddrPort {
 	return netip.AddrPortFrom(parseAddr(b, n), binary.BigEndian.Uint16(b[n:]))
 }
 

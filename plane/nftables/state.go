@@ -159,9 +159,9 @@ func (s *set) records(f func(i setIndex, rec []byte)) {
 func (s *set) slot(i int, b []byte, f func(i setIndex, rec []byte)) {
 	b = appendNum(appendNum(b[:0], s.id), uint32(i))
 	if s.members == nil {
-		f(sBackends, appendPlace(b, s.slots[i]))
+		f(sBackends, appendBackend(b, s.slots[i]))
 		return
 	}
 	f(sMembers, appendNum(b, s.members[i]))
-	f(sMemberBackends, appendPlace(appendNum(appendNum(b[:0], s.members[i]), s.id), s.slots[i]))
+	f(sMemberBackends, appendBackend(appendNum(appendNum(b[:0], s.members[i]), s.id), s.slots[i]))
 }
