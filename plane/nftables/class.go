@@ -213,7 +213,7 @@ func (s shape) picks() []uint32 {
 }
 
 func (s shape) compare(o shape) int {
-	return cmp.Or(cmp.Compare(s.scope, o.scope), compareBool(s.sticky, o.sticky), cmp.Compare(s.seconds, o.seconds), cmp.Compare(s.size, o.size))
+	return cmp.Or(cmp.Compare(s.scope, o.scope), cmp.Compare(s.number(), o.number()))
 }
 
 // chain is the name of the chain of a part: "cluster-10", or with affinity "cluster-10-sticky" and "cluster-sticky-10800".
@@ -250,6 +250,14 @@ func (s shape) number() uint32 {
 		return s.size
 	}
 	return 1<<31 | s.seconds<<14 | s.size
+}
+
+// parseShape is the inverse of number.
+func parseShape(scope lb.Scope, number uint32) shape {
+	if number>>31 == 0 {
+		return shape{scope: scope, size: number}
+	}
+	return shape{scope: scope, sticky: true, size: number & (1<<14 - 1), seconds: number >> 14 & (1<<17 - 1)}
 }
 
 // What the numbers of the two parts have of that of a shape with affinity.

@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -25,30 +24,27 @@ func (p *Plane) Dump() (string, error) {
 	kernel.adoptReserved(snap)
 	rules := *p.rules
 	rules.seed = kernel.seed
-	d := dumper{p: p, rules: &rules, snap: snap, reachedBackends: map[string]bool{}, reachedMembers: map[string]bool{},
-		lists: map[uint32][]netip.Prefix{}, reachedLists: map[uint32]bool{}}
+	d := dumper{rules: &rules, snap: snap, ranges: map[uint32][]netip.Prefix{}}
 	d.index()
-	lines := append(d.rows(), d.addresses()...)
+	lines := append(d.rows(), d.constants()...)
 	slices.Sort(lines)
-	lines = append(lines, d.faults...)
-	return strings.Join(lines, "\n") + "\n", nil
+	d.checkStructure()
+	d.checkUnused()
+	slices.Sort(d.faults)
+	return strings.Join(append(lines, d.faults...), "\n") + "\n", nil
 }
 
 type dumper struct {
-	p      *Plane
-	rules  *ruleset // ours, with the seed of the kernel's table
-	snap   *snapshot
-	faults []string
+	rules    *ruleset // ours, with the seed of the kernel's table
+	snap     *snapshot
+	elements [setCount]map[string]*dumpedElement // by key
+	ranges   map[uint32][]netip.Prefix           // by list
+	faults   []string
+}
 
-	numbers  map[setIndex]map[string]uint32 // maps from some key to a number
-	backends map[string]netip.AddrPort      // by id and slot
-	members  map[string]netip.AddrPort      // member-backends, by member and id
-
-	reachedBackends map[string]bool
-	reachedMembers  map[string]bool
-
-	lists        map[uint32][]netip.Prefix // of source ranges
-	reachedLists map[uint32]bool
+type dumpedElement struct {
+	data []byte
+	used bool
 }
 
 func (d *dumper) fault(format string, args ...any) {
@@ -56,137 +52,114 @@ func (d *dumper) fault(format string, args ...any) {
 }
 
 func (d *dumper) index() {
-	d.numbers = map[setIndex]map[string]uint32{}
-	for _, i := range []setIndex{sServices, sNodePorts, sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets, sMembers, sSetShapes, sSourceLists} {
-		d.numbers[i] = map[string]uint32{}
-		d.each(i, func(rec []byte) { d.numbers[i][string(rec[:len(rec)-4])] = order.Uint32(rec[len(rec)-4:]) })
+	for i := range setCount {
+		d.elements[i] = map[string]*dumpedElement{}
+		n := d.rules.sets[i].keyLen()
+		for rec := range d.snap.records[i].All() {
+			d.elements[i][string(rec[:n])] = &dumpedElement{data: rec[n:]}
+		}
 	}
-	d.backends = map[string]netip.AddrPort{}
-	d.each(sBackends, func(rec []byte) { d.backends[string(rec[:8])] = parseBackend(rec[8:], d.p.addrLen) })
-	d.each(sSourceRanges, func(rec []byte) {
-		n := order.Uint32(rec)
-		d.lists[n>>lengthBits] = append(d.lists[n>>lengthBits], netip.PrefixFrom(parseAddr(rec[4:], d.p.addrLen), int(n&(1<<lengthBits-1))))
-	})
-	for number, ranges := range d.lists {
-		slices.SortFunc(ranges, netip.Prefix.Compare)
-		d.lists[number] = slices.Compact(ranges) // the kernel may show an element twice while it resizes a hash table
+	for key := range d.elements[sSourceRanges] {
+		list, p := parseSourceRange([]byte(key))
+		d.ranges[list] = append(d.ranges[list], p)
 	}
-	d.members = map[string]netip.AddrPort{}
-	d.each(sMemberBackends, func(rec []byte) { d.members[string(rec[:8])] = parseBackend(rec[8:], d.p.addrLen) })
+}
+
+// use returns the data of an element that some packet can reach.
+func (d *dumper) use(i setIndex, key []byte) (data []byte, ok bool) {
+	e := d.elements[i][string(key)]
+	if e == nil {
+		return nil, false
+	}
+	e.used = true
+	return e.data, true
+}
+
+func (d *dumper) number(i setIndex, key []byte) (uint32, bool) {
+	data, ok := d.use(i, key)
+	if !ok {
+		return 0, false
+	}
+	return order.Uint32(data), true
+}
+
+// rows describes each frontend with what its class asks for and the backends of its sets.
+func (d *dumper) rows() []string {
+	var lines []string
+	for i, addrLen := range map[setIndex]int{sServices: d.rules.addrLen, sNodePorts: 0} {
+		for key := range d.elements[i] {
+			number, _ := d.number(i, []byte(key))
+			lines = append(lines, d.row(parseKey([]byte(key), addrLen), class(number)))
+		}
+	}
+	return lines
+}
+
+func (d *dumper) row(k lb.Key, cl class) string {
+	if _, ok := d.snap.verdicts[sFilterClasses][string(appendNum(nil, uint32(cl)))]; !ok {
+		d.fault("%s: class %s leads nowhere", k, cl)
+	}
+	key := appendKey(nil, k)
+	line := fmt.Sprintf("%s %s%s", k, cl, d.sources(k, cl, key))
+	_, cluster, local := mapsOf(k)
+	for _, scope := range []lb.Scope{lb.Cluster, lb.Local} {
+		sets := cluster
+		if scope == lb.Local {
+			sets = local
+		}
+		id, ok := d.number(sets, key)
+		if ok != cl.needs(scope) {
+			d.fault("%s of class %s: has a %s set: %t", k, cl, scope, ok)
+		}
+		if ok {
+			line += " " + d.set(k, id, scope)
+		}
+	}
+	return line
 }
 
 // sources describes a list of source ranges.
-func (d *dumper) sources(k lb.Key, cl class, key string) string {
-	list, has := d.numbers[sSourceLists][key]
-	ranges := d.lists[list>>lengthBits]
+func (d *dumper) sources(k lb.Key, cl class, key []byte) string {
+	list, has := d.number(sSourceLists, key)
+	ranges := d.ranges[list>>lengthBits]
+	slices.SortFunc(ranges, netip.Prefix.Compare)
 	if has != (cl.eighths() != 0) || has && (eighths(ranges) != cl.eighths() || list&(1<<lengthBits-1) != 0) {
 		d.fault("%s of class %s has list %#x of source ranges: %v", k, cl, list, ranges)
 	}
 	if !has {
 		return ""
 	}
-	d.reachedLists[list>>lengthBits] = true
+	for _, p := range ranges {
+		d.use(sSourceRanges, appendAddr(appendNum(nil, list|uint32(p.Bits())), p.Addr()))
+	}
 	return fmt.Sprintf(" sources=%v", ranges)
-}
-
-func (d *dumper) each(i setIndex, f func(rec []byte)) {
-	for rec := range d.snap.records[i].All() {
-		f(rec)
-	}
-}
-
-// rows describes each frontend with what its class asks for and the backends of its sets.
-func (d *dumper) rows() []string {
-	var lines []string
-	used := map[uint32]bool{}
-	for _, i := range []setIndex{sServices, sNodePorts} {
-		n, cluster, local := d.p.addrLen, sClusterSets, sLocalSets
-		if i == sNodePorts {
-			n, cluster, local = 0, sNodePortClusterSets, sNodePortLocalSets
-		}
-		for key, number := range d.numbers[i] {
-			k, cl := parseKey([]byte(key), n), class(number)
-			d.checkClass(k, cl)
-			line := fmt.Sprintf("%s %s", k, cl)
-			if n > 0 {
-				line += d.sources(k, cl, key)
-			}
-			for _, m := range []struct {
-				set   setIndex
-				scope lb.Scope
-			}{{cluster, lb.Cluster}, {local, lb.Local}} {
-				id, ok := d.numbers[m.set][key]
-				if needs := cl.needs(m.scope); ok != needs {
-					d.fault("%s of class %s: has a %s set: %t", k, cl, m.scope, ok)
-				}
-				if ok {
-					used[id] = true
-					line += " " + d.set(k, id, m.scope)
-				}
-			}
-			lines = append(lines, line)
-		}
-	}
-	for key := range d.numbers[sSetShapes] {
-		if id := order.Uint32([]byte(key)); !used[id] {
-			d.fault("set %d is not used", id)
-		}
-	}
-	for key, ap := range d.backends {
-		if d.reachedBackends[key] {
-			continue
-		}
-		d.fault("backend %s in slot %d of set %d cannot be chosen", ap, order.Uint32([]byte(key[4:])), order.Uint32([]byte(key)))
-	}
-	for m, ap := range d.members {
-		if d.reachedMembers[m] {
-			continue
-		}
-		d.fault("member %d, %s, of set %d cannot be chosen", order.Uint32([]byte(m)), ap, order.Uint32([]byte(m[4:])))
-	}
-	return lines
 }
 
 // needs reports whether frontends of the class have a set of that scope.
 func (c class) needs(s lb.Scope) bool {
 	for _, f := range []lb.From{lb.Pods, lb.Host, lb.Anywhere} {
-		switch c.at(f) {
-		case actionCluster, actionClusterMasq:
-			if s == lb.Cluster {
-				return true
-			}
-		case actionLocal, actionLocalMasq:
-			if s == lb.Local {
-				return true
-			}
+		if a := c.at(f); a.balances() && (a >= actionLocal) == (s == lb.Local) {
+			return true
 		}
 	}
 	return false
 }
 
-// set describes a set, and notes which backends it can reach.
+// set describes a set.
 func (d *dumper) set(k lb.Key, id uint32, scope lb.Scope) string {
-	number, ok := d.numbers[sSetShapes][string(appendNum(nil, id))]
+	number, ok := d.number(sSetShapes, appendNum(nil, id))
 	if !ok {
 		d.fault("%s: set %d has no shape", k, id)
-		return fmt.Sprintf("%s=?", scope)
 	}
 	s := parseShape(scope, number)
-	d.checkShape(k, s)
+	for _, part := range s.parts() {
+		if _, ok := d.snap.verdicts[shapesOf(scope)][string(appendNum(nil, part.number()))]; !ok {
+			d.fault("%s: shape %s leads nowhere", k, part.chain())
+		}
+	}
 	var backends []string
 	for slot := range s.size {
-		key := string(appendNum(appendNum(nil, id), slot))
-		ap, ok := d.backends[key]
-		if s.seconds > 0 {
-			var m uint32
-			if m, ok = d.numbers[sMembers][key]; ok {
-				mine := string(appendNum(appendNum(nil, m), id))
-				ap, ok = d.members[mine]
-				d.reachedMembers[mine] = true
-			}
-		} else {
-			d.reachedBackends[key] = true
-		}
+		backend, ok := d.backend(s, id, slot)
 		if !ok && slot >= wholeSize(s.size) {
 			break // a balancer may be a little larger than the set; what comes behind cannot be chosen
 		}
@@ -194,102 +167,94 @@ func (d *dumper) set(k lb.Key, id uint32, scope lb.Scope) string {
 			d.fault("%s: set %d has nothing in slot %d", k, id, slot)
 			continue
 		}
-		backends = append(backends, ap.String())
+		backends = append(backends, parseBackend(backend, d.rules.addrLen).String())
 	}
 	slices.Sort(backends)
 	text := fmt.Sprintf("%s=%s", scope, strings.Join(backends, ","))
-	if s.seconds > 0 {
+	if s.sticky {
 		text += fmt.Sprintf(" sticky=%d", s.seconds)
 	}
 	return text
 }
 
-func parseShape(scope lb.Scope, number uint32) shape {
-	if number>>31 == 0 {
-		return shape{scope: scope, size: number}
+func (d *dumper) backend(s shape, id, slot uint32) ([]byte, bool) {
+	key := appendNum(appendNum(nil, id), slot)
+	if !s.sticky {
+		return d.use(sBackends, key)
 	}
-	return shape{scope: scope, sticky: true, size: number & (1<<14 - 1), seconds: number >> 14 & (1<<17 - 1)}
+	member, _ := d.number(sMembers, key)
+	return d.use(sMemberBackends, appendNum(appendNum(nil, member), id))
 }
 
-func (d *dumper) checkClass(k lb.Key, cl class) {
-	chains, filter, nat := d.rules.classChains(cl)
-	d.checkVerdict(k, sFilterClasses, uint32(cl), filter)
-	d.checkVerdict(k, sNATClasses, uint32(cl), nat)
-	for _, ch := range chains {
-		d.checkChain(k, ch)
+// constants describes what no row leads to.
+func (d *dumper) constants() []string {
+	node := d.rules.node // the chains are compared with it
+	lines := []string{fmt.Sprintf("node nodeports %v pods %v services %v", node.NodePorts, node.Pods, node.ServiceCIDRs)}
+	for a := range d.elements[sClusterIPs] {
+		d.use(sClusterIPs, []byte(a))
+		lines = append(lines, "cluster-ips "+parseAddr([]byte(a), d.rules.addrLen).String())
 	}
+	for n := range 256 {
+		if _, ok := d.use(sEqualBytes, appendOctet(appendOctet(nil, byte(n)), byte(n))); !ok {
+			d.fault("byte %d does not equal itself", n)
+		}
+	}
+	for key := uint32(1); key < reservedEnd; key++ {
+		d.use(sReserved, appendNum(nil, key))
+	}
+	return lines
 }
 
-func (d *dumper) checkShape(k lb.Key, s shape) {
-	for _, part := range s.parts() {
-		d.checkChain(k, d.rules.balancer(part))
-		v := d.snap.verdicts[shapesOf(part.scope)][string(appendNum(nil, part.number()))]
-		if v != part.verdict() {
-			d.fault("%s: shape %s leads to %q", k, part.chain(), v)
+func (d *dumper) checkUnused() {
+	for i, elements := range d.elements {
+		def := &d.rules.sets[i]
+		for key, e := range elements {
+			if !e.used {
+				d.fault("no packet can reach element %s of %s", def.element(append([]byte(key), e.data...)), def.name)
+			}
 		}
 	}
 }
 
-func (d *dumper) checkVerdict(k lb.Key, i setIndex, number uint32, want elementVerdict) {
-	if got, ok := d.snap.verdicts[i][string(appendNum(nil, number))]; !ok || got != want {
-		d.fault("%s: class %s in %s leads to %v, not to %v", k, class(number), d.rules.sets[i].name, got, want)
-	}
-}
-
-func (d *dumper) checkChain(k lb.Key, want chain) {
-	if is := d.snap.chains[want.name]; is == nil || is.digest != digest(want.rules) {
-		d.fault("%s: chain %s is not as it should be", k, want.name)
-	}
-}
-
-// addresses describes the sets of addresses.
-func (d *dumper) addresses() []string {
-	n := d.p.addrLen
-	var lines []string
-	put := func(i setIndex, describe func(rec []byte) string) {
-		name := d.rules.sets[i].name
-		d.each(i, func(rec []byte) { lines = append(lines, name+" "+describe(rec)) })
-	}
-	addr := func(rec []byte) string { return parseAddr(rec, n).String() }
-	put(sClusterIPs, addr)
-	equal := 0
-	d.each(sEqualBytes, func(rec []byte) {
-		if equal++; rec[0] != rec[4] {
-			d.fault("bytes %d and %d count as equal", rec[0], rec[4])
-		}
-	})
-	if equal != 256 {
-		d.fault("%d of 256 bytes equal themselves", equal)
-	}
-	for number, ranges := range d.lists {
-		if !d.reachedLists[number] {
-			d.fault("list %d of source ranges is not used: %v", number, ranges)
+// checkStructure compares chains and verdict maps with what their classes and shapes ask for, and looks for foreign objects.
+func (d *dumper) checkStructure() {
+	want := map[string]bool{}
+	check := func(chains ...chain) {
+		for _, ch := range chains {
+			want[ch.name] = true
+			if is := d.snap.chains[ch.name]; is == nil || is.digest != digest(ch.rules) {
+				d.fault("chain %s is not as it should be", ch.name)
+			}
 		}
 	}
-	node := d.rules.node // the chains are compared with it below
-	lines = append(lines, fmt.Sprintf("node nodeports %v pods %v services %v", node.NodePorts, node.Pods, node.ServiceCIDRs))
-	for _, ch := range d.rules.skeleton() {
-		d.checkChain(lb.Key{}, ch)
+	check(d.rules.skeleton()...)
+	filters, nats := d.snap.verdicts[sFilterClasses], d.snap.verdicts[sNATClasses]
+	for key, is := range filters {
+		cl := class(order.Uint32([]byte(key)))
+		chains, filter, nat := d.rules.classChains(cl)
+		check(chains...)
+		if is != filter || nats[key] != nat {
+			d.fault("class %s leads to %s and %s, not to %s and %s", cl, is, nats[key], filter, nat)
+		}
+	}
+	if len(filters) != len(nats) {
+		d.fault("%d classes to filter, %d to translate", len(filters), len(nats))
+	}
+	for _, scope := range []lb.Scope{lb.Cluster, lb.Local} {
+		for key, is := range d.snap.verdicts[shapesOf(scope)] {
+			s := parseShape(scope, order.Uint32([]byte(key)))
+			check(d.rules.balancer(s))
+			if is != s.verdict() {
+				d.fault("shape %s leads to %s", s.chain(), is)
+			}
+		}
+	}
+	for name := range d.snap.chains {
+		if !want[name] {
+			d.fault("foreign chain %s", name)
+		}
 	}
 	for _, name := range d.snap.foreign {
 		d.fault("foreign set %s", name)
 	}
-	known := map[string]bool{}
-	for _, ch := range d.rules.skeleton() {
-		known[ch.name] = true
-	}
-	for _, m := range d.snap.verdicts {
-		for _, v := range m {
-			known[v.chain] = true
-		}
-	}
-	for number := range d.snap.verdicts[sFilterClasses] {
-		known[class(order.Uint32([]byte(number))).sourcesChain()] = true
-	}
-	for _, name := range slices.Sorted(maps.Keys(d.snap.chains)) {
-		if !known[name] {
-			d.fault("foreign chain %s", name)
-		}
-	}
-	return lines
 }

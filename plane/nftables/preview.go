@@ -276,9 +276,8 @@ func (a *about) record(i setIndex, rec []byte) string {
 	addrLen := a.defs[i].key[0].size
 	switch i {
 	case sSourceRanges:
-		n := order.Uint32(rec)
-		p := netip.PrefixFrom(parseAddr(rec[4:], a.defs[i].key[1].size), int(n&(1<<lengthBits-1)))
-		return printable(fmt.Sprintf("%s: %s", a.lists[n>>lengthBits], p))
+		list, p := parseSourceRange(rec)
+		return printable(fmt.Sprintf("%s: %s", a.lists[list], p))
 	case sServices, sSourceLists, sNodePorts:
 		if i == sNodePorts {
 			addrLen = 0

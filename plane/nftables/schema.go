@@ -227,6 +227,12 @@ func parseAddr(b []byte, n int) netip.Addr {
 	return a
 }
 
+// parseSourceRange returns the number of the list and the range that a key of source-ranges holds.
+func parseSourceRange(b []byte) (list uint32, p netip.Prefix) {
+	n := order.Uint32(b)
+	return n >> lengthBits, netip.PrefixFrom(parseAddr(b[4:], len(b)-4), int(n&(1<<lengthBits-1)))
+}
+
 // parseKey is the inverse of appendKey; n is the length of the address, 0 for a NodePort.
 func parseKey(b []byte, n int) lb.Key {
 	var k lb.Key
