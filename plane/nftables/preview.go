@@ -10,7 +10,6 @@ import (
 	"strings"
 	"unicode"
 
-	nft "github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
@@ -43,9 +42,7 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	}
 	p.rules.node, p.rules.seed = want.Node, 1
 	st, bad := p.desired(&snapshot{}, want, slices.Values(want.Sorted()))
-	d := &document{change: p.begin(st), about: about{wishes{st: st, defs: &p.rules.sets}, map[netip.Addr]string{}, map[uint32]string{}}}
-	d.about.clusterIPs()
-	d.about.sourceLists()
+	d := &document{change: p.begin(st), about: newAbout(wishes{st: st, defs: &p.rules.sets})}
 	d.records()
 	chains, verdicts := d.structure()
 	d.line(0, "# The rules of kube-proxy in mode nftables for %s. The answer of a map that is part of the key of another is", p.fam)
@@ -92,7 +89,7 @@ func (d *document) sets() *[setCount]setDef { return d.about.defs }
 func (d *setDef) compare(a, b []byte) int {
 	for _, f := range d.key {
 		c := bytes.Compare(a[:f.size], b[:f.size])
-		if f.isNumber() {
+		if f.number {
 			c = cmp.Compare(order.Uint32(a), order.Uint32(b))
 		}
 		if c != 0 {
@@ -115,8 +112,8 @@ func (d *document) set(i setIndex, verdicts map[string]elementVerdict) {
 	if def.size != 0 {
 		d.line(2, "size %d", def.size)
 	}
-	if f := def.flagNames(); f != "" {
-		d.line(2, "flags %s", f)
+	if def.dynamic() {
+		d.line(2, "flags dynamic, timeout")
 	}
 	d.line(2, "comment %q", def.comment)
 	if len(d.elements[i])+len(verdicts) > 0 {
@@ -129,7 +126,7 @@ func (d *document) set(i setIndex, verdicts map[string]elementVerdict) {
 			}
 		}
 		for _, key := range slices.SortedFunc(maps.Keys(verdicts), func(a, b string) int { return def.compare([]byte(a), []byte(b)) }) {
-			d.element(fmt.Sprintf("%s : %s", values(def.key, []byte(key)), verdicts[key]), aboutVerdict(i, []byte(key), verdicts[key]))
+			d.element(fmt.Sprintf("%s : %s", valueText(def.key, []byte(key)), verdicts[key]), aboutVerdict(i, []byte(key), verdicts[key]))
 		}
 		d.line(2, "}")
 	}
@@ -171,76 +168,26 @@ var hookNames = map[uint32]string{unix.NF_INET_PRE_ROUTING: "prerouting", unix.N
 
 // types says what the set holds.
 func (d *setDef) types() string {
-	name, word := field.typeName, "type"
+	word, name := "type ", func(f field) string { return f.typ.Name }
 	if d.byExpression() {
-		name, word = func(f field) string { text, _ := f.expression(); return text }, "typeof"
+		word, name = "typeof ", func(f field) string { return f.expression }
 	}
-	names := func(fields []field) string {
-		var all []string
-		for _, f := range fields {
-			all = append(all, name(f))
-		}
-		return strings.Join(all, " . ")
-	}
-	text := word + " " + names(d.key)
+	text := word + concatenation(d.key, name)
 	if d.verdict {
 		return text + " : verdict"
 	} else if d.data != nil {
-		return text + " : " + names(d.data)
+		return text + " : " + concatenation(d.data, name)
 	}
 	return text
 }
 
-func (f field) typeName() string { return f.typ.Name }
-
-func (d *setDef) flagNames() string {
-	var names []string
-	for _, f := range []struct {
-		bit  uint32
-		name string
-	}{{unix.NFT_SET_EVAL, "dynamic"}, {unix.NFT_SET_TIMEOUT, "timeout"}} {
-		if d.flags&f.bit != 0 {
-			names = append(names, f.name)
-		}
-	}
-	return strings.Join(names, ", ")
-}
-
 // element says a record.
 func (d *setDef) element(rec []byte) string {
-	key, rest := rec[:d.keyLen()], rec[d.keyLen():]
+	text := valueText(d.key, rec)
 	if d.data != nil {
-		return values(d.key, key) + " : " + values(d.data, rest)
+		text += " : " + valueText(d.data, rec[d.keyLen():])
 	}
-	return values(d.key, key)
-}
-
-// values says a concatenation.
-func values(fields []field, b []byte) string {
-	var all []string
-	for _, f := range fields {
-		all = append(all, f.value(b[:f.size]))
-		b = b[f.size:]
-	}
-	return strings.Join(all, " . ")
-}
-
-// value says a value of the field's type.
-func (f field) value(b []byte) string {
-	switch f.typ.Name {
-	case nft.TypeMark.Name:
-		return fmt.Sprintf("0x%08x", order.Uint32(b))
-	case nft.TypeClassID.Name:
-		n := order.Uint32(b)
-		return fmt.Sprintf("%x:%x", n>>16, n&0xffff)
-	case nft.TypeInteger.Name:
-		return fmt.Sprint(order.Uint32(b))
-	case nft.TypeInetProto.Name:
-		return lb.Proto(b[0]).String()
-	case nft.TypeInetService.Name:
-		return fmt.Sprint(uint16(b[0])<<8 | uint16(b[1]))
-	}
-	return parseAddr(b, f.size).String()
+	return text
 }
 
 // about finds out what an element has to do with, for people.
@@ -250,25 +197,24 @@ type about struct {
 	lists    map[uint32]string     // by number: a Service that has the list
 }
 
-// sourceLists finds out who has which list.
-func (a *about) sourceLists() {
-	for _, r := range a.st.rows {
-		if r.list != nil {
-			if was, ok := a.lists[r.list.number]; !ok || r.front.Service < was {
-				a.lists[r.list.number] = r.front.Service
-			}
-		}
-	}
-}
-
-func (a *about) clusterIPs() {
-	for _, r := range a.st.rows {
+func newAbout(w wishes) about {
+	a := about{w, map[netip.Addr]string{}, map[uint32]string{}}
+	for _, r := range w.st.rows {
 		if isClusterIP(r.front) {
 			name, _, _ := strings.Cut(r.front.Service, ":")
-			if was, ok := a.services[r.front.Key.Addr]; !ok || name < was {
-				a.services[r.front.Key.Addr] = name
-			}
+			keepFirst(a.services, r.front.Key.Addr, name)
 		}
+		if r.list != nil {
+			keepFirst(a.lists, r.list.number, r.front.Service)
+		}
+	}
+	return a
+}
+
+// keepFirst keeps the first name in the order of names, so that equal tables give equal text.
+func keepFirst[K comparable](names map[K]string, k K, name string) {
+	if was, ok := names[k]; !ok || name < was {
+		names[k] = name
 	}
 }
 

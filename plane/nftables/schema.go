@@ -3,8 +3,8 @@ package nftables
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
-	nft "github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
@@ -22,14 +22,14 @@ type family struct {
 	addrRegs     uint32 // 32-bit registers that an address fills
 	saddr, daddr uint32 // offsets in the IP header
 	ctDaddr      expr.CtKey
-	addrType     nft.SetDatatype
+	addr         field
 }
 
 func familyOf(f lb.Family) family {
 	if f == lb.IPv6 {
-		return family{f, unix.NFPROTO_IPV6, 16, 4, 8, 24, unix.NFT_CT_DST_IP6, nft.TypeIP6Addr}
+		return family{f, unix.NFPROTO_IPV6, 16, 4, 8, 24, unix.NFT_CT_DST_IP6, ip6Field}
 	}
-	return family{f, unix.NFPROTO_IPV4, 4, 1, 12, 16, unix.NFT_CT_DST_IP, nft.TypeIPAddr}
+	return family{f, unix.NFPROTO_IPV4, 4, 1, 12, 16, unix.NFT_CT_DST_IP, ipField}
 }
 
 func (f family) ip() string {
@@ -67,23 +67,6 @@ const (
 	setCount
 )
 
-// field is a part of a key or of data: an nft type and the bytes that it takes in a register, padded.
-type field struct {
-	typ  nft.SetDatatype
-	size int
-}
-
-// isNumber reports whether the field is a plain number, which a register holds in the machine's byte order. The
-// numbers have types of three kinds for the sake of people: mark and classid are those of the variables of rules, see
-// [operand], and a slot is what numgen gives. A byte has the type of a slot, too.
-func (f field) isNumber() bool {
-	switch f.typ.Name {
-	case nft.TypeMark.Name, nft.TypeClassID.Name, nft.TypeInteger.Name:
-		return true
-	}
-	return false
-}
-
 // setDef describes one set or map.
 type setDef struct {
 	name    string
@@ -97,43 +80,39 @@ type setDef struct {
 
 // schema is the sets of a family. hashes says whether the kernel can hash the addresses of clients, see affinity.go.
 func schema(f family, hashes bool) [setCount]setDef {
-	addr := field{f.addrType, f.addrLen}
-	proto := field{nft.TypeInetProto, 4}
-	port := field{nft.TypeInetService, 4}
-	num := field{nft.TypeMark, 4}
-	slot := field{nft.TypeInteger, 4}
-	member := field{nft.TypeClassID, 4}
-	vip := []field{addr, proto, port}
-	nodePort := []field{proto, port}
-	one := []field{num}
-	backend := []field{addr, port}
-	client := addr
+	vip := []field{f.addr, protoField, portField}
+	nodePort := vip[1:]
+	number := []field{markField}
+	setAndSlot := []field{markField, slotField}
+	member := []field{memberField}
+	backend := []field{f.addr, portField}
+	client := f.addr
 	if hashes {
-		client = slot
+		client = slotField
 	}
 	return [setCount]setDef{
-		sServices:            {name: "services", key: vip, data: one, comment: "frontend -> class"},
-		sNodePorts:           {name: "nodeports", key: nodePort, data: one, comment: "NodePort -> class"},
-		sClusterSets:         {name: "cluster-sets", key: vip, data: one, comment: "frontend -> set id, all backends"},
-		sNodePortClusterSets: {name: "nodeport-cluster-sets", key: nodePort, data: one, comment: "NodePort -> set id, all backends"},
-		sLocalSets:           {name: "local-sets", key: vip, data: one, comment: "frontend -> set id, backends on this node"},
-		sNodePortLocalSets:   {name: "nodeport-local-sets", key: nodePort, data: one, comment: "NodePort -> set id, backends on this node"},
-		sSetShapes:           {name: "set-shapes", key: one, data: one, comment: "set id -> shape"},
-		sBackends:            {name: "backends", key: []field{num, slot}, data: backend, comment: "set id, slot -> backend"},
-		sMembers:             {name: "members", key: []field{num, slot}, data: []field{member}, comment: "set id, slot -> member: sets with affinity"},
-		sMemberBackends:      {name: "member-backends", key: []field{member, num}, data: backend, comment: "member, its set id -> backend"},
-		sAffinity: {name: "affinity", key: []field{num, client}, data: []field{member}, size: affinityLimit,
+		sServices:            {name: "services", key: vip, data: number, comment: "frontend -> class"},
+		sNodePorts:           {name: "nodeports", key: nodePort, data: number, comment: "NodePort -> class"},
+		sClusterSets:         {name: "cluster-sets", key: vip, data: number, comment: "frontend -> set id, all backends"},
+		sNodePortClusterSets: {name: "nodeport-cluster-sets", key: nodePort, data: number, comment: "NodePort -> set id, all backends"},
+		sLocalSets:           {name: "local-sets", key: vip, data: number, comment: "frontend -> set id, backends on this node"},
+		sNodePortLocalSets:   {name: "nodeport-local-sets", key: nodePort, data: number, comment: "NodePort -> set id, backends on this node"},
+		sSetShapes:           {name: "set-shapes", key: number, data: number, comment: "set id -> shape"},
+		sBackends:            {name: "backends", key: setAndSlot, data: backend, comment: "set id, slot -> backend"},
+		sMembers:             {name: "members", key: setAndSlot, data: member, comment: "set id, slot -> member: sets with affinity"},
+		sMemberBackends:      {name: "member-backends", key: []field{memberField, markField}, data: backend, comment: "member, its set id -> backend"},
+		sAffinity: {name: "affinity", key: []field{markField, client}, data: member, size: affinityLimit,
 			flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, comment: "set id, client -> its last member"},
-		sSourceLists:  {name: "source-lists", key: vip, data: one, comment: "frontend -> list of those who may use it"},
-		sSourceRanges: {name: "source-ranges", key: []field{num, addr}, comment: "list and length of the range, range"},
-		sClusterIPs:   {name: "cluster-ips", key: []field{addr}, comment: "addresses of kind ClusterIP"},
-		sEqualBytes:   {name: "equal-bytes", key: []field{slot, slot}, comment: "each byte with itself: so rules compare addresses"},
-		sReserved:     {name: "reserved", key: one, data: one, comment: "1, 2 -> set ids, members used up to here; 3 -> seed"},
+		sSourceLists:  {name: "source-lists", key: vip, data: number, comment: "frontend -> list of those who may use it"},
+		sSourceRanges: {name: "source-ranges", key: []field{markField, f.addr}, comment: "list and length of the range, range"},
+		sClusterIPs:   {name: "cluster-ips", key: []field{f.addr}, comment: "addresses of kind ClusterIP"},
+		sEqualBytes:   {name: "equal-bytes", key: []field{slotField, slotField}, comment: "each byte with itself: so rules compare addresses"},
+		sReserved:     {name: "reserved", key: number, data: number, comment: "1, 2 -> set ids, members used up to here; 3 -> seed"},
 
-		sFilterClasses: {name: "filter-classes", key: one, verdict: true, comment: "class -> who may not pass"},
-		sNATClasses:    {name: "nat-classes", key: one, verdict: true, comment: "class -> which set serves whom"},
-		sClusterShapes: {name: "cluster-shapes", key: one, verdict: true, comment: "shape -> balancer"},
-		sLocalShapes:   {name: "local-shapes", key: one, verdict: true, comment: "shape -> balancer"},
+		sFilterClasses: {name: "filter-classes", key: number, verdict: true, comment: "class -> who may not pass"},
+		sNATClasses:    {name: "nat-classes", key: number, verdict: true, comment: "class -> which set serves whom"},
+		sClusterShapes: {name: "cluster-shapes", key: number, verdict: true, comment: "shape -> balancer"},
+		sLocalShapes:   {name: "local-shapes", key: number, verdict: true, comment: "shape -> balancer"},
 	}
 }
 
@@ -143,44 +122,17 @@ const (
 	tableDormant = 1 // NFT_TABLE_F_DORMANT: its chains are not in force
 )
 
-func width(fields []field) int {
-	n := 0
-	for _, f := range fields {
-		n += f.size
-	}
-	return n
-}
-
 func (d *setDef) keyLen() int  { return width(d.key) }
 func (d *setDef) dataLen() int { return width(d.data) }
 
 // byExpression reports whether the nft program knows the types of the set by expressions, as in
 // "typeof meta mark . numgen random mod 1 : ip daddr . th dport". It must where a field has no type with a name.
 func (d *setDef) byExpression() bool {
-	for _, f := range d.key {
-		if f.typ.Name == nft.TypeInteger.Name {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(d.key, func(f field) bool { return f.kind == exprNumgen })
 }
 
 // dynamic sets are filled by packets; their elements are not ours to compare.
 func (d *setDef) dynamic() bool { return d.flags&unix.NFT_SET_EVAL != 0 }
-
-// nftType is the number under which the nft program knows a concatenation of types.
-func nftType(fields []field) uint32 {
-	var t uint32
-	for _, f := range fields {
-		t = t<<nft.SetConcatTypeBits | f.typ.GetNFTMagic()
-	}
-	return t
-}
-
-// hostOrder reports whether the nft program must print the value as a host-endian integer.
-func hostOrder(fields []field) bool {
-	return len(fields) == 1 && fields[0].isNumber()
-}
 
 // recordLen is the length of a record, which is one element as bytes: the key, then the data.
 func (d *setDef) recordLen() int { return d.keyLen() + d.dataLen() }
