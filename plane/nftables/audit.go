@@ -47,11 +47,7 @@ func (p *Plane) audit(notes *notes, full bool) (int, error) {
 	if !full && !notes.structure {
 		return mended, nil
 	}
-	which := smallSets
-	if full {
-		which = alwaysRead
-	}
-	n, err := p.auditAll(which)
+	n, err := p.auditAll(smallSets)
 	mended += n
 	if err != nil || !full {
 		return mended, err

@@ -134,7 +134,7 @@ func (t *batch) addChain(c chain) {
 	at := e.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.proto, t.next("chain "+c.name))
 	e.str(unix.NFTA_CHAIN_TABLE, t.table)
 	e.str(unix.NFTA_CHAIN_NAME, c.name)
-	if h := c.hook; h != nil {
+	if h := c.hook; h != (hook{}) {
 		n := e.nest(unix.NFTA_CHAIN_HOOK)
 		e.u32(unix.NFTA_HOOK_HOOKNUM, h.num)
 		e.u32(unix.NFTA_HOOK_PRIORITY, uint32(h.priority))

@@ -154,7 +154,7 @@ func (d *document) element(text, about string) {
 func (d *document) chain(c chain) {
 	d.text.WriteByte('\n')
 	d.line(1, "chain %s {", c.name)
-	if h := c.hook; h != nil {
+	if h := c.hook; h != (hook{}) {
 		d.line(2, "type %s hook %s priority %d; policy accept;", h.typ, hookNames[h.num], h.priority)
 	}
 	for _, ru := range c.rules {

@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -25,7 +24,7 @@ type snapshot struct {
 
 // kernelChain is a chain as the kernel shows it.
 type kernelChain struct {
-	hook   *hook
+	hook   hook
 	digest string
 }
 
@@ -145,7 +144,7 @@ func (p *Plane) readChains(s *snapshot) error {
 		}
 		c := &kernelChain{}
 		if h := attribute(body, unix.NFTA_CHAIN_HOOK); h != nil {
-			c.hook = &hook{
+			c.hook = hook{
 				typ:      cstr(attribute(body, unix.NFTA_CHAIN_TYPE)),
 				num:      be32(attribute(h, unix.NFTA_HOOK_HOOKNUM)),
 				priority: int32(be32(attribute(h, unix.NFTA_HOOK_PRIORITY))),
@@ -161,10 +160,11 @@ func (p *Plane) readChains(s *snapshot) error {
 		return err
 	}
 	for _, c := range p.rules.skeleton() {
-		k := s.chains[c.name]
-		if (k == nil && c.hook != nil) || (k != nil && !sameHook(k.hook, c.hook)) {
-			s.ours = false
+		var is hook
+		if k := s.chains[c.name]; k != nil {
+			is = k.hook
 		}
+		s.ours = s.ours && is == c.hook
 	}
 	return p.sock.dump(p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint16(unix.NFTA_RULE_TABLE), TableName), func(body []byte) error {
 		if cstr(attribute(body, unix.NFTA_RULE_TABLE)) != TableName {
@@ -178,22 +178,10 @@ func (p *Plane) readChains(s *snapshot) error {
 	})
 }
 
-func sameHook(a, b *hook) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return *a == *b
-}
-
 // allSets are the sets whose elements are ours: all but those that packets fill.
 func allSets(d *setDef) bool { return !d.dynamic() }
 
-// alwaysRead are those that each audit reads: they grow slowly, if at all.
-func alwaysRead(d *setDef) bool {
-	return smallSets(d)
-}
-
-// smallSets are those that do not grow with the cluster.
+// smallSets are those that grow slowly, if at all, so that each audit reads them.
 func smallSets(d *setDef) bool { return d.verdict || d.name == "equal-bytes" || d.name == "reserved" }
 
 func (p *Plane) readElements(s *snapshot, which func(*setDef) bool) error {
@@ -204,10 +192,11 @@ func (p *Plane) readElements(s *snapshot, which func(*setDef) bool) error {
 			continue
 		}
 		if i == sBackends {
-			if big, err := p.readBig(s); big || err != nil {
-				if err != nil {
-					return fmt.Errorf("elements of %s: %w", d.name, err)
-				}
+			big, err := p.readBig(s)
+			if err != nil {
+				return fmt.Errorf("elements of %s: %w", d.name, err)
+			}
+			if big {
 				continue
 			}
 		}
@@ -240,7 +229,7 @@ func (s *snapshot) element(i setIndex, d *setDef, el []byte) {
 		v := attribute(attribute(el, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VERDICT)
 		key := attribute(attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
 		s.verdicts[i][string(key)] = elementVerdict{
-			kind:  verdictKind(attribute(v, unix.NFTA_VERDICT_CODE)),
+			kind:  expr.VerdictKind(int32(be32(attribute(v, unix.NFTA_VERDICT_CODE)))),
 			chain: cstr(attribute(v, unix.NFTA_VERDICT_CHAIN)),
 		}
 		return
@@ -256,11 +245,4 @@ func (d *setDef) record(b, el []byte) []byte {
 		b = append(b, value(unix.NFTA_SET_ELEM_DATA)...)
 	}
 	return b
-}
-
-func verdictKind(b []byte) expr.VerdictKind {
-	if len(b) < 4 {
-		return 0
-	}
-	return expr.VerdictKind(int32(binary.BigEndian.Uint32(b)))
 }

@@ -16,7 +16,7 @@ import (
 // chain is a chain with its rules.
 type chain struct {
 	name  string
-	hook  *hook // nil for a chain that is only jumped to
+	hook  hook // none for a chain that is only jumped to
 	rules []rule
 }
 
@@ -102,8 +102,8 @@ func digest(rules []rule) string {
 
 // skeleton is the chains that are always there.
 func (r *ruleset) skeleton() []chain {
-	base := func(name, typ string, hookNum uint32, priority int32, rules ...rule) chain {
-		return chain{name, &hook{typ, hookNum, priority}, rules}
+	base := func(name, typ string, num uint32, priority int32, rules ...rule) chain {
+		return chain{name, hook{typ, num, priority}, rules}
 	}
 	refuse := r.rule("before translation", newConnection, jump("filter-frontends"))
 	unknown := r.rule("not translated", newConnection, jump("service-network"))
