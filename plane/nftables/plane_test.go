@@ -249,7 +249,8 @@ func TestResetWithABadRow(t *testing.T) {
 	p := newPlane(t, w.Family)
 	tab := w.Table(3, 2)
 	want := fresh(t, w.Family, tab)
-	tab.Replace(lb.Owner{Name: "ns/bad"}, []*lb.Frontend{{Key: lb.Key{Addr: w.Addr(10, 99), Port: 1, Proto: lb.TCP}, Service: "ns/bad", Kind: lb.ExternalIP}})
+	tab.Replace(lb.Owner{Name: "ns/bad"}, []*lb.Frontend{{Key: lb.Key{Addr: (planetest.World{Family: lb.IPv6}).Addr(10, 99), Port: 1, Proto: lb.TCP},
+		Service: "ns/bad", Kind: lb.ExternalIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}}}) // the table, of no family, takes it
 	res, err := p.Reset(t.Context(), tab)
 	if err != nil || len(res.Later) != 1 || res.Later[0].Port != 1 {
 		t.Errorf("%+v, error %v, want the bad row left for later", res, err)

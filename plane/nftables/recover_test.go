@@ -24,7 +24,8 @@ func TestResetRefusesARowThatTheKernelHas(t *testing.T) {
 		tab := w.Table(5, 3)
 		reset(t, p, tab)
 		o, fronts := w.ClusterIP(2, 6, 3)
-		fronts[0].Affinity = 1500 * time.Millisecond
+		other := planetest.World{Family: lb.IPv4 + lb.IPv6 - w.Family}
+		fronts[0].Set(lb.Cluster).Backends = other.Set("", lb.Cluster, 6, 3).Backends // the table, of no family, takes it
 		tab.Replace(o, fronts)
 		for range 2 {
 			res, err := p.Reset(t.Context(), tab)
