@@ -29,7 +29,7 @@
 //
 // The first Applied of an engine brings all rows, so entries from before a restart are looked at too (PN-04).
 // A service that was deleted while no proxy ran is known by the rows that the plane found in the kernel and removed
-// (engine.Dropper): they come as a Change from nothing to nothing. Nothing else would do. That a destination lies in
+// (plane.ResetResult): they come as a Change from nothing to nothing. Nothing else would do. That a destination lies in
 // the service network and no row is there does not make it ours: services with the label
 // service.kubernetes.io/service-proxy-name have their addresses from the same network, and the proxy that serves them
 // may run beside us.

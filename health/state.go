@@ -10,7 +10,7 @@ import (
 type State struct {
 	// QueuedSince is when the oldest change came after which the kernel has taken no write; zero if there is none. A
 	// row that the kernel refuses while it takes others is no change that waits; where nothing else is to be written, a
-	// write that changes nothing shows whether it would (engine.Prover). While the sources have not listed yet there is
+	// write that changes nothing shows whether it would (engine.Plane). While the sources have not listed yet there is
 	// nothing to write, so it is zero (HT-04: start-up is healthy).
 	QueuedSince time.Time
 	// LastSuccess is when the kernel last took a write (DP-62); zero before the first.

@@ -1,31 +1,51 @@
-// Package plane says how to write a data plane, and holds the two errors that planes share.
+// Package plane says how to write a data plane, and holds what all planes share.
 //
-// A plane turns rows of the desired table (package lb) into state of the kernel, for one IP family. It
-// decides nothing: which backend may serve whom stands in the rows. Its caller, package engine, declares
-// the two verbs:
+// A plane turns rows of the desired table (package lb) into state of the kernel, for one IP family. It decides nothing:
+// which backend may serve whom stands in the rows. Its caller, package engine, declares what it does, engine.Plane:
 //
-//	Apply(ctx, []lb.Change) error   set each Key to New, or remove it when New is nil
-//	Reset(ctx, *lb.Table) error     hold exactly this table: start-up and repair
+//	Reset    hold exactly this table, whatever is there: start-up and repair
+//	Apply    set each changed key to its new row, or remove it
+//	SetNode  take what changed of this machine
+//	Probe    make a write that changes nothing: does the kernel take writes at all?
+//	Drift    somebody else may have changed our objects
+//	Audit    compare the kernel with what was applied, and mend it
+//	Pace     how much an Apply should have at most
 //
 // The rules that every plane keeps, which plane/planetest proves:
 //
-//   - Idempotent. A change may come again, also after a failed Apply that did part of it. Removing what is
-//     not there is no error. Old is a hint; Key and New are the truth.
-//   - O(change). Apply looks at what the changes name. It never lists the kernel and never ranges over all
-//     rows. The applied state is kept in memory; Reset reads the kernel, and changes only what differs.
+//   - Idempotent. A change may come again, also after a failed Apply that did part of it. Removing what is not there is no
+//     error. Old is a hint; Key and New are the truth.
+//   - O(change). Apply looks at what the changes name. It never lists the kernel and never ranges over all rows. The applied
+//     state is kept in memory; Reset reads the kernel, and changes only what differs.
 //   - No hole. Without transactions: new backends before frontends, old frontends before old backends.
 //   - Only ours. Objects of others are never touched, whatever their state.
-//   - A row that accepts ([lb.Frontend.Accepts]) translates nothing: a plane that lets packets to this node
-//     through a host firewall does so (DP-08), for the others it is as no row.
-//   - One bad row costs that row only. A Reset that cannot hold some rows holds the others, and returns an
-//     error that names them (engine.RowsRefused).
-//   - Errors are returned, never retried: retry belongs to the engine. They name the object.
-//   - One caller. The engine calls a plane's methods from one goroutine at a time.
+//   - A row that accepts ([lb.Frontend.Accepts]) translates nothing: a plane that lets packets to this node through a host
+//     firewall does so (DP-08), for the others it is as no row, and Apply says that it wrote nothing.
+//   - One bad row costs that row only. A Reset holds what it can, and leaves the rest for later ([ResetResult]): the engine
+//     hands it to Apply, whose error names the object.
+//   - Errors are returned, never retried, and no plane searches for the culprit among many: both belong to the engine. An
+//     error after which the plane no longer knows what the kernel holds wraps [ErrStateLost]; so does every verb but Reset
+//     before the first Reset.
+//   - Probe reaches the kernel, which must commit it; it is taken for our own by whatever looks for drift, and wraps
+//     ErrStateLost where Apply would. It tells one odd row from a kernel that takes nothing (HT-04).
+//   - One caller. The engine calls a plane's methods from one goroutine at a time; Drift may be read by another.
 //
-// Beyond the two verbs, Prove(ctx) error makes a write that changes nothing: nil says that the kernel takes writes, though
-// it may refuse a row. It must reach the kernel, which must commit it; must be taken for our own by whatever looks for
-// drift; and wraps ErrStateLost where Apply would. Without it one row that is refused, in a family where nothing else
-// changes, counts as a kernel that takes nothing (HT-04).
+// # A new plane
 //
-// What else a plane can do is found by type assertion: see the interfaces in package engine.
+// What it writes itself:
+//
+//   - how rows are said to its kernel, and in which order;
+//   - how the kernel is read back, for Reset, Audit and Drift;
+//   - what it keeps of the applied state, to know what a change touches;
+//   - a text of its state (Dump), by which planetest.Transitions compares it with a fresh one;
+//   - its differences by intent from the behaviour book, as planetest.Config.Differs.
+//
+// What it gets:
+//
+//   - rows that keep the rules of [lb.Check], because the table takes no others;
+//   - retries with backoff, the search for the rows that fail, pieces of bounded weight and their order, audits and their
+//     periods, metrics and log lines of all of these: package engine;
+//   - a search like the engine's for objects of its own that fail among many: internal/bisect;
+//   - a ledger of its own writes, to tell them from what others do: plane/ownwrites;
+//   - the proof: planetest.Contract, Run, Transitions and History.
 package plane

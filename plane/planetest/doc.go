@@ -19,6 +19,8 @@
 // [History] walks through what happens to a node: changes, restarts, Resets, damage, other proxies. After every step it
 // sends packets to all Services, and to none.
 //
+// [Contract] asks each verb of the plane for what engine.Plane promises.
+//
 // [World] and [Shop] make tables for a plane's own tests.
 //
 // With PLANETEST_RECORD=1 in the environment Run writes what it saw to testdata/results of this package, from
