@@ -26,7 +26,8 @@ import (
 // package of ours, ALL is every one. A package that no line has on its right side may not exist.
 const imports = `
 	NONE < cluster, lb, plane, logging, event;
-	NONE < plane/ownwrites, plane/diff;
+	NONE < plane/ownwrites, plane/diff, plane/rollback;
+	lb < plane/slots;
 	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/ratelimit, internal/listen, internal/listentest, internal/nlconn;
 
 	cluster, lb < policy;
@@ -47,7 +48,7 @@ const imports = `
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
 	engine, event, lb, plane/ownwrites < mode;
 	mode < config, status, system, cleanup;
-	lb, plane, plane/ownwrites, plane/diff, internal/kernel, event, mode
+	lb, plane, plane/ownwrites, plane/diff, plane/rollback, plane/slots, internal/kernel, event, mode
 	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns;
 	lb, plane < plane/fake;
 	mode, plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns < plane/all;

@@ -19,6 +19,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/planetest"
+	"kube-proxy/plane/slots"
 )
 
 // Two Services with affinity. A client of the first sticks to a pod, which leaves; the process is started anew; the
@@ -475,16 +476,16 @@ func TestNumbersEndWhileRunning(t *testing.T) {
 	p := newPlane(t, w.Family)
 	tab := w.Table(2, 2)
 	reset(t, p, tab)
-	p.st.members.last, p.st.members.reserved = lastNumber-2, lastNumber+numberBlock
+	p.st.members.Last, p.st.members.Reserved = slots.End-2, slots.End+slots.Block
 	o, f := w.Full(3, 20, 3, 1, time.Hour)
 	changes, _ := tab.Replace(o, f)
 	if _, err := p.Apply(t.Context(), changes); !errors.Is(err, plane.ErrStateLost) {
 		t.Fatalf("%v, want %v", err, plane.ErrStateLost)
 	}
-	p.st.members.reserved = 0
+	p.st.members.Reserved = 0
 	runNFT(t, "delete element ip kube-proxy reserved { 2 }; add element ip kube-proxy reserved { 2 : 0x7fffffff }")
 	reset(t, p, tab)
-	if n := p.st.members.last; n == 0 || n > 100 {
+	if n := p.st.members.Last; n == 0 || n > 100 {
 		t.Errorf("the new table is at member %d", n)
 	}
 	if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {

@@ -8,14 +8,16 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/rollback"
+	"kube-proxy/plane/slots"
 )
 
 // change is one Apply under way: the batch, the state with all its changes already made, and how to take
 // them back if the kernel refuses.
 type change struct {
 	*batch
-	st   *state
-	undo []func() // not kept while quiet: a state under construction is thrown away instead
+	st  *state
+	log *rollback.Log // nil for a state that is built anew
 
 	sets        []*set
 	lists       []*sourceList
@@ -25,10 +27,11 @@ type change struct {
 	clusterIPs  map[netip.Addr]int32              // the counts before this batch, of addresses that it touched
 	rec         []byte                            // scratch
 	chosen      map[*lb.BackendSet]*lb.BackendSet // see stickable
+	adopted     map[lb.SetID]uint32               // ids that the kernel has for sets which the state does not have yet
 }
 
 func (p *Plane) begin(st *state) *change {
-	return &change{batch: &batch{ruleset: p.rules, table: TableName}, st: st, rec: make([]byte, 0, 80)}
+	return &change{batch: &batch{ruleset: p.rules, table: TableName}, st: st, log: &rollback.Log{}, rec: make([]byte, 0, 80)}
 }
 
 // Apply writes the changes in one transaction: all of them are in force, or none.
@@ -42,7 +45,7 @@ func (p *Plane) Apply(_ context.Context, changes []lb.Change) (written bool, err
 		err = p.commit(c.batch)
 	}
 	if err != nil {
-		c.takeBack()
+		c.log.Undo()
 		return false, err
 	}
 	return p.stats.Batches > sent, nil
@@ -91,12 +94,6 @@ func lastOfEach(changes []lb.Change) []lb.Change {
 	return out
 }
 
-func (c *change) takeBack() {
-	for i := len(c.undo) - 1; i >= 0; i-- {
-		c.undo[i]()
-	}
-}
-
 // row makes front what the kernel holds for k; nil removes it. A row that accepts is as good as none: our table
 // lets through what it does not translate.
 func (c *change) row(k lb.Key, front *lb.Frontend) error {
@@ -131,18 +128,9 @@ func (c *change) row(k lb.Key, front *lb.Frontend) error {
 	}
 
 	if front == nil {
-		delete(c.st.rows, k)
+		rollback.Delete(c.log, c.st.rows, k)
 	} else {
-		c.st.rows[k] = now
-	}
-	if !c.quiet {
-		c.undo = append(c.undo, func() {
-			if had {
-				c.st.rows[k] = old
-			} else {
-				delete(c.st.rows, k)
-			}
-		})
+		rollback.Put(c.log, c.st.rows, k, now)
 	}
 	return nil
 }
@@ -208,13 +196,9 @@ func (c *change) touch(s *set) {
 	if s.touched {
 		return
 	}
+	rollback.Value(c.log, s)
 	s.touched = true
 	c.sets = append(c.sets, s)
-	if !c.quiet {
-		was := *s
-		was.touched = false
-		c.undo = append(c.undo, func() { *s = was })
-	}
 }
 
 // hold adds a reference to the set, which from now on shall have these backends.
@@ -224,11 +208,12 @@ func (c *change) hold(b *lb.BackendSet, seconds uint32) *set {
 	}
 	s := c.st.sets[b.ID]
 	if s == nil {
-		s = &set{id: c.st.ids.next()}
-		c.st.sets[b.ID] = s
-		if !c.quiet {
-			c.undo = append(c.undo, func() { delete(c.st.sets, b.ID) })
+		id, ok := c.adopted[b.ID]
+		if !ok {
+			id = c.st.ids.Next()
 		}
+		s = &set{id: id}
+		rollback.Put(c.log, c.st.sets, b.ID, s)
 	}
 	c.touch(s)
 	s.refs++
@@ -265,22 +250,15 @@ func (c *change) countClusterIP(f *lb.Frontend, n int32) {
 		return
 	}
 	counts, a := c.st.clusterIPs, f.Key.Addr
-	was := counts[a]
 	if _, ok := c.clusterIPs[a]; !ok && !c.quiet {
 		if c.clusterIPs == nil {
 			c.clusterIPs = make(map[netip.Addr]int32, 1)
 		}
-		c.clusterIPs[a] = was
-		c.undo = append(c.undo, func() { setCountOf(counts, a, was) })
+		c.clusterIPs[a] = counts[a]
+		rollback.Entry(c.log, counts, a)
 	}
-	setCountOf(counts, a, was+n)
-}
-
-func setCountOf(counts map[netip.Addr]int32, a netip.Addr, n int32) {
-	if n == 0 {
+	if counts[a] += n; counts[a] == 0 {
 		delete(counts, a)
-	} else {
-		counts[a] = n
 	}
 }
 
@@ -293,8 +271,7 @@ func (c *change) finishSet(s *set) {
 	case s.refs == 0:
 		id := s.source.ID
 		s.records(c.remove)
-		delete(c.st.sets, id)
-		c.undo = append(c.undo, func() { c.st.sets[id] = s })
+		rollback.Delete(c.log, c.st.sets, id)
 	case s.source == s.wantSource && s.seconds == s.wantSeconds:
 	case s.source == nil:
 		c.fill(s)
@@ -308,10 +285,7 @@ func (c *change) finishSet(s *set) {
 // fill gives a new set its slots.
 func (c *change) fill(s *set) {
 	s.source, s.seconds = s.wantSource, s.wantSeconds
-	s.slots = make([]netip.AddrPort, len(s.source.Backends))
-	for i, b := range s.source.Backends {
-		s.slots[i] = b.Addr
-	}
+	s.slots = slots.First(s.source.Backends)
 	c.enroll(s, nil)
 }
 
@@ -325,7 +299,7 @@ func (c *change) enroll(s *set, old map[netip.AddrPort]uint32) {
 	for i, ap := range s.slots {
 		m, ok := old[ap]
 		if !ok {
-			m = c.st.members.next()
+			m = c.st.members.Next()
 		}
 		s.members[i] = m
 	}
@@ -335,7 +309,7 @@ func (c *change) enroll(s *set, old map[netip.AddrPort]uint32) {
 func (c *change) refill(s *set) {
 	was := *s
 	s.source, s.seconds = s.wantSource, s.wantSeconds
-	s.slots = refill(was.slots, was.source.Backends, s.source.Backends)
+	s.slots = slots.Next(was.slots, was.source.Backends, s.source.Backends)
 	var members map[netip.AddrPort]uint32
 	if was.members != nil && s.seconds > 0 {
 		members = make(map[netip.AddrPort]uint32, len(was.slots))
@@ -400,8 +374,7 @@ func (c *change) memberSlots(was, now *set) {
 func (c *change) needChain(ch chain) {
 	c.addChain(ch)
 	c.addRules(ch)
-	c.st.chains[ch.name] = digest(ch.rules)
-	c.undo = append(c.undo, func() { delete(c.st.chains, ch.name) })
+	rollback.Put(c.log, c.st.chains, ch.name, digest(ch.rules))
 }
 
 // needClass stages what a class needs that is new. Classes and shapes stay until the next Reset or full audit:
@@ -417,8 +390,7 @@ func (c *change) needClass(cl class) {
 	key := appendNum(c.rec[:0], uint32(cl))
 	c.addVerdict(sFilterClasses, key, filter)
 	c.addVerdict(sNATClasses, key, nat)
-	c.st.classes[cl] = true
-	c.undo = append(c.undo, func() { delete(c.st.classes, cl) })
+	rollback.Put(c.log, c.st.classes, cl, true)
 }
 
 func (c *change) needShape(s shape) {
@@ -428,7 +400,6 @@ func (c *change) needShape(s shape) {
 		}
 		c.needChain(c.balancer(part))
 		c.addVerdict(shapesOf(part.scope), appendNum(c.rec[:0], part.number()), part.verdict())
-		c.st.shapes[part] = true
-		c.undo = append(c.undo, func() { delete(c.st.shapes, part) })
+		rollback.Put(c.log, c.st.shapes, part, true)
 	}
 }

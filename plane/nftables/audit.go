@@ -6,6 +6,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/rollback"
 )
 
 // Drift has a value when somebody else changed our table.
@@ -88,7 +89,7 @@ func (p *Plane) auditAll(which func(*setDef) bool) (int, error) {
 	n := c.mendStructure(snap)
 	n += c.mendSets(snap, which)
 	if err := p.commit(c.batch); err != nil {
-		c.takeBack()
+		c.log.Undo()
 		return 0, err
 	}
 	return n, nil
@@ -185,16 +186,17 @@ func (p *Plane) SetNode(_ context.Context, n lb.Node) error {
 	if p.st == nil {
 		return fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
 	}
-	before, old := *p.rules, p.st.node
-	p.rules.node, p.st.node = n, n
+	before := *p.rules
 	c := p.begin(p.st)
-	c.undo = append(c.undo, func() { p.rules.node, p.st.node = before.node, old })
+	rollback.Value(c.log, &p.rules.node)
+	rollback.Value(c.log, &p.st.node)
+	p.rules.node, p.st.node = n, n
 	for _, ch := range c.skeleton() {
 		c.rewrite(ch)
 	}
 	c.classRules(&before)
 	if err := p.commit(c.batch); err != nil {
-		c.takeBack()
+		c.log.Undo()
 		return err
 	}
 	return nil
@@ -210,8 +212,7 @@ func (c *change) rewrite(ch chain) {
 		c.flushChain(ch.name)
 	}
 	c.addRules(ch)
-	c.st.chains[ch.name] = now
-	c.undo = append(c.undo, func() { c.st.chains[ch.name] = is })
+	rollback.Put(c.log, c.st.chains, ch.name, now)
 }
 
 // classRules stages the chains of all classes that another detector gives other rules.
@@ -283,7 +284,7 @@ func (p *Plane) tidy() error {
 		}
 	}
 	if err := p.commit(c.batch); err != nil {
-		c.takeBack()
+		c.log.Undo()
 		return err
 	}
 	p.st.classes, p.st.shapes = classes, shapes
@@ -292,9 +293,7 @@ func (p *Plane) tidy() error {
 
 // dropChain stages the end of a chain.
 func (c *change) dropChain(name string) {
-	is := c.st.chains[name]
 	c.flushChain(name)
 	c.deleteChain(name)
-	delete(c.st.chains, name)
-	c.undo = append(c.undo, func() { c.st.chains[name] = is })
+	rollback.Delete(c.log, c.st.chains, name)
 }

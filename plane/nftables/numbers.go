@@ -5,25 +5,9 @@ import (
 	"fmt"
 
 	"kube-proxy/plane"
+	"kube-proxy/plane/rollback"
+	"kube-proxy/plane/slots"
 )
-
-// counter gives out numbers, each once in the life of a table: what packets left in the affinity map must not come to
-// mean something else. The map survives the process, so the table itself says, in reserved, up to where numbers may
-// have been used; a later process goes on behind that. They are reserved in blocks, so that most changes do not write
-// there.
-type counter struct{ last, reserved uint32 }
-
-const (
-	numberBlock = 1024
-	// lastNumber is where a table ends, and is replaced by a new one that knows no clients. At a thousand new
-	// backends a second that takes three weeks.
-	lastNumber = 1 << 31
-)
-
-func (c *counter) next() uint32 { c.last++; return c.last }
-
-// saw notes a number that is in use.
-func (c *counter) saw(n uint32) { c.last = max(c.last, n) }
 
 // The keys of the map reserved.
 const (
@@ -35,7 +19,7 @@ const (
 
 // reserved calls f for the elements of the map of that name.
 func (st *state) reserved(f func(i setIndex, rec []byte)) {
-	for key, v := range map[uint32]uint32{reservedIDs: st.ids.reserved, reservedMembers: st.members.reserved, reservedSeed: st.seed} {
+	for key, v := range map[uint32]uint32{reservedIDs: st.ids.Reserved, reservedMembers: st.members.Reserved, reservedSeed: st.seed} {
 		f(sReserved, appendNum(appendNum(nil, key), v))
 	}
 }
@@ -55,11 +39,9 @@ func (st *state) adoptReserved(snap *snapshot) {
 	for rec := range snap.records[sReserved].All() {
 		switch v := order.Uint32(rec[4:]); order.Uint32(rec) {
 		case reservedIDs:
-			st.ids.reserved = v
-			st.ids.saw(v)
+			st.ids.GoOn(v)
 		case reservedMembers:
-			st.members.reserved = v
-			st.members.saw(v)
+			st.members.GoOn(v)
 		case reservedSeed:
 			st.seed = v
 		}
@@ -83,16 +65,15 @@ func (p *Plane) chooseSeed(st *state) {
 // reserve sees to it that the numbers which the change gave out are reserved in its own transaction. The error wraps
 // plane.ErrStateLost where none are left: the Reset to come makes a new table.
 func (c *change) reserve() error {
-	for key, n := range map[uint32]*counter{reservedIDs: &c.st.ids, reservedMembers: &c.st.members} {
-		was := n.reserved
-		if n.last <= was {
+	for key, n := range map[uint32]*slots.Counter{reservedIDs: &c.st.ids, reservedMembers: &c.st.members} {
+		was := n.Reserved
+		rollback.Value(c.log, &n.Reserved)
+		if !n.Reserve() {
 			continue
 		}
-		n.reserved = n.last + numberBlock
-		c.undo = append(c.undo, func() { n.reserved = was })
 		rec := appendNum(c.rec[:0], key)
 		c.remove(sReserved, appendNum(rec, was))
-		c.add(sReserved, appendNum(rec, n.reserved))
+		c.add(sReserved, appendNum(rec, n.Reserved))
 	}
 	if !c.st.numbersLeft() {
 		return fmt.Errorf("nftables %s: the table has used up its numbers: %w", c.fam, plane.ErrStateLost)
@@ -100,4 +81,4 @@ func (c *change) reserve() error {
 	return nil
 }
 
-func (st *state) numbersLeft() bool { return st.ids.last < lastNumber && st.members.last < lastNumber }
+func (st *state) numbersLeft() bool { return st.ids.Left() && st.members.Left() }

@@ -7,6 +7,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/diff"
+	"kube-proxy/plane/rollback"
 )
 
 // Source ranges are looked up by their length: each length has its rule, which cuts the client's address off at it. So
@@ -130,8 +131,7 @@ func (c *change) listOf(sources []netip.Prefix, before *sourceList) *sourceList 
 	l := c.st.lists[key]
 	if l == nil {
 		l = &sourceList{content: key, ranges: rangesOf(sources), before: before}
-		c.st.lists[key] = l
-		c.takeBackBy(func() { delete(c.st.lists, key) })
+		rollback.Put(c.log, c.st.lists, key, l)
 	}
 	c.lastSources, c.lastList = sources, l
 	return l
@@ -148,18 +148,9 @@ func (c *change) touchList(l *sourceList) {
 	if l.touched {
 		return
 	}
+	rollback.Value(c.log, l)
 	l.touched = true
 	c.lists = append(c.lists, l)
-	was := *l
-	was.touched = false
-	c.takeBackBy(func() { *l = was })
-}
-
-// takeBackBy notes how to take back a change of the state.
-func (c *change) takeBackBy(undo func()) {
-	if !c.quiet {
-		c.undo = append(c.undo, undo)
-	}
 }
 
 // rowList is a row whose list is another one than before.
@@ -202,7 +193,7 @@ func (c *change) beginList(l *sourceList) {
 		l.number = c.st.freeList()
 	}
 	l.written, l.before = true, nil
-	c.nameList(l.number, l)
+	rollback.Put(c.log, c.st.listNumbers, l.number, l)
 	b := make([]byte, 0, 24)
 	diff.Sorted(was, l.ranges, netip.Prefix.Compare,
 		func(p netip.Prefix) { c.remove(sSourceRanges, appendSourceRange(b, l, p)) },
@@ -211,31 +202,15 @@ func (c *change) beginList(l *sourceList) {
 
 // endList stages the end of a list that no row has any more.
 func (c *change) endList(l *sourceList) {
-	delete(c.st.lists, l.content)
-	c.takeBackBy(func() { c.st.lists[l.content] = l })
+	rollback.Delete(c.log, c.st.lists, l.content)
 	if l.heir != nil {
 		return
 	}
 	if l.number != 0 {
-		c.nameList(l.number, nil)
+		rollback.Delete(c.log, c.st.listNumbers, l.number)
 	}
 	if l.written {
 		l.records(c.remove)
-	}
-}
-
-// nameList gives a number to a list, or to none.
-func (c *change) nameList(number uint32, l *sourceList) {
-	was := c.st.listNumbers[number]
-	c.takeBackBy(func() { setOrDelete(c.st.listNumbers, number, was) })
-	setOrDelete(c.st.listNumbers, number, l)
-}
-
-func setOrDelete(m map[uint32]*sourceList, number uint32, l *sourceList) {
-	if l == nil {
-		delete(m, number)
-	} else {
-		m[number] = l
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/diff"
+	"kube-proxy/plane/slots"
 )
 
 // pace is how much an Apply writes in a fraction of a second, as [lb.Weight] counts; constant but for tests.
@@ -301,13 +302,13 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 	st = newState(want.Len())
 	st.node = want.Node
 	c := p.begin(st) // what it stages is thrown away; only its state counts
-	c.quiet = true
+	c.quiet, c.log = true, nil
 	if !snap.ours {
 		snap = &snapshot{} // its slots and members belong to ids that mean nothing in a new table
 	}
 	kernel := newOldSets(snap)
 	if snap.ours {
-		p.adoptIDs(snap, want, kernel, st)
+		c.adoptIDs(snap, want, kernel)
 		c.adoptLists(snap, want)
 	}
 	p.chooseSeed(st) // before any row
@@ -315,11 +316,6 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 		if err := c.row(f.Key, f); err != nil {
 			bad.keys = append(bad.keys, f.Key)
 			bad.err = errors.Join(bad.err, fmt.Errorf("nftables %s: %w", p.fam, err))
-		}
-	}
-	for id, s := range st.sets {
-		if s.refs == 0 { // adopted for rows that were all refused
-			delete(st.sets, id)
 		}
 	}
 	c.finishLists()
@@ -330,7 +326,7 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 			c.fill(s)
 		} else {
 			s.source, s.seconds = s.wantSource, s.wantSeconds
-			s.slots = keepSlots(old, s.source.Backends)
+			s.slots = slots.Adopt(old, s.source.Backends)
 			c.enroll(s, members)
 		}
 		for _, part := range s.shape().parts() {
@@ -347,133 +343,64 @@ type badRows struct {
 	err  error
 }
 
-// adoptIDs gives the sets of want the ids by which the kernel's rows already refer to them. Where keys have other owners
-// than in the kernel, a set may be found under several ids, or several under one: see settle.
-func (p *Plane) adoptIDs(snap *snapshot, want *lb.Table, kernel *oldSets, st *state) {
-	taken := map[uint32]bool{}
-	adopt := func(id lb.SetID, number uint32) bool {
-		if s := st.sets[id]; s != nil || taken[number] {
-			return s != nil && s.id == number
-		}
-		st.sets[id] = &set{id: number}
-		taken[number] = true
-		return true
-	}
-	sets, ids := map[lb.SetID]bool{}, map[uint32]bool{} // of which it is not clear which belongs to which
-	p.references(snap, want, func(_ *lb.Frontend, b *lb.BackendSet, id uint32) {
-		if !adopt(b.ID, id) {
-			sets[b.ID], ids[id] = true, true
-		}
-	})
-	if len(ids) > 0 {
-		var doubtful []claim
-		p.references(snap, want, func(f *lb.Frontend, b *lb.BackendSet, id uint32) {
-			if sets[b.ID] || ids[id] {
-				doubtful = append(doubtful, claim{set: b, id: id, own: snap.own(f)})
-				delete(st.sets, b.ID)
-				delete(taken, id)
-			}
-		})
-		for _, c := range settle(doubtful, kernel) {
-			adopt(c.set.ID, c.id)
-		}
-	}
+// adoptIDs finds which ids are whose in the kernel, and goes on behind all that are in use there.
+func (c *change) adoptIDs(snap *snapshot, want *lb.Table, kernel *oldSets) {
+	c.adopted = slots.AdoptIDs(c.claims(snap, want), kernel)
 	for _, i := range append([]setIndex{sSetShapes, sBackends, sMembers}, setsOfRows...) { // also ids that no row of want refers to
 		at := 0
 		if slices.Contains(setsOfRows, i) {
 			at = snap.records[i].Size - 4
 		}
 		for rec := range snap.records[i].All() {
-			st.ids.saw(order.Uint32(rec[at:]))
+			c.st.ids.Saw(order.Uint32(rec[at:]))
 		}
 	}
 	for rec := range snap.records[sMemberBackends].All() {
-		st.members.saw(order.Uint32(rec))
+		c.st.members.Saw(order.Uint32(rec))
 	}
-	st.adoptReserved(snap)
+	c.st.adoptReserved(snap)
 }
 
 // setsOfRows are the maps from frontends to set ids.
 var setsOfRows = []setIndex{sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets}
 
-// references calls f for each row of want that balances over a set, and for which the kernel has an id.
-func (p *Plane) references(snap *snapshot, want *lb.Table, f func(front *lb.Frontend, b *lb.BackendSet, id uint32)) {
-	for _, i := range setsOfRows {
-		scope, n := lb.Cluster, p.addrLen
-		if i == sLocalSets || i == sNodePortLocalSets {
-			scope = lb.Local
-		}
-		if i == sNodePortClusterSets || i == sNodePortLocalSets {
-			n = 0
-		}
-		for rec := range snap.records[i].All() {
-			front := want.Get(parseKey(rec, n))
-			if front == nil {
-				continue
+// claims are the rows of want that balance over a set, and for which the kernel has an id.
+func (c *change) claims(snap *snapshot, want *lb.Table) iter.Seq[slots.Claim] {
+	return func(yield func(slots.Claim) bool) {
+		for _, i := range setsOfRows {
+			scope, n := lb.Cluster, c.addrLen
+			if i == sLocalSets || i == sNodePortLocalSets {
+				scope = lb.Local
 			}
-			if b := front.Set(scope); b != nil {
-				f(front, b, order.Uint32(rec[len(rec)-4:]))
+			if i == sNodePortClusterSets || i == sNodePortLocalSets {
+				n = 0
 			}
-		}
-	}
-}
-
-// claim says that the kernel has an id where want has a set.
-type claim struct {
-	set  *lb.BackendSet
-	id   uint32
-	own  bool // by a key that had no other owner, see snapshot.own
-	same int  // backends of the set that the id has in the kernel
-}
-
-// settle puts the claims first by which the id is most likely the set's own: those by keys about which no two Services
-// contend, and of those the ones with the most backends in common. A set with another's id would forget its clients, and so
-// would the other; nobody would be led astray (docs/adr/0015).
-func settle(claims []claim, kernel *oldSets) []claim {
-	slices.SortFunc(claims, func(a, b claim) int {
-		return cmp.Or(cmp.Compare(a.id, b.id), a.set.ID.Compare(b.set.ID), -compareBool(a.own, b.own))
-	})
-	claims = slices.CompactFunc(claims, func(a, b claim) bool { return a.id == b.id && a.set.ID == b.set.ID })
-	var slots map[uint32]netip.AddrPort
-	for i := range claims {
-		c := &claims[i]
-		if i == 0 || c.id != claims[i-1].id {
-			slots, _ = kernel.of(c.id)
-		}
-		for _, ap := range slots {
-			if contains(c.set.Backends, ap) {
-				c.same++
+			for rec := range snap.records[i].All() {
+				front := want.Get(parseKey(rec, n))
+				if front == nil {
+					continue
+				}
+				if s := front.Set(scope); s != nil && !yield(slots.Claim{Front: front, Set: s, ID: order.Uint32(rec[len(rec)-4:])}) {
+					return
+				}
 			}
 		}
 	}
-	slices.SortStableFunc(claims, func(a, b claim) int {
-		return -cmp.Or(compareBool(a.own, b.own), cmp.Compare(a.same, b.same))
-	})
-	return claims
-}
-
-// own reports whether the key of a row belongs to one Service alone, and did so in the kernel: NodePorts and cluster IPs are
-// allocated, while anybody may ask for an external address, even for one that becomes a cluster IP later.
-func (s *snapshot) own(f *lb.Frontend) bool {
-	was := false
-	if f.Kind == lb.ClusterIP {
-		s.records[sClusterIPs].Each(appendAddr(nil, f.Key.Addr), func([]byte) { was = true })
-	}
-	return was || f.Key.IsNodePort()
 }
 
 // oldSets finds, for sets whose ids were adopted, the slots and the members of their backends. The records are kept in
 // order, so that those of one set stand together: a map of a million slots would take hundreds of megabytes.
 type oldSets struct {
-	backends, members, memberBackends diff.Records
-	slots                             map[uint32]netip.AddrPort // of one set; used again for the next
+	backends, members, memberBackends, clusterIPs diff.Records
+
+	slots map[uint32]netip.AddrPort // of one set; used again for the next
 }
 
 func newOldSets(snap *snapshot) *oldSets {
 	for _, i := range []setIndex{sBackends, sMembers, sMemberBackends, sClusterIPs} {
 		snap.records[i] = snap.records[i].Sorted()
 	}
-	return &oldSets{snap.records[sBackends], snap.records[sMembers], snap.records[sMemberBackends], map[uint32]netip.AddrPort{}}
+	return &oldSets{snap.records[sBackends], snap.records[sMembers], snap.records[sMemberBackends], snap.records[sClusterIPs], map[uint32]netip.AddrPort{}}
 }
 
 // of returns the backends that the kernel has in slots of the set, until the next call, and the members that they have.
@@ -497,41 +424,18 @@ func (o *oldSets) of(id uint32) (slots map[uint32]netip.AddrPort, members map[ne
 	return o.slots, members
 }
 
-// keepSlots places the backends so that as many as possible stay in the slot that the kernel has them in.
-func keepSlots(old map[uint32]netip.AddrPort, want []lb.Backend) []netip.AddrPort {
-	slots := make([]netip.AddrPort, len(want))
-	if asBefore(old, want) {
-		for i, b := range want {
-			slots[i] = b.Addr
-		}
-		return slots
-	}
-	placed := make(map[netip.AddrPort]bool, len(want))
-	for i := range slots {
-		if ap, ok := old[uint32(i)]; ok && contains(want, ap) && !placed[ap] {
-			slots[i] = ap
-			placed[ap] = true
-		}
-	}
-	next := 0
-	for _, b := range want {
-		if placed[b.Addr] {
-			continue
-		}
-		for slots[next].IsValid() {
-			next++
-		}
-		slots[next] = b.Addr
-	}
+// Backends makes oldSets a slots.Kernel.
+func (o *oldSets) Backends(id uint32) map[uint32]netip.AddrPort {
+	slots, _ := o.of(id)
 	return slots
 }
 
-// asBefore reports whether the backends stand in their slots in the order that a new set has.
-func asBefore(old map[uint32]netip.AddrPort, want []lb.Backend) bool {
-	for i, b := range want {
-		if old[uint32(i)] != b.Addr {
-			return false
-		}
+// Allocated reports whether the row has a NodePort, or a cluster IP that was one in the kernel too: anybody may ask for an
+// external address that becomes a cluster IP later.
+func (o *oldSets) Allocated(f *lb.Frontend) bool {
+	was := false
+	if f.Kind == lb.ClusterIP {
+		o.clusterIPs.Each(appendAddr(nil, f.Key.Addr), func([]byte) { was = true })
 	}
-	return true
+	return was || f.Key.IsNodePort()
 }

@@ -2,9 +2,9 @@ package nftables
 
 import (
 	"net/netip"
-	"slices"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/slots"
 )
 
 // state is what the kernel holds, as we last wrote it.
@@ -17,7 +17,7 @@ type state struct {
 	listNumbers map[uint32]*sourceList
 	lastList    uint32
 	// ids and members count the set ids and the members of backends in sets with affinity.
-	ids, members counter
+	ids, members slots.Counter
 	// seed is that of the hash of clients with affinity.
 	seed uint32
 
@@ -73,39 +73,6 @@ func mapsOf(k lb.Key) (classes, cluster, local setIndex) {
 		return sNodePorts, sNodePortClusterSets, sNodePortLocalSets
 	}
 	return sServices, sClusterSets, sLocalSets
-}
-
-// contains reports whether a sorted list of backends has the address.
-func contains(backends []lb.Backend, ap netip.AddrPort) bool {
-	_, ok := slices.BinarySearchFunc(backends, ap, func(b lb.Backend, ap netip.AddrPort) int { return b.Addr.Compare(ap) })
-	return ok
-}
-
-// refill returns the slots that hold exactly the backends, with as few differences to old as possible: those
-// that stay keep their slot, newcomers take the holes, and what is still a hole takes the last.
-func refill(old []netip.AddrPort, was, want []lb.Backend) []netip.AddrPort {
-	slots := make([]netip.AddrPort, len(old), max(len(old), len(want)))
-	copy(slots, old)
-	var comers []netip.AddrPort
-	for _, b := range want {
-		if !contains(was, b.Addr) {
-			comers = append(comers, b.Addr)
-		}
-	}
-	for i := 0; i < len(slots); {
-		switch {
-		case contains(want, slots[i]):
-			i++
-		case len(comers) > 0:
-			slots[i] = comers[0]
-			comers = comers[1:]
-			i++
-		default:
-			slots[i] = slots[len(slots)-1]
-			slots = slots[:len(slots)-1]
-		}
-	}
-	return append(slots, comers...)
 }
 
 // records calls f for each element that the state wants in the kernel, verdict maps and what packets fill

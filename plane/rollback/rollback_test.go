@@ -1,0 +1,70 @@
+package rollback
+
+import (
+	"maps"
+	"math/rand/v2"
+	"testing"
+)
+
+type thing struct {
+	name string
+	n    int
+}
+
+// Whatever a batch does to maps and values, also to one several times, Undo makes all as it was; and a Log can be used again.
+func TestUndo(t *testing.T) {
+	for seed := range uint64(300) {
+		rnd := rand.New(rand.NewPCG(seed, 3))
+		kernel := map[int]*thing{}
+		values := map[string]int{}
+		for i := range 5 {
+			kernel[i] = &thing{n: i}
+			values[string(rune('a'+i))] = i
+		}
+		log := &Log{}
+		for range 2 {
+			wasKernel, wasValues, wasThings := maps.Clone(kernel), maps.Clone(values), map[int]thing{}
+			for k, v := range kernel {
+				wasThings[k] = *v
+			}
+			for range 20 {
+				k, s := rnd.IntN(8), string(rune('a'+rnd.IntN(8)))
+				switch rnd.IntN(5) {
+				case 0:
+					Put(log, kernel, k, &thing{name: "new"})
+				case 1:
+					Delete(log, kernel, k)
+				case 2:
+					Put(log, values, s, rnd.Int())
+				case 3:
+					Delete(log, values, s)
+				default:
+					if v := kernel[k]; v != nil {
+						Value(log, v)
+						v.name, v.n = "changed", rnd.Int()
+					}
+				}
+			}
+			log.Undo()
+			if !maps.Equal(kernel, wasKernel) || !maps.Equal(values, wasValues) {
+				t.Fatalf("seed %d: %v, %v\nwant %v, %v", seed, kernel, values, wasKernel, wasValues)
+			}
+			for k, v := range kernel {
+				if *v != wasThings[k] {
+					t.Fatalf("seed %d: thing %d is %v, want %v", seed, k, *v, wasThings[k])
+				}
+			}
+		}
+	}
+}
+
+// A nil Log changes what it is told to, and costs nothing.
+func TestNilLog(t *testing.T) {
+	m, v := map[int]int{}, 0
+	if n := testing.AllocsPerRun(10, func() { Put(nil, m, 1, 1); Value(nil, &v); Delete(nil, m, 1) }); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if Put(nil, m, 1, 1); m[1] != 1 {
+		t.Error("nothing was put")
+	}
+}

@@ -1,0 +1,95 @@
+// Package slots numbers backend sets and their backends so that the numbers stay.
+//
+// A plane that balances by a map from set id and slot to a backend writes little when an endpoint comes or goes, if the others
+// keep their slots. And what packets left in the kernel, such as which backend a client had, stays true over changes and
+// restarts, if numbers keep their meaning: [Counter] never gives one out twice, and [AdoptIDs] finds which id is whose in what
+// an earlier process wrote (ADR 0015).
+//
+// Everything here is pure. A plane says how numbers and slots are written.
+package slots
+
+import (
+	"net/netip"
+	"slices"
+
+	"kube-proxy/lb"
+)
+
+// First returns the slots of a new set: its backends in their order.
+func First(want []lb.Backend) []netip.AddrPort {
+	slots := make([]netip.AddrPort, len(want))
+	for i, b := range want {
+		slots[i] = b.Addr
+	}
+	return slots
+}
+
+// Next returns the slots that hold exactly the backends want, with as few differences as possible to slots, which hold
+// those of was: who stays keeps the slot, newcomers take the free ones, and the last slots move into those that are free then.
+func Next(slots []netip.AddrPort, was, want []lb.Backend) []netip.AddrPort {
+	next := make([]netip.AddrPort, len(slots), max(len(slots), len(want)))
+	copy(next, slots)
+	var newcomers []netip.AddrPort
+	for _, b := range want {
+		if !contains(was, b.Addr) {
+			newcomers = append(newcomers, b.Addr)
+		}
+	}
+	for i := 0; i < len(next); {
+		switch {
+		case contains(want, next[i]):
+			i++
+		case len(newcomers) > 0:
+			next[i] = newcomers[0]
+			newcomers = newcomers[1:]
+			i++
+		default:
+			next[i] = next[len(next)-1]
+			next = next[:len(next)-1]
+		}
+	}
+	return append(next, newcomers...)
+}
+
+// Adopt returns slots for the backends such that as many as possible stay in the slot in which the kernel has them. What the
+// kernel has may be damaged: slots may be missing or have strange backends, or one backend twice.
+func Adopt(kernel map[uint32]netip.AddrPort, want []lb.Backend) []netip.AddrPort {
+	if inOrder(kernel, want) {
+		return First(want)
+	}
+	slots := make([]netip.AddrPort, len(want))
+	placed := make(map[netip.AddrPort]bool, len(want))
+	for i := range slots {
+		if ap, ok := kernel[uint32(i)]; ok && contains(want, ap) && !placed[ap] {
+			slots[i] = ap
+			placed[ap] = true
+		}
+	}
+	free := 0
+	for _, b := range want {
+		if placed[b.Addr] {
+			continue
+		}
+		for slots[free].IsValid() {
+			free++
+		}
+		slots[free] = b.Addr
+	}
+	return slots
+}
+
+// inOrder reports whether the kernel has the backends in the slots of a new set. For most it has, and that is quickly seen.
+func inOrder(kernel map[uint32]netip.AddrPort, want []lb.Backend) bool {
+	for i, b := range want {
+		if kernel[uint32(i)] != b.Addr {
+			return false
+		}
+	}
+	return true
+}
+
+// contains reports whether a sorted list of backends has the address.
+func contains(backends []lb.Backend, ap netip.AddrPort) bool {
+	_, ok := slices.BinarySearchFunc(backends, ap, func(b lb.Backend, ap netip.AddrPort) int { return b.Addr.Compare(ap) })
+	return ok
+}

@@ -1,0 +1,125 @@
+package slots
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"kube-proxy/lb"
+)
+
+func addr(n int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(n >> 8), byte(n)}), 80)
+}
+
+// some returns n of the backends below of, sorted.
+func some(rnd *rand.Rand, n, of int) []lb.Backend {
+	var out []lb.Backend
+	for _, i := range rnd.Perm(of)[:n] {
+		out = append(out, lb.Backend{Addr: addr(i)})
+	}
+	slices.SortFunc(out, func(a, b lb.Backend) int { return a.Addr.Compare(b.Addr) })
+	return out
+}
+
+// exactly fails unless the slots hold each backend once, and nothing else.
+func exactly(t *testing.T, slots []netip.AddrPort, want []lb.Backend) {
+	t.Helper()
+	sorted := slices.SortedFunc(slices.Values(slots), netip.AddrPort.Compare)
+	if !slices.Equal(sorted, First(want)) {
+		t.Fatalf("slots %v, want those of %v", slots, want)
+	}
+}
+
+// From any backends to any others, again and again: the slots hold them exactly, and only as many change as must.
+func TestNext(t *testing.T) {
+	for seed := range uint64(100) {
+		rnd := rand.New(rand.NewPCG(seed, 4))
+		was := some(rnd, rnd.IntN(12), 20)
+		slots := First(was)
+		for range 50 {
+			want := some(rnd, rnd.IntN(12), 20)
+			before := slices.Clone(slots)
+			next := Next(slots, was, want)
+			if !slices.Equal(slots, before) {
+				t.Fatal("the slots of before were changed: a batch that is refused could not take it back")
+			}
+			exactly(t, next, want)
+			// Who left must be replaced, who is new must be placed, and the slots beyond the end go: one can do for two.
+			left, changed := 0, 0
+			for _, ap := range slots {
+				if !contains(want, ap) {
+					left++
+				}
+			}
+			for i := range max(len(slots), len(next)) {
+				if i >= len(slots) || i >= len(next) || slots[i] != next[i] {
+					changed++
+				}
+			}
+			moved := 0
+			for i, ap := range next {
+				if at := slices.Index(slots, ap); at >= 0 && at != i {
+					moved++
+					if at < len(next) {
+						t.Fatalf("seed %d: %v moved from slot %d to %d, though the slot stays", seed, ap, at, i)
+					}
+				}
+			}
+			if most := left + max(0, len(next)-len(slots)) + moved; changed > most {
+				t.Fatalf("seed %d: %d slots changed, want %d at most\n%v\n%v", seed, changed, most, slots, next)
+			}
+			slots, was = next, want
+		}
+	}
+}
+
+// One endpoint comes or goes: one slot is written, or two.
+func TestNextOfOneEndpoint(t *testing.T) {
+	all := some(rand.New(rand.NewPCG(1, 1)), 10, 10)
+	for i := range all {
+		without := slices.Delete(slices.Clone(all), i, i+1)
+		if got := Next(First(all), all, without); !slices.Equal(got[:i], First(all)[:i]) || i < 9 && got[i] != all[9].Addr {
+			t.Errorf("without %d: %v", i, got)
+		}
+		if got := Next(First(without), without, all); !slices.Equal(got[:9], First(without)) || got[9] != all[i].Addr {
+			t.Errorf("with %d: %v", i, got)
+		}
+	}
+}
+
+// Whatever the kernel has, the slots hold the backends exactly, and each that stands in a slot that stays is left there.
+func TestAdopt(t *testing.T) {
+	for seed := range uint64(2000) {
+		rnd := rand.New(rand.NewPCG(seed, 5))
+		want := some(rnd, rnd.IntN(10), 12)
+		kernel := map[uint32]netip.AddrPort{}
+		for i := range uint32(10) {
+			if rnd.IntN(5) > 0 {
+				kernel[i] = addr(rnd.IntN(15)) // some strange, some twice
+			}
+		}
+		got := Adopt(kernel, want)
+		exactly(t, got, want)
+		seen := map[netip.AddrPort]bool{}
+		for i := range got {
+			ap, ok := kernel[uint32(i)]
+			if ok && contains(want, ap) && !seen[ap] && got[i] != ap {
+				t.Fatalf("seed %d: slot %d had %v and has %v", seed, i, ap, got[i])
+			}
+			seen[ap] = true
+		}
+		if again := Adopt(byIndex(got), want); !slices.Equal(again, got) {
+			t.Fatalf("seed %d: adopted once %v, twice %v", seed, got, again)
+		}
+	}
+}
+
+func byIndex(slots []netip.AddrPort) map[uint32]netip.AddrPort {
+	m := map[uint32]netip.AddrPort{}
+	for i, ap := range slots {
+		m[uint32(i)] = ap
+	}
+	return m
+}
