@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -16,8 +15,9 @@ import (
 // them back if the kernel refuses.
 type change struct {
 	*batch
-	st  *state
-	log *rollback.Log // nil for a state that is built anew
+	st       *state
+	maxSlots int
+	log      *rollback.Log // nil for a state that is built anew
 
 	sets        []*set
 	lists       []*sourceList
@@ -31,7 +31,7 @@ type change struct {
 }
 
 func (p *Plane) begin(st *state) *change {
-	return &change{batch: &batch{ruleset: p.rules, table: TableName}, st: st, log: &rollback.Log{}, rec: make([]byte, 0, 80)}
+	return &change{batch: &batch{ruleset: p.rules, table: TableName}, st: st, maxSlots: p.maxSlots, log: &rollback.Log{}, rec: make([]byte, 0, 80)}
 }
 
 // Apply writes the changes in one transaction: all of them are in force, or none.
@@ -142,29 +142,22 @@ func (s *set) number() uint32 {
 	return s.id
 }
 
-// retain checks a frontend, and takes hold of the class and the sets that it needs.
+// retain takes hold of the class and the sets that a frontend needs. What is wrong with a frontend in any plane, lb.Check
+// has found; here it is looked whether this plane can hold it.
 func (c *change) retain(k lb.Key, f *lb.Frontend) (row, error) {
 	r := row{front: f}
 	if f.Key != k {
 		return r, fmt.Errorf("frontend %s of %s is offered for key %s", f.Key, f.Service, k)
 	}
-	if !k.IsNodePort() && lb.FamilyOf(k.Addr) != c.fam {
-		return r, fmt.Errorf("frontend %s of %s is not %s", k, f.Service, c.fam)
+	for _, rt := range f.Routes {
+		if rt.To != nil && len(rt.To.Backends) > c.maxSlots {
+			return r, fmt.Errorf("frontend %s of %s: backend set %s has %d backends, more than the %d that nftables mode can hold",
+				k, f.Service, rt.To.ID, len(rt.To.Backends), c.maxSlots)
+		}
 	}
 	var err error
 	if r.class, err = classOf(f); err != nil {
 		return r, err
-	}
-	if f.Affinity < 0 || f.Affinity > maxSeconds*time.Second || f.Affinity%time.Second != 0 {
-		return r, fmt.Errorf("frontend %s of %s: affinity of %s: want whole seconds up to %d", k, f.Service, f.Affinity, maxSeconds)
-	}
-	for _, rt := range f.Routes {
-		if rt.To == nil {
-			continue
-		}
-		if err := c.checkSet(rt.To); err != nil {
-			return r, fmt.Errorf("frontend %s of %s: %w", k, f.Service, err)
-		}
 	}
 	c.needClass(r.class)
 	if s := f.Set(lb.Cluster); s != nil {
@@ -174,21 +167,6 @@ func (c *change) retain(k lb.Key, f *lb.Frontend) (row, error) {
 		r.local = c.hold(s, roundSeconds(seconds(f.Affinity)))
 	}
 	return r, nil
-}
-
-func (c *change) checkSet(s *lb.BackendSet) error {
-	if len(s.Backends) > maxSlots {
-		return fmt.Errorf("backend set %s has %d backends; at most %d can be held", s.ID, len(s.Backends), maxSlots)
-	}
-	for i, b := range s.Backends {
-		if lb.FamilyOf(b.Addr.Addr()) != c.fam {
-			return fmt.Errorf("backend %s of set %s is not %s", b.Addr, s.ID, c.fam)
-		}
-		if i > 0 && s.Backends[i-1].Addr.Compare(b.Addr) >= 0 {
-			return fmt.Errorf("backends of set %s are not sorted at %s", s.ID, b.Addr)
-		}
-	}
-	return nil
 }
 
 // touch notes that the batch may change the set.

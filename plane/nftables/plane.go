@@ -37,10 +37,11 @@ type Plane struct {
 	shown atomic.Pointer[AffinityUse] // what Measure tells
 	told  told
 
-	// How many elements are too many to dump, to audit and to load at once; constants but for tests.
-	bigMap, window, loadStep int
-	pace                     int
-	cycle                    cycle
+	// How many elements are too many to dump, to audit and to load at once, and how many backends a set may have; constants
+	// but for tests.
+	bigMap, window, loadStep, maxSlots int
+	pace                               int
+	cycle                              cycle
 }
 
 // Stats count what the plane has sent.
@@ -92,7 +93,7 @@ func offline(cfg Config) (*Plane, error) {
 	}
 	f := familyOf(cfg.Family)
 	return &Plane{family: f, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}), rules: &ruleset{family: f, sets: schema(f, true), mark: 1 << bit, hashes: true, places: affinityPlaces}, bigMap: bigMap, window: auditWindow,
-		loadStep: loadStep, pace: pace}, nil
+		loadStep: loadStep, maxSlots: maxSlots, pace: pace}, nil
 }
 
 // probeError explains why the kernel did not tell the generation of its ruleset.

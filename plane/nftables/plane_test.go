@@ -242,21 +242,22 @@ func TestTakeOver(t *testing.T) {
 	})
 }
 
-// One bad row does not keep the others out of the kernel.
+// One row that the plane cannot hold does not keep the others out of the kernel.
 func TestResetWithABadRow(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
 	p := newPlane(t, w.Family)
 	tab := w.Table(3, 2)
 	want := fresh(t, w.Family, tab)
-	tab.Replace(lb.Owner{Name: "ns/bad"}, []*lb.Frontend{{Key: lb.Key{Addr: (planetest.World{Family: lb.IPv6}).Addr(10, 99), Port: 1, Proto: lb.TCP},
-		Service: "ns/bad", Kind: lb.ExternalIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}}}) // the table, of no family, takes it
+	p.maxSlots = 2
+	o, large := w.ClusterIP(98, 500, 3)
+	tab.Replace(o, large)
 	res, err := p.Reset(t.Context(), tab)
-	if err != nil || len(res.Later) != 1 || res.Later[0].Port != 1 {
+	if err != nil || len(res.Later) != 1 || res.Later[0] != large[0].Key {
 		t.Errorf("%+v, error %v, want the bad row left for later", res, err)
 	}
-	if _, err := p.Apply(t.Context(), []lb.Change{{Key: res.Later[0], New: tab.Get(res.Later[0])}}); err == nil || !strings.Contains(err.Error(), "ns/bad") {
-		t.Errorf("error %v does not name the bad row", err)
+	if _, err := p.Apply(t.Context(), []lb.Change{{Key: res.Later[0], New: tab.Get(res.Later[0])}}); err == nil || !strings.Contains(err.Error(), "ns/svc-98") || !strings.Contains(err.Error(), "3 backends") {
+		t.Errorf("error %v does not name the bad row, or not the reason", err)
 	}
 	if got := dump(t, p); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)

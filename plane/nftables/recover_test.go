@@ -23,10 +23,9 @@ func TestResetRefusesARowThatTheKernelHas(t *testing.T) {
 		p := newPlane(t, w.Family)
 		tab := w.Table(5, 3)
 		reset(t, p, tab)
-		o, fronts := w.ClusterIP(2, 6, 3)
-		other := planetest.World{Family: lb.IPv4 + lb.IPv6 - w.Family}
-		fronts[0].Set(lb.Cluster).Backends = other.Set("", lb.Cluster, 6, 3).Backends // the table, of no family, takes it
+		o, fronts := w.ClusterIP(2, 6, 4)
 		tab.Replace(o, fronts)
+		p.maxSlots = 3
 		for range 2 {
 			res, err := p.Reset(t.Context(), tab)
 			if err != nil || len(res.Later) != 1 || res.Later[0] != fronts[0].Key || len(res.Dropped) != 0 {
