@@ -43,7 +43,7 @@ const imports = `
 
 	cluster, policy, lb, plane, internal/ratelimit < engine;
 
-	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables;
+	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest;
 
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
 	engine, event, lb, plane/ownwrites < mode;

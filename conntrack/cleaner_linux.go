@@ -47,8 +47,8 @@ type Cleaner struct {
 
 // kernel is what a Cleaner needs of the kernel; the methods are those of table.
 type kernel interface {
-	locals() (map[netip.Addr]struct{}, error)
-	forget(proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error)
+	locals(ctx context.Context) (map[netip.Addr]struct{}, error)
+	forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error)
 }
 
 const (
@@ -58,6 +58,8 @@ const (
 	pauseFactor = 3
 	firstRetry  = time.Second
 	lastRetry   = time.Minute
+	// grace is how long the pass in hand may go on after Run was told to stop.
+	grace = 5 * time.Second
 )
 
 // New opens the conntrack table of the network namespace of the calling thread. It needs the capability
@@ -121,6 +123,9 @@ func (c *Cleaner) Stats() Stats {
 // Run is the worker; it returns when ctx ends, after the pass in hand, and closes the table. Call it once.
 func (c *Cleaner) Run(ctx context.Context) {
 	defer c.close()
+	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })()
 	retry := firstRetry
 	wake, again := c.wake, (<-chan time.Time)(nil)
 	for {
@@ -133,7 +138,7 @@ func (c *Cleaner) Run(ctx context.Context) {
 			}
 		case <-again:
 		}
-		took, failed := c.clean()
+		took, failed := c.clean(work)
 		if !failed {
 			retry, again = firstRetry, nil
 		} else {
@@ -158,9 +163,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 }
 
 // clean is one pass. Keys with which it failed stay suspect.
-func (c *Cleaner) clean() (took time.Duration, failed bool) {
+func (c *Cleaner) clean(ctx context.Context) (took time.Duration, failed bool) {
 	start := time.Now()
-	p, err := c.plan()
+	p, err := c.plan(ctx)
 	if err != nil {
 		c.cfg.Log.Error("NodePorts keep their old flows for now", "err", err)
 		failed = true
@@ -172,7 +177,7 @@ func (c *Cleaner) clean() (took time.Duration, failed bool) {
 		if !p.asks(proto) {
 			continue
 		}
-		did, err := c.kernel.forget(proto, p.stale, func(k lb.Key, err error) {
+		did, err := c.kernel.forget(ctx, proto, p.stale, func(k lb.Key, err error) {
 			retry = append(retry, k)
 			if first == nil {
 				first = fmt.Errorf("%v: %w", k, err)
@@ -204,14 +209,14 @@ func (c *Cleaner) clean() (took time.Duration, failed bool) {
 }
 
 // plan takes what is suspect. If the addresses of this machine are not known, NodePorts stay suspect.
-func (c *Cleaner) plan() (*plan, error) {
+func (c *Cleaner) plan(ctx context.Context) (*plan, error) {
 	c.mu.Lock()
 	need := c.index.hasNodePort()
 	c.mu.Unlock()
 	var locals map[netip.Addr]struct{}
 	var err error
 	if need { // not under the lock: Applied must not wait for the kernel
-		locals, err = c.kernel.locals()
+		locals, err = c.kernel.locals(ctx)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -30,7 +30,7 @@ type fakeKernel struct {
 	start   time.Time
 }
 
-func (k *fakeKernel) locals() (map[netip.Addr]struct{}, error) {
+func (k *fakeKernel) locals(context.Context) (map[netip.Addr]struct{}, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.noAddrs != nil {
@@ -39,7 +39,7 @@ func (k *fakeKernel) locals() (map[netip.Addr]struct{}, error) {
 	return map[netip.Addr]struct{}{netip.MustParseAddr("192.0.2.1"): {}}, nil
 }
 
-func (k *fakeKernel) forget(proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error) {
+func (k *fakeKernel) forget(_ context.Context, proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.passes, k.protos = append(k.passes, time.Since(k.start)), append(k.protos, proto)

@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -20,6 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/nlconn"
+	"kube-proxy/internal/nlconntest"
 	"kube-proxy/lb"
 )
 
@@ -178,7 +181,7 @@ func (ns namespace) flows(t *testing.T, family lb.Family, protos ...lb.Proto) []
 	defer table.close()
 	var all []string
 	for _, proto := range protos {
-		_, err := table.forget(proto, func(f flow) (lb.Key, bool) {
+		_, err := table.forget(t.Context(), proto, func(f flow) (lb.Key, bool) {
 			all = append(all, fmt.Sprintf("%v %v %v", f.proto, f.to, f.from))
 			return lb.Key{}, false
 		}, nil)
@@ -441,30 +444,32 @@ func TestOtherAddressesOfTheNode(t *testing.T) {
 // inject puts entries into the table without sending packets.
 func (ns namespace) inject(tb testing.TB, n int, entry func(i int) (client, to, from netip.AddrPort, proto lb.Proto)) {
 	tb.Helper()
-	var s socket
+	var c *nlconn.Conn
 	var err error
-	ns.Do(func() { err = s.open(unix.NETLINK_NETFILTER, 16<<10) })
+	ns.Do(func() { c, err = nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER}) })
 	if err != nil {
 		tb.Fatal(err)
 	}
-	defer s.close()
+	defer c.Close()
 	for done := 0; done < n; {
 		var b []byte
-		first := s.seq + 1
-		for ; done < n && s.seq < first+100; done++ {
+		var seqs []uint32
+		for ; done < n && len(seqs) < 100; done++ {
 			start := len(b)
-			b = appendHeader(b, msgNew, unix.NLM_F_REQUEST|unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, s.next(), unix.AF_INET)
+			b = appendHeader(b, msgNew, unix.NLM_F_REQUEST|unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, unix.AF_INET)
+			seqs = append(seqs, c.Next())
+			setSeq(b, start, seqs[len(seqs)-1])
 			client, to, from, proto := entry(done)
 			b = appendEntry(b, client, to, from, proto)
 			b = appendAttr(b, 7, binary.BigEndian.AppendUint32(nil, 600)...) // CTA_TIMEOUT, seconds
 			b = appendAttr(b, 3, binary.BigEndian.AppendUint32(nil, 0xe)...) // CTA_STATUS: seen reply, assured, confirmed
 			setLength(b, start)
 		}
-		if err := s.send(b); err != nil {
+		if err := c.Send(context.Background(), b); err != nil {
 			tb.Fatalf("inject: %v", err)
 		}
-		for ; first <= s.seq; first++ {
-			if err := s.answers(first, func(uint16, []byte) error { return nil }); err != nil {
+		for _, seq := range seqs {
+			if err := c.Answer(context.Background(), seq, nil); err != nil {
 				tb.Fatalf("inject: %v", err)
 			}
 		}
@@ -511,22 +516,18 @@ func TestDumpAndDelete(t *testing.T) {
 	defer table.close()
 	defer other.close()
 
-	seq := table.dumps.next()
-	if err := table.dumps.send(dumpRequest(seq, table.family, lb.UDP, unix.NLM_F_REQUEST|unix.NLM_F_DUMP)); err != nil {
-		t.Fatal(err)
-	}
 	messages := 0
-	if err := table.dumps.answers(seq, func(uint16, []byte) error { messages++; return nil }); err != nil || messages != n {
+	if err := table.dumps.Do(t.Context(), dumpRequest(table.family, lb.UDP, unix.NLM_F_REQUEST|unix.NLM_F_DUMP), func(nlconn.Message) error { messages++; return nil }); err != nil || messages != n {
 		t.Errorf("the kernel sent %d entries, want the %d of UDP: %v", messages, n, err)
 	}
 
 	failed := func(k lb.Key, err error) { t.Errorf("%v: %v", k, err) }
 	odd := func(f flow) (lb.Key, bool) { return lb.Key{}, f.from.Port() == 5001 }
 	raced := false
-	got, err := table.forget(lb.UDP, func(f flow) (lb.Key, bool) {
+	got, err := table.forget(t.Context(), lb.UDP, func(f flow) (lb.Key, bool) {
 		if !raced { // somebody else deletes the same, while this pass reads
 			raced = true
-			if n, err := other.forget(lb.UDP, odd, failed); err != nil || n.deleted != 195 {
+			if n, err := other.forget(t.Context(), lb.UDP, odd, failed); err != nil || n.deleted != 195 {
 				t.Errorf("the other deleted %+v, %v", n, err)
 			}
 		}
@@ -538,7 +539,7 @@ func TestDumpAndDelete(t *testing.T) {
 	if n := len(ns.flows(t, lb.IPv4, lb.UDP)); n != 1 {
 		t.Errorf("%d kinds of UDP flows stay, want one", n)
 	}
-	if got, err := table.forget(lb.TCP, func(flow) (lb.Key, bool) { return lb.Key{}, false }, failed); err != nil || got.seen != n {
+	if got, err := table.forget(t.Context(), lb.TCP, func(flow) (lb.Key, bool) { return lb.Key{}, false }, failed); err != nil || got.seen != n {
 		t.Errorf("TCP entries seen %d, want %d: %v", got.seen, n, err)
 	}
 }
@@ -559,7 +560,7 @@ func TestPassMemory(t *testing.T) {
 	x.apply(set(row(vip, service, lb.Cluster, podA)))
 	p := x.take(nil)
 	if allocs := testing.AllocsPerRun(5, func() {
-		if got, err := table.forget(lb.UDP, p.stale, nil); err != nil || got.seen != n {
+		if got, err := table.forget(t.Context(), lb.UDP, p.stale, nil); err != nil || got.seen != n {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}); allocs > 20 {
@@ -580,7 +581,7 @@ func TestLocals(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer table.close()
-		got, err := table.locals()
+		got, err := table.locals(t.Context())
 		if s := fmt.Sprint(slices.SortedFunc(maps.Keys(got), netip.Addr.Compare)); s != want || err != nil {
 			t.Errorf("%v: local addresses %s, %v; want %s", family, s, err, want)
 		}
@@ -599,15 +600,15 @@ func TestUnreadAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer table.close()
-	if err := table.dumps.send(dumpRequest(table.dumps.next(), table.family, lb.UDP, unix.NLM_F_REQUEST|unix.NLM_F_DUMP)); err != nil {
+	if err := table.dumps.Send(t.Context(), dumpRequest(table.family, lb.UDP, unix.NLM_F_REQUEST|unix.NLM_F_DUMP)); err != nil {
 		t.Fatal(err)
 	}
 	none := func(flow) (lb.Key, bool) { return lb.Key{}, false }
-	if _, err := table.forget(lb.UDP, none, nil); !errors.Is(err, unix.EBUSY) {
+	if _, err := table.forget(t.Context(), lb.UDP, none, nil); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("while the kernel still answers: %v, want EBUSY", err)
 	}
 	for end := time.Now().Add(5 * time.Second); ; {
-		got, err := table.forget(lb.UDP, none, nil)
+		got, err := table.forget(t.Context(), lb.UDP, none, nil)
 		if err == nil {
 			if got.seen != n {
 				t.Errorf("seen %d entries, want %d", got.seen, n)
@@ -619,6 +620,38 @@ func TestUnreadAnswer(t *testing.T) {
 		}
 	}
 }
+
+// A kernel that does not answer keeps a pass waiting neither for ever nor after its context has ended, and the next one recovers.
+func TestSilentKernel(t *testing.T) {
+	ns := newNamespace(t)
+	var table *table
+	var err error
+	ns.Do(func() { table, err = openTable(lb.IPv4) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.close()
+	flows := 0
+	flow := func() {
+		flows++
+		ns.inject(t, 1, func(int) (client, to, from netip.AddrPort, proto lb.Proto) { return clientN(flows), dns, podAP, lb.UDP })
+	}
+	pass := func(ctx context.Context) error {
+		_, err := table.forget(ctx, lb.UDP, allStale, func(_ lb.Key, err error) { t.Error(err) })
+		return err
+	}
+	nlconntest.Check(t, table.dumps, flow, pass)
+	nlconntest.Check(t, table.deletes, flow, pass)
+	nlconntest.Check(t, table.routes, flow, func(ctx context.Context) error { _, err := table.locals(ctx); return err })
+	if err := pass(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if n := len(ns.flows(t, lb.IPv4, lb.UDP)); n != 0 {
+		t.Errorf("%d flows stay", n)
+	}
+}
+
+func allStale(flow) (lb.Key, bool) { return lb.Key{}, true }
 
 // What New cannot do it says.
 func TestNewWithoutCapability(t *testing.T) {
@@ -664,7 +697,7 @@ func BenchmarkPass(b *testing.B) {
 			return clientN(all + i), dns, netip.MustParseAddrPort(podB), lb.UDP
 		})
 		b.StartTimer()
-		n, err := t.forget(lb.UDP, p.stale, func(k lb.Key, err error) { b.Errorf("%v: %v", k, err) })
+		n, err := t.forget(b.Context(), lb.UDP, p.stale, func(k lb.Key, err error) { b.Errorf("%v: %v", k, err) })
 		if err != nil || n.seen != all || n.deleted != bad {
 			b.Fatalf("%+v, %v", n, err)
 		}

@@ -167,14 +167,15 @@ func (t *tuple) parseProto(b []byte) bool {
 
 // appendHeader appends the headers of a conntrack message to the kernel; the caller sets the length with
 // setLength once the attributes are there.
-func appendHeader(b []byte, msg uint16, flags uint16, seq uint32, family byte) []byte {
+func appendHeader(b []byte, msg uint16, flags uint16, family byte) []byte {
 	b = binary.NativeEndian.AppendUint32(b, 0)
 	b = binary.NativeEndian.AppendUint16(b, subsysCtnetlink<<8|msg)
 	b = binary.NativeEndian.AppendUint16(b, flags)
-	b = binary.NativeEndian.AppendUint32(b, seq)
-	b = binary.NativeEndian.AppendUint32(b, 0)
-	return append(b, family, 0, 0, 0)
+	return append(b, 0, 0, 0, 0, 0, 0, 0, 0, family, 0, 0, 0) // the sequence number, see setSeq, and the port
 }
+
+// setSeq writes the sequence number of the message that begins at start.
+func setSeq(b []byte, start int, seq uint32) { binary.NativeEndian.PutUint32(b[start+8:], seq) }
 
 // setLength writes the length of the message that begins at start and ends with b.
 func setLength(b []byte, start int) { binary.NativeEndian.PutUint32(b[start:], uint32(len(b)-start)) }
@@ -203,8 +204,8 @@ func appendNested(b []byte, typ uint16, fill func([]byte) []byte) []byte {
 
 // dumpRequest asks for all entries of a family and protocol. Kernels before 5.8 do not know the filter and
 // send the other protocols too.
-func dumpRequest(seq uint32, family byte, proto lb.Proto, flags uint16) []byte {
-	b := appendHeader(nil, msgGet, flags, seq, family)
+func dumpRequest(family byte, proto lb.Proto, flags uint16) []byte {
+	b := appendHeader(nil, msgGet, flags, family)
 	b = appendNested(b, ctaTupleOrig, func(b []byte) []byte {
 		return appendNested(b, ctaTupleProto, func(b []byte) []byte { return appendAttr(b, ctaProtoNum, byte(proto)) })
 	})
@@ -218,12 +219,12 @@ func dumpRequest(seq uint32, family byte, proto lb.Proto, flags uint16) []byte {
 // appendDelete appends the request to delete e and nothing else: the id keeps a younger entry with the same
 // addresses safe. It reports false, and appends nothing, if e lacks what names it; a request without a tuple
 // would empty the whole table.
-func appendDelete(b []byte, seq uint32, family byte, flags uint16, e *entry) ([]byte, bool) {
+func appendDelete(b []byte, family byte, flags uint16, e *entry) ([]byte, bool) {
 	if len(e.orig) <= 4 || len(e.id) != 8 {
 		return b, false
 	}
 	start := len(b)
-	b = appendHeader(b, msgDelete, flags, seq, family)
+	b = appendHeader(b, msgDelete, flags, family)
 	b = pad(append(b, e.orig...))
 	b = pad(append(b, e.id...))
 	b = pad(append(b, e.zone...))

@@ -74,7 +74,7 @@ func TestAppendDelete(t *testing.T) {
 	if _, err := e.parse(sample()); err != nil {
 		t.Fatal(err)
 	}
-	b, ok := appendDelete([]byte("before!!"), 9, 2, 5, &e)
+	b, ok := appendDelete([]byte("before!!"), 2, 5, &e)
 	if !ok {
 		t.Fatal("no request")
 	}
@@ -94,7 +94,7 @@ func TestAppendDelete(t *testing.T) {
 		t.Errorf("the request names %+v, want %+v", again, e)
 	}
 	for name, e := range map[string]entry{"nothing": {}, "no id": {orig: e.orig}, "no tuple": {id: e.id}, "an empty tuple": {orig: e.orig[:4], id: e.id}} {
-		if b, ok := appendDelete(nil, 1, 2, 5, &e); ok || len(b) > 0 {
+		if b, ok := appendDelete(nil, 2, 5, &e); ok || len(b) > 0 {
 			t.Errorf("an entry with %s: request %x", name, b)
 		}
 	}
@@ -130,7 +130,7 @@ func TestNoAllocs(t *testing.T) {
 		if _, stale := p.stale(e.flow); !stale {
 			t.Fatal("not stale")
 		}
-		if _, ok := appendDelete(requests, 1, 2, 5, &e); !ok {
+		if _, ok := appendDelete(requests, 2, 5, &e); !ok {
 			t.Fatal("no request")
 		}
 	}); n > 0 {

@@ -1,34 +1,32 @@
 package conntrack
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
 
-const (
-	// batch is how many deletes go in one message to the kernel.
-	batch = 128
-	// patience is how long the kernel may take for the next part of an answer.
-	patience = 10 * time.Second
-)
+// batch is how many deletes go in one message to the kernel.
+const batch = 128
 
 // table is the kernel's conntrack table of one family, in the network namespace that it was opened in.
 // Its memory is allocated once. It is for one goroutine.
 type table struct {
 	family  byte
-	dumps   socket
-	deletes socket
-	routes  socket
+	dumps   *nlconn.Conn
+	deletes *nlconn.Conn // while a dump is being read
+	routes  *nlconn.Conn
 
 	entry   entry
 	pending []byte   // delete requests not sent yet
+	first   uint32   // the sequence number of the first of them
 	keys    []lb.Key // their keys
 }
 
@@ -40,17 +38,12 @@ func openTable(family lb.Family) (*table, error) {
 	if family == lb.IPv6 {
 		t.family = unix.AF_INET6
 	}
-	for _, s := range []struct {
-		at       *socket
+	var err error
+	for _, c := range []struct {
+		at       **nlconn.Conn
 		protocol int
-		buffer   int
-	}{
-		// A part of a dump has at most 32 KiB, or as much as the last buffer offered.
-		{&t.dumps, unix.NETLINK_NETFILTER, 64 << 10},
-		{&t.deletes, unix.NETLINK_NETFILTER, 16 << 10},
-		{&t.routes, unix.NETLINK_ROUTE, 64 << 10},
-	} {
-		if err := s.at.open(s.protocol, s.buffer); err != nil {
+	}{{&t.dumps, unix.NETLINK_NETFILTER}, {&t.deletes, unix.NETLINK_NETFILTER}, {&t.routes, unix.NETLINK_ROUTE}} {
+		if *c.at, err = nlconn.Open(nlconn.Config{Protocol: c.protocol}); err != nil {
 			t.close()
 			return nil, err
 		}
@@ -64,13 +57,9 @@ func openTable(family lb.Family) (*table, error) {
 
 // probe asks for the number of entries, to say now what would fail in every pass.
 func (t *table) probe() error {
-	seq := t.dumps.next()
-	ask := appendHeader(nil, msgGetStats, unix.NLM_F_REQUEST|unix.NLM_F_ACK, seq, unix.AF_UNSPEC)
+	ask := appendHeader(nil, msgGetStats, unix.NLM_F_REQUEST|unix.NLM_F_ACK, unix.AF_UNSPEC)
 	setLength(ask, 0)
-	if err := t.dumps.send(ask); err != nil {
-		return err
-	}
-	err := t.dumps.answers(seq, func(uint16, []byte) error { return nil })
+	err := t.dumps.Do(context.Background(), ask, nil)
 	switch {
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("this needs root, or the capability NET_ADMIN in this network namespace: %w", err)
@@ -81,26 +70,24 @@ func (t *table) probe() error {
 }
 
 func (t *table) close() {
-	for _, s := range []*socket{&t.dumps, &t.deletes, &t.routes} {
-		s.close()
+	for _, c := range []*nlconn.Conn{t.dumps, t.deletes, t.routes} {
+		if c != nil {
+			c.Close()
+		}
 	}
 }
 
 // forget reads all entries of the protocol and deletes those that stale picks, a batch at a time while it
 // reads. An entry that went by itself in between is no error; failed is told of each other that stayed.
-func (t *table) forget(proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error) {
+func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error) {
 	var n tally
 	t.pending, t.keys = t.pending[:0], t.keys[:0]
-	seq := t.dumps.next()
-	if err := t.dumps.send(dumpRequest(seq, t.family, proto, unix.NLM_F_REQUEST|unix.NLM_F_DUMP)); err != nil {
-		return n, fmt.Errorf("ask for the conntrack table: %w", err)
-	}
-	err := t.dumps.answers(seq, func(typ uint16, body []byte) error {
-		if typ != subsysCtnetlink<<8|msgNew || len(body) < 4 {
+	err := t.dumps.Do(ctx, dumpRequest(t.family, proto, unix.NLM_F_REQUEST|unix.NLM_F_DUMP), func(m nlconn.Message) error {
+		if m.Type != subsysCtnetlink<<8|msgNew || len(m.Body) < 4 {
 			return nil
 		}
 		e := &t.entry
-		ok, err := e.parse(body[4:])
+		ok, err := e.parse(m.Body[4:])
 		if err != nil {
 			return err
 		}
@@ -112,46 +99,50 @@ func (t *table) forget(proto lb.Proto, stale func(flow) (lb.Key, bool), failed f
 		if !old {
 			return nil
 		}
-		return t.drop(key, e, &n, failed)
+		return t.drop(ctx, key, e, &n, failed)
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, nlconn.ErrInterrupted) {
 		return n, fmt.Errorf("read the conntrack table: %w", err)
 	}
-	return n, t.flush(&n, failed)
+	return n, t.flush(ctx, &n, failed)
 }
 
-func (t *table) drop(key lb.Key, e *entry, n *tally, failed func(lb.Key, error)) error {
-	seq := t.deletes.seq + 1
-	requests, ok := appendDelete(t.pending, seq, t.family, unix.NLM_F_REQUEST|unix.NLM_F_ACK, e)
+func (t *table) drop(ctx context.Context, key lb.Key, e *entry, n *tally, failed func(lb.Key, error)) error {
+	start := len(t.pending)
+	requests, ok := appendDelete(t.pending, t.family, unix.NLM_F_REQUEST|unix.NLM_F_ACK, e)
 	if !ok {
 		failed(key, errors.New("the kernel's answer does not name the entry"))
 		return nil
 	}
-	t.pending, t.deletes.seq = requests, seq
+	seq := t.deletes.Next()
+	setSeq(requests, start, seq)
+	if start == 0 {
+		t.first = seq
+	}
+	t.pending = requests
 	t.keys = append(t.keys, key)
 	if len(t.keys) < batch {
 		return nil
 	}
-	return t.flush(n, failed)
+	return t.flush(ctx, n, failed)
 }
 
 // flush sends the pending deletes and waits for an answer to each.
-func (t *table) flush(n *tally, failed func(lb.Key, error)) error {
+func (t *table) flush(ctx context.Context, n *tally, failed func(lb.Key, error)) error {
 	if len(t.keys) == 0 {
 		return nil
 	}
-	first := t.deletes.seq - uint32(len(t.keys)) + 1
-	if err := t.deletes.send(t.pending); err != nil {
+	if err := t.deletes.Send(ctx, t.pending); err != nil {
 		return fmt.Errorf("delete %d conntrack entries: %w", len(t.keys), err)
 	}
-	var answer unix.Errno
+	var refused *nlconn.Error
 	for i, key := range t.keys {
-		err := t.deletes.answers(first+uint32(i), func(uint16, []byte) error { return nil })
+		err := t.deletes.Answer(ctx, t.first+uint32(i), nil)
 		switch {
 		case err == nil:
 			n.deleted++
 		case errors.Is(err, unix.ENOENT): // gone by itself
-		case errors.As(err, &answer) && !errors.Is(err, errSocket):
+		case errors.As(err, &refused):
 			failed(key, fmt.Errorf("delete a conntrack entry: %w", err))
 		default:
 			return fmt.Errorf("delete %d conntrack entries: %w", len(t.keys), err)
@@ -162,26 +153,21 @@ func (t *table) flush(n *tally, failed func(lb.Key, error)) error {
 }
 
 // locals returns the addresses of this machine, of the table's family.
-func (t *table) locals() (map[netip.Addr]struct{}, error) {
-	seq := t.routes.next()
+func (t *table) locals(ctx context.Context) (map[netip.Addr]struct{}, error) {
 	ask := binary.NativeEndian.AppendUint32(nil, 24)
 	ask = binary.NativeEndian.AppendUint16(ask, unix.RTM_GETADDR)
 	ask = binary.NativeEndian.AppendUint16(ask, unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
-	ask = binary.NativeEndian.AppendUint32(ask, seq)
-	ask = append(ask, 0, 0, 0, 0, t.family, 0, 0, 0, 0, 0, 0, 0) // port id, struct ifaddrmsg
-	if err := t.routes.send(ask); err != nil {
-		return nil, fmt.Errorf("ask for the addresses of this machine: %w", err)
-	}
+	ask = append(ask, 0, 0, 0, 0, 0, 0, 0, 0, t.family, 0, 0, 0, 0, 0, 0, 0) // sequence number, port, struct ifaddrmsg
 	all := map[netip.Addr]struct{}{}
-	err := t.routes.answers(seq, func(typ uint16, body []byte) error {
-		if typ == unix.RTM_NEWADDR && len(body) >= unix.SizeofIfAddrmsg {
-			if a := localAddr(body[unix.SizeofIfAddrmsg:]); a.IsValid() {
+	err := t.routes.Do(ctx, ask, func(m nlconn.Message) error {
+		if m.Type == unix.RTM_NEWADDR && len(m.Body) >= unix.SizeofIfAddrmsg {
+			if a := localAddr(m.Body[unix.SizeofIfAddrmsg:]); a.IsValid() {
 				all[a] = struct{}{}
 			}
 		}
 		return nil
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, nlconn.ErrInterrupted) {
 		return nil, fmt.Errorf("read the addresses of this machine: %w", err)
 	}
 	return all, nil

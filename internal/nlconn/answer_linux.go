@@ -49,10 +49,7 @@ func (e *Error) Unwrap() error { return e.Errno }
 func (c *Conn) Do(ctx context.Context, request []byte, f func(Message) error) error {
 	binary.NativeEndian.PutUint32(request[8:], c.Next())
 	seq := c.seq
-	c.one[0] = request
-	err := c.Send(ctx, c.one[:])
-	c.one[0] = nil
-	if err != nil {
+	if err := c.Send(ctx, request); err != nil {
 		return err
 	}
 	return c.answer(ctx, seq, binary.NativeEndian.Uint16(request[6:])&unix.NLM_F_ACK != 0, f)

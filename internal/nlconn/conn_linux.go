@@ -189,14 +189,17 @@ func (c *Conn) Next() uint32 {
 }
 
 // Send sends messages in one system call. Their answers are for [Conn.Answer].
-func (c *Conn) Send(ctx context.Context, bufs [][]byte) error {
+func (c *Conn) Send(ctx context.Context, messages []byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if err := c.ready(); err != nil {
 		return err
 	}
-	return c.send(bufs)
+	c.one[0] = messages
+	err := c.send(c.one[:])
+	c.one[0] = nil
+	return err
 }
 
 // send sends by a socket that is ready. The kernel does what it is asked before it returns, which nothing can hurry.
@@ -215,7 +218,12 @@ func (c *Conn) send(bufs [][]byte) error {
 
 func (c *Conn) sendOnce(fd uintptr) {
 	for {
-		if _, c.err = unix.SendmsgBuffers(int(fd), c.out, nil, toKernel, 0); c.err != unix.EINTR {
+		if len(c.out) == 1 { // which makes no garbage
+			c.err = unix.Sendto(int(fd), c.out[0], 0, toKernel)
+		} else {
+			_, c.err = unix.SendmsgBuffers(int(fd), c.out, nil, toKernel, 0)
+		}
+		if c.err != unix.EINTR {
 			return
 		}
 	}

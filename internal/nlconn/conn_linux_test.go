@@ -124,6 +124,23 @@ func deafen(t testing.TB, c *Conn) {
 	}
 }
 
+// awaited is a context that ends when somebody begins to wait for its end; as in nlconntest, which cannot be imported here.
+type awaited struct {
+	context.Context
+	cancel context.CancelFunc
+}
+
+func (a awaited) Done() <-chan struct{} {
+	a.cancel()
+	return a.Context.Done()
+}
+
+func endsWhenAwaited(t testing.TB) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	return awaited{ctx, cancel}
+}
+
 func TestAnswers(t *testing.T) {
 	c := netfilter(t)
 	batch(t, c, "a", "b", "c")
@@ -205,10 +222,9 @@ func TestNoAnswer(t *testing.T) {
 				t.Errorf("the patience ends: %v", err)
 			}
 			expectFresh(t, c, before, 2)
-			c.Patience, before = time.Hour, port(t, c)
+			c.Patience, before = time.Hour, port(t, c) // so that it is the context that ends the wait
 			request := how.silence(t, c)
-			ctx, cancel := context.WithCancel(t.Context())
-			time.AfterFunc(20*time.Millisecond, cancel)
+			ctx := endsWhenAwaited(t)
 			if err := c.Do(ctx, request, nil); !errors.Is(err, ErrNoAnswer) || !errors.Is(err, context.Canceled) {
 				t.Errorf("the context ends: %v", err)
 			}
@@ -243,14 +259,14 @@ func TestLateAnswers(t *testing.T) {
 	for range 3 {
 		late := generation()
 		binary.NativeEndian.PutUint32(late[8:], c.Next())
-		if err := c.Send(t.Context(), [][]byte{late, message(200<<8, 0, unix.AF_UNSPEC, c.Next())}); err != nil {
+		if err := c.Send(t.Context(), append(late, message(200<<8, 0, unix.AF_UNSPEC, c.Next())...)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if n, err := count(c, t.Context(), tables()); n != 3 || err != nil {
 		t.Errorf("%d tables, %v", n, err)
 	}
-	if err := c.Send(t.Context(), [][]byte{message(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, 1, unix.NFTA_TABLE_NAME, "missing")}); err != nil {
+	if err := c.Send(t.Context(), message(nftables|unix.NFT_MSG_GETTABLE, 0, unix.NFPROTO_IPV4, 1, unix.NFTA_TABLE_NAME, "missing")); err != nil {
 		t.Fatal(err)
 	}
 	batch(t, c, "d") // whose message has the number 1 too
@@ -266,7 +282,7 @@ func TestSendAndAnswer(t *testing.T) {
 		seqs = append(seqs, c.Next())
 		all = append(all, message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, unix.NFPROTO_IPV4, c.seq, unix.NFTA_TABLE_NAME, name)...)
 	}
-	if err := c.Send(t.Context(), [][]byte{all}); err != nil {
+	if err := c.Send(t.Context(), all); err != nil {
 		t.Fatal(err)
 	}
 	for i, want := range []error{nil, unix.ENOENT, nil} {
@@ -312,9 +328,9 @@ func TestNoRoom(t *testing.T) {
 	if err := c.SetReceiveBuffer(1); err != nil { // the least that there is
 		t.Fatal(err)
 	}
-	var many [][]byte
+	var many []byte
 	for range 500 {
-		many = append(many, message(200<<8, 0, unix.AF_UNSPEC, c.Next()))
+		many = append(many, message(200<<8, 0, unix.AF_UNSPEC, c.Next())...)
 	}
 	before := port(t, c)
 	if err := c.Send(t.Context(), many); err != nil {
@@ -427,7 +443,7 @@ func TestMemory(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if allocs > 1 || n != 11*len(names) { // the list of buffers for the system call
+	if allocs > 0 || n != 11*len(names) {
 		t.Errorf("%v allocations for %d messages", allocs, n/11)
 	}
 }

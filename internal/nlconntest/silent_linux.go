@@ -1,0 +1,71 @@
+package nlconntest
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
+)
+
+// Silence makes the kernel keep all answers to a connection to itself. It still does what it is asked. A socket that replaces
+// the connection's hears it again.
+func Silence(t testing.TB, c *nlconn.Conn) {
+	t.Helper()
+	_, err := c.Port() // of a socket that is not to be replaced at once
+	if err == nil {
+		err = c.Filter([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Check proves of something that asks by a connection that a silent kernel keeps it waiting for the patience and no longer, and
+// not after its context has ended; and that it recovers. prepare is called before each time.
+func Check(t *testing.T, c *nlconn.Conn, prepare func(), ask func(context.Context) error) {
+	t.Helper()
+	recovers := func() {
+		t.Helper()
+		c.Patience = nlconn.Patience
+		prepare()
+		if err := ask(t.Context()); err != nil {
+			t.Errorf("a kernel that answers again: %v", err)
+		}
+	}
+	prepare()
+	Silence(t, c)
+	c.Patience = 20 * time.Millisecond
+	if err := ask(t.Context()); !errors.Is(err, nlconn.ErrNoAnswer) || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the patience ends: %v", err)
+	}
+	recovers()
+	prepare()
+	Silence(t, c)
+	c.Patience = time.Hour // so that it is the context that ends the wait
+	if err := ask(EndsWhenAwaited(t)); !errors.Is(err, nlconn.ErrNoAnswer) || !errors.Is(err, context.Canceled) {
+		t.Errorf("the context ends: %v", err)
+	}
+	recovers()
+}
+
+// EndsWhenAwaited returns a context that ends when somebody begins to wait for its end.
+func EndsWhenAwaited(t testing.TB) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	return awaited{ctx, cancel}
+}
+
+type awaited struct {
+	context.Context
+	cancel context.CancelFunc
+}
+
+func (a awaited) Done() <-chan struct{} {
+	a.cancel()
+	return a.Context.Done()
+}
