@@ -131,10 +131,12 @@ func (p *Plane) countsAlready(ctx context.Context) bool {
 
 // tryCounting writes such a rule to the canary of a table that has few rules, and takes it away again.
 func (p *Plane) tryCounting(ctx context.Context) bool {
+	before := p.Stats()
+	defer p.count(func(s *Stats) { *s = before }) // it is nothing that the metrics tell of
 	try := func(rules ...string) error {
 		var b batch
 		b.only(mangle).put(chain{chainID{mangle, canary}, rules})
-		return p.restoreOwn(ctx, 1, func(ctx context.Context) error { return p.tool.restoreBatch(ctx, &b) })
+		return p.restore(ctx, &b)
 	}
 	err := try(counting(invalidDropped))
 	gone := try()

@@ -1,14 +1,10 @@
 package iptables
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"os/exec"
-	"regexp"
 	"slices"
-	"strconv"
+	"time"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -20,12 +16,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 	if p.st == nil {
 		return false, fmt.Errorf("iptables: apply before a reset: %w", plane.ErrStateLost)
 	}
-	for _, c := range changes {
-		if err := check(p.family, c.Key, c.New); err != nil {
-			return false, fmt.Errorf("iptables: %w", err)
-		}
-	}
-	p.begin()
+	p.newSync()
 	defer p.owned()
 	for len(changes) > 0 {
 		n, used := 0, 0
@@ -34,40 +25,42 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 			used += weight.Of(changes[n].New)
 			n++
 		}
-		ran, err := p.write(ctx, changes[:n])
+		wrote, err := p.write(ctx, changes[:n])
 		if err != nil {
 			p.count(func(s *Stats) { s.PartialFailures++ })
 			return false, fmt.Errorf("iptables: apply %d changes: %w", n, err)
 		}
-		written = written || ran
+		written = written || wrote
 		changes = changes[n:]
 	}
 	return written, nil
 }
 
-// write applies changes in one restore, if there is anything to write. If that fails without having done anything, the
-// state is as before.
+// write applies changes in one restore, if there is anything to write. If that fails without having done anything, the state
+// is as before.
 //
 // The filter table refuses what was not translated. So rows are added to it before nat changes, and removed
 // after: a packet in between must not pass as it is, and leave a flow behind that nothing translates.
-func (p *Plane) write(ctx context.Context, changes []lb.Change) (ran bool, err error) {
+func (p *Plane) write(ctx context.Context, changes []lb.Change) (wrote bool, err error) {
 	st := p.st
 	plan := st.plan(changes)
 	w := &writer{st: st, wrote: map[chainID]digest{}, dropped: map[chainID]bool{}}
 	w.chains(plan.chainsOf(filter))
 	w.dispatch(filter, &plan.adds)
 	w.chains(plan.chainsOf(nat))
-	w.dispatch(nat, &plan.adds, &plan.removals)
-	w.drop(plan.goneOf(nat)...)
-	w.dispatch(filter, &plan.removals)
-	w.drop(plan.goneOf(filter)...)
+	w.dispatch(nat, &plan.adds, &plan.deletes)
+	w.drop(plan.dropsOf(nat)...)
+	w.dispatch(filter, &plan.deletes)
+	w.drop(plan.dropsOf(filter)...)
 	if err := p.run(ctx, &w.batch); err != nil {
 		w.undo()
 		return false, err
 	}
 	w.keep()
-	st.keep(plan)
-	return w.batch.count() > 0, nil
+	if st.keep(plan) {
+		p.listed = time.Time{} // so that the next audit finds the chains that are not needed any more
+	}
+	return w.count() > 0, nil
 }
 
 // writer collects what one restore does to the chains.
@@ -202,72 +195,6 @@ func (p *Plane) run(ctx context.Context, b *batch) error {
 	return nil
 }
 
-// restore runs iptables-restore once. The error wraps plane.ErrStateLost where a part may be in force.
-func (p *Plane) restore(ctx context.Context, b *batch) error {
-	text := b.text()
-	err := p.restoreOwn(ctx, b.count(), func(ctx context.Context) error { return p.tool.restoreText(ctx, text) })
-	p.count(func(s *Stats) {
-		s.Restores++
-		s.Bytes += uint64(len(text))
-		for _, sec := range b.sections {
-			s.Chains += uint64(len(sec.write))
-			s.Last.add(sec)
-		}
-		if err != nil {
-			s.Failures++
-		}
-	})
-	if err == nil {
-		return nil
-	}
-	if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || wasKilled(err) || b.count() > 1 && failedLine(err) > b.firstLines() {
-		return fmt.Errorf("%w: a part may be in force: %w", err, plane.ErrStateLost)
-	}
-	return err
-}
-
-// wasKilled reports whether a signal ended the program, which may have been after its work.
-func wasKilled(err error) bool {
-	var exit *exec.ExitError
-	return errors.As(err, &exit) && !exit.Exited()
-}
-
-var lineNumber = regexp.MustCompile(`[Ll]ine:? (\d+)`)
-
-// failedLine returns the line of which iptables-restore complained, a high number if it did not say.
-func failedLine(err error) int {
-	var run *runError
-	if !errors.As(err, &run) {
-		return 0 // it did not start
-	}
-	m := lineNumber.FindStringSubmatch(run.said)
-	if m == nil {
-		return 1 << 30
-	}
-	n, err := strconv.Atoi(m[1])
-	if err != nil {
-		return 1 << 30
-	}
-	return n
-}
-
-// firstLines returns the number of lines of the first section.
-func (b *batch) firstLines() int {
-	for _, s := range b.sections {
-		if s.empty() {
-			continue
-		}
-		n := 0
-		for _, c := range s.appendText(nil) {
-			if c == '\n' {
-				n++
-			}
-		}
-		return n
-	}
-	return 0
-}
-
 // SetNode changes what the plane knows of the node. What depends on it is rendered anew, and written where it
 // differs.
 func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
@@ -279,18 +206,8 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	}
 	r := p.st.renderer
 	r.node = n
-	if err := p.rewrite(ctx, r); err != nil {
-		return fmt.Errorf("iptables: set node: %w: %w", err, plane.ErrStateLost)
+	if err := p.rewrite(ctx, r, p.st.snapshot()); err != nil {
+		return fmt.Errorf("iptables: set node: %w", err)
 	}
 	return nil
 }
-
-// rewrite renders all rows anew, and writes what differs from what the kernel is known to hold.
-func (p *Plane) rewrite(ctx context.Context, r renderer) error {
-	old := p.st
-	p.st = nil
-	return p.hold(ctx, r, old.fronts(), &snapshot{chains: old.kernel, jumps: old.jumps, kubelet: old.kubelet})
-}
-
-// byPath orders frontends as dispatchers do.
-func byPath(a, b *lb.Frontend) int { return cmp.Compare(path(a.Key), path(b.Key)) }

@@ -35,14 +35,12 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("iptables: audit: %w", err)
 	}
-	mended = p.differences(have)
+	mended = comparison{p, p.st, have}.count()
 	p.st.kubelet = have.kubelet
 	if mended > 0 {
-		st := p.st
-		p.st = nil
-		p.begin()
-		if err := p.hold(ctx, st.renderer, st.fronts(), have); err != nil {
-			return 0, fmt.Errorf("iptables: mend %d chains: %w: %w", mended, err, plane.ErrStateLost)
+		p.newSync()
+		if err := p.rewrite(ctx, p.st.renderer, have); err != nil {
+			return 0, fmt.Errorf("iptables: mend %d chains: %w", mended, err)
 		}
 		odd, err := p.learn(ctx, have)
 		if err != nil {
@@ -70,8 +68,8 @@ func (p *Plane) auditSettings(ctx context.Context) (mended int, err error) {
 	}
 	if r := p.st.renderer; r.liberal != liberal() {
 		r.liberal = !r.liberal
-		if err := p.rewrite(ctx, r); err != nil {
-			return 0, fmt.Errorf("iptables: follow nf_conntrack_tcp_be_liberal: %w: %w", err, plane.ErrStateLost)
+		if err := p.rewrite(ctx, r, p.st.snapshot()); err != nil {
+			return 0, fmt.Errorf("iptables: follow nf_conntrack_tcp_be_liberal: %w", err)
 		}
 	}
 	if !p.st.localnet() {
@@ -105,7 +103,7 @@ func (p *Plane) learn(ctx context.Context, before *snapshot) (n int, err error) 
 		return 0, nil
 	}
 	for id, d := range p.st.kernel {
-		if is, known := have.chains[id]; known && !p.reads(id, d, is) && is == before.chains[id] && id.name != nodeFirewall {
+		if is, known := have.chains[id]; known && !p.reads(id, d, is) && is == before.chains[id] {
 			if p.prints == nil {
 				p.prints = map[chainID]print{}
 			}
@@ -125,28 +123,6 @@ func (p *Plane) learn(ctx context.Context, before *snapshot) (n int, err error) 
 	maps.DeleteFunc(p.prints, func(id chainID, _ print) bool { _, known := p.st.kernel[id]; return !known })
 	p.count(func(s *Stats) { s.Unlike = len(p.prints) + len(p.unread) })
 	return n, nil
-}
-
-// differences counts what is not as it was applied.
-func (p *Plane) differences(have *snapshot) int {
-	st := p.st
-	n := 0
-	for id, d := range st.kernel {
-		if is, known := have.chains[id]; !known || !p.reads(id, d, is) && id.name != nodeFirewall {
-			n++
-		}
-	}
-	for id := range have.chains {
-		if _, known := st.kernel[id]; !known && isDynamic(id) {
-			n++
-		}
-	}
-	for j := range st.jumps {
-		if !have.jumps[j] && !p.unread[j] {
-			n++
-		}
-	}
-	return n
 }
 
 // builtin are the chains where our jumps are.

@@ -30,7 +30,6 @@ var empty = digestOf(nil)
 // batch is one input of iptables-restore: sections in the order in which they come in force.
 type batch struct {
 	sections []*section
-	units    []unitID // those whose chains are in it, where somebody may ask
 }
 
 // section is one table's part; all of it comes in force at once.
@@ -95,7 +94,7 @@ func (s *section) empty() bool {
 // They are declared backwards: the programs of both back ends keep the names in a sorted list, and look for each from its
 // beginning. In any other order the time goes by the square of the number of chains.
 func (s *section) appendText(out []byte) []byte {
-	out = s.table.appendBegin(out)
+	out = s.table.appendTable(out)
 	names := make([]string, 0, len(s.write)+len(s.drop))
 	for _, c := range s.write {
 		names = append(names, c.id.name)
@@ -118,8 +117,8 @@ func (s *section) appendText(out []byte) []byte {
 
 const commit = "COMMIT\n"
 
-// appendBegin writes the first line of a section.
-func (t table) appendBegin(out []byte) []byte {
+// appendTable writes the first line of a section.
+func (t table) appendTable(out []byte) []byte {
 	out = append(out, '*')
 	out = append(out, t.String()...)
 	return append(out, '\n')

@@ -1,11 +1,13 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,43 +24,171 @@ import (
 	"kube-proxy/plane/planetest"
 )
 
-// A row that the kernel does not take is named, and keeps no other out.
+// halving hands rows that a Reset left for later to Apply, and those that fail together again by halves, as the engine does. It
+// returns those that fail alone.
+func halving(t *testing.T, p *Plane, table *lb.Table, keys []lb.Key) (refused []lb.Key) {
+	t.Helper()
+	var changes []lb.Change
+	for _, k := range keys {
+		changes = append(changes, lb.Change{Key: k, New: table.Get(k)})
+	}
+	switch _, err := p.Apply(t.Context(), changes); {
+	case err == nil:
+		return nil
+	case !strings.Contains(err.Error(), "Invalid argument"):
+		t.Fatal(err)
+	case len(keys) == 1:
+		return keys
+	}
+	half := len(keys) / 2
+	return append(halving(t, p, table, keys[:half]), halving(t, p, table, keys[half:])...)
+}
+
+// refusing is an iptables that takes no rules of some chains.
+func refusing(chains ...string) func([]byte, []string) error {
+	return func(stdin []byte, _ []string) error {
+		for _, name := range chains {
+			if strings.Contains(string(stdin), "-A "+name+" ") {
+				return &runError{name: "iptables-restore", said: "line 17: RULE_APPEND failed (Invalid argument)", err: errors.New("exit status 4")}
+			}
+		}
+		return nil
+	}
+}
+
+// Rows that the kernel does not take keep no other out: a Reset leaves for later what it cannot write, after one more attempt and
+// not a search of its own.
 func TestKernelRefusesRows(t *testing.T) {
 	for _, version := range []string{"iptables v1.8.9 (nf_tables)", "iptables v1.8.9 (legacy)"} {
 		t.Run(version, func(t *testing.T) {
 			w := planetest.World{Family: lb.IPv4}
-			bad := []string{unitID{"ns/svc-7:http", lb.TCP}.chain(clusterChain), unitID{"ns/svc-333:http", lb.TCP}.chain(clusterChain)}
-			hole := &blackHole{version: version, fail: func(stdin []byte, _ []string) error {
-				for _, name := range bad {
-					if strings.Contains(string(stdin), "-A "+name+" ") {
-						return &runError{name: "iptables-restore", said: "line 17: RULE_APPEND failed (Invalid argument)", err: errors.New("exit status 4")}
-					}
-				}
-				return nil
-			}}
+			hole := &blackHole{version: version, fail: refusing(portID{"ns/svc-7:http", lb.TCP}.chain(clusterChain), portID{"ns/svc-333:http", lb.TCP}.chain(clusterChain))}
 			p := newPlane(t, Config{Family: lb.IPv4, Runner: hole})
 			table := w.Table(400, 10)
+			table.Replace(w.ClusterIP(500, 0, 0)) // which is refused, by a rule of its own, whatever becomes of the others
 			res, err := p.Reset(t.Context(), table)
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := res.Later
-			for _, k := range got {
-				if _, err := p.Apply(t.Context(), []lb.Change{{Key: k, New: table.Get(k)}}); err == nil || !strings.Contains(err.Error(), "Invalid argument") {
-					t.Errorf("apply of %s: %v", k, err)
-				}
+			if s := p.Stats(); s.Restores > 4 || s.Failures != 1 || s.Saves != 2 {
+				t.Errorf("a reset with rows that are refused took %+v", s)
 			}
+			if len(p.st.rows)+len(res.Later) != table.Len() || p.st.rows[lb.Key{Addr: w.Addr(10, 501), Port: 80, Proto: lb.TCP}] == nil {
+				t.Errorf("of %d rows %d are left for later, and %d held", table.Len(), len(res.Later), len(p.st.rows))
+			}
+			got := halving(t, p, table, res.Later)
 			slices.SortFunc(got, lb.Key.Compare)
 			want := []lb.Key{{Addr: w.Addr(10, 8), Port: 80, Proto: lb.TCP}, {Addr: w.Addr(10, 334), Port: 80, Proto: lb.TCP}}
 			if !slices.Equal(got, want) {
-				t.Errorf("left for later: %v, want %v", got, want)
+				t.Errorf("refused: %v, want %v", got, want)
 			}
-			if len(p.st.rows) != 398 {
-				t.Errorf("%d rows are held, want the 398 good ones", len(p.st.rows))
+			if len(p.st.rows) != 399 {
+				t.Errorf("%d rows are held, want the 399 good ones", len(p.st.rows))
 			}
-			t.Logf("%d runs", len(hole.runs))
 		})
 	}
+}
+
+// refuser is the system's iptables, which takes no rules of some chains.
+type refuser struct {
+	system
+	refuses func(stdin []byte, args []string) error
+}
+
+func (r *refuser) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.Reader) error, name string, args ...string) error {
+	if in == nil || r.refuses == nil {
+		return r.system.Pipe(ctx, in, out, name, args...)
+	}
+	var text bytes.Buffer
+	if err := in(&text); err != nil {
+		return err
+	}
+	if err := r.refuses(text.Bytes(), args); err != nil {
+		return err
+	}
+	return r.system.Pipe(ctx, func(w io.Writer) error {
+		_, err := text.WriteTo(w)
+		return err
+	}, out, name, args...)
+}
+
+// What the kernel serves it goes on to serve while a Reset cannot write what has changed of it: all chains that lead to an endpoint
+// stay as they were, until an Apply takes the row. Then the kernel holds what a fresh start writes.
+func TestServedRowsThatAreRefusedStay(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		table := w.Table(40, 3)
+		table.Replace(w.Full(100, 1000, 3, 1, time.Hour))
+		reset(t, newPlane(t, cfg), table)
+		program := programOf(cfg)
+		chainsOf := func(o string) (text string) {
+			for line := range strings.Lines(saved(t, program)) {
+				if strings.Contains(line, o+":http") && !strings.Contains(line, "-A KUBE-SERVICES") && !strings.Contains(line, addressBranch) {
+					text += line
+				}
+			}
+			return text
+		}
+		served := map[string]string{}
+		for _, o := range []string{"ns/svc-5", "ns/svc-6", "ns/svc-100"} {
+			served[o] = chainsOf(o)
+			if !strings.Contains(served[o], "DNAT") {
+				t.Fatalf("%s is not served:\n%s", o, served[o])
+			}
+		}
+		for _, i := range []int{5, 6} { // other endpoints
+			table.Replace(w.ClusterIP(i, 5000+10*i, 4))
+		}
+		table.Replace(w.Full(100, 6000, 4, 2, time.Hour))
+		table.Replace(lb.Owner{Name: "ns/svc-9"}, nil) // one went, one is new, which moves branches of the tree
+		table.Replace(w.ClusterIP(41, 9000, 2))
+		bad := portID{"ns/svc-5:http", lb.TCP}.chain(clusterChain)
+		run := &refuser{system{lock: ownLock()}, refusing(bad)}
+		cfg.Runner = run
+		p := newPlane(t, cfg)
+		res, err := p.Reset(t.Context(), table)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for o, was := range served {
+			if is := chainsOf(o); is != was {
+				t.Errorf("%s was served by\n%s\nand is by\n%s", o, was, is)
+			}
+		}
+		if n, err := auditAll(p); n != 0 || err != nil {
+			t.Errorf("an audit then mended %d, %v", n, err)
+		}
+		node := w.Node()
+		node.NodePorts = append(node.NodePorts, netip.PrefixFrom(w.Addr(193, 0), 24))
+		if err := p.SetNode(t.Context(), node); err != nil {
+			t.Errorf("another node, while rows are refused: %v", err)
+		}
+		table.Node = node
+		got := halving(t, p, table, res.Later)
+		want := []lb.Key{{Addr: w.Addr(10, 6), Port: 80, Proto: lb.TCP}}
+		if !slices.Equal(got, want) {
+			t.Errorf("refused: %v, want %v", got, want)
+		}
+		if is := chainsOf("ns/svc-5"); is != served["ns/svc-5"] {
+			t.Errorf("the row that is refused was served by\n%s\nand is by\n%s", served["ns/svc-5"], is)
+		}
+		if n, err := auditAll(p); n != 0 || err != nil {
+			t.Errorf("an audit while a row is refused mended %d, %v", n, err)
+		}
+		run.refuses = nil
+		if got := halving(t, p, table, res.Later); len(got) > 0 {
+			t.Errorf("refused: %v, want none any more", got)
+		}
+		if _, err := p.Audit(t.Context(), true); err != nil { // which deletes the chains of endpoints that went
+			t.Error(err)
+		}
+		after := dump(t, p)
+		inNetns(t)
+		fresh := newPlane(t, cfg)
+		reset(t, fresh, table)
+		if want := dump(t, fresh); after != want {
+			t.Errorf("not what a fresh start makes, which is with +:\n%s", difference(after, want))
+		}
+	})
 }
 
 // If nothing at all is taken, Reset says so and does not try for ever.
@@ -426,7 +556,7 @@ func TestForeignCommentOfSeveralLines(t *testing.T) {
 			t.Errorf("the rules of others were\n%s\nand are\n%s", theirs, now)
 		}
 		// In a chain of ours such a rule is drift as any other.
-		svc := unitID{"ns/svc-1:http", lb.TCP}.chain(clusterChain)
+		svc := portID{"ns/svc-1:http", lb.TCP}.chain(clusterChain)
 		run(t, "", p.tool.program, "-t", "nat", "-I", svc, "-m", "comment", "--comment", comments[0], "-j", "ACCEPT")
 		if mended, err := auditAll(p); mended != 1 || err != nil {
 			t.Errorf("with a rule of others in a chain of ours, an audit mended %d, %v", mended, err)

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"unsafe"
@@ -126,16 +125,6 @@ func (t *tableInfo) own(before fingerprint, _ int, change func() error) (fingerp
 		return fingerprint{}, nil
 	}
 	return is, nil
-}
-
-// restoreOwn runs a change of ours, and keeps the fingerprint up to date.
-func (p *Plane) restoreOwn(ctx context.Context, transactions int, change func(context.Context) error) error {
-	if p.fingerprints == nil {
-		return change(ctx)
-	}
-	var err error
-	p.seen, err = p.fingerprints.own(p.seen, transactions, func() error { return change(ctx) })
-	return err
 }
 
 // look returns the fingerprint of all tables, zero if it cannot be told.

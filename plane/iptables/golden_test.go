@@ -82,7 +82,7 @@ func TestRender(t *testing.T) {
 
 // Names of chains are those that upstream gives (DP-02): other software may compute them.
 func TestNamesDP02(t *testing.T) {
-	u := unitID{"ns1/svc1:p80", lb.TCP}
+	u := portID{"ns1/svc1:p80", lb.TCP}
 	for _, c := range []struct{ got, want string }{
 		{u.chain(clusterChain), "KUBE-SVC-XPGD46QRK7WJZT7O"},
 		{u.chain(endpointChain, "10.180.0.1:80"), "KUBE-SEP-SXIVWICOYRO3J4NJ"},
@@ -90,26 +90,6 @@ func TestNamesDP02(t *testing.T) {
 		if c.got != c.want {
 			t.Errorf("%s, want %s", c.got, c.want)
 		}
-	}
-}
-
-// Bad rows are named, and cost nobody else (plane's rules).
-func TestBadRows(t *testing.T) {
-	w := planetest.World{Family: lb.IPv4}
-	table := w.Table(2, 2)
-	six := planetest.World{Family: lb.IPv6}
-	table.Replace(six.ClusterIP(9, 0, 1))
-	p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: &blackHole{}})
-	res, err := p.Reset(t.Context(), table)
-	if err != nil || len(res.Later) != 1 || res.Later[0].Addr != six.Addr(10, 10) {
-		t.Errorf("reset: %+v, %v", res, err)
-	}
-	if len(p.st.rows) != 2 {
-		t.Errorf("%d rows are held, want the good ones", len(p.st.rows))
-	}
-	_, fronts := six.ClusterIP(9, 0, 1)
-	if _, err := p.Apply(t.Context(), []lb.Change{{Key: fronts[0].Key, New: fronts[0]}}); err == nil || !strings.Contains(err.Error(), fronts[0].Key.String()) {
-		t.Errorf("apply of a row of the other family: %v", err)
 	}
 }
 

@@ -13,11 +13,11 @@ import (
 // after that rule is written, and ends before the rule goes.
 const routeLocalnet = "net.ipv4.conf.all.route_localnet"
 
-// martian is the rule of DP-10.
-const martian = `! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet connections" ` +
+// blockLocalnet is the rule of DP-10.
+const blockLocalnet = `! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet connections" ` +
 	`-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP`
 
-var martianJump = jump{chainID{filter, nodeFirewall}, martian}
+var blockLocalnetJump = jump{chainID{filter, nodeFirewall}, blockLocalnet}
 
 var loopback4 = netip.MustParsePrefix("127.0.0.0/8")
 

@@ -38,7 +38,7 @@ func TestMartianRuleStaysWhileRouted(t *testing.T) {
 		}
 		routesLocalnet(t, true)
 		out, err := p.tool.run.Run(t.Context(), nil, "iptables-nft", "-S", nodeFirewall)
-		if err != nil || !strings.Contains(string(out), martian) {
+		if err != nil || !strings.Contains(string(out), blockLocalnet) {
 			t.Errorf("route_localnet is 1, and KUBE-FIREWALL has %q, %v", out, err)
 		}
 		if mended, err := auditAll(p); mended != 0 || err != nil {
@@ -120,22 +120,22 @@ COMMIT
 // whatever we do, one stays (G3, CVE-2020-8558).
 func TestMartianRuleOfKubelet(t *testing.T) {
 	for _, b := range []Backend{NFT, Legacy} {
-		for _, blind := range []bool{false, true} {
-			if blind && b == Legacy {
+		for _, unlistable := range []bool{false, true} {
+			if unlistable && b == Legacy {
 				continue
 			}
-			t.Run(fmt.Sprintf("%s/blind %t", b, blind), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s/unlistable %t", b, unlistable), func(t *testing.T) {
 				needs(t, b)
 				inNetns(t)
 				program := programOf(Config{Family: lb.IPv4, Backend: b})
 				count := func(when string) {
 					t.Helper()
-					if n := strings.Count(run(t, "", program, "-S", nodeFirewall), martian); n != 1 {
+					if n := strings.Count(run(t, "", program, "-S", nodeFirewall), blockLocalnet); n != 1 {
 						t.Errorf("%s: %d rules against martians, want that of the kubelet", when, n)
 					}
 				}
 				run(t, kubeletFirewall, program+"-restore", "--noflush")
-				if blind {
+				if unlistable {
 					run(t, "", "nft", "add", "rule", "ip", "mangle", "KUBE-IPTABLES-HINT", "ct", "state", "new", "counter", "accept")
 				}
 				off := false
@@ -157,7 +157,7 @@ func TestMartianRuleOfKubelet(t *testing.T) {
 				if mended, err := auditAll(p); mended != 0 || err != nil {
 					t.Errorf("an audit mended %d, %v", mended, err)
 				}
-				if blind {
+				if unlistable {
 					return
 				}
 				reset(t, p, shopTable())
@@ -207,7 +207,7 @@ func TestMartianRuleOfLaterKubelet(t *testing.T) {
 	if err := p.SetNode(t.Context(), elsewhere); err != nil {
 		t.Error(err)
 	}
-	if rules := run(t, "", "iptables-nft", "-S", nodeFirewall); !strings.Contains(rules, martian) {
+	if rules := run(t, "", "iptables-nft", "-S", nodeFirewall); !strings.Contains(rules, blockLocalnet) {
 		t.Errorf("the rule that the kubelet relies on is gone:\n%s", rules)
 	}
 }

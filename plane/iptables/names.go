@@ -109,12 +109,12 @@ func hash(parts ...string) string {
 	return base32.StdEncoding.EncodeToString(h.Sum(nil))[:16]
 }
 
-// unitID names a service port, the owner of chains.
-type unitID struct {
+// portID names a service port, the owner of chains.
+type portID struct {
 	service string
 	proto   lb.Proto
 }
 
-func (u unitID) chain(prefix string, more ...string) string {
+func (u portID) chain(prefix string, more ...string) string {
 	return prefix + hash(append([]string{u.service, u.proto.String()}, more...)...)
 }

@@ -202,7 +202,7 @@ func TestDriftIsMended(t *testing.T) {
 			t.Errorf("somebody has a chain of his own: mended %d, %v", mended, err)
 		}
 		want := dump(t, p)
-		svc := unitID{"ns/svc-7:http", lb.TCP}.chain(clusterChain)
+		svc := portID{"ns/svc-7:http", lb.TCP}.chain(clusterChain)
 		for _, drift := range []struct {
 			name    string
 			args    []string
@@ -259,7 +259,7 @@ func TestChainInUseElsewhere(t *testing.T) {
 		p := newPlane(t, cfg)
 		table := w.Table(3, 2)
 		reset(t, p, table)
-		svc := unitID{"ns/svc-1:http", lb.TCP}.chain(clusterChain)
+		svc := portID{"ns/svc-1:http", lb.TCP}.chain(clusterChain)
 		run(t, "", p.tool.program, "-t", "nat", "-A", "OUTPUT", "-j", svc)
 		changes, _ := table.Replace(lb.Owner{Name: "ns/svc-1"}, nil)
 		more, _ := table.Replace(w.ClusterIP(5, 500, 2))

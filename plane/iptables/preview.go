@@ -9,8 +9,7 @@ import (
 )
 
 // Render returns what a plane on an empty machine hands to iptables-restore --noflush for the table. It needs no
-// iptables and changes nothing. Rows that cannot be written are left out, and named by the error, which then
-// comes with the rest.
+// iptables and changes nothing.
 func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	var paper paper
 	cfg.Runner, cfg.Backend = &paper, NFT
@@ -19,12 +18,8 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 		return nil, err
 	}
 	p.single, p.pace = true, math.MaxInt
-	_, bad, err := p.reset(context.Background(), want)
-	if err != nil {
+	if _, err := p.Reset(context.Background(), want); err != nil {
 		return nil, fmt.Errorf("render: %w", err)
-	}
-	if bad.err != nil {
-		return paper.text, fmt.Errorf("iptables: %d rows cannot be written, the first: %w", len(bad.keys), bad.err)
 	}
 	return paper.text, nil
 }

@@ -115,8 +115,8 @@ type leftovers struct {
 	// chains are those of a kube-proxy; foreign are rules of others that lead to them, one for each.
 	chains  []chainID
 	foreign map[chainID]jump
-	// martian: the rule of DP-10 is there. kubelet: so is a kubelet, which writes it as well, and once only.
-	martian, kubelet bool
+	// blockLocalnet: the rule of DP-10 is there. kubelet: so is a kubelet, which writes it as well, and once only.
+	blockLocalnet, kubelet bool
 }
 
 // target is the chain or the verdict that a rule leads to.
@@ -225,8 +225,8 @@ func (l *leftovers) read(r io.Reader) error {
 		j := jump{id, string(line.rest)}
 		to := chainID{t, target(j.rule)}
 		switch {
-		case j == martianJump:
-			l.martian = true
+		case j == blockLocalnetJump:
+			l.blockLocalnet = true
 		case !isLeftover(to):
 		case !builtIn[id] || !isJump(j.rule):
 			l.foreign[to] = j
@@ -239,10 +239,10 @@ func (l *leftovers) read(r io.Reader) error {
 	return nil
 }
 
-// keepMartian ends that packets to 127.0.0.1 are routed, if the rule is there that protects them. Where that must not
+// keepBlock ends that packets to 127.0.0.1 are routed, if the rule is there that protects them. Where that must not
 // or cannot be, it says why: then the rule must stay.
-func (l *leftovers) keepMartian(cfg RemoveConfig) (why string) {
-	if cfg.Family != lb.IPv4 || !l.martian {
+func (l *leftovers) keepBlock(cfg RemoveConfig) (why string) {
+	if cfg.Family != lb.IPv4 || !l.blockLocalnet {
 		return ""
 	}
 	value, err := kernel.Sysctl(routeLocalnet)
@@ -264,11 +264,11 @@ func (l *leftovers) keepMartian(cfg RemoveConfig) (why string) {
 // chains empty are those that stay though they are ours, for rules of others lead to them.
 func (l *leftovers) stays(keep string) (empty []chainID, left []string) {
 	switch {
-	case !l.martian:
+	case !l.blockLocalnet:
 	case keep != "":
 		left = append(left, "the rule of "+nodeFirewall+" that protects 127.0.0.1 stays: "+keep)
 	case !l.kubelet:
-		l.jumps = append(l.jumps, martianJump)
+		l.jumps = append(l.jumps, blockLocalnetJump)
 	}
 	masq, post := chainID{nat, markMasq}, chainID{nat, postrouting}
 	if j, relied := l.foreign[masq]; relied {
@@ -290,7 +290,7 @@ func (l *leftovers) stays(keep string) (empty []chainID, left []string) {
 // take removes what was found: first what leads new connections to translation, so that what is translated already is
 // masqueraded and let pass until the end; then what leads to the other chains; then the chains.
 func (t *tool) take(ctx context.Context, found *leftovers, cfg RemoveConfig, done *Removed) error {
-	empty, left := found.stays(found.keepMartian(cfg))
+	empty, left := found.stays(found.keepBlock(cfg))
 	for _, rules := range [][]jump{found.entries, found.jumps} {
 		slices.SortStableFunc(rules, func(a, b jump) int { return cmp.Compare(b.from.table, a.from.table) })
 		var b batch

@@ -184,7 +184,7 @@ func TestRemoveMartianDP10(t *testing.T) {
 		if err != nil || (value == "1") != keep {
 			t.Errorf("keep %t: route_localnet is %q, %v", keep, value, err)
 		}
-		if has := strings.Contains(saved(t, "iptables-nft"), martian); has != keep {
+		if has := strings.Contains(saved(t, "iptables-nft"), blockLocalnet); has != keep {
 			t.Errorf("keep %t: the rule is there: %t", keep, has)
 		}
 	}

@@ -18,8 +18,8 @@ type chain struct {
 	rules []string
 }
 
-// placed is a rule, or more, that must stand in a dispatcher for a row.
-type placed struct {
+// dispatched is a rule, or more, that must stand in a dispatcher for a row.
+type dispatched struct {
 	to    dispatcherIndex
 	rules []string
 }
@@ -56,15 +56,15 @@ func (r *renderer) host(a netip.Addr) string { return netip.PrefixFrom(a, a.BitL
 
 // rendered is what a service port needs.
 type rendered struct {
-	chains []chain                    // its own
-	lists  map[chainID][]netip.Prefix // those that it shares with others
-	placed map[lb.Key][]placed        // what dispatchers must have for each of its rows
+	chains   []chain                    // its own
+	lists    map[chainID][]netip.Prefix // those that it shares with others
+	dispatch map[lb.Key][]dispatched    // what dispatchers must have for each of its rows
 }
 
-// unit renders a service port.
-func (r *renderer) unit(id unitID, rows []*lb.Frontend) rendered {
-	u := &unitRenderer{renderer: r, id: id, sets: map[lb.Scope]*lb.BackendSet{}, masq: map[lb.Scope][]string{},
-		named: map[string]string{}, lists: map[chainID][]netip.Prefix{}, out: make(map[lb.Key][]placed, len(rows))}
+// servicePort renders a service port.
+func (r *renderer) servicePort(id portID, rows []*lb.Frontend) rendered {
+	u := &portRenderer{renderer: r, id: id, sets: map[lb.Scope]*lb.BackendSet{}, masq: map[lb.Scope][]string{},
+		named: map[string]string{}, lists: map[chainID][]netip.Prefix{}, out: make(map[lb.Key][]dispatched, len(rows))}
 	rows = slices.SortedFunc(slices.Values(rows), func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) })
 	for _, f := range rows {
 		u.row(f)
@@ -77,9 +77,9 @@ func (r *renderer) unit(id unitID, rows []*lb.Frontend) rendered {
 	return rendered{u.chains, u.lists, u.out}
 }
 
-type unitRenderer struct {
+type portRenderer struct {
 	*renderer
-	id     unitID
+	id     portID
 	sticky int // seconds
 	sets   map[lb.Scope]*lb.BackendSet
 	masq   map[lb.Scope][]string // rules at the beginning of a set's chain
@@ -87,18 +87,18 @@ type unitRenderer struct {
 	chains []chain
 	lists  map[chainID][]netip.Prefix
 	eps    map[netip.AddrPort]string
-	out    map[lb.Key][]placed
+	out    map[lb.Key][]dispatched
 }
 
-func (u *unitRenderer) row(f *lb.Frontend) {
+func (u *portRenderer) row(f *lb.Frontend) {
 	if f.Accepts() { // a health check translates nothing
-		u.out[f.Key] = []placed{{inHealthChecks, []string{u.match(f.Key, "") + comment(f.Service, " health check node port") + "-j ACCEPT"}}}
+		u.out[f.Key] = []dispatched{{inHealthChecks, []string{u.match(f.Key, "") + comment(f.Service, " health check node port") + "-j ACCEPT"}}}
 		return
 	}
-	var out []placed
+	var out []dispatched
 	if target := u.target(f); target != "" {
 		note := comment(f.Service, " ", title(f.Kind))
-		at := placed{inServices, []string{u.match(f.Key, "") + note + "-j " + target}}
+		at := dispatched{inServices, []string{u.match(f.Key, "") + note + "-j " + target}}
 		if f.Key.IsNodePort() {
 			at.to = inNodePorts
 			if u.counts && u.localnet() {
@@ -135,7 +135,7 @@ func (r *renderer) match(k lb.Key, source string) string {
 }
 
 // target returns the chain that translates the row's packets, "" if none are.
-func (u *unitRenderer) target(f *lb.Frontend) string {
+func (u *portRenderer) target(f *lb.Frontend) string {
 	serves := false
 	for _, route := range f.Routes {
 		if route.To != nil {
@@ -152,7 +152,7 @@ func (u *unitRenderer) target(f *lb.Frontend) string {
 		target, direct = u.direct(f)
 	}
 	if !direct {
-		target = u.variant(externalChain, u.dispatch(f))
+		target = u.variant(externalChain, u.routes(f))
 	}
 	if len(f.Sources) == 0 {
 		return target
@@ -172,7 +172,7 @@ func from(p netip.Prefix) string {
 
 // variant returns the name of the unit's chain with that content. Rows of a service port nearly always agree; the
 // content of the first keeps the name of DP-02.
-func (u *unitRenderer) variant(prefix string, rules []string) string {
+func (u *portRenderer) variant(prefix string, rules []string) string {
 	content := prefix + strings.Join(rules, "\n")
 	if name := u.named[content]; name != "" {
 		return name
@@ -188,7 +188,7 @@ func (u *unitRenderer) variant(prefix string, rules []string) string {
 
 // direct returns the chain of the set itself if a cluster IP has only that set: then what asks for masquerading
 // stands at the beginning of that chain, as upstream has it.
-func (u *unitRenderer) direct(f *lb.Frontend) (string, bool) {
+func (u *portRenderer) direct(f *lb.Frontend) (string, bool) {
 	last := f.Routes[len(f.Routes)-1]
 	scope := lb.Cluster
 	if last.To != nil {
@@ -221,7 +221,7 @@ func (u *unitRenderer) direct(f *lb.Frontend) (string, bool) {
 	return u.setChain(scope), true
 }
 
-func (u *unitRenderer) setChain(s lb.Scope) string {
+func (u *portRenderer) setChain(s lb.Scope) string {
 	if s == lb.Local {
 		return u.id.chain(localChain)
 	}
@@ -259,8 +259,8 @@ func (r *renderer) pods() []string {
 	}
 }
 
-// dispatch returns the rules that carry out a row's routes one after the other (DP-04).
-func (u *unitRenderer) dispatch(f *lb.Frontend) []string {
+// routes returns the rules that carry out a row's routes one after the other (DP-04).
+func (u *portRenderer) routes(f *lb.Frontend) []string {
 	var rules []string
 	for _, route := range f.Routes {
 		for _, m := range u.sources(route.From) {
@@ -306,7 +306,7 @@ func (r *renderer) sources(f lb.From) [][2]string {
 }
 
 // balance writes the chain of a set and those of its endpoints (DP-06).
-func (u *unitRenderer) balance(s *lb.BackendSet, rules []string) {
+func (u *portRenderer) balance(s *lb.BackendSet, rules []string) {
 	if u.eps == nil {
 		u.eps = map[netip.AddrPort]string{}
 	}
@@ -345,7 +345,7 @@ func (r *renderer) recentMask() string {
 
 // endpoint writes an endpoint's chain if it is not there yet, and returns its name. A source that meets itself is
 // masqueraded (SV-60).
-func (u *unitRenderer) endpoint(a netip.AddrPort) string {
+func (u *portRenderer) endpoint(a netip.AddrPort) string {
 	if name := u.eps[a]; name != "" {
 		return name
 	}
@@ -376,8 +376,8 @@ func probability(n int) string {
 
 // refusal returns what the filter table must have for a row: packets that were not translated (SV-50 to SV-52,
 // SV-61).
-func (u *unitRenderer) refusal(f *lb.Frontend) placed {
-	p := placed{to: inRejected}
+func (u *portRenderer) refusal(f *lb.Frontend) dispatched {
+	p := dispatched{to: inRejected}
 	switch {
 	case len(f.Sources) > 0:
 		p.to = inFirewall
@@ -412,7 +412,7 @@ func (u *unitRenderer) refusal(f *lb.Frontend) placed {
 }
 
 // refuse is the match on a key and a source, the interface after the destination.
-func (u *unitRenderer) refuse(k lb.Key, source [2]string) string {
+func (u *portRenderer) refuse(k lb.Key, source [2]string) string {
 	if !strings.HasPrefix(source[0], "-i") || k.IsNodePort() {
 		return u.match(k, source[0])
 	}

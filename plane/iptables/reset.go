@@ -1,138 +1,189 @@
 package iptables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
 
-// badRows are rows that a Reset cannot write, and why it cannot write the first.
-type badRows struct {
-	keys []lb.Key
-	err  error
-}
-
-func (b *badRows) add(err error, f *lb.Frontend) {
-	if b.err == nil {
-		b.err = err
-	}
-	b.keys = append(b.keys, f.Key)
-}
-
 // Reset lists the kernel's rules once, and writes the chains that differ from what the table asks for. Rules of an
-// earlier process, ours or upstream's, serve until ours are complete. It leaves rows for later that cannot be written, and
-// those to which no rule leads yet, if they are more than an Apply should have. See package plane for its contract.
+// earlier process, ours or upstream's, serve until ours are complete. Of more rows than an Apply should have it leaves those
+// for later to which no rule leads yet. See package plane for its contract.
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
-	res, _, err := p.reset(ctx, want)
-	return res, err
-}
-
-func (p *Plane) reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, bad badRows, err error) {
 	p.st = nil
-	p.begin()
-	rows := make([]*lb.Frontend, 0, want.Len())
-	for f := range want.All() {
-		if err := check(p.family, f.Key, f); err != nil {
-			bad.add(err, f)
-			continue
-		}
-		rows = append(rows, f)
-	}
+	p.newSync()
 	p.account(ctx)
-	r := p.base
-	r.node, r.liberal = want.Node, !p.dry && liberal()
-	for {
-		have, err := p.list(ctx)
-		if err != nil {
-			return res, bad, fmt.Errorf("iptables: reset: %w", err)
-		}
-		if p.found == nil {
-			p.found = map[lb.Key]bool{}
-		}
-		maps.Copy(p.found, have.served)
-		var now []*lb.Frontend
-		now, res.Later = p.postpone(rows, have)
-		r.plain = r.plain || len(res.Later) > 0 && endpointsIn(rows) > manyEndpoints // as it is when all are there
-		err = p.hold(ctx, r, now, have)
-		var no *unitsRefused
-		if errors.As(err, &no) && len(bad.keys) < want.Len() {
-			rows = slices.DeleteFunc(rows, func(f *lb.Frontend) bool {
-				why := no.units[unitOf(f)]
-				if why != nil {
-					bad.add(why, f)
-				}
-				return why != nil
-			})
-			continue
-		}
-		if err != nil {
-			return plane.ResetResult{}, bad, fmt.Errorf("iptables: reset to %d rows: %w", len(now), err)
-		}
-		break
+	have, err := p.list(ctx)
+	if err != nil {
+		return plane.ResetResult{}, fmt.Errorf("iptables: reset: %w", err)
 	}
+	if p.found == nil {
+		p.found = map[lb.Key]bool{}
+	}
+	maps.Copy(p.found, have.served)
+
+	ports, endpoints := byPort(want.All()), 0
+	for _, port := range ports {
+		endpoints += endpointsOf(port.rows)
+	}
+	r := p.base
+	r.node, r.liberal, r.plain = want.Node, !p.dry && liberal(), endpoints > manyEndpoints
+	now, later := p.postpone(ports, have)
+	err = p.sync(ctx, newState(r, now), now, have)
+	if no := (refusal{}); errors.As(err, &no) {
+		later, err = p.resetAsFarAsHeld(ctx, r, ports, err)
+	}
+	if err != nil {
+		return plane.ResetResult{}, fmt.Errorf("iptables: reset to %d rows: %w", want.Len(), err)
+	}
+	res := plane.ResetResult{Later: later}
 	for k := range p.found {
 		if want.Get(k) == nil {
 			res.Dropped = append(res.Dropped, k)
 		}
 	}
 	p.found = nil
-	res.Later = append(res.Later, bad.keys...)
-	return res, bad, nil
+	return res, nil
+}
+
+// resetAsFarAsHeld is the second attempt of a Reset, after iptables has refused the first because of cause. It writes no chain of
+// a service port: those that are not as they should be are left for later, and the engine finds the rows that are to blame.
+// Rows of theirs that the kernel serves it goes on to serve, with the chains that it has.
+func (p *Plane) resetAsFarAsHeld(ctx context.Context, r renderer, ports []portRows, cause error) (later []lb.Key, err error) {
+	have, err := p.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := newState(r, ports)
+	c := comparison{p, all, have}
+	var now []portRows
+	kept := map[portID]bool{}
+	for _, port := range ports {
+		if !c.portDiffers(all.ports[port.id]) {
+			now = append(now, port)
+			continue
+		}
+		var rows []*lb.Frontend
+		for _, f := range port.rows {
+			translated, held := have.leads(f.Key, all.rows[f.Key].dispatch)
+			if translated {
+				later = append(later, f.Key)
+			}
+			if !translated || held {
+				rows = append(rows, f)
+			}
+		}
+		if len(rows) > 0 {
+			kept[port.id] = true
+			now = append(now, portRows{port.id, rows})
+		}
+	}
+	if len(later) == 0 { // no row is to blame
+		return nil, cause
+	}
+	st := newState(r, now)
+	st.keepAsHeld(kept, have)
+	return later, p.sync(ctx, st, now, have)
+}
+
+// leads reports whether a row is to be translated, and whether the kernel does so, by the chains to which the row's rules are
+// to lead: what these contain may be another thing.
+func (s *snapshot) leads(k lb.Key, rules []dispatched) (translated, held bool) {
+	held = s.served[k]
+	for _, d := range rules {
+		if d.to != inServices && d.to != inNodePorts {
+			continue
+		}
+		translated = true
+		for _, rule := range d.rules {
+			_, known := s.chains[chainID{nat, rule[strings.LastIndexByte(rule, ' ')+1:]}]
+			held = held && known
+		}
+	}
+	return translated, held
+}
+
+// keepAsHeld notes that chains of some service ports stay as the kernel has them, until an Apply names a row of theirs.
+func (st *state) keepAsHeld(kept map[portID]bool, have *snapshot) {
+	st.kept = kept
+	for id := range kept {
+		port := st.ports[id]
+		port.chains = slices.DeleteFunc(port.chains, func(name string) bool {
+			id := chainID{nat, name}
+			is, known := have.chains[id]
+			if known {
+				st.holds(id, is)
+			} else {
+				st.lacks(id)
+			}
+			return !known
+		})
+	}
 }
 
 // postpone splits rows into those to write now, and the keys of the others, those of a service port together, in the order of
 // their places in the trees. Rows to which rules lead must not wait, and those without endpoints are little work.
-func (p *Plane) postpone(rows []*lb.Frontend, have *snapshot) (now []*lb.Frontend, later []lb.Key) {
+func (p *Plane) postpone(ports []portRows, have *snapshot) (now []portRows, later []lb.Key) {
 	var weight lb.Weight
-	var wait []*lb.Frontend
 	total := 0
-	for _, f := range rows {
-		if have.served[f.Key] || endpointsOf([]*lb.Frontend{f}) == 0 {
-			now = append(now, f)
-			continue
+	for _, port := range ports {
+		var rows []*lb.Frontend
+		for _, f := range port.rows {
+			if have.served[f.Key] || endpointsOf([]*lb.Frontend{f}) == 0 {
+				rows = append(rows, f)
+				continue
+			}
+			later = append(later, f.Key)
+			total += weight.Of(f)
 		}
-		wait = append(wait, f)
-		total += weight.Of(f)
+		if len(rows) > 0 {
+			now = append(now, portRows{port.id, rows})
+		}
 	}
 	if total <= p.Pace() {
-		return rows, nil
-	}
-	slices.SortFunc(wait, byPath)
-	byUnit, units := unitsOf(wait)
-	for _, id := range units {
-		for _, f := range byUnit[id] {
-			later = append(later, f.Key)
-		}
+		return ports, nil
 	}
 	return now, later
 }
 
-// endpointsIn returns about how many endpoints serve rows.
-func endpointsIn(rows []*lb.Frontend) (n int) {
-	byUnit, _ := unitsOf(rows)
-	for _, fronts := range byUnit {
-		n += endpointsOf(fronts)
-	}
-	return n
+// portRows are rows of a service port.
+type portRows struct {
+	id   portID
+	rows []*lb.Frontend
 }
 
-// unitsOf sorts rows by units, and gives these in the order of their first row.
-func unitsOf(rows []*lb.Frontend) (byUnit map[unitID][]*lb.Frontend, units []unitID) {
-	byUnit = map[unitID][]*lb.Frontend{}
-	for _, f := range rows {
-		id := unitOf(f)
-		if byUnit[id] == nil {
-			units = append(units, id)
-		}
-		byUnit[id] = append(byUnit[id], f)
+// byPort sorts rows by service ports, these in the order of their first row in the trees.
+func byPort(rows iter.Seq[*lb.Frontend]) (ports []portRows) {
+	type placed struct {
+		path string
+		row  *lb.Frontend
 	}
-	return byUnit, units
+	var sorted []placed
+	for f := range rows {
+		sorted = append(sorted, placed{path(f.Key), f})
+	}
+	slices.SortFunc(sorted, func(a, b placed) int { return cmp.Compare(a.path, b.path) })
+	at := map[portID]int{}
+	for _, f := range sorted {
+		id := portOf(f.row)
+		i, known := at[id]
+		if !known {
+			i = len(ports)
+			at[id] = i
+			ports = append(ports, portRows{id: id})
+		}
+		ports[i].rows = append(ports[i].rows, f.row)
+	}
+	return ports
 }
 
 // list asks for all rules. What others do from now on is noticed.
@@ -153,17 +204,15 @@ func (p *Plane) list(ctx context.Context) (*snapshot, error) {
 	return s, nil
 }
 
-// hold makes the kernel, of which have is known, hold exactly the rows.
-func (p *Plane) hold(ctx context.Context, r renderer, rows []*lb.Frontend, have *snapshot) error {
-	slices.SortFunc(rows, byPath)
-	st, units := newStateOf(r, rows)
+// sync makes the kernel, of which have is known, hold exactly what the state says, which is made of the rows of ports.
+func (p *Plane) sync(ctx context.Context, st *state, ports []portRows, have *snapshot) error {
 	st.kubelet = have.kubelet
-	l := &loader{p: p, st: st, have: have, left: map[string]int{}}
-	if !st.localnet() && have.jumps[martianJump] && !p.dry && (p.opened || !have.kubelet) {
-		l.martians = closeLocalnet() != nil
-		p.opened = p.opened && l.martians
+	l := &loader{comparison: comparison{p, st, have}, left: map[string]int{}}
+	if !st.localnet() && have.jumps[blockLocalnetJump] && !p.dry && (p.opened || !have.kubelet) {
+		l.keepBlock = closeLocalnet() != nil
+		p.opened = p.opened && l.keepBlock
 	}
-	if err := l.load(ctx, units); err != nil {
+	if err := l.load(ctx, ports); err != nil {
 		return err
 	}
 	if st.localnet() && !p.dry {
@@ -174,48 +223,15 @@ func (p *Plane) hold(ctx context.Context, r renderer, rows []*lb.Frontend, have 
 	return nil
 }
 
-// newStateOf returns the state of which rows, sorted, are all, and the units in the order of their first row. What
-// chains contain is rendered again when they are written: all at once would take much memory.
-func newStateOf(r renderer, rows []*lb.Frontend) (*state, []unitID) {
-	byUnit, units := unitsOf(rows)
-	endpoints := 0
-	for _, fronts := range byUnit {
-		endpoints += endpointsOf(fronts)
+// rewrite renders all rows anew, and writes what differs from have. If it fails, only a Reset helps.
+func (p *Plane) rewrite(ctx context.Context, r renderer, have *snapshot) error {
+	old := p.st
+	p.st = nil
+	ports := byPort(old.fronts())
+	st := newState(r, ports)
+	st.keepAsHeld(old.kept, have)
+	if err := p.sync(ctx, st, ports, have); err != nil {
+		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
 	}
-	r.plain = r.plain || endpoints > manyEndpoints // never back: to give them their comments would be a change of all
-	st := newState(r)
-	st.endpoints = endpoints
-	for _, id := range units {
-		fronts := byUnit[id]
-		r := st.renderer.unit(id, fronts)
-		for _, c := range r.chains {
-			st.holds(c.id, digestOf(c.rules))
-		}
-		for id, ranges := range r.lists {
-			if st.lists[id] == nil {
-				st.lists[id] = &list{ranges: ranges}
-				st.holds(id, digestOf(listChain(id, ranges).rules))
-			}
-			st.lists[id].users++
-		}
-		st.units[id] = newUnit(fronts, r)
-		for _, f := range fronts {
-			st.rows[f.Key] = &row{f, r.placed[f.Key]}
-		}
-	}
-	var all [dispatchers][]entry
-	for _, f := range rows {
-		for _, e := range st.rows[f.Key].placed {
-			all[e.to] = append(all[e.to], entry{path(f.Key), e.rules})
-		}
-	}
-	for i, d := range st.dispatchers {
-		d.set(all[i])
-		d.update(pathsOf(all[i]))
-		for at := range d.nodes {
-			c := d.chain(at)
-			st.holds(c.id, digestOf(c.rules))
-		}
-	}
-	return st, units
+	return nil
 }

@@ -102,7 +102,7 @@ func (s *snapshot) read(r io.Reader) error {
 // rule takes a rule of a chain, which is ours if c is not nil.
 func (s *snapshot) rule(t table, name, rule []byte, c *content) {
 	if c == nil || string(name) == nodeFirewall {
-		if bytes.Contains(rule, []byte("-j KUBE-")) || string(rule) == martian {
+		if bytes.Contains(rule, []byte("-j KUBE-")) || string(rule) == blockLocalnet {
 			s.jumps[jump{chainID{t, string(name)}, string(rule)}] = true
 		}
 		return

@@ -32,7 +32,7 @@ func listChain(id chainID, ranges []netip.Prefix) chain {
 
 // sourceList returns the name of the chain with a row's ranges, and a match on those that it is to look at. If the row's own
 // address is among the ranges (SV-16) it is left to the match: else the addresses of a Service could not share a chain.
-func (u *unitRenderer) sourceList(t table, f *lb.Frontend) (others, name string) {
+func (u *portRenderer) sourceList(t table, f *lb.Frontend) (others, name string) {
 	ranges := f.Sources
 	own := netip.PrefixFrom(f.Key.Addr, f.Key.Addr.BitLen())
 	if i := slices.Index(ranges, own); i >= 0 {
@@ -62,7 +62,7 @@ func (p *plan) settle(st *state) {
 		case old == nil && n > 0:
 			p.chains = append(p.chains, listChain(id, p.ranges[id]))
 		case old != nil && old.users+n == 0:
-			p.gone = append(p.gone, id)
+			p.drops = append(p.drops, id)
 		}
 	}
 }

@@ -1,7 +1,7 @@
 package iptables
 
 import (
-	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -13,7 +13,7 @@ import (
 type state struct {
 	renderer
 	rows        map[lb.Key]*row
-	units       map[unitID]*unit
+	ports       map[portID]*servicePort
 	lists       map[chainID]*list
 	dispatchers [dispatchers]*dispatcher
 	kernel      map[chainID]digest
@@ -21,6 +21,8 @@ type state struct {
 	jumps       map[jump]bool
 	kubelet     bool // as in a snapshot
 	endpoints   int
+	// kept are service ports whose chains are those that a Reset found, because iptables refused others.
+	kept map[portID]bool
 }
 
 // holds notes what the kernel holds of a chain.
@@ -36,22 +38,29 @@ func (st *state) lacks(id chainID) {
 }
 
 // fronts returns all rows, in no order.
-func (st *state) fronts() []*lb.Frontend {
-	rows := make([]*lb.Frontend, 0, len(st.rows))
-	for _, r := range st.rows {
-		rows = append(rows, r.front)
+func (st *state) fronts() iter.Seq[*lb.Frontend] {
+	return func(yield func(*lb.Frontend) bool) {
+		for _, r := range st.rows {
+			if !yield(r.front) {
+				return
+			}
+		}
 	}
-	return rows
+}
+
+// snapshot returns what the kernel is known to hold.
+func (st *state) snapshot() *snapshot {
+	return &snapshot{chains: st.kernel, jumps: st.jumps, kubelet: st.kubelet}
 }
 
 // row is a frontend and what the dispatchers have for it.
 type row struct {
-	front  *lb.Frontend
-	placed []placed
+	front    *lb.Frontend
+	dispatch []dispatched
 }
 
-// unit is a service port: the owner of chains.
-type unit struct {
+// servicePort is a port of a Service, with one protocol: the owner of chains.
+type servicePort struct {
 	rows      []*lb.Frontend
 	chains    []string // all in nat
 	lists     []chainID
@@ -61,69 +70,67 @@ type unit struct {
 // manyEndpoints is how many make a cluster large: then endpoints' rules have no comments (DP-12).
 const manyEndpoints = 1000
 
-func newState(r renderer) *state {
-	st := &state{renderer: r, rows: map[lb.Key]*row{}, units: map[unitID]*unit{}, lists: map[chainID]*list{}, dispatchers: newDispatchers(r.family),
-		kernel: map[chainID]digest{}, jumps: map[jump]bool{}}
+// newState returns the state of which the rows of the service ports are all. What chains contain is rendered again when they
+// are written: all at once would take much memory.
+func newState(r renderer, ports []portRows) *state {
+	st := &state{renderer: r, rows: map[lb.Key]*row{}, ports: make(map[portID]*servicePort, len(ports)), lists: map[chainID]*list{},
+		dispatchers: newDispatchers(r.family), kernel: map[chainID]digest{}, jumps: map[jump]bool{}}
 	st.dispatchers[inServices].tail = r.toNodePorts(nodePorts)
 	st.dispatchers[inRejectedExternal].tail = r.toNodePorts(externalNodePorts)
+	var all [dispatchers][]entry
+	for _, port := range ports {
+		r := st.renderer.servicePort(port.id, port.rows)
+		for _, c := range r.chains {
+			st.holds(c.id, digestOf(c.rules))
+		}
+		for id, ranges := range r.lists {
+			if st.lists[id] == nil {
+				st.lists[id] = &list{ranges: ranges}
+				st.holds(id, digestOf(listChain(id, ranges).rules))
+			}
+			st.lists[id].users++
+		}
+		s := newServicePort(port.rows, r)
+		st.ports[port.id] = s
+		st.endpoints += s.endpoints
+		for _, f := range port.rows {
+			st.rows[f.Key] = &row{f, r.dispatch[f.Key]}
+			for _, d := range r.dispatch[f.Key] {
+				all[d.to] = append(all[d.to], entry{path(f.Key), d.rules})
+			}
+		}
+	}
+	for i, d := range st.dispatchers {
+		d.set(all[i])
+		d.update(pathsOf(all[i]))
+		for at := range d.nodes {
+			c := d.chain(at)
+			st.holds(c.id, digestOf(c.rules))
+		}
+	}
 	return st
 }
 
-// newUnit returns a service port with those rows, and the names of what was rendered of them.
-func newUnit(rows []*lb.Frontend, r rendered) *unit {
-	u := &unit{rows: rows, endpoints: endpointsOf(rows), lists: slices.Collect(maps.Keys(r.lists))}
+// newServicePort returns a service port with those rows, and the names of what was rendered of them.
+func newServicePort(rows []*lb.Frontend, r rendered) *servicePort {
+	u := &servicePort{rows: rows, endpoints: endpointsOf(rows), lists: slices.Collect(maps.Keys(r.lists))}
 	for _, c := range r.chains {
 		u.chains = append(u.chains, c.id.name)
 	}
 	return u
 }
 
-func unitOf(f *lb.Frontend) unitID { return unitID{f.Service, f.Key.Proto} }
-
-// check says what is wrong with a row, if anything: iptables would refuse it, and all that is written with it.
-func check(family lb.Family, k lb.Key, f *lb.Frontend) error {
-	if k.Addr.IsValid() && lb.FamilyOf(k.Addr) != family {
-		return fmt.Errorf("%s is not an %s address", k, family)
-	}
-	if _, ok := protoNibble[k.Proto]; !ok {
-		return fmt.Errorf("%s: protocol %s: want tcp, udp or sctp", k, k.Proto)
-	}
-	if f == nil {
-		return nil
-	}
-	if f.Key != k || len(f.Routes) == 0 {
-		return fmt.Errorf("%s: the row is of %s, with %d routes", k, f.Key, len(f.Routes))
-	}
-	for _, s := range f.Sources {
-		if lb.FamilyOf(s.Addr()) != family {
-			return fmt.Errorf("%s: source range %s is not %s", k, s, family)
-		}
-	}
-	for _, r := range f.Routes {
-		if r.Do != lb.Balance {
-			continue
-		}
-		if r.To == nil || len(r.To.Backends) == 0 {
-			return fmt.Errorf("%s: a route balances over nothing", k)
-		}
-		for _, b := range r.To.Backends {
-			if lb.FamilyOf(b.Addr.Addr()) != family || b.Addr.Port() == 0 {
-				return fmt.Errorf("%s: backend %s is not an %s address and port", k, b.Addr, family)
-			}
-		}
-	}
-	return nil
-}
+func portOf(f *lb.Frontend) portID { return portID{f.Service, f.Key.Proto} }
 
 // plan is what changes make of some units and rows; state is as before until it is kept.
 type plan struct {
-	units          map[unitID]*unit
-	chains         []chain
-	gone           []chainID
-	rows           map[lb.Key]*row // nil: no row any more
-	users          map[chainID]int // how many more service ports use a list
-	ranges         map[chainID][]netip.Prefix
-	adds, removals [dispatchers][]entry
+	ports         map[portID]*servicePort
+	chains        []chain
+	drops         []chainID
+	rows          map[lb.Key]*row // nil: no row any more
+	users         map[chainID]int // how many more service ports use a list
+	ranges        map[chainID][]netip.Prefix
+	adds, deletes [dispatchers][]entry
 }
 
 // plan renders the units that changes touch.
@@ -132,11 +139,11 @@ func (st *state) plan(changes []lb.Change) *plan {
 	for _, c := range changes {
 		want[c.Key] = c.New
 	}
-	touched := map[unitID]map[lb.Key]*lb.Frontend{}
-	touch := func(id unitID) map[lb.Key]*lb.Frontend {
+	touched := map[portID]map[lb.Key]*lb.Frontend{}
+	touch := func(id portID) map[lb.Key]*lb.Frontend {
 		if touched[id] == nil {
 			touched[id] = map[lb.Key]*lb.Frontend{}
-			if u := st.units[id]; u != nil {
+			if u := st.ports[id]; u != nil {
 				for _, f := range u.rows {
 					touched[id][f.Key] = f
 				}
@@ -144,48 +151,48 @@ func (st *state) plan(changes []lb.Change) *plan {
 		}
 		return touched[id]
 	}
-	p := &plan{units: map[unitID]*unit{}, rows: map[lb.Key]*row{}, users: map[chainID]int{}, ranges: map[chainID][]netip.Prefix{}}
+	p := &plan{ports: map[portID]*servicePort{}, rows: map[lb.Key]*row{}, users: map[chainID]int{}, ranges: map[chainID][]netip.Prefix{}}
 	for k, f := range want {
 		if old := st.rows[k]; old != nil {
-			delete(touch(unitOf(old.front)), k)
+			delete(touch(portOf(old.front)), k)
 			p.rows[k] = nil
 		}
 		if f != nil {
-			touch(unitOf(f))[k] = f
+			touch(portOf(f))[k] = f
 		}
 	}
 	for id, rows := range touched {
-		p.unit(st, id, slices.Collect(maps.Values(rows)))
+		p.servicePort(st, id, slices.Collect(maps.Values(rows)))
 	}
 	p.settle(st)
 	for k, now := range p.rows {
-		p.place(k, st.rows[k], now)
+		p.dispatch(k, st.rows[k], now)
 	}
 	for i := range p.adds {
-		for _, list := range [][]entry{p.adds[i], p.removals[i]} {
+		for _, list := range [][]entry{p.adds[i], p.deletes[i]} {
 			slices.SortFunc(list, func(a, b entry) int { return comparePath(a, b.path) })
 		}
 	}
 	return p
 }
 
-// unit renders one unit.
-func (p *plan) unit(st *state, id unitID, rows []*lb.Frontend) {
-	var now unit
+// servicePort renders one service port.
+func (p *plan) servicePort(st *state, id portID, rows []*lb.Frontend) {
+	var now servicePort
 	if len(rows) > 0 {
-		r := st.renderer.unit(id, rows)
-		now = *newUnit(rows, r)
+		r := st.renderer.servicePort(id, rows)
+		now = *newServicePort(rows, r)
 		maps.Copy(p.ranges, r.lists)
 		p.listsOf(now.lists, 1)
 		p.chains = append(p.chains, r.chains...)
 		for _, f := range rows {
-			p.rows[f.Key] = &row{f, r.placed[f.Key]}
+			p.rows[f.Key] = &row{f, r.dispatch[f.Key]}
 		}
-		p.units[id] = &now
+		p.ports[id] = &now
 	} else {
-		p.units[id] = nil
+		p.ports[id] = nil
 	}
-	if old := st.units[id]; old != nil {
+	if old := st.ports[id]; old != nil {
 		p.listsOf(old.lists, -1)
 		keep := make(map[string]bool, len(now.chains))
 		for _, name := range now.chains {
@@ -193,7 +200,7 @@ func (p *plan) unit(st *state, id unitID, rows []*lb.Frontend) {
 		}
 		for _, name := range old.chains {
 			if !keep[name] {
-				p.gone = append(p.gone, chainID{nat, name})
+				p.drops = append(p.drops, chainID{nat, name})
 			}
 		}
 	}
@@ -208,8 +215,8 @@ func (p *plan) chainsOf(t table) (of []chain) {
 	return of
 }
 
-func (p *plan) goneOf(t table) (of []chainID) {
-	for _, id := range p.gone {
+func (p *plan) dropsOf(t table) (of []chainID) {
+	for _, id := range p.drops {
 		if id.table == t {
 			of = append(of, id)
 		}
@@ -230,16 +237,16 @@ func endpointsOf(rows []*lb.Frontend) int {
 	return n
 }
 
-// place notes what changes in the dispatchers for a key.
-func (p *plan) place(k lb.Key, old, now *row) {
+// dispatch notes what changes in the dispatchers for a key.
+func (p *plan) dispatch(k lb.Key, old, now *row) {
 	var before, after [dispatchers][]string
 	if old != nil {
-		for _, e := range old.placed {
+		for _, e := range old.dispatch {
 			before[e.to] = e.rules
 		}
 	}
 	if now != nil {
-		for _, e := range now.placed {
+		for _, e := range now.dispatch {
 			after[e.to] = e.rules
 		}
 	}
@@ -247,24 +254,27 @@ func (p *plan) place(k lb.Key, old, now *row) {
 		switch {
 		case slices.Equal(before[i], after[i]):
 		case len(after[i]) == 0:
-			p.removals[i] = append(p.removals[i], entry{path: path(k)})
+			p.deletes[i] = append(p.deletes[i], entry{path: path(k)})
 		default:
 			p.adds[i] = append(p.adds[i], entry{path(k), after[i]})
 		}
 	}
 }
 
-// keep makes the plan the state, but for the dispatchers, which are there already.
-func (st *state) keep(p *plan) {
-	for id, u := range p.units {
-		if old := st.units[id]; old != nil {
+// keep makes the plan the state, but for the dispatchers, which are there already. It reports whether no chains of service
+// ports are kept as they were any more.
+func (st *state) keep(p *plan) (released bool) {
+	before := len(st.kept)
+	for id, u := range p.ports {
+		delete(st.kept, id)
+		if old := st.ports[id]; old != nil {
 			st.endpoints -= old.endpoints
 		}
 		if u == nil {
-			delete(st.units, id)
+			delete(st.ports, id)
 			continue
 		}
-		st.units[id] = u
+		st.ports[id] = u
 		st.endpoints += u.endpoints
 	}
 	for k, r := range p.rows {
@@ -277,4 +287,5 @@ func (st *state) keep(p *plan) {
 	st.keepLists(p)
 	// Never back: to give them their comments would be a change of all.
 	st.plain = st.plain || st.endpoints > manyEndpoints
+	return before > 0 && len(st.kept) == 0
 }

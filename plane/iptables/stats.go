@@ -65,8 +65,8 @@ func (p *Plane) stuck(ids ...chainID) {
 	})
 }
 
-// begin notes that a sync begins.
-func (p *Plane) begin() { p.count(func(s *Stats) { s.Last = Written{} }) }
+// newSync has the rules counted from now on (MT-12).
+func (p *Plane) newSync() { p.count(func(s *Stats) { s.Last = Written{} }) }
 
 // owned notes how many rules there are.
 func (p *Plane) owned() {

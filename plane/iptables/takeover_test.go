@@ -15,7 +15,7 @@ import (
 // upstreamRules has the chains that DP-01 to DP-09 name, for one service: 10.96.0.10:80, NodePort 30080. The names of the
 // chains of the service are those that upstream would give them, so they are ours as well.
 func upstreamRules() string {
-	u := unitID{"shop/web:http", lb.TCP}
+	u := portID{"shop/web:http", lb.TCP}
 	svc, ext := u.chain(clusterChain), u.chain(externalChain)
 	sep1, sep2 := u.chain(endpointChain, "10.1.1.11:8080"), u.chain(endpointChain, "10.1.2.14:8080")
 	return strings.NewReplacer("$SVC", svc, "$EXT", ext, "$SEP1", sep1, "$SEP2", sep2).Replace(`*mangle

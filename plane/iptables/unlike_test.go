@@ -57,10 +57,10 @@ func TestRulesPrintedOtherwise(t *testing.T) {
 		audit("again", 0, false)
 
 		program := p.tool.program
-		run(t, "", program, "-t", "nat", "-F", unitID{"ns/svc-1:http", lb.TCP}.chain(clusterChain))
+		run(t, "", program, "-t", "nat", "-F", portID{"ns/svc-1:http", lb.TCP}.chain(clusterChain))
 		audit("a chain of these is flushed", 1, true)
 		audit("and mended", 0, false)
-		run(t, "", program, "-t", "nat", "-I", unitID{"ns/svc-2:http", lb.TCP}.chain(clusterChain), "-j", "RETURN")
+		run(t, "", program, "-t", "nat", "-I", portID{"ns/svc-2:http", lb.TCP}.chain(clusterChain), "-j", "RETURN")
 		run(t, "", program, "-t", "filter", "-F", forward)
 		audit("a rule too many, and none", 2, true)
 		audit("and mended again", 0, false)

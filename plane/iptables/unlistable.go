@@ -50,12 +50,15 @@ func (s *snapshot) complete(f lb.Family, known map[chainID]digest) error {
 				continue
 			}
 			d, written := known[id]
-			if !written {
+			switch {
+			case id.name == nodeFirewall: // which is declared, and never looked into
+				d = empty
+			case !written:
 				d = unknown
 			}
 			s.chains[id] = d
 		}
-		for _, j := range append(jumps(), martianJump) {
+		for _, j := range append(jumps(), blockLocalnetJump) {
 			if j.from.table != t || s.jumps[j] {
 				continue
 			}
@@ -71,7 +74,7 @@ func (s *snapshot) complete(f lb.Family, known map[chainID]digest) error {
 // comment. Nobody else's rule has either. Where there is no chain, there is no rule.
 func hasJump(nf *kernel.Netfilter, f lb.Family, j jump) (bool, error) {
 	sign := []byte("block incoming localnet connections")
-	if j != martianJump {
+	if j != blockLocalnetJump {
 		const verdictChain = 2 // NFTA_VERDICT_CHAIN
 		ae := netlink.NewAttributeEncoder()
 		ae.String(verdictChain, j.rule[strings.LastIndex(j.rule, " ")+1:])

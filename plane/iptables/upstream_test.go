@@ -33,7 +33,7 @@ func TestUpstreamDeletesWhatItKnows(t *testing.T) {
 			var declared, rules []string
 			active := map[string]bool{}
 			for i := range left {
-				svc := unitID{fmt.Sprintf("ns/svc-%d:http", i), lb.TCP}.chain(clusterChain)
+				svc := portID{fmt.Sprintf("ns/svc-%d:http", i), lb.TCP}.chain(clusterChain)
 				active[svc] = true
 				declared = append(declared, svc)
 				rules = append(rules, fmt.Sprintf("-A KUBE-SERVICES -d %s -p tcp -m tcp --dport 80 -j %s", w.Addr(10, i+1), svc))

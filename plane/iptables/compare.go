@@ -1,0 +1,54 @@
+package iptables
+
+import "slices"
+
+// comparison is of what the kernel shall hold with what it holds: Reset and Audit are made of it.
+type comparison struct {
+	p    *Plane
+	st   *state
+	have *snapshot
+}
+
+// differs reports whether the kernel holds a chain otherwise than wanted.
+func (c comparison) differs(id chainID) bool {
+	is, known := c.have.chains[id]
+	return !known || !c.p.reads(id, c.st.kernel[id], is)
+}
+
+// portDiffers reports whether that is so for any chain of a service port.
+func (c comparison) portDiffers(s *servicePort) bool {
+	return slices.ContainsFunc(s.chains, func(name string) bool { return c.differs(chainID{nat, name}) })
+}
+
+// lacksJump reports whether a rule is not where it should be.
+func (c comparison) lacksJump(j jump) bool { return !c.have.jumps[j] && !c.p.unread[j] }
+
+// stale returns the chains that nothing needs any more. While chains of service ports are kept as they were, it is not known
+// which others these lead to.
+func (c comparison) stale() (stale []chainID) {
+	if len(c.st.kept) > 0 {
+		return nil
+	}
+	for id := range c.have.chains {
+		if _, wanted := c.st.kernel[id]; !wanted && (isDynamic(id) || id.name == markOffCluster) {
+			stale = append(stale, id)
+		}
+	}
+	return stale
+}
+
+// count returns how many things are not as they should be.
+func (c comparison) count() int {
+	n := len(c.stale())
+	for id := range c.st.kernel {
+		if c.differs(id) {
+			n++
+		}
+	}
+	for j := range c.st.jumps {
+		if c.lacksJump(j) {
+			n++
+		}
+	}
+	return n
+}
