@@ -71,7 +71,7 @@ func TestBalancerLargerThanItsSet(t *testing.T) {
 				p := newPlane(t, w.Family)
 				tab := &lb.Table{Node: w.Node()}
 				_, f := w.ClusterIP(1, 100, n)
-				f[0].Key.Proto = lb.UDP
+				f[0].Key.Proto, f[0].Set(lb.Cluster).ID.Proto = lb.UDP, lb.UDP
 				tab.Replace(lb.Owner{Name: "ns/svc-1"}, f)
 				reset(t, p, tab)
 				const share = 300
@@ -109,7 +109,7 @@ func TestBalancerWithAffinityLargerThanItsSet(t *testing.T) {
 				tab := &lb.Table{Node: w.Node()}
 				const n, share = 17, 300
 				_, f := w.ClusterIP(1, 100, n)
-				f[0].Key.Proto, f[0].Affinity = lb.UDP, time.Hour
+				f[0].Key.Proto, f[0].Set(lb.Cluster).ID.Proto, f[0].Affinity = lb.UDP, lb.UDP, time.Hour
 				tab.Replace(lb.Owner{Name: "ns/svc-1"}, f)
 				reset(t, p, tab)
 				got, home := map[netip.Addr]int{}, map[netip.Addr]netip.Addr{}
