@@ -36,7 +36,7 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 		return nil, err
 	}
 	for _, name := range []string{want.Node.Pods.Interface, want.Node.Pods.InterfacePrefix} {
-		if strings.ContainsAny(name, `"\*`) || strings.ContainsFunc(name, unprintable) {
+		if strings.ContainsAny(name, `"\*`) || strings.Map(printable, name) != name {
 			return nil, fmt.Errorf("nftables %s: interface name %q has characters that the language of nft cannot say", p.fam, name)
 		}
 	}
@@ -146,7 +146,7 @@ func (d *document) equalBytes() {
 
 func (d *document) element(text, about string) {
 	if about != "" {
-		about = " # " + about
+		about = " # " + strings.Map(printable, about)
 	}
 	d.line(3, "%s,%s", text, about)
 }
@@ -223,19 +223,15 @@ func (a *about) record(i setIndex, rec []byte) string {
 	switch i {
 	case sSourceRanges:
 		list, p := parseSourceRange(rec)
-		return printable(fmt.Sprintf("%s: %s", a.lists[list], p))
-	case sServices, sSourceLists, sNodePorts:
-		if i == sNodePorts {
-			addrLen = 0
-		}
-		r := a.st.rows[parseKey(rec, addrLen)]
-		text := r.front.Service + " " + r.front.Kind.String()
-		if i != sSourceLists {
-			text += ": " + r.class.String()
-		}
-		return printable(text)
+		return fmt.Sprintf("%s: %s", a.lists[list], p)
+	case sServices:
+		return a.frontend(parseKey(rec, addrLen), true)
+	case sNodePorts:
+		return a.frontend(parseKey(rec, 0), true)
+	case sSourceLists:
+		return a.frontend(parseKey(rec, addrLen), false)
 	case sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets:
-		return a.name(a.set(order.Uint32(rec[len(rec)-4:])))
+		return a.set(order.Uint32(rec[len(rec)-4:])).source.ID.String()
 	case sSetShapes:
 		s := a.setOf(i, rec)
 		text := fmt.Sprintf("%s: %d backends", s.source.ID, len(s.slots))
@@ -245,16 +241,23 @@ func (a *about) record(i setIndex, rec []byte) string {
 		if s.seconds > 0 {
 			text += fmt.Sprintf(", clients stay for %d s", s.seconds)
 		}
-		return printable(text)
+		return text
 	case sBackends, sMembers, sMemberBackends:
-		return a.name(a.setOf(i, rec))
+		return a.setOf(i, rec).source.ID.String()
 	case sClusterIPs:
-		return printable(a.services[parseAddr(rec, addrLen)])
+		return a.services[parseAddr(rec, addrLen)]
 	}
 	return ""
 }
 
-func (a *about) name(s *set) string { return printable(s.source.ID.String()) }
+func (a *about) frontend(k lb.Key, withClass bool) string {
+	r := a.st.rows[k]
+	text := r.front.Service + " " + r.front.Kind.String()
+	if withClass {
+		text += ": " + r.class.String()
+	}
+	return text
+}
 
 // aboutVerdict names the class, unless the chain does.
 func aboutVerdict(i setIndex, key []byte, v elementVerdict) string {
@@ -266,13 +269,9 @@ func aboutVerdict(i setIndex, key []byte, v elementVerdict) string {
 }
 
 // printable makes sure that a name does not end a comment.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unprintable(r) {
-			return '?'
-		}
-		return r
-	}, s)
+func printable(r rune) rune {
+	if !unicode.IsPrint(r) {
+		return '?'
+	}
+	return r
 }
-
-func unprintable(r rune) bool { return !unicode.IsPrint(r) }
