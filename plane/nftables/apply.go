@@ -155,10 +155,7 @@ func (c *change) retain(k lb.Key, f *lb.Frontend) (row, error) {
 				k, f.Service, rt.To.ID, len(rt.To.Backends), c.maxSlots)
 		}
 	}
-	var err error
-	if r.class, err = classOf(f); err != nil {
-		return r, err
-	}
+	r.class = classOf(f)
 	c.needClass(r.class)
 	if s := f.Set(lb.Cluster); s != nil {
 		r.cluster = c.hold(s, roundSeconds(seconds(f.Affinity)))

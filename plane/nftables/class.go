@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/nftables/expr"
@@ -69,79 +70,51 @@ func (c class) sourcesChain() string { return "sources." + c.String() }
 // String returns the class as it stands in chain names, "pods-cluster.host-cluster-masq.any-local.ranges-68": the ranges
 // end in the sixth and in the last eighth of the address.
 func (c class) String() string {
-	s := ""
-	if a := c.at(lb.Pods); a != actionNone {
-		s += "pods-" + actionNames[a] + "."
-	}
-	if a := c.at(lb.Host); a != actionNone {
-		s += "host-" + actionNames[a] + "."
-	}
-	s += "any-" + actionNames[c.at(lb.Anywhere)]
-	if e := c.eighths(); e != 0 {
-		s += ".ranges-"
-		for i := range 8 {
-			if e>>i&1 != 0 {
-				s += strconv.Itoa(i + 1)
-			}
+	var parts []string
+	for i, f := range []lb.From{lb.Pods, lb.Host, lb.Anywhere} {
+		if a := c.at(f); a != actionNone {
+			parts = append(parts, [...]string{"pods-", "host-", "any-"}[i]+actionNames[a])
 		}
 	}
-	return s
+	if e := c.eighths(); e != 0 {
+		ranges := "ranges-"
+		for i := range 8 {
+			if e>>i&1 != 0 {
+				ranges += strconv.Itoa(i + 1)
+			}
+		}
+		parts = append(parts, ranges)
+	}
+	return strings.Join(parts, ".")
 }
 
 // simple reports whether every source is treated alike.
 func (c class) simple() bool { return c&^7 == 0 }
 
-// classOf derives the class of a frontend, and checks that the frontend is one that the table's rules allow
-// (package lb says which).
-func classOf(f *lb.Frontend) (class, error) {
-	var c class
-	last := lb.From(0)
+// classOf derives the class of a frontend that [lb.Check] has found right.
+func classOf(f *lb.Frontend) class {
+	c := class(eighths(f.Sources)) << eighthsShift
 	for _, r := range f.Routes {
-		if r.From <= last || r.From > lb.Anywhere {
-			return 0, fmt.Errorf("frontend %s of %s: route from %s is out of order", f.Key, f.Service, r.From)
-		}
-		last = r.From
-		a, err := actionOf(r)
-		if err != nil {
-			return 0, fmt.Errorf("frontend %s of %s: route from %s: %w", f.Key, f.Service, r.From, err)
-		}
-		c |= class(a) << shiftOf(r.From)
+		c |= class(actionOf(r)) << shiftOf(r.From)
 	}
-	if last != lb.Anywhere {
-		return 0, fmt.Errorf("frontend %s of %s: the last route must be from anywhere", f.Key, f.Service)
-	}
-	if len(f.Sources) > 0 {
-		if f.Key.IsNodePort() {
-			return 0, fmt.Errorf("frontend %s of %s: a NodePort cannot have source ranges", f.Key, f.Service)
-		}
-		c |= class(eighths(f.Sources)) << eighthsShift
-	}
-	return c, nil
+	return c
 }
 
-func actionOf(r lb.Route) (action, error) {
-	switch {
-	case r.Do == lb.Reject:
-		return actionReject, nil
-	case r.Do == lb.Drop:
-		return actionDrop, nil
-	case r.Do != lb.Balance:
-		return 0, fmt.Errorf("unknown action %s", r.Do)
-	case r.To == nil || len(r.To.Backends) == 0:
-		return 0, fmt.Errorf("no backends to balance over")
+func actionOf(r lb.Route) action {
+	switch r.Do {
+	case lb.Reject:
+		return actionReject
+	case lb.Drop:
+		return actionDrop
 	}
 	a := actionCluster
-	switch r.To.ID.Scope {
-	case lb.Cluster:
-	case lb.Local:
+	if r.To.ID.Scope == lb.Local {
 		a = actionLocal
-	default:
-		return 0, fmt.Errorf("backend set %s has no scope", r.To.ID)
 	}
 	if r.Masq {
 		a++
 	}
-	return a, nil
+	return a
 }
 
 // shape is what decides by which chains a set is served: its scope, size and affinity. Sets of one shape share them.
