@@ -75,21 +75,30 @@ func (s byBytes) Swap(i, j int) {
 	copy(b, tmp[:n])
 }
 
-// Elements calls remove for the records that only is has, and add for those that only want has, and returns how many they are.
-// An element with another value is removed and added. It sorts both.
-func Elements(is, want Records, remove, add func(rec []byte)) int {
+// Elements compares elements whose keys are the first bytes of their records: it calls remove for those that only is has,
+// change, with the record that is wanted, for those that have another value in want, and add for those that only want has. It
+// returns how many calls it made. It sorts both.
+func Elements(is, want Records, key int, remove, change, add func(rec []byte)) int {
 	is, want = is.Sorted(), want.Sorted()
-	return merge(is.Len(), want.Len(), func(i, j int) int { return bytes.Compare(is.At(i), want.At(j)) },
-		func(i int) { remove(is.At(i)) }, func(j int) { add(want.At(j)) })
+	changed := 0
+	return merge(is.Len(), want.Len(), func(i, j int) int {
+		a, b := is.At(i), want.At(j)
+		order := bytes.Compare(a[:key], b[:key])
+		if order == 0 && !bytes.Equal(a[key:], b[key:]) {
+			changed++
+			change(b)
+		}
+		return order
+	}, func(i int) { remove(is.At(i)) }, func(j int) { add(want.At(j)) }) + changed
 }
 
-// Sorted is Elements for two sorted lists without duplicates.
+// Sorted calls remove for what only the first of two sorted lists without duplicates has, and add for what only the other has.
 func Sorted[T any](is, want []T, compare func(a, b T) int, remove, add func(T)) int {
 	return merge(len(is), len(want), func(i, j int) int { return compare(is[i], want[j]) },
 		func(i int) { remove(is[i]) }, func(j int) { add(want[j]) })
 }
 
-// merge walks two sorted lists by their indexes.
+// merge walks two sorted lists by their indexes, and compares each pair that it meets once.
 func merge(is, want int, compare func(i, j int) int, remove, add func(int)) (n int) {
 	for i, j := 0, 0; i < is || j < want; {
 		order := 0

@@ -11,59 +11,57 @@ import (
 	"testing"
 )
 
-// From any records to any others: what is to be removed is there and what is to be added is not, nothing is said twice, and
+// From any elements to any others: what is removed or changed is there and what is added is not, nothing is said twice, and
 // whoever does it holds what was wanted.
 func TestElements(t *testing.T) {
 	for seed := range uint64(500) {
 		rnd := rand.New(rand.NewPCG(seed, 2))
-		size := 1 + rnd.IntN(maxSize)
-		random := func() Records {
-			r := Records{Size: size}
+		key := 1 + rnd.IntN(maxSize/2)
+		size := key + rnd.IntN(maxSize/2)
+		random := func() (Records, map[string]string) {
+			r, m := Records{Size: size}, map[string]string{}
 			for range rnd.IntN(20) {
 				rec := bytes.Repeat([]byte{7}, size)
-				rec[rnd.IntN(min(size, 2))] = byte(rnd.IntN(9)) // so that many are equal, and some come twice
-				r.Bytes = append(r.Bytes, rec...)
+				rec[rnd.IntN(min(key, 2))] = byte(rnd.IntN(9)) // so that many are equal
+				if key < size {
+					rec[key] = byte(rnd.IntN(2))
+				}
+				if _, has := m[string(rec[:key])]; has {
+					continue
+				}
+				m[string(rec[:key])] = string(rec[key:])
+				for range 1 + rnd.IntN(2) { // as while the kernel resizes
+					r.Bytes = append(r.Bytes, rec...)
+				}
 			}
-			return r
+			return r, m
 		}
-		is, want := random(), random()
-		kernel, wanted := setOf(is), setOf(want)
+		is, kernel := random()
+		want, wanted := random()
 		different := 0
-		for k := range kernel {
-			if !wanted[k] {
+		for k, v := range kernel {
+			if w, has := wanted[k]; !has || w != v {
 				different++
 			}
 		}
 		for k := range wanted {
-			if !kernel[k] {
+			if _, has := kernel[k]; !has {
 				different++
 			}
 		}
-		n := Elements(is, want,
-			func(rec []byte) {
-				if !kernel[string(rec)] {
-					t.Fatalf("seed %d: removes %x, which is not there", seed, rec)
-				}
-				delete(kernel, string(rec))
-			},
-			func(rec []byte) {
-				if kernel[string(rec)] {
-					t.Fatalf("seed %d: adds %x, which is there", seed, rec)
-				}
-				kernel[string(rec)] = true
-			})
+		must := func(verb string, rec []byte, there bool) {
+			if _, is := kernel[string(rec[:key])]; is != there {
+				t.Fatalf("seed %d: %s %x, there: %v", seed, verb, rec, is)
+			}
+		}
+		n := Elements(is, want, key,
+			func(rec []byte) { must("remove", rec, true); delete(kernel, string(rec[:key])) },
+			func(rec []byte) { must("change", rec, true); kernel[string(rec[:key])] = string(rec[key:]) },
+			func(rec []byte) { must("add", rec, false); kernel[string(rec[:key])] = string(rec[key:]) })
 		if !maps.Equal(kernel, wanted) || n != different {
-			t.Fatalf("seed %d: %d calls for %d differences, and then\ngot  %v\nwant %v", seed, n, different, kernel, wanted)
+			t.Fatalf("seed %d: %d calls for %d differences, and then\ngot  %q\nwant %q", seed, n, different, kernel, wanted)
 		}
 	}
-}
-
-func setOf(r Records) map[string]bool {
-	m := map[string]bool{}
-	for i := range r.Len() {
-		m[string(r.At(i))] = true
-	}
-	return m
 }
 
 // Each finds all that begins so, in the first and the last record too.
@@ -95,7 +93,7 @@ func TestSortedAllocates(t *testing.T) {
 	for i := range r.Len() {
 		binary.BigEndian.PutUint64(r.At(i), uint64(i))
 	}
-	if n := testing.AllocsPerRun(10, func() { Elements(r, r, nil, nil) }); n > 4 {
+	if n := testing.AllocsPerRun(10, func() { Elements(r, r, 8, nil, nil, nil) }); n > 4 {
 		t.Errorf("%v allocations for %d equal records", n, r.Len())
 	}
 }

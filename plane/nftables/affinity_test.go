@@ -185,7 +185,7 @@ func TestNumbersAreNeverUsedAgain(t *testing.T) {
 // lead writes into the affinity map, for every place of a set, a member that packets would never put there.
 func lead(t testing.TB, p *Plane, set lb.SetID, member uint32) {
 	t.Helper()
-	c := p.begin(p.st)
+	c := p.newChange(p.st)
 	for place := range p.rules.places {
 		key := appendNum(appendNum(nil, p.st.sets[set].id), place)
 		c.add(sAffinity, appendNum(key, member))
@@ -336,7 +336,7 @@ func TestAffinityWithoutRoom(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		s := newShops(t, w.Family, func(p *Plane) { p.rules.places, p.rules.sets[sAffinity].size = 16, 8 })
 		fill := func() {
-			c := s.p.begin(s.p.st)
+			c := s.p.newChange(s.p.st)
 			for i := range uint32(8) {
 				c.add(sAffinity, appendNum(appendNum(appendNum(nil, 77), i), 1))
 			}

@@ -7,48 +7,63 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/diff"
 	"kube-proxy/plane/rollback"
 	"kube-proxy/plane/slots"
 )
 
-// change is one Apply under way: the batch, the state with all its changes already made, and how to take
-// them back if the kernel refuses.
+// change is a batch with what it makes of the state: what it adds to the batch, it changes in the state at once. If the kernel
+// refuses the batch, the log takes that back.
 type change struct {
 	*batch
 	st       *state
-	maxSlots int
 	log      *rollback.Log // nil for a state that is built anew
+	maxSlots int
 
-	sets        []*set
-	lists       []*sourceList
-	rowLists    []rowList
-	lastSources []netip.Prefix // what lastList is the list of
-	lastList    *sourceList
-	clusterIPs  map[netip.Addr]int32              // the counts before this batch, of addresses that it touched
-	rec         []byte                            // scratch
-	chosen      map[*lb.BackendSet]*lb.BackendSet // see stickable
+	touchedSets  []*set
+	touchedLists []*sourceList
+	rowLists     []rowList
+	clusterIPs   map[netip.Addr]int32 // the counts before, of addresses that were touched
+
 	adopted     map[lb.SetID]uint32               // ids that the kernel has for sets which the state does not have yet
+	chosen      map[*lb.BackendSet]*lb.BackendSet // see stickable
+	lastSources []netip.Prefix                    // what lastList is the list of
+	lastList    *sourceList
+	rec         []byte // scratch
 }
 
-func (p *Plane) begin(st *state) *change {
-	return &change{batch: &batch{ruleset: p.rules, table: TableName}, st: st, maxSlots: p.maxSlots, log: &rollback.Log{}, rec: make([]byte, 0, 80)}
+func (p *Plane) newChange(st *state) *change {
+	return &change{batch: &batch{ruleset: p.rules, table: TableName}, st: st, log: &rollback.Log{}, maxSlots: p.maxSlots, rec: make([]byte, 0, 80)}
+}
+
+// write sends the batch. If the kernel refuses it, the state is as before.
+func (p *Plane) write(c *change) error {
+	err := p.commit(c.batch)
+	if err != nil {
+		c.log.Undo()
+	}
+	return err
+}
+
+// errNotSetUp is for verbs other than Reset before the first Reset.
+func (p *Plane) errNotSetUp() error {
+	return fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
 }
 
 // Apply writes the changes in one transaction: all of them are in force, or none.
 func (p *Plane) Apply(_ context.Context, changes []lb.Change) (written bool, err error) {
 	if p.st == nil {
-		return false, fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
+		return false, p.errNotSetUp()
 	}
-	c, sent := p.begin(p.st), p.stats.Batches
-	err = c.stage(changes)
-	if err == nil {
-		err = p.commit(c.batch)
-	}
-	if err != nil {
+	c := p.newChange(p.st)
+	if err := c.stage(changes); err != nil {
 		c.log.Undo()
 		return false, err
 	}
-	return p.stats.Batches > sent, nil
+	if err := p.write(c); err != nil {
+		return false, err
+	}
+	return c.seq > 0, nil
 }
 
 // stage makes the changes in the state and stages what the kernel needs. Of several changes of one key the
@@ -62,7 +77,7 @@ func (c *change) stage(changes []lb.Change) error {
 			return err
 		}
 	}
-	for _, s := range c.sets {
+	for _, s := range c.touchedSets {
 		c.finishSet(s)
 	}
 	c.finishLists()
@@ -107,10 +122,10 @@ func (c *change) row(k lb.Key, front *lb.Frontend) error {
 	var now row
 	if front != nil {
 		var err error
-		if now, err = c.retain(k, front); err != nil {
+		if now, err = c.newRow(k, front); err != nil {
 			return err
 		}
-		now.list = c.holdList(front, old.list)
+		now.list = c.acquireList(front, old.list)
 	}
 	classes, cluster, local := mapsOf(k)
 	c.number(classes, k, had, uint32(old.class), front != nil, uint32(now.class))
@@ -142,12 +157,12 @@ func (s *set) number() uint32 {
 	return s.id
 }
 
-// retain takes hold of the class and the sets that a frontend needs. What is wrong with a frontend in any plane, lb.Check
-// has found; here it is looked whether this plane can hold it.
-func (c *change) retain(k lb.Key, f *lb.Frontend) (row, error) {
+// newRow acquires the class and the sets that a frontend needs. lb.Check has found what is wrong with a frontend in any plane;
+// here it is looked whether this one can hold it.
+func (c *change) newRow(k lb.Key, f *lb.Frontend) (row, error) {
 	r := row{front: f}
-	if f.Key != k {
-		return r, fmt.Errorf("frontend %s of %s is offered for key %s", f.Key, f.Service, k)
+	if f.Key != k || !k.IsNodePort() && lb.FamilyOf(k.Addr) != c.fam {
+		return r, fmt.Errorf("frontend %s of %s is offered for key %s of %s", f.Key, f.Service, k, c.fam)
 	}
 	for _, rt := range f.Routes {
 		if rt.To != nil && len(rt.To.Backends) > c.maxSlots {
@@ -158,10 +173,10 @@ func (c *change) retain(k lb.Key, f *lb.Frontend) (row, error) {
 	r.class = classOf(f)
 	c.needClass(r.class)
 	if s := f.Set(lb.Cluster); s != nil {
-		r.cluster = c.hold(s, roundSeconds(seconds(f.Affinity)))
+		r.cluster = c.acquire(s, roundSeconds(seconds(f.Affinity)))
 	}
 	if s := f.Set(lb.Local); s != nil {
-		r.local = c.hold(s, roundSeconds(seconds(f.Affinity)))
+		r.local = c.acquire(s, roundSeconds(seconds(f.Affinity)))
 	}
 	return r, nil
 }
@@ -173,11 +188,11 @@ func (c *change) touch(s *set) {
 	}
 	rollback.Value(c.log, s)
 	s.touched = true
-	c.sets = append(c.sets, s)
+	c.touchedSets = append(c.touchedSets, s)
 }
 
-// hold adds a reference to the set, which from now on shall have these backends.
-func (c *change) hold(b *lb.BackendSet, seconds uint32) *set {
+// acquire adds a reference to the set, which from now on shall have these backends.
+func (c *change) acquire(b *lb.BackendSet, seconds uint32) *set {
 	if seconds > 0 {
 		b = c.stickable(b)
 	}
@@ -324,25 +339,22 @@ func (c *change) slots(was, now *set) {
 
 // memberSlots is the same where one of the states has affinity: slots and members change apart.
 func (c *change) memberSlots(was, now *set) {
-	before, after := map[string]setIndex{}, map[string]setIndex{}
-	for i := range was.slots {
-		was.slot(i, c.rec, func(set setIndex, rec []byte) { before[string(rec)] = set })
+	for _, i := range []setIndex{sBackends, sMembers, sMemberBackends} {
+		c.mendSet(i, c.elements(was, i), c.elements(now, i))
 	}
-	for i := range now.slots {
-		now.slot(i, c.rec, func(set setIndex, rec []byte) {
-			if was, ok := before[string(rec)]; ok && was == set {
-				delete(before, string(rec))
-			} else {
-				after[string(rec)] = set
+}
+
+// elements are those of the set's slots in one map.
+func (c *change) elements(s *set, i setIndex) diff.Records {
+	recs := diff.Records{Size: c.sets[i].recordLen()}
+	for slot := range s.slots {
+		s.slot(slot, c.rec, func(j setIndex, rec []byte) {
+			if j == i {
+				recs.Bytes = append(recs.Bytes, rec...)
 			}
 		})
 	}
-	for rec, set := range before {
-		c.remove(set, []byte(rec))
-	}
-	for rec, set := range after {
-		c.add(set, []byte(rec))
-	}
+	return recs
 }
 
 // needChain stages a chain that is not there yet.

@@ -6,6 +6,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/diff"
 	"kube-proxy/plane/rollback"
 )
 
@@ -18,7 +19,7 @@ func (p *Plane) Drift() <-chan struct{} { return p.mon.signal }
 // of its sets is gone or no longer as we make it.
 func (p *Plane) Audit(_ context.Context, full bool) (int, error) {
 	if p.st == nil {
-		return 0, fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
+		return 0, p.errNotSetUp()
 	}
 	notes := p.mon.take()
 	n, err := p.audit(&notes, full)
@@ -53,7 +54,7 @@ func (p *Plane) audit(notes *notes, full bool) (int, error) {
 	if err != nil || !full {
 		return mended, err
 	}
-	c := p.begin(p.st)
+	c := p.newChange(p.st)
 	n, err = p.auditSome(c)
 	if err == nil {
 		err = p.commit(c.batch)
@@ -85,33 +86,34 @@ func (p *Plane) auditAll(which func(*setDef) bool) (int, error) {
 	if !snap.ours {
 		return 0, fmt.Errorf("nftables %s: somebody removed or replaced table %s or one of its sets: %w", p.fam, TableName, plane.ErrStateLost)
 	}
-	c := p.begin(p.st)
-	n := c.mendStructure(snap)
-	n += c.mendSets(snap, which)
-	if err := p.commit(c.batch); err != nil {
-		c.log.Undo()
+	c := p.newChange(p.st)
+	n := c.mend(snap, which)
+	if err := p.write(c); err != nil {
 		return 0, err
 	}
 	return n, nil
 }
 
 // mendElements mends single elements of which the last word is known.
-func (p *Plane) mendElements(elements map[elementKey]elementNote) (int, error) {
-	c := p.begin(p.st)
-	w := wishes{st: p.st, defs: &p.rules.sets}
-	n := 0
-	for k, note := range elements {
-		want, wanted := w.of(k.set, []byte(k.key))
-		if note.present == wanted && (!wanted || note.data == string(want)) {
-			continue
-		}
-		n++
+func (p *Plane) mendElements(heard map[elementKey]elementNote) (int, error) {
+	w := wanted{st: p.st, defs: &p.rules.sets}
+	var is, want [setCount]diff.Records
+	for i := range setCount {
+		is[i].Size = p.rules.sets[i].recordLen()
+		want[i].Size = is[i].Size
+	}
+	for k, note := range heard {
 		if note.present {
-			c.remove(k.set, []byte(k.key+note.data))
+			is[k.set].Bytes = append(append(is[k.set].Bytes, k.key...), note.data...)
 		}
-		if wanted {
-			c.add(k.set, append([]byte(k.key), want...))
+		if data, ok := w.of(k.set, []byte(k.key)); ok {
+			want[k.set].Bytes = append(append(want[k.set].Bytes, k.key...), data...)
 		}
+	}
+	c := p.newChange(p.st)
+	n := 0
+	for i := range setCount {
+		n += c.mendSet(i, is[i], want[i])
 	}
 	if err := p.commit(c.batch); err != nil {
 		return 0, err
@@ -119,8 +121,8 @@ func (p *Plane) mendElements(elements map[elementKey]elementNote) (int, error) {
 	return n, nil
 }
 
-// wishes answers what the state wants of single elements. Its indexes are made when they are first needed.
-type wishes struct {
+// wanted answers which elements the state wants. Its indexes are made when they are first needed.
+type wanted struct {
 	st   *state
 	defs *[setCount]setDef
 
@@ -128,7 +130,7 @@ type wishes struct {
 }
 
 // of returns the data that an element of that key shall have, and whether there shall be one.
-func (w *wishes) of(i setIndex, key []byte) (data []byte, ok bool) {
+func (w *wanted) of(i setIndex, key []byte) (data []byte, ok bool) {
 	d := &w.defs[i]
 	find := func(j setIndex, rec []byte) {
 		if n := len(rec) - d.dataLen(); j == i && string(rec[:n]) == string(key) {
@@ -163,7 +165,7 @@ func (w *wishes) of(i setIndex, key []byte) (data []byte, ok bool) {
 }
 
 // setOf returns the set whose id stands in the key.
-func (w *wishes) setOf(i setIndex, key []byte) *set {
+func (w *wanted) setOf(i setIndex, key []byte) *set {
 	if i == sMemberBackends {
 		key = key[4:]
 	}
@@ -171,7 +173,7 @@ func (w *wishes) setOf(i setIndex, key []byte) *set {
 }
 
 // set returns the set of that id, or nil.
-func (w *wishes) set(id uint32) *set {
+func (w *wanted) set(id uint32) *set {
 	if w.byID == nil {
 		w.byID = make(map[uint32]*set, len(w.st.sets))
 		for _, s := range w.st.sets {
@@ -184,74 +186,13 @@ func (w *wishes) set(id uint32) *set {
 // SetNode brings the rules that follow from the node up to date, in one transaction.
 func (p *Plane) SetNode(_ context.Context, n lb.Node) error {
 	if p.st == nil {
-		return fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
+		return p.errNotSetUp()
 	}
-	before := *p.rules
-	c := p.begin(p.st)
+	c := p.newChange(p.st)
 	rollback.Value(c.log, &p.rules.node)
 	rollback.Value(c.log, &p.st.node)
-	p.rules.node, p.st.node = n, n
-	for _, ch := range c.skeleton() {
-		c.rewrite(ch)
-	}
-	c.classRules(&before)
-	if err := p.commit(c.batch); err != nil {
-		c.log.Undo()
-		return err
-	}
-	return nil
-}
-
-// rewrite stages the rules of a chain that is there, if they are others now.
-func (c *change) rewrite(ch chain) {
-	is, now := c.st.chains[ch.name], digest(ch.rules)
-	if is == now {
-		return
-	}
-	if is != "" {
-		c.flushChain(ch.name)
-	}
-	c.addRules(ch)
-	rollback.Put(c.log, c.st.chains, ch.name, now)
-}
-
-// classRules stages the chains of all classes that another detector gives other rules.
-func (c *change) classRules(before *ruleset) {
-	for cl := range c.st.classes {
-		was, oldFilter, oldNAT := before.classChains(cl)
-		now, filter, nat := c.classChains(cl)
-		for _, ch := range now {
-			if _, ok := c.st.chains[ch.name]; ok {
-				c.rewrite(ch)
-			} else {
-				c.needChain(ch)
-			}
-		}
-		key := appendNum(nil, uint32(cl))
-		c.replaceVerdict(sFilterClasses, key, oldFilter, filter)
-		c.replaceVerdict(sNATClasses, key, oldNAT, nat)
-		for _, ch := range was {
-			if !hasChain(now, ch.name) {
-				c.dropChain(ch.name)
-			}
-		}
-	}
-}
-
-func (c *change) replaceVerdict(i setIndex, key []byte, was, now elementVerdict) {
-	if was != now {
-		c.remove(i, key)
-		c.addVerdict(i, key, now)
-	}
-}
-
-func hasChain(chains []chain, name string) bool {
-	for _, c := range chains {
-		if c.name == name {
-			return true
-		}
-	}
-	return false
+	c.restructure(func() { p.rules.node, p.st.node = n, n })
+	return p.write(c)
 }
 
 // tidy removes the chains of classes and shapes that nothing has any more.
@@ -265,35 +206,12 @@ func (p *Plane) tidy() error {
 			shapes[part] = true
 		}
 	}
-	c := p.begin(p.st)
-	for cl := range p.st.classes {
-		if !classes[cl] {
-			key := appendNum(nil, uint32(cl))
-			c.remove(sFilterClasses, key)
-			c.remove(sNATClasses, key)
-			chains, _, _ := c.classChains(cl)
-			for _, ch := range chains {
-				c.dropChain(ch.name)
-			}
-		}
+	if len(classes) == len(p.st.classes) && len(shapes) == len(p.st.shapes) {
+		return nil
 	}
-	for s := range p.st.shapes {
-		if !shapes[s] {
-			c.remove(shapesOf(s.scope), appendNum(nil, s.number()))
-			c.dropChain(s.chain())
-		}
-	}
-	if err := p.commit(c.batch); err != nil {
-		c.log.Undo()
-		return err
-	}
-	p.st.classes, p.st.shapes = classes, shapes
-	return nil
-}
-
-// dropChain stages the end of a chain.
-func (c *change) dropChain(name string) {
-	c.flushChain(name)
-	c.deleteChain(name)
-	rollback.Delete(c.log, c.st.chains, name)
+	c := p.newChange(p.st)
+	rollback.Value(c.log, &p.st.classes)
+	rollback.Value(c.log, &p.st.shapes)
+	c.restructure(func() { p.st.classes, p.st.shapes = classes, shapes })
+	return p.write(c)
 }

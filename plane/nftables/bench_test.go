@@ -37,7 +37,7 @@ func BenchmarkEndpointRender(b *testing.B) {
 			p, flip := loaded(b, n)
 			b.ReportAllocs()
 			for b.Loop() {
-				c := p.begin(p.st)
+				c := p.newChange(p.st)
 				if err := c.stage(flip()); err != nil {
 					b.Fatal(err)
 				}
@@ -74,7 +74,7 @@ func BenchmarkColdReset(b *testing.B) {
 				b.StartTimer()
 				reset(b, p, tab)
 				b.StopTimer()
-				c := p.begin(p.st)
+				c := p.newChange(p.st)
 				c.deleteTable()
 				if err := p.commit(c.batch); err != nil {
 					b.Fatal(err)
@@ -164,7 +164,7 @@ func BenchmarkRestart(b *testing.B) {
 					runtime.ReadMemStats(&after)
 					allocated[warm] += after.TotalAlloc - before.TotalAlloc
 					if warm == 1 {
-						c := p.begin(p.st)
+						c := p.newChange(p.st)
 						c.deleteTable()
 						if err := p.commit(c.batch); err != nil {
 							b.Fatal(err)

@@ -271,7 +271,7 @@ func sameSets(t *testing.T, p *Plane) {
 // sameMeaning compares the rules of the kernel with those that the plane would write.
 func sameMeaning(t *testing.T, p *Plane) {
 	t.Helper()
-	chains, _ := p.begin(p.st).structure()
+	chains, _ := p.newChange(p.st).structure()
 	for _, ch := range chains {
 		rules := kernelRules(t, p, ch.name)
 		if len(rules) != len(ch.rules) {

@@ -31,7 +31,8 @@ type Plane struct {
 	sock  *socket
 	mon   *monitor
 	ours  *ownwrites.Ledger
-	st    *state // nil before the first Reset, and when it is not known what the kernel holds
+	st    *state // nil before the first Reset
+	trust trust
 	stats Stats
 	use   AffinityUse
 	shown atomic.Pointer[AffinityUse] // what Measure tells

@@ -41,8 +41,8 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 		}
 	}
 	p.rules.node, p.rules.seed = want.Node, 1
-	st, bad := p.desired(&snapshot{}, want, slices.Values(want.Sorted()))
-	d := &document{change: p.begin(st), about: newAbout(wishes{st: st, defs: &p.rules.sets})}
+	st, refused := p.desired(&snapshot{}, want, slices.Values(want.Sorted()))
+	d := &document{change: p.newChange(st), about: newAbout(wanted{st: st, defs: &p.rules.sets})}
 	d.records()
 	chains, verdicts := d.structure()
 	d.line(0, "# The rules of kube-proxy in mode nftables for %s. The answer of a map that is part of the key of another is", p.fam)
@@ -55,7 +55,7 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 		d.chain(c)
 	}
 	d.line(0, "}")
-	return d.text.Bytes(), bad.err
+	return d.text.Bytes(), refused.err
 }
 
 // document is the text as it grows.
@@ -192,12 +192,12 @@ func (d *setDef) element(rec []byte) string {
 
 // about finds out what an element has to do with, for people.
 type about struct {
-	wishes
+	wanted
 	services map[netip.Addr]string // by cluster IP
 	lists    map[uint32]string     // by number: a Service that has the list
 }
 
-func newAbout(w wishes) about {
+func newAbout(w wanted) about {
 	a := about{w, map[netip.Addr]string{}, map[uint32]string{}}
 	for _, r := range w.st.rows {
 		if isClusterIP(r.front) {

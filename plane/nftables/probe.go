@@ -2,10 +2,8 @@ package nftables
 
 import (
 	"context"
-	"fmt"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane"
 )
 
 // Probe writes the rules of one small chain anew, as they are, in a transaction as Apply's. The kernel may refuse it for
@@ -14,9 +12,9 @@ import (
 // To add again what is there, such as the table, would not do: the kernel finds nothing to change, and commits nothing.
 func (p *Plane) Probe(context.Context) error {
 	if p.st == nil {
-		return fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
+		return p.errNotSetUp()
 	}
-	c := p.begin(p.st)
+	c := p.newChange(p.st)
 	small := c.masqThen(lb.Cluster)
 	c.flushChain(small.name)
 	c.addRules(small)

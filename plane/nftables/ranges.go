@@ -109,9 +109,9 @@ func content(sources []netip.Prefix) string {
 	return string(b)
 }
 
-// holdList adds a reference to the list of a frontend, whose row had the list before until now. It is nil if the
+// acquireList adds a reference to the list of a frontend, whose row had the list before until now. It is nil if the
 // frontend is open to all.
-func (c *change) holdList(f *lb.Frontend, before *sourceList) *sourceList {
+func (c *change) acquireList(f *lb.Frontend, before *sourceList) *sourceList {
 	if len(f.Sources) == 0 {
 		return nil
 	}
@@ -150,7 +150,7 @@ func (c *change) touchList(l *sourceList) {
 	}
 	rollback.Value(c.log, l)
 	l.touched = true
-	c.lists = append(c.lists, l)
+	c.touchedLists = append(c.touchedLists, l)
 }
 
 // rowList is a row whose list is another one than before.
@@ -163,12 +163,12 @@ type rowList struct {
 // that takes the place of another, as where a range was added, gets its number: so only what differs is written, and
 // nothing for the rows.
 func (c *change) finishLists() {
-	for _, l := range c.lists {
+	for _, l := range c.touchedLists {
 		if b := l.before; l.refs > 0 && !l.written && b != nil && b.refs == 0 && b.heir == nil {
 			b.heir, l.number = l, b.number
 		}
 	}
-	for _, l := range c.lists {
+	for _, l := range c.touchedLists {
 		l.touched = false
 		switch {
 		case l.refs == 0:
@@ -180,7 +180,7 @@ func (c *change) finishLists() {
 	for _, r := range c.rowLists {
 		c.number(sSourceLists, r.key, r.was != nil, r.was.key(), r.now != nil, r.now.key())
 	}
-	c.lists, c.rowLists = nil, nil
+	c.touchedLists, c.rowLists = nil, nil
 }
 
 // beginList stages the elements of a new list, or what distinguishes them from those of the list before.

@@ -20,16 +20,11 @@ func (p *Plane) standIn(want *lb.Table) error {
 		return fmt.Errorf("look for table %s of %s: %w", StandInName, p.fam, err)
 	}
 	p.rules.node = want.Node
-	empty := &snapshot{}
-	st, _ := p.desired(empty, want, want.All()) // what is refused is told of the table proper
-	c := p.begin(st)
+	st, _ := p.desired(&snapshot{}, want, want.All()) // what is refused, the table proper leaves for later
+	c := p.newChange(st)
 	c.table = StandInName
 	if there { // of a process that was killed: it may be of long ago
 		c.deleteTable()
-	}
-	c.addTable()
-	for i := range setCount {
-		c.addSet(i)
 	}
 	if err := p.load(c, !there); err != nil {
 		return err
@@ -51,7 +46,7 @@ func (p *Plane) standDown() error {
 		return nil
 	}
 	kernel.AwaitPackets()
-	c := p.begin(p.st)
+	c := p.newChange(p.st)
 	c.table = StandInName
 	c.deleteTable()
 	return p.commit(c.batch)

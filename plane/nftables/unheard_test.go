@@ -98,7 +98,7 @@ func TestLoadInSteps(t *testing.T) {
 		p := newPlane(t, w.Family)
 		reset(t, p, tab)
 		want := dump(t, p)
-		c := p.begin(p.st)
+		c := p.newChange(p.st)
 		c.deleteTable()
 		if err := p.commit(c.batch); err != nil {
 			t.Fatal(err)
@@ -126,7 +126,7 @@ func TestLoadInSteps(t *testing.T) {
 			t.Errorf("after a load that was cut off: got:\n%s\nwant:\n%s", got, want)
 		}
 
-		c = again.begin(again.st)
+		c = again.newChange(again.st)
 		c.deleteTable()
 		if err := again.commit(c.batch); err != nil {
 			t.Fatal(err)

@@ -1,0 +1,157 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"net/netip"
+	"slices"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/diff"
+	"kube-proxy/plane/slots"
+)
+
+// desired computes the state for some rows of a table, with the numbers and slots that the kernel already uses. New ids are
+// given out in the order of rows. Those that this plane cannot hold are left out, and told.
+func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend]) (st *state, refused refusedRows) {
+	st = newState(want.Len())
+	st.node = want.Node
+	c := p.newChange(st)
+	c.quiet, c.log = true, nil // only the state counts
+	if !snap.ours {
+		snap = &snapshot{} // its slots and members belong to ids that mean nothing in a new table
+	}
+	kernel := newOldSets(snap)
+	if snap.ours {
+		c.adoptIDs(snap, want, kernel)
+		c.adoptLists(snap, want)
+	}
+	p.chooseSeed(st) // before any row
+	for f := range rows {
+		if err := c.row(f.Key, f); err != nil {
+			refused.keys = append(refused.keys, f.Key)
+			refused.err = errors.Join(refused.err, fmt.Errorf("nftables %s: %w", p.fam, err))
+		}
+	}
+	c.finishLists()
+	for _, s := range c.touchedSets {
+		s.touched = false
+		old, members := kernel.of(s.id)
+		if len(old) == 0 {
+			c.fill(s)
+		} else {
+			s.source, s.seconds = s.wantSource, s.wantSeconds
+			s.slots = slots.Adopt(old, s.source.Backends)
+			c.enroll(s, members)
+		}
+		for _, part := range s.shape().parts() {
+			st.shapes[part] = true
+		}
+	}
+	_ = c.reserve() // plan asks itself whether numbers are left
+	return st, refused
+}
+
+// refusedRows are rows that cannot be held, and why.
+type refusedRows struct {
+	keys []lb.Key
+	err  error
+}
+
+// adoptIDs finds which ids are whose in the kernel, and goes on behind all that are in use there.
+func (c *change) adoptIDs(snap *snapshot, want *lb.Table, kernel *oldSets) {
+	c.adopted = slots.AdoptIDs(c.claims(snap, want), kernel)
+	for _, i := range append([]setIndex{sSetShapes, sBackends, sMembers}, setsOfRows...) { // also ids that no row of want refers to
+		at := 0
+		if slices.Contains(setsOfRows, i) {
+			at = snap.records[i].Size - 4
+		}
+		for rec := range snap.records[i].All() {
+			c.st.ids.Saw(order.Uint32(rec[at:]))
+		}
+	}
+	for rec := range snap.records[sMemberBackends].All() {
+		c.st.members.Saw(order.Uint32(rec))
+	}
+	c.st.adoptReserved(snap)
+}
+
+// setsOfRows are the maps from frontends to set ids.
+var setsOfRows = []setIndex{sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets}
+
+// claims are the rows of want that balance over a set, and for which the kernel has an id.
+func (c *change) claims(snap *snapshot, want *lb.Table) iter.Seq[slots.Claim] {
+	return func(yield func(slots.Claim) bool) {
+		for _, i := range setsOfRows {
+			scope, n := lb.Cluster, c.addrLen
+			if i == sLocalSets || i == sNodePortLocalSets {
+				scope = lb.Local
+			}
+			if i == sNodePortClusterSets || i == sNodePortLocalSets {
+				n = 0
+			}
+			for rec := range snap.records[i].All() {
+				front := want.Get(parseKey(rec, n))
+				if front == nil {
+					continue
+				}
+				if s := front.Set(scope); s != nil && !yield(slots.Claim{Front: front, Set: s, ID: order.Uint32(rec[len(rec)-4:])}) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// oldSets finds, for sets whose ids were adopted, the slots and the members of their backends. The records are kept in
+// order, so that those of one set stand together: a map of a million slots would take hundreds of megabytes.
+type oldSets struct {
+	backends, members, memberBackends, clusterIPs diff.Records
+
+	slots map[uint32]netip.AddrPort // of one set; used again for the next
+}
+
+func newOldSets(snap *snapshot) *oldSets {
+	for _, i := range []setIndex{sBackends, sMembers, sMemberBackends, sClusterIPs} {
+		snap.records[i] = snap.records[i].Sorted()
+	}
+	return &oldSets{snap.records[sBackends], snap.records[sMembers], snap.records[sMemberBackends], snap.records[sClusterIPs], map[uint32]netip.AddrPort{}}
+}
+
+// of returns the backends that the kernel has in slots of the set, until the next call, and the members that they have.
+func (o *oldSets) of(id uint32) (slots map[uint32]netip.AddrPort, members map[netip.AddrPort]uint32) {
+	clear(o.slots)
+	key := appendNum(make([]byte, 0, 8), id)
+	o.backends.Each(key, func(rec []byte) {
+		o.slots[order.Uint32(rec[4:])] = parseBackend(rec[8:], len(rec)-12)
+	})
+	o.members.Each(key, func(rec []byte) {
+		m := order.Uint32(rec[8:])
+		o.memberBackends.Each(appendNum(appendNum(nil, m), id), func(backend []byte) {
+			ap := parseBackend(backend[8:], len(backend)-12)
+			o.slots[order.Uint32(rec[4:])] = ap
+			if members == nil {
+				members = map[netip.AddrPort]uint32{}
+			}
+			members[ap] = m
+		})
+	})
+	return o.slots, members
+}
+
+// Backends makes oldSets a slots.Kernel.
+func (o *oldSets) Backends(id uint32) map[uint32]netip.AddrPort {
+	slots, _ := o.of(id)
+	return slots
+}
+
+// Allocated reports whether the row has a NodePort, or a cluster IP that was one in the kernel too: anybody may ask for an
+// external address that becomes a cluster IP later.
+func (o *oldSets) Allocated(f *lb.Frontend) bool {
+	was := false
+	if f.Kind == lb.ClusterIP {
+		o.clusterIPs.Each(appendAddr(nil, f.Key.Addr), func([]byte) { was = true })
+	}
+	return was || f.Key.IsNodePort()
+}

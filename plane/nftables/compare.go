@@ -1,0 +1,124 @@
+package nftables
+
+import (
+	"maps"
+	"slices"
+
+	"kube-proxy/plane/diff"
+	"kube-proxy/plane/rollback"
+)
+
+// What differs between the kernel's table and the state, Reset and the audits stage in the same way: the structure, which is
+// chains with their rules and the verdict maps that lead to them, and elements.
+
+// mend stages all differences between a snapshot of our layout and the state, in the elements of some sets and in the
+// structure, and returns how many objects they concern.
+func (c *change) mend(snap *snapshot, which func(*setDef) bool) int {
+	n := c.mendStructure(snap)
+	var want [setCount]diff.Records
+	var read [setCount]bool
+	for i := range want {
+		if d := &c.sets[i]; which(d) && !d.verdict && !d.dynamic() {
+			read[i] = true
+			want[i] = diff.Records{Size: d.recordLen(), Bytes: make([]byte, 0, len(snap.records[i].Bytes))} // mostly nothing differs
+		}
+	}
+	c.st.records(func(i setIndex, rec []byte) {
+		if read[i] {
+			want[i].Bytes = append(want[i].Bytes, rec...)
+		}
+	})
+	for i := range setCount {
+		if read[i] {
+			n += c.mendSet(i, snap.records[i], want[i])
+		}
+	}
+	return n
+}
+
+// mendSet stages the differences between elements of one set.
+func (c *change) mendSet(i setIndex, is, want diff.Records) int {
+	remove := func(rec []byte) { c.remove(i, rec) }
+	add := func(rec []byte) { c.add(i, rec) }
+	return diff.Elements(is, want, c.sets[i].keyLen(), remove, func(rec []byte) { remove(rec); add(rec) }, add)
+}
+
+// mendStructure stages the differences of chains, rules and verdict maps, and removes foreign sets. Chains that no class and no
+// shape of the state needs go.
+func (c *change) mendStructure(snap *snapshot) int {
+	n := len(snap.foreign)
+	for _, name := range snap.foreign {
+		c.deleteSet(name)
+	}
+	chains, verdicts := c.structure()
+	needed := make(map[string]bool, len(chains))
+	for _, ch := range chains {
+		needed[ch.name] = true
+		d := digest(ch.rules)
+		if c.st.chains[ch.name] != d {
+			rollback.Put(c.log, c.st.chains, ch.name, d)
+		}
+		is := snap.chains[ch.name]
+		switch {
+		case is == nil:
+			c.addChain(ch)
+		case is.digest == d:
+			continue
+		case is.digest != "":
+			c.flushChain(ch.name)
+		}
+		n++
+		c.addRules(ch)
+	}
+	for name, is := range snap.chains {
+		if needed[name] {
+			continue
+		}
+		n++
+		if is.digest != "" {
+			c.flushChain(name)
+		}
+		c.deleteChain(name)
+		rollback.Delete(c.log, c.st.chains, name)
+	}
+	for i, want := range verdicts {
+		if want == nil {
+			continue
+		}
+		remove := func(key string) { c.remove(setIndex(i), []byte(key)) }
+		add := func(key string) { c.addVerdict(setIndex(i), []byte(key), want[key]) }
+		n += diff.Named(snap.verdicts[i], want, remove, func(key string) { remove(key); add(key) }, add)
+	}
+	return n
+}
+
+// structure is the chains that the state needs, in a fixed order, and the elements of verdict maps.
+func (c *change) structure() ([]chain, [setCount]map[string]elementVerdict) {
+	verdicts := [setCount]map[string]elementVerdict{
+		sFilterClasses: {}, sNATClasses: {}, sClusterShapes: {}, sLocalShapes: {},
+	}
+	chains := c.skeleton()
+	for _, cl := range slices.Sorted(maps.Keys(c.st.classes)) {
+		more, filter, nat := c.classChains(cl)
+		chains = append(chains, more...)
+		verdicts[sFilterClasses][string(appendNum(nil, uint32(cl)))] = filter
+		verdicts[sNATClasses][string(appendNum(nil, uint32(cl)))] = nat
+	}
+	for _, s := range slices.SortedFunc(maps.Keys(c.st.shapes), shape.compare) {
+		chains = append(chains, c.balancer(s))
+		verdicts[shapesOf(s.scope)][string(appendNum(nil, s.number()))] = s.verdict()
+	}
+	return chains, verdicts
+}
+
+// restructure has set change what the structure follows from, the node or the classes and shapes of the state, and stages what
+// that makes different. It does not read the kernel.
+func (c *change) restructure(set func()) {
+	is := &snapshot{chains: make(map[string]*kernelChain, len(c.st.chains))}
+	for name, d := range c.st.chains {
+		is.chains[name] = &kernelChain{digest: d}
+	}
+	_, is.verdicts = c.structure()
+	set()
+	c.mendStructure(is)
+}
