@@ -28,7 +28,7 @@ const imports = `
 	NONE < cluster, lb, plane, logging, event;
 	NONE < plane/ownwrites, plane/diff, plane/rollback;
 	lb < plane/slots;
-	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/ratelimit, internal/listen, internal/listentest, internal/nlconn;
+	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/ratelimit, internal/bisect, internal/listen, internal/listentest, internal/nlconn;
 
 	cluster, lb < policy;
 	cluster, lb, policy < config/nodecheck;
@@ -41,7 +41,8 @@ const imports = `
 	# What a Reset left for later are keys of rows.
 	lb < plane;
 
-	cluster, policy, lb, plane, internal/ratelimit < engine;
+	cluster, policy, lb, plane, internal/ratelimit, internal/bisect < engine;
+	internal/bisect < plane/nftables, plane/iptables, plane/ipvs, plane/ebpf;
 
 	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest;
 

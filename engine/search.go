@@ -2,90 +2,57 @@ package engine
 
 import (
 	"context"
-	"math/bits"
 	"math/rand/v2"
 	"time"
 
+	"kube-proxy/internal/bisect"
 	"kube-proxy/lb"
 )
 
-// search finds the culprits in a batch that failed, by halves. Changes do not depend on each other, so any
-// split is allowed. The number of attempts is bounded: n changes with one culprit take about 2·log2(n), and
-// when everything fails the search gives up after log2(n) and a few, so that a sick kernel meets no storm.
+// search looks for the rows because of which a batch failed.
 type search struct {
-	id     uint64
-	groups [][]lb.Key // the last is tried next
-	left   int        // attempts left
-	inARow int        // failures since the last success
-	limit  int        // of inARow
-	good   bool       // something was accepted
+	*bisect.Search[lb.Key]
+	id uint64
 }
 
-func newSearch(groups [][]lb.Key, failures int) *search {
-	n := 0
-	for _, g := range groups {
-		n += len(g)
-	}
-	depth := bits.Len(uint(n))
-	return &search{groups: groups, left: 4*depth + 16, limit: depth + 8, inARow: failures}
-}
-
-func halves(keys []lb.Key) [][]lb.Key {
-	m := len(keys) / 2
-	return [][]lb.Key{keys[m:], keys[:m]}
-}
-
-func (e *Engine) begin(s *search) {
+// startSearch has groups of pending changes tried, one attempt at a time. failures is how many writes in a row failed with them.
+func (e *Engine) startSearch(groups [][]lb.Key, failures int) {
 	e.lastSearch++
-	s.id = e.lastSearch
-	for _, g := range s.groups {
+	for _, g := range groups {
 		for _, k := range g {
-			e.pending.wishes[k].group = s.id
+			e.pending.wishes[k].group = e.lastSearch
 		}
 	}
-	e.searches = append(e.searches, s)
+	e.searches = append(e.searches, &search{bisect.New(groups, failures), e.lastSearch})
 }
 
 // searchOn makes one attempt of the oldest search. Between two attempts the loop takes in what is new: a key
-// that got another wish is no longer in the search.
+// that changed again is no longer in the search.
 func (e *Engine) searchOn(ctx context.Context) {
 	s := e.searches[0]
-	keys := e.nextGroup(s)
-	if keys == nil {
-		e.searches = e.searches[1:]
-		return
+	var keys []lb.Key
+	for len(keys) == 0 {
+		group := s.Next()
+		if group == nil {
+			e.searches = e.searches[1:]
+			return
+		}
+		keys = e.still(group, s)
 	}
 	changes, err := e.apply(ctx, keys)
 	switch {
 	case e.lost:
 		return
 	case err == nil:
-		s.inARow, s.good = 0, true
+		s.Took()
 		return
-	case len(changes) == 1:
+	case s.Refused(keysOf(changes)):
 		e.blame(changes[0], err)
-	default:
-		s.groups = append(s.groups, halves(keysOf(changes))...)
 	}
-	s.left--
-	s.inARow++
-	if s.left <= 0 || s.inARow > s.limit {
+	if s.GaveUp() {
 		e.giveUp(s, err)
 		e.searches = e.searches[1:]
 	}
-}
-
-// nextGroup takes the next group that still has keys; nil if there is none.
-func (e *Engine) nextGroup(s *search) []lb.Key {
-	for len(s.groups) > 0 {
-		last := len(s.groups) - 1
-		keys := e.still(s.groups[last], s)
-		s.groups = s.groups[:last]
-		if len(keys) > 0 {
-			return keys
-		}
-	}
-	return nil
 }
 
 // still returns those of the keys that the search has still to do with.
@@ -103,21 +70,18 @@ func (e *Engine) still(keys []lb.Key, s *search) []lb.Key {
 // written, since then the rest is likely to hold more of it.
 func (e *Engine) giveUp(s *search, err error) {
 	now := time.Now()
-	left := 0
-	for _, g := range s.groups {
-		for _, k := range e.still(g, s) {
-			left++
-			e.pending.wishes[k].group = 0
-			if s.good {
-				e.pending.waits.again(k, now)
-			} else {
-				e.pending.waits.fail(k, now)
-			}
+	left := e.still(s.Left(), s)
+	for _, k := range left {
+		e.pending.wishes[k].group = 0
+		if s.Promising() {
+			e.pending.waits.again(k, now)
+		} else {
+			e.pending.waits.fail(k, now)
 		}
 	}
-	if left > 0 && e.applyErr != err.Error() {
+	if len(left) > 0 && e.applyErr != err.Error() {
 		e.applyErr = err.Error()
-		e.cfg.Log.Error("writes fail, retrying them together", "rows", left, "err", err)
+		e.cfg.Log.Error("writes fail, retrying them together", "rows", len(left), "err", err)
 	}
 }
 
@@ -145,7 +109,7 @@ func (e *Engine) retry(now time.Time) {
 		}
 	}
 	groups = append(groups, e.inPieces(others)...)
-	e.begin(newSearch(groups, 0))
+	e.startSearch(groups, 0)
 }
 
 // inPieces cuts keys into groups that may be written at once.

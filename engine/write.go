@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"kube-proxy/internal/bisect"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -23,7 +24,7 @@ func (e *Engine) writeFresh(ctx context.Context) {
 		e.blame(changes[0], err)
 		return
 	}
-	e.begin(newSearch(halves(keysOf(changes)), 1))
+	e.startSearch(bisect.Halves(keysOf(changes)), 1)
 }
 
 // piece is how much may be written at once.

@@ -1,0 +1,115 @@
+package bisect
+
+import (
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// run searches among n things of which bad are refused, and returns those that it found, those that were taken, and how many
+// attempts it made.
+func run(n int, bad map[int]bool) (s *Search[int], found, taken []int, attempts int) {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	s = New(Halves(all), 1)
+	for g := s.Next(); g != nil; g = s.Next() {
+		attempts++
+		if slices.ContainsFunc(g, func(i int) bool { return bad[i] }) {
+			if s.Refused(g) {
+				found = append(found, g[0])
+			}
+			continue
+		}
+		s.Took()
+		taken = append(taken, g...)
+	}
+	return s, found, taken, attempts
+}
+
+func keys(bad map[int]bool) []int {
+	var out []int
+	for i := range bad {
+		out = append(out, i)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Whatever is refused: nothing is blamed that can be taken, nothing is taken that is refused, nothing gets lost, and the number of
+// attempts is bounded. If the search does not give up it has found all, and with up to three it never does.
+func TestSearch(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for range 20_000 {
+		n := 1 + rnd.IntN(1<<rnd.IntN(14))
+		bad := map[int]bool{}
+		culprits := rnd.IntN(4)
+		if rnd.IntN(4) == 0 {
+			culprits = rnd.IntN(n + 1)
+		}
+		first := rnd.IntN(n)
+		for i := range culprits {
+			if rnd.IntN(2) == 0 {
+				bad[(first+i)%n] = true // side by side
+			} else {
+				bad[rnd.IntN(n)] = true
+			}
+		}
+		s, found, taken, attempts := run(n, bad)
+		all := slices.Concat(found, taken, s.Left())
+		slices.Sort(all)
+		if len(all) != n || len(slices.Compact(all)) != n {
+			t.Fatalf("%d things, %d bad: %d found, %d taken, %d left", n, len(bad), len(found), len(taken), len(s.Left()))
+		}
+		for _, i := range found {
+			if !bad[i] {
+				t.Fatalf("%d is blamed, of the bad %v", i, keys(bad))
+			}
+		}
+		slices.Sort(found)
+		if !s.GaveUp() && !slices.Equal(found, keys(bad)) {
+			t.Fatalf("%d things: found %v, want %v", n, found, keys(bad))
+		}
+		if s.GaveUp() && len(bad) <= 3 {
+			t.Fatalf("%d things: gave up with the bad %v", n, keys(bad))
+		}
+		if most := 2*(4*bits.Len(uint(n))+16) + 2; attempts > most {
+			t.Fatalf("%d things, %d bad: %d attempts, want %d at most", n, len(bad), attempts, most)
+		}
+	}
+}
+
+// One culprit costs two attempts for each time that its company is halved.
+func TestOneCulprit(t *testing.T) {
+	for _, n := range []int{2, 100, 1000, 100_000} {
+		for _, at := range []int{0, n / 3, n - 1} {
+			_, found, taken, attempts := run(n, map[int]bool{at: true})
+			if len(found) != 1 || found[0] != at || len(taken) != n-1 || attempts > 2*bits.Len(uint(n)) {
+				t.Errorf("%d of %d: found %v, took %d, %d attempts", at, n, found, len(taken), attempts)
+			}
+		}
+	}
+}
+
+// Where all is refused the search ends soon, and says that nothing is known of the rest.
+func TestAllRefused(t *testing.T) {
+	bad := map[int]bool{}
+	for i := range 10_000 {
+		bad[i] = true
+	}
+	s, found, _, attempts := run(10_000, bad)
+	if !s.GaveUp() || s.Promising() || attempts > bits.Len(10_000)+8 || len(found)+len(s.Left()) != 10_000 {
+		t.Errorf("gave up: %t, promising: %t, %d attempts, %d found", s.GaveUp(), s.Promising(), attempts, len(found))
+	}
+}
+
+// A group that got smaller before it was tried, or empty, is searched as it is then.
+func TestShrunk(t *testing.T) {
+	s := New([][]string{{}, {"a", "b", "c"}}, 0)
+	g := s.Next()
+	if s.Refused(g[1:2]) != true || s.Next() != nil || s.GaveUp() {
+		t.Errorf("after a group of one: %v left", s.Left())
+	}
+}
