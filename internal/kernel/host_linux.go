@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,8 +9,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/vishvananda/netlink/nl"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
 )
 
 // OnlineCPUs returns how many processors the machine has in use, whatever this process may use of them: cgroups
@@ -112,20 +115,20 @@ func LoadIPVS() error {
 	return nil
 }
 
-// askForFamily asks for a family of generic netlink. A kernel that has it as a module loads it. The error is
+// askForFamily asks for a family of generic netlink. A kernel that has it as a module loads it. The error wraps
 // unix.ENOENT if there is none.
 func askForFamily(name string) error {
-	socket, shared, err := openNetlink(unix.NETLINK_GENERIC)
+	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_GENERIC})
 	if err != nil {
-		return fmt.Errorf("open a netlink socket: %w", err)
+		return err
 	}
-	defer socket.Close()
-	request := nl.NewNetlinkRequest(unix.GENL_ID_CTRL, 0)
-	request.Sockets = shared
-	request.AddData(&nl.Genlmsg{Command: unix.CTRL_CMD_GETFAMILY, Version: 1})
-	request.AddData(nl.NewRtAttr(unix.CTRL_ATTR_FAMILY_NAME, nl.ZeroTerminated(name)))
-	_, err = request.Execute(unix.NETLINK_GENERIC, 0)
-	return err
+	defer conn.Close()
+	body, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.CTRL_ATTR_FAMILY_NAME, Data: append([]byte(name), 0)}})
+	if err != nil {
+		return err
+	}
+	head := []byte{unix.CTRL_CMD_GETFAMILY, 1, 0, 0} // struct genlmsghdr: the command, and its version
+	return conn.Do(context.Background(), nlconn.Request(unix.GENL_ID_CTRL, 0, head, body), nil)
 }
 
 // LoadConntrack makes the kernel load nf_conntrack if it can. The error wraps ErrUnsupported if there is none.

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
 )
 
 // ErrHeld says that another process has the lock.
@@ -22,26 +25,23 @@ var ErrHeld = errors.New("another process holds the lock")
 // kernel gives to one socket. It is free again when the socket closes, however its process ends. No rule logs to the
 // group, so nothing comes of it but the right.
 type Lock struct {
-	socket *netlink.Conn
-	group  uint16
-	may    bool // this process may take it
+	conn  *nlconn.Conn // its socket is the lock
+	group uint16
+	may   bool // this process may take it
 }
 
 // OpenLock returns a lock, which is not taken yet, of the network namespace of the calling thread. The error wraps
 // ErrUnsupported if the kernel has no netlink of netfilter.
 func OpenLock(group uint16) (*Lock, error) {
-	socket, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		return nil, fmt.Errorf("%w: netfilter's netlink is missing (CONFIG_NETFILTER_NETLINK)", ErrUnsupported)
-	}
+	conn, err := openNetfilter(nlconn.Config{Keep: true})
 	if err != nil {
-		return nil, fmt.Errorf("open a netfilter netlink socket: %w", err)
+		return nil, err
 	}
-	return &Lock{socket: socket, group: group}, nil
+	return &Lock{conn: conn, group: group}, nil
 }
 
 // Close gives the lock back.
-func (l *Lock) Close() error { return l.socket.Close() }
+func (l *Lock) Close() error { return l.conn.Close() }
 
 // Of linux/netfilter/nfnetlink_log.h.
 const (
@@ -79,11 +79,8 @@ func (l *Lock) ask(typ uint16, attrs ...netlink.Attribute) error {
 	if err != nil {
 		return err
 	}
-	_, err = l.socket.Execute(netlink.Message{
-		Header: netlink.Header{Type: netlink.HeaderType(typ), Flags: netlink.Request | netlink.Acknowledge},
-		Data:   append([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, byte(l.group >> 8), byte(l.group)}, body...), // struct nfgenmsg
-	})
-	return err
+	head := []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, byte(l.group >> 8), byte(l.group)} // struct nfgenmsg
+	return l.conn.Do(context.Background(), nlconn.Request(typ, unix.NLM_F_ACK, head, body), nil)
 }
 
 // Holder is the process that has a lock.

@@ -7,10 +7,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/nlconn"
+	"kube-proxy/internal/nlconntest"
 )
 
 const someGroup = 4711
@@ -60,6 +63,26 @@ func TestLock(t *testing.T) {
 		first.Close()
 		if err := second.Take(); err != nil {
 			t.Errorf("the second after the first has closed: %v", err)
+		}
+	})
+}
+
+// A kernel that does not answer keeps nobody waiting for ever, and a lock that was taken stays.
+func TestLockWithoutAnswer(t *testing.T) {
+	netlab.NamespaceForTest(t).Do(func() {
+		held, other := openLock(t, someGroup), openLock(t, someGroup)
+		defer held.Close()
+		defer other.Close()
+		if err := held.Take(); err != nil {
+			t.Error(err)
+		}
+		held.conn.Patience = 20 * time.Millisecond
+		nlconntest.Silence(t, held.conn)
+		if err := held.Take(); !errors.Is(err, nlconn.ErrNoAnswer) {
+			t.Errorf("without an answer: %v", err)
+		}
+		if err := other.Take(); err != ErrHeld {
+			t.Errorf("the other: %v, want %v", err, ErrHeld)
 		}
 	})
 }

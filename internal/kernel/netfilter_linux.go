@@ -1,63 +1,50 @@
 package kernel
 
 import (
+	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
-	"time"
+	"sync"
 
 	"github.com/mdlayher/netlink"
-	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-)
 
-// patience is how long the kernel may take to answer: loading a module takes a moment.
-const patience = 5 * time.Second
+	"kube-proxy/internal/nlconn"
+)
 
 // Netfilter asks the netfilter subsystems of the network namespace in which it was opened, whatever the thread that
 // asks. It may be used by many goroutines.
-//
-// Of mdlayher/netlink only the attributes are here: its receiving waits for the end of an answer of which the kernel says
-// that more comes (NLM_F_MULTI), while nfnetlink_acct and nft_compat say so of their only message.
 type Netfilter struct {
-	socket *nl.NetlinkSocket // locked from a request to the end of its answers
-	shared map[int]*nl.SocketHandle
+	mu   sync.Mutex // from a request to the end of its answers
+	conn *nlconn.Conn
 }
 
 // OpenNetfilter opens a client for the network namespace of the calling thread. The error wraps ErrUnsupported if the
 // kernel has no netlink of netfilter.
 func OpenNetfilter() (*Netfilter, error) {
-	socket, shared, err := openNetlink(unix.NETLINK_NETFILTER)
+	conn, err := openNetfilter(nlconn.Config{})
+	if err != nil {
+		return nil, err
+	}
+	return &Netfilter{conn: conn}, nil
+}
+
+func openNetfilter(cfg nlconn.Config) (*nlconn.Conn, error) {
+	cfg.Protocol = unix.NETLINK_NETFILTER
+	conn, err := nlconn.Open(cfg)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil, fmt.Errorf("%w: netfilter's netlink is missing (CONFIG_NETFILTER_NETLINK)", ErrUnsupported)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("open a netfilter netlink socket: %w", err)
-	}
-	return &Netfilter{socket, shared}, nil
-}
-
-// openNetlink opens a socket, and wraps it as requests want it.
-func openNetlink(protocol int) (*nl.NetlinkSocket, map[int]*nl.SocketHandle, error) {
-	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), protocol)
-	if err != nil {
-		return nil, nil, err
-	}
-	limit := unix.NsecToTimeval(int64(patience))
-	if err := s.SetReceiveTimeout(&limit); err != nil {
-		s.Close()
-		return nil, nil, fmt.Errorf("limit the wait for answers: %w", err)
-	}
-	return s, map[int]*nl.SocketHandle{protocol: {Socket: s}}, nil
+	return conn, err
 }
 
 // Close gives the socket back, after the answer that another goroutine waits for. Requests fail from then on.
 func (n *Netfilter) Close() {
-	n.socket.Lock()
-	defer n.socket.Unlock()
-	n.socket.Close()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.conn.Close()
 }
 
 // Ask sends a request of type subsystem<<8|message for an address family, with the attributes that attrs encodes, numbers
@@ -65,35 +52,33 @@ func (n *Netfilter) Close() {
 // acknowledgement, and none for a dump of something that is not there (ENOENT). An answer that the kernel marks as one of
 // many, though it is no dump's, needs the flag NLM_F_ACK: the acknowledgement ends it.
 //
-// What the kernel refuses with is a bare unix.Errno, EINVAL or EOPNOTSUPP if it has no such subsystem. The error wraps
-// os.ErrDeadlineExceeded if there is no answer within 5 s.
+// What the kernel refuses with is a [*nlconn.Error], EINVAL or EOPNOTSUPP if it has no such subsystem. The error wraps
+// nlconn.ErrNoAnswer if there is no answer within [nlconn.Patience].
 func (n *Netfilter) Ask(typ uint16, flags int, family byte, attrs func(*netlink.AttributeEncoder)) ([][]byte, error) {
-	request := nl.NewNetlinkRequest(int(typ), flags)
-	request.Sockets = n.shared
-	request.RawData = []byte{family, unix.NFNETLINK_V0, 0, 0} // struct nfgenmsg
+	var body []byte
 	if attrs != nil {
 		ae := netlink.NewAttributeEncoder()
 		ae.ByteOrder = binary.BigEndian
 		attrs(ae)
-		b, err := ae.Encode()
-		if err != nil {
+		var err error
+		if body, err = ae.Encode(); err != nil {
 			return nil, fmt.Errorf("encode a request to netfilter: %w", err)
 		}
-		request.AddRawData(b)
 	}
-	// Answers to an earlier request, which took too long, may come first; by their number they are left out.
-	bodies, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	var bodies [][]byte
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	request := nlconn.Request(typ, uint16(flags), []byte{family, unix.NFNETLINK_V0, 0, 0}, body) // struct nfgenmsg
+	err := n.conn.Do(context.Background(), request, func(m nlconn.Message) error {
+		bodies = append(bodies, bytes.Clone(m.Body[min(4, len(m.Body)):]))
+		return nil
+	})
 	switch {
-	case err == unix.EAGAIN: // never an answer: netfilter itself tries again then
-		return nil, fmt.Errorf("wait for netfilter's answer: %w", os.ErrDeadlineExceeded)
-	case err == unix.ENOENT && flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP:
+	case errors.Is(err, unix.ENOENT) && flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP:
 		return nil, nil
-	case errors.Is(err, nl.ErrDumpInterrupted): // others changed something meanwhile, which may be in the answers or not
+	case errors.Is(err, nlconn.ErrInterrupted): // others changed something meanwhile, which may be in the answers or not
 	case err != nil:
 		return nil, err
-	}
-	for i, b := range bodies {
-		bodies[i] = b[min(4, len(b)):]
 	}
 	return bodies, nil
 }
@@ -169,8 +154,9 @@ func askNetfilter(typ uint16) (unix.Errno, error) {
 	}
 	defer n.Close()
 	_, err = n.Ask(typ, 0, unix.AF_UNSPEC, nil)
-	if errno, answered := err.(unix.Errno); answered {
-		return errno, nil
+	var refused *nlconn.Error
+	if errors.As(err, &refused) {
+		return refused.Errno, nil
 	}
 	return 0, err
 }

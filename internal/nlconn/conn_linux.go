@@ -2,6 +2,7 @@ package nlconn
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -180,6 +181,22 @@ func (c *Conn) Filter(program []unix.SockFilter) error {
 		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
 	})
 	return errors.Join(failed, err)
+}
+
+// Request makes a request of the parts of its body, with the flags and unix.NLM_F_REQUEST.
+func Request(typ, flags uint16, body ...[]byte) []byte {
+	n := unix.SizeofNlMsghdr
+	for _, b := range body {
+		n += len(b)
+	}
+	r := binary.NativeEndian.AppendUint32(make([]byte, 0, n), uint32(n))
+	r = binary.NativeEndian.AppendUint16(r, typ)
+	r = binary.NativeEndian.AppendUint16(r, flags|unix.NLM_F_REQUEST)
+	r = append(r, 0, 0, 0, 0, 0, 0, 0, 0) // the sequence number, which Do writes, and the port
+	for _, b := range body {
+		r = append(r, b...)
+	}
+	return r
 }
 
 // Next returns a new sequence number.
