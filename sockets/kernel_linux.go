@@ -2,6 +2,7 @@ package sockets
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -11,10 +12,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
 
@@ -22,36 +22,28 @@ import (
 func New(cfg Config) (*Watcher, error) {
 	d, err := openDiag()
 	if err != nil {
-		return nil, fmt.Errorf("sockets: open a sock_diag socket: %w", err)
+		return nil, fmt.Errorf("sockets: %w", err)
 	}
 	return newWatcher(cfg, d), nil
 }
 
 // diag asks the kernel by sock_diag, and where that does not know a protocol, by /proc/net.
-type diag struct {
-	socket *nl.NetlinkSocket
-	shared map[int]*nl.SocketHandle
-}
+type diag struct{ conn *nlconn.Conn }
 
 func openDiag() (*diag, error) {
-	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_INET_DIAG)
+	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_SOCK_DIAG})
 	if err != nil {
 		return nil, err
 	}
-	limit := unix.Timeval{Sec: 10}
-	if err := errors.Join(s.SetSendTimeout(&limit), s.SetReceiveTimeout(&limit)); err != nil {
-		s.Close()
-		return nil, err
-	}
-	return &diag{socket: s, shared: map[int]*nl.SocketHandle{unix.NETLINK_INET_DIAG: {Socket: s}}}, nil
+	return &diag{conn}, nil
 }
 
-func (d *diag) close() { d.socket.Close() }
+func (d *diag) close() { d.conn.Close() }
 
-func (d *diag) sockets(proto lb.Proto, port uint16) ([]socket, error) {
+func (d *diag) sockets(ctx context.Context, proto lb.Proto, port uint16) ([]socket, error) {
 	var out []socket
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		list, err := d.dump(family, proto, port)
+		list, err := d.dump(ctx, family, proto, port)
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // a kernel without this module
 			list, err = readProc(family, proto)
 		}
@@ -95,7 +87,7 @@ const (
 )
 
 // dump asks for the sockets of one protocol and family that wait for traffic, on one port if that is not 0.
-func (d *diag) dump(family uint8, proto lb.Proto, port uint16) ([]socket, error) {
+func (d *diag) dump(ctx context.Context, family uint8, proto lb.Proto, port uint16) ([]socket, error) {
 	request := make([]byte, sizeofRequest)
 	request[0], request[1] = family, uint8(proto)
 	binary.NativeEndian.PutUint32(request[4:], 1<<waiting(proto))
@@ -105,16 +97,13 @@ func (d *diag) dump(family uint8, proto lb.Proto, port uint16) ([]socket, error)
 	}
 	for attempt := 1; ; attempt++ {
 		var out []socket
-		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
-		req.Sockets = d.shared
-		req.AddRawData(request)
-		err := req.ExecuteIter(unix.NETLINK_INET_DIAG, nl.SOCK_DIAG_BY_FAMILY, func(b []byte) bool {
-			if s, ok := parseMessage(b, port); ok {
+		err := d.conn.Do(ctx, nlconn.Request(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, request), func(m nlconn.Message) error {
+			if s, ok := parseMessage(m.Body, port); ok {
 				out = append(out, s)
 			}
-			return true
+			return nil
 		})
-		if errors.Is(err, nl.ErrDumpInterrupted) && attempt < 3 {
+		if errors.Is(err, nlconn.ErrInterrupted) && attempt < 3 {
 			continue
 		}
 		return out, err

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/nlconntest"
 	"kube-proxy/lb"
 )
 
@@ -94,6 +95,22 @@ func text(list []socket) []string {
 	return out
 }
 
+// A kernel that does not answer keeps nobody waiting for ever.
+func TestSilentKernel(t *testing.T) {
+	newNamespace(t).Do(func() {
+		d, err := openDiag()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer d.close()
+		nlconntest.Check(t, d.conn, func() {}, func(ctx context.Context) error {
+			_, err := d.sockets(ctx, lb.TCP, 0)
+			return err
+		})
+	})
+}
+
 // What waits for traffic is listed, by sock_diag as by /proc/net; what is connected is not, and one port can
 // be asked for.
 func TestKernelSockets(t *testing.T) {
@@ -128,15 +145,15 @@ func TestKernelSockets(t *testing.T) {
 			{lb.UDP, 30056, []string{"[::]:30056"}},
 			{lb.UDP, 30054, nil},
 		} {
-			got, err := d.sockets(c.proto, c.port)
+			got, err := d.sockets(t.Context(), c.proto, c.port)
 			if err != nil || !slices.Equal(text(got), c.want) {
 				t.Errorf("%v %d: %q, %v; want %q", c.proto, c.port, text(got), err, c.want)
 			}
 		}
-		if got, err := d.sockets(lb.SCTP, 0); err != nil || len(got) != 0 {
+		if got, err := d.sockets(t.Context(), lb.SCTP, 0); err != nil || len(got) != 0 {
 			t.Errorf("SCTP: %v, %v", got, err)
 		}
-		all, err := d.sockets(lb.TCP, 0)
+		all, err := d.sockets(t.Context(), lb.TCP, 0)
 		if err != nil {
 			t.Error(err)
 		}
@@ -376,7 +393,7 @@ func benchmarkSockets(b *testing.B, port uint16) {
 		}
 		defer d.close()
 		for b.Loop() {
-			if _, err := d.sockets(lb.TCP, port); err != nil {
+			if _, err := d.sockets(b.Context(), lb.TCP, port); err != nil {
 				b.Error(err)
 			}
 		}

@@ -96,7 +96,7 @@ type suspect struct {
 // kernel is what a Watcher asks the kernel.
 type kernel interface {
 	// sockets lists what waits for traffic of a protocol, on one port if that is not 0.
-	sockets(proto lb.Proto, port uint16) ([]socket, error)
+	sockets(ctx context.Context, proto lb.Proto, port uint16) ([]socket, error)
 	// ours returns the inodes of the sockets of this process.
 	ours() (map[uint32]struct{}, error)
 	close()
@@ -216,7 +216,7 @@ func (w *Watcher) Run(ctx context.Context) {
 			all, periodic = true, time.After(w.period())
 		}
 		start := time.Now()
-		w.look(all)
+		w.look(ctx, all)
 		if confirm = nil; len(w.suspects) > 0 {
 			confirm = time.After(w.confirm)
 		}
@@ -325,7 +325,7 @@ func owner(service string) string {
 }
 
 // look compares the ports in question, or all, with the sockets there are.
-func (w *Watcher) look(all bool) {
+func (w *Watcher) look(ctx context.Context, all bool) {
 	w.locate()
 	ports := w.take(all)
 	found := map[state]uint32{} // inodes
@@ -340,7 +340,10 @@ func (w *Watcher) look(all bool) {
 			for only = range numbers {
 			}
 		}
-		list, err := w.kernel.sockets(proto, only)
+		list, err := w.kernel.sockets(ctx, proto, only)
+		if ctx.Err() != nil { // no failure, and nothing that is known
+			return
+		}
 		w.failed(proto.String()+" sockets", err)
 		if err != nil {
 			continue

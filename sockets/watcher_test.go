@@ -44,7 +44,7 @@ func (k *fakeKernel) has(addrs ...string) {
 	}
 }
 
-func (k *fakeKernel) sockets(proto lb.Proto, port uint16) ([]socket, error) {
+func (k *fakeKernel) sockets(_ context.Context, proto lb.Proto, port uint16) ([]socket, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.asked = append(k.asked, fmt.Sprint(port, "/", proto))
