@@ -130,7 +130,7 @@ func (c *cleaner) clean(ctx context.Context, families ...lb.Family) (Report, err
 		if !c.nftables {
 			continue
 		}
-		removed, err := nftables.Remove(fam)
+		removed, err := nftables.Remove(ctx, fam)
 		errs = append(errs, err)
 		if removed {
 			c.report.Removed = append(c.report.Removed, fmt.Sprintf("the nftables table %s of %s", nftables.TableName, fam))

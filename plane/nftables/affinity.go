@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -121,8 +122,8 @@ func (c *change) stickable(b *lb.BackendSet) *lb.BackendSet {
 func (p *Plane) HashesClients() bool { return p.rules.hashes }
 
 // canHash asks whether the kernel has the expression hash.
-func (s *socket) canHash(r *ruleset) (bool, error) {
-	can, err := s.knows(r, r.rule("", statement{exprs: r.hash(2, 1).load(nil, scratch)}).exprs)
+func (s *socket) canHash(ctx context.Context, r *ruleset) (bool, error) {
+	can, err := s.knows(ctx, r, r.rule("", statement{exprs: r.hash(2, 1).load(nil, scratch)}).exprs)
 	if err != nil {
 		return false, fmt.Errorf("nftables: probe the expression hash: %w", err)
 	}
@@ -131,7 +132,7 @@ func (s *socket) canHash(r *ruleset) (bool, error) {
 
 // knows reports whether the kernel knows the expressions of a rule. It asks by a transaction that the kernel refuses
 // in any case, for its last message.
-func (s *socket) knows(r *ruleset, exprs []byte) (bool, error) {
+func (s *socket) knows(ctx context.Context, r *ruleset, exprs []byte) (bool, error) {
 	t := &batch{ruleset: r}
 	const name = TableName + "-probe"
 	probe := func(e *encoder, typ, flags uint16, attrs func()) {
@@ -156,7 +157,7 @@ func (s *socket) knows(r *ruleset, exprs []byte) (bool, error) {
 		e.str(unix.NFTA_CHAIN_NAME, "missing")
 	})
 	bufs, last := t.buffers()
-	err := s.commit(bufs, last)
+	err := s.commit(ctx, bufs, last)
 	var ke *nlconn.Error
 	switch {
 	case errors.As(err, &ke) && errors.Is(err, unix.ENOENT) && ke.Seq == last:
@@ -189,7 +190,7 @@ func (p *Plane) Affinity() AffinityUse { return p.use }
 const affinitySamples = 512
 
 // measureAffinity estimates how many places are taken, by looking at some.
-func (p *Plane) measureAffinity() error {
+func (p *Plane) measureAffinity(ctx context.Context) error {
 	p.use = AffinityUse{}
 	if !p.rules.hashes {
 		return nil
@@ -204,8 +205,8 @@ func (p *Plane) measureAffinity() error {
 	for i := 0; i < affinitySamples && len(sets) > 0; i++ {
 		s := sets[rand.IntN(len(sets))]
 		q := query{p: p, set: sAffinity, found: func([]byte) { taken++; by[s.source.ID.Service]++ }}
-		q.ask(appendNum(appendNum(nil, s.id), rand.Uint32N(p.rules.places)))
-		if err := q.finish(); err != nil {
+		q.ask(ctx, appendNum(appendNum(nil, s.id), rand.Uint32N(p.rules.places)))
+		if err := q.finish(ctx); err != nil {
 			return fmt.Errorf("nftables %s: look at elements of %s: %w", p.fam, p.rules.sets[sAffinity].name, err)
 		}
 	}

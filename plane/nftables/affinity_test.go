@@ -191,7 +191,7 @@ func lead(t testing.TB, p *Plane, set lb.SetID, member uint32) {
 		c.add(sAffinity, appendNum(key, member))
 	}
 	runNFT(t, "flush map "+p.ip()+" kube-proxy affinity")
-	if err := p.commit(c.batch); err != nil {
+	if err := p.commit(t.Context(), c.batch); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -199,7 +199,7 @@ func lead(t testing.TB, p *Plane, set lb.SetID, member uint32) {
 // entries counts the elements of the affinity map, by set id.
 func entries(t testing.TB, p *Plane) (all int, bySet map[uint32]int) {
 	t.Helper()
-	snap, _, err := p.readTable(func(d *setDef) bool { return d.dynamic() })
+	snap, _, err := p.readTable(t.Context(), func(d *setDef) bool { return d.dynamic() })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -340,7 +340,7 @@ func TestAffinityWithoutRoom(t *testing.T) {
 			for i := range uint32(8) {
 				c.add(sAffinity, appendNum(appendNum(appendNum(nil, 77), i), 1))
 			}
-			if err := s.p.commit(c.batch); err != nil {
+			if err := s.p.commit(t.Context(), c.batch); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -417,18 +417,18 @@ func TestProbeOfExpressions(t *testing.T) {
 		if !p.HashesClients() {
 			t.Error("this kernel cannot hash") // all that the suite runs on can
 		}
-		before, err := p.sock.generation()
+		before, err := p.sock.generation(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		exprs := p.rules.rule("", statement{exprs: p.rules.hash(2, 1).load(nil, scratch)}).exprs
 		for name, want := range map[string]bool{"hash": true, "hush": false} {
-			got, err := p.sock.knows(p.rules, bytes.ReplaceAll(exprs, []byte("hash\x00"), []byte(name+"\x00")))
+			got, err := p.sock.knows(t.Context(), p.rules, bytes.ReplaceAll(exprs, []byte("hash\x00"), []byte(name+"\x00")))
 			if got != want || err != nil {
 				t.Errorf("%s: %t, %v", name, got, err)
 			}
 		}
-		if after, err := p.sock.generation(); after != before || err != nil {
+		if after, err := p.sock.generation(t.Context()); after != before || err != nil {
 			t.Errorf("the ruleset went from generation %d to %d, %v", before, after, err)
 		}
 	})

@@ -37,8 +37,8 @@ func (p *Plane) newChange(st *state) *change {
 }
 
 // write sends the batch. If the kernel refuses it, the state is as before.
-func (p *Plane) write(c *change) error {
-	err := p.commit(c.batch)
+func (p *Plane) write(ctx context.Context, c *change) error {
+	err := p.commit(ctx, c.batch)
 	if err != nil {
 		c.log.Undo()
 	}
@@ -51,7 +51,7 @@ func (p *Plane) errNotSetUp() error {
 }
 
 // Apply writes the changes in one transaction: all of them are in force, or none.
-func (p *Plane) Apply(_ context.Context, changes []lb.Change) (written bool, err error) {
+func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, err error) {
 	if p.st == nil {
 		return false, p.errNotSetUp()
 	}
@@ -60,7 +60,7 @@ func (p *Plane) Apply(_ context.Context, changes []lb.Change) (written bool, err
 		c.log.Undo()
 		return false, err
 	}
-	if err := p.write(c); err != nil {
+	if err := p.write(ctx, c); err != nil {
 		return false, err
 	}
 	return c.seq > 0, nil

@@ -17,31 +17,31 @@ func (p *Plane) Drift() <-chan struct{} { return p.mon.signal }
 // of a large table another part in each call. Otherwise it looks at what the kernel's notifications named. It
 // returns the number of objects that differed, and an error that wraps plane.ErrStateLost where the table or one
 // of its sets is gone or no longer as we make it.
-func (p *Plane) Audit(_ context.Context, full bool) (int, error) {
+func (p *Plane) Audit(ctx context.Context, full bool) (int, error) {
 	if p.st == nil {
 		return 0, p.errNotSetUp()
 	}
 	notes := p.mon.take()
-	n, err := p.audit(&notes, full)
+	n, err := p.audit(ctx, &notes, full)
 	if err != nil {
 		p.mon.giveBack(notes)
 	} else if full {
-		err = p.measureAffinity()
+		err = p.measureAffinity(ctx)
 	}
 	return n, err
 }
 
 // audit takes out of the notes what it has mended.
-func (p *Plane) audit(notes *notes, full bool) (int, error) {
+func (p *Plane) audit(ctx context.Context, notes *notes, full bool) (int, error) {
 	if full {
-		if err := p.tidy(); err != nil {
+		if err := p.tidy(ctx); err != nil {
 			return 0, err
 		}
 	}
 	if notes.everything || full && p.elements() <= p.window {
-		return p.auditAll(allSets)
+		return p.auditAll(ctx, allSets)
 	}
-	mended, err := p.mendElements(notes.elements)
+	mended, err := p.mendElements(ctx, notes.elements)
 	if err != nil {
 		return mended, err
 	}
@@ -49,15 +49,15 @@ func (p *Plane) audit(notes *notes, full bool) (int, error) {
 	if !full && !notes.structure {
 		return mended, nil
 	}
-	n, err := p.auditAll(smallSets)
+	n, err := p.auditAll(ctx, smallSets)
 	mended += n
 	if err != nil || !full {
 		return mended, err
 	}
 	c := p.newChange(p.st)
-	n, err = p.auditSome(c)
+	n, err = p.auditSome(ctx, c)
 	if err == nil {
-		err = p.commit(c.batch)
+		err = p.commit(ctx, c.batch)
 	}
 	if err != nil {
 		return mended, fmt.Errorf("nftables %s: compare elements: %w", p.fam, err)
@@ -78,8 +78,8 @@ func (p *Plane) elements() int {
 }
 
 // auditAll compares the structure, and the elements of some sets, with the state.
-func (p *Plane) auditAll(which func(*setDef) bool) (int, error) {
-	snap, _, err := p.readTable(which)
+func (p *Plane) auditAll(ctx context.Context, which func(*setDef) bool) (int, error) {
+	snap, _, err := p.readTable(ctx, which)
 	if err != nil {
 		return 0, err
 	}
@@ -88,14 +88,14 @@ func (p *Plane) auditAll(which func(*setDef) bool) (int, error) {
 	}
 	c := p.newChange(p.st)
 	n := c.mend(snap, which)
-	if err := p.write(c); err != nil {
+	if err := p.write(ctx, c); err != nil {
 		return 0, err
 	}
 	return n, nil
 }
 
 // mendElements mends single elements of which the last word is known.
-func (p *Plane) mendElements(heard map[elementKey]elementNote) (int, error) {
+func (p *Plane) mendElements(ctx context.Context, heard map[elementKey]elementNote) (int, error) {
 	w := wanted{st: p.st, defs: &p.rules.sets}
 	var is, want [setCount]diff.Records
 	for i := range setCount {
@@ -115,7 +115,7 @@ func (p *Plane) mendElements(heard map[elementKey]elementNote) (int, error) {
 	for i := range setCount {
 		n += c.mendSet(i, is[i], want[i])
 	}
-	if err := p.commit(c.batch); err != nil {
+	if err := p.commit(ctx, c.batch); err != nil {
 		return 0, err
 	}
 	return n, nil
@@ -184,7 +184,7 @@ func (w *wanted) set(id uint32) *set {
 }
 
 // SetNode brings the rules that follow from the node up to date, in one transaction.
-func (p *Plane) SetNode(_ context.Context, n lb.Node) error {
+func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if p.st == nil {
 		return p.errNotSetUp()
 	}
@@ -192,11 +192,11 @@ func (p *Plane) SetNode(_ context.Context, n lb.Node) error {
 	rollback.Value(c.log, &p.rules.node)
 	rollback.Value(c.log, &p.st.node)
 	c.restructure(func() { p.rules.node, p.st.node = n, n })
-	return p.write(c)
+	return p.write(ctx, c)
 }
 
 // tidy removes the chains of classes and shapes that nothing has any more.
-func (p *Plane) tidy() error {
+func (p *Plane) tidy(ctx context.Context) error {
 	classes, shapes := map[class]bool{}, map[shape]bool{}
 	for _, r := range p.st.rows {
 		classes[r.class] = true
@@ -213,5 +213,5 @@ func (p *Plane) tidy() error {
 	rollback.Value(c.log, &p.st.classes)
 	rollback.Value(c.log, &p.st.shapes)
 	c.restructure(func() { p.st.classes, p.st.shapes = classes, shapes })
-	return p.write(c)
+	return p.write(ctx, c)
 }

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -351,7 +352,7 @@ func askForAck(b []byte) uint32 {
 
 // commit sends the batch. Errors name the object. Those that can only mean that the kernel does not hold
 // what we think wrap plane.ErrStateLost.
-func (p *Plane) commit(t *batch) error {
+func (p *Plane) commit(ctx context.Context, t *batch) error {
 	bufs, last := t.buffers()
 	if bufs == nil {
 		return nil
@@ -363,10 +364,10 @@ func (p *Plane) commit(t *batch) error {
 		size += len(b)
 	}
 	p.stats.Bytes += uint64(size)
-	send := func() error { return p.sock.commit(bufs, last) }
+	send := func() error { return p.sock.commit(ctx, bufs, last) }
 	var err error
 	if size > unheardAbove {
-		err = p.ours.WriteUnheard(p.sock.generation, send)
+		err = p.ours.WriteUnheard(func() (uint32, error) { return p.sock.generation(ctx) }, send)
 	} else {
 		err = p.ours.Write(1, send)
 	}

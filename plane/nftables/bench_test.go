@@ -76,7 +76,7 @@ func BenchmarkColdReset(b *testing.B) {
 				b.StopTimer()
 				c := p.newChange(p.st)
 				c.deleteTable()
-				if err := p.commit(c.batch); err != nil {
+				if err := p.commit(b.Context(), c.batch); err != nil {
 					b.Fatal(err)
 				}
 				b.StartTimer()
@@ -166,7 +166,7 @@ func BenchmarkRestart(b *testing.B) {
 					if warm == 1 {
 						c := p.newChange(p.st)
 						c.deleteTable()
-						if err := p.commit(c.batch); err != nil {
+						if err := p.commit(b.Context(), c.batch); err != nil {
 							b.Fatal(err)
 						}
 					}

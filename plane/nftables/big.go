@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -22,7 +23,7 @@ const askAtOnce = 256
 
 // readBig reads the backends of all sets that set-shapes knows, if there are many, and reports whether it did.
 // Backends that belong to no set are not found this way; no packet can reach them.
-func (p *Plane) readBig(s *snapshot) (bool, error) {
+func (p *Plane) readBig(ctx context.Context, s *snapshot) (bool, error) {
 	shapes := s.records[sSetShapes]
 	total := 0
 	each := func(f func(id uint32, sh shape)) {
@@ -40,10 +41,10 @@ func (p *Plane) readBig(s *snapshot) (bool, error) {
 	q := query{p: p, set: sBackends, found: func(el []byte) { s.element(sBackends, &p.rules.sets[sBackends], el) }}
 	each(func(id uint32, sh shape) {
 		for slot := range sh.size {
-			q.ask(appendNum(appendNum(nil, id), slot))
+			q.ask(ctx, appendNum(appendNum(nil, id), slot))
 		}
 	})
-	return true, q.finish()
+	return true, q.finish(ctx)
 }
 
 // query asks for single elements of a set.
@@ -57,23 +58,23 @@ type query struct {
 }
 
 // ask adds a key; now and then the kernel is asked.
-func (q *query) ask(key []byte) {
+func (q *query) ask(ctx context.Context, key []byte) {
 	q.keys = append(q.keys, key)
 	if len(q.keys) == askAtOnce {
-		q.flush()
+		q.flush(ctx)
 	}
 }
 
-func (q *query) finish() error {
-	q.flush()
+func (q *query) finish(ctx context.Context) error {
+	q.flush(ctx)
 	return q.err
 }
 
 // flush sends the keys. The kernel stops at the first that is not there; those behind it are asked for again.
-func (q *query) flush() {
+func (q *query) flush(ctx context.Context) {
 	for len(q.keys) > 0 && q.err == nil {
 		answered := 0
-		err := q.p.sock.ask(q.request(), func(body []byte) {
+		err := q.p.sock.ask(ctx, q.request(), func(body []byte) {
 			attributes(attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				answered++
 				q.found(el)
@@ -95,9 +96,8 @@ func (q *query) flush() {
 
 func (q *query) request() []byte {
 	d := &q.p.rules.sets[q.set]
-	q.p.sock.seq++
 	var e encoder
-	at := e.message(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, q.p.proto, q.p.sock.seq)
+	at := e.message(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, q.p.proto, 0)
 	e.str(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
 	e.str(unix.NFTA_SET_ELEM_LIST_SET, d.name)
 	list := e.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
@@ -129,7 +129,7 @@ func (y *cycle) begin(st *state) {
 
 // auditSome asks for some elements that shall be there, others each time, and stages what is missing or
 // differs. What is there and shall not be, in a large map, only the monitor and a Reset find.
-func (p *Plane) auditSome(c *change) (int, error) {
+func (p *Plane) auditSome(ctx context.Context, c *change) (int, error) {
 	if len(p.cycle.rows) == 0 && len(p.cycle.sets) == 0 && len(p.cycle.lists) == 0 {
 		p.cycle.begin(p.st)
 	}
@@ -148,7 +148,7 @@ func (p *Plane) auditSome(c *change) (int, error) {
 		}
 		asked++
 		want[i].Bytes = append(want[i].Bytes, rec...)
-		queries[i].ask(slices.Clone(rec[:d.keyLen()]))
+		queries[i].ask(ctx, slices.Clone(rec[:d.keyLen()]))
 	}
 	for y := &p.cycle; asked < auditWindow && len(y.rows) > 0; y.rows = y.rows[1:] {
 		if r, ok := p.st.rows[y.rows[0]]; ok {
@@ -170,7 +170,7 @@ func (p *Plane) auditSome(c *change) (int, error) {
 	}
 	n := 0
 	for i := range setCount {
-		if err := queries[i].finish(); err != nil {
+		if err := queries[i].finish(ctx); err != nil {
 			return n, err
 		}
 		n += c.mendSet(i, is[i], want[i])

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,7 +14,7 @@ import (
 // depend on how it came about: two tables that treat every packet alike have the same dump. What no packet
 // can reach, or what is missing on a packet's way, is named as a fault.
 func (p *Plane) Dump() (string, error) {
-	snap, _, err := p.readTable(allSets)
+	snap, _, err := p.readTable(context.Background(), allSets)
 	if err != nil {
 		return "", err
 	}

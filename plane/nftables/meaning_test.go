@@ -248,7 +248,7 @@ func (m *machine) protocols(x *expr.Lookup) {
 func sameSets(t *testing.T, p *Plane) {
 	t.Helper()
 	found := 0
-	err := p.sock.dump(p.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, uint16(unix.NFTA_SET_TABLE), TableName), func(body []byte) error {
+	err := p.sock.dump(t.Context(), p.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, uint16(unix.NFTA_SET_TABLE), TableName), func(body []byte) error {
 		name := cstr(attribute(body, unix.NFTA_SET_NAME))
 		for _, d := range p.rules.sets {
 			if d.name != name {
@@ -291,7 +291,7 @@ func sameMeaning(t *testing.T, p *Plane) {
 // kernelRules reads the rules of a chain.
 func kernelRules(t *testing.T, p *Plane, chain string) [][]expr.Any {
 	var rules [][]expr.Any
-	err := p.sock.dump(p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint16(unix.NFTA_RULE_TABLE), TableName, uint16(unix.NFTA_RULE_CHAIN), chain), func(body []byte) error {
+	err := p.sock.dump(t.Context(), p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint16(unix.NFTA_RULE_TABLE), TableName, uint16(unix.NFTA_RULE_CHAIN), chain), func(body []byte) error {
 		rules = append(rules, exprsOf(t, p, attribute(body, unix.NFTA_RULE_EXPRESSIONS)))
 		return nil
 	})

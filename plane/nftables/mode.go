@@ -68,9 +68,9 @@ func configOf(s mode.Settings) Config {
 	return Config{Family: s.Family, MasqueradeBit: &s.MasqueradeBit, Writes: s.Writes}
 }
 
-func removeTables(_ context.Context, what mode.Removal) (r mode.Report, err error) {
+func removeTables(ctx context.Context, what mode.Removal) (r mode.Report, err error) {
 	for _, fam := range what.Families {
-		removed, e := Remove(fam)
+		removed, e := Remove(ctx, fam)
 		if err = errors.Join(err, e); removed {
 			r.Removed = append(r.Removed, fmt.Sprintf("the nftables table %s of %s", TableName, fam))
 		}

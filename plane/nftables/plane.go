@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -62,11 +63,11 @@ func New(cfg Config) (*Plane, error) {
 	if p.sock, err = openSocket(); err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	if _, err := p.sock.generation(); err != nil {
+	if _, err := p.sock.generation(context.Background()); err != nil {
 		p.sock.close()
 		return nil, probeError(err)
 	}
-	if p.rules.hashes, err = p.sock.canHash(p.rules); err != nil {
+	if p.rules.hashes, err = p.sock.canHash(context.Background(), p.rules); err != nil {
 		p.sock.close()
 		return nil, err
 	}
@@ -119,13 +120,12 @@ func (p *Plane) Stats() Stats { return p.stats }
 
 // generation returns the generation of the namespace's nftables ruleset: each transaction of anybody makes a
 // new one.
-func (s *socket) generation() (uint32, error) {
-	s.seq++
+func (s *socket) generation(ctx context.Context) (uint32, error) {
 	var e encoder
-	at := e.message(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, s.seq)
+	at := e.message(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, 0)
 	e.endMessage(at)
 	var gen uint32
-	err := s.dump(e.b, func(body []byte) error {
+	err := s.dump(ctx, e.b, func(body []byte) error {
 		gen = be32(attribute(body, unix.NFTA_GEN_ID))
 		return nil
 	})

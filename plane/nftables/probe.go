@@ -10,7 +10,7 @@ import (
 // all that it may refuse that for but what is wrong with a row; it wraps plane.ErrStateLost where table or chain is gone.
 //
 // To add again what is there, such as the table, would not do: the kernel finds nothing to change, and commits nothing.
-func (p *Plane) Probe(context.Context) error {
+func (p *Plane) Probe(ctx context.Context) error {
 	if p.st == nil {
 		return p.errNotSetUp()
 	}
@@ -18,5 +18,5 @@ func (p *Plane) Probe(context.Context) error {
 	small := c.masqThen(lb.Cluster)
 	c.flushChain(small.name)
 	c.addRules(small)
-	return p.commit(c.batch)
+	return p.commit(ctx, c.batch)
 }

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -8,6 +9,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/plane/diff"
 )
 
@@ -30,9 +32,8 @@ type kernelChain struct {
 
 // request builds a message that asks for something of our table.
 func (p *Plane) request(typ, flags uint16, attrs ...any) []byte {
-	p.sock.seq++
 	var e encoder
-	at := e.message(typ, flags, p.proto, p.sock.seq)
+	at := e.message(typ, flags, p.proto, 0)
 	for i := 0; i+1 < len(attrs); i += 2 {
 		e.str(attrs[i].(uint16), attrs[i+1].(string))
 	}
@@ -42,26 +43,26 @@ func (p *Plane) request(typ, flags uint16, attrs ...any) []byte {
 
 // readTable reads our table, with the elements of those sets for which which is true. It tries again a few
 // times if somebody changes the ruleset meanwhile.
-func (p *Plane) readTable(which func(*setDef) bool) (*snapshot, uint32, error) {
+func (p *Plane) readTable(ctx context.Context, which func(*setDef) bool) (*snapshot, uint32, error) {
 	for try := 0; ; try++ {
-		gen, err := p.sock.generation()
+		gen, err := p.sock.generation(ctx)
 		if err != nil {
 			return nil, 0, fmt.Errorf("nftables %s: read the ruleset's generation: %w", p.fam, err)
 		}
-		s, err := p.readOnce(which)
+		s, err := p.readOnce(ctx, which)
 		if err == nil {
 			return s, gen, nil
 		}
-		if !errors.Is(err, errInterrupted) || try == 9 {
+		if !errors.Is(err, nlconn.ErrInterrupted) || try == 9 {
 			return nil, 0, fmt.Errorf("nftables %s: read the table: %w", p.fam, err)
 		}
 	}
 }
 
-func (p *Plane) readOnce(which func(*setDef) bool) (*snapshot, error) {
+func (p *Plane) readOnce(ctx context.Context, which func(*setDef) bool) (*snapshot, error) {
 	s := &snapshot{chains: map[string]*kernelChain{}}
 	dormant := false
-	err := p.sock.dump(p.request(unix.NFT_MSG_GETTABLE, 0, uint16(unix.NFTA_TABLE_NAME), TableName), func(body []byte) error {
+	err := p.sock.dump(ctx, p.request(unix.NFT_MSG_GETTABLE, 0, uint16(unix.NFTA_TABLE_NAME), TableName), func(body []byte) error {
 		s.present = true
 		dormant = be32(attribute(body, unix.NFTA_TABLE_FLAGS))&tableDormant != 0
 		return nil
@@ -70,14 +71,14 @@ func (p *Plane) readOnce(which func(*setDef) bool) (*snapshot, error) {
 		return s, nil
 	}
 	if err == nil {
-		err = undisturbed(func() error { s.foreign = nil; return p.readSets(s) })
+		err = undisturbed(func() error { s.foreign = nil; return p.readSets(ctx, s) })
 	}
 	if err == nil {
-		err = undisturbed(func() error { clear(s.chains); return p.readChains(s) })
+		err = undisturbed(func() error { clear(s.chains); return p.readChains(ctx, s) })
 	}
 	s.ours = s.ours && !dormant
 	if err == nil && s.ours {
-		err = p.readElements(s, which)
+		err = p.readElements(ctx, s, which)
 	}
 	return s, err
 }
@@ -87,7 +88,7 @@ func (p *Plane) readOnce(which func(*setDef) bool) (*snapshot, error) {
 func undisturbed(read func() error) error {
 	var err error
 	for range 100 {
-		if err = read(); !errors.Is(err, errInterrupted) {
+		if err = read(); !errors.Is(err, nlconn.ErrInterrupted) {
 			return err
 		}
 	}
@@ -95,14 +96,14 @@ func undisturbed(read func() error) error {
 }
 
 // readSets finds out whether the sets are ours.
-func (p *Plane) readSets(s *snapshot) error {
+func (p *Plane) readSets(ctx context.Context, s *snapshot) error {
 	defs := p.rules.sets
 	index := make(map[string]setIndex, setCount)
 	for i := range defs {
 		index[defs[i].name] = setIndex(i)
 	}
 	matching := 0
-	err := p.sock.dump(p.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, uint16(unix.NFTA_SET_TABLE), TableName), func(body []byte) error {
+	err := p.sock.dump(ctx, p.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, uint16(unix.NFTA_SET_TABLE), TableName), func(body []byte) error {
 		if cstr(attribute(body, unix.NFTA_SET_TABLE)) != TableName {
 			return nil
 		}
@@ -137,8 +138,8 @@ func (d *setDef) matches(body []byte) bool {
 }
 
 // readChains reads the chains of our table, and a digest of their rules.
-func (p *Plane) readChains(s *snapshot) error {
-	err := p.sock.dump(p.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP), func(body []byte) error {
+func (p *Plane) readChains(ctx context.Context, s *snapshot) error {
+	err := p.sock.dump(ctx, p.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP), func(body []byte) error {
 		if cstr(attribute(body, unix.NFTA_CHAIN_TABLE)) != TableName {
 			return nil
 		}
@@ -166,7 +167,7 @@ func (p *Plane) readChains(s *snapshot) error {
 		}
 		s.ours = s.ours && is == c.hook
 	}
-	return p.sock.dump(p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint16(unix.NFTA_RULE_TABLE), TableName), func(body []byte) error {
+	return p.sock.dump(ctx, p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint16(unix.NFTA_RULE_TABLE), TableName), func(body []byte) error {
 		if cstr(attribute(body, unix.NFTA_RULE_TABLE)) != TableName {
 			return nil
 		}
@@ -184,7 +185,7 @@ func allSets(d *setDef) bool { return !d.dynamic() }
 // smallSets are those that grow slowly, if at all, so that each audit reads them.
 func smallSets(d *setDef) bool { return d.verdict || d.name == "equal-bytes" || d.name == "reserved" }
 
-func (p *Plane) readElements(s *snapshot, which func(*setDef) bool) error {
+func (p *Plane) readElements(ctx context.Context, s *snapshot, which func(*setDef) bool) error {
 	for i := range setCount {
 		d := &p.rules.sets[i]
 		s.records[i].Size = d.recordLen()
@@ -192,7 +193,7 @@ func (p *Plane) readElements(s *snapshot, which func(*setDef) bool) error {
 			continue
 		}
 		if i == sBackends {
-			big, err := p.readBig(s)
+			big, err := p.readBig(ctx, s)
 			if err != nil {
 				return fmt.Errorf("elements of %s: %w", d.name, err)
 			}
@@ -203,7 +204,7 @@ func (p *Plane) readElements(s *snapshot, which func(*setDef) bool) error {
 		if d.verdict {
 			s.verdicts[i] = map[string]elementVerdict{}
 		}
-		err := p.sock.dump(p.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP,
+		err := p.sock.dump(ctx, p.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP,
 			uint16(unix.NFTA_SET_ELEM_LIST_TABLE), TableName, uint16(unix.NFTA_SET_ELEM_LIST_SET), d.name), func(body []byte) error {
 			attributes(attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				s.element(i, d, el)
@@ -213,7 +214,7 @@ func (p *Plane) readElements(s *snapshot, which func(*setDef) bool) error {
 		})
 		// Others may change their tables all the time, which does no harm to what we read of ours; and of a change
 		// of ours the monitor hears, so that it is looked at again.
-		if errors.Is(err, errInterrupted) && p.mon.silent() {
+		if errors.Is(err, nlconn.ErrInterrupted) && p.mon.silent() {
 			err = nil
 		}
 		if err != nil {

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -16,7 +17,7 @@ var translating = []string{"nat-prerouting", "nat-prerouting-again", "nat-output
 // Remove deletes the table of a family, ours or upstream's, and reports whether there was one. The chains that translate new
 // connections go first, and the rest when no packet is under way between the two: what was translated is masqueraded too.
 // A kernel without nf_tables has no table. Connections that are established go on: conntrack keeps their translation.
-func Remove(fam lb.Family) (removed bool, err error) {
+func Remove(ctx context.Context, fam lb.Family) (removed bool, err error) {
 	if fam != lb.IPv4 && fam != lb.IPv6 {
 		return false, fmt.Errorf("nftables: remove: family %s: want IPv4 or IPv6", fam)
 	}
@@ -30,7 +31,7 @@ func Remove(fam lb.Family) (removed bool, err error) {
 	defer s.close()
 	f := familyOf(fam)
 	for _, name := range []string{StandInName, TableName} {
-		was, err := s.removeTable(f, name)
+		was, err := s.removeTable(ctx, f, name)
 		if err != nil {
 			return removed, err
 		}
@@ -40,8 +41,8 @@ func Remove(fam lb.Family) (removed bool, err error) {
 }
 
 // removeTable deletes a table, its translating chains first, and reports whether there was one.
-func (s *socket) removeTable(f family, name string) (removed bool, err error) {
-	there, err := s.hasTable(f.proto, name)
+func (s *socket) removeTable(ctx context.Context, f family, name string) (removed bool, err error) {
+	there, err := s.hasTable(ctx, f.proto, name)
 	if err != nil {
 		return false, fmt.Errorf("look for table %s of %s: %w", name, f.fam, err)
 	}
@@ -49,13 +50,13 @@ func (s *socket) removeTable(f family, name string) (removed bool, err error) {
 		return false, nil
 	}
 	for _, chain := range translating {
-		if err = s.remove(unix.NFT_MSG_DELCHAIN, f.proto, name, chain); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err = s.remove(ctx, unix.NFT_MSG_DELCHAIN, f.proto, name, chain); err != nil && !errors.Is(err, unix.ENOENT) {
 			break
 		}
 	}
 	if err == nil || errors.Is(err, unix.ENOENT) {
 		kernel.AwaitPackets()
-		err = s.remove(unix.NFT_MSG_DELTABLE, f.proto, name, "")
+		err = s.remove(ctx, unix.NFT_MSG_DELTABLE, f.proto, name, "")
 	}
 	if errors.Is(err, unix.ENOENT) { // somebody was faster
 		return false, nil
@@ -70,13 +71,12 @@ func (s *socket) removeTable(f family, name string) (removed bool, err error) {
 }
 
 // hasTable reports whether the family has a table of that name. To ask does not load nf_tables' families.
-func (s *socket) hasTable(proto byte, name string) (there bool, err error) {
-	s.seq++
+func (s *socket) hasTable(ctx context.Context, proto byte, name string) (there bool, err error) {
 	var e encoder
-	at := e.message(unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, proto, s.seq)
+	at := e.message(unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, proto, 0)
 	e.str(unix.NFTA_TABLE_NAME, name)
 	e.endMessage(at)
-	err = s.ask(e.b, func([]byte) { there = true })
+	err = s.ask(ctx, e.b, func([]byte) { there = true })
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
 		return false, nil // no table, no such family, or no nf_tables
@@ -87,22 +87,22 @@ func (s *socket) hasTable(proto byte, name string) (there bool, err error) {
 }
 
 // remove deletes a table, or a chain of it and its rules, in a transaction of its own.
-func (s *socket) remove(typ uint16, proto byte, table, chain string) error {
+func (s *socket) remove(ctx context.Context, typ uint16, proto byte, table, chain string) error {
 	var e encoder
-	part := func(typ, flags uint16, family byte, res uint16, names func()) {
-		s.seq++
-		at := e.raw(typ, flags, family, s.seq, res)
+	part := func(typ, flags uint16, family byte, res uint16, names func()) (seq uint32) {
+		seq = s.Next()
+		at := e.raw(typ, flags, family, seq, res)
 		names()
 		e.endMessage(at)
+		return seq
 	}
 	nothing := func() {}
 	part(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES, nothing)
-	part(msgType(typ), unix.NLM_F_ACK, proto, 0, func() {
+	last := part(msgType(typ), unix.NLM_F_ACK, proto, 0, func() {
 		if e.str(unix.NFTA_TABLE_NAME, table); chain != "" { // the attribute of a chain's table has the same number
 			e.str(unix.NFTA_CHAIN_NAME, chain)
 		}
 	})
-	last := s.seq
 	part(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES, nothing)
-	return s.commit([][]byte{e.b}, last)
+	return s.commit(ctx, [][]byte{e.b}, last)
 }

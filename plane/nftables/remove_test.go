@@ -27,7 +27,7 @@ table arp kube-proxy { chain services { drop; }; }
 	before := runNFT(t, "list ruleset")
 	remove := func(fam lb.Family, want bool) {
 		t.Helper()
-		if removed, err := Remove(fam); removed != want || err != nil {
+		if removed, err := Remove(t.Context(), fam); removed != want || err != nil {
 			t.Errorf("%s: removed %t, want %t: %v", fam, removed, want, err)
 		}
 	}
@@ -44,7 +44,7 @@ table arp kube-proxy { chain services { drop; }; }
 	if after := runNFT(t, "list ruleset"); after != before {
 		t.Errorf("others had\n%s\nand have\n%s", before, after)
 	}
-	if _, err := Remove(lb.Family(0)); err == nil {
+	if _, err := Remove(t.Context(), lb.Family(0)); err == nil {
 		t.Error("a family that there is not")
 	}
 }
@@ -58,24 +58,26 @@ func TestRemoveRefused(t *testing.T) {
 	}
 	defer owner.close()
 	var e encoder
+	var last uint32
 	for _, m := range []struct {
 		typ, flags uint16
 		res        uint16
 		family     byte
 	}{{unix.NFNL_MSG_BATCH_BEGIN, 0, unix.NFNL_SUBSYS_NFTABLES, 0}, {msgType(unix.NFT_MSG_NEWTABLE), unix.NLM_F_CREATE | unix.NLM_F_ACK, 0, unix.NFPROTO_IPV4},
 		{unix.NFNL_MSG_BATCH_END, 0, unix.NFNL_SUBSYS_NFTABLES, 0}} {
-		owner.seq++
-		at := e.raw(m.typ, m.flags, m.family, owner.seq, m.res)
+		seq := owner.Next()
+		at := e.raw(m.typ, m.flags, m.family, seq, m.res)
 		if m.family != 0 {
+			last = seq
 			e.str(unix.NFTA_TABLE_NAME, TableName)
 			e.u32(unix.NFTA_TABLE_FLAGS, 2) // NFT_TABLE_F_OWNER
 		}
 		e.endMessage(at)
 	}
-	if err := owner.commit([][]byte{e.b}, owner.seq-1); err != nil {
+	if err := owner.commit(t.Context(), [][]byte{e.b}, last); err != nil {
 		t.Skipf("this kernel has no tables with an owner: %v", err)
 	}
-	if removed, err := Remove(lb.IPv4); removed || !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "owns") {
+	if removed, err := Remove(t.Context(), lb.IPv4); removed || !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "owns") {
 		t.Errorf("removed %t, %v", removed, err)
 	}
 }

@@ -43,11 +43,11 @@ const guardedTries = 3
 // refuses what no row matches, though rules of another mode may serve that (docs/adr/0009).
 //
 // If the kernel does not hold what was read of it, the error wraps plane.ErrStateLost, and the next Reset knows: see [trust].
-func (p *Plane) Reset(_ context.Context, want *lb.Table) (res plane.ResetResult, err error) {
+func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, err error) {
 	before := *p.rules
 	stoodIn := false
 	for try := 0; ; try++ {
-		res, err = p.resetOnce(want, try < guardedTries, &stoodIn)
+		res, err = p.resetOnce(ctx, want, try < guardedTries, &stoodIn)
 		if try == guardedTries || !errors.Is(err, unix.ERESTART) {
 			break
 		}
@@ -66,13 +66,13 @@ func (p *Plane) Reset(_ context.Context, want *lb.Table) (res plane.ResetResult,
 
 // resetOnce reads the kernel and writes what differs. If it is guarded the kernel refuses that, by ERESTART, where somebody
 // changed the ruleset in between.
-func (p *Plane) resetOnce(want *lb.Table, guarded bool, stoodIn *bool) (plane.ResetResult, error) {
-	snap, gen, err := p.readForReset()
+func (p *Plane) resetOnce(ctx context.Context, want *lb.Table, guarded bool, stoodIn *bool) (plane.ResetResult, error) {
+	snap, gen, err := p.readForReset(ctx)
 	if err == nil && snap.present && !snap.ours && !*stoodIn {
 		// Without it packets under way may go astray; what the kernel refuses, it refuses of the table proper too.
-		_ = p.standIn(want)
+		_ = p.standIn(ctx, want)
 		*stoodIn = true
-		snap, gen, err = p.readForReset()
+		snap, gen, err = p.readForReset(ctx)
 	}
 	if err != nil {
 		return plane.ResetResult{}, err
@@ -84,16 +84,16 @@ func (p *Plane) resetOnce(want *lb.Table, guarded bool, stoodIn *bool) (plane.Re
 	if !guarded {
 		gen = 0
 	}
-	c, refused, err := p.plan(snap, want, rows, gen)
+	c, refused, err := p.plan(ctx, snap, want, rows, gen)
 	if err == nil {
-		err = p.commit(c.batch)
+		err = p.commit(ctx, c.batch)
 	}
 	if err != nil {
 		return plane.ResetResult{}, err
 	}
 	p.st = c.st
-	_ = p.measureAffinity() // what is in the way of it, the next full audit reports
-	if err := p.standDown(); err != nil {
+	_ = p.measureAffinity(ctx) // what is in the way of it, the next full audit reports
+	if err := p.standDown(ctx); err != nil {
 		return plane.ResetResult{}, err
 	}
 	res.Later = append(res.Later, refused.keys...)
@@ -101,9 +101,9 @@ func (p *Plane) resetOnce(want *lb.Table, guarded bool, stoodIn *bool) (plane.Re
 }
 
 // readForReset reads the table, with the generation of the ruleset that shows whether anybody changes it afterwards.
-func (p *Plane) readForReset() (*snapshot, uint32, error) {
+func (p *Plane) readForReset(ctx context.Context) (*snapshot, uint32, error) {
 	p.mon.take() // what others did so far, the reading shows
-	snap, gen, err := p.readTable(allSets)
+	snap, gen, err := p.readTable(ctx, allSets)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -113,7 +113,7 @@ func (p *Plane) readForReset() (*snapshot, uint32, error) {
 
 // plan stages the way from the snapshot to the rows, for a ruleset of that generation, if it is not 0. Rows that cannot be
 // held are left out, and refused names them.
-func (p *Plane) plan(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend], gen uint32) (c *change, refused refusedRows, err error) {
+func (p *Plane) plan(ctx context.Context, snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend], gen uint32) (c *change, refused refusedRows, err error) {
 	p.rules.node = want.Node
 	st, refused := p.desired(snap, want, rows)
 	if !st.numbersLeft() { // then a new table, with clients forgotten
@@ -129,7 +129,7 @@ func (p *Plane) plan(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend]
 	if snap.present {
 		c.deleteTable()
 	}
-	return c, refused, p.load(c, !snap.present)
+	return c, refused, p.load(ctx, c, !snap.present)
 }
 
 // loadStep is how many elements of a new table one transaction writes.
@@ -142,7 +142,7 @@ const loadStep = 50_000
 // In a single transaction the kernel needs far more time for each element of a large table, because its hash
 // tables grow behind the back of the writer, who gets ahead of them; and where somebody listens, memory for a
 // notification of each.
-func (p *Plane) load(c *change, inSteps bool) error {
+func (p *Plane) load(ctx context.Context, c *change, inSteps bool) error {
 	c.addTable()
 	for i := range setCount {
 		c.addSet(i)
@@ -151,7 +151,7 @@ func (p *Plane) load(c *change, inSteps bool) error {
 	n := 0
 	c.st.records(func(i setIndex, rec []byte) {
 		if n++; inSteps && n%p.loadStep == 0 && err == nil {
-			err = p.commit(c.batch)
+			err = p.commit(ctx, c.batch)
 			c.again()
 		}
 		if err == nil {

@@ -11,7 +11,6 @@ import (
 // socket is a connection to the netfilter subsystem of the network namespace in which it was opened.
 type socket struct {
 	*nlconn.Conn
-	seq  uint32
 	port uint32
 	// moved is told the port of a socket that replaced another, before it writes.
 	moved func(port uint32) error
@@ -32,8 +31,9 @@ func openSocket() (*socket, error) {
 
 func (s *socket) close() error { return s.Close() }
 
-// commit sends a batch and waits for its outcome. last is the sequence number of the message that asks for an ack.
-func (s *socket) commit(bufs [][]byte, last uint32) error {
+// commit sends a batch and returns its outcome; see [nlconn.Conn.Batch]. last is the sequence number of the message that asks
+// for an acknowledgement.
+func (s *socket) commit(ctx context.Context, bufs [][]byte, last uint32) error {
 	port, err := s.Port()
 	if err == nil && port != s.port && s.moved != nil {
 		err = s.moved(port)
@@ -42,15 +42,13 @@ func (s *socket) commit(bufs [][]byte, last uint32) error {
 		return err
 	}
 	s.port = port
-	return s.Batch(context.Background(), bufs, last)
+	return s.Batch(ctx, bufs, last)
 }
 
-var errInterrupted = nlconn.ErrInterrupted
-
 // dump sends a request and calls f with the body of each message of the answer, without struct nfgenmsg.
-// f must not keep the body. It returns errInterrupted if the ruleset changed meanwhile.
-func (s *socket) dump(request []byte, f func(body []byte) error) error {
-	return s.Do(context.Background(), request, func(m nlconn.Message) error {
+// f must not keep the body. It returns nlconn.ErrInterrupted if the ruleset changed meanwhile.
+func (s *socket) dump(ctx context.Context, request []byte, f func(body []byte) error) error {
+	return s.Do(ctx, request, func(m nlconn.Message) error {
 		if len(m.Body) < nfHeader {
 			return unix.EBADMSG
 		}
@@ -59,6 +57,6 @@ func (s *socket) dump(request []byte, f func(body []byte) error) error {
 }
 
 // ask is dump for a request that asks for an acknowledgement.
-func (s *socket) ask(request []byte, f func(body []byte)) error {
-	return s.dump(request, func(body []byte) error { f(body); return nil })
+func (s *socket) ask(ctx context.Context, request []byte, f func(body []byte)) error {
+	return s.dump(ctx, request, func(body []byte) error { f(body); return nil })
 }

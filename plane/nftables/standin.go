@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"context"
 	"fmt"
 
 	"kube-proxy/internal/kernel"
@@ -14,8 +15,8 @@ import (
 const StandInName = TableName + "-stand-in"
 
 // standIn makes the table that stands in hold the rows, and returns when every packet meets it.
-func (p *Plane) standIn(want *lb.Table) error {
-	there, err := p.sock.hasTable(p.proto, StandInName)
+func (p *Plane) standIn(ctx context.Context, want *lb.Table) error {
+	there, err := p.sock.hasTable(ctx, p.proto, StandInName)
 	if err != nil {
 		return fmt.Errorf("look for table %s of %s: %w", StandInName, p.fam, err)
 	}
@@ -26,10 +27,10 @@ func (p *Plane) standIn(want *lb.Table) error {
 	if there { // of a process that was killed: it may be of long ago
 		c.deleteTable()
 	}
-	if err := p.load(c, !there); err != nil {
+	if err := p.load(ctx, c, !there); err != nil {
 		return err
 	}
-	if err := p.commit(c.batch); err != nil {
+	if err := p.commit(ctx, c.batch); err != nil {
 		return err
 	}
 	kernel.AwaitPackets()
@@ -37,8 +38,8 @@ func (p *Plane) standIn(want *lb.Table) error {
 }
 
 // standDown deletes the table that stands in, if there is one: this process's, or that of one that was killed.
-func (p *Plane) standDown() error {
-	there, err := p.sock.hasTable(p.proto, StandInName)
+func (p *Plane) standDown(ctx context.Context) error {
+	there, err := p.sock.hasTable(ctx, p.proto, StandInName)
 	if err != nil {
 		return fmt.Errorf("look for table %s of %s: %w", StandInName, p.fam, err)
 	}
@@ -49,5 +50,5 @@ func (p *Plane) standDown() error {
 	c := p.newChange(p.st)
 	c.table = StandInName
 	c.deleteTable()
-	return p.commit(c.batch)
+	return p.commit(ctx, c.batch)
 }

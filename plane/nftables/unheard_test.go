@@ -45,7 +45,7 @@ func TestLargeBatchUnheard(t *testing.T) {
 func TestForeignChangeDuringLargeBatch(t *testing.T) {
 	inNetns(t)
 	p, q := bothPlanes(t)
-	err := p.ours.WriteUnheard(p.sock.generation, func() error {
+	err := p.ours.WriteUnheard(func() (uint32, error) { return p.sock.generation(t.Context()) }, func() error {
 		runNFT(t, "add table ip others; add table ip more")
 		runNFT(t, "add table ip third")
 		return nil
@@ -83,7 +83,7 @@ func TestClosedPlaneLeavesTheLedger(t *testing.T) {
 	if err := q.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.ours.WriteUnheard(p.sock.generation, func() error { return nil }); err != nil {
+	if err := p.ours.WriteUnheard(func() (uint32, error) { return p.sock.generation(t.Context()) }, func() error { return nil }); err != nil {
 		t.Error(err) // its socket is none any more
 	}
 }
@@ -100,17 +100,17 @@ func TestLoadInSteps(t *testing.T) {
 		want := dump(t, p)
 		c := p.newChange(p.st)
 		c.deleteTable()
-		if err := p.commit(c.batch); err != nil {
+		if err := p.commit(t.Context(), c.batch); err != nil {
 			t.Fatal(err)
 		}
 
 		q := newPlane(t, w.Family)
 		q.loadStep = 64
-		snap, gen, err := q.readTable(allSets)
+		snap, gen, err := q.readTable(t.Context(), allSets)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := q.plan(snap, tab, tab.All(), gen); err != nil { // all but the last step
+		if _, _, err := q.plan(t.Context(), snap, tab, tab.All(), gen); err != nil { // all but the last step
 			t.Fatal(err)
 		}
 		if q.Stats().Batches < 5 {
@@ -128,7 +128,7 @@ func TestLoadInSteps(t *testing.T) {
 
 		c = again.newChange(again.st)
 		c.deleteTable()
-		if err := again.commit(c.batch); err != nil {
+		if err := again.commit(t.Context(), c.batch); err != nil {
 			t.Fatal(err)
 		}
 		reset(t, q, tab)

@@ -1,0 +1,99 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/nlconn"
+	"kube-proxy/internal/nlconntest"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/planetest"
+)
+
+// A kernel that does not answer keeps no reading of the table waiting for ever, nor after the context has ended.
+func TestSilentKernel(t *testing.T) {
+	inNetns(t)
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, w.Family)
+	tab := w.Table(5, 3)
+	reset(t, p, tab)
+	want := dump(t, p)
+	nothing := func() {}
+	nlconntest.Check(t, p.sock.Conn, nothing, func(ctx context.Context) error { _, err := p.Reset(ctx, tab); return err })
+	nlconntest.Check(t, p.sock.Conn, nothing, func(ctx context.Context) error { _, err := p.Audit(ctx, true); return err })
+	if got := dump(t, p); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// A write of which nobody hears what became of it says at once that the state is lost: no patience is needed, for the kernel
+// answers a batch before it has it done or not at all. The Reset after that has another socket, which the monitor knows.
+func TestSilentKernelWhenWriting(t *testing.T) {
+	inNetns(t)
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, w.Family)
+	tab := w.Table(3, 2)
+	reset(t, p, tab)
+	p.sock.Patience = time.Hour
+	changes, _ := tab.Replace(w.ClusterIP(3, 50, 3))
+	for _, write := range []struct {
+		what string
+		do   func() error
+	}{
+		{"Apply", func() error { _, err := p.Apply(t.Context(), changes); return err }},
+		{"Probe", func() error { return p.Probe(t.Context()) }},
+	} {
+		before := p.sock.port
+		nlconntest.Silence(t, p.sock.Conn)
+		if err := write.do(); !errors.Is(err, plane.ErrStateLost) || !errors.Is(err, nlconn.ErrNoAnswer) {
+			t.Errorf("%s: %v", write.what, err)
+		}
+		reset(t, p, tab)
+		if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
+			t.Errorf("after %s: got:\n%s\nwant:\n%s", write.what, got, want)
+		}
+		changes, _ := tab.Replace(w.ClusterIP(4, 50, 3))
+		if _, err := p.Apply(t.Context(), changes); err != nil || p.sock.port == before {
+			t.Errorf("after %s: %v, port %d, before %d", write.what, err, p.sock.port, before)
+		}
+		p.mon.take()
+		changes, _ = tab.Replace(w.ClusterIP(4, 50, 2))
+		if _, err := p.Apply(t.Context(), changes); err != nil {
+			t.Error(err)
+		}
+		runNFT(t, "add chain ip kube-proxy strange")
+		heard(t, p)
+		if n := p.mon.take(); !n.structure || len(n.elements) > 0 || n.everything {
+			t.Errorf("after %s the monitor heard %+v, want the strange chain alone", write.what, n)
+		}
+		runNFT(t, "delete chain ip kube-proxy strange")
+	}
+}
+
+// A context that has ended keeps a write from being sent. Nothing is lost: it can be made again.
+func TestContextEnded(t *testing.T) {
+	inNetns(t)
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, w.Family)
+	tab := w.Table(3, 2)
+	reset(t, p, tab)
+	before := dump(t, p)
+	changes, _ := tab.Replace(w.ClusterIP(3, 50, 3))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := p.Apply(ctx, changes); !errors.Is(err, context.Canceled) || errors.Is(err, plane.ErrStateLost) {
+		t.Errorf("Apply: %v", err)
+	}
+	if got := dump(t, p); got != before {
+		t.Errorf("got:\n%s\nwant:\n%s", got, before)
+	}
+	if _, err := p.Apply(t.Context(), changes); err != nil {
+		t.Error(err)
+	}
+	if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
