@@ -2,7 +2,6 @@ package conntrack
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -57,9 +56,7 @@ func openTable(family lb.Family) (*table, error) {
 
 // probe asks for the number of entries, to say now what would fail in every pass.
 func (t *table) probe() error {
-	ask := appendHeader(nil, msgGetStats, unix.NLM_F_REQUEST|unix.NLM_F_ACK, unix.AF_UNSPEC)
-	setLength(ask, 0)
-	err := t.dumps.Do(context.Background(), ask, nil)
+	err := t.dumps.Do(context.Background(), nlconn.Request(subsysCtnetlink<<8|msgGetStats, unix.NLM_F_ACK, []byte{unix.AF_UNSPEC, 0, 0, 0}), nil)
 	switch {
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("this needs root, or the capability NET_ADMIN in this network namespace: %w", err)
@@ -154,10 +151,7 @@ func (t *table) flush(ctx context.Context, n *tally, failed func(lb.Key, error))
 
 // locals returns the addresses of this machine, of the table's family.
 func (t *table) locals(ctx context.Context) (map[netip.Addr]struct{}, error) {
-	ask := binary.NativeEndian.AppendUint32(nil, 24)
-	ask = binary.NativeEndian.AppendUint16(ask, unix.RTM_GETADDR)
-	ask = binary.NativeEndian.AppendUint16(ask, unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
-	ask = append(ask, 0, 0, 0, 0, 0, 0, 0, 0, t.family, 0, 0, 0, 0, 0, 0, 0) // sequence number, port, struct ifaddrmsg
+	ask := nlconn.Request(unix.RTM_GETADDR, unix.NLM_F_DUMP, []byte{t.family, 0, 0, 0, 0, 0, 0, 0}) // struct ifaddrmsg
 	all := map[netip.Addr]struct{}{}
 	err := t.routes.Do(ctx, ask, func(m nlconn.Message) error {
 		if m.Type == unix.RTM_NEWADDR && len(m.Body) >= unix.SizeofIfAddrmsg {
