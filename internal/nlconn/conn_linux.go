@@ -25,7 +25,7 @@ var ErrNoAnswer = errors.New("no answer from the kernel")
 
 // ErrInterrupted is what Do returns of a dump during which somebody changed what was read: entries may be missing, or there
 // twice. All of it was handed out.
-var ErrInterrupted = errors.New("it changed while it was read")
+var ErrInterrupted = errors.New("what was read changed meanwhile")
 
 // Config says what socket it is.
 type Config struct {
@@ -34,14 +34,14 @@ type Config struct {
 	// ReceiveBuffer is the room in bytes for messages that nobody has read yet, beyond the system's limit if this process
 	// may. 0 means the system's default.
 	ReceiveBuffer int
-	// Keep means never to replace the socket, because it stands for something itself. It must not dump.
+	// Keep means never to replace the socket, because something hangs on it, as a lock. It must not dump.
 	Keep bool
 }
 
 // Conn is a netlink socket of one network namespace, with one buffer for its whole life. It is for one goroutine at a time;
 // but while one listens ([Conn.Listen]) others may Join, Leave and Close.
 type Conn struct {
-	// Patience is [Patience], but for tests.
+	// Patience is how long to wait for the next part of an answer: the constant, unless a test sets another.
 	Patience time.Duration
 
 	cfg       Config
