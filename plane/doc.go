@@ -47,5 +47,5 @@
 //     periods, metrics and log lines of all of these: package engine;
 //   - a search like the engine's for objects of its own that fail among many: internal/bisect;
 //   - a ledger of its own writes, to tell them from what others do: plane/ownwrites;
-//   - the proof: planetest.Contract, Run, Transitions and History.
+//   - the proof: planetest.Verbs, Run, Transitions and History.
 package plane

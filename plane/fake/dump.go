@@ -114,6 +114,15 @@ func (p *Plane) Lose(signal bool) {
 	}
 }
 
+// Successor is the plane of a process that comes after this one's: it finds what that left in the kernel, and knows nothing.
+func (p *Plane) Successor() *Plane {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	next := New(p.family)
+	next.kernel = p.kernel
+	return next
+}
+
 // Rows returns the rows that packets would meet, by key, with the backends that the kernel has for each.
 func (p *Plane) Rows() map[lb.Key]*lb.Frontend {
 	p.mu.Lock()

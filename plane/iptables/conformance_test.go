@@ -74,16 +74,6 @@ func TestRandomTransitions(t *testing.T) {
 	}
 }
 
-// TestContract asks each verb for what engine.Plane promises.
-func TestContract(t *testing.T) {
-	for _, b := range []Backend{NFT, Legacy} {
-		t.Run(string(b), func(t *testing.T) {
-			needs(t, b)
-			planetest.Contract(t, planetest.Config{New: newWith(b), HealthChecks: true, Drift: b.damage})
-		})
-	}
-}
-
 // TestHistory sends packets to all Services after each step of a node's life.
 func TestHistory(t *testing.T) {
 	for _, b := range []Backend{NFT, Legacy} {

@@ -16,11 +16,6 @@ func TestConformance(t *testing.T) {
 	planetest.Run(t, planetest.Config{Mode: "nftables", New: newConformant, Core: core})
 }
 
-// TestContract asks each verb for what engine.Plane promises.
-func TestContract(t *testing.T) {
-	planetest.Contract(t, planetest.Config{New: newConformant, Drift: damage})
-}
-
 // TestRandomTransitions walks at random between the states of all scenarios.
 func TestRandomTransitions(t *testing.T) {
 	planetest.Transitions(t, planetest.Config{New: newConformant})

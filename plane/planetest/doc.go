@@ -19,7 +19,7 @@
 // [History] walks through what happens to a node: changes, restarts, Resets, damage, other proxies. After every step it
 // sends packets to all Services, and to none.
 //
-// [Contract] asks each verb of the plane for what engine.Plane promises.
+// [Verbs] proves each verb of engine.Plane by what it leaves for packets to meet, the same for every plane.
 //
 // [World] and [Shop] make tables for a plane's own tests.
 //

@@ -45,9 +45,6 @@ type Config struct {
 	TooLarge map[string]string
 	// Dir is the folder of scenarios; "" means testdata/scenarios of the module.
 	Dir string
-	// HealthChecks: the plane lets packets to health checks through a host firewall (DP-08), so it has something to write for
-	// their rows.
-	HealthChecks bool
 	// Drift, if not nil, damages what the plane of a family has in the kernel, as somebody with the same rights could.
 	// It is called, as TakeOver is, in the namespace of the node, by [History] alone.
 	Drift func(lb.Family, *rand.Rand) error

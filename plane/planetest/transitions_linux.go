@@ -49,7 +49,7 @@ func Transitions(t *testing.T, cfg Config) {
 }
 
 // seedOf is where chance begins: PLANETEST_SEED, else anywhere.
-func seedOf(t *testing.T) uint64 {
+func seedOf(t testing.TB) uint64 {
 	t.Helper()
 	s := os.Getenv("PLANETEST_SEED")
 	if s == "" {

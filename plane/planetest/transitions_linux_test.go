@@ -17,20 +17,6 @@ func TestTransitionsOfFake(t *testing.T) {
 	Transitions(t, Config{New: func(f lb.Family) (Plane, error) { return fake.New(f), nil }})
 }
 
-// restartable is a fake plane whose kernel outlives the process.
-type restartable map[lb.Family]*fake.Plane
-
-func (r restartable) restart(f lb.Family) (Plane, error) {
-	if r[f] == nil {
-		r[f] = fake.New(f)
-	}
-	return r[f], nil
-}
-
-func TestContractOfFake(t *testing.T) {
-	Contract(t, Config{New: restartable{}.restart})
-}
-
 // forgetful is a plane that, now and then, does not notice that a row went.
 type forgetful struct{ *fake.Plane }
 
