@@ -20,18 +20,18 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	var err error
 	p.choice, err = p.modes.Choose(cfg.Mode, annotation, primary)
 	if p.choice.Ignored != "" {
-		p.log.Warn(p.choice.Ignored)
+		p.log.Warn("annotation of the Node ignored", "because", p.choice.Ignored)
 	}
 	if err != nil {
 		return err
 	}
 	for _, s := range p.choice.Steps {
-		p.log.Warn(s.String())
+		p.log.Warn("mode cannot run on this host", "mode", s.From, "instead", s.To, "err", s.Why)
 		p.tell(event.ModeFallback(cfg.NodeName, s.From, s.To, s.Why))
 	}
 	if cfg.Mode == "" && p.choice.Annotated == "" {
 		e := event.DefaultModeWillChange(cfg.NodeName, p.choice.Mode.Name)
-		p.log.Warn(e.Note)
+		p.log.Warn("the default mode will change", "note", e.Note)
 		p.tell(e)
 	}
 	resolved, err := cfg.For(p.choice.Mode)
@@ -40,7 +40,7 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	}
 	p.present.Store(&configured{cfg.Config, resolved})
 	for _, w := range resolved.Warnings {
-		p.log.Warn(w)
+		p.log.Warn("configuration", "warning", w)
 	}
 	return nil
 }

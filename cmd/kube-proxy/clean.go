@@ -58,16 +58,16 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 // othersEnd is how long --cleanup waits for another proxy to end.
 const othersEnd = 10 * time.Second
 
-// removeRules is --cleanup and its like (PR-08, DP-15). Nobody may write meanwhile, so it takes a turn.
+// removeRules is --cleanup and its like (PR-08, DP-15). Nobody may write meanwhile, so it takes the writer lock.
 func removeRules(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 	waiting, cancel := context.WithTimeoutCause(ctx, othersEnd,
 		errors.New("another kube-proxy runs in this network namespace and would write them again: end it first"))
 	defer cancel()
-	turn := newTurn(log)
-	if turn.wait(waiting) != nil {
+	writer := newWriterLock(log)
+	if writer.wait(waiting) != nil {
 		return fmt.Errorf("no rule was removed: %w", context.Cause(waiting))
 	}
-	defer turn.close()
+	defer writer.close()
 	report, err := cleanup.Run(ctx, cleanup.What{
 		IPTables: cfg.Cleanup.IPTables, IPVS: cfg.Cleanup.IPVS, NFTables: cfg.Cleanup.NFTables,
 		ExcludeCIDRs: cfg.IPVS.ExcludeCIDRs,
@@ -84,10 +84,10 @@ func removeRules(ctx context.Context, cfg *config.Config, log *slog.Logger) erro
 
 func tellOfCleanup(log *slog.Logger, r cleanup.Report) {
 	for _, s := range r.Removed {
-		log.Info("removed " + s)
+		log.Info("removed", "what", s)
 	}
 	for _, s := range r.Left {
-		log.Warn("left alone: " + s)
+		log.Warn("left alone", "what", s)
 	}
 }
 

@@ -76,13 +76,13 @@ func TestModeChangeAndCleanup(t *testing.T) {
 	}
 	run("nftables", "")
 	has("table ip kube-proxy", true)
-	run("iptables", `(?s)removed the nftables table kube-proxy of IPv4.*removed the nftables table kube-proxy of IPv6`)
+	run("iptables", `(?s)removed what="the nftables table kube-proxy of IPv4.*removed what="the nftables table kube-proxy of IPv6`)
 	has("kube-proxy\n", false)
 	has("-A KUBE-SERVICES -d 10.96.0.1/32", true)
 	run("nftables", `removed .*iptables`)
 	has("KUBE-SERVICES", false)
 	has("table ip6 kube-proxy", true)
-	run("ipvs", `mode ipvs cannot run on this host, using iptables instead: not built yet`)
+	run("ipvs", `mode=ipvs instead=iptables err="not built yet`)
 	has("-A KUBE-SERVICES -d 10.96.0.1/32", true)
 	for _, flags := range [][]string{{"--cleanup"}, {"--cleanup-iptables"}, {"--cleanup"}} {
 		p := n.start(dir, flags, nil)

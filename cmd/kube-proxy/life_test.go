@@ -171,7 +171,7 @@ func TestNodeDoesNotCome(t *testing.T) {
 	}
 }
 
-// proxy returns a proxy in nftables mode that is ready to serve, with a turn of its own.
+// proxy returns a proxy in nftables mode that is ready to serve, with a writer lock of its own.
 func (n *namespace) proxy(log *slog.Logger) *proxy {
 	n.t.Helper()
 	return n.proxyOf(&config.Config{Mode: "nftables", NodeName: "n1"}, log)
@@ -183,7 +183,7 @@ func (n *namespace) proxyOf(cfg *config.Config, log *slog.Logger) *proxy {
 	p := newProxy(all.Modes(), nil, cfg, nil, log)
 	var err error
 	n.Do(func() {
-		p.turn = newTurn(log)
+		p.writer = newWriterLock(log)
 		if err = p.choose(n.t.Context(), lb.IPv4); err == nil {
 			p.newMetrics()
 			err = p.newFamilies([]lb.Family{lb.IPv4, lb.IPv6})

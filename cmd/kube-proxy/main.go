@@ -104,7 +104,7 @@ func start(ctx context.Context, modes mode.List, args []string, cfg *config.Conf
 	}
 	// Whoever only has a file written, or rules removed, has to know as well what was not heeded.
 	for _, w := range cfg.Warnings {
-		log.Logger().Warn(w)
+		log.Logger().Warn("configuration", "warning", w)
 	}
 	switch {
 	case cfg.WriteConfigTo != "":

@@ -17,7 +17,7 @@ const (
 	asUser      = "KUBE_PROXY_TEST_UID"          // give up root for this user
 	noNetfilter = "KUBE_PROXY_TEST_NO_NETFILTER" // as on a kernel without netfilter's netlink
 	asFiles     = "KUBE_PROXY_TEST_FILES"        // how many descriptors it may have
-	asSquatter  = "KUBE_PROXY_TEST_SQUAT"        // take what proxies take turns by, as far as that can be had, and keep it
+	asSquatter  = "KUBE_PROXY_TEST_SQUAT"        // take the writer lock, as far as that can be had, and keep it
 )
 
 func TestMain(m *testing.M) {

@@ -24,15 +24,15 @@ func TestModeChoice(t *testing.T) {
 		metric      string
 	}{
 		{"blank", "", nil, "iptables",
-			[]string{`level=WARN msg="no mode is configured, so kube-proxy on node n1 uses iptables; a later version will choose another. Set mode to keep it"`},
+			[]string{`level=WARN msg="the default mode will change" note="no mode is configured, so kube-proxy on node n1 uses iptables; a later version will choose another. Set mode to keep it"`},
 			`kubeproxy_mode_info{asked="",mode="iptables",reason=""} 1`},
 		{"blank without iptables", "", withoutIPTables, "nftables",
-			[]string{`level=WARN msg="mode iptables cannot run on this host, using nftables instead: iptables: no usable iptables: `, `executable file not found in $PATH`},
+			[]string{`level=WARN msg="mode cannot run on this host" mode=iptables instead=nftables err="iptables: no usable iptables: `, `executable file not found in $PATH`},
 			`kubeproxy_mode_info{asked="",mode="nftables",reason="mode iptables cannot run on this host, using nftables instead: iptables: no usable iptables: `},
 		{"iptables", "iptables", nil, "iptables", []string{`msg=serving mode=iptables asked=iptables stack=dual-stack primary=IPv4`},
 			`kubeproxy_mode_info{asked="iptables",mode="iptables",reason=""} 1`},
 		{"ipvs", "ipvs", nil, "iptables",
-			[]string{`level=WARN msg="mode ipvs cannot run on this host, using iptables instead: not built yet in this version"`},
+			[]string{`level=WARN msg="mode cannot run on this host" mode=ipvs instead=iptables err="not built yet in this version"`},
 			`kubeproxy_mode_info{asked="ipvs",mode="iptables",reason="mode ipvs cannot run on this host, using iptables instead: not built yet in this version"} 1`},
 		{"nftables", "nftables", withoutIPTables, "nftables", nil, `kubeproxy_mode_info{asked="nftables",mode="nftables",reason=""} 1`},
 	} {

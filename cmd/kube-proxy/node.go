@@ -67,7 +67,7 @@ func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail 
 				if f.Fatal && !begun {
 					fatals = append(fatals, errors.New(f.Text))
 				} else if !slices.Contains(before, f.Text) {
-					p.log.Warn("the configuration may be incomplete or incorrect: "+f.Text, "row", f.Row)
+					p.log.Warn("the configuration may be incomplete or incorrect", "because", f.Text, "row", f.Row)
 					if f.Row == "PN-71" {
 						p.tell(event.NodeNotFound(p.config().NodeName))
 					}

@@ -134,7 +134,7 @@ func TestNodeName(t *testing.T) {
 				n.code("http://127.0.0.1:32000/", 200)
 			} else {
 				n.code("http://127.0.0.1:32000/", 503)
-				p.await(regexp.MustCompile(`level=WARN msg="the configuration may be incomplete or incorrect: .*n3.*row=PN-71`))
+				p.await(regexp.MustCompile(`level=WARN msg="the configuration may be incomplete or incorrect" because=.*n3.*row=PN-71`))
 			}
 			p.stop()
 		})

@@ -103,7 +103,7 @@ func TestNodePortCollision(t *testing.T) {
 				n.listen(addr)
 			}
 			p := n.start(dir, slices.Concat(flags, []string{"--proxy-mode=" + mode}, usualArgs()[1:]), nil)
-			warns := regexp.MustCompile(`level=WARN msg="NodePort 30080/tcp .*192.0.2.1:30080.*service=shop/web`)
+			warns := regexp.MustCompile(`level=WARN msg="the port of a Service is in use on this node" service=shop/web note="NodePort 30080/tcp .*192.0.2.1:30080`)
 			p.await(warns)
 			write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 2)) // the same again
 			n.until(metricsURL+"/metrics", "another change", func(a answer) bool {
@@ -160,7 +160,7 @@ func TestNodeAddressTaken(t *testing.T) {
 		"spec: {clusterIP: 10.96.7.8, externalIPs: [192.0.2.1, 192.0.2.2], ports: [{name: a, port: 2379}, {name: b, port: 10256}, {name: c, port: 30080}, {name: d, port: 80}]}\n"))
 	p := n.start(dir, append([]string{"--nodeport-addresses=all"}, usualArgs()...), nil)
 	p.await(allWritten)
-	p.await(regexp.MustCompile(`level=WARN msg="192.0.2.1:\d+/tcp is at an address of node n1 itself and takes traffic from .*; there are \d more such ports of this Service" service=evil/taker`))
+	p.await(regexp.MustCompile(`level=WARN msg="the port of a Service is in use on this node" service=evil/taker\S* note="192.0.2.1:\d+/tcp is at an address of node n1 itself and takes traffic from .*; there are \d more such ports of this Service"`))
 	p.stop()
 	if strings.Contains(p.log(), "192.0.2.2") {
 		t.Errorf("an address that the node does not have is told:\n%s", p.log())

@@ -55,7 +55,7 @@ func (p *proxy) resolver(fam lb.Family) func(cluster.View) []*lb.Frontend {
 		now := time.Now()
 		if what, subject := told.news(v.Name, policy.Refused(v, settings)); what != "" && messages.Next(now) {
 			e := event.AddressRefused(v.Name.String(), what, subject)
-			p.log.Warn(e.Note, "service", v.Name.String(), "family", fam.String())
+			p.log.Warn("part of a Service is refused", "note", e.Note, "service", v.Name.String(), "family", fam.String())
 			p.tell(e)
 		}
 		if n := messages.Withheld(now); n > 0 {

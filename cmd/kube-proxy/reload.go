@@ -91,7 +91,7 @@ func (p *proxy) reload(asked bool, fail func(error)) {
 		told := slices.Concat(before.Warnings, before.mode.Warnings)
 		for _, w := range slices.Concat(after.Warnings, resolved.Warnings) {
 			if !slices.Contains(told, w) {
-				p.log.Warn(w)
+				p.log.Warn("configuration", "warning", w)
 			}
 		}
 		changes := strings.Join(live, ", ")

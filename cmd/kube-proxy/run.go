@@ -37,7 +37,7 @@ type proxy struct {
 	begun    *firsts
 	refused  refusedServices
 	servers  servers
-	turn     *turn
+	writer   *writerLock
 
 	unusable  bool        // the configuration file, when it was looked at last; for watchConfig and what it calls
 	reloaded  atomic.Bool // the configuration is another than at the start
@@ -78,7 +78,7 @@ func (p *proxy) run(ctx context.Context) error {
 		"go", runtime.Version(), "GOMAXPROCS", runtime.GOMAXPROCS(0), "GOGC", os.Getenv("GOGC"), "GOTRACEBACK", os.Getenv("GOTRACEBACK"),
 		"machine", cfg.MachineID, "boot", cfg.BootID)
 	for _, w := range cfg.Warnings {
-		p.log.Warn(w)
+		p.log.Warn("configuration", "warning", w)
 	}
 	src, srcErr := p.newSource()
 	if srcErr == nil && cfg.Manifests == "" {
@@ -108,12 +108,12 @@ func (p *proxy) run(ctx context.Context) error {
 		return err
 	}
 	p.newServers()
-	p.turn = newTurn(p.log)
+	p.writer = newWriterLock(p.log)
 	return errors.Join(p.serve(ctx, src), p.closePlanes())
 }
 
 // serve has everything run until ctx ends, and then returns nil, or until something fails that the process cannot
-// live without. Until it is this process's turn, only the source and the health server run: then what has been listed
+// live without. Until this process has the writer lock, only the source and the health server run: then what has been listed
 // is written at once.
 func (p *proxy) serve(ctx context.Context, src source) error {
 	ctx, end := context.WithCancelCause(ctx)
@@ -171,11 +171,11 @@ func (p *proxy) perform(ctx context.Context, fail func(error)) {
 	defer stop()
 	serving, end := context.WithCancel(context.WithoutCancel(ctx))
 	var answering, cleaning sync.WaitGroup
-	defer p.turn.close()
-	ours := p.turn.take()
+	defer p.writer.close()
+	ours := p.writer.take()
 	p.listenHealth(ours)
 	answering.Go(func() { p.runHealth(serving, fail) })
-	if ours || p.turn.wait(ctx) == nil {
+	if ours || p.writer.wait(ctx) == nil {
 		if !ours { // the other may have had the address
 			p.listenHealth(true)
 		}

@@ -72,7 +72,7 @@ func (p *proxy) newServers() {
 		Families:     map[lb.Family]func() health.State{},
 		SyncPeriod:   func() time.Duration { return p.config().mode.Tables.SyncPeriod },
 		NodeEligible: p.nodeEligible,
-		Waiting:      func() (time.Time, string) { return p.turn.waiting() },
+		Waiting:      func() (time.Time, string) { return p.writer.waiting() },
 		Answered:     p.servers.metrics.HealthAnswered,
 		OnListenFailed: func(at netip.AddrPort, err error) {
 			if p.config().Servers.HardFail && !p.reloaded.Load() { // a reload does not end the process
@@ -109,8 +109,8 @@ func (p *proxy) newServers() {
 	})
 }
 
-// listenHealth has the health server listen. Only when it is our turn may its address end the process: before, it is
-// that of the proxy whose turn it is.
+// listenHealth has the health server listen. Only when we have the writer lock may its address end the process: before, it is
+// that of the proxy that has it.
 func (p *proxy) listenHealth(ours bool) {
 	cfg := p.config()
 	p.servers.health.Listen(healthAddr(cfg.Config), ours && cfg.Servers.HardFail)
@@ -218,7 +218,7 @@ func (p *proxy) collides(c sockets.Collision) {
 	if !c.Key.IsNodePort() {
 		e = event.NodeAddressTaken(c.Service, node, c.Key.String(), c.Listener, c.NodePort, c.More)
 	}
-	p.log.Warn(e.Note, "service", c.Service)
+	p.log.Warn("the port of a Service is in use on this node", "service", c.Service, "note", e.Note)
 	p.tell(e)
 }
 

@@ -26,7 +26,7 @@ const apiFactsWait = 10 * time.Second
 func (p *proxy) newSource() (source, error) {
 	cfg := p.config()
 	problem := func(problem convert.Problem) {
-		p.log.Warn(problem.String())
+		p.log.Warn("malformed object", "problem", problem.String())
 		if e, ok := kube.ProblemEvent(problem); ok {
 			p.tell(e)
 		}

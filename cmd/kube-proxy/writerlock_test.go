@@ -64,7 +64,7 @@ func TestTwoProxies(t *testing.T) {
 	}
 }
 
-// A proxy that is stopped keeps its turn: it would go on writing when it is continued. Who waits for it says so, in the
+// A proxy that is stopped keeps the lock: it would go on writing when it is continued. Who waits for it says so, in the
 // log and on its health port.
 func TestFrozenProxy(t *testing.T) {
 	t.Parallel()
@@ -105,7 +105,7 @@ func squat() error {
 			}
 		}
 	}()
-	lock, err := kernel.OpenLock(turnGroup)
+	lock, err := kernel.OpenLock(lockGroup)
 	if err != nil {
 		return err
 	}
@@ -154,14 +154,14 @@ func TestSquatters(t *testing.T) {
 	}
 }
 
-// A long wait is told again, and a turn that ends in order is passed on.
+// A long wait is told again, and a lock that is given up in order is passed on.
 func TestTurnReminds(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
-	var first, second *turn
+	var first, second *writerLock
 	r, w := io.Pipe()
 	n.Do(func() {
-		first, second = newTurn(slog.New(slog.DiscardHandler)), newTurn(slog.New(slog.NewTextHandler(w, nil)))
+		first, second = newWriterLock(slog.New(slog.DiscardHandler)), newWriterLock(slog.New(slog.NewTextHandler(w, nil)))
 	})
 	second.remind = time.Millisecond
 	if err := first.wait(t.Context()); err != nil {

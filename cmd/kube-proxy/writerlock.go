@@ -11,47 +11,47 @@ import (
 	"kube-proxy/internal/kernel"
 )
 
-// turnGroup is the number of the lock: "kp" in ASCII, which no known program logs to.
-const turnGroup = 'k'<<8 | 'p'
+// lockGroup is the number of the lock: "kp" in ASCII, which no known program logs to.
+const lockGroup = 'k'<<8 | 'p'
 
-// turnBell is an abstract socket on which the process whose turn it is listens, so that those who wait for its end
+// lockBell is an abstract socket on which the process that has the lock listens, so that those who wait for its end
 // need not ask for the lock all the time. It gives no right: anybody may take the name, and who waits asks anyway.
-const turnBell = "@kube-proxy"
+const lockBell = "@kube-proxy"
 
 const (
-	// turnAsk is how often the lock is asked for while the bell is there.
-	turnAsk = time.Second
-	// turnPause is the time between two tries while it is not, or when it has rung in vain.
-	turnPause = 50 * time.Millisecond
-	// turnRemind is the time between two log lines about the wait.
-	turnRemind = time.Minute
+	// askEvery is how often the lock is asked for while the bell is there.
+	askEvery = time.Second
+	// askPause is the time between two tries while it is not, or when it has rung in vain.
+	askPause = 50 * time.Millisecond
+	// waitRemind is the time between two log lines about the wait.
+	waitRemind = time.Minute
 )
 
-// turn is the right to write the rules of this network namespace. While one process has it, others wait: two
+// writerLock is the right to write the rules of this network namespace. While one process has it, others wait: two
 // that serve different things, such as the old and the new pod of a rolling update, would undo each other's
 // work for as long as both live. Only who may write rules can take it, and it ends with the process.
-type turn struct {
+type writerLock struct {
 	lock   *kernel.Lock // nil where there is none to take
 	err    error        // why
 	remind time.Duration
 	log    *slog.Logger
-	bell   net.Listener // nil until it is our turn, and where somebody else has the name
+	bell   net.Listener // nil until we have the lock, and where somebody else has the name
 
 	mu     sync.Mutex
 	since  time.Time // when the wait began; zero if this process does not wait
 	holder string    // for whom it waits; "" if nobody has looked yet
 }
 
-// newTurn returns the turn of the calling thread's network namespace.
-func newTurn(log *slog.Logger) *turn {
-	t := &turn{remind: turnRemind, log: log}
-	t.lock, t.err = kernel.OpenLock(turnGroup)
+// newWriterLock returns the lock of the calling thread's network namespace.
+func newWriterLock(log *slog.Logger) *writerLock {
+	t := &writerLock{remind: waitRemind, log: log}
+	t.lock, t.err = kernel.OpenLock(lockGroup)
 	return t
 }
 
-// take reports whether it is this process's turn; if not, the wait has begun. Where turns cannot be taken at all it
-// says so, and is true.
-func (t *turn) take() bool {
+// take reports whether this process has the lock; if not, the wait has begun. Where there is no lock to take it says so,
+// and is true.
+func (t *writerLock) take() bool {
 	err := t.err
 	if err == nil {
 		err = t.lock.Take()
@@ -69,15 +69,15 @@ func (t *turn) take() bool {
 	}
 	t.since = time.Time{}
 	if t.bell == nil {
-		t.bell, _ = net.Listen("unix", turnBell) // without it others ask more often
+		t.bell, _ = net.Listen("unix", lockBell) // without it others ask more often
 	}
 	return true
 }
 
-// wait returns nil when it is this process's turn, or an error when ctx has ended. How long another may have it is not
+// wait returns nil when this process has the lock, or an error when ctx has ended. How long another may have it is not
 // bounded: one that is only stopped would go on writing when it is continued. So it is told, in the log and by
-// [turn.waiting].
-func (t *turn) wait(ctx context.Context) error {
+// [writerLock.waiting].
+func (t *writerLock) wait(ctx context.Context) error {
 	if t.take() {
 		return nil
 	}
@@ -95,7 +95,7 @@ func (t *turn) wait(ctx context.Context) error {
 		if awaitBell(ctx); t.take() {
 			break
 		}
-		if pause(ctx, turnPause); ctx.Err() != nil {
+		if pause(ctx, askPause); ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
@@ -104,11 +104,11 @@ func (t *turn) wait(ctx context.Context) error {
 }
 
 // awaitBell returns when the bell rings, which is to say when the socket's listener ends; at once if there is none, and
-// after turnAsk at the latest.
+// after askEvery at the latest.
 func awaitBell(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, turnAsk)
+	ctx, cancel := context.WithTimeout(ctx, askEvery)
 	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", turnBell)
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", lockBell)
 	if err != nil {
 		return
 	}
@@ -118,8 +118,8 @@ func awaitBell(ctx context.Context) {
 	_, _ = conn.Read(make([]byte, 1)) // it is never accepted
 }
 
-// waiting returns since when this process waits for its turn, and what it waits for; the zero time if it does not.
-func (t *turn) waiting() (since time.Time, on string) {
+// waiting returns since when this process waits for the lock, and what it waits for; the zero time if it does not.
+func (t *writerLock) waiting() (since time.Time, on string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.since.IsZero() {
@@ -132,8 +132,8 @@ func (t *turn) waiting() (since time.Time, on string) {
 	return t.since, on
 }
 
-// close gives the turn to the next.
-func (t *turn) close() {
+// close gives the lock to the next.
+func (t *writerLock) close() {
 	if t.lock != nil {
 		_ = t.lock.Close() // the process ends
 	}
