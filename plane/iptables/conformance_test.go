@@ -69,6 +69,7 @@ func TestRandomTransitions(t *testing.T) {
 	for _, b := range []Backend{NFT, Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
+			t.Parallel()
 			planetest.Transitions(t, planetest.Config{New: newWith(b)})
 		})
 	}
