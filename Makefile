@@ -66,11 +66,12 @@ generate: deps ## write docs/conformance.md anew, from complete runs on this mac
 release-check: COMMIT := $(COMMIT)
 release-check: ## before a release, for hours: all tests, with -race too, all scenarios on all kernels, all fuzz targets; docs/conformance.md says when
 	@[[ $(COMMIT) != *-dirty && $(COMMIT) != unknown ]] || { echo 'make: commit first, for the check notes which commit passed' >&2; exit 1; }
+	@command -v gcc >/dev/null || { echo 'make: the race detector needs gcc' >&2; exit 1; }
 	$(MAKE) test
 	go test -race -timeout 90m ./...
 	$(MAKE) fuzz FUZZTIME=60s
 	$(MAKE) generate COMMIT=$(COMMIT)
-	go test ./plane/planetest -run TestPage -update -release $(COMMIT) -args $(KERNELS) $(shell uname -r | cut -d. -f1,2)
+	go test ./plane/planetest -run TestPage -update -release=$(COMMIT) -args $(KERNELS) $(shell uname -r | cut -d. -f1,2)
 
 clean: ## remove what was built; VM kernels in /var/cache/vmrun stay
 	rm -rf bin test/e2e/bin

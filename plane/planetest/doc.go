@@ -23,6 +23,8 @@
 //
 // [World] and [Shop] make tables for a plane's own tests.
 //
-// With PLANETEST_RECORD=1 in the environment Run writes what it saw to testdata/results of this package, from
-// which docs/conformance.md is made: see [Page]. PLANETEST_DUMP=1 adds the plane's whole state to a failure.
+// With PLANETEST_RECORD=COMMIT in the environment Run writes what it saw to testdata/results of this package, from
+// which docs/conformance.md is made: see [Page]. PLANETEST_CORE=1 runs the scenarios of Config.Core alone, which [Core] proves to
+// be enough on another kernel; PLANETEST_VM=1 says that this is one, in emulation. PLANETEST_DUMP=1 adds the plane's whole state to
+// a failure.
 package planetest
