@@ -60,7 +60,7 @@ func (p *Plane) write(ctx context.Context, changes []lb.Change) (wrote bool, err
 	if st.keep(plan) {
 		p.listed = time.Time{} // so that the next audit finds the chains that are not needed any more
 	}
-	return w.count() > 0, nil
+	return len(w.sections) > 0, nil
 }
 
 // writer collects what one restore does to the chains.
@@ -171,7 +171,7 @@ func (w *writer) keep() {
 // run hands a batch to iptables-restore. A chain to which a rule of somebody else leads cannot be deleted, and would
 // keep all the rest from happening: it is emptied, and left.
 func (p *Plane) run(ctx context.Context, b *batch) error {
-	if b.count() == 0 {
+	if len(b.sections) == 0 {
 		return nil
 	}
 	err := p.restore(ctx, b)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"strings"
 	"time"
 
 	"kube-proxy/plane"
@@ -19,16 +18,15 @@ func (p *Plane) Drift() <-chan struct{} { return nil }
 const listPeriod = time.Hour
 
 // Audit compares all our chains, and the rules that lead to them, with what was applied, and writes again what differs.
-// It does so only if anybody else has changed any rule since the last time, which costs nothing to find out; where the
-// kernel does not tell that, if canary chains or the rules that lead to our chains are gone (DP-13); and with full once an
-// hour all the same. It returns the number of chains, rules and settings that were mended.
+// It does so only if anybody else may have changed any rule since the last time (DP-13), which costs nothing to find out; and
+// with full once an hour all the same. It returns the number of chains, rules and settings that were mended.
 //
 // What the rules depend on may have been set anew since: whether conntrack is liberal (DP-09).
 func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if p.st == nil {
 		return 0, fmt.Errorf("iptables: audit before a reset: %w", plane.ErrStateLost)
 	}
-	if !(full && time.Since(p.listed) >= listPeriod) && p.untouched(ctx) {
+	if !(full && time.Since(p.listed) >= listPeriod) && p.untouched() {
 		return p.auditSettings(ctx)
 	}
 	have, err := p.list(ctx)
@@ -52,13 +50,10 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	return mended + set, err
 }
 
-// untouched reports whether nothing shows that somebody else has changed rules.
-func (p *Plane) untouched(ctx context.Context) bool {
-	if now := p.look(); now != (fingerprint{}) {
-		return now == p.seen
-	}
-	// The legacy programs read a whole table to tell one chain, so there to compare all is the cheapest look.
-	return p.tool.backend != Legacy && p.canaries(ctx)
+// untouched reports whether it is known that nobody else has changed any rule.
+func (p *Plane) untouched() bool {
+	now := p.look()
+	return now != fingerprint{} && now == p.seen
 }
 
 // auditSettings brings in line what the rules and the kernel's settings say to each other.
@@ -123,41 +118,4 @@ func (p *Plane) learn(ctx context.Context, before *snapshot) (n int, err error) 
 	maps.DeleteFunc(p.prints, func(id chainID, _ print) bool { _, known := p.st.kernel[id]; return !known })
 	p.count(func(s *Stats) { s.Unlike = len(p.prints) + len(p.unread) })
 	return n, nil
-}
-
-// builtin are the chains where our jumps are.
-var builtin = [tables][]string{
-	filter: {"INPUT", "FORWARD", "OUTPUT"},
-	nat:    {"PREROUTING", "OUTPUT", "POSTROUTING"},
-}
-
-// canaries reports whether all canary chains are there, and the rules that lead to our chains: when somebody flushes a
-// table, they go with all the rest.
-func (p *Plane) canaries(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	have := newSnapshot()
-	for t := range tables {
-		args := append([]string{"-t", t.String()}, p.tool.wait...)
-		if _, err := p.tool.run.Run(ctx, nil, p.tool.program, append(args, "-S", canary)...); err != nil {
-			return false
-		}
-		for _, name := range builtin[t] {
-			out, err := p.tool.run.Run(ctx, nil, p.tool.program, append(args, "-S", name)...)
-			if err != nil {
-				return false
-			}
-			for line := range strings.Lines(string(out)) {
-				if rule, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "-A "+name+" "); ok {
-					have.rule(t, []byte(name), []byte(rule), nil)
-				}
-			}
-		}
-	}
-	for j := range p.st.jumps {
-		if j.from.name != nodeFirewall && !have.jumps[j] && !p.unread[j] {
-			return false
-		}
-	}
-	return true
 }

@@ -27,7 +27,7 @@ func digestOf(rules []string) digest {
 // empty is the digest of a chain without rules.
 var empty = digestOf(nil)
 
-// batch is one input of iptables-restore: sections in the order in which they come in force.
+// batch is one input of iptables-restore: sections in the order in which they come in force. Each does something.
 type batch struct {
 	sections []*section
 }
@@ -82,10 +82,6 @@ func (b *batch) only(t table) *section {
 		}
 	}
 	return b.section(t)
-}
-
-func (s *section) empty() bool {
-	return len(s.write)+len(s.drop)+len(s.insert)+len(s.remove) == 0
 }
 
 // appendText writes the section. A declared chain is emptied; all are declared before the first rule, so that
@@ -170,20 +166,7 @@ func (s *section) rules() int {
 func (b *batch) text() []byte {
 	var out []byte
 	for _, s := range b.sections {
-		if !s.empty() {
-			out = s.appendText(out)
-		}
+		out = s.appendText(out)
 	}
 	return out
-}
-
-// count returns the number of sections that do something.
-func (b *batch) count() int {
-	n := 0
-	for _, s := range b.sections {
-		if !s.empty() {
-			n++
-		}
-	}
-	return n
 }

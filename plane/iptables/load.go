@@ -41,7 +41,7 @@ func (l *loader) flush(ctx context.Context, must bool) error {
 	}
 	b := l.batch
 	l.batch, l.lines = batch{}, 0
-	if b.count() == 0 {
+	if len(b.sections) == 0 {
 		return nil
 	}
 	select {
@@ -155,14 +155,15 @@ func (l *loader) blockLocalnet() {
 	if l.st.family != lb.IPv4 {
 		return
 	}
-	s := l.batch.only(filter)
 	switch {
 	case l.st.localnet() || l.keepBlock || l.have.kubelet && l.have.jumps[blockLocalnetJump]:
 		l.st.jumps[blockLocalnetJump] = true
 		if !l.have.jumps[blockLocalnetJump] {
+			s := l.batch.only(filter)
 			s.insert = append(s.insert, blockLocalnetJump)
 		}
 	case l.have.jumps[blockLocalnetJump]:
+		s := l.batch.only(filter)
 		s.remove = append(s.remove, blockLocalnetJump)
 	}
 }

@@ -125,10 +125,14 @@ func title(k lb.Kind) string {
 	return "node port"
 }
 
-// match returns the match on a key; source goes first, as iptables-save prints it.
+// match returns the match on a key and a source, in the order of iptables-save: an interface stands after the destination.
 func (r *renderer) match(k lb.Key, source string) string {
 	s := source
-	if !k.IsNodePort() {
+	switch {
+	case k.IsNodePort():
+	case strings.Contains(source, "-i "):
+		s = "-d " + r.host(k.Addr) + " " + source
+	default:
 		s += "-d " + r.host(k.Addr) + " "
 	}
 	return s + "-p " + k.Proto.String() + " -m " + k.Proto.String() + " --dport " + strconv.Itoa(int(k.Port)) + " "
@@ -203,18 +207,7 @@ func (u *portRenderer) direct(f *lb.Frontend) (string, bool) {
 	case len(f.Routes) == 1:
 	case len(f.Routes) == 2 && f.Routes[0].From == lb.Pods && f.Routes[0].To == last.To && !f.Routes[0].Masq && last.Masq:
 		source, mark := u.notPods()
-		if mark == markOffCluster { // the addresses before the source, so there is no source
-			u.masq[scope] = append(u.masq[scope], match("")+"-j "+mark)
-			break
-		}
-		rule := match("")
-		if strings.HasPrefix(source, "! -i") { // an interface is printed after the destination
-			d, rest, _ := strings.Cut(rule, " -p ")
-			rule = d + " " + source + "-p " + rest
-		} else {
-			rule = match(source)
-		}
-		u.masq[scope] = append(u.masq[scope], rule+"-j "+mark)
+		u.masq[scope] = append(u.masq[scope], match(source)+"-j "+mark)
 	default:
 		return "", false
 	}
@@ -395,7 +388,7 @@ func (u *portRenderer) refusal(f *lb.Frontend) dispatched {
 		}
 		rejects = rejects || route.Do == lb.Reject
 		for _, m := range u.sources(route.From) {
-			rules = append(rules, u.refuse(f.Key, m)+comment(f.Service, note)+m[1]+verdict)
+			rules = append(rules, u.match(f.Key, m[0])+comment(f.Service, note)+m[1]+verdict)
 		}
 	}
 	if len(f.Sources) == 0 {
@@ -409,15 +402,6 @@ func (u *portRenderer) refusal(f *lb.Frontend) dispatched {
 	}
 	p.rules = append(p.rules, u.match(f.Key, "")+kept+"-j DROP")
 	return p
-}
-
-// refuse is the match on a key and a source, the interface after the destination.
-func (u *portRenderer) refuse(k lb.Key, source [2]string) string {
-	if !strings.HasPrefix(source[0], "-i") || k.IsNodePort() {
-		return u.match(k, source[0])
-	}
-	d, rest, _ := strings.Cut(u.match(k, ""), " -p ")
-	return d + " " + source[0] + "-p " + rest
 }
 
 func (r *renderer) verdict(a lb.Action) (verdict, note string) {

@@ -63,7 +63,7 @@ func (c *counted) Write(b []byte) (int, error) {
 // restore runs iptables-restore on a batch. The error wraps plane.ErrStateLost where a part may be in force.
 func (p *Plane) restore(ctx context.Context, b *batch) error {
 	text := b.text()
-	err := p.handOver(ctx, b.count(), func(out io.Writer, note func(*section)) error {
+	err := p.handOver(ctx, len(b.sections), func(out io.Writer, note func(*section)) error {
 		for _, s := range b.sections {
 			note(s)
 		}
@@ -73,7 +73,7 @@ func (p *Plane) restore(ctx context.Context, b *batch) error {
 	if err == nil {
 		return nil
 	}
-	if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || wasKilled(err) || b.count() > 1 && failedLine(err) > b.firstLines() {
+	if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || wasKilled(err) || len(b.sections) > 1 && failedLine(err) > b.firstLines() {
 		return fmt.Errorf("%w: a part may be in force: %w", err, plane.ErrStateLost)
 	}
 	return err
@@ -89,7 +89,7 @@ func (p *Plane) restoreAll(ctx context.Context, declare []string, batches <-chan
 	return p.handOver(ctx, int(tables), func(out io.Writer, note func(*section)) error {
 		w := bufio.NewWriterSize(out, 64<<10)
 		for _, s := range first.sections {
-			if s.table != nat && !s.empty() {
+			if s.table != nat {
 				note(s)
 				w.Write(s.appendText(nil))
 			}
@@ -157,10 +157,5 @@ func failedLine(err error) int {
 
 // firstLines returns the number of lines of the first section.
 func (b *batch) firstLines() int {
-	for _, s := range b.sections {
-		if !s.empty() {
-			return bytes.Count(s.appendText(nil), []byte("\n"))
-		}
-	}
-	return 0
+	return bytes.Count(b.sections[0].appendText(nil), []byte("\n"))
 }

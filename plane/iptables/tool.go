@@ -299,7 +299,7 @@ func (t *tool) restoreText(ctx context.Context, text []byte) error {
 
 // restoreBatch runs iptables-restore on a batch, unless that does nothing.
 func (t *tool) restoreBatch(ctx context.Context, b *batch) error {
-	if b.count() == 0 {
+	if len(b.sections) == 0 {
 		return nil
 	}
 	return t.restoreText(ctx, b.text())
