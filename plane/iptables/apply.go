@@ -44,14 +44,14 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 func (p *Plane) write(ctx context.Context, changes []lb.Change) (wrote bool, err error) {
 	st := p.st
 	plan := st.plan(changes)
-	w := &writer{st: st, wrote: map[chainID]digest{}, dropped: map[chainID]bool{}}
-	w.chains(plan.chainsOf(filter))
+	w := &writer{st: st, now: map[chainID]held{}}
+	w.write(filter, plan.chains...)
 	w.dispatch(filter, &plan.adds)
-	w.chains(plan.chainsOf(nat))
+	w.write(nat, plan.chains...)
 	w.dispatch(nat, &plan.adds, &plan.deletes)
-	w.drop(plan.dropsOf(nat)...)
+	w.drop(nat, plan.drops...)
 	w.dispatch(filter, &plan.deletes)
-	w.drop(plan.dropsOf(filter)...)
+	w.drop(filter, plan.drops...)
 	if err := p.run(ctx, &w.batch); err != nil {
 		w.undo()
 		return false, err
@@ -66,10 +66,15 @@ func (p *Plane) write(ctx context.Context, changes []lb.Change) (wrote bool, err
 // writer collects what one restore does to the chains.
 type writer struct {
 	batch
-	st      *state
-	wrote   map[chainID]digest
-	dropped map[chainID]bool
-	undone  []undone
+	st     *state
+	now    map[chainID]held // what it has changed
+	undone []undone
+}
+
+// held is what the kernel holds of a chain, if there is such a chain.
+type held struct {
+	digest
+	there bool
 }
 
 // undone is how a dispatcher was.
@@ -79,39 +84,31 @@ type undone struct {
 }
 
 // holds returns what the kernel holds once the restore has come this far.
-func (w *writer) holds(id chainID) (digest, bool) {
-	if d, written := w.wrote[id]; written {
-		return d, true
+func (w *writer) holds(id chainID) held {
+	if h, changed := w.now[id]; changed {
+		return h
 	}
-	if w.dropped[id] {
-		return digest{}, false
-	}
-	d, known := w.st.kernel[id]
-	return d, known
+	d, there := w.st.kernel[id]
+	return held{d, there}
 }
 
-// chains writes those of the chains that the kernel does not hold so.
-func (w *writer) chains(chains []chain) {
+// write writes those of the chains of a table that the kernel does not hold so.
+func (w *writer) write(t table, chains ...chain) {
 	for _, c := range chains {
-		d := digestOf(c.rules)
-		if have, known := w.holds(c.id); known && have == d {
-			continue
+		if want := (held{digestOf(c.rules), true}); c.id.table == t && w.holds(c.id) != want {
+			w.section(t).put(c)
+			w.now[c.id] = want
 		}
-		w.section(c.id.table).put(c)
-		w.wrote[c.id] = d
-		delete(w.dropped, c.id)
 	}
 }
 
-// drop deletes chains to which nothing of ours leads any more.
-func (w *writer) drop(ids ...chainID) {
+// drop deletes chains of a table to which nothing of ours leads any more.
+func (w *writer) drop(t table, ids ...chainID) {
 	for _, id := range ids {
-		if _, known := w.holds(id); !known {
-			continue
+		if id.table == t && w.holds(id).there {
+			w.section(t).delete(id)
+			w.now[id] = held{}
 		}
-		w.section(id.table).delete(id)
-		delete(w.wrote, id)
-		w.dropped[id] = true
 	}
 }
 
@@ -131,10 +128,10 @@ func (w *writer) dispatch(t table, lists ...*[dispatchers][]entry) {
 		w.undone = append(w.undone, undone{dispatcherIndex(i), d.set(changes)})
 		write, drop := d.update(pathsOf(changes))
 		for _, at := range drop {
-			w.drop(chainID{t, d.name(at)})
+			w.drop(t, chainID{t, d.name(at)})
 		}
 		for _, at := range write {
-			w.chains([]chain{d.chain(at)})
+			w.write(t, d.chain(at))
 		}
 	}
 }
@@ -160,11 +157,12 @@ func (w *writer) undo() {
 
 // keep notes what the kernel holds now.
 func (w *writer) keep() {
-	for id, d := range w.wrote {
-		w.st.holds(id, d)
-	}
-	for id := range w.dropped {
-		w.st.lacks(id)
+	for id, h := range w.now {
+		if h.there {
+			w.st.holds(id, h.digest)
+		} else {
+			w.st.lacks(id)
+		}
 	}
 }
 

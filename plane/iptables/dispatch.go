@@ -3,6 +3,7 @@ package iptables
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -256,6 +257,32 @@ func (d *dispatcher) chain(at string) chain {
 func (d *dispatcher) rangeOf(at string) []entry {
 	lo, _ := slices.BinarySearchFunc(d.entries, at, comparePath)
 	return d.entries[lo : lo+d.count(lo, len(d.entries), at)]
+}
+
+// leafOf returns the leaf where a path's entry is.
+func (d *dispatcher) leafOf(path string) string {
+	at := ""
+	for {
+		n := d.nodes[at]
+		if n.children == nil {
+			return at
+		}
+		at = path[:len(n.children[0])]
+	}
+}
+
+// upwards yields the nodes, each after its children.
+func (d *dispatcher) upwards() iter.Seq[string] {
+	var visit func(at string, yield func(string) bool) bool
+	visit = func(at string, yield func(string) bool) bool {
+		for _, child := range d.nodes[at].children {
+			if !visit(child, yield) {
+				return false
+			}
+		}
+		return yield(at)
+	}
+	return func(yield func(string) bool) { visit("", yield) }
 }
 
 // hop matches the destinations of which a path is the beginning.

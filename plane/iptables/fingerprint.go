@@ -29,19 +29,10 @@ type fingerprinter interface {
 func newFingerprinter(f lb.Family, b Backend, ours *ownwrites.Ledger) fingerprinter {
 	if b == Legacy {
 		if t, err := newTableInfo(f); err == nil {
-			if _, err := t.now(); err == nil {
-				return t
-			}
-			t.close()
+			return t
 		}
-		return nil
-	}
-	if nf, err := kernel.OpenNetfilter(); err == nil {
-		g := &generations{nf, ours}
-		if _, err := g.now(); err == nil {
-			return g
-		}
-		g.close()
+	} else if nf, err := kernel.OpenNetfilter(); err == nil {
+		return &generations{nf, ours}
 	}
 	return nil
 }
@@ -83,7 +74,12 @@ func newTableInfo(f lb.Family) (*tableInfo, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	return &tableInfo{fd, level}, nil
+	t := &tableInfo{fd, level}
+	if _, err := t.now(); err != nil {
+		t.close()
+		return nil, err
+	}
+	return t, nil
 }
 
 func (t *tableInfo) close() { unix.Close(t.fd) }

@@ -111,8 +111,7 @@ func (l *loader) build(ctx context.Context, ports []portRows) error {
 		}
 	}
 	if !cold {
-		l.inner(l.st.dispatchers[inServices], "")
-		l.inner(l.st.dispatchers[inNodePorts], "")
+		l.branches()
 		l.refusals()
 	}
 	return l.flush(ctx, true)
@@ -125,12 +124,20 @@ func (l *loader) frame(cold bool) {
 	}
 	if cold {
 		l.refusals()
-		l.inner(l.st.dispatchers[inServices], "")
-		l.inner(l.st.dispatchers[inNodePorts], "")
-	} else {
-		for _, d := range l.st.dispatchers { // so that jumps have where to go
-			id := chainID{d.table, d.root}
-			if _, known := l.have.chains[id]; !known {
+		l.branches()
+	}
+	for _, d := range l.st.dispatchers {
+		for at := range d.upwards() {
+			leaf := d.table == nat && d.nodes[at].children == nil
+			id := chainID{d.table, d.name(at)}
+			if leaf {
+				l.left[id.name] = len(d.rangeOf(at))
+			}
+			_, known := l.have.chains[id]
+			switch {
+			case leaf && l.left[id.name] == 0:
+				l.put(d.chain(at))
+			case !known && (cold && leaf || !cold && at == ""): // so that rules can lead there
 				l.batch.only(d.table).put(chain{id: id})
 				l.have.chains[id] = empty
 			}
@@ -144,9 +151,6 @@ func (l *loader) frame(cold bool) {
 		}
 	}
 	l.blockLocalnet()
-	for _, i := range []dispatcherIndex{inServices, inNodePorts} {
-		l.countLeaves(l.st.dispatchers[i], "", cold)
-	}
 }
 
 // blockLocalnet puts the rule of DP-10 where it belongs, or takes it away. The kubelet writes the very same rule, for others who
@@ -168,15 +172,15 @@ func (l *loader) blockLocalnet() {
 	}
 }
 
-// inner writes the nodes of a dispatcher below at, but not its leaves, from below up. A root that is a leaf is written as
-// leaves are.
-func (l *loader) inner(d *dispatcher, at string) {
-	n := d.nodes[at]
-	for _, child := range n.children {
-		l.inner(d, child)
-	}
-	if n.children != nil {
-		l.put(d.chain(at))
+// branches writes the nodes of nat's dispatchers that are not leaves.
+func (l *loader) branches() {
+	for _, i := range []dispatcherIndex{inServices, inNodePorts} {
+		d := l.st.dispatchers[i]
+		for at := range d.upwards() {
+			if d.nodes[at].children != nil {
+				l.put(d.chain(at))
+			}
+		}
 	}
 }
 
@@ -188,40 +192,11 @@ func (l *loader) refusals() {
 		}
 	}
 	for _, d := range l.st.dispatchers {
-		if d.table == filter {
-			l.all(d, "")
+		if d.table != filter {
+			continue
 		}
-	}
-}
-
-func (l *loader) all(d *dispatcher, at string) {
-	for _, child := range d.nodes[at].children {
-		l.all(d, child)
-	}
-	l.put(d.chain(at))
-}
-
-// countLeaves counts the entries of each leaf. If nothing is there yet, leaves are made empty, so that roots can
-// lead to them.
-func (l *loader) countLeaves(d *dispatcher, at string, cold bool) {
-	n := d.nodes[at]
-	for _, child := range n.children {
-		l.countLeaves(d, child, cold)
-	}
-	if n.children != nil {
-		return
-	}
-	name := d.name(at)
-	l.left[name] = len(d.rangeOf(at))
-	id := chainID{nat, name}
-	_, known := l.have.chains[id]
-	switch {
-	case l.left[name] == 0:
-		l.put(d.chain(at))
-	case cold || !known && at == "":
-		if !known {
-			l.batch.only(nat).put(chain{id: id})
-			l.have.chains[id] = empty
+		for at := range d.upwards() {
+			l.put(d.chain(at))
 		}
 	}
 }
@@ -240,8 +215,8 @@ func (l *loader) servicePort(ctx context.Context, id portID) error {
 		}
 	}
 	for _, f := range u.rows {
-		for _, pl := range l.st.rows[f.Key].dispatch {
-			d := l.st.dispatchers[pl.to]
+		for _, rules := range l.st.rows[f.Key].dispatch {
+			d := l.st.dispatchers[rules.to]
 			if d.table != nat {
 				continue
 			}
@@ -262,18 +237,6 @@ func (l *loader) list(id chainID) {
 	}
 	l.put(listChain(id, l.st.lists[id].ranges))
 	l.have.chains[id] = l.st.kernel[id]
-}
-
-// leafOf returns the leaf where a path's entry is.
-func (d *dispatcher) leafOf(path string) string {
-	at := ""
-	for {
-		n := d.nodes[at]
-		if n.children == nil {
-			return at
-		}
-		at = path[:len(n.children[0])]
-	}
 }
 
 // sweep deletes the chains that nothing needs any more.

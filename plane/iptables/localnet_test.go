@@ -116,7 +116,7 @@ COMMIT
 COMMIT
 `
 
-// The kubelet writes the same rule against martians as we do, and others who set route_localnet for an interface rely on it:
+// The kubelet writes the same rule that blocks localnet as we do, and others who set route_localnet for an interface rely on it:
 // whatever we do, one stays (G3, CVE-2020-8558).
 func TestMartianRuleOfKubelet(t *testing.T) {
 	for _, b := range []Backend{NFT, Legacy} {
@@ -131,7 +131,7 @@ func TestMartianRuleOfKubelet(t *testing.T) {
 				count := func(when string) {
 					t.Helper()
 					if n := strings.Count(run(t, "", program, "-S", nodeFirewall), blockLocalnet); n != 1 {
-						t.Errorf("%s: %d rules against martians, want that of the kubelet", when, n)
+						t.Errorf("%s: %d rules that block localnet, want that of the kubelet", when, n)
 					}
 				}
 				run(t, kubeletFirewall, program+"-restore", "--noflush")

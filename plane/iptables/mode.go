@@ -117,7 +117,7 @@ func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 	return append(fmt.Appendf(nil, "# %s-restore --noflush\n", program), text...), err
 }
 
-// sysctls lets packets of 127.0.0.1 leave for pods. A plane that runs does it after its rule against martians is in force;
+// sysctls lets packets of 127.0.0.1 leave for pods. A plane that runs does it after its rule that blocks localnet is in force;
 // with --init-only that rule comes with the next process.
 func sysctls(s mode.Settings) []mode.Sysctl {
 	if !s.LocalhostNodePorts || !slices.ContainsFunc(s.NodePorts, func(p netip.Prefix) bool { return p.Overlaps(loopback4) }) {

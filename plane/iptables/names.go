@@ -80,7 +80,7 @@ var dynamic = [tables][]string{
 	nat:    {clusterChain, localChain, externalChain, firewallChain, endpointChain, "KUBE-XLB-"},
 }
 
-// isDynamic reports whether a chain of that name is one that comes and goes with rows.
+// isDynamic reports whether a chain of that name is added and deleted with rows.
 func isDynamic(id chainID) bool {
 	if id.table == filter && (id.name == externalServices || id.name == externalNodePorts) {
 		return false

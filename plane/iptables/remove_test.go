@@ -169,7 +169,7 @@ COMMIT
 	})
 }
 
-// Without the rule against martians, route_localnet would let others on the link reach 127.0.0.1: both go, or both
+// Without the rule that blocks localnet, route_localnet would let others on the link reach 127.0.0.1: both go, or both
 // stay for connections that live (DP-10).
 func TestRemoveMartianDP10(t *testing.T) {
 	needs(t, NFT)

@@ -174,7 +174,7 @@ func from(p netip.Prefix) string {
 	return "-s " + p.String() + " "
 }
 
-// variant returns the name of the unit's chain with that content. Rows of a service port nearly always agree; the
+// variant returns the name of the service port's chain with that content. Rows of a service port nearly always agree; the
 // content of the first keeps the name of DP-02.
 func (u *portRenderer) variant(prefix string, rules []string) string {
 	content := prefix + strings.Join(rules, "\n")

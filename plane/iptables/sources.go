@@ -48,14 +48,14 @@ func (u *portRenderer) sourceList(t table, f *lb.Frontend) (others, name string)
 	return others, name
 }
 
-// listsOf adds to how many service ports use each list: those of one that came, n 1, or went, n -1.
+// listsOf counts a service port in or out of those that use each list: n is 1 or -1.
 func (p *plan) listsOf(ids []chainID, n int) {
 	for _, id := range ids {
 		p.users[id] += n
 	}
 }
 
-// settle says which lists come, and which go because nobody uses them any more.
+// settle adds the lists that nobody used before, and deletes those that nobody uses any more.
 func (p *plan) settle(st *state) {
 	for id, n := range p.users {
 		switch old := st.lists[id]; {

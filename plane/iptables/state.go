@@ -122,7 +122,7 @@ func newServicePort(rows []*lb.Frontend, r rendered) *servicePort {
 
 func portOf(f *lb.Frontend) portID { return portID{f.Service, f.Key.Proto} }
 
-// plan is what changes make of some units and rows; state is as before until it is kept.
+// plan is what changes make of some service ports and rows; state is as before until it is kept.
 type plan struct {
 	ports         map[portID]*servicePort
 	chains        []chain
@@ -133,7 +133,7 @@ type plan struct {
 	adds, deletes [dispatchers][]entry
 }
 
-// plan renders the units that changes touch.
+// plan renders the service ports that changes touch.
 func (st *state) plan(changes []lb.Change) *plan {
 	want := make(map[lb.Key]*lb.Frontend, len(changes))
 	for _, c := range changes {
@@ -206,25 +206,7 @@ func (p *plan) servicePort(st *state, id portID, rows []*lb.Frontend) {
 	}
 }
 
-func (p *plan) chainsOf(t table) (of []chain) {
-	for _, c := range p.chains {
-		if c.id.table == t {
-			of = append(of, c)
-		}
-	}
-	return of
-}
-
-func (p *plan) dropsOf(t table) (of []chainID) {
-	for _, id := range p.drops {
-		if id.table == t {
-			of = append(of, id)
-		}
-	}
-	return of
-}
-
-// endpointsOf returns about how many endpoints serve the rows of a unit.
+// endpointsOf returns about how many endpoints serve the rows of a service port.
 func endpointsOf(rows []*lb.Frontend) int {
 	n := 0
 	for _, f := range rows {

@@ -155,7 +155,7 @@ func TestLocalhostNodePortSV64(t *testing.T) {
 			reset(t, p, shopTable())
 			rules := run(t, "", "iptables-nft-save", "-t", "filter")
 			if has := strings.Contains(rules, "block incoming localnet connections"); has != on {
-				t.Errorf("localhost NodePorts %t: the rule against martians is there: %t", on, has)
+				t.Errorf("localhost NodePorts %t: the rule that blocks localnet is there: %t", on, has)
 			}
 			routesLocalnet(t, on)
 		})

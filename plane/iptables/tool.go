@@ -146,13 +146,14 @@ func usableTool(run Runner, f lb.Family, b Backend) (*tool, error) {
 	return nil, err
 }
 
-// usable finds out whether the kernel has the tables and the extensions, and lets us at them. The error says what is
-// missing, and wraps plane.ErrUnsupported.
+// usable finds out whether the kernel has the tables and the extensions, and lets us at them: else that shows at the first
+// write, when no other mode can be chosen any more. The error says what is missing, and wraps plane.ErrUnsupported.
 func (t *tool) usable(ctx context.Context, f lb.Family) error {
-	err := t.tables(ctx, f)
+	ask, done, err := t.tables(ctx, f)
 	switch said := fmt.Sprint(err); {
 	case err == nil:
-		if err := t.lacks(f); err != nil {
+		defer done()
+		if err := lacking(t.backend, t.needs, ask); err != nil {
 			return fmt.Errorf("iptables: %w, or use --proxy-mode nftables: %w", err, plane.ErrUnsupported)
 		}
 		return nil
@@ -164,43 +165,29 @@ func (t *tool) usable(ctx context.Context, f lb.Family) error {
 	}
 }
 
-// tables finds out whether the tables can be read.
-func (t *tool) tables(ctx context.Context, f lb.Family) error {
+// tables finds out whether the tables can be read, and returns who tells of extensions.
+func (t *tool) tables(ctx context.Context, f lb.Family) (ask asker, done func(), err error) {
+	_, real := t.run.(system)
+	if real && t.backend == Legacy { // no need to wait for the lock, or to copy a table
+		info, err := newTableInfo(f)
+		if err != nil {
+			return nil, nil, err
+		}
+		return info.asker(), info.close, nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if _, real := t.run.(system); real && t.backend == Legacy { // no need to wait for the lock, or to copy a table
-		m, err := newTableInfo(f)
-		if err != nil {
-			return err
-		}
-		defer m.close()
-		_, err = m.now()
-		return err
+	if _, err := t.run.Run(ctx, nil, t.program, slices.Concat([]string{"-t", "nat"}, t.wait, []string{"-S", "POSTROUTING"})...); err != nil {
+		return nil, nil, err
 	}
-	_, err := t.run.Run(ctx, nil, t.program, slices.Concat([]string{"-t", "nat"}, t.wait, []string{"-S", "POSTROUTING"})...)
-	return err
-}
-
-// lacks says which extension the kernel lacks. That otherwise shows at the first write, when no other mode can be chosen any
-// more.
-func (t *tool) lacks(f lb.Family) error {
-	if _, real := t.run.(system); !real {
-		return nil
-	}
-	if t.backend == Legacy {
-		m, err := newTableInfo(f)
-		if err != nil {
-			return err
-		}
-		defer m.close()
-		return lacking(t.backend, t.needs, m.asker())
+	if !real {
+		return func(extension) error { return nil }, func() {}, nil
 	}
 	nf, err := kernel.OpenNetfilter()
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	defer nf.Close()
-	return lacking(t.backend, t.needs, askCompat(nf, f))
+	return askCompat(nf, f), func() { nf.Close() }, nil
 }
 
 // choose returns the back end that the node uses: that which has the kubelet's hint, else that with more rules

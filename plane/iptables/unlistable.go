@@ -70,7 +70,7 @@ func (s *snapshot) complete(f lb.Family, known map[chainID]digest) error {
 	return nil
 }
 
-// hasJump asks whether a chain has a rule that leads to where a jump leads, or for the rule against martians one with its
+// hasJump asks whether a chain has a rule that leads to where a jump leads, or for the rule that blocks localnet one with its
 // comment. Nobody else's rule has either. Where there is no chain, there is no rule.
 func hasJump(nf *kernel.Netfilter, f lb.Family, j jump) (bool, error) {
 	sign := []byte("block incoming localnet connections")

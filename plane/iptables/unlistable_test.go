@@ -29,7 +29,7 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		table := w.Table(3, 2)
 		node := w.Node()
 		node.NodePorts = append(node.NodePorts, loopback4)
-		if w.Family == lb.IPv4 { // with the rule against martians
+		if w.Family == lb.IPv4 { // with the rule that blocks localnet
 			table.Node = node
 		}
 		table.Replace(w.ClusterIP(4, 0, 0)) // which is refused in filter
