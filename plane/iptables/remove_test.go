@@ -3,11 +3,13 @@ package iptables
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -304,4 +306,42 @@ func TestRemoveBesideCommentOfSeveralLines(t *testing.T) {
 			t.Errorf("before\n%s\nafter\n%s", before, after)
 		}
 	})
+}
+
+// However many chains cannot be deleted, the others are, and each of those is named; what it takes is in proportion to them.
+func TestSweepManyStuckChains(t *testing.T) {
+	for _, c := range []struct{ chains, stuck int }{{1, 0}, {1, 1}, {1000, 0}, {1000, 1}, {1000, 40}, {40, 40}} {
+		var ids []chainID
+		var want []string
+		used := map[string]bool{}
+		for i := range c.chains {
+			id := chainID{nat, fmt.Sprintf("%s%04d", endpointChain, i)}
+			if ids = append(ids, id); i*c.stuck/c.chains != (i+1)*c.stuck/c.chains {
+				used[id.name] = true
+				want = append(want, id.name)
+			}
+		}
+		deleted, restores := 0, 0
+		stuck, err := sweep(t.Context(), nil, ids, 300, func(b *batch) error {
+			restores++
+			for _, id := range b.sections[0].drop {
+				if used[id.name] {
+					return errors.New("in use")
+				}
+			}
+			deleted += len(b.sections[0].drop)
+			return nil
+		})
+		var got []string
+		for _, s := range stuck {
+			got = append(got, s.id.name)
+		}
+		slices.Sort(got)
+		if err != nil || !slices.Equal(got, want) || deleted != c.chains-c.stuck {
+			t.Errorf("%+v: %d deleted, stuck %q, %v", c, deleted, got, err)
+		}
+		if most := 8 + c.stuck*40; restores > most {
+			t.Errorf("%+v: %d restores, want %d at most", c, restores, most)
+		}
+	}
 }

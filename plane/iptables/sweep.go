@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"slices"
+
+	"kube-proxy/internal/bisect"
 )
 
 // stuckChain is a chain that cannot be deleted, and why: nearly always a rule of somebody else leads to it.
@@ -22,6 +24,7 @@ func sweep(ctx context.Context, empty, drop []chainID, most int, restore func(*b
 			return nil, err
 		}
 	}
+	slices.SortFunc(drop, func(a, b chainID) int { return cmp.Compare(b.table, a.table) })
 	for part := range slices.Chunk(drop, most) {
 		some, err := deleteChains(ctx, part, restore)
 		if stuck = append(stuck, some...); err != nil {
@@ -31,30 +34,36 @@ func sweep(ctx context.Context, empty, drop []chainID, most int, restore func(*b
 	return stuck, nil
 }
 
-// deleteChains deletes empty chains. If one cannot be, the others are.
+// deleteChains deletes empty chains, which are sorted by table. If one cannot be, the others are.
 func deleteChains(ctx context.Context, ids []chainID, restore func(*batch) error) (stuck []stuckChain, err error) {
-	b := emptying(nil)
-	slices.SortFunc(ids, func(a, b chainID) int { return cmp.Compare(b.table, a.table) })
-	for _, id := range ids {
-		b.only(id.table).delete(id)
-	}
-	err = restore(b)
-	switch {
-	case err == nil:
-		return nil, nil
-	case ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded):
-		return nil, err
-	case restore(emptying(ids)) != nil:
-		// Only if iptables takes anything at all are chains to blame. Where somebody holds the lock each try takes 5 s.
-		return nil, err
-	case len(ids) == 1:
-		return []stuckChain{{ids[0], err}}, nil
-	}
-	half := len(ids) / 2
-	for _, part := range [][]chainID{ids[:half], ids[half:]} {
-		some, err := deleteChains(ctx, part, restore)
-		if stuck = append(stuck, some...); err != nil {
-			return stuck, err
+	for len(ids) > 0 {
+		known := len(stuck)
+		s := bisect.New([][]chainID{ids}, 0)
+		for group := s.Next(); group != nil; group = s.Next() {
+			var b batch
+			for _, id := range group {
+				b.only(id.table).delete(id)
+			}
+			err = restore(&b)
+			switch {
+			case err == nil:
+				s.Took()
+				continue
+			case ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded):
+				return stuck, err
+			case restore(emptying(group)) != nil:
+				// Only if iptables takes anything at all are chains to blame. Where somebody holds the lock each try takes 5 s.
+				return stuck, err
+			case s.Refused(group):
+				stuck = append(stuck, stuckChain{group[0], err})
+			}
+		}
+		ids = s.Left()
+		if !s.Promising() && len(stuck) == known { // another search would come no further
+			for _, id := range ids {
+				stuck = append(stuck, stuckChain{id, err})
+			}
+			break
 		}
 	}
 	return stuck, nil
