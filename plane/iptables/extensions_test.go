@@ -20,13 +20,13 @@ func TestKernelLacksExtension(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := tool.usable(t.Context(), cfg.Family); err != nil {
+		if err := tool.usable(t.Context()); err != nil {
 			t.Fatalf("this kernel has all: %v", err)
 		}
 		for _, e := range []extension{{"nosuch", false}, {"NOSUCH", true}} {
 			less := *tool
 			less.needs = append(less.needs[:len(less.needs):len(less.needs)], e)
-			err := less.usable(t.Context(), cfg.Family)
+			err := less.usable(t.Context())
 			if !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), e.String()) {
 				t.Errorf("without %s: %v", e, err)
 			}

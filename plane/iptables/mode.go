@@ -110,11 +110,7 @@ func configOf(s mode.Settings) Config {
 
 func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 	text, err := Render(configOf(s), want)
-	program := "iptables"
-	if s.Family == lb.IPv6 {
-		program = "ip6tables"
-	}
-	return append(fmt.Appendf(nil, "# %s-restore --noflush\n", program), text...), err
+	return append(fmt.Appendf(nil, "# %s-restore --noflush\n", baseName(s.Family)), text...), err
 }
 
 // sysctls lets packets of 127.0.0.1 leave for pods. A plane that runs does it after its rule that blocks localnet is in force;

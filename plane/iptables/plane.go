@@ -100,10 +100,7 @@ func (p *Plane) Pace() int {
 }
 
 // Programs are the programs of iptables that a family can be served with on this host.
-type Programs struct {
-	family lb.Family
-	tool   *tool
-}
+type Programs struct{ *tool }
 
 // Find finds the system's programs, and asks which back end the node uses, which takes seconds where there are thousands of
 // services. It changes nothing. Errors wrap plane.ErrUnsupported where there is no usable iptables.
@@ -112,7 +109,7 @@ func Find(f lb.Family) (*Programs, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Programs{f, t}, nil
+	return &Programs{t}, nil
 }
 
 // tool returns the programs that were found, or finds them.

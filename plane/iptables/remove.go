@@ -42,17 +42,13 @@ type RemoveConfig struct {
 // Rules of others that lead to our chains stay, and then the chain does, empty. Where there are no rules, nothing is
 // written and no table made. Errors wrap plane.ErrUnsupported where there is no such iptables.
 func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
-	base := "iptables"
-	switch {
-	case cfg.Family == lb.IPv6:
-		base = "ip6tables"
-	case cfg.Family != lb.IPv4:
+	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
 		return Removed{}, fmt.Errorf("iptables: remove: family %s: want IPv4 or IPv6", cfg.Family)
 	}
 	if cfg.Backend != NFT && cfg.Backend != Legacy {
 		return Removed{}, fmt.Errorf("iptables: remove: back end %q: want nft or legacy", cfg.Backend)
 	}
-	if cfg.Backend == Legacy && !legacyInUse(base) { // to list its tables would make them
+	if cfg.Backend == Legacy && !legacyInUse(baseName(cfg.Family)) { // to list its tables would make them
 		return Removed{}, nil
 	}
 	run := cfg.Runner
@@ -81,8 +77,8 @@ func (p *Plane) Remove(ctx context.Context) error {
 // remove lists the rules and removes. If others change rules meanwhile, it begins again.
 func (t *tool) remove(ctx context.Context, cfg RemoveConfig) (done Removed, err error) {
 	for range 3 {
-		var found *leftovers
-		if found, err = t.leftovers(ctx); err == nil {
+		found := &leftovers{foreign: map[chainID]jump{}}
+		if err = t.list(ctx, found.read); err == nil {
 			err = t.take(ctx, found, cfg, &done)
 		}
 		if err == nil {
@@ -186,17 +182,6 @@ func words(rule string) []string {
 		escaped = r == '\\' && !escaped
 		return r == ' ' && !quoted
 	})
-}
-
-// leftovers lists what there is to remove.
-func (t *tool) leftovers(ctx context.Context) (*leftovers, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	found := &leftovers{foreign: map[chainID]jump{}}
-	if err := t.pipe(ctx, nil, found.read, t.program+"-save"); err != nil {
-		return nil, fmt.Errorf("list the rules: %w", err)
-	}
-	return found, nil
 }
 
 // read takes the output of iptables-save.

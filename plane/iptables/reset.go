@@ -190,8 +190,8 @@ func byPort(rows iter.Seq[*lb.Frontend]) (ports []portRows) {
 func (p *Plane) list(ctx context.Context) (*snapshot, error) {
 	p.seen, p.listed = p.look(), time.Now()
 	p.count(func(s *Stats) { s.Saves++ })
-	s, err := p.tool.snapshot(ctx, false)
-	if err != nil || p.dry {
+	s := newSnapshot()
+	if err := p.tool.list(ctx, s.read); err != nil || p.dry {
 		return s, err
 	}
 	var known map[chainID]digest

@@ -2,8 +2,6 @@ package iptables
 
 import (
 	"bytes"
-	"context"
-	"fmt"
 	"hash/maphash"
 	"io"
 	"net/netip"
@@ -20,8 +18,6 @@ type snapshot struct {
 	jumps map[jump]bool
 	// served are the keys of rules by which nat leads to chains of service ports.
 	served map[lb.Key]bool
-	// rules is the content of the chains, if it is asked for by being not nil.
-	rules map[chainID][]string
 	// kubelet: there are chains of the kubelet, so that rules of KUBE-FIREWALL are its own as well.
 	kubelet bool
 	// unlistable are the tables that are there but cannot be printed.
@@ -45,20 +41,6 @@ func ours(id chainID) bool {
 		return id.table == nat
 	}
 	return isDynamic(id)
-}
-
-// snapshot lists the kernel's tables.
-func (t *tool) snapshot(ctx context.Context, withRules bool) (*snapshot, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	s := newSnapshot()
-	if withRules {
-		s.rules = map[chainID][]string{}
-	}
-	if err := t.pipe(ctx, nil, s.read, t.program+"-save"); err != nil {
-		return nil, fmt.Errorf("list the rules: %w", err)
-	}
-	return s, nil
 }
 
 // content is a chain while its rules are read.
@@ -114,10 +96,6 @@ func (s *snapshot) rule(t table, name, rule []byte, c *content) {
 		if k, ok := servedBy(name, rule); ok {
 			s.served[k] = true
 		}
-	}
-	if s.rules != nil {
-		id := chainID{t, string(name)}
-		s.rules[id] = append(s.rules[id], string(rule))
 	}
 }
 

@@ -62,6 +62,7 @@ func parseVersion(s string) (v version, b Backend, err error) {
 
 // tool is one family's iptables.
 type tool struct {
+	family  lb.Family
 	run     Runner
 	program string // "iptables-nft" or what stands for it
 	backend Backend
@@ -73,12 +74,17 @@ type tool struct {
 // timeout is how long a program may take; a restore that waits for the lock is given 5 s by itself.
 const timeout = 2 * time.Minute
 
+// baseName is what the names of a family's programs begin with.
+func baseName(f lb.Family) string {
+	if f == lb.IPv6 {
+		return "ip6tables"
+	}
+	return "iptables"
+}
+
 // findTool finds the programs of a family and a back end.
 func findTool(run Runner, f lb.Family, b Backend) (*tool, error) {
-	base := "iptables"
-	if f == lb.IPv6 {
-		base = "ip6tables"
-	}
+	base := baseName(f)
 	if b == Auto {
 		b = choose(run, base)
 	}
@@ -87,7 +93,7 @@ func findTool(run Runner, f lb.Family, b Backend) (*tool, error) {
 		if program == base+"-" {
 			continue
 		}
-		t, err := probe(run, program)
+		t, err := probe(run, f, program)
 		if err == nil && b != Auto && t.backend != b {
 			err = fmt.Errorf("%s is the %s back end, not %s", program, t.backend, b)
 		}
@@ -100,7 +106,7 @@ func findTool(run Runner, f lb.Family, b Backend) (*tool, error) {
 }
 
 // probe asks a program for its version.
-func probe(run Runner, program string) (*tool, error) {
+func probe(run Runner, f lb.Family, program string) (*tool, error) {
 	for _, name := range []string{program, program + "-restore", program + "-save"} {
 		if _, err := run.LookPath(name); err != nil {
 			return nil, err
@@ -112,7 +118,7 @@ func probe(run Runner, program string) (*tool, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &tool{run: run, program: program}
+	t := &tool{family: f, run: run, program: program}
 	if t.version, t.backend, err = parseVersion(string(out)); err != nil {
 		return nil, err
 	}
@@ -132,13 +138,13 @@ func probe(run Runner, program string) (*tool, error) {
 func usableTool(run Runner, f lb.Family, b Backend) (*tool, error) {
 	t, err := findTool(run, f, b)
 	if err == nil {
-		if err = t.usable(context.Background(), f); err == nil {
+		if err = t.usable(context.Background()); err == nil {
 			return t, nil
 		}
 	}
 	if b == Auto {
 		for _, b := range []Backend{NFT, Legacy} {
-			if other, e := findTool(run, f, b); e == nil && (t == nil || other.backend != t.backend) && other.usable(context.Background(), f) == nil {
+			if other, e := findTool(run, f, b); e == nil && (t == nil || other.backend != t.backend) && other.usable(context.Background()) == nil {
 				return other, nil
 			}
 		}
@@ -148,8 +154,8 @@ func usableTool(run Runner, f lb.Family, b Backend) (*tool, error) {
 
 // usable finds out whether the kernel has the tables and the extensions, and lets us at them: else that shows at the first
 // write, when no other mode can be chosen any more. The error says what is missing, and wraps plane.ErrUnsupported.
-func (t *tool) usable(ctx context.Context, f lb.Family) error {
-	ask, done, err := t.tables(ctx, f)
+func (t *tool) usable(ctx context.Context) error {
+	ask, done, err := t.tables(ctx)
 	switch said := fmt.Sprint(err); {
 	case err == nil:
 		defer done()
@@ -166,10 +172,10 @@ func (t *tool) usable(ctx context.Context, f lb.Family) error {
 }
 
 // tables finds out whether the tables can be read, and returns who tells of extensions.
-func (t *tool) tables(ctx context.Context, f lb.Family) (ask asker, done func(), err error) {
+func (t *tool) tables(ctx context.Context) (ask asker, done func(), err error) {
 	_, real := t.run.(system)
 	if real && t.backend == Legacy { // no need to wait for the lock, or to copy a table
-		info, err := newTableInfo(f)
+		info, err := newTableInfo(t.family)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -187,7 +193,7 @@ func (t *tool) tables(ctx context.Context, f lb.Family) (ask asker, done func(),
 	if err != nil {
 		return nil, nil, err
 	}
-	return askCompat(nf, f), func() { nf.Close() }, nil
+	return askCompat(nf, t.family), func() { nf.Close() }, nil
 }
 
 // choose returns the back end that the node uses: that which has the kubelet's hint, else that with more rules
@@ -248,12 +254,18 @@ func countRules(ctx context.Context, run Runner, program string, enough int) (n 
 
 // legacyInUse reports whether the kernel has tables of the legacy back end in this network namespace.
 func legacyInUse(base string) bool {
-	name := "ip_tables_names"
-	if base == "ip6tables" {
-		name = "ip6_tables_names"
-	}
-	b, err := os.ReadFile("/proc/thread-self/net/" + name)
+	b, err := os.ReadFile("/proc/thread-self/net/" + strings.Replace(base, "tables", "_tables_names", 1))
 	return err == nil && len(bytes.TrimSpace(b)) > 0
+}
+
+// list has the output of iptables-save read.
+func (t *tool) list(ctx context.Context, read func(io.Reader) error) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	if err := t.pipe(ctx, nil, read, t.program+"-save"); err != nil {
+		return fmt.Errorf("list the rules: %w", err)
+	}
+	return nil
 }
 
 // restore runs iptables-restore on what write writes.
