@@ -64,7 +64,7 @@ type waiting[K comparable] struct {
 // fail makes k wait, longer than the last time.
 func (w *waitlist[K]) fail(k K, now time.Time) { w.entry(k).wait(w, now) }
 
-// again makes k wait for the first delay: it failed in company that was shown to have others to blame.
+// again makes k wait for the first delay: it failed together with others, some of which were then taken.
 func (w *waitlist[K]) again(k K, now time.Time) {
 	e := w.entry(k)
 	e.pause.delay = 0
@@ -90,6 +90,13 @@ func (e *waiting[K]) wait(w *waitlist[K], now time.Time) {
 		return
 	}
 	heap.Push(&w.queue, e)
+}
+
+// renew makes the backoff of k start anew: it has changed.
+func (w *waitlist[K]) renew(k K) {
+	if e := w.entries[k]; e != nil {
+		e.pause.delay = 0
+	}
 }
 
 // forget drops k and its delay.

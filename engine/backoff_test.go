@@ -85,6 +85,10 @@ func TestPendingFolds(t *testing.T) {
 	f := &lb.Frontend{Key: k, Service: "shop/s1", Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}
 	var table lb.Table
 	p := newPending()
+	offered := func() []lb.Change {
+		changes, _ := p.offer(p.take(1000, &table), &table)
+		return changes
+	}
 	fold := func(fronts ...*lb.Frontend) {
 		changes, _ := table.Replace(lb.Owner{Name: "shop/s1"}, fronts)
 		for _, c := range changes {
@@ -93,17 +97,17 @@ func TestPendingFolds(t *testing.T) {
 	}
 	fold(f)
 	fold()
-	if c := p.changes(p.take(1000, &table), &table); len(c) != 0 || len(p.wishes) != 0 {
+	if c := offered(); len(c) != 0 || len(p.byKey) != 0 {
 		t.Errorf("added and removed: %v", c)
 	}
 	fold(f)
-	c := p.changes(p.take(1000, &table), &table)
+	c := offered()
 	if len(c) != 1 || c[0].Old != nil || c[0].New != f {
 		t.Fatalf("added: %v", c)
 	}
-	p.doubt(c)
+	p.failed(c)
 	fold()
-	c = p.changes(p.take(1000, &table), &table)
+	c = offered()
 	if len(c) != 1 || c[0].New != nil || p.doubtful != 1 {
 		t.Errorf("in doubt and removed: %v", c)
 	}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
-	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 )
@@ -52,24 +51,12 @@ type Config struct {
 	Lent func(Loan)
 }
 
-// Write is one finished call of the plane; "load" is the end of what a Reset had left for later. An audit that found everything gone comes twice: once with its error, and once
-// with the rows as Changes when a Reset, which comes too, has brought them back.
-type Write struct {
-	Verb    string // "apply", "reset", "load", "setnode", "audit" or "probe"
-	Changes int    // offered changes; rows that were written for "reset" and "load"; mended objects for "audit"; 0 for "probe"
-	Later   int    // rows that a "reset" left for later
-	Took    time.Duration
-	Err     error
-}
-
 // Engine keeps one plane at what the Store asks for. Make one with [New], and run it with [Engine.Run].
 type Engine struct {
-	cfg       Config
-	minPeriod atomic.Int64
-	// auditEvery is the period of full audits, auditPlanned the one by which nextAudit was planned.
-	auditEvery   atomic.Int64
-	auditPlanned int64
-	began        int64 // when it was made, in nanoseconds since 1970
+	cfg        Config
+	minPeriod  atomic.Int64
+	auditEvery atomic.Int64 // the period of full audits
+	started    int64        // when it was made, in nanoseconds since 1970
 
 	inbox inbox
 	stats ledger
@@ -80,57 +67,17 @@ type Engine struct {
 
 	// The rest belongs to the goroutine of Run.
 
-	synced  bool // Store.Synced has been seen, and all services are in the table
-	begun   bool // a Reset has succeeded once
-	whole   bool // and what it left for later was written, too
-	load    load // what is being written so
-	lost    bool // the plane needs a Reset before anything else
-	rebuild bool // the table itself cannot be trusted
-	lastEnd time.Time
-	fair    bool // the last job was a write of fresh wishes
-	pieces  bool // and it was a piece; more are to follow
-	pending pending
-	noLocal noLocal
-	visited uint64 // by tables before a rebuild
-
-	searches   []*search
-	lastSearch uint64
-	credit     credit // for writes that fail
-	blamed     int    // rows that were logged since the last time when none was in doubt
-
-	applyErr string // the last error that was logged for many rows
-
-	proof    proof  // that the kernel takes writes
-	proofErr string // the last error of one that was logged
-
-	resetWait pause
-	resetErr  string
-	losses    int       // of the plane's state, since the last line about one
-	sayLost   time.Time // the earliest time for another
-
-	nodeKnown bool // the node has been resolved once
-	facts     bool // the node must be resolved again
-	nodeStale bool // the plane does not have table.Node yet
-	nodeWait  pause
-	nodeErr   string
-	factsWait pause
-
-	held map[lb.Key]held // rows of health checks that observers are not told of yet
-
-	unresolved waitlist[cluster.Name] // services whose policy panicked
-
-	drifted    bool
-	driftAfter time.Time
-	nextAudit  time.Time
-	auditErr   string
-	auditWait  pause
-	taken      bool      // an audit found that others had taken the plane's state away, and no Reset has brought it back
-	mended     int       // objects, since the last line about them
-	sayMended  time.Time // the earliest time for another
-
-	contested, loans ratelimit.Messages
-	panics           once // panics whose stack was logged
-	said             once // other errors that were logged
+	resolver resolver
+	node     node
+	pending  pending
+	writer   writer
+	resets   resets
+	audits   audits
+	withheld map[lb.Key]withheld // rows of health checks that observers are not told of yet
+	noLocal  noLocal
+	claims   claimLog
+	panics   once // whose stack was logged
+	said     once // other errors that were logged
 }
 
 // New returns an engine that has done nothing yet.
@@ -153,8 +100,8 @@ func New(cfg Config) *Engine {
 		inbox:   inbox{wake: make(chan struct{}, 1)},
 		table:   &lb.Table{Family: cfg.Family},
 		pending: newPending(),
-		lost:    true,
-		began:   time.Now().UnixNano(),
+		resets:  resets{due: true},
+		started: time.Now().UnixNano(),
 	}
 	e.minPeriod.Store(int64(cfg.MinSyncPeriod))
 	e.SetAuditPeriod(cfg.AuditPeriod)

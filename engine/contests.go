@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 )
 
@@ -28,6 +29,9 @@ type Loan struct {
 	// Keys is their number.
 	Keys int
 }
+
+// claimLog bounds what is told of claims.
+type claimLog struct{ contests, loans ratelimit.Messages }
 
 // claims gathers what is to be told of claims while services are resolved. A tenant can contest as many keys as there
 // are, and a Service that loses them all has one fault: there is one message for each Service and change, and of many
@@ -61,11 +65,11 @@ func (e *Engine) tellClaims(c claims, now time.Time) {
 	if len(c.lent) > 0 {
 		e.tellLoans(c.lent, now)
 	}
-	if n := e.contested.Withheld(now); n > 0 {
+	if n := e.claims.contests.Withheld(now); n > 0 {
 		e.cfg.Log.Warn("more services lost addresses and ports to others, not logging each",
 			"services", n, "contested", e.table.Contested())
 	}
-	if n := e.loans.Withheld(now); n > 0 {
+	if n := e.claims.loans.Withheld(now); n > 0 {
 		e.cfg.Log.Warn("more services have addresses of the service network that are not their cluster IPs, not logging each", "services", n)
 	}
 }
@@ -92,7 +96,7 @@ func (e *Engine) tellLosses(began []lb.Contest, now time.Time) {
 	e.stats.update(func(s *Stats) { s.Contests += uint64(keys) })
 	for _, l := range slices.SortedFunc(maps.Values(losses), func(a, b *Loss) int { return strings.Compare(a.Loser.Name, b.Loser.Name) }) {
 		text := fmt.Sprintf("service %s lost %s to %s, which %s", l.Loser.Name, l.Key, l.Winner.Name, l.Why())
-		if !e.contested.Once(fmt.Sprint(text, l.Keys), now) {
+		if !e.claims.contests.Once(fmt.Sprint(text, l.Keys), now) {
 			continue
 		}
 		e.cfg.Log.Warn(text, "key", l.Key.String(), "winner", l.Winner.Name, "loser", l.Loser.Name, "keys", l.Keys)
@@ -122,7 +126,7 @@ func (e *Engine) tellLoans(lent []lentKey, now time.Time) {
 	}
 	for _, l := range slices.SortedFunc(maps.Values(loans), func(a, b *Loan) int { return strings.Compare(a.Owner, b.Owner) }) {
 		text := fmt.Sprintf("service %s has %s, an address of the service network, as its %s, until it is assigned as a cluster IP", l.Owner, l.Key, l.Kind.Words())
-		if !e.loans.Once(fmt.Sprint(text, l.Keys), now) {
+		if !e.claims.loans.Once(fmt.Sprint(text, l.Keys), now) {
 			continue
 		}
 		e.cfg.Log.Warn(text, "key", l.Key.String(), "service", l.Owner, "keys", l.Keys)

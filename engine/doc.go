@@ -1,13 +1,55 @@
-// Package engine is the loop between the desired table and a plane: dirty services are resolved, the table
-// is replaced row by row, and the changes are applied. There is one Engine for each IP family (G6).
+// Package engine is the loop between the desired table and a plane: dirty services are resolved, the table is replaced row by
+// row, and the changes are applied. There is one Engine for each IP family (G6).
 //
-//	Mark(dirty) ─▶ resolve (policy) ─▶ Table.Replace ─▶ pending ─▶ Plane.Apply ─▶ observers
-//	                                                      ▲              │ failed
-//	                                                      └── in doubt ◀─┘ retried with backoff, alone
+// A change goes through these files, each once:
 //
-// The first event after an idle time is applied at once; what arrives while a write runs forms the next
-// batch. What is too much for one write comes in pieces, and what is new has its part of each (queue.go); so does what a
-// Reset of a large table leaves for later. A failed write may be half done: its keys are in doubt, and are offered again even where the wish
-// has become what was there before. If a row alone is refused and nothing else is to be written, the plane is asked
-// for a write that changes nothing: it tells an odd row from a kernel that takes nothing (HT-04).
+//	inbox.go     Mark: the service is dirty
+//	loop.go      Run: take in what is dirty, then one action: a piece of what is new, else a repair
+//	resolve.go   resolve: policy computes the rows, Table.Replace tells the changes
+//	pending.go   add, and later take and offer: what the plane has not accepted yet
+//	write.go     writeFresh, apply, accepted: Plane.Apply
+//	programming.go, observers.go: the changes are in force, the observers are told
+//
+// The first event after an idle time is applied at once; what arrives while a write runs forms the next batch. What is too much
+// for one write comes in pieces, and what is new has its part of each (queue.go); so does what a Reset of a large table leaves
+// for later.
+//
+// What goes wrong is repaired by the other files: search.go (a row of a batch), probe.go (the kernel?), reset.go (all),
+// audit.go (what others did), node.go. Bookkeeping is in programming.go (which changes are in force), withheld.go (what load
+// balancers are not told yet), stats.go, nolocal.go and contests.go.
+//
+// # A key
+//
+//	state      what the plane holds    next
+//	in force   the table's row         changed: queued
+//	queued     the old row             written: in force; the batch failed: searched
+//	searched   the old or the new row  written: in force; fails alone: failed; the search gives up: waiting
+//	failed     the old or the new row  backoff over: searched, by itself
+//	waiting    the old or the new row  backoff over: searched, with others that wait
+//
+// Whatever the state, a key that changes again is queued. After a write that failed it is in doubt: it is offered even where
+// what is wanted has become what was there before.
+//
+// # The kernel
+//
+// Whether it takes writes while some fail (HT-04):
+//
+//	state      a write is taken   a write fails   a row fails alone   probed: taken, refused
+//	healthy    healthy            unknown         probe due           -
+//	unknown    healthy            unknown         probe due           -
+//	probe due  healthy            probe due       probe due           healthy, unknown
+//
+// A write that the plane had not to make (Apply's written) changes nothing. The plane is probed only if an event waits, and
+// nothing else is to be written.
+//
+// # The table
+//
+//	state      meaning                                        next
+//	reset due  at the start, or the plane's state is lost:    reset succeeds: loading; fails: reset due, after a backoff
+//	           nothing else is written
+//	loading    what the Reset left for later is written       all of it accepted or failed alone: whole; lost: reset due
+//	whole      the plane serves what the sources listed, but  lost: reset due
+//	           for failed rows
+//
+// [Stats].Begun is true from the first whole on.
 package engine

@@ -35,7 +35,7 @@ func TestDoubt(t *testing.T) {
 	}
 }
 
-// The same in one look: the delete arrives before the retry, and the wish is what was accepted last.
+// The same in one look: the delete arrives before the retry, and what is wanted is what was accepted last.
 func TestDoubtIsOfferedThoughNothingChanged(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.start()
@@ -141,7 +141,7 @@ func TestBadObjectInReset(t *testing.T) {
 	})
 }
 
-// A new wish for a key that waits is tried at once, and its backoff begins anew.
+// A new change for a key that waits is tried at once, and its backoff begins anew.
 func TestNewWishIsTriedAtOnce(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.start()
@@ -154,11 +154,11 @@ func TestNewWishIsTriedAtOnce(t *testing.T) {
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 3)})
 		r.run()
 		if n := r.engine.Stats().Applies - tries; n != 1 {
-			t.Errorf("%d writes at once after a new wish, want 1", n)
+			t.Errorf("%d writes at once after a new change, want 1", n)
 		}
 		r.after(60 * time.Millisecond)
 		if n := r.engine.Stats().Applies - tries; n != 2 {
-			t.Errorf("%d writes 60 ms after a new wish, want 2", n)
+			t.Errorf("%d writes 60 ms after a new change, want 2", n)
 		}
 		r.do(cluster.ServiceGone{Name: svcName(1)})
 		r.faulty.Heal()

@@ -295,8 +295,8 @@ func FuzzIncremental(f *testing.F) {
 			if err := s.stop(); err != nil {
 				t.Errorf("Run: %v", err)
 			}
-			if d := &s.engine.pending.debts; len(d.open) > 0 || len(d.reset) > 0 || !d.paid.isZero() {
-				t.Errorf("settled, but the engine remembers debts: %+v", d)
+			if d := &s.engine.pending.programming; len(d.open) > 0 || len(d.reset) > 0 || !d.done.isZero() {
+				t.Errorf("settled, but the engine remembers changes that are not in force: %+v", d)
 			}
 			if t.Failed() {
 				t.Logf("log:\n%s", s.log)

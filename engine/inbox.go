@@ -8,21 +8,27 @@ import (
 	"kube-proxy/lb"
 )
 
-// inbox gathers what is dirty between two looks of the loop.
+// inbox gathers what is dirty between two looks of the loop, and knows how long it waits.
 type inbox struct {
 	wake chan struct{} // has a value when the loop should look
 
-	mu    sync.Mutex
-	names map[cluster.Name]notice // nil when empty: a map that was large once is never ranged over again
-	facts bool
-	all   bool
-	since time.Time       // when the oldest mark came, or the sources had listed; zero before that
-	last  time.Time       // when the newest mark came
-	idle  time.Time       // when nothing fresh was left to write, last
-	owed  cluster.Changes // that were marked and are not in force
-	begun bool            // the loop has seen the sources listed
-	busy  bool            // the loop has something in hand or waiting
+	mu     sync.Mutex
+	dirty  dirty
+	listed bool            // the loop has seen the sources listed
+	busy   bool            // the loop has something in hand or waiting
+	since  time.Time       // when the oldest mark came, or the sources had listed; zero before that
+	last   time.Time       // when the newest mark came
+	idle   time.Time       // when nothing fresh was left to write, last
+	owed   cluster.Changes // that were marked and are not in force
 }
+
+// dirty is what was marked.
+type dirty struct {
+	names      map[cluster.Name]notice // nil when empty: a map that was large once is never ranged over again
+	facts, all bool
+}
+
+func (d *dirty) isZero() bool { return len(d.names) == 0 && !d.facts && !d.all }
 
 func (b *inbox) ring() {
 	select {
@@ -37,24 +43,24 @@ func (b *inbox) ring() {
 func (e *Engine) Mark(d cluster.Dirty) {
 	b := &e.inbox
 	b.mu.Lock()
-	heard := !b.begun
+	heard := !b.listed
 	for _, ref := range d.Services {
 		if e.cfg.Family == lb.IPv4 && !ref.V4 || e.cfg.Family == lb.IPv6 && !ref.V6 {
 			continue
 		}
-		if b.names == nil {
-			b.names = make(map[cluster.Name]notice)
+		if b.dirty.names == nil {
+			b.dirty.names = make(map[cluster.Name]notice)
 		}
-		n := b.names[ref.Name]
+		n := b.dirty.names[ref.Name]
 		before := n.changes
-		n.mark(ref, e.began)
-		b.names[ref.Name] = n
+		n.count(ref, e.started)
+		b.dirty.names[ref.Name] = n
 		b.owed.Services += n.changes.Services - before.Services
 		b.owed.Slices += n.changes.Slices - before.Slices
 		heard = true
 	}
 	if d.Facts {
-		b.facts, heard = true, true
+		b.dirty.facts, heard = true, true
 	}
 	if heard {
 		b.queued()
@@ -69,7 +75,7 @@ func (e *Engine) Mark(d cluster.Dirty) {
 func (e *Engine) ResolveAll() {
 	b := &e.inbox
 	b.mu.Lock()
-	b.all, b.facts = true, true
+	b.dirty.all, b.dirty.facts = true, true
 	b.queued()
 	b.mu.Unlock()
 	b.ring()
@@ -78,50 +84,25 @@ func (e *Engine) ResolveAll() {
 // queued takes note of when a mark came; b.mu is held.
 func (b *inbox) queued() {
 	b.last = time.Now()
-	if b.begun && b.since.IsZero() {
+	if b.listed && b.since.IsZero() {
 		b.since = b.last
 	}
 }
 
-// begin says that the sources have listed: now something waits to be written.
-func (b *inbox) begin() {
-	b.mu.Lock()
-	b.begun, b.since = true, time.Now()
-	b.mu.Unlock()
-}
-
-// taken is what the loop takes out of the inbox.
-type taken struct {
-	names      map[cluster.Name]notice
-	facts, all bool
-}
-
-func (b *inbox) take() taken {
+// take takes what is dirty.
+func (b *inbox) take() dirty {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	t := taken{b.names, b.facts, b.all}
-	b.names, b.facts, b.all = nil, false, false
-	b.busy = true
-	return t
+	d := b.dirty
+	b.dirty, b.busy = dirty{}, true
+	return d
 }
 
-func (b *inbox) empty() bool { return len(b.names) == 0 && !b.facts && !b.all }
-
-// rest is called when the loop has nothing to do now. busy says that something waits for its time, and told that this
-// is only rows that the kernel refuses while it takes others, and Services without rows because their policy fails.
-func (b *inbox) rest(busy, told bool) {
+// sourcesListed says that now something waits to be written.
+func (b *inbox) sourcesListed() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.busy = busy
-	if !b.begun || !b.empty() {
-		return
-	}
-	if !busy && b.idle.Before(b.last) { // also where a proof has ended the wait, and then the row went unwritten
-		b.idle = time.Now()
-	}
-	if !busy || told {
-		b.since = time.Time{}
-	}
+	b.listed, b.since = true, time.Now()
 }
 
 // waiting reports whether a mark came that nothing was written for since.
@@ -131,40 +112,44 @@ func (b *inbox) waiting() bool {
 	return !b.since.IsZero()
 }
 
-// synced says that nothing fresh is left to write, but for rows that are refused.
-func (b *inbox) synced() {
+// accepted says that the kernel takes writes. all says that nothing else waits for one: what came meanwhile waits from now on;
+// else a piece was written, and the rest has not waited since then. synced says that nothing fresh is left to write (MT-05).
+func (b *inbox) accepted(all, synced bool) {
 	b.mu.Lock()
-	b.idle = time.Now()
-	b.mu.Unlock()
-}
-
-// proven is written, but for the sync that there was none of (MT-05).
-func (b *inbox) proven() {
-	b.mu.Lock()
-	b.since = time.Time{}
-	if !b.empty() {
-		b.since = time.Now()
-	}
-	b.mu.Unlock()
-}
-
-// progressed says that a piece of what waits was written: the rest is being written, and has not waited since then.
-func (b *inbox) progressed() {
-	b.mu.Lock()
-	if !b.since.IsZero() {
-		b.since = time.Now()
-	}
-	b.mu.Unlock()
-}
-
-// written forgets when the oldest mark came, unless more has come since.
-func (b *inbox) written() {
-	b.mu.Lock()
-	b.idle = time.Now()
-	if b.empty() {
+	defer b.mu.Unlock()
+	now := time.Now()
+	switch {
+	case all && b.dirty.isZero():
 		b.since = time.Time{}
-	} else {
-		b.since = b.idle
+	case all || !b.since.IsZero():
+		b.since = now
 	}
-	b.mu.Unlock()
+	if synced {
+		b.idle = now
+	}
+}
+
+// rest is called when the loop has nothing to do now. busy says that something waits for its time, and told that this
+// is only rows that the kernel refuses while it takes others, and Services without rows because their policy fails.
+func (b *inbox) rest(busy, told bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.busy = busy
+	if !b.listed || !b.dirty.isZero() {
+		return
+	}
+	if !busy && b.idle.Before(b.last) { // also where a probe has ended the wait, and then the row went unwritten
+		b.idle = time.Now()
+	}
+	if !busy || told {
+		b.since = time.Time{}
+	}
+}
+
+// programmed says that changes are in force.
+func (b *inbox) programmed(done cluster.Changes) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.owed.Services -= done.Services
+	b.owed.Slices -= done.Slices
 }

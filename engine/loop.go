@@ -27,7 +27,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		e.absorb()
 		next, worked := e.step(writes)
-		e.tellHeld()
+		e.tellWithheld()
 		e.publish()
 		if !worked {
 			e.wait(ctx, timer, next)
@@ -38,16 +38,16 @@ func (e *Engine) Run(ctx context.Context) error {
 
 // wait returns when something happened, or when next has come; the zero next never comes.
 func (e *Engine) wait(ctx context.Context, timer *time.Timer, next time.Time) {
-	busy := e.lost || e.nodeStale || e.facts || e.drifted
-	told := !busy && e.pending.queue.len() == 0 && len(e.searches) == 0 && e.proof == given
-	e.inbox.rest(busy || len(e.pending.wishes) > 0 || len(e.unresolved.entries) > 0, told)
+	busy := e.resets.due || e.node.stale || e.node.changed || e.audits.drifted
+	told := !busy && e.pending.queue.len() == 0 && len(e.writer.searches) == 0 && e.writer.kernel == healthy
+	e.inbox.rest(busy || len(e.pending.byKey) > 0 || len(e.resolver.unresolved.entries) > 0, told)
 	var tick <-chan time.Time
 	if !next.IsZero() {
 		timer.Reset(time.Until(next))
 		tick = timer.C
 	}
 	var drift <-chan struct{}
-	if !e.drifted {
+	if !e.audits.drifted {
 		drift = e.cfg.Plane.Drift()
 	}
 	select {
@@ -55,18 +55,22 @@ func (e *Engine) wait(ctx context.Context, timer *time.Timer, next time.Time) {
 	case <-e.inbox.wake:
 	case <-tick:
 	case <-drift:
-		e.drifted = true
+		e.audits.drifted = true
 	}
 }
 
-// agenda finds the job that is due, and otherwise when the next one will be.
+// agenda finds the action that is due, and otherwise when the next one will be.
 type agenda struct {
 	now  time.Time
 	next time.Time
 }
 
-// due reports whether a job planned for t may run; if not, it is remembered.
-func (a *agenda) due(t time.Time) bool {
+// due reports whether an action may run, which may not before any of the times; if not, it is remembered.
+func (a *agenda) due(after ...time.Time) bool {
+	var t time.Time
+	for _, x := range after {
+		t = latest(t, x)
+	}
 	if !t.After(a.now) {
 		return true
 	}
@@ -83,24 +87,23 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// step does the one job that is due and matters most. If there is none, it returns false and when to look
+// step takes the one action that is due and matters most. If there is none, it returns false and when to look
 // again.
 func (e *Engine) step(ctx context.Context) (next time.Time, worked bool) {
 	a := agenda{now: time.Now()}
 	e.planResolve(&a)
-	if !e.synced || !e.nodeKnown {
+	if !e.resolver.synced || !e.node.known {
 		return a.next, false
 	}
-	if e.lost {
-		if a.due(latest(e.resetWait.until, e.writeAfter())) {
+	if e.resets.due {
+		if worked = a.due(e.resets.trouble.until, e.writeAfter()); worked {
 			e.reset(ctx)
-			return time.Time{}, true
 		}
-		return a.next, false
+		return a.next, worked
 	}
-	// Fresh wishes go first, but retries and audits get their turn between two writes.
+	// What is new goes first, but retries and audits come between two writes.
 	first, second := e.stepFresh, e.stepRest
-	if e.fair {
+	if e.writer.fresh {
 		first, second = second, first
 	}
 	worked = first(ctx, &a) || second(ctx, &a)
@@ -109,8 +112,8 @@ func (e *Engine) step(ctx context.Context) (next time.Time, worked bool) {
 
 // writeAfter is when the next write may start (DP-60).
 func (e *Engine) writeAfter() time.Time {
-	if d := time.Duration(e.minPeriod.Load()); d > 0 && !e.lastEnd.IsZero() {
-		return e.lastEnd.Add(d)
+	if d := time.Duration(e.minPeriod.Load()); d > 0 && !e.writer.end.IsZero() {
+		return e.writer.end.Add(d)
 	}
 	return time.Time{}
 }
@@ -119,47 +122,40 @@ func (e *Engine) stepFresh(ctx context.Context, a *agenda) bool {
 	if e.pending.queue.len() == 0 {
 		return false
 	}
-	start := e.credit.until()
-	if !e.pieces { // MinSyncPeriod is the time between two writes, not between the pieces of one
-		start = latest(start, e.writeAfter())
+	var after time.Time
+	if !e.writer.inPiece { // MinSyncPeriod is the time between two writes, not between the pieces of one
+		after = e.writeAfter()
 	}
-	if !a.due(start) {
+	if !a.due(e.writer.credit.until(), after) {
 		return false
 	}
-	e.fair = true
+	e.writer.fresh = true
 	e.writeFresh(ctx)
 	return true
 }
 
 func (e *Engine) stepRest(ctx context.Context, a *agenda) bool {
-	e.fair = false
-	if e.nodeStale && a.due(latest(e.nodeWait.until, e.writeAfter())) {
+	w := &e.writer
+	w.fresh = false
+	retryAt, waits := e.pending.waits.next()
+	if every := e.auditEvery.Load(); every != e.audits.planned {
+		e.audits.planned, e.audits.next = every, a.now.Add(e.auditPeriod())
+	}
+	switch {
+	case e.node.stale && a.due(e.node.trouble.until, e.writeAfter()):
 		e.setNode(ctx)
-		return true
-	}
-	if len(e.searches) > 0 && a.due(e.credit.until()) {
+	case len(w.searches) > 0 && a.due(w.credit.until()):
 		e.searchOn(ctx)
-		return true
-	}
-	if e.probeDue() && a.due(e.credit.until()) { // MinSyncPeriod does not hold up what belongs to a write that was made
+	case e.mayProbe() && a.due(w.credit.until()): // MinSyncPeriod does not hold up what belongs to a write that was made
 		e.probe(ctx)
-		return true
-	}
-	if t, ok := e.pending.waits.next(); ok && len(e.searches) == 0 &&
-		a.due(latest(latest(t, e.credit.until()), e.writeAfter())) {
+	case waits && len(w.searches) == 0 && a.due(retryAt, w.credit.until(), e.writeAfter()):
 		e.retry(a.now)
-		return true
-	}
-	if e.drifted && a.due(e.driftAfter) {
+	case e.audits.drifted && a.due(e.audits.after):
 		e.audit(ctx, false)
-		return true
-	}
-	if every := e.auditEvery.Load(); every != e.auditPlanned {
-		e.auditPlanned, e.nextAudit = every, a.now.Add(e.auditPeriod())
-	}
-	if e.auditPlanned > 0 && a.due(e.nextAudit) {
+	case e.audits.planned > 0 && a.due(e.audits.next):
 		e.audit(ctx, true)
-		return true
+	default:
+		return false
 	}
-	return false
+	return true
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -157,7 +158,7 @@ func TestDriftStorm(t *testing.T) {
 	})
 }
 
-// Somebody who undoes our work all the time does not keep new wishes waiting for MinSyncPeriod to pass (DP-60).
+// Somebody who undoes our work all the time does not keep new changes waiting for MinSyncPeriod to pass (DP-60).
 func TestDriftStormStarvesNobody(t *testing.T) {
 	bubble(t, func(c *Config) { c.MinSyncPeriod = time.Second }, func(r *rig) {
 		r.start()
@@ -289,13 +290,20 @@ func TestStateLostToOthers(t *testing.T) {
 }
 
 // nodeTold is an observer that writes down the order of what it is told.
-type nodeTold struct{ got []string }
+type nodeTold struct {
+	mu  sync.Mutex
+	got []string
+}
 
 func (o *nodeTold) Applied(changes []lb.Change) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.got = append(o.got, fmt.Sprintf("%d rows", len(changes)))
 }
 
 func (o *nodeTold) NodeApplied(n lb.Node) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.got = append(o.got, "node "+joined(n.ServiceCIDRs))
 }
 
@@ -305,6 +313,8 @@ func TestNodeIsTold(t *testing.T) {
 	bubble(t, func(c *Config) { c.Observers = append(c.Observers, &o) }, func(r *rig) {
 		want := func(what string, lines ...string) {
 			t.Helper()
+			o.mu.Lock()
+			defer o.mu.Unlock()
 			if !slices.Equal(o.got, lines) {
 				t.Errorf("%s: told %q, want %q", what, o.got, lines)
 			}

@@ -185,7 +185,7 @@ func TestFirstWriteFails(t *testing.T) {
 }
 
 // The state is lost in the middle of a first write, and later, when the observers know all rows: they are told of each
-// once, and debts are paid when the rows are in force.
+// once, and changes are in force with the rows.
 func TestStateLostBetweenPieces(t *testing.T) {
 	l := &latencies{}
 	slowRig(t, func(c *Config) { c.Programmed = l.add }, func(r *rig, n int) {

@@ -29,7 +29,7 @@ func TestOneRefusedRowHT04(t *testing.T) {
 		r.run()
 		before := r.engine.Stats()
 		if before.Probes != 0 {
-			t.Errorf("%d proofs while all is well", before.Probes)
+			t.Errorf("%d probes while all is well", before.Probes)
 		}
 		r.after(time.Second)
 		r.faulty.Refuse(svcKey(2))
@@ -37,10 +37,10 @@ func TestOneRefusedRowHT04(t *testing.T) {
 		r.run()
 		s := r.engine.Stats()
 		if !s.QueuedSince.IsZero() || s.Probes != 1 || len(s.Failing) != 1 || s.Settled {
-			t.Errorf("the row is refused, the proof accepted: %+v", s)
+			t.Errorf("the row is refused, the probe accepted: %+v", s)
 		}
 		if !s.LastSuccess.Equal(before.LastSuccess) || !s.LastSynced.Before(s.LastQueued) || s.Owed == (cluster.Changes{}) {
-			t.Errorf("MT-05, MT-07, DP-62: a proof counts as a sync: %+v", s)
+			t.Errorf("MT-05, MT-07, DP-62: a probe counts as a sync: %+v", s)
 		}
 		for range 100 {
 			r.after(syncPeriod / 5)
@@ -50,7 +50,7 @@ func TestOneRefusedRowHT04(t *testing.T) {
 		}
 		s = r.engine.Stats()
 		if s.Probes != 1 {
-			t.Errorf("%d proofs though no event came after the first", s.Probes)
+			t.Errorf("%d probes though no event came after the first", s.Probes)
 		}
 		if n := s.Failing[0].Tries; n < 25 || n > 35 {
 			t.Errorf("%d tries in 10 minutes", n)
@@ -58,17 +58,17 @@ func TestOneRefusedRowHT04(t *testing.T) {
 		if n := r.log.Count("row not written"); n != 1 {
 			t.Errorf("%d lines, want 1:\n%s", n, r.log)
 		}
-		proofs := 0
+		probes := 0
 		for _, w := range written {
 			if w.Verb == "probe" {
-				proofs++
+				probes++
 				if w.Err != nil || w.Changes != 0 {
 					t.Errorf("told of %+v", w)
 				}
 			}
 		}
-		if proofs != 1 || r.plane.Counts().Probes != 1 {
-			t.Errorf("told of %d proofs, the plane made %d", proofs, r.plane.Counts().Probes)
+		if probes != 1 || r.plane.Counts().Probes != 1 {
+			t.Errorf("told of %d probes, the plane made %d", probes, r.plane.Counts().Probes)
 		}
 		r.faulty.Heal()
 		r.after(lastDelay)
@@ -76,7 +76,7 @@ func TestOneRefusedRowHT04(t *testing.T) {
 	})
 }
 
-// HT-04: where no write works something waits, since the oldest event that none has followed, and there is one proof at
+// HT-04: where no write works something waits, since the oldest event that none has followed, and there is one probe at
 // most for each try of a row.
 func TestAllRefusedHT04(t *testing.T) {
 	bubble(t, func(c *Config) { c.MinSyncPeriod = time.Second }, func(r *rig) {
@@ -106,10 +106,10 @@ func TestAllRefusedHT04(t *testing.T) {
 			tries += f.Tries
 		}
 		if len(s.Failing) != 2 || s.Probes < 40 || int(s.Probes) > tries {
-			t.Errorf("%d proofs for %d tries of %d rows", s.Probes, tries, len(s.Failing))
+			t.Errorf("%d probes for %d tries of %d rows", s.Probes, tries, len(s.Failing))
 		}
 		if s.Failures != s.Applies-before.Applies+s.Probes+s.Audits {
-			t.Errorf("the proofs that failed are not among the failures: %+v", s)
+			t.Errorf("the probes that failed are not among the failures: %+v", s)
 		}
 		if n := r.log.Count("the kernel takes no write"); n != 1 {
 			t.Errorf("%d lines about that, want 1:\n%s", n, r.log)
@@ -123,8 +123,8 @@ func TestAllRefusedHT04(t *testing.T) {
 	})
 }
 
-// Where other writes tell, no proof is made: not in a batch with good rows, and not while good rows follow.
-func TestNoProofBesideOtherWrites(t *testing.T) {
+// Where other writes tell, no probe is made: not in a batch with good rows, and not while good rows follow.
+func TestNoProbeBesideOtherWrites(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.start()
 		r.list()
@@ -149,13 +149,13 @@ func TestNoProofBesideOtherWrites(t *testing.T) {
 			}
 		}
 		if s := r.engine.Stats(); s.Probes != 0 || len(s.Failing) != 2 {
-			t.Errorf("%d proofs, %d failing rows", s.Probes, len(s.Failing))
+			t.Errorf("%d probes, %d failing rows", s.Probes, len(s.Failing))
 		}
 	})
 }
 
 // Events that change no row do not wait for a row that is refused either, however rare its retries are; and they do not
-// make for more proofs than retries.
+// make for more probes than retries.
 func TestIdleEventsBesideRefusedRowHT04(t *testing.T) {
 	bubble(t, func(c *Config) { c.MinSyncPeriod = time.Second }, func(r *rig) {
 		r.start()
@@ -177,9 +177,9 @@ func TestIdleEventsBesideRefusedRowHT04(t *testing.T) {
 		s := r.engine.Stats()
 		tries := s.Failing[0].Tries - before.Failing[0].Tries
 		if n := int(s.Probes - before.Probes); n == 0 || n > tries+1 { // the first is of the try before
-			t.Errorf("%d proofs, %d tries", n, tries)
+			t.Errorf("%d probes, %d tries", n, tries)
 		}
-		// The kernel takes nothing any more: the next event waits, whatever was proven before.
+		// The kernel takes nothing any more: the next event waits, whatever was shown before.
 		r.faulty.FailWith(1)
 		r.after(lastDelay + time.Second) // until that shows
 		queued := time.Now()
@@ -217,13 +217,13 @@ func TestOddServiceHT04(t *testing.T) {
 			}
 		}
 		if s := r.engine.Stats(); len(s.Failing) != 52 || s.Probes != 2 {
-			t.Errorf("%d failing rows, %d proofs", len(s.Failing), s.Probes)
+			t.Errorf("%d failing rows, %d probes", len(s.Failing), s.Probes)
 		}
 	})
 }
 
-// A plane that finds in a proof that it has lost its state is reset; one that panics as well.
-func TestProofFindsStateLost(t *testing.T) {
+// A plane that finds in a probe that it has lost its state is reset; one that panics as well.
+func TestProbeFindsStateLost(t *testing.T) {
 	for _, err := range []error{fmt.Errorf("table gone: %w", plane.ErrStateLost), &panicked{value: "boom"}} {
 		var sick error
 		change := func(c *Config) { c.Plane = oddProbe{c.Plane.(*fake.Faulty), &sick} }
@@ -267,34 +267,34 @@ func (p oddProbe) Probe(ctx context.Context) error {
 	return err
 }
 
-// A proof that fails for a moment is made again with the row's next try.
-func TestProofIsMadeAgain(t *testing.T) {
+// A probe that fails for a moment is made again with the row's next try.
+func TestProbeIsMadeAgain(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.start()
 		r.list()
 		r.run()
 		r.faulty.Refuse(svcKey(1))
 		no := errors.New("no memory")
-		r.faulty.FailNext(nil, no, nil, no) // tries and proofs take turns
+		r.faulty.FailNext(nil, no, nil, no) // tries and probes take turns
 		r.add(1)
 		r.run()
 		if s := r.engine.Stats(); s.QueuedSince.IsZero() || s.Probes != 1 {
-			t.Errorf("the proof failed: %+v", s)
+			t.Errorf("the probe failed: %+v", s)
 		}
 		r.after(firstDelay)
 		if s := r.engine.Stats(); s.QueuedSince.IsZero() || s.Probes != 2 {
-			t.Errorf("the second proof failed: %+v", s)
+			t.Errorf("the second probe failed: %+v", s)
 		}
 		r.after(2 * firstDelay)
 		if s := r.engine.Stats(); !s.QueuedSince.IsZero() || s.Probes != 3 || s.Failing[0].Tries != 3 {
-			t.Errorf("the third proof was accepted: %+v", s)
+			t.Errorf("the third probe was accepted: %+v", s)
 		}
 	})
 }
 
 // HT-04, MT-05: the row of a health check is nothing to the kernel, so that a plane accepts it while every write fails. That
 // shows nothing, whether it is offered before the others or after them, and brings nothing up to date.
-func TestHealthCheckIsNoProofHT04(t *testing.T) {
+func TestHealthCheckShowsNothingHT04(t *testing.T) {
 	const number = 32100
 	balanced := func() *cluster.Service {
 		s := service(1)

@@ -8,15 +8,15 @@ import (
 
 // queue has the keys to be written next. They are written in pieces of bounded weight, and between two pieces what was
 // marked meanwhile is taken in. What is new goes into the next piece; what did not fit into a piece is the backlog, which has
-// half of each. In both the namespaces take turns, so that neither a tenant with very many rows nor one who marks his anew all
+// half of each. In both the namespaces are served round robin, so that neither a tenant with very many rows nor one who marks his anew all
 // the time makes those of others wait. The zero queue is empty.
 type queue struct {
-	fresh, backlog turns
-	waits          map[lb.Key]struct{} // the keys; one that stands in both comes when its first turn is
+	fresh, backlog roundRobin
+	waits          map[lb.Key]struct{} // the keys; one that stands in both comes the first time
 }
 
-// turns are keys by namespace.
-type turns struct {
+// roundRobin has keys by namespace.
+type roundRobin struct {
 	ring []*namespace // those that have keys; the first is next
 	at   map[string]*namespace
 	has  map[lb.Key]struct{} // the keys in ring
@@ -27,7 +27,7 @@ type namespace struct {
 	keys []lb.Key // in the order in which they came
 }
 
-// quantum is which part of a piece a namespace has before the next one has its turn.
+// quantum is which part of a piece a namespace has before the next one comes.
 const quantum = 32
 
 func (q *queue) len() int { return len(q.waits) }
@@ -38,7 +38,7 @@ func (q *queue) push(k lb.Key, service string) { q.put(&q.fresh, k, service) }
 // later adds a key to the backlog.
 func (q *queue) later(k lb.Key, service string) { q.put(&q.backlog, k, service) }
 
-func (q *queue) put(to *turns, k lb.Key, service string) {
+func (q *queue) put(to *roundRobin, k lb.Key, service string) {
 	if q.waits == nil {
 		q.waits = map[lb.Key]struct{}{}
 	}
@@ -63,19 +63,19 @@ func (q *queue) take(weight int, of func(lb.Key) int) []lb.Key {
 			}
 		}
 	}
-	q.fresh = turns{}
+	q.fresh = roundRobin{}
 	if len(q.waits) == 0 {
-		q.waits, q.backlog = nil, turns{} // what was large once costs its largest size
+		q.waits, q.backlog = nil, roundRobin{} // what was large once costs its largest size
 	}
 	return append(fresh, backlog...)
 }
 
-// some takes keys of about that weight, each namespace's turn being a quantum.
-func (q *queue) some(from *turns, weight, quantum int, of func(lb.Key) int) (keys []lb.Key, used int) {
+// some takes keys of about that weight, a quantum of each namespace after the other.
+func (q *queue) some(from *roundRobin, weight, quantum int, of func(lb.Key) int) (keys []lb.Key, used int) {
 	for len(from.ring) > 0 && (used == 0 || used < weight) {
 		n := from.ring[0]
-		turn := 0
-		for len(n.keys) > 0 && (turn == 0 || turn < quantum) && (used == 0 || used < weight) {
+		share := 0
+		for len(n.keys) > 0 && (share == 0 || share < quantum) && (used == 0 || used < weight) {
 			k := n.keys[0]
 			n.keys = n.keys[1:]
 			delete(from.has, k)
@@ -85,7 +85,7 @@ func (q *queue) some(from *turns, weight, quantum int, of func(lb.Key) int) (key
 			delete(q.waits, k)
 			keys = append(keys, k)
 			w := of(k)
-			turn += w
+			share += w
 			used += w
 		}
 		from.ring = from.ring[1:]
@@ -98,7 +98,7 @@ func (q *queue) some(from *turns, weight, quantum int, of func(lb.Key) int) (key
 	return keys, used
 }
 
-func (t *turns) add(name string, k lb.Key) {
+func (t *roundRobin) add(name string, k lb.Key) {
 	if _, again := t.has[k]; again {
 		return
 	}

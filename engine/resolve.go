@@ -9,59 +9,61 @@ import (
 	"kube-proxy/lb"
 )
 
+// resolver is what the rows of services are computed with.
+type resolver struct {
+	synced     bool                   // Store.Synced has been seen, and all services are in the table
+	unresolved waitlist[cluster.Name] // services whose policy panicked
+	rebuild    bool                   // the table itself cannot be trusted
+	visited    uint64                 // rows, by tables before a rebuild
+}
+
 // absorb takes in what was marked: dirty services are resolved, and the changes of their rows become
 // pending. Before all sources have listed it does nothing (SV-05).
 func (e *Engine) absorb() {
-	if !e.synced && !e.cfg.Store.Synced() {
+	r := &e.resolver
+	if !r.synced && !e.cfg.Store.Synced() {
 		return
 	}
-	t := e.inbox.take()
-	if !e.synced {
-		e.synced, t.all, t.facts = true, true, true
-		e.inbox.begin()
+	d := e.inbox.take()
+	if !r.synced {
+		r.synced, d.all, d.facts = true, true, true
+		e.inbox.sourcesListed()
 	}
 	now := time.Now()
-	if t.facts || e.facts && !e.factsWait.until.After(now) {
+	if d.facts || e.node.changed && !e.node.wait.until.After(now) {
 		e.resolveNode(now)
 	}
-	var told claims
-	for name, n := range t.names {
-		e.renewed(name)
-		e.resolve(&told, name, n, now)
+	var found claims
+	for name, n := range d.names {
+		r.unresolved.renew(name)
+		e.resolve(&found, name, n, now)
 	}
-	if t.all {
+	if d.all {
 		for _, name := range e.cfg.Store.Names() {
-			if _, done := t.names[name]; !done {
-				e.resolve(&told, name, notice{}, now)
+			if _, done := d.names[name]; !done {
+				e.resolve(&found, name, notice{}, now)
 			}
 		}
 	}
-	for _, name := range e.unresolved.due(now) {
-		e.resolve(&told, name, notice{}, now)
+	for _, name := range r.unresolved.due(now) {
+		e.resolve(&found, name, notice{}, now)
 	}
-	if e.rebuild {
-		e.rebuildTable(&told)
+	if r.rebuild {
+		e.rebuildTable(&found, now)
 	}
 	e.programmed()
-	e.tellClaims(told, now)
-}
-
-// renewed makes the backoff of a service that could not be resolved start anew: it has changed.
-func (e *Engine) renewed(name cluster.Name) {
-	if w := e.unresolved.entries[name]; w != nil {
-		w.pause.delay = 0
-	}
+	e.tellClaims(found, now)
 }
 
 // planResolve remembers when something that could not be resolved is due again.
 func (e *Engine) planResolve(a *agenda) {
-	if t, ok := e.unresolved.next(); ok {
+	if t, ok := e.resolver.unresolved.next(); ok {
 		a.due(t)
 	}
-	if e.facts {
-		a.due(e.factsWait.until)
+	if e.node.changed {
+		a.due(e.node.wait.until)
 	}
-	for _, m := range []*ratelimit.Messages{&e.contested, &e.loans} {
+	for _, m := range []*ratelimit.Messages{&e.claims.contests, &e.claims.loans} {
 		if t, ok := m.Due(); ok {
 			a.due(t)
 		}
@@ -70,64 +72,71 @@ func (e *Engine) planResolve(a *agenda) {
 
 // resolve computes the rows of one service and replaces them in the table. n is what was marked for the
 // service.
-func (e *Engine) resolve(told *claims, name cluster.Name, n notice, now time.Time) {
+func (e *Engine) resolve(found *claims, name cluster.Name, n notice, now time.Time) {
+	r := &e.resolver
 	e.stats.update(func(s *Stats) { s.Resolved++ })
 	view := e.cfg.Store.View(name)
-	owner := lb.Owner{Name: name.String()}
-	if view.Service != nil {
-		owner.Created = view.Service.Created
+	owner := ownerOf(view)
+	_, suspect := r.unresolved.entries[name] // it may be the table that cannot take the rows
+	fronts, err := e.rows(view, owner, suspect)
+	var changes []lb.Change
+	if err == nil {
+		changes, err = e.replace(found, owner, fronts)
+		r.rebuild = r.rebuild || err != nil // it may be half changed: it is made anew, with the old rows of this service
 	}
-	var fronts []*lb.Frontend
-	_, suspect := e.unresolved.entries[name]
-	err := e.guard("policy, service "+owner.Name, func() error {
-		fronts = e.cfg.Resolve(view)
-		if suspect { // it may be the table that cannot take the rows: try that aside
-			(&lb.Table{Family: e.cfg.Family}).Replace(owner, fronts)
-		}
-		return nil
-	})
 	if err != nil {
-		e.unresolved.fail(name, now)
-		e.pending.debts.unresolved(name, n)
-		e.failedResolve(owner.Name, err)
+		e.unresolved(name, err, now)
+		e.pending.programming.unresolved(name, n)
 		return
 	}
-	changes, contests, err := e.replace(owner, fronts)
-	if err != nil {
-		// The table may be half changed: it is made anew, with the old rows of this service.
-		e.unresolved.fail(name, now)
-		e.pending.debts.unresolved(name, n)
-		e.failedResolve(owner.Name, err)
-		e.rebuild = true
-		return
-	}
-	e.unresolved.forget(name)
-	if e.begun {
+	r.unresolved.forget(name)
+	if e.resets.done {
 		for _, c := range changes {
 			e.pending.add(c)
 		}
 	}
-	if e.lost {
-		e.pending.debts.untilReset(name, n)
+	if e.resets.due {
+		e.pending.programming.untilReset(name, n)
 	} else {
-		e.pending.owe(name, n, changes)
+		e.pending.await(name, n, changes)
 	}
-	told.add(e.table, owner.Name, changes, contests)
 }
 
-func (e *Engine) failedResolve(service string, err error) {
-	e.stats.update(func(s *Stats) {
-		s.LastError, s.LastFailure = "resolve service "+service+": "+err.Error(), time.Now()
+func ownerOf(v cluster.View) lb.Owner {
+	o := lb.Owner{Name: v.Name.String()}
+	if v.Service != nil {
+		o.Created = v.Service.Created
+	}
+	return o
+}
+
+// rows computes the rows of a service. With apart it has a table of their own take them first.
+func (e *Engine) rows(v cluster.View, o lb.Owner, apart bool) (fronts []*lb.Frontend, err error) {
+	err = e.guard("policy, service ", o.Name, func() error {
+		fronts = e.cfg.Resolve(v)
+		if apart {
+			(&lb.Table{Family: e.cfg.Family}).Replace(o, fronts)
+		}
+		return nil
 	})
-	if e.said.first("resolve " + service + err.Error()) {
-		e.cfg.Log.Error("service not resolved, its present rows stay", "service", service, "err", err)
+	return fronts, err
+}
+
+// unresolved has a service tried again later: its rows could not be computed, or the table could not take them.
+func (e *Engine) unresolved(name cluster.Name, err error, now time.Time) {
+	e.resolver.unresolved.fail(name, now)
+	e.stats.failed("resolve service "+name.String()+": "+err.Error(), now)
+	if e.said.first("resolve " + name.String() + err.Error()) {
+		e.cfg.Log.Error("service not resolved, its present rows stay", "service", name.String(), "err", err)
 	}
 }
 
-func (e *Engine) replace(o lb.Owner, fronts []*lb.Frontend) (changes []lb.Change, contests []lb.Contest, err error) {
-	var again bool
+// replace gives a service its rows in the table, and notes what that changed of claims.
+func (e *Engine) replace(found *claims, o lb.Owner, fronts []*lb.Frontend) (changes []lb.Change, err error) {
+	var contests []lb.Contest
 	var refused []lb.Refused
-	err = e.guard("table, service "+o.Name, func() error {
+	again := false
+	err = e.guard("table, service ", o.Name, func() error {
 		e.tableMu.Lock()
 		defer e.tableMu.Unlock()
 		again = e.table.Refused(o.Name) != nil
@@ -138,7 +147,10 @@ func (e *Engine) replace(o lb.Owner, fronts []*lb.Frontend) (changes []lb.Change
 	if again || refused != nil {
 		e.tellRefused(o.Name, refused)
 	}
-	return changes, contests, err
+	if err == nil {
+		found.add(e.table, o.Name, changes, contests)
+	}
+	return changes, err
 }
 
 // tellRefused tells of rows of a service that break a rule of the table, so that no plane is offered them.
@@ -147,48 +159,42 @@ func (e *Engine) tellRefused(service string, refused []lb.Refused) {
 	if len(refused) == 0 {
 		return
 	}
-	err := fmt.Errorf("%d rows of service %s are malformed: %w", len(refused), service, refused[0].Err)
-	e.stats.update(func(s *Stats) { s.LastError, s.LastFailure = err.Error(), time.Now() })
-	if e.said.first(err.Error()) {
+	text := fmt.Sprintf("%d rows of service %s are malformed: %v", len(refused), service, refused[0].Err)
+	e.stats.failed(text, time.Now())
+	if e.said.first(text) {
 		e.cfg.Log.Error("malformed rows left out, what was in force for their keys stays", "service", service, "rows", len(refused), "first", refused[0].Err)
 	}
 }
 
 // rebuildTable makes a new table after a panic in the old one, and has the plane reset to it. Services that
 // cannot be resolved keep the rows that they had.
-func (e *Engine) rebuildTable(told *claims) {
-	old := e.table
-	e.visited += old.Visited
+func (e *Engine) rebuildTable(found *claims, now time.Time) {
+	r, old := &e.resolver, e.table
+	r.visited += old.Visited
 	e.tableMu.Lock()
 	e.table = &lb.Table{Family: old.Family, Node: old.Node}
 	e.tableMu.Unlock()
-	e.rebuild, e.lost = false, true
+	r.rebuild, e.resets.due = false, true
 	// Until the Reset nothing is written, so what happens to pending here only tells observers.
 	for _, name := range e.cfg.Store.Names() {
 		view := e.cfg.Store.View(name)
 		if view.Service == nil {
 			continue
 		}
-		owner := lb.Owner{Name: name.String(), Created: view.Service.Created}
+		owner := ownerOf(view)
 		fronts := old.Owned(owner.Name)
-		if _, bad := e.unresolved.entries[name]; !bad {
-			err := e.guard("policy, service "+owner.Name, func() error {
-				fronts = e.cfg.Resolve(view)
-				return nil
-			})
-			if err != nil {
-				e.unresolved.fail(name, time.Now())
-				e.failedResolve(owner.Name, err)
+		if _, bad := r.unresolved.entries[name]; !bad {
+			if fresh, err := e.rows(view, owner, false); err == nil {
+				fronts = fresh
+			} else {
+				e.unresolved(name, err, now)
 			}
 		}
-		changes, contests, err := e.replace(owner, fronts)
-		if err != nil {
-			e.unresolved.fail(name, time.Now())
-			e.failedResolve(owner.Name, err)
+		if _, err := e.replace(found, owner, fronts); err != nil {
+			e.unresolved(name, err, now)
 		}
-		told.add(e.table, owner.Name, changes, contests)
 	}
-	if !e.begun {
+	if !e.resets.done {
 		return
 	}
 	for f := range old.All() {
@@ -200,35 +206,5 @@ func (e *Engine) rebuildTable(told *claims) {
 		if old.Get(f.Key) == nil {
 			e.pending.add(lb.Change{Key: f.Key, New: f})
 		}
-	}
-}
-
-// resolveNode computes what the plane must know of this machine.
-func (e *Engine) resolveNode(now time.Time) {
-	var n lb.Node
-	err := e.guard("policy, node", func() error {
-		n = e.cfg.ResolveNode(e.cfg.Store.Facts())
-		return nil
-	})
-	if err != nil {
-		e.facts = true
-		e.factsWait.fail(now)
-		e.failedNode(err)
-		return
-	}
-	e.facts, e.factsWait, e.nodeKnown = false, pause{}, true
-	if e.table.Node.Equal(n) {
-		return
-	}
-	e.tableMu.Lock()
-	e.table.Node = n
-	e.tableMu.Unlock()
-	e.nodeStale, e.nodeWait = true, pause{}
-}
-
-func (e *Engine) failedNode(err error) {
-	e.stats.update(func(s *Stats) { s.LastError, s.LastFailure = "resolve node: "+err.Error(), time.Now() })
-	if e.said.first("node " + err.Error()) {
-		e.cfg.Log.Error("node not resolved, what was known of it stays", "err", err)
 	}
 }

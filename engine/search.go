@@ -17,41 +17,43 @@ type search struct {
 
 // startSearch has groups of pending changes tried, one attempt at a time. failures is how many writes in a row failed with them.
 func (e *Engine) startSearch(groups [][]lb.Key, failures int) {
-	e.lastSearch++
+	w := &e.writer
+	w.lastSearch++
 	for _, g := range groups {
 		for _, k := range g {
-			e.pending.wishes[k].group = e.lastSearch
+			e.pending.byKey[k].search = w.lastSearch
 		}
 	}
-	e.searches = append(e.searches, &search{bisect.New(groups, failures), e.lastSearch})
+	w.searches = append(w.searches, &search{bisect.New(groups, failures), w.lastSearch})
 }
 
 // searchOn makes one attempt of the oldest search. Between two attempts the loop takes in what is new: a key
 // that changed again is no longer in the search.
 func (e *Engine) searchOn(ctx context.Context) {
-	s := e.searches[0]
+	w := &e.writer
+	s := w.searches[0]
 	var keys []lb.Key
 	for len(keys) == 0 {
 		group := s.Next()
 		if group == nil {
-			e.searches = e.searches[1:]
+			w.searches = w.searches[1:]
 			return
 		}
 		keys = e.still(group, s)
 	}
 	changes, err := e.apply(ctx, keys)
 	switch {
-	case e.lost:
+	case e.resets.due:
 		return
 	case err == nil:
 		s.Took()
 		return
 	case s.Refused(keysOf(changes)):
-		e.blame(changes[0], err)
+		e.rowFailed(changes[0], err)
 	}
 	if s.GaveUp() {
 		e.giveUp(s, err)
-		e.searches = e.searches[1:]
+		w.searches = w.searches[1:]
 	}
 }
 
@@ -59,7 +61,7 @@ func (e *Engine) searchOn(ctx context.Context) {
 func (e *Engine) still(keys []lb.Key, s *search) []lb.Key {
 	out := make([]lb.Key, 0, len(keys))
 	for _, k := range keys {
-		if w := e.pending.wishes[k]; w != nil && w.group == s.id {
+		if pc := e.pending.byKey[k]; pc != nil && pc.search == s.id {
 			out = append(out, k)
 		}
 	}
@@ -72,27 +74,26 @@ func (e *Engine) giveUp(s *search, err error) {
 	now := time.Now()
 	left := e.still(s.Left(), s)
 	for _, k := range left {
-		e.pending.wishes[k].group = 0
+		e.pending.byKey[k].search = 0
 		if s.Promising() {
 			e.pending.waits.again(k, now)
 		} else {
 			e.pending.waits.fail(k, now)
 		}
 	}
-	if len(left) > 0 && e.applyErr != err.Error() {
-		e.applyErr = err.Error()
+	if len(left) > 0 && e.writer.together.news(err) {
 		e.cfg.Log.Error("writes fail, retrying them together", "rows", len(left), "err", err)
 	}
 }
 
-// manyAlone is how many culprits are tried one by one; more are tried together, by halves.
+// manyAlone is how many rows that failed alone are tried one by one; more are tried together, by halves.
 const manyAlone = 8
 
-// retry begins a search among the keys whose backoff has passed. Known culprits do not ride with the others.
+// retry begins a search among the keys whose backoff has passed. Rows that failed alone are not tried with the others.
 func (e *Engine) retry(now time.Time) {
 	var alone, others []lb.Key
 	for _, k := range e.pending.waits.due(now) {
-		if e.pending.wishes[k].alone {
+		if e.pending.byKey[k].alone {
 			alone = append(alone, k)
 		} else {
 			others = append(others, k)

@@ -45,10 +45,10 @@ type Stats struct {
 	LastError string
 	// LastFailure is when the last call failed, zero if none did.
 	LastFailure time.Time
-	// LastSuccess is when the plane last accepted a write or a Reset (DP-62), zero before the first. A proof is none: it
+	// LastSuccess is when the plane last accepted a write or a Reset (DP-62), zero before the first. A probe is none: it
 	// brings nothing up to date.
 	LastSuccess time.Time
-	// QueuedSince is when the oldest event came that no successful write or proof has followed; zero if none. So a row that
+	// QueuedSince is when the oldest event came that no successful write or probe has followed; zero if none. So a row that
 	// the kernel refuses while it takes others waits, but the event that brought it does not. While the sources have not
 	// listed nothing waits for the kernel: it is zero then, and later not before they had (HT-04).
 	QueuedSince time.Time
@@ -92,6 +92,45 @@ func (l *ledger) update(f func(*Stats)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f(&l.stats)
+}
+
+// called counts one finished call of the plane.
+func (l *ledger) called(w *Write, end time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := &l.stats
+	switch w.Verb {
+	case "apply":
+		s.Applies++
+		s.Offered += uint64(w.Changes)
+		if w.Err == nil {
+			s.Changes += uint64(w.Changes)
+		}
+	case "reset":
+		s.Resets++
+	case "setnode":
+		s.SetNodes++
+	case "audit":
+		s.Audits++
+		s.Mended += uint64(w.Changes)
+	case "probe":
+		s.Probes++
+	}
+	if w.again {
+		s.Retries++
+	}
+	switch {
+	case w.Err != nil:
+		s.Failures++
+		s.LastError, s.LastFailure = w.Err.Error(), end
+	case w.wrote:
+		s.LastSuccess = end
+	}
+}
+
+// failed takes note of what failed beside calls of the plane.
+func (l *ledger) failed(text string, now time.Time) {
+	l.update(func(s *Stats) { s.LastError, s.LastFailure = text, now })
 }
 
 func (l *ledger) fails(k lb.Key, service string, err error) {
@@ -153,7 +192,7 @@ func (l *ledger) allWork() {
 func (e *Engine) Stats() Stats {
 	b := &e.inbox
 	b.mu.Lock()
-	settled, since := b.begun && !b.busy && b.empty(), b.since
+	settled, since := b.listed && !b.busy && b.dirty.isZero(), b.since
 	last, idle, owed := b.last, b.idle, b.owed
 	b.mu.Unlock()
 
@@ -181,28 +220,8 @@ func (e *Engine) publish() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := &l.stats
-	s.Visited = e.visited + e.table.Visited
-	s.Pending, s.Doubtful = len(e.pending.wishes), e.pending.doubtful
-	s.Unresolved, s.Contested = len(e.unresolved.entries), e.table.Contested()
-	s.Begun, s.Lost, s.NoLocal = e.whole, e.lost, e.noLocal.count
-}
-
-// called counts one finished call of the plane that writes, and tells Config.Written.
-// synced says whether what a success wrote brings something up to date.
-func (e *Engine) called(w Write, synced bool) {
-	now := time.Now()
-	e.lastEnd = now
-	e.stats.update(func(s *Stats) {
-		if w.Err != nil {
-			s.Failures++
-			s.LastError, s.LastFailure = w.Err.Error(), now
-			return
-		}
-		if synced {
-			s.LastSuccess = now
-		}
-	})
-	if e.cfg.Written != nil {
-		e.cfg.Written(w)
-	}
+	s.Visited = e.resolver.visited + e.table.Visited
+	s.Pending, s.Doubtful = len(e.pending.byKey), e.pending.doubtful
+	s.Unresolved, s.Contested = len(e.resolver.unresolved.entries), e.table.Contested()
+	s.Begun, s.Lost, s.NoLocal = e.resets.whole, e.resets.due, e.noLocal.count
 }

@@ -51,7 +51,7 @@ func (r *rig) wantOwed(what string, services, slices uint64) {
 	}
 }
 
-func debtBubble(t *testing.T, change func(*Config), f func(r *rig, l *latencies)) {
+func latencyBubble(t *testing.T, change func(*Config), f func(r *rig, l *latencies)) {
 	t.Helper()
 	l := &latencies{}
 	bubble(t, func(c *Config) {
@@ -64,7 +64,7 @@ func debtBubble(t *testing.T, change func(*Config), f func(r *rig, l *latencies)
 
 // SV-35, MT-04: from the trigger to the end of the write.
 func TestProgrammedMT04(t *testing.T) {
-	debtBubble(t, nil, func(r *rig, l *latencies) {
+	latencyBubble(t, nil, func(r *rig, l *latencies) {
 		r.start()
 		r.after(time.Hour)
 		// What a first list tells of happened before this process could have done anything about it.
@@ -102,7 +102,7 @@ func TestProgrammedMT04(t *testing.T) {
 
 // What cannot be written is owed, and what else changes is not held up by it.
 func TestProgrammedAfterFailures(t *testing.T) {
-	debtBubble(t, nil, func(r *rig, l *latencies) {
+	latencyBubble(t, nil, func(r *rig, l *latencies) {
 		r.start()
 		r.list()
 		r.add(1)
@@ -123,7 +123,7 @@ func TestProgrammedAfterFailures(t *testing.T) {
 			r.do(triggered(1, i%200, 3, time.Duration(i)))
 			r.run()
 		}
-		if n := len(r.engine.pending.debts.open[svcName(1)].triggers); n != maxTriggers {
+		if n := len(r.engine.pending.programming.open[svcName(1)].triggers); n != maxTriggers {
 			t.Errorf("%d triggers are remembered, want %d", n, maxTriggers)
 		}
 		r.faulty.Heal()
@@ -145,7 +145,7 @@ func TestProgrammedByReset(t *testing.T) {
 		}
 		return policy.Resolve(v, settings)
 	}
-	debtBubble(t, func(c *Config) { c.Resolve = resolve }, func(r *rig, l *latencies) {
+	latencyBubble(t, func(c *Config) { c.Resolve = resolve }, func(r *rig, l *latencies) {
 		r.start()
 		r.list()
 		for i := range 4 {
@@ -270,7 +270,7 @@ func (slow) Applied([]lb.Change) { time.Sleep(time.Second) }
 
 // The latency ends with the write, not with what is done after it.
 func TestProgrammedBeforeObservers(t *testing.T) {
-	debtBubble(t, func(c *Config) { c.Observers = append(c.Observers, slow{}) }, func(r *rig, l *latencies) {
+	latencyBubble(t, func(c *Config) { c.Observers = append(c.Observers, slow{}) }, func(r *rig, l *latencies) {
 		r.start()
 		r.list()
 		r.add(1)

@@ -7,25 +7,25 @@ import (
 	"kube-proxy/lb"
 )
 
-// held is a row of a health check that observers are not told of yet.
-type held struct {
+// withheld is a row of a health check that observers are not told of yet.
+type withheld struct {
 	lb.Change
 	await lb.Key // one of those that it waits for
 }
 
-// hold takes out of accepted changes what observers must not know yet, and keeps it until [Engine.tellHeld]: that a health
+// withhold takes out of accepted changes what observers must not know yet, and keeps it until [Engine.tellWithheld]: that a health
 // check has more endpoints to tell of, while a row that leads outside traffic to the Service is not in force (HT-16). To
 // most planes the row of a health check is nothing, so that it is accepted while all others are refused. Fewer endpoints
 // are told at once: a load balancer that goes elsewhere too early does no harm.
-func (e *Engine) hold(changes []lb.Change) []lb.Change {
+func (e *Engine) withhold(changes []lb.Change) []lb.Change {
 	if !slices.ContainsFunc(changes, func(c lb.Change) bool { return c.Old.Accepts() || c.New.Accepts() }) {
 		return changes
 	}
 	out := make([]lb.Change, 0, len(changes))
 	for _, c := range changes {
-		if was, held := e.held[c.Key]; held {
+		if was, is := e.withheld[c.Key]; is {
 			c.Old = was.Old
-			delete(e.held, c.Key)
+			delete(e.withheld, c.Key)
 		}
 		await, waits := lb.Key{}, false
 		if c.New.Accepts() {
@@ -43,10 +43,10 @@ func (e *Engine) hold(changes []lb.Change) []lb.Change {
 			out = append(out, c)
 			continue
 		}
-		if e.held == nil {
-			e.held = map[lb.Key]held{}
+		if e.withheld == nil {
+			e.withheld = map[lb.Key]withheld{}
 		}
-		e.held[c.Key] = held{c, await}
+		e.withheld[c.Key] = withheld{c, await}
 	}
 	return out
 }
@@ -56,7 +56,7 @@ func (e *Engine) hold(changes []lb.Change) []lb.Change {
 func (e *Engine) awaited(check *lb.Frontend) (lb.Key, bool) {
 	rows := e.table.Owned(check.Service)
 	i := slices.IndexFunc(rows, func(f *lb.Frontend) bool {
-		return f.Kind != lb.ClusterIP && f.Kind != lb.HealthCheck && e.pending.wishes[f.Key] != nil
+		return f.Kind != lb.ClusterIP && f.Kind != lb.HealthCheck && e.pending.byKey[f.Key] != nil
 	})
 	if i < 0 {
 		return lb.Key{}, false
@@ -65,8 +65,8 @@ func (e *Engine) awaited(check *lb.Frontend) (lb.Key, bool) {
 }
 
 // stillAwaited does not look at all rows of a Service while the one that was found before has not been taken.
-func (e *Engine) stillAwaited(k lb.Key, h held) bool {
-	if f := e.table.Get(h.await); e.pending.wishes[h.await] != nil && f != nil {
+func (e *Engine) stillAwaited(k lb.Key, h withheld) bool {
+	if f := e.table.Get(h.await); e.pending.byKey[h.await] != nil && f != nil {
 		if owner, _, _ := strings.Cut(f.Service, ":"); owner == h.New.Service && f.Kind != lb.ClusterIP && f.Kind != lb.HealthCheck {
 			return true
 		}
@@ -74,25 +74,25 @@ func (e *Engine) stillAwaited(k lb.Key, h held) bool {
 	await, waits := e.awaited(h.New)
 	if waits {
 		h.await = await
-		e.held[k] = h
+		e.withheld[k] = h
 	}
 	return waits
 }
 
-// tellHeld tells the observers what was kept from them and has no reason to be any more.
-func (e *Engine) tellHeld() {
-	if len(e.held) == 0 || e.lost {
+// tellWithheld tells the observers what was kept from them and has no reason to be any more.
+func (e *Engine) tellWithheld() {
+	if len(e.withheld) == 0 || e.resets.due {
 		return
 	}
 	var changes []lb.Change
-	for k, h := range e.held {
+	for k, h := range e.withheld {
 		if !e.stillAwaited(k, h) {
 			changes = append(changes, h.Change)
-			delete(e.held, k)
+			delete(e.withheld, k)
 		}
 	}
-	if len(e.held) == 0 {
-		e.held = nil // what was large once costs its largest size
+	if len(e.withheld) == 0 {
+		e.withheld = nil // what was large once costs its largest size
 	}
 	e.tell(changes)
 }

@@ -1,0 +1,60 @@
+package engine
+
+import (
+	"context"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+// node is how far the plane knows this machine.
+type node struct {
+	known   bool // it has been resolved once
+	changed bool // it must be resolved again, not before wait
+	wait    pause
+	stale   bool // the plane does not have table.Node yet
+	trouble trouble
+}
+
+// resolveNode computes what the plane must know of this machine.
+func (e *Engine) resolveNode(now time.Time) {
+	var n lb.Node
+	err := e.guard("policy, ", "node", func() error {
+		n = e.cfg.ResolveNode(e.cfg.Store.Facts())
+		return nil
+	})
+	if err != nil {
+		e.node.changed = true
+		e.node.wait.fail(now)
+		e.stats.failed("resolve node: "+err.Error(), now)
+		if e.said.first("node " + err.Error()) {
+			e.cfg.Log.Error("node not resolved, what was known of it stays", "err", err)
+		}
+		return
+	}
+	e.node.known, e.node.changed, e.node.wait = true, false, pause{}
+	if e.table.Node.Equal(n) {
+		return
+	}
+	e.tableMu.Lock()
+	e.table.Node = n
+	e.tableMu.Unlock()
+	e.node.stale, e.node.trouble.pause = true, pause{}
+}
+
+// setNode tells the plane of the node without a Reset.
+func (e *Engine) setNode(ctx context.Context) {
+	n := &e.node
+	w := &Write{Verb: "setnode", wrote: true, again: n.trouble.logged != ""}
+	err := e.call(w, func() error { return e.cfg.Plane.SetNode(ctx, e.table.Node) })
+	switch {
+	case err == nil:
+		n.stale, n.trouble = false, trouble{}
+		e.tellNode()
+	case !e.resets.due:
+		n.trouble.fail(time.Now())
+		if n.trouble.news(err) {
+			e.cfg.Log.Error("node not written, retrying", "err", err)
+		}
+	}
+}

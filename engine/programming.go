@@ -1,0 +1,179 @@
+package engine
+
+import (
+	"slices"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// notice is what was marked for one service: how many changes, and since when those wait that know it.
+type notice struct {
+	changes  cluster.Changes
+	triggers []int64 // as in cluster.Ref
+}
+
+// maxTriggers bounds the memory for a service that changes again and again while it cannot be written. Of more
+// triggers the oldest count: they wait longest.
+const maxTriggers = 1000
+
+// count takes note of one change. What was triggered before this process started is another one's latency (SV-35).
+func (n *notice) count(ref cluster.Ref, started int64) {
+	switch ref.Cause {
+	case cluster.ByService:
+		n.changes.Services++
+	case cluster.BySlice:
+		n.changes.Slices++
+	}
+	if ref.Trigger != 0 && ref.Trigger >= started && len(n.triggers) < maxTriggers {
+		n.triggers = append(n.triggers, ref.Trigger)
+	}
+}
+
+// add adds o, of whose triggers as many as there is room for.
+func (n *notice) add(o notice, room int) {
+	n.changes.Services += o.changes.Services
+	n.changes.Slices += o.changes.Slices
+	n.triggers = append(n.triggers, o.triggers[:min(len(o.triggers), max(0, room))]...)
+}
+
+func (n *notice) isZero() bool { return n.changes == cluster.Changes{} }
+
+// unprogrammed are the changes of one service that are not in force: they are when the plane has accepted all pending
+// changes that they made, and the service's rows could be computed.
+type unprogrammed struct {
+	name cluster.Name
+	notice
+	open       int // pending changes
+	unresolved bool
+}
+
+// programming is what was marked and is not in force yet. The zero value is empty.
+type programming struct {
+	// open has only services of which something waits. It is never ranged over but in a Reset.
+	open map[cluster.Name]*unprogrammed
+	peak int // of len(open) since the map was made
+	// reset is what waits for the next Reset.
+	reset map[cluster.Name]notice
+	// done is in force, and nobody has been told yet.
+	done notice
+}
+
+// of returns what the service waits for, with what was marked for it now; nil means nothing.
+func (p *programming) of(name cluster.Name, n notice) *unprogrammed {
+	u := p.open[name]
+	if u == nil {
+		if n.isZero() {
+			return nil
+		}
+		if p.open == nil {
+			p.open = map[cluster.Name]*unprogrammed{}
+		}
+		u = &unprogrammed{name: name}
+		p.open[name] = u
+		p.peak = max(p.peak, len(p.open))
+	}
+	u.add(n, maxTriggers-len(u.triggers))
+	return u
+}
+
+// unresolved says that the rows of the service could not be computed.
+func (p *programming) unresolved(name cluster.Name, n notice) {
+	if u := p.of(name, n); u != nil {
+		u.unresolved = true
+	}
+}
+
+// untilReset says that the service was resolved, and that the plane takes its rows with the next Reset.
+func (p *programming) untilReset(name cluster.Name, n notice) {
+	if u := p.open[name]; u != nil {
+		u.unresolved = false
+	}
+	if n.isZero() {
+		return
+	}
+	if p.reset == nil {
+		p.reset = map[cluster.Name]notice{}
+	}
+	all := p.reset[name]
+	all.add(n, maxTriggers-len(all.triggers))
+	p.reset[name] = all
+}
+
+// settle says that the changes are in force if they wait for nothing.
+func (p *programming) settle(u *unprogrammed) {
+	if u.open > 0 || u.unresolved {
+		return
+	}
+	p.done.add(u.notice, len(u.triggers))
+	delete(p.open, u.name)
+	if len(p.open) == 0 && p.peak > 100 { // give the memory back
+		p.open, p.peak = nil, 0
+	}
+}
+
+// afterReset takes over what was not in force before a Reset. It is now, but for services that could not be
+// resolved, or of which rows were left for later.
+func (p *pending) afterReset(before programming, t *lb.Table) {
+	p.programming.done = before.done
+	take := func(name cluster.Name, n notice) {
+		var later []lb.Change
+		if len(p.byKey) > 0 {
+			for _, f := range t.Owned(name.String()) {
+				if p.byKey[f.Key] != nil {
+					later = append(later, lb.Change{Key: f.Key})
+				}
+			}
+		}
+		p.await(name, n, later)
+	}
+	for name, n := range before.reset {
+		take(name, n)
+	}
+	for name, u := range before.open {
+		if u.unresolved {
+			p.programming.unresolved(name, u.notice)
+		} else {
+			take(name, u.notice)
+		}
+	}
+}
+
+// await says which pending changes the service's changes wait for: those of the keys. With none, nothing had to
+// be written for them, and they are in force at once.
+func (p *pending) await(name cluster.Name, n notice, changes []lb.Change) {
+	u := p.programming.of(name, n)
+	if u == nil {
+		return
+	}
+	u.unresolved = false
+	// Many services may want one key in turn. One that waits for nothing yet need not be searched for among them.
+	first := u.open == 0
+	for _, c := range changes {
+		if pc := p.byKey[c.Key]; first || !slices.Contains(pc.waiters, u) {
+			pc.waiters = append(pc.waiters, u)
+			u.open++
+		}
+	}
+	p.programming.settle(u)
+}
+
+// programmed tells of changes that are in force now: of how long they took (MT-04), and that nobody waits for them.
+func (e *Engine) programmed() {
+	done := e.pending.programming.done
+	e.pending.programming.done = notice{}
+	if done.isZero() {
+		return
+	}
+	e.inbox.programmed(done.changes)
+	if e.cfg.Programmed == nil || len(done.triggers) == 0 {
+		return
+	}
+	now := time.Now().UnixNano()
+	took := make([]time.Duration, len(done.triggers))
+	for i, t := range done.triggers {
+		took[i] = time.Duration(max(0, now-t)) // the trigger's clock may be ahead of ours
+	}
+	e.cfg.Programmed(took)
+}
