@@ -1,10 +1,9 @@
 package engine
 
 import (
+	"cmp"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"kube-proxy/internal/ratelimit"
@@ -76,62 +75,65 @@ func (e *Engine) tellClaims(c claims, now time.Time) {
 
 // tellLosses asks the table again: while many services were resolved the winner may have changed.
 func (e *Engine) tellLosses(began []lb.Contest, now time.Time) {
-	losses, keys := map[string]*Loss{}, 0
+	var lost []lb.Contest
 	for _, c := range began {
-		c, lost := e.table.Lost(c.Key, c.Loser.Name)
-		if !lost {
-			continue
-		}
-		keys++
-		l := losses[c.Loser.Name]
-		if l == nil {
-			l = &Loss{Contest: c}
-			losses[c.Loser.Name] = l
-		}
-		l.Keys++
-		if c.Key.Compare(l.Key) < 0 {
-			l.Contest = c
+		if c, is := e.table.Lost(c.Key, c.Loser.Name); is {
+			lost = append(lost, c)
 		}
 	}
-	e.stats.update(func(s *Stats) { s.Contests += uint64(keys) })
-	for _, l := range slices.SortedFunc(maps.Values(losses), func(a, b *Loss) int { return strings.Compare(a.Loser.Name, b.Loser.Name) }) {
-		text := fmt.Sprintf("service %s lost %s to %s, which %s", l.Loser.Name, l.Key, l.Winner.Name, l.Why())
-		if !e.claims.contests.Once(fmt.Sprint(text, l.Keys), now) {
+	e.stats.update(func(s *Stats) { s.Contests += uint64(len(lost)) })
+	first, keys := byService(lost, func(c lb.Contest) (string, lb.Key) { return c.Loser.Name, c.Key })
+	for _, c := range first {
+		l := Loss{c, keys[c.Loser.Name]}
+		if !e.claims.contests.Once(fmt.Sprint(l.Loser.Name, l.Key, l.Winner.Name, l.Why(), l.Keys), now) {
 			continue
 		}
-		e.cfg.Log.Warn(text, "key", l.Key.String(), "winner", l.Winner.Name, "loser", l.Loser.Name, "keys", l.Keys)
+		e.cfg.Log.Warn("service lost an address and port to another", "service", l.Loser.Name, "key", l.Key.String(),
+			"winner", l.Winner.Name, "because", "it "+l.Why(), "keys", l.Keys)
 		if e.cfg.Contested != nil {
-			e.cfg.Contested(*l)
+			e.cfg.Contested(l)
 		}
 	}
 }
 
 // tellLoans leaves out what the same look at the services gave to somebody else.
 func (e *Engine) tellLoans(lent []lentKey, now time.Time) {
-	loans := map[string]*Loan{}
+	var loans []Loan
 	for _, c := range lent {
 		f := e.table.Get(c.key)
-		if _, lost := e.table.Lost(c.key, c.owner); lost || !e.table.Node.Lends(f) {
-			continue
-		}
-		l := loans[c.owner]
-		if l == nil {
-			l = &Loan{Frontend: f, Owner: c.owner}
-			loans[c.owner] = l
-		}
-		l.Keys++
-		if f.Key.Compare(l.Key) < 0 {
-			l.Frontend = f
+		if _, lost := e.table.Lost(c.key, c.owner); !lost && e.table.Node.Lends(f) {
+			loans = append(loans, Loan{Frontend: f, Owner: c.owner})
 		}
 	}
-	for _, l := range slices.SortedFunc(maps.Values(loans), func(a, b *Loan) int { return strings.Compare(a.Owner, b.Owner) }) {
-		text := fmt.Sprintf("service %s has %s, an address of the service network, as its %s, until it is assigned as a cluster IP", l.Owner, l.Key, l.Kind.Words())
-		if !e.claims.loans.Once(fmt.Sprint(text, l.Keys), now) {
+	first, keys := byService(loans, func(l Loan) (string, lb.Key) { return l.Owner, l.Key })
+	for _, l := range first {
+		l.Keys = keys[l.Owner]
+		if !e.claims.loans.Once(fmt.Sprint(l.Owner, l.Key, l.Kind, l.Keys), now) {
 			continue
 		}
-		e.cfg.Log.Warn(text, "key", l.Key.String(), "service", l.Owner, "keys", l.Keys)
+		e.cfg.Log.Warn("service has an address of the service network that is not its cluster IP, until it is assigned as one",
+			"service", l.Owner, "key", l.Key.String(), "as", l.Kind.Words(), "keys", l.Keys)
 		if e.cfg.Lent != nil {
-			e.cfg.Lent(*l)
+			e.cfg.Lent(l)
 		}
 	}
+}
+
+// byService returns the first claim of each service, by key, in the order of services, and how many each has.
+func byService[C any](claims []C, of func(C) (service string, key lb.Key)) (first []C, keys map[string]int) {
+	keys = map[string]int{}
+	for _, c := range claims {
+		s, _ := of(c)
+		keys[s]++
+	}
+	slices.SortFunc(claims, func(a, b C) int {
+		s, k := of(a)
+		t, l := of(b)
+		return cmp.Or(cmp.Compare(s, t), k.Compare(l))
+	})
+	return slices.CompactFunc(claims, func(a, b C) bool {
+		s, _ := of(a)
+		t, _ := of(b)
+		return s == t
+	}), keys
 }

@@ -135,7 +135,7 @@ func TestLoanOfTheServiceNetwork(t *testing.T) {
 		if len(told) != 1 || told[0].Owner != "shop/s1" || told[0].Keys != 6 || told[0].Key.String() != "172.16.0.6:1000/tcp" {
 			t.Fatalf("told %+v, want once, of six keys and the first of them", told)
 		}
-		if r.log.Count("service shop/s1 has 172.16.0.6:1000/tcp, an address of the service network, as its external IP") != 1 {
+		if r.log.Count(`service=shop/s1 key=172.16.0.6:1000/tcp as="external IP" keys=6`) != 1 {
 			t.Errorf("the log:\n%s", r.log)
 		}
 		owner := crowd(7, 1, 3)[0]
@@ -147,7 +147,7 @@ func TestLoanOfTheServiceNetwork(t *testing.T) {
 		if row := r.engine.table.Get(lb.Key{Addr: svcIP(7), Port: 1000, Proto: lb.TCP}); row.Kind != lb.ClusterIP || row.Service != "shop/s7:p0" {
 			t.Errorf("the owner came, and the row is\n%s", row)
 		}
-		if len(told) != 1 || r.log.Count("which has it as its cluster IP") != 2 {
+		if len(told) != 1 || r.log.Count(`because="it has it as its cluster IP"`) != 2 {
 			t.Errorf("told %+v; the log:\n%s", told, r.log)
 		}
 		r.converged()

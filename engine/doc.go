@@ -15,7 +15,7 @@
 // for later.
 //
 // What goes wrong is repaired by the other files: search.go (a row of a batch), probe.go (the kernel?), reset.go (all),
-// audit.go (what others did), node.go. Bookkeeping is in programming.go (which changes are in force), withheld.go (what load
+// audit.go (what others did), node.go. Bookkeeping is in programming.go (which changes are in force), observers.go (what load
 // balancers are not told yet), stats.go, nolocal.go and contests.go.
 //
 // # A key

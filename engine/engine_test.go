@@ -266,7 +266,7 @@ func TestContest(t *testing.T) {
 		r.list()
 		r.do(cluster.ServiceSet{Service: claim(3)}, cluster.ServiceSet{Service: claim(2)})
 		r.run()
-		want := "service shop/s3 lost 192.0.2.7:80/tcp to shop/s2, which is older"
+		want := `msg="service lost an address and port to another" family=IPv4 service=shop/s3 key=192.0.2.7:80/tcp winner=shop/s2 because="it is older" keys=1`
 		if r.log.Count(want) != 1 || len(told) != 1 {
 			t.Errorf("want one warning %q:\n%s%v", want, r.log, told)
 		}

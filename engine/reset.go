@@ -75,7 +75,7 @@ func (e *Engine) reset(ctx context.Context) {
 	e.upToDate()
 	e.programmed()
 	e.tellNode()
-	e.tell(e.withhold(changes))
+	e.observe(changes)
 	e.restored(w.Took)
 }
 

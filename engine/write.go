@@ -102,7 +102,7 @@ func (e *Engine) accepted(changes []lb.Change, shows bool) {
 		e.writer.kernel, e.writer.probe = healthy, trouble{}
 		e.upToDate()
 	}
-	e.tell(e.withhold(changes))
+	e.observe(changes)
 }
 
 // upToDate takes note that the plane has taken what was offered.
