@@ -38,13 +38,7 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 	for _, s := range c.touchedSets {
 		s.touched = false
 		old, members := kernel.of(s.id)
-		if len(old) == 0 {
-			c.fill(s)
-		} else {
-			s.source, s.seconds = s.wantSource, s.wantSeconds
-			s.slots = slots.Adopt(old, s.source.Backends)
-			c.enroll(s, members)
-		}
+		c.assign(s, slots.Adopt(old, s.wantSource.Backends), members)
 		for _, part := range s.shape().parts() {
 			st.shapes[part] = true
 		}

@@ -133,29 +133,13 @@ func (s *socket) canHash(ctx context.Context, r *ruleset) (bool, error) {
 // knows reports whether the kernel knows the expressions of a rule. It asks by a transaction that the kernel refuses
 // in any case, for its last message.
 func (s *socket) knows(ctx context.Context, r *ruleset, exprs []byte) (bool, error) {
-	t := &batch{ruleset: r}
-	const name = TableName + "-probe"
-	probe := func(e *encoder, typ, flags uint16, attrs func()) {
-		at := e.message(typ, flags, r.proto, t.next("probe"))
-		attrs()
-		e.endMessage(at)
-	}
-	e := &t.head
-	probe(e, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, func() { e.str(unix.NFTA_TABLE_NAME, name) })
-	probe(e, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, func() {
-		e.str(unix.NFTA_CHAIN_TABLE, name)
-		e.str(unix.NFTA_CHAIN_NAME, name)
-	})
-	probe(e, unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, func() {
-		e.str(unix.NFTA_RULE_TABLE, name)
-		e.str(unix.NFTA_RULE_CHAIN, name)
-		e.bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, exprs)
-	})
+	t := &batch{ruleset: r, table: TableName + "-probe"}
+	c := chain{name: "probe", rules: []rule{{exprs: exprs}}}
+	t.addTable()
+	t.addChain(c)
+	t.addRules(c)
 	ruleAt := t.seq
-	probe(e, unix.NFT_MSG_DELCHAIN, 0, func() {
-		e.str(unix.NFTA_CHAIN_TABLE, name)
-		e.str(unix.NFTA_CHAIN_NAME, "missing")
-	})
+	t.deleteChain("missing")
 	bufs, last := t.buffers()
 	err := s.commit(ctx, bufs, last)
 	var ke *nlconn.Error

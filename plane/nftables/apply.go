@@ -264,7 +264,7 @@ func (c *change) finishSet(s *set) {
 		rollback.Delete(c.log, c.st.sets, id)
 	case s.source == s.wantSource && s.seconds == s.wantSeconds:
 	case s.source == nil:
-		c.fill(s)
+		c.assign(s, slots.First(s.wantSource.Backends), nil)
 		s.records(c.add)
 		c.needShape(s.shape())
 	default:
@@ -272,22 +272,15 @@ func (c *change) finishSet(s *set) {
 	}
 }
 
-// fill gives a new set its slots.
-func (c *change) fill(s *set) {
-	s.source, s.seconds = s.wantSource, s.wantSeconds
-	s.slots = slots.First(s.source.Backends)
-	c.enroll(s, nil)
-}
-
-// enroll gives the backends of a set with affinity their members: those that they have in old, else new ones.
-func (c *change) enroll(s *set, old map[netip.AddrPort]uint32) {
-	s.members = nil
+// assign gives a set the backends that it shall have, in those slots; with affinity each has its member in members, or a new one.
+func (c *change) assign(s *set, slots []netip.AddrPort, members map[netip.AddrPort]uint32) {
+	s.source, s.seconds, s.slots, s.members = s.wantSource, s.wantSeconds, slots, nil
 	if s.seconds == 0 {
 		return
 	}
-	s.members = make([]uint32, len(s.slots))
-	for i, ap := range s.slots {
-		m, ok := old[ap]
+	s.members = make([]uint32, len(slots))
+	for i, ap := range slots {
+		m, ok := members[ap]
 		if !ok {
 			m = c.st.members.Next()
 		}
@@ -298,17 +291,14 @@ func (c *change) enroll(s *set, old map[netip.AddrPort]uint32) {
 // refill brings a set's slots up to date.
 func (c *change) refill(s *set) {
 	was := *s
-	s.source, s.seconds = s.wantSource, s.wantSeconds
-	s.slots = slots.Next(was.slots, was.source.Backends, s.source.Backends)
 	var members map[netip.AddrPort]uint32
-	if was.members != nil && s.seconds > 0 {
+	if was.members != nil && s.wantSeconds > 0 {
 		members = make(map[netip.AddrPort]uint32, len(was.slots))
 		for i, ap := range was.slots {
 			members[ap] = was.members[i]
 		}
 	}
-	c.enroll(s, members)
-
+	c.assign(s, slots.Next(was.slots, was.source.Backends, s.wantSource.Backends), members)
 	if was.shape() != s.shape() {
 		rec := appendNum(c.rec[:0], s.id)
 		c.remove(sSetShapes, appendNum(rec, was.shape().number()))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
@@ -13,17 +14,17 @@ import (
 )
 
 // batch collects one transaction. What it holds is sent in the order in which the kernel needs it: table,
-// sets, chains, rules; elements that go before elements that come; chains that go last.
+// sets, chains, rules; elements that are deleted before those that are added; chains that are deleted last.
 type batch struct {
 	*ruleset
 	table string // that the objects are in
 
 	seq        uint32
-	head       encoder             // the table, and sets and chains that come
-	rules      encoder             // rules that go and come
-	gone       [setCount]*elements // nil where there are none: a change touches few of the sets
-	come       [setCount]*elements
-	tail       encoder // chains and sets that go
+	head       encoder             // the table, and sets and chains that are added
+	rules      encoder             // rules that are flushed and added
+	deletes    [setCount]*elements // nil where there are none: a change touches few of the sets
+	adds       [setCount]*elements
+	tail       encoder // chains and sets that are deleted
 	about      []aboutMessage
 	spare      [][]byte // empty buffers of an earlier use
 	quiet      bool     // stage nothing: only the state is wanted
@@ -184,15 +185,18 @@ type elements struct {
 
 const bufferLimit = 1 << 20
 
-// elementsOf returns the writer for a set, which it makes when it is first needed.
-func elementsOf(group *[setCount]*elements, set setIndex) *elements {
+// list returns the writer for the elements of a set, with an open message that has room for one more.
+func (t *batch) list(group *[setCount]*elements, set setIndex, typ, flags uint16) *encoder {
 	if group[set] == nil {
 		group[set] = &elements{cur: encoder{make([]byte, 0, 128)}} // enough for one element
 	}
-	return group[set]
-}
-
-func (t *batch) openList(e *elements, set setIndex, typ, flags uint16) {
+	e := group[set]
+	if e.list != 0 && len(e.cur.b)-e.list > attrLimit-512 {
+		e.closeList()
+	}
+	if e.list != 0 {
+		return &e.cur
+	}
 	if len(e.cur.b) > bufferLimit-attrLimit-1024 {
 		e.full = append(e.full, e.cur.b)
 		if n := len(t.spare); n > 0 {
@@ -201,10 +205,12 @@ func (t *batch) openList(e *elements, set setIndex, typ, flags uint16) {
 			e.cur.b = make([]byte, 0, bufferLimit)
 		}
 	}
-	e.message = e.cur.message(typ, flags, t.proto, t.next("elements of "+t.sets[set].name))
+	name := t.sets[set].name
+	e.message = e.cur.message(typ, flags, t.proto, t.next("elements of "+name))
 	e.cur.str(unix.NFTA_SET_ELEM_LIST_TABLE, t.table)
-	e.cur.str(unix.NFTA_SET_ELEM_LIST_SET, t.sets[set].name)
+	e.cur.str(unix.NFTA_SET_ELEM_LIST_SET, name)
 	e.list = e.cur.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	return &e.cur
 }
 
 func (e *elements) closeList() {
@@ -215,18 +221,9 @@ func (e *elements) closeList() {
 	}
 }
 
-func (t *batch) room(e *elements, set setIndex, typ, flags uint16) {
-	if e.list != 0 && len(e.cur.b)-e.list > attrLimit-512 {
-		e.closeList()
-	}
-	if e.list == 0 {
-		t.openList(e, set, typ, flags)
-	}
-}
-
 // again makes the batch, which has been sent, an empty one that writes its elements to the same buffers.
 func (t *batch) again() {
-	for _, e := range t.come {
+	for _, e := range t.adds {
 		if e == nil {
 			continue
 		}
@@ -235,24 +232,23 @@ func (t *batch) again() {
 		}
 		e.full, e.cur.b, e.list = e.full[:0], e.cur.b[:0], 0
 	}
-	*t = batch{ruleset: t.ruleset, table: t.table, come: t.come, spare: t.spare, quiet: t.quiet}
+	*t = batch{ruleset: t.ruleset, table: t.table, adds: t.adds, spare: t.spare, quiet: t.quiet}
 }
 
-// add stages an element to come, as a record (see schema.go).
+// add stages an element, as a record (see schema.go).
 func (t *batch) add(set setIndex, rec []byte) {
 	if t.quiet {
 		return
 	}
-	e, d := elementsOf(&t.come, set), &t.sets[set]
-	t.room(e, set, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE)
-	at := e.cur.nest(unix.NFTA_LIST_ELEM)
-	rest := e.cur.elementKey(d, rec)
+	e, d := t.list(&t.adds, set, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE), &t.sets[set]
+	at := e.nest(unix.NFTA_LIST_ELEM)
+	value := e.elementKey(d, rec)
 	if d.data != nil {
-		n := e.cur.nest(unix.NFTA_SET_ELEM_DATA)
-		e.cur.bytes(unix.NFTA_DATA_VALUE, rest)
-		e.cur.endNest(n)
+		n := e.nest(unix.NFTA_SET_ELEM_DATA)
+		e.bytes(unix.NFTA_DATA_VALUE, value)
+		e.endNest(n)
 	}
-	e.cur.endNest(at)
+	e.endNest(at)
 }
 
 // addVerdict stages an element of a verdict map.
@@ -260,31 +256,29 @@ func (t *batch) addVerdict(set setIndex, key []byte, v elementVerdict) {
 	if t.quiet {
 		return
 	}
-	e, d := elementsOf(&t.come, set), &t.sets[set]
-	t.room(e, set, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE)
-	at := e.cur.nest(unix.NFTA_LIST_ELEM)
-	e.cur.elementKey(d, key)
-	n := e.cur.nest(unix.NFTA_SET_ELEM_DATA)
-	m := e.cur.nest(unix.NFTA_DATA_VERDICT)
-	e.cur.u32(unix.NFTA_VERDICT_CODE, uint32(int32(v.kind)))
+	e := t.list(&t.adds, set, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE)
+	at := e.nest(unix.NFTA_LIST_ELEM)
+	e.elementKey(&t.sets[set], key)
+	n := e.nest(unix.NFTA_SET_ELEM_DATA)
+	m := e.nest(unix.NFTA_DATA_VERDICT)
+	e.u32(unix.NFTA_VERDICT_CODE, uint32(int32(v.kind)))
 	if v.chain != "" {
-		e.cur.str(unix.NFTA_VERDICT_CHAIN, v.chain)
+		e.str(unix.NFTA_VERDICT_CHAIN, v.chain)
 	}
-	e.cur.endNest(m)
-	e.cur.endNest(n)
-	e.cur.endNest(at)
+	e.endNest(m)
+	e.endNest(n)
+	e.endNest(at)
 }
 
-// remove stages an element to go, as a record; its data is not looked at.
+// remove stages the end of an element, as a record; its data is not looked at.
 func (t *batch) remove(set setIndex, rec []byte) {
 	if t.quiet {
 		return
 	}
-	e, d := elementsOf(&t.gone, set), &t.sets[set]
-	t.room(e, set, unix.NFT_MSG_DELSETELEM, 0)
-	at := e.cur.nest(unix.NFTA_LIST_ELEM)
-	e.cur.elementKey(d, rec)
-	e.cur.endNest(at)
+	e := t.list(&t.deletes, set, unix.NFT_MSG_DELSETELEM, 0)
+	at := e.nest(unix.NFTA_LIST_ELEM)
+	e.elementKey(&t.sets[set], rec)
+	e.endNest(at)
 }
 
 // elementKey writes the key part of a record and returns the rest.
@@ -307,7 +301,7 @@ func (t *batch) buffers() (bufs [][]byte, last uint32) {
 	}
 	put(t.head.b)
 	put(t.rules.b)
-	for _, group := range []*[setCount]*elements{&t.gone, &t.come} {
+	for _, group := range []*[setCount]*elements{&t.deletes, &t.adds} {
 		for _, e := range group {
 			if e == nil {
 				continue
@@ -375,21 +369,18 @@ func (p *Plane) commit(ctx context.Context, t *batch) error {
 		return nil
 	}
 	p.stats.Failures++
-	var ke *nlconn.Error
-	if errors.Is(err, nlconn.ErrNoAnswer) { // the kernel may hold what the state does not say
-		return fmt.Errorf("nftables %s: %w: %w", p.fam, err, plane.ErrStateLost)
+	errno := syscall.Errno(0)
+	if ke := (*nlconn.Error)(nil); errors.As(err, &ke) {
+		errno, err = ke.Errno, fmt.Errorf("%s: %w", t.whatIs(ke.Seq), err)
 	}
-	if !errors.As(err, &ke) {
-		return fmt.Errorf("nftables %s: %w", p.fam, err)
+	switch {
+	case errors.Is(err, nlconn.ErrNoAnswer), // the kernel may hold what the state does not say
+		errno == unix.ENOENT, errno == unix.EEXIST, errno == unix.EBUSY:
+		err = fmt.Errorf("%w: %w", err, plane.ErrStateLost)
+	case errno == unix.EPERM:
+		err = fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
 	}
-	what := t.whatIs(ke.Seq)
-	switch ke.Errno {
-	case unix.ENOENT, unix.EEXIST, unix.EBUSY:
-		return fmt.Errorf("nftables %s: %s: %w: %w", p.fam, what, err, plane.ErrStateLost)
-	case unix.EPERM:
-		return fmt.Errorf("nftables %s: %s: %w: run as root, or with CAP_NET_ADMIN", p.fam, what, err)
-	}
-	return fmt.Errorf("nftables %s: %s: %w", p.fam, what, err)
+	return fmt.Errorf("nftables %s: %w", p.fam, err)
 }
 
 // unheardAbove is the size in bytes of a batch from which on it pays that the kernel need not write

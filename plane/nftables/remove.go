@@ -50,13 +50,14 @@ func (s *socket) removeTable(ctx context.Context, f family, name string) (remove
 		return false, nil
 	}
 	for _, chain := range translating {
-		if err = s.remove(ctx, unix.NFT_MSG_DELCHAIN, f.proto, name, chain); err != nil && !errors.Is(err, unix.ENOENT) {
+		err = s.transact(ctx, f, name, func(t *batch) { t.deleteChain(chain) })
+		if err != nil && !errors.Is(err, unix.ENOENT) {
 			break
 		}
 	}
 	if err == nil || errors.Is(err, unix.ENOENT) {
 		kernel.AwaitPackets()
-		err = s.remove(ctx, unix.NFT_MSG_DELTABLE, f.proto, name, "")
+		err = s.transact(ctx, f, name, (*batch).deleteTable)
 	}
 	if errors.Is(err, unix.ENOENT) { // somebody was faster
 		return false, nil
@@ -86,23 +87,10 @@ func (s *socket) hasTable(ctx context.Context, proto byte, name string) (there b
 	return there, nil
 }
 
-// remove deletes a table, or a chain of it and its rules, in a transaction of its own.
-func (s *socket) remove(ctx context.Context, typ uint16, proto byte, table, chain string) error {
-	var e encoder
-	part := func(typ, flags uint16, family byte, res uint16, names func()) (seq uint32) {
-		seq = s.Next()
-		at := e.raw(typ, flags, family, seq, res)
-		names()
-		e.endMessage(at)
-		return seq
-	}
-	nothing := func() {}
-	part(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES, nothing)
-	last := part(msgType(typ), unix.NLM_F_ACK, proto, 0, func() {
-		if e.str(unix.NFTA_TABLE_NAME, table); chain != "" { // the attribute of a chain's table has the same number
-			e.str(unix.NFTA_CHAIN_NAME, chain)
-		}
-	})
-	part(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES, nothing)
-	return s.commit(ctx, [][]byte{e.b}, last)
+// transact runs a transaction about a table of the family.
+func (s *socket) transact(ctx context.Context, f family, table string, stage func(t *batch)) error {
+	t := &batch{ruleset: &ruleset{family: f}, table: table}
+	stage(t)
+	bufs, last := t.buffers()
+	return s.commit(ctx, bufs, last)
 }

@@ -54,7 +54,7 @@ func Next(slots []netip.AddrPort, was, want []lb.Backend) []netip.AddrPort {
 // Adopt returns slots for the backends such that as many as possible stay in the slot in which the kernel has them. What the
 // kernel has may be damaged: slots may be missing or have strange backends, or one backend twice.
 func Adopt(kernel map[uint32]netip.AddrPort, want []lb.Backend) []netip.AddrPort {
-	if inOrder(kernel, want) {
+	if len(kernel) == 0 || inOrder(kernel, want) {
 		return First(want)
 	}
 	slots := make([]netip.AddrPort, len(want))
