@@ -55,7 +55,7 @@ type refusedRows struct {
 
 // adoptIDs finds which ids are whose in the kernel, and goes on behind all that are in use there.
 func (c *change) adoptIDs(snap *snapshot, want *lb.Table, kernel *oldSets) {
-	c.adopted = slots.AdoptIDs(c.claims(snap, want), kernel)
+	c.adopted = slots.AdoptIDs(snap.records[sSetShapes].Len(), c.claims(snap, want), kernel)
 	for _, i := range append([]setIndex{sSetShapes, sBackends, sMembers}, setsOfRows...) { // also ids that no row of want refers to
 		at := 0
 		if slices.Contains(setsOfRows, i) {

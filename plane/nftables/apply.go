@@ -17,7 +17,8 @@ import (
 type change struct {
 	*batch
 	st       *state
-	log      *rollback.Log // nil for a state that is built anew
+	undo     rollback.Log
+	log      *rollback.Log // undo, or nil for a state that is built anew
 	maxSlots int
 
 	touchedSets  []*set
@@ -33,7 +34,9 @@ type change struct {
 }
 
 func (p *Plane) newChange(st *state) *change {
-	return &change{batch: &batch{ruleset: p.rules, table: TableName}, st: st, log: &rollback.Log{}, maxSlots: p.maxSlots, rec: make([]byte, 0, 80)}
+	c := &change{batch: &batch{ruleset: p.rules, table: TableName}, st: st, maxSlots: p.maxSlots, rec: make([]byte, 0, 80)}
+	c.log = &c.undo
+	return c
 }
 
 // write sends the batch. If the kernel refuses it, the state is as before.

@@ -79,6 +79,7 @@ func BenchmarkColdReset(b *testing.B) {
 				if err := p.commit(b.Context(), c.batch); err != nil {
 					b.Fatal(err)
 				}
+				p.Close() // or it hears what the next one writes
 				b.StartTimer()
 			}
 		})
@@ -170,6 +171,7 @@ func BenchmarkRestart(b *testing.B) {
 							b.Fatal(err)
 						}
 					}
+					p.Close() // or it hears what the next one writes
 				}
 			}
 			for i, name := range []string{"cold", "warm"} {

@@ -66,11 +66,12 @@ func (p *Plane) chooseSeed(st *state) {
 // plane.ErrStateLost where none are left: the Reset to come makes a new table.
 func (c *change) reserve() error {
 	for key, n := range map[uint32]*slots.Counter{reservedIDs: &c.st.ids, reservedMembers: &c.st.members} {
-		was := n.Reserved
-		rollback.Value(c.log, &n.Reserved)
-		if !n.Reserve() {
+		if !n.Short() {
 			continue
 		}
+		rollback.Value(c.log, &n.Reserved)
+		was := n.Reserved
+		n.Reserve()
 		rec := appendNum(c.rec[:0], key)
 		c.remove(sReserved, appendNum(rec, was))
 		c.add(sReserved, appendNum(rec, n.Reserved))

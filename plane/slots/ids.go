@@ -36,14 +36,11 @@ func (c *Counter) GoOn(reserved uint32) {
 	c.Saw(reserved)
 }
 
-// Reserve reports whether numbers were given out that are not reserved, and if so makes Reserved what is to be written.
-func (c *Counter) Reserve() bool {
-	if c.Last <= c.Reserved {
-		return false
-	}
-	c.Reserved = c.Last + Block
-	return true
-}
+// Short reports whether numbers were given out that are not reserved.
+func (c *Counter) Short() bool { return c.Last > c.Reserved }
+
+// Reserve makes Reserved what is to be written with the numbers that were given out.
+func (c *Counter) Reserve() { c.Reserved = c.Last + Block }
 
 // Left reports whether the table has numbers left.
 func (c *Counter) Left() bool { return c.Last < End }
@@ -66,9 +63,10 @@ type Kernel interface {
 }
 
 // AdoptIDs returns the ids that sets keep. claims is ranged over once, and again if they contradict each other: where keys
-// have other owners than before, a set may be found under several ids, or several sets under one.
-func AdoptIDs(claims iter.Seq[Claim], kernel Kernel) map[lb.SetID]uint32 {
-	a := adopted{ids: map[lb.SetID]uint32{}, taken: map[uint32]bool{}}
+// have other owners than before, a set may be found under several ids, or several sets under one. n is about how many sets
+// there are.
+func AdoptIDs(n int, claims iter.Seq[Claim], kernel Kernel) map[lb.SetID]uint32 {
+	a := adopted{ids: make(map[lb.SetID]uint32, n), taken: make(map[uint32]struct{}, n)}
 	sets, ids := map[lb.SetID]bool{}, map[uint32]bool{} // of contradictions
 	for c := range claims {
 		if !a.adopt(c.Set.ID, c.ID) {
@@ -94,15 +92,18 @@ func AdoptIDs(claims iter.Seq[Claim], kernel Kernel) map[lb.SetID]uint32 {
 
 type adopted struct {
 	ids   map[lb.SetID]uint32
-	taken map[uint32]bool
+	taken map[uint32]struct{}
 }
 
 // adopt gives the set the id, and reports whether it has it then.
 func (a *adopted) adopt(set lb.SetID, id uint32) bool {
-	if has, ok := a.ids[set]; ok || a.taken[id] {
-		return ok && has == id
+	if has, ok := a.ids[set]; ok {
+		return has == id
 	}
-	a.ids[set], a.taken[id] = id, true
+	if _, is := a.taken[id]; is {
+		return false
+	}
+	a.ids[set], a.taken[id] = id, struct{}{}
 	return true
 }
 

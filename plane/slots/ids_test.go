@@ -27,12 +27,11 @@ func TestNumbersAreUsedOnce(t *testing.T) {
 				for range rnd.IntN(2 * Block / 3) {
 					batch = append(batch, c.Next())
 				}
-				reserve := c.Reserve()
+				if c.Short() {
+					c.Reserve()
+				}
 				if len(batch) > 0 && batch[len(batch)-1] > c.Reserved {
 					t.Fatalf("seed %d: number %d is written, reserved are %d", seed, batch[len(batch)-1], c.Reserved)
-				}
-				if reserve != (c.Reserved != before) {
-					t.Fatalf("seed %d: reserve %v, from %d to %d", seed, reserve, before, c.Reserved)
 				}
 				if rnd.IntN(4) == 0 { // refused; the numbers are not written, and the table says what it did
 					c.Reserved = before
@@ -58,7 +57,8 @@ func TestReserveInBlocks(t *testing.T) {
 	writes := 0
 	for range 10 * Block {
 		c.Next()
-		if c.Reserve() {
+		if c.Short() {
+			c.Reserve()
 			writes++
 		}
 	}
@@ -141,7 +141,7 @@ func TestAdoptIDs(t *testing.T) {
 			for range 20 {
 				rand.Shuffle(len(claims), func(i, j int) { claims[i], claims[j] = claims[j], claims[i] })
 				got := map[string]uint32{}
-				for set, id := range AdoptIDs(slices.Values(claims), k) {
+				for set, id := range AdoptIDs(0, slices.Values(claims), k) {
 					got[set.Service] = id
 				}
 				if fmt.Sprint(got) != fmt.Sprint(tc.want) {
@@ -169,7 +169,7 @@ func TestAdoptIDsOfAnything(t *testing.T) {
 			k.allocated[f.Key] = rnd.IntN(3) == 0
 			claims = append(claims, Claim{f, sets[rnd.IntN(6)], uint32(rnd.IntN(6))})
 		}
-		got := AdoptIDs(slices.Values(claims), k)
+		got := AdoptIDs(0, slices.Values(claims), k)
 		taken := map[uint32]bool{}
 		for set, id := range got {
 			if taken[id] {
