@@ -47,5 +47,8 @@
 //     periods, metrics and log lines of all of these: package engine;
 //   - a search like the engine's for objects of its own that fail among many: internal/bisect;
 //   - a ledger of its own writes, to tell them from what others do: plane/ownwrites;
+//   - the comparison of the kernel with what it shall hold, which Reset and Audit are made of: plane/diff;
+//   - set ids that are used once, and slots that backends keep, over changes and restarts: plane/slots;
+//   - what takes its own memory of the kernel back if a batch is refused: plane/rollback;
 //   - the proof: planetest.Verbs, Run, Transitions and History.
 package plane

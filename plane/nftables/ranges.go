@@ -23,10 +23,10 @@ type sourceList struct {
 	ranges  []netip.Prefix // sorted, their lengths multiples of stride
 	refs    int32          // rows that it restricts
 
-	written bool        // its elements are in the kernel, or will be with the present batch
-	before  *sourceList // of a new list: what the first of its rows had until now
-	heir    *sourceList // the new list that takes over its number, and what they have in common
-	touched bool
+	written    bool        // its elements are in the kernel, or will be with the present batch
+	replaces   *sourceList // of a new list: what the first of its rows had until now
+	replacedBy *sourceList // the new list that takes over its number, and the elements that they have in common
+	touched    bool
 }
 
 // A list's number leaves its lowest eight bits to the length of a range.
@@ -109,13 +109,13 @@ func content(sources []netip.Prefix) string {
 	return string(b)
 }
 
-// acquireList adds a reference to the list of a frontend, whose row had the list before until now. It is nil if the
-// frontend is open to all.
-func (c *change) acquireList(f *lb.Frontend, before *sourceList) *sourceList {
+// acquireList adds a reference to the list of a frontend, whose row had another list until now. It is nil if the frontend is
+// open to all.
+func (c *change) acquireList(f *lb.Frontend, replaces *sourceList) *sourceList {
 	if len(f.Sources) == 0 {
 		return nil
 	}
-	l := c.listOf(f.Sources, before)
+	l := c.listOf(f.Sources, replaces)
 	c.touchList(l)
 	l.refs++
 	return l
@@ -123,14 +123,14 @@ func (c *change) acquireList(f *lb.Frontend, before *sourceList) *sourceList {
 
 // listOf finds the list of these sources, or makes it. The frontends of a Service share their slice, so the last one is
 // remembered.
-func (c *change) listOf(sources []netip.Prefix, before *sourceList) *sourceList {
+func (c *change) listOf(sources []netip.Prefix, replaces *sourceList) *sourceList {
 	if len(c.lastSources) == len(sources) && &c.lastSources[0] == &sources[0] {
 		return c.lastList
 	}
 	key := content(sources)
 	l := c.st.lists[key]
 	if l == nil {
-		l = &sourceList{content: key, ranges: rangesOf(sources), before: before}
+		l = &sourceList{content: key, ranges: rangesOf(sources), replaces: replaces}
 		rollback.Put(c.log, c.st.lists, key, l)
 	}
 	c.lastSources, c.lastList = sources, l
@@ -164,17 +164,17 @@ type rowList struct {
 // nothing for the rows.
 func (c *change) finishLists() {
 	for _, l := range c.touchedLists {
-		if b := l.before; l.refs > 0 && !l.written && b != nil && b.refs == 0 && b.heir == nil {
-			b.heir, l.number = l, b.number
+		if b := l.replaces; l.refs > 0 && !l.written && b != nil && b.refs == 0 && b.replacedBy == nil {
+			b.replacedBy, l.number = l, b.number
 		}
 	}
 	for _, l := range c.touchedLists {
 		l.touched = false
 		switch {
 		case l.refs == 0:
-			c.endList(l)
+			c.removeList(l)
 		case !l.written:
-			c.beginList(l)
+			c.writeList(l)
 		}
 	}
 	for _, r := range c.rowLists {
@@ -183,16 +183,16 @@ func (c *change) finishLists() {
 	c.touchedLists, c.rowLists = nil, nil
 }
 
-// beginList stages the elements of a new list, or what distinguishes them from those of the list before.
-func (c *change) beginList(l *sourceList) {
+// writeList stages the elements of a new list, or what distinguishes them from those of the list before.
+func (c *change) writeList(l *sourceList) {
 	var was []netip.Prefix
-	if b := l.before; b != nil && b.heir == l {
+	if b := l.replaces; b != nil && b.replacedBy == l {
 		was = b.ranges
 	}
 	if l.number == 0 {
 		l.number = c.st.freeList()
 	}
-	l.written, l.before = true, nil
+	l.written, l.replaces = true, nil
 	rollback.Put(c.log, c.st.listNumbers, l.number, l)
 	b := make([]byte, 0, 24)
 	diff.Sorted(was, l.ranges, netip.Prefix.Compare,
@@ -200,10 +200,10 @@ func (c *change) beginList(l *sourceList) {
 		func(p netip.Prefix) { c.add(sSourceRanges, appendSourceRange(b, l, p)) })
 }
 
-// endList stages the end of a list that no row has any more.
-func (c *change) endList(l *sourceList) {
+// removeList stages the end of a list that no row has any more.
+func (c *change) removeList(l *sourceList) {
 	rollback.Delete(c.log, c.st.lists, l.content)
-	if l.heir != nil {
+	if l.replacedBy != nil {
 		return
 	}
 	if l.number != 0 {

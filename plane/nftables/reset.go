@@ -77,9 +77,15 @@ func (p *Plane) resetOnce(ctx context.Context, want *lb.Table, guarded bool, sto
 	if err != nil {
 		return plane.ResetResult{}, err
 	}
-	rows, res := want.All(), plane.ResetResult{Dropped: p.dropped(snap, want)}
+	var res plane.ResetResult
+	rows, served := want.All(), p.served(snap)
+	for k := range served {
+		if want.Get(k) == nil {
+			res.Dropped = append(res.Dropped, k)
+		}
+	}
 	if snap.ours {
-		rows, res.Later = p.postpone(snap, want)
+		rows, res.Later = p.postpone(served, want)
 	}
 	if !guarded {
 		gen = 0
@@ -164,17 +170,24 @@ func (p *Plane) load(ctx context.Context, c *change, inSteps bool) error {
 	return err
 }
 
+// served returns the keys of the frontends that the kernel has.
+func (p *Plane) served(snap *snapshot) map[lb.Key]bool {
+	keys := make(map[lb.Key]bool, snap.records[sServices].Len())
+	for i, n := range map[setIndex]int{sServices: p.addrLen, sNodePorts: 0} {
+		for rec := range snap.records[i].All() {
+			keys[parseKey(rec, n)] = true
+		}
+	}
+	return keys
+}
+
 // postpone splits the rows into those to write now and the keys of the others, those of a Service together: rows that the
 // kernel has must not wait.
-func (p *Plane) postpone(snap *snapshot, want *lb.Table) (now iter.Seq[*lb.Frontend], later []lb.Key) {
-	there := make(map[lb.Key]bool, want.Len())
-	for k := range p.served(snap) {
-		there[k] = true
-	}
+func (p *Plane) postpone(served map[lb.Key]bool, want *lb.Table) (now iter.Seq[*lb.Frontend], later []lb.Key) {
 	var weight lb.Weight
 	total := 0
 	for f := range want.All() {
-		if !there[f.Key] {
+		if !served[f.Key] {
 			later = append(later, f.Key)
 			total += weight.Of(f)
 		}
@@ -187,33 +200,9 @@ func (p *Plane) postpone(snap *snapshot, want *lb.Table) (now iter.Seq[*lb.Front
 	})
 	return func(yield func(*lb.Frontend) bool) {
 		for f := range want.All() {
-			if there[f.Key] && !yield(f) {
+			if served[f.Key] && !yield(f) {
 				return
 			}
 		}
 	}, later
-}
-
-// served are the keys of the frontends of the kernel.
-func (p *Plane) served(snap *snapshot) iter.Seq[lb.Key] {
-	return func(yield func(lb.Key) bool) {
-		for i, n := range map[setIndex]int{sServices: p.addrLen, sNodePorts: 0} {
-			for rec := range snap.records[i].All() {
-				if !yield(parseKey(rec, n)) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// dropped returns the keys that the kernel serves and the table does not have.
-func (p *Plane) dropped(snap *snapshot, want *lb.Table) []lb.Key {
-	var keys []lb.Key
-	for k := range p.served(snap) {
-		if want.Get(k) == nil {
-			keys = append(keys, k)
-		}
-	}
-	return keys
 }
