@@ -48,15 +48,10 @@ func (p *Plane) write(ctx context.Context, c *change) error {
 	return err
 }
 
-// errNotSetUp is for verbs other than Reset before the first Reset.
-func (p *Plane) errNotSetUp() error {
-	return fmt.Errorf("nftables %s: not set up yet: %w", p.fam, plane.ErrStateLost)
-}
-
 // Apply writes the changes in one transaction: all of them are in force, or none.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, err error) {
 	if p.st == nil {
-		return false, p.errNotSetUp()
+		return false, fmt.Errorf("nftables %s: apply: %w", p.fam, plane.ErrNotSetUp)
 	}
 	c := p.newChange(p.st)
 	if err := c.stage(changes); err != nil {

@@ -19,7 +19,7 @@ func (p *Plane) Drift() <-chan struct{} { return p.mon.signal }
 // of its sets is gone or no longer as we make it.
 func (p *Plane) Audit(ctx context.Context, full bool) (int, error) {
 	if p.st == nil {
-		return 0, p.errNotSetUp()
+		return 0, fmt.Errorf("nftables %s: audit: %w", p.fam, plane.ErrNotSetUp)
 	}
 	notes := p.mon.take()
 	n, err := p.audit(ctx, &notes, full)
@@ -186,7 +186,7 @@ func (w *wanted) set(id uint32) *set {
 // SetNode brings the rules that follow from the node up to date, in one transaction.
 func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if p.st == nil {
-		return p.errNotSetUp()
+		return fmt.Errorf("nftables %s: set node: %w", p.fam, plane.ErrNotSetUp)
 	}
 	c := p.newChange(p.st)
 	rollback.Value(c.log, &p.rules.node)

@@ -86,16 +86,16 @@ func offline(cfg Config) (*Plane, error) {
 	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
 		return nil, fmt.Errorf("nftables: family %s: want IPv4 or IPv6", cfg.Family)
 	}
-	bit := 14
-	if cfg.MasqueradeBit != nil {
-		bit = *cfg.MasqueradeBit
-	}
-	if bit < 0 || bit > 31 {
-		return nil, fmt.Errorf("nftables: masquerade bit %d: want 0 to 31", bit)
+	mark, err := plane.MasqueradeMark(cfg.MasqueradeBit)
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w", err)
 	}
 	f := familyOf(cfg.Family)
-	return &Plane{family: f, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}), rules: &ruleset{family: f, sets: schema(f, true), mark: 1 << bit, hashes: true, places: affinityPlaces}, bigMap: bigMap, window: auditWindow,
-		loadStep: loadStep, maxSlots: maxSlots, pace: pace}, nil
+	return &Plane{
+		family: f, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}),
+		rules:  &ruleset{family: f, sets: schema(f, true), mark: mark, hashes: true, places: affinityPlaces},
+		bigMap: bigMap, window: auditWindow, loadStep: loadStep, maxSlots: maxSlots, pace: pace,
+	}, nil
 }
 
 // probeError explains why the kernel did not tell the generation of its ruleset.

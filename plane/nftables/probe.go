@@ -2,8 +2,10 @@ package nftables
 
 import (
 	"context"
+	"fmt"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 )
 
 // Probe writes the rules of one small chain anew, as they are, in a transaction as Apply's. The kernel may refuse it for
@@ -12,7 +14,7 @@ import (
 // To add again what is there, such as the table, would not do: the kernel finds nothing to change, and commits nothing.
 func (p *Plane) Probe(ctx context.Context) error {
 	if p.st == nil {
-		return p.errNotSetUp()
+		return fmt.Errorf("nftables %s: probe: %w", p.fam, plane.ErrNotSetUp)
 	}
 	c := p.newChange(p.st)
 	small := c.masqThen(lb.Cluster)
