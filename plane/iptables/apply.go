@@ -14,7 +14,7 @@ import (
 // package plane for its contract.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, err error) {
 	if p.st == nil {
-		return false, fmt.Errorf("iptables: apply before a reset: %w", plane.ErrStateLost)
+		return false, fmt.Errorf("iptables: apply: %w", plane.ErrNotSetUp)
 	}
 	p.newSync()
 	defer p.owned()
@@ -197,7 +197,7 @@ func (p *Plane) run(ctx context.Context, b *batch) error {
 // differs.
 func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	if p.st == nil {
-		return fmt.Errorf("iptables: set node before a reset: %w", plane.ErrStateLost)
+		return fmt.Errorf("iptables: set node: %w", plane.ErrNotSetUp)
 	}
 	if p.st.node.Equal(n) {
 		return nil

@@ -24,7 +24,7 @@ const listPeriod = time.Hour
 // What the rules depend on may have been set anew since: whether conntrack is liberal (DP-09).
 func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if p.st == nil {
-		return 0, fmt.Errorf("iptables: audit before a reset: %w", plane.ErrStateLost)
+		return 0, fmt.Errorf("iptables: audit: %w", plane.ErrNotSetUp)
 	}
 	if !(full && time.Since(p.listed) >= listPeriod) && p.untouched() {
 		return p.auditSettings(ctx)

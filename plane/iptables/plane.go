@@ -9,6 +9,7 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 	"kube-proxy/plane/ownwrites"
 )
 
@@ -133,12 +134,9 @@ func New(cfg Config) (*Plane, error) {
 	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
 		return nil, fmt.Errorf("iptables: family %s: want IPv4 or IPv6", cfg.Family)
 	}
-	bit := 14
-	if cfg.MasqueradeBit != nil {
-		bit = *cfg.MasqueradeBit
-	}
-	if bit < 0 || bit > 31 {
-		return nil, fmt.Errorf("iptables: masquerade bit %d: want 0 to 31", bit)
+	mark, err := plane.MasqueradeMark(cfg.MasqueradeBit)
+	if err != nil {
+		return nil, fmt.Errorf("iptables: %w", err)
 	}
 	switch cfg.Backend {
 	case Auto, NFT, Legacy:
@@ -162,7 +160,7 @@ func New(cfg Config) (*Plane, error) {
 		family:      cfg.Family,
 		localhost:   cfg.LocalhostNodePorts == nil || *cfg.LocalhostNodePorts,
 		fullyRandom: t.version.atLeast(version{1, 6, 2}),
-		mark:        1 << bit,
+		mark:        mark,
 	}
 	return p, nil
 }

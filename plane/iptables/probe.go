@@ -15,7 +15,7 @@ import (
 // commits nothing. What is lost is what the rule has counted. Whether our other chains are there is Audit's to find out.
 func (p *Plane) Probe(ctx context.Context) error {
 	if p.st == nil {
-		return fmt.Errorf("iptables: probe before a reset: %w", plane.ErrStateLost)
+		return fmt.Errorf("iptables: probe: %w", plane.ErrNotSetUp)
 	}
 	var b batch
 	b.section(nat).put(p.st.marking())
