@@ -57,7 +57,7 @@ const imports = `
 	lb < conntrack, health, sockets;
 	internal/listen < health, status;
 	internal/kernel < system;
-	lb, plane, internal/kernel, plane/iptables, plane/nftables < cleanup;
+	lb, internal/kernel < cleanup;
 	engine, trace < status;
 
 	# The oracle says slowly what policy and lb say quickly; tests alone ask it.

@@ -16,7 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/all"
 	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/ipvs"
 	"kube-proxy/plane/nftables"
 	"kube-proxy/plane/planetest"
 )
@@ -50,7 +53,7 @@ COMMIT
 	run(t, text, "iptables-nft-restore", "--noflush")
 	run(t, strings.ReplaceAll(text, "-A KUBE-ROUTER-FORWARD -m set --match-set KUBE-SRC-AAAA src -j ACCEPT\n", ""), "ip6tables-nft-restore", "--noflush")
 	run(t, "", "nft", "table inet kube-proxy { chain c { drop; }; }; table ip kube-proxy-x { chain c { drop; }; }")
-	run(t, "", "ip", "link", "add", "kube-dummy0", "type", deviceType)
+	run(t, "", "ip", "link", "add", "kube-dummy0", "type", ipvs.DeviceType)
 }
 
 // ours is what the modes iptables, ipvs and nftables leave.
@@ -92,7 +95,7 @@ func oursIPVS(t *testing.T) {
 		if fam == lb.IPv6 {
 			inet = "inet6"
 		}
-		for _, name := range setNames(fam) {
+		for _, name := range ipvs.SetNames(fam) {
 			typ := "hash:ip,port family " + inet
 			switch {
 			case strings.Contains(name, "NODE-PORT") && !strings.Contains(name, "SCTP-HAS"):
@@ -126,10 +129,10 @@ COMMIT
 -A KUBE-POSTROUTING -m set --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE
 COMMIT
 `, "iptables-nft-restore", "--noflush")
-	run(t, "", "ip", "link", "add", device, "type", deviceType)
-	run(t, "", "ip", "link", "set", device, "up")
+	run(t, "", "ip", "link", "add", ipvs.Device, "type", ipvs.DeviceType)
+	run(t, "", "ip", "link", "set", ipvs.Device, "up")
 	for _, a := range []string{"10.96.0.10/32", "10.96.0.1/32", "fd00:10:96::10/128"} {
-		run(t, "", "ip", "addr", "add", a, "dev", device, "nodad")
+		run(t, "", "ip", "addr", "add", a, "dev", ipvs.Device, "nodad")
 	}
 }
 
@@ -145,14 +148,14 @@ func TestRunAll(t *testing.T) {
 	inNetns(t)
 	theirs(t)
 	before := state(t)
-	if r := clean(t, all); len(r.Removed)+len(r.Left) > 0 {
+	if r := clean(t, all.Modes()); len(r.Removed)+len(r.Left) > 0 {
 		t.Errorf("where there is nothing: %+v", r)
 	}
 	if after := state(t); after != before {
 		t.Errorf("where there is nothing, others had\n%s\nand have\n%s", before, after)
 	}
 	ours(t)
-	r := clean(t, all)
+	r := clean(t, all.Modes())
 	if len(r.Left) > 0 {
 		t.Errorf("left: %q", r.Left)
 	}
@@ -183,7 +186,7 @@ func TestRunAll(t *testing.T) {
 			t.Errorf("left: %s", line)
 		}
 	}
-	if r := clean(t, all); len(r.Removed)+len(r.Left) > 0 {
+	if r := clean(t, all.Modes()); len(r.Removed)+len(r.Left) > 0 {
 		t.Errorf("a second time: %+v", r)
 	}
 }
@@ -192,18 +195,16 @@ func TestRunAll(t *testing.T) {
 func TestRunParts(t *testing.T) {
 	needsAll(t)
 	for name, c := range map[string]struct {
-		what       What
+		what       mode.List
 		gone, stay []string
 	}{
-		"--cleanup --cleanup-ipvs=false": {What{IPTables: true, NFTables: true}, []string{"KUBE-SVC-", "table ip kube-proxy\n"}, []string{"KUBE-CLUSTER-IP\n", device}},
-		"--cleanup-iptables":             {What{IPTables: true}, []string{"KUBE-SVC-"}, []string{"KUBE-CLUSTER-IP\n", device, "table ip kube-proxy\n"}},
-		"IPVS alone":                     {What{IPVS: true}, []string{"KUBE-CLUSTER-IP\n", device}, []string{"KUBE-HEALTH-CHECK-NODE-PORT\n", "KUBE-SVC-", "table ip kube-proxy\n"}},
+		"--cleanup --cleanup-ipvs=false": {only("iptables", "nftables"), []string{"KUBE-SVC-", "table ip kube-proxy\n"}, []string{"KUBE-CLUSTER-IP\n", ipvs.Device}},
+		"--cleanup-iptables":             {only("iptables"), []string{"KUBE-SVC-"}, []string{"KUBE-CLUSTER-IP\n", ipvs.Device, "table ip kube-proxy\n"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inNetns(t)
 			ours(t)
-			r := clean(t, c.what)
-			if told := strings.Contains(strings.Join(r.Left, "\n"), "KUBE-HEALTH-CHECK-NODE-PORT: rules use it"); told != (name == "IPVS alone") {
+			if r := clean(t, c.what); len(r.Left) > 0 {
 				t.Errorf("left: %q", r.Left)
 			}
 			now := state(t)
@@ -227,7 +228,7 @@ func TestRunFailures(t *testing.T) {
 	inNetns(t)
 	ours(t)
 	run(t, "", "iptables-nft", "-A", "FORWARD", "-m", "set", "--match-set", "KUBE-LOOP-BACK", "dst,dst,src", "-j", "ACCEPT")
-	_, err := Run(t.Context(), all)
+	_, err := Run(t.Context(), all.Modes(), nil)
 	if err == nil || !strings.Contains(err.Error(), "destroy ipset KUBE-LOOP-BACK: rules use it, of others") {
 		t.Errorf("a set that others use: %v", err)
 	}
@@ -249,11 +250,11 @@ func TestRunWithoutIPTables(t *testing.T) {
 	}
 	path := os.Getenv("PATH")
 	t.Setenv("PATH", bin)
-	clean(t, all)
+	clean(t, all.Modes())
 	t.Setenv("PATH", path)
 	ours(t)
 	t.Setenv("PATH", bin)
-	r, err := Run(t.Context(), all)
+	r, err := Run(t.Context(), all.Modes(), nil)
 	if err == nil || !strings.Contains(err.Error(), "there are chains of kube-proxy for IPv4, but no program to remove them") ||
 		!strings.Contains(err.Error(), "for IPv6, but") || !strings.Contains(err.Error(), "install iptables") {
 		t.Errorf("without programs: %v", err)
@@ -278,7 +279,7 @@ func TestRunIncompatible(t *testing.T) {
 	inNetns(t)
 	run(t, "", "nft", "table ip nat { chain KUBE-SERVICES { accept; }; chain KUBE-MARK-MASQ { accept; }; "+
 		"chain PREROUTING { type filter hook input priority 5; jump KUBE-SERVICES; }; }")
-	r, err := Run(t.Context(), all)
+	r, err := Run(t.Context(), all.Modes(), nil)
 	emptied := len(r.Left) == 1 && strings.Contains(r.Left[0], "chain nat KUBE-SERVICES stays, empty")
 	unseen := err != nil && strings.Contains(err.Error(), "that iptables does not show")
 	if emptied == unseen {
@@ -301,20 +302,20 @@ func TestOthers(t *testing.T) {
 	both := []lb.Family{lb.IPv4, lb.IPv6}
 	everything := []string{nftRule, legacyRule, table4, table6, set4, set6, vip4, vip6}
 	for name, c := range map[string]struct {
-		now  Running
+		now  now
 		stay []string
 	}{
-		"nftables":                   {Running{Mode: "nftables", Families: both}, []string{table4, table6}},
-		"nftables, IPv4 alone":       {Running{Mode: "nftables", Families: both[:1]}, []string{table4, table6, set6, vip6}},
-		"nftables, excluded":         {Running{Mode: "nftables", Families: both, ExcludeCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.10/32")}}, []string{table4, table6, vip4}},
-		"ebpf":                       {Running{Mode: "ebpf", Families: both}, nil},
-		"iptables, back end unknown": {Running{Mode: "iptables", Families: both}, []string{nftRule, legacyRule, set4, set6, vip4, vip6}},
-		"iptables, nft":              {Running{Mode: "iptables", Families: both, Backends: same(iptables.NFT)}, []string{nftRule, set4, set6, vip4, vip6}},
-		"iptables, legacy":           {Running{Mode: "iptables", Families: both, Backends: same(iptables.Legacy)}, []string{legacyRule, set4, set6, vip4, vip6}},
-		"iptables, one of each": {Running{Mode: "iptables", Families: both, Backends: map[lb.Family]iptables.Backend{lb.IPv4: iptables.Legacy, lb.IPv6: iptables.NFT}},
+		"nftables":                   {now{mode: "nftables", families: both}, []string{table4, table6}},
+		"nftables, IPv4 alone":       {now{mode: "nftables", families: both[:1]}, []string{table4, table6, set6, vip6}},
+		"nftables, excluded":         {now{mode: "nftables", families: both, exclude: []netip.Prefix{netip.MustParsePrefix("10.96.0.10/32")}}, []string{table4, table6, vip4}},
+		"ebpf":                       {now{mode: "ebpf", families: both}, nil},
+		"iptables, back end unknown": {now{mode: "iptables", families: both}, []string{nftRule, legacyRule, set4, set6, vip4, vip6}},
+		"iptables, nft":              {now{mode: "iptables", families: both, backends: same(iptables.NFT)}, []string{nftRule, set4, set6, vip4, vip6}},
+		"iptables, legacy":           {now{mode: "iptables", families: both, backends: same(iptables.Legacy)}, []string{legacyRule, set4, set6, vip4, vip6}},
+		"iptables, one of each": {now{mode: "iptables", families: both, backends: map[lb.Family]iptables.Backend{lb.IPv4: iptables.Legacy, lb.IPv6: iptables.NFT}},
 			[]string{legacyRule, set4, set6, vip4, vip6}},
-		"ipvs":      {Running{Mode: "ipvs", Families: both}, []string{nftRule, legacyRule, set4, set6, vip4, vip6}},
-		"userspace": {Running{Mode: "userspace", Families: both[1:]}, []string{nftRule, legacyRule, table4, set4, set6, vip4, vip6}},
+		"ipvs":      {now{mode: "ipvs", families: both}, []string{nftRule, legacyRule, set4, set6, vip4, vip6}},
+		"userspace": {now{mode: "userspace", families: both[1:]}, []string{nftRule, legacyRule, table4, set4, set6, vip4, vip6}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !legacyWorks() {
@@ -322,7 +323,7 @@ func TestOthers(t *testing.T) {
 			}
 			inNetns(t)
 			ours(t)
-			if _, err := Others(t.Context(), c.now); err != nil {
+			if _, err := c.now.others(t.Context()); err != nil {
 				t.Error(err)
 			}
 			now := run(t, "", "nft", "list", "tables") + run(t, "", "ipset", "list", "-n") + run(t, "", "ip", "addr")
@@ -338,10 +339,8 @@ func TestOthers(t *testing.T) {
 			}
 		})
 	}
-	for _, mode := range []string{"", "kernelspace", "Nftables"} {
-		if _, err := Others(t.Context(), Running{Mode: mode, Families: both}); err == nil {
-			t.Errorf("mode %q is no error", mode)
-		}
+	if _, err := Others(t.Context(), all.Modes(), mode.Mode{Name: "new"}, mode.Removal{Families: both}); err == nil {
+		t.Error("a mode that does not say what rules it writes is no error")
 	}
 }
 
@@ -365,7 +364,7 @@ func TestRunWithoutCapability(t *testing.T) {
 	}
 	had := caps[0].Effective
 	set(had &^ (1 << unix.CAP_NET_ADMIN))
-	_, err := Run(t.Context(), all)
+	_, err := Run(t.Context(), all.Modes(), nil)
 	set(had)
 	if err == nil || strings.Count(err.Error(), "CAP_NET_ADMIN") < 4 || !strings.Contains(err.Error(), "delete device kube-ipvs0: operation not permitted") {
 		t.Errorf("error: %v", err)
@@ -383,11 +382,11 @@ func TestRunWithoutCapability(t *testing.T) {
 func TestDeviceOfAnotherType(t *testing.T) {
 	needsAll(t)
 	inNetns(t)
-	run(t, "", "ip", "link", "add", device, "type", "veth", "peer", "name", "other0")
-	if r := clean(t, all); len(r.Left) != 1 || !strings.Contains(r.Left[0], "of type veth") {
+	run(t, "", "ip", "link", "add", ipvs.Device, "type", "veth", "peer", "name", "other0")
+	if r := clean(t, all.Modes()); len(r.Left) != 1 || !strings.Contains(r.Left[0], "of type veth") {
 		t.Errorf("left: %q", r.Left)
 	}
-	if _, err := netlink.LinkByName(device); err != nil {
+	if _, err := netlink.LinkByName(ipvs.Device); err != nil {
 		t.Error(err)
 	}
 }
@@ -399,7 +398,7 @@ func TestRunCanceled(t *testing.T) {
 	ours(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Run(ctx, all); !errors.Is(err, context.Canceled) {
+	if _, err := Run(ctx, all.Modes(), nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("canceled: %v", err)
 	}
 }

@@ -16,9 +16,15 @@ import (
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/all"
+	leftovers "kube-proxy/plane/ipvs"
 	"kube-proxy/plane/nftables"
 	"kube-proxy/plane/planetest"
 )
+
+// ipvsLook is the time between two looks at the connections of virtual servers.
+const ipvsLook = 200 * time.Millisecond
 
 // needsIPVS skips a test on a kernel without ip_vs; make test-kernels runs it in a VM that has it.
 func needsIPVS(t *testing.T) {
@@ -76,7 +82,8 @@ func virtuals(t *testing.T, h *ipvs.Handle) []string {
 			continue
 		}
 		proto := map[uint16]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp", unix.IPPROTO_SCTP: "sctp"}[s.Protocol]
-		out = append(out, fmt.Sprintf("%s %s", proto, netip.AddrPortFrom(addrOf(s.Address), s.Port)))
+		addr, _ := netip.AddrFromSlice(s.Address)
+		out = append(out, fmt.Sprintf("%s %s", proto, netip.AddrPortFrom(addr.Unmap(), s.Port)))
 	}
 	slices.Sort(out)
 	return out
@@ -87,11 +94,11 @@ func TestIPVSServers(t *testing.T) {
 	needsIPVS(t)
 	inNetns(t)
 	oursIPVS(t)
-	run(t, "", "ip", "link", "add", "lan0", "type", deviceType)
+	run(t, "", "ip", "link", "add", "lan0", "type", leftovers.DeviceType)
 	for _, a := range []string{"192.0.2.1/24", "2001:db8::1/64"} {
 		run(t, "", "ip", "addr", "add", a, "dev", "lan0", "nodad")
 	}
-	run(t, "", "ip", "addr", "add", "10.97.0.1/32", "dev", device)
+	run(t, "", "ip", "addr", "add", "10.97.0.1/32", "dev", leftovers.Device)
 	h := openIPVS(t)
 	four := []string{
 		"tcp 10.96.0.1:443",      // on kube-ipvs0
@@ -111,8 +118,8 @@ func TestIPVSServers(t *testing.T) {
 		"tcp 10.96.0.200:80",   // nothing is known of it
 		"udp 198.51.100.0:123", // not the probe
 	}
-	all := slices.Concat(four, six, excluded, others)
-	for _, s := range all {
+	every := slices.Concat(four, six, excluded, others)
+	for _, s := range every {
 		virtual(t, h, s)
 	}
 	same := func(when string, want ...string) {
@@ -122,26 +129,26 @@ func TestIPVSServers(t *testing.T) {
 			t.Errorf("%s there are\n%q, want\n%q", when, got, want)
 		}
 	}
-	same("at first", all...)
+	same("at first", every...)
 
-	if r := clean(t, What{IPTables: true, NFTables: true}); len(r.Left) > 0 {
+	if r := clean(t, only("iptables", "nftables")); len(r.Left) > 0 {
 		t.Errorf("left: %q", r.Left)
 	}
-	same("after --cleanup --cleanup-ipvs=false", all...)
+	same("after --cleanup --cleanup-ipvs=false", every...)
 
 	ex := []netip.Prefix{netip.MustParsePrefix("10.97.0.0/16")}
-	if _, err := Others(t.Context(), Running{Mode: "nftables", Families: []lb.Family{lb.IPv4}, ExcludeCIDRs: ex}); err != nil {
+	if _, err := (now{mode: "nftables", families: []lb.Family{lb.IPv4}, exclude: ex}).others(t.Context()); err != nil {
 		t.Error(err)
 	}
 	same("after IPv4 of nftables", slices.Concat(six, excluded, others)...)
 
-	r, err := Run(t.Context(), What{IPTables: true, IPVS: true, NFTables: true, ExcludeCIDRs: ex})
+	r, err := Run(t.Context(), all.Modes(), ex)
 	if left := strings.Join(r.Left, "\n"); err != nil || !strings.Contains(left, "5 virtual servers of IPv4 stay") || !strings.Contains(left, "device kube-ipvs0 stays: it has 1 other addresses") {
 		t.Errorf("left: %s, %v", left, err)
 	}
 	same("after --cleanup", slices.Concat(excluded, others)...)
 
-	r, err = Run(t.Context(), What{IPTables: true, IPVS: true, NFTables: true})
+	r, err = Run(t.Context(), all.Modes(), nil)
 	if err != nil || !slices.Contains(r.Removed, "device kube-ipvs0 with 1 service addresses") || !slices.Contains(r.Removed, "1 virtual servers of IPv4") {
 		t.Errorf("removed: %q, %v", r.Removed, err)
 	}
@@ -201,7 +208,7 @@ func TestIPVSSwitchUnderTraffic(t *testing.T) {
 	lab.On("node1", func() { inNFTables(t, tab) })
 	more() // both are in force
 	lab.On("node1", func() {
-		r, err := Others(t.Context(), Running{Mode: "nftables", Families: []lb.Family{lb.IPv4, lb.IPv6}, Drain: time.Minute})
+		r, err := now{mode: "nftables", families: []lb.Family{lb.IPv4, lb.IPv6}, drain: time.Minute}.others(t.Context())
 		if err != nil || len(r.Left) > 0 || !slices.Contains(r.Removed, "1 virtual servers of IPv4") {
 			t.Errorf("%+v, %v", r, err)
 		}
@@ -235,11 +242,11 @@ func TestIPVSDrain(t *testing.T) {
 		return n
 	}
 	// What runs in the background uses none of the test's own goroutine.
-	clean := func(ctx context.Context, drain time.Duration) chan Report {
-		done := make(chan Report, 1)
+	clean := func(ctx context.Context, drain time.Duration) chan mode.Report {
+		done := make(chan mode.Report, 1)
 		go func() {
 			lab.On("node1", func() {
-				r, err := Others(ctx, Running{Mode: "nftables", Families: []lb.Family{lb.IPv4, lb.IPv6}, Drain: drain})
+				r, err := now{mode: "nftables", families: []lb.Family{lb.IPv4, lb.IPv6}, drain: drain}.others(ctx)
 				if err != nil && ctx.Err() == nil {
 					t.Error(err)
 				}
@@ -253,15 +260,15 @@ func TestIPVSDrain(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	done := clean(ctx, time.Hour)
-	time.Sleep(4 * drainLook)
+	time.Sleep(4 * ipvsLook)
 	cancel()
-	if r := <-done; there() != 1 || strings.Contains(fmt.Sprint(r.Removed), "virtual server") || strings.Contains(fmt.Sprint(r.Removed), device) {
+	if r := <-done; there() != 1 || strings.Contains(fmt.Sprint(r.Removed), "virtual server") || strings.Contains(fmt.Sprint(r.Removed), leftovers.Device) {
 		t.Errorf("the process ended, and %d virtual servers stay; %+v", there(), r)
 	}
 
 	done = clean(t.Context(), time.Hour)
 	for range 4 {
-		time.Sleep(drainLook)
+		time.Sleep(ipvsLook)
 		works(early)
 		works(late)
 		works(open()) // by way of nftables, which nothing waits for
@@ -287,86 +294,9 @@ func TestIPVSDrainEnds(t *testing.T) {
 	}
 	lab.On("node1", func() {
 		inNFTables(t, tab)
-		r, err := Others(t.Context(), Running{Mode: "nftables", Families: []lb.Family{lb.IPv4, lb.IPv6}, Drain: 5 * drainLook})
+		r, err := now{mode: "nftables", families: []lb.Family{lb.IPv4, lb.IPv6}, drain: 5 * ipvsLook}.others(t.Context())
 		if err != nil || !slices.Contains(r.Removed, "1 connections through virtual servers of IPv4, which had not ended in 1s") || len(virtuals(t, openIPVS(t))) > 0 {
 			t.Errorf("%+v, %v", r, err)
 		}
 	})
-}
-
-// Which virtual servers are a kube-proxy's, without a kernel that has them.
-func TestKnown(t *testing.T) {
-	a := netip.MustParseAddr
-	k := &known{addrs: map[netip.Addr]bool{a("10.96.0.1"): true}, frontends: map[server]bool{}, nodePorts: map[server]bool{}, local: map[netip.Addr]bool{a("192.0.2.1"): true}}
-	k.sets([]*ipset{
-		{"KUBE-LOOP-BACK", []entry{{a("10.1.0.1"), unix.IPPROTO_TCP, 8080}}},
-		{"KUBE-LOAD-BALANCER-SOURCE-IP", []entry{{a("10.1.0.2"), unix.IPPROTO_TCP, 8080}}},
-		{"KUBE-CLUSTER-IP", []entry{{a("10.96.0.2"), unix.IPPROTO_TCP, 80}}},
-		{"KUBE-6-EXTERNAL-IP-LOCAL", []entry{{a("2001:db8::7"), unix.IPPROTO_UDP, 53}}},
-		{"KUBE-NODE-PORT-LOCAL-UDP", []entry{{port: 30053}}},
-		{"KUBE-6-NODE-PORT-LOCAL-SCTP-HAS", []entry{{a("2001:db8::1"), unix.IPPROTO_SCTP, 30090}}},
-		{"KUBE-HEALTH-CHECK-NODE-PORT", []entry{{port: 32000}}},
-		{"KUBE-IPVS-IPS", []entry{{addr: a("10.96.0.3")}}},
-	})
-	for s, want := range map[server]bool{
-		{a("10.96.0.1"), unix.IPPROTO_TCP, 1}:        true,
-		{a("10.96.0.2"), unix.IPPROTO_TCP, 80}:       true,
-		{a("10.96.0.2"), unix.IPPROTO_TCP, 81}:       false,
-		{a("10.96.0.3"), unix.IPPROTO_UDP, 5}:        true,
-		{a("10.1.0.1"), unix.IPPROTO_TCP, 8080}:      false,
-		{a("10.1.0.2"), unix.IPPROTO_TCP, 8080}:      false,
-		{a("2001:db8::7"), unix.IPPROTO_UDP, 53}:     true,
-		{a("192.0.2.1"), unix.IPPROTO_UDP, 30053}:    true,
-		{a("192.0.2.1"), unix.IPPROTO_TCP, 30053}:    false,
-		{a("192.0.2.1"), unix.IPPROTO_SCTP, 30090}:   true,
-		{a("192.0.2.1"), unix.IPPROTO_TCP, 32000}:    false,
-		{a("192.0.2.2"), unix.IPPROTO_UDP, 30053}:    false,
-		{a("198.51.100.0"), unix.IPPROTO_TCP, 20000}: true,
-		{a("198.51.100.0"), unix.IPPROTO_TCP, 20001}: false,
-	} {
-		if got := k.is(s); got != want {
-			t.Errorf("%+v: %t", s, got)
-		}
-	}
-}
-
-// What the kernel's answers mean, from real sets.
-func TestListIPSets(t *testing.T) {
-	needsAll(t)
-	inNetns(t)
-	oursIPVS(t)
-	run(t, "", "ipset", "create", "KUBE-SRC-AAAA", "hash:ip")
-	var many strings.Builder
-	for i := range 3000 { // in more than one message
-		fmt.Fprintf(&many, "add KUBE-EXTERNAL-IP 10.5.%d.%d,udp:53\n", i/250, i%250)
-	}
-	run(t, many.String(), "ipset", "restore")
-	found := map[string][]entry{}
-	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
-		sets, err := listIPSets(fam)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(sets) != len(setNames(fam)) {
-			t.Errorf("%s: %d sets, want %d", fam, len(sets), len(setNames(fam)))
-		}
-		for _, s := range sets {
-			found[s.name] = s.entries
-		}
-	}
-	for name, want := range map[string]entry{
-		"KUBE-CLUSTER-IP":          {netip.MustParseAddr("10.96.0.10"), unix.IPPROTO_TCP, 80},
-		"KUBE-6-CLUSTER-IP":        {netip.MustParseAddr("fd00:10:96::10"), unix.IPPROTO_UDP, 53},
-		"KUBE-IPVS-IPS":            {addr: netip.MustParseAddr("10.96.0.77")},
-		"KUBE-NODE-PORT-TCP":       {port: 30080},
-		"KUBE-6-NODE-PORT-UDP":     {port: 30053},
-		"KUBE-NODE-PORT-SCTP-HASH": {netip.MustParseAddr("192.0.2.1"), unix.IPPROTO_SCTP, 30090},
-	} {
-		if got := found[name]; len(got) != 1 || got[0] != want {
-			t.Errorf("%s has %v, want %v", name, got, want)
-		}
-	}
-	if n := len(found["KUBE-EXTERNAL-IP"]); n != 3000 {
-		t.Errorf("a large set has %d entries", n)
-	}
 }

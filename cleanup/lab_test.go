@@ -1,15 +1,23 @@
 package cleanup
 
 import (
+	"context"
+	"net/netip"
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/all"
 	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/ipvs"
 )
 
 // inNetns runs the rest of the test in a network namespace of its own.
@@ -70,16 +78,38 @@ func state(t *testing.T) string {
 	return s + run(t, "", "nft", "list", "tables") + run(t, "", "ipset", "list", "-n") + run(t, "", "ip", "-o", "link")
 }
 
-func clean(t *testing.T, w What) Report {
+func clean(t *testing.T, modes mode.List) mode.Report {
 	t.Helper()
-	r, err := Run(t.Context(), w)
+	r, err := Run(t.Context(), modes, nil)
 	if err != nil {
 		t.Error(err)
 	}
 	return r
 }
 
-var all = What{IPTables: true, IPVS: true, NFTables: true}
+// only returns some of the modes.
+func only(names ...string) mode.List {
+	return slices.DeleteFunc(all.Modes(), func(m mode.Mode) bool { return !slices.Contains(names, m.Name) })
+}
+
+// now is a mode that runs: in which families, and of iptables with which back ends; how to clean up beside it.
+type now struct {
+	mode     string
+	families []lb.Family
+	backends map[lb.Family]iptables.Backend
+	exclude  []netip.Prefix
+	drain    time.Duration
+}
+
+// others is [Others] where the mode runs.
+func (n now) others(ctx context.Context) (mode.Report, error) {
+	modes := all.Modes()
+	i := slices.IndexFunc(modes, func(m mode.Mode) bool { return m.Name == n.mode })
+	if n.mode == "iptables" {
+		modes[i] = iptables.ModeIn(n.backends)
+	}
+	return Others(ctx, modes, modes[i], mode.Removal{Families: n.families, ExcludeCIDRs: n.exclude, Drain: n.drain})
+}
 
 // legacyWorks reports whether this machine has the legacy back end.
 var legacyWorks = sync.OnceValue(func() bool {
@@ -89,7 +119,7 @@ var legacyWorks = sync.OnceValue(func() bool {
 // TestMain lets a device of another kind stand for kube-ipvs0 where the kernel has no dummies.
 func TestMain(m *testing.M) {
 	if netlab.Isolated(0, exec.Command("ip", "link", "add", "d0", "type", "dummy").Run) != nil {
-		deviceType = "bridge"
+		ipvs.DeviceType = "bridge"
 	}
 	os.Exit(m.Run())
 }

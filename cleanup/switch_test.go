@@ -9,6 +9,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/nftables"
 	"kube-proxy/plane/planetest"
@@ -67,10 +68,10 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 	families := []lb.Family{lb.IPv4, lb.IPv6}
 	useIPTables := func() { start(t, families, openIPTables(b)) }
 	useNFTables := func() { start(t, families, openNFTables) }
-	others := func(now Running) Report {
+	others := func(now now) mode.Report {
 		t.Helper()
-		now.Families = families
-		r, err := Others(t.Context(), now)
+		now.families = families
+		r, err := now.others(t.Context())
 		if err != nil {
 			t.Error(err)
 		}
@@ -95,7 +96,7 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 		lab.On("node1", useNFTables)
 		traffic.More() // both are in force
 		lab.On("node1", func() {
-			r := others(Running{Mode: "nftables"})
+			r := others(now{mode: "nftables"})
 			if len(r.Left) > 0 || !strings.Contains(strings.Join(r.Removed, "\n"), "chains of iptables ("+string(b)+", IPv6)") {
 				t.Errorf("%+v", r)
 			}
@@ -112,12 +113,12 @@ func switchUnderTraffic(t *testing.T, b iptables.Backend) {
 		lab.On("node1", useIPTables)
 		traffic.More()
 		lab.On("node1", func() {
-			r := others(Running{Mode: "iptables", Backends: same(b)})
+			r := others(now{mode: "iptables", backends: same(b)})
 			want := []string{"the nftables table kube-proxy of IPv4", "the nftables table kube-proxy of IPv6"}
 			if fmt.Sprint(r.Removed) != fmt.Sprint(want) || len(r.Left) > 0 {
 				t.Errorf("%+v", r)
 			}
-			if again := others(Running{Mode: "iptables", Backends: same(b)}); len(again.Removed)+len(again.Left) > 0 {
+			if again := others(now{mode: "iptables", backends: same(b)}); len(again.Removed)+len(again.Left) > 0 {
 				t.Errorf("a second time: %+v", again)
 			}
 		})
@@ -154,10 +155,10 @@ func packetUnderWay(t *testing.T, b iptables.Backend, fam lb.Family) {
 	for _, step := range []struct {
 		name string
 		open func(lb.Family) (opened, error)
-		now  Running
+		now  now
 	}{
-		{"to nftables", openNFTables, Running{Mode: "nftables", Families: families}},
-		{"to iptables", openIPTables(b), Running{Mode: "iptables", Families: families, Backends: map[lb.Family]iptables.Backend{fam: b}}},
+		{"to nftables", openNFTables, now{mode: "nftables", families: families}},
+		{"to iptables", openIPTables(b), now{mode: "iptables", families: families, backends: map[lb.Family]iptables.Backend{fam: b}}},
 	} {
 		answered := make(chan error)
 		go func() {
@@ -170,7 +171,7 @@ func packetUnderWay(t *testing.T, b iptables.Backend, fam lb.Family) {
 		next()
 		lab.On("node1", func() {
 			start(t, families, step.open)
-			if _, err := Others(t.Context(), step.now); err != nil {
+			if _, err := step.now.others(t.Context()); err != nil {
 				t.Error(err)
 			}
 		})

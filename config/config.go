@@ -50,8 +50,8 @@ type Config struct {
 	// Gates is the state of every feature gate that a proxy of today knows; see [Config.GateStages].
 	Gates map[string]bool
 
-	// Cleanup says what to remove instead of running; nothing, to run.
-	Cleanup Cleanup
+	// Cleanup names the modes whose rules are to be removed instead of running; none, to run.
+	Cleanup []string
 	// InitOnly: make the settings that need full privileges, and exit.
 	InitOnly bool
 	// WriteConfigTo is the file to write [Config.YAML] to before the process ends; "" for none.
@@ -168,12 +168,6 @@ type Conntrack struct {
 	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
 	TCPBeLiberal                                 bool
 }
-
-// Cleanup says which rules to remove.
-type Cleanup struct{ IPTables, IPVS, NFTables bool }
-
-// Asked reports whether there is something to remove.
-func (c Cleanup) Asked() bool { return c.IPTables || c.IPVS || c.NFTables }
 
 // Logging says what is logged, how and where.
 type Logging struct {

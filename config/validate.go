@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"kube-proxy/mode"
 )
 
 var localModes = []string{"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"}
@@ -58,8 +60,8 @@ func (o *Options) validate() *Config {
 	return c
 }
 
-// cleanup turns the three flags into what is removed.
-func (o *Options) cleanup() Cleanup {
+// cleanup turns the three flags into the modes whose rules are removed.
+func (o *Options) cleanup() []string {
 	if o.cleanupIPTables && o.changed("cleanup") && !o.Cleanup {
 		o.problem("--cleanup", "false", "contradicts --cleanup-iptables: want one of them")
 	}
@@ -69,7 +71,11 @@ func (o *Options) cleanup() Cleanup {
 	if o.changed("cleanup-ipvs") && !o.Cleanup {
 		o.warn("--cleanup-ipvs has no effect without --cleanup")
 	}
-	return Cleanup{IPTables: o.Cleanup || o.cleanupIPTables, IPVS: o.Cleanup && o.cleanupIPVS, NFTables: o.Cleanup}
+	asked := map[string]bool{"iptables": o.Cleanup || o.cleanupIPTables, "ipvs": o.Cleanup && o.cleanupIPVS}
+	return o.modes.Names(func(m mode.Mode) bool {
+		is, own := asked[m.Name]
+		return m.Remove != nil && (is || o.Cleanup && !own)
+	})
 }
 
 // flagLines are the lines of FL-05.

@@ -42,7 +42,7 @@ func roundTrip(t testing.TB, c *Config) {
 	for _, x := range []*Config{&want, &got} {
 		x.modes, x.unchecked, x.inMode, x.names = nil, nil, nil, nil
 		x.Version, x.MachineID, x.BootID = "", "", ""
-		x.API.Master, x.Manifests, x.File, x.WriteConfigTo, x.Flags, x.Warnings, x.Cleanup, x.InitOnly = "", "", "", "", nil, nil, Cleanup{}, false
+		x.API.Master, x.Manifests, x.File, x.WriteConfigTo, x.Flags, x.Warnings, x.Cleanup, x.InitOnly = "", "", "", "", nil, nil, nil, false
 		x.EBPF, x.NFTables.LocalhostNodePorts = Tables{}, false
 		v, format := x.Logging.Verbosity, x.Logging.Format
 		x.Logging, x.file = Logging{Format: format, Verbosity: v, VModule: x.Logging.VModule, FlushFrequency: x.Logging.FlushFrequency}, settings{}

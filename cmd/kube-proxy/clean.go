@@ -10,8 +10,7 @@ import (
 
 	"kube-proxy/cleanup"
 	"kube-proxy/config"
-	"kube-proxy/lb"
-	"kube-proxy/plane/iptables"
+	"kube-proxy/mode"
 	"kube-proxy/system"
 )
 
@@ -30,17 +29,13 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 		return
 	case <-p.begun.all:
 	}
-	now := cleanup.Running{Mode: p.choice.Mode.Name, ExcludeCIDRs: p.config().IPVS.ExcludeCIDRs, Drain: ipvsDrain}
-	now.Backends = map[lb.Family]iptables.Backend{}
+	what := mode.Removal{ExcludeCIDRs: p.config().IPVS.ExcludeCIDRs, Drain: ipvsDrain}
 	for _, f := range p.families {
-		now.Families = append(now.Families, f.name)
-		if t, ok := f.plane.(*iptables.Plane); ok {
-			now.Backends[f.name] = t.Backend()
-		}
+		what.Families = append(what.Families, f.name)
 	}
 	var told []string
 	for wait := cleanAgain; ctx.Err() == nil; wait = min(2*wait, cleanAgainMost) {
-		report, err := cleanup.Others(ctx, now)
+		report, err := cleanup.Others(ctx, p.modes, p.choice.Mode, what)
 		report.Left = slices.DeleteFunc(report.Left, func(s string) bool { return slices.Contains(told, s) })
 		told = append(told, report.Left...)
 		tellOfCleanup(p.log, report)
@@ -59,7 +54,7 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 const othersEnd = 10 * time.Second
 
 // removeRules is --cleanup and its like (PR-08, DP-15). Nobody may write meanwhile, so it takes the writer lock.
-func removeRules(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
+func removeRules(ctx context.Context, modes mode.List, cfg *config.Config, log *slog.Logger) error {
 	waiting, cancel := context.WithTimeoutCause(ctx, othersEnd,
 		errors.New("another kube-proxy runs in this network namespace and would write them again: end it first"))
 	defer cancel()
@@ -68,10 +63,8 @@ func removeRules(ctx context.Context, cfg *config.Config, log *slog.Logger) erro
 		return fmt.Errorf("no rule was removed: %w", context.Cause(waiting))
 	}
 	defer writer.close()
-	report, err := cleanup.Run(ctx, cleanup.What{
-		IPTables: cfg.Cleanup.IPTables, IPVS: cfg.Cleanup.IPVS, NFTables: cfg.Cleanup.NFTables,
-		ExcludeCIDRs: cfg.IPVS.ExcludeCIDRs,
-	})
+	modes = slices.DeleteFunc(slices.Clone(modes), func(m mode.Mode) bool { return !slices.Contains(cfg.Cleanup, m.Name) })
+	report, err := cleanup.Run(ctx, modes, cfg.IPVS.ExcludeCIDRs)
 	tellOfCleanup(log, report)
 	if err != nil {
 		return fmt.Errorf("encountered an error while tearing down rules: %w", err)
@@ -82,7 +75,7 @@ func removeRules(ctx context.Context, cfg *config.Config, log *slog.Logger) erro
 	return nil
 }
 
-func tellOfCleanup(log *slog.Logger, r cleanup.Report) {
+func tellOfCleanup(log *slog.Logger, r mode.Report) {
 	for _, s := range r.Removed {
 		log.Info("removed", "what", s)
 	}

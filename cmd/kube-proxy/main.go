@@ -99,7 +99,7 @@ func start(ctx context.Context, modes mode.List, args []string, cfg *config.Conf
 			log.Logger().Info(line)
 		}
 	}
-	if cfg.WriteConfigTo == "" && !cfg.Cleanup.Asked() && !cfg.InitOnly {
+	if cfg.WriteConfigTo == "" && len(cfg.Cleanup) == 0 && !cfg.InitOnly {
 		return newProxy(modes, args, cfg, log, log.Logger()).run(ctx)
 	}
 	// Whoever only has a file written, or rules removed, has to know as well what was not heeded.
@@ -116,8 +116,8 @@ func start(ctx context.Context, modes mode.List, args []string, cfg *config.Conf
 			return fmt.Errorf("--write-config-to: %w", err)
 		}
 		return nil
-	case cfg.Cleanup.Asked():
-		return removeRules(ctx, cfg, log.Logger())
+	case len(cfg.Cleanup) > 0:
+		return removeRules(ctx, modes, cfg, log.Logger())
 	default:
 		return newProxy(modes, args, cfg, log, log.Logger()).initOnly(ctx)
 	}

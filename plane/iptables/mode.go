@@ -27,8 +27,11 @@ const (
 )
 
 // Mode returns the mode iptables.
-func Mode() mode.Mode {
-	h := host{backends: map[lb.Family]Backend{}}
+func Mode() mode.Mode { return ModeIn(map[lb.Family]Backend{}) }
+
+// ModeIn returns the mode as it is where its planes write with these back ends already.
+func ModeIn(backends map[lb.Family]Backend) mode.Mode {
+	h := host{backends: backends}
 	family, table := []string{"ip_family"}, []string{"ip_family", "table"}
 	return mode.Mode{
 		Name:        "iptables",

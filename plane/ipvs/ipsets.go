@@ -1,65 +1,25 @@
-package cleanup
+package ipvs
 
 import (
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
-	"kube-proxy/plane/iptables"
 )
 
 // ask asks a subsystem of netfilter. A kernel without the subsystem answers nothing.
 func ask(typ uint16, flags int, family byte, attrs func(*netlink.AttributeEncoder)) (bodies [][]byte, err error) {
-	err = withNetfilter(func(nf *kernel.Netfilter) (err error) {
+	err = kernel.WithNetfilter(func(nf *kernel.Netfilter) (err error) {
 		bodies, err = nf.Ask(typ, flags, family, attrs)
 		return err
 	})
 	return bodies, err
-}
-
-// withNetfilter opens a client for f. Nothing of what f asks for is there in a kernel without the subsystem, so that is
-// no error.
-func withNetfilter(f func(*kernel.Netfilter) error) error {
-	nf, err := kernel.OpenNetfilter()
-	if errors.Is(err, kernel.ErrUnsupported) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer nf.Close()
-	err = f(nf)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) { // netfilter knows no such subsystem
-		return nil
-	}
-	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
-	}
-	return err
-}
-
-// hasChains reports whether tables of iptables, of the nft back end, have chains of a kube-proxy; or, if firewall is set,
-// the kubelet's KUBE-FIREWALL, where a rule of a kube-proxy may be.
-func hasChains(fam lb.Family, firewall bool) (some bool, err error) {
-	proto := byte(unix.NFPROTO_IPV4)
-	if fam == lb.IPv6 {
-		proto = unix.NFPROTO_IPV6
-	}
-	err = withNetfilter(func(nf *kernel.Netfilter) error {
-		chains, err := nf.Chains(proto)
-		some = slices.ContainsFunc(chains, func(c kernel.Chain) bool {
-			return iptables.Leftover(c.Table, c.Name) || firewall && c == kernel.Chain{Table: "filter", Name: "KUBE-FIREWALL"}
-		})
-		return err
-	})
-	return some, err
 }
 
 // ipset is one of the kernel's.
@@ -120,7 +80,7 @@ func listIPSets(fam lb.Family) ([]*ipset, error) {
 		return nil, err
 	}
 	known := map[string]bool{}
-	for _, name := range setNames(fam) {
+	for _, name := range SetNames(fam) {
 		known[name] = true
 	}
 	byName := map[string]*ipset{}
@@ -193,8 +153,8 @@ func destroyIPSet(name string) error {
 
 var errInUse = errors.New("rules use it")
 
-// setNames are the names of DP-32, and those of earlier versions.
-func setNames(fam lb.Family) []string {
+// SetNames are the names of the ipsets of a family (DP-32), and those of earlier versions.
+func SetNames(fam lb.Family) []string {
 	names := []string{
 		"LOOP-BACK", "CLUSTER-IP", "EXTERNAL-IP", "EXTERNAL-IP-LOCAL",
 		"LOAD-BALANCER", "LOAD-BALANCER-LOCAL", "LOAD-BALANCER-FW", "LOAD-BALANCER-SOURCE-IP", "LOAD-BALANCER-SOURCE-CIDR",

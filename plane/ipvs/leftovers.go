@@ -1,4 +1,4 @@
-package cleanup
+package ipvs
 
 import (
 	"context"
@@ -16,13 +16,14 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 )
 
-// device is the interface that holds the service addresses in the mode ipvs (G3, DP-31).
-const device = "kube-ipvs0"
+// Device is the interface that holds the service addresses in the mode ipvs (G3, DP-31).
+const Device = "kube-ipvs0"
 
-// deviceType is the kind of interface that it is. Tests change it on kernels that have none.
-var deviceType = "dummy"
+// DeviceType is the kind of interface that it is. Tests change it on kernels that have none.
+var DeviceType = "dummy"
 
 // server is what tells virtual servers apart.
 type server struct {
@@ -71,7 +72,19 @@ func (k *known) sets(sets []*ipset) {
 	}
 }
 
-// virtualServers removes what the mode ipvs makes beside its iptables rules.
+// cleaner removes what the mode ipvs makes beside its iptables rules.
+type cleaner struct {
+	exclude []netip.Prefix
+	drain   time.Duration
+	report  mode.Report
+}
+
+func remove(ctx context.Context, what mode.Removal) (mode.Report, error) {
+	c := cleaner{exclude: what.ExcludeCIDRs, drain: what.Drain}
+	err := errors.Join(c.virtualServers(ctx, what.Families)...)
+	return c.report, err
+}
+
 func (c *cleaner) virtualServers(ctx context.Context, families []lb.Family) (errs []error) {
 	k := &known{map[netip.Addr]bool{}, map[server]bool{}, map[server]bool{}, map[netip.Addr]bool{}}
 	var sets []*ipset
@@ -83,12 +96,12 @@ func (c *cleaner) virtualServers(ctx context.Context, families []lb.Family) (err
 		sets = append(sets, of...)
 	}
 	k.sets(sets)
-	link, err := netlink.LinkByName(device)
+	link, err := netlink.LinkByName(Device)
 	if err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) {
-		errs = append(errs, fmt.Errorf("look for device %s: %w", device, err))
+		errs = append(errs, fmt.Errorf("look for device %s: %w", Device, err))
 	}
-	if err == nil && link.Type() != deviceType {
-		c.report.left("device %s is of type %s: it is not a kube-proxy's", device, link.Type())
+	if err == nil && link.Type() != DeviceType {
+		c.report.Leave("device %s is of type %s: it is not a kube-proxy's", Device, link.Type())
 		link = nil
 	}
 	if err != nil {
@@ -163,7 +176,7 @@ func (c *cleaner) servers(limit context.Context, fam lb.Family, k *known) error 
 		}
 	}
 	if others > 0 {
-		c.report.left("%d virtual servers of %s stay: nothing shows that a kube-proxy made them; ipvsadm lists them", others, fam)
+		c.report.Leave("%d virtual servers of %s stay: nothing shows that a kube-proxy made them; ipvsadm lists them", others, fam)
 	}
 	var errs []error
 	if c.drain > 0 {
@@ -172,7 +185,7 @@ func (c *cleaner) servers(limit context.Context, fam lb.Family, k *known) error 
 			return nil
 		}
 		errs = append(errs, err)
-		c.report.removed(cut, "connections through virtual servers of %s, which had not ended in %s", fam, c.drain)
+		c.report.Count(cut, "connections through virtual servers of %s, which had not ended in %s", fam, c.drain)
 	}
 	n := 0
 	for _, s := range ours {
@@ -182,7 +195,7 @@ func (c *cleaner) servers(limit context.Context, fam lb.Family, k *known) error 
 		}
 		n++
 	}
-	c.report.removed(n, "virtual servers of %s", fam)
+	c.report.Count(n, "virtual servers of %s", fam)
 	return errors.Join(errs...)
 }
 
@@ -235,7 +248,7 @@ func connections(h *ipvs.Handle, s *ipvs.Service) (n int, err error) {
 func (c *cleaner) device(link netlink.Link, families []lb.Family) error {
 	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
-		return fmt.Errorf("list the addresses of %s: %w", device, err)
+		return fmt.Errorf("list the addresses of %s: %w", Device, err)
 	}
 	var ours []netlink.Addr
 	stay := 0
@@ -255,22 +268,22 @@ func (c *cleaner) device(link netlink.Link, families []lb.Family) error {
 	}
 	if stay == 0 {
 		if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
-			return fmt.Errorf("delete device %s: %w", device, err)
+			return fmt.Errorf("delete device %s: %w", Device, err)
 		}
-		c.report.Removed = append(c.report.Removed, fmt.Sprintf("device %s with %d service addresses", device, len(ours)))
+		c.report.Removed = append(c.report.Removed, fmt.Sprintf("device %s with %d service addresses", Device, len(ours)))
 		return nil
 	}
 	var errs []error
 	n := 0
 	for i := range ours {
 		if err := netlink.AddrDel(link, &ours[i]); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-			errs = append(errs, fmt.Errorf("delete address %s of %s: %w", ours[i].IP, device, err))
+			errs = append(errs, fmt.Errorf("delete address %s of %s: %w", ours[i].IP, Device, err))
 			continue
 		}
 		n++
 	}
-	c.report.removed(n, "service addresses of device %s", device)
-	c.report.left("device %s stays: it has %d other addresses", device, stay)
+	c.report.Count(n, "service addresses of device %s", Device)
+	c.report.Leave("device %s stays: it has %d other addresses", Device, stay)
 	return errors.Join(errs...)
 }
 
@@ -280,8 +293,6 @@ func (c *cleaner) ipsets(sets []*ipset) error {
 	n := 0
 	for _, set := range sets {
 		switch err := destroyIPSet(set.name); {
-		case errors.Is(err, errInUse) && len(c.backends) == 0:
-			c.report.left("%v: iptables rules were not to be removed", err)
 		case errors.Is(err, errInUse):
 			errs = append(errs, fmt.Errorf("%w, of others or such as could not be removed: delete them, then run --cleanup again", err))
 		case err != nil:
@@ -290,6 +301,6 @@ func (c *cleaner) ipsets(sets []*ipset) error {
 			n++
 		}
 	}
-	c.report.removed(n, "ipsets")
+	c.report.Count(n, "ipsets")
 	return errors.Join(errs...)
 }
