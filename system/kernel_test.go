@@ -11,6 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/mode"
+	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/ipvs"
 )
 
 func sysctlIs(t *testing.T, name, want string) {
@@ -39,7 +42,7 @@ func TestNetworkNamespace(t *testing.T) {
 	before := strings.Join(read(), "\n")
 	isolated(t, 0, func() {
 		s := defaults()
-		s.Mode, s.LocalhostNodePorts = "iptables", true
+		s.Mode, s.Asked.LocalhostNodePorts = iptables.Mode(), true
 		s.Conntrack.MaxPerCore, s.Conntrack.Min = 1, 4096
 		r, err := Host{}.InitOnly(s)
 		if err != nil {
@@ -131,7 +134,7 @@ func TestIPVS(t *testing.T) {
 		t.Skip("network namespaces need root")
 	}
 	isolated(t, 0, func() {
-		s := Settings{Mode: "ipvs", StrictARP: true, IPv4: true}
+		s := Settings{Mode: ipvs.Mode(), Asked: mode.Settings{StrictARP: true}, IPv4: true}
 		r, err := Host{}.InitOnly(s)
 		if !kernel.HasIPVS() {
 			if !errors.Is(err, kernel.ErrUnsupported) || !strings.Contains(err.Error(), "ip_vs is missing") || !strings.Contains(err.Error(), "--proxy-mode ipvs") {

@@ -1,68 +1,56 @@
 package system
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"net/netip"
 
-	"kube-proxy/internal/kernel"
+	"kube-proxy/mode"
 )
 
-// mode makes the settings that the mode needs from its start on.
-func (j *job) mode(s Settings) {
-	if s.Mode == "ipvs" {
-		j.ipvs(s.StrictARP)
+// sysctls are what the mode needs.
+func (s Settings) sysctls() []mode.Sysctl {
+	if s.Mode.Sysctls == nil {
+		return nil
 	}
+	return s.Mode.Sysctls(s.Asked)
 }
 
-// ipvs makes the settings of DP-30.
-func (j *job) ipvs(strictARP bool) {
-	const asks = "--proxy-mode ipvs (mode)"
-	if j.tree.Live() {
-		if err := kernel.LoadIPVS(); err != nil {
+// mode makes the settings that the mode needs from its start on, and with early those too that its planes make when it is
+// safe.
+func (j *job) mode(s Settings, early bool) {
+	asks := fmt.Sprintf("--proxy-mode %s (mode)", s.Mode.Name)
+	if s.Mode.Load != nil && j.tree.Live() {
+		if err := s.Mode.Load(); err != nil {
 			j.errs = append(j.errs, fmt.Errorf("%w; asked for by %s", err, asks))
 			return
 		}
 	}
-	j.set(sysctl{name: "net.ipv4.vs.conntrack", value: "1", asks: asks})
-	if v, err := j.tree.Running(); err != nil {
-		j.errs = append(j.errs, err)
-	} else if v.AtLeast(4, 1) && !v.AtLeast(5, 9) {
-		// There, a new connection from a port that was used a moment ago waits for a second. Later kernels have the
-		// cause mended; earlier ones do not heed it.
-		j.set(sysctl{name: "net.ipv4.vs.conn_reuse_mode", value: "0", asks: asks})
-	}
-	j.set(sysctl{name: "net.ipv4.vs.expire_nodest_conn", value: "1", asks: asks})
-	j.set(sysctl{name: "net.ipv4.vs.expire_quiescent_template", value: "1", asks: asks, optional: true})
-	j.set(sysctl{name: "net.ipv4.ip_forward", value: "1", asks: asks})
-	if strictARP {
-		const asks = "--ipvs-strict-arp (ipvs.strictARP)"
-		j.set(sysctl{name: "net.ipv4.conf.all.arp_ignore", value: "1", asks: asks})
-		j.set(sysctl{name: "net.ipv4.conf.all.arp_announce", value: "2", asks: asks})
+	for _, c := range s.sysctls() {
+		switch needs, err := j.needs(c); {
+		case c.InitOnly && !early:
+		case err != nil:
+			j.errs = append(j.errs, err)
+		case needs:
+			j.set(sysctl{name: c.Name, value: c.Value, asks: cmp.Or(c.Asks, asks), optional: c.Optional})
+		}
 	}
 }
 
-var loopback = netip.MustParsePrefix("127.0.0.0/8")
-
-// routeLocalnet lets packets of 127.0.0.1 leave for pods. A plane that runs does it after its rule against martians is
-// in force; with --init-only that rule comes with the next process.
-func (j *job) routeLocalnet(s Settings) {
-	if s.Mode != "iptables" || !s.LocalhostNodePorts {
-		return
+// needs reports whether the running kernel needs it.
+func (j *job) needs(c mode.Sysctl) (bool, error) {
+	var always [2]int
+	if c.From == always && c.Before == always {
+		return true, nil
 	}
-	for _, p := range s.NodePorts {
-		if p.Overlaps(loopback) {
-			j.set(sysctl{name: "net.ipv4.conf.all.route_localnet", value: "1",
-				asks: "--iptables-localhost-nodeports (iptables.localhostNodePorts), where false does without"})
-			return
-		}
-	}
+	v, err := j.tree.Running()
+	return v.AtLeast(c.From[0], c.From[1]) && (c.Before == always || !v.AtLeast(c.Before[0], c.Before[1])), err
 }
 
 // forwarding warns if the kernel does not forward what the proxy has translated. To set it is the business of who
 // sets up the node, but in the mode ipvs.
 func (j *job) forwarding(s Settings) {
-	if s.Mode == "userspace" { // connections end at the proxy
+	if s.Mode.Terminates {
 		return
 	}
 	for _, f := range []struct {

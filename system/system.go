@@ -4,17 +4,19 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/mode"
 )
 
 // Settings is what the configuration asks of the host.
 type Settings struct {
-	// Mode is the data plane that runs: iptables, ipvs, nftables, ebpf, userspace.
-	Mode string
+	// Mode is the data plane that runs, and Asked what is asked of it.
+	Mode  mode.Mode
+	Asked mode.Settings
 	// Conntrack is asked for in every mode.
 	Conntrack Conntrack
 	// OOMScoreAdj is for this process, -1000 to 1000 (CF-38).
@@ -22,12 +24,6 @@ type Settings struct {
 
 	// IPv4 and IPv6 say which families the cluster uses: where one is not forwarded, there is a warning.
 	IPv4, IPv6 bool
-	// LocalhostNodePorts: in the mode iptables NodePorts answer on 127.0.0.1 (DP-10), if one of NodePorts, the
-	// prefixes of addresses that answer them, covers that.
-	LocalhostNodePorts bool
-	NodePorts          []netip.Prefix
-	// StrictARP: in the mode ipvs the node answers ARP for no address of another interface (DP-30).
-	StrictARP bool
 }
 
 // Conntrack holds settings of connection tracking (CF-39 to CF-42). It has the fields of config.Conntrack.
@@ -72,7 +68,7 @@ func (h Host) Start(s Settings) (Report, error) {
 	j := job{tree: h.Tree}
 	j.oom(s.OOMScoreAdj)
 	j.conntrack(s.Conntrack)
-	j.mode(s)
+	j.mode(s, false)
 	j.forwarding(s)
 	return j.report, errors.Join(j.errs...)
 }
@@ -82,8 +78,7 @@ func (h Host) Start(s Settings) (Report, error) {
 func (h Host) InitOnly(s Settings) (Report, error) {
 	j := job{tree: h.Tree}
 	j.conntrack(s.Conntrack)
-	j.mode(s)
-	j.routeLocalnet(s)
+	j.mode(s, true)
 	j.forwarding(s)
 	return j.report, errors.Join(j.errs...)
 }
@@ -96,8 +91,8 @@ func (h Host) Reload(old, now Settings) (Report, error) {
 		j.oom(now.OOMScoreAdj)
 	}
 	j.conntrack(now.Conntrack.since(old.Conntrack))
-	if old.StrictARP != now.StrictARP {
-		j.mode(now)
+	if !slices.Equal(old.sysctls(), now.sysctls()) {
+		j.mode(now, false)
 	}
 	return j.report, errors.Join(j.errs...)
 }

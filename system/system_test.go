@@ -13,6 +13,11 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/mode"
+	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/ipvs"
+	"kube-proxy/plane/nftables"
+	"kube-proxy/plane/userspace"
 )
 
 // machine is a host with 4 processors whose settings are those of a kernel that has just started.
@@ -42,9 +47,9 @@ sys/module/nf_conntrack/parameters/hashsize 16384
 
 // defaults are upstream's (CF-38 to CF-42).
 func defaults() Settings {
-	return Settings{Mode: "nftables", OOMScoreAdj: -999, IPv4: true, IPv6: true,
+	return Settings{Mode: nftables.Mode(), OOMScoreAdj: -999, IPv4: true, IPv6: true,
 		Conntrack: Conntrack{MaxPerCore: 32768, Min: 131072, TCPEstablished: 24 * time.Hour, TCPCloseWait: time.Hour},
-		NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}}
+		Asked:     mode.Settings{NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}}}
 }
 
 // A case changes the machine and the defaults, runs start or another verb, and says what the files are afterwards, as far
@@ -115,7 +120,7 @@ var cases = []hostCase{
 	{name: "PR-10: the minimum is what asks", readOnly: []string{"proc/sys/net/netfilter/nf_conntrack_max"}, settings: func(s *Settings) { s.Conntrack.MaxPerCore = 1 },
 		files: usual + "proc/sys/net/netfilter/nf_conntrack_max 65536",
 		errs:  []string{"from 65536 to 131072: ", "asked for by --conntrack-min (conntrack.min)"}},
-	{name: "all that is wrong is told at once", readOnly: []string{"proc"}, settings: func(s *Settings) { s.Mode, s.Conntrack.TCPBeLiberal = "ipvs", true },
+	{name: "all that is wrong is told at once", readOnly: []string{"proc"}, settings: func(s *Settings) { s.Mode, s.Conntrack.TCPBeLiberal = ipvs.Mode(), true },
 		files: "sys/module/nf_conntrack/parameters/hashsize 32768",
 		kept:  []string{"nf_conntrack_tcp_timeout_established stays 432000"},
 		// nf_conntrack_max is too small, and a shorter timeout forgets too early.
@@ -131,39 +136,41 @@ var cases = []hostCase{
 		warnings: []string{"count the processors"}},
 	{name: "CF-38: failure is only told", host: "proc/self/oom_score_adj", files: usual + "proc/self/oom_score_adj", warnings: []string{"oom_score_adj"}},
 
-	{name: "DP-30: ipvs", host: "proc/sys/net/ipv4/ip_forward 0", settings: func(s *Settings) { s.Mode = "ipvs" },
+	{name: "DP-30: ipvs", host: "proc/sys/net/ipv4/ip_forward 0", settings: func(s *Settings) { s.Mode = ipvs.Mode() },
 		files: usual + ipvsUsual + "proc/sys/net/ipv4/ip_forward 1"},
-	{name: "DP-30: conn_reuse_mode from 4.1", host: "proc/sys/kernel/osrelease 4.1.12-x", settings: func(s *Settings) { s.Mode = "ipvs" },
+	{name: "DP-30: conn_reuse_mode from 4.1", host: "proc/sys/kernel/osrelease 4.1.12-x", settings: func(s *Settings) { s.Mode = ipvs.Mode() },
 		files: usual + ipvsUsual + "proc/sys/kernel/osrelease 4.1.12-x\nproc/sys/net/ipv4/vs/conn_reuse_mode 0"},
-	{name: "DP-30: conn_reuse_mode to 5.8", host: "proc/sys/kernel/osrelease 5.8.0", settings: func(s *Settings) { s.Mode = "ipvs" },
+	{name: "DP-30: conn_reuse_mode to 5.8", host: "proc/sys/kernel/osrelease 5.8.0", settings: func(s *Settings) { s.Mode = ipvs.Mode() },
 		files: usual + ipvsUsual + "proc/sys/kernel/osrelease 5.8.0\nproc/sys/net/ipv4/vs/conn_reuse_mode 0"},
-	{name: "DP-30: not of 5.9", host: "proc/sys/kernel/osrelease 5.9.0", settings: func(s *Settings) { s.Mode = "ipvs" },
+	{name: "DP-30: not of 5.9", host: "proc/sys/kernel/osrelease 5.9.0", settings: func(s *Settings) { s.Mode = ipvs.Mode() },
 		files: usual + ipvsUsual + "proc/sys/kernel/osrelease 5.9.0"},
-	{name: "DP-30: not of 4.0", host: "proc/sys/kernel/osrelease 4.0.9", settings: func(s *Settings) { s.Mode = "ipvs" },
+	{name: "DP-30: not of 4.0", host: "proc/sys/kernel/osrelease 4.0.9", settings: func(s *Settings) { s.Mode = ipvs.Mode() },
 		files: usual + ipvsUsual + "proc/sys/kernel/osrelease 4.0.9"},
-	{name: "DP-30: strictARP", settings: func(s *Settings) { s.Mode, s.StrictARP = "ipvs", true },
+	{name: "DP-30: strictARP", settings: func(s *Settings) { s.Mode, s.Asked.StrictARP = ipvs.Mode(), true },
 		files: usual + ipvsUsual + "proc/sys/net/ipv4/conf/all/arp_ignore 1\nproc/sys/net/ipv4/conf/all/arp_announce 2"},
-	{name: "DP-30: strictARP is for ipvs", settings: func(s *Settings) { s.StrictARP = true }, files: usual},
+	{name: "connections end at the mode userspace: nobody need forward", host: "proc/sys/net/ipv4/ip_forward 0",
+		settings: func(s *Settings) { s.Mode = userspace.Mode() }, files: usual + "proc/sys/net/ipv4/ip_forward 0"},
+	{name: "DP-30: strictARP is for ipvs", settings: func(s *Settings) { s.Asked.StrictARP = true }, files: usual},
 	{name: "forwarding is off", host: "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv6/conf/all/forwarding",
-		settings: func(s *Settings) { s.Mode = "iptables" },
+		settings: func(s *Settings) { s.Mode = iptables.Mode() },
 		files:    usual + "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv6/conf/all/forwarding",
 		warnings: []string{"net.ipv4.ip_forward: it is 0: IPv4 connections", "net.ipv6.conf.all.forwarding: read sysctl"}},
 	{name: "forwarding is off, and nobody needs it", host: "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv6/conf/all/forwarding 0",
 		settings: func(s *Settings) { s.IPv4, s.IPv6 = false, false },
 		files:    usual + "proc/sys/net/ipv4/ip_forward 0\nproc/sys/net/ipv6/conf/all/forwarding 0"},
 
-	{name: "DP-10: route_localnet is the plane's to set", settings: func(s *Settings) { s.Mode, s.LocalhostNodePorts = "iptables", true }, files: usual},
-	{name: "PR-09: iptables", verb: initOnly, settings: func(s *Settings) { s.Mode, s.LocalhostNodePorts = "iptables", true },
+	{name: "DP-10: route_localnet is the plane's to set", settings: func(s *Settings) { s.Mode, s.Asked.LocalhostNodePorts = iptables.Mode(), true }, files: usual},
+	{name: "PR-09: iptables", verb: initOnly, settings: func(s *Settings) { s.Mode, s.Asked.LocalhostNodePorts = iptables.Mode(), true },
 		files: usual + "proc/self/oom_score_adj 0\nproc/sys/net/ipv4/conf/all/route_localnet 1"},
-	{name: "PR-09: iptables without localhost NodePorts", verb: initOnly, settings: func(s *Settings) { s.Mode = "iptables" },
+	{name: "PR-09: iptables without localhost NodePorts", verb: initOnly, settings: func(s *Settings) { s.Mode = iptables.Mode() },
 		files: usual + "proc/self/oom_score_adj 0"},
 	{name: "PR-09: iptables with NodePorts elsewhere", verb: initOnly,
 		settings: func(s *Settings) {
-			s.Mode, s.LocalhostNodePorts, s.NodePorts = "iptables", true, []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+			s.Mode, s.Asked.LocalhostNodePorts, s.Asked.NodePorts = iptables.Mode(), true, []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
 		},
 		files: usual + "proc/self/oom_score_adj 0"},
-	{name: "PR-09: nftables", verb: initOnly, settings: func(s *Settings) { s.LocalhostNodePorts = true }, files: usual + "proc/self/oom_score_adj 0"},
-	{name: "PR-09: ipvs", verb: initOnly, settings: func(s *Settings) { s.Mode, s.LocalhostNodePorts = "ipvs", true },
+	{name: "PR-09: nftables", verb: initOnly, settings: func(s *Settings) { s.Asked.LocalhostNodePorts = true }, files: usual + "proc/self/oom_score_adj 0"},
+	{name: "PR-09: ipvs", verb: initOnly, settings: func(s *Settings) { s.Mode, s.Asked.LocalhostNodePorts = ipvs.Mode(), true },
 		files: usual + "proc/self/oom_score_adj 0\n" + ipvsUsual},
 
 	{name: "reload without change", verb: reloadFrom(defaults())},
@@ -172,8 +179,8 @@ var cases = []hostCase{
 	{name: "reload: size", verb: reloadFrom(defaults()), settings: func(s *Settings) { s.Conntrack.Min = 200000 },
 		files: "proc/sys/net/netfilter/nf_conntrack_max 200000\nsys/module/nf_conntrack/parameters/hashsize 50000"},
 	{name: "reload: what is not asked for any more stays", verb: reloadFrom(liberal()), settings: func(s *Settings) { s.Conntrack = Conntrack{} }},
-	{name: "reload: strictARP", verb: reloadFrom(Settings{Mode: "ipvs", OOMScoreAdj: -999, Conntrack: defaults().Conntrack}),
-		settings: func(s *Settings) { s.Mode, s.StrictARP = "ipvs", true },
+	{name: "reload: strictARP", verb: reloadFrom(Settings{Mode: ipvs.Mode(), OOMScoreAdj: -999, Conntrack: defaults().Conntrack}),
+		settings: func(s *Settings) { s.Mode, s.Asked.StrictARP = ipvs.Mode(), true },
 		files:    ipvsUsual + "proc/sys/net/ipv4/conf/all/arp_ignore 1\nproc/sys/net/ipv4/conf/all/arp_announce 2"},
 	{name: "reload: failure", verb: reloadFrom(defaults()), readOnly: []string{"proc"}, settings: func(s *Settings) { s.Conntrack.TCPBeLiberal = true },
 		errs: []string{"tcp_be_liberal from 0 to 1"}},

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"kube-proxy/event"
+	"kube-proxy/lb"
 	"kube-proxy/system"
 )
 
@@ -30,8 +31,8 @@ func (p *proxy) tellOfHost(r system.Report) {
 // hostSettings are what the configuration asks of the host. The pods' networks tell which families the cluster uses.
 func hostSettings(cfg *configured) system.Settings {
 	s := system.Settings{
-		Mode: cfg.mode.Mode.Name, Conntrack: system.Conntrack(cfg.Conntrack), OOMScoreAdj: cfg.OOMScoreAdj,
-		LocalhostNodePorts: cfg.mode.Tables.LocalhostNodePorts, NodePorts: cfg.mode.NodePorts.Prefixes, StrictARP: cfg.IPVS.StrictARP,
+		Mode: cfg.mode.Mode, Asked: planeSettings(cfg, lb.IPv4),
+		Conntrack: system.Conntrack(cfg.Conntrack), OOMScoreAdj: cfg.OOMScoreAdj,
 	}
 	for _, pods := range cfg.ClusterCIDRs {
 		s.IPv4, s.IPv6 = s.IPv4 || pods.Addr().Is4(), s.IPv6 || pods.Addr().Is6()
