@@ -82,7 +82,7 @@ func (o *Options) ipvs(c *Config) IPVS {
 	})
 	// Other modes read only what their clean-up is to leave alone. What that is must be known, and --cleanup fails
 	// rather than to remove what is not ours.
-	if len(v.ExcludeCIDRs) < len(f.ExcludeCIDRs) && o.file.Mode != "ipvs" {
+	if m, _ := o.modes.Find(string(o.file.Mode)); len(v.ExcludeCIDRs) < len(f.ExcludeCIDRs) && !m.ReadsField("ipvs.excludeCIDRs") {
 		if o.Cleanup {
 			o.excluded(f.ExcludeCIDRs)
 		} else {

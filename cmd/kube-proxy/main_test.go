@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"kube-proxy/plane/all"
 )
 
 // The test binary stands for the program: with asProgram set it is main, and not a test run. What else is set
@@ -18,6 +20,7 @@ const (
 	noNetfilter = "KUBE_PROXY_TEST_NO_NETFILTER" // as on a kernel without netfilter's netlink
 	asFiles     = "KUBE_PROXY_TEST_FILES"        // how many descriptors it may have
 	asSquatter  = "KUBE_PROXY_TEST_SQUAT"        // take the writer lock, as far as that can be had, and keep it
+	withMemory  = "KUBE_PROXY_TEST_MEMORY"       // have the mode memory too, which keeps its rules in this folder
 )
 
 func TestMain(m *testing.M) {
@@ -27,6 +30,10 @@ func TestMain(m *testing.M) {
 	if err := spoil(); err != nil {
 		fmt.Fprintln(os.Stderr, "spoil the process:", err)
 		os.Exit(99)
+	}
+	if dir := os.Getenv(withMemory); dir != "" {
+		run(append(all.Modes(), memory(dir)))
+		return
 	}
 	main()
 }

@@ -2,12 +2,13 @@ package main
 
 import (
 	"bytes"
-	"kube-proxy/plane/all"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"kube-proxy/plane/all"
 )
 
 // renderText has the program render a folder.
