@@ -47,7 +47,7 @@ const imports = `
 	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest;
 
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
-	engine, event, lb, plane/ownwrites < mode;
+	event, lb, plane, plane/ownwrites < mode;
 	mode < config, status, system, cleanup;
 	lb, plane, plane/ownwrites, plane/diff, plane/rollback, plane/slots, internal/kernel, event, mode
 	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns;

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"strings"
@@ -63,6 +64,12 @@ func ConfigurationPage(modes mode.List) string {
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s | %s |\n", f.path, typeName(v.Type()), code(strings.Trim(string(written(leaf{f.path, v})), `"`)), f.row, change, flag, about(f.help, f.effect, false))
 	}
+	b.WriteString("\n## Modes\n\nA blank mode is the first of those marked *tried* that the machine can run.\n\n" +
+		"| mode | how it serves | here | where it cannot run | NodePorts, where nothing is asked for | on 127.0.0.1 |\n|---|---|---|---|---|---|\n")
+	for _, m := range modes {
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", m.Name, m.Doc, here(m), cmp.Or(code(m.FallsBackTo), "an error"),
+			choice(m.NodePortsPrimary, "primary", "all"), choice(m.LocalhostNodePorts, "can", ""))
+	}
 	b.WriteString("\n## Feature gates\n\nOthers are an error, and so is a locked one that is set to the opposite of its default. `AllAlpha` and `AllBeta` are known too.\n\n" +
 		"| gate | stage | default | locked | here |\n|---|---|---|---|---|\n")
 	var past []string
@@ -83,6 +90,24 @@ func ConfigurationPage(modes mode.List) string {
 	}
 	fmt.Fprintf(&b, "\nGates of older versions and of other programs that their documents name are accepted with a warning, and do nothing: %s.\n", strings.Join(past, ", "))
 	return b.String()
+}
+
+// here says whether this version has the mode.
+func here(m mode.Mode) string {
+	switch {
+	case !m.Built():
+		return "not built yet"
+	case m.Unasked:
+		return "tried"
+	}
+	return ""
+}
+
+func choice(is bool, yes, no string) string {
+	if is {
+		return yes
+	}
+	return no
 }
 
 // about is the text of a table's last column.

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"kube-proxy/engine"
 	"kube-proxy/event"
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 	"kube-proxy/plane/ownwrites"
 )
 
@@ -91,7 +91,7 @@ type Mode struct {
 
 // Plane is a data plane of one family that runs.
 type Plane interface {
-	engine.Plane
+	plane.Plane
 	// Notices returns what has come up and somebody should know, each once. It is called when no write is under way:
 	// before the first, and after each.
 	Notices() []Notice

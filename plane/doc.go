@@ -1,7 +1,7 @@
 // Package plane says how to write a data plane, and holds what all planes share.
 //
 // A plane turns rows of the desired table (package lb) into state of the kernel, for one IP family. It decides nothing:
-// which backend may serve whom stands in the rows. Its caller, package engine, declares what it does, engine.Plane:
+// which backend may serve whom stands in the rows. What it does for its caller, package engine, is [Plane]:
 //
 //	Reset    hold exactly this table, whatever is there: start-up and repair
 //	Apply    set each changed key to its new row, or remove it
@@ -29,6 +29,18 @@
 //   - Probe reaches the kernel, which must commit it; it is taken for our own by whatever looks for drift, and wraps
 //     ErrStateLost where Apply would. It tells one odd row from a kernel that takes nothing (HT-04).
 //   - One caller. The engine calls a plane's methods from one goroutine at a time; Drift may be read by another.
+//
+// # A new mode
+//
+// A mode is one value, [kube-proxy/mode.Mode]: the function Mode in mode.go of the plane's folder returns it, and plane/all lists
+// it. No other code knows the mode's name. What it says there is
+//
+//   - what people see: Name, Doc, what it falls back to, whether it is tried where no mode is asked for;
+//   - what configuration needs: its block and fields, its defaults, the sysctls that it needs;
+//   - what it does: Able here? New, Render, and Remove what it left, with the kind of Rules that it shares with other modes;
+//   - its Metrics, whose values its planes tell (Measure), as they tell what somebody should know (Notices).
+//
+// cmd/kube-proxy.TestNewMode has a mode that no other code knows.
 //
 // # A new plane
 //
