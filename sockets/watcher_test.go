@@ -34,6 +34,13 @@ func (k *fakeKernel) local() ([]netip.Addr, error) {
 	return slices.Clone(k.locals), k.lost
 }
 
+// lose makes local fail.
+func (k *fakeKernel) lose(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.lost = err
+}
+
 // has gives the node addresses.
 func (k *fakeKernel) has(addrs ...string) {
 	k.mu.Lock()
@@ -390,9 +397,9 @@ func TestNodeAddressOnce(t *testing.T) {
 		r.expect(2 * late)
 		r.kernel.has("192.0.2.1", "192.0.2.9")
 		r.expect(late, "shop/far:p0 192.0.2.9:2000/tcp 0.0.0.0:2000 and 999")
-		r.kernel.lost = errors.New("out of memory") // what was known stays known
+		r.kernel.lose(errors.New("out of memory")) // what was known stays known
 		r.expect(2 * late)
-		r.kernel.lost = nil
+		r.kernel.lose(nil)
 		r.expect(late)
 		r.kernel.has("192.0.2.1")
 		r.expect(late)
