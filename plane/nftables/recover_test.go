@@ -170,7 +170,7 @@ func busyNeighbour(t *testing.T) {
 			m.endMessage(at)
 			at = e.raw(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, 2, unix.NFNL_SUBSYS_NFTABLES)
 			e.endMessage(at)
-			if err := s.commit(t.Context(), [][]byte{b.b, m.b, e.b}, 1); err != nil {
+			if err := s.commit(context.Background(), [][]byte{b.b, m.b, e.b}, 1); err != nil {
 				t.Error(err)
 				return
 			}
