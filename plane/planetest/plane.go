@@ -19,6 +19,13 @@ func ResetAll(ctx context.Context, p Plane, want *lb.Table) (plane.ResetResult, 
 	if err != nil {
 		return res, fmt.Errorf("reset: %w", err)
 	}
+	seen := map[lb.Key]bool{}
+	for _, k := range res.Later {
+		if want.Get(k) == nil || seen[k] {
+			return res, fmt.Errorf("reset: %s is left for later, but twice, or is no row of the table", k)
+		}
+		seen[k] = true
+	}
 	var weight lb.Weight
 	for later := res.Later; len(later) > 0; {
 		var piece []lb.Change
