@@ -44,23 +44,26 @@
 //
 // # A new plane
 //
-// What it writes itself:
+// It is a folder below this one, with a value of mode.Mode, and a line in plane/all. What it writes itself:
 //
 //   - how rows are said to its kernel, and in which order;
 //   - how the kernel is read back, for Reset, Audit and Drift;
 //   - what it keeps of the applied state, to know what a change touches;
 //   - a text of its state (Dump), by which planetest.Transitions compares it with a fresh one;
+//   - in its mode: whether it is able here, its settings of the host, its leftovers, its metrics;
 //   - its differences by intent from the behaviour book, as planetest.Config.Differs.
 //
 // What it gets:
 //
 //   - rows that keep the rules of [lb.Check], because the table takes no others;
 //   - retries with backoff, the search for the rows that fail, pieces of bounded weight and their order, audits and their
-//     periods, metrics and log lines of all of these: package engine;
-//   - a search like the engine's for objects of its own that fail among many: internal/bisect;
+//     periods, and what metrics, health and log tell of them: package engine;
+//   - the comparison of what the kernel holds with what it shall hold, for Reset and Audit: plane/diff;
+//   - numbers of backend sets and slots of backends that stay over changes and restarts: plane/slots;
+//   - the way back in its own state after a batch that the kernel refused: plane/rollback;
 //   - a ledger of its own writes, to tell them from what others do: plane/ownwrites;
-//   - the comparison of the kernel with what it shall hold, which Reset and Audit are made of: plane/diff;
-//   - set ids that are used once, and slots that backends keep, over changes and restarts: plane/slots;
-//   - what takes its own memory of the kernel back if a batch is refused: plane/rollback;
+//   - a search like the engine's for objects of its own that fail among many: internal/bisect;
+//   - requests to the kernel that end when their context does: internal/nlconn;
+//   - the choice of the mode, its fallbacks, render and --cleanup: package mode, and what calls it;
 //   - the proof: planetest.Verbs, Run, Transitions and History.
 package plane
