@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -52,14 +53,13 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 			break
 		}
 	}
-	switch {
-	case err == nil:
+	if err == nil {
 		p.trust = trusted
-	case errors.Is(err, plane.ErrStateLost):
+		return res, nil
+	}
+	*p.rules = before
+	if errors.Is(err, plane.ErrStateLost) && !errors.Is(err, nlconn.ErrNoAnswer) {
 		p.trust = min(p.trust+1, untrusted)
-		fallthrough
-	default:
-		*p.rules = before
 	}
 	return res, err
 }
