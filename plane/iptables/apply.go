@@ -8,6 +8,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/rollback"
 )
 
 // Apply writes the chains that the changes touch, in one restore, or in several where there are very many. See
@@ -43,61 +44,44 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 // after: a packet in between must not pass as it is, and leave a flow behind that nothing translates.
 func (p *Plane) write(ctx context.Context, changes []lb.Change) (wrote bool, err error) {
 	st := p.st
-	plan := st.plan(changes)
-	w := &writer{st: st, now: map[chainID]held{}}
-	w.write(filter, plan.chains...)
-	w.dispatch(filter, &plan.adds)
-	w.write(nat, plan.chains...)
-	w.dispatch(nat, &plan.adds, &plan.deletes)
-	w.drop(nat, plan.drops...)
-	w.dispatch(filter, &plan.deletes)
-	w.drop(filter, plan.drops...)
+	log, kept := &rollback.Log{}, len(st.kept) > 0
+	st.log = log
+	w := &writer{st: st}
+	c := st.apply(changes)
+	w.write(filter, c.chains...)
+	w.dispatch(filter, &c.adds)
+	w.write(nat, c.chains...)
+	w.dispatch(nat, &c.adds, &c.deletes)
+	w.drop(nat, c.drops...)
+	w.dispatch(filter, &c.deletes)
+	w.drop(filter, c.drops...)
+	st.log = nil
 	if err := p.run(ctx, &w.batch); err != nil {
-		w.undo()
+		log.Undo()
 		return false, err
 	}
-	w.keep()
-	if st.keep(plan) {
+	if kept && len(st.kept) == 0 {
 		p.listed = time.Time{} // so that the next audit finds the chains that are not needed any more
 	}
 	return len(w.sections) > 0, nil
 }
 
-// writer collects what one restore does to the chains.
+// writer collects what one restore does to the chains. The state has it at once.
 type writer struct {
 	batch
-	st     *state
-	now    map[chainID]held // what it has changed
-	undone []undone
-}
-
-// held is what the kernel holds of a chain, if there is such a chain.
-type held struct {
-	digest
-	there bool
-}
-
-// undone is how a dispatcher was.
-type undone struct {
-	to      dispatcherIndex
-	entries []entry
-}
-
-// holds returns what the kernel holds once the restore has come this far.
-func (w *writer) holds(id chainID) held {
-	if h, changed := w.now[id]; changed {
-		return h
-	}
-	d, there := w.st.kernel[id]
-	return held{d, there}
+	st *state
 }
 
 // write writes those of the chains of a table that the kernel does not hold so.
 func (w *writer) write(t table, chains ...chain) {
 	for _, c := range chains {
-		if want := (held{digestOf(c.rules), true}); c.id.table == t && w.holds(c.id) != want {
+		if c.id.table != t {
+			continue
+		}
+		want := digestOf(c.rules)
+		if is, known := w.st.kernel[c.id]; !known || is != want {
 			w.section(t).put(c)
-			w.now[c.id] = want
+			w.st.holds(c.id, want)
 		}
 	}
 }
@@ -105,9 +89,9 @@ func (w *writer) write(t table, chains ...chain) {
 // drop deletes chains of a table to which nothing of ours leads any more.
 func (w *writer) drop(t table, ids ...chainID) {
 	for _, id := range ids {
-		if id.table == t && w.holds(id).there {
+		if _, known := w.st.kernel[id]; known && id.table == t {
 			w.section(t).delete(id)
-			w.now[id] = held{}
+			w.st.lacks(id)
 		}
 	}
 }
@@ -125,7 +109,12 @@ func (w *writer) dispatch(t table, lists ...*[dispatchers][]entry) {
 		if len(changes) == 0 {
 			continue
 		}
-		w.undone = append(w.undone, undone{dispatcherIndex(i), d.set(changes)})
+		before := d.set(changes)
+		rollback.Func(w.st.log, func() {
+			slices.Reverse(before)
+			d.set(before)
+			d.update(pathsOf(before))
+		})
 		write, drop := d.update(pathsOf(changes))
 		for _, at := range drop {
 			w.drop(t, chainID{t, d.name(at)})
@@ -143,27 +132,6 @@ func pathsOf(entries []entry) []string {
 	}
 	slices.Sort(out)
 	return out
-}
-
-// undo makes the dispatchers what they were.
-func (w *writer) undo() {
-	for _, u := range slices.Backward(w.undone) {
-		d := w.st.dispatchers[u.to]
-		slices.Reverse(u.entries)
-		d.set(u.entries)
-		d.update(pathsOf(u.entries))
-	}
-}
-
-// keep notes what the kernel holds now.
-func (w *writer) keep() {
-	for id, h := range w.now {
-		if h.there {
-			w.st.holds(id, h.digest)
-		} else {
-			w.st.lacks(id)
-		}
-	}
 }
 
 // run hands a batch to iptables-restore. A chain to which a rule of somebody else leads cannot be deleted, and would

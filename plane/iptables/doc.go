@@ -60,8 +60,8 @@
 // If iptables refuses what a Reset writes, one more attempt writes everything but the chains of service ports. Those that are not
 // as they should be are left for later, and the engine finds the row that is to blame (docs/adr/0036).
 //
-// The files, in the order of a change's way: state.go (rows to plans), render.go, sources.go, skeleton.go and names.go (pure: what
-// chains contain), dispatch.go (the trees), apply.go and batch.go (plans to restores), restore.go, tool.go, runner.go and lock.go
+// The files, in the order of a change's way: state.go (changes of rows), render.go, sources.go, skeleton.go and names.go (pure: what
+// chains contain), dispatch.go (the trees), apply.go and batch.go (chains to restores), restore.go, tool.go, runner.go and lock.go
 // (the programs), extensions.go (what they need of the kernel). The other way: saved.go, snapshot.go and unlistable.go (what the
 // kernel holds), compare.go (what differs), reset.go, load.go and sweep.go (all of it), audit.go and fingerprint.go (what others
 // did); remove.go (nothing of ours). accounting.go and stats.go count; localnet.go has the settings that go with rules; dump.go

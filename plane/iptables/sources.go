@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/rollback"
 )
 
 // list is a list of source ranges that rows share, whatever Service they are of. Its chain returns packets that come from
@@ -48,35 +49,26 @@ func (u *portRenderer) sourceList(t table, f *lb.Frontend) (others, name string)
 	return others, name
 }
 
-// listsOf counts a service port in or out of those that use each list: n is 1 or -1.
-func (p *plan) listsOf(ids []chainID, n int) {
+// use notes that one more service port uses a list, which is written if it is the first.
+func (st *state) use(id chainID, ranges []netip.Prefix, c *change) {
+	l := st.lists[id]
+	if l == nil {
+		l = &list{ranges: ranges}
+		rollback.Put(st.log, st.lists, id, l)
+		c.chains = append(c.chains, listChain(id, ranges))
+	}
+	rollback.Value(st.log, &l.users)
+	l.users++
+}
+
+// release notes that lists are used once less each, and drops those that nobody uses any more.
+func (st *state) release(ids []chainID, c *change) {
 	for _, id := range ids {
-		p.users[id] += n
-	}
-}
-
-// settle adds the lists that nobody used before, and deletes those that nobody uses any more.
-func (p *plan) settle(st *state) {
-	for id, n := range p.users {
-		switch old := st.lists[id]; {
-		case old == nil && n > 0:
-			p.chains = append(p.chains, listChain(id, p.ranges[id]))
-		case old != nil && old.users+n == 0:
-			p.drops = append(p.drops, id)
-		}
-	}
-}
-
-// keepLists makes the users of lists those of the plan.
-func (st *state) keepLists(p *plan) {
-	for id, n := range p.users {
 		l := st.lists[id]
-		if l == nil {
-			l = &list{ranges: p.ranges[id]}
-			st.lists[id] = l
-		}
-		if l.users += n; l.users == 0 {
-			delete(st.lists, id)
+		rollback.Value(st.log, &l.users)
+		if l.users--; l.users == 0 {
+			rollback.Delete(st.log, st.lists, id)
+			c.drops = append(c.drops, id)
 		}
 	}
 }

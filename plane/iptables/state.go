@@ -3,10 +3,10 @@ package iptables
 import (
 	"iter"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/rollback"
 )
 
 // state is what the plane has applied.
@@ -23,18 +23,20 @@ type state struct {
 	endpoints   int
 	// kept are service ports whose chains are those that a Reset found, because iptables refused others.
 	kept map[portID]bool
+	// log notes how all this was, while an Apply changes it.
+	log *rollback.Log
 }
 
 // holds notes what the kernel holds of a chain.
 func (st *state) holds(id chainID, d digest) {
 	st.rules[id.table] += int(d.rules) - int(st.kernel[id].rules)
-	st.kernel[id] = d
+	rollback.Put(st.log, st.kernel, id, d)
 }
 
 // lacks notes that the kernel has a chain no more.
 func (st *state) lacks(id chainID) {
 	st.rules[id.table] -= int(st.kernel[id].rules)
-	delete(st.kernel, id)
+	rollback.Delete(st.log, st.kernel, id)
 }
 
 // fronts returns all rows, in no order.
@@ -79,23 +81,13 @@ func newState(r renderer, ports []portRows) *state {
 	st.dispatchers[inRejectedExternal].tail = r.toNodePorts(externalNodePorts)
 	var all [dispatchers][]entry
 	for _, port := range ports {
-		r := st.renderer.servicePort(port.id, port.rows)
-		for _, c := range r.chains {
-			st.holds(c.id, digestOf(c.rules))
+		var c change
+		st.replace(port.id, port.rows, &c)
+		for _, chain := range c.chains {
+			st.holds(chain.id, digestOf(chain.rules))
 		}
-		for id, ranges := range r.lists {
-			if st.lists[id] == nil {
-				st.lists[id] = &list{ranges: ranges}
-				st.holds(id, digestOf(listChain(id, ranges).rules))
-			}
-			st.lists[id].users++
-		}
-		s := newServicePort(port.rows, r)
-		st.ports[port.id] = s
-		st.endpoints += s.endpoints
 		for _, f := range port.rows {
-			st.rows[f.Key] = &row{f, r.dispatch[f.Key]}
-			for _, d := range r.dispatch[f.Key] {
+			for _, d := range st.rows[f.Key].dispatch {
 				all[d.to] = append(all[d.to], entry{path(f.Key), d.rules})
 			}
 		}
@@ -122,88 +114,104 @@ func newServicePort(rows []*lb.Frontend, r rendered) *servicePort {
 
 func portOf(f *lb.Frontend) portID { return portID{f.Service, f.Key.Proto} }
 
-// plan is what changes make of some service ports and rows; state is as before until it is kept.
-type plan struct {
-	ports         map[portID]*servicePort
+// change is what an Apply asks of the kernel.
+type change struct {
 	chains        []chain
 	drops         []chainID
-	rows          map[lb.Key]*row // nil: no row any more
-	users         map[chainID]int // how many more service ports use a list
-	ranges        map[chainID][]netip.Prefix
 	adds, deletes [dispatchers][]entry
 }
 
-// plan renders the service ports that changes touch.
-func (st *state) plan(changes []lb.Change) *plan {
+// apply makes changes of rows, and returns what they are for the kernel. The dispatchers are still to be changed.
+func (st *state) apply(changes []lb.Change) *change {
 	want := make(map[lb.Key]*lb.Frontend, len(changes))
 	for _, c := range changes {
 		want[c.Key] = c.New
 	}
+	before := map[lb.Key]*row{} // the rows of service ports that the changes touch
 	touched := map[portID]map[lb.Key]*lb.Frontend{}
 	touch := func(id portID) map[lb.Key]*lb.Frontend {
 		if touched[id] == nil {
 			touched[id] = map[lb.Key]*lb.Frontend{}
-			if u := st.ports[id]; u != nil {
-				for _, f := range u.rows {
+			if s := st.ports[id]; s != nil {
+				for _, f := range s.rows {
 					touched[id][f.Key] = f
+					before[f.Key] = st.rows[f.Key]
 				}
 			}
 		}
 		return touched[id]
 	}
-	p := &plan{ports: map[portID]*servicePort{}, rows: map[lb.Key]*row{}, users: map[chainID]int{}, ranges: map[chainID][]netip.Prefix{}}
 	for k, f := range want {
 		if old := st.rows[k]; old != nil {
 			delete(touch(portOf(old.front)), k)
-			p.rows[k] = nil
 		}
 		if f != nil {
 			touch(portOf(f))[k] = f
 		}
 	}
+	rollback.Value(st.log, &st.endpoints)
+	rollback.Value(st.log, &st.rules)
+	rollback.Value(st.log, &st.plain)
+	for k := range before {
+		rollback.Delete(st.log, st.rows, k)
+	}
+	c := &change{}
+	var unused []chainID
 	for id, rows := range touched {
-		p.servicePort(st, id, slices.Collect(maps.Values(rows)))
+		unused = append(unused, st.replace(id, slices.Collect(maps.Values(rows)), c)...)
 	}
-	p.settle(st)
-	for k, now := range p.rows {
-		p.dispatch(k, st.rows[k], now)
+	st.release(unused, c)
+	for k, old := range before {
+		c.dispatch(k, old, st.rows[k])
 	}
-	for i := range p.adds {
-		for _, list := range [][]entry{p.adds[i], p.deletes[i]} {
+	for k := range want {
+		if before[k] == nil {
+			c.dispatch(k, nil, st.rows[k])
+		}
+	}
+	for i := range c.adds {
+		for _, list := range [][]entry{c.adds[i], c.deletes[i]} {
 			slices.SortFunc(list, func(a, b entry) int { return comparePath(a, b.path) })
 		}
 	}
-	return p
+	// Never back: to give them their comments would be a change of all.
+	st.plain = st.plain || st.endpoints > manyEndpoints
+	return c
 }
 
-// servicePort renders one service port.
-func (p *plan) servicePort(st *state, id portID, rows []*lb.Frontend) {
-	var now servicePort
+// replace renders a service port with those rows, or takes it out if there are none. It returns the lists that it does not use any
+// more, or uses once less.
+func (st *state) replace(id portID, rows []*lb.Frontend, c *change) (unused []chainID) {
+	rollback.Delete(st.log, st.kept, id)
+	var had []string
+	if old := st.ports[id]; old != nil {
+		had, unused = old.chains, old.lists
+		st.endpoints -= old.endpoints
+		rollback.Delete(st.log, st.ports, id)
+	}
+	has := map[string]bool{}
 	if len(rows) > 0 {
 		r := st.renderer.servicePort(id, rows)
-		now = *newServicePort(rows, r)
-		maps.Copy(p.ranges, r.lists)
-		p.listsOf(now.lists, 1)
-		p.chains = append(p.chains, r.chains...)
-		for _, f := range rows {
-			p.rows[f.Key] = &row{f, r.dispatch[f.Key]}
-		}
-		p.ports[id] = &now
-	} else {
-		p.ports[id] = nil
-	}
-	if old := st.ports[id]; old != nil {
-		p.listsOf(old.lists, -1)
-		keep := make(map[string]bool, len(now.chains))
+		now := newServicePort(rows, r)
+		rollback.Put(st.log, st.ports, id, now)
+		st.endpoints += now.endpoints
 		for _, name := range now.chains {
-			keep[name] = true
+			has[name] = true
 		}
-		for _, name := range old.chains {
-			if !keep[name] {
-				p.drops = append(p.drops, chainID{nat, name})
-			}
+		c.chains = append(c.chains, r.chains...)
+		for id, ranges := range r.lists {
+			st.use(id, ranges, c)
+		}
+		for _, f := range rows {
+			rollback.Put(st.log, st.rows, f.Key, &row{f, r.dispatch[f.Key]})
 		}
 	}
+	for _, name := range had {
+		if !has[name] {
+			c.drops = append(c.drops, chainID{nat, name})
+		}
+	}
+	return unused
 }
 
 // endpointsOf returns about how many endpoints serve the rows of a service port.
@@ -220,7 +228,7 @@ func endpointsOf(rows []*lb.Frontend) int {
 }
 
 // dispatch notes what changes in the dispatchers for a key.
-func (p *plan) dispatch(k lb.Key, old, now *row) {
+func (c *change) dispatch(k lb.Key, old, now *row) {
 	var before, after [dispatchers][]string
 	if old != nil {
 		for _, e := range old.dispatch {
@@ -236,38 +244,9 @@ func (p *plan) dispatch(k lb.Key, old, now *row) {
 		switch {
 		case slices.Equal(before[i], after[i]):
 		case len(after[i]) == 0:
-			p.deletes[i] = append(p.deletes[i], entry{path: path(k)})
+			c.deletes[i] = append(c.deletes[i], entry{path: path(k)})
 		default:
-			p.adds[i] = append(p.adds[i], entry{path(k), after[i]})
+			c.adds[i] = append(c.adds[i], entry{path(k), after[i]})
 		}
 	}
-}
-
-// keep makes the plan the state, but for the dispatchers, which are there already. It reports whether no chains of service
-// ports are kept as they were any more.
-func (st *state) keep(p *plan) (released bool) {
-	before := len(st.kept)
-	for id, u := range p.ports {
-		delete(st.kept, id)
-		if old := st.ports[id]; old != nil {
-			st.endpoints -= old.endpoints
-		}
-		if u == nil {
-			delete(st.ports, id)
-			continue
-		}
-		st.ports[id] = u
-		st.endpoints += u.endpoints
-	}
-	for k, r := range p.rows {
-		if r == nil {
-			delete(st.rows, k)
-			continue
-		}
-		st.rows[k] = r
-	}
-	st.keepLists(p)
-	// Never back: to give them their comments would be a change of all.
-	st.plain = st.plain || st.endpoints > manyEndpoints
-	return before > 0 && len(st.kept) == 0
 }

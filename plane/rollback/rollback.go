@@ -52,3 +52,10 @@ func Value[T any](l *Log, v *T) {
 	was := *v
 	l.undo = append(l.undo, func() { *v = was })
 }
+
+// Func notes how to take back what is neither.
+func Func(l *Log, undo func()) {
+	if l != nil {
+		l.undo = append(l.undo, undo)
+	}
+}
