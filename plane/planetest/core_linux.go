@@ -20,22 +20,35 @@ func Core(t *testing.T, cfg Config, forms func(lb.Family, *lb.Table) ([]string, 
 		t.Fatal(err)
 	}
 	for _, f := range families {
-		found := map[string][]string{} // by form: the scenarios that have it
-		for _, sc := range all {
-			if err := formsOf(sc, f, forms, found); err != nil {
-				t.Fatal(err)
-			}
+		n, missing, err := missingForms(all, core, f, forms)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if len(found) < 10 {
-			t.Errorf("%v: %d forms: does the test look at what the plane writes?", f, len(found))
+		if n < 10 {
+			t.Errorf("%v: %d forms: does the test look at what the plane writes?", f, n)
 		}
-		for form, in := range found {
-			if !slices.ContainsFunc(core, func(sc *scenario.Scenario) bool { return slices.Contains(in, sc.Name) }) {
-				t.Errorf("%v: Config.Core has no scenario for which the plane writes %q, as for %s", f, form, strings.Join(in, ", "))
-			}
+		for _, m := range missing {
+			t.Errorf("%v: Config.Core has no scenario for which the plane writes %s", f, m)
 		}
-		t.Logf("%v: %d of %d scenarios have all %d forms", f, len(core), len(all), len(found))
+		t.Logf("%v: %d of %d scenarios have all %d forms", f, len(core), len(all), n)
 	}
+}
+
+// missingForms counts the forms of all scenarios, and tells of those that no scenario of the core has.
+func missingForms(all, core []*scenario.Scenario, f lb.Family, forms func(lb.Family, *lb.Table) ([]string, error)) (n int, missing []string, _ error) {
+	found := map[string][]string{} // by form: the scenarios that have it
+	for _, sc := range all {
+		if err := formsOf(sc, f, forms, found); err != nil {
+			return 0, nil, err
+		}
+	}
+	for form, in := range found {
+		if !slices.ContainsFunc(core, func(sc *scenario.Scenario) bool { return slices.Contains(in, sc.Name) }) {
+			missing = append(missing, fmt.Sprintf("%q, as for %s", form, strings.Join(in, ", ")))
+		}
+	}
+	slices.Sort(missing)
+	return len(found), missing, nil
 }
 
 // core returns the scenarios that Config.Core names, and the names of the others.
