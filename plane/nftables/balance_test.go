@@ -218,7 +218,7 @@ func flows(t *testing.T, key lb.Key, n int, from func(i int) net.IP, told func(c
 
 // Whatever times and sizes tenants choose for session affinity, there are no more chains than sizes and rounded times.
 func TestChainsOfSessionAffinity(t *testing.T) {
-	const services, most, day = 400, 200, 86_400
+	const services, most, day, maxSeconds = 400, 200, 86_400, 129_600
 	times := map[uint32]bool{}
 	for n := uint32(1); n <= maxSeconds; n++ {
 		got := roundSeconds(n)

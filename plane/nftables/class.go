@@ -244,17 +244,6 @@ const (
 const (
 	maxSlots       = 1 << 24
 	maxStickySlots = 15 << 10
-	maxSeconds     = 36 * 3600
 )
 
 func seconds(d time.Duration) uint32 { return uint32(d / time.Second) }
-
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return 1
-	}
-	return -1
-}

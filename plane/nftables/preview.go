@@ -35,6 +35,10 @@ func Render(cfg Config, want *lb.Table) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	return p.render(want)
+}
+
+func (p *Plane) render(want *lb.Table) ([]byte, error) {
 	for _, name := range []string{want.Node.Pods.Interface, want.Node.Pods.InterfacePrefix} {
 		if strings.ContainsAny(name, `"\*`) || strings.Map(printable, name) != name {
 			return nil, fmt.Errorf("nftables %s: interface name %q has characters that the language of nft cannot say", p.fam, name)

@@ -228,10 +228,14 @@ func TestRenderBadRows(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	tab := w.Table(3, 2)
 	want := render(t, w.Family, tab)
-	tab.Replace(lb.Owner{Name: "ns/bad"}, []*lb.Frontend{{Key: lb.Key{Addr: (planetest.World{Family: lb.IPv6}).Addr(10, 99), Port: 1, Proto: lb.TCP},
-		Service: "ns/bad", Kind: lb.ExternalIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}}}) // the table, of no family, takes it
-	got, err := Render(Config{Family: w.Family}, tab)
-	if err == nil || strings.Count(err.Error(), "nftables IPv4: ") != 1 || !strings.Contains(err.Error(), "ns/bad") {
+	p, err := offline(Config{Family: w.Family})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.maxSlots = 2
+	tab.Replace(w.ClusterIP(4, 100, 3))
+	got, err := p.render(tab)
+	if err == nil || strings.Count(err.Error(), "nftables IPv4: ") != 1 || !strings.Contains(err.Error(), "svc-4") {
 		t.Errorf("the error %v does not name the row", err)
 	}
 	if string(got) != want {
