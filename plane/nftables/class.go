@@ -49,6 +49,13 @@ func (a action) chain() string {
 	return actionNames[a]
 }
 
+func (a action) verdict() elementVerdict {
+	if a == actionDrop {
+		return drops
+	}
+	return elementVerdict{expr.VerdictGoto, a.chain()}
+}
+
 func (c class) at(f lb.From) action { return action(c>>shiftOf(f)) & 7 }
 
 func shiftOf(f lb.From) int {

@@ -260,44 +260,50 @@ func (r *ruleset) balancer(s shape) chain {
 // classChains are the chains that a class needs of its own, with the verdicts that lead a packet of the class
 // into the right chain: the first in the filter hooks, the second in the nat hooks.
 func (r *ruleset) classChains(c class) (chains []chain, filter, nat elementVerdict) {
-	filter, nat = returns, returns
-	if c.simple() {
-		switch a := c.at(lb.Anywhere); {
-		case a.balances():
-			nat = elementVerdict{expr.VerdictGoto, a.chain()}
-		case a == actionDrop:
-			filter = drops
-		default:
-			filter = elementVerdict{expr.VerdictGoto, a.chain()}
-		}
-		return nil, filter, nat
+	if a := c.at(lb.Anywhere); c.simple() && a.balances() {
+		return nil, returns, a.verdict()
+	} else if c.simple() {
+		return nil, a.verdict(), returns
 	}
+	filter, nat = returns, returns
+	refuse, refuses := r.bySource(c, false)
 	if c.eighths() != 0 {
 		chains = append(chains, chain{name: c.sourcesChain(), rules: r.sourceRules(c)})
+		refuse, refuses = append([]rule{r.rule("source ranges", jump(c.sourcesChain()))}, refuse...), true
 	}
-	if rules := r.filterRules(c); len(rules) > 0 {
+	if refuses {
 		filter = elementVerdict{expr.VerdictGoto, "filter." + c.String()}
-		chains = append(chains, chain{name: filter.chain, rules: rules})
+		chains = append(chains, chain{name: filter.chain, rules: refuse})
 	}
-	if rules := r.natRules(c); len(rules) > 0 {
+	if balance, balances := r.bySource(c, true); balances {
 		nat = elementVerdict{expr.VerdictGoto, "nat." + c.String()}
-		chains = append(chains, chain{name: nat.chain, rules: rules})
+		chains = append(chains, chain{name: nat.chain, rules: balance})
 	}
 	return chains, filter, nat
 }
 
-// bySource calls f for the sources that the class tells apart, with what matches them and whether that is everybody; in the
-// order of routes.
-func (r *ruleset) bySource(c class, f func(a action, match statement, everybody bool)) {
+// bySource is a rule for each kind of source, in the order of routes. In the nat hooks the rules balance, in the filter hooks
+// they refuse; what is the other's, they let pass. It reports whether any does more than that.
+func (r *ruleset) bySource(c class, balance bool) (rules []rule, needed bool) {
+	add := func(a action, match statement) {
+		if a.balances() == balance {
+			rules, needed = append(rules, r.rule("", match, a.verdict().statement())), true
+		} else {
+			rules = append(rules, r.rule("", match, goBack))
+		}
+	}
 	if a := c.at(lb.Pods); a != actionNone {
-		for _, m := range r.fromPods() {
-			f(a, m, false)
+		for _, match := range r.fromPods() {
+			add(a, match)
 		}
 	}
 	if a := c.at(lb.Host); a != actionNone {
-		f(a, sourceIsLocal, false)
+		add(a, sourceIsLocal)
 	}
-	f(c.at(lb.Anywhere), statement{}, true)
+	if a := c.at(lb.Anywhere); a.balances() == balance { // else they return at the end of the chain
+		add(a, statement{})
+	}
+	return rules, needed
 }
 
 // fromPods are the matches of which one holds for what the local-traffic detector recognises; none if it
@@ -315,47 +321,6 @@ func (r *ruleset) fromPods() []statement {
 		matches = append(matches, r.inPrefix(r.source(), p))
 	}
 	return matches
-}
-
-// filterRules refuse what the class refuses; what they let pass is for natRules. There are none if it refuses nobody.
-func (r *ruleset) filterRules(c class) []rule {
-	var rules []rule
-	refuses := false
-	if c.eighths() != 0 {
-		rules, refuses = append(rules, r.rule("source ranges", jump(c.sourcesChain()))), true
-	}
-	r.bySource(c, func(a action, match statement, everybody bool) {
-		switch {
-		case a == actionReject:
-			rules, refuses = append(rules, r.rule("", match, goTo(a.chain()))), true
-		case a == actionDrop:
-			rules, refuses = append(rules, r.rule("", match, drop)), true
-		case !everybody:
-			rules = append(rules, r.rule("", match, goBack))
-		}
-	})
-	if !refuses {
-		return nil
-	}
-	return rules
-}
-
-// natRules send each kind of source to its set. There are none if the class serves nobody.
-func (r *ruleset) natRules(c class) []rule {
-	var rules []rule
-	balances := false
-	r.bySource(c, func(a action, match statement, everybody bool) {
-		switch {
-		case a.balances():
-			rules, balances = append(rules, r.rule("", match, goTo(a.chain()))), true
-		case !everybody:
-			rules = append(rules, r.rule("", match, goBack))
-		}
-	})
-	if !balances {
-		return nil
-	}
-	return rules
 }
 
 // sourceRules let pass whom one of the frontend's source ranges has, and drop all others. There is a rule for each length.
