@@ -51,8 +51,8 @@ func (r *ruleset) client() operand {
 // no cleaning; a rule forgets such an answer when it meets one, because updating an element does not change
 // its data.
 
-// sameBackend is the rules that lead a client to the backend that the affinity map has for it, and renew its time. set finds the
-// set id.
+// sameBackend is the rules that lead a client to the backend that the affinity map has for it, and renew its time. set is the
+// statement that finds the set id.
 func (r *ruleset) sameBackend(seconds uint32, set statement) []rule {
 	client := r.client()
 	last := r.find(member, sAffinity, setID, client)

@@ -68,7 +68,7 @@ func shiftOf(f lb.From) int {
 	return 0
 }
 
-// eighths are those of an address in which the source ranges end.
+// eighths has a bit for each eighth of an address in which source ranges end.
 func (c class) eighths() uint32 { return uint32(c >> eighthsShift) }
 
 // sourcesChain is the chain that drops whom the source ranges leave out.
@@ -143,13 +143,12 @@ func (s shape) parts() []shape {
 	return []shape{{s.scope, s.size, true, 0}, {s.scope, 0, true, s.seconds}}
 }
 
-// timeSteps are the steps of the times for which clients are remembered. Up to 80 s each second counts, and every step begins
-// at sixteen times itself: what is rounded up to it becomes less than a sixteenth longer.
+// timeSteps are what roundSeconds rounds to. Each is used for times above sixteen times itself, so no time becomes longer by a
+// sixteenth or more. Up to 80 s each second counts.
 var timeSteps = []uint32{3600, 900, 300, 60, 15, 5}
 
-// roundSeconds returns for how long clients are remembered that shall be for n seconds: n, or a little longer, so that few
-// times are in use, though tenants may choose among 86,400. What people choose stays: all minutes up to 80, five minutes up
-// to four hours, quarters up to 16 hours, and whole hours.
+// roundSeconds rounds a time of session affinity up, so that few times are in use, though tenants may choose among 86,400.
+// What people choose stays: all minutes up to 80, five minutes up to four hours, quarters up to 16 hours, and whole hours.
 func roundSeconds(n uint32) uint32 {
 	for _, step := range timeSteps {
 		if n > 16*step {
@@ -246,8 +245,8 @@ const (
 	timePart = 1<<32 - 1<<14
 )
 
-// The most backends of a set, without and with affinity. Of one with more than the latter a node serves so many, see
-// stickable. Sizes of balancers and rounded times stay within their bits.
+// The most backends of a set, without and with affinity. Where a set with affinity has more, each node serves so many of them,
+// see stickable.
 const (
 	maxSlots       = 1 << 24
 	maxStickySlots = 15 << 10

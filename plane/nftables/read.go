@@ -41,8 +41,8 @@ func (p *Plane) request(typ, flags uint16, attrs ...any) []byte {
 	return e.b
 }
 
-// readTable reads our table, with the elements of those sets for which which is true. It tries again a few
-// times if somebody changes the ruleset meanwhile.
+// readTable reads our table, with the elements of the sets that which selects, and the generation of the ruleset at the
+// beginning. It tries again a few times if somebody changes the ruleset meanwhile.
 func (p *Plane) readTable(ctx context.Context, which func(*setDef) bool) (*snapshot, uint32, error) {
 	for try := 0; ; try++ {
 		gen, err := p.sock.generation(ctx)

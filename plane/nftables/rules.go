@@ -35,8 +35,8 @@ const (
 	prioSrcNAT    = 100
 )
 
-// rule is a rule as the kernel takes it, with a comment that ends in a digest of its content: by it a later
-// process sees that the rule is as it should be.
+// rule is a rule of a chain. Its comment ends in a digest of what it does, by which a later process sees that the rule in the
+// kernel is as it should be.
 type rule struct {
 	comment    string
 	exprs      []byte // NFTA_RULE_EXPRESSIONS
@@ -143,9 +143,9 @@ func (r *ruleset) skeleton() []chain {
 	}
 }
 
-// secondLook is what the chains ...-again are for. A packet that comes while a transaction takes effect may meet
-// new elements under old rules: it finds a chain that is still empty for it, or misses the slot that just went, and
-// falls through. Rules are those of the moment at which the packet enters a base chain, so the second look has
+// secondLook is what the chains ...-again are for. While a transaction takes effect, a packet may meet new elements
+// under old rules: it finds a chain that is still empty for it, or misses the slot that just went, and falls through.
+// The rules that a packet meets are those of the moment at which it enters a base chain, so the second look has
 // base chains of its own.
 const secondLook = "a change came between two lookups"
 
@@ -154,7 +154,8 @@ func (r *ruleset) vip() []operand { return []operand{r.destination(), l4proto, d
 
 var nodePort = []operand{l4proto, dport}
 
-// classes leads packets to what their class asks for, and those to a local address that answers NodePorts on to a chain.
+// classes sends packets for service addresses to the chain of their class, and those for addresses that answer NodePorts to the
+// chain that does the same for ports.
 func (r *ruleset) classes(verdicts setIndex, nodePorts string) []rule {
 	rules := []rule{r.rule("service address", r.find(number, sServices, r.vip()...), r.vmap(verdicts, number))}
 	for _, p := range r.node.NodePorts {
@@ -200,7 +201,7 @@ func (r *ruleset) serviceNetwork() chain {
 	return chain{name: "service-network", rules: rules}
 }
 
-// byFrontend is rules for packets to service addresses and then the same for those to NodePorts, which have a map of their own.
+// byFrontend is rules for service addresses, and then the same for NodePorts, which have a map of their own.
 func (r *ruleset) byFrontend(s lb.Scope, rules func(comment string, sets setIndex, key []operand) []rule) []rule {
 	vips, nodePorts := sClusterSets, sNodePortClusterSets
 	if s == lb.Local {
@@ -214,8 +215,8 @@ func (r *ruleset) byFrontend(s lb.Scope, rules func(comment string, sets setInde
 
 // scope goes from the frontend to its set, from there to the set's shape, and on to the balancer.
 //
-// Shapes with affinity are in the map in two parts. First the one that remembers knows the client and leads him to his backend;
-// if it does not, the one that chooses puts a backend into the memory, and then the first knows the client.
+// With session affinity a set has two balancers, see [shape]. A client who was here before gets his backend from the one that
+// remembers. To others it does nothing: then the one that chooses remembers a backend for them, and the first one is asked again.
 func (r *ruleset) scope(s lb.Scope) chain {
 	return chain{name: s.String(), rules: r.byFrontend(s, func(comment string, sets setIndex, key []operand) []rule {
 		set, shape := r.find(number, sets, key...), r.find(number, sSetShapes, number)
@@ -306,8 +307,8 @@ func (r *ruleset) bySource(c class, balance bool) (rules []rule, needed bool) {
 	return rules, needed
 }
 
-// fromPods are the matches of which one holds for what the local-traffic detector recognises; none if it
-// recognises nothing (SV-67): then pods are anywhere.
+// fromPods are the matches for packets from pods: one for each way in which the local-traffic detector recognises them. If it
+// recognises none (SV-67), pods are treated as from anywhere.
 func (r *ruleset) fromPods() []statement {
 	d := r.node.Pods
 	switch {
@@ -323,7 +324,7 @@ func (r *ruleset) fromPods() []statement {
 	return matches
 }
 
-// sourceRules let pass whom one of the frontend's source ranges has, and drop all others. There is a rule for each length.
+// sourceRules drop packets from sources that are in none of the frontend's ranges. There is a rule for each length of a range.
 func (r *ruleset) sourceRules(c class) []rule {
 	var rules []rule
 	for _, n := range r.lengths(c.eighths()) {
