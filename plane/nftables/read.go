@@ -41,6 +41,15 @@ func (p *Plane) request(typ, flags uint16, attrs ...any) []byte {
 	return e.b
 }
 
+// list calls f for what the answer has of our table: old kernels answer with other tables' objects too.
+func (p *Plane) list(ctx context.Context, request []byte, table uint16, f func(body []byte)) error {
+	return p.sock.ask(ctx, request, func(body []byte) {
+		if cstr(attribute(body, table)) == TableName {
+			f(body)
+		}
+	})
+}
+
 // readTable reads our table, with the elements of the sets that which selects, and the generation of the ruleset at the
 // beginning. It tries again a few times if somebody changes the ruleset meanwhile.
 func (p *Plane) readTable(ctx context.Context, which func(*setDef) bool) (*snapshot, uint32, error) {
@@ -62,10 +71,9 @@ func (p *Plane) readTable(ctx context.Context, which func(*setDef) bool) (*snaps
 func (p *Plane) readOnce(ctx context.Context, which func(*setDef) bool) (*snapshot, error) {
 	s := &snapshot{chains: map[string]*kernelChain{}}
 	dormant := false
-	err := p.sock.dump(ctx, p.request(unix.NFT_MSG_GETTABLE, 0, uint16(unix.NFTA_TABLE_NAME), TableName), func(body []byte) error {
+	err := p.sock.ask(ctx, p.request(unix.NFT_MSG_GETTABLE, 0, uint16(unix.NFTA_TABLE_NAME), TableName), func(body []byte) {
 		s.present = true
 		dormant = be32(attribute(body, unix.NFTA_TABLE_FLAGS))&tableDormant != 0
-		return nil
 	})
 	if errors.Is(err, unix.ENOENT) {
 		return s, nil
@@ -97,26 +105,17 @@ func undisturbed(read func() error) error {
 
 // readSets finds out whether the sets are ours.
 func (p *Plane) readSets(ctx context.Context, s *snapshot) error {
-	defs := p.rules.sets
-	index := make(map[string]setIndex, setCount)
-	for i := range defs {
-		index[defs[i].name] = setIndex(i)
-	}
 	matching := 0
-	err := p.sock.dump(ctx, p.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, uint16(unix.NFTA_SET_TABLE), TableName), func(body []byte) error {
-		if cstr(attribute(body, unix.NFTA_SET_TABLE)) != TableName {
-			return nil
-		}
+	err := p.list(ctx, p.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, uint16(unix.NFTA_SET_TABLE), TableName), unix.NFTA_SET_TABLE, func(body []byte) {
 		name := cstr(attribute(body, unix.NFTA_SET_NAME))
-		i, known := index[name]
+		i, known := p.mon.index[name]
 		switch {
 		case be32(attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0: // goes with its rule
 		case !known:
 			s.foreign = append(s.foreign, name)
-		case defs[i].matches(body):
+		case p.rules.sets[i].matches(body):
 			matching++
 		}
-		return nil
 	})
 	s.ours = matching == int(setCount)
 	return err
@@ -139,10 +138,7 @@ func (d *setDef) matches(body []byte) bool {
 
 // readChains reads the chains of our table, and a digest of their rules.
 func (p *Plane) readChains(ctx context.Context, s *snapshot) error {
-	err := p.sock.dump(ctx, p.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP), func(body []byte) error {
-		if cstr(attribute(body, unix.NFTA_CHAIN_TABLE)) != TableName {
-			return nil
-		}
+	err := p.list(ctx, p.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP), unix.NFTA_CHAIN_TABLE, func(body []byte) {
 		c := &kernelChain{}
 		if h := attribute(body, unix.NFTA_CHAIN_HOOK); h != nil {
 			c.hook = hook{
@@ -155,7 +151,6 @@ func (p *Plane) readChains(ctx context.Context, s *snapshot) error {
 			}
 		}
 		s.chains[cstr(attribute(body, unix.NFTA_CHAIN_NAME))] = c
-		return nil
 	})
 	if err != nil {
 		return err
@@ -167,15 +162,11 @@ func (p *Plane) readChains(ctx context.Context, s *snapshot) error {
 		}
 		s.ours = s.ours && is == c.hook
 	}
-	return p.sock.dump(ctx, p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint16(unix.NFTA_RULE_TABLE), TableName), func(body []byte) error {
-		if cstr(attribute(body, unix.NFTA_RULE_TABLE)) != TableName {
-			return nil
-		}
+	return p.list(ctx, p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint16(unix.NFTA_RULE_TABLE), TableName), unix.NFTA_RULE_TABLE, func(body []byte) {
 		if c := s.chains[cstr(attribute(body, unix.NFTA_RULE_CHAIN))]; c != nil {
 			comment, _ := userdata.GetString(attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
 			c.digest += comment + "\n"
 		}
-		return nil
 	})
 }
 
@@ -204,13 +195,12 @@ func (p *Plane) readElements(ctx context.Context, s *snapshot, which func(*setDe
 		if d.verdict {
 			s.verdicts[i] = map[string]elementVerdict{}
 		}
-		err := p.sock.dump(ctx, p.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP,
-			uint16(unix.NFTA_SET_ELEM_LIST_TABLE), TableName, uint16(unix.NFTA_SET_ELEM_LIST_SET), d.name), func(body []byte) error {
+		err := p.sock.ask(ctx, p.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP,
+			uint16(unix.NFTA_SET_ELEM_LIST_TABLE), TableName, uint16(unix.NFTA_SET_ELEM_LIST_SET), d.name), func(body []byte) {
 			attributes(attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				s.element(i, d, el)
 				return true
 			})
-			return nil
 		})
 		// Others may change their tables all the time, which does no harm to what we read of ours; and of a change
 		// of ours the monitor hears, so that it is looked at again.

@@ -56,7 +56,7 @@ func (s *socket) dump(ctx context.Context, request []byte, f func(body []byte) e
 	})
 }
 
-// ask is dump for a request that asks for an acknowledgement.
+// ask is dump for an f that cannot fail.
 func (s *socket) ask(ctx context.Context, request []byte, f func(body []byte)) error {
 	return s.dump(ctx, request, func(body []byte) error { f(body); return nil })
 }
