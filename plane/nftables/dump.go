@@ -3,6 +3,7 @@ package nftables
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -217,43 +218,32 @@ func (d *dumper) checkUnused() {
 	}
 }
 
-// checkStructure compares chains and verdict maps with what their classes and shapes ask for, and looks for foreign objects.
+// checkStructure compares chains and verdict maps with what the classes and shapes of the kernel ask for.
 func (d *dumper) checkStructure() {
-	want := map[string]bool{}
-	check := func(chains ...chain) {
-		for _, ch := range chains {
-			want[ch.name] = true
-			if is := d.snap.chains[ch.name]; is == nil || is.digest != digest(ch.rules) {
-				d.fault("chain %s is not as it should be", ch.name)
-			}
-		}
-	}
-	check(d.rules.skeleton()...)
-	filters, nats := d.snap.verdicts[sFilterClasses], d.snap.verdicts[sNATClasses]
-	for key, is := range filters {
-		cl := class(order.Uint32([]byte(key)))
-		chains, filter, nat := d.rules.classChains(cl)
-		check(chains...)
-		if is != filter || nats[key] != nat {
-			d.fault("class %s leads to %s and %s, not to %s and %s", cl, is, nats[key], filter, nat)
-		}
-	}
-	if len(filters) != len(nats) {
-		d.fault("%d classes to filter, %d to translate", len(filters), len(nats))
+	st := newState(0)
+	for key := range d.snap.verdicts[sFilterClasses] {
+		st.classes[class(order.Uint32([]byte(key)))] = true
 	}
 	for _, scope := range []lb.Scope{lb.Cluster, lb.Local} {
-		for key, is := range d.snap.verdicts[shapesOf(scope)] {
-			s := parseShape(scope, order.Uint32([]byte(key)))
-			check(d.rules.balancer(s))
-			if is != s.verdict() {
-				d.fault("shape %s leads to %s", s.chain(), is)
-			}
+		for key := range d.snap.verdicts[shapesOf(scope)] {
+			st.shapes[parseShape(scope, order.Uint32([]byte(key)))] = true
 		}
 	}
-	for name := range d.snap.chains {
-		if !want[name] {
-			d.fault("foreign chain %s", name)
+	chains, verdicts := (&change{batch: &batch{ruleset: d.rules}, st: st}).structure()
+	for i, want := range verdicts {
+		if is := d.snap.verdicts[i]; want != nil && !maps.Equal(is, want) {
+			d.fault("map %s leads to %v, not to %v", d.rules.sets[i].name, is, want)
 		}
+	}
+	foreign := maps.Clone(d.snap.chains)
+	for _, ch := range chains {
+		if is := d.snap.chains[ch.name]; is == nil || is.digest != digest(ch.rules) {
+			d.fault("chain %s is not as it should be", ch.name)
+		}
+		delete(foreign, ch.name)
+	}
+	for name := range foreign {
+		d.fault("foreign chain %s", name)
 	}
 	for _, name := range d.snap.foreign {
 		d.fault("foreign set %s", name)

@@ -82,12 +82,10 @@ func (d *document) line(indent int, format string, args ...any) {
 func (d *document) records() {
 	d.st.records(func(i setIndex, rec []byte) { d.elements[i] = append(d.elements[i], bytes.Clone(rec)) })
 	for i := range d.elements {
-		def := &d.sets()[i]
+		def := &d.sets[i]
 		slices.SortFunc(d.elements[i], def.compare)
 	}
 }
-
-func (d *document) sets() *[setCount]setDef { return d.about.defs }
 
 // compare orders records as people count.
 func (d *setDef) compare(a, b []byte) int {
@@ -105,7 +103,7 @@ func (d *setDef) compare(a, b []byte) int {
 }
 
 func (d *document) set(i setIndex, verdicts map[string]elementVerdict) {
-	def := &d.sets()[i]
+	def := &d.sets[i]
 	d.text.WriteByte('\n')
 	kind := "set"
 	if def.setFlags()&unix.NFT_SET_MAP != 0 {
@@ -142,7 +140,7 @@ func (d *document) equalBytes() {
 	for line := range slices.Chunk(d.elements[sEqualBytes], 16) {
 		var all []string
 		for _, rec := range line {
-			all = append(all, d.sets()[sEqualBytes].element(rec))
+			all = append(all, d.sets[sEqualBytes].element(rec))
 		}
 		d.element(strings.Join(all, ", "), "")
 	}
