@@ -19,7 +19,6 @@ type family struct {
 	fam          lb.Family
 	proto        byte   // NFPROTO_*
 	addrLen      int    // bytes of an address
-	addrRegs     uint32 // 32-bit registers that an address fills
 	saddr, daddr uint32 // offsets in the IP header
 	ctDaddr      expr.CtKey
 	addr         field
@@ -27,9 +26,9 @@ type family struct {
 
 func familyOf(f lb.Family) family {
 	if f == lb.IPv6 {
-		return family{f, unix.NFPROTO_IPV6, 16, 4, 8, 24, unix.NFT_CT_DST_IP6, ip6Field}
+		return family{f, unix.NFPROTO_IPV6, 16, 8, 24, unix.NFT_CT_DST_IP6, ip6Field}
 	}
-	return family{f, unix.NFPROTO_IPV4, 4, 1, 12, 16, unix.NFT_CT_DST_IP, ipField}
+	return family{f, unix.NFPROTO_IPV4, 4, 12, 16, unix.NFT_CT_DST_IP, ipField}
 }
 
 func (f family) ip() string {
@@ -82,7 +81,7 @@ type setDef struct {
 func schema(f family, hashes bool) [setCount]setDef {
 	vip := []field{f.addr, protoField, portField}
 	nodePort := vip[1:]
-	number := []field{markField}
+	one := []field{markField}
 	setAndSlot := []field{markField, slotField}
 	member := []field{memberField}
 	backend := []field{f.addr, portField}
@@ -91,28 +90,28 @@ func schema(f family, hashes bool) [setCount]setDef {
 		client = slotField
 	}
 	return [setCount]setDef{
-		sServices:            {name: "services", key: vip, data: number, comment: "frontend -> class"},
-		sNodePorts:           {name: "nodeports", key: nodePort, data: number, comment: "NodePort -> class"},
-		sClusterSets:         {name: "cluster-sets", key: vip, data: number, comment: "frontend -> set id, all backends"},
-		sNodePortClusterSets: {name: "nodeport-cluster-sets", key: nodePort, data: number, comment: "NodePort -> set id, all backends"},
-		sLocalSets:           {name: "local-sets", key: vip, data: number, comment: "frontend -> set id, backends on this node"},
-		sNodePortLocalSets:   {name: "nodeport-local-sets", key: nodePort, data: number, comment: "NodePort -> set id, backends on this node"},
-		sSetShapes:           {name: "set-shapes", key: number, data: number, comment: "set id -> shape"},
+		sServices:            {name: "services", key: vip, data: one, comment: "frontend -> class"},
+		sNodePorts:           {name: "nodeports", key: nodePort, data: one, comment: "NodePort -> class"},
+		sClusterSets:         {name: "cluster-sets", key: vip, data: one, comment: "frontend -> set id, all backends"},
+		sNodePortClusterSets: {name: "nodeport-cluster-sets", key: nodePort, data: one, comment: "NodePort -> set id, all backends"},
+		sLocalSets:           {name: "local-sets", key: vip, data: one, comment: "frontend -> set id, backends on this node"},
+		sNodePortLocalSets:   {name: "nodeport-local-sets", key: nodePort, data: one, comment: "NodePort -> set id, backends on this node"},
+		sSetShapes:           {name: "set-shapes", key: one, data: one, comment: "set id -> shape"},
 		sBackends:            {name: "backends", key: setAndSlot, data: backend, comment: "set id, slot -> backend"},
 		sMembers:             {name: "members", key: setAndSlot, data: member, comment: "set id, slot -> member: sets with affinity"},
 		sMemberBackends:      {name: "member-backends", key: []field{memberField, markField}, data: backend, comment: "member, its set id -> backend"},
 		sAffinity: {name: "affinity", key: []field{markField, client}, data: member, size: affinityLimit,
 			flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, comment: "set id, client -> its last member"},
-		sSourceLists:  {name: "source-lists", key: vip, data: number, comment: "frontend -> list of those who may use it"},
+		sSourceLists:  {name: "source-lists", key: vip, data: one, comment: "frontend -> list of those who may use it"},
 		sSourceRanges: {name: "source-ranges", key: []field{markField, f.addr}, comment: "list and length of the range, range"},
 		sClusterIPs:   {name: "cluster-ips", key: []field{f.addr}, comment: "addresses of kind ClusterIP"},
 		sEqualBytes:   {name: "equal-bytes", key: []field{slotField, slotField}, comment: "each byte with itself: so rules compare addresses"},
-		sReserved:     {name: "reserved", key: number, data: number, comment: "1, 2 -> set ids, members used up to here; 3 -> seed"},
+		sReserved:     {name: "reserved", key: one, data: one, comment: "1, 2 -> set ids, members used up to here; 3 -> seed"},
 
-		sFilterClasses: {name: "filter-classes", key: number, verdict: true, comment: "class -> who may not pass"},
-		sNATClasses:    {name: "nat-classes", key: number, verdict: true, comment: "class -> which set serves whom"},
-		sClusterShapes: {name: "cluster-shapes", key: number, verdict: true, comment: "shape -> balancer"},
-		sLocalShapes:   {name: "local-shapes", key: number, verdict: true, comment: "shape -> balancer"},
+		sFilterClasses: {name: "filter-classes", key: one, verdict: true, comment: "class -> who may not pass"},
+		sNATClasses:    {name: "nat-classes", key: one, verdict: true, comment: "class -> which set serves whom"},
+		sClusterShapes: {name: "cluster-shapes", key: one, verdict: true, comment: "shape -> balancer"},
+		sLocalShapes:   {name: "local-shapes", key: one, verdict: true, comment: "shape -> balancer"},
 	}
 }
 
@@ -151,8 +150,6 @@ func appendNum(b []byte, v uint32) []byte { return order.AppendUint32(b, v) }
 
 func appendOctet(b []byte, n byte) []byte { return append(b, n, 0, 0, 0) }
 
-func appendProto(b []byte, p lb.Proto) []byte { return append(b, byte(p), 0, 0, 0) }
-
 func appendPort(b []byte, p uint16) []byte {
 	b = binary.BigEndian.AppendUint16(b, p)
 	return append(b, 0, 0)
@@ -162,7 +159,7 @@ func appendKey(b []byte, k lb.Key) []byte {
 	if !k.IsNodePort() {
 		b = appendAddr(b, k.Addr)
 	}
-	return appendPort(appendProto(b, k.Proto), k.Port)
+	return appendPort(appendOctet(b, byte(k.Proto)), k.Port)
 }
 
 func appendBackend(b []byte, ap netip.AddrPort) []byte {

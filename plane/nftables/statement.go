@@ -296,7 +296,7 @@ func (r *ruleset) find(v operand, set setIndex, key ...operand) statement {
 func (r *ruleset) backend(set setIndex, key ...operand) (look, dnat statement) {
 	exprs, text := r.lookup(nil, set, key, freshKey, expr.Lookup{DestRegister: freshKey, IsDestRegSet: true})
 	return statement{exprs: exprs}, statement{fmt.Sprintf("%s dnat %s to %s map @%s", hasPorts.text, r.ip(), text, r.sets[set].name),
-		[]expr.Any{&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(r.proto), RegAddrMin: freshKey, RegProtoMin: freshKey + r.addrRegs}}}
+		[]expr.Any{&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(r.proto), RegAddrMin: freshKey, RegProtoMin: freshKey + uint32(r.addrLen)/4}}}
 }
 
 // remember makes the affinity map lead the client to the member for a time, and forget makes it lead him nowhere.
