@@ -228,7 +228,8 @@ func fromInterface(name string, all bool) statement {
 	if all {
 		name += "*"
 	} else {
-		value = append(value, make([]byte, unix.IFNAMSIZ-len(value))...)
+		value = make([]byte, unix.IFNAMSIZ)
+		copy(value, name)
 	}
 	return is(inputName, `"`+name+`"`, value)
 }
