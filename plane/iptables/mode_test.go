@@ -1,0 +1,57 @@
+package iptables
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"kube-proxy/lb"
+)
+
+// What came up is told once; and the metrics have what the last write left, each one that the mode has but the kernel's
+// counters (MT-09 to MT-12).
+func TestNotices(t *testing.T) {
+	p, err := New(Config{Family: lb.IPv4, Backend: NFT, Runner: &paper{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	notices := func() {
+		for _, n := range p.Notices() {
+			told = append(told, fmt.Sprint(n.Args...))
+		}
+	}
+	measured := func() map[string]float64 {
+		all := map[string]float64{}
+		if err := p.Measure(func(metric string, value float64, labels ...string) { all[fmt.Sprint(metric, labels)] = value }); err != nil {
+			t.Error(err)
+		}
+		return all
+	}
+	notices()
+	p.count(func(s *Stats) {
+		s.Failures, s.PartialFailures, s.Owned, s.Last, s.Unlike = 3, 2, Written{10, 20}, Written{1, 2}, 4
+	})
+	p.stuck(chainID{nat, "KUBE-SVC-A"})
+	if got := measured()[restoreFailures+"[]"]; got != 0 {
+		t.Errorf("in the middle of a write there are %v failures", got)
+	}
+	for range 2 {
+		notices()
+	}
+	p.stuck(chainID{nat, "KUBE-SVC-B"})
+	notices()
+	if want := []string{"chains[nat KUBE-SVC-A]", "chains4", "chains[nat KUBE-SVC-A nat KUBE-SVC-B]"}; !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q", told, want)
+	}
+	got := measured()
+	for name, want := range map[string]float64{restoreFailures + "[]": 3, partialFailures + "[]": 2, rulesTotal + "[filter]": 10,
+		rulesTotal + "[nat]": 20, rulesLast + "[filter]": 1, rulesLast + "[nat]": 2} {
+		if got[name] != want {
+			t.Errorf("%s is %v, want %v", name, got[name], want)
+		}
+	}
+	if len(got) != 6 {
+		t.Errorf("measured %v", got)
+	}
+}
