@@ -56,9 +56,10 @@ func FuzzSaved(f *testing.F) {
 	f.Add("# Table `nat' is incompatible, use 'nft' tool.\n*nat\n:A - [0:0]\n-A A -m comment --comment \"x\ny\" -j B\nCOMMIT\n")
 	f.Add("*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -g KUBE-SERVICES\nCOMMIT")
 	f.Add("*raw\n:KUBE-PROXY-CANARY - [0:0]\n-A PREROUTING \"\\\" -j KUBE-PROXY-CANARY\nCOMMIT\n")
+	f.Add("# Table `nat' is incompatible, use 'nft' tool.\n*\n:A - [0:0]\nCOMMIT\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		var again strings.Builder
-		table, was := "", ""
+		table, was, opened := "", "", false
 		for line, err := range readSaved(strings.NewReader(text)) {
 			if err != nil {
 				was = err.Error()
@@ -68,11 +69,11 @@ func FuzzSaved(f *testing.F) {
 				fmt.Fprintf(&again, "# Table `%s' is incompatible, use 'nft' tool.\n", line.table)
 				continue
 			}
-			if line.table != table || again.Len() == 0 {
-				if table != "" {
+			if line.table != table || !opened {
+				if opened {
 					again.WriteString(commit)
 				}
-				table = line.table
+				table, opened = line.table, true
 				fmt.Fprintf(&again, "*%s\n", table)
 			}
 			verb := ":"
