@@ -79,8 +79,6 @@ type Plane struct {
 const (
 	nftLines   = 20_000
 	pieceLines = 3000
-
-	legacyLines = 1 << 30
 )
 
 // What an Apply writes in one restore, as [lb.Weight] counts: an endpoint is four lines. With the nft back end the kernel
