@@ -207,7 +207,7 @@ func tabled() []metric {
 			help: "Rows that the data plane has not accepted yet",
 			read: perStats(func(s *engine.Stats) uint64 { return uint64(s.Pending) })},
 		{row: "EXT", name: "rows_failing", kind: gauge, labels: family,
-			help: "Rows that the data plane refuses, each retried alone; more than 100 are not counted",
+			help: "Rows that the data plane refuses, each retried alone, and malformed rows; more than 100 of each are not counted",
 			read: perStats(func(s *engine.Stats) uint64 { return uint64(len(s.Failing)) })},
 		{row: "EXT", name: "services_unresolved", kind: gauge, labels: family,
 			help: "Services whose rows could not be computed; they keep those that they had",
