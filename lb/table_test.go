@@ -397,7 +397,7 @@ func TestExpand(t *testing.T) {
 	}
 }
 
-// FuzzTableReplace shows that any sequence of wishes gives the table that the last wishes give at once, and
+// FuzzTableReplace shows that any sequence of calls gives the table that the last call of each Service gives at once, and
 // that its changes, applied one by one, give what the table holds.
 func FuzzTableReplace(f *testing.F) {
 	for seed := range uint64(20) {
@@ -437,10 +437,10 @@ func FuzzTableReplace(f *testing.F) {
 }
 
 // winnersSlow says who wins each key (SV-24), written for reading.
-func winnersSlow(wishes map[lb.Owner][]*lb.Frontend) map[lb.Key]string {
+func winnersSlow(asked map[lb.Owner][]*lb.Frontend) map[lb.Key]string {
 	kinds := map[lb.Kind]int{lb.ClusterIP: 1, lb.LoadBalancer: 2, lb.ExternalIP: 3} // NodePorts and health checks are equals
 	out, best := map[lb.Key]string{}, map[lb.Key]string{}
-	for o, fronts := range wishes {
+	for o, fronts := range asked {
 		mine := map[lb.Key]bool{}
 		for _, f := range fronts {
 			if mine[f.Key] { // of two rows with one key the first counts

@@ -159,14 +159,14 @@ func (r *Replay) Service(name string) *cluster.Service {
 // Fresh returns the table of the present state made from nothing: what a proxy that starts now must hold.
 func (r *Replay) Fresh() *lb.Table {
 	t := &lb.Table{Node: r.table.Node}
-	for owner, fronts := range r.Wishes() {
+	for owner, fronts := range r.Services() {
 		t.Replace(owner, fronts)
 	}
 	return t
 }
 
-// Wishes iterates over the Services that there are now, and the rows that each asks for.
-func (r *Replay) Wishes() iter.Seq2[lb.Owner, []*lb.Frontend] {
+// Services iterates over the Services that there are now, and the rows that each asks for.
+func (r *Replay) Services() iter.Seq2[lb.Owner, []*lb.Frontend] {
 	return func(yield func(lb.Owner, []*lb.Frontend) bool) {
 		for _, n := range r.store.Names() {
 			if !yield(r.owner(n), policy.Resolve(r.store.View(n), r.settings)) {

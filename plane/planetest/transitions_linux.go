@@ -62,22 +62,22 @@ func seedOf(t testing.TB) uint64 {
 	return seed
 }
 
-// wish is what one Service asks for in a state.
-type wish struct {
+// asked is what one Service asks for in a state.
+type asked struct {
 	owner  lb.Owner
 	fronts []*lb.Frontend
 }
 
-// place is a state of a scenario.
-type place struct {
-	name   string
-	node   lb.Node
-	wishes map[string]wish // by owner's name
+// state is a state of a scenario.
+type state struct {
+	name     string
+	node     lb.Node
+	services map[string]asked // by owner's name
 }
 
-// statesOf returns the states of all scenarios as the wishes of their Services.
-func statesOf(all []*scenario.Scenario, f lb.Family) ([]place, error) {
-	var out []place
+// statesOf returns the states of all scenarios as what their Services ask for.
+func statesOf(all []*scenario.Scenario, f lb.Family) ([]state, error) {
+	var out []state
 	for _, sc := range all {
 		r := sc.Replay(f)
 		for {
@@ -88,9 +88,9 @@ func statesOf(all []*scenario.Scenario, f lb.Family) ([]place, error) {
 			if !ok {
 				break
 			}
-			p := place{name: strings.TrimSuffix(sc.Name+"/"+step.State.Name, "/"), node: step.Table.Node, wishes: map[string]wish{}}
-			for owner, fronts := range r.Wishes() {
-				p.wishes[owner.Name] = wish{owner, fronts}
+			p := state{name: strings.TrimSuffix(sc.Name+"/"+step.State.Name, "/"), node: step.Table.Node, services: map[string]asked{}}
+			for owner, fronts := range r.Services() {
+				p.services[owner.Name] = asked{owner, fronts}
 			}
 			out = append(out, p)
 		}
@@ -102,7 +102,7 @@ func statesOf(all []*scenario.Scenario, f lb.Family) ([]place, error) {
 type walk struct {
 	cfg    Config
 	family lb.Family
-	states []place
+	states []state
 	rnd    *rand.Rand
 	moves  int
 
@@ -150,7 +150,7 @@ func (w *walk) walk() error {
 }
 
 // move goes to a state: completely or, one time in four, for some of its Services only.
-func (w *walk) move(to place) error {
+func (w *walk) move(to state) error {
 	ctx := context.Background()
 	if !to.node.Equal(w.table.Node) {
 		w.table.Node = to.node
@@ -161,19 +161,19 @@ func (w *walk) move(to place) error {
 	partly := w.rnd.IntN(4) == 0
 	var changes []lb.Change
 	for _, name := range slices.Sorted(maps.Keys(w.at)) {
-		if _, stays := to.wishes[name]; !stays && !(partly && w.rnd.IntN(2) == 0) {
+		if _, stays := to.services[name]; !stays && !(partly && w.rnd.IntN(2) == 0) {
 			more, _ := w.table.Replace(w.at[name], nil)
 			changes = append(changes, more...)
 			delete(w.at, name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(to.wishes)) {
+	for _, name := range slices.Sorted(maps.Keys(to.services)) {
 		if partly && w.rnd.IntN(2) == 0 {
 			continue
 		}
-		more, _ := w.table.Replace(to.wishes[name].owner, to.wishes[name].fronts)
+		more, _ := w.table.Replace(to.services[name].owner, to.services[name].fronts)
 		changes = append(changes, more...)
-		w.at[name] = to.wishes[name].owner
+		w.at[name] = to.services[name].owner
 	}
 	changes = scenario.Fold(changes)
 	w.rnd.Shuffle(len(changes), func(i, j int) { changes[i], changes[j] = changes[j], changes[i] })
