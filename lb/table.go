@@ -217,8 +217,8 @@ func (t *Table) refuse(name string, refused []Refused) {
 	}
 }
 
-// share returns fronts without repeated keys, with each row or backend set that equals one of before
-// replaced by it, and so each row that is refused, which it notes.
+// share returns fronts without repeated keys, with each row or backend set that equals one of before replaced by it. In
+// place of a row that Check refuses comes the one of before, if there is one; t.refused notes it.
 func (t *Table) share(name string, before, fronts []*Frontend) []*Frontend {
 	var refused []Refused
 	defer func() { t.refuse(name, refused) }()
