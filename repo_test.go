@@ -51,6 +51,11 @@ const imports = `
 	mode < config, status, system, cleanup;
 	lb, plane, plane/ownwrites, plane/diff, plane/rollback, plane/slots, internal/kernel, event, mode
 	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns;
+	# What moves bytes knows no Services, what leads packets to it knows no bytes, and who is next knows neither.
+	lb < plane/userspace/relay;
+	lb, plane, plane/ownwrites, plane/diff, internal/kernel, internal/nlconn < plane/userspace/capture;
+	lb, plane/userspace/relay < plane/userspace/balance;
+	plane/userspace/relay, plane/userspace/balance, plane/userspace/capture < plane/userspace;
 	lb, plane < plane/fake;
 	mode, plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns < plane/all;
 
@@ -81,7 +86,7 @@ const modules = `
 	k8s.io, sigs.k8s.io < config, source/kube, source/manifests, source/convert;
 	k8s.io/component-base < config, source/kube, source/convert, status;
 	github.com/spf13 < config, cmd/kube-proxy;
-	github.com/google/nftables < plane/nftables;
+	github.com/google/nftables < plane/nftables, plane/userspace/capture;
 `
 
 // pure packages import the standard library and each other alone, so that others may use them anywhere.

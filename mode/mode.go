@@ -121,8 +121,28 @@ type Settings struct {
 	NodePorts          []netip.Prefix
 	// StrictARP: the node answers ARP for no address of another interface.
 	StrictARP bool
+	// FirstPort to LastPort are the ports of this node that proxied connections may arrive at; both 0 for any.
+	FirstPort, LastPort uint16
+	// UDPIdle is how long an idle session of UDP is kept (CF-45).
+	UDPIdle time.Duration
+	// Windows is what only Windows uses.
+	Windows Windows
 	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
 	Writes *ownwrites.Ledger
+}
+
+// Windows is what the configuration asks of modes of Windows (CF-31, CF-32).
+type Windows struct {
+	// NetworkName is the name of the HNS network; "" leaves it to the environment variable KUBE_NETWORK.
+	NetworkName string
+	// SourceVIP is the address by which this node's proxy reaches pods of an overlay network; not valid if not given.
+	SourceVIP netip.Addr
+	// EnableDSR has backends answer clients directly.
+	EnableDSR bool
+	// RootHNSEndpointName is the name of the HNS endpoint of the host in an l2bridge network.
+	RootHNSEndpointName string
+	// ForwardHealthCheckVIP leads health checks of load balancers to this node.
+	ForwardHealthCheckVIP bool
 }
 
 // Sysctl is a setting of the host.

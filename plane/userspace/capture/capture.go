@@ -1,0 +1,47 @@
+// Package capture has packets to service addresses reach the sockets of the proxy: by rules of nftables, by rules of iptables,
+// or by the addresses themselves, put on an interface of the node.
+package capture
+
+import (
+	"context"
+	"net/netip"
+
+	"kube-proxy/lb"
+)
+
+// Lead says what meets packets to a key.
+type Lead struct {
+	Key lb.Key
+	// Port is that of the listener. 0: nothing listens, and Do says what happens instead.
+	Port uint16
+	// Do is Reject or Drop where Port is 0.
+	Do lb.Action
+	// Sources are the only sources that may come; others are dropped (SV-61). Empty means everybody.
+	Sources []netip.Prefix
+	// Kind as in [lb.Frontend].
+	Kind lb.Kind
+}
+
+// Capture leads packets of one IP family. Its verbs keep the rules of package plane.
+type Capture interface {
+	// Name is "nftables", "iptables" or "addresses".
+	Name() string
+	// Own: listeners bind the service addresses themselves, one for each address. Otherwise one listener, bound to
+	// every address, may serve many keys.
+	Own() bool
+	// Known returns the leads that a process before this one left, so that its ports can be listened on again.
+	Known(ctx context.Context) (map[lb.Key]uint16, error)
+	// Reset leads exactly these packets.
+	Reset(ctx context.Context, n lb.Node, want []Lead) error
+	// Apply sets and removes leads.
+	Apply(ctx context.Context, set []Lead, remove []lb.Key) error
+	// SetNode takes a change of the node.
+	SetNode(ctx context.Context, n lb.Node) error
+	// Probe makes a write that changes nothing.
+	Probe(ctx context.Context) error
+	// Drift has a value when somebody else may have changed what is captured.
+	Drift() <-chan struct{}
+	// Audit mends what differs from what was applied, and counts it.
+	Audit(ctx context.Context, full bool) (mended int, err error)
+	Close() error
+}
