@@ -3,7 +3,14 @@
 package relay
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
 	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"kube-proxy/lb"
 )
@@ -26,14 +33,15 @@ const (
 	Forward Answer = iota + 1
 	// Refuse resets a connection. A datagram is dropped: a socket cannot refuse one.
 	Refuse
-	// Drop lets the client wait, as far as that can be done.
+	// Drop lets the client wait, as far as that can be done: a connection stays open, unread, for Config.DialTotal.
 	Drop
 )
 
-// Balancer says where the clients of a listener go. It is called from many goroutines at a time, and does not block.
+// Balancer says where the clients of a listener go. It is called from many goroutines at a time, and does not block: a loop
+// that serves thousands of connections waits for it. It must not call the relay.
 type Balancer interface {
 	// Pick returns the backend for a new connection or session. tried are those that could not be reached for it, in the
-	// order of the attempts; with none left that is worth an attempt the answer is Refuse.
+	// order of the attempts; with none left that is worth an attempt the answer is Refuse. tried is valid during the call.
 	Pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer)
 	// Dialled tells how an attempt to reach the backend ended: nil for a connection.
 	Dialled(c Client, backend netip.AddrPort, err error)
@@ -44,4 +52,229 @@ type Listening struct {
 	Proto lb.Proto
 	// Addr is where it listens. Port 0 asks for any, and is never what a listener answers.
 	Addr netip.AddrPort
+}
+
+// ErrClosed is what Listen returns after Drain or Close.
+var ErrClosed = errors.New("the relay is closed")
+
+// Config is what a relay needs to know. The zero Config is usable.
+type Config struct {
+	// Log takes what an operator should know; nil for none. How much of it there is does not follow what clients do.
+	Log *slog.Logger
+	// Descriptors bounds the sockets and pipes that are open at a time; 0 is half of what the process may open.
+	Descriptors int
+	// DialTimeout is how long one attempt to reach a backend may take, 0 for DefaultDialTimeout. DialTotal is how long all
+	// attempts for one client may take, 0 for DefaultDialTotal.
+	DialTimeout, DialTotal time.Duration
+	// KeepAlive is after how much silence the kernel asks whether a peer is still there, 0 for DefaultKeepAlive. A peer that
+	// does not answer has lost its connection after twice that time.
+	KeepAlive time.Duration
+	// UDPIdle is after how much silence a session of UDP ends, 0 for DefaultUDPIdle.
+	UDPIdle time.Duration
+}
+
+// What the zero Config stands for.
+const (
+	DefaultDialTimeout = 2 * time.Second // one lost SYN is sent again after a second
+	DefaultDialTotal   = 10 * time.Second
+	DefaultKeepAlive   = time.Minute
+	DefaultUDPIdle     = 250 * time.Millisecond // --udp-timeout
+)
+
+func (c Config) withDefaults() Config {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	orElse(&c.DialTimeout, DefaultDialTimeout)
+	orElse(&c.DialTotal, DefaultDialTotal)
+	orElse(&c.KeepAlive, DefaultKeepAlive)
+	orElse(&c.UDPIdle, DefaultUDPIdle)
+	return c
+}
+
+func orElse(d *time.Duration, def time.Duration) {
+	if *d <= 0 {
+		*d = def
+	}
+}
+
+// engine serves listeners of some protocols, and counts what it does.
+type engine interface {
+	// listen begins to serve. The error of a port in use wraps syscall.EADDRINUSE, that of a protocol that the host lacks
+	// errors.ErrUnsupported.
+	listen(l *Listener, at Listening) (socket, error)
+	// add adds the engine's counters to s.
+	add(s *Stats)
+	// end ends what is open, also of listeners that are closed. It does not wait.
+	end()
+	// stop frees all that the engine holds, and ends what is open. It returns when that has been done.
+	stop()
+}
+
+// socket is what an engine serves of one listener. Its methods may be called at any time from any goroutine, also after end.
+type socket interface {
+	addr() netip.AddrPort
+	// close takes no new clients; the port is free when it returns. What is open goes on.
+	close()
+	leave(gone []netip.AddrPort, grace time.Duration)
+	// end closes it, and ends what is open.
+	end()
+}
+
+// Relay is the listeners of a process in one network namespace. Its methods are safe for concurrent use.
+type Relay struct {
+	cfg Config
+	ns  namespace
+
+	conns, udp engine
+
+	mu        sync.Mutex
+	closed    bool
+	listeners map[*Listener]struct{}
+}
+
+// New returns a relay whose sockets, those to backends too, are in the network namespace of the calling thread.
+func New(cfg Config) (*Relay, error) {
+	ns, err := currentNamespace()
+	if err != nil {
+		return nil, fmt.Errorf("relay: %w", err)
+	}
+	r := &Relay{cfg: cfg.withDefaults(), ns: ns, listeners: map[*Listener]struct{}{}}
+	if r.conns, err = newConns(r); err == nil {
+		if r.udp, err = newUDP(r); err != nil {
+			r.conns.stop()
+		}
+	}
+	if err != nil {
+		ns.close()
+		return nil, fmt.Errorf("relay: %w", err)
+	}
+	return r, nil
+}
+
+// Listen serves clients at an address. The error of a port in use wraps syscall.EADDRINUSE, that of a protocol that the host
+// does not have errors.ErrUnsupported.
+func (r *Relay) Listen(at Listening, b Balancer) (*Listener, error) {
+	l := &Listener{relay: r, at: at}
+	l.SetBalancer(b)
+	engine := r.conns
+	switch at.Proto {
+	case lb.UDP:
+		engine = r.udp
+	case lb.TCP, lb.SCTP:
+	default:
+		return nil, fmt.Errorf("relay: listen at %v: protocol %v: %w", at.Addr, at.Proto, errors.ErrUnsupported)
+	}
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, fmt.Errorf("relay: listen at %v/%v: %w", at.Addr, at.Proto, ErrClosed)
+	}
+	var err error
+	if l.socket, err = engine.listen(l, at); err != nil {
+		return nil, fmt.Errorf("relay: listen at %v/%v: %w", at.Addr, at.Proto, err)
+	}
+	r.listeners[l] = struct{}{}
+	return l, nil
+}
+
+// drainPoll is how often Drain looks whether connections are left.
+const drainPoll = 20 * time.Millisecond
+
+const (
+	// maxAttempts bounds how many backends are tried for one client.
+	maxAttempts = 32
+	// keepAliveProbes is how many questions a peer may leave without an answer.
+	keepAliveProbes = 4
+)
+
+// Drain takes no new clients, waits until the last connection has ended or ctx is done, and ends what is left then.
+// Sessions of UDP are not waited for: nothing tells when one is over.
+func (r *Relay) Drain(ctx context.Context) {
+	r.mu.Lock()
+	r.closed = true
+	listeners := r.listeners
+	r.listeners = map[*Listener]struct{}{}
+	r.mu.Unlock()
+	for l := range listeners {
+		l.socket.close()
+	}
+	tick := time.NewTicker(drainPoll)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		if s := r.Stats(); s.TCP.Open+s.SCTP.Open == 0 {
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+	r.conns.end()
+	r.udp.end()
+}
+
+// Close ends everything at once, and frees what the relay holds. It returns when that has been done.
+func (r *Relay) Close() {
+	done, cancel := context.WithCancel(context.Background())
+	cancel()
+	r.Drain(done)
+	r.conns.stop()
+	r.udp.stop()
+	r.ns.close()
+}
+
+// Stats returns what the relay holds, and has done since New.
+func (r *Relay) Stats() Stats {
+	var s Stats
+	r.conns.add(&s)
+	r.udp.add(&s)
+	return s
+}
+
+// Listener is one address at which clients are served. Its methods are safe for concurrent use.
+type Listener struct {
+	relay    *Relay
+	at       Listening
+	socket   socket
+	balancer atomic.Pointer[Balancer]
+}
+
+// Addr returns where it listens.
+func (l *Listener) Addr() netip.AddrPort { return l.socket.addr() }
+
+// SetBalancer sends the clients from now on where b says.
+func (l *Listener) SetBalancer(b Balancer) { l.balancer.Store(&b) }
+
+func (l *Listener) pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer) {
+	return (*l.balancer.Load()).Pick(c, tried)
+}
+
+func (l *Listener) dialled(c Client, backend netip.AddrPort, err error) {
+	(*l.balancer.Load()).Dialled(c, backend, err)
+}
+
+// Close takes no new clients; the port is free when it returns. Connections that are open go on, and still follow Leave and
+// End. Sessions of UDP end.
+func (l *Listener) Close() {
+	l.socket.close()
+	l.forget()
+}
+
+// Leave tells that backends have gone. Sessions of UDP to them end, and the next datagram picks anew. Connections to them end
+// when grace is over, at once for 0. With a negative grace they may last, and an earlier Leave for them is taken back: the
+// backends have returned. It does not wait.
+func (l *Listener) Leave(gone []netip.AddrPort, grace time.Duration) { l.socket.leave(gone, grace) }
+
+// End closes the listener, and resets its connections. It does not wait for the latter.
+func (l *Listener) End() {
+	l.socket.end()
+	l.forget()
+}
+
+func (l *Listener) forget() {
+	l.relay.mu.Lock()
+	delete(l.relay.listeners, l)
+	l.relay.mu.Unlock()
 }

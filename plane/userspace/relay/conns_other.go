@@ -1,0 +1,5 @@
+//go:build !linux
+
+package relay
+
+func newConns(r *Relay) (engine, error) { return newPortable(r), nil }

@@ -1,0 +1,14 @@
+//go:build unix
+
+package relay
+
+import "syscall"
+
+// openFiles is how many descriptors the process may have open.
+func openFiles() int {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return 1024 // Linux' default; no kernel refuses the question
+	}
+	return int(min(limit.Cur, 1<<20))
+}

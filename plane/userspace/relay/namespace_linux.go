@@ -1,0 +1,60 @@
+package relay
+
+import (
+	"fmt"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// namespace is a network namespace, in which the relay makes its sockets whatever thread asks for them.
+type namespace struct {
+	fd  int
+	ino uint64
+}
+
+const threadNamespace = "/proc/thread-self/ns/net"
+
+// currentNamespace returns that of the calling thread.
+func currentNamespace() (namespace, error) {
+	fd, err := unix.Open(threadNamespace, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return namespace{}, fmt.Errorf("open %s: %w", threadNamespace, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		unix.Close(fd)
+		return namespace{}, fmt.Errorf("stat %s: %w", threadNamespace, err)
+	}
+	return namespace{fd, st.Ino}, nil
+}
+
+func (n namespace) close() { unix.Close(n.fd) }
+
+// run calls fn on a thread in the namespace: this one, which is back where it was when run returns. A process that never
+// leaves its namespace needs no privilege for it.
+func (n namespace) run(fn func()) error {
+	runtime.LockOSThread()
+	home, err := currentNamespace()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	defer home.close()
+	if home.ino == n.ino {
+		defer runtime.UnlockOSThread()
+		fn()
+		return nil
+	}
+	if err := unix.Setns(n.fd, unix.CLONE_NEWNET); err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("enter the network namespace of the relay (CAP_SYS_ADMIN is needed): %w", err)
+	}
+	fn()
+	if err := unix.Setns(home.fd, unix.CLONE_NEWNET); err != nil {
+		// A thread that stays locked ends with its goroutine, and never serves another.
+		return fmt.Errorf("return to the network namespace of the caller: %w", err)
+	}
+	runtime.UnlockOSThread()
+	return nil
+}

@@ -1,0 +1,290 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+// portable is the engine of hosts that are not Linux: two goroutines for each connection of TCP, and what package net does.
+type portable struct {
+	relay *Relay
+	fds   *budget
+	counters
+
+	mu    sync.Mutex
+	conns map[*portableConn]struct{}
+	work  sync.WaitGroup
+}
+
+func newPortable(r *Relay) *portable {
+	return &portable{relay: r, fds: newBudget(r.cfg.Descriptors), conns: map[*portableConn]struct{}{}}
+}
+
+func (p *portable) add(s *Stats) { s.TCP.add(p.read()) }
+
+func (p *portable) end() { p.endIf(func(*portableConn) bool { return true }) }
+
+func (p *portable) stop() {
+	p.end()
+	p.work.Wait()
+}
+
+// endIf resets the connections that match.
+func (p *portable) endIf(match func(*portableConn) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		if match(c) {
+			c.reset()
+		}
+	}
+}
+
+func (p *portable) listen(l *Listener, at Listening) (socket, error) {
+	if at.Proto != lb.TCP {
+		return nil, fmt.Errorf("protocol %v: %w", at.Proto, errors.ErrUnsupported)
+	}
+	var ln net.Listener
+	var err error
+	if nsErr := p.relay.ns.run(func() {
+		ln, err = (&net.ListenConfig{KeepAlive: -1}).Listen(context.Background(), network(at.Addr.Addr()), at.Addr.String())
+	}); nsErr != nil {
+		return nil, nsErr
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := &portableSocket{engine: p, owner: l, ln: ln.(*net.TCPListener)}
+	p.fds.force(&s.share, 1)
+	p.work.Go(s.accept)
+	return s, nil
+}
+
+func network(a netip.Addr) string {
+	if a.Is4() {
+		return "tcp4"
+	}
+	return "tcp6"
+}
+
+// portableSocket is one listener.
+type portableSocket struct {
+	engine *portable
+	owner  *Listener
+	ln     *net.TCPListener
+	share  share
+	once   sync.Once
+}
+
+func (s *portableSocket) addr() netip.AddrPort { return unmap(s.ln.Addr().(*net.TCPAddr).AddrPort()) }
+
+func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
+
+func (s *portableSocket) close() {
+	s.once.Do(func() {
+		s.ln.Close()
+		s.engine.fds.give(&s.share, 1)
+	})
+}
+
+func (s *portableSocket) end() {
+	s.close()
+	s.engine.endIf(func(c *portableConn) bool { return c.from == s })
+}
+
+func (s *portableSocket) leave(gone []netip.AddrPort, grace time.Duration) {
+	gone = slices.Clone(gone)
+	s.engine.mu.Lock()
+	defer s.engine.mu.Unlock()
+	for c := range s.engine.conns {
+		if c.from == s && c.server != nil && slices.Contains(gone, c.backend) {
+			c.leave(grace)
+		}
+	}
+}
+
+// acceptPause is how long a listener waits when there is no descriptor for another client.
+const acceptPause = 50 * time.Millisecond
+
+// accept takes clients until the listener is closed.
+func (s *portableSocket) accept() {
+	p := s.engine
+	for {
+		for !p.fds.take(&s.share, 2) {
+			p.outOfDescriptors.Add(1)
+			time.Sleep(acceptPause)
+		}
+		client, err := s.ln.AcceptTCP()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			p.fds.give(&s.share, 2)
+			return
+		case err != nil:
+			p.fds.give(&s.share, 2)
+			p.outOfDescriptors.Add(1)
+			time.Sleep(acceptPause)
+			continue
+		}
+		p.accepted.Add(1)
+		p.open.Add(1)
+		ctx, cancel := context.WithCancel(context.Background())
+		c := &portableConn{from: s, client: client, ctx: ctx, cancel: cancel}
+		p.mu.Lock()
+		p.conns[c] = struct{}{}
+		p.mu.Unlock()
+		p.work.Go(c.serve)
+	}
+}
+
+// portableConn is one client, and its backend once that is reached. What other goroutines see is guarded by the engine's mu.
+type portableConn struct {
+	from   *portableSocket
+	client *net.TCPConn
+	ctx    context.Context // of the dial
+	cancel context.CancelFunc
+
+	server  *net.TCPConn
+	backend netip.AddrPort
+	leaving *time.Timer
+	aborted atomic.Bool
+}
+
+// reset ends the connection at once. The engine's mu is held.
+func (c *portableConn) reset() {
+	c.aborted.Store(true)
+	c.cancel()
+	for _, conn := range []*net.TCPConn{c.client, c.server} {
+		if conn != nil {
+			conn.SetLinger(0)
+			conn.Close()
+		}
+	}
+}
+
+// leave ends the connection when grace is over; a negative one takes that back. The engine's mu is held.
+func (c *portableConn) leave(grace time.Duration) {
+	switch {
+	case grace < 0:
+		if c.leaving != nil {
+			c.leaving.Stop()
+			c.leaving = nil
+		}
+	case grace == 0:
+		c.reset()
+	case c.leaving == nil:
+		c.leaving = time.AfterFunc(grace, func() {
+			c.from.engine.endIf(func(d *portableConn) bool { return d == c })
+		})
+	}
+}
+
+// serve reaches a backend, and moves bytes until both sides have ended.
+func (c *portableConn) serve() {
+	p := c.from.engine
+	if c.dial() {
+		var toClient sync.WaitGroup
+		toClient.Go(func() { c.move(c.client, c.server, &p.toClients) })
+		c.move(c.server, c.client, &p.toBackends)
+		toClient.Wait()
+	} else {
+		p.refused.Add(1)
+	}
+	p.mu.Lock()
+	delete(p.conns, c)
+	c.leave(-1)
+	p.mu.Unlock()
+	c.cancel()
+	c.client.Close()
+	if c.server != nil {
+		c.server.Close()
+	}
+	p.open.Add(-1)
+	p.fds.give(&c.from.share, 2)
+}
+
+// move sends to dst what comes from src, and the end of it. A reset of one is passed on to the other.
+func (c *portableConn) move(dst, src *net.TCPConn, count *atomic.Uint64) {
+	n, err := io.Copy(dst, src)
+	count.Add(uint64(n))
+	if err == nil {
+		err = dst.CloseWrite()
+	}
+	if err != nil {
+		p := c.from.engine
+		p.mu.Lock()
+		c.reset()
+		p.mu.Unlock()
+	}
+}
+
+// dial reaches a backend for the client, and reports whether it has.
+func (c *portableConn) dial() bool {
+	p, cfg := c.from.engine, c.from.engine.relay.cfg
+	who := Client{Addr: unmap(c.client.RemoteAddr().(*net.TCPAddr).AddrPort()), Local: unmap(c.client.LocalAddr().(*net.TCPAddr).AddrPort())}
+	ctx, cancel := context.WithTimeout(c.ctx, cfg.DialTotal)
+	defer cancel()
+	var tried []netip.AddrPort
+	for len(tried) < maxAttempts && ctx.Err() == nil {
+		backend, answer := c.from.owner.pick(who, tried)
+		if answer == Drop {
+			<-ctx.Done()
+		}
+		if answer != Forward {
+			break
+		}
+		if len(tried) == 1 {
+			p.retried.Add(1)
+		}
+		server, err := c.attempt(ctx, backend)
+		if c.ctx.Err() == nil {
+			c.from.owner.dialled(who, backend, err)
+		}
+		if err == nil && c.established(server, backend) {
+			return true
+		}
+		p.dialsFailed.Add(1)
+		tried = append(tried, backend)
+	}
+	c.client.SetLinger(0)
+	return false
+}
+
+// attempt is one attempt to reach a backend.
+func (c *portableConn) attempt(ctx context.Context, backend netip.AddrPort) (*net.TCPConn, error) {
+	relay := c.from.engine.relay
+	d := net.Dialer{Timeout: relay.cfg.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{
+		Enable: true, Idle: relay.cfg.KeepAlive, Interval: relay.cfg.KeepAlive / keepAliveProbes, Count: keepAliveProbes}}
+	c.client.SetKeepAliveConfig(d.KeepAliveConfig)
+	var conn net.Conn
+	var err error
+	if nsErr := relay.ns.run(func() { conn, err = d.DialContext(ctx, "tcp", backend.String()) }); nsErr != nil {
+		return nil, nsErr
+	}
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.TCPConn), nil
+}
+
+// established notes the backend, unless the connection was ended meanwhile.
+func (c *portableConn) established(server *net.TCPConn, backend netip.AddrPort) bool {
+	p := c.from.engine
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c.server, c.backend = server, backend
+	if c.aborted.Load() {
+		c.reset()
+		return false
+	}
+	return true
+}
