@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -207,7 +206,7 @@ const mostNames = 10
 func (f *file) create(at time.Time) (opened *os.File, err error) {
 	for range mostNames {
 		name, link := names(f.out.cfg.Program, f.severity, at)
-		opened, err = os.OpenFile(filepath.Join(f.dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY|syscall.O_NOFOLLOW, 0o644)
+		opened, err = os.OpenFile(filepath.Join(f.dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY|noFollow, 0o644)
 		if errors.Is(err, fs.ErrExist) {
 			at = at.Add(time.Microsecond)
 			continue
@@ -219,24 +218,6 @@ func (f *file) create(at time.Time) (opened *os.File, err error) {
 		return opened, err
 	}
 	return nil, err
-}
-
-// openFile opens the one log file, making it if need be. If it is a symbolic link it must be ours or root's: any other
-// user might have us write to a file of ours.
-func openFile(name string, mode int) (*os.File, error) {
-	const flags = os.O_CREATE | os.O_WRONLY
-	opened, err := os.OpenFile(name, flags|mode|syscall.O_NOFOLLOW, 0o644)
-	if !errors.Is(err, syscall.ELOOP) {
-		return opened, err
-	}
-	var link syscall.Stat_t
-	if err := syscall.Lstat(name, &link); err != nil {
-		return nil, &fs.PathError{Op: "lstat", Path: name, Err: err}
-	}
-	if link.Uid != 0 && link.Uid != uint32(os.Geteuid()) {
-		return nil, fmt.Errorf("open %s: it is a symbolic link of user %d, which is not followed", name, link.Uid)
-	}
-	return os.OpenFile(name, flags|mode, 0o644)
 }
 
 // names returns the name of a log file and of the link that points to it.

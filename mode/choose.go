@@ -69,7 +69,7 @@ func (l List) Choose(asked, annotation string, f lb.Family) (Choice, error) {
 	}
 	candidates := l.Chain(start)
 	if start == "" {
-		candidates = slices.DeleteFunc(slices.Clone(l), func(m Mode) bool { return !m.Unasked })
+		candidates = slices.DeleteFunc(slices.Clone(l), func(m Mode) bool { return !m.Unasked || !m.Here() })
 	}
 	if len(candidates) == 0 || !candidates[0].Here() {
 		return c, fmt.Errorf("mode %q: there is no such mode here", start)

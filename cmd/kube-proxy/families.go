@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"sync"
 	"time"
 
 	"kube-proxy/cluster"
 	"kube-proxy/config"
-	"kube-proxy/conntrack"
 	"kube-proxy/engine"
 	"kube-proxy/event"
 	"kube-proxy/lb"
@@ -22,15 +20,21 @@ import (
 
 // family is all that serves one IP family.
 type family struct {
-	name      lb.Family
-	engine    *engine.Engine
-	plane     mode.Plane
-	conntrack *conntrack.Cleaner // nil where the kernel has no conntrack table to read
+	name   lb.Family
+	engine *engine.Engine
+	plane  mode.Plane
+	flows  flows // nil where the kernel has no conntrack table to read
+}
+
+// flows makes the kernel forget flows to backends that left.
+type flows interface {
+	engine.Observer
+	Run(ctx context.Context)
 }
 
 // ipFamilies are the families that this machine has (PR-02), the primary one first: that of --bind-address.
 func ipFamilies(cfg *config.Config, log *slog.Logger) []lb.Family {
-	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
+	if !hasIPv6() {
 		log.Info("this machine has no IPv6: serving IPv4 only")
 		return []lb.Family{lb.IPv4}
 	}
@@ -89,14 +93,10 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	f := &family{name: fam, plane: plane}
 	p.notice(f, labelled)
 	var observers []engine.Observer
-	f.conntrack, err = conntrack.New(conntrack.Config{
-		Family: fam, Log: labelled,
-		Cleaned: func(took time.Duration, deleted int) { p.servers.metrics.Cleaned(fam.String(), took, deleted) },
-	})
-	if err != nil {
+	if f.flows, err = p.newFlows(fam); err != nil {
 		labelled.Warn("stale UDP flows are not cleaned up", "err", err)
-	} else {
-		observers = append(observers, f.conntrack)
+	} else if f.flows != nil {
+		observers = append(observers, f.flows)
 	}
 	observers = append(observers, p.servers.services.Observer(fam))
 	if p.servers.sockets != nil {
@@ -148,8 +148,8 @@ func (p *proxy) notice(f *family, log *slog.Logger) {
 
 func (f *family) run(ctx context.Context) {
 	var running sync.WaitGroup
-	if f.conntrack != nil {
-		running.Go(func() { f.conntrack.Run(ctx) })
+	if f.flows != nil {
+		running.Go(func() { f.flows.Run(ctx) })
 	}
 	f.engine.Run(ctx)
 	running.Wait()

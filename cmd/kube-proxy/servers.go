@@ -59,7 +59,7 @@ func (p *proxy) newMetrics() {
 		Log: p.log,
 	})
 	var err error
-	p.servers.sockets, err = sockets.New(sockets.Config{Collides: p.collides, Serves: p.answersNodePorts, Local: localAddrs, Log: p.log})
+	p.servers.sockets, err = newSockets(sockets.Config{Collides: p.collides, Serves: p.answersNodePorts, Local: localAddrs, Log: p.log})
 	if err != nil {
 		p.log.Warn("ports of Services on which programs of this node listen are not noticed", "err", err)
 	}

@@ -6,7 +6,6 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
-	"syscall"
 )
 
 // Share is how many of the process's descriptors those may take whom others make it open.
@@ -28,14 +27,8 @@ const (
 // MaxHeaderBytes is how long the header of a request may be, for [http.Server].
 const MaxHeaderBytes = 32 << 10
 
-// OwnShare returns the share of this process. The soft limit of descriptors counts, which Go has made the hard one.
-func OwnShare() Share {
-	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		return shareOf(1024) // Linux' default; no kernel refuses the question
-	}
-	return shareOf(limit.Cur)
-}
+// OwnShare returns the share of this process.
+func OwnShare() Share { return shareOf(fileLimit()) }
 
 // shareOf gives half of what is not for the process's own work to listeners, and the rest to connections.
 func shareOf(files uint64) Share {

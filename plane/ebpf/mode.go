@@ -7,6 +7,7 @@ import "kube-proxy/mode"
 func Mode() mode.Mode {
 	return mode.Mode{
 		Name:  "ebpf",
+		OS:    "linux",
 		Doc:   "programs that the kernel runs for each connection or packet, with maps of Services and endpoints",
 		Block: "ebpf",
 		Reads: []string{"ebpf"},

@@ -1,19 +1,9 @@
 package iptables
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"net/netip"
-	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"kube-proxy/internal/kernel"
-	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane"
 )
 
 // The metrics of the mode that its planes tell.
@@ -26,15 +16,12 @@ const (
 	localhostTotal  = "iptables_localhost_nodeports_accepted_packets_total"      // MT-17
 )
 
-// Mode returns the mode iptables.
-func Mode() mode.Mode { return ModeIn(map[lb.Family]Backend{}) }
-
-// ModeIn returns the mode as it is where its planes write with these back ends already.
-func ModeIn(backends map[lb.Family]Backend) mode.Mode {
-	h := host{backends: backends}
+// facts is what there is to know of the mode on every system; what it does is of Linux.
+func facts() mode.Mode {
 	family, table := []string{"ip_family"}, []string{"ip_family", "table"}
 	return mode.Mode{
 		Name:        "iptables",
+		OS:          "linux",
 		Doc:         "chains of the tables filter and nat, written by iptables-restore, of the nft or of the legacy back end",
 		FallsBackTo: "userspace",
 		Unasked:     true,
@@ -44,8 +31,6 @@ func ModeIn(backends map[lb.Family]Backend) mode.Mode {
 		Reads:      []string{"iptables"},
 		SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Second,
 		LocalhostNodePorts: true,
-
-		Sysctls: sysctls,
 
 		Metrics: []mode.Metric{
 			{Name: "sync_full_proxy_rules_duration_seconds"},
@@ -66,183 +51,12 @@ func ModeIn(backends map[lb.Family]Backend) mode.Mode {
 			{Name: "conntrack_reconciler_deleted_entries_total"},
 		},
 
-		Able:   h.able,
-		New:    h.open,
 		Loader: "iptables-restore --noflush and ip6tables-restore --noflush",
-		Render: render,
 
 		Show:          "iptables -t nat -S",
 		Flush:         "iptables -t nat -F",
 		PassesUnknown: true,
 
-		Rules:       "iptables",
-		Remove:      func(ctx context.Context, what mode.Removal) (mode.Report, error) { return remove(ctx, what, both) },
-		RemoveStale: h.removeStale,
+		Rules: "iptables",
 	}
-}
-
-// host is what this process knows of the iptables of its machine.
-type host struct {
-	// found are the programs of the family that the mode was chosen for: to look again would take seconds.
-	found *Programs
-	// backends are those that planes write with.
-	backends map[lb.Family]Backend
-}
-
-func (h *host) able(f lb.Family) (err error) {
-	h.found, err = Find(f)
-	return err
-}
-
-func (h *host) open(s mode.Settings) (mode.Plane, error) {
-	cfg := configOf(s)
-	if h.found != nil && h.found.family == s.Family {
-		cfg.Programs = h.found
-	}
-	p, err := New(cfg)
-	if err != nil {
-		return nil, err
-	}
-	h.backends[s.Family] = p.Backend()
-	return p, nil
-}
-
-func configOf(s mode.Settings) Config {
-	return Config{Family: s.Family, MasqueradeBit: &s.MasqueradeBit, LocalhostNodePorts: &s.LocalhostNodePorts, Writes: s.Writes}
-}
-
-func render(s mode.Settings, want *lb.Table) ([]byte, error) {
-	text, err := Render(configOf(s), want)
-	return append(fmt.Appendf(nil, "# %s-restore --noflush\n", baseName(s.Family)), text...), err
-}
-
-// sysctls lets packets of 127.0.0.1 leave for pods. A plane that runs does it after its rule that blocks localnet is in force;
-// with --init-only that rule comes with the next process.
-func sysctls(s mode.Settings) []mode.Sysctl {
-	if !s.LocalhostNodePorts || !slices.ContainsFunc(s.NodePorts, func(p netip.Prefix) bool { return p.Overlaps(loopback4) }) {
-		return nil
-	}
-	return []mode.Sysctl{{Name: routeLocalnet, Value: "1", InitOnly: true,
-		Asks: "--iptables-localhost-nodeports (iptables.localhostNodePorts), where false does without"}}
-}
-
-// both are the back ends of iptables.
-func both(lb.Family) []Backend { return []Backend{NFT, Legacy} }
-
-// removeStale removes what is left in the back end that a family is not written with: its rules would go on to lead to
-// endpoints of long ago (DP-14).
-func (h *host) removeStale(ctx context.Context, what mode.Removal) (mode.Report, error) {
-	return remove(ctx, what, func(f lb.Family) []Backend {
-		switch h.backends[f] {
-		case NFT:
-			return []Backend{Legacy}
-		case Legacy:
-			return []Backend{NFT}
-		}
-		return nil
-	})
-}
-
-// remove removes the rules that the modes iptables, ipvs and userspace leave in the back ends.
-func remove(ctx context.Context, what mode.Removal, backends func(lb.Family) []Backend) (r mode.Report, err error) {
-	for _, fam := range what.Families {
-		for _, b := range backends(fam) {
-			err = errors.Join(err, removeFrom(ctx, what, fam, b, &r))
-		}
-	}
-	return r, err
-}
-
-// removeFrom removes the rules of one back end. The programs are only run where there is something to see.
-func removeFrom(ctx context.Context, what mode.Removal, fam lb.Family, b Backend, report *mode.Report) error {
-	if b == NFT {
-		switch some, err := hasChains(fam, !what.Beside); {
-		case err != nil:
-			return fmt.Errorf("look for iptables rules of %s: %w", fam, err)
-		case !some:
-			return nil
-		}
-	}
-	r, err := Remove(ctx, RemoveConfig{Family: fam, Backend: b, KeepLocalnet: what.Beside})
-	report.Count(r.Chains, "chains of iptables (%s, %s)", b, fam)
-	report.Count(r.Rules, "rules in chains of others of iptables (%s, %s)", b, fam)
-	for _, l := range r.Left {
-		report.Leave("iptables (%s, %s): %s", b, fam, l)
-	}
-	if b == Legacy && errors.Is(err, plane.ErrUnsupported) {
-		// Others use such tables too, so it need not be of ours what they hold.
-		report.Leave("iptables (%s, %s): the kernel has such tables; whether they hold rules of kube-proxy is not known: %v", b, fam, err)
-		return nil
-	}
-	if errors.Is(err, plane.ErrUnsupported) {
-		return fmt.Errorf("there are chains of kube-proxy for %s, but no program to remove them: %w", fam, err)
-	}
-	if err == nil && b == NFT && r.Chains+r.Rules+len(r.Left) == 0 {
-		if some, err := hasChains(fam, false); err == nil && some {
-			return fmt.Errorf("there are chains of kube-proxy for %s that iptables does not show, beside some that it does not understand: "+
-				"see nft list ruleset, and delete them with nft", fam)
-		}
-	}
-	return err
-}
-
-// hasChains reports whether tables of iptables, of the nft back end, have chains of a kube-proxy; or, if firewall is set,
-// the kubelet's KUBE-FIREWALL, where a rule of a kube-proxy may be.
-func hasChains(fam lb.Family, firewall bool) (some bool, err error) {
-	proto := byte(unix.NFPROTO_IPV4)
-	if fam == lb.IPv6 {
-		proto = unix.NFPROTO_IPV6
-	}
-	err = kernel.WithNetfilter(func(nf *kernel.Netfilter) error {
-		chains, err := nf.Chains(proto)
-		some = slices.ContainsFunc(chains, func(c kernel.Chain) bool {
-			return Leftover(c.Table, c.Name) || firewall && c == kernel.Chain{Table: "filter", Name: nodeFirewall}
-		})
-		return err
-	})
-	return some, err
-}
-
-// told is what the process has been told of already.
-type told struct {
-	stuck  []string
-	unlike bool
-}
-
-// Notices is part of mode.Plane: chains that cannot be deleted, and rules that are printed otherwise.
-func (p *Plane) Notices() (all []mode.Notice) {
-	p.mu.Lock()
-	p.written = p.stats
-	s := p.stats
-	p.mu.Unlock()
-	if len(s.Stuck) > 0 && !slices.Equal(s.Stuck, p.told.stuck) {
-		all = append(all, mode.Notice{Text: "chains that no Service needs any more cannot be deleted, as rules of others lead to them; they are empty",
-			Args: []any{"chains", s.Stuck}})
-	}
-	p.told.stuck = s.Stuck
-	if s.Unlike > 0 && !p.told.unlike {
-		p.told.unlike = true
-		all = append(all, mode.Notice{Text: "this iptables prints rules otherwise than they were written: they are in force, and are not taken for changes of others",
-			Args: []any{"chains", s.Unlike}})
-	}
-	return all
-}
-
-// Measure is part of mode.Plane: what the last write left, and the kernel's counters as they are now.
-func (p *Plane) Measure(emit mode.Emit) error {
-	p.mu.Lock()
-	s := p.written
-	p.mu.Unlock()
-	emit(restoreFailures, float64(s.Failures))
-	emit(partialFailures, float64(s.PartialFailures))
-	for name, n := range map[string]Written{rulesTotal: s.Owned, rulesLast: s.Last} {
-		emit(name, float64(n.Filter), "filter")
-		emit(name, float64(n.NAT), "nat")
-	}
-	c, ok, err := p.Counters()
-	if ok && err == nil {
-		emit(invalidPackets, float64(c.InvalidDropped))
-		emit(localhostTotal, float64(c.LocalhostNodePorts))
-	}
-	return err
 }

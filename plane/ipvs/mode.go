@@ -14,14 +14,14 @@ package ipvs
 import (
 	"time"
 
-	"kube-proxy/internal/kernel"
 	"kube-proxy/mode"
 )
 
-// Mode returns the mode ipvs.
-func Mode() mode.Mode {
+// facts is what there is to know of the mode on every system; what it does is of Linux.
+func facts() mode.Mode {
 	return mode.Mode{
 		Name:        "ipvs",
+		OS:          "linux",
 		Doc:         "virtual servers of the kernel's load balancer IPVS, with rules and sets of iptables around them",
 		Gate:        "KubeProxyIPVS",
 		FallsBackTo: "iptables",
@@ -30,36 +30,12 @@ func Mode() mode.Mode {
 		Reads:      []string{"ipvs", "iptables.masqueradeBit", "iptables.masqueradeAll", "iptables.syncPeriod", "iptables.minSyncPeriod"},
 		SyncPeriod: 30 * time.Second,
 
-		Sysctls: sysctls,
-		Load:    kernel.LoadIPVS,
-
 		Metrics: []mode.Metric{
 			{Name: "sync_proxy_rules_iptables_restore_failures_total"},
 			{Name: "conntrack_reconciler_sync_duration_seconds"},
 			{Name: "conntrack_reconciler_deleted_entries_total"},
 		},
 
-		Rules:  "iptables",
-		Remove: remove,
+		Rules: "iptables",
 	}
-}
-
-// sysctls are the settings of DP-30.
-func sysctls(s mode.Settings) []mode.Sysctl {
-	all := []mode.Sysctl{
-		{Name: "net.ipv4.vs.conntrack", Value: "1"},
-		// A new connection from a port that was used a moment ago would wait for a second. Later kernels have the cause
-		// mended; earlier ones do not heed it.
-		{Name: "net.ipv4.vs.conn_reuse_mode", Value: "0", From: [2]int{4, 1}, Before: [2]int{5, 9}},
-		{Name: "net.ipv4.vs.expire_nodest_conn", Value: "1"},
-		{Name: "net.ipv4.vs.expire_quiescent_template", Value: "1", Optional: true},
-		{Name: "net.ipv4.ip_forward", Value: "1"},
-	}
-	if s.StrictARP {
-		const asks = "--ipvs-strict-arp (ipvs.strictARP)"
-		all = append(all,
-			mode.Sysctl{Name: "net.ipv4.conf.all.arp_ignore", Value: "1", Asks: asks},
-			mode.Sysctl{Name: "net.ipv4.conf.all.arp_announce", Value: "2", Asks: asks})
-	}
-	return all
 }

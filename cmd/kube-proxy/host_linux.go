@@ -1,0 +1,31 @@
+package main
+
+import (
+	"os"
+	"time"
+
+	"kube-proxy/conntrack"
+	"kube-proxy/lb"
+	"kube-proxy/sockets"
+)
+
+// hasIPv6 reports whether this machine has IPv6.
+func hasIPv6() bool {
+	_, err := os.Stat("/proc/sys/net/ipv6")
+	return err == nil
+}
+
+// newFlows returns what makes the kernel forget stale flows.
+func (p *proxy) newFlows(f lb.Family) (flows, error) {
+	c, err := conntrack.New(conntrack.Config{
+		Family: f, Log: p.log.With("family", f.String()),
+		Cleaned: func(took time.Duration, deleted int) { p.servers.metrics.Cleaned(f.String(), took, deleted) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// newSockets returns what notices ports that Services take from programs of this node.
+func newSockets(cfg sockets.Config) (*sockets.Watcher, error) { return sockets.New(cfg) }

@@ -1,0 +1,83 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/windows"
+)
+
+// ErrHeld is returned by [Lock.Take] while another process has the lock.
+var ErrHeld = errors.New("another process holds the lock")
+
+// lockAccess has the lock belong to the administrators, and lets them and the system have it.
+const lockAccess = "O:BAG:BAD:P(A;;GA;;;BA)(A;;GA;;;SY)"
+
+// Lock is a lock of this machine that one process can have, and that ends with it: a named mutex, which is held by its
+// being there. To own one would be the matter of a thread, which Go does not give.
+type Lock struct {
+	name   *uint16
+	access *windows.SecurityAttributes
+	handle windows.Handle // of the mutex; 0 while this process has it not
+}
+
+// OpenLock returns the lock of that number. Only an administrator or the system can take it.
+func OpenLock(group uint16) (*Lock, error) {
+	name, err := windows.UTF16PtrFromString(fmt.Sprintf(`Global\kube-proxy-%04x`, group))
+	if err != nil {
+		return nil, fmt.Errorf("name a mutex: %w", err)
+	}
+	sd, err := windows.SecurityDescriptorFromString(lockAccess)
+	if err != nil {
+		return nil, fmt.Errorf("say who may have a mutex: %w", err)
+	}
+	return &Lock{name: name, access: &windows.SecurityAttributes{Length: uint32(unsafe.Sizeof(windows.SecurityAttributes{})), SecurityDescriptor: sd}}, nil
+}
+
+// Take takes the lock, or returns ErrHeld at once. To take it again does no harm. Any program may make an object of this
+// name before us: one that is not the administrators' or the system's is told of by another error, and is no lock.
+func (l *Lock) Take() error {
+	if l.handle != 0 {
+		return nil
+	}
+	h, err := windows.CreateMutex(l.access, false, l.name)
+	if err == nil {
+		l.handle = h
+		return nil
+	}
+	if !errors.Is(err, windows.ERROR_ALREADY_EXISTS) {
+		return fmt.Errorf("make the mutex %s: %w", windows.UTF16PtrToString(l.name), err)
+	}
+	defer windows.CloseHandle(h)
+	sd, err := windows.GetSecurityInfo(h, windows.SE_KERNEL_OBJECT, windows.OWNER_SECURITY_INFORMATION)
+	if err != nil {
+		return fmt.Errorf("whose is the mutex %s: %w", windows.UTF16PtrToString(l.name), err)
+	}
+	owner, _, err := sd.Owner()
+	if err != nil {
+		return fmt.Errorf("whose is the mutex %s: %w", windows.UTF16PtrToString(l.name), err)
+	}
+	if !owner.IsWellKnown(windows.WinBuiltinAdministratorsSid) && !owner.IsWellKnown(windows.WinLocalSystemSid) {
+		return fmt.Errorf("the mutex %s is of %s, who is neither the administrators nor the system", windows.UTF16PtrToString(l.name), owner)
+	}
+	return ErrHeld
+}
+
+// Close gives the lock to the next.
+func (l *Lock) Close() error {
+	if l.handle == 0 {
+		return nil
+	}
+	defer func() { l.handle = 0 }()
+	return windows.CloseHandle(l.handle)
+}
+
+// Holder is the process that has the lock. Windows does not tell which it is.
+type Holder struct{}
+
+// String returns "", for nothing is known.
+func (Holder) String() string { return "" }
+
+// Holder returns nothing.
+func (l *Lock) Holder() Holder { return Holder{} }

@@ -1,0 +1,77 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"kube-proxy/event"
+	"kube-proxy/internal/kernel"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+// Mode returns the mode nftables.
+func Mode() mode.Mode {
+	m := facts()
+	m.Able = func(lb.Family) error { return kernel.NFTables() }
+	m.New = func(s mode.Settings) (mode.Plane, error) { return New(configOf(s)) }
+	m.Render = func(s mode.Settings, want *lb.Table) ([]byte, error) { return Render(configOf(s), want) }
+	m.Remove = removeTables
+	return m
+}
+
+func configOf(s mode.Settings) Config {
+	return Config{Family: s.Family, MasqueradeBit: &s.MasqueradeBit, Writes: s.Writes}
+}
+
+func removeTables(ctx context.Context, what mode.Removal) (r mode.Report, err error) {
+	for _, fam := range what.Families {
+		removed, e := Remove(ctx, fam)
+		if err = errors.Join(err, e); removed {
+			r.Removed = append(r.Removed, fmt.Sprintf("the nftables table %s of %s", TableName, fam))
+		}
+	}
+	return r, err
+}
+
+// told is what the process has been told of already.
+type told struct {
+	noHash bool
+	nearly bool // session affinity is nearly full
+}
+
+// Notices is part of mode.Plane: what this kernel lacks, and that session affinity is nearly full.
+func (p *Plane) Notices() (all []mode.Notice) {
+	if !p.rules.hashes && !p.told.noHash {
+		p.told.noHash = true
+		all = append(all, mode.Notice{Text: "this kernel lacks the nftables expression hash (CONFIG_NFT_HASH): with session affinity, clients of one Service can take the memory that those of others need"})
+	}
+	if shown := p.shown.Load(); shown == nil || shown.Entries != p.use.Entries || shown.Limit != p.use.Limit {
+		use := p.use
+		p.shown.Store(&use)
+	}
+	percent, busiest := p.use.Percent(), p.use.Busiest
+	if percent >= 80 && !p.told.nearly {
+		p.told.nearly = true
+		all = append(all, mode.Notice{
+			Text: "the memory of session affinity is nearly full; when it is full, new clients are led by a hash of their address",
+			Args: []any{"percent", percent, "services", busiest},
+			Event: func(node string) event.Event {
+				return event.AffinityNearlyFull(node, p.fam.String(), percent, busiest)
+			},
+		})
+	}
+	p.told.nearly = p.told.nearly && percent >= 60
+	return all
+}
+
+// Measure is part of mode.Plane. Of session affinity nothing is told that has not been measured, or cannot be.
+func (p *Plane) Measure(emit mode.Emit) error {
+	emit(cleanupFailures, 0)
+	if use := p.shown.Load(); use != nil && use.Limit > 0 {
+		emit(entriesMetric, float64(use.Entries))
+		emit(limitMetric, float64(use.Limit))
+	}
+	return nil
+}
