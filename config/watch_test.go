@@ -5,12 +5,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
-	"golang.org/x/sys/unix"
 )
 
 // PR-04: a change is one of content, however it comes about.
@@ -152,7 +152,7 @@ func TestWatchBusyFolder(t *testing.T) {
 // On a node that has run out of inotify instances, changes are noticed too, only later.
 func TestWatchWithoutInotify(t *testing.T) {
 	t.Cleanup(func() { newWatcher = fsnotify.NewWatcher })
-	newWatcher = func() (*fsnotify.Watcher, error) { return nil, unix.EMFILE }
+	newWatcher = func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE }
 	file := filepath.Join(t.TempDir(), "c")
 	must(t, os.WriteFile(file, []byte("one"), 0o600))
 	synctest.Test(t, func(t *testing.T) {
@@ -166,7 +166,7 @@ func TestWatchWithoutInotify(t *testing.T) {
 				deaf = err
 				time.AfterFunc(2*lookAnyway, cancel)
 			}))
-		if got != "two" || !errors.Is(deaf, unix.EMFILE) {
+		if got != "two" || !errors.Is(deaf, syscall.EMFILE) {
 			t.Errorf("told of %q, and of %v", got, deaf)
 		}
 	})
