@@ -184,10 +184,11 @@ type PortMappingFlags uint32
 
 // The flags of port mappings.
 const (
-	// MappingILB: who is behind the virtual switch, such as pods of this node, may use it too; without it only who comes from
-	// outside of the node.
+	// MappingILB: only who is behind this node's virtual switch may use it. Without it who comes from outside of the node may too
+	//.
 	MappingILB PortMappingFlags = 1
-	// MappingLocalRoutedVIP: the node itself may use it.
+	// MappingLocalRoutedVIP: the node itself may use it and, where there are no FrontendVIPs, this node's pods
+	// (kubernetes/kubernetes#74825).
 	MappingLocalRoutedVIP PortMappingFlags = 2
 	// MappingUseMux: a multiplexer in front of the nodes has chosen this one; with FlagDSR.
 	MappingUseMux PortMappingFlags = 4
