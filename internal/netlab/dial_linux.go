@@ -193,6 +193,9 @@ func (c *Conn) First() Reply { return c.first }
 // Local is the client's own address of the connection.
 func (c *Conn) Local() netip.AddrPort { return c.local }
 
+// Proto is the connection's protocol.
+func (c *Conn) Proto() Proto { return c.proto }
+
 // Exchange proves that the connection still works: over a stream it sends a line
 // and waits for its echo, and returns the first answer again; with UDP it sends
 // another datagram and returns its answer. Errors are classified as Dial's.

@@ -105,6 +105,9 @@ type Outcome struct {
 	Sticky bool
 	// Evenly: each backend gets its equal share of many connections.
 	Evenly bool
+	// Or is what connections meet that are led to an endpoint which does not answer: Refused or Dropped. Modes that
+	// try another endpoint then hide it. The zero value, Answered, means that there is no such endpoint.
+	Or Verdict
 }
 
 // Backend is a host that answers.
@@ -203,7 +206,7 @@ func (pkt *Packet) parseParts(from, to, want string) error {
 	if pkt.Want, err = parseOutcome(want); err != nil {
 		return err
 	}
-	if pkt.Verb == Open && (pkt.Want.Verdict != Answered || pkt.To.ICMP) {
+	if pkt.Verb == Open && (pkt.Want.Verdict != Answered || pkt.Want.Or != Answered || pkt.To.ICMP) {
 		return fmt.Errorf("%q: only a connection that is answered can be kept open", want)
 	}
 	return nil
@@ -318,7 +321,7 @@ func parseAddrs(s string) (Addrs, error) {
 }
 
 // parseOutcome reads refused, dropped, or a list of backends: with "one of" before and "sticky" behind, or with
-// "evenly" behind.
+// "evenly", "or refused" or "or dropped" behind.
 func parseOutcome(s string) (Outcome, error) {
 	switch s {
 	case "refused":
@@ -334,6 +337,14 @@ func parseOutcome(s string) (Outcome, error) {
 	}
 	list, evenly := strings.CutSuffix(list, " evenly")
 	o.Sticky, o.Evenly = sticky, evenly
+	if l, ok := strings.CutSuffix(list, " or refused"); ok {
+		list, o.Or = l, Refused
+	} else if l, ok := strings.CutSuffix(list, " or dropped"); ok {
+		list, o.Or = l, Dropped
+	}
+	if o.Or != Answered && (sticky || evenly) {
+		return o, fmt.Errorf(`outcome %q: "or refused" and "or dropped" go with neither "sticky" nor "evenly"`, s)
+	}
 	unset := 0 // index of the first backend that the next "from" is for
 	for item := range strings.SplitSeq(list, ",") {
 		who, from, hasFrom := strings.Cut(strings.TrimSpace(item), " from ")

@@ -223,6 +223,9 @@ func (h *history) restart() error {
 		return fmt.Errorf("new plane: %w", err)
 	}
 	h.plane = p
+	if h.cfg.Proxied {
+		h.forgetAll()
+	}
 	return h.reset()
 }
 

@@ -22,6 +22,7 @@ func Page(scenarios []*scenario.Scenario, results []Results, release *Release) s
 	p.line("")
 	p.when(release)
 	p.summary()
+	p.proxied()
 	p.table(scenarios)
 	p.rows(scenarios)
 	p.notesText()
@@ -144,6 +145,9 @@ func (p *page) cell(c Result) string {
 	}
 	if c.SCTP > 0 {
 		text += p.note("This kernel has no SCTP sockets; what the lines in SCTP say is proven on those that have.")
+	}
+	for _, how := range c.Proxied {
+		text += p.note(proxiedNotes[how])
 	}
 	return text + p.seen(c)
 }

@@ -54,6 +54,8 @@ type Result struct {
 	SCTP int `json:"sctp,omitempty"`
 	// Differs is set if the mode does otherwise by intent: which row, and why.
 	Differs string `json:"differs,omitempty"`
+	// Proxied has what was otherwise, and is proven so, because connections end at the plane (Config.Proxied).
+	Proxied []Proxied `json:"proxied,omitempty"`
 	// Left is set if the scenario was left out, though the run was complete: why (Config.TooLarge).
 	Left string `json:"left,omitempty"`
 	// Seen is set if it was another run than the complete one that showed this.

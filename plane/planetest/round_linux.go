@@ -217,9 +217,9 @@ func (h *history) checkSeen(c call, route *lb.Route, a netlab.Reply, local netip
 	seen := a.Seen.Addr()
 	switch hairpin := a.At.Addr() == local; {
 	case a.Server == netlab.Node1:
-	case (route.Masq || hairpin) && h.lab.owner(seen) != netlab.Node1:
+	case (route.Masq || hairpin || h.cfg.Proxied) && h.lab.owner(seen) != netlab.Node1:
 		return fmt.Errorf("%s saw the source %s, which is not the node's", a.Server, a.Seen)
-	case !route.Masq && !hairpin && seen != local:
+	case !h.cfg.Proxied && !route.Masq && !hairpin && seen != local:
 		return fmt.Errorf("%s saw the source %s, not the client's own", a.Server, a.Seen)
 	}
 	return nil

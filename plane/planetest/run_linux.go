@@ -38,6 +38,10 @@ type Config struct {
 	// SV-66 say. Lines that expect them refused or dropped then expect that the sink answers, and so prove the
 	// difference: scenarios of rows that Differs names are run.
 	Untouched bool
+	// Proxied: connections end at the plane, which opens others to the backends, and tries another backend where one
+	// does not answer. Lines that say otherwise then expect, and so prove, what such a mode does: see [ProxiedAddress]
+	// and its neighbours. Scenarios of rows that Differs names are run.
+	Proxied bool
 	// Core names the scenarios that other kernels run, in emulation, where all would take too long: with PLANETEST_CORE=1
 	// only these run. [Core] proves that they are enough.
 	Core []string
@@ -133,7 +137,7 @@ func (s *suite) differs(sc *scenario.Scenario) string {
 // scenario runs one scenario in both families.
 func (s *suite) scenario(t *testing.T, sc *scenario.Scenario) {
 	why := s.differs(sc)
-	if why != "" && !s.Untouched {
+	if why != "" && !s.Untouched && !s.Proxied {
 		s.record(sc, Result{Differs: why})
 		t.Skip("this mode differs by intent: " + why)
 	}
@@ -198,6 +202,7 @@ func (s *suite) play(sc *scenario.Scenario, stretch int) (_ Result, failures []s
 	for _, r := range runs {
 		lapsed = lapsed || r.lapsed
 		result.SCTP += r.sctp
+		result.note(r.proxied)
 		result.Families[r.family.String()] = r.verdict()
 		failures = append(failures, r.failures...)
 	}
@@ -217,8 +222,11 @@ type run struct {
 	conns  map[string]*netlab.Conn
 	// stretch is what the scenario's affinities, and its waits, are multiplied by.
 	stretch int
+	// restarted: another plane has taken the place of the first.
+	restarted bool
 
 	mu       sync.Mutex
+	proxied  []Proxied            // what was otherwise because connections end at the plane
 	affine   map[client]time.Time // when each client with an affinity connected last
 	lapsed   bool                 // something failed after an affinity may have been over
 	failures []string
@@ -312,7 +320,7 @@ func (r *run) advance(step scenario.Step, first bool) error {
 		if err := r.renew(); err != nil {
 			return err
 		}
-		first = true
+		first, r.restarted = true, true
 	}
 	if !first && step.NewNode {
 		if err := r.plane.SetNode(ctx, step.Table.Node); err != nil {

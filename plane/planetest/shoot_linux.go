@@ -87,7 +87,7 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 	if err := r.lab.expect(shots); err != nil {
 		return true, fmt.Errorf("make the sink listen: %w", err)
 	}
-	v := &volley{r: r, p: p, shots: shots, seen: map[string]int{}}
+	v := &volley{r: r, p: r.asProxied(p, shots), shots: shots, seen: map[string]int{}}
 	switch {
 	case p.Verb == scenario.Open:
 		err = v.open()
@@ -97,6 +97,8 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 		err = v.sticky()
 	case p.Want.Evenly:
 		err = v.evenly()
+	case p.Want.Or != scenario.Answered && !r.s.Proxied:
+		err = v.mixed()
 	default:
 		err = v.spread()
 	}
@@ -126,6 +128,9 @@ func (r *run) strange(shots []scenario.Shot) bool {
 func (v *volley) spread() error {
 	k := len(v.p.Want.Backends)
 	least, most := max(4*k, len(v.shots)), 20*k+20+len(v.shots)
+	if v.p.Want.Or != scenario.Answered {
+		least = 20 // so many connections would meet the endpoint that does not answer, but once in a million
+	}
 	for v.n < most {
 		if err := v.connect(v.shots[v.n%len(v.shots)]); err != nil {
 			return err
@@ -135,6 +140,32 @@ func (v *volley) spread() error {
 		}
 	}
 	return fmt.Errorf("not all backends answered in %d connections", v.n)
+}
+
+// mixed connects until every backend has answered, and one connection was led to an endpoint that does not.
+func (v *volley) mixed() error {
+	want, timeout := netlab.ErrRefused, v.r.s.patience
+	if v.p.Want.Or == scenario.Dropped {
+		want, timeout = netlab.ErrTimeout, v.r.lab.silence
+	}
+	failed := 0
+	for k := len(v.p.Want.Backends); v.n < 40*(k+1); {
+		c, err := v.dial(v.shots[v.n%len(v.shots)], timeout)
+		switch {
+		case errors.Is(err, want):
+			failed++
+		case err != nil:
+			return err
+		default:
+			if err := errors.Join(v.check(c), c.Close()); err != nil {
+				return err
+			}
+		}
+		if failed > 0 && len(v.seen) == k {
+			return nil
+		}
+	}
+	return fmt.Errorf("%d of %d connections met the endpoint that does not answer, and not all others answered", failed, v.n)
 }
 
 // evenly makes fifty connections for each backend and, unless their shares are plainly equal ones, a hundred. In the
@@ -231,7 +262,7 @@ func (v *volley) check(c *netlab.Conn) error {
 	if want.Port != 0 && want.Port != a.At.Port() {
 		return fmt.Errorf("%s was reached at port %d", a.Server, a.At.Port())
 	}
-	return v.checkSource(want.From, a, c.Local().Addr())
+	return v.checkSource(v.r.origin(want.From, a, v.shots), a, c.Local().Addr())
 }
 
 func (v *volley) checkSource(want scenario.Origin, a netlab.Reply, local netip.Addr) error {
@@ -273,7 +304,7 @@ func (v *volley) silent() error {
 	}
 	var failed error
 	for range cap(results) {
-		if err := <-results; !errors.Is(err, want) && failed == nil {
+		if err := <-results; !errors.Is(err, want) && !v.r.resets(v.p, v.shots, err) && failed == nil {
 			if failed = err; err == nil {
 				failed = errors.New("it was answered")
 			}
@@ -317,6 +348,9 @@ func (r *run) reuse(p scenario.Packet) (sent bool, err error) {
 	}
 	before := c.First()
 	after, err := c.Exchange()
+	if p.Verb == scenario.KeepsWorking && r.restarted && r.s.Proxied {
+		return true, r.overRestart(p, c, err)
+	}
 	if p.Verb == scenario.IsDead {
 		if err == nil {
 			return true, fmt.Errorf("connection %s is still answered by %s", p.Conn, after.Server)
