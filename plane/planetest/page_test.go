@@ -113,6 +113,27 @@ func TestPageCells(t *testing.T) {
 	}
 }
 
+// The page says what a mode does otherwise in which connections end at the proxy, and nothing of it where there is none.
+func TestPageProxied(t *testing.T) {
+	sc := []*scenario.Scenario{{Name: "one", Story: "A.", Rows: []string{"SV-10"}}}
+	c := Result{Families: map[string]string{"IPv4": Passes, "IPv6": Passes}}
+	plain := []Results{{Mode: "m", Kernel: "6.1", Cases: map[string]Result{"one": c}}}
+	if got := Page(sc, plain, nil); strings.Contains(got, "end at the proxy") {
+		t.Errorf("speaks of a mode that is not there:\n%s", got)
+	}
+	c.note([]Proxied{ProxiedRetry, ProxiedAddress, ProxiedRetry})
+	got := Page(sc, append(plain, Results{Mode: "u", Kernel: "6.1", Cases: map[string]Result{"one": c}}), nil)
+	for _, want := range []string{
+		"In mode u connections end at the proxy.",
+		"| **one**: A. | SV-10 | ✓ | ✓ <sup>1</sup> <sup>2</sup> |\n",
+		"1. " + proxiedNotes[ProxiedAddress] + "\n2. " + proxiedNotes[ProxiedRetry] + "\n",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in:\n%s", want, got)
+		}
+	}
+}
+
 func TestCompareVersions(t *testing.T) {
 	for _, c := range []struct {
 		a, b string

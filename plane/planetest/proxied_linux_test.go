@@ -49,7 +49,7 @@ type listening struct {
 // Flaws of an ender.
 const (
 	noRetry    = "does not try another backend"
-	unsticky  = "knows no affinity"
+	unsticky   = "knows no affinity"
 	keepsOnEnd = "leaves connections when it ends"
 )
 
