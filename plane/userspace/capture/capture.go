@@ -12,25 +12,38 @@ import (
 // Lead says what meets packets to a key.
 type Lead struct {
 	Key lb.Key
-	// Port is that of the listener. 0: nothing listens, and Do says what happens instead.
-	Port uint16
-	// Do is Reject or Drop where Port is 0.
-	Do lb.Action
-	// Sources are the only sources that may come; others are dropped (SV-61). Empty means everybody.
-	Sources []netip.Prefix
 	// Kind as in [lb.Frontend].
 	Kind lb.Kind
+	// Sources are the only sources that may come; others are dropped (SV-61). Empty means everybody.
+	Sources []netip.Prefix
+	// Routes are those of the row: at most one for each From, in the order Pods, Host, Anywhere; the last is for Anywhere. Most
+	// rows do the same for everybody and have one. Where listeners are at the service addresses ([Capture.Own]) there is always one, and
+	// the listener itself tells sources apart.
+	Routes []Route
+}
+
+// Route is what meets packets from one kind of source.
+type Route struct {
+	From lb.From
+	// Port is that of the listener. 0: nothing listens, and Do says what happens instead.
+	Port uint16
+	// Do is Reject or Drop where Port is 0, else 0.
+	Do lb.Action
 }
 
 // Capture leads packets of one IP family. Its verbs keep the rules of package plane.
+//
+// What the proxy itself sends to backends carries the mark of the mode (the bit [kube-proxy/mode.Settings.MasqueradeBit]), and is
+// led nowhere: an endpoint at a service address must not lead the proxy to itself, for ever.
 type Capture interface {
 	// Name is "nftables", "iptables" or "addresses".
 	Name() string
 	// Own: listeners bind the service addresses themselves, one for each address. Otherwise one listener, bound to
 	// every address, may serve many keys.
 	Own() bool
-	// Known returns the leads that a process before this one left, so that its ports can be listened on again.
-	Known(ctx context.Context) (map[lb.Key]uint16, error)
+	// Known returns the leads that a process before this one left, so that its ports can be listened on again; of them Sources
+	// need not be told.
+	Known(ctx context.Context) ([]Lead, error)
 	// Reset leads exactly these packets.
 	Reset(ctx context.Context, n lb.Node, want []Lead) error
 	// Apply sets and removes leads.
