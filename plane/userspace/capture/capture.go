@@ -56,5 +56,8 @@ type Capture interface {
 	Drift() <-chan struct{}
 	// Audit mends what differs from what was applied, and counts it.
 	Audit(ctx context.Context, full bool) (mended int, err error)
+	// Dump tells what the kernel holds that decides about packets, read from it, in an order that does not depend on how it came
+	// to be. Of ports, which differ between processes that lead alike, it writes the name.
+	Dump(ctx context.Context, name func(port uint16, p lb.Proto) string) (string, error)
 	Close() error
 }
