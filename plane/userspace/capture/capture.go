@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/ownwrites"
 )
 
 // Lead says what meets packets to a key.
@@ -31,6 +32,18 @@ type Route struct {
 	Do lb.Action
 }
 
+// Config says what to capture, and how. It is what [Choose] and the three constructors take.
+type Config struct {
+	// Family is the IP family; required.
+	Family lb.Family
+	// Mark has the bits of the packet mark, one or more, of all that the proxy itself sends to backends; 0 for none.
+	Mark uint32
+	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of [lb.Node.NodePorts] covers that (SV-64).
+	LocalhostNodePorts bool
+	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
+	Writes *ownwrites.Ledger
+}
+
 // Capture leads packets of one IP family. Its verbs keep the rules of package plane.
 //
 // What the proxy itself sends to backends carries the mark of the mode (the bit [kube-proxy/mode.Settings.MasqueradeBit]), and is
@@ -38,8 +51,9 @@ type Route struct {
 type Capture interface {
 	// Name is "nftables", "iptables" or "addresses".
 	Name() string
-	// Own: listeners bind the service addresses themselves, one for each address. Otherwise one listener, bound to
-	// every address, may serve many keys.
+	// Own: listeners bind the service addresses themselves, one for each address, and before the address is there (IP_FREEBIND), so
+	// that nobody is refused meanwhile. NodePorts are bound at the node's addresses by whoever calls. Sources and routes are the
+	// listener's business then, for there is no packet filter. Otherwise one listener, bound to every address, may serve many keys.
 	Own() bool
 	// Known returns the leads that a process before this one left, so that its ports can be listened on again; of them Sources
 	// need not be told.
