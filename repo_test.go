@@ -44,7 +44,8 @@ const imports = `
 	cluster, policy, lb, plane, internal/ratelimit, internal/bisect < engine;
 	internal/bisect < plane/nftables, plane/iptables, plane/ipvs, plane/ebpf;
 
-	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest;
+	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest, internal/nftwire;
+	internal/nftwire < plane/nftables, plane/userspace/capture;
 
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
 	event, lb, plane, plane/ownwrites < mode;

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/diff"
 	"kube-proxy/plane/slots"
@@ -64,11 +65,11 @@ func (c *change) adoptIDs(snap *snapshot, want *lb.Table, kernel *oldSets) {
 			at = snap.records[i].Size - 4
 		}
 		for rec := range snap.records[i].All() {
-			c.st.ids.Saw(order.Uint32(rec[at:]))
+			c.st.ids.Saw(nftwire.Order.Uint32(rec[at:]))
 		}
 	}
 	for rec := range snap.records[sMemberBackends].All() {
-		c.st.members.Saw(order.Uint32(rec))
+		c.st.members.Saw(nftwire.Order.Uint32(rec))
 	}
 	c.st.adoptReserved(snap)
 }
@@ -92,7 +93,7 @@ func (c *change) claims(snap *snapshot, want *lb.Table) iter.Seq[slots.Claim] {
 				if front == nil {
 					continue
 				}
-				if s := front.Set(scope); s != nil && !yield(slots.Claim{Front: front, Set: s, ID: order.Uint32(rec[len(rec)-4:])}) {
+				if s := front.Set(scope); s != nil && !yield(slots.Claim{Front: front, Set: s, ID: nftwire.Order.Uint32(rec[len(rec)-4:])}) {
 					return
 				}
 			}
@@ -120,13 +121,13 @@ func (o *oldSets) of(id uint32) (slots map[uint32]netip.AddrPort, members map[ne
 	clear(o.slots)
 	key := appendNum(make([]byte, 0, 8), id)
 	o.backends.Each(key, func(rec []byte) {
-		o.slots[order.Uint32(rec[4:])] = parseBackend(rec[8:], len(rec)-12)
+		o.slots[nftwire.Order.Uint32(rec[4:])] = parseBackend(rec[8:], len(rec)-12)
 	})
 	o.members.Each(key, func(rec []byte) {
-		m := order.Uint32(rec[8:])
+		m := nftwire.Order.Uint32(rec[8:])
 		o.memberBackends.Each(appendNum(appendNum(nil, m), id), func(backend []byte) {
 			ap := parseBackend(backend[8:], len(backend)-12)
-			o.slots[order.Uint32(rec[4:])] = ap
+			o.slots[nftwire.Order.Uint32(rec[4:])] = ap
 			if members == nil {
 				members = map[netip.AddrPort]uint32{}
 			}

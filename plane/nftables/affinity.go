@@ -143,7 +143,7 @@ func (s *socket) knows(ctx context.Context, r *ruleset, exprs []byte) (bool, err
 	ruleAt := t.seq
 	t.deleteChain("missing")
 	bufs, last := t.buffers()
-	err := s.commit(ctx, bufs, last)
+	err := s.Commit(ctx, bufs, last)
 	var ke *nlconn.Error
 	switch {
 	case errors.As(err, &ke) && errors.Is(err, unix.ENOENT) && ke.Seq == last:

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -207,7 +208,7 @@ func entries(t testing.TB, p *Plane) (all int, bySet map[uint32]int) {
 	}
 	recs, bySet := snap.records[sAffinity], map[uint32]int{}
 	for rec := range recs.All() {
-		bySet[order.Uint32(rec)]++
+		bySet[nftwire.Order.Uint32(rec)]++
 	}
 	return recs.Len(), bySet
 }
@@ -419,7 +420,7 @@ func TestProbeOfExpressions(t *testing.T) {
 		if !p.HashesClients() {
 			t.Error("this kernel cannot hash") // all that the suite runs on can
 		}
-		before, err := p.sock.generation(t.Context())
+		before, err := p.sock.Generation(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -430,7 +431,7 @@ func TestProbeOfExpressions(t *testing.T) {
 				t.Errorf("%s: %t, %v", name, got, err)
 			}
 		}
-		if after, err := p.sock.generation(t.Context()); after != before || err != nil {
+		if after, err := p.sock.Generation(t.Context()); after != before || err != nil {
 			t.Errorf("the ruleset went from generation %d to %d, %v", before, after, err)
 		}
 	})

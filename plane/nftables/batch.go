@@ -11,6 +11,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/plane"
 )
@@ -22,11 +23,11 @@ type batch struct {
 	table string // that the objects are in
 
 	seq        uint32
-	head       encoder             // the table, and sets and chains that are added
-	rules      encoder             // rules that are flushed and added
+	head       nftwire.Encoder     // the table, and sets and chains that are added
+	rules      nftwire.Encoder     // rules that are flushed and added
 	deletes    [setCount]*elements // nil where there are none: a change touches few of the sets
 	adds       [setCount]*elements
-	tail       encoder // chains and sets that are deleted
+	tail       nftwire.Encoder // chains and sets that are deleted
 	about      []aboutMessage
 	spare      [][]byte // empty buffers of an earlier use
 	quiet      bool     // stage nothing: only the state is wanted
@@ -58,13 +59,13 @@ func (t *batch) whatIs(seq uint32) string {
 }
 
 // simple appends a message that names the table and, if name is not "", one of its objects.
-func (t *batch) simple(e *encoder, typ, flags uint16, tableAttr, nameAttr uint16, name string) {
-	at := e.message(typ, flags, t.proto, t.next("table "+t.table+" "+name))
-	e.str(tableAttr, t.table)
+func (t *batch) simple(e *nftwire.Encoder, typ, flags uint16, tableAttr, nameAttr uint16, name string) {
+	at := e.Message(typ, flags, t.proto, t.next("table "+t.table+" "+name))
+	e.Str(tableAttr, t.table)
 	if name != "" {
-		e.str(nameAttr, name)
+		e.Str(nameAttr, name)
 	}
-	e.endMessage(at)
+	e.EndMessage(at)
 }
 
 func (t *batch) addTable() {
@@ -77,26 +78,26 @@ func (t *batch) deleteTable() {
 
 func (t *batch) addSet(i setIndex) {
 	d, e := &t.sets[i], &t.head
-	at := e.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, t.proto, t.next("set "+d.name))
-	e.str(unix.NFTA_SET_TABLE, t.table)
-	e.str(unix.NFTA_SET_NAME, d.name)
-	e.u32(unix.NFTA_SET_ID, uint32(i)+1)
-	e.u32(unix.NFTA_SET_FLAGS, d.setFlags())
-	e.u32(unix.NFTA_SET_KEY_TYPE, nftType(d.key))
-	e.u32(unix.NFTA_SET_KEY_LEN, uint32(d.keyLen()))
+	at := e.Message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, t.proto, t.next("set "+d.name))
+	e.Str(unix.NFTA_SET_TABLE, t.table)
+	e.Str(unix.NFTA_SET_NAME, d.name)
+	e.U32(unix.NFTA_SET_ID, uint32(i)+1)
+	e.U32(unix.NFTA_SET_FLAGS, d.setFlags())
+	e.U32(unix.NFTA_SET_KEY_TYPE, nftType(d.key))
+	e.U32(unix.NFTA_SET_KEY_LEN, uint32(d.keyLen()))
 	if d.verdict {
-		e.u32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
+		e.U32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
 	} else if d.data != nil {
-		e.u32(unix.NFTA_SET_DATA_TYPE, nftType(d.data))
-		e.u32(unix.NFTA_SET_DATA_LEN, uint32(d.dataLen()))
+		e.U32(unix.NFTA_SET_DATA_TYPE, nftType(d.data))
+		e.U32(unix.NFTA_SET_DATA_LEN, uint32(d.dataLen()))
 	}
 	if d.size != 0 {
-		desc := e.nest(unix.NFTA_SET_DESC)
-		e.u32(unix.NFTA_SET_DESC_SIZE, d.size)
-		e.endNest(desc)
+		desc := e.Nest(unix.NFTA_SET_DESC)
+		e.U32(unix.NFTA_SET_DESC_SIZE, d.size)
+		e.EndNest(desc)
 	}
-	e.bytes(unix.NFTA_SET_USERDATA, d.userdata())
-	e.endMessage(at)
+	e.Bytes(unix.NFTA_SET_USERDATA, d.userdata())
+	e.EndMessage(at)
 }
 
 // setFlags is what NFTA_SET_FLAGS holds.
@@ -135,18 +136,18 @@ func (t *batch) addChain(c chain) {
 		return
 	}
 	e := &t.head
-	at := e.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.proto, t.next("chain "+c.name))
-	e.str(unix.NFTA_CHAIN_TABLE, t.table)
-	e.str(unix.NFTA_CHAIN_NAME, c.name)
+	at := e.Message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, t.proto, t.next("chain "+c.name))
+	e.Str(unix.NFTA_CHAIN_TABLE, t.table)
+	e.Str(unix.NFTA_CHAIN_NAME, c.name)
 	if h := c.hook; h != (hook{}) {
-		n := e.nest(unix.NFTA_CHAIN_HOOK)
-		e.u32(unix.NFTA_HOOK_HOOKNUM, h.num)
-		e.u32(unix.NFTA_HOOK_PRIORITY, uint32(h.priority))
-		e.endNest(n)
-		e.u32(unix.NFTA_CHAIN_POLICY, policyAccept)
-		e.str(unix.NFTA_CHAIN_TYPE, h.typ)
+		n := e.Nest(unix.NFTA_CHAIN_HOOK)
+		e.U32(unix.NFTA_HOOK_HOOKNUM, h.num)
+		e.U32(unix.NFTA_HOOK_PRIORITY, uint32(h.priority))
+		e.EndNest(n)
+		e.U32(unix.NFTA_CHAIN_POLICY, policyAccept)
+		e.Str(unix.NFTA_CHAIN_TYPE, h.typ)
 	}
-	e.endMessage(at)
+	e.EndMessage(at)
 }
 
 func (t *batch) addRules(c chain) {
@@ -155,12 +156,12 @@ func (t *batch) addRules(c chain) {
 	}
 	e := &t.rules
 	for _, r := range c.rules {
-		at := e.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.proto, t.next("rule of chain "+c.name))
-		e.str(unix.NFTA_RULE_TABLE, t.table)
-		e.str(unix.NFTA_RULE_CHAIN, c.name)
-		e.bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.exprs)
-		e.bytes(unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, userdata.TypeComment, r.comment))
-		e.endMessage(at)
+		at := e.Message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, t.proto, t.next("rule of chain "+c.name))
+		e.Str(unix.NFTA_RULE_TABLE, t.table)
+		e.Str(unix.NFTA_RULE_CHAIN, c.name)
+		e.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.exprs)
+		e.Bytes(unix.NFTA_RULE_USERDATA, userdata.AppendString(nil, userdata.TypeComment, r.comment))
+		e.EndMessage(at)
 	}
 }
 
@@ -181,44 +182,44 @@ func (t *batch) deleteSet(name string) {
 // messages in buffers that double up to a megabyte.
 type elements struct {
 	full          [][]byte
-	cur           encoder
+	cur           nftwire.Encoder
 	message, list int // where the open message and its list begin; list 0 when none is open
 }
 
 const bufferLimit = 1 << 20
 
 // list returns the writer for the elements of a set, with an open message that has room for one more.
-func (t *batch) list(group *[setCount]*elements, set setIndex, typ, flags uint16) *encoder {
+func (t *batch) list(group *[setCount]*elements, set setIndex, typ, flags uint16) *nftwire.Encoder {
 	if group[set] == nil {
-		group[set] = &elements{cur: encoder{make([]byte, 0, 128)}} // enough for one element
+		group[set] = &elements{cur: nftwire.Encoder{B: make([]byte, 0, 128)}} // enough for one element
 	}
 	e := group[set]
-	if e.list != 0 && len(e.cur.b)-e.list > attrLimit-512 {
+	if e.list != 0 && len(e.cur.B)-e.list > nftwire.AttrLimit-512 {
 		e.closeList()
 	}
 	if e.list != 0 {
 		return &e.cur
 	}
-	if len(e.cur.b) > bufferLimit-attrLimit-1024 {
-		e.full = append(e.full, e.cur.b)
+	if len(e.cur.B) > bufferLimit-nftwire.AttrLimit-1024 {
+		e.full = append(e.full, e.cur.B)
 		if n := len(t.spare); n > 0 {
-			e.cur.b, t.spare = t.spare[n-1], t.spare[:n-1]
+			e.cur.B, t.spare = t.spare[n-1], t.spare[:n-1]
 		} else {
-			e.cur.b = make([]byte, 0, bufferLimit)
+			e.cur.B = make([]byte, 0, bufferLimit)
 		}
 	}
 	name := t.sets[set].name
-	e.message = e.cur.message(typ, flags, t.proto, t.next("elements of "+name))
-	e.cur.str(unix.NFTA_SET_ELEM_LIST_TABLE, t.table)
-	e.cur.str(unix.NFTA_SET_ELEM_LIST_SET, name)
-	e.list = e.cur.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	e.message = e.cur.Message(typ, flags, t.proto, t.next("elements of "+name))
+	e.cur.Str(unix.NFTA_SET_ELEM_LIST_TABLE, t.table)
+	e.cur.Str(unix.NFTA_SET_ELEM_LIST_SET, name)
+	e.list = e.cur.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	return &e.cur
 }
 
 func (e *elements) closeList() {
 	if e.list != 0 {
-		e.cur.endNest(e.list)
-		e.cur.endMessage(e.message)
+		e.cur.EndNest(e.list)
+		e.cur.EndMessage(e.message)
 		e.list = 0
 	}
 }
@@ -232,7 +233,7 @@ func (t *batch) again() {
 		for _, b := range e.full {
 			t.spare = append(t.spare, b[:0])
 		}
-		e.full, e.cur.b, e.list = e.full[:0], e.cur.b[:0], 0
+		e.full, e.cur.B, e.list = e.full[:0], e.cur.B[:0], 0
 	}
 	*t = batch{ruleset: t.ruleset, table: t.table, adds: t.adds, spare: t.spare, quiet: t.quiet}
 }
@@ -243,14 +244,14 @@ func (t *batch) add(set setIndex, rec []byte) {
 		return
 	}
 	e, d := t.list(&t.adds, set, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE), &t.sets[set]
-	at := e.nest(unix.NFTA_LIST_ELEM)
-	value := e.elementKey(d, rec)
+	at := e.Nest(unix.NFTA_LIST_ELEM)
+	value := appendElementKey(e, d, rec)
 	if d.data != nil {
-		n := e.nest(unix.NFTA_SET_ELEM_DATA)
-		e.bytes(unix.NFTA_DATA_VALUE, value)
-		e.endNest(n)
+		n := e.Nest(unix.NFTA_SET_ELEM_DATA)
+		e.Bytes(unix.NFTA_DATA_VALUE, value)
+		e.EndNest(n)
 	}
-	e.endNest(at)
+	e.EndNest(at)
 }
 
 // addVerdict stages an element of a verdict map.
@@ -259,17 +260,17 @@ func (t *batch) addVerdict(set setIndex, key []byte, v elementVerdict) {
 		return
 	}
 	e := t.list(&t.adds, set, unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE)
-	at := e.nest(unix.NFTA_LIST_ELEM)
-	e.elementKey(&t.sets[set], key)
-	n := e.nest(unix.NFTA_SET_ELEM_DATA)
-	m := e.nest(unix.NFTA_DATA_VERDICT)
-	e.u32(unix.NFTA_VERDICT_CODE, uint32(int32(v.kind)))
+	at := e.Nest(unix.NFTA_LIST_ELEM)
+	appendElementKey(e, &t.sets[set], key)
+	n := e.Nest(unix.NFTA_SET_ELEM_DATA)
+	m := e.Nest(unix.NFTA_DATA_VERDICT)
+	e.U32(unix.NFTA_VERDICT_CODE, uint32(int32(v.kind)))
 	if v.chain != "" {
-		e.str(unix.NFTA_VERDICT_CHAIN, v.chain)
+		e.Str(unix.NFTA_VERDICT_CHAIN, v.chain)
 	}
-	e.endNest(m)
-	e.endNest(n)
-	e.endNest(at)
+	e.EndNest(m)
+	e.EndNest(n)
+	e.EndNest(at)
 }
 
 // remove stages the end of an element, as a record; its data is not looked at.
@@ -278,17 +279,17 @@ func (t *batch) remove(set setIndex, rec []byte) {
 		return
 	}
 	e := t.list(&t.deletes, set, unix.NFT_MSG_DELSETELEM, 0)
-	at := e.nest(unix.NFTA_LIST_ELEM)
-	e.elementKey(&t.sets[set], rec)
-	e.endNest(at)
+	at := e.Nest(unix.NFTA_LIST_ELEM)
+	appendElementKey(e, &t.sets[set], rec)
+	e.EndNest(at)
 }
 
-// elementKey writes the key part of a record and returns the rest.
-func (e *encoder) elementKey(d *setDef, rec []byte) []byte {
+// appendElementKey writes the key part of a record and returns the rest.
+func appendElementKey(e *nftwire.Encoder, d *setDef, rec []byte) []byte {
 	k := d.keyLen()
-	n := e.nest(unix.NFTA_SET_ELEM_KEY)
-	e.bytes(unix.NFTA_DATA_VALUE, rec[:k])
-	e.endNest(n)
+	n := e.Nest(unix.NFTA_SET_ELEM_KEY)
+	e.Bytes(unix.NFTA_DATA_VALUE, rec[:k])
+	e.EndNest(n)
 	return rec[k:]
 }
 
@@ -301,8 +302,8 @@ func (t *batch) buffers() (bufs [][]byte, last uint32) {
 			bufs = append(bufs, b)
 		}
 	}
-	put(t.head.b)
-	put(t.rules.b)
+	put(t.head.B)
+	put(t.rules.B)
 	for _, group := range []*[setCount]*elements{&t.deletes, &t.adds} {
 		for _, e := range group {
 			if e == nil {
@@ -312,38 +313,14 @@ func (t *batch) buffers() (bufs [][]byte, last uint32) {
 			for _, b := range e.full {
 				put(b)
 			}
-			put(e.cur.b)
+			put(e.cur.B)
 		}
 	}
-	put(t.tail.b)
+	put(t.tail.B)
 	if len(bufs) == 1 {
 		return nil, 0
 	}
-	last = askForAck(bufs[len(bufs)-1])
-	begin, end := encoder{make([]byte, 0, 32)}, encoder{make([]byte, 0, 24)}
-	at := begin.raw(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, 0, unix.NFNL_SUBSYS_NFTABLES)
-	if t.generation != 0 {
-		begin.u32(unix.NFNL_BATCH_GENID, t.generation)
-	}
-	begin.endMessage(at)
-	at = end.raw(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, t.seq+1, unix.NFNL_SUBSYS_NFTABLES)
-	end.endMessage(at)
-	bufs[0] = begin.b
-	return append(bufs, end.b), last
-}
-
-// askForAck sets the flag in the last message of b, and returns its sequence number.
-func askForAck(b []byte) uint32 {
-	at := 0
-	for {
-		next := at + int(order.Uint32(b[at:]))
-		if next >= len(b) {
-			break
-		}
-		at = next
-	}
-	order.PutUint16(b[at+6:], order.Uint16(b[at+6:])|unix.NLM_F_ACK)
-	return order.Uint32(b[at+8:])
+	return nftwire.Batch(bufs, t.seq, t.generation)
 }
 
 // commit sends the batch. Errors name the object. Those that can only mean that the kernel does not hold
@@ -360,10 +337,10 @@ func (p *Plane) commit(ctx context.Context, t *batch) error {
 		size += len(b)
 	}
 	p.stats.Bytes += uint64(size)
-	send := func() error { return p.sock.commit(ctx, bufs, last) }
+	send := func() error { return p.sock.Commit(ctx, bufs, last) }
 	var err error
 	if size > unheardAbove {
-		err = p.ours.WriteUnheard(func() (uint32, error) { return p.sock.generation(ctx) }, send)
+		err = p.ours.WriteUnheard(func() (uint32, error) { return p.sock.Generation(ctx) }, send)
 	} else {
 		err = p.ours.Write(1, send)
 	}

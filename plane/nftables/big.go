@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/diff"
 )
@@ -30,8 +31,8 @@ func (p *Plane) readBig(ctx context.Context, s *snapshot) (bool, error) {
 	total := 0
 	each := func(f func(id uint32, sh shape)) {
 		for rec := range shapes.All() {
-			if sh := parseShape(lb.Cluster, order.Uint32(rec[4:])); sh.seconds == 0 {
-				f(order.Uint32(rec), sh)
+			if sh := parseShape(lb.Cluster, nftwire.Order.Uint32(rec[4:])); sh.seconds == 0 {
+				f(nftwire.Order.Uint32(rec), sh)
 			}
 		}
 	}
@@ -76,8 +77,8 @@ func (q *query) finish(ctx context.Context) error {
 func (q *query) flush(ctx context.Context) {
 	for len(q.keys) > 0 && q.err == nil {
 		answered := 0
-		err := q.p.sock.ask(ctx, q.request(), func(body []byte) {
-			attributes(attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+		err := q.p.sock.Ask(ctx, q.request(), func(body []byte) {
+			nftwire.Attributes(nftwire.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				answered++
 				q.found(el)
 				return true
@@ -98,19 +99,19 @@ func (q *query) flush(ctx context.Context) {
 
 func (q *query) request() []byte {
 	d := &q.p.rules.sets[q.set]
-	var e encoder
-	at := e.message(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, q.p.proto, 0)
-	e.str(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
-	e.str(unix.NFTA_SET_ELEM_LIST_SET, d.name)
-	list := e.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	var e nftwire.Encoder
+	at := e.Message(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, q.p.proto, 0)
+	e.Str(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
+	e.Str(unix.NFTA_SET_ELEM_LIST_SET, d.name)
+	list := e.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 	for _, k := range q.keys {
-		n := e.nest(unix.NFTA_LIST_ELEM)
-		e.elementKey(d, k)
-		e.endNest(n)
+		n := e.Nest(unix.NFTA_LIST_ELEM)
+		appendElementKey(&e, d, k)
+		e.EndNest(n)
 	}
-	e.endNest(list)
-	e.endMessage(at)
-	return e.b
+	e.EndNest(list)
+	e.EndMessage(at)
+	return e.B
 }
 
 // auditWindow is how many elements of the large maps one full audit compares, so that it holds up the writing of

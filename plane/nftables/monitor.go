@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 )
 
@@ -35,7 +36,7 @@ type notes struct {
 
 type elementKey struct {
 	set setIndex
-	key string // what elementKey of encoder writes: a record without data
+	key string // what appendElementKey writes: a record without data
 }
 
 // elementNote is the last that was heard of an element.
@@ -65,7 +66,7 @@ func startMonitor(f family, defs *[setCount]setDef, own uint32) (*monitor, error
 		err = m.Listen(true)
 	}
 	if err != nil {
-		s.close()
+		s.Close()
 		return nil, err
 	}
 	go m.loop()
@@ -77,10 +78,10 @@ func startMonitor(f family, defs *[setCount]setDef, own uint32) (*monitor, error
 func (m *monitor) ignore(pid uint32) error {
 	const pidAt = 12 // nlmsg_pid in struct nlmsghdr; the filter loads words as big endian
 	var b [4]byte
-	order.PutUint32(b[:], pid)
+	nftwire.Order.PutUint32(b[:], pid)
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: pidAt},
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: be32(b[:]), Jt: 0, Jf: 1},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: nftwire.BE32(b[:]), Jt: 0, Jf: 1},
 		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
 		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
 	}
@@ -107,7 +108,7 @@ func (m *monitor) Listen(on bool) error {
 func (m *monitor) Missed() { m.note(func(n *notes) { n.everything = true }) }
 
 func (m *monitor) close() error {
-	err := m.sock.close()
+	err := m.sock.Close()
 	<-m.done
 	return err
 }
@@ -165,11 +166,11 @@ func (m *monitor) giveBack(old notes) {
 
 // hear sorts one notification.
 func (m *monitor) hear(msg nlconn.Message) {
-	if msg.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.Body) < nfHeader || msg.Body[0] != m.proto {
+	if msg.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.Body) < nftwire.Header || msg.Body[0] != m.proto {
 		return
 	}
-	body := msg.Body[nfHeader:]
-	if cstr(attribute(body, 1)) != TableName { // attribute 1 is the table's name in all these messages
+	body := msg.Body[nftwire.Header:]
+	if nftwire.CStr(nftwire.Attribute(body, 1)) != TableName { // attribute 1 is the table's name in all these messages
 		return
 	}
 	switch typ := msg.Type & 0xff; typ {
@@ -184,7 +185,7 @@ func (m *monitor) hear(msg nlconn.Message) {
 }
 
 func (m *monitor) hearElements(present bool, body []byte) {
-	i, ok := m.index[cstr(attribute(body, unix.NFTA_SET_ELEM_LIST_SET))]
+	i, ok := m.index[nftwire.CStr(nftwire.Attribute(body, unix.NFTA_SET_ELEM_LIST_SET))]
 	if !ok {
 		return // of a foreign set, which was noticed itself
 	}
@@ -200,7 +201,7 @@ func (m *monitor) hearElements(present bool, body []byte) {
 		if n.elements == nil {
 			n.elements = map[elementKey]elementNote{}
 		}
-		attributes(attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+		nftwire.Attributes(nftwire.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 			rec := d.record(nil, el)
 			k := len(rec) - d.dataLen()
 			n.elements[elementKey{i, string(rec[:k])}] = elementNote{present, string(rec[k:])}

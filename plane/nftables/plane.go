@@ -65,20 +65,20 @@ func New(cfg Config) (*Plane, error) {
 	if p.sock, err = openSocket(); err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	if _, err := p.sock.generation(context.Background()); err != nil {
-		p.sock.close()
+	if _, err := p.sock.Generation(context.Background()); err != nil {
+		p.sock.Close()
 		return nil, probeError(err)
 	}
 	if p.rules.hashes, err = p.sock.canHash(context.Background(), p.rules); err != nil {
-		p.sock.close()
+		p.sock.Close()
 		return nil, err
 	}
 	p.rules.sets = schema(p.family, p.rules.hashes)
-	if p.mon, err = startMonitor(p.family, &p.rules.sets, p.sock.port); err != nil {
-		p.sock.close()
+	if p.mon, err = startMonitor(p.family, &p.rules.sets, p.sock.Number()); err != nil {
+		p.sock.Close()
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	p.sock.moved = p.mon.ignore
+	p.sock.Moved = p.mon.ignore
 	p.ours.Join(p.mon)
 	return p, nil
 }
@@ -114,22 +114,8 @@ func probeError(err error) error {
 // Close closes the sockets. The rules stay in force.
 func (p *Plane) Close() error {
 	p.ours.Leave(p.mon)
-	return errors.Join(p.mon.close(), p.sock.close())
+	return errors.Join(p.mon.close(), p.sock.Close())
 }
 
 // Stats returns what has been sent so far.
 func (p *Plane) Stats() Stats { return p.stats }
-
-// generation returns the generation of the namespace's nftables ruleset: each transaction of anybody makes a
-// new one.
-func (s *socket) generation(ctx context.Context) (uint32, error) {
-	var e encoder
-	at := e.message(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, 0)
-	e.endMessage(at)
-	var gen uint32
-	err := s.dump(ctx, e.b, func(body []byte) error {
-		gen = be32(attribute(body, unix.NFTA_GEN_ID))
-		return nil
-	})
-	return gen, err
-}

@@ -70,7 +70,7 @@ func TestProbeHT04(t *testing.T) {
 
 func generationOf(t *testing.T, p *Plane) uint32 {
 	t.Helper()
-	g, err := p.sock.generation(t.Context())
+	g, err := p.sock.Generation(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/plane/diff"
 )
@@ -34,19 +35,19 @@ type kernelChain struct {
 
 // request builds a message that asks for something of our table.
 func (p *Plane) request(typ, flags uint16, attrs ...any) []byte {
-	var e encoder
-	at := e.message(typ, flags, p.proto, 0)
+	var e nftwire.Encoder
+	at := e.Message(typ, flags, p.proto, 0)
 	for i := 0; i+1 < len(attrs); i += 2 {
-		e.str(attrs[i].(uint16), attrs[i+1].(string))
+		e.Str(attrs[i].(uint16), attrs[i+1].(string))
 	}
-	e.endMessage(at)
-	return e.b
+	e.EndMessage(at)
+	return e.B
 }
 
 // list calls f for what the answer has of our table: old kernels answer with other tables' objects too.
 func (p *Plane) list(ctx context.Context, request []byte, table uint16, f func(body []byte)) error {
-	return p.sock.ask(ctx, request, func(body []byte) {
-		if cstr(attribute(body, table)) == TableName {
+	return p.sock.Ask(ctx, request, func(body []byte) {
+		if nftwire.CStr(nftwire.Attribute(body, table)) == TableName {
 			f(body)
 		}
 	})
@@ -56,7 +57,7 @@ func (p *Plane) list(ctx context.Context, request []byte, table uint16, f func(b
 // beginning. It tries again a few times if somebody changes the ruleset meanwhile.
 func (p *Plane) readTable(ctx context.Context, which func(*setDef) bool) (*snapshot, uint32, error) {
 	for try := 0; ; try++ {
-		gen, err := p.sock.generation(ctx)
+		gen, err := p.sock.Generation(ctx)
 		if err != nil {
 			return nil, 0, fmt.Errorf("nftables %s: read the ruleset's generation: %w", p.fam, err)
 		}
@@ -73,9 +74,9 @@ func (p *Plane) readTable(ctx context.Context, which func(*setDef) bool) (*snaps
 func (p *Plane) readOnce(ctx context.Context, which func(*setDef) bool) (*snapshot, error) {
 	s := &snapshot{chains: map[string]*kernelChain{}}
 	dormant := false
-	err := p.sock.ask(ctx, p.request(unix.NFT_MSG_GETTABLE, 0, uint16(unix.NFTA_TABLE_NAME), TableName), func(body []byte) {
+	err := p.sock.Ask(ctx, p.request(unix.NFT_MSG_GETTABLE, 0, uint16(unix.NFTA_TABLE_NAME), TableName), func(body []byte) {
 		s.present = true
-		dormant = be32(attribute(body, unix.NFTA_TABLE_FLAGS))&tableDormant != 0
+		dormant = nftwire.BE32(nftwire.Attribute(body, unix.NFTA_TABLE_FLAGS))&tableDormant != 0
 	})
 	if errors.Is(err, unix.ENOENT) {
 		return s, nil
@@ -109,10 +110,10 @@ func undisturbed(read func() error) error {
 func (p *Plane) readSets(ctx context.Context, s *snapshot) error {
 	matching := 0
 	err := p.list(ctx, p.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, uint16(unix.NFTA_SET_TABLE), TableName), unix.NFTA_SET_TABLE, func(body []byte) {
-		name := cstr(attribute(body, unix.NFTA_SET_NAME))
+		name := nftwire.CStr(nftwire.Attribute(body, unix.NFTA_SET_NAME))
 		i, known := p.mon.index[name]
 		switch {
-		case be32(attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0: // goes with its rule
+		case nftwire.BE32(nftwire.Attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0: // goes with its rule
 		case !known:
 			s.foreign = append(s.foreign, name)
 		case p.rules.sets[i].matches(body):
@@ -127,32 +128,32 @@ func (p *Plane) readSets(ctx context.Context, s *snapshot) error {
 func (d *setDef) matches(body []byte) bool {
 	dataType, dataLen := uint32(0), uint32(d.dataLen())
 	if d.verdict {
-		dataType, dataLen = unix.NFT_DATA_VERDICT, be32(attribute(body, unix.NFTA_SET_DATA_LEN))
+		dataType, dataLen = unix.NFT_DATA_VERDICT, nftwire.BE32(nftwire.Attribute(body, unix.NFTA_SET_DATA_LEN))
 	} else if d.data != nil {
 		dataType = nftType(d.data)
 	}
-	return be32(attribute(body, unix.NFTA_SET_FLAGS)) == d.setFlags() &&
-		be32(attribute(body, unix.NFTA_SET_KEY_TYPE)) == nftType(d.key) &&
-		be32(attribute(body, unix.NFTA_SET_KEY_LEN)) == uint32(d.keyLen()) &&
-		be32(attribute(body, unix.NFTA_SET_DATA_TYPE)) == dataType &&
-		be32(attribute(body, unix.NFTA_SET_DATA_LEN)) == dataLen
+	return nftwire.BE32(nftwire.Attribute(body, unix.NFTA_SET_FLAGS)) == d.setFlags() &&
+		nftwire.BE32(nftwire.Attribute(body, unix.NFTA_SET_KEY_TYPE)) == nftType(d.key) &&
+		nftwire.BE32(nftwire.Attribute(body, unix.NFTA_SET_KEY_LEN)) == uint32(d.keyLen()) &&
+		nftwire.BE32(nftwire.Attribute(body, unix.NFTA_SET_DATA_TYPE)) == dataType &&
+		nftwire.BE32(nftwire.Attribute(body, unix.NFTA_SET_DATA_LEN)) == dataLen
 }
 
 // readChains reads the chains of our table, and a digest of their rules.
 func (p *Plane) readChains(ctx context.Context, s *snapshot) error {
 	err := p.list(ctx, p.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP), unix.NFTA_CHAIN_TABLE, func(body []byte) {
 		c := &kernelChain{}
-		if h := attribute(body, unix.NFTA_CHAIN_HOOK); h != nil {
+		if h := nftwire.Attribute(body, unix.NFTA_CHAIN_HOOK); h != nil {
 			c.hook = hook{
-				typ:      cstr(attribute(body, unix.NFTA_CHAIN_TYPE)),
-				num:      be32(attribute(h, unix.NFTA_HOOK_HOOKNUM)),
-				priority: int32(be32(attribute(h, unix.NFTA_HOOK_PRIORITY))),
+				typ:      nftwire.CStr(nftwire.Attribute(body, unix.NFTA_CHAIN_TYPE)),
+				num:      nftwire.BE32(nftwire.Attribute(h, unix.NFTA_HOOK_HOOKNUM)),
+				priority: int32(nftwire.BE32(nftwire.Attribute(h, unix.NFTA_HOOK_PRIORITY))),
 			}
-			if be32(attribute(body, unix.NFTA_CHAIN_POLICY)) != policyAccept {
+			if nftwire.BE32(nftwire.Attribute(body, unix.NFTA_CHAIN_POLICY)) != policyAccept {
 				c.hook.typ += " with another policy"
 			}
 		}
-		s.chains[cstr(attribute(body, unix.NFTA_CHAIN_NAME))] = c
+		s.chains[nftwire.CStr(nftwire.Attribute(body, unix.NFTA_CHAIN_NAME))] = c
 	})
 	if err != nil {
 		return err
@@ -165,8 +166,8 @@ func (p *Plane) readChains(ctx context.Context, s *snapshot) error {
 		s.ours = s.ours && is == c.hook
 	}
 	return p.list(ctx, p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint16(unix.NFTA_RULE_TABLE), TableName), unix.NFTA_RULE_TABLE, func(body []byte) {
-		if c := s.chains[cstr(attribute(body, unix.NFTA_RULE_CHAIN))]; c != nil {
-			comment, _ := userdata.GetString(attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
+		if c := s.chains[nftwire.CStr(nftwire.Attribute(body, unix.NFTA_RULE_CHAIN))]; c != nil {
+			comment, _ := userdata.GetString(nftwire.Attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
 			c.digest += comment + "\n"
 		}
 	})
@@ -197,9 +198,9 @@ func (p *Plane) readElements(ctx context.Context, s *snapshot, which func(*setDe
 		if d.verdict {
 			s.verdicts[i] = map[string]elementVerdict{}
 		}
-		err := p.sock.ask(ctx, p.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP,
+		err := p.sock.Ask(ctx, p.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP,
 			uint16(unix.NFTA_SET_ELEM_LIST_TABLE), TableName, uint16(unix.NFTA_SET_ELEM_LIST_SET), d.name), func(body []byte) {
-			attributes(attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+			nftwire.Attributes(nftwire.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				s.element(i, d, el)
 				return true
 			})
@@ -219,11 +220,11 @@ func (p *Plane) readElements(ctx context.Context, s *snapshot, which func(*setDe
 // element adds one element of the kernel's answer to the snapshot.
 func (s *snapshot) element(i setIndex, d *setDef, el []byte) {
 	if d.verdict {
-		v := attribute(attribute(el, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VERDICT)
-		key := attribute(attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
+		v := nftwire.Attribute(nftwire.Attribute(el, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VERDICT)
+		key := nftwire.Attribute(nftwire.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
 		s.verdicts[i][string(key)] = elementVerdict{
-			kind:  expr.VerdictKind(int32(be32(attribute(v, unix.NFTA_VERDICT_CODE)))),
-			chain: cstr(attribute(v, unix.NFTA_VERDICT_CHAIN)),
+			kind:  expr.VerdictKind(int32(nftwire.BE32(nftwire.Attribute(v, unix.NFTA_VERDICT_CODE)))),
+			chain: nftwire.CStr(nftwire.Attribute(v, unix.NFTA_VERDICT_CHAIN)),
 		}
 		return
 	}
@@ -232,7 +233,7 @@ func (s *snapshot) element(i setIndex, d *setDef, el []byte) {
 
 // record appends an element of the kernel's to b, as a record.
 func (d *setDef) record(b, el []byte) []byte {
-	value := func(attr uint16) []byte { return attribute(attribute(el, attr), unix.NFTA_DATA_VALUE) }
+	value := func(attr uint16) []byte { return nftwire.Attribute(nftwire.Attribute(el, attr), unix.NFTA_DATA_VALUE) }
 	b = append(b, value(unix.NFTA_SET_ELEM_KEY)...)
 	if d.data != nil {
 		b = append(b, value(unix.NFTA_SET_ELEM_DATA)...)

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/planetest"
@@ -104,7 +105,7 @@ func closedSocket(t *testing.T) *socket {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.close()
+	s.Close()
 	return s
 }
 
@@ -148,7 +149,7 @@ func busyNeighbour(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
-	t.Cleanup(func() { close(stop); wg.Wait(); s.close() })
+	t.Cleanup(func() { close(stop); wg.Wait(); s.Close() })
 	wg.Go(func() {
 		for i := uint32(0); ; i++ {
 			select {
@@ -156,23 +157,23 @@ func busyNeighbour(t *testing.T) {
 				return
 			default:
 			}
-			var b, m, e encoder
-			at := b.raw(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, 0, unix.NFNL_SUBSYS_NFTABLES)
-			b.endMessage(at)
-			at = m.message(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_ACK, unix.NFPROTO_IPV4, 1)
-			m.str(unix.NFTA_SET_ELEM_LIST_TABLE, "neighbour")
-			m.str(unix.NFTA_SET_ELEM_LIST_SET, "s")
-			l := m.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-			el := m.nest(unix.NFTA_LIST_ELEM)
-			k := m.nest(unix.NFTA_SET_ELEM_KEY)
-			m.bytes(unix.NFTA_DATA_VALUE, appendNum(nil, i))
-			m.endNest(k)
-			m.endNest(el)
-			m.endNest(l)
-			m.endMessage(at)
-			at = e.raw(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, 2, unix.NFNL_SUBSYS_NFTABLES)
-			e.endMessage(at)
-			if err := s.commit(context.Background(), [][]byte{b.b, m.b, e.b}, 1); err != nil {
+			var b, m, e nftwire.Encoder
+			at := b.Raw(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, 0, unix.NFNL_SUBSYS_NFTABLES)
+			b.EndMessage(at)
+			at = m.Message(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_ACK, unix.NFPROTO_IPV4, 1)
+			m.Str(unix.NFTA_SET_ELEM_LIST_TABLE, "neighbour")
+			m.Str(unix.NFTA_SET_ELEM_LIST_SET, "s")
+			l := m.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+			el := m.Nest(unix.NFTA_LIST_ELEM)
+			k := m.Nest(unix.NFTA_SET_ELEM_KEY)
+			m.Bytes(unix.NFTA_DATA_VALUE, appendNum(nil, i))
+			m.EndNest(k)
+			m.EndNest(el)
+			m.EndNest(l)
+			m.EndMessage(at)
+			at = e.Raw(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, 2, unix.NFNL_SUBSYS_NFTABLES)
+			e.EndMessage(at)
+			if err := s.Commit(context.Background(), [][]byte{b.B, m.B, e.B}, 1); err != nil {
 				t.Error(err)
 				return
 			}
@@ -218,7 +219,7 @@ func TestAnswerWithoutRoom(t *testing.T) {
 	if err := p.sock.SetReceiveBuffer(1); err != nil { // the least that there is
 		t.Fatal(err)
 	}
-	stop := crowd(t, p.sock.port)
+	stop := crowd(t, p.sock.Number())
 	lost := 0
 	for deadline := time.Now().Add(20 * time.Second); lost == 0 && time.Now().Before(deadline); {
 		o, rows := w.ClusterIP(3, 50, 3)
@@ -236,7 +237,7 @@ func TestAnswerWithoutRoom(t *testing.T) {
 	if lost == 0 {
 		t.Fatal("no answer was ever lost")
 	}
-	if err := p.sock.SetReceiveBuffer(receiveBuffer); err != nil {
+	if err := p.sock.SetReceiveBuffer(nftwire.ReceiveBuffer); err != nil {
 		t.Fatal(err)
 	}
 	reset(t, p, tab)
@@ -252,15 +253,15 @@ func crowd(t *testing.T, pid uint32) (stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var e encoder
-	at := e.raw(unix.NLMSG_NOOP, 0, unix.AF_UNSPEC, 0, 0)
-	e.endMessage(at)
+	var e nftwire.Encoder
+	at := e.Raw(unix.NLMSG_NOOP, 0, unix.AF_UNSPEC, 0, 0)
+	e.EndMessage(at)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for n := 0; ctx.Err() == nil; n++ {
-			unix.Sendto(fd, e.b, unix.MSG_DONTWAIT, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: pid})
+			unix.Sendto(fd, e.B, unix.MSG_DONTWAIT, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: pid})
 			if n%5 == 0 {
 				time.Sleep(50 * time.Microsecond)
 			}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/lb"
 )
 
@@ -30,7 +31,7 @@ func Remove(ctx context.Context, fam lb.Family) (removed bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("nftables: remove: %w", err)
 	}
-	defer s.close()
+	defer s.Close()
 	f := familyOf(fam)
 	for _, name := range []string{StandInName, TableName} {
 		was, err := s.removeTable(ctx, f, name)
@@ -75,11 +76,11 @@ func (s *socket) removeTable(ctx context.Context, f family, name string) (remove
 
 // hasTable reports whether the family has a table of that name. To ask does not load nf_tables' families.
 func (s *socket) hasTable(ctx context.Context, proto byte, name string) (there bool, err error) {
-	var e encoder
-	at := e.message(unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, proto, 0)
-	e.str(unix.NFTA_TABLE_NAME, name)
-	e.endMessage(at)
-	err = s.ask(ctx, e.b, func([]byte) { there = true })
+	var e nftwire.Encoder
+	at := e.Message(unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, proto, 0)
+	e.Str(unix.NFTA_TABLE_NAME, name)
+	e.EndMessage(at)
+	err = s.Ask(ctx, e.B, func([]byte) { there = true })
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
 		return false, nil // no table, no such family, or no nf_tables
@@ -94,5 +95,5 @@ func (s *socket) transact(ctx context.Context, f family, table string, stage fun
 	t := &batch{ruleset: &ruleset{family: f}, table: table}
 	stage(t)
 	bufs, last := t.buffers()
-	return s.commit(ctx, bufs, last)
+	return s.Commit(ctx, bufs, last)
 }

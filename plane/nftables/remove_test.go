@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/planetest"
 )
@@ -58,25 +59,25 @@ func TestRemoveRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer owner.close()
-	var e encoder
+	defer owner.Close()
+	var e nftwire.Encoder
 	var last uint32
 	for _, m := range []struct {
 		typ, flags uint16
 		res        uint16
 		family     byte
-	}{{unix.NFNL_MSG_BATCH_BEGIN, 0, unix.NFNL_SUBSYS_NFTABLES, 0}, {msgType(unix.NFT_MSG_NEWTABLE), unix.NLM_F_CREATE | unix.NLM_F_ACK, 0, unix.NFPROTO_IPV4},
+	}{{unix.NFNL_MSG_BATCH_BEGIN, 0, unix.NFNL_SUBSYS_NFTABLES, 0}, {nftwire.MsgType(unix.NFT_MSG_NEWTABLE), unix.NLM_F_CREATE | unix.NLM_F_ACK, 0, unix.NFPROTO_IPV4},
 		{unix.NFNL_MSG_BATCH_END, 0, unix.NFNL_SUBSYS_NFTABLES, 0}} {
 		seq := owner.Next()
-		at := e.raw(m.typ, m.flags, m.family, seq, m.res)
+		at := e.Raw(m.typ, m.flags, m.family, seq, m.res)
 		if m.family != 0 {
 			last = seq
-			e.str(unix.NFTA_TABLE_NAME, TableName)
-			e.u32(unix.NFTA_TABLE_FLAGS, 2) // NFT_TABLE_F_OWNER
+			e.Str(unix.NFTA_TABLE_NAME, TableName)
+			e.U32(unix.NFTA_TABLE_FLAGS, 2) // NFT_TABLE_F_OWNER
 		}
-		e.endMessage(at)
+		e.EndMessage(at)
 	}
-	if err := owner.commit(t.Context(), [][]byte{e.b}, last); err != nil {
+	if err := owner.Commit(t.Context(), [][]byte{e.B}, last); err != nil {
 		t.Skipf("this kernel has no tables with an owner: %v", err)
 	}
 	if removed, err := Remove(t.Context(), lb.IPv4); removed || !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "owns") {

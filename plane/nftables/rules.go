@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/lb"
 )
 
@@ -57,19 +58,19 @@ type ruleset struct {
 }
 
 func (r *ruleset) rule(comment string, statements ...statement) rule {
-	e := encoder{make([]byte, 0, 1024)}
+	e := nftwire.Encoder{B: make([]byte, 0, 1024)}
 	for _, s := range statements {
 		for _, x := range s.exprs {
-			at := e.nest(unix.NFTA_LIST_ELEM)
-			e.expression(r.proto, x)
-			e.endNest(at)
+			at := e.Nest(unix.NFTA_LIST_ELEM)
+			appendExpression(&e, r.proto, x)
+			e.EndNest(at)
 		}
 	}
-	sum := sha256.Sum256(e.b)
-	return rule{strings.TrimSpace(comment + " [" + hex.EncodeToString(sum[:4]) + "]"), e.b, statements}
+	sum := sha256.Sum256(e.B)
+	return rule{strings.TrimSpace(comment + " [" + hex.EncodeToString(sum[:4]) + "]"), e.B, statements}
 }
 
-func (e *encoder) expression(proto byte, x expr.Any) {
+func appendExpression(e *nftwire.Encoder, proto byte, x expr.Any) {
 	if x, ok := x.(*original); ok {
 		x.encode(e)
 		return
@@ -78,7 +79,7 @@ func (e *encoder) expression(proto byte, x expr.Any) {
 	if err != nil {
 		panic(fmt.Sprintf("plane/nftables: cannot encode %T: %v", x, err)) // a mistake in statement.go
 	}
-	e.b = append(e.b, b...)
+	e.B = append(e.B, b...)
 }
 
 // text is the rule in the language of nft(8).

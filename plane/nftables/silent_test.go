@@ -48,7 +48,7 @@ func TestSilentKernelWhenWriting(t *testing.T) {
 		{"Apply", func() error { _, err := p.Apply(t.Context(), changes); return err }},
 		{"Probe", func() error { return p.Probe(t.Context()) }},
 	} {
-		before := p.sock.port
+		before := p.sock.Number()
 		nlconntest.Silence(t, p.sock.Conn)
 		if err := write.do(); !errors.Is(err, plane.ErrStateLost) || !errors.Is(err, nlconn.ErrNoAnswer) {
 			t.Errorf("%s: %v", write.what, err)
@@ -58,8 +58,8 @@ func TestSilentKernelWhenWriting(t *testing.T) {
 			t.Errorf("after %s: got:\n%s\nwant:\n%s", write.what, got, want)
 		}
 		changes, _ := tab.Replace(w.ClusterIP(4, 50, 3))
-		if _, err := p.Apply(t.Context(), changes); err != nil || p.sock.port == before {
-			t.Errorf("after %s: %v, port %d, before %d", write.what, err, p.sock.port, before)
+		if _, err := p.Apply(t.Context(), changes); err != nil || p.sock.Number() == before {
+			t.Errorf("after %s: %v, port %d, before %d", write.what, err, p.sock.Number(), before)
 		}
 		p.mon.take()
 		changes, _ = tab.Replace(w.ClusterIP(4, 50, 2))

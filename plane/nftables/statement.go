@@ -11,6 +11,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/lb"
 )
 
@@ -120,13 +121,13 @@ func originally(text string, key expr.CtKey) operand {
 // original is a part of what the first packet of a connection was sent to. The library leaves out the direction of such a key.
 type original struct{ expr.Ct }
 
-func (o *original) encode(e *encoder) {
-	e.str(unix.NFTA_EXPR_NAME, "ct")
-	at := e.nest(unix.NFTA_EXPR_DATA)
-	e.u32(unix.NFTA_CT_KEY, uint32(o.Key))
-	e.u32(unix.NFTA_CT_DREG, o.Register)
-	e.bytes(unix.NFTA_CT_DIRECTION, []byte{0}) // IP_CT_DIR_ORIGINAL
-	e.endNest(at)
+func (o *original) encode(e *nftwire.Encoder) {
+	e.Str(unix.NFTA_EXPR_NAME, "ct")
+	at := e.Nest(unix.NFTA_EXPR_DATA)
+	e.U32(unix.NFTA_CT_KEY, uint32(o.Key))
+	e.U32(unix.NFTA_CT_DREG, o.Register)
+	e.Bytes(unix.NFTA_CT_DIRECTION, []byte{0}) // IP_CT_DIR_ORIGINAL
+	e.EndNest(at)
 }
 
 // loaded is the operand where the statement before has left it.

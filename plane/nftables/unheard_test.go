@@ -47,7 +47,7 @@ func TestLargeBatchUnheard(t *testing.T) {
 func TestForeignChangeDuringLargeBatch(t *testing.T) {
 	inNetns(t)
 	p, q := bothPlanes(t)
-	err := p.ours.WriteUnheard(func() (uint32, error) { return p.sock.generation(t.Context()) }, func() error {
+	err := p.ours.WriteUnheard(func() (uint32, error) { return p.sock.Generation(t.Context()) }, func() error {
 		runNFT(t, "add table ip others; add table ip more")
 		runNFT(t, "add table ip third")
 		return nil
@@ -85,7 +85,7 @@ func TestClosedPlaneLeavesTheLedger(t *testing.T) {
 	if err := q.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.ours.WriteUnheard(func() (uint32, error) { return p.sock.generation(t.Context()) }, func() error { return nil }); err != nil {
+	if err := p.ours.WriteUnheard(func() (uint32, error) { return p.sock.Generation(t.Context()) }, func() error { return nil }); err != nil {
 		t.Error(err) // its socket is none any more
 	}
 }

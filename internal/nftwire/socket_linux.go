@@ -1,0 +1,78 @@
+package nftwire
+
+import (
+	"context"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
+)
+
+// Socket is a connection to the netfilter subsystem of the network namespace in which it was opened.
+type Socket struct {
+	*nlconn.Conn
+	port uint32
+	// Moved is told the port of a socket that replaced another, before it writes.
+	Moved func(port uint32) error
+}
+
+// ReceiveBuffer has room for the notifications of what others write in a moment, and for the errors of a batch.
+const ReceiveBuffer = 8 << 20
+
+// Open opens a socket. The error wraps unix.EPROTONOSUPPORT if the kernel has no netlink of netfilter.
+func Open() (*Socket, error) {
+	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER, ReceiveBuffer: ReceiveBuffer})
+	if err != nil {
+		return nil, err
+	}
+	s := &Socket{Conn: conn}
+	s.port, err = conn.Port()
+	return s, err
+}
+
+// Number is the port of the socket, by which the kernel tells its writes from those of others.
+func (s *Socket) Number() uint32 { return s.port }
+
+// Commit sends a batch and returns its outcome; see [nlconn.Conn.Batch]. last is the sequence number of the message that asks
+// for an acknowledgement.
+func (s *Socket) Commit(ctx context.Context, bufs [][]byte, last uint32) error {
+	port, err := s.Port()
+	if err == nil && port != s.port && s.Moved != nil {
+		err = s.Moved(port)
+	}
+	if err != nil {
+		return err
+	}
+	s.port = port
+	return s.Batch(ctx, bufs, last)
+}
+
+// Dump sends a request and calls f with the body of each message of the answer, without struct nfgenmsg.
+// f must not keep the body. It returns nlconn.ErrInterrupted if the ruleset changed meanwhile.
+func (s *Socket) Dump(ctx context.Context, request []byte, f func(body []byte) error) error {
+	return s.Do(ctx, request, func(m nlconn.Message) error {
+		if len(m.Body) < Header {
+			return unix.EBADMSG
+		}
+		return f(m.Body[Header:])
+	})
+}
+
+// Ask is Dump for an f that cannot fail.
+func (s *Socket) Ask(ctx context.Context, request []byte, f func(body []byte)) error {
+	return s.Dump(ctx, request, func(body []byte) error { f(body); return nil })
+}
+
+// Generation returns the generation of the namespace's nftables ruleset: each transaction of anybody makes a
+// new one.
+func (s *Socket) Generation(ctx context.Context) (uint32, error) {
+	var e Encoder
+	at := e.Message(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, 0)
+	e.EndMessage(at)
+	var gen uint32
+	err := s.Dump(ctx, e.B, func(body []byte) error {
+		gen = BE32(Attribute(body, unix.NFTA_GEN_ID))
+		return nil
+	})
+	return gen, err
+}
