@@ -26,7 +26,8 @@ import (
 // package of ours, ALL is every one. A package that no line has on its right side may not exist.
 const imports = `
 	NONE < cluster, lb, plane, logging, event;
-	NONE < plane/ownwrites, plane/diff, plane/rollback;
+	NONE < plane/ownwrites, plane/diff, plane/rollback, plane/ranges;
+	plane/ranges < plane/nftables, plane/userspace/capture;
 	lb < plane/slots;
 	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/ratelimit, internal/bisect, internal/listen, internal/listentest, internal/nlconn;
 

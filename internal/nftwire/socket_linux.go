@@ -2,6 +2,7 @@ package nftwire
 
 import (
 	"context"
+	"fmt"
 
 	"golang.org/x/sys/unix"
 
@@ -75,4 +76,22 @@ func (s *Socket) Generation(ctx context.Context) (uint32, error) {
 		return nil
 	})
 	return gen, err
+}
+
+// Ignore makes the kernel drop notifications of the changes that come from one socket: a cold start tells of
+// a million elements, which nobody needs to hear.
+func (s *Socket) Ignore(pid uint32) error {
+	const pidAt = 12 // nlmsg_pid in struct nlmsghdr; the filter loads words as big endian
+	var b [4]byte
+	Order.PutUint32(b[:], pid)
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: pidAt},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: BE32(b[:]), Jt: 0, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
+	}
+	if err := s.Filter(filter); err != nil {
+		return fmt.Errorf("filter nftables notifications: %w", err)
+	}
+	return nil
 }

@@ -62,7 +62,7 @@ func startMonitor(f family, defs *[setCount]setDef, own uint32) (*monitor, error
 	for i := range defs {
 		m.index[defs[i].name] = setIndex(i)
 	}
-	if err = m.ignore(own); err == nil {
+	if err = m.sock.Ignore(own); err == nil {
 		err = m.Listen(true)
 	}
 	if err != nil {
@@ -71,24 +71,6 @@ func startMonitor(f family, defs *[setCount]setDef, own uint32) (*monitor, error
 	}
 	go m.loop()
 	return m, nil
-}
-
-// ignore makes the kernel drop notifications of the changes that come from one socket: a cold start tells of
-// a million elements, which nobody needs to hear.
-func (m *monitor) ignore(pid uint32) error {
-	const pidAt = 12 // nlmsg_pid in struct nlmsghdr; the filter loads words as big endian
-	var b [4]byte
-	nftwire.Order.PutUint32(b[:], pid)
-	filter := []unix.SockFilter{
-		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: pidAt},
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: nftwire.BE32(b[:]), Jt: 0, Jf: 1},
-		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
-		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
-	}
-	if err := m.sock.Filter(filter); err != nil {
-		return fmt.Errorf("filter nftables notifications: %w", err)
-	}
-	return nil
 }
 
 // Listen joins or leaves the group that hears of changes. While nobody is in it, the kernel does not even

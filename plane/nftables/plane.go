@@ -78,7 +78,7 @@ func New(cfg Config) (*Plane, error) {
 		p.sock.Close()
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	p.sock.Moved = p.mon.ignore
+	p.sock.Moved = p.mon.sock.Ignore
 	p.ours.Join(p.mon)
 	return p, nil
 }

@@ -10,20 +10,15 @@ import (
 	"kube-proxy/internal/nftwire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/diff"
+	"kube-proxy/plane/ranges"
 	"kube-proxy/plane/rollback"
 )
-
-// Source ranges are looked up by their length: each length has its rule, which cuts the client's address off at it. So
-// that there are few rules, lengths are multiples of four bits; a range of another length is written as up to eight of
-// the next one.
-
-const stride = 4
 
 // sourceList is a list of source ranges in the kernel. All frontends with equal ranges share one.
 type sourceList struct {
 	content string
 	number  uint32         // the first bits of its keys; 0 before the first write
-	ranges  []netip.Prefix // sorted, their lengths multiples of stride
+	ranges  []netip.Prefix // sorted, their lengths multiples of ranges.Stride
 	refs    int32          // rows that it restricts
 
 	written    bool        // its elements are in the kernel, or will be with the present batch
@@ -45,23 +40,6 @@ func (l *sourceList) key() uint32 {
 	return l.number << lengthBits
 }
 
-// rangesOf cuts prefixes into ranges whose lengths have rules.
-func rangesOf(sources []netip.Prefix) []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(sources))
-	for _, p := range sources {
-		bits := max(stride, (p.Bits()+stride-1)/stride*stride)
-		first := p.Masked().Addr().AsSlice()
-		for i := range 1 << (bits - p.Bits()) { // the bits that are free lie in one byte
-			a := slices.Clone(first)
-			a[(bits-1)/8] |= byte(i << ((8 - bits%8) % 8))
-			addr, _ := netip.AddrFromSlice(a)
-			out = append(out, netip.PrefixFrom(addr, bits))
-		}
-	}
-	slices.SortFunc(out, netip.Prefix.Compare)
-	return slices.Compact(out)
-}
-
 // eighths says which lengths the ranges of a list have: bit i stands for those in the i-th eighth of an address, of
 // which there is one for IPv4 and there are four for IPv6.
 func eighths(sources []netip.Prefix) uint32 {
@@ -75,7 +53,7 @@ func eighths(sources []netip.Prefix) uint32 {
 // lengths are the lengths of ranges in the eighths, the longest first.
 func (f family) lengths(eighths uint32) []int {
 	var all []int
-	for n := f.addrLen * 8; n > 0; n -= stride {
+	for n := f.addrLen * 8; n > 0; n -= ranges.Stride {
 		if eighths>>((n-1)/f.addrLen)&1 != 0 {
 			all = append(all, n)
 		}
@@ -133,7 +111,7 @@ func (c *change) listOf(sources []netip.Prefix, replaces *sourceList) *sourceLis
 	key := content(sources)
 	l := c.st.lists[key]
 	if l == nil {
-		l = &sourceList{content: key, ranges: rangesOf(sources), replaces: replaces}
+		l = &sourceList{content: key, ranges: ranges.Of(sources), replaces: replaces}
 		rollback.Put(c.log, c.st.lists, key, l)
 	}
 	c.lastSources, c.lastList = sources, l

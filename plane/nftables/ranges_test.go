@@ -11,6 +11,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/planetest"
+	"kube-proxy/plane/ranges"
 )
 
 // restricted is a Service with a number of ports, which all have the same source ranges.
@@ -169,7 +170,7 @@ func FuzzRanges(f *testing.F) {
 			client[int(flip)%n] ^= 1 << (flip % 8)
 		}
 		c := parseAddr(client, n)
-		list := rangesOf([]netip.Prefix{p})
+		list := ranges.Of([]netip.Prefix{p})
 		if len(list) > 16 {
 			t.Fatalf("%s became %d ranges", p, len(list))
 		}
