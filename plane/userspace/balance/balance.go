@@ -1,0 +1,221 @@
+package balance
+
+import (
+	"hash/maphash"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+// Config bounds a Balance.
+type Config struct {
+	// Places is how many places of clients with an affinity there are at most, in all sets; 0 means 1,048,576, of about 40 bytes.
+	Places int
+	// Loops reports whether a connection of this node to the address would come to one of the proxy's own listeners: such a backend
+	// is never led to. Nil means that there is none, because the kernel does not lead the proxy's own packets.
+	Loops func(netip.AddrPort) bool
+}
+
+// Stats count what clients were told.
+type Stats struct {
+	// Retries are second and later attempts to reach a backend for one client; Failures those that the network refused.
+	Retries, Failures uint64
+	// Refused and Dropped are clients that were led nowhere.
+	Refused, Dropped uint64
+	// Places are those in use, some of which may be over; Full counts the clients that found none.
+	Places, Limit int
+	Full          uint64
+	// Failing are the backends that are tried last at present.
+	Failing int
+}
+
+// Balance holds the backend sets of one family. Its methods but Stats are called by one goroutine at a time; those of its sets and rows
+// by any.
+type Balance struct {
+	cfg  Config
+	seed maphash.Seed
+	sets map[lb.SetID]*Set
+	idle idle
+
+	mu     sync.RWMutex // of the map alone
+	health map[endpoint]*health
+
+	places                           atomic.Int64
+	failing                          atomic.Int64
+	retries, failures, refused, full atomic.Uint64
+	dropped                          atomic.Uint64
+}
+
+// endpoint is what is known to fail or not. The protocol is part of it: that nobody listens for SCTP says nothing of TCP.
+type endpoint struct {
+	proto lb.Proto
+	addr  netip.AddrPort
+}
+
+// New returns an empty Balance.
+func New(cfg Config) *Balance {
+	if cfg.Places == 0 {
+		cfg.Places = 1 << 20
+	}
+	return &Balance{cfg: cfg, seed: maphash.MakeSeed(), sets: map[lb.SetID]*Set{}, health: map[endpoint]*health{}}
+}
+
+// Set makes the set hold what s says, and returns it. It is in use at once: whoever asks for a backend from now on gets one
+// of these. The cost follows the size of the set, and is nothing where it is the one that is there.
+func (b *Balance) Set(s *lb.BackendSet, affinity time.Duration) *Set {
+	set := b.sets[s.ID]
+	if set == nil {
+		set = &Set{b: b, id: s.ID}
+		b.sets[s.ID] = set
+	}
+	if set.is != s {
+		set.hold(s)
+	}
+	set.stick(affinity)
+	return set
+}
+
+// Remove forgets a set. Who still has it is refused.
+func (b *Balance) Remove(id lb.SetID) {
+	set := b.sets[id]
+	if set == nil {
+		return
+	}
+	set.hold(&lb.BackendSet{ID: id})
+	set.stick(0)
+	b.idle.remove(set)
+	delete(b.sets, id)
+}
+
+// Get returns the set of that name, nil if there is none.
+func (b *Balance) Get(id lb.SetID) *Set { return b.sets[id] }
+
+// Stats returns what has happened so far. It may be called from any goroutine.
+func (b *Balance) Stats() Stats {
+	return Stats{
+		Retries: b.retries.Load(), Failures: b.failures.Load(), Refused: b.refused.Load(), Dropped: b.dropped.Load(),
+		Places: int(b.places.Load()), Limit: b.cfg.Places, Full: b.full.Load(), Failing: int(b.failing.Load()),
+	}
+}
+
+// joinAll returns members for backends of one more set that has them.
+func (b *Balance) joinAll(p lb.Proto, addrs map[netip.AddrPort]bool) []*member {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	all := make([]*member, 0, len(addrs))
+	for a := range addrs {
+		h := b.health[endpoint{p, a}]
+		if h == nil {
+			h = &health{failing: &b.failing}
+			b.health[endpoint{p, a}] = h
+		}
+		h.sets++
+		all = append(all, &member{addr: a, health: h})
+	}
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all
+}
+
+// leave ends a set's interest in a backend. When it was the last, the backend starts anew when it comes again.
+func (b *Balance) leave(p lb.Proto, m *member) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if m.health.sets--; m.health.sets == 0 {
+		m.health.forget()
+		delete(b.health, endpoint{p, m.addr})
+	}
+}
+
+// dialled notes how an attempt ended.
+func (b *Balance) dialled(p lb.Proto, a netip.AddrPort, err error) {
+	if err != nil {
+		b.failures.Add(1)
+	}
+	if err == nil && b.failing.Load() == 0 || err != nil && !Unreachable(err) {
+		return
+	}
+	b.mu.RLock()
+	h := b.health[endpoint{p, a}]
+	b.mu.RUnlock()
+	switch {
+	case h == nil: // it left while it was tried
+	case err != nil:
+		h.failed(time.Now())
+	default:
+		h.succeeded()
+	}
+}
+
+// take takes one of the places of all sets.
+func (b *Balance) take() bool {
+	if b.places.Add(1) <= int64(b.cfg.Places) {
+		return true
+	}
+	b.places.Add(-1)
+	b.full.Add(1)
+	return false
+}
+
+// sweepNext has another set than s give up places that are over.
+func (b *Balance) sweepNext(s *Set, now time.Time) {
+	if o := b.idle.turn(); o != nil && o != s && o.mu.TryLock() {
+		o.sweep(now)
+		o.mu.Unlock()
+	}
+}
+
+// idle are the sets that have places, in a ring: who takes a place has another set give up those that are over, so that
+// Services that nobody asks do not keep them.
+type idle struct {
+	mu   sync.Mutex
+	ring []*Set
+	at   map[*Set]int
+	next int
+}
+
+func (i *idle) add(s *Set) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if _, in := i.at[s]; in {
+		return
+	}
+	if i.at == nil {
+		i.at = map[*Set]int{}
+	}
+	i.at[s] = len(i.ring)
+	i.ring = append(i.ring, s)
+}
+
+func (i *idle) remove(s *Set) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	n, in := i.at[s]
+	if !in {
+		return
+	}
+	last := len(i.ring) - 1
+	i.ring[n] = i.ring[last]
+	i.at[i.ring[n]] = n
+	i.ring[last] = nil
+	i.ring = i.ring[:last]
+	delete(i.at, s)
+}
+
+func (i *idle) turn() *Set {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if len(i.ring) == 0 {
+		return nil
+	}
+	i.next = (i.next + 1) % len(i.ring)
+	return i.ring[i.next]
+}
+
+// jitter spreads d by a quarter to both sides.
+func jitter(d time.Duration) time.Duration {
+	return d - d/4 + rand.N(d/2+1)
+}

@@ -1,0 +1,455 @@
+package balance
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/userspace/relay"
+)
+
+func backend(i int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 8080)
+}
+
+// setOf is a set of backends by their numbers.
+func setOf(service string, numbers ...int) *lb.BackendSet {
+	s := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP, Scope: lb.Cluster}}
+	for _, n := range numbers {
+		s.Backends = append(s.Backends, lb.Backend{Addr: backend(n)})
+	}
+	return s
+}
+
+func client(i int) relay.Client {
+	return relay.Client{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, byte(i >> 16), byte(i >> 8), byte(i)}), 40000)}
+}
+
+func pick(t testing.TB, b relay.Balancer, c int, tried ...netip.AddrPort) netip.AddrPort {
+	t.Helper()
+	a, answer := b.Pick(client(c), tried)
+	if answer != relay.Forward {
+		t.Fatalf("client %d, tried %v: answer %d", c, tried, answer)
+	}
+	return a
+}
+
+func count(t testing.TB, b relay.Balancer, n int) map[netip.AddrPort]int {
+	t.Helper()
+	got := map[netip.AddrPort]int{}
+	for i := range n {
+		got[pick(t, b, i)]++
+	}
+	return got
+}
+
+var refused = &os.SyscallError{Syscall: "connect", Err: syscall.ECONNREFUSED}
+
+// Each backend gets its turn, exactly (DP-40).
+func TestTurnsDP40(t *testing.T) {
+	s := New(Config{}).Set(setOf("ns/a", 1, 2, 3), 0)
+	for a, n := range count(t, s, 300) {
+		if n != 100 {
+			t.Errorf("%s got %d of 300", a, n)
+		}
+	}
+}
+
+// The first clients of many Services do not all meet the first endpoint.
+func TestTurnsBeginAnywhere(t *testing.T) {
+	b := New(Config{})
+	got := map[netip.AddrPort]int{}
+	for i := range 300 {
+		got[pick(t, b.Set(setOf(fmt.Sprint("ns/", i), 1, 2, 3), 0), 0)]++
+	}
+	for _, n := range []int{1, 2, 3} {
+		if got[backend(n)] < 50 {
+			t.Errorf("of 300 Services %d begin with backend %d", got[backend(n)], n)
+		}
+	}
+}
+
+// A set that changes after each client is fair to those that stay: none is passed over, none favoured.
+func TestTurnsWhileOthersComeAndGo(t *testing.T) {
+	b := New(Config{})
+	got := map[netip.AddrPort]int{}
+	const rounds = 6000
+	for i := range rounds {
+		// 1, 2 and 3 stay; one of 10 to 19 is there beside them.
+		got[pick(t, b.Set(setOf("ns/a", 1, 2, 3, 10+i%10), 0), i)]++
+	}
+	for _, n := range []int{1, 2, 3} {
+		if n := got[backend(n)]; n < rounds/4-300 || n > rounds/4+300 {
+			t.Errorf("backend %d of those that stay got %d of %d", n, n, rounds)
+		}
+	}
+}
+
+// Who stays keeps its turn when others come: nobody is asked twice before all were.
+func TestTurnsAreKept(t *testing.T) {
+	b := New(Config{})
+	for range 100 {
+		s := b.Set(setOf("ns/a", 1, 2, 3, 4), 0)
+		first := []netip.AddrPort{pick(t, s, 0), pick(t, s, 1)}
+		s = b.Set(setOf("ns/a", 1, 2, 3, 4, 5), 0)
+		for range 2 {
+			if a := pick(t, s, 2); slices.Contains(first, a) {
+				t.Fatalf("%s got two turns before others had one", a)
+			}
+		}
+		b.Remove(s.id)
+	}
+}
+
+// A client stays with its backend for as long as the affinity lasts after its last connection (SV-18).
+func TestAffinitySV18(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New(Config{})
+		s := b.Set(setOf("ns/a", 1, 2, 3), 10*time.Second)
+		for c := range 20 {
+			first := pick(t, s, c)
+			for range 5 {
+				time.Sleep(9 * time.Second)
+				if a := pick(t, s, c); a != first {
+					t.Fatalf("client %d met %s, then %s", c, first, a)
+				}
+			}
+		}
+		met := map[netip.AddrPort]bool{}
+		for range 30 {
+			time.Sleep(10 * time.Second)
+			met[pick(t, s, 0)] = true
+		}
+		if len(met) != 3 {
+			t.Errorf("after its affinity is over each time, a client met %d backends", len(met))
+		}
+	})
+}
+
+// Affinity outlasts changes of other backends, and ends with its own; it does not come back with it.
+func TestAffinityAndChanges(t *testing.T) {
+	b := New(Config{})
+	s := b.Set(setOf("ns/a", 1, 2, 3), time.Hour)
+	first := map[int]netip.AddrPort{}
+	for c := range 60 {
+		first[c] = pick(t, s, c)
+	}
+	s = b.Set(setOf("ns/a", 2, 3, 4, 5), time.Hour)
+	moved := map[int]netip.AddrPort{}
+	for c, was := range first {
+		a := pick(t, s, c)
+		switch {
+		case was != backend(1) && a != was:
+			t.Errorf("client %d met %s, which is still there, and then %s", c, was, a)
+		case was == backend(1):
+			moved[c] = a
+		}
+	}
+	s = b.Set(setOf("ns/a", 1, 2, 3, 4, 5), time.Hour)
+	for c, was := range moved {
+		if a := pick(t, s, c); a != was {
+			t.Errorf("client %d met %s, and then %s", c, was, a)
+		}
+	}
+	if s = b.Set(setOf("ns/a", 1, 2, 3, 4, 5), 0); b.Stats().Places != 0 {
+		t.Errorf("without affinity there are %d places", b.Stats().Places)
+	}
+}
+
+// All rows of a service port share a set, and so a client's backend is the same at all its addresses.
+func TestAffinityIsTheSets(t *testing.T) {
+	b := New(Config{})
+	set := setOf("ns/a", 1, 2, 3)
+	s := b.Set(set, time.Hour)
+	front := func(k string) *lb.Frontend {
+		key, err := lb.ParseKey(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &lb.Frontend{Key: key, Service: "ns/a", Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}
+	}
+	one, two := b.Row(front("10.96.0.1:80/tcp"), nil), b.Row(front("nodeport:30080/tcp"), nil)
+	for c := range 30 {
+		if x, y, z := pick(t, one, c), pick(t, two, c), pick(t, s, c); x != y || y != z {
+			t.Errorf("client %d met %s, %s and %s", c, x, y, z)
+		}
+	}
+}
+
+// A flood of one Service's clients takes no place from those of another: they stay with their backends, and new ones too.
+func TestFloodOfClients(t *testing.T) {
+	b := New(Config{})
+	victim := b.Set(setOf("ns/victim", 1, 2, 3), time.Hour)
+	first := map[int]netip.AddrPort{}
+	for c := range 100 {
+		first[c] = pick(t, victim, c)
+	}
+	flooded := b.Set(setOf("evil/a", 1, 2), time.Hour)
+	for c := range 100_000 {
+		pick(t, flooded, c)
+	}
+	if n := len(flooded.places); n > setPlaces {
+		t.Errorf("the flooded set has %d places", n)
+	}
+	for c := range 200 {
+		was, a := first[c], pick(t, victim, c)
+		if c < 100 && a != was || pick(t, victim, c) != a {
+			t.Fatalf("client %d of the other Service does not stay with %s", c, was)
+		}
+	}
+	if st := b.Stats(); st.Full != 0 || st.Places > 100+100+setPlaces {
+		t.Errorf("%+v", st)
+	}
+}
+
+// Where all places are taken, clients stay with their backend nevertheless, and those who have a place keep it.
+func TestNoPlaceLeft(t *testing.T) {
+	b := New(Config{Places: 50})
+	s := b.Set(setOf("ns/a", 1, 2, 3), time.Hour)
+	first := map[int]netip.AddrPort{}
+	for c := range 1000 {
+		first[c] = pick(t, s, c)
+	}
+	for c, was := range first {
+		if a := pick(t, s, c); a != was {
+			t.Fatalf("client %d met %s, then %s", c, was, a)
+		}
+	}
+	if st := b.Stats(); st.Places != 50 || st.Full == 0 {
+		t.Errorf("%+v", st)
+	}
+	for a, n := range count(t, s, 1000) {
+		if n < 200 {
+			t.Errorf("%s got %d of 1000", a, n)
+		}
+	}
+}
+
+// Places that are over are given up, also by Services that nobody asks any more, as others take theirs.
+func TestPlacesAreGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New(Config{Places: 2000})
+		for i := range 100 {
+			s := b.Set(setOf(fmt.Sprint("ns/", i), 1, 2), time.Minute)
+			for c := range 20 {
+				pick(t, s, c)
+			}
+		}
+		time.Sleep(time.Hour)
+		s := b.Set(setOf("ns/other", 1, 2), time.Minute)
+		for c := range 400 {
+			pick(t, s, c)
+		}
+		if n := b.Stats().Places; n > 400 {
+			t.Errorf("%d places, of which 1600 and more are over", n)
+		}
+		if len(b.idle.ring) != 1 || len(b.idle.at) != 1 {
+			t.Errorf("%d sets have places", len(b.idle.ring))
+		}
+	})
+}
+
+// Another attempt goes to another backend, until there is none.
+func TestRetry(t *testing.T) {
+	for _, affinity := range []time.Duration{0, time.Hour} {
+		b := New(Config{})
+		s := b.Set(setOf("ns/a", 1, 2, 3), affinity)
+		var tried []netip.AddrPort
+		for range 3 {
+			a := pick(t, s, 0, tried...)
+			if slices.Contains(tried, a) {
+				t.Fatalf("%s again, after %v", a, tried)
+			}
+			tried = append(tried, a)
+		}
+		if _, answer := s.Pick(client(0), tried); answer != relay.Refuse {
+			t.Errorf("after all were tried: answer %d", answer)
+		}
+		// The client stays with the one that it was led to last.
+		if a := pick(t, s, 0); affinity > 0 && a != tried[2] {
+			t.Errorf("connected to %s, and then led to %s", tried[2], a)
+		}
+		if st := b.Stats(); st.Retries != 3 || st.Refused != 1 || st.Places > 1 {
+			t.Errorf("%+v", st)
+		}
+	}
+}
+
+// A backend that fails is tried last, for all Services that have it, for twice as long each time, up to a minute and a quarter.
+func TestBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := New(Config{})
+		one, two := b.Set(setOf("ns/a", 1, 2), 0), b.Set(setOf("ns/b", 1, 2, 3), 0)
+		for i, most := range []time.Duration{1250 * time.Millisecond, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second,
+			20 * time.Second, 40 * time.Second, 75 * time.Second, 75 * time.Second} {
+			one.Dialled(client(0), backend(1), refused)
+			one.Dialled(client(1), backend(1), refused) // was under way at the same time
+			begin := time.Now()
+			for range 50 {
+				if a := pick(t, two, 0); a == backend(1) {
+					t.Fatal("a backend that failed has its turn")
+				}
+			}
+			if a := pick(t, two, 0, backend(2), backend(3)); a != backend(1) {
+				t.Fatalf("the one that is left is %s", a)
+			}
+			for count(t, two, 3)[backend(1)] == 0 {
+				time.Sleep(50 * time.Millisecond)
+			}
+			if lasted := time.Since(begin); lasted < most/2 || lasted > most+50*time.Millisecond {
+				t.Errorf("failure %d: tried last for %v, want between %v and %v", i+1, lasted, most/2, most)
+			}
+			// One client tries it: the others do not wait for what comes of it.
+			if n := count(t, two, 50)[backend(1)]; n > 0 {
+				t.Errorf("%d more were led to it", n)
+			}
+		}
+		if n := b.Stats().Failing; n != 1 {
+			t.Errorf("%d backends fail", n)
+		}
+		two.Dialled(client(0), backend(1), nil)
+		if n := count(t, one, 100)[backend(1)]; n != 50 {
+			t.Errorf("after it succeeded it got %d of 100", n)
+		}
+		if n := b.Stats().Failing; n != 0 {
+			t.Errorf("%d backends fail", n)
+		}
+	})
+}
+
+// Who tries a backend again and is never heard of holds nobody back for ever.
+func TestTrialEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Config{}).Set(setOf("ns/a", 1, 2), 0)
+		s.Dialled(client(0), backend(1), refused)
+		time.Sleep(2 * time.Second)
+		if n := count(t, s, 10)[backend(1)]; n != 1 {
+			t.Fatalf("%d tried it", n)
+		}
+		time.Sleep(trial)
+		if n := count(t, s, 10)[backend(1)]; n != 1 {
+			t.Errorf("%d tried it after the first was not heard of", n)
+		}
+	})
+}
+
+// With all of them failing, clients are still led to one after the other.
+func TestAllFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Config{}).Set(setOf("ns/a", 1, 2, 3), 0)
+		for _, n := range []int{1, 2, 3} {
+			s.Dialled(client(0), backend(n), refused)
+		}
+		var tried []netip.AddrPort
+		for range 3 {
+			tried = append(tried, pick(t, s, 0, tried...))
+		}
+	})
+}
+
+// A sticky client is led past its backend while that fails, and stays with the one that it met instead.
+func TestAffinityToOneThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Config{}).Set(setOf("ns/a", 1, 2), time.Hour)
+		was := pick(t, s, 0)
+		s.Dialled(client(0), was, refused)
+		now := pick(t, s, 0)
+		if now == was {
+			t.Fatal("led to the one that failed")
+		}
+		time.Sleep(time.Minute)
+		if a := pick(t, s, 0); a != now {
+			t.Errorf("led back to %s", a)
+		}
+	})
+}
+
+// What this node lacks, or what another protocol meets, puts no backend behind; and what is known of one ends when nobody has it.
+func TestWhoIsToBlame(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		does bool
+	}{
+		{refused, true}, {syscall.ETIMEDOUT, true}, {syscall.EHOSTUNREACH, true}, {syscall.ECONNRESET, true}, {context.DeadlineExceeded, true},
+		{fmt.Errorf("dial: %w", os.ErrDeadlineExceeded), true},
+		{syscall.EADDRNOTAVAIL, false}, {syscall.EMFILE, false}, {syscall.ENFILE, false}, {syscall.ENOBUFS, false}, {syscall.ENOMEM, false},
+		{syscall.EPERM, false}, {context.Canceled, false}, {syscall.EAGAIN, false},
+	} {
+		b := New(Config{})
+		tenant, victim := b.Set(setOf("evil/a", 1), 0), b.Set(setOf("ns/b", 1, 2), 0)
+		tenant.Dialled(client(0), backend(1), c.err)
+		if got := count(t, victim, 10)[backend(1)] == 0; got != c.does {
+			t.Errorf("%v puts the backend behind: %t", c.err, got)
+		}
+	}
+	b := New(Config{})
+	sctp := setOf("evil/a", 1)
+	sctp.ID.Proto = lb.SCTP
+	other, victim := b.Set(sctp, 0), b.Set(setOf("ns/b", 1, 2), 0)
+	other.Dialled(client(0), backend(1), refused)
+	if n := count(t, victim, 10)[backend(1)]; n != 5 {
+		t.Errorf("because nobody listens for SCTP, it got %d of 10 connections of TCP", n)
+	}
+	victim.Dialled(client(0), backend(1), refused)
+	b.Set(setOf("ns/b", 2), 0)
+	victim = b.Set(setOf("ns/b", 1, 2), 0)
+	if n := count(t, victim, 10)[backend(1)]; n != 5 {
+		t.Errorf("after it left and came again it got %d of 10", n)
+	}
+	b.Remove(victim.id)
+	b.Remove(other.id)
+	if len(b.health) != 0 || len(b.sets) != 0 || b.Stats().Failing != 0 {
+		t.Errorf("of what is gone there is left: %v, %+v", b.health, b.Stats())
+	}
+}
+
+// A backend at one of the proxy's own listeners would have it connect to itself.
+func TestLoops(t *testing.T) {
+	b := New(Config{Loops: func(a netip.AddrPort) bool { return a == backend(1) }})
+	if n := count(t, b.Set(setOf("ns/a", 1, 2), 0), 10)[backend(1)]; n > 0 {
+		t.Errorf("%d clients were led to the proxy itself", n)
+	}
+	if _, answer := b.Set(setOf("ns/b", 1), time.Hour).Pick(client(0), nil); answer != relay.Refuse || b.Stats().Places != 0 {
+		t.Errorf("where there is no other: answer %d, %d places", answer, b.Stats().Places)
+	}
+}
+
+// Sets change while many ask.
+func TestManyAsk(t *testing.T) {
+	b := New(Config{Places: 100})
+	sets := []*Set{b.Set(setOf("ns/a", 1, 2), 0), b.Set(setOf("ns/b", 1, 2), time.Hour), b.Set(setOf("ns/c", 1, 2), time.Nanosecond)}
+	var all sync.WaitGroup
+	for g := range 4 {
+		all.Go(func() {
+			for i := range 3000 {
+				s := sets[i%len(sets)]
+				a, answer := s.Pick(client(i), nil)
+				if answer == relay.Forward && i%7 == g {
+					s.Dialled(client(i), a, refused)
+				} else if answer == relay.Forward {
+					s.Dialled(client(i), a, nil)
+				}
+			}
+		})
+	}
+	for i := range 500 {
+		b.Set(setOf("ns/a", 1, 2, i), 0)
+		b.Set(setOf("ns/b", 2, i), time.Duration(i%2)*time.Hour)
+		b.Stats()
+	}
+	all.Wait()
+	for _, s := range sets {
+		b.Remove(s.id)
+	}
+	if st := b.Stats(); st.Places != 0 || st.Failing != 0 {
+		t.Errorf("when all is gone: %+v", st)
+	}
+}

@@ -1,0 +1,108 @@
+package balance
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// How long a backend that fails is tried last: from leastBackoff, doubled with each failure, to mostBackoff; and how long the one client
+// that tries it then has for that.
+const (
+	leastBackoff = time.Second
+	mostBackoff  = time.Minute
+	trial        = 10 * time.Second
+)
+
+// Unreachable reports whether err, from an attempt to connect, is an answer of the network or of the backend, or that none came. Others are
+// of this node, and say nothing of the backend.
+func Unreachable(err error) bool {
+	for _, e := range answers {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	if errno := syscall.Errno(0); errors.As(err, &errno) { // EAGAIN calls itself a timeout, and is not the network's
+		return false
+	}
+	var t interface{ Timeout() bool }
+	return errors.As(err, &t) && t.Timeout()
+}
+
+// health is what is known of a backend, shared by the sets that have it.
+type health struct {
+	sets    int // under the Balance's lock
+	failing *atomic.Int64
+
+	// until is when the backend comes back into its turn, in nanoseconds since 1970; 0: it is in its turn.
+	until atomic.Int64
+
+	mu       sync.Mutex
+	failures int  // in a row
+	trying   bool // one client tries whether it is back
+	gone     bool
+}
+
+// good reports whether the backend may have its turn.
+func (h *health) good(now time.Time) bool {
+	u := h.until.Load()
+	return u == 0 || u <= now.UnixNano()
+}
+
+// chosen notes that a client tries the backend now: others wait for what comes of it.
+func (h *health) chosen(now time.Time) {
+	if u := h.until.Load(); u == 0 || u > now.UnixNano() {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.until.Load() != 0 {
+		h.trying = true
+		h.until.Store(now.Add(trial).UnixNano())
+	}
+}
+
+// failed notes a failure. Those of clients that were under way together are one.
+func (h *health) failed(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.gone || !h.trying && !h.good(now) {
+		return
+	}
+	if h.failures == 0 {
+		h.failing.Add(1)
+	}
+	h.failures, h.trying = h.failures+1, false
+	wait := mostBackoff
+	if n := h.failures - 1; n < 6 {
+		wait = min(wait, leastBackoff<<n)
+	}
+	h.until.Store(now.Add(jitter(wait)).UnixNano())
+}
+
+func (h *health) succeeded() {
+	if h.until.Load() == 0 {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.reset()
+}
+
+// forget ends what is known: nobody has the backend any more.
+func (h *health) forget() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.reset()
+	h.gone = true
+}
+
+func (h *health) reset() {
+	if h.failures > 0 {
+		h.failing.Add(-1)
+	}
+	h.failures, h.trying = 0, false
+	h.until.Store(0)
+}

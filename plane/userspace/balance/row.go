@@ -1,0 +1,74 @@
+package balance
+
+import (
+	"net/netip"
+	"slices"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/userspace/relay"
+)
+
+// Row leads the clients of one service address, each by where it comes from. It is a [relay.Balancer] for a listener that is at
+// the service address itself.
+type Row struct {
+	b       *Balance
+	sources []netip.Prefix
+	routes  []route
+	origins *Origins
+}
+
+type route struct {
+	from lb.From
+	do   lb.Action
+	set  *Set
+}
+
+// Row returns what leads by the routes of f, whose sets must be there already.
+func (b *Balance) Row(f *lb.Frontend, o *Origins) *Row {
+	r := &Row{b: b, sources: f.Sources, origins: o}
+	for _, of := range f.Routes {
+		to := route{from: of.From, do: of.Do}
+		if of.To != nil {
+			to.set = b.sets[of.To.ID]
+		}
+		r.routes = append(r.routes, to)
+	}
+	return r
+}
+
+// Pick is part of [relay.Balancer].
+func (r *Row) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
+	switch to := r.to(c.Addr.Addr().Unmap()); {
+	case to.do == lb.Balance && to.set != nil:
+		return to.set.Pick(c, tried)
+	case to.do == lb.Drop:
+		r.b.dropped.Add(1)
+		return netip.AddrPort{}, relay.Drop
+	}
+	r.b.refused.Add(1)
+	return netip.AddrPort{}, relay.Refuse
+}
+
+// to returns the route of clients at an address: the first that is for them (lb.Route), and for those whom the row's source ranges leave
+// out one that drops (SV-61).
+func (r *Row) to(client netip.Addr) route {
+	if len(r.sources) > 0 && !slices.ContainsFunc(r.sources, func(p netip.Prefix) bool { return p.Contains(client) }) {
+		return route{do: lb.Drop}
+	}
+	for _, to := range r.routes {
+		if to.from == lb.Anywhere || to.from == lb.Pods && r.origins.Pod(client) || to.from == lb.Host && r.origins.Host(client) {
+			return to
+		}
+	}
+	return route{do: lb.Drop}
+}
+
+// Dialled is part of [relay.Balancer].
+func (r *Row) Dialled(c relay.Client, backend netip.AddrPort, err error) {
+	for _, to := range r.routes {
+		if to.set != nil {
+			to.set.Dialled(c, backend, err)
+			return
+		}
+	}
+}

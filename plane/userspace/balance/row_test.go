@@ -1,0 +1,128 @@
+package balance
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/userspace/relay"
+)
+
+// node is a kernel that knows ways, and counts who asks.
+type node struct{ asked int }
+
+func (n *node) way(a netip.Addr) (Way, error) {
+	n.asked++
+	switch {
+	case a == netip.MustParseAddr("172.18.0.2"):
+		return Way{Local: true, Interface: "lo"}, nil
+	case netip.MustParsePrefix("10.1.1.0/24").Contains(a):
+		return Way{Interface: "vethpod1"}, nil
+	case netip.MustParsePrefix("10.1.2.0/24").Contains(a):
+		return Way{Interface: "cbr0"}, nil
+	case netip.MustParsePrefix("192.0.2.0/24").Contains(a):
+		return Way{}, errors.New("no route")
+	}
+	return Way{Interface: "eth0"}, nil
+}
+
+// Each client meets the first route that is for it, whatever tells pods from others (CF-33, SV-60 to SV-67).
+func TestRoutesCF33(t *testing.T) {
+	b, n := New(Config{}), &node{}
+	o := NewOrigins(n.way)
+	pods, host := setOf("ns/pods", 1), setOf("ns/host", 2)
+	b.Set(pods, 0)
+	b.Set(host, 0)
+	row := b.Row(&lb.Frontend{Service: "ns/a", Routes: []lb.Route{
+		{From: lb.Pods, Do: lb.Balance, To: pods}, {From: lb.Host, Do: lb.Balance, To: host}, {From: lb.Anywhere, Do: lb.Drop},
+	}}, o)
+	prefix := lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}
+	for _, c := range []struct {
+		detector lb.Detector
+		from     string
+		want     netip.AddrPort // not valid: dropped
+	}{
+		{prefix, "10.1.1.11", backend(1)},
+		{prefix, "172.18.0.2", backend(2)},
+		{prefix, "::ffff:172.18.0.2", backend(2)},
+		{prefix, "172.18.0.100", netip.AddrPort{}},
+		{lb.Detector{InterfacePrefix: "veth"}, "10.1.1.11", backend(1)},
+		{lb.Detector{InterfacePrefix: "veth"}, "10.1.2.14", netip.AddrPort{}},
+		{lb.Detector{Interface: "cbr0"}, "10.1.2.14", backend(1)},
+		{lb.Detector{Interface: "cbr0"}, "192.0.2.9", netip.AddrPort{}},
+		{lb.Detector{Interface: "cbr0"}, "172.18.0.2", backend(2)},
+		{lb.Detector{}, "10.1.1.11", netip.AddrPort{}}, // SV-67
+	} {
+		o.Detect(c.detector)
+		got, answer := row.Pick(relay.Client{Addr: netip.AddrPortFrom(netip.MustParseAddr(c.from), 1)}, nil)
+		if want := relay.Forward; got != c.want || (answer == want) != c.want.IsValid() || answer != want && answer != relay.Drop {
+			t.Errorf("%+v, %s: %s, answer %d", c.detector, c.from, got, answer)
+		}
+	}
+}
+
+// Source ranges leave others out whatever the routes say (SV-61), and a row that rejects refuses.
+func TestSourcesSV61(t *testing.T) {
+	b := New(Config{})
+	set := setOf("ns/a", 1)
+	b.Set(set, 0)
+	open := b.Row(&lb.Frontend{Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}},
+		Sources: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}, nil)
+	closed := b.Row(&lb.Frontend{Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}, nil)
+	for _, c := range []struct {
+		row  *Row
+		from string
+		want relay.Answer
+	}{
+		{open, "10.2.3.4", relay.Forward}, {open, "::ffff:10.2.3.4", relay.Forward}, {open, "11.0.0.1", relay.Drop}, {closed, "10.2.3.4", relay.Refuse},
+	} {
+		if _, got := c.row.Pick(relay.Client{Addr: netip.AddrPortFrom(netip.MustParseAddr(c.from), 1)}, nil); got != c.want {
+			t.Errorf("%s: answer %d, want %d", c.from, got, c.want)
+		}
+	}
+	if st := b.Stats(); st.Dropped != 1 || st.Refused != 1 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// The kernel is asked once for a client in a second, and what is remembered is bounded.
+func TestWaysAreRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{}
+		o := NewOrigins(n.way)
+		a := netip.MustParseAddr("172.18.0.2")
+		for range 10 {
+			o.Host(a)
+		}
+		if n.asked != 1 {
+			t.Errorf("asked %d times", n.asked)
+		}
+		time.Sleep(wayLasts)
+		if o.Host(a); n.asked != 2 {
+			t.Errorf("asked %d times after a second", n.asked)
+		}
+		for i := range 3 * mostWays {
+			o.Host(netip.MustParseAddr(fmt.Sprintf("fd00::%x:%x", i>>16, i&0xffff)))
+		}
+		if len(o.known) > mostWays {
+			t.Errorf("%d ways are remembered", len(o.known))
+		}
+	})
+}
+
+func BenchmarkPick(b *testing.B) {
+	for _, affinity := range []time.Duration{0, time.Hour} {
+		b.Run(fmt.Sprintf("affinity=%v", affinity > 0), func(b *testing.B) {
+			s := New(Config{}).Set(setOf("ns/a", 1, 2, 3, 4), affinity)
+			b.RunParallel(func(pb *testing.PB) {
+				for i := 0; pb.Next(); i++ {
+					s.Pick(client(i%10000), nil)
+				}
+			})
+		})
+	}
+}

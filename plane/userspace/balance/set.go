@@ -1,0 +1,216 @@
+package balance
+
+import (
+	"hash/maphash"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/userspace/relay"
+)
+
+const (
+	// setPlaces is how many places of clients a set has at most.
+	setPlaces = 4096
+	// window is how many backends are looked at for one client: more than package relay tries.
+	window = 64
+)
+
+// Set is a backend set. It is a [relay.Balancer] for listeners whose clients are all for it.
+type Set struct {
+	b  *Balance
+	id lb.SetID
+	is *lb.BackendSet // what hold was called with last
+
+	mu       sync.Mutex
+	ring     []*member // in the order of their turns
+	next     int       // whose turn it is
+	affinity time.Duration
+	places   map[uint16]place
+	sweepAt  time.Time
+}
+
+// member is a backend in a set.
+type member struct {
+	addr   netip.AddrPort
+	health *health
+	gone   bool
+}
+
+// place is where clients of one hash stay.
+type place struct {
+	m     *member
+	until int64 // nanoseconds since 1970
+}
+
+// hold replaces the backends. Those that stay keep their turns, and new ones get theirs anywhere among them: whatever comes and goes,
+// nobody is first more often than others.
+func (s *Set) hold(want *lb.BackendSet) {
+	s.is = want
+	here := make(map[netip.AddrPort]bool, len(want.Backends))
+	for _, b := range want.Backends {
+		here[b.Addr] = true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ring := make([]*member, 0, len(want.Backends))
+	for i := range s.ring {
+		switch m := s.ring[(s.next+i)%len(s.ring)]; {
+		case here[m.addr]:
+			delete(here, m.addr)
+			ring = append(ring, m)
+		default:
+			m.gone = true
+			s.b.leave(s.id.Proto, m)
+		}
+	}
+	s.ring, s.next = among(ring, s.b.joinAll(s.id.Proto, here)), 0
+}
+
+// stick sets the affinity. Without one nobody is remembered.
+func (s *Set) stick(affinity time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.affinity = affinity
+	if affinity == 0 && s.places != nil {
+		s.b.places.Add(-int64(len(s.places)))
+		s.places = nil
+	}
+}
+
+// among puts new members among those that stay, whose order stays: every order is as likely as any other.
+func among(stay, come []*member) []*member {
+	if len(come) == 0 {
+		return stay
+	}
+	all := make([]*member, 0, len(stay)+len(come))
+	for n := len(stay) + len(come); n > 0; n-- {
+		from := &stay
+		if rand.IntN(n) < len(come) {
+			from = &come
+		}
+		all = append(all, (*from)[0])
+		*from = (*from)[1:]
+	}
+	return all
+}
+
+// Pick is part of [relay.Balancer].
+func (s *Set) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
+	now := time.Now()
+	if len(tried) > 0 {
+		s.b.retries.Add(1)
+	}
+	m, more := s.pick(c.Addr.Addr().Unmap().WithZone(""), tried, now)
+	if more {
+		s.b.sweepNext(s, now)
+	}
+	if m == nil {
+		s.b.refused.Add(1)
+		return netip.AddrPort{}, relay.Refuse
+	}
+	return m.addr, relay.Forward
+}
+
+// pick chooses for a client; more tells that the client has taken a place, or would have.
+func (s *Set) pick(client netip.Addr, tried []netip.AddrPort, now time.Time) (m *member, more bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer func() {
+		if m != nil {
+			m.health.chosen(now)
+		}
+	}()
+	switch n := len(s.ring); {
+	case n == 0 || len(tried) >= n:
+		return nil, false
+	case s.affinity == 0:
+		return s.turn(tried, now), false
+	}
+	s.sweep(now)
+	hash := maphash.Comparable(s.b.seed, client)
+	at := uint16(hash % setPlaces)
+	p, known := s.places[at]
+	if m = s.stayWith(p, tried, now); m == nil {
+		if !known && !s.b.take() {
+			m, _ = s.from(int(hash/setPlaces%uint64(len(s.ring))), tried, now)
+			return m, true
+		}
+		if m = s.turn(tried, now); m == nil {
+			if !known {
+				s.b.places.Add(-1)
+			}
+			return nil, false
+		}
+	}
+	if len(s.places) == 0 {
+		s.places = map[uint16]place{}
+		s.b.idle.add(s)
+	}
+	s.places[at] = place{m, now.Add(s.affinity).UnixNano()}
+	return m, !known
+}
+
+// stayWith returns the backend of a place if its clients stay with it.
+func (s *Set) stayWith(p place, tried []netip.AddrPort, now time.Time) *member {
+	if p.m == nil || p.m.gone || p.until <= now.UnixNano() || !s.worth(p.m, tried) || !p.m.health.good(now) && len(s.ring) > 1 {
+		return nil
+	}
+	return p.m
+}
+
+// worth reports whether an attempt to reach the backend could do any good.
+func (s *Set) worth(m *member, tried []netip.AddrPort) bool {
+	return !slices.Contains(tried, m.addr) && (s.b.cfg.Loops == nil || !s.b.cfg.Loops(m.addr))
+}
+
+// turn returns the backend whose turn it is.
+func (s *Set) turn(tried []netip.AddrPort, now time.Time) *member {
+	m, at := s.from(s.next, tried, now)
+	if m != nil {
+		s.next = (at + 1) % len(s.ring)
+	}
+	return m
+}
+
+// from returns the first backend from a position of the ring on that does not fail, or else the one that comes back first, and its
+// position.
+func (s *Set) from(start int, tried []netip.AddrPort, now time.Time) (best *member, at int) {
+	for i := range min(len(s.ring), window) {
+		i = (start + i) % len(s.ring)
+		switch m := s.ring[i]; {
+		case !s.worth(m, tried):
+		case m.health.good(now):
+			return m, i
+		case best == nil || m.health.until.Load() < best.health.until.Load():
+			best, at = m, i
+		}
+	}
+	return best, at
+}
+
+// sweep gives up the places that are over, at most once in the time that they last.
+func (s *Set) sweep(now time.Time) {
+	if len(s.places) == 0 || now.Before(s.sweepAt) {
+		return
+	}
+	s.sweepAt = now.Add(s.affinity)
+	before := len(s.places)
+	for at, p := range s.places {
+		if p.until <= now.UnixNano() || p.m.gone {
+			delete(s.places, at)
+		}
+	}
+	s.b.places.Add(int64(len(s.places) - before))
+	if len(s.places) == 0 {
+		s.b.idle.remove(s)
+	}
+}
+
+// Dialled is part of [relay.Balancer].
+func (s *Set) Dialled(_ relay.Client, backend netip.AddrPort, err error) {
+	s.b.dialled(s.id.Proto, backend, err)
+}
