@@ -54,7 +54,7 @@ const imports = `
 	lb, plane, plane/ownwrites, plane/diff, plane/rollback, plane/slots, internal/kernel, event, mode
 	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns;
 	# What moves bytes knows no Services, what leads packets to it knows no bytes, and who is next knows neither.
-	lb < plane/userspace/relay;
+	lb, internal/ratelimit < plane/userspace/relay;
 	lb, plane, plane/ownwrites, plane/diff, internal/kernel, internal/nlconn < plane/userspace/capture;
 	lb, plane/userspace/relay < plane/userspace/balance;
 	plane/userspace/relay, plane/userspace/balance, plane/userspace/capture < plane/userspace;

@@ -1,3 +1,265 @@
 package relay
 
-func newConns(r *Relay) (engine, error) { return newPortable(r), nil }
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/ratelimit"
+	"kube-proxy/lb"
+)
+
+// conns is the engine of TCP and SCTP: loops, each a thread with an epoll instance, to which the connections belong that it has
+// accepted. A connection is two sockets and some hundred bytes; what is under way between them the kernel holds.
+type conns struct {
+	relay *Relay
+	fds   *budget
+	loops []*loop
+	work  sync.WaitGroup
+
+	lastID atomic.Int32 // of a listening socket
+
+	logged struct {
+		sync.Mutex
+		messages ratelimit.Messages
+	}
+}
+
+// maxLoops bounds the threads; more do not make the kernel faster.
+const maxLoops = 16
+
+func newConns(r *Relay) (engine, error) {
+	e := &conns{relay: r, fds: newBudget(r.cfg.Descriptors)}
+	for range min(runtime.GOMAXPROCS(0), maxLoops) {
+		l, err := newLoop(e)
+		if err != nil {
+			e.stop()
+			return nil, err
+		}
+		e.loops = append(e.loops, l)
+		entered := make(chan error)
+		e.work.Go(func() { l.start(entered) })
+		if err := <-entered; err != nil {
+			e.stop()
+			return nil, err
+		}
+	}
+	return e, nil
+}
+
+func (e *conns) add(s *Stats) {
+	for _, l := range e.loops {
+		s.TCP.add(l.tcp.read())
+		s.SCTP.add(l.sctp.read())
+	}
+}
+
+// each has all loops do something, and does not wait for it.
+func (e *conns) each(fn func(*loop)) {
+	for _, l := range e.loops {
+		l.post(func() { fn(l) })
+	}
+}
+
+func (e *conns) end() { e.each(func(l *loop) { l.endAll(nil) }) }
+
+func (e *conns) stop() {
+	e.each(func(l *loop) { l.stopping = true })
+	e.work.Wait()
+}
+
+// outOfDescriptors tells the operator, once in a while, that clients have to wait.
+func (e *conns) outOfDescriptors(at netip.AddrPort, err error) {
+	e.logged.Lock()
+	now := time.Now()
+	say := e.logged.messages.Next(now)
+	withheld := e.logged.messages.Withheld(now)
+	e.logged.Unlock()
+	if say {
+		e.relay.cfg.Log.Warn("no descriptor for another client; it has to wait: raise the limit of open files (ulimit -n, LimitNOFILE)",
+			"listener", at, "err", err)
+	}
+	if withheld > 0 {
+		e.relay.cfg.Log.Warn("withheld messages about descriptors", "messages", withheld)
+	}
+}
+
+// errShare is why a client waits though the process has descriptors.
+var errShare = errors.New("the listener has its share of the relay's descriptors")
+
+// listening is a socket of one listener. All loops wait for clients at it; one of them is woken for each.
+type listening struct {
+	engine *conns
+	owner  *Listener
+	id     int32 // by which loops know it, never used again
+	proto  lb.Proto
+	at     netip.AddrPort
+	share  share
+
+	mu     sync.RWMutex // held to read while fd is used
+	fd     int
+	closed bool
+}
+
+func (e *conns) listen(l *Listener, at Listening) (socket, error) {
+	s := &listening{engine: e, owner: l, id: e.lastID.Add(1), proto: at.Proto}
+	err := errors.New("not called")
+	if nsErr := e.relay.ns.run(func() { s.fd, s.at, err = listenSocket(at, e.relay.cfg) }); nsErr != nil {
+		return nil, nsErr
+	}
+	if err != nil {
+		return nil, err
+	}
+	e.fds.force(&s.share, 1)
+	e.each(func(l *loop) { l.watch(s) })
+	return s, nil
+}
+
+// backlog is how many clients may wait to be accepted; the kernel has its own bound (net.core.somaxconn).
+const backlog = 1 << 15
+
+// listenSocket makes a socket that listens, and returns where.
+func listenSocket(at Listening, cfg Config) (int, netip.AddrPort, error) {
+	fd, err := newSocket(at.Addr.Addr(), at.Proto)
+	if err != nil {
+		return -1, netip.AddrPort{}, err
+	}
+	var actual netip.AddrPort
+	err = func() error {
+		if at.Addr.Addr().Is6() {
+			if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
+				return os.NewSyscallError("IPV6_V6ONLY", err)
+			}
+		}
+		// Connections of one who listened there before may still be about to end.
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return os.NewSyscallError("SO_REUSEADDR", err)
+		}
+		// Clients inherit what is set here.
+		if err := tune(fd, at.Proto, cfg); err != nil {
+			return err
+		}
+		if err := unix.Bind(fd, sockaddr(at.Addr)); err != nil {
+			return os.NewSyscallError("bind", err)
+		}
+		if err := unix.Listen(fd, backlog); err != nil {
+			return os.NewSyscallError("listen", err)
+		}
+		sa, err := unix.Getsockname(fd)
+		if err != nil {
+			return os.NewSyscallError("getsockname", err)
+		}
+		actual = addrPort(sa)
+		return nil
+	}()
+	if err != nil {
+		unix.Close(fd)
+		return -1, netip.AddrPort{}, err
+	}
+	return fd, actual, nil
+}
+
+func (s *listening) addr() netip.AddrPort { return s.at }
+
+// close takes no new clients. Those that the kernel has accepted are served: closing the socket would reset them.
+func (s *listening) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	for {
+		fd, sa, err := unix.Accept4(s.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		if err == nil {
+			s.engine.fds.force(&s.share, perConn)
+			l := s.engine.loops[int(uint32(fd))%len(s.engine.loops)]
+			l.post(func() { l.adopt(s, fd, sa) })
+		} else if !passing(err) {
+			break
+		}
+	}
+	s.closed = true
+	unix.Close(s.fd)
+	s.engine.fds.give(&s.share, 1)
+	s.engine.each(func(l *loop) { delete(l.listening, s.id) })
+}
+
+func (s *listening) end() {
+	s.close()
+	s.engine.each(func(l *loop) { l.endAll(s) })
+}
+
+func (s *listening) leave(gone []netip.AddrPort, grace time.Duration) {
+	gone = append([]netip.AddrPort(nil), gone...)
+	s.engine.each(func(l *loop) {
+		for _, backend := range gone {
+			l.leave(s, backend, grace)
+		}
+	})
+}
+
+// perConn is how many descriptors a connection has when nothing is under way.
+const perConn = 2
+
+// passing reports whether an error of accept is one of the client that has gone, and says nothing of the socket.
+func passing(err error) bool {
+	switch err {
+	case unix.EINTR, unix.ECONNABORTED, unix.EPROTO, unix.ENETDOWN, unix.ENOPROTOOPT, unix.EHOSTDOWN, unix.ENONET, unix.EHOSTUNREACH,
+		unix.ENETUNREACH, unix.EOPNOTSUPP, unix.EPERM:
+		return true
+	}
+	return false
+}
+
+// exhausted reports whether an error says that the process or the host has none left of something.
+func exhausted(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
+}
+
+// newSocket makes a socket that does not block.
+func newSocket(a netip.Addr, p lb.Proto) (int, error) {
+	family := unix.AF_INET6
+	if a.Is4() {
+		family = unix.AF_INET
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(p))
+	switch err {
+	case nil:
+		return fd, nil
+	case unix.EPROTONOSUPPORT, unix.ESOCKTNOSUPPORT, unix.EAFNOSUPPORT:
+		return -1, fmt.Errorf("the kernel has no %v for %v: %w (%w)", p, a, errors.ErrUnsupported, os.NewSyscallError("socket", err))
+	}
+	return -1, os.NewSyscallError("socket", err)
+}
+
+// tune sets what both sockets of a connection have: nothing waits to be sent with what comes later, and peers that have
+// vanished are noticed.
+func tune(fd int, p lb.Proto, cfg Config) error {
+	if p == lb.SCTP {
+		return tuneSCTP(fd, cfg)
+	}
+	seconds := func(d time.Duration) int { return max(1, int(d/time.Second)) }
+	for _, o := range [...]struct {
+		name              string
+		level, opt, value int
+	}{
+		{"TCP_NODELAY", unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
+		{"SO_OOBINLINE", unix.SOL_SOCKET, unix.SO_OOBINLINE, 1}, // else an urgent byte were lost
+		{"SO_KEEPALIVE", unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+		{"TCP_KEEPIDLE", unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, seconds(cfg.KeepAlive)},
+		{"TCP_KEEPINTVL", unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, seconds(cfg.KeepAlive / keepAliveProbes)},
+		{"TCP_KEEPCNT", unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepAliveProbes},
+	} {
+		if err := unix.SetsockoptInt(fd, o.level, o.opt, o.value); err != nil {
+			return os.NewSyscallError(o.name, err)
+		}
+	}
+	return nil
+}

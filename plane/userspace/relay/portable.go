@@ -113,9 +113,6 @@ func (s *portableSocket) leave(gone []netip.AddrPort, grace time.Duration) {
 	}
 }
 
-// acceptPause is how long a listener waits when there is no descriptor for another client.
-const acceptPause = 50 * time.Millisecond
-
 // accept takes clients until the listener is closed.
 func (s *portableSocket) accept() {
 	p := s.engine

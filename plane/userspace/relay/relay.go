@@ -187,6 +187,8 @@ const (
 	maxAttempts = 32
 	// keepAliveProbes is how many questions a peer may leave without an answer.
 	keepAliveProbes = 4
+	// acceptPause is how long a listener rests when there is no descriptor for its next client.
+	acceptPause = 50 * time.Millisecond
 )
 
 // Drain takes no new clients, waits until the last connection has ended or ctx is done, and ends what is left then.

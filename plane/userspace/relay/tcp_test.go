@@ -126,6 +126,20 @@ func dial(t testing.TB, at netip.AddrPort) *net.TCPConn {
 	return c
 }
 
+// wantReset connects, and fails the test if that is not reset.
+func wantReset(t testing.TB, at netip.AddrPort) {
+	t.Helper()
+	c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(at))
+	if err == nil { // else the reset was there before the client looked
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(patience))
+		_, err = c.Read(make([]byte, 1))
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("got %v, want a reset", err)
+	}
+}
+
 // patience is how long a test waits for what must happen.
 const patience = 20 * time.Second
 
@@ -215,9 +229,7 @@ func TestTCPRetry(t *testing.T) {
 		}
 
 		l.SetBalancer(to(refuses))
-		if _, err := dial(t, l.Addr()).Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("no backend: got %v, want a reset", err)
-		}
+		wantReset(t, l.Addr())
 		if s := r.Stats().TCP; s.Refused != 1 {
 			t.Errorf("%+v", s)
 		}

@@ -1,0 +1,303 @@
+package relay
+
+import (
+	"net/netip"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+)
+
+// conn is one client, and its backend once that is reached. Ten thousand of them are idle most of the time: what is needed only
+// now and then hangs on a pointer.
+type conn struct {
+	from   *listening
+	dial   *dialling // while no backend is reached
+	group  *group    // of those that go to the same backend
+	prev   *conn     // in the group
+	next   *conn
+	ends   [2]end
+	slot   uint32
+	queued bool // in the loop's ready
+	closed bool
+}
+
+// The ends of a connection.
+const (
+	client = iota
+	backend
+)
+
+// end is one socket of a connection, and the way from it to the other. epoll tells of changes only, so what it said last is
+// remembered here.
+type end struct {
+	pipe     *pipe // of bytes that have been read from here, and not been taken by the other
+	messages *messages
+	inPipe   int32 // how many they are
+	fd       int32
+	gen      int32 // one for each socket, so that events of one that is closed are told from those of the next
+	readable bool
+	writable bool
+	finished bool // nothing more comes from here
+	shut     bool // nothing more is sent to here
+	failed   bool // the kernel has an error to tell
+	copies   bool // has sent urgent bytes, at which splice would stop
+}
+
+// dialling is the search for a backend.
+type dialling struct {
+	client  Client
+	tried   []netip.AddrPort
+	backend netip.AddrPort // of this attempt
+	until   time.Time      // there is no other after this
+	timer   timer
+}
+
+// edges is what epoll tells of a socket, when it changes.
+const edges = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLPRI | unix.EPOLLET
+
+// adopt begins to serve a client, whose descriptors have been taken from the budget.
+func (l *loop) adopt(s *listening, fd int, sa unix.Sockaddr) {
+	c := &conn{from: s}
+	c.ends[client].fd, c.ends[backend].fd = int32(fd), -1
+	if n := len(l.free); n > 0 {
+		c.slot, l.free = l.free[n-1], l.free[:n-1]
+		l.conns[c.slot] = c
+	} else {
+		c.slot = uint32(len(l.conns))
+		l.conns = append(l.conns, c)
+	}
+	count := l.counters(s)
+	count.accepted.Add(1)
+	count.open.Add(1)
+
+	c.dial = &dialling{
+		client: Client{Addr: addrPort(sa), Local: asked(fd, s.at)},
+		until:  time.Now().Add(l.engine.relay.cfg.DialTotal),
+		timer:  timer{index: -1, fire: func() { l.late(c) }},
+	}
+	if err := l.register(c, client); err != nil {
+		l.refuse(c)
+		return
+	}
+	l.attempt(c)
+}
+
+// register has epoll tell of one end.
+func (l *loop) register(c *conn, end int32) error {
+	e := &c.ends[end]
+	l.gens++
+	e.gen, e.writable = l.gens, end == client
+	return l.control(unix.EPOLL_CTL_ADD, int(e.fd), edges, token{kind: end, id: int32(c.slot), gen: e.gen})
+}
+
+// attempt tries backends until one does not fail at once.
+func (l *loop) attempt(c *conn) {
+	d, count := c.dial, l.counters(c.from)
+	for len(d.tried) < maxAttempts && time.Now().Before(d.until) {
+		to, answer := c.from.owner.pick(d.client, d.tried)
+		if answer == Drop {
+			l.join(c, netip.AddrPort{})
+			l.arm(&d.timer, d.until)
+			return
+		}
+		if answer != Forward {
+			break
+		}
+		if len(d.tried) == 1 {
+			count.retried.Add(1)
+		}
+		d.backend = to
+		err := l.connect(c, to)
+		if err == nil {
+			return
+		}
+		if exhausted(err) { // no fault of the backend's
+			count.outOfDescriptors.Add(1)
+			l.engine.outOfDescriptors(c.from.at, err)
+			break
+		}
+		l.failed(c, err)
+	}
+	l.refuse(c)
+}
+
+// connect begins to reach a backend.
+func (l *loop) connect(c *conn, to netip.AddrPort) error {
+	fd, err := newSocket(to.Addr(), c.from.proto)
+	if err != nil {
+		return err
+	}
+	c.ends[backend].fd = int32(fd)
+	if err := tune(fd, c.from.proto, l.engine.relay.cfg); err != nil {
+		return err
+	}
+	if c.from.proto == lb.SCTP {
+		if err := c.prepareSCTP(to); err != nil {
+			return err
+		}
+	}
+	if err := unix.Connect(fd, sockaddr(to)); err != nil && err != unix.EINPROGRESS {
+		return os.NewSyscallError("connect", err)
+	}
+	if err := l.register(c, backend); err != nil {
+		return err
+	}
+	l.join(c, to)
+	l.arm(&c.dial.timer, earlier(time.Now().Add(l.engine.relay.cfg.DialTimeout), c.dial.until))
+	return nil
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// failed ends an attempt that has failed.
+func (l *loop) failed(c *conn, err error) {
+	l.abandon(c)
+	l.counters(c.from).dialsFailed.Add(1)
+	c.from.owner.dialled(c.dial.client, c.dial.backend, err)
+}
+
+// abandon ends an attempt.
+func (l *loop) abandon(c *conn) {
+	d := c.dial
+	l.disarm(&d.timer)
+	l.part(c)
+	if c.ends[backend].fd >= 0 {
+		unix.Close(int(c.ends[backend].fd))
+	}
+	c.ends[backend] = end{fd: -1}
+	d.tried = append(d.tried, d.backend)
+}
+
+// late is called when an attempt takes too long, or a client has waited long enough.
+func (l *loop) late(c *conn) {
+	if c.ends[backend].fd < 0 {
+		l.refuse(c)
+		return
+	}
+	l.failed(c, os.NewSyscallError("connect", syscall.ETIMEDOUT))
+	l.attempt(c)
+}
+
+// refuse resets a client that has no backend.
+func (l *loop) refuse(c *conn) {
+	l.counters(c.from).refused.Add(1)
+	l.close(c, true)
+}
+
+// reached is called when the backend has answered.
+func (l *loop) reached(c *conn) {
+	d := c.dial
+	l.disarm(&d.timer)
+	c.dial = nil
+	c.from.owner.dialled(d.client, d.backend, nil)
+	l.serve(c)
+}
+
+// ended takes what epoll tells of one end.
+func (l *loop) ended(c *conn, which int32, events uint32) {
+	e := &c.ends[which]
+	e.readable = e.readable || events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR|unix.EPOLLPRI) != 0
+	e.writable = e.writable || events&unix.EPOLLOUT != 0
+	e.failed = e.failed || events&unix.EPOLLERR != 0
+	e.copies = e.copies || events&unix.EPOLLPRI != 0
+	switch {
+	case c.dial == nil:
+		l.serve(c)
+	case which == client:
+		if events&(unix.EPOLLERR|unix.EPOLLHUP) != 0 { // it was reset
+			l.close(c, true)
+		}
+	default:
+		if events&(unix.EPOLLERR|unix.EPOLLHUP) != 0 {
+			err := socketError(e.fd)
+			if err == nil {
+				err = syscall.ECONNREFUSED
+			}
+			l.failed(c, os.NewSyscallError("connect", err))
+			l.attempt(c)
+		} else if events&unix.EPOLLOUT != 0 {
+			l.reached(c)
+		}
+	}
+}
+
+// socketError returns, and takes, the error that a socket has to tell.
+func socketError(fd int32) error {
+	n, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+	if err == nil && n != 0 {
+		err = syscall.Errno(n)
+	}
+	return err
+}
+
+// serve moves what can be moved, both ways, and ends what has ended.
+func (l *loop) serve(c *conn) {
+	again := false
+	for from := range c.ends {
+		switch l.move(c, from) {
+		case turnOver:
+			again = true
+		case targetFailed:
+			// What it had sent before is the client's all the same.
+			l.move(c, 1-from)
+			l.close(c, true)
+			return
+		case sourceFailed:
+			l.close(c, true)
+			return
+		}
+	}
+	for i := range c.ends {
+		// With an error to tell, and no way to meet it: there is no room at the other end.
+		if e := &c.ends[i]; e.failed {
+			if e.failed = false; socketError(e.fd) != nil {
+				l.close(c, true)
+				return
+			}
+		}
+	}
+	if c.ends[client].shut && c.ends[backend].shut {
+		l.close(c, false)
+		return
+	}
+	if again && !c.queued {
+		c.queued = true
+		l.ready = append(l.ready, c)
+	}
+}
+
+// close ends a connection, and tells both ends by a reset if there is more to say than that nothing comes.
+func (l *loop) close(c *conn, reset bool) {
+	c.closed = true
+	if c.dial != nil {
+		l.disarm(&c.dial.timer)
+		c.dial = nil
+	}
+	l.part(c)
+	for i := range c.ends {
+		e := &c.ends[i]
+		if e.pipe != nil {
+			l.pipes.drop(e.pipe)
+			e.pipe = nil
+		}
+		if e.fd >= 0 {
+			if reset {
+				unix.SetsockoptLinger(int(e.fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+			}
+			unix.Close(int(e.fd))
+		}
+	}
+	l.conns[c.slot] = nil
+	l.free = append(l.free, c.slot)
+	l.counters(c.from).open.Add(-1)
+	l.engine.fds.give(&c.from.share, perConn)
+}

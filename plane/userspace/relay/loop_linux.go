@@ -1,0 +1,327 @@
+package relay
+
+import (
+	"container/heap"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+)
+
+// loop is a thread that serves connections. What is not said to be shared, its thread alone touches.
+type loop struct {
+	engine *conns
+	epoll  int
+	wake   int // an eventfd, written when posted has something
+	now    time.Time
+
+	// Shared.
+	tcp, sctp counters
+	mu        sync.Mutex
+	posted    []func()
+	gone      bool
+
+	stopping  bool
+	listening map[int32]*listening // by id
+	paused    []*listening         // which wait for descriptors
+	resume    time.Time            // when to look for these
+
+	conns  []*conn  // by slot
+	free   []uint32 // slots without a connection
+	gens   int32    // the last generation given to an end
+	groups map[groupKey]*group
+	ready  []*conn // which have used up their turn, with more to move
+	timers timers
+	pipes  pipes
+	moved  int64 // bytes, ever
+	buf    []byte
+}
+
+const (
+	// copySize is how many bytes are copied at a time where they cannot be spliced.
+	copySize = 64 << 10
+	// batch is how many events are taken from the kernel at a time.
+	batch = 256
+)
+
+func newLoop(e *conns) (*loop, error) {
+	l := &loop{
+		engine: e, listening: map[int32]*listening{}, groups: map[groupKey]*group{}, buf: make([]byte, copySize),
+		pipes: pipes{max: int(e.fds.max) / pipeShare / 2},
+	}
+	var err error
+	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, os.NewSyscallError("epoll_create1", err)
+	}
+	if l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		unix.Close(l.epoll)
+		return nil, os.NewSyscallError("eventfd", err)
+	}
+	if err := l.control(unix.EPOLL_CTL_ADD, l.wake, unix.EPOLLIN, token{kind: tokenWake}); err != nil {
+		unix.Close(l.epoll)
+		unix.Close(l.wake)
+		return nil, err
+	}
+	return l, nil
+}
+
+// start runs the loop in the relay's namespace until it is stopped, and tells entered whether it does.
+func (l *loop) start(entered chan<- error) {
+	if err := l.engine.relay.ns.run(func() {
+		entered <- nil
+		l.run()
+	}); err != nil && !l.stopping {
+		entered <- err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.gone = true
+	unix.Close(l.epoll)
+	unix.Close(l.wake)
+}
+
+// post has the loop's thread call fn soon, unless it has ended. It may be called from any goroutine.
+func (l *loop) post(fn func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gone {
+		return
+	}
+	if l.posted = append(l.posted, fn); len(l.posted) == 1 {
+		unix.Write(l.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	}
+}
+
+func (l *loop) run() {
+	events := make([]unix.EpollEvent, batch)
+	for !l.stopping {
+		n, err := unix.EpollWait(l.epoll, events, l.patience())
+		if err != nil && err != unix.EINTR {
+			panic(fmt.Sprintf("relay: epoll_wait: %v", err)) // the kernel has no reason that is not a mistake of ours
+		}
+		l.now = time.Now()
+		for i := range max(n, 0) {
+			l.event(&events[i])
+		}
+		l.serveReady()
+		l.expire()
+		l.resumePaused()
+	}
+	l.endAll(nil)
+	l.pipes.close()
+}
+
+// patience is how long there is nothing to do unless the kernel says so, in milliseconds; -1 for ever.
+func (l *loop) patience() int {
+	if len(l.ready) > 0 {
+		return 0
+	}
+	next := l.resume
+	if len(l.timers) > 0 && (next.IsZero() || l.timers[0].due.Before(next)) {
+		next = l.timers[0].due
+	}
+	if next.IsZero() {
+		return -1
+	}
+	return max(0, int((time.Until(next)+time.Millisecond-1)/time.Millisecond))
+}
+
+// token says whose an event is: of a listening socket, of one end of a connection, or of the loop itself.
+type token struct {
+	kind int32
+	id   int32 // the listening socket's, or the connection's slot
+	gen  int32 // of the connection's end
+}
+
+// Kinds of token: an end of a connection is its number.
+const (
+	tokenWake = iota + 2
+	tokenListening
+)
+
+const tokenKinds = 4
+
+func (l *loop) control(op, fd int, events uint32, t token) error {
+	ev := unix.EpollEvent{Events: events, Fd: t.id*tokenKinds + t.kind, Pad: t.gen}
+	return os.NewSyscallError("epoll_ctl", unix.EpollCtl(l.epoll, op, fd, &ev))
+}
+
+func (l *loop) event(ev *unix.EpollEvent) {
+	id, kind := ev.Fd/tokenKinds, ev.Fd%tokenKinds
+	switch kind {
+	case tokenWake:
+		l.runPosted()
+	case tokenListening:
+		if s := l.listening[id]; s != nil {
+			l.accept(s)
+		}
+	default:
+		if c := l.conns[id]; c != nil && c.ends[kind].gen == ev.Pad {
+			l.ended(c, kind, ev.Events)
+		}
+	}
+}
+
+func (l *loop) runPosted() {
+	var counter [8]byte
+	unix.Read(l.wake, counter[:])
+	l.mu.Lock()
+	posted := l.posted
+	l.posted = nil
+	l.mu.Unlock()
+	for _, fn := range posted {
+		fn()
+	}
+}
+
+// serveReady gives each connection that has more to move another turn.
+func (l *loop) serveReady() {
+	ready := l.ready
+	l.ready = nil
+	for _, c := range ready {
+		c.queued = false
+		if !c.closed {
+			l.serve(c)
+		}
+	}
+}
+
+// timer calls something when it is due.
+type timer struct {
+	due   time.Time
+	index int // in the heap, -1 when it is not there
+	fire  func()
+}
+
+// timers is a heap, the next first.
+type timers []*timer
+
+func (t timers) Len() int           { return len(t) }
+func (t timers) Less(i, j int) bool { return t[i].due.Before(t[j].due) }
+func (t timers) Swap(i, j int) {
+	t[i], t[j] = t[j], t[i]
+	t[i].index, t[j].index = i, j
+}
+
+// Push is for container/heap.
+func (t *timers) Push(x any) {
+	x.(*timer).index = len(*t)
+	*t = append(*t, x.(*timer))
+}
+
+// Pop is for container/heap.
+func (t *timers) Pop() any {
+	last := (*t)[len(*t)-1]
+	(*t)[len(*t)-1] = nil
+	*t = (*t)[:len(*t)-1]
+	last.index = -1
+	return last
+}
+
+// arm sets when a timer is due, whether it is armed or not.
+func (l *loop) arm(t *timer, due time.Time) {
+	t.due = due
+	if t.index >= 0 {
+		heap.Fix(&l.timers, t.index)
+	} else {
+		heap.Push(&l.timers, t)
+	}
+}
+
+func (l *loop) disarm(t *timer) {
+	if t.index >= 0 {
+		heap.Remove(&l.timers, t.index)
+	}
+}
+
+// expire fires the timers that are due.
+func (l *loop) expire() {
+	for len(l.timers) > 0 && !l.timers[0].due.After(l.now) {
+		heap.Pop(&l.timers).(*timer).fire()
+	}
+}
+
+// watch begins to accept clients at a socket.
+func (l *loop) watch(s *listening) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.closed {
+		return
+	}
+	l.listening[s.id] = s
+	if err := l.control(unix.EPOLL_CTL_ADD, s.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, token{kind: tokenListening, id: s.id}); err != nil {
+		l.pause(s, err) // ENOMEM, ENOSPC: there may be room later
+	}
+}
+
+// pause lets the clients of a socket wait.
+func (l *loop) pause(s *listening, err error) {
+	l.counters(s).outOfDescriptors.Add(1)
+	l.engine.outOfDescriptors(s.at, err)
+	s.mu.RLock()
+	if !s.closed {
+		unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, s.fd, nil)
+	}
+	s.mu.RUnlock()
+	if len(l.paused) == 0 {
+		l.resume = time.Now().Add(acceptPause)
+	}
+	l.paused = append(l.paused, s)
+}
+
+// resumePaused looks again for the clients of sockets that were paused.
+func (l *loop) resumePaused() {
+	if len(l.paused) == 0 || l.now.Before(l.resume) {
+		return
+	}
+	paused := l.paused
+	l.paused, l.resume = nil, time.Time{}
+	for _, s := range paused {
+		if l.listening[s.id] != nil {
+			l.watch(s)
+		}
+	}
+}
+
+// accepts is how many clients are taken from one socket before others have their turn.
+const accepts = 16
+
+// accept takes clients that wait at a socket.
+func (l *loop) accept(s *listening) {
+	for range accepts {
+		if !l.engine.fds.take(&s.share, perConn) {
+			l.pause(s, errShare)
+			return
+		}
+		s.mu.RLock()
+		fd, sa, err := -1, unix.Sockaddr(nil), error(unix.EAGAIN)
+		if !s.closed {
+			fd, sa, err = unix.Accept4(s.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		}
+		s.mu.RUnlock()
+		if err == nil {
+			l.adopt(s, fd, sa)
+			continue
+		}
+		l.engine.fds.give(&s.share, perConn)
+		switch {
+		case err == unix.EAGAIN:
+			return
+		case !passing(err):
+			l.pause(s, os.NewSyscallError("accept4", err))
+			return
+		}
+	}
+}
+
+// counters returns those of a socket's protocol.
+func (l *loop) counters(s *listening) *counters {
+	if s.proto == lb.SCTP {
+		return &l.sctp
+	}
+	return &l.tcp
+}

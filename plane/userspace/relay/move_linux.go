@@ -1,0 +1,153 @@
+package relay
+
+import (
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+)
+
+// outcome is how it went to move what came from one end to the other.
+type outcome uint8
+
+const (
+	nothingLeft  outcome = iota // until epoll tells of a change
+	turnOver                    // there is more, but others have their turn
+	sourceFailed                // what came before has been passed on, as far as there was room for it
+	targetFailed
+)
+
+const (
+	// turnBytes is how much one connection moves one way before others have their turn.
+	turnBytes = 1 << 20
+	// spliceBytes is how much is asked for at a time; a pipe's buffers hold less, if they are many and small.
+	spliceBytes = 1 << 20
+	// pipeShare is the part of all descriptors that pipes may take: one in so many.
+	pipeShare = 8
+)
+
+// move moves what can be moved from one end to the other. Bytes are read only if the other can take some: what it cannot take
+// after all stays in the pipe, which bounds what a slow reader costs.
+func (l *loop) move(c *conn, from int) outcome {
+	if c.from.proto == lb.SCTP {
+		return l.moveMessages(c, from)
+	}
+	src, dst := &c.ends[from], &c.ends[1-from]
+	before := l.moved
+	result := l.moveBytes(src, dst)
+	if src.pipe != nil && src.inPipe == 0 {
+		l.pipes.put(src.pipe)
+		src.pipe = nil
+	}
+	l.count(&l.tcp, from, l.moved-before)
+	return result
+}
+
+func (l *loop) count(to *counters, from int, n int64) {
+	switch {
+	case n == 0:
+	case from == client:
+		to.toBackends.Add(uint64(n))
+	default:
+		to.toClients.Add(uint64(n))
+	}
+}
+
+func (l *loop) moveBytes(src, dst *end) outcome {
+	for turn := l.moved + turnBytes; ; {
+		switch {
+		case src.inPipe > 0 && !dst.writable:
+			return nothingLeft
+		case src.inPipe > 0:
+			n, err := splice(src.pipe.r, int(dst.fd), int(src.inPipe))
+			if err == unix.EAGAIN {
+				dst.writable = false
+				return nothingLeft
+			}
+			if err != nil {
+				return targetFailed
+			}
+			src.inPipe -= int32(n)
+			l.moved += int64(n)
+		case src.finished:
+			dst.finish()
+			return nothingLeft
+		case !src.readable || !dst.writable:
+			return nothingLeft
+		case l.moved >= turn:
+			return turnOver
+		default:
+			if result := l.read(src, dst); result != nothingLeft {
+				return result
+			}
+		}
+	}
+}
+
+// finish tells an end that nothing more comes.
+func (e *end) finish() {
+	if !e.shut {
+		e.shut = true
+		unix.Shutdown(int(e.fd), unix.SHUT_WR) // an error is one that the socket tells too
+	}
+}
+
+// read reads what has come from src: into a pipe, or straight on to dst if there is none to be had.
+func (l *loop) read(src, dst *end) outcome {
+	if src.pipe == nil && !src.copies {
+		src.pipe = l.pipes.get()
+	}
+	if src.pipe == nil || src.copies {
+		return l.copy(src, dst)
+	}
+	n, err := splice(int(src.fd), src.pipe.w, spliceBytes)
+	switch {
+	case err == unix.EAGAIN:
+		src.readable = false
+	case err != nil:
+		return sourceFailed
+	case n == 0:
+		src.finished = true
+	default:
+		src.inPipe = int32(n)
+	}
+	return nothingLeft
+}
+
+// copy passes on bytes through memory. They are taken from src only after dst has taken them, so that none is to be kept.
+func (l *loop) copy(src, dst *end) outcome {
+	n, _, err := unix.Recvfrom(int(src.fd), l.buf, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	switch {
+	case err == unix.EAGAIN:
+		src.readable = false
+		return nothingLeft
+	case err == unix.EINTR:
+		return nothingLeft
+	case err != nil:
+		return sourceFailed
+	case n == 0:
+		src.finished = true
+		return nothingLeft
+	}
+	sent, err := unix.SendmsgN(int(dst.fd), l.buf[:n], nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	switch {
+	case err == unix.EAGAIN:
+		dst.writable = false
+		return nothingLeft
+	case err == unix.EINTR:
+		return nothingLeft
+	case err != nil:
+		return targetFailed
+	}
+	l.moved += int64(sent)
+	for sent > 0 {
+		n, _, err := unix.Recvfrom(int(src.fd), l.buf[:sent], unix.MSG_TRUNC|unix.MSG_DONTWAIT)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n == 0 {
+			return sourceFailed
+		}
+		sent -= n
+	}
+	return nothingLeft
+}
