@@ -71,6 +71,9 @@ type Config struct {
 	KeepAlive time.Duration
 	// UDPIdle is after how much silence a session of UDP ends, 0 for DefaultUDPIdle.
 	UDPIdle time.Duration
+	// Mark is the packet mark (SO_MARK) of all that goes to backends, the handshake too; 0 for none. By it package capture
+	// knows what must not be led to the proxy again. Hosts that are not Linux have none.
+	Mark uint32
 }
 
 // What the zero Config stands for.
