@@ -12,7 +12,7 @@ FUZZTIME ?= 30s
 SWITCHES ?= 25
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: help build test check unit e2e test-kernels release-check bench run switches fuzz generate clean deps
+.PHONY: help build build-windows test check unit e2e test-kernels release-check bench run switches fuzz generate clean deps
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -22,11 +22,16 @@ build: ## build bin/kube-proxy
 	@mkdir -p bin
 	CGO_ENABLED=0 go build $(VCS) -trimpath -o bin/kube-proxy ./cmd/kube-proxy
 
+build-windows: ## build bin/kube-proxy-windows-amd64.exe and bin/kube-proxy-windows-arm64.exe
+	@mkdir -p bin
+	for arch in amd64 arm64; do CGO_ENABLED=0 GOOS=windows GOARCH=$$arch go build $(VCS) -trimpath -o bin/kube-proxy-windows-$$arch.exe ./cmd/kube-proxy; done
+
 test: deps check unit e2e ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server
 
-check: ## gofmt, go vet, staticcheck
+check: build-windows ## gofmt, go vet, staticcheck; the same for Windows, which it builds
 	@bad=$$(gofmt -l .); if [[ $$bad ]]; then echo "gofmt -w these:" $$bad >&2; exit 1; fi
 	go vet ./...
+	for arch in amd64 arm64; do GOOS=windows GOARCH=$$arch go vet ./...; done
 	go tool staticcheck ./...
 	cd test/e2e && go vet ./...
 

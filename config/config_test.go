@@ -31,6 +31,7 @@ func write(t testing.TB, name, text string) {
 //
 //	# name, with the rows of docs/behaviour.md
 //	+ as if every mode were built
+//	windows the same, as this program is on Windows
 //	NODE_NAME value of the variable in the environment
 //	$ flags and arguments, blanks between (␣ is a blank inside one)
 //	| a line of the configuration file
@@ -46,6 +47,7 @@ type testCase struct {
 	file           string
 	env            string // $NODE_NAME
 	all            bool   // as if every mode were built
+	windows        bool   // on Windows
 	want, bad, say []string
 }
 
@@ -69,7 +71,7 @@ func TestCases(t *testing.T) {
 				var got, bad, say []string
 				if c != nil {
 					got, say = differences(base, c), warnings(t, c)
-					roundTrip(t, c)
+					roundTrip(t, c, tc.windows)
 				}
 				if err != nil {
 					bad = strings.Split(err.Error(), "\n")
@@ -138,6 +140,17 @@ func allBuilt() mode.List {
 	return built
 }
 
+// windowsModes are the modes of a program for Windows, where those of Linux are facts alone.
+func windowsModes() mode.List {
+	modes := allBuilt()
+	for i := range modes {
+		if !modes[i].On("windows") {
+			modes[i].New = nil
+		}
+	}
+	return modes
+}
+
 // forMode is what c says for the mode of that name.
 func forMode(t testing.TB, c *Config, name string) (Resolved, error) {
 	t.Helper()
@@ -154,6 +167,9 @@ func complete(t testing.TB, tc testCase) (*Config, error) {
 	o.getenv = func(string) string { return tc.env }
 	if tc.all {
 		o.modes = allBuilt()
+	}
+	if tc.windows {
+		o.system, o.modes = "windows", windowsModes()
 	}
 	o.hostname = func() (string, error) { return " Worker-1.Example\n", nil }
 	o.readFile = idFiles
@@ -258,6 +274,8 @@ func readCases(t testing.TB, file string) []testCase {
 			tc.file += strings.ReplaceAll(rest, `\xff`, "\xff") + "\n"
 		case "+": // as if every mode were built
 			tc.all = true
+		case "windows":
+			tc.windows = true
 		case "NODE_NAME":
 			tc.env = rest
 		case "=":
@@ -354,7 +372,7 @@ func FuzzFile(f *testing.F) {
 			c.NFTables.MinSyncPeriod < 0 || len(c.ClusterCIDRs) > 2 || c.Logging.Verbosity < 0):
 			t.Errorf("configuration %+v", c)
 		case err == nil:
-			roundTrip(t, c)
+			roundTrip(t, c, false)
 		}
 	})
 }

@@ -27,6 +27,8 @@ type effect struct {
 	modes []string
 	// later: this version takes it, checks it, and does nothing with it yet (G7).
 	later bool
+	// system is the only operating system on which it does something; "" for all.
+	system string
 	// gone is what became of something that no proxy has any more; "" if it is still there.
 	gone string
 }
@@ -34,6 +36,11 @@ type effect struct {
 var (
 	works = effect{}
 	later = effect{later: true}
+)
+
+var (
+	onLinux   = effect{system: "linux"}
+	onWindows = effect{system: "windows"}
 )
 
 func only(modes ...string) effect { return effect{modes: modes} }
@@ -47,11 +54,16 @@ func (e effect) says() string {
 		return "accepted, without effect: " + e.gone
 	case e.later:
 		return "accepted, without effect in this version"
+	case e.system != "":
+		return "only on " + systemName(e.system)
 	case e.modes != nil:
 		return "only in " + strings.Join(e.modes, ", ")
 	}
 	return ""
 }
+
+// systemName is how people write the name of an operating system.
+func systemName(goos string) string { return strings.ToUpper(goos[:1]) + goos[1:] }
 
 // field is one entry of the table of fields: a path in the file, with dots between.
 type field struct {
@@ -138,17 +150,17 @@ func fieldTable(modes mode.List) []field {
 		{"detectLocal.interfaceNamePrefix", "CF-35", live, works, "what the `names` of the pods' interfaces begin with, for InterfaceNamePrefix"},
 		{"clusterCIDR", "CF-36", live, works, "pod network of the cluster, one `CIDR` or one of each IP family with a comma between"},
 		{"nodePortAddresses", "CF-37", live, works, nodePortsHelp(modes)},
-		{"oomScoreAdj", "CF-38", "it is written once, at the start", works, "how readily the kernel ends this process when memory is short, -1000 to 1000"},
-		{"conntrack.maxPerCore", "CF-39", live, works, "connections that the kernel may track, for each CPU; 0 leaves its limit"},
-		{"conntrack.min", "CF-39", live, works, "connections that the kernel may track at least, however few CPUs there are"},
-		{"conntrack.tcpEstablishedTimeout", "CF-40", live, works, "how long an idle TCP connection is tracked; 0 leaves the kernel's"},
-		{"conntrack.tcpCloseWaitTimeout", "CF-40", live, works, "how long a TCP connection in CLOSE_WAIT is tracked; 0 leaves the kernel's"},
-		{"conntrack.tcpBeLiberal", "CF-41", live, works, "let packets outside of a TCP connection's window pass"},
-		{"conntrack.udpTimeout", "CF-42", live, works, "how long a UDP flow without an answer is tracked; 0 leaves the kernel's"},
-		{"conntrack.udpStreamTimeout", "CF-42", live, works, "how long a UDP flow with answers is tracked; 0 leaves the kernel's"},
+		{"oomScoreAdj", "CF-38", "it is written once, at the start", onLinux, "how readily the kernel ends this process when memory is short, -1000 to 1000"},
+		{"conntrack.maxPerCore", "CF-39", live, onLinux, "connections that the kernel may track, for each CPU; 0 leaves its limit"},
+		{"conntrack.min", "CF-39", live, onLinux, "connections that the kernel may track at least, however few CPUs there are"},
+		{"conntrack.tcpEstablishedTimeout", "CF-40", live, onLinux, "how long an idle TCP connection is tracked; 0 leaves the kernel's"},
+		{"conntrack.tcpCloseWaitTimeout", "CF-40", live, onLinux, "how long a TCP connection in CLOSE_WAIT is tracked; 0 leaves the kernel's"},
+		{"conntrack.tcpBeLiberal", "CF-41", live, onLinux, "let packets outside of a TCP connection's window pass"},
+		{"conntrack.udpTimeout", "CF-42", live, onLinux, "how long a UDP flow without an answer is tracked; 0 leaves the kernel's"},
+		{"conntrack.udpStreamTimeout", "CF-42", live, onLinux, "how long a UDP flow with answers is tracked; 0 leaves the kernel's"},
 		{"configSyncPeriod", "CF-43", live, gone(watched), "without effect: " + watched},
 		{"portRange", "CF-44", atStart, works, "host `ports` to listen on: first-last, first+more, or one; nothing means any"},
-		{"windowsRunAsService", "CF-46", "a service is made once", works, "run as a Windows service"},
+		{"windowsRunAsService", "CF-46", "a service is made once", onWindows, "run as a Windows service"},
 		{"udpIdleTimeout", "CF-45", atStart, works, "how long an idle UDP flow is kept"},
 		{"externalIPCIDRs", "EXT", live, works, "`CIDRs`, with commas between, of which spec.externalIPs are served at all, in either IP family; nothing means all but loopback and the like"},
 	}

@@ -24,7 +24,7 @@ func proxyFlags(o *Options) []flag {
 		{name: "oom-score-adj", group: groupProxy, field: "oomScoreAdj", value: optional(&f.OOMScoreAdj)},
 		{name: "cleanup", group: groupProxy, value: boolean(&o.Cleanup),
 			help: "remove the rules of all modes, and exit"},
-		{name: "init-only", group: groupProxy, value: boolean(&o.InitOnly),
+		{name: "init-only", group: groupProxy, effect: onLinux, value: boolean(&o.InitOnly),
 			help: "make the settings of the kernel that need full privileges, and exit"},
 		{name: "version", group: groupProxy, value: text(&o.Version), alone: "true",
 			help: "print the version and exit; --version=raw prints all that is known of the build; a version such as v1.36.0 is reported in place of ours"},

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -41,13 +42,13 @@ func nodePortsHelp(modes mode.List) string {
 
 // counts reports whether something with this effect does anything in the mode that runs.
 func (e effect) counts(running string) bool {
-	return e.gone == "" && (e.modes == nil || slices.Contains(e.modes, running))
+	return e.gone == "" && (e.system == "" || e.system == runtime.GOOS) && (e.modes == nil || slices.Contains(e.modes, running))
 }
 
 // mode is CF-19, as far as modes are built. A blank mode and one that gives way are left to the process.
 func (o *Options) mode(gates map[string]bool) string {
 	name := string(o.file.Mode)
-	want := "want " + strings.Join(slices.Sorted(slices.Values(o.modes.Names(func(m mode.Mode) bool { return runs(o.modes, m) }))), ", ") +
+	want := "want " + strings.Join(slices.Sorted(slices.Values(o.modes.Names(func(m mode.Mode) bool { return m.On(o.system) && runs(o.modes, m) }))), ", ") +
 		", or nothing for the best that this machine can do"
 	m, known := o.modes.Find(name)
 	switch {
@@ -56,9 +57,10 @@ func (o *Options) mode(gates map[string]bool) string {
 		o.wrong("mode", name, want)
 	case m.Gate != "" && !gates[m.Gate]:
 		o.wrong("mode", name, "the feature gate "+m.Gate+" is off: "+want)
-	case runs(o.modes, m), o.once():
-	case !m.Here():
-		o.wrong("mode", name, "this mode is for "+strings.ToUpper(m.OS[:1])+m.OS[1:]+": "+want)
+	case o.once(), o.Renders && m.Render != nil:
+	case !m.On(o.system):
+		o.wrong("mode", name, "this mode is for "+systemName(m.OS)+": "+want)
+	case runs(o.modes, m):
 	default:
 		o.wrong("mode", name, "this mode is not built yet: "+want)
 	}
@@ -153,6 +155,10 @@ func (o *Options) tellEffects(c *Config) {
 			o.warn("%s has no effect: %s", name, e.gone)
 		case e.later:
 			later = append(later, name)
+		case e.system != "" && e.system != o.system && !isDefault:
+			for _, m := range o.modes {
+				other[m.Name] = append(other[m.Name], name)
+			}
 		case e.modes != nil && !isDefault:
 			for _, m := range o.modes {
 				if !slices.Contains(e.modes, m.Name) {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -34,6 +35,8 @@ type Options struct {
 	Master string
 	// Version is --version: "", "false", "true", "raw" or a version "vX.Y.Z" to report instead.
 	Version string
+	// Renders: rules are printed, and nothing runs; so the mode may be one of another operating system.
+	Renders bool
 	// Cleanup is --cleanup, InitOnly is --init-only.
 	Cleanup, InitOnly bool
 
@@ -47,6 +50,7 @@ type Options struct {
 	file     settings       // what flags say, or what the file says
 	set      *pflag.FlagSet // to know which flags were given
 	modes    mode.List      // all that there are
+	system   string         // as runtime.GOOS
 	problems Problems
 	warnings []string
 	loaded   bool     // file holds what the file says
@@ -68,7 +72,7 @@ type ebpfOptions struct {
 // that 0 can be asked for; those of the file after it (FL-08).
 func NewOptions(modes mode.List) *Options {
 	o := &Options{
-		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, modes: modes,
+		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, modes: modes, system: runtime.GOOS,
 		bootIDFiles: "/proc/sys/kernel/random/boot_id", machineIDFiles: "/etc/machine-id,/var/lib/dbus/machine-id",
 		cleanupIPVS: true, healthzPort: healthzPort, metricsPort: metricsPort,
 		ebpf: ebpfOptions{masqueradeBit: masqueradeBit, localhostNodePorts: true},

@@ -50,6 +50,8 @@ func effectName(e effect) string {
 		return "gone"
 	case e.later:
 		return "later"
+	case e.system != "":
+		return e.system
 	case e.modes != nil:
 		return strings.Join(e.modes, ",")
 	}
@@ -125,7 +127,11 @@ func TestFlagsTell(t *testing.T) {
 				value = "x"
 			}
 		}
-		c, err := complete(t, testCase{args: []string{"--proxy-mode=nftables", "--" + name + "=" + value}})
+		tc := testCase{args: []string{"--proxy-mode=nftables", "--" + name + "=" + value}}
+		if row["effect"] == "linux" {
+			tc.windows, tc.args[0] = true, "--proxy-mode=userspace"
+		}
+		c, err := complete(t, tc)
 		if err != nil {
 			t.Errorf("--%s=%s: %v", name, value, err)
 			continue

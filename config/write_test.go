@@ -12,7 +12,7 @@ import (
 )
 
 // roundTrip checks FL-06: what is written loads to the same configuration, without a complaint of strict decoding.
-func roundTrip(t testing.TB, c *Config) {
+func roundTrip(t testing.TB, c *Config, windows bool) {
 	t.Helper()
 	data, err := c.YAML()
 	if err != nil {
@@ -24,6 +24,9 @@ func roundTrip(t testing.TB, c *Config) {
 	}
 	o := NewOptions(all.Modes())
 	o.modes, o.readFile = allBuilt(), idFiles
+	if windows {
+		o.system, o.modes = "windows", windowsModes()
+	}
 	o.hostname, o.getenv = func() (string, error) { return c.NodeName, nil }, func(string) string { return "" }
 	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 	o.AddFlags(fs)

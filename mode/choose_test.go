@@ -87,3 +87,19 @@ func TestChooseWraps(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// A blank mode is never one of another operating system, and one that is asked for must be of this one.
+func TestChooseOfThisSystem(t *testing.T) {
+	here := func(m mode.Mode) mode.Mode {
+		m.New, m.Able = func(mode.Settings) (mode.Plane, error) { return nil, nil }, func(lb.Family) error { return nil }
+		return m
+	}
+	list := mode.List{here(mode.Mode{Name: "elsewhere", OS: "plan9", Unasked: true, FallsBackTo: "here"}), here(mode.Mode{Name: "here", Unasked: true})}
+	c, err := list.Choose("", "", lb.IPv4)
+	if err != nil || c.Mode.Name != "here" || len(c.Steps) > 0 {
+		t.Errorf("blank: %s after %v, %v; want here, and no step", c.Mode.Name, c.Steps, err)
+	}
+	if c, err := list.Choose("elsewhere", "", lb.IPv4); err == nil {
+		t.Errorf("a mode of another system runs: %s", c.Mode.Name)
+	}
+}

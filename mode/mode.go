@@ -231,7 +231,10 @@ func (m Mode) able(f lb.Family) error {
 }
 
 // Here reports whether the mode is for this operating system.
-func (m Mode) Here() bool { return m.OS == "" || m.OS == runtime.GOOS }
+func (m Mode) Here() bool { return m.On(runtime.GOOS) }
+
+// On reports whether the mode is for an operating system, as [runtime.GOOS] names it.
+func (m Mode) On(system string) bool { return m.OS == "" || m.OS == system }
 
 // ReadsField reports whether the mode is one of those that alone read the field.
 func (m Mode) ReadsField(path string) bool {

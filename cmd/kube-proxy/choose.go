@@ -29,7 +29,7 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 		p.log.Warn("mode cannot run on this host", "mode", s.From, "instead", s.To, "err", s.Why)
 		p.tell(event.ModeFallback(cfg.NodeName, s.From, s.To, s.Why))
 	}
-	if cfg.Mode == "" && p.choice.Annotated == "" {
+	if defaultWillChange && cfg.Mode == "" && p.choice.Annotated == "" {
 		e := event.DefaultModeWillChange(cfg.NodeName, p.choice.Mode.Name)
 		p.log.Warn("the default mode will change", "note", e.Note)
 		p.tell(e)

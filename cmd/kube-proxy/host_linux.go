@@ -29,3 +29,6 @@ func (p *proxy) newFlows(f lb.Family) (flows, error) {
 
 // newSockets returns what notices ports that Services take from programs of this node.
 func newSockets(cfg sockets.Config) (*sockets.Watcher, error) { return sockets.New(cfg) }
+
+// defaultWillChange: a later version of upstream takes another mode where none is asked for (EV-07).
+const defaultWillChange = true

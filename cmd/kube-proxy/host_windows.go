@@ -21,3 +21,6 @@ func (p *proxy) newFlows(lb.Family) (flows, error) { return nil, nil }
 
 // newSockets returns nothing: on Windows a NodePort and a program's listener are not compared.
 func newSockets(sockets.Config) (*sockets.Watcher, error) { return nil, nil }
+
+// defaultWillChange is not so: there is one mode that is tried first.
+const defaultWillChange = false

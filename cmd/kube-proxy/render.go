@@ -77,6 +77,7 @@ func renderCommand(modes mode.List, out, errOut io.Writer, commandLine []string)
 			return render(cfg, modes, out, errOut)
 		},
 	}
+	opts.Renders = true
 	opts.AddFlags(cmd.Flags())
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return config.Unparsed(slices.DeleteFunc(slices.Clone(commandLine), func(s string) bool { return s == "render" }), err, modes)
@@ -103,7 +104,7 @@ func render(cfg *config.Config, modes mode.List, out, errOut io.Writer) error {
 	store := filled(cfg.NodeName, objects)
 	name := cfg.Mode
 	if name == "" { // what every host has that does not matter here
-		name = modes.Names(func(m mode.Mode) bool { return m.Unasked })[0]
+		name = strings.Join(modes.Names(func(m mode.Mode) bool { return m.Unasked && m.Here() })[:1], "")
 	}
 	m, _ := modes.Find(name)
 	if m.Render == nil {

@@ -17,8 +17,8 @@ func Modes() mode.List {
 		iptables.Mode(),
 		nftables.Mode(),
 		ipvs.Mode(),
+		hns.Mode(),
 		userspace.Mode(),
 		ebpf.Mode(),
-		hns.Mode(),
 	}
 }

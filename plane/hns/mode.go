@@ -11,7 +11,7 @@ func Mode() mode.Mode {
 		Doc:   "load balancers of the Host Networking Service of Windows",
 		OS:    "windows",
 		Block: "iptables",
-		Reads: []string{"winkernel", "windowsRunAsService"},
+		Reads: []string{"winkernel"},
 		Rules: "hns",
 	}
 }
