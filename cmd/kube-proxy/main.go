@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -26,10 +25,11 @@ func main() { run(all.Modes()) }
 
 // run is the program, with these modes.
 func run(modes mode.List) {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	ctx, stop := signal.NotifyContext(context.Background(), ends()...)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	if err := command(modes, os.Stdout, os.Stderr, os.Args[1:]).ExecuteContext(ctx); err != nil {
-		printError(os.Stderr, err)
+	out, errOut := standard()
+	if err := command(modes, out, errOut, os.Args[1:]).ExecuteContext(ctx); err != nil {
+		printError(errOut, err)
 		os.Exit(1)
 	}
 }
@@ -100,7 +100,8 @@ func start(ctx context.Context, modes mode.List, args []string, cfg *config.Conf
 		}
 	}
 	if cfg.WriteConfigTo == "" && len(cfg.Cleanup) == 0 && !cfg.InitOnly {
-		return newProxy(modes, args, cfg, log, log.Logger()).run(ctx)
+		p := newProxy(modes, args, cfg, log, log.Logger())
+		return asService(ctx, cfg.Windows.Service, p.run, p.hangUp)
 	}
 	// Whoever only has a file written, or rules removed, has to know as well what was not heeded.
 	for _, w := range cfg.Warnings {

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -58,6 +59,14 @@ func (p *proxy) watchConfig(ctx context.Context, fail func(error)) {
 			}
 			p.reload(true, fail)
 		}
+	}
+}
+
+// hangUp has the configuration read again, as SIGHUP does.
+func (p *proxy) hangUp() {
+	select {
+	case p.hangups <- syscall.SIGHUP:
+	default: // it is due anyway
 	}
 }
 

@@ -1,0 +1,21 @@
+//go:build !windows
+
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+	"syscall"
+)
+
+// standard are where the process prints what it is asked for, and what is wrong.
+func standard() (out, errOut io.Writer) { return os.Stdout, os.Stderr }
+
+// ends are the signals that end the process.
+func ends() []os.Signal { return []os.Signal{syscall.SIGTERM, syscall.SIGINT} }
+
+// asService has the work go on as the system's services do: here, as a process.
+func asService(ctx context.Context, _ bool, work func(context.Context) error, _ func()) error {
+	return work(ctx)
+}
