@@ -59,6 +59,8 @@ const imports = `
 	lb, plane/userspace/relay < plane/userspace/balance;
 	plane/userspace/relay, plane/userspace/balance, plane/userspace/capture < plane/userspace;
 	lb, plane < plane/fake;
+	# HNS in memory knows what HNS is asked for, and nothing of who asks.
+	plane/hns < plane/hns/hnsfake;
 	mode, plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns < plane/all;
 
 	lb < conntrack, health, sockets;

@@ -1,0 +1,452 @@
+package hnsfake
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"kube-proxy/plane/hns"
+)
+
+// Call is a call to HNS.
+type Call struct {
+	// Name is that of the method, "CreateLoadBalancer".
+	Name string
+	// N counts the calls of all names, from 1.
+	N int
+}
+
+// Fault is how a call fails.
+type Fault struct {
+	// Code is what Windows returns; 0 for none, where Kind says all.
+	Code uint32
+	// Kind is one of the errors of package hns; nil for what Code means.
+	Kind error
+	// Done: the call does what it was asked for, and fails all the same.
+	Done bool
+	// Hangs: the call returns when its context ends, with hns.ErrTimeout.
+	Hangs bool
+	// Half: a list comes without an error and without its second half. Other calls ignore such a fault.
+	Half bool
+}
+
+// Count is what calls of one name came to.
+type Count struct {
+	Calls int
+	// Bytes are those of the JSON of requests and answers.
+	Bytes int
+}
+
+// Everything is what the newest HNS can (15.4 and later).
+var Everything = hns.Features{V2: true, DSR: true, SessionAffinity: true, IPv6DualStack: true, ModifyLoadbalancer: true, RemoteSubnet: true}
+
+// Fake is an HNS in memory. The zero Fake is not ready, see [New]. It is safe for concurrent use.
+type Fake struct {
+	mu        sync.Mutex
+	features  hns.Features
+	networks  map[string]hns.Network
+	endpoints map[string]*endpoint
+	at        map[place]string // the endpoint that has an address
+	balancers map[string]*hns.LoadBalancer
+	keys      map[Key]string // the load balancer that answers a key
+	reserved  map[Key]bool
+	foreign   map[string]bool // objects of others, by ID
+	touched   []string        // what was done to them
+	made      int             // ids
+	fault     func(Call) *Fault
+	calls     int
+	counts    map[string]Count
+}
+
+// place is an address in a network.
+type place struct {
+	network string
+	addr    netip.Addr
+}
+
+type endpoint struct {
+	hns.Endpoint
+	addrs []netip.Addr
+	uses  int // load balancers that send to it
+}
+
+// Key is what a load balancer answers to. Addr is not valid where it answers on the node's own addresses of the family.
+type Key struct {
+	Addr  netip.Addr
+	Six   bool
+	Port  uint16
+	Proto uint32
+}
+
+// New returns an HNS that can do that, and has no network.
+func New(f hns.Features) *Fake {
+	return &Fake{
+		features: f, networks: map[string]hns.Network{}, endpoints: map[string]*endpoint{}, at: map[place]string{},
+		balancers: map[string]*hns.LoadBalancer{}, keys: map[Key]string{}, reserved: map[Key]bool{},
+		foreign: map[string]bool{}, counts: map[string]Count{},
+	}
+}
+
+// FailWith asks fault before every call how it fails; nil, and a nil fault, for not at all.
+func (f *Fake) FailWith(fault func(Call) *Fault) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fault = fault
+}
+
+// SetFeatures makes it another version, as an update of the node does.
+func (f *Fake) SetFeatures(features hns.Features) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.features = features
+}
+
+// Counts returns what the calls since the last Counts came to, by the names of the methods.
+func (f *Fake) Counts() map[string]Count {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := f.counts
+	f.counts = map[string]Count{}
+	return out
+}
+
+// call is one call of a method: it fails as it is told to, counts, and does do. The answer is counted after do.
+func call[T any](ctx context.Context, f *Fake, name, object string, request any, do func() (T, *hns.Error)) (T, error) {
+	var zero T
+	f.mu.Lock()
+	f.calls++
+	c, fault := Call{name, f.calls}, f.fault
+	f.mu.Unlock()
+	refuse := func(err *hns.Error) error {
+		err.Call, err.Object = name, object
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return zero, refuse(&hns.Error{Kind: hns.ErrTimeout, Text: err.Error()})
+	}
+	var how *Fault
+	if fault != nil {
+		how = fault(c)
+	}
+	if how != nil && how.Hangs && !how.Done {
+		<-ctx.Done()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := f.counts[name]
+	n.Calls++
+	n.Bytes += size(request)
+	defer func() { f.counts[name] = n }()
+	if how == nil || how.Done || how.Half {
+		got, err := do()
+		if err != nil {
+			return zero, refuse(err)
+		}
+		if how != nil && how.Half {
+			got = half(got)
+		}
+		if how == nil || how.Half {
+			n.Bytes += size(got)
+			return got, nil
+		}
+	}
+	switch {
+	case how.Hangs:
+		return zero, refuse(&hns.Error{Kind: hns.ErrTimeout, Text: "the call hangs"})
+	case how.Kind != nil:
+		return zero, refuse(&hns.Error{Kind: how.Kind, Code: how.Code})
+	}
+	return zero, refuse(bad(how.Code, "injected"))
+}
+
+func size(v any) int {
+	if v == nil {
+		return 0
+	}
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("hnsfake: a request that is no JSON: %v", err))
+	}
+	return len(text)
+}
+
+// half returns the first half of a list, and other answers whole.
+func half[T any](v T) T {
+	switch list := any(v).(type) {
+	case []hns.Network:
+		return any(list[:len(list)/2]).(T)
+	case []hns.Endpoint:
+		return any(list[:len(list)/2]).(T)
+	case []hns.LoadBalancer:
+		return any(list[:len(list)/2]).(T)
+	}
+	return v
+}
+
+func bad(code uint32, format string, args ...any) *hns.Error {
+	return &hns.Error{Kind: hns.KindOf(code), Code: code, Text: fmt.Sprintf(format, args...)}
+}
+
+func (f *Fake) id() string {
+	f.made++
+	return fmt.Sprintf("%08X-0000-4000-8000-00155D%06X", 0xA0000000+f.made, f.made&0xffffff)
+}
+
+// Features is hns.HNS.
+func (f *Fake) Features(ctx context.Context) (hns.Features, error) {
+	return call(ctx, f, "Features", "", nil, func() (hns.Features, *hns.Error) { return f.features, nil })
+}
+
+// Networks is hns.HNS. Names are compared as they are.
+func (f *Fake) Networks(ctx context.Context, name string) ([]hns.Network, error) {
+	return call(ctx, f, "Networks", name, name, func() ([]hns.Network, *hns.Error) {
+		var out []hns.Network
+		for _, id := range slices.Sorted(maps.Keys(f.networks)) {
+			if f.networks[id].Name == name {
+				out = append(out, f.networks[id])
+			}
+		}
+		return out, f.known()
+	})
+}
+
+// known refuses what is of schema version 2 where the version of HNS has no such.
+func (f *Fake) known() *hns.Error {
+	if !f.features.V2 {
+		return bad(hns.CodeNotImplemented, "schema version 2")
+	}
+	return nil
+}
+
+// Endpoints is hns.HNS. A network that is not there has none, for HNS only filters.
+func (f *Fake) Endpoints(ctx context.Context, network string) ([]hns.Endpoint, error) {
+	return call(ctx, f, "Endpoints", network, network, func() ([]hns.Endpoint, *hns.Error) {
+		var out []hns.Endpoint
+		for _, id := range slices.Sorted(maps.Keys(f.endpoints)) {
+			if e := f.endpoints[id]; strings.EqualFold(e.HostComputeNetwork, network) {
+				out = append(out, clone(e.Endpoint))
+			}
+		}
+		return out, f.known()
+	})
+}
+
+// EndpointsAt is hns.HNS.
+func (f *Fake) EndpointsAt(ctx context.Context, network, address string) ([]hns.Endpoint, error) {
+	return call(ctx, f, "EndpointsAt", address, address, func() ([]hns.Endpoint, *hns.Error) {
+		addr, err := netip.ParseAddr(address)
+		if err != nil {
+			return nil, bad(hns.CodeInvalidAddress, "%v", err)
+		}
+		if id, ok := f.at[place{network, addr}]; ok {
+			return []hns.Endpoint{clone(f.endpoints[id].Endpoint)}, f.known()
+		}
+		return nil, f.known()
+	})
+}
+
+// CreateEndpoint is hns.HNS.
+func (f *Fake) CreateEndpoint(ctx context.Context, e hns.Endpoint) (hns.Endpoint, error) {
+	return call(ctx, f, "CreateEndpoint", describe(e), e, func() (hns.Endpoint, *hns.Error) {
+		if err := f.known(); err != nil {
+			return hns.Endpoint{}, err
+		}
+		return f.createEndpoint(e)
+	})
+}
+
+func describe(e hns.Endpoint) string {
+	var addrs []string
+	for _, c := range e.IPConfigurations {
+		addrs = append(addrs, c.IPAddress)
+	}
+	return strings.Join(addrs, ",")
+}
+
+func (f *Fake) createEndpoint(e hns.Endpoint) (hns.Endpoint, *hns.Error) {
+	addrs, err := f.checkEndpoint(e)
+	if err != nil {
+		return hns.Endpoint{}, err
+	}
+	e = clone(e)
+	e.ID = f.id()
+	f.endpoints[e.ID] = &endpoint{Endpoint: e, addrs: addrs}
+	for _, a := range addrs {
+		f.at[place{e.HostComputeNetwork, a}] = e.ID
+	}
+	return clone(e), nil
+}
+
+// DeleteEndpoint is hns.HNS.
+func (f *Fake) DeleteEndpoint(ctx context.Context, id string) error {
+	_, err := call(ctx, f, "DeleteEndpoint", id, nil, func() (struct{}, *hns.Error) {
+		e := f.endpoints[id]
+		switch {
+		case e == nil:
+			return struct{}{}, bad(hns.CodeEndpointNotFound, "no endpoint has this ID")
+		case e.uses > 0:
+			return struct{}{}, bad(hns.CodeHasReferences, "%d load balancers send to it", e.uses)
+		}
+		f.touch("DeleteEndpoint", id)
+		f.dropEndpoint(id)
+		return struct{}{}, nil
+	})
+	return err
+}
+
+func (f *Fake) dropEndpoint(id string) {
+	e := f.endpoints[id]
+	for _, a := range e.addrs {
+		delete(f.at, place{e.HostComputeNetwork, a})
+	}
+	delete(f.endpoints, id)
+}
+
+// LoadBalancers is hns.HNS.
+func (f *Fake) LoadBalancers(ctx context.Context) ([]hns.LoadBalancer, error) {
+	return call(ctx, f, "LoadBalancers", "", nil, func() ([]hns.LoadBalancer, *hns.Error) {
+		var out []hns.LoadBalancer
+		for _, id := range slices.Sorted(maps.Keys(f.balancers)) {
+			out = append(out, cloneBalancer(*f.balancers[id]))
+		}
+		return out, f.known()
+	})
+}
+
+// CreateLoadBalancer is hns.HNS.
+func (f *Fake) CreateLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.LoadBalancer, error) {
+	return call(ctx, f, "CreateLoadBalancer", describeBalancer(l), l, func() (hns.LoadBalancer, *hns.Error) {
+		if err := f.known(); err != nil {
+			return hns.LoadBalancer{}, err
+		}
+		return f.createBalancer(l)
+	})
+}
+
+func (f *Fake) createBalancer(l hns.LoadBalancer) (hns.LoadBalancer, *hns.Error) {
+	if l.ID != "" {
+		return l, bad(hns.CodeInvalidPolicy, "ID %s: HNS makes the IDs", l.ID)
+	}
+	keys, err := f.checkBalancer(l)
+	if err != nil {
+		return l, err
+	}
+	for _, k := range keys {
+		if other, ok := f.keys[k]; ok {
+			return l, bad(codeOf(k), "load balancer %s has it", other)
+		}
+		if f.reserved[k] {
+			return l, bad(hns.CodePortExists, "another program of the node has the port")
+		}
+	}
+	l = cloneBalancer(l)
+	l.ID = f.id()
+	f.balancers[l.ID] = &l
+	for _, k := range keys {
+		f.keys[k] = l.ID
+	}
+	f.use(l.HostComputeEndpoints, 1)
+	return cloneBalancer(l), nil
+}
+
+// codeOf is what HNS says where a load balancer has the key: both codes were seen (kubernetes/kubernetes#139519, #137530).
+func codeOf(k Key) uint32 {
+	if k.Addr.IsValid() {
+		return hns.CodeAlreadyExists
+	}
+	return hns.CodePortExists
+}
+
+func (f *Fake) use(endpoints []string, n int) {
+	for _, id := range endpoints {
+		f.endpoints[id].uses += n
+	}
+}
+
+func describeBalancer(l hns.LoadBalancer) string {
+	s := strings.Join(l.FrontendVIPs, ",")
+	for _, m := range l.PortMappings {
+		s += fmt.Sprintf(":%d/%d", m.ExternalPort, m.Protocol)
+	}
+	return s
+}
+
+// ModifyLoadBalancer is hns.HNS.
+func (f *Fake) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.LoadBalancer, error) {
+	return call(ctx, f, "ModifyLoadBalancer", l.ID, l, func() (hns.LoadBalancer, *hns.Error) {
+		if !f.features.ModifyLoadbalancer {
+			return l, bad(hns.CodeNotImplemented, "this version cannot modify load balancers")
+		}
+		old := f.balancers[l.ID]
+		if old == nil {
+			return l, bad(hns.CodeElementNotFound, "no load balancer has this ID")
+		}
+		if _, err := f.checkBalancer(l); err != nil {
+			return l, err
+		}
+		// What may change in place is written nowhere; hcsshim's own test (TestCreateUpdateDeleteLoadBalancer) changes endpoints.
+		if !sameBut(*old, l) {
+			return l, bad(hns.CodeInvalidPolicy, "only the endpoints of a load balancer may change in place")
+		}
+		f.touch("ModifyLoadBalancer", l.ID)
+		f.use(old.HostComputeEndpoints, -1)
+		f.use(l.HostComputeEndpoints, 1)
+		old.HostComputeEndpoints = slices.Clone(l.HostComputeEndpoints)
+		return cloneBalancer(*old), nil
+	})
+}
+
+// sameBut reports whether two load balancers have all but their endpoints in common.
+func sameBut(a, b hns.LoadBalancer) bool {
+	return a.SourceVIP == b.SourceVIP && a.Flags == b.Flags && slices.Equal(a.FrontendVIPs, b.FrontendVIPs) &&
+		slices.Equal(a.PortMappings, b.PortMappings)
+}
+
+// DeleteLoadBalancer is hns.HNS.
+func (f *Fake) DeleteLoadBalancer(ctx context.Context, id string) error {
+	_, err := call(ctx, f, "DeleteLoadBalancer", id, nil, func() (struct{}, *hns.Error) {
+		if f.balancers[id] == nil {
+			return struct{}{}, bad(hns.CodeElementNotFound, "no load balancer has this ID")
+		}
+		f.touch("DeleteLoadBalancer", id)
+		f.dropBalancer(id)
+		return struct{}{}, nil
+	})
+	return err
+}
+
+func (f *Fake) dropBalancer(id string) {
+	l := f.balancers[id]
+	f.use(l.HostComputeEndpoints, -1)
+	for _, k := range keysOf(*l) {
+		delete(f.keys, k)
+	}
+	delete(f.balancers, id)
+}
+
+func (f *Fake) touch(call, id string) {
+	if f.foreign[id] {
+		f.touched = append(f.touched, call+" "+id)
+	}
+}
+
+func clone(e hns.Endpoint) hns.Endpoint {
+	e.IPConfigurations = slices.Clone(e.IPConfigurations)
+	e.Policies = slices.Clone(e.Policies)
+	for i := range e.Policies {
+		e.Policies[i].Settings = slices.Clone(e.Policies[i].Settings)
+	}
+	return e
+}
+
+func cloneBalancer(l hns.LoadBalancer) hns.LoadBalancer {
+	l.HostComputeEndpoints = slices.Clone(l.HostComputeEndpoints)
+	l.FrontendVIPs = slices.Clone(l.FrontendVIPs)
+	l.PortMappings = slices.Clone(l.PortMappings)
+	return l
+}

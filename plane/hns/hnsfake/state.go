@@ -1,0 +1,155 @@
+package hnsfake
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kube-proxy/plane/hns"
+)
+
+// State is what an HNS holds at a moment. It does not change.
+type State struct {
+	Networks      []hns.Network
+	Endpoints     []hns.Endpoint
+	LoadBalancers []hns.LoadBalancer
+
+	endpoints map[string]*endpoint
+	balancers map[string]*hns.LoadBalancer
+	keys      map[Key]string
+}
+
+// State returns what is there now, in the order of the IDs.
+func (f *Fake) State() *State {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := &State{endpoints: map[string]*endpoint{}, balancers: map[string]*hns.LoadBalancer{}, keys: maps.Clone(f.keys)}
+	for _, id := range slices.Sorted(maps.Keys(f.networks)) {
+		s.Networks = append(s.Networks, f.networks[id])
+	}
+	for _, id := range slices.Sorted(maps.Keys(f.endpoints)) {
+		e := *f.endpoints[id]
+		s.endpoints[id] = &e
+		s.Endpoints = append(s.Endpoints, e.Endpoint)
+	}
+	for _, id := range slices.Sorted(maps.Keys(f.balancers)) {
+		l := cloneBalancer(*f.balancers[id])
+		s.balancers[id] = &l
+		s.LoadBalancers = append(s.LoadBalancers, l)
+	}
+	return s
+}
+
+// Own is the state without the objects of others, as text in an order of its own and without the IDs that HNS makes: two HNS with the same
+// text carry the same connections, and neither holds something of this proxy that the other does not.
+func (f *Fake) Own() string {
+	f.mu.Lock()
+	foreign := maps.Clone(f.foreign)
+	f.mu.Unlock()
+	s := f.State()
+	var lines []string
+	for _, e := range s.Endpoints {
+		if !foreign[e.ID] {
+			var settings []string
+			for _, p := range e.Policies {
+				settings = append(settings, p.Type+" "+string(p.Settings))
+			}
+			lines = append(lines, fmt.Sprintf("endpoint %s flags %d mac %s policies %s", describe(e), e.Flags, e.MacAddress, strings.Join(settings, ",")))
+		}
+	}
+	for _, l := range s.LoadBalancers {
+		if !foreign[l.ID] {
+			lines = append(lines, s.line(l))
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n") + "\n"
+}
+
+func (s *State) line(l hns.LoadBalancer) string {
+	var backends []string
+	for _, id := range l.HostComputeEndpoints {
+		backends = append(backends, describe(s.endpoints[id].Endpoint))
+	}
+	slices.Sort(backends)
+	vips := slices.Sorted(slices.Values(l.FrontendVIPs))
+	m := l.PortMappings[0]
+	return fmt.Sprintf("balancer %v:%d/%d to :%d flags %d mapping %d distribution %d source %q endpoints %v",
+		vips, m.ExternalPort, m.Protocol, m.InternalPort, l.Flags, m.Flags, m.DistributionType, l.SourceVIP, backends)
+}
+
+// Source is where a connection comes from.
+type Source uint8
+
+// The sources.
+const (
+	// Pod is a container behind this node's virtual switch.
+	Pod Source = iota + 1
+	// Host is the node itself.
+	Host
+	// Outside is what comes in by the node's adapter: other nodes, their pods, clients.
+	Outside
+)
+
+// Packet is the first of a connection.
+type Packet struct {
+	From  Source
+	To    netip.AddrPort
+	Proto uint32
+	// ToNode: To is one of the node's own addresses.
+	ToNode bool
+}
+
+// Verdict is what becomes of a packet.
+type Verdict struct {
+	// LoadBalancer is the ID of the one that takes it; "" if it goes on as it came.
+	LoadBalancer string
+	// Backends are where it may arrive, in their order; none if it is lost.
+	Backends []netip.AddrPort
+	// Sticky: the client's connections all arrive at the same one.
+	Sticky bool
+	// Kept: the backend sees the client's own address.
+	Kept bool
+}
+
+// Resolve says what becomes of a packet, as the documents of HNS and hcsshim have it (docs/adr/0044):
+//
+//   - A load balancer with the address takes it before one without, which takes what goes to the node itself.
+//   - The node's own packets are taken only with MappingLocalRoutedVIP, and so are those of its pods to the node's addresses.
+//   - With MappingILB those from outside are not taken.
+//   - Without DSR the backend sees another source, SourceVIP or the node's. With DSR it sees the client's: what comes from outside then
+//     reaches backends of this node alone, for another node's would answer past the translation.
+func (s *State) Resolve(p Packet) Verdict {
+	key := Key{Addr: p.To.Addr(), Six: p.To.Addr().Is6(), Port: p.To.Port(), Proto: p.Proto}
+	id, ok := s.keys[key]
+	if !ok && p.ToNode {
+		key.Addr = netip.Addr{}
+		id, ok = s.keys[key]
+	}
+	if !ok {
+		return Verdict{}
+	}
+	l := s.balancers[id]
+	m := l.PortMappings[0]
+	local := m.Flags&hns.MappingLocalRoutedVIP != 0
+	switch {
+	case p.From == Host && !local, p.From == Pod && !local && !key.Addr.IsValid(), p.From == Outside && m.Flags&hns.MappingILB != 0:
+		return Verdict{}
+	}
+	dsr := l.Flags&hns.FlagDSR != 0
+	v := Verdict{LoadBalancer: id, Sticky: m.DistributionType != hns.PerConnection, Kept: dsr}
+	for _, eid := range l.HostComputeEndpoints {
+		e := s.endpoints[eid]
+		if dsr && p.From == Outside && e.Flags&hns.RemoteEndpoint != 0 {
+			continue
+		}
+		v.Backends = append(v.Backends, netip.AddrPortFrom(e.addr(key.Six), m.InternalPort))
+	}
+	return v
+}
+
+// Lives reports whether a connection that the load balancer took goes on: as long as it is there, also where its backend is none of it any
+// more. What becomes of it when HNS deletes the load balancer no document says; here it ends.
+func (s *State) Lives(balancer string) bool { return s.balancers[balancer] != nil }
