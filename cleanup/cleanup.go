@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"kube-proxy/internal/kernel"
@@ -13,12 +12,12 @@ import (
 )
 
 // Run removes what the modes leave, in both families, in the network namespace of the calling thread, which must be locked
-// if it is not the process's. exclude holds virtual servers and addresses that are not ours (--ipvs-exclude-cidrs). The error
-// joins all that could not be removed; the rest is.
-func Run(ctx context.Context, modes mode.List, exclude []netip.Prefix) (mode.Report, error) {
+// if it is not the process's. The error joins all that could not be removed; the rest is.
+func Run(ctx context.Context, modes mode.List, what mode.Removal) (mode.Report, error) {
 	var c cleaner
+	what.Families = []lb.Family{lb.IPv4, lb.IPv6}
 	for _, m := range modes {
-		c.run(ctx, m.Remove, mode.Removal{Families: []lb.Family{lb.IPv4, lb.IPv6}, ExcludeCIDRs: exclude})
+		c.run(ctx, m.Remove, what)
 	}
 	return c.report, errors.Join(c.errs...)
 }

@@ -230,7 +230,7 @@ func TestRunFailures(t *testing.T) {
 	inNetns(t)
 	ours(t)
 	run(t, "", "iptables-nft", "-A", "FORWARD", "-m", "set", "--match-set", "KUBE-LOOP-BACK", "dst,dst,src", "-j", "ACCEPT")
-	_, err := Run(t.Context(), all.Modes(), nil)
+	_, err := Run(t.Context(), all.Modes(), mode.Removal{})
 	if err == nil || !strings.Contains(err.Error(), "destroy ipset KUBE-LOOP-BACK: rules use it, of others") {
 		t.Errorf("a set that others use: %v", err)
 	}
@@ -256,7 +256,7 @@ func TestRunWithoutIPTables(t *testing.T) {
 	t.Setenv("PATH", path)
 	ours(t)
 	t.Setenv("PATH", bin)
-	r, err := Run(t.Context(), all.Modes(), nil)
+	r, err := Run(t.Context(), all.Modes(), mode.Removal{})
 	if err == nil || !strings.Contains(err.Error(), "there are chains of kube-proxy for IPv4, but no program to remove them") ||
 		!strings.Contains(err.Error(), "for IPv6, but") || !strings.Contains(err.Error(), "install iptables") {
 		t.Errorf("without programs: %v", err)
@@ -281,7 +281,7 @@ func TestRunIncompatible(t *testing.T) {
 	inNetns(t)
 	run(t, "", "nft", "table ip nat { chain KUBE-SERVICES { accept; }; chain KUBE-MARK-MASQ { accept; }; "+
 		"chain PREROUTING { type filter hook input priority 5; jump KUBE-SERVICES; }; }")
-	r, err := Run(t.Context(), all.Modes(), nil)
+	r, err := Run(t.Context(), all.Modes(), mode.Removal{})
 	emptied := len(r.Left) == 1 && strings.Contains(r.Left[0], "chain nat KUBE-SERVICES stays, empty")
 	unseen := err != nil && strings.Contains(err.Error(), "that iptables does not show")
 	if emptied == unseen {
@@ -366,7 +366,7 @@ func TestRunWithoutCapability(t *testing.T) {
 	}
 	had := caps[0].Effective
 	set(had &^ (1 << unix.CAP_NET_ADMIN))
-	_, err := Run(t.Context(), all.Modes(), nil)
+	_, err := Run(t.Context(), all.Modes(), mode.Removal{})
 	set(had)
 	if err == nil || strings.Count(err.Error(), "CAP_NET_ADMIN") < 4 || !strings.Contains(err.Error(), "delete device kube-ipvs0: operation not permitted") {
 		t.Errorf("error: %v", err)
@@ -400,7 +400,7 @@ func TestRunCanceled(t *testing.T) {
 	ours(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Run(ctx, all.Modes(), nil); !errors.Is(err, context.Canceled) {
+	if _, err := Run(ctx, all.Modes(), mode.Removal{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("canceled: %v", err)
 	}
 }

@@ -144,13 +144,13 @@ func TestIPVSServers(t *testing.T) {
 	}
 	same("after IPv4 of nftables", slices.Concat(six, excluded, others)...)
 
-	r, err := Run(t.Context(), all.Modes(), ex)
+	r, err := Run(t.Context(), all.Modes(), mode.Removal{ExcludeCIDRs: ex})
 	if left := strings.Join(r.Left, "\n"); err != nil || !strings.Contains(left, "5 virtual servers of IPv4 stay") || !strings.Contains(left, "device kube-ipvs0 stays: it has 1 other addresses") {
 		t.Errorf("left: %s, %v", left, err)
 	}
 	same("after --cleanup", slices.Concat(excluded, others)...)
 
-	r, err = Run(t.Context(), all.Modes(), nil)
+	r, err = Run(t.Context(), all.Modes(), mode.Removal{})
 	if err != nil || !slices.Contains(r.Removed, "device kube-ipvs0 with 1 service addresses") || !slices.Contains(r.Removed, "1 virtual servers of IPv4") {
 		t.Errorf("removed: %q, %v", r.Removed, err)
 	}

@@ -82,7 +82,7 @@ func state(t *testing.T) string {
 
 func clean(t *testing.T, modes mode.List) mode.Report {
 	t.Helper()
-	r, err := Run(t.Context(), modes, nil)
+	r, err := Run(t.Context(), modes, mode.Removal{})
 	if err != nil {
 		t.Error(err)
 	}

@@ -167,6 +167,8 @@ type Removal struct {
 	Beside bool
 	// Drain is how long connections that would be cut off may go on at most.
 	Drain time.Duration
+	// Windows is what only Windows uses.
+	Windows Windows
 }
 
 // Report is what became of a removal, a sentence for each kind of thing. It is for the log.

@@ -29,7 +29,8 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 		return
 	case <-p.begun.all:
 	}
-	what := mode.Removal{ExcludeCIDRs: p.config().IPVS.ExcludeCIDRs, Drain: ipvsDrain}
+	what := removal(p.config().Config)
+	what.Drain = ipvsDrain
 	for _, f := range p.families {
 		what.Families = append(what.Families, f.name)
 	}
@@ -50,6 +51,11 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 	}
 }
 
+// removal is what the configuration says of what is not ours, and where ours is.
+func removal(cfg *config.Config) mode.Removal {
+	return mode.Removal{ExcludeCIDRs: cfg.IPVS.ExcludeCIDRs, Windows: windowsSettings(cfg)}
+}
+
 // othersEnd is how long --cleanup waits for another proxy to end.
 const othersEnd = 10 * time.Second
 
@@ -64,7 +70,7 @@ func removeRules(ctx context.Context, modes mode.List, cfg *config.Config, log *
 	}
 	defer writer.close()
 	modes = slices.DeleteFunc(slices.Clone(modes), func(m mode.Mode) bool { return !slices.Contains(cfg.Cleanup, m.Name) })
-	report, err := cleanup.Run(ctx, modes, cfg.IPVS.ExcludeCIDRs)
+	report, err := cleanup.Run(ctx, modes, removal(cfg))
 	tellOfCleanup(log, report)
 	if err != nil {
 		return fmt.Errorf("encountered an error while tearing down rules: %w", err)

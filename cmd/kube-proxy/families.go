@@ -46,15 +46,20 @@ func ipFamilies(cfg *config.Config, log *slog.Logger) []lb.Family {
 
 // planeSettings are what the configuration asks of the mode in a family.
 func planeSettings(cfg *configured, fam lb.Family) mode.Settings {
-	t, w := cfg.mode.Tables, cfg.Windows
+	t := cfg.mode.Tables
 	return mode.Settings{
 		Family: fam, MasqueradeBit: t.MasqueradeBit, LocalhostNodePorts: t.LocalhostNodePorts,
 		NodePorts: cfg.mode.NodePorts.Prefixes, StrictARP: cfg.IPVS.StrictARP,
 		FirstPort: cfg.Userspace.FirstPort, LastPort: cfg.Userspace.LastPort, UDPIdle: cfg.Userspace.UDPIdleTimeout,
-		Windows: mode.Windows{
-			NetworkName: w.NetworkName, SourceVIP: w.SourceVIP, EnableDSR: w.EnableDSR,
-			RootHNSEndpointName: w.RootHNSEndpointName, ForwardHealthCheckVIP: w.ForwardHealthCheckVIP,
-		},
+		Windows: windowsSettings(cfg.Config),
+	}
+}
+
+func windowsSettings(cfg *config.Config) mode.Windows {
+	w := cfg.Windows
+	return mode.Windows{
+		NetworkName: w.NetworkName, SourceVIP: w.SourceVIP, EnableDSR: w.EnableDSR,
+		RootHNSEndpointName: w.RootHNSEndpointName, ForwardHealthCheckVIP: w.ForwardHealthCheckVIP,
 	}
 }
 
