@@ -46,7 +46,9 @@ const imports = `
 	internal/bisect < plane/nftables, plane/iptables, plane/ipvs, plane/ebpf;
 
 	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest, internal/nftwire;
-	internal/nftwire < plane/nftables, plane/userspace/capture;
+	plane < internal/nftwire;
+	internal/nftwire, plane/rollback, mode < plane/userspace/capture;
+	internal/nftwire < plane/nftables;
 
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
 	event, lb, plane, plane/ownwrites < mode;

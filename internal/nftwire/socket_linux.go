@@ -2,11 +2,14 @@ package nftwire
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nlconn"
+	"kube-proxy/plane"
 )
 
 // Socket is a connection to the netfilter subsystem of the network namespace in which it was opened.
@@ -95,3 +98,26 @@ func (s *Socket) Ignore(pid uint32) error {
 	}
 	return nil
 }
+
+// Outcome explains why a transaction failed; what says what a message, by its number, is about. Errors that can only mean that
+// the kernel does not hold what we think wrap plane.ErrStateLost.
+func Outcome(err error, what func(seq uint32) string) error {
+	errno := syscall.Errno(0)
+	if ke := (*nlconn.Error)(nil); errors.As(err, &ke) {
+		errno, err = ke.Errno, fmt.Errorf("%s: %w", what(ke.Seq), err)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, nlconn.ErrNoAnswer), // the kernel may hold what the state does not say
+		errno == unix.ENOENT, errno == unix.EEXIST, errno == unix.EBUSY:
+		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
+	case errno == unix.EPERM:
+		return fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
+	}
+	return err
+}
+
+// UnheardAbove is the size in bytes of a transaction from which on it pays that the kernel need not write
+// notifications of it (ownwrites.Ledger.WriteUnheard), though our monitors then may miss what others do meanwhile.
+const UnheardAbove = 256 << 10

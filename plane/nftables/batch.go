@@ -4,16 +4,12 @@ package nftables
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"syscall"
 
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nftwire"
-	"kube-proxy/internal/nlconn"
-	"kube-proxy/plane"
 )
 
 // batch collects one transaction. What it holds is sent in the order in which the kernel needs it: table,
@@ -339,7 +335,7 @@ func (p *Plane) commit(ctx context.Context, t *batch) error {
 	p.stats.Bytes += uint64(size)
 	send := func() error { return p.sock.Commit(ctx, bufs, last) }
 	var err error
-	if size > unheardAbove {
+	if size > nftwire.UnheardAbove {
 		err = p.ours.WriteUnheard(func() (uint32, error) { return p.sock.Generation(ctx) }, send)
 	} else {
 		err = p.ours.Write(1, send)
@@ -348,20 +344,5 @@ func (p *Plane) commit(ctx context.Context, t *batch) error {
 		return nil
 	}
 	p.stats.Failures++
-	errno := syscall.Errno(0)
-	if ke := (*nlconn.Error)(nil); errors.As(err, &ke) {
-		errno, err = ke.Errno, fmt.Errorf("%s: %w", t.whatIs(ke.Seq), err)
-	}
-	switch {
-	case errors.Is(err, nlconn.ErrNoAnswer), // the kernel may hold what the state does not say
-		errno == unix.ENOENT, errno == unix.EEXIST, errno == unix.EBUSY:
-		err = fmt.Errorf("%w: %w", err, plane.ErrStateLost)
-	case errno == unix.EPERM:
-		err = fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
-	}
-	return fmt.Errorf("nftables %s: %w", p.fam, err)
+	return fmt.Errorf("nftables %s: %w", p.fam, nftwire.Outcome(err, t.whatIs))
 }
-
-// unheardAbove is the size in bytes of a batch from which on it pays that the kernel need not write
-// notifications of it, though our monitors then may miss what others do meanwhile.
-const unheardAbove = 256 << 10

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/ownwrites"
 	"kube-proxy/plane/planetest"
@@ -21,7 +22,7 @@ func TestLargeBatchUnheard(t *testing.T) {
 	for fam, p := range planes {
 		tab := planetest.World{Family: p.fam}.Table(3_000, 10)
 		reset(t, p, tab)
-		if b := p.Stats().Bytes; b < 4*unheardAbove {
+		if b := p.Stats().Bytes; b < 4*nftwire.UnheardAbove {
 			t.Fatalf("%s: the batch has only %d bytes", fam, b)
 		}
 	}
