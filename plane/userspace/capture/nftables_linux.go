@@ -1,0 +1,547 @@
+package capture
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/diff"
+	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/rollback"
+)
+
+// NFTables captures by a table of nftables of its own. Its chains are always the same; what rows need are elements of maps.
+type NFTables struct {
+	family
+	rules *ruleset
+	sock  *nftwire.Socket
+	mon   *monitor
+	addrs *addressWatch
+	ours  *ownwrites.Ledger
+	st    *nftState // nil before the first Reset
+	drift chan struct{}
+	sent  uint64
+}
+
+// NewNFTables opens the sockets of the network namespace that the calling thread is in. It changes nothing. Errors wrap
+// plane.ErrUnsupported where the kernel lacks nf_tables.
+func NewNFTables(cfg Config) (*NFTables, error) {
+	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
+		return nil, fmt.Errorf("capture by nftables: family %s: want IPv4 or IPv6", cfg.Family)
+	}
+	f := familyOf(cfg.Family)
+	c := &NFTables{family: f, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}), drift: make(chan struct{}, 1),
+		rules: &ruleset{family: f, sets: schema(f), mark: cfg.Mark, localhost: cfg.LocalhostNodePorts}}
+	var err error
+	if c.sock, err = nftwire.Open(); err != nil {
+		return nil, fmt.Errorf("capture by nftables: %w: %w", err, plane.ErrUnsupported)
+	}
+	if err := c.able(context.Background()); err != nil {
+		c.sock.Close()
+		return nil, fmt.Errorf("capture by nftables: %w: %w", err, plane.ErrUnsupported)
+	}
+	if c.mon, err = startMonitor(f, c.drift, c.sock.Number()); err == nil {
+		if c.addrs, err = watchAddresses(f, c.drift); err != nil {
+			c.mon.close()
+		}
+	}
+	if err != nil {
+		c.sock.Close()
+		return nil, fmt.Errorf("capture by nftables: %w", err)
+	}
+	c.sock.Moved = c.mon.sock.Ignore
+	c.ours.Join(c.mon)
+	return c, nil
+}
+
+// able finds out whether the kernel takes all that we write, by a transaction that it must refuse for its last message.
+func (c *NFTables) able(ctx context.Context) error {
+	b := c.batch()
+	b.table = TableName + "-probe"
+	rules := *c.rules
+	everything := netip.PrefixFrom(c.loopback().Addr(), 1).Masked() // so that every kind of rule is there
+	rules.node = lb.Node{NodePorts: []netip.Prefix{everything}, ServiceCIDRs: []netip.Prefix{everything}, Pods: lb.Detector{Prefixes: []netip.Prefix{everything}}}
+	b.structure(rules.chains())
+	for _, ch := range rules.chains() {
+		b.addRules(ch)
+	}
+	b.deleteMissing()
+	bufs, last, _ := b.buffers()
+	err := c.sock.Commit(ctx, bufs, last)
+	var refused *nlconn.Error
+	switch {
+	case err == nil:
+		return errors.New("the kernel deleted a chain that is not there")
+	case errors.As(err, &refused) && refused.Seq == last && refused.Errno == unix.ENOENT:
+		return nil
+	case refused != nil:
+		return fmt.Errorf("the kernel refuses %s of our table: %w", b.whatIs(refused.Seq), err)
+	}
+	return err
+}
+
+// Name is part of [Capture].
+func (c *NFTables) Name() string { return "nftables" }
+
+// Own is part of [Capture].
+func (c *NFTables) Own() bool { return false }
+
+// Sent is how many messages were sent, the frames of transactions left out.
+func (c *NFTables) Sent() uint64 { return c.sent }
+
+// Drift is part of [Capture].
+func (c *NFTables) Drift() <-chan struct{} { return c.drift }
+
+// Close is part of [Capture].
+func (c *NFTables) Close() error {
+	c.ours.Leave(c.mon)
+	return errors.Join(c.addrs.close(), c.mon.close(), c.sock.Close())
+}
+
+func (c *NFTables) notSetUp(doing string) error {
+	return fmt.Errorf("capture by nftables, %s: %s: %w", c.fam, doing, plane.ErrNotSetUp)
+}
+
+// Known is part of [Capture].
+func (c *NFTables) Known(ctx context.Context) ([]Lead, error) {
+	snap, err := c.read(ctx)
+	if err != nil || !snap.ours {
+		return nil, err
+	}
+	return c.leadsOf(snap), nil
+}
+
+// leadsOf says what the elements mean.
+func (c *NFTables) leadsOf(snap *snapshot) []Lead {
+	leads := map[lb.Key]Lead{}
+	for from := lb.Pods; from <= lb.Anywhere; from++ {
+		for _, np := range []bool{false, true} {
+			n := c.addrLen
+			if np {
+				n = 0
+			}
+			add := func(rec []byte, r Route) {
+				k := parseKey(rec, n)
+				l := leads[k]
+				l.Key, l.Routes = k, append(l.Routes, r)
+				leads[k] = l
+			}
+			for rec := range snap.records[ports(from, np)].All() {
+				add(rec, Route{From: from, Port: parsePort(rec[len(rec)-2:])})
+			}
+			for rec := range snap.records[refusals(from, np)].All() {
+				add(rec, Route{From: from, Do: lb.Action(nftwire.Order.Uint32(rec[len(rec)-4:]))})
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Values(leads), func(a, b Lead) int { return a.Key.Compare(b.Key) })
+}
+
+// Reset is part of [Capture]. A table that is not as this version makes it is replaced in the same transaction.
+func (c *NFTables) Reset(ctx context.Context, n lb.Node, want []Lead) error {
+	const guarded = 3 // then beside a neighbour who changes his tables all the time; what that misses, the audit finds
+	for try := 0; ; try++ {
+		err := c.resetOnce(ctx, n, want, try < guarded)
+		if try == guarded || !errors.Is(err, unix.ERESTART) {
+			return err
+		}
+	}
+}
+
+func (c *NFTables) resetOnce(ctx context.Context, n lb.Node, want []Lead, guarded bool) error {
+	c.mon.take() // what others did so far, the reading shows
+	gen, err := c.sock.Generation(ctx)
+	if err != nil {
+		return fmt.Errorf("capture by nftables, %s: read the ruleset's generation: %w", c.fam, err)
+	}
+	snap, err := c.read(ctx)
+	if err != nil {
+		return err
+	}
+	address, err := c.addrs.choose(ctx, n.NodePorts)
+	if err != nil {
+		return err
+	}
+	node := c.rules.node
+	c.rules.node = n
+	st := newNFTState()
+	st.address = address
+	byKey := make(map[lb.Key]Lead, len(want))
+	for _, l := range want {
+		byKey[l.Key] = l
+	}
+	ch := st.change(nil)
+	if snap.ours {
+		ch.adopt(snap.records[sSourceLists], byKey, c.addrLen)
+	}
+	for _, l := range byKey {
+		ch.set(l)
+	}
+	b := c.batch()
+	if guarded {
+		b.generation = gen
+	}
+	c.mend(b, snap, st)
+	if err := c.commit(ctx, b); err != nil {
+		c.rules.node = node
+		return err
+	}
+	c.st = st
+	return nil
+}
+
+// mend stages what makes of what was read what the state wants, and returns how many things differ.
+func (c *NFTables) mend(b *batch, snap *snapshot, st *nftState) int {
+	n := 0
+	if !snap.ours {
+		if snap.present {
+			b.deleteTable()
+		}
+		b.structure(c.rules.chains())
+		snap = &snapshot{digests: map[string]string{}}
+		for i := range setCount {
+			snap.records[i].Size = c.rules.sets[i].size()
+		}
+	}
+	for _, ch := range c.rules.chains() {
+		if is, there := snap.digests[ch.name]; is != ch.digest() {
+			n++
+			if there {
+				b.flushChain(ch.name)
+			}
+			b.addRules(ch)
+		}
+	}
+	want := st.records(&c.rules.sets, c.family)
+	for i := range setCount {
+		del := func(rec []byte) { b.remove(element{i, string(rec)}) }
+		add := func(rec []byte) { b.put(element{i, string(rec)}) }
+		is, want := snap.records[i].Sorted(), want[i].Sorted()
+		n += diff.Elements(is, want, c.rules.sets[i].keyLen(), del, func(rec []byte) { del(rec); add(rec) }, add)
+	}
+	return n
+}
+
+// Apply is part of [Capture]. It is one transaction, of elements alone.
+func (c *NFTables) Apply(ctx context.Context, set []Lead, remove []lb.Key) error {
+	if c.st == nil {
+		return c.notSetUp("apply")
+	}
+	log := &rollback.Log{}
+	ch := c.st.change(log)
+	for _, k := range remove {
+		ch.remove(k)
+	}
+	for _, l := range set {
+		ch.set(l)
+	}
+	b := c.batch()
+	for e := range ch.del {
+		b.remove(e)
+	}
+	for e := range ch.add {
+		b.put(e)
+	}
+	if err := c.commit(ctx, b); err != nil {
+		log.Undo()
+		return err
+	}
+	return nil
+}
+
+// SetNode is part of [Capture].
+func (c *NFTables) SetNode(ctx context.Context, n lb.Node) error {
+	if c.st == nil {
+		return c.notSetUp("set node")
+	}
+	before, b := map[string]string{}, c.batch()
+	for _, ch := range c.rules.chains() {
+		before[ch.name] = ch.digest()
+	}
+	address, err := c.addrs.choose(ctx, n.NodePorts)
+	if err != nil {
+		return err
+	}
+	was := c.rules.node
+	c.rules.node = n
+	for _, ch := range c.rules.chains() {
+		if before[ch.name] != ch.digest() {
+			b.flushChain(ch.name)
+			b.addRules(ch)
+		}
+	}
+	c.readdress(b, address)
+	if err := c.commit(ctx, b); err != nil {
+		c.rules.node = was
+		return err
+	}
+	c.st.address = address
+	return nil
+}
+
+// readdress stages another address of the node.
+func (c *NFTables) readdress(b *batch, a netip.Addr) {
+	if a == c.st.address {
+		return
+	}
+	if c.st.address.IsValid() {
+		b.remove(addressElement(c.family, c.st.address))
+	}
+	if a.IsValid() {
+		b.put(addressElement(c.family, a))
+	}
+}
+
+// Probe is part of [Capture]: it writes the rules of one small chain anew, as they are.
+func (c *NFTables) Probe(ctx context.Context) error {
+	if c.st == nil {
+		return c.notSetUp("probe")
+	}
+	b := c.batch()
+	for _, ch := range c.rules.chains() {
+		if ch.name == "refused" {
+			b.flushChain(ch.name)
+			b.addRules(ch)
+		}
+	}
+	return c.commit(ctx, b)
+}
+
+// Audit is part of [Capture].
+func (c *NFTables) Audit(ctx context.Context, full bool) (int, error) {
+	if c.st == nil {
+		return 0, c.notSetUp("audit")
+	}
+	address, err := c.addrs.choose(ctx, c.rules.node.NodePorts)
+	if err == nil && address != c.st.address {
+		b := c.batch()
+		c.readdress(b, address)
+		if err = c.commit(ctx, b); err == nil {
+			c.st.address = address
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	heard := c.mon.take()
+	if !heard && !full {
+		return 0, nil
+	}
+	n, err := c.audit(ctx)
+	if err != nil && heard {
+		c.mon.Missed()
+	}
+	return n, err
+}
+
+func (c *NFTables) audit(ctx context.Context) (int, error) {
+	snap, err := c.read(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if !snap.ours {
+		return 0, fmt.Errorf("capture by nftables, %s: somebody removed or replaced table %s or a part of it: %w", c.fam, TableName, plane.ErrStateLost)
+	}
+	b := c.batch()
+	n := c.mend(b, snap, c.st)
+	if err := c.commit(ctx, b); err != nil {
+		return 0, err
+	}
+	return n, nil
+}
+
+// Dump is part of [Capture].
+func (c *NFTables) Dump(ctx context.Context, name func(uint16, lb.Proto) string) (string, error) {
+	snap, err := c.read(ctx)
+	if err != nil || !snap.ours {
+		return "", err
+	}
+	lists := map[lb.Key]uint32{}
+	for rec := range snap.records[sSourceLists].All() {
+		lists[parseKey(rec, c.addrLen)] = nftwire.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
+	}
+	byList := map[uint32][]string{}
+	for rec := range snap.records[sSourceRanges].Sorted().All() {
+		n := nftwire.Order.Uint32(rec)
+		byList[n>>lengthBits] = append(byList[n>>lengthBits], rangeText(rec))
+	}
+	for _, l := range byList {
+		slices.Sort(l)
+	}
+	var out strings.Builder
+	for _, ch := range slices.Sorted(maps.Keys(snap.digests)) {
+		fmt.Fprintf(&out, "chain %s\n%s", ch, snap.digests[ch])
+	}
+	for _, l := range c.leadsOf(snap) {
+		out.WriteString(l.Key.String())
+		if n, ok := lists[l.Key]; ok {
+			fmt.Fprintf(&out, " sources %s", strings.Join(byList[n], ","))
+		}
+		for _, r := range l.Routes {
+			if r.Port != 0 {
+				fmt.Fprintf(&out, " %s %s", r.From, name(r.Port, l.Key.Proto))
+			} else {
+				fmt.Fprintf(&out, " %s %s", r.From, r.Do)
+			}
+		}
+		out.WriteByte('\n')
+	}
+	var others []string
+	for rec := range snap.records[sClusterIPs].All() {
+		others = append(others, "cluster-ip "+addrOf(rec).String())
+	}
+	for rec := range snap.records[sListeners].All() {
+		others = append(others, "listener "+name(parsePort(rec[4:]), lb.Proto(rec[0])))
+	}
+	slices.Sort(others)
+	out.WriteString(strings.Join(slices.Compact(others), "\n"))
+	return out.String(), nil
+}
+
+// commit sends the batch. Errors name the object; those that can only mean that the kernel does not hold what we think wrap
+// plane.ErrStateLost.
+func (c *NFTables) commit(ctx context.Context, b *batch) error {
+	bufs, last, size := b.buffers()
+	if bufs == nil {
+		return nil
+	}
+	c.sent += uint64(b.seq)
+	send := func() error { return c.sock.Commit(ctx, bufs, last) }
+	var err error
+	if size > nftwire.UnheardAbove {
+		err = c.ours.WriteUnheard(func() (uint32, error) { return c.sock.Generation(ctx) }, send)
+	} else {
+		err = c.ours.Write(1, send)
+	}
+	if err != nil {
+		return fmt.Errorf("capture by nftables, %s: %w", c.fam, nftwire.Outcome(err, b.whatIs))
+	}
+	return nil
+}
+
+// snapshot is what the kernel's table holds.
+type snapshot struct {
+	present bool // there is a table of our name
+	ours    bool // it is in force and has our sets and chains, as we make them, and no others
+	digests map[string]string
+	records [setCount]diff.Records
+}
+
+// read reads our table. It tries again a few times if somebody changes the ruleset meanwhile.
+func (c *NFTables) read(ctx context.Context) (snap *snapshot, err error) {
+	for range 10 {
+		if snap, err = c.readOnce(ctx); !errors.Is(err, nlconn.ErrInterrupted) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("capture by nftables, %s: read table %s: %w", c.fam, TableName, err)
+	}
+	return snap, nil
+}
+
+func (c *NFTables) request(typ, flags uint16, attrs ...any) []byte {
+	var e nftwire.Encoder
+	at := e.Message(typ, flags, c.proto, 0)
+	for i := 0; i+1 < len(attrs); i += 2 {
+		e.Str(uint16(attrs[i].(int)), attrs[i+1].(string))
+	}
+	e.EndMessage(at)
+	return e.B
+}
+
+func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
+	const tableDormant = 1 // NFT_TABLE_F_DORMANT
+	s := &snapshot{digests: map[string]string{}}
+	err := c.sock.Ask(ctx, c.request(unix.NFT_MSG_GETTABLE, 0, unix.NFTA_TABLE_NAME, TableName), func(body []byte) {
+		s.present = true
+		s.ours = nftwire.BE32(nftwire.Attribute(body, unix.NFTA_TABLE_FLAGS))&tableDormant == 0
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return s, nil
+	}
+	if err == nil {
+		err = c.readStructure(ctx, s)
+	}
+	for i := range setCount {
+		d := &c.rules.sets[i]
+		s.records[i].Size = d.size()
+		if err != nil || !s.ours {
+			break
+		}
+		err = c.sock.Ask(ctx, c.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, unix.NFTA_SET_ELEM_LIST_TABLE, TableName,
+			unix.NFTA_SET_ELEM_LIST_SET, d.name), func(body []byte) {
+			nftwire.Attributes(nftwire.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+				s.records[i].Bytes = d.record(s.records[i].Bytes, el)
+				return true
+			})
+		})
+	}
+	return s, err
+}
+
+// readStructure reads sets, chains and the digests of rules, and finds out whether all are ours.
+func (c *NFTables) readStructure(ctx context.Context, s *snapshot) error {
+	list := func(typ int, table uint16, f func(body []byte)) error {
+		return c.sock.Ask(ctx, c.request(uint16(typ), unix.NLM_F_DUMP, int(table), TableName), func(body []byte) {
+			if nftwire.CStr(nftwire.Attribute(body, table)) == TableName { // old kernels answer with other tables' objects too
+				f(body)
+			}
+		})
+	}
+	sets := map[string]*setDef{}
+	for i := range setCount {
+		sets[c.rules.sets[i].name] = &c.rules.sets[i]
+	}
+	found, hooks := 0, map[string]hook{}
+	err := list(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, func(body []byte) {
+		d := sets[nftwire.CStr(nftwire.Attribute(body, unix.NFTA_SET_NAME))]
+		s.ours = s.ours && d != nil && d.matches(body)
+		found++
+	})
+	if err == nil {
+		err = list(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, func(body []byte) {
+			var is hook
+			if h := nftwire.Attribute(body, unix.NFTA_CHAIN_HOOK); h != nil {
+				is = hook{nftwire.CStr(nftwire.Attribute(body, unix.NFTA_CHAIN_TYPE)), nftwire.BE32(nftwire.Attribute(h, unix.NFTA_HOOK_HOOKNUM)),
+					int32(nftwire.BE32(nftwire.Attribute(h, unix.NFTA_HOOK_PRIORITY)))}
+				s.ours = s.ours && nftwire.BE32(nftwire.Attribute(body, unix.NFTA_CHAIN_POLICY)) == policyAccept
+			}
+			name := nftwire.CStr(nftwire.Attribute(body, unix.NFTA_CHAIN_NAME))
+			hooks[name], s.digests[name] = is, ""
+		})
+	}
+	if err == nil {
+		err = list(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(body []byte) {
+			s.digests[nftwire.CStr(nftwire.Attribute(body, unix.NFTA_RULE_CHAIN))] += commentOf(nftwire.Attribute(body, unix.NFTA_RULE_USERDATA)) + "\n"
+		})
+	}
+	chains := c.rules.chains()
+	s.ours = s.ours && found == int(setCount) && len(hooks) == len(chains)
+	for _, ch := range chains {
+		is, there := hooks[ch.name]
+		s.ours = s.ours && there && is == ch.hook
+	}
+	return err
+}
+
+// rangeText is a range of a list: the number with its length, and its address.
+func rangeText(rec []byte) string {
+	return netip.PrefixFrom(addrOf(rec[4:]), int(nftwire.Order.Uint32(rec)&(1<<lengthBits-1))).String()
+}
+
+func addrOf(b []byte) netip.Addr {
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}

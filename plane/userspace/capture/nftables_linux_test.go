@@ -1,0 +1,174 @@
+package capture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// many are leads of n Services.
+func (w world) many(n int) []Lead {
+	leads := make([]Lead, 0, n)
+	for i := range n {
+		a := w.vip.As16()
+		a[13], a[14], a[15] = byte(20+i>>16), byte(i>>8), byte(i)
+		addr := netip.AddrFrom16(a)
+		if w.Family == lb.IPv4 {
+			addr = addr.Unmap()
+		}
+		leads = append(leads, cluster(w.key(addr, 80, lb.TCP), to(40001)))
+	}
+	return leads
+}
+
+// TestCostOfChange: what a change sends does not depend on how many rows there are.
+func TestCostOfChange(t *testing.T) {
+	each(t, func(b *bench) {
+		c, ok := b.Capture.(interface{ Sent() uint64 })
+		if !ok {
+			t.Skip("this kind counts elsewhere")
+		}
+		var cost []uint64
+		for _, n := range []int{100, 10_000} {
+			b.reset(b.many(n)...)
+			before := c.Sent()
+			b.apply(nil, cluster(b.key(b.vip, 80, lb.TCP), to(40001)))
+			b.apply(nil, cluster(b.key(b.vip, 80, lb.TCP), to(40002)))
+			b.apply([]lb.Key{b.key(b.vip, 80, lb.TCP)})
+			cost = append(cost, c.Sent()-before)
+		}
+		if cost[0] != cost[1] || cost[0] == 0 {
+			t.Errorf("three changes send %d with 100 rows and %d with 10,000", cost[0], cost[1])
+		}
+		t.Logf("three changes: %v", cost)
+	})
+}
+
+// awaitDrift waits until the capture says that somebody else did something.
+func (b *bench) awaitDrift() {
+	b.t.Helper()
+	select {
+	case <-b.Drift():
+	case <-time.After(10 * time.Second):
+		b.t.Fatal("nobody noticed")
+	}
+}
+
+// TestNFTDrift: what others do to the table is noticed and mended exactly; what they do elsewhere is theirs.
+func TestNFTDrift(t *testing.T) {
+	for _, w := range worlds() {
+		t.Run(w.Family.String(), func(t *testing.T) {
+			b := &bench{TestLab: netlab.ForTest(t, netlab.Options{NoNode2: true}), t: t, world: w, kind: kinds()[0]}
+			b.start(Config{Family: w.Family})
+			b.Serve(netlab.TCP, 40001, netlab.Node1)
+			key := b.key(b.vip, 80, lb.TCP)
+			b.reset(cluster(key, to(40001)), cluster(b.key(b.vip, 81, lb.TCP), do(lb.Reject)))
+			fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
+			nft := func(format string, args ...any) {
+				t.Helper()
+				b.output("nft", strings.Fields(fmt.Sprintf(format, args...))...)
+			}
+			select {
+			case <-b.Drift():
+				t.Error("our own write was taken for another's")
+			default:
+			}
+			nft("add table %s foreign", fam)
+			nft("delete element %s %s services-anywhere { %s . tcp . 80 }", fam, TableName, w.vip)
+			b.awaitDrift()
+			if n := b.audit(false); n != 1 {
+				t.Errorf("%d things were mended, want 1", n)
+			}
+			b.arrives("pod1", netlab.TCP, w.vip, 80)
+			nft("add rule %s %s refused counter", fam, TableName)
+			nft("add element %s %s services-anywhere { %s . tcp . 82 : 40001 }", fam, TableName, w.vip)
+			b.awaitDrift()
+			if n := b.audit(false); n != 2 {
+				t.Errorf("%d things were mended, want 2", n)
+			}
+			if n := b.audit(true); n != 0 {
+				t.Errorf("%d things differ afterwards", n)
+			}
+			b.do(b.Probe)
+			if n := b.audit(false); n != 0 {
+				t.Errorf("a probe made %d differences", n)
+			}
+			nft("delete table %s %s", fam, TableName)
+			b.awaitDrift()
+			b.On(netlab.Node1, func() {
+				if _, err := b.Audit(t.Context(), false); !errors.Is(err, plane.ErrStateLost) {
+					t.Errorf("without its table: %v", err)
+				}
+				if err := b.Probe(t.Context()); !errors.Is(err, plane.ErrStateLost) {
+					t.Errorf("probe without the table: %v", err)
+				}
+				if err := b.Apply(t.Context(), nil, []lb.Key{key}); !errors.Is(err, plane.ErrStateLost) {
+					t.Errorf("a change without the table: %v", err)
+				}
+			})
+			b.reset(cluster(key, to(40001)))
+			b.arrives(netlab.Client, netlab.TCP, w.vip, 80)
+			if out := b.output("nft", "list", "ruleset"); !strings.Contains(out, "foreign") || !strings.Contains(out, "dnat") ||
+				!strings.Contains(out, ". tcp . 80 : 40001") || strings.Contains(out, "invalid") {
+				t.Errorf("nft lists:\n%s", out)
+			}
+		})
+	}
+}
+
+// TestReaddress: where the address of the node goes that packets are led to, they are led to another.
+func TestReaddress(t *testing.T) {
+	each(t, func(b *bench) {
+		if b.Family == lb.IPv6 {
+			b.output("ip", "-6", "addr", "add", "fd00:18::22/64", "dev", "eth0", "nodad")
+		} else {
+			b.output("ip", "addr", "add", "172.18.0.22/24", "dev", "eth0")
+		}
+		b.Serve(netlab.TCP, 40001, netlab.Node1)
+		b.reset(cluster(b.key(b.vip, 80, lb.TCP), to(40001)))
+		first := b.arrives("pod1", netlab.TCP, b.vip, 80).At.Addr()
+		for len(b.Drift()) > 0 {
+			<-b.Drift()
+		}
+		b.output("ip", "addr", "add", "203.0.113.9/32", "dev", "vethpod1") // nothing to us
+		b.output("sysctl", "-qw", "net.ipv4.conf.eth0.promote_secondaries=1")
+		bits := map[lb.Family]string{lb.IPv4: "/24", lb.IPv6: "/64"}[b.Family]
+		b.output("ip", "addr", "del", first.String()+bits, "dev", "eth0")
+		b.awaitDrift()
+		if n := b.audit(false); n != 0 {
+			t.Errorf("another address of the node is %d mended", n)
+		}
+		b.arrives(netlab.Node1, netlab.TCP, b.vip, 80)
+		if n := b.audit(true); n != 0 {
+			t.Errorf("%d things differ", n)
+		}
+	})
+}
+
+// TestBadConfig: a family that is none is refused by name.
+func TestBadConfig(t *testing.T) {
+	for _, k := range kinds() {
+		if _, err := k.make(Config{}); err == nil || !strings.Contains(err.Error(), "IPv4 or IPv6") {
+			t.Errorf("%s: %v", k.name, err)
+		}
+	}
+	for _, w := range worlds()[:1] {
+		netlab.EnterForTest(t)
+		c, err := NewNFTables(Config{Family: w.Family})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := c.Apply(context.Background(), nil, nil); !errors.Is(err, plane.ErrNotSetUp) {
+			t.Errorf("a change before the first Reset: %v", err)
+		}
+	}
+}

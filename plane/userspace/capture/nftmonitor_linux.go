@@ -1,0 +1,99 @@
+package capture
+
+import (
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
+)
+
+// monitor hears what others do to our table. It notes no more than that something was done: the table is small to read, and
+// nobody else has anything to do there.
+type monitor struct {
+	sock   *nftwire.Socket
+	proto  byte
+	signal chan<- struct{}
+	done   chan struct{}
+
+	mu    sync.Mutex
+	heard bool
+}
+
+// startMonitor listens in the network namespace of the calling thread. own is the port of the socket whose changes are ours.
+func startMonitor(f family, signal chan<- struct{}, own uint32) (*monitor, error) {
+	s, err := nftwire.Open()
+	if err != nil {
+		return nil, err
+	}
+	m := &monitor{sock: s, proto: f.proto, signal: signal, done: make(chan struct{})}
+	if err = s.Ignore(own); err == nil {
+		err = m.Listen(true)
+	}
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	go func() {
+		defer close(m.done)
+		s.Conn.Listen(m.hear, m.Missed)
+	}()
+	return m, nil
+}
+
+// Listen joins or leaves the group that hears of changes. With Missed it makes the monitor an ownwrites.Listener.
+func (m *monitor) Listen(on bool) error {
+	set := m.sock.Leave
+	if on {
+		set = m.sock.Join
+	}
+	if err := set(unix.NFNLGRP_NFTABLES); err != nil {
+		return fmt.Errorf("subscribe to nftables notifications: %w", err)
+	}
+	return nil
+}
+
+// Missed notes that something may have been done.
+func (m *monitor) Missed() {
+	m.mu.Lock()
+	m.heard = true
+	m.mu.Unlock()
+	wake(m.signal)
+}
+
+func wake(signal chan<- struct{}) {
+	select {
+	case signal <- struct{}{}:
+	default:
+	}
+}
+
+// take reports whether anything was heard since the last take.
+func (m *monitor) take() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	was := m.heard
+	m.heard = false
+	return was
+}
+
+func (m *monitor) hear(msg nlconn.Message) {
+	if msg.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.Body) < nftwire.Header || msg.Body[0] != m.proto {
+		return
+	}
+	switch msg.Type & 0xff {
+	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE, unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWCHAIN,
+		unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE, unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
+		if nftwire.CStr(nftwire.Attribute(msg.Body[nftwire.Header:], 1)) == TableName { // in all of them attribute 1 is the table
+			m.Missed()
+		}
+	}
+}
+
+func (m *monitor) close() error {
+	err := m.sock.Close()
+	<-m.done
+	return err
+}
