@@ -137,6 +137,10 @@ type Userspace struct {
 	// FirstPort to LastPort may be listened on; both 0 for any.
 	FirstPort, LastPort uint16
 	UDPIdleTimeout      time.Duration
+	// TerminationGracePeriod bounds how long connections to what was removed go on; 0 for no bound.
+	TerminationGracePeriod time.Duration
+	// DrainTimeout bounds how long connections go on when the process is asked to end.
+	DrainTimeout time.Duration
 }
 
 // Windows holds what only Windows uses.

@@ -11,7 +11,8 @@ import (
 func (c *Config) Configz() any {
 	fields := named(reflect.ValueOf(c.file.KubeProxyConfiguration)).(map[string]any)
 	fields["UDPIdleTimeout"] = c.file.UDPIdleTimeout   // the published type does not have it any more
-	fields["ExternalIPCIDRs"] = c.file.ExternalIPCIDRs // and never had this one
+	fields["ExternalIPCIDRs"] = c.file.ExternalIPCIDRs // and never had these
+	fields["Userspace"] = named(reflect.ValueOf(c.file.Userspace))
 	return fields
 }
 

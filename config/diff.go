@@ -59,6 +59,9 @@ func (c *Config) YAML() ([]byte, error) {
 	if s.UDPIdleTimeout == defaults.UDPIdleTimeout { // today's type does not have it
 		delete(root, "udpIdleTimeout")
 	}
+	if s.Userspace == defaults.Userspace { // nor this one
+		delete(root, "userspace")
+	}
 	if c.Logging.Format == "" { // nobody asked for one; to name it is to ask
 		take(root, "logging.format")
 	}

@@ -12,13 +12,21 @@ import (
 	"kube-proxy/mode"
 )
 
-// settings is what flags and file fill: the published type, a field that it once had, and one that is ours.
+// settings is what flags and file fill: the published type, a field that it once had, and those that are ours.
 type settings struct {
 	v1alpha1.KubeProxyConfiguration
 	// UDPIdleTimeout left the type with the mode userspace (CF-45).
 	UDPIdleTimeout metav1.Duration `json:"udpIdleTimeout"`
 	// ExternalIPCIDRs is ours (EXT).
 	ExternalIPCIDRs []string `json:"externalIPCIDRs,omitempty"`
+	// Userspace is ours (EXT).
+	Userspace userspaceBlock `json:"userspace"`
+}
+
+// userspaceBlock is what the mode userspace has beside the fields that the published type once gave it.
+type userspaceBlock struct {
+	TerminationGracePeriod metav1.Duration `json:"terminationGracePeriod"`
+	DrainTimeout           metav1.Duration `json:"drainTimeout"`
 }
 
 // effect says what becomes of a flag or field that somebody sets.
@@ -163,6 +171,8 @@ func fieldTable(modes mode.List) []field {
 		{"windowsRunAsService", "CF-46", "a service is made once", onWindows, "run as a Windows service"},
 		{"udpIdleTimeout", "CF-45", atStart, works, "how long an idle UDP flow is kept"},
 		{"externalIPCIDRs", "EXT", live, works, "`CIDRs`, with commas between, of which spec.externalIPs are served at all, in either IP family; nothing means all but loopback and the like"},
+		{"userspace.terminationGracePeriod", "EXT", atStart, works, "how long open connections to an endpoint or Service that was removed go on at most; 0 until they end by themselves, as in other modes"},
+		{"userspace.drainTimeout", "EXT", live, works, "how long open connections go on at most when the process is asked to end"},
 	}
 }
 

@@ -79,6 +79,15 @@ func (d *document) finish(obj runtime.Object, root map[string]any) (*document, e
 			d.ExternalIPCIDRs = append(d.ExternalIPCIDRs, fmt.Sprint(v)) // misfits has found it to be text
 		}
 	}
+	if block, ok := root["userspace"]; ok {
+		data, err := json.Marshal(block)
+		if err == nil {
+			err = json.Unmarshal(data, &d.Userspace)
+		}
+		if err != nil { // misfits has taken out what is none
+			return nil, fmt.Errorf("failed to decode: userspace: %w", err)
+		}
+	}
 	if text, ok := root["udpIdleTimeout"].(string); ok { // today's type does not have it
 		idle, err := time.ParseDuration(text)
 		if err != nil {
@@ -89,15 +98,17 @@ func (d *document) finish(obj runtime.Object, root map[string]any) (*document, e
 	return d, nil
 }
 
-// withoutOurs returns the error of a strict decoding without what it says of the field that the published type does not
-// have and we do; nil if it says nothing else.
+// ours is what a strict decoding says of fields that the published type does not have and we do.
+var ours = []string{`unknown field "externalIPCIDRs"`, `unknown field "userspace"`}
+
+// withoutOurs returns the error of a strict decoding without what it says of fields that are ours; nil if it says nothing else.
 func withoutOurs(err error) error {
 	strict, ok := runtime.AsStrictDecodingError(err)
 	if !ok {
 		return err
 	}
 	others := slices.DeleteFunc(slices.Clone(strict.Errors()), func(err error) bool {
-		return err.Error() == `unknown field "externalIPCIDRs"`
+		return slices.Contains(ours, err.Error())
 	})
 	if len(others) == 0 {
 		return nil

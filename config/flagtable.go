@@ -117,6 +117,9 @@ func userspaceFlags(o *Options) []flag {
 	return []flag{
 		{name: "proxy-port-range", group: groupUserspace, field: "portRange", value: text(&o.file.PortRange)},
 		{name: "udp-timeout", group: groupUserspace, field: "udpIdleTimeout", value: duration(&o.file.UDPIdleTimeout)},
+		{name: "userspace-termination-grace-period", group: groupUserspace, field: "userspace.terminationGracePeriod",
+			value: duration(&o.file.Userspace.TerminationGracePeriod)},
+		{name: "userspace-drain-timeout", group: groupUserspace, field: "userspace.drainTimeout", value: duration(&o.file.Userspace.DrainTimeout)},
 	}
 }
 

@@ -93,6 +93,10 @@ const (
 // masqueradeBit is the default of all blocks (G3).
 const masqueradeBit = 14
 
+// drainTimeout is enough for requests that are under way. Connections that last longer are opened anew by their clients in any
+// case, and as long as the process waits, nobody takes new ones.
+const drainTimeout = 5 * time.Second
+
 // setDefaults fills what is missing in c.
 func setDefaults(c *settings, modes mode.List) {
 	orDefault(&c.ClientConnection.ContentType, protobuf)
@@ -128,6 +132,7 @@ func setDefaults(c *settings, modes mode.List) {
 	orPoint(&c.Conntrack.TCPCloseWaitTimeout, metav1.Duration{Duration: time.Hour})
 	orDefault(&c.ConfigSyncPeriod.Duration, 15*time.Minute)
 	orDefault(&c.UDPIdleTimeout.Duration, 250*time.Millisecond)
+	orDefault(&c.Userspace.DrainTimeout.Duration, drainTimeout)
 }
 
 // periods returns the periods of a block of the file; nil if it has none of that name.

@@ -107,10 +107,14 @@ func (o *Options) excluded(cidrs []string) []netip.Prefix {
 	return out
 }
 
-// userspace is CF-44 and CF-45.
+// userspace is CF-44 and CF-45, and what is ours.
 func (o *Options) userspace() Userspace {
-	u := Userspace{UDPIdleTimeout: o.file.UDPIdleTimeout.Duration}
+	own := o.file.Userspace
+	u := Userspace{UDPIdleTimeout: o.file.UDPIdleTimeout.Duration, TerminationGracePeriod: own.TerminationGracePeriod.Duration,
+		DrainTimeout: own.DrainTimeout.Duration}
 	o.positive("udpIdleTimeout", u.UDPIdleTimeout)
+	o.notNegative("userspace.terminationGracePeriod", u.TerminationGracePeriod)
+	o.positive("userspace.drainTimeout", u.DrainTimeout)
 	first, last, ok := portRange(o.file.PortRange)
 	if !ok {
 		o.wrong("portRange", o.file.PortRange, "want first-last, first+more or one port, each 0 to 65535; nothing, 0 or 0-0 for any")

@@ -102,6 +102,13 @@ type Plane interface {
 	Close() error
 }
 
+// Drainer is a plane at which connections end, which therefore end with the process.
+type Drainer interface {
+	// Drain takes no more connections, and returns when those that are open have ended. What is left when ctx ends it
+	// ends, and says how many. No write is under way, and only Close and Measure are called after it.
+	Drain(ctx context.Context) (left int)
+}
+
 // Notice is a line of the log, as a warning, and perhaps an event.
 type Notice struct {
 	Text string
@@ -125,6 +132,9 @@ type Settings struct {
 	FirstPort, LastPort uint16
 	// UDPIdle is how long an idle session of UDP is kept (CF-45).
 	UDPIdle time.Duration
+	// TerminationGrace is how long connections that end at the proxy may go on at most after their endpoint or their
+	// Service was removed; 0 for no bound: they go on until they end, as the kernel's do (PN-03, DP-53).
+	TerminationGrace time.Duration
 	// Windows is what only Windows uses.
 	Windows Windows
 	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.

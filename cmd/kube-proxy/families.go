@@ -51,7 +51,8 @@ func planeSettings(cfg *configured, fam lb.Family) mode.Settings {
 		Family: fam, MasqueradeBit: t.MasqueradeBit, LocalhostNodePorts: t.LocalhostNodePorts,
 		NodePorts: cfg.mode.NodePorts.Prefixes, StrictARP: cfg.IPVS.StrictARP,
 		FirstPort: cfg.Userspace.FirstPort, LastPort: cfg.Userspace.LastPort, UDPIdle: cfg.Userspace.UDPIdleTimeout,
-		Windows: windowsSettings(cfg.Config),
+		TerminationGrace: cfg.Userspace.TerminationGracePeriod,
+		Windows:          windowsSettings(cfg.Config),
 	}
 }
 

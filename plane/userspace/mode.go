@@ -14,7 +14,7 @@ func Mode() mode.Mode {
 
 		Block: "iptables",
 		Reads: []string{"iptables.masqueradeBit", "iptables.masqueradeAll", "iptables.syncPeriod", "iptables.minSyncPeriod",
-			"portRange", "udpIdleTimeout"},
+			"portRange", "udpIdleTimeout", "userspace"},
 		LocalhostNodePorts: true,
 		Terminates:         true,
 
