@@ -104,8 +104,10 @@ type Plane interface {
 
 // Drainer is a plane at which connections end, which therefore end with the process.
 type Drainer interface {
-	// Drain takes no more connections, and returns when those that are open have ended. What is left when ctx ends it
-	// ends, and says how many. No write is under way, and only Close and Measure are called after it.
+	// StopAccepting takes no more connections, so that another process can listen where this one did. No write is under
+	// way, and only Drain, Measure and Close are called after it.
+	StopAccepting()
+	// Drain returns when the connections that are open have ended. What is left when ctx ends it ends, and says how many.
 	Drain(ctx context.Context) (left int)
 }
 

@@ -104,6 +104,24 @@ func (p *memoryPlane) Measure(emit mode.Emit) error {
 	return nil
 }
 
+// StopAccepting leaves the file "closed".
+func (p *memoryPlane) StopAccepting() { _ = os.WriteFile(p.beside("closed"), nil, 0o644) }
+
+// Drain waits until the file "open" is gone, which stands for a connection of IPv4.
+func (p *memoryPlane) Drain(ctx context.Context) (left int) {
+	for ; filepath.Base(p.file) == "IPv4"; time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(p.beside("open")); err != nil {
+			return 0
+		}
+		if ctx.Err() != nil {
+			return 1
+		}
+	}
+	return 0
+}
+
+func (p *memoryPlane) beside(name string) string { return filepath.Join(filepath.Dir(p.file), name) }
+
 func (p *memoryPlane) Close() error { return nil }
 
 // A mode is one value: one that only this test knows is asked for, serves, tells its metrics and notices, has its sysctls

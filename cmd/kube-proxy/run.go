@@ -165,13 +165,13 @@ func (f *failures) err() error {
 
 // perform serves packets and requests until ctx ends. Servers answer until the last write is done: first that the
 // process is about to end (PR-07). There is no wait for load balancers to notice: whoever finds the port closed takes
-// the node out as well, and the sooner the next process answers there, the less do they do.
+// the node out as well, and the sooner the next process answers there, the less do they do. For the same reason nobody
+// answers any more while open connections finish.
 func (p *proxy) perform(ctx context.Context, fail func(error)) {
 	stop := context.AfterFunc(ctx, p.servers.health.Drain)
 	defer stop()
 	serving, end := context.WithCancel(context.WithoutCancel(ctx))
 	var answering, cleaning sync.WaitGroup
-	defer p.writer.close()
 	ours := p.writer.take()
 	p.listenHealth(ours)
 	answering.Go(func() { p.runHealth(serving, fail) })
@@ -186,6 +186,35 @@ func (p *proxy) perform(ctx context.Context, fail func(error)) {
 	cleaning.Wait()
 	end()
 	answering.Wait()
+	p.drain(context.WithoutCancel(ctx))
+}
+
+// drain lets connections that end at the proxy finish, within the bound that is configured. Until then they keep nobody
+// waiting: whoever waits for the right to write, and for ports, has them before.
+func (p *proxy) drain(ctx context.Context) {
+	var planes []mode.Drainer
+	for _, f := range p.families {
+		if d, ok := f.plane.(mode.Drainer); ok {
+			d.StopAccepting()
+			planes = append(planes, d)
+		}
+	}
+	p.writer.close()
+	if planes == nil {
+		return
+	}
+	within := p.config().Userspace.DrainTimeout
+	p.log.Info("no new connections are taken; open ones may finish; another signal ends them at once", "within", within)
+	ctx, end := context.WithTimeout(ctx, within)
+	defer end()
+	began := time.Now()
+	var left atomic.Int64
+	var draining sync.WaitGroup
+	for _, d := range planes {
+		draining.Go(func() { left.Add(int64(d.Drain(ctx))) })
+	}
+	draining.Wait()
+	p.log.Info("connections have finished", "took", time.Since(began).Round(time.Millisecond), "cut", left.Load())
 }
 
 func (p *proxy) runFamilies(ctx context.Context) {

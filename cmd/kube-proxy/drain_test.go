@@ -1,0 +1,72 @@
+//go:build linux
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"syscall"
+	"testing"
+)
+
+// SIGTERM where connections end at the proxy: it takes no more, lets those that are open finish, and exits with 0. Meanwhile
+// the next process may serve (PR-07).
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	n, dir, memories := newNamespace(t), t.TempDir(), t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	open, closed := filepath.Join(memories, "open"), filepath.Join(memories, "closed")
+	serve := func(args ...string) *process {
+		t.Helper()
+		args = append(append([]string{"--proxy-mode=memory"}, usualArgs()[1:]...), args...)
+		p := n.start(dir, args, func(c *exec.Cmd) { c.Env = append(c.Env, withMemory+"="+memories) })
+		p.await(allWritten)
+		return p
+	}
+	term := func(p *process) {
+		t.Helper()
+		if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		p.await(regexp.MustCompile(`msg="no new connections are taken; open ones may finish; another signal ends them at once" within=`))
+		if _, err := os.Stat(closed); err != nil {
+			t.Error(err)
+		}
+	}
+	write(t, open, nil)
+
+	// Another serves while the first still waits. It has the ports, and the right to write.
+	first := serve("--userspace-drain-timeout=1h")
+	n.code(healthURL+"/healthz", 200)
+	term(first)
+	second := serve("--userspace-drain-timeout=1h")
+	n.code(healthURL+"/healthz", 200)
+	select {
+	case <-first.done:
+		t.Fatalf("it has ended though a connection is open:\n%s", first.log())
+	default:
+	}
+
+	// It ends when the last connection has; a second signal ends it at once.
+	do(t, os.Remove(open))
+	if code := first.end(0); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, first.log())
+	}
+	has(t, "log", first.log(), `msg="connections have finished"`, "cut=0")
+	write(t, open, nil)
+	term(second)
+	second.end(syscall.SIGTERM)
+	if status := second.cmd.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() {
+		t.Errorf("a second SIGTERM: %v\n%s", second.cmd.ProcessState, second.log())
+	}
+
+	// What has not finished within the bound is cut, and told.
+	third := serve("--userspace-drain-timeout=50ms")
+	term(third)
+	if code := third.end(0); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, third.log())
+	}
+	has(t, "log", third.log(), "cut=1")
+}
