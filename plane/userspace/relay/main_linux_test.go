@@ -20,6 +20,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(inside) == "" {
 		os.Exit(runInside())
 	}
+	if os.Getenv(peerRole) != "" {
+		os.Exit(bePeer())
+	}
 	if err := up("lo"); err != nil {
 		fmt.Fprintln(os.Stderr, "relay: bring lo up:", err)
 		os.Exit(1)

@@ -107,8 +107,12 @@ func (s *portableSocket) leave(gone []netip.AddrPort, grace time.Duration) {
 	s.engine.mu.Lock()
 	defer s.engine.mu.Unlock()
 	for c := range s.engine.conns {
-		if c.from == s && c.server != nil && slices.Contains(gone, c.backend) {
+		switch {
+		case c.from != s || !slices.Contains(gone, c.backend):
+		case c.server != nil:
 			c.leave(grace)
+		case grace >= 0:
+			c.abandon() // and try another
 		}
 	}
 }
@@ -147,18 +151,17 @@ func (s *portableSocket) accept() {
 type portableConn struct {
 	from   *portableSocket
 	client *net.TCPConn
-	ctx    context.Context // of the dial
+	ctx    context.Context // of all attempts to reach a backend
 	cancel context.CancelFunc
 
+	backend netip.AddrPort     // of the attempt, or that was reached
+	abandon context.CancelFunc // ends the attempt
 	server  *net.TCPConn
-	backend netip.AddrPort
 	leaving *time.Timer
-	aborted atomic.Bool
 }
 
 // reset ends the connection at once. The engine's mu is held.
 func (c *portableConn) reset() {
-	c.aborted.Store(true)
 	c.cancel()
 	for _, conn := range []*net.TCPConn{c.client, c.server} {
 		if conn != nil {
@@ -242,46 +245,45 @@ func (c *portableConn) dial() bool {
 		if len(tried) == 1 {
 			p.retried.Add(1)
 		}
-		server, err := c.attempt(ctx, backend)
-		if c.ctx.Err() == nil {
-			c.from.owner.dialled(who, backend, err)
-		}
-		if err == nil && c.established(server, backend) {
+		given, err := c.attempt(ctx, backend)
+		if err == nil {
+			c.from.owner.dialled(who, backend, nil)
 			return true
 		}
-		p.dialsFailed.Add(1)
+		if !given && c.ctx.Err() == nil {
+			p.dialsFailed.Add(1)
+			c.from.owner.dialled(who, backend, err)
+		}
 		tried = append(tried, backend)
 	}
 	c.client.SetLinger(0)
 	return false
 }
 
-// attempt is one attempt to reach a backend.
-func (c *portableConn) attempt(ctx context.Context, backend netip.AddrPort) (*net.TCPConn, error) {
-	relay := c.from.engine.relay
-	d := net.Dialer{Timeout: relay.cfg.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{
-		Enable: true, Idle: relay.cfg.KeepAlive, Interval: relay.cfg.KeepAlive / keepAliveProbes, Count: keepAliveProbes}}
+// attempt tries to reach a backend. It also reports whether that was given up because the backend has left.
+func (c *portableConn) attempt(ctx context.Context, backend netip.AddrPort) (given bool, err error) {
+	p, cfg := c.from.engine, c.from.engine.relay.cfg
+	mine, abandon := context.WithCancel(ctx)
+	defer abandon()
+	p.mu.Lock()
+	c.backend, c.abandon = backend, abandon
+	p.mu.Unlock()
+	d := net.Dialer{Timeout: cfg.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{
+		Enable: true, Idle: cfg.KeepAlive, Interval: cfg.KeepAlive / keepAliveProbes, Count: keepAliveProbes}}
 	c.client.SetKeepAliveConfig(d.KeepAliveConfig)
 	var conn net.Conn
-	var err error
-	if nsErr := relay.ns.run(func() { conn, err = d.DialContext(ctx, "tcp", backend.String()) }); nsErr != nil {
-		return nil, nsErr
+	if nsErr := p.relay.ns.run(func() { conn, err = d.DialContext(mine, "tcp", backend.String()) }); nsErr != nil {
+		return false, nsErr
 	}
 	if err != nil {
-		return nil, err
+		return mine.Err() != nil && ctx.Err() == nil, err
 	}
-	return conn.(*net.TCPConn), nil
-}
-
-// established notes the backend, unless the connection was ended meanwhile.
-func (c *portableConn) established(server *net.TCPConn, backend netip.AddrPort) bool {
-	p := c.from.engine
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c.server, c.backend = server, backend
-	if c.aborted.Load() {
-		c.reset()
-		return false
+	if mine.Err() != nil { // too late to know of it
+		conn.Close()
+		return ctx.Err() == nil, mine.Err()
 	}
-	return true
+	c.server = conn.(*net.TCPConn)
+	return false, nil
 }

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -28,19 +29,25 @@ func eachEngine(t *testing.T, test func(t *testing.T, cfg Config, start func(Con
 		t.Run(name, func(t *testing.T) {
 			test(t, Config{}, func(cfg Config) *Relay {
 				t.Helper()
-				r, err := New(cfg)
-				if err != nil {
-					t.Fatal(err)
-				}
-				r.conns.stop()
-				if r.conns, err = make(r); err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(r.Close)
-				return r
+				return startWith(t, cfg, make)
 			})
 		})
 	}
+}
+
+// startWith makes a relay with an engine for TCP.
+func startWith(t testing.TB, cfg Config, make func(*Relay) (engine, error)) *Relay {
+	t.Helper()
+	r, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.conns.stop()
+	if r.conns, err = make(r); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	return r
 }
 
 // turns is a Balancer that leads to one backend after the other, those last that were tried.
@@ -248,6 +255,330 @@ func TestTCPPortInUse(t *testing.T) {
 		l.Close()
 		if _, err := r.Listen(again, to()); err != nil {
 			t.Errorf("after Close: %v", err)
+		}
+	})
+}
+
+// What a backend says after the client has ended its way still arrives, and what a client says after the backend has.
+func TestTCPHalfClose(t *testing.T) {
+	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+		r := start(cfg)
+		heard := make(chan string, 1)
+		l := listen(t, r, to(serve(t, func(c *net.TCPConn) {
+			c.Write([]byte("first"))
+			c.CloseWrite()
+			got, _ := io.ReadAll(c)
+			heard <- string(got)
+		})))
+		c := dial(t, l.Addr())
+		if got, err := io.ReadAll(c); string(got) != "first" || err != nil {
+			t.Fatalf("got %q, %v", got, err)
+		}
+		c.Write([]byte("second"))
+		c.CloseWrite()
+		if got := <-heard; got != "second" {
+			t.Errorf("the backend got %q", got)
+		}
+
+		l.SetBalancer(to(serve(t, func(c *net.TCPConn) {
+			got, _ := io.ReadAll(c)
+			c.Write(append(got, " and more"...))
+		})))
+		c = dial(t, l.Addr())
+		c.Write([]byte("all"))
+		c.CloseWrite()
+		if got, err := io.ReadAll(c); string(got) != "all and more" || err != nil {
+			t.Errorf("got %q, %v", got, err)
+		}
+	})
+}
+
+// A reset of one side is a reset for the other, and not a clean end.
+func TestTCPReset(t *testing.T) {
+	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+		r := start(cfg)
+		ended := make(chan error, 1)
+		l := listen(t, r, to(serve(t, func(c *net.TCPConn) {
+			c.Write([]byte("x"))
+			_, err := io.Copy(io.Discard, c)
+			ended <- err
+		})))
+		c := dial(t, l.Addr())
+		io.ReadFull(c, make([]byte, 1))
+		c.SetLinger(0)
+		c.Close()
+		if err := <-ended; !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("the client resets: the backend sees %v", err)
+		}
+
+		for _, first := range []string{"", "some bytes before it"} {
+			l.SetBalancer(to(serve(t, func(c *net.TCPConn) {
+				io.ReadFull(c, make([]byte, 1))
+				io.WriteString(c, first)
+				c.SetLinger(0)
+			})))
+			c = dial(t, l.Addr())
+			c.Write([]byte("x"))
+			if got, err := io.ReadAll(c); string(got) != first || !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("the backend resets after %q: the client sees %q, %v", first, got, err)
+			}
+		}
+		eventually(t, "no connection is open", func() bool { return r.Stats().TCP.Open == 0 })
+	})
+}
+
+// unanswered returns an address where nobody answers, not even with a reset: of a listener whose queue is full.
+func unanswered(t testing.TB) netip.AddrPort {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Close(fd) })
+	if err := errors.Join(syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), syscall.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	sa, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.AddrPortFrom(loopback.Addr(), uint16(sa.(*syscall.SockaddrInet4).Port))
+	for {
+		c, err := net.DialTimeout("tcp", at.String(), 100*time.Millisecond)
+		if err != nil {
+			return at
+		}
+		t.Cleanup(func() { c.Close() })
+	}
+}
+
+// A backend that does not answer costs the client DialTimeout, and all of them together no more than DialTotal.
+func TestTCPBackendDoesNotAnswer(t *testing.T) {
+	silent := unanswered(t)
+	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+		cfg.DialTimeout, cfg.DialTotal = 50*time.Millisecond, 10*time.Minute
+		r := start(cfg)
+		b := to(serve(t, echo), silent)
+		l := listen(t, r, b)
+		for range 2 {
+			c := dial(t, l.Addr())
+			c.Write([]byte("x"))
+			c.CloseWrite()
+			if got, err := io.ReadAll(c); string(got) != "x" || err != nil {
+				t.Fatalf("got %q, %v", got, err)
+			}
+		}
+		b.mu.Lock()
+		if n := slices.IndexFunc(b.dialled, func(err error) bool { var e net.Error; return errors.As(err, &e) && e.Timeout() }); n < 0 {
+			t.Errorf("the balancer was told %v", b.dialled)
+		}
+		b.mu.Unlock()
+
+		cfg.DialTimeout, cfg.DialTotal = 10*time.Minute, 50*time.Millisecond
+		r = start(cfg)
+		wantReset(t, listen(t, r, to(silent)).Addr())
+		if s := r.Stats().TCP; s.Refused != 1 || s.DialsFailed != 1 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// A client that goes while its backend is being dialled is not held.
+func TestTCPClientGoesWhileDialling(t *testing.T) {
+	silent := unanswered(t)
+	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+		cfg.DialTimeout, cfg.DialTotal = 10*time.Minute, 10*time.Minute
+		if t.Name() == "TestTCPClientGoesWhileDialling/portable" {
+			cfg.DialTotal = 100 * time.Millisecond // package net does not tell of a reset before something is read
+		}
+		r := start(cfg)
+		l := listen(t, r, to(silent))
+		c := dial(t, l.Addr())
+		eventually(t, "the client is accepted", func() bool { return r.Stats().TCP.Open == 1 })
+		c.SetLinger(0)
+		c.Close()
+		eventually(t, "no connection is open", func() bool { return r.Stats().TCP.Open == 0 })
+	})
+}
+
+// answers is a Balancer that says always the same.
+type answers Answer
+
+func (a answers) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) {
+	return netip.AddrPort{}, Answer(a)
+}
+func (a answers) Dialled(Client, netip.AddrPort, error) {}
+
+// A client that is dropped hears nothing, for as long as attempts to reach a backend may take.
+func TestTCPDrop(t *testing.T) {
+	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+		cfg.DialTotal = 200 * time.Millisecond
+		r := start(cfg)
+		begun := time.Now()
+		wantReset(t, listen(t, r, answers(Drop)).Addr())
+		if took := time.Since(begun); took < cfg.DialTotal {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
+// A connection to a backend that has left ends after its grace, unless the backend returns; those to others go on.
+func TestTCPLeave(t *testing.T) {
+	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+		r := start(cfg)
+		stays, goes, returns := serve(t, echo), serve(t, echo), serve(t, echo)
+		b := to()
+		l := listen(t, r, b)
+		open := func(backend netip.AddrPort) *net.TCPConn {
+			l.SetBalancer(to(backend))
+			c := dial(t, l.Addr())
+			roundTrip(t, c)
+			return c
+		}
+		stay, atOnce := open(stays), open(goes)
+		l.Leave([]netip.AddrPort{goes}, 0)
+		if _, err := atOnce.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("no grace: %v", err)
+		}
+
+		later, returned := open(goes), open(returns)
+		l.Leave([]netip.AddrPort{goes, returns}, 300*time.Millisecond)
+		roundTrip(t, later)
+		l.Leave([]netip.AddrPort{returns}, -1)
+		back := open(goes) // has come after the others left
+		if _, err := later.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("after its grace: %v", err)
+		}
+		for _, c := range []*net.TCPConn{stay, returned, back} {
+			roundTrip(t, c)
+		}
+		eventually(t, "three are open", func() bool { return r.Stats().TCP.Open == 3 })
+	})
+}
+
+// A client for which a backend was being dialled when it left gets another.
+func TestTCPLeaveWhileDialling(t *testing.T) {
+	silent := unanswered(t)
+	for _, grace := range []time.Duration{0, time.Hour} {
+		eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+			cfg.DialTimeout, cfg.DialTotal = time.Hour, time.Hour
+			r := start(cfg)
+			l := listen(t, r, to(silent))
+			c := dial(t, l.Addr())
+			eventually(t, "the client is accepted", func() bool { return r.Stats().TCP.Open == 1 })
+			l.SetBalancer(to(serve(t, echo)))
+			l.Leave([]netip.AddrPort{silent}, grace)
+			roundTrip(t, c)
+		})
+	}
+}
+
+// roundTrip sends a byte and fails the test if it does not come back.
+func roundTrip(t testing.TB, c net.Conn) {
+	t.Helper()
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A listener that closes leaves its connections open, those included that nobody has accepted yet. End ends them.
+func TestTCPCloseAndEnd(t *testing.T) {
+	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+		r := start(cfg)
+		l, other := listen(t, r, to(serve(t, echo))), listen(t, r, to(serve(t, echo)))
+		c, d := dial(t, l.Addr()), dial(t, other.Addr())
+		roundTrip(t, c)
+		roundTrip(t, d)
+		l.Close()
+		if _, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(l.Addr())); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("after Close: %v", err)
+		}
+		roundTrip(t, c)
+		l.End()
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("after End: %v", err)
+		}
+		roundTrip(t, d)
+		l.Close()
+		l.End()
+	})
+}
+
+// Drain waits for connections as long as it may, and then ends them.
+func TestTCPDrain(t *testing.T) {
+	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+		r := start(cfg)
+		backend := serve(t, echo)
+		l := listen(t, r, to(backend))
+		closed := listen(t, r, to(backend))
+		c, d := dial(t, l.Addr()), dial(t, closed.Addr())
+		roundTrip(t, c)
+		roundTrip(t, d)
+		closed.Close()
+		drained := make(chan struct{})
+		ctx, cancel := context.WithCancel(context.Background())
+		go func() {
+			r.Drain(ctx)
+			close(drained)
+		}()
+		eventually(t, "the port is closed", func() bool {
+			e, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(l.Addr()))
+			if err == nil {
+				e.Close()
+			}
+			return err != nil
+		})
+		roundTrip(t, c)
+		select {
+		case <-drained:
+			t.Fatal("drained with two connections open")
+		default:
+		}
+		cancel()
+		<-drained
+		for _, c := range []*net.TCPConn{c, d} {
+			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("after Drain: %v", err)
+			}
+		}
+		if _, err := r.Listen(Listening{lb.TCP, loopback}, to()); !errors.Is(err, ErrClosed) {
+			t.Errorf("Listen after Drain: %v", err)
+		}
+
+		r = start(cfg)
+		c = dial(t, listen(t, r, to(backend)).Addr())
+		roundTrip(t, c)
+		c.Close()
+		r.Drain(t.Context()) // must not wait for ever: nothing is open
+	})
+}
+
+// IPv6 works, and a listener at an unspecified address knows what its clients asked for.
+func TestTCPAddresses(t *testing.T) {
+	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+		r := start(cfg)
+		for _, tc := range []struct{ at, ask string }{
+			{"127.0.0.1:0", "127.0.0.1"}, {"0.0.0.0:0", "127.0.0.3"}, {"[::1]:0", "::1"}, {"[::]:0", "::1"},
+		} {
+			b := to(serve(t, echo))
+			l, err := r.Listen(Listening{lb.TCP, netip.MustParseAddrPort(tc.at)}, b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			asked := netip.AddrPortFrom(netip.MustParseAddr(tc.ask), l.Addr().Port())
+			c := dial(t, asked)
+			roundTrip(t, c)
+			b.mu.Lock()
+			if want := (Client{Addr: c.LocalAddr().(*net.TCPAddr).AddrPort(), Local: asked}); len(b.clients) != 1 || b.clients[0] != want {
+				t.Errorf("listening at %s: the balancer was told of %+v, want %+v", tc.at, b.clients, want)
+			}
+			b.mu.Unlock()
+			if l.Addr().Addr() != netip.MustParseAddrPort(tc.at).Addr() {
+				t.Errorf("%s: listens at %v", tc.at, l.Addr())
+			}
 		}
 	})
 }

@@ -1,0 +1,199 @@
+package relay
+
+import (
+	"bytes"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+)
+
+func newRelay(t testing.TB, cfg Config) *Relay {
+	t.Helper()
+	r, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	return r
+}
+
+// withoutPipes makes a relay copy all bytes, as it does when there is no descriptor for a pipe.
+func withoutPipes(r *Relay) {
+	done := make(chan struct{})
+	loops := r.conns.(*conns).loops
+	r.conns.(*conns).each(func(l *loop) {
+		l.pipes.max = 0
+		done <- struct{}{}
+	})
+	for range loops {
+		<-done
+	}
+}
+
+// Without pipes every byte arrives too, and nothing is kept in memory.
+func TestTCPWithoutPipes(t *testing.T) {
+	r := newRelay(t, Config{})
+	withoutPipes(r)
+	c := dial(t, listen(t, r, to(serve(t, echo))).Addr())
+	sent := make([]byte, 5<<20)
+	for i := range sent {
+		sent[i] = byte(rand.Uint32())
+	}
+	go func() {
+		c.Write(sent)
+		c.CloseWrite()
+	}()
+	if got := readSlowly(c, 1); !bytes.Equal(got, sent) {
+		t.Errorf("%d bytes came back of %d, or others", len(got), len(sent))
+	}
+}
+
+// Urgent bytes come where they were sent, and do not hold up what follows.
+func TestTCPUrgent(t *testing.T) {
+	r := newRelay(t, Config{})
+	c := dial(t, listen(t, r, to(serve(t, echo))).Addr())
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want strings.Builder
+	send := func(text string, flags int) {
+		t.Helper()
+		want.WriteString(text)
+		if err := raw.Control(func(fd uintptr) { err = unix.Sendto(int(fd), []byte(text), flags, nil) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// In pieces that arrive one by one, and all at once.
+	for _, wait := range []bool{true, false} {
+		for range 50 {
+			send("plain", 0)
+			send("u", unix.MSG_OOB)
+			send("more", 0)
+			send("several urgent", unix.MSG_OOB)
+			if wait {
+				got := make([]byte, want.Len())
+				if _, err := io.ReadFull(c, got); err != nil || string(got) != want.String() {
+					t.Fatalf("got %q, %v, want %q", got, err, want.String())
+				}
+				want.Reset()
+			}
+		}
+	}
+	c.CloseWrite()
+	if got, err := io.ReadAll(c); string(got) != want.String() || err != nil {
+		t.Errorf("%d bytes came back of %d, or others: %v", len(got), want.Len(), err)
+	}
+}
+
+// All sockets are in the namespace in which New was called, whoever calls later; no thread stays there.
+func TestNamespace(t *testing.T) {
+	ns := netlab.NamespaceForTest(t)
+	var r *Relay
+	var backend net.Listener
+	var err error
+	ns.Do(func() {
+		if err = up("lo"); err != nil {
+			return
+		}
+		if backend, err = net.Listen("tcp4", "127.0.0.1:0"); err != nil {
+			return
+		}
+		r, err = New(Config{})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer backend.Close()
+	go func() {
+		for {
+			c, err := backend.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				io.Copy(c, c)
+			}()
+		}
+	}()
+	l, err := r.Listen(Listening{lb.TCP, loopback}, to(backend.Addr().(*net.TCPAddr).AddrPort()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, err := net.Dial("tcp", l.Addr().String()); err == nil {
+		c.Close()
+		t.Errorf("there is a listener in the namespace of the caller of Listen")
+	}
+	ns.Do(func() {
+		var c net.Conn
+		if c, err = net.Dial("tcp", l.Addr().String()); err == nil {
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(patience))
+			roundTrip(t, c)
+		}
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// A reader who does not read makes the relay hold no more than the kernel's buffers; the sender has to wait.
+func TestTCPBackPressure(t *testing.T) {
+	r := newRelay(t, Config{})
+	stop := make(chan struct{})
+	read := make(chan int64, 1)
+	l := listen(t, r, to(serve(t, func(c *net.TCPConn) {
+		<-stop
+		n, _ := io.Copy(io.Discard, c)
+		read <- n
+	})))
+	c := dial(t, l.Addr())
+	var sent int64
+	for chunk := make([]byte, 1<<20); ; {
+		c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
+		n, err := c.Write(chunk)
+		sent += int64(n)
+		if err != nil {
+			break
+		}
+		if sent > 200<<20 {
+			t.Fatal("200 MB were taken of which nobody has read any")
+		}
+	}
+	t.Logf("%d KiB were under way", sent>>10)
+	c.SetDeadline(time.Now().Add(patience))
+	c.CloseWrite()
+	close(stop)
+	if n := <-read; n != sent {
+		t.Errorf("%d bytes arrived of %d", n, sent)
+	}
+}
+
+// openFDs returns what the process has open, by what it is.
+func openFDs(t testing.TB) map[string]int {
+	t.Helper()
+	names, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]int{}
+	for _, name := range names {
+		target, err := os.Readlink("/proc/self/fd/" + name.Name())
+		if err == nil {
+			kind, _, _ := strings.Cut(target, ":")
+			all[kind]++
+		}
+	}
+	return all
+}
