@@ -1,0 +1,171 @@
+package relay
+
+import (
+	"encoding/binary"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// batchSize is how many messages one system call moves.
+	batchSize = 64
+	nameSize  = unix.SizeofSockaddrInet6
+	// recvControlSize holds an address of either family and the size of segments.
+	recvControlSize = 128
+)
+
+// sendControlSize holds the same.
+var sendControlSize = unix.CmsgSpace(unix.SizeofInet6Pktinfo) + unix.CmsgSpace(2)
+
+// mmsghdr is struct mmsghdr of recvmmsg(2).
+type mmsghdr struct {
+	hdr    unix.Msghdr
+	length uint32
+}
+
+// putName writes a as a socket address, and returns its length.
+func putName(b *[nameSize]byte, a *udpAddr, six bool) uint32 {
+	clear(b[:])
+	if !six {
+		binary.NativeEndian.PutUint16(b[0:], unix.AF_INET)
+		binary.BigEndian.PutUint16(b[2:], uint16(a.port))
+		copy(b[4:8], a.ip[12:])
+		return unix.SizeofSockaddrInet4
+	}
+	binary.NativeEndian.PutUint16(b[0:], unix.AF_INET6)
+	binary.BigEndian.PutUint16(b[2:], uint16(a.port))
+	copy(b[8:24], a.ip[:])
+	binary.NativeEndian.PutUint32(b[24:], a.zone)
+	return unix.SizeofSockaddrInet6
+}
+
+// getName reads a socket address.
+func getName(b []byte) (a udpAddr, ok bool) {
+	if len(b) < 2 {
+		return a, false
+	}
+	switch binary.NativeEndian.Uint16(b) {
+	case unix.AF_INET:
+		if len(b) < unix.SizeofSockaddrInet4 {
+			return a, false
+		}
+		mapInto(&a.ip, b[4:8])
+	case unix.AF_INET6:
+		if len(b) < unix.SizeofSockaddrInet6 {
+			return a, false
+		}
+		copy(a.ip[:], b[8:24])
+		a.zone = binary.NativeEndian.Uint32(b[24:])
+	default:
+		return a, false
+	}
+	a.port = uint32(binary.BigEndian.Uint16(b[2:]))
+	return a, true
+}
+
+// mapInto writes an IPv4 address as one of IPv6.
+func mapInto(ip *[16]byte, v4 []byte) {
+	*ip = [16]byte{10: 0xff, 11: 0xff}
+	copy(ip[12:], v4)
+}
+
+// received is what the kernel tells about a message beside who sent it.
+type received struct {
+	local   [16]byte // to which address of the host
+	unicast bool
+	segment int // the message is datagrams of that size, the last perhaps shorter; 0: it is one
+}
+
+// parseControl reads the control messages of a datagram. What it does not know it leaves out.
+func parseControl(b []byte) (r received) {
+	for len(b) >= unix.SizeofCmsghdr {
+		hdr, data, rest, err := unix.ParseOneSocketControlMessage(b)
+		if err != nil {
+			return r
+		}
+		b = rest
+		switch {
+		case hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
+			// The source for a reply (4:8) is the destination (8:12), unless that is a multicast or broadcast address.
+			mapInto(&r.local, data[8:12])
+			r.unicast = [4]byte(data[4:8]) == [4]byte(data[8:12])
+		case hdr.Level == unix.IPPROTO_IPV6 && hdr.Type == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
+			copy(r.local[:], data[:16])
+			r.unicast = data[0] != 0xff
+		case hdr.Level == unix.IPPROTO_UDP && hdr.Type == unix.UDP_GRO && len(data) >= 4:
+			r.segment = int(int32(binary.NativeEndian.Uint32(data)))
+		}
+	}
+	return r
+}
+
+// segments returns how many datagrams a message of some length is.
+func segments(length, segment int) int {
+	if segment <= 0 || length <= segment {
+		return 1
+	}
+	return (length + segment - 1) / segment
+}
+
+// putControl writes from which address to send, unless that is left to the kernel, and the size of segments, if there are any.
+func putControl(b []byte, from *[16]byte, six bool, segment int) (n int) {
+	put := func(level, typ, size int) []byte {
+		h := (*unix.Cmsghdr)(unsafe.Pointer(&b[n]))
+		h.Level, h.Type = int32(level), int32(typ)
+		h.SetLen(unix.CmsgLen(size))
+		data := b[n+unix.CmsgLen(0):][:size]
+		n += unix.CmsgSpace(size)
+		clear(data)
+		return data
+	}
+	switch {
+	case from == nil:
+	case six:
+		copy(put(unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.SizeofInet6Pktinfo), from[:])
+	default:
+		copy(put(unix.IPPROTO_IP, unix.IP_PKTINFO, unix.SizeofInet4Pktinfo)[4:8], from[12:])
+	}
+	if segment > 0 {
+		binary.NativeEndian.PutUint16(put(unix.IPPROTO_UDP, unix.UDP_SEGMENT, 2), uint16(segment))
+	}
+	return n
+}
+
+// unreachable reads the control messages of an error that the network reports: which, and whether the host that was
+// asked says so itself. 0: it is none that tells that a backend cannot be reached.
+func unreachable(b []byte, asked *udpAddr) (errno unix.Errno, itself bool) {
+	for len(b) >= unix.SizeofCmsghdr {
+		hdr, data, rest, err := unix.ParseOneSocketControlMessage(b)
+		if err != nil {
+			return 0, false
+		}
+		b = rest
+		known := hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_RECVERR || hdr.Level == unix.IPPROTO_IPV6 && hdr.Type == unix.IPV6_RECVERR
+		const size = 16 // struct sock_extended_err of linux/errqueue.h; behind it is who says so
+		if !known || len(data) < size {
+			continue
+		}
+		if origin := data[4]; origin != unix.SO_EE_ORIGIN_ICMP && origin != unix.SO_EE_ORIGIN_ICMP6 {
+			continue
+		}
+		switch errno = unix.Errno(binary.NativeEndian.Uint32(data)); errno {
+		case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT, unix.EACCES:
+			by, ok := getName(data[size:])
+			return errno, errno == unix.ECONNREFUSED && ok && by.ip == asked.ip
+		}
+	}
+	return 0, false
+}
+
+// recvmmsg takes what has come, up to len(msgs), and does not wait.
+func recvmmsg(fd int, msgs []mmsghdr) (int, unix.Errno) {
+	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&msgs[0])), uintptr(len(msgs)), unix.MSG_DONTWAIT, 0, 0)
+	return int(n), errno
+}
+
+// sendmmsg sends msgs until one fails, and does not wait. There is an error only if the first fails.
+func sendmmsg(fd int, msgs []mmsghdr) (int, unix.Errno) {
+	n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&msgs[0])), uintptr(len(msgs)), unix.MSG_DONTWAIT, 0, 0)
+	return int(n), errno
+}

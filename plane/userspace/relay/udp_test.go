@@ -1,0 +1,390 @@
+package relay
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+// udpEngines are what serves UDP: that of this host, and that of hosts with nothing better.
+var udpEngines = map[string]func(*Relay) (engine, error){
+	"host":     newUDP,
+	"portable": func(r *Relay) (engine, error) { return newPortableUDP(r), nil },
+}
+
+// eachUDP runs a test with each of them.
+func eachUDP(t *testing.T, test func(t *testing.T, start func(Config) *Relay)) {
+	for name, make := range udpEngines {
+		t.Run(name, func(t *testing.T) {
+			test(t, func(cfg Config) *Relay { return startUDP(t, cfg, make) })
+		})
+	}
+}
+
+func startUDP(t testing.TB, cfg Config, make func(*Relay) (engine, error)) *Relay {
+	t.Helper()
+	r, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.udp.stop()
+	if r.udp, err = make(r); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	return r
+}
+
+var loopback6 = netip.MustParseAddrPort("[::1]:0")
+
+func udpSocketAt(t testing.TB, at netip.AddrPort) *net.UDPConn {
+	t.Helper()
+	c, err := net.ListenUDP(udpNetwork(isSix(at.Addr())), net.UDPAddrFromAddrPort(at))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if err := c.SetReadBuffer(4 << 20); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func boundAt(c *net.UDPConn) netip.AddrPort { return c.LocalAddr().(*net.UDPAddr).AddrPort() }
+
+// udpEcho runs a backend that sends each datagram back, and calls seen, unless that is nil, with who sent it.
+func udpEcho(t testing.TB, at netip.AddrPort, seen func(from netip.AddrPort, datagram []byte)) *net.UDPConn {
+	t.Helper()
+	c := udpSocketAt(t, at)
+	go func() {
+		for buf := make([]byte, messageSize); ; {
+			n, from, err := c.ReadFromUDPAddrPort(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				continue
+			}
+			if seen != nil {
+				seen(from, buf[:n])
+			}
+			c.WriteToUDPAddrPort(buf[:n], from)
+		}
+	}()
+	return c
+}
+
+func listenUDP(t testing.TB, r *Relay, at netip.AddrPort, b Balancer) *Listener {
+	t.Helper()
+	l, err := r.Listen(Listening{lb.UDP, at}, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func dialUDP(t testing.TB, to netip.AddrPort) *net.UDPConn {
+	t.Helper()
+	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if err := c.SetReadBuffer(4 << 20); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// ask sends a datagram, and returns whether it came back in time.
+func ask(t testing.TB, c *net.UDPConn, datagram string, wait time.Duration) bool {
+	t.Helper()
+	if _, err := c.Write([]byte(datagram)); err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Fatal(err)
+	}
+	c.SetReadDeadline(time.Now().Add(wait))
+	buf := make([]byte, messageSize)
+	for {
+		n, err := c.Read(buf)
+		if err == nil && string(buf[:n]) == datagram {
+			return true
+		}
+		if err != nil {
+			return false
+		}
+	}
+}
+
+// eventuallyAsk asks until there is an answer: UDP promises none, and a backend that begins to listen may miss some.
+func eventuallyAsk(t testing.TB, c *net.UDPConn, datagram string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%q is answered", datagram), func() bool { return ask(t, c, datagram, 50*time.Millisecond) })
+}
+
+// drops asks nobody: what a client sends is dropped, for the reason that the counter has.
+func drops(t testing.TB, r *Relay, c *net.UDPConn, counter func(Dropped) uint64) {
+	t.Helper()
+	before := counter(r.Stats().UDP.Dropped)
+	if _, err := c.Write([]byte("lost")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the datagram is dropped and counted", func() bool { return counter(r.Stats().UDP.Dropped) == before+1 })
+}
+
+// sizes are the lengths of some datagrams: the shortest, the longest, and all between.
+func sizes(rnd *rand.Rand) (n []int) {
+	switch rnd.IntN(5) {
+	case 0:
+		return []int{0, 1, 65507, 0}
+	case 1: // all of a size, as a train
+		n = slices.Repeat([]int{1 + rnd.IntN(1400)}, 1+rnd.IntN(60))
+		return append(n, rnd.IntN(n[0]))
+	case 2:
+		for range 20 {
+			n = append(n, rnd.IntN(20))
+		}
+	default:
+		for range 1 + rnd.IntN(20) {
+			n = append(n, rnd.IntN(3000))
+		}
+	}
+	return n
+}
+
+// Every datagram arrives, both ways, once, unchanged, and those of a client in their order, whatever the sizes, with many clients
+// and several backends.
+func TestUDPEveryDatagram(t *testing.T) {
+	eachUDP(t, everyDatagram)
+}
+
+func everyDatagram(t *testing.T, start func(Config) *Relay) {
+	for _, at := range []netip.AddrPort{loopback, loopback6} {
+		r := start(Config{})
+		var backends []netip.AddrPort
+		for range 3 {
+			backends = append(backends, boundAt(udpEcho(t, at, nil)))
+		}
+		l := listenUDP(t, r, at, to(backends...))
+		var clients sync.WaitGroup
+		var sent, bytesSent uint64
+		var mu sync.Mutex
+		for client := range 8 {
+			c := dialUDP(t, l.Addr())
+			clients.Go(func() {
+				rnd := rand.New(rand.NewPCG(uint64(client), 7))
+				buf := make([]byte, messageSize)
+				for round := range 30 {
+					var want [][]byte
+					for i, size := range sizes(rnd) {
+						d := make([]byte, size)
+						for j := range d {
+							d[j] = byte(rnd.Uint32())
+						}
+						if size >= 8 {
+							binary.BigEndian.PutUint32(d, uint32(round))
+							binary.BigEndian.PutUint32(d[4:], uint32(i))
+						}
+						want = append(want, d)
+						if _, err := c.Write(d); err != nil {
+							t.Errorf("client %d: %v", client, err)
+							return
+						}
+					}
+					for i, d := range want {
+						c.SetReadDeadline(time.Now().Add(patience))
+						n, err := c.Read(buf)
+						if err != nil || !bytes.Equal(buf[:n], d) {
+							t.Errorf("client %d, round %d, datagram %d of %d: sent %d bytes, got %d that are not the same, or: %v", client, round, i, len(want), len(d), n, err)
+							return
+						}
+						mu.Lock()
+						sent++
+						bytesSent += uint64(len(d))
+						mu.Unlock()
+					}
+				}
+			})
+		}
+		clients.Wait()
+		if t.Failed() {
+			t.Logf("%+v", r.Stats().UDP)
+			return
+		}
+		want := Datagrams{sent, bytesSent}
+		eventually(t, "all is counted", func() bool {
+			s := r.Stats().UDP
+			return s.ToBackends == want && s.ToClients == want && s.Dropped == (Dropped{})
+		})
+	}
+}
+
+// A session keeps its backend and its source port as long as it lasts, and ends when it is idle (CF-45).
+func TestUDPSession(t *testing.T) {
+	eachUDP(t, func(t *testing.T, start func(Config) *Relay) {
+		r := start(Config{UDPIdle: 100 * time.Millisecond})
+		var mu sync.Mutex
+		ports := map[netip.AddrPort]int{}
+		seen := func(from netip.AddrPort, _ []byte) {
+			mu.Lock()
+			ports[from]++
+			mu.Unlock()
+		}
+		b := to(boundAt(udpEcho(t, loopback, seen)), boundAt(udpEcho(t, loopback, seen)))
+		l := listenUDP(t, r, loopback, b)
+		c := dialUDP(t, l.Addr())
+		for i := range 200 {
+			if !ask(t, c, fmt.Sprint(i), patience) {
+				t.Fatal("no answer")
+			}
+		}
+		mu.Lock()
+		// On a busy machine a session may have been idle between two of them.
+		if s := r.Stats().UDP; len(ports) != int(s.Opened) {
+			t.Errorf("backends saw %d ports of %d sessions", len(ports), s.Opened)
+		}
+		mu.Unlock()
+		eventually(t, "the session ends", func() bool { return r.Stats().UDP.Open == 0 })
+		if s := r.Stats().UDP; s.Expired != s.Opened || s.Opened == 0 {
+			t.Errorf("%+v", s)
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.clients[0] != (Client{Addr: boundAt(c), Local: l.Addr()}) {
+			t.Errorf("the Balancer was asked for %v", b.clients[0])
+		}
+		if slices.ContainsFunc(b.dialled, func(err error) bool { return err != nil }) || len(b.dialled) != len(b.clients) {
+			t.Errorf("the Balancer was told %v", b.dialled)
+		}
+	})
+}
+
+// never has no backend.
+type never struct{ answer Answer }
+
+func (n never) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) {
+	return netip.AddrPort{}, n.answer
+}
+func (never) Dialled(Client, netip.AddrPort, error) {}
+
+// Datagrams for which there is no backend are dropped, and counted; they cost no session. One that comes later serves.
+func TestUDPNoBackend(t *testing.T) {
+	eachUDP(t, func(t *testing.T, start func(Config) *Relay) {
+		r := start(Config{})
+		l := listenUDP(t, r, loopback, never{Refuse})
+		c := dialUDP(t, l.Addr())
+		drops(t, r, c, func(d Dropped) uint64 { return d.NoBackend })
+		l.SetBalancer(never{Drop})
+		drops(t, r, c, func(d Dropped) uint64 { return d.NoBackend })
+		if s := r.Stats().UDP; s.Open != 0 || s.Sockets != 0 || s.ToBackends.Datagrams != 0 {
+			t.Errorf("%+v", s)
+		}
+		l.SetBalancer(to(boundAt(udpEcho(t, loopback, nil))))
+		if !ask(t, c, "now", patience) {
+			t.Error("no answer when there is a backend")
+		}
+	})
+}
+
+// Sessions to a backend that left end at once, and the next datagram goes to another; the other sessions stay.
+func TestUDPLeaveOfListener(t *testing.T) {
+	eachUDP(t, func(t *testing.T, start func(Config) *Relay) {
+		r := start(Config{UDPIdle: time.Minute})
+		stays, leaves := boundAt(udpEcho(t, loopback, nil)), boundAt(udpEcho(t, loopback, nil))
+		l := listenUDP(t, r, loopback, to(leaves))
+		c := dialUDP(t, l.Addr())
+		if !ask(t, c, "first", patience) {
+			t.Fatal("no answer")
+		}
+		l.SetBalancer(to(stays))
+		other := dialUDP(t, l.Addr())
+		if !ask(t, other, "other", patience) {
+			t.Fatal("no answer")
+		}
+		l.Leave([]netip.AddrPort{leaves}, time.Hour)
+		if s := r.Stats().UDP; s.Open != 1 {
+			t.Errorf("%d sessions are left", s.Open)
+		}
+		if !ask(t, c, "second", patience) {
+			t.Error("no answer from the backend that stays")
+		}
+		if s := r.Stats().UDP; s.Open != 2 || s.Opened != 3 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// A port is taken once, said so, and free when Close returns. Sessions end with their listener.
+func TestUDPCloseAndPortInUse(t *testing.T) {
+	eachUDP(t, func(t *testing.T, start func(Config) *Relay) {
+		r := start(Config{UDPIdle: time.Minute})
+		b := to(boundAt(udpEcho(t, loopback, nil)))
+		l := listenUDP(t, r, loopback, b)
+		c := dialUDP(t, l.Addr())
+		if !ask(t, c, "open", patience) {
+			t.Fatal("no answer")
+		}
+		if _, err := r.Listen(Listening{lb.UDP, l.Addr()}, b); !errors.Is(err, syscall.EADDRINUSE) {
+			t.Errorf("a port in use is %v", err)
+		}
+		l.Close()
+		if n := r.Stats().UDP.Open; n != 0 {
+			t.Errorf("%d sessions are left", n)
+		}
+		l.Leave([]netip.AddrPort{b.backends[0]}, 0)
+		l.End()
+		again := listenUDP(t, r, l.Addr(), b)
+		if !ask(t, c, "again", patience) {
+			t.Error("no answer at a port that was given up and taken again")
+		}
+		again.End()
+		if n := r.Stats().UDP.Open; n != 0 {
+			t.Errorf("%d sessions are left", n)
+		}
+		r.Close()
+		if s := r.Stats().UDP; s.Open != 0 || s.Sockets != 0 {
+			t.Errorf("%+v after Close", s)
+		}
+	})
+}
+
+// A reply is told by its sender: a stranger who guesses a port of the relay reaches no client.
+func TestUDPStranger(t *testing.T) {
+	eachUDP(t, func(t *testing.T, start func(Config) *Relay) {
+		r := start(Config{UDPIdle: time.Minute})
+		var mu sync.Mutex
+		var port netip.AddrPort
+		b := to(boundAt(udpEcho(t, loopback, func(from netip.AddrPort, _ []byte) {
+			mu.Lock()
+			port = from
+			mu.Unlock()
+		})))
+		l := listenUDP(t, r, loopback, b)
+		c := dialUDP(t, l.Addr())
+		if !ask(t, c, "open", patience) {
+			t.Fatal("no answer")
+		}
+		mu.Lock()
+		at := port
+		mu.Unlock()
+		stranger := udpSocketAt(t, loopback)
+		stranger.WriteToUDPAddrPort([]byte("I am your backend"), at)
+		eventually(t, "the stranger is counted", func() bool { return r.Stats().UDP.Dropped.Stranger == 1 })
+		l.Leave(b.backends, 0)
+		stranger.WriteToUDPAddrPort([]byte("I am your backend"), at)
+		eventually(t, "the stranger is counted", func() bool { return r.Stats().UDP.Dropped.Stranger == 2 })
+		if s := r.Stats().UDP; s.ToClients.Datagrams != 1 {
+			t.Errorf("%d datagrams went to the client", s.ToClients.Datagrams)
+		}
+	})
+}
