@@ -44,6 +44,16 @@ type Config struct {
 	Writes *ownwrites.Ledger
 }
 
+// Later is the error of a Reset that holds all but the leads of these keys, which are to be applied again.
+type Later struct {
+	Keys []lb.Key
+	Err  error
+}
+
+func (l *Later) Error() string { return l.Err.Error() }
+
+func (l *Later) Unwrap() error { return l.Err }
+
 // Capture leads packets of one IP family. Its verbs keep the rules of package plane.
 //
 // What the proxy itself sends to backends carries the mark of the mode (the bit [kube-proxy/mode.Settings.MasqueradeBit]), and is
@@ -58,7 +68,7 @@ type Capture interface {
 	// Known returns the leads that a process before this one left, so that its ports can be listened on again; of them Sources
 	// need not be told.
 	Known(ctx context.Context) ([]Lead, error)
-	// Reset leads exactly these packets.
+	// Reset leads exactly these packets. An error that is a *[Later] says that it did so but for those to some keys.
 	Reset(ctx context.Context, n lb.Node, want []Lead) error
 	// Apply sets and removes leads.
 	Apply(ctx context.Context, set []Lead, remove []lb.Key) error

@@ -74,13 +74,13 @@ type bench struct {
 }
 
 // each runs a test for each kind of capture and family, in a lab of its own.
-func each(t *testing.T, run func(b *bench)) {
+func each(t *testing.T, run func(t *testing.T, b *bench)) {
 	for _, k := range kinds() {
 		for _, w := range worlds() {
 			t.Run(k.name+"/"+w.Family.String(), func(t *testing.T) {
 				b := &bench{TestLab: netlab.ForTest(t, netlab.Options{NoNode2: true}), t: t, world: w, kind: k}
 				b.start(Config{Family: w.Family, Mark: 0x4000, LocalhostNodePorts: true})
-				run(b)
+				run(t, b)
 			})
 		}
 	}
@@ -154,7 +154,7 @@ var everybody = []string{"pod1", netlab.Node1, netlab.Client}
 // TestLeads (DP-40): packets to service addresses come to the port of the proxy, whoever sends them; pods' interfaces have no
 // address in this lab.
 func TestLeads(t *testing.T) {
-	each(t, func(b *bench) {
+	each(t, func(t *testing.T, b *bench) {
 		b.Serve(netlab.TCP, 40001, netlab.Node1)
 		b.Serve(netlab.UDP, 40002, netlab.Node1)
 		b.reset(cluster(b.key(b.vip, 80, lb.TCP), to(40001)), cluster(b.key(b.vip, 53, lb.UDP), to(40002)),
@@ -189,7 +189,7 @@ func TestLeads(t *testing.T) {
 
 // TestRefuses: SV-50, SV-51, SV-61, SV-62, SV-63, and the routes of a row in their order.
 func TestRefuses(t *testing.T) {
-	each(t, func(b *bench) {
+	each(t, func(t *testing.T, b *bench) {
 		b.Serve(netlab.TCP, 40001, netlab.Node1)
 		vip := func(port uint16) lb.Key { return b.key(b.vip, port, lb.TCP) }
 		restricted := Lead{Key: b.key(b.other, 80, lb.TCP), Kind: lb.LoadBalancer, Routes: to(40001), Sources: []netip.Prefix{netip.PrefixFrom(b.client, b.client.BitLen()-1).Masked()}}
@@ -236,7 +236,7 @@ func TestRefuses(t *testing.T) {
 // TestGuard: nobody reaches the port of a listener who was not led there, as if nobody listened; and the node's other ports
 // answer as ever.
 func TestGuard(t *testing.T) {
-	each(t, func(b *bench) {
+	each(t, func(t *testing.T, b *bench) {
 		b.Serve(netlab.TCP, 40001, netlab.Node1)
 		b.Serve(netlab.UDP, 40001, netlab.Node1)
 		b.Serve(netlab.TCP, 22, netlab.Node1)
@@ -257,7 +257,7 @@ func TestGuard(t *testing.T) {
 
 // TestKnown: a process finds the ports of the one before, and writes nothing where all is as it should be.
 func TestKnown(t *testing.T) {
-	each(t, func(b *bench) {
+	each(t, func(t *testing.T, b *bench) {
 		want := []Lead{cluster(b.key(b.vip, 80, lb.TCP), to(40001)),
 			cluster(b.key(b.vip, 84, lb.TCP), []Route{{From: lb.Pods, Do: lb.Reject}, {From: lb.Host, Port: 40002}, {From: lb.Anywhere, Do: lb.Drop}}),
 			{Key: b.key(netip.Addr{}, 30080, lb.TCP), Kind: lb.NodePort, Routes: to(40003)}}
@@ -287,7 +287,7 @@ func TestKnown(t *testing.T) {
 
 // TestOwnPackets: what carries the proxy's mark is led nowhere.
 func TestOwnPackets(t *testing.T) {
-	each(t, func(b *bench) {
+	each(t, func(t *testing.T, b *bench) {
 		b.Serve(netlab.TCP, 40001, netlab.Node1)
 		b.reset(Lead{Key: b.key(b.pod, 80, lb.TCP), Kind: lb.ExternalIP, Routes: to(40001)})
 		b.Serve(netlab.TCP, 80, "pod1")

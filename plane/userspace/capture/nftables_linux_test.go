@@ -31,7 +31,7 @@ func (w world) many(n int) []Lead {
 
 // TestCostOfChange: what a change sends does not depend on how many rows there are.
 func TestCostOfChange(t *testing.T) {
-	each(t, func(b *bench) {
+	each(t, func(t *testing.T, b *bench) {
 		c, ok := b.Capture.(interface{ Sent() uint64 })
 		if !ok {
 			t.Skip("this kind counts elsewhere")
@@ -126,7 +126,7 @@ func TestNFTDrift(t *testing.T) {
 
 // TestReaddress: where the address of the node goes that packets are led to, they are led to another.
 func TestReaddress(t *testing.T) {
-	each(t, func(b *bench) {
+	each(t, func(t *testing.T, b *bench) {
 		if b.Family == lb.IPv6 {
 			b.output("ip", "-6", "addr", "add", "fd00:18::22/64", "dev", "eth0", "nodad")
 		} else {

@@ -1,0 +1,308 @@
+package capture
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// DeviceName is the interface that has the service addresses, where the kernel has dummy devices; else lo has them.
+const DeviceName = "kube-userspace0"
+
+// NewAddresses works in the network namespace of the calling thread. It changes nothing. The error wraps plane.ErrUnsupported
+// where this process may not set addresses.
+func NewAddresses(cfg Config) (*Addresses, error) {
+	return newAddresses(cfg, func(heard func(event)) (addresser, error) { return openRtnl(familyOf(cfg.Family), heard) })
+}
+
+// rtnl is the addresser of Linux. Addresses of ours have a metric that nobody else gives (IFA_RT_PRIORITY), so that they are known on
+// lo as well, and after a restart; and the scope host, so that nothing of this node takes one for its source.
+type rtnl struct {
+	family
+	conn, events *nlconn.Conn
+	done         chan struct{}
+	heard        func(event)
+	index        int32 // of the interface, 0 before ready
+	// given are the addresses that the interface has of us.
+	given map[netip.Addr]bool
+}
+
+func openRtnl(f family, heard func(event)) (*rtnl, error) {
+	r := &rtnl{family: f, done: make(chan struct{}), heard: heard, given: map[netip.Addr]bool{}}
+	var err error
+	if r.conn, err = nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE}); err != nil {
+		return nil, fmt.Errorf("ask for addresses: %w", err)
+	}
+	// What a process may do to addresses the kernel checks before it looks for the interface, which is none.
+	err = r.conn.Do(context.Background(), r.address(unix.RTM_DELADDR, unix.NLM_F_ACK, f.loopback().Addr(), math.MaxInt32), nil)
+	if errors.Is(err, unix.EPERM) {
+		r.conn.Close()
+		return nil, fmt.Errorf("set addresses: %w: run as root, or with CAP_NET_ADMIN: %w", err, plane.ErrUnsupported)
+	}
+	group := uint32(unix.RTNLGRP_IPV4_IFADDR)
+	if f.fam == lb.IPv6 {
+		group = unix.RTNLGRP_IPV6_IFADDR
+	}
+	if r.events, err = nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE, ReceiveBuffer: 1 << 20}); err == nil {
+		if err = cmp.Or(r.events.Join(group), r.events.Join(unix.RTNLGRP_LINK)); err != nil {
+			r.events.Close()
+		}
+	}
+	if err != nil {
+		r.conn.Close()
+		return nil, fmt.Errorf("listen for changes of addresses: %w", err)
+	}
+	go func() {
+		defer close(r.done)
+		r.events.Listen(r.hear, func() { heard(event{}) })
+	}()
+	return r, nil
+}
+
+func (r *rtnl) close() error {
+	err := r.events.Close()
+	<-r.done
+	return cmp.Or(err, r.conn.Close())
+}
+
+func (r *rtnl) hear(m nlconn.Message) {
+	switch m.Type {
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		if a, ok := parseIfaddr(m.Body); ok {
+			r.heard(event{a.addr, m.Type == unix.RTM_NEWADDR, a.metric == ourMetric})
+		}
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		// A device that comes is our own; one that goes, or goes down, has the addresses go too, though not all kernels say so.
+		if l, ok := parseLink(m.Body); ok && l.name == DeviceName && (m.Type == unix.RTM_DELLINK || l.flags&unix.IFF_UP == 0) {
+			r.heard(event{})
+		}
+	}
+}
+
+// link is an interface.
+type link struct {
+	index int32
+	flags uint32
+	name  string
+	kind  string // "dummy" and the like
+}
+
+func parseLink(body []byte) (l link, ok bool) {
+	if len(body) < unix.SizeofIfInfomsg {
+		return l, false
+	}
+	l = link{index: int32(nftwire.Order.Uint32(body[4:])), flags: nftwire.Order.Uint32(body[8:])}
+	attrs := body[unix.SizeofIfInfomsg:]
+	l.name = nftwire.CStr(nftwire.Attribute(attrs, unix.IFLA_IFNAME))
+	l.kind = nftwire.CStr(nftwire.Attribute(nftwire.Attribute(attrs, unix.IFLA_LINKINFO), unix.IFLA_INFO_KIND))
+	return l, true
+}
+
+// device finds the interface of our name; its index is 0 if there is none.
+func device(ctx context.Context, conn *nlconn.Conn) (found link, err error) {
+	var name nftwire.Encoder
+	name.Str(unix.IFLA_IFNAME, DeviceName)
+	err = conn.Do(ctx, nlconn.Request(unix.RTM_GETLINK, 0, make([]byte, unix.SizeofIfInfomsg), name.B), func(m nlconn.Message) error {
+		found, _ = parseLink(m.Body)
+		return nil
+	})
+	if errors.Is(err, unix.ENODEV) {
+		return link{}, nil
+	}
+	if err == nil && found.kind != "dummy" {
+		err = fmt.Errorf("it is of kind %q, not dummy, so it is not ours: rename it", found.kind)
+	}
+	if err != nil {
+		return link{}, fmt.Errorf("interface %s: %w", DeviceName, err)
+	}
+	return found, nil
+}
+
+// ready makes the device, or falls back to lo where the kernel has no dummy.
+func (r *rtnl) ready(ctx context.Context) (changed bool, err error) {
+	d, err := device(ctx, r.conn)
+	if err != nil {
+		return false, err
+	}
+	if d.index != 0 && d.flags&unix.IFF_UP != 0 {
+		changed = r.index != 0 && r.index != d.index
+		r.index = d.index
+		return changed, nil
+	}
+	if d.index == 0 && r.index == loopbackIndex { // known to have no dummy
+		return false, nil
+	}
+	var attrs nftwire.Encoder
+	attrs.Str(unix.IFLA_IFNAME, DeviceName)
+	info := attrs.Nest(unix.IFLA_LINKINFO)
+	attrs.Str(unix.IFLA_INFO_KIND, "dummy")
+	attrs.EndNest(info)
+	err = r.conn.Do(ctx, linkUp(d.index, unix.NLM_F_CREATE, attrs.B), nil)
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV) {
+		r.index = loopbackIndex
+		if err := r.conn.Do(ctx, linkUp(loopbackIndex, 0), nil); err != nil {
+			return false, fmt.Errorf("set lo up, for service addresses: %w", err)
+		}
+		return false, nil
+	}
+	if err == nil || errors.Is(err, unix.EEXIST) { // the other family's capture may have been faster
+		d, err = device(ctx, r.conn)
+	}
+	if err != nil {
+		return false, fmt.Errorf("make the interface %s for service addresses: %w", DeviceName, err)
+	}
+	changed = r.index != 0
+	r.index = d.index
+	return changed, nil
+}
+
+func (r *rtnl) ours(ctx context.Context) ([]netip.Addr, error) {
+	all, err := listAddresses(ctx, r.conn, r.family)
+	if err != nil {
+		return nil, err
+	}
+	clear(r.given)
+	var ours []netip.Addr
+	for _, a := range all {
+		if a.metric == ourMetric && a.index == r.index {
+			ours = append(ours, a.addr)
+			r.given[a.addr] = true
+		}
+	}
+	return ours, nil
+}
+
+// address makes a request about an address of ours.
+func (r *rtnl) address(typ, flags uint16, a netip.Addr, index int32) []byte {
+	head := []byte{r.proto, byte(a.BitLen()), 0, unix.RT_SCOPE_HOST, 0, 0, 0, 0}
+	nftwire.Order.PutUint32(head[4:], uint32(index))
+	var attrs nftwire.Encoder
+	number := func(typ uint16, n uint32) { attrs.Bytes(typ, nftwire.Order.AppendUint32(nil, n)) }
+	attrs.Bytes(unix.IFA_LOCAL, a.AsSlice())
+	attrs.Bytes(unix.IFA_ADDRESS, a.AsSlice())
+	number(unix.IFA_FLAGS, unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE)
+	number(unix.IFA_RT_PRIORITY, ourMetric)
+	return nlconn.Request(typ, flags, head, attrs.B)
+}
+
+func (r *rtnl) add(ctx context.Context, a netip.Addr) (added bool, err error) {
+	if held, err := r.held(ctx, a); err != nil || held {
+		return false, err
+	}
+	err = r.conn.Do(ctx, r.address(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK, a, r.index), nil)
+	switch {
+	case err == nil:
+		r.given[a] = true
+	case errors.Is(err, unix.EEXIST):
+		return false, nil
+	case errors.Is(err, unix.ENODEV):
+		return false, fmt.Errorf("the interface is gone: %w: %w", err, plane.ErrStateLost)
+	}
+	return err == nil, err
+}
+
+// held reports whether the node has the address, by asking where a packet to it goes.
+func (r *rtnl) held(ctx context.Context, a netip.Addr) (held bool, err error) {
+	head := make([]byte, unix.SizeofRtMsg)
+	head[0], head[1] = r.proto, byte(a.BitLen())
+	var attrs nftwire.Encoder
+	attrs.Bytes(unix.RTA_DST, a.AsSlice())
+	err = r.conn.Do(ctx, nlconn.Request(unix.RTM_GETROUTE, 0, head, attrs.B), func(m nlconn.Message) error {
+		const typeAt = 7 // rtm_type in struct rtmsg
+		held = len(m.Body) > typeAt && m.Body[typeAt] == unix.RTN_LOCAL
+		return nil
+	})
+	if refused := (*nlconn.Error)(nil); errors.As(err, &refused) { // no route, or one that leads nowhere
+		return false, nil
+	}
+	return held, err
+}
+
+func (r *rtnl) remove(ctx context.Context, a netip.Addr) error {
+	if !r.given[a] { // it is another's
+		return nil
+	}
+	err := r.conn.Do(ctx, r.address(unix.RTM_DELADDR, unix.NLM_F_ACK, a, r.index), nil)
+	if err == nil || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.ENODEV) {
+		delete(r.given, a)
+		return nil
+	}
+	return err
+}
+
+// probe sets the interface up, which it is.
+func (r *rtnl) probe(ctx context.Context) error {
+	err := r.conn.Do(ctx, linkUp(r.index, 0), nil)
+	if errors.Is(err, unix.ENODEV) {
+		err = fmt.Errorf("the interface is gone: %w: %w", err, plane.ErrStateLost)
+	}
+	return err
+}
+
+// linkUp makes a request that sets an interface up.
+func linkUp(index int32, flags uint16, attrs ...[]byte) []byte {
+	up := make([]byte, unix.SizeofIfInfomsg)
+	nftwire.Order.PutUint32(up[4:], uint32(index))
+	nftwire.Order.PutUint32(up[8:], unix.IFF_UP)
+	nftwire.Order.PutUint32(up[12:], unix.IFF_UP)
+	return nlconn.Request(unix.RTM_NEWLINK, flags|unix.NLM_F_ACK, append([][]byte{up}, attrs...)...)
+}
+
+// removeAddresses takes away the addresses of a family that a process before gave, and the device if it is of no more use. It returns
+// how many addresses went, and whether the device did.
+func removeAddresses(ctx context.Context, fam lb.Family) (addresses int, deviceGone bool, err error) {
+	f := familyOf(fam)
+	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
+	if err != nil {
+		return 0, false, fmt.Errorf("remove service addresses of %s: %w", fam, err)
+	}
+	defer conn.Close()
+	r := &rtnl{family: f, conn: conn, given: map[netip.Addr]bool{}}
+	d, err := device(ctx, conn)
+	var errs []error
+	if err != nil {
+		errs = append(errs, err) // not ours; lo may have some all the same
+	}
+	for _, index := range []int32{loopbackIndex, d.index} {
+		if r.index = index; index == 0 {
+			continue
+		}
+		ours, err := r.ours(ctx)
+		for _, a := range ours {
+			if err = r.remove(ctx, a); err != nil {
+				break
+			}
+			addresses++
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("remove service addresses of %s: %w", fam, err))
+		}
+	}
+	if d.index == 0 || len(errs) > 0 {
+		return addresses, false, errors.Join(errs...)
+	}
+	for _, f := range []family{familyOf(lb.IPv4), familyOf(lb.IPv6)} {
+		all, err := listAddresses(ctx, conn, f)
+		for _, a := range all {
+			if a.index == d.index && a.metric == ourMetric || err != nil {
+				return addresses, false, err
+			}
+		}
+	}
+	head := make([]byte, unix.SizeofIfInfomsg)
+	nftwire.Order.PutUint32(head[4:], uint32(d.index))
+	if err := conn.Do(ctx, nlconn.Request(unix.RTM_DELLINK, unix.NLM_F_ACK, head), nil); err != nil && !errors.Is(err, unix.ENODEV) {
+		return addresses, false, fmt.Errorf("remove interface %s: %w", DeviceName, err)
+	}
+	return addresses, true, nil
+}

@@ -1,0 +1,62 @@
+package capture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nftwire"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+// Remove takes away what a process before left to lead packets, whichever way it led them, but for those of the capture named except:
+// "" if none runs. It works in the network namespace of the calling thread.
+func Remove(ctx context.Context, families []lb.Family, except string) (report mode.Report, err error) {
+	var errs []error
+	for _, fam := range families {
+		if except != "nftables" {
+			removed, err := removeTable(ctx, fam)
+			errs = append(errs, err)
+			if removed {
+				report.Removed = append(report.Removed, fmt.Sprintf("the nftables table %s of %s", TableName, fam))
+			}
+		}
+		if except != "addresses" {
+			n, device, err := removeAddresses(ctx, fam)
+			errs = append(errs, err)
+			report.Count(n, "service addresses of %s", fam)
+			if device {
+				report.Removed = append(report.Removed, "the interface "+DeviceName)
+			}
+		}
+	}
+	return report, errors.Join(errs...)
+}
+
+// removeTable deletes our table of nftables, and reports whether there was one. A kernel without nf_tables has none.
+func removeTable(ctx context.Context, fam lb.Family) (bool, error) {
+	s, err := nftwire.Open()
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("remove table %s of %s: %w", TableName, fam, err)
+	}
+	defer s.Close()
+	b := &batch{ruleset: &ruleset{family: familyOf(fam)}, table: TableName}
+	b.deleteTable()
+	bufs, last, _ := b.buffers()
+	err = s.Commit(ctx, bufs, last)
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EAFNOSUPPORT), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
+		return false, nil // no table, no such family, or no nf_tables
+	case errors.Is(err, unix.EPERM):
+		err = fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
+	}
+	return false, fmt.Errorf("remove table %s of %s: %w", TableName, fam, err)
+}
