@@ -70,6 +70,25 @@ func (s *Set) hold(want *lb.BackendSet) {
 	s.ring, s.next = among(ring, s.b.joinAll(s.id.Proto, here)), 0
 }
 
+// Affinity returns how long clients stay.
+func (s *Set) Affinity() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.affinity
+}
+
+// Backends returns the set's backends, sorted.
+func (s *Set) Backends() []netip.AddrPort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]netip.AddrPort, 0, len(s.ring))
+	for _, m := range s.ring {
+		all = append(all, m.addr)
+	}
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	return all
+}
+
 // stick sets the affinity. Without one nobody is remembered.
 func (s *Set) stick(affinity time.Duration) {
 	s.mu.Lock()

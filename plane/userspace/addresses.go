@@ -1,0 +1,60 @@
+package userspace
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"syscall"
+)
+
+// NodeAddresses is a capture that can tell the addresses of the node from those that it has put there itself.
+type NodeAddresses interface {
+	// NodeAddresses returns the node's addresses of the family.
+	NodeAddresses() ([]netip.Addr, error)
+}
+
+// findAddresses looks which addresses of the node answer NodePorts; where capture is by rules, these know.
+func (p *Plane) findAddresses() error {
+	of, ok := p.capture.(NodeAddresses)
+	if !ok || !p.capture.Own() {
+		return nil
+	}
+	all, err := of.NodeAddresses()
+	if err != nil {
+		return fmt.Errorf("list the addresses of this node: %w", err)
+	}
+	p.at = p.at[:0:0]
+	for _, a := range all {
+		selected := slices.ContainsFunc(p.node.NodePorts, func(n netip.Prefix) bool { return n.Contains(a) })
+		if selected && (!a.IsLoopback() || p.cfg.LocalhostNodePorts && a.Is4()) {
+			p.at = append(p.at, a)
+		}
+	}
+	slices.SortFunc(p.at, netip.Addr.Compare)
+	p.at = slices.Compact(p.at)
+	return nil
+}
+
+// follow moves the listeners of NodePorts to where the node's addresses are now, and counts the rows whose listeners moved.
+func (p *Plane) follow() (moved int, err error) {
+	if !p.capture.Own() {
+		return 0, nil
+	}
+	before := p.at
+	if err := p.findAddresses(); err != nil || slices.Equal(before, p.at) {
+		return 0, err
+	}
+	b := p.begin()
+	for k, r := range p.rows {
+		if k.IsNodePort() && len(r.doors)+len(p.at) > 0 {
+			b.change(k, r.f, noPorts)
+			moved++
+		}
+	}
+	b.end(true)
+	return moved, errors.Join(b.failed...)
+}
+
+// inUse reports whether an error says that somebody listens there.
+func inUse(err error) bool { return errors.Is(err, syscall.EADDRINUSE) }

@@ -1,0 +1,177 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/userspace/capture"
+)
+
+// batch is changes on their way: what they need is there already, what they leave is not yet given up.
+type batch struct {
+	p      *Plane
+	steps  []step
+	set    []capture.Lead
+	remove []lb.Key
+	before map[*service][]*lb.BackendSet
+	failed []error
+}
+
+// step is one key from one row to another; nil for none.
+type step struct {
+	key      lb.Key
+	old, new *row
+	writes   bool
+}
+
+func (p *Plane) begin() *batch { return &batch{p: p, before: map[*service][]*lb.BackendSet{}} }
+
+// Apply sets each change's key to its new row, or removes it. Rows whose endpoints alone change need nothing of the kernel.
+func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, err error) {
+	if err := p.usable(ctx); err != nil {
+		return false, fmt.Errorf("userspace: apply %d changes: %w", len(changes), err)
+	}
+	b := p.begin()
+	for _, c := range changes {
+		b.change(c.Key, c.New, noPorts)
+	}
+	written = len(b.set)+len(b.remove) > 0
+	if written {
+		err = p.lost(fmt.Sprintf("lead to %d rows, and no more to %d", len(b.set), len(b.remove)), p.capture.Apply(ctx, b.set, b.remove))
+	}
+	b.end(err == nil)
+	return written && err == nil, errors.Join(append(b.failed, err)...)
+}
+
+func noPorts(lb.From) uint16 { return 0 }
+
+// change has a key have another row, and reports whether it can be served. One that cannot costs itself alone: what was there stays.
+func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) bool {
+	old := b.p.rows[k]
+	if f.Accepts() {
+		f = nil
+	}
+	b.note(old)
+	if f == nil {
+		if old != nil {
+			b.remove = append(b.remove, k)
+			b.steps = append(b.steps, step{k, old, nil, true})
+		}
+		return true
+	}
+	b.note(&row{f: f})
+	r, err := b.p.make(f, ports)
+	if err != nil {
+		b.p.tell.noPort(err)
+		b.failed = append(b.failed, fmt.Errorf("userspace: row %s: %w", k, err))
+		return false
+	}
+	s := step{key: k, old: old, new: r, writes: old == nil || !old.told || !equalLeads(old.lead, r.lead)}
+	if s.writes {
+		b.set = append(b.set, r.lead)
+	}
+	// The row is there from now on: a change that comes twice in a batch starts from it.
+	b.p.rows[k] = r
+	b.steps = append(b.steps, s)
+	return true
+}
+
+// note remembers whom a row's service port has led to.
+func (b *batch) note(r *row) {
+	if r == nil {
+		return
+	}
+	s := b.p.services[serviceName{r.f.Service, r.f.Key.Proto}]
+	if s == nil {
+		return
+	}
+	if _, known := b.before[s]; known {
+		return
+	}
+	var all []*lb.BackendSet
+	s.backends(func(set *lb.BackendSet) { all = append(all, set) })
+	b.before[s] = all
+}
+
+// end gives up what is not needed any more: after the capture took the leads, or else nothing that the kernel may still lead to.
+func (b *batch) end(told bool) {
+	for _, s := range b.steps {
+		switch {
+		case told || !s.writes:
+			if s.new != nil {
+				s.new.told = true
+			} else {
+				delete(b.p.rows, s.key)
+			}
+			if s.old != nil {
+				b.p.release(s.old)
+			}
+		case s.new == nil:
+			s.old.told = false
+		case s.old != nil:
+			s.new.sets, s.new.doors = append(s.new.sets, s.old.sets...), append(s.new.doors, s.old.doors...)
+			s.old.sets, s.old.doors = nil, nil
+		}
+	}
+	for s, was := range b.before {
+		b.p.leave(s, was)
+	}
+}
+
+// leave tells the listeners of a service port which backends went, and which came back.
+func (p *Plane) leave(s *service, was []*lb.BackendSet) {
+	var is []*lb.BackendSet
+	s.backends(func(set *lb.BackendSet) { is = append(is, set) })
+	if len(s.doors) == 0 || sameSets(was, is) {
+		return
+	}
+	before, now := union(was), union(is)
+	var gone, back []netip.AddrPort
+	for a := range before {
+		if !now[a] {
+			gone = append(gone, a)
+		}
+	}
+	for a := range now {
+		if !before[a] {
+			back = append(back, a)
+		}
+	}
+	for _, d := range s.doors {
+		if len(gone) > 0 {
+			d.listener.Leave(gone, p.grace())
+		}
+		if len(back) > 0 && p.cfg.Grace > 0 && s.proto != lb.UDP {
+			d.listener.Leave(back, -1)
+		}
+	}
+}
+
+func sameSets(a, b []*lb.BackendSet) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	in := make(map[*lb.BackendSet]bool, len(a))
+	for _, s := range a {
+		in[s] = true
+	}
+	for _, s := range b {
+		if !in[s] {
+			return false
+		}
+	}
+	return true
+}
+
+func union(sets []*lb.BackendSet) map[netip.AddrPort]bool {
+	all := map[netip.AddrPort]bool{}
+	for _, s := range sets {
+		for _, b := range s.Backends {
+			all[b.Addr] = true
+		}
+	}
+	return all
+}

@@ -1,0 +1,230 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/userspace/balance"
+	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/relay"
+)
+
+// machine stands for the kernel: what leads where, and who listens. One process after another uses it.
+type machine struct {
+	mu     sync.Mutex
+	leads  map[lb.Key]capture.Lead
+	node   lb.Node
+	lost   bool // the capture's rules went
+	own    bool
+	addrs  []netip.Addr
+	refuse func(capture.Lead) bool // rows that the capture refuses
+
+	socks   map[relay.Listening]*fakeListener
+	foreign map[relay.Listening]bool // programs of others
+	holes   []string                 // leads to where nobody listened
+	files   int                      // how many listeners there may be; 0 for any number
+	calls   int                      // of the capture that write
+}
+
+func newMachine() *machine {
+	return &machine{leads: map[lb.Key]capture.Lead{}, socks: map[relay.Listening]*fakeListener{}, foreign: map[relay.Listening]bool{}}
+}
+
+// fakeCapture is what one process has of the machine's capture.
+type fakeCapture struct {
+	*machine
+	f     lb.Family
+	want  map[lb.Key]capture.Lead
+	drift chan struct{}
+}
+
+func (c *fakeCapture) Name() string { return "fake" }
+func (c *fakeCapture) Own() bool    { return c.own }
+func (c *fakeCapture) Close() error { return nil }
+
+func (c *fakeCapture) NodeAddresses() ([]netip.Addr, error) { return c.addrs, nil }
+
+func (c *fakeCapture) Known(context.Context) ([]capture.Lead, error) {
+	return slices.Collect(maps.Values(c.leads)), nil
+}
+
+// look notes leads to ports where nobody listens.
+func (c *fakeCapture) look() {
+	for k, l := range c.leads {
+		for _, r := range l.Routes {
+			at := relay.Listening{Proto: k.Proto, Addr: netip.AddrPortFrom(netip.IPv4Unspecified(), r.Port)}
+			if c.f == lb.IPv6 {
+				at.Addr = netip.AddrPortFrom(netip.IPv6Unspecified(), r.Port)
+			}
+			if r.Port != 0 && !c.own && c.socks[at] == nil {
+				c.holes = append(c.holes, fmt.Sprintf("%s leads to port %d", k, r.Port))
+			}
+		}
+	}
+}
+
+func (c *fakeCapture) Reset(ctx context.Context, n lb.Node, want []capture.Lead) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	c.calls++
+	c.want, c.node, c.lost = map[lb.Key]capture.Lead{}, n, false
+	for _, l := range want {
+		if c.want[l.Key].Key != (lb.Key{}) {
+			return fmt.Errorf("%s twice", l.Key)
+		}
+		c.want[l.Key] = l
+	}
+	c.leads = maps.Clone(c.want)
+	c.look()
+	return nil
+}
+
+var errRefused = errors.New("the kernel refuses")
+
+func (c *fakeCapture) Apply(ctx context.Context, set []capture.Lead, remove []lb.Key) error {
+	if err := errors.Join(ctx.Err(), c.there()); err != nil {
+		return err
+	}
+	c.calls++
+	for _, l := range set {
+		if c.refuse != nil && c.refuse(l) {
+			return fmt.Errorf("%s: %w", l.Key, errRefused)
+		}
+		c.leads[l.Key], c.want[l.Key] = l, l
+	}
+	for _, k := range remove {
+		delete(c.leads, k)
+		delete(c.want, k)
+	}
+	c.look()
+	return nil
+}
+
+func (c *fakeCapture) there() error {
+	if c.lost {
+		return fmt.Errorf("fake: %w", plane.ErrStateLost)
+	}
+	return nil
+}
+
+func (c *fakeCapture) SetNode(ctx context.Context, n lb.Node) error {
+	if err := errors.Join(ctx.Err(), c.there()); err != nil {
+		return err
+	}
+	c.calls++
+	c.node = n
+	return nil
+}
+
+func (c *fakeCapture) Probe(ctx context.Context) error { return errors.Join(ctx.Err(), c.there()) }
+
+func (c *fakeCapture) Drift() <-chan struct{} { return c.drift }
+
+func (c *fakeCapture) Audit(ctx context.Context, _ bool) (mended int, err error) {
+	if err := errors.Join(ctx.Err(), c.there()); err != nil {
+		return 0, err
+	}
+	for k, l := range c.want {
+		if !equalLeads(c.leads[k], l) {
+			c.leads[k] = l
+			mended++
+		}
+	}
+	return mended, nil
+}
+
+func (c *fakeCapture) Dump(_ context.Context, name func(uint16, lb.Proto) string) (string, error) {
+	var lines []string
+	for k, l := range c.leads {
+		line := fmt.Sprintf("lead %s %s from %v:", k, l.Kind, l.Sources)
+		for _, r := range l.Routes {
+			to := r.Do.String()
+			if r.Port != 0 {
+				to = "to " + name(r.Port, k.Proto)
+			}
+			line += fmt.Sprintf(" %s %s", r.From, to)
+		}
+		lines = append(lines, line+"\n")
+	}
+	slices.Sort(lines)
+	return fmt.Sprintf("%+v\n", c.node) + strings.Join(lines, ""), nil
+}
+
+// fakeRelay is the sockets of one process.
+type fakeRelay struct {
+	m    *machine
+	mine map[*fakeListener]bool
+	next uint16
+	log  []string
+}
+
+type fakeListener struct {
+	relay *fakeRelay
+	at    relay.Listening
+	b     relay.Balancer
+	left  map[netip.AddrPort]time.Duration
+	shut  bool
+}
+
+func (r *fakeRelay) Listen(at relay.Listening, b relay.Balancer) (listener, error) {
+	m := r.m
+	if m.files > 0 && len(m.socks) >= m.files {
+		return nil, fmt.Errorf("listen at %v: %w", at, syscall.EMFILE)
+	}
+	if at.Addr.Port() == 0 {
+		for {
+			r.next++
+			try := relay.Listening{Proto: at.Proto, Addr: netip.AddrPortFrom(at.Addr.Addr(), 30000+r.next)}
+			if m.socks[try] == nil && !m.foreign[try] {
+				at = try
+				break
+			}
+		}
+	}
+	if m.socks[at] != nil || m.foreign[at] {
+		return nil, fmt.Errorf("listen at %v: %w", at, syscall.EADDRINUSE)
+	}
+	l := &fakeListener{relay: r, at: at, b: b, left: map[netip.AddrPort]time.Duration{}}
+	m.socks[at] = l
+	r.mine[l] = true
+	return l, nil
+}
+
+func (r *fakeRelay) Stats() relay.Stats    { return relay.Stats{} }
+func (r *fakeRelay) Drain(context.Context) {}
+func (r *fakeRelay) Close() {
+	for l := range r.mine {
+		l.Close()
+	}
+}
+
+func (l *fakeListener) Addr() netip.AddrPort         { return l.at.Addr }
+func (l *fakeListener) SetBalancer(b relay.Balancer) { l.b = b }
+func (l *fakeListener) Leave(gone []netip.AddrPort, grace time.Duration) {
+	for _, a := range gone {
+		l.left[a] = grace
+	}
+}
+func (l *fakeListener) Close() {
+	l.shut = true
+	delete(l.relay.m.socks, l.at)
+	delete(l.relay.mine, l)
+}
+
+// start makes the plane of a process on the machine.
+func (m *machine) start(cfg Config) (*Plane, error) {
+	cfg.Capture = &fakeCapture{machine: m, f: cfg.Family, drift: make(chan struct{}, 1)}
+	return newPlane(cfg, &fakeRelay{m: m, mine: map[*fakeListener]bool{}},
+		func(netip.Addr) (balance.Way, error) { return balance.Way{}, nil })
+}

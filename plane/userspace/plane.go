@@ -1,0 +1,227 @@
+package userspace
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/userspace/balance"
+	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/relay"
+)
+
+// Config says what a plane is made of.
+type Config struct {
+	// Family is the IP family; required.
+	Family lb.Family
+	// Capture leads packets to the listeners; required. The plane closes it.
+	Capture capture.Capture
+	// Mark has the bits of the packet mark that all packets to backends carry; 0 for none.
+	Mark uint32
+	// FirstPort to LastPort are the ports of listeners; both 0 for any (CF-44).
+	FirstPort, LastPort uint16
+	// UDPIdle is how long an idle session of UDP is kept (CF-45).
+	UDPIdle time.Duration
+	// Grace is how long connections may go on after their endpoint left its Service, or their Service went; 0 for no bound.
+	Grace time.Duration
+	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of [lb.Node.NodePorts] covers that (SV-64).
+	LocalhostNodePorts bool
+	// Log takes what the relay tells an operator; nil for none.
+	Log *slog.Logger
+}
+
+// pace is what an Apply should weigh at most: opening listeners takes most of its time, some 30 µs for each.
+const pace = 2000
+
+// Plane serves one family. Its methods must be called by one goroutine at a time; Drift, Measure and Drain may be called by another.
+type Plane struct {
+	cfg     Config
+	relay   relayer
+	capture capture.Capture
+	balance *balance.Balance
+	origins *balance.Origins
+	ports   *ports
+	pace    int
+	own     ownAddresses
+	tell    notices
+
+	// ready: a Reset has succeeded, and the kernel's state was not lost since.
+	ready    bool
+	node     lb.Node
+	rows     map[lb.Key]*row
+	services map[serviceName]*service
+	// at are the addresses of NodePorts; listeners at service addresses alone need them.
+	at []netip.Addr
+}
+
+// relayer is what a plane needs of relay.Relay.
+type relayer interface {
+	Listen(relay.Listening, relay.Balancer) (listener, error)
+	Stats() relay.Stats
+	Drain(context.Context)
+	Close()
+}
+
+// listener is what a plane needs of relay.Listener.
+type listener interface {
+	Addr() netip.AddrPort
+	SetBalancer(relay.Balancer)
+	Leave(gone []netip.AddrPort, grace time.Duration)
+	Close()
+}
+
+// sockets are relay.Relay as a relayer.
+type sockets struct{ *relay.Relay }
+
+func (s sockets) Listen(at relay.Listening, b relay.Balancer) (listener, error) {
+	l, err := s.Relay.Listen(at, b)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// New makes a plane whose sockets are in the network namespace of the calling thread. It changes nothing before the first Reset.
+func New(cfg Config) (*Plane, error) {
+	r, err := relay.New(relay.Config{Log: cfg.Log, UDPIdle: cfg.UDPIdle, Mark: cfg.Mark})
+	if err != nil {
+		return nil, fmt.Errorf("userspace: %w", err)
+	}
+	way, closeWay, err := openWays()
+	if err != nil {
+		r.Close()
+		return nil, fmt.Errorf("userspace: %w", err)
+	}
+	p, err := newPlane(cfg, sockets{r}, way)
+	if err != nil {
+		r.Close()
+		closeWay()
+		return nil, err
+	}
+	p.own.close = closeWay
+	return p, nil
+}
+
+// newPlane makes a plane of its parts.
+func newPlane(cfg Config, r relayer, way func(netip.Addr) (balance.Way, error)) (*Plane, error) {
+	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
+		return nil, fmt.Errorf("userspace: family %s: want IPv4 or IPv6", cfg.Family)
+	}
+	p := &Plane{
+		cfg: cfg, relay: r, capture: cfg.Capture, origins: balance.NewOrigins(way), ports: newPorts(cfg.FirstPort, cfg.LastPort),
+		pace: pace, rows: map[lb.Key]*row{}, services: map[serviceName]*service{},
+	}
+	balancing := balance.Config{}
+	if cfg.Capture.Own() {
+		balancing.Loops = p.own.has
+	}
+	p.balance = balance.New(balancing)
+	return p, nil
+}
+
+// Pace is what an Apply should weigh at most.
+func (p *Plane) Pace() int { return p.pace }
+
+// Drift has a value when somebody else may have changed what leads to the listeners.
+func (p *Plane) Drift() <-chan struct{} { return p.capture.Drift() }
+
+// Probe has the capture make a write that changes nothing.
+func (p *Plane) Probe(ctx context.Context) error {
+	if err := p.usable(ctx); err != nil {
+		return fmt.Errorf("userspace: probe: %w", err)
+	}
+	return p.lost("probe", p.capture.Probe(ctx))
+}
+
+// usable says why no verb but Reset can work now.
+func (p *Plane) usable(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if !p.ready {
+		return plane.ErrNotSetUp
+	}
+	return nil
+}
+
+// lost wraps an error of the capture, and notes when it asks for a Reset.
+func (p *Plane) lost(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
+	p.ready = p.ready && !errors.Is(err, plane.ErrStateLost)
+	return fmt.Errorf("userspace: %s: %w", doing, err)
+}
+
+// Drain takes no more connections, and returns when those that are open have ended, or ctx has. It returns how many it ended then.
+// Only Close and Measure may be called after it.
+func (p *Plane) Drain(ctx context.Context) (left int) {
+	watched := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(watched)
+		s := p.relay.Stats()
+		left = int(s.TCP.Open + s.SCTP.Open)
+	})
+	p.relay.Drain(ctx)
+	if !stop() {
+		<-watched
+	}
+	return left
+}
+
+// Close ends all connections, and frees what the plane holds. What leads to its listeners stays in force, for the process that
+// comes after.
+func (p *Plane) Close() error {
+	p.relay.Close()
+	err := p.capture.Close()
+	return errors.Join(err, p.own.shut())
+}
+
+// ownAddresses are those at which the proxy listens for others: a connection of its own must not come there.
+type ownAddresses struct {
+	mu    sync.RWMutex
+	at    map[netip.AddrPort]int
+	close func() error
+}
+
+func (o *ownAddresses) add(a netip.AddrPort, n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.at == nil {
+		o.at = map[netip.AddrPort]int{}
+	}
+	if o.at[a] += n; o.at[a] <= 0 {
+		delete(o.at, a)
+	}
+}
+
+func (o *ownAddresses) has(a netip.AddrPort) bool {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	return o.at[a] > 0
+}
+
+func (o *ownAddresses) shut() error {
+	if o.close == nil {
+		return nil
+	}
+	return o.close()
+}
+
+// anywhere is the address at which listeners are where capture is by rules.
+func (p *Plane) anywhere() netip.Addr {
+	if p.cfg.Family == lb.IPv6 {
+		return netip.IPv6Unspecified()
+	}
+	return netip.IPv4Unspecified()
+}
+
+// grace is how long connections may go on, as relay wants it.
+func (p *Plane) grace() time.Duration { return cmp.Or(p.cfg.Grace, -1) }

@@ -1,0 +1,147 @@
+package userspace
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+const (
+	// portRest is how long a port that was given up is not used for another listener: longer than the kernel remembers flows that rest.
+	portRest = 3 * time.Minute
+	// portForeign is how long a port that somebody else had is not tried again, if there are others.
+	portForeign = 10 * time.Second
+	// portTries is how many ports that the kernel offers are turned down because they rest.
+	portTries = 16
+)
+
+// ErrNoPort is wrapped by errors that say that no port of the range is free for a listener.
+var ErrNoPort = errors.New("no port is left")
+
+// ports gives listeners at all addresses their ports, for one family. It is pure but for the clock.
+type ports struct {
+	first, last uint16 // both 0: any
+	next        map[lb.Proto]int
+	used        map[port]bool
+	resting     map[port]time.Time // until when
+	foreign     map[port]time.Time
+	queue       []port // those that rest, in the order in which they end that
+}
+
+// port is a port of a protocol.
+type port struct {
+	proto  lb.Proto
+	number uint16
+}
+
+func newPorts(first, last uint16) *ports {
+	return &ports{first: first, last: last, next: map[lb.Proto]int{}, used: map[port]bool{}, resting: map[port]time.Time{},
+		foreign: map[port]time.Time{}}
+}
+
+// take finds a port for a listener by trying to listen, first at prefer if that is not 0. listen is given 0 for any port, and returns the
+// one that it got; its errors of ports that somebody else has wrap syscall.EADDRINUSE. refuse closes what listen opened last.
+func (p *ports) take(proto lb.Proto, prefer uint16, listen func(uint16) (uint16, error), refuse func()) error {
+	p.wake()
+	if prefer != 0 && !p.used[port{proto, prefer}] && (p.last == 0 || p.first <= prefer && prefer <= p.last) {
+		if _, err := listen(prefer); err == nil {
+			delete(p.resting, port{proto, prefer})
+			p.used[port{proto, prefer}] = true
+			return nil
+		} else if !errors.Is(err, syscall.EADDRINUSE) {
+			return err
+		}
+	}
+	if p.last == 0 {
+		return p.any(proto, listen, refuse)
+	}
+	return p.ofRange(proto, listen)
+}
+
+// any takes one that the kernel offers.
+func (p *ports) any(proto lb.Proto, listen func(uint16) (uint16, error), refuse func()) error {
+	for range portTries {
+		n, err := listen(0)
+		if err != nil {
+			if errors.Is(err, syscall.EADDRINUSE) {
+				err = fmt.Errorf("%w: the kernel has none of %s that is free (net.ipv4.ip_local_port_range): %w", ErrNoPort, proto, err)
+			}
+			return err
+		}
+		at := port{proto, n}
+		if _, rests := p.resting[at]; !rests && !p.used[at] {
+			p.used[at] = true
+			return nil
+		}
+		refuse()
+	}
+	return fmt.Errorf("%w: the kernel offers those alone that were given up less than %v ago (net.ipv4.ip_local_port_range)", ErrNoPort, portRest)
+}
+
+// ofRange takes the next of the range that nobody has. The first one is taken at random: two proxies, or a process and the one before it,
+// do not begin with the same Services.
+func (p *ports) ofRange(proto lb.Proto, listen func(uint16) (uint16, error)) error {
+	size := int(p.last) - int(p.first) + 1
+	if _, begun := p.next[proto]; !begun {
+		p.next[proto] = rand.IntN(size)
+	}
+	used, rest, others := 0, 0, 0
+	for range size {
+		at := port{proto, p.first + uint16(p.next[proto])}
+		p.next[proto] = (p.next[proto] + 1) % size
+		if p.used[at] {
+			used++
+			continue
+		}
+		if _, rests := p.resting[at]; rests {
+			rest++
+			continue
+		}
+		if until, ok := p.foreign[at]; ok && time.Now().Before(until) {
+			others++
+			continue
+		}
+		delete(p.foreign, at)
+		_, err := listen(at.number)
+		if err == nil {
+			p.used[at] = true
+			return nil
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return err
+		}
+		p.foreign[at] = time.Now().Add(portForeign)
+		others++
+	}
+	return fmt.Errorf("%w: of the %d ports %d-%d (--proxy-port-range) this proxy uses %d for %s, other programs have %d, "+
+		"and %d were given up less than %v ago; give it a wider range", ErrNoPort, size, p.first, p.last, used, proto, others, rest, portRest)
+}
+
+// give gives a port up. It rests.
+func (p *ports) give(proto lb.Proto, n uint16) {
+	at := port{proto, n}
+	if !p.used[at] {
+		return
+	}
+	delete(p.used, at)
+	p.resting[at] = time.Now().Add(portRest)
+	p.queue = append(p.queue, at)
+	p.wake()
+}
+
+// wake forgets the ports that have rested.
+func (p *ports) wake() {
+	now := time.Now()
+	for len(p.queue) > 0 {
+		at := p.queue[0]
+		if until, rests := p.resting[at]; rests && now.Before(until) {
+			return
+		}
+		delete(p.resting, at)
+		p.queue = p.queue[1:]
+	}
+}

@@ -1,0 +1,130 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/userspace/capture"
+)
+
+// Reset makes the kernel lead exactly as the table says. Rows that the process before led to are listened for at its ports, where those are
+// free. Rows beyond the pace that nobody led to before are left for later, and so are those for which no listener can be opened.
+func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, err error) {
+	if err := ctx.Err(); err != nil {
+		return res, fmt.Errorf("userspace: reset: %w", err)
+	}
+	known, err := p.capture.Known(ctx)
+	if err != nil {
+		return res, fmt.Errorf("userspace: reset: read what leads to the proxy: %w", err)
+	}
+	was := map[lb.Key][]capture.Route{}
+	for _, l := range known {
+		was[l.Key] = l.Routes
+	}
+	p.node = want.Node
+	p.origins.Detect(want.Node.Pods)
+	if err := p.findAddresses(); err != nil {
+		return res, fmt.Errorf("userspace: reset: %w", err)
+	}
+
+	b := p.begin()
+	var fresh []*lb.Frontend
+	for _, f := range want.Sorted() { // those with ports come before those who take any
+		switch {
+		case f.Accepts():
+		case p.rows[f.Key] == nil && was[f.Key] == nil:
+			fresh = append(fresh, f)
+		case !b.change(f.Key, f, portsOf(was[f.Key])):
+			res.Later = append(res.Later, f.Key)
+		}
+	}
+	var weight lb.Weight
+	used := 0
+	for _, f := range fresh {
+		w := max(1, weight.Of(f))
+		if used > 0 && used+w > p.pace || !b.change(f.Key, f, noPorts) {
+			res.Later = append(res.Later, f.Key)
+			continue
+		}
+		used += w
+	}
+	for k := range p.rows {
+		if f := want.Get(k); f == nil || f.Accepts() {
+			b.change(k, nil, noPorts)
+			was[k] = nil
+		}
+	}
+	for k := range was {
+		if want.Get(k) == nil {
+			res.Dropped = append(res.Dropped, k)
+		}
+	}
+	slices.SortFunc(res.Dropped, lb.Key.Compare)
+
+	err = p.capture.Reset(ctx, want.Node, b.leads())
+	p.ready = err == nil
+	for i := range b.steps {
+		b.steps[i].writes = true
+	}
+	b.end(err == nil)
+	if err != nil {
+		return plane.ResetResult{}, fmt.Errorf("userspace: reset: %w", err)
+	}
+	return res, nil
+}
+
+// portsOf tells by a lead of the process before at which port it listened for those from somewhere.
+func portsOf(routes []capture.Route) func(lb.From) uint16 {
+	return func(from lb.From) uint16 {
+		for _, r := range routes {
+			if r.From == from || r.From == lb.Anywhere {
+				return r.Port
+			}
+		}
+		return 0
+	}
+}
+
+// leads are those of all rows but the ones that go.
+func (b *batch) leads() []capture.Lead {
+	goes := map[lb.Key]bool{}
+	for _, s := range b.steps {
+		goes[s.key] = s.new == nil
+	}
+	all := make([]capture.Lead, 0, len(b.p.rows))
+	for k, r := range b.p.rows {
+		if !goes[k] {
+			all = append(all, r.lead)
+		}
+	}
+	slices.SortFunc(all, func(x, y capture.Lead) int { return x.Key.Compare(y.Key) })
+	return all
+}
+
+// SetNode takes a change of the node. Where listeners are at the addresses of NodePorts, they go where those are now.
+func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
+	if err := p.usable(ctx); err != nil {
+		return fmt.Errorf("userspace: set node: %w", err)
+	}
+	if err := p.lost("set node", p.capture.SetNode(ctx, n)); err != nil {
+		return err
+	}
+	p.node = n
+	p.origins.Detect(n.Pods)
+	_, err := p.follow()
+	return err
+}
+
+// Audit has the capture compare what the kernel holds with what it shall, and mend it.
+func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
+	if err := p.usable(ctx); err != nil {
+		return 0, fmt.Errorf("userspace: audit: %w", err)
+	}
+	moved, err := p.follow()
+	mended, audit := p.capture.Audit(ctx, full)
+	return mended + moved, errors.Join(err, p.lost("audit", audit))
+}
