@@ -8,7 +8,7 @@ import (
 
 // notices are what somebody should be told, each once.
 type notices struct {
-	capture bool  // told which capture there is
+	capture bool  // told which capture there is, and why
 	port    error // the last that says that no port is left
 	ports   bool  // and it was told
 }
@@ -22,9 +22,10 @@ func (n *notices) noPort(err error) {
 
 // Notices is part of mode.Plane.
 func (p *Plane) Notices() (all []mode.Notice) {
-	if !p.tell.capture {
+	if len(p.cfg.Passed) > 0 && !p.tell.capture {
 		p.tell.capture = true
-		all = append(all, mode.Notice{Text: "connections to service addresses are led to the proxy", Args: []any{"family", p.cfg.Family, "by", p.capture.Name()}})
+		all = append(all, mode.Notice{Text: "packets to service addresses are captured in another way than the best one, which this host does not have",
+			Args: []any{"family", p.cfg.Family, "by", p.capture.Name(), "err", errors.Join(p.cfg.Passed...)}})
 	}
 	if p.tell.port != nil && !p.tell.ports {
 		all = append(all, mode.Notice{Text: "no port is left for listeners; Services that need one are not served", Args: []any{"family", p.cfg.Family, "err", p.tell.port}})

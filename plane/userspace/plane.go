@@ -23,6 +23,8 @@ type Config struct {
 	Family lb.Family
 	// Capture leads packets to the listeners; required. The plane closes it.
 	Capture capture.Capture
+	// Passed says why better captures than that are not used, for [Plane.Notices].
+	Passed []error
 	// Mark has the bits of the packet mark that all packets to backends carry; 0 for none.
 	Mark uint32
 	// FirstPort to LastPort are the ports of listeners; both 0 for any (CF-44).

@@ -27,6 +27,7 @@ type ports struct {
 	first, last uint16 // both 0: any
 	next        map[lb.Proto]int
 	used        map[port]bool
+	promised    map[port]bool // to those who prefer them; others take none of these
 	resting     map[port]time.Time // until when
 	foreign     map[port]time.Time
 	queue       []port // those that rest, in the order in which they end that
@@ -73,7 +74,7 @@ func (p *ports) any(proto lb.Proto, listen func(uint16) (uint16, error), refuse 
 			return err
 		}
 		at := port{proto, n}
-		if _, rests := p.resting[at]; !rests && !p.used[at] {
+		if _, rests := p.resting[at]; !rests && !p.used[at] && !p.promised[at] {
 			p.used[at] = true
 			return nil
 		}
@@ -93,7 +94,7 @@ func (p *ports) ofRange(proto lb.Proto, listen func(uint16) (uint16, error)) err
 	for range size {
 		at := port{proto, p.first + uint16(p.next[proto])}
 		p.next[proto] = (p.next[proto] + 1) % size
-		if p.used[at] {
+		if p.used[at] || p.promised[at] {
 			used++
 			continue
 		}

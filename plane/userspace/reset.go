@@ -32,6 +32,12 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	}
 
 	b := p.begin()
+	p.ports.promised = map[port]bool{}
+	for k, routes := range was {
+		for _, r := range routes {
+			p.ports.promised[port{k.Proto, r.Port}] = true
+		}
+	}
 	var fresh []*lb.Frontend
 	for _, f := range want.Sorted() { // those with ports come before those who take any
 		switch {
@@ -42,6 +48,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 			res.Later = append(res.Later, f.Key)
 		}
 	}
+	p.ports.promised = nil
 	var weight lb.Weight
 	used := 0
 	for _, f := range fresh {

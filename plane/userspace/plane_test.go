@@ -1,0 +1,457 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/planetest"
+	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/relay"
+)
+
+var world = planetest.World{Family: lb.IPv4}
+
+// begin makes a plane on the machine that holds the table.
+func begin(t testing.TB, m *machine, cfg Config, want *lb.Table) *Plane {
+	t.Helper()
+	cfg.Family = lb.IPv4
+	p, err := m.start(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		if len(m.socks) > 0 || len(m.holes) > 0 {
+			t.Errorf("%d listeners are left; nobody listened: %v", len(m.socks), m.holes)
+		}
+	})
+	if _, err := planetest.ResetAll(context.Background(), p, want); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Contest) (written bool) {
+	t.Helper()
+	written, err := p.Apply(context.Background(), changes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return written
+}
+
+func dump(t testing.TB, p *Plane) string {
+	t.Helper()
+	text, err := p.Dump()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// door returns the listener of a service port's set.
+func (p *Plane) doorOf(t testing.TB, service string, proto lb.Proto, scope lb.Scope) *fakeListener {
+	t.Helper()
+	s := p.services[serviceName{service, proto}]
+	if s == nil || s.doors[doorway{scope: scope}] == nil {
+		t.Fatalf("%s/%s has no listener for %s", service, proto, scope)
+	}
+	return s.doors[doorway{scope: scope}].listener.(*fakeListener)
+}
+
+func ask(b relay.Balancer, n int) map[netip.AddrPort]bool {
+	got := map[netip.AddrPort]bool{}
+	for i := range n {
+		a, _ := b.Pick(relay.Client{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 18, 1, byte(i)}), 1)}, nil)
+		got[a] = true
+	}
+	return got
+}
+
+// front is a row that leads everybody to the backends 10.9.0.n of a service port.
+func front(key, service string, affinity time.Duration, numbers ...int) *lb.Frontend {
+	k, err := lb.ParseKey(key)
+	if err != nil {
+		panic(err)
+	}
+	f := &lb.Frontend{Key: k, Service: service, Kind: lb.ClusterIP, Affinity: affinity, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}
+	if k.IsNodePort() {
+		f.Kind = lb.NodePort
+	}
+	if len(numbers) > 0 {
+		f.Routes[0] = lb.Route{From: lb.Anywhere, Do: lb.Balance, To: setOf(k.Proto, service, lb.Cluster, numbers...)}
+	}
+	return f
+}
+
+func setOf(proto lb.Proto, service string, scope lb.Scope, numbers ...int) *lb.BackendSet {
+	s := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: proto, Scope: scope}}
+	for _, n := range numbers {
+		s.Backends = append(s.Backends, lb.Backend{Addr: backend(n)})
+	}
+	return s
+}
+
+func backend(n int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 9, 0, byte(n)}), 8080)
+}
+
+func owner(name string) lb.Owner { return lb.Owner{Name: name} }
+
+// A change of endpoints asks the kernel for nothing, however many Services there are, and is in force when Apply returns (DP-40).
+func TestEndpointsAreNoWriteDP40(t *testing.T) {
+	for _, own := range []bool{false, true} {
+		for _, services := range []int{10, 1000} {
+			m := newMachine()
+			m.own = own
+			want := world.Table(services, 2)
+			p := begin(t, m, Config{}, want)
+			want.Replace(owner("ns/x"), []*lb.Frontend{front("10.0.9.9:80/tcp", "ns/x:p", 0, 1, 2)})
+			apply(t, p, []lb.Change{{Key: want.Owned("ns/x")[0].Key, New: want.Owned("ns/x")[0]}}, nil)
+			calls, listeners := m.calls, len(m.socks)
+			if apply2, _ := want.Replace(owner("ns/x"), []*lb.Frontend{front("10.0.9.9:80/tcp", "ns/x:p", 0, 2, 3)}); apply(t, p, apply2, nil) {
+				t.Error("something was written")
+			}
+			if m.calls != calls || len(m.socks) != listeners {
+				t.Errorf("own %t, %d Services: %d calls of the capture, %d more listeners", own, services, m.calls-calls, len(m.socks)-listeners)
+			}
+			for at, l := range m.socks {
+				if at.Addr.Port() == 80 && at.Addr.Addr() == netip.MustParseAddr("10.0.9.9") || !own && l == p.doorOf(t, "ns/x:p", lb.TCP, lb.Cluster) {
+					if got := ask(l.b, 10); len(got) != 2 || !got[backend(2)] || !got[backend(3)] {
+						t.Errorf("clients are led to %v", got)
+					}
+				}
+			}
+		}
+	}
+}
+
+// All addresses of a service port share a listener, and those of a route share it whatever other routes do; who is to be dropped is dropped by
+// the rules (SV-51, SV-52).
+func TestListenerForEachSet(t *testing.T) {
+	m := newMachine()
+	cluster, local := setOf(lb.TCP, "ns/x:p", lb.Cluster, 1, 2), setOf(lb.TCP, "ns/x:p", lb.Local, 1)
+	to := func(from lb.From, s *lb.BackendSet, masq bool) lb.Route {
+		if s == nil {
+			return lb.Route{From: from, Do: lb.Drop}
+		}
+		return lb.Route{From: from, Do: lb.Balance, To: s, Masq: masq}
+	}
+	row := func(key string, routes ...lb.Route) *lb.Frontend {
+		f := front(key, "ns/x:p", 0)
+		f.Routes = routes
+		return f
+	}
+	want := &lb.Table{}
+	want.Replace(owner("ns/x"), []*lb.Frontend{
+		row("10.0.9.9:80/tcp", to(lb.Pods, cluster, false), to(lb.Anywhere, cluster, true)),
+		row("192.0.2.1:80/tcp", to(lb.Pods, cluster, false), to(lb.Host, cluster, true), to(lb.Anywhere, local, false)),
+		row("192.0.2.2:80/tcp", to(lb.Pods, cluster, false), to(lb.Host, cluster, true), to(lb.Anywhere, nil, false)),
+	})
+	p := begin(t, m, Config{}, want)
+	if len(m.socks) != 2 {
+		t.Errorf("%d listeners", len(m.socks))
+	}
+	text := dump(t, p)
+	for _, line := range []string{
+		"lead 10.0.9.9:80/tcp clusterip from []: anywhere to ns/x:p/tcp/cluster\n",
+		"lead 192.0.2.1:80/tcp clusterip from []: pods to ns/x:p/tcp/cluster host to ns/x:p/tcp/cluster anywhere to ns/x:p/tcp/local\n",
+		"lead 192.0.2.2:80/tcp clusterip from []: pods to ns/x:p/tcp/cluster host to ns/x:p/tcp/cluster anywhere drop\n",
+	} {
+		if !strings.Contains(text, line) {
+			t.Errorf("no line %q in\n%s", line, text)
+		}
+	}
+}
+
+// A process takes the ports of the one before it, whatever came and went in between, and takes another where somebody has its own.
+func TestRestartKeepsPorts(t *testing.T) {
+	m := newMachine()
+	want := world.Table(20, 2)
+	p := begin(t, m, Config{FirstPort: 40000, LastPort: 40099}, want)
+	before := map[lb.Key][]capture.Route{}
+	for k, l := range m.leads {
+		before[k] = l.Routes
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	want.Replace(world.ClusterIP(0, 0, 0))
+	want.Replace(world.ClusterIP(100, 700, 2))
+	for i := range 20 {
+		want.Replace(owner(fmt.Sprint("a/new-", i)), []*lb.Frontend{front(fmt.Sprintf("9.0.0.%d:80/tcp", i+1), fmt.Sprintf("a/new-%d:p", i), 0, 1)})
+	}
+	_, taken := world.ClusterIP(3, 0, 1)
+	lost := taken[0].Key
+	m.foreign[relay.Listening{Proto: lb.TCP, Addr: netip.AddrPortFrom(netip.IPv4Unspecified(), before[lost][0].Port)}] = true
+	p = begin(t, m, Config{FirstPort: 40000, LastPort: 40099}, want)
+	kept := 0
+	for k, l := range m.leads {
+		was, known := before[k]
+		switch same := equalLeads(capture.Lead{Routes: was}, capture.Lead{Routes: l.Routes}); {
+		case !known || was[0].Port == 0:
+		case k == lost && (same || l.Routes[0].Port == 0):
+			t.Errorf("%s has %v, which somebody else has", k, l.Routes)
+		case k != lost && !same && want.Get(k).Routes[0].Do == lb.Balance:
+			t.Errorf("%s had %v, and now %v", k, was, l.Routes)
+		default:
+			kept++
+		}
+	}
+	if kept < 15 {
+		t.Errorf("%d rows kept their ports", kept)
+	}
+	_ = p
+}
+
+// A range that is too small costs the rows for which nothing is left, which an error names with the Service, the range and the flag; they are
+// served when a port is free (CF-44).
+func TestRangeExhaustedCF44(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		want := &lb.Table{}
+		for i := range 2 {
+			want.Replace(owner(fmt.Sprint("ns/s", i)), []*lb.Frontend{front(fmt.Sprintf("10.0.0.%d:80/tcp", i+1), fmt.Sprintf("ns/s%d:p", i), 0, 1)})
+		}
+		p := begin(t, m, Config{FirstPort: 40000, LastPort: 40001}, want)
+		changes, _ := want.Replace(owner("ns/late"), []*lb.Frontend{front("10.0.0.9:80/tcp", "ns/late:p", 0, 1)})
+		more, _ := want.Replace(owner("ns/none"), []*lb.Frontend{front("10.0.0.10:80/tcp", "ns/none:p", 0)})
+		_, err := p.Apply(t.Context(), append(changes, more...))
+		if !errors.Is(err, ErrNoPort) || !strings.Contains(err.Error(), "ns/late:p/tcp") || !strings.Contains(err.Error(), "40000-40001 (--proxy-port-range)") {
+			t.Errorf("error %v", err)
+		}
+		if _, led := m.leads[more[0].Key]; !led {
+			t.Error("a row that needs no port is not in force")
+		}
+		if n := p.Notices(); len(n) != 1 {
+			t.Errorf("notices: %v", n)
+		}
+		res, err := p.Reset(t.Context(), want)
+		if err != nil || len(res.Later) != 1 || res.Later[0] != changes[0].Key {
+			t.Errorf("reset: later %v, error %v", res.Later, err)
+		}
+		if n := p.Notices(); len(n) != 0 {
+			t.Errorf("told again: %v", n)
+		}
+		apply(t, p, []lb.Change{{Key: want.Owned("ns/s0")[0].Key}}, nil)
+		if _, err := p.Apply(t.Context(), changes); !errors.Is(err, ErrNoPort) || !strings.Contains(err.Error(), "1 were given up") {
+			t.Errorf("at once after a port was given up: %v", err)
+		}
+		time.Sleep(portRest)
+		apply(t, p, changes, nil)
+	})
+}
+
+// Without descriptors a row that needs a listener is not served; those that are there are, and their endpoints change.
+func TestOutOfDescriptors(t *testing.T) {
+	m := newMachine()
+	want := world.Table(3, 2)
+	p := begin(t, m, Config{}, want)
+	m.files = len(m.socks)
+	changes, _ := want.Replace(owner("ns/late"), []*lb.Frontend{front("10.0.0.99:80/tcp", "ns/late:p", 0, 1)})
+	if _, err := p.Apply(t.Context(), changes); !errors.Is(err, syscall.EMFILE) || !strings.Contains(err.Error(), "ns/late:p") {
+		t.Errorf("error %v", err)
+	}
+	apply(t, p, second(want.Replace(world.ClusterIP(1, 50, 3))), nil)
+	m.files = 0
+	apply(t, p, changes, nil)
+}
+
+func second[A, B any](a A, _ B) A { return a }
+
+// Listeners are told who left a service port for good, not who drains or serves elsewhere in it (DP-50), and how long connections may go on.
+func TestWhoLeftDP50(t *testing.T) {
+	const grace = time.Minute
+	for _, c := range []struct {
+		name  string
+		proto lb.Proto
+		grace time.Duration
+		to    []int // routes
+		serve []int // what serves besides; nil: the routes reach all
+		left  map[netip.AddrPort]time.Duration
+	}{
+		{"one leaves", lb.TCP, 0, []int{2, 3}, nil, map[netip.AddrPort]time.Duration{backend(1): -1}},
+		{"with a grace", lb.TCP, grace, []int{2, 3}, nil, map[netip.AddrPort]time.Duration{backend(1): grace}},
+		{"one drains", lb.UDP, 0, []int{2, 3}, []int{1, 2, 3}, map[netip.AddrPort]time.Duration{}},
+		{"all but one", lb.UDP, 0, []int{3}, nil, map[netip.AddrPort]time.Duration{backend(1): -1, backend(2): -1}},
+		{"one comes", lb.TCP, 0, []int{1, 2, 3, 4}, nil, map[netip.AddrPort]time.Duration{}},
+		{"one comes to where some leave late", lb.TCP, grace, []int{1, 2, 3, 4}, nil, map[netip.AddrPort]time.Duration{backend(4): -1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMachine()
+			key := "10.0.0.1:80/" + c.proto.String()
+			want := &lb.Table{}
+			rows := func(to, serve []int) []*lb.Frontend {
+				a, b := front(key, "ns/x:p", 0, to...), front("nodeport:30080/"+c.proto.String(), "ns/x:p", 0, to...)
+				b.Routes = a.Routes
+				if serve != nil {
+					a.Serving = setOf(c.proto, "ns/x:p", lb.Serving, serve...)
+					b.Serving = a.Serving
+				}
+				return []*lb.Frontend{a, b}
+			}
+			want.Replace(owner("ns/x"), rows([]int{1, 2, 3}, nil))
+			p := begin(t, m, Config{Grace: c.grace}, want)
+			l := p.doorOf(t, "ns/x:p", c.proto, lb.Cluster)
+			apply(t, p, second(want.Replace(owner("ns/x"), rows(c.to, c.serve))), nil)
+			if fmt.Sprint(l.left) != fmt.Sprint(c.left) {
+				t.Errorf("told of %v, want %v", l.left, c.left)
+			}
+			if c.serve != nil { // who drained is gone
+				apply(t, p, second(want.Replace(owner("ns/x"), rows(c.to, nil))), nil)
+				if len(l.left) != 1 || l.left[backend(1)] != -1 {
+					t.Errorf("then told of %v", l.left)
+				}
+			}
+			clear(l.left)
+			apply(t, p, second(want.Replace(owner("ns/x"), nil)), nil)
+			if !l.shut || c.grace > 0 && len(l.left) != len(c.to) || c.grace == 0 && len(l.left) > 0 {
+				t.Errorf("when the Service is gone: closed %t, told of %v", l.shut, l.left)
+			}
+			if len(p.services)+len(p.rows)+p.balance.Stats().Places > 0 {
+				t.Errorf("left: %v, %v", p.services, p.rows)
+			}
+		})
+	}
+}
+
+// NodePorts are at the addresses that the node has, also when those change; a loopback address answers where it is asked for (SV-64, SV-65).
+func TestNodePortAddressesSV65(t *testing.T) {
+	m := newMachine()
+	m.own = true
+	m.addrs = []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("198.18.0.1")}
+	want := &lb.Table{Node: lb.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12")}}}
+	want.Replace(owner("ns/x"), []*lb.Frontend{front("nodeport:30080/tcp", "ns/x:p", 0, 1)})
+	p := begin(t, m, Config{LocalhostNodePorts: true}, want)
+	at := func(addrs ...string) {
+		t.Helper()
+		if len(m.socks) != len(addrs) {
+			t.Errorf("%d listeners, want %v", len(m.socks), addrs)
+		}
+		for _, a := range addrs {
+			if m.socks[relay.Listening{Proto: lb.TCP, Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 30080)}] == nil {
+				t.Errorf("nobody listens at %s", a)
+			}
+		}
+	}
+	at("172.18.0.2", "127.0.0.1")
+	m.addrs = []netip.Addr{netip.MustParseAddr("172.18.0.2"), netip.MustParseAddr("172.18.0.3")}
+	if n, err := p.Audit(t.Context(), false); n != 1 || err != nil {
+		t.Errorf("mended %d, error %v", n, err)
+	}
+	at("172.18.0.2", "172.18.0.3")
+	if err := p.SetNode(t.Context(), lb.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}); err != nil {
+		t.Fatal(err)
+	}
+	at("172.18.0.2", "172.18.0.3")
+	if err := p.SetNode(t.Context(), lb.Node{}); err != nil {
+		t.Fatal(err)
+	}
+	at()
+}
+
+// Whatever the capture refuses, whatever is lost, in the end the plane is what a fresh one is, and holds no listener that nobody needs.
+func TestFaults(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	for round := range 60 {
+		m := newMachine()
+		m.own = round%2 == 1
+		m.addrs = []netip.Addr{netip.MustParseAddr("203.0.0.1")}
+		want := world.Table(3, 2)
+		p := begin(t, m, Config{FirstPort: 40000, LastPort: 40255}, want)
+		doubt := map[lb.Key]bool{}
+		for range 60 {
+			m.refuse = func(l capture.Lead) bool { return rnd.IntN(8) == 0 }
+			m.files = 0
+			if rnd.IntN(6) == 0 {
+				m.files = len(m.socks) + rnd.IntN(2)
+			}
+			n := rnd.IntN(8)
+			var changes []lb.Change
+			switch rnd.IntN(4) {
+			case 0:
+				changes, _ = want.Replace(owner(fmt.Sprint("ns/svc-", n)), nil)
+			case 1:
+				changes, _ = want.Replace(world.ClusterIP(n, rnd.IntN(200), rnd.IntN(4)))
+			default:
+				changes, _ = want.Replace(world.Full(n, rnd.IntN(200), rnd.IntN(5), rnd.IntN(2), time.Duration(rnd.IntN(2))*time.Hour))
+			}
+			for k := range doubt {
+				if rnd.IntN(3) == 0 {
+					changes = append(changes, lb.Change{Key: k, New: want.Get(k)})
+				}
+			}
+			_, err := p.Apply(t.Context(), changes)
+			if errors.Is(err, plane.ErrStateLost) {
+				t.Fatal(err)
+			}
+			for _, c := range changes {
+				if doubt[c.Key] = err != nil; err == nil {
+					delete(doubt, c.Key)
+				}
+			}
+			if rnd.IntN(20) == 0 {
+				m.lost = true
+				clear(m.leads)
+			}
+			if m.lost {
+				if res, err := p.Reset(t.Context(), want); err == nil {
+					clear(doubt)
+					for _, k := range res.Later {
+						doubt[k] = true
+					}
+				}
+			}
+		}
+		m.refuse, m.files = nil, 0
+		var changes []lb.Change
+		for k := range doubt {
+			changes = append(changes, lb.Change{Key: k, New: want.Get(k)})
+		}
+		apply(t, p, changes, nil)
+		other := newMachine()
+		other.own, other.addrs = m.own, m.addrs
+		fresh := begin(t, other, Config{FirstPort: 40000, LastPort: 40255}, want)
+		if got, want := dump(t, p), dump(t, fresh); got != want {
+			t.Fatalf("round %d: not what a fresh plane is:\n%s\nwant\n%s", round, got, want)
+		}
+		if len(m.socks) != len(other.socks) {
+			t.Errorf("%d listeners, a fresh plane has %d", len(m.socks), len(other.socks))
+		}
+	}
+}
+
+// BenchmarkEndpoint is the change of one endpoint, among so many Services.
+func BenchmarkEndpoint(b *testing.B) {
+	for _, services := range []int{100, 10_000} {
+		b.Run(fmt.Sprint(services), func(b *testing.B) {
+			m := newMachine()
+			want := world.Table(services, 3)
+			p := begin(b, m, Config{}, want)
+			calls := m.calls
+			i := 0
+			for b.Loop() {
+				i++
+				changes, _ := want.Replace(world.ClusterIP(1, 100+i%2, 3))
+				apply(b, p, changes, nil)
+			}
+			if m.calls != calls {
+				b.Errorf("the capture was called %d times", m.calls-calls)
+			}
+		})
+	}
+}
