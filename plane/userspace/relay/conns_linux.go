@@ -138,6 +138,10 @@ func listenSocket(at Listening, cfg Config) (int, netip.AddrPort, error) {
 				return os.NewSyscallError("IPV6_V6ONLY", err)
 			}
 		}
+		// A service address may not be there yet, and comes when somebody listens.
+		if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_FREEBIND, 1); err != nil {
+			return os.NewSyscallError("IP_FREEBIND", err)
+		}
 		// Connections of one who listened there before may still be about to end.
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 			return os.NewSyscallError("SO_REUSEADDR", err)
