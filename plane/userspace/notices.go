@@ -3,14 +3,26 @@ package userspace
 import (
 	"errors"
 
+	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
 
 // notices are what somebody should be told, each once.
 type notices struct {
-	capture bool  // told which capture there is, and why
-	port    error // the last that says that no port is left
-	ports   bool  // and it was told
+	capture bool               // told which capture there is, and why
+	port    error              // the last that says that no port is left
+	ports   bool               // and it was told
+	lacking map[lb.Proto]error // protocols that this host does not have; nil once it was told
+}
+
+// lacks notes that this host has no sockets of a protocol.
+func (n *notices) lacks(p lb.Proto, err error) {
+	if n.lacking == nil {
+		n.lacking = map[lb.Proto]error{}
+	}
+	if _, known := n.lacking[p]; !known {
+		n.lacking[p] = err
+	}
 }
 
 // noPort notes an error of opening a listener.
@@ -29,6 +41,13 @@ func (p *Plane) Notices() (all []mode.Notice) {
 	}
 	if p.tell.port != nil && !p.tell.ports {
 		all = append(all, mode.Notice{Text: "no port is left for listeners; Services that need one are not served", Args: []any{"family", p.cfg.Family, "err", p.tell.port}})
+	}
+	for proto, err := range p.tell.lacking {
+		if err == nil {
+			continue
+		}
+		p.tell.lacking[proto] = nil
+		all = append(all, mode.Notice{Text: "this host cannot serve the protocol; Services of it are refused", Args: []any{"family", p.cfg.Family, "protocol", proto, "err", err}})
 	}
 	p.tell.ports, p.tell.port = p.tell.port != nil, nil
 	return all

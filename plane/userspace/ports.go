@@ -27,7 +27,7 @@ type ports struct {
 	first, last uint16 // both 0: any
 	next        map[lb.Proto]int
 	used        map[port]bool
-	promised    map[port]bool // to those who prefer them; others take none of these
+	promised    map[port]bool      // to those who prefer them; others take none of these
 	resting     map[port]time.Time // until when
 	foreign     map[port]time.Time
 	queue       []port // those that rest, in the order in which they end that

@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -200,10 +201,15 @@ func (p *Plane) behindRules(r *row, s *service, ports func(lb.From) uint16) erro
 		if route.Do == lb.Balance {
 			scope := route.To.ID.Scope
 			d, err := p.enter(r, s, doorway{scope: scope}, s.sets[scope].turns, ports(route.From))
-			if err != nil {
+			switch {
+			case errors.Is(err, errors.ErrUnsupported): // it never will be served: clients are better off with an answer
+				p.tell.lacks(s.proto, err)
+				to.Do = lb.Reject
+			case err != nil:
 				return err
+			default:
+				to.Do, to.Port = 0, d.listener.Addr().Port()
 			}
-			to.Do, to.Port = 0, d.listener.Addr().Port()
 		}
 		r.lead.Routes = append(r.lead.Routes, to)
 	}
@@ -226,7 +232,13 @@ func (p *Plane) atAddresses(r *row, s *service) error {
 		return nil
 	}
 	for k := range lb.Expand(r.f.Key, p.at) {
-		if _, err := p.enter(r, s, doorway{at: netip.AddrPortFrom(k.Addr, k.Port)}, p.balance.Row(r.f, p.origins), 0); err != nil {
+		_, err := p.enter(r, s, doorway{at: netip.AddrPortFrom(k.Addr, k.Port)}, p.balance.Row(r.f, p.origins), 0)
+		if errors.Is(err, errors.ErrUnsupported) {
+			p.tell.lacks(s.proto, err)
+			r.lead.Routes = []capture.Route{{From: lb.Anywhere, Do: lb.Reject}}
+			return nil
+		}
+		if err != nil {
 			return err
 		}
 	}
