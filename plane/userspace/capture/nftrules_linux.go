@@ -2,6 +2,7 @@ package capture
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"net/netip"
@@ -94,9 +95,11 @@ func (r *ruleset) chains() []chain {
 	}
 	const dstnat, filter = -100, 0
 	own := r.rule("the proxy's own connections", r.marked(), accept)
+	// What the proxy sends to this node itself comes by here too, with its mark.
+	back := r.rule("the proxy's own connections", fromLoopback, r.marked(), accept)
 	refuse := r.rule("", isNew, jump("refuse"))
 	all := []chain{
-		base("filter-prerouting", "filter", unix.NF_INET_PRE_ROUTING, dstnat-10, refuse),
+		base("filter-prerouting", "filter", unix.NF_INET_PRE_ROUTING, dstnat-10, back, refuse),
 		base("filter-output-before", "filter", unix.NF_INET_LOCAL_OUT, dstnat-10, own, refuse),
 		base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, dstnat, r.rule("", jump("lead"))),
 		base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, dstnat, own, r.rule("", jump("lead"))),
@@ -266,6 +269,10 @@ func anyBit(bits uint32) exprs {
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: key, Data: make([]byte, 4)},
 	}
 }
+
+// fromLoopback matches what this node sent to itself.
+var fromLoopback = exprs{&expr.Meta{Key: expr.MetaKeyIIFTYPE, Register: key},
+	&expr.Cmp{Op: expr.CmpOpEq, Register: key, Data: binary.NativeEndian.AppendUint16(nil, unix.ARPHRD_LOOPBACK)}}
 
 // marked matches what the proxy sends itself; nothing if its packets have no mark.
 func (r *ruleset) marked() exprs {
