@@ -30,7 +30,7 @@ func (n *node) way(a netip.Addr) (Way, error) {
 	return Way{Interface: "eth0"}, nil
 }
 
-// Each client meets the first route that is for it, whatever tells pods from others (CF-33, SV-60 to SV-67).
+// Each client meets the first route that is for it, whatever tells pods from others (CF-33, SV-67).
 func TestRoutesCF33(t *testing.T) {
 	b, n := New(Config{}), &node{}
 	o := NewOrigins(n.way)
