@@ -339,6 +339,12 @@ func (l *udpLoop) openBack(six bool) error {
 	if err != nil {
 		return err
 	}
+	if mark := l.relay.cfg.Mark; mark != 0 {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
+			unix.Close(fd)
+			return os.NewSyscallError("SO_MARK", err)
+		}
+	}
 	s := &udpSocket{fd: fd, six: six, number: uint32(len(l.pools[family(six)]))}
 	if err := l.add(s); err != nil {
 		unix.Close(fd)

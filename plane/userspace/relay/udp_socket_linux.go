@@ -62,6 +62,9 @@ func openUDP(at netip.AddrPort, toBackends, offload bool) (fd int, err error) {
 	default:
 		options = append(options, option{"IP_PKTINFO", unix.IPPROTO_IP, unix.IP_PKTINFO, 1})
 	}
+	if !toBackends { // a service address may not be there yet, and comes when somebody listens
+		options = append(options, option{"IP_FREEBIND", unix.IPPROTO_IP, unix.IP_FREEBIND, 1})
+	}
 	for _, o := range options {
 		if err := unix.SetsockoptInt(fd, o.level, o.opt, o.v); err != nil {
 			return -1, fmt.Errorf("set %s: %w", o.name, err)
