@@ -29,7 +29,7 @@ const imports = `
 	NONE < plane/ownwrites, plane/diff, plane/rollback, plane/ranges;
 	plane/ranges < plane/nftables, plane/userspace/capture;
 	lb < plane/slots;
-	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/ratelimit, internal/bisect, internal/listen, internal/listentest, internal/nlconn, internal/scm;
+	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/ratelimit, internal/bisect, internal/listen, internal/listentest, internal/nlconn, internal/scm, internal/wine;
 
 	cluster, lb < policy;
 	cluster, lb, policy < config/nodecheck;

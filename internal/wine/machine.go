@@ -1,0 +1,93 @@
+package wine
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+)
+
+// TB is what a machine needs of a test; every testing.TB has it.
+type TB interface {
+	Helper()
+	Cleanup(func())
+	TempDir() string
+	Fatal(args ...any)
+}
+
+// Where Debian has what its packages wine and wine64 bring.
+const (
+	program   = "/usr/lib/wine/wine64"
+	server    = "/usr/lib/wine/wineserver64"
+	libraries = "/usr/lib/x86_64-linux-gnu/wine/x86_64-windows"
+)
+
+// Machine is a Windows machine that ends with its test.
+type Machine struct{ prefix string }
+
+// New makes a machine. It fails where there is no Wine: a test of Windows that is skipped would show nothing.
+func New(t TB) *Machine {
+	t.Helper()
+	m := &Machine{prefix: t.TempDir()}
+	if err := m.fill(); err != nil {
+		t.Fatal(fmt.Errorf("make a machine of Wine (make deps installs it): %w", err))
+	}
+	t.Cleanup(func() {
+		_ = m.command(server, "--kill").Run() // it may have ended
+		_ = m.command(server, "--wait").Run()
+	})
+	return m
+}
+
+// fill makes the machine's folders.
+func (m *Machine) fill() error {
+	if runtime.GOARCH != "amd64" {
+		return fmt.Errorf("this is %s, and not amd64", runtime.GOARCH)
+	}
+	if _, err := exec.LookPath("wine-stable"); err != nil {
+		return err
+	}
+	system := filepath.Join(m.prefix, "drive_c", "windows", "system32")
+	for _, dir := range []string{filepath.Join(m.prefix, "dosdevices"), filepath.Join(system, "drivers")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	all, err := os.ReadDir(libraries)
+	if err != nil {
+		return err
+	}
+	links := map[string]string{filepath.Join(m.prefix, "dosdevices", "c:"): "../drive_c", filepath.Join(m.prefix, "dosdevices", "z:"): "/"}
+	for _, e := range all {
+		links[filepath.Join(system, e.Name())] = filepath.Join(libraries, e.Name())
+	}
+	for name, to := range links {
+		if err := os.Symlink(to, name); err != nil {
+			return err
+		}
+	}
+	// Wine 8 lacks a library that every program of Go needs since 1.22, and another has its only function under another name.
+	const random = "bcryptprimitives.dll"
+	if links[filepath.Join(system, random)] == "" {
+		if err := os.WriteFile(filepath.Join(system, random), library(random, "ProcessPrng", "advapi32.SystemFunction036"), 0o644); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(filepath.Join(m.prefix, ".update-timestamp"), []byte("disable\n"), 0o644)
+}
+
+// Command returns a command of a program, which is a file of this system or one of Windows' own by its name alone.
+func (m *Machine) Command(name string, args ...string) *exec.Cmd {
+	return m.command(program, append([]string{name}, args...)...)
+}
+
+func (m *Machine) command(name string, args ...string) *exec.Cmd {
+	c := exec.Command(name, args...)
+	c.Env = append(os.Environ(), "WINEPREFIX="+m.prefix, "WINEDEBUG=-all", "WINESERVER="+server)
+	return c
+}
+
+// Path returns the name of a file of this system as programs of Windows know it.
+func Path(file string) string { return "Z:" + strings.ReplaceAll(file, "/", `\`) }
