@@ -23,6 +23,7 @@ func Page(scenarios []*scenario.Scenario, results []Results, release *Release) s
 	p.when(release)
 	p.summary()
 	p.proxied()
+	p.modelled()
 	p.table(scenarios)
 	p.rows(scenarios)
 	p.notesText()
@@ -82,7 +83,7 @@ func (p *page) summary() {
 func (p *page) table(scenarios []*scenario.Scenario) {
 	head, rule := "| behaviour | rows |", "|---|---|"
 	for _, r := range p.results {
-		head += fmt.Sprintf(" %s, %s |", r.Mode, r.Kernel)
+		head += " " + r.Column() + " |"
 		rule += ":-:|"
 	}
 	p.line("## Behaviours")
@@ -148,6 +149,9 @@ func (p *page) cell(c Result) string {
 	}
 	for _, how := range c.Proxied {
 		text += p.note(proxiedNotes[how])
+	}
+	for _, how := range c.Modelled {
+		text += p.note(modelledNotes[how])
 	}
 	return text + p.seen(c)
 }

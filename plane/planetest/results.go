@@ -41,7 +41,8 @@ func (s *Seen) UnmarshalText(text []byte) error {
 // Results are what runs of one mode on one kernel showed: the last complete one, and later ones of some scenarios.
 type Results struct {
 	Mode   string            `json:"mode"`
-	Kernel string            `json:"kernel"`             // "6.12": no patch level, so that a rerun is no change
+	Kernel string            `json:"kernel"`             // "6.12": no patch level, so that a rerun is no change; what a model stands for
+	Model  bool              `json:"model,omitempty"`    // no packets were sent: a model answered
 	All    *Seen             `json:"complete,omitempty"` // the last complete run, nil if there was none
 	Cases  map[string]Result `json:"cases"`              // by scenario
 }
@@ -56,6 +57,8 @@ type Result struct {
 	Differs string `json:"differs,omitempty"`
 	// Proxied has what was otherwise, and is proven so, because connections end at the plane (Config.Proxied).
 	Proxied []Proxied `json:"proxied,omitempty"`
+	// Modelled has what a model showed otherwise, and may (Config.Model).
+	Modelled []Modelled `json:"modelled,omitempty"`
 	// Left is set if the scenario was left out, though the run was complete: why (Config.TooLarge).
 	Left string `json:"left,omitempty"`
 	// Seen is set if it was another run than the complete one that showed this.
@@ -89,6 +92,9 @@ func NewRelease(s Seen, kernels []string, results []Results) (*Release, error) {
 	modes := map[string]bool{}
 	complete := map[[2]string]string{} // by mode and kernel: the commit of the complete run
 	for _, r := range results {
+		if r.Model { // a test like others, which the check has run too
+			continue
+		}
 		modes[r.Mode] = true
 		if r.All != nil {
 			complete[[2]string{r.Mode, r.Kernel}] = r.All.Commit
@@ -182,6 +188,14 @@ func compareVersions(a, b string) int {
 	return slices.Compare(x[:], y[:])
 }
 
+// Column is the name of the results' column: the mode, and the kernel or what stood for it.
+func (r Results) Column() string {
+	if r.Model {
+		return r.Mode + " (" + r.Kernel + ")"
+	}
+	return r.Mode + ", " + r.Kernel
+}
+
 // Write writes the results to their file in dir.
 func (r Results) Write(dir string) error {
 	data, err := json.MarshalIndent(r, "", "  ")
@@ -191,7 +205,7 @@ func (r Results) Write(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("write results: %w", err)
 	}
-	file := filepath.Join(dir, r.Mode+"-"+r.Kernel+".json")
+	file := filepath.Join(dir, strings.ReplaceAll(r.Mode+"-"+r.Kernel, " ", "-")+".json")
 	if err := os.WriteFile(file, append(data, '\n'), 0o644); err != nil {
 		return fmt.Errorf("write results: %w", err)
 	}

@@ -42,6 +42,14 @@ type Config struct {
 	// does not answer. Lines that say otherwise then expect, and so prove, what such a mode does: see [ProxiedAddress]
 	// and its neighbours. Scenarios of rows that Differs names are run.
 	Proxied bool
+	// Model, if not nil, makes what is asked in place of a kernel that packets are sent through, for one scenario and family: New is not
+	// called then, and no root is needed. Stands says in a word or two what the model stands for ("fake HNS").
+	Model  func(lb.Family, scenario.Settings) (Model, error)
+	Stands string
+	// KeepsSources: where lines say so, backends of the model see the client's own address.
+	KeepsSources bool
+	// Recreates: what translates is made anew where only its backends change, and its connections end.
+	Recreates bool
 	// Core names the scenarios that other kernels run, in emulation, where all would take too long: with PLANETEST_CORE=1
 	// only these run. [Core] proves that they are enough.
 	Core []string
@@ -73,10 +81,10 @@ type suite struct {
 // Run proves the plane with every scenario, with some that are too large for a file, and with connections that are
 // made while endpoints flap. It needs root.
 func Run(t *testing.T, cfg Config) {
-	all := append(load(t, cfg.Dir), generated(t)...)
+	all := append(cfg.load(t), generated(t)...)
 	s := &suite{
 		Config: cfg, all: len(all), labs: &pool{}, patience: patience,
-		results: Results{Mode: cfg.Mode, Kernel: kernel(t)},
+		results: Results{Mode: cfg.Mode, Kernel: cfg.kernel(t), Model: cfg.Model != nil},
 	}
 	if os.Getenv("PLANETEST_CORE") != "" && cfg.Core != nil {
 		core, others, err := cfg.core(all)
@@ -94,7 +102,9 @@ func Run(t *testing.T, cfg Config) {
 			})
 		}
 	})
-	t.Run("churn", s.churn)
+	if cfg.Model == nil {
+		t.Run("churn", s.churn)
+	}
 	if err := s.labs.close(); err != nil {
 		t.Errorf("remove the labs: %v", err)
 	}
@@ -108,9 +118,18 @@ func needRoot(t *testing.T) {
 	}
 }
 
+// load reads the scenarios for planes that need root.
 func load(t *testing.T, dir string) []*scenario.Scenario {
 	t.Helper()
-	needRoot(t)
+	return (&Config{Dir: dir}).load(t)
+}
+
+func (cfg *Config) load(t *testing.T) []*scenario.Scenario {
+	t.Helper()
+	if cfg.Model == nil {
+		needRoot(t)
+	}
+	dir := cfg.Dir
 	if dir == "" {
 		var err error
 		if dir, err = scenario.Dir(); err != nil {
@@ -180,6 +199,9 @@ func (s *suite) try(sc *scenario.Scenario) (Result, []string, error) {
 // play plays a scenario in both families at once, with affinities that last stretch times as long as written. It
 // tells what failed, and whether one of the failures may be due to an affinity that was over.
 func (s *suite) play(sc *scenario.Scenario, stretch int) (_ Result, failures []string, lapsed bool, _ error) {
+	if s.Model != nil {
+		return s.putToModel(sc)
+	}
 	bridge := sc.Settings.Policy.DetectLocal == policy.BridgeInterface
 	lab, err := s.labs.get(netlab.Options{Bridge: bridge})
 	if err != nil {
@@ -227,6 +249,9 @@ type run struct {
 
 	mu       sync.Mutex
 	proxied  []Proxied            // what was otherwise because connections end at the plane
+	model    Model                // nil: there is a lab
+	asked    map[string]modelled  // connections of the model that stay open
+	modelled []Modelled           // what the model showed otherwise
 	affine   map[client]time.Time // when each client with an affinity connected last
 	lapsed   bool                 // something failed after an affinity may have been over
 	failures []string
@@ -235,7 +260,7 @@ type run struct {
 }
 
 func (s *suite) newRun(sc *scenario.Scenario, lab *field, f lb.Family) *run {
-	return &run{s: s, sc: sc, lab: lab, family: f, replay: sc.Replay(f), conns: map[string]*netlab.Conn{},
+	return &run{s: s, sc: sc, lab: lab, family: f, replay: sc.Replay(f), conns: map[string]*netlab.Conn{}, asked: map[string]modelled{},
 		stretch: 1, affine: map[client]time.Time{}}
 }
 
@@ -282,7 +307,12 @@ func (r *run) play() {
 }
 
 // onNode runs f on a thread in the node's namespace.
-func (r *run) onNode(f func() error) error { return r.lab.lab.Do(netlab.Node1, f) }
+func (r *run) onNode(f func() error) error {
+	if r.model != nil {
+		return f()
+	}
+	return r.lab.lab.Do(netlab.Node1, f)
+}
 
 // start makes the plane, on top of what the scenario before has left, and empties it.
 func (r *run) start() error {
@@ -303,7 +333,11 @@ func (r *run) renew() error {
 		}
 		r.plane = nil
 	}
-	p, err := r.s.New(r.family)
+	create := func() (Plane, error) { return r.s.New(r.family) }
+	if r.model != nil {
+		create = r.model.New
+	}
+	p, err := create()
 	if err != nil { // p may be a nil of the plane's own type
 		return fmt.Errorf("new plane: %w", err)
 	}
@@ -355,6 +389,12 @@ func (r *run) end() {
 
 // packets runs the lines of a section: all at once, but for what "then" and "wait" part.
 func (r *run) packets(lines []scenario.Packet) {
+	if r.model != nil { // which knows no time, and answers at once
+		for _, p := range lines {
+			r.line(p)
+		}
+		return
+	}
 	var group []scenario.Packet
 	flush := func() {
 		var all sync.WaitGroup

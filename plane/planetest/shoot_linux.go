@@ -18,10 +18,12 @@ import (
 func (r *run) line(p scenario.Packet) {
 	var err error
 	sent := true
-	switch p.Verb {
-	case scenario.Send, scenario.Open:
+	switch {
+	case r.model != nil:
+		sent, err = r.ask(p)
+	case p.Verb == scenario.Send, p.Verb == scenario.Open:
 		sent, err = r.send(p)
-	case scenario.KeepsWorking, scenario.IsDead:
+	case p.Verb == scenario.KeepsWorking, p.Verb == scenario.IsDead:
 		sent, err = r.reuse(p)
 	}
 	switch {

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
 )
@@ -26,7 +25,7 @@ const movesPerState = 5
 // tell the same of itself ([Dump]) as a fresh one that was Reset to the same table. It runs in namespaces of its
 // own and needs root. PLANETEST_SEED repeats a walk.
 func Transitions(t *testing.T, cfg Config) {
-	all := load(t, cfg.Dir)
+	all := cfg.load(t)
 	for _, f := range families {
 		t.Run(f.String(), func(t *testing.T) {
 			t.Parallel()
@@ -115,9 +114,9 @@ type walk struct {
 }
 
 func (w *walk) run() error {
-	return netlab.Isolated(0, func() error {
+	return w.cfg.in(w.family, func(create func() (Plane, error)) error {
 		var err error
-		if w.plane, err = w.cfg.New(w.family); err != nil {
+		if w.plane, err = create(); err != nil {
 			return fmt.Errorf("new plane: %w", err)
 		}
 		w.table.Node, w.at = w.states[0].node, map[string]lb.Owner{}
@@ -205,8 +204,8 @@ func (w *walk) compare() error {
 		return fmt.Errorf("dump: %w", err)
 	}
 	var want string
-	err = netlab.Isolated(0, func() error {
-		fresh, err := w.cfg.New(w.family)
+	err = w.cfg.in(w.family, func(create func() (Plane, error)) error {
+		fresh, err := create()
 		if err != nil {
 			return fmt.Errorf("new plane: %w", err)
 		}
