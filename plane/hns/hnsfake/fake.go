@@ -165,7 +165,7 @@ func call[T any](ctx context.Context, f *Fake, name, object string, request any,
 }
 
 func size(v any) int {
-	if v == nil {
+	if v == nil || v == (struct{}{}) {
 		return 0
 	}
 	text, err := json.Marshal(v)
@@ -284,7 +284,7 @@ func (f *Fake) createEndpoint(e hns.Endpoint) (hns.Endpoint, *hns.Error) {
 
 // DeleteEndpoint is hns.HNS.
 func (f *Fake) DeleteEndpoint(ctx context.Context, id string) error {
-	_, err := call(ctx, f, "DeleteEndpoint", id, nil, func() (struct{}, *hns.Error) {
+	_, err := call(ctx, f, "DeleteEndpoint", id, id, func() (struct{}, *hns.Error) {
 		e := f.endpoints[id]
 		switch {
 		case e == nil:
@@ -409,7 +409,7 @@ func sameBut(a, b hns.LoadBalancer) bool {
 
 // DeleteLoadBalancer is hns.HNS.
 func (f *Fake) DeleteLoadBalancer(ctx context.Context, id string) error {
-	_, err := call(ctx, f, "DeleteLoadBalancer", id, nil, func() (struct{}, *hns.Error) {
+	_, err := call(ctx, f, "DeleteLoadBalancer", id, id, func() (struct{}, *hns.Error) {
 		if f.balancers[id] == nil {
 			return struct{}{}, bad(hns.CodeElementNotFound, "no load balancer has this ID")
 		}

@@ -435,7 +435,7 @@ func TestCounts(t *testing.T) {
 	if got := c["CreateLoadBalancer"]; got.Calls != 1 || got.Bytes != 2*size(l)-size(l.ID)-len(`"ID":,`) {
 		t.Errorf("create: %+v, the answer has %d bytes", got, size(l))
 	}
-	if got := c["DeleteLoadBalancer"]; got != (Count{Calls: 1}) || len(c) != 2 || len(s.Counts()) != 0 {
+	if got := c["DeleteLoadBalancer"]; got != (Count{Calls: 1, Bytes: len(`"no such"`)}) || len(c) != 2 || len(s.Counts()) != 0 {
 		t.Errorf("delete: %+v of %v", got, c)
 	}
 }
