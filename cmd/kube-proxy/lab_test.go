@@ -1,0 +1,317 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/logtest"
+	"kube-proxy/internal/netlab"
+)
+
+// nodeLab is a lab of hosts in which the program serves node1, as a user starts it.
+type nodeLab struct {
+	*netlab.TestLab
+	t    testing.TB
+	dir  string // the manifests
+	mode string
+}
+
+// labMode is the mode that programs of labs run in, unless the environment says otherwise: to see whether a test fails where
+// connections do not end at the proxy.
+const labMode = "KUBE_PROXY_TEST_MODE"
+
+func newNodeLab(t testing.TB) *nodeLab {
+	t.Helper()
+	n := &nodeLab{TestLab: netlab.ForTest(t, netlab.Options{}), t: t, dir: t.TempDir(), mode: "userspace"}
+	if m := os.Getenv(labMode); m != "" {
+		n.mode = m
+	}
+	n.On(netlab.Node1, func() {
+		for file, value := range map[string]string{"ip_local_port_range": "10000 65000", "tcp_tw_reuse": "1"} {
+			if err := os.WriteFile("/proc/sys/net/ipv4/"+file, []byte(value), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	n.apply("node", "kind: Node\nmetadata: {name: node1}\nstatus: {addresses: [{type: InternalIP, address: 172.18.0.2}]}\n")
+	return n
+}
+
+// apply writes a manifest at once; a watcher sees the old or the new one.
+func (n *nodeLab) apply(name, text string) {
+	n.t.Helper()
+	file := filepath.Join(n.dir, name+".yaml")
+	part := filepath.Join(n.t.TempDir(), "part")
+	err := os.WriteFile(part, []byte(text), 0o644)
+	if err == nil {
+		err = os.Rename(part, file)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *nodeLab) remove(name string) {
+	n.t.Helper()
+	if err := os.Remove(filepath.Join(n.dir, name+".yaml")); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// labService is a Service of IPv4 with a port of TCP and one of UDP, both with the number 80, and a NodePort if that is not 0.
+type labService struct {
+	name, ip  string
+	nodePort  int
+	affinity  bool
+	endpoints []netip.AddrPort
+}
+
+// manifest has a slice for each port of the endpoints.
+func (s labService) manifest() string {
+	kind, node, node2, affinity := "ClusterIP", "", "", "None"
+	if s.nodePort != 0 {
+		kind, node = "NodePort", fmt.Sprintf(", nodePort: %d", s.nodePort)
+		node2 = node
+	}
+	if s.affinity {
+		affinity = "ClientIP"
+	}
+	text := fmt.Sprintf("kind: Service\nmetadata: {name: %s, namespace: lab}\nspec:\n  type: %s\n  clusterIP: %s\n  sessionAffinity: %s\n  ports:\n"+
+		"  - {name: tcp, port: 80%s}\n  - {name: udp, port: 80, protocol: UDP%s}\n", s.name, kind, s.ip, affinity, node, node2)
+	byPort := map[uint16][]string{}
+	for _, e := range s.endpoints {
+		h := netlab.Owner(e.Addr())
+		on, _ := netlab.HostByName(h)
+		byPort[e.Port()] = append(byPort[e.Port()], fmt.Sprintf("{addresses: [%s], nodeName: %s}", e.Addr(), on.Node))
+	}
+	for port, list := range byPort {
+		text += fmt.Sprintf("---\nkind: EndpointSlice\nmetadata: {name: %[1]s-%[2]d, namespace: lab, labels: {kubernetes.io/service-name: %[1]s}}\n"+
+			"addressType: IPv4\nports: [{name: tcp, port: %[2]d}, {name: udp, port: %[2]d, protocol: UDP}]\nendpoints: [%[3]s]\n", s.name, port, strings.Join(list, ", "))
+	}
+	return text
+}
+
+func (n *nodeLab) service(s labService) { n.t.Helper(); n.apply(s.name, s.manifest()) }
+
+// endpoint is a port of a host.
+func endpoint(host string, port uint16) netip.AddrPort {
+	h, _ := netlab.HostByName(host)
+	return netip.AddrPortFrom(h.V4, port)
+}
+
+// labProgram is the program on node1.
+type labProgram struct {
+	n    *nodeLab
+	cmd  *netlab.Cmd
+	done chan struct{}
+	out  logtest.Buffer
+}
+
+// start starts the program.
+func (n *nodeLab) start(args ...string) *labProgram {
+	n.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	all := append([]string{"--proxy-mode=" + n.mode, "--hostname-override=node1", "--manifests=" + n.dir, "--cluster-cidr=10.1.0.0/16,fd00:10:1::/48",
+		"--nodeport-addresses=172.18.0.0/24,fd00:18::/64", "--conntrack-max-per-core=0", "--conntrack-min=0", "--profiling"}, args...)
+	p := &labProgram{n: n, cmd: n.Command(netlab.Node1, self, all...), done: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), asProgram+"=1")
+	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
+	if err := p.cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	go func() { p.cmd.Wait(); close(p.done) }()
+	return p
+}
+
+// serve starts the program and waits until it serves.
+func (n *nodeLab) serve(args ...string) *labProgram {
+	n.t.Helper()
+	p := n.start(args...)
+	p.await(allWritten)
+	return p
+}
+
+func (p *labProgram) await(text *regexp.Regexp) {
+	p.n.t.Helper()
+	until(p.n.t, func() string {
+		select {
+		case <-p.done:
+			p.n.t.Fatalf("it has ended: %v\n%s", p.cmd.ProcessState, p.out.String())
+		default:
+		}
+		if !text.MatchString(p.out.String()) {
+			return fmt.Sprintf("it has not said %q:\n%s", text, p.out.String())
+		}
+		return ""
+	})
+}
+
+// signal sends a signal.
+func (p *labProgram) signal(s syscall.Signal) {
+	p.n.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		p.n.t.Fatal(err)
+	}
+}
+
+// end waits for its end after a signal, 0 for none, and returns the exit code.
+func (p *labProgram) end(s syscall.Signal) int {
+	p.n.t.Helper()
+	if s != 0 {
+		p.signal(s)
+	}
+	select {
+	case <-p.done:
+	case <-time.After(patience):
+		p.signal(syscall.SIGQUIT)
+		<-p.done
+		p.n.t.Fatalf("it does not end:\n%s", p.out.String())
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+// until calls what until it says nothing any more.
+func until(t testing.TB, what func() string) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		says := what()
+		if says == "" {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal(says)
+		}
+	}
+}
+
+// files counts the descriptors that the program has open.
+func (p *labProgram) files() int {
+	p.n.t.Helper()
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
+	if err != nil {
+		p.n.t.Fatal(err)
+	}
+	return len(entries)
+}
+
+// resident is the memory that the program has, in bytes.
+func (p *labProgram) resident() int {
+	p.n.t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		p.n.t.Fatal(err)
+	}
+	m := regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindSubmatch(data)
+	kb, err := strconv.Atoi(string(m[1]))
+	if err != nil {
+		p.n.t.Fatal(err)
+	}
+	return kb << 10
+}
+
+// ports are those of TCP that somebody listens on in node1, on whatever address, but for the program's own servers.
+func (n *nodeLab) ports() []string {
+	n.t.Helper()
+	out, err := n.Command(netlab.Node1, "ss", "-Hltn").Output()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	var all []string
+	for line := range strings.Lines(string(out)) {
+		fields := strings.Fields(line)
+		if at := fields[3]; !strings.HasSuffix(at, ":10256") && !strings.HasSuffix(at, ":10249") {
+			all = append(all, at)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// get asks a server of the program for a page.
+func (p *labProgram) get(path string) (string, error) {
+	c, err := p.n.dial(netlab.Node1, "tcp", netip.MustParseAddrPort("127.0.0.1:10249"), time.Second)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		return "", err
+	}
+	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.0\r\n\r\n", path); err != nil {
+		return "", err
+	}
+	return readAll(c)
+}
+
+// dial connects from a host.
+func (n *nodeLab) dial(host, network string, to netip.AddrPort, within time.Duration) (c net.Conn, err error) {
+	if e := n.Do(host, func() error {
+		c, err = net.DialTimeout(network, to.String(), within)
+		return nil
+	}); e != nil {
+		return nil, e
+	}
+	return c, err
+}
+
+// listen listens on a port of TCP of a host; backlog 0 is the usual one.
+func (n *nodeLab) listen(host string, port uint16) (l net.Listener, err error) {
+	if e := n.Do(host, func() error {
+		l, err = net.Listen("tcp4", fmt.Sprintf(":%d", port))
+		return nil
+	}); e != nil {
+		return nil, e
+	}
+	return l, err
+}
+
+// listenUDP has a socket of UDP on a port of a host.
+func (n *nodeLab) listenUDP(host string, port uint16) (c *net.UDPConn, err error) {
+	if e := n.Do(host, func() error {
+		c, err = net.ListenUDP("udp4", &net.UDPAddr{Port: int(port)})
+		return nil
+	}); e != nil {
+		return nil, e
+	}
+	if err == nil {
+		raw, e := c.SyscallConn()
+		if e == nil {
+			e = raw.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20) })
+		}
+		err = e
+	}
+	return c, err
+}
+
+func readAll(c net.Conn) (string, error) {
+	var b strings.Builder
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := c.Read(buf)
+		b.Write(buf[:n])
+		if err != nil {
+			if n == 0 && b.Len() > 0 {
+				return b.String(), nil
+			}
+			return b.String(), err
+		}
+	}
+}

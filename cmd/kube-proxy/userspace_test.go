@@ -1,0 +1,179 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/plane/all"
+)
+
+// needUserspace skips while there is no such mode.
+func needUserspace(t testing.TB) {
+	t.Helper()
+	if os.Getenv(labMode) != "" {
+		return
+	}
+	if m, _ := all.Modes().Find("userspace"); !m.Built() {
+		t.Skip("mode userspace is not built yet")
+	}
+}
+
+const labIP = "10.96.0.10"
+
+var labTarget = netip.MustParseAddrPort(labIP + ":80")
+
+// callers make short connections all the time, and count those that fail. A failure is told with when it began.
+type callers struct {
+	n    *nodeLab
+	stop chan struct{}
+	all  sync.WaitGroup
+	made atomic.Int64
+
+	mu     sync.Mutex
+	failed []failure
+}
+
+// failure is a connection that went wrong.
+type failure struct {
+	began, ended time.Time
+	err          error
+}
+
+func (n *nodeLab) call(hosts []string, to ...netip.AddrPort) *callers {
+	c := &callers{n: n, stop: make(chan struct{})}
+	for i, host := range hosts {
+		for _, at := range to {
+			c.all.Go(func() { c.run(host, at, rand.New(rand.NewPCG(uint64(i), uint64(at.Port())))) })
+		}
+	}
+	return c
+}
+
+func (c *callers) run(host string, to netip.AddrPort, rnd *rand.Rand) {
+	for {
+		select {
+		case <-c.stop:
+			return
+		default:
+		}
+		began := time.Now()
+		if _, err := c.n.converse(host, to, 1+rnd.IntN(2000), rnd); err != nil {
+			c.mu.Lock()
+			c.failed = append(c.failed, failure{began, time.Now(), fmt.Errorf("%s → %s: %w", host, to, err)})
+			c.mu.Unlock()
+			time.Sleep(time.Millisecond) // refused at once
+			continue
+		}
+		c.made.Add(1)
+	}
+}
+
+// progress waits until the callers have made so many more connections.
+func (c *callers) progress(more int64) {
+	c.n.t.Helper()
+	want := c.made.Load() + more
+	until(c.n.t, func() string {
+		if c.made.Load() < want {
+			return fmt.Sprintf("only %d of %d connections succeed: %v", more-(want-c.made.Load()), more, c.end())
+		}
+		return ""
+	})
+}
+
+// end returns the failures so far.
+func (c *callers) end() []failure {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.failed)
+}
+
+func (c *callers) wait() []failure {
+	close(c.stop)
+	c.all.Wait()
+	return c.end()
+}
+
+// SIGTERM under traffic, and the next process: it takes over ports and rules. Connections that are under way finish, and only
+// those that begin between the end of one process and the start of the other can fail (PR-07, DP-40).
+func TestUserspaceRestart(t *testing.T) {
+	needUserspace(t)
+	n := newNodeLab(t)
+	one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
+	n.service(labService{name: "web", ip: labIP, nodePort: 30080, endpoints: []netip.AddrPort{one.at(), two.at()}})
+	p := n.serve("--userspace-drain-timeout=20s")
+	ports := n.ports()
+	nodePort := endpoint(netlab.Node1, 30080)
+	traffic := n.call([]string{"pod3", netlab.Client}, labTarget, nodePort)
+	traffic.progress(200)
+
+	// A connection that is open at SIGTERM is served to its end.
+	under, err := n.dial("pod3", "tcp", labTarget, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer under.Close()
+	under.SetDeadline(time.Now().Add(patience))
+	hello := make([]byte, 16)
+	if _, err := under.Read(hello); err != nil {
+		t.Fatal(err)
+	}
+	if failed := traffic.end(); len(failed) > 0 {
+		t.Fatalf("before SIGTERM: %v", failed)
+	}
+	signalled := time.Now()
+	p.signal(syscall.SIGTERM)
+	until(t, func() string {
+		if !strings.Contains(p.out.String(), "no new connections are taken") {
+			return "it does not drain:\n" + p.out.String()
+		}
+		return ""
+	})
+	// The next process serves while the first waits for the connection.
+	next := n.serve()
+	took := time.Since(signalled)
+	serving := time.Now()
+	traffic.progress(200)
+	if _, err := under.Write([]byte("still there?")); err != nil {
+		t.Errorf("a connection that was open at SIGTERM: %v", err)
+	}
+	echoed := make([]byte, 12)
+	if k, err := under.Read(echoed); err != nil || string(echoed[:k]) != "still there?" {
+		t.Errorf("a connection that was open at SIGTERM: %q, %v", echoed[:k], err)
+	}
+	under.(*net.TCPConn).CloseWrite()
+	if rest, err := readAll(under); rest != "" || err != nil && err.Error() != "EOF" {
+		t.Errorf("a connection that was open at SIGTERM ends with %q, %v", rest, err)
+	}
+	if code := p.end(0); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, p.out.String())
+	}
+	if !strings.Contains(p.out.String(), "cut=0") {
+		t.Errorf("it does not say that it has cut nothing:\n%s", p.out.String())
+	}
+	if again := n.ports(); !slices.Equal(ports, again) {
+		t.Errorf("the ports were %q and are %q", ports, again)
+	}
+	failed := traffic.wait()
+	for _, f := range failed {
+		if f.ended.Before(signalled) || f.began.After(serving) {
+			t.Errorf("a connection that began %v after SIGTERM failed: %v", f.began.Sub(signalled), f.err)
+		}
+	}
+	t.Logf("%d connections, %d of them failed in the %v from SIGTERM until the next process served", traffic.made.Load()+int64(len(failed)), len(failed), took.Round(time.Millisecond))
+	if code := next.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, next.out.String())
+	}
+}
