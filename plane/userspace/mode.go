@@ -1,5 +1,3 @@
-// Package userspace is the data plane for --proxy-mode userspace. It is not built yet: there is what configuration and the host
-// need to know of it. What such a proxy leaves in the kernel are chains that plane/iptables knows.
 package userspace
 
 import "kube-proxy/mode"
