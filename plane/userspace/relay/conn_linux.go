@@ -34,9 +34,9 @@ const (
 // end is one socket of a connection, and the way from it to the other. epoll tells of changes only, so what it said last is
 // remembered here.
 type end struct {
-	pipe     *pipe // of bytes that have been read from here, and not been taken by the other
-	messages *messages
-	inPipe   int32 // how many they are
+	pipe     *pipe    // of bytes that have been read from here, and not been taken by the other
+	held     *message // that was read from here, and is to be passed on
+	inPipe   int32    // how many they are
 	fd       int32
 	gen      int32 // one for each socket, so that events of one that is closed are told from those of the next
 	readable bool
@@ -210,7 +210,7 @@ func (l *loop) reached(c *conn) {
 // ended takes what epoll tells of one end.
 func (l *loop) ended(c *conn, which int32, events uint32) {
 	e := &c.ends[which]
-	e.readable = e.readable || events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR|unix.EPOLLPRI) != 0
+	e.readable = e.readable || c.from.proto == lb.SCTP || events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR|unix.EPOLLPRI) != 0
 	e.writable = e.writable || events&unix.EPOLLOUT != 0
 	e.failed = e.failed || events&unix.EPOLLERR != 0
 	e.copies = e.copies || events&unix.EPOLLPRI != 0

@@ -1,12 +1,241 @@
 package relay
 
 import (
-	"errors"
 	"net/netip"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
-type messages struct{}
+// SCTP is served as TCP is, but for the bytes: they come in messages, each on a stream and with a number that says what it is,
+// and so they are passed on. splice knows no messages.
 
-func tuneSCTP(fd int, cfg Config) error                { return errors.ErrUnsupported }
-func (c *conn) prepareSCTP(to netip.AddrPort) error    { return errors.ErrUnsupported }
-func (l *loop) moveMessages(c *conn, from int) outcome { return sourceFailed }
+// From include/uapi/linux/sctp.h.
+const (
+	sctpInitMsg     = 2  // SCTP_INITMSG
+	sctpNoDelay     = 3  // SCTP_NODELAY
+	sctpStatus      = 14 // SCTP_STATUS
+	sctpRecvRcvInfo = 32 // SCTP_RECVRCVINFO
+
+	cmsgSndInfo = 2 // SCTP_SNDINFO
+	cmsgRcvInfo = 3 // SCTP_RCVINFO
+
+	sctpUnordered = 1 // SCTP_UNORDERED
+)
+
+// sndInfo is struct sctp_sndinfo.
+type sndInfo struct {
+	stream, flags uint16
+	ppid, context uint32 // ppid in the order of its sender, whatever that is
+	assoc         int32
+}
+
+// rcvInfo is struct sctp_rcvinfo.
+type rcvInfo struct {
+	stream, ssn, flags         uint16
+	ppid, tsn, cumtsn, context uint32
+	assoc                      int32
+}
+
+// initMsg is struct sctp_initmsg.
+type initMsg struct{ out, in, attempts, timeout uint16 }
+
+// status is struct sctp_status, of which only the first part matters here.
+type status struct {
+	assoc, state, rwnd    uint32
+	unacked, pending      uint16
+	inStreams, outStreams uint16
+	_                     [256]byte
+}
+
+// of reads the status of a socket's association.
+func (s *status) of(fd int32) error {
+	return getsockopt(int(fd), unix.IPPROTO_SCTP, sctpStatus, unsafe.Pointer(s), uint32(unsafe.Sizeof(*s)))
+}
+
+// associated reports whether a socket has an association.
+func associated(fd int32) bool {
+	var s status
+	return s.of(fd) == nil
+}
+
+const (
+	// mostStreams is how many streams an association may have each way. Those that a peer may open cost memory of the kernel.
+	mostStreams = 256
+	// mostMessage is the size of the largest message, in bytes; who sends a larger one is reset.
+	mostMessage = 1 << 20
+)
+
+// tuneSCTP sets what both sockets have. That peers are still there the kernel asks by heartbeats.
+func tuneSCTP(fd int, _ Config) error {
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_SCTP, sctpNoDelay, 1); err != nil {
+		return os.NewSyscallError("SCTP_NODELAY", err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_SCTP, sctpRecvRcvInfo, 1); err != nil {
+		return os.NewSyscallError("SCTP_RECVRCVINFO", err)
+	}
+	return setStreams(fd, initMsg{out: mostStreams, in: mostStreams})
+}
+
+func setStreams(fd int, m initMsg) error {
+	raw := (*[unsafe.Sizeof(m)]byte)(unsafe.Pointer(&m))
+	return os.NewSyscallError("SCTP_INITMSG", unix.SetsockoptString(fd, unix.IPPROTO_SCTP, sctpInitMsg, string(raw[:])))
+}
+
+// prepareSCTP gives the socket to the backend the streams that the client has, and the address that leads there: without one the
+// backend were told of all addresses of the node, and might answer to any.
+func (c *conn) prepareSCTP(to netip.AddrPort) error {
+	fd := int(c.ends[backend].fd)
+	var s status
+	if s.of(c.ends[client].fd) == nil {
+		if err := setStreams(fd, initMsg{out: min(s.inStreams, mostStreams), in: min(s.outStreams, mostStreams)}); err != nil {
+			return err
+		}
+	}
+	from, err := sourceFor(to)
+	if err != nil {
+		return err
+	}
+	return os.NewSyscallError("bind", unix.Bind(fd, sockaddr(netip.AddrPortFrom(from, 0))))
+}
+
+// sourceFor returns the node's address from which packets to another go.
+func sourceFor(to netip.AddrPort) (netip.Addr, error) {
+	family := unix.AF_INET6
+	if to.Addr().Is4() {
+		family = unix.AF_INET
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return netip.Addr{}, os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Connect(fd, sockaddr(to)); err != nil {
+		return netip.Addr{}, os.NewSyscallError("connect", err)
+	}
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		return netip.Addr{}, os.NewSyscallError("getsockname", err)
+	}
+	return addrPort(sa).Addr(), nil
+}
+
+// message is one that has not been passed on: because parts of it are missing, or because there was no room for it.
+type message struct {
+	data  []byte
+	info  sndInfo
+	whole bool
+}
+
+// moveMessages is moveBytes for SCTP. No more than one message is held each way.
+func (l *loop) moveMessages(c *conn, from int) outcome {
+	src, dst := &c.ends[from], &c.ends[1-from]
+	before := l.moved
+	defer func() { l.count(&l.sctp, from, l.moved-before) }()
+	for turn := before + turnBytes; ; {
+		held := src.held != nil && src.held.whole
+		switch {
+		case !held && src.finished:
+			dst.finish()
+			return nothingLeft
+		case !dst.writable:
+			return nothingLeft
+		case held:
+			switch err := l.send(dst, src.held); err {
+			case nil:
+				src.held = nil
+			case unix.EAGAIN:
+				dst.writable = false
+			default:
+				return targetFailed
+			}
+		case !src.readable:
+			return nothingLeft
+		case l.moved >= turn:
+			return turnOver
+		default:
+			if result := l.receive(src, dst); result != nothingLeft {
+				return result
+			}
+		}
+	}
+}
+
+// receive reads a message, or a part of one, and passes it on if that is possible at once.
+func (l *loop) receive(src, dst *end) outcome {
+	var control [256]byte
+	n, controlled, flags, _, err := unix.Recvmsg(int(src.fd), l.buf, control[:], unix.MSG_DONTWAIT)
+	switch {
+	case err == unix.EAGAIN:
+		src.readable = false
+		// Whose shutdown was answered is told so by no call but this: the association is not there any more.
+		src.finished = src.shut && !associated(src.fd)
+		return nothingLeft
+	case err == unix.EINTR:
+		return nothingLeft
+	case err != nil:
+		return sourceFailed
+	case n == 0:
+		src.finished = true
+		src.held = nil // the rest of it will not come
+		return nothingLeft
+	}
+	m := message{data: l.buf[:n], info: infoOf(control[:controlled]), whole: flags&unix.MSG_EOR != 0}
+	if src.held != nil {
+		if len(src.held.data)+n > mostMessage {
+			return sourceFailed
+		}
+		src.held.data = append(src.held.data, m.data...)
+		src.held.whole = m.whole
+		return nothingLeft
+	}
+	if m.whole {
+		switch err := l.send(dst, &m); err {
+		case nil:
+			return nothingLeft
+		case unix.EAGAIN:
+			dst.writable = false
+		default:
+			return targetFailed
+		}
+	}
+	m.data = append([]byte(nil), m.data...) // buf is for the next
+	src.held = &m
+	return nothingLeft
+}
+
+// send sends a whole message.
+func (l *loop) send(dst *end, m *message) error {
+	var control [64]byte
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&control[0]))
+	h.Level, h.Type = unix.IPPROTO_SCTP, cmsgSndInfo
+	h.SetLen(unix.CmsgLen(int(unsafe.Sizeof(m.info))))
+	*(*sndInfo)(unsafe.Pointer(&control[unix.CmsgLen(0)])) = m.info
+	for {
+		n, err := unix.SendmsgN(int(dst.fd), m.data, control[:unix.CmsgSpace(int(unsafe.Sizeof(m.info)))], nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		if err == unix.EINTR {
+			continue
+		}
+		if err == nil {
+			l.moved += int64(n)
+		}
+		return err
+	}
+}
+
+// infoOf returns how a message that came with such control data is to be sent.
+func infoOf(control []byte) sndInfo {
+	for len(control) >= unix.CmsgLen(0) {
+		header, data, rest, err := unix.ParseOneSocketControlMessage(control)
+		if err != nil {
+			break
+		}
+		if header.Level == unix.IPPROTO_SCTP && header.Type == cmsgRcvInfo && len(data) >= int(unsafe.Sizeof(rcvInfo{})) {
+			got := *(*rcvInfo)(unsafe.Pointer(&data[0]))
+			return sndInfo{stream: got.stream, flags: got.flags & sctpUnordered, ppid: got.ppid}
+		}
+		control = rest
+	}
+	return sndInfo{}
+}

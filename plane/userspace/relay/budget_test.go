@@ -1,0 +1,79 @@
+package relay
+
+import (
+	"math/rand/v2"
+	"net"
+	"testing"
+)
+
+// Of listeners that want all, each gets the same, and the last still finds some.
+func TestBudgetIsShared(t *testing.T) {
+	for _, tc := range []struct {
+		listeners int
+		each      int64 // at least
+	}{{1, 790}, {2, 430}, {10, 94}, {50, 18}} {
+		b := newBudget(1000)
+		shares := make([]share, tc.listeners)
+		for range 1000 {
+			for i := range shares {
+				b.take(&shares[i], 2)
+			}
+		}
+		for i := range shares {
+			if got := shares[i].used.Load(); got < tc.each || got > tc.each+20 {
+				t.Errorf("%d listeners: number %d has %d, want %d or some more", tc.listeners, i, got, tc.each)
+			}
+		}
+		var late share
+		if !b.take(&late, 2) {
+			t.Errorf("%d listeners: nothing is left for another", tc.listeners)
+		}
+	}
+}
+
+// One that has taken all there was for one gives way to others as its connections end.
+func TestBudgetGivesWay(t *testing.T) {
+	b := newBudget(1000)
+	var greedy, other share
+	for b.take(&greedy, 2) {
+	}
+	for range 10_000 {
+		b.take(&other, 2)
+		if greedy.used.Load() > 0 && rand.IntN(2) == 0 {
+			b.give(&greedy, 2)
+			b.take(&greedy, 2)
+		}
+	}
+	if g, o := greedy.used.Load(), other.used.Load(); o < g*9/10 {
+		t.Errorf("the greedy one has %d, the other %d", g, o)
+	}
+	if b.used.Load() > 1000 {
+		t.Errorf("%d of 1000 are used", b.used.Load())
+	}
+}
+
+// A Service whose clients open as many connections as they can leaves room for the clients of others; its own wait, and have their
+// turn when others of its connections end.
+func TestTCPShare(t *testing.T) {
+	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+		cfg.Descriptors = 100
+		r := start(cfg)
+		backend := serve(t, echo)
+		greedy, other := listen(t, r, to(backend)), listen(t, r, to(backend))
+		var conns []*net.TCPConn
+		for range 60 {
+			conns = append(conns, dial(t, greedy.Addr()))
+		}
+		eventually(t, "the greedy one waits", func() bool { return r.Stats().TCP.OutOfDescriptors > 0 })
+		if n := r.Stats().TCP.Open; n < 30 || n > 41 {
+			t.Errorf("%d are open, want some four fifths of 50", n)
+		}
+		roundTrip(t, dial(t, other.Addr()))
+		for _, c := range conns[:30] {
+			c.Close()
+		}
+		for _, c := range conns[30:] {
+			roundTrip(t, c)
+		}
+	})
+}

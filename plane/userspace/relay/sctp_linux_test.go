@@ -1,0 +1,273 @@
+package relay
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+)
+
+// needsSCTP skips a test on a kernel without. test/vm/suites runs it on kernels that have it.
+func needsSCTP(t *testing.T) {
+	t.Helper()
+	fd, err := newSocket(loopback.Addr(), lb.SCTP)
+	if err != nil {
+		if os.Getenv("PLANETEST_VM") != "" {
+			t.Fatal(err) // there it must be
+		}
+		t.Skipf("test/vm/suites proves it on kernels that have SCTP: %v", err)
+	}
+	unix.Close(fd)
+}
+
+// Without SCTP in the kernel the error of Listen says so; with it there is none.
+func TestSCTPListen(t *testing.T) {
+	r := newRelay(t, Config{})
+	_, err := r.Listen(Listening{lb.SCTP, loopback}, to())
+	probe, probeErr := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP)
+	if probeErr == nil {
+		unix.Close(probe)
+	}
+	if (err == nil) != (probeErr == nil) || err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("got %v; the kernel says %v", err, probeErr)
+	}
+}
+
+// sctpPeer is one end of an association, whose calls wait.
+type sctpPeer struct {
+	t  testing.TB
+	fd int
+}
+
+func sctpSocket(t testing.TB) sctpPeer {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wait := unix.NsecToTimeval(int64(patience))
+	if err := errors.Join(tuneSCTP(fd, Config{}), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
+		t.Fatal(err)
+	}
+	return sctpPeer{t, fd}
+}
+
+func (p sctpPeer) say(text []byte, info sndInfo) error {
+	l := loop{}
+	e := end{fd: int32(p.fd)}
+	for {
+		if err := l.send(&e, &message{data: text, info: info}); err != unix.EAGAIN {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// hear returns the next message; nil when there is no other.
+func (p sctpPeer) hear() ([]byte, sndInfo, error) {
+	buf, control := make([]byte, 1<<20), make([]byte, 256)
+	var all []byte
+	for {
+		n, controlled, flags, _, err := unix.Recvmsg(p.fd, buf, control, 0)
+		if err == unix.EINTR {
+			continue
+		}
+		if err == unix.ENOTCONN { // after a shutdown of ours: nothing more comes
+			return nil, sndInfo{}, nil
+		}
+		if err != nil || n == 0 {
+			return nil, sndInfo{}, err
+		}
+		all = append(all, buf[:n]...)
+		if flags&unix.MSG_EOR != 0 {
+			return all, infoOf(control[:controlled]), nil
+		}
+	}
+}
+
+// serveSCTP runs a backend that handles each association in a goroutine of its own.
+func serveSCTP(t testing.TB, handle func(sctpPeer)) netip.AddrPort {
+	t.Helper()
+	p := sctpSocket(t)
+	if err := errors.Join(unix.Bind(p.fd, sockaddr(loopback)), unix.Listen(p.fd, 128)); err != nil {
+		t.Fatal(err)
+	}
+	sa, err := unix.Getsockname(p.fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	t.Cleanup(func() {
+		unix.Shutdown(p.fd, unix.SHUT_RDWR)
+		close(ended)
+		unix.Close(p.fd)
+	})
+	go func() {
+		for {
+			fd, _, err := unix.Accept4(p.fd, unix.SOCK_CLOEXEC)
+			select {
+			case <-ended:
+				return
+			default:
+			}
+			if err != nil {
+				continue
+			}
+			go func() {
+				defer unix.Close(fd)
+				handle(sctpPeer{t, fd})
+			}()
+		}
+	}()
+	return addrPort(sa)
+}
+
+func dialSCTP(t testing.TB, at netip.AddrPort) sctpPeer {
+	t.Helper()
+	p := sctpSocket(t)
+	t.Cleanup(func() { unix.Close(p.fd) })
+	if err := unix.Connect(p.fd, sockaddr(at)); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// echoSCTP sends back each message as it came.
+func echoSCTP(p sctpPeer) {
+	for {
+		text, info, err := p.hear()
+		if text == nil || err != nil || p.say(text, info) != nil {
+			return
+		}
+	}
+}
+
+func listenSCTP(t testing.TB, r *Relay, b Balancer) *Listener {
+	t.Helper()
+	l, err := r.Listen(Listening{lb.SCTP, loopback}, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// Messages arrive whole, in their order, on their stream, ordered or not, with the number that says what they are, both ways.
+func TestSCTPMessages(t *testing.T) {
+	needsSCTP(t)
+	r := newRelay(t, Config{})
+	p := dialSCTP(t, listenSCTP(t, r, to(serveSCTP(t, echoSCTP))).Addr())
+	random := rand.New(rand.NewPCG(1, 2))
+	for i, size := range []int{1, 2, 1400, 1500, 65535, 65536, 65537, 150_000, 3, 200_000, 7} {
+		text := make([]byte, size)
+		for j := range text {
+			text[j] = byte(random.Uint32())
+		}
+		info := sndInfo{stream: uint16(i * 25 % mostStreams), ppid: random.Uint32(), flags: uint16(i % 2)}
+		if err := p.say(text, info); err != nil {
+			t.Fatalf("send %d bytes: %v", size, err)
+		}
+		got, how, err := p.hear()
+		if err != nil || !bytes.Equal(got, text) || how != info {
+			t.Fatalf("sent %d bytes as %+v: got %d as %+v, %v", size, info, len(got), how, err)
+		}
+	}
+	// Many small ones are not made one.
+	go func() {
+		for i := range 500 {
+			p.say(fmt.Append(nil, "message ", i), sndInfo{stream: 3})
+		}
+	}()
+	for i := range 500 {
+		if got, _, err := p.hear(); string(got) != fmt.Sprint("message ", i) {
+			t.Fatalf("message %d is %q, %v", i, got, err)
+		}
+	}
+	unix.Shutdown(p.fd, unix.SHUT_WR)
+	if got, _, err := p.hear(); got != nil || err != nil {
+		t.Errorf("after the end: %q, %v", got, err)
+	}
+	eventually(t, "no association is open", func() bool { return r.Stats().SCTP.Open == 0 })
+	if s := r.Stats().SCTP; s.Accepted != 1 || s.ToBackends != s.ToClients || s.ToBackends < 400_000 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A reader who does not read makes the sender wait, and then gets everything.
+func TestSCTPBackPressure(t *testing.T) {
+	needsSCTP(t)
+	r := newRelay(t, Config{})
+	stop, count := make(chan struct{}), make(chan int, 1)
+	p := dialSCTP(t, listenSCTP(t, r, to(serveSCTP(t, func(p sctpPeer) {
+		<-stop
+		for n := 0; ; n++ {
+			text, info, err := p.hear()
+			if text == nil || err != nil || int(info.ppid) != n || len(text) != 10_000 {
+				count <- n
+				return
+			}
+		}
+	}))).Addr())
+	sent := 0
+	for text, last := make([]byte, 10_000), time.Now(); time.Since(last) < time.Second; {
+		if (&loop{}).send(&end{fd: int32(p.fd)}, &message{data: text, info: sndInfo{ppid: uint32(sent)}}) == nil {
+			sent, last = sent+1, time.Now()
+		}
+		if sent > 2000 {
+			t.Fatal("20 MB were taken of which nobody has read any")
+		}
+	}
+	close(stop)
+	unix.Shutdown(p.fd, unix.SHUT_WR)
+	if n := <-count; n != sent {
+		t.Errorf("%d messages arrived of %d", n, sent)
+	}
+}
+
+// An abort is passed on as one, a backend that refuses is not what the client sees, and with no other the client is aborted.
+func TestSCTPAbortAndRetry(t *testing.T) {
+	needsSCTP(t)
+	r := newRelay(t, Config{})
+	refuses := netip.MustParseAddrPort("127.0.0.1:1")
+	b := to(refuses, netip.MustParseAddrPort("127.0.0.1:2"), serveSCTP(t, func(p sctpPeer) {
+		p.hear()
+		unix.SetsockoptLinger(p.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	}))
+	l := listenSCTP(t, r, b)
+	for range 4 {
+		p := dialSCTP(t, l.Addr())
+		if err := p.say([]byte("x"), sndInfo{}); err != nil {
+			t.Fatal(err)
+		}
+		if got, _, err := p.hear(); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("got %q, %v", got, err)
+		}
+	}
+	if s := r.Stats().SCTP; s.Retried == 0 || s.DialsFailed == 0 || s.Refused != 0 {
+		t.Errorf("%+v", s)
+	}
+	l.SetBalancer(to(refuses))
+	if got, _, err := dialSCTP(t, l.Addr()).hear(); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("no backend: got %q, %v", got, err)
+	}
+}
+
+// The structures are as large as those of the kernel.
+func TestSCTPStructures(t *testing.T) {
+	for _, tc := range []struct{ got, want uintptr }{
+		{unsafe.Sizeof(sndInfo{}), 16}, {unsafe.Sizeof(rcvInfo{}), 28}, {unsafe.Sizeof(initMsg{}), 8},
+		{unsafe.Offsetof(status{}.inStreams), 16}, {unsafe.Offsetof(rcvInfo{}.ppid), 8},
+	} {
+		if tc.got != tc.want {
+			t.Errorf("got %d, want %d", tc.got, tc.want)
+		}
+	}
+}
