@@ -31,10 +31,8 @@ func TestMain(m *testing.M) {
 }
 
 func runInside() int {
-	limit := unix.Rlimit{Cur: 65536, Max: 65536}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		fmt.Fprintln(os.Stderr, "relay: tests have fewer files than they like:", err)
-	}
+	// Who may not raise the limit has the one it has; the test that needs more says so.
+	unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 65536, Max: 65536})
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), inside+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr

@@ -1,0 +1,72 @@
+package relay
+
+import (
+	"net/netip"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+)
+
+// Ten thousand open connections take two descriptors each, no goroutine, no pipe, and a few hundred bytes. Where the process may
+// open fewer files there are as many as it may.
+func TestTCPManyOpen(t *testing.T) {
+	const connections, most = 10_000, 600 // bytes each
+	n := connections
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if spare := 200; int(limit.Cur) < perConn*n+spare {
+		n = (int(limit.Cur) - spare) / perConn
+	}
+	r := newRelay(t, Config{Descriptors: 1 << 20})
+	here := func(fn func()) { fn() }
+	client := startPeer(t, loopback.Addr(), here)
+	l, err := r.Listen(Listening{lb.TCP, loopback}, leadsTo(startPeer(t, loopback.Addr(), here).backends["connect"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client.do(t, "hold", l.Addr(), 100) // what is made once has been made
+	before, files, goroutines := memory(), openFDs(t), runtime.NumGoroutine()
+	client.do(t, "hold", l.Addr(), n-100)
+	after, more := memory(), openFDs(t)
+	if open := r.Stats().TCP.Open; open != int64(n) {
+		t.Fatalf("%d are open", open)
+	}
+
+	each := float64(after-before) / float64(n-100)
+	t.Logf("%d connections open: %.0f bytes of memory each, %.3f descriptors, %d pipes and %d goroutines more", n, each,
+		float64(more["socket"]-files["socket"])/float64(n-100), (more["pipe"]-files["pipe"])/2, runtime.NumGoroutine()-goroutines)
+	if each > most {
+		t.Errorf("a connection takes %.0f bytes, want no more than %d", each, most)
+	}
+	if got := more["socket"] - files["socket"]; got != perConn*(n-100) {
+		t.Errorf("%d connections take %d sockets more", n-100, got)
+	}
+	if got := more["pipe"] - files["pipe"]; got > 2*sparePipes*maxLoops {
+		t.Errorf("%d ends of pipes are open", got)
+	}
+	if got := runtime.NumGoroutine() - goroutines; got > 1 {
+		t.Errorf("%d goroutines more", got)
+	}
+}
+
+// leadsTo is a Balancer that remembers nothing.
+type leadsTo netip.AddrPort
+
+func (b leadsTo) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) {
+	return netip.AddrPort(b), Forward
+}
+func (leadsTo) Dialled(Client, netip.AddrPort, error) {}
+
+// memory is what the program has on its heap and in its stacks, in bytes.
+func memory() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc + m.StackInuse
+}
