@@ -65,6 +65,8 @@ type udpCounters struct {
 	opened, expired, evicted, moved                            atomic.Uint64
 	toBackends, toBackendBytes, toClients, toClientBytes       atomic.Uint64
 	noBackend, noSocket, malformed, stranger, late, sendFailed atomic.Uint64
+	// messages were given to the kernel by calls that succeeded: with trains fewer than datagrams.
+	messages, calls atomic.Uint64
 }
 
 func (c *udpCounters) read() Sessions {

@@ -237,6 +237,8 @@ func (l *udpLoop) transmit(s *udpSocket) {
 	for i := 0; i < len(b.out); {
 		n, errno := sendmmsg(s.fd, b.send[i:len(b.out)])
 		if errno == 0 {
+			l.sessions.count.calls.Add(1)
+			l.sessions.count.messages.Add(uint64(n))
 			for j := range n {
 				o := &b.out[i+j]
 				l.sent(s, segments(o.bytes, o.segment), o.bytes)

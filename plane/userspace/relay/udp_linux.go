@@ -24,12 +24,13 @@ type udpEngine struct {
 }
 
 func newUDP(r *Relay) (engine, error) {
-	return newUDPEngine(r, min(runtime.GOMAXPROCS(0), udpLoops), true)
+	loops := min(runtime.GOMAXPROCS(0), udpLoops)
+	return newUDPEngine(r, newUDPShared(r.cfg.UDPIdle, loops, openFiles(), ephemeralPorts()), loops, true)
 }
 
 // newUDPEngine begins the loops. offload has the kernel join datagrams that it receives, and cut those that are sent.
-func newUDPEngine(r *Relay, loops int, offload bool) (*udpEngine, error) {
-	e := &udpEngine{shared: newUDPShared(r.cfg.UDPIdle, loops, openFiles(), ephemeralPorts())}
+func newUDPEngine(r *Relay, shared *udpShared, loops int, offload bool) (*udpEngine, error) {
+	e := &udpEngine{shared: shared}
 	for range loops {
 		l, err := newUDPLoop(r, e.shared, offload)
 		if err != nil {
