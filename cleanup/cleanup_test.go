@@ -316,8 +316,8 @@ func TestOthers(t *testing.T) {
 		"iptables, legacy":           {now{mode: "iptables", families: both, backends: same(iptables.Legacy)}, []string{legacyRule, set4, set6, vip4, vip6}},
 		"iptables, one of each": {now{mode: "iptables", families: both, backends: map[lb.Family]iptables.Backend{lb.IPv4: iptables.Legacy, lb.IPv6: iptables.NFT}},
 			[]string{legacyRule, set4, set6, vip4, vip6}},
-		"ipvs":      {now{mode: "ipvs", families: both}, []string{nftRule, legacyRule, set4, set6, vip4, vip6}},
-		"userspace": {now{mode: "userspace", families: both[1:]}, []string{nftRule, legacyRule, table4, set4, set6, vip4, vip6}},
+		"ipvs":                  {now{mode: "ipvs", families: both}, []string{nftRule, legacyRule, set4, set6, vip4, vip6}},
+		"userspace, IPv6 alone": {now{mode: "userspace", families: both[1:]}, []string{nftRule, legacyRule, table4, set4, vip4}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !legacyWorks() {

@@ -76,6 +76,11 @@ func TestChoose(t *testing.T) {
 // The reason of a failure can be asked for by what it wraps.
 func TestChooseWraps(t *testing.T) {
 	modes := all.Modes()
+	for i := range modes {
+		if modes[i].Name == "userspace" { // as if this version had none
+			modes[i].New = nil
+		}
+	}
 	_, err := modes.Choose("userspace", "", lb.IPv4)
 	if !errors.Is(err, mode.ErrNotBuilt) || !strings.Contains(err.Error(), "mode userspace: ") {
 		t.Errorf("error %v", err)

@@ -142,7 +142,13 @@ func measure(emit mode.Emit) {
 				emit(x.Name, 1, "filter")
 				emit(x.Name, 2, "nat")
 			case x.Help != "":
-				emit(x.Name, 0)
+				var values []string
+				for _, label := range x.Labels {
+					if label != "ip_family" {
+						values = append(values, "some "+label)
+					}
+				}
+				emit(x.Name, 0, values...)
 			}
 		}
 	}

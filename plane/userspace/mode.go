@@ -1,12 +1,39 @@
 package userspace
 
-import "kube-proxy/mode"
+import (
+	"errors"
+	"fmt"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/relay"
+)
+
+// The metrics of the mode that its planes tell.
+const (
+	openConnections = "userspace_connections"
+	connections     = "userspace_connections_total"
+	refusals        = "userspace_refused_connections_total"
+	dialFailures    = "userspace_dial_failures_total"
+	retries         = "userspace_retried_connections_total"
+	shortages       = "userspace_descriptor_shortages_total"
+	bytesMoved      = "userspace_bytes_total"
+	failingBackends = "userspace_failing_backends"
+	openSessions    = "userspace_udp_sessions"
+	sessions        = "userspace_udp_sessions_total"
+	droppedPackets  = "userspace_udp_dropped_datagrams_total"
+	entriesMetric   = "session_affinity_entries"
+	limitMetric     = "session_affinity_entries_limit"
+)
 
 // Mode returns the mode userspace.
 func Mode() mode.Mode {
+	family, proto := []string{"ip_family"}, []string{"ip_family", "protocol"}
 	return mode.Mode{
-		Name:      "userspace",
-		Doc:       "connections end at the proxy, which opens others to the endpoints; rules of iptables lead to it",
+		Name: "userspace",
+		Doc: "connections end at the proxy, which opens others to the endpoints; packets are led to it by rules of nftables or iptables, " +
+			"or without any, by the service addresses on an interface of the node",
 		Unasked:   true,
 		Annotated: true,
 
@@ -16,6 +43,100 @@ func Mode() mode.Mode {
 		LocalhostNodePorts: true,
 		Terminates:         true,
 
-		Rules: "iptables",
+		Metrics: []mode.Metric{
+			{Row: "EXT", Name: openConnections, Kind: mode.Gauge, Labels: proto,
+				Help: "Connections that are open, those included for which an endpoint is being dialled"},
+			{Row: "EXT", Name: connections, Kind: mode.Counter, Labels: proto,
+				Help: "Connections of clients that were accepted"},
+			{Row: "EXT", Name: refusals, Kind: mode.Counter, Labels: proto,
+				Help: "Connections of clients that were reset because no endpoint could be reached, or none may serve them"},
+			{Row: "EXT", Name: dialFailures, Kind: mode.Counter, Labels: proto,
+				Help: "Attempts to reach an endpoint that failed"},
+			{Row: "EXT", Name: retries, Kind: mode.Counter, Labels: proto,
+				Help: "Connections of clients for which another endpoint was tried, because one could not be reached"},
+			{Row: "EXT", Name: shortages, Kind: mode.Counter, Labels: proto,
+				Help: "How often a connection waited or was refused because there was no file descriptor left for it"},
+			{Row: "EXT", Name: bytesMoved, Kind: mode.Counter, Labels: []string{"ip_family", "protocol", "to"},
+				Help: "Bytes that were passed on, to endpoints and to clients"},
+			{Row: "EXT", Name: failingBackends, Kind: mode.Gauge, Labels: family,
+				Help: "Endpoints that could not be reached last, and are tried after others for a while"},
+			{Row: "EXT", Name: openSessions, Kind: mode.Gauge, Labels: family,
+				Help: "Sessions of UDP that are open"},
+			{Row: "EXT", Name: sessions, Kind: mode.Counter, Labels: family,
+				Help: "Sessions of UDP that have begun"},
+			{Row: "EXT", Name: droppedPackets, Kind: mode.Counter, Labels: []string{"ip_family", "reason"},
+				Help: "Datagrams that were not passed on: for want of an endpoint (no_backend) or of a socket (no_socket), malformed, from a stranger, " +
+					"late, or refused by the kernel (send_failed)"},
+			{Name: entriesMetric},
+			{Name: limitMetric},
+			{Name: "conntrack_reconciler_sync_duration_seconds"},
+			{Name: "conntrack_reconciler_deleted_entries_total"},
+		},
+
+		Able: able,
+		New:  open,
+
+		Show: "nft list table ip kube-proxy-userspace",
+
+		Rules: "userspace",
 	}
+}
+
+// able tries whether packets can be captured in any way.
+func able(f lb.Family) error {
+	c, _, err := chooseCapture(capture.Config{Family: f})
+	if err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+func open(s mode.Settings) (mode.Plane, error) {
+	mark := uint32(1) << s.MasqueradeBit
+	c, passed, err := chooseCapture(capture.Config{Family: s.Family, Mark: mark, LocalhostNodePorts: s.LocalhostNodePorts, Writes: s.Writes})
+	if err != nil {
+		return nil, fmt.Errorf("userspace: %w", err)
+	}
+	p, err := New(Config{
+		Family: s.Family, Capture: c, Passed: passed, Mark: mark, FirstPort: s.FirstPort, LastPort: s.LastPort, UDPIdle: s.UDPIdle,
+		Grace: s.TerminationGrace, LocalhostNodePorts: s.LocalhostNodePorts,
+	})
+	if err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return p, nil
+}
+
+// Measure is part of mode.Plane.
+func (p *Plane) Measure(emit mode.Emit) error {
+	s, b := p.relay.Stats(), p.balance.Stats()
+	for _, of := range []struct {
+		proto string
+		relay.Connections
+	}{{"tcp", s.TCP}, {"sctp", s.SCTP}} {
+		emit(openConnections, float64(of.Open), of.proto)
+		emit(connections, float64(of.Accepted), of.proto)
+		emit(refusals, float64(of.Refused), of.proto)
+		emit(dialFailures, float64(of.DialsFailed), of.proto)
+		emit(retries, float64(of.Retried), of.proto)
+		emit(shortages, float64(of.OutOfDescriptors), of.proto)
+		emit(bytesMoved, float64(of.ToBackends), of.proto, "endpoints")
+		emit(bytesMoved, float64(of.ToClients), of.proto, "clients")
+	}
+	emit(bytesMoved, float64(s.UDP.ToBackends.Bytes), "udp", "endpoints")
+	emit(bytesMoved, float64(s.UDP.ToClients.Bytes), "udp", "clients")
+	emit(openSessions, float64(s.UDP.Open))
+	emit(sessions, float64(s.UDP.Opened))
+	d := s.UDP.Dropped
+	for _, of := range []struct {
+		reason string
+		n      uint64
+	}{{"no_backend", d.NoBackend}, {"no_socket", d.NoSocket}, {"malformed", d.Malformed}, {"stranger", d.Stranger}, {"late", d.Late},
+		{"send_failed", d.SendFailed}} {
+		emit(droppedPackets, float64(of.n), of.reason)
+	}
+	emit(failingBackends, float64(b.Failing))
+	emit(entriesMetric, float64(b.Places))
+	emit(limitMetric, float64(b.Limit))
+	return nil
 }

@@ -1,0 +1,5 @@
+package userspace
+
+import "kube-proxy/plane/userspace/capture"
+
+var chooseCapture = capture.Choose
