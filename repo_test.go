@@ -48,6 +48,8 @@ const imports = `
 	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest, internal/nftwire;
 	plane < internal/nftwire;
 	internal/nftwire, plane/rollback, mode < plane/userspace/capture;
+	# Its chains are kept by the programs and in the trees of mode iptables.
+	plane/iptables < plane/userspace/capture;
 	internal/nftwire < plane/nftables;
 
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.

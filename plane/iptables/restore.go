@@ -75,10 +75,15 @@ func (p *Plane) restore(ctx context.Context, b *batch) error {
 	if err == nil {
 		return nil
 	}
-	if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || wasKilled(err) || len(b.sections) > 1 && failedLine(err) > b.firstLines() {
+	if partly(ctx, b, err) {
 		return fmt.Errorf("%w: a part may be in force: %w", err, plane.ErrStateLost)
 	}
 	return err
+}
+
+// partly reports whether a part of a batch may be in force after the error.
+func partly(ctx context.Context, b *batch, err error) bool {
+	return ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || wasKilled(err) || len(b.sections) > 1 && failedLine(err) > b.firstLines()
 }
 
 // restoreAll hands all batches to one iptables-restore, which reads while they are made. declare names the chains of nat

@@ -14,6 +14,7 @@ type way struct {
 // ways are tried in this order (DP-40).
 var ways = []way{
 	{"nftables", func(c Config) (Capture, error) { return made(NewNFTables(c)) }},
+	{"iptables", func(c Config) (Capture, error) { return made(NewIPTables(c)) }},
 	{"addresses", func(c Config) (Capture, error) { return made(NewAddresses(c)) }},
 }
 

@@ -29,13 +29,11 @@ func (w world) many(n int) []Lead {
 	return leads
 }
 
-// TestCostOfChange: what a change sends does not depend on how many rows there are.
+// TestCostOfChange: what a change sends does not depend on how many rows there are. With iptables that is the chains of the tree on the way
+// to a row, of a few dozen rules each (ADR 0011).
 func TestCostOfChange(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
-		c, ok := b.Capture.(interface{ Sent() uint64 })
-		if !ok {
-			t.Skip("this kind counts elsewhere")
-		}
+		c := b.Capture.(interface{ Sent() uint64 })
 		var cost []uint64
 		for _, n := range []int{100, 10_000} {
 			b.reset(b.many(n)...)
@@ -45,8 +43,8 @@ func TestCostOfChange(t *testing.T) {
 			b.apply([]lb.Key{b.key(b.vip, 80, lb.TCP)})
 			cost = append(cost, c.Sent()-before)
 		}
-		if cost[0] != cost[1] || cost[0] == 0 {
-			t.Errorf("three changes send %d with 100 rows and %d with 10,000", cost[0], cost[1])
+		if few, many := cost[0], cost[1]; few == 0 || b.Name() == "nftables" && few != many || many > 3*96 {
+			t.Errorf("three changes send %d with 100 rows and %d with 10,000", few, many)
 		}
 		t.Logf("three changes: %v", cost)
 	})

@@ -10,6 +10,7 @@ import (
 	"kube-proxy/internal/nftwire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/plane/iptables"
 )
 
 // Remove takes away what a process before left to lead packets, whichever way it led them, but for those of the capture named except:
@@ -23,6 +24,12 @@ func Remove(ctx context.Context, families []lb.Family, except string) (report mo
 			if removed {
 				report.Removed = append(report.Removed, fmt.Sprintf("the nftables table %s of %s", TableName, fam))
 			}
+		}
+		if except != "iptables" {
+			chains, rules, err := iptables.RemoveKept(ctx, layoutOf(Config{Family: fam}))
+			errs = append(errs, err)
+			report.Count(chains, "iptables chains of %s of mode userspace", fam)
+			report.Count(rules, "iptables rules of %s that led to them", fam)
 		}
 		if except != "addresses" {
 			n, device, err := removeAddresses(ctx, fam)

@@ -1,0 +1,566 @@
+package capture
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/iptables"
+)
+
+// Chains of iptables; the first four have upstream's names of this mode.
+const (
+	portals      = "KUBE-PORTALS-CONTAINER"  // nat: service addresses to listeners
+	portalsHost  = "KUBE-PORTALS-HOST"       // nat: the same for packets of this node, but for the proxy's own
+	nodePorts    = "KUBE-NODEPORT-CONTAINER" // nat: NodePorts to listeners
+	guard        = "KUBE-NODEPORT-NON-LOCAL" // filter: nobody reaches a listener who was not led there
+	refused      = "KUBE-PORTALS-REFUSED"    // filter: who is refused at a service address
+	refusedPorts = "KUBE-NODEPORT-REFUSED"   // filter: and at a NodePort
+	listPrefix   = "KUBE-PORTALS-SRC-"       // nat, filter: source ranges
+)
+
+// The trees, in the order of the layout.
+const (
+	inPortals = iota
+	inNodePorts
+	inGuard
+	inRefused
+	inRefusedPorts
+	treeCount
+)
+
+func layoutOf(cfg Config) iptables.Layout {
+	l := iptables.Layout{Family: cfg.Family, Writes: cfg.Writes, Ours: oursOfIPTables, Trees: []iptables.Tree{
+		inPortals:      {Table: "nat", Root: portals, Prefix: "KUBE-PORTALS-C-"},
+		inNodePorts:    {Table: "nat", Root: nodePorts, Prefix: "KUBE-NODEPORT-C-", Ports: true},
+		inGuard:        {Table: "filter", Root: guard, Prefix: "KUBE-NODEPORT-L-", Ports: true},
+		inRefused:      {Table: "filter", Root: refused, Prefix: "KUBE-PORTALS-N-"},
+		inRefusedPorts: {Table: "filter", Root: refusedPorts, Prefix: "KUBE-NODEPORT-N-", Ports: true},
+	}}
+	jump := func(table, to, match, note string, from ...string) {
+		for _, f := range from {
+			l.Jumps = append(l.Jumps, iptables.ChainRule{Table: table, Chain: f,
+				Rule: match + fmt.Sprintf("-m comment --comment %q -j %s", note, to)})
+		}
+	}
+	const isNew = "-m conntrack --ctstate NEW "
+	jump("nat", portals, "", "handle ClusterIPs; NOTE: this must be before the NodePort rules", "PREROUTING")
+	jump("nat", portalsHost, "", "handle ClusterIPs; NOTE: this must be before the NodePort rules", "OUTPUT")
+	jump("filter", guard, "", "ports of the proxy: for who was led there", "INPUT")
+	jump("filter", refused, isNew, "service addresses that are refused", "INPUT", "FORWARD", "OUTPUT")
+	return l
+}
+
+func oursOfIPTables(table, name string) bool {
+	switch table {
+	case "nat":
+		return slices.ContainsFunc([]string{portals, portalsHost, nodePorts, "KUBE-NODEPORT-HOST"}, func(c string) bool { return c == name }) ||
+			strings.HasPrefix(name, "KUBE-PORTALS-") || strings.HasPrefix(name, "KUBE-NODEPORT-C-")
+	case "filter":
+		return name == guard || name == refusedPorts || strings.HasPrefix(name, "KUBE-NODEPORT-L-") ||
+			strings.HasPrefix(name, "KUBE-PORTALS-") || strings.HasPrefix(name, "KUBE-NODEPORT-N-")
+	}
+	return false
+}
+
+// IPTables captures by chains of iptables, for hosts without nftables. A row is a few rules of a tree; a change writes the chains on
+// the way to it. Ports and addresses that no Service has pass untouched, as in mode iptables (SV-62, SV-63).
+type IPTables struct {
+	family
+	cfg   Config
+	keep  *iptables.Keeper
+	addrs *addressWatch
+	drift chan struct{}
+
+	set       bool
+	node      lb.Node
+	address   netip.Addr
+	leads     map[lb.Key]Lead
+	listeners map[lb.Key]int // leads that need the port of a listener
+	lists     map[string]int // leads that need a list, by its chain
+}
+
+// NewIPTables finds the programs, on a thread in the network namespace of the node. It changes nothing. Errors wrap
+// plane.ErrUnsupported where there is no usable iptables.
+func NewIPTables(cfg Config) (*IPTables, error) {
+	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
+		return nil, fmt.Errorf("capture by iptables: family %s: want IPv4 or IPv6", cfg.Family)
+	}
+	c := &IPTables{family: familyOf(cfg.Family), cfg: cfg, drift: make(chan struct{}, 1)}
+	var err error
+	if c.keep, err = iptables.NewKeeper(layoutOf(cfg)); err != nil {
+		return nil, fmt.Errorf("capture by iptables: %w", err)
+	}
+	if c.addrs, err = watchAddresses(c.family, c.drift); err != nil {
+		c.keep.Close()
+		return nil, fmt.Errorf("capture by iptables: %w", err)
+	}
+	return c, nil
+}
+
+// Name is part of [Capture].
+func (c *IPTables) Name() string { return "iptables" }
+
+// Own is part of [Capture].
+func (c *IPTables) Own() bool { return false }
+
+// Drift is part of [Capture]. Of rules nobody tells; audits find out.
+func (c *IPTables) Drift() <-chan struct{} { return c.drift }
+
+// Close is part of [Capture].
+func (c *IPTables) Close() error { return errors.Join(c.keep.Close(), c.addrs.close()) }
+
+// Sent is how many rules were written.
+func (c *IPTables) Sent() uint64 { return c.keep.Sent() }
+
+func (c *IPTables) notSetUp(doing string) error {
+	return fmt.Errorf("capture by iptables, %s: %s: %w", c.fam, doing, plane.ErrNotSetUp)
+}
+
+func (c *IPTables) wrap(err error) error {
+	if err != nil {
+		err = fmt.Errorf("capture by iptables, %s: %w", c.fam, err)
+	}
+	return err
+}
+
+// Rules.
+
+// source is the match of a kind of source, one for each way in which pods are recognised, as they stand before -d and at the end.
+type source struct{ before, after string }
+
+func (c *IPTables) sources(f lb.From) []source {
+	switch d := c.node.Pods; {
+	case f == lb.Anywhere:
+		return []source{{}}
+	case f == lb.Host:
+		return []source{{after: "-m addrtype --src-type LOCAL "}}
+	case d.Interface != "":
+		return []source{{after: "-i " + d.Interface + " "}}
+	case d.InterfacePrefix != "":
+		return []source{{after: "-i " + d.InterfacePrefix + "+ "}}
+	default:
+		var all []source
+		for _, p := range d.Prefixes {
+			s := source{}
+			if p.Bits() > 0 {
+				s.before = "-s " + p.String() + " "
+			}
+			all = append(all, s)
+		}
+		return all
+	}
+}
+
+// match is a rule's match of a source and a key, in the order in which iptables-save prints it.
+func match(s source, k lb.Key) string {
+	dst, ports := iptables.MatchKey(k)
+	if iface, is := strings.CutPrefix(s.after, "-i "); is {
+		return dst + "-i " + iface + ports
+	}
+	return s.before + dst + ports + s.after
+}
+
+// lead returns the rules of a lead in nat and in filter.
+func (c *IPTables) lead(l Lead) (nat, filter []string) {
+	if len(l.Sources) > 0 {
+		to := match(source{}, l.Key) + "-j " + listChain(l.Sources)
+		nat, filter = append(nat, to), append(filter, to)
+	}
+	refuses := false
+	for _, r := range l.Routes {
+		for _, s := range c.sources(r.From) {
+			m := match(s, l.Key)
+			switch {
+			case r.Port != 0 && l.Key.IsNodePort() || !c.address.IsValid():
+				nat = append(nat, m+fmt.Sprintf("-j DNAT --to-destination :%d", r.Port))
+			case r.Port != 0:
+				nat = append(nat, m+"-j DNAT --to-destination "+netip.AddrPortFrom(c.address, r.Port).String())
+			case r.Do == lb.Drop:
+				nat, filter, refuses = append(nat, m+"-j ACCEPT"), append(filter, m+"-j DROP"), true
+			default:
+				nat, filter, refuses = append(nat, m+"-j ACCEPT"), append(filter, c.reject(m, l.Key.Proto)...), true
+			}
+		}
+	}
+	if !refuses && len(l.Sources) == 0 {
+		filter = nil
+	}
+	return nat, filter
+}
+
+// reject refuses as a port does where nobody listens.
+func (c *IPTables) reject(match string, p lb.Proto) []string {
+	with := "icmp-port-unreachable"
+	if c.fam == lb.IPv6 {
+		with = "icmp6-port-unreachable"
+	}
+	if p == lb.TCP {
+		with = "tcp-reset"
+	}
+	return []string{match + "-j REJECT --reject-with " + with}
+}
+
+// listChain names the chain of a list of sources: whoever has the same shares it.
+func listChain(sources []netip.Prefix) string {
+	sum := sha256.Sum256([]byte(fmt.Sprint(sources)))
+	return listPrefix + base32.StdEncoding.EncodeToString(sum[:])[:11]
+}
+
+// list is the chain of a list, in nat and in filter: who is in one comes back.
+func list(sources []netip.Prefix) (nat, filter []string) {
+	for _, p := range sources {
+		s := ""
+		if p.Bits() > 0 {
+			s = "-s " + p.String() + " "
+		}
+		nat = append(nat, s+"-j RETURN")
+	}
+	return append(slices.Clone(nat), "-j ACCEPT"), append(slices.Clone(nat), "-j DROP")
+}
+
+// frames are what the trees have besides rows.
+func (c *IPTables) frames() []iptables.Frame {
+	const led = "-m conntrack --ctstate DNAT -j RETURN"
+	f := make([]iptables.Frame, treeCount)
+	f[inPortals].Tail = c.here(nodePorts)
+	f[inGuard].Head = []string{led, "-m conntrack --ctdir REPLY -j RETURN"}
+	f[inRefused] = iptables.Frame{Head: []string{led}, Tail: c.here(refusedPorts)}
+	return f
+}
+
+// here leads packets to addresses of this node that answer NodePorts to a chain.
+func (c *IPTables) here(to string) (rules []string) {
+	loop := c.loopback()
+	for _, p := range c.node.NodePorts {
+		dst := ""
+		switch {
+		case c.cfg.LocalhostNodePorts && c.fam == lb.IPv4: // 127.0.0.1 too
+			if p.Bits() > 0 {
+				dst = "-d " + p.String() + " "
+			}
+		case p.Bits() == 0:
+			dst = "! -d " + loop.String() + " "
+		case loop.Bits() <= p.Bits() && loop.Contains(p.Addr()):
+			continue
+		default:
+			if p.Overlaps(loop) {
+				rules = append(rules, "-d "+loop.String()+" -j RETURN")
+			}
+			dst = "-d " + p.String() + " "
+		}
+		rules = append(rules, dst+"-m addrtype --dst-type LOCAL -j "+to)
+	}
+	return rules
+}
+
+func newRows() iptables.Rows {
+	r := iptables.Rows{Chains: map[[2]string][]string{}}
+	for range treeCount {
+		r.Entries = append(r.Entries, map[lb.Key][]string{})
+	}
+	return r
+}
+
+// put notes what a lead needs.
+func (c *IPTables) put(rows iptables.Rows, l Lead) {
+	if l.Key.IsNodePort() {
+		l.Sources = nil
+	}
+	c.need(rows, l)
+	if old, was := c.leads[l.Key]; was {
+		c.spare(rows, old)
+	}
+	c.leads[l.Key] = l
+	nat, filter := c.lead(l)
+	c.entries(rows, l.Key, nat, filter)
+}
+
+func (c *IPTables) entries(rows iptables.Rows, k lb.Key, nat, filter []string) {
+	if k.IsNodePort() {
+		rows.Entries[inNodePorts][k], rows.Entries[inRefusedPorts][k] = nat, filter
+	} else {
+		rows.Entries[inPortals][k], rows.Entries[inRefused][k] = nat, filter
+	}
+}
+
+func (c *IPTables) drop(rows iptables.Rows, k lb.Key) {
+	if old, was := c.leads[k]; was {
+		c.spare(rows, old)
+		delete(c.leads, k)
+		c.entries(rows, k, nil, nil)
+	}
+}
+
+// need counts what leads share: listeners and lists.
+func (c *IPTables) need(rows iptables.Rows, l Lead) {
+	for _, k := range listenersOf(l) {
+		if c.listeners[k]++; c.listeners[k] == 1 {
+			_, ports := iptables.MatchKey(k)
+			rows.Entries[inGuard][k] = c.reject(ports, k.Proto)
+		}
+	}
+	if len(l.Sources) > 0 {
+		name := listChain(l.Sources)
+		if c.lists[name]++; c.lists[name] == 1 {
+			rows.Chains[[2]string{"nat", name}], rows.Chains[[2]string{"filter", name}] = list(l.Sources)
+		}
+	}
+}
+
+func (c *IPTables) spare(rows iptables.Rows, l Lead) {
+	for _, k := range listenersOf(l) {
+		if c.listeners[k]--; c.listeners[k] == 0 {
+			delete(c.listeners, k)
+			rows.Entries[inGuard][k] = nil
+		}
+	}
+	if len(l.Sources) > 0 {
+		name := listChain(l.Sources)
+		if c.lists[name]--; c.lists[name] == 0 {
+			delete(c.lists, name)
+			rows.Chains[[2]string{"nat", name}], rows.Chains[[2]string{"filter", name}] = nil, nil
+		}
+	}
+}
+
+// listenersOf are the ports of a lead, as keys without an address.
+func listenersOf(l Lead) (all []lb.Key) {
+	for _, r := range l.Routes {
+		if r.Port != 0 {
+			all = append(all, lb.Key{Port: r.Port, Proto: l.Key.Proto})
+		}
+	}
+	return all
+}
+
+// Verbs.
+
+// Reset is part of [Capture]. Where iptables refuses it, what the kernel led already is written, and the rest is for later: one row
+// may be to blame, as of SCTP on a kernel without.
+func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Lead) error {
+	address, err := c.addrs.choose(ctx, n.NodePorts)
+	if err != nil {
+		return c.wrap(err)
+	}
+	known, err := c.Known(ctx)
+	if err != nil {
+		return err
+	}
+	c.node, c.address, c.set = n, address, false
+	err = c.reset(ctx, want)
+	if !errors.Is(err, iptables.Refused) {
+		return c.wrap(err)
+	}
+	served := map[lb.Key]bool{}
+	for _, l := range known {
+		served[l.Key] = true
+	}
+	for _, keep := range []func(Lead) bool{func(l Lead) bool { return served[l.Key] }, func(Lead) bool { return false }} {
+		var now []Lead
+		later := &Later{Err: c.wrap(err)}
+		for _, l := range want {
+			if keep(l) {
+				now = append(now, l)
+			} else {
+				later.Keys = append(later.Keys, l.Key)
+			}
+		}
+		if err = c.reset(ctx, now); err == nil {
+			return later
+		}
+	}
+	return c.wrap(err)
+}
+
+func (c *IPTables) reset(ctx context.Context, want []Lead) error {
+	c.leads, c.listeners, c.lists = map[lb.Key]Lead{}, map[lb.Key]int{}, map[string]int{}
+	rows := newRows()
+	host := []string{"-j " + portals}
+	if c.cfg.Mark != 0 {
+		host = append([]string{fmt.Sprintf("-m mark --mark %#x/%#x -j RETURN", c.cfg.Mark, c.cfg.Mark)}, host...)
+	}
+	rows.Chains[[2]string{"nat", portalsHost}] = host
+	for _, l := range want {
+		c.put(rows, l)
+	}
+	if err := c.keep.Reset(ctx, c.frames(), rows); err != nil {
+		return err
+	}
+	c.set = true
+	return nil
+}
+
+// Apply is part of [Capture].
+func (c *IPTables) Apply(ctx context.Context, set []Lead, remove []lb.Key) error {
+	if !c.set {
+		return c.notSetUp("apply")
+	}
+	before := map[lb.Key]*Lead{}
+	note := func(k lb.Key) {
+		if _, noted := before[k]; !noted {
+			before[k] = nil
+			if l, is := c.leads[k]; is {
+				before[k] = &l
+			}
+		}
+	}
+	rows := newRows()
+	for _, k := range remove {
+		note(k)
+		c.drop(rows, k)
+	}
+	for _, l := range set {
+		note(l.Key)
+		c.put(rows, l)
+	}
+	err := c.keep.Apply(ctx, rows)
+	if err != nil { // what is remembered is as before; the rules that this makes anew are for nobody
+		for k, l := range before {
+			if l == nil {
+				c.drop(newRows(), k)
+			} else {
+				c.put(newRows(), *l)
+			}
+		}
+	}
+	return c.wrap(err)
+}
+
+// SetNode is part of [Capture]. Nearly every rule follows from the node, or may.
+func (c *IPTables) SetNode(ctx context.Context, n lb.Node) error {
+	if !c.set {
+		return c.notSetUp("set node")
+	}
+	address, err := c.addrs.choose(ctx, n.NodePorts)
+	if err != nil {
+		return c.wrap(err)
+	}
+	if n.Equal(c.node) && address == c.address {
+		return nil
+	}
+	node, was := c.node, c.address
+	c.node, c.address = n, address
+	if err := c.reset(ctx, slices.Collect(maps.Values(c.leads))); err != nil {
+		c.node, c.address = node, was
+		return fmt.Errorf("capture by iptables, %s: set node: %w: %w", c.fam, err, plane.ErrStateLost)
+	}
+	return nil
+}
+
+// Probe is part of [Capture].
+func (c *IPTables) Probe(ctx context.Context) error {
+	if !c.set {
+		return c.notSetUp("probe")
+	}
+	return c.wrap(c.keep.Probe(ctx))
+}
+
+// Audit is part of [Capture].
+func (c *IPTables) Audit(ctx context.Context, full bool) (int, error) {
+	if !c.set {
+		return 0, c.notSetUp("audit")
+	}
+	if err := c.SetNode(ctx, c.node); err != nil { // another address of the node
+		return 0, err
+	}
+	n, err := c.keep.Audit(ctx, full)
+	return n, c.wrap(err)
+}
+
+// Known is part of [Capture].
+func (c *IPTables) Known(ctx context.Context) ([]Lead, error) {
+	rules, err := c.keep.Rules(ctx)
+	if err != nil {
+		return nil, c.wrap(err)
+	}
+	leads := map[lb.Key]Lead{}
+	for _, r := range rules {
+		if r.Table != "nat" {
+			continue
+		}
+		if k, port, from, ok := parseLead(r.Rule); ok {
+			l := leads[k]
+			l.Key = k
+			if !slices.ContainsFunc(l.Routes, func(r Route) bool { return r.From == from }) { // pods may be recognised in many ways
+				l.Routes = append(l.Routes, Route{From: from, Port: port})
+			}
+			leads[k] = l
+		}
+	}
+	return slices.SortedFunc(maps.Values(leads), func(a, b Lead) int { return a.Key.Compare(b.Key) }), nil
+}
+
+// parseLead reads a rule that leads a key to a port.
+func parseLead(rule string) (k lb.Key, port uint16, from lb.From, ok bool) {
+	from = lb.Anywhere
+	words := strings.Fields(rule)
+	for i := 0; i+1 < len(words); i++ {
+		value, err := words[i+1], error(nil)
+		number := func(s string) uint16 {
+			n, e := strconv.ParseUint(s, 10, 16)
+			err = e
+			return uint16(n)
+		}
+		switch words[i] {
+		case "!":
+			return k, 0, 0, false
+		case "-s", "-i":
+			from = lb.Pods
+		case "--src-type":
+			from = lb.Host
+		case "-d":
+			var p netip.Prefix
+			if p, err = netip.ParsePrefix(value); err == nil {
+				k.Addr = p.Addr()
+			}
+		case "-p":
+			k.Proto, err = lb.ParseProto(value)
+		case "--dport":
+			k.Port = number(value)
+		case "--to-destination":
+			port, ok = number(value[strings.LastIndexByte(value, ':')+1:]), true
+		}
+		if err != nil {
+			return k, 0, 0, false
+		}
+	}
+	return k, port, from, ok && k.Port != 0 && port != 0
+}
+
+// Dump is part of [Capture].
+func (c *IPTables) Dump(ctx context.Context, name func(uint16, lb.Proto) string) (string, error) {
+	rules, err := c.keep.Rules(ctx)
+	if err != nil {
+		return "", c.wrap(err)
+	}
+	var out strings.Builder
+	var guards []string
+	for _, r := range rules {
+		if k, port, _, ok := parseLead(r.Rule); ok && r.Table == "nat" {
+			at := strings.LastIndexByte(r.Rule, ':')
+			r.Rule = r.Rule[:at+1] + name(port, k.Proto)
+		}
+		if r.Table == "filter" && (r.Chain == guard || strings.HasPrefix(r.Chain, "KUBE-NODEPORT-L-")) {
+			words := strings.Fields(r.Rule) // the branches follow from the ports
+			if i := slices.Index(words, "--dport"); i > 0 && slices.Contains(words, "REJECT") {
+				n, _ := strconv.ParseUint(words[i+1], 10, 16)
+				p, _ := lb.ParseProto(words[slices.Index(words, "-p")+1])
+				guards = append(guards, "guard "+name(uint16(n), p)+"\n")
+			}
+			continue
+		}
+		fmt.Fprintf(&out, "%s %s %s\n", r.Table, r.Chain, r.Rule)
+	}
+	slices.Sort(guards)
+	return out.String() + strings.Join(slices.Compact(guards), ""), nil
+}

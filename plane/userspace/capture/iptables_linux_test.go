@@ -1,0 +1,113 @@
+package capture
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// onlyIPTables hides all programs but those of one back end of iptables.
+func onlyIPTables(t *testing.T, backend string) {
+	t.Helper()
+	dir := t.TempDir()
+	for _, base := range []string{"iptables", "ip6tables"} {
+		for _, part := range []string{"", "-save", "-restore"} {
+			path, err := exec.LookPath(base + "-" + backend + part)
+			if err != nil {
+				t.Fatalf("install iptables: %v", err)
+			}
+			for _, name := range []string{base + part, base + "-" + backend + part} {
+				if err := os.Symlink(path, filepath.Join(dir, name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	t.Setenv("PATH", dir)
+}
+
+// TestIPTablesDrift: with both back ends, what others do to the chains is mended by an audit, and what they do elsewhere is theirs; a
+// row leads afterwards as before.
+func TestIPTablesDrift(t *testing.T) {
+	for _, backend := range []string{"nft", "legacy"} {
+		for _, w := range worlds() {
+			t.Run(backend+"/"+w.Family.String(), func(t *testing.T) {
+				onlyIPTables(t, backend)
+				b := &bench{TestLab: netlab.ForTest(t, netlab.Options{NoNode2: true}), t: t, world: w, kind: kinds()[1]}
+				b.start(Config{Family: w.Family, Mark: 0x4000})
+				program := map[lb.Family]string{lb.IPv4: "iptables", lb.IPv6: "ip6tables"}[w.Family]
+				ipt := func(args string) string { t.Helper(); return b.output(program, strings.Fields(args)...) }
+				b.Serve(netlab.TCP, 40001, netlab.Node1)
+				ipt("-A INPUT -p tcp --dport 1234 -j DROP")
+				b.reset(append(b.many(100), cluster(b.key(b.vip, 80, lb.TCP), to(40001)), cluster(b.key(b.vip, 81, lb.TCP), do(lb.Reject)))...)
+				if n := b.audit(false); n != 0 {
+					t.Errorf("after a Reset %d things differ", n)
+				}
+				b.do(b.Probe)
+				ipt("-t nat -F " + portals)
+				if n := b.audit(false); n != 1 {
+					t.Errorf("%d chains were mended, want 1", n)
+				}
+				b.arrives("pod1", netlab.TCP, w.vip, 80)
+				ipt("-F INPUT")
+				if n := b.audit(false); n != 2 {
+					t.Errorf("%d rules were mended, want 2", n)
+				}
+				b.fails("pod1", netlab.TCP, w.node, 40001, netlab.ErrRefused)
+				ipt("-A INPUT -p tcp --dport 1234 -j DROP")
+				b.audit(false)
+				if n := b.audit(true); n != 0 {
+					t.Errorf("%d things differ afterwards", n)
+				}
+				if !strings.Contains(ipt("-S INPUT"), "--dport 1234 -j DROP") {
+					t.Error("a rule of others is gone")
+				}
+				b.reset()
+				b.do(func(ctx context.Context) error { _, err := Remove(ctx, []lb.Family{w.Family}, ""); return err })
+				for _, table := range []string{"nat", "filter"} {
+					if s := ipt("-t " + table + " -S"); strings.Contains(s, "KUBE-") {
+						t.Errorf("after a removal:\n%s", s)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestIPTablesRefuses: of a row that this iptables does not take, the error says so, and the others lead on.
+func TestIPTablesRefuses(t *testing.T) {
+	for _, w := range worlds() {
+		t.Run(w.Family.String(), func(t *testing.T) {
+			b := &bench{TestLab: netlab.ForTest(t, netlab.Options{NoNode2: true}), t: t, world: w, kind: kinds()[1]}
+			b.start(Config{Family: w.Family})
+			b.Serve(netlab.TCP, 40001, netlab.Node1)
+			good, bad := cluster(b.key(w.vip, 80, lb.TCP), to(40001)), cluster(b.key(w.vip, 81, lb.Proto(99)), to(40002)) // no such match
+			b.reset(good)
+			b.On(netlab.Node1, func() {
+				if err := b.Apply(t.Context(), []Lead{bad}, nil); err == nil || errors.Is(err, plane.ErrStateLost) {
+					t.Errorf("a change that is refused: %v", err)
+				}
+			})
+			b.arrives("pod1", netlab.TCP, w.vip, 80)
+			b.apply(nil, cluster(b.key(w.vip, 82, lb.TCP), to(40001)))
+			b.arrives("pod1", netlab.TCP, w.vip, 82)
+			b.On(netlab.Node1, func() {
+				var later *Later
+				if err := b.Reset(t.Context(), b.n(), []Lead{good, bad}); !errors.As(err, &later) || len(later.Keys) != 1 || later.Keys[0] != bad.Key {
+					t.Errorf("a Reset with a row that is refused: %v", err)
+				}
+			})
+			b.arrives("pod1", netlab.TCP, w.vip, 80)
+			b.apply(nil, cluster(b.key(w.vip, 82, lb.TCP), to(40001)))
+			b.arrives("pod1", netlab.TCP, w.vip, 82)
+		})
+	}
+}
