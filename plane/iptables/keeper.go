@@ -431,42 +431,69 @@ func entriesOf(rules map[lb.Key][]string) []entry {
 }
 
 // RemoveKept removes the chains of a mode, and the rules by which built-in chains lead to them, of both back ends. It returns how
-// many chains and rules went.
-func RemoveKept(ctx context.Context, l Layout) (chains, rules int, err error) {
+// many chains and rules went, and says of each chain that stays why: rules of others lead to it, and it is empty.
+func RemoveKept(ctx context.Context, l Layout) (chains, rules int, left []string, err error) {
 	var errs []error
 	for _, b := range []Backend{NFT, Legacy} {
 		if b == Legacy && !legacyInUse(baseName(l.Family)) { // to list its tables would make them
 			continue
 		}
-		t, err := findTool(system{}, l.Family, b)
-		if err != nil {
-			continue // no such programs, or not of that back end: nothing was written with them
+		if b == NFT {
+			switch some, err := hasChains(l.Family, l.Ours); {
+			case err != nil:
+				errs = append(errs, fmt.Errorf("look for iptables rules of %s: %w", l.Family, err))
+				continue
+			case !some:
+				continue
+			}
 		}
-		k := &Keeper{tool: t, layout: l}
-		have, err := k.read(ctx, false)
-		if err != nil {
-			errs = append(errs, err)
+		t, err := findTool(system{}, l.Family, b)
+		switch {
+		case err == nil:
+		case b == Legacy: // others use such tables too, so it need not be of ours what they hold
+			left = append(left, fmt.Sprintf("the kernel has tables of iptables (%s, %s); whether they hold rules of kube-proxy is not known: %v", b, l.Family, err))
+			continue
+		default:
+			errs = append(errs, fmt.Errorf("there are chains of kube-proxy for %s, but no program to remove them: %w", l.Family, err))
 			continue
 		}
-		var away, gone batch
-		for j := range have.jumps {
-			if to := target(j.rule); isJump(j.rule) && l.Ours(j.from.table.String(), to) {
-				s := away.only(j.from.table)
-				s.remove = append(s.remove, j)
-				rules++
-			}
+		k := &Keeper{tool: t, layout: l}
+		c, r, stuck, err := k.remove(ctx)
+		chains, rules = chains+c, rules+r
+		for _, s := range stuck {
+			left = append(left, fmt.Sprintf("chain %s %s stays, empty: %v", s.id.table, s.id.name, s.err))
 		}
-		for id := range have.chains {
-			gone.only(id.table).put(chain{id: id})
-			gone.only(id.table).delete(id)
-			chains++
-		}
-		for _, b := range []*batch{&away, &gone} {
-			if err := k.restore(ctx, b); err != nil {
-				errs = append(errs, fmt.Errorf("iptables: remove rules of %s, %s: %w", l.Family, t.program, err))
-				break
-			}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("iptables: remove rules of %s, %s: %w", l.Family, t.program, err))
 		}
 	}
-	return chains, rules, errors.Join(errs...)
+	return chains, rules, left, errors.Join(errs...)
+}
+
+func (k *Keeper) remove(ctx context.Context) (chains, rules int, stuck []stuckChain, err error) {
+	have, err := k.read(ctx, false)
+	if err != nil || len(have.chains) == 0 {
+		return 0, 0, nil, err
+	}
+	var away batch
+	for j := range have.jumps {
+		if isJump(j.rule) && k.layout.Ours(j.from.table.String(), target(j.rule)) {
+			s := away.only(j.from.table)
+			s.remove = append(s.remove, j)
+			rules++
+		}
+	}
+	if err := k.tool.restoreBatch(ctx, &away); err != nil {
+		return 0, 0, nil, err
+	}
+	stuck, err = sweep(ctx, nil, slices.SortedFunc(maps.Keys(have.chains), compareID), nftLines, func(b *batch) error {
+		err := k.tool.restoreBatch(ctx, b)
+		for _, s := range b.sections {
+			if err == nil {
+				chains += len(s.drop)
+			}
+		}
+		return err
+	})
+	return chains, rules, stuck, err
 }

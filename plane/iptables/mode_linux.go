@@ -104,7 +104,7 @@ func remove(ctx context.Context, what mode.Removal, backends func(lb.Family) []B
 // removeFrom removes the rules of one back end. The programs are only run where there is something to see.
 func removeFrom(ctx context.Context, what mode.Removal, fam lb.Family, b Backend, report *mode.Report) error {
 	if b == NFT {
-		switch some, err := hasChains(fam, !what.Beside); {
+		switch some, err := hasChains(fam, ofKubeProxy(!what.Beside)); {
 		case err != nil:
 			return fmt.Errorf("look for iptables rules of %s: %w", fam, err)
 		case !some:
@@ -126,7 +126,7 @@ func removeFrom(ctx context.Context, what mode.Removal, fam lb.Family, b Backend
 		return fmt.Errorf("there are chains of kube-proxy for %s, but no program to remove them: %w", fam, err)
 	}
 	if err == nil && b == NFT && r.Chains+r.Rules+len(r.Left) == 0 {
-		if some, err := hasChains(fam, false); err == nil && some {
+		if some, err := hasChains(fam, ofKubeProxy(false)); err == nil && some {
 			return fmt.Errorf("there are chains of kube-proxy for %s that iptables does not show, beside some that it does not understand: "+
 				"see nft list ruleset, and delete them with nft", fam)
 		}
@@ -134,18 +134,22 @@ func removeFrom(ctx context.Context, what mode.Removal, fam lb.Family, b Backend
 	return err
 }
 
-// hasChains reports whether tables of iptables, of the nft back end, have chains of a kube-proxy; or, if firewall is set,
-// the kubelet's KUBE-FIREWALL, where a rule of a kube-proxy may be.
-func hasChains(fam lb.Family, firewall bool) (some bool, err error) {
+// ofKubeProxy matches chains of a kube-proxy; or, if firewall is set, the kubelet's KUBE-FIREWALL, where a rule of a kube-proxy may be.
+func ofKubeProxy(firewall bool) func(table, chain string) bool {
+	return func(table, chain string) bool {
+		return Leftover(table, chain) || firewall && table == "filter" && chain == nodeFirewall
+	}
+}
+
+// hasChains reports whether tables of iptables, of the nft back end, have such chains.
+func hasChains(fam lb.Family, such func(table, chain string) bool) (some bool, err error) {
 	proto := byte(unix.NFPROTO_IPV4)
 	if fam == lb.IPv6 {
 		proto = unix.NFPROTO_IPV6
 	}
 	err = kernel.WithNetfilter(func(nf *kernel.Netfilter) error {
 		chains, err := nf.Chains(proto)
-		some = slices.ContainsFunc(chains, func(c kernel.Chain) bool {
-			return Leftover(c.Table, c.Name) || firewall && c == kernel.Chain{Table: "filter", Name: nodeFirewall}
-		})
+		some = slices.ContainsFunc(chains, func(c kernel.Chain) bool { return such(c.Table, c.Name) })
 		return err
 	})
 	return some, err

@@ -36,8 +36,8 @@ type RemoveConfig struct {
 	Runner Runner
 }
 
-// Remove takes away all that a kube-proxy, ours or upstream's, has written with iptables in any mode: iptables, ipvs and
-// userspace (DP-15). What is the kubelet's stays: KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-IPTABLES-HINT, its canary. Kubelets
+// Remove takes away all that a kube-proxy, ours or upstream's, has written with iptables in the modes iptables and
+// ipvs (DP-15). What is the kubelet's stays: KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-IPTABLES-HINT, its canary. Kubelets
 // before 1.28 write KUBE-MARK-MASQ and KUBE-POSTROUTING too; those go, unless a rule of others leads to KUBE-MARK-MASQ,
 // such as one of CNI plugins for host ports.
 //
@@ -128,12 +128,11 @@ func target(rule string) string {
 	return ""
 }
 
-// Chains of older versions and of the modes ipvs (DP-33) and userspace, beside those of the plane. nat's
+// Chains of older versions and of mode ipvs (DP-33), beside those of the plane. Mode userspace has its own removal. nat's
 // KUBE-FIREWALL was ipvs'; the kubelet has its own in filter.
 var otherModes = [...][]string{
-	nat: {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", nodeFirewall,
-		"KUBE-PORTALS-CONTAINER", "KUBE-PORTALS-HOST", "KUBE-NODEPORT-CONTAINER", "KUBE-NODEPORT-HOST"},
-	filter: {"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER", "KUBE-NODEPORT-NON-LOCAL"},
+	nat:    {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", nodeFirewall},
+	filter: {"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"},
 	raw:    {canary},
 }
 

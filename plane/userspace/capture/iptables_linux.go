@@ -24,6 +24,7 @@ const (
 	nodePorts    = "KUBE-NODEPORT-CONTAINER" // nat: NodePorts to listeners
 	guard        = "KUBE-NODEPORT-NON-LOCAL" // filter: nobody reaches a listener who was not led there
 	refused      = "KUBE-PORTALS-REFUSED"    // filter: who is refused at a service address
+	refusedHost  = "KUBE-PORTALS-REFUSED-H"  // filter: the same for packets of this node, but for the proxy's own
 	refusedPorts = "KUBE-NODEPORT-REFUSED"   // filter: and at a NodePort
 	listPrefix   = "KUBE-PORTALS-SRC-"       // nat, filter: source ranges
 )
@@ -56,7 +57,8 @@ func layoutOf(cfg Config) iptables.Layout {
 	jump("nat", portals, "", "handle ClusterIPs; NOTE: this must be before the NodePort rules", "PREROUTING")
 	jump("nat", portalsHost, "", "handle ClusterIPs; NOTE: this must be before the NodePort rules", "OUTPUT")
 	jump("filter", guard, "", "ports of the proxy: for who was led there", "INPUT")
-	jump("filter", refused, isNew, "service addresses that are refused", "INPUT", "FORWARD", "OUTPUT")
+	jump("filter", refused, isNew, "service addresses that are refused", "INPUT", "FORWARD")
+	jump("filter", refusedHost, isNew, "service addresses that are refused", "OUTPUT")
 	return l
 }
 
@@ -234,8 +236,17 @@ func (c *IPTables) frames() []iptables.Frame {
 	f := make([]iptables.Frame, treeCount)
 	f[inPortals].Tail = c.here(nodePorts)
 	f[inGuard].Head = []string{led, "-m conntrack --ctdir REPLY -j RETURN"}
-	f[inRefused] = iptables.Frame{Head: []string{led}, Tail: c.here(refusedPorts)}
+	// What the proxy sends to this node itself comes in again, by lo and with its mark.
+	f[inRefused] = iptables.Frame{Head: append(c.own("-i lo "), led), Tail: c.here(refusedPorts)}
 	return f
+}
+
+// own lets the proxy's own packets pass.
+func (c *IPTables) own(match string) []string {
+	if c.cfg.Mark == 0 {
+		return nil
+	}
+	return []string{match + fmt.Sprintf("-m mark --mark %#x/%#x -j RETURN", c.cfg.Mark, c.cfg.Mark)}
 }
 
 // here leads packets to addresses of this node that answer NodePorts to a chain.
@@ -385,11 +396,9 @@ func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Lead) error {
 func (c *IPTables) reset(ctx context.Context, want []Lead) error {
 	c.leads, c.listeners, c.lists = map[lb.Key]Lead{}, map[lb.Key]int{}, map[string]int{}
 	rows := newRows()
-	host := []string{"-j " + portals}
-	if c.cfg.Mark != 0 {
-		host = append([]string{fmt.Sprintf("-m mark --mark %#x/%#x -j RETURN", c.cfg.Mark, c.cfg.Mark)}, host...)
-	}
-	rows.Chains[[2]string{"nat", portalsHost}] = host
+	own := c.own("")
+	rows.Chains[[2]string{"nat", portalsHost}] = append(slices.Clone(own), "-j "+portals)
+	rows.Chains[[2]string{"filter", refusedHost}] = append(own, "-j "+refused)
 	for _, l := range want {
 		c.put(rows, l)
 	}

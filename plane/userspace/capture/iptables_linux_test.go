@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -70,7 +71,20 @@ func TestIPTablesDrift(t *testing.T) {
 				if !strings.Contains(ipt("-S INPUT"), "--dport 1234 -j DROP") {
 					t.Error("a rule of others is gone")
 				}
-				b.reset()
+				// Chains of upstream's userspace mode go too; one that others lead to stays, empty.
+				ipt("-t nat -N KUBE-NODEPORT-HOST")
+				ipt("-t nat -A OUTPUT -m addrtype --dst-type LOCAL -m comment --comment x -j KUBE-NODEPORT-HOST")
+				ipt("-t nat -A OUTPUT -p udp -j " + portalsHost)
+				b.On(netlab.Node1, func() {
+					report, err := Remove(t.Context(), []lb.Family{w.Family}, "")
+					if err != nil || len(report.Left) != 1 || !strings.Contains(report.Left[0], portalsHost) {
+						t.Errorf("beside a rule of others: %+v, %v", report, err)
+					}
+				})
+				if s := ipt("-t nat -S"); strings.Contains(s, "KUBE-NODEPORT") || strings.Contains(s, "DNAT") {
+					t.Errorf("after a removal beside a rule of others:\n%s", s)
+				}
+				ipt("-t nat -F OUTPUT")
 				b.do(func(ctx context.Context) error { _, err := Remove(ctx, []lb.Family{w.Family}, ""); return err })
 				for _, table := range []string{"nat", "filter"} {
 					if s := ipt("-t " + table + " -S"); strings.Contains(s, "KUBE-") {
@@ -109,5 +123,35 @@ func TestIPTablesRefuses(t *testing.T) {
 			b.apply(nil, cluster(b.key(w.vip, 82, lb.TCP), to(40001)))
 			b.arrives("pod1", netlab.TCP, w.vip, 82)
 		})
+	}
+}
+
+// TestRemoveUpstreamDP15: what upstream's userspace mode left goes, of both families and back ends.
+func TestRemoveUpstreamDP15(t *testing.T) {
+	rules, err := os.ReadFile("testdata/upstream.rules")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, backend := range []string{"nft", "legacy"} {
+		for _, w := range worlds() {
+			t.Run(backend+"/"+w.Family.String(), func(t *testing.T) {
+				onlyIPTables(t, backend)
+				netlab.EnterForTest(t)
+				program := map[lb.Family]string{lb.IPv4: "iptables", lb.IPv6: "ip6tables"}[w.Family]
+				restore := exec.Command(program + "-restore")
+				restore.Stdin = bytes.NewReader(rules)
+				if out, err := restore.CombinedOutput(); err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+				report, err := Remove(t.Context(), []lb.Family{w.Family}, "")
+				if err != nil || len(report.Left) > 0 {
+					t.Errorf("%+v, %v", report, err)
+				}
+				out, err := exec.Command(program + "-save").CombinedOutput()
+				if err != nil || bytes.Contains(out, []byte("KUBE-")) {
+					t.Errorf("%v, left:\n%s", err, out)
+				}
+			})
+		}
 	}
 }

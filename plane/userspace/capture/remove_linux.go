@@ -26,8 +26,9 @@ func Remove(ctx context.Context, families []lb.Family, except string) (report mo
 			}
 		}
 		if except != "iptables" {
-			chains, rules, err := iptables.RemoveKept(ctx, layoutOf(Config{Family: fam}))
+			chains, rules, left, err := iptables.RemoveKept(ctx, layoutOf(Config{Family: fam}))
 			errs = append(errs, err)
+			report.Left = append(report.Left, left...)
 			report.Count(chains, "iptables chains of %s of mode userspace", fam)
 			report.Count(rules, "iptables rules of %s that led to them", fam)
 		}
