@@ -23,7 +23,7 @@ func Run(ctx context.Context, modes mode.List, what mode.Removal) (mode.Report, 
 }
 
 // Others removes, of the families that a mode serves, what other modes left, but of those that write the same kind of rules:
-// iptables, ipvs and userspace share chains and ipsets, so they only delete the tables of nftables (PR-08). In another family
+// iptables and ipvs share chains and ipsets, so they leave each other's (PR-08). In another family
 // the rules of another mode may be all that there is. It also removes what the mode itself has left elsewhere, such as in the
 // other back end of iptables.
 //

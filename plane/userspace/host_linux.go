@@ -2,4 +2,7 @@ package userspace
 
 import "kube-proxy/plane/userspace/capture"
 
-var chooseCapture = capture.Choose
+var (
+	chooseCapture  = capture.Choose
+	removeCaptures = capture.Remove
+)

@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -29,6 +30,7 @@ const (
 
 // Mode returns the mode userspace.
 func Mode() mode.Mode {
+	h := modeHost{map[lb.Family]string{}}
 	family, proto := []string{"ip_family"}, []string{"ip_family", "protocol"}
 	return mode.Mode{
 		Name: "userspace",
@@ -74,12 +76,42 @@ func Mode() mode.Mode {
 		},
 
 		Able: able,
-		New:  open,
+		New:  h.open,
 
 		Show: "nft list table ip kube-proxy-userspace",
 
-		Rules: "userspace",
+		Rules:       "userspace",
+		Remove:      h.remove,
+		RemoveStale: h.removeStale,
 	}
+}
+
+// modeHost is what this process knows of where it runs.
+type modeHost struct {
+	// captures are the names of those by which planes lead packets.
+	captures map[lb.Family]string
+}
+
+// remove removes what leads packets to a proxy.
+func (modeHost) remove(ctx context.Context, what mode.Removal) (mode.Report, error) {
+	if removeCaptures == nil {
+		return mode.Report{}, nil
+	}
+	return removeCaptures(ctx, what.Families, "")
+}
+
+// removeStale removes what a process before left that led packets in another way.
+func (h modeHost) removeStale(ctx context.Context, what mode.Removal) (all mode.Report, err error) {
+	for _, f := range what.Families {
+		name, runs := h.captures[f]
+		if !runs || removeCaptures == nil {
+			continue
+		}
+		r, e := removeCaptures(ctx, []lb.Family{f}, name)
+		all.Removed, all.Left = append(all.Removed, r.Removed...), append(all.Left, r.Left...)
+		err = errors.Join(err, e)
+	}
+	return all, err
 }
 
 // able tries whether packets can be captured in any way.
@@ -91,7 +123,7 @@ func able(f lb.Family) error {
 	return c.Close()
 }
 
-func open(s mode.Settings) (mode.Plane, error) {
+func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
 	mark := uint32(1) << s.MasqueradeBit
 	c, passed, err := chooseCapture(capture.Config{Family: s.Family, Mark: mark, LocalhostNodePorts: s.LocalhostNodePorts, Writes: s.Writes})
 	if err != nil {
@@ -104,6 +136,7 @@ func open(s mode.Settings) (mode.Plane, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
+	h.captures[s.Family] = c.Name()
 	return p, nil
 }
 
