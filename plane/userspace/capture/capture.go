@@ -1,5 +1,5 @@
 // Package capture has packets to service addresses reach the sockets of the proxy: by rules of nftables, by rules of iptables,
-// or by the addresses themselves, put on an interface of the node.
+// or by the addresses themselves, put on an interface of the node (docs/adr/0041).
 package capture
 
 import (
