@@ -19,6 +19,7 @@ const (
 	inPolicy   = "./policy"
 	inNftables = "./plane/nftables"
 	inMeasure  = "./measure" // of the module test/e2e
+	inProgram  = "./cmd/kube-proxy"
 )
 
 // job is a `go test -bench` that is run once a round. Rounds of different jobs take turns, so that what else the machine does
@@ -65,6 +66,9 @@ func plan(o options) []job {
 	var jobs []job
 	if slices.Contains(o.modes, "nftables") {
 		jobs = nftablesJobs(o)
+	}
+	if slices.Contains(o.modes, "userspace") && o.only == "" {
+		jobs = append(jobs, userspaceJobs(o)...)
 	}
 	if !o.api {
 		return jobs

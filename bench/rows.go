@@ -27,8 +27,24 @@ type limit struct {
 func (l limit) String() string { return strings.TrimSpace(l.name + " " + amount(l.now, l.unit)) }
 func (l limit) must() string   { return strings.TrimSpace(l.name + " ≤ " + amount(l.most, l.unit)) }
 
+func (l limit) kept() bool { return l.now <= l.most }
+
+// floor is a ratio that must not be less than least.
+type floor struct{ least, now float64 }
+
+func (f floor) String() string { return amount(f.now, "×") }
+func (f floor) must() string   { return "≥ " + amount(f.least, "×") }
+func (f floor) kept() bool     { return f.now >= f.least }
+
+// bound is a figure that is judged.
+type bound interface {
+	fmt.Stringer
+	must() string
+	kept() bool
+}
+
 // newRow judges the limits; more is appended to the figures.
-func newRow(work, services, upstream, more string, limits ...limit) row {
+func newRow(work, services, upstream, more string, limits ...bound) row {
 	r := row{work: work, services: services, upstream: upstream, ok: true}
 	if len(limits) == 0 {
 		return row{work: work, services: services, upstream: upstream, must: "–", now: more, ok: true}
@@ -36,7 +52,7 @@ func newRow(work, services, upstream, more string, limits ...limit) row {
 	var must, now []string
 	for _, l := range limits {
 		must, now = append(must, l.must()), append(now, l.String())
-		r.ok = r.ok && l.now <= l.most
+		r.ok = r.ok && l.kept()
 	}
 	r.must, r.now = strings.Join(must, ", "), strings.Join(now, ", ")
 	if more != "" {
@@ -48,7 +64,7 @@ func newRow(work, services, upstream, more string, limits ...limit) row {
 // rows is the table of all that was measured.
 func rows(f figures) []row {
 	var all []row
-	for _, add := range []func(figures) []row{pureRows, kernelRows, changeRows, newServiceRows, startRows, cpuRows, memoryRows, tablesRows} {
+	for _, add := range []func(figures) []row{pureRows, kernelRows, changeRows, newServiceRows, startRows, cpuRows, memoryRows, tablesRows, userspaceRows} {
 		all = append(all, add(f)...)
 	}
 	return all

@@ -41,13 +41,6 @@ func newNodeLab(t testing.TB) *nodeLab {
 	if m := os.Getenv(labMode); m != "" {
 		n.mode = m
 	}
-	n.On(netlab.Node1, func() {
-		for file, value := range map[string]string{"ip_local_port_range": "10000 65000", "tcp_tw_reuse": "1"} {
-			if err := os.WriteFile("/proc/sys/net/ipv4/"+file, []byte(value), 0); err != nil {
-				t.Fatal(err)
-			}
-		}
-	})
 	n.apply("node", "kind: Node\nmetadata: {name: node1}\nstatus: {addresses: [{type: InternalIP, address: 172.18.0.2}]}\n")
 	return n
 }
