@@ -404,3 +404,17 @@ func TestBadFiles(t *testing.T) {
 		t.Errorf("a folder: %v", err)
 	}
 }
+
+// A file that an editor of Windows has written, with CRLF and with or without a mark at its beginning, says the same.
+func TestFileOfWindows(t *testing.T) {
+	const file = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.0.0.0/16\nwinkernel:\n  networkName: cbr0\n"
+	want, err := complete(t, testCase{file: file})
+	must(t, err)
+	for _, mark := range []string{"", "\ufeff"} {
+		got, err := complete(t, testCase{file: mark + strings.ReplaceAll(file, "\n", "\r\n")})
+		must(t, err)
+		if d := differences(want, got); len(d) > 0 || len(got.Warnings) != len(want.Warnings) {
+			t.Errorf("with mark %q: %v, %v", mark, d, got.Warnings)
+		}
+	}
+}

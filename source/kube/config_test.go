@@ -58,6 +58,13 @@ func TestKubeconfigErrors(t *testing.T) {
 	if _, err := New(Config{Kubeconfig: write("relative", strings.ReplaceAll(good, dir+"/", "")), NodeName: "n1"}); err != nil {
 		t.Fatalf("relative paths: %v", err)
 	}
+	// Editors of Windows end lines with CRLF, and begin a file with a mark.
+	lines := strings.ReplaceAll(strings.ReplaceAll(good, ", ", ",\n  "), "\n", "\r\n")
+	for name, text := range map[string]string{"CRLF": lines, "CRLF and mark": "\ufeff" + lines} {
+		if rest, err := (Config{Kubeconfig: write(name, text), NodeName: "n1"}).RESTConfig(); err != nil || rest.Host != "https://192.0.2.1:6443" {
+			t.Errorf("%s: %+v, %v", name, rest, err)
+		}
+	}
 	for _, c := range []struct{ name, old, new, want string }{
 		{"syntax", good, "clusters: [", "is not a kubeconfig: "},
 		{"type", "clusters:\n", "clusters: 7\nold:\n", "is not a kubeconfig: "},
