@@ -1,0 +1,40 @@
+package capture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+// Choose makes the one capture of Windows, which is by addresses. It changes nothing.
+func Choose(cfg Config) (c Capture, passed []error, err error) {
+	a, err := NewAddresses(cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	return a, nil, nil
+}
+
+// Remove takes away the addresses that a process before gave, but where capture is by them: except is then "addresses", else "".
+func Remove(ctx context.Context, families []lb.Family, except string) (report mode.Report, err error) {
+	if except == "addresses" {
+		return report, nil
+	}
+	var errs []error
+	for _, fam := range families {
+		n, err := openIPHelper(fam, func(event) {})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("remove service addresses of %s: %w", fam, err))
+			continue
+		}
+		removed, err := n.removeAll(ctx)
+		if err = errors.Join(err, n.close()); err != nil {
+			errs = append(errs, fmt.Errorf("remove service addresses of %s: %w", fam, err))
+		}
+		report.Count(removed, "service addresses of %s", fam)
+	}
+	return report, errors.Join(errs...)
+}
