@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,6 +13,20 @@ import (
 type NodeAddresses interface {
 	// NodeAddresses returns the node's addresses of the family.
 	NodeAddresses() ([]netip.Addr, error)
+}
+
+// Preparer is a capture by addresses that must be there before a socket can be bound to them, as on Windows.
+type Preparer interface {
+	// Prepare has the node have the address. It stays if a lead needs it in the end.
+	Prepare(ctx context.Context, a netip.Addr) error
+}
+
+// prepare has a listener's address be there, where it must be.
+func (p *Plane) prepare(a netip.Addr) error {
+	if c, ok := p.capture.(Preparer); ok {
+		return c.Prepare(context.Background(), a)
+	}
+	return nil
 }
 
 // findAddresses looks which addresses of the node answer NodePorts; where capture is by rules, these know.

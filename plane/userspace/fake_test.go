@@ -32,8 +32,10 @@ type machine struct {
 	socks   map[relay.Listening]*fakeListener
 	foreign map[relay.Listening]bool // programs of others
 	holes   []string                 // leads to where nobody listened
-	files   int                      // how many listeners there may be; 0 for any number
-	calls   int                      // of the capture that write
+	// prepared are the addresses of a machine that binds sockets only to those that it has; nil: it binds them to any.
+	prepared map[netip.Addr]bool
+	files    int // how many listeners there may be; 0 for any number
+	calls    int // of the capture that write
 }
 
 func newMachine() *machine {
@@ -56,6 +58,17 @@ func (c *fakeCapture) NodeAddresses() ([]netip.Addr, error) { return c.addrs, ni
 
 func (c *fakeCapture) Known(context.Context) ([]capture.Lead, error) {
 	return slices.Collect(maps.Values(c.leads)), nil
+}
+
+// preparingCapture is one of a machine that binds sockets only to addresses that it has.
+type preparingCapture struct{ *fakeCapture }
+
+func (c preparingCapture) Prepare(_ context.Context, a netip.Addr) error {
+	if c.refuse != nil && c.refuse(capture.Lead{Key: lb.Key{Addr: a}}) {
+		return fmt.Errorf("%s: %w", a, errRefused)
+	}
+	c.prepared[a] = true
+	return nil
 }
 
 // look notes leads to ports where nobody listens.
@@ -192,6 +205,9 @@ func (r *fakeRelay) Listen(at relay.Listening, b relay.Balancer) (listener, erro
 			}
 		}
 	}
+	if m.prepared != nil && !m.prepared[at.Addr.Addr()] {
+		return nil, fmt.Errorf("listen at %v: %w", at, syscall.EADDRNOTAVAIL)
+	}
 	if m.socks[at] != nil || m.foreign[at] {
 		return nil, fmt.Errorf("listen at %v: %w", at, syscall.EADDRINUSE)
 	}
@@ -225,6 +241,9 @@ func (l *fakeListener) Close() {
 // start makes the plane of a process on the machine.
 func (m *machine) start(cfg Config) (*Plane, error) {
 	cfg.Capture = &fakeCapture{machine: m, f: cfg.Family, drift: make(chan struct{}, 1)}
+	if m.prepared != nil {
+		cfg.Capture = preparingCapture{cfg.Capture.(*fakeCapture)}
+	}
 	return newPlane(cfg, &fakeRelay{m: m, mine: map[*fakeListener]bool{}},
 		func(netip.Addr) (balance.Way, error) { return balance.Way{}, nil })
 }

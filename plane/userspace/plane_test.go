@@ -362,6 +362,25 @@ func TestNodePortAddressesSV65(t *testing.T) {
 	at()
 }
 
+// Where a socket can only be bound to an address that the machine has, it has it first; one that it cannot have costs its row alone.
+func TestAddressesFirst(t *testing.T) {
+	m := newMachine()
+	m.own, m.prepared = true, map[netip.Addr]bool{}
+	bad := netip.MustParseAddr("10.96.0.3")
+	m.refuse = func(l capture.Lead) bool { return l.Key.Addr == bad }
+	want := new(lb.Table)
+	want.Replace(owner("ns/x"), []*lb.Frontend{front("10.96.0.1:80/tcp", "ns/x:p", 0, 1)})
+	p := begin(t, m, Config{}, want)
+	y, z := front("10.96.0.2:80/tcp", "ns/y:p", 0, 1), front("10.96.0.3:80/tcp", "ns/z:p", 0, 1)
+	written, err := p.Apply(t.Context(), []lb.Change{{Key: y.Key, New: y}, {Key: z.Key, New: z}})
+	if !written || !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "10.96.0.3") {
+		t.Errorf("written %t, %v", written, err)
+	}
+	if len(m.socks) != 2 || len(m.leads) != 2 {
+		t.Errorf("%d listeners and %d leads, want 2", len(m.socks), len(m.leads))
+	}
+}
+
 // Whatever the capture refuses, whatever is lost, in the end the plane is what a fresh one is, and holds no listener that nobody needs.
 func TestFaults(t *testing.T) {
 	seed := rand.Uint64()

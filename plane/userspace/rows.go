@@ -114,6 +114,9 @@ func (p *Plane) enter(r *row, s *service, way doorway, b relay.Balancer, prefer 
 // open opens the listener of a door.
 func (p *Plane) open(d *door, b relay.Balancer, prefer uint16) error {
 	if d.at.IsValid() {
+		if err := p.prepare(d.at.Addr()); err != nil {
+			return err
+		}
 		l, err := p.relay.Listen(relay.Listening{Proto: d.of.proto, Addr: d.at}, b)
 		if err != nil {
 			return err
