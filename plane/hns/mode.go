@@ -1,17 +1,75 @@
-// Package hns is the data plane for --proxy-mode kernelspace, of Windows. It is not built yet: there is what configuration
-// needs to know of it.
 package hns
 
-import "kube-proxy/mode"
+import (
+	"context"
+	"fmt"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane"
+)
 
 // Mode returns the mode kernelspace.
-func Mode() mode.Mode {
+func Mode() mode.Mode { return modeOn(open) }
+
+// modeOn returns the mode for an HNS that open finds.
+func modeOn(open func() (HNS, error)) mode.Mode {
 	return mode.Mode{
-		Name:  "kernelspace",
-		Doc:   "load balancers of the Host Networking Service of Windows",
-		OS:    "windows",
+		Name:        "kernelspace",
+		Doc:         "load balancers of the Host Networking Service of Windows",
+		OS:          "windows",
+		FallsBackTo: "userspace", // S3
+		Unasked:     true,
+
 		Block: "iptables",
 		Reads: []string{"winkernel"},
-		Rules: "hns",
+
+		Metrics: metrics,
+
+		Able: func(f lb.Family) error { return able(open, f) },
+		New: func(s mode.Settings) (mode.Plane, error) {
+			h, err := open()
+			if err != nil {
+				return nil, err
+			}
+			cfg := configOf(s)
+			cfg.HNS = h
+			return New(cfg)
+		},
+		Loader: "HNS, as JSON",
+		Render: func(s mode.Settings, want *lb.Table) ([]byte, error) { return Render(configOf(s), want) },
+
+		Show:          "hnsdiag list loadbalancers",
+		Flush:         "hnsdiag delete all",
+		PassesUnknown: true,
+
+		Rules:  "hns",
+		Remove: func(ctx context.Context, what mode.Removal) (mode.Report, error) { return remove(ctx, open, what) },
 	}
+}
+
+func configOf(s mode.Settings) Config {
+	w := s.Windows
+	return Config{
+		Family: s.Family, Network: w.NetworkName, SourceVIP: w.SourceVIP, DSR: w.EnableDSR,
+		RootEndpoint: w.RootHNSEndpointName, ForwardHealthCheckVIP: w.ForwardHealthCheckVIP,
+	}
+}
+
+// able asks HNS for its version, which changes nothing.
+func able(open func() (HNS, error), f lb.Family) error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	has, err := h.Features(context.Background())
+	switch {
+	case err != nil:
+		return fmt.Errorf("hns: ask for the version of HNS: %w", err)
+	case !has.V2:
+		return fmt.Errorf("hns: this version of HNS has no calls of schema 2: want Windows Server 2019 or later: %w", plane.ErrUnsupported)
+	case f == lb.IPv6 && !has.IPv6DualStack:
+		return fmt.Errorf("hns: this version of HNS has no IPv6 in load balancers: want Windows Server 2022 or later: %w", plane.ErrUnsupported)
+	}
+	return nil
 }

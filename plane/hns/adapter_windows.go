@@ -1,0 +1,188 @@
+package hns
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/Microsoft/hcsshim"
+	"github.com/Microsoft/hcsshim/hcn"
+	"golang.org/x/sys/windows"
+)
+
+// open returns the HNS of this machine.
+func open() (HNS, error) { return &adapter{calls: newLimit(mostHanging)}, nil }
+
+// adapter is the HNS of Windows. It decides nothing: what is here cannot be tested but on Windows.
+type adapter struct{ calls *limit }
+
+// Features is part of HNS, as are all methods. hcn keeps the answer to its own such question, an error too, for ever: so the version is asked
+// for here.
+func (a *adapter) Features(ctx context.Context) (Features, error) {
+	return ask(ctx, a, "get version", "", func() (f Features, err error) {
+		g, err := hcn.GetGlobals()
+		if err != nil {
+			return f, err
+		}
+		has := func(ranges hcn.VersionRanges) bool {
+			return slices.ContainsFunc(ranges, func(r hcn.VersionRange) bool {
+				return between(g.Version.Major, g.Version.Minor, r.MinVersion.Major, r.MinVersion.Minor, r.MaxVersion.Major, r.MaxVersion.Minor)
+			})
+		}
+		return Features{
+			DSR: has(hcn.DSRVersion), SessionAffinity: has(hcn.SessionAffinityVersion), IPv6DualStack: has(hcn.IPv6DualStackVersion),
+			ModifyLoadbalancer: has(hcn.ModifyLoadbalancerVersion), RemoteSubnet: has(hcn.RemoteSubnetVersion), V2: has(hcn.V2ApiSupport),
+		}, nil
+	})
+}
+
+// Networks asks schema version 1 for what version 2 does not tell.
+func (a *adapter) Networks(ctx context.Context, name string) ([]Network, error) {
+	return ask(ctx, a, "list networks", name, func() ([]Network, error) {
+		found, err := hcn.ListNetworksQuery(query(map[string]string{"Name": name}))
+		if err != nil {
+			return nil, err
+		}
+		found = slices.DeleteFunc(found, func(n hcn.HostComputeNetwork) bool { return n.Name != name })
+		all, err := convert[[]Network](found)
+		for i := range all {
+			v1, err := hcsshim.GetHNSNetworkByID(all[i].ID)
+			if err != nil {
+				return nil, err
+			}
+			all[i].ManagementIP = v1.ManagementIP
+		}
+		return all, err
+	})
+}
+
+func (a *adapter) Endpoints(ctx context.Context, network string) ([]Endpoint, error) {
+	return ask(ctx, a, "list endpoints of network", network, func() ([]Endpoint, error) {
+		all, err := hcn.ListEndpointsOfNetwork(network)
+		if err != nil {
+			return nil, err
+		}
+		return convert[[]Endpoint](all)
+	})
+}
+
+// EndpointsAt filters by the names of schema version 1, as hcn does, and looks at what came of it: HNS may not know the filter.
+func (a *adapter) EndpointsAt(ctx context.Context, network, address string) ([]Endpoint, error) {
+	return ask(ctx, a, "find endpoint", address, func() ([]Endpoint, error) {
+		field := "IPAddress"
+		if addr, err := netip.ParseAddr(address); err == nil && addr.Is6() {
+			field = "IPv6Address"
+		}
+		found, err := hcn.ListEndpointsQuery(query(map[string]string{"VirtualNetwork": network, field: address}))
+		if err != nil {
+			return nil, err
+		}
+		all, err := convert[[]Endpoint](found)
+		return slices.DeleteFunc(all, func(e Endpoint) bool { return !e.at(network, address) }), err
+	})
+}
+
+func (a *adapter) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
+	return ask(ctx, a, "create endpoint", e.Name, func() (Endpoint, error) {
+		request, err := convert[hcn.HostComputeEndpoint](e)
+		if err != nil {
+			return e, err
+		}
+		made, err := request.Create()
+		if err != nil {
+			return e, err
+		}
+		return convert[Endpoint](made)
+	})
+}
+
+func (a *adapter) DeleteEndpoint(ctx context.Context, id string) error {
+	_, err := ask(ctx, a, "delete endpoint", id, func() (struct{}, error) {
+		return struct{}{}, (&hcn.HostComputeEndpoint{Id: id}).Delete()
+	})
+	return err
+}
+
+func (a *adapter) LoadBalancers(ctx context.Context) ([]LoadBalancer, error) {
+	return ask(ctx, a, "list load balancers", "", func() ([]LoadBalancer, error) {
+		all, err := hcn.ListLoadBalancers()
+		if err != nil {
+			return nil, err
+		}
+		return convert[[]LoadBalancer](all)
+	})
+}
+
+func (a *adapter) CreateLoadBalancer(ctx context.Context, l LoadBalancer) (LoadBalancer, error) {
+	return ask(ctx, a, "create load balancer", l.about(), func() (LoadBalancer, error) {
+		request, err := convert[hcn.HostComputeLoadBalancer](l)
+		if err != nil {
+			return l, err
+		}
+		made, err := request.Create()
+		if err != nil {
+			return l, err
+		}
+		return convert[LoadBalancer](made)
+	})
+}
+
+func (a *adapter) ModifyLoadBalancer(ctx context.Context, l LoadBalancer) (LoadBalancer, error) {
+	return ask(ctx, a, "modify load balancer", l.ID, func() (LoadBalancer, error) {
+		request, err := convert[hcn.HostComputeLoadBalancer](l)
+		if err != nil {
+			return l, err
+		}
+		made, err := request.Update(l.ID)
+		if err != nil {
+			return l, err
+		}
+		return convert[LoadBalancer](made)
+	})
+}
+
+func (a *adapter) DeleteLoadBalancer(ctx context.Context, id string) error {
+	_, err := ask(ctx, a, "delete load balancer", id, func() (struct{}, error) {
+		return struct{}{}, (&hcn.HostComputeLoadBalancer{Id: id}).Delete()
+	})
+	return err
+}
+
+// ask makes one call, and says what became of it.
+func ask[T any](ctx context.Context, a *adapter, call, object string, f func() (T, error)) (T, error) {
+	t, err := within(ctx, a.calls, f)
+	if err == nil {
+		return t, nil
+	}
+	var missing *windows.DLLError
+	switch {
+	case errors.As(err, &missing):
+		return t, &Error{Call: call, Object: object, Kind: ErrUnsupported, Text: err.Error()}
+	case hcn.IsNotFoundError(err):
+		return t, &Error{Call: call, Object: object, Kind: ErrNotFound, Text: err.Error()}
+	}
+	return t, refusal(call, object, err)
+}
+
+func query(filter map[string]string) hcn.HostComputeQuery {
+	text, err := json.Marshal(filter)
+	if err != nil {
+		panic(err) // strings
+	}
+	return hcn.HostComputeQuery{SchemaVersion: hcn.SchemaVersion{Major: 2}, Filter: string(text)}
+}
+
+// convert goes by JSON: the types of this package have the names of hcn's.
+func convert[T any](from any) (to T, err error) {
+	text, err := json.Marshal(from)
+	if err == nil {
+		err = json.Unmarshal(text, &to)
+	}
+	if err != nil {
+		return to, fmt.Errorf("between the types of hcn and ours: %w", err)
+	}
+	return to, nil
+}

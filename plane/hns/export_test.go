@@ -1,0 +1,4 @@
+package hns
+
+// SetStep bounds how many new load balancers a Reset writes.
+func (p *Plane) SetStep(n int) { p.step = n }

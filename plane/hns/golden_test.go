@@ -1,0 +1,179 @@
+package hns_test
+
+import (
+	"flag"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/hns"
+	"kube-proxy/plane/hns/hnsfake"
+	"kube-proxy/plane/planetest"
+)
+
+var update = flag.Bool("update", false, "write testdata/*.json anew")
+
+// golden is a table whose rendering stands in testdata.
+type golden struct {
+	cfg   hns.Config
+	table *lb.Table
+	// says is what is told of what is left out.
+	says []string
+}
+
+func goldens() map[string]golden {
+	shop, _, _ := planetest.Shop(lb.IPv4)
+	shop6, _, _ := planetest.Shop(lb.IPv6)
+	all := world.Table(0, 0)
+	all.Replace(world.Full(1, 10, 2, 1, 3*time.Hour))
+	all.Replace(world.ClusterIP(2, 0, 0))
+	return map[string]golden{
+		"shop": {table: shop}, "shop-ipv6": {cfg: hns.Config{Family: lb.IPv6}, table: shop6},
+		"overlay-dsr":   {cfg: hns.Config{SourceVIP: netip.MustParseAddr("10.1.1.2"), DSR: true}, table: shop},
+		"every-kind":    {table: all, cfg: hns.Config{DSR: true}, says: []string{"loadBalancerSourceRanges"}},
+		"health-checks": {table: forwarded(), cfg: hns.Config{ForwardHealthCheckVIP: true}},
+		"left-out":      {table: leftOut(), says: []string{"no SCTP", "other endpoints are not used"}},
+	}
+}
+
+// forwarded is a Service with a load balancer's address and a port for its health checks.
+func forwarded() *lb.Table {
+	t := &lb.Table{Node: world.Node()}
+	o, fronts := world.ClusterIP(1, 10, 2)
+	t.Replace(o, append(fronts, loadBalancer("198.0.0.2", fronts[0].Set(lb.Cluster)), healthCheck(32100)))
+	return t
+}
+
+func loadBalancer(addr string, set *lb.BackendSet) *lb.Frontend {
+	return &lb.Frontend{Key: lb.Key{Addr: netip.MustParseAddr(addr), Port: 80, Proto: lb.TCP}, Service: "ns/svc-1:http", Kind: lb.LoadBalancer,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: set}}}
+}
+
+func healthCheck(port uint16) *lb.Frontend {
+	return &lb.Frontend{Key: lb.Key{Port: port, Proto: lb.TCP}, Service: "ns/svc-1", Kind: lb.HealthCheck, LocalEndpoints: 1,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}
+}
+
+// leftOut has what HNS cannot say: SCTP, and endpoints with several ports, of which most serve.
+func leftOut() *lb.Table {
+	t := &lb.Table{Node: world.Node()}
+	set := func(proto lb.Proto, backends ...string) *lb.BackendSet {
+		s := &lb.BackendSet{ID: lb.SetID{Service: "ns/a:p", Proto: proto, Scope: lb.Cluster}}
+		for _, b := range backends {
+			s.Backends = append(s.Backends, lb.Backend{Addr: netip.MustParseAddrPort(b)})
+		}
+		return s
+	}
+	row := func(proto lb.Proto, backends ...string) *lb.Frontend {
+		return &lb.Frontend{Key: lb.Key{Addr: world.Addr(10, 1), Port: 80, Proto: proto}, Service: "ns/a:p", Kind: lb.ClusterIP,
+			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set(proto, backends...)}}}
+	}
+	t.Replace(lb.Owner{Name: "ns/a"}, []*lb.Frontend{
+		row(lb.SCTP, "100.0.0.1:80"), row(lb.TCP, "100.0.0.1:80"),
+		row(lb.UDP, "100.0.0.1:8053", "100.0.0.1:8054", "100.0.0.2:8054", "100.0.0.3:8053", "100.0.0.4:9"),
+	})
+	return t
+}
+
+// What is asked of HNS for rows of each kind is what testdata says, the same each time; what HNS cannot say is told and left out, the
+// rest is there (DP-45, CF-31, CF-32).
+func TestRenderDP45(t *testing.T) {
+	t.Setenv("KUBE_NETWORK", "")
+	for name, g := range goldens() {
+		t.Run(name, func(t *testing.T) {
+			if g.cfg.Family == 0 {
+				g.cfg.Family = lb.IPv4
+			}
+			got, err := hns.Render(g.cfg, g.table)
+			if len(g.says) > 0 {
+				says(t, err, g.says...)
+			} else if err != nil {
+				t.Error(err)
+			}
+			file := filepath.Join("testdata", name+".json")
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if string(got) != string(want) {
+				t.Errorf("it is not what %s says (rewrite with -update):\n%s", file, got)
+			}
+			again, _ := hns.Render(g.cfg, g.table)
+			if string(again) != string(got) {
+				t.Error("another time it is another text")
+			}
+		})
+	}
+}
+
+// Health checks of a load balancer's address follow its Service: other ports, other addresses, and away with the last; a
+// port of the Service itself comes first (CF-32).
+func TestForwardHealthChecksCF32(t *testing.T) {
+	n := newNode(hns.L2Bridge, hnsfake.Everything)
+	cfg := n.config(lb.IPv4)
+	cfg.ForwardHealthCheckVIP, cfg.RootEndpoint = true, "root_ep"
+	p := newPlane(t, cfg)
+	table := forwarded()
+	reset(t, p, table)
+	if text := notices(p); !strings.Contains(text, "root_ep") {
+		t.Errorf("told without the endpoint: %q", text)
+	}
+	root := n.AddPod(n.network, "root_ep", netip.MustParseAddr("100.0.0.253"))
+	reset(t, p, table)
+	expect := func(when string, want ...string) {
+		t.Helper()
+		got := map[string]bool{}
+		for _, l := range n.State().LoadBalancers {
+			if l.HostComputeEndpoints[0] == root {
+				got[netip.AddrPortFrom(netip.MustParseAddr(l.FrontendVIPs[0]), l.PortMappings[0].ExternalPort).String()] = true
+			}
+		}
+		for _, w := range want {
+			if !got[w] {
+				t.Errorf("%s: %s is not forwarded: %v", when, w, got)
+			}
+		}
+		if len(got) != len(want) {
+			t.Errorf("%s: forwarded %v, want %v", when, got, want)
+		}
+	}
+	expect("after a reset", "198.0.0.2:32100")
+	o, fronts := world.ClusterIP(1, 10, 2)
+	set := fronts[0].Set(lb.Cluster)
+	change := func(fronts ...*lb.Frontend) {
+		t.Helper()
+		changes, contests := table.Replace(o, fronts)
+		apply(t, p, changes, contests)
+	}
+	change(fronts[0], loadBalancer("198.0.0.2", set), loadBalancer("198.0.0.3", set), healthCheck(32100))
+	expect("another address", "198.0.0.2:32100", "198.0.0.3:32100")
+	change(fronts[0], loadBalancer("198.0.0.3", set), healthCheck(32101))
+	expect("another port", "198.0.0.3:32101")
+	if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
+		t.Errorf("an audit mended %d, %v", mended, err)
+	}
+	change(fronts[0], loadBalancer("198.0.0.3", set), healthCheck(80))
+	expect("the Service's own port")
+	if _, ok := n.balancerOf("198.0.0.3", 80); !ok {
+		t.Errorf("the Service's own port is not served:\n%s", n.Own())
+	}
+	change(fronts[0], loadBalancer("198.0.0.3", set))
+	expect("no health check")
+	change(fronts[0], loadBalancer("198.0.0.3", set), healthCheck(32101))
+	expect("one again", "198.0.0.3:32101")
+	change()
+	expect("gone")
+	reset(t, newPlane(t, cfg), table)
+	if own := n.Own(); own != "\n" {
+		t.Errorf("left:\n%s", own)
+	}
+}

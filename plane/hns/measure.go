@@ -1,0 +1,129 @@
+package hns
+
+import (
+	"context"
+	"sync/atomic"
+
+	"kube-proxy/mode"
+)
+
+// The metrics of the mode.
+const (
+	balancersMetric = "hns_load_balancers"
+	endpointsMetric = "hns_remote_endpoints"
+	callsMetric     = "hns_calls_total"
+)
+
+var metrics = []mode.Metric{
+	{Name: "sync_full_proxy_rules_duration_seconds"},
+	{Name: "sync_partial_proxy_rules_duration_seconds"},
+	{Row: "EXT", Name: balancersMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},
+		Help: "Load balancers of HNS that this proxy holds"},
+	{Row: "EXT", Name: endpointsMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},
+		Help: "HNS endpoints that this proxy made for backends on other nodes"},
+	{Row: "EXT", Name: callsMetric, Kind: mode.Counter, Labels: []string{"ip_family", "call", "result"},
+		Help: "Calls to HNS: list, get, create, modify or delete, and whether they ended in success or error"},
+}
+
+// sizes is what Measure tells of the state.
+type sizes struct{ balancers, endpoints int }
+
+func (p *Plane) show() {
+	var s sizes
+	if p.st != nil {
+		s.balancers = len(p.st.balancers)
+		s.endpoints = p.st.made
+	}
+	p.shown.Store(&s)
+}
+
+// Measure is part of mode.Plane.
+func (p *Plane) Measure(emit mode.Emit) error {
+	if s := p.shown.Load(); s != nil {
+		emit(balancersMetric, float64(s.balancers))
+		emit(endpointsMetric, float64(s.endpoints))
+	}
+	for c := range calls {
+		for failed, result := range []string{"success", "error"} {
+			emit(callsMetric, float64(p.hns.count[c][failed].Load()), callNames[c], result)
+		}
+	}
+	return nil
+}
+
+// call is a kind of call.
+type call int
+
+const (
+	list call = iota
+	get
+	create
+	modify
+	del
+	calls
+)
+
+var callNames = [calls]string{"list", "get", "create", "modify", "delete"}
+
+// counted counts calls, and makes none for a context that has ended.
+type counted struct {
+	HNS
+	count [calls][2]atomic.Uint64
+}
+
+func did[T any](ctx context.Context, c *counted, kind call, f func() (T, error)) (T, error) {
+	if err := ctx.Err(); err != nil {
+		var none T
+		return none, err
+	}
+	t, err := f()
+	failed := 0
+	if err != nil {
+		failed = 1
+	}
+	c.count[kind][failed].Add(1)
+	return t, err
+}
+
+// Features is part of HNS, as are all methods.
+func (c *counted) Features(ctx context.Context) (Features, error) {
+	return did(ctx, c, get, func() (Features, error) { return c.HNS.Features(ctx) })
+}
+
+func (c *counted) Networks(ctx context.Context, name string) ([]Network, error) {
+	return did(ctx, c, get, func() ([]Network, error) { return c.HNS.Networks(ctx, name) })
+}
+
+func (c *counted) Endpoints(ctx context.Context, network string) ([]Endpoint, error) {
+	return did(ctx, c, list, func() ([]Endpoint, error) { return c.HNS.Endpoints(ctx, network) })
+}
+
+func (c *counted) EndpointsAt(ctx context.Context, network, address string) ([]Endpoint, error) {
+	return did(ctx, c, get, func() ([]Endpoint, error) { return c.HNS.EndpointsAt(ctx, network, address) })
+}
+
+func (c *counted) CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error) {
+	return did(ctx, c, create, func() (Endpoint, error) { return c.HNS.CreateEndpoint(ctx, e) })
+}
+
+func (c *counted) DeleteEndpoint(ctx context.Context, id string) error {
+	_, err := did(ctx, c, del, func() (struct{}, error) { return struct{}{}, c.HNS.DeleteEndpoint(ctx, id) })
+	return err
+}
+
+func (c *counted) LoadBalancers(ctx context.Context) ([]LoadBalancer, error) {
+	return did(ctx, c, list, func() ([]LoadBalancer, error) { return c.HNS.LoadBalancers(ctx) })
+}
+
+func (c *counted) CreateLoadBalancer(ctx context.Context, l LoadBalancer) (LoadBalancer, error) {
+	return did(ctx, c, create, func() (LoadBalancer, error) { return c.HNS.CreateLoadBalancer(ctx, l) })
+}
+
+func (c *counted) ModifyLoadBalancer(ctx context.Context, l LoadBalancer) (LoadBalancer, error) {
+	return did(ctx, c, modify, func() (LoadBalancer, error) { return c.HNS.ModifyLoadBalancer(ctx, l) })
+}
+
+func (c *counted) DeleteLoadBalancer(ctx context.Context, id string) error {
+	_, err := did(ctx, c, del, func() (struct{}, error) { return struct{}{}, c.HNS.DeleteLoadBalancer(ctx, id) })
+	return err
+}

@@ -1,0 +1,98 @@
+package hns
+
+import (
+	"fmt"
+	"slices"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+// lack is a reason why HNS holds less than a row says.
+type lack uint8
+
+const (
+	// With these some of a row is not served at all.
+	lackSCTP lack = iota
+	lackSources
+	lackSourceVIP
+	lackPorts
+	// With these it is served otherwise.
+	lackSplit
+	lackAffinity
+	lackProvider
+	// These are of the node.
+	lackRoot
+	lackDSR
+	lackManagement
+	lacks
+)
+
+// lackTexts are what to tell of each.
+var lackTexts = [lacks]string{
+	lackSCTP: "HNS has no SCTP: ports of Services with that protocol are not served",
+	lackSources: "HNS cannot keep out sources: where a Service has loadBalancerSourceRanges, the load balancer's addresses are not served by this node; " +
+		"its other addresses are",
+	lackSplit: "HNS does not tell sources apart: where externalTrafficPolicy is Local, pods and this node itself are led as clients from " +
+		"outside are, to endpoints of this node alone",
+	lackPorts: "HNS leads a port of a Service to one port of its endpoints: where they have several, the port that most have is served, and the " +
+		"other endpoints are not used",
+	lackAffinity:   "this version of HNS has no session affinity: Services that ask for it are served without",
+	lackProvider:   "which node has a backend is not known to the HNS network: packets are sent to the backend's own address",
+	lackRoot:       "no HNS endpoint of the network has the name that --root-hnsendpoint-name (winkernel.rootHnsEndpointName) says: health checks of load balancers are not forwarded",
+	lackDSR:        "this version of HNS has no direct server return: --enable-dsr (winkernel.enableDSR) has no effect",
+	lackSourceVIP:  "the HNS network is an overlay, and --source-vip (winkernel.sourceVip) is of the other family: Services of this one are not served",
+	lackManagement: "the HNS network does not tell its ManagementIP, this node's address: NodePorts that only answer on some addresses are not served until it does",
+}
+
+// notices are what somebody should know, each once in the life of the plane.
+type notices struct {
+	told [lacks]bool
+	all  []mode.Notice
+}
+
+// leftOut are the notices of what is not served.
+func (n *notices) leftOut() (all []mode.Notice) {
+	for _, one := range n.all {
+		if i := slices.Index(lackTexts[:], one.Text); lack(i) <= lackPorts {
+			all = append(all, one)
+		}
+	}
+	return all
+}
+
+func (n *notices) tell(l lack, args ...any) {
+	if !n.told[l] {
+		n.told[l] = true
+		n.all = append(n.all, mode.Notice{Text: lackTexts[l], Args: args})
+	}
+}
+
+// lacking tells of the first row that is short of something.
+func (n *notices) lacking(l lack, of string, key lb.Key) {
+	what := "service"
+	if l == lackProvider {
+		what = "backend"
+	}
+	n.tell(l, what, of, "key", key.String())
+}
+
+// facts tells what the node is short of.
+func (n *notices) facts(f *facts, cfg Config) {
+	if f.wantDSR && !f.features.DSR {
+		n.tell(lackDSR)
+	}
+	if f.family == lb.IPv4 && !f.management.IsValid() && len(f.node.NodePorts) > 0 {
+		n.tell(lackManagement, "network", fmt.Sprintf("%s (%s)", f.name, f.id))
+	}
+	if cfg.ForwardHealthCheckVIP && f.root == "" {
+		n.tell(lackRoot, "endpoint", cfg.RootEndpoint)
+	}
+}
+
+// Notices is part of mode.Plane: what HNS cannot do that was asked for.
+func (p *Plane) Notices() []mode.Notice {
+	all := p.notices.all
+	p.notices.all = nil
+	return all
+}

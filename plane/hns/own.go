@@ -1,0 +1,110 @@
+package hns
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kube-proxy/lb"
+)
+
+// namePrefix begins the names of our endpoints, which end with their address.
+const namePrefix = "kube-proxy "
+
+// remoteEndpoint is the endpoint for an address that no container of this node has, as HNS is asked for it. known: in an overlay
+// network, it is known which node has the address; otherwise packets are sent to the address itself.
+func (n *network) remoteEndpoint(a netip.Addr) (e Endpoint, known bool) {
+	e = Endpoint{
+		Name: namePrefix + a.String(), HostComputeNetwork: n.id, Flags: RemoteEndpoint, SchemaVersion: Version2,
+		IPConfigurations: []IPConfig{{IPAddress: a.String()}},
+	}
+	e.MacAddress = macOf(a)
+	if !n.overlay {
+		return e, true
+	}
+	provider, known := n.provider(a)
+	settings, err := json.Marshal(AddressSetting{ProviderAddress: provider.String()})
+	if err != nil {
+		panic(err) // a string
+	}
+	e.Policies = []Policy{{Type: PolicyProviderAddress, Settings: settings}}
+	return e, known
+}
+
+// macOf makes the hardware address of an endpoint, which must be one that no other has: a locally administered one, of the address of
+// IPv4 itself, or of a hash of IPv6's.
+func macOf(a netip.Addr) string {
+	if a.Is4() {
+		return mac(0x11, a.AsSlice())
+	}
+	h := fnv.New32a()
+	h.Write(a.AsSlice())
+	return mac(0x12, h.Sum(nil))
+}
+
+func mac(second byte, last []byte) string {
+	return fmt.Sprintf("02-%02X-%02X-%02X-%02X-%02X", second, last[0], last[1], last[2], last[3])
+}
+
+// ours reports whether this package made the endpoint: it is remote, in no container, has the one address of its name, and no policy
+// but the one that we write. What the CNI, another program or upstream's proxy made has another name.
+func ours(e Endpoint) bool {
+	if e.Flags&RemoteEndpoint == 0 || e.HostComputeNamespace != "" || len(e.IPConfigurations) != 1 {
+		return false
+	}
+	for _, p := range e.Policies {
+		if p.Type != PolicyProviderAddress {
+			return false
+		}
+	}
+	return e.Name == namePrefix+e.IPConfigurations[0].IPAddress
+}
+
+// addresses are those of the endpoint in the family.
+func addresses(e Endpoint, f lb.Family) (all []netip.Addr) {
+	for _, c := range e.IPConfigurations {
+		if a, err := netip.ParseAddr(c.IPAddress); err == nil && lb.FamilyOf(a) == f {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// providerOf is the address of an endpoint's policy; not valid if it has none.
+func providerOf(e Endpoint) netip.Addr {
+	for _, p := range e.Policies {
+		var s AddressSetting
+		if p.Type == PolicyProviderAddress && json.Unmarshal(p.Settings, &s) == nil {
+			a, _ := netip.ParseAddr(s.ProviderAddress)
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// written reports whether a load balancer of that shape could be one that this package wrote, whatever its endpoints.
+func (s *shape) written(overlay bool) bool {
+	return (s.mapping == MappingLocalRoutedVIP || s.mapping == MappingLocalRoutedVIP|MappingILB && s.vip.IsValid()) &&
+		s.flags&^(FlagDSR|FlagIPv6) == 0 && (s.distribution == PerConnection || s.distribution == PerClient) &&
+		(overlay || !s.source.IsValid())
+}
+
+// served reports whether the load balancer of that shape with those endpoints is one of a proxy that serves this network. HNS has no names
+// for them, and says who made them by nothing else; the package comment has the rule.
+func (s *shape) served(l LoadBalancer, f *facts, endpoint map[string]Endpoint, wanted bool) bool {
+	inside := 0
+	for _, id := range l.HostComputeEndpoints {
+		if _, ok := endpoint[strings.ToLower(id)]; ok {
+			inside++
+		}
+	}
+	switch {
+	case wanted, slices.ContainsFunc(f.node.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(s.vip) }):
+		return true
+	default:
+		return inside > 0 && inside == len(l.HostComputeEndpoints) && s.written(f.overlay)
+	}
+}

@@ -1,0 +1,403 @@
+package hns_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/hns"
+	"kube-proxy/plane/hns/hnsfake"
+	"kube-proxy/plane/planetest"
+)
+
+var world = planetest.World{Family: lb.IPv4}
+
+// says expects an error with all of these words in it.
+func says(t *testing.T, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("no error, want one with %q", words)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("%v: want %q in it", err, w)
+		}
+	}
+}
+
+// notices returns the texts and arguments of what the plane tells.
+func notices(p *hns.Plane) string {
+	var b strings.Builder
+	for _, n := range p.Notices() {
+		fmt.Fprintln(&b, n.Text, n.Args)
+	}
+	return b.String()
+}
+
+// The network is found by its name, of the flag or of KUBE_NETWORK (CF-31); while it is not there, or is not to be told from another, a Reset says
+// what to do, writes nothing, and succeeds once it is (DP-48).
+func TestNetworkCF31(t *testing.T) {
+	t.Setenv("KUBE_NETWORK", "")
+	_, err := hns.New(hns.Config{Family: lb.IPv4, HNS: hnsfake.New(hnsfake.Everything)})
+	says(t, err, "--network-name", "winkernel.networkName", "KUBE_NETWORK")
+	t.Setenv("KUBE_NETWORK", networkName)
+	n := &windowsNode{Fake: hnsfake.New(hnsfake.Everything), pods: everyThird}
+	p := newPlane(t, hns.Config{Family: lb.IPv4, HNS: n})
+	table := world.Table(2, 3)
+	_, err = p.Reset(t.Context(), table)
+	says(t, err, `no HNS network "cbr0"`, "--network-name", "KUBE_NETWORK")
+
+	other := n.AddNetwork(hns.Network{Name: networkName, Type: "NAT"})
+	_, err = p.Reset(t.Context(), table)
+	says(t, err, "type NAT", "L2Bridge")
+	n.addNetwork("l2bridge") // in any case
+	reset(t, p, table)       // the other cannot be meant
+	n.RemoveNetwork(other)
+
+	second := n.AddNetwork(hns.Network{Name: networkName, Type: hns.L2Tunnel})
+	before := n.Own()
+	_, err = p.Reset(t.Context(), &lb.Table{})
+	says(t, err, "2 HNS networks", n.network, second, "remove")
+	if n.Own() != before {
+		t.Errorf("written though it is not known where:\n%s", n.Own())
+	}
+	if _, err := p.Apply(t.Context(), nil); !errors.Is(err, plane.ErrStateLost) {
+		t.Errorf("apply after it: %v", err)
+	}
+	n.RemoveNetwork(second)
+	reset(t, p, table)
+}
+
+// A network that goes and comes back under its name has another id and nothing in it. Whatever verb meets that asks for a Reset, which waits for the
+// network and then writes everything (DP-48).
+func TestNetworkComesBackDP48(t *testing.T) {
+	for verb, meet := range map[string]func(*hns.Plane, *lb.Table) error{
+		"apply": func(p *hns.Plane, table *lb.Table) error {
+			changes, _ := table.Replace(world.ClusterIP(0, 30, 5))
+			_, err := p.Apply(t.Context(), changes)
+			return err
+		},
+		"probe": func(p *hns.Plane, _ *lb.Table) error { return p.Probe(t.Context()) },
+		"audit": func(p *hns.Plane, _ *lb.Table) error { _, err := p.Audit(t.Context(), true); return err },
+	} {
+		for _, back := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, back %t", verb, back), func(t *testing.T) {
+				n := newNode(hns.L2Bridge, hnsfake.Everything)
+				n.pods = everyThird
+				p, table := n.plane(t, lb.IPv4), world.Table(3, 3)
+				reset(t, p, table)
+				n.RemoveNetwork(n.network)
+				if back {
+					n.addNetwork(hns.L2Bridge)
+				}
+				if err := meet(p, table); !errors.Is(err, plane.ErrStateLost) {
+					t.Fatalf("%v, want an error that asks for a Reset", err)
+				}
+				if !back {
+					_, err := p.Reset(t.Context(), table)
+					says(t, err, "no HNS network")
+					n.addNetwork(hns.L2Bridge)
+				}
+				reset(t, p, table)
+				fresh := newNode(hns.L2Bridge, hnsfake.Everything)
+				fresh.pods = everyThird
+				reset(t, fresh.plane(t, lb.IPv4), table)
+				if n.Own() != fresh.Own() {
+					t.Errorf("held:\n%s\nwant:\n%s", n.Own(), fresh.Own())
+				}
+			})
+		}
+	}
+}
+
+// Without a ManagementIP, which HNS has when it has made the network, all but NodePorts is served, and these after the next audit.
+func TestNoManagementIP(t *testing.T) {
+	n := newNode(hns.L2Bridge, hnsfake.Everything)
+	n.SetNetwork(n.network, func(w *hns.Network) { w.ManagementIP = "" })
+	p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
+	table.Replace(world.Full(1, 0, 3, 3, 0))
+	reset(t, p, table)
+	if text := notices(p); strings.Count(text, "\n") < 1 || !strings.Contains(text, "ManagementIP") || !strings.Contains(text, networkName) {
+		t.Errorf("told: %q", text)
+	}
+	if _, ok := n.balancerOf("10.0.0.2", 80); !ok {
+		t.Errorf("the cluster IP is not served:\n%s", n.Own())
+	}
+	if l, ok := n.balancerOf("", 30001); ok {
+		t.Errorf("the NodePort is served, by which address? %+v", l)
+	}
+	n.SetNetwork(n.network, func(w *hns.Network) { w.ManagementIP = "192.0.0.1" })
+	if _, err := p.Audit(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := n.balancerOf("", 30001); !ok {
+		t.Errorf("the NodePort is not served:\n%s", n.Own())
+	}
+	n.SetNetwork(n.network, func(w *hns.Network) { w.ManagementIP = "192.0.0" })
+	_, err := p.Audit(t.Context(), true)
+	says(t, err, "ManagementIP", "192.0.0", networkName)
+}
+
+// In an overlay, load balancers need an address of this node, which --source-vip names (CF-31); remote endpoints lead to the node that the network names for
+// their subnet, or are themselves one; else the backend's own address is tried, and that is told.
+func TestOverlayCF31(t *testing.T) {
+	n := newNode(hns.Overlay, hnsfake.Everything)
+	n.pods = func(netip.Addr) bool { return false }
+	route := func(pods, node string) hns.Policy {
+		return hns.Policy{Type: hns.PolicyRemoteSubnetRoute, Settings: fmt.Appendf(nil,
+			`{"DestinationPrefix":%q,"IsolationId":4096,"ProviderAddress":%q,"DistributedRouterMacAddress":"00-11-22-33-44-55"}`, pods, node)}
+	}
+	n.SetNetwork(n.network, func(w *hns.Network) {
+		w.Ipams = []hns.Ipam{{Subnets: []hns.Subnet{{IPAddressPrefix: "100.0.0.0/24"}}}}
+		w.Policies = []hns.Policy{route("100.0.0.0/8", "192.0.0.9"), route("100.0.2.0/24", "192.0.0.2")}
+	})
+	n.SetNetwork(n.network, func(w *hns.Network) { w.Policies = w.Policies[1:] })
+	n.AddPod(n.network, "source-vip", netip.MustParseAddr("100.0.0.250"))
+	table := &lb.Table{Node: world.Node()}
+	set := &lb.BackendSet{ID: lb.SetID{Service: "ns/a:http", Proto: lb.TCP, Scope: lb.Cluster}}
+	for _, a := range []string{"100.0.2.7", "192.0.0.1", "192.0.0.2", "198.18.0.5"} {
+		set.Backends = append(set.Backends, lb.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 8080)})
+	}
+	clusterIP := func(set *lb.BackendSet) (lb.Owner, []*lb.Frontend) {
+		return lb.Owner{Name: "ns/a"}, []*lb.Frontend{{Key: lb.Key{Addr: world.Addr(10, 1), Port: 80, Proto: lb.TCP}, Service: "ns/a:http", Kind: lb.ClusterIP,
+			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}}
+	}
+	table.Replace(clusterIP(set))
+
+	_, err := n.plane(t, lb.IPv4).Reset(t.Context(), table)
+	says(t, err, "overlay", "--source-vip", "winkernel.sourceVip")
+
+	cfg := n.config(lb.IPv4)
+	cfg.SourceVIP = netip.MustParseAddr("100.0.0.250")
+	p := newPlane(t, cfg)
+	reset(t, p, table)
+	for a, provider := range map[string]string{"100.0.2.7": "192.0.0.2", "192.0.0.1": "192.0.0.1", "192.0.0.2": "192.0.0.2", "198.18.0.5": "198.18.0.5"} {
+		if e := n.endpointOf(t, a); string(e.Policies[0].Settings) != fmt.Sprintf(`{"ProviderAddress":%q}`, provider) {
+			t.Errorf("packets for %s go to %s, want %s", a, e.Policies[0].Settings, provider)
+		}
+	}
+	if text := notices(p); !strings.Contains(text, "198.18.0.5") || strings.Count(text, "\n") != 1 {
+		t.Errorf("told: %s", text)
+	}
+	if l, _ := n.balancerOf("10.0.0.1", 80); l.SourceVIP != "100.0.0.250" || len(l.HostComputeEndpoints) != 4 {
+		t.Errorf("%+v", l)
+	}
+
+	// Nobody makes a remote endpoint of an address that only a pod of this node can have: the CNI could not give it to one.
+	hostile := &lb.BackendSet{ID: set.ID, Backends: append(slices.Clone(set.Backends[:1]), lb.Backend{Addr: netip.MustParseAddrPort("100.0.0.77:8080")})}
+	slices.SortFunc(hostile.Backends, func(a, b lb.Backend) int { return a.Addr.Compare(b.Addr) })
+	changes, _ := table.Replace(clusterIP(hostile))
+	_, err = p.Apply(t.Context(), changes)
+	says(t, err, "10.0.0.1:80/tcp", "ns/a:http", "100.0.0.77", "CNI")
+	if l, _ := n.balancerOf("10.0.0.1", 80); len(l.HostComputeEndpoints) != 1 || n.has(netip.MustParseAddr("100.0.0.77")) {
+		t.Errorf("the rest is not served, or the address is taken:\n%s", n.Own())
+	}
+
+	// A node that came after the last audit is asked for once.
+	n.SetNetwork(n.network, func(w *hns.Network) { w.Policies = append(w.Policies, route("100.0.3.0/24", "192.0.0.3")) })
+	set = &lb.BackendSet{ID: set.ID, Backends: []lb.Backend{{Addr: netip.MustParseAddrPort("100.0.3.1:8080")}}}
+	changes, _ = table.Replace(clusterIP(set))
+	apply(t, p, changes, nil)
+	if e := n.endpointOf(t, "100.0.3.1"); !strings.Contains(string(e.Policies[0].Settings), "192.0.0.3") {
+		t.Errorf("the new node's pod: %+v", e)
+	}
+	// A subnet that another node has now: an audit finds it.
+	n.SetNetwork(n.network, func(w *hns.Network) { w.Policies[1] = route("100.0.3.0/24", "192.0.0.4") })
+	if mended, err := p.Audit(t.Context(), true); err != nil || mended == 0 {
+		t.Errorf("mended %d, %v", mended, err)
+	}
+	if e := n.endpointOf(t, "100.0.3.1"); !strings.Contains(string(e.Policies[0].Settings), "192.0.0.4") {
+		t.Errorf("the pod of the node that took over: %+v", e)
+	}
+
+	// Of the family that has no source VIP nothing is served, and that is told; the other is.
+	cfg6 := n.config(lb.IPv6)
+	cfg6.SourceVIP = cfg.SourceVIP
+	six, w6 := newPlane(t, cfg6), planetest.World{Family: lb.IPv6}
+	reset(t, six, w6.Table(1, 1))
+	if balancers, _ := n.own(lb.IPv6); len(balancers) > 0 || !strings.Contains(notices(six), "--source-vip") {
+		t.Errorf("IPv6: %v", balancers)
+	}
+}
+
+// An address that a container of this node has leads to the container's endpoint, though an EndpointSlice says that it is elsewhere, and no second
+// one is made (DP-49). A pod whose endpoint is not there yet is left out, and told by the row's error, until it comes.
+func TestContainerHasTheAddressDP49(t *testing.T) {
+	n := newNode(hns.L2Bridge, hnsfake.Everything)
+	n.pods = func(netip.Addr) bool { return false }
+	p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
+	reset(t, p, table)
+	id := n.AddPod(n.network, "pod", world.Addr(100, 1)) // the second backend, which is not Local
+	changes, _ := table.Replace(world.ClusterIP(0, 0, 3))
+	_, err := p.Apply(t.Context(), changes)
+	says(t, err, "10.0.0.1:80/tcp", "ns/svc-0:http", "backend 100.0.0.0", "CNI")
+	l, _ := n.balancerOf("10.0.0.1", 80)
+	if len(l.HostComputeEndpoints) != 2 || !slices.Contains(l.HostComputeEndpoints, id) {
+		t.Errorf("leads to %v, want the pod's %s among two", l.HostComputeEndpoints, id)
+	}
+	n.Counts()
+	if _, err := p.Apply(t.Context(), changes); err == nil {
+		t.Error("the pod is still missing, and nobody says so")
+	}
+	if c := n.Counts(); len(c) != 2 || c["EndpointsAt"].Calls != 1 || c["Networks"].Calls != 1 {
+		t.Errorf("to try again cost %v, want to ask for the pod once, and whether the network is still there", c)
+	}
+	n.AddPod(n.network, "late", world.Addr(100, 0))
+	apply(t, p, changes, nil)
+	if l, _ := n.balancerOf("10.0.0.1", 80); len(l.HostComputeEndpoints) != 3 {
+		t.Errorf("leads to %v, want three", l.HostComputeEndpoints)
+	}
+	changes, _ = table.Replace(lb.Owner{Name: "ns/svc-0"}, nil)
+	apply(t, p, changes, nil)
+	if touched := n.Touched(); len(touched) > 0 || n.Own() != "\n" {
+		t.Errorf("touched %q, left:\n%s", touched, n.Own())
+	}
+}
+
+// What a run before has left is adopted without a write, what it made for Services that are gone goes, and so does what an older version of HNS left
+// behind a dead network; what others made stays, and what others hold keeps a row from being written, which says so (PN-76).
+func TestAdoptsByExactMatchPN76(t *testing.T) {
+	n := newNode(hns.L2Bridge, hnsfake.Everything)
+	n.pods = everyThird
+	table := world.Table(3, 3)
+	table.Replace(world.Full(10, 30, 3, 2, time.Hour))
+	reset(t, n.plane(t, lb.IPv4), table)
+	foreign := n.foreigners(t)
+	n.Counts()
+	restarted := n.plane(t, lb.IPv4)
+	reset(t, restarted, table)
+	for call, c := range n.Counts() {
+		if !slices.Contains([]string{"Features", "Networks", "Endpoints", "LoadBalancers"}, call) {
+			t.Errorf("a restart without changes called %s %d times", call, c.Calls)
+		}
+	}
+	table.Replace(lb.Owner{Name: "ns/svc-1"}, nil)
+	table.Replace(lb.Owner{Name: "ns/svc-10"}, nil)
+	res, err := n.plane(t, lb.IPv4).Reset(t.Context(), table)
+	if err != nil || len(res.Dropped) != 4 {
+		t.Errorf("dropped %v, error %v", res.Dropped, err)
+	}
+	changes, _ := table.Replace(world.ClusterIP(99, 0, 3)) // what a foreign load balancer with two port mappings holds
+	_, err = restarted.Apply(t.Context(), changes)
+	_ = err
+	if touched := n.Touched(); len(touched) > 0 {
+		t.Errorf("objects of others: %q", touched)
+	}
+	held := n.State()
+	for what, id := range foreign {
+		if !slices.ContainsFunc(held.LoadBalancers, func(l hns.LoadBalancer) bool { return l.ID == id }) &&
+			!slices.ContainsFunc(held.Endpoints, func(e hns.Endpoint) bool { return e.ID == id }) {
+			t.Errorf("gone: %s", what)
+		}
+	}
+}
+
+// foreigners makes what others may have: all look a bit like ours.
+func (n *windowsNode) foreigners(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	endpoint := func(what, name, addr string, network string, flags hns.EndpointFlags) string {
+		e, err := n.CreateEndpoint(t.Context(), hns.Endpoint{
+			Name: name, HostComputeNetwork: network, Flags: flags, MacAddress: "02-11-00-00-00-01", SchemaVersion: hns.Version2,
+			IPConfigurations: []hns.IPConfig{{IPAddress: addr}},
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		n.Foreign(e.ID)
+		all[what] = e.ID
+		return e.ID
+	}
+	balancer := func(what string, l hns.LoadBalancer) {
+		l.SchemaVersion = hns.Version2
+		made, err := n.CreateLoadBalancer(t.Context(), l)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		n.Foreign(made.ID)
+		all[what] = made.ID
+	}
+	swarm := n.AddNetwork(hns.Network{Name: "swarm", Type: hns.L2Bridge})
+	theirs := endpoint("an endpoint of another network, named as ours", "kube-proxy 100.0.9.1", "100.0.9.1", swarm, hns.RemoteEndpoint)
+	remote := endpoint("a remote endpoint of another name", "Ethernet 100.0.9.2", "100.0.9.2", n.network, hns.RemoteEndpoint)
+	endpoint("one with our name and another address", "kube-proxy 100.0.9.3", "100.0.9.4", n.network, hns.RemoteEndpoint)
+	endpoint("one with our name that is not remote", "kube-proxy 100.0.9.5", "100.0.9.5", n.network, 0)
+	balancer("a load balancer of another network", hns.LoadBalancer{
+		HostComputeEndpoints: []string{theirs}, FrontendVIPs: []string{"203.0.113.9"},
+		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 80, ExternalPort: 80, Flags: hns.MappingLocalRoutedVIP}},
+	})
+	balancer("one of this network with other flags", hns.LoadBalancer{
+		HostComputeEndpoints: []string{remote}, FrontendVIPs: []string{"203.0.113.10"},
+		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 80, ExternalPort: 80}},
+	})
+	balancer("one with two addresses", hns.LoadBalancer{
+		HostComputeEndpoints: []string{remote}, FrontendVIPs: []string{"203.0.113.11", "203.0.113.12"},
+		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 80, ExternalPort: 80, Flags: hns.MappingLocalRoutedVIP}},
+	})
+	return all
+}
+
+// A load balancer of others that has the key of a row, and cannot be replaced, is named by the row's error; the rest is served.
+func TestOthersHaveTheKeyPN76(t *testing.T) {
+	n := newNode(hns.L2Bridge, hnsfake.Everything)
+	n.pods = everyThird
+	e := n.AddPod(n.network, "other", netip.MustParseAddr("100.0.9.9"))
+	made, err := n.CreateLoadBalancer(t.Context(), hns.LoadBalancer{
+		HostComputeEndpoints: []string{e}, FrontendVIPs: []string{"10.0.0.1", "10.0.0.200"}, SchemaVersion: hns.Version2,
+		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 80, ExternalPort: 80}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Foreign(made.ID)
+	p := n.plane(t, lb.IPv4)
+	failed, err := resetAll(p, world.Table(2, 3))
+	says(t, err, "10.0.0.1:80/tcp", "ns/svc-0:http", "already exists", made.ID, "another program")
+	if _, ok := n.balancerOf("10.0.0.2", 80); !ok || len(failed) != 1 || len(n.Touched()) > 0 {
+		t.Errorf("failed %v, touched %q:\n%s", failed, n.Touched(), n.Own())
+	}
+}
+
+// Of a change only its Service's load balancers are asked about: as many calls and bytes at 10,000 Services as at 100, and no list (DP-47).
+func TestCostOfAChangeDP47(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the counts for any number of Services are proven without -short")
+	}
+	costs := map[int]map[string]hnsfake.Count{}
+	for _, services := range []int{100, 10_000} {
+		n := newNode(hns.L2Bridge, hnsfake.Everything)
+		n.pods = everyThird
+		p, table := n.plane(t, lb.IPv4), world.Table(services, 3)
+		table.Replace(world.Full(1<<20, 3<<20, 5, 2, 0))
+		p.SetStep(1 << 20)
+		reset(t, p, table)
+		first := n.Counts()
+		// Each has two remote backends: two endpoints and one load balancer, and a question for the pod.
+		if calls := first["CreateLoadBalancer"].Calls; calls != services+3 {
+			t.Errorf("%d Services: %d calls for load balancers", services, calls)
+		}
+		if calls := first["LoadBalancers"].Calls + first["Endpoints"].Calls; calls != 2 {
+			t.Errorf("%d lists for a Reset", calls)
+		}
+		changes, _ := table.Replace(world.Full(1<<20, 3<<20, 6, 2, 0))
+		apply(t, p, changes, nil)
+		costs[services] = n.Counts()
+	}
+	if !maps.Equal(costs[100], costs[10_000]) {
+		t.Errorf("one endpoint more costs %v at 100 Services, %v at 10,000", costs[100], costs[10_000])
+	}
+	t.Logf("one endpoint more: %v", costs[100])
+	for call := range costs[100] {
+		if !slices.Contains([]string{"ModifyLoadBalancer", "CreateEndpoint", "EndpointsAt"}, call) {
+			t.Errorf("one endpoint more calls %s", call)
+		}
+	}
+}

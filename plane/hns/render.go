@@ -1,0 +1,123 @@
+package hns
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+
+	"kube-proxy/lb"
+)
+
+// Render returns what a plane asks of an HNS that has no load balancers, as JSON: a list of calls in their order, each with the request as
+// github.com/Microsoft/hcsshim/hcn sends it. It needs no HNS and changes nothing. Equal tables give equal text.
+//
+// What only HNS knows is assumed: a network of the name that is asked for, an overlay if a source VIP is, in which the node has
+// the first address of NodePorts; the newest version of HNS; for each pod of this node an endpoint; in an overlay, that each other backend is a node. The ids, which HNS makes, are "network NAME",
+// "endpoint ADDRESS", and "pod ADDRESS" for those of this node's pods.
+func Render(cfg Config, want *lb.Table) ([]byte, error) {
+	r := &recorder{cfg: cfg, node: want.Node}
+	cfg.HNS = r
+	if cfg.Network == "" {
+		cfg.Network = "kube-proxy"
+	}
+	p, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	p.step = math.MaxInt
+	ctx := context.Background()
+	res, err := p.Reset(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, k := range res.Later {
+		if _, err := p.Apply(ctx, []lb.Change{{Key: k, New: want.Get(k)}}); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for _, n := range p.notices.leftOut() {
+		errs = append(errs, fmt.Errorf("hns %s: %s %v", cfg.Family, n.Text, n.Args))
+	}
+	var text bytes.Buffer
+	e := json.NewEncoder(&text)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	if err := e.Encode(r.asked); err != nil {
+		return nil, fmt.Errorf("hns: say what is asked of HNS: %w", err)
+	}
+	return text.Bytes(), errors.Join(errs...)
+}
+
+// Request is a call of HNS as Render shows it.
+type Request struct {
+	// Call is "HcnCreateEndpoint" or "HcnCreateLoadBalancer".
+	Call string
+	// Settings are the call's JSON.
+	Settings any
+}
+
+// recorder is an HNS that takes everything.
+type recorder struct {
+	cfg   Config
+	node  lb.Node
+	asked []Request
+}
+
+// Features is part of HNS, as are all methods.
+func (r *recorder) Features(context.Context) (Features, error) {
+	return Features{DSR: true, SessionAffinity: true, IPv6DualStack: true, ModifyLoadbalancer: true, RemoteSubnet: true, V2: true}, nil
+}
+
+func (r *recorder) Networks(_ context.Context, name string) ([]Network, error) {
+	n := Network{ID: "network " + name, Name: name, Type: L2Bridge}
+	if r.cfg.SourceVIP.IsValid() {
+		n.Type = Overlay
+	}
+	for _, p := range r.node.NodePorts {
+		if p.IsSingleIP() && p.Addr().Is4() && n.ManagementIP == "" {
+			n.ManagementIP = p.Addr().String()
+		}
+	}
+	return []Network{n}, nil
+}
+
+func (r *recorder) Endpoints(context.Context, string) ([]Endpoint, error) {
+	if !r.cfg.ForwardHealthCheckVIP {
+		return nil, nil
+	}
+	root := Endpoint{ID: "endpoint " + r.cfg.root(), Name: r.cfg.root()}
+	for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		root.IPConfigurations = append(root.IPConfigurations, IPConfig{IPAddress: a.String()})
+	}
+	return []Endpoint{root}, nil
+}
+
+func (r *recorder) EndpointsAt(_ context.Context, network, address string) ([]Endpoint, error) {
+	return []Endpoint{{ID: "pod " + address, HostComputeNetwork: network, IPConfigurations: []IPConfig{{IPAddress: address}}}}, nil
+}
+
+func (r *recorder) CreateEndpoint(_ context.Context, e Endpoint) (Endpoint, error) {
+	r.asked = append(r.asked, Request{"HcnCreateEndpoint", e})
+	e.ID = "endpoint " + e.IPConfigurations[0].IPAddress
+	return e, nil
+}
+
+func (r *recorder) DeleteEndpoint(context.Context, string) error { return nil }
+
+func (r *recorder) LoadBalancers(context.Context) ([]LoadBalancer, error) { return nil, nil }
+
+func (r *recorder) CreateLoadBalancer(_ context.Context, l LoadBalancer) (LoadBalancer, error) {
+	r.asked = append(r.asked, Request{"HcnCreateLoadBalancer", l})
+	return l, nil
+}
+
+func (r *recorder) ModifyLoadBalancer(_ context.Context, l LoadBalancer) (LoadBalancer, error) {
+	return l, nil
+}
+
+func (r *recorder) DeleteLoadBalancer(context.Context, string) error { return nil }

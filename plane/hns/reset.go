@@ -1,0 +1,382 @@
+package hns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// picture is what HNS tells of itself.
+type picture struct {
+	facts
+	endpoints []Endpoint
+	balancers []LoadBalancer
+}
+
+// read lists HNS. Nothing else but Dump does.
+func (p *Plane) read(ctx context.Context, node lb.Node) (pic picture, err error) {
+	if err := ctx.Err(); err != nil {
+		return pic, err
+	}
+	pic.facts = facts{family: p.cfg.Family, wantDSR: p.cfg.DSR, sourceVIP: p.cfg.SourceVIP, node: node}
+	if pic.features, err = p.hns.Features(ctx); err != nil {
+		return pic, err
+	}
+	all, err := p.hns.Networks(ctx, p.cfg.Network)
+	if err != nil {
+		return pic, err
+	}
+	if pic.network, err = pick(p.cfg.Network, all); err != nil {
+		return pic, fmt.Errorf("%w: %w", err, errNoNetwork)
+	}
+	if pic.endpoints, err = p.hns.Endpoints(ctx, pic.id); err != nil {
+		return pic, err
+	}
+	if pic.balancers, err = p.hns.LoadBalancers(ctx); err != nil {
+		return pic, err
+	}
+	if p.cfg.ForwardHealthCheckVIP {
+		for _, e := range pic.endpoints {
+			if a := addresses(e, p.cfg.Family); e.Name == p.cfg.RootEndpoint && len(a) > 0 {
+				pic.root, pic.rootAddr = e.ID, a[0]
+			}
+		}
+	}
+	return pic, nil
+}
+
+// errNoNetwork is that the network is not there, or not to be told from others.
+var errNoNetwork = errors.New("nothing can be written until then")
+
+// Reset makes HNS hold exactly the table. It adopts what a run before has left, see the package comment.
+func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, err error) {
+	was := p.st
+	p.st = nil
+	pic, err := p.read(ctx, want.Node)
+	if err == nil && pic.overlay && !p.cfg.SourceVIP.IsValid() {
+		err = fmt.Errorf("the HNS network %q is an overlay: load balancers need an address of this node in it, name it by --source-vip (winkernel.sourceVip)", pic.name)
+	}
+	if err != nil {
+		return res, fmt.Errorf("hns: reset: %w", err)
+	}
+	r := p.reconciliation(pic, want.Sorted())
+	r.limit = p.step
+	r.run(ctx)
+	if r.stopped != nil {
+		p.st = nil
+		return res, fmt.Errorf("hns: reset: %w", r.stopped)
+	}
+	if errors.Join(r.rest...) != nil {
+		p.suspected()
+	}
+	dropped := map[lb.Key]bool{}
+	for _, k := range r.stale {
+		dropped[k] = want.Get(k) == nil
+	}
+	if was != nil {
+		for k := range was.rows {
+			dropped[k] = want.Get(k) == nil
+		}
+	}
+	maps.DeleteFunc(dropped, func(_ lb.Key, gone bool) bool { return !gone })
+	p.show()
+	return plane.ResetResult{Later: r.later, Dropped: slices.SortedFunc(maps.Keys(dropped), lb.Key.Compare)}, nil
+}
+
+// Audit lists HNS, compares it with what was applied, and mends what differs. HNS tells of no changes; without full it looks
+// only if an answer was odd since the last time.
+func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
+	if err := p.usable(ctx); err != nil {
+		return 0, fmt.Errorf("hns: audit: %w", err)
+	}
+	if !full && !p.suspect {
+		return 0, nil
+	}
+	pic, err := p.read(ctx, p.st.node)
+	if err == nil && !strings.EqualFold(pic.id, p.st.id) {
+		err = fmt.Errorf("the HNS network %q was made anew: %w", p.cfg.Network, plane.ErrStateLost)
+	} else if errors.Is(err, errNoNetwork) {
+		err = fmt.Errorf("%w: %w", err, plane.ErrStateLost)
+	}
+	if err != nil {
+		if errors.Is(err, plane.ErrStateLost) {
+			p.st = nil
+		}
+		return 0, fmt.Errorf("hns: audit: %w", err)
+	}
+	was := p.st
+	p.suspect = false
+	rows := slices.SortedFunc(maps.Values(was.rows), func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) })
+	r := p.reconciliation(pic, rows)
+	p.st.failed = was.failed
+	r.limit = p.step
+	r.run(ctx)
+	p.show()
+	switch {
+	case r.stopped != nil && r.calls == 0:
+		p.st, p.suspect = was, true
+		return 0, fmt.Errorf("hns: audit: %w", r.stopped)
+	case r.stopped != nil:
+		p.st = nil
+		return r.mended, fmt.Errorf("hns: audit: %w: %w", r.stopped, plane.ErrStateLost)
+	case len(r.later) > r.failures:
+		p.st = nil
+		return r.mended, fmt.Errorf("hns: audit: more than %d load balancers had gone: %w", r.limit, plane.ErrStateLost)
+	}
+	return r.mended, r.told(was.failed)
+}
+
+// reconciliation makes HNS, as the picture shows it, what rows ask for.
+type reconciliation struct {
+	*writer
+	rows []*lb.Frontend
+	// limit is how many load balancers are made for keys that have none.
+	limit int
+
+	spare []string // ids of endpoints that are not to be used
+
+	mended   int
+	stale    []lb.Key // load balancers that went
+	later    []lb.Key // rows that are not written, of which so many failed
+	failures int
+	errs     map[lb.Key]error
+	rest     []error // of what is no row's
+	stopped  error   // nothing more was tried
+}
+
+// reconciliation has the plane hold what the picture shows, and knows what rows want.
+func (p *Plane) reconciliation(pic picture, rows []*lb.Frontend) *reconciliation {
+	st := newState(pic.facts)
+	p.st = st
+	r := &reconciliation{writer: p.writer(), rows: rows, errs: map[lb.Key]error{}}
+	for _, row := range rows {
+		st.rows[row.Key] = row
+		r.note(nil, row, map[string]bool{})
+	}
+	r.adoptEndpoints(pic)
+	r.adoptBalancers(pic)
+	p.notices.facts(&st.facts, p.cfg)
+	return r
+}
+
+// adoptEndpoints takes note of the endpoints of the network, by their addresses. Of two that have one, a container's counts.
+func (r *reconciliation) adoptEndpoints(pic picture) {
+	st := r.st
+	for _, e := range pic.endpoints {
+		for _, a := range addresses(e, st.family) {
+			is, own := st.endpoints[a], ours(e)
+			switch {
+			case is == nil:
+			case own:
+				r.spare = append(r.spare, e.ID)
+				continue
+			case is.ours:
+				r.spare = append(r.spare, is.id)
+			case e.Flags&RemoteEndpoint != 0: // of others, as the first
+				continue
+			}
+			st.learn(a, e.ID, own)
+			if provider, _ := st.provider(a); own && st.overlay && provider != providerOf(e) {
+				st.endpoints[a].doubt = true // it leads to another node
+			}
+		}
+	}
+}
+
+// adoptBalancers takes note of the load balancers of the network's proxy.
+func (r *reconciliation) adoptBalancers(pic picture) {
+	st := r.st
+	byID := make(map[string]Endpoint, len(pic.endpoints))
+	for _, e := range pic.endpoints {
+		byID[strings.ToLower(e.ID)] = e
+	}
+	checks := map[lb.Key]bool{}
+	for _, c := range st.checks {
+		maps.Copy(checks, c.wanted())
+	}
+	for _, l := range pic.balancers {
+		s, ok := shapeOf(l)
+		if ok && s.family() != st.family {
+			continue
+		}
+		key := s.key()
+		if !ok || st.balancers[key] != nil || !s.served(l, &st.facts, byID, st.rows[key] != nil || checks[key]) {
+			st.leave(l)
+			continue
+		}
+		b := &balancer{shape: s, id: l.ID}
+		for _, id := range l.HostComputeEndpoints {
+			a := st.addressOf(byID[strings.ToLower(id)])
+			if !a.IsValid() || st.endpoints[a].doubt {
+				b.doubt = true
+			}
+			if a.IsValid() {
+				b.endpoints = append(b.endpoints, a)
+			}
+		}
+		slices.SortFunc(b.endpoints, netip.Addr.Compare)
+		b.endpoints = slices.Compact(b.endpoints)
+		st.acquire(b.endpoints)
+		st.balancers[key] = b
+	}
+}
+
+// addressOf is the address by which the state has the endpoint; not valid if it does not.
+func (s *state) addressOf(e Endpoint) netip.Addr {
+	for _, a := range addresses(e, s.family) {
+		if is := s.endpoints[a]; is != nil && is.id == e.ID {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// leave takes note of which keys another program's load balancer has.
+func (s *state) leave(l LoadBalancer) {
+	vips := l.FrontendVIPs
+	if len(vips) == 0 {
+		vips = []string{""}
+	}
+	for _, vip := range vips {
+		for _, m := range l.PortMappings {
+			a, _ := netip.ParseAddr(vip)
+			s.others[lb.Key{Addr: a, Port: m.ExternalPort, Proto: lb.Proto(m.Protocol)}] = l.ID
+		}
+	}
+}
+
+// run writes: first what serves otherwise than it shall, then away with what nobody wants, and then what is new.
+func (r *reconciliation) run(ctx context.Context) {
+	services := map[string]bool{}
+	for name := range r.st.checks {
+		services[name] = true
+	}
+	r.wrong(ctx)
+	var fresh []*lb.Frontend
+	for _, row := range r.rows {
+		if r.st.balancers[row.Key] == nil {
+			fresh = append(fresh, row)
+		} else {
+			r.write(ctx, row)
+		}
+	}
+	r.prune(ctx)
+	for _, row := range fresh {
+		if want := r.st.planned(row); !want.none() && r.limit <= 0 {
+			r.later = append(r.later, row.Key)
+			r.note(row, nil, services)
+			delete(r.st.rows, row.Key)
+			continue
+		} else if !want.none() {
+			r.limit--
+		}
+		r.write(ctx, row)
+	}
+	if err := r.forward(ctx, services); err != nil {
+		r.rest = append(r.rest, err)
+	}
+	for _, id := range r.spare {
+		if err := r.hns.DeleteEndpoint(ctx, id); err == nil {
+			r.mended++
+		} else if !errors.Is(err, ErrNotFound) {
+			r.rest = append(r.rest, fmt.Errorf("endpoint %s, of which there is another: %w", id, err))
+		}
+	}
+	for a, e := range r.st.endpoints {
+		r.st.idle(a, e)
+	}
+	n, err := r.sweep(ctx)
+	r.mended += n
+	r.rest = append(r.rest, err)
+	r.stop(ctx, err)
+}
+
+// wrong removes endpoints that lead to another node than the network says now, and what uses them: both are made anew.
+func (r *reconciliation) wrong(ctx context.Context) {
+	for key, b := range r.st.balancers {
+		if slices.ContainsFunc(b.endpoints, func(a netip.Addr) bool { return r.st.endpoints[a].doubt }) {
+			r.count(ctx, func() error { return r.remove(ctx, key, b) })
+		}
+	}
+	for a, e := range r.st.endpoints {
+		if !e.doubt || e.refs > 0 {
+			continue
+		}
+		err := r.count(ctx, func() error { r.calls++; return r.hns.DeleteEndpoint(ctx, e.id) })
+		if err == nil || errors.Is(err, ErrNotFound) {
+			r.st.forget(a)
+		}
+	}
+}
+
+// prune removes load balancers that neither a row nor a health check wants.
+func (r *reconciliation) prune(ctx context.Context) {
+	checks := map[lb.Key]bool{}
+	for _, c := range r.st.checks {
+		maps.Copy(checks, c.wanted())
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(r.st.balancers), lb.Key.Compare) {
+		if r.st.rows[key] != nil || checks[key] {
+			continue
+		}
+		if err := r.count(ctx, func() error { return r.remove(ctx, key, r.st.balancers[key]) }); err != nil {
+			r.rest = append(r.rest, fmt.Errorf("%s, which no Service has: %w", key, err))
+			continue
+		}
+		r.stale = append(r.stale, key)
+	}
+}
+
+// write writes one row.
+func (r *reconciliation) write(ctx context.Context, row *lb.Frontend) {
+	if err := r.count(ctx, func() error { return r.row(ctx, row.Key, row) }); err != nil {
+		r.later = append(r.later, row.Key)
+		r.failures++
+		r.errs[row.Key] = err
+	}
+}
+
+// count counts what f writes as one object, and stops everything if HNS does not answer any more.
+func (r *reconciliation) count(ctx context.Context, f func() error) error {
+	if r.stopped != nil {
+		return r.stopped
+	}
+	before := r.calls
+	err := f()
+	if r.calls > before && err == nil {
+		r.mended++
+	}
+	r.stop(ctx, err)
+	return err
+}
+
+func (r *reconciliation) stop(ctx context.Context, err error) {
+	switch {
+	case r.stopped != nil:
+	case ctx.Err() != nil:
+		r.stopped = ctx.Err()
+	case errors.Is(err, ErrRPC), errors.Is(err, ErrTimeout):
+		r.stopped = err
+	}
+}
+
+// told are the errors of an audit, but of rows that the engine tries again anyway.
+func (r *reconciliation) told(known map[lb.Key]bool) error {
+	errs := slices.Clone(r.rest)
+	for _, k := range r.later {
+		if !known[k] {
+			errs = append(errs, r.errs[k])
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("hns: audit: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,132 @@
+package hns
+
+import (
+	"net/netip"
+
+	"kube-proxy/lb"
+)
+
+// state is what was applied, and what HNS holds of it as far as is known.
+type state struct {
+	facts
+	rows      map[lb.Key]*lb.Frontend
+	balancers map[lb.Key]*balancer
+	endpoints map[netip.Addr]*endpoint
+	// unused are endpoints of ours that no load balancer needs, to be deleted.
+	unused map[netip.Addr]bool
+	// failed are rows whose last Apply failed: the engine tries them again, and audits do not speak of them.
+	failed map[lb.Key]bool
+	// checks are, by Service, what its health checks are led by; empty unless that is asked for.
+	checks map[string]*check
+	// made is the number of endpoints of ours.
+	made int
+	// others are load balancers of other programs that have a key which ours could have, by their ids.
+	others map[lb.Key]string
+}
+
+// balancer is a load balancer in HNS.
+type balancer struct {
+	shape
+	id        string
+	endpoints []netip.Addr // sorted
+	// doubt: a call may have changed or deleted it, and nobody knows.
+	doubt bool
+}
+
+// endpoint is one of HNS that load balancers send to.
+type endpoint struct {
+	id   string
+	ours bool
+	refs int // load balancers of ours
+	// doubt: HNS says that something was not there that a load balancer with this endpoint named.
+	doubt bool
+}
+
+// check is what leads health checks of a Service's load balancers to this node.
+type check struct {
+	port uint16 // 0: none
+	vips map[netip.Addr]int
+	keys map[lb.Key]bool // what is written
+}
+
+func newState(f facts) *state {
+	return &state{
+		facts: f, rows: map[lb.Key]*lb.Frontend{}, balancers: map[lb.Key]*balancer{}, endpoints: map[netip.Addr]*endpoint{},
+		unused: map[netip.Addr]bool{}, failed: map[lb.Key]bool{}, checks: map[string]*check{}, others: map[lb.Key]string{},
+	}
+}
+
+func (s *state) acquire(addrs []netip.Addr) {
+	for _, a := range addrs {
+		s.endpoints[a].refs++
+		delete(s.unused, a)
+	}
+}
+
+// release gives up endpoints. One of ours that nobody needs is deleted at the end of the verb; one of the CNI's is
+// forgotten, because the pod may go and another have its address.
+func (s *state) release(addrs []netip.Addr) {
+	for _, a := range addrs {
+		e := s.endpoints[a]
+		e.refs--
+		s.idle(a, e)
+	}
+}
+
+func (s *state) idle(a netip.Addr, e *endpoint) {
+	switch {
+	case e.refs > 0:
+	case e.ours:
+		s.unused[a] = true
+	default:
+		s.forget(a)
+	}
+}
+
+// learn takes note of an endpoint, and reports whether load balancers have the address by another id.
+func (s *state) learn(a netip.Addr, id string, ours bool) (other bool) {
+	is := s.endpoints[a]
+	if is == nil {
+		is = &endpoint{}
+		s.endpoints[a] = is
+	}
+	other = is.refs > 0 && is.id != id
+	if ours && !is.ours {
+		s.made++
+	} else if !ours && is.ours {
+		s.made--
+	}
+	is.id, is.ours, is.doubt = id, ours, false
+	if s.idle(a, is); is.refs == 0 && !ours {
+		s.endpoints[a] = is // a load balancer is about to take it
+	}
+	return other
+}
+
+func (s *state) forget(a netip.Addr) {
+	if e := s.endpoints[a]; e != nil && e.ours {
+		s.made--
+	}
+	delete(s.endpoints, a)
+	delete(s.unused, a)
+}
+
+// checkOf returns what leads the health checks of a Service, or makes it.
+func (s *state) checkOf(service string) *check {
+	c := s.checks[service]
+	if c == nil {
+		c = &check{vips: map[netip.Addr]int{}, keys: map[lb.Key]bool{}}
+		s.checks[service] = c
+	}
+	return c
+}
+
+func (c *check) wanted() map[lb.Key]bool {
+	keys := map[lb.Key]bool{}
+	for vip := range c.vips {
+		if c.port != 0 {
+			keys[lb.Key{Addr: vip, Port: c.port, Proto: lb.TCP}] = true
+		}
+	}
+	return keys
+}

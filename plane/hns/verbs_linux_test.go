@@ -1,0 +1,95 @@
+package hns_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/hns"
+	"kube-proxy/plane/hns/hnsfake"
+	"kube-proxy/plane/planetest"
+)
+
+// Each verb does what package plane says, with an HNS that can modify load balancers and with one that cannot (DP-51).
+func TestVerbs(t *testing.T) {
+	old := hnsfake.Everything
+	old.ModifyLoadbalancer = false
+	for name, features := range map[string]hns.Features{"modify": hnsfake.Everything, "delete and create": old} {
+		t.Run(name, func(t *testing.T) {
+			planetest.Verbs(t, func(testing.TB) planetest.Kernel { return kernel(newNode(hns.L2Bridge, features)) })
+		})
+	}
+}
+
+func kernel(n *windowsNode) planetest.Kernel {
+	return planetest.Kernel{
+		New: func(f lb.Family) (planetest.Plane, error) { return hns.New(n.config(f)) },
+		Slow: func(f lb.Family) (planetest.Plane, error) {
+			p, err := hns.New(n.config(f))
+			if err == nil {
+				p.SetStep(20)
+			}
+			return p, err
+		},
+		Damage: func(f lb.Family, rnd *rand.Rand) error {
+			balancers, endpoints := n.own(f)
+			switch one := slices.Concat(balancers, endpoints); rnd.IntN(3) {
+			case 0:
+				n.Damage(one[rnd.IntN(len(one))])
+			case 1: // another's hand leads a load balancer elsewhere
+				return n.mislead(balancers[rnd.IntN(len(balancers))])
+			default:
+				return n.leak(f, rnd.IntN(200))
+			}
+			return nil
+		},
+		Wipe: func(f lb.Family) error {
+			balancers, endpoints := n.own(f)
+			for _, id := range slices.Concat(balancers, endpoints) {
+				n.Damage(id)
+			}
+			return nil
+		},
+	}
+}
+
+// mislead has a load balancer made anew with one of its endpoints.
+func (n *windowsNode) mislead(id string) error {
+	ctx := context.Background()
+	for _, l := range n.State().LoadBalancers {
+		if l.ID == id {
+			if err := n.DeleteLoadBalancer(ctx, id); err != nil {
+				return err
+			}
+			l.ID, l.HostComputeEndpoints = "", l.HostComputeEndpoints[:1]
+			_, err := n.CreateLoadBalancer(ctx, l)
+			return err
+		}
+	}
+	return fmt.Errorf("no load balancer %s", id)
+}
+
+// leak makes what a run before may have left: an endpoint, and a load balancer for a Service that is gone.
+func (n *windowsNode) leak(f lb.Family, i int) error {
+	ctx, w := context.Background(), planetest.World{Family: f}
+	a := w.Addr(100, 10000+i)
+	e, err := n.CreateEndpoint(ctx, hns.Endpoint{
+		Name: "kube-proxy " + a.String(), HostComputeNetwork: n.network, Flags: hns.RemoteEndpoint, SchemaVersion: hns.Version2,
+		MacAddress: "02-11-00-00-00-00", IPConfigurations: []hns.IPConfig{{IPAddress: a.String()}},
+	})
+	if err != nil {
+		return err
+	}
+	l := hns.LoadBalancer{
+		HostComputeEndpoints: []string{e.ID}, FrontendVIPs: []string{w.Addr(10, 5000+i).String()}, SchemaVersion: hns.Version2,
+		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 80, ExternalPort: 80, Flags: hns.MappingILB | hns.MappingLocalRoutedVIP}},
+	}
+	if f == lb.IPv6 {
+		l.Flags = hns.FlagIPv6
+	}
+	_, err = n.CreateLoadBalancer(ctx, l)
+	return err
+}

@@ -1,0 +1,341 @@
+package hns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kube-proxy/lb"
+)
+
+// writer is one verb's work: it turns plans into calls. Endpoints come before the load balancers that use them, and go after those.
+type writer struct {
+	*Plane
+	calls int  // that wrote, or tried to
+	asked bool // the network was read anew
+}
+
+func (p *Plane) writer() *writer { return &writer{Plane: p} }
+
+// row writes what HNS shall hold for a row; nil if that goes.
+func (w *writer) row(ctx context.Context, key lb.Key, row *lb.Frontend) error {
+	st := w.st
+	if row == nil {
+		delete(st.rows, key)
+	} else {
+		st.rows[key] = row
+	}
+	want := st.planned(row)
+	for _, l := range want.lacks {
+		w.notices.lacking(l, row.Service, key)
+	}
+	err := w.put(ctx, key, &want)
+	if delete(st.failed, key); err != nil {
+		st.failed[key] = true
+		err = fmt.Errorf("%s (%s): %w", key, service(row), err)
+	}
+	return err
+}
+
+func service(row *lb.Frontend) string {
+	if row == nil {
+		return "goes"
+	}
+	return row.Service
+}
+
+// put makes the load balancer of the key what is planned. Where some endpoints cannot be had, the others serve, and the
+// error says so.
+func (w *writer) put(ctx context.Context, key lb.Key, want *plan) error {
+	st := w.st
+	is := st.balancers[key]
+	if want.none() {
+		return w.remove(ctx, key, is)
+	}
+	addrs, missing := w.have(ctx, key, want.backends)
+	switch {
+	case len(addrs) == 0:
+		return errors.Join(missing, w.remove(ctx, key, is))
+	case is != nil && is.shape == want.shape && slices.Equal(is.endpoints, addrs) && !is.doubt:
+		return missing
+	case is != nil && is.shape == want.shape && !is.doubt && st.features.ModifyLoadbalancer:
+		return errors.Join(missing, w.modify(ctx, is, addrs))
+	}
+	return errors.Join(missing, w.replace(ctx, key, is, want.shape, addrs))
+}
+
+// modify changes the endpoints of a load balancer in place: connections to those that stay live on.
+func (w *writer) modify(ctx context.Context, is *balancer, addrs []netip.Addr) error {
+	l := is.request(w.ids(addrs))
+	l.ID = is.id
+	w.calls++
+	switch _, err := w.hns.ModifyLoadBalancer(ctx, l); {
+	case errors.Is(err, ErrUnsupported):
+		w.st.features.ModifyLoadbalancer = false
+		return w.replace(ctx, is.key(), is, is.shape, addrs)
+	case err != nil:
+		is.doubt = true
+		w.doubt(err, addrs)
+		w.idleAll(addrs)
+		return err
+	}
+	w.st.acquire(addrs)
+	w.st.release(is.endpoints)
+	is.endpoints = addrs
+	return nil
+}
+
+// replace deletes a load balancer, if there is one, and makes another for the key, of which HNS takes only one: until the second call
+// has ended the key is not served. If HNS refuses the new one, the old one comes back.
+func (w *writer) replace(ctx context.Context, key lb.Key, is *balancer, s shape, addrs []netip.Addr) error {
+	st := w.st
+	st.acquire(addrs)
+	back := false
+	if is != nil {
+		back = !is.doubt
+		st.acquire(is.endpoints) // until it is known which one serves
+		defer st.release(is.endpoints)
+		if err := w.remove(ctx, key, is); err != nil {
+			st.release(addrs)
+			return err
+		}
+	}
+	err := w.create(ctx, key, s, addrs)
+	if err == nil {
+		return nil
+	}
+	st.release(addrs)
+	if back && !Uncertain(err) && w.create(ctx, key, is.shape, is.endpoints) == nil {
+		st.acquire(is.endpoints)
+	}
+	return err
+}
+
+// create makes a load balancer whose endpoints have been acquired.
+func (w *writer) create(ctx context.Context, key lb.Key, s shape, addrs []netip.Addr) error {
+	w.calls++
+	made, err := w.hns.CreateLoadBalancer(ctx, s.request(w.ids(addrs)))
+	if err != nil {
+		w.doubt(err, addrs)
+		if id := w.st.others[key]; id != "" && errors.Is(err, ErrExists) {
+			return fmt.Errorf("%w: load balancer %s of another program has the address and port", err, id)
+		}
+		return err
+	}
+	w.st.balancers[key] = &balancer{shape: s, id: made.ID, endpoints: addrs}
+	return nil
+}
+
+// remove deletes the load balancer of a key. One that is not there is gone. After any other error it may be there or not: it is kept in mind,
+// and deleted again.
+func (w *writer) remove(ctx context.Context, key lb.Key, is *balancer) error {
+	if is == nil {
+		return nil
+	}
+	w.calls++
+	if err := w.hns.DeleteLoadBalancer(ctx, is.id); err != nil && !errors.Is(err, ErrNotFound) {
+		is.doubt = true
+		return err
+	}
+	delete(w.st.balancers, key)
+	w.st.release(is.endpoints)
+	return nil
+}
+
+// have returns the addresses for which there are endpoints, and makes those that are missing. The error names those that
+// cannot be had.
+func (w *writer) have(ctx context.Context, key lb.Key, backends []backend) (addrs []netip.Addr, missing error) {
+	var errs []error
+	addrs = make([]netip.Addr, 0, len(backends))
+	for _, b := range backends {
+		if e := w.st.endpoints[b.addr]; e == nil || e.doubt {
+			if err := w.endpoint(ctx, key, b); err != nil {
+				errs = append(errs, fmt.Errorf("backend %s: %w", b.addr, err))
+				continue
+			}
+		}
+		addrs = append(addrs, b.addr)
+	}
+	return addrs, errors.Join(errs...)
+}
+
+// errNoPod is that a pod of this node has no HNS endpoint.
+var errNoPod = errors.New("no HNS endpoint has the address, which is of a pod of this node: its CNI has not made it yet, or has removed it")
+
+// endpoint finds the endpoint of a backend, or makes it. What a container of this node has is used as it is, whoever says that it is
+// elsewhere: HNS would else keep two of one address apart by chance, and the CNI from making its own.
+func (w *writer) endpoint(ctx context.Context, key lb.Key, b backend) error {
+	if b.here || w.st.endpoints[b.addr] != nil {
+		if found, err := w.find(ctx, b.addr); found || err != nil {
+			return err
+		}
+	}
+	switch {
+	case b.here:
+		return errNoPod
+	case w.st.own(b.addr):
+		return fmt.Errorf("%w (subnet of this node in the network %q)", errNoPod, w.st.name)
+	}
+	e, known := w.st.remoteEndpoint(b.addr)
+	if !known && w.reread(ctx) {
+		e, known = w.st.remoteEndpoint(b.addr)
+	}
+	if !known {
+		w.notices.lacking(lackProvider, b.addr.String(), key)
+	}
+	w.calls++
+	made, err := w.hns.CreateEndpoint(ctx, e)
+	if err != nil {
+		// A container may have the address, or a run before may have made the endpoint.
+		if found, _ := w.find(ctx, b.addr); found {
+			return nil
+		}
+		return err
+	}
+	w.learn(b.addr, made.ID, true)
+	return nil
+}
+
+// reread asks once more which nodes the network leads to: one may have come since.
+func (w *writer) reread(ctx context.Context) bool {
+	if w.asked {
+		return false
+	}
+	w.asked = true
+	all, err := w.hns.Networks(ctx, w.cfg.Network)
+	if err != nil {
+		return false
+	}
+	n, err := pick(w.cfg.Network, all)
+	if err != nil || !strings.EqualFold(n.id, w.st.id) {
+		return false
+	}
+	w.st.network = n
+	return true
+}
+
+// find asks HNS who has the address.
+func (w *writer) find(ctx context.Context, a netip.Addr) (bool, error) {
+	all, err := w.hns.EndpointsAt(ctx, w.st.id, a.String())
+	if err != nil || len(all) == 0 {
+		return false, err
+	}
+	i := max(0, slices.IndexFunc(all, func(e Endpoint) bool { return e.Flags&RemoteEndpoint == 0 }))
+	w.learn(a, all[i].ID, ours(all[i]))
+	return true, nil
+}
+
+// learn takes note of an endpoint. Load balancers that have the address by another id are the audit's.
+func (w *writer) learn(a netip.Addr, id string, ours bool) {
+	if w.st.learn(a, id, ours) {
+		w.suspected()
+	}
+}
+
+func (w *writer) ids(addrs []netip.Addr) []string {
+	ids := make([]string, len(addrs))
+	for i, a := range addrs {
+		ids[i] = w.st.endpoints[a].id
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// doubt takes note that HNS did not find something: one of the endpoints, perhaps. They are looked for before they are used again.
+func (w *writer) doubt(err error, addrs []netip.Addr) {
+	if !errors.Is(err, ErrNotFound) {
+		return
+	}
+	for _, a := range addrs {
+		w.st.endpoints[a].doubt = true
+	}
+}
+
+// idleAll forgets, or has deleted, endpoints that were found for a load balancer which did not take them.
+func (w *writer) idleAll(addrs []netip.Addr) {
+	for _, a := range addrs {
+		w.st.idle(a, w.st.endpoints[a])
+	}
+}
+
+// sweep deletes endpoints of ours that no load balancer needs: until then the CNI cannot give the address to a pod of this node
+// (kubernetes/kubernetes#130963). What cannot go is the audit's, which sees who has it.
+func (w *writer) sweep(ctx context.Context) (deleted int, err error) {
+	var errs []error
+	for _, a := range sorted(w.st.unused) {
+		e := w.st.endpoints[a]
+		w.calls++
+		err := w.hns.DeleteEndpoint(ctx, e.id)
+		if delete(w.st.unused, a); err == nil || errors.Is(err, ErrNotFound) {
+			w.st.forget(a)
+			deleted++
+			continue
+		}
+		e.doubt = true
+		errs = append(errs, fmt.Errorf("endpoint %s, which is not needed any more: %w", a, err))
+	}
+	return deleted, errors.Join(errs...)
+}
+
+// forward writes what leads health checks of the Services' load balancers to this node.
+func (w *writer) forward(ctx context.Context, services map[string]bool) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(services)) {
+		c := w.st.checks[name]
+		want := c.wanted()
+		for key := range c.keys {
+			if !want[key] && w.st.rows[key] == nil {
+				errs = append(errs, w.put(ctx, key, &plan{}))
+			}
+		}
+		for key := range want {
+			if w.st.rows[key] != nil {
+				continue // a port of the Service itself
+			}
+			p := w.st.forwarded(key.Addr, key.Port)
+			for _, l := range p.lacks {
+				w.notices.lacking(l, name, key)
+			}
+			errs = append(errs, w.put(ctx, key, &p))
+		}
+		if c.keys = want; len(want) == 0 && c.port == 0 && len(c.vips) == 0 {
+			delete(w.st.checks, name)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// note keeps what leads health checks up to the change of a row, and adds its Service to those whose health checks may go elsewhere.
+func (w *writer) note(was, is *lb.Frontend, services map[string]bool) {
+	if !w.cfg.ForwardHealthCheckVIP {
+		return
+	}
+	for row, n := range map[*lb.Frontend]int{was: -1, is: +1} {
+		if row == nil || row.Kind != lb.HealthCheck && row.Kind != lb.LoadBalancer {
+			continue
+		}
+		name, _, _ := strings.Cut(row.Service, ":")
+		c := w.st.checkOf(name)
+		services[name] = true
+		switch {
+		case row.Kind == lb.LoadBalancer:
+			if c.vips[row.Key.Addr] += n; c.vips[row.Key.Addr] == 0 {
+				delete(c.vips, row.Key.Addr)
+			}
+		case n > 0:
+			c.port = row.Key.Port
+		case is == nil || is.Kind != lb.HealthCheck || is.Service != row.Service:
+			if c.port == row.Key.Port {
+				c.port = 0
+			}
+		}
+	}
+}
+
+func sorted(m map[netip.Addr]bool) []netip.Addr {
+	return slices.SortedFunc(maps.Keys(m), netip.Addr.Compare)
+}
