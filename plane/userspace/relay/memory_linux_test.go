@@ -30,9 +30,9 @@ func TestTCPManyOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	client.do(t, "hold", l.Addr(), 100) // what is made once has been made
-	before, files, goroutines := memory(), openFDs(t), runtime.NumGoroutine()
+	before, files, goroutines := heapAndStacks(), openFDs(t), runtime.NumGoroutine()
 	client.do(t, "hold", l.Addr(), n-100)
-	after, more := memory(), openFDs(t)
+	after, more := heapAndStacks(), openFDs(t)
 	if open := r.Stats().TCP.Open; open != int64(n) {
 		t.Fatalf("%d are open", open)
 	}
@@ -62,8 +62,8 @@ func (b leadsTo) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) {
 }
 func (leadsTo) Dialled(Client, netip.AddrPort, error) {}
 
-// memory is what the program has on its heap and in its stacks, in bytes.
-func memory() uint64 {
+// heapAndStacks is what the program has on its heap and in its stacks, in bytes.
+func heapAndStacks() uint64 {
 	runtime.GC()
 	runtime.GC()
 	var m runtime.MemStats
