@@ -365,10 +365,10 @@ func (r *round) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) {
 }
 func (*round) Dialled(Client, netip.AddrPort, error) {}
 
-// memory is what the process has, in bytes: heap of Go, resident pages, and what all sockets of the namespace hold back.
-type memory struct{ heap, resident, sockets int64 }
+// processMemory is what the process has, in bytes: the heap of Go, and resident pages.
+type processMemory struct{ heap, resident int64 }
 
-func measure(t testing.TB) (m memory) {
+func measure(t testing.TB) (m processMemory) {
 	t.Helper()
 	runtime.GC()
 	runtime.GC()
@@ -418,7 +418,7 @@ func TestUDPHundredThousandSessions(t *testing.T) {
 					t.Fatalf("client %d and those before: %d of %d answers; %+v", first, got, n, r.Stats().UDP)
 				}
 				if k == 0 {
-					runtime.Gosched()
+					unix.Poll([]unix.PollFd{{Fd: int32(clients.fd), Events: unix.POLLIN}}, 100)
 				}
 				got += k
 			}
@@ -483,7 +483,7 @@ func TestUDPFloodBesideAService(t *testing.T) {
 			}
 		})
 		asked := 0
-		for full := false; !full || asked < 2000; asked++ {
+		for full := false; !full || asked < 500; asked++ {
 			if !ask(t, c, fmt.Sprint(asked), patience) {
 				t.Fatalf("%d loops: datagram %d is lost; %+v", loops, asked, r.Stats().UDP)
 			}

@@ -114,8 +114,8 @@ const (
 // udpTable knows the sessions of one loop. It does no I/O and has no lock; times are since some fixed moment. Each
 // verb costs the same however many sessions there are, but for what it ends.
 //
-// A record has about 136 bytes, with its places in the maps about 270; there are at most two for each session of the
-// limit, one of them ended.
+// A session has about 190 bytes: a record of 96, and its places in two maps. The records of those that have ended are
+// bounded too.
 type udpTable struct {
 	limits                udpLimits
 	total, totalSockets   *atomic.Int64 // of all tables
@@ -407,7 +407,7 @@ func (t *udpTable) end(id uint32, now time.Duration) {
 	s.ended, s.at = true, now
 	t.push(&t.ended, byAge, id)
 	t.endedCount++
-	if t.endedCount > t.limits.sessions {
+	if t.endedCount > t.limits.share {
 		t.forget(t.ended.first)
 	}
 }
