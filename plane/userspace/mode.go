@@ -94,20 +94,17 @@ type modeHost struct {
 
 // remove removes what leads packets to a proxy.
 func (modeHost) remove(ctx context.Context, what mode.Removal) (mode.Report, error) {
-	if removeCaptures == nil {
-		return mode.Report{}, nil
-	}
-	return removeCaptures(ctx, what.Families, "")
+	return capture.Remove(ctx, what.Families, "")
 }
 
 // removeStale removes what a process before left that led packets in another way.
 func (h modeHost) removeStale(ctx context.Context, what mode.Removal) (all mode.Report, err error) {
 	for _, f := range what.Families {
 		name, runs := h.captures[f]
-		if !runs || removeCaptures == nil {
+		if !runs {
 			continue
 		}
-		r, e := removeCaptures(ctx, []lb.Family{f}, name)
+		r, e := capture.Remove(ctx, []lb.Family{f}, name)
 		all.Removed, all.Left = append(all.Removed, r.Removed...), append(all.Left, r.Left...)
 		err = errors.Join(err, e)
 	}
@@ -116,7 +113,7 @@ func (h modeHost) removeStale(ctx context.Context, what mode.Removal) (all mode.
 
 // able tries whether packets can be captured in any way.
 func able(f lb.Family) error {
-	c, _, err := chooseCapture(capture.Config{Family: f})
+	c, _, err := capture.Choose(capture.Config{Family: f})
 	if err != nil {
 		return err
 	}
@@ -125,7 +122,7 @@ func able(f lb.Family) error {
 
 func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
 	mark := uint32(1) << s.MasqueradeBit
-	c, passed, err := chooseCapture(capture.Config{Family: s.Family, Mark: mark, LocalhostNodePorts: s.LocalhostNodePorts, Writes: s.Writes})
+	c, passed, err := capture.Choose(capture.Config{Family: s.Family, Mark: mark, LocalhostNodePorts: s.LocalhostNodePorts, Writes: s.Writes})
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
