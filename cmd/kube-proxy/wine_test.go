@@ -4,11 +4,17 @@ package main
 
 import (
 	"bytes"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -24,10 +30,17 @@ func TestWindows(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", build, err, out)
 	}
+	do(t, wine.Adapt(exe))
 	for name, test := range map[string]func(*windowsNode){
 		"commands": windowsCommands,
+		"serves":   windowsServes,
+		"service":  windowsService,
 	} {
-		t.Run(name, func(t *testing.T) { test(&windowsNode{newNamespace(t), wine.New(t), exe}) })
+		t.Run(name, func(t *testing.T) {
+			n := &windowsNode{newNamespace(t), wine.New(t), exe}
+			n.machine.Boot(t, n.begin)
+			test(n)
+		})
 	}
 }
 
@@ -36,6 +49,12 @@ type windowsNode struct {
 	*namespace
 	machine *wine.Machine
 	exe     string
+}
+
+// begin starts a command in the namespace.
+func (n *windowsNode) begin(c *exec.Cmd) (err error) {
+	n.Do(func() { err = c.Start() })
+	return err
 }
 
 // run runs kube-proxy.exe until it ends.
@@ -49,27 +68,11 @@ func (n *windowsNode) runProgram(name string, args ...string) (out, errOut strin
 	var o, e bytes.Buffer
 	c := n.machine.Command(name, args...)
 	c.Stdout, c.Stderr = &o, &e
-	var err error
-	n.Do(func() { err = c.Start() })
-	do(n.t, err)
+	do(n.t, n.begin(c))
 	end := time.AfterFunc(patience, func() { c.Process.Kill() })
 	defer end.Stop()
 	_ = c.Wait() // its code tells
 	return o.String(), e.String(), c.ProcessState.ExitCode()
-}
-
-// startExe starts kube-proxy.exe and leaves it running.
-func (n *windowsNode) startExe(dir string, args ...string) *process {
-	n.t.Helper()
-	c := n.machine.Command(n.exe, args...)
-	p := &process{t: n.t, cmd: c, done: make(chan struct{})}
-	c.Dir, c.Stdout, c.Stderr = dir, &p.out, &p.out
-	var err error
-	n.Do(func() { err = c.Start() })
-	do(n.t, err)
-	go func() { c.Wait(); close(p.done) }()
-	n.t.Cleanup(func() { c.Process.Kill(); <-p.done })
-	return p
 }
 
 // What a program for Windows says, and writes, and with which exit codes (FL-01, FL-02, FL-05, FL-06, CF-19): under Wine.
@@ -108,4 +111,187 @@ func windowsCommands(n *windowsNode) {
 	text, err := os.ReadFile(written)
 	do(t, err)
 	has(t, "--write-config-to", string(text), "clusterCIDR: 10.0.0.0/16", "networkName: cbr0")
+}
+
+// startExe starts kube-proxy.exe in a folder, and leaves it running.
+func (n *windowsNode) startExe(dir string, args ...string) *process {
+	n.t.Helper()
+	c := n.machine.Command(n.exe, args...)
+	p := &process{t: n.t, cmd: c, done: make(chan struct{})}
+	c.Dir, c.Stdout, c.Stderr = dir, &p.out, &p.out
+	do(n.t, n.begin(c))
+	go func() { c.Wait(); close(p.done) }()
+	n.t.Cleanup(func() { c.Process.Kill(); <-p.done })
+	return p
+}
+
+// windowsManifests has a Service of TCP and UDP, and the Node.
+const windowsManifests = `
+kind: Node
+metadata: {name: n1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
+---
+kind: Service
+metadata: {name: echo, namespace: shop}
+spec: {clusterIP: 10.96.0.1, ports: [{name: t, port: 80}, {name: u, port: 53, protocol: UDP}]}
+---
+kind: EndpointSlice
+metadata: {name: echo-1, namespace: shop, labels: {kubernetes.io/service-name: echo}}
+addressType: IPv4
+ports: [{name: t, port: 8080}, {name: u, port: 8053, protocol: UDP}]
+endpoints: [{addresses: [10.0.0.1]}]
+`
+
+// A blank mode says that there is no HNS and serves by mode userspace; TCP and UDP arrive, /healthz answers, a changed file
+// takes effect, a second process waits for the first, and Ctrl-C is the end.
+func windowsServes(n *windowsNode) {
+	t := n.t
+	n.command("ip", "addr", "add", "10.96.0.1/32", "dev", "lo") // Wine gives no machine an address; it has this one
+	n.command("ip", "addr", "add", "10.0.0.1/32", "dev", "lo")
+	n.echo("10.0.0.1:8080", "10.0.0.1:8053")
+	dir := filepath.Join(t.TempDir(), "Program Files")
+	write(t, filepath.Join(dir, "m", "all.yaml"), []byte(windowsManifests))
+	config := func(v int) []byte {
+		return []byte(strings.ReplaceAll(fmt.Sprintf("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+
+			"hostnameOverride: n1\nhealthzBindAddress: 127.0.0.1:10256\nlogging: {verbosity: %d}\n", v), "\n", "\r\n"))
+	}
+	write(t, filepath.Join(dir, "proxy.yaml"), config(2))
+	p := n.startExe(dir, "--config=proxy.yaml", `--manifests=.\m`)
+	p.await(allWritten)
+	has(t, "log", p.log(), "msg=serving mode=userspace")
+	n.code("http://127.0.0.1:10256/healthz", 200)
+	n.code("http://127.0.0.1:10256/readyz", 200)
+	for range 20 {
+		n.echoes("tcp", "10.96.0.1:80", 100_000)
+		n.echoes("udp", "10.96.0.1:53", 1_000)
+	}
+
+	second := n.startExe(dir, "--config=proxy.yaml", `--manifests=.\m`, "--healthz-bind-address=127.0.0.1:20256")
+	second.await(regexp.MustCompile(`msg="another kube-proxy serves this network namespace`))
+
+	write(t, filepath.Join(dir, "proxy.yaml"), config(4))
+	p.await(regexp.MustCompile(`msg="the changed configuration is in force".*fields=logging.verbosity`))
+
+	if code := p.end(syscall.SIGINT); code != 0 { // Wine makes Ctrl-C of it
+		t.Errorf("exit code %d after Ctrl-C:\n%s", code, p.log())
+	}
+	second.await(allWritten)
+	n.echoes("tcp", "10.96.0.1:80", 1_000)
+}
+
+// The service control manager starts it, sees it run, and stops it. One that cannot work is gone, and the log says why; it has not told
+// that it has stopped, so that a manager that watches processes, which Wine's does not, starts it again (CF-46).
+func windowsService(n *windowsNode) {
+	t := n.t
+	dir := filepath.Join(t.TempDir(), "Program Files")
+	write(t, filepath.Join(dir, "m", "all.yaml"), []byte("kind: Node\nmetadata: {name: n1}\n"))
+	path := func(name string) string { return wine.Path(filepath.Join(dir, name)) }
+	sc := func(args ...string) string {
+		t.Helper()
+		out, errOut, code := n.runProgram("sc.exe", args...)
+		if code != 0 {
+			t.Fatalf("sc.exe %v: exit code %d\n%s%s", args, code, out, errOut)
+		}
+		return out
+	}
+	create := func(name string, args ...string) {
+		t.Helper()
+		command := []string{wine.Path(n.exe), "--windows-service", "--hostname-override=n1", "--proxy-mode=userspace", "--logtostderr=false", "--v=2",
+			`"--log-file=` + path(name+".log") + `"`}
+		sc("create", name, "binPath=", strings.Join(append(command, args...), " "))
+		sc("start", name)
+	}
+	text := func(name string) string {
+		content, _ := os.ReadFile(filepath.Join(dir, name)) // it may not be there yet
+		return string(content)
+	}
+	await := func(what string, is func() bool) {
+		t.Helper()
+		for end := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("no %s; the log is\n%s\nand\n%s", what, text("good.log"), text("bad.log"))
+			}
+		}
+	}
+	state := func(name string, want string) func() bool {
+		return func() bool { return strings.Contains(sc("query", name), want) }
+	}
+
+	create("good", `"--manifests=`+path("m")+`"`)
+	n.code("http://127.0.0.1:10256/readyz", 200)
+	await("service that runs", state("good", "RUNNING"))
+	sc("stop", "good")
+	await("service that has stopped", state("good", "STOPPED"))
+	await("word of the stop in the log", func() bool {
+		return strings.Contains(text("good.log"), `"stopping: the rules stay in force" because="the service control manager stops the service"`)
+	})
+
+	create("bad", `"--manifests=`+path("none")+`"`)
+	await("word of the failure in the log", func() bool { return strings.Contains(text("bad.log"), `"kube-proxy ends" err=`) })
+	await("end of the process", func() bool {
+		all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+		do(t, err)
+		return !slices.ContainsFunc(all, func(name string) bool {
+			line, _ := os.ReadFile(name) // of a process that may have ended
+			return bytes.Contains(line, []byte(path("bad.log")))
+		})
+	})
+	if now := sc("query", "bad"); !strings.Contains(now, "RUNNING") {
+		t.Errorf("it has told that it has stopped: %s", now)
+	}
+}
+
+// echo answers with what comes, by TCP and by UDP, until the test ends.
+func (n *windowsNode) echo(tcp, udp string) {
+	n.t.Helper()
+	var l net.Listener
+	var c net.PacketConn
+	var err error
+	n.Do(func() {
+		if l, err = net.Listen("tcp", tcp); err == nil {
+			c, err = net.ListenPacket("udp", udp)
+		}
+	})
+	do(n.t, err)
+	n.t.Cleanup(func() { l.Close(); c.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				io.Copy(conn, conn)
+			}()
+		}
+	}()
+	go func() {
+		b := make([]byte, 1<<16)
+		for {
+			k, from, err := c.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			c.WriteTo(b[:k], from)
+		}
+	}()
+}
+
+// echoes sends so many bytes to an address, from the node, and wants them back.
+func (n *windowsNode) echoes(network, at string, size int) {
+	n.t.Helper()
+	sent := make([]byte, size)
+	rand.Read(sent)
+	got := make([]byte, size)
+	var conn net.Conn
+	var err error
+	n.Do(func() { conn, err = net.DialTimeout(network, at, patience) })
+	do(n.t, err)
+	defer conn.Close()
+	do(n.t, conn.SetDeadline(time.Now().Add(patience)))
+	go conn.Write(sent)
+	if _, err := io.ReadFull(conn, got); err != nil || !bytes.Equal(sent, got) {
+		n.t.Errorf("%s %s: %d bytes came back otherwise: %v", network, at, size, err)
+	}
 }

@@ -61,6 +61,9 @@ func (m *Machine) fill() error {
 	}
 	links := map[string]string{filepath.Join(m.prefix, "dosdevices", "c:"): "../drive_c", filepath.Join(m.prefix, "dosdevices", "z:"): "/"}
 	for _, e := range all {
+		if strings.HasSuffix(e.Name(), ".sys") {
+			links[filepath.Join(system, "drivers", e.Name())] = filepath.Join(libraries, e.Name())
+		}
 		links[filepath.Join(system, e.Name())] = filepath.Join(libraries, e.Name())
 	}
 	for name, to := range links {
@@ -76,6 +79,51 @@ func (m *Machine) fill() error {
 		}
 	}
 	return os.WriteFile(filepath.Join(m.prefix, ".update-timestamp"), []byte("disable\n"), 0o644)
+}
+
+// Boot has the machine begin in a network namespace: it stays while the test lasts, where else it would end with the last program that
+// somebody runs on it, services and drivers too; and it knows its interfaces and addresses, which a driver tells. start starts a command
+// in the namespace.
+func (m *Machine) Boot(t TB, start func(*exec.Cmd) error) {
+	t.Helper()
+	if err := m.boot(t, start); err != nil {
+		t.Fatal(fmt.Errorf("start a machine of Wine: %w", err))
+	}
+}
+
+func (m *Machine) boot(t TB, start func(*exec.Cmd) error) error {
+	user := m.Command("cmd.exe") // waits for what is typed
+	typed, err := user.StdinPipe()
+	if err != nil {
+		return err
+	}
+	said, err := user.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := start(user); err != nil {
+		return err
+	}
+	t.Cleanup(func() {
+		_ = typed.Close()
+		_ = user.Wait()
+	})
+	if _, err := said.Read(make([]byte, 1)); err != nil { // once it greets, the service control manager is there
+		return fmt.Errorf("await the greeting of cmd.exe: %w", err)
+	}
+	for _, args := range [][]string{
+		{"create", "nsiproxy", "type=", "kernel", "start=", "system", "binPath=", `C:\windows\system32\drivers\nsiproxy.sys`}, {"start", "nsiproxy"},
+	} {
+		c := m.Command("sc.exe", args...)
+		err := start(c)
+		if err == nil {
+			err = c.Wait()
+		}
+		if err != nil {
+			return fmt.Errorf("sc.exe %s: %w", strings.Join(args, " "), err)
+		}
+	}
+	return nil
 }
 
 // Command returns a command of a program, which is a file of this system or one of Windows' own by its name alone.
