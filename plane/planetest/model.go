@@ -96,9 +96,10 @@ func (p *page) modelled() {
 	if !slices.ContainsFunc(p.results, func(r Results) bool { return r.Model }) {
 		return
 	}
-	p.line("A column with \"fake\" in brackets had no packets sent: what it is of runs on no machine here. The tables of each scenario went to the")
-	p.line("same plane over a fake in memory, step by step, and each line of packets was put to a resolver that walks what the fake holds, as")
-	p.line("the documents say that the real one would ([ADR 0044](adr/0044-a-strict-fake-of-hns.md)). It proves what was written, not that Windows")
-	p.line("carries it out. Lines that let time pass, and what becomes of packets under way, prove nothing there.")
+	p.line("A column with \"fake\" in brackets had no packets sent, for nobody here has what it stands for. The tables of each scenario went to")
+	p.line("the plane, which wrote them to a fake in memory, step by step; and each line of packets was put to a resolver that walks what the")
+	p.line("fake holds, as the documents say that the real one would ([ADR 0044](adr/0044-a-strict-fake-of-hns.md)). It proves what is written,")
+	p.line("not that Windows carries it out. A note says where the plane differs by intent, and must show just that. The resolver knows no time,")
+	p.line("and no packets under way.")
 	p.line("")
 }

@@ -88,7 +88,7 @@ func (r *run) ask(p scenario.Packet) (asked bool, err error) {
 	for _, s := range shots {
 		m := r.model.Meets(Connection{From: p.From, To: s.To, ToNode: r.holds(s.To.Addr()), Proto: s.Proto})
 		r.arrives(&got, p.From, s, m)
-		if err := r.compareSources(p, m); err != nil {
+		if err := errors.Join(r.stray(s, m), r.compareSources(p, m)); err != nil {
 			return true, explain(p, s, m, r.table, err)
 		}
 		met = append(met, m)
@@ -100,6 +100,24 @@ func (r *run) ask(p scenario.Packet) (asked bool, err error) {
 		r.asked[p.Conn] = modelled{met[0], append(met[0].Backends, shots[0].To)[0], r.table.Get(shots[0].Key)}
 	}
 	return true, nil
+}
+
+// stray names a backend that the row which decides does not have, nor that of the address and port, nor the NodePort.
+func (r *run) stray(s scenario.Shot, m Meeting) error {
+	var routes []lb.Route
+	for _, k := range []lb.Key{s.Key, {Addr: s.To.Addr(), Port: s.To.Port(), Proto: s.Proto}, {Port: s.To.Port(), Proto: s.Proto}} {
+		if row := r.table.Get(k); row != nil {
+			routes = append(routes, row.Routes...)
+		}
+	}
+	for _, a := range m.Backends {
+		if !slices.ContainsFunc(routes, func(route lb.Route) bool {
+			return route.To != nil && slices.ContainsFunc(route.To.Backends, func(b lb.Backend) bool { return b.Addr == a })
+		}) {
+			return fmt.Errorf("%s is no backend of the row", a)
+		}
+	}
+	return nil
 }
 
 // goesOn looks at a connection that was opened before.
@@ -216,7 +234,7 @@ func (o outcome) differs(want scenario.Outcome) error {
 		}
 	}
 	for _, b := range want.Backends {
-		if _, ok := o.hosts[b.Host]; !ok && !(want.Sticky && len(o.hosts) > 0) {
+		if _, ok := o.hosts[b.Host]; !ok {
 			return fmt.Errorf("%s is not reached", b.Host)
 		}
 	}

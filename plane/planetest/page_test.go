@@ -134,6 +134,41 @@ func TestPageProxied(t *testing.T) {
 	}
 }
 
+// A column of a model says so in its name, and the page explains what that is worth; without one it says nothing of it.
+func TestPageModelled(t *testing.T) {
+	sc := []*scenario.Scenario{{Name: "one", Story: "A.", Rows: []string{"SV-10"}}}
+	c := Result{Families: map[string]string{"IPv4": Passes, "IPv6": Passes}}
+	plain := []Results{{Mode: "m", Kernel: "6.1", Cases: map[string]Result{"one": c}}}
+	if got := Page(sc, plain, nil); strings.Contains(got, "fake") {
+		t.Errorf("speaks of a model that is not there:\n%s", got)
+	}
+	c.noteModelled([]Modelled{ModelledSplit, ModelledSCTP, ModelledSplit})
+	model := Results{Mode: "w", Kernel: "fake HNS", Model: true, Cases: map[string]Result{"one": c}}
+	got := Page(sc, append(plain, model), nil)
+	for _, want := range []string{
+		"| m, 6.1 | w (fake HNS) |\n",
+		"A column with \"fake\" in brackets had no packets sent",
+		"| **one**: A. | SV-10 | ✓ | ✓ <sup>1</sup> <sup>2</sup> |\n",
+		"1. " + modelledNotes[ModelledSCTP] + "\n2. " + modelledNotes[ModelledSplit] + "\n",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in:\n%s", want, got)
+		}
+	}
+	passed := Seen{Date: "2026-11-22", Commit: "c"}
+	plain[0].All = &passed
+	if _, err := NewRelease(passed, []string{"6.1"}, append(plain, model)); err != nil {
+		t.Errorf("a release asks for packets of a model: %v", err)
+	}
+	dir := t.TempDir()
+	if err := model.Write(dir); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := ReadResults(dir); err != nil || len(again) != 1 || !reflect.DeepEqual(again[0], model) {
+		t.Errorf("read back: %+v, %v", again, err)
+	}
+}
+
 func TestCompareVersions(t *testing.T) {
 	for _, c := range []struct {
 		a, b string
