@@ -169,7 +169,8 @@ var errNoPod = errors.New("no HNS endpoint has the address, which is of a pod of
 // endpoint finds the endpoint of a backend, or makes it. What a container of this node has is used as it is, whoever says that it is
 // elsewhere: HNS would else keep two of one address apart by chance, and the CNI from making its own.
 func (w *writer) endpoint(ctx context.Context, key lb.Key, b backend) error {
-	if b.here || w.st.endpoints[b.addr] != nil {
+	own := w.st.own(b.addr)
+	if b.here || own || w.st.endpoints[b.addr] != nil {
 		if found, err := w.find(ctx, b.addr); found || err != nil {
 			return err
 		}
@@ -177,7 +178,7 @@ func (w *writer) endpoint(ctx context.Context, key lb.Key, b backend) error {
 	switch {
 	case b.here:
 		return errNoPod
-	case w.st.own(b.addr):
+	case own:
 		return fmt.Errorf("%w (subnet of this node in the network %q)", errNoPod, w.st.name)
 	}
 	e, known := w.st.remoteEndpoint(b.addr)
