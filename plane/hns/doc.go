@@ -2,7 +2,7 @@
 // network that the CNI made on this node. All that decides is pure, and is tested on any system with package hnsfake; what
 // calls Windows, adapter_windows.go, decides nothing.
 //
-//	row 10.96.0.10:80/tcp             load balancer 10.96.0.10:80/tcp → 8080, ILB
+//	row 10.96.0.10:80/tcp             load balancer 10.96.0.10:80/tcp → 8080
 //	  anywhere balance …/cluster   →    endpoint of 10.1.1.11, a pod of this node, made by the CNI
 //	                                    endpoint of 10.1.2.14, remote, named "kube-proxy 10.1.2.14", made here
 //

@@ -64,10 +64,8 @@ func (f *facts) planned(row *lb.Frontend) (p plan) {
 	if slices.ContainsFunc(row.Routes, func(r lb.Route) bool { return r.To != nil && r.To.ID != last.To.ID }) {
 		p.lack(lackSplit)
 	}
+	// Not MappingILB: a load balancer without it serves pods too, and with it perhaps nobody from outside (ADR 0044).
 	p.shape = shape{vip: row.Key.Addr, port: row.Key.Port, proto: row.Key.Proto, mapping: MappingLocalRoutedVIP, source: f.source()}
-	if row.Kind == lb.ClusterIP {
-		p.mapping |= MappingILB
-	}
 	if f.family == lb.IPv6 {
 		p.flags |= FlagIPv6
 	}
