@@ -1,0 +1,174 @@
+package hns_test
+
+import (
+	"context"
+	"encoding/json"
+	"net/netip"
+	"testing"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/scenario"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/hns"
+	"kube-proxy/plane/hns/hnsfake"
+	"kube-proxy/plane/planetest"
+)
+
+// TestConformance puts the packets of every scenario to a resolver that walks the fake's load balancers as HNS would: the column
+// "kernelspace (fake HNS)" of docs/conformance.md, with the defaults of the configuration.
+func TestConformance(t *testing.T) {
+	planetest.Run(t, planetest.Config{Mode: "kernelspace", Stands: "fake HNS", Model: node{}.model})
+}
+
+// TestConformanceDSR does so with --enable-dsr: sources that other modes keep are kept.
+func TestConformanceDSR(t *testing.T) {
+	planetest.Run(t, planetest.Config{Mode: "kernelspace --enable-dsr", Stands: "fake HNS", Model: node{dsr: true}.model,
+		KeepsSources: true})
+}
+
+// TestConformanceVariants does so on other networks, and with versions of HNS that lack something.
+func TestConformanceVariants(t *testing.T) {
+	old := hnsfake.Everything
+	old.ModifyLoadbalancer = false
+	for name, n := range map[string]node{
+		"overlay":            {network: hns.Overlay},
+		"l2tunnel":           {network: hns.L2Tunnel},
+		"without modify":     {features: &old},
+		"overlay, no modify": {network: hns.Overlay, features: &old},
+	} {
+		t.Run(name, func(t *testing.T) {
+			planetest.Run(t, planetest.Config{Mode: "kernelspace, " + name, Variant: true, Stands: "fake HNS", Model: n.model, Recreates: n.features != nil})
+		})
+	}
+}
+
+// TestRandomTransitions walks at random between the states of all scenarios.
+func TestRandomTransitions(t *testing.T) {
+	for name, n := range map[string]node{"l2bridge": {}, "overlay, DSR": {network: hns.Overlay, dsr: true}} {
+		t.Run(name, func(t *testing.T) { planetest.Transitions(t, planetest.Config{Model: n.model}) })
+	}
+}
+
+// node is the node1 of the lab, were it one of Windows.
+type node struct {
+	network  hns.NetworkType // "" is L2Bridge
+	features *hns.Features   // nil is everything
+	dsr      bool
+}
+
+// stand is a fake HNS in the lab's place.
+type stand struct {
+	*hnsfake.Fake
+	cfg hns.Config
+	// state is what HNS holds; nil where that may have changed.
+	state *hnsfake.State
+}
+
+const labNetwork = "cbr0"
+
+// sourceVIP is an address of node1's pod range that no pod has.
+func sourceVIP(six bool) netip.Addr {
+	if six {
+		return netlab.Node1Pods6.Addr().Next().Next()
+	}
+	return netlab.Node1Pods4.Addr().Next().Next()
+}
+
+func (n node) model(f lb.Family, _ scenario.Settings) (planetest.Model, error) {
+	features := hnsfake.Everything
+	if n.features != nil {
+		features = *n.features
+	}
+	s := &stand{Fake: hnsfake.New(features)}
+	id := s.AddNetwork(n.hnsNetwork())
+	for _, h := range netlab.Hosts() {
+		if h.Pod() && h.Node == netlab.Node1 {
+			s.AddPod(id, h.Name, h.V4, h.V6)
+		}
+	}
+	s.cfg = hns.Config{Family: f, HNS: s.Fake, Network: labNetwork, DSR: n.dsr}
+	if n.network == hns.Overlay {
+		s.cfg.SourceVIP = sourceVIP(f == lb.IPv6)
+		s.AddPod(id, "source VIP", s.cfg.SourceVIP)
+	}
+	return s, nil
+}
+
+func (n node) hnsNetwork() hns.Network {
+	host, _ := netlab.HostByName(netlab.Node1)
+	other, _ := netlab.HostByName(netlab.Node2)
+	net := hns.Network{Name: labNetwork, Type: n.network, ManagementIP: host.V4.String(),
+		Ipams: []hns.Ipam{{Type: "Static", Subnets: []hns.Subnet{
+			{IPAddressPrefix: netlab.Node1Pods4.String()}, {IPAddressPrefix: netlab.Node1Pods6.String()}}}}}
+	if n.network == "" {
+		net.Type = hns.L2Bridge
+	}
+	if n.network == hns.Overlay {
+		for pods, node := range map[netip.Prefix]netip.Addr{netlab.Node2Pods4: other.V4, netlab.Node2Pods6: other.V6} {
+			net.Policies = append(net.Policies, policy(hns.PolicyRemoteSubnetRoute,
+				hns.RemoteSubnet{DestinationPrefix: pods.String(), ProviderAddress: node.String(), DistributedRouterMacAddress: "00-15-5D-00-00-01"}))
+		}
+	}
+	return net
+}
+
+func policy(kind string, settings any) hns.Policy {
+	text, err := json.Marshal(settings)
+	if err != nil {
+		panic(err)
+	}
+	return hns.Policy{Type: kind, Settings: text}
+}
+
+func (s *stand) New() (planetest.Plane, error) {
+	p, err := hns.New(s.cfg)
+	if err != nil {
+		return nil, err
+	}
+	return watched{p, s}, nil
+}
+
+// Meets is planetest.Model.
+func (s *stand) Meets(c planetest.Connection) planetest.Meeting {
+	from := hnsfake.Outside
+	switch h, _ := netlab.HostByName(c.From); {
+	case h.Pod() && h.Node == netlab.Node1:
+		from = hnsfake.Pod
+	case h.Name == netlab.Node1:
+		from = hnsfake.Host
+	}
+	v := s.now().Resolve(hnsfake.Packet{From: from, To: c.To, Proto: uint32(c.Proto), ToNode: c.ToNode})
+	return planetest.Meeting{By: v.LoadBalancer, Backends: v.Backends, Sticky: v.Sticky, Kept: v.Kept}
+}
+
+// Lives is planetest.Model.
+func (s *stand) Lives(m planetest.Meeting, _ netip.AddrPort) bool { return s.now().Lives(m.By) }
+
+func (s *stand) now() *hnsfake.State {
+	if s.state == nil {
+		s.state = s.State()
+	}
+	return s.state
+}
+
+// watched is a plane after whose writes the state is looked at anew.
+type watched struct {
+	*hns.Plane
+	s *stand
+}
+
+func (w watched) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
+	w.s.state = nil
+	return w.Plane.Reset(ctx, want)
+}
+
+func (w watched) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
+	w.s.state = nil
+	return w.Plane.Apply(ctx, changes)
+}
+
+func (w watched) SetNode(ctx context.Context, n lb.Node) error {
+	w.s.state = nil
+	return w.Plane.SetNode(ctx, n)
+}
