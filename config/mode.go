@@ -20,7 +20,16 @@ func runs(modes mode.List, m mode.Mode) bool {
 
 // modeHelp is the help of the field mode.
 func modeHelp(modes mode.List) string {
-	help := "`mode` of the data plane: " + strings.Join(modes.Names(mode.Mode.Built), ", ")
+	var names []string
+	for _, m := range modes {
+		switch {
+		case m.Built() && m.OS == "windows":
+			names = append(names, m.Name+" ("+systemName(m.OS)+")")
+		case m.Built():
+			names = append(names, m.Name)
+		}
+	}
+	help := "`mode` of the data plane: " + strings.Join(names, ", ")
 	for _, m := range modes {
 		if !m.Built() && runs(modes, m) {
 			help += fmt.Sprintf("; %s gives way to %s in this version", m.Name, m.FallsBackTo)

@@ -74,7 +74,7 @@ func (o *Options) cleanup() []string {
 	asked := map[string]bool{"iptables": o.Cleanup || o.cleanupIPTables, "ipvs": o.Cleanup && o.cleanupIPVS}
 	return o.modes.Names(func(m mode.Mode) bool {
 		is, own := asked[m.Name]
-		return m.Remove != nil && (is || o.Cleanup && !own)
+		return m.Remove != nil && m.On(o.system) && (is || o.Cleanup && !own)
 	})
 }
 
