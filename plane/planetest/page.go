@@ -59,9 +59,11 @@ func (p *page) summary() {
 		count, differ, sctp := map[string]int{}, 0, 0
 		for _, c := range r.Cases {
 			for _, v := range c.Families {
-				count[v]++
+				if v != Passes || len(c.Modelled) == 0 {
+					count[v]++
+				}
 			}
-			if c.Differs != "" {
+			if c.Differs != "" || len(c.Modelled) > 0 {
 				differ++
 			}
 			sctp += c.SCTP
@@ -149,6 +151,9 @@ func (p *page) cell(c Result) string {
 	}
 	for _, how := range c.Proxied {
 		text += p.note(proxiedNotes[how])
+	}
+	if len(c.Modelled) > 0 {
+		text = strings.ReplaceAll(text, mark(Passes), "≈")
 	}
 	for _, how := range c.Modelled {
 		text += p.note(modelledNotes[how])
