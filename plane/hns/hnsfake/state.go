@@ -119,8 +119,8 @@ type Verdict struct {
 //   - A load balancer with the address takes it before one without, which takes what goes to the node itself.
 //   - The node's own packets are taken only with MappingLocalRoutedVIP, and so are those of its pods to the node's addresses.
 //   - With MappingILB those from outside are not taken.
-//   - Without DSR the backend sees another source, SourceVIP or the node's. With DSR it sees the client's: what comes from outside then
-//     reaches backends of this node alone, for another node's would answer past the translation.
+//   - Without DSR the backend sees another source, SourceVIP or the node's. With DSR it sees the client's: what comes from outside is then
+//     led to backends of this node alone (kubernetes/kubernetes#115344), for another node's would answer past the translation.
 func (s *State) Resolve(p Packet) Verdict {
 	key := Key{Addr: p.To.Addr(), Six: p.To.Addr().Is6(), Port: p.To.Port(), Proto: p.Proto}
 	id, ok := s.keys[key]
