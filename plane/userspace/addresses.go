@@ -39,15 +39,15 @@ func (p *Plane) findAddresses() error {
 	if err != nil {
 		return fmt.Errorf("list the addresses of this node: %w", err)
 	}
-	p.at = p.at[:0:0]
+	p.nodePorts = p.nodePorts[:0:0]
 	for _, a := range all {
 		selected := slices.ContainsFunc(p.node.NodePorts, func(n netip.Prefix) bool { return n.Contains(a) })
 		if selected && (!a.IsLoopback() || p.cfg.LocalhostNodePorts && a.Is4()) {
-			p.at = append(p.at, a)
+			p.nodePorts = append(p.nodePorts, a)
 		}
 	}
-	slices.SortFunc(p.at, netip.Addr.Compare)
-	p.at = slices.Compact(p.at)
+	slices.SortFunc(p.nodePorts, netip.Addr.Compare)
+	p.nodePorts = slices.Compact(p.nodePorts)
 	return nil
 }
 
@@ -56,13 +56,13 @@ func (p *Plane) follow() (moved int, err error) {
 	if !p.capture.Own() {
 		return 0, nil
 	}
-	before := p.at
-	if err := p.findAddresses(); err != nil || slices.Equal(before, p.at) {
+	before := p.nodePorts
+	if err := p.findAddresses(); err != nil || slices.Equal(before, p.nodePorts) {
 		return 0, err
 	}
 	b := p.begin()
 	for k, r := range p.rows {
-		if k.IsNodePort() && len(r.doors)+len(p.at) > 0 {
+		if k.IsNodePort() && len(r.doors)+len(p.nodePorts) > 0 {
 			b.change(k, r.f, noPorts)
 			moved++
 		}

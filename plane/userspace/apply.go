@@ -112,8 +112,7 @@ func (b *batch) end(told bool) {
 		case s.new == nil:
 			s.old.told = false
 		case s.old != nil:
-			s.new.sets, s.new.doors = append(s.new.sets, s.old.sets...), append(s.new.doors, s.old.doors...)
-			s.old.sets, s.old.doors = nil, nil
+			s.new.inherit(s.old)
 		}
 	}
 	for s, was := range b.before {

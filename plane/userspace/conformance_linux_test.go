@@ -11,11 +11,14 @@ import (
 // kind is a way to capture packets, by which the plane is proven.
 type kind struct {
 	name string
+	// own: there are no rules, and so nothing for packets to addresses that no Service has.
+	own  bool
 	make func(capture.Config) (capture.Capture, error)
 }
 
 var kinds = []kind{
-	{"nftables", func(c capture.Config) (capture.Capture, error) { return capture.NewNFTables(c) }},
+	{"nftables", false, func(c capture.Config) (capture.Capture, error) { return capture.NewNFTables(c) }},
+	{"addresses", true, func(c capture.Config) (capture.Capture, error) { return capture.NewAddresses(c) }},
 }
 
 // mark is that of the default masquerade bit.
@@ -38,7 +41,8 @@ func (k kind) plane(f lb.Family) (planetest.Plane, error) {
 func TestConformance(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
-			planetest.Run(t, planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true})
+			planetest.Run(t, planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true,
+				Untouched: k.own})
 		})
 	}
 }

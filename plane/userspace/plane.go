@@ -59,8 +59,9 @@ type Plane struct {
 	node     lb.Node
 	rows     map[lb.Key]*row
 	services map[serviceName]*service
-	// at are the addresses of NodePorts; listeners at service addresses alone need them.
-	at []netip.Addr
+	// at are the listeners at service addresses, and nodePorts the addresses of NodePorts; empty where capture is by rules.
+	at        map[relay.Listening]*door
+	nodePorts []netip.Addr
 }
 
 // relayer is what a plane needs of relay.Relay.
@@ -118,7 +119,7 @@ func newPlane(cfg Config, r relayer, way func(netip.Addr) (balance.Way, error)) 
 	}
 	p := &Plane{
 		cfg: cfg, relay: r, capture: cfg.Capture, origins: balance.NewOrigins(way), ports: newPorts(cfg.FirstPort, cfg.LastPort),
-		pace: pace, rows: map[lb.Key]*row{}, services: map[serviceName]*service{},
+		pace: pace, rows: map[lb.Key]*row{}, services: map[serviceName]*service{}, at: map[relay.Listening]*door{},
 	}
 	balancing := balance.Config{}
 	if cfg.Capture.Own() {

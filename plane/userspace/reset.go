@@ -73,6 +73,10 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	slices.SortFunc(res.Dropped, lb.Key.Compare)
 
 	err = p.capture.Reset(ctx, want.Node, b.leads())
+	var later *capture.Later
+	if errors.As(err, &later) {
+		err = nil
+	}
 	p.ready = err == nil
 	for i := range b.steps {
 		b.steps[i].writes = true
@@ -80,6 +84,12 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	b.end(err == nil)
 	if err != nil {
 		return plane.ResetResult{}, fmt.Errorf("userspace: reset: %w", err)
+	}
+	if later != nil {
+		for _, k := range later.Keys {
+			p.rows[k].told = false
+			res.Later = append(res.Later, k)
+		}
 	}
 	return res, nil
 }

@@ -54,10 +54,34 @@ type doorway struct {
 
 // door is a listener that rows need.
 type door struct {
-	of *service
+	proto lb.Proto
 	doorway
 	listener listener
-	needed   int
+	// of and needed are the service port, and how often its rows need the listener, where rules lead to it; claims are who needs
+	// one at a service address.
+	of     *service
+	needed int
+	claims []claim
+}
+
+// claim is a row that needs a listener. Several rows may claim one address: a NodePort, and an external address that the node has. And
+// when a key goes from one Service to another, both have it for a moment.
+type claim struct {
+	by      *row
+	of      *service
+	leads   relay.Balancer
+	precise bool // the row is for this address alone
+}
+
+// holder is the claim that leads clients: one that is for this address before a NodePort's, and the latest of them.
+func (d *door) holder() claim {
+	best := d.claims[0]
+	for _, c := range d.claims[1:] {
+		if c.precise || !best.precise {
+			best = c
+		}
+	}
+	return best
 }
 
 // backends calls f with each list of backends that connections of the service port may be to.
@@ -96,19 +120,45 @@ func (p *Plane) need(r *row, s *service, to *lb.BackendSet) *set {
 
 // enter has a row hold a listener, which is opened if it is not there. prefer is the port that it had in the process before; 0 for none.
 func (p *Plane) enter(r *row, s *service, way doorway, b relay.Balancer, prefer uint16) (*door, error) {
-	d := s.doors[way]
-	if d == nil {
-		d = &door{of: s, doorway: way}
+	d, c := s.doors[way], claim{by: r, of: s, leads: b, precise: !r.f.Key.IsNodePort()}
+	if way.at.IsValid() {
+		d = p.at[relay.Listening{Proto: s.proto, Addr: way.at}]
+	}
+	switch {
+	case d == nil:
+		d = &door{proto: s.proto, doorway: way, of: s, needed: 1, claims: []claim{c}}
 		if err := p.open(d, b, prefer); err != nil {
 			return nil, fmt.Errorf("listen for %s/%s: %w", s.name, s.proto, err)
 		}
-		s.doors[way] = d
-	} else {
-		d.listener.SetBalancer(b)
+	case way.at.IsValid():
+		p.claim(d, func() { d.claims = append(d.claims, c) })
+	default:
+		d.needed++
 	}
-	d.needed++
+	s.doors[way] = d
 	r.doors = append(r.doors, d)
 	return d, nil
+}
+
+// claim changes who claims a listener, and has it lead as the holder says. Whoever is connected to another Service's backends is treated
+// as when that one goes.
+func (p *Plane) claim(d *door, change func()) {
+	was := d.holder()
+	change()
+	is := d.holder()
+	d.listener.SetBalancer(is.leads)
+	if was.of != is.of {
+		p.end(d, was.of)
+	}
+}
+
+// end ends what is connected to a service port's backends, after the grace if there is one.
+func (p *Plane) end(d *door, of *service) {
+	var all []netip.AddrPort
+	of.backends(func(b *lb.BackendSet) { all = addrs(all, b) })
+	if len(all) > 0 {
+		d.listener.Leave(all, p.grace())
+	}
 }
 
 // open opens the listener of a door.
@@ -117,16 +167,17 @@ func (p *Plane) open(d *door, b relay.Balancer, prefer uint16) error {
 		if err := p.prepare(d.at.Addr()); err != nil {
 			return err
 		}
-		l, err := p.relay.Listen(relay.Listening{Proto: d.of.proto, Addr: d.at}, b)
+		at := relay.Listening{Proto: d.proto, Addr: d.at}
+		l, err := p.relay.Listen(at, b)
 		if err != nil {
 			return err
 		}
-		d.listener = l
+		d.listener, p.at[at] = l, d
 		p.own.add(d.at, 1)
 		return nil
 	}
-	return p.ports.take(d.of.proto, prefer, func(n uint16) (uint16, error) {
-		l, err := p.relay.Listen(relay.Listening{Proto: d.of.proto, Addr: netip.AddrPortFrom(p.anywhere(), n)}, b)
+	return p.ports.take(d.proto, prefer, func(n uint16) (uint16, error) {
+		l, err := p.relay.Listen(relay.Listening{Proto: d.proto, Addr: netip.AddrPortFrom(p.anywhere(), n)}, b)
 		if err != nil {
 			return 0, err
 		}
@@ -135,24 +186,29 @@ func (p *Plane) open(d *door, b relay.Balancer, prefer uint16) error {
 	}, func() { d.listener.Close() })
 }
 
-// release gives up what a row holds. Listeners that no row needs are closed; whoever is connected goes on.
+// shut closes a listener that no row needs. Whoever is connected goes on, for the grace if there is one.
+func (p *Plane) shut(d *door, of *service) {
+	d.listener.Close()
+	if p.cfg.Grace > 0 {
+		p.end(d, of)
+	}
+	if d.at.IsValid() {
+		p.own.add(d.at, -1)
+		delete(p.at, relay.Listening{Proto: d.proto, Addr: d.at})
+	} else {
+		p.ports.give(d.proto, d.listener.Addr().Port())
+	}
+}
+
+// release gives up what a row holds.
 func (p *Plane) release(r *row) {
 	for _, d := range r.doors {
-		if d.needed--; d.needed > 0 {
-			continue
-		}
-		d.listener.Close()
-		if p.cfg.Grace > 0 {
-			var all []netip.AddrPort
-			d.of.backends(func(b *lb.BackendSet) { all = addrs(all, b) })
-			d.listener.Leave(all, p.cfg.Grace)
-		}
 		if d.at.IsValid() {
-			p.own.add(d.at, -1)
-		} else {
-			p.ports.give(d.of.proto, d.listener.Addr().Port())
+			p.unclaim(d, r)
+		} else if d.needed--; d.needed == 0 {
+			p.shut(d, d.of)
+			delete(d.of.doors, d.doorway)
 		}
-		delete(d.of.doors, d.doorway)
 	}
 	for _, s := range r.sets {
 		if s.needed--; s.needed > 0 {
@@ -160,9 +216,46 @@ func (p *Plane) release(r *row) {
 		}
 		p.balance.Remove(s.now.ID)
 		delete(s.of.sets, s.scope)
+		p.drop(s.of)
 	}
 	r.doors, r.sets = nil, nil
-	if s := p.services[serviceName{r.f.Service, r.f.Key.Proto}]; s != nil && len(s.doors)+len(s.sets) == 0 {
+	p.drop(p.services[serviceName{r.f.Service, r.f.Key.Proto}])
+}
+
+// unclaim ends a row's claims to a listener at a service address.
+func (p *Plane) unclaim(d *door, r *row) {
+	others := slices.DeleteFunc(slices.Clone(d.claims), func(c claim) bool { return c.by == r })
+	for _, c := range d.claims {
+		if c.by == r && !slices.ContainsFunc(others, func(o claim) bool { return o.of == c.of }) {
+			delete(c.of.doors, d.doorway)
+		}
+	}
+	switch {
+	case len(others) == len(d.claims): // the row held it twice
+	case len(others) == 0:
+		p.shut(d, d.holder().of)
+		d.claims = nil
+	default:
+		p.claim(d, func() { d.claims = others })
+	}
+}
+
+// inherit takes over what another row of the same key holds: the kernel may still lead there.
+func (r *row) inherit(old *row) {
+	for _, d := range old.doors {
+		for i := range d.claims {
+			if d.claims[i].by == old {
+				d.claims[i].by = r
+			}
+		}
+	}
+	r.sets, r.doors = append(r.sets, old.sets...), append(r.doors, old.doors...)
+	old.sets, old.doors = nil, nil
+}
+
+// drop forgets a service port that no row needs.
+func (p *Plane) drop(s *service) {
+	if s != nil && len(s.doors)+len(s.sets) == 0 {
 		delete(p.services, s.serviceName)
 	}
 }
@@ -234,7 +327,7 @@ func (p *Plane) atAddresses(r *row, s *service) error {
 		r.lead.Routes = []capture.Route{{From: lb.Anywhere, Do: last.Do}}
 		return nil
 	}
-	for k := range lb.Expand(r.f.Key, p.at) {
+	for k := range lb.Expand(r.f.Key, p.nodePorts) {
 		_, err := p.enter(r, s, doorway{at: netip.AddrPortFrom(k.Addr, k.Port)}, p.balance.Row(r.f, p.origins), 0)
 		if errors.Is(err, errors.ErrUnsupported) {
 			p.tell.lacks(s.proto, err)

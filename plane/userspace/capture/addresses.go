@@ -89,7 +89,8 @@ func (c *Addresses) heard(e event) {
 	c.mu.Lock()
 	wanted := c.refs[e.addr] > 0
 	c.mu.Unlock()
-	if !e.addr.IsValid() || wanted != e.present && (wanted || e.ours) {
+	node := !e.ours && !wanted && !e.addr.IsLinkLocalUnicast() // who listens at the node's own addresses follows them
+	if !e.addr.IsValid() || node || wanted != e.present && (wanted || e.ours) {
 		select {
 		case c.drift <- struct{}{}:
 		default:

@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"net/netip"
+	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -23,6 +26,30 @@ const DeviceName = "kube-userspace0"
 // where this process may not set addresses.
 func NewAddresses(cfg Config) (*Addresses, error) {
 	return newAddresses(cfg, func(heard func(event)) (addresser, error) { return openRtnl(familyOf(cfg.Family), heard) })
+}
+
+// NodeAddresses returns the node's own addresses of the family, without those of links.
+func (c *Addresses) NodeAddresses() ([]netip.Addr, error) {
+	ours, err := c.node.ours(context.Background())
+	if err != nil {
+		return nil, fmt.Errorf("capture by addresses, %s: %w", c.family, err)
+	}
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("capture by addresses, %s: list the node's addresses: %w", c.family, err)
+	}
+	var own []netip.Addr
+	for _, a := range all {
+		n, ok := a.(*net.IPNet)
+		if !ok {
+			continue
+		}
+		addr, _ := netip.AddrFromSlice(n.IP)
+		if addr = addr.Unmap(); lb.FamilyOf(addr) == c.family && !addr.IsLinkLocalUnicast() && !slices.Contains(ours, addr) {
+			own = append(own, addr)
+		}
+	}
+	return own, nil
 }
 
 // rtnl is the addresser of Linux. Addresses of ours have a metric that nobody else gives (IFA_RT_PRIORITY), so that they are known on
@@ -192,6 +219,10 @@ func (r *rtnl) address(typ, flags uint16, a netip.Addr, index int32) []byte {
 	attrs.Bytes(unix.IFA_ADDRESS, a.AsSlice())
 	number(unix.IFA_FLAGS, unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE)
 	number(unix.IFA_RT_PRIORITY, ourMetric)
+	if r.fam == lb.IPv6 { // whose addresses have no scope that is given: a preferred lifetime of 0 has no packet sent from it
+		forever := nftwire.Order.AppendUint32(make([]byte, 4, 16), math.MaxUint32)
+		attrs.Bytes(unix.IFA_CACHEINFO, append(forever, make([]byte, 8)...))
+	}
 	return nlconn.Request(typ, flags, head, attrs.B)
 }
 
@@ -203,12 +234,31 @@ func (r *rtnl) add(ctx context.Context, a netip.Addr) (added bool, err error) {
 	switch {
 	case err == nil:
 		r.given[a] = true
+		if r.fam == lb.IPv6 {
+			err = r.settled(ctx, a)
+		}
 	case errors.Is(err, unix.EEXIST):
 		return false, nil
 	case errors.Is(err, unix.ENODEV):
 		return false, fmt.Errorf("the interface is gone: %w: %w", err, plane.ErrStateLost)
 	}
 	return err == nil, err
+}
+
+// settled waits until the kernel takes an address of IPv6 for the node's, which it does a moment after the request: until then packets to it
+// go elsewhere.
+func (r *rtnl) settled(ctx context.Context, a netip.Addr) error {
+	for range 1000 {
+		if held, err := r.held(ctx, a); err != nil || held {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Millisecond):
+		}
+	}
+	return errors.New("the kernel does not take it for one of the node's, though it took the request")
 }
 
 // held reports whether the node has the address, by asking where a packet to it goes.
