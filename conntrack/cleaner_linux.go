@@ -15,6 +15,9 @@ import (
 type Config struct {
 	// Family is the family of the engine whose changes the Cleaner is told.
 	Family lb.Family
+	// Proxied: flows end at a proxy on this machine, whatever backends there are. Only those of a row that goes, begins to lead
+	// somewhere, or becomes another Service's are forgotten: they would miss the proxy's socket.
+	Proxied bool
 	// Delay is how long the worker waits for more after the first change; 0 means 20 ms.
 	Delay time.Duration
 	// Log is where runs that deleted something and failures are told; nil means slog.Default().
@@ -79,7 +82,7 @@ func newCleaner(cfg Config, k kernel, close func()) *Cleaner {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	return &Cleaner{cfg: cfg, kernel: k, close: close, wake: make(chan struct{}, 1), index: newIndex()}
+	return &Cleaner{cfg: cfg, kernel: k, close: close, wake: make(chan struct{}, 1), index: newIndex(cfg.Proxied)}
 }
 
 // Applied takes note of changes that are in force. It does no I/O; its time follows the changes.

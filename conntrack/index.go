@@ -10,6 +10,7 @@ import (
 // index knows the rows whose flows may have to be forgotten, and which keys are suspect: entries of theirs
 // may lead where nobody serves.
 type index struct {
+	proxied bool // as in [Config]
 	rows    map[lb.Key]*lb.Frontend
 	suspect map[lb.Key]struct{}
 	// left is what was found out of large sets since the last settle.
@@ -28,8 +29,8 @@ type leaving struct {
 // everywhere are all addresses.
 var everywhere = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 
-func newIndex() *index {
-	return &index{rows: map[lb.Key]*lb.Frontend{}, suspect: map[lb.Key]struct{}{}, nodePorts: everywhere}
+func newIndex(proxied bool) *index {
+	return &index{proxied: proxied, rows: map[lb.Key]*lb.Frontend{}, suspect: map[lb.Key]struct{}{}, nodePorts: everywhere}
 }
 
 // answerAt takes note of the addresses that answer NodePorts now, and reports whether that made keys suspect.
@@ -86,6 +87,9 @@ func (x *index) lost(old, now *lb.Frontend) bool {
 	if !balances(old) && balances(now) {
 		return true
 	}
+	if x.proxied {
+		return false
+	}
 	if old.Serving != nil {
 		return old.Serving != now.Serving && x.leaves(old.Serving, now)
 	}
@@ -134,6 +138,8 @@ type flow struct {
 
 // plan is what one run looks for. It does not change, and shares with the index only rows, which do not either.
 type plan struct {
+	// proxied as in [Config]: no flow leads to a backend.
+	proxied bool
 	// keys are the suspect keys with their rows; nil where no row is left.
 	keys map[lb.Key]*lb.Frontend
 	// locals are this machine's addresses that answer NodePorts, or did until the pass before; the latter are false. It
@@ -156,7 +162,7 @@ func (x *index) hasNodePort() bool {
 // take returns the plan for what is suspect now, and begins anew. A NodePort that became suspect without
 // locals being known stays for the next time.
 func (x *index) take(locals map[netip.Addr]struct{}) *plan {
-	p := &plan{keys: make(map[lb.Key]*lb.Frontend, len(x.suspect)), locals: map[netip.Addr]bool{}, taken: map[lb.Key]struct{}{}}
+	p := &plan{proxied: x.proxied, keys: make(map[lb.Key]*lb.Frontend, len(x.suspect)), locals: map[netip.Addr]bool{}, taken: map[lb.Key]struct{}{}}
 	for a := range locals {
 		if answers := within(x.nodePorts, a); answers || within(x.nodePortsBefore, a) {
 			p.locals[a] = answers
@@ -218,7 +224,7 @@ func (p *plan) stale(f flow) (lb.Key, bool) {
 		return k, f.from != f.to // without a translation it is the node's own
 	case row == nil:
 		return k, true
-	case row.Serves(f.from):
+	case !p.proxied && row.Serves(f.from):
 		return k, false
 	case f.from == f.to: // made while no route went anywhere (DP-51)
 		return k, balances(row)

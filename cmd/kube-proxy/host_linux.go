@@ -18,7 +18,7 @@ func hasIPv6() bool {
 // newFlows returns what makes the kernel forget stale flows.
 func (p *proxy) newFlows(f lb.Family) (flows, error) {
 	c, err := conntrack.New(conntrack.Config{
-		Family: f, Log: p.log.With("family", f.String()),
+		Family: f, Proxied: p.choice.Mode.Terminates, Log: p.log.With("family", f.String()),
 		Cleaned: func(took time.Duration, deleted int) { p.servers.metrics.Cleaned(f.String(), took, deleted) },
 	})
 	if err != nil {
