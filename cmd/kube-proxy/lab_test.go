@@ -205,6 +205,24 @@ func (p *labProgram) files() int {
 	return len(entries)
 }
 
+// filesByKind says what the descriptors are.
+func (p *labProgram) filesByKind() string {
+	p.n.t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		p.n.t.Fatal(err)
+	}
+	count := map[string]int{}
+	for _, e := range entries {
+		to, _ := os.Readlink(filepath.Join(dir, e.Name())) // it may be gone
+		kind, _, _ := strings.Cut(to, ":")
+		count[kind]++
+	}
+	out, _ := p.n.Command(netlab.Node1, "ss", "-Hanp").Output() // what it cannot tell is left out
+	return fmt.Sprintf("%v\n%s", count, out)
+}
+
 // resident is the memory that the program has, in bytes.
 func (p *labProgram) resident() int {
 	p.n.t.Helper()

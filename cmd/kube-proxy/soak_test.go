@@ -303,7 +303,7 @@ func (n *nodeLab) noMore(p *labProgram, than state) {
 		if now.files <= than.files+leakSlack && now.goroutines <= than.goroutines+leakSlack && now.rules <= than.rules {
 			return ""
 		}
-		return fmt.Sprintf("it holds %+v, and held %+v before", now, than)
+		return fmt.Sprintf("it holds %+v, and held %+v before; descriptors: %s", now, than, p.filesByKind())
 	})
 }
 

@@ -218,6 +218,7 @@ func (r *fakeRelay) Listen(at relay.Listening, b relay.Balancer) (listener, erro
 }
 
 func (r *fakeRelay) Stats() relay.Stats    { return relay.Stats{} }
+func (r *fakeRelay) StopAccepting()        {}
 func (r *fakeRelay) Drain(context.Context) {}
 func (r *fakeRelay) Close() {
 	for l := range r.mine {

@@ -111,6 +111,9 @@ func (h modeHost) removeStale(ctx context.Context, what mode.Removal) (all mode.
 	return all, err
 }
 
+// A plane is a mode.Drainer, or connections would end with their process at once.
+var _ mode.Drainer = (*Plane)(nil)
+
 // able tries whether packets can be captured in any way.
 func able(f lb.Family) error {
 	c, _, err := capture.Choose(capture.Config{Family: f})

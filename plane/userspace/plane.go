@@ -68,6 +68,7 @@ type Plane struct {
 type relayer interface {
 	Listen(relay.Listening, relay.Balancer) (listener, error)
 	Stats() relay.Stats
+	StopAccepting()
 	Drain(context.Context)
 	Close()
 }
@@ -162,6 +163,10 @@ func (p *Plane) lost(doing string, err error) error {
 	p.ready = p.ready && !errors.Is(err, plane.ErrStateLost)
 	return fmt.Errorf("userspace: %s: %w", doing, err)
 }
+
+// StopAccepting takes no more connections: another process may listen on the ports now. Only Drain, Close and Measure may be called
+// after it.
+func (p *Plane) StopAccepting() { p.relay.StopAccepting() }
 
 // Drain takes no more connections, and returns when those that are open have ended, or ctx has. It returns how many it ended then.
 // Only Close and Measure may be called after it.

@@ -194,9 +194,8 @@ const (
 	acceptPause = 50 * time.Millisecond
 )
 
-// Drain takes no new clients, waits until the last connection has ended or ctx is done, and ends what is left then.
-// Sessions of UDP are not waited for: nothing tells when one is over.
-func (r *Relay) Drain(ctx context.Context) {
+// StopAccepting takes no new clients; the ports are free when it returns. Connections that are open go on.
+func (r *Relay) StopAccepting() {
 	r.mu.Lock()
 	r.closed = true
 	listeners := r.listeners
@@ -205,6 +204,12 @@ func (r *Relay) Drain(ctx context.Context) {
 	for l := range listeners {
 		l.socket.close()
 	}
+}
+
+// Drain takes no new clients, waits until the last connection has ended or ctx is done, and ends what is left then.
+// Sessions of UDP are not waited for: nothing tells when one is over.
+func (r *Relay) Drain(ctx context.Context) {
+	r.StopAccepting()
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()
 	for ctx.Err() == nil {
