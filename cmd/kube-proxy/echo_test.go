@@ -127,14 +127,14 @@ var errGarbled = errors.New("what came back is not what was sent")
 
 // converse opens a connection, sends size bytes by and by, ends its half, and compares what comes back. It returns who
 // answered; "" if it did not come so far.
-func (n *nodeLab) converse(host string, to netip.AddrPort, size int, rnd *rand.Rand) (server string, err error) {
-	conn, err := n.dial(host, "tcp", to, patience)
+func (n *nodeLab) converse(host string, to netip.AddrPort, size int, within time.Duration, rnd *rand.Rand) (server string, err error) {
+	conn, err := n.dial(host, "tcp", to, within)
 	if err != nil {
 		return "", fmt.Errorf("connect: %w", err)
 	}
 	c := conn.(*net.TCPConn)
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(within)); err != nil {
 		return "", err
 	}
 	sent := make([]byte, size)

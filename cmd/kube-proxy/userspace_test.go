@@ -70,7 +70,7 @@ func (c *callers) run(host string, to netip.AddrPort, rnd *rand.Rand) {
 		default:
 		}
 		began := time.Now()
-		if _, err := c.n.converse(host, to, 1+rnd.IntN(2000), rnd); err != nil {
+		if _, err := c.n.converse(host, to, 1+rnd.IntN(2000), patience, rnd); err != nil {
 			c.mu.Lock()
 			c.failed = append(c.failed, failure{began, time.Now(), fmt.Errorf("%s → %s: %w", host, to, err)})
 			c.mu.Unlock()
