@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -36,6 +37,15 @@ func standard() (out, errOut io.Writer) {
 	l, err := eventlog.Open(serviceName)
 	if err != nil {
 		return io.Discard, io.Discard // there is nobody to tell
+	}
+	if exe, err := os.Executable(); err == nil {
+		name := strings.TrimSuffix(exe, ".exe") + ".crash"
+		switch crashed, err := scm.KeepCrashes(name+".log", name+".before.log"); {
+		case err != nil:
+			_ = l.Warning(1, fmt.Sprintf("what this service says of a panic will be lost: %v", err))
+		case crashed:
+			_ = l.Error(1, fmt.Sprintf("the service has crashed before; %s.before.log says why", name))
+		}
 	}
 	w := scm.NewWriter(l)
 	return w, w

@@ -99,6 +99,7 @@ func windowsCommands(n *windowsNode) {
 			[]string{"--config", wine.Path(filepath.Join(dir, "crlf.yaml")), "--write-config-to", wine.Path(written)}, 0, `^$`, `(?s).*`},
 		{"a service is not for a console", []string{"--windows-service", "--manifests", wine.Path(dir), "--hostname-override=n1"}, 1, `^$`,
 			`--windows-service \(windowsRunAsService\) is for a process that the service control manager starts`},
+		{"a clean-up", []string{"--cleanup", "--hostname-override=n1"}, 0, `^$`, `there were no rules of a kube-proxy`},
 		{"render a mode of Linux", []string{"render", "--proxy-mode=nftables", "--manifests", wine.Path(dir)}, 1, `^$`, `this mode is for Linux`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -1,0 +1,32 @@
+package scm
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime/debug"
+)
+
+// KeepCrashes has the runtime write what it says of a panic to a file as well, for the stderr of a service leads nowhere. The
+// file of a process before that has crashed is kept under the name before, in place of an older one.
+func KeepCrashes(name, before string) (crashed bool, err error) {
+	switch info, err := os.Stat(name); {
+	case err == nil && info.Size() > 0:
+		if err := os.Rename(name, before); err != nil {
+			return true, fmt.Errorf("keep what the process before said of its crash: %w", err)
+		}
+		crashed = true
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return false, fmt.Errorf("look for a crash of the process before: %w", err)
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return crashed, fmt.Errorf("make a file for crashes: %w", err)
+	}
+	defer f.Close() // the runtime has its own
+	if err := debug.SetCrashOutput(f, debug.CrashOptions{}); err != nil {
+		return crashed, fmt.Errorf("have crashes written to %s: %w", name, err)
+	}
+	return crashed, nil
+}
