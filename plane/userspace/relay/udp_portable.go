@@ -275,9 +275,13 @@ func (p *portableUDP) tendLater() {
 func (p *portableUDP) tend() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.stopped { // the sockets of what would be freed are gone
+		p.tending = nil
+		return
+	}
 	now := p.now()
 	next := p.sessions.expire(now)
-	if next == 0 || p.stopped {
+	if next == 0 {
 		p.tending = nil
 		return
 	}
