@@ -38,16 +38,15 @@ func (p *plan) none() bool { return len(p.backends) == 0 }
 
 func (p *plan) lack(l lack) { p.lacks = append(p.lacks, l) }
 
-// planned is what HNS shall hold for a row. Of its routes the last decides, whose sources are anywhere: HNS does not
-// tell sources apart.
+// planned is what HNS shall hold for a row.
 func (f *facts) planned(row *lb.Frontend) (p plan) {
 	if row == nil || row.Accepts() || row.Key.IsNodePort() && !f.nodePorts() {
 		return p
 	}
-	last := row.Routes[len(row.Routes)-1]
+	set, inside := chosen(row, f.dsr())
 	switch {
-	case last.Do != lb.Balance:
-		if slices.ContainsFunc(row.Routes, func(r lb.Route) bool { return r.Do == lb.Balance }) {
+	case set == nil:
+		if inside {
 			p.lack(lackSplit)
 		}
 		return p
@@ -61,7 +60,8 @@ func (f *facts) planned(row *lb.Frontend) (p plan) {
 		p.lack(lackSourceVIP)
 		return p
 	}
-	if slices.ContainsFunc(row.Routes, func(r lb.Route) bool { return r.To != nil && r.To.ID != last.To.ID }) {
+	last := row.Routes[len(row.Routes)-1]
+	if inside && set == last.To {
 		p.lack(lackSplit)
 	}
 	// Not MappingILB: a load balancer without it serves pods too, and with it perhaps nobody from outside (ADR 0044).
@@ -71,7 +71,7 @@ func (f *facts) planned(row *lb.Frontend) (p plan) {
 	}
 	// The answers of a backend on another node would not pass this one, which alone knows whom the client asked. Clients of a
 	// cluster IP are behind this node's virtual switch, which does.
-	if f.dsr() && (row.Kind == lb.ClusterIP || last.To.ID.Scope == lb.Local) {
+	if f.dsr() && (row.Kind == lb.ClusterIP || inside || set.ID.Scope == lb.Local) {
 		p.flags |= FlagDSR
 	}
 	if row.Affinity > 0 {
@@ -80,8 +80,32 @@ func (f *facts) planned(row *lb.Frontend) (p plan) {
 			p.lack(lackAffinity)
 		}
 	}
-	p.choose(last.To.Backends, f)
+	p.choose(set.Backends, f)
 	return p
+}
+
+// chosen is the set that the load balancer of a row has, nil for none, and whether clients inside of the node, pods and itself, are to
+// be led otherwise than those outside, as with externalTrafficPolicy Local. HNS does not tell sources apart, so the last route decides, that for
+// anywhere. But for one thing: with DSR it leads who comes from outside to endpoints of this node alone (kubernetes/kubernetes#115344),
+// so the load balancer may have what clients inside are to reach, if of that just those here are for clients outside.
+func chosen(row *lb.Frontend, dsr bool) (set *lb.BackendSet, inside bool) {
+	first, last := row.Routes[0], row.Routes[len(row.Routes)-1]
+	inside = first.Do == lb.Balance && (last.Do != lb.Balance || first.To.ID != last.To.ID)
+	if inside && dsr && row.Kind != lb.ClusterIP && first.From == lb.Pods && last.Do == lb.Balance && last.To.ID.Scope == lb.Local &&
+		slices.Equal(here(first.To), here(last.To)) {
+		return first.To, true
+	}
+	return last.To, inside
+}
+
+// here are the addresses of a set on this node.
+func here(s *lb.BackendSet) (all []netip.AddrPort) {
+	for _, b := range s.Backends {
+		if b.Local || s.ID.Scope == lb.Local {
+			all = append(all, b.Addr)
+		}
+	}
+	return all
 }
 
 // choose takes the backends of one port, for HNS leads to one: that which most have, and of those the lowest.
