@@ -2,14 +2,18 @@ package relay
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
@@ -196,4 +200,54 @@ func openFDs(t testing.TB) map[string]int {
 		}
 	}
 	return all
+}
+
+// A client that a rule has led here asked for the address that it sent to, not for that of the socket.
+func TestTCPOriginalDst(t *testing.T) {
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.Skip("the rules of this test need the nft program: ", err)
+	}
+	r := newRelay(t, Config{})
+	for _, tc := range []struct{ family, listen, service string }{
+		{"ip", "127.0.0.1:0", "192.0.2.7:80"}, {"ip", "0.0.0.0:0", "192.0.2.8:80"}, {"ip6", "[::1]:0", "[2001:db8::7]:80"}, {"ip6", "[::]:0", "[2001:db8::8]:80"},
+	} {
+		b := to(serve(t, echo))
+		l, err := r.Listen(Listening{lb.TCP, netip.MustParseAddrPort(tc.listen)}, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		service := netip.MustParseAddrPort(tc.service)
+		has(t, service.Addr())
+		run(t, "nft", fmt.Sprintf("add table %[1]s relay; add chain %[1]s relay out { type nat hook output priority -100; }; add rule %[1]s relay out %[1]s daddr %[2]s tcp dport %[3]d redirect to :%[4]d",
+			tc.family, service.Addr(), service.Port(), l.Addr().Port()))
+		c := dial(t, service)
+		roundTrip(t, c)
+		b.mu.Lock()
+		if want := (Client{Addr: c.LocalAddr().(*net.TCPAddr).AddrPort(), Local: service}); len(b.clients) != 1 || b.clients[0] != want {
+			t.Errorf("listening at %s: the balancer was told of %+v, want %+v", tc.listen, b.clients, want)
+		}
+		b.mu.Unlock()
+	}
+	run(t, "nft", "flush ruleset")
+}
+
+// has gives the namespace of the tests an address.
+func has(t *testing.T, a netip.Addr) {
+	t.Helper()
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Flags: unix.IFA_F_NODAD}
+	if err := netlink.AddrReplace(lo, addr); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run runs a program in the namespace of the tests.
+func run(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v: %s", name, args, err, out)
+	}
 }
