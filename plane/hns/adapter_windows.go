@@ -11,10 +11,17 @@ import (
 	"github.com/Microsoft/hcsshim"
 	"github.com/Microsoft/hcsshim/hcn"
 	"golang.org/x/sys/windows"
+
+	"kube-proxy/plane"
 )
 
-// open returns the HNS of this machine.
-func open() (HNS, error) { return &adapter{calls: newLimit(mostHanging)}, nil }
+// open returns the HNS of this machine. The library by which it is asked comes with it.
+func open() (HNS, error) {
+	if err := windows.NewLazySystemDLL("vmcompute.dll").Load(); err != nil {
+		return nil, fmt.Errorf("hns: this machine has no Host Networking Service, which comes with the Windows feature Containers: %w: %w", err, plane.ErrUnsupported)
+	}
+	return &adapter{calls: newLimit(mostHanging)}, nil
+}
 
 // adapter is the HNS of Windows. It decides nothing: what is here cannot be tested but on Windows.
 type adapter struct{ calls *limit }
