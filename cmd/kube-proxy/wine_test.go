@@ -37,6 +37,7 @@ func TestWindows(t *testing.T) {
 		"service":  windowsService,
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			n := &windowsNode{newNamespace(t), wine.New(t), exe}
 			n.machine.Boot(t, n.begin)
 			test(n)
@@ -81,6 +82,7 @@ func windowsCommands(n *windowsNode) {
 	dir := filepath.Join(t.TempDir(), "Program Files", "kube proxy")
 	write(t, filepath.Join(dir, "crlf.yaml"), []byte(strings.ReplaceAll(
 		"apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclusterCIDR: 10.0.0.0/16\nwinkernel:\n  networkName: cbr0\n", "\n", "\r\n")))
+	write(t, filepath.Join(dir, "m", "all.yaml"), []byte(windowsManifests))
 	written := filepath.Join(dir, "written here.yaml")
 	for _, tc := range []struct {
 		name        string
@@ -100,6 +102,7 @@ func windowsCommands(n *windowsNode) {
 		{"a service is not for a console", []string{"--windows-service", "--manifests", wine.Path(dir), "--hostname-override=n1"}, 1, `^$`,
 			`--windows-service \(windowsRunAsService\) is for a process that the service control manager starts`},
 		{"a clean-up", []string{"--cleanup", "--hostname-override=n1"}, 0, `^$`, `there were no rules of a kube-proxy`},
+		{"render kernelspace", []string{"render", "--proxy-mode=kernelspace", "--manifests", wine.Path(filepath.Join(dir, "m")), "--hostname-override=n1"}, 0, `10\.96\.0\.1`, `^$`},
 		{"render a mode of Linux", []string{"render", "--proxy-mode=nftables", "--manifests", wine.Path(dir)}, 1, `^$`, `this mode is for Linux`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -159,7 +162,10 @@ func windowsServes(n *windowsNode) {
 	write(t, filepath.Join(dir, "proxy.yaml"), config(2))
 	p := n.startExe(dir, "--config=proxy.yaml", `--manifests=.\m`)
 	p.await(allWritten)
-	has(t, "log", p.log(), "msg=serving mode=userspace")
+	has(t, "log", p.log(), `msg="mode cannot run on this host" mode=kernelspace instead=userspace err="hns: this machine has no Host Networking Service`, "msg=serving mode=userspace")
+	if strings.Contains(p.log(), "left alone") {
+		t.Errorf("there is nothing that could be left:\n%s", p.log())
+	}
 	n.code("http://127.0.0.1:10256/healthz", 200)
 	n.code("http://127.0.0.1:10256/readyz", 200)
 	for range 20 {
