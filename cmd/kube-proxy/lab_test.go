@@ -118,13 +118,18 @@ type labProgram struct {
 // start starts the program.
 func (n *nodeLab) start(args ...string) *labProgram {
 	n.t.Helper()
+	return n.program(append([]string{"--proxy-mode=" + n.mode, "--hostname-override=node1", "--manifests=" + n.dir, "--cluster-cidr=10.1.0.0/16,fd00:10:1::/48",
+		"--nodeport-addresses=172.18.0.0/24,fd00:18::/64", "--conntrack-max-per-core=0", "--conntrack-min=0", "--profiling"}, args...)...)
+}
+
+// program starts the program with these arguments alone.
+func (n *nodeLab) program(args ...string) *labProgram {
+	n.t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	all := append([]string{"--proxy-mode=" + n.mode, "--hostname-override=node1", "--manifests=" + n.dir, "--cluster-cidr=10.1.0.0/16,fd00:10:1::/48",
-		"--nodeport-addresses=172.18.0.0/24,fd00:18::/64", "--conntrack-max-per-core=0", "--conntrack-min=0", "--profiling"}, args...)
-	p := &labProgram{n: n, cmd: n.Command(netlab.Node1, self, all...), done: make(chan struct{})}
+	p := &labProgram{n: n, cmd: n.Command(netlab.Node1, self, args...), done: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), asProgram+"=1")
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	if err := p.cmd.Start(); err != nil {

@@ -1,0 +1,132 @@
+//go:build linux
+
+package main
+
+import (
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+)
+
+// TestFallbackServes (S1, S2, DP-40): a host without usable iptables, or without any packet filter, lands in mode userspace, says so
+// by log and metric, and serves; what was written is gone after --cleanup.
+func TestFallbackServes(t *testing.T) {
+	for _, c := range []struct {
+		name, mode, by string
+		noNetfilter    bool
+	}{
+		{"iptables is asked for, its programs are missing", "iptables", "nftables", false},
+		{"iptables is asked for, and there is no packet filter", "iptables", "addresses", true},
+		{"no mode is asked for, and there is no packet filter", "", "addresses", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newNodeLab(t)
+			n.mode = c.mode
+			one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
+			n.service(labService{name: "web", ip: labIP, nodePort: 30080, endpoints: []netip.AddrPort{one.at(), two.at()}})
+			look := map[string]string{}
+			for _, name := range []string{"nft", "ip"} {
+				path, err := exec.LookPath(name)
+				if err != nil {
+					t.Fatalf("install nftables and iproute2: %v", err)
+				}
+				look[name] = path
+			}
+			t.Setenv("PATH", t.TempDir())
+			if c.noNetfilter {
+				t.Setenv(noNetfilter, "1")
+			}
+			p := n.serve()
+			log := p.out.String()
+			for _, want := range []string{"mode cannot run on this host", "instead=userspace"} {
+				if !strings.Contains(log, want) {
+					t.Errorf("it does not say %q:\n%s", want, log)
+				}
+			}
+			if c.by != "nftables" && !strings.Contains(log, "by="+c.by) {
+				t.Errorf("it does not say that packets are captured by %s:\n%s", c.by, log)
+			}
+			page, err := p.get("/metrics")
+			if err != nil {
+				t.Fatal(err)
+			}
+			said := false
+			for line := range strings.Lines(page) {
+				said = said || strings.HasPrefix(line, "kubeproxy_mode_info{") && strings.Contains(line, "userspace")
+			}
+			if !said {
+				t.Errorf("no metric says that the mode is userspace")
+			}
+			rnd := rand.New(rand.NewPCG(1, 2))
+			for _, from := range []string{"pod1", "pod3", "pod5", netlab.Client, netlab.Node1} {
+				for _, to := range []netip.AddrPort{labTarget, endpoint(netlab.Node1, 30080)} {
+					if from == "pod5" && to == labTarget {
+						continue // the other node has no proxy
+					}
+					if _, err := n.converse(from, to, 5000, patience, rnd); err != nil {
+						t.Errorf("%s → %s: %v", from, to, err)
+					}
+				}
+			}
+			if code := p.end(syscall.SIGTERM); code != 0 {
+				t.Errorf("exit code %d:\n%s", code, p.out.String())
+			}
+			clean := n.start("--cleanup")
+			if code := clean.end(0); code != 0 {
+				t.Errorf("--cleanup: exit code %d:\n%s", code, clean.out.String())
+			}
+			for name, args := range map[string][]string{"nft": {"list", "tables"}, "ip": {"addr"}} {
+				out, err := n.Command(netlab.Node1, look[name], args...).CombinedOutput()
+				if s := string(out); err != nil || strings.Contains(s, "userspace") || strings.Contains(s, labIP+"/") {
+					t.Errorf("%s after --cleanup (%v):\n%s", name, err, s)
+				}
+			}
+		})
+	}
+}
+
+// TestFallbackTold: the cluster is told of the fallback by an event. What stands for its API server takes events, and has nothing else.
+func TestFallbackTold(t *testing.T) {
+	n := newNodeLab(t)
+	t.Setenv("PATH", t.TempDir())
+	events := make(chan string, 100)
+	n.On(netlab.Node1, func() {
+		l, err := net.Listen("tcp", "127.0.0.1:8001")
+		if err != nil {
+			t.Fatal(err)
+		}
+		api := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if body, err := io.ReadAll(r.Body); err == nil && r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/events") {
+				select {
+				case events <- string(body):
+				default:
+				}
+			}
+			http.Error(w, "there is nothing here", http.StatusNotFound)
+		})}
+		go api.Serve(l)
+		t.Cleanup(func() { api.Close() })
+	})
+	p := n.program("--proxy-mode=iptables", "--hostname-override=node1", "--master=http://127.0.0.1:8001", "--cluster-cidr=10.1.0.0/16",
+		"--conntrack-max-per-core=0", "--conntrack-min=0")
+	defer p.end(syscall.SIGKILL)
+	for end := time.After(patience); ; {
+		select {
+		case e := <-events:
+			if strings.Contains(e, "KubeProxyModeFallback") && strings.Contains(e, "uses the mode userspace, because iptables cannot work here") {
+				return
+			}
+		case <-end:
+			t.Fatalf("no event tells of the fallback:\n%s", p.out.String())
+		}
+	}
+}
