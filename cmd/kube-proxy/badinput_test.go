@@ -160,13 +160,11 @@ var generated = map[string]spoiler{
 	"config-not-UTF-8": {files: func(t *testing.T, dir string) {
 		write(t, filepath.Join(dir, "config"), []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: \"\xff\"\n"))
 	}},
-	"two-problems":              {process: without("net_admin")},
-	"not-root":                  {process: func(c *exec.Cmd) { c.Env = append(c.Env, asUser+"=65534") }},
-	"without-NET_ADMIN":         {process: without("net_admin")},
-	"blank-not-root":            {process: func(c *exec.Cmd) { c.Env = append(c.Env, asUser+"=65534") }},
-	"iptables-not-root":         {process: func(c *exec.Cmd) { c.Env = append(c.Env, asUser+"=65534") }},
-	"iptables-without-programs": {process: withoutIPTables},
-	"ipvs-without-programs":     {process: withoutIPTables},
+	"two-problems":      {process: without("net_admin")},
+	"not-root":          {process: func(c *exec.Cmd) { c.Env = append(c.Env, asUser+"=65534") }},
+	"without-NET_ADMIN": {process: without("net_admin")},
+	"blank-not-root":    {process: func(c *exec.Cmd) { c.Env = append(c.Env, asUser+"=65534") }},
+	"iptables-not-root": {process: func(c *exec.Cmd) { c.Env = append(c.Env, asUser+"=65534") }},
 	"root-of-another-user-namespace": {process: func(c *exec.Cmd) {
 		ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}}
 		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}

@@ -25,6 +25,7 @@ func TestFallbackServes(t *testing.T) {
 		noNetfilter    bool
 	}{
 		{"iptables is asked for, its programs are missing", "iptables", "nftables", false},
+		{"ipvs is asked for, gives way to iptables, and its programs are missing", "ipvs", "nftables", false},
 		{"iptables is asked for, and there is no packet filter", "iptables", "addresses", true},
 		{"no mode is asked for, and there is no packet filter", "", "addresses", true},
 	} {

@@ -155,9 +155,9 @@ func TestNewMode(t *testing.T) {
 	}
 
 	// The help and the errors name it.
-	once(0, "mode of the data plane: iptables, nftables, kernelspace (Windows), memory; ipvs gives way", "--help")
+	once(0, "mode of the data plane: iptables, nftables, kernelspace (Windows), userspace, memory; ipvs gives way", "--help")
 	once(0, "nothing means primary in nftables and memory mode, all in the others", "--help")
-	once(1, "want iptables, ipvs, memory, nftables, or nothing", "--proxy-mode=magic", "--manifests=m")
+	once(1, "want iptables, ipvs, memory, nftables, userspace, or nothing", "--proxy-mode=magic", "--manifests=m")
 	once(0, "in mode memory that of remember", "render", "--help")
 
 	// It renders, with its default of addresses for NodePorts.
