@@ -157,7 +157,9 @@ func (k *Keeper) read(ctx context.Context, texts bool) (*keptChains, error) {
 
 // Rules returns the rules of the mode's chains, as they are in the kernel.
 func (k *Keeper) Rules(ctx context.Context) ([]ChainRule, error) {
+	seen, listed := k.seen, k.listed
 	s, err := k.read(ctx, true)
+	k.seen, k.listed = seen, listed // who looks compares nothing: what others changed is for the next audit
 	if err != nil {
 		return nil, fmt.Errorf("iptables: %w", err)
 	}

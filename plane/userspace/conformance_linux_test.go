@@ -1,8 +1,14 @@
 package userspace
 
 import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"strings"
 	"testing"
 
+	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane/planetest"
 	"kube-proxy/plane/userspace/capture"
@@ -11,14 +17,20 @@ import (
 // kind is a way to capture packets, by which the plane is proven.
 type kind struct {
 	name string
-	// own: there are no rules, and so nothing for packets to addresses that no Service has.
-	own  bool
-	make func(capture.Config) (capture.Capture, error)
+	// untouched: packets to addresses and ports that no Service has pass as they came.
+	untouched bool
+	make      func(capture.Config) (capture.Capture, error)
+	// damage changes what the capture has in the kernel, as somebody with our rights could; wipe removes everything.
+	damage func(lb.Family, *rand.Rand) error
+	wipe   func(lb.Family) error
+	// told: the capture hears of what others do.
+	told bool
 }
 
 var kinds = []kind{
-	{"nftables", false, func(c capture.Config) (capture.Capture, error) { return capture.NewNFTables(c) }},
-	{"addresses", true, func(c capture.Config) (capture.Capture, error) { return capture.NewAddresses(c) }},
+	{"nftables", false, func(c capture.Config) (capture.Capture, error) { return capture.NewNFTables(c) }, damageNFTables, wipeNFTables, true},
+	{"iptables", true, func(c capture.Config) (capture.Capture, error) { return capture.NewIPTables(c) }, damageIPTables, wipeIPTables, false},
+	{"addresses", true, func(c capture.Config) (capture.Capture, error) { return capture.NewAddresses(c) }, damageAddresses, wipeAddresses, true},
 }
 
 // mark is that of the default masquerade bit.
@@ -37,12 +49,151 @@ func (k kind) plane(f lb.Family) (planetest.Plane, error) {
 	return p, nil
 }
 
+// config proves a kind. That one which hosts have is the mode's column of the conformance page.
+func (k kind) config() planetest.Config {
+	return planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true, Untouched: k.untouched, Drift: k.damage}
+}
+
 // TestConformance sends the packets of every scenario, captured in each way.
 func TestConformance(t *testing.T) {
 	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) { planetest.Run(t, k.config()) })
+	}
+}
+
+// TestRandomTransitions walks at random between the states of all scenarios.
+func TestRandomTransitions(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) { planetest.Transitions(t, k.config()) })
+	}
+}
+
+// TestHistory sends packets to all Services after each step of a node's life (SV-25).
+func TestHistory(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) { planetest.History(t, k.config()) })
+	}
+}
+
+// TestVerbs proves each verb by what the kernel holds after it.
+func TestVerbs(t *testing.T) {
+	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
-			planetest.Run(t, planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true,
-				Untouched: k.own})
+			planetest.Verbs(t, func(t testing.TB) planetest.Kernel {
+				netlab.EnterForTest(t)
+				return planetest.Kernel{
+					New: k.plane,
+					Slow: func(f lb.Family) (planetest.Plane, error) {
+						p, err := k.plane(f)
+						if err == nil {
+							p.(*Plane).pace = 10
+						}
+						return p, err
+					},
+					Damage: k.damage, Wipe: k.wipe, Told: k.told, Balances: true,
+				}
+			})
 		})
 	}
+}
+
+func run(program string, args ...string) (string, error) {
+	out, err := exec.Command(program, args...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
+}
+
+func nftFamily(f lb.Family) string {
+	if f == lb.IPv6 {
+		return "ip6"
+	}
+	return "ip"
+}
+
+// damageNFTables empties a chain, a map or a set, or deletes the table.
+func damageNFTables(f lb.Family, rnd *rand.Rand) error {
+	text, err := run("nft", "-t", "list", "table", nftFamily(f), capture.TableName)
+	if err != nil {
+		return err
+	}
+	table := nftFamily(f) + " " + capture.TableName
+	ways := []string{"delete table " + table}
+	for line := range strings.Lines(text) {
+		if w := strings.Fields(line); len(w) == 3 && w[2] == "{" && w[0] != "table" {
+			ways = append(ways, fmt.Sprintf("flush %s %s %s", w[0], table, w[1]))
+		}
+	}
+	_, err = run("nft", ways[rnd.IntN(len(ways))])
+	return err
+}
+
+func wipeNFTables(f lb.Family) error {
+	_, err := run("nft", "flush", "ruleset", nftFamily(f))
+	return err
+}
+
+func iptables(f lb.Family) string {
+	if f == lb.IPv6 {
+		return "ip6tables"
+	}
+	return "iptables"
+}
+
+// damageIPTables empties a chain, or all, or takes a jump away.
+func damageIPTables(f lb.Family, rnd *rand.Rand) error {
+	rules, err := run(iptables(f), "-t", "nat", "-S")
+	if err != nil {
+		return err
+	}
+	ways := []string{"-F", "-D PREROUTING 1"}
+	for line := range strings.Lines(rules) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "-N KUBE-"); ok {
+			ways = append(ways, "-F KUBE-"+name)
+		}
+	}
+	_, err = run(iptables(f), append([]string{"-t", "nat"}, strings.Fields(ways[rnd.IntN(len(ways))])...)...)
+	return err
+}
+
+func wipeIPTables(f lb.Family) (err error) {
+	for _, table := range []string{"nat", "filter", "mangle"} {
+		for _, do := range []string{"-F", "-X"} {
+			_, e := run(iptables(f), "-t", table, do)
+			err = errors.Join(err, e)
+		}
+	}
+	return err
+}
+
+// ourAddresses are those of the capture, with the interface that has each.
+func ourAddresses(f lb.Family) (all [][2]string, err error) {
+	text, err := run("ip", "-o", "-"+strings.TrimPrefix(f.String(), "IPv"), "addr", "show")
+	for line := range strings.Lines(text) {
+		if w := strings.Fields(line); len(w) > 3 && (w[1] == capture.DeviceName || w[1] == "lo") && !strings.HasPrefix(w[3], "127.") && w[3] != "::1/128" {
+			all = append(all, [2]string{w[3], w[1]})
+		}
+	}
+	return all, err
+}
+
+// damageAddresses takes an address away.
+func damageAddresses(f lb.Family, rnd *rand.Rand) error {
+	all, err := ourAddresses(f)
+	if err != nil || len(all) == 0 {
+		return errors.Join(errors.New("there is no address to take away"), err)
+	}
+	a := all[rnd.IntN(len(all))]
+	_, err = run("ip", "addr", "del", a[0], "dev", a[1])
+	return err
+}
+
+func wipeAddresses(f lb.Family) error {
+	all, err := ourAddresses(f)
+	for _, a := range all {
+		_, e := run("ip", "addr", "del", a[0], "dev", a[1])
+		err = errors.Join(err, e)
+	}
+	return err
 }
