@@ -54,6 +54,7 @@ type Plane struct {
 	own     ownAddresses
 	tell    notices
 
+	closed bool
 	// ready: a Reset has succeeded, and the kernel's state was not lost since.
 	ready    bool
 	node     lb.Node
@@ -185,8 +186,12 @@ func (p *Plane) Drain(ctx context.Context) (left int) {
 }
 
 // Close ends all connections, and frees what the plane holds. What leads to its listeners stays in force, for the process that
-// comes after.
+// comes after. To close it again does nothing.
 func (p *Plane) Close() error {
+	if p.closed {
+		return nil
+	}
+	p.closed = true
 	p.relay.Close()
 	err := p.capture.Close()
 	return errors.Join(err, p.own.shut())

@@ -89,8 +89,8 @@ func (c *Addresses) heard(e event) {
 	c.mu.Lock()
 	wanted := c.refs[e.addr] > 0
 	c.mu.Unlock()
-	node := !e.ours && !wanted && !e.addr.IsLinkLocalUnicast() // who listens at the node's own addresses follows them
-	if !e.addr.IsValid() || node || wanted != e.present && (wanted || e.ours) {
+	node := e.present && !e.ours && !wanted && !e.addr.IsLinkLocalUnicast() && !e.addr.IsLoopback() // who listens at the node's own addresses follows them
+	if !e.addr.IsValid() || node || wanted && !e.present {                                          // one of ours too many may be our own, removed since; audits find others'
 		select {
 		case c.drift <- struct{}{}:
 		default:
