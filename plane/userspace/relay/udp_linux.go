@@ -106,7 +106,11 @@ func (u *udpListener) close() {
 
 func (u *udpListener) end() { u.close() }
 
-func (u *udpListener) leave(gone []netip.AddrPort, _ time.Duration) {
+// leave ends the sessions to backends at once: a session has no end of its own that could be waited for.
+func (u *udpListener) leave(gone []netip.AddrPort, grace time.Duration) {
+	if grace < 0 {
+		return
+	}
 	u.loop.do(func() { u.loop.sessions.leave(u.socket.front.id, gone, u.loop.clock()) })
 }
 

@@ -102,7 +102,10 @@ func (f *portableFront) close() {
 
 func (f *portableFront) end() { f.close() }
 
-func (f *portableFront) leave(gone []netip.AddrPort, _ time.Duration) {
+func (f *portableFront) leave(gone []netip.AddrPort, grace time.Duration) {
+	if grace < 0 {
+		return
+	}
 	f.engine.mu.Lock()
 	defer f.engine.mu.Unlock()
 	f.engine.sessions.leave(f.id, gone, f.engine.now())

@@ -318,6 +318,7 @@ func TestUDPLeaveOfListener(t *testing.T) {
 		if !ask(t, c, "second", patience) {
 			t.Error("no answer from the backend that stays")
 		}
+		l.Leave([]netip.AddrPort{stays}, -1) // it has returned
 		if s := r.Stats().UDP; s.Open != 2 || s.Opened != 3 {
 			t.Errorf("%+v", s)
 		}
