@@ -450,3 +450,41 @@ func TestUDPTableAllocs(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// The sockets to backends are a part of what the process and the node have, and each loop has some however few there are.
+func TestUDPLimits(t *testing.T) {
+	for _, c := range []struct {
+		loops, files, ports int
+		sockets, share      int64
+	}{
+		{1, 1 << 20, 28232, 3529, 3529},
+		{2, 20000, 28232, 2500, 1250},
+		{4, 1 << 20, 60000, 4096, 1024},
+		{4, 1024, 28232, 128, 32},
+		{4, 16, 28232, 4, 1},
+		{2, 1 << 20, 1, 2, 1},
+	} {
+		l := newUDPShared(time.Second, c.loops, c.files, c.ports).limits
+		if l.sockets != c.sockets || l.socketsShare != c.share || l.sessions != maxSessions || l.share != int64(maxSessions/c.loops) {
+			t.Errorf("%+v: %+v", c, l)
+		}
+	}
+}
+
+// Each table may have its share of the sockets, whatever the others have, and no table more than all.
+func TestUDPSocketsOfTwoTables(t *testing.T) {
+	limits := udpLimits{sessions: 1000, share: 500, sockets: 20, socketsShare: 10, idle: time.Minute}
+	first := newTable(limits)
+	second := &table{udpTable: newUDPTable(limits, &first.total, &first.totalSockets, &udpCounters{})}
+	for _, tab := range []*table{first, second} {
+		l := tab.addListener()
+		for client := range 100 {
+			if tab.begin(l, client, 1) == 0 {
+				t.Fatal("no session")
+			}
+		}
+	}
+	if a, b := len(first.pools[0].sockets), len(second.pools[0].sockets); a != 20 || b != 10 || first.totalSockets.Load() != 30 {
+		t.Errorf("%d and %d sockets, counted as %d", a, b, first.totalSockets.Load())
+	}
+}
