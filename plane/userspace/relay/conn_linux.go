@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"syscall"
@@ -47,9 +48,10 @@ type end struct {
 	copies   bool // has sent urgent bytes, at which splice would stop
 }
 
-// dialling is the search for a backend.
+// dialling is the search for a backend. It ends with the first byte that is passed on, or when that has not come in time.
 type dialling struct {
 	client  Client
+	reached bool // the backend has answered
 	tried   []netip.AddrPort
 	backend netip.AddrPort // of this attempt
 	until   time.Time      // there is no other after this
@@ -61,6 +63,11 @@ const edges = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLPRI | u
 
 // adopt begins to serve a client, whose descriptors have been taken from the budget.
 func (l *loop) adopt(s *listening, fd int, sa unix.Sockaddr) {
+	if l.stopping {
+		unix.Close(fd)
+		l.engine.fds.give(&s.share, perConn)
+		return
+	}
 	c := &conn{from: s}
 	c.ends[client].fd, c.ends[backend].fd = int32(fd), -1
 	if n := len(l.free); n > 0 {
@@ -73,6 +80,7 @@ func (l *loop) adopt(s *listening, fd int, sa unix.Sockaddr) {
 	count := l.counters(s)
 	count.accepted.Add(1)
 	count.open.Add(1)
+	l.open.Add(1)
 
 	c.dial = &dialling{
 		client: Client{Addr: addrPort(sa), Local: asked(fd, s.at)},
@@ -179,11 +187,15 @@ func (l *loop) abandon(c *conn) {
 		unix.Close(int(c.ends[backend].fd))
 	}
 	c.ends[backend] = end{fd: -1}
-	d.tried = append(d.tried, d.backend)
+	d.tried, d.reached = append(d.tried, d.backend), false
 }
 
 // late is called when an attempt takes too long, or a client has waited long enough.
 func (l *loop) late(c *conn) {
+	if c.dial.reached {
+		l.settle(c)
+		return
+	}
 	if c.ends[backend].fd < 0 {
 		l.refuse(c)
 		return
@@ -201,10 +213,37 @@ func (l *loop) refuse(c *conn) {
 // reached is called when the backend has answered.
 func (l *loop) reached(c *conn) {
 	d := c.dial
-	l.disarm(&d.timer)
-	c.dial = nil
+	d.reached, c.ends[backend].writable = true, true
+	l.arm(&d.timer, d.until)
 	c.from.owner.dialled(d.client, d.backend, nil)
 	l.serve(c)
+}
+
+// errReset is why a backend is tried no more that was reached.
+var errReset = fmt.Errorf("the backend reset the connection before it was sent a byte: %w", syscall.ECONNRESET)
+
+// settleIf ends the search if something was passed on, or is about to be: bytes of the backend, or the end of either.
+func (l *loop) settleIf(c *conn, moved bool) {
+	if b := &c.ends[backend]; c.dial != nil && (moved || b.inPipe > 0 || b.held != nil || b.finished || b.shut) {
+		l.settle(c)
+	}
+}
+
+// settle ends the search for a backend.
+func (l *loop) settle(c *conn) {
+	l.disarm(&c.dial.timer)
+	c.dial = nil
+}
+
+// lost is called when one end has failed. A backend that has been sent nothing, and has sent nothing, was not reached after all; what has
+// been read from the client waits for the next.
+func (l *loop) lost(c *conn, which int, err error) {
+	if which == client || c.dial == nil {
+		l.close(c, true)
+		return
+	}
+	l.failed(c, err)
+	l.attempt(c)
 }
 
 // ended takes what epoll tells of one end.
@@ -215,7 +254,7 @@ func (l *loop) ended(c *conn, which int32, events uint32) {
 	e.failed = e.failed || events&unix.EPOLLERR != 0
 	e.copies = e.copies || events&unix.EPOLLPRI != 0
 	switch {
-	case c.dial == nil:
+	case c.dial == nil || c.dial.reached:
 		l.serve(c)
 	case which == client:
 		if events&(unix.EPOLLERR|unix.EPOLLHUP) != 0 { // it was reset
@@ -246,26 +285,29 @@ func socketError(fd int32) error {
 
 // serve moves what can be moved, both ways, and ends what has ended.
 func (l *loop) serve(c *conn) {
-	again := false
+	again, before := false, l.moved
 	for from := range c.ends {
-		switch l.move(c, from) {
+		result := l.move(c, from)
+		l.settleIf(c, l.moved != before)
+		switch result {
 		case turnOver:
 			again = true
 		case targetFailed:
-			// What it had sent before is the client's all the same.
-			l.move(c, 1-from)
-			l.close(c, true)
+			l.move(c, 1-from) // what it had sent before is the other's all the same
+			l.settleIf(c, l.moved != before)
+			l.lost(c, 1-from, errReset)
 			return
 		case sourceFailed:
-			l.close(c, true)
+			l.lost(c, from, errReset)
 			return
 		}
 	}
 	for i := range c.ends {
 		// With an error to tell, and no way to meet it: there is no room at the other end.
 		if e := &c.ends[i]; e.failed {
-			if e.failed = false; socketError(e.fd) != nil {
-				l.close(c, true)
+			e.failed = false
+			if err := socketError(e.fd); err != nil {
+				l.lost(c, i, err)
 				return
 			}
 		}
@@ -304,5 +346,6 @@ func (l *loop) close(c *conn, reset bool) {
 	l.conns[c.slot] = nil
 	l.free = append(l.free, c.slot)
 	l.counters(c.from).open.Add(-1)
+	l.open.Add(-1)
 	l.engine.fds.give(&c.from.share, perConn)
 }

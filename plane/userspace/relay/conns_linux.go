@@ -75,6 +75,21 @@ func (e *conns) stop() {
 	e.work.Wait()
 }
 
+// uneven is how many connections more than another a loop may have, by a quarter of the other's, before others get its clients.
+const uneven = 16
+
+// lightest returns the loop that is to serve a client whom l has accepted. It is l, which needs no waking, unless that has many more
+// connections than another: of loops that have nothing to do the kernel wakes always the same.
+func (e *conns) lightest(l *loop) *loop {
+	best, least := l, l.open.Load()
+	for _, other := range e.loops {
+		if n := other.open.Load(); n+n/4+uneven < least {
+			best, least = other, n
+		}
+	}
+	return best
+}
+
 // outOfDescriptors tells the operator, once in a while, that clients have to wait.
 func (e *conns) outOfDescriptors(at netip.AddrPort, err error) {
 	e.logged.Lock()
@@ -172,6 +187,9 @@ func listenSocket(at Listening, cfg Config) (int, netip.AddrPort, error) {
 
 func (s *listening) addr() netip.AddrPort { return s.at }
 
+// sweep is how many clients a socket that closes accepts at most; the kernel lets no more wait by default.
+const sweep = 4096
+
 // close takes no new clients. Those that the kernel has accepted are served: closing the socket would reset them.
 func (s *listening) close() {
 	s.mu.Lock()
@@ -179,12 +197,14 @@ func (s *listening) close() {
 	if s.closed {
 		return
 	}
-	for {
+	for range sweep { // who comes that fast means to keep us here
 		fd, sa, err := unix.Accept4(s.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		if err == nil {
 			s.engine.fds.force(&s.share, perConn)
-			l := s.engine.loops[int(uint32(fd))%len(s.engine.loops)]
-			l.post(func() { l.adopt(s, fd, sa) })
+			l := s.engine.lightest(s.engine.loops[0])
+			if !l.post(func() { l.adopt(s, fd, sa) }) {
+				unix.Close(fd)
+			}
 		} else if !passing(err) {
 			break
 		}

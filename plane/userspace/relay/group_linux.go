@@ -103,7 +103,7 @@ func (l *loop) leave(s *listening, gone netip.AddrPort, grace time.Duration) {
 func (l *loop) redial(g *group) {
 	var dialling []*conn
 	for c := g.first; c != nil; c = c.next {
-		if c.dial != nil {
+		if c.dial != nil && !c.dial.reached {
 			dialling = append(dialling, c)
 		}
 	}

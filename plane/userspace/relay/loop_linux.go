@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,6 +22,7 @@ type loop struct {
 
 	// Shared.
 	tcp, sctp counters
+	open      atomic.Int64 // connections
 	mu        sync.Mutex
 	posted    []func()
 	gone      bool
@@ -77,23 +79,29 @@ func (l *loop) start(entered chan<- error) {
 	}); err != nil && !l.stopping {
 		entered <- err
 	}
+	l.stopping = true
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.gone = true
 	unix.Close(l.epoll)
 	unix.Close(l.wake)
+	posted := l.posted
+	l.mu.Unlock()
+	for _, fn := range posted { // a client that another loop has accepted is to be closed
+		fn()
+	}
 }
 
-// post has the loop's thread call fn soon, unless it has ended. It may be called from any goroutine.
-func (l *loop) post(fn func()) {
+// post has the loop's thread call fn soon, and reports whether it will: not if it has ended. It may be called from any goroutine.
+func (l *loop) post(fn func()) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.gone {
-		return
+		return false
 	}
 	if l.posted = append(l.posted, fn); len(l.posted) == 1 {
 		unix.Write(l.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	}
+	return true
 }
 
 func (l *loop) run() {
@@ -249,7 +257,7 @@ func (l *loop) expire() {
 func (l *loop) watch(s *listening) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if s.closed {
+	if s.closed || l.stopping {
 		return
 	}
 	l.listening[s.id] = s
@@ -304,7 +312,9 @@ func (l *loop) accept(s *listening) {
 		}
 		s.mu.RUnlock()
 		if err == nil {
-			l.adopt(s, fd, sa)
+			if to := l.engine.lightest(l); to == l || !to.post(func() { to.adopt(s, fd, sa) }) {
+				l.adopt(s, fd, sa)
+			}
 			continue
 		}
 		l.engine.fds.give(&s.share, perConn)

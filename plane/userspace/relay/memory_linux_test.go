@@ -37,6 +37,11 @@ func TestTCPManyOpen(t *testing.T) {
 		t.Fatalf("%d are open", open)
 	}
 
+	for i, loop := range r.conns.(*conns).loops {
+		if has := loop.open.Load(); has < int64(n/len(r.conns.(*conns).loops)/2) {
+			t.Errorf("loop %d has %d of them", i, has)
+		}
+	}
 	each := float64(after-before) / float64(n-100)
 	t.Logf("%d connections open: %.0f bytes of memory each, %.3f descriptors, %d pipes and %d goroutines more", n, each,
 		float64(more["socket"]-files["socket"])/float64(n-100), (more["pipe"]-files["pipe"])/2, runtime.NumGoroutine()-goroutines)

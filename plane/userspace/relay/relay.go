@@ -43,7 +43,9 @@ type Balancer interface {
 	// Pick returns the backend for a new connection or session. tried are those that could not be reached for it, in the
 	// order of the attempts; with none left that is worth an attempt the answer is Refuse. tried is valid during the call.
 	Pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer)
-	// Dialled tells how an attempt to reach the backend ended: nil for a connection.
+	// Dialled tells how an attempt to reach the backend ended: nil for a connection. If that is reset before the backend was sent
+	// a byte, the attempt has failed after all, which is told too, and the client is led to another. Nothing is told of an
+	// attempt that was given up, because the client or the backend left, or for want of descriptors.
 	Dialled(c Client, backend netip.AddrPort, err error)
 }
 

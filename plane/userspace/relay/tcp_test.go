@@ -57,6 +57,7 @@ type turns struct {
 	next     int
 	clients  []Client
 	dialled  []error
+	reached  []netip.AddrPort
 }
 
 func to(backends ...netip.AddrPort) *turns { return &turns{backends: backends} }
@@ -76,9 +77,12 @@ func (b *turns) Pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer) 
 	return netip.AddrPort{}, Refuse
 }
 
-func (b *turns) Dialled(_ Client, _ netip.AddrPort, err error) {
+func (b *turns) Dialled(_ Client, backend netip.AddrPort, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if err == nil {
+		b.reached = append(b.reached, backend)
+	}
 	b.dialled = append(b.dialled, err)
 }
 
