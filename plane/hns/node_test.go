@@ -2,6 +2,7 @@ package hns_test
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -148,3 +149,12 @@ func apply(t testing.TB, p *hns.Plane, changes []lb.Change, _ []lb.Contest) {
 		t.Fatal(err)
 	}
 }
+
+// everyThird address is of this node, as in planetest's worlds.
+func everyThird(a netip.Addr) bool {
+	b := a.AsSlice()
+	b = b[len(b)-3:]
+	return (int(b[0])<<16|int(b[1])<<8|int(b[2]))%3 == 0
+}
+
+func serviceName(i int) string { return fmt.Sprintf("ns/svc-%d", i) }

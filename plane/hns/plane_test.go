@@ -3,7 +3,6 @@ package hns_test
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -363,41 +362,5 @@ func TestOthersHaveTheKeyPN76(t *testing.T) {
 	says(t, err, "10.0.0.1:80/tcp", "ns/svc-0:http", "already exists", made.ID, "another program")
 	if _, ok := n.balancerOf("10.0.0.2", 80); !ok || len(failed) != 1 || len(n.Touched()) > 0 {
 		t.Errorf("failed %v, touched %q:\n%s", failed, n.Touched(), n.Own())
-	}
-}
-
-// Of a change only its Service's load balancers are asked about: as many calls and bytes at 10,000 Services as at 100, and no list (DP-47).
-func TestCostOfAChangeDP47(t *testing.T) {
-	if testing.Short() {
-		t.Skip("the counts for any number of Services are proven without -short")
-	}
-	costs := map[int]map[string]hnsfake.Count{}
-	for _, services := range []int{100, 10_000} {
-		n := newNode(hns.L2Bridge, hnsfake.Everything)
-		n.pods = everyThird
-		p, table := n.plane(t, lb.IPv4), world.Table(services, 3)
-		table.Replace(world.Full(1<<20, 3<<20, 5, 2, 0))
-		p.SetStep(1 << 20)
-		reset(t, p, table)
-		first := n.Counts()
-		// Each has two remote backends: two endpoints and one load balancer, and a question for the pod.
-		if calls := first["CreateLoadBalancer"].Calls; calls != services+3 {
-			t.Errorf("%d Services: %d calls for load balancers", services, calls)
-		}
-		if calls := first["LoadBalancers"].Calls + first["Endpoints"].Calls; calls != 2 {
-			t.Errorf("%d lists for a Reset", calls)
-		}
-		changes, _ := table.Replace(world.Full(1<<20, 3<<20, 6, 2, 0))
-		apply(t, p, changes, nil)
-		costs[services] = n.Counts()
-	}
-	if !maps.Equal(costs[100], costs[10_000]) {
-		t.Errorf("one endpoint more costs %v at 100 Services, %v at 10,000", costs[100], costs[10_000])
-	}
-	t.Logf("one endpoint more: %v", costs[100])
-	for call := range costs[100] {
-		if !slices.Contains([]string{"ModifyLoadBalancer", "CreateEndpoint", "EndpointsAt"}, call) {
-			t.Errorf("one endpoint more calls %s", call)
-		}
 	}
 }

@@ -1,0 +1,126 @@
+package hns
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane"
+)
+
+// version is an HNS that has some features, or cannot be asked.
+type version struct {
+	HNS
+	has Features
+	err error
+}
+
+func (v version) Features(context.Context) (Features, error) { return v.has, v.err }
+
+// A blank mode on Windows is kernelspace; where HNS is not there, or too old, it is userspace, and the step says why (CF-19). The list is of
+// this system here.
+func TestBlankModeOnWindows(t *testing.T) {
+	for name, c := range map[string]struct {
+		open func() (HNS, error)
+		fam  lb.Family
+		run  string
+		says string
+	}{
+		"there":   {func() (HNS, error) { return version{has: Features{V2: true}}, nil }, lb.IPv4, "kernelspace", ""},
+		"old":     {func() (HNS, error) { return version{}, nil }, lb.IPv4, "userspace", "Windows Server 2019"},
+		"no IPv6": {func() (HNS, error) { return version{has: Features{V2: true}}, nil }, lb.IPv6, "userspace", "Windows Server 2022"},
+		"stopped": {func() (HNS, error) { return version{err: &Error{Call: "get version", Kind: ErrRPC}}, nil }, lb.IPv4, "userspace", "HNS cannot be reached"},
+		"absent":  {func() (HNS, error) { return nil, errors.New("no computenetwork.dll") }, lb.IPv4, "userspace", "no computenetwork.dll"},
+	} {
+		m := modeOn(c.open)
+		m.OS = runtime.GOOS
+		list := mode.List{m, {Name: "userspace", Unasked: true, Able: func(lb.Family) error { return nil }, New: m.New}}
+		for _, asked := range []string{"", "kernelspace"} {
+			got, err := list.Choose(asked, "", c.fam)
+			if err != nil || got.Mode.Name != c.run || (len(got.Steps) > 0) != (c.says != "") {
+				t.Errorf("%s: mode %q after %v, error %v; want %s", name, got.Mode.Name, got.Steps, err, c.run)
+			} else if c.says != "" && !strings.Contains(got.Steps[0].String(), c.says) {
+				t.Errorf("%s: %s: want %q in it", name, got.Steps[0], c.says)
+			}
+		}
+	}
+}
+
+// Elsewhere than on Windows there is no HNS, and nothing to remove.
+func TestNotWindows(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("this is Windows; the calls of its HNS are in adapter_windows.go")
+	}
+	m := Mode()
+	if err := m.Able(lb.IPv4); !errors.Is(err, plane.ErrUnsupported) {
+		t.Errorf("able: %v", err)
+	}
+	if _, err := m.New(mode.Settings{Family: lb.IPv4}); !errors.Is(err, plane.ErrUnsupported) {
+		t.Errorf("new: %v", err)
+	}
+	r, err := m.Remove(t.Context(), mode.Removal{Families: []lb.Family{lb.IPv4, lb.IPv6}})
+	if err != nil || len(r.Removed)+len(r.Left) > 0 {
+		t.Errorf("remove: %+v, %v", r, err)
+	}
+}
+
+// The text of hcsshim's errors has the code of Windows, by which an error means something.
+func TestRefusal(t *testing.T) {
+	for text, kind := range map[string]error{
+		"hcnCreateLoadBalancer failed in Win32: Cannot create a file when that file already exists. (0xb7)":                   ErrExists,
+		"hcnCreateLoadBalancer failed in Win32: The specified port already exists. (0x803b0013) {\"Success\":false}":          ErrExists,
+		"hcnOpenNetwork failed in Win32: Element not found. (0x490)":                                                          ErrNotFound,
+		"hcnDeleteEndpoint failed in Win32: The RPC server is unavailable. (0x6ba)":                                           ErrRPC,
+		"hcnCreateEndpoint failed in Win32: The provided policy configuration is invalid or missing parameters. (0x803b000d)": ErrInvalid,
+		"hnsCall failed in Win32: Unspecified error (0x80004005)":                                                             ErrFailed,
+		"HNS failed with error : something":                                                                                   ErrFailed,
+	} {
+		err := refusal("create load balancer", "10.0.0.1:80/tcp", errors.New(text))
+		if !errors.Is(err, kind) || !strings.Contains(err.Error(), text) || !strings.HasPrefix(err.Error(), "create load balancer 10.0.0.1:80/tcp: ") {
+			t.Errorf("%q: %v, want %v", text, err, kind)
+		}
+	}
+	for _, err := range []error{context.DeadlineExceeded, context.Canceled} {
+		if got := refusal("list", "", err); !errors.Is(got, ErrTimeout) {
+			t.Errorf("%v: %v", err, got)
+		}
+	}
+}
+
+// A call that HNS does not answer is given up after a minute, or with its context; few of them may hang at a time, and when they end others go.
+func TestCallsThatHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, hang := newLimit(2), make(chan struct{})
+		call := func(ctx context.Context) error {
+			_, err := within(ctx, l, func() (int, error) { <-hang; return 1, nil })
+			return err
+		}
+		for range 2 {
+			if err := call(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("a call that hangs: %v", err)
+			}
+		}
+		made := false
+		if _, err := within(t.Context(), l, func() (int, error) { made = true; return 1, nil }); err == nil || made {
+			t.Errorf("a third call beside two that hang: made %t, %v", made, err)
+		}
+		close(hang)
+		synctest.Wait()
+		if n, err := within(t.Context(), l, func() (int, error) { return 7, nil }); n != 7 || err != nil {
+			t.Errorf("afterwards: %d, %v", n, err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		hang = make(chan struct{})
+		if err := call(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("cancelled: %v", err)
+		}
+		close(hang)
+		synctest.Wait()
+	})
+}

@@ -1,0 +1,172 @@
+package hns_test
+
+import (
+	"slices"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/hns"
+	"kube-proxy/plane/hns/hnsfake"
+)
+
+// asked returns the names of the calls so far, and forgets them.
+func (n *windowsNode) trace() (asked func() []string) {
+	var calls []string
+	n.FailWith(func(c hnsfake.Call) *hnsfake.Fault {
+		calls = append(calls, c.Name)
+		return nil
+	})
+	return func() []string {
+		got := calls
+		calls = nil
+		return got
+	}
+}
+
+// Other endpoints are written in place where HNS can: connections live on. Otherwise the new endpoint is there before, the old one goes after, and
+// between the end of the old load balancer and the new one there is no call (DP-46).
+func TestOrderDP46(t *testing.T) {
+	old := hnsfake.Everything
+	old.ModifyLoadbalancer = false
+	lying := func(n *windowsNode) { // it says that it can, and cannot
+		n.FailWith(func(c hnsfake.Call) *hnsfake.Fault {
+			if c.Name == "ModifyLoadBalancer" {
+				return &hnsfake.Fault{Code: hns.CodeNotImplemented}
+			}
+			return nil
+		})
+	}
+	inPlace := []string{"CreateEndpoint", "ModifyLoadBalancer", "DeleteEndpoint"}
+	anew := []string{"CreateEndpoint", "DeleteLoadBalancer", "CreateLoadBalancer", "DeleteEndpoint"}
+	for name, c := range map[string]struct {
+		features hns.Features
+		prepare  func(*windowsNode)
+		want     []string
+		lives    bool
+	}{
+		"in place":                   {hnsfake.Everything, nil, inPlace, true},
+		"delete and create":          {old, nil, anew, false},
+		"in place, which is refused": {hnsfake.Everything, lying, nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(hns.L2Bridge, c.features)
+			p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
+			table.Replace(world.ClusterIP(0, 30, 2))
+			reset(t, p, table)
+			before, _ := n.balancerOf("10.0.0.1", 80)
+			asked := func() []string { return nil }
+			if c.prepare != nil {
+				c.prepare(n)
+			} else {
+				asked = n.trace()
+			}
+			for _, first := range []int{33, 36, 39} { // other endpoints each time
+				changes, _ := table.Replace(world.ClusterIP(0, first, 2))
+				apply(t, p, changes, nil)
+				if got := slices.DeleteFunc(asked(), func(s string) bool { return s == "EndpointsAt" }); c.want != nil && !slices.Equal(got, c.want) {
+					t.Errorf("calls %v, want %v", got, c.want)
+				}
+			}
+			after, _ := n.balancerOf("10.0.0.1", 80)
+			if lives := before.ID == after.ID; lives != c.lives {
+				t.Errorf("connections live on: %t, want %t", lives, c.lives)
+			}
+			if len(after.HostComputeEndpoints) != 2 {
+				t.Errorf("%+v", after)
+			}
+		})
+	}
+}
+
+// If HNS refuses a new load balancer after the old one went, that comes back: its clients do not pay for what HNS does not take (DP-46).
+func TestComesBackDP46(t *testing.T) {
+	old := hnsfake.Everything
+	old.ModifyLoadbalancer = false
+	n := newNode(hns.L2Bridge, old)
+	p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
+	table.Replace(world.ClusterIP(0, 30, 2))
+	table.Replace(world.ClusterIP(1, 60, 2))
+	reset(t, p, table)
+	before := n.Own()
+	refused := 0
+	n.FailWith(func(c hnsfake.Call) *hnsfake.Fault {
+		if c.Name == "CreateLoadBalancer" && refused == 0 {
+			refused++
+			return &hnsfake.Fault{Code: hns.CodeInvalidPolicy}
+		}
+		return nil
+	})
+	changes, _ := table.Replace(world.ClusterIP(0, 33, 2))
+	_, err := p.Apply(t.Context(), changes)
+	says(t, err, "10.0.0.1:80/tcp", "ns/svc-0:http", "0x803b000d")
+	if after := n.Own(); after != before || refused != 1 {
+		t.Errorf("held:\n%s\nwant:\n%s", after, before)
+	}
+	apply(t, p, changes, nil)
+	if n.has(world.Addr(100, 31)) || !n.has(world.Addr(100, 34)) {
+		t.Errorf("the change is not in force:\n%s", n.Own())
+	}
+	if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
+		t.Errorf("an audit mended %d, %v", mended, err)
+	}
+}
+
+// Services share the endpoint of a backend, which goes with the last of them (DP-46).
+func TestSharedEndpointsDP46(t *testing.T) {
+	n := newNode(hns.L2Bridge, hnsfake.Everything)
+	p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
+	reset(t, p, table)
+	for i := range 3 {
+		changes, _ := table.Replace(world.ClusterIP(i, 30, 2))
+		apply(t, p, changes, nil)
+	}
+	if _, endpoints := n.own(lb.IPv4); len(endpoints) != 1 {
+		t.Errorf("%d endpoints for one backend of another node", len(endpoints))
+	}
+	for i := range 3 {
+		if !n.has(world.Addr(100, 31)) {
+			t.Fatalf("the endpoint went before service %d", i)
+		}
+		changes, _ := table.Replace(lb.Owner{Name: serviceName(i)}, nil)
+		apply(t, p, changes, nil)
+	}
+	if own := n.Own(); own != "\n" {
+		t.Errorf("left:\n%s", own)
+	}
+	if touched := n.Touched(); len(touched) > 0 {
+		t.Errorf("touched %q", touched)
+	}
+}
+
+// A call that fails though HNS did what it asked for leaves a load balancer that nobody knows: its key is taken. The plane asks for an audit, which adopts it.
+func TestAnswerLost(t *testing.T) {
+	n := newNode(hns.L2Bridge, hnsfake.Everything)
+	p, table := n.plane(t, lb.IPv4), world.Table(1, 2)
+	reset(t, p, table)
+	n.FailWith(func(c hnsfake.Call) *hnsfake.Fault {
+		if c.Name == "CreateLoadBalancer" {
+			return &hnsfake.Fault{Code: hns.CodeServiceUnreachable, Done: true}
+		}
+		return nil
+	})
+	changes, _ := table.Replace(world.ClusterIP(5, 30, 2))
+	_, err := p.Apply(t.Context(), changes)
+	says(t, err, "10.0.0.6:80/tcp", "HNS cannot be reached")
+	n.FailWith(nil)
+	_, err = p.Apply(t.Context(), changes)
+	says(t, err, "already exists")
+	select {
+	case <-p.Drift():
+	default:
+		t.Fatal("nobody asks for an audit")
+	}
+	if _, err := p.Audit(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	if written, err := p.Apply(t.Context(), changes); err != nil || written {
+		t.Errorf("after the audit: written %t, %v", written, err)
+	}
+	if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
+		t.Errorf("an audit mended %d, %v", mended, err)
+	}
+}
