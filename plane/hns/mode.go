@@ -2,6 +2,7 @@ package hns
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"kube-proxy/lb"
@@ -31,6 +32,9 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 			h, err := open()
 			if err != nil {
 				return nil, err
+			}
+			if err := able(open, s.Family); s.Family == lb.IPv6 && errors.Is(err, plane.ErrUnsupported) {
+				return nil, err // Able was asked of the first family
 			}
 			cfg := configOf(s)
 			cfg.HNS = h

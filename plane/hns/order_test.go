@@ -1,12 +1,15 @@
 package hns_test
 
 import (
+	"context"
 	"slices"
+	"strings"
 	"testing"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/hns"
 	"kube-proxy/plane/hns/hnsfake"
+	"kube-proxy/plane/planetest"
 )
 
 // asked returns the names of the calls so far, and forgets them.
@@ -168,5 +171,70 @@ func TestAnswerLost(t *testing.T) {
 	}
 	if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
 		t.Errorf("an audit mended %d, %v", mended, err)
+	}
+}
+
+// otherwise is an HNS that shows objects otherwise than they were asked for: load balancers with a flag more, addresses of IPv6 in capitals, and endpoints with a
+// policy more.
+type otherwise struct{ *windowsNode }
+
+func (o otherwise) balancer(l hns.LoadBalancer) hns.LoadBalancer {
+	l.Flags |= 64
+	return l
+}
+
+func (o otherwise) LoadBalancers(ctx context.Context) ([]hns.LoadBalancer, error) {
+	all, err := o.windowsNode.LoadBalancers(ctx)
+	for i := range all {
+		all[i] = o.balancer(all[i])
+	}
+	return all, err
+}
+
+func (o otherwise) CreateLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.LoadBalancer, error) {
+	made, err := o.windowsNode.CreateLoadBalancer(ctx, l)
+	return o.balancer(made), err
+}
+
+func (o otherwise) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.LoadBalancer, error) {
+	made, err := o.windowsNode.ModifyLoadBalancer(ctx, l)
+	return o.balancer(made), err
+}
+
+func (o otherwise) Endpoints(ctx context.Context, network string) ([]hns.Endpoint, error) {
+	all, err := o.windowsNode.Endpoints(ctx, network)
+	for i := range all {
+		all[i].Policies = append(slices.Clone(all[i].Policies), hns.Policy{Type: "L2Driver"})
+		all[i].IPConfigurations = slices.Clone(all[i].IPConfigurations)
+		for j, c := range all[i].IPConfigurations {
+			all[i].IPConfigurations[j].IPAddress = strings.ToUpper(c.IPAddress)
+		}
+	}
+	return all, err
+}
+
+// What HNS shows otherwise than it was asked for is not taken for the work of others: an audit that made it anew each time would cut all connections. What
+// nobody wants any more still goes.
+func TestShownOtherwise(t *testing.T) {
+	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		n, w := newNode(hns.L2Bridge, hnsfake.Everything), planetest.World{Family: f}
+		cfg := n.config(f)
+		cfg.HNS = otherwise{n}
+		p, table := newPlane(t, cfg), w.Table(3, 3)
+		reset(t, p, table)
+		for i := range 3 {
+			changes, _ := table.Replace(w.ClusterIP(1, 3*i, 3))
+			apply(t, p, changes, nil)
+			if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
+				t.Errorf("%s: an audit mended %d, %v", f, mended, err)
+			}
+		}
+		table.Replace(lb.Owner{Name: serviceName(1)}, nil)
+		reset(t, p, table)
+		fresh := newNode(hns.L2Bridge, hnsfake.Everything)
+		reset(t, fresh.plane(t, f), table)
+		if n.Own() != fresh.Own() {
+			t.Errorf("held:\n%s\nwant:\n%s", n.Own(), fresh.Own())
+		}
 	}
 }

@@ -60,7 +60,8 @@ func ours(e Endpoint) bool {
 			return false
 		}
 	}
-	return e.Name == namePrefix+e.IPConfigurations[0].IPAddress
+	a, err := netip.ParseAddr(e.IPConfigurations[0].IPAddress)
+	return err == nil && e.Name == namePrefix+a.String()
 }
 
 // addresses are those of the endpoint in the family.

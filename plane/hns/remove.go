@@ -40,7 +40,7 @@ func (p *Plane) removeAll(ctx context.Context, report *mode.Report) error {
 	if err != nil {
 		return fmt.Errorf("hns: remove: %w", err)
 	}
-	r := p.reconciliation(pic, nil)
+	r := p.reconciliation(pic, nil, nil)
 	r.run(ctx)
 	report.Count(len(r.stale), "load balancers of HNS for %s in the network %q", p.cfg.Family, p.cfg.Network)
 	report.Count(r.mended-len(r.stale), "endpoints of HNS for %s on other nodes", p.cfg.Family)

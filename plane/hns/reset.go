@@ -58,7 +58,7 @@ var errNoNetwork = errors.New("nothing can be written until then")
 // Reset makes HNS hold exactly the table. It adopts what a run before has left, see the package comment.
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, err error) {
 	was := p.st
-	p.st = nil
+	p.st, p.suspect = nil, false
 	pic, err := p.read(ctx, want.Node)
 	if err == nil && pic.overlay && !p.cfg.SourceVIP.IsValid() {
 		err = fmt.Errorf("the HNS network %q is an overlay: load balancers need an address of this node in it, name it by --source-vip (winkernel.sourceVip)", pic.name)
@@ -66,7 +66,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	if err != nil {
 		return res, fmt.Errorf("hns: reset: %w", err)
 	}
-	r := p.reconciliation(pic, want.Sorted())
+	r := p.reconciliation(pic, was, want.Sorted())
 	r.limit = p.step
 	r.run(ctx)
 	if r.stopped != nil {
@@ -114,7 +114,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	was := p.st
 	p.suspect = false
 	rows := slices.SortedFunc(maps.Values(was.rows), func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) })
-	r := p.reconciliation(pic, rows)
+	r := p.reconciliation(pic, was, rows)
 	p.st.failed = was.failed
 	r.limit = p.step
 	r.run(ctx)
@@ -151,8 +151,8 @@ type reconciliation struct {
 	stopped  error   // nothing more was tried
 }
 
-// reconciliation has the plane hold what the picture shows, and knows what rows want.
-func (p *Plane) reconciliation(pic picture, rows []*lb.Frontend) *reconciliation {
+// reconciliation has the plane hold what the picture shows, and knows what rows want. was is what the plane knew; it may be nil.
+func (p *Plane) reconciliation(pic picture, was *state, rows []*lb.Frontend) *reconciliation {
 	st := newState(pic.facts)
 	p.st = st
 	r := &reconciliation{writer: p.writer(), rows: rows, errs: map[lb.Key]error{}}
@@ -160,18 +160,24 @@ func (p *Plane) reconciliation(pic picture, rows []*lb.Frontend) *reconciliation
 		st.rows[row.Key] = row
 		r.note(nil, row, map[string]bool{})
 	}
-	r.adoptEndpoints(pic)
-	r.adoptBalancers(pic)
+	if was == nil {
+		was = newState(facts{})
+	}
+	r.adoptEndpoints(pic, was)
+	r.adoptBalancers(pic, was)
 	p.notices.facts(&st.facts, p.cfg)
 	return r
 }
 
 // adoptEndpoints takes note of the endpoints of the network, by their addresses. Of two that have one, a container's counts.
-func (r *reconciliation) adoptEndpoints(pic picture) {
+func (r *reconciliation) adoptEndpoints(pic picture, was *state) {
 	st := r.st
 	for _, e := range pic.endpoints {
 		for _, a := range addresses(e, st.family) {
 			is, own := st.endpoints[a], ours(e)
+			if known := was.endpoints[a]; known != nil && known.id == e.ID {
+				own = own || known.ours // HNS may show it otherwise than it was made
+			}
 			switch {
 			case is == nil:
 			case own:
@@ -191,7 +197,7 @@ func (r *reconciliation) adoptEndpoints(pic picture) {
 }
 
 // adoptBalancers takes note of the load balancers of the network's proxy.
-func (r *reconciliation) adoptBalancers(pic picture) {
+func (r *reconciliation) adoptBalancers(pic picture, was *state) {
 	st := r.st
 	byID := make(map[string]Endpoint, len(pic.endpoints))
 	for _, e := range pic.endpoints {
@@ -211,7 +217,10 @@ func (r *reconciliation) adoptBalancers(pic picture) {
 			st.leave(l)
 			continue
 		}
-		b := &balancer{shape: s, id: l.ID}
+		b := &balancer{shape: s, shown: s, id: l.ID}
+		if known := was.balancers[key]; known != nil && known.id == l.ID && known.shown == s {
+			b.shape = known.shape // it is as it was made, however HNS shows it
+		}
 		for _, id := range l.HostComputeEndpoints {
 			a := st.addressOf(byID[strings.ToLower(id)])
 			if !a.IsValid() || st.endpoints[a].doubt {

@@ -27,6 +27,8 @@ type state struct {
 // balancer is a load balancer in HNS.
 type balancer struct {
 	shape
+	// shown is how HNS shows that shape, which need not be how it was asked for.
+	shown     shape
 	id        string
 	endpoints []netip.Addr // sorted
 	// doubt: a call may have changed or deleted it, and nobody knows.

@@ -73,7 +73,8 @@ func (w *writer) modify(ctx context.Context, is *balancer, addrs []netip.Addr) e
 	l := is.request(w.ids(addrs))
 	l.ID = is.id
 	w.calls++
-	switch _, err := w.hns.ModifyLoadBalancer(ctx, l); {
+	made, err := w.hns.ModifyLoadBalancer(ctx, l)
+	switch {
 	case errors.Is(err, ErrUnsupported):
 		w.st.features.ModifyLoadbalancer = false
 		return w.replace(ctx, is.key(), is, is.shape, addrs)
@@ -86,6 +87,7 @@ func (w *writer) modify(ctx context.Context, is *balancer, addrs []netip.Addr) e
 	w.st.acquire(addrs)
 	w.st.release(is.endpoints)
 	is.endpoints = addrs
+	is.shown, _ = shapeOf(made)
 	return nil
 }
 
@@ -126,7 +128,8 @@ func (w *writer) create(ctx context.Context, key lb.Key, s shape, addrs []netip.
 		}
 		return err
 	}
-	w.st.balancers[key] = &balancer{shape: s, id: made.ID, endpoints: addrs}
+	shown, _ := shapeOf(made)
+	w.st.balancers[key] = &balancer{shape: s, shown: shown, id: made.ID, endpoints: addrs}
 	return nil
 }
 
