@@ -88,7 +88,11 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 	var errs []error
 	for _, c := range changes {
 		w.note(p.st.rows[c.Key], c.New, services)
-		errs = append(errs, w.row(ctx, c.Key, c.New))
+		err := w.row(ctx, c.Key, c.New)
+		if delete(p.st.failed, c.Key); err != nil {
+			p.st.failed[c.Key] = true
+		}
+		errs = append(errs, err)
 	}
 	errs = append(errs, w.forward(ctx, services))
 	if _, err := w.sweep(ctx); err != nil {

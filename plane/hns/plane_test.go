@@ -364,3 +364,34 @@ func TestOthersHaveTheKeyPN76(t *testing.T) {
 		t.Errorf("failed %v, touched %q:\n%s", failed, n.Touched(), n.Own())
 	}
 }
+
+// What an audit cannot mend it tells each time; what Apply has told of already, and the engine tries again, it does not.
+func TestAuditTells(t *testing.T) {
+	n := newNode(hns.L2Bridge, hnsfake.Everything)
+	p, table := n.plane(t, lb.IPv4), world.Table(3, 2)
+	reset(t, p, table)
+	n.pods = func(netip.Addr) bool { return false }
+	changes, _ := table.Replace(world.ClusterIP(1, 60, 2)) // a pod that is not there
+	if _, err := p.Apply(t.Context(), changes); err == nil {
+		t.Fatal("no error without the pod")
+	}
+	if _, err := p.Audit(t.Context(), true); err != nil {
+		t.Errorf("an audit tells what Apply told: %v", err)
+	}
+	l, _ := n.balancerOf("10.0.0.3", 80)
+	n.Damage(l.ID)
+	n.FailWith(func(c hnsfake.Call) *hnsfake.Fault {
+		if c.Name == "CreateLoadBalancer" {
+			return &hnsfake.Fault{Code: hns.CodeInvalidPolicy}
+		}
+		return nil
+	})
+	for range 3 {
+		_, err := p.Audit(t.Context(), true)
+		says(t, err, "audit", "10.0.0.3:80/tcp", "ns/svc-2:http", "0x803b000d")
+	}
+	n.FailWith(nil)
+	if mended, err := p.Audit(t.Context(), true); mended != 1 || err != nil {
+		t.Errorf("mended %d, %v", mended, err)
+	}
+}

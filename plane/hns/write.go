@@ -33,12 +33,10 @@ func (w *writer) row(ctx context.Context, key lb.Key, row *lb.Frontend) error {
 	for _, l := range want.lacks {
 		w.notices.lacking(l, row.Service, key)
 	}
-	err := w.put(ctx, key, &want)
-	if delete(st.failed, key); err != nil {
-		st.failed[key] = true
-		err = fmt.Errorf("%s (%s): %w", key, service(row), err)
+	if err := w.put(ctx, key, &want); err != nil {
+		return fmt.Errorf("%s (%s): %w", key, service(row), err)
 	}
-	return err
+	return nil
 }
 
 func service(row *lb.Frontend) string {
