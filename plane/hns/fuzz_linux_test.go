@@ -167,7 +167,7 @@ func (c *turmoil) fault(hnsfake.Call) *hnsfake.Fault {
 		{Code: hns.CodeElementNotFound}, {Code: hns.CodeAlreadyExists}, {Code: hns.CodePortExists}, {Code: hns.CodeAccessDenied},
 		{Code: hns.CodeServiceUnreachable}, {Code: hns.CodeServiceUnreachable, Done: true},
 		{Kind: hns.ErrTimeout}, {Kind: hns.ErrTimeout, Done: true}, {Kind: hns.ErrFailed}, {Kind: hns.ErrFailed, Done: true},
-		{Code: hns.CodeHasReferences}, {Code: hns.CodeInvalidPolicy}, {Half: true},
+		{Code: hns.CodeHasReferences}, {Code: hns.CodeInvalidPolicy}, {Half: true}, {Late: 1 + c.rnd.IntN(6)},
 	}
 	return &faults[c.rnd.IntN(len(faults))]
 }
@@ -365,6 +365,7 @@ func (c *turmoil) ended(s *side, err error) {
 // settle lets HNS work again, and has the engine do what it does then: what it owes, and full audits.
 func (c *turmoil) settle() {
 	c.FailWith(nil)
+	c.CatchUp()
 	for i, id := range c.pods {
 		if id == "" {
 			c.evict(i)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -31,6 +32,9 @@ type Fault struct {
 	Done bool
 	// Hangs: the call returns when its context ends, with hns.ErrTimeout.
 	Hangs bool
+	// Late, if not 0, is after how many more calls the call does what it was asked for, or fails without anybody's knowing; it returns at
+	// once with hns.ErrTimeout.
+	Late int
 	// Half: a list comes without an error and without its second half. Other calls ignore such a fault.
 	Half bool
 }
@@ -59,8 +63,15 @@ type Fake struct {
 	touched   []string        // what was done to them
 	made      int             // ids
 	fault     func(Call) *Fault
+	late      []late
 	calls     int
 	counts    map[string]Count
+}
+
+// late is a call that has returned and is yet to do what it was asked for.
+type late struct {
+	at int // the number of the call before which it does
+	do func()
 }
 
 // place is an address in a network.
@@ -138,6 +149,7 @@ func call[T any](ctx context.Context, f *Fake, name, object string, request any,
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.catchUp(f.calls)
 	n := f.counts[name]
 	n.Calls++
 	n.Bytes += size(request)
@@ -156,12 +168,35 @@ func call[T any](ctx context.Context, f *Fake, name, object string, request any,
 		}
 	}
 	switch {
+	case how.Late > 0:
+		f.late = append(f.late, late{f.calls + how.Late, func() { _, _ = do() }}) // nobody hears of it
+		return zero, refuse(&hns.Error{Kind: hns.ErrTimeout, Text: "the call is late"})
 	case how.Hangs:
 		return zero, refuse(&hns.Error{Kind: hns.ErrTimeout, Text: "the call hangs"})
 	case how.Kind != nil:
 		return zero, refuse(&hns.Error{Kind: how.Kind, Code: how.Code})
 	}
 	return zero, refuse(bad(how.Code, "injected"))
+}
+
+// catchUp does what late calls asked for that are due.
+func (f *Fake) catchUp(calls int) {
+	var rest []late
+	for _, l := range f.late {
+		if l.at > calls {
+			rest = append(rest, l)
+		} else {
+			l.do()
+		}
+	}
+	f.late = rest
+}
+
+// CatchUp does what all late calls asked for.
+func (f *Fake) CatchUp() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.catchUp(math.MaxInt)
 }
 
 func size(v any) int {

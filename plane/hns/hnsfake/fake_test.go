@@ -380,6 +380,31 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// A late call does what it was asked for some calls later, whatever that is by then.
+func TestLate(t *testing.T) {
+	s := setUp(t, hns.L2Bridge, Everything)
+	l := s.create(s.balancer(s.pod))
+	s.FailWith(func(c Call) *Fault {
+		if c.Name == "DeleteLoadBalancer" || c.Name == "CreateLoadBalancer" {
+			return &Fault{Late: 2}
+		}
+		return nil
+	})
+	refused(t, "a late delete", s.DeleteLoadBalancer(ctx, l.ID), hns.ErrTimeout)
+	for i, want := range []int{1, 0} {
+		if got, err := s.LoadBalancers(ctx); err != nil || len(got) != want {
+			t.Errorf("%d calls later: %d load balancers, %v, want %d", i+1, len(got), err, want)
+		}
+	}
+	refused(t, "a late create", second(s.CreateLoadBalancer(ctx, s.balancer(s.pod))), hns.ErrTimeout)
+	s.FailWith(nil)
+	s.create(s.balancer(s.remote))
+	s.CatchUp()
+	if got, err := s.LoadBalancers(ctx); err != nil || len(got) != 1 || got[0].HostComputeEndpoints[0] != s.remote {
+		t.Errorf("after one that came before it: %+v, %v", got, err)
+	}
+}
+
 // Half a list comes without a word.
 func TestHalfAList(t *testing.T) {
 	s := setUp(t, hns.L2Bridge, Everything)
