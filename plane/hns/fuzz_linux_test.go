@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"kube-proxy/lb"
@@ -435,3 +436,43 @@ func diff(want, got string) string {
 	}
 	return strings.Join(out, "\n")
 }
+
+// An HNS that hangs, at any call of any verb, holds nobody longer than the verb's context lasts, and afterwards all is as it should be.
+func TestHangs(t *testing.T) {
+	for _, done := range []bool{false, true} {
+		for nth := range 12 {
+			synctest.Test(t, func(t *testing.T) {
+				c := newTurmoil(t, uint64(nth), 0)
+				s := c.planes[nth%2]
+				for _, p := range c.planes {
+					for i := range 4 {
+						p.table.Replace(c.service(p, i, false))
+					}
+					c.reset(p)
+					c.owe(p)
+				}
+				calls := 0
+				c.FailWith(func(hnsfake.Call) *hnsfake.Fault {
+					if calls++; calls-1 < nth {
+						return nil
+					}
+					return &hnsfake.Fault{Hangs: true, Done: done}
+				})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				start := time.Now()
+				changes := slices.Concat(first(s.table.Replace(c.service(s, 1, true))), first(s.table.Replace(c.service(s, 5, true))))
+				_, err := s.plane.Apply(ctx, changes)
+				if took := time.Since(start); took > time.Minute || err == nil && nth < 4 {
+					t.Errorf("call %d hangs: the verb took %s, %v", nth, took, err)
+				}
+				if c.ended(s, err); err != nil {
+					s.owed = changes
+				}
+				c.settle()
+			})
+		}
+	}
+}
+
+func first[A, B any](a A, _ B) A { return a }
