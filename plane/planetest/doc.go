@@ -21,6 +21,8 @@
 //
 // [Verbs] proves each verb of engine.Plane by what it leaves for packets to meet, the same for every plane.
 //
+// A [Model] answers in place of a kernel that nobody here has: Run puts the same lines to it, and Transitions walk over it.
+//
 // [World] and [Shop] make tables for a plane's own tests.
 //
 // With PLANETEST_RECORD=COMMIT in the environment Run writes what it saw to testdata/results of this package, from

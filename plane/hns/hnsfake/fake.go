@@ -50,6 +50,9 @@ type Count struct {
 var Everything = hns.Features{V2: true, DSR: true, SessionAffinity: true, IPv6DualStack: true, ModifyLoadbalancer: true, RemoteSubnet: true}
 
 // Fake is an HNS in memory. The zero Fake is not ready, see [New]. It is safe for concurrent use.
+//
+// IDs are GUIDs, of which the case does not matter: it takes any, and tells objects their own in upper case and the endpoints of load
+// balancers in lower case, so that who compares them as text fails here.
 type Fake struct {
 	mu        sync.Mutex
 	features  hns.Features
@@ -229,7 +232,7 @@ func bad(code uint32, format string, args ...any) *hns.Error {
 
 func (f *Fake) id() string {
 	f.made++
-	return fmt.Sprintf("%08X-0000-4000-8000-00155D%06X", 0xA0000000+f.made, f.made&0xffffff)
+	return fmt.Sprintf("%08X-0000-4000-ABCD-00155D%06X", 0xA0000000+f.made, f.made&0xffffff)
 }
 
 // Features is hns.HNS.
@@ -263,7 +266,7 @@ func (f *Fake) Endpoints(ctx context.Context, network string) ([]hns.Endpoint, e
 	return call(ctx, f, "Endpoints", network, network, func() ([]hns.Endpoint, *hns.Error) {
 		var out []hns.Endpoint
 		for _, id := range slices.Sorted(maps.Keys(f.endpoints)) {
-			if e := f.endpoints[id]; strings.EqualFold(e.HostComputeNetwork, network) {
+			if e := f.endpoints[id]; e.HostComputeNetwork == strings.ToUpper(network) {
 				out = append(out, clone(e.Endpoint))
 			}
 		}
@@ -278,7 +281,7 @@ func (f *Fake) EndpointsAt(ctx context.Context, network, address string) ([]hns.
 		if err != nil {
 			return nil, bad(hns.CodeInvalidAddress, "%v", err)
 		}
-		if id, ok := f.at[place{network, addr}]; ok {
+		if id, ok := f.at[place{strings.ToUpper(network), addr}]; ok {
 			return []hns.Endpoint{clone(f.endpoints[id].Endpoint)}, f.known()
 		}
 		return nil, f.known()
@@ -304,6 +307,7 @@ func describe(e hns.Endpoint) string {
 }
 
 func (f *Fake) createEndpoint(e hns.Endpoint) (hns.Endpoint, *hns.Error) {
+	e.HostComputeNetwork = strings.ToUpper(e.HostComputeNetwork)
 	addrs, err := f.checkEndpoint(e)
 	if err != nil {
 		return hns.Endpoint{}, err
@@ -319,6 +323,7 @@ func (f *Fake) createEndpoint(e hns.Endpoint) (hns.Endpoint, *hns.Error) {
 
 // DeleteEndpoint is hns.HNS.
 func (f *Fake) DeleteEndpoint(ctx context.Context, id string) error {
+	id = strings.ToUpper(id)
 	_, err := call(ctx, f, "DeleteEndpoint", id, id, func() (struct{}, *hns.Error) {
 		e := f.endpoints[id]
 		switch {
@@ -347,7 +352,7 @@ func (f *Fake) LoadBalancers(ctx context.Context) ([]hns.LoadBalancer, error) {
 	return call(ctx, f, "LoadBalancers", "", nil, func() ([]hns.LoadBalancer, *hns.Error) {
 		var out []hns.LoadBalancer
 		for _, id := range slices.Sorted(maps.Keys(f.balancers)) {
-			out = append(out, cloneBalancer(*f.balancers[id]))
+			out = append(out, told(*f.balancers[id]))
 		}
 		return out, f.known()
 	})
@@ -367,6 +372,7 @@ func (f *Fake) createBalancer(l hns.LoadBalancer) (hns.LoadBalancer, *hns.Error)
 	if l.ID != "" {
 		return l, bad(hns.CodeInvalidPolicy, "ID %s: HNS makes the IDs", l.ID)
 	}
+	l = heard(l)
 	keys, err := f.checkBalancer(l)
 	if err != nil {
 		return l, err
@@ -379,14 +385,13 @@ func (f *Fake) createBalancer(l hns.LoadBalancer) (hns.LoadBalancer, *hns.Error)
 			return l, bad(hns.CodePortExists, "another program of the node has the port")
 		}
 	}
-	l = cloneBalancer(l)
 	l.ID = f.id()
 	f.balancers[l.ID] = &l
 	for _, k := range keys {
 		f.keys[k] = l.ID
 	}
 	f.use(l.HostComputeEndpoints, 1)
-	return cloneBalancer(l), nil
+	return told(l), nil
 }
 
 // codeOf is what HNS says where a load balancer has the key: both codes were seen (kubernetes/kubernetes#139519, #137530).
@@ -417,6 +422,7 @@ func (f *Fake) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.
 		if !f.features.ModifyLoadbalancer {
 			return l, bad(hns.CodeNotImplemented, "this version cannot modify load balancers")
 		}
+		l := heard(l)
 		old := f.balancers[l.ID]
 		if old == nil {
 			return l, bad(hns.CodeElementNotFound, "no load balancer has this ID")
@@ -432,7 +438,7 @@ func (f *Fake) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.
 		f.use(old.HostComputeEndpoints, -1)
 		f.use(l.HostComputeEndpoints, 1)
 		old.HostComputeEndpoints = slices.Clone(l.HostComputeEndpoints)
-		return cloneBalancer(*old), nil
+		return told(*old), nil
 	})
 }
 
@@ -444,6 +450,7 @@ func sameBut(a, b hns.LoadBalancer) bool {
 
 // DeleteLoadBalancer is hns.HNS.
 func (f *Fake) DeleteLoadBalancer(ctx context.Context, id string) error {
+	id = strings.ToUpper(id)
 	_, err := call(ctx, f, "DeleteLoadBalancer", id, id, func() (struct{}, *hns.Error) {
 		if f.balancers[id] == nil {
 			return struct{}{}, bad(hns.CodeElementNotFound, "no load balancer has this ID")
@@ -477,6 +484,20 @@ func clone(e hns.Endpoint) hns.Endpoint {
 		e.Policies[i].Settings = slices.Clone(e.Policies[i].Settings)
 	}
 	return e
+}
+
+// heard is a load balancer as the fake keeps it, told as it tells of it.
+func heard(l hns.LoadBalancer) hns.LoadBalancer { return cased(l, strings.ToUpper) }
+
+func told(l hns.LoadBalancer) hns.LoadBalancer { return cased(l, strings.ToLower) }
+
+func cased(l hns.LoadBalancer, endpoints func(string) string) hns.LoadBalancer {
+	l = cloneBalancer(l)
+	l.ID = strings.ToUpper(l.ID)
+	for i, id := range l.HostComputeEndpoints {
+		l.HostComputeEndpoints[i] = endpoints(id)
+	}
+	return l
 }
 
 func cloneBalancer(l hns.LoadBalancer) hns.LoadBalancer {

@@ -121,6 +121,26 @@ func TestOneLoadBalancerForAKey(t *testing.T) {
 	refused(t, "a port that a program of the node has", err, hns.ErrExists)
 }
 
+// An ID is the same in either case, and a load balancer tells those of its endpoints in lower case.
+func TestCaseOfIDs(t *testing.T) {
+	s := setUp(t, hns.L2Bridge, Everything)
+	l := s.create(s.balancer(strings.ToLower(s.pod)))
+	if l.ID != strings.ToUpper(l.ID) || l.HostComputeEndpoints[0] != strings.ToLower(s.pod) || s.pod == strings.ToLower(s.pod) {
+		t.Errorf("%s tells of %s", l.ID, l.HostComputeEndpoints[0])
+	}
+	refused(t, "delete an endpoint in use", s.DeleteEndpoint(ctx, strings.ToLower(s.pod)), hns.ErrInUse)
+	l.ID, l.HostComputeEndpoints = strings.ToLower(l.ID), []string{s.remote}
+	if _, err := s.ModifyLoadBalancer(ctx, l); err != nil {
+		t.Error(err)
+	}
+	if got, err := s.Endpoints(ctx, strings.ToLower(s.network)); err != nil || len(got) != 2 {
+		t.Errorf("%d endpoints, %v", len(got), err)
+	}
+	if err := s.DeleteLoadBalancer(ctx, l.ID); err != nil {
+		t.Error(err)
+	}
+}
+
 // An address has one endpoint of a network.
 func TestOneEndpointForAnAddress(t *testing.T) {
 	s := setUp(t, hns.Overlay, Everything)
@@ -400,7 +420,7 @@ func TestLate(t *testing.T) {
 	s.FailWith(nil)
 	s.create(s.balancer(s.remote))
 	s.CatchUp()
-	if got, err := s.LoadBalancers(ctx); err != nil || len(got) != 1 || got[0].HostComputeEndpoints[0] != s.remote {
+	if got, err := s.LoadBalancers(ctx); err != nil || len(got) != 1 || got[0].HostComputeEndpoints[0] != strings.ToLower(s.remote) {
 		t.Errorf("after one that came before it: %+v, %v", got, err)
 	}
 }

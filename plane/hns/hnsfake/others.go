@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"kube-proxy/plane/hns"
 )
@@ -30,6 +31,7 @@ func (f *Fake) SetNetwork(id string, change func(*hns.Network)) {
 // RemoveNetwork removes a network with all its endpoints, and the load balancers that send to one of them, as the restart of a node
 // does.
 func (f *Fake) RemoveNetwork(id string) {
+	id = strings.ToUpper(id)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for lid, l := range f.balancers {
@@ -65,6 +67,7 @@ func (f *Fake) AddPod(network, name string, addrs ...netip.Addr) string {
 // RemovePod removes the endpoint of a container though load balancers send to it, which is what a CNI plugin can do whose container is
 // gone: they go on without it, and one that sent to nobody else goes.
 func (f *Fake) RemovePod(id string) {
+	id = strings.ToUpper(id)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.endpoints[id] == nil {
@@ -86,6 +89,7 @@ func (f *Fake) RemovePod(id string) {
 
 // Foreign declares an object, by its ID, to be of others: [Fake.Touched] tells what becomes of it.
 func (f *Fake) Foreign(id string) {
+	id = strings.ToUpper(id)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.foreign[id] = true
@@ -108,6 +112,7 @@ func (f *Fake) Reserve(k Key) {
 // Damage removes an object though it is used, as somebody with the rights of an administrator may: a load balancer, or an endpoint with
 // the load balancers that send to it. It reports whether there was one of that ID.
 func (f *Fake) Damage(id string) bool {
+	id = strings.ToUpper(id)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.balancers[id] != nil {
