@@ -38,6 +38,25 @@ func (s *suite) putToModel(sc *scenario.Scenario) (_ Result, failures []string, 
 	return result, failures, false, nil
 }
 
+// checkOtherwise compares where a model showed something otherwise with where it may, if all scenarios were run.
+func (s *suite) checkOtherwise(t *testing.T) {
+	if len(s.results.Cases) < s.all {
+		return
+	}
+	seen := map[Modelled][]string{}
+	for _, name := range slices.Sorted(maps.Keys(s.results.Cases)) {
+		for _, how := range s.results.Cases[name].Modelled {
+			seen[how] = append(seen[how], name)
+		}
+	}
+	for how, want := range s.Otherwise {
+		want = slices.Sorted(slices.Values(want))
+		if !slices.Equal(seen[how], want) {
+			t.Errorf("%s: otherwise (%s) are\n%s\nand may be\n%s", s.Mode, how, strings.Join(seen[how], " "), strings.Join(want, " "))
+		}
+	}
+}
+
 // in runs fn where nobody has written yet, with what makes planes of the family there.
 func (cfg *Config) in(f lb.Family, fn func(create func() (Plane, error)) error) error {
 	if cfg.Model == nil {

@@ -46,6 +46,9 @@ type Config struct {
 	// called then, and no root is needed. Stands says in a word or two what the model stands for ("fake HNS").
 	Model  func(lb.Family, scenario.Settings) (Model, error)
 	Stands string
+	// Otherwise has, by what a model may show otherwise, the scenarios in which it does: these and no others. What it does not name
+	// may be anywhere.
+	Otherwise map[Modelled][]string
 	// KeepsSources: where lines say so, backends of the model see the client's own address.
 	KeepsSources bool
 	// Recreates: what translates is made anew where only its backends change, and its connections end.
@@ -108,6 +111,7 @@ func Run(t *testing.T, cfg Config) {
 	if err := s.labs.close(); err != nil {
 		t.Errorf("remove the labs: %v", err)
 	}
+	s.checkOtherwise(t)
 	s.report(t)
 }
 
