@@ -438,7 +438,8 @@ type snapshot struct {
 	records [setCount]diff.Records
 }
 
-// read reads our table. It tries again a few times if somebody changes the ruleset meanwhile.
+// read reads our table. It begins anew a few times if somebody changes it meanwhile. What others do to their tables all the time does
+// no harm: of what is small it takes so little time to read that they leave a gap, and of changes of our elements the monitor hears.
 func (c *NFTables) read(ctx context.Context) (snap *snapshot, err error) {
 	for range 10 {
 		if snap, err = c.readOnce(ctx); !errors.Is(err, nlconn.ErrInterrupted) {
@@ -472,7 +473,13 @@ func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
 		return s, nil
 	}
 	if err == nil {
-		err = c.readStructure(ctx, s)
+		inForce := s.ours
+		for range 100 {
+			s.ours, s.digests = inForce, map[string]string{}
+			if err = c.readStructure(ctx, s); !errors.Is(err, nlconn.ErrInterrupted) {
+				break
+			}
+		}
 	}
 	for i := range setCount {
 		d := &c.rules.sets[i]
@@ -487,6 +494,9 @@ func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
 				return true
 			})
 		})
+		if errors.Is(err, nlconn.ErrInterrupted) && c.mon.silent() {
+			err = nil
+		}
 	}
 	return s, err
 }

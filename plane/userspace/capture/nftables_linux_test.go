@@ -9,7 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netns"
+
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -168,5 +171,67 @@ func TestBadConfig(t *testing.T) {
 		if err := c.Apply(context.Background(), nil, nil); !errors.Is(err, plane.ErrNotSetUp) {
 			t.Errorf("a change before the first Reset: %v", err)
 		}
+	}
+}
+
+// TestBusyNeighbour: who changes his own tables all the time keeps nobody from starting, and from audits.
+func TestBusyNeighbour(t *testing.T) {
+	netlab.EnterForTest(t)
+	w := worlds()[0]
+	c, err := NewNFTables(Config{Family: w.Family})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	stop, stopped := make(chan struct{}), make(chan int)
+	own, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	go func() {
+		writes := 0
+		err := netlab.In(own, func() error {
+			s, err := nftwire.Open()
+			if err != nil {
+				return err
+			}
+			defer s.Close()
+			rules := ruleset{family: familyOf(w.Family)}
+			for ; ; writes++ {
+				select {
+				case <-stop:
+					return nil
+				default:
+				}
+				b := &batch{ruleset: &rules, table: fmt.Sprint("neighbour-", writes%2)}
+				b.addTable()
+				b.deleteTable()
+				bufs, last, _ := b.buffers()
+				if err := s.Commit(context.Background(), bufs, last); err != nil {
+					return err
+				}
+			}
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		stopped <- writes
+	}()
+	want := w.many(5000)
+	for i := range 5 {
+		if err := c.Reset(t.Context(), lb.Node{}, want[:len(want)-i]); err != nil {
+			t.Errorf("a Reset beside a busy neighbour: %v", err)
+		}
+		if n, err := c.Audit(t.Context(), true); n != 0 || err != nil {
+			t.Errorf("an audit beside a busy neighbour: %d mended, %v", n, err)
+		}
+		if known, err := c.Known(t.Context()); len(known) != len(want)-i || err != nil {
+			t.Errorf("%d are known, want %d, %v", len(known), len(want)-i, err)
+		}
+	}
+	close(stop)
+	if writes := <-stopped; writes < 20 {
+		t.Errorf("the neighbour wrote %d times only", writes)
 	}
 }

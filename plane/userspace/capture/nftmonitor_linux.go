@@ -79,6 +79,13 @@ func (m *monitor) take() bool {
 	return was
 }
 
+// silent reports whether nothing was heard since the last take.
+func (m *monitor) silent() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !m.heard
+}
+
 func (m *monitor) hear(msg nlconn.Message) {
 	if msg.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.Body) < nftwire.Header || msg.Body[0] != m.proto {
 		return
