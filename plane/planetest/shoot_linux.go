@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
@@ -248,8 +250,19 @@ func (r *run) affinityOver(c client, begin time.Time) bool {
 
 func (v *volley) dial(shot scenario.Shot, timeout time.Duration) (*netlab.Conn, error) {
 	v.n++
-	local := netip.AddrPortFrom(shot.Local, v.r.lab.nextPort())
-	return v.r.lab.lab.Open(v.p.From, protos[shot.Proto], shot.To, netlab.DialOptions{Timeout: timeout, Local: local})
+	return v.shoot(shot, timeout)
+}
+
+// shoot connects from a port that nobody has used for long. The plane may have it for a listener just now.
+func (v *volley) shoot(shot scenario.Shot, timeout time.Duration) (c *netlab.Conn, err error) {
+	for range 100 {
+		local := netip.AddrPortFrom(shot.Local, v.r.lab.nextPort())
+		c, err = v.r.lab.lab.Open(v.p.From, protos[shot.Proto], shot.To, netlab.DialOptions{Timeout: timeout, Local: local})
+		if !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+	}
+	return c, err
 }
 
 // check compares an answer with what the line wants.
@@ -320,8 +333,7 @@ func (v *volley) try(shot scenario.Shot, timeout time.Duration) error {
 	if v.p.To.ICMP {
 		return v.r.lab.lab.Ping(v.p.From, shot.To.Addr(), timeout)
 	}
-	local := netip.AddrPortFrom(shot.Local, v.r.lab.nextPort())
-	c, err := v.r.lab.lab.Open(v.p.From, protos[shot.Proto], shot.To, netlab.DialOptions{Timeout: timeout, Local: local})
+	c, err := v.shoot(shot, timeout)
 	if err != nil {
 		return err
 	}
