@@ -83,6 +83,7 @@ func windowsCommands(n *windowsNode) {
 	write(t, filepath.Join(dir, "crlf.yaml"), []byte(strings.ReplaceAll(
 		"apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nclusterCIDR: 10.0.0.0/16\nwinkernel:\n  networkName: cbr0\n", "\n", "\r\n")))
 	write(t, filepath.Join(dir, "m", "all.yaml"), []byte(windowsManifests))
+	do(t, os.Mkdir(filepath.Join(dir, "logs"), 0o755))
 	written := filepath.Join(dir, "written here.yaml")
 	for _, tc := range []struct {
 		name        string
@@ -102,6 +103,7 @@ func windowsCommands(n *windowsNode) {
 		{"a service is not for a console", []string{"--windows-service", "--manifests", wine.Path(dir), "--hostname-override=n1"}, 1, `^$`,
 			`--windows-service \(windowsRunAsService\) is for a process that the service control manager starts`},
 		{"a clean-up", []string{"--cleanup", "--hostname-override=n1"}, 0, `^$`, `there were no rules of a kube-proxy`},
+		{"a log in a folder", []string{"--cleanup", "--hostname-override=n1", "--logtostderr=false", "--log-dir", wine.Path(filepath.Join(dir, "logs"))}, 0, `^$`, `^$`},
 		{"render kernelspace", []string{"render", "--proxy-mode=kernelspace", "--manifests", wine.Path(filepath.Join(dir, "m")), "--hostname-override=n1"}, 0, `10\.96\.0\.1`, `^$`},
 		{"render a mode of Linux", []string{"render", "--proxy-mode=nftables", "--manifests", wine.Path(dir)}, 1, `^$`, `this mode is for Linux`},
 	} {
@@ -111,6 +113,11 @@ func windowsCommands(n *windowsNode) {
 				t.Errorf("exit %d\nout: %s\nerr: %s\nwant exit %d, %s and %s", code, out, errOut, tc.code, tc.out, tc.errOut)
 			}
 		})
+	}
+	logs, err := filepath.Glob(filepath.Join(dir, "logs", "kube-proxy.*.log.INFO.*"))
+	do(t, err)
+	if len(logs) != 1 {
+		t.Errorf("logs in the folder with a blank: %v", logs)
 	}
 	text, err := os.ReadFile(written)
 	do(t, err)
@@ -137,7 +144,7 @@ status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
 ---
 kind: Service
 metadata: {name: echo, namespace: shop}
-spec: {clusterIP: 10.96.0.1, ports: [{name: t, port: 80}, {name: u, port: 53, protocol: UDP}]}
+spec: {type: NodePort, clusterIP: 10.96.0.1, ports: [{name: t, port: 80, nodePort: 30080}, {name: u, port: 53, protocol: UDP}]}
 ---
 kind: EndpointSlice
 metadata: {name: echo-1, namespace: shop, labels: {kubernetes.io/service-name: echo}}
@@ -168,6 +175,7 @@ func windowsServes(n *windowsNode) {
 	}
 	n.code("http://127.0.0.1:10256/healthz", 200)
 	n.code("http://127.0.0.1:10256/readyz", 200)
+	n.echoes("tcp", "10.0.0.1:30080", 1_000)
 	for range 20 {
 		n.echoes("tcp", "10.96.0.1:80", 100_000)
 		n.echoes("udp", "10.96.0.1:53", 1_000)
