@@ -137,8 +137,9 @@ func (h *helper) create(u unicast) error {
 		return err
 	}
 	for range 100 {
+		// It is given, whatever the answer: an error would have the book forget it.
 		if err := windows.GetUnicastIpAddressEntry(row); err != nil || row.DadState == preferred {
-			return err
+			break
 		}
 		time.Sleep(10 * time.Millisecond) // its neighbours may have it, which an interface with neighbours asks
 	}
