@@ -51,7 +51,7 @@ func (k kind) plane(f lb.Family) (planetest.Plane, error) {
 
 // config proves a kind. That one which hosts have is the mode's column of the conformance page.
 func (k kind) config() planetest.Config {
-	return planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true, Untouched: k.untouched, Drift: k.damage}
+	return planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true, Untouched: k.untouched, Drift: k.damage, Core: core}
 }
 
 // TestConformance sends the packets of every scenario, captured in each way.
