@@ -381,6 +381,19 @@ func TestAddressesFirst(t *testing.T) {
 	}
 }
 
+// Where the node must have an address to serve it, a tenant's external address that is a pod's costs that row, and no pod.
+func TestAddressesOfPods(t *testing.T) {
+	m := newMachine()
+	m.own = true
+	p := begin(t, m, Config{}, &lb.Table{Node: lb.Node{Pods: lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}}})
+	theirs, good := front("10.9.0.7:80/tcp", "evil/x:p", 0, 1), front("192.0.2.7:80/tcp", "ns/x:p", 0, 1)
+	theirs.Kind, good.Kind = lb.ExternalIP, lb.LoadBalancer
+	_, err := p.Apply(t.Context(), []lb.Change{{Key: theirs.Key, New: theirs}, {Key: good.Key, New: good}})
+	if err == nil || !strings.Contains(err.Error(), "evil/x:p") || len(m.leads) != 1 || len(m.socks) != 1 || len(p.services) != 1 {
+		t.Errorf("error %v; led %v", err, m.leads)
+	}
+}
+
 // Whatever the capture refuses, whatever is lost, in the end the plane is what a fresh one is, and holds no listener that nobody needs.
 func TestFaults(t *testing.T) {
 	seed := rand.Uint64()

@@ -267,8 +267,26 @@ func addrs(all []netip.AddrPort, s *lb.BackendSet) []netip.AddrPort {
 	return all
 }
 
+// takesPods refuses an external address that is a pod's, where the node would have to have it: all that is sent to that pod, at any port,
+// would end here, and a tenant chooses it.
+func (p *Plane) takesPods(f *lb.Frontend) error {
+	if !p.capture.Own() || f.Kind != lb.ExternalIP && f.Kind != lb.LoadBalancer {
+		return nil
+	}
+	for _, n := range p.node.Pods.Prefixes {
+		if n.Contains(f.Key.Addr) {
+			return fmt.Errorf("%s: an external address in the network of pods (%s) is not put on this node, which has no packet filter: "+
+				"give the Service another one", f.Service, n)
+		}
+	}
+	return nil
+}
+
 // make makes a row of f that holds what it needs, and knows how it is led to. ports are those of the process before, by From.
 func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
+	if err := p.takesPods(f); err != nil {
+		return nil, err
+	}
 	r := &row{f: f, lead: capture.Lead{Key: f.Key, Kind: f.Kind, Sources: f.Sources}}
 	s := p.service(f)
 	for _, route := range f.Routes {
