@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -68,7 +69,12 @@ func (e *udpEngine) listen(owner *Listener, at Listening) (socket, error) {
 	l := slices.MinFunc(e.loops, func(a, b *udpLoop) int { return a.listeners - b.listeners })
 	var s *udpSocket
 	var err error
-	if nsErr := l.relay.ns.run(func() { s, err = l.openFront(owner, at.Addr) }); nsErr != nil {
+	open := func() error { return l.relay.ns.run(func() { s, err = l.openFront(owner, at.Addr) }) }
+	nsErr := open()
+	if nsErr == nil && errors.Is(err, unix.EADDRINUSE) && e.vacate(at.Addr) {
+		nsErr = open()
+	}
+	if nsErr != nil {
 		return nil, nsErr
 	}
 	if err != nil {
@@ -82,6 +88,14 @@ func (e *udpEngine) listen(owner *Listener, at Listening) (socket, error) {
 	}
 	l.listeners++
 	return &udpListener{engine: e, loop: l, socket: s}, nil
+}
+
+// vacate gives up a port that a socket to backends has, and reports whether one had it.
+func (e *udpEngine) vacate(at netip.AddrPort) (vacated bool) {
+	for _, l := range e.loops {
+		l.do(func() { vacated = l.vacate(at) || vacated })
+	}
+	return vacated
 }
 
 // udpListener is a listener of a loop.
@@ -305,7 +319,7 @@ func (l *udpLoop) openFront(owner *Listener, at netip.AddrPort) (*udpSocket, err
 		unix.Close(fd)
 		return nil, err
 	}
-	return &udpSocket{fd: fd, six: isSix(bound.Addr()), front: &udpFront{owner: owner, at: bound}}, nil
+	return &udpSocket{fd: fd, six: isSix(bound.Addr()), bound: bound, front: &udpFront{owner: owner, at: bound}}, nil
 }
 
 // serve begins to serve a listener.
@@ -340,23 +354,54 @@ func (l *udpLoop) removeAll() {
 // openBack makes a socket to backends. It has a port that the kernel chooses, of all addresses of the node: the route to a
 // backend says which one it is sent from.
 func (l *udpLoop) openBack(six bool) error {
-	fd, err := openUDP(anyPort(six), true, l.offload)
+	pool := &l.pools[family(six)]
+	s, err := l.newBack(six, uint32(len(*pool)))
 	if err != nil {
 		return err
 	}
-	if mark := l.relay.cfg.Mark; mark != 0 {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
-			unix.Close(fd)
-			return os.NewSyscallError("SO_MARK", err)
-		}
-	}
-	s := &udpSocket{fd: fd, six: six, number: uint32(len(l.pools[family(six)]))}
-	if err := l.add(s); err != nil {
-		unix.Close(fd)
-		return err
-	}
-	l.pools[family(six)] = append(l.pools[family(six)], s)
+	*pool = append(*pool, s)
 	return nil
+}
+
+func (l *udpLoop) newBack(six bool, number uint32) (*udpSocket, error) {
+	fd, err := openUDP(anyPort(six), true, l.offload)
+	if err != nil {
+		return nil, err
+	}
+	if mark := l.relay.cfg.Mark; mark != 0 {
+		err = os.NewSyscallError("SO_MARK", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)))
+	}
+	s := &udpSocket{fd: fd, six: six, number: number}
+	if err == nil {
+		s.bound, err = boundTo(fd)
+	}
+	if err == nil {
+		err = l.add(s)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return s, nil
+}
+
+// vacate gives the socket to backends that has a port another port, and reports whether there is one.
+func (l *udpLoop) vacate(at netip.AddrPort) bool {
+	six := isSix(at.Addr())
+	pool := l.pools[family(six)]
+	for i, s := range pool {
+		if s.bound.Port() != at.Port() {
+			continue
+		}
+		other, err := l.newBack(six, s.number)
+		if err != nil {
+			return false
+		}
+		pool[i] = other
+		l.forget(s)
+		return true
+	}
+	return false
 }
 
 func (l *udpLoop) add(s *udpSocket) error {

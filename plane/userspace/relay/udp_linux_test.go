@@ -673,3 +673,51 @@ func FuzzUDPControl(f *testing.F) {
 		}
 	})
 }
+
+// A port that a socket to backends has by chance is given up for a listener: a Service may have any port. The sessions of the
+// socket go on from another port; a port that somebody else has stays in use.
+func TestUDPListensAtAPortOfItsOwnSockets(t *testing.T) {
+	r := startUDP(t, Config{UDPIdle: time.Minute}, engineOf(2, true))
+	var mu sync.Mutex
+	ports := map[uint16]bool{}
+	b := to(boundAt(udpEcho(t, loopback, func(from netip.AddrPort, _ []byte) {
+		mu.Lock()
+		ports[from.Port()] = true
+		mu.Unlock()
+	})))
+	var clients []*net.UDPConn
+	for range 2 { // one for each loop
+		l := listenUDP(t, r, loopback, b)
+		clients = append(clients, dialUDP(t, l.Addr()))
+	}
+	for _, c := range clients {
+		if !ask(t, c, "before", patience) {
+			t.Fatal("no answer")
+		}
+	}
+	mu.Lock()
+	taken := ports
+	ports = map[uint16]bool{}
+	mu.Unlock()
+	for port := range taken {
+		l := listenUDP(t, r, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.9"), port), b)
+		if !ask(t, dialUDP(t, l.Addr()), "at the port", patience) {
+			t.Error("no answer at the port")
+		}
+		if _, err := r.Listen(Listening{lb.UDP, l.Addr()}, b); !errors.Is(err, unix.EADDRINUSE) {
+			t.Errorf("a port of a listener is %v", err)
+		}
+	}
+	for _, c := range clients {
+		if !ask(t, c, "after", patience) {
+			t.Errorf("no answer to a session that was there before; %+v", r.Stats().UDP)
+		}
+	}
+	if s := r.Stats().UDP; s.Opened != 4 || s.Dropped != (Dropped{}) {
+		t.Errorf("%+v", s)
+	}
+	other := udpSocketAt(t, loopback)
+	if _, err := r.Listen(Listening{lb.UDP, boundAt(other)}, b); !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("a port of somebody else is %v", err)
+	}
+}

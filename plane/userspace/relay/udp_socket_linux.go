@@ -12,6 +12,7 @@ import (
 type udpSocket struct {
 	fd     int
 	six    bool
+	bound  netip.AddrPort
 	front  *udpFront // nil: to backends
 	number uint32    // in its pool
 	// The datagrams to be sent through it are a list, by their places in the batch plus one.
