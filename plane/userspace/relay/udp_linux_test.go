@@ -162,15 +162,16 @@ func TestUDPBackendDiesAndReturns(t *testing.T) {
 			}
 		}
 		back.Close()
-		alone.SetBalancer(b)
+		alone.SetBalancer(to(b.backends[0]))
 		moved := r.Stats().UDP.Moved
-		clients[0].Write([]byte("notice"))
 		eventually(t, "the refusal is noticed", func() bool {
 			clients[0].Write([]byte("notice"))
 			return r.Stats().UDP.Moved > moved
 		})
-		for i, c := range clients {
-			eventuallyAsk(t, c, fmt.Sprint("after ", i)) // the first may be led to the dead one again
+		for i, c := range clients[1:] {
+			if !ask(t, c, "after", patience) {
+				t.Fatalf("client %d: what it sent went to the dead backend; %+v", i, r.Stats().UDP)
+			}
 		}
 	}
 }
