@@ -722,3 +722,76 @@ func TestUDPListensAtAPortOfItsOwnSockets(t *testing.T) {
 		t.Errorf("a port of somebody else is %v", err)
 	}
 }
+
+// FuzzUDPCollect joins any datagrams to messages: what the kernel cuts each into is what was received, in its order, and the kernel
+// takes each message.
+func FuzzUDPCollect(f *testing.F) {
+	f.Add([]byte{0, 100, 1, 0, 100, 1, 0, 50, 1, 0, 100, 1, 0, 0, 1, 0, 0, 1}, uint16(1400))
+	f.Add(bytes.Repeat([]byte{4, 0, 2}, batchSize), uint16(1024))
+	f.Add([]byte{255, 227, 9, 0, 1, 1, 0, 2, 2, 200, 0, 129, 0, 100, 1}, uint16(0))
+	b := newUDPBatch()
+	f.Fuzz(func(t *testing.T, ops []byte, limit uint16) {
+		s := &udpSocket{}
+		b.waiting = b.waiting[:0]
+		type piece struct {
+			client uint32
+			length int
+		}
+		var want []piece
+		slot := 0
+		for ; len(ops) >= 3 && slot < batchSize; ops = ops[3:] {
+			d := &b.datagrams[slot]
+			*d = datagram{length: min(int(binary.BigEndian.Uint16(ops)), 65507), session: uint32(ops[2] % 4)}
+			d.to.port = d.session
+			if ops[2] >= 128 && d.length > 1 { // the kernel joined it
+				d.segment = 1 + d.length/(2+int(ops[2]%30))
+				if segments(d.length, d.segment) < 2 {
+					d.segment = 0
+				}
+			}
+			left := d.length
+			for range segments(d.length, d.segment) {
+				n := left
+				if d.segment > 0 {
+					n = min(left, d.segment)
+				}
+				want = append(want, piece{d.session, n})
+				left -= n
+			}
+			b.queue(s, slot)
+			slot++
+		}
+		b.collect(s, int(limit))
+		var got []piece
+		for i := range b.out {
+			o, h := &b.out[i], &b.send[i].hdr
+			if o.parts > trainLength || o.parts > 1 && (o.bytes > trainBytes || o.segment > int(limit)) {
+				t.Fatalf("%d datagrams, %d bytes, %d each at most %d in a message", o.parts, o.bytes, o.segment, limit)
+			}
+			total := 0
+			for part := o.iov; part < o.iov+o.parts; part++ {
+				total += int(b.sendIov[part].Len)
+			}
+			if total != o.bytes || int(h.Iovlen) != o.parts || h.Iov != &b.sendIov[o.iov] {
+				t.Fatalf("%d bytes in %d parts, counted as %d in %d", total, h.Iovlen, o.bytes, o.parts)
+			}
+			size := o.trainSegment()
+			if control := int(h.Controllen); (control > 0) != (size > 0) {
+				t.Fatalf("%d bytes of control for segments of %d", control, size)
+			}
+			if size == 0 { // the kernel sends it as it is
+				got = append(got, piece{o.session, total})
+				if o.parts != 1 {
+					t.Fatalf("%d parts are one datagram", o.parts)
+				}
+				continue
+			}
+			for ; total > 0; total -= min(total, size) {
+				got = append(got, piece{o.session, min(total, size)})
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("sent %v for %v", got, want)
+		}
+	})
+}
