@@ -62,7 +62,7 @@ func (p *portable) listen(l *Listener, at Listening) (socket, error) {
 		return nil, nsErr
 	}
 	if err != nil {
-		return nil, err
+		return nil, listenError(err)
 	}
 	s := &portableSocket{engine: p, owner: l, ln: ln.(*net.TCPListener)}
 	p.fds.force(&s.share, 1)

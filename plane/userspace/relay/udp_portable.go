@@ -76,7 +76,7 @@ func (p *portableUDP) listen(owner *Listener, at Listening) (socket, error) {
 func openPortableUDP(at netip.AddrPort) (*net.UDPConn, error) {
 	conn, err := net.ListenUDP(udpNetwork(isSix(at.Addr())), net.UDPAddrFromAddrPort(at))
 	if err != nil {
-		return nil, err
+		return nil, listenError(err)
 	}
 	if err := errors.Join(conn.SetReadBuffer(udpBuffer), conn.SetWriteBuffer(udpBuffer)); err != nil {
 		conn.Close()
