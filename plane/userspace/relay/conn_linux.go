@@ -333,7 +333,7 @@ func (l *loop) close(c *conn, reset bool) {
 	for i := range c.ends {
 		e := &c.ends[i]
 		if e.pipe != nil {
-			l.pipes.drop(e.pipe)
+			l.pipes.drop(&c.from.pipes, e.pipe)
 			e.pipe = nil
 		}
 		if e.fd >= 0 {

@@ -21,6 +21,7 @@ import (
 type conns struct {
 	relay *Relay
 	fds   *budget
+	pipes *budget // of those in use
 	loops []*loop
 	work  sync.WaitGroup
 
@@ -37,6 +38,7 @@ const maxLoops = 16
 
 func newConns(r *Relay) (engine, error) {
 	e := &conns{relay: r, fds: newBudget(r.cfg.Descriptors)}
+	e.pipes = newPipeBudget(e.fds.max)
 	for range min(runtime.GOMAXPROCS(0), maxLoops) {
 		l, err := newLoop(e)
 		if err != nil {
@@ -116,7 +118,8 @@ type listening struct {
 	id     int32 // by which loops know it, never used again
 	proto  lb.Proto
 	at     netip.AddrPort
-	share  share
+	share  share // of descriptors
+	pipes  share // of pipes
 
 	mu     sync.RWMutex // held to read while fd is used
 	fd     int

@@ -53,7 +53,7 @@ const (
 func newLoop(e *conns) (*loop, error) {
 	l := &loop{
 		engine: e, listening: map[int32]*listening{}, groups: map[groupKey]*group{}, buf: make([]byte, copySize),
-		pipes: pipes{max: int(e.fds.max) / pipeShare / 2},
+		pipes: pipes{budget: e.pipes},
 	}
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
@@ -120,7 +120,7 @@ func (l *loop) run() {
 		l.resumePaused()
 	}
 	l.endAll(nil)
-	l.pipes.close()
+	l.pipes.closeFree()
 }
 
 // patience is how long there is nothing to do unless the kernel says so, in milliseconds; -1 for ever.

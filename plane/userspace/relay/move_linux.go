@@ -16,14 +16,8 @@ const (
 	targetFailed
 )
 
-const (
-	// turnBytes is how much one connection moves one way before others have their turn.
-	turnBytes = 1 << 20
-	// spliceBytes is how much is asked for at a time; a pipe's buffers hold less, if they are many and small.
-	spliceBytes = 1 << 20
-	// pipeShare is the part of all descriptors that pipes may take: one in so many.
-	pipeShare = 8
-)
+// turnBytes is how much one connection moves one way before others have their turn.
+const turnBytes = 1 << 20
 
 // move moves what can be moved from one end to the other. Bytes are read only if the other can take some: what it cannot take
 // after all stays in the pipe, which bounds what a slow reader costs.
@@ -33,9 +27,9 @@ func (l *loop) move(c *conn, from int) outcome {
 	}
 	src, dst := &c.ends[from], &c.ends[1-from]
 	before := l.moved
-	result := l.moveBytes(src, dst)
+	result := l.moveBytes(&c.from.pipes, src, dst)
 	if src.pipe != nil && src.inPipe == 0 {
-		l.pipes.put(src.pipe)
+		l.pipes.put(&c.from.pipes, src.pipe)
 		src.pipe = nil
 	}
 	l.count(&l.tcp, from, l.moved-before)
@@ -52,7 +46,7 @@ func (l *loop) count(to *counters, from int, n int64) {
 	}
 }
 
-func (l *loop) moveBytes(src, dst *end) outcome {
+func (l *loop) moveBytes(s *share, src, dst *end) outcome {
 	for turn := l.moved + turnBytes; ; {
 		switch {
 		case src.inPipe > 0 && !dst.writable:
@@ -76,7 +70,7 @@ func (l *loop) moveBytes(src, dst *end) outcome {
 		case l.moved >= turn:
 			return turnOver
 		default:
-			if result := l.read(src, dst); result != nothingLeft {
+			if result := l.read(s, src, dst); result != nothingLeft {
 				return result
 			}
 		}
@@ -92,9 +86,9 @@ func (e *end) finish() {
 }
 
 // read reads what has come from src: into a pipe, or straight on to dst if there is none to be had.
-func (l *loop) read(src, dst *end) outcome {
+func (l *loop) read(s *share, src, dst *end) outcome {
 	if src.pipe == nil && !src.copies {
-		src.pipe = l.pipes.get()
+		src.pipe = l.pipes.get(s)
 	}
 	if src.pipe == nil || src.copies {
 		return l.copy(src, dst)

@@ -6,58 +6,79 @@ import "golang.org/x/sys/unix"
 type pipe struct{ r, w int }
 
 // pipes are those of a loop that hold nothing. A connection takes one while bytes are under way. It keeps it only if its peer
-// does not take them; so that peers who read slowly cannot take all descriptors, there is a bound for these.
+// does not take them. What peers who read slowly cost that way, in descriptors and in memory of the kernel, the budget of pipes
+// bounds, of which no listener gets all.
 type pipes struct {
-	free []*pipe
-	made int // and not closed
-	max  int
+	free   []*pipe
+	made   int // and not closed
+	budget *budget
 }
 
-// sparePipes is how many pipes a loop keeps for later.
-const sparePipes = 16
+const (
+	// sparePipes is how many pipes a loop keeps for later.
+	sparePipes = 16
+	// mostPipes is how many pipes are in use at a time, if an eighth of the descriptors is enough for them: with spliceBytes in
+	// each they hold 128 MiB.
+	mostPipes = 256
+	// pipeShare is the part of all descriptors that pipes may take: one in so many.
+	pipeShare = 8
+	// pipeSize is how many bytes a pipe is made for, 64 KiB if the kernel does not allow that. They come in pieces, each of which takes
+	// the place of a page, however small. A stream took 0.3 ms of the processor for a megabyte, with 64 KiB 0.5 ms.
+	pipeSize = 1 << 20
+	// spliceBytes is how many bytes are read into a pipe at a time.
+	spliceBytes = 512 << 10
+)
 
-// pipeSize is how many bytes a pipe is to hold, 64 KiB if the kernel does not allow that. With it a stream took 0.3 ms of the
-// processor for a megabyte, with 64 KiB 0.5 ms.
-const pipeSize = 1 << 20
+// newPipeBudget bounds the pipes of a relay that has so many descriptors.
+func newPipeBudget(descriptors int64) *budget {
+	return &budget{max: min(mostPipes, max(1, descriptors/pipeShare/2))}
+}
 
 // get returns an empty pipe; nil if there is none to be had.
-func (p *pipes) get() *pipe {
+func (p *pipes) get(s *share) *pipe {
+	if !p.budget.take(s, 1) {
+		return nil
+	}
 	if n := len(p.free); n > 0 {
 		last := p.free[n-1]
 		p.free = p.free[:n-1]
 		return last
 	}
-	if p.made >= p.max {
-		return nil
-	}
 	var fds [2]int
 	if unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
+		p.budget.give(s, 1)
 		return nil
 	}
-	unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, pipeSize) // without it there are 64 KiB
+	unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, pipeSize)
 	p.made++
 	return &pipe{fds[0], fds[1]}
 }
 
 // put takes back a pipe that is empty.
-func (p *pipes) put(pp *pipe) {
-	if len(p.free) < sparePipes {
-		p.free = append(p.free, pp)
+func (p *pipes) put(s *share, pp *pipe) {
+	if len(p.free) >= sparePipes {
+		p.drop(s, pp)
 		return
 	}
-	p.drop(pp)
+	p.budget.give(s, 1)
+	p.free = append(p.free, pp)
 }
 
 // drop closes a pipe with all that is in it.
-func (p *pipes) drop(pp *pipe) {
+func (p *pipes) drop(s *share, pp *pipe) {
+	p.budget.give(s, 1)
+	p.close(pp)
+}
+
+func (p *pipes) close(pp *pipe) {
 	unix.Close(pp.r)
 	unix.Close(pp.w)
 	p.made--
 }
 
-func (p *pipes) close() {
+func (p *pipes) closeFree() {
 	for _, pp := range p.free {
-		p.drop(pp)
+		p.close(pp)
 	}
 	p.free = nil
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,14 +34,51 @@ func newRelay(t testing.TB, cfg Config) *Relay {
 // withoutPipes makes a relay copy all bytes, as it does when there is no descriptor for a pipe.
 func withoutPipes(r *Relay) {
 	done := make(chan struct{})
-	loops := r.conns.(*conns).loops
 	r.conns.(*conns).each(func(l *loop) {
-		l.pipes.max = 0
+		l.pipes.budget = &budget{}
 		done <- struct{}{}
 	})
-	for range loops {
+	for range r.conns.(*conns).loops {
 		<-done
 	}
+}
+
+// Readers who do not read keep no more pipes than their listener's share; those of another still get some.
+func TestTCPSlowReaders(t *testing.T) {
+	r := newRelay(t, Config{Descriptors: 400})
+	stop := make(chan struct{})
+	var total atomic.Int64
+	slow := listen(t, r, to(serve(t, func(c *net.TCPConn) {
+		<-stop
+		n, _ := io.Copy(io.Discard, c)
+		total.Add(n)
+	})))
+	var sent int64
+	for range 60 {
+		c := dial(t, slow.Addr())
+		for chunk := make([]byte, 1<<20); ; {
+			c.SetWriteDeadline(time.Now().Add(20 * time.Millisecond))
+			n, err := c.Write(chunk)
+			sent += int64(n)
+			if err != nil {
+				break
+			}
+		}
+		c.SetDeadline(time.Now().Add(patience))
+		c.CloseWrite()
+	}
+	pipes := r.conns.(*conns).pipes
+	if used := pipes.used.Load(); used > pipes.max*4/5+1 || used == 0 {
+		t.Errorf("readers who do not read keep %d pipes of %d", used, pipes.max)
+	}
+	var other share
+	if !pipes.take(&other, 1) {
+		t.Error("no pipe is left for the clients of another listener")
+	}
+	pipes.give(&other, 1)
+	close(stop)
+	eventually(t, "all bytes arrive", func() bool { return total.Load() == sent })
+	eventually(t, "no pipe is in use", func() bool { return pipes.used.Load() == 0 })
 }
 
 // Without pipes every byte arrives too, and nothing is kept in memory.
