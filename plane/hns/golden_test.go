@@ -1,6 +1,7 @@
 package hns_test
 
 import (
+	"encoding/json"
 	"flag"
 	"net/netip"
 	"os"
@@ -32,7 +33,7 @@ func goldens() map[string]golden {
 	all.Replace(world.Full(1, 10, 2, 1, 3*time.Hour))
 	all.Replace(world.ClusterIP(2, 0, 0))
 	return map[string]golden{
-		"shop": {table: shop}, "shop-ipv6": {cfg: hns.Config{Family: lb.IPv6}, table: shop6},
+		"nothing": {table: &lb.Table{}}, "shop": {table: shop}, "shop-ipv6": {cfg: hns.Config{Family: lb.IPv6}, table: shop6},
 		"overlay-dsr":   {cfg: hns.Config{SourceVIP: netip.MustParseAddr("10.1.1.2"), DSR: true}, table: shop},
 		"every-kind":    {table: all, cfg: hns.Config{DSR: true}, says: []string{"loadBalancerSourceRanges"}},
 		"health-checks": {table: forwarded(), cfg: hns.Config{ForwardHealthCheckVIP: true}},
@@ -106,6 +107,10 @@ func TestRenderDP45(t *testing.T) {
 			}
 			if string(got) != string(want) {
 				t.Errorf("it is not what %s says (rewrite with -update):\n%s", file, got)
+			}
+			var calls []hns.Request
+			if err := json.Unmarshal(got, &calls); err != nil || len(calls) == 0 && name != "nothing" {
+				t.Errorf("%d calls, %v", len(calls), err)
 			}
 			again, _ := hns.Render(g.cfg, g.table)
 			if string(again) != string(got) {

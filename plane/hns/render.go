@@ -19,7 +19,7 @@ import (
 // the first address of NodePorts; the newest version of HNS; for each pod of this node an endpoint; in an overlay, that each other backend is a node. The ids, which HNS makes, are "network NAME",
 // "endpoint ADDRESS", and "pod ADDRESS" for those of this node's pods.
 func Render(cfg Config, want *lb.Table) ([]byte, error) {
-	r := &recorder{cfg: cfg, node: want.Node}
+	r := &recorder{cfg: cfg, node: want.Node, asked: []Request{}}
 	cfg.HNS = r
 	if cfg.Network == "" {
 		cfg.Network = "kube-proxy"
