@@ -1,0 +1,151 @@
+package hns_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/hns"
+	"kube-proxy/plane/hns/hnsfake"
+)
+
+// once fails the n-th call of a name.
+func (n *windowsNode) once(name string, f hnsfake.Fault) {
+	done := false
+	n.FailWith(func(c hnsfake.Call) *hnsfake.Fault {
+		if done || c.Name != name {
+			return nil
+		}
+		done = true
+		return &f
+	})
+}
+
+// badAnswers are what HNS answers when something is wrong, and the words by which it is told.
+var badAnswers = map[string]struct {
+	fault hnsfake.Fault
+	says  string
+}{
+	"element not found": {hnsfake.Fault{Code: hns.CodeElementNotFound}, "element not found (0x490)"},
+	"already exists":    {hnsfake.Fault{Code: hns.CodeAlreadyExists}, "already exists (0xb7)"},
+	"port exists":       {hnsfake.Fault{Code: hns.CodePortExists}, "already exists (0x803b0013)"},
+	"RPC failed":        {hnsfake.Fault{Code: hns.CodeServiceUnreachable}, "HNS cannot be reached (0x6ba)"},
+	"denied":            {hnsfake.Fault{Code: hns.CodeAccessDenied}, "access denied (0x5)"},
+}
+
+// A bad answer to a call of one change costs that change's row alone, which says what HNS said to which call; the other rows of the batch are
+// written, and the next try writes the row (DP-46).
+func TestBadAnswersToAChange(t *testing.T) {
+	for what, bad := range badAnswers {
+		for _, call := range []string{"CreateEndpoint", "CreateLoadBalancer", "ModifyLoadBalancer", "DeleteLoadBalancer"} {
+			t.Run(fmt.Sprintf("%s to %s", what, call), func(t *testing.T) {
+				n := newNode(hns.L2Bridge, hnsfake.Everything)
+				n.pods = everyThird
+				p, table := n.plane(t, lb.IPv4), world.Table(2, 3)
+				reset(t, p, table)
+				var changes []lb.Change
+				add := func(c []lb.Change, _ []lb.Contest) { changes = append(changes, c...) }
+				switch call {
+				case "ModifyLoadBalancer":
+					add(table.Replace(world.ClusterIP(0, 0, 2)))
+				case "DeleteLoadBalancer":
+					add(table.Replace(lb.Owner{Name: serviceName(0)}, nil))
+				}
+				add(table.Replace(world.ClusterIP(5, 30, 3)))
+				add(table.Replace(world.ClusterIP(6, 60, 3)))
+				n.once(call, bad.fault)
+				_, err := p.Apply(t.Context(), changes)
+				gone := call == "DeleteLoadBalancer" && errors.Is(hns.KindOf(bad.fault.Code), hns.ErrNotFound) // what is not there is gone
+				if !gone {
+					says(t, err, call, bad.says, changes[0].Key.String())
+					if strings.Count(err.Error(), "/tcp (") != 1 {
+						t.Errorf("more than a row failed: %v", err)
+					}
+				}
+				if _, ok := n.balancerOf("10.0.0.7", 80); !ok {
+					t.Errorf("the other row is not served:\n%s", n.Own())
+				}
+				if gone {
+					return // HNS lied; the next test is about that
+				}
+				for range 2 { // an answer may have left doubts
+					if _, err = p.Apply(t.Context(), changes); err == nil {
+						break
+					}
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				n.asFresh(t, p, table)
+			})
+		}
+	}
+}
+
+// asFresh expects what a fresh start makes of the table, after an audit.
+func (n *windowsNode) asFresh(t *testing.T, p *hns.Plane, table *lb.Table) {
+	t.Helper()
+	if _, err := p.Audit(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	fresh := newNode(hns.L2Bridge, hnsfake.Everything)
+	fresh.pods = everyThird
+	reset(t, fresh.plane(t, lb.IPv4), table)
+	if n.Own() != fresh.Own() {
+		t.Errorf("held:\n%s\nwant:\n%s", n.Own(), fresh.Own())
+	}
+	if touched := n.Touched(); len(touched) > 0 {
+		t.Errorf("touched %q", touched)
+	}
+}
+
+// Where a list cannot be had, a Reset and an audit say so and change nothing; of half a list an audit or a restart makes no more than a detour: what is
+// there is found again, and no object is lost or there twice (PN-76).
+func TestBadLists(t *testing.T) {
+	for _, call := range []string{"Features", "Networks", "Endpoints", "LoadBalancers"} {
+		for what, bad := range badAnswers {
+			n := newNode(hns.L2Bridge, hnsfake.Everything)
+			n.pods = everyThird
+			p, table := n.plane(t, lb.IPv4), world.Table(6, 3)
+			reset(t, p, table)
+			before := n.Own()
+			n.once(call, bad.fault)
+			_, err := p.Audit(t.Context(), true)
+			says(t, err, "audit", call, bad.says)
+			n.once(call, bad.fault)
+			_, err = p.Reset(t.Context(), &lb.Table{})
+			says(t, err, "reset", call, bad.says)
+			if n.Own() != before {
+				t.Errorf("%s to %s: something was written", what, call)
+			}
+		}
+	}
+	for _, call := range []string{"Endpoints", "LoadBalancers"} {
+		for _, restart := range []bool{false, true} {
+			t.Run(fmt.Sprintf("half of %s, restart %t", call, restart), func(t *testing.T) {
+				n := newNode(hns.L2Bridge, hnsfake.Everything)
+				n.pods = everyThird
+				p, table := n.plane(t, lb.IPv4), world.Table(6, 3)
+				reset(t, p, table)
+				n.once(call, hnsfake.Fault{Half: true})
+				if restart {
+					p = n.plane(t, lb.IPv4)
+					_, err := resetAll(p, table)
+					t.Logf("the restart: %v", err)
+				} else {
+					_, err := p.Audit(t.Context(), true)
+					t.Logf("the audit: %v", err)
+				}
+				n.FailWith(nil)
+				for f := range table.All() { // nothing was cut for good
+					if _, ok := n.balancerOf(f.Key.Addr.String(), 80); !ok {
+						t.Errorf("%s is not served", f.Key)
+					}
+				}
+				n.asFresh(t, p, table)
+			})
+		}
+	}
+}
