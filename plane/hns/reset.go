@@ -223,10 +223,13 @@ func (r *reconciliation) adoptBalancers(pic picture, was *state) {
 		}
 		for _, id := range l.HostComputeEndpoints {
 			a := st.addressOf(byID[strings.ToLower(id)])
-			if !a.IsValid() || st.endpoints[a].doubt {
+			switch {
+			case !a.IsValid(): // gone, or the list was not whole
+				b.ids = slices.Sorted(slices.Values(l.HostComputeEndpoints))
+			case st.endpoints[a].doubt:
 				b.doubt = true
-			}
-			if a.IsValid() {
+				fallthrough
+			default:
 				b.endpoints = append(b.endpoints, a)
 			}
 		}

@@ -55,15 +55,26 @@ func (w *writer) put(ctx context.Context, key lb.Key, want *plan) error {
 		return w.remove(ctx, key, is)
 	}
 	addrs, missing := w.have(ctx, key, want.backends)
+	w.recognize(is, addrs)
 	switch {
 	case len(addrs) == 0:
 		return errors.Join(missing, w.remove(ctx, key, is))
-	case is != nil && is.shape == want.shape && slices.Equal(is.endpoints, addrs) && !is.doubt:
+	case is != nil && is.shape == want.shape && slices.Equal(is.endpoints, addrs) && !is.doubt && is.ids == nil:
 		return missing
 	case is != nil && is.shape == want.shape && !is.doubt && st.features.ModifyLoadbalancer:
 		return errors.Join(missing, w.modify(ctx, is, addrs))
 	}
 	return errors.Join(missing, w.replace(ctx, key, is, want.shape, addrs))
+}
+
+// recognize finds, once they are known by their addresses, that a load balancer has just these endpoints though HNS did not list them.
+func (w *writer) recognize(is *balancer, addrs []netip.Addr) {
+	if is == nil || is.ids == nil || !slices.EqualFunc(is.ids, w.ids(addrs), strings.EqualFold) {
+		return
+	}
+	w.st.acquire(addrs)
+	w.st.release(is.endpoints)
+	is.endpoints, is.ids = addrs, nil
 }
 
 // modify changes the endpoints of a load balancer in place: connections to those that stay live on.
@@ -84,7 +95,7 @@ func (w *writer) modify(ctx context.Context, is *balancer, addrs []netip.Addr) e
 	}
 	w.st.acquire(addrs)
 	w.st.release(is.endpoints)
-	is.endpoints = addrs
+	is.endpoints, is.ids = addrs, nil
 	is.shown, _ = shapeOf(made)
 	return nil
 }
