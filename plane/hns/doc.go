@@ -13,7 +13,8 @@
 //
 // # What HNS cannot do
 //
-// Sources are not told apart, so the route for anywhere decides for all; where it rejects or drops, there is no load balancer. A row with source
+// Sources are not told apart, so the route for anywhere decides for all; where it rejects or drops, there is no load balancer. But with DSR, HNS
+// keeps clients from outside on this node's endpoints, which is what externalTrafficPolicy Local asks for. A row with source
 // ranges is left out rather than open to everybody. There is no SCTP. A port leads to one port of the endpoints. An affinity
 // has no timeout of ours. Each is told once ([Plane.Notices]); docs/adr/0043 has the reasons.
 //
