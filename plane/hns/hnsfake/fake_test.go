@@ -565,3 +565,38 @@ func TestResolveOrder(t *testing.T) {
 		t.Errorf("%+v, want that of the node", v)
 	}
 }
+
+// In an overlay network packets go to the node that the endpoint names, and arrive if the pod is there.
+func TestResolveOverlay(t *testing.T) {
+	for what, c := range map[string]struct {
+		addr, node string
+		arrives    bool
+	}{
+		"the node of the pod":             {"10.1.2.15", "172.18.0.3", true},
+		"another node":                    {"10.1.2.15", "172.18.0.4", false},
+		"the node of the longest prefix":  {"10.1.2.200", "172.18.0.4", true},
+		"that of a shorter one":           {"10.1.2.200", "172.18.0.3", false},
+		"a server of another node itself": {"172.18.0.5", "172.18.0.5", true},
+		"that, by another node":           {"172.18.0.5", "172.18.0.3", false},
+	} {
+		s := setUp(t, hns.Overlay, Everything)
+		s.SetNetwork(s.network, func(n *hns.Network) {
+			for pods, node := range map[string]string{"10.1.2.0/24": "172.18.0.3", "10.1.2.128/25": "172.18.0.4"} {
+				n.Policies = append(n.Policies, hns.Policy{Type: hns.PolicyRemoteSubnetRoute,
+					Settings: []byte(`{"DestinationPrefix":"` + pods + `","ProviderAddress":"` + node + `"}`)})
+			}
+		})
+		e := s.elsewhere(c.addr)
+		e.Policies[0].Settings = []byte(`{"ProviderAddress":"` + c.node + `"}`)
+		made, err := s.CreateEndpoint(ctx, e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := s.balancer(made.ID)
+		l.SourceVIP = "10.1.1.11"
+		s.create(l)
+		if got := s.State().Resolve(Packet{From: Pod, To: netip.AddrPortFrom(vip, 80), Proto: 6}); (len(got.Backends) == 1) != c.arrives {
+			t.Errorf("%s: %+v, arrives: %t", what, got, c.arrives)
+		}
+	}
+}

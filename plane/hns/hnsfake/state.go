@@ -1,6 +1,7 @@
 package hnsfake
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -121,6 +122,8 @@ type Verdict struct {
 //   - With MappingILB those from outside are not taken.
 //   - Without DSR the backend sees another source, SourceVIP or the node's. With DSR it sees the client's: what comes from outside is then
 //     led to backends of this node alone (kubernetes/kubernetes#115344), for another node's would answer past the translation.
+//   - In an overlay network a backend of another node is reached if its endpoint names the node that the network has for its address; an
+//     address that the network has no node for, if it is the node's own.
 func (s *State) Resolve(p Packet) Verdict {
 	key := Key{Addr: p.To.Addr(), Six: p.To.Addr().Is6(), Port: p.To.Port(), Proto: p.Proto}
 	id, ok := s.keys[key]
@@ -142,12 +145,34 @@ func (s *State) Resolve(p Packet) Verdict {
 	v := Verdict{LoadBalancer: id, Sticky: m.DistributionType != hns.PerConnection, Kept: dsr}
 	for _, eid := range l.HostComputeEndpoints {
 		e := s.endpoints[eid]
-		if dsr && p.From == Outside && e.Flags&hns.RemoteEndpoint != 0 {
+		if e.Flags&hns.RemoteEndpoint != 0 && (dsr && p.From == Outside || !s.reaches(e, key.Six)) {
 			continue
 		}
 		v.Backends = append(v.Backends, netip.AddrPortFrom(e.addr(key.Six), m.InternalPort))
 	}
 	return v
+}
+
+// reaches reports whether packets to an endpoint of another node arrive there.
+func (s *State) reaches(e *endpoint, six bool) bool {
+	addr := e.addr(six)
+	i := slices.IndexFunc(s.Networks, func(n hns.Network) bool { return n.ID == e.HostComputeNetwork })
+	if s.Networks[i].Type != hns.Overlay {
+		return true
+	}
+	at, bits := addr, -1
+	for _, p := range s.Networks[i].Policies {
+		var r hns.RemoteSubnet
+		if p.Type != hns.PolicyRemoteSubnetRoute || json.Unmarshal(p.Settings, &r) != nil {
+			continue
+		}
+		pods, err := netip.ParsePrefix(r.DestinationPrefix)
+		node, nodeErr := netip.ParseAddr(r.ProviderAddress)
+		if err == nil && nodeErr == nil && pods.Contains(addr) && pods.Bits() > bits {
+			at, bits = node, pods.Bits()
+		}
+	}
+	return provider(e.Policies) == at
 }
 
 // Lives reports whether a connection that the load balancer took goes on: as long as it is there, also where its backend is none of it any
