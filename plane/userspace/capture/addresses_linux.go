@@ -261,21 +261,38 @@ func (r *rtnl) settled(ctx context.Context, a netip.Addr) error {
 	return errors.New("the kernel does not take it for one of the node's, though it took the request")
 }
 
-// held reports whether the node has the address, by asking where a packet to it goes.
+// held reports whether the node has the address, by asking where a packet to it goes. Of an address of IPv6 that is new the kernel
+// still asks the link whether anybody else has it (DAD), and leads no packets there meanwhile; so it is asked for the address as well.
 func (r *rtnl) held(ctx context.Context, a netip.Addr) (held bool, err error) {
+	var attrs nftwire.Encoder
+	if r.fam == lb.IPv6 {
+		attrs.Bytes(unix.IFA_ADDRESS, a.AsSlice())
+		head := append([]byte{r.proto}, make([]byte, unix.SizeofIfAddrmsg-1)...)
+		held, err = r.answers(ctx, nlconn.Request(unix.RTM_GETADDR, 0, head, attrs.B), func([]byte) bool { return true })
+		if held || err != nil {
+			return held, err
+		}
+	}
 	head := make([]byte, unix.SizeofRtMsg)
 	head[0], head[1] = r.proto, byte(a.BitLen())
-	var attrs nftwire.Encoder
+	attrs = nftwire.Encoder{}
 	attrs.Bytes(unix.RTA_DST, a.AsSlice())
-	err = r.conn.Do(ctx, nlconn.Request(unix.RTM_GETROUTE, 0, head, attrs.B), func(m nlconn.Message) error {
+	return r.answers(ctx, nlconn.Request(unix.RTM_GETROUTE, 0, head, attrs.B), func(route []byte) bool {
 		const typeAt = 7 // rtm_type in struct rtmsg
-		held = len(m.Body) > typeAt && m.Body[typeAt] == unix.RTN_LOCAL
+		return len(route) > typeAt && route[typeAt] == unix.RTN_LOCAL
+	})
+}
+
+// answers reports whether the kernel's answer is as asked. That it has none, no address or no route, is no error.
+func (r *rtnl) answers(ctx context.Context, request []byte, is func(body []byte) bool) (yes bool, err error) {
+	err = r.conn.Do(ctx, request, func(m nlconn.Message) error {
+		yes = is(m.Body)
 		return nil
 	})
-	if refused := (*nlconn.Error)(nil); errors.As(err, &refused) { // no route, or one that leads nowhere
+	if refused := (*nlconn.Error)(nil); errors.As(err, &refused) {
 		return false, nil
 	}
-	return held, err
+	return yes, err
 }
 
 func (r *rtnl) remove(ctx context.Context, a netip.Addr) error {
