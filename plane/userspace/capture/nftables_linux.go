@@ -338,27 +338,32 @@ func (c *NFTables) Audit(ctx context.Context, full bool) (int, error) {
 	if !heard && !full {
 		return 0, nil
 	}
-	n, err := c.audit(ctx)
+	n, err := c.audit(ctx, heard)
 	if err != nil && heard {
 		c.mon.Missed()
 	}
 	return n, err
 }
 
-func (c *NFTables) audit(ctx context.Context) (int, error) {
-	snap, err := c.read(ctx)
-	if err != nil {
-		return 0, err
+func (c *NFTables) audit(ctx context.Context, heard bool) (int, error) {
+	for again := !heard; ; again = false {
+		snap, err := c.read(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if !snap.ours {
+			return 0, fmt.Errorf("capture by nftables, %s: somebody removed or replaced table %s or a part of it: %w", c.fam, TableName, plane.ErrStateLost)
+		}
+		b := c.batch()
+		n := c.mend(b, snap, c.st)
+		if n > 0 && again { // of a set that the kernel is just making larger a list may lack elements
+			continue
+		}
+		if err := c.commit(ctx, b); err != nil {
+			return 0, err
+		}
+		return n, nil
 	}
-	if !snap.ours {
-		return 0, fmt.Errorf("capture by nftables, %s: somebody removed or replaced table %s or a part of it: %w", c.fam, TableName, plane.ErrStateLost)
-	}
-	b := c.batch()
-	n := c.mend(b, snap, c.st)
-	if err := c.commit(ctx, b); err != nil {
-		return 0, err
-	}
-	return n, nil
 }
 
 // Dump is part of [Capture].
