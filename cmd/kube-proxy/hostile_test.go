@@ -1,0 +1,441 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+)
+
+// neighbour is a Service of another tenant, whose clients must notice nothing of what one tenant does.
+type neighbour struct {
+	n *nodeLab
+	p *labProgram
+}
+
+const neighbourIP = "10.96.0.20"
+
+var neighbourAt = netip.MustParseAddrPort(neighbourIP + ":80")
+
+// newNeighbour serves a good Service in mode userspace.
+func newNeighbour(t *testing.T, args ...string) *neighbour {
+	needUserspace(t)
+	n := newNodeLab(t)
+	good := n.echo("pod5", 8080)
+	n.service(labService{name: "good", ip: neighbourIP, endpoints: []netip.AddrPort{good.at()}})
+	b := &neighbour{n: n, p: n.serve(args...)}
+	b.well("before anything")
+	return b
+}
+
+// well fails the test if a client of the neighbour cannot connect, talk and end, in TCP and UDP, well before a timeout.
+func (b *neighbour) well(when string) {
+	b.n.t.Helper()
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for range 5 {
+		began := time.Now()
+		if _, err := b.n.converse("pod3", neighbourAt, 20_000, patience, rnd); err != nil {
+			page, _ := b.p.get("/metrics")
+			stat, _ := b.n.Command("pod3", "sh", "-c", "nstat -asz TcpExtTCPMemoryPressures TcpExtTCPAbortOnMemory; cat /proc/self/net/sockstat").Output()
+			nstat, _ := b.n.Command(netlab.Node1, "sh", "-c", "nstat -asz TcpExtTCPMemoryPressures TcpExtTCPAbortOnMemory; cat /proc/self/net/sockstat").Output()
+			b.n.t.Fatalf("%s: a neighbour's connection: %v\n%s\n%s\npod3: %s\nnode1: %s", when, err, b.p.out.String(), regexp.MustCompile(`(?m)^kubeproxy_userspace_.* [1-9].*$`).FindAllString(page, -1), stat, nstat)
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			b.n.t.Fatalf("%s: a neighbour's connection took %v", when, took)
+		}
+	}
+	if err := b.n.askUDP("pod3", neighbourAt, []byte("are you there?"), 5); err != nil {
+		b.n.t.Fatalf("%s: a neighbour's datagrams: %v", when, err)
+	}
+}
+
+// askUDP sends a datagram until it comes back, at most so often.
+func (n *nodeLab) askUDP(host string, to netip.AddrPort, what []byte, tries int) error {
+	c, err := n.dial(host, "udp", to, time.Second)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	buf := make([]byte, 64<<10)
+	for range tries {
+		c.SetDeadline(time.Now().Add(2 * time.Second))
+		if _, err = c.Write(what); err != nil {
+			continue
+		}
+		var k int
+		if k, err = c.Read(buf); err == nil {
+			if !bytes.Equal(buf[:k], what) {
+				return errGarbled
+			}
+			return nil
+		}
+	}
+	return err
+}
+
+// add serves another Service, and waits until its address leads to the proxy.
+func (b *neighbour) add(name, ip string, endpoints ...netip.AddrPort) netip.AddrPort {
+	b.n.t.Helper()
+	b.n.service(labService{name: name, ip: ip, endpoints: endpoints})
+	to := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
+	until(b.n.t, func() string {
+		c, err := b.n.dial("pod3", "tcp", to, time.Second)
+		if errors.Is(err, syscall.ECONNREFUSED) || err == nil {
+			if err == nil {
+				c.Close()
+			}
+			return ""
+		}
+		return fmt.Sprintf("%s is not served: %v", to, err)
+	})
+	return to
+}
+
+// The largest datagrams there are come through whole, both ways.
+func TestUserspaceLargestDatagrams(t *testing.T) {
+	b := newNeighbour(t)
+	for _, size := range []int{0, 1, 1472, 1473, 8192, 65506, 65507} {
+		sent := make([]byte, size)
+		for i := range sent {
+			sent[i] = byte(i * 31)
+		}
+		if err := b.n.askUDP("pod3", neighbourAt, sent, 5); err != nil {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+	}
+}
+
+// A client may end its half and still read all, and a backend may end its half first.
+func TestUserspaceHalfClose(t *testing.T) {
+	b := newNeighbour(t)
+	l, err := b.n.listen("pod4", 9000)
+	do(t, err)
+	defer l.Close()
+	heard := make(chan int, 10)
+	go func() { // says all it has to say, ends its half, and then listens
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				fmt.Fprint(c, "over\n")
+				c.(*net.TCPConn).CloseWrite()
+				said, _ := io.ReadAll(c)
+				heard <- len(said)
+			}()
+		}
+	}()
+	to := b.add("first", "10.96.0.21", endpoint("pod4", 9000))
+	conn, err := b.n.dial("pod3", "tcp", to, patience)
+	do(t, err)
+	c := conn.(*net.TCPConn)
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(patience))
+	said, err := io.ReadAll(c)
+	if string(said) != "over\n" || err != nil {
+		t.Fatalf("the client heard %q, %v", said, err)
+	}
+	if _, err := c.Write(make([]byte, 1<<20)); err != nil {
+		t.Errorf("the client may not talk any more: %v", err)
+	}
+	do(t, c.CloseWrite())
+	for got := 0; got != 1<<20; { // who only looked whether the address is served said nothing
+		select {
+		case got = <-heard:
+		case <-time.After(patience):
+			t.Fatalf("the backend heard %d bytes after it had ended its half", got)
+		}
+	}
+	until(t, func() string { return b.open(0) })
+}
+
+// open says if another number of connections of TCP is open.
+func (b *neighbour) open(want float64) string {
+	page, err := b.p.get("/metrics")
+	if err != nil {
+		return err.Error()
+	}
+	for line := range strings.Lines(page) {
+		if rest, ok := strings.CutPrefix(line, `kubeproxy_userspace_connections{ip_family="IPv4",protocol="tcp"} `); ok {
+			if strings.TrimSpace(rest) != fmt.Sprint(want) {
+				return "open connections: " + rest
+			}
+			return ""
+		}
+	}
+	return "no metric of open connections"
+}
+
+// Backends that accept and say nothing, that reset at once, or that never accept harm nobody but their own clients, who are
+// not kept longer than they wish.
+func TestUserspaceBadBackends(t *testing.T) {
+	b := newNeighbour(t)
+	mute, err := b.n.listen("pod4", 9001)
+	do(t, err)
+	defer mute.Close()
+	var kept []net.Conn // or the collector would close them
+	var accepting sync.WaitGroup
+	accepting.Go(func() {
+		for {
+			c, err := mute.Accept()
+			if err != nil {
+				return
+			}
+			kept = append(kept, c)
+		}
+	})
+	rude, err := b.n.listen("pod4", 9002)
+	do(t, err)
+	defer rude.Close()
+	go func() {
+		for {
+			c, err := rude.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.(*net.TCPConn).SetLinger(0)
+			c.Close()
+		}
+	}()
+	muteAt := b.add("mute", "10.96.0.22", endpoint("pod4", 9001))
+	rudeAt := b.add("rude", "10.96.0.23", endpoint("pod4", 9002))
+	silentAt := b.add("silent", "10.96.0.24", netip.MustParseAddrPort("10.1.3.99:8080"))
+	var clients []net.Conn
+	for range 300 {
+		for _, to := range []netip.AddrPort{muteAt, silentAt} {
+			c, err := b.n.dial("pod2", "tcp", to, patience)
+			if err != nil {
+				t.Fatalf("%s: %v", to, err)
+			}
+			c.Write([]byte("anybody?"))
+			clients = append(clients, c)
+		}
+		c, err := b.n.dial("pod2", "tcp", rudeAt, patience)
+		if err == nil {
+			c.SetDeadline(time.Now().Add(patience))
+			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+				t.Fatalf("a backend's reset reaches the client as %v", err)
+			}
+			c.Close()
+		}
+	}
+	b.well("beside 600 connections to backends that say nothing")
+	silent := clients[1]
+	silent.SetDeadline(time.Now().Add(patience))
+	if _, err := silent.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("where no endpoint answers, the client hears %v", err)
+	}
+	for _, c := range clients { // gone for good: an end of one half alone would leave the backend the other
+		_ = c.(*net.TCPConn).SetLinger(0)
+		c.Close()
+	}
+	until(t, func() string { return b.open(0) })
+	mute.Close()
+	accepting.Wait()
+	for _, c := range kept {
+		c.Close()
+	}
+}
+
+// Clients that send a byte now and then, read nothing, or leave without a word keep their own places and nobody else's.
+func TestUserspaceSlowClients(t *testing.T) {
+	b := newNeighbour(t)
+	flood, err := b.n.listen("pod4", 9003)
+	do(t, err)
+	defer flood.Close()
+	go func() { // gives more than anybody reads
+		for {
+			c, err := flood.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				chunk := make([]byte, 1<<20)
+				for {
+					if _, err := c.Write(chunk); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	to := b.add("flood", "10.96.0.25", endpoint("pod4", 9003))
+	before := b.p.resident()
+	var clients []net.Conn
+	for range 100 { // more would fill what the kernel has for all sockets of this machine
+		c, err := b.n.dial("pod2", "tcp", to, patience)
+		do(t, err)
+		clients = append(clients, c) // which it never reads
+	}
+	for range 3 {
+		for _, c := range clients {
+			c.Write([]byte{'x'})
+		}
+		b.well("beside 100 slow clients")
+	}
+	// What is under way is in the kernel's buffers: the process holds little.
+	if testing.Verbose() {
+		for _, host := range []string{netlab.Node1, "pod2", "pod3", "pod4"} {
+			out, _ := b.n.Command(host, "sh", "-c", "nstat -asz TcpExtTCPMemoryPressures TcpExtTCPAbortOnMemory; cat /proc/self/net/sockstat").Output()
+			t.Logf("%s:\n%s", host, out)
+		}
+	}
+	if grown := b.p.resident() - before; grown > 64<<20 {
+		t.Errorf("100 clients that do not read cost %d MiB", grown>>20)
+	}
+	for _, c := range clients {
+		_ = c.(*net.TCPConn).SetLinger(0)
+		c.Close()
+	}
+	until(t, func() string { return b.open(0) })
+}
+
+// Whoever looks for the proxy's ports on the node finds none: a packet that was not led there gets no answer.
+func TestUserspaceNoPortIsReachable(t *testing.T) {
+	b := newNeighbour(t)
+	ports := b.n.ports()
+	if len(ports) == 0 {
+		t.Fatal("nobody listens")
+	}
+	for _, at := range ports {
+		_, port, _ := net.SplitHostPort(strings.Replace(at, "*", "0.0.0.0", 1))
+		for _, host := range []string{"pod3", netlab.Client} {
+			for _, node := range []string{"172.18.0.2", "fd00:18::2"} {
+				to := netip.MustParseAddrPort(net.JoinHostPort(node, port))
+				c, err := b.n.dial(host, "tcp", to, 300*time.Millisecond)
+				if err == nil {
+					c.Close()
+					t.Errorf("%s reaches the proxy's socket %s at %s", host, at, to)
+				}
+			}
+		}
+	}
+	b.well("after a scan")
+}
+
+// A Service whose endpoint is its own address, another Service's, the node's NodePort or a port of the proxy leads back to the
+// proxy. One connection must not become many without end.
+func TestUserspaceLoops(t *testing.T) {
+	b := newNeighbour(t)
+	var port uint16
+	for _, at := range b.n.ports() {
+		if _, p, err := net.SplitHostPort(strings.Replace(at, "*", "0.0.0.0", 1)); err == nil {
+			fmt.Sscan(p, &port)
+		}
+	}
+	self := netip.MustParseAddrPort("10.96.0.30:80")
+	b.n.service(labService{name: "nodeport", ip: "10.96.0.33", nodePort: 30099, endpoints: []netip.AddrPort{endpoint(netlab.Node1, 30099)}})
+	for _, c := range []struct {
+		name, ip string
+		to       netip.AddrPort
+	}{
+		{"self", "10.96.0.30", self},
+		{"ping", "10.96.0.31", netip.MustParseAddrPort("10.96.0.32:80")},
+		{"pong", "10.96.0.32", netip.MustParseAddrPort("10.96.0.31:80")},
+		{"listener", "10.96.0.34", endpoint(netlab.Node1, port)},
+		{"loopback", "10.96.0.35", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)},
+	} {
+		b.n.service(labService{name: c.name, ip: c.ip, endpoints: []netip.AddrPort{c.to}})
+	}
+	b.n.service(labService{name: "last", ip: "10.96.0.39", endpoints: []netip.AddrPort{endpoint("pod5", 8080)}})
+	until(t, func() string { // those before are served too then
+		if _, err := b.n.converse("pod3", netip.MustParseAddrPort("10.96.0.39:80"), 10, time.Second, rand.New(rand.NewPCG(1, 1))); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	accepted := b.p.metric("kubeproxy_userspace_connections_total")
+	files := b.p.files()
+	var clients sync.WaitGroup
+	for _, to := range []string{"10.96.0.30:80", "10.96.0.31:80", "10.96.0.33:80", "10.96.0.34:80", "10.96.0.35:80", "172.18.0.2:30099"} {
+		for _, host := range []string{"pod3", netlab.Node1, netlab.Client} {
+			clients.Go(func() {
+				at := netip.MustParseAddrPort(to)
+				if c, err := b.n.dial(host, "tcp", at, time.Second); err == nil {
+					c.SetDeadline(time.Now().Add(3 * time.Second))
+					c.Write([]byte("round and round"))
+					c.Read(make([]byte, 100))
+					c.Close()
+				}
+				_ = b.n.askUDP(host, at, []byte("round and round"), 1)
+			})
+		}
+	}
+	clients.Wait()
+	b.well("beside Services that lead back to the proxy")
+	if made := b.p.metric("kubeproxy_userspace_connections_total") - accepted; made > 500 {
+		t.Errorf("18 connections became %v", made)
+	}
+	if now := b.p.files(); now > files+keptSockets+200 {
+		t.Errorf("the program has %d descriptors, and had %d", now, files)
+	}
+	until(t, func() string { return b.open(0) })
+}
+
+// A flood from addresses that nobody has fills no more than the table of sessions; those that others have go on.
+func TestUserspaceSpoofedFlood(t *testing.T) {
+	b := newNeighbour(t, "--udp-timeout=1m")
+	before := b.p.resident()
+	echo := b.n.echo("pod4", 8080)
+	to := b.add("victim", "10.96.0.26", echo.at())
+	do(t, b.n.strangers(to, 0, 300_000))
+	b.well("after a flood of 300,000 clients")
+	if grown := b.p.resident() - before; grown > 256<<20 {
+		t.Errorf("the flood costs %d MiB", grown>>20)
+	}
+	sessions := b.p.metric("kubeproxy_userspace_udp_sessions")
+	if sessions > 2<<17 {
+		t.Errorf("%v sessions are open", sessions)
+	}
+	t.Logf("%v sessions, %d MiB", sessions, (b.p.resident()-before)>>20)
+}
+
+// One tenant who opens all connections that can be had takes the proxy no descriptor that others need: he runs into a bound
+// first, and when he is gone all is as before.
+func TestUserspaceDescriptors(t *testing.T) {
+	needUserspace(t)
+	n := newNodeLab(t)
+	good, hog := n.echo("pod5", 8080), n.echo("pod4", 8080)
+	n.service(labService{name: "good", ip: neighbourIP, endpoints: []netip.AddrPort{good.at()}})
+	n.service(labService{name: "hog", ip: "10.96.0.27", endpoints: []netip.AddrPort{hog.at()}})
+	t.Setenv(asFiles, "1000")
+	p := n.serve()
+	b := &neighbour{n: n, p: p}
+	b.well("before anything")
+	var clients []net.Conn
+	for range 1200 {
+		c, err := n.dial("pod2", "tcp", netip.MustParseAddrPort("10.96.0.27:80"), 300*time.Millisecond)
+		if err != nil {
+			break
+		}
+		clients = append(clients, c)
+	}
+	t.Logf("the tenant has %d connections, the program %d descriptors", len(clients), p.files())
+	if _, err := p.get("/metrics"); err != nil {
+		t.Errorf("the program answers no more: %v", err)
+	}
+	b.well("while a tenant has all connections that he can get")
+	for _, c := range clients {
+		_ = c.(*net.TCPConn).SetLinger(0)
+		c.Close()
+	}
+	until(t, func() string { return b.open(0) })
+	b.well("afterwards")
+}
