@@ -95,7 +95,8 @@ func (b *neighbour) add(name, ip string, endpoints ...netip.AddrPort) netip.Addr
 	until(b.n.t, func() string {
 		c, err := b.n.dial("pod3", "tcp", to, time.Second)
 		if errors.Is(err, syscall.ECONNREFUSED) || err == nil {
-			if err == nil {
+			if err == nil { // gone for good: what only ends its half leaves the other to the backend
+				_ = c.(*net.TCPConn).SetLinger(0)
 				c.Close()
 			}
 			return ""
