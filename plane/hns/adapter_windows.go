@@ -84,6 +84,9 @@ func (a *adapter) EndpointsAt(ctx context.Context, network, address string) ([]E
 			field = "IPv6Address"
 		}
 		found, err := hcn.ListEndpointsQuery(query(map[string]string{"VirtualNetwork": network, field: address}))
+		if err != nil { // hcn itself filters by networks, names and ids alone
+			found, err = hcn.ListEndpointsOfNetwork(network)
+		}
 		if err != nil {
 			return nil, err
 		}
