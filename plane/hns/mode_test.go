@@ -51,6 +51,19 @@ func TestBlankModeOnWindows(t *testing.T) {
 	}
 }
 
+// The second family is not served by an HNS that has none of it; the first is.
+func TestNoIPv6(t *testing.T) {
+	m := modeOn(func() (HNS, error) { return version{has: Features{V2: true}}, nil })
+	s := mode.Settings{Family: lb.IPv6, Windows: mode.Windows{NetworkName: "cbr0"}}
+	if _, err := m.New(s); !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), "IPv6") {
+		t.Errorf("IPv6: %v", err)
+	}
+	s.Family = lb.IPv4
+	if _, err := m.New(s); err != nil {
+		t.Errorf("IPv4: %v", err)
+	}
+}
+
 // Elsewhere than on Windows there is no HNS, and nothing to remove.
 func TestNotWindows(t *testing.T) {
 	if runtime.GOOS == "windows" {

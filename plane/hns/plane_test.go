@@ -395,3 +395,67 @@ func TestAuditTells(t *testing.T) {
 		t.Errorf("mended %d, %v", mended, err)
 	}
 }
+
+// An old HNS serves without what it lacks: affinity, DSR, changes in place; that is told once, with an example, however many Services ask for it (DP-45).
+func TestOldVersionDP45(t *testing.T) {
+	n := newNode(hns.L2Bridge, hns.Features{V2: true})
+	cfg := n.config(lb.IPv4)
+	cfg.DSR = true
+	p, table := newPlane(t, cfg), world.Table(0, 0)
+	for i := range 3 {
+		table.Replace(world.Full(i, 30*i, 3, 2, time.Hour))
+	}
+	reset(t, p, table)
+	text := notices(p)
+	for _, once := range []string{"no session affinity", "direct server return", "loadBalancerSourceRanges", "tell sources apart"} {
+		if strings.Count(text, once) != 1 {
+			t.Errorf("%q is not told once:\n%s", once, text)
+		}
+	}
+	if strings.Count(text, "ns/svc-") != 3 || notices(p) != "" {
+		t.Errorf("told:\n%s", text)
+	}
+	if l, ok := n.balancerOf("10.0.0.1", 80); !ok || l.Flags != 0 || l.PortMappings[0].DistributionType != hns.PerConnection {
+		t.Errorf("%+v", l)
+	}
+	if l, ok := n.balancerOf("198.0.0.1", 80); ok {
+		t.Errorf("an address with source ranges is open to everybody: %+v", l)
+	}
+	changes, _ := table.Replace(world.Full(7, 300, 3, 2, time.Hour))
+	apply(t, p, changes, nil)
+	if text := notices(p); text != "" {
+		t.Errorf("told again:\n%s", text)
+	}
+}
+
+// Metrics are what the plane holds, and how it called.
+func TestMeasure(t *testing.T) {
+	n := newNode(hns.L2Bridge, hnsfake.Everything)
+	n.pods = everyThird
+	p, table := n.plane(t, lb.IPv4), world.Table(4, 3)
+	reset(t, p, table)
+	n.once("CreateLoadBalancer", hnsfake.Fault{Code: hns.CodeInvalidPolicy})
+	changes, _ := table.Replace(world.ClusterIP(9, 30, 3))
+	if _, err := p.Apply(t.Context(), changes); err == nil {
+		t.Error("no error")
+	}
+	got := map[string]float64{}
+	if err := p.Measure(func(name string, v float64, labels ...string) {
+		got[strings.Join(append([]string{name}, labels...), " ")] = v
+	}); err != nil {
+		t.Fatal(err)
+	}
+	balancers, endpoints := n.own(lb.IPv4)
+	for name, want := range map[string]float64{
+		"hns_load_balancers": float64(len(balancers)), "hns_remote_endpoints": float64(len(endpoints)),
+		"hns_calls_total create error": 1, "hns_calls_total create success": 4 + 4*2 + 2, "hns_calls_total list success": 2,
+		"hns_calls_total delete success": 2, "hns_calls_total modify success": 0,
+	} {
+		if v, ok := got[name]; !ok || v != want {
+			t.Errorf("%s is %v, want %v", name, v, want)
+		}
+	}
+	if len(balancers) != 4 || len(endpoints) != 8 {
+		t.Errorf("%d load balancers, %d endpoints", len(balancers), len(endpoints))
+	}
+}
