@@ -71,7 +71,7 @@ type Mode struct {
 	// Loader names the programs that load what Render returns.
 	Loader string
 	// Render returns what a new plane would write to an empty kernel. It needs no kernel. An error that comes with a
-	// text is of rows that are left out.
+	// text is of rows that are left out. Nil where that would mean nothing to another program.
 	Render func(Settings, *lb.Table) ([]byte, error)
 
 	// Show and Flush are commands by which people see and break what it has written for IPv4.

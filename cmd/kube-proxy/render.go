@@ -107,8 +107,12 @@ func render(cfg *config.Config, modes mode.List, out, errOut io.Writer) error {
 		name = strings.Join(modes.Names(func(m mode.Mode) bool { return m.Unasked && m.Here() })[:1], "")
 	}
 	m, _ := modes.Find(name)
-	if m.Render == nil {
+	switch {
+	case !m.Built():
 		return fmt.Errorf("mode %s: %w", name, mode.ErrNotBuilt)
+	case m.Render == nil:
+		return fmt.Errorf("mode %s: there is nothing that another program could load: its rules lead to sockets of the proxy, at ports "+
+			"that it takes when it runs; look at those of one that runs: %s", name, m.Show)
 	}
 	resolved, err := cfg.For(m)
 	if err != nil {

@@ -115,13 +115,14 @@ func TestRenderProblems(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"render":                                    "kube-proxy: --manifests: \"\": kube-proxy render reads objects from a folder: name it",
-		"render --manifests=nowhere":                "kube-proxy: --manifests nowhere: ",
-		"render --manifests=m --proxy-mode=ipvs":    "mode ipvs: not built yet in this version",
-		"render --manifests=m -v=x --nonsense":      "kube-proxy: --v: \"x\"",
-		"render --manifests=m more":                 "does not take any arguments",
-		"render --manifests=m --proxy-mode=magic":   "--proxy-mode: \"magic\"",
-		"render --manifests=m --cluster-cidr=1/1/1": "--cluster-cidr: \"1/1/1\"",
+		"render":                                      "kube-proxy: --manifests: \"\": kube-proxy render reads objects from a folder: name it",
+		"render --manifests=nowhere":                  "kube-proxy: --manifests nowhere: ",
+		"render --manifests=m --proxy-mode=ipvs":      "mode ipvs: not built yet in this version",
+		"render --manifests=m --proxy-mode=userspace": "mode userspace: there is nothing that another program could load",
+		"render --manifests=m -v=x --nonsense":        "kube-proxy: --v: \"x\"",
+		"render --manifests=m more":                   "does not take any arguments",
+		"render --manifests=m --proxy-mode=magic":     "--proxy-mode: \"magic\"",
+		"render --manifests=m --cluster-cidr=1/1/1":   "--cluster-cidr: \"1/1/1\"",
 	} {
 		p := n.start(dir, strings.Fields(args), nil)
 		if code := p.end(0); code != 1 || !strings.Contains(p.log(), want) {
