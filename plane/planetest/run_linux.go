@@ -53,6 +53,11 @@ type Config struct {
 	KeepsSources bool
 	// Recreates: what translates is made anew where only its backends change, and its connections end.
 	Recreates bool
+	// Held: the service addresses are the node's own, and there is no packet filter. What comes for a port of theirs that no row has,
+	// or whose row serves nobody, is refused, also where others drop it or let it pass. Lines then expect that.
+	Held bool
+	// Without names scenarios that a variant cannot keep, and why. They are not run.
+	Without map[string]string
 	// Core names the scenarios that other kernels run, in emulation, where all would take too long: with PLANETEST_CORE=1
 	// only these run. [Core] proves that they are enough.
 	Core []string
@@ -163,6 +168,9 @@ func (s *suite) scenario(t *testing.T, sc *scenario.Scenario) {
 	if why != "" && !s.Untouched && !s.Proxied {
 		s.record(sc, Result{Differs: why})
 		t.Skip("this mode differs by intent: " + why)
+	}
+	if left := s.Without[sc.Name]; left != "" {
+		t.Skip("this variant cannot keep it: " + left)
 	}
 	vm := os.Getenv("PLANETEST_VM") != ""
 	if left := s.TooLarge[sc.Name]; left != "" && vm {

@@ -76,7 +76,9 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 	if r.lab.noSCTP && shots[0].Proto == lb.SCTP {
 		return true, netlab.ErrUnsupported
 	}
-	if r.s.Untouched && p.Want.Verdict != scenario.Answered && r.strange(shots) {
+	if r.s.Held && r.unserved(shots) {
+		p.Want = scenario.Outcome{Verdict: scenario.Refused}
+	} else if r.s.Untouched && p.Want.Verdict != scenario.Answered && r.strange(shots) {
 		switch proto := shots[0].Proto; {
 		case proto == 0 || proto == lb.SCTP:
 			// What a ping meets behind the node says nothing about the node; and SCTP is refused there as here, for
@@ -113,6 +115,21 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 		r.mu.Unlock()
 	}
 	return true, err
+}
+
+// unserved reports whether all shots go to service addresses of the table, at ports of theirs where nobody is served.
+func (r *run) unserved(shots []scenario.Shot) bool {
+	for _, s := range shots {
+		held, serves := false, false
+		for f := range r.table.All() {
+			held = held || f.Key.Addr == s.To.Addr()
+			serves = serves || f.Key == s.Key && slices.ContainsFunc(f.Routes, func(to lb.Route) bool { return to.Do == lb.Balance })
+		}
+		if !held || serves || s.Proto == 0 || r.lab.owner(s.To.Addr()) == netlab.Node1 { // there a program may answer
+			return false
+		}
+	}
+	return true
 }
 
 // strange reports whether all shots go to service addresses that the node does not hold and no row matches.

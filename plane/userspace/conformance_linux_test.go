@@ -51,7 +51,20 @@ func (k kind) plane(f lb.Family) (planetest.Plane, error) {
 
 // config proves a kind. That one which hosts have is the mode's column of the conformance page.
 func (k kind) config() planetest.Config {
-	return planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true, Untouched: k.untouched, Drift: k.damage, Core: core}
+	cfg := planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true, Untouched: k.untouched, Drift: k.damage, Core: core}
+	if k.name == "addresses" {
+		cfg.Held, cfg.Without = true, withoutFilter
+	}
+	return cfg
+}
+
+// withoutFilter are scenarios that cannot be kept where no packet filter is there, with what is otherwise
+// (docs/adr/0041-how-packets-come-to-the-proxy.md).
+var withoutFilter = map[string]string{
+	"address-of-a-pod":           "external addresses of pods are refused: TestAddressesOfPods",
+	"established-connections":    "an address goes with its last row, and what is connected to it ends",
+	"external-ip-cidrs":          "port 8080 is that of a program of the lab's node, which listens at all addresses",
+	"special-external-addresses": "port 8080 is that of a program of the lab's node, which listens at all addresses",
 }
 
 // TestConformance sends the packets of every scenario, captured in each way.
