@@ -40,6 +40,9 @@ func (b *Balance) Row(f *lb.Frontend, o *Origins) *Row {
 func (r *Row) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
 	switch to := r.to(c.Addr.Addr().Unmap()); {
 	case to.do == lb.Balance && to.set != nil:
+		if c.Addr.Addr() == c.Local.Addr() { // the node asks itself, and at each of its addresses is another client
+			c.Addr = netip.AddrPort{}
+		}
 		return to.set.Pick(c, tried)
 	case to.do == lb.Drop:
 		r.b.dropped.Add(1)

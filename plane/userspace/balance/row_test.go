@@ -65,6 +65,23 @@ func TestRoutesCF33(t *testing.T) {
 	}
 }
 
+// The node reaches its own addresses from these, and yet is one client, which stays with one backend (SV-18).
+func TestNodeIsOneClient(t *testing.T) {
+	b := New(Config{})
+	set := setOf("ns/a", 1, 2, 3)
+	b.Set(set, time.Hour)
+	row := b.Row(&lb.Frontend{Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}, nil)
+	met := map[netip.AddrPort]bool{}
+	for i := range 30 {
+		a := netip.AddrFrom4([4]byte{10, 96, 0, byte(i)})
+		backend, _ := row.Pick(relay.Client{Addr: netip.AddrPortFrom(a, 40000), Local: netip.AddrPortFrom(a, 80)}, nil)
+		met[backend] = true
+	}
+	if len(met) != 1 {
+		t.Errorf("it met %v", met)
+	}
+}
+
 // Source ranges leave others out whatever the routes say (SV-61), and a row that rejects refuses.
 func TestSourcesSV61(t *testing.T) {
 	b := New(Config{})
