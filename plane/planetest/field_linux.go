@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	hostkernel "kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
@@ -83,12 +84,21 @@ func newField(opts netlab.Options) (*field, error) {
 		return nil, err
 	}
 	f := &field{opts: opts, lab: l}
-	for _, step := range []func() error{f.listen, f.lab.BaitSink, f.calibrate} {
+	for _, step := range []func() error{f.partPorts, f.listen, f.lab.BaitSink, f.calibrate} {
 		if err := step(); err != nil {
 			return nil, errors.Join(err, l.Close())
 		}
 	}
 	return f, nil
+}
+
+// partPorts has the kernel of node1 give others, such as a proxy that connects to backends, no port that a client is to have ([field.nextPort]) and
+// none of NodePorts.
+func (f *field) partPorts() error {
+	return f.lab.Do(netlab.Node1, func() error {
+		_, err := hostkernel.SetSysctl("net.ipv4.ip_local_port_range", "10000 29999")
+		return err
+	})
 }
 
 // listen starts the responders, but for the sink's.
