@@ -48,13 +48,17 @@ func (m *mortal) live(t *testing.T) {
 }
 
 // die closes the port. Those whom the kernel has accepted for it are served: it resets them with the socket, and nobody can know
-// whether that had read what they sent. So between the last of them and the end there is one system call.
+// whether that had read what they sent. So first others are refused: the socket is that of an interface which is not there.
 func (m *mortal) die() {
 	raw, err := m.ln.SyscallConn()
 	if err != nil {
 		panic(err)
 	}
 	raw.Control(func(fd uintptr) {
+		if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, 1<<20); err != nil {
+			panic(err)
+		}
+		time.Sleep(time.Millisecond) // a handshake may be under way
 		for {
 			c, _, err := syscall.Accept4(int(fd), syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC)
 			if err != nil {
@@ -70,7 +74,6 @@ func (m *mortal) die() {
 				}()
 			}
 		}
-		unix.Shutdown(int(fd), unix.SHUT_RD)
 	})
 	m.ln.Close()
 }
