@@ -405,7 +405,8 @@ func newUDPErrors() *udpErrors {
 }
 
 // readErrors reads what the network reports about datagrams that were sent: the sessions to backends that cannot be reached
-// go elsewhere.
+// go elsewhere. Anybody may claim that of somebody else, so what counts for more than a session must come from the backend, or
+// from this node.
 func (l *udpLoop) readErrors(s *udpSocket) {
 	e := l.errors
 	for range batchSize { // what is left is reported again
@@ -422,11 +423,12 @@ func (l *udpLoop) readErrors(s *udpSocket) {
 		if !ok || s.front != nil {
 			continue
 		}
-		why, itself := unreachable(e.control[:min(uint64(e.hdr.Controllen), uint64(len(e.control)))], &asked)
+		why, by := unreachable(e.control[:min(uint64(e.hdr.Controllen), uint64(len(e.control)))])
 		if why == 0 {
 			continue
 		}
-		if id := l.sessions.refused(s.number, &asked, itself); id != 0 {
+		itself := by.ip == asked.ip
+		if id := l.sessions.refused(s.number, &asked, itself && why == unix.ECONNREFUSED); id != 0 && (itself || ownAddress(by, s.six)) {
 			l.sessions.failed(l.front(l.sessions.at(id).key.listener), id, why)
 		}
 	}

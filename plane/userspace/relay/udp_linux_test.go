@@ -647,8 +647,7 @@ func FuzzUDPControl(f *testing.F) {
 	f.Add(make([]byte, 16), 0, 1000)
 	f.Fuzz(func(t *testing.T, b []byte, length, segment int) {
 		parseControl(b)
-		var asked udpAddr
-		unreachable(b, &asked)
+		unreachable(b)
 		getName(b)
 		if a, ok := getName(b); ok {
 			var name [nameSize]byte
@@ -794,4 +793,79 @@ func FuzzUDPCollect(f *testing.F) {
 			t.Fatalf("sent %v for %v", got, want)
 		}
 	})
+}
+
+// A pod that claims for another that its port is closed moves one session at most: the Balancer, which would keep everybody away
+// from the other, is not told.
+func TestUDPForgedRefusal(t *testing.T) {
+	lab := netlab.ForTest(t, netlab.Options{NoNode2: true, NoClient: true})
+	r, node := relayOn(t, lab, Config{UDPIdle: time.Minute})
+	pod1, _ := netlab.HostByName("pod1")
+	var mu sync.Mutex
+	var from netip.AddrPort
+	var backend *net.UDPConn
+	lab.On("pod1", func() {
+		backend = udpEcho(t, netip.AddrPortFrom(pod1.V4, 0), func(a netip.AddrPort, _ []byte) {
+			mu.Lock()
+			from = a
+			mu.Unlock()
+		})
+	})
+	b := to(boundAt(backend))
+	l := listenUDP(t, r, netip.AddrPortFrom(node.V4, 0), b)
+	var c *net.UDPConn
+	lab.On("pod3", func() { c = dialUDP(t, l.Addr()) })
+	if !ask(t, c, "before", patience) {
+		t.Fatal("no answer")
+	}
+	mu.Lock()
+	quoted := make([]byte, 28) // the header of IP and of UDP that the relay would have sent
+	quoted[0], quoted[3], quoted[8], quoted[9] = 0x45, 28, 64, unix.IPPROTO_UDP
+	copy(quoted[12:], from.Addr().Unmap().AsSlice())
+	copy(quoted[16:], pod1.V4.AsSlice())
+	binary.BigEndian.PutUint16(quoted[20:], from.Port())
+	binary.BigEndian.PutUint16(quoted[22:], boundAt(backend).Port())
+	mu.Unlock()
+	message := append([]byte{3, 3, 0, 0, 0, 0, 0, 0}, quoted...) // destination unreachable, port
+	sum := uint32(0)
+	for i := 0; i < len(message); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(message[i:]))
+	}
+	binary.BigEndian.PutUint16(message[2:], ^uint16(sum>>16+sum&0xffff))
+	lab.On("pod2", func() {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		if err := unix.Sendto(fd, message, 0, &unix.SockaddrInet4{Addr: from.Addr().Unmap().As4()}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	eventually(t, "the session moves", func() bool { return ask(t, c, "after", patience) && r.Stats().UDP.Moved == 1 })
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if slices.ContainsFunc(b.dialled, func(err error) bool { return err != nil }) {
+		t.Errorf("the Balancer was told %v", b.dialled)
+	}
+}
+
+// What a host itself cannot reach it says itself, and the Balancer is told.
+func TestUDPNoNeighbour(t *testing.T) {
+	lab := netlab.ForTest(t, netlab.Options{NoNode2: true})
+	r, node := relayOn(t, lab, Config{UDPIdle: time.Minute})
+	for i, nobody := range []netip.Addr{netip.MustParseAddr("172.18.0.77"), netip.MustParseAddr("fd00:18::77")} {
+		b := to(netip.AddrPortFrom(nobody, 53))
+		l := listenUDP(t, r, netip.AddrPortFrom(node.Addr(i == 1), 0), b)
+		var c *net.UDPConn
+		lab.On(netlab.Client, func() { c = dialUDP(t, l.Addr()) })
+		if _, err := c.Write([]byte("anybody?")); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the Balancer is told", func() bool {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			return slices.ContainsFunc(b.dialled, func(err error) bool { return errors.Is(err, unix.EHOSTUNREACH) })
+		})
+	}
 }

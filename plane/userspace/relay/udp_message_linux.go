@@ -132,13 +132,13 @@ func putControl(b []byte, from *[16]byte, six bool, segment int) (n int) {
 	return n
 }
 
-// unreachable reads the control messages of an error that the network reports: which, and whether the host that was
-// asked says so itself. 0: it is none that tells that a backend cannot be reached.
-func unreachable(b []byte, asked *udpAddr) (errno unix.Errno, itself bool) {
+// unreachable reads the control messages of an error that the network reports: which, and who says so. 0: it is none that tells
+// that a backend cannot be reached.
+func unreachable(b []byte) (errno unix.Errno, by udpAddr) {
 	for len(b) >= unix.SizeofCmsghdr {
 		hdr, data, rest, err := unix.ParseOneSocketControlMessage(b)
 		if err != nil {
-			return 0, false
+			return 0, by
 		}
 		b = rest
 		known := hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_RECVERR || hdr.Level == unix.IPPROTO_IPV6 && hdr.Type == unix.IPV6_RECVERR
@@ -151,11 +151,11 @@ func unreachable(b []byte, asked *udpAddr) (errno unix.Errno, itself bool) {
 		}
 		switch errno = unix.Errno(binary.NativeEndian.Uint32(data)); errno {
 		case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT, unix.EACCES:
-			by, ok := getName(data[size:])
-			return errno, errno == unix.ECONNREFUSED && ok && by.ip == asked.ip
+			by, _ = getName(data[size:])
+			return errno, by
 		}
 	}
-	return 0, false
+	return 0, by
 }
 
 // recvmmsg takes what has come, up to len(msgs), and does not wait.

@@ -21,14 +21,8 @@ type udpSocket struct {
 
 // openUDP makes a socket in the namespace of the thread. toBackends says that errors of the network are to be read from it.
 func openUDP(at netip.AddrPort, toBackends, offload bool) (fd int, err error) {
-	var sa unix.Sockaddr
-	domain, six := unix.AF_INET6, isSix(at.Addr())
-	if six {
-		a := packAddr(at)
-		sa = &unix.SockaddrInet6{Addr: a.ip, Port: int(at.Port()), ZoneId: a.zone}
-	} else {
-		domain, sa = unix.AF_INET, &unix.SockaddrInet4{Addr: at.Addr().Unmap().As4(), Port: int(at.Port())}
-	}
+	six := isSix(at.Addr())
+	domain, sa := udpSockaddr(at)
 	fd, err = unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_UDP)
 	if err != nil {
 		return -1, os.NewSyscallError("socket", err)
@@ -83,6 +77,31 @@ func openUDP(at netip.AddrPort, toBackends, offload bool) (fd int, err error) {
 		return -1, os.NewSyscallError("bind", err)
 	}
 	return fd, nil
+}
+
+// ownAddress reports whether the node has an address. The kernel drops what comes from one from elsewhere, in IPv4; in IPv6 only who forges
+// addresses could send it.
+func ownAddress(a udpAddr, six bool) bool {
+	at := a.addrPort().Addr()
+	if isSix(at) != six || at.IsUnspecified() {
+		return false
+	}
+	domain, sa := udpSockaddr(netip.AddrPortFrom(at, 0))
+	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	return unix.Bind(fd, sa) == nil
+}
+
+// udpSockaddr is an address as system calls take it.
+func udpSockaddr(at netip.AddrPort) (domain int, sa unix.Sockaddr) {
+	a := packAddr(at)
+	if isSix(at.Addr()) {
+		return unix.AF_INET6, &unix.SockaddrInet6{Addr: a.ip, Port: int(at.Port()), ZoneId: a.zone}
+	}
+	return unix.AF_INET, &unix.SockaddrInet4{Addr: [4]byte(a.ip[12:]), Port: int(at.Port())}
 }
 
 func boundTo(fd int) (netip.AddrPort, error) {
