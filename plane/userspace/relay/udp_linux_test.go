@@ -819,13 +819,14 @@ func TestUDPForgedRefusal(t *testing.T) {
 		t.Fatal("no answer")
 	}
 	mu.Lock()
+	source := from
+	mu.Unlock()
 	quoted := make([]byte, 28) // the header of IP and of UDP that the relay would have sent
 	quoted[0], quoted[3], quoted[8], quoted[9] = 0x45, 28, 64, unix.IPPROTO_UDP
-	copy(quoted[12:], from.Addr().Unmap().AsSlice())
+	copy(quoted[12:], source.Addr().Unmap().AsSlice())
 	copy(quoted[16:], pod1.V4.AsSlice())
-	binary.BigEndian.PutUint16(quoted[20:], from.Port())
+	binary.BigEndian.PutUint16(quoted[20:], source.Port())
 	binary.BigEndian.PutUint16(quoted[22:], boundAt(backend).Port())
-	mu.Unlock()
 	message := append([]byte{3, 3, 0, 0, 0, 0, 0, 0}, quoted...) // destination unreachable, port
 	sum := uint32(0)
 	for i := 0; i < len(message); i += 2 {
@@ -838,7 +839,7 @@ func TestUDPForgedRefusal(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer unix.Close(fd)
-		if err := unix.Sendto(fd, message, 0, &unix.SockaddrInet4{Addr: from.Addr().Unmap().As4()}); err != nil {
+		if err := unix.Sendto(fd, message, 0, &unix.SockaddrInet4{Addr: source.Addr().Unmap().As4()}); err != nil {
 			t.Fatal(err)
 		}
 	})
