@@ -59,20 +59,19 @@ type Conn struct {
 	// A system call at work. The functions are made once: a closure for each call would be garbage.
 	receiving func(fd uintptr) bool
 	sending   func(fd uintptr)
-	wait      bool // for a message
+	wait      bool                 // for a message
+	to        unix.SockaddrNetlink // the kernel; each system call writes to it
 	out       [][]byte
 	one       [1][]byte
 	n         int
 	err       error
 }
 
-// toKernel is where all messages go.
-var toKernel = &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
-
 // Open opens a socket in the network namespace of the calling thread. The error wraps unix.EPROTONOSUPPORT if the kernel has
 // no such protocol.
 func Open(cfg Config) (*Conn, error) {
-	c := &Conn{Patience: Patience, cfg: cfg, namespace: threadNamespace(), buf: make([]byte, bufferSize)}
+	c := &Conn{Patience: Patience, cfg: cfg, namespace: threadNamespace(), buf: make([]byte, bufferSize),
+		to: unix.SockaddrNetlink{Family: unix.AF_NETLINK}}
 	c.receiving, c.sending = c.receiveOnce, c.sendOnce
 	if err := c.open(0); err != nil {
 		return nil, err
@@ -236,9 +235,9 @@ func (c *Conn) send(bufs [][]byte) error {
 func (c *Conn) sendOnce(fd uintptr) {
 	for {
 		if len(c.out) == 1 { // which makes no garbage
-			c.err = unix.Sendto(int(fd), c.out[0], 0, toKernel)
+			c.err = unix.Sendto(int(fd), c.out[0], 0, &c.to)
 		} else {
-			_, c.err = unix.SendmsgBuffers(int(fd), c.out, nil, toKernel, 0)
+			_, c.err = unix.SendmsgBuffers(int(fd), c.out, nil, &c.to, 0)
 		}
 		if c.err != unix.EINTR {
 			return

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -165,6 +166,27 @@ func TestAnswers(t *testing.T) {
 	if now := port(t, c); now != before {
 		t.Errorf("the socket was replaced: port %d, before %d", now, before)
 	}
+}
+
+// Sockets share nothing: two families' planes ask at the same time. The race detector sees it if they do.
+func TestTogether(t *testing.T) {
+	netlab.EnterForTest(t)
+	var all sync.WaitGroup
+	for range 2 {
+		c, err := Open(Config{Protocol: unix.NETLINK_NETFILTER})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		all.Go(func() {
+			for range 20 {
+				if err := c.Do(t.Context(), generation(), nil); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
 }
 
 // What the kernel says of a refusal, and where, is in the error.
