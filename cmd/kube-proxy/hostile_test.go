@@ -440,3 +440,23 @@ func TestUserspaceDescriptors(t *testing.T) {
 	until(t, func() string { return b.open(0) })
 	b.well("afterwards")
 }
+
+// Connections that are over do not use up the node's ports towards an endpoint: the kernel remembers each of them for a minute.
+func TestUserspacePortsOfTheNode(t *testing.T) {
+	needUserspace(t)
+	n := newNodeLab(t)
+	n.On(netlab.Node1, func() { do(t, os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40999"), 0)) })
+	good := n.echo("pod5", 8080)
+	n.service(labService{name: "good", ip: neighbourIP, endpoints: []netip.AddrPort{good.at()}})
+	p := n.serve("--proxy-port-range=20000-20999")
+	(&neighbour{n: n, p: p}).well("before anything")
+	for round := range 3 {
+		began := time.Now()
+		for i := range 900 {
+			if err := n.Do("pod3", func() error { return shortConnection(neighbourAt) }); err != nil {
+				t.Fatalf("connection %d of round %d: %v", i, round, err)
+			}
+		}
+		time.Sleep(2500*time.Millisecond - time.Since(began)) // the kernel takes a port again after a second, which it counts in whole ones
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -44,6 +45,7 @@ func Mode() mode.Mode {
 			"portRange", "udpIdleTimeout", "userspace"},
 		LocalhostNodePorts: true,
 		Terminates:         true,
+		Sysctls:            sysctls,
 
 		Metrics: []mode.Metric{
 			{Row: "EXT", Name: openConnections, Kind: mode.Gauge, Labels: proto,
@@ -109,6 +111,15 @@ func (h modeHost) removeStale(ctx context.Context, what mode.Removal) (all mode.
 		err = errors.Join(err, e)
 	}
 	return all, err
+}
+
+// sysctls: the node's end of a connection that the proxy has ended keeps its port towards the endpoint for a minute, so that a few
+// hundred connections a second would use up all ports. A new connection may take one over after a second (tcp_tw_reuse, RFC 6191).
+func sysctls(mode.Settings) []mode.Sysctl {
+	if runtime.GOOS != "linux" {
+		return nil
+	}
+	return []mode.Sysctl{{Name: "net.ipv4.tcp_tw_reuse", Value: "1", Optional: true}}
 }
 
 // A plane is a mode.Drainer, or connections would end with their process at once.
