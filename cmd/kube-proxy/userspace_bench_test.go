@@ -345,16 +345,21 @@ func benchTCPMemory(b *testing.B) {
 	most := mostConnections(b)
 	n, p, _ := benchLab(b, []string{"pod4", "pod5"})
 	open := func(count int) (conns []net.Conn) {
-		for range count {
-			c, err := n.dial("pod3", "tcp", labTarget, patience)
-			if err != nil {
-				b.Fatalf("connection %d: %v", len(conns)+1, err)
+		err := n.Do("pod3", func() error {
+			for range count {
+				c, err := net.DialTimeout("tcp", labTarget.String(), patience)
+				if err != nil {
+					return fmt.Errorf("connection %d: %w", len(conns)+1, err)
+				}
+				conns = append(conns, c)
+				if _, err := c.Read(make([]byte, 32)); err != nil {
+					return fmt.Errorf("connection %d: %w", len(conns), err)
+				}
 			}
-			buf := make([]byte, 32)
-			if _, err := c.Read(buf); err != nil {
-				b.Fatalf("connection %d: %v", len(conns)+1, err)
-			}
-			conns = append(conns, c)
+			return nil
+		})
+		if err != nil {
+			b.Fatal(err)
 		}
 		return conns
 	}
@@ -378,14 +383,31 @@ func benchTCPMemory(b *testing.B) {
 
 // benchUDPMemory is what the program has more of while many sessions of UDP are open. Their clients are addresses that nobody has.
 func benchUDPMemory(b *testing.B) {
-	const sessions = 100_000
-	n, p, _ := benchLab(b, []string{"pod4", "pod5"}, "--udp-timeout=10m")
-	if err := n.strangers(labTarget, 0, 1000); err != nil {
-		b.Fatal(err)
+	const sessions, backends = 100_000, 100 // one backend has as many sessions as there are sockets
+	n, p, _ := benchLab(b, []string{"pod4"}, "--udp-timeout=10m")
+	many := labService{name: "many", ip: "10.96.0.13"}
+	for i := range uint16(backends) {
+		c, err := n.listenUDP("pod5", 10_000+i) // it never answers
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer c.Close()
+		many.endpoints = append(many.endpoints, endpoint("pod5", 10_000+i))
 	}
+	n.service(many)
+	to := netip.MustParseAddrPort("10.96.0.13:80")
+	until(b, func() string {
+		if err := n.strangers(to, 0, 1000); err != nil {
+			b.Fatal(err)
+		}
+		if open := p.metric("kubeproxy_userspace_udp_sessions"); open < 990 {
+			return fmt.Sprintf("%v sessions are open", open)
+		}
+		return ""
+	})
 	for b.Loop() {
 		files, before := p.files(), p.resident()
-		if err := n.strangers(labTarget, 1000, sessions-1000); err != nil {
+		if err := n.strangers(to, 1000, sessions-1000); err != nil {
 			b.Fatal(err)
 		}
 		var open float64
@@ -483,7 +505,7 @@ func BenchmarkUserspaceChange(b *testing.B) {
 				b.Fatal(err)
 			}
 			for i := 0; b.Loop(); i++ {
-				changes, _ := table.Replace(w.ClusterIP(services/2, services*5+i%2, 10))
+				changes, _ := table.Replace(w.ClusterIP(services/2, services*5+1-i%2, 10))
 				if len(changes) != 1 {
 					b.Fatalf("%d changes", len(changes))
 				}
