@@ -108,19 +108,19 @@ func TestRefusal(t *testing.T) {
 // A call that HNS does not answer is given up after a minute, or with its context; few of them may hang at a time, and when they end others go.
 func TestCallsThatHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, hang := newLimit(2), make(chan struct{})
+		l, hang := newLimit(mostHanging), make(chan struct{})
 		call := func(ctx context.Context) error {
 			_, err := within(ctx, l, func() (int, error) { <-hang; return 1, nil })
 			return err
 		}
-		for range 2 {
+		for range mostHanging {
 			if err := call(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("a call that hangs: %v", err)
 			}
 		}
 		made := false
 		if _, err := within(t.Context(), l, func() (int, error) { made = true; return 1, nil }); err == nil || made {
-			t.Errorf("a third call beside two that hang: made %t, %v", made, err)
+			t.Errorf("one more beside those that hang: made %t, %v", made, err)
 		}
 		close(hang)
 		synctest.Wait()

@@ -1,0 +1,39 @@
+package hns
+
+import "testing"
+
+// Features are those of ranges of versions, both ends included (hcn's VersionRange).
+func TestBetween(t *testing.T) {
+	for _, c := range []struct {
+		major, minor int
+		want         bool
+	}{{9, 2, false}, {9, 3, true}, {9, 99, true}, {10, 0, true}, {10, 2, true}, {10, 3, false}, {11, 0, false}, {8, 9, false}} {
+		if got := between(c.major, c.minor, 9, 3, 10, 2); got != c.want {
+			t.Errorf("%d.%d between 9.3 and 10.2: %t", c.major, c.minor, got)
+		}
+	}
+}
+
+// An endpoint is found by its address however HNS writes it, and its network's ID in either case.
+func TestEndpointAt(t *testing.T) {
+	e := Endpoint{HostComputeNetwork: "A0-B0", IPConfigurations: []IPConfig{{IPAddress: "10.1.2.14"}, {IPAddress: "FD00:10:1:2:0:0:0:14"}, {IPAddress: "none"}}}
+	for _, c := range []struct {
+		network, address string
+		want             bool
+	}{{"a0-b0", "10.1.2.14", true}, {"A0-B0", "fd00:10:1:2::14", true}, {"A0-B1", "10.1.2.14", false}, {"A0-B0", "10.1.2.15", false}, {"A0-B0", "none", false}} {
+		if got := e.at(c.network, c.address); got != c.want {
+			t.Errorf("%s in %s: %t", c.address, c.network, got)
+		}
+	}
+}
+
+// People know a load balancer by its address and port; one that is not as ours are by its ID.
+func TestAbout(t *testing.T) {
+	l := LoadBalancer{ID: "A0", FrontendVIPs: []string{"10.96.0.10"}, PortMappings: []PortMapping{{Protocol: 6, InternalPort: 8080, ExternalPort: 80}}}
+	if got := l.about(); got != "10.96.0.10:80/tcp" {
+		t.Errorf("got %q", got)
+	}
+	if l.PortMappings = nil; l.about() != "A0" {
+		t.Errorf("got %q", l.about())
+	}
+}
