@@ -327,7 +327,7 @@ func benchKilled(b *testing.B) {
 	b.ReportMetric(took[len(took)*99/100], "p99-ms")
 }
 
-// mostConnections is how many connections this process may hold both ends of.
+// mostConnections is how many connections the program may have open, with the limit of descriptors that it inherits.
 func mostConnections(b *testing.B) int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -337,7 +337,7 @@ func mostConnections(b *testing.B) int {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		b.Fatal(err)
 	}
-	return min(10_000, (int(limit.Max)-1000)/2)
+	return min(10_000, int(limit.Max)/6) // a family of the program may have half of the descriptors, one listener four fifths of that
 }
 
 // benchTCPMemory is what the program has more of while many connections are open, each of which has been used.
@@ -352,6 +352,7 @@ func benchTCPMemory(b *testing.B) {
 					return fmt.Errorf("connection %d: %w", len(conns)+1, err)
 				}
 				conns = append(conns, c)
+				c.SetReadDeadline(time.Now().Add(patience))
 				if _, err := c.Read(make([]byte, 32)); err != nil {
 					return fmt.Errorf("connection %d: %w", len(conns), err)
 				}
