@@ -65,6 +65,8 @@ func (c *check) rest(family Family, f *Frontend) error {
 		return fmt.Errorf("kind %s does not fit the key", f.Kind)
 	case (f.Kind == HealthCheck) != f.Accepts():
 		return fmt.Errorf("kind %s does not fit the routes", f.Kind)
+	case f.PreserveDestination && f.Kind != ExternalIP && f.Kind != LoadBalancer:
+		return fmt.Errorf("kind %s preserves no destination", f.Kind)
 	case f.Accepts():
 		return checkHealthCheck(f)
 	case f.Key.IsNodePort() && len(f.Sources) > 0:

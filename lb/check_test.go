@@ -47,6 +47,8 @@ func TestCheck(t *testing.T) {
 		{"cluster IP without address", func(f *lb.Frontend) { f.Key.Addr = netip.Addr{} }},
 		{"affinity too long", func(f *lb.Frontend) { f.Affinity = 25 * time.Hour }},
 		{"affinity in parts of seconds", func(f *lb.Frontend) { f.Affinity = time.Millisecond }},
+		{"cluster IP that preserves the destination", func(f *lb.Frontend) { f.PreserveDestination = true }},
+		{"health check that preserves the destination", func(f *lb.Frontend) { *f = *healthCheck(1); f.PreserveDestination = true }},
 		{"source of the other family", func(f *lb.Frontend) { f.Sources = []netip.Prefix{netip.MustParsePrefix("::/0")} }},
 		{"source not masked", func(f *lb.Frontend) { f.Sources = []netip.Prefix{netip.MustParsePrefix("10.0.0.1/8")} }},
 		{"sources overlap", func(f *lb.Frontend) {

@@ -155,6 +155,11 @@ func (r *parsedRow) parseAttributes(words []string) error {
 			var n uint64
 			n, err = strconv.ParseUint(words[1], 10, 31)
 			r.front.LocalEndpoints = int(n)
+		case "preserve":
+			if words[1] != "destination" {
+				return fmt.Errorf("want: preserve destination")
+			}
+			r.front.PreserveDestination = true
 		case "created":
 			r.created, err = strconv.ParseInt(words[1], 10, 64)
 		case "loses":
@@ -177,6 +182,8 @@ func (r *parsedRow) takes(word string) bool {
 	switch word {
 	case "affinity", "sources":
 		return r.front.Kind != HealthCheck
+	case "preserve":
+		return r.front.Kind == ExternalIP || r.front.Kind == LoadBalancer
 	case "endpoints":
 		return r.front.Kind == HealthCheck
 	}

@@ -22,7 +22,7 @@ nodeport:32100/tcp shop/young healthcheck endpoints 0 created 1763719200 loses t
   anywhere accept
 10.96.0.7:80/tcp shop/web:http clusterip affinity 10800s
   anywhere balance shop/web:http/tcp/cluster
-192.0.2.7:80/tcp shop/web:http loadbalancer affinity 10800s sources 10.0.0.0/8,192.0.2.7/32
+192.0.2.7:80/tcp shop/web:http loadbalancer affinity 10800s sources 10.0.0.0/8,192.0.2.7/32 preserve destination
   pods     balance shop/web:http/tcp/cluster
   host     balance shop/web:http/tcp/cluster masquerade
   anywhere drop
@@ -46,7 +46,7 @@ func TestTableText(t *testing.T) {
 	// In the text 53/udp comes first, since keys are sorted by port.
 	rows := strings.SplitAfter(shopTable, "\n")
 	i := slices.Index(rows, "192.0.2.7:53/udp shop/web:dns loadbalancer\n")
-	j := slices.Index(rows, "192.0.2.7:80/tcp shop/web:http loadbalancer affinity 10800s sources 10.0.0.0/8,192.0.2.7/32\n")
+	j := slices.Index(rows, "192.0.2.7:80/tcp shop/web:http loadbalancer affinity 10800s sources 10.0.0.0/8,192.0.2.7/32 preserve destination\n")
 	want := strings.Join(slices.Concat(rows[:j], rows[i:i+3], rows[j:i], rows[i+3:]), "")
 
 	table := mustParse(t, shopTable)
@@ -63,7 +63,7 @@ func TestTableText(t *testing.T) {
 		t.Errorf("wrong row:\n%s", health)
 	}
 	row := table.Get(mustKey(t, "192.0.2.7:80/tcp"))
-	if row.Affinity != 3*time.Hour || row.Kind != lb.LoadBalancer || len(row.Sources) != 2 {
+	if row.Affinity != 3*time.Hour || row.Kind != lb.LoadBalancer || len(row.Sources) != 2 || !row.PreserveDestination {
 		t.Errorf("wrong row:\n%s", row)
 	}
 	if row.Set(lb.Cluster) != table.Get(mustKey(t, "10.96.0.7:80/tcp")).Set(lb.Cluster) {
@@ -120,6 +120,8 @@ func TestParseTableErrors(t *testing.T) {
 		{"health check over UDP", "nodeport:80/udp a/b healthcheck", "does not go with this key"},
 		{"health check with affinity", "nodeport:80/tcp a/b healthcheck affinity 10s", "affinity: not for kind healthcheck"},
 		{"health check with sources", "nodeport:80/tcp a/b healthcheck sources 10.0.0.0/8", "sources: not for kind healthcheck"},
+		{"cluster IP that preserves", "10.0.0.1:80/tcp a/b clusterip preserve destination", "preserve: not for kind clusterip"},
+		{"preserves something else", "10.0.0.1:80/tcp a/b externalip preserve source", "want: preserve destination"},
 		{"endpoints of a NodePort", "nodeport:80/tcp a/b nodeport endpoints 0", "endpoints: not for kind nodeport"},
 		{"endpoints below zero", "nodeport:80/tcp a/b healthcheck endpoints -1", "endpoints: "},
 		{"no action", "10.0.0.1:80/tcp a/b clusterip\n  anywhere", "want an action"},
