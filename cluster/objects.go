@@ -63,6 +63,9 @@ type Service struct {
 	AffinitySeconds int32
 	// HealthCheckNodePort is spec.healthCheckNodePort; 0 if none (SV-21).
 	HealthCheckNodePort uint16
+	// PreserveDestination is the annotation preserve-destination: pods get packets to external and load-balancer
+	// addresses as they were sent, where the node can do that.
+	PreserveDestination bool
 
 	Ports []ServicePort
 }
@@ -87,6 +90,7 @@ func (s *Service) Equal(o *Service) bool {
 		slices.Equal(s.SourceRanges, o.SourceRanges) &&
 		s.InternalPolicy == o.InternalPolicy && s.ExternalPolicy == o.ExternalPolicy &&
 		s.AffinitySeconds == o.AffinitySeconds && s.HealthCheckNodePort == o.HealthCheckNodePort &&
+		s.PreserveDestination == o.PreserveDestination &&
 		slices.Equal(s.Ports, o.Ports)
 }
 

@@ -247,6 +247,7 @@ func TestEveryFieldCountsSV23(t *testing.T) {
 		"ExternalPolicy":      func(s *cluster.Service) { s.ExternalPolicy = cluster.PolicyLocal },
 		"AffinitySeconds":     func(s *cluster.Service) { s.AffinitySeconds = 1 },
 		"HealthCheckNodePort": func(s *cluster.Service) { s.HealthCheckNodePort = 1 },
+		"PreserveDestination": func(s *cluster.Service) { s.PreserveDestination = true },
 		"Ports": func(s *cluster.Service) {
 			s.Ports = []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80, NodePort: 30080}}
 		},

@@ -124,6 +124,14 @@ func TestService(t *testing.T) {
 		{"SV-21 zero with the policy Cluster", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = "Cluster" }, healthCheckOf, uint16(0), ""},
 		{"SV-21 out of range", func(s *core.Service) { s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = "Local", -1 }, healthCheckOf, uint16(0),
 			`spec.healthCheckNodePort: "-1" is not in 1..65535`},
+		{"preserve-destination", preserve("true"), preserveOf, true, ""},
+		{"preserve-destination in capitals", preserve("TRUE"), preserveOf, true, ""},
+		{"preserve-destination off", preserve("False"), preserveOf, false, ""},
+		{"preserve-destination of nothing", preserve(""), preserveOf, false, ""},
+		{"preserve-destination unknown", preserve("yes"), preserveOf, false,
+			`Service shop/web: metadata.annotations[preserve-destination]: "yes" is neither true nor false; it counts as false`},
+		{"preserve-destination too long", preserve(strings.Repeat("y", 1<<18)), preserveOf, false,
+			`preserve-destination]: "` + strings.Repeat("y", 64) + `" is neither true nor false`},
 		{"unknown type", func(s *core.Service) { s.Spec.Type = "Magic"; s.Spec.Ports[0].NodePort = 0 },
 			func(s *cluster.Service) any { return s.Type }, cluster.TypeClusterIP, `spec.type: "Magic"`},
 	} {
@@ -154,6 +162,12 @@ func clusterIPsOf(s *cluster.Service) any  { return s.ClusterIPs }
 func portsOf(s *cluster.Service) any       { return fmt.Sprint(s.Ports) }
 func affinityOf(s *cluster.Service) any    { return s.AffinitySeconds }
 func healthCheckOf(s *cluster.Service) any { return s.HealthCheckNodePort }
+
+func preserveOf(s *cluster.Service) any { return s.PreserveDestination }
+
+func preserve(value string) func(*core.Service) {
+	return func(s *core.Service) { s.Annotations = map[string]string{AnnotationPreserveDestination: value} }
+}
 
 func timeout(n int32) *core.SessionAffinityConfig {
 	return &core.SessionAffinityConfig{ClientIP: &core.ClientIPConfig{TimeoutSeconds: &n}}

@@ -18,6 +18,9 @@ const (
 	LabelHeadless  = core.IsHeadlessService
 )
 
+// AnnotationPreserveDestination asks that pods see the Service's address as the destination (kubernetes/kubernetes#74825).
+const AnnotationPreserveDestination = "preserve-destination"
+
 // ServiceSelected reports whether a Service with these labels is for this proxy; if not, it is to be treated
 // as if it did not exist (SV-01). API servers evaluate the same rule: [ServiceSelector].
 func ServiceSelected(labels map[string]string) bool {
@@ -67,6 +70,7 @@ func Service(in *core.Service) (*cluster.Service, []Problem) {
 	out.InternalPolicy = policy(&ps, "spec.internalTrafficPolicy", string(internal))
 	out.ExternalPolicy = policy(&ps, "spec.externalTrafficPolicy", string(in.Spec.ExternalTrafficPolicy))
 	out.AffinitySeconds = affinity(&ps, &in.Spec)
+	out.PreserveDestination = preserveDestination(&ps, in.Annotations)
 	switch p := in.Spec.HealthCheckNodePort; {
 	case p != 0:
 		out.HealthCheckNodePort = portNumber(&ps, "spec.healthCheckNodePort", p, noHealthCheck)
@@ -240,6 +244,18 @@ func affinity(ps *problems, spec *core.ServiceSpec) int32 {
 		return use
 	}
 	return affinityDefault
+}
+
+// preserveDestination reads the annotation of that name: true or false, in any case.
+func preserveDestination(ps *problems, annotations map[string]string) bool {
+	switch v := annotations[AnnotationPreserveDestination]; {
+	case strings.EqualFold(v, "true"):
+		return true
+	case v != "" && !strings.EqualFold(v, "false"):
+		ps.add(Problem{Field: "metadata.annotations[" + AnnotationPreserveDestination + "]", Value: v[:min(len(v), 64)], // it may have 256 KiB
+			What: "is neither true nor false", Then: "it counts as false"})
+	}
+	return false
 }
 
 // portNumber checks that a port is in 1..65535; otherwise it tells, and returns 0.
