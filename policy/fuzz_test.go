@@ -328,6 +328,7 @@ func (g generator) service(n cluster.Name) *cluster.Service {
 		AffinitySeconds: pick(g, int32(0), 0, 0, 1, 10800, 86400, 86401, -1),
 
 		HealthCheckNodePort: pick[uint16](g, 0, 32100, 32100, 32100, 30080),
+		PreserveDestination: g.chance(20),
 	}
 	if g.chance(3) {
 		s.Type = cluster.TypeExternalName

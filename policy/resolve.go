@@ -99,6 +99,7 @@ func (r *resolver) port(p *cluster.ServicePort) {
 	}
 	external := r.external(sets)
 	row.Kind, row.Routes, row.Serving = lb.LoadBalancer, external, beside(external, sets.serving)
+	row.PreserveDestination = r.svc.PreserveDestination
 	for _, a := range r.loadBalancerIPs {
 		row.Sources = r.sourcesOf(a)
 		r.add(row, a, p.Port, p.Protocol)
@@ -108,7 +109,7 @@ func (r *resolver) port(p *cluster.ServicePort) {
 		r.add(row, a, p.Port, p.Protocol)
 	}
 	if nodePort {
-		row.Kind = lb.NodePort
+		row.Kind, row.PreserveDestination = lb.NodePort, false
 		r.add(row, netip.Addr{}, p.NodePort, p.Protocol)
 	}
 }
@@ -128,7 +129,7 @@ func (r *resolver) add(row lb.Frontend, a netip.Addr, port uint16, proto cluster
 		return
 	}
 	if row.Set(lb.Cluster) == nil && row.Set(lb.Local) == nil {
-		row.Affinity = 0 // nothing to stick to
+		row.Affinity, row.PreserveDestination = 0, false // no backend to stick to, or to see anything
 	}
 	r.rows = append(r.rows, &row)
 	if r.seen != nil {

@@ -168,6 +168,32 @@ func TestAffinitySV18(t *testing.T) {
 	}
 }
 
+// The annotation is for addresses outside of the cluster that have endpoints, and for no others.
+func TestPreserveDestination(t *testing.T) {
+	s := newScene().external(cluster.PolicyCluster).loadBalancer("192.0.2.7").endpoints(far)
+	for _, asked := range []bool{false, true} {
+		s.svc.PreserveDestination = asked
+		outer := 0
+		for f := range s.resolve().All() {
+			want := asked && (f.Kind == lb.LoadBalancer || f.Kind == lb.ExternalIP)
+			if f.PreserveDestination != want {
+				t.Errorf("asked %t: %s %s has %t", asked, f.Kind, f.Key, f.PreserveDestination)
+			}
+			if want {
+				outer++
+			}
+		}
+		if asked && outer == 0 {
+			t.Error("no row preserves the destination")
+		}
+	}
+	s = newScene().external(cluster.PolicyCluster).loadBalancer("192.0.2.7")
+	s.svc.PreserveDestination = true
+	if got := rows(s.resolve()); strings.Contains(got, "preserve") || !strings.Contains(got, "reject") {
+		t.Errorf("without endpoints:\n%s", got)
+	}
+}
+
 // All rows of one port share one set for each scope; another port has its own.
 func TestSetsAreShared(t *testing.T) {
 	s := newScene().external(cluster.PolicyLocal).loadBalancer("192.0.2.7").endpoints(mixed, far)

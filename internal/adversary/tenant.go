@@ -167,6 +167,7 @@ func (t *Tenant) Service(i int) *cluster.Service {
 		s.ClusterIPs = s.ClusterIPs[:1]
 	}
 	s.HealthCheckNodePort = t.nodePort()
+	s.PreserveDestination = t.rnd.IntN(4) == 0
 	for range t.rnd.IntN(5) {
 		s.SourceRanges = append(s.SourceRanges, t.prefix())
 	}

@@ -122,10 +122,11 @@ func (w world) row(k lb.Key, kind lb.Kind, p cluster.ServicePort) *lb.Frontend {
 	}
 	f.Routes = append(f.Routes, anywhere)
 
-	// SV-18, where there is something to stick to.
+	// SV-18, where there is something to stick to; and what it sees.
 	if slices.ContainsFunc(f.Routes, func(r lb.Route) bool { return r.Do == lb.Balance }) {
 		f.Affinity = time.Duration(w.Service.AffinitySeconds) * time.Second
 		f.Affinity = max(0, min(f.Affinity, 24*time.Hour))
+		f.PreserveDestination = w.Service.PreserveDestination && (kind == lb.LoadBalancer || kind == lb.ExternalIP)
 	}
 	f.Serving = w.serving(p, f.Routes)
 	if kind == lb.LoadBalancer { // SV-15: only VIPs
