@@ -70,7 +70,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 	}
 	for _, c := range changes {
 		was := p.kernel.fronts[c.Key]
-		written = written || was != nil && !was.Accepts() || c.New != nil && !c.New.Accepts()
+		written = written || (was != nil && !was.Accepts() || c.New != nil && !c.New.Accepts()) && !onlyPreserves(was, c.New)
 		if err := p.set(c.Key, c.New); err != nil {
 			return false, fmt.Errorf("fake: apply: %w", err)
 		}
@@ -146,6 +146,16 @@ func (p *Plane) Pace() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return cmp.Or(p.pace, math.MaxInt)
+}
+
+// onlyPreserves reports whether two rows differ in nothing but what the kernel does not know of (lb.Frontend.PreserveDestination).
+func onlyPreserves(was, now *lb.Frontend) bool {
+	if was == nil || now == nil || was.PreserveDestination == now.PreserveDestination {
+		return false
+	}
+	other := *was
+	other.PreserveDestination = now.PreserveDestination
+	return other.Equal(now)
 }
 
 // Reset makes the plane hold exactly the table; only what differs is written. It leaves malformed rows for later, and new

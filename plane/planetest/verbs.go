@@ -296,6 +296,10 @@ func (v *verbs) apply() {
 		fronts  []*lb.Frontend
 		written bool
 	}{
+		{"with endpoints once more", fronts, true},
+		{"endpoints that shall see the Service's address", preserving(fronts), false},
+		{"endpoints that see their own", fronts, false},
+		{"gone again", nil, true},
 		{"a health check", healthCheck(1), v.HealthChecks},
 		{"a health check of more endpoints", healthCheck(2), false},
 		{"no health check", nil, v.HealthChecks},
@@ -310,6 +314,16 @@ func (v *verbs) apply() {
 func healthCheck(endpoints int) []*lb.Frontend {
 	return []*lb.Frontend{{Key: lb.Key{Port: 32100, Proto: lb.TCP}, Service: "ns/svc-20", Kind: lb.HealthCheck, LocalEndpoints: endpoints,
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}}
+}
+
+// preserving are the rows of a Service with the annotation preserve-destination.
+func preserving(fronts []*lb.Frontend) (all []*lb.Frontend) {
+	for _, f := range fronts {
+		g := *f
+		g.PreserveDestination = f.Kind == lb.ExternalIP || f.Kind == lb.LoadBalancer
+		all = append(all, &g)
+	}
+	return all
 }
 
 func second[A, B any](_ A, b B) B { return b }
