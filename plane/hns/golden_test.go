@@ -32,10 +32,13 @@ func goldens() map[string]golden {
 	all := world.Table(0, 0)
 	all.Replace(world.Full(1, 10, 2, 1, 3*time.Hour))
 	all.Replace(world.ClusterIP(2, 0, 0))
+	preserve := world.Table(0, 0)
+	preserve.Replace(preserving(true))
 	return map[string]golden{
 		"nothing": {table: &lb.Table{}}, "shop": {table: shop}, "shop-ipv6": {cfg: hns.Config{Family: lb.IPv6}, table: shop6},
 		"overlay-dsr":   {cfg: hns.Config{SourceVIP: netip.MustParseAddr("10.1.1.2"), DSR: true}, table: shop},
 		"every-kind":    {table: all, cfg: hns.Config{DSR: true}, says: []string{"loadBalancerSourceRanges"}},
+		"preserve":      {table: preserve, cfg: hns.Config{DSR: true}},
 		"health-checks": {table: forwarded(), cfg: hns.Config{ForwardHealthCheckVIP: true}},
 		"left-out":      {table: leftOut(), says: []string{"no SCTP", "other endpoints are not used"}},
 	}

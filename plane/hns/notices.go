@@ -20,6 +20,7 @@ const (
 	// With these it is served otherwise.
 	lackSplit
 	lackAffinity
+	lackPreserve
 	lackProvider
 	// These are of the node.
 	lackRoot
@@ -37,7 +38,9 @@ var lackTexts = [lacks]string{
 		"outside are, to endpoints of this node alone",
 	lackPorts: "HNS leads a port of a Service to one port of its endpoints: where they have several, the port that most have is served, and the " +
 		"other endpoints are not used",
-	lackAffinity:   "this version of HNS has no session affinity: Services that ask for it are served without",
+	lackAffinity: "this version of HNS has no session affinity: Services that ask for it are served without",
+	lackPreserve: "the annotation preserve-destination needs --enable-dsr (winkernel.enableDSR) and an HNS that has it: packets to such Services go to their " +
+		"endpoints' own addresses",
 	lackProvider:   "which node has a backend is not known to the HNS network: packets are sent to the backend's own address",
 	lackRoot:       "no HNS endpoint of the network has the name that --root-hnsendpoint-name (winkernel.rootHnsEndpointName) says: health checks of load balancers are not forwarded",
 	lackDSR:        "this version of HNS has no direct server return: --enable-dsr (winkernel.enableDSR) has no effect",

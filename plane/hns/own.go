@@ -88,7 +88,7 @@ func providerOf(e Endpoint) netip.Addr {
 
 // written reports whether a load balancer of that shape could be one that this package wrote, whatever its endpoints.
 func (s *shape) written(overlay bool) bool {
-	return s.mapping == MappingLocalRoutedVIP &&
+	return (s.mapping == MappingLocalRoutedVIP || s.mapping == MappingLocalRoutedVIP|MappingPreserveDIP && s.flags&FlagDSR != 0) &&
 		s.flags&^(FlagDSR|FlagIPv6) == 0 && (s.distribution == PerConnection || s.distribution == PerClient) &&
 		(overlay || !s.source.IsValid())
 }

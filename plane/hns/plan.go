@@ -74,6 +74,16 @@ func (f *facts) planned(row *lb.Frontend) (p plan) {
 	if f.dsr() && (row.Kind == lb.ClusterIP || inside || set.ID.Scope == lb.Local) {
 		p.flags |= FlagDSR
 	}
+	// Direct return leads clients outside to endpoints of this node alone, which the annotation asks for too: another node's would not
+	// know whom they asked (ADR 0043).
+	if row.PreserveDestination {
+		if f.dsr() {
+			p.flags |= FlagDSR
+			p.mapping |= MappingPreserveDIP
+		} else {
+			p.lack(lackPreserve)
+		}
+	}
 	if row.Affinity > 0 {
 		if p.distribution = PerClient; !f.features.SessionAffinity {
 			p.distribution = PerConnection

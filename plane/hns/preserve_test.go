@@ -1,0 +1,105 @@
+package hns_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/hns"
+	"kube-proxy/plane/hns/hnsfake"
+)
+
+// preserving is a Service with endpoints here and elsewhere, and with addresses inside and outside of the cluster; pods see the latter if they shall.
+func preserving(preserve bool) (lb.Owner, []*lb.Frontend) {
+	o, fronts := world.ClusterIP(1, 10, 2)
+	set := fronts[0].Set(lb.Cluster)
+	balancer, external := loadBalancer("198.0.0.2", set), loadBalancer("203.0.0.2", set)
+	external.Kind = lb.ExternalIP
+	balancer.PreserveDestination, external.PreserveDestination = preserve, preserve
+	nodePort := &lb.Frontend{Key: lb.Key{Port: 30001, Proto: lb.TCP}, Service: external.Service, Kind: lb.NodePort, Routes: external.Routes}
+	return o, append(fronts, balancer, external, nodePort)
+}
+
+// With DSR, packets to a Service's outer addresses come to pods as they were sent, if the annotation preserve-destination asks for it, and
+// no others do; without DSR HNS would refuse that, so they are served as ever, and it is told (kubernetes/kubernetes#74825).
+func TestPreserveDestination(t *testing.T) {
+	without := hnsfake.Everything
+	without.DSR = false
+	const kept, dsr = hns.MappingLocalRoutedVIP | hns.MappingPreserveDIP, hns.FlagDSR
+	for name, c := range map[string]struct {
+		asked    bool
+		features hns.Features
+		mapping  hns.PortMappingFlags  // of the outer addresses
+		flags    hns.LoadBalancerFlags // of them
+		says     bool
+	}{
+		"with DSR":                {true, hnsfake.Everything, kept, dsr, false},
+		"without --enable-dsr":    {false, hnsfake.Everything, hns.MappingLocalRoutedVIP, 0, true},
+		"an HNS that has not DSR": {true, without, hns.MappingLocalRoutedVIP, 0, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(hns.L2Bridge, c.features)
+			cfg := n.config(lb.IPv4)
+			cfg.DSR = c.asked
+			p, table := newPlane(t, cfg), world.Table(0, 0)
+			table.Replace(preserving(true))
+			reset(t, p, table)
+			inner := hns.LoadBalancerFlags(0) // of the cluster IP
+			if c.asked && c.features.DSR {
+				inner = dsr
+			}
+			for vip, want := range map[string]struct {
+				port    uint16
+				mapping hns.PortMappingFlags
+				flags   hns.LoadBalancerFlags
+			}{
+				"198.0.0.2": {80, c.mapping, c.flags}, "203.0.0.2": {80, c.mapping, c.flags},
+				"10.0.0.2": {80, hns.MappingLocalRoutedVIP, inner}, "": {30001, hns.MappingLocalRoutedVIP, 0},
+			} {
+				if l, ok := n.balancerOf(vip, want.port); !ok || l.PortMappings[0].Flags != want.mapping || l.Flags != want.flags {
+					t.Errorf("%q: %+v, want flags %d of the mapping and %d", vip, l, want.mapping, want.flags)
+				}
+			}
+			if told := strings.Contains(notices(p), "preserve-destination"); told != c.says {
+				t.Errorf("told %t, want %t", told, c.says)
+			}
+		})
+	}
+}
+
+// What is written so is known again by the next run: it is adopted as it is, changed with the annotation, and goes with the Service
+// (PN-76).
+func TestPreserveDestinationIsOursPN76(t *testing.T) {
+	n := newNode(hns.L2Bridge, hnsfake.Everything)
+	cfg := n.config(lb.IPv4)
+	cfg.DSR = true
+	table := world.Table(0, 0)
+	table.Replace(preserving(true))
+	p := newPlane(t, cfg)
+	reset(t, p, table)
+	n.Counts()
+	p = newPlane(t, cfg)
+	reset(t, p, table)
+	for call, c := range n.Counts() {
+		if !slices.Contains([]string{"Features", "Networks", "Endpoints", "LoadBalancers"}, call) {
+			t.Errorf("a restart without changes called %s %d times", call, c.Calls)
+		}
+	}
+	for _, preserve := range []bool{false, true} {
+		changes, contests := table.Replace(preserving(preserve))
+		if len(changes) != 2 {
+			t.Errorf("preserve %t: %d changes, want those of the two outer addresses", preserve, len(changes))
+		}
+		apply(t, p, changes, contests)
+		l, _ := n.balancerOf("198.0.0.2", 80)
+		if has := l.PortMappings[0].Flags&hns.MappingPreserveDIP != 0; has != preserve {
+			t.Errorf("preserve %t: %+v", preserve, l)
+		}
+	}
+	table.Replace(lb.Owner{Name: "ns/svc-1"}, nil)
+	reset(t, newPlane(t, cfg), table)
+	if own := n.Own(); own != "\n" {
+		t.Errorf("left of a Service that went while there was no proxy:\n%s", own)
+	}
+}
