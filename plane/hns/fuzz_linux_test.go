@@ -298,8 +298,10 @@ func (c *turmoil) service(s *side, i int, full bool) (lb.Owner, []*lb.Frontend) 
 	o, fronts := s.w.ClusterIP(i, first, n)
 	if full {
 		o, fronts = s.w.Full(i, first, n, c.rnd.IntN(min(n, 2)+1), time.Duration(c.rnd.IntN(2))*time.Hour)
+		preserve := c.rnd.IntN(3) == 0
 		for _, f := range fronts {
 			f.Sources = nil
+			f.PreserveDestination = preserve && (f.Kind == lb.ExternalIP || f.Kind == lb.LoadBalancer)
 		}
 	}
 	for _, f := range fronts {
