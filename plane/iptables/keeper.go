@@ -176,8 +176,8 @@ func compareID(a, b chainID) int {
 	return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.name, b.name))
 }
 
-// Refused is the error of what iptables does not take, and of which nothing is in force.
-var Refused = errors.New("iptables refuses it")
+// ErrRefused is the error of what iptables does not take, and of which nothing is in force.
+var ErrRefused = errors.New("iptables refuses it")
 
 // Reset makes the kernel hold exactly these chains, changing only what differs.
 func (k *Keeper) Reset(ctx context.Context, frames []Frame, rows Rows) error {
@@ -272,7 +272,7 @@ func (k *Keeper) mend(ctx context.Context, have *keptChains) (n int, err error) 
 	return n, k.restore(ctx, &b)
 }
 
-// restore hands a batch to iptables-restore. An error wraps Refused if nothing of it is in force, else plane.ErrStateLost.
+// restore hands a batch to iptables-restore. An error wraps ErrRefused if nothing of it is in force, else plane.ErrStateLost.
 func (k *Keeper) restore(ctx context.Context, b *batch) error {
 	if len(b.sections) == 0 {
 		return nil
@@ -294,7 +294,7 @@ func (k *Keeper) restore(ctx context.Context, b *batch) error {
 		k.set = false
 		return fmt.Errorf("%w: a part may be in force: %w", err, plane.ErrStateLost)
 	}
-	return fmt.Errorf("%w: %w", Refused, err)
+	return fmt.Errorf("%w: %w", ErrRefused, err)
 }
 
 // Apply writes the chains that a change of rows touches, in one restore.

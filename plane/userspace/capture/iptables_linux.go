@@ -369,7 +369,7 @@ func (c *IPTables) Reset(ctx context.Context, n lb.Node, want []Lead) error {
 	}
 	c.node, c.address, c.set = n, address, false
 	err = c.reset(ctx, want)
-	if !errors.Is(err, iptables.Refused) {
+	if !errors.Is(err, iptables.ErrRefused) {
 		return c.wrap(err)
 	}
 	served := map[lb.Key]bool{}
