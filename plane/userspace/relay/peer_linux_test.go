@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -88,6 +89,7 @@ func bePeer() int {
 		}
 	}))
 	var held []net.Conn
+	defer func() { runtime.KeepAlive(held) }() // a connection that nobody knows is closed
 	for {
 		var what, at string
 		var n int
