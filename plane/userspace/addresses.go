@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"syscall"
 )
 
 // NodeAddresses is a capture that can tell the addresses of the node from those that it has put there itself.
@@ -70,6 +69,3 @@ func (p *Plane) follow() (moved int, err error) {
 	b.end(true)
 	return moved, errors.Join(b.failed...)
 }
-
-// inUse reports whether an error says that somebody listens there.
-func inUse(err error) bool { return errors.Is(err, syscall.EADDRINUSE) }

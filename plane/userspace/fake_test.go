@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -21,7 +20,6 @@ import (
 
 // machine stands for the kernel: what leads where, and who listens. One process after another uses it.
 type machine struct {
-	mu     sync.Mutex
 	leads  map[lb.Key]capture.Lead
 	node   lb.Node
 	lost   bool // the capture's rules went
@@ -179,7 +177,6 @@ type fakeRelay struct {
 	m    *machine
 	mine map[*fakeListener]bool
 	next uint16
-	log  []string
 }
 
 type fakeListener struct {

@@ -18,7 +18,7 @@ func openWays() (way func(netip.Addr) (balance.Way, error), shut func() error, e
 	if err != nil {
 		return nil, nil, fmt.Errorf("open a netlink socket for routes: %w", err)
 	}
-	w := &ways{handle: h, names: map[int]string{}}
+	w := &ways{handle: h}
 	return w.way, func() error { h.Close(); return nil }, nil
 }
 
@@ -26,7 +26,6 @@ func openWays() (way func(netip.Addr) (balance.Way, error), shut func() error, e
 type ways struct {
 	mu     sync.Mutex
 	handle *netlink.Handle
-	names  map[int]string
 }
 
 func (w *ways) way(a netip.Addr) (balance.Way, error) {

@@ -3,6 +3,7 @@
 package userspace
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 
@@ -15,7 +16,7 @@ func openWays() (way func(netip.Addr) (balance.Way, error), shut func() error, e
 	return func(a netip.Addr) (balance.Way, error) {
 		addrs, err := net.InterfaceAddrs()
 		if err != nil {
-			return balance.Way{}, err
+			return balance.Way{}, fmt.Errorf("list the addresses of this host: %w", err)
 		}
 		for _, have := range addrs {
 			if n, ok := have.(*net.IPNet); ok && n.IP.Equal(net.IP(a.AsSlice())) {
