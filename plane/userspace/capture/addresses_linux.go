@@ -249,7 +249,7 @@ func (r *rtnl) add(ctx context.Context, a netip.Addr) (added bool, err error) {
 // go elsewhere.
 func (r *rtnl) settled(ctx context.Context, a netip.Addr) error {
 	for range 1000 {
-		if held, err := r.held(ctx, a); err != nil || held {
+		if leads, err := r.leadsHere(ctx, a); err != nil || leads {
 			return err
 		}
 		select {
@@ -261,11 +261,11 @@ func (r *rtnl) settled(ctx context.Context, a netip.Addr) error {
 	return errors.New("the kernel does not take it for one of the node's, though it took the request")
 }
 
-// held reports whether the node has the address, by asking where a packet to it goes. Of an address of IPv6 that is new the kernel
-// still asks the link whether anybody else has it (DAD), and leads no packets there meanwhile; so it is asked for the address as well.
+// held reports whether the node has the address. Of an address of IPv6 that is new the kernel still asks the link whether anybody
+// else has it (DAD), and leads no packets there meanwhile; so it is asked for the address as well.
 func (r *rtnl) held(ctx context.Context, a netip.Addr) (held bool, err error) {
-	var attrs nftwire.Encoder
 	if r.fam == lb.IPv6 {
+		var attrs nftwire.Encoder
 		attrs.Bytes(unix.IFA_ADDRESS, a.AsSlice())
 		head := append([]byte{r.proto}, make([]byte, unix.SizeofIfAddrmsg-1)...)
 		held, err = r.answers(ctx, nlconn.Request(unix.RTM_GETADDR, 0, head, attrs.B), func([]byte) bool { return true })
@@ -273,9 +273,14 @@ func (r *rtnl) held(ctx context.Context, a netip.Addr) (held bool, err error) {
 			return held, err
 		}
 	}
+	return r.leadsHere(ctx, a)
+}
+
+// leadsHere reports whether packets to the address are for this node.
+func (r *rtnl) leadsHere(ctx context.Context, a netip.Addr) (bool, error) {
 	head := make([]byte, unix.SizeofRtMsg)
 	head[0], head[1] = r.proto, byte(a.BitLen())
-	attrs = nftwire.Encoder{}
+	var attrs nftwire.Encoder
 	attrs.Bytes(unix.RTA_DST, a.AsSlice())
 	return r.answers(ctx, nlconn.Request(unix.RTM_GETROUTE, 0, head, attrs.B), func(route []byte) bool {
 		const typeAt = 7 // rtm_type in struct rtmsg

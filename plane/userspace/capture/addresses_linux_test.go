@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -53,6 +54,31 @@ func TestAddresses(t *testing.T) {
 		b.fails("pod1", netlab.TCP, b.other, 80, netlab.ErrTimeout)
 		b.apply([]lb.Key{udp, udp})
 		b.fails("pod1", netlab.TCP, b.vip, 80, netlab.ErrTimeout)
+	})
+}
+
+// TestAddressesLeadAtOnce: when the capture says that it leads, it does, though the kernel begins to lead to an address of IPv6 only a
+// moment after it has taken it.
+func TestAddressesLeadAtOnce(t *testing.T) {
+	eachFamily(t, func(t *testing.T, b *bench) {
+		b.reset()
+		var asks *rtnl
+		b.do(func(context.Context) (err error) {
+			asks, err = openRtnl(familyOf(b.Family), func(event) {})
+			return err
+		})
+		defer asks.close()
+		for i, a := 0, b.other; i < 200; i, a = i+1, a.Next() {
+			b.do(func(ctx context.Context) error {
+				if err := b.Apply(ctx, []Lead{cluster(b.key(a, 80, lb.TCP), to(80))}, nil); err != nil {
+					return err
+				}
+				if leads, err := asks.leadsHere(ctx, a); err != nil || !leads {
+					return fmt.Errorf("packets to %s, the %dth address, still go elsewhere (%v)", a, i, err)
+				}
+				return nil
+			})
+		}
 	})
 }
 
