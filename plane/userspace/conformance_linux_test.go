@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
@@ -42,7 +43,8 @@ func (k kind) plane(f lb.Family) (planetest.Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := New(Config{Family: f, Capture: c, Mark: mark})
+	// Where the kernel is emulated an answer may take longer than sessions rest by default (CF-45).
+	p, err := New(Config{Family: f, Capture: c, Mark: mark, UDPIdle: 10 * time.Second})
 	if err != nil {
 		return nil, err
 	}
