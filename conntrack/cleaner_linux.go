@@ -15,9 +15,10 @@ import (
 type Config struct {
 	// Family is the family of the engine whose changes the Cleaner is told.
 	Family lb.Family
-	// Proxied: flows end at a proxy on this machine, whatever backends there are. Only those of a row that goes, begins to lead
-	// somewhere, or becomes another Service's are forgotten: they would miss the proxy's socket.
-	Proxied bool
+	// Proxied, if not nil: flows end at a proxy on this machine, whatever backends there are. It reports whether the proxy answers
+	// flows of a row from that address and port now, and may be called from any goroutine. Only flows of a row that goes, begins
+	// to lead somewhere, or becomes another Service's are looked at, and those forgotten that would miss the proxy's socket.
+	Proxied func(row lb.Key, from netip.AddrPort) bool
 	// Delay is how long the worker waits for more after the first change; 0 means 20 ms.
 	Delay time.Duration
 	// Log is where runs that deleted something and failures are told; nil means slog.Default().

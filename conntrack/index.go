@@ -10,7 +10,7 @@ import (
 // index knows the rows whose flows may have to be forgotten, and which keys are suspect: entries of theirs
 // may lead where nobody serves.
 type index struct {
-	proxied bool // as in [Config]
+	proxied func(lb.Key, netip.AddrPort) bool // as in [Config]
 	rows    map[lb.Key]*lb.Frontend
 	suspect map[lb.Key]struct{}
 	// left is what was found out of large sets since the last settle.
@@ -29,7 +29,7 @@ type leaving struct {
 // everywhere are all addresses.
 var everywhere = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 
-func newIndex(proxied bool) *index {
+func newIndex(proxied func(lb.Key, netip.AddrPort) bool) *index {
 	return &index{proxied: proxied, rows: map[lb.Key]*lb.Frontend{}, suspect: map[lb.Key]struct{}{}, nodePorts: everywhere}
 }
 
@@ -87,7 +87,7 @@ func (x *index) lost(old, now *lb.Frontend) bool {
 	if !balances(old) && balances(now) {
 		return true
 	}
-	if x.proxied {
+	if x.proxied != nil {
 		return false
 	}
 	if old.Serving != nil {
@@ -139,7 +139,7 @@ type flow struct {
 // plan is what one run looks for. It does not change, and shares with the index only rows, which do not either.
 type plan struct {
 	// proxied as in [Config]: no flow leads to a backend.
-	proxied bool
+	proxied func(lb.Key, netip.AddrPort) bool
 	// keys are the suspect keys with their rows; nil where no row is left.
 	keys map[lb.Key]*lb.Frontend
 	// locals are this machine's addresses that answer NodePorts, or did until the pass before; the latter are false. It
@@ -224,7 +224,9 @@ func (p *plan) stale(f flow) (lb.Key, bool) {
 		return k, f.from != f.to // without a translation it is the node's own
 	case row == nil:
 		return k, true
-	case !p.proxied && row.Serves(f.from):
+	case row.Serves(f.from):
+		return k, p.proxied != nil // it passes by the proxy
+	case p.proxied != nil && p.proxied(k, f.from): // made since the row is in force: an answer may be under way
 		return k, false
 	case f.from == f.to: // made while no route went anywhere (DP-51)
 		return k, balances(row)

@@ -196,7 +196,7 @@ func TestStale(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			x := newIndex(false)
+			x := newIndex(nil)
 			locals := map[netip.Addr]struct{}{netip.MustParseAddr("192.0.2.1"): {}, netip.MustParseAddr("127.0.0.1"): {}}
 			for _, change := range c.before {
 				x.apply(change)
@@ -233,7 +233,7 @@ func TestStaleAtNodeAddresses(t *testing.T) {
 		}
 		return ps
 	}
-	x := newIndex(false)
+	x := newIndex(nil)
 	for _, step := range []struct {
 		what  string
 		at    []netip.Prefix
@@ -290,7 +290,7 @@ func TestUnsuspicious(t *testing.T) {
 		"DP-53 a TCP row":                           set(row("10.96.0.10:53/tcp", service, lb.Cluster, podB)),
 		"DP-53 a TCP row goes":                      remove("10.96.0.10:53/tcp"),
 	} {
-		x := newIndex(false)
+		x := newIndex(nil)
 		x.apply(set(row(vip, service, lb.Cluster, podA)))
 		x.take(nil)
 		if x.apply(then) || len(x.suspect) > 0 {
@@ -301,7 +301,7 @@ func TestUnsuspicious(t *testing.T) {
 
 // The index forgets what went, and keys that a pass could not deal with stay suspect.
 func TestIndexBounds(t *testing.T) {
-	x := newIndex(false)
+	x := newIndex(nil)
 	x.apply(set(row(vip, service, lb.Cluster, podA)))
 	x.apply(set(row("nodeport:30053/udp", service, lb.Cluster, podA)))
 	if p := x.take(nil); len(p.keys) != 1 || len(x.suspect) != 1 {
@@ -322,7 +322,7 @@ func BenchmarkApplied(b *testing.B) {
 		n    int
 	}{{"100", 100}, {"10k", 10_000}, {"100k", 100_000}} {
 		b.Run(size.name, func(b *testing.B) {
-			x := newIndex(false)
+			x := newIndex(nil)
 			for i := range size.n {
 				k := lb.Key{Addr: netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)}), Port: 53, Proto: lb.UDP}
 				f := row(vip, service, lb.Cluster, podA, podB)
@@ -343,7 +343,7 @@ func BenchmarkApplied(b *testing.B) {
 
 // A health check is of TCP and translates nothing, so its coming, its change and its end make nothing suspect.
 func TestHealthCheckIsNoFlow(t *testing.T) {
-	x := newIndex(false)
+	x := newIndex(nil)
 	health := &lb.Frontend{Key: lb.Key{Port: 32100, Proto: lb.TCP}, Service: "dns/dns", Kind: lb.HealthCheck,
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}
 	more := *health
@@ -358,7 +358,8 @@ func TestHealthCheckIsNoFlow(t *testing.T) {
 // Where flows end at a proxy of this machine no endpoint that comes or goes makes one stale, or an answer that is under way would be
 // lost. A row that goes, or becomes another Service's, does: its flows would miss the socket of the next (DP-50, DP-51).
 func TestProxied(t *testing.T) {
-	x := newIndex(true)
+	var listens uint16 // where the proxy does for the row, if it does
+	x := newIndex(func(k lb.Key, from netip.AddrPort) bool { return k.String() == vip && from.Port() == listens })
 	key, err := lb.ParseKey(vip)
 	if err != nil {
 		t.Fatal(err)
@@ -370,8 +371,17 @@ func TestProxied(t *testing.T) {
 		return is
 	}
 	if !x.apply(set(row(vip, service, lb.Cluster, podA, podB))) || !stale() {
-		t.Error("a flow from before the row is kept: nobody knows which socket it leads to")
+		t.Error("a flow from before the row is kept, which misses the proxy's socket")
 	}
+	listens = proxy.Port()
+	if x.retry(key); stale() {
+		t.Error("a flow to the socket that the proxy has is forgotten, and with it the answer that is under way")
+	}
+	x.apply(set(row(vip, service, lb.Cluster, podA, proxy.String())))
+	if x.retry(key); !stale() {
+		t.Error("a flow to an endpoint, past the proxy, is kept")
+	}
+	listens = 0
 	for _, quiet := range []*lb.Frontend{
 		row(vip, service, lb.Cluster, podB), row(vip, service, lb.Cluster, podC), row(vip, service, lb.Local, podC), row(vip, service, 0),
 	} {

@@ -556,7 +556,7 @@ func TestPassMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer table.close()
-	x := newIndex(false)
+	x := newIndex(nil)
 	x.apply(set(row(vip, service, lb.Cluster, podA)))
 	p := x.take(nil)
 	if allocs := testing.AllocsPerRun(5, func() {
@@ -687,7 +687,7 @@ func BenchmarkPass(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer t.close()
-	x := newIndex(false)
+	x := newIndex(nil)
 	x.apply(set(row(vip, service, lb.Cluster, podA)))
 	p := x.take(nil)
 	b.ReportAllocs()

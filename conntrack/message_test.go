@@ -116,7 +116,7 @@ func FuzzParse(f *testing.F) {
 
 // DP-52 PN-06: an entry costs no memory, whether it is stale or not.
 func TestNoAllocs(t *testing.T) {
-	x := newIndex(false)
+	x := newIndex(nil)
 	x.apply(set(row(vip, service, lb.Cluster, podB)))
 	x.apply(set(row("nodeport:30053/udp", service, lb.Cluster, podB)))
 	p := x.take(map[netip.Addr]struct{}{client.Addr(): {}})

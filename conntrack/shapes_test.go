@@ -27,7 +27,7 @@ func TestSharedSetsAreLinear(t *testing.T) {
 			}
 			return out
 		}
-		x, after := newIndex(false), set()
+		x, after := newIndex(nil), set()
 		after.Backends = append(after.Backends, lb.Backend{Addr: netip.MustParseAddrPort("100.127.0.1:53")}) // nobody leaves
 		one, other := changes(set()), changes(after)
 		for _, c := range one {

@@ -111,6 +111,13 @@ type Drainer interface {
 	Drain(ctx context.Context) (left int)
 }
 
+// Answerer is a plane at which flows end. It knows where they do.
+type Answerer interface {
+	// Answers reports whether clients of the row are answered from that address and port, as far as writes that have
+	// returned say. It may be called from any goroutine.
+	Answers(row lb.Key, from netip.AddrPort) bool
+}
+
 // Notice is a line of the log, as a warning, and perhaps an event.
 type Notice struct {
 	Text string

@@ -99,7 +99,7 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	f := &family{name: fam, plane: plane}
 	p.notice(f, labelled)
 	var observers []engine.Observer
-	if f.flows, err = p.newFlows(fam); err != nil {
+	if f.flows, err = p.newFlows(fam, plane); err != nil {
 		labelled.Warn("stale UDP flows are not cleaned up", "err", err)
 	} else if f.flows != nil {
 		observers = append(observers, f.flows)

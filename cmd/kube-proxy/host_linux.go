@@ -1,11 +1,13 @@
 package main
 
 import (
+	"net/netip"
 	"os"
 	"time"
 
 	"kube-proxy/conntrack"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/sockets"
 )
 
@@ -15,10 +17,14 @@ func hasIPv6() bool {
 	return err == nil
 }
 
-// newFlows returns what makes the kernel forget stale flows.
-func (p *proxy) newFlows(f lb.Family) (flows, error) {
+// newFlows returns what makes the kernel forget stale flows of a plane.
+func (p *proxy) newFlows(f lb.Family, of mode.Plane) (flows, error) {
+	var proxied func(lb.Key, netip.AddrPort) bool
+	if at, ok := of.(mode.Answerer); ok {
+		proxied = at.Answers
+	}
 	c, err := conntrack.New(conntrack.Config{
-		Family: f, Proxied: p.choice.Mode.Terminates, Log: p.log.With("family", f.String()),
+		Family: f, Proxied: proxied, Log: p.log.With("family", f.String()),
 		Cleaned: func(took time.Duration, deleted int) { p.servers.metrics.Cleaned(f.String(), took, deleted) },
 	})
 	if err != nil {

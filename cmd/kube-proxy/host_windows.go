@@ -4,6 +4,7 @@ import (
 	"net"
 
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/sockets"
 )
 
@@ -17,7 +18,7 @@ func hasIPv6() bool {
 }
 
 // newFlows returns nothing: a flow of HNS ends with its load balancer, and one of the userspace proxy is its own.
-func (p *proxy) newFlows(lb.Family) (flows, error) { return nil, nil }
+func (p *proxy) newFlows(lb.Family, mode.Plane) (flows, error) { return nil, nil }
 
 // newSockets returns nothing: on Windows a NodePort and a program's listener are not compared.
 func newSockets(sockets.Config) (*sockets.Watcher, error) { return nil, nil }

@@ -122,8 +122,12 @@ func sysctls(mode.Settings) []mode.Sysctl {
 	return []mode.Sysctl{{Name: "net.ipv4.tcp_tw_reuse", Value: "1", Optional: true}}
 }
 
-// A plane is a mode.Drainer, or connections would end with their process at once.
-var _ mode.Drainer = (*Plane)(nil)
+// A plane is a mode.Drainer, or connections would end with their process at once, and a mode.Answerer, or flows would be forgotten
+// while an answer is under way.
+var (
+	_ mode.Drainer  = (*Plane)(nil)
+	_ mode.Answerer = (*Plane)(nil)
+)
 
 // able tries whether packets can be captured in any way.
 func able(f lb.Family) error {

@@ -42,7 +42,7 @@ type Config struct {
 // pace is what an Apply should weigh at most: opening listeners takes most of its time, some 30 µs for each.
 const pace = 2000
 
-// Plane serves one family. Its methods must be called by one goroutine at a time; Drift, Measure and Drain may be called by another.
+// Plane serves one family. Its methods must be called by one goroutine at a time; Drift, Measure, Answers and Drain may be called by another.
 type Plane struct {
 	cfg     Config
 	relay   relayer
@@ -54,7 +54,8 @@ type Plane struct {
 	own     ownAddresses
 	tell    notices
 
-	closed bool
+	closed  bool
+	answers answers
 	// ready: a Reset has succeeded, and the kernel's state was not lost since.
 	ready    bool
 	node     lb.Node

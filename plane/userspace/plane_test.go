@@ -394,6 +394,39 @@ func TestAddressesOfPods(t *testing.T) {
 	}
 }
 
+// The plane knows from which port a row is answered, from the moment that its write has returned until the row goes, also where the
+// rows of another Service have the key then, and that flows made by others are none of its own (DP-50).
+func TestAnswers(t *testing.T) {
+	m := newMachine()
+	p := begin(t, m, Config{}, new(lb.Table))
+	mine, others := front("10.0.9.9:53/udp", "ns/x:p", 0, 1), front("10.0.9.9:53/udp", "ns/y:p", 0, 1)
+	node, idle := front("nodeport:30053/udp", "ns/x:p", 0, 1), front("10.0.9.8:53/udp", "ns/z:p", 0)
+	apply(t, p, []lb.Change{{Key: mine.Key, New: mine}, {Key: node.Key, New: node}, {Key: idle.Key, New: idle}}, nil)
+	from := func(service string) netip.AddrPort {
+		return netip.AddrPortFrom(netip.MustParseAddr("172.18.0.2"), p.doorOf(t, service, lb.UDP, lb.Cluster).Addr().Port())
+	}
+	first := from("ns/x:p")
+	if !p.Answers(mine.Key, first) || !p.Answers(node.Key, first) {
+		t.Error("a row is not answered from where the proxy listens for it")
+	}
+	if p.Answers(mine.Key, backend(1)) || p.Answers(idle.Key, first) || p.Answers(idle.Key, netip.AddrPortFrom(first.Addr(), 0)) {
+		t.Error("a row is answered from elsewhere")
+	}
+	m.refuse = func(capture.Lead) bool { return true }
+	if _, err := p.Apply(t.Context(), []lb.Change{{Key: others.Key, New: others}}); err == nil || !p.Answers(mine.Key, first) {
+		t.Errorf("error %v; what the kernel leads to is not known", err)
+	}
+	m.refuse = nil
+	apply(t, p, []lb.Change{{Key: others.Key, New: others}}, nil)
+	if p.Answers(mine.Key, first) || !p.Answers(others.Key, from("ns/y:p")) || !p.Answers(node.Key, first) {
+		t.Error("a key that another Service has now is answered from where it was")
+	}
+	apply(t, p, []lb.Change{{Key: others.Key}, {Key: node.Key}}, nil)
+	if p.Answers(node.Key, first) || len(p.answers.routes) != 1 {
+		t.Errorf("what is gone is answered: %v", p.answers.routes)
+	}
+}
+
 // Whatever the capture refuses, whatever is lost, in the end the plane is what a fresh one is, and holds no listener that nobody needs.
 func TestFaults(t *testing.T) {
 	seed := rand.Uint64()
