@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -148,6 +149,8 @@ type Settings struct {
 	Windows Windows
 	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
 	Writes *ownwrites.Ledger
+	// Log takes what happens beside the calls of a plane, such as a shortage; nil for none. It says the family already.
+	Log *slog.Logger
 }
 
 // Windows is what the configuration asks of modes of Windows (CF-31, CF-32).

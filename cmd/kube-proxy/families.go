@@ -91,6 +91,7 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	labelled := p.log.With("family", fam.String()) // the engine adds the label itself
 	cfg := p.config()
 	asked := planeSettings(cfg, fam)
+	asked.Log = labelled
 	asked.Writes = &p.writes
 	plane, err := p.choice.Mode.New(asked)
 	if err != nil {

@@ -145,6 +145,7 @@ func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
 	p, err := New(Config{
+		Log:    s.Log,
 		Family: s.Family, Capture: c, Passed: passed, Mark: mark, FirstPort: s.FirstPort, LastPort: s.LastPort, UDPIdle: s.UDPIdle,
 		Grace: s.TerminationGrace, LocalhostNodePorts: s.LocalhostNodePorts,
 	})
