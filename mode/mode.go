@@ -119,7 +119,7 @@ type Answerer interface {
 	Answers(row lb.Key, from netip.AddrPort) bool
 }
 
-// Notice is a line of the log, as a warning, and perhaps an event.
+// Notice is a line of the log, as a warning, and perhaps an event. Whoever logs it says of which family it is.
 type Notice struct {
 	Text string
 	Args []any // keys and values

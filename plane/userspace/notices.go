@@ -37,17 +37,17 @@ func (p *Plane) Notices() (all []mode.Notice) {
 	if len(p.cfg.Passed) > 0 && !p.tell.capture {
 		p.tell.capture = true
 		all = append(all, mode.Notice{Text: "packets to service addresses are captured in another way than the best one, which this host does not have",
-			Args: []any{"family", p.cfg.Family, "by", p.capture.Name(), "err", errors.Join(p.cfg.Passed...)}})
+			Args: []any{"by", p.capture.Name(), "err", errors.Join(p.cfg.Passed...)}})
 	}
 	if p.tell.port != nil && !p.tell.ports {
-		all = append(all, mode.Notice{Text: "no port is left for listeners; Services that need one are not served", Args: []any{"family", p.cfg.Family, "err", p.tell.port}})
+		all = append(all, mode.Notice{Text: "no port is left for listeners; Services that need one are not served", Args: []any{"err", p.tell.port}})
 	}
 	for proto, err := range p.tell.lacking {
 		if err == nil {
 			continue
 		}
 		p.tell.lacking[proto] = nil
-		all = append(all, mode.Notice{Text: "this host cannot serve the protocol; Services of it are refused", Args: []any{"family", p.cfg.Family, "protocol", proto, "err", err}})
+		all = append(all, mode.Notice{Text: "this host cannot serve the protocol; Services of it are refused", Args: []any{"protocol", proto, "err", err}})
 	}
 	p.tell.ports, p.tell.port = p.tell.port != nil, nil
 	return all
