@@ -151,7 +151,7 @@ func fieldTable(modes mode.List) []field {
 		{"winkernel.networkName", "CF-31", atStart, works, "`name` of the HNS network"},
 		{"winkernel.sourceVip", "CF-31", atStart, works, "`IP` that stands for clients in an overlay network"},
 		{"winkernel.enableDSR", "CF-31", atStart, works, "backends answer clients directly"},
-		{"winkernel.rootHnsEndpointName", "CF-32", atStart, works, "`name` of the node's own HNS endpoint"},
+		{"winkernel.rootHnsEndpointName", "CF-32", atStart, works, "`name` of the node's own HNS endpoint; nothing means cbr0"},
 		{"winkernel.forwardHealthCheckVip", "CF-32", atStart, works, "health checks of load balancers reach the load balancer's address"},
 		{"detectLocalMode", "CF-33", live, works, "`mode` of recognising traffic of this node's pods: " + strings.Join(localModes, ", ") + "; blank means ClusterCIDR"},
 		{"detectLocal.bridgeInterface", "CF-34", live, works, "bridge `interface` that pods are attached to, for BridgeInterface"},

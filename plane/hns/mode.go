@@ -23,7 +23,7 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 		Unasked:     true,
 
 		Block: "iptables",
-		Reads: []string{"winkernel"},
+		Reads: []string{"iptables.syncPeriod", "iptables.minSyncPeriod", "winkernel"},
 
 		Metrics: metrics,
 
