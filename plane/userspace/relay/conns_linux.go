@@ -283,10 +283,25 @@ func tune(fd int, p lb.Proto, cfg Config) error {
 		{"TCP_KEEPIDLE", unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, seconds(cfg.KeepAlive)},
 		{"TCP_KEEPINTVL", unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, seconds(cfg.KeepAlive / keepAliveProbes)},
 		{"TCP_KEEPCNT", unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepAliveProbes},
+		{"TCP_NOTSENT_LOWAT", unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, mostUnsent},
 	} {
 		if err := unix.SetsockoptInt(fd, o.level, o.opt, o.value); err != nil {
 			return os.NewSyscallError(o.name, err)
 		}
 	}
+	// Who may not pass net.core.rmem_max has the kernel's own bound, tcp_rmem: rmem_max is too little for a stream.
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, mostUnread); err != nil && err != unix.EPERM {
+		return os.NewSyscallError("SO_RCVBUFFORCE", err)
+	}
 	return nil
 }
+
+// What the kernel keeps at most of a connection whose peers do not read, in bytes each way. It would give a socket tcp_wmem and
+// tcp_rmem, 4 MiB and up to 32 MiB, and what it has for all of the host (tcp_mem) is soon gone: then it resets whomever it likes.
+const (
+	// mostUnsent is what waits in a socket's buffer though it may not yet be sent.
+	mostUnsent = 256 << 10
+	// mostUnread is what a socket is offered to send before it is read; the kernel counts as much again for its own needs. It is a window
+	// of 100 MB/s at 10 ms.
+	mostUnread = 1 << 20
+)

@@ -2,8 +2,12 @@ package relay
 
 import (
 	"net/netip"
+	"os"
 	"runtime"
+	"strconv"
 	"testing"
+	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -57,6 +61,61 @@ func TestTCPManyOpen(t *testing.T) {
 	if got := runtime.NumGoroutine() - goroutines; got > 1 {
 		t.Errorf("%d goroutines more", got)
 	}
+}
+
+// Clients that never read, and backends that never read, have the kernel hold little for each, however much it would give one
+// connection: what it has for all sockets of the host is the others' too.
+func TestTCPStalledPeers(t *testing.T) {
+	const connections, most = 20, 3 << 20 // bytes each
+	for _, c := range []struct{ client, backend string }{{"stall", "flood"}, {"pour", "mute"}} {
+		t.Run(c.backend, func(t *testing.T) {
+			r := newRelay(t, Config{})
+			here := func(fn func()) { fn() }
+			client := startPeer(t, loopback.Addr(), here)
+			l, err := r.Listen(Listening{lb.TCP, loopback}, leadsTo(startPeer(t, loopback.Addr(), here).backends[c.backend]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			client.do(t, c.client, l.Addr(), connections)
+			moved, still := uint64(0), 0
+			for deadline := time.Now().Add(time.Minute); still < 10; time.Sleep(50 * time.Millisecond) { // nothing moves any more
+				s := r.Stats().TCP
+				if still++; moved != s.ToClients+s.ToBackends {
+					moved, still = s.ToClients+s.ToBackends, 0
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("after %d bytes it still goes on", moved)
+				}
+			}
+			held := heldByKernel(t)
+			t.Logf("%d connections, of which %d bytes were taken: the kernel holds %d kB for each", connections, moved, held/connections>>10)
+			if moved < connections<<16 || held < connections<<16 {
+				t.Error("nothing is under way: the peers did not do what they should")
+			}
+			if held > connections*most {
+				t.Errorf("the kernel holds %d bytes for each connection, want no more than %d", held/connections, most)
+			}
+		})
+	}
+}
+
+// heldByKernel is how much memory the kernel has given to the buffers of this process's sockets, in bytes.
+func heldByKernel(t *testing.T) (sum int) {
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const meminfo, received, queued = 55, 0, 5 // SO_MEMINFO, and SK_MEMINFO_RMEM_ALLOC and SK_MEMINFO_WMEM_QUEUED in it
+	for _, f := range files {
+		fd, _ := strconv.Atoi(f.Name())
+		var vars [9]uint32
+		size := uint32(unsafe.Sizeof(vars))
+		if _, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, meminfo,
+			uintptr(unsafe.Pointer(&vars)), uintptr(unsafe.Pointer(&size)), 0); errno == 0 {
+			sum += int(vars[received] + vars[queued])
+		}
+	}
+	return sum
 }
 
 // leadsTo is a Balancer that remembers nothing.

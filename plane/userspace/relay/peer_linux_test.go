@@ -51,7 +51,7 @@ func startPeer(tb testing.TB, host netip.Addr, within func(func())) *peer {
 		cmd.Wait()
 	})
 	p := &peer{in: in, out: bufio.NewScanner(out), backends: map[string]netip.AddrPort{}}
-	for _, what := range []string{"stream", "connect"} {
+	for _, what := range []string{"stream", "connect", "flood", "mute"} {
 		p.backends[what] = netip.AddrPortFrom(host, netip.MustParseAddrPort(p.line(tb)).Port())
 	}
 	return p
@@ -88,6 +88,8 @@ func bePeer() int {
 			io.ReadFull(c, buf)
 		}
 	}))
+	fmt.Println(backendOf(pour))
+	fmt.Println(backendOf(func(net.Conn) { select {} })) // reads nothing
 	var held []net.Conn
 	defer func() { runtime.KeepAlive(held) }() // a connection that nobody knows is closed
 	for {
@@ -107,12 +109,35 @@ func bePeer() int {
 			var more []net.Conn
 			more, err = hold(at, n)
 			held = append(held, more...)
+		case "stall", "pour":
+			for range n {
+				var c net.Conn
+				if c, err = net.Dial("tcp", at); err != nil {
+					break
+				}
+				held = append(held, c)
+				if what == "pour" {
+					go pour(c)
+				} else if _, err = c.Write([]byte("x")); err != nil {
+					break
+				}
+			}
 		}
 		if err != nil {
 			fmt.Println(strings.ReplaceAll(err.Error(), "\n", " "))
 			return 1
 		}
 		fmt.Println(time.Since(begun))
+	}
+}
+
+// pour sends as much as it can.
+func pour(c net.Conn) {
+	chunk := make([]byte, 256<<10)
+	for {
+		if _, err := c.Write(chunk); err != nil {
+			return
+		}
 	}
 }
 
