@@ -145,6 +145,9 @@ type Settings struct {
 	// TerminationGrace is how long connections that end at the proxy may go on at most after their endpoint or their
 	// Service was removed; 0 for no bound: they go on until they end, as the kernel's do (PN-03, DP-53).
 	TerminationGrace time.Duration
+	// ExternalIPsBounded reports whether the configuration of now says which external IPs Services may have
+	// (--external-ip-cidrs); nil: it does not.
+	ExternalIPsBounded func() bool
 	// Windows is what only Windows uses.
 	Windows Windows
 	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.

@@ -51,8 +51,9 @@ func planeSettings(cfg *configured, fam lb.Family) mode.Settings {
 		Family: fam, MasqueradeBit: t.MasqueradeBit, LocalhostNodePorts: t.LocalhostNodePorts,
 		NodePorts: cfg.mode.NodePorts.Prefixes, StrictARP: cfg.IPVS.StrictARP,
 		FirstPort: cfg.Userspace.FirstPort, LastPort: cfg.Userspace.LastPort, UDPIdle: cfg.Userspace.UDPIdleTimeout,
-		TerminationGrace: cfg.Userspace.TerminationGracePeriod,
-		Windows:          windowsSettings(cfg.Config),
+		TerminationGrace:   cfg.Userspace.TerminationGracePeriod,
+		ExternalIPsBounded: func() bool { return len(cfg.ExternalIPCIDRs) > 0 },
+		Windows:            windowsSettings(cfg.Config),
 	}
 }
 
@@ -93,6 +94,7 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	asked := planeSettings(cfg, fam)
 	asked.Log = labelled
 	asked.Writes = &p.writes
+	asked.ExternalIPsBounded = func() bool { return len(p.config().ExternalIPCIDRs) > 0 } // a list that may change
 	plane, err := p.choice.Mode.New(asked)
 	if err != nil {
 		return nil, err

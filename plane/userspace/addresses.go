@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"kube-proxy/plane"
 )
 
 // NodeAddresses is a capture that can tell the addresses of the node from those that it has put there itself.
@@ -38,8 +40,9 @@ func (p *Plane) findAddresses() error {
 	if err != nil {
 		return fmt.Errorf("list the addresses of this node: %w", err)
 	}
-	p.nodePorts = p.nodePorts[:0:0]
+	p.nodePorts, p.nodeHas = p.nodePorts[:0:0], make(map[netip.Addr]bool, len(all))
 	for _, a := range all {
+		p.nodeHas[a] = true
 		selected := slices.ContainsFunc(p.node.NodePorts, func(n netip.Prefix) bool { return n.Contains(a) })
 		if selected && (!a.IsLoopback() || p.cfg.LocalhostNodePorts && a.Is4()) {
 			p.nodePorts = append(p.nodePorts, a)
@@ -56,8 +59,16 @@ func (p *Plane) follow() (moved int, err error) {
 		return 0, nil
 	}
 	before := p.nodePorts
-	if err := p.findAddresses(); err != nil || slices.Equal(before, p.nodePorts) {
+	if err := p.findAddresses(); err != nil {
 		return 0, err
+	}
+	for _, r := range p.rows {
+		if err := p.takes(r.f); err != nil { // it was served, and the node had the address, or it might be used
+			return 0, p.lost("look at addresses", fmt.Errorf("%w: %w", err, plane.ErrStateLost))
+		}
+	}
+	if slices.Equal(before, p.nodePorts) {
+		return 0, nil
 	}
 	b := p.begin()
 	for k, r := range p.rows {

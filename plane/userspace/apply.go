@@ -48,7 +48,8 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 
 func noPorts(lb.From) uint16 { return 0 }
 
-// change has a key have another row, and reports whether it can be served. One that cannot costs itself alone: what was there stays.
+// change has a key have another row, and reports whether it can be served. One that cannot costs itself alone: what was there stays,
+// unless it would take an address of somebody else.
 func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) bool {
 	old := b.p.rows[k]
 	if f.Accepts() {
@@ -67,6 +68,10 @@ func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) boo
 	if err != nil {
 		b.p.tell.noPort(err)
 		b.failed = append(b.failed, fmt.Errorf("userspace: row %s: %w", k, err))
+		if old != nil && errors.Is(err, errTakes) { // what was there would go on to take it
+			b.remove = append(b.remove, k)
+			b.steps = append(b.steps, step{k, old, nil, true})
+		}
 		return false
 	}
 	s := step{key: k, old: old, new: r, writes: old == nil || !old.told || !equalLeads(old.lead, r.lead)}

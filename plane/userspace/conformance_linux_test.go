@@ -44,7 +44,8 @@ func (k kind) plane(f lb.Family) (planetest.Plane, error) {
 		return nil, err
 	}
 	// Where the kernel is emulated an answer may take longer than sessions rest by default (CF-45).
-	p, err := New(Config{Family: f, Capture: c, Mark: mark, UDPIdle: 10 * time.Second})
+	p, err := New(Config{Family: f, Capture: c, Mark: mark, UDPIdle: 10 * time.Second,
+		ExternalIPsBounded: func() bool { return true }})
 	if err != nil {
 		return nil, err
 	}

@@ -147,7 +147,7 @@ func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
 	p, err := New(Config{
 		Log:    s.Log,
 		Family: s.Family, Capture: c, Passed: passed, Mark: mark, FirstPort: s.FirstPort, LastPort: s.LastPort, UDPIdle: s.UDPIdle,
-		Grace: s.TerminationGrace, LocalhostNodePorts: s.LocalhostNodePorts,
+		Grace: s.TerminationGrace, LocalhostNodePorts: s.LocalhostNodePorts, ExternalIPsBounded: s.ExternalIPsBounded,
 	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())

@@ -35,6 +35,9 @@ type Config struct {
 	Grace time.Duration
 	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of [lb.Node.NodePorts] covers that (SV-64).
 	LocalhostNodePorts bool
+	// ExternalIPsBounded reports whether the administrator says which external IPs Services may have. Where there is no packet filter,
+	// others than the node's own are served only then. Nil: no.
+	ExternalIPsBounded func() bool
 	// Log takes what the relay tells an operator; nil for none.
 	Log *slog.Logger
 }
@@ -64,6 +67,8 @@ type Plane struct {
 	// at are the listeners at service addresses, and nodePorts the addresses of NodePorts; empty where capture is by rules.
 	at        map[relay.Listening]*door
 	nodePorts []netip.Addr
+	// nodeHas are the addresses that the node has without us; empty where capture is by rules.
+	nodeHas map[netip.Addr]bool
 }
 
 // relayer is what a plane needs of relay.Relay.

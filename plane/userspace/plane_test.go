@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -26,6 +27,9 @@ var world = planetest.World{Family: lb.IPv4}
 func begin(t testing.TB, m *machine, cfg Config, want *lb.Table) *Plane {
 	t.Helper()
 	cfg.Family = lb.IPv4
+	if cfg.ExternalIPsBounded == nil {
+		cfg.ExternalIPsBounded = func() bool { return true }
+	}
 	p, err := m.start(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -425,6 +429,71 @@ func TestAnswers(t *testing.T) {
 	apply(t, p, []lb.Change{{Key: others.Key}, {Key: node.Key}}, nil)
 	if p.Answers(node.Key, first) || len(p.answers.routes) != 1 {
 		t.Errorf("what is gone is answered: %v", p.answers.routes)
+	}
+}
+
+// Where the node must have an address to serve it, a tenant's external IP that may be another host's costs that row alone, unless the
+// administrator said which ones may be used. What the node has anyway is served, for as long as it has it; load balancers'
+// addresses are not the tenant's to choose.
+func TestAddressesOfOthers(t *testing.T) {
+	m, bounded := newMachine(), false
+	m.own = true
+	vip := netip.MustParseAddr("203.0.0.9")
+	m.addrs = []netip.Addr{netip.MustParseAddr("203.0.0.1"), vip}
+	server, balanced, own := front("203.0.0.77:80/tcp", "evil/x:p", 0, 1), front("192.0.2.7:80/tcp", "ns/x:p", 0, 1), front("203.0.0.9:80/tcp", "ns/y:p", 0, 1)
+	server.Kind, balanced.Kind, own.Kind = lb.ExternalIP, lb.LoadBalancer, lb.ExternalIP
+	want := new(lb.Table)
+	for name, f := range map[string]*lb.Frontend{"evil/x": server, "ns/x": balanced, "ns/y": own} {
+		want.Replace(owner(name), []*lb.Frontend{f})
+	}
+	p, err := m.start(Config{Family: lb.IPv4, ExternalIPsBounded: func() bool { return bounded }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	reset := func(served ...*lb.Frontend) {
+		t.Helper()
+		res, err := p.Reset(t.Context(), want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(m.leads) != len(served) || len(m.socks) != len(served) || len(res.Later) != 3-len(served) {
+			t.Errorf("served %v, later %v, %d listeners; want %d of them served", slices.Collect(maps.Keys(m.leads)), res.Later, len(m.socks), len(served))
+		}
+		for _, f := range served {
+			if _, led := m.leads[f.Key]; !led {
+				t.Errorf("%s is not served", f.Key)
+			}
+		}
+	}
+	reset(balanced, own)
+	_, err = p.Apply(t.Context(), []lb.Change{{Key: server.Key, New: server}})
+	if err == nil || !strings.Contains(err.Error(), "evil/x:p") || !strings.Contains(err.Error(), "--external-ip-cidrs") || len(m.leads) != 2 {
+		t.Errorf("error %v; led %v", err, m.leads)
+	}
+	// The address goes to another host, as one of keepalived does: this node must not keep it.
+	m.addrs = m.addrs[:1]
+	if _, err := p.Audit(t.Context(), false); !errors.Is(err, plane.ErrStateLost) {
+		t.Errorf("the node lost an address that it serves: %v", err)
+	}
+	reset(balanced)
+	m.addrs = append(m.addrs, vip)
+	if _, err := p.Audit(t.Context(), false); err != nil {
+		t.Error(err)
+	}
+	if _, err := p.Apply(t.Context(), []lb.Change{{Key: own.Key, New: own}}); err != nil {
+		t.Error(err)
+	}
+	bounded = true
+	reset(balanced, own, server)
+	bounded = false // the list is taken away while the process runs
+	_, err = p.Apply(t.Context(), []lb.Change{{Key: server.Key, New: server}})
+	if err == nil || len(m.leads) != 2 || len(m.socks) != 2 {
+		t.Errorf("error %v; led %v", err, m.leads)
+	}
+	// Pods get the network of what was served as a load balancer's.
+	if err := p.SetNode(t.Context(), lb.Node{Pods: lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}}); !errors.Is(err, plane.ErrStateLost) {
+		t.Errorf("an address served is a pod's now: %v", err)
 	}
 }
 

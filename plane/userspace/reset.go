@@ -142,6 +142,9 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 		return 0, fmt.Errorf("userspace: audit: %w", err)
 	}
 	moved, err := p.follow()
+	if !p.ready {
+		return 0, err // what is wanted may no longer be
+	}
 	mended, audit := p.capture.Audit(ctx, full)
 	return mended + moved, errors.Join(err, p.lost("audit", audit))
 }

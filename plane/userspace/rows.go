@@ -267,24 +267,33 @@ func addrs(all []netip.AddrPort, s *lb.BackendSet) []netip.AddrPort {
 	return all
 }
 
-// takesPods refuses an external address that is a pod's, where the node would have to have it: all that is sent to that pod, at any port,
-// would end here, and a tenant chooses it.
-func (p *Plane) takesPods(f *lb.Frontend) error {
+// errTakes is in the errors of rows whose address would be taken from somebody else.
+var errTakes = errors.New("the address would be taken from whoever has it")
+
+// takes refuses an address that is not the Service's to have, where the node would have to have it: all that is sent there, at any
+// port, would end here. A tenant chooses external IPs, and only --external-ip-cidrs says which are nobody's else.
+func (p *Plane) takes(f *lb.Frontend) error {
 	if !p.capture.Own() || f.Kind != lb.ExternalIP && f.Kind != lb.LoadBalancer {
 		return nil
 	}
+	what := ""
 	for _, n := range p.node.Pods.Prefixes {
 		if n.Contains(f.Key.Addr) {
-			return fmt.Errorf("%s: an external address in the network of pods (%s) is not put on this node, which has no packet filter: "+
-				"give the Service another one", f.Service, n)
+			what = fmt.Sprintf("in the network of pods (%s): give the Service another one", n)
 		}
 	}
-	return nil
+	if what == "" && f.Kind == lb.ExternalIP && !p.nodeHas[f.Key.Addr] && (p.cfg.ExternalIPsBounded == nil || !p.cfg.ExternalIPsBounded()) {
+		what = "that may be another host's, for nobody said which ones may be used: set --external-ip-cidrs"
+	}
+	if what == "" {
+		return nil
+	}
+	return fmt.Errorf("%s: this node has no packet filter, and does not serve an external address %s: %w", f.Service, what, errTakes)
 }
 
 // make makes a row of f that holds what it needs, and knows how it is led to. ports are those of the process before, by From.
 func (p *Plane) make(f *lb.Frontend, ports func(lb.From) uint16) (*row, error) {
-	if err := p.takesPods(f); err != nil {
+	if err := p.takes(f); err != nil {
 		return nil, err
 	}
 	r := &row{f: f, lead: capture.Lead{Key: f.Key, Kind: f.Kind, Sources: f.Sources}}

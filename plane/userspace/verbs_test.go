@@ -43,7 +43,7 @@ func TestVerbsInMemory(t *testing.T) {
 						}
 					}
 					var err error
-					last, err = m.start(Config{Family: f})
+					last, err = m.start(Config{Family: f, ExternalIPsBounded: func() bool { return true }})
 					return last, err
 				}
 				return planetest.Kernel{
