@@ -70,12 +70,14 @@ var withoutFilter = map[string]string{
 	"special-external-addresses": "port 8080 is that of a program of the lab's node, which listens at all addresses",
 }
 
-// TestConformance sends the packets of every scenario, captured in each way.
-func TestConformance(t *testing.T) {
-	for _, k := range kinds {
-		t.Run(k.name, func(t *testing.T) { planetest.Run(t, k.config()) })
-	}
-}
+// TestConformance sends the packets of every scenario, captured by nftables.
+func TestConformance(t *testing.T) { planetest.Run(t, kinds[0].config()) }
+
+// TestConformanceIPTables captures by iptables instead.
+func TestConformanceIPTables(t *testing.T) { planetest.Run(t, kinds[1].config()) }
+
+// TestConformanceAddresses captures by addresses of the node.
+func TestConformanceAddresses(t *testing.T) { planetest.Run(t, kinds[2].config()) }
 
 // TestRandomTransitions walks at random between the states of all scenarios.
 func TestRandomTransitions(t *testing.T) {
