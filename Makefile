@@ -28,7 +28,7 @@ build-windows: ## build bin/kube-proxy-windows-amd64.exe and bin/kube-proxy-wind
 
 test: deps check unit e2e ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server
 
-check: build-windows ## gofmt, go vet, staticcheck; the same for Windows, which it builds
+check: build-windows ## gofmt, go vet, staticcheck; for Windows build and go vet
 	@bad=$$(gofmt -l .); if [[ $$bad ]]; then echo "gofmt -w these:" $$bad >&2; exit 1; fi
 	go vet ./...
 	for arch in amd64 arm64; do GOOS=windows GOARCH=$$arch go vet -trimpath ./...; done
