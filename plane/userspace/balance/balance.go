@@ -91,9 +91,6 @@ func (b *Balance) Remove(id lb.SetID) {
 	delete(b.sets, id)
 }
 
-// Get returns the set of that name, nil if there is none.
-func (b *Balance) Get(id lb.SetID) *Set { return b.sets[id] }
-
 // Stats returns what has happened so far. It may be called from any goroutine.
 func (b *Balance) Stats() Stats {
 	return Stats{
