@@ -67,7 +67,7 @@ func served(t NetworkType) bool {
 	return slices.ContainsFunc([]NetworkType{L2Bridge, L2Tunnel, Overlay}, func(o NetworkType) bool { return strings.EqualFold(string(o), string(t)) })
 }
 
-// parse reads what matters of a network. Of what it cannot read it says where it stands, and reads the rest.
+// parse reads what matters of a network. The error names all that it cannot read.
 func parse(n Network) (network, error) {
 	net := network{id: n.ID, name: n.Name, overlay: strings.EqualFold(string(n.Type), string(Overlay))}
 	var errs []error
