@@ -148,6 +148,9 @@ func (l *loop) connect(c *conn, to netip.AddrPort) error {
 			return os.NewSyscallError("SO_MARK", err)
 		}
 	}
+	if err := c.passHops(fd, to); err != nil {
+		return err
+	}
 	if c.from.proto == lb.SCTP {
 		if err := c.prepareSCTP(to); err != nil {
 			return err

@@ -164,6 +164,9 @@ func listenSocket(at Listening, cfg Config) (int, netip.AddrPort, error) {
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 			return os.NewSyscallError("SO_REUSEADDR", err)
 		}
+		if err := wantHops(fd, at); err != nil {
+			return err
+		}
 		// Clients inherit what is set here.
 		if err := tune(fd, at.Proto, cfg); err != nil {
 			return err

@@ -24,6 +24,7 @@ type datagram struct {
 	session uint32
 	length  int
 	segment int // as in received
+	hops    int // that are left behind this node, to a backend; 0 to a client
 	next    int // in the list of the socket that sends it
 }
 
@@ -122,10 +123,16 @@ func (l *udpLoop) route(s *udpSocket, slot int) *udpSocket {
 		if d.session == 0 {
 			return nil
 		}
-		d.key = l.sessions.at(d.session).key
+		d.key, d.hops = l.sessions.at(d.session).key, 0
 		d.to = d.key.client
 		return l.fronts[d.key.listener]
 	}
+	// The relay is a router among others, or two of them whose backends are each other would pass a datagram on for ever.
+	if d.hops = info.hops - 1; d.hops == 0 {
+		l.sessions.count.malformed.Add(1)
+		return nil
+	}
+	d.hops = max(d.hops, 0)
 	d.key = udpKey{client: from, local: info.local, listener: s.front.id}
 	d.session = l.sessions.session(s.front, &d.key, l.now)
 	return l.towards(d)
@@ -196,7 +203,7 @@ func (b *udpBatch) collect(s *udpSocket, limit int) {
 // join reports whether a datagram goes in the same message.
 func (o *outgoing) join(d *datagram, limit int) bool {
 	size := o.length
-	if o.full || d.segment > 0 || d.session != o.session || d.to != o.to || d.key != o.key ||
+	if o.full || d.segment > 0 || d.session != o.session || d.to != o.to || d.key != o.key || d.hops != o.hops ||
 		size == 0 || size > limit || d.length == 0 || d.length > size || o.bytes+d.length > trainBytes {
 		return false
 	}
@@ -222,7 +229,7 @@ func (b *udpBatch) address(h *unix.Msghdr, name *[nameSize]byte, control []byte,
 	if s.front != nil {
 		from = &o.key.local
 	}
-	n := putControl(control, from, s.six, segment)
+	n := putControl(control, from, s.six, segment, o.hops)
 	h.Control = nil
 	if n > 0 {
 		h.Control = &control[0]

@@ -59,7 +59,7 @@ func TestUDPTrains(t *testing.T) {
 						payload[i] = byte(i * 7 / 3)
 					}
 					control := make([]byte, sendControlSize)
-					control = control[:putControl(control, nil, false, train.size)]
+					control = control[:putControl(control, nil, false, train.size, 0)]
 					if _, _, err := c.WriteMsgUDP(payload, control, nil); err != nil {
 						t.Fatal(err)
 					}
@@ -101,7 +101,7 @@ func TestUDPTrainTooLongForTheWay(t *testing.T) {
 	for _, size := range []int{1400, 1000} {
 		payload := bytes.Repeat([]byte{1, 2, 3, 4, 5, 6, 7, 8}, 20*size/8)
 		control := make([]byte, sendControlSize)
-		if _, _, err := c.WriteMsgUDP(payload, control[:putControl(control, nil, false, size)], nil); err != nil {
+		if _, _, err := c.WriteMsgUDP(payload, control[:putControl(control, nil, false, size, 0)], nil); err != nil {
 			t.Fatal(err)
 		}
 		buf := make([]byte, messageSize)
@@ -321,7 +321,7 @@ func (m *many) ask(t testing.TB, first, n int) {
 		h.Namelen = putName(&b.sendName[i], &m.to, false)
 		source := sourceOf(first + i)
 		h.Control = &b.sendControl[i][0]
-		h.SetControllen(putControl(b.sendControl[i], &source, false, 0))
+		h.SetControllen(putControl(b.sendControl[i], &source, false, 0, 0))
 	}
 	for sent := 0; sent < n; {
 		k, errno := sendmmsg(m.fd, b.send[sent:n])
@@ -666,7 +666,7 @@ func TestUDPComeAndGo(t *testing.T) {
 func FuzzUDPControl(f *testing.F) {
 	good := make([]byte, sendControlSize)
 	from := [16]byte{10: 0xff, 11: 0xff, 12: 10, 13: 1, 14: 2, 15: 3}
-	f.Add(good[:putControl(good, &from, false, 0)], 0, 0)
+	f.Add(good[:putControl(good, &from, false, 0, 0)], 0, 0)
 	f.Add(bytes.Repeat([]byte{0xff}, 40), 65507, 1)
 	f.Add(make([]byte, 16), 0, 1000)
 	f.Fuzz(func(t *testing.T, b []byte, length, segment int) {

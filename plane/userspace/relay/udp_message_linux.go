@@ -11,12 +11,12 @@ const (
 	// batchSize is how many messages one system call moves.
 	batchSize = 64
 	nameSize  = unix.SizeofSockaddrInet6
-	// recvControlSize holds an address of either family and the size of segments.
+	// recvControlSize holds an address of either family, the size of segments and the hops that are left.
 	recvControlSize = 128
 )
 
 // sendControlSize holds the same.
-var sendControlSize = unix.CmsgSpace(unix.SizeofInet6Pktinfo) + unix.CmsgSpace(2)
+var sendControlSize = unix.CmsgSpace(unix.SizeofInet6Pktinfo) + unix.CmsgSpace(2) + unix.CmsgSpace(4)
 
 // mmsghdr is struct mmsghdr of recvmmsg(2).
 type mmsghdr struct {
@@ -75,6 +75,7 @@ type received struct {
 	local   [16]byte // to which address of the host
 	unicast bool
 	segment int // the message is datagrams of that size, the last perhaps shorter; 0: it is one
+	hops    int // as many routers may pass it on; 0 if that is not known
 }
 
 // parseControl reads the control messages of a datagram. What it does not know it leaves out.
@@ -95,9 +96,15 @@ func parseControl(b []byte) (r received) {
 			r.unicast = data[0] != 0xff
 		case hdr.Level == unix.IPPROTO_UDP && hdr.Type == unix.UDP_GRO && len(data) >= 4:
 			r.segment = int(int32(binary.NativeEndian.Uint32(data)))
+		case isHops(hdr) && len(data) >= 4:
+			r.hops = int(int32(binary.NativeEndian.Uint32(data)))
 		}
 	}
 	return r
+}
+
+func isHops(hdr unix.Cmsghdr) bool {
+	return hdr.Level == unix.IPPROTO_IP && hdr.Type == unix.IP_TTL || hdr.Level == unix.IPPROTO_IPV6 && hdr.Type == unix.IPV6_HOPLIMIT
 }
 
 // segments returns how many datagrams a message of some length is.
@@ -108,8 +115,9 @@ func segments(length, segment int) int {
 	return (length + segment - 1) / segment
 }
 
-// putControl writes from which address to send, unless that is left to the kernel, and the size of segments, if there are any.
-func putControl(b []byte, from *[16]byte, six bool, segment int) (n int) {
+// putControl writes from which address to send, unless that is left to the kernel, the size of segments, if there are any, and the hops that
+// are left, if not 0.
+func putControl(b []byte, from *[16]byte, six bool, segment, hops int) (n int) {
 	put := func(level, typ, size int) []byte {
 		h := (*unix.Cmsghdr)(unsafe.Pointer(&b[n]))
 		h.Level, h.Type = int32(level), int32(typ)
@@ -125,6 +133,13 @@ func putControl(b []byte, from *[16]byte, six bool, segment int) (n int) {
 		copy(put(unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.SizeofInet6Pktinfo), from[:])
 	default:
 		copy(put(unix.IPPROTO_IP, unix.IP_PKTINFO, unix.SizeofInet4Pktinfo)[4:8], from[12:])
+	}
+	switch {
+	case hops == 0:
+	case six:
+		binary.NativeEndian.PutUint32(put(unix.IPPROTO_IPV6, unix.IPV6_HOPLIMIT, 4), uint32(hops))
+	default:
+		binary.NativeEndian.PutUint32(put(unix.IPPROTO_IP, unix.IP_TTL, 4), uint32(hops))
 	}
 	if segment > 0 {
 		binary.NativeEndian.PutUint16(put(unix.IPPROTO_UDP, unix.UDP_SEGMENT, 2), uint16(segment))

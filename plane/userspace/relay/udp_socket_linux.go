@@ -53,9 +53,10 @@ func openUDP(at netip.AddrPort, toBackends, offload bool) (fd int, err error) {
 	case toBackends:
 		options = append(options, option{"IP_RECVERR", unix.IPPROTO_IP, unix.IP_RECVERR, 1})
 	case six:
-		options = append(options, option{"IPV6_RECVPKTINFO", unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1})
+		options = append(options, option{"IPV6_RECVPKTINFO", unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1},
+			option{"IPV6_RECVHOPLIMIT", unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1})
 	default:
-		options = append(options, option{"IP_PKTINFO", unix.IPPROTO_IP, unix.IP_PKTINFO, 1})
+		options = append(options, option{"IP_PKTINFO", unix.IPPROTO_IP, unix.IP_PKTINFO, 1}, option{"IP_RECVTTL", unix.IPPROTO_IP, unix.IP_RECVTTL, 1})
 	}
 	if !toBackends { // a service address may not be there yet, and comes when somebody listens
 		options = append(options, option{"IP_FREEBIND", unix.IPPROTO_IP, unix.IP_FREEBIND, 1})
