@@ -1,0 +1,92 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+)
+
+// A Service comes, and its clients ask at once: the answers reach them, though what the kernel remembers of flows from before is
+// forgotten just then. Each answer is sent some times, so that a packet that a loaded machine drops does not count (DP-50).
+func TestUserspaceFlowsOfANewService(t *testing.T) {
+	needUserspace(t)
+	const clients = 400
+	n := newNodeLab(t)
+	backend, err := n.listenUDP("pod2", 8080)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer backend.Close()
+	var mu sync.Mutex
+	asked := map[uint64]bool{}
+	go func() {
+		buf := make([]byte, 8)
+		for {
+			_, from, err := backend.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			answer := [8]byte(buf)
+			mu.Lock()
+			asked[binary.BigEndian.Uint64(buf)] = true
+			mu.Unlock()
+			for _, after := range []time.Duration{150, 300, 600, 1200, 2400} {
+				time.AfterFunc(after*time.Millisecond, func() { _, _ = backend.WriteToUDPAddrPort(answer[:], from) })
+			}
+		}
+	}()
+	n.serve("--udp-timeout=10s")
+	n.service(labService{name: "web", ip: labIP, endpoints: []netip.AddrPort{endpoint("pod2", 8080)}})
+	reached := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(asked)
+	}
+	// New clients ask from before the Service is served until well after.
+	var sockets []net.Conn
+	for k := 0; k < clients; k = reached() {
+		c, err := n.dial("pod3", "udp", labTarget, patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if len(sockets) > 20*clients {
+			t.Fatalf("%d of %d datagrams reach the endpoint", k, len(sockets))
+		}
+		_, _ = c.Write(binary.BigEndian.AppendUint64(nil, uint64(len(sockets))))
+		sockets = append(sockets, c)
+		time.Sleep(time.Millisecond)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	lost := 0
+	for id := range asked {
+		buf := make([]byte, 16)
+		sockets[id].SetReadDeadline(time.Now().Add(4 * time.Second))
+		for {
+			k, err := sockets[id].Read(buf)
+			if err != nil {
+				if ne, ok := err.(net.Error); ok && ne.Timeout() {
+					lost++
+					break
+				}
+				continue // what became of the datagram when nobody served it
+			}
+			if k != 8 || binary.BigEndian.Uint64(buf) != id {
+				t.Fatalf("client %d got %x", id, buf[:k])
+			}
+			break
+		}
+		if lost > 3 {
+			break
+		}
+	}
+	if lost > 0 {
+		t.Errorf("%d and perhaps more of %d clients whose datagram reached the endpoint got no answer", lost, len(asked))
+	}
+}
