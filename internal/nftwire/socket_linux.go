@@ -81,6 +81,19 @@ func (s *Socket) Generation(ctx context.Context) (uint32, error) {
 	return gen, err
 }
 
+// Subscribe joins or leaves the group that hears of changes. While nobody is in it, the kernel does not even
+// write the notifications.
+func (s *Socket) Subscribe(on bool) error {
+	set := s.Leave
+	if on {
+		set = s.Join
+	}
+	if err := set(unix.NFNLGRP_NFTABLES); err != nil {
+		return fmt.Errorf("subscribe to nftables notifications: %w", err)
+	}
+	return nil
+}
+
 // Ignore makes the kernel drop notifications of the changes that come from one socket: a cold start tells of
 // a million elements, which nobody needs to hear.
 func (s *Socket) Ignore(pid uint32) error {

@@ -3,7 +3,6 @@
 package nftables
 
 import (
-	"fmt"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -73,18 +72,8 @@ func startMonitor(f family, defs *[setCount]setDef, own uint32) (*monitor, error
 	return m, nil
 }
 
-// Listen joins or leaves the group that hears of changes. While nobody is in it, the kernel does not even
-// write the notifications. With Missed it makes the monitor an ownwrites.Listener.
-func (m *monitor) Listen(on bool) error {
-	set := m.sock.Leave
-	if on {
-		set = m.sock.Join
-	}
-	if err := set(unix.NFNLGRP_NFTABLES); err != nil {
-		return fmt.Errorf("subscribe to nftables notifications: %w", err)
-	}
-	return nil
-}
+// Listen begins or ends to hear of changes. With Missed it makes the monitor an ownwrites.Listener.
+func (m *monitor) Listen(on bool) error { return m.sock.Subscribe(on) }
 
 // Missed notes that the monitor could not hear what others did.
 func (m *monitor) Missed() { m.note(func(n *notes) { n.everything = true }) }

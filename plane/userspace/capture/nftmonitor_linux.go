@@ -1,7 +1,6 @@
 package capture
 
 import (
-	"fmt"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -43,17 +42,8 @@ func startMonitor(f family, signal chan<- struct{}, own uint32) (*monitor, error
 	return m, nil
 }
 
-// Listen joins or leaves the group that hears of changes. With Missed it makes the monitor an ownwrites.Listener.
-func (m *monitor) Listen(on bool) error {
-	set := m.sock.Leave
-	if on {
-		set = m.sock.Join
-	}
-	if err := set(unix.NFNLGRP_NFTABLES); err != nil {
-		return fmt.Errorf("subscribe to nftables notifications: %w", err)
-	}
-	return nil
-}
+// Listen begins or ends to hear of changes. With Missed it makes the monitor an ownwrites.Listener.
+func (m *monitor) Listen(on bool) error { return m.sock.Subscribe(on) }
 
 // Missed notes that something may have been done.
 func (m *monitor) Missed() {
