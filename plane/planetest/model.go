@@ -84,13 +84,6 @@ var modelledNotes = map[Modelled]string{
 	ModelledFlows:     "Differs by intent: which connections go on is HNS's own affair. Taken for sure is only that those of a load balancer do which is changed in place.",
 }
 
-// noteModelled adds what was otherwise, each once and in order.
-func (r *Result) noteModelled(how []Modelled) {
-	r.Modelled = append(r.Modelled, how...)
-	slices.Sort(r.Modelled)
-	r.Modelled = slices.Compact(r.Modelled)
-}
-
 // modelled explains the columns of modes that were asked of a model.
 func (p *page) modelled() {
 	if !slices.ContainsFunc(p.results, func(r Results) bool { return r.Model }) {

@@ -31,7 +31,7 @@ func (s *suite) putToModel(sc *scenario.Scenario) (_ Result, failures []string, 
 			return Result{}, nil, false, fmt.Errorf("make the model: %w", err)
 		}
 		r.play()
-		result.noteModelled(r.modelled)
+		note(&result.Modelled, r.modelled)
 		result.Families[f.String()] = r.verdict()
 		failures = append(failures, r.failures...)
 	}

@@ -121,7 +121,7 @@ func TestPageProxied(t *testing.T) {
 	if got := Page(sc, plain, nil); strings.Contains(got, "end at the proxy") {
 		t.Errorf("speaks of a mode that is not there:\n%s", got)
 	}
-	c.note([]Proxied{ProxiedRetry, ProxiedAddress, ProxiedRetry})
+	note(&c.Proxied, []Proxied{ProxiedRetry, ProxiedAddress, ProxiedRetry})
 	got := Page(sc, append(plain, Results{Mode: "u", Kernel: "6.1", Cases: map[string]Result{"one": c}}), nil)
 	for _, want := range []string{
 		"In mode u connections end at the proxy.",
@@ -142,7 +142,7 @@ func TestPageModelled(t *testing.T) {
 	if got := Page(sc, plain, nil); strings.Contains(got, "fake") {
 		t.Errorf("speaks of a model that is not there:\n%s", got)
 	}
-	c.noteModelled([]Modelled{ModelledSplit, ModelledSCTP, ModelledSplit})
+	note(&c.Modelled, []Modelled{ModelledSplit, ModelledSCTP, ModelledSplit})
 	model := Results{Mode: "w", Kernel: "fake HNS", Model: true, Cases: map[string]Result{"one": c}}
 	got := Page(sc, append(plain, model), nil)
 	for _, want := range []string{

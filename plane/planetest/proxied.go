@@ -29,10 +29,10 @@ var proxiedNotes = map[Proxied]string{
 }
 
 // note adds what was otherwise, each once and in order.
-func (r *Result) note(how []Proxied) {
-	r.Proxied = append(r.Proxied, how...)
-	slices.Sort(r.Proxied)
-	r.Proxied = slices.Compact(r.Proxied)
+func note[T ~string](to *[]T, how []T) {
+	*to = append(*to, how...)
+	slices.Sort(*to)
+	*to = slices.Compact(*to)
 }
 
 // proxied explains the column of a mode in which connections end at the proxy.
@@ -53,7 +53,8 @@ func (p *page) proxied() {
 		p.line("  proxy alone (SV-18, SV-61 hold all the same).")
 		p.line("- A backend that refuses a connection, or does not answer in time, is hidden: the client meets another.")
 		p.line("- Where no backend answers, the client's connection is accepted before it is reset; without any endpoint it is refused at once.")
-		p.line("- Connections to an endpoint or a Service that is removed go on as in the other modes, but end after a grace.")
+		p.line("- Connections to an endpoint or a Service that is removed go on as in the other modes, unless")
+		p.line("  `userspace.terminationGracePeriod` bounds that.")
 		p.line("- When the proxy stops, its connections end, after those that it waits for; a new process does not know which backend a")
 		p.line("  client had.")
 		p.line("")

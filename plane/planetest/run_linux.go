@@ -236,7 +236,7 @@ func (s *suite) play(sc *scenario.Scenario, stretch int) (_ Result, failures []s
 	for _, r := range runs {
 		lapsed = lapsed || r.lapsed
 		result.SCTP += r.sctp
-		result.note(r.proxied)
+		note(&result.Proxied, r.proxied)
 		result.Families[r.family.String()] = r.verdict()
 		failures = append(failures, r.failures...)
 	}
