@@ -33,7 +33,6 @@ var neighbourAt = netip.MustParseAddrPort(neighbourIP + ":80")
 
 // newNeighbour serves a good Service in mode userspace.
 func newNeighbour(t *testing.T, args ...string) *neighbour {
-	needUserspace(t)
 	n := newNodeLab(t)
 	good := n.echo("pod5", 8080)
 	n.service(labService{name: "good", ip: neighbourIP, endpoints: []netip.AddrPort{good.at()}})
@@ -411,7 +410,6 @@ func TestUserspaceSpoofedFlood(t *testing.T) {
 // One tenant who opens all connections that can be had takes the proxy no descriptor that others need: he runs into a bound
 // first, and when he is gone all is as before.
 func TestUserspaceDescriptors(t *testing.T) {
-	needUserspace(t)
 	n := newNodeLab(t)
 	good, hog := n.echo("pod5", 8080), n.echo("pod4", 8080)
 	n.service(labService{name: "good", ip: neighbourIP, endpoints: []netip.AddrPort{good.at()}})
@@ -444,7 +442,6 @@ func TestUserspaceDescriptors(t *testing.T) {
 
 // Connections that are over do not use up the node's ports towards an endpoint: the kernel remembers each of them for a minute.
 func TestUserspacePortsOfTheNode(t *testing.T) {
-	needUserspace(t)
 	n := newNodeLab(t)
 	n.On(netlab.Node1, func() { do(t, os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40999"), 0)) })
 	good := n.echo("pod5", 8080)

@@ -55,7 +55,6 @@ const (
 // compare every byte. No connection fails but one whose backend dies while it is served; and in the end nothing is left of
 // all that: no descriptor, no goroutine, no session, no rule (DP-40, PN-03).
 func TestUserspaceSoak(t *testing.T) {
-	needUserspace(t)
 	seed := *soakSeed
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())

@@ -33,7 +33,6 @@ const benchSlice = 400 * time.Millisecond
 // BenchmarkUserspace compares what goes through the proxy with what goes to the pod, by turns, in one run. An operation is one
 // turn of each. The client is pod3 on the node of the proxy, the backends are pod4 and pod5 on the other node.
 func BenchmarkUserspace(b *testing.B) {
-	needUserspace(b)
 	b.Run("stream", func(b *testing.B) { benchRatio(b, "MB", 1e-6, swallow, streamBytes) })
 	b.Run("connections", func(b *testing.B) { benchRatio(b, "conn", 1, answerOne, shortConnections) })
 	b.Run("udp", func(b *testing.B) { benchRatio(b, "rr", 1, nil, udpExchanges) })
@@ -484,7 +483,6 @@ func (e *echo) stopListening() {
 
 // BenchmarkUserspaceChange is one endpoint that changes, of one Service among many, as the engine hands it to the plane.
 func BenchmarkUserspaceChange(b *testing.B) {
-	needUserspace(b)
 	m, _ := all.Modes().Find("userspace")
 	w := planetest.World{Family: lb.IPv4}
 	for _, services := range []int{100, 10_000} {

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -17,19 +16,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
-	"kube-proxy/plane/all"
 )
-
-// needUserspace skips while there is no such mode.
-func needUserspace(t testing.TB) {
-	t.Helper()
-	if os.Getenv(labMode) != "" {
-		return
-	}
-	if m, _ := all.Modes().Find("userspace"); !m.Built() {
-		t.Skip("mode userspace is not built yet")
-	}
-}
 
 const labIP = "10.96.0.10"
 
@@ -109,7 +96,6 @@ func (c *callers) wait() []failure {
 // SIGTERM under traffic, and the next process: it takes over ports and rules. Connections that are under way finish, and only
 // those that begin between the end of one process and the start of the other can fail (PR-07, DP-40).
 func TestUserspaceRestart(t *testing.T) {
-	needUserspace(t)
 	n := newNodeLab(t)
 	one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
 	n.service(labService{name: "web", ip: labIP, nodePort: 30080, endpoints: []netip.AddrPort{one.at(), two.at()}})
