@@ -14,7 +14,6 @@ import (
 // A Service comes, and its clients ask at once: the answers reach them, though what the kernel remembers of flows from before is
 // forgotten just then. Each answer is sent some times, so that a packet that a loaded machine drops does not count (DP-50).
 func TestUserspaceFlowsOfANewService(t *testing.T) {
-	needUserspace(t)
 	const clients = 400
 	n := newNodeLab(t)
 	backend, err := n.listenUDP("pod2", 8080)
