@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables/expr"
@@ -118,7 +119,7 @@ func (r *ruleset) chains() []chain {
 			r.rule("a port that the service does not have", lookup(r.sets[sClusterIPs].name, key, false, r.payload(r.daddr, key)), jump("refused")),
 		}},
 	}
-	unknown := &all[len(all)-1]
+	unknown, guard := &all[len(all)-1], &all[len(all)-2]
 	for _, p := range r.node.ServiceCIDRs {
 		unknown.rules = append(unknown.rules, r.rule("an address that no service has", r.inPrefix(r.daddr, p), drop))
 	}
@@ -133,6 +134,8 @@ func (r *ruleset) chains() []chain {
 		here := append(append(r.inPrefix(r.daddr, p), r.notLoopback()...), destinationIsLocal...)
 		refuseRules = append(refuseRules, r.rule("this node", here, jump("refuse-nodeports")))
 		leadRules = append(leadRules, r.rule("this node", here, jump("lead-nodeports")))
+		// A NodePort that is the port of its own listener is not translated. What is led somewhere passes here too.
+		guard.rules = slices.Insert(guard.rules, len(guard.rules)-1, r.rule("this node", here, jump("refuse-nodeports")))
 	}
 	all = append(all, chain{name: "refuse", rules: refuseRules}, chain{name: "lead", rules: leadRules}, r.sources(),
 		chain{name: "refuse-nodeports", rules: r.bySource("refuse-nodeports", true)}, chain{name: "lead-nodeports", rules: r.bySource("lead-nodeports", true)})
