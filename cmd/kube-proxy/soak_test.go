@@ -36,6 +36,7 @@ type soak struct {
 	alive    []bool
 
 	made, datagrams, lost, cut atomic.Int64
+	unserved                   atomic.Int64 // datagrams to the Service that comes and goes, without an answer
 	garbled, failed            atomic.Int64
 	mu                         sync.Mutex
 	told                       []string
@@ -74,8 +75,8 @@ func TestUserspaceSoak(t *testing.T) {
 	s.recover()
 	n.settle(p) // the change must be in force: what an endpoint answers that is just leaving may be lost
 	s.traffic(seed+2, time.Second, false)
-	t.Logf("%d connections and %d datagrams under %d moves and %d deaths; %d connections cut with their backend, %d datagrams lost with theirs",
-		s.made.Load(), s.datagrams.Load(), s.moves, s.deaths.Load(), s.cut.Load(), s.lost.Load())
+	t.Logf("%d connections and %d datagrams under %d moves and %d deaths; %d connections cut with their backend, %d datagrams lost while backends died or left, %d where the Service may be gone",
+		s.made.Load(), s.datagrams.Load(), s.moves, s.deaths.Load(), s.cut.Load(), s.lost.Load(), s.unserved.Load())
 	for _, text := range s.told {
 		t.Error(text)
 	}
@@ -279,7 +280,9 @@ func (s *soak) datagram(c net.Conn, buf []byte, size int, strict bool, rnd *rand
 		k, err := c.Read(buf)
 		switch {
 		case err != nil:
-			if s.lost.Add(1); strict {
+			if to.Addr() == netip.MustParseAddr(soakNoise) {
+				s.unserved.Add(1)
+			} else if s.lost.Add(1); strict {
 				s.tell("%s → %s/udp: a datagram of %d bytes was lost: %v", host, to, len(sent), err)
 			}
 		case bytes.Equal(buf[:k], sent):
