@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync"
 
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -31,7 +32,7 @@ const (
 
 // Mode returns the mode userspace.
 func Mode() mode.Mode {
-	h := modeHost{map[lb.Family]string{}}
+	h := modeHost{map[lb.Family]string{}, sync.OnceValue(func() *relay.Budget { return relay.NewBudget(0) })}
 	family, proto := []string{"ip_family"}, []string{"ip_family", "protocol"}
 	return mode.Mode{
 		Name: "userspace",
@@ -92,6 +93,8 @@ func Mode() mode.Mode {
 type modeHost struct {
 	// captures are the names of those by which planes lead packets.
 	captures map[lb.Family]string
+	// descriptors are those of connections of both families.
+	descriptors func() *relay.Budget
 }
 
 // remove removes what leads packets to a proxy.
@@ -145,7 +148,7 @@ func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
 	p, err := New(Config{
-		Log:    s.Log,
+		Log: s.Log, Descriptors: h.descriptors(),
 		Family: s.Family, Capture: c, Passed: passed, Mark: mark, FirstPort: s.FirstPort, LastPort: s.LastPort, UDPIdle: s.UDPIdle,
 		Grace: s.TerminationGrace, LocalhostNodePorts: s.LocalhostNodePorts, ExternalIPsBounded: s.ExternalIPsBounded,
 	})

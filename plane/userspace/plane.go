@@ -38,6 +38,8 @@ type Config struct {
 	// ExternalIPsBounded reports whether the administrator says which external IPs Services may have. Where there is no packet filter,
 	// others than the node's own are served only then. Nil: no.
 	ExternalIPsBounded func() bool
+	// Descriptors bounds those of connections, for all planes of the process that share it; nil for half of what the process may open.
+	Descriptors *relay.Budget
 	// Log takes what the relay tells an operator; nil for none.
 	Log *slog.Logger
 }
@@ -101,7 +103,7 @@ func (s sockets) Listen(at relay.Listening, b relay.Balancer) (listener, error) 
 
 // New makes a plane whose sockets are in the network namespace of the calling thread. It changes nothing before the first Reset.
 func New(cfg Config) (*Plane, error) {
-	r, err := relay.New(relay.Config{Log: cfg.Log, UDPIdle: cfg.UDPIdle, Mark: cfg.Mark})
+	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors, UDPIdle: cfg.UDPIdle, Mark: cfg.Mark})
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}

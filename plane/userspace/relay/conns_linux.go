@@ -20,8 +20,8 @@ import (
 // accepted. A connection is two sockets and some hundred bytes; what is under way between them the kernel holds.
 type conns struct {
 	relay *Relay
-	fds   *budget
-	pipes *budget // of those in use
+	fds   *Budget
+	pipes *Budget // of those in use
 	loops []*loop
 	work  sync.WaitGroup
 
@@ -37,7 +37,7 @@ type conns struct {
 const maxLoops = 16
 
 func newConns(r *Relay) (engine, error) {
-	e := &conns{relay: r, fds: newBudget(r.cfg.Descriptors)}
+	e := &conns{relay: r, fds: r.cfg.Descriptors}
 	e.pipes = newPipeBudget(e.fds.max)
 	for range min(runtime.GOMAXPROCS(0), maxLoops) {
 		l, err := newLoop(e)

@@ -16,7 +16,7 @@ func TestRelaysInALoop(t *testing.T) {
 	for _, p := range []lb.Proto{lb.TCP, lb.UDP} {
 		for _, at := range []netip.AddrPort{loopback, netip.AddrPortFrom(netip.IPv6Loopback(), 0)} {
 			t.Run(p.String()+"/"+lb.FamilyOf(at.Addr()).String(), func(t *testing.T) {
-				cfg := Config{Descriptors: 4000, UDPIdle: time.Minute}
+				cfg := Config{Descriptors: NewBudget(4000), UDPIdle: time.Minute}
 				a, b := newRelay(t, cfg), newRelay(t, cfg)
 				one, err := a.Listen(Listening{p, at}, leadsTo(at))
 				if err != nil {

@@ -26,7 +26,7 @@ func TestTCPManyOpen(t *testing.T) {
 	if spare := 200; int(limit.Cur) < perConn*n+spare {
 		n = (int(limit.Cur) - spare) / perConn
 	}
-	r := newRelay(t, Config{Descriptors: 1 << 20})
+	r := newRelay(t, Config{Descriptors: NewBudget(1 << 20)})
 	here := func(fn func()) { fn() }
 	client := startPeer(t, loopback.Addr(), here)
 	l, err := r.Listen(Listening{lb.TCP, loopback}, leadsTo(startPeer(t, loopback.Addr(), here).backends["connect"]))

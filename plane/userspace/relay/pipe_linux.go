@@ -11,7 +11,7 @@ type pipe struct{ r, w int }
 type pipes struct {
 	free   []*pipe
 	made   int // and not closed
-	budget *budget
+	budget *Budget
 }
 
 const (
@@ -30,8 +30,8 @@ const (
 )
 
 // newPipeBudget bounds the pipes of a relay that has so many descriptors.
-func newPipeBudget(descriptors int64) *budget {
-	return &budget{max: min(mostPipes, max(1, descriptors/pipeShare/2))}
+func newPipeBudget(descriptors int64) *Budget {
+	return &Budget{max: min(mostPipes, max(1, descriptors/pipeShare/2))}
 }
 
 // get returns an empty pipe; nil if there is none to be had.

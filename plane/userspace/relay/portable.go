@@ -18,7 +18,7 @@ import (
 // portable is the engine of hosts that are not Linux: two goroutines for each connection of TCP, and what package net does.
 type portable struct {
 	relay *Relay
-	fds   *budget
+	fds   *Budget
 	counters
 
 	mu    sync.Mutex
@@ -27,7 +27,7 @@ type portable struct {
 }
 
 func newPortable(r *Relay) *portable {
-	return &portable{relay: r, fds: newBudget(r.cfg.Descriptors), conns: map[*portableConn]struct{}{}}
+	return &portable{relay: r, fds: r.cfg.Descriptors, conns: map[*portableConn]struct{}{}}
 }
 
 func (p *portable) add(s *Stats) { s.TCP.add(p.read()) }

@@ -63,8 +63,9 @@ var ErrClosed = errors.New("the relay is closed")
 type Config struct {
 	// Log takes what an operator should know; nil for none. How much of it there is does not follow what clients do.
 	Log *slog.Logger
-	// Descriptors bounds the sockets and pipes that are open at a time; 0 is half of what the process may open.
-	Descriptors int
+	// Descriptors bounds the descriptors of connections that are open at a time; nil is half of what the process may open,
+	// for this relay alone.
+	Descriptors *Budget
 	// DialTimeout is how long one attempt to reach a backend may take, 0 for DefaultDialTimeout. DialTotal is how long all
 	// attempts for one client may take, 0 for DefaultDialTotal.
 	DialTimeout, DialTotal time.Duration
@@ -94,6 +95,9 @@ func (c Config) withDefaults() Config {
 	orElse(&c.DialTotal, DefaultDialTotal)
 	orElse(&c.KeepAlive, DefaultKeepAlive)
 	orElse(&c.UDPIdle, DefaultUDPIdle)
+	if c.Descriptors == nil {
+		c.Descriptors = NewBudget(0)
+	}
 	return c
 }
 

@@ -35,7 +35,7 @@ func newRelay(t testing.TB, cfg Config) *Relay {
 func withoutPipes(r *Relay) {
 	done := make(chan struct{})
 	r.conns.(*conns).each(func(l *loop) {
-		l.pipes.budget = &budget{}
+		l.pipes.budget = &Budget{}
 		done <- struct{}{}
 	})
 	for range r.conns.(*conns).loops {
@@ -45,7 +45,7 @@ func withoutPipes(r *Relay) {
 
 // Readers who do not read keep no more pipes than their listener's share; those of another still get some.
 func TestTCPSlowReaders(t *testing.T) {
-	r := newRelay(t, Config{Descriptors: 400})
+	r := newRelay(t, Config{Descriptors: NewBudget(400)})
 	stop := make(chan struct{})
 	var total atomic.Int64
 	slow := listen(t, r, to(serve(t, func(c *net.TCPConn) {
