@@ -162,7 +162,7 @@ func TestUserspaceRangeWithPortsOfOthers(t *testing.T) {
 	if code := p.end(15); code != 0 {
 		t.Errorf("exit code %d:\n%s", code, p.out.String())
 	}
-	p = n.serve("--proxy-port-range=31002-31004")
+	n.serve("--proxy-port-range=31002-31004")
 	n.answers("a", netip.MustParseAddrPort("10.96.0.10:80"))
 	n.answers("b", netip.MustParseAddrPort("10.96.0.11:80"))
 	if got := n.ports(); !strings.Contains(strings.Join(got, " "), "0.0.0.0:31002 0.0.0.0:31004") {
