@@ -36,7 +36,9 @@ func newField(lab string, s *shop) (*field, error) {
 		return nil, err
 	}
 	f := &field{lab: l}
-	for _, step := range []func() error{f.openPods, f.lab.BaitSink, func() error { return f.listenSink(s) }, f.calibrate} {
+	// No port that a client is to have goes to a proxy that connects to backends.
+	apart := func() error { return f.lab.LocalPorts(netlab.Node1, 10000, 29999) }
+	for _, step := range []func() error{apart, f.openPods, f.lab.BaitSink, func() error { return f.listenSink(s) }, f.calibrate} {
 		if err := step(); err != nil {
 			return nil, errors.Join(err, f.close())
 		}

@@ -113,6 +113,7 @@ func TestDemo(t *testing.T) {
 	binary := buildProxy(t)
 	t.Run("once", func(t *testing.T) { testOnce(t, binary, "nftables") })
 	t.Run("once in iptables mode", func(t *testing.T) { testOnce(t, binary, "iptables") })
+	t.Run("once in userspace mode", func(t *testing.T) { testOnce(t, binary, "userspace") })
 	t.Run("once, and the packets say otherwise", func(t *testing.T) { testOnceWrong(t, binary) })
 	t.Run("watch", func(t *testing.T) { testWatch(t, binary) })
 }

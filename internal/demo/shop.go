@@ -128,8 +128,17 @@ func loadShop(dir string, before *shop) (*shop, error) {
 }
 
 // inMode returns the shop as it must be in a mode. Where a packet to an address or port of nobody passes untouched (SV-62,
-// SV-63), the sink gets it.
+// SV-63), the sink gets it. Where connections end at the proxy, backends see the node.
 func (s *shop) inMode(m mode.Mode) *shop {
+	if m.Terminates {
+		for i := range s.rows {
+			want := &s.rows[i].want
+			want.Backends = slices.Clone(want.Backends)
+			for j := range want.Backends {
+				want.Backends[j].From = scenario.Origin{Host: netlab.Node1}
+			}
+		}
+	}
 	if !m.PassesUnknown {
 		return s
 	}

@@ -296,3 +296,14 @@ func (l *Lab) Close() error {
 	}
 	return errors.Join(errs...)
 }
+
+// LocalPorts has the kernel of a host choose ports from first to last alone for sockets that ask for none.
+func (l *Lab) LocalPorts(host string, first, last uint16) error {
+	err := l.Do(host, func() error {
+		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", fmt.Appendf(nil, "%d %d", first, last), 0)
+	})
+	if err != nil {
+		return fmt.Errorf("netlab: local ports of %s: %w", host, err)
+	}
+	return nil
+}

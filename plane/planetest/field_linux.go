@@ -14,7 +14,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	hostkernel "kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
@@ -95,10 +94,7 @@ func newField(opts netlab.Options) (*field, error) {
 // partPorts has the kernel of node1 give others, such as a proxy that connects to backends, no port that a client is to have ([field.nextPort]) and
 // none of NodePorts.
 func (f *field) partPorts() error {
-	return f.lab.Do(netlab.Node1, func() error {
-		_, err := hostkernel.SetSysctl("net.ipv4.ip_local_port_range", "10000 29999")
-		return err
-	})
+	return f.lab.LocalPorts(netlab.Node1, 10000, 29999)
 }
 
 // listen starts the responders, but for the sink's.
