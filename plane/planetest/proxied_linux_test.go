@@ -153,8 +153,10 @@ func (l *listening) accept() {
 func (l *listening) serve(c *net.TCPConn) {
 	l.e.keep(c)
 	client := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
+	var tried []netip.AddrPort
 	for range 10 {
-		to := l.pick(client)
+		to := l.pick(client, tried)
+		tried = append(tried, to)
 		b, err := l.e.dial(to)
 		if err == nil {
 			l.e.keep(b)
@@ -175,14 +177,21 @@ func (l *listening) serve(c *net.TCPConn) {
 	c.Close()
 }
 
-func (l *listening) pick(client netip.Addr) netip.AddrPort {
+// pick returns whose turn it is, whatever turns other clients take meanwhile: none that was tried, as long as there is another.
+func (l *listening) pick(client netip.Addr, tried []netip.AddrPort) netip.AddrPort {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if to, ok := l.met[client]; ok && l.sticky && slices.ContainsFunc(l.backends, func(b lb.Backend) bool { return b.Addr == to }) {
 		return to
 	}
-	l.next++
-	return l.backends[l.next%len(l.backends)].Addr
+	var to netip.AddrPort
+	for range l.backends {
+		l.next++
+		if to = l.backends[l.next%len(l.backends)].Addr; !slices.Contains(tried, to) {
+			break
+		}
+	}
+	return to
 }
 
 // dial connects from the node. Its thread ends with it.
