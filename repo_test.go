@@ -46,7 +46,7 @@ const imports = `
 	internal/bisect < plane/nftables, plane/iptables, plane/ipvs, plane/ebpf;
 
 	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest, internal/nftwire;
-	plane < internal/nftwire;
+	plane, plane/ownwrites < internal/nftwire;
 	internal/nftwire, plane/rollback, mode < plane/userspace/capture;
 	# Its chains are kept by the programs and in the trees of mode iptables.
 	plane/iptables < plane/userspace/capture;

@@ -10,6 +10,7 @@ import (
 
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/plane"
+	"kube-proxy/plane/ownwrites"
 )
 
 // Socket is a connection to the netfilter subsystem of the network namespace in which it was opened.
@@ -134,3 +135,15 @@ func Outcome(err error, what func(seq uint32) string) error {
 // UnheardAbove is the size in bytes of a transaction from which on it pays that the kernel need not write
 // notifications of it (ownwrites.Ledger.WriteUnheard), though our monitors then may miss what others do meanwhile.
 const UnheardAbove = 256 << 10
+
+// Write is Commit with a note in the ledger that the write is ours. It returns how many bytes were sent.
+func (s *Socket) Write(ctx context.Context, ours *ownwrites.Ledger, bufs [][]byte, last uint32) (size int, err error) {
+	for _, b := range bufs {
+		size += len(b)
+	}
+	send := func() error { return s.Commit(ctx, bufs, last) }
+	if size > UnheardAbove {
+		return size, ours.WriteUnheard(func() (uint32, error) { return s.Generation(ctx) }, send)
+	}
+	return size, ours.Write(1, send)
+}

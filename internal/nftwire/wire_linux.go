@@ -1,4 +1,4 @@
-// Package nftwire writes and reads the messages of nf_tables, for those who make tables of it, and sends them.
+// Package nftwire writes and reads the messages of nf_tables, for those who make tables of it, collects them in transactions, and sends them.
 package nftwire
 
 import (

@@ -135,13 +135,13 @@ func (s *socket) canHash(ctx context.Context, r *ruleset) (bool, error) {
 // knows reports whether the kernel knows the expressions of a rule. It asks by a transaction that the kernel refuses
 // in any case, for its last message.
 func (s *socket) knows(ctx context.Context, r *ruleset, exprs []byte) (bool, error) {
-	t := &batch{ruleset: r, table: TableName + "-probe"}
+	t := r.newBatch(TableName + "-probe")
 	c := chain{name: "probe", rules: []rule{{exprs: exprs}}}
-	t.addTable()
+	t.AddTable()
 	t.addChain(c)
 	t.addRules(c)
-	ruleAt := t.seq
-	t.deleteChain("missing")
+	ruleAt := t.Last()
+	t.DeleteChain("missing")
 	bufs, last := t.buffers()
 	err := s.Commit(ctx, bufs, last)
 	var ke *nlconn.Error

@@ -36,7 +36,7 @@ type change struct {
 }
 
 func (p *Plane) newChange(st *state) *change {
-	c := &change{batch: &batch{ruleset: p.rules, table: TableName}, st: st, maxSlots: p.maxSlots, rec: make([]byte, 0, 80)}
+	c := &change{batch: p.rules.newBatch(TableName), st: st, maxSlots: p.maxSlots, rec: make([]byte, 0, 80)}
 	c.log = &c.undo
 	return c
 }
@@ -63,7 +63,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 	if err := p.write(ctx, c); err != nil {
 		return false, err
 	}
-	return c.seq > 0, nil
+	return c.Last() > 0, nil
 }
 
 // stage makes the changes in the state and stages what the kernel needs. Of several changes of one key the

@@ -77,7 +77,7 @@ func BenchmarkColdReset(b *testing.B) {
 				reset(b, p, tab)
 				b.StopTimer()
 				c := p.newChange(p.st)
-				c.deleteTable()
+				c.DeleteTable()
 				if err := p.commit(b.Context(), c.batch); err != nil {
 					b.Fatal(err)
 				}
@@ -168,7 +168,7 @@ func BenchmarkRestart(b *testing.B) {
 					allocated[warm] += after.TotalAlloc - before.TotalAlloc
 					if warm == 1 {
 						c := p.newChange(p.st)
-						c.deleteTable()
+						c.DeleteTable()
 						if err := p.commit(b.Context(), c.batch); err != nil {
 							b.Fatal(err)
 						}

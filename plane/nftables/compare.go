@@ -50,7 +50,7 @@ func (c *change) mendSet(i setIndex, is, want diff.Records) int {
 func (c *change) mendStructure(snap *snapshot) int {
 	n := len(snap.foreign)
 	for _, name := range snap.foreign {
-		c.deleteSet(name)
+		c.DeleteSet(name)
 	}
 	chains, verdicts := c.structure()
 	needed := make(map[string]bool, len(chains))
@@ -67,7 +67,7 @@ func (c *change) mendStructure(snap *snapshot) int {
 		case is.digest == d:
 			continue
 		case is.digest != "":
-			c.flushChain(ch.name)
+			c.FlushChain(ch.name)
 		}
 		n++
 		c.addRules(ch)
@@ -78,9 +78,9 @@ func (c *change) mendStructure(snap *snapshot) int {
 		}
 		n++
 		if is.digest != "" {
-			c.flushChain(name)
+			c.FlushChain(name)
 		}
-		c.deleteChain(name)
+		c.DeleteChain(name)
 		rollback.Delete(c.log, c.st.chains, name)
 	}
 	for i, want := range verdicts {

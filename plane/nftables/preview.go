@@ -159,8 +159,8 @@ func (d *document) element(text, about string) {
 func (d *document) chain(c chain) {
 	d.text.WriteByte('\n')
 	d.line(1, "chain %s {", c.name)
-	if h := c.hook; h != (hook{}) {
-		d.line(2, "type %s hook %s priority %d; policy accept;", h.typ, hookNames[h.num], h.priority)
+	if h := c.hook; h != (nftwire.Hook{}) {
+		d.line(2, "type %s hook %s priority %d; policy accept;", h.Type, hookNames[h.Num], h.Priority)
 	}
 	for _, ru := range c.rules {
 		d.line(2, "%s", ru.text())

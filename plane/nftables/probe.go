@@ -20,7 +20,7 @@ func (p *Plane) Probe(ctx context.Context) error {
 	}
 	c := p.newChange(p.st)
 	small := c.masqThen(lb.Cluster)
-	c.flushChain(small.name)
+	c.FlushChain(small.name)
 	c.addRules(small)
 	return p.commit(ctx, c.batch)
 }

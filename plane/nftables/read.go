@@ -29,7 +29,7 @@ type snapshot struct {
 
 // kernelChain is a chain as the kernel shows it.
 type kernelChain struct {
-	hook   hook
+	hook   nftwire.Hook
 	digest string
 }
 
@@ -142,24 +142,14 @@ func (d *setDef) matches(body []byte) bool {
 // readChains reads the chains of our table, and a digest of their rules.
 func (p *Plane) readChains(ctx context.Context, s *snapshot) error {
 	err := p.list(ctx, p.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP), unix.NFTA_CHAIN_TABLE, func(body []byte) {
-		c := &kernelChain{}
-		if h := nftwire.Attribute(body, unix.NFTA_CHAIN_HOOK); h != nil {
-			c.hook = hook{
-				typ:      nftwire.CStr(nftwire.Attribute(body, unix.NFTA_CHAIN_TYPE)),
-				num:      nftwire.BE32(nftwire.Attribute(h, unix.NFTA_HOOK_HOOKNUM)),
-				priority: int32(nftwire.BE32(nftwire.Attribute(h, unix.NFTA_HOOK_PRIORITY))),
-			}
-			if nftwire.BE32(nftwire.Attribute(body, unix.NFTA_CHAIN_POLICY)) != policyAccept {
-				c.hook.typ += " with another policy"
-			}
-		}
+		c := &kernelChain{hook: nftwire.HookOf(body)}
 		s.chains[nftwire.CStr(nftwire.Attribute(body, unix.NFTA_CHAIN_NAME))] = c
 	})
 	if err != nil {
 		return err
 	}
 	for _, c := range p.rules.skeleton() {
-		var is hook
+		var is nftwire.Hook
 		if k := s.chains[c.name]; k != nil {
 			is = k.hook
 		}

@@ -53,14 +53,14 @@ func (s *socket) removeTable(ctx context.Context, f family, name string) (remove
 		return false, nil
 	}
 	for _, chain := range translating {
-		err = s.transact(ctx, f, name, func(t *batch) { t.deleteChain(chain) })
+		err = s.transact(ctx, f, name, func(t *batch) { t.DeleteChain(chain) })
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			break
 		}
 	}
 	if err == nil || errors.Is(err, unix.ENOENT) {
 		kernel.AwaitPackets()
-		err = s.transact(ctx, f, name, (*batch).deleteTable)
+		err = s.transact(ctx, f, name, (*batch).DeleteTable)
 	}
 	if errors.Is(err, unix.ENOENT) { // somebody was faster
 		return false, nil
@@ -92,7 +92,7 @@ func (s *socket) hasTable(ctx context.Context, proto byte, name string) (there b
 
 // transact runs a transaction about a table of the family.
 func (s *socket) transact(ctx context.Context, f family, table string, stage func(t *batch)) error {
-	t := &batch{ruleset: &ruleset{family: f}, table: table}
+	t := (&ruleset{family: f}).newBatch(table)
 	stage(t)
 	bufs, last := t.buffers()
 	return s.Commit(ctx, bufs, last)

@@ -129,13 +129,13 @@ func (p *Plane) plan(ctx context.Context, snap *snapshot, want *lb.Table, rows i
 		st, refused = p.desired(snap, want, rows)
 	}
 	c = p.newChange(st)
-	c.generation = gen
+	c.Generation = gen
 	if snap.ours {
 		c.mend(snap, allSets)
 		return c, refused, nil
 	}
 	if snap.present {
-		c.deleteTable()
+		c.DeleteTable()
 	}
 	return c, refused, p.load(ctx, c, !snap.present)
 }
@@ -151,7 +151,7 @@ const loadStep = 50_000
 // tables grow behind the back of the writer, who gets ahead of them; and where somebody listens, memory for a
 // notification of each.
 func (p *Plane) load(ctx context.Context, c *change, inSteps bool) error {
-	c.addTable()
+	c.AddTable()
 	for i := range setCount {
 		c.addSet(i)
 	}

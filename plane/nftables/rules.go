@@ -19,15 +19,8 @@ import (
 // chain is a chain with its rules.
 type chain struct {
 	name  string
-	hook  hook // none for a chain that is only jumped to
+	hook  nftwire.Hook // none for a chain that is only jumped to
 	rules []rule
-}
-
-// hook says where a base chain sits.
-type hook struct {
-	typ      string // filter or nat
-	num      uint32
-	priority int32
 }
 
 // The priorities of DP-20: connections are translated at dstnat, so that others may hook before and after.
@@ -106,7 +99,7 @@ func digest(rules []rule) string {
 // skeleton is the chains that are always there.
 func (r *ruleset) skeleton() []chain {
 	base := func(name, typ string, num uint32, priority int32, rules ...rule) chain {
-		return chain{name, hook{typ, num, priority}, rules}
+		return chain{name, nftwire.Hook{Type: typ, Num: num, Priority: priority}, rules}
 	}
 	refuse := r.rule("before translation", newConnection, jump("filter-frontends"))
 	unknown := r.rule("not translated", newConnection, jump("service-network"))

@@ -25,9 +25,9 @@ func (p *Plane) standIn(ctx context.Context, want *lb.Table) error {
 	p.rules.node = want.Node
 	st, _ := p.desired(&snapshot{}, want, want.All()) // what is refused, the table proper leaves for later
 	c := p.newChange(st)
-	c.table = StandInName
+	c.Table = StandInName
 	if there { // of a process that was killed: it may be of long ago
-		c.deleteTable()
+		c.DeleteTable()
 	}
 	if err := p.load(ctx, c, !there); err != nil {
 		return err
@@ -50,7 +50,7 @@ func (p *Plane) standDown(ctx context.Context) error {
 	}
 	kernel.AwaitPackets()
 	c := p.newChange(p.st)
-	c.table = StandInName
-	c.deleteTable()
+	c.Table = StandInName
+	c.DeleteTable()
 	return p.commit(ctx, c.batch)
 }

@@ -102,7 +102,7 @@ func TestLoadInSteps(t *testing.T) {
 		reset(t, p, tab)
 		want := dump(t, p)
 		c := p.newChange(p.st)
-		c.deleteTable()
+		c.DeleteTable()
 		if err := p.commit(t.Context(), c.batch); err != nil {
 			t.Fatal(err)
 		}
@@ -130,7 +130,7 @@ func TestLoadInSteps(t *testing.T) {
 		}
 
 		c = again.newChange(again.st)
-		c.deleteTable()
+		c.DeleteTable()
 		if err := again.commit(t.Context(), c.batch); err != nil {
 			t.Fatal(err)
 		}

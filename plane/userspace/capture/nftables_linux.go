@@ -67,8 +67,8 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 
 // able finds out whether the kernel takes all that we write, by a transaction that it must refuse for its last message.
 func (c *NFTables) able(ctx context.Context) error {
-	b := c.batch()
-	b.table = TableName + "-probe"
+	b := c.rules.batch(TableName)
+	b.Table = TableName + "-probe"
 	rules := *c.rules
 	everything := netip.PrefixFrom(c.loopback().Addr(), 1).Masked() // so that every kind of rule is there
 	rules.node = lb.Node{NodePorts: []netip.Prefix{everything}, ServiceCIDRs: []netip.Prefix{everything}, Pods: lb.Detector{Prefixes: []netip.Prefix{everything}}}
@@ -76,8 +76,8 @@ func (c *NFTables) able(ctx context.Context) error {
 	for _, ch := range rules.chains() {
 		b.addRules(ch)
 	}
-	b.deleteMissing()
-	bufs, last, _ := b.buffers()
+	b.DeleteChain("no-such-chain")
+	bufs, last := b.buffers()
 	err := c.sock.Commit(ctx, bufs, last)
 	var refused *nlconn.Error
 	switch {
@@ -86,7 +86,7 @@ func (c *NFTables) able(ctx context.Context) error {
 	case errors.As(err, &refused) && refused.Seq == last && refused.Errno == unix.ENOENT:
 		return nil
 	case refused != nil:
-		return fmt.Errorf("the kernel refuses %s of our table: %w", b.whatIs(refused.Seq), err)
+		return fmt.Errorf("the kernel refuses %s of our table: %w", b.WhatIs(refused.Seq), err)
 	}
 	return err
 }
@@ -188,9 +188,9 @@ func (c *NFTables) resetOnce(ctx context.Context, n lb.Node, want []Lead, guarde
 	for _, l := range byKey {
 		ch.set(l)
 	}
-	b := c.batch()
+	b := c.rules.batch(TableName)
 	if guarded {
-		b.generation = gen
+		b.Generation = gen
 	}
 	c.mend(b, snap, st)
 	if err := c.commit(ctx, b); err != nil {
@@ -206,7 +206,7 @@ func (c *NFTables) mend(b *batch, snap *snapshot, st *nftState) int {
 	n := 0
 	if !snap.ours {
 		if snap.present {
-			b.deleteTable()
+			b.DeleteTable()
 		}
 		b.structure(c.rules.chains())
 		snap = &snapshot{digests: map[string]string{}}
@@ -218,7 +218,7 @@ func (c *NFTables) mend(b *batch, snap *snapshot, st *nftState) int {
 		if is, there := snap.digests[ch.name]; is != ch.digest() {
 			n++
 			if there {
-				b.flushChain(ch.name)
+				b.FlushChain(ch.name)
 			}
 			b.addRules(ch)
 		}
@@ -246,7 +246,7 @@ func (c *NFTables) Apply(ctx context.Context, set []Lead, remove []lb.Key) error
 	for _, l := range set {
 		ch.set(l)
 	}
-	b := c.batch()
+	b := c.rules.batch(TableName)
 	for e := range ch.del {
 		b.remove(e)
 	}
@@ -265,7 +265,7 @@ func (c *NFTables) SetNode(ctx context.Context, n lb.Node) error {
 	if c.st == nil {
 		return c.notSetUp("set node")
 	}
-	before, b := map[string]string{}, c.batch()
+	before, b := map[string]string{}, c.rules.batch(TableName)
 	for _, ch := range c.rules.chains() {
 		before[ch.name] = ch.digest()
 	}
@@ -277,7 +277,7 @@ func (c *NFTables) SetNode(ctx context.Context, n lb.Node) error {
 	c.rules.node = n
 	for _, ch := range c.rules.chains() {
 		if before[ch.name] != ch.digest() {
-			b.flushChain(ch.name)
+			b.FlushChain(ch.name)
 			b.addRules(ch)
 		}
 	}
@@ -308,10 +308,10 @@ func (c *NFTables) Probe(ctx context.Context) error {
 	if c.st == nil {
 		return c.notSetUp("probe")
 	}
-	b := c.batch()
+	b := c.rules.batch(TableName)
 	for _, ch := range c.rules.chains() {
 		if ch.name == "refused" {
-			b.flushChain(ch.name)
+			b.FlushChain(ch.name)
 			b.addRules(ch)
 		}
 	}
@@ -325,7 +325,7 @@ func (c *NFTables) Audit(ctx context.Context, full bool) (int, error) {
 	}
 	address, err := c.addrs.choose(ctx, c.rules.node.NodePorts)
 	if err == nil && address != c.st.address {
-		b := c.batch()
+		b := c.rules.batch(TableName)
 		c.readdress(b, address)
 		if err = c.commit(ctx, b); err == nil {
 			c.st.address = address
@@ -354,7 +354,7 @@ func (c *NFTables) audit(ctx context.Context, heard bool) (int, error) {
 		if !snap.ours {
 			return 0, fmt.Errorf("capture by nftables, %s: somebody removed or replaced table %s or a part of it: %w", c.fam, TableName, plane.ErrStateLost)
 		}
-		b := c.batch()
+		b := c.rules.batch(TableName)
 		n := c.mend(b, snap, c.st)
 		if n > 0 && again { // of a set that the kernel is just making larger a list may lack elements
 			continue
@@ -417,20 +417,14 @@ func (c *NFTables) Dump(ctx context.Context, name func(uint16, lb.Proto) string)
 // commit sends the batch. Errors name the object; those that can only mean that the kernel does not hold what we think wrap
 // plane.ErrStateLost.
 func (c *NFTables) commit(ctx context.Context, b *batch) error {
-	bufs, last, size := b.buffers()
+	bufs, last := b.buffers()
 	if bufs == nil {
 		return nil
 	}
-	c.sent += uint64(b.seq)
-	send := func() error { return c.sock.Commit(ctx, bufs, last) }
-	var err error
-	if size > nftwire.UnheardAbove {
-		err = c.ours.WriteUnheard(func() (uint32, error) { return c.sock.Generation(ctx) }, send)
-	} else {
-		err = c.ours.Write(1, send)
-	}
+	c.sent += uint64(b.Last())
+	_, err := c.sock.Write(ctx, c.ours, bufs, last)
 	if err != nil {
-		return fmt.Errorf("capture by nftables, %s: %w", c.fam, nftwire.Outcome(err, b.whatIs))
+		return fmt.Errorf("capture by nftables, %s: %w", c.fam, nftwire.Outcome(err, b.WhatIs))
 	}
 	return nil
 }
@@ -519,7 +513,7 @@ func (c *NFTables) readStructure(ctx context.Context, s *snapshot) error {
 	for i := range setCount {
 		sets[c.rules.sets[i].name] = &c.rules.sets[i]
 	}
-	found, hooks := 0, map[string]hook{}
+	found, hooks := 0, map[string]nftwire.Hook{}
 	err := list(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, func(body []byte) {
 		d := sets[nftwire.CStr(nftwire.Attribute(body, unix.NFTA_SET_NAME))]
 		s.ours = s.ours && d != nil && d.matches(body)
@@ -527,14 +521,8 @@ func (c *NFTables) readStructure(ctx context.Context, s *snapshot) error {
 	})
 	if err == nil {
 		err = list(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, func(body []byte) {
-			var is hook
-			if h := nftwire.Attribute(body, unix.NFTA_CHAIN_HOOK); h != nil {
-				is = hook{nftwire.CStr(nftwire.Attribute(body, unix.NFTA_CHAIN_TYPE)), nftwire.BE32(nftwire.Attribute(h, unix.NFTA_HOOK_HOOKNUM)),
-					int32(nftwire.BE32(nftwire.Attribute(h, unix.NFTA_HOOK_PRIORITY)))}
-				s.ours = s.ours && nftwire.BE32(nftwire.Attribute(body, unix.NFTA_CHAIN_POLICY)) == policyAccept
-			}
 			name := nftwire.CStr(nftwire.Attribute(body, unix.NFTA_CHAIN_NAME))
-			hooks[name], s.digests[name] = is, ""
+			hooks[name], s.digests[name] = nftwire.HookOf(body), ""
 		})
 	}
 	if err == nil {

@@ -204,10 +204,10 @@ func TestBusyNeighbour(t *testing.T) {
 					return nil
 				default:
 				}
-				b := &batch{ruleset: &rules, table: fmt.Sprint("neighbour-", writes%2)}
-				b.addTable()
-				b.deleteTable()
-				bufs, last, _ := b.buffers()
+				b := rules.batch(fmt.Sprint("neighbour-", writes%2))
+				b.AddTable()
+				b.DeleteTable()
+				bufs, last := b.buffers()
 				if err := s.Commit(context.Background(), bufs, last); err != nil {
 					return err
 				}

@@ -20,15 +20,8 @@ import (
 // chain is a chain with its rules.
 type chain struct {
 	name  string
-	hook  hook // none for a chain that is only jumped to
+	hook  nftwire.Hook // none for a chain that is only jumped to
 	rules []rule
-}
-
-// hook says where a base chain sits.
-type hook struct {
-	typ      string // filter or nat
-	num      uint32
-	priority int32
 }
 
 // rule is a rule of a chain. Its comment ends in a digest of what it does, by which a later process sees that the rule in the
@@ -92,7 +85,7 @@ func (r *ruleset) rule(comment string, parts ...exprs) rule {
 //	input                                    "guard": nobody reaches a listener who was not led there
 func (r *ruleset) chains() []chain {
 	base := func(name, typ string, num uint32, priority int32, rules ...rule) chain {
-		return chain{name, hook{typ, num, priority}, rules}
+		return chain{name, nftwire.Hook{Type: typ, Num: num, Priority: priority}, rules}
 	}
 	const dstnat, filter = -100, 0
 	own := r.rule("the proxy's own connections", r.marked(), accept)

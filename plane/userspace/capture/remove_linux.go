@@ -54,9 +54,9 @@ func removeTable(ctx context.Context, fam lb.Family) (bool, error) {
 		return false, fmt.Errorf("remove table %s of %s: %w", TableName, fam, err)
 	}
 	defer s.Close()
-	b := &batch{ruleset: &ruleset{family: familyOf(fam)}, table: TableName}
-	b.deleteTable()
-	bufs, last, _ := b.buffers()
+	b := (&ruleset{family: familyOf(fam)}).batch(TableName)
+	b.DeleteTable()
+	bufs, last := b.buffers()
 	err = s.Commit(ctx, bufs, last)
 	switch {
 	case err == nil:
