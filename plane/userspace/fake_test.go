@@ -187,7 +187,7 @@ type fakeListener struct {
 	shut  bool
 }
 
-func (r *fakeRelay) Listen(at relay.Listening, b relay.Balancer) (listener, error) {
+func (r *fakeRelay) Listen(at relay.Listening, b relay.Balancer, _ *relay.Share) (listener, error) {
 	m := r.m
 	if m.files > 0 && len(m.socks) >= m.files {
 		return nil, fmt.Errorf("listen at %v: %w", at, syscall.EMFILE)
@@ -241,6 +241,9 @@ func (m *machine) start(cfg Config) (*Plane, error) {
 	cfg.Capture = &fakeCapture{machine: m, f: cfg.Family, drift: make(chan struct{}, 1)}
 	if m.prepared != nil {
 		cfg.Capture = preparingCapture{cfg.Capture.(*fakeCapture)}
+	}
+	if cfg.Descriptors == nil {
+		cfg.Descriptors = NewQuota(relay.NewBudget(1<<20), "a test")
 	}
 	return newPlane(cfg, &fakeRelay{m: m, mine: map[*fakeListener]bool{}},
 		func(netip.Addr) (balance.Way, error) { return balance.Way{}, nil })

@@ -32,7 +32,7 @@ const (
 
 // Mode returns the mode userspace.
 func Mode() mode.Mode {
-	h := modeHost{map[lb.Family]string{}, sync.OnceValue(func() *relay.Budget { return relay.NewBudget(0) })}
+	h := modeHost{map[lb.Family]string{}, sync.OnceValue(processQuota)}
 	family, proto := []string{"ip_family"}, []string{"ip_family", "protocol"}
 	return mode.Mode{
 		Name: "userspace",
@@ -93,8 +93,8 @@ func Mode() mode.Mode {
 type modeHost struct {
 	// captures are the names of those by which planes lead packets.
 	captures map[lb.Family]string
-	// descriptors are those of connections of both families.
-	descriptors func() *relay.Budget
+	// descriptors are those of both families.
+	descriptors func() *Quota
 }
 
 // remove removes what leads packets to a proxy.

@@ -27,7 +27,7 @@ func (n *notices) lacks(p lb.Proto, err error) {
 
 // noPort notes an error of opening a listener.
 func (n *notices) noPort(err error) {
-	if errors.Is(err, ErrNoPort) {
+	if errors.Is(err, ErrNoPort) || errors.Is(err, ErrQuota) {
 		n.port = err
 	}
 }
@@ -40,7 +40,7 @@ func (p *Plane) Notices() (all []mode.Notice) {
 			Args: []any{"by", p.capture.Name(), "err", errors.Join(p.cfg.Passed...)}})
 	}
 	if p.tell.port != nil && !p.tell.ports {
-		all = append(all, mode.Notice{Text: "no port is left for listeners; Services that need one are not served", Args: []any{"err", p.tell.port}})
+		all = append(all, mode.Notice{Text: "no port or listener is left; Services that need one are not served", Args: []any{"err", p.tell.port}})
 	}
 	for proto, err := range p.tell.lacking {
 		if err == nil {

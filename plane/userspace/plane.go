@@ -38,8 +38,8 @@ type Config struct {
 	// ExternalIPsBounded reports whether the administrator says which external IPs Services may have. Where there is no packet filter,
 	// others than the node's own are served only then. Nil: no.
 	ExternalIPsBounded func() bool
-	// Descriptors bounds those of connections, for all planes of the process that share it; nil for half of what the process may open.
-	Descriptors *relay.Budget
+	// Descriptors bounds those of listeners and connections, for all planes of the process that share it; nil for one of its own.
+	Descriptors *Quota
 	// Log takes what the relay tells an operator; nil for none.
 	Log *slog.Logger
 }
@@ -75,7 +75,7 @@ type Plane struct {
 
 // relayer is what a plane needs of relay.Relay.
 type relayer interface {
-	Listen(relay.Listening, relay.Balancer) (listener, error)
+	Listen(relay.Listening, relay.Balancer, *relay.Share) (listener, error)
 	Stats() relay.Stats
 	StopAccepting()
 	Drain(context.Context)
@@ -93,8 +93,8 @@ type listener interface {
 // sockets are relay.Relay as a relayer.
 type sockets struct{ *relay.Relay }
 
-func (s sockets) Listen(at relay.Listening, b relay.Balancer) (listener, error) {
-	l, err := s.Relay.Listen(at, b)
+func (s sockets) Listen(at relay.Listening, b relay.Balancer, group *relay.Share) (listener, error) {
+	l, err := s.Relay.Listen(at, b, group)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +103,10 @@ func (s sockets) Listen(at relay.Listening, b relay.Balancer) (listener, error) 
 
 // New makes a plane whose sockets are in the network namespace of the calling thread. It changes nothing before the first Reset.
 func New(cfg Config) (*Plane, error) {
-	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors, UDPIdle: cfg.UDPIdle, Mark: cfg.Mark})
+	if cfg.Descriptors == nil {
+		cfg.Descriptors = processQuota()
+	}
+	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.budget, UDPIdle: cfg.UDPIdle, Mark: cfg.Mark})
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/userspace/relay"
 )
 
 const (
@@ -31,6 +32,7 @@ type ports struct {
 	resting     map[port]time.Time // until when
 	foreign     map[port]time.Time
 	queue       []port // those that rest, in the order in which they end that
+	quotas      map[lb.Proto]*Quota
 }
 
 // port is a port of a protocol.
@@ -41,12 +43,43 @@ type port struct {
 
 func newPorts(first, last uint16) *ports {
 	return &ports{first: first, last: last, next: map[lb.Proto]int{}, used: map[port]bool{}, resting: map[port]time.Time{},
-		foreign: map[port]time.Time{}}
+		foreign: map[port]time.Time{}, quotas: map[lb.Proto]*Quota{}}
 }
 
-// take finds a port for a listener by trying to listen, first at prefer if that is not 0. listen is given 0 for any port, and returns the
-// one that it got; its errors of ports that somebody else has wrap syscall.EADDRINUSE. refuse closes what listen opened last.
-func (p *ports) take(proto lb.Proto, prefer uint16, listen func(uint16) (uint16, error), refuse func()) error {
+// quota is that of a protocol's ports. Of those that the kernel gives to sockets that ask for none the node keeps half for its own connections.
+func (p *ports) quota(proto lb.Proto) *Quota {
+	q := p.quotas[proto]
+	if q == nil && p.last == 0 {
+		q = NewQuota(relay.NewBudget(max(1, relay.EphemeralPorts()/2)), "half of net.ipv4.ip_local_port_range, for "+proto.String())
+	} else if q == nil {
+		// One more than there are, or a namespace alone would not get all of a few.
+		q = NewQuota(relay.NewBudget(p.size()+1), fmt.Sprintf("the ports %d-%d, --proxy-port-range, for %s", p.first, p.last, proto))
+	}
+	p.quotas[proto] = q
+	return q
+}
+
+// size is how many ports the range has.
+func (p *ports) size() int { return int(p.last) - int(p.first) + 1 }
+
+// take finds a port for a listener of a Service by trying to listen, first at prefer if that is not 0. listen is given 0 for any port, and
+// returns the one that it got; its errors of ports that somebody else has wrap syscall.EADDRINUSE. refuse closes what listen opened last.
+func (p *ports) take(service string, proto lb.Proto, prefer uint16, listen func(uint16) (uint16, error), refuse func()) error {
+	q := p.quota(proto)
+	if _, err := q.take(service); err != nil {
+		if p.last != 0 && q.budget.Used() >= int64(p.size()) { // nobody has more than there are
+			return p.ofRange(proto, listen)
+		}
+		return err
+	}
+	err := p.find(proto, prefer, listen, refuse)
+	if err != nil {
+		q.give(service)
+	}
+	return err
+}
+
+func (p *ports) find(proto lb.Proto, prefer uint16, listen func(uint16) (uint16, error), refuse func()) error {
 	p.wake()
 	if prefer != 0 && !p.used[port{proto, prefer}] && (p.last == 0 || p.first <= prefer && prefer <= p.last) {
 		if _, err := listen(prefer); err == nil {
@@ -86,7 +119,7 @@ func (p *ports) any(proto lb.Proto, listen func(uint16) (uint16, error), refuse 
 // ofRange takes the next of the range that nobody has. The first one is taken at random: two proxies, or a process and the one before it,
 // do not begin with the same Services.
 func (p *ports) ofRange(proto lb.Proto, listen func(uint16) (uint16, error)) error {
-	size := int(p.last) - int(p.first) + 1
+	size := p.size()
 	if _, begun := p.next[proto]; !begun {
 		p.next[proto] = rand.IntN(size)
 	}
@@ -122,12 +155,13 @@ func (p *ports) ofRange(proto lb.Proto, listen func(uint16) (uint16, error)) err
 		"and %d were given up less than %v ago; give it a wider range", ErrNoPort, size, p.first, p.last, used, proto, others, rest, portRest)
 }
 
-// give gives a port up. It rests.
-func (p *ports) give(proto lb.Proto, n uint16) {
+// give gives up a port of a Service. It rests.
+func (p *ports) give(service string, proto lb.Proto, n uint16) {
 	at := port{proto, n}
 	if !p.used[at] {
 		return
 	}
+	p.quota(proto).give(service)
 	delete(p.used, at)
 	p.resting[at] = time.Now().Add(portRest)
 	p.queue = append(p.queue, at)

@@ -40,7 +40,7 @@ func (h *host) refuse() { h.opened = 0 }
 func takes(t *testing.T, p *ports, h *host, prefer uint16) uint16 {
 	t.Helper()
 	h.opened = 0
-	if err := p.take(lb.UDP, prefer, h.listen, h.refuse); err != nil {
+	if err := p.take("ns/x:p", lb.UDP, prefer, h.listen, h.refuse); err != nil {
 		t.Fatal(err)
 	}
 	return h.opened
@@ -58,12 +58,12 @@ func TestPortsOfARangeCF44(t *testing.T) {
 		if len(got) != 4 || got[40002] || !got[40000] || !got[40004] {
 			t.Errorf("took %v", got)
 		}
-		err := p.take(lb.UDP, 0, h.listen, h.refuse)
+		err := p.take("ns/x:p", lb.UDP, 0, h.listen, h.refuse)
 		if !errors.Is(err, ErrNoPort) || !strings.Contains(err.Error(), "40000-40004 (--proxy-port-range)") {
 			t.Errorf("exhausted: %v", err)
 		}
 		// Another protocol has ports of its own.
-		if err := p.take(lb.TCP, 0, h.listen, h.refuse); err != nil {
+		if err := p.take("ns/x:p", lb.TCP, 0, h.listen, h.refuse); err != nil {
 			t.Error(err)
 		}
 		// What others give up is found, a while later.
@@ -80,16 +80,16 @@ func TestPortsRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, h := newPorts(40000, 40000), &host{}
 		takes(t, p, h, 0)
-		p.give(lb.UDP, 40000)
+		p.give("ns/x:p", lb.UDP, 40000)
 		time.Sleep(portRest - time.Second)
-		if err := p.take(lb.UDP, 0, h.listen, h.refuse); !errors.Is(err, ErrNoPort) || !strings.Contains(err.Error(), "1 were given up") {
+		if err := p.take("ns/x:p", lb.UDP, 0, h.listen, h.refuse); !errors.Is(err, ErrNoPort) || !strings.Contains(err.Error(), "1 were given up") {
 			t.Errorf("error %v", err)
 		}
 		if n := takes(t, p, h, 40000); n != 40000 {
 			t.Errorf("took %d", n)
 		}
-		p.give(lb.UDP, 40000)
-		p.give(lb.UDP, 40000)
+		p.give("ns/x:p", lb.UDP, 40000)
+		p.give("ns/x:p", lb.UDP, 40000)
 		time.Sleep(portRest)
 		if n := takes(t, p, h, 0); n != 40000 || len(p.queue) != 0 || len(p.resting) != 0 {
 			t.Errorf("took %d; %d rest, %d are queued", n, len(p.resting), len(p.queue))
@@ -104,17 +104,17 @@ func TestAnyPort(t *testing.T) {
 		if n := takes(t, p, h, 0); n != 5 {
 			t.Fatal(n)
 		}
-		p.give(lb.UDP, 5)
+		p.give("ns/x:p", lb.UDP, 5)
 		if n := takes(t, p, h, 0); n != 6 || h.tries != 4 {
 			t.Errorf("took %d after %d tries", n, h.tries)
 		}
-		if err := p.take(lb.UDP, 0, h.listen, h.refuse); !errors.Is(err, ErrNoPort) {
+		if err := p.take("ns/x:p", lb.UDP, 0, h.listen, h.refuse); !errors.Is(err, ErrNoPort) {
 			t.Error(err)
 		}
 		for range portTries {
 			h.offers = append(h.offers, 5)
 		}
-		if err := p.take(lb.UDP, 0, h.listen, h.refuse); !errors.Is(err, ErrNoPort) || h.opened != 0 {
+		if err := p.take("ns/x:p", lb.UDP, 0, h.listen, h.refuse); !errors.Is(err, ErrNoPort) || h.opened != 0 {
 			t.Errorf("error %v, port %d is open", err, h.opened)
 		}
 	})
@@ -140,7 +140,7 @@ func TestPreferredPort(t *testing.T) {
 		t.Error("one port for two listeners")
 	}
 	failing := errors.New("too many open files")
-	if err := newPorts(0, 0).take(lb.TCP, 700, func(uint16) (uint16, error) { return 0, failing }, nil); !errors.Is(err, failing) {
+	if err := newPorts(0, 0).take("ns/x:p", lb.TCP, 700, func(uint16) (uint16, error) { return 0, failing }, nil); !errors.Is(err, failing) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -163,12 +163,24 @@ func (p *Plane) end(d *door, of *service) {
 
 // open opens the listener of a door.
 func (p *Plane) open(d *door, b relay.Balancer, prefer uint16) error {
+	namespace, err := p.cfg.Descriptors.take(d.of.name)
+	if err != nil {
+		return err
+	}
+	err = p.listen(d, b, prefer, namespace)
+	if err != nil {
+		p.cfg.Descriptors.give(d.of.name)
+	}
+	return err
+}
+
+func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *relay.Share) error {
 	if d.at.IsValid() {
 		if err := p.prepare(d.at.Addr()); err != nil {
 			return err
 		}
 		at := relay.Listening{Proto: d.proto, Addr: d.at}
-		l, err := p.relay.Listen(at, b)
+		l, err := p.relay.Listen(at, b, namespace)
 		if err != nil {
 			return err
 		}
@@ -176,8 +188,8 @@ func (p *Plane) open(d *door, b relay.Balancer, prefer uint16) error {
 		p.own.add(d.at, 1)
 		return nil
 	}
-	return p.ports.take(d.proto, prefer, func(n uint16) (uint16, error) {
-		l, err := p.relay.Listen(relay.Listening{Proto: d.proto, Addr: netip.AddrPortFrom(p.anywhere(), n)}, b)
+	return p.ports.take(d.of.name, d.proto, prefer, func(n uint16) (uint16, error) {
+		l, err := p.relay.Listen(relay.Listening{Proto: d.proto, Addr: netip.AddrPortFrom(p.anywhere(), n)}, b, namespace)
 		if err != nil {
 			return 0, err
 		}
@@ -189,6 +201,7 @@ func (p *Plane) open(d *door, b relay.Balancer, prefer uint16) error {
 // shut closes a listener that no row needs. Whoever is connected goes on, for the grace if there is one.
 func (p *Plane) shut(d *door, of *service) {
 	d.listener.Close()
+	p.cfg.Descriptors.give(d.of.name)
 	if p.cfg.Grace > 0 {
 		p.end(d, of)
 	}
@@ -196,7 +209,7 @@ func (p *Plane) shut(d *door, of *service) {
 		p.own.add(d.at, -1)
 		delete(p.at, relay.Listening{Proto: d.proto, Addr: d.at})
 	} else {
-		p.ports.give(d.proto, d.listener.Addr().Port())
+		p.ports.give(d.of.name, d.proto, d.listener.Addr().Port())
 	}
 }
 

@@ -25,7 +25,7 @@ func compare(b *testing.B, what string, n int) {
 	lab.On(netlab.Node1, func() {
 		r := newRelay(b, Config{})
 		var err error
-		if l, err = r.Listen(Listening{lb.TCP, netip.AddrPortFrom(node.V4, 0)}, to(backend)); err != nil {
+		if l, err = r.Listen(Listening{lb.TCP, netip.AddrPortFrom(node.V4, 0)}, to(backend), nil); err != nil {
 			b.Fatal(err)
 		}
 	})

@@ -13,10 +13,10 @@ func TestBudgetIsShared(t *testing.T) {
 		each      int64 // at least
 	}{{1, 790}, {2, 430}, {10, 94}, {50, 18}} {
 		b := NewBudget(1000)
-		shares := make([]share, tc.listeners)
+		shares := make([]Share, tc.listeners)
 		for range 1000 {
 			for i := range shares {
-				b.take(&shares[i], 2)
+				b.Take(&shares[i], 2)
 			}
 		}
 		for i := range shares {
@@ -24,8 +24,8 @@ func TestBudgetIsShared(t *testing.T) {
 				t.Errorf("%d listeners: number %d has %d, want %d or some more", tc.listeners, i, got, tc.each)
 			}
 		}
-		var late share
-		if !b.take(&late, 2) {
+		var late Share
+		if !b.Take(&late, 2) {
 			t.Errorf("%d listeners: nothing is left for another", tc.listeners)
 		}
 	}
@@ -34,14 +34,14 @@ func TestBudgetIsShared(t *testing.T) {
 // One that has taken all there was for one gives way to others as its connections end.
 func TestBudgetGivesWay(t *testing.T) {
 	b := NewBudget(1000)
-	var greedy, other share
-	for b.take(&greedy, 2) {
+	var greedy, other Share
+	for b.Take(&greedy, 2) {
 	}
 	for range 10_000 {
-		b.take(&other, 2)
+		b.Take(&other, 2)
 		if greedy.used.Load() > 0 && rand.IntN(2) == 0 {
-			b.give(&greedy, 2)
-			b.take(&greedy, 2)
+			b.Give(&greedy, 2)
+			b.Take(&greedy, 2)
 		}
 	}
 	if g, o := greedy.used.Load(), other.used.Load(); o < g*9/10 {
@@ -101,4 +101,46 @@ func TestTCPShareOfTwoRelays(t *testing.T) {
 		}
 		roundTrip(t, dial(t, other.Addr()))
 	})
+}
+
+// Whatever those of a group take, each by its own share, others find some, and in the group one that came late does.
+func TestBudgetOfGroups(t *testing.T) {
+	b := NewBudget(10_000)
+	group := NewGroup()
+	members := make([]Share, 500)
+	for i := range members {
+		members[i].group = group
+	}
+	for range 10_000 {
+		for i := range members {
+			b.Take(&members[i], 2)
+		}
+	}
+	if n := group.Used(); n < 8_800 || n > 8_900 {
+		t.Errorf("a group of 500 has %d of 10,000, want eight ninths", n)
+	}
+	other := Share{group: NewGroup()}
+	n := int64(0)
+	for ; b.Take(&other, 2); n += 2 {
+	}
+	if n < 800 {
+		t.Errorf("another found %d", n)
+	}
+	b = NewBudget(10_000)
+	group = NewGroup()
+	greedy, late := Share{group: group}, Share{group: group}
+	for b.Take(&greedy, 2) {
+	}
+	n = 0
+	for ; b.Take(&late, 2); n += 2 {
+	}
+	if n < 800 || group.Used() != greedy.Used()+n || b.Used() != group.Used() {
+		t.Errorf("beside a greedy one of its group another found %d; the group has %d, all have %d", n, group.Used(), b.Used())
+	}
+	for range n / 2 {
+		b.Give(&late, 2)
+	}
+	if late.Used() != 0 || group.Used() != greedy.Used() {
+		t.Errorf("given back, the other has %d and the group %d", late.Used(), group.Used())
+	}
 }

@@ -65,7 +65,7 @@ const edges = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLPRI | u
 func (l *loop) adopt(s *listening, fd int, sa unix.Sockaddr) {
 	if l.stopping {
 		unix.Close(fd)
-		l.engine.fds.give(&s.share, perConn)
+		l.engine.fds.Give(&s.share, perConn)
 		return
 	}
 	c := &conn{from: s}
@@ -350,5 +350,5 @@ func (l *loop) close(c *conn, reset bool) {
 	l.free = append(l.free, c.slot)
 	l.counters(c.from).open.Add(-1)
 	l.open.Add(-1)
-	l.engine.fds.give(&c.from.share, perConn)
+	l.engine.fds.Give(&c.from.share, perConn)
 }

@@ -118,8 +118,8 @@ type listening struct {
 	id     int32 // by which loops know it, never used again
 	proto  lb.Proto
 	at     netip.AddrPort
-	share  share // of descriptors
-	pipes  share // of pipes
+	share  Share // of descriptors
+	pipes  Share // of pipes
 
 	mu     sync.RWMutex // held to read while fd is used
 	fd     int
@@ -127,7 +127,7 @@ type listening struct {
 }
 
 func (e *conns) listen(l *Listener, at Listening) (socket, error) {
-	s := &listening{engine: e, owner: l, id: e.lastID.Add(1), proto: at.Proto}
+	s := &listening{engine: e, owner: l, share: Share{group: l.group}, id: e.lastID.Add(1), proto: at.Proto}
 	err := errors.New("not called")
 	if nsErr := e.relay.ns.run(func() { s.fd, s.at, err = listenSocket(at, e.relay.cfg) }); nsErr != nil {
 		return nil, nsErr
@@ -135,7 +135,6 @@ func (e *conns) listen(l *Listener, at Listening) (socket, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.fds.force(&s.share, 1)
 	e.each(func(l *loop) { l.watch(s) })
 	return s, nil
 }
@@ -217,7 +216,6 @@ func (s *listening) close() {
 	}
 	s.closed = true
 	unix.Close(s.fd)
-	s.engine.fds.give(&s.share, 1)
 	s.engine.each(func(l *loop) { delete(l.listening, s.id) })
 }
 

@@ -4,8 +4,8 @@ package relay
 
 import "syscall"
 
-// openFiles is how many descriptors the process may have open.
-func openFiles() int {
+// OpenFiles is how many descriptors the process may have open.
+func OpenFiles() int {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return 1024 // Linux' default; no kernel refuses the question

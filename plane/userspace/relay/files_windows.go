@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// openFiles is how many sockets the process may have open. Windows has no such limit; this one bounds memory.
-func openFiles() int { return 1 << 16 }
+// OpenFiles is how many sockets the process may have open. Windows has no such limit; this one bounds memory.
+func OpenFiles() int { return 1 << 16 }
 
 // listenError has the error of a port in use wrap the same one on every host: that of Windows has another number. A port that
 // another process has for itself is refused as one without permission.

@@ -18,11 +18,11 @@ func TestRelaysInALoop(t *testing.T) {
 			t.Run(p.String()+"/"+lb.FamilyOf(at.Addr()).String(), func(t *testing.T) {
 				cfg := Config{Descriptors: NewBudget(4000), UDPIdle: time.Minute}
 				a, b := newRelay(t, cfg), newRelay(t, cfg)
-				one, err := a.Listen(Listening{p, at}, leadsTo(at))
+				one, err := a.Listen(Listening{p, at}, leadsTo(at), nil)
 				if err != nil {
 					t.Fatal(err)
 				}
-				two, err := b.Listen(Listening{p, at}, leadsTo(one.Addr()))
+				two, err := b.Listen(Listening{p, at}, leadsTo(one.Addr()), nil)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -301,7 +301,7 @@ const accepts = 16
 // accept takes clients that wait at a socket.
 func (l *loop) accept(s *listening) {
 	for range accepts {
-		if !l.engine.fds.take(&s.share, perConn) {
+		if !l.engine.fds.Take(&s.share, perConn) {
 			l.pause(s, errShare)
 			return
 		}
@@ -317,7 +317,7 @@ func (l *loop) accept(s *listening) {
 			}
 			continue
 		}
-		l.engine.fds.give(&s.share, perConn)
+		l.engine.fds.Give(&s.share, perConn)
 		switch {
 		case err == unix.EAGAIN:
 			return

@@ -31,7 +31,7 @@ func TestMark(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.WriteFile("/proc/sys/net/ipv4/tcp_fwmark_accept", []byte("0"), 0) })
-	l, err := r.Listen(Listening{lb.TCP, loopback}, to(ln.Addr().(*net.TCPAddr).AddrPort()))
+	l, err := r.Listen(Listening{lb.TCP, loopback}, to(ln.Addr().(*net.TCPAddr).AddrPort()), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestListenBeforeTheAddressIsThere(t *testing.T) {
 	t.Cleanup(r.Close)
 	for _, a := range []string{"192.0.2.9:80", "[2001:db8::9]:80"} {
 		for _, p := range []lb.Proto{lb.TCP, lb.UDP} {
-			if _, err := r.Listen(Listening{p, netip.MustParseAddrPort(a)}, to()); err != nil {
+			if _, err := r.Listen(Listening{p, netip.MustParseAddrPort(a)}, to(), nil); err != nil {
 				t.Error(err)
 			}
 		}
@@ -92,7 +92,7 @@ func TestMarkOfDatagrams(t *testing.T) {
 	if err := errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, rcvmark, 1) }), err); err != nil {
 		t.Skip("this kernel does not tell the mark of a datagram; scenario address-of-a-pod needs it: ", err)
 	}
-	l, err := r.Listen(Listening{lb.UDP, loopback}, to(backend.LocalAddr().(*net.UDPAddr).AddrPort()))
+	l, err := r.Listen(Listening{lb.UDP, loopback}, to(backend.LocalAddr().(*net.UDPAddr).AddrPort()), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

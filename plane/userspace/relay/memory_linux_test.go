@@ -29,7 +29,7 @@ func TestTCPManyOpen(t *testing.T) {
 	r := newRelay(t, Config{Descriptors: NewBudget(1 << 20)})
 	here := func(fn func()) { fn() }
 	client := startPeer(t, loopback.Addr(), here)
-	l, err := r.Listen(Listening{lb.TCP, loopback}, leadsTo(startPeer(t, loopback.Addr(), here).backends["connect"]))
+	l, err := r.Listen(Listening{lb.TCP, loopback}, leadsTo(startPeer(t, loopback.Addr(), here).backends["connect"]), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func TestTCPStalledPeers(t *testing.T) {
 			r := newRelay(t, Config{})
 			here := func(fn func()) { fn() }
 			client := startPeer(t, loopback.Addr(), here)
-			l, err := r.Listen(Listening{lb.TCP, loopback}, leadsTo(startPeer(t, loopback.Addr(), here).backends[c.backend]))
+			l, err := r.Listen(Listening{lb.TCP, loopback}, leadsTo(startPeer(t, loopback.Addr(), here).backends[c.backend]), nil)
 			if err != nil {
 				t.Fatal(err)
 			}

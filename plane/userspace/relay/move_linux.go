@@ -46,7 +46,7 @@ func (l *loop) count(to *counters, from int, n int64) {
 	}
 }
 
-func (l *loop) moveBytes(s *share, src, dst *end) outcome {
+func (l *loop) moveBytes(s *Share, src, dst *end) outcome {
 	for turn := l.moved + turnBytes; ; {
 		switch {
 		case src.inPipe > 0 && !dst.writable:
@@ -86,7 +86,7 @@ func (e *end) finish() {
 }
 
 // read reads what has come from src: into a pipe, or straight on to dst if there is none to be had.
-func (l *loop) read(s *share, src, dst *end) outcome {
+func (l *loop) read(s *Share, src, dst *end) outcome {
 	if src.pipe == nil && !src.copies {
 		src.pipe = l.pipes.get(s)
 	}

@@ -35,8 +35,8 @@ func newPipeBudget(descriptors int64) *Budget {
 }
 
 // get returns an empty pipe; nil if there is none to be had.
-func (p *pipes) get(s *share) *pipe {
-	if !p.budget.take(s, 1) {
+func (p *pipes) get(s *Share) *pipe {
+	if !p.budget.Take(s, 1) {
 		return nil
 	}
 	if n := len(p.free); n > 0 {
@@ -46,7 +46,7 @@ func (p *pipes) get(s *share) *pipe {
 	}
 	var fds [2]int
 	if unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
-		p.budget.give(s, 1)
+		p.budget.Give(s, 1)
 		return nil
 	}
 	unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, pipeSize)
@@ -55,18 +55,18 @@ func (p *pipes) get(s *share) *pipe {
 }
 
 // put takes back a pipe that is empty.
-func (p *pipes) put(s *share, pp *pipe) {
+func (p *pipes) put(s *Share, pp *pipe) {
 	if len(p.free) >= sparePipes {
 		p.drop(s, pp)
 		return
 	}
-	p.budget.give(s, 1)
+	p.budget.Give(s, 1)
 	p.free = append(p.free, pp)
 }
 
 // drop closes a pipe with all that is in it.
-func (p *pipes) drop(s *share, pp *pipe) {
-	p.budget.give(s, 1)
+func (p *pipes) drop(s *Share, pp *pipe) {
+	p.budget.Give(s, 1)
 	p.close(pp)
 }
 

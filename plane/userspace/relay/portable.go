@@ -64,8 +64,7 @@ func (p *portable) listen(l *Listener, at Listening) (socket, error) {
 	if err != nil {
 		return nil, listenError(err)
 	}
-	s := &portableSocket{engine: p, owner: l, ln: ln.(*net.TCPListener)}
-	p.fds.force(&s.share, 1)
+	s := &portableSocket{engine: p, owner: l, ln: ln.(*net.TCPListener), share: Share{group: l.group}}
 	p.work.Go(s.accept)
 	return s, nil
 }
@@ -82,7 +81,7 @@ type portableSocket struct {
 	engine *portable
 	owner  *Listener
 	ln     *net.TCPListener
-	share  share
+	share  Share
 	once   sync.Once
 }
 
@@ -93,7 +92,6 @@ func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr()
 func (s *portableSocket) close() {
 	s.once.Do(func() {
 		s.ln.Close()
-		s.engine.fds.give(&s.share, 1)
 	})
 }
 
@@ -121,17 +119,17 @@ func (s *portableSocket) leave(gone []netip.AddrPort, grace time.Duration) {
 func (s *portableSocket) accept() {
 	p := s.engine
 	for {
-		for !p.fds.take(&s.share, 2) {
+		for !p.fds.Take(&s.share, 2) {
 			p.outOfDescriptors.Add(1)
 			time.Sleep(acceptPause)
 		}
 		client, err := s.ln.AcceptTCP()
 		switch {
 		case errors.Is(err, net.ErrClosed):
-			p.fds.give(&s.share, 2)
+			p.fds.Give(&s.share, 2)
 			return
 		case err != nil:
-			p.fds.give(&s.share, 2)
+			p.fds.Give(&s.share, 2)
 			p.outOfDescriptors.Add(1)
 			time.Sleep(acceptPause)
 			continue
@@ -209,7 +207,7 @@ func (c *portableConn) serve() {
 		c.server.Close()
 	}
 	p.open.Add(-1)
-	p.fds.give(&c.from.share, 2)
+	p.fds.Give(&c.from.share, 2)
 }
 
 // move sends to dst what comes from src, and the end of it. A reset of one is passed on to the other.

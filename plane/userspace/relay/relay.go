@@ -63,7 +63,7 @@ var ErrClosed = errors.New("the relay is closed")
 type Config struct {
 	// Log takes what an operator should know; nil for none. How much of it there is does not follow what clients do.
 	Log *slog.Logger
-	// Descriptors bounds the descriptors of connections that are open at a time; nil is half of what the process may open,
+	// Descriptors bounds the descriptors of connections that are open at a time; nil is five eighths of those of the process,
 	// for this relay alone.
 	Descriptors *Budget
 	// DialTimeout is how long one attempt to reach a backend may take, 0 for DefaultDialTimeout. DialTotal is how long all
@@ -161,10 +161,10 @@ func New(cfg Config) (*Relay, error) {
 	return r, nil
 }
 
-// Listen serves clients at an address. The error of a port in use wraps syscall.EADDRINUSE, that of a protocol that the host
-// does not have errors.ErrUnsupported.
-func (r *Relay) Listen(at Listening, b Balancer) (*Listener, error) {
-	l := &Listener{relay: r, at: at}
+// Listen serves clients at an address. What their connections take of Config.Descriptors counts for group too, nil for none. The error of
+// a port in use wraps syscall.EADDRINUSE, that of a protocol that the host does not have errors.ErrUnsupported.
+func (r *Relay) Listen(at Listening, b Balancer, group *Share) (*Listener, error) {
+	l := &Listener{relay: r, at: at, group: group}
 	l.SetBalancer(b)
 	engine := r.conns
 	switch at.Proto {
@@ -253,6 +253,7 @@ func (r *Relay) Stats() Stats {
 type Listener struct {
 	relay    *Relay
 	at       Listening
+	group    *Share
 	socket   socket
 	balancer atomic.Pointer[Balancer]
 }

@@ -32,7 +32,7 @@ func needsSCTP(t *testing.T) {
 // Without SCTP in the kernel the error of Listen says so; with it there is none.
 func TestSCTPListen(t *testing.T) {
 	r := newRelay(t, Config{})
-	_, err := r.Listen(Listening{lb.SCTP, loopback}, to())
+	_, err := r.Listen(Listening{lb.SCTP, loopback}, to(), nil)
 	probe, probeErr := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP)
 	if probeErr == nil {
 		unix.Close(probe)
@@ -153,7 +153,7 @@ func echoSCTP(p sctpPeer) {
 
 func listenSCTP(t testing.TB, r *Relay, b Balancer) *Listener {
 	t.Helper()
-	l, err := r.Listen(Listening{lb.SCTP, loopback}, b)
+	l, err := r.Listen(Listening{lb.SCTP, loopback}, b, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -71,11 +71,11 @@ func TestTCPSlowReaders(t *testing.T) {
 	if used := pipes.used.Load(); used > pipes.max*4/5+1 || used == 0 {
 		t.Errorf("readers who do not read keep %d pipes of %d", used, pipes.max)
 	}
-	var other share
-	if !pipes.take(&other, 1) {
+	var other Share
+	if !pipes.Take(&other, 1) {
 		t.Error("no pipe is left for the clients of another listener")
 	}
-	pipes.give(&other, 1)
+	pipes.Give(&other, 1)
 	close(stop)
 	eventually(t, "all bytes arrive", func() bool { return total.Load() == sent })
 	eventually(t, "no pipe is in use", func() bool { return pipes.used.Load() == 0 })
@@ -169,7 +169,7 @@ func TestNamespace(t *testing.T) {
 			}()
 		}
 	}()
-	l, err := r.Listen(Listening{lb.TCP, loopback}, to(backend.Addr().(*net.TCPAddr).AddrPort()))
+	l, err := r.Listen(Listening{lb.TCP, loopback}, to(backend.Addr().(*net.TCPAddr).AddrPort()), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +250,7 @@ func TestTCPOriginalDst(t *testing.T) {
 		{"ip", "127.0.0.1:0", "192.0.2.7:80"}, {"ip", "0.0.0.0:0", "192.0.2.8:80"}, {"ip6", "[::1]:0", "[2001:db8::7]:80"}, {"ip6", "[::]:0", "[2001:db8::8]:80"},
 	} {
 		b := to(serve(t, echo))
-		l, err := r.Listen(Listening{lb.TCP, netip.MustParseAddrPort(tc.listen)}, b)
+		l, err := r.Listen(Listening{lb.TCP, netip.MustParseAddrPort(tc.listen)}, b, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

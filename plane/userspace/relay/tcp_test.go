@@ -119,7 +119,7 @@ func echo(c *net.TCPConn) {
 
 func listen(t testing.TB, r *Relay, b Balancer) *Listener {
 	t.Helper()
-	l, err := r.Listen(Listening{lb.TCP, loopback}, b)
+	l, err := r.Listen(Listening{lb.TCP, loopback}, b, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,11 +253,11 @@ func TestTCPPortInUse(t *testing.T) {
 		r := start(cfg)
 		l := listen(t, r, to())
 		again := Listening{lb.TCP, l.Addr()}
-		if _, err := r.Listen(again, to()); !errors.Is(err, syscall.EADDRINUSE) {
+		if _, err := r.Listen(again, to(), nil); !errors.Is(err, syscall.EADDRINUSE) {
 			t.Errorf("got %v", err)
 		}
 		l.Close()
-		if _, err := r.Listen(again, to()); err != nil {
+		if _, err := r.Listen(again, to(), nil); err != nil {
 			t.Errorf("after Close: %v", err)
 		}
 	})
@@ -548,7 +548,7 @@ func TestTCPDrain(t *testing.T) {
 				t.Errorf("after Drain: %v", err)
 			}
 		}
-		if _, err := r.Listen(Listening{lb.TCP, loopback}, to()); !errors.Is(err, ErrClosed) {
+		if _, err := r.Listen(Listening{lb.TCP, loopback}, to(), nil); !errors.Is(err, ErrClosed) {
 			t.Errorf("Listen after Drain: %v", err)
 		}
 
@@ -568,7 +568,7 @@ func TestTCPAddresses(t *testing.T) {
 			{"127.0.0.1:0", "127.0.0.1"}, {"0.0.0.0:0", "127.0.0.3"}, {"[::1]:0", "::1"}, {"[::]:0", "::1"},
 		} {
 			b := to(serve(t, echo))
-			l, err := r.Listen(Listening{lb.TCP, netip.MustParseAddrPort(tc.at)}, b)
+			l, err := r.Listen(Listening{lb.TCP, netip.MustParseAddrPort(tc.at)}, b, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -26,7 +26,7 @@ type udpEngine struct {
 
 func newUDP(r *Relay) (engine, error) {
 	loops := min(runtime.GOMAXPROCS(0), udpLoops)
-	return newUDPEngine(r, newUDPShared(r.cfg.UDPIdle, loops, openFiles(), ephemeralPorts()), loops, true)
+	return newUDPEngine(r, newUDPShared(r.cfg.UDPIdle, loops, OpenFiles(), EphemeralPorts()), loops, true)
 }
 
 // newUDPEngine begins the loops. offload has the kernel join datagrams that it receives, and cut those that are sent.

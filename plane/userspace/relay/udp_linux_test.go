@@ -26,7 +26,7 @@ import (
 // engineOf makes the engine of Linux with some loops, with or without the kernel's joining and cutting of datagrams.
 func engineOf(loops int, offload bool) func(*Relay) (engine, error) {
 	return func(r *Relay) (engine, error) {
-		return newUDPEngine(r, newUDPShared(r.cfg.UDPIdle, loops, openFiles(), ephemeralPorts()), loops, offload)
+		return newUDPEngine(r, newUDPShared(r.cfg.UDPIdle, loops, OpenFiles(), EphemeralPorts()), loops, offload)
 	}
 }
 
@@ -482,7 +482,7 @@ func TestUDPFloodBesideAService(t *testing.T) {
 	const bound = 1 << 13
 	for _, loops := range []int{1, 2} {
 		r := startUDP(t, Config{UDPIdle: 5 * time.Minute}, func(r *Relay) (engine, error) {
-			shared := newUDPShared(r.cfg.UDPIdle, loops, openFiles(), ephemeralPorts())
+			shared := newUDPShared(r.cfg.UDPIdle, loops, OpenFiles(), EphemeralPorts())
 			shared.limits.sessions, shared.limits.share = bound, bound/int64(loops)
 			return newUDPEngine(r, shared, loops, true)
 		})
@@ -633,7 +633,7 @@ func TestUDPComeAndGo(t *testing.T) {
 		for range 4 {
 			work.Go(func() {
 				for range 60 {
-					l, err := r.Listen(Listening{lb.UDP, loopback}, b)
+					l, err := r.Listen(Listening{lb.UDP, loopback}, b, nil)
 					if err != nil {
 						t.Error(err)
 						return
@@ -728,7 +728,7 @@ func TestUDPListensAtAPortOfItsOwnSockets(t *testing.T) {
 		if !ask(t, dialUDP(t, l.Addr()), "at the port", patience) {
 			t.Error("no answer at the port")
 		}
-		if _, err := r.Listen(Listening{lb.UDP, l.Addr()}, b); !errors.Is(err, unix.EADDRINUSE) {
+		if _, err := r.Listen(Listening{lb.UDP, l.Addr()}, b, nil); !errors.Is(err, unix.EADDRINUSE) {
 			t.Errorf("a port of a listener is %v", err)
 		}
 	}
@@ -741,7 +741,7 @@ func TestUDPListensAtAPortOfItsOwnSockets(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	other := udpSocketAt(t, loopback)
-	if _, err := r.Listen(Listening{lb.UDP, boundAt(other)}, b); !errors.Is(err, unix.EADDRINUSE) {
+	if _, err := r.Listen(Listening{lb.UDP, boundAt(other)}, b, nil); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("a port of somebody else is %v", err)
 	}
 }

@@ -30,7 +30,7 @@ type portableUDP struct {
 }
 
 func newPortableUDP(r *Relay) *portableUDP {
-	shared := newUDPShared(r.cfg.UDPIdle, 1, openFiles(), 8*maxPortableSockets)
+	shared := newUDPShared(r.cfg.UDPIdle, 1, OpenFiles(), 8*maxPortableSockets)
 	p := &portableUDP{relay: r, shared: shared, begun: time.Now(), fronts: map[uint32]*portableFront{}}
 	p.sessions = newUDPSessions(shared, p.openBack)
 	return p

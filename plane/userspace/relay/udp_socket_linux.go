@@ -116,8 +116,8 @@ func boundTo(fd int) (netip.AddrPort, error) {
 	return netip.AddrPort{}, os.NewSyscallError("getsockname", err)
 }
 
-// ephemeralPorts is how many ports the node has for sockets that ask for none.
-func ephemeralPorts() int {
+// EphemeralPorts is how many ports the node has for sockets that ask for none.
+func EphemeralPorts() int {
 	const path = "/proc/sys/net/ipv4/ip_local_port_range"
 	var first, last int
 	content, err := os.ReadFile(path)

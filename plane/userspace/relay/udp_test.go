@@ -88,7 +88,7 @@ func udpEcho(t testing.TB, at netip.AddrPort, seen func(from netip.AddrPort, dat
 
 func listenUDP(t testing.TB, r *Relay, at netip.AddrPort, b Balancer) *Listener {
 	t.Helper()
-	l, err := r.Listen(Listening{lb.UDP, at}, b)
+	l, err := r.Listen(Listening{lb.UDP, at}, b, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -336,7 +336,7 @@ func TestUDPCloseAndPortInUse(t *testing.T) {
 		if !ask(t, c, "open", patience) {
 			t.Fatal("no answer")
 		}
-		if _, err := r.Listen(Listening{lb.UDP, l.Addr()}, b); !errors.Is(err, syscall.EADDRINUSE) {
+		if _, err := r.Listen(Listening{lb.UDP, l.Addr()}, b, nil); !errors.Is(err, syscall.EADDRINUSE) {
 			t.Errorf("a port in use is %v", err)
 		}
 		l.Close()
