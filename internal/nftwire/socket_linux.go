@@ -76,7 +76,7 @@ func (s *Socket) Generation(ctx context.Context) (uint32, error) {
 	e.EndMessage(at)
 	var gen uint32
 	err := s.Dump(ctx, e.B, func(body []byte) error {
-		gen = BE32(Attribute(body, unix.NFTA_GEN_ID))
+		gen = nlconn.BE32(nlconn.Attribute(body, unix.NFTA_GEN_ID))
 		return nil
 	})
 	return gen, err
@@ -100,10 +100,10 @@ func (s *Socket) Subscribe(on bool) error {
 func (s *Socket) Ignore(pid uint32) error {
 	const pidAt = 12 // nlmsg_pid in struct nlmsghdr; the filter loads words as big endian
 	var b [4]byte
-	Order.PutUint32(b[:], pid)
+	nlconn.Order.PutUint32(b[:], pid)
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: pidAt},
-		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: BE32(b[:]), Jt: 0, Jf: 1},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: nlconn.BE32(b[:]), Jt: 0, Jf: 1},
 		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
 		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
 	}

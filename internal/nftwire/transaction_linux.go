@@ -1,6 +1,10 @@
 package nftwire
 
-import "golang.org/x/sys/unix"
+import (
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
+)
 
 // Transaction collects messages about the objects of one table, which take effect at one moment. They are sent in the order in which
 // the kernel needs them: the table, sets and chains; rules; elements that are removed, then those that are added; what goes last.
@@ -101,16 +105,16 @@ func (t *Transaction) AddChain(name string, h Hook) {
 // HookOf reads the hook of a chain from the body of a message about it. Of a chain that does not accept what comes to its end the type
 // says so, so that it is none of ours.
 func HookOf(body []byte) (h Hook) {
-	hook := Attribute(body, unix.NFTA_CHAIN_HOOK)
+	hook := nlconn.Attribute(body, unix.NFTA_CHAIN_HOOK)
 	if hook == nil {
 		return h
 	}
 	h = Hook{
-		Type:     CStr(Attribute(body, unix.NFTA_CHAIN_TYPE)),
-		Num:      BE32(Attribute(hook, unix.NFTA_HOOK_HOOKNUM)),
-		Priority: int32(BE32(Attribute(hook, unix.NFTA_HOOK_PRIORITY))),
+		Type:     nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_TYPE)),
+		Num:      nlconn.BE32(nlconn.Attribute(hook, unix.NFTA_HOOK_HOOKNUM)),
+		Priority: int32(nlconn.BE32(nlconn.Attribute(hook, unix.NFTA_HOOK_PRIORITY))),
 	}
-	if BE32(Attribute(body, unix.NFTA_CHAIN_POLICY)) != policyAccept {
+	if nlconn.BE32(nlconn.Attribute(body, unix.NFTA_CHAIN_POLICY)) != policyAccept {
 		h.Type += " with another policy"
 	}
 	return h
@@ -164,16 +168,16 @@ func (t *Transaction) ToRemove(e **Elements, set string) *Encoder {
 // element returns the writer for an element, with an open message that has room for one more.
 func (t *Transaction) element(of **Elements, set string, typ, flags uint16) *Encoder {
 	if *of == nil {
-		*of = &Elements{cur: Encoder{B: make([]byte, 0, 128)}} // enough for one element
+		*of = &Elements{cur: Encoder{nlconn.Encoder{B: make([]byte, 0, 128)}}} // enough for one element
 	}
 	e := *of
-	if e.list != 0 && len(e.cur.B)-e.list > AttrLimit-512 {
+	if e.list != 0 && len(e.cur.B)-e.list > nlconn.AttrLimit-512 {
 		e.close()
 	}
 	if e.list != 0 {
 		return &e.cur
 	}
-	if len(e.cur.B) > bufferLimit-AttrLimit-1024 {
+	if len(e.cur.B) > bufferLimit-nlconn.AttrLimit-1024 {
 		e.full = append(e.full, e.cur.B)
 		if n := len(t.Spare); n > 0 {
 			e.cur.B, t.Spare = t.Spare[n-1], t.Spare[:n-1]

@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane/diff"
 	"kube-proxy/plane/slots"
@@ -65,11 +65,11 @@ func (c *change) adoptIDs(snap *snapshot, want *lb.Table, kernel *oldSets) {
 			at = snap.records[i].Size - 4
 		}
 		for rec := range snap.records[i].All() {
-			c.st.ids.Saw(nftwire.Order.Uint32(rec[at:]))
+			c.st.ids.Saw(nlconn.Order.Uint32(rec[at:]))
 		}
 	}
 	for rec := range snap.records[sMemberBackends].All() {
-		c.st.members.Saw(nftwire.Order.Uint32(rec))
+		c.st.members.Saw(nlconn.Order.Uint32(rec))
 	}
 	c.st.adoptReserved(snap)
 }
@@ -93,7 +93,7 @@ func (c *change) claims(snap *snapshot, want *lb.Table) iter.Seq[slots.Claim] {
 				if front == nil {
 					continue
 				}
-				if s := front.Set(scope); s != nil && !yield(slots.Claim{Front: front, Set: s, ID: nftwire.Order.Uint32(rec[len(rec)-4:])}) {
+				if s := front.Set(scope); s != nil && !yield(slots.Claim{Front: front, Set: s, ID: nlconn.Order.Uint32(rec[len(rec)-4:])}) {
 					return
 				}
 			}
@@ -121,13 +121,13 @@ func (o *oldSets) of(id uint32) (slots map[uint32]netip.AddrPort, members map[ne
 	clear(o.slots)
 	key := appendNum(make([]byte, 0, 8), id)
 	o.backends.Each(key, func(rec []byte) {
-		o.slots[nftwire.Order.Uint32(rec[4:])] = parseBackend(rec[8:], len(rec)-12)
+		o.slots[nlconn.Order.Uint32(rec[4:])] = parseBackend(rec[8:], len(rec)-12)
 	})
 	o.members.Each(key, func(rec []byte) {
-		m := nftwire.Order.Uint32(rec[8:])
+		m := nlconn.Order.Uint32(rec[8:])
 		o.memberBackends.Each(appendNum(appendNum(nil, m), id), func(backend []byte) {
 			ap := parseBackend(backend[8:], len(backend)-12)
-			o.slots[nftwire.Order.Uint32(rec[4:])] = ap
+			o.slots[nlconn.Order.Uint32(rec[4:])] = ap
 			if members == nil {
 				members = map[netip.AddrPort]uint32{}
 			}

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -208,7 +208,7 @@ func entries(t testing.TB, p *Plane) (all int, bySet map[uint32]int) {
 	}
 	recs, bySet := snap.records[sAffinity], map[uint32]int{}
 	for rec := range recs.All() {
-		bySet[nftwire.Order.Uint32(rec)]++
+		bySet[nlconn.Order.Uint32(rec)]++
 	}
 	return recs.Len(), bySet
 }

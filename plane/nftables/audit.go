@@ -6,7 +6,7 @@ import (
 	"context"
 	"fmt"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/diff"
@@ -151,7 +151,7 @@ func (w *wanted) of(i setIndex, key []byte) (data []byte, ok bool) {
 			rowRecords(r, find)
 		}
 	case sSourceRanges:
-		l := w.st.listNumbers[nftwire.Order.Uint32(key)>>lengthBits]
+		l := w.st.listNumbers[nlconn.Order.Uint32(key)>>lengthBits]
 		ok = l != nil && l.has(key)
 	case sClusterIPs:
 		ok = w.st.clusterIPs[parseAddr(key, addrLen)] > 0
@@ -172,7 +172,7 @@ func (w *wanted) setOf(i setIndex, key []byte) *set {
 	if i == sMemberBackends {
 		key = key[4:]
 	}
-	return w.set(nftwire.Order.Uint32(key))
+	return w.set(nlconn.Order.Uint32(key))
 }
 
 // set returns the set of that id, or nil.

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane/diff"
 )
@@ -31,8 +32,8 @@ func (p *Plane) readBig(ctx context.Context, s *snapshot) (bool, error) {
 	total := 0
 	each := func(f func(id uint32, sh shape)) {
 		for rec := range shapes.All() {
-			if sh := parseShape(lb.Cluster, nftwire.Order.Uint32(rec[4:])); sh.seconds == 0 {
-				f(nftwire.Order.Uint32(rec), sh)
+			if sh := parseShape(lb.Cluster, nlconn.Order.Uint32(rec[4:])); sh.seconds == 0 {
+				f(nlconn.Order.Uint32(rec), sh)
 			}
 		}
 	}
@@ -78,7 +79,7 @@ func (q *query) flush(ctx context.Context) {
 	for len(q.keys) > 0 && q.err == nil {
 		answered := 0
 		err := q.p.sock.Ask(ctx, q.request(), func(body []byte) {
-			nftwire.Attributes(nftwire.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				answered++
 				q.found(el)
 				return true

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
 
@@ -85,7 +85,7 @@ func (d *dumper) number(i setIndex, key []byte) (uint32, bool) {
 	if !ok {
 		return 0, false
 	}
-	return nftwire.Order.Uint32(data), true
+	return nlconn.Order.Uint32(data), true
 }
 
 // rows describes each frontend with what its class asks for and the backends of its sets.
@@ -225,11 +225,11 @@ func (d *dumper) checkUnused() {
 func (d *dumper) checkStructure() {
 	st := newState(0)
 	for key := range d.snap.verdicts[sFilterClasses] {
-		st.classes[class(nftwire.Order.Uint32([]byte(key)))] = true
+		st.classes[class(nlconn.Order.Uint32([]byte(key)))] = true
 	}
 	for _, scope := range []lb.Scope{lb.Cluster, lb.Local} {
 		for key := range d.snap.verdicts[shapesOf(scope)] {
-			st.shapes[parseShape(scope, nftwire.Order.Uint32([]byte(key)))] = true
+			st.shapes[parseShape(scope, nlconn.Order.Uint32([]byte(key)))] = true
 		}
 	}
 	chains, verdicts := (&change{batch: d.rules.newBatch(TableName), st: st}).structure()

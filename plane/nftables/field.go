@@ -9,7 +9,7 @@ import (
 	nft "github.com/google/nftables"
 	"github.com/google/nftables/userdata"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
 
@@ -37,12 +37,12 @@ const (
 // The fields. Numbers have types of three kinds for the sake of people: mark and classid are those of the variables of rules,
 // see [operand], and a slot is what numgen gives. A byte has the type of a slot, too.
 var (
-	markField   = field{nft.TypeMark, 4, true, "meta mark", exprMeta, []uint32{3}, func(b []byte) string { return fmt.Sprintf("0x%08x", nftwire.Order.Uint32(b)) }}
+	markField   = field{nft.TypeMark, 4, true, "meta mark", exprMeta, []uint32{3}, func(b []byte) string { return fmt.Sprintf("0x%08x", nlconn.Order.Uint32(b)) }}
 	memberField = field{nft.TypeClassID, 4, true, "meta priority", exprMeta, []uint32{2}, func(b []byte) string {
-		n := nftwire.Order.Uint32(b)
+		n := nlconn.Order.Uint32(b)
 		return fmt.Sprintf("%x:%x", n>>16, n&0xffff)
 	}}
-	slotField  = field{nft.TypeInteger, 4, true, "numgen random mod 1", exprNumgen, []uint32{1, 1, 0}, func(b []byte) string { return fmt.Sprint(nftwire.Order.Uint32(b)) }}
+	slotField  = field{nft.TypeInteger, 4, true, "numgen random mod 1", exprNumgen, []uint32{1, 1, 0}, func(b []byte) string { return fmt.Sprint(nlconn.Order.Uint32(b)) }}
 	protoField = field{typ: nft.TypeInetProto, size: 4, text: func(b []byte) string { return lb.Proto(b[0]).String() }}
 	portField  = field{nft.TypeInetService, 4, false, "th dport", exprPayload, []uint32{11, 2}, func(b []byte) string { return fmt.Sprint(uint16(b[0])<<8 | uint16(b[1])) }}
 	ipField    = field{nft.TypeIPAddr, 4, false, "ip daddr", exprPayload, []uint32{12, 12}, func(b []byte) string { return parseAddr(b, 4).String() }}

@@ -14,7 +14,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
 
@@ -252,14 +252,14 @@ func sameSets(t *testing.T, p *Plane) {
 	t.Helper()
 	found := 0
 	err := p.sock.Dump(t.Context(), p.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, uint16(unix.NFTA_SET_TABLE), TableName), func(body []byte) error {
-		name := nftwire.CStr(nftwire.Attribute(body, unix.NFTA_SET_NAME))
+		name := nlconn.CStr(nlconn.Attribute(body, unix.NFTA_SET_NAME))
 		for _, d := range p.rules.sets {
 			if d.name != name {
 				continue
 			}
 			found++
-			size := nftwire.BE32(nftwire.Attribute(nftwire.Attribute(body, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE))
-			comment, _ := userdata.GetString(nftwire.Attribute(body, unix.NFTA_SET_USERDATA), userdata.NFTNL_UDATA_SET_COMMENT)
+			size := nlconn.BE32(nlconn.Attribute(nlconn.Attribute(body, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE))
+			comment, _ := userdata.GetString(nlconn.Attribute(body, unix.NFTA_SET_USERDATA), userdata.NFTNL_UDATA_SET_COMMENT)
 			if size != d.size || comment != d.comment {
 				t.Errorf("set %s: at most %d elements, comment %q; want %d, %q", name, size, comment, d.size, d.comment)
 			}
@@ -295,7 +295,7 @@ func sameMeaning(t *testing.T, p *Plane) {
 func kernelRules(t *testing.T, p *Plane, chain string) [][]expr.Any {
 	var rules [][]expr.Any
 	err := p.sock.Dump(t.Context(), p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint16(unix.NFTA_RULE_TABLE), TableName, uint16(unix.NFTA_RULE_CHAIN), chain), func(body []byte) error {
-		rules = append(rules, exprsOf(t, p, nftwire.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)))
+		rules = append(rules, exprsOf(t, p, nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)))
 		return nil
 	})
 	if err != nil {
@@ -307,8 +307,8 @@ func kernelRules(t *testing.T, p *Plane, chain string) [][]expr.Any {
 // exprsOf reads the expressions of a rule.
 func exprsOf(t *testing.T, p *Plane, b []byte) []expr.Any {
 	var rule []expr.Any
-	nftwire.Attributes(b, func(_ uint16, x []byte) bool {
-		if e := kernelExpr(t, p, nftwire.CStr(nftwire.Attribute(x, unix.NFTA_EXPR_NAME)), nftwire.Attribute(x, unix.NFTA_EXPR_DATA)); e != nil {
+	nlconn.Attributes(b, func(_ uint16, x []byte) bool {
+		if e := kernelExpr(t, p, nlconn.CStr(nlconn.Attribute(x, unix.NFTA_EXPR_NAME)), nlconn.Attribute(x, unix.NFTA_EXPR_DATA)); e != nil {
 			rule = append(rule, e)
 		}
 		return true
@@ -325,11 +325,11 @@ func kernelExpr(t *testing.T, p *Plane, name string, data []byte) expr.Any {
 	case "meta":
 		e = &expr.Meta{}
 	case "ct":
-		if d := nftwire.Attribute(data, unix.NFTA_CT_DIRECTION); d != nil { // of which the library wants four bytes
+		if d := nlconn.Attribute(data, unix.NFTA_CT_DIRECTION); d != nil { // of which the library wants four bytes
 			if d[0] != 0 {
 				t.Errorf("ct direction %d", d[0])
 			}
-			return &original{expr.Ct{Key: expr.CtKey(nftwire.BE32(nftwire.Attribute(data, unix.NFTA_CT_KEY))), Register: nftwire.BE32(nftwire.Attribute(data, unix.NFTA_CT_DREG))}}
+			return &original{expr.Ct{Key: expr.CtKey(nlconn.BE32(nlconn.Attribute(data, unix.NFTA_CT_KEY))), Register: nlconn.BE32(nlconn.Attribute(data, unix.NFTA_CT_DREG))}}
 		}
 		e = &expr.Ct{}
 	case "fib":
@@ -357,7 +357,7 @@ func kernelExpr(t *testing.T, p *Plane, name string, data []byte) expr.Any {
 	case "byteorder":
 		// nft swaps the bytes of each part of a key that may be a range. That of the protocol has one byte: nothing
 		// happens, because a swap is of two.
-		if n, size := nftwire.BE32(nftwire.Attribute(data, unix.NFTA_BYTEORDER_LEN)), nftwire.BE32(nftwire.Attribute(data, unix.NFTA_BYTEORDER_SIZE)); n >= size {
+		if n, size := nlconn.BE32(nlconn.Attribute(data, unix.NFTA_BYTEORDER_LEN)), nlconn.BE32(nlconn.Attribute(data, unix.NFTA_BYTEORDER_SIZE)); n >= size {
 			t.Errorf("a swap of %d bytes by %d", n, size)
 		}
 		return nil
@@ -369,8 +369,8 @@ func kernelExpr(t *testing.T, p *Plane, name string, data []byte) expr.Any {
 		t.Errorf("expression %s: %v", name, err)
 	}
 	if ct, ok := e.(*expr.Ct); ok { // of which the library does not read the source register
-		if r := nftwire.Attribute(data, unix.NFTA_CT_SREG); r != nil {
-			ct.Register, ct.SourceRegister = nftwire.BE32(r), true
+		if r := nlconn.Attribute(data, unix.NFTA_CT_SREG); r != nil {
+			ct.Register, ct.SourceRegister = nlconn.BE32(r), true
 		}
 	}
 	return e

@@ -141,7 +141,7 @@ func (m *monitor) hear(msg nlconn.Message) {
 		return
 	}
 	body := msg.Body[nftwire.Header:]
-	if nftwire.CStr(nftwire.Attribute(body, 1)) != TableName { // attribute 1 is the table's name in all these messages
+	if nlconn.CStr(nlconn.Attribute(body, 1)) != TableName { // attribute 1 is the table's name in all these messages
 		return
 	}
 	switch typ := msg.Type & 0xff; typ {
@@ -156,7 +156,7 @@ func (m *monitor) hear(msg nlconn.Message) {
 }
 
 func (m *monitor) hearElements(present bool, body []byte) {
-	i, ok := m.index[nftwire.CStr(nftwire.Attribute(body, unix.NFTA_SET_ELEM_LIST_SET))]
+	i, ok := m.index[nlconn.CStr(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_SET))]
 	if !ok {
 		return // of a foreign set, which was noticed itself
 	}
@@ -172,7 +172,7 @@ func (m *monitor) hearElements(present bool, body []byte) {
 		if n.elements == nil {
 			n.elements = map[elementKey]elementNote{}
 		}
-		nftwire.Attributes(nftwire.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+		nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 			rec := d.record(nil, el)
 			k := len(rec) - d.dataLen()
 			n.elements[elementKey{i, string(rec[:k])}] = elementNote{present, string(rec[k:])}

@@ -6,7 +6,7 @@ import (
 	"crypto/rand"
 	"fmt"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/plane"
 	"kube-proxy/plane/rollback"
 	"kube-proxy/plane/slots"
@@ -32,7 +32,7 @@ func (st *state) reserved(f func(i setIndex, rec []byte)) {
 func (s *snapshot) numbered() bool {
 	keys := map[uint32]bool{}
 	for rec := range s.records[sReserved].All() {
-		keys[nftwire.Order.Uint32(rec)] = true
+		keys[nlconn.Order.Uint32(rec)] = true
 	}
 	return keys[reservedIDs] && keys[reservedMembers] && keys[reservedSeed]
 }
@@ -40,7 +40,7 @@ func (s *snapshot) numbered() bool {
 // adoptReserved goes on where the kernel's table stands.
 func (st *state) adoptReserved(snap *snapshot) {
 	for rec := range snap.records[sReserved].All() {
-		switch v := nftwire.Order.Uint32(rec[4:]); nftwire.Order.Uint32(rec) {
+		switch v := nlconn.Order.Uint32(rec[4:]); nlconn.Order.Uint32(rec) {
 		case reservedIDs:
 			st.ids.GoOn(v)
 		case reservedMembers:
@@ -60,7 +60,7 @@ func (p *Plane) chooseSeed(st *state) {
 	for st.seed == 0 {
 		var b [4]byte
 		rand.Read(b[:])
-		st.seed = nftwire.Order.Uint32(b[:])
+		st.seed = nlconn.Order.Uint32(b[:])
 	}
 	p.rules.seed = st.seed
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
 
@@ -95,7 +96,7 @@ func (d *setDef) compare(a, b []byte) int {
 	for _, f := range d.key {
 		c := bytes.Compare(a[:f.size], b[:f.size])
 		if f.number {
-			c = cmp.Compare(nftwire.Order.Uint32(a), nftwire.Order.Uint32(b))
+			c = cmp.Compare(nlconn.Order.Uint32(a), nlconn.Order.Uint32(b))
 		}
 		if c != 0 {
 			return c
@@ -236,7 +237,7 @@ func (a *about) record(i setIndex, rec []byte) string {
 	case sSourceLists:
 		return a.frontend(parseKey(rec, addrLen), false)
 	case sClusterSets, sLocalSets, sNodePortClusterSets, sNodePortLocalSets:
-		return a.set(nftwire.Order.Uint32(rec[len(rec)-4:])).source.ID.String()
+		return a.set(nlconn.Order.Uint32(rec[len(rec)-4:])).source.ID.String()
 	case sSetShapes:
 		s := a.setOf(i, rec)
 		text := fmt.Sprintf("%s: %d backends", s.source.ID, len(s.slots))
@@ -266,7 +267,7 @@ func (a *about) frontend(k lb.Key, withClass bool) string {
 
 // aboutVerdict names the class, unless the chain does.
 func aboutVerdict(i setIndex, key []byte, v elementVerdict) string {
-	name := class(nftwire.Order.Uint32(key)).String()
+	name := class(nlconn.Order.Uint32(key)).String()
 	if i != sFilterClasses && i != sNATClasses || strings.HasSuffix(v.chain, "."+name) {
 		return ""
 	}

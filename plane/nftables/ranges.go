@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane/diff"
 	"kube-proxy/plane/ranges"
@@ -69,7 +69,7 @@ func appendSourceRange(b []byte, l *sourceList, p netip.Prefix) []byte {
 // has reports whether an element of the key belongs to the list.
 func (l *sourceList) has(key []byte) bool {
 	n := len(key) - 4
-	want := netip.PrefixFrom(parseAddr(key[4:], n), int(nftwire.Order.Uint32(key)&(1<<lengthBits-1)))
+	want := netip.PrefixFrom(parseAddr(key[4:], n), int(nlconn.Order.Uint32(key)&(1<<lengthBits-1)))
 	_, ok := slices.BinarySearchFunc(l.ranges, want, netip.Prefix.Compare)
 	return ok
 }
@@ -208,7 +208,7 @@ func (st *state) freeList() uint32 {
 // adoptLists gives the lists of want the numbers by which the kernel's rows already refer to them.
 func (c *change) adoptLists(snap *snapshot, want *lb.Table) {
 	for rec := range snap.records[sSourceLists].All() {
-		number := nftwire.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
+		number := nlconn.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
 		c.st.lastList = max(c.st.lastList, number)
 		f := want.Get(parseKey(rec, c.addrLen))
 		if f == nil || len(f.Sources) == 0 || number == 0 || c.st.listNumbers[number] != nil {

@@ -47,7 +47,7 @@ func (p *Plane) request(typ, flags uint16, attrs ...any) []byte {
 // list calls f for what the answer has of our table: old kernels answer with other tables' objects too.
 func (p *Plane) list(ctx context.Context, request []byte, table uint16, f func(body []byte)) error {
 	return p.sock.Ask(ctx, request, func(body []byte) {
-		if nftwire.CStr(nftwire.Attribute(body, table)) == TableName {
+		if nlconn.CStr(nlconn.Attribute(body, table)) == TableName {
 			f(body)
 		}
 	})
@@ -76,7 +76,7 @@ func (p *Plane) readOnce(ctx context.Context, which func(*setDef) bool) (*snapsh
 	dormant := false
 	err := p.sock.Ask(ctx, p.request(unix.NFT_MSG_GETTABLE, 0, uint16(unix.NFTA_TABLE_NAME), TableName), func(body []byte) {
 		s.present = true
-		dormant = nftwire.BE32(nftwire.Attribute(body, unix.NFTA_TABLE_FLAGS))&tableDormant != 0
+		dormant = nlconn.BE32(nlconn.Attribute(body, unix.NFTA_TABLE_FLAGS))&tableDormant != 0
 	})
 	if errors.Is(err, unix.ENOENT) {
 		return s, nil
@@ -110,10 +110,10 @@ func undisturbed(read func() error) error {
 func (p *Plane) readSets(ctx context.Context, s *snapshot) error {
 	matching := 0
 	err := p.list(ctx, p.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, uint16(unix.NFTA_SET_TABLE), TableName), unix.NFTA_SET_TABLE, func(body []byte) {
-		name := nftwire.CStr(nftwire.Attribute(body, unix.NFTA_SET_NAME))
+		name := nlconn.CStr(nlconn.Attribute(body, unix.NFTA_SET_NAME))
 		i, known := p.mon.index[name]
 		switch {
-		case nftwire.BE32(nftwire.Attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0: // goes with its rule
+		case nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0: // goes with its rule
 		case !known:
 			s.foreign = append(s.foreign, name)
 		case p.rules.sets[i].matches(body):
@@ -128,22 +128,22 @@ func (p *Plane) readSets(ctx context.Context, s *snapshot) error {
 func (d *setDef) matches(body []byte) bool {
 	dataType, dataLen := uint32(0), uint32(d.dataLen())
 	if d.verdict {
-		dataType, dataLen = unix.NFT_DATA_VERDICT, nftwire.BE32(nftwire.Attribute(body, unix.NFTA_SET_DATA_LEN))
+		dataType, dataLen = unix.NFT_DATA_VERDICT, nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_DATA_LEN))
 	} else if d.data != nil {
 		dataType = nftType(d.data)
 	}
-	return nftwire.BE32(nftwire.Attribute(body, unix.NFTA_SET_FLAGS)) == d.setFlags() &&
-		nftwire.BE32(nftwire.Attribute(body, unix.NFTA_SET_KEY_TYPE)) == nftType(d.key) &&
-		nftwire.BE32(nftwire.Attribute(body, unix.NFTA_SET_KEY_LEN)) == uint32(d.keyLen()) &&
-		nftwire.BE32(nftwire.Attribute(body, unix.NFTA_SET_DATA_TYPE)) == dataType &&
-		nftwire.BE32(nftwire.Attribute(body, unix.NFTA_SET_DATA_LEN)) == dataLen
+	return nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_FLAGS)) == d.setFlags() &&
+		nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_KEY_TYPE)) == nftType(d.key) &&
+		nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_KEY_LEN)) == uint32(d.keyLen()) &&
+		nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_DATA_TYPE)) == dataType &&
+		nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_DATA_LEN)) == dataLen
 }
 
 // readChains reads the chains of our table, and a digest of their rules.
 func (p *Plane) readChains(ctx context.Context, s *snapshot) error {
 	err := p.list(ctx, p.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP), unix.NFTA_CHAIN_TABLE, func(body []byte) {
 		c := &kernelChain{hook: nftwire.HookOf(body)}
-		s.chains[nftwire.CStr(nftwire.Attribute(body, unix.NFTA_CHAIN_NAME))] = c
+		s.chains[nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_NAME))] = c
 	})
 	if err != nil {
 		return err
@@ -156,8 +156,8 @@ func (p *Plane) readChains(ctx context.Context, s *snapshot) error {
 		s.ours = s.ours && is == c.hook
 	}
 	return p.list(ctx, p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint16(unix.NFTA_RULE_TABLE), TableName), unix.NFTA_RULE_TABLE, func(body []byte) {
-		if c := s.chains[nftwire.CStr(nftwire.Attribute(body, unix.NFTA_RULE_CHAIN))]; c != nil {
-			comment, _ := userdata.GetString(nftwire.Attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
+		if c := s.chains[nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_CHAIN))]; c != nil {
+			comment, _ := userdata.GetString(nlconn.Attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
 			c.digest += comment + "\n"
 		}
 	})
@@ -190,7 +190,7 @@ func (p *Plane) readElements(ctx context.Context, s *snapshot, which func(*setDe
 		}
 		err := p.sock.Ask(ctx, p.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP,
 			uint16(unix.NFTA_SET_ELEM_LIST_TABLE), TableName, uint16(unix.NFTA_SET_ELEM_LIST_SET), d.name), func(body []byte) {
-			nftwire.Attributes(nftwire.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				s.element(i, d, el)
 				return true
 			})
@@ -210,11 +210,11 @@ func (p *Plane) readElements(ctx context.Context, s *snapshot, which func(*setDe
 // element adds one element of the kernel's answer to the snapshot.
 func (s *snapshot) element(i setIndex, d *setDef, el []byte) {
 	if d.verdict {
-		v := nftwire.Attribute(nftwire.Attribute(el, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VERDICT)
-		key := nftwire.Attribute(nftwire.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
+		v := nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VERDICT)
+		key := nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
 		s.verdicts[i][string(key)] = elementVerdict{
-			kind:  expr.VerdictKind(int32(nftwire.BE32(nftwire.Attribute(v, unix.NFTA_VERDICT_CODE)))),
-			chain: nftwire.CStr(nftwire.Attribute(v, unix.NFTA_VERDICT_CHAIN)),
+			kind:  expr.VerdictKind(int32(nlconn.BE32(nlconn.Attribute(v, unix.NFTA_VERDICT_CODE)))),
+			chain: nlconn.CStr(nlconn.Attribute(v, unix.NFTA_VERDICT_CHAIN)),
 		}
 		return
 	}
@@ -223,7 +223,7 @@ func (s *snapshot) element(i setIndex, d *setDef, el []byte) {
 
 // record appends an element of the kernel's to b, as a record.
 func (d *setDef) record(b, el []byte) []byte {
-	value := func(attr uint16) []byte { return nftwire.Attribute(nftwire.Attribute(el, attr), unix.NFTA_DATA_VALUE) }
+	value := func(attr uint16) []byte { return nlconn.Attribute(nlconn.Attribute(el, attr), unix.NFTA_DATA_VALUE) }
 	b = append(b, value(unix.NFTA_SET_ELEM_KEY)...)
 	if d.data != nil {
 		b = append(b, value(unix.NFTA_SET_ELEM_DATA)...)

@@ -158,7 +158,7 @@ func busyNeighbour(t *testing.T) {
 			default:
 			}
 			var b, m, e nftwire.Encoder
-			at := b.Raw(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, 0, unix.NFNL_SUBSYS_NFTABLES)
+			at := b.Netfilter(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, 0, unix.NFNL_SUBSYS_NFTABLES)
 			b.EndMessage(at)
 			at = m.Message(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_ACK, unix.NFPROTO_IPV4, 1)
 			m.Str(unix.NFTA_SET_ELEM_LIST_TABLE, "neighbour")
@@ -171,7 +171,7 @@ func busyNeighbour(t *testing.T) {
 			m.EndNest(el)
 			m.EndNest(l)
 			m.EndMessage(at)
-			at = e.Raw(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, 2, unix.NFNL_SUBSYS_NFTABLES)
+			at = e.Netfilter(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, 2, unix.NFNL_SUBSYS_NFTABLES)
 			e.EndMessage(at)
 			if err := s.Commit(context.Background(), [][]byte{b.B, m.B, e.B}, 1); err != nil {
 				t.Error(err)
@@ -254,7 +254,7 @@ func crowd(t *testing.T, pid uint32) (stop func()) {
 		t.Fatal(err)
 	}
 	var e nftwire.Encoder
-	at := e.Raw(unix.NLMSG_NOOP, 0, unix.AF_UNSPEC, 0, 0)
+	at := e.Netfilter(unix.NLMSG_NOOP, 0, unix.AF_UNSPEC, 0, 0)
 	e.EndMessage(at)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})

@@ -69,7 +69,7 @@ func TestRemoveRefused(t *testing.T) {
 	}{{unix.NFNL_MSG_BATCH_BEGIN, 0, unix.NFNL_SUBSYS_NFTABLES, 0}, {nftwire.MsgType(unix.NFT_MSG_NEWTABLE), unix.NLM_F_CREATE | unix.NLM_F_ACK, 0, unix.NFPROTO_IPV4},
 		{unix.NFNL_MSG_BATCH_END, 0, unix.NFNL_SUBSYS_NFTABLES, 0}} {
 		seq := owner.Next()
-		at := e.Raw(m.typ, m.flags, m.family, seq, m.res)
+		at := e.Netfilter(m.typ, m.flags, m.family, seq, m.res)
 		if m.family != 0 {
 			last = seq
 			e.Str(unix.NFTA_TABLE_NAME, TableName)

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
 
@@ -51,7 +52,7 @@ type ruleset struct {
 }
 
 func (r *ruleset) rule(comment string, statements ...statement) rule {
-	e := nftwire.Encoder{B: make([]byte, 0, 1024)}
+	e := nftwire.Encoder{Encoder: nlconn.Encoder{B: make([]byte, 0, 1024)}}
 	for _, s := range statements {
 		for _, x := range s.exprs {
 			at := e.Nest(unix.NFTA_LIST_ELEM)

@@ -10,7 +10,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
 
@@ -149,7 +149,7 @@ func appendAddr(b []byte, a netip.Addr) []byte {
 }
 
 // appendNum appends a set id, slot, size, class or number of seconds, as a register holds it.
-func appendNum(b []byte, v uint32) []byte { return nftwire.Order.AppendUint32(b, v) }
+func appendNum(b []byte, v uint32) []byte { return nlconn.Order.AppendUint32(b, v) }
 
 func appendOctet(b []byte, n byte) []byte { return append(b, n, 0, 0, 0) }
 
@@ -181,7 +181,7 @@ func parseAddr(b []byte, n int) netip.Addr {
 
 // parseSourceRange returns the number of the list and the range that a key of source-ranges holds.
 func parseSourceRange(b []byte) (list uint32, p netip.Prefix) {
-	n := nftwire.Order.Uint32(b)
+	n := nlconn.Order.Uint32(b)
 	return n >> lengthBits, netip.PrefixFrom(parseAddr(b[4:], len(b)-4), int(n&(1<<lengthBits-1)))
 }
 

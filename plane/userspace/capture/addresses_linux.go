@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -128,16 +127,16 @@ func parseLink(body []byte) (l link, ok bool) {
 	if len(body) < unix.SizeofIfInfomsg {
 		return l, false
 	}
-	l = link{index: int32(nftwire.Order.Uint32(body[4:])), flags: nftwire.Order.Uint32(body[8:])}
+	l = link{index: int32(nlconn.Order.Uint32(body[4:])), flags: nlconn.Order.Uint32(body[8:])}
 	attrs := body[unix.SizeofIfInfomsg:]
-	l.name = nftwire.CStr(nftwire.Attribute(attrs, unix.IFLA_IFNAME))
-	l.kind = nftwire.CStr(nftwire.Attribute(nftwire.Attribute(attrs, unix.IFLA_LINKINFO), unix.IFLA_INFO_KIND))
+	l.name = nlconn.CStr(nlconn.Attribute(attrs, unix.IFLA_IFNAME))
+	l.kind = nlconn.CStr(nlconn.Attribute(nlconn.Attribute(attrs, unix.IFLA_LINKINFO), unix.IFLA_INFO_KIND))
 	return l, true
 }
 
 // device finds the interface of our name; its index is 0 if there is none.
 func device(ctx context.Context, conn *nlconn.Conn) (found link, err error) {
-	var name nftwire.Encoder
+	var name nlconn.Encoder
 	name.Str(unix.IFLA_IFNAME, DeviceName)
 	err = conn.Do(ctx, nlconn.Request(unix.RTM_GETLINK, 0, make([]byte, unix.SizeofIfInfomsg), name.B), func(m nlconn.Message) error {
 		found, _ = parseLink(m.Body)
@@ -169,7 +168,7 @@ func (r *rtnl) ready(ctx context.Context) (changed bool, err error) {
 	if d.index == 0 && r.index == loopbackIndex { // known to have no dummy
 		return false, nil
 	}
-	var attrs nftwire.Encoder
+	var attrs nlconn.Encoder
 	attrs.Str(unix.IFLA_IFNAME, DeviceName)
 	info := attrs.Nest(unix.IFLA_LINKINFO)
 	attrs.Str(unix.IFLA_INFO_KIND, "dummy")
@@ -212,15 +211,14 @@ func (r *rtnl) ours(ctx context.Context) ([]netip.Addr, error) {
 // address makes a request about an address of ours.
 func (r *rtnl) address(typ, flags uint16, a netip.Addr, index int32) []byte {
 	head := []byte{r.proto, byte(a.BitLen()), 0, unix.RT_SCOPE_HOST, 0, 0, 0, 0}
-	nftwire.Order.PutUint32(head[4:], uint32(index))
-	var attrs nftwire.Encoder
-	number := func(typ uint16, n uint32) { attrs.Bytes(typ, nftwire.Order.AppendUint32(nil, n)) }
+	nlconn.Order.PutUint32(head[4:], uint32(index))
+	var attrs nlconn.Encoder
 	attrs.Bytes(unix.IFA_LOCAL, a.AsSlice())
 	attrs.Bytes(unix.IFA_ADDRESS, a.AsSlice())
-	number(unix.IFA_FLAGS, unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE)
-	number(unix.IFA_RT_PRIORITY, ourMetric)
+	attrs.Native32(unix.IFA_FLAGS, unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE)
+	attrs.Native32(unix.IFA_RT_PRIORITY, ourMetric)
 	if r.fam == lb.IPv6 { // whose addresses have no scope that is given: a preferred lifetime of 0 has no packet sent from it
-		forever := nftwire.Order.AppendUint32(make([]byte, 4, 16), math.MaxUint32)
+		forever := nlconn.Order.AppendUint32(make([]byte, 4, 16), math.MaxUint32)
 		attrs.Bytes(unix.IFA_CACHEINFO, append(forever, make([]byte, 8)...))
 	}
 	return nlconn.Request(typ, flags, head, attrs.B)
@@ -265,7 +263,7 @@ func (r *rtnl) settled(ctx context.Context, a netip.Addr) error {
 // else has it (DAD), and leads no packets there meanwhile; so it is asked for the address as well.
 func (r *rtnl) held(ctx context.Context, a netip.Addr) (held bool, err error) {
 	if r.fam == lb.IPv6 {
-		var attrs nftwire.Encoder
+		var attrs nlconn.Encoder
 		attrs.Bytes(unix.IFA_ADDRESS, a.AsSlice())
 		head := append([]byte{r.proto}, make([]byte, unix.SizeofIfAddrmsg-1)...)
 		held, err = r.answers(ctx, nlconn.Request(unix.RTM_GETADDR, 0, head, attrs.B), func([]byte) bool { return true })
@@ -280,7 +278,7 @@ func (r *rtnl) held(ctx context.Context, a netip.Addr) (held bool, err error) {
 func (r *rtnl) leadsHere(ctx context.Context, a netip.Addr) (bool, error) {
 	head := make([]byte, unix.SizeofRtMsg)
 	head[0], head[1] = r.proto, byte(a.BitLen())
-	var attrs nftwire.Encoder
+	var attrs nlconn.Encoder
 	attrs.Bytes(unix.RTA_DST, a.AsSlice())
 	return r.answers(ctx, nlconn.Request(unix.RTM_GETROUTE, 0, head, attrs.B), func(route []byte) bool {
 		const typeAt = 7 // rtm_type in struct rtmsg
@@ -324,9 +322,9 @@ func (r *rtnl) probe(ctx context.Context) error {
 // linkUp makes a request that sets an interface up.
 func linkUp(index int32, flags uint16, attrs ...[]byte) []byte {
 	up := make([]byte, unix.SizeofIfInfomsg)
-	nftwire.Order.PutUint32(up[4:], uint32(index))
-	nftwire.Order.PutUint32(up[8:], unix.IFF_UP)
-	nftwire.Order.PutUint32(up[12:], unix.IFF_UP)
+	nlconn.Order.PutUint32(up[4:], uint32(index))
+	nlconn.Order.PutUint32(up[8:], unix.IFF_UP)
+	nlconn.Order.PutUint32(up[12:], unix.IFF_UP)
 	return nlconn.Request(unix.RTM_NEWLINK, flags|unix.NLM_F_ACK, append([][]byte{up}, attrs...)...)
 }
 
@@ -372,7 +370,7 @@ func removeAddresses(ctx context.Context, fam lb.Family) (addresses int, deviceG
 		}
 	}
 	head := make([]byte, unix.SizeofIfInfomsg)
-	nftwire.Order.PutUint32(head[4:], uint32(d.index))
+	nlconn.Order.PutUint32(head[4:], uint32(d.index))
 	if err := conn.Do(ctx, nlconn.Request(unix.RTM_DELLINK, unix.NLM_F_ACK, head), nil); err != nil && !errors.Is(err, unix.ENODEV) {
 		return addresses, false, fmt.Errorf("remove interface %s: %w", DeviceName, err)
 	}

@@ -141,7 +141,7 @@ func (c *NFTables) leadsOf(snap *snapshot) []Lead {
 				add(rec, Route{From: from, Port: parsePort(rec[len(rec)-2:])})
 			}
 			for rec := range snap.records[refusals(from, np)].All() {
-				add(rec, Route{From: from, Do: lb.Action(nftwire.Order.Uint32(rec[len(rec)-4:]))})
+				add(rec, Route{From: from, Do: lb.Action(nlconn.Order.Uint32(rec[len(rec)-4:]))})
 			}
 		}
 	}
@@ -374,11 +374,11 @@ func (c *NFTables) Dump(ctx context.Context, name func(uint16, lb.Proto) string)
 	}
 	lists := map[lb.Key]uint32{}
 	for rec := range snap.records[sSourceLists].All() {
-		lists[parseKey(rec, c.addrLen)] = nftwire.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
+		lists[parseKey(rec, c.addrLen)] = nlconn.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
 	}
 	byList := map[uint32][]string{}
 	for rec := range snap.records[sSourceRanges].Sorted().All() {
-		n := nftwire.Order.Uint32(rec)
+		n := nlconn.Order.Uint32(rec)
 		byList[n>>lengthBits] = append(byList[n>>lengthBits], rangeText(rec))
 	}
 	for _, l := range byList {
@@ -466,7 +466,7 @@ func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
 	s := &snapshot{digests: map[string]string{}}
 	err := c.sock.Ask(ctx, c.request(unix.NFT_MSG_GETTABLE, 0, unix.NFTA_TABLE_NAME, TableName), func(body []byte) {
 		s.present = true
-		s.ours = nftwire.BE32(nftwire.Attribute(body, unix.NFTA_TABLE_FLAGS))&tableDormant == 0
+		s.ours = nlconn.BE32(nlconn.Attribute(body, unix.NFTA_TABLE_FLAGS))&tableDormant == 0
 	})
 	if errors.Is(err, unix.ENOENT) {
 		return s, nil
@@ -488,7 +488,7 @@ func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
 		}
 		err = c.sock.Ask(ctx, c.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, unix.NFTA_SET_ELEM_LIST_TABLE, TableName,
 			unix.NFTA_SET_ELEM_LIST_SET, d.name), func(body []byte) {
-			nftwire.Attributes(nftwire.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				s.records[i].Bytes = d.record(s.records[i].Bytes, el)
 				return true
 			})
@@ -504,7 +504,7 @@ func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
 func (c *NFTables) readStructure(ctx context.Context, s *snapshot) error {
 	list := func(typ int, table uint16, f func(body []byte)) error {
 		return c.sock.Ask(ctx, c.request(uint16(typ), unix.NLM_F_DUMP, int(table), TableName), func(body []byte) {
-			if nftwire.CStr(nftwire.Attribute(body, table)) == TableName { // old kernels answer with other tables' objects too
+			if nlconn.CStr(nlconn.Attribute(body, table)) == TableName { // old kernels answer with other tables' objects too
 				f(body)
 			}
 		})
@@ -515,19 +515,19 @@ func (c *NFTables) readStructure(ctx context.Context, s *snapshot) error {
 	}
 	found, hooks := 0, map[string]nftwire.Hook{}
 	err := list(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, func(body []byte) {
-		d := sets[nftwire.CStr(nftwire.Attribute(body, unix.NFTA_SET_NAME))]
+		d := sets[nlconn.CStr(nlconn.Attribute(body, unix.NFTA_SET_NAME))]
 		s.ours = s.ours && d != nil && d.matches(body)
 		found++
 	})
 	if err == nil {
 		err = list(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, func(body []byte) {
-			name := nftwire.CStr(nftwire.Attribute(body, unix.NFTA_CHAIN_NAME))
+			name := nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_NAME))
 			hooks[name], s.digests[name] = nftwire.HookOf(body), ""
 		})
 	}
 	if err == nil {
 		err = list(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(body []byte) {
-			s.digests[nftwire.CStr(nftwire.Attribute(body, unix.NFTA_RULE_CHAIN))] += commentOf(nftwire.Attribute(body, unix.NFTA_RULE_USERDATA)) + "\n"
+			s.digests[nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_CHAIN))] += commentOf(nlconn.Attribute(body, unix.NFTA_RULE_USERDATA)) + "\n"
 		})
 	}
 	chains := c.rules.chains()
@@ -541,7 +541,7 @@ func (c *NFTables) readStructure(ctx context.Context, s *snapshot) error {
 
 // rangeText is a range of a list: the number with its length, and its address.
 func rangeText(rec []byte) string {
-	return netip.PrefixFrom(addrOf(rec[4:]), int(nftwire.Order.Uint32(rec)&(1<<lengthBits-1))).String()
+	return netip.PrefixFrom(addrOf(rec[4:]), int(nlconn.Order.Uint32(rec)&(1<<lengthBits-1))).String()
 }
 
 func addrOf(b []byte) netip.Addr {

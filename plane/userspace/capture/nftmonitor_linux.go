@@ -83,7 +83,7 @@ func (m *monitor) hear(msg nlconn.Message) {
 	switch msg.Type & 0xff {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE, unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWCHAIN,
 		unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE, unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
-		if nftwire.CStr(nftwire.Attribute(msg.Body[nftwire.Header:], 1)) == TableName { // in all of them attribute 1 is the table
+		if nlconn.CStr(nlconn.Attribute(msg.Body[nftwire.Header:], 1)) == TableName { // in all of them attribute 1 is the table
 			m.Missed()
 		}
 	}

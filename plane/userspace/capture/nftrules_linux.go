@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane/ranges"
 )
@@ -61,7 +62,7 @@ const (
 type exprs = []expr.Any
 
 func (r *ruleset) rule(comment string, parts ...exprs) rule {
-	e := nftwire.Encoder{B: make([]byte, 0, 512)}
+	e := nftwire.Encoder{Encoder: nlconn.Encoder{B: make([]byte, 0, 512)}}
 	for _, part := range parts {
 		for _, x := range part {
 			b, err := expr.Marshal(r.proto, x)

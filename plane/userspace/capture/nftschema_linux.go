@@ -8,7 +8,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
 
@@ -155,7 +155,7 @@ func (d *setDef) userdata() []byte {
 
 // matches reports whether the kernel's set is as we make it.
 func (d *setDef) matches(body []byte) bool {
-	is := func(attr uint16, want uint32) bool { return nftwire.BE32(nftwire.Attribute(body, attr)) == want }
+	is := func(attr uint16, want uint32) bool { return nlconn.BE32(nlconn.Attribute(body, attr)) == want }
 	return is(unix.NFTA_SET_FLAGS, d.flags()) && is(unix.NFTA_SET_KEY_TYPE, nftType(d.key)) && is(unix.NFTA_SET_KEY_LEN, uint32(d.keyLen())) &&
 		is(unix.NFTA_SET_DATA_TYPE, nftType(d.data)) && is(unix.NFTA_SET_DATA_LEN, uint32(d.dataLen()))
 }
@@ -163,7 +163,7 @@ func (d *setDef) matches(body []byte) bool {
 // record appends an element of the kernel's to b.
 func (d *setDef) record(b, element []byte) []byte {
 	value := func(attr uint16) []byte {
-		return nftwire.Attribute(nftwire.Attribute(element, attr), unix.NFTA_DATA_VALUE)
+		return nlconn.Attribute(nlconn.Attribute(element, attr), unix.NFTA_DATA_VALUE)
 	}
 	b = append(b, value(unix.NFTA_SET_ELEM_KEY)...)
 	if d.data != nil {
@@ -174,7 +174,7 @@ func (d *setDef) record(b, element []byte) []byte {
 
 // Records are elements as bytes: the key, then the data, each as wide as in registers.
 
-func appendNumber(b []byte, n uint32) []byte { return nftwire.Order.AppendUint32(b, n) }
+func appendNumber(b []byte, n uint32) []byte { return nlconn.Order.AppendUint32(b, n) }
 
 func appendPortData(b []byte, p uint16) []byte { return binary.BigEndian.AppendUint16(b, p) }
 

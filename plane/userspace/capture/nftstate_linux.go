@@ -4,7 +4,7 @@ import (
 	"iter"
 	"net/netip"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane/diff"
 	"kube-proxy/plane/ranges"
@@ -252,7 +252,7 @@ func addressElement(f family, a netip.Addr) element {
 // adopt gives the lists of leads the numbers that the kernel has for their keys.
 func (c *change) adopt(lists diff.Records, want map[lb.Key]Lead, addrLen int) {
 	for rec := range lists.All() {
-		number := nftwire.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
+		number := nlconn.Order.Uint32(rec[len(rec)-4:]) >> lengthBits
 		c.st.last = max(c.st.last, number)
 		lead, ok := want[parseKey(rec, addrLen)]
 		key := content(lead.Sources)

@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 )
 
@@ -30,9 +29,9 @@ func parseIfaddr(body []byte) (a ifaddr, ok bool) {
 	if len(body) < unix.SizeofIfAddrmsg {
 		return a, false
 	}
-	a = ifaddr{bits: int(body[1]), flags: uint32(body[2]), scope: body[3], index: int32(nftwire.Order.Uint32(body[4:]))}
+	a = ifaddr{bits: int(body[1]), flags: uint32(body[2]), scope: body[3], index: int32(nlconn.Order.Uint32(body[4:]))}
 	var local, peer []byte
-	nftwire.Attributes(body[unix.SizeofIfAddrmsg:], func(typ uint16, v []byte) bool {
+	nlconn.Attributes(body[unix.SizeofIfAddrmsg:], func(typ uint16, v []byte) bool {
 		switch typ {
 		case unix.IFA_LOCAL:
 			local = v
@@ -40,11 +39,11 @@ func parseIfaddr(body []byte) (a ifaddr, ok bool) {
 			peer = v
 		case unix.IFA_FLAGS:
 			if len(v) >= 4 {
-				a.flags = nftwire.Order.Uint32(v)
+				a.flags = nlconn.Order.Uint32(v)
 			}
 		case unix.IFA_RT_PRIORITY:
 			if len(v) >= 4 {
-				a.metric = nftwire.Order.Uint32(v)
+				a.metric = nlconn.Order.Uint32(v)
 			}
 		}
 		return true

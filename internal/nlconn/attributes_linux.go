@@ -1,0 +1,164 @@
+package nlconn
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+)
+
+// Order is the byte order of headers, and of numbers in attributes where a subsystem does not say otherwise: netfilter's are big
+// endian.
+var Order = binary.NativeEndian
+
+// AttrLimit is the most bytes that an attribute may have, with its header.
+const AttrLimit = 65535
+
+// attrTypeMask is NLA_TYPE_MASK: without the flags nested and network order.
+const attrTypeMask = 0x3fff
+
+// Encoder appends messages and attributes to a buffer. Lengths are filled in by the matching end.
+type Encoder struct{ B []byte }
+
+// Begin begins a message, to which unix.NLM_F_REQUEST is added, and returns where it begins.
+func (e *Encoder) Begin(typ, flags uint16, seq uint32) int {
+	at := len(e.B)
+	e.B = Order.AppendUint32(e.B, 0)
+	e.B = Order.AppendUint16(e.B, typ)
+	e.B = Order.AppendUint16(e.B, flags|unix.NLM_F_REQUEST)
+	e.B = Order.AppendUint32(e.B, seq)
+	e.B = Order.AppendUint32(e.B, 0)
+	return at
+}
+
+// Netfilter begins a message to a subsystem of netfilter, with its struct nfgenmsg; resource is that's res_id.
+func (e *Encoder) Netfilter(typ, flags uint16, family byte, seq uint32, resource uint16) int {
+	at := e.Begin(typ, flags, seq)
+	e.B = append(e.B, family, unix.NFNETLINK_V0)
+	e.B = binary.BigEndian.AppendUint16(e.B, resource)
+	return at
+}
+
+// EndMessage ends the message that begins there.
+func (e *Encoder) EndMessage(at int) {
+	Order.PutUint32(e.B[at:], uint32(len(e.B)-at))
+}
+
+// Nest begins an attribute that holds attributes.
+func (e *Encoder) Nest(typ uint16) int {
+	at := len(e.B)
+	e.head(4, typ|unix.NLA_F_NESTED)
+	return at
+}
+
+// EndNest ends the attribute that begins there.
+func (e *Encoder) EndNest(at int) {
+	Order.PutUint16(e.B[at:], uint16(len(e.B)-at))
+}
+
+func (e *Encoder) head(size int, typ uint16) {
+	e.B = Order.AppendUint16(e.B, uint16(size))
+	e.B = Order.AppendUint16(e.B, typ)
+}
+
+// Bytes appends an attribute.
+func (e *Encoder) Bytes(typ uint16, v []byte) {
+	e.head(4+len(v), typ)
+	e.B = append(e.B, v...)
+	e.pad()
+}
+
+// Str appends an attribute that is a string.
+func (e *Encoder) Str(typ uint16, v string) {
+	e.head(5+len(v), typ)
+	e.B = append(e.B, v...)
+	e.B = append(e.B, 0)
+	e.pad()
+}
+
+// U8 appends an attribute that is one byte.
+func (e *Encoder) U8(typ uint16, v uint8) {
+	e.head(5, typ)
+	e.B = append(e.B, v, 0, 0, 0)
+}
+
+// U16 appends an attribute that is a number, big endian.
+func (e *Encoder) U16(typ, v uint16) {
+	e.head(6, typ)
+	e.B = append(binary.BigEndian.AppendUint16(e.B, v), 0, 0)
+}
+
+// U32 appends an attribute that is a number, big endian.
+func (e *Encoder) U32(typ uint16, v uint32) {
+	e.head(8, typ)
+	e.B = binary.BigEndian.AppendUint32(e.B, v)
+}
+
+// U64 appends an attribute that is a number, big endian.
+func (e *Encoder) U64(typ uint16, v uint64) {
+	e.head(12, typ)
+	e.B = binary.BigEndian.AppendUint64(e.B, v)
+}
+
+// Native32 appends an attribute that is a number in the machine's byte order.
+func (e *Encoder) Native32(typ uint16, v uint32) {
+	e.head(8, typ)
+	e.B = Order.AppendUint32(e.B, v)
+}
+
+func (e *Encoder) pad() {
+	for len(e.B)%4 != 0 {
+		e.B = append(e.B, 0)
+	}
+}
+
+// Attributes calls f for each attribute in b, without the flag bits of its type, until f returns false. A
+// malformed rest is ignored: what the kernel sends is well formed.
+func Attributes(b []byte, f func(typ uint16, v []byte) bool) {
+	for len(b) >= 4 {
+		n := int(Order.Uint16(b))
+		if n < 4 || n > len(b) {
+			return
+		}
+		if !f(Order.Uint16(b[2:])&attrTypeMask, b[4:n]) {
+			return
+		}
+		b = b[min((n+3)&^3, len(b)):]
+	}
+}
+
+// Attribute returns the value of the first attribute of that type, or nil.
+func Attribute(b []byte, typ uint16) (v []byte) {
+	Attributes(b, func(t uint16, x []byte) bool {
+		if t == typ {
+			v = x
+		}
+		return v == nil
+	})
+	return v
+}
+
+// BE16 is a number of an attribute, big endian; 0 if that is too short.
+func BE16(b []byte) uint16 {
+	if len(b) < 2 {
+		return 0
+	}
+	return binary.BigEndian.Uint16(b)
+}
+
+// BE32 is a number of an attribute, big endian; 0 if that is too short.
+func BE32(b []byte) uint32 {
+	if len(b) < 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(b)
+}
+
+// CStr returns b as a string without the terminating NUL.
+func CStr(b []byte) string {
+	for i, c := range b {
+		if c == 0 {
+			return string(b[:i])
+		}
+	}
+	return string(b)
+}
