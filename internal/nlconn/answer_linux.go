@@ -93,6 +93,86 @@ func (c *Conn) answer(ctx context.Context, seq uint32, acked bool, f func(Messag
 	}
 }
 
+// Each sends messages, which each ask for an acknowledgement (NLM_F_ACK) and for nothing else, in one system call, after it gave
+// them numbers. It calls outcome with what became of each, by its position and not always in order: nil, the [*Error] of the
+// kernel, or an error that wraps [ErrNoAnswer] if the kernel has the message and nobody knows what it did with it. An error of
+// Each itself means that the kernel has none of them, and outcome was not called.
+//
+// Nothing ends what is on its way. The kernel carries out one message after the other and writes all answers before the system
+// call returns, so that what is not there then is lost. Each answer takes up to 2 KiB of the room for messages that nobody has
+// read ([Config].ReceiveBuffer, of which the kernel makes twice as much): the caller sends no more at once than has room there.
+func (c *Conn) Each(ctx context.Context, messages []byte, outcome func(i int, err error)) error {
+	if len(messages) == 0 {
+		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := c.ready(); err != nil {
+		return err
+	}
+	c.discard()
+	first := c.seq + 1
+	for b := messages; len(b) > 0; b = b[min(int(binary.NativeEndian.Uint32(b)+3)&^3, len(b)):] {
+		binary.NativeEndian.PutUint32(b[8:], c.Next())
+	}
+	n := int(c.seq - first + 1)
+	if err := c.Send(ctx, messages); err != nil {
+		return err
+	}
+	c.answered = append(c.answered[:0], make([]bool, n)...)
+	left, lost := n, error(nil)
+	for left > 0 {
+		if len(c.unread) == 0 {
+			err := c.receive(false)
+			if err == unix.ENOBUFS { // an answer found no room; others may be there all the same
+				lost = err
+				continue
+			}
+			if err != nil {
+				if err != unix.EAGAIN {
+					lost = err
+				}
+				break
+			}
+		}
+		m, err := c.cut()
+		if err != nil {
+			lost = err
+			continue
+		}
+		i := int(m.Seq - first)
+		if m.Type != unix.NLMSG_ERROR || i < 0 || i >= n || c.answered[i] {
+			continue
+		}
+		c.answered[i] = true
+		left--
+		outcome(i, m.outcome())
+	}
+	if left == 0 {
+		return nil
+	}
+	c.broken = true
+	err := ErrNoAnswer
+	if lost != nil {
+		err = fmt.Errorf("%w: %w", ErrNoAnswer, os.NewSyscallError("receive", lost))
+	}
+	for i, answered := range c.answered {
+		if !answered {
+			outcome(i, err)
+		}
+	}
+	return nil
+}
+
+// discard throws away what is left of earlier answers, so that it is not taken for the next one's.
+func (c *Conn) discard() {
+	for err := error(nil); err == nil || err == unix.ENOBUFS; {
+		err = c.receive(false)
+	}
+	c.unread = nil
+}
+
 // Batch sends a transaction of nftables, of which the message with the number last asks for an acknowledgement, and returns
 // what became of it. The error is the [*Error] of the first message that the kernel refused; or wraps [ErrNoAnswer] if the
 // kernel has the batch and nobody knows what it did with it. With any other error the kernel has not seen it.
@@ -106,9 +186,7 @@ func (c *Conn) Batch(ctx context.Context, bufs [][]byte, last uint32) error {
 	if err := c.ready(); err != nil {
 		return err
 	}
-	for c.receive(false) == nil { // what is left of an earlier answer must not be taken for this one's
-	}
-	c.unread = nil
+	c.discard()
 	if err := c.send(bufs); err != nil {
 		return err
 	}

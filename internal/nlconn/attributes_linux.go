@@ -99,6 +99,12 @@ func (e *Encoder) U64(typ uint16, v uint64) {
 	e.B = binary.BigEndian.AppendUint64(e.B, v)
 }
 
+// Native16 appends an attribute that is a number in the machine's byte order.
+func (e *Encoder) Native16(typ, v uint16) {
+	e.head(6, typ)
+	e.B = append(Order.AppendUint16(e.B, v), 0, 0)
+}
+
 // Native32 appends an attribute that is a number in the machine's byte order.
 func (e *Encoder) Native32(typ uint16, v uint32) {
 	e.head(8, typ)

@@ -56,6 +56,8 @@ type Conn struct {
 	buf    []byte
 	unread []byte // of buf
 
+	answered []bool // by Each
+
 	// A system call at work. The functions are made once: a closure for each call would be garbage.
 	receiving func(fd uintptr) bool
 	sending   func(fd uintptr)

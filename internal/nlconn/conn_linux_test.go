@@ -469,3 +469,73 @@ func TestMemory(t *testing.T) {
 		t.Errorf("%v allocations for %d messages", allocs, n/11)
 	}
 }
+
+// Each tells of every message what became of it, also where answers are lost; and the next question is not taken in by them.
+func TestEach(t *testing.T) {
+	c := netfilter(t)
+	batch(t, c, "a")
+	ask := func(names ...string) (all []byte) {
+		for _, name := range names {
+			all = append(all, message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, unix.NFPROTO_IPV4, 0, unix.NFTA_TABLE_NAME, name)...)
+		}
+		return all
+	}
+	each := func(ctx context.Context, messages []byte) (map[int]error, error) {
+		got := map[int]error{}
+		return got, c.Each(ctx, messages, func(i int, err error) {
+			if _, twice := got[i]; twice {
+				t.Errorf("message %d is told of twice", i)
+			}
+			got[i] = err
+		})
+	}
+	if err := c.Send(t.Context(), message(nftables|unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, unix.NFPROTO_IPV4, 1, unix.NFTA_TABLE_NAME, "missing")); err != nil {
+		t.Fatal(err) // whose answer lies about
+	}
+	got, err := each(t.Context(), ask("a", "missing", "a"))
+	if err != nil || len(got) != 3 || got[0] != nil || !errors.Is(got[1], unix.ENOENT) || got[2] != nil {
+		t.Errorf("%v, %v", got, err)
+	}
+	if got, err := each(t.Context(), nil); err != nil || len(got) != 0 {
+		t.Errorf("no messages: %v, %v", got, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got, err := each(ctx, ask("a")); err != context.Canceled || len(got) != 0 {
+		t.Errorf("a context that has ended: %v, %v", got, err)
+	}
+	// There is room for some answers alone.
+	if err := c.SetReceiveBuffer(1); err != nil {
+		t.Fatal(err)
+	}
+	before, known, unknown := port(t, c), 0, 0
+	got, err = each(t.Context(), ask(slices.Repeat([]string{"missing"}, 50)...))
+	for _, err := range got {
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			known++
+		case errors.Is(err, ErrNoAnswer) && errors.Is(err, unix.ENOBUFS):
+			unknown++
+		}
+	}
+	if err != nil || known == 0 || unknown == 0 || known+unknown != 50 {
+		t.Errorf("little room: %d answers, %d lost, %v", known, unknown, err)
+	}
+	expectFresh(t, c, before, 1)
+	// There is no answer at all.
+	before = port(t, c)
+	deafen(t, c)
+	if got, err := each(t.Context(), ask("a", "a")); err != nil || !errors.Is(got[0], ErrNoAnswer) || !errors.Is(got[1], ErrNoAnswer) {
+		t.Errorf("a kernel that does not answer: %v, %v", got, err)
+	}
+	expectFresh(t, c, before, 1)
+	messages := ask(slices.Repeat([]string{"a"}, 100)...)
+	outcome := func(int, error) {}
+	if n := testing.AllocsPerRun(10, func() {
+		if err := c.Each(t.Context(), messages, outcome); err != nil {
+			t.Error(err)
+		}
+	}); n > 5 {
+		t.Errorf("100 messages make %v pieces of garbage", n)
+	}
+}

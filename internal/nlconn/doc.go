@@ -4,6 +4,7 @@
 //	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER})
 //	err = conn.Do(ctx, request, func(m nlconn.Message) error { … })  // one request, its answers
 //	err = conn.Batch(ctx, buffers, last)                             // one transaction of nftables
+//	err = conn.Each(ctx, messages, func(i int, err error) { … })     // many requests at once, what became of each
 //
 // No request waits for ever: each part of an answer must come within [Patience], and a context that ends ends the wait at
 // once. After an answer that was not read to its end, the socket is replaced before the next request, in the same network
