@@ -1,0 +1,328 @@
+package ipvswire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
+)
+
+// ErrNoIPVS is wrapped by the errors of a kernel that has no IPVS, and no module of it that it could load.
+var ErrNoIPVS = errors.New("the kernel has no IPVS (CONFIG_IP_VS, the module ip_vs)")
+
+// Transport carries messages to the kernel and answers back, as [nlconn.Conn] does and says. Package ipvsfake has another.
+type Transport interface {
+	Do(ctx context.Context, request []byte, f func(nlconn.Message) error) error
+	Each(ctx context.Context, messages []byte, outcome func(i int, err error)) error
+	Close() error
+}
+
+const (
+	// room is for the answers to a piece of a batch. The kernel makes twice as much of it, and an answer takes up to 2 KiB. This
+	// much is allowed to everybody, unless the system's limit (net.core.rmem_max) was lowered.
+	room = 208 << 10
+	// piece is how many operations go in one system call.
+	piece = 192
+)
+
+// Conn is a connection to IPVS in one network namespace. It is for one goroutine at a time.
+type Conn struct {
+	kernel   Transport
+	family   uint16 // its number with this kernel
+	piece    int
+	counters Counters
+
+	out   nlconn.Encoder // the piece under way
+	reply decoder
+
+	// A call of Do at work. The function is made once: a closure for each call would be garbage.
+	settle   func(i int, err error)
+	ops      []Op
+	failed   func(i int, err error)
+	sent     []int // of the piece under way: which operations its messages are
+	failures int
+	cause    error // the first of them
+	crowded  bool  // an answer of the piece found no room
+}
+
+// Open connects to IPVS in the network namespace of the calling thread. A kernel that has it as a module loads it. The error
+// wraps [ErrNoIPVS] if there is none, and unix.EPERM without CAP_NET_ADMIN there.
+func Open() (*Conn, error) {
+	kernel, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_GENERIC, ReceiveBuffer: room})
+	if err != nil {
+		return nil, fmt.Errorf("connect to IPVS: %w", err)
+	}
+	c, err := New(context.Background(), kernel)
+	if err != nil {
+		kernel.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// New connects by a transport, which it closes when it is closed; if New fails, the caller does.
+func New(ctx context.Context, kernel Transport) (*Conn, error) {
+	c := &Conn{kernel: kernel, piece: piece}
+	c.settle = c.settled
+	if err := c.resolve(ctx); err != nil {
+		return nil, fmt.Errorf("connect to IPVS: %w", err)
+	}
+	if _, err := c.Info(ctx); err != nil { // to say now what would fail with each operation
+		return nil, fmt.Errorf("connect to IPVS: %w", err)
+	}
+	return c, nil
+}
+
+// Close closes the connection.
+func (c *Conn) Close() error { return c.kernel.Close() }
+
+// Counters returns what was asked so far.
+func (c *Conn) Counters() Counters { return c.counters }
+
+// Do carries out operations, one after the other. It calls failed, which may be nil, with the position and the error of each
+// operation that the kernel refused, that was not sent, or of which nobody knows what came of it (the error wraps
+// [nlconn.ErrNoAnswer]), in no order; all others are done. It returns nil if all were done, and else the first such error, with
+// how many there were. The errors say what was to be done, and wrap the kernel's.
+//
+// Nothing ends a system call that is under way; a context that has ended keeps the next from being made.
+func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) error {
+	c.ops, c.failed, c.failures, c.cause = ops, failed, 0, nil
+	for next := 0; next < len(ops); {
+		c.out.B, c.sent, c.crowded = c.out.B[:0], c.sent[:0], false
+		for ; next < len(ops) && len(c.sent) < c.piece; next++ {
+			if err := ops[next].check(); err != nil {
+				c.fail(next, err)
+				continue
+			}
+			appendOp(&c.out, c.family, &ops[next])
+			c.sent = append(c.sent, next)
+		}
+		if len(c.sent) == 0 {
+			continue
+		}
+		if err := c.kernel.Each(ctx, c.out.B, c.settle); err != nil {
+			for _, i := range c.sent {
+				c.fail(i, err)
+			}
+			for ; next < len(ops); next++ {
+				c.fail(next, err)
+			}
+			break
+		}
+		c.counters.add(len(c.sent), len(c.out.B))
+		if c.crowded { // less room than we asked for, or larger answers
+			c.piece = max(1, c.piece/2)
+		}
+	}
+	err := c.cause
+	if c.failures > 1 {
+		err = fmt.Errorf("%w; and %d more of %d failed", c.cause, c.failures-1, len(ops))
+	}
+	c.ops, c.failed, c.cause = nil, nil, nil
+	return err
+}
+
+// settled is told what became of a message of the piece under way.
+func (c *Conn) settled(message int, err error) {
+	if err == nil {
+		return
+	}
+	c.crowded = c.crowded || errors.Is(err, unix.ENOBUFS) && errors.Is(err, nlconn.ErrNoAnswer)
+	c.fail(c.sent[message], err)
+}
+
+func (c *Conn) fail(i int, err error) {
+	err = fmt.Errorf("%v: %w", c.ops[i], err)
+	if c.failures++; c.cause == nil {
+		c.cause = err
+	}
+	if c.failed != nil {
+		c.failed(i, err)
+	}
+}
+
+// ask sends one request, of which build appends the attributes, and calls f with the body of each answer.
+func (c *Conn) ask(ctx context.Context, cmd uint8, flags uint16, build func(*nlconn.Encoder), f func(body []byte) error) error {
+	c.out.B = c.out.B[:0]
+	at := begin(&c.out, c.family, flags, cmd)
+	if build != nil {
+		build(&c.out)
+	}
+	c.out.EndMessage(at)
+	c.counters.add(1, len(c.out.B))
+	return c.kernel.Do(ctx, c.out.B, func(m nlconn.Message) error {
+		if m.Type != c.family || f == nil {
+			return nil
+		}
+		return f(m.Body)
+	})
+}
+
+// resolve asks which number the family has. It is another one after the module was unloaded and loaded again, which it can be
+// while there are no virtual services.
+func (c *Conn) resolve(ctx context.Context) error {
+	c.out.B = c.out.B[:0]
+	at := c.out.Begin(unix.GENL_ID_CTRL, 0, 0)
+	c.out.B = append(c.out.B, unix.CTRL_CMD_GETFAMILY, 1, 0, 0)
+	c.out.Str(unix.CTRL_ATTR_FAMILY_NAME, familyName)
+	c.out.EndMessage(at)
+	c.counters.add(1, len(c.out.B))
+	var family uint16
+	err := c.kernel.Do(ctx, c.out.B, func(m nlconn.Message) error {
+		if attrs, ok := attributes(m.Body, unix.CTRL_CMD_NEWFAMILY); ok {
+			family = native16(nlconn.Attribute(attrs, unix.CTRL_ATTR_FAMILY_ID))
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return ErrNoIPVS
+	case err != nil:
+		return fmt.Errorf("ask for the generic netlink family %s: %w", familyName, err)
+	case family == 0:
+		return fmt.Errorf("ask for the generic netlink family %s: %w: it has no number", familyName, unix.EBADMSG)
+	}
+	c.family = family
+	return nil
+}
+
+// Services calls f with each virtual service of the network namespace, of both families, in no order; see the package comment on
+// what a list may lack. If f returns an error, Services does. f must not use the connection.
+func (c *Conn) Services(ctx context.Context, f func(ServiceState) error) error {
+	err := c.resolve(ctx)
+	if err == nil {
+		err = c.ask(ctx, cmdGetService, unix.NLM_F_DUMP, nil, func(body []byte) error {
+			s, err := c.reply.service(body)
+			if err != nil {
+				return err
+			}
+			return f(s)
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("list virtual servers: %w", err)
+	}
+	return nil
+}
+
+// Service returns one virtual service. The error wraps unix.ESRCH if there is none.
+func (c *Conn) Service(ctx context.Context, id ServiceID) (ServiceState, error) {
+	op := Op{Verb: DelService, Service: Service{ServiceID: id}} // which is named in the same way
+	var s ServiceState
+	found, err := false, op.check()
+	if err == nil {
+		err = c.ask(ctx, cmdGetService, unix.NLM_F_ACK, func(e *nlconn.Encoder) { appendService(e, &op.Service, false) }, func(body []byte) (err error) {
+			s, err = c.reply.service(body)
+			found = err == nil
+			return err
+		})
+	}
+	if err == nil && !found {
+		err = fmt.Errorf("%w: an answer without it", unix.EBADMSG)
+	}
+	if err != nil {
+		return ServiceState{}, fmt.Errorf("look at virtual server %s: %w", id, err)
+	}
+	return s, nil
+}
+
+// Destinations calls f with each destination of a service, in no order; of a service that is not there with none. If f returns
+// an error, Destinations does. f must not use the connection.
+func (c *Conn) Destinations(ctx context.Context, id ServiceID, f func(DestinationState) error) error {
+	op := Op{Verb: DelService, Service: Service{ServiceID: id}}
+	err := op.check()
+	if err == nil {
+		err = c.ask(ctx, cmdGetDest, unix.NLM_F_DUMP, func(e *nlconn.Encoder) { appendService(e, &op.Service, false) }, func(body []byte) error {
+			d, err := c.reply.destination(body, id.Family)
+			if err != nil {
+				return err
+			}
+			return f(d)
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("list real servers of virtual server %s: %w", id, err)
+	}
+	return nil
+}
+
+// Timeouts returns those of connections.
+func (c *Conn) Timeouts(ctx context.Context) (Timeouts, error) {
+	var t Timeouts
+	err := c.ask(ctx, cmdGetConfig, unix.NLM_F_ACK, nil, func(body []byte) error {
+		attrs, ok := attributes(body, cmdSetConfig)
+		if !ok {
+			return unix.EBADMSG
+		}
+		seconds := func(attr uint16) time.Duration {
+			return time.Duration(native32(nlconn.Attribute(attrs, attr))) * time.Second
+		}
+		t = Timeouts{TCP: seconds(attrTimeoutTCP), TCPFin: seconds(attrTimeoutTCPFin), UDP: seconds(attrTimeoutUDP)}
+		return nil
+	})
+	if err != nil {
+		return Timeouts{}, fmt.Errorf("read the timeouts of IPVS: %w", err)
+	}
+	return t, nil
+}
+
+// SetTimeouts sets those of connections, for the packets that come from now on. 0 leaves one as it is; they must be whole
+// seconds.
+func (c *Conn) SetTimeouts(ctx context.Context, t Timeouts) error {
+	all := [...]struct {
+		attr  uint16
+		value time.Duration
+	}{{attrTimeoutTCP, t.TCP}, {attrTimeoutTCPFin, t.TCPFin}, {attrTimeoutUDP, t.UDP}}
+	for _, v := range all {
+		if v.value < 0 || v.value%time.Second != 0 || v.value/time.Second > math.MaxInt32 {
+			return fmt.Errorf("set the timeouts of IPVS: %v is not in whole seconds from 0 to %d", v.value, math.MaxInt32)
+		}
+	}
+	err := c.ask(ctx, cmdSetConfig, unix.NLM_F_ACK, func(e *nlconn.Encoder) {
+		for _, v := range all {
+			if v.value != 0 {
+				e.Native32(v.attr, uint32(v.value/time.Second))
+			}
+		}
+	}, nil)
+	if err != nil {
+		return fmt.Errorf("set the timeouts of IPVS to %+v: %w", t, err)
+	}
+	return nil
+}
+
+// Info asks what version of IPVS that is.
+func (c *Conn) Info(ctx context.Context) (Info, error) {
+	var info Info
+	err := c.ask(ctx, cmdGetInfo, unix.NLM_F_ACK, nil, func(body []byte) error {
+		attrs, ok := attributes(body, cmdSetInfo)
+		if !ok {
+			return unix.EBADMSG
+		}
+		info = Info{Version: native32(nlconn.Attribute(attrs, infoVersion)), ConnTableSize: native32(nlconn.Attribute(attrs, infoTableSize))}
+		return nil
+	})
+	if err != nil {
+		return Info{}, fmt.Errorf("ask IPVS for its version: %w", err)
+	}
+	return info, nil
+}
+
+// Flush removes all virtual services of the network namespace, of both families, whosever they are.
+func (c *Conn) Flush(ctx context.Context) error {
+	if err := c.ask(ctx, cmdFlush, unix.NLM_F_ACK, nil, nil); err != nil {
+		return fmt.Errorf("remove all virtual servers: %w", err)
+	}
+	return nil
+}
+
+func (n *Counters) add(messages, bytes int) {
+	n.Messages += uint64(messages)
+	n.Sends++
+	n.Bytes += uint64(bytes)
+}

@@ -1,0 +1,387 @@
+package ipvswire
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
+)
+
+// Numbers of include/uapi/linux/ip_vs.h. Numbers in attributes are in the machine's byte order, addresses, ports and the netmask
+// of IPv4 in the network's.
+const (
+	familyName    = "IPVS"
+	familyVersion = 1
+
+	cmdNewService = 1
+	cmdSetService = 2
+	cmdDelService = 3
+	cmdGetService = 4
+	cmdNewDest    = 5
+	cmdSetDest    = 6
+	cmdDelDest    = 7
+	cmdGetDest    = 8
+	cmdSetConfig  = 12
+	cmdGetConfig  = 13
+	cmdSetInfo    = 14 // the answer to cmdGetInfo
+	cmdGetInfo    = 15
+	cmdFlush      = 17
+
+	attrService       = 1
+	attrDest          = 2
+	attrTimeoutTCP    = 4
+	attrTimeoutTCPFin = 5
+	attrTimeoutUDP    = 6
+
+	svcAF        = 1
+	svcProtocol  = 2
+	svcAddr      = 3
+	svcPort      = 4
+	svcMark      = 5
+	svcScheduler = 6
+	svcFlags     = 7 // struct ip_vs_flags: the flags, and which of them count
+	svcTimeout   = 8
+	svcNetmask   = 9
+	svcStats     = 10
+	svcEngine    = 11
+	svcStats64   = 12 // from Linux 4.1 on
+
+	destAddr       = 1
+	destPort       = 2
+	destForwarding = 3
+	destWeight     = 4
+	destUpper      = 5
+	destLower      = 6
+	destActive     = 7
+	destInactive   = 8
+	destPersistent = 9
+	destStats      = 10
+	destFamily     = 11 // from Linux 3.18 on
+	destStats64    = 12
+	destTunType    = 13
+	destTunPort    = 14
+	destTunFlags   = 15
+
+	statConns      = 1
+	statInPackets  = 2
+	statOutPackets = 3
+	statInBytes    = 4
+	statOutBytes   = 5
+
+	infoVersion   = 1
+	infoTableSize = 2
+)
+
+const (
+	genlHeader = 4  // struct genlmsghdr
+	nameLimit  = 15 // IP_VS_SCHEDNAME_MAXLEN and IP_VS_PENAME_MAXLEN, without the NUL
+)
+
+var commands = [...]uint8{NewService: cmdNewService, SetService: cmdSetService, DelService: cmdDelService,
+	NewDestination: cmdNewDest, SetDestination: cmdSetDest, DelDestination: cmdDelDest}
+
+// begin begins a request to the family with that number.
+func begin(e *nlconn.Encoder, family uint16, flags uint16, cmd uint8) int {
+	at := e.Begin(family, flags, 0)
+	e.B = append(e.B, cmd, familyVersion, 0, 0)
+	return at
+}
+
+// appendOp appends the message of an operation that was checked.
+func appendOp(e *nlconn.Encoder, family uint16, op *Op) {
+	at := begin(e, family, unix.NLM_F_ACK, commands[op.Verb])
+	appendService(e, &op.Service, op.Verb == NewService || op.Verb == SetService)
+	if op.Verb >= NewDestination {
+		appendDestination(e, &op.Destination, op.Verb != DelDestination)
+	}
+	e.EndMessage(at)
+}
+
+func appendService(e *nlconn.Encoder, s *Service, whole bool) {
+	nest := e.Nest(attrService)
+	e.Native16(svcAF, uint16(s.Family))
+	if s.Mark != 0 {
+		e.Native32(svcMark, s.Mark)
+	} else {
+		e.Native16(svcProtocol, uint16(s.Proto))
+		appendAddr(e, svcAddr, s.Addr.Addr())
+		e.U16(svcPort, s.Addr.Port())
+	}
+	if whole {
+		e.Str(svcScheduler, s.Scheduler)
+		var flags [8]byte
+		nlconn.Order.PutUint32(flags[:], uint32(s.Flags))
+		nlconn.Order.PutUint32(flags[4:], ^uint32(0))
+		e.Bytes(svcFlags, flags[:])
+		e.Native32(svcTimeout, s.Timeout)
+		if s.Family == IPv6 {
+			e.Native32(svcNetmask, s.Netmask)
+		} else {
+			e.U32(svcNetmask, s.Netmask)
+		}
+		if s.Engine != "" {
+			e.Str(svcEngine, s.Engine)
+		}
+	}
+	e.EndNest(nest)
+}
+
+func appendDestination(e *nlconn.Encoder, d *Destination, whole bool) {
+	nest := e.Nest(attrDest)
+	appendAddr(e, destAddr, d.Addr.Addr())
+	e.U16(destPort, d.Addr.Port())
+	e.Native16(destFamily, uint16(FamilyOf(d.Addr.Addr())))
+	if whole {
+		e.Native32(destForwarding, uint32(d.Forwarding))
+		e.Native32(destWeight, uint32(d.Weight))
+		e.Native32(destUpper, d.Upper)
+		e.Native32(destLower, d.Lower)
+		if d.Tunnel != (TunnelOptions{}) {
+			e.U8(destTunType, d.Tunnel.Type)
+			e.U16(destTunPort, d.Tunnel.Port)
+			e.Native16(destTunFlags, d.Tunnel.Flags)
+		}
+	}
+	e.EndNest(nest)
+}
+
+func appendAddr(e *nlconn.Encoder, typ uint16, a netip.Addr) {
+	if a.Is4() {
+		b := a.As4()
+		e.Bytes(typ, b[:])
+		return
+	}
+	b := a.As16()
+	e.Bytes(typ, b[:])
+}
+
+// check says what of an operation the message could not say.
+func (op *Op) check() error {
+	if op.Verb < NewService || op.Verb > DelDestination {
+		return fmt.Errorf("there is no operation %d", op.Verb)
+	}
+	s := &op.Service
+	switch {
+	case s.Family != IPv4 && s.Family != IPv6:
+		return fmt.Errorf("the virtual server has the address family %d", s.Family)
+	case s.Mark == 0 && (FamilyOf(s.Addr.Addr()) != s.Family || s.Addr.Addr().Zone() != ""):
+		return fmt.Errorf("the virtual server's address %q is not one of family %d", s.Addr.Addr(), s.Family)
+	case op.Verb >= NewDestination:
+		if a := op.Destination.Addr.Addr(); !a.IsValid() || a.Zone() != "" {
+			return fmt.Errorf("the real server's address is %q", a)
+		}
+	case op.Verb == DelService:
+	case s.Scheduler == "" || len(s.Scheduler) > nameLimit || hasNUL(s.Scheduler):
+		return fmt.Errorf("the scheduler's name %q has not 1 to %d bytes", s.Scheduler, nameLimit)
+	case len(s.Engine) > nameLimit || hasNUL(s.Engine):
+		return fmt.Errorf("the persistence engine's name %q has more than %d bytes", s.Engine, nameLimit)
+	}
+	return nil
+}
+
+func hasNUL(s string) bool {
+	for i := range len(s) {
+		if s[i] == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// attributes returns those of an answer's body, if it is one to that command.
+func attributes(body []byte, cmd uint8) ([]byte, bool) {
+	if len(body) < genlHeader || body[0] != cmd {
+		return nil, false
+	}
+	return body[genlHeader:], true
+}
+
+// decoder reads answers. It keeps the names of schedulers that it has seen: a list of many services has few.
+type decoder struct{ names map[string]string }
+
+func (d *decoder) name(b []byte) string {
+	for i, c := range b {
+		if c == 0 {
+			b = b[:i]
+			break
+		}
+	}
+	if s, ok := d.names[string(b)]; ok {
+		return s
+	}
+	if d.names == nil {
+		d.names = make(map[string]string)
+	}
+	s := string(b)
+	if len(d.names) < 100 {
+		d.names[s] = s
+	}
+	return s
+}
+
+// service reads an answer that tells of a virtual service.
+func (d *decoder) service(body []byte) (ServiceState, error) {
+	var s ServiceState
+	attrs, ok := attributes(body, cmdNewService)
+	if !ok {
+		return s, fmt.Errorf("an answer of %d bytes tells of no virtual server", len(body))
+	}
+	var addr, netmask []byte
+	var port uint16
+	nlconn.Attributes(nlconn.Attribute(attrs, attrService), func(typ uint16, v []byte) bool {
+		switch typ {
+		case svcAF:
+			s.Family = Family(native16(v))
+		case svcProtocol:
+			s.Proto = uint8(native16(v))
+		case svcAddr:
+			addr = v
+		case svcPort:
+			port = nlconn.BE16(v)
+		case svcMark:
+			s.Mark = native32(v)
+		case svcScheduler:
+			s.Scheduler = d.name(v)
+		case svcFlags:
+			s.Flags = Flags(native32(v)) &^ hashed
+		case svcTimeout:
+			s.Timeout = native32(v)
+		case svcNetmask:
+			netmask = v
+		case svcEngine:
+			s.Engine = d.name(v)
+		case svcStats:
+			if s.Stats == (Stats{}) {
+				s.Stats = stats(v)
+			}
+		case svcStats64:
+			s.Stats = stats(v)
+		}
+		return true
+	})
+	if s.Family == IPv6 {
+		s.Netmask = native32(netmask)
+	} else {
+		s.Netmask = nlconn.BE32(netmask)
+	}
+	if s.Family != IPv4 && s.Family != IPv6 {
+		return s, fmt.Errorf("the kernel lists a virtual server of the address family %d", s.Family)
+	}
+	if s.Mark != 0 {
+		return s, nil
+	}
+	a, ok := address(s.Family, addr)
+	if !ok {
+		return s, fmt.Errorf("the kernel lists a virtual server with an address of %d bytes", len(addr))
+	}
+	s.Addr = netip.AddrPortFrom(a, port)
+	return s, nil
+}
+
+// destination reads an answer that tells of a destination of a service of that family.
+func (d *decoder) destination(body []byte, family Family) (DestinationState, error) {
+	var s DestinationState
+	attrs, ok := attributes(body, cmdNewDest)
+	if !ok {
+		return s, fmt.Errorf("an answer of %d bytes tells of no real server", len(body))
+	}
+	var addr []byte
+	var port uint16
+	nlconn.Attributes(nlconn.Attribute(attrs, attrDest), func(typ uint16, v []byte) bool {
+		switch typ {
+		case destAddr:
+			addr = v
+		case destPort:
+			port = nlconn.BE16(v)
+		case destForwarding:
+			s.Forwarding = Forwarding(native32(v) & 7) // IP_VS_CONN_F_FWD_MASK
+		case destWeight:
+			s.Weight = int32(native32(v))
+		case destUpper:
+			s.Upper = native32(v)
+		case destLower:
+			s.Lower = native32(v)
+		case destActive:
+			s.Active = native32(v)
+		case destInactive:
+			s.Inactive = native32(v)
+		case destPersistent:
+			s.Persistent = native32(v)
+		case destFamily:
+			family = Family(native16(v))
+		case destTunType:
+			if len(v) > 0 {
+				s.Tunnel.Type = v[0]
+			}
+		case destTunPort:
+			s.Tunnel.Port = nlconn.BE16(v)
+		case destTunFlags:
+			s.Tunnel.Flags = native16(v)
+		case destStats:
+			if s.Stats == (Stats{}) {
+				s.Stats = stats(v)
+			}
+		case destStats64:
+			s.Stats = stats(v)
+		}
+		return true
+	})
+	a, ok := address(family, addr)
+	if !ok {
+		return s, fmt.Errorf("the kernel lists a real server of the address family %d with an address of %d bytes", family, len(addr))
+	}
+	s.Addr = netip.AddrPortFrom(a, port)
+	return s, nil
+}
+
+// address reads one from its field, which has 16 bytes for IPv4 too.
+func address(family Family, b []byte) (netip.Addr, bool) {
+	switch {
+	case family == IPv4 && len(b) >= 4:
+		return netip.AddrFrom4([4]byte(b)), true
+	case family == IPv6 && len(b) >= 16:
+		return netip.AddrFrom16([16]byte(b)), true
+	}
+	return netip.Addr{}, false
+}
+
+// stats reads counters of 32 or 64 bits.
+func stats(b []byte) (s Stats) {
+	nlconn.Attributes(b, func(typ uint16, v []byte) bool {
+		n := uint64(native32(v))
+		if len(v) >= 8 {
+			n = binary.NativeEndian.Uint64(v)
+		}
+		switch typ {
+		case statConns:
+			s.Conns = n
+		case statInPackets:
+			s.InPackets = n
+		case statOutPackets:
+			s.OutPackets = n
+		case statInBytes:
+			s.InBytes = n
+		case statOutBytes:
+			s.OutBytes = n
+		}
+		return true
+	})
+	return s
+}
+
+func native16(b []byte) uint16 {
+	if len(b) < 2 {
+		return 0
+	}
+	return nlconn.Order.Uint16(b)
+}
+
+func native32(b []byte) uint32 {
+	if len(b) < 4 {
+		return 0
+	}
+	return nlconn.Order.Uint32(b)
+}

@@ -1,0 +1,210 @@
+package ipvswire
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Family is an address family, by its number in Linux.
+type Family uint16
+
+// The families.
+const (
+	IPv4 Family = 2  // AF_INET
+	IPv6 Family = 10 // AF_INET6
+)
+
+// FamilyOf returns the family of an address: 0 of none.
+func FamilyOf(a netip.Addr) Family {
+	switch {
+	case a.Is4():
+		return IPv4
+	case a.IsValid():
+		return IPv6
+	}
+	return 0
+}
+
+// WholeAddress is the netmask that takes each client address for itself.
+func (f Family) WholeAddress() uint32 {
+	if f == IPv6 {
+		return 128
+	}
+	return 1<<32 - 1
+}
+
+// ServiceID says which virtual service: that of an address, port and protocol, or that of a firewall mark and family. Make it
+// with [ByAddr] or [ByMark], so that two of the same service are equal.
+type ServiceID struct {
+	Family Family
+	Mark   uint32 // 0: by address
+	Addr   netip.AddrPort
+	Proto  uint8 // IPPROTO_TCP (6), IPPROTO_UDP (17) or IPPROTO_SCTP (132)
+}
+
+// ByAddr names the service of an address, without zone, and port. Port 0 takes what no other service of the address does.
+func ByAddr(addr netip.AddrPort, proto uint8) ServiceID {
+	return ServiceID{Family: FamilyOf(addr.Addr()), Addr: addr, Proto: proto}
+}
+
+// ByMark names the service of packets with a firewall mark, whatever their address, protocol and port are. The mark is the whole
+// mark, and not 0.
+func ByMark(family Family, mark uint32) ServiceID { return ServiceID{Family: family, Mark: mark} }
+
+// String returns, for example, "TCP 10.0.0.1:80" or "mark 0x4001 (IPv6)".
+func (id ServiceID) String() string {
+	if id.Mark != 0 {
+		if id.Family == IPv6 {
+			return fmt.Sprintf("mark %#x (IPv6)", id.Mark)
+		}
+		return fmt.Sprintf("mark %#x", id.Mark)
+	}
+	switch id.Proto {
+	case 6:
+		return "TCP " + id.Addr.String()
+	case 17:
+		return "UDP " + id.Addr.String()
+	case 132:
+		return "SCTP " + id.Addr.String()
+	}
+	return fmt.Sprintf("protocol %d %s", id.Proto, id.Addr)
+}
+
+// Flags are those of a virtual service (IP_VS_SVC_F_…). The kernel's own flag "hashed" is not among them.
+type Flags uint32
+
+// The flags.
+const (
+	Persistent Flags = 1 << 0 // a client stays with its destination for the service's Timeout
+	OnePacket  Flags = 1 << 2 // each datagram is scheduled for itself
+	Sched1     Flags = 1 << 3 // sh and mh: fall back to another destination if the chosen one has weight 0 or is overloaded
+	Sched2     Flags = 1 << 4 // sh and mh: the source port counts too
+	Sched3     Flags = 1 << 5
+
+	hashed Flags = 1 << 1
+)
+
+// Service is a virtual service as one asks for it. Two that are equal are the same to the kernel.
+type Service struct {
+	ServiceID
+	Scheduler string // of at most 15 bytes
+	Flags     Flags
+	Timeout   uint32 // of persistence, in seconds; kept, and of no consequence, without Persistent
+	// Netmask says which addresses are one client to persistence and schedulers: of IPv4 the mask (0xffffff00 is /24), of IPv6
+	// the length of the prefix, 1 to 128. Family.WholeAddress is what one wants mostly.
+	Netmask uint32
+	// Engine is the persistence engine (as sip), of at most 15 bytes, or empty.
+	Engine string
+}
+
+// Forwarding is how packets come to a destination (IP_VS_CONN_F_…).
+type Forwarding uint8
+
+// The methods. The kernel lists the last two, and nobody asks for them.
+const (
+	Masq   Forwarding = 0 // destination NAT
+	Local  Forwarding = 1
+	Tunnel Forwarding = 2
+	Route  Forwarding = 3 // direct routing
+	Bypass Forwarding = 4
+)
+
+// Destination is a real server as one asks for it. Its address and port are its name in the service.
+type Destination struct {
+	Addr       netip.AddrPort
+	Forwarding Forwarding
+	Weight     int32 // 0 takes no new connections and keeps those it has; below 0 is refused
+	// Upper is the number of connections beyond which the destination gets no more until it has less than Lower; 0 is none.
+	Upper, Lower uint32
+	// Tunnel is how, where Forwarding is Tunnel; zero is IPIP.
+	Tunnel TunnelOptions
+}
+
+// TunnelOptions are those of a tunnel; kernels before 5.2 have none.
+type TunnelOptions struct {
+	Type  uint8 // 0 IPIP, 1 GUE, 2 GRE
+	Port  uint16
+	Flags uint16
+}
+
+// Stats is what went by so far, as counters of 64 bits.
+type Stats struct {
+	Conns, InPackets, OutPackets, InBytes, OutBytes uint64
+}
+
+// ServiceState is a virtual service as the kernel lists it.
+type ServiceState struct {
+	Service
+	Stats Stats
+}
+
+// DestinationState is a destination as the kernel lists it.
+type DestinationState struct {
+	Destination
+	Active     uint32 // connections that are established
+	Inactive   uint32 // all others that are known still
+	Persistent uint32 // templates of persistence that lead here
+	Stats      Stats
+}
+
+// Verb is what an operation does.
+type Verb uint8
+
+// The verbs. Set sets all that a Service or Destination has; it does not make one. Who deletes a service deletes its destinations.
+const (
+	NewService Verb = iota + 1
+	SetService
+	DelService // only the ServiceID counts
+	NewDestination
+	SetDestination
+	DelDestination // only the address counts
+)
+
+var verbs = [...]string{NewService: "add", SetService: "change", DelService: "remove", NewDestination: "add", SetDestination: "change", DelDestination: "remove"}
+
+// Op is one operation. Of its Service those on a destination heed the ServiceID alone.
+type Op struct {
+	Verb        Verb
+	Service     Service
+	Destination Destination
+}
+
+// String says what the operation does, as in "add real server 10.1.0.5:8080 of virtual server TCP 10.0.0.1:80".
+func (op Op) String() string {
+	verb := "?"
+	if int(op.Verb) < len(verbs) && verbs[op.Verb] != "" {
+		verb = verbs[op.Verb]
+	}
+	var b strings.Builder
+	b.WriteString(verb)
+	if op.Verb >= NewDestination {
+		fmt.Fprintf(&b, " real server %s of", op.Destination.Addr)
+	}
+	fmt.Fprintf(&b, " virtual server %s", op.Service.ServiceID)
+	if op.Verb == NewService || op.Verb == SetService {
+		fmt.Fprintf(&b, " with scheduler %s", op.Service.Scheduler)
+	}
+	return b.String()
+}
+
+// Timeouts are those of connections, one of each for the whole network namespace, in whole seconds.
+type Timeouts struct {
+	TCP    time.Duration // of one that is established
+	TCPFin time.Duration // of one that one side has closed
+	UDP    time.Duration
+}
+
+// Info is what the kernel says of itself.
+type Info struct {
+	Version       uint32 // 0x010201 is 1.2.1
+	ConnTableSize uint32 // rows of the hash table of connections; not a limit
+}
+
+// Counters says what a connection has asked so far.
+type Counters struct {
+	Messages uint64 // requests, each counted for itself
+	Sends    uint64 // system calls that sent them
+	Bytes    uint64 // of requests
+}
