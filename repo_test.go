@@ -45,8 +45,8 @@ const imports = `
 	cluster, policy, lb, plane, internal/ratelimit, internal/bisect < engine;
 	internal/bisect < plane/nftables, plane/iptables, plane/ipvs, plane/ebpf;
 
-	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest, internal/nftwire, internal/ipvswire;
-	internal/ipvswire < plane/ipvs;
+	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest, internal/nftwire, internal/ipset, internal/ipvswire;
+	internal/ipvswire, internal/ipset, internal/nlconn < plane/ipvs;
 	plane, plane/ownwrites < internal/nftwire;
 	internal/nftwire, plane/rollback, mode < plane/userspace/capture;
 	# Its chains are kept by the programs and in the trees of mode iptables.

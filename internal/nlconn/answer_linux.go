@@ -1,6 +1,7 @@
 package nlconn
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -25,6 +26,9 @@ type Error struct {
 	Seq    uint32 // of the message that it refused
 	Text   string // what the kernel says of it, if anything
 	Offset uint32 // of the attribute that it does not like, in the message; 0 if it does not tell
+	// Request is the body of the message, where the kernel sends that back though it was asked not to: ipsets write into it
+	// what they did not like.
+	Request []byte
 }
 
 func (e *Error) Error() string {
@@ -352,7 +356,13 @@ func (m Message) outcome() error {
 	if m.Type == unix.NLMSG_ERROR {
 		attrs += unix.SizeofNlMsghdr // of the request
 	}
-	if m.Flags&unix.NLM_F_ACK_TLVS == 0 || len(m.Body) < attrs {
+	if len(m.Body) < attrs {
+		return e
+	}
+	if m.Flags&unix.NLM_F_ACK_TLVS == 0 {
+		if m.Type == unix.NLMSG_ERROR {
+			e.Request = bytes.Clone(m.Body[attrs:])
+		}
 		return e
 	}
 	ad, err := netlink.NewAttributeDecoder(m.Body[attrs:])

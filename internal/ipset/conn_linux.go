@@ -1,0 +1,408 @@
+package ipset
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
+)
+
+// Transport carries messages to the kernel and answers back, as [nlconn.Conn] does and says.
+type Transport interface {
+	Do(ctx context.Context, request []byte, f func(nlconn.Message) error) error
+	Each(ctx context.Context, messages []byte, outcome func(i int, err error)) error
+	Close() error
+}
+
+// Client is what a [Conn] does, for those whose tests have something else do it.
+type Client interface {
+	Able(ctx context.Context, sets []Set) error
+	Headers(ctx context.Context) ([]Header, error)
+	Header(ctx context.Context, name string) (Header, error)
+	Members(ctx context.Context, name string, f func(Member)) (Header, error)
+	Create(ctx context.Context, s Set) error
+	Ensure(ctx context.Context, s Set) (created bool, err error)
+	Destroy(ctx context.Context, name string) error
+	Flush(ctx context.Context, name string) error
+	Swap(ctx context.Context, a, b string) error
+	Rename(ctx context.Context, from, to string) error
+	Do(ctx context.Context, ops []Op, failed func(i int, err error)) error
+	Counters() Counters
+	Close() error
+}
+
+var _ Client = (*Conn)(nil)
+
+// Conn is a connection to the ipsets of one network namespace. It is for one goroutine at a time.
+type Conn struct {
+	kernel   Transport
+	protocol uint8
+	types    map[typeOf]versions // what the kernel said of them
+	counters Counters
+	out      nlconn.Encoder
+	batch    batch
+}
+
+type typeOf struct {
+	name   Type
+	family Family
+}
+
+type versions struct{ min, max uint8 }
+
+// newest is the newest version of the protocol that this package speaks. All kernels since 2.6.39 know version 6, those since 4.20
+// version 7, which adds what is not used here.
+const newest = 7
+
+// Open connects in the network namespace of the calling thread. A kernel that has ipsets as a module loads it; see [Loaded]. The
+// error wraps [ErrUnsupported] if there are none, and unix.EPERM without CAP_NET_ADMIN there.
+func Open() (*Conn, error) {
+	kernel, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER, ReceiveBuffer: receiveBuffer})
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil, fmt.Errorf("ipset: netfilter's netlink is missing (CONFIG_NETFILTER_NETLINK): %w", ErrUnsupported)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ipset: %w", err)
+	}
+	c, err := New(context.Background(), kernel)
+	if err != nil {
+		kernel.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// New connects by a transport, which it closes when it is closed; if New fails, the caller does.
+func New(ctx context.Context, kernel Transport) (*Conn, error) {
+	c := &Conn{kernel: kernel, protocol: newest, types: map[typeOf]versions{}}
+	c.batch.settle = c.settled
+	var oldest, latest uint8
+	err := c.ask(ctx, cmdProtocol, 0, nil, func(attrs []byte) error {
+		latest = byteOf(nlconn.Attribute(attrs, attrProtocol))
+		oldest = cmp.Or(byteOf(nlconn.Attribute(attrs, attrProtocolMin)), latest)
+		return nil
+	})
+	switch {
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP): // netfilter knows no such subsystem
+		return nil, fmt.Errorf("ipset: the kernel has no ipsets (CONFIG_IP_SET, the module ip_set): %w", ErrUnsupported)
+	case err != nil:
+		return nil, fmt.Errorf("ipset: ask for the version of the protocol: %w", err)
+	case latest == 0 || oldest > newest:
+		return nil, fmt.Errorf("ipset: the kernel speaks versions %d to %d of the protocol, and this program version %d: %w", oldest, latest, newest, ErrUnsupported)
+	}
+	c.protocol = min(latest, newest)
+	return c, nil
+}
+
+// Loaded reports whether the kernel has ipsets already, without making it load them. Where /sys does not tell, it says yes.
+func Loaded() bool {
+	if _, err := os.Stat("/sys/module"); err != nil {
+		return true
+	}
+	_, err := os.Stat("/sys/module/ip_set")
+	return err == nil
+}
+
+// Close closes the connection.
+func (c *Conn) Close() error { return c.kernel.Close() }
+
+// Counters returns what was sent so far.
+func (c *Conn) Counters() Counters { return c.counters }
+
+// begin begins a message.
+func (c *Conn) begin(cmd, flags uint16) (at int) {
+	at = c.out.Netfilter(unix.NFNL_SUBSYS_IPSET<<8|cmd, flags, unix.AF_INET, 0, 0)
+	c.out.U8(attrProtocol, c.protocol)
+	return at
+}
+
+// ask sends one request, of which build appends the attributes, and calls f with the attributes of each answer.
+func (c *Conn) ask(ctx context.Context, cmd, flags uint16, build func(*nlconn.Encoder), f func(attrs []byte) error) error {
+	c.out.B = c.out.B[:0]
+	at := c.begin(cmd, flags)
+	if build != nil {
+		build(&c.out)
+	}
+	c.out.EndMessage(at)
+	c.counters.Messages++
+	c.counters.Sends++
+	c.counters.Bytes += uint64(len(c.out.B))
+	return c.kernel.Do(ctx, c.out.B, func(m nlconn.Message) error {
+		if f == nil || len(m.Body) < nfgenmsg {
+			return nil
+		}
+		return f(m.Body[nfgenmsg:])
+	})
+}
+
+// nfgenmsg is the length of struct nfgenmsg, with which bodies begin.
+const nfgenmsg = 4
+
+// command asks for something to be done.
+func (c *Conn) command(ctx context.Context, cmd, flags uint16, doing string, build func(*nlconn.Encoder)) error {
+	if err := c.ask(ctx, cmd, unix.NLM_F_ACK|flags, build, nil); err != nil {
+		return fmt.Errorf("%s: %w", doing, explain(err))
+	}
+	return nil
+}
+
+// revision asks which format of a type a set gets: the first in which members may carry marks, or the nearest that the kernel has.
+func (c *Conn) revision(ctx context.Context, s Set) (uint8, error) {
+	key := typeOf{s.Type, s.family()}
+	v, known := c.types[key]
+	if !known {
+		err := c.ask(ctx, cmdType, 0, func(e *nlconn.Encoder) {
+			e.Str(attrTypeName, string(s.Type))
+			e.U8(attrFamily, uint8(s.family()))
+		}, func(attrs []byte) error {
+			v.max = byteOf(nlconn.Attribute(attrs, attrRevision))
+			v.min = byteOf(nlconn.Attribute(attrs, attrRevisionMin))
+			return nil
+		})
+		if errors.Is(err, unix.EEXIST) || errors.Is(err, errFindType) {
+			return 0, fmt.Errorf("the kernel has no ipsets of type %s, %s (the module ip_set_%s): %w", s.Type, s.family(), modules[s.Type], ErrUnsupported)
+		}
+		if err != nil {
+			return 0, fmt.Errorf("ask for ipsets of type %s: %w", s.Type, explain(err))
+		}
+		c.types[key] = v
+	}
+	want := revisions[s.Type]
+	if v.max < want && s.SkbInfo {
+		return 0, fmt.Errorf("the kernel has no marks in ipsets of type %s: it has revision %d, they came with %d: %w", s.Type, v.max, want, ErrUnsupported)
+	}
+	return max(min(want, v.max), v.min), nil
+}
+
+// family is what the kernel is told.
+func (s Set) family() Family {
+	if s.Type == BitmapPort {
+		return 0
+	}
+	return s.Family
+}
+
+// Able says which of the sets this kernel cannot have; the error wraps [ErrUnsupported]. It creates none. A kernel that has their
+// types as modules loads them.
+func (c *Conn) Able(ctx context.Context, sets []Set) error {
+	for _, s := range sets {
+		if err := s.check(); err != nil {
+			return err
+		}
+		if _, err := c.revision(ctx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Create makes a set. The error wraps unix.EEXIST if there is one of that name, whatever it is, and [ErrUnsupported] if the kernel
+// cannot have it.
+func (c *Conn) Create(ctx context.Context, s Set) error {
+	return c.create(ctx, s, s.family())
+}
+
+func (c *Conn) create(ctx context.Context, s Set, family Family) error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	revision, err := c.revision(ctx, s)
+	if err != nil {
+		return fmt.Errorf("create ipset %s: %w", s.Name, err)
+	}
+	return c.command(ctx, cmdCreate, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "create ipset "+s.String(), func(e *nlconn.Encoder) {
+		e.Str(attrSetName, s.Name)
+		e.Str(attrTypeName, string(s.Type))
+		e.U8(attrRevision, revision)
+		e.U8(attrFamily, uint8(family))
+		data := e.Nest(attrData)
+		if s.Type == BitmapPort {
+			e.U16(attrPort|unix.NLA_F_NET_BYTEORDER, 0)
+			e.U16(attrPortTo|unix.NLA_F_NET_BYTEORDER, 65535)
+		} else {
+			e.U32(attrHashSize|unix.NLA_F_NET_BYTEORDER, hashSize)
+			e.U32(attrMaxElem|unix.NLA_F_NET_BYTEORDER, s.maxElem())
+		}
+		if s.SkbInfo {
+			e.U32(attrCADTFlags|unix.NLA_F_NET_BYTEORDER, flagWithSkbInfo)
+		}
+		e.EndNest(data)
+	})
+}
+
+// Ensure makes sure of a set. One of that name that is another is replaced if nothing refers to it; if rules do, and it is another
+// only in what members it has room for, its members go to one that is as wanted, which takes its place at one moment. Otherwise the error, which
+// wraps [ErrOther], says what to do. A set that was there keeps its members, unless it had to be replaced: created says so.
+func (c *Conn) Ensure(ctx context.Context, s Set) (created bool, err error) {
+	if err := s.check(); err != nil {
+		return false, err
+	}
+	for range 3 { // somebody else may be at it too
+		have, err := c.Header(ctx, s.Name)
+		if errors.Is(err, ErrNoSet) {
+			if err = c.Create(ctx, s); errors.Is(err, unix.EEXIST) {
+				continue
+			}
+			return err == nil, err
+		}
+		if err != nil {
+			return false, err
+		}
+		differs := have.Differs(s)
+		switch {
+		case differs == "":
+			return false, nil
+		case have.roomAlone(s):
+			return false, c.grow(ctx, have, s)
+		case have.References > 0:
+			return false, c.other(have, s, differs)
+		}
+		if err = c.Destroy(ctx, s.Name); errors.Is(err, ErrInUse) {
+			return false, c.other(have, s, differs)
+		} else if err != nil && !errors.Is(err, ErrNoSet) {
+			return false, err
+		}
+	}
+	return false, fmt.Errorf("ipset %s: somebody else creates and destroys it", s.Name)
+}
+
+func (c *Conn) other(have Header, want Set, differs string) error {
+	return fmt.Errorf("ipset %s has %s and must be %s; %d rules use it, so that it cannot be replaced: "+
+		"remove those (iptables-save | grep %s shows them), then run ipset destroy %s: %w", want.Name, differs, want, have.References, want.Name, want.Name, ErrOther)
+}
+
+// roomAlone reports whether a set is another only in how many members it may have, or that they carry no marks: then the kernel lets
+// a wanted one take its place while rules use it.
+func (h Header) roomAlone(want Set) bool {
+	h.MaxElem, h.SkbInfo = max(h.MaxElem, want.maxElem()), h.SkbInfo || want.SkbInfo
+	return h.Differs(want) == ""
+}
+
+// Spare is the name of the set that takes the place of another, for a moment; after a crash in that moment it may be left.
+func Spare(name string) string { return name[:min(len(name), MaxName-4)] + "-new" }
+
+// grow puts a set in the place of one that is too small.
+func (c *Conn) grow(ctx context.Context, have Header, want Set) error {
+	spare := want
+	spare.Name = Spare(want.Name)
+	if err := c.Destroy(ctx, spare.Name); err != nil && !errors.Is(err, ErrNoSet) {
+		return err
+	}
+	if err := c.create(ctx, spare, have.Family); err != nil {
+		return err
+	}
+	var ops []Op
+	_, err := c.Members(ctx, want.Name, func(m Member) { ops = append(ops, Op{Set: &spare, Member: m}) })
+	if err == nil {
+		err = c.Do(ctx, ops, nil)
+	}
+	if err == nil {
+		err = c.Swap(ctx, spare.Name, want.Name)
+	}
+	if gone := c.Destroy(ctx, spare.Name); err == nil {
+		err = gone
+	}
+	return err
+}
+
+// Destroy destroys a set. The error wraps [ErrNoSet] if there is none, [ErrInUse] if rules use it.
+func (c *Conn) Destroy(ctx context.Context, name string) error {
+	return c.about(ctx, cmdDestroy, "destroy", name)
+}
+
+// Flush deletes all members of a set. The error wraps [ErrNoSet] if there is none.
+func (c *Conn) Flush(ctx context.Context, name string) error {
+	return c.about(ctx, cmdFlush, "flush", name)
+}
+
+func (c *Conn) about(ctx context.Context, cmd uint16, doing, name string) error {
+	if err := checkName(name); err != nil { // without a name it would be about all
+		return err
+	}
+	return c.command(ctx, cmd, 0, doing+" ipset "+name, func(e *nlconn.Encoder) { e.Str(attrSetName, name) })
+}
+
+// Swap exchanges two sets of one type and family at one moment: rules that use one use the other from then on.
+func (c *Conn) Swap(ctx context.Context, a, b string) error {
+	return c.two(ctx, cmdSwap, "swap", "and", a, b)
+}
+
+// Rename gives a set that nothing refers to another name. The error wraps [ErrNoSet] if there is none, [ErrInUse] if rules use it,
+// and unix.EEXIST if there is one of the other name.
+func (c *Conn) Rename(ctx context.Context, from, to string) error {
+	return c.two(ctx, cmdRename, "rename", "to", from, to)
+}
+
+func (c *Conn) two(ctx context.Context, cmd uint16, doing, and, a, b string) error {
+	if err := cmp.Or(checkName(a), checkName(b)); err != nil {
+		return err
+	}
+	return c.command(ctx, cmd, 0, fmt.Sprintf("%s ipset %s %s %s", doing, a, and, b), func(e *nlconn.Encoder) {
+		e.Str(attrSetName, a)
+		e.Str(attrSetName2, b)
+	})
+}
+
+// Headers lists the sets of the namespace, without their members.
+func (c *Conn) Headers(ctx context.Context) ([]Header, error) {
+	var all []Header
+	err := c.list(ctx, "", flagListHeader, func(h Header) { all = append(all, h) }, nil)
+	if err != nil {
+		return nil, fmt.Errorf("list the ipsets: %w", explain(err))
+	}
+	return all, nil
+}
+
+// Header tells of one set, without its members. The error wraps [ErrNoSet] if there is none.
+func (c *Conn) Header(ctx context.Context, name string) (Header, error) {
+	return c.one(ctx, name, flagListHeader, nil)
+}
+
+// Members calls f with each member of a set. Of members that others add or delete meanwhile some may be told. The error wraps
+// [ErrNoSet] if there is none of that name.
+func (c *Conn) Members(ctx context.Context, name string, f func(Member)) (Header, error) {
+	return c.one(ctx, name, 0, f)
+}
+
+func (c *Conn) one(ctx context.Context, name string, flags uint32, f func(Member)) (Header, error) {
+	if err := checkName(name); err != nil {
+		return Header{}, err
+	}
+	var header Header
+	err := c.list(ctx, name, flags, func(h Header) { header = h }, f)
+	if err == nil && header.Name == "" {
+		err = unix.ENOENT
+	}
+	if err != nil {
+		return Header{}, fmt.Errorf("list ipset %s: %w", name, explain(err))
+	}
+	return header, nil
+}
+
+// list lists one set, or all; header is called once for each, before its members.
+func (c *Conn) list(ctx context.Context, name string, flags uint32, header func(Header), member func(Member)) error {
+	last := ""
+	return c.ask(ctx, cmdList, unix.NLM_F_DUMP, func(e *nlconn.Encoder) {
+		if name != "" {
+			e.Str(attrSetName, name)
+		}
+		if flags != 0 {
+			e.U32(attrFlags|unix.NLA_F_NET_BYTEORDER, flags)
+		}
+	}, func(attrs []byte) error {
+		// A large set comes in parts, of which the first alone has the header.
+		if h := parseHeader(attrs); h.Type != "" && h.Name != last {
+			last = h.Name
+			header(h)
+		}
+		if member != nil {
+			parseMembers(attrs, member)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,282 @@
+package ipset
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
+)
+
+// What golang.org/x/sys/unix does not have, from the kernel's ip_set.h.
+const (
+	cmdProtocol = 1 // IPSET_CMD_*
+	cmdCreate   = 2
+	cmdDestroy  = 3
+	cmdFlush    = 4
+	cmdRename   = 5
+	cmdSwap     = 6
+	cmdList     = 7
+	cmdAdd      = 9
+	cmdDelete   = 10
+	cmdType     = 13
+
+	attrProtocol    = 1 // IPSET_ATTR_*, of commands
+	attrSetName     = 2
+	attrTypeName    = 3
+	attrSetName2    = 3
+	attrRevision    = 4
+	attrFamily      = 5
+	attrFlags       = 6
+	attrData        = 7
+	attrADT         = 8
+	attrLine        = 9
+	attrProtocolMin = 10
+	attrRevisionMin = 10
+
+	attrIP        = 1 // of sets and members
+	attrCIDR      = 3
+	attrPort      = 4
+	attrPortTo    = 5
+	attrTimeout   = 6
+	attrProto     = 7
+	attrCADTFlags = 8
+
+	attrHashSize   = 18 // of sets
+	attrMaxElem    = 19
+	attrNetmask    = 20
+	attrElements   = 24
+	attrReferences = 25
+	attrMemSize    = 26
+
+	attrIP2     = 20 // of members
+	attrCIDR2   = 21
+	attrSkbMark = 27
+
+	addressIPv4 = 1 // IPSET_ATTR_IPADDR_*
+	addressIPv6 = 2
+
+	flagListHeader   = 1 << 2 // IPSET_FLAG_*
+	flagWithForceAdd = 1 << 5
+	flagWithSkbInfo  = 1 << 6
+)
+
+// Errors of ipsets, IPSET_ERR_*.
+const (
+	errProtocol  = unix.Errno(4097)
+	errFindType  = unix.Errno(4098)
+	errMaxSets   = unix.Errno(4099)
+	errBusy      = unix.Errno(4100)
+	errSetName2  = unix.Errno(4101)
+	errMismatch  = unix.Errno(4102)
+	errIPv4      = unix.Errno(4109)
+	errIPv6      = unix.Errno(4110)
+	errSkbInfo   = unix.Errno(4114)
+	errSpecific  = unix.Errno(4352)
+	errHashFull  = errSpecific
+	errHashElem  = errSpecific + 1
+	errHashRange = errSpecific + 5
+)
+
+// explain puts the kernel's numbers into words.
+func explain(err error) error {
+	var refused *nlconn.Error
+	errno := unix.Errno(0)
+	if errors.As(err, &refused) {
+		errno = refused.Errno
+	} else if !errors.As(err, &errno) {
+		return err
+	}
+	switch errno {
+	case unix.ENOENT:
+		return ErrNoSet
+	case errBusy:
+		return ErrInUse
+	case errHashFull:
+		return ErrFull
+	case errSetName2:
+		return fmt.Errorf("there is a set of that name: %w", unix.EEXIST)
+	case errFindType:
+		return fmt.Errorf("the kernel has no such type of set: %w", ErrUnsupported)
+	case unix.EPERM:
+		return fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
+	}
+	if text, known := texts[errno]; known {
+		return fmt.Errorf("%s (%w)", text, refusal(errno))
+	}
+	return err
+}
+
+// refusal is a number of ipsets, which the system has no words for.
+type refusal unix.Errno
+
+func (r refusal) Error() string        { return fmt.Sprintf("ipset error %d", int(r)) }
+func (r refusal) Is(target error) bool { return target == unix.Errno(r) }
+
+var texts = map[unix.Errno]string{
+	errProtocol:  "the kernel does not understand the message",
+	errMaxSets:   "there are as many sets as the kernel can have (the parameter max_sets of the module ip_set)",
+	errMismatch:  "the sets are of different types",
+	errIPv4:      "it wants an address of IPv4",
+	errIPv6:      "it wants an address of IPv6",
+	errSkbInfo:   "the set has no skbinfo",
+	errHashElem:  "a set cannot have this member",
+	errHashRange: "the range is none",
+}
+
+// modules have the types.
+var modules = map[Type]string{HashIP: "hash_ip", HashIPPort: "hash_ipport", HashIPPortIP: "hash_ipportip", HashIPPortNet: "hash_ipportnet", BitmapPort: "bitmap_port"}
+
+// appendMember appends a member with the number of its line, which an error of the kernel names.
+func appendMember(e *nlconn.Encoder, m *Member, line uint32) {
+	data := e.Nest(attrData)
+	if m.Addr.IsValid() {
+		appendAddr(e, attrIP, m.Addr)
+	}
+	if m.Net.IsValid() {
+		appendAddr(e, attrIP2, m.Net.Addr())
+		if !m.Net.IsSingleIP() {
+			e.U8(attrCIDR2, uint8(m.Net.Bits()))
+		}
+	}
+	if !m.Addr.IsValid() || m.Proto != 0 {
+		e.U16(attrPort|unix.NLA_F_NET_BYTEORDER, m.Port)
+	}
+	if m.Proto != 0 {
+		e.U8(attrProto, m.Proto)
+	}
+	if m.Mark != 0 || m.Mask != 0 {
+		e.U64(attrSkbMark|unix.NLA_F_NET_BYTEORDER, uint64(m.Mark)<<32|uint64(m.Mask))
+	}
+	e.Native32(attrLine, line)
+	e.EndNest(data)
+}
+
+func appendAddr(e *nlconn.Encoder, typ uint16, a netip.Addr) {
+	nest := e.Nest(typ)
+	if a.Is4() {
+		b := a.As4()
+		e.Bytes(addressIPv4|unix.NLA_F_NET_BYTEORDER, b[:])
+	} else {
+		b := a.As16()
+		e.Bytes(addressIPv6|unix.NLA_F_NET_BYTEORDER, b[:])
+	}
+	e.EndNest(nest)
+}
+
+func parseAddr(nest []byte) (a netip.Addr) {
+	nlconn.Attributes(nest, func(typ uint16, v []byte) bool {
+		switch {
+		case typ == addressIPv4 && len(v) == 4, typ == addressIPv6 && len(v) == 16:
+			a, _ = netip.AddrFromSlice(v)
+		}
+		return true
+	})
+	return a
+}
+
+func byteOf(v []byte) uint8 {
+	if len(v) == 0 {
+		return 0
+	}
+	return v[0]
+}
+
+// parseHeader reads what an answer says of a set; its type is "" where it says nothing.
+func parseHeader(attrs []byte) Header {
+	var h Header
+	var other []string
+	lastPort := uint16(65535)
+	nlconn.Attributes(attrs, func(typ uint16, v []byte) bool {
+		switch typ {
+		case attrSetName:
+			h.Name = nlconn.CStr(v)
+		case attrTypeName:
+			h.Type = Type(nlconn.CStr(v))
+		case attrRevision:
+			h.Revision = byteOf(v)
+		case attrFamily:
+			h.Family = Family(byteOf(v))
+		}
+		return true
+	})
+	nlconn.Attributes(nlconn.Attribute(attrs, attrData), func(typ uint16, v []byte) bool {
+		switch typ {
+		case attrMaxElem:
+			h.MaxElem = nlconn.BE32(v)
+		case attrElements:
+			h.Members = nlconn.BE32(v)
+		case attrReferences:
+			h.References = nlconn.BE32(v)
+		case attrMemSize:
+			h.Memory = nlconn.BE32(v)
+		case attrTimeout:
+			other = append(other, fmt.Sprintf("timeout %d", nlconn.BE32(v)))
+		case attrNetmask:
+			other = append(other, fmt.Sprintf("netmask %d", byteOf(v)))
+		case attrPort:
+			if first := nlconn.BE16(v); first != 0 && h.Type == BitmapPort {
+				other = append(other, fmt.Sprintf("a range from %d", first))
+			}
+		case attrPortTo:
+			lastPort = nlconn.BE16(v)
+		case attrCADTFlags:
+			flags := nlconn.BE32(v)
+			h.SkbInfo = flags&flagWithSkbInfo != 0
+			if flags&flagWithForceAdd != 0 { // it would throw out members where it is full
+				other = append(other, "forceadd")
+			}
+		}
+		return true
+	})
+	if h.Type == BitmapPort && lastPort != 65535 {
+		other = append(other, fmt.Sprintf("a range to %d", lastPort))
+	}
+	h.Other = strings.Join(other, ", ")
+	return h
+}
+
+// parseMembers calls f with each member in an answer.
+func parseMembers(attrs []byte, f func(Member)) {
+	nlconn.Attributes(nlconn.Attribute(attrs, attrADT), func(typ uint16, v []byte) bool {
+		if typ == attrData {
+			f(parseMember(v))
+		}
+		return true
+	})
+}
+
+func parseMember(data []byte) (m Member) {
+	var second netip.Addr
+	bits := -1
+	nlconn.Attributes(data, func(typ uint16, v []byte) bool {
+		switch typ {
+		case attrIP:
+			m.Addr = parseAddr(v)
+		case attrIP2:
+			second = parseAddr(v)
+		case attrCIDR2:
+			bits = int(byteOf(v))
+		case attrPort:
+			m.Port = nlconn.BE16(v)
+		case attrProto:
+			m.Proto = byteOf(v)
+		case attrSkbMark:
+			if len(v) == 8 {
+				m.Mark, m.Mask = binary.BigEndian.Uint32(v), binary.BigEndian.Uint32(v[4:])
+			}
+		}
+		return true
+	})
+	if second.IsValid() {
+		if bits < 0 || bits > second.BitLen() {
+			bits = second.BitLen()
+		}
+		m.Net = netip.PrefixFrom(second, bits)
+	}
+	return m
+}

@@ -1,0 +1,284 @@
+package ipset
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// Type is a type of set, by its name in the kernel and in the program ipset.
+type Type string
+
+// The types that this package knows.
+const (
+	HashIP        Type = "hash:ip"
+	HashIPPort    Type = "hash:ip,port"
+	HashIPPortIP  Type = "hash:ip,port,ip"
+	HashIPPortNet Type = "hash:ip,port,net"
+	BitmapPort    Type = "bitmap:port" // of the ports 0 to 65535
+)
+
+// Family is that of the addresses in a set, by the kernel's number (AF_INET, AF_INET6).
+type Family uint8
+
+// The families. A set of ports has none.
+const (
+	IPv4 Family = 2
+	IPv6 Family = 10
+)
+
+func (f Family) String() string {
+	switch f {
+	case IPv4:
+		return "inet"
+	case IPv6:
+		return "inet6"
+	}
+	return "no family"
+}
+
+func (f Family) has(a netip.Addr) bool {
+	return f == IPv4 && a.Is4() || f == IPv6 && a.Is6() && a.Zone() == ""
+}
+
+// FamilyOf returns the family of an address.
+func FamilyOf(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+const (
+	// MaxName is how long a name may be, in bytes (IPSET_MAXNAMELEN).
+	MaxName = 31
+	// MaxElem is how many members a set of ours may have where it does not say. It is no more than a bound: the kernel takes
+	// memory for members that are there. The program's own, 65536, is less than 100,000 Services need.
+	MaxElem = 1 << 22
+)
+
+// Set says what a set is.
+type Set struct {
+	Name string
+	Type Type
+	// Family is that of its addresses; a BitmapPort needs none.
+	Family Family
+	// MaxElem is the most members that it may have; 0 stands for the constant. A BitmapPort has no such bound.
+	MaxElem uint32
+	// SkbInfo: members may carry a mark.
+	SkbInfo bool
+}
+
+// String describes the set as the program ipset creates it.
+func (s Set) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s", s.Name, s.Type)
+	if s.Type == BitmapPort {
+		b.WriteString(" range 0-65535")
+	} else {
+		fmt.Fprintf(&b, " family %s hashsize %d maxelem %d", s.Family, hashSize, s.maxElem())
+	}
+	if s.SkbInfo {
+		b.WriteString(" skbinfo")
+	}
+	return b.String()
+}
+
+// hashSize is the number of buckets that a new set has; the kernel doubles it when they are full. It is the program's.
+const hashSize = 1024
+
+func (s Set) maxElem() uint32 {
+	if s.MaxElem == 0 {
+		return MaxElem
+	}
+	return s.MaxElem
+}
+
+func (s Set) check() error {
+	if err := checkName(s.Name); err != nil {
+		return err
+	}
+	if _, known := revisions[s.Type]; !known {
+		return fmt.Errorf("ipset %s: type %q is none that is known here", s.Name, s.Type)
+	}
+	if s.Type != BitmapPort && s.Family != IPv4 && s.Family != IPv6 {
+		return fmt.Errorf("ipset %s: it needs a family", s.Name)
+	}
+	return nil
+}
+
+func checkName(name string) error {
+	if name == "" || len(name) > MaxName || strings.ContainsRune(name, 0) {
+		return fmt.Errorf("ipset name %q: want 1 to %d bytes", name, MaxName)
+	}
+	return nil
+}
+
+// Header is what the kernel tells of a set beside its members.
+type Header struct {
+	Set
+	Revision uint8 // of the type's format
+	Members  uint32
+	// References counts the rules and sets that refer to it. While there are any, the kernel destroys it not.
+	References uint32
+	Memory     uint32 // in bytes
+	// Other is what else it was created with that would make it behave differently, in the program's words ("timeout 60"); empty
+	// for a set as this package makes it.
+	Other string
+}
+
+// Differs says why a set that exists cannot be used for what is wanted; "" if it can.
+func (h Header) Differs(want Set) string {
+	switch {
+	case h.Type != want.Type:
+		return "type " + string(h.Type)
+	case h.Type != BitmapPort && h.Family != want.Family:
+		return "family " + h.Family.String()
+	case h.Other != "":
+		return h.Other
+	case want.SkbInfo && !h.SkbInfo:
+		return "no skbinfo"
+	case h.Type != BitmapPort && h.MaxElem < want.maxElem():
+		return fmt.Sprintf("maxelem %d", h.MaxElem)
+	}
+	return ""
+}
+
+// Member is a member of a set. It is comparable, and its own map key.
+type Member struct {
+	Addr  netip.Addr   // not in a BitmapPort
+	Net   netip.Prefix // of HashIPPortNet, from /1 on (see [Nets]); of HashIPPortIP one with all bits
+	Port  uint16       // not in a HashIP
+	Proto uint8        // beside a port, but not in a BitmapPort: IPPROTO_TCP, IPPROTO_UDP or IPPROTO_SCTP
+	// Mark and Mask are what the set gives a packet, in a set with SkbInfo. No bit of a mark lies outside its mask.
+	Mark, Mask uint32
+}
+
+// Key is the member without its mark: a set has one member of each key.
+func (m Member) Key() Member {
+	m.Mark, m.Mask = 0, 0
+	return m
+}
+
+// One returns the prefix that holds an address alone.
+func One(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// Nets returns the prefixes by which members say a prefix: itself, or for one that holds all addresses its halves, because a set
+// takes no /0.
+func Nets(p netip.Prefix) []netip.Prefix {
+	if p.Bits() > 0 {
+		return []netip.Prefix{p.Masked()}
+	}
+	half := p.Masked().Addr().AsSlice()
+	half[0] = 0x80
+	upper, _ := netip.AddrFromSlice(half)
+	return []netip.Prefix{netip.PrefixFrom(p.Masked().Addr(), 1), netip.PrefixFrom(upper, 1)}
+}
+
+// String returns the member as the program ipset writes it.
+func (m Member) String() string {
+	var b strings.Builder
+	switch {
+	case !m.Addr.IsValid():
+		fmt.Fprint(&b, m.Port)
+	case m.Proto == 0:
+		b.WriteString(m.Addr.String())
+	default:
+		fmt.Fprintf(&b, "%s,%s:%d", m.Addr, protoName(m.Proto), m.Port)
+	}
+	if m.Net.IsValid() {
+		b.WriteByte(',')
+		if m.Net.IsSingleIP() {
+			b.WriteString(m.Net.Addr().String())
+		} else {
+			b.WriteString(m.Net.String())
+		}
+	}
+	switch {
+	case m.Mark == 0 && m.Mask == 0:
+	case m.Mask == 1<<32-1:
+		fmt.Fprintf(&b, " skbmark 0x%x", m.Mark)
+	default:
+		fmt.Fprintf(&b, " skbmark 0x%x/0x%x", m.Mark, m.Mask)
+	}
+	return b.String()
+}
+
+const (
+	tcp  = 6 // IPPROTO_*
+	udp  = 17
+	sctp = 132
+)
+
+func protoName(p uint8) string {
+	switch p {
+	case tcp:
+		return "tcp"
+	case udp:
+		return "udp"
+	case sctp:
+		return "sctp"
+	}
+	return fmt.Sprint(p)
+}
+
+// check says why a set cannot have the member. What it lets pass the kernel takes.
+func (m Member) check(s *Set) error {
+	wants, has := shapes[s.Type], shape{m.Addr.IsValid(), m.Proto != 0, m.Net.IsValid()}
+	switch {
+	case has != wants, !has.proto && m.Port != 0 && s.Type != BitmapPort:
+		return fmt.Errorf("a %s has no such members", s.Type)
+	case has.addr && !s.Family.has(m.Addr), has.net && !s.Family.has(m.Net.Addr()):
+		return fmt.Errorf("it holds addresses of family %s", s.Family)
+	case has.proto && m.Proto != tcp && m.Proto != udp && m.Proto != sctp:
+		return fmt.Errorf("protocol %d has no ports", m.Proto)
+	case s.Type == HashIPPortIP && !m.Net.IsSingleIP():
+		return fmt.Errorf("a %s has no prefixes", s.Type)
+	case has.net && m.Net.Bits() < 1:
+		return fmt.Errorf("a prefix that holds all addresses must be said by its halves")
+	case has.net && m.Net != m.Net.Masked():
+		return fmt.Errorf("the prefix has bits beyond its length")
+	case (m.Mark != 0 || m.Mask != 0) && !s.SkbInfo:
+		return fmt.Errorf("it holds no marks")
+	case m.Mark&^m.Mask != 0:
+		return fmt.Errorf("the mark has bits outside its mask")
+	case has.addr && m.Addr.IsUnspecified():
+		return fmt.Errorf("it is no address of anybody")
+	}
+	return nil
+}
+
+// shape says which parts members have.
+type shape struct{ addr, proto, net bool }
+
+var shapes = map[Type]shape{
+	HashIP:        {addr: true},
+	HashIPPort:    {addr: true, proto: true},
+	HashIPPortIP:  {true, true, true},
+	HashIPPortNet: {true, true, true},
+	BitmapPort:    {},
+}
+
+// revisions are the formats of the types in which members may carry marks. A set of a later one an old program ipset could not
+// list.
+var revisions = map[Type]uint8{HashIP: 4, HashIPPort: 5, HashIPPortIP: 5, HashIPPortNet: 7, BitmapPort: 3}
+
+// Op is one change: a member is added, or deleted. Adding one that is there gives it the mark; deleting one that is not there
+// does nothing.
+type Op struct {
+	Set    *Set
+	Delete bool
+	Member Member // of one to be deleted the key alone counts
+}
+
+func (o Op) String() string {
+	if o.Delete {
+		return fmt.Sprintf("delete %s from ipset %s", o.Member.Key(), o.Set.Name)
+	}
+	return fmt.Sprintf("add %s to ipset %s", o.Member, o.Set.Name)
+}
+
+// Counters count what was sent since the connection was made.
+type Counters struct {
+	Messages, Sends, Bytes uint64
+}
