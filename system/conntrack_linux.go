@@ -43,7 +43,7 @@ func (j *job) conntrack(c Conntrack) {
 	if c == (Conntrack{}) {
 		return
 	}
-	if j.tree.Live() {
+	if j.tree.Live() && !j.plans {
 		if err := kernel.LoadConntrack(); err != nil {
 			j.errs = append(j.errs, err)
 			return
@@ -102,7 +102,9 @@ func (j *job) conntrackSize(c Conntrack) {
 	size = min(size, math.MaxInt32)
 	j.set(sysctl{name: conntrackMax, value: strconv.Itoa(size), more: true,
 		asks: asks + "; --conntrack-max-per-core 0 leaves what is there"})
-	j.hashSize(size / 4)
+	if !j.plans {
+		j.hashSize(size / 4)
+	}
 }
 
 // hashSize makes the hash table of connections have as many buckets, if it has less. It only makes lookups faster, so

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"slices"
 	"strconv"
+	"strings"
 
 	"kube-proxy/internal/kernel"
 )
@@ -49,11 +50,23 @@ func (h Host) Reload(old, now Settings) (Report, error) {
 	return j.report, errors.Join(j.errs...)
 }
 
+// Plan returns what Start, and the planes after it, would change, and changes nothing. The error tells which settings the host does not have, or does not
+// show; some of them it may have once a module is loaded, which Plan does not do.
+func (h Host) Plan(s Settings) ([]Change, error) {
+	j := job{tree: h.Tree, plans: true}
+	j.conntrack(s.Conntrack)
+	j.mode(s, true)
+	return j.changes, errors.Join(j.errs...)
+}
+
 // job collects what becomes of settings.
 type job struct {
-	tree   kernel.Tree
-	report Report
-	errs   []error
+	tree kernel.Tree
+	// plans: what would be changed is noted, and not done.
+	plans   bool
+	changes []Change
+	report  Report
+	errs    []error
 }
 
 // sysctl is one that is to be set.
@@ -73,6 +86,10 @@ func (j *job) set(s sysctl) {
 		j.report.Kept = append(j.report.Kept, "this kernel has no sysctl "+s.name)
 		return
 	}
+	if j.plans {
+		j.plan(s.name, have, s.value, s.asks, err)
+		return
+	}
 	wrote := false
 	if err == nil {
 		wrote, err = j.tree.SetSysctl(s.name, s.value)
@@ -85,6 +102,16 @@ func (j *job) set(s sysctl) {
 		j.report.Kept = append(j.report.Kept, fmt.Sprintf("sysctl %s stays %s, which suffices where %s is asked for: %v", s.name, have, s.value, err))
 	default:
 		j.errs = append(j.errs, fmt.Errorf("%w; asked for by %s", err, s.asks))
+	}
+}
+
+// plan notes a change that is not made.
+func (j *job) plan(name, have, want, asks string, err error) {
+	switch {
+	case err != nil:
+		j.errs = append(j.errs, err)
+	case strings.Join(strings.Fields(have), " ") != want:
+		j.changes = append(j.changes, Change{Name: name, Have: have, Want: want, Asks: asks})
 	}
 }
 

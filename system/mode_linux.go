@@ -20,7 +20,7 @@ func (s Settings) sysctls() []mode.Sysctl {
 // safe.
 func (j *job) mode(s Settings, early bool) {
 	asks := fmt.Sprintf("--proxy-mode %s (mode)", s.Mode.Name)
-	if s.Mode.Load != nil && j.tree.Live() {
+	if s.Mode.Load != nil && j.tree.Live() && !j.plans {
 		if err := s.Mode.Load(); err != nil {
 			j.errs = append(j.errs, fmt.Errorf("%w; asked for by %s", err, asks))
 			return

@@ -51,3 +51,11 @@ type Warning struct {
 	// Text is one sentence.
 	Text string
 }
+
+// Change is a sysctl that would be set.
+type Change struct {
+	// Name is the sysctl, Have its value, and Want what it would be set to.
+	Name, Have, Want string
+	// Asks is the flag and the field that ask for it.
+	Asks string
+}
