@@ -65,8 +65,11 @@ type Mode struct {
 	// Metrics are the metrics of the mode, beside those that every mode has.
 	Metrics []Metric
 
-	// Able says why the mode cannot serve the family on this host, or returns nil. It changes nothing.
+	// Able says why the mode cannot serve the family on this host, or returns nil. It changes nothing, but that the kernel may
+	// load modules.
 	Able func(lb.Family) error
+	// Modules names those, for who must not load any; nil for none.
+	Modules func(lb.Family) []string
 	// New makes the plane of a family, in the network namespace of the calling thread.
 	New func(Settings) (Plane, error)
 	// Loader names the programs that load what Render returns.

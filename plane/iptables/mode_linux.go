@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,7 @@ func ModeIn(backends map[lb.Family]Backend) mode.Mode {
 	m := facts()
 	m.Sysctls = sysctls
 	m.Able, m.New, m.Render = h.able, h.open, render
+	m.Modules = modules
 	m.Remove = func(ctx context.Context, what mode.Removal) (mode.Report, error) { return remove(ctx, what, both) }
 	m.RemoveStale = h.removeStale
 	return m
@@ -40,6 +42,30 @@ type host struct {
 func (h *host) able(f lb.Family) (err error) {
 	h.found, err = Find(f)
 	return err
+}
+
+// modules are those that [Find] may make the kernel load: it asks the nft back end, and where there is no such program the other.
+func modules(f lb.Family) []string {
+	all := []string{"nfnetlink", "nf_tables", "nft_compat"}
+	if _, err := exec.LookPath(baseName(f) + "-nft"); err != nil {
+		all = []string{"ip_tables", "iptable_nat"}
+		if f == lb.IPv6 {
+			all = []string{"ip6_tables", "ip6table_nat"}
+		}
+	}
+	all = append(all, "x_tables")
+	for _, e := range needed[NFT] {
+		all = append(all, moduleOf(e))
+	}
+	return all
+}
+
+// moduleOf returns the module that has an extension, of Linux 5.10 or later.
+func moduleOf(e extension) string {
+	if e.name == "DNAT" {
+		return "xt_nat"
+	}
+	return "xt_" + e.name
 }
 
 func (h *host) open(s mode.Settings) (mode.Plane, error) {

@@ -78,8 +78,9 @@ func Mode() mode.Mode {
 			{Name: "conntrack_reconciler_deleted_entries_total"},
 		},
 
-		Able: able,
-		New:  h.open,
+		Able:    able,
+		Modules: func(lb.Family) []string { return captureModules },
+		New:     h.open,
 
 		Show: "nft list table ip kube-proxy-userspace",
 
@@ -140,6 +141,10 @@ func able(f lb.Family) error {
 	}
 	return c.Close()
 }
+
+// captureModules are those that a look for the first way to capture may make the kernel load; another is only looked for where it is
+// known not to be had.
+var captureModules = []string{"nfnetlink", "nf_tables"}
 
 func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
 	mark := uint32(1) << s.MasqueradeBit
