@@ -12,7 +12,7 @@ FUZZTIME ?= 30s
 SWITCHES ?= 25
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: help build build-windows test check unit e2e test-kernels release-check bench run switches fuzz generate clean deps
+.PHONY: help build build-windows image image-lock test check unit e2e test-kernels release-check bench run switches fuzz generate clean deps
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -25,6 +25,15 @@ build: ## build bin/kube-proxy
 build-windows: ## build bin/kube-proxy-windows-amd64.exe and bin/kube-proxy-windows-arm64.exe
 	@mkdir -p bin
 	for arch in amd64 arm64; do CGO_ENABLED=0 GOOS=windows GOARCH=$$arch go build $(VCS) -trimpath -o bin/kube-proxy-windows-$$arch.exe ./cmd/kube-proxy; done
+
+# IMAGE names it, TAG is its version; DEBIAN and DEBIAN_SECURITY are mirrors in place of those of this machine's apt sources.
+MAKE_IMAGE = GOFLAGS="$${GOFLAGS-} $(VCS)" go run ./image
+MIRRORS    = $(if $(DEBIAN),-debian $(DEBIAN)) $(if $(DEBIAN_SECURITY),-debian-security $(DEBIAN_SECURITY))
+image: ## write bin/kube-proxy-image.tar, a container image for linux/amd64 and linux/arm64 (IMAGE=localhost/kube-proxy TAG=...)
+	$(MAKE_IMAGE) $(if $(IMAGE),-name $(IMAGE)) $(if $(TAG),-tag $(TAG)) $(MIRRORS) $(ARGS)
+
+image-lock: ## pin the packages of Debian in the image anew, with what Debian has now
+	$(MAKE_IMAGE) lock $(MIRRORS)
 
 test: deps check unit e2e ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server
 

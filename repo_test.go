@@ -84,6 +84,8 @@ const imports = `
 	cluster, policy, lb, plane, engine, source/convert, source/manifests, internal/netlab, internal/scenario < plane/planetest;
 
 	ALL < cmd/kube-proxy, internal/demo, bench;
+	# What makes the image builds the program, and knows nothing of it.
+	NONE < image;
 	NONE < .;
 `
 

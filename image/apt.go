@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// suite is the release of Debian that the image takes its packages from.
+const suite = "trixie"
+
+const (
+	aptHelper = "/usr/lib/apt/apt-helper"
+	keyring   = "/usr/share/keyrings/debian-archive-keyring.gpg"
+)
+
+// archive is where packages come from: this machine's own mirrors, and what was downloaded before.
+type archive struct {
+	cache   string
+	mirrors map[string]string // by debian and debian-security: those named on the command line
+}
+
+// fetch returns the file of a package, from the cache or downloaded. What does not have the lock's SHA-256 is not returned.
+func (a archive) fetch(ctx context.Context, p pin) (string, error) {
+	file := filepath.Join(a.cache, fmt.Sprintf("%s_%s_%s_%s.deb", p.name, strings.ReplaceAll(p.version, ":", "%3a"), p.arch, p.sha256[:12]))
+	have, err := digestOf(file)
+	if err == nil && have == p.sha256 {
+		return file, nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("look for package %s in the cache: %w", p, err)
+	}
+	if err := a.download(ctx, p, file); err != nil {
+		return "", fmt.Errorf("download package %s: %w", p, err)
+	}
+	return file, nil
+}
+
+func (a archive) download(ctx context.Context, p pin, file string) error {
+	mirror, err := a.mirror(ctx, p.archive)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(a.cache, 0o755); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(a.cache, "download-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	partial := filepath.Join(dir, "package.deb")
+	// apt's own downloader, for it knows the proxies and credentials that apt is configured with.
+	said, err := output(ctx, aptHelper, "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=2", "download-file",
+		strings.TrimSuffix(mirror, "/")+"/"+p.path, partial, "SHA256:"+p.sha256)
+	switch {
+	case strings.Contains(said, "404"):
+		return fmt.Errorf("%s of this machine's apt sources has it no more: `make image-lock` pins what Debian has now, "+
+			"and DEBIAN=URI takes another mirror, such as a snapshot of %s: %w", p.archive, suite, err)
+	case strings.Contains(said, "Hash Sum mismatch"), strings.Contains(said, "unexpected size"):
+		return fmt.Errorf("it is not what %s pins (SHA-256 %s): a mirror that is broken or lies, or a lock that was edited; "+
+			"`make image-lock` asks Debian's signed index: %w", lockFile, p.sha256, err)
+	case err != nil:
+		return fmt.Errorf("it is not in %s, and the mirror cannot be reached; later builds need no network: %w", a.cache, err)
+	}
+	have, err := digestOf(partial)
+	if err != nil {
+		return err
+	}
+	if have != p.sha256 {
+		return fmt.Errorf("its SHA-256 is %s, %s has %s", have, lockFile, p.sha256)
+	}
+	return os.Rename(partial, file)
+}
+
+// mirror returns the address of an archive: of the command line, else of this machine's apt sources.
+func (a archive) mirror(ctx context.Context, name string) (string, error) {
+	if uri := a.mirrors[name]; uri != "" {
+		return uri, nil
+	}
+	flag := strings.ToUpper(strings.ReplaceAll(name, "-", "_")) + "=URI"
+	said, err := output(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)")
+	if err != nil {
+		return "", fmt.Errorf("find a mirror in this machine's apt sources: %w: name one with %s", err, flag)
+	}
+	for uri := range strings.FieldsSeq(said) {
+		if path.Base(strings.TrimSuffix(uri, "/")) == name {
+			return uri, nil
+		}
+	}
+	return "", fmt.Errorf("this machine's apt sources have no archive that ends in /%s: name one with %s", name, flag)
+}
+
+// resolve makes a lock of what Debian's index has now. apt checks the index's signature.
+func (a archive) resolve(ctx context.Context, now time.Time) (lock, error) {
+	dir, err := os.MkdirTemp("", "image-lock-")
+	if err != nil {
+		return lock{}, err
+	}
+	defer os.RemoveAll(dir)
+	var sources strings.Builder
+	for _, name := range archives {
+		uri, err := a.mirror(ctx, name)
+		if err != nil {
+			return lock{}, err
+		}
+		release := map[string]string{"debian": suite, "debian-security": suite + "-security"}[name]
+		fmt.Fprintf(&sources, "deb [arch=%s signed-by=%s] %s %s main\n", strings.Join(architectures, ","), keyring, uri, release)
+	}
+	for _, d := range []string{"lists/partial", "cache/archives/partial"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			return lock{}, err
+		}
+	}
+	for name, text := range map[string]string{"sources.list": sources.String(), "status": ""} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			return lock{}, err
+		}
+	}
+	options := []string{"-qq", "-o", "Dir::Etc::sourcelist=" + dir + "/sources.list", "-o", "Dir::Etc::sourceparts=-", "-o", "Dir::State::lists=" + dir + "/lists",
+		"-o", "Dir::State::status=" + dir + "/status", "-o", "Dir::Cache=" + dir + "/cache", "-o", "APT::Sandbox::User=root"}
+	if _, err := output(ctx, "apt-get", append(options, "update")...); err != nil {
+		return lock{}, fmt.Errorf("read Debian's index: %w", err)
+	}
+	l := lock{suite: suite, time: now.UTC().Truncate(time.Second)}
+	for _, arch := range architectures {
+		args := append(options, "-o", "APT::Architecture="+arch, "-o", "APT::Architectures::="+arch, "show", "--no-all-versions")
+		said, err := output(ctx, "apt-cache", append(args, packages...)...)
+		if err != nil {
+			return lock{}, fmt.Errorf("ask Debian's index for the packages of %s: %w", arch, err)
+		}
+		have := map[string]map[string]string{}
+		for paragraph := range strings.SplitSeq(said, "\n\n") {
+			f := parseControl(paragraph)
+			have[f["Package"]] = f
+		}
+		for _, name := range packages {
+			p, err := pinOf(arch, have[name])
+			if err != nil {
+				return lock{}, fmt.Errorf("package %s for %s in Debian's index: %w", name, arch, err)
+			}
+			l.pins = append(l.pins, p)
+		}
+	}
+	return l, nil
+}
+
+// pinOf makes a pin of a paragraph of an index.
+func pinOf(arch string, f map[string]string) (pin, error) {
+	p := pin{arch: arch, name: f["Package"], version: f["Version"], sha256: f["SHA256"], archive: "debian", path: f["Filename"]}
+	if strings.HasPrefix(p.path, "pool/updates/") {
+		p.archive = "debian-security"
+	}
+	var err error
+	if p.size, err = strconv.ParseInt(f["Size"], 10, 64); err != nil || p.name == "" || p.version == "" || p.sha256 == "" || p.path == "" {
+		return pin{}, fmt.Errorf("want the fields Package, Version, Size, SHA256 and Filename, have %v", f)
+	}
+	return p, nil
+}
+
+// parseControl reads the fields of a paragraph of Debian's control files; of those that go on over lines, the first.
+func parseControl(text string) map[string]string {
+	fields := map[string]string{}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(line, ":"); ok && !strings.HasPrefix(line, " ") {
+			fields[name] = strings.TrimSpace(value)
+		}
+	}
+	return fields
+}
+
+func digestOf(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", fmt.Errorf("read %s: %w", file, err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// output runs a program and returns what it printed; said holds what it wrote to stderr too if it failed.
+func output(ctx context.Context, name string, args ...string) (said string, err error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	err = cmd.Run()
+	switch {
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+		return "", fmt.Errorf("%s is missing: the packages of Debian are read with apt and dpkg-deb, which Debian and Ubuntu have: %w", name, err)
+	case err != nil:
+		return stdout.String() + stderr.String(), fmt.Errorf("%s: %w: %s", path.Base(name), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}

@@ -1,0 +1,18 @@
+// Command image makes bin/kube-proxy-image.tar, a container image for linux/amd64 and linux/arm64, without a daemon and without
+// a container:
+//
+//	debian.lock ──▶ .deb files ──▶ programs, what they link to, licences ─┐
+//	(versions, SHA-256)   (cache)                                         ├─▶ layers ─▶ OCI layout, SBOM
+//	cmd/kube-proxy ──▶ go build for each architecture ────────────────────┘
+//
+// The layout has two tags. That of the version has both back ends of iptables and ipset, for all modes; that with -minimal has the binary
+// alone, for the modes that need no other program. They share the layer with the binary.
+//
+// The same commit, lock and Go give the same bytes: times come from SOURCE_DATE_EPOCH or the commit, and those of Debian's layer from
+// the lock, so that it stays the same from release to release. [docs/image.md] says what is in the image and why.
+//
+//	go run ./image          build
+//	go run ./image lock     write debian.lock anew, with what Debian has now
+//
+// [docs/image.md]: ../docs/image.md
+package main
