@@ -1,0 +1,126 @@
+package config
+
+import (
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
+
+	"kube-proxy/mode"
+)
+
+// Schema returns the JSON schema of all fields of a KubeProxyConfiguration but apiVersion and kind, for who checks one before a
+// proxy reads it. It refuses what the proxy would only warn of, such as an unknown field.
+func Schema(modes mode.List) map[string]any {
+	root := block("")
+	var s settings
+	for _, f := range fields(modes) {
+		at, names := root, strings.Split(f.path, ".")
+		for _, name := range names[:len(names)-1] {
+			properties := at["properties"].(map[string]any)
+			if properties[name] == nil {
+				properties[name] = block("")
+			}
+			at = properties[name].(map[string]any)
+		}
+		schema := typeSchema(leafAt(&s, f.path).Type())
+		switch f.path {
+		case "mode":
+			schema["enum"] = modeNames(modes)
+		case "detectLocalMode":
+			schema["enum"] = append([]string{""}, localModes...)
+		case "featureGates":
+			schema = gatesSchema()
+		}
+		schema["description"] = strings.ReplaceAll(about(f.help, f.effect, false), `\|`, "|")
+		at["properties"].(map[string]any)[names[len(names)-1]] = schema
+	}
+	return root
+}
+
+// block is the schema of a mapping of fields to values.
+func block(description string) map[string]any {
+	schema := map[string]any{"type": "object", "additionalProperties": false, "properties": map[string]any{}}
+	if description != "" {
+		schema["description"] = description
+	}
+	return schema
+}
+
+// modeNames are the modes that may be asked for, none too.
+func modeNames(modes mode.List) []string {
+	names := []string{""}
+	for _, m := range modes {
+		if m.Built() || m.FallsBackTo != "" {
+			names = append(names, m.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func gatesSchema() map[string]any {
+	schema := block("")
+	properties := schema["properties"].(map[string]any)
+	for _, name := range []string{"AllAlpha", "AllBeta"} {
+		properties[name] = map[string]any{"type": "boolean"}
+	}
+	for _, g := range gates() {
+		properties[g.name] = map[string]any{"type": "boolean"}
+		if g.locked {
+			properties[g.name] = map[string]any{"const": g.on, "description": "it cannot be changed any more"}
+		}
+	}
+	return schema
+}
+
+// typeSchema is the schema of one value of the type, as wantType says it in words. Null stands for the default where the type
+// tells it from zero.
+func typeSchema(t reflect.Type) map[string]any {
+	switch t {
+	case reflect.TypeFor[metav1.Duration]():
+		return durationSchema("string")
+	case reflect.TypeFor[*metav1.Duration]():
+		return durationSchema("string", "null")
+	case reflect.TypeFor[logsapi.TimeOrMetaDuration]():
+		return durationSchema("string", "integer") // of nanoseconds, as older versions wrote it
+	case reflect.TypeFor[logsapi.VModuleConfiguration]():
+		item := block("")
+		item["properties"] = map[string]any{"filePattern": map[string]any{"type": "string"}, "verbosity": typeSchema(reflect.TypeFor[uint32]())}
+		item["required"] = []string{"filePattern", "verbosity"}
+		return map[string]any{"type": "array", "items": item}
+	}
+	if t.Kind() == reflect.Pointer {
+		schema := typeSchema(t.Elem())
+		schema["type"] = []string{schema["type"].(string), "null"}
+		return schema
+	}
+	switch t.Kind() {
+	case reflect.Bool:
+		return map[string]any{"type": "boolean"}
+	case reflect.Int32:
+		return map[string]any{"type": "integer", "minimum": math.MinInt32, "maximum": math.MaxInt32}
+	case reflect.Uint32:
+		return map[string]any{"type": "integer", "minimum": 0, "maximum": math.MaxInt32}
+	case reflect.Float32:
+		return map[string]any{"type": "number"}
+	case reflect.Slice:
+		return map[string]any{"type": "array", "items": map[string]any{"type": "string"}}
+	case reflect.Struct: // the only one is a quantity
+		return map[string]any{"type": []string{"string", "integer"}}
+	default:
+		return map[string]any{"type": "string"}
+	}
+}
+
+// durationSchema is that of time.ParseDuration.
+func durationSchema(types ...string) map[string]any {
+	schema := map[string]any{"type": types[0], "pattern": `^[-+]?(0|(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)$`}
+	if len(types) > 1 {
+		schema["type"] = types
+	}
+	return schema
+}
