@@ -1,0 +1,138 @@
+{{- define "kube-proxy.name" -}}
+{{ .Values.fullnameOverride | default .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "kube-proxy.selector" -}}
+app.kubernetes.io/name: kube-proxy
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "kube-proxy.labels" -}}
+{{ include "kube-proxy.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "kube-proxy.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (ternary (include "kube-proxy.name" .) "default" .Values.serviceAccount.create) }}
+{{- end }}
+
+{{- define "kube-proxy.image" -}}
+{{- with .Values.image -}}
+{{ if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag | default "latest" }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- /* The folder of the kubeconfig in the containers, and its path. */ -}}
+{{- define "kube-proxy.kubeconfigDir" -}}/etc/kube-proxy{{- end }}
+{{- define "kube-proxy.kubeconfig" -}}
+{{- with .Values.apiServer.kubeconfig -}}
+{{- if .hostPath -}}{{ include "kube-proxy.kubeconfigDir" $ }}/kubeconfig{{- else if or .secret .configMap -}}{{ include "kube-proxy.kubeconfigDir" $ }}/{{ .key }}{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* The configuration file: what the values say, and where the kubeconfig is. */ -}}
+{{- define "kube-proxy.config" -}}
+{{- $config := deepCopy .Values.config -}}
+{{- $_ := set $config "apiVersion" "kubeproxy.config.k8s.io/v1alpha1" -}}
+{{- $_ := set $config "kind" "KubeProxyConfiguration" -}}
+{{- with include "kube-proxy.kubeconfig" . -}}
+{{- $_ := set $config "clientConnection" (merge (dict "kubeconfig" .) (get $config "clientConnection" | default dict)) -}}
+{{- end -}}
+{{ toYaml $config }}
+{{- end }}
+
+{{- /* A ConfigMap that rolls out is another one for each content. */ -}}
+{{- define "kube-proxy.configMap" -}}
+{{ include "kube-proxy.name" . }}{{ if eq .Values.configUpdate "RollingUpdate" }}-{{ include "kube-proxy.config" . | sha256sum | trunc 8 }}{{ end }}
+{{- end }}
+
+{{- /* The host and port of an address such as 0.0.0.0:10256, [::]:10256, 10.0.0.1 or ::, as JSON. */ -}}
+{{- define "kube-proxy.address" -}}
+{{- $host := regexReplaceAll ":[0-9]+$" .address "" -}}
+{{- $port := regexFind "[0-9]+$" (regexFind ":[0-9]+$" .address) -}}
+{{- if and (contains "::" .address) (not (hasPrefix "[" .address)) -}}
+{{- $host = .address -}}{{- $port = "" -}}
+{{- end -}}
+{{ dict "host" (trimAll "[]" $host) "port" (int ($port | default .port)) | toJson }}
+{{- end }}
+
+{{- define "kube-proxy.healthz" -}}
+{{ include "kube-proxy.address" (dict "address" (get .Values.config "healthzBindAddress" | default "0.0.0.0:10256") "port" 10256) }}
+{{- end }}
+
+{{- define "kube-proxy.metrics" -}}
+{{ include "kube-proxy.address" (dict "address" (get .Values.config "metricsBindAddress" | default "127.0.0.1:10249") "port" 10249) }}
+{{- end }}
+
+{{- /* Whether modules of the kernel may have to be loaded by programs: those of nftables the kernel loads itself. */ -}}
+{{- define "kube-proxy.modules" -}}
+{{- if and .Values.init.enabled (ne (get .Values.config "mode" | default "") "nftables") -}}true{{- end -}}
+{{- end }}
+
+{{- /* A container's environment. */ -}}
+{{- define "kube-proxy.env" -}}
+- name: NODE_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+{{- with .Values.apiServer.host }}
+- name: KUBERNETES_SERVICE_HOST
+  value: {{ . | quote }}
+- name: KUBERNETES_SERVICE_PORT
+  value: {{ $.Values.apiServer.port | quote }}
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "kube-proxy.mounts" -}}
+- name: config
+  mountPath: /var/lib/kube-proxy
+  readOnly: true
+{{- with .Values.apiServer.kubeconfig }}
+{{- if .hostPath }}
+- name: kubeconfig
+  mountPath: {{ include "kube-proxy.kubeconfig" $ }}
+  readOnly: true
+{{- else if or .secret .configMap }}
+- name: kubeconfig
+  mountPath: {{ include "kube-proxy.kubeconfigDir" $ }}
+  readOnly: true
+{{- end }}
+{{- end }}
+- name: xtables-lock
+  mountPath: /run/xtables.lock
+{{- end }}
+
+{{- /* What the schema cannot say. */ -}}
+{{- define "kube-proxy.check" -}}
+{{- $kubeconfigs := compact (list .Values.apiServer.kubeconfig.hostPath .Values.apiServer.kubeconfig.secret .Values.apiServer.kubeconfig.configMap) -}}
+{{- if not (or .Values.apiServer.host $kubeconfigs) -}}
+{{- fail "apiServer.host: missing: say by which name or address every node reaches the API server without any Service, or set one of apiServer.kubeconfig.hostPath, secret and configMap" -}}
+{{- end -}}
+{{- if gt (len $kubeconfigs) 1 -}}
+{{- fail (printf "apiServer.kubeconfig: %s: only one of hostPath, secret and configMap may be set" (join ", " $kubeconfigs)) -}}
+{{- end -}}
+{{- if and .Values.apiServer.host $kubeconfigs -}}
+{{- fail "apiServer.host: it has no effect beside apiServer.kubeconfig, which names the API server: remove one of them" -}}
+{{- end -}}
+{{- if and $kubeconfigs (dig "clientConnection" "kubeconfig" "" .Values.config) -}}
+{{- fail "config.clientConnection.kubeconfig: set by apiServer.kubeconfig: remove one of them" -}}
+{{- end -}}
+{{- if eq (get .Values.config "mode" | default "") "kernelspace" -}}
+{{- fail "config.mode: kernelspace is for Windows nodes, which this chart does not serve: see docs/windows.md" -}}
+{{- end -}}
+{{- if and .Values.serviceMonitor.enabled (regexMatch "^(127\\.|\\[?::1\\]?|localhost)" (get (include "kube-proxy.metrics" . | fromJson) "host")) -}}
+{{- fail "config.metricsBindAddress: Prometheus cannot reach a loopback address, and serviceMonitor.enabled is true: set it to 0.0.0.0:10249, for instance" -}}
+{{- end -}}
+{{- end }}
+
+{{- /* The host that a probe asks: the kubelet takes the node's address unless the server listens elsewhere. */ -}}
+{{- define "kube-proxy.probeHost" -}}
+{{- if not (has .host (list "" "0.0.0.0" "::")) -}}
+host: {{ .host | quote }}
+{{- end -}}
+{{- end }}

@@ -1,0 +1,354 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"helm.sh/helm/v3/pkg/chartutil"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"kube-proxy/config"
+	"kube-proxy/plane/all"
+	"kube-proxy/test/e2e/controlplane"
+	"kube-proxy/test/e2e/helmchart"
+)
+
+var release = helmchart.Release{Name: "kube-proxy", Namespace: metav1.NamespaceSystem, Kubernetes: "v1.36.3"}
+
+// render renders the chart, which must succeed.
+func render(t *testing.T, values map[string]any) []*unstructured.Unstructured {
+	t.Helper()
+	objects, _, err := helmchart.Render(release, values)
+	if err != nil {
+		text, _ := json.Marshal(values)
+		t.Fatalf("values %s: %v", text, err)
+	}
+	return objects
+}
+
+func parse(t *testing.T, yaml string) map[string]any {
+	t.Helper()
+	values, err := helmchart.Parse(yaml)
+	must(t, err)
+	return values
+}
+
+// chartSchema is values.schema.json.
+func chartSchema(t *testing.T) map[string]any {
+	t.Helper()
+	folder, err := helmchart.Folder()
+	must(t, err)
+	text, err := os.ReadFile(filepath.Join(folder, "values.schema.json"))
+	must(t, err)
+	var schema map[string]any
+	must(t, json.Unmarshal(text, &schema))
+	return schema
+}
+
+// combinations returns each example of the whole values joined with each combination of the examples of the single ones.
+func combinations(t *testing.T) []map[string]any {
+	t.Helper()
+	schema := chartSchema(t)
+	var sets []map[string]any
+	for _, e := range schema["examples"].([]any) {
+		sets = append(sets, e.(map[string]any))
+	}
+	properties := schema["properties"].(map[string]any)
+	for _, name := range slices.Sorted(maps.Keys(properties)) {
+		examples, _ := properties[name].(map[string]any)["examples"].([]any)
+		if examples == nil {
+			continue
+		}
+		var joined []map[string]any
+		for _, set := range sets {
+			for _, example := range examples {
+				joined = append(joined, chartutil.CoalesceTables(map[string]any{name: copyOf(t, example)}, copyOf(t, set).(map[string]any)))
+			}
+		}
+		sets = joined
+	}
+	return sets
+}
+
+func copyOf(t *testing.T, value any) (copied any) {
+	t.Helper()
+	text, err := json.Marshal(value)
+	must(t, err)
+	must(t, json.Unmarshal(text, &copied))
+	return copied
+}
+
+// For every combination of values that the examples of the schema name, a real API server takes each object that the chart makes,
+// with no field unknown or twice; and the proxy its configuration, without a warning that is not about the mode.
+func TestChart(t *testing.T) {
+	begin(t)
+	server := newDryRun(t)
+	sets := combinations(t)
+	if len(sets) < 100 {
+		t.Fatalf("the schema names only %d combinations", len(sets))
+	}
+	modes := map[string]int{}
+	start := time.Now()
+	for _, values := range sets {
+		for _, object := range render(t, values) {
+			if err := server.take(t, object); err != nil {
+				text, _ := json.Marshal(values)
+				t.Fatalf("values %s: %v", text, err)
+			}
+			if data, ok, _ := unstructured.NestedString(object.Object, "data", "config.conf"); ok && server.first(data) {
+				modes[loadConfig(t, data)]++
+			}
+		}
+	}
+	t.Logf("%d combinations, %d distinct objects, in %v", len(sets), len(server.taken), time.Since(start).Round(time.Millisecond))
+	for _, mode := range []string{"", "nftables", "iptables", "ipvs", "userspace"} {
+		if modes[mode] == 0 {
+			t.Errorf("no example has the mode %q", mode)
+		}
+	}
+}
+
+// loadConfig has the proxy read a configuration file and returns its mode. Warnings that need no decision are those about modes:
+// the file of an example may ask for one that this version gives way from.
+func loadConfig(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.conf")
+	must(t, os.WriteFile(file, []byte(text), 0o644))
+	options := config.NewOptions(all.Modes())
+	flags := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
+	options.AddFlags(flags)
+	must(t, flags.Parse([]string{"--config", file, "--hostname-override", "node1"}))
+	c, err := options.Complete(nil)
+	if err != nil {
+		t.Fatalf("the proxy refuses\n%s\n%v", text, err)
+	}
+	for _, warning := range c.Warnings {
+		t.Errorf("the proxy warns: %s, of\n%s", warning, text)
+	}
+	return c.Mode
+}
+
+// dryRun asks the API server whether it would take an object, once for each.
+type dryRun struct {
+	client dynamic.Interface
+	taken  map[string]error
+	seen   map[string]bool
+}
+
+func newDryRun(t *testing.T) *dryRun {
+	t.Helper()
+	client, err := dynamic.NewForConfig(jsonConfig())
+	must(t, err)
+	monitoring(t, client)
+	return &dryRun{client: client, taken: map[string]error{}, seen: map[string]bool{}}
+}
+
+func (d *dryRun) first(text string) bool {
+	there := d.seen[text]
+	d.seen[text] = true
+	return !there
+}
+
+// resources are where objects of the kinds that the chart makes live.
+var chartKinds = map[string]schema.GroupVersionResource{
+	"apps/v1 DaemonSet": {Group: "apps", Version: "v1", Resource: "daemonsets"},
+	"v1 ConfigMap":      {Version: "v1", Resource: "configmaps"},
+	"v1 Service":        {Version: "v1", Resource: "services"},
+	"v1 ServiceAccount": {Version: "v1", Resource: "serviceaccounts"},
+	"rbac.authorization.k8s.io/v1 ClusterRole":        {Group: rbacv1.GroupName, Version: "v1", Resource: "clusterroles"},
+	"rbac.authorization.k8s.io/v1 ClusterRoleBinding": {Group: rbacv1.GroupName, Version: "v1", Resource: "clusterrolebindings"},
+	"rbac.authorization.k8s.io/v1 Role":               {Group: rbacv1.GroupName, Version: "v1", Resource: "roles"},
+	"rbac.authorization.k8s.io/v1 RoleBinding":        {Group: rbacv1.GroupName, Version: "v1", Resource: "rolebindings"},
+	"monitoring.coreos.com/v1 ServiceMonitor":         {Group: "monitoring.coreos.com", Version: "v1", Resource: "servicemonitors"},
+	"monitoring.coreos.com/v1 PrometheusRule":         {Group: "monitoring.coreos.com", Version: "v1", Resource: "prometheusrules"},
+}
+
+// take applies the object to the API server, as a dry run with strict validation.
+func (d *dryRun) take(t *testing.T, object *unstructured.Unstructured) error {
+	t.Helper()
+	text, err := object.MarshalJSON()
+	must(t, err)
+	if err, done := d.taken[string(text)]; done {
+		return err
+	}
+	where, ok := chartKinds[object.GetAPIVersion()+" "+object.GetKind()]
+	if !ok {
+		return fmt.Errorf("%s %s: a kind that the test does not know", object.GetKind(), object.GetName())
+	}
+	force := true
+	_, err = d.client.Resource(where).Namespace(object.GetNamespace()).Patch(t.Context(), object.GetName(), types.ApplyPatchType, text,
+		metav1.PatchOptions{FieldManager: "test", Force: &force, DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict})
+	if err != nil {
+		err = fmt.Errorf("%s %s: %w", object.GetKind(), object.GetName(), err)
+	}
+	d.taken[string(text)] = err
+	return err
+}
+
+// monitoring makes the API server know the kinds of the Prometheus operator.
+func monitoring(t *testing.T, client dynamic.Interface) {
+	t.Helper()
+	text, err := os.ReadFile("testdata/crds/monitoring.yaml")
+	must(t, err)
+	objects, err := helmchart.Decode(string(text))
+	must(t, err)
+	definitions := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	for _, object := range objects {
+		if _, err := definitions.Create(t.Context(), object, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+			t.Fatal(err)
+		}
+	}
+	for _, kind := range []string{"monitoring.coreos.com/v1 ServiceMonitor", "monitoring.coreos.com/v1 PrometheusRule"} {
+		for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+			_, err := client.Resource(chartKinds[kind]).List(t.Context(), metav1.ListOptions{})
+			if err == nil {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("the API server does not serve %s: %v", kind, err)
+			}
+		}
+	}
+}
+
+// The chart's role is what TestOnlyNodeProxierRights sees the proxy ask for, and nothing else.
+func TestChartRights(t *testing.T) {
+	var asked []string
+	for _, object := range render(t, parse(t, "apiServer: {host: 172.18.0.10}")) {
+		if object.GetKind() != "ClusterRole" && object.GetKind() != "Role" {
+			continue
+		}
+		var role rbacv1.ClusterRole
+		must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &role))
+		for _, rule := range role.Rules {
+			if len(rule.ResourceNames)+len(rule.NonResourceURLs) > 0 {
+				t.Errorf("a rule that the test does not understand: %v", rule)
+			}
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					for _, verb := range rule.Verbs {
+						asked = append(asked, verb+" "+group+"/"+resource)
+					}
+				}
+			}
+		}
+	}
+	slices.Sort(asked)
+	if want := slices.Sorted(maps.Keys(rights)); !slices.Equal(asked, want) {
+		t.Errorf("the chart grants\n%q, the proxy asks for\n%q", asked, want)
+	}
+}
+
+// Bad values are refused before anything reaches a cluster, with a message that names the path.
+func TestChartBadValues(t *testing.T) {
+	const good = "apiServer: {host: 172.18.0.10}\n"
+	for _, c := range []struct{ values, want string }{
+		{"", `apiServer\.host: missing`},
+		{good + "configg: {}", `configg`},
+		{good + "config: {modee: iptables}", `/config.*modee`},
+		{good + "config: {mode: iptable}", `/config/mode`},
+		{good + "config: {iptables: {masqueradeBit: '14'}}", `/config/iptables/masqueradeBit.*integer`},
+		{good + "config: {iptables: {syncPeriod: 30}}", `/config/iptables/syncPeriod.*string`},
+		{good + "config: {iptables: {syncPeriod: half an hour}}", `/config/iptables/syncPeriod`},
+		{good + "config: {conntrack: 7}", `/config/conntrack.*object`},
+		{good + "config: {featureGates: {NoSuchGate: true}}", `/config/featureGates.*NoSuchGate`},
+		{good + "config: {nodePortAddresses: primary}", `/config/nodePortAddresses.*array`},
+		{good + "config: {mode: kernelspace}", `config\.mode: kernelspace is for Windows`},
+		{good + "image: kube-proxy:v1", `/image.*object`},
+		{good + "image: {digest: abc}", `/image/digest`},
+		{good + "tolerations: {operator: Exists}", `/tolerations.*array`},
+		{good + "extraCapabilities: [CAP_NET_RAW]", `/extraCapabilities/0`},
+		{good + "extraCapabilities: [ALL]", `/extraCapabilities/0`},
+		{good + "resources: {requests: {memory: lots}}", `/resources/requests/memory`},
+		{good + "updateStrategy: {rollingUpdate: {maxSurge: 1}}", `/updateStrategy/rollingUpdate.*maxSurge`},
+		{good + "init: false", `/init.*object`},
+		{good + "serviceMonitor: {enabled: true}", `config\.metricsBindAddress`},
+		{good + "serviceMonitor: {enabled: true}\nconfig: {bindAddress: '::'}", `config\.metricsBindAddress`},
+		{"apiServer: {host: 'https://172.18.0.10:6443'}", `/apiServer/host`},
+		{"apiServer: {host: a, port: '6443'}", `/apiServer/port.*integer`},
+		{"apiServer: {host: a, kubeconfig: {secret: b}}", `apiServer\.host: it has no effect`},
+		{"apiServer: {kubeconfig: {hostPath: /a, secret: b}}", `apiServer\.kubeconfig: /a, b: only one`},
+		{"apiServer: {kubeconfig: {hostPath: relative}}", `/apiServer/kubeconfig/hostPath`},
+		{"apiServer: {kubeconfig: {secret: a}}\nconfig: {clientConnection: {kubeconfig: /b}}", `config\.clientConnection\.kubeconfig`},
+	} {
+		_, _, err := helmchart.Render(release, parse(t, c.values))
+		switch {
+		case err == nil:
+			t.Errorf("%q is taken", c.values)
+		case !regexp.MustCompile(`(?s)` + c.want).MatchString(err.Error()):
+			t.Errorf("%q: no match of %q in\n%v", c.values, c.want, err)
+		}
+	}
+	if _, _, err := helmchart.Render(helmchart.Release{Name: "a", Namespace: "b", Kubernetes: "v1.28.0"}, parse(t, good)); err == nil {
+		t.Error("a cluster is taken that does not know what the chart says")
+	}
+}
+
+// Each value has a comment and a place in the schema, and nothing else has; and the schema takes nothing unknown anywhere.
+func TestChartValues(t *testing.T) {
+	folder, err := helmchart.Folder()
+	must(t, err)
+	text, err := os.ReadFile(filepath.Join(folder, "values.yaml"))
+	must(t, err)
+	values, err := chartutil.ReadValues(text)
+	must(t, err)
+	properties := chartSchema(t)["properties"].(map[string]any)
+	for _, name := range slices.Sorted(maps.Keys(properties)) {
+		if _, there := values[name]; !there && name != "global" {
+			t.Errorf("values.yaml does not have %s, which the schema knows", name)
+		}
+	}
+	above := ""
+	for i, line := range strings.Split(string(text), "\n") {
+		trimmed := strings.TrimSpace(line)
+		at, key := len(line)-len(strings.TrimLeft(line, " ")), strings.SplitN(trimmed, ":", 2)[0]
+		isKey := regexp.MustCompile(`^[a-zA-Z]+:`).MatchString(trimmed)
+		if isKey && at == 0 && !strings.HasPrefix(above, "#") && !isBlock(line) && !selfEvident(key) {
+			t.Errorf("values.yaml:%d: %s has no comment", i+1, key)
+		}
+		above = trimmed
+	}
+	var open func(path string, schema map[string]any)
+	open = func(path string, schema map[string]any) {
+		if below, ok := schema["properties"].(map[string]any); ok {
+			if schema["additionalProperties"] != false {
+				t.Errorf("%s takes unknown values", path)
+			}
+			for name, sub := range below {
+				open(path+"/"+name, sub.(map[string]any))
+			}
+		}
+		if items, ok := schema["items"].(map[string]any); ok {
+			open(path+"/*", items)
+		}
+	}
+	open("", chartSchema(t))
+}
+
+func isBlock(line string) bool { return strings.HasSuffix(strings.TrimSpace(line), ":") }
+
+func selfEvident(key string) bool { return key == "podLabels" || key == "priorityClassName" }
+
+// jsonConfig is the client configuration of a dynamic client, which speaks JSON alone.
+func jsonConfig() *rest.Config {
+	c := bed.API.RESTConfig(controlplane.AdminUser)
+	c.ContentType = "application/json"
+	return c
+}

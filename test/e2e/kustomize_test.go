@@ -1,0 +1,106 @@
+package e2e
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+
+	"kube-proxy/test/e2e/controlplane"
+	"kube-proxy/test/e2e/helmchart"
+)
+
+var update = flag.Bool("update", false, "write deploy/kustomize/base anew")
+
+// The Kustomize base is what the chart makes of its default values, and an overlay of it what the chart makes of the same choices.
+// No name ends in .invalid: a cluster that did not say where its API server is gets an error that names it.
+func TestKustomize(t *testing.T) {
+	const unset = "apiServer: {host: set-the-address-of-the-api-server.invalid}\n"
+	root, err := controlplane.Root()
+	must(t, err)
+	folder := filepath.Join(root, "..", "..", "deploy", "kustomize")
+	if *update {
+		writeBase(t, filepath.Join(folder, "base"), render(t, parse(t, unset)))
+	}
+	for _, c := range []struct{ folder, values string }{
+		{"base", unset},
+		{"example", "apiServer: {host: 172.18.0.10}\nconfig: {clusterCIDR: 10.244.0.0/16}\nimage: {repository: images.example/kube-proxy, tag: v1}"},
+	} {
+		want := byName(render(t, parse(t, c.values)))
+		built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(folder, c.folder))
+		must(t, err)
+		text, err := built.AsYaml()
+		must(t, err)
+		objects, err := helmchart.Decode(string(text))
+		must(t, err)
+		got := byName(objects)
+		if len(got) != len(want) || len(got) < 5 {
+			t.Errorf("%s: %d objects, the chart makes %d", c.folder, len(got), len(want))
+		}
+		for name, object := range want {
+			if !reflect.DeepEqual(got[name], object) {
+				a, _ := yaml.Marshal(got[name])
+				b, _ := yaml.Marshal(object)
+				t.Errorf("%s: %s is\n%s\nthe chart makes\n%s\nto write the base anew: go test . -run TestKustomize -update", c.folder, name, a, b)
+			}
+		}
+	}
+}
+
+// writeBase writes the objects but the ConfigMap, and what is in that.
+func writeBase(t *testing.T, folder string, objects []*unstructured.Unstructured) {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString("# Made by `cd test/e2e && go test . -run TestKustomize -update`. Do not edit.\n")
+	for _, object := range objects {
+		if object.GetKind() == "ConfigMap" {
+			data, _, _ := unstructured.NestedString(object.Object, "data", "config.conf")
+			must(t, os.WriteFile(filepath.Join(folder, "config.conf"), []byte(data), 0o644))
+		}
+	}
+	for _, object := range objects {
+		if object.GetKind() == "ConfigMap" {
+			continue
+		}
+		plain := byName([]*unstructured.Unstructured{object})[object.GetKind()+" "+object.GetName()]
+		text, err := yaml.Marshal(plain)
+		must(t, err)
+		// The generated name is kustomize's to find.
+		b.WriteString("---\n" + strings.ReplaceAll(string(text), "kube-proxy-HASH", "kube-proxy"))
+	}
+	must(t, os.WriteFile(filepath.Join(folder, "objects.yaml"), []byte(b.String()), 0o644))
+}
+
+// byName returns the objects by kind and name, without what only Helm's have, and with another name for the ConfigMap, whose name
+// each tool makes in its own way.
+func byName(objects []*unstructured.Unstructured) map[string]map[string]any {
+	all := map[string]map[string]any{}
+	for _, object := range objects {
+		o := object.DeepCopy()
+		labels := o.GetLabels()
+		delete(labels, "helm.sh/chart")
+		delete(labels, "app.kubernetes.io/managed-by")
+		o.SetLabels(labels)
+		switch o.GetKind() {
+		case "ConfigMap":
+			o.SetName("kube-proxy-HASH")
+		case "DaemonSet":
+			volumes, _, _ := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "volumes")
+			for _, v := range volumes {
+				if source, ok := v.(map[string]any)["configMap"].(map[string]any); ok {
+					source["name"] = "kube-proxy-HASH"
+				}
+			}
+			_ = unstructured.SetNestedSlice(o.Object, volumes, "spec", "template", "spec", "volumes")
+		}
+		all[o.GetKind()+" "+o.GetName()] = o.Object
+	}
+	return all
+}
