@@ -123,12 +123,12 @@ type Tables struct {
 // IPVS holds what only the mode ipvs uses.
 type IPVS struct {
 	SyncPeriod, MinSyncPeriod time.Duration
-	// Scheduler is the kernel's name of it, "rr" by default.
+	// Scheduler is the kernel's name of it; "" where nobody asks for one.
 	Scheduler string
 	// ExcludeCIDRs hold virtual servers that are not ours.
 	ExcludeCIDRs []netip.Prefix
 	StrictARP    bool
-	// Timeouts of the kernel; 0 leaves what is there.
+	// Timeouts of the kernel, which counts whole seconds; 0 leaves what is there.
 	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
 }
 

@@ -20,8 +20,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"kube-proxy/lb"
 )
 
 // Annotation is the annotation of the Node object that chooses the mode where it is blank (S0).
@@ -55,8 +53,9 @@ type Choice struct {
 
 // Choose finds the first mode of the list that can run: what is asked for or what it falls back to; where nothing is
 // asked for, one of those that are tried unasked. annotation is the value of [Annotation], "" for none; it counts only
-// where nothing is asked for. Whether a mode can serve the family on this host is asked once, and only of those that matter.
-func (l List) Choose(asked, annotation string, f lb.Family) (Choice, error) {
+// where nothing is asked for. Whether a mode can serve the family on this host, with these settings, is asked once, and only of
+// those that matter.
+func (l List) Choose(asked, annotation string, with Settings) (Choice, error) {
 	c := Choice{Asked: asked}
 	start := asked
 	if asked == "" && annotation != "" {
@@ -76,10 +75,13 @@ func (l List) Choose(asked, annotation string, f lb.Family) (Choice, error) {
 	}
 	var failed []Step
 	for i, m := range candidates {
-		err := m.able(f)
+		err := m.able(with)
 		if err == nil {
 			c.Mode, c.Steps = m, failed
 			return c, nil
+		}
+		if errors.Is(err, ErrAsked) {
+			return c, fmt.Errorf("mode %s: %w", m.Name, err)
 		}
 		to := ""
 		if i+1 < len(candidates) {

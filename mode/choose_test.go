@@ -3,6 +3,7 @@ package mode_test
 import (
 	_ "embed"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -36,7 +37,7 @@ func TestChoose(t *testing.T) {
 		modes := all.Modes()
 		for i, m := range modes {
 			modes[i].New = func(mode.Settings) (mode.Plane, error) { return nil, nil } // as if it were built
-			modes[i].Able = func(lb.Family) error {
+			modes[i].Able = func(mode.Settings) error {
 				times[m.Name]++
 				if strings.Contains(" "+able+" ", " "+m.Name+" ") {
 					return nil
@@ -44,7 +45,7 @@ func TestChoose(t *testing.T) {
 				return errors.New("no " + m.Name + " here")
 			}
 		}
-		got, err := modes.Choose(asked, annotation, lb.IPv4)
+		got, err := modes.Choose(asked, annotation, mode.Settings{Family: lb.IPv4})
 		var took []string
 		for _, s := range got.Steps {
 			took = append(took, s.From+">"+s.To)
@@ -81,30 +82,48 @@ func TestChooseWraps(t *testing.T) {
 			modes[i].New = nil
 		}
 	}
-	_, err := modes.Choose("userspace", "", lb.IPv4)
+	_, err := modes.Choose("userspace", "", mode.Settings{Family: lb.IPv4})
 	if !errors.Is(err, mode.ErrNotBuilt) || !strings.Contains(err.Error(), "mode userspace: ") {
 		t.Errorf("error %v", err)
 	}
 	i := slices.IndexFunc(modes, func(m mode.Mode) bool { return m.Name == "iptables" })
-	modes[i].Able = func(lb.Family) error { return errors.New("no programs") }
-	_, err = modes.Choose("ipvs", "", lb.IPv4)
+	modes[i].Able = func(mode.Settings) error { return errors.New("no programs") }
+	_, err = modes.Choose("ipvs", "", mode.Settings{Family: lb.IPv4})
 	if !errors.Is(err, mode.ErrNotBuilt) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// What was asked for by its name and is not there is an error: no other mode takes its place (CF-26).
+func TestChooseAsked(t *testing.T) {
+	modes := all.Modes()
+	for i := range modes {
+		modes[i].New = func(mode.Settings) (mode.Plane, error) { return nil, nil }
+		modes[i].Able = func(s mode.Settings) error {
+			if s.IPVS.Scheduler == "mh" {
+				return fmt.Errorf("scheduler mh: %w", mode.ErrAsked)
+			}
+			return nil
+		}
+	}
+	c, err := modes.Choose("ipvs", "", mode.Settings{Family: lb.IPv4, IPVS: mode.IPVS{Scheduler: "mh"}})
+	if !errors.Is(err, mode.ErrAsked) || !strings.HasPrefix(err.Error(), "mode ipvs: scheduler mh: ") || c.Mode.Name != "" {
+		t.Errorf("%q runs, %v", c.Mode.Name, err)
 	}
 }
 
 // A blank mode is never one of another operating system, and one that is asked for must be of this one.
 func TestChooseOfThisSystem(t *testing.T) {
 	here := func(m mode.Mode) mode.Mode {
-		m.New, m.Able = func(mode.Settings) (mode.Plane, error) { return nil, nil }, func(lb.Family) error { return nil }
+		m.New, m.Able = func(mode.Settings) (mode.Plane, error) { return nil, nil }, func(mode.Settings) error { return nil }
 		return m
 	}
 	list := mode.List{here(mode.Mode{Name: "elsewhere", OS: "plan9", Unasked: true, FallsBackTo: "here"}), here(mode.Mode{Name: "here", Unasked: true})}
-	c, err := list.Choose("", "", lb.IPv4)
+	c, err := list.Choose("", "", mode.Settings{Family: lb.IPv4})
 	if err != nil || c.Mode.Name != "here" || len(c.Steps) > 0 {
 		t.Errorf("blank: %s after %v, %v; want here, and no step", c.Mode.Name, c.Steps, err)
 	}
-	if c, err := list.Choose("elsewhere", "", lb.IPv4); err == nil {
+	if c, err := list.Choose("elsewhere", "", mode.Settings{Family: lb.IPv4}); err == nil {
 		t.Errorf("a mode of another system runs: %s", c.Mode.Name)
 	}
 }

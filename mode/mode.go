@@ -20,6 +20,10 @@ import (
 // ErrNotBuilt is the reason why a mode cannot run that this version does not contain.
 var ErrNotBuilt = errors.New("not built yet in this version")
 
+// ErrAsked says that a host has the mode, but nothing of the name that the configuration asks of it. Who wrote that name wants to
+// be told: in another mode it would mean nothing.
+var ErrAsked = errors.New("this host does not have what was asked for")
+
 // Mode is all that the proxy knows of one mode. Its folder below plane returns it; plane/all has the list. One without
 // New is not built yet: configuration knows it, and it cannot run.
 type Mode struct {
@@ -43,6 +47,8 @@ type Mode struct {
 	// Block is the block of the configuration that has the masquerade bit and the periods of the mode. A mode
 	// without one takes SyncPeriod, MinSyncPeriod and the usual bit.
 	Block string
+	// Periods is the block that has the periods, where Block has others (CF-62).
+	Periods string
 	// Reads are blocks and fields of the configuration that do nothing in modes that do not name them.
 	Reads []string
 	// Inherits are fields that take the value of another's flag where their own flag is not given: the other, by
@@ -66,9 +72,10 @@ type Mode struct {
 	Metrics []Metric
 
 	// Able says why the mode cannot serve the family on this host, or returns nil. It changes nothing, but that the kernel may
-	// load modules.
-	Able func(lb.Family) error
-	// Modules names those, for who must not load any; nil for none.
+	// load modules. Of the settings it has those that are the same whichever mode runs. An error that wraps [ErrAsked] is one
+	// of what was asked for: no other mode takes its place.
+	Able func(Settings) error
+	// Modules names those modules, for who must not load any; nil for none.
 	Modules func(lb.Family) []string
 	// New makes the plane of a family, in the network namespace of the calling thread.
 	New func(Settings) (Plane, error)
@@ -139,8 +146,6 @@ type Settings struct {
 	// covers that.
 	LocalhostNodePorts bool
 	NodePorts          []netip.Prefix
-	// StrictARP: the node answers ARP for no address of another interface.
-	StrictARP bool
 	// FirstPort to LastPort are the ports of this node that proxied connections may arrive at; both 0 for any.
 	FirstPort, LastPort uint16
 	// UDPIdle is how long an idle session of UDP is kept (CF-45).
@@ -151,12 +156,27 @@ type Settings struct {
 	// ExternalIPsBounded reports whether the configuration of now says which external IPs Services may have
 	// (--external-ip-cidrs); nil: it does not.
 	ExternalIPsBounded func() bool
+	// IPVS is what only the mode ipvs uses.
+	IPVS IPVS
 	// Windows is what only Windows uses.
 	Windows Windows
 	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
 	Writes *ownwrites.Ledger
 	// Log takes what happens beside the calls of a plane, such as a shortage; nil for none. It says the family already.
 	Log *slog.Logger
+}
+
+// IPVS is what the configuration asks of the mode ipvs (CF-26 to CF-29).
+type IPVS struct {
+	// Scheduler is the kernel's name of it; "" where nobody asks for one.
+	Scheduler string
+	// ExcludeCIDRs hold virtual servers that are not ours.
+	ExcludeCIDRs []netip.Prefix
+	// StrictARP: the node answers ARP for no address of another interface.
+	StrictARP bool
+	// TCPTimeout, TCPFinTimeout and UDPTimeout are how long idle connections are kept, TCPFinTimeout those that are being closed; 0
+	// leaves the kernel's.
+	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
 }
 
 // Windows is what the configuration asks of modes of Windows (CF-31, CF-32).
@@ -253,11 +273,11 @@ type List []Mode
 func (m Mode) Built() bool { return m.New != nil }
 
 // able says why the mode cannot run here.
-func (m Mode) able(f lb.Family) error {
+func (m Mode) able(s Settings) error {
 	if !m.Built() {
 		return ErrNotBuilt
 	}
-	return m.Able(f)
+	return m.Able(s)
 }
 
 // Here reports whether the mode is for this operating system.

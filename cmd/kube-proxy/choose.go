@@ -18,7 +18,7 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 		annotation = p.annotated(ctx)
 	}
 	var err error
-	p.choice, err = p.modes.Choose(cfg.Mode, annotation, primary)
+	p.choice, err = p.modes.Choose(cfg.Mode, annotation, mode.Settings{Family: primary, IPVS: ipvsSettings(cfg.Config)})
 	if p.choice.Ignored != "" {
 		p.log.Warn("annotation of the Node ignored", "because", p.choice.Ignored)
 	}

@@ -49,11 +49,20 @@ func planeSettings(cfg *configured, fam lb.Family) mode.Settings {
 	t := cfg.mode.Tables
 	return mode.Settings{
 		Family: fam, MasqueradeBit: t.MasqueradeBit, LocalhostNodePorts: t.LocalhostNodePorts,
-		NodePorts: cfg.mode.NodePorts.Prefixes, StrictARP: cfg.IPVS.StrictARP,
+		NodePorts: cfg.mode.NodePorts.Prefixes,
 		FirstPort: cfg.Userspace.FirstPort, LastPort: cfg.Userspace.LastPort, UDPIdle: cfg.Userspace.UDPIdleTimeout,
 		TerminationGrace:   cfg.Userspace.TerminationGracePeriod,
 		ExternalIPsBounded: func() bool { return len(cfg.ExternalIPCIDRs) > 0 },
+		IPVS:               ipvsSettings(cfg.Config),
 		Windows:            windowsSettings(cfg.Config),
+	}
+}
+
+func ipvsSettings(cfg *config.Config) mode.IPVS {
+	v := cfg.IPVS
+	return mode.IPVS{
+		Scheduler: v.Scheduler, ExcludeCIDRs: v.ExcludeCIDRs, StrictARP: v.StrictARP,
+		TCPTimeout: v.TCPTimeout, TCPFinTimeout: v.TCPFinTimeout, UDPTimeout: v.UDPTimeout,
 	}
 }
 

@@ -40,7 +40,7 @@ func memory(dir string) mode.Mode {
 			{Row: "EXT", Name: "memory_free", Kind: mode.Gauge, Help: "How much memory there is"},
 			{Name: "sync_full_proxy_rules_duration_seconds"},
 		},
-		Able: func(lb.Family) error {
+		Able: func(mode.Settings) error {
 			if _, err := os.Stat(filepath.Join(dir, "full")); err == nil {
 				return errors.New("the memory is full")
 			}

@@ -121,7 +121,7 @@ func run(ctx context.Context, out *printer, o options) (err error) {
 	if err := removeStaleCopies(o.lab, dir); err != nil {
 		return err
 	}
-	if err := f.lab.Do("node1", func() error { return o.mode.Able(lb.IPv4) }); err != nil {
+	if err := f.lab.Do("node1", func() error { return o.mode.Able(mode.Settings{Family: lb.IPv4}) }); err != nil {
 		return err
 	}
 

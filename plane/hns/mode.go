@@ -27,7 +27,7 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 
 		Metrics: metrics,
 
-		Able: func(f lb.Family) error { return able(open, f) },
+		Able: func(s mode.Settings) error { return able(open, s.Family) },
 		New: func(s mode.Settings) (mode.Plane, error) {
 			h, err := open()
 			if err != nil {

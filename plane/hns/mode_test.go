@@ -39,9 +39,9 @@ func TestBlankModeOnWindows(t *testing.T) {
 	} {
 		m := modeOn(c.open)
 		m.OS = runtime.GOOS
-		list := mode.List{m, {Name: "userspace", Unasked: true, Able: func(lb.Family) error { return nil }, New: m.New}}
+		list := mode.List{m, {Name: "userspace", Unasked: true, Able: func(mode.Settings) error { return nil }, New: m.New}}
 		for _, asked := range []string{"", "kernelspace"} {
-			got, err := list.Choose(asked, "", c.fam)
+			got, err := list.Choose(asked, "", mode.Settings{Family: c.fam})
 			if err != nil || got.Mode.Name != c.run || (len(got.Steps) > 0) != (c.says != "") {
 				t.Errorf("%s: mode %q after %v, error %v; want %s", name, got.Mode.Name, got.Steps, err, c.run)
 			} else if c.says != "" && !strings.Contains(got.Steps[0].String(), c.says) {
@@ -70,7 +70,7 @@ func TestNotWindows(t *testing.T) {
 		t.Skip("this is Windows; the calls of its HNS are in adapter_windows.go")
 	}
 	m := Mode()
-	if err := m.Able(lb.IPv4); !errors.Is(err, plane.ErrUnsupported) {
+	if err := m.Able(mode.Settings{Family: lb.IPv4}); !errors.Is(err, plane.ErrUnsupported) {
 		t.Errorf("able: %v", err)
 	}
 	if _, err := m.New(mode.Settings{Family: lb.IPv4}); !errors.Is(err, plane.ErrUnsupported) {

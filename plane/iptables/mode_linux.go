@@ -39,8 +39,8 @@ type host struct {
 	backends map[lb.Family]Backend
 }
 
-func (h *host) able(f lb.Family) (err error) {
-	h.found, err = Find(f)
+func (h *host) able(s mode.Settings) (err error) {
+	h.found, err = Find(s.Family)
 	return err
 }
 

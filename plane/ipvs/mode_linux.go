@@ -24,7 +24,7 @@ func sysctls(s mode.Settings) []mode.Sysctl {
 		{Name: "net.ipv4.vs.expire_quiescent_template", Value: "1", Optional: true},
 		{Name: "net.ipv4.ip_forward", Value: "1"},
 	}
-	if s.StrictARP {
+	if s.IPVS.StrictARP {
 		const asks = "--ipvs-strict-arp (ipvs.strictARP)"
 		all = append(all,
 			mode.Sysctl{Name: "net.ipv4.conf.all.arp_ignore", Value: "1", Asks: asks},

@@ -134,8 +134,8 @@ var (
 )
 
 // able tries whether packets can be captured in any way.
-func able(f lb.Family) error {
-	c, _, err := capture.Choose(capture.Config{Family: f})
+func able(s mode.Settings) error {
+	c, _, err := capture.Choose(capture.Config{Family: s.Family})
 	if err != nil {
 		return err
 	}
