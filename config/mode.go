@@ -111,8 +111,16 @@ func (c *Config) For(m mode.Mode) (Resolved, error) {
 	return r, nil
 }
 
-// block returns the settings that the mode has for itself: those of its block, or its defaults.
+// block returns the settings that the mode has for itself: those of its blocks, or its defaults.
 func (c *Config) block(m mode.Mode) Tables {
+	t := c.tables(m)
+	if m.Periods == "ipvs" {
+		t.SyncPeriod, t.MinSyncPeriod = c.IPVS.SyncPeriod, c.IPVS.MinSyncPeriod
+	}
+	return t
+}
+
+func (c *Config) tables(m mode.Mode) Tables {
 	switch m.Block {
 	case "iptables":
 		return c.IPTables

@@ -35,6 +35,8 @@ func TestFor(t *testing.T) {
 			"without effect in mode iptables: nftables.masqueradeAll"},
 		{"CF-30 checked when it counts", "", "nftables: {masqueradeBit: 32}", "nftables", "", `KubeProxyConfiguration.nftables.masqueradeBit: "32": want 0 to 31`, ""},
 		{"CF-30 not before", "", "nftables: {masqueradeBit: 32}", "iptables", " [0.0.0.0/0 ::/0] false 14 30s", "", "without effect in mode iptables: nftables.masqueradeBit"},
+		{"CF-25 CF-62 its own periods", "--iptables-masquerade-bit=3 --iptables-sync-period=1m --ipvs-sync-period=7s", "", "ipvs", " [0.0.0.0/0 ::/0] false 3 7s", "",
+			"without effect in mode ipvs: --iptables-sync-period"},
 		{"CF-25 not before", "", "ipvs: {scheduler: fast}", "ipvs", "", `KubeProxyConfiguration.ipvs.scheduler: "fast": want rr`, ""},
 		{"what gave way says what has no effect", "--proxy-mode=ipvs --ipvs-scheduler=rr", "", "iptables", " [0.0.0.0/0 ::/0] false 14 30s", "",
 			"without effect in mode iptables: --ipvs-scheduler"},

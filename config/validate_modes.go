@@ -68,15 +68,14 @@ func (o *Options) ipvs(c *Config) IPVS {
 		SyncPeriod: f.SyncPeriod.Duration, MinSyncPeriod: f.MinSyncPeriod.Duration, Scheduler: f.Scheduler, StrictARP: f.StrictARP,
 		TCPTimeout: f.TCPTimeout.Duration, TCPFinTimeout: f.TCPFinTimeout.Duration, UDPTimeout: f.UDPTimeout.Duration,
 	}
-	orDefault(&v.Scheduler, "rr")
 	o.onlyIn(c, "ipvs", func() {
 		v.ExcludeCIDRs = o.excluded(f.ExcludeCIDRs)
 		o.positive("ipvs.syncPeriod", v.SyncPeriod)
 		o.notLonger("ipvs.minSyncPeriod", v.MinSyncPeriod, v.SyncPeriod)
-		o.notNegative("ipvs.tcpTimeout", v.TCPTimeout)
-		o.notNegative("ipvs.tcpFinTimeout", v.TCPFinTimeout)
-		o.notNegative("ipvs.udpTimeout", v.UDPTimeout)
-		if !slices.Contains(schedulers, v.Scheduler) {
+		o.ipvsTimeout("ipvs.tcpTimeout", v.TCPTimeout)
+		o.ipvsTimeout("ipvs.tcpFinTimeout", v.TCPFinTimeout)
+		o.ipvsTimeout("ipvs.udpTimeout", v.UDPTimeout)
+		if v.Scheduler != "" && !slices.Contains(schedulers, v.Scheduler) {
 			o.wrong("ipvs.scheduler", v.Scheduler, "want "+strings.Join(schedulers, ", "))
 		}
 	})
@@ -91,6 +90,17 @@ func (o *Options) ipvs(c *Config) IPVS {
 		}
 	}
 	return v
+}
+
+// ipvsTimeoutMost is the longest timeout that IPVS takes on all kernels: 2^31-1 ticks, of which some make a thousand a second.
+const ipvsTimeoutMost = (1<<31 - 1) / 1000 * time.Second
+
+// ipvsTimeout is CF-29.
+func (o *Options) ipvsTimeout(field string, d time.Duration) {
+	o.notNegative(field, d)
+	if d > ipvsTimeoutMost {
+		o.wrong(field, d.String(), "want at most "+ipvsTimeoutMost.String()+", the longest that the kernel takes")
+	}
 }
 
 // excluded is CF-27. It leaves out what is no CIDR.

@@ -27,7 +27,8 @@ func facts() mode.Mode {
 		FallsBackTo: "iptables",
 
 		Block:      "iptables",
-		Reads:      []string{"ipvs", "iptables.masqueradeBit", "iptables.masqueradeAll", "iptables.syncPeriod", "iptables.minSyncPeriod"},
+		Periods:    "ipvs",
+		Reads:      []string{"ipvs", "iptables.masqueradeBit", "iptables.masqueradeAll"},
 		SyncPeriod: 30 * time.Second,
 
 		Metrics: []mode.Metric{
