@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"unsafe"
@@ -12,6 +13,7 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 )
 
 // extension is a match of the kernel's x_tables, or a target.
@@ -97,4 +99,25 @@ func (t *tableInfo) asker() asker {
 		}
 		return nil
 	}
+}
+
+// Have reports whether the kernel has matches and targets that another mode writes rules with, beside those that all need. It
+// changes nothing. The error says which one is missing, and wraps plane.ErrUnsupported.
+func (p *Programs) Have(matches, targets []string) error {
+	ask, done, err := p.tables(context.Background())
+	if err != nil {
+		return fmt.Errorf("iptables: look for extensions of %s: %w", p.program, err)
+	}
+	defer done()
+	var all []extension
+	for _, name := range matches {
+		all = append(all, extension{name, false})
+	}
+	for _, name := range targets {
+		all = append(all, extension{name, true})
+	}
+	if err := lacking(p.backend, all, ask); err != nil {
+		return fmt.Errorf("iptables: %w: %w", err, plane.ErrUnsupported)
+	}
+	return nil
 }

@@ -36,6 +36,25 @@ func TestKernelLacksExtension(t *testing.T) {
 	})
 }
 
+// What another mode needs beside is asked for in the same way.
+func TestHave(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		tool, err := cfg.tool()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &Programs{tool}
+		if err := p.Have([]string{"conntrack", "comment"}, []string{"MASQUERADE"}); err != nil {
+			t.Error(err)
+		}
+		for want, err := range map[string]error{"match nosuch": p.Have([]string{"nosuch"}, nil), "target NOSUCH": p.Have(nil, []string{"NOSUCH"})} {
+			if !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), want) {
+				t.Errorf("without the %s: %v", want, err)
+			}
+		}
+	})
+}
+
 // The answers of kernels that are not at hand: without nft_compat, with newer revisions alone, and one that does not answer.
 func TestLacking(t *testing.T) {
 	all := needed[NFT]
