@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"kube-proxy/mode"
 )
 
 // tables fills what nftables, iptables and ebpf have each for itself. iptables' is checked in every mode,
@@ -58,9 +60,6 @@ func sayable(d time.Duration) time.Duration {
 	return d
 }
 
-// schedulers are those of the kernel (CF-26). Whether this machine's has one shows when the mode starts.
-var schedulers = []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf", "twos"}
-
 // ipvs is CF-25 to CF-29: checked for mode ipvs only, as other modes do not read it.
 func (o *Options) ipvs(c *Config) IPVS {
 	f := &o.file.IPVS
@@ -75,8 +74,9 @@ func (o *Options) ipvs(c *Config) IPVS {
 		o.ipvsTimeout("ipvs.tcpTimeout", v.TCPTimeout)
 		o.ipvsTimeout("ipvs.tcpFinTimeout", v.TCPFinTimeout)
 		o.ipvsTimeout("ipvs.udpTimeout", v.UDPTimeout)
-		if v.Scheduler != "" && !slices.Contains(schedulers, v.Scheduler) {
-			o.wrong("ipvs.scheduler", v.Scheduler, "want "+strings.Join(schedulers, ", "))
+		// Whether this machine's kernel has it shows when the mode starts (CF-26).
+		if known := mode.Schedulers(); v.Scheduler != "" && !slices.Contains(known, v.Scheduler) {
+			o.wrong("ipvs.scheduler", v.Scheduler, "want "+strings.Join(known, ", "))
 		}
 	})
 	// Other modes read only what their clean-up is to leave alone. What that is must be known, and --cleanup fails

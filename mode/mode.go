@@ -179,6 +179,11 @@ type IPVS struct {
 	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
 }
 
+// Schedulers returns the names of the schedulers that kernels have for IPVS, the usual one first. Not every kernel has all.
+func Schedulers() []string {
+	return []string{"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "mh", "fo", "ovf", "twos"}
+}
+
 // Windows is what the configuration asks of modes of Windows (CF-31, CF-32).
 type Windows struct {
 	// NetworkName is the name of the HNS network; "" leaves it to the environment variable KUBE_NETWORK.

@@ -9,6 +9,7 @@ import (
 func Mode() mode.Mode {
 	m := facts()
 	m.Sysctls, m.Load = sysctls, kernel.LoadIPVS
+	m.Able = able
 	m.Remove = remove
 	return m
 }

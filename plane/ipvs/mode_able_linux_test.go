@@ -1,0 +1,242 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane"
+)
+
+// inNamespace runs the rest of a test in a network namespace of its own.
+func inNamespace(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+	netlab.EnterForTest(t)
+}
+
+// output is what a program prints.
+func output(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// of runs the rest of a test with another kind of device.
+func of(t *testing.T, kind string) {
+	t.Helper()
+	was := DeviceType
+	DeviceType = kind
+	t.Cleanup(func() { DeviceType = was })
+}
+
+// G7: whether the kernel has a kind of device is found out without making one.
+func TestHasDevice(t *testing.T) {
+	inNamespace(t)
+	before := output(t, "ip", "-o", "link")
+	of(t, "bridge")
+	if err := hasDevice(mode.Settings{}); err != nil {
+		t.Errorf("a kind that all kernels have: %v", err)
+	}
+	of(t, "nonesuch")
+	if err := hasDevice(mode.Settings{}); !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), "no devices of type nonesuch (the module nonesuch)") {
+		t.Errorf("a kind that no kernel has: %v", err)
+	}
+	if after := output(t, "ip", "-o", "link"); after != before {
+		t.Errorf("asking changed the devices from\n%s\nto\n%s", before, after)
+	}
+	output(t, "ip", "link", "add", Device, "type", "bridge")
+	of(t, "veth")
+	if err := hasDevice(mode.Settings{}); err == nil || !strings.Contains(err.Error(), "there is a device kube-ipvs0 of type bridge, and it must be of type veth: rename or delete it") {
+		t.Errorf("another's device: %v", err)
+	}
+	of(t, "bridge")
+	if err := hasDevice(mode.Settings{}); err != nil {
+		t.Errorf("one that is there: %v", err)
+	}
+}
+
+// G7: types of ipsets are asked for without making one.
+func TestHasIPSetTypes(t *testing.T) {
+	inNamespace(t)
+	nf, err := kernel.OpenNetfilter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nf.Close()
+	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		if err := hasIPSetTypes(mode.Settings{Family: f}); err != nil {
+			t.Errorf("%s: %v", f, err)
+		}
+		if err := hasIPSetType(nf, f, "hash:nonesuch", 0); !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), "no ipsets of type hash:nonesuch") {
+			t.Errorf("%s: a type that no kernel has: %v", f, err)
+		}
+		if err := hasIPSetType(nf, f, "hash:ip,port", 200); !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), "at most, and 200 is needed") {
+			t.Errorf("%s: a revision that no kernel has: %v", f, err)
+		}
+	}
+	if sets := output(t, "ipset", "list", "-n"); sets != "" {
+		t.Errorf("asking made the sets\n%s", sets)
+	}
+}
+
+// Without CAP_NET_ADMIN each question says so.
+func TestAbleWithoutCapability(t *testing.T) {
+	inNamespace(t)
+	done := make(chan map[string]error)
+	go func() { // the thread ends with it
+		netlab.Isolated(0, func() error {
+			got := map[string]error{}
+			none := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+			if err := unix.Capset(none, &make([]unix.CapUserData, 2)[0]); err != nil {
+				t.Error(err)
+			}
+			got["devices"] = hasDevice(mode.Settings{})
+			got["ipsets"] = hasIPSetTypes(mode.Settings{Family: lb.IPv4})
+			done <- got
+			return nil
+		})
+	}()
+	for of, err := range <-done {
+		if err == nil || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
+			t.Errorf("%s: %v", of, err)
+		}
+	}
+}
+
+// listed are the virtual servers of the namespace.
+func listed(t *testing.T, c *ipvswire.Conn) (all []string) {
+	t.Helper()
+	err := c.Services(t.Context(), func(s ipvswire.ServiceState) error {
+		all = append(all, fmt.Sprintf("%s %s %#x", s.ServiceID, s.Scheduler, s.Flags))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// needsIPVS skips a test on a kernel without IPVS; make test-kernels runs it in a VM that has it.
+func needsIPVS(t *testing.T) *ipvswire.Conn {
+	t.Helper()
+	inNamespace(t)
+	c, err := ipvswire.Open()
+	if errors.Is(err, ipvswire.ErrNoIPVS) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// CF-26, DP-35: the kernel's schedulers are tried by a virtual server that is gone at once, with others of the namespace as they were; what a proxy
+// that was killed left in the way does no harm.
+func TestIPVSSchedulers(t *testing.T) {
+	c := needsIPVS(t)
+	other := ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.MustParseAddrPort("198.51.100.0:20001"), unix.IPPROTO_TCP), Scheduler: "rr", Netmask: ipvswire.IPv4.WholeAddress()}
+	if err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.NewService, Service: other}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	before := listed(t, c)
+	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		for _, name := range mode.Schedulers() {
+			if there, err := hasScheduler(t.Context(), c, f, name); err != nil || !there {
+				t.Errorf("%s: scheduler %s is there: %t, %v", f, name, there, err)
+			}
+		}
+		left := ipvswire.Service{ServiceID: ipvswire.ByAddr(trial(f), unix.IPPROTO_TCP), Scheduler: "rr"}
+		left.Netmask = left.Family.WholeAddress()
+		if err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.NewService, Service: left}}, nil); err != nil {
+			t.Fatal(err)
+		}
+		err := checkScheduler(t.Context(), c, f, "nonesuch")
+		if !errors.Is(err, mode.ErrAsked) || !strings.Contains(err.Error(), `--ipvs-scheduler (ipvs.scheduler): `) ||
+			!strings.Contains(err.Error(), `this kernel has no scheduler "nonesuch" for IPVS (the module ip_vs_nonesuch); it has rr, wrr, lc, wlc, lblc,`) {
+			t.Errorf("%s: a scheduler that no kernel has: %v", f, err)
+		}
+	}
+	if after := listed(t, c); !slices.Equal(after, before) {
+		t.Errorf("trying changed the virtual servers from %q to %q", before, after)
+	}
+}
+
+// kernelWith answers as IPVS with these schedulers does.
+type kernelWith struct {
+	schedulers []string
+	refuses    error // all of it
+	there      map[ipvswire.ServiceID]bool
+}
+
+func (k *kernelWith) Do(_ context.Context, ops []ipvswire.Op, _ func(int, error)) error {
+	id := ops[0].Service.ServiceID
+	switch {
+	case k.refuses != nil:
+		return k.refuses
+	case ops[0].Verb == ipvswire.DelService && !k.there[id]:
+		return unix.ESRCH
+	case ops[0].Verb == ipvswire.DelService:
+		delete(k.there, id)
+	case k.there[id]:
+		return unix.EEXIST
+	case !slices.Contains(k.schedulers, ops[0].Service.Scheduler):
+		return unix.ENOENT
+	default:
+		k.there[id] = true
+	}
+	return nil
+}
+
+// What becomes of a scheduler that is not there: an error for who asked for it by name, and else a reason to give way.
+func TestCheckScheduler(t *testing.T) {
+	for _, c := range []struct {
+		asked, has string
+		asks, ok   bool
+		says       string
+	}{
+		{"", "rr", false, true, ""},
+		{"mh", "rr mh", false, true, ""},
+		{"mh", "rr sh", true, false, `no scheduler "mh" for IPVS (the module ip_vs_mh); it has rr, sh`},
+		{"", "wrr sh", false, false, `no scheduler "rr" for IPVS (the module ip_vs_rr); it has wrr, sh, of which one may be asked for by --ipvs-scheduler`},
+		{"rr", "wrr", true, false, `no scheduler "rr"`},
+		{"mh", "", false, false, `no scheduler "mh" for IPVS (the module ip_vs_mh), and no other`},
+	} {
+		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+			left := ipvswire.ByAddr(trial(f), unix.IPPROTO_TCP)
+			k := &kernelWith{schedulers: strings.Fields(c.has), there: map[ipvswire.ServiceID]bool{left: true}}
+			err := checkScheduler(t.Context(), k, f, c.asked)
+			if (err == nil) != c.ok || errors.Is(err, mode.ErrAsked) != c.asks || err != nil && !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%q of %q: %v", c.asked, c.has, err)
+			}
+			if len(k.there) > 0 {
+				t.Errorf("%q of %q: left %v", c.asked, c.has, k.there)
+			}
+		}
+	}
+	for errno, says := range map[unix.Errno]string{unix.EAFNOSUPPORT: "has no IPv6 (CONFIG_IP_VS_IPV6)", unix.EPERM: "not permitted"} {
+		if err := checkScheduler(t.Context(), &kernelWith{refuses: errno}, lb.IPv6, "rr"); err == nil || errors.Is(err, mode.ErrAsked) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v: %v", errno, err)
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+// doer carries out operations on virtual servers, as [ipvswire.Conn] does.
+type doer interface {
+	Do(ctx context.Context, ops []ipvswire.Op, failed func(i int, err error)) error
+}
+
+// trial is the virtual server by which schedulers are tried, as upstream tries them (DP-35): at addresses for documentation, which
+// nobody serves.
+func trial(f lb.Family) netip.AddrPort {
+	if f == lb.IPv6 {
+		return netip.MustParseAddrPort("[2001:db8::c633:6400]:20000")
+	}
+	return netip.MustParseAddrPort("198.51.100.0:20000")
+}
+
+// hasScheduler reports whether the kernel has a scheduler, and IPVS for the family. There is no list of them: a virtual server
+// that has it is made, and removed at once. A kernel that has the scheduler as a module loads it.
+func hasScheduler(ctx context.Context, kernel doer, f lb.Family, name string) (bool, error) {
+	s := ipvswire.Service{ServiceID: ipvswire.ByAddr(trial(f), unix.IPPROTO_TCP), Scheduler: name, Flags: ipvswire.Flags(schedulerFlags(name))}
+	s.Netmask = s.Family.WholeAddress()
+	try := func(verb ipvswire.Verb) error { return kernel.Do(ctx, []ipvswire.Op{{Verb: verb, Service: s}}, nil) }
+	remove := func() error {
+		if err := try(ipvswire.DelService); err != nil && !errors.Is(err, unix.ESRCH) { // ESRCH: another proxy tries too
+			return fmt.Errorf("try scheduler %s: %w", name, err)
+		}
+		return nil
+	}
+	err := try(ipvswire.NewService)
+	if errors.Is(err, unix.EEXIST) { // of a proxy that ended while it tried
+		if err := remove(); err != nil {
+			return false, err
+		}
+		err = try(ipvswire.NewService)
+	}
+	switch {
+	case err == nil, errors.Is(err, unix.EEXIST):
+		return true, remove()
+	case errors.Is(err, unix.ENOENT):
+		return false, nil
+	case errors.Is(err, unix.EAFNOSUPPORT):
+		return false, fmt.Errorf("IPVS of this kernel has no %s (CONFIG_IP_VS_IPV6)", f)
+	default:
+		return false, fmt.Errorf("try scheduler %s: %w", name, err)
+	}
+}
+
+// checkScheduler returns an error if the kernel does not have the scheduler. It wraps [mode.ErrAsked] if somebody asked for it by
+// name, and there are others to choose from: who did knows of one, and not that it is missing here. Where there is none, or the
+// usual one that nobody asked for is missing, the kernel lacks modules of IPVS, and the mode gives way.
+func checkScheduler(ctx context.Context, kernel doer, f lb.Family, asked string) error {
+	name := schedulerOf(asked)
+	there, err := hasScheduler(ctx, kernel, f, name)
+	if there || err != nil {
+		return err
+	}
+	lacks := fmt.Sprintf("this kernel has no scheduler %q for IPVS (the module ip_vs_%s)", name, name)
+	var others []string
+	for _, other := range mode.Schedulers() {
+		if other == name {
+			continue
+		}
+		there, err := hasScheduler(ctx, kernel, f, other)
+		if err != nil {
+			return fmt.Errorf("%s: %w", lacks, err)
+		}
+		if there {
+			others = append(others, other)
+		}
+	}
+	switch {
+	case len(others) == 0:
+		return fmt.Errorf("%s, and no other", lacks)
+	case asked == "":
+		return fmt.Errorf("%s; it has %s, of which one may be asked for by --ipvs-scheduler (ipvs.scheduler)", lacks, strings.Join(others, ", "))
+	default:
+		return fmt.Errorf("--ipvs-scheduler (ipvs.scheduler): %w: %s; it has %s", mode.ErrAsked, lacks, strings.Join(others, ", "))
+	}
+}
