@@ -47,6 +47,8 @@ const imports = `
 
 	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest, internal/nftwire, internal/ipset, internal/ipvswire;
 	internal/ipvswire, internal/ipset, internal/nlconn < plane/ipvs;
+	# The chains around virtual servers are kept by what keeps those of mode iptables.
+	plane/iptables < plane/ipvs;
 	plane, plane/ownwrites < internal/nftwire;
 	internal/nftwire, plane/rollback, mode < plane/userspace/capture;
 	# Its chains are kept by the programs and in the trees of mode iptables.
