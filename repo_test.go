@@ -49,6 +49,8 @@ const imports = `
 	internal/ipvswire, internal/ipset, internal/nlconn < plane/ipvs;
 	# The chains around virtual servers are kept by what keeps those of mode iptables.
 	plane/iptables < plane/ipvs;
+	# IPVS in memory knows what IPVS is asked for, and nothing of who asks.
+	internal/ipvswire, internal/nlconn < internal/ipvsfake;
 	plane, plane/ownwrites < internal/nftwire;
 	internal/nftwire, plane/rollback, mode < plane/userspace/capture;
 	# Its chains are kept by the programs and in the trees of mode iptables.

@@ -99,6 +99,15 @@ type Service struct {
 	Engine string
 }
 
+// String returns all that the service has, as in "TCP 10.0.0.1:80 rr flags 0x1 timeout 10800 netmask 0xffffffff".
+func (s Service) String() string {
+	text := fmt.Sprintf("%s %s flags %#x timeout %d netmask %#x", s.ServiceID, s.Scheduler, uint32(s.Flags), s.Timeout, s.Netmask)
+	if s.Engine != "" {
+		text += " engine " + s.Engine
+	}
+	return text
+}
+
 // Forwarding is how packets come to a destination (IP_VS_CONN_F_…).
 type Forwarding uint8
 

@@ -1,0 +1,284 @@
+package ipvsfake
+
+import (
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/ipvswire"
+)
+
+// hz is the clock of the kernels that we test with, in ticks a second: timeouts of persistence are kept in them, in 32 bits.
+const hz = 250
+
+// The forwarding method of tunnels, and the mask of them all.
+const (
+	forwardTunnel = 2
+	forwardMask   = 7
+	tunnelGUE     = 1
+)
+
+func (k *Kernel) knows(family uint16) bool {
+	return family == unix.AF_INET || family == unix.AF_INET6 && !k.cfg.NoIPv6
+}
+
+// serviceKey reads the attributes that name a service (ip_vs_genl_parse_service).
+func (k *Kernel) serviceKey(attr []byte) (key, [][]byte, error) {
+	if attr == nil {
+		return key{}, nil, unix.EINVAL
+	}
+	a, err := parse(attr, svcPolicy)
+	if err != nil || a[svcAF] == nil || a[svcMark] == nil && (a[svcPort] == nil || a[svcProtocol] == nil || a[svcAddr] == nil) {
+		return key{}, nil, unix.EINVAL
+	}
+	at := key{family: u16(a[svcAF])}
+	if !k.knows(at.family) {
+		return key{}, nil, unix.EAFNOSUPPORT
+	}
+	if a[svcMark] != nil {
+		at.mark = u32(a[svcMark])
+		if at.mark == 0 { // which is looked for, and made, as TCP without address and port
+			at.proto = unix.IPPROTO_TCP
+		}
+		return at, a, nil
+	}
+	at.proto, at.addr, at.port = u16(a[svcProtocol]), filled(a[svcAddr]), uint16(a[svcPort][0])<<8|uint16(a[svcPort][1])
+	if at.family == unix.AF_INET {
+		clear(at.addr[4:])
+	}
+	return at, a, nil
+}
+
+// wanted is what the other attributes of a service say.
+type wanted struct {
+	scheduler, engine string
+	flags, timeout    uint32
+	netmask           [4]byte
+}
+
+// serviceWanted reads them; was is the service that is there, or nil.
+func serviceWanted(a [][]byte, was *service) (w wanted, err error) {
+	if a[svcScheduler] == nil || a[svcFlags] == nil || a[svcTimeout] == nil || a[svcNetmask] == nil {
+		return w, unix.EINVAL
+	}
+	f := filled(a[svcFlags])
+	flags, mask := u32(f[:]), u32(f[4:])
+	if was != nil {
+		w.flags = was.flags
+	}
+	w.flags = w.flags&^mask | flags&mask
+	w.scheduler, w.timeout, w.netmask = cstring(a[svcScheduler]), u32(a[svcTimeout]), [4]byte(a[svcNetmask])
+	if a[svcEngine] != nil {
+		w.engine = cstring(a[svcEngine])
+	}
+	return w, nil
+}
+
+// check says what ip_vs_add_service and ip_vs_edit_service refuse.
+func (k *Kernel) check(family uint16, w wanted) error {
+	if w.scheduler != "none" && !slices.Contains(k.cfg.Schedulers, w.scheduler) {
+		return unix.ENOENT
+	}
+	if w.engine != "" && w.engine != "sip" {
+		return unix.ENOENT
+	}
+	if plen := u32(w.netmask[:]); family == unix.AF_INET6 && (plen < 1 || plen > 128) {
+		return unix.EINVAL
+	}
+	return nil
+}
+
+func (w wanted) apply(s *service) {
+	s.scheduler, s.engine, s.flags, s.ticks, s.netmask = w.scheduler, w.engine, w.flags|flagHashed, w.timeout*hz, w.netmask
+}
+
+// change carries out a command that changes something (ip_vs_genl_set_cmd).
+func (k *Kernel) change(cmd Command, attrs [][]byte) error {
+	switch {
+	case cmd == Flush:
+		for s := k.services.at(0); s != nil; s = k.services.at(0) {
+			k.remove(s)
+		}
+		return nil
+	case cmd == SetConfig:
+		return k.setTimeouts(attrs)
+	case cmd == Zero && attrs[attrService] == nil:
+		for _, s := range k.services.byKey {
+			s.zero()
+		}
+		return nil
+	}
+	at, a, err := k.serviceKey(attrs[attrService])
+	if err != nil {
+		return err
+	}
+	s := k.services.find(at)
+	var w wanted
+	if cmd == NewService || cmd == SetService {
+		if w, err = serviceWanted(a, s); err != nil {
+			return err
+		}
+	}
+	if cmd != NewService && s == nil {
+		return unix.ESRCH
+	}
+	switch cmd {
+	case NewService:
+		if s != nil {
+			return unix.EEXIST
+		}
+		if err := k.check(at.family, w); err != nil {
+			return err
+		}
+		s = &service{key: at}
+		w.apply(s)
+		k.services.add(s)
+	case SetService:
+		if err := k.check(at.family, w); err != nil {
+			return err
+		}
+		w.apply(s)
+	case DelService:
+		k.remove(s)
+	case Zero:
+		s.zero()
+	default:
+		return k.changeDestination(cmd, s, attrs[attrDest])
+	}
+	return nil
+}
+
+func (k *Kernel) setTimeouts(attrs [][]byte) error {
+	for _, a := range attrs[attrTCP : attrUDP+1] {
+		if a != nil && u32(a) > (1<<31-1)/hz {
+			return unix.EINVAL
+		}
+	}
+	for i, a := range attrs[attrTCP : attrUDP+1] {
+		if a != nil && u32(a) != 0 {
+			k.timeouts[i] = u32(a)
+		}
+	}
+	return nil
+}
+
+func (s *service) zero() {
+	s.stats = ipvswire.Stats{}
+	for _, d := range s.destinations {
+		d.stats = ipvswire.Stats{}
+	}
+}
+
+// remove removes a service with its destinations.
+func (k *Kernel) remove(s *service) {
+	for _, d := range s.destinations {
+		k.throwAway(d)
+	}
+	k.services.remove(s)
+}
+
+// throwAway keeps a destination that has connections: they go on, and if it comes back it has them.
+func (k *Kernel) throwAway(d *destination) {
+	if d.conns != (Conns{}) {
+		k.trash = append(k.trash, d)
+	}
+}
+
+// readDestination reads the attributes of one (ip_vs_genl_parse_dest); whole says that all must be there.
+func readDestination(attr []byte, whole bool) (*destination, error) {
+	if attr == nil {
+		return nil, unix.EINVAL
+	}
+	a, err := parse(attr, destPolicy)
+	if err != nil || a[destAddr] == nil || a[destPort] == nil {
+		return nil, unix.EINVAL
+	}
+	d := &destination{addr: filled(a[destAddr]), port: uint16(a[destPort][0])<<8 | uint16(a[destPort][1])}
+	if a[destFamily] != nil {
+		d.family = u16(a[destFamily])
+	}
+	if !whole {
+		return d, nil
+	}
+	if a[destForwarding] == nil || a[destWeight] == nil || a[destUpper] == nil || a[destLower] == nil {
+		return nil, unix.EINVAL
+	}
+	d.forwarding, d.weight, d.upper, d.lower = u32(a[destForwarding])&forwardMask, u32(a[destWeight]), u32(a[destUpper]), u32(a[destLower])
+	if v := a[destTunType]; v != nil {
+		d.tunType = v[0]
+	}
+	if v := a[destTunPort]; v != nil {
+		d.tunPort = uint16(v[0])<<8 | uint16(v[1])
+	}
+	if v := a[destTunFlags]; v != nil {
+		d.tunFlags = u16(v)
+	}
+	return d, nil
+}
+
+func (k *Kernel) changeDestination(cmd Command, s *service, attr []byte) error {
+	d, err := readDestination(attr, cmd != DelDest)
+	if err != nil {
+		return err
+	}
+	if d.family == 0 {
+		d.family = s.family
+	}
+	if !k.knows(d.family) {
+		return unix.EAFNOSUPPORT
+	}
+	if d.family == unix.AF_INET {
+		clear(d.addr[4:])
+	}
+	if d.family != s.family && cmd != DelDest && d.forwarding != forwardTunnel {
+		return unix.EINVAL
+	}
+	if cmd != DelDest {
+		if int32(d.weight) < 0 || d.lower > d.upper {
+			return unix.ERANGE
+		}
+		if d.tunType == tunnelGUE && d.tunPort == 0 {
+			return unix.EINVAL
+		}
+	}
+	i := slices.IndexFunc(s.destinations, d.same)
+	switch cmd {
+	case NewDest:
+		if i >= 0 {
+			return unix.EEXIST
+		}
+		if at := slices.IndexFunc(k.trash, func(o *destination) bool { return o.of == s.key && o.same(d) }); at >= 0 {
+			d.conns, d.stats = k.trash[at].conns, k.trash[at].stats
+			k.trash = slices.Delete(k.trash, at, at+1)
+		} else if !reachable(d.family, addrOf(d.family, d.addr)) {
+			return unix.EINVAL
+		}
+		d.of = s.key
+		s.destinations = slices.Insert(s.destinations, 0, d)
+	case SetDest, DelDest:
+		if i < 0 {
+			return unix.ENOENT
+		}
+		was := s.destinations[i]
+		if cmd == DelDest {
+			k.throwAway(was)
+			s.destinations = slices.Delete(s.destinations, i, i+1)
+			break
+		}
+		d.of, d.conns, d.stats = was.of, was.conns, was.stats
+		*was = *d
+	default:
+		return unix.EINVAL
+	}
+	return nil
+}
+
+// reachable reports whether an address is one that ip_vs_new_dest takes, on a machine that has no addresses and routes beyond
+// loopback.
+func reachable(family uint16, a netip.Addr) bool {
+	if family == unix.AF_INET {
+		return !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+	}
+	return !a.IsUnspecified() && !a.IsMulticast() && !a.IsLinkLocalUnicast() && !a.Is4In6()
+}

@@ -1,0 +1,14 @@
+// Package ipvsfake is the family IPVS of generic netlink in memory, for tests on kernels without ip_vs and for what no real
+// kernel does when asked: refuse a chosen message, lose an answer, let somebody else change something between two messages,
+// have connections.
+//
+//	k := ipvsfake.New(ipvsfake.Config{})
+//	conn, err := ipvswire.New(ctx, k.Connect())
+//	k.Before = func(r ipvsfake.Request) error { … }            // EPERM, ErrLost, somebody else's change
+//	k.SetConns(service, destination, ipvsfake.Conns{Active: 3})
+//
+// It reads the bytes of messages and writes those of answers, by the rules of net/netfilter/ipvs/ip_vs_ctl.c and lib/nlattr.c,
+// as strict as they are and as lenient. That it does is not a matter of opinion: TestFakeIsLikeTheKernel sends the same random
+// messages, well formed and not, to it and to a real kernel, and compares each answer byte by byte (docs/adr/0050). What it does
+// not have: packets, so that nothing but SetConns makes connections; the sync daemon; network namespaces; time.
+package ipvsfake

@@ -1,0 +1,229 @@
+package ipvsfake
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"kube-proxy/internal/ipvswire"
+)
+
+// ErrLost is what [Kernel.Before] returns to have a message carried out and its answer lost.
+var ErrLost = errors.New("the answer is lost")
+
+// Config says what kernel it is. The zero Config is one that has all.
+type Config struct {
+	// Absent is a kernel without ip_vs.
+	Absent bool
+	// Schedulers are those that the kernel has or can load; nil means all that Linux has.
+	Schedulers []string
+	// NoIPv6 is a kernel that was started without IPv6.
+	NoIPv6 bool
+	// Unprivileged is a process without CAP_NET_ADMIN.
+	Unprivileged bool
+	// PartSize is how many bytes of a list go in one part; 0 means as many as in the kernel.
+	PartSize int
+}
+
+// Schedulers are all that Linux has.
+var Schedulers = []string{"dh", "fo", "lblc", "lblcr", "lc", "mh", "nq", "ovf", "rr", "sed", "sh", "twos", "wlc", "wrr"}
+
+// Request is a message that is about to be carried out.
+type Request struct {
+	N           int // the how manyth message it is since the kernel was made, from 1 on, of all connections
+	Command     Command
+	Service     ipvswire.ServiceID // zero if the message has none that can be read
+	Destination netip.AddrPort
+}
+
+// Command is the command of a message, as in IPVS_CMD_….
+type Command uint8
+
+// The commands.
+const (
+	NewService Command = iota + 1
+	SetService
+	DelService
+	GetService
+	NewDest
+	SetDest
+	DelDest
+	GetDest
+	NewDaemon
+	DelDaemon
+	GetDaemon
+	SetConfig
+	GetConfig
+	SetInfo
+	GetInfo
+	Zero
+	Flush
+)
+
+// Writes reports whether the command is one that changes services or destinations.
+func (c Command) Writes() bool {
+	switch c {
+	case NewService, SetService, DelService, NewDest, SetDest, DelDest, Flush:
+		return true
+	}
+	return false
+}
+
+// Conns are the connections of a destination, by number.
+type Conns struct{ Active, Inactive, Persistent uint32 }
+
+// Kernel is an IPVS of one network namespace. Its methods may be called by several goroutines, and from within Before and the
+// functions that a connection calls.
+type Kernel struct {
+	// Before, if not nil, is called before each message to IPVS is carried out, and may use the kernel. If it returns an error,
+	// that is the answer, and the message is not carried out; but with ErrLost it is, and there is no answer.
+	Before func(Request) error
+
+	cfg Config
+
+	mu       sync.Mutex
+	family   uint16 // its number
+	messages int
+	services table
+	trash    []*destination // removed with connections
+	timeouts [3]uint32      // TCP, TCP FIN, UDP; in seconds
+}
+
+// New makes a kernel that has no services.
+func New(cfg Config) *Kernel {
+	if cfg.Schedulers == nil {
+		cfg.Schedulers = Schedulers
+	}
+	if cfg.PartSize == 0 {
+		cfg.PartSize = 32<<10 - 320 // SKB_WITH_OVERHEAD(32768)
+	}
+	return &Kernel{cfg: cfg, family: 0x1b, services: newTable(), timeouts: [3]uint32{15 * 60, 2 * 60, 5 * 60}}
+}
+
+// Connect makes a connection to the kernel.
+func (k *Kernel) Connect() *Conn { return &Conn{kernel: k} }
+
+// Messages returns how many messages came so far.
+func (k *Kernel) Messages() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.messages
+}
+
+// SetFamilyID gives the family another number, as when the module is loaded again.
+func (k *Kernel) SetFamilyID(id uint16) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.family = id
+}
+
+// SetConns says how many connections a destination has.
+func (k *Kernel) SetConns(id ipvswire.ServiceID, addr netip.AddrPort, n Conns) error {
+	return k.withDestination(id, addr, func(d *destination) { d.conns = n })
+}
+
+// SetStats says what went by a destination so far.
+func (k *Kernel) SetStats(id ipvswire.ServiceID, addr netip.AddrPort, s ipvswire.Stats) error {
+	return k.withDestination(id, addr, func(d *destination) { d.stats = s })
+}
+
+func (k *Kernel) withDestination(id ipvswire.ServiceID, addr netip.AddrPort, f func(*destination)) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s := k.services.find(keyOf(id)); s != nil {
+		for _, d := range s.destinations {
+			if d.addrPort() == addr {
+				f(d)
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("there is no real server %s of virtual server %s", addr, id)
+}
+
+// VirtualServer is a service with its destinations.
+type VirtualServer struct {
+	ipvswire.Service
+	Destinations []ipvswire.DestinationState // sorted by address
+}
+
+// State returns all services: those by address first, each kind sorted by its name.
+func (k *Kernel) State() []VirtualServer {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var all []VirtualServer
+	for s := range maps.Values(k.services.byKey) {
+		v := VirtualServer{Service: s.state()}
+		for _, d := range s.destinations {
+			v.Destinations = append(v.Destinations, d.state())
+		}
+		slices.SortFunc(v.Destinations, func(a, b ipvswire.DestinationState) int { return a.Addr.Compare(b.Addr) })
+		all = append(all, v)
+	}
+	slices.SortFunc(all, func(a, b VirtualServer) int {
+		return cmp.Or(cmp.Compare(a.Mark, b.Mark), cmp.Compare(a.Family, b.Family), a.Addr.Compare(b.Addr), cmp.Compare(a.Proto, b.Proto))
+	})
+	return all
+}
+
+// String returns the state as ipvsadm-save -n prints it, sorted.
+func (k *Kernel) String() string {
+	var b strings.Builder
+	for _, v := range k.State() {
+		name := serviceOption(v.ServiceID)
+		fmt.Fprintf(&b, "-A %s -s %s", name, v.Scheduler)
+		if v.Flags&ipvswire.Persistent != 0 {
+			fmt.Fprintf(&b, " -p %d", v.Timeout)
+			if v.Netmask != v.Family.WholeAddress() {
+				fmt.Fprintf(&b, " -M %s", netmask(v.Family, v.Netmask))
+			}
+		}
+		if v.Flags&ipvswire.OnePacket != 0 {
+			b.WriteString(" -o")
+		}
+		if f := schedulerFlags(v.Scheduler, v.Flags); f != "" {
+			fmt.Fprintf(&b, " -b %s", f)
+		}
+		b.WriteByte('\n')
+		for _, d := range v.Destinations {
+			fmt.Fprintf(&b, "-a %s -r %s -%c -w %d\n", name, d.Addr, "mlig????"[d.Forwarding&7], d.Weight)
+		}
+	}
+	return b.String()
+}
+
+func serviceOption(id ipvswire.ServiceID) string {
+	switch {
+	case id.Mark != 0 && id.Family == ipvswire.IPv6:
+		return fmt.Sprintf("-f %d -6", id.Mark)
+	case id.Mark != 0:
+		return fmt.Sprintf("-f %d", id.Mark)
+	}
+	return fmt.Sprintf("%s %s", map[uint8]string{6: "-t", 17: "-u", 132: "--sctp-service"}[id.Proto], id.Addr)
+}
+
+func netmask(f ipvswire.Family, mask uint32) string {
+	if f == ipvswire.IPv6 {
+		return fmt.Sprint(mask)
+	}
+	return netip.AddrFrom4([4]byte{byte(mask >> 24), byte(mask >> 16), byte(mask >> 8), byte(mask)}).String()
+}
+
+func schedulerFlags(scheduler string, flags ipvswire.Flags) string {
+	names := []string{"flag-1", "flag-2", "flag-3"}
+	if scheduler == "sh" || scheduler == "mh" {
+		names = []string{scheduler + "-fallback", scheduler + "-port", "flag-3"}
+	}
+	var set []string
+	for i, name := range names {
+		if flags&(ipvswire.Sched1<<i) != 0 {
+			set = append(set, name)
+		}
+	}
+	return strings.Join(set, ",")
+}

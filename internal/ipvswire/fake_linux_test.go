@@ -1,0 +1,389 @@
+package ipvswire_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/ipvsfake"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/internal/nlconn"
+)
+
+func openFake(t testing.TB, k *ipvsfake.Kernel) *ipvswire.Conn {
+	t.Helper()
+	c, err := ipvswire.New(t.Context(), k.Connect())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// What the tests of the kernel say holds of the fake too.
+func TestFake(t *testing.T) {
+	t.Run("holds what is asked", func(t *testing.T) {
+		c := openFake(t, ipvsfake.New(ipvsfake.Config{}))
+		do(t, c, ops(samples)...)
+		expect(t, c, samples)
+		if err := c.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		expect(t, c, nil)
+	})
+	t.Run("verbs", func(t *testing.T) { verbs(t, openFake(t, ipvsfake.New(ipvsfake.Config{}))) })
+	t.Run("many", func(t *testing.T) { many(t, openFake(t, ipvsfake.New(ipvsfake.Config{})), 6000) })
+}
+
+// A kernel without IPVS, and one that forbids it, are told at once and apart.
+func TestOpenSaysWhatIsMissing(t *testing.T) {
+	for _, q := range []struct {
+		cfg  ipvsfake.Config
+		want error
+	}{
+		{ipvsfake.Config{Absent: true}, ipvswire.ErrNoIPVS},
+		{ipvsfake.Config{Unprivileged: true}, unix.EPERM},
+	} {
+		if c, err := ipvswire.New(t.Context(), ipvsfake.New(q.cfg).Connect()); c != nil || !errors.Is(err, q.want) {
+			t.Errorf("%+v: %v, %v", q.cfg, c, err)
+		}
+	}
+	c, err := ipvswire.Open() // of this machine: it has IPVS or it says so
+	if err == nil {
+		c.Close()
+	} else if !errors.Is(err, ipvswire.ErrNoIPVS) && !errors.Is(err, unix.EPERM) {
+		t.Error(err)
+	}
+}
+
+// With any errno or a lost answer at each message of a batch, that operation and no other is told of, and all others are done.
+func TestEachOperationFailsForItself(t *testing.T) {
+	all := ops(samples)
+	for n := range all {
+		for _, fault := range []error{unix.ENOENT, unix.EEXIST, unix.EPERM, unix.ENOMEM, ipvsfake.ErrLost} {
+			k := ipvsfake.New(ipvsfake.Config{})
+			c := openFake(t, k)
+			start := k.Messages()
+			k.Before = func(r ipvsfake.Request) error {
+				if r.N == start+1+n {
+					return fault
+				}
+				return nil
+			}
+			got := map[int]error{}
+			err := c.Do(t.Context(), all, func(i int, err error) { got[i] = err })
+			want := fault
+			if fault == ipvsfake.ErrLost {
+				want = nlconn.ErrNoAnswer
+			}
+			if !errors.Is(got[n], want) || !errors.Is(err, got[n]) && !errors.Is(err, want) {
+				t.Fatalf("%v at %v: %v, %v", fault, all[n], got, err)
+			}
+			delete(got, n)
+			for i, err := range got { // a service that was not made has no destinations
+				if all[n].Verb != ipvswire.NewService || fault == ipvsfake.ErrLost || all[i].Service != all[n].Service || !errors.Is(err, unix.ESRCH) {
+					t.Errorf("%v at %v: %v", fault, all[n], err)
+				}
+			}
+			if fault == ipvsfake.ErrLost {
+				expect(t, c, samples)
+			}
+		}
+	}
+}
+
+// An operation that no message could carry is an error of its own, and the others are done.
+func TestBadOperations(t *testing.T) {
+	long, mixed, nameless, zoned := sticky, sticky, sticky, six
+	long.Scheduler, nameless.Scheduler = "a-name-of-16-byte", ""
+	mixed.Family = ipvswire.IPv6
+	zoned.Addr = netip.MustParseAddrPort("[fe80::1%eth0]:80")
+	c := openFake(t, ipvsfake.New(ipvsfake.Config{}))
+	good := ipvswire.Op{Verb: ipvswire.NewService, Service: byAddr}
+	bad := []ipvswire.Op{
+		{}, {Verb: 77, Service: byAddr}, {Verb: ipvswire.NewService}, {Verb: ipvswire.NewService, Service: long}, {Verb: ipvswire.SetService, Service: nameless},
+		{Verb: ipvswire.DelService, Service: mixed}, {Verb: ipvswire.NewService, Service: zoned}, {Verb: ipvswire.NewDestination, Service: byAddr},
+	}
+	got := map[int]error{}
+	if err := c.Do(t.Context(), append(bad, good), func(i int, err error) { got[i] = err }); err == nil || len(got) != len(bad) {
+		t.Errorf("%v, %v", err, got)
+	}
+	expect(t, c, map[ipvswire.Service][]ipvswire.Destination{byAddr: {}})
+	if err := c.Do(t.Context(), bad[:3], nil); err == nil {
+		t.Error("nothing but bad operations is no error")
+	}
+	for _, d := range []time.Duration{-time.Second, time.Millisecond, 100 * 365 * 24 * time.Hour} {
+		if err := c.SetTimeouts(t.Context(), ipvswire.Timeouts{UDP: d}); err == nil {
+			t.Errorf("a timeout of %v is taken", d)
+		}
+	}
+	if _, err := c.Service(t.Context(), ipvswire.ServiceID{}); err == nil {
+		t.Error("a service without a name is asked for")
+	}
+	if err := c.Destinations(t.Context(), ipvswire.ServiceID{}, nil); err == nil {
+		t.Error("destinations of a service without a name are asked for")
+	}
+}
+
+// A context that ends between two system calls keeps the rest from being sent, and each of them is told of.
+func TestContextEndsABatch(t *testing.T) {
+	k := ipvsfake.New(ipvsfake.Config{})
+	c := openFake(t, k)
+	ctx, cancel := context.WithCancel(t.Context())
+	start := k.Messages()
+	k.Before = func(r ipvsfake.Request) error {
+		if r.N == start+100 {
+			cancel()
+		}
+		return nil
+	}
+	batch := make([]ipvswire.Op, 1000)
+	for i := range batch {
+		batch[i] = ipvswire.Op{Verb: ipvswire.NewService, Service: mark}
+		batch[i].Service.Mark = uint32(i + 1)
+	}
+	told := 0
+	err := c.Do(ctx, batch, func(i int, err error) {
+		if told++; !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
+	})
+	if done := len(k.State()); !errors.Is(err, context.Canceled) || told == 0 || done+told != len(batch) {
+		t.Errorf("%d were done and %d told of, %v", done, told, err)
+	}
+	c.Close()
+	if err := c.Do(t.Context(), batch[:1], nil); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+// crowded is a kernel connection with room for a few answers only.
+type crowded struct {
+	*ipvsfake.Conn
+	room int
+}
+
+func (c crowded) Each(ctx context.Context, messages []byte, outcome func(int, error)) error {
+	return c.Conn.Each(ctx, messages, func(i int, err error) {
+		if i >= c.room {
+			err = errors.Join(nlconn.ErrNoAnswer, unix.ENOBUFS)
+		}
+		outcome(i, err)
+	})
+}
+
+// Where the room for answers is less than was asked for, answers are lost once and the next pieces are smaller.
+func TestLittleRoomForAnswers(t *testing.T) {
+	k := ipvsfake.New(ipvsfake.Config{})
+	c, err := ipvswire.New(t.Context(), crowded{k.Connect(), 50})
+	if err != nil {
+		t.Fatal(err)
+	}
+	batch := make([]ipvswire.Op, 2000)
+	for i := range batch {
+		batch[i] = ipvswire.Op{Verb: ipvswire.NewService, Service: mark}
+		batch[i].Service.Mark = uint32(i + 1)
+	}
+	lost := 0
+	err = c.Do(t.Context(), batch, func(_ int, err error) { lost++ })
+	if !errors.Is(err, nlconn.ErrNoAnswer) || lost > 300 || len(k.State()) != len(batch) {
+		t.Errorf("%d answers were lost, %v", lost, err)
+	}
+	for i := range batch {
+		batch[i].Verb = ipvswire.DelService
+	}
+	if err := c.Do(t.Context(), batch, nil); err != nil || len(k.State()) != 0 {
+		t.Errorf("then %v", err)
+	}
+}
+
+// The number of the family is asked for anew with each list: it changes when the module is loaded again.
+func TestFamilyNumberChanges(t *testing.T) {
+	k := ipvsfake.New(ipvsfake.Config{})
+	c := openFake(t, k)
+	k.SetFamilyID(77)
+	if err := c.Do(t.Context(), ops(samples), nil); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("with the old number: %v", err)
+	}
+	expect(t, c, nil)
+	do(t, c, ops(samples)...)
+	expect(t, c, samples)
+}
+
+// Operations make no garbage, one alone and ten thousand.
+func TestNoGarbage(t *testing.T) {
+	c, err := ipvswire.New(t.Context(), silent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	batch := make([]ipvswire.Op, 10000)
+	for i := range batch {
+		batch[i] = ipvswire.Op{Verb: ipvswire.NewDestination, Service: sticky, Destination: samples[sticky][0]}
+	}
+	ctx := t.Context()
+	for _, n := range []int{1, len(batch)} {
+		if got := testing.AllocsPerRun(5, func() {
+			if err := c.Do(ctx, batch[:n], nil); err != nil {
+				t.Error(err)
+			}
+		}); got > 0 {
+			t.Errorf("%d operations make %v pieces of garbage", n, got)
+		}
+	}
+}
+
+// silent does nothing and says that it did.
+type silent struct{}
+
+func (silent) Do(_ context.Context, request []byte, f func(nlconn.Message) error) error {
+	m := nlconn.Message{Type: 99}
+	switch {
+	case request[4] == unix.GENL_ID_CTRL:
+		m.Type, m.Body = unix.GENL_ID_CTRL, []byte{unix.CTRL_CMD_NEWFAMILY, 1, 0, 0, 6, 0, unix.CTRL_ATTR_FAMILY_ID, 0, 99, 0, 0, 0}
+	default:
+		m.Body = []byte{byte(ipvsfake.SetInfo), 1, 0, 0}
+	}
+	return f(m)
+}
+
+func (silent) Each(_ context.Context, messages []byte, outcome func(int, error)) error {
+	for i := 0; len(messages) > 0; i++ {
+		outcome(i, nil)
+		messages = messages[nlconn.Order.Uint32(messages):]
+	}
+	return nil
+}
+
+func (silent) Close() error { return nil }
+
+func BenchmarkDo(b *testing.B) {
+	for _, n := range []int{1, 10000} {
+		b.Run(map[int]string{1: "one", 10000: "10000"}[n], func(b *testing.B) {
+			c, err := ipvswire.New(b.Context(), silent{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			batch := make([]ipvswire.Op, n)
+			for i := range batch {
+				batch[i] = ipvswire.Op{Verb: ipvswire.NewDestination, Service: sticky, Destination: samples[sticky][0]}
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := c.Do(b.Context(), batch, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// canned answers each question with the same bytes.
+type canned struct {
+	silent
+	typ  uint16
+	body []byte
+}
+
+func (c canned) Do(_ context.Context, _ []byte, f func(nlconn.Message) error) error {
+	if f == nil {
+		return nil
+	}
+	return f(nlconn.Message{Type: c.typ, Body: c.body})
+}
+
+// FuzzAnswers: whatever the kernel answers, there is a value or an error.
+func FuzzAnswers(f *testing.F) {
+	k := ipvsfake.New(ipvsfake.Config{})
+	c := openFake(f, k)
+	do(f, c, ops(samples)...)
+	for _, body := range answers(f, k) {
+		f.Add(body)
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 20 {
+		b := make([]byte, r.IntN(200))
+		for i := range b {
+			b[i] = byte(r.Uint32())
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		at := &swapped{silent{}}
+		c, err := ipvswire.New(t.Context(), at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at.Transport = canned{typ: 99, body: body}
+		s, err := c.Service(t.Context(), sticky.ServiceID)
+		if err == nil && (s.Family != ipvswire.IPv4 && s.Family != ipvswire.IPv6 || s.Mark == 0 && ipvswire.FamilyOf(s.Addr.Addr()) != s.Family) {
+			t.Errorf("%x is the service %+v", body, s)
+		}
+		c.Destinations(t.Context(), sticky.ServiceID, func(d ipvswire.DestinationState) error {
+			if !d.Addr.Addr().IsValid() {
+				t.Errorf("%x is the destination %+v", body, d)
+			}
+			return nil
+		})
+		c.Timeouts(t.Context())
+		c.Info(t.Context())
+		at.Transport = canned{typ: unix.GENL_ID_CTRL, body: body}
+		c.Services(t.Context(), func(ipvswire.ServiceState) error { return nil })
+	})
+}
+
+type swapped struct{ ipvswire.Transport }
+
+// answers are the bodies of all that the fake answers.
+func answers(t testing.TB, k *ipvsfake.Kernel) (all [][]byte) {
+	spy := &spied{k.Connect(), &all}
+	c, err := ipvswire.New(t.Context(), spy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list(t, c)
+	if _, err := c.Timeouts(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+type spied struct {
+	*ipvsfake.Conn
+	seen *[][]byte
+}
+
+func (s *spied) Do(ctx context.Context, request []byte, f func(nlconn.Message) error) error {
+	return s.Conn.Do(ctx, request, func(m nlconn.Message) error {
+		*s.seen = append(*s.seen, append([]byte(nil), m.Body...))
+		return f(m)
+	})
+}
+
+// A change between two parts of a list can hide an entry, as in the kernel: the package comment says so.
+func TestListsGoByPosition(t *testing.T) {
+	k := ipvsfake.New(ipvsfake.Config{PartSize: 1000})
+	c, other := openFake(t, k), openFake(t, k)
+	var batch []ipvswire.Op
+	for i := range 100 {
+		op := ipvswire.Op{Verb: ipvswire.NewService, Service: mark}
+		op.Service.Mark = uint32(i + 1)
+		batch = append(batch, op)
+	}
+	do(t, c, batch...)
+	seen := 0
+	err := c.Services(t.Context(), func(s ipvswire.ServiceState) error {
+		if seen++; seen == 1 {
+			do(t, other, ipvswire.Op{Verb: ipvswire.DelService, Service: s.Service})
+		}
+		return nil
+	})
+	if err != nil || seen != 99 {
+		t.Errorf("%d services were listed, %v: one that stayed should have been missed", seen, err)
+	}
+}

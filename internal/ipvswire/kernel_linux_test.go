@@ -1,0 +1,343 @@
+package ipvswire_test
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/ipvs"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/internal/netlab"
+)
+
+// openKernel connects to the kernel's IPVS in a network namespace of the test's own, in which it is.
+func openKernel(t testing.TB) *ipvswire.Conn {
+	t.Helper()
+	netlab.EnterForTest(t)
+	loopback, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(loopback) // no address is one that packets can go to without a routing table
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := ipvswire.Open()
+	if errors.Is(err, ipvswire.ErrNoIPVS) {
+		t.Skipf("%v; make test-kernels has it", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+var (
+	byAddr = ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.MustParseAddrPort("10.96.0.10:53"), unix.IPPROTO_UDP), Scheduler: "rr", Netmask: 0xffffffff}
+	sticky = ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_TCP), Scheduler: "sh",
+		Flags: ipvswire.Persistent | ipvswire.Sched1 | ipvswire.Sched2, Timeout: 10800, Netmask: 0xffffff00}
+	stream = ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_SCTP), Scheduler: "wlc", Netmask: 0xffffffff}
+	six    = ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.MustParseAddrPort("[fd00:96::10]:443"), unix.IPPROTO_TCP), Scheduler: "wrr", Netmask: 128}
+	mark   = ipvswire.Service{ServiceID: ipvswire.ByMark(ipvswire.IPv4, 0x4007), Scheduler: "mh", Flags: ipvswire.Sched2, Timeout: 7, Netmask: 0xffffffff}
+	mark6  = ipvswire.Service{ServiceID: ipvswire.ByMark(ipvswire.IPv6, 0x4007), Scheduler: "rr", Flags: ipvswire.Persistent | ipvswire.OnePacket, Timeout: 60, Netmask: 64}
+
+	samples = map[ipvswire.Service][]ipvswire.Destination{
+		byAddr: {},
+		sticky: {
+			{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1},
+			{Addr: netip.MustParseAddrPort("10.1.0.1:8081"), Weight: 0, Upper: 20, Lower: 10},
+			{Addr: netip.MustParseAddrPort("10.1.0.2:0"), Weight: 1<<31 - 1, Forwarding: ipvswire.Route},
+		},
+		stream: {{Addr: netip.MustParseAddrPort("10.1.0.3:9"), Weight: 65536}},
+		six: {
+			{Addr: netip.MustParseAddrPort("[fd00:1::1]:8443"), Weight: 1},
+			{Addr: netip.MustParseAddrPort("10.1.0.4:8443"), Weight: 2, Forwarding: ipvswire.Tunnel, Tunnel: ipvswire.TunnelOptions{Type: 1, Port: 5555, Flags: 1}},
+		},
+		mark:  {{Addr: netip.MustParseAddrPort("10.1.0.5:8080"), Weight: 1}},
+		mark6: {{Addr: netip.MustParseAddrPort("[fd00:1::5]:8080"), Weight: 1}},
+	}
+)
+
+// ops are those that make what a map says.
+func ops(all map[ipvswire.Service][]ipvswire.Destination) (ops []ipvswire.Op) {
+	for s, ds := range all {
+		ops = append(ops, ipvswire.Op{Verb: ipvswire.NewService, Service: s})
+		for _, d := range ds {
+			ops = append(ops, ipvswire.Op{Verb: ipvswire.NewDestination, Service: s, Destination: d})
+		}
+	}
+	return ops
+}
+
+func do(t testing.TB, c *ipvswire.Conn, ops ...ipvswire.Op) {
+	t.Helper()
+	if err := c.Do(t.Context(), ops, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// list asks for everything. Destinations are sorted by address.
+func list(t testing.TB, c *ipvswire.Conn) map[ipvswire.Service][]ipvswire.Destination {
+	t.Helper()
+	all := map[ipvswire.Service][]ipvswire.Destination{}
+	err := c.Services(t.Context(), func(s ipvswire.ServiceState) error {
+		if _, twice := all[s.Service]; twice {
+			t.Errorf("%v is listed twice", s.Service)
+		}
+		all[s.Service] = []ipvswire.Destination{}
+		return nil
+	})
+	for s := range all {
+		err = errors.Join(err, c.Destinations(t.Context(), s.ServiceID, func(d ipvswire.DestinationState) error {
+			all[s] = append(all[s], d.Destination)
+			return nil
+		}))
+		slices.SortFunc(all[s], func(a, b ipvswire.Destination) int { return a.Addr.Compare(b.Addr) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func expect(t testing.TB, c *ipvswire.Conn, want map[ipvswire.Service][]ipvswire.Destination) {
+	t.Helper()
+	text := func(all map[ipvswire.Service][]ipvswire.Destination) string {
+		var lines []string
+		for s, ds := range all {
+			ds = slices.SortedFunc(slices.Values(ds), func(a, b ipvswire.Destination) int { return a.Addr.Compare(b.Addr) })
+			lines = append(lines, fmt.Sprintf("%v\n   %+v", s, ds))
+		}
+		slices.Sort(lines)
+		return strings.Join(lines, "\n")
+	}
+	if got := list(t, c); text(got) != text(want) {
+		t.Errorf("there is\n%s\nwant\n%s", text(got), text(want))
+	}
+}
+
+// What is asked for is what the kernel lists, to us and to another client, moby/ipvs (DP-30); and what that client makes is what
+// we read. It knows neither addresses of 64-bit counters nor tunnels, so those are ours alone.
+func TestKernelHoldsWhatIsAsked(t *testing.T) {
+	c := openKernel(t)
+	do(t, c, ops(samples)...)
+	expect(t, c, samples)
+	other, err := ipvs.New("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	theirs, err := other.GetServices()
+	if err != nil || len(theirs) != len(samples) {
+		t.Fatalf("moby/ipvs lists %d services, %v", len(theirs), err)
+	}
+	for s, want := range samples {
+		i := slices.IndexFunc(theirs, func(o *ipvs.Service) bool {
+			return ipvswire.Family(o.AddressFamily) == s.Family && o.FWMark == s.Mark && (s.Mark != 0 || o.Port == s.Addr.Port() && uint8(o.Protocol) == s.Proto)
+		})
+		if i < 0 {
+			t.Errorf("moby/ipvs does not list %v", s)
+			continue
+		}
+		o, mask := theirs[i], s.Netmask
+		if s.Family == ipvswire.IPv4 { // which it reads in the machine's byte order
+			mask = binary.NativeEndian.Uint32(binary.BigEndian.AppendUint32(nil, mask))
+		}
+		if o.SchedName != s.Scheduler || ipvswire.Flags(o.Flags)&^2 != s.Flags || o.Timeout != s.Timeout || o.Netmask != mask {
+			t.Errorf("of %+v moby/ipvs says %+v", s, o)
+		}
+		if s.Mark == 0 && o.Address.String() != s.Addr.Addr().String() {
+			t.Errorf("of %v moby/ipvs says the address %v", s, o.Address)
+		}
+		ds, err := other.GetDestinations(o)
+		if err != nil || len(ds) != len(want) {
+			t.Errorf("of %v moby/ipvs lists %d destinations, %v; want %d", s, len(ds), err, len(want))
+		}
+		for _, d := range ds {
+			at := netip.AddrPortFrom(netip.MustParseAddr(d.Address.String()), d.Port)
+			i := slices.IndexFunc(want, func(w ipvswire.Destination) bool { return w.Addr == at })
+			if i < 0 || uint16(d.Weight) != uint16(want[i].Weight) || d.ConnectionFlags != uint32(want[i].Forwarding) || d.UpperThreshold != want[i].Upper || d.LowerThreshold != want[i].Lower {
+				t.Errorf("of %v moby/ipvs says %+v; want one of %+v", s, d, want)
+			}
+		}
+	}
+
+	if err := c.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, c, nil)
+	made := &ipvs.Service{AddressFamily: unix.AF_INET, Address: byAddr.Addr.Addr().AsSlice(), Protocol: unix.IPPROTO_UDP, Port: 53, SchedName: "rr", Netmask: 0xffffffff}
+	dest := &ipvs.Destination{AddressFamily: unix.AF_INET, Address: netip.MustParseAddr("10.1.0.1").AsSlice(), Port: 8080, Weight: 1}
+	if err := errors.Join(other.NewService(made), other.NewDestination(made, dest)); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, c, map[ipvswire.Service][]ipvswire.Destination{byAddr: {{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}}})
+}
+
+// Each verb does what it says, and an error names what it is of.
+func TestKernelVerbs(t *testing.T) {
+	verbs(t, openKernel(t))
+}
+
+// verbs is for the kernel and the fake.
+func verbs(t *testing.T, c *ipvswire.Conn) {
+	t.Helper()
+	d := ipvswire.Destination{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}
+	changed, changedD := byAddr, d
+	changed.Scheduler, changed.Flags, changed.Timeout, changed.Netmask = "wrr", ipvswire.Persistent, 300, 0xffff0000
+	changedD.Weight, changedD.Upper, changedD.Lower = 0, 5, 4
+	bad := six
+	bad.Netmask = 0
+	none := byAddr
+	none.Scheduler = "nothing"
+	for _, step := range []struct {
+		op     ipvswire.Op
+		errno  error
+		says   string
+		result map[ipvswire.Service][]ipvswire.Destination
+	}{
+		{ipvswire.Op{Verb: ipvswire.SetService, Service: byAddr}, unix.ESRCH, "change virtual server UDP 10.96.0.10:53", nil},
+		{ipvswire.Op{Verb: ipvswire.DelService, Service: byAddr}, unix.ESRCH, "remove virtual server UDP 10.96.0.10:53", nil},
+		{ipvswire.Op{Verb: ipvswire.NewDestination, Service: byAddr, Destination: d}, unix.ESRCH, "add real server 10.1.0.1:8080 of virtual server UDP 10.96.0.10:53", nil},
+		{ipvswire.Op{Verb: ipvswire.NewService, Service: none}, unix.ENOENT, "with scheduler nothing", nil},
+		{ipvswire.Op{Verb: ipvswire.NewService, Service: bad}, unix.EINVAL, "[fd00:96::10]:443", nil},
+		{ipvswire.Op{Verb: ipvswire.NewService, Service: byAddr}, nil, "", map[ipvswire.Service][]ipvswire.Destination{byAddr: {}}},
+		{ipvswire.Op{Verb: ipvswire.NewService, Service: changed}, unix.EEXIST, "add virtual server", map[ipvswire.Service][]ipvswire.Destination{byAddr: {}}},
+		{ipvswire.Op{Verb: ipvswire.SetDestination, Service: byAddr, Destination: d}, unix.ENOENT, "change real server", map[ipvswire.Service][]ipvswire.Destination{byAddr: {}}},
+		{ipvswire.Op{Verb: ipvswire.NewDestination, Service: byAddr, Destination: d}, nil, "", map[ipvswire.Service][]ipvswire.Destination{byAddr: {d}}},
+		{ipvswire.Op{Verb: ipvswire.NewDestination, Service: byAddr, Destination: d}, unix.EEXIST, "add real server", map[ipvswire.Service][]ipvswire.Destination{byAddr: {d}}},
+		{ipvswire.Op{Verb: ipvswire.SetDestination, Service: byAddr, Destination: changedD}, nil, "", map[ipvswire.Service][]ipvswire.Destination{byAddr: {changedD}}},
+		{ipvswire.Op{Verb: ipvswire.SetService, Service: none}, unix.ENOENT, "nothing", map[ipvswire.Service][]ipvswire.Destination{byAddr: {changedD}}},
+		{ipvswire.Op{Verb: ipvswire.SetService, Service: changed}, nil, "", map[ipvswire.Service][]ipvswire.Destination{changed: {changedD}}},
+		{ipvswire.Op{Verb: ipvswire.DelDestination, Service: byAddr, Destination: d}, nil, "", map[ipvswire.Service][]ipvswire.Destination{changed: {}}},
+		{ipvswire.Op{Verb: ipvswire.DelDestination, Service: byAddr, Destination: d}, unix.ENOENT, "remove real server", map[ipvswire.Service][]ipvswire.Destination{changed: {}}},
+		{ipvswire.Op{Verb: ipvswire.NewDestination, Service: byAddr, Destination: d}, nil, "", map[ipvswire.Service][]ipvswire.Destination{changed: {d}}},
+		{ipvswire.Op{Verb: ipvswire.DelService, Service: byAddr}, nil, "", nil},
+	} {
+		err := c.Do(t.Context(), []ipvswire.Op{step.op}, nil)
+		if !errors.Is(err, step.errno) || err != nil && !strings.Contains(err.Error(), step.says) {
+			t.Errorf("%v: %v, want %v", step.op, err, step.errno)
+		}
+		expect(t, c, step.result)
+	}
+	// One alone, and one that is not there.
+	do(t, c, ipvswire.Op{Verb: ipvswire.NewService, Service: mark})
+	if s, err := c.Service(t.Context(), mark.ServiceID); err != nil || s.Service != mark {
+		t.Errorf("%+v, %v; want %+v", s, err, mark)
+	}
+	if _, err := c.Service(t.Context(), byAddr.ServiceID); !errors.Is(err, unix.ESRCH) || !strings.Contains(err.Error(), "UDP 10.96.0.10:53") {
+		t.Errorf("a service that is not there: %v", err)
+	}
+	if err := c.Destinations(t.Context(), byAddr.ServiceID, func(ipvswire.DestinationState) error { t.Error("called"); return nil }); err != nil {
+		t.Errorf("destinations of a service that is not there: %v", err)
+	}
+	// The timeouts of connections; 0 leaves one.
+	want := ipvswire.Timeouts{TCP: 10 * time.Minute, TCPFin: 30 * time.Second, UDP: 50 * time.Second}
+	if err := c.SetTimeouts(t.Context(), want); err != nil {
+		t.Error(err)
+	}
+	want.UDP = 7 * time.Second
+	if err := c.SetTimeouts(t.Context(), ipvswire.Timeouts{UDP: want.UDP}); err != nil {
+		t.Error(err)
+	}
+	if got, err := c.Timeouts(t.Context()); err != nil || got != want {
+		t.Errorf("timeouts %+v, %v; want %+v", got, err, want)
+	}
+	if info, err := c.Info(t.Context()); err != nil || info.Version != 0x010201 || info.ConnTableSize == 0 {
+		t.Errorf("info %+v, %v", info, err)
+	}
+}
+
+// Thousands of operations go in few system calls, and each is answered, wherever the refused ones lie; lists of thousands are whole.
+func TestKernelMany(t *testing.T) {
+	many(t, openKernel(t), 3000)
+}
+
+func many(t *testing.T, c *ipvswire.Conn, n int) {
+	t.Helper()
+	want := map[ipvswire.Service][]ipvswire.Destination{sticky: {}}
+	batch := []ipvswire.Op{{Verb: ipvswire.NewService, Service: sticky}}
+	refused := map[int]error{}
+	for i := range n {
+		s, d := byAddr, ipvswire.Destination{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}), 8080), Weight: 1}
+		s.ServiceID = ipvswire.ByAddr(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)}), 80), unix.IPPROTO_TCP)
+		want[s], want[sticky] = []ipvswire.Destination{}, append(want[sticky], d)
+		if i%100 == 7 {
+			refused[len(batch)] = unix.ENOENT
+			batch = append(batch, ipvswire.Op{Verb: ipvswire.DelDestination, Service: sticky, Destination: d})
+		}
+		batch = append(batch, ipvswire.Op{Verb: ipvswire.NewService, Service: s}, ipvswire.Op{Verb: ipvswire.NewDestination, Service: sticky, Destination: d})
+	}
+	before := c.Counters()
+	got := map[int]error{}
+	err := c.Do(t.Context(), batch, func(i int, err error) { got[i] = err })
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("and %d more of %d failed", len(refused)-1, len(batch))) {
+		t.Errorf("the batch: %v", err)
+	}
+	if len(got) != len(refused) {
+		t.Errorf("%d operations failed, want %d", len(got), len(refused))
+	}
+	for i, want := range refused {
+		if !errors.Is(got[i], want) {
+			t.Errorf("%v: %v, want %v", batch[i], got[i], want)
+		}
+	}
+	after := c.Counters()
+	if m, s := after.Messages-before.Messages, after.Sends-before.Sends; m != uint64(len(batch)) || s > m/150+1 {
+		t.Errorf("%d operations took %d messages in %d system calls", len(batch), m, s)
+	}
+	seen := 0
+	if err := c.Services(t.Context(), func(s ipvswire.ServiceState) error {
+		if _, ok := want[s.Service]; !ok {
+			t.Errorf("%+v is listed", s)
+		}
+		seen++
+		return nil
+	}); err != nil || seen != len(want) {
+		t.Errorf("%d services are listed, %v; want %d", seen, err, len(want))
+	}
+	var ds []ipvswire.Destination
+	if err := c.Destinations(t.Context(), sticky.ServiceID, func(d ipvswire.DestinationState) error { ds = append(ds, d.Destination); return nil }); err != nil {
+		t.Error(err)
+	}
+	slices.SortFunc(ds, func(a, b ipvswire.Destination) int { return cmp.Or(a.Addr.Compare(b.Addr)) })
+	if !slices.Equal(ds, want[sticky]) {
+		t.Errorf("%d destinations are listed, or others; want %d", len(ds), len(want[sticky]))
+	}
+	// An error of who is told ends the telling, and the connection goes on.
+	stop, calls := errors.New("enough"), 0
+	if err := c.Services(t.Context(), func(ipvswire.ServiceState) error { calls++; return stop }); !errors.Is(err, stop) || calls != 1 {
+		t.Errorf("%v after %d calls", err, calls)
+	}
+	if _, err := c.Info(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Without CAP_NET_ADMIN nothing can be asked, and it is said at once.
+func TestKernelRefusesTheUnprivileged(t *testing.T) {
+	openKernel(t)
+	caps := [2]unix.CapUserData{}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	if err := unix.Capget(&header, &caps[0]); err != nil {
+		t.Fatal(err)
+	}
+	kept := caps
+	caps[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+	if err := unix.Capset(&header, &caps[0]); err != nil { // of this thread
+		t.Fatal(err)
+	}
+	defer unix.Capset(&header, &kept[0])
+	if _, err := ipvswire.Open(); !errors.Is(err, unix.EPERM) {
+		t.Errorf("without CAP_NET_ADMIN: %v", err)
+	}
+}
