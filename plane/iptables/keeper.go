@@ -48,6 +48,8 @@ type Layout struct {
 	Ours func(table, chain string) bool
 	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
 	Writes *ownwrites.Ledger
+	// Backend is the variant of iptables; Auto takes the one that the node uses.
+	Backend Backend
 }
 
 // Tree is a chain that finds rows by the destination; with many rows it has branches.
@@ -75,7 +77,7 @@ type Frame struct{ Head, Tail []string }
 
 // NewKeeper finds the programs. It changes nothing. Errors wrap plane.ErrUnsupported where there is no usable iptables.
 func NewKeeper(l Layout) (*Keeper, error) {
-	t, err := usableTool(system{}, l.Family, Auto)
+	t, err := usableTool(system{}, l.Family, l.Backend)
 	if err != nil {
 		return nil, err
 	}
@@ -90,6 +92,9 @@ func (k *Keeper) Close() error {
 	}
 	return nil
 }
+
+// FullyRandom reports whether this iptables knows --random-fully.
+func (k *Keeper) FullyRandom() bool { return k.tool.version.atLeast(version{1, 6, 2}) }
 
 // Sent is how many rules were written.
 func (k *Keeper) Sent() uint64 { return k.sent }
@@ -234,6 +239,9 @@ func (k *Keeper) chains(yield func(chain) bool) {
 	}
 }
 
+// builtIn are the chains in which packets begin.
+var builtIn = []string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+
 // mend writes what is not as it shall be, and returns how many things that were.
 func (k *Keeper) mend(ctx context.Context, have *keptChains) (n int, err error) {
 	var b batch
@@ -254,11 +262,18 @@ func (k *Keeper) mend(ctx context.Context, have *keptChains) (n int, err error) 
 			s.insert = append(s.insert, at)
 		}
 	}
+	var stale []chainID // of an earlier version, or of another mode
 	for id := range have.chains {
 		if _, wanted := k.kernel[id]; !wanted {
+			stale = append(stale, id)
+		}
+	}
+	for j := range have.jumps {
+		wanted := slices.Contains(k.layout.Jumps, ChainRule{j.from.table.String(), j.from.name, j.rule})
+		if !wanted && slices.Contains(builtIn, j.from.name) && isJump(j.rule) && k.layout.Ours(j.from.table.String(), target(j.rule)) {
 			n++
-			b.only(id.table).put(chain{id: id}) // others may lead to it
-			b.only(id.table).delete(id)
+			s := b.only(j.from.table)
+			s.remove = append(s.remove, j)
 		}
 	}
 	for _, s := range b.sections {
@@ -269,7 +284,12 @@ func (k *Keeper) mend(ctx context.Context, have *keptChains) (n int, err error) 
 	}
 	// The filter table comes first: it refuses what is not translated.
 	slices.SortFunc(b.sections, func(a, b *section) int { return cmp.Compare(a.table, b.table) })
-	return n, k.restore(ctx, &b)
+	if err := k.restore(ctx, &b); err != nil || len(stale) == 0 {
+		return n, err
+	}
+	slices.SortFunc(stale, compareID)
+	stuck, err := sweep(ctx, nil, stale, nftLines, func(b *batch) error { return k.restore(ctx, b) })
+	return n + len(stale) - len(stuck), err // those that rules of others lead to stay, empty
 }
 
 // restore hands a batch to iptables-restore. An error wraps ErrRefused if nothing of it is in force, else plane.ErrStateLost.

@@ -133,7 +133,9 @@ func target(rule string) string {
 var otherModes = [...][]string{
 	nat:    {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", nodeFirewall},
 	filter: {"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"},
-	raw:    {canary},
+	mangle: {proxyFirewall, "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-IN", "KUBE-IPVS-OUT", "KUBE-IPVS-SENT",
+		"KUBE-IPVS-ORIGIN", "KUBE-IPVS-ORIGIN-PODS", "KUBE-IPVS-ORIGIN-HOST", "KUBE-IPVS-ORIGIN-ANYWHERE"},
+	raw: {canary},
 }
 
 // Leftover reports whether a chain of a table, such as KUBE-SERVICES of nat, is one that [Remove] would remove.
