@@ -1,0 +1,73 @@
+package ipvs
+
+import "math/bits"
+
+// marks are the firewall marks of virtual servers for packets of an origin that goes elsewhere than those from anywhere
+// (docs/adr/0047-origins-by-firewall-mark.md). A mark is a number, the bit that asks for masquerading or not, and a pattern by which
+// ours are told from those of others:
+//
+//	bit 31        1, so that no small number that people choose is one of ours
+//	bits 20 to 30 of the number
+//	bits 16 to 19 0: Calico accepts packets by 16 and 17
+//	bit 15        0: the kubelet drops packets that have it
+//	bit 13        0: hostPorts of CNI masquerade packets that have it
+//	bit 12        0
+//	bits 8 to 11  7: Cilium has most other values
+//	bit 7         0: routes of the AWS CNI
+//	bits 0 to 6   of the number
+type marks struct {
+	masq uint32 // the bit that asks for masquerading
+}
+
+const (
+	markNumber  = 0x7ff0_007f
+	markPattern = 0x8000_0700
+)
+
+// pattern is what all of our marks have in common, and in which bits.
+func (m marks) pattern() (value, mask uint32) { return markPattern &^ m.masq, ^(markNumber | m.masq) }
+
+// most is the highest number that a mark can have: at least 2^17-2.
+func (m marks) most() uint32 { return 1<<bits.OnesCount32(markNumber&^m.masq) - 2 }
+
+// drop is the mark of packets that are dropped.
+func (m marks) drop() uint32 { return m.of(m.most()+1, false) }
+
+// of returns the mark of a number from 0 to most.
+func (m marks) of(n uint32, masq bool) uint32 {
+	v := markPattern &^ m.masq
+	// The high bits of the mark first: the numbers of others are small.
+	for rest := markNumber &^ m.masq; n > 0; n >>= 1 {
+		low := rest & 0x7ff0_0000
+		if low == 0 {
+			low = rest
+		}
+		bit := low & -low
+		rest &^= bit
+		if n&1 != 0 {
+			v |= bit
+		}
+	}
+	if masq {
+		v |= m.masq
+	}
+	return v
+}
+
+// number returns what a mark was made of; ok is false for marks of others, and for that of packets to drop.
+func (m marks) number(mark uint32) (n uint32, masq, ok bool) {
+	rest := markNumber &^ m.masq
+	for i := 0; rest != 0; i++ {
+		low := rest & 0x7ff0_0000
+		if low == 0 {
+			low = rest
+		}
+		bit := low & -low
+		rest &^= bit
+		if mark&bit != 0 {
+			n |= 1 << i
+		}
+	}
+	masq = mark&m.masq != 0
+	return n, masq, n <= m.most() && mark == m.of(n, masq)
+}
