@@ -93,7 +93,7 @@ clean: ## remove what was built; VM kernels in /var/cache/vmrun stay
 
 deps: ## install with apt-get what is missing of the tools that tests use
 	@need=(); want() { command -v "$$1" >/dev/null || need+=("$$2"); }; PATH=$$PATH:/usr/sbin:/sbin; \
-	want nft nftables; want iptables iptables; want ipset ipset; want conntrack conntrack; want ip iproute2; want sysctl procps; want etcd etcd-server; \
+	want nft nftables; want iptables iptables; want ipset ipset; want ipvsadm ipvsadm; want conntrack conntrack; want ip iproute2; want sysctl procps; want etcd etcd-server; \
 	want curl curl; want qemu-system-x86_64 qemu-system-x86; want busybox busybox-static; want modprobe kmod; want cpio cpio; \
 	want zstd zstd; want xz xz-utils; want wine-stable wine; \
 	((!$${#need[@]})) || { \
