@@ -1,0 +1,224 @@
+package ipvs
+
+import (
+	"fmt"
+
+	"kube-proxy/lb"
+)
+
+// Chains that do not change with rows. Those of nat and filter have the names of DP-33.
+const (
+	chainServices     = "KUBE-SERVICES"               // nat
+	chainNodePort     = "KUBE-NODE-PORT"              // nat, filter
+	chainLoadBalancer = "KUBE-LOAD-BALANCER"          // nat
+	chainMarkMasq     = "KUBE-MARK-MASQ"              // nat
+	chainPostrouting  = "KUBE-POSTROUTING"            // nat
+	chainForward      = "KUBE-FORWARD"                // filter
+	chainFirewall     = "KUBE-PROXY-FIREWALL"         // filter, mangle
+	chainRanges       = "KUBE-SOURCE-RANGES-FIREWALL" // filter, mangle
+	chainFilter       = "KUBE-IPVS-FILTER"            // filter
+	chainOutFilter    = "KUBE-IPVS-OUT-FILTER"        // filter
+	chainIn           = "KUBE-IPVS-IN"                // mangle
+	chainOut          = "KUBE-IPVS-OUT"               // mangle
+	chainSent         = "KUBE-IPVS-SENT"              // mangle
+	chainOrigin       = "KUBE-IPVS-ORIGIN"            // mangle
+	chainOriginPrefix = chainOrigin + "-"             // mangle: -PODS, -HOST, -ANYWHERE
+)
+
+// chainName is a chain of a table of iptables.
+type chainName = [2]string
+
+// nodeFacts is what chains follow.
+type nodeFacts struct {
+	family lb.Family
+	masq   uint32 // the bit of the mark that asks for masquerading
+	node   lb.Node
+	// fullyRandom: this iptables knows --random-fully.
+	fullyRandom bool
+}
+
+// comment is as iptables-save prints it. Its text has a blank, for which quotes are set.
+func comment(text string) string { return fmt.Sprintf("-m comment --comment %q ", text) }
+
+// matches are the match of an ipset; by is what of the packet a member has, such as "dst,dst".
+func (n *nodeFacts) matches(s set, by string) string {
+	return "-m set --match-set " + s.name(n.family) + " " + by + " "
+}
+
+// protocolICMP is the name of the family's ICMP.
+func (n *nodeFacts) protocolICMP() (name, refused string) {
+	if n.family == lb.IPv6 {
+		return "ipv6-icmp", "icmp6-port-unreachable"
+	}
+	return "icmp", "icmp-port-unreachable"
+}
+
+// Packets of the node itself pass filter's OUTPUT only after IPVS has taken them, so what is to be decided of those stands in mangle.
+const isNew = "-m conntrack --ctstate NEW "
+
+// chainRules returns the rules of all chains.
+func chainRules(n nodeFacts) map[chainName][]string {
+	all := map[chainName][]string{}
+	n.mangle(all)
+	n.nat(all)
+	n.filter(all)
+	return all
+}
+
+// pods are the matches of sources that are pods.
+func (n *nodeFacts) pods() (all []string) {
+	d := n.node.Pods
+	switch {
+	case d.Interface != "":
+		return []string{"-i " + d.Interface + " "}
+	case d.InterfacePrefix != "":
+		return []string{"-i " + d.InterfacePrefix + "+ "}
+	}
+	for _, p := range d.Prefixes {
+		if p.Bits() == 0 {
+			all = append(all, "")
+			continue
+		}
+		all = append(all, "-s "+p.String()+" ")
+	}
+	return all
+}
+
+// mangle has the chains that decide by the origin of a packet: which virtual server takes it, whether it is masqueraded, and
+// whether it is dropped. They stand as late before IPVS as marks can be set from a set.
+func (n *nodeFacts) mangle(all map[chainName][]string) {
+	m := marks{n.masq}
+	value, mask := m.pattern()
+	// IPVS schedules a stream by its first packet alone. A flow of UDP it may forget before conntrack does.
+	later := "! -p udp -m conntrack ! --ctstate NEW -j RETURN"
+	all[chainName{"mangle", chainIn}] = []string{later, "-j " + chainOrigin}
+	all[chainName{"mangle", chainOut}] = []string{
+		// IPVS sends what it has taken through OUTPUT once more. Others need not see our marks.
+		fmt.Sprintf("-m mark --mark %#x/%#x -g %s", value, mask, chainSent),
+		later,
+		"-m addrtype ! --dst-type LOCAL -j RETURN",
+		// The source that the kernel chooses is the address of the Service itself, to which no other node would answer.
+		n.matches(setIPs, "dst") + n.matches(setIPs, "src") + fmt.Sprintf("-j MARK --set-xmark %#[1]x/%#[1]x", n.masq),
+		"-j " + chainOrigin,
+		isNew + "-j " + chainFirewall,
+	}
+	all[chainName{"mangle", chainSent}] = []string{fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", ^n.masq)}
+	var rules []string
+	for _, o := range []struct {
+		name    string
+		set     set
+		sources []string
+	}{
+		{"PODS", setMarksPods, n.pods()},
+		{"HOST", setMarksHost, []string{"-m addrtype --src-type LOCAL "}},
+		{"ANYWHERE", setMarksAnywhere, []string{""}},
+	} {
+		chain := chainOriginPrefix + o.name
+		for _, source := range o.sources {
+			rules = append(rules, source+n.matches(o.set, "dst,dst")+"-g "+chain)
+		}
+		all[chainName{"mangle", chain}] = []string{
+			"-j SET --map-set " + o.set.name(n.family) + " dst,dst --map-mark",
+			fmt.Sprintf("-m mark --mark %#x ", m.drop()) + isNew + "-j DROP",
+		}
+	}
+	all[chainName{"mangle", chainOrigin}] = rules
+	n.firewall("mangle", all)
+}
+
+// firewall drops what comes from outside of the source ranges of a load balancer (SV-61).
+func (n *nodeFacts) firewall(table string, all map[chainName][]string) {
+	all[chainName{table, chainFirewall}] = []string{n.matches(setFirewall, "dst,dst") + "-j " + chainRanges}
+	all[chainName{table, chainRanges}] = []string{
+		n.matches(setSourceCIDR, "dst,dst,src") + "-j RETURN",
+		n.matches(setSourceIP, "dst,dst,src") + "-j RETURN",
+		"-j DROP",
+	}
+}
+
+// nat masquerades. It translates no destination, and sees to it that nobody else translates one that IPVS has a server for, such
+// as hostPorts, which are at all addresses of a node.
+func (n *nodeFacts) nat(all map[chainName][]string) {
+	var rules []string
+	accept := func(s set) { rules = append(rules, n.matches(s, "dst,dst")+"-j ACCEPT") }
+	for _, s := range []set{setClusterIP, setExternalIP, setExternalIPLocal} {
+		accept(s)
+	}
+	for _, s := range []set{setLoadBalancer, setLoadBalancerLocal} {
+		rules = append(rules, n.matches(s, "dst,dst")+"-j "+chainLoadBalancer)
+	}
+	for _, p := range n.node.NodePorts {
+		dst := "-d " + p.String() + " "
+		if p.Bits() == 0 {
+			dst = ""
+		}
+		rules = append(rules, dst+"-m addrtype --dst-type LOCAL -j "+chainNodePort)
+	}
+	all[chainName{"nat", chainServices}] = rules
+	all[chainName{"nat", chainLoadBalancer}] = []string{"-j ACCEPT"}
+	all[chainName{"nat", chainNodePort}] = []string{
+		"-p tcp " + n.matches(setNodePortTCP, "dst") + "-j ACCEPT",
+		"-p tcp " + n.matches(setNodePortLocalTCP, "dst") + "-j ACCEPT",
+		"-p udp " + n.matches(setNodePortUDP, "dst") + "-j ACCEPT",
+		"-p udp " + n.matches(setNodePortLocalUDP, "dst") + "-j ACCEPT",
+		"-p sctp " + n.matches(setNodePortSCTP, "dst,dst") + "-j ACCEPT",
+		"-p sctp " + n.matches(setNodePortLocalSCTP, "dst,dst") + "-j ACCEPT",
+	}
+	all[chainName{"nat", chainMarkMasq}] = []string{fmt.Sprintf("-j MARK --set-xmark %#[1]x/%#[1]x", n.masq)}
+	masquerade := comment("kubernetes service traffic requiring SNAT") + "-j MASQUERADE"
+	if n.fullyRandom {
+		masquerade += " --random-fully"
+	}
+	all[chainName{"nat", chainPostrouting}] = []string{
+		n.matches(setLoopBack, "dst,dst,src") + "-j MASQUERADE",
+		fmt.Sprintf("-m mark ! --mark %#[1]x/%#[1]x -j RETURN", n.masq),
+		fmt.Sprintf("-j MARK --set-xmark %#x/0x0", n.masq),
+		masquerade,
+	}
+}
+
+func (n *nodeFacts) filter(all map[chainName][]string) {
+	icmp, refused := n.protocolICMP()
+	all[chainName{"filter", chainForward}] = []string{
+		comment("kubernetes forwarding rules") + fmt.Sprintf("-m mark --mark %#[1]x/%#[1]x -j ACCEPT", n.masq),
+		comment("kubernetes forwarding conntrack rule") + "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+	}
+	healthCheck := "-p tcp " + n.matches(setHealthCheck, "dst") + comment("Kubernetes health check node port")
+	all[chainName{"filter", chainNodePort}] = []string{healthCheck + "-j ACCEPT"}
+	n.firewall("filter", all)
+
+	// What is for a service address, and for no port of a Service, would reach a server of this node (PN-43). A ping is answered (SV-66).
+	var rules []string
+	for _, s := range []set{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setLoadBalancerLocal} {
+		rules = append(rules, n.matches(s, "dst,dst")+"-j RETURN")
+	}
+	rules = append(rules, healthCheck+"-j RETURN",
+		fmt.Sprintf("! -p %s %s%s-j REJECT --reject-with %s", icmp, isNew, n.matches(setIPs, "dst"), refused))
+	all[chainName{"filter", chainFilter}] = rules
+
+	// An address of the service network that no Service has must not leave by the default route (SV-63).
+	rules = []string{}
+	for _, p := range n.node.ServiceCIDRs {
+		rules = append(rules, "-d "+p.String()+" "+isNew+"-m addrtype ! --dst-type LOCAL -j DROP")
+	}
+	all[chainName{"filter", chainOutFilter}] = rules
+}
+
+// chainJumps are the rules of built-in chains, in the order in which they stand there: table, chain, rule.
+func chainJumps() (all [][3]string) {
+	to := func(table, target, note string, from ...string) {
+		for _, f := range from {
+			all = append(all, [3]string{table, f, comment(note) + "-j " + target})
+		}
+	}
+	to("mangle", chainIn, "kubernetes service portals", "INPUT")
+	to("mangle", chainOut, "kubernetes service portals", "OUTPUT")
+	to("nat", chainServices, "kubernetes service portals", "PREROUTING", "OUTPUT")
+	to("nat", chainPostrouting, "kubernetes postrouting rules", "POSTROUTING")
+	all = append(all, [3]string{"filter", "INPUT", isNew + comment("kube-proxy firewall rules") + "-j " + chainFirewall})
+	to("filter", chainFilter, "kubernetes ipvs access filter", "INPUT")
+	to("filter", chainNodePort, "kubernetes health check rules", "INPUT")
+	to("filter", chainOutFilter, "kubernetes ipvs access filter", "FORWARD", "OUTPUT")
+	to("filter", chainForward, "kubernetes forwarding rules", "FORWARD")
+	return all
+}

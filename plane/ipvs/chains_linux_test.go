@@ -1,0 +1,273 @@
+package ipvs
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/plane/iptables"
+)
+
+func prefixes(all ...string) (out []netip.Prefix) {
+	for _, p := range all {
+		out = append(out, netip.MustParsePrefix(p))
+	}
+	return out
+}
+
+// nodes are facts whose chains stand in testdata.
+var nodes = map[string]nodeFacts{
+	"ipv4": {family: lb.IPv4, masq: 1 << 14, fullyRandom: true, node: lb.Node{NodePorts: prefixes("172.18.0.2/32"),
+		Pods: lb.Detector{Prefixes: prefixes("10.1.0.0/16")}, ServiceCIDRs: prefixes("10.96.0.0/12")}},
+	"ipv6": {family: lb.IPv6, masq: 1 << 14, fullyRandom: true, node: lb.Node{NodePorts: prefixes("::/0"),
+		Pods: lb.Detector{Prefixes: prefixes("fd00:10:1::/48", "fd00:10:2::/48")}, ServiceCIDRs: prefixes("fd00:10:96::/108", "fd00:10:97::/108")}},
+	"bridge":           {family: lb.IPv4, masq: 1 << 5, node: lb.Node{NodePorts: prefixes("0.0.0.0/0"), Pods: lb.Detector{Interface: "cbr0"}}},
+	"interface-prefix": {family: lb.IPv6, masq: 1 << 31, node: lb.Node{Pods: lb.Detector{InterfacePrefix: "veth"}}},
+	"nothing":          {family: lb.IPv4, masq: 1 << 14, fullyRandom: true},
+}
+
+// textOf is what iptables-save prints of chains.
+func textOf(n nodeFacts) string {
+	rules := chainRules(n)
+	var b strings.Builder
+	for _, table := range []string{"mangle", "nat", "filter"} {
+		fmt.Fprintf(&b, "*%s\n", table)
+		names := slices.SortedFunc(maps.Keys(rules), func(a, b chainName) int { return strings.Compare(a[1], b[1]) })
+		for _, c := range names {
+			if c[0] == table {
+				fmt.Fprintf(&b, ":%s - [0:0]\n", c[1])
+			}
+		}
+		for _, j := range chainJumps() {
+			if j[0] == table {
+				fmt.Fprintf(&b, "-A %s %s\n", j[1], j[2])
+			}
+		}
+		for _, c := range names {
+			for _, r := range rules[c] {
+				if c[0] == table {
+					fmt.Fprintf(&b, "-A %s %s\n", c[1], r)
+				}
+			}
+		}
+		b.WriteString("COMMIT\n")
+	}
+	return b.String()
+}
+
+// The chains of a node are what testdata says (DP-33).
+func TestChains(t *testing.T) {
+	for name, n := range nodes {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join("testdata", "chains", name+".rules")
+			got := textOf(n)
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != string(want) {
+				t.Errorf("%s differs (-update writes it anew): got\n%s", file, got)
+			}
+		})
+	}
+}
+
+func mustRun(t *testing.T, stdin, program string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(program, args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %q: %v: %s", program, args, err, out)
+	}
+	return string(out)
+}
+
+// makeSets makes the ipsets that rules name, in the network namespace of the calling thread.
+func makeSets(t *testing.T, f lb.Family) {
+	t.Helper()
+	var b strings.Builder
+	for s := range setCount {
+		fmt.Fprintf(&b, "create %s %s", s.name(f), s.typ())
+		if s.typ() == bitmapPort {
+			b.WriteString(" range 0-65535")
+		} else if f == lb.IPv6 {
+			b.WriteString(" family inet6")
+		}
+		if s.marks() {
+			b.WriteString(" skbinfo")
+		}
+		b.WriteString("\n")
+	}
+	mustRun(t, b.String(), "ipset", "restore", "-exist")
+}
+
+func programOf(f lb.Family, b iptables.Backend) string {
+	return map[lb.Family]string{lb.IPv4: "iptables-", lb.IPv6: "ip6tables-"}[f] + string(b)
+}
+
+func rowsOf(n nodeFacts) iptables.Rows { return iptables.Rows{Chains: chainRules(n)} }
+
+// Both back ends take the chains, and print them as they were written: a second Keeper finds nothing to write, and an audit nothing to
+// mend. What a change of the node costs is the chains that tell of it.
+func TestChainsInKernel(t *testing.T) {
+	for _, b := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		for name, n := range nodes {
+			t.Run(string(b)+"/"+name, func(t *testing.T) {
+				k := keeper(t, n.family, b)
+				n.fullyRandom = k.FullyRandom()
+				if err := k.Reset(t.Context(), nil, rowsOf(n)); err != nil {
+					t.Fatal(err)
+				}
+				second := keeperHere(t, n.family, b)
+				if err := second.Reset(t.Context(), nil, rowsOf(n)); err != nil || second.Sent() != 0 {
+					t.Errorf("a second one writes %d rules, %v", second.Sent(), err)
+				}
+				if mended, err := k.Audit(t.Context(), true); mended != 0 || err != nil {
+					t.Errorf("an audit mends %d, %v", mended, err)
+				}
+				for what, c := range map[string]struct {
+					change func(*lb.Node)
+					rules  uint64
+				}{
+					"nothing":      {func(*lb.Node) {}, 0},
+					"pods":         {func(x *lb.Node) { x.Pods = lb.Detector{Interface: "cbr1"} }, 3},
+					"node ports":   {func(x *lb.Node) { x.NodePorts = []netip.Prefix{n.family.Everywhere()} }, 6},
+					"service CIDR": {func(x *lb.Node) { x.ServiceCIDRs = []netip.Prefix{n.family.Everywhere()} }, 1},
+				} {
+					before, m := k.Sent(), n
+					c.change(&m.node)
+					if err := k.Apply(t.Context(), rowsOf(m)); err != nil {
+						t.Errorf("change of %s: %v", what, err)
+					}
+					if sent := k.Sent() - before; sent > c.rules {
+						t.Errorf("change of %s: %d rules are written, want at most %d", what, sent, c.rules)
+					}
+					if err := k.Apply(t.Context(), rowsOf(n)); err != nil {
+						t.Errorf("change of %s back: %v", what, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+func keeper(t *testing.T, f lb.Family, b iptables.Backend) *iptables.Keeper {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+	netlab.EnterForTest(t)
+	makeSets(t, f)
+	return keeperHere(t, f, b)
+}
+
+func keeperHere(t *testing.T, f lb.Family, b iptables.Backend) *iptables.Keeper {
+	t.Helper()
+	k, err := iptables.NewKeeper(chainLayout(f, b, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := k.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return k
+}
+
+// What upstream's modes ipvs and iptables left, and ours, is taken over: chains that are not needed go, with the rules that lead to
+// them. What others have stays, and the kubelet's (G4).
+func TestChainsTakeOver(t *testing.T) {
+	const before = `*mangle
+:KUBE-IPTABLES-HINT - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+:OTHER - [0:0]
+-A INPUT -j OTHER
+COMMIT
+*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]
+:KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-PROXY-CANARY - [0:0]
+:CNI-HOSTPORT - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT
+-A CNI-HOSTPORT -s 10.1.1.0/24 -p tcp -m tcp --dport 8080 -j KUBE-MARK-MASQ
+-A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-AAAAAAAAAAAAAAAA
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-SEP-AAAAAAAAAAAAAAAA
+-A KUBE-SEP-AAAAAAAAAAAAAAAA -p tcp -m tcp -j DNAT --to-destination 10.1.1.11:8080
+COMMIT
+*filter
+:KUBE-FIREWALL - [0:0]
+:KUBE-EXTERNAL-SERVICES - [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
+-A INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes externally-visible service portals" -j KUBE-EXTERNAL-SERVICES
+-A INPUT -j KUBE-FIREWALL
+-A INPUT -m comment --comment "kube-proxy firewall rules" -j KUBE-PROXY-FIREWALL
+-A FORWARD -m comment --comment "kube-proxy firewall rules" -j KUBE-PROXY-FIREWALL
+-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP
+COMMIT
+`
+	for _, b := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		t.Run(string(b), func(t *testing.T) {
+			n := nodes["ipv4"]
+			k := keeper(t, n.family, b)
+			program := programOf(n.family, b)
+			mustRun(t, before, program+"-restore")
+			if err := k.Reset(t.Context(), nil, rowsOf(n)); err != nil {
+				t.Fatal(err)
+			}
+			var is, want []string
+			for line := range strings.Lines(mustRun(t, "", program+"-save")) {
+				if line[0] == ':' && !slices.Contains([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, strings.Fields(line[1:])[0]) || line[0] == '-' {
+					is = append(is, strings.TrimSpace(line))
+				}
+			}
+			for line := range strings.Lines(textOf(n)) {
+				if line[0] == ':' || line[0] == '-' {
+					want = append(want, strings.TrimSpace(line))
+				}
+			}
+			for line := range strings.Lines(before) {
+				if strings.Contains(line, "KUBELET") || strings.Contains(line, "HINT") || strings.Contains(line, "FIREWALL ") && !strings.Contains(line, "PROXY") ||
+					strings.Contains(line, "KUBE-FIREWALL") || strings.Contains(line, "OTHER") || strings.Contains(line, "CNI") {
+					want = append(want, strings.TrimSpace(line))
+				}
+			}
+			slices.Sort(is)
+			slices.Sort(want)
+			if is, want = slices.Compact(is), slices.Compact(want); !slices.Equal(is, want) {
+				for _, line := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(is, want)))) {
+					if !slices.Contains(want, line) {
+						t.Errorf("there is %s", line)
+					} else if !slices.Contains(is, line) {
+						t.Errorf("there is not %s", line)
+					}
+				}
+			}
+			if mended, err := k.Audit(t.Context(), true); mended != 0 || err != nil {
+				t.Errorf("an audit mends %d, %v", mended, err)
+			}
+		})
+	}
+}
