@@ -1,6 +1,10 @@
 package ipvs
 
 import (
+	"context"
+	"fmt"
+	"strings"
+
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/ownwrites"
@@ -15,3 +19,57 @@ func chainLayout(f lb.Family, backend iptables.Backend, writes *ownwrites.Ledger
 	}
 	return l
 }
+
+// chainKeeper keeps the chains in the kernel.
+type chainKeeper struct {
+	keep  *iptables.Keeper
+	facts nodeFacts
+}
+
+// newChains finds the programs, on a thread in the network namespace of the node. It changes nothing. Errors wrap plane.ErrUnsupported
+// where there is no usable iptables.
+func newChains(f lb.Family, masq uint32, backend iptables.Backend, writes *ownwrites.Ledger) (*chainKeeper, error) {
+	k, err := iptables.NewKeeper(chainLayout(f, backend, writes))
+	if err != nil {
+		return nil, err
+	}
+	return &chainKeeper{keep: k, facts: nodeFacts{family: f, masq: masq, fullyRandom: k.FullyRandom()}}, nil
+}
+
+// rows are the chains of a node.
+func (c *chainKeeper) rows(n lb.Node) iptables.Rows {
+	facts := c.facts
+	facts.node = n
+	return iptables.Rows{Chains: chainRules(facts)}
+}
+
+// Reset makes the kernel hold exactly these chains, whatever modes of iptables left. The ipsets must be there, and what serves.
+func (c *chainKeeper) Reset(ctx context.Context, n lb.Node) error {
+	return c.keep.Reset(ctx, nil, c.rows(n))
+}
+
+// SetNode writes the chains that tell of what has changed.
+func (c *chainKeeper) SetNode(ctx context.Context, n lb.Node) error {
+	return c.keep.Apply(ctx, c.rows(n))
+}
+
+// Audit mends what others changed, and returns how many things that were.
+func (c *chainKeeper) Audit(ctx context.Context, full bool) (mended int, err error) {
+	return c.keep.Audit(ctx, full)
+}
+
+// Dump returns the rules of the chains in the kernel, as text.
+func (c *chainKeeper) Dump(ctx context.Context) (string, error) {
+	rules, err := c.keep.Rules(ctx)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for _, r := range rules {
+		fmt.Fprintf(&b, "%s %s %s\n", r.Table, r.Chain, r.Rule)
+	}
+	return b.String(), nil
+}
+
+// Close gives back what the keeper holds of this process. The chains stay in force.
+func (c *chainKeeper) Close() error { return c.keep.Close() }

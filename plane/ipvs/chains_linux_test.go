@@ -119,22 +119,22 @@ func programOf(f lb.Family, b iptables.Backend) string {
 	return map[lb.Family]string{lb.IPv4: "iptables-", lb.IPv6: "ip6tables-"}[f] + string(b)
 }
 
-func rowsOf(n nodeFacts) iptables.Rows { return iptables.Rows{Chains: chainRules(n)} }
-
 // Both back ends take the chains, and print them as they were written: a second Keeper finds nothing to write, and an audit nothing to
 // mend. What a change of the node costs is the chains that tell of it.
 func TestChainsInKernel(t *testing.T) {
 	for _, b := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		for name, n := range nodes {
 			t.Run(string(b)+"/"+name, func(t *testing.T) {
-				k := keeper(t, n.family, b)
-				n.fullyRandom = k.FullyRandom()
-				if err := k.Reset(t.Context(), nil, rowsOf(n)); err != nil {
+				k := keeper(t, n, b)
+				if err := k.Reset(t.Context(), n.node); err != nil {
 					t.Fatal(err)
 				}
-				second := keeperHere(t, n.family, b)
-				if err := second.Reset(t.Context(), nil, rowsOf(n)); err != nil || second.Sent() != 0 {
-					t.Errorf("a second one writes %d rules, %v", second.Sent(), err)
+				second := keeperHere(t, n, b)
+				if err := second.Reset(t.Context(), n.node); err != nil || second.keep.Sent() != 0 {
+					t.Errorf("a second one writes %d rules, %v", second.keep.Sent(), err)
+				}
+				if text, err := k.Dump(t.Context()); err != nil || strings.Count(text, "\n") != strings.Count(textOf(n), "\n-A KUBE-") {
+					t.Errorf("dump: %v:\n%s", err, text)
 				}
 				if mended, err := k.Audit(t.Context(), true); mended != 0 || err != nil {
 					t.Errorf("an audit mends %d, %v", mended, err)
@@ -148,15 +148,15 @@ func TestChainsInKernel(t *testing.T) {
 					"node ports":   {func(x *lb.Node) { x.NodePorts = []netip.Prefix{n.family.Everywhere()} }, 6},
 					"service CIDR": {func(x *lb.Node) { x.ServiceCIDRs = []netip.Prefix{n.family.Everywhere()} }, 1},
 				} {
-					before, m := k.Sent(), n
-					c.change(&m.node)
-					if err := k.Apply(t.Context(), rowsOf(m)); err != nil {
+					before, node := k.keep.Sent(), n.node
+					c.change(&node)
+					if err := k.SetNode(t.Context(), node); err != nil {
 						t.Errorf("change of %s: %v", what, err)
 					}
-					if sent := k.Sent() - before; sent > c.rules {
+					if sent := k.keep.Sent() - before; sent > c.rules {
 						t.Errorf("change of %s: %d rules are written, want at most %d", what, sent, c.rules)
 					}
-					if err := k.Apply(t.Context(), rowsOf(n)); err != nil {
+					if err := k.SetNode(t.Context(), n.node); err != nil {
 						t.Errorf("change of %s back: %v", what, err)
 					}
 				}
@@ -165,22 +165,23 @@ func TestChainsInKernel(t *testing.T) {
 	}
 }
 
-func keeper(t *testing.T, f lb.Family, b iptables.Backend) *iptables.Keeper {
+func keeper(t *testing.T, n nodeFacts, b iptables.Backend) *chainKeeper {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
 	}
 	netlab.EnterForTest(t)
-	makeSets(t, f)
-	return keeperHere(t, f, b)
+	makeSets(t, n.family)
+	return keeperHere(t, n, b)
 }
 
-func keeperHere(t *testing.T, f lb.Family, b iptables.Backend) *iptables.Keeper {
+func keeperHere(t *testing.T, n nodeFacts, b iptables.Backend) *chainKeeper {
 	t.Helper()
-	k, err := iptables.NewKeeper(chainLayout(f, b, nil))
+	k, err := newChains(n.family, n.masq, b, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	k.facts.fullyRandom = n.fullyRandom
 	t.Cleanup(func() {
 		if err := k.Close(); err != nil {
 			t.Error(err)
@@ -231,10 +232,10 @@ COMMIT
 	for _, b := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(b), func(t *testing.T) {
 			n := nodes["ipv4"]
-			k := keeper(t, n.family, b)
+			k := keeper(t, n, b)
 			program := programOf(n.family, b)
 			mustRun(t, before, program+"-restore")
-			if err := k.Reset(t.Context(), nil, rowsOf(n)); err != nil {
+			if err := k.Reset(t.Context(), n.node); err != nil {
 				t.Fatal(err)
 			}
 			var is, want []string
