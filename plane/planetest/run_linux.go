@@ -56,6 +56,9 @@ type Config struct {
 	// Held: the service addresses are the node's own, and there is no packet filter. What comes for a port of theirs that no row has,
 	// or whose row serves nobody, is refused, also where others drop it or let it pass. Lines then expect that.
 	Held bool
+	// Echoes: the node holds the service addresses, and answers pings. Lines that expect those refused then expect that, and so prove the
+	// difference: scenarios of rows that Differs names are run.
+	Echoes bool
 	// Without names scenarios that a variant cannot keep, and why. They are not run.
 	Without map[string]string
 	// Core names the scenarios that other kernels run, in emulation, where all would take too long: with PLANETEST_CORE=1
@@ -165,7 +168,7 @@ func (s *suite) differs(sc *scenario.Scenario) string {
 // scenario runs one scenario in both families.
 func (s *suite) scenario(t *testing.T, sc *scenario.Scenario) {
 	why := s.differs(sc)
-	if why != "" && !s.Untouched && !s.Proxied {
+	if why != "" && !s.Untouched && !s.Proxied && !s.Echoes {
 		s.record(sc, Result{Differs: why})
 		t.Skip("this mode differs by intent: " + why)
 	}

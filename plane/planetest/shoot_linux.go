@@ -97,6 +97,8 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 	switch {
 	case p.Verb == scenario.Open:
 		err = v.open()
+	case p.To.ICMP && r.s.Echoes && p.Want.Verdict == scenario.Refused:
+		err = v.try(shots[0], r.s.patience)
 	case p.Want.Verdict != scenario.Answered:
 		err = v.silent()
 	case p.Want.Sticky:
@@ -345,7 +347,7 @@ func (v *volley) silent() error {
 	return failed
 }
 
-// try makes one connection, or sends one ping, that is not to be answered.
+// try makes one connection that is not to be answered, or sends one ping.
 func (v *volley) try(shot scenario.Shot, timeout time.Duration) error {
 	if v.p.To.ICMP {
 		return v.r.lab.lab.Ping(v.p.From, shot.To.Addr(), timeout)
