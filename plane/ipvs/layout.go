@@ -1,0 +1,238 @@
+package ipvs
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+)
+
+// layout says how rows are said to the kernel. It is pure: what of the node matters stands in it.
+type layout struct {
+	family    lb.Family
+	scheduler string
+	flags     ipvswire.Flags // of the scheduler
+	// sticky is the scheduler of virtual servers that go by a mark, where clients stay with their backend.
+	sticky      string
+	stickyFlags ipvswire.Flags
+	mark        marks
+	// own are the addresses of this node, those of kube-ipvs0 left aside, as sorted as NodePorts are.
+	own []netip.Addr
+}
+
+// wireFamily is the family's number in Linux.
+func wireFamily(f lb.Family) ipvswire.Family {
+	if f == lb.IPv6 {
+		return ipvswire.IPv6
+	}
+	return ipvswire.IPv4
+}
+
+// serviceOf is the name of the virtual server of a key that has an address.
+func serviceOf(k lb.Key) ipvswire.ServiceID {
+	return ipvswire.ByAddr(netip.AddrPortFrom(k.Addr, k.Port), uint8(k.Proto))
+}
+
+// keyOf is the key of a virtual server that goes by an address.
+func keyOf(id ipvswire.ServiceID) lb.Key {
+	return lb.Key{Addr: id.Addr.Addr(), Port: id.Addr.Port(), Proto: lb.Proto(id.Proto)}
+}
+
+// service is a virtual server as it shall be.
+func (l *layout) service(id ipvswire.ServiceID, affinity uint32) ipvswire.Service {
+	s := ipvswire.Service{ServiceID: id, Scheduler: l.scheduler, Flags: l.flags, Netmask: id.Family.WholeAddress()}
+	if affinity > 0 {
+		s.Flags |= ipvswire.Persistent
+		s.Timeout = affinity
+	}
+	return s
+}
+
+// byMark is a virtual server that goes by a mark. The kernel translates no port for a persistent one, so that clients stay where the
+// hash of their address leads them.
+func (l *layout) byMark(id ipvswire.ServiceID, sticky bool) ipvswire.Service {
+	s := l.service(id, 0)
+	if sticky {
+		s.Scheduler, s.Flags = l.sticky, l.stickyFlags
+	}
+	return s
+}
+
+// route is what a packet of an origin meets: the row's route for it, nil if it has none of its own.
+func route(row *lb.Frontend, from lb.From) *lb.Route {
+	for i := range row.Routes {
+		if row.Routes[i].From == from {
+			return &row.Routes[i]
+		}
+	}
+	return nil
+}
+
+// front is what the kernel holds for the key, which has an address; row is that of the key or of its NodePort.
+func (l *layout) front(k lb.Key, row *lb.Frontend) front {
+	affinity := uint32(row.Affinity / time.Second)
+	base := route(row, lb.Anywhere)
+	f := front{service: l.service(serviceOf(k), affinity), set: setOf(base), bind: !row.Key.IsNodePort()}
+	at := member{addr: k.Addr, port: k.Port, proto: k.Proto}
+	in := func(s set, from ...netip.Prefix) member {
+		m := at
+		if m.set = s; len(from) > 0 {
+			m.from = from[0]
+		}
+		return m
+	}
+
+	if s, ok := named(row, true); ok {
+		f.members = append(f.members, in(s))
+	}
+	if len(row.Sources) > 0 {
+		f.members = append(f.members, in(setFirewall))
+		for _, p := range row.Sources {
+			for _, half := range halves(p) {
+				f.members = append(f.members, in(setSourceCIDR, half))
+			}
+		}
+		// The node's own packets to an address that it holds have that as their source.
+		if slices.ContainsFunc(l.own, func(a netip.Addr) bool { return within(row.Sources, a) }) && !within(row.Sources, k.Addr) {
+			f.members = append(f.members, in(setSourceIP, netip.PrefixFrom(k.Addr, k.Addr.BitLen())))
+		}
+	}
+
+	if m, ok := l.asks(base); ok {
+		f.marks = append(f.marks, marked{member: in(setMarksAnywhere), mark: m})
+	}
+	host, pods := route(row, lb.Host), route(row, lb.Pods)
+	for _, o := range []struct {
+		set set
+		own *lb.Route
+		// needless: without a member of the set a packet meets the same.
+		needless bool
+	}{
+		{setMarksPods, pods, pods != nil && host == nil && same(pods, base)},
+		{setMarksHost, host, host != nil && same(host, base)},
+	} {
+		if o.own == nil || o.needless {
+			continue
+		}
+		m := marked{member: in(o.set)}
+		if elsewhere(o.own, base) {
+			m.to = setOf(o.own)
+			m.other = &other{masq: o.own.Masq}
+			if m.to != nil {
+				m.other.set, m.other.sticky = m.to.ID, affinity > 0
+			}
+		} else {
+			m.mark, _ = l.asks(o.own)
+		}
+		f.marks = append(f.marks, m)
+	}
+	return f
+}
+
+// setOf is the set that a route balances over.
+func setOf(r *lb.Route) *lb.BackendSet {
+	if r.Do != lb.Balance {
+		return nil
+	}
+	return r.To
+}
+
+// asks is the mark of packets that go to the virtual server of their address, or are dropped; ok is false if they need none.
+func (l *layout) asks(r *lb.Route) (m mark, ok bool) {
+	switch {
+	case r.Do == lb.Drop:
+		return mark{l.mark.drop(), ^uint32(0)}, true
+	case r.Do == lb.Balance && r.Masq:
+		return mark{l.mark.masq, l.mark.masq}, true
+	}
+	return mark{}, false
+}
+
+// elsewhere reports whether packets that meet r cannot go to the virtual server of their address, which is made for base: one
+// without real servers if base drops, so that it rejects.
+func elsewhere(r, base *lb.Route) bool {
+	switch {
+	case r.Do == lb.Drop:
+		return false
+	case r.Do == lb.Reject:
+		return base.Do == lb.Balance
+	}
+	return base.Do != lb.Balance || r.To.ID != base.To.ID
+}
+
+// same reports whether two routes ask for the same, for whomever they are.
+func same(a, b *lb.Route) bool {
+	return a.Do == b.Do && a.Masq == b.Masq && (a.Do != lb.Balance || a.To.ID == b.To.ID)
+}
+
+// named is the set of those of DP-32 that has the row. A NodePort of SCTP is in a set by address, others by port alone.
+func named(row *lb.Frontend, byAddress bool) (s set, ok bool) {
+	base := route(row, lb.Anywhere)
+	local := base.Do == lb.Drop || base.Do == lb.Balance && base.To.ID.Scope == lb.Local
+	pick := func(all, onlyLocal set) set {
+		if local {
+			return onlyLocal
+		}
+		return all
+	}
+	switch row.Kind {
+	case lb.ExternalIP:
+		s = pick(setExternalIP, setExternalIPLocal)
+	case lb.LoadBalancer:
+		s = pick(setLoadBalancer, setLoadBalancerLocal)
+	case lb.NodePort:
+		switch row.Key.Proto {
+		case lb.TCP:
+			s = pick(setNodePortTCP, setNodePortLocalTCP)
+		case lb.UDP:
+			s = pick(setNodePortUDP, setNodePortLocalUDP)
+		default:
+			s = pick(setNodePortSCTP, setNodePortLocalSCTP)
+		}
+	default:
+		s = setClusterIP
+	}
+	return s, (s.typ() != bitmapPort) == byAddress
+}
+
+// members are what a row asks for once, however many addresses it has.
+func (l *layout) members(row *lb.Frontend) (all []member) {
+	if row.Accepts() {
+		if row.Kind == lb.HealthCheck {
+			all = append(all, member{set: setHealthCheck, port: row.Key.Port})
+		}
+		return all
+	}
+	if s, ok := named(row, false); ok {
+		all = append(all, member{set: s, port: row.Key.Port})
+	}
+	for i, r := range row.Routes {
+		if r.Do != lb.Balance || slices.ContainsFunc(row.Routes[:i], func(o lb.Route) bool { return o.To == r.To }) {
+			continue
+		}
+		for _, b := range r.To.Backends {
+			if b.Local { // it may be its own client (SV-60)
+				a := b.Addr.Addr()
+				all = append(all, member{setLoopBack, a, b.Addr.Port(), row.Key.Proto, netip.PrefixFrom(a, a.BitLen())})
+			}
+		}
+	}
+	return all
+}
+
+// halves are what an ipset takes for a prefix: it has none of length 0.
+func halves(p netip.Prefix) []netip.Prefix {
+	if p.Bits() > 0 {
+		return []netip.Prefix{p}
+	}
+	high := p.Addr().AsSlice()
+	high[0] |= 0x80
+	upper, _ := netip.AddrFromSlice(high)
+	return []netip.Prefix{netip.PrefixFrom(p.Addr(), 1), netip.PrefixFrom(upper, 1)}
+}
+
+func within(all []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(all, func(p netip.Prefix) bool { return p.Contains(a) })
+}

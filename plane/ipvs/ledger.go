@@ -1,0 +1,421 @@
+package ipvs
+
+import (
+	"cmp"
+	"iter"
+	"net/netip"
+	"slices"
+	"time"
+
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+)
+
+// ledger has all objects of a plane twice: as the rows ask for them, and as the kernel has them. Who refers to an object is
+// counted, so that a change costs what it changes. It is pure.
+type ledger struct {
+	layout
+	rows map[lb.Key]*lb.Frontend
+	// nodePorts are the addresses that answer NodePorts, sorted; elsewhere are the addresses that other interfaces have, so
+	// that they are not bound to kube-ipvs0 (DP-31).
+	nodePorts []netip.Addr
+	elsewhere map[netip.Addr]bool
+	// byPort are the keys of NodePorts, and sourced those with source ranges: what a change of this machine's addresses touches.
+	byPort, sourced map[lb.Key]struct{}
+
+	servers map[ipvswire.ServiceID]*virtual
+	members map[member]counted
+	addrs   map[netip.Addr]address
+	others  map[other]*virtual
+	numbers numbers
+
+	touched touched
+}
+
+// touched is what a change has touched, with a row that it was for: what may have to be written.
+type touched struct {
+	servers map[*virtual]lb.Key
+	members map[member]lb.Key
+	addrs   map[netip.Addr]lb.Key
+}
+
+// counted is a member of an ipset: wanted by so many, with that mark; and whether the kernel has it, with which.
+type counted struct {
+	refs     int32
+	has      bool
+	want, is mark
+}
+
+// right reports whether nothing is to be written.
+func (e counted) right() bool { return e.has == (e.refs > 0) && (!e.has || e.want == e.is) }
+
+// address is a service address: of so many virtual servers, and whether kube-ipvs0 has it.
+type address struct {
+	refs int32
+	has  bool
+}
+
+// virtual is a virtual server.
+type virtual struct {
+	id    ipvswire.ServiceID
+	proto lb.Proto // 0 of one that goes by a mark and was found
+
+	// As it shall be. It is wanted while refs > 0; refs of an address is 1 at most.
+	refs int32
+	want ipvswire.Service
+	set  *lb.BackendSet // nil for no real servers
+	of   *other         // of one that goes by a mark
+	bind bool           // its address is counted in ledger.addrs
+
+	// As the kernel has it.
+	has   bool
+	is    ipvswire.Service
+	dests map[netip.AddrPort]dest
+	drain *draining // of one with real servers that shall go when their connections have ended
+	// leaving: nobody wants it, and its real servers drain.
+	leaving bool
+}
+
+// dest is a real server as the kernel has it. Its weight is 1, or 0 if it takes no new connections; unknown if others wrote it.
+type dest struct{ weight, forwarding int32 }
+
+const unknown = -1
+
+func newLedger(l layout) *ledger {
+	return &ledger{
+		layout: l, rows: map[lb.Key]*lb.Frontend{}, elsewhere: map[netip.Addr]bool{},
+		byPort: map[lb.Key]struct{}{}, sourced: map[lb.Key]struct{}{},
+		servers: map[ipvswire.ServiceID]*virtual{}, members: map[member]counted{}, addrs: map[netip.Addr]address{},
+		others: map[other]*virtual{}, numbers: numbers{used: map[uint32]bool{}}, touched: newTouched(),
+	}
+}
+
+func newTouched() touched {
+	return touched{map[*virtual]lb.Key{}, map[member]lb.Key{}, map[netip.Addr]lb.Key{}}
+}
+
+// effective is the row that decides for a key with an address: its own, or that of a NodePort; nil for none.
+func (l *ledger) effective(k lb.Key) *lb.Frontend {
+	if row := l.rows[k]; row != nil && !row.Accepts() {
+		return row
+	}
+	if _, answers := slices.BinarySearchFunc(l.nodePorts, k.Addr, netip.Addr.Compare); answers {
+		if row := l.rows[lb.Key{Port: k.Port, Proto: k.Proto}]; row != nil && !row.Accepts() {
+			return row
+		}
+	}
+	return nil
+}
+
+// set makes the row of a key another, nil for none.
+func (l *ledger) set(key lb.Key, row *lb.Frontend) {
+	l.change(key, lb.Expand(key, l.nodePorts), func() {
+		if old := l.rows[key]; old != nil {
+			l.countRow(key, old, -1)
+		}
+		if row == nil {
+			delete(l.rows, key)
+		} else {
+			l.rows[key] = row
+			l.countRow(key, row, +1)
+		}
+		index(l.byPort, key, row != nil && key.IsNodePort() && !row.Accepts())
+		index(l.sourced, key, row != nil && len(row.Sources) > 0)
+	})
+}
+
+func index(all map[lb.Key]struct{}, key lb.Key, in bool) {
+	if in {
+		all[key] = struct{}{}
+	} else {
+		delete(all, key)
+	}
+}
+
+// change makes a change that decides what the keys are. What they were is counted off after what they are is counted, so that
+// what stays is not touched.
+func (l *ledger) change(key lb.Key, keys iter.Seq[lb.Key], change func()) {
+	var all []lb.Key
+	var before []front
+	for k := range keys {
+		if k.Addr.IsValid() { // a health check has none
+			all = append(all, k)
+			before = append(before, l.frontOf(k))
+		}
+	}
+	change()
+	for i, k := range all {
+		after := l.frontOf(k)
+		l.countFront(key, &after, +1)
+		l.countFront(key, &before[i], -1)
+		l.point(key, k, &after)
+	}
+}
+
+func (l *ledger) frontOf(k lb.Key) front {
+	if row := l.effective(k); row != nil {
+		return l.front(k, row)
+	}
+	return front{}
+}
+
+// countRow counts what a row asks for once.
+func (l *ledger) countRow(key lb.Key, row *lb.Frontend, by int32) {
+	for _, m := range l.layout.members(row) {
+		l.count(key, m, mark{}, by)
+	}
+}
+
+// countFront counts members, and the virtual servers that go by marks.
+func (l *ledger) countFront(key lb.Key, f *front, by int32) {
+	for _, m := range f.members {
+		l.count(key, m, mark{}, by)
+	}
+	for _, m := range f.marks {
+		if m.other != nil {
+			s := l.other(*m.other)
+			if s.refs += by; by > 0 {
+				s.set = m.to
+			}
+			l.touched.servers[s] = key
+			m.mark = mark{s.id.Mark, ^uint32(0)}
+		}
+		l.count(key, m.member, m.mark, by)
+	}
+}
+
+// count counts who refers to a member. The last to come says which mark it has.
+func (l *ledger) count(key lb.Key, m member, as mark, by int32) {
+	e := l.members[m]
+	if e.refs += by; by > 0 {
+		e.want = as
+	}
+	l.put(m, e)
+	l.touched.members[m] = key
+}
+
+func (l *ledger) put(m member, e counted) {
+	if e.refs == 0 && !e.has {
+		delete(l.members, m)
+	} else {
+		l.members[m] = e
+	}
+}
+
+// point makes the virtual server of a key what it shall be.
+func (l *ledger) point(key, k lb.Key, f *front) {
+	id := serviceOf(k)
+	s := l.servers[id]
+	wanted := f.service.Scheduler != ""
+	if s == nil && !wanted {
+		return
+	}
+	if s == nil {
+		s = &virtual{id: id, proto: k.Proto}
+		l.servers[id] = s
+	}
+	s.refs = 0
+	s.set = f.set
+	if wanted {
+		s.refs, s.want = 1, f.service
+		l.bind(key, s, f.bind)
+	}
+	l.touched.servers[s] = key
+}
+
+// bind counts the address of a virtual server, or does not any more.
+func (l *ledger) bind(key lb.Key, s *virtual, bind bool) {
+	if s.bind == bind {
+		return
+	}
+	s.bind = bind
+	by := int32(-1)
+	if bind {
+		by = 1
+	}
+	l.refer(key, s.id.Addr.Addr(), by)
+}
+
+func (l *ledger) refer(key lb.Key, a netip.Addr, by int32) {
+	is := l.addrs[a]
+	before := l.binds(a, is)
+	is.refs += by
+	l.setAddress(a, is)
+	l.rebound(key, a, before)
+}
+
+func (l *ledger) setAddress(a netip.Addr, is address) {
+	if is == (address{}) {
+		delete(l.addrs, a)
+	} else {
+		l.addrs[a] = is
+	}
+}
+
+// binds reports whether kube-ipvs0 shall have the address.
+func (l *ledger) binds(a netip.Addr, is address) bool { return is.refs > 0 && !l.elsewhere[a] }
+
+// rebound has the ipset of addresses follow them.
+func (l *ledger) rebound(key lb.Key, a netip.Addr, before bool) {
+	if now := l.binds(a, l.addrs[a]); now != before {
+		by := int32(-1)
+		if now {
+			by = 1
+		}
+		l.count(key, member{set: setIPs, addr: a}, mark{}, by)
+	}
+	l.touched.addrs[a] = key
+}
+
+// other is the virtual server of that name.
+func (l *ledger) other(o other) *virtual {
+	if s := l.others[o]; s != nil {
+		return s
+	}
+	n := l.numbers.next()
+	if n > l.mark.most() { // more than 100,000 service ports: it rejects, rather than lead anybody astray
+		if l.numbers.free(n); o.set != (lb.SetID{}) {
+			return l.other(other{masq: o.masq})
+		}
+		n = 0
+	}
+	return l.name(o, ipvswire.ByMark(wireFamily(l.family), l.mark.of(n, o.masq)))
+}
+
+// name gives a mark a meaning.
+func (l *ledger) name(o other, id ipvswire.ServiceID) *virtual {
+	s := l.servers[id]
+	if s == nil {
+		s = &virtual{id: id}
+		l.servers[id] = s
+	}
+	s.of, s.proto, s.want = &o, o.set.Proto, l.byMark(id, o.sticky)
+	l.others[o] = s
+	return s
+}
+
+// done takes note of what the kernel has now, and forgets what nobody wants and the kernel has not.
+func (l *ledger) done(key lb.Key, s *virtual) {
+	if s.has || s.refs > 0 {
+		return
+	}
+	s.drain = nil
+	delete(l.servers, s.id)
+	delete(l.touched.servers, s)
+	if s.id.Mark == 0 {
+		l.bind(key, s, false)
+		return
+	}
+	if s.of != nil {
+		delete(l.others, *s.of)
+	}
+	if n, _, ok := l.mark.number(s.id.Mark); ok {
+		l.numbers.free(n)
+	}
+}
+
+// place takes a change of this machine: which addresses answer NodePorts, which other interfaces have, and which are its own.
+func (l *ledger) place(nodePorts []netip.Addr, elsewhere map[netip.Addr]bool, own []netip.Addr) {
+	var differ []netip.Addr
+	for _, a := range append(slices.Clone(l.nodePorts), nodePorts...) {
+		if slices.Contains(l.nodePorts, a) != slices.Contains(nodePorts, a) {
+			differ = append(differ, a)
+		}
+	}
+	keys := func(yield func(lb.Key) bool) {
+		if len(differ) > 0 {
+			for port := range l.byPort {
+				for _, a := range differ {
+					if k := (lb.Key{Addr: a, Port: port.Port, Proto: port.Proto}); l.rows[k] == nil && !yield(k) {
+						return
+					}
+				}
+			}
+		}
+		if !slices.Equal(l.own, own) {
+			for k := range l.sourced {
+				if k.Addr.IsValid() && !yield(k) {
+					return
+				}
+			}
+		}
+	}
+	l.change(lb.Key{}, keys, func() { l.nodePorts, l.own = nodePorts, own })
+	was := l.elsewhere
+	for a, is := range l.addrs {
+		if was[a] != elsewhere[a] {
+			before := l.binds(a, is)
+			l.elsewhere = elsewhere
+			l.rebound(lb.Key{}, a, before)
+			l.elsewhere = was
+		}
+	}
+	l.elsewhere = elsewhere
+}
+
+// wants reports whether the kernel shall have the real server, by a set whose backends are sorted.
+func (s *virtual) wants(a netip.AddrPort) bool {
+	if s.refs == 0 || s.set == nil {
+		return false
+	}
+	_, found := slices.BinarySearchFunc(s.set.Backends, a, func(b lb.Backend, a netip.AddrPort) int { return compare(b.Addr, a) })
+	return found
+}
+
+func compare(a, b netip.AddrPort) int {
+	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Port(), b.Port()))
+}
+
+// drains reports whether real servers keep their connections when they go: those of TCP do (DP-34). Scheduler dh leads all clients to
+// one, and would refuse them while that one drains.
+func (s *virtual) drains() bool {
+	return (s.proto == lb.TCP || s.proto == 0) && (s.refs == 0 || s.want.Scheduler != "dh")
+}
+
+// draining is how a virtual server's real servers go that had connections.
+type draining struct {
+	next  time.Time // when to look
+	pause time.Duration
+	dests map[netip.AddrPort]seen
+}
+
+// seen is what was seen of a real server that drains.
+type seen struct {
+	in, out uint64    // packets
+	heard   time.Time // when it last sent one, or we began to look
+	asked   time.Time // when a packet first went to it that it has not answered; zero if it owes no answer
+}
+
+// numbers gives out the numbers of marks.
+type numbers struct {
+	last uint32
+	idle []uint32 // given back
+	used map[uint32]bool
+}
+
+// next gives out a number that is free, from 1 on; 0 is kept for who comes too late.
+func (n *numbers) next() uint32 {
+	for {
+		var number uint32
+		if i := len(n.idle); i > 0 {
+			number, n.idle = n.idle[i-1], n.idle[:i-1]
+		} else {
+			n.last++
+			number = n.last
+		}
+		if !n.used[number] {
+			n.used[number] = true
+			return number
+		}
+	}
+}
+
+// take has a number that was found in use not be given out.
+func (n *numbers) take(number uint32) { n.used[number] = true }
+
+func (n *numbers) free(number uint32) {
+	if n.used[number] {
+		delete(n.used, number)
+		n.idle = append(n.idle, number)
+	}
+}

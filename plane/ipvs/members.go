@@ -1,0 +1,36 @@
+package ipvs
+
+import (
+	"net/netip"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/lb"
+)
+
+// wire is the member as ipsets have it.
+func (m member) wire(as mark) sets.Member {
+	w := sets.Member{Addr: m.addr, Net: m.from, Port: m.port, Mark: as.value, Mask: as.mask}
+	if m.addr.IsValid() {
+		w.Proto = uint8(m.proto)
+	}
+	return w
+}
+
+// memberOf is a member as the kernel lists it.
+func memberOf(s set, w sets.Member) (member, mark) {
+	return member{set: s, addr: w.Addr, port: w.Port, proto: lb.Proto(w.Proto), from: w.Net}, mark{w.Mark, w.Mask}
+}
+
+// key is that of the row which has the member, of a set that names rows.
+func (m member) key() lb.Key {
+	k := lb.Key{Addr: m.addr, Port: m.port, Proto: m.proto}
+	switch m.set {
+	case setNodePortTCP, setNodePortLocalTCP, setHealthCheck:
+		k.Proto = lb.TCP
+	case setNodePortUDP, setNodePortLocalUDP:
+		k.Proto = lb.UDP
+	case setNodePortSCTP, setNodePortLocalSCTP:
+		k.Addr = netip.Addr{}
+	}
+	return k
+}
