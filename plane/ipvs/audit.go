@@ -1,0 +1,139 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// Audit mends what others changed. IPVS and ipsets tell nobody of that: with full, or where the kernel answered as if somebody had
+// written, all virtual servers, members and addresses are compared, and the real servers of a part of the virtual servers, which goes
+// on in the next. Otherwise it looks at what told of itself: addresses, rules, and real servers that drain.
+func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
+	if err := p.usable(ctx); err != nil {
+		return 0, fmt.Errorf("ipvs: audit: %w", err)
+	}
+	full = full || p.suspected
+	p.suspected = false
+	addresses, place := p.cfg.Device.News()
+	err = func() error {
+		n, err := p.cfg.Chains.Audit(ctx, full)
+		if mended += n; err != nil {
+			return err
+		}
+		if place || full {
+			if err := p.replace(ctx); err != nil {
+				return err
+			}
+		}
+		if addresses || full {
+			if _, err := p.readAddresses(ctx, p.l); err != nil {
+				return err
+			}
+		}
+		if full {
+			if err := p.compare(ctx); err != nil {
+				return err
+			}
+		}
+		w := p.writer()
+		err = w.write(ctx)
+		mended += w.mended
+		if err = p.ended("audit", w, err); err != nil {
+			return err
+		}
+		return p.look(ctx)
+	}()
+	switch {
+	case err == nil:
+		return mended, nil
+	case errors.Is(err, sets.ErrNoSet), errors.Is(err, ErrNoDevice):
+		err = fmt.Errorf("%w: %w", err, plane.ErrStateLost)
+	}
+	if errors.Is(err, plane.ErrStateLost) {
+		p.lose()
+	}
+	return mended, fmt.Errorf("ipvs: audit: %w", err)
+}
+
+// compare takes in what others changed, and touches it.
+func (p *Plane) compare(ctx context.Context) error {
+	for s := range setCount {
+		if err := p.readSet(ctx, p.l, s, func(member) {}); err != nil {
+			return err
+		}
+	}
+	seen := map[ipvswire.ServiceID]bool{}
+	known := p.l.known(nil)
+	err := p.cfg.IPVS.Services(ctx, func(is ipvswire.ServiceState) error {
+		if is.Family != wireFamily(p.cfg.Family) {
+			return nil
+		}
+		s := p.l.servers[is.ServiceID]
+		if s == nil && !p.owns(p.l, known, is.ServiceID) {
+			return nil
+		}
+		seen[is.ServiceID] = true
+		switch {
+		case s == nil: // at one of our addresses, or with one of our marks, and for no row
+			s = &virtual{id: is.ServiceID, proto: lb.Proto(is.ServiceID.Proto), has: true, is: is.Service, dests: map[netip.AddrPort]dest{}}
+			p.l.servers[s.id] = s
+			if n, _, ok := p.l.mark.number(s.id.Mark); ok && s.id.Mark != 0 {
+				p.l.numbers.take(n)
+			}
+			p.l.touched.servers[s] = lb.Key{}
+		case !s.has || s.is != is.Service:
+			s.has, s.is = true, is.Service
+			p.l.touched.servers[s] = lb.Key{}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list the virtual servers: %w", err)
+	}
+	for id, s := range p.l.servers {
+		if s.has && !seen[id] {
+			s.gone()
+			p.l.touched.servers[s] = lb.Key{}
+		}
+	}
+	return p.compareDests(ctx)
+}
+
+// compareDests takes in the real servers of the next part of the virtual servers.
+func (p *Plane) compareDests(ctx context.Context) error {
+	if len(p.unread) == 0 {
+		p.unread = slices.SortedFunc(maps.Keys(p.l.servers), compareIDs)
+	}
+	next := p.unread[:min(len(p.unread), auditStep)]
+	p.unread = p.unread[len(next):]
+	for _, id := range next {
+		s := p.l.servers[id]
+		if s == nil || !s.has {
+			continue
+		}
+		dests := make(map[netip.AddrPort]dest, len(s.dests))
+		err := p.cfg.IPVS.Destinations(ctx, id, func(d ipvswire.DestinationState) error {
+			dests[d.Addr] = destOf(d.Destination)
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("list the real servers of virtual server %s: %w", id, err)
+		}
+		if !maps.Equal(dests, s.dests) {
+			s.dests = dests
+			p.l.touched.servers[s] = lb.Key{}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,134 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+)
+
+// How long real servers drain (ADR 0049). One goes when it has no connections. While it has, it goes when it answers nothing any
+// more, so that those of a dead node do not hold it for ever (PN-42).
+const (
+	// firstLook is when it is looked at, and lastLook how often in the end; the pause doubles each time.
+	firstLook, lastLook = 2 * time.Second, 30 * time.Second
+	// mute is how long packets may go to it without one that comes from it: its clients repeat what was lost.
+	mute = 2 * time.Minute
+	// silent is how long it may send none, whatever goes to it: as long as IPVS remembers a connection that is idle.
+	silent = 15 * time.Minute
+	// listed is how many real servers of one virtual server are listed in a second of pause: to look at one lists all.
+	listed = 1000
+)
+
+// drain has a real server go when its connections have ended.
+func (p *Plane) drain(s *virtual, a netip.AddrPort) {
+	now := time.Now()
+	if s.drain == nil {
+		pause := firstLook + time.Duration(len(s.dests))*time.Second/listed
+		s.drain = &draining{next: now.Add(pause), pause: pause, dests: map[netip.AddrPort]seen{}}
+	}
+	if _, known := s.drain.dests[a]; known {
+		return
+	}
+	s.drain.dests[a] = seen{heard: now}
+	if p.drains == nil {
+		p.drains = map[*virtual]struct{}{}
+	}
+	p.drains[s] = struct{}{}
+	p.wake(s.drain.next)
+}
+
+// wake has Drift have a value then.
+func (p *Plane) wake(at time.Time) {
+	if !p.alarmAt.IsZero() && !at.Before(p.alarmAt) {
+		return
+	}
+	p.alarmAt = at
+	if p.alarm == nil {
+		p.alarm = time.AfterFunc(time.Until(at), p.signal)
+	} else {
+		p.alarm.Reset(time.Until(at))
+	}
+}
+
+// look removes real servers that have drained, of those virtual servers whose time has come.
+func (p *Plane) look(ctx context.Context) error {
+	now := time.Now()
+	p.alarmAt = time.Time{}
+	w := p.writer()
+	var ops []serverOp
+	for s := range p.drains {
+		if s.drain == nil || len(s.drain.dests) == 0 && !s.leaving {
+			s.drain = nil
+			delete(p.drains, s)
+			continue
+		}
+		if now.Before(s.drain.next) {
+			p.wake(s.drain.next)
+			continue
+		}
+		gone, err := s.look(ctx, p.cfg.IPVS, now)
+		if err != nil {
+			return err
+		}
+		for _, a := range gone {
+			ops = append(ops, s.op(ipvswire.DelDestination, a, 0))
+		}
+		s.drain.pause = max(min(2*s.drain.pause, lastLook), time.Duration(len(s.dests))*time.Second/listed)
+		s.drain.next = now.Add(s.drain.pause)
+		p.wake(s.drain.next)
+		p.l.touched.servers[s] = lb.Key{}
+	}
+	if err := w.serverOps(ctx, ops); err != nil {
+		return err
+	}
+	if err := w.write(ctx); err != nil {
+		return err
+	}
+	return p.ended("remove what has drained", w, nil)
+}
+
+// look returns which real servers have drained, or serve no connection any more.
+func (s *virtual) look(ctx context.Context, kernel Servers, now time.Time) (gone []netip.AddrPort, err error) {
+	left := map[netip.AddrPort]bool{}
+	err = kernel.Destinations(ctx, s.id, func(d ipvswire.DestinationState) error {
+		is, drains := s.drain.dests[d.Addr]
+		if !drains {
+			return nil
+		}
+		left[d.Addr] = true
+		if is.follow(d, now) {
+			gone = append(gone, d.Addr)
+		}
+		s.drain.dests[d.Addr] = is
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for connections of virtual server %s: %w", s.id, err)
+	}
+	for a := range s.drain.dests {
+		if !left[a] { // somebody removed it
+			delete(s.dests, a)
+			delete(s.drain.dests, a)
+		}
+	}
+	return gone, nil
+}
+
+// follow takes note of what a real server has done since it was looked at last, and reports whether it may go.
+func (s *seen) follow(d ipvswire.DestinationState, now time.Time) bool {
+	in, out := d.Stats.InPackets, d.Stats.OutPackets
+	switch {
+	case out != s.out:
+		s.heard, s.asked = now, time.Time{}
+	case in != s.in && s.asked.IsZero():
+		s.asked = now
+	}
+	s.in, s.out = in, out
+	return d.Active+d.Inactive == 0 || now.Sub(s.heard) >= silent || !s.asked.IsZero() && now.Sub(s.asked) >= mute
+}

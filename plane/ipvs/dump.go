@@ -1,0 +1,135 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
+)
+
+// Dump reads the kernel and returns, as text, what decides about new connections: without real servers that drain, and with names
+// instead of the numbers of marks.
+func (p *Plane) Dump() (string, error) {
+	ctx := context.Background()
+	d := dumper{Plane: p, leaving: map[ipvswire.ServiceID]bool{}, held: map[netip.Addr]bool{}}
+	if p.l != nil {
+		d.know()
+	}
+	for _, part := range []func(context.Context) error{d.servers, d.setMembers, d.addresses} {
+		if err := part(ctx); err != nil {
+			return "", fmt.Errorf("ipvs: dump: %w", err)
+		}
+	}
+	slices.Sort(d.lines)
+	chains, err := p.cfg.Chains.Dump(ctx)
+	if err != nil {
+		return "", fmt.Errorf("ipvs: dump: %w", err)
+	}
+	return strings.Join(d.lines, "") + chains, nil
+}
+
+type dumper struct {
+	*Plane
+	lines []string
+	// leaving are virtual servers that nobody wants, whose connections go on, and held the addresses that they alone have.
+	leaving map[ipvswire.ServiceID]bool
+	held    map[netip.Addr]bool
+}
+
+func (d *dumper) know() {
+	for id, s := range d.l.servers {
+		if s.refs == 0 {
+			d.leaving[id] = true
+			if s.bind {
+				d.held[id.Addr.Addr()] = true
+			}
+		}
+	}
+	for _, s := range d.l.servers {
+		if s.refs > 0 && s.bind {
+			delete(d.held, s.id.Addr.Addr())
+		}
+	}
+}
+
+func (d *dumper) line(format string, args ...any) {
+	d.lines = append(d.lines, fmt.Sprintf(format, args...)+"\n")
+}
+
+// name is that of a virtual server.
+func (d *dumper) name(id ipvswire.ServiceID) string {
+	if id.Mark == 0 {
+		return id.String()
+	}
+	return "mark " + d.mark(id.Mark)
+}
+
+func (d *dumper) mark(m uint32) string {
+	if d.l != nil {
+		if s := d.l.servers[ipvswire.ByMark(wireFamily(d.cfg.Family), m)]; s != nil && s.of != nil {
+			return fmt.Sprintf("of %s sticky %t masquerade %t", s.of.set, s.of.sticky, s.of.masq)
+		}
+	}
+	return fmt.Sprintf("%#x", m)
+}
+
+func (d *dumper) servers(ctx context.Context) error {
+	var all []ipvswire.Service
+	err := d.cfg.IPVS.Services(ctx, func(s ipvswire.ServiceState) error {
+		if s.Family == wireFamily(d.cfg.Family) && !d.leaving[s.ServiceID] {
+			all = append(all, s.Service)
+		}
+		return nil
+	})
+	for _, s := range all {
+		if err != nil {
+			break
+		}
+		name := d.name(s.ServiceID)
+		d.line("virtual server %s scheduler %s flags %d timeout %d netmask %d", name, s.Scheduler, s.Flags, s.Timeout, s.Netmask)
+		err = d.cfg.IPVS.Destinations(ctx, s.ServiceID, func(is ipvswire.DestinationState) error {
+			if is.Weight != 0 {
+				d.line("virtual server %s to %s weight %d forwarding %d", name, is.Addr, is.Weight, is.Forwarding)
+			}
+			return nil
+		})
+	}
+	return err
+}
+
+func (d *dumper) setMembers(ctx context.Context) error {
+	for s := range setCount {
+		_, err := d.cfg.Sets.Members(ctx, d.sets[s].Name, func(m sets.Member) {
+			if s == setIPs && d.held[m.Addr] {
+				return
+			}
+			text := m.Key().String()
+			if m.Mask == 1<<32-1 {
+				text += " mark " + d.mark(m.Mark)
+			} else if s.marks() {
+				text += fmt.Sprintf(" mark %#x/%#x", m.Mark, m.Mask)
+			}
+			d.line("ipset %s %s", d.sets[s].Name, text)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *dumper) addresses(ctx context.Context) error {
+	all, err := d.cfg.Device.Addresses(ctx)
+	for _, a := range all {
+		if !d.held[a] {
+			d.line("address %s", a)
+		}
+	}
+	return err
+}

@@ -1,0 +1,89 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/internal/scenario"
+	"kube-proxy/lb"
+)
+
+func testLayout(f lb.Family) layout {
+	return layout{family: f, scheduler: "rr", sticky: "mh", stickyFlags: ipvswire.Sched1, mark: marks{1 << 14}}
+}
+
+// nodeAddresses are those of node1 in the scenarios' lab.
+func nodeAddresses(f lb.Family) []netip.Addr {
+	if f == lb.IPv6 {
+		return []netip.Addr{netip.MustParseAddr("fd00:18::2")}
+	}
+	return []netip.Addr{netip.MustParseAddr("172.18.0.2")}
+}
+
+// previewText is a preview as ipvsadm-save -n and ipset save print it, and the addresses; empty sets are left out.
+func previewText(p preview) string {
+	var b strings.Builder
+	b.WriteString(saveServers(p.ops))
+	for _, s := range p.sets {
+		if len(s.members) > 0 {
+			sets.Save(&b, s.Set, s.members)
+		}
+	}
+	for _, a := range p.addresses {
+		fmt.Fprintf(&b, "address %s\n", a)
+	}
+	return b.String()
+}
+
+// What each scenario's states are to the kernel, in both families: virtual servers, ipsets and addresses (DP-31, DP-32, DP-35).
+func TestGoldens(t *testing.T) {
+	all, err := scenario.LoadDir("../../testdata/scenarios")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sc := range all {
+		t.Run(sc.Name, func(t *testing.T) {
+			var b strings.Builder
+			for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+				last := ""
+				r := sc.Replay(f)
+				for {
+					step, ok, err := r.Next()
+					if err != nil {
+						t.Fatal(err)
+					}
+					if !ok {
+						break
+					}
+					text := previewText(previewOf(testLayout(f), nodeAddresses(f), step.Table))
+					if text != last {
+						fmt.Fprintf(&b, "# %s %s\n%s\n", f, step.State.Name, text)
+					}
+					last = text
+				}
+			}
+			got := strings.TrimSuffix(b.String(), "\n")
+			file := filepath.Join("testdata", "scenarios", sc.Name+".txt")
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != string(want) {
+				t.Errorf("it is not %s; -update writes it anew:\n%s", file, got)
+			}
+		})
+	}
+}

@@ -1,0 +1,56 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+// notices are what somebody should know, each once.
+type notices struct {
+	all    []mode.Notice
+	told   map[string]bool
+	others int
+}
+
+func (n *notices) once(id, text string, args ...any) {
+	if n.told[id] {
+		return
+	}
+	if n.told == nil {
+		n.told = map[string]bool{}
+	}
+	n.told[id] = true
+	n.all = append(n.all, mode.Notice{Text: text, Args: args})
+}
+
+// broken tells of a set of our names that is another's.
+func (n *notices) broken(name string, err error) {
+	n.once("set "+name, "an ipset of a name that kube-proxy uses is of another kind, and in use: it stays, and does not have the addresses of Services; "+
+		"destroy it, and start kube-proxy anew", "ipset", name, "err", err.Error())
+}
+
+// foreign tells of virtual servers of others.
+func (n *notices) foreign(f foreigners) {
+	if len(f.ours) > 0 {
+		n.once("at our keys", "virtual servers of others have addresses and ports of Services, and lie in --ipvs-exclude-cidrs (ipvs.excludeCIDRs): "+
+			"these Services are not served there until they are removed", "virtualServers", len(f.ours), "first", f.ours[0].String())
+	}
+	if rest := f.n - len(f.ours); rest > 0 {
+		n.once("others", "there are virtual servers of others, at addresses that no Service has; they are left alone", "virtualServers", rest)
+	}
+}
+
+// contest is told that a row was written.
+func (p *Plane) contest(lb.Key) {}
+
+// tell publishes what is counted.
+func (p *Plane) tell() { p.publish() }
+
+// Notices is part of mode.Plane.
+func (p *Plane) Notices() []mode.Notice {
+	all := p.notices.all
+	p.notices.all = nil
+	return all
+}

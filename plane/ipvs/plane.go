@@ -1,0 +1,308 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// Config says what a plane programs.
+type Config struct {
+	// Family is the IP family; required.
+	Family lb.Family
+	// Masquerade is the bit of the packet mark that asks for masquerading (plane.MasqueradeMark).
+	Masquerade uint32
+	// Scheduler is that of virtual servers, and SchedulerFlags what they have with it.
+	Scheduler      string
+	SchedulerFlags ipvswire.Flags
+	// Sticky is the scheduler of virtual servers that go by a mark where clients stay with their backend: mh, or sh. "" is mh.
+	Sticky string
+	// ExcludeCIDRs hold virtual servers and addresses that are not ours (--ipvs-exclude-cidrs).
+	ExcludeCIDRs []netip.Prefix
+	// IPVS, Sets, Device and Chains are where the plane writes; all are required. The plane does not close them.
+	IPVS   Servers
+	Sets   Sets
+	Device Addresses
+	Chains Chains
+}
+
+// Sets is what the plane needs of sets.Conn, which says what it does.
+type Sets interface {
+	Ensure(ctx context.Context, s sets.Set) (created bool, err error)
+	Members(ctx context.Context, name string, f func(sets.Member)) (sets.Header, error)
+	Do(ctx context.Context, ops []sets.Op, failed func(i int, err error)) error
+}
+
+// Addresses are those of kube-ipvs0, of one family, and what the node has of addresses beside it.
+type Addresses interface {
+	// Ensure makes the device if there is none.
+	Ensure(ctx context.Context) error
+	// Addresses are those on it, but such as every device has.
+	Addresses(ctx context.Context) ([]netip.Addr, error)
+	// Add and Remove call failed for each address that could not be added, or removed; that it is there already, or not, is no
+	// error. The error wraps ErrNoDevice if there is no device.
+	Add(ctx context.Context, addrs []netip.Addr, failed func(i int, err error)) error
+	Remove(ctx context.Context, addrs []netip.Addr, failed func(i int, err error)) error
+	// Place returns what other devices have.
+	Place(ctx context.Context, nodePorts []netip.Prefix) (Place, error)
+	// News reports whether others changed what Addresses or Place return since it was called last, and Notify has f called
+	// when there is such news.
+	News() (addresses, place bool)
+	Notify(f func())
+}
+
+// ErrNoDevice is wrapped by errors that say that kube-ipvs0 is gone.
+var ErrNoDevice = errors.New("there is no " + Device)
+
+// Place is what of a node's addresses matters to a plane.
+type Place struct {
+	// NodePorts are the addresses that answer NodePorts, and Own all of this node's but those of loopback; both sorted.
+	NodePorts, Own []netip.Addr
+	// Elsewhere are addresses that other devices have, so that kube-ipvs0 must not (DP-31).
+	Elsewhere map[netip.Addr]bool
+}
+
+// Chains are the rules of the mode, which depend on the node alone.
+type Chains interface {
+	Reset(ctx context.Context, n lb.Node) error
+	SetNode(ctx context.Context, n lb.Node) error
+	Audit(ctx context.Context, full bool) (mended int, err error)
+	// Dump returns them as text.
+	Dump(ctx context.Context) (string, error)
+}
+
+// Plane holds one family's virtual servers, and what belongs to them. Its methods must be called by one goroutine at a time; Drift
+// and Stats may be by another.
+type Plane struct {
+	cfg  Config
+	sets [setCount]sets.Set
+	// broken are sets of our names that others hold, of another type; ours only has names that the chains do not need.
+	broken [setCount]bool
+
+	l *ledger // nil before the first Reset, and when the state was lost
+	// undone are the objects of each row that failed when it was written last.
+	undone map[lb.Key][]any
+	node   lb.Node
+
+	drift     chan struct{}
+	suspected bool // the kernel answered as it would if others had written
+	alarm     *time.Timer
+	alarmAt   time.Time
+	drains    map[*virtual]struct{}
+	unread    []ipvswire.ServiceID // what the audit under way has yet to list
+	notices   notices
+	stats     stats
+
+	// step is how much new rows may weigh that a Reset writes; the others are left for later. A constant but for tests.
+	step int
+}
+
+const (
+	// pace is the weight of an Apply: an operation takes some 10 µs.
+	pace = 2000
+	// step is that of the new rows of a Reset.
+	step = 20000
+	// auditStep is how many virtual servers an audit lists the real servers of.
+	auditStep = 2000
+)
+
+// New makes a plane. It calls nothing.
+func New(cfg Config) (*Plane, error) {
+	switch {
+	case cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6:
+		return nil, fmt.Errorf("ipvs: family %s: want IPv4 or IPv6", cfg.Family)
+	case cfg.IPVS == nil || cfg.Sets == nil || cfg.Device == nil || cfg.Chains == nil:
+		return nil, errors.New("ipvs: nothing to write to")
+	}
+	if cfg.Scheduler == "" {
+		cfg.Scheduler = "rr"
+	}
+	if cfg.Sticky == "" {
+		cfg.Sticky = "mh"
+	}
+	p := &Plane{cfg: cfg, drift: make(chan struct{}, 1), step: step}
+	for s := range setCount {
+		p.sets[s] = s.made(cfg.Family)
+	}
+	cfg.Device.Notify(p.signal)
+	return p, nil
+}
+
+// made is how the set is created.
+func (s set) made(f lb.Family) sets.Set {
+	made := sets.Set{Name: s.name(f), Type: sets.Type(s.typ()), SkbInfo: s.marks()}
+	if s.typ() != bitmapPort {
+		made.Family = sets.IPv4
+		if f == lb.IPv6 {
+			made.Family = sets.IPv6
+		}
+	}
+	return made
+}
+
+// layout is what the configuration says of how rows are said to the kernel.
+func (cfg *Config) layout() layout {
+	return layout{family: cfg.Family, scheduler: cfg.Scheduler, flags: cfg.SchedulerFlags,
+		sticky: cfg.Sticky, stickyFlags: ipvswire.Sched1, mark: marks{cfg.Masquerade}}
+}
+
+// usable says why nothing can be written now.
+func (p *Plane) usable(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if p.l == nil {
+		return plane.ErrNotSetUp
+	}
+	return nil
+}
+
+// Apply sets each change's objects, or removes them. A row that fails does not keep the others from being written; the error joins what
+// failed.
+func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, err error) {
+	verb := fmt.Sprintf("apply %d changes", len(changes))
+	if err := p.usable(ctx); err != nil {
+		return false, fmt.Errorf("ipvs: %s: %w", verb, err)
+	}
+	for _, c := range changes {
+		p.again(c.Key)
+		p.l.set(c.Key, c.New)
+		p.contest(c.Key)
+	}
+	w := p.writer()
+	err = p.ended(verb, w, w.write(ctx))
+	return w.wrote > 0, err
+}
+
+// ended says how a verb ended: by err all of it, or some rows.
+func (p *Plane) ended(verb string, w *writer, err error) error {
+	p.tell()
+	if err == nil {
+		var errs []error
+		for _, key := range sortedKeys(w.errs) {
+			for _, err := range w.errs[key] {
+				if key != (lb.Key{}) {
+					err = fmt.Errorf("%s: %w", key, err)
+				}
+				errs = append(errs, err)
+			}
+		}
+		err = errors.Join(errs...)
+	}
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, plane.ErrStateLost) {
+		p.lose()
+	}
+	return fmt.Errorf("ipvs: %s: %w", verb, err)
+}
+
+// lose forgets what the kernel holds.
+func (p *Plane) lose() {
+	p.l = nil
+	p.drains = nil
+}
+
+func sortedKeys[V any](m map[lb.Key]V) []lb.Key {
+	keys := make([]lb.Key, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, lb.Key.Compare)
+	return keys
+}
+
+// SetNode writes what a change of the node asks for.
+func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
+	if err := p.usable(ctx); err != nil {
+		return fmt.Errorf("ipvs: set node: %w", err)
+	}
+	err := func() error {
+		if err := p.cfg.Chains.SetNode(ctx, n); err != nil {
+			return err
+		}
+		p.node = n
+		return p.replace(ctx)
+	}()
+	if err != nil {
+		p.lose() // what is not as the node asks for, only a Reset finds out
+		return fmt.Errorf("ipvs: set node: %w: %w", err, plane.ErrStateLost)
+	}
+	return nil
+}
+
+// replace writes what follows from the addresses that this node has now.
+func (p *Plane) replace(ctx context.Context) error {
+	place, err := p.cfg.Device.Place(ctx, p.node.NodePorts)
+	if err != nil {
+		return err
+	}
+	p.l.place(place.NodePorts, place.Elsewhere, place.Own)
+	w := p.writer()
+	return errors.Join(w.write(ctx), p.ended("addresses of this node", w, nil))
+}
+
+// Probe makes a virtual server at an address for documentation, and removes it (DP-35).
+func (p *Plane) Probe(ctx context.Context) error {
+	if err := p.usable(ctx); err != nil {
+		return fmt.Errorf("ipvs: probe: %w", err)
+	}
+	s := p.l.service(probeID(p.cfg.Family), 0)
+	errs := map[int]error{}
+	err := p.cfg.IPVS.Do(ctx, []ipvswire.Op{{Verb: ipvswire.NewService, Service: s}, {Verb: ipvswire.DelService, Service: s}},
+		func(i int, err error) { errs[i] = err })
+	if err != nil && errs[1] != nil { // that it was there already shows no less
+		return fmt.Errorf("ipvs: probe: %w", err)
+	}
+	return nil
+}
+
+// probeID is the virtual server by which schedulers are tried, by upstream too.
+func probeID(f lb.Family) ipvswire.ServiceID {
+	a := netip.MustParseAddr("198.51.100.0")
+	if f == lb.IPv6 {
+		a = netip.MustParseAddr("2001:db8::1")
+	}
+	return ipvswire.ByAddr(netip.AddrPortFrom(a, 20000), uint8(lb.TCP))
+}
+
+// Drift has a value when others changed addresses of the node or of kube-ipvs0, when the kernel answered as if others had
+// changed something else, and when it is time to look whether connections have ended.
+func (p *Plane) Drift() <-chan struct{} { return p.drift }
+
+// signal asks for an audit.
+func (p *Plane) signal() {
+	select {
+	case p.drift <- struct{}{}:
+	default:
+	}
+}
+
+// suspect has the next audit compare everything.
+func (p *Plane) suspect() {
+	p.suspected = true
+	p.signal()
+}
+
+// Pace is some thousand operations.
+func (p *Plane) Pace() int { return pace }
+
+// Close gives back what the plane holds of this process. What it wrote stays.
+func (p *Plane) Close() error {
+	p.cfg.Device.Notify(nil)
+	if p.alarm != nil {
+		p.alarm.Stop()
+	}
+	return nil
+}

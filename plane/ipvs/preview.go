@@ -1,0 +1,111 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+)
+
+// preview is what a new plane would write where nothing is: plain values, in one order.
+type preview struct {
+	ops       []ipvswire.Op // that make the virtual and real servers
+	sets      []previewSet
+	addresses []netip.Addr // of kube-ipvs0
+}
+
+type previewSet struct {
+	sets.Set
+	members []sets.Member
+}
+
+// previewOf is the preview of a table on a node that has the addresses own besides service addresses.
+func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
+	led := newLedger(l)
+	led.own = own
+	for _, a := range own {
+		led.elsewhere[a] = true
+		if within(table.Node.NodePorts, a) {
+			led.nodePorts = append(led.nodePorts, a)
+		}
+	}
+	for _, row := range table.Sorted() {
+		led.set(row.Key, row)
+	}
+	var p preview
+	servers := slices.SortedFunc(maps.Values(led.servers), func(a, b *virtual) int { return compareIDs(a.id, b.id) })
+	for _, s := range servers {
+		for _, op := range s.raise(nil) {
+			p.ops = append(p.ops, op.Op)
+		}
+	}
+	members := slices.SortedFunc(maps.Keys(led.members), compareMembers)
+	for s := range setCount {
+		made := previewSet{Set: s.made(l.family)}
+		for _, m := range members {
+			if m.set == s {
+				made.members = append(made.members, m.wire(led.members[m].want))
+			}
+		}
+		p.sets = append(p.sets, made)
+	}
+	for a, is := range led.addrs {
+		if led.binds(a, is) {
+			p.addresses = append(p.addresses, a)
+		}
+	}
+	slices.SortFunc(p.addresses, netip.Addr.Compare)
+	return p
+}
+
+// saveServers returns what ipvsadm-save -n prints of virtual and real servers that are made so.
+func saveServers(ops []ipvswire.Op) string {
+	var b strings.Builder
+	for _, op := range ops {
+		name := serverOption(op.Service.ServiceID)
+		if op.Verb == ipvswire.NewDestination {
+			fmt.Fprintf(&b, "-a %s -r %s -m -w %d\n", name, op.Destination.Addr, op.Destination.Weight)
+			continue
+		}
+		fmt.Fprintf(&b, "-A %s -s %s", name, op.Service.Scheduler)
+		if op.Service.Flags&ipvswire.Persistent != 0 {
+			fmt.Fprintf(&b, " -p %d", op.Service.Timeout)
+		}
+		if f := flagOption(op.Service.Scheduler, op.Service.Flags); f != "" {
+			fmt.Fprintf(&b, " -b %s", f)
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+func serverOption(id ipvswire.ServiceID) string {
+	switch {
+	case id.Mark != 0 && id.Family == ipvswire.IPv6:
+		return fmt.Sprintf("-f %d -6", id.Mark)
+	case id.Mark != 0:
+		return fmt.Sprintf("-f %d", id.Mark)
+	}
+	return fmt.Sprintf("%s %s", map[lb.Proto]string{lb.TCP: "-t", lb.UDP: "-u", lb.SCTP: "--sctp-service"}[lb.Proto(id.Proto)], id.Addr)
+}
+
+func flagOption(scheduler string, flags ipvswire.Flags) string {
+	names := []string{"flag-1", "flag-2", "flag-3"}
+	if scheduler == "sh" || scheduler == "mh" {
+		names = []string{scheduler + "-fallback", scheduler + "-port", "flag-3"}
+	}
+	var set []string
+	for i, name := range names {
+		if flags&(ipvswire.Sched1<<i) != 0 {
+			set = append(set, name)
+		}
+	}
+	return strings.Join(set, ",")
+}

@@ -1,0 +1,316 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// Reset reads what is there, and writes what differs from the table. What upstream's proxy left, or a run before, is taken over
+// as it is: the same virtual servers serve on.
+func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, err error) {
+	if err := ctx.Err(); err != nil {
+		return res, fmt.Errorf("ipvs: reset: %w", err)
+	}
+	p.lose()
+	p.undone, p.unread, p.suspected = nil, nil, false
+	p.node = want.Node
+	if err := p.found(ctx); err != nil {
+		return res, fmt.Errorf("ipvs: reset: %w", err)
+	}
+	l, err := p.readAll(ctx, want)
+	if err != nil {
+		return res, fmt.Errorf("ipvs: reset: %w", err)
+	}
+	res.Dropped = l.dropped(want)
+	p.l = l
+	for s := range l.touched.servers { // what the plane knows of before it knows the rows drains with them
+		s.drain = nil
+	}
+	var weight lb.Weight
+	left := p.step
+	for _, row := range want.Sorted() {
+		if !l.serves(row) {
+			if left <= 0 {
+				res.Later = append(res.Later, row.Key)
+				continue
+			}
+			left -= weight.Of(row)
+		}
+		l.set(row.Key, row)
+	}
+	w := p.writer()
+	w.ready = func(ctx context.Context) error { return p.cfg.Chains.Reset(ctx, want.Node) }
+	if err := w.write(ctx); err != nil {
+		p.lose()
+		return plane.ResetResult{}, fmt.Errorf("ipvs: reset: %w", err)
+	}
+	if len(w.errs) > 0 && w.mended == 0 { // nothing is taken
+		err := p.ended("reset", w, nil)
+		p.lose()
+		return plane.ResetResult{}, err
+	}
+	for _, key := range sortedKeys(w.errs) {
+		if want.Get(key) != nil {
+			res.Later = append(res.Later, key)
+		} else {
+			p.suspect()
+		}
+	}
+	p.tell()
+	return res, nil
+}
+
+// found makes what everything stands on: the sets, and the device.
+func (p *Plane) found(ctx context.Context) error {
+	for s := range setCount {
+		_, err := p.cfg.Sets.Ensure(ctx, p.sets[s])
+		p.broken[s] = errors.Is(err, sets.ErrOther) && s.names()
+		if p.broken[s] {
+			p.notices.broken(p.sets[s].Name, err)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return p.cfg.Device.Ensure(ctx)
+}
+
+// readAll returns a ledger without rows, of what the kernel holds that is ours; all of it is touched.
+func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
+	place, err := p.cfg.Device.Place(ctx, want.Node.NodePorts)
+	if err != nil {
+		return nil, err
+	}
+	l := newLedger(p.cfg.layout())
+	l.nodePorts, l.elsewhere, l.own = place.NodePorts, place.Elsewhere, place.Own
+	for s := range setCount {
+		if err := p.readSet(ctx, l, s, nil); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := p.readAddresses(ctx, l); err != nil {
+		return nil, err
+	}
+	known := l.known(want)
+	foreign := foreigners{}
+	err = p.cfg.IPVS.Services(ctx, func(s ipvswire.ServiceState) error {
+		if s.Family != wireFamily(p.cfg.Family) {
+			return nil
+		}
+		if !p.owns(l, known, s.ServiceID) {
+			foreign.saw(s.ServiceID, l, want)
+			return nil
+		}
+		v := &virtual{id: s.ServiceID, has: true, is: s.Service, dests: map[netip.AddrPort]dest{}}
+		l.servers[v.id] = v
+		if v.id.Mark != 0 {
+			n, _, _ := l.mark.number(v.id.Mark)
+			l.numbers.take(n)
+		} else {
+			v.proto = lb.Proto(v.id.Proto)
+			l.bind(lb.Key{}, v, l.addrs[v.id.Addr.Addr()].has)
+		}
+		l.touched.servers[v] = lb.Key{}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the virtual servers: %w", err)
+	}
+	p.notices.foreign(foreign)
+	for s := range l.touched.servers {
+		is := s.is
+		if err := p.read(ctx, s); err != nil {
+			return nil, err
+		}
+		s.is = is
+	}
+	l.adoptMarks(want)
+	return l, nil
+}
+
+// known are the virtual servers that sets of names say are a kube-proxy's, and those of the table.
+func (l *ledger) known(want *lb.Table) map[ipvswire.ServiceID]bool {
+	known := map[ipvswire.ServiceID]bool{probeID(l.family): true}
+	for m, c := range l.members {
+		if !c.has || !m.set.names() || m.set == setHealthCheck {
+			continue
+		}
+		for k := range lb.Expand(m.key(), l.own) {
+			known[serviceOf(k)] = true
+		}
+	}
+	return known
+}
+
+// owns reports whether a virtual server is a kube-proxy's, see the package comment.
+func (p *Plane) owns(l *ledger, known map[ipvswire.ServiceID]bool, id ipvswire.ServiceID) bool {
+	if id.Mark != 0 {
+		_, _, ok := l.mark.number(id.Mark)
+		return ok
+	}
+	a := id.Addr.Addr()
+	switch {
+	case known[id]:
+		return true
+	case within(p.cfg.ExcludeCIDRs, a):
+		return false
+	}
+	return l.addrs[a].has || l.members[member{set: setIPs, addr: a}].has
+}
+
+// readSet takes in the members of a set. differ is told of those that the ledger had otherwise; nil for nobody.
+func (p *Plane) readSet(ctx context.Context, l *ledger, s set, differ func(member)) error {
+	if p.broken[s] {
+		return nil
+	}
+	seen := map[member]bool{}
+	_, err := p.cfg.Sets.Members(ctx, p.sets[s].Name, func(w sets.Member) {
+		m, as := memberOf(s, w)
+		seen[m] = true
+		c := l.members[m]
+		if c.has && c.is == as {
+			return
+		}
+		c.has, c.is = true, as
+		l.members[m] = c
+		l.touched.members[m] = lb.Key{}
+		if differ != nil {
+			differ(m)
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("list ipset %s: %w", p.sets[s].Name, err)
+	}
+	if differ == nil {
+		return nil
+	}
+	for m, c := range l.members {
+		if m.set == s && c.has && !seen[m] {
+			c.has = false
+			l.put(m, c)
+			l.touched.members[m] = lb.Key{}
+			differ(m)
+		}
+	}
+	return nil
+}
+
+// readAddresses takes in what kube-ipvs0 has, and returns how many addresses the ledger had otherwise.
+func (p *Plane) readAddresses(ctx context.Context, l *ledger) (differ int, err error) {
+	all, err := p.cfg.Device.Addresses(ctx)
+	if err != nil {
+		return 0, err
+	}
+	has := make(map[netip.Addr]bool, len(all))
+	for _, a := range all {
+		if is := l.addrs[a]; !is.has {
+			if is.refs == 0 && within(p.cfg.ExcludeCIDRs, a) {
+				continue
+			}
+			is.has = true
+			l.addrs[a] = is
+			l.touched.addrs[a] = lb.Key{}
+			differ++
+		}
+		has[a] = true
+	}
+	for a, is := range l.addrs {
+		if is.has && !has[a] {
+			is.has = false
+			l.setAddress(a, is)
+			l.touched.addrs[a] = lb.Key{}
+			differ++
+		}
+	}
+	return differ, nil
+}
+
+// adoptMarks has the marks go on to mean what members of sets say that they mean.
+func (l *ledger) adoptMarks(want *lb.Table) {
+	for m, c := range l.members {
+		if m.set.marks() && c.has && c.is.mask == ^uint32(0) {
+			if n, _, ok := l.mark.number(c.is.value); ok {
+				l.numbers.take(n)
+			}
+		}
+	}
+	for _, row := range want.Sorted() {
+		for k := range lb.Expand(row.Key, l.nodePorts) {
+			if !k.Addr.IsValid() || row.Accepts() {
+				continue
+			}
+			for _, m := range l.front(k, row).marks {
+				if m.other == nil || l.others[*m.other] != nil {
+					continue
+				}
+				is := l.members[m.member]
+				if _, masq, ok := l.mark.number(is.is.value); !is.has || is.is.mask != ^uint32(0) || !ok || masq != m.other.masq || is.is.value == l.mark.drop() {
+					continue
+				}
+				id := ipvswire.ByMark(wireFamily(l.family), is.is.value)
+				if s := l.servers[id]; s == nil || s.of == nil {
+					l.name(*m.other, id)
+				}
+			}
+		}
+	}
+}
+
+// dropped are keys that were served, as far as sets and virtual servers tell, and that the table has not.
+func (l *ledger) dropped(want *lb.Table) []lb.Key {
+	gone := map[lb.Key]bool{}
+	for m, c := range l.members {
+		if c.has && m.set.names() && want.Get(m.key()) == nil {
+			gone[m.key()] = true
+		}
+	}
+	for id, s := range l.servers {
+		if k := keyOf(id); s.has && id.Mark == 0 && id != probeID(l.family) && want.Get(k) == nil {
+			if _, answers := slices.BinarySearchFunc(l.nodePorts, k.Addr, netip.Addr.Compare); !answers {
+				gone[k] = true
+			}
+		}
+	}
+	return sortedKeys(gone)
+}
+
+// serves reports whether the kernel has a virtual server for the row, or needs none.
+func (l *ledger) serves(row *lb.Frontend) bool {
+	if row.Accepts() {
+		return true
+	}
+	for k := range lb.Expand(row.Key, l.nodePorts) {
+		if s := l.servers[serviceOf(k)]; s == nil || !s.has {
+			return false
+		}
+	}
+	return true
+}
+
+// foreigners are virtual servers of others that somebody should know of.
+type foreigners struct {
+	ours []ipvswire.ServiceID // at keys of the table
+	n    int
+}
+
+func (f *foreigners) saw(id ipvswire.ServiceID, l *ledger, want *lb.Table) {
+	f.n++
+	if id.Mark == 0 && want.Get(keyOf(id)) != nil {
+		f.ours = append(f.ours, id)
+		slices.SortFunc(f.ours, func(a, b ipvswire.ServiceID) int {
+			return cmp.Or(compare(a.Addr, b.Addr), cmp.Compare(a.Proto, b.Proto))
+		})
+	}
+}

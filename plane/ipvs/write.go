@@ -1,0 +1,537 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/internal/nlconn"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// Servers is what the plane needs of ipvswire.Conn, which says what it does.
+type Servers interface {
+	Do(ctx context.Context, ops []ipvswire.Op, failed func(i int, err error)) error
+	Services(ctx context.Context, f func(ipvswire.ServiceState) error) error
+	Destinations(ctx context.Context, id ipvswire.ServiceID, f func(ipvswire.DestinationState) error) error
+}
+
+// writer writes what a verb has touched.
+//
+// There are no transactions, so the order is what keeps clients served (ADR 0048): first what serves, then what leads there; and
+// what led there goes before what served. Each step is planned of what the ledger says when its turn has come.
+type writer struct {
+	*Plane
+	wrote  int // operations that the kernel was asked for
+	mended int // of these, those that it took
+	// failed are objects of which the kernel did not take an operation, by what they are in the ledger; they are left alone then.
+	failed map[any]bool
+	errs   map[lb.Key][]error
+	// ready, of a Reset, comes between what leads nowhere yet and what clients reach.
+	ready func(context.Context) error
+}
+
+func (p *Plane) writer() *writer {
+	return &writer{Plane: p, failed: map[any]bool{}, errs: map[lb.Key][]error{}}
+}
+
+// rounds is how often to look what is left to write, because the kernel held something else than we knew.
+const rounds = 4
+
+// write writes all that was touched. Errors of objects are in w.errs, by the row that touched them; write returns those after
+// which nothing can be said of any.
+func (w *writer) write(ctx context.Context) error {
+	defer w.forget()
+	for range rounds {
+		before := w.wrote
+		for _, step := range []func(context.Context) error{
+			w.raise(func(s *virtual) bool { return s.has || s.id.Mark != 0 }),
+			w.addMembers,
+			w.prepared,
+			w.raise(func(s *virtual) bool { return true }),
+			w.addAddresses,
+			w.lower(func(s *virtual) bool { return s.id.Mark == 0 || s.refs > 0 }),
+			w.removeAddresses,
+			w.removeMembers,
+			w.lower(func(s *virtual) bool { return true }),
+		} {
+			if err := step(ctx); err != nil {
+				return err
+			}
+		}
+		if w.wrote == before {
+			break
+		}
+	}
+	return nil
+}
+
+func (w *writer) prepared(ctx context.Context) error {
+	ready := w.ready
+	if w.ready = nil; ready == nil {
+		return nil
+	}
+	return ready(ctx)
+}
+
+// forget has the next write begin anew; objects that failed are touched again with the rows that they were touched for.
+func (w *writer) forget() {
+	t := w.l.touched
+	w.l.touched = newTouched()
+	for s, key := range t.servers {
+		if w.failed[s] {
+			w.remember(key, s)
+		}
+		w.l.done(key, s)
+	}
+	for m, key := range t.members {
+		if w.failed[m] {
+			w.remember(key, m)
+		}
+	}
+	for a, key := range t.addrs {
+		if w.failed[a] {
+			w.remember(key, a)
+		}
+	}
+}
+
+func (p *Plane) remember(key lb.Key, object any) {
+	if p.undone == nil {
+		p.undone = map[lb.Key][]any{}
+	}
+	p.undone[key] = append(p.undone[key], object)
+}
+
+// again touches what failed when the row was written last.
+func (p *Plane) again(key lb.Key) {
+	for _, object := range p.undone[key] {
+		switch o := object.(type) {
+		case *virtual:
+			if p.l.servers[o.id] == o {
+				p.l.touched.servers[o] = key
+			}
+		case member:
+			p.l.touched.members[o] = key
+		case netip.Addr:
+			p.l.touched.addrs[o] = key
+		}
+	}
+	delete(p.undone, key)
+}
+
+// fail takes note that an object is not as it shall be. It returns an error if that is so of everything.
+func (w *writer) fail(object any, key lb.Key, err error) error {
+	if errors.Is(err, nlconn.ErrNoAnswer) {
+		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
+	}
+	w.failed[object] = true
+	w.errs[key] = append(w.errs[key], err)
+	return nil
+}
+
+// sortedServers are those that were touched and have not failed, in one order.
+func (w *writer) sortedServers() []*virtual {
+	all := make([]*virtual, 0, len(w.l.touched.servers))
+	for s := range w.l.touched.servers {
+		if !w.failed[s] {
+			all = append(all, s)
+		}
+	}
+	slices.SortFunc(all, func(a, b *virtual) int { return compareIDs(a.id, b.id) })
+	return all
+}
+
+func compareIDs(a, b ipvswire.ServiceID) int {
+	return cmp.Or(cmp.Compare(a.Mark, b.Mark), compare(a.Addr, b.Addr), cmp.Compare(a.Proto, b.Proto))
+}
+
+// serverOp is an operation on a virtual server.
+type serverOp struct {
+	of *virtual
+	ipvswire.Op
+}
+
+// raise makes those virtual servers, and adds real servers to them.
+func (w *writer) raise(which func(*virtual) bool) func(context.Context) error {
+	return func(ctx context.Context) error {
+		var ops []serverOp
+		for _, s := range w.sortedServers() {
+			if s.refs > 0 && which(s) {
+				ops = s.raise(ops)
+			}
+		}
+		return w.serverOps(ctx, ops)
+	}
+}
+
+func (s *virtual) op(verb ipvswire.Verb, a netip.AddrPort, weight int32) serverOp {
+	service := s.want
+	service.ServiceID = s.id // one that was found and that nobody wants has no more
+	return serverOp{s, ipvswire.Op{Verb: verb, Service: service, Destination: ipvswire.Destination{Addr: a, Forwarding: ipvswire.Masq, Weight: weight}}}
+}
+
+func (s *virtual) raise(ops []serverOp) []serverOp {
+	switch {
+	case !s.has:
+		ops = append(ops, s.op(ipvswire.NewService, netip.AddrPort{}, 0))
+	case s.is != s.want:
+		ops = append(ops, s.op(ipvswire.SetService, netip.AddrPort{}, 0))
+	}
+	if s.set == nil {
+		return ops
+	}
+	for _, b := range s.set.Backends {
+		switch is, has := s.dests[b.Addr]; {
+		case !has:
+			ops = append(ops, s.op(ipvswire.NewDestination, b.Addr, 1))
+		case is != dest{1, int32(ipvswire.Masq)}:
+			ops = append(ops, s.op(ipvswire.SetDestination, b.Addr, 1))
+		}
+	}
+	return ops
+}
+
+// lower takes real servers from those virtual servers, and removes those that nobody wants.
+func (w *writer) lower(which func(*virtual) bool) func(context.Context) error {
+	return func(ctx context.Context) error {
+		var ops []serverOp
+		for _, s := range w.sortedServers() {
+			if !s.has || !which(s) {
+				continue
+			}
+			var err error
+			if ops, err = w.lowerOne(ctx, ops, s); err != nil {
+				return err
+			}
+		}
+		return w.serverOps(ctx, ops)
+	}
+}
+
+func (w *writer) lowerOne(ctx context.Context, ops []serverOp, s *virtual) ([]serverOp, error) {
+	if s.refs == 0 {
+		return w.leave(ctx, ops, s)
+	}
+	if s.set != nil && s.wantsAll() {
+		return ops, nil
+	}
+	for _, a := range sortedAddrs(s.dests) {
+		switch {
+		case s.wants(a):
+		case !s.drains():
+			ops = append(ops, s.op(ipvswire.DelDestination, a, 0))
+		default:
+			if s.dests[a].weight != 0 {
+				ops = append(ops, s.op(ipvswire.SetDestination, a, 0))
+			}
+			w.drain(s, a)
+		}
+	}
+	return ops, nil
+}
+
+// wantsAll reports, at the cost of a look at each backend, that no real server is one too many.
+func (s *virtual) wantsAll() bool {
+	n := 0
+	for _, b := range s.set.Backends {
+		if _, has := s.dests[b.Addr]; has {
+			n++
+		}
+	}
+	return n == len(s.dests)
+}
+
+func sortedAddrs[V any](m map[netip.AddrPort]V) []netip.AddrPort {
+	return slices.SortedFunc(maps.Keys(m), compare)
+}
+
+// leave removes a virtual server that nobody wants. If it has connections they go on, as they do in the other modes when a
+// Service goes (DP-53), and it goes with the last of them.
+func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serverOp, error) {
+	if s.leaving && len(s.dests) > 0 {
+		return ops, nil // in hand
+	}
+	if !s.drains() || len(s.dests) == 0 {
+		return append(ops, s.op(ipvswire.DelService, netip.AddrPort{}, 0)), nil
+	}
+	busy := map[netip.AddrPort]bool{}
+	err := w.cfg.IPVS.Destinations(ctx, s.id, func(d ipvswire.DestinationState) error {
+		if d.Active+d.Inactive > 0 {
+			busy[d.Addr] = true
+		}
+		return nil
+	})
+	w.wrote++
+	if err != nil {
+		return ops, w.fail(s, w.l.touched.servers[s], fmt.Errorf("look for connections of virtual server %s: %w", s.id, err))
+	}
+	if len(busy) == 0 {
+		return append(ops, s.op(ipvswire.DelService, netip.AddrPort{}, 0)), nil
+	}
+	s.leaving = true
+	for _, a := range sortedAddrs(s.dests) {
+		switch {
+		case !busy[a]:
+			ops = append(ops, s.op(ipvswire.DelDestination, a, 0))
+		default:
+			if s.dests[a].weight != 0 {
+				ops = append(ops, s.op(ipvswire.SetDestination, a, 0))
+			}
+			w.drain(s, a)
+		}
+	}
+	return ops, nil
+}
+
+// serverOps has IPVS carry out operations, and takes note of what came of each.
+func (w *writer) serverOps(ctx context.Context, ops []serverOp) error {
+	if len(ops) == 0 {
+		return nil
+	}
+	w.wrote += len(ops)
+	wire := make([]ipvswire.Op, len(ops))
+	for i, op := range ops {
+		wire[i] = op.Op
+	}
+	errs := map[int]error{}
+	all := w.cfg.IPVS.Do(ctx, wire, func(i int, err error) { errs[i] = err })
+	if err := ctx.Err(); err != nil && all != nil { // what was sent was carried out all the same
+		for i, op := range ops {
+			if errs[i] == nil {
+				op.of.did(op.Op)
+			}
+		}
+		return err
+	}
+	for i, op := range ops {
+		if err := errs[i]; err != nil {
+			if err := w.refused(ctx, op, err); err != nil {
+				return err
+			}
+			continue
+		}
+		w.mended++
+		op.of.did(op.Op)
+		if op.Verb == ipvswire.DelService {
+			w.l.done(w.l.touched.servers[op.of], op.of)
+		}
+	}
+	return nil
+}
+
+// did takes note that the kernel carried out an operation.
+func (s *virtual) did(op ipvswire.Op) {
+	switch a := op.Destination.Addr; op.Verb {
+	case ipvswire.NewService:
+		s.has, s.is, s.dests, s.drain = true, op.Service, map[netip.AddrPort]dest{}, nil
+	case ipvswire.SetService:
+		s.is = op.Service
+	case ipvswire.DelService:
+		s.gone()
+	case ipvswire.NewDestination, ipvswire.SetDestination:
+		s.dests[a] = dest{op.Destination.Weight, int32(op.Destination.Forwarding)}
+		if op.Destination.Weight > 0 {
+			s.stays(a)
+		}
+	case ipvswire.DelDestination:
+		delete(s.dests, a)
+		s.stays(a)
+	}
+}
+
+// gone takes note that there is no such virtual server.
+func (s *virtual) gone() {
+	s.has, s.leaving, s.is, s.dests, s.drain = false, false, ipvswire.Service{}, nil, nil
+}
+
+// stays takes note that a real server drains no more.
+func (s *virtual) stays(a netip.AddrPort) {
+	if s.drain != nil {
+		delete(s.drain.dests, a)
+	}
+}
+
+// refused takes note of an operation that the kernel did not carry out. Where it had another state than we knew, because somebody
+// else wrote, it is known now, and what is left to do is planned anew.
+func (w *writer) refused(ctx context.Context, op serverOp, err error) error {
+	s, a, key := op.of, op.Destination.Addr, w.l.touched.servers[op.of]
+	is := func(errno unix.Errno) bool { return errors.Is(err, errno) }
+	onDest := op.Verb >= ipvswire.NewDestination
+	if !s.has && onDest { // it could not be made, which is told
+		return nil
+	}
+	switch {
+	case op.Verb == ipvswire.NewService && is(unix.EEXIST):
+		if s.id.Mark == 0 && within(w.cfg.ExcludeCIDRs, s.id.Addr.Addr()) {
+			return w.fail(s, key, fmt.Errorf("virtual server %s is another program's, and its address is in --ipvs-exclude-cidrs (ipvs.excludeCIDRs): "+
+				"remove it, or take the address out of there", s.id))
+		}
+		if err := w.read(ctx, s); err != nil {
+			return w.fail(s, key, err)
+		}
+	case is(unix.ESRCH): // of a real server's operation too
+		s.gone()
+	case op.Verb == ipvswire.NewDestination && is(unix.EEXIST):
+		s.dests[a] = dest{unknown, unknown}
+	case onDest && is(unix.ENOENT):
+		delete(s.dests, a)
+		s.stays(a)
+	default:
+		return w.fail(s, key, err)
+	}
+	w.suspect()
+	return nil
+}
+
+// read takes note of a virtual server that is there.
+func (p *Plane) read(ctx context.Context, s *virtual) error {
+	dests := map[netip.AddrPort]dest{}
+	err := p.cfg.IPVS.Destinations(ctx, s.id, func(d ipvswire.DestinationState) error {
+		dests[d.Addr] = destOf(d.Destination)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list the real servers of virtual server %s: %w", s.id, err)
+	}
+	s.has, s.is, s.dests = true, ipvswire.Service{}, dests
+	return nil
+}
+
+// destOf is what the kernel holds; a real server that has more than ours have is as one that is not known.
+func destOf(d ipvswire.Destination) dest {
+	if d != (ipvswire.Destination{Addr: d.Addr, Forwarding: d.Forwarding, Weight: d.Weight}) {
+		return dest{unknown, unknown}
+	}
+	return dest{d.Weight, int32(d.Forwarding)}
+}
+
+// memberOp adds a member, or takes it away.
+type memberOp struct {
+	member
+	mark   mark
+	remove bool
+}
+
+func (w *writer) addMembers(ctx context.Context) error {
+	var ops []memberOp
+	for m := range w.l.touched.members {
+		if c := w.l.members[m]; c.refs > 0 && !c.right() && !w.failed[m] && !w.broken[m.set] {
+			ops = append(ops, memberOp{m, c.want, false})
+		}
+	}
+	slices.SortFunc(ops, func(a, b memberOp) int { return compareMembers(a.member, b.member) })
+	return w.memberOps(ctx, ops)
+}
+
+func (w *writer) removeMembers(ctx context.Context) error {
+	var ops []memberOp
+	for m := range w.l.touched.members {
+		if c := w.l.members[m]; c.refs == 0 && c.has && !w.failed[m] && !w.broken[m.set] {
+			ops = append(ops, memberOp{m, mark{}, true})
+		}
+	}
+	slices.SortFunc(ops, func(a, b memberOp) int { return compareMembers(b.member, a.member) })
+	return w.memberOps(ctx, ops)
+}
+
+func compareMembers(a, b member) int {
+	return cmp.Or(cmp.Compare(a.set, b.set), a.addr.Compare(b.addr), cmp.Compare(a.port, b.port), cmp.Compare(a.proto, b.proto),
+		a.from.Addr().Compare(b.from.Addr()), cmp.Compare(a.from.Bits(), b.from.Bits()))
+}
+
+func (w *writer) memberOps(ctx context.Context, ops []memberOp) error {
+	if len(ops) == 0 {
+		return nil
+	}
+	w.wrote += len(ops)
+	errs := map[int]error{}
+	wire := make([]sets.Op, len(ops))
+	for i, op := range ops {
+		wire[i] = sets.Op{Set: &w.sets[op.set], Delete: op.remove, Member: op.wire(op.mark)}
+	}
+	all := w.cfg.Sets.Do(ctx, wire, func(i int, err error) { errs[i] = err })
+	for i, op := range ops {
+		if err := errs[i]; err != nil {
+			if err := ctx.Err(); err != nil {
+				continue
+			}
+			if errors.Is(err, sets.ErrNoSet) {
+				return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
+			}
+			if err := w.fail(op.member, w.l.touched.members[op.member], err); err != nil {
+				return err
+			}
+			continue
+		}
+		w.mended++
+		c := w.l.members[op.member]
+		c.has, c.is = !op.remove, op.mark
+		w.l.put(op.member, c)
+	}
+	if err := ctx.Err(); err != nil && all != nil {
+		return err
+	}
+	return nil
+}
+
+func (w *writer) addAddresses(ctx context.Context) error {
+	return w.addressOps(ctx, true, func(a netip.Addr, is address) bool { return w.l.binds(a, is) && !is.has })
+}
+
+func (w *writer) removeAddresses(ctx context.Context) error {
+	return w.addressOps(ctx, false, func(a netip.Addr, is address) bool { return !w.l.binds(a, is) && is.has })
+}
+
+func (w *writer) addressOps(ctx context.Context, add bool, which func(netip.Addr, address) bool) error {
+	var addrs []netip.Addr
+	for a := range w.l.touched.addrs {
+		if !w.failed[a] && which(a, w.l.addrs[a]) {
+			addrs = append(addrs, a)
+		}
+	}
+	if len(addrs) == 0 {
+		return nil
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	w.wrote += len(addrs)
+	change := w.cfg.Device.Remove
+	if add {
+		change = w.cfg.Device.Add
+	}
+	errs := map[int]error{}
+	all := change(ctx, addrs, func(i int, err error) { errs[i] = err })
+	for i, a := range addrs {
+		if err := errs[i]; err != nil {
+			if ctx.Err() != nil {
+				continue
+			}
+			if errors.Is(err, ErrNoDevice) {
+				return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
+			}
+			if err := w.fail(a, w.l.touched.addrs[a], err); err != nil {
+				return err
+			}
+			continue
+		}
+		w.mended++
+		is := w.l.addrs[a]
+		is.has = add
+		w.l.setAddress(a, is)
+	}
+	if err := ctx.Err(); err != nil && all != nil {
+		return err
+	}
+	return nil
+}
