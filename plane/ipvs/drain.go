@@ -21,15 +21,15 @@ const (
 	mute = 2 * time.Minute
 	// silent is how long it may send none, whatever goes to it: as long as IPVS remembers a connection that is idle.
 	silent = 15 * time.Minute
-	// listed is how many real servers of one virtual server are listed in a second of pause: to look at one lists all.
-	listed = 1000
+	// perSecond is how many real servers of one virtual server are listed for each second of pause: to look at one lists all.
+	perSecond = 1000
 )
 
 // drain has a real server go when its connections have ended.
 func (p *Plane) drain(s *virtual, a netip.AddrPort) {
 	now := time.Now()
 	if s.drain == nil {
-		pause := firstLook + time.Duration(len(s.dests))*time.Second/listed
+		pause := firstLook + time.Duration(len(s.dests))*time.Second/perSecond
 		s.drain = &draining{next: now.Add(pause), pause: pause, dests: map[netip.AddrPort]seen{}}
 	}
 	if _, known := s.drain.dests[a]; known {
@@ -79,7 +79,7 @@ func (p *Plane) look(ctx context.Context) error {
 		for _, a := range gone {
 			ops = append(ops, s.op(ipvswire.DelDestination, a, 0))
 		}
-		s.drain.pause = max(min(2*s.drain.pause, lastLook), time.Duration(len(s.dests))*time.Second/listed)
+		s.drain.pause = max(min(2*s.drain.pause, lastLook), time.Duration(len(s.dests))*time.Second/perSecond)
 		s.drain.next = now.Add(s.drain.pause)
 		p.wake(s.drain.next)
 		p.l.touched.servers[s] = lb.Key{}

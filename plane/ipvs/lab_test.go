@@ -1,0 +1,340 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	sets "kube-proxy/internal/ipset"
+
+	"kube-proxy/internal/ipvsfake"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// lab is a node without a kernel: IPVS is that of ipvsfake, which is as strict as a real one; ipsets, addresses and rules are maps. The
+// conformance tests have the real ones.
+type lab struct {
+	ipvs *ipvsfake.Kernel
+	conn *ipvswire.Conn
+	sets setTable
+	devs map[lb.Family]*fakeDevice
+	// others are addresses of other devices.
+	others []netip.Addr
+	rules  map[lb.Family]*rules
+	// refuse, if not nil, is asked before each operation on a member or address.
+	refuse func(what string) error
+	// wrote counts operations on members and addresses, and told those messages.
+	wrote int
+}
+
+func newLab(t testing.TB) *lab {
+	kernel := ipvsfake.New(ipvsfake.Config{})
+	conn, err := ipvswire.New(context.Background(), kernel.Connect())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return labOf(kernel, conn)
+}
+
+func labOf(kernel *ipvsfake.Kernel, conn *ipvswire.Conn) *lab {
+	k := &lab{ipvs: kernel, conn: conn, sets: setTable{}, devs: map[lb.Family]*fakeDevice{}, rules: map[lb.Family]*rules{}}
+	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		w := planetest.World{Family: f}
+		k.others = append(k.others, w.Addr(192, 1), w.Addr(192, 77))
+		k.devs[f] = &fakeDevice{lab: k, family: f}
+		k.rules[f] = &rules{}
+	}
+	return k
+}
+
+func (k *lab) config(f lb.Family) Config {
+	return Config{Family: f, Masquerade: 1 << 14, IPVS: k.conn, Sets: k, Device: k.devs[f], Chains: k.rules[f]}
+}
+
+func (k *lab) plane(t testing.TB, f lb.Family) *Plane {
+	t.Helper()
+	p, err := New(k.config(f))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+func (k *lab) allowed(what string) error {
+	if k.refuse == nil {
+		return nil
+	}
+	return k.refuse(what)
+}
+
+// setTable is all ipsets, each with its members' marks.
+type setTable map[string]*fakeSet
+
+type fakeSet struct {
+	sets.Set
+	members map[sets.Member]sets.Member
+}
+
+func (k *lab) Ensure(_ context.Context, s sets.Set) (bool, error) {
+	if is := k.sets[s.Name]; is != nil {
+		if is.Type != s.Type {
+			return false, fmt.Errorf("ipset %s: %w", s.Name, sets.ErrOther)
+		}
+		return false, nil
+	}
+	k.sets[s.Name] = &fakeSet{s, map[sets.Member]sets.Member{}}
+	return true, nil
+}
+
+func (k *lab) Members(_ context.Context, name string, f func(sets.Member)) (sets.Header, error) {
+	s := k.sets[name]
+	if s == nil {
+		return sets.Header{}, fmt.Errorf("ipset %s: %w", name, sets.ErrNoSet)
+	}
+	for _, m := range s.members {
+		f(m)
+	}
+	return sets.Header{Set: s.Set}, nil
+}
+
+func (k *lab) Do(ctx context.Context, ops []sets.Op, failed func(int, error)) (first error) {
+	for i, op := range ops {
+		err := ctx.Err()
+		if err == nil {
+			err = k.allowed(op.String())
+		}
+		s := k.sets[op.Set.Name]
+		switch {
+		case err != nil:
+		case s == nil:
+			err = fmt.Errorf("%s: %w", op, sets.ErrNoSet)
+		case op.Delete:
+			delete(s.members, op.Member.Key())
+		default:
+			s.members[op.Member.Key()] = op.Member
+		}
+		k.wrote++
+		if err != nil {
+			first = err
+			failed(i, err)
+		}
+	}
+	return first
+}
+
+// fakeDevice is kube-ipvs0 of a family.
+type fakeDevice struct {
+	lab    *lab
+	family lb.Family
+	made   bool
+	addrs  map[netip.Addr]bool
+	news   [2]bool
+	notify func()
+}
+
+func (d *fakeDevice) Ensure(context.Context) error {
+	if !d.made {
+		d.made, d.addrs = true, map[netip.Addr]bool{}
+	}
+	return nil
+}
+
+func (d *fakeDevice) Addresses(context.Context) ([]netip.Addr, error) {
+	if !d.made {
+		return nil, ErrNoDevice
+	}
+	return slices.SortedFunc(maps.Keys(d.addrs), netip.Addr.Compare), nil
+}
+
+func (d *fakeDevice) change(ctx context.Context, what string, addrs []netip.Addr, failed func(int, error), f func(netip.Addr)) (first error) {
+	for i, a := range addrs {
+		err := ctx.Err()
+		if err == nil {
+			err = d.lab.allowed(what + " address " + a.String())
+		}
+		if err == nil && !d.made {
+			err = ErrNoDevice
+		}
+		d.lab.wrote++
+		if err != nil {
+			first = err
+			failed(i, err)
+			continue
+		}
+		f(a)
+	}
+	return first
+}
+
+func (d *fakeDevice) Add(ctx context.Context, addrs []netip.Addr, failed func(int, error)) error {
+	return d.change(ctx, "add", addrs, failed, func(a netip.Addr) { d.addrs[a] = true })
+}
+
+func (d *fakeDevice) Remove(ctx context.Context, addrs []netip.Addr, failed func(int, error)) error {
+	return d.change(ctx, "remove", addrs, failed, func(a netip.Addr) { delete(d.addrs, a) })
+}
+
+func (d *fakeDevice) Place(_ context.Context, nodePorts []netip.Prefix) (p Place, err error) {
+	p.Elsewhere = map[netip.Addr]bool{}
+	for _, a := range d.lab.others {
+		if lb.FamilyOf(a) != d.family {
+			continue
+		}
+		p.Elsewhere[a] = true
+		p.Own = append(p.Own, a)
+		if within(nodePorts, a) {
+			p.NodePorts = append(p.NodePorts, a)
+		}
+	}
+	slices.SortFunc(p.Own, netip.Addr.Compare)
+	slices.SortFunc(p.NodePorts, netip.Addr.Compare)
+	return p, nil
+}
+
+func (d *fakeDevice) News() (addresses, place bool) {
+	n := d.news
+	d.news = [2]bool{}
+	return n[0], n[1]
+}
+
+func (d *fakeDevice) Notify(f func()) { d.notify = f }
+
+// tell has the plane hear that others changed addresses on kube-ipvs0, or elsewhere.
+func (d *fakeDevice) tell(addresses, place bool) {
+	d.news = [2]bool{d.news[0] || addresses, d.news[1] || place}
+	if d.notify != nil {
+		d.notify()
+	}
+}
+
+// rules stand for the chains.
+type rules struct{ text string }
+
+func (r *rules) Reset(_ context.Context, n lb.Node) error { return r.SetNode(context.Background(), n) }
+func (r *rules) SetNode(_ context.Context, n lb.Node) error {
+	r.text = fmt.Sprintf("chains for %v %v\n", n.Pods, n.ServiceCIDRs)
+	return nil
+}
+func (r *rules) Audit(context.Context, bool) (int, error) { return 0, nil }
+func (r *rules) Dump(context.Context) (string, error)     { return r.text, nil }
+
+// kernel is the lab as planetest.Verbs sees it.
+func (k *lab) kernel() planetest.Kernel {
+	return planetest.Kernel{
+		New: func(f lb.Family) (planetest.Plane, error) { return New(k.config(f)) },
+		Slow: func(f lb.Family) (planetest.Plane, error) {
+			p, err := New(k.config(f))
+			if err == nil {
+				p.step = 10
+			}
+			return p, err
+		},
+		Damage:       k.damage,
+		Wipe:         k.wipe,
+		HealthChecks: true,
+	}
+}
+
+// damage changes something, as somebody with the same rights could.
+func (k *lab) damage(f lb.Family, rnd *rand.Rand) error {
+	ctx := context.Background()
+	var servers []ipvswire.ServiceState
+	err := k.conn.Services(ctx, func(s ipvswire.ServiceState) error {
+		if s.Family == wireFamily(f) {
+			servers = append(servers, s)
+		}
+		return nil
+	})
+	if err != nil || len(servers) == 0 {
+		return err
+	}
+	s := servers[rnd.IntN(len(servers))].Service
+	var dests []ipvswire.Destination
+	if err := k.conn.Destinations(ctx, s.ServiceID, func(d ipvswire.DestinationState) error { dests = append(dests, d.Destination); return nil }); err != nil {
+		return err
+	}
+	do := func(verb ipvswire.Verb, d ipvswire.Destination) error {
+		err := k.conn.Do(ctx, []ipvswire.Op{{Verb: verb, Service: s, Destination: d}}, nil)
+		if errors.Is(err, unix.EEXIST) { // from the last time: it drains
+			return nil
+		}
+		return err
+	}
+	w := planetest.World{Family: f}
+	switch rnd.IntN(9) {
+	case 0:
+		return do(ipvswire.DelService, ipvswire.Destination{})
+	case 1:
+		s.Scheduler, s.Flags = "lc", s.Flags^ipvswire.Persistent
+		s.Timeout = 77
+		return do(ipvswire.SetService, ipvswire.Destination{})
+	case 2:
+		return do(ipvswire.NewDestination, ipvswire.Destination{Addr: netip.AddrPortFrom(w.Addr(100, 99999), 99), Weight: 3})
+	case 3:
+		if len(dests) > 0 {
+			return do(ipvswire.DelDestination, dests[rnd.IntN(len(dests))])
+		}
+	case 4:
+		if len(dests) > 0 {
+			d := dests[rnd.IntN(len(dests))]
+			d.Weight = int32(rnd.IntN(3))
+			return do(ipvswire.SetDestination, d)
+		}
+	case 5: // one of its own at an address of ours
+		s.Addr, s.Mark = netip.AddrPortFrom(w.Addr(10, 1), 7777), 0
+		s.Proto = uint8(lb.TCP)
+		return do(ipvswire.NewService, ipvswire.Destination{})
+	case 6:
+		for a := range k.devs[f].addrs {
+			delete(k.devs[f].addrs, a)
+			k.devs[f].tell(true, false)
+			return nil
+		}
+	case 7:
+		for _, name := range slices.Sorted(maps.Keys(k.sets)) {
+			if set := k.sets[name]; len(set.members) > 0 && strings.Contains(name, "-6-") == (f == lb.IPv6) && rnd.IntN(3) == 0 {
+				for m := range set.members {
+					delete(set.members, m)
+					return nil
+				}
+			}
+		}
+	case 8:
+		set := k.sets[setMarksAnywhere.name(f)]
+		for m := range set.members {
+			set.members[m] = sets.Member{Addr: m.Addr, Port: m.Port, Proto: m.Proto, Mark: 1, Mask: 1}
+			return nil
+		}
+	}
+	return nil
+}
+
+// wipe removes everything.
+func (k *lab) wipe(f lb.Family) error {
+	var ops []ipvswire.Op
+	err := k.conn.Services(context.Background(), func(s ipvswire.ServiceState) error {
+		if s.Family == wireFamily(f) {
+			ops = append(ops, ipvswire.Op{Verb: ipvswire.DelService, Service: s.Service})
+		}
+		return nil
+	})
+	for name := range k.sets {
+		if strings.Contains(name, "-6-") == (f == lb.IPv6) {
+			delete(k.sets, name)
+		}
+	}
+	k.devs[f].made = false
+	return errors.Join(err, k.conn.Do(context.Background(), ops, nil))
+}

@@ -1,0 +1,25 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"testing"
+
+	"kube-proxy/internal/ipvsfake"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// Whatever way led to a table, the kernel holds what a fresh start makes of it (DP-46).
+func TestRandomTransitions(t *testing.T) {
+	planetest.Transitions(t, planetest.Config{New: func(f lb.Family) (planetest.Plane, error) {
+		k := ipvsfake.New(ipvsfake.Config{})
+		conn, err := ipvswire.New(context.Background(), k.Connect())
+		if err != nil {
+			return nil, err
+		}
+		return New(labOf(k, conn).config(f))
+	}})
+}
