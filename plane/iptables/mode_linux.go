@@ -104,40 +104,64 @@ func sysctls(s mode.Settings) []mode.Sysctl {
 func both(lb.Family) []Backend { return []Backend{NFT, Legacy} }
 
 // removeStale removes what is left in the back end that a family is not written with: its rules would go on to lead to
-// endpoints of long ago (DP-14).
+// endpoints of long ago (DP-14). In its own it removes the chains of mode ipvs that the plane has none of.
 func (h *host) removeStale(ctx context.Context, what mode.Removal) (mode.Report, error) {
-	return remove(ctx, what, func(f lb.Family) []Backend {
-		switch h.backends[f] {
-		case NFT:
-			return []Backend{Legacy}
-		case Legacy:
-			return []Backend{NFT}
-		}
-		return nil
-	})
+	keep := layout()
+	return RemoveBeside(ctx, what, func(f lb.Family) (Backend, *Layout) { return h.backends[f], keep })
 }
 
-// remove removes the rules that the modes iptables, ipvs and userspace leave in the back ends.
-func remove(ctx context.Context, what mode.Removal, backends func(lb.Family) []Backend) (r mode.Report, err error) {
+// layout is what the plane keeps.
+func layout() *Layout {
+	keep := &Layout{Ours: func(table, chain string) bool {
+		t, ok := tableNamed(table)
+		return ok && t < tables && ours(chainID{t, chain})
+	}}
+	for _, j := range jumps() {
+		keep.Jumps = append(keep.Jumps, ChainRule{j.from.table.String(), j.from.name, j.rule})
+	}
+	return keep
+}
+
+// RemoveBeside removes what other modes left, in both back ends, beside one that keeps a layout in one of them. Of a family for which
+// runs returns no back end nothing is removed.
+func RemoveBeside(ctx context.Context, what mode.Removal, runs func(lb.Family) (Backend, *Layout)) (r mode.Report, err error) {
 	for _, fam := range what.Families {
-		for _, b := range backends(fam) {
-			err = errors.Join(err, removeFrom(ctx, what, fam, b, &r))
+		own, keep := runs(fam)
+		if own != NFT && own != Legacy {
+			continue
+		}
+		for _, b := range both(fam) {
+			beside := keep
+			if b != own {
+				beside = nil
+			}
+			err = errors.Join(err, removeFrom(ctx, what, fam, b, beside, &r))
 		}
 	}
 	return r, err
 }
 
-// removeFrom removes the rules of one back end. The programs are only run where there is something to see.
-func removeFrom(ctx context.Context, what mode.Removal, fam lb.Family, b Backend, report *mode.Report) error {
+// remove removes the rules that the modes iptables and ipvs leave in the back ends.
+func remove(ctx context.Context, what mode.Removal, backends func(lb.Family) []Backend) (r mode.Report, err error) {
+	for _, fam := range what.Families {
+		for _, b := range backends(fam) {
+			err = errors.Join(err, removeFrom(ctx, what, fam, b, nil, &r))
+		}
+	}
+	return r, err
+}
+
+// removeFrom removes the rules of one back end, but for those that keep has. The programs are only run where there is something to see.
+func removeFrom(ctx context.Context, what mode.Removal, fam lb.Family, b Backend, keep *Layout, report *mode.Report) error {
 	if b == NFT {
-		switch some, err := hasChains(fam, ofKubeProxy(!what.Beside)); {
+		switch some, err := hasChains(fam, ofKubeProxy(!what.Beside, keep)); {
 		case err != nil:
 			return fmt.Errorf("look for iptables rules of %s: %w", fam, err)
 		case !some:
 			return nil
 		}
 	}
-	r, err := Remove(ctx, RemoveConfig{Family: fam, Backend: b, KeepLocalnet: what.Beside})
+	r, err := Remove(ctx, RemoveConfig{Family: fam, Backend: b, KeepLocalnet: what.Beside, Keep: keep})
 	report.Count(r.Chains, "chains of iptables (%s, %s)", b, fam)
 	report.Count(r.Rules, "rules in chains of others of iptables (%s, %s)", b, fam)
 	for _, l := range r.Left {
@@ -152,7 +176,7 @@ func removeFrom(ctx context.Context, what mode.Removal, fam lb.Family, b Backend
 		return fmt.Errorf("there are chains of kube-proxy for %s, but no program to remove them: %w", fam, err)
 	}
 	if err == nil && b == NFT && r.Chains+r.Rules+len(r.Left) == 0 {
-		if some, err := hasChains(fam, ofKubeProxy(false)); err == nil && some {
+		if some, err := hasChains(fam, ofKubeProxy(false, keep)); err == nil && some {
 			return fmt.Errorf("there are chains of kube-proxy for %s that iptables does not show, beside some that it does not understand: "+
 				"see nft list ruleset, and delete them with nft", fam)
 		}
@@ -160,10 +184,11 @@ func removeFrom(ctx context.Context, what mode.Removal, fam lb.Family, b Backend
 	return err
 }
 
-// ofKubeProxy matches chains of a kube-proxy; or, if firewall is set, the kubelet's KUBE-FIREWALL, where a rule of a kube-proxy may be.
-func ofKubeProxy(firewall bool) func(table, chain string) bool {
+// ofKubeProxy matches chains of a kube-proxy, but for those that keep has; or, if firewall is set, the kubelet's KUBE-FIREWALL, where
+// a rule of a kube-proxy may be.
+func ofKubeProxy(firewall bool, keep *Layout) func(table, chain string) bool {
 	return func(table, chain string) bool {
-		return Leftover(table, chain) || firewall && table == "filter" && chain == nodeFirewall
+		return Leftover(table, chain) && (keep == nil || !keep.Ours(table, chain)) || firewall && table == "filter" && chain == nodeFirewall
 	}
 }
 

@@ -32,6 +32,9 @@ type RemoveConfig struct {
 	// KeepLocalnet leaves connections to NodePorts on 127.0.0.1 alive: net.ipv4.conf.all.route_localnet stays as it
 	// is, and with it the rule that keeps others on the link away from 127.0.0.1 (DP-10). Otherwise both go.
 	KeepLocalnet bool
+	// Keep is what a mode that runs keeps by iptables: its chains stay, and so do rules of built-in chains that lead to them from where
+	// it has some itself. Nil if there is no such mode.
+	Keep *Layout
 	// Runner runs the programs; nil runs the system's.
 	Runner Runner
 }
@@ -79,9 +82,12 @@ func (p *Plane) Remove(ctx context.Context) error {
 // remove lists the rules and removes. If others change rules meanwhile, it begins again.
 func (t *tool) remove(ctx context.Context, cfg RemoveConfig) (done Removed, err error) {
 	for range 3 {
-		found := &leftovers{foreign: map[chainID]jump{}}
+		found := &leftovers{foreign: map[chainID]jump{}, keep: cfg.Keep}
 		if err = t.list(ctx, found.read); err == nil {
 			err = t.take(ctx, found, cfg, &done)
+		}
+		if err == nil && cfg.Keep != nil { // the mode that runs may count
+			return done, nil
 		}
 		if err == nil {
 			return done, t.removeCounters()
@@ -115,6 +121,20 @@ type leftovers struct {
 	foreign map[chainID]jump
 	// blockLocalnet: the rule of DP-10 is there. kubelet: so is a kubelet, which writes it as well, and once only.
 	blockLocalnet, kubelet bool
+	// keep is that of RemoveConfig.
+	keep *Layout
+}
+
+// goes reports whether a chain is to be removed.
+func (l *leftovers) goes(id chainID) bool {
+	return isLeftover(id) && (l.keep == nil || !l.keep.Ours(id.table.String(), id.name))
+}
+
+// kept reports whether a rule of a built-in chain that leads to a chain of kube-proxy stays. How a program prints a rule does not count.
+func (l *leftovers) kept(from, to chainID) bool {
+	return l.keep != nil && slices.ContainsFunc(l.keep.Jumps, func(j ChainRule) bool {
+		return j.Table == from.table.String() && j.Chain == from.name && target(j.Rule) == to.name
+	})
 }
 
 // target is the chain or the verdict that a rule leads to.
@@ -202,7 +222,7 @@ func (l *leftovers) read(r io.Reader) error {
 		if line.kind == savedChain {
 			builtIn[id] = !bytes.HasPrefix(line.rest, []byte("-"))
 			l.kubelet = l.kubelet || isKubelets(id)
-			if isLeftover(id) {
+			if l.goes(id) {
 				l.chains = append(l.chains, id)
 			}
 			continue
@@ -214,11 +234,13 @@ func (l *leftovers) read(r io.Reader) error {
 		to := chainID{t, target(j.rule)}
 		switch {
 		case j == blockLocalnetJump:
-			l.blockLocalnet = true
-		case !isLeftover(to):
+			l.blockLocalnet = l.keep == nil // of the mode that runs
+		case !isLeftover(to), l.kept(id, to):
 		case !builtIn[id] || !isJump(j.rule):
-			l.foreign[to] = j
-		case t == nat && (id.name == "PREROUTING" || id.name == "OUTPUT"):
+			if l.goes(to) {
+				l.foreign[to] = j
+			}
+		case t == mangle, t == nat && (id.name == "PREROUTING" || id.name == "OUTPUT"):
 			l.entries = append(l.entries, j)
 		default:
 			l.jumps = append(l.jumps, j)

@@ -117,6 +117,70 @@ func TestRemoveDP15(t *testing.T) {
 	})
 }
 
+// Beside a mode that keeps chains by iptables the other's go, of those with the same names the running mode's stay, in both directions (PR-08, DP-33).
+func TestRemoveBeside(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		if w.Family == lb.IPv6 {
+			t.Skip("the sets of testdata/remove/ipvs.rules are those of IPv4")
+		}
+		program := programOf(cfg)
+		makeSets(t)
+		beside := func(keep *Layout) Removed {
+			t.Helper()
+			r, err := Remove(t.Context(), RemoveConfig{Family: cfg.Family, Backend: cfg.Backend, KeepLocalnet: true, Keep: keep})
+			if err != nil || len(r.Left) > 0 {
+				t.Errorf("left %q, %v", r.Left, err)
+			}
+			return r
+		}
+		has := func(want, gone []string) {
+			t.Helper()
+			now := saved(t, program)
+			for _, s := range want {
+				if !strings.Contains(now, s) {
+					t.Errorf("gone: %s", s)
+				}
+			}
+			for _, s := range gone {
+				if strings.Contains(now, s) {
+					t.Errorf("left: %s", s)
+				}
+			}
+			if t.Failed() {
+				t.Logf("there is\n%s", now)
+			}
+		}
+		run(t, readRules(t, "others.rules"), program+"-restore", "--noflush")
+		run(t, readRules(t, "ipvs.rules"), program+"-restore", "--noflush")
+		run(t, "*mangle\n:KUBE-IPVS-IN -\n-A INPUT -m comment --comment \"kubernetes service portals\" -j KUBE-IPVS-IN\nCOMMIT\n", program+"-restore", "--noflush")
+
+		// From ipvs to iptables.
+		p := newPlane(t, cfg)
+		reset(t, p, w.Table(3, 2))
+		keep := layout()
+		if r := beside(keep); r.Chains == 0 || r.Rules == 0 {
+			t.Errorf("removed %+v", r)
+		}
+		has([]string{"-A KUBE-SVC-", "-j KUBE-SERVICES", "-A KUBE-POSTROUTING", "-j KUBE-PROXY-FIREWALL"},
+			[]string{"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-IPVS-", "KUBE-SOURCE-RANGES", "match-set KUBE-"})
+		if n, err := p.Audit(t.Context(), true); n != 0 || err != nil {
+			t.Errorf("of the running mode %d things were removed, %v", n, err)
+		}
+		if r := beside(keep); r.Chains+r.Rules > 0 {
+			t.Errorf("a second time: %+v", r)
+		}
+
+		// And back, to a mode that has some of the names.
+		keep = &Layout{Ours: func(table, chain string) bool {
+			return table == "nat" && (chain == "KUBE-SERVICES" || chain == "KUBE-POSTROUTING" || chain == "KUBE-MARK-MASQ")
+		}, Jumps: []ChainRule{{"nat", "PREROUTING", "-j KUBE-SERVICES"}, {"nat", "OUTPUT", "-j KUBE-SERVICES"}, {"nat", "POSTROUTING", "-j KUBE-POSTROUTING"}}}
+		run(t, "*nat\n:KUBE-SERVICES -\n-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT\n", program+"-restore", "--noflush")
+		beside(keep)
+		has([]string{"-A KUBE-SERVICES -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT", "-A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES",
+			"-A KUBE-POSTROUTING", ":KUBE-MARK-MASQ"}, []string{"KUBE-SVC-", "KUBE-SEP-", ":KUBE-FORWARD", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-CANARY", "KUBE-PROXY-FIREWALL"})
+	})
+}
+
 // What others' rules rely on stays, is said, and the rest goes all the same.
 func TestRemoveForeignReferences(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
