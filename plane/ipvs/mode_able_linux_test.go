@@ -9,7 +9,9 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -162,6 +164,7 @@ func TestIPVSSchedulers(t *testing.T) {
 	before := listed(t, c)
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		for _, name := range mode.Schedulers() {
+			t.Logf("trying %s for %s", name, f)
 			if there, err := hasScheduler(t.Context(), c, f, name); err != nil || !there {
 				t.Errorf("%s: scheduler %s is there: %t, %v", f, name, there, err)
 			}
@@ -180,6 +183,45 @@ func TestIPVSSchedulers(t *testing.T) {
 	if after := listed(t, c); !slices.Equal(after, before) {
 		t.Errorf("trying changed the virtual servers from %q to %q", before, after)
 	}
+}
+
+// A scheduler whose module is not loaded yet is tried while namespaces come and go, as they do on every node. Whoever leaves it to the kernel to
+// load lblc stops both for ever.
+func TestIPVSSchedulerBesideNamespaces(t *testing.T) {
+	c := needsIPVS(t)
+	end := make(chan struct{})
+	var others sync.WaitGroup
+	for range 2 {
+		others.Go(func() {
+			for {
+				select {
+				case <-end:
+					return
+				default:
+					_ = netlab.Isolated(0, func() error { return nil })
+				}
+			}
+		})
+	}
+	answered := make(chan struct{})
+	go func() {
+		select {
+		case <-answered:
+		case <-time.After(time.Minute):
+			panic("the kernel does not answer any more")
+		}
+	}()
+	for range 2 {
+		for _, name := range []string{"lblc", "lblcr"} {
+			_ = exec.Command("rmmod", "ip_vs_"+name).Run() // where it is built in there is nothing to try
+			if there, err := hasScheduler(t.Context(), c, lb.IPv4, name); err != nil || !there {
+				t.Errorf("%s: %t, %v", name, there, err)
+			}
+		}
+	}
+	close(answered)
+	close(end)
+	others.Wait()
 }
 
 // kernelWith answers as IPVS with these schedulers does.

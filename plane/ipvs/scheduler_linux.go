@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -28,11 +29,34 @@ func trial(f lb.Family) netip.AddrPort {
 	return netip.MustParseAddrPort("198.51.100.0:20000")
 }
 
+// loadScheduler has the kernel load the module of a scheduler that it must not load when a virtual server asks for it. The modules of
+// lblc and lblcr have data in each network namespace. To be loaded they wait until no namespace is being removed, which waits for the
+// lock of IPVS, which whoever adds a virtual server holds: nothing of the node's namespaces would go on any more. A name of a device
+// that is not there has the kernel look for a module of that name, without a lock, if this process has CAP_SYS_MODULE.
+func loadScheduler(name string) {
+	if name != "lblc" && name != "lblcr" {
+		return
+	}
+	module := "ip_vs_" + name
+	if _, err := os.Stat("/sys/module/" + module); err == nil {
+		return
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	if ifr, err := unix.NewIfreq(module); err == nil {
+		_ = unix.IoctlIfreq(fd, unix.SIOCGIFINDEX, ifr)
+	}
+}
+
 // hasScheduler reports whether the kernel has a scheduler, and IPVS for the family. There is no list of them: a virtual server
 // that has it is made, and removed at once. A kernel that has the scheduler as a module loads it.
 func hasScheduler(ctx context.Context, kernel doer, f lb.Family, name string) (bool, error) {
 	s := ipvswire.Service{ServiceID: ipvswire.ByAddr(trial(f), unix.IPPROTO_TCP), Scheduler: name, Flags: ipvswire.Flags(schedulerFlags(name))}
 	s.Netmask = s.Family.WholeAddress()
+	loadScheduler(name)
 	try := func(verb ipvswire.Verb) error { return kernel.Do(ctx, []ipvswire.Op{{Verb: verb, Service: s}}, nil) }
 	remove := func() error {
 		if err := try(ipvswire.DelService); err != nil && !errors.Is(err, unix.ESRCH) { // ESRCH: another proxy tries too
