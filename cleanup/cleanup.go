@@ -22,10 +22,10 @@ func Run(ctx context.Context, modes mode.List, what mode.Removal) (mode.Report, 
 	return c.report, errors.Join(c.errs...)
 }
 
-// Others removes, of the families that a mode serves, what other modes left, but of those that write the same kind of rules:
-// iptables and ipvs share chains and ipsets, so they leave each other's (PR-08). In another family
-// the rules of another mode may be all that there is. It also removes what the mode itself has left elsewhere, such as in the
-// other back end of iptables.
+// Others removes, of the families that a mode serves, what other modes left, but of those that write the same kind of rules. In
+// another family the rules of another mode may be all that there is. It also removes what the mode itself has left elsewhere, such
+// as in the other back end of iptables. Chains of iptables and ipvs have the same names in part: of those each removes what it does
+// not keep itself.
 //
 // Call it when the first write of each of the families has succeeded: until then the old rules serve, and while both
 // sets of rules are in force, the first that translates a connection decides. An error is for the log: the mode works,
@@ -41,7 +41,7 @@ func Others(ctx context.Context, modes mode.List, running mode.Mode, what mode.R
 		switch {
 		case m.Name == running.Name:
 			c.run(ctx, m.RemoveStale, what)
-		case m.Rules != running.Rules:
+		case m.Rules != running.Rules && m.Rules != running.Among:
 			c.run(ctx, m.Remove, what)
 		}
 	}

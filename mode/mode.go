@@ -93,6 +93,9 @@ type Mode struct {
 	// Rules names the kind of rules that the mode writes. Modes with the same kind cannot tell theirs apart, and so
 	// leave each other's alone.
 	Rules string
+	// Among is the kind of rules of another mode among which this one has its own, some by the same names: of those, what it does not
+	// have itself, its RemoveStale removes, and the other's Remove is not called. "" for none.
+	Among string
 	// Remove removes what the mode leaves in the kernel; nil if it leaves nothing. It is not called where a mode with
 	// the same Rules runs.
 	Remove func(context.Context, Removal) (Report, error)

@@ -37,6 +37,7 @@ func facts() mode.Mode {
 			{Name: "conntrack_reconciler_deleted_entries_total"},
 		},
 
-		Rules: "iptables",
+		Rules: "ipvs",
+		Among: "iptables",
 	}
 }
