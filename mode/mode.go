@@ -219,6 +219,8 @@ type Removal struct {
 	Families []lb.Family
 	// ExcludeCIDRs hold virtual servers and addresses that are not ours (--ipvs-exclude-cidrs).
 	ExcludeCIDRs []netip.Prefix
+	// MasqueradeBit is that of the mode ipvs ([Settings]), by which its marks are known.
+	MasqueradeBit int
 	// Beside: another mode runs, and goes on to need settings of the host that both make.
 	Beside bool
 	// Drain is how long connections that would be cut off may go on at most.

@@ -53,7 +53,7 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 
 // removal is what the configuration says of what is not ours, and where ours is.
 func removal(cfg *config.Config) mode.Removal {
-	return mode.Removal{ExcludeCIDRs: cfg.IPVS.ExcludeCIDRs, Windows: windowsSettings(cfg)}
+	return mode.Removal{ExcludeCIDRs: cfg.IPVS.ExcludeCIDRs, MasqueradeBit: cfg.IPTables.MasqueradeBit, Windows: windowsSettings(cfg)}
 }
 
 // othersEnd is how long --cleanup waits for another proxy to end.

@@ -12,10 +12,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -27,50 +28,52 @@ const Device = "kube-ipvs0"
 // DeviceType is the kind of interface that it is. Tests change it on kernels that have none.
 var DeviceType = "dummy"
 
-// server is what tells virtual servers apart.
-type server struct {
-	addr  netip.Addr
-	proto uint8
-	port  uint16
-}
-
 // known is what tells which virtual servers are a kube-proxy's, see the package comment.
 type known struct {
 	addrs     map[netip.Addr]bool // on kube-ipvs0, or in a set of addresses
-	frontends map[server]bool
-	nodePorts map[server]bool // without addresses
+	frontends map[lb.Key]bool
+	nodePorts map[lb.Key]bool // without addresses
 	local     map[netip.Addr]bool
+	marks     map[uint32]bool // of sets of marks
+	masq      marks           // numbers marks
 }
 
-// probe is the virtual server by which upstream tries a scheduler.
-var probe = server{netip.MustParseAddr("198.51.100.0"), unix.IPPROTO_TCP, 20000}
-
-func (k *known) is(s server) bool {
-	return k.addrs[s.addr] || k.frontends[s] || s == probe ||
-		k.local[s.addr] && k.nodePorts[server{proto: s.proto, port: s.port}]
+func newKnown(masqueradeBit int) *known {
+	return &known{map[netip.Addr]bool{}, map[lb.Key]bool{}, map[lb.Key]bool{}, map[netip.Addr]bool{}, map[uint32]bool{}, marks{1 << masqueradeBit}}
 }
 
-// sets takes in what the ipsets tell.
-func (k *known) sets(sets []*ipset) {
-	for _, set := range sets {
-		name := strings.TrimPrefix(strings.TrimPrefix(set.name, "KUBE-"), "6-")
-		for _, e := range set.entries {
-			switch {
-			case name == "IPVS-IPS":
-				k.addrs[e.addr] = true
-			case strings.HasPrefix(name, "NODE-PORT-"):
-				proto := uint8(unix.IPPROTO_SCTP)
-				switch {
-				case strings.HasSuffix(name, "-TCP"):
-					proto = unix.IPPROTO_TCP
-				case strings.HasSuffix(name, "-UDP"):
-					proto = unix.IPPROTO_UDP
-				}
-				k.nodePorts[server{proto: proto, port: e.port}] = true
-			case name == "CLUSTER-IP", strings.HasPrefix(name, "EXTERNAL-IP"), name == "LOAD-BALANCER", name == "LOAD-BALANCER-LOCAL", name == "LOAD-BALANCER-FW":
-				k.frontends[server(e)] = true
-			}
+func (k *known) is(id ipvswire.ServiceID) bool {
+	if id.Mark != 0 {
+		_, _, ours := k.masq.number(id.Mark)
+		return ours || k.marks[id.Mark]
+	}
+	key := keyOf(id)
+	return k.addrs[key.Addr] || k.frontends[key] || id == probeID(lb.IPv4) || id == probeID(lb.IPv6) ||
+		k.local[key.Addr] && k.nodePorts[lb.Key{Proto: key.Proto, Port: key.Port}]
+}
+
+// member takes in what a member of an ipset tells.
+func (k *known) member(set string, m sets.Member) {
+	name := strings.TrimPrefix(strings.TrimPrefix(set, "KUBE-"), "6-")
+	key := lb.Key{Addr: m.Addr, Port: m.Port, Proto: lb.Proto(m.Proto)}
+	switch {
+	case name == "IPVS-IPS":
+		k.addrs[m.Addr] = true
+	case strings.HasPrefix(name, "MARK-"):
+		if m.Mask == ^uint32(0) { // else it asks for masquerading alone
+			k.marks[m.Mark] = true
 		}
+	case strings.HasPrefix(name, "NODE-PORT-"):
+		key = lb.Key{Port: m.Port, Proto: lb.SCTP}
+		switch {
+		case strings.HasSuffix(name, "-TCP"):
+			key.Proto = lb.TCP
+		case strings.HasSuffix(name, "-UDP"):
+			key.Proto = lb.UDP
+		}
+		k.nodePorts[key] = true
+	case name == "CLUSTER-IP", strings.HasPrefix(name, "EXTERNAL-IP"), name == "LOAD-BALANCER", name == "LOAD-BALANCER-LOCAL", name == "LOAD-BALANCER-FW":
+		k.frontends[key] = true
 	}
 }
 
@@ -83,21 +86,18 @@ type cleaner struct {
 
 func remove(ctx context.Context, what mode.Removal) (mode.Report, error) {
 	c := cleaner{exclude: what.ExcludeCIDRs, drain: what.Drain}
-	err := errors.Join(c.virtualServers(ctx, what.Families)...)
+	err := errors.Join(c.run(ctx, what)...)
 	return c.report, err
 }
 
-func (c *cleaner) virtualServers(ctx context.Context, families []lb.Family) (errs []error) {
-	k := &known{map[netip.Addr]bool{}, map[server]bool{}, map[server]bool{}, map[netip.Addr]bool{}}
-	var sets []*ipset
-	for _, fam := range families {
-		of, err := listIPSets(fam)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("list the ipsets of %s: %w", fam, err))
-		}
-		sets = append(sets, of...)
+// run removes first what leads packets to virtual servers, then what those that are under way need: the servers, when their
+// connections have ended, then addresses and sets.
+func (c *cleaner) run(ctx context.Context, what mode.Removal) (errs []error) {
+	k := newKnown(what.MasqueradeBit)
+	names, err := readSets(ctx, what.Families, k)
+	if err != nil {
+		errs = append(errs, err)
 	}
-	k.sets(sets)
 	link, err := netlink.LinkByName(Device)
 	if err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) {
 		errs = append(errs, fmt.Errorf("look for device %s: %w", Device, err))
@@ -115,7 +115,7 @@ func (c *cleaner) virtualServers(ctx context.Context, families []lb.Family) (err
 	if kernel.HasIPVS() {
 		limit, cancel := context.WithTimeout(ctx, c.drain)
 		defer cancel()
-		for _, fam := range families {
+		for _, fam := range what.Families {
 			errs = append(errs, c.servers(limit, fam, k))
 			if ctx.Err() != nil { // what stays is for the next process to remove: its connections go on
 				return append(errs, ctx.Err())
@@ -123,9 +123,46 @@ func (c *cleaner) virtualServers(ctx context.Context, families []lb.Family) (err
 		}
 	}
 	if link != nil {
-		errs = append(errs, c.device(link, families))
+		errs = append(errs, c.device(link, what.Families))
 	}
-	return append(errs, c.ipsets(sets))
+	return append(errs, c.ipsets(names))
+}
+
+// readSets takes in what the ipsets of kube-proxies tell, and returns the names of those that are there.
+func readSets(ctx context.Context, families []lb.Family, k *known) (names []string, err error) {
+	if !sets.Loaded() {
+		return nil, nil
+	}
+	conn, err := sets.Open()
+	if errors.Is(err, sets.ErrUnsupported) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, told(err)
+	}
+	defer conn.Close()
+	headers, err := conn.Headers(ctx)
+	if err != nil {
+		return nil, told(err)
+	}
+	ours := map[string]bool{}
+	for _, f := range families {
+		for _, name := range SetNames(f) {
+			ours[name] = true
+		}
+	}
+	var errs []error
+	for _, h := range headers {
+		if !ours[h.Name] {
+			continue
+		}
+		names = append(names, h.Name)
+		_, err := conn.Members(ctx, h.Name, func(m sets.Member) { k.member(h.Name, m) })
+		if err != nil && !errors.Is(err, sets.ErrNoSet) {
+			errs = append(errs, err)
+		}
+	}
+	return names, errors.Join(errs...)
 }
 
 // addresses takes in which addresses are on kube-ipvs0, and which are this machine's.
@@ -155,62 +192,55 @@ func (c *cleaner) excluded(a netip.Addr) bool {
 // servers deletes the virtual servers of a family that are a kube-proxy's, once their connections have ended or the limit
 // has; none if it was not the time that ended that.
 func (c *cleaner) servers(limit context.Context, fam lb.Family, k *known) error {
-	h, err := ipvs.New("")
+	ctx := context.WithoutCancel(limit)
+	conn, err := ipvswire.Open()
 	if err != nil {
-		return fmt.Errorf("open a socket to IPVS: %w", err)
+		return told(err)
 	}
-	defer h.Close()
-	all, err := h.GetServices()
-	if err != nil {
-		return fmt.Errorf("list the virtual servers: %w", err)
-	}
-	var ours []*ipvs.Service
+	defer conn.Close()
+	var ours []ipvswire.Op
 	others := 0
-	for _, s := range all {
-		is := server{addrOf(s.Address), uint8(s.Protocol), s.Port}
+	err = conn.Services(ctx, func(s ipvswire.ServiceState) error {
 		switch {
-		case s.FWMark != 0, (s.AddressFamily == unix.AF_INET6) != (fam == lb.IPv6):
-		case c.excluded(is.addr):
-		case !k.is(is):
+		case s.Family != wireFamily(fam), s.Mark == 0 && c.excluded(s.Addr.Addr()):
+		case k.is(s.ServiceID):
+			ours = append(ours, ipvswire.Op{Verb: ipvswire.DelService, Service: ipvswire.Service{ServiceID: s.ServiceID}})
+		case s.Mark == 0:
 			others++
-		default:
-			ours = append(ours, s)
 		}
+		return nil
+	})
+	if err != nil {
+		return told(err)
 	}
 	if others > 0 {
 		c.report.Leave("%d virtual servers of %s stay: nothing shows that a kube-proxy made them; ipvsadm lists them", others, fam)
 	}
 	var errs []error
 	if c.drain > 0 {
-		cut, err := drain(limit, h, ours)
+		cut, err := drain(limit, conn, ours)
 		if errors.Is(limit.Err(), context.Canceled) {
 			return nil
 		}
 		errs = append(errs, err)
 		c.report.Count(cut, "connections through virtual servers of %s, which had not ended in %s", fam, c.drain)
 	}
-	n := 0
-	for _, s := range ours {
-		if err := h.DelService(s); err != nil && !errors.Is(err, unix.ESRCH) { // ESRCH: it is gone
-			errs = append(errs, fmt.Errorf("delete the virtual server %s: %w", nameOf(s), err))
-			continue
+	n := len(ours)
+	_ = conn.Do(ctx, ours, func(_ int, err error) {
+		if n--; !errors.Is(err, unix.ESRCH) { // ESRCH: it is gone
+			errs = append(errs, err)
 		}
-		n++
-	}
+	})
 	c.report.Count(n, "virtual servers of %s", fam)
 	return errors.Join(errs...)
-}
-
-func nameOf(s *ipvs.Service) string {
-	return fmt.Sprintf("%s, protocol %d", netip.AddrPortFrom(addrOf(s.Address), s.Port), s.Protocol)
 }
 
 // drainLook is the time between two looks at connections. A handshake that was under way ends in it, and only then a
 // connection counts.
 const drainLook = 200 * time.Millisecond
 
-// drain waits until the servers have no established connections, or ctx ends; then it returns how many they have.
-func drain(ctx context.Context, h *ipvs.Handle, servers []*ipvs.Service) (cut int, err error) {
+// drain waits until the servers have no established connections, or ctx ends; then it returns how many they have. UDP has none.
+func drain(ctx context.Context, conn *ipvswire.Conn, servers []ipvswire.Op) (cut int, err error) {
 	for len(servers) > 0 {
 		select {
 		case <-ctx.Done():
@@ -218,11 +248,15 @@ func drain(ctx context.Context, h *ipvs.Handle, servers []*ipvs.Service) (cut in
 		case <-time.After(drainLook):
 		}
 		cut = 0
-		var busy []*ipvs.Service
+		var busy []ipvswire.Op
 		for _, s := range servers {
-			n, err := connections(h, s)
+			n := 0
+			err := conn.Destinations(context.WithoutCancel(ctx), s.Service.ServiceID, func(d ipvswire.DestinationState) error {
+				n += int(d.Active)
+				return nil
+			})
 			if err != nil {
-				return 0, fmt.Errorf("list the connections of the virtual server %s, which are cut off now: %w", nameOf(s), err)
+				return 0, fmt.Errorf("%w: its connections are cut off now", err)
 			}
 			if n > 0 {
 				cut += n
@@ -232,18 +266,6 @@ func drain(ctx context.Context, h *ipvs.Handle, servers []*ipvs.Service) (cut in
 		servers = busy
 	}
 	return 0, nil
-}
-
-// connections counts the established connections of a server. UDP has none.
-func connections(h *ipvs.Handle, s *ipvs.Service) (n int, err error) {
-	destinations, err := h.GetDestinations(s)
-	if errors.Is(err, unix.ESRCH) { // it is gone
-		return 0, nil
-	}
-	for _, d := range destinations {
-		n += d.ActiveConnections
-	}
-	return n, err
 }
 
 // device deletes kube-ipvs0, or the families' addresses on it if it has others.
@@ -290,12 +312,21 @@ func (c *cleaner) device(link netlink.Link, families []lb.Family) error {
 }
 
 // ipsets destroys sets.
-func (c *cleaner) ipsets(sets []*ipset) error {
+func (c *cleaner) ipsets(names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	conn, err := sets.Open()
+	if err != nil {
+		return told(err)
+	}
+	defer conn.Close()
 	var errs []error
 	n := 0
-	for _, set := range sets {
-		switch err := destroyIPSet(set.name); {
-		case errors.Is(err, errInUse):
+	for _, name := range names {
+		switch err := conn.Destroy(context.Background(), name); {
+		case errors.Is(err, sets.ErrNoSet):
+		case errors.Is(err, sets.ErrInUse):
 			errs = append(errs, fmt.Errorf("%w, of others or such as could not be removed: delete them, then run --cleanup again", err))
 		case err != nil:
 			errs = append(errs, err)
@@ -305,4 +336,19 @@ func (c *cleaner) ipsets(sets []*ipset) error {
 	}
 	c.report.Count(n, "ipsets")
 	return errors.Join(errs...)
+}
+
+// SetNames are the names of the ipsets of a family (DP-32), and those of earlier versions.
+func SetNames(f lb.Family) (names []string) {
+	for s := range setCount {
+		names = append(names, s.name(f))
+	}
+	prefix := "KUBE-"
+	if f == lb.IPv6 {
+		prefix = "KUBE-6-"
+	}
+	for _, old := range []string{"NODE-PORT-SCTP", "NODE-PORT-LOCAL-SCTP"} {
+		names = append(names, prefix+old)
+	}
+	return names
 }

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/ipvswire"
-	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -76,23 +75,12 @@ func TestHasDevice(t *testing.T) {
 	}
 }
 
-// G7: types of ipsets are asked for without making one.
-func TestHasIPSetTypes(t *testing.T) {
+// G7: the kernel is asked for ipsets without making one.
+func TestHasSets(t *testing.T) {
 	inNamespace(t)
-	nf, err := kernel.OpenNetfilter()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nf.Close()
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
-		if err := hasIPSetTypes(mode.Settings{Family: f}); err != nil {
+		if err := hasSets(mode.Settings{Family: f}); err != nil {
 			t.Errorf("%s: %v", f, err)
-		}
-		if err := hasIPSetType(nf, f, "hash:nonesuch", 0); !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), "no ipsets of type hash:nonesuch") {
-			t.Errorf("%s: a type that no kernel has: %v", f, err)
-		}
-		if err := hasIPSetType(nf, f, "hash:ip,port", 200); !errors.Is(err, plane.ErrUnsupported) || !strings.Contains(err.Error(), "at most, and 200 is needed") {
-			t.Errorf("%s: a revision that no kernel has: %v", f, err)
 		}
 	}
 	if sets := output(t, "ipset", "list", "-n"); sets != "" {
@@ -112,7 +100,7 @@ func TestAbleWithoutCapability(t *testing.T) {
 				t.Error(err)
 			}
 			got["devices"] = hasDevice(mode.Settings{})
-			got["ipsets"] = hasIPSetTypes(mode.Settings{Family: lb.IPv4})
+			got["ipsets"] = hasSets(mode.Settings{Family: lb.IPv4})
 			done <- got
 			return nil
 		})
@@ -169,7 +157,7 @@ func TestIPVSSchedulers(t *testing.T) {
 				t.Errorf("%s: scheduler %s is there: %t, %v", f, name, there, err)
 			}
 		}
-		left := ipvswire.Service{ServiceID: ipvswire.ByAddr(trial(f), unix.IPPROTO_TCP), Scheduler: "rr"}
+		left := ipvswire.Service{ServiceID: probeID(f), Scheduler: "rr"}
 		left.Netmask = left.Family.WholeAddress()
 		if err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.NewService, Service: left}}, nil); err != nil {
 			t.Fatal(err)
@@ -265,7 +253,7 @@ func TestCheckScheduler(t *testing.T) {
 		{"mh", "", false, false, `no scheduler "mh" for IPVS (the module ip_vs_mh), and no other`},
 	} {
 		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
-			left := ipvswire.ByAddr(trial(f), unix.IPPROTO_TCP)
+			left := probeID(f)
 			k := &kernelWith{schedulers: strings.Fields(c.has), there: map[ipvswire.ServiceID]bool{left: true}}
 			err := checkScheduler(t.Context(), k, f, c.asked)
 			if (err == nil) != c.ok || errors.Is(err, mode.ErrAsked) != c.asks || err != nil && !strings.Contains(err.Error(), c.says) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"strings"
 
@@ -18,15 +17,6 @@ import (
 // doer carries out operations on virtual servers, as [ipvswire.Conn] does.
 type doer interface {
 	Do(ctx context.Context, ops []ipvswire.Op, failed func(i int, err error)) error
-}
-
-// trial is the virtual server by which schedulers are tried, as upstream tries them (DP-35): at addresses for documentation, which
-// nobody serves.
-func trial(f lb.Family) netip.AddrPort {
-	if f == lb.IPv6 {
-		return netip.MustParseAddrPort("[2001:db8::c633:6400]:20000")
-	}
-	return netip.MustParseAddrPort("198.51.100.0:20000")
 }
 
 // loadScheduler has the kernel load the module of a scheduler that it must not load when a virtual server asks for it. The modules of
@@ -52,9 +42,9 @@ func loadScheduler(name string) {
 }
 
 // hasScheduler reports whether the kernel has a scheduler, and IPVS for the family. There is no list of them: a virtual server
-// that has it is made, and removed at once. A kernel that has the scheduler as a module loads it.
+// that has it is made, at an address for documentation, and removed at once (DP-35). A kernel that has the scheduler as a module loads it.
 func hasScheduler(ctx context.Context, kernel doer, f lb.Family, name string) (bool, error) {
-	s := ipvswire.Service{ServiceID: ipvswire.ByAddr(trial(f), unix.IPPROTO_TCP), Scheduler: name, Flags: ipvswire.Flags(schedulerFlags(name))}
+	s := ipvswire.Service{ServiceID: probeID(f), Scheduler: name, Flags: ipvswire.Flags(schedulerFlags(name))}
 	s.Netmask = s.Family.WholeAddress()
 	loadScheduler(name)
 	try := func(verb ipvswire.Verb) error { return kernel.Do(ctx, []ipvswire.Op{{Verb: verb, Service: s}}, nil) }
