@@ -12,7 +12,7 @@ FUZZTIME ?= 30s
 SWITCHES ?= 25
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: help build build-windows image image-lock test check unit e2e test-kernels release-check bench run switches fuzz generate clean deps
+.PHONY: help build build-windows image image-lock test-image test check unit e2e test-kernels release-check bench run switches fuzz generate clean deps
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -27,13 +27,17 @@ build-windows: ## build bin/kube-proxy-windows-amd64.exe and bin/kube-proxy-wind
 	for arch in amd64 arm64; do CGO_ENABLED=0 GOOS=windows GOARCH=$$arch go build $(VCS) -trimpath -o bin/kube-proxy-windows-$$arch.exe ./cmd/kube-proxy; done
 
 # IMAGE names it, TAG is its version; DEBIAN and DEBIAN_SECURITY are mirrors in place of those of this machine's apt sources.
-MAKE_IMAGE = GOFLAGS="$${GOFLAGS-} $(VCS)" go run ./image
-MIRRORS    = $(if $(DEBIAN),-debian $(DEBIAN)) $(if $(DEBIAN_SECURITY),-debian-security $(DEBIAN_SECURITY))
+MIRRORS = $(if $(DEBIAN),-debian $(DEBIAN)) $(if $(DEBIAN_SECURITY),-debian-security $(DEBIAN_SECURITY))
 image: ## write bin/kube-proxy-image.tar, a container image for linux/amd64 and linux/arm64 (IMAGE=localhost/kube-proxy TAG=...)
-	$(MAKE_IMAGE) $(if $(IMAGE),-name $(IMAGE)) $(if $(TAG),-tag $(TAG)) $(MIRRORS) $(ARGS)
+	@go run $(VCS) ./image $(if $(IMAGE),-name $(IMAGE)) $(if $(TAG),-tag $(TAG)) $(MIRRORS) $(ARGS)
+
+# Of its own build, so that it is right whatever lies in bin.
+test-image: deps ## what is in the image, that two builds are equal, and that it serves in containers; what CI runs third
+	@go run $(VCS) ./image -o bin/test-image/kube-proxy-image.tar
+	go test -count=1 ./image -image $(CURDIR)/bin/test-image/kube-proxy-image.tar
 
 image-lock: ## pin the packages of Debian in the image anew, with what Debian has now
-	$(MAKE_IMAGE) lock $(MIRRORS)
+	@go run $(VCS) ./image lock $(MIRRORS)
 
 test: deps check unit e2e ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server
 
@@ -95,7 +99,7 @@ deps: ## install with apt-get what is missing of the tools that tests use
 	@need=(); want() { command -v "$$1" >/dev/null || need+=("$$2"); }; PATH=$$PATH:/usr/sbin:/sbin; \
 	want nft nftables; want iptables iptables; want ipset ipset; want ipvsadm ipvsadm; want conntrack conntrack; want ip iproute2; want sysctl procps; want etcd etcd-server; \
 	want curl curl; want qemu-system-x86_64 qemu-system-x86; want busybox busybox-static; want modprobe kmod; want cpio cpio; \
-	want zstd zstd; want xz xz-utils; want wine-stable wine; \
+	want zstd zstd; want xz xz-utils; want wine-stable wine; want runc runc; want containerd containerd; want qemu-aarch64-static qemu-user-static; \
 	((!$${#need[@]})) || { \
 	  if (($$(id -u))); then echo "make: not root, and these packages are missing: $${need[*]}" >&2; exit 1; fi; \
 	  command -v apt-get >/dev/null || { echo "make: install what gives these Debian packages: $${need[*]}" >&2; exit 1; }; \

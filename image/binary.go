@@ -34,7 +34,9 @@ type program struct {
 // compile builds the binary. dir keeps it, so that an unchanged one is not linked again.
 func compile(ctx context.Context, dir, arch string) (program, error) {
 	out := filepath.Join(dir, "linux-"+arch, "kube-proxy")
-	cmd := goCommand(ctx, arch, "build", "-trimpath", "-ldflags=-s -w", "-o", out, "./cmd/kube-proxy")
+	// The commit in the binary, where git tells it: not as a flag of Go's environment may have it.
+	stamp := fmt.Sprintf("-buildvcs=%t", git(ctx, "rev-parse", "HEAD") != "")
+	cmd := goCommand(ctx, arch, "build", stamp, "-trimpath", "-ldflags=-s -w", "-o", out, "./cmd/kube-proxy")
 	if said, err := cmd.CombinedOutput(); err != nil {
 		return program{}, fmt.Errorf("build kube-proxy for linux/%s: %w: %s", arch, err, strings.TrimSpace(string(said)))
 	}
@@ -68,7 +70,7 @@ func compile(ctx context.Context, dir, arch string) (program, error) {
 // goCommand runs go for a platform of the image, with the same settings wherever it runs.
 func goCommand(ctx context.Context, arch string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOFIPS140=off")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off", "GOFLAGS=-mod=readonly")
 	return cmd
 }
 
