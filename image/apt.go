@@ -62,7 +62,7 @@ func (a archive) download(ctx context.Context, p pin, file string) error {
 	defer os.RemoveAll(dir)
 	partial := filepath.Join(dir, "package.deb")
 	// apt's own downloader, for it knows the proxies and credentials that apt is configured with.
-	said, err := output(ctx, aptHelper, "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=2", "download-file",
+	said, err := output(ctx, aptHelper, "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=1", "download-file",
 		strings.TrimSuffix(mirror, "/")+"/"+p.path, partial, "SHA256:"+p.sha256)
 	switch {
 	case strings.Contains(said, "404"):

@@ -50,7 +50,8 @@ var triplets = map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-
 type debianPackage struct {
 	pin
 	source, sourceVersion string
-	licence               string // as SPDX says it, or ""
+	licences              []string // as Debian calls them
+	licence               string   // as SPDX says it, or ""
 }
 
 // debianTree returns the files of the layer that holds what the modes iptables and ipvs need, and the packages that they are from.
@@ -118,7 +119,7 @@ func debianTree(ctx context.Context, a archive, l lock, arch string) (tree, []de
 		}
 		p := found[name]
 		_, end := t.walk(doc)
-		p.licence = debianLicence(string(t[end].body))
+		p.licences, p.licence = debianLicences(string(t[end].body))
 		pkgs = append(pkgs, p)
 	}
 	return t, pkgs, nil

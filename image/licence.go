@@ -79,25 +79,21 @@ var debianNames = map[string]string{
 	"bsd-2-clause": "BSD-2-Clause", "bsd-3-clause": "BSD-3-Clause",
 }
 
-// debianLicence says which licences a package's copyright file names, if it is of the form that machines read and SPDX knows all of them;
-// else "".
-func debianLicence(copyright string) string {
+// debianLicences returns the names that a package's copyright file, if it is of the form that machines read, has for its licences, and
+// what SPDX calls them: "" unless it knows all.
+func debianLicences(copyright string) (names []string, spdx string) {
 	if !strings.HasPrefix(copyright, "Format:") {
-		return ""
+		return nil, ""
 	}
 	var ids []string
 	for line := range strings.Lines(copyright) {
-		names, ok := strings.CutPrefix(line, "License:")
-		if !ok {
-			continue
-		}
-		for name := range strings.SplitSeq(strings.TrimSpace(names), " and ") {
-			id, ok := debianNames[strings.ToLower(strings.TrimSpace(name))]
-			if !ok {
-				return ""
+		if all, ok := strings.CutPrefix(line, "License:"); ok {
+			for name := range strings.SplitSeq(strings.TrimSpace(all), " and ") {
+				names = append(names, name)
+				ids = append(ids, debianNames[strings.ToLower(name)])
 			}
-			ids = append(ids, id)
 		}
 	}
-	return conjunction(ids)
+	slices.Sort(names)
+	return slices.Compact(names), conjunction(ids)
 }

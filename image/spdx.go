@@ -111,7 +111,7 @@ func (b *bill) image(name, tag, arch string, d descriptor, p program, pkgs []deb
 	}
 	for _, d := range pkgs {
 		b.add(top, "CONTAINS", spdxPackage{SPDXID: spdxID("deb", d.name, d.arch), Name: d.name, VersionInfo: d.version, Supplier: "Organization: Debian", Purpose: "LIBRARY",
-			LicenseDeclared: d.licence, Comment: fmt.Sprintf("source: %s %s; licences: /usr/share/doc/%s/copyright", d.source, d.sourceVersion, d.name),
+			LicenseDeclared: d.licence, Comment: fmt.Sprintf("source: %s %s; licences: /usr/share/doc/%s/copyright, which names %s", d.source, d.sourceVersion, d.name, strings.Join(d.licences, ", ")),
 			Checksums: []spdxChecksum{{"SHA256", d.sha256}}, ExternalRefs: []spdxRef{{"PACKAGE-MANAGER", "purl",
 				fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s&distro=%s&upstream=%s", d.name, url.QueryEscape(d.version), d.arch, suite, url.QueryEscape(d.source+"@"+d.sourceVersion))}}})
 	}

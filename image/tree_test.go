@@ -103,14 +103,15 @@ func TestLicences(t *testing.T) {
 			t.Errorf("%q is %q, want %q", c.text, got, c.want)
 		}
 	}
-	for _, c := range []struct{ text, want string }{
-		{"Format: x\nFiles: *\nLicense: GPL-2+\n text\n\nFiles: y\nLicense: LGPL-2.1+ and Expat\n", "GPL-2.0-or-later AND LGPL-2.1-or-later AND MIT"},
-		{"Format: x\nFiles: *\nLicense: GPL-2+ with exception of ours\n", ""},
-		{"Format: x\nLicense: custom\n", ""},
-		{"This package was debianized by hand.\nLicense: GPL-2\n", ""},
+	for _, c := range []struct{ text, want, names string }{
+		{"Format: x\nFiles: *\nLicense: GPL-2+\n text\n\nFiles: y\nLicense: LGPL-2.1+ and Expat\n", "GPL-2.0-or-later AND LGPL-2.1-or-later AND MIT", "Expat, GPL-2+, LGPL-2.1+"},
+		{"Format: x\nFiles: *\nLicense: GPL-2+ with exception of ours\n", "", "GPL-2+ with exception of ours"},
+		{"Format: x\nLicense: custom\nLicense: GPL-2\n", "", "GPL-2, custom"},
+		{"This package was debianized by hand.\nLicense: GPL-2\n", "", ""},
 	} {
-		if got := debianLicence(c.text); got != c.want {
-			t.Errorf("%q is %q, want %q", c.text, got, c.want)
+		names, got := debianLicences(c.text)
+		if got != c.want || strings.Join(names, ", ") != c.names {
+			t.Errorf("%q is %q, called %q; want %q, %q", c.text, got, names, c.want, c.names)
 		}
 	}
 }
