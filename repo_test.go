@@ -76,6 +76,8 @@ const imports = `
 	internal/listen < health, status;
 	internal/kernel < system;
 	lb, internal/kernel < cleanup;
+	# It asks what others would do, and tries modes by their values.
+	lb, mode, system, internal/kernel < preflight;
 	engine, trace < status;
 
 	# The oracle says slowly what policy and lb say quickly; tests alone ask it.

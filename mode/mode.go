@@ -76,7 +76,7 @@ type Mode struct {
 	// of what was asked for: no other mode takes its place.
 	Able func(Settings) error
 	// Modules names those modules, for who must not load any; nil for none.
-	Modules func(lb.Family) []string
+	Modules func(Settings) []string
 	// New makes the plane of a family, in the network namespace of the calling thread.
 	New func(Settings) (Plane, error)
 	// Loader names the programs that load what Render returns.

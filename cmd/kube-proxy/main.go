@@ -29,8 +29,11 @@ func run(modes mode.List) {
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	out, errOut := standard()
 	if err := command(modes, out, errOut, os.Args[1:]).ExecuteContext(ctx); err != nil {
-		printError(errOut, err)
-		os.Exit(1)
+		code, told := ended(err)
+		if !told {
+			printError(errOut, err)
+		}
+		os.Exit(code)
 	}
 }
 
@@ -70,13 +73,14 @@ func command(modes mode.List, out, errOut io.Writer, commandLine []string) *cobr
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Unparsed(commandLine, err, modes) })
 	cmd.SetHelpFunc(func(*cobra.Command, []string) {
 		config.Usage(out, "kube-proxy", modes)
-		io.WriteString(out, "\nkube-proxy render prints the rules for a folder of manifests and changes nothing: kube-proxy render --help\n")
+		io.WriteString(out, "\nkube-proxy render prints the rules for a folder of manifests and changes nothing: kube-proxy render --help\n"+
+			"kube-proxy check looks at this node, says what is in the way, and changes nothing: kube-proxy check --help\n")
 	})
 	cmd.SetOut(out)
 	cmd.SetErr(errOut)
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetHelpCommand(&cobra.Command{Use: "no-help", Hidden: true}) // "help" is no command, but an argument too many (FL-01)
-	cmd.AddCommand(renderCommand(modes, out, errOut, commandLine))
+	cmd.AddCommand(renderCommand(modes, out, errOut, commandLine), checkCommand(modes, out, errOut, commandLine))
 	cmd.SetArgs(commandLine)
 	return cmd
 }

@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/config"
 	"kube-proxy/policy"
 	"kube-proxy/source/convert"
 	"kube-proxy/source/kube"
@@ -55,9 +57,12 @@ func (p *proxy) newSource() (source, error) {
 
 // kubeConfig says how to reach the API server.
 func (p *proxy) kubeConfig() kube.Config {
-	cfg := p.config()
+	return apiConfig(p.config().Config, p.log)
+}
+
+func apiConfig(cfg *config.Config, log *slog.Logger) kube.Config {
 	return kube.Config{
-		Log:        p.log,
+		Log:        log,
 		Kubeconfig: cfg.API.Kubeconfig, Master: cfg.API.Master, NodeName: cfg.NodeName,
 		QPS: cfg.API.QPS, Burst: cfg.API.Burst, UserAgent: "kube-proxy/" + cfg.Version,
 		ContentType: cfg.API.ContentType, AcceptContentTypes: cfg.API.AcceptContentTypes,

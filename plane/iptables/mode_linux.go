@@ -25,7 +25,7 @@ func ModeIn(backends map[lb.Family]Backend) mode.Mode {
 	m := facts()
 	m.Sysctls = sysctls
 	m.Able, m.New, m.Render = h.able, h.open, render
-	m.Modules = modules
+	m.Modules = func(s mode.Settings) []string { return Modules(s.Family) }
 	m.Remove = func(ctx context.Context, what mode.Removal) (mode.Report, error) { return remove(ctx, what, both) }
 	m.RemoveStale = h.removeStale
 	return m
@@ -44,8 +44,8 @@ func (h *host) able(s mode.Settings) (err error) {
 	return err
 }
 
-// modules are those that [Find] may make the kernel load: it asks the nft back end, and where there is no such program the other.
-func modules(f lb.Family) []string {
+// Modules are those that [Find] may make the kernel load: it asks the nft back end, and where there is no such program the other.
+func Modules(f lb.Family) []string {
 	all := []string{"nfnetlink", "nf_tables", "nft_compat"}
 	if _, err := exec.LookPath(baseName(f) + "-nft"); err != nil {
 		all = []string{"ip_tables", "iptable_nat"}

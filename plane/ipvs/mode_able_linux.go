@@ -27,6 +27,16 @@ func able(s mode.Settings) error {
 	return nil
 }
 
+// modules are those that the questions of able may have the kernel load.
+func modules(s mode.Settings) []string {
+	scheduler := s.IPVS.Scheduler
+	if scheduler == "" {
+		scheduler = "rr"
+	}
+	return append([]string{"ip_vs", "ip_vs_" + scheduler, DeviceType, "ip_set", "ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip",
+		"ip_set_hash_ipportnet", "ip_set_bitmap_port"}, iptables.Modules(s.Family)...)
+}
+
 func hasIPVS(mode.Settings) error {
 	c, err := ipvswire.Open()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 func Mode() mode.Mode {
 	m := facts()
 	m.Sysctls, m.Load = sysctls, kernel.LoadIPVS
-	m.Able = able
+	m.Able, m.Modules = able, modules
 	m.Remove = remove
 	return m
 }

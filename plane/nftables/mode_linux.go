@@ -15,7 +15,7 @@ import (
 func Mode() mode.Mode {
 	m := facts()
 	m.Able = func(mode.Settings) error { return kernel.NFTables() }
-	m.Modules = func(lb.Family) []string { return []string{"nfnetlink", "nf_tables"} }
+	m.Modules = func(mode.Settings) []string { return []string{"nfnetlink", "nf_tables"} }
 	m.New = func(s mode.Settings) (mode.Plane, error) { return New(configOf(s)) }
 	m.Render = func(s mode.Settings, want *lb.Table) ([]byte, error) { return Render(configOf(s), want) }
 	m.Remove = removeTables

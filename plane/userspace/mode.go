@@ -79,7 +79,7 @@ func Mode() mode.Mode {
 		},
 
 		Able:    able,
-		Modules: func(lb.Family) []string { return captureModules },
+		Modules: func(mode.Settings) []string { return captureModules },
 		New:     h.open,
 
 		Show: "nft list table ip kube-proxy-userspace",

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	authorization "k8s.io/api/authorization/v1"
 	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	events "k8s.io/api/events/v1"
@@ -21,7 +22,7 @@ import (
 // newScheme knows all types that are read or sent.
 func newScheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{core.AddToScheme, discovery.AddToScheme, networking.AddToScheme, events.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{core.AddToScheme, discovery.AddToScheme, networking.AddToScheme, events.AddToScheme, authorization.AddToScheme} {
 		utilruntime.Must(add(scheme)) // of constant types: this cannot fail
 	}
 	return scheme

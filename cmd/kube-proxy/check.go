@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"kube-proxy/config"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/preflight"
+	"kube-proxy/source/kube"
+	"kube-proxy/system"
+)
+
+// checkHelp is the help of "kube-proxy check".
+func checkHelp() string {
+	return "Usage: kube-proxy check [-o text|json] [--load-modules] [flags]\n\n" +
+		wrapped("Looks at this node as the proxy would find it that is started with the same flags, and says what is in the way, why it matters and what "+
+			"to do. It changes nothing on the node, and loads no module of the kernel unless --load-modules is given: then modes are tried that need one. "+
+			"Run it as root in the node's network namespace; what it cannot find out it says. docs/check.md has all kinds of findings.") + "\n" +
+		fmt.Sprintf("Exit codes: %d nothing but ok and info; 1 the command line or the configuration is wrong; %d an error is among the findings;\n"+
+			"%d a warning is, or something is not known.\n\n", preflight.ExitOK, preflight.ExitErrors, preflight.ExitWarnings) +
+		"  -o, --output string   text, or json: {version, node, mode, worst, exitCode, findings: [{id, severity, about, seen, why, remedy}]}\n" +
+		"      --load-modules    have the kernel load modules for the modes that need them, as the proxy would\n\n" +
+		"All flags of kube-proxy are taken, see kube-proxy --help.\n"
+}
+
+// exitCode is the end of a command that has said all, with an exit code of its own.
+type exitCode int
+
+func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
+
+// checkCommand is "kube-proxy check".
+func checkCommand(modes mode.List, out, errOut io.Writer, commandLine []string) *cobra.Command {
+	opts := config.NewOptions(modes)
+	var output string
+	var load bool
+	cmd := &cobra.Command{
+		Use:  "check",
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if output != "text" && output != "json" {
+				return config.Problems{{Where: "--output", Value: output, Want: "want text or json"}}
+			}
+			cfg, err := opts.Complete(args)
+			for _, w := range opts.Warnings() {
+				fmt.Fprintf(errOut, "kube-proxy: warning: %s\n", w)
+			}
+			if err != nil {
+				return err
+			}
+			s := preflightSetup(cfg, modes)
+			s.LoadModules = load
+			findings := preflight.Judge(s, preflight.Look(cmd.Context(), s))
+			if err := printFindings(out, output, cfg, findings); err != nil {
+				return fmt.Errorf("print the findings: %w", err)
+			}
+			if code := preflight.Exit(findings); code != preflight.ExitOK {
+				return exitCode(code)
+			}
+			return nil
+		},
+	}
+	opts.AddFlags(cmd.Flags())
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "")
+	cmd.Flags().BoolVar(&load, "load-modules", false, "")
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Problems{{Where: err.Error()}} })
+	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, checkHelp()) })
+	return cmd
+}
+
+// preflightSetup is what the configuration says of what would run.
+func preflightSetup(cfg *config.Config, modes mode.List) *preflight.Setup {
+	quiet := slog.New(slog.DiscardHandler)
+	hostname, _ := os.Hostname() // without, there is nothing to compare
+	s := &preflight.Setup{
+		Modes: modes, Asked: cfg.Mode, Families: ipFamilies(cfg, quiet),
+		NodeName: cfg.NodeName, Hostname: hostname, PodCIDRs: cfg.ClusterCIDRs, PodInterface: cfg.DetectLocal.Interface,
+		Healthz: cfg.Servers.Healthz, Metrics: cfg.Servers.Metrics, LocalhostNodePorts: cfg.IPTables.LocalhostNodePorts,
+		ConntrackMax: cfg.Conntrack.MaxPerCore, ConntrackMin: cfg.Conntrack.Min, WriterGroup: lockGroup,
+		With: func(f lb.Family) mode.Settings { return mode.Settings{Family: f, IPVS: ipvsSettings(cfg)} },
+		Host: func(m mode.Mode) (system.Settings, error) {
+			resolved, err := cfg.For(m)
+			return hostSettings(&configured{cfg, resolved}), err
+		},
+	}
+	if cfg.Manifests == "" {
+		kc := apiConfig(cfg, quiet)
+		s.API = func(ctx context.Context) *preflight.Cluster { return clusterFacts(kube.Look(ctx, kc), cfg.NodeName) }
+	}
+	return s
+}
+
+// clusterFacts are what an API server said.
+func clusterFacts(l kube.Looked, node string) *preflight.Cluster {
+	c := &preflight.Cluster{Server: l.Host}
+	c.Version.Value, c.Version.Err = l.Version, l.Err
+	c.Node.Value, c.Node.Err = preflight.Node{Found: l.Node, Name: node, PodCIDRs: l.PodCIDRs, Addrs: l.Addrs}, l.NodeErr
+	c.Denied.Value, c.Denied.Err = l.Denied, l.DeniedErr
+	c.ServiceCIDRs.Value, c.ServiceCIDRs.Err = l.ServiceCIDRs, l.CIDRsErr
+	c.Ahead.Value = l.Ahead
+	return c
+}
+
+// report is what -o json prints. Its fields are an interface: they may become more.
+type report struct {
+	// Version is that of this form, 1.
+	Version  int                 `json:"version"`
+	Node     string              `json:"node"`
+	Mode     string              `json:"mode"` // that is asked for; "" for the best that the host can do
+	Worst    preflight.Severity  `json:"worst"`
+	ExitCode int                 `json:"exitCode"`
+	Findings []preflight.Finding `json:"findings"`
+}
+
+func printFindings(out io.Writer, as string, cfg *config.Config, all []preflight.Finding) error {
+	if as == "json" {
+		data, err := json.MarshalIndent(report{1, cfg.NodeName, cfg.Mode, preflight.Worst(all), preflight.Exit(all), all}, "", "  ")
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(out, "%s\n", data)
+		return err
+	}
+	_, err := io.WriteString(out, findingsText(all))
+	return err
+}
+
+// findingsText is for people: a line for each finding, and below it why and what to do, if anything is to be done.
+func findingsText(all []preflight.Finding) string {
+	var b strings.Builder
+	width := 0
+	for _, f := range all {
+		width = max(width, len(f.ID))
+	}
+	indent := strings.Repeat(" ", len("warning")+2+width+2)
+	counts := map[preflight.Severity]int{}
+	for _, f := range all {
+		counts[f.Severity]++
+		seen := f.Seen
+		if f.About != "" {
+			seen = f.About + ": " + seen
+		}
+		fmt.Fprintf(&b, "%-7s  %-*s  %s\n", f.Severity, width, f.ID, strings.ReplaceAll(seen, "\n", "; "))
+		for _, more := range []struct{ word, text string }{{"why", f.Why}, {"do", f.Remedy}} {
+			if more.text == "" || f.Severity == preflight.Info {
+				continue
+			}
+			for i, line := range strings.Split(strings.TrimSpace(wrapped(more.text)), "\n") {
+				word := more.word + ":"
+				if i > 0 {
+					word = ""
+				}
+				fmt.Fprintf(&b, "%s%-4s %s\n", indent, word, line)
+			}
+		}
+	}
+	var sum []string
+	for _, s := range []preflight.Severity{preflight.Error, preflight.Warning, preflight.Unknown, preflight.Info, preflight.OK} {
+		if counts[s] > 0 {
+			sum = append(sum, fmt.Sprintf("%d %s", counts[s], s))
+		}
+	}
+	fmt.Fprintf(&b, "\n%s\n", strings.Join(sum, ", "))
+	return b.String()
+}
+
+// ended reports whether an error is the end of a command that has said all, and its exit code.
+func ended(err error) (code int, ok bool) {
+	var c exitCode
+	if errors.As(err, &c) {
+		return int(c), true
+	}
+	return 1, false
+}

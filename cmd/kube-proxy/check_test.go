@@ -1,0 +1,279 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/preflight"
+)
+
+// checked is what kube-proxy check said in a namespace.
+type checked struct {
+	report
+	code int
+	text string // of stdout and stderr
+}
+
+// check runs kube-proxy check with JSON.
+func (n *namespace) check(spoilt func(*exec.Cmd), args ...string) checked {
+	n.t.Helper()
+	p := n.start(n.t.TempDir(), slices.Concat([]string{"check", "-o=json", "--hostname-override=n1", "--manifests=m"}, args), spoilt)
+	c := checked{code: p.end(0), text: p.log()}
+	if err := json.Unmarshal([]byte(c.text), &c.report); err != nil {
+		n.t.Fatalf("exit code %d, and no JSON: %v:\n%s", c.code, err, c.text)
+	}
+	if c.ExitCode != c.code || c.Version != 1 || c.Node != "n1" || c.Worst != preflight.Worst(c.Findings) || c.code != preflight.Exit(c.Findings) {
+		n.t.Errorf("exit code %d with %+v", c.code, c.report)
+	}
+	return c
+}
+
+// finds fails the test unless there is such a finding: "id severity about: part of what is seen"; about may be left out.
+func (c checked) finds(t *testing.T, want string) {
+	t.Helper()
+	var of []string
+	for _, f := range c.Findings {
+		text := fmt.Sprintf("%s %s %s: %s", f.ID, f.Severity, f.About, f.Seen)
+		if f.About == "" {
+			text = fmt.Sprintf("%s %s: %s", f.ID, f.Severity, f.Seen)
+		}
+		if strings.HasPrefix(text, want) || wild(text, want) {
+			if f.Severity != preflight.OK && f.Severity != preflight.Info && (f.Why == "" || f.Remedy == "") {
+				t.Errorf("it does not say why, or what to do: %+v", f)
+			}
+			return
+		}
+		if id, _, _ := strings.Cut(want, " "); id == f.ID {
+			of = append(of, text)
+		}
+	}
+	t.Errorf("no finding %q; there are\n%s", want, strings.Join(of, "\n"))
+}
+
+// wild matches a text that begins with what is before … and goes on with what is after it, somewhere.
+func wild(text, want string) bool {
+	before, after, ok := strings.Cut(want, "…")
+	return ok && strings.HasPrefix(text, before) && strings.Contains(text[len(before):], after)
+}
+
+// Each case has a node on which something is in the way, made with the programs that would make it.
+func TestCheckFinds(t *testing.T) {
+	upstream, err := filepath.Abs("../../plane/iptables/testdata/shop.rules")
+	do(t, err)
+	for _, c := range []struct {
+		name  string
+		make  []string // shell commands in the namespace
+		other func(*testing.T, *namespace)
+		args  []string
+		want  []string
+		code  int // 0: not compared, for the clock of this machine may be synchronised or not
+		alone bool
+	}{
+		{name: "nothing in the way",
+			want: []string{"privileges ok", "mode ok iptables IPv4: can run", "mode ok nftables IPv6: can run", "mode ok userspace IPv4: can run",
+				"mode info ebpf: not built", "mode-asked ok", "iptables-backends ok", "kube-proxy-rules ok", "kube-proxy-running ok", "ports ok healthz", "cilium ok",
+				"kube-router ok", "calico-ebpf ok", "firewalld ok", "ufw ok", "docker-forward ok", "drop-policy ok", "ip-forward ok net.ipv4.ip_forward",
+				"bridge-netfilter ok", "rp-filter ok", "conntrack-use ok", "address-conflict ok", "node-ports ok", "api-server ok", "node info", "programs ok iptables-nft: …1.8"}},
+		{name: "a mode whose programs are missing", args: []string{"--proxy-mode=iptables"},
+			other: func(t *testing.T, n *namespace) { t.Setenv("PATH", t.TempDir()) },
+			want:  []string{"mode warning iptables IPv4: cannot run: …install iptables", "mode-asked warning: …using userspace instead", "programs info nft: not installed"}, code: 3, alone: true},
+		{name: "no forwarding", make: []string{"sysctl -qw net.ipv4.ip_forward=0"}, want: []string{"ip-forward error net.ipv4.ip_forward: it is 0"}, code: 2},
+		{name: "no forwarding, and a mode that needs none", make: []string{"sysctl -qw net.ipv4.ip_forward=0"}, args: []string{"--proxy-mode=userspace"},
+			want: []string{"ip-forward info net.ipv4.ip_forward: it is 0, which mode userspace does not mind"}},
+		{name: "firewalld, and a chain that drops", make: []string{"nft add table inet firewalld", "nft 'add chain inet firewalld filter_FORWARD { type filter hook forward priority 10; }'",
+			"nft add table inet mine", "nft 'add chain inet mine fence { type filter hook input priority 0; policy drop; }'", "iptables-nft -N ufw-before-forward", "iptables-nft -P FORWARD DROP",
+			"ip link add kube-dummy-if type bridge", "ip link add bpfin.cali type veth peer name bpfout.cali", "sysctl -qw net.ipv4.ip_local_port_range='1024 60999'"},
+			other: func(t *testing.T, n *namespace) { n.occupy(t, "127.0.0.1:30080") },
+			want: []string{"firewalld warning: …inet firewalld", "drop-policy warning inet mine fence: its policy at input is to drop", "ufw warning", "kube-router warning", "calico-ebpf warning: …bpfin.cali",
+				"drop-policy warning ip filter FORWARD: its policy at forward is to drop", "node-ports warning 30080/tcp: process", "local-ports warning: outgoing connections take ports 1024 to 60999"}, code: 3},
+		{name: "firewalld by iptables, Docker that drops", make: []string{"iptables-nft -N FORWARD_IN_ZONES", "iptables-nft -N DOCKER", "iptables-nft -N DOCKER-USER", "iptables-nft -A FORWARD -j DOCKER-USER", "iptables-nft -P FORWARD DROP"},
+			want: []string{"firewalld warning: …ip filter", "docker-forward warning: …ip filter", "drop-policy ok"}},
+		{name: "Docker of the legacy back end", make: []string{"iptables-legacy -N DOCKER", "iptables-legacy -P FORWARD DROP"},
+			want: []string{"docker-forward warning: …ip filter", "iptables-backends ok: the legacy back end alone"}},
+		{name: "both back ends, and what kube-proxies left", make: []string{"iptables-nft-restore --noflush " + upstream, "iptables-nft -t mangle -N KUBE-IPTABLES-HINT", "iptables-nft -N DOCKER",
+			"iptables-legacy -t nat -A POSTROUTING -j ACCEPT", "nft add table ip6 kube-proxy", "nft add chain ip6 kube-proxy services", "ip link add kube-ipvs0 type bridge"},
+			want: []string{"iptables-backends warning: both back ends have rules: nft and legacy; the kubelet uses nft", "docker-forward info",
+				"kube-proxy-rules info: …ip nat", "kube-proxy-rules info: …nftables tables ip6 kube-proxy", "kube-proxy-rules info: …the device kube-ipvs0"}},
+		{name: "another kube-proxy that runs", other: func(t *testing.T, n *namespace) { n.occupy(t, "0.0.0.0:10256"); n.occupy(t, "127.0.0.1:10249") },
+			want: []string{"ports warning healthz: …10256 is taken by process", "ports warning metrics: …10249 is taken by process"}},
+		{name: "this kube-proxy runs", other: func(t *testing.T, n *namespace) {
+			dir := t.TempDir()
+			write(t, filepath.Join(dir, "m/good.yaml"), good())
+			n.with(t).serve(dir)
+		}, want: []string{"kube-proxy-running info: it is process", "ports info healthz: …is taken by the kube-proxy that runs", "kube-proxy-rules info"}},
+		{name: "Cilium in kube-proxy's place", make: []string{"ip link add cilium_host type veth peer name cilium_net"}, other: func(t *testing.T, _ *namespace) { loadBPF(t, "cil_sock4_conne") },
+			want: []string{"cilium error: …cil_sock4_conne"}, code: 2, alone: true},
+		{name: "interfaces and networks", args: []string{"--cluster-cidr=10.0.0.0/16"}, make: []string{"ip link add eth0 type bridge", "ip addr add 192.0.2.1/24 dev eth0", "ip link set eth0 up mtu 1400",
+			"ip route add default via 192.0.2.254", "ip link add cali1 type veth peer name c1", "ip link set cali1 up mtu 1450", "ip link add eth1 type bridge", "ip addr add 198.51.100.1/24 dev eth1",
+			"ip link set eth1 up", "sysctl -qw net.ipv4.conf.eth1.rp_filter=1", "ip link add eth7 type bridge", "ip addr add 10.0.3.4/24 dev eth7", "ip link add cni0 type bridge",
+			"sysctl -qw net.ipv4.ip_local_port_range='1024 60999'", "sysctl -qw net.ipv4.ip_local_reserved_ports=8080,30000-32767"},
+			want: []string{"mtu warning cali1: its MTU is 1450, that of the uplink eth0 1400", "rp-filter warning: strict at eth1", "address-conflict warning 10.0.0.0/16: …10.0.3.4 of the interface eth7",
+				"bridge-netfilter …net.bridge.bridge-nf-call-iptables", "local-ports ok: …are reserved"}},
+		{name: "what is set, and who asks", args: []string{"--conntrack-tcp-timeout-close-wait=17m", "--proxy-mode=nftables"},
+			want: []string{"sysctls info net.netfilter.nf_conntrack_tcp_timeout_close_wait: …would be set to 1020; asked for by --conntrack-tcp-timeout-close-wait"}},
+		{name: "an API server that is not there", args: []string{"--manifests=", "--master=http://127.0.0.1:9"}, want: []string{"api-server error: http://127.0.0.1:9 does not answer: …refused"}, code: 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if !c.alone {
+				t.Parallel()
+			}
+			n := newNamespace(t)
+			for _, command := range c.make {
+				n.command("sh", "-c", command)
+			}
+			if c.other != nil {
+				c.other(t, n)
+			}
+			got := n.check(nil, c.args...)
+			for _, want := range c.want {
+				got.finds(t, want)
+			}
+			if c.code != 0 && got.code != c.code {
+				t.Errorf("exit code %d, want %d", got.code, c.code)
+			}
+		})
+	}
+}
+
+// occupy has this process listen in the namespace until the test ends.
+func (n *namespace) occupy(t *testing.T, at string) {
+	t.Helper()
+	var l net.Listener
+	var err error
+	n.Do(func() { l, err = net.Listen("tcp", at) })
+	do(t, err)
+	t.Cleanup(func() { l.Close() })
+}
+
+// loadBPF has the kernel hold a BPF program that does nothing, of that name, until the test ends.
+func loadBPF(t *testing.T, name string) {
+	t.Helper()
+	code := [2]uint64{0xb7, 0x95} // r0 = 0; exit
+	license := []byte("GPL\x00")
+	attr := struct {
+		typ, count     uint32
+		code, license  uint64
+		level, size    uint32
+		log            uint64
+		version, flags uint32
+		name           [16]byte
+	}{typ: unix.BPF_PROG_TYPE_SOCKET_FILTER, count: 2, code: uint64(uintptr(unsafe.Pointer(&code))), license: uint64(uintptr(unsafe.Pointer(&license[0])))}
+	copy(attr.name[:15], name)
+	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	if errno != 0 {
+		t.Fatalf("load a BPF program: %v", errno)
+	}
+	t.Cleanup(func() { unix.Close(int(fd)) })
+}
+
+// Where something cannot be found out, each finding says so, and what would help; the command ends, and its exit code is not that of a node
+// on which all is well.
+func TestCheckInTheDark(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		env   string
+		wants []string
+	}{
+		{"without root", asUser + "=65534", []string{"privileges error: this process lacks CAP_NET_ADMIN", "mode unknown iptables IPv4: not known: needs root", "mode unknown nftables IPv6: not known: needs root",
+			"mode-asked unknown", "drop-policy unknown: not known: needs root", "firewalld unknown", "cilium unknown: not known: needs root", "ip-forward ok", "conntrack-use", "node-ports ok", "ports ok healthz"}},
+		{"without netfilter", noNetfilter + "=1", []string{"mode info nftables IPv4: cannot run: …CONFIG_NETFILTER_NETLINK", "mode ok userspace IPv4: can run",
+			"mode-asked ok: …mode iptables would run", "drop-policy ok"}}, // the legacy back end has no need of it
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := newNamespace(t).check(func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, c.env) })
+			for _, want := range c.wants {
+				got.finds(t, want)
+			}
+			for _, f := range got.Findings {
+				if f.Severity == preflight.Unknown && (!strings.Contains(f.Seen, "not known") || f.Remedy == "") {
+					t.Errorf("it does not say what would help: %+v", f)
+				}
+			}
+		})
+	}
+	// As in a container that may do no more than the proxy's: no namespace can be made, and /proc/sys is read-only.
+	t.Run("in a container with NET_ADMIN alone", func(t *testing.T) {
+		n := newNamespace(t)
+		n.command("mount", "-o", "bind,ro", "/proc/sys", "/proc/sys")
+		setpriv, err := exec.LookPath("setpriv")
+		do(t, err)
+		got := n.check(func(cmd *exec.Cmd) {
+			cmd.Args = append([]string{"setpriv", "--bounding-set=-all,+net_admin,+net_raw", "--inh-caps=-all", cmd.Path}, cmd.Args[1:]...)
+			cmd.Path = setpriv
+		})
+		for _, want := range []string{"privileges ok", "mode unknown iptables IPv4: not known: needs root, or CAP_SYS_ADMIN, to try it in a network namespace of its own",
+			"mode-asked unknown", "drop-policy ok", "kube-proxy-rules ok", "cilium unknown: not known: needs root, or CAP_SYS_ADMIN", "ip-forward ok"} {
+			got.finds(t, want)
+		}
+	})
+}
+
+// A node is after a check what it was before: rules of both back ends, sysctls, links, addresses, routes, sets, namespaces, modules, files. In
+// every mode that can be asked for, and with nothing there as well as beside what others have.
+func TestCheckChangesNothing(t *testing.T) {
+	upstream, err := filepath.Abs("../../plane/iptables/testdata/shop.rules")
+	do(t, err)
+	for name, setup := range map[string][]string{
+		"an empty node": nil,
+		"a node that others use": {"iptables-nft-restore --noflush " + upstream, "iptables-legacy -A INPUT -s 192.0.2.9 -j ACCEPT", "nft add table inet firewalld",
+			"nft 'add chain inet firewalld f { type filter hook input priority 10; }'", "ipset create KUBE-CLUSTER-IP hash:ip,port", "ip link add kube-ipvs0 type bridge",
+			"ip addr add 10.96.0.1/32 dev kube-ipvs0", "conntrack -I -p udp -s 192.0.2.1 -d 192.0.2.2 --sport 1 --dport 2 -t 100"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNamespace(t)
+			for _, command := range setup {
+				n.command("sh", "-c", command)
+			}
+			before := n.everything()
+			for _, args := range [][]string{{}, {"--proxy-mode=nftables"}, {"--proxy-mode=userspace"}, {"--proxy-mode=ipvs", "--ipvs-strict-arp", "--load-modules"},
+				{"--manifests=", "--master=http://127.0.0.1:9", "--conntrack-tcp-be-liberal"}} {
+				n.check(nil, args...)
+			}
+			if after := n.everything(); after != before {
+				t.Errorf("the node is another:\n%s", different(before, after))
+			}
+		})
+	}
+}
+
+// everything is the state of a namespace, and of what all share, as text. The legacy tables are not listed where there are none, for
+// that would make them.
+func (n *namespace) everything() string {
+	n.t.Helper()
+	const script = `
+nft -s list ruleset
+for ip in ip ip6; do cat /proc/thread-self/net/${ip}_tables_names; [ -z "$(cat /proc/thread-self/net/${ip}_tables_names)" ] || ${ip}tables-legacy-save | grep -v '^#' | sed 's/\[.*\]//'; done
+sysctl -a 2>/dev/null | grep -E '^(net|kernel.modprobe|fs.nr_open|fs.file-max|kernel.core_pattern)' | grep -vE 'nf_conntrack_count|random|neigh.*gc|tcp_fastopen_key|stable_secret|nf_conntrack_buckets'
+ip -d link; ip addr; ip route show table all; ip rule; ipset list; ls /sys/module; cat /proc/modules 2>/dev/null | cut -d' ' -f1
+ls -d /run/xtables.lock /etc/sysctl.d/* 2>/dev/null; readlink /proc/self/ns/net; conntrack -L 2>/dev/null | sed 's/ [0-9]* src/ src/' | sort
+`
+	return n.command("sh", "-c", script)
+}
+
+// different returns the lines that only one of two texts has.
+func different(before, after string) string {
+	a, b := strings.Split(before, "\n"), strings.Split(after, "\n")
+	var out []string
+	for _, line := range a {
+		if !slices.Contains(b, line) {
+			out = append(out, "- "+line)
+		}
+	}
+	for _, line := range b {
+		if !slices.Contains(a, line) {
+			out = append(out, "+ "+line)
+		}
+	}
+	return strings.Join(out, "\n")
+}

@@ -1,0 +1,12 @@
+// Package preflight looks at a node on which the proxy is to run, and says what is in the way ("kube-proxy check").
+//
+//	Look, the probes ──Facts──▶ Judge, pure ──▶ findings ──▶ text, JSON, exit code
+//
+// It changes nothing on the node: no rule, sysctl, link, file or module. Whether a mode can run is found by doing, in a network
+// namespace that ends with the question, and not where the kernel would load a module for it, unless that is asked for
+// (Setup.LoadModules). A probe has a bounded time, and those that take long go side by side. What cannot be found out, for want of a right or of
+// an answer, is a finding too ([Unknown]).
+//
+// Every kind of finding is one value in the list of kinds, from which docs/check.md is made. Ids, severities and the fields of
+// JSON are an interface: scripts read them.
+package preflight

@@ -1,0 +1,193 @@
+package preflight
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/kernel"
+)
+
+// hookNames are those of the families inet, ip and ip6, by number.
+var hookNames = []string{"prerouting", "input", "forward", "output", "postrouting", "ingress"}
+
+// nftChains lists the chains of nf_tables.
+func nftChains() (all []Chain, err error) {
+	err = kernel.WithNetfilter(func(nf *kernel.Netfilter) error {
+		for _, f := range []struct {
+			name  string
+			proto byte
+		}{{"inet", unix.NFPROTO_INET}, {"ip", unix.NFPROTO_IPV4}, {"ip6", unix.NFPROTO_IPV6}} {
+			bodies, err := nf.Ask(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP, f.proto, nil)
+			if err != nil {
+				return err
+			}
+			for _, b := range bodies {
+				c, err := parseChain(f.name, b)
+				if err != nil {
+					return fmt.Errorf("read a chain of nf_tables: %w", err)
+				}
+				all = append(all, c)
+			}
+		}
+		return nil
+	})
+	return all, needsRoot(err)
+}
+
+// parseChain reads the attributes of a chain.
+func parseChain(family string, body []byte) (Chain, error) {
+	c := Chain{Family: family}
+	err := kernel.Attributes(body, func(ad *netlink.AttributeDecoder) {
+		switch ad.Type() {
+		case unix.NFTA_CHAIN_TABLE:
+			c.Table = ad.String()
+		case unix.NFTA_CHAIN_NAME:
+			c.Name = ad.String()
+		case unix.NFTA_CHAIN_POLICY:
+			c.Drop = ad.Uint32() == 0 // NF_DROP
+		case unix.NFTA_CHAIN_USE:
+			c.Rules = int(ad.Uint32())
+		case unix.NFTA_CHAIN_HOOK:
+			ad.Nested(func(ad *netlink.AttributeDecoder) error {
+				for ad.Next() {
+					if ad.Type() == unix.NFTA_HOOK_HOOKNUM {
+						if n := ad.Uint32(); int(n) < len(hookNames) {
+							c.Hook = hookNames[n]
+						}
+					}
+				}
+				return nil
+			})
+		}
+	})
+	return c, err
+}
+
+// legacyChains lists the chains of the legacy back end of iptables, where it has tables. It has none made for being asked.
+func legacyChains(ctx context.Context) (all []Chain, err error) {
+	for _, f := range []struct{ family, program string }{{"ip", "iptables"}, {"ip6", "ip6tables"}} {
+		tables, err := os.ReadFile("/proc/thread-self/net/" + strings.Replace(f.program, "tables", "_tables_names", 1))
+		if errors.Is(err, fs.ErrNotExist) || err == nil && len(strings.TrimSpace(string(tables))) == 0 {
+			continue
+		}
+		if err != nil {
+			return nil, needsRoot(err)
+		}
+		chains, err := savedBy(ctx, f.family, f.program+"-legacy-save")
+		if err != nil {
+			return nil, fmt.Errorf("there are tables of the legacy back end (%s), and what is in them is not known: %w",
+				strings.Join(strings.Fields(string(tables)), ", "), err)
+		}
+		all = append(all, chains...)
+	}
+	return all, nil
+}
+
+// savedBy has a program list its chains.
+func savedBy(ctx context.Context, family, program string) ([]Chain, error) {
+	cmd := exec.CommandContext(ctx, program)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	var said strings.Builder
+	cmd.Stderr = &said
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	all, err := readSaved(family, out)
+	if e := cmd.Wait(); e != nil {
+		err = errors.Join(err, fmt.Errorf("%s: %w: %s", program, e, strings.TrimSpace(said.String())))
+	}
+	return all, err
+}
+
+// readSaved reads the chains of what iptables-save prints, and counts their rules.
+func readSaved(family string, r io.Reader) (all []Chain, err error) {
+	at := map[[2]string]int{}
+	table := ""
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		f := strings.Fields(lines.Text())
+		switch {
+		case len(f) == 0:
+		case f[0][0] == '*':
+			table = f[0][1:]
+		case f[0][0] == ':' && len(f) > 1:
+			name := f[0][1:]
+			at[[2]string{table, name}] = len(all)
+			c := Chain{Family: family, Table: table, Name: name, Drop: f[1] == "DROP"}
+			if f[1] != "-" {
+				c.Hook = strings.ToLower(name)
+			}
+			all = append(all, c)
+		case f[0] == "-A" && len(f) > 1:
+			if i, ok := at[[2]string{table, f[1]}]; ok {
+				all[i].Rules++
+			}
+		}
+	}
+	return all, lines.Err()
+}
+
+// virtualServers counts those of IPVS, if it is there.
+func virtualServers(context.Context) (n int, err error) {
+	data, err := os.ReadFile("/proc/thread-self/net/ip_vs")
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Fields(line); len(f) > 0 && slices.Contains([]string{"TCP", "UDP", "SCTP", "FWM"}, f[0]) {
+			n++
+		}
+	}
+	return n, needsRoot(err)
+}
+
+// watched are the programs that a proxy may run, or that people use beside it, with the modules that they ask the kernel for even
+// to tell their version.
+var watched = []struct {
+	name    string
+	modules []string
+}{
+	{name: "iptables-nft"}, {name: "iptables-legacy"}, {name: "iptables"}, {name: "ip6tables-nft"}, {name: "ip6tables-legacy"}, {name: "nft"},
+	{"ipset", []string{"nfnetlink", "ip_set"}}, {name: "conntrack"}, {"ipvsadm", []string{"ip_vs"}},
+}
+
+// programs looks for programs and asks for their versions, of each no longer than a few seconds.
+func programs(ctx context.Context, s *Setup, m modules) (all []Program) {
+	for _, w := range watched {
+		p := Program{Name: w.name}
+		if path, err := exec.LookPath(w.name); err == nil {
+			p.Path, _ = filepath.Abs(path)
+			if !s.LoadModules && len(m.missing(w.modules...)) > 0 {
+				all = append(all, p)
+				continue
+			}
+			k := within(ctx, programPatience, func(ctx context.Context) (string, error) {
+				cmd := exec.CommandContext(ctx, path, "--version")
+				cmd.WaitDelay = programPatience
+				out, err := cmd.CombinedOutput()
+				line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+				return line, err
+			})
+			p.Version, p.Err = k.Value, k.Err
+			p.Version = strings.TrimSuffix(p.Version, ".")
+		}
+		all = append(all, p)
+	}
+	return all
+}

@@ -1,0 +1,110 @@
+package preflight
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+// Kind is a kind of finding.
+type Kind struct {
+	ID string
+	// Looks says what is looked at, Why why it matters, and Remedy what to do where it is not as it should be, for docs/check.md and
+	// for findings that say no more of it.
+	Looks, Why, Remedy string
+	// Worst is the worst severity that the kind has, but for Unknown.
+	Worst Severity
+
+	judge func(*judge)
+}
+
+// Kinds returns all kinds of findings, in the order of the report.
+func Kinds() []Kind {
+	return slices.Concat(modeKinds(), otherKinds(), hostKinds(), networkKinds(), clusterKinds())
+}
+
+// Judge says what the facts mean for what would run.
+func Judge(s *Setup, f *Facts) (all []Finding) {
+	for _, k := range Kinds() {
+		j := &judge{Setup: s, facts: f, kind: k}
+		k.judge(j)
+		all = append(all, j.found...)
+	}
+	return all
+}
+
+// judge makes the findings of a kind.
+type judge struct {
+	*Setup
+	facts *Facts
+	kind  Kind
+	found []Finding
+}
+
+// add notes a finding. Those that nothing is to be done about need no reason and no remedy.
+func (j *judge) add(sev Severity, about, format string, args ...any) *Finding {
+	f := Finding{ID: j.kind.ID, Severity: sev, About: about, Seen: fmt.Sprintf(format, args...)}
+	if worse(sev, Info) > 0 {
+		f.Why, f.Remedy = j.kind.Why, j.kind.Remedy
+	}
+	j.found = append(j.found, f)
+	return &j.found[len(j.found)-1]
+}
+
+func (j *judge) ok(about, format string, args ...any)    { j.add(OK, about, format, args...) }
+func (j *judge) info(about, format string, args ...any)  { j.add(Info, about, format, args...) }
+func (j *judge) warn(about, format string, args ...any)  { j.add(Warning, about, format, args...) }
+func (j *judge) wrong(about, format string, args ...any) { j.add(Error, about, format, args...) }
+
+// unknown notes what could not be found out, and what would help.
+func (j *judge) unknown(about string, err error) {
+	f := j.add(Unknown, about, "not known: %v", err)
+	f.Remedy = "run it as root on the node, or in a container with the node's network namespace, and CAP_SYS_ADMIN and CAP_NET_ADMIN"
+	if errors.Is(err, ErrSlow) {
+		f.Remedy = "see what hangs on this node, and run it again"
+	}
+}
+
+// of reports whether a fact is known, and notes that it is not.
+func of[T any](j *judge, about string, k Known[T]) (T, bool) {
+	if k.Err != nil {
+		j.unknown(about, k.Err)
+	}
+	return k.Value, k.Err == nil
+}
+
+// sysctl returns a value; "" if the kernel has none of that name, or that is not known.
+func (j *judge) sysctl(name string) string { return j.facts.Sysctls.Value[name] }
+
+// ability returns what was found out of a mode in a family.
+func (f *Facts) ability(name string, fam lb.Family) (Ability, bool) {
+	i := slices.IndexFunc(f.Abilities, func(a Ability) bool { return a.Mode == name && a.Family == fam })
+	if i < 0 {
+		return Ability{}, false
+	}
+	return f.Abilities[i], true
+}
+
+// errUntried is why a mode cannot be chosen that was not tried.
+var errUntried = errors.New("whether it can run was not tried")
+
+// choose says which mode would run, as far as could be tried. What the kernel has on disk counts as there.
+func choose(s *Setup, f *Facts) (mode.Choice, error) {
+	list := slices.Clone(s.Modes)
+	for i, m := range list {
+		list[i].Able = func(with mode.Settings) error {
+			switch a, ok := f.ability(m.Name, with.Family); {
+			case !ok:
+				return errUntried
+			case a.Unasked != nil && !a.Loadable:
+				return fmt.Errorf("%w: %w", errUntried, a.Unasked)
+			default:
+				return a.Able
+			}
+		}
+	}
+	return list.Choose(s.Asked, "", s.with(s.Families[0]))
+}

@@ -1,0 +1,200 @@
+package preflight
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+func modeKinds() []Kind {
+	return []Kind{
+		{ID: "privileges", Worst: Error, judge: (*judge).privileges,
+			Looks:  "the capabilities of this process",
+			Why:    "Rules need CAP_NET_ADMIN in the node's network namespace; the legacy back end of iptables also needs CAP_NET_RAW.",
+			Remedy: "Run the check as the proxy will run: as root, or with the capabilities of its container."},
+		{ID: "namespace", Worst: Info, judge: (*judge).namespace,
+			Looks: "whether this is the network namespace of process 1",
+			Why:   "All that is said is said of the network namespace in which the check runs. The proxy's pod has hostNetwork: true.", Remedy: "Run the check with hostNetwork: true."},
+		{ID: "kernel", Worst: Error, judge: (*judge).kernel,
+			Looks: "the kernel's version", Why: "Kernels before 5.10 are not supported: sets and expressions that the rules need are missing or broken.",
+			Remedy: "Install a kernel of a distribution that is supported, 5.10 or later."},
+		{ID: "mode", Worst: Warning, judge: (*judge).modes,
+			Looks:  "each mode and family: whether it can run here, tried in a network namespace of its own that ends with the question",
+			Why:    "A mode that the host cannot run ends the proxy at its start, or gives way to another.",
+			Remedy: "See what is missing; it matters for the mode that would run alone."},
+		{ID: "mode-asked", Worst: Error, judge: (*judge).asked,
+			Looks:  "which mode the configuration asks for, and which would run",
+			Why:    "The proxy ends at its start where no mode can run, and a mode that gives way to another serves otherwise than was asked for.",
+			Remedy: "Provide what is missing, or ask for a mode that can run: --proxy-mode (mode)."},
+		{ID: "programs", Worst: Info, judge: (*judge).programs,
+			Looks: "iptables of both back ends, nft, ipset, conntrack and ipvsadm, and their versions",
+			Why:   "Mode iptables runs iptables; the others are for people, the proxy needs none of them.", Remedy: "Mode iptables: install the package iptables in the image."},
+	}
+}
+
+func (j *judge) privileges() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	lacks, ok := of(j, "", j.facts.Lacks)
+	switch {
+	case !ok:
+	case slices.Contains(lacks, "NET_ADMIN"):
+		j.wrong("", "this process lacks CAP_%s", strings.Join(lacks, " and CAP_"))
+	case len(lacks) > 0:
+		j.info("", "this process lacks CAP_%s, which the legacy back end of iptables needs", strings.Join(lacks, " and CAP_"))
+	default:
+		j.ok("", "this process has CAP_NET_ADMIN and CAP_NET_RAW")
+	}
+}
+
+func (j *judge) namespace() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	switch own := j.facts.OwnNamespace; {
+	case own.Err != nil:
+		j.info("", "whether this is the network namespace of process 1 cannot be seen from here: %v", own.Err)
+	case own.Value:
+		j.info("", "this network namespace is not that of process 1: what follows is of this one")
+	default:
+		j.ok("", "this is the network namespace of process 1")
+	}
+}
+
+func (j *judge) kernel() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	v, ok := of(j, "", j.facts.Kernel)
+	if !ok {
+		return
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(v, "%d.%d", &major, &minor); err != nil {
+		j.unknown("", fmt.Errorf("read the version %q: %w", v, err))
+		return
+	}
+	if major < 5 || major == 5 && minor < 10 {
+		j.wrong("", "Linux %s", v)
+		return
+	}
+	j.ok("", "Linux %s", v)
+}
+
+// modes says of each mode whether it can run. That one cannot is worth a warning only where the configuration wants it.
+func (j *judge) modes() {
+	for _, m := range j.Modes {
+		switch {
+		case !m.Here():
+			j.info(m.Name, "is for another operating system: %s", m.OS)
+		case !m.Built():
+			j.info(m.Name, "%v", mode.ErrNotBuilt)
+		default:
+			j.families(m)
+		}
+	}
+}
+
+func (j *judge) families(m mode.Mode) {
+	for _, fam := range j.Families {
+		a, ok := j.facts.ability(m.Name, fam)
+		about := m.Name + " " + fam.String()
+		wanted := j.Asked == m.Name
+		switch {
+		case !ok:
+			j.unknown(about, errUntried)
+		case len(a.Modules) > 0 && a.Loadable:
+			j.info(about, "not tried, for the kernel would load modules: %s. They are on disk, so the proxy will find them; --load-modules tries it",
+				strings.Join(a.Modules, ", "))
+		case len(a.Modules) > 0:
+			f := j.add(Unknown, about, "not known: %v, which are not among its modules on disk, as far as can be seen from here", a.Unasked)
+			f.Remedy = "mount the host's /lib/modules, or have it tried: --load-modules"
+		case a.Unasked != nil:
+			j.unknown(about, a.Unasked)
+		case a.Able == nil:
+			j.ok(about, "can run")
+		default:
+			sev := Info
+			if wanted {
+				sev = Warning
+			}
+			f := j.add(sev, about, "cannot run: %s", oneLine(a.Able))
+			f.Why = j.kind.Why
+			if errors.Is(a.Able, fs.ErrPermission) {
+				f.Remedy = "run the check as root"
+			}
+		}
+	}
+}
+
+// oneLine joins the lines of an error.
+func oneLine(err error) string { return strings.Join(strings.Split(err.Error(), "\n"), "; ") }
+
+func (j *judge) asked() {
+	asked := j.Asked
+	if asked == "" {
+		asked = "nothing, which is the best that the host can do"
+	}
+	c, err := choose(j.Setup, j.facts)
+	switch {
+	case errors.Is(err, errUntried):
+		j.unknown("", fmt.Errorf("which mode would run, where the configuration asks for %s: %s", asked, oneLine(err)))
+	case err != nil:
+		j.wrong("", "the configuration asks for %s, and no mode can run: %s", asked, oneLine(err))
+	case len(c.Steps) > 0 && j.Asked != "":
+		j.warn("", "the configuration asks for %s; %s", asked, c.Steps[len(c.Steps)-1])
+	case len(c.Steps) > 0:
+		j.info("", "the configuration asks for %s: it is %s, after %s", asked, c.Mode.Name, tried(c.Steps))
+	default:
+		j.ok("", "the configuration asks for %s: mode %s would run", asked, c.Mode.Name)
+	}
+	if err != nil {
+		return
+	}
+	for _, fam := range j.Families[1:] {
+		if a, ok := j.facts.ability(c.Mode.Name, fam); ok && a.Able != nil {
+			j.warn(fam.String(), "mode %s cannot serve %s: %s; %s would be served alone", c.Mode.Name, fam, oneLine(a.Able), j.Families[0])
+		}
+	}
+}
+
+func tried(steps []mode.Step) string {
+	names := make([]string, len(steps))
+	for i, s := range steps {
+		names[i] = fmt.Sprintf("%s (%s)", s.From, oneLine(s.Why))
+	}
+	return strings.Join(names, ", ")
+}
+
+func (j *judge) programs() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	for _, p := range j.facts.Programs {
+		switch {
+		case p.Path == "":
+			j.info(p.Name, "not installed here")
+		case p.Err != nil:
+			j.info(p.Name, "%s: %s", p.Path, oneLine(p.Err))
+		case p.Version == "":
+			j.ok(p.Name, "%s", p.Path)
+		default:
+			j.ok(p.Name, "%s: %s", p.Path, p.Version)
+		}
+	}
+}
+
+// running returns the mode that would run, if that can be said.
+func (j *judge) running() (mode.Mode, bool) {
+	c, err := choose(j.Setup, j.facts)
+	return c.Mode, err == nil
+}
+
+// serves reports whether a family is one of those to be served.
+func (j *judge) serves(f lb.Family) bool { return slices.Contains(j.Families, f) }

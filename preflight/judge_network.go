@@ -1,0 +1,230 @@
+package preflight
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+func networkKinds() []Kind {
+	return []Kind{
+		{ID: "mtu", Worst: Warning, judge: (*judge).mtu,
+			Looks:  "the MTU of the pods' interfaces against that of the uplink",
+			Why:    "Packets that are larger than what the uplink carries are split, or dropped where they must not be: connections open, and hang when much is sent.",
+			Remedy: "Set the MTU of the network plugin to that of the uplink, less what its tunnel adds (50 for VXLAN, 20 for IPIP, 60 to 80 for WireGuard)."},
+		{ID: "address-conflict", Worst: Error, judge: (*judge).conflicts,
+			Looks:  "networks of pods and Services that overlap each other, an address or a route of this node",
+			Why:    "A packet to a Service goes to the overlapping network where no rule translates it, and addresses of that network that are cluster IPs cannot be reached.",
+			Remedy: "Give the cluster networks that nobody else has: --service-cluster-ip-range of the API server, --cluster-cidr of the controller manager and of the proxy."},
+		{ID: "node-ports", Worst: Warning, judge: (*judge).nodePorts,
+			Looks:  "programs that listen in the range of NodePorts, 30000 to 32767",
+			Why:    "Where a Service gets the port, clients reach it and not the program.",
+			Remedy: "Have the program listen elsewhere, or exclude the port from the range of the API server (--service-node-port-range)."},
+		{ID: "local-ports", Worst: Warning, judge: (*judge).localPorts,
+			Looks:  "whether ports of outgoing connections (net.ipv4.ip_local_port_range) overlap the range of NodePorts",
+			Why:    "An outgoing connection of the node takes a port that a NodePort of the same address answers on: in mode userspace the port cannot be listened on, and answers to that connection may be taken for requests.",
+			Remedy: "Set net.ipv4.ip_local_reserved_ports to 30000-32767, or the range to 32768 60999."},
+	}
+}
+
+type server struct {
+	name string
+	at   netip.AddrPort
+}
+
+func isIPv4(p netip.Prefix) bool { return p.Addr().Is4() }
+
+// uplink returns the interface of the default route, of whatever family.
+func (j *judge) uplink() (Link, bool) {
+	for _, r := range j.facts.Routes.Value {
+		if r.Dst.Bits() != 0 {
+			continue
+		}
+		if i := slices.IndexFunc(j.facts.Links.Value, func(l Link) bool { return l.Index == r.Link }); i >= 0 {
+			return j.facts.Links.Value[i], true
+		}
+	}
+	return Link{}, false
+}
+
+func (j *judge) mtu() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	links, ok := of(j, "", j.facts.Links)
+	if !ok {
+		return
+	}
+	if _, ok = of(j, "", j.facts.Routes); !ok {
+		return
+	}
+	up, ok := j.uplink()
+	if !ok {
+		j.info("", "there is no default route, so the uplink is not known")
+		return
+	}
+	n := 0
+	for _, l := range links {
+		if !j.pods(l) || l.Index == up.Index || !l.Up {
+			continue
+		}
+		n++
+		if l.MTU > up.MTU {
+			j.warn(l.Name, "its MTU is %d, that of the uplink %s %d", l.MTU, up.Name, up.MTU)
+		}
+	}
+	if len(j.found) == 0 {
+		j.ok("", "the uplink %s has %d, none of %d interfaces of pods has more", up.Name, up.MTU, n)
+	}
+}
+
+func (j *judge) conflicts() {
+	services := netips(j.facts.Cluster)
+	pods := slices.Clone(j.PodCIDRs)
+	type network struct {
+		what string
+		at   netip.Prefix
+	}
+	var ours []network
+	for _, p := range pods {
+		ours = append(ours, network{"the pod network", p})
+	}
+	for _, s := range services {
+		ours = append(ours, network{"the service network", s})
+	}
+	for i, a := range ours {
+		for _, b := range ours[i+1:] {
+			if a.at.Overlaps(b.at) {
+				j.wrong(a.at.String(), "%s overlaps %s %s", a.what, b.what, b.at)
+			}
+		}
+	}
+	for _, l := range j.facts.Links.Value {
+		for _, a := range l.Addrs {
+			for _, s := range services {
+				if l.Name != "kube-ipvs0" && s.Contains(a.Addr()) {
+					j.wrong(s.String(), "the service network has the address %s of the interface %s", a.Addr(), l.Name)
+				}
+			}
+			for _, p := range pods {
+				if p.Contains(a.Addr()) && !j.pods(l) {
+					j.warn(p.String(), "the pod network has the address %s of the interface %s, which does not look like one of pods", a.Addr(), l.Name)
+				}
+			}
+		}
+	}
+	for _, r := range j.facts.Routes.Value {
+		for _, s := range services {
+			if r.Dst.Bits() > 0 && r.Dst.Overlaps(s) && j.linkName(r.Link) != "kube-ipvs0" {
+				j.warn(s.String(), "the service network overlaps the route to %s by %s", r.Dst, j.linkName(r.Link))
+			}
+		}
+	}
+	switch {
+	case j.facts.OS == "linux" && j.hidden(j.facts.Links.Err, j.facts.Routes.Err), len(j.found) > 0:
+	case len(services) == 0:
+		j.ok("", "none among %s; the service network is not known: no API server has said it", list(pods))
+	default:
+		j.ok("", "none among %s and %s", list(pods), list(services))
+	}
+}
+
+func (j *judge) linkName(index int) string {
+	for _, l := range j.facts.Links.Value {
+		if l.Index == index {
+			return l.Name
+		}
+	}
+	return fmt.Sprintf("interface %d", index)
+}
+
+// netips are the service networks, as far as they are known.
+func netips(c *Cluster) []netip.Prefix {
+	if c == nil {
+		return nil
+	}
+	return c.ServiceCIDRs.Value
+}
+
+func list(ps []netip.Prefix) string {
+	if len(ps) == 0 {
+		return "no pod networks"
+	}
+	all := make([]string, len(ps))
+	for i, p := range ps {
+		all[i] = p.String()
+	}
+	return strings.Join(all, ", ")
+}
+
+// The usual range of NodePorts; the proxy is not told of another.
+const firstNodePort, lastNodePort = 30000, 32767
+
+func (j *judge) nodePorts() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	sockets, ok := of(j, "", j.facts.Sockets)
+	if !ok {
+		return
+	}
+	seen := map[string]bool{}
+	for _, s := range sockets {
+		port := s.At.Port()
+		if port < firstNodePort || port > lastNodePort || s.Owner != "" && strings.HasPrefix(j.facts.Writer.Value, s.Owner) {
+			continue
+		}
+		about := fmt.Sprintf("%d/%s", port, s.Proto)
+		if seen[about] {
+			continue
+		}
+		seen[about] = true
+		owner := s.Owner
+		if owner == "" {
+			owner = "a process that cannot be seen from here"
+		}
+		j.warn(about, "%s listens on %s", owner, s.At)
+	}
+	if len(j.found) == 0 {
+		j.ok("", "nobody listens on ports %d to %d", firstNodePort, lastNodePort)
+	}
+}
+
+func (j *judge) localPorts() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	if _, ok := of(j, "", j.facts.Sysctls); !ok {
+		return
+	}
+	var first, last int
+	value := j.sysctl(portRange)
+	if _, err := fmt.Sscan(value, &first, &last); err != nil {
+		j.unknown("", fmt.Errorf("%s is %q", portRange, value))
+		return
+	}
+	text := fmt.Sprintf("outgoing connections take ports %d to %d", first, last)
+	switch {
+	case last < firstNodePort || first > lastNodePort:
+		j.ok("", "%s", text)
+	case reserved(j.sysctl(portsReserved), max(first, firstNodePort), min(last, lastNodePort)):
+		j.ok("", "%s, and those of NodePorts are reserved", text)
+	default:
+		j.warn("", "%s, some of which are NodePorts", text)
+	}
+}
+
+// reserved reports whether a list such as 8080,30000-32767 has all ports of a range.
+func reserved(list string, first, last int) bool {
+	for part := range strings.SplitSeq(list, ",") {
+		var from, to int
+		if n, _ := fmt.Sscanf(part, "%d-%d", &from, &to); n == 1 {
+			to = from
+		}
+		if from <= first && first <= to {
+			first = to + 1
+		}
+	}
+	return first > last
+}

@@ -1,0 +1,335 @@
+package preflight
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+func otherKinds() []Kind {
+	return []Kind{
+		{ID: "iptables-backends", Worst: Warning, judge: (*judge).backends,
+			Looks:  "rules in the legacy and in the nft back end of iptables",
+			Why:    "The back ends do not see each other's rules, and a packet meets both: what one accepts the other may drop, and what one translates the other does not see.",
+			Remedy: "Have all programs of the node use one back end: the one that has the kubelet's chain KUBE-IPTABLES-HINT or KUBE-KUBELET-CANARY. Mode nftables takes part in neither."},
+		{ID: "kube-proxy-rules", Worst: Info, judge: (*judge).leftovers,
+			Looks: "chains, tables, virtual servers and a device of a kube-proxy, whoever made them",
+			Why:   "Those of the mode that runs are taken over; those of another mode serve until the first write of ours is done, and are removed then.", Remedy: "Nothing. kube-proxy --cleanup removes them where no proxy is to run."},
+		{ID: "kube-proxy-running", Worst: Info, judge: (*judge).writer,
+			Looks: "whether a kube-proxy of this kind runs in this network namespace",
+			Why:   "A second one waits until the first has ended.", Remedy: "Nothing, where that is the one that is to be replaced."},
+		{ID: "ports", Worst: Warning, judge: (*judge).ports,
+			Looks:  "whether the addresses of the health and metrics servers are free",
+			Why:    "Another kube-proxy would have them; two that do not know of each other undo each other's rules. The server tries again until the port is free, and nobody learns whether the node is healthy.",
+			Remedy: "Stop what listens there, such as the kube-proxy that is to be replaced, or choose another address: --healthz-bind-address, --metrics-bind-address."},
+		{ID: "cilium", Worst: Error, judge: (*judge).cilium,
+			Looks:  "interfaces and BPF programs of Cilium, and whether it replaces kube-proxy",
+			Why:    "Cilium's replacement of kube-proxy translates connections at the sockets, before any rule. Two proxies that serve the same addresses disagree about endpoints and affinity.",
+			Remedy: "Set kube-proxy-replacement to false in the ConfigMap cilium-config and restart its agents first; docs/migrating.md has the steps. Or do not run this proxy."},
+		{ID: "kube-router", Worst: Warning, judge: (*judge).kubeRouter,
+			Looks:  "interfaces and chains of kube-router",
+			Why:    "kube-router with --run-service-proxy serves Services by IPVS.",
+			Remedy: "Run it with --run-service-proxy=false."},
+		{ID: "calico-ebpf", Worst: Warning, judge: (*judge).calico,
+			Looks:  "interfaces and BPF programs of Calico's eBPF data plane",
+			Why:    "Calico's eBPF data plane serves Services itself.",
+			Remedy: "Set bpfEnabled to false in its FelixConfiguration, or do not run this proxy."},
+		{ID: "firewalld", Worst: Warning, judge: (*judge).firewalld,
+			Looks:  "rules of firewalld",
+			Why:    "firewalld refuses what no zone allows, after it was translated: NodePorts, and traffic that the node forwards to pods. Its reload removes rules of others in iptables.",
+			Remedy: "Stop and disable firewalld on cluster nodes; or put the pods' interfaces and networks into the zone trusted, and open the NodePorts in the zone of the uplink."},
+		{ID: "ufw", Worst: Warning, judge: (*judge).ufw,
+			Looks:  "rules of ufw",
+			Why:    "ufw drops what the node forwards, unless DEFAULT_FORWARD_POLICY is ACCEPT, and NodePorts that it was not told of.",
+			Remedy: "Disable ufw on cluster nodes; or set DEFAULT_FORWARD_POLICY=\"ACCEPT\" in /etc/default/ufw, and allow the NodePorts and the pods' networks."},
+		{ID: "docker-forward", Worst: Warning, judge: (*judge).docker,
+			Looks:  "Docker's chains, and whether its FORWARD chain drops",
+			Why:    "Docker sets the policy of FORWARD to DROP when it turns on forwarding: what the node forwards between pods and others is dropped, unless a rule accepts it. Modes iptables and ipvs accept what they translated; mode nftables makes no hole in firewalls of others (DP-26).",
+			Remedy: "Remove Docker where another runtime runs the pods; or set \"ip-forward-no-drop\": true in daemon.json (Docker 27.0 and later); or accept the pods' networks in the chain DOCKER-USER."},
+		{ID: "drop-policy", Worst: Warning, judge: (*judge).dropPolicy,
+			Looks:  "base chains of other software at input and forward whose policy is to drop",
+			Why:    "A packet has to be accepted by every base chain of a hook: what such a chain does not accept is dropped, whatever the proxy's rules say. At forward that is traffic to pods; at input, NodePorts of host-network pods, and the health server.",
+			Remedy: "See the chain with nft list ruleset, and have it accept the pods' networks, and NodePorts."},
+	}
+}
+
+// uses reports whether chains hold rules of a back end of iptables, and whether the kubelet's are among them.
+func uses(chains []Chain) (rules int, kubelet bool) {
+	for _, c := range chains {
+		if !slices.Contains([]string{"filter", "nat", "mangle", "raw", "security"}, c.Table) || c.Family == "inet" {
+			continue
+		}
+		if c.Hook == "" || c.Rules > 0 {
+			rules += max(c.Rules, 1)
+		}
+		kubelet = kubelet || c.Name == "KUBE-IPTABLES-HINT" || c.Name == "KUBE-KUBELET-CANARY"
+	}
+	return rules, kubelet
+}
+
+func (j *judge) backends() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	nft, ok := of(j, "nft", j.facts.Chains)
+	legacy, ok2 := of(j, "legacy", j.facts.Legacy)
+	if !ok || !ok2 {
+		return
+	}
+	n, kubeletNFT := uses(nft)
+	l, kubeletLegacy := uses(legacy)
+	kubelet := ""
+	switch {
+	case kubeletNFT:
+		kubelet = "; the kubelet uses nft"
+	case kubeletLegacy:
+		kubelet = "; the kubelet uses legacy"
+	}
+	switch {
+	case n > 0 && l > 0:
+		j.warn("", "both back ends have rules: nft and legacy%s", kubelet)
+	case n > 0:
+		j.ok("", "the nft back end alone has rules%s", kubelet)
+	case l > 0:
+		j.ok("", "the legacy back end alone has rules%s", kubelet)
+	default:
+		j.ok("", "neither back end has rules")
+	}
+}
+
+// hasChain returns where there is a chain that is says yes to.
+func (j *judge) hasChain(is func(Chain) bool) []string {
+	var where []string
+	for _, c := range slices.Concat(j.facts.Chains.Value, j.facts.Legacy.Value) {
+		if at := c.Family + " " + c.Table; is(c) && !slices.Contains(where, at) {
+			where = append(where, at)
+		}
+	}
+	return where
+}
+
+// prefixed matches chains whose names begin with one of these.
+func prefixed(prefixes ...string) func(Chain) bool {
+	return func(c Chain) bool {
+		return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(c.Name, p) })
+	}
+}
+
+// hasLink returns the interfaces that is says yes to.
+func (j *judge) hasLink(is func(Link) bool) []string {
+	var names []string
+	for _, l := range j.facts.Links.Value {
+		if is(l) {
+			names = append(names, l.Name)
+		}
+	}
+	return names
+}
+
+// hasBPF returns the BPF programs whose names begin with one of these.
+func (j *judge) hasBPF(prefixes ...string) []string {
+	var names []string
+	for _, name := range j.facts.BPF.Value {
+		if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) }) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// hidden notes what could not be looked at where something may hide; it reports whether there was such a thing.
+func (j *judge) hidden(errs ...error) bool {
+	for _, err := range errs {
+		if err != nil {
+			j.unknown("", err)
+			return true
+		}
+	}
+	return false
+}
+
+func (j *judge) leftovers() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	var seen []string
+	if at := j.hasChain(func(c Chain) bool {
+		return c.Table != "kube-proxy" && (c.Name == "KUBE-SERVICES" || c.Name == "KUBE-NODEPORTS")
+	}); len(at) > 0 {
+		seen = append(seen, "chains KUBE-… of iptables in "+strings.Join(at, ", "))
+	}
+	if at := j.hasChain(func(c Chain) bool { return strings.HasPrefix(c.Table, "kube-proxy") }); len(at) > 0 {
+		seen = append(seen, "nftables tables "+strings.Join(at, ", "))
+	}
+	if at := j.hasLink(func(l Link) bool { return l.Name == "kube-ipvs0" }); len(at) > 0 {
+		seen = append(seen, "the device kube-ipvs0")
+	}
+	if n := j.facts.VirtualServers.Value; n > 0 {
+		seen = append(seen, fmt.Sprintf("%d virtual servers of IPVS, of a kube-proxy or of others", n))
+	}
+	if len(seen) > 0 {
+		j.add(Info, "", "%s", strings.Join(seen, "; ")).Why = j.kind.Why
+		return
+	}
+	if j.hidden(j.facts.Chains.Err, j.facts.Legacy.Err, j.facts.VirtualServers.Err, j.facts.Links.Err) {
+		return
+	}
+	j.ok("", "no rules of a kube-proxy")
+}
+
+func (j *judge) writer() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	switch who, ok := of(j, "", j.facts.Writer); {
+	case !ok:
+	case who == "":
+		j.ok("", "none")
+	default:
+		j.add(Info, "", "it is %s", who).Why = j.kind.Why
+	}
+}
+
+func (j *judge) ports() {
+	sockets, ok := of(j, "", j.facts.Sockets)
+	if !ok {
+		return
+	}
+	for _, p := range []server{{"healthz", j.Healthz}, {"metrics", j.Metrics}} {
+		if !p.at.IsValid() {
+			j.ok(p.name, "no such server")
+			continue
+		}
+		i := slices.IndexFunc(sockets, func(s Socket) bool {
+			same := s.At.Addr() == p.at.Addr() || s.At.Addr().IsUnspecified() || p.at.Addr().IsUnspecified()
+			return s.Proto == "tcp" && s.At.Port() == p.at.Port() && same
+		})
+		switch ours := j.facts.Writer.Value; {
+		case i < 0:
+			j.ok(p.name, "%s is free", p.at)
+		case ours != "" && (sockets[i].Owner == "" || strings.HasPrefix(ours, sockets[i].Owner)):
+			j.info(p.name, "%s is taken by the kube-proxy that runs", p.at)
+		case sockets[i].Owner == "":
+			j.warn(p.name, "%s is taken, by a process that cannot be seen from here", p.at)
+		default:
+			j.warn(p.name, "%s is taken by %s", p.at, sockets[i].Owner)
+		}
+	}
+}
+
+func (j *judge) cilium() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	devices := j.hasLink(func(l Link) bool { return strings.HasPrefix(l.Name, "cilium_") || strings.HasPrefix(l.Name, "lxc_") })
+	// Its programs at the hooks of sockets are those of the replacement; older versions had no prefix.
+	sockets := j.hasBPF("cil_sock", "sock4_connect", "sock6_connect")
+	switch {
+	case len(sockets) > 0:
+		j.wrong("", "Cilium replaces kube-proxy here: the BPF programs %s", strings.Join(sockets, ", "))
+	case j.facts.BPF.Err != nil && len(devices) > 0:
+		j.warn("", "Cilium runs here (%s); whether it replaces kube-proxy is not known: %v", strings.Join(devices, ", "), j.facts.BPF.Err)
+	case len(devices) > 0:
+		j.info("", "Cilium runs here (%s), and does not translate at sockets; see that kube-proxy-replacement is false", strings.Join(devices, ", "))
+	case j.hidden(j.facts.Links.Err, j.facts.BPF.Err):
+	default:
+		j.ok("", "no traces of Cilium")
+	}
+}
+
+func (j *judge) kubeRouter() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	devices := j.hasLink(func(l Link) bool { return l.Name == "kube-dummy-if" })
+	switch {
+	case len(devices) > 0:
+		j.warn("", "its service proxy runs, or did: the device %s", devices[0])
+	case len(j.hasChain(prefixed("KUBE-ROUTER-"))) > 0:
+		j.info("", "its chains are there, and no device of its service proxy")
+	case j.hidden(j.facts.Links.Err, j.facts.Chains.Err):
+	default:
+		j.ok("", "no traces of kube-router")
+	}
+}
+
+func (j *judge) calico() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	devices := j.hasLink(func(l Link) bool { return l.Name == "bpfin.cali" || l.Name == "bpfout.cali" })
+	switch progs := j.hasBPF("calico_connect", "cali_ctlb", "cali_tc_preambl"); {
+	case len(devices) > 0 || len(progs) > 0:
+		j.warn("", "Calico's eBPF data plane runs: %s", strings.Join(append(devices, progs...), ", "))
+	case j.hidden(j.facts.Links.Err, j.facts.BPF.Err):
+	default:
+		j.ok("", "no traces of Calico's eBPF data plane")
+	}
+}
+
+// software says of firewalls that are known by their rules whether they are there.
+func (j *judge) software(is func(Chain) bool, name string) {
+	if j.facts.OS != "linux" {
+		return
+	}
+	switch at := j.hasChain(is); {
+	case len(at) > 0:
+		j.warn("", "%s has rules: %s", name, strings.Join(at, ", "))
+	case j.hidden(j.facts.Chains.Err, j.facts.Legacy.Err):
+	default:
+		j.ok("", "no rules of %s", name)
+	}
+}
+
+func (j *judge) firewalld() {
+	j.software(func(c Chain) bool {
+		return strings.HasPrefix(c.Table, "firewalld") || c.Table != "kube-proxy" && (c.Name == "INPUT_ZONES" || c.Name == "FWD_ZONES" || c.Name == "FORWARD_IN_ZONES")
+	}, "firewalld")
+}
+
+func (j *judge) ufw() { j.software(prefixed("ufw-before-", "ufw6-before-"), "ufw") }
+
+// forwardOf reports whether a chain is FORWARD of iptables, with the policy to drop.
+func dropsForward(c Chain) bool {
+	return c.Drop && c.Hook == "forward" && c.Table == "filter" && c.Name == "FORWARD" && c.Family != "inet"
+}
+
+func (j *judge) docker() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	docker := j.hasChain(func(c Chain) bool {
+		return c.Name == "DOCKER" || c.Name == "DOCKER-USER" || strings.HasPrefix(c.Table, "docker-bridges")
+	})
+	drops := j.hasChain(dropsForward)
+	switch {
+	case len(docker) > 0 && len(drops) > 0:
+		j.warn("", "Docker runs, and FORWARD drops what no rule accepts: %s", strings.Join(drops, ", "))
+	case len(docker) > 0:
+		j.info("", "Docker has rules (%s), and FORWARD accepts", strings.Join(docker, ", "))
+	case j.hidden(j.facts.Chains.Err, j.facts.Legacy.Err):
+	default:
+		j.ok("", "no rules of Docker")
+	}
+}
+
+func (j *judge) dropPolicy() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	docker := len(j.hasChain(func(c Chain) bool { return c.Name == "DOCKER" || c.Name == "DOCKER-USER" })) > 0
+	found := false
+	for _, c := range slices.Concat(j.facts.Chains.Value, j.facts.Legacy.Value) {
+		switch {
+		case !c.Drop || c.Hook != "forward" && c.Hook != "input":
+		case strings.HasPrefix(c.Table, "kube-proxy"), docker && dropsForward(c): // ours; told of Docker
+		default:
+			found = true
+			j.warn(fmt.Sprintf("%s %s %s", c.Family, c.Table, c.Name), "its policy at %s is to drop", c.Hook)
+		}
+	}
+	if !found && !j.hidden(j.facts.Chains.Err, j.facts.Legacy.Err) {
+		j.ok("", "no chain of others drops by its policy at input or forward")
+	}
+}

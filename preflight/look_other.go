@@ -1,0 +1,50 @@
+//go:build !linux
+
+package preflight
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"runtime"
+)
+
+// errElsewhere is why a thing of Linux is not known elsewhere.
+var errElsewhere = errors.New("this is looked at on Linux alone")
+
+// Look has the probes look at this machine that are not of Linux.
+func Look(ctx context.Context, s *Setup) *Facts {
+	f := &Facts{OS: runtime.GOOS}
+	for _, m := range s.Modes {
+		if !m.Here() || !m.Built() {
+			continue
+		}
+		for _, fam := range s.Families {
+			k := within(ctx, s.patience(), func(context.Context) (able error, err error) { return m.Able(s.with(fam)), nil })
+			f.Abilities = append(f.Abilities, Ability{Mode: m.Name, Family: fam, Able: k.Value, Unasked: k.Err})
+		}
+	}
+	f.Links = within(ctx, s.patience(), func(context.Context) (all []Link, err error) {
+		list, err := net.Interfaces()
+		for _, i := range list {
+			l := Link{Name: i.Name, Index: i.Index, MTU: i.MTU, Up: i.Flags&net.FlagUp != 0}
+			addrs, _ := i.Addrs()
+			for _, a := range addrs {
+				if p, err := netip.ParsePrefix(a.String()); err == nil {
+					l.Addrs = append(l.Addrs, p)
+				}
+			}
+			all = append(all, l)
+		}
+		return all, err
+	})
+	f.Routes.Err, f.Sockets.Err = errElsewhere, errElsewhere
+	if s.API != nil {
+		k := within(ctx, s.patience(), func(ctx context.Context) (*Cluster, error) { return s.API(ctx), nil })
+		if f.Cluster = k.Value; f.Cluster == nil {
+			f.Cluster = &Cluster{Version: known("", k.Err)}
+		}
+	}
+	return f
+}

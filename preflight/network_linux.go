@@ -1,0 +1,254 @@
+package preflight
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	vish "github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/kernel"
+)
+
+// programPatience is how long a program may take to tell its version.
+const programPatience = 5 * time.Second
+
+func links(context.Context) (all []Link, err error) {
+	list, err := vish.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list the interfaces: %w", err)
+	}
+	addrs, err := vish.AddrList(nil, vish.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses: %w", err)
+	}
+	byLink := map[int][]netip.Prefix{}
+	for _, a := range addrs {
+		if p, ok := prefixOf(a.IPNet.IP, a.IPNet.Mask); ok {
+			byLink[a.LinkIndex] = append(byLink[a.LinkIndex], p)
+		}
+	}
+	for _, l := range list {
+		a := l.Attrs()
+		filter, _ := kernel.Sysctl("net/ipv4/conf/" + a.Name + "/rp_filter")
+		all = append(all, Link{Name: a.Name, Type: l.Type(), Index: a.Index, MTU: a.MTU, Up: a.RawFlags&unix.IFF_UP != 0, Master: a.MasterIndex,
+			Addrs: byLink[a.Index], RPFilter: filter})
+	}
+	return all, nil
+}
+
+// prefixOf returns an address with the length of its network.
+func prefixOf(ip, mask []byte) (netip.Prefix, bool) {
+	a, ok := netip.AddrFromSlice(ip)
+	if !ok {
+		return netip.Prefix{}, false
+	}
+	ones := 0
+	for _, b := range mask {
+		for ; b&0x80 != 0; b <<= 1 {
+			ones++
+		}
+	}
+	return netip.PrefixFrom(a.Unmap(), ones), true
+}
+
+// routes lists the main table, which is where a cluster's networks would clash.
+func routes(context.Context) (all []Route, err error) {
+	for _, f := range []struct {
+		family int
+		every  netip.Prefix
+	}{{vish.FAMILY_V4, netip.MustParsePrefix("0.0.0.0/0")}, {vish.FAMILY_V6, netip.MustParsePrefix("::/0")}} {
+		list, err := vish.RouteList(nil, f.family)
+		if err != nil {
+			return nil, fmt.Errorf("list the routes: %w", err)
+		}
+		for _, r := range list {
+			out := Route{Dst: f.every, Link: r.LinkIndex}
+			if r.Dst != nil {
+				if p, ok := prefixOf(r.Dst.IP, r.Dst.Mask); ok {
+					out.Dst = p
+				}
+			}
+			if len(r.MultiPath) > 0 {
+				out.Link = r.MultiPath[0].LinkIndex
+			}
+			all = append(all, out)
+		}
+	}
+	return all, nil
+}
+
+// listening lists sockets that take connections, and bound ones of UDP, with the programs that have them, as far as they can be seen.
+func listening(ctx context.Context) (all []Socket, err error) {
+	inodes := map[string][]int{}
+	for _, proto := range []string{"tcp", "tcp6", "udp", "udp6"} {
+		data, err := os.ReadFile("/proc/thread-self/net/" + proto)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // no IPv6
+		}
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(string(data)) {
+			at, inode, ok := parseSocket(line, strings.HasPrefix(proto, "udp"))
+			if !ok {
+				continue
+			}
+			inodes[inode] = append(inodes[inode], len(all))
+			all = append(all, Socket{At: at, Proto: proto[:3]})
+		}
+	}
+	open, _ := filepath.Glob("/proc/[0-9]*/fd/*") // the pattern is right
+	for _, fd := range open {
+		if ctx.Err() != nil {
+			break
+		}
+		to, err := os.Readlink(fd)
+		if err != nil {
+			continue
+		}
+		inode, ok := strings.CutPrefix(to, "socket:[")
+		if !ok {
+			continue
+		}
+		for _, i := range inodes[strings.TrimSuffix(inode, "]")] {
+			pid := strings.Split(fd, "/")[2]
+			name, _ := os.ReadFile("/proc/" + pid + "/comm")
+			all[i].Owner = fmt.Sprintf("process %s (%s)", pid, strings.TrimSpace(string(name)))
+		}
+	}
+	return all, nil
+}
+
+// parseSocket reads a line of /proc/net/tcp or udp; it is none of a socket that waits for others if not ok.
+func parseSocket(line string, udp bool) (at netip.AddrPort, inode string, ok bool) {
+	f := strings.Fields(line)
+	if len(f) < 10 {
+		return at, "", false
+	}
+	const listen, bound = "0A", "07" // TCP_LISTEN, TCP_CLOSE
+	if f[3] != listen && (!udp || f[3] != bound) {
+		return at, "", false
+	}
+	host, port, found := strings.Cut(f[1], ":")
+	raw, err := hex.DecodeString(host)
+	n, perr := strconv.ParseUint(port, 16, 16)
+	if !found || err != nil || perr != nil || len(raw)%4 != 0 {
+		return at, "", false
+	}
+	for word := range slices.Chunk(raw, 4) { // each in the order of the machine
+		if littleEndian {
+			slices.Reverse(word)
+		}
+	}
+	a, valid := netip.AddrFromSlice(raw)
+	return netip.AddrPortFrom(a, uint16(n)), f[9], valid
+}
+
+// asked are the sysctls that Judge looks at.
+var asked = []string{
+	ipForward, ipv6Forwarding, "net.ipv4.conf.all.rp_filter", bridgeCalls, bridgeCalls6, "net.ipv4.conf.all.route_localnet",
+	conntrackMax, conntrackCount, conntrackBuckets, portRange, "net.ipv4.ip_local_reserved_ports", "fs.file-max", "fs.nr_open",
+	"kernel.unprivileged_bpf_disabled",
+}
+
+func readSysctls() (map[string]string, error) {
+	all := map[string]string{}
+	for _, name := range asked {
+		value, err := kernel.Sysctl(name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, needsRoot(err)
+		}
+		all[name] = value
+	}
+	return all, nil
+}
+
+// sysctlFolders are where sysctl --system reads; a file of one hides those of its name in later ones.
+var sysctlFolders = []string{"etc/sysctl.d", "run/sysctl.d", "usr/local/lib/sysctl.d", "usr/lib/sysctl.d", "lib/sysctl.d"}
+
+// sysctlFiles reads what the machine sets when it starts, the later assignment of a name winning.
+func sysctlFiles(root string) ([]Assignment, error) {
+	files := map[string]string{}
+	for _, folder := range slices.Backward(sysctlFolders) {
+		list, err := os.ReadDir(filepath.Join(root, folder))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		for _, e := range list {
+			if strings.HasSuffix(e.Name(), ".conf") {
+				files[e.Name()] = filepath.Join(root, folder, e.Name())
+			}
+		}
+	}
+	var names []string
+	for name := range files {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	var paths []string
+	for _, name := range names {
+		paths = append(paths, files[name])
+	}
+	paths = append(paths, filepath.Join(root, "etc/sysctl.conf"))
+	last := map[string]int{}
+	var all []Assignment
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, needsRoot(err)
+		}
+		for _, a := range parseSysctls(path, string(data)) {
+			if i, ok := last[a.Name]; ok {
+				all[i] = a
+				continue
+			}
+			last[a.Name] = len(all)
+			all = append(all, a)
+		}
+	}
+	return all, nil
+}
+
+// parseSysctls reads a file of sysctl.d.
+func parseSysctls(file, text string) (all []Assignment) {
+	n := 0
+	for line := range strings.Lines(text) {
+		n++
+		line = strings.TrimPrefix(strings.TrimSpace(line), "-")
+		if line == "" || line[0] == '#' || line[0] == ';' {
+			continue
+		}
+		name, value, ok := strings.Cut(line, "=")
+		if !ok {
+			continue
+		}
+		name = strings.TrimSpace(name)
+		if i := strings.IndexAny(name, "./"); i >= 0 && name[i] == '/' { // slashes between parts, dots within
+			name = strings.Map(func(r rune) rune {
+				switch r {
+				case '/':
+					return '.'
+				case '.':
+					return '/'
+				}
+				return r
+			}, name)
+		}
+		all = append(all, Assignment{Name: name, Value: strings.TrimSpace(value), Where: fmt.Sprintf("%s:%d", file, n)})
+	}
+	return all
+}
