@@ -1,0 +1,299 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kube-proxy/internal/ipvsfake"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// drainLab is a plane with one Service of three backends, under the clock of synctest.
+type drainLab struct {
+	testing.TB
+	*lab
+	w     planetest.World
+	p     *Plane
+	table *lb.Table
+	web   ipvswire.ServiceID
+}
+
+func newDrainLab(t testing.TB, proto lb.Proto) *drainLab {
+	d := &drainLab{TB: t, lab: newLab(t), w: planetest.World{Family: lb.IPv4}}
+	d.p = d.plane(t, lb.IPv4)
+	d.table = d.w.Table(0, 0)
+	d.web = ipvswire.ByAddr(netip.AddrPortFrom(d.w.Addr(10, 1), 80), uint8(proto))
+	d.table.Replace(d.service(proto, 0, 3))
+	d.reset()
+	return d
+}
+
+func (d *drainLab) reset() {
+	d.Helper()
+	if _, err := planetest.ResetAll(context.Background(), d.p, d.table); err != nil {
+		d.Fatal(err)
+	}
+}
+
+// service has n backends from pod first on, none of them for negative n.
+func (d *drainLab) service(proto lb.Proto, first, n int) (lb.Owner, []*lb.Frontend) {
+	set := &lb.BackendSet{ID: lb.SetID{Service: "ns/web:http", Proto: proto, Scope: lb.Cluster}}
+	for i := range n {
+		set.Backends = append(set.Backends, lb.Backend{Addr: d.pod(first + i)})
+	}
+	f := &lb.Frontend{Key: keyOf(d.web), Service: "ns/web:http", Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}
+	if n == 0 {
+		f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
+	}
+	return lb.Owner{Name: "ns/web"}, []*lb.Frontend{f}
+}
+
+func (d *drainLab) pod(i int) netip.AddrPort { return netip.AddrPortFrom(d.w.Addr(100, i), 8080) }
+
+func (d *drainLab) apply(o lb.Owner, fronts []*lb.Frontend) {
+	d.Helper()
+	changes, _ := d.table.Replace(o, fronts)
+	if _, err := d.p.Apply(context.Background(), changes); err != nil {
+		d.Fatal(err)
+	}
+}
+
+// busy gives a pod connections and packets.
+func (d *drainLab) busy(pod int, active uint32, in, out uint64) {
+	d.Helper()
+	if err := d.ipvs.SetConns(d.web, d.pod(pod), ipvsfake.Conns{Active: active}); err != nil {
+		d.Fatal(err)
+	}
+	if err := d.ipvs.SetStats(d.web, d.pod(pod), ipvswire.Stats{InPackets: in, OutPackets: out}); err != nil {
+		d.Fatal(err)
+	}
+}
+
+// wait lets time go by, in which the engine audits when Drift asks for it. each is called every second.
+func (d *drainLab) wait(time_ time.Duration, each func(second int)) {
+	d.Helper()
+	for i := range int(time_ / time.Second) {
+		time.Sleep(time.Second)
+		if each != nil {
+			each(i)
+		}
+		select {
+		case <-d.p.Drift():
+			if n, err := d.p.Audit(context.Background(), false); err != nil || n != 0 {
+				d.Fatalf("audit: mended %d, %v", n, err)
+			}
+		default:
+		}
+	}
+}
+
+// weights are the weights of the real servers that the virtual server has; nil if there is none.
+func (d *drainLab) weights() map[netip.AddrPort]int32 {
+	for _, v := range d.ipvs.State() {
+		if v.ServiceID == d.web {
+			all := map[netip.AddrPort]int32{}
+			for _, s := range v.Destinations {
+				all[s.Addr] = s.Weight
+			}
+			return all
+		}
+	}
+	return nil
+}
+
+// want expects that pods 0, 1, … have these weights; -1 for none.
+func (d *drainLab) want(when string, weights ...int32) {
+	d.Helper()
+	got := d.weights()
+	if got == nil {
+		d.Fatalf("%s: there is no virtual server", when)
+	}
+	n := 0
+	for i, w := range weights {
+		is, has := got[d.pod(i)]
+		if has {
+			n++
+		}
+		if !has && w >= 0 || has && is != w {
+			d.Fatalf("%s: real servers are %v, want weight %d for pod %d", when, got, w, i)
+		}
+	}
+	if n != len(got) {
+		d.Fatalf("%s: real servers are %v, want %v", when, got, weights)
+	}
+}
+
+// A TCP backend that leaves keeps its connections and gets no new ones; it goes with the last of them, soon after that (DP-34, PN-40).
+func TestDrainDP34(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDrainLab(t, lb.TCP)
+		d.busy(2, 3, 10, 10)
+		d.apply(d.service(lb.TCP, 0, 2))
+		d.want("at once", 1, 1, 0)
+		d.wait(20*time.Minute, func(s int) { d.busy(2, 3, uint64(20+s), uint64(20+s)) })
+		d.want("after 20 minutes with connections that are used", 1, 1, 0)
+		d.busy(2, 0, 0, 0)
+		d.wait(lastLook+time.Second, nil)
+		d.want("without connections", 1, 1, -1)
+		if len(d.p.drains) > 1 {
+			t.Errorf("%d drain still", len(d.p.drains))
+		}
+	})
+}
+
+// Without connections it goes at the first look, and then nobody looks any more.
+func TestDrainWithoutConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDrainLab(t, lb.TCP)
+		d.apply(d.service(lb.TCP, 0, 1))
+		d.wait(firstLook+time.Second, nil)
+		d.want("after the first look", 1, -1, -1)
+		d.wait(time.Minute, nil)
+		before := d.ipvs.Messages()
+		d.wait(time.Hour, nil)
+		if n := d.ipvs.Messages() - before; n > 0 {
+			t.Errorf("%d messages in an hour in which nothing drains", n)
+		}
+	})
+}
+
+// One that comes back has its weight again, also where a restart lies between (PN-40, #92019).
+func TestDrainReturns(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDrainLab(t, lb.TCP)
+			d.busy(2, 1, 0, 0)
+			d.apply(d.service(lb.TCP, 0, 2))
+			d.want("left", 1, 1, 0)
+			if restart {
+				d.p.Close()
+				d.p = d.plane(t, lb.IPv4)
+				d.reset()
+				d.want("after a restart", 1, 1, 0)
+				d.wait(time.Minute, nil)
+				d.want("a minute after a restart", 1, 1, 0)
+			}
+			d.apply(d.service(lb.TCP, 0, 3))
+			d.want("returned", 1, 1, 1)
+			d.busy(2, 0, 0, 0)
+			d.wait(time.Hour, nil)
+			d.want("an hour later", 1, 1, 1)
+		})
+	}
+}
+
+// A restart finds one that drains, and has it go when it has drained.
+func TestDrainGoesOnAfterRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDrainLab(t, lb.TCP)
+		d.busy(2, 1, 0, 0)
+		d.apply(d.service(lb.TCP, 0, 2))
+		d.p.Close()
+		d.p = d.plane(t, lb.IPv4)
+		d.reset()
+		d.wait(time.Minute, nil)
+		d.want("with a connection", 1, 1, 0)
+		d.busy(2, 0, 0, 0)
+		d.wait(lastLook+time.Second, nil)
+		d.want("without", 1, 1, -1)
+	})
+}
+
+// The connections of a node that died hold its real server for two minutes of packets without an answer, and such as nobody uses for 15 minutes:
+// a bound, whatever clients do (PN-42).
+func TestDrainBoundPN42(t *testing.T) {
+	for name, tc := range map[string]struct {
+		in    bool // clients send
+		bound time.Duration
+	}{"clients repeat what is lost": {true, mute}, "nobody sends": {false, silent}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDrainLab(t, lb.TCP)
+				d.busy(2, 5, 100, 100)
+				d.apply(d.service(lb.TCP, 0, 2))
+				in := func(s int) {
+					if tc.in {
+						d.busy(2, 5, uint64(101+s), 100)
+					}
+				}
+				d.wait(tc.bound-time.Second, in)
+				d.want("before the bound", 1, 1, 0)
+				for i := 0; d.weights()[d.pod(2)] == 0 && i < 70; i++ {
+					if _, has := d.weights()[d.pod(2)]; !has {
+						break
+					}
+					d.wait(time.Second, nil)
+				}
+				d.want("after the bound and two looks", 1, 1, -1)
+			})
+		})
+	}
+}
+
+// The virtual server of a Service that goes stays for its connections, as they go on in other modes, with its address; it takes no new
+// ones, and no other key knows of it (DP-53).
+func TestDrainDeletedServiceDP53(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDrainLab(t, lb.TCP)
+		d.busy(1, 2, 0, 0)
+		d.apply(lb.Owner{Name: "ns/web"}, nil)
+		d.want("deleted", -1, 0, -1)
+		if !d.devs[lb.IPv4].addrs[d.web.Addr.Addr()] {
+			t.Error("its address is gone, and its connections with it")
+		}
+		if n := len(d.sets[setClusterIP.name(lb.IPv4)].members); n != 0 {
+			t.Errorf("KUBE-CLUSTER-IP has %d members", n)
+		}
+		d.reset() // an odd moment for it
+		d.wait(time.Minute, nil)
+		d.want("with connections", -1, 0, -1)
+		d.busy(1, 0, 0, 0)
+		d.wait(lastLook+time.Second, nil)
+		if d.weights() != nil {
+			t.Error("the virtual server stays without connections")
+		}
+		if len(d.devs[lb.IPv4].addrs)+len(d.sets[setIPs.name(lb.IPv4)].members) > 0 {
+			t.Error("the address stays without connections")
+		}
+		if len(d.p.l.servers)+len(d.p.l.addrs)+len(d.p.l.members) > 0 {
+			t.Errorf("the ledger keeps %+v", d.p.l)
+		}
+	})
+}
+
+// A Service that comes back while connections of the one before drain takes its virtual server over.
+func TestDrainServiceReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDrainLab(t, lb.TCP)
+		d.busy(1, 2, 0, 0)
+		d.apply(lb.Owner{Name: "ns/web"}, nil)
+		d.apply(d.service(lb.TCP, 1, 2))
+		d.want("returned", -1, 1, 1)
+		d.busy(1, 0, 0, 0)
+		d.wait(time.Hour, nil)
+		d.want("an hour later", -1, 1, 1)
+	})
+}
+
+// UDP and SCTP leave at once (DP-34).
+func TestNoDrainOfUDP(t *testing.T) {
+	for _, proto := range []lb.Proto{lb.UDP, lb.SCTP} {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDrainLab(t, proto)
+			d.busy(2, 3, 0, 0)
+			d.apply(d.service(proto, 0, 2))
+			d.want("at once", 1, 1, -1)
+			d.apply(lb.Owner{Name: "ns/web"}, nil)
+			if d.weights() != nil {
+				t.Errorf("%s: the virtual server stays", proto)
+			}
+		})
+	}
+}
