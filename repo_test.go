@@ -45,12 +45,13 @@ const imports = `
 	cluster, policy, lb, plane, internal/ratelimit, internal/bisect < engine;
 	internal/bisect < plane/nftables, plane/iptables, plane/ipvs, plane/ebpf;
 
-	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest, internal/nftwire, internal/ipset, internal/ipvswire;
-	internal/ipvswire, internal/ipset, internal/nlconn < plane/ipvs;
+	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest, internal/nftwire, internal/ipset, internal/ipvswire, internal/rtnl;
+	internal/ipvswire, internal/ipset, internal/rtnl, internal/nlconn < plane/ipvs;
 	# The chains around virtual servers are kept by what keeps those of mode iptables.
 	plane/iptables < plane/ipvs;
 	# IPVS in memory knows what IPVS is asked for, and nothing of who asks.
 	internal/ipvswire, internal/nlconn < internal/ipvsfake;
+	internal/rtnl < plane/userspace/capture;
 	plane, plane/ownwrites < internal/nftwire;
 	internal/nftwire, plane/rollback, mode < plane/userspace/capture;
 	# Its chains are kept by the programs and in the trees of mode iptables.

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nlconn"
+	"kube-proxy/internal/rtnl"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -51,9 +52,9 @@ func (c *Addresses) NodeAddresses() ([]netip.Addr, error) {
 	return own, nil
 }
 
-// rtnl is the addresser of Linux. Addresses of ours have a metric that nobody else gives (IFA_RT_PRIORITY), so that they are known on
+// addressing is the addresser of Linux. Addresses of ours have a metric that nobody else gives (IFA_RT_PRIORITY), so that they are known on
 // lo as well, and after a restart; and the scope host, so that nothing of this node takes one for its source.
-type rtnl struct {
+type addressing struct {
 	family
 	conn, events *nlconn.Conn
 	done         chan struct{}
@@ -63,30 +64,18 @@ type rtnl struct {
 	given map[netip.Addr]bool
 }
 
-func openRtnl(f family, heard func(event)) (*rtnl, error) {
-	r := &rtnl{family: f, done: make(chan struct{}), heard: heard, given: map[netip.Addr]bool{}}
+func openRtnl(f family, heard func(event)) (*addressing, error) {
+	r := &addressing{family: f, done: make(chan struct{}), heard: heard, given: map[netip.Addr]bool{}}
 	var err error
-	if r.conn, err = nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE}); err != nil {
-		return nil, fmt.Errorf("ask for addresses: %w", err)
+	if r.conn, r.events, err = rtnl.Open(f.proto, unix.RTNLGRP_LINK); err != nil {
+		return nil, err
 	}
 	// What a process may do to addresses the kernel checks before it looks for the interface, which is none.
 	err = r.conn.Do(context.Background(), r.address(unix.RTM_DELADDR, unix.NLM_F_ACK, f.loopback().Addr(), math.MaxInt32), nil)
 	if errors.Is(err, unix.EPERM) {
+		r.events.Close()
 		r.conn.Close()
 		return nil, fmt.Errorf("set addresses: %w: run as root, or with CAP_NET_ADMIN: %w", err, plane.ErrUnsupported)
-	}
-	group := uint32(unix.RTNLGRP_IPV4_IFADDR)
-	if f.fam == lb.IPv6 {
-		group = unix.RTNLGRP_IPV6_IFADDR
-	}
-	if r.events, err = nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE, ReceiveBuffer: 1 << 20}); err == nil {
-		if err = cmp.Or(r.events.Join(group), r.events.Join(unix.RTNLGRP_LINK)); err != nil {
-			r.events.Close()
-		}
-	}
-	if err != nil {
-		r.conn.Close()
-		return nil, fmt.Errorf("listen for changes of addresses: %w", err)
 	}
 	go func() {
 		defer close(r.done)
@@ -95,88 +84,56 @@ func openRtnl(f family, heard func(event)) (*rtnl, error) {
 	return r, nil
 }
 
-func (r *rtnl) close() error {
+func (r *addressing) close() error {
 	err := r.events.Close()
 	<-r.done
 	return cmp.Or(err, r.conn.Close())
 }
 
-func (r *rtnl) hear(m nlconn.Message) {
+func (r *addressing) hear(m nlconn.Message) {
 	switch m.Type {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		if a, ok := parseIfaddr(m.Body); ok {
-			r.heard(event{a.addr, m.Type == unix.RTM_NEWADDR, a.metric == ourMetric})
+		if a, ok := rtnl.ParseAddress(m.Body); ok {
+			r.heard(event{a.Addr, m.Type == unix.RTM_NEWADDR, a.Metric == ourMetric})
 		}
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		// A device that comes is our own; one that goes, or goes down, has the addresses go too, though not all kernels say so.
-		if l, ok := parseLink(m.Body); ok && l.name == DeviceName && (m.Type == unix.RTM_DELLINK || l.flags&unix.IFF_UP == 0) {
+		if l, ok := rtnl.ParseLink(m.Body); ok && l.Name == DeviceName && (m.Type == unix.RTM_DELLINK || l.Flags&unix.IFF_UP == 0) {
 			r.heard(event{})
 		}
 	}
 }
 
-// link is an interface.
-type link struct {
-	index int32
-	flags uint32
-	name  string
-	kind  string // "dummy" and the like
-}
-
-func parseLink(body []byte) (l link, ok bool) {
-	if len(body) < unix.SizeofIfInfomsg {
-		return l, false
-	}
-	l = link{index: int32(nlconn.Order.Uint32(body[4:])), flags: nlconn.Order.Uint32(body[8:])}
-	attrs := body[unix.SizeofIfInfomsg:]
-	l.name = nlconn.CStr(nlconn.Attribute(attrs, unix.IFLA_IFNAME))
-	l.kind = nlconn.CStr(nlconn.Attribute(nlconn.Attribute(attrs, unix.IFLA_LINKINFO), unix.IFLA_INFO_KIND))
-	return l, true
-}
-
 // device finds the interface of our name; its index is 0 if there is none.
-func device(ctx context.Context, conn *nlconn.Conn) (found link, err error) {
-	var name nlconn.Encoder
-	name.Str(unix.IFLA_IFNAME, DeviceName)
-	err = conn.Do(ctx, nlconn.Request(unix.RTM_GETLINK, 0, make([]byte, unix.SizeofIfInfomsg), name.B), func(m nlconn.Message) error {
-		found, _ = parseLink(m.Body)
-		return nil
-	})
-	if errors.Is(err, unix.ENODEV) {
-		return link{}, nil
+func device(ctx context.Context, conn *nlconn.Conn) (found rtnl.Link, err error) {
+	found, err = rtnl.FindLink(ctx, conn, DeviceName)
+	if err == nil && found.Index != 0 && found.Kind != "dummy" {
+		return rtnl.Link{}, fmt.Errorf("interface %s: it is of kind %q, not dummy, so it is not ours: rename it", DeviceName, found.Kind)
 	}
-	if err == nil && found.kind != "dummy" {
-		err = fmt.Errorf("it is of kind %q, not dummy, so it is not ours: rename it", found.kind)
-	}
-	if err != nil {
-		return link{}, fmt.Errorf("interface %s: %w", DeviceName, err)
-	}
-	return found, nil
+	return found, err
 }
 
 // ready makes the device, or falls back to lo where the kernel has no dummy.
-func (r *rtnl) ready(ctx context.Context) (changed bool, err error) {
+func (r *addressing) ready(ctx context.Context) (changed bool, err error) {
 	d, err := device(ctx, r.conn)
 	if err != nil {
 		return false, err
 	}
-	if d.index != 0 && d.flags&unix.IFF_UP != 0 {
-		changed = r.index != 0 && r.index != d.index
-		r.index = d.index
+	if d.Index != 0 && d.Flags&unix.IFF_UP != 0 {
+		changed = r.index != 0 && r.index != d.Index
+		r.index = d.Index
 		return changed, nil
 	}
-	if d.index == 0 && r.index == loopbackIndex { // known to have no dummy
+	if d.Index == 0 && r.index == rtnl.Loopback { // known to have no dummy
 		return false, nil
 	}
-	var attrs nlconn.Encoder
-	attrs.Str(unix.IFLA_IFNAME, DeviceName)
-	info := attrs.Nest(unix.IFLA_LINKINFO)
-	attrs.Str(unix.IFLA_INFO_KIND, "dummy")
-	attrs.EndNest(info)
-	err = r.conn.Do(ctx, linkUp(d.index, unix.NLM_F_CREATE, attrs.B), nil)
+	if d.Index == 0 {
+		d.Name, d.Kind = DeviceName, "dummy"
+	}
+	err = r.conn.Do(ctx, up(d), nil)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV) {
-		r.index = loopbackIndex
-		if err := r.conn.Do(ctx, linkUp(loopbackIndex, 0), nil); err != nil {
+		r.index = rtnl.Loopback
+		if err := r.conn.Do(ctx, up(rtnl.Link{Index: rtnl.Loopback}), nil); err != nil {
 			return false, fmt.Errorf("set lo up, for service addresses: %w", err)
 		}
 		return false, nil
@@ -188,43 +145,38 @@ func (r *rtnl) ready(ctx context.Context) (changed bool, err error) {
 		return false, fmt.Errorf("make the interface %s for service addresses: %w", DeviceName, err)
 	}
 	changed = r.index != 0
-	r.index = d.index
+	r.index = d.Index
 	return changed, nil
 }
 
-func (r *rtnl) ours(ctx context.Context) ([]netip.Addr, error) {
-	all, err := listAddresses(ctx, r.conn, r.family)
+func (r *addressing) ours(ctx context.Context) ([]netip.Addr, error) {
+	all, err := rtnl.Addresses(ctx, r.conn, r.proto)
 	if err != nil {
 		return nil, err
 	}
 	clear(r.given)
 	var ours []netip.Addr
 	for _, a := range all {
-		if a.metric == ourMetric && a.index == r.index {
-			ours = append(ours, a.addr)
-			r.given[a.addr] = true
+		if a.Metric == ourMetric && a.Index == r.index {
+			ours = append(ours, a.Addr)
+			r.given[a.Addr] = true
 		}
 	}
 	return ours, nil
 }
 
 // address makes a request about an address of ours.
-func (r *rtnl) address(typ, flags uint16, a netip.Addr, index int32) []byte {
-	head := []byte{r.proto, byte(a.BitLen()), 0, unix.RT_SCOPE_HOST, 0, 0, 0, 0}
-	nlconn.Order.PutUint32(head[4:], uint32(index))
-	var attrs nlconn.Encoder
-	attrs.Bytes(unix.IFA_LOCAL, a.AsSlice())
-	attrs.Bytes(unix.IFA_ADDRESS, a.AsSlice())
-	attrs.Native32(unix.IFA_FLAGS, unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE)
-	attrs.Native32(unix.IFA_RT_PRIORITY, ourMetric)
-	if r.fam == lb.IPv6 { // whose addresses have no scope that is given: a preferred lifetime of 0 has no packet sent from it
-		forever := nlconn.Order.AppendUint32(make([]byte, 4, 16), math.MaxUint32)
-		attrs.Bytes(unix.IFA_CACHEINFO, append(forever, make([]byte, 8)...))
+func (r *addressing) address(typ, flags uint16, a netip.Addr, index int32) []byte {
+	of := rtnl.Address{Addr: a, Bits: a.BitLen(), Index: index, Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE, Metric: ourMetric}
+	if r.fam == lb.IPv6 { // whose addresses have no scope that is given
+		of.Flags |= unix.IFA_F_DEPRECATED
 	}
-	return nlconn.Request(typ, flags, head, attrs.B)
+	var e nlconn.Encoder
+	rtnl.AppendAddress(&e, typ, flags, of)
+	return e.B
 }
 
-func (r *rtnl) add(ctx context.Context, a netip.Addr) (added bool, err error) {
+func (r *addressing) add(ctx context.Context, a netip.Addr) (added bool, err error) {
 	if held, err := r.held(ctx, a); err != nil || held {
 		return false, err
 	}
@@ -245,9 +197,9 @@ func (r *rtnl) add(ctx context.Context, a netip.Addr) (added bool, err error) {
 
 // settled waits until the kernel takes an address of IPv6 for the node's, which it does a moment after the request: until then packets to it
 // go elsewhere.
-func (r *rtnl) settled(ctx context.Context, a netip.Addr) error {
+func (r *addressing) settled(ctx context.Context, a netip.Addr) error {
 	for range 1000 {
-		if leads, err := r.leadsHere(ctx, a); err != nil || leads {
+		if leads, err := rtnl.LeadsHere(ctx, r.conn, a); err != nil || leads {
 			return err
 		}
 		select {
@@ -261,7 +213,7 @@ func (r *rtnl) settled(ctx context.Context, a netip.Addr) error {
 
 // held reports whether the node has the address. Of an address of IPv6 that is new the kernel still asks the link whether anybody
 // else has it (DAD), and leads no packets there meanwhile; so it is asked for the address as well.
-func (r *rtnl) held(ctx context.Context, a netip.Addr) (held bool, err error) {
+func (r *addressing) held(ctx context.Context, a netip.Addr) (held bool, err error) {
 	if r.fam == lb.IPv6 {
 		var attrs nlconn.Encoder
 		attrs.Bytes(unix.IFA_ADDRESS, a.AsSlice())
@@ -271,23 +223,11 @@ func (r *rtnl) held(ctx context.Context, a netip.Addr) (held bool, err error) {
 			return held, err
 		}
 	}
-	return r.leadsHere(ctx, a)
-}
-
-// leadsHere reports whether packets to the address are for this node.
-func (r *rtnl) leadsHere(ctx context.Context, a netip.Addr) (bool, error) {
-	head := make([]byte, unix.SizeofRtMsg)
-	head[0], head[1] = r.proto, byte(a.BitLen())
-	var attrs nlconn.Encoder
-	attrs.Bytes(unix.RTA_DST, a.AsSlice())
-	return r.answers(ctx, nlconn.Request(unix.RTM_GETROUTE, 0, head, attrs.B), func(route []byte) bool {
-		const typeAt = 7 // rtm_type in struct rtmsg
-		return len(route) > typeAt && route[typeAt] == unix.RTN_LOCAL
-	})
+	return rtnl.LeadsHere(ctx, r.conn, a)
 }
 
 // answers reports whether the kernel's answer is as asked. That it has none, no address or no route, is no error.
-func (r *rtnl) answers(ctx context.Context, request []byte, is func(body []byte) bool) (yes bool, err error) {
+func (r *addressing) answers(ctx context.Context, request []byte, is func(body []byte) bool) (yes bool, err error) {
 	err = r.conn.Do(ctx, request, func(m nlconn.Message) error {
 		yes = is(m.Body)
 		return nil
@@ -298,7 +238,7 @@ func (r *rtnl) answers(ctx context.Context, request []byte, is func(body []byte)
 	return yes, err
 }
 
-func (r *rtnl) remove(ctx context.Context, a netip.Addr) error {
+func (r *addressing) remove(ctx context.Context, a netip.Addr) error {
 	if !r.given[a] { // it is another's
 		return nil
 	}
@@ -311,21 +251,18 @@ func (r *rtnl) remove(ctx context.Context, a netip.Addr) error {
 }
 
 // probe sets the interface up, which it is.
-func (r *rtnl) probe(ctx context.Context) error {
-	err := r.conn.Do(ctx, linkUp(r.index, 0), nil)
+func (r *addressing) probe(ctx context.Context) error {
+	err := r.conn.Do(ctx, up(rtnl.Link{Index: r.index}), nil)
 	if errors.Is(err, unix.ENODEV) {
 		err = fmt.Errorf("the interface is gone: %w: %w", err, plane.ErrStateLost)
 	}
 	return err
 }
 
-// linkUp makes a request that sets an interface up.
-func linkUp(index int32, flags uint16, attrs ...[]byte) []byte {
-	up := make([]byte, unix.SizeofIfInfomsg)
-	nlconn.Order.PutUint32(up[4:], uint32(index))
-	nlconn.Order.PutUint32(up[8:], unix.IFF_UP)
-	nlconn.Order.PutUint32(up[12:], unix.IFF_UP)
-	return nlconn.Request(unix.RTM_NEWLINK, flags|unix.NLM_F_ACK, append([][]byte{up}, attrs...)...)
+// up makes a request that sets an interface up, one with index 0 after making it.
+func up(l rtnl.Link) []byte {
+	l.Flags = unix.IFF_UP
+	return rtnl.ChangeLink(l, unix.IFF_UP)
 }
 
 // removeAddresses takes away the addresses of a family that a process before gave, and the device if it is of no more use. It returns
@@ -337,13 +274,13 @@ func removeAddresses(ctx context.Context, fam lb.Family) (addresses int, deviceG
 		return 0, false, fmt.Errorf("remove service addresses of %s: %w", fam, err)
 	}
 	defer conn.Close()
-	r := &rtnl{family: f, conn: conn, given: map[netip.Addr]bool{}}
+	r := &addressing{family: f, conn: conn, given: map[netip.Addr]bool{}}
 	d, err := device(ctx, conn)
 	var errs []error
 	if err != nil {
 		errs = append(errs, err) // not ours; lo may have some all the same
 	}
-	for _, index := range []int32{loopbackIndex, d.index} {
+	for _, index := range []int32{rtnl.Loopback, d.Index} {
 		if r.index = index; index == 0 {
 			continue
 		}
@@ -358,20 +295,18 @@ func removeAddresses(ctx context.Context, fam lb.Family) (addresses int, deviceG
 			errs = append(errs, fmt.Errorf("remove service addresses of %s: %w", fam, err))
 		}
 	}
-	if d.index == 0 || len(errs) > 0 {
+	if d.Index == 0 || len(errs) > 0 {
 		return addresses, false, errors.Join(errs...)
 	}
 	for _, f := range []family{familyOf(lb.IPv4), familyOf(lb.IPv6)} {
-		all, err := listAddresses(ctx, conn, f)
+		all, err := rtnl.Addresses(ctx, conn, f.proto)
 		for _, a := range all {
-			if a.index == d.index && a.metric == ourMetric || err != nil {
+			if a.Index == d.Index && a.Metric == ourMetric || err != nil {
 				return addresses, false, err
 			}
 		}
 	}
-	head := make([]byte, unix.SizeofIfInfomsg)
-	nlconn.Order.PutUint32(head[4:], uint32(d.index))
-	if err := conn.Do(ctx, nlconn.Request(unix.RTM_DELLINK, unix.NLM_F_ACK, head), nil); err != nil && !errors.Is(err, unix.ENODEV) {
+	if err := conn.Do(ctx, rtnl.DeleteLink(d.Index), nil); err != nil && !errors.Is(err, unix.ENODEV) {
 		return addresses, false, fmt.Errorf("remove interface %s: %w", DeviceName, err)
 	}
 	return addresses, true, nil

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/rtnl"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -62,7 +63,7 @@ func TestAddresses(t *testing.T) {
 func TestAddressesLeadAtOnce(t *testing.T) {
 	eachFamily(t, func(t *testing.T, b *bench) {
 		b.reset()
-		var asks *rtnl
+		var asks *addressing
 		b.do(func(context.Context) (err error) {
 			asks, err = openRtnl(familyOf(b.Family), func(event) {})
 			return err
@@ -73,7 +74,7 @@ func TestAddressesLeadAtOnce(t *testing.T) {
 				if err := b.Apply(ctx, []Lead{cluster(b.key(a, 80, lb.TCP), to(80))}, nil); err != nil {
 					return err
 				}
-				if leads, err := asks.leadsHere(ctx, a); err != nil || !leads {
+				if leads, err := rtnl.LeadsHere(ctx, asks.conn, a); err != nil || !leads {
 					return fmt.Errorf("packets to %s, the %dth address, still go elsewhere (%v)", a, i, err)
 				}
 				return nil

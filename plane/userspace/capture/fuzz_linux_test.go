@@ -4,8 +4,6 @@ import (
 	"net/netip"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"kube-proxy/lb"
 )
 
@@ -40,19 +38,6 @@ func TestParseLead(t *testing.T) {
 			}
 		}
 	}
-}
-
-// FuzzAddressMessages: no message about addresses or interfaces makes their readers stumble.
-func FuzzAddressMessages(f *testing.F) {
-	r := &rtnl{family: familyOf(lb.IPv4)}
-	f.Add(r.address(unix.RTM_NEWADDR, 0, netip.MustParseAddr("10.96.0.10"), 1)[unix.SizeofNlMsghdr:])
-	f.Add(linkUp(1, 0)[unix.SizeofNlMsghdr:])
-	f.Fuzz(func(t *testing.T, body []byte) {
-		if a, ok := parseIfaddr(body); ok && !a.addr.IsValid() {
-			t.Errorf("% x: an address that is none", body)
-		}
-		parseLink(body)
-	})
 }
 
 // FuzzElements: no element of a set makes the reader of ours stumble, and a key is read as it was written.

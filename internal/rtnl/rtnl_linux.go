@@ -1,0 +1,217 @@
+package rtnl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
+)
+
+// Loopback is the index of the interface lo of every network namespace.
+const Loopback = 1
+
+// Conn is what asks the kernel: an [nlconn.Conn] of unix.NETLINK_ROUTE.
+type Conn interface {
+	Do(ctx context.Context, request []byte, f func(nlconn.Message) error) error
+}
+
+// Open opens a socket for requests, and one that hears of changes of the addresses of a family, unix.AF_INET or unix.AF_INET6, and of what
+// more groups tell (RTNLGRP_*). Both are in the network namespace of the calling thread.
+func Open(family byte, more ...uint32) (conn, events *nlconn.Conn, err error) {
+	group := uint32(unix.RTNLGRP_IPV4_IFADDR)
+	if family == unix.AF_INET6 {
+		group = unix.RTNLGRP_IPV6_IFADDR
+	}
+	if conn, err = nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE, ReceiveBuffer: 1 << 20}); err != nil {
+		return nil, nil, fmt.Errorf("ask for addresses: %w", err)
+	}
+	if events, err = nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE, ReceiveBuffer: 1 << 20}); err == nil {
+		for _, g := range append([]uint32{group}, more...) {
+			if err == nil {
+				err = events.Join(g)
+			}
+		}
+		if err == nil {
+			return conn, events, nil
+		}
+		events.Close()
+	}
+	conn.Close()
+	return nil, nil, fmt.Errorf("listen for changes of addresses: %w", err)
+}
+
+// Address is an address of an interface, as the kernel tells it.
+type Address struct {
+	Addr  netip.Addr
+	Bits  int
+	Index int32 // of the interface
+	Scope byte  // RT_SCOPE_*; of IPv6 the address says it
+	// Flags are IFA_F_*. To give an address the flag IFA_F_DEPRECATED means that nothing is sent from it.
+	Flags uint32
+	// Metric is IFA_RT_PRIORITY, that of its routes.
+	Metric uint32
+}
+
+// ParseAddress reads struct ifaddrmsg and what follows.
+func ParseAddress(body []byte) (a Address, ok bool) {
+	if len(body) < unix.SizeofIfAddrmsg {
+		return a, false
+	}
+	a = Address{Bits: int(body[1]), Flags: uint32(body[2]), Scope: body[3], Index: int32(nlconn.Order.Uint32(body[4:]))}
+	var local, peer []byte
+	nlconn.Attributes(body[unix.SizeofIfAddrmsg:], func(typ uint16, v []byte) bool {
+		switch typ {
+		case unix.IFA_LOCAL:
+			local = v
+		case unix.IFA_ADDRESS:
+			peer = v
+		case unix.IFA_FLAGS:
+			if len(v) >= 4 {
+				a.Flags = nlconn.Order.Uint32(v)
+			}
+		case unix.IFA_RT_PRIORITY:
+			if len(v) >= 4 {
+				a.Metric = nlconn.Order.Uint32(v)
+			}
+		}
+		return true
+	})
+	if local == nil { // IPv6 has only the other, unless there is a peer
+		local = peer
+	}
+	a.Addr, ok = netip.AddrFromSlice(local)
+	return a, ok
+}
+
+// AppendAddress appends a request about an address: unix.RTM_NEWADDR or unix.RTM_DELADDR.
+func AppendAddress(e *nlconn.Encoder, typ, flags uint16, a Address) {
+	at := e.Begin(typ, flags, 0)
+	family := byte(unix.AF_INET)
+	if a.Addr.Is6() {
+		family = unix.AF_INET6
+	}
+	e.B = append(e.B, family, byte(a.Bits), 0, a.Scope)
+	e.B = nlconn.Order.AppendUint32(e.B, uint32(a.Index))
+	ip := a.Addr.AsSlice()
+	e.Bytes(unix.IFA_LOCAL, ip)
+	e.Bytes(unix.IFA_ADDRESS, ip)
+	e.Native32(unix.IFA_FLAGS, a.Flags&^unix.IFA_F_DEPRECATED)
+	if a.Metric != 0 {
+		e.Native32(unix.IFA_RT_PRIORITY, a.Metric)
+	}
+	if a.Flags&unix.IFA_F_DEPRECATED != 0 { // it is preferred for no time, and valid for ever
+		var lifetimes [16]byte // struct ifa_cacheinfo
+		nlconn.Order.PutUint32(lifetimes[4:], math.MaxUint32)
+		e.Bytes(unix.IFA_CACHEINFO, lifetimes[:])
+	}
+	e.EndMessage(at)
+}
+
+// Addresses lists the addresses of a family, unix.AF_INET or unix.AF_INET6.
+func Addresses(ctx context.Context, conn Conn, family byte) (all []Address, err error) {
+	request := nlconn.Request(unix.RTM_GETADDR, unix.NLM_F_DUMP, append([]byte{family}, make([]byte, unix.SizeofIfAddrmsg-1)...))
+	for range 10 {
+		all = nil
+		err = conn.Do(ctx, request, func(m nlconn.Message) error {
+			if a, ok := ParseAddress(m.Body); ok && m.Type == unix.RTM_NEWADDR && m.Body[0] == family {
+				all = append(all, a)
+			}
+			return nil
+		})
+		if err != nlconn.ErrInterrupted {
+			break
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of this node: %w", err)
+	}
+	return all, nil
+}
+
+// Link is an interface.
+type Link struct {
+	Index int32
+	Flags uint32 // IFF_*
+	Name  string
+	Kind  string // "dummy" and the like; "" for hardware
+}
+
+// ParseLink reads struct ifinfomsg and what follows.
+func ParseLink(body []byte) (l Link, ok bool) {
+	if len(body) < unix.SizeofIfInfomsg {
+		return l, false
+	}
+	l = Link{Index: int32(nlconn.Order.Uint32(body[4:])), Flags: nlconn.Order.Uint32(body[8:])}
+	attrs := body[unix.SizeofIfInfomsg:]
+	l.Name = nlconn.CStr(nlconn.Attribute(attrs, unix.IFLA_IFNAME))
+	l.Kind = nlconn.CStr(nlconn.Attribute(nlconn.Attribute(attrs, unix.IFLA_LINKINFO), unix.IFLA_INFO_KIND))
+	return l, true
+}
+
+// FindLink finds the interface of a name; its index is 0 if there is none.
+func FindLink(ctx context.Context, conn Conn, name string) (found Link, err error) {
+	var e nlconn.Encoder
+	e.Str(unix.IFLA_IFNAME, name)
+	err = conn.Do(ctx, nlconn.Request(unix.RTM_GETLINK, 0, make([]byte, unix.SizeofIfInfomsg), e.B), func(m nlconn.Message) error {
+		found, _ = ParseLink(m.Body)
+		return nil
+	})
+	if errors.Is(err, unix.ENODEV) {
+		return Link{}, nil
+	}
+	if err != nil {
+		return Link{}, fmt.Errorf("look for interface %s: %w", name, err)
+	}
+	return found, nil
+}
+
+// ChangeLink makes a request that sets flags (IFF_*) of an interface to those given; that of the index, or with index 0 a new one of that
+// name and kind. There attrs may say more.
+func ChangeLink(l Link, which uint32, attrs ...[]byte) []byte {
+	head := make([]byte, unix.SizeofIfInfomsg)
+	nlconn.Order.PutUint32(head[4:], uint32(l.Index))
+	nlconn.Order.PutUint32(head[8:], l.Flags)
+	nlconn.Order.PutUint32(head[12:], which)
+	if l.Index != 0 {
+		return nlconn.Request(unix.RTM_NEWLINK, unix.NLM_F_ACK, head)
+	}
+	var e nlconn.Encoder
+	e.Str(unix.IFLA_IFNAME, l.Name)
+	info := e.Nest(unix.IFLA_LINKINFO)
+	e.Str(unix.IFLA_INFO_KIND, l.Kind)
+	e.EndNest(info)
+	return nlconn.Request(unix.RTM_NEWLINK, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, append([][]byte{head, e.B}, attrs...)...)
+}
+
+// DeleteLink makes a request that deletes an interface.
+func DeleteLink(index int32) []byte {
+	head := make([]byte, unix.SizeofIfInfomsg)
+	nlconn.Order.PutUint32(head[4:], uint32(index))
+	return nlconn.Request(unix.RTM_DELLINK, unix.NLM_F_ACK, head)
+}
+
+// LeadsHere reports whether packets to the address are for this node. An address of IPv6 is the node's only a moment after the kernel took
+// it.
+func LeadsHere(ctx context.Context, conn Conn, a netip.Addr) (here bool, err error) {
+	head := make([]byte, unix.SizeofRtMsg)
+	head[0], head[1] = unix.AF_INET, byte(a.BitLen())
+	if a.Is6() {
+		head[0] = unix.AF_INET6
+	}
+	var e nlconn.Encoder
+	e.Bytes(unix.RTA_DST, a.AsSlice())
+	err = conn.Do(ctx, nlconn.Request(unix.RTM_GETROUTE, 0, head, e.B), func(m nlconn.Message) error {
+		const typeAt = 7 // rtm_type in struct rtmsg
+		here = len(m.Body) > typeAt && m.Body[typeAt] == unix.RTN_LOCAL
+		return nil
+	})
+	if refused := (*nlconn.Error)(nil); errors.As(err, &refused) { // there is no route at all
+		return false, nil
+	}
+	return here, err
+}
