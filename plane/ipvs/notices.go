@@ -31,6 +31,11 @@ func (n *notices) broken(name string, err error) {
 		"destroy it, and start kube-proxy anew", "ipset", name, "err", err.Error())
 }
 
+// device tells that there can be no device for service addresses.
+func (n *notices) device(err error) {
+	n.once("device", "service addresses have no device: only Services at addresses that this node has otherwise are served, as NodePorts are", "err", err.Error())
+}
+
 // foreign tells of virtual servers of others.
 func (n *notices) foreign(f foreigners) {
 	if len(f.ours) > 0 {

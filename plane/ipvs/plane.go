@@ -61,17 +61,6 @@ type Addresses interface {
 	Notify(f func())
 }
 
-// ErrNoDevice is wrapped by errors that say that kube-ipvs0 is gone.
-var ErrNoDevice = errors.New("there is no " + Device)
-
-// Place is what of a node's addresses matters to a plane.
-type Place struct {
-	// NodePorts are the addresses that answer NodePorts, and Own all of this node's but those of loopback; both sorted.
-	NodePorts, Own []netip.Addr
-	// Elsewhere are addresses that other devices have, so that kube-ipvs0 must not (DP-31).
-	Elsewhere map[netip.Addr]bool
-}
-
 // Chains are the rules of the mode, which depend on the node alone.
 type Chains interface {
 	Reset(ctx context.Context, n lb.Node) error
@@ -300,7 +289,7 @@ func (p *Plane) Pace() int { return pace }
 
 // Close gives back what the plane holds of this process. What it wrote stays.
 func (p *Plane) Close() error {
-	p.cfg.Device.Notify(nil)
+	p.cfg.Device.Notify(func() {})
 	if p.alarm != nil {
 		p.alarm.Stop()
 	}

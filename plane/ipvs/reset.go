@@ -84,7 +84,12 @@ func (p *Plane) found(ctx context.Context) error {
 			return err
 		}
 	}
-	return p.cfg.Device.Ensure(ctx)
+	err := p.cfg.Device.Ensure(ctx)
+	if errors.Is(err, ErrOtherDevice) { // rows whose addresses are this node's are served all the same
+		p.notices.device(err)
+		return nil
+	}
+	return err
 }
 
 // readAll returns a ledger without rows, of what the kernel holds that is ours; all of it is touched.

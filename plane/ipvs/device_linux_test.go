@@ -1,0 +1,485 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/nlconn"
+	"kube-proxy/internal/rtnl"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+)
+
+// deviceBench is a device in a network namespace of its own, with another interface beside it.
+type deviceBench struct {
+	*device
+	t     testing.TB
+	other netlink.Link
+	news  chan struct{}
+	net   string // of service addresses
+}
+
+// enterForDevice enters a network namespace, and chooses a kind of device that this kernel has.
+func enterForDevice(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	netlab.EnterForTest(t)
+	was := DeviceType
+	t.Cleanup(func() { DeviceType = was })
+	try := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: "try"}, LinkType: "dummy"}
+	if err := netlink.LinkAdd(try); errors.Is(err, unix.EOPNOTSUPP) {
+		DeviceType = "bridge"
+	} else if err = errors.Join(err, netlink.LinkDel(try)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newDeviceBench(t testing.TB, family lb.Family) *deviceBench {
+	t.Helper()
+	enterForDevice(t)
+	b := &deviceBench{t: t, news: make(chan struct{}, 1), net: "10.96.0.0"}
+	if family == lb.IPv6 {
+		b.net = "fd00:10:96::"
+	}
+	b.other = &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}}
+	b.must(netlink.LinkAdd(b.other))
+	b.must(netlink.LinkSetUp(b.other))
+	var err error
+	if b.device, err = openDevice(family); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.must(b.close()) })
+	b.Notify(func() {
+		select {
+		case b.news <- struct{}{}:
+		default:
+		}
+	})
+	return b
+}
+
+func eachFamily(t *testing.T, f func(t *testing.T, b *deviceBench)) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		t.Run(family.String(), func(t *testing.T) { f(t, newDeviceBench(t, family)) })
+	}
+}
+
+func (b *deviceBench) must(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// addrs are n service addresses.
+func (b *deviceBench) addrs(n int) []netip.Addr {
+	all := make([]netip.Addr, n)
+	a := netip.MustParseAddr(b.net)
+	for i := range all {
+		a = a.Next()
+		all[i] = a
+	}
+	return all
+}
+
+// begin makes the device, and looks at what is there.
+func (b *deviceBench) begin() {
+	b.t.Helper()
+	b.must(b.Ensure(b.t.Context()))
+	_, err := b.Place(b.t.Context(), nil)
+	b.must(err)
+	b.News()
+}
+
+// has expects the device to have those addresses, of which packets are led here.
+func (b *deviceBench) has(want ...netip.Addr) {
+	b.t.Helper()
+	got, err := b.Addresses(b.t.Context())
+	slices.SortFunc(got, netip.Addr.Compare)
+	if err != nil || !slices.Equal(got, want) {
+		b.t.Errorf("the device has %v, %v; want %v", got, err, want)
+	}
+	for _, a := range want[:min(len(want), 10)] {
+		b.leads(a, true)
+	}
+}
+
+func (b *deviceBench) leads(a netip.Addr, want bool) {
+	b.t.Helper()
+	if here, err := rtnl.LeadsHere(b.t.Context(), b.conn, a); err != nil || here != want {
+		b.t.Errorf("packets to %s come here: %t, %v; want %t", a, here, err, want)
+	}
+}
+
+// hears waits for news that are of what they shall be of.
+func (b *deviceBench) hears(addresses, place bool) {
+	b.t.Helper()
+	var a, p bool
+	for end := time.After(10 * time.Second); a != addresses || p != place; {
+		select {
+		case <-b.news:
+			gotA, gotP := b.News()
+			a, p = a || gotA, p || gotP
+		case <-end:
+			b.t.Fatalf("news of addresses %t, of the place %t; want %t, %t", a, p, addresses, place)
+		}
+	}
+}
+
+// silent expects that there is no news up to now: what is heard is heard in order.
+func (b *deviceBench) silent() {
+	b.t.Helper()
+	mark := netip.MustParseAddr("203.0.113.9")
+	if b.family == lb.IPv6 {
+		mark = netip.MustParseAddr("2001:db8:113::9")
+	}
+	for _, typ := range []uint16{unix.RTM_NEWADDR, unix.RTM_DELADDR} {
+		b.foreign(typ, b.other.Attrs().Index, mark, mark.BitLen())
+		b.hears(false, true)
+	}
+}
+
+// foreign changes an address as others do.
+func (b *deviceBench) foreign(typ uint16, index int, a netip.Addr, bits int) {
+	b.t.Helper()
+	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
+	b.must(err)
+	defer conn.Close()
+	var e nlconn.Encoder
+	flags := uint16(unix.NLM_F_ACK)
+	if typ == unix.RTM_NEWADDR {
+		flags |= unix.NLM_F_CREATE | unix.NLM_F_EXCL
+	}
+	rtnl.AppendAddress(&e, typ, flags, rtnl.Address{Addr: a, Bits: bits, Index: int32(index), Flags: unix.IFA_F_NODAD})
+	b.must(conn.Do(b.t.Context(), e.B, nil))
+}
+
+func (b *deviceBench) indexOf(name string) int {
+	l, err := netlink.LinkByName(name)
+	b.must(err)
+	return l.Attrs().Index
+}
+
+// Addresses come and go, many in one system call; twice does no harm, and nobody takes our own writes for others'.
+func TestDevice(t *testing.T) {
+	eachFamily(t, func(t *testing.T, b *deviceBench) {
+		ctx := t.Context()
+		if _, err := b.Addresses(ctx); !errors.Is(err, ErrNoDevice) {
+			t.Errorf("before there is a device: %v", err)
+		}
+		b.begin()
+		b.has()
+		all := b.addrs(600)
+		sends, messages := b.sends, b.messages
+		b.must(b.Add(ctx, all, nil))
+		settle := uint64(0)
+		if b.family == lb.IPv6 { // each is asked for
+			settle = 600
+		}
+		if n, m := b.sends-sends, b.messages-messages; n < 3+settle || n > 3+2*settle || m != n-3+600 {
+			t.Errorf("600 addresses took %d system calls, %d messages", n, m)
+		}
+		b.has(all...)
+		b.must(b.Add(ctx, all[:5], nil))
+		b.must(b.Remove(ctx, all[5:], nil))
+		b.must(b.Remove(ctx, all[5:10], nil))
+		b.has(all[:5]...)
+		for range 50 { // what is heard late is not taken for somebody else's
+			b.must(b.Remove(ctx, all[:1], nil))
+			b.must(b.Add(ctx, all[:1], nil))
+		}
+		b.silent()
+		b.must(b.Ensure(ctx))
+		b.has(all[:5]...)
+		link, err := netlink.LinkByName(Device)
+		b.must(err)
+		if link.Type() != DeviceType || link.Attrs().RawFlags&unix.IFF_NOARP == 0 || link.Attrs().RawFlags&unix.IFF_UP != 0 {
+			t.Errorf("the device is of type %s, with flags %#x", link.Type(), link.Attrs().RawFlags)
+		}
+		listed, err := rtnl.Addresses(ctx, b.conn, b.device.number())
+		b.must(err)
+		for _, a := range listed {
+			want := uint32(unix.IFA_F_NOPREFIXROUTE | unix.IFA_F_PERMANENT)
+			scope := byte(unix.RT_SCOPE_HOST)
+			if b.family == lb.IPv6 {
+				want, scope = want|unix.IFA_F_NODAD|unix.IFA_F_DEPRECATED, unix.RT_SCOPE_UNIVERSE
+			}
+			if !linkLocal(a.Addr) && (a.Bits != a.Addr.BitLen() || a.Flags != want || a.Scope != scope) {
+				t.Errorf("%+v; want flags %#x, scope %d", a, want, scope)
+			}
+		}
+	})
+}
+
+// What others do to the device is noticed, and can be undone.
+func TestDeviceOthersWrite(t *testing.T) {
+	eachFamily(t, func(t *testing.T, b *deviceBench) {
+		ctx, all := t.Context(), b.addrs(4)
+		b.begin()
+		b.must(b.Add(ctx, all[:3], nil))
+		index := b.indexOf(Device)
+		b.foreign(unix.RTM_DELADDR, index, all[1], all[1].BitLen())
+		b.hears(true, false)
+		b.has(all[0], all[2])
+		b.must(b.Add(ctx, all[1:2], nil))
+		b.has(all[:3]...)
+		b.foreign(unix.RTM_NEWADDR, index, all[3], all[3].BitLen()-8)
+		b.hears(true, false)
+		b.has(all...)
+		b.must(b.Remove(ctx, all[3:], nil))
+		b.has(all[:3]...)
+		b.leads(all[3], false)
+		b.silent()
+
+		link, err := netlink.LinkByName(Device)
+		b.must(err)
+		b.must(netlink.LinkSetUp(link)) // to which nobody objects; of IPv6 it gets an address of its own
+		b.silent()
+		b.has(all[:3]...)
+		b.must(netlink.LinkSetDown(link)) // with which it loses those of IPv6
+		if b.family == lb.IPv6 {
+			b.hears(true, false)
+			b.has()
+			b.must(b.Add(ctx, all[:3], nil))
+		}
+		b.silent()
+		b.has(all[:3]...)
+
+		b.must(netlink.LinkDel(link))
+		b.hears(true, false)
+		if _, err := b.Addresses(ctx); !errors.Is(err, ErrNoDevice) {
+			t.Errorf("addresses of a device that is gone: %v", err)
+		}
+		failed := 0
+		if err := b.Add(ctx, all[:2], func(_ int, err error) {
+			if failed++; !errors.Is(err, ErrNoDevice) {
+				t.Error(err)
+			}
+		}); !errors.Is(err, ErrNoDevice) || failed != 2 {
+			t.Errorf("to add to a device that is gone: %v, %d times", err, failed)
+		}
+		b.begin()
+		b.must(b.Add(ctx, all[:1], nil))
+		b.has(all[0])
+		b.must(netlink.LinkSetAlias(b.other, "whatever is done to other interfaces"))
+		b.silent()
+	})
+}
+
+// A device that is deleted a moment ago, of which we have not heard yet.
+func TestDeviceGoneUnheard(t *testing.T) {
+	eachFamily(t, func(t *testing.T, b *deviceBench) {
+		b.begin()
+		b.mu.Lock() // so that it hears nothing
+		link, err := netlink.LinkByName(Device)
+		b.must(err)
+		b.must(netlink.LinkDel(link))
+		index := b.index
+		b.mu.Unlock()
+		if err := b.write(t.Context(), index, unix.RTM_NEWADDR, b.addrs(1), func(_ int, err error) {
+			if err := b.explain(err); !errors.Is(err, ErrNoDevice) {
+				t.Error(err)
+			}
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Which addresses other interfaces have, and which of the node's answer NodePorts (SV-64, DP-31).
+func TestDevicePlace(t *testing.T) {
+	eachFamily(t, func(t *testing.T, b *deviceBench) {
+		ctx, all := t.Context(), b.addrs(3)
+		node, loopback, linkLocal, nodes := "172.18.0.2", "127.0.0.1", "", "172.16.0.0/12"
+		if b.family == lb.IPv6 {
+			node, loopback, linkLocal, nodes = "fd00:18::2", "::1", "fe80::1", "fd00:18::/64"
+		}
+		lo, err := netlink.LinkByName("lo")
+		b.must(err)
+		b.must(netlink.LinkSetUp(lo))
+		b.begin()
+		b.must(b.Add(ctx, all[:2], nil))
+		expect := func(prefix string, nodePorts []string, own []string, elsewhere ...string) {
+			t.Helper()
+			p, err := b.Place(ctx, []netip.Prefix{netip.MustParsePrefix(prefix)})
+			b.must(err)
+			has := []string{}
+			for a := range p.Elsewhere {
+				if s := a.String(); !strings.HasPrefix(s, "fe80::") || s == linkLocal { // what the kernel gives every interface
+					has = append(has, s)
+				}
+			}
+			slices.Sort(has)
+			slices.Sort(elsewhere)
+			if !slices.Equal(strs(p.NodePorts), nodePorts) || !slices.Equal(strs(p.Own), own) || !slices.Equal(has, elsewhere) {
+				t.Errorf("NodePorts at %v, own %v, elsewhere %v; want %v, %v, %v", strs(p.NodePorts), strs(p.Own), has, nodePorts, own, elsewhere)
+			}
+		}
+		every := b.family.Everywhere().String()
+		expect(every, nil, nil, loopback)
+		b.foreign(unix.RTM_NEWADDR, b.other.Attrs().Index, netip.MustParseAddr(node), 16)
+		b.hears(false, true)
+		expect(every, []string{node}, []string{node}, loopback, node)
+		expect(nodes, []string{node}, []string{node}, loopback, node)
+		expect("192.0.2.0/24", nil, []string{node}, loopback, node)
+		// One gets an address that the device has: that may go, and packets to it come here all the same.
+		vip := all[0].String()
+		b.foreign(unix.RTM_NEWADDR, b.other.Attrs().Index, all[0], all[0].BitLen())
+		b.hears(false, true)
+		both := []string{vip, node}
+		slices.SortFunc(both, func(x, y string) int { return netip.MustParseAddr(x).Compare(netip.MustParseAddr(y)) })
+		expect(every, both, both, loopback, node, vip)
+		b.must(b.Remove(ctx, all[:1], nil))
+		b.has(all[1])
+		b.leads(all[0], true)
+		// A second interface has it, and the first loses it: no news.
+		second := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}}
+		b.must(netlink.LinkAdd(second))
+		b.foreign(unix.RTM_NEWADDR, second.Attrs().Index, all[0], all[0].BitLen())
+		b.foreign(unix.RTM_DELADDR, b.other.Attrs().Index, all[0], all[0].BitLen())
+		b.silent()
+		expect(every, both, both, loopback, node, vip)
+		// The last loses it, with the whole interface.
+		b.must(netlink.LinkDel(second))
+		b.hears(false, true)
+		expect(every, []string{node}, []string{node}, loopback, node)
+		b.leads(all[0], false)
+		b.must(b.Add(ctx, all[:1], nil))
+		b.has(all[:2]...)
+		if linkLocal != "" {
+			b.foreign(unix.RTM_NEWADDR, b.other.Attrs().Index, netip.MustParseAddr(linkLocal), 64)
+			b.silent()
+			expect(every, []string{node}, []string{node}, loopback, node, linkLocal)
+		}
+		// What notifications have told is what a listing tells.
+		before := maps.Clone(b.others)
+		b.must(b.list(ctx))
+		if !sameKeys(before, b.others) {
+			t.Errorf("heard of %v, listed %v", before, b.others)
+		}
+	})
+}
+
+func strs(addrs []netip.Addr) (s []string) {
+	for _, a := range addrs {
+		s = append(s, a.String())
+	}
+	return s
+}
+
+// More happens than notifications find room for.
+func TestDeviceLost(t *testing.T) {
+	eachFamily(t, func(t *testing.T, b *deviceBench) {
+		ctx, all := t.Context(), b.addrs(400)
+		b.begin()
+		b.must(b.events.SetReceiveBuffer(1))
+		b.mu.Lock()
+		index := b.index
+		b.mu.Unlock()
+		for _, a := range all[:200] {
+			b.foreign(unix.RTM_NEWADDR, int(index), a, a.BitLen())
+		}
+		for i := range 10 { // while they listen at their leisure
+			b.mu.Lock()
+			for _, a := range all[200+i*20:][:20] {
+				b.foreign(unix.RTM_NEWADDR, b.other.Attrs().Index, a, a.BitLen())
+			}
+			b.mu.Unlock()
+		}
+		b.hears(true, true)
+		b.has(all[:200]...)
+		if p, err := b.Place(ctx, []netip.Prefix{b.family.Everywhere()}); err != nil || len(p.NodePorts) != 200 {
+			t.Errorf("%d addresses answer NodePorts, %v; want 200", len(p.NodePorts), err)
+		}
+	})
+}
+
+// A device of that name that is another's stays as it is, and nothing but addresses that need one fails.
+func TestDeviceOfOthers(t *testing.T) {
+	eachFamily(t, func(t *testing.T, b *deviceBench) {
+		ctx, all := t.Context(), b.addrs(2)
+		kind := DeviceType
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: Device}, PeerName: "peer"}
+		b.must(netlink.LinkAdd(veth))
+		err := b.Ensure(ctx)
+		if !errors.Is(err, ErrOtherDevice) || !strings.Contains(err.Error(), `"veth"`) {
+			t.Errorf("a device of another type: %v", err)
+		}
+		b.foreign(unix.RTM_NEWADDR, b.indexOf(Device), all[0], all[0].BitLen())
+		b.has()
+		failed := map[int]error{}
+		if err := b.Add(ctx, all, func(i int, err error) { failed[i] = err }); !errors.Is(err, ErrOtherDevice) || len(failed) != 2 || !errors.Is(failed[1], ErrOtherDevice) {
+			t.Errorf("%v, %v", err, failed)
+		}
+		b.must(b.Remove(ctx, all, nil))
+		if p, err := b.Place(ctx, nil); err != nil || !p.Elsewhere[all[0]] || p.Elsewhere[all[1]] {
+			t.Errorf("%+v, %v", p, err)
+		}
+		b.must(netlink.LinkDel(veth))
+		b.must(b.Add(ctx, all, nil)) // as soon as there can be one
+		b.has(all...)
+		link, err := netlink.LinkByName(Device)
+		b.must(err)
+		b.must(netlink.LinkDel(link))
+		DeviceType = "nosuchkind"
+		if err := b.Ensure(ctx); !errors.Is(err, ErrOtherDevice) || !errors.Is(err, plane.ErrUnsupported) {
+			t.Errorf("a kernel without such devices: %v", err)
+		}
+		DeviceType = kind
+	})
+}
+
+// Nothing of this node takes a service address for its source, not even towards an interface that has none.
+func TestDeviceAddressIsNoSource(t *testing.T) {
+	eachFamily(t, func(t *testing.T, b *deviceBench) {
+		own, far := "172.18.0.2", "198.18.0.0/15"
+		if b.family == lb.IPv6 {
+			own, far = "fd00:18::2", "2001:db8:18::/64"
+		}
+		b.begin() // so that it comes before the interface with the node's address
+		b.must(b.Add(t.Context(), b.addrs(3), nil))
+		host := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}}
+		b.must(netlink.LinkAdd(host))
+		b.must(netlink.LinkSetUp(host))
+		b.foreign(unix.RTM_NEWADDR, host.Attrs().Index, netip.MustParseAddr(own), 16)
+		for _, args := range []string{"route add " + far + " dev eth0", "route get " + netip.MustParsePrefix(far).Addr().Next().String()} {
+			out, err := exec.Command("ip", append([]string{fmt.Sprintf("-%d", b.family)}, strings.Fields(args)...)...).CombinedOutput()
+			if err != nil || strings.Contains(args, "get") && !strings.Contains(string(out), "src "+own+" ") {
+				t.Errorf("ip %s: %v\n%swant it from %s", args, err, out, own)
+			}
+		}
+	})
+}
+
+// One address, and 10,000 that are there.
+func BenchmarkDevice(b *testing.B) {
+	for _, family := range []lb.Family{lb.IPv4, lb.IPv6} {
+		for _, n := range []int{1, 10_000} {
+			b.Run(fmt.Sprintf("%s/%d", family, n), func(b *testing.B) {
+				d := newDeviceBench(b, family)
+				d.begin()
+				all := d.addrs(n)
+				for b.Loop() {
+					d.must(d.Add(b.Context(), all, nil))
+					d.must(d.Remove(b.Context(), all, nil))
+				}
+				b.ReportMetric(float64(d.messages)/float64(b.N), "messages/op")
+				b.ReportMetric(float64(d.sends)/float64(b.N), "sends/op")
+			})
+		}
+	}
+}
