@@ -170,7 +170,7 @@ func (n *nodeFacts) nat(all map[chainName][]string) {
 		masquerade += " --random-fully"
 	}
 	all[chainName{"nat", chainPostrouting}] = []string{
-		n.matches(setLoopBack, "dst,dst,src") + "-j MASQUERADE",
+		"! -o lo " + n.matches(setLoopBack, "dst,dst,src") + "-j MASQUERADE", // a hairpin (SV-60)
 		fmt.Sprintf("-m mark ! --mark %#[1]x/%#[1]x -j RETURN", n.masq),
 		fmt.Sprintf("-j MARK --set-xmark %#x/0x0", n.masq),
 		masquerade,

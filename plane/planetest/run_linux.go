@@ -56,9 +56,12 @@ type Config struct {
 	// Held: the service addresses are the node's own, and there is no packet filter. What comes for a port of theirs that no row has,
 	// or whose row serves nobody, is refused, also where others drop it or let it pass. Lines then expect that.
 	Held bool
-	// Echoes: the node holds the service addresses, and answers pings. Lines that expect those refused then expect that, and so prove the
-	// difference: scenarios of rows that Differs names are run.
-	Echoes bool
+	// Holds: the service addresses are the node's own. Lines then expect, and so prove, that it answers pings, and refuses what comes for a port
+	// of theirs that no row has, also where others let it pass. Scenarios of rows that Differs names are run.
+	Holds bool
+	// DiffersIn names scenarios that this mode keeps otherwise, by intent, where it keeps their rows in others, with the reason. They are
+	// not run; the page shows the reason.
+	DiffersIn map[string]string
 	// Without names scenarios that a variant cannot keep, and why. They are not run.
 	Without map[string]string
 	// Core names the scenarios that other kernels run, in emulation, where all would take too long: with PLANETEST_CORE=1
@@ -168,7 +171,10 @@ func (s *suite) differs(sc *scenario.Scenario) string {
 // scenario runs one scenario in both families.
 func (s *suite) scenario(t *testing.T, sc *scenario.Scenario) {
 	why := s.differs(sc)
-	if why != "" && !s.Untouched && !s.Proxied && !s.Echoes {
+	if in := s.DiffersIn[sc.Name]; in != "" {
+		why = in
+	}
+	if why != "" && (!s.Untouched && !s.Proxied && !s.Holds || s.DiffersIn[sc.Name] != "") {
 		s.record(sc, Result{Differs: why})
 		t.Skip("this mode differs by intent: " + why)
 	}

@@ -76,7 +76,7 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 	if r.lab.noSCTP && shots[0].Proto == lb.SCTP {
 		return true, netlab.ErrUnsupported
 	}
-	if r.s.Held && r.unserved(shots) {
+	if r.s.Held && r.unserved(shots) || r.s.Holds && passes(p) && r.unserved(shots) {
 		p.Want = scenario.Outcome{Verdict: scenario.Refused}
 	} else if r.s.Untouched && p.Want.Verdict != scenario.Answered && r.strange(shots) {
 		switch proto := shots[0].Proto; {
@@ -97,7 +97,7 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 	switch {
 	case p.Verb == scenario.Open:
 		err = v.open()
-	case p.To.ICMP && r.s.Echoes && p.Want.Verdict == scenario.Refused:
+	case p.To.ICMP && r.s.Holds && p.Want.Verdict == scenario.Refused:
 		err = v.try(shots[0], r.s.patience)
 	case p.Want.Verdict != scenario.Answered:
 		err = v.silent()
@@ -117,6 +117,11 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 		r.mu.Unlock()
 	}
 	return true, err
+}
+
+// passes reports whether the line expects that nobody translates the packet.
+func passes(p scenario.Packet) bool {
+	return len(p.Want.Backends) == 1 && p.Want.Backends[0].Host == netlab.Sink
 }
 
 // unserved reports whether all shots go to service addresses of the table, at ports of theirs where nobody is served.
