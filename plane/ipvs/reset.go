@@ -50,7 +50,13 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 		l.set(row.Key, row)
 	}
 	w := p.writer()
-	w.ready = func(ctx context.Context) error { return p.cfg.Chains.Reset(ctx, want.Node) }
+	if w.before, err = p.chains(ctx, want.Node); w.before == nil {
+		w.after = func(ctx context.Context) error { return p.cfg.Chains.Reset(ctx, want.Node) }
+	}
+	if err != nil {
+		p.lose()
+		return plane.ResetResult{}, fmt.Errorf("ipvs: reset: %w", err)
+	}
 	if err := w.write(ctx); err != nil {
 		p.lose()
 		return plane.ResetResult{}, fmt.Errorf("ipvs: reset: %w", err)
@@ -69,6 +75,17 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	}
 	p.tell()
 	return res, nil
+}
+
+// chains returns how to write the chains before clients reach anything, or nil if that must wait: rules that are there serve, by
+// themselves if they are of mode iptables, until virtual servers can. Where there are none nobody shall come in who may not, or
+// unmasqueraded.
+func (p *Plane) chains(ctx context.Context, n lb.Node) (func(context.Context) error, error) {
+	rules, err := p.cfg.Chains.Dump(ctx)
+	if err != nil || rules != "" {
+		return nil, err
+	}
+	return func(ctx context.Context) error { return p.cfg.Chains.Reset(ctx, n) }, nil
 }
 
 // found makes what everything stands on: the sets, and the device.

@@ -38,8 +38,8 @@ type writer struct {
 	// failed are objects of which the kernel did not take an operation, by what they are in the ledger; they are left alone then.
 	failed map[any]bool
 	errs   map[lb.Key][]error
-	// ready, of a Reset, comes between what leads nowhere yet and what clients reach.
-	ready func(context.Context) error
+	// before and after, of a Reset, come before what clients reach is there, and when it is.
+	before, after func(context.Context) error
 }
 
 func (p *Plane) writer() *writer {
@@ -58,9 +58,10 @@ func (w *writer) write(ctx context.Context) error {
 		for _, step := range []func(context.Context) error{
 			w.raise(func(s *virtual) bool { return s.has || s.id.Mark != 0 }),
 			w.addMembers,
-			w.prepared,
+			once(&w.before),
 			w.raise(func(s *virtual) bool { return true }),
 			w.addAddresses,
+			once(&w.after),
 			w.lower(func(s *virtual) bool { return s.id.Mark == 0 || s.refs > 0 }),
 			w.removeAddresses,
 			w.removeMembers,
@@ -77,12 +78,15 @@ func (w *writer) write(ctx context.Context) error {
 	return nil
 }
 
-func (w *writer) prepared(ctx context.Context) error {
-	ready := w.ready
-	if w.ready = nil; ready == nil {
-		return nil
+// once calls a function the first time, if there is one.
+func once(f *func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		do := *f
+		if *f = nil; do == nil {
+			return nil
+		}
+		return do(ctx)
 	}
-	return ready(ctx)
 }
 
 // forget has the next write begin anew; objects that failed are touched again with the rows that they were touched for.
