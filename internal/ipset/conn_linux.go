@@ -324,7 +324,8 @@ func (c *Conn) about(ctx context.Context, cmd uint16, doing, name string) error 
 	if err := checkName(name); err != nil { // without a name it would be about all
 		return err
 	}
-	return c.command(ctx, cmd, 0, doing+" ipset "+name, func(e *nlconn.Encoder) { e.Str(attrSetName, name) })
+	// Without NLM_F_EXCL newer kernels, and they alone, would not say that there is no such set.
+	return c.command(ctx, cmd, unix.NLM_F_EXCL, doing+" ipset "+name, func(e *nlconn.Encoder) { e.Str(attrSetName, name) })
 }
 
 // Swap exchanges two sets of one type and family at one moment: rules that use one use the other from then on.

@@ -2,6 +2,9 @@ package ipset
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"os"
@@ -10,7 +13,10 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/nlconn"
 )
 
 // open enters a network namespace and connects to its ipsets.
@@ -188,4 +194,445 @@ func set(members []Member) map[Member]bool {
 		s[m] = true
 	}
 	return s
+}
+
+// Sets of our names that are another: what is wanted, what is there, and what becomes of it.
+func TestEnsure(t *testing.T) {
+	want := Set{Name: "KUBE-CLUSTER-IP", Type: HashIPPort, Family: IPv4}
+	for _, x := range []struct {
+		what, create string
+		inUse        bool // by a rule
+		want         Set
+		kept         bool // the members
+		err          string
+	}{
+		{"none", "", false, want, false, ""},
+		{"upstream's", "hash:ip,port family inet hashsize 1024 maxelem 65536", false, want, true, ""},
+		{"upstream's, which rules use", "hash:ip,port family inet maxelem 65536", true, want, true, ""},
+		{"without marks", "hash:ip,port family inet maxelem 65536", true, Set{Name: want.Name, Type: HashIPPort, Family: IPv4, SkbInfo: true}, true, ""},
+		{"with counters and comments, and more room", "hash:ip,port family inet maxelem 8000000 counters comment", true, want, true, ""},
+		{"another type", "hash:ip family inet", false, want, false, ""},
+		{"another type, which rules use", "hash:ip family inet", true, want, false, "has type hash:ip and must be KUBE-CLUSTER-IP hash:ip,port family inet"},
+		{"a timeout", "hash:ip,port timeout 600", true, want, false, "has timeout 600"},
+		{"forceadd", "hash:ip,port forceadd", true, want, false, "has forceadd"},
+		{"the other family", "hash:ip,port family inet6", false, want, false, ""},
+		{"a part of the ports", "bitmap:port range 30000-32767", true, Set{Name: want.Name, Type: BitmapPort}, false, "has a range from 30000, a range to 32767"},
+		{"all ports", "bitmap:port range 0-65535", true, Set{Name: want.Name, Type: BitmapPort}, true, ""},
+	} {
+		t.Run(x.what, func(t *testing.T) {
+			c := open(t)
+			member := "10.96.0.1,tcp:80"
+			switch {
+			case strings.Contains(x.create, "inet6"):
+				member = "fd00::1,tcp:80"
+			case strings.HasPrefix(x.create, "hash:ip "):
+				member = "10.96.0.1"
+			case strings.HasPrefix(x.create, "bitmap"):
+				member = "30000"
+			}
+			if x.create != "" {
+				program(t, fmt.Sprintf("create %s %s\nadd %[1]s %[3]s\n", want.Name, x.create, member), "restore")
+			}
+			if x.inUse { // a set of sets refers to it as a rule does
+				program(t, fmt.Sprintf("create user list:set\nadd user %s\n", want.Name), "restore")
+			}
+			for i := range 2 {
+				made, err := c.Ensure(t.Context(), x.want)
+				if x.err != "" {
+					if !errors.Is(err, ErrOther) || !strings.Contains(err.Error(), x.err) || !strings.Contains(err.Error(), "ipset destroy") || made {
+						t.Errorf("%t, %v; want %q", made, err, x.err)
+					}
+					continue
+				}
+				if err != nil || made != (i == 0 && !x.kept) {
+					t.Errorf("made %t, %v", made, err)
+				}
+				n := 0
+				h, err := c.Members(t.Context(), want.Name, func(Member) { n++ })
+				if err != nil || h.Differs(x.want) != "" || (n == 1) != x.kept || x.inUse != (h.References == 1) {
+					t.Errorf("then it is %+v with %d members, %v", h, n, err)
+				}
+			}
+			if all, err := c.Headers(t.Context()); err != nil || slices.ContainsFunc(all, func(h Header) bool { return h.Name == Spare(want.Name) }) {
+				t.Errorf("the sets are %+v, %v", all, err)
+			}
+		})
+	}
+}
+
+// A set that grows while rules use it, after a crash had left the other.
+func TestGrow(t *testing.T) {
+	c := open(t)
+	long := Set{Name: "KUBE-6-LOAD-BALANCER-SOURCE-CID", Type: HashIPPort, Family: IPv4, SkbInfo: true}
+	program(t, fmt.Sprintf("create %s hash:ip,port\ncreate %s hash:ip\ncreate user list:set\nadd user %[1]s\n", long.Name, Spare(long.Name)), "restore")
+	var ops []Op
+	plain := long
+	plain.SkbInfo = false
+	for i := range 40_000 {
+		ops = append(ops, Op{Set: &plain, Member: Member{Addr: addr("10.0.0.0"), Proto: tcp, Port: uint16(i)}})
+		ops[i].Member.Addr = netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})
+	}
+	if err := c.Do(t.Context(), ops, nil); err != nil {
+		t.Fatal(err)
+	}
+	if made, err := c.Ensure(t.Context(), long); made || err != nil {
+		t.Fatal(made, err)
+	}
+	h, err := c.Header(t.Context(), long.Name)
+	if err != nil || h.Members != 40_000 || h.References != 1 || h.Differs(long) != "" {
+		t.Errorf("%+v, %v", h, err)
+	}
+}
+
+// Errors say of which set they are, what it lacks, and are told apart.
+func TestErrors(t *testing.T) {
+	c := open(t)
+	ctx := t.Context()
+	a := Set{Name: "a", Type: HashIPPort, Family: IPv4, MaxElem: 3}
+	if err := c.Create(ctx, a); err != nil {
+		t.Fatal(err)
+	}
+	for what, x := range map[string]struct{ got, want error }{
+		"create what is there":     {c.Create(ctx, a), unix.EEXIST},
+		"destroy what is not":      {c.Destroy(ctx, "b"), ErrNoSet},
+		"flush what is not":        {c.Flush(ctx, "b"), ErrNoSet},
+		"rename what is not":       {c.Rename(ctx, "b", "c"), ErrNoSet},
+		"rename to what is":        {c.Rename(ctx, "a", "a"), unix.EEXIST},
+		"list what is not":         {only(c.Header(ctx, "b")), ErrNoSet},
+		"list members of what not": {only(c.Members(ctx, "b", func(Member) {})), ErrNoSet},
+		"add to what is not":       {c.Do(ctx, []Op{{Set: &Set{Name: "b", Type: HashIP, Family: IPv4}, Member: Member{Addr: addr("10.0.0.1")}}}, nil), ErrNoSet},
+		"a type that is none":      {only(c.revision(ctx, Set{Name: "x", Type: "hash:nothing"})), ErrUnsupported},
+	} {
+		if !errors.Is(x.got, x.want) {
+			t.Errorf("%s: %v, want %v", what, x.got, x.want)
+		}
+	}
+	for _, name := range []string{"", strings.Repeat("x", 32), "a\x00b"} { // the kernel would take none for all
+		if c.Destroy(ctx, name) == nil || c.Flush(ctx, name) == nil || c.Create(ctx, Set{Name: name, Type: BitmapPort}) == nil {
+			t.Errorf("%q was taken for a name", name)
+		}
+	}
+	program(t, "create user list:set\nadd user a\n", "restore")
+	if err := c.Destroy(ctx, "a"); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "destroy ipset a") {
+		t.Errorf("destroy a set that is in use: %v", err)
+	}
+	if err := c.Swap(ctx, "a", "user"); err == nil || !strings.Contains(err.Error(), "different types") {
+		t.Errorf("swap sets of two types: %v", err)
+	}
+}
+
+func only[T any](_ T, err error) error { return err }
+
+// One that is refused does not keep others from being added, wherever it stands; which it is, is told.
+func TestRefusedMembers(t *testing.T) {
+	c := open(t)
+	few := Set{Name: "few", Type: HashIPPort, Family: IPv4, MaxElem: 3}
+	for _, s := range []Set{few, {Name: "other", Type: HashIPPort, Family: IPv6}, {Name: "ports", Type: BitmapPort}} {
+		if err := c.Create(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := func(port int) Member { return Member{Addr: addr("10.0.0.1"), Proto: tcp, Port: uint16(port)} }
+	taken := few
+	taken.Name = "other" // which the kernel has for another
+	ports := Set{Name: "ports", Type: BitmapPort}
+	ops := []Op{
+		{Set: &few, Member: m(1)},
+		{Set: &few, Member: Member{Addr: addr("fd00::1"), Proto: tcp, Port: 1}},                             // the family
+		{Set: &few, Member: Member{Addr: addr("10.0.0.1")}},                                                 // no port
+		{Set: &few, Member: Member{Addr: addr("10.0.0.1"), Proto: 1, Port: 1}},                              // ICMP
+		{Set: &few, Member: Member{Addr: addr("10.0.0.1"), Proto: tcp, Port: 9, Mark: 1, Mask: 1}},          // no marks
+		{Set: &few, Member: Member{Addr: addr("10.0.0.1"), Proto: tcp, Port: 9, Net: prefix("10.0.0.0/8")}}, // no prefix
+		{Set: &few, Member: m(2)},
+		{Set: &taken, Member: m(3)}, // refused by the kernel
+		{Set: &taken, Member: m(4)},
+		{Set: &few, Delete: true, Member: m(77)}, // which is not there
+		{Set: &few, Member: m(3)},
+		{Set: &few, Member: m(1)}, // once more
+		{Set: &few, Member: m(4)}, // one too many
+		{Set: &few, Member: m(5)},
+		{Set: &few, Delete: true, Member: m(1)},
+		{Set: &ports, Member: Member{Port: 7}},
+	}
+	failed := map[int]error{}
+	err := c.Do(t.Context(), ops, func(i int, err error) {
+		if failed[i] != nil {
+			t.Errorf("%d is told of twice", i)
+		}
+		failed[i] = err
+	})
+	if err == nil || !strings.Contains(err.Error(), "and 8 more of 16 failed") {
+		t.Error(err)
+	}
+	for i := range ops {
+		if want := i >= 1 && i <= 5 || i == 7 || i == 8 || i == 12 || i == 13; want != (failed[i] != nil) {
+			t.Errorf("%v: %v, failed %t", ops[i], failed[i], want)
+		}
+	}
+	if !errors.Is(failed[12], ErrFull) || !strings.Contains(failed[12].Error(), "10.0.0.1,tcp:4 to ipset few") {
+		t.Errorf("a full set: %v", failed[12])
+	}
+	expect(t, c, "few", m(2), m(3))
+	expect(t, c, "ports", Member{Port: 7})
+}
+
+func expect(t *testing.T, c *Conn, name string, want ...Member) {
+	t.Helper()
+	var got []Member
+	if _, err := c.Members(t.Context(), name, func(m Member) { got = append(got, m) }); err != nil || !maps.Equal(set(got), set(want)) {
+		t.Errorf("%s has %v, %v; want %v", name, got, err, want)
+	}
+}
+
+// What a member carries is replaced in place, and by nothing.
+func TestMarks(t *testing.T) {
+	c := open(t)
+	s := Set{Name: "marks", Type: HashIPPort, Family: IPv4, SkbInfo: true}
+	if err := c.Create(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	m := Member{Addr: addr("10.0.0.1"), Proto: tcp, Port: 80}
+	for _, mark := range [][2]uint32{{1, 1}, {0x80000700, ^uint32(0)}, {0, 0x4000}, {0, 0}, {5, 7}} {
+		m.Mark, m.Mask = mark[0], mark[1]
+		if err := c.Do(t.Context(), []Op{{Set: &s, Member: m}}, nil); err != nil {
+			t.Error(err)
+		}
+		expect(t, c, s.Name, m)
+	}
+	if err := c.Do(t.Context(), []Op{{Set: &s, Member: Member{Addr: m.Addr, Proto: tcp, Port: 80, Mark: 9, Mask: 9}, Delete: true}}, nil); err != nil {
+		t.Error(err)
+	}
+	expect(t, c, s.Name)
+}
+
+func TestSwapAndRename(t *testing.T) {
+	c := open(t)
+	for i, name := range []string{"a", "b"} {
+		s := Set{Name: name, Type: HashIP, Family: IPv4}
+		if err := c.Create(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Do(t.Context(), []Op{{Set: &s, Member: Member{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)})}}}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(c.Swap(t.Context(), "a", "b"), c.Rename(t.Context(), "a", "c"), c.Flush(t.Context(), "b")); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, c, "b")
+	expect(t, c, "c", Member{Addr: addr("10.0.0.2")})
+}
+
+func many(s *Set, n int) (ops []Op) {
+	for i := range n {
+		ops = append(ops, Op{Set: s, Member: Member{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}).Next(), Proto: tcp, Port: 80}})
+	}
+	return ops
+}
+
+// Many members are few messages, a set holds as many as 100,000 Services have, and one of them is one message at any size.
+func TestManyMembers(t *testing.T) {
+	c := open(t)
+	s := Set{Name: "many", Type: HashIPPort, Family: IPv4, SkbInfo: true}
+	if err := c.Create(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	const n = 100_000
+	ops := many(&s, n)
+	before := c.Counters()
+	if err := c.Do(t.Context(), ops[:10_000], nil); err != nil {
+		t.Fatal(err)
+	}
+	after := c.Counters()
+	if m, sends, bytes := after.Messages-before.Messages, after.Sends-before.Sends, after.Bytes-before.Bytes; m > 15 || sends > 2 || bytes > 48*10_000 {
+		t.Errorf("10,000 members are %d messages of %d bytes in %d system calls", m, bytes, sends)
+	}
+	if err := c.Do(t.Context(), ops, nil); err != nil {
+		t.Fatal(err)
+	}
+	listed := 0
+	h, err := c.Members(t.Context(), s.Name, func(Member) { listed++ })
+	if err != nil || listed != n || h.Members != n {
+		t.Errorf("%d members, %+v, %v", listed, h, err)
+	}
+	before = c.Counters()
+	for range 10 {
+		if err := c.Do(t.Context(), ops[:1], nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after := c.Counters(); after.Messages-before.Messages != 10 || after.Sends-before.Sends != 10 || after.Bytes-before.Bytes > 1200 {
+		t.Errorf("a member that is one of %d: %+v, then %+v", n, before, after)
+	}
+	one := ops[:1]
+	if allocs := testing.AllocsPerRun(100, func() {
+		if err := c.Do(t.Context(), one, nil); err != nil {
+			t.Error(err)
+		}
+	}); allocs > 2 {
+		t.Errorf("one member makes %v pieces of garbage", allocs)
+	}
+}
+
+// transport fails at a message of choice: it is not sent, or its answer is lost.
+type transport struct {
+	Transport
+	at, n int
+	lose  bool
+}
+
+func (x *transport) Each(ctx context.Context, messages []byte, outcome func(int, error)) error {
+	if x.n++; x.n != x.at {
+		return x.Transport.Each(ctx, messages, outcome)
+	}
+	if !x.lose {
+		return unix.ENOBUFS
+	}
+	return x.Transport.Each(ctx, messages, func(i int, _ error) { outcome(i, nlconn.ErrNoAnswer) })
+}
+
+// Whatever is not done, or of which nobody knows, is told of.
+func TestTransportFails(t *testing.T) {
+	netlabConn := open(t)
+	x := &transport{Transport: netlabConn.kernel}
+	c, err := New(t.Context(), x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := Set{Name: "a", Type: HashIPPort, Family: IPv4}
+	if err := c.Create(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	ops := many(&s, 12_000) // two system calls
+	for _, lose := range []bool{false, true} {
+		x.at, x.n, x.lose = 2, 0, lose
+		failed := 0
+		if err := c.Do(t.Context(), ops, func(int, error) { failed++ }); !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, nlconn.ErrNoAnswer) {
+			t.Error(err)
+		}
+		h, err := c.Header(t.Context(), s.Name)
+		if err != nil || failed == 0 || failed == len(ops) || !lose && int(h.Members)+failed != len(ops) || lose && int(h.Members) != len(ops) {
+			t.Errorf("%d members are there, and %d failed, %v", h.Members, failed, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	failed := 0
+	if err := c.Do(ctx, ops, func(int, error) { failed++ }); !errors.Is(err, context.Canceled) || failed != len(ops) {
+		t.Errorf("a context that has ended: %v, %d failed", err, failed)
+	}
+}
+
+// A kernel that speaks other versions of the protocol, and one that speaks none.
+func TestProtocol(t *testing.T) {
+	for _, x := range []struct {
+		oldest, latest uint8
+		err            error
+		spoken         uint8
+		fails          error
+	}{
+		{6, 7, nil, 7, nil}, {0, 6, nil, 6, nil}, {6, 9, nil, 7, nil}, {8, 9, nil, 0, ErrUnsupported}, {0, 0, nil, 0, ErrUnsupported},
+		{0, 0, &nlconn.Error{Errno: unix.EINVAL}, 0, ErrUnsupported}, {0, 0, &nlconn.Error{Errno: unix.EPERM}, 0, unix.EPERM},
+	} {
+		c, err := New(t.Context(), kernelThatSpeaks{oldest: x.oldest, latest: x.latest, err: x.err})
+		if !errors.Is(err, x.fails) || err == nil && c.protocol != x.spoken {
+			t.Errorf("%+v: %v", x, err)
+		}
+	}
+}
+
+type kernelThatSpeaks struct {
+	Transport
+	oldest, latest uint8
+	err            error
+}
+
+func (k kernelThatSpeaks) Do(_ context.Context, _ []byte, f func(nlconn.Message) error) error {
+	if k.err != nil {
+		return k.err
+	}
+	e := nlconn.Encoder{B: make([]byte, nfgenmsg)}
+	e.U8(attrProtocol, k.latest)
+	if k.oldest > 0 {
+		e.U8(attrProtocolMin, k.oldest)
+	}
+	return f(nlconn.Message{Body: e.B})
+}
+
+func TestNets(t *testing.T) {
+	for p, want := range map[string]string{"0.0.0.0/0": "[0.0.0.0/1 128.0.0.0/1]", "::/0": "[::/1 8000::/1]", "10.1.2.3/8": "[10.0.0.0/8]", "fd00::1/128": "[fd00::1/128]"} {
+		if got := fmt.Sprint(Nets(prefix(p))); got != want {
+			t.Errorf("%s: %s, want %s", p, got, want)
+		}
+	}
+}
+
+// FuzzAnswers: no answer makes the readers stumble.
+func FuzzAnswers(f *testing.F) {
+	var e nlconn.Encoder
+	e.Str(attrSetName, "a")
+	e.Str(attrTypeName, "hash:ip,port,net")
+	adt := e.Nest(attrADT)
+	appendMember(&e, &Member{Addr: addr("10.0.0.1"), Proto: tcp, Port: 80, Net: prefix("10.0.0.0/8"), Mark: 1, Mask: 3}, 1)
+	e.EndNest(adt)
+	f.Add(e.B)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h := parseHeader(b)
+		_ = h.Differs(Set{Type: HashIPPort, Family: IPv4}) + h.String()
+		parseMembers(b, func(m Member) { _ = m.String() })
+		refusedLine(b)
+	})
+}
+
+// FuzzMembers: what is written of a member is what is read.
+func FuzzMembers(f *testing.F) {
+	f.Add([]byte{10, 0, 0, 1}, []byte{10, 0, 0, 0}, 8, uint8(tcp), uint16(80), uint32(1), uint32(3))
+	f.Fuzz(func(t *testing.T, a, b []byte, bits int, proto uint8, port uint16, mark, mask uint32) {
+		m := Member{Proto: proto, Port: port, Mark: mark, Mask: mask}
+		m.Addr, _ = netip.AddrFromSlice(a)
+		if second, ok := netip.AddrFromSlice(b); ok && bits >= 0 && bits <= second.BitLen() {
+			m.Net, _ = second.Prefix(bits)
+		}
+		for typ := range shapes {
+			s := Set{Name: "x", Type: typ, Family: FamilyOf(m.Addr), SkbInfo: true}
+			if m.check(&s) != nil {
+				continue
+			}
+			var e nlconn.Encoder
+			appendMember(&e, &m, 1)
+			if got := parseMember(nlconn.Attribute(e.B, attrData)); got != m {
+				t.Errorf("%v is read as %v", m, got)
+			}
+			if len(e.B) > memberLimit {
+				t.Errorf("%v takes %d bytes", m, len(e.B))
+			}
+		}
+	})
+}
+
+// One member, and 10,000, of a set that has as many.
+func BenchmarkDo(b *testing.B) {
+	for _, n := range []int{1, 10_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			c := open(b)
+			s := Set{Name: "a", Type: HashIPPort, Family: IPv4, SkbInfo: true}
+			if err := c.Create(b.Context(), s); err != nil {
+				b.Fatal(err)
+			}
+			ops := many(&s, n)
+			before := c.Counters()
+			for b.Loop() {
+				for i := range ops {
+					ops[i].Delete = !ops[i].Delete
+				}
+				if err := c.Do(b.Context(), ops, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+			after := c.Counters()
+			b.ReportMetric(float64(after.Messages-before.Messages)/float64(b.N), "messages/op")
+			b.ReportMetric(float64(after.Sends-before.Sends)/float64(b.N), "sends/op")
+			b.ReportMetric(float64(after.Bytes-before.Bytes)/float64(b.N), "bytes/op")
+		})
+	}
 }

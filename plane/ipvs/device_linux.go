@@ -111,8 +111,11 @@ func (d *device) close() error {
 	return cmp.Or(err, d.conn.Close())
 }
 
-// Notify has f called, by another goroutine, when News has something to tell.
+// Notify has f called, by another goroutine, when News has something to tell; with nil nobody.
 func (d *device) Notify(f func()) {
+	if f == nil {
+		f = func() {}
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.notify = f
