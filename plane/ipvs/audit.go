@@ -25,6 +25,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	}
 	full = full || p.suspected
 	p.suspected = false
+	p.again(lb.Key{}) // what an audit could not mend; rows are the engine's to try again
 	addresses, place := p.cfg.Device.News()
 	err = func() error {
 		n, err := p.cfg.Chains.Audit(ctx, full)
@@ -105,6 +106,7 @@ func (p *Plane) compare(ctx context.Context) error {
 		if s.has && !seen[id] {
 			s.gone()
 			p.l.touched.servers[s] = lb.Key{}
+			p.l.done(lb.Key{}, s)
 		}
 	}
 	return p.compareDests(ctx)

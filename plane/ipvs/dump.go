@@ -105,6 +105,9 @@ func (d *dumper) servers(ctx context.Context) error {
 
 func (d *dumper) setMembers(ctx context.Context) error {
 	for s := range setCount {
+		if s == setDraining {
+			continue
+		}
 		_, err := d.cfg.Sets.Members(ctx, d.sets[s].Name, func(m sets.Member) {
 			if s == setIPs && d.held[m.Addr] {
 				return

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/diff"
 	"kube-proxy/plane/planetest"
 )
 
@@ -100,8 +103,16 @@ func wantFresh(t *testing.T, when string, f lb.Family, table *lb.Table, p *Plane
 		t.Fatal(err)
 	}
 	if got != want {
-		t.Fatalf("%s: not what a fresh start makes of the table; want\n%s\ngot\n%s", when, want, got)
+		t.Fatalf("%s: not what a fresh start makes of the table:\n%s", when, onlyOne(want, got))
 	}
+}
+
+// onlyOne are the lines that only one of two texts has.
+func onlyOne(want, got string) string {
+	var b strings.Builder
+	diff.Sorted(slices.Sorted(strings.Lines(want)), slices.Sorted(strings.Lines(got)), strings.Compare,
+		func(l string) { b.WriteString("- " + l) }, func(l string) { b.WriteString("+ " + l) })
+	return b.String()
 }
 
 // Each message of a change fails once, in each of the ways in which it can: the kernel refuses it, somebody else did the same just

@@ -217,10 +217,28 @@ func (l *ledger) point(key, k lb.Key, f *front) {
 	s.refs = 0
 	s.set = f.set
 	if wanted {
+		l.leave(key, s, false)
 		s.refs, s.want = 1, f.service
 		l.bind(key, s, f.bind)
 	}
 	l.touched.servers[s] = key
+}
+
+// leave takes note that nobody wants a virtual server, and that it stays for its connections, or that it does not any more. A later
+// process must know that it is ours.
+func (l *ledger) leave(key lb.Key, s *virtual, leaving bool) {
+	if s.leaving == leaving {
+		return
+	}
+	s.leaving = leaving
+	by := int32(-1)
+	if leaving {
+		by = 1
+	}
+	if s.id.Mark == 0 { // a mark tells by itself
+		k := keyOf(s.id)
+		l.count(key, member{set: setDraining, addr: k.Addr, port: k.Port, proto: k.Proto}, mark{}, by)
+	}
 }
 
 // bind counts the address of a virtual server, or does not any more.
@@ -300,6 +318,7 @@ func (l *ledger) done(key lb.Key, s *virtual) {
 		return
 	}
 	s.drain = nil
+	l.leave(key, s, false)
 	delete(l.servers, s.id)
 	delete(l.touched.servers, s)
 	if s.id.Mark == 0 {

@@ -16,6 +16,7 @@ const (
 	setSourceIP
 	setFirewall
 	setIPs
+	setDraining
 	setLoopBack
 	setClusterIP
 	setExternalIP
@@ -44,12 +45,14 @@ const (
 	bitmapPort    = "bitmap:port"
 )
 
-// kinds are the names of the sets, behind KUBE- or KUBE-6-, and their types. All but the last three are those of DP-32, which other software reads.
+// kinds are the names of the sets, behind KUBE- or KUBE-6-, and their types. All but
+// DRAINING, which says whose virtual servers are that have connections and no row, and those of marks are those of DP-32, which other software reads.
 var kinds = [setCount]struct{ name, typ string }{
 	setSourceCIDR:        {"LOAD-BALANCER-SOURCE-CIDR", hashIPPortNet},
 	setSourceIP:          {"LOAD-BALANCER-SOURCE-IP", hashIPPortIP},
 	setFirewall:          {"LOAD-BALANCER-FW", hashIPPort},
 	setIPs:               {"IPVS-IPS", hashIP},
+	setDraining:          {"DRAINING", hashIPPort},
 	setLoopBack:          {"LOOP-BACK", hashIPPortIP},
 	setClusterIP:         {"CLUSTER-IP", hashIPPort},
 	setExternalIP:        {"EXTERNAL-IP", hashIPPort},

@@ -166,7 +166,7 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 func (l *ledger) known(want *lb.Table) map[ipvswire.ServiceID]bool {
 	known := map[ipvswire.ServiceID]bool{probeID(l.family): true}
 	for m, c := range l.members {
-		if !c.has || !m.set.names() || m.set == setHealthCheck {
+		if !c.has || !m.set.names() && m.set != setDraining || m.set == setHealthCheck {
 			continue
 		}
 		for k := range lb.Expand(m.key(), l.own) {

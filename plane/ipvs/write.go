@@ -64,6 +64,7 @@ func (w *writer) write(ctx context.Context) error {
 			once(&w.after),
 			w.lower(func(s *virtual) bool { return s.id.Mark == 0 || s.refs > 0 }),
 			w.removeAddresses,
+			w.addMembers, // of what drains from now on
 			w.removeMembers,
 			w.lower(func(s *virtual) bool { return true }),
 		} {
@@ -284,7 +285,7 @@ func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serve
 	if len(busy) == 0 {
 		return append(ops, s.op(ipvswire.DelService, netip.AddrPort{}, 0)), nil
 	}
-	s.leaving = true
+	w.l.leave(w.l.touched.servers[s], s, true)
 	for _, a := range sortedAddrs(s.dests) {
 		switch {
 		case !busy[a]:
@@ -327,6 +328,9 @@ func (w *writer) serverOps(ctx context.Context, ops []serverOp) error {
 			continue
 		}
 		w.mended++
+		if !op.of.has && op.Verb >= ipvswire.NewDestination {
+			w.suspect() // others removed it, and made it again
+		}
 		op.of.did(op.Op)
 		if op.Verb == ipvswire.DelService {
 			w.l.done(w.l.touched.servers[op.of], op.of)
@@ -345,6 +349,9 @@ func (s *virtual) did(op ipvswire.Op) {
 	case ipvswire.DelService:
 		s.gone()
 	case ipvswire.NewDestination, ipvswire.SetDestination:
+		if !s.has { // others made it, as what is not known
+			s.has, s.dests = true, map[netip.AddrPort]dest{}
+		}
 		s.dests[a] = dest{op.Destination.Weight, int32(op.Destination.Forwarding)}
 		if op.Destination.Weight > 0 {
 			s.stays(a)
@@ -357,7 +364,7 @@ func (s *virtual) did(op ipvswire.Op) {
 
 // gone takes note that there is no such virtual server.
 func (s *virtual) gone() {
-	s.has, s.leaving, s.is, s.dests, s.drain = false, false, ipvswire.Service{}, nil, nil
+	s.has, s.is, s.dests, s.drain = false, ipvswire.Service{}, nil, nil
 }
 
 // stays takes note that a real server drains no more.
@@ -387,6 +394,7 @@ func (w *writer) refused(ctx context.Context, op serverOp, err error) error {
 		}
 	case is(unix.ESRCH): // of a real server's operation too
 		s.gone()
+		w.l.done(key, s)
 	case op.Verb == ipvswire.NewDestination && is(unix.EEXIST):
 		s.dests[a] = dest{unknown, unknown}
 	case onDest && is(unix.ENOENT):

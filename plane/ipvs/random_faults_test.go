@@ -1,0 +1,149 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"strconv"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/ipvsfake"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// Faults and races anywhere, many of them, in a long walk: every time that others leave the kernel alone, an audit ends where a
+// fresh start does.
+func TestRandomFaults(t *testing.T) {
+	first, n := uint64(1), 60
+	if s := os.Getenv("PLANETEST_SEED"); s != "" {
+		first, _ = strconv.ParseUint(s, 10, 64)
+		n = 1
+	}
+	for seed := first; seed < first+uint64(n); seed++ {
+		f := lb.IPv4
+		if seed%3 == 0 {
+			f = lb.IPv6
+		}
+		rnd := rand.New(rand.NewPCG(seed, 7))
+		w := planetest.World{Family: f}
+		k := newLab(t)
+		p := k.plane(t, f)
+		table := startTable(w)
+		if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+			t.Fatal(err)
+		}
+		other, err := ipvswire.New(t.Context(), k.ipvs.Connect())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx := context.Background()
+		inside := false
+		var log []string
+		before := func(r ipvsfake.Request) error {
+			if inside || rnd.IntN(12) > 0 {
+				return nil
+			}
+			inside = true
+			defer func() { inside = false }()
+			what := rnd.IntN(12)
+			log = append(log, fmt.Sprintf("%d: fault %d at command %d %v %v", len(log), what, r.Command, r.Service, r.Destination))
+			s := ipvswire.Service{ServiceID: r.Service, Scheduler: "wlc", Netmask: r.Service.Family.WholeAddress(), Flags: ipvswire.Persistent, Timeout: 5}
+			d := ipvswire.Destination{Addr: r.Destination, Weight: 7, Upper: 9}
+			if !d.Addr.IsValid() {
+				d.Addr = netip.AddrPortFrom(w.Addr(100, 4242), 4242)
+			}
+			switch what {
+			case 0:
+				return unix.ENOENT
+			case 1:
+				return unix.EEXIST
+			case 2:
+				return unix.EPERM
+			case 3:
+				return unix.EINVAL // of ESRCH, that is not so, nobody can tell: what is gone is another's when it comes back
+			case 4:
+				return unix.ENOMEM
+			case 5:
+				if r.Command.Writes() {
+					return ipvsfake.ErrLost
+				}
+			case 6:
+				other.Do(ctx, []ipvswire.Op{{Verb: ipvswire.DelService, Service: s}}, nil)
+			case 7:
+				other.Do(ctx, []ipvswire.Op{{Verb: ipvswire.NewService, Service: s}, {Verb: ipvswire.SetService, Service: s}}, nil)
+			case 8:
+				other.Do(ctx, []ipvswire.Op{{Verb: ipvswire.NewDestination, Service: s, Destination: d}, {Verb: ipvswire.SetDestination, Service: s, Destination: d}}, nil)
+			case 9:
+				other.Do(ctx, []ipvswire.Op{{Verb: ipvswire.DelDestination, Service: s, Destination: d}}, nil)
+			case 10:
+				if rnd.IntN(5) == 0 {
+					other.Flush(ctx)
+				}
+			case 11:
+				for _, v := range k.ipvs.State() { // connections come and go
+					for _, d := range v.Destinations {
+						k.ipvs.SetConns(v.ServiceID, d.Addr, ipvsfake.Conns{Active: uint32(rnd.IntN(2))})
+					}
+				}
+			}
+			return nil
+		}
+		for step := range 12 {
+			all := moves()
+			m := all[rnd.IntN(len(all))]
+			log = append(log, fmt.Sprintf("step %d: %s", step, m.name))
+			changes := m.make(table, w)
+			k.ipvs.Before = before
+			_, err := p.Apply(t.Context(), changes)
+			if rnd.IntN(3) == 0 {
+				p.Audit(t.Context(), rnd.IntN(2) == 0)
+			}
+			k.ipvs.Before = nil
+			if err == nil {
+				err = p.usable(ctx)
+			}
+			if p.l == nil {
+				if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+					t.Fatalf("seed %d step %d: reset: %v", seed, step, err)
+				}
+			} else if err != nil {
+				if err := settle(t.Context(), p, table, changes, err); err != nil {
+					t.Fatalf("seed %d step %d: settle: %v", seed, step, err)
+				}
+			}
+			mended := -1
+			for i := 0; i < 6 && mended != 0; i++ {
+				if mended, err = p.Audit(t.Context(), true); err != nil {
+					t.Fatalf("seed %d step %d: audit: %v", seed, step, err)
+				}
+			}
+			if mended != 0 {
+				t.Fatalf("seed %d step %d: audits go on mending %d\n%v", seed, step, mended, log)
+			}
+			func() {
+				defer func() {
+					if t.Failed() {
+						for _, l := range log {
+							t.Log(l)
+						}
+					}
+				}()
+				wantFresh(t, fmt.Sprintf("seed %d step %d", seed, step), f, table, p)
+			}()
+		}
+		// All connections end: nothing stays that a fresh start would not have.
+		for _, v := range k.ipvs.State() {
+			for _, d := range v.Destinations {
+				k.ipvs.SetConns(v.ServiceID, d.Addr, ipvsfake.Conns{})
+			}
+		}
+	}
+}
