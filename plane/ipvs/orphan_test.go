@@ -1,0 +1,59 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"testing"
+	"time"
+
+	"kube-proxy/internal/ipvsfake"
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// A virtual server of a NodePort whose Service is gone, and whose connections go on, is still known for ours after a restart, and goes
+// when they have ended.
+func TestLeavingNodePortSurvivesRestart(t *testing.T) {
+	w := planetest.World{Family: lb.IPv4}
+	k := newLab(t)
+	p := k.plane(t, lb.IPv4)
+	table := startTable(w)
+	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range k.ipvs.State() {
+		for _, d := range v.Destinations {
+			k.ipvs.SetConns(v.ServiceID, d.Addr, ipvsfake.Conns{Active: 1})
+		}
+	}
+	changes := replaced(table, lb.Owner{Name: "ns/svc-10"}, nil)
+	if _, err := p.Apply(t.Context(), changes); err != nil {
+		t.Fatal(err)
+	}
+	p2 := k.plane(t, lb.IPv4)
+	if _, err := planetest.ResetAll(t.Context(), p2, table); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range k.ipvs.State() {
+		for _, d := range v.Destinations {
+			k.ipvs.SetConns(v.ServiceID, d.Addr, ipvsfake.Conns{})
+		}
+	}
+	for range 5 {
+		for s := range p2.drains {
+			if s.drain != nil {
+				s.drain.next = time.Time{}
+			}
+		}
+		if _, err := p2.Audit(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, v := range k.ipvs.State() {
+		for _, d := range v.Destinations {
+			if d.Weight == 0 {
+				t.Errorf("%v to %v is still there", v.ServiceID, d.Addr)
+			}
+		}
+	}
+}
