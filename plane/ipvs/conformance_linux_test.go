@@ -1,0 +1,123 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/internal/kernel"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/planetest"
+)
+
+// whole is a plane with the connections to the kernel that it writes by.
+type whole struct {
+	*Plane
+	closes []func() error
+}
+
+func (w *whole) Close() error {
+	var errs []error
+	for _, c := range slices.Backward(w.closes) {
+		errs = append(errs, c())
+	}
+	return errors.Join(errs...)
+}
+
+// newWhole makes a plane in the network namespace of the calling thread, which is set up as the mode asks (DP-30).
+func newWhole(b iptables.Backend, f lb.Family, step int) (_ *whole, err error) {
+	for _, s := range sysctls(mode.Settings{}) {
+		if s.Before != [2]int{} { // no kernel that tests run on needs it
+			continue
+		}
+		if _, err := kernel.SetSysctl(s.Name, s.Value); err != nil && !s.Optional {
+			return nil, err
+		}
+	}
+	w := &whole{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("a plane by %s: %w", b, err), w.Close())
+		}
+	}()
+	ipvs, err := ipvswire.Open()
+	if err != nil {
+		return nil, err
+	}
+	w.closes = append(w.closes, ipvs.Close)
+	setConn, err := sets.Open()
+	if err != nil {
+		return nil, err
+	}
+	w.closes = append(w.closes, setConn.Close)
+	device, err := openDevice(f)
+	if err != nil {
+		return nil, err
+	}
+	w.closes = append(w.closes, device.close)
+	chains, err := newChains(f, 1<<14, b, nil)
+	if err != nil {
+		return nil, err
+	}
+	w.closes = append(w.closes, chains.Close)
+	if w.Plane, err = New(Config{Family: f, Masquerade: 1 << 14, IPVS: ipvs, Sets: setConn, Device: device, Chains: chains}); err != nil {
+		return nil, err
+	}
+	w.closes = append(w.closes, w.Plane.Close)
+	if step > 0 {
+		w.Plane.step = step
+	}
+	return w, nil
+}
+
+var loadOnce = sync.OnceValue(kernel.LoadIPVS)
+
+// inVM skips where the kernel has no IPVS.
+func inVM(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+	if err := loadOnce(); err != nil || !kernel.HasIPVS() {
+		t.Skip("this kernel has no IPVS: proven in VMs, by test/vm/suites")
+	}
+}
+
+// differs names what this mode does otherwise, by intent.
+var differs = map[string]string{
+	"SV-66": "a ping of a cluster IP is answered by the node, which has the address",
+}
+
+// differsIn names scenarios in which it does.
+var differsIn = map[string]string{
+	"session-affinity-timeout": "SV-18: the kernel keeps a client at its backend as long as it keeps one of its connections, which is two minutes after the last one ended, then for the timeout",
+}
+
+func conformance(b iptables.Backend) planetest.Config {
+	return planetest.Config{Mode: "ipvs", Variant: b != iptables.NFT, Differs: differs, DiffersIn: differsIn, Holds: true,
+		New: func(f lb.Family) (planetest.Plane, error) { return opened(newWhole(b, f, 0)) }}
+}
+
+func opened(w *whole, err error) (planetest.Plane, error) {
+	if err != nil { // not a nil of its own type
+		return nil, err
+	}
+	return w, nil
+}
+
+var backends = []iptables.Backend{iptables.NFT, iptables.Legacy}
+
+// TestConformance sends the packets of every scenario through the kernel, with both variants of iptables.
+func TestConformance(t *testing.T) {
+	inVM(t)
+	for _, b := range backends {
+		t.Run(string(b), func(t *testing.T) { planetest.Run(t, conformance(b)) })
+	}
+}
