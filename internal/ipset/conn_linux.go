@@ -235,9 +235,9 @@ func (c *Conn) create(ctx context.Context, s Set, family Family) error {
 	})
 }
 
-// Ensure makes sure of a set. One of that name that is another is replaced if nothing refers to it; if rules do, and it is another
-// only in what members it has room for, its members go to one that is as wanted, which takes its place at one moment. Otherwise the error, which
-// wraps [ErrOther], says what to do. A set that was there keeps its members, unless it had to be replaced: created says so.
+// Ensure makes sure of a set. One of that name that is another is replaced: if it is of the type and family that are wanted, by one with
+// its members, which takes its place at one moment, also where rules use it; else by an empty one, which only goes where none do: the
+// error, which wraps [ErrOther], says what to do then. created says that the set has no members of before.
 func (c *Conn) Ensure(ctx context.Context, s Set) (created bool, err error) {
 	if err := s.check(); err != nil {
 		return false, err
@@ -257,8 +257,8 @@ func (c *Conn) Ensure(ctx context.Context, s Set) (created bool, err error) {
 		switch {
 		case differs == "":
 			return false, nil
-		case have.roomAlone(s):
-			return false, c.grow(ctx, have, s)
+		case have.sameKind(s):
+			return false, c.replace(ctx, have, s)
 		case have.References > 0:
 			return false, c.other(have, s, differs)
 		}
@@ -276,18 +276,16 @@ func (c *Conn) other(have Header, want Set, differs string) error {
 		"remove those (iptables-save | grep %s shows them), then run ipset destroy %s: %w", want.Name, differs, want, have.References, want.Name, want.Name, ErrOther)
 }
 
-// roomAlone reports whether a set is another only in how many members it may have, or that they carry no marks: then the kernel lets
-// a wanted one take its place while rules use it.
-func (h Header) roomAlone(want Set) bool {
-	h.MaxElem, h.SkbInfo = max(h.MaxElem, want.maxElem()), h.SkbInfo || want.SkbInfo
-	return h.Differs(want) == ""
+// sameKind reports whether the kernel lets the one set take the place of the other while rules use it.
+func (h Header) sameKind(want Set) bool {
+	return h.Type == want.Type && (h.Type == BitmapPort || h.Family == want.Family)
 }
 
 // Spare is the name of the set that takes the place of another, for a moment; after a crash in that moment it may be left.
 func Spare(name string) string { return name[:min(len(name), MaxName-4)] + "-new" }
 
-// grow puts a set in the place of one that is too small.
-func (c *Conn) grow(ctx context.Context, have Header, want Set) error {
+// replace puts a set in the place of one that has too little room, or forgets members, or the like.
+func (c *Conn) replace(ctx context.Context, have Header, want Set) error {
 	spare := want
 	spare.Name = Spare(want.Name)
 	if err := c.Destroy(ctx, spare.Name); err != nil && !errors.Is(err, ErrNoSet) {

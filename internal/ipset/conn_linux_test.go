@@ -213,10 +213,11 @@ func TestEnsure(t *testing.T) {
 		{"with counters and comments, and more room", "hash:ip,port family inet maxelem 8000000 counters comment", true, want, true, ""},
 		{"another type", "hash:ip family inet", false, want, false, ""},
 		{"another type, which rules use", "hash:ip family inet", true, want, false, "has type hash:ip and must be KUBE-CLUSTER-IP hash:ip,port family inet"},
-		{"a timeout", "hash:ip,port timeout 600", true, want, false, "has timeout 600"},
-		{"forceadd", "hash:ip,port forceadd", true, want, false, "has forceadd"},
+		{"a timeout", "hash:ip,port timeout 600", true, want, true, ""},
+		{"forceadd", "hash:ip,port forceadd", true, want, true, ""},
 		{"the other family", "hash:ip,port family inet6", false, want, false, ""},
-		{"a part of the ports", "bitmap:port range 30000-32767", true, Set{Name: want.Name, Type: BitmapPort}, false, "has a range from 30000, a range to 32767"},
+		{"a part of the ports", "bitmap:port range 30000-32767", true, Set{Name: want.Name, Type: BitmapPort}, true, ""},
+		{"the other family, which rules use", "hash:ip,port family inet6", true, want, false, "has family inet6"},
 		{"all ports", "bitmap:port range 0-65535", true, Set{Name: want.Name, Type: BitmapPort}, true, ""},
 	} {
 		t.Run(x.what, func(t *testing.T) {
