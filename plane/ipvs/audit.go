@@ -28,10 +28,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	p.again(lb.Key{}) // what an audit could not mend; rows are the engine's to try again
 	addresses, place := p.cfg.Device.News()
 	err = func() error {
-		n, err := p.cfg.Chains.Audit(ctx, full)
-		if mended += n; err != nil {
-			return err
-		}
+		// Addresses come first: while one is not bound, packets to it go elsewhere.
 		if place || full {
 			if err := p.replace(ctx); err != nil {
 				return err
@@ -48,9 +45,13 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 			}
 		}
 		w := p.writer()
-		err = w.write(ctx)
+		err := w.write(ctx)
 		mended += w.mended
 		if err = p.ended("audit", w, err); err != nil {
+			return err
+		}
+		n, err := p.cfg.Chains.Audit(ctx, full)
+		if mended += n; err != nil {
 			return err
 		}
 		return p.look(ctx)
@@ -64,6 +65,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if errors.Is(err, plane.ErrStateLost) {
 		p.lose()
 	}
+	p.suspected = true // what was heard is not heard again
 	return mended, fmt.Errorf("ipvs: audit: %w", err)
 }
 

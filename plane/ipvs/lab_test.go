@@ -94,6 +94,7 @@ func (k *lab) Ensure(_ context.Context, s sets.Set) (bool, error) {
 		}
 		return false, nil
 	}
+	s.MaxElem = sets.MaxElem
 	k.sets[s.Name] = &fakeSet{s, map[sets.Member]sets.Member{}}
 	return true, nil
 }

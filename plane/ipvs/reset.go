@@ -198,7 +198,7 @@ func (p *Plane) readSet(ctx context.Context, l *ledger, s set, differ func(membe
 		return nil
 	}
 	seen := map[member]bool{}
-	_, err := p.cfg.Sets.Members(ctx, p.sets[s].Name, func(w sets.Member) {
+	is, err := p.cfg.Sets.Members(ctx, p.sets[s].Name, func(w sets.Member) {
 		m, as := memberOf(s, w)
 		seen[m] = true
 		c := l.members[m]
@@ -213,7 +213,10 @@ func (p *Plane) readSet(ctx context.Context, l *ledger, s set, differ func(membe
 		}
 	})
 	if err != nil {
-		return fmt.Errorf("list ipset %s: %w", p.sets[s].Name, err)
+		return err
+	}
+	if other := is.Differs(p.sets[s]); other != "" {
+		return fmt.Errorf("ipset %s has %s: somebody has put another in its place: %w", p.sets[s].Name, other, plane.ErrStateLost)
 	}
 	if differ == nil {
 		return nil

@@ -1,0 +1,279 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvsfake"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/plane/planetest"
+)
+
+// damaged is a plane over the kernel's ipsets and addresses; IPVS and the rules are in memory.
+type damaged struct {
+	*deviceBench
+	planetest.World
+	p     *Plane
+	sets  *sets.Conn
+	table *lb.Table
+}
+
+func newDamaged(t *testing.T, f lb.Family) *damaged {
+	d := &damaged{deviceBench: newDeviceBench(t, f), World: planetest.World{Family: f}}
+	conn, err := ipvswire.New(t.Context(), ipvsfake.New(ipvsfake.Config{}).Connect())
+	d.must(err)
+	d.sets, err = sets.Open()
+	d.must(err)
+	t.Cleanup(func() { d.sets.Close() })
+	d.foreign(unix.RTM_NEWADDR, d.other.Attrs().Index, d.Addr(192, 1), d.Addr(192, 1).BitLen())
+	d.p, err = New(Config{Family: f, Masquerade: 1 << 14, IPVS: conn, Sets: d.sets, Device: d.device, Chains: &rules{}})
+	d.must(err)
+	t.Cleanup(func() { d.p.Close() })
+	d.table = d.Table(5, 3)
+	for i := range 3 {
+		d.table.Replace(d.Full(10+i, 50, 4, i, 0))
+	}
+	res, err := d.p.Reset(t.Context(), d.table)
+	if err != nil || len(res.Later) > 0 {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	return d
+}
+
+// difference are the lines that one has and the other has not.
+func difference(before, after string) string {
+	var b strings.Builder
+	for _, x := range []struct{ sign, of, in string }{{"lacks", before, after}, {"has", after, before}} {
+		for line := range strings.Lines(x.of + "\n") {
+			if !strings.Contains(x.in+"\n", line) {
+				fmt.Fprintf(&b, "%s %s", x.sign, line)
+			}
+		}
+	}
+	return b.String()
+}
+
+// run runs a command, as somebody else on the node does.
+func (d *damaged) run(stdin string, args ...string) {
+	d.t.Helper()
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdin = strings.NewReader(stdin)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		d.t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// state is what the kernel's ipsets and kube-ipvs0 hold.
+func (d *damaged) state() string {
+	d.t.Helper()
+	var all []string
+	headers, err := d.sets.Headers(d.t.Context())
+	d.must(err)
+	for _, h := range headers {
+		all = append(all, h.Set.String())
+		_, err := d.sets.Members(d.t.Context(), h.Name, func(m sets.Member) {
+			if _, _, numbered := d.p.cfg.layout().mark.number(m.Mark); numbered { // which number it is may change
+				m.Mark = 1
+			}
+			all = append(all, h.Name+" "+m.String())
+		})
+		d.must(err)
+	}
+	addrs, err := netlink.AddrList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: d.indexOf(Device)}}, netlink.FAMILY_ALL)
+	d.must(err)
+	for _, a := range addrs {
+		if a.IP.IsGlobalUnicast() {
+			all = append(all, "address "+a.IP.String())
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(all, "\n")
+}
+
+// mends has the plane mend what it noticed, or with full what it finds, until the kernel is as it shall be.
+func (d *damaged) mends(full bool, right func() string) {
+	d.t.Helper()
+	wrong := ""
+	for end := time.After(10 * time.Second); ; {
+		if !full {
+			select {
+			case <-d.p.Drift(): // more than once, if it heard of one thing a moment after another
+			case <-end:
+				d.t.Fatalf("nothing was noticed, or mended:\n%s", wrong)
+			}
+		}
+		_, err := d.p.Audit(d.t.Context(), full)
+		if errors.Is(err, plane.ErrStateLost) {
+			_, err = d.p.Reset(d.t.Context(), d.table)
+		}
+		d.must(err)
+		switch wrong = right(); {
+		case wrong == "":
+			return
+		case full:
+			d.t.Fatal(wrong)
+		}
+	}
+}
+
+// Whatever somebody does to ipsets and addresses is mended: addresses at once, ipsets by the next full audit (DP-31, DP-32).
+func TestDamage(t *testing.T) {
+	eachDamaged := func(name string, full bool, damage func(d *damaged)) {
+		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+			t.Run(name+"/"+f.String(), func(t *testing.T) {
+				d := newDamaged(t, f)
+				before := d.state()
+				damage(d)
+				if d.state() == before {
+					t.Error("nothing was damaged")
+				}
+				d.mends(full, func() string { return difference(before, d.state()) })
+			})
+		}
+	}
+	name := func(d *damaged, s set) string { return s.name(d.World.Family) }
+	device := func(d *damaged) netlink.Link {
+		l, err := netlink.LinkByName(Device)
+		d.must(err)
+		return l
+	}
+	eachDamaged("flush a set", true, func(d *damaged) { d.run("", "ipset", "flush", name(d, setClusterIP)) })
+	eachDamaged("flush all sets", true, func(d *damaged) { d.run("", "ipset", "flush") })
+	eachDamaged("destroy a set", true, func(d *damaged) { d.run("", "ipset", "destroy", name(d, setMarksAnywhere)) })
+	eachDamaged("destroy all sets", true, func(d *damaged) { d.run("", "ipset", "destroy") })
+	eachDamaged("a set of another type", true, func(d *damaged) {
+		d.run(fmt.Sprintf("destroy %s\ncreate %[1]s hash:ip\n", name(d, setClusterIP)), "ipset", "restore")
+	})
+	eachDamaged("a set whose members go by themselves", true, func(d *damaged) {
+		family := map[lb.Family]string{lb.IPv4: "inet", lb.IPv6: "inet6"}[d.World.Family]
+		d.run(fmt.Sprintf("create other hash:ip,port family %s skbinfo timeout 5\nswap other %s\ndestroy other\n", family, name(d, setMarksAnywhere)), "ipset", "restore")
+	})
+	eachDamaged("a set that is full", true, func(d *damaged) {
+		family := map[lb.Family]string{lb.IPv4: "inet", lb.IPv6: "inet6"}[d.World.Family]
+		d.run(fmt.Sprintf("create other hash:ip,port family %s maxelem 1\nadd other %s,tcp:1\nswap other %s\ndestroy other\n", family, d.Addr(10, 77), name(d, setClusterIP)), "ipset", "restore")
+	})
+	eachDamaged("a member that is one too many", true, func(d *damaged) {
+		d.run("", "ipset", "add", name(d, setIPs), d.Addr(10, 9999).String())
+	})
+	eachDamaged("another mark", true, func(d *damaged) {
+		d.run("", "ipset", "add", "-exist", name(d, setMarksAnywhere), fmt.Sprintf("%s,tcp:80", d.Addr(10, 1)), "skbmark", "0x1/0xff")
+	})
+	eachDamaged("delete an address", false, func(d *damaged) {
+		d.foreign(unix.RTM_DELADDR, d.indexOf(Device), d.Addr(10, 1), d.Addr(10, 1).BitLen())
+	})
+	eachDamaged("flush all addresses", false, func(d *damaged) { d.run("", "ip", "addr", "flush", "dev", Device) })
+	eachDamaged("an address that is one too many", false, func(d *damaged) {
+		d.foreign(unix.RTM_NEWADDR, d.indexOf(Device), d.Addr(10, 9999), d.Addr(10, 9999).BitLen())
+	})
+	eachDamaged("delete the device", false, func(d *damaged) {
+		d.must(netlink.LinkDel(device(d)))
+		d.must(netlink.LinkAdd(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: Device}, LinkType: DeviceType}))
+	})
+	eachDamaged("rename the device", false, func(d *damaged) {
+		d.must(netlink.LinkSetName(device(d), "mine"))
+		mine, err := netlink.LinkByName("mine")
+		d.must(err)
+		d.must(netlink.LinkAdd(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Name: Device}, LinkType: DeviceType}))
+		d.must(netlink.LinkDel(mine))
+	})
+	eachDamaged("set the device up, and down", false, func(d *damaged) {
+		d.must(netlink.LinkSetUp(device(d)))
+		d.must(netlink.LinkSetDown(device(d)))
+		if d.World.Family == lb.IPv4 { // whose addresses that does not harm
+			d.foreign(unix.RTM_DELADDR, d.indexOf(Device), d.Addr(10, 1), d.Addr(10, 1).BitLen())
+		}
+	})
+}
+
+// Another interface gets a service address, and loses it: it is bound, and a member of the set of bound addresses, where and when no
+// other has it (DP-31). New NodePort addresses get virtual servers.
+func TestServiceAddressElsewhere(t *testing.T) {
+	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		t.Run(f.String(), func(t *testing.T) {
+			d := newDamaged(t, f)
+			before, vip := d.state(), d.Addr(10, 1)
+			for range 2 {
+				d.foreign(unix.RTM_NEWADDR, d.other.Attrs().Index, vip, vip.BitLen())
+				d.mends(false, func() string {
+					got := d.state() + "\n"
+					if strings.Contains(got, "address "+vip.String()+"\n") || strings.Contains(got, setIPs.name(f)+" "+vip.String()+"\n") {
+						return "another interface has " + vip.String() + " too:\n" + got
+					}
+					return ""
+				})
+				d.leads(vip, true)
+				d.foreign(unix.RTM_DELADDR, d.other.Attrs().Index, vip, vip.BitLen())
+				d.mends(false, func() string { return difference(before, d.state()) })
+				d.leads(vip, true)
+			}
+			// Somebody has it there before the Service comes, and goes on to.
+			late := d.Addr(10, 501)
+			d.foreign(unix.RTM_NEWADDR, d.other.Attrs().Index, late, late.BitLen())
+			d.mends(false, func() string {
+				if place, err := d.Place(t.Context(), nil); err != nil || !place.Elsewhere[late] {
+					return fmt.Sprint(place, err)
+				}
+				return ""
+			})
+			changes, _ := d.table.Replace(d.ClusterIP(500, 50, 2))
+			if _, err := d.p.Apply(t.Context(), changes); err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(d.state(), "address "+late.String()+"\n") {
+				t.Errorf("%s is bound though another interface has it", late)
+			}
+		})
+	}
+}
+
+// placeFails is a device of which once nobody learns what other devices have.
+type placeFails struct {
+	*fakeDevice
+	err error
+}
+
+func (d *placeFails) Place(ctx context.Context, nodePorts []netip.Prefix) (Place, error) {
+	if err := d.err; err != nil {
+		d.err = nil
+		return Place{}, err
+	}
+	return d.fakeDevice.Place(ctx, nodePorts)
+}
+
+// What was heard, and could not be looked at, is looked at by the next audit: nobody tells of it twice.
+func TestNewsOutliveAFailedAudit(t *testing.T) {
+	k, w := newLab(t), planetest.World{Family: lb.IPv4}
+	cfg := k.config(w.Family)
+	device := &placeFails{fakeDevice: k.devs[w.Family]}
+	cfg.Device = device
+	p, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if _, err := p.Reset(t.Context(), w.Table(3, 2)); err != nil {
+		t.Fatal(err)
+	}
+	k.others = append(k.others, w.Addr(10, 1))
+	device.tell(false, true)
+	device.err = unix.ENOBUFS
+	if _, err := p.Audit(t.Context(), false); !errors.Is(err, unix.ENOBUFS) || !device.addrs[w.Addr(10, 1)] {
+		t.Fatalf("%v, %v", err, device.addrs)
+	}
+	if _, err := p.Audit(t.Context(), false); err != nil || device.addrs[w.Addr(10, 1)] {
+		t.Errorf("%v, %v", err, device.addrs)
+	}
+}
