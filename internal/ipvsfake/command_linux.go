@@ -274,11 +274,14 @@ func (k *Kernel) changeDestination(cmd Command, s *service, attr []byte) error {
 	return nil
 }
 
+// broadcast are the addresses of broadcast where there is loopback.
+var broadcast = map[netip.Addr]bool{netip.AddrFrom4([4]byte{255, 255, 255, 255}): true, netip.AddrFrom4([4]byte{127, 255, 255, 255}): true}
+
 // reachable reports whether an address is one that ip_vs_new_dest takes, on a machine that has no addresses and routes beyond
 // loopback.
 func reachable(family uint16, a netip.Addr) bool {
 	if family == unix.AF_INET {
-		return !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+		return !a.IsUnspecified() && !a.IsMulticast() && !broadcast[a]
 	}
 	return !a.IsUnspecified() && !a.IsMulticast() && !a.IsLinkLocalUnicast() && !a.Is4In6()
 }
