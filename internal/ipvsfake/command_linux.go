@@ -1,6 +1,7 @@
 package ipvsfake
 
 import (
+	"container/list"
 	"net/netip"
 	"slices"
 
@@ -97,7 +98,7 @@ func (w wanted) apply(s *service) {
 func (k *Kernel) change(cmd Command, attrs [][]byte) error {
 	switch {
 	case cmd == Flush:
-		for s := k.services.at(0); s != nil; s = k.services.at(0) {
+		for _, s := range slices.Collect(k.services.from(0)) {
 			k.remove(s)
 		}
 		return nil
@@ -131,7 +132,7 @@ func (k *Kernel) change(cmd Command, attrs [][]byte) error {
 		if err := k.check(at.family, w); err != nil {
 			return err
 		}
-		s = &service{key: at}
+		s = &service{key: at, byName: map[name]*list.Element{}}
 		w.apply(s)
 		k.services.add(s)
 	case SetService:
@@ -165,14 +166,14 @@ func (k *Kernel) setTimeouts(attrs [][]byte) error {
 
 func (s *service) zero() {
 	s.stats = ipvswire.Stats{}
-	for _, d := range s.destinations {
+	for d := range s.all(0) {
 		d.stats = ipvswire.Stats{}
 	}
 }
 
 // remove removes a service with its destinations.
 func (k *Kernel) remove(s *service) {
-	for _, d := range s.destinations {
+	for d := range s.all(0) {
 		k.throwAway(d)
 	}
 	k.services.remove(s)
@@ -194,7 +195,7 @@ func readDestination(attr []byte, whole bool) (*destination, error) {
 	if err != nil || a[destAddr] == nil || a[destPort] == nil {
 		return nil, unix.EINVAL
 	}
-	d := &destination{addr: filled(a[destAddr]), port: uint16(a[destPort][0])<<8 | uint16(a[destPort][1])}
+	d := &destination{name: name{addr: filled(a[destAddr]), port: uint16(a[destPort][0])<<8 | uint16(a[destPort][1])}}
 	if a[destFamily] != nil {
 		d.family = u16(a[destFamily])
 	}
@@ -242,28 +243,27 @@ func (k *Kernel) changeDestination(cmd Command, s *service, attr []byte) error {
 			return unix.EINVAL
 		}
 	}
-	i := slices.IndexFunc(s.destinations, d.same)
+	was := s.find(d.name)
 	switch cmd {
 	case NewDest:
-		if i >= 0 {
+		if was != nil {
 			return unix.EEXIST
 		}
-		if at := slices.IndexFunc(k.trash, func(o *destination) bool { return o.of == s.key && o.same(d) }); at >= 0 {
+		if at := slices.IndexFunc(k.trash, func(o *destination) bool { return o.of == s.key && o.name == d.name }); at >= 0 {
 			d.conns, d.stats = k.trash[at].conns, k.trash[at].stats
 			k.trash = slices.Delete(k.trash, at, at+1)
 		} else if !reachable(d.family, addrOf(d.family, d.addr)) {
 			return unix.EINVAL
 		}
 		d.of = s.key
-		s.destinations = slices.Insert(s.destinations, 0, d)
+		s.add(d)
 	case SetDest, DelDest:
-		if i < 0 {
+		if was == nil {
 			return unix.ENOENT
 		}
-		was := s.destinations[i]
 		if cmd == DelDest {
 			k.throwAway(was)
-			s.destinations = slices.Delete(s.destinations, i, i+1)
+			s.remove(was)
 			break
 		}
 		d.of, d.conns, d.stats = was.of, was.conns, was.stats

@@ -299,40 +299,39 @@ func (k *Kernel) dump(ctx context.Context, m message, f func(body []byte) error)
 func (k *Kernel) part(cmd Command, request []byte, at int) (part [][]byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	next := func(i int) []byte {
-		if s := k.services.at(i); s != nil {
-			return serviceAnswer(s)
-		}
-		return nil
-	}
-	if cmd == GetDest {
-		attrs, err := parse(request, cmdPolicy)
-		if err != nil {
-			return nil
-		}
-		id, _, err := k.serviceKey(attrs[attrService])
-		if err != nil {
-			return nil
-		}
-		s := k.services.find(id)
-		if s == nil {
-			return nil
-		}
-		next = func(i int) []byte {
-			if i < len(s.destinations) {
-				return destinationAnswer(s.destinations[i])
-			}
-			return nil
-		}
-	}
-	for size := 0; ; at++ {
-		body := next(at)
-		if body == nil {
-			return part
-		}
-		if size += unix.SizeofNlMsghdr + len(body); size > k.cfg.PartSize && len(part) > 0 {
-			return part
+	size := 0
+	fits := func(body []byte) bool {
+		size += unix.SizeofNlMsghdr + len(body)
+		if size > k.cfg.PartSize && len(part) > 0 {
+			return false
 		}
 		part = append(part, body)
+		return true
 	}
+	if cmd == GetService {
+		for s := range k.services.from(at) {
+			if !fits(serviceAnswer(s)) {
+				break
+			}
+		}
+		return part
+	}
+	attrs, err := parse(request, cmdPolicy)
+	if err != nil {
+		return nil
+	}
+	id, _, err := k.serviceKey(attrs[attrService])
+	if err != nil {
+		return nil
+	}
+	s := k.services.find(id)
+	if s == nil {
+		return nil
+	}
+	for d := range s.all(at) {
+		if !fits(destinationAnswer(d)) {
+			break
+		}
+	}
+	return part
 }

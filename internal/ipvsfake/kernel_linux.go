@@ -136,11 +136,10 @@ func (k *Kernel) withDestination(id ipvswire.ServiceID, addr netip.AddrPort, f f
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if s := k.services.find(keyOf(id)); s != nil {
-		for _, d := range s.destinations {
-			if d.addrPort() == addr {
-				f(d)
-				return nil
-			}
+		family := uint16(ipvswire.FamilyOf(addr.Addr()))
+		if d := s.find(name{family, addrBytes(addr.Addr()), addr.Port()}); d != nil {
+			f(d)
+			return nil
 		}
 	}
 	return fmt.Errorf("there is no real server %s of virtual server %s", addr, id)
@@ -159,7 +158,7 @@ func (k *Kernel) State() []VirtualServer {
 	var all []VirtualServer
 	for s := range maps.Values(k.services.byKey) {
 		v := VirtualServer{Service: s.state()}
-		for _, d := range s.destinations {
+		for d := range s.all(0) {
 			v.Destinations = append(v.Destinations, d.state())
 		}
 		slices.SortFunc(v.Destinations, func(a, b ipvswire.DestinationState) int { return a.Addr.Compare(b.Addr) })

@@ -1,7 +1,9 @@
 package ipvsfake
 
 import (
+	"container/list"
 	"hash/fnv"
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -54,18 +56,50 @@ type service struct {
 	flags             uint32
 	ticks             uint32 // the timeout in ticks of the clock, cut to 32 bits
 	netmask           [4]byte
-	destinations      []*destination // the newest first
+	destinations      list.List              // of *destination, the newest first
+	byName            map[name]*list.Element // of them
 	stats             ipvswire.Stats
 }
 
 func (s *service) timeout() uint32 { return s.ticks / hz }
 
+// find returns the destination of a name, or nil.
+func (s *service) find(n name) *destination {
+	if e := s.byName[n]; e != nil {
+		return e.Value.(*destination)
+	}
+	return nil
+}
+
+func (s *service) add(d *destination) { s.byName[d.name] = s.destinations.PushFront(d) }
+
+func (s *service) remove(d *destination) {
+	s.destinations.Remove(s.byName[d.name])
+	delete(s.byName, d.name)
+}
+
+// all yields the destinations, from a position of the list on.
+func (s *service) all(from int) iter.Seq[*destination] {
+	return func(yield func(*destination) bool) {
+		for e := s.destinations.Front(); e != nil; e = e.Next() {
+			if from--; from < 0 && !yield(e.Value.(*destination)) {
+				return
+			}
+		}
+	}
+}
+
+// name is that of a destination in its service.
+type name struct {
+	family uint16
+	addr   [16]byte
+	port   uint16
+}
+
 // destination is a real server, and what the kernel remembers of the service that it is one of.
 type destination struct {
+	name
 	of           key
-	family       uint16
-	addr         [16]byte
-	port         uint16
 	forwarding   uint32
 	weight       uint32
 	upper, lower uint32
@@ -78,11 +112,6 @@ type destination struct {
 
 func (d *destination) addrPort() netip.AddrPort {
 	return netip.AddrPortFrom(addrOf(d.family, d.addr), d.port)
-}
-
-// same reports whether two are of one address and port.
-func (d *destination) same(o *destination) bool {
-	return d.family == o.family && d.addr == o.addr && d.port == o.port
 }
 
 func (s *service) state() ipvswire.Service {
@@ -139,13 +168,16 @@ func (t *table) remove(s *service) {
 	*row = slices.DeleteFunc(*row, func(o *service) bool { return o == s })
 }
 
-// at returns the service at a position of the list.
-func (t *table) at(i int) *service {
-	for _, row := range t.rows {
-		if i < len(row) {
-			return row[i]
+// from yields the services from a position of the list on.
+func (t *table) from(i int) iter.Seq[*service] {
+	return func(yield func(*service) bool) {
+		for _, row := range &t.rows {
+			for _, s := range row[min(i, len(row)):] {
+				if !yield(s) {
+					return
+				}
+			}
+			i = max(0, i-len(row))
 		}
-		i -= len(row)
 	}
-	return nil
 }
