@@ -21,6 +21,9 @@
 //	unix.EAFNOSUPPORT  IPv6 where the kernel has none
 //	unix.EPERM         without CAP_NET_ADMIN in the network namespace
 //
+// A service that gets another scheduler keeps the kernel, and whoever waits for it, for some 10 ms: it waits until no packet is with
+// the old one. One whose scheduler is a module that must be loaded takes longer, and lblc and lblcr may take for ever (docs/adr/0050).
+//
 // # Lists
 //
 // A list comes in parts, by position, and the kernel does not say that something changed between two of them: if somebody else
