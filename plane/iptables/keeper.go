@@ -36,6 +36,8 @@ type Keeper struct {
 	fixed  map[chainID][]string // chains that are no trees
 	prints map[chainID]print
 	sent   uint64
+	// failures is how many restores failed.
+	failures uint64
 }
 
 // Layout is what a Keeper keeps whatever the rows are.
@@ -96,8 +98,14 @@ func (k *Keeper) Close() error {
 // FullyRandom reports whether this iptables knows --random-fully.
 func (k *Keeper) FullyRandom() bool { return k.tool.version.atLeast(version{1, 6, 2}) }
 
+// Backend returns the variant of iptables that the Keeper writes with.
+func (k *Keeper) Backend() Backend { return k.tool.backend }
+
 // Sent is how many rules were written.
 func (k *Keeper) Sent() uint64 { return k.sent }
+
+// Failures is how many restores failed.
+func (k *Keeper) Failures() uint64 { return k.failures }
 
 // MatchKey is the match of a destination, without that of the address where a key has none.
 func MatchKey(key lb.Key) (dst, ports string) {
@@ -310,6 +318,7 @@ func (k *Keeper) restore(ctx context.Context, b *batch) error {
 	if err == nil {
 		return nil
 	}
+	k.failures++
 	if partly(ctx, b, err) {
 		k.set = false
 		return fmt.Errorf("%w: a part may be in force: %w", err, plane.ErrStateLost)

@@ -148,7 +148,7 @@ func readSets(ctx context.Context, families []lb.Family, k *known) (names []stri
 	ours := map[string]bool{}
 	for _, f := range families {
 		for _, name := range SetNames(f) {
-			ours[name] = true
+			ours[name], ours[sets.Spare(name)] = true, true
 		}
 	}
 	var errs []error

@@ -1,5 +1,17 @@
-// Package ipvs is the data plane for --proxy-mode ipvs. It is not built yet: there is what configuration and the host need to
-// know of it, and how to remove what such a proxy, upstream's, leaves.
+// Package ipvs is the data plane for --proxy-mode ipvs: virtual servers of the kernel's load balancer IPVS, the device kube-ipvs0
+// with the addresses of Services, and ipsets with constant chains of iptables around them.
+//
+//	row 10.96.0.10:80/tcp ──┬─▶ virtual server TCP 10.96.0.10:80 rr ── real servers 10.1.0.4:8080, 10.1.0.5:8080
+//	                        ├─▶ address 10.96.0.10 of kube-ipvs0, by which packets are for this node
+//	                        ├─▶ member 10.96.0.10,tcp:80 of KUBE-CLUSTER-IP, and others (DP-32)
+//	                        └─▶ for an origin that goes elsewhere: member of KUBE-MARK-POD or -HOST with a mark, and a virtual server of that mark
+//
+// A packet for a service address is one for this node, so it comes to INPUT, where mangle's chains look up its origin in the sets of
+// marks, and IPVS then takes it (LOCAL_IN): by its mark, or by its address and port. What the node itself sends IPVS takes before the
+// filter table's OUTPUT sees it. POSTROUTING masquerades what is marked so. A virtual server without real servers refuses.
+//
+// [Plane] keeps all that, in an order that lets nobody be refused who is served (docs/adr/0048), since the kernel has no
+// transactions here. mode_linux.go puts it together with the kernel; docs/ipvs.md is for operators.
 //
 // # Whose virtual servers
 //
@@ -7,8 +19,9 @@
 // kube-proxy's if its address is on kube-ipvs0; or if its address and port, or its address alone, is in one of the
 // ipsets that hold service addresses (an address that another interface has already is not bound to kube-ipvs0,
 // DP-31); or if it has an address of this machine and a port that is in the ipsets of NodePorts; or if it is the one
-// by which upstream tries out a scheduler, 198.51.100.0:20000 (DP-35). Never if it goes by a firewall mark, or lies in one of
-// --ipvs-exclude-cidrs. All others stay and are told of; upstream would delete them.
+// by which schedulers are tried, 198.51.100.0:20000 (DP-35). One that goes by a firewall mark is ours if the mark has the form of our
+// marks, or is in one of the sets of marks. Never is it one that lies in --ipvs-exclude-cidrs. All others stay and are told of; upstream
+// would delete them.
 package ipvs
 
 import (
@@ -17,8 +30,20 @@ import (
 	"kube-proxy/mode"
 )
 
+// The metrics of the mode that its planes tell.
+const (
+	restoreFailures  = "sync_proxy_rules_iptables_restore_failures_total" // MT-09
+	virtualServers   = "ipvs_virtual_servers"
+	drainingServers  = "ipvs_draining_virtual_servers"
+	setMembers       = "ipvs_ipset_members"
+	serviceAddresses = "ipvs_service_addresses"
+	messages         = "ipvs_netlink_messages_total"
+	messageBytes     = "ipvs_netlink_bytes_total"
+)
+
 // facts is what there is to know of the mode on every system; what it does is of Linux.
 func facts() mode.Mode {
+	family, to := []string{"ip_family"}, []string{"ip_family", "to"}
 	return mode.Mode{
 		Name:        "ipvs",
 		OS:          "linux",
@@ -32,10 +57,28 @@ func facts() mode.Mode {
 		SyncPeriod: 30 * time.Second,
 
 		Metrics: []mode.Metric{
-			{Name: "sync_proxy_rules_iptables_restore_failures_total"},
+			{Name: "sync_full_proxy_rules_duration_seconds"},
+			{Name: "sync_partial_proxy_rules_duration_seconds"},
+			{Name: restoreFailures},
+			{Row: "EXT", Name: virtualServers, Kind: mode.Gauge, Labels: family,
+				Help: "Virtual servers of ours"},
+			{Row: "EXT", Name: drainingServers, Kind: mode.Gauge, Labels: family,
+				Help: "Virtual servers some of whose real servers take no new connections, and go when those that they have ended"},
+			{Row: "EXT", Name: setMembers, Kind: mode.Gauge, Labels: family,
+				Help: "Members of our ipsets"},
+			{Row: "EXT", Name: serviceAddresses, Kind: mode.Gauge, Labels: family,
+				Help: "Addresses of Services, those included that another interface than kube-ipvs0 has"},
+			{Row: "EXT", Name: messages, Kind: mode.Counter, Labels: to,
+				Help: "Messages by which virtual servers (ipvs) and members of ipsets (ipset) were listed and changed"},
+			{Row: "EXT", Name: messageBytes, Kind: mode.Counter, Labels: to,
+				Help: "Bytes of those messages"},
 			{Name: "conntrack_reconciler_sync_duration_seconds"},
 			{Name: "conntrack_reconciler_deleted_entries_total"},
 		},
+
+		Loader: "ipvsadm --restore, ipset restore, ip -batch and iptables-restore, a part for each",
+
+		Show: "ipvsadm -ln", Flush: "ipvsadm --clear",
 
 		Rules: "ipvs",
 		Among: "iptables",

@@ -1,17 +1,131 @@
 package ipvs
 
 import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/kernel"
+	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/plane"
+	"kube-proxy/plane/iptables"
 )
 
 // Mode returns the mode ipvs.
-func Mode() mode.Mode {
+func Mode() mode.Mode { return ModeIn(map[lb.Family]iptables.Backend{}) }
+
+// ModeIn returns the mode as it is where its planes keep their chains with these back ends already.
+func ModeIn(backends map[lb.Family]iptables.Backend) mode.Mode {
+	h := &host{backends: backends}
 	m := facts()
 	m.Sysctls, m.Load = sysctls, kernel.LoadIPVS
-	m.Able, m.Modules = able, modules
-	m.Remove = remove
+	m.Able, m.Modules, m.New, m.Render = able, modules, h.open, render
+	m.Remove, m.RemoveStale = remove, h.removeStale
 	return m
+}
+
+// host is what this process knows of where it runs.
+type host struct {
+	// backends are those with which planes keep their chains.
+	backends map[lb.Family]iptables.Backend
+	// timed: the timeouts of the namespace are set.
+	timed sync.Once
+}
+
+// open makes the plane of a family, and what it writes to.
+func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
+	p := &modePlane{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("ipvs: %w", err), p.close())
+		}
+	}()
+	mark, err := plane.MasqueradeMark(&s.MasqueradeBit)
+	if err != nil {
+		return nil, err
+	}
+	if p.ipvs, err = ipvswire.Open(); err != nil {
+		return nil, unsupported(told(err), ipvswire.ErrNoIPVS)
+	}
+	p.opened = append(p.opened, p.ipvs)
+	if err := checkScheduler(context.Background(), p.ipvs, s.Family, s.IPVS.Scheduler); err != nil {
+		return nil, err
+	}
+	sticky := "mh"
+	if there, err := hasScheduler(context.Background(), p.ipvs, s.Family, sticky); err != nil || !there {
+		sticky = "sh" // a kernel before 4.18
+	}
+	if p.sets, err = sets.Open(); err != nil {
+		return nil, unsupported(told(err), sets.ErrUnsupported)
+	}
+	p.opened = append(p.opened, p.sets)
+	device, err := openDevice(s.Family)
+	if err != nil {
+		return nil, told(err)
+	}
+	p.opened = append(p.opened, closer(device.close))
+	if p.chains, err = newChains(s.Family, mark, iptables.Auto, s.Writes); err != nil {
+		return nil, err
+	}
+	p.opened = append(p.opened, p.chains)
+	scheduler := schedulerOf(s.IPVS.Scheduler)
+	p.Plane, err = New(Config{
+		Family: s.Family, Masquerade: mark, Scheduler: scheduler, SchedulerFlags: ipvswire.Flags(schedulerFlags(scheduler)), Sticky: sticky,
+		ExcludeCIDRs: s.IPVS.ExcludeCIDRs, IPVS: p.ipvs, Sets: p.sets, Device: device, Chains: p.chains,
+	})
+	if err != nil {
+		return nil, err
+	}
+	h.timed.Do(func() { err = setTimeouts(context.Background(), p.ipvs, s) })
+	if err != nil {
+		return nil, err
+	}
+	h.backends[s.Family] = p.chains.keep.Backend()
+	return p, nil
+}
+
+// setTimeouts sets those that are asked for (CF-29). They are the same for both families.
+func setTimeouts(ctx context.Context, c *ipvswire.Conn, s mode.Settings) error {
+	want := timeouts(s.IPVS)
+	if want == (ipvswire.Timeouts{}) {
+		return nil
+	}
+	have, err := c.Timeouts(ctx)
+	if err != nil {
+		return told(err)
+	}
+	if err := c.SetTimeouts(ctx, want); err != nil {
+		return fmt.Errorf("%w; asked for by --ipvs-tcp-timeout, --ipvs-tcpfin-timeout, --ipvs-udp-timeout (ipvs.tcpTimeout, ipvs.tcpFinTimeout, ipvs.udpTimeout)", told(err))
+	}
+	now := ipvswire.Timeouts{TCP: cmp.Or(want.TCP, have.TCP), TCPFin: cmp.Or(want.TCPFin, have.TCPFin), UDP: cmp.Or(want.UDP, have.UDP)}
+	if s.Log != nil && now != have {
+		s.Log.Info("set the timeouts of IPVS", "tcp", now.TCP, "tcpFin", now.TCPFin, "udp", now.UDP,
+			"before", fmt.Sprintf("%s, %s, %s", have.TCP, have.TCPFin, have.UDP))
+	}
+	return nil
+}
+
+// timeouts are those that are asked for, in whole seconds: what is less than one would be none.
+func timeouts(v mode.IPVS) ipvswire.Timeouts {
+	seconds := func(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
+	return ipvswire.Timeouts{TCP: seconds(v.TCPTimeout), TCPFin: seconds(v.TCPFinTimeout), UDP: seconds(v.UDPTimeout)}
+}
+
+// removeStale removes the chains that are left in the back end of iptables that a family is not written with. In its own the plane takes
+// over what is there.
+func (h *host) removeStale(ctx context.Context, what mode.Removal) (mode.Report, error) {
+	return iptables.RemoveBeside(ctx, what, func(f lb.Family) (iptables.Backend, *iptables.Layout) {
+		keep := chainLayout(f, iptables.Auto, nil)
+		return h.backends[f], &keep
+	})
 }
 
 // sysctls are the settings of DP-30.
@@ -32,4 +146,60 @@ func sysctls(s mode.Settings) []mode.Sysctl {
 			mode.Sysctl{Name: "net.ipv4.conf.all.arp_announce", Value: "2", Asks: asks})
 	}
 	return all
+}
+
+// modePlane is a plane with what it writes to.
+type modePlane struct {
+	*Plane
+	ipvs   *ipvswire.Conn
+	sets   *sets.Conn
+	chains *chainKeeper
+	opened []io.Closer // the last first to close
+	// sent is what was sent when the last write had ended.
+	sent atomic.Pointer[sent]
+}
+
+// sent is what went to the kernel.
+type sent struct {
+	ipvs            ipvswire.Counters
+	sets            sets.Counters
+	restoreFailures uint64
+}
+
+type closer func() error
+
+func (c closer) Close() error { return c() }
+
+// Notices is part of mode.Plane.
+func (p *modePlane) Notices() []mode.Notice {
+	p.sent.Store(&sent{p.ipvs.Counters(), p.sets.Counters(), p.chains.keep.Failures()})
+	return p.Plane.Notices()
+}
+
+// Measure is part of mode.Plane: what there was when the last write had ended.
+func (p *modePlane) Measure(emit mode.Emit) error {
+	s := p.Stats()
+	emit(virtualServers, float64(s.VirtualServers))
+	emit(drainingServers, float64(s.Draining))
+	emit(setMembers, float64(s.Members))
+	emit(serviceAddresses, float64(s.Addresses))
+	if sent := p.sent.Load(); sent != nil {
+		emit(messages, float64(sent.ipvs.Messages), "ipvs")
+		emit(messages, float64(sent.sets.Messages), "ipset")
+		emit(messageBytes, float64(sent.ipvs.Bytes), "ipvs")
+		emit(messageBytes, float64(sent.sets.Bytes), "ipset")
+		emit(restoreFailures, float64(sent.restoreFailures))
+	}
+	return nil
+}
+
+// Close gives back what the plane holds of this process. What it wrote stays.
+func (p *modePlane) Close() error { return errors.Join(p.Plane.Close(), p.close()) }
+
+func (p *modePlane) close() (err error) {
+	for i := len(p.opened) - 1; i >= 0; i-- {
+		err = errors.Join(err, p.opened[i].Close())
+	}
+	p.opened = nil
+	return err
 }
