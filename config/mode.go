@@ -137,8 +137,8 @@ func everyAddress() []netip.Prefix {
 }
 
 // onlyIn runs a check of a block that only some modes read. Where another mode was asked for, its problems count only if
-// one of them runs in the end.
-func (o *Options) onlyIn(c *Config, block string, check func()) {
+// one of them runs in the end; counts reports whether they do already.
+func (o *Options) onlyIn(c *Config, block string, check func()) (counts bool) {
 	others := o.problems
 	o.problems = nil
 	check()
@@ -146,7 +146,6 @@ func (o *Options) onlyIn(c *Config, block string, check func()) {
 	o.problems = others
 	asked := string(o.file.Mode)
 	_, known := o.modes.Find(asked)
-	counts := false
 	for _, name := range o.modes.Reading(block) {
 		m, _ := o.modes.Find(name)
 		misspelt := asked != "" && !known && m.Built() // it may be this one
@@ -154,11 +153,12 @@ func (o *Options) onlyIn(c *Config, block string, check func()) {
 	}
 	if counts {
 		o.problems = append(o.problems, found...)
-		return
+		return true
 	}
 	for _, name := range o.modes.Reading(block) {
 		c.unchecked[name] = append(c.unchecked[name], found...)
 	}
+	return false
 }
 
 // tellEffects warns of flags and fields that were set and have no effect (G1, G7): at all, or in some mode.

@@ -67,7 +67,7 @@ func (o *Options) ipvs(c *Config) IPVS {
 		SyncPeriod: f.SyncPeriod.Duration, MinSyncPeriod: f.MinSyncPeriod.Duration, Scheduler: f.Scheduler, StrictARP: f.StrictARP,
 		TCPTimeout: f.TCPTimeout.Duration, TCPFinTimeout: f.TCPFinTimeout.Duration, UDPTimeout: f.UDPTimeout.Duration,
 	}
-	o.onlyIn(c, "ipvs", func() {
+	told := o.onlyIn(c, "ipvs", func() {
 		v.ExcludeCIDRs = o.excluded(f.ExcludeCIDRs)
 		o.positive("ipvs.syncPeriod", v.SyncPeriod)
 		o.notLonger("ipvs.minSyncPeriod", v.MinSyncPeriod, v.SyncPeriod)
@@ -81,7 +81,7 @@ func (o *Options) ipvs(c *Config) IPVS {
 	})
 	// Other modes read only what their clean-up is to leave alone. What that is must be known, and --cleanup fails
 	// rather than to remove what is not ours.
-	if m, _ := o.modes.Find(string(o.file.Mode)); len(v.ExcludeCIDRs) < len(f.ExcludeCIDRs) && !m.ReadsField("ipvs.excludeCIDRs") {
+	if !told && len(v.ExcludeCIDRs) < len(f.ExcludeCIDRs) {
 		if o.Cleanup {
 			o.excluded(f.ExcludeCIDRs)
 		} else {

@@ -61,7 +61,7 @@ func TestModeChangeAndCleanup(t *testing.T) {
 	run := func(mode string, removed string) {
 		t.Helper()
 		args := append([]string{"--proxy-mode=" + mode}, usualArgs()[1:]...)
-		p := n.start(dir, args, nil)
+		p := n.start(dir, args, withoutIPVS)
 		p.await(allWritten)
 		if removed != "" {
 			p.await(regexp.MustCompile(removed))
@@ -84,7 +84,7 @@ func TestModeChangeAndCleanup(t *testing.T) {
 	run("nftables", `removed .*iptables`)
 	has("KUBE-SERVICES", false)
 	has("table ip6 kube-proxy", true)
-	run("ipvs", `mode=ipvs instead=iptables err="not built yet`)
+	run("ipvs", `mode=ipvs instead=iptables err="ipvs: connect to IPVS`)
 	has("-A KUBE-SERVICES -d 10.96.0.1/32", true)
 	for _, flags := range [][]string{{"--cleanup"}, {"--cleanup-iptables"}, {"--cleanup"}} {
 		p := n.start(dir, flags, nil)

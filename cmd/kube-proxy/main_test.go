@@ -20,6 +20,7 @@ const (
 	asProgram   = "KUBE_PROXY_TEST_PROGRAM"
 	asUser      = "KUBE_PROXY_TEST_UID"          // give up root for this user
 	noNetfilter = "KUBE_PROXY_TEST_NO_NETFILTER" // as on a kernel without netfilter's netlink
+	noIPVS      = "KUBE_PROXY_TEST_NO_IPVS"      // as on a kernel without generic netlink, of which IPVS is a family
 	asFiles     = "KUBE_PROXY_TEST_FILES"        // how many descriptors it may have
 	asSquatter  = "KUBE_PROXY_TEST_SQUAT"        // take the writer lock, as far as that can be had, and keep it
 	withMemory  = "KUBE_PROXY_TEST_MEMORY"       // have the mode memory too, which keeps its rules in this folder
@@ -52,8 +53,13 @@ func spoil() error {
 		}
 	}
 	if os.Getenv(noNetfilter) != "" {
-		if err := refuseNetfilter(); err != nil {
+		if err := refuseNetlink(unix.NETLINK_NETFILTER); err != nil {
 			return fmt.Errorf("refuse netfilter sockets: %w", err)
+		}
+	}
+	if os.Getenv(noIPVS) != "" {
+		if err := refuseNetlink(unix.NETLINK_GENERIC); err != nil {
+			return fmt.Errorf("refuse generic netlink sockets: %w", err)
 		}
 	}
 	if os.Getenv(asSquatter) != "" {
@@ -62,8 +68,8 @@ func spoil() error {
 	return nil
 }
 
-// refuseNetfilter has the kernel answer socket(AF_NETLINK, …, NETLINK_NETFILTER) as one that lacks it does.
-func refuseNetfilter() error {
+// refuseNetlink has the kernel answer socket(AF_NETLINK, …, of) as one that lacks that does.
+func refuseNetlink(of uint32) error {
 	const number, domain, protocol = 0, 16, 32 // offsets in struct seccomp_data; the low words of little-endian arguments
 	load := func(at uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
@@ -74,7 +80,7 @@ func refuseNetfilter() error {
 	filter := []unix.SockFilter{
 		load(number), unlessSkip(unix.SYS_SOCKET, 5),
 		load(domain), unlessSkip(unix.AF_NETLINK, 3),
-		load(protocol), unlessSkip(unix.NETLINK_NETFILTER, 1),
+		load(protocol), unlessSkip(of, 1),
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPROTONOSUPPORT)},
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
 	}

@@ -11,6 +11,9 @@ import (
 	"testing"
 )
 
+// withoutIPVS has a process find a kernel without IPVS.
+func withoutIPVS(c *exec.Cmd) { c.Env = append(c.Env, noIPVS+"=1") }
+
 // withoutIPTables has a process find no program at all.
 func withoutIPTables(c *exec.Cmd) { c.Env = append(c.Env, "PATH=/nowhere") }
 
@@ -33,9 +36,9 @@ func TestModeChoice(t *testing.T) {
 			`kubeproxy_mode_info{asked="",mode="nftables",reason="mode iptables cannot run on this host, using nftables instead: iptables: no usable iptables: `},
 		{"iptables", "iptables", nil, "iptables", []string{`msg=serving mode=iptables asked=iptables stack=dual-stack primary=IPv4`},
 			`kubeproxy_mode_info{asked="iptables",mode="iptables",reason=""} 1`},
-		{"ipvs", "ipvs", nil, "iptables",
-			[]string{`level=WARN msg="mode cannot run on this host" mode=ipvs instead=iptables err="not built yet in this version"`},
-			`kubeproxy_mode_info{asked="ipvs",mode="iptables",reason="mode ipvs cannot run on this host, using iptables instead: not built yet in this version"} 1`},
+		{"ipvs on a kernel without it", "ipvs", withoutIPVS, "iptables",
+			[]string{`level=WARN msg="mode cannot run on this host" mode=ipvs instead=iptables err="ipvs: connect to IPVS: `},
+			`kubeproxy_mode_info{asked="ipvs",mode="iptables",reason="mode ipvs cannot run on this host, using iptables instead: ipvs: connect to IPVS: `},
 		{"nftables", "nftables", withoutIPTables, "nftables", nil, `kubeproxy_mode_info{asked="nftables",mode="nftables",reason=""} 1`},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -117,7 +117,6 @@ func TestRenderProblems(t *testing.T) {
 	for args, want := range map[string]string{
 		"render":                                      "kube-proxy: --manifests: \"\": kube-proxy render reads objects from a folder: name it",
 		"render --manifests=nowhere":                  "kube-proxy: --manifests nowhere: ",
-		"render --manifests=m --proxy-mode=ipvs":      "mode ipvs: not built yet in this version",
 		"render --manifests=m --proxy-mode=userspace": "mode userspace: there is nothing that another program could load",
 		"render --manifests=m -v=x --nonsense":        "kube-proxy: --v: \"x\"",
 		"render --manifests=m more":                   "does not take any arguments",
