@@ -29,12 +29,8 @@ func able(s mode.Settings) error {
 
 // modules are those that the questions of able may have the kernel load.
 func modules(s mode.Settings) []string {
-	scheduler := s.IPVS.Scheduler
-	if scheduler == "" {
-		scheduler = "rr"
-	}
-	return append([]string{"ip_vs", "ip_vs_" + scheduler, DeviceType, "ip_set", "ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip",
-		"ip_set_hash_ipportnet", "ip_set_bitmap_port"}, iptables.Modules(s.Family)...)
+	return append([]string{"ip_vs", "ip_vs_" + schedulerOf(s.IPVS.Scheduler), DeviceType, "ip_set", "ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip",
+		"ip_set_hash_ipportnet", "ip_set_bitmap_port", "xt_set"}, iptables.Modules(s.Family)...)
 }
 
 func hasIPVS(mode.Settings) error {
