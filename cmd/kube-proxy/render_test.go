@@ -28,11 +28,11 @@ func renderText(t *testing.T, args ...string) string {
 
 var renderArgs = []string{"--manifests=testdata/render/m", "--hostname-override=n1", "--cluster-cidr=10.0.0.0/16,fd00::/48", "--nodeport-addresses=primary"}
 
-// Goldens of "kube-proxy render" for both modes; the tools must take what it prints, as it stands.
+// Goldens of "kube-proxy render" for each mode; the tools must take what it prints, as it stands.
 func TestRender(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)
-	for _, mode := range []string{"iptables", "nftables"} {
+	for _, mode := range []string{"iptables", "nftables", "ipvs"} {
 		text := renderText(t, append([]string{"--proxy-mode=" + mode}, renderArgs...)...)
 		golden := "testdata/render/" + mode + ".golden"
 		if *update {
@@ -83,6 +83,38 @@ func TestRender(t *testing.T) {
 	}
 }
 
+// Of mode ipvs the sets are made, and the rules that look at them; what is for IPVS itself TestIPVSRender has.
+func TestRenderIPVS(t *testing.T) {
+	t.Parallel()
+	n := newNamespace(t)
+	rules := map[string]string{}
+	for _, p := range partsOf(renderText(t, append([]string{"--proxy-mode=ipvs"}, renderArgs...)...)) {
+		program, _, _ := strings.Cut(p[0], " ")
+		file := filepath.Join(t.TempDir(), "part")
+		write(t, file, []byte(p[1]))
+		switch program {
+		case "ipset":
+			n.command("ipset", "restore", "-file", file)
+		case "iptables-restore", "ip6tables-restore":
+			n.command(program, "--noflush", file)
+			rules[program] = p[1]
+		}
+	}
+	has(t, "ipset save", n.command("ipset", "save"), "add KUBE-CLUSTER-IP 10.96.0.53,udp:53", "add KUBE-6-IPVS-IPS ")
+	for program, text := range rules {
+		listed := n.command(strings.TrimSuffix(program, "restore") + "save")
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, "-A KUBE-") && !strings.Contains(listed, line) {
+				t.Errorf("%s took %s and shows\n%s", program, line, listed)
+				break
+			}
+		}
+	}
+	if len(rules) != 2 {
+		t.Errorf("there are rules for %d families", len(rules))
+	}
+}
+
 // What is wrong is told on stderr, all of it; the rest is rendered as it would be served, the exit code is 1, and no
 // privilege is needed.
 func TestRenderProblems(t *testing.T) {
@@ -97,7 +129,7 @@ func TestRenderProblems(t *testing.T) {
 	write(t, filepath.Join(dir, "m/special.yaml"), []byte("kind: Service\nmetadata: {name: special, namespace: shop}\n"+
 		"spec: {clusterIP: 10.96.0.77, externalIPs: [127.0.0.77], ports: [{port: 80}]}\n"))
 	write(t, filepath.Join(dir, "m/wrong.yaml"), []byte("kind: Service\nmetadata: {name: wrong, namespace: shop}\nspec: {clusterIP: 10.96.0.300, ports: [{port: 80}]}\n"))
-	for _, mode := range []string{"iptables", "nftables"} {
+	for _, mode := range []string{"iptables", "nftables", "ipvs"} {
 		p := n.start(dir, []string{"render", "--manifests=m", "--hostname-override=n1", "--proxy-mode=" + mode}, func(c *exec.Cmd) {
 			c.Env = append(c.Env, asUser+"=65534")
 		})
@@ -115,8 +147,8 @@ func TestRenderProblems(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"render":                                      "kube-proxy: --manifests: \"\": kube-proxy render reads objects from a folder: name it",
-		"render --manifests=nowhere":                  "kube-proxy: --manifests nowhere: ",
+		"render":                     "kube-proxy: --manifests: \"\": kube-proxy render reads objects from a folder: name it",
+		"render --manifests=nowhere": "kube-proxy: --manifests nowhere: ",
 		"render --manifests=m --proxy-mode=userspace": "mode userspace: there is nothing that another program could load",
 		"render --manifests=m -v=x --nonsense":        "kube-proxy: --v: \"x\"",
 		"render --manifests=m more":                   "does not take any arguments",

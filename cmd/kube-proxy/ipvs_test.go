@@ -1,0 +1,321 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/internal/netlab"
+)
+
+// newIPVSLab is a lab whose program runs in mode ipvs. A kernel without it skips the test; make test-kernels runs it in VMs that have it.
+func newIPVSLab(t *testing.T) *nodeLab {
+	t.Helper()
+	c, err := ipvswire.Open()
+	if errors.Is(err, ipvswire.ErrNoIPVS) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	n := newNodeLab(t)
+	n.mode = "ipvs"
+	return n
+}
+
+// shows is what a program prints on node1.
+func (n *nodeLab) shows(name string, args ...string) string {
+	n.t.Helper()
+	out, err := n.Command(netlab.Node1, name, args...).CombinedOutput()
+	if err != nil {
+		n.t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// saved are the virtual and real servers of IPv4 as ipvsadm-save prints them, sorted.
+func (n *nodeLab) saved() []string {
+	n.t.Helper()
+	lines := strings.Split(strings.TrimSpace(n.shows("ipvsadm-save", "-n")), "\n")
+	slices.Sort(lines)
+	return lines
+}
+
+// What is asked of the mode is in the kernel, and what it does is told (CF-26 to CF-29, DP-30, DP-35, HT-23).
+func TestIPVSSettings(t *testing.T) {
+	n := newIPVSLab(t)
+	one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
+	n.service(labService{name: "web", ip: labIP, nodePort: 30080, endpoints: []netip.AddrPort{one.at(), two.at()}})
+	n.shows("ipvsadm", "-A", "-t", "192.0.2.9:99", "-s", "rr") // another's
+	p := n.serve("--ipvs-scheduler=sh", "--ipvs-tcp-timeout=1h", "--ipvs-tcpfin-timeout=90s", "--ipvs-udp-timeout=2500ms", "--ipvs-strict-arp",
+		"--ipvs-exclude-cidrs=192.0.2.0/24", "--ipvs-sync-period=3s", "--ipvs-min-sync-period=100ms", "--iptables-masquerade-bit=5")
+	if page, err := p.get("/proxyMode"); err != nil || !strings.HasSuffix(page, "\r\n\r\nipvs") {
+		t.Errorf("/proxyMode: %q, %v", page, err)
+	}
+	if got := n.shows("ipvsadm", "-l", "--timeout"); !strings.Contains(got, "3600 90 3") {
+		t.Errorf("timeouts: %s", got)
+	}
+	saved := n.saved()
+	for _, want := range []string{"-A -t 10.96.0.10:80 -s sh -b sh-fallback,sh-port", "-A -u 10.96.0.10:80 -s sh -b sh-fallback,sh-port",
+		"-A -t 172.18.0.2:30080 -s sh -b sh-fallback,sh-port", "-A -t 192.0.2.9:99 -s rr",
+		fmt.Sprintf("-a -t 10.96.0.10:80 -r %s -m -w 1", one.at()), fmt.Sprintf("-a -t 172.18.0.2:30080 -r %s -m -w 1", two.at())} {
+		if !slices.Contains(saved, want) {
+			t.Errorf("no %q in\n%s", want, strings.Join(saved, "\n"))
+		}
+	}
+	if strings.Contains(fmt.Sprint(saved), "198.51.100.0") {
+		t.Errorf("the trial of the scheduler is there still:\n%s", strings.Join(saved, "\n"))
+	}
+	for name, want := range map[string]string{"net.ipv4.vs.conntrack": "1", "net.ipv4.vs.expire_nodest_conn": "1", "net.ipv4.vs.expire_quiescent_template": "1",
+		"net.ipv4.ip_forward": "1", "net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2"} {
+		if got := strings.TrimSpace(n.shows("sysctl", "-n", name)); got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+	}
+	if got := n.shows("iptables-save", "-t", "nat"); !strings.Contains(got, "0x20/0x20") {
+		t.Errorf("the mark's bit is not 5:\n%s", got)
+	}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for _, from := range []string{"pod1", "pod3", netlab.Client, netlab.Node1} {
+		for _, to := range []netip.AddrPort{labTarget, endpoint(netlab.Node1, 30080)} {
+			if _, err := n.converse(from, to, 5000, patience, rnd); err != nil {
+				t.Errorf("%s → %s: %v", from, to, err)
+			}
+		}
+	}
+	// What others take away is back after the sync period, and nothing sooner tells of it.
+	n.shows("ipvsadm", "-d", "-t", labTarget.String(), "-r", one.at().String())
+	until(t, func() string {
+		if got := n.saved(); !slices.Equal(got, saved) {
+			return "it is not mended:\n" + strings.Join(got, "\n")
+		}
+		return ""
+	})
+	for metric, least := range map[string]float64{`kubeproxy_ipvs_virtual_servers{ip_family="IPv4"}`: 4, `kubeproxy_ipvs_service_addresses{ip_family="IPv4"}`: 1,
+		`kubeproxy_ipvs_netlink_messages_total{ip_family="IPv4",to="ipvs"}`: 8, `kubeproxy_ipvs_netlink_messages_total{ip_family="IPv4",to="ipset"}`: 2,
+		`kubeproxy_audit_mended_objects_total{ip_family="IPv4"}`: 1} {
+		if got := p.metric(metric); got < least {
+			t.Errorf("%s is %v, want %v or more", metric, got, least)
+		}
+	}
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, p.out.String())
+	}
+	if after := n.saved(); !slices.Equal(after, saved) {
+		t.Errorf("the end of the process changed the servers to\n%s", strings.Join(after, "\n"))
+	}
+	// --cleanup-ipvs=false leaves virtual servers, --cleanup removes ours alone.
+	for _, c := range []struct {
+		args []string
+		left []string
+	}{{[]string{"--cleanup", "--cleanup-ipvs=false"}, saved}, {[]string{"--cleanup"}, []string{"-A -t 192.0.2.9:99 -s rr"}}} {
+		clean := n.program(c.args...)
+		if code := clean.end(0); code != 0 {
+			t.Errorf("%v: exit code %d:\n%s", c.args, code, clean.out.String())
+		}
+		if left := n.saved(); !slices.Equal(left, c.left) {
+			t.Errorf("%v left\n%s\n%s", c.args, strings.Join(left, "\n"), clean.out.String())
+		}
+	}
+	n.nothingOfIPVS("192.0.2.9:99")
+}
+
+// nothingOfIPVS looks for what the mode may have left, beside virtual servers of others.
+func (n *nodeLab) nothingOfIPVS(but string) {
+	n.t.Helper()
+	for line := range strings.Lines(n.shows("ipvsadm-save", "-n")) {
+		if but == "" || !strings.Contains(line, but) {
+			n.t.Errorf("left: %s", line)
+		}
+	}
+	for name, args := range map[string][]string{"ipset": {"list", "-n"}, "ip": {"-o", "link"}, "iptables-save": nil, "ip6tables-save": nil} {
+		for line := range strings.Lines(n.shows(name, args...)) {
+			of := name != "ip" && name != "ipset" && slices.ContainsFunc([]string{"KUBE-IPVS", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "match-set KUBE", "map-set KUBE"},
+				func(s string) bool { return strings.Contains(line, s) })
+			if of || name == "ipset" && strings.HasPrefix(line, "KUBE-") || strings.Contains(line, "kube-ipvs0") {
+				n.t.Errorf("left of %s: %s", name, line)
+			}
+		}
+	}
+}
+
+// A process that is killed under way, and the next one: what is there is adopted with its weights, new connections are served all the
+// time, and none that is open is lost; a real server that drains does so across the restart, and has its weight back when the endpoint
+// comes back (DP-34, PN-40, G4).
+func TestIPVSRestart(t *testing.T) {
+	n := newIPVSLab(t)
+	one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
+	web := labService{name: "web", ip: labIP, nodePort: 30080, endpoints: []netip.AddrPort{one.at(), two.at()}}
+	only := web
+	only.endpoints = web.endpoints[1:]
+	n.service(web)
+	p := n.serve()
+	traffic := n.call([]string{"pod3", netlab.Client}, labTarget, endpoint(netlab.Node1, 30080))
+	traffic.progress(50)
+
+	open, err := n.dial("pod5", "tcp", endpoint(netlab.Node1, 30080), patience)
+	for i := 0; err == nil && !n.leads(open.LocalAddr().String(), one.at()); i++ { // until one leads to the first
+		if i > 20 {
+			t.Fatal("no connection leads to the first endpoint")
+		}
+		open, err = n.dial("pod5", "tcp", endpoint(netlab.Node1, 30080), patience)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	works := func(when string) {
+		t.Helper()
+		open.SetDeadline(time.Now().Add(patience))
+		if _, err := open.Write([]byte("still there?")); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+		got := make([]byte, 100)
+		if _, err := open.Read(got); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	works("at first")
+
+	drains := fmt.Sprintf("-a -t 172.18.0.2:30080 -r %s -m -w 0", one.at())
+	is := func(line string) {
+		t.Helper()
+		until(t, func() string {
+			if got := n.saved(); !slices.Contains(got, line) {
+				return fmt.Sprintf("no %q in\n%s", line, strings.Join(got, "\n"))
+			}
+			return ""
+		})
+	}
+	n.service(only)
+	is(drains)
+	p.end(syscall.SIGKILL)
+	traffic.progress(50)
+	works("while no process runs")
+	p = n.serve()
+	is(drains)
+	works("after the restart")
+	n.service(web)
+	is(strings.Replace(drains, "-w 0", "-w 1", 1))
+	n.service(only)
+	is(drains)
+	p.end(syscall.SIGKILL)
+	n.service(web) // it comes back while no process runs
+	p = n.serve()
+	is(strings.Replace(drains, "-w 0", "-w 1", 1))
+	works("at the end")
+	traffic.progress(50)
+	if failed := traffic.wait(); len(failed) > 0 {
+		t.Errorf("%d of %d connections failed, the first: %v", len(failed), len(failed)+int(traffic.made.Load()), failed[0])
+	}
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, p.out.String())
+	}
+}
+
+// leads reports whether IPVS leads a client's connection to the backend.
+func (n *nodeLab) leads(client string, to netip.AddrPort) bool {
+	for line := range strings.Lines(n.shows("ipvsadm", "-lnc")) {
+		if strings.Contains(line, client) && strings.Contains(line, to.String()) {
+			return true
+		}
+	}
+	return false
+}
+
+// PR-08: a node goes through the modes and comes back to ipvs each time. New connections are served all the time, and nothing of mode ipvs
+// stays beside another one.
+func TestIPVSModeChanges(t *testing.T) {
+	n := newIPVSLab(t)
+	one, two := n.echo("pod1", 8080), n.echo("pod4", 8080)
+	n.service(labService{name: "web", ip: labIP, nodePort: 30080, endpoints: []netip.AddrPort{one.at(), two.at()}})
+	p := n.serve()
+	traffic := n.call([]string{"pod3", netlab.Client, netlab.Node1}, labTarget, endpoint(netlab.Node1, 30080))
+	traffic.progress(50)
+	for _, other := range []string{"iptables", "nftables", "userspace"} {
+		for _, next := range []string{other, "ipvs"} {
+			failedBefore := len(traffic.end())
+			if code := p.end(syscall.SIGTERM); code != 0 {
+				t.Errorf("exit code %d:\n%s", code, p.out.String())
+			}
+			n.mode = next
+			p = n.serve()
+			traffic.progress(30)
+			if next != "ipvs" {
+				p.await(regexp.MustCompile(`removed what="device kube-ipvs0`))
+				p.await(regexp.MustCompile(`removed what="[0-9]+ ipsets`))
+				n.nothingOfIPVS("")
+			} else {
+				p.await(regexp.MustCompile(map[string]string{"iptables": "msg=reset family=IPv6", "nftables": `removed what="the nftables table kube-proxy of IPv6`,
+					"userspace": `removed what=.*userspace`}[other]))
+				for _, program := range []string{"iptables-save", "ip6tables-save"} {
+					if got := n.shows(program); strings.Contains(got, "KUBE-SVC-") || strings.Contains(got, "KUBE-SEP-") || strings.Contains(got, "KUBE-PORTALS") {
+						t.Errorf("left of %s: %s", other, got)
+					}
+				}
+			}
+			traffic.progress(30)
+			// Connections end with the process of mode userspace, and none is taken until the next one listens.
+			if failed := traffic.end(); len(failed) > failedBefore && (other != "userspace" || next != "ipvs") {
+				t.Errorf("to %s: %d connections failed, the first: %v", next, len(failed)-failedBefore, failed[failedBefore])
+			}
+		}
+	}
+	traffic.wait()
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, p.out.String())
+	}
+}
+
+// What render prints the programs load, part by part, and then the kernel holds what a process would write.
+func TestIPVSRender(t *testing.T) {
+	n := newIPVSLab(t)
+	text := renderText(t, append([]string{"--proxy-mode=ipvs"}, renderArgs...)...)
+	load := func(program string, args ...string) func(string) {
+		return func(part string) {
+			t.Helper()
+			cmd := n.Command(netlab.Node1, program, args...)
+			cmd.Stdin = strings.NewReader(part)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%s %s: %v\n%s\n%s", program, strings.Join(args, " "), err, out, part)
+			}
+		}
+	}
+	programs := map[string]func(string){"ipvsadm --restore": load("ipvsadm", "--restore"), "ipset restore": load("ipset", "restore"),
+		"ip -batch -": load("ip", "-batch", "-"), "ip -6 -batch -": load("ip", "-6", "-batch", "-"),
+		"iptables-restore --noflush": load("iptables-restore", "--noflush"), "ip6tables-restore --noflush": load("ip6tables-restore", "--noflush")}
+	parts := partsOf(text)
+	if len(parts) != 8 {
+		t.Errorf("%d parts", len(parts))
+	}
+	for _, p := range parts {
+		program, _, _ := strings.Cut(p[0], " (")
+		if programs[program] == nil {
+			t.Fatalf("what is %q?", p[0])
+		}
+		programs[program](p[1])
+	}
+	if got, want := strings.Count(n.shows("ipvsadm-save", "-n"), "\n"), strings.Count(parts[0][1], "\n")+strings.Count(parts[4][1], "\n"); got != want {
+		t.Errorf("IPVS has %d lines, want %d", got, want)
+	}
+}
+
+// partsOf cuts what render prints at the lines that name programs: what such a line says, and the part.
+func partsOf(text string) (parts [][2]string) {
+	for _, part := range strings.Split("\n"+text, "\n# ")[1:] {
+		name, part, _ := strings.Cut(part, "\n")
+		parts = append(parts, [2]string{name, strings.TrimSuffix(part, "\n") + "\n"})
+	}
+	return parts
+}
