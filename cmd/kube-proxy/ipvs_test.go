@@ -63,6 +63,7 @@ func TestIPVSSettings(t *testing.T) {
 	if page, err := p.get("/proxyMode"); err != nil || !strings.HasSuffix(page, "\r\n\r\nipvs") {
 		t.Errorf("/proxyMode: %q, %v", page, err)
 	}
+	p.await(regexp.MustCompile(`level=WARN msg="mode ipvs is deprecated upstream`))
 	if got := n.shows("ipvsadm", "-l", "--timeout"); !strings.Contains(got, "3600 90 3") {
 		t.Errorf("timeouts: %s", got)
 	}
@@ -92,6 +93,22 @@ func TestIPVSSettings(t *testing.T) {
 			if _, err := n.converse(from, to, 5000, patience, rnd); err != nil {
 				t.Errorf("%s → %s: %v", from, to, err)
 			}
+		}
+	}
+	// A program of the node is not reached at a service address (PN-43).
+	l, err := n.listen(netlab.Node1, 2222)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if c, err := n.dial("pod3", "tcp", endpoint(netlab.Node1, 2222), patience); err != nil {
+		t.Errorf("a program of the node is not reached at the node's address: %v", err)
+	} else {
+		c.Close()
+	}
+	for _, from := range []string{"pod3", netlab.Node1} {
+		if c, err := n.dial(from, "tcp", netip.MustParseAddrPort(labIP+":2222"), patience); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("%s → %s:2222: %v, %v; want that it is refused", from, labIP, c, err)
 		}
 	}
 	// What others take away is back after the sync period, and nothing sooner tells of it.

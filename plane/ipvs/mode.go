@@ -57,8 +57,6 @@ func facts() mode.Mode {
 		SyncPeriod: 30 * time.Second,
 
 		Metrics: []mode.Metric{
-			{Name: "sync_full_proxy_rules_duration_seconds"},
-			{Name: "sync_partial_proxy_rules_duration_seconds"},
 			{Name: restoreFailures},
 			{Row: "EXT", Name: virtualServers, Kind: mode.Gauge, Labels: family,
 				Help: "Virtual servers of ours"},

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"kube-proxy/event"
 	sets "kube-proxy/internal/ipset"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/kernel"
@@ -36,8 +37,8 @@ func ModeIn(backends map[lb.Family]iptables.Backend) mode.Mode {
 type host struct {
 	// backends are those with which planes keep their chains.
 	backends map[lb.Family]iptables.Backend
-	// timed: the timeouts of the namespace are set.
-	timed sync.Once
+	// timed: the timeouts of the namespace are set. said: that the mode is deprecated is told.
+	timed, said sync.Once
 }
 
 // open makes the plane of a family, and what it writes to.
@@ -89,8 +90,12 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 		return nil, err
 	}
 	h.backends[s.Family] = p.chains.keep.Backend()
+	h.said.Do(func() { p.first = []mode.Notice{deprecated} })
 	return p, nil
 }
+
+// deprecated is told once (EV-07).
+var deprecated = mode.Notice{Text: "mode ipvs is deprecated upstream, where nftables takes its place; here it goes on to be kept", Event: event.IPVSDeprecated}
 
 // setTimeouts sets those that are asked for (CF-29). They are the same for both families.
 func setTimeouts(ctx context.Context, c *ipvswire.Conn, s mode.Settings) error {
@@ -155,6 +160,8 @@ type modePlane struct {
 	sets   *sets.Conn
 	chains *chainKeeper
 	opened []io.Closer // the last first to close
+	// first are notices that do not come from what is written.
+	first []mode.Notice
 	// sent is what was sent when the last write had ended.
 	sent atomic.Pointer[sent]
 }
@@ -173,7 +180,9 @@ func (c closer) Close() error { return c() }
 // Notices is part of mode.Plane.
 func (p *modePlane) Notices() []mode.Notice {
 	p.sent.Store(&sent{p.ipvs.Counters(), p.sets.Counters(), p.chains.keep.Failures()})
-	return p.Plane.Notices()
+	all := append(p.first, p.Plane.Notices()...)
+	p.first = nil
+	return all
 }
 
 // Measure is part of mode.Plane: what there was when the last write had ended.
