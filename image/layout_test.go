@@ -122,6 +122,12 @@ func (r *readImage) tags() map[string]descriptor {
 	return all
 }
 
+// name returns the name of a tag, as containerd calls it.
+func (r *readImage) name(tag string) string {
+	r.t.Helper()
+	return r.tags()[tag].Annotations["io.containerd.image.name"]
+}
+
 // platform returns the image of a tag for an architecture.
 func (r *readImage) platform(tag, arch string) readPlatform {
 	r.t.Helper()

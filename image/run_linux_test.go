@@ -170,6 +170,8 @@ var everyCapability = []string{"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "C
 // more rights, behind containerd's filter of system calls, and with NET_ADMIN alone where that suffices, which docs/image.md says.
 func TestServes(t *testing.T) {
 	l := newContainerLab(t)
+	t.Run("imported", l.testImported)
+	t.Run("not", l.testServesNot)
 	netAdmin := []string{"CAP_NET_ADMIN"}
 	for _, c := range []struct {
 		name, tag, mode string
@@ -206,8 +208,7 @@ func expected(line string) bool {
 }
 
 // A container that lacks what it needs says so, and what to do.
-func TestServesNot(t *testing.T) {
-	l := newContainerLab(t)
+func (l containerLab) testServesNot(t *testing.T) {
 	for _, c := range []struct {
 		name, tag, mode string
 		want            string
@@ -229,9 +230,10 @@ func TestServesNot(t *testing.T) {
 
 // containerLab is what the containers of a test have in common.
 type containerLab struct {
-	image   *readImage
-	demo    string
-	seccomp json.RawMessage
+	image      *readImage
+	containerd daemon
+	demo       string // the lab, which sends the packets
+	seccomp    json.RawMessage
 }
 
 func newContainerLab(t *testing.T) containerLab {
@@ -240,11 +242,12 @@ func newContainerLab(t *testing.T) containerLab {
 	if os.Geteuid() != 0 {
 		t.Fatal("needs root: it starts containers")
 	}
-	l := containerLab{image: openImage(t, archive), demo: filepath.Join(t.TempDir(), "demo")}
+	l := containerLab{image: openImage(t, archive), containerd: startContainerd(t), demo: filepath.Join(t.TempDir(), "demo")}
 	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", l.demo, "kube-proxy/internal/demo").CombinedOutput(); err != nil {
 		t.Fatalf("build the lab: %v\n%s", err, out)
 	}
-	l.seccomp = defaultSeccomp(t, archive)
+	l.containerd.ctr("images", "import", "--all-platforms", archive)
+	l.seccomp = l.containerd.defaultSeccomp(l.image.name(""))
 	return l
 }
 
@@ -267,6 +270,25 @@ func (l containerLab) run(t *testing.T, c *container, tag, mode string) (said, l
 	out, err := cmd.CombinedOutput()
 	b, _ := os.ReadFile(filepath.Join(c.Dir, "main", "log")) // not there if it did not come so far
 	return string(out), string(b), err
+}
+
+// What `ctr image import` makes of the archive: both tags, with the digests that the archive has, and both start.
+func (l containerLab) testImported(t *testing.T) {
+	listed := l.containerd.ctr("images", "ls")
+	for tag, top := range l.image.tags() {
+		name, line := l.image.name(tag), ""
+		for l := range strings.Lines(listed) {
+			if strings.HasPrefix(l, name+" ") {
+				line = l
+			}
+		}
+		if !strings.Contains(line, top.Digest) || !strings.Contains(line, "linux/amd64,linux/arm64") {
+			t.Errorf("containerd has %q, want %s for both architectures", line, top.Digest)
+		}
+		if said := l.containerd.ctr("run", "--rm", "--read-only", "--net-host", name, "version"+tag, "/usr/local/bin/kube-proxy", "--version"); !strings.HasPrefix(said, "Kubernetes v") {
+			t.Errorf("%s: --version says %q", name, said)
+		}
+	}
 }
 
 // unpack writes the image's files, and what the node lends it.
@@ -306,30 +328,6 @@ func (c container) checkRules(t *testing.T, want string) {
 			t.Errorf("%s has the Services' chains: %v, want %v", save, has, save == want)
 		}
 	}
-}
-
-// defaultSeccomp returns the filter that containerd gives to containers that do not ask for one, as it says itself.
-func defaultSeccomp(t *testing.T, archive string) json.RawMessage {
-	t.Helper()
-	d := startContainerd(t)
-	d.ctr("images", "import", archive)
-	var name string
-	for line := range strings.Lines(d.ctr("images", "ls", "-q")) {
-		name = strings.TrimSpace(line)
-	}
-	d.ctr("containers", "create", "--seccomp", name, "probe")
-	var info struct {
-		Spec struct {
-			Linux struct{ Seccomp json.RawMessage }
-		}
-	}
-	if err := json.Unmarshal([]byte(d.ctr("containers", "info", "probe")), &info); err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Contains(info.Spec.Linux.Seccomp, []byte("SCMP_ACT_ERRNO")) {
-		t.Fatalf("containerd's filter is %s", info.Spec.Linux.Seccomp)
-	}
-	return info.Spec.Linux.Seccomp
 }
 
 // daemon is a containerd of a test's own.
@@ -376,27 +374,22 @@ func (d daemon) ctr(args ...string) string {
 	return stdout.String()
 }
 
-// What `ctr image import` makes of the archive: both tags, with the digests that the archive has, and both start.
-func TestContainerd(t *testing.T) {
-	archive := builtImage(t)
-	r, d := openImage(t, archive), startContainerd(t)
-	d.ctr("images", "import", "--all-platforms", archive)
-	listed := d.ctr("images", "ls")
-	for tag, top := range r.tags() {
-		name := top.Annotations["io.containerd.image.name"]
-		line := ""
-		for l := range strings.Lines(listed) {
-			if strings.HasPrefix(l, name+" ") {
-				line = l
-			}
-		}
-		if !strings.Contains(line, top.Digest) || !strings.Contains(line, "linux/amd64,linux/arm64") {
-			t.Errorf("containerd has %q, want %s for both architectures", line, top.Digest)
-		}
-		if said := d.ctr("run", "--rm", "--read-only", "--net-host", name, "version"+tag, "/usr/local/bin/kube-proxy", "--version"); !strings.HasPrefix(said, "Kubernetes v") {
-			t.Errorf("%s: --version says %q", name, said)
+// defaultSeccomp returns the filter that containerd gives to containers that do not ask for one, as it says itself.
+func (d daemon) defaultSeccomp(image string) json.RawMessage {
+	d.t.Helper()
+	d.ctr("containers", "create", "--seccomp", image, "probe")
+	var info struct {
+		Spec struct {
+			Linux struct{ Seccomp json.RawMessage }
 		}
 	}
+	if err := json.Unmarshal([]byte(d.ctr("containers", "info", "probe")), &info); err != nil {
+		d.t.Fatal(err)
+	}
+	if !bytes.Contains(info.Spec.Linux.Seccomp, []byte("SCMP_ACT_ERRNO")) {
+		d.t.Fatalf("containerd's filter is %s", info.Spec.Linux.Seccomp)
+	}
+	return info.Spec.Linux.Seccomp
 }
 
 // The programs for the other architecture run, in emulation, and say the same.
@@ -477,8 +470,7 @@ func TestOtherArchitecture(t *testing.T) {
 // Where, when, by which umask and in which time zone it is built makes no difference.
 func TestReproducible(t *testing.T) {
 	archive := builtImage(t)
-	name := openImage(t, archive).tags()[""].Annotations["io.containerd.image.name"]
-	name, tag, _ := strings.Cut(name, ":")
+	name, tag, _ := strings.Cut(openImage(t, archive).name(""), ":")
 	dir := filepath.Join(t.TempDir(), "elsewhere")
 	if out, err := exec.Command("cp", "-a", "..", dir).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
