@@ -12,7 +12,7 @@ FUZZTIME ?= 30s
 SWITCHES ?= 25
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: help build build-windows image image-lock test-image test check unit e2e test-kernels release-check bench run switches fuzz generate clean deps
+.PHONY: help build build-windows image image-lock test-image test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -46,7 +46,7 @@ check: build-windows ## gofmt, go vet, staticcheck; for Windows build and go vet
 	go vet ./...
 	for arch in amd64 arm64; do GOOS=windows GOARCH=$$arch go vet -trimpath ./...; done
 	go tool staticcheck ./...
-	cd test/e2e && go vet ./...
+	cd test/e2e && go vet -tags pods ./...
 
 # Tests that run side by side wait for packets that must not come more than they compute.
 PARALLEL := $(shell echo $$((3 * $$(nproc))))
@@ -56,6 +56,9 @@ unit: ## go test ./..., with the tests that use this machine's kernel
 
 e2e: ## a real etcd and kube-apiserver (test/e2e)
 	cd test/e2e && go test -v -timeout 15m ./... | grep -v '^=== '
+
+pods: deps ## the image in a real containerd, started by a real kubelet from the chart and from kubeadm's manifests (test/e2e/pods)
+	cd test/e2e && go test -count=1 -v -tags pods -timeout 30m ./pods | grep -v '^=== '
 
 test-kernels: deps $(KERNELS:%=$(STORE)/%) ## what depends on the kernel, SCTP too, on 5.10, 6.1 and 6.12, in VMs (KERNELS=...; FULL=1: all scenarios)
 	@test/vm/suites $(if $(FULL),--full) $(KERNELS)

@@ -23,10 +23,13 @@ const (
 	AdminUser  = "admin"
 	ProxyUser  = "system:kube-proxy"
 	NobodyUser = "nobody"
+	// KubeletUser is the kubelet of node1. It has rights only with Config.Pods.
+	KubeletUser = "system:node:node1"
 )
 
 // tokens are the bearer tokens of the users.
-var tokens = map[string]string{AdminUser: "token-of-admin", ProxyUser: "token-of-kube-proxy", NobodyUser: "token-of-nobody"}
+var tokens = map[string]string{AdminUser: "token-of-admin", ProxyUser: "token-of-kube-proxy", NobodyUser: "token-of-nobody",
+	KubeletUser: "token-of-kubelet"}
 
 // auditPolicy records each request of the proxy, with the rule that allowed it, and nothing else.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
@@ -58,8 +61,8 @@ func (c *ControlPlane) prepareAPIServer() error {
 	tokenFile := filepath.Join(dir, "tokens.csv")
 	policyFile := filepath.Join(dir, "audit-policy.yaml")
 	files := map[string]string{
-		tokenFile: fmt.Sprintf("%s,%s,1,system:masters\n%s,%s,2\n%s,%s,3\n",
-			tokens[AdminUser], AdminUser, tokens[ProxyUser], ProxyUser, tokens[NobodyUser], NobodyUser),
+		tokenFile: fmt.Sprintf("%s,%s,1,system:masters\n%s,%s,2\n%s,%s,3\n%s,%s,4,system:nodes\n",
+			tokens[AdminUser], AdminUser, tokens[ProxyUser], ProxyUser, tokens[NobodyUser], NobodyUser, tokens[KubeletUser], KubeletUser),
 		policyFile: auditPolicy,
 	}
 	for name, content := range files {
@@ -75,8 +78,6 @@ func (c *ControlPlane) prepareAPIServer() error {
 		"--tls-cert-file=" + certFile,
 		"--tls-private-key-file=" + keyFile,
 		"--token-auth-file=" + tokenFile,
-		"--authorization-mode=RBAC",
-		"--disable-admission-plugins=ServiceAccount",
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-signing-key-file=" + saKey,
 		"--service-account-key-file=" + saPublic,
@@ -86,6 +87,11 @@ func (c *ControlPlane) prepareAPIServer() error {
 		"--allow-privileged=true", // as clusters do; for examples/daemonset.yaml
 		// Without this, a server that is stopped holds its watches open until the request timeout, a minute.
 		"--shutdown-watch-termination-grace-period=1s",
+	}
+	if c.config.Pods {
+		c.apiserverArgs = append(c.apiserverArgs, "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction")
+	} else {
+		c.apiserverArgs = append(c.apiserverArgs, "--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount")
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -40,47 +41,83 @@ type Programs struct {
 	Etcd      string
 }
 
-// builds are the programs of the module in apiserver/, by the name of their binary.
-var builds = []struct{ name, pkg, ldflags string }{
-	{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3"},
-	{"etcd", "go.etcd.io/etcd/server/v3", "-s -w"},
+// PodPrograms are the paths of what pods need beside a control plane.
+type PodPrograms struct {
+	ControllerManager string
+	Kubelet           string
 }
+
+// program is a program of the module in apiserver/.
+type program struct{ name, pkg, ldflags string }
+
+const kubernetesFlags = "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3"
 
 // Build builds kube-apiserver and etcd from their Go module into bin/, unless they were built from the same go.mod and go.sum by
 // the same Go. A build takes minutes; logf is told every 15 s that it goes on.
 func Build(ctx context.Context, logf func(format string, args ...any)) (*Programs, error) {
-	root, err := Root()
+	bin, err := build(ctx, logf, "stamp",
+		program{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", kubernetesFlags},
+		program{"etcd", "go.etcd.io/etcd/server/v3", "-s -w"})
 	if err != nil {
 		return nil, err
+	}
+	return &Programs{APIServer: filepath.Join(bin, "kube-apiserver"), Etcd: filepath.Join(bin, "etcd")}, nil
+}
+
+// BuildForPods is Build for kube-controller-manager and kubelet.
+func BuildForPods(ctx context.Context, logf func(format string, args ...any)) (*PodPrograms, error) {
+	bin, err := build(ctx, logf, "stamp-pods",
+		program{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager", kubernetesFlags},
+		program{"kubelet", "k8s.io/kubernetes/cmd/kubelet", kubernetesFlags})
+	if err != nil {
+		return nil, err
+	}
+	return &PodPrograms{ControllerManager: filepath.Join(bin, "kube-controller-manager"), Kubelet: filepath.Join(bin, "kubelet")}, nil
+}
+
+// BuildKubeadm builds kubeadm, which tells what it installs.
+func BuildKubeadm(ctx context.Context, logf func(format string, args ...any)) (path string, err error) {
+	bin, err := build(ctx, logf, "stamp-kubeadm", program{"kubeadm", "k8s.io/kubernetes/cmd/kubeadm", kubernetesFlags})
+	return filepath.Join(bin, "kubeadm"), err
+}
+
+// build builds programs that one stamp file stands for and returns their folder.
+func build(ctx context.Context, logf func(format string, args ...any), stampName string, programs ...program) (bin string, err error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
 	}
 	source, bin := filepath.Join(root, "apiserver"), filepath.Join(root, "bin")
 	unlock, err := lockBuild(bin)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	defer unlock()
 	stamp, err := buildStamp(source)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	programs := &Programs{APIServer: filepath.Join(bin, "kube-apiserver"), Etcd: filepath.Join(bin, "etcd")}
-	stampFile := filepath.Join(bin, "stamp")
-	if built, err := os.ReadFile(stampFile); err == nil && string(built) == stamp && exist(programs.APIServer, programs.Etcd) {
-		return programs, nil
+	var files, names []string
+	for _, p := range programs {
+		files, names = append(files, filepath.Join(bin, p.name)), append(names, p.name)
 	}
-	logf("building etcd and kube-apiserver (a few minutes, once)")
+	stampFile := filepath.Join(bin, stampName)
+	if built, err := os.ReadFile(stampFile); err == nil && string(built) == stamp && exist(files...) {
+		return bin, nil
+	}
+	logf("building %s (a few minutes, once)", strings.Join(names, " and "))
 	defer every(15*time.Second, func(since time.Duration) { logf("still building, %v", since) })()
-	for _, b := range builds {
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", filepath.Join(bin, b.name), "-ldflags", b.ldflags, b.pkg)
+	for i, p := range programs {
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", files[i], "-ldflags", p.ldflags, p.pkg)
 		cmd.Dir = source
 		if out, err := cmd.CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("build %s: %w\n%s", b.name, err, out)
+			return "", fmt.Errorf("build %s: %w\n%s", p.name, err, out)
 		}
 	}
 	if err := os.WriteFile(stampFile, []byte(stamp), 0o644); err != nil {
-		return nil, fmt.Errorf("note the build: %w", err)
+		return "", fmt.Errorf("note the build: %w", err)
 	}
-	return programs, nil
+	return bin, nil
 }
 
 func exist(files ...string) bool {

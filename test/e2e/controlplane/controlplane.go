@@ -37,6 +37,8 @@ type Config struct {
 	Netns    string     // path of the network namespace to run in; "" is the caller's
 	Addr     netip.Addr // address of the API server, assigned in Netns; zero is 127.0.0.1
 	Snapshot string     // folder that Snapshot wrote, to start with its data; "" is an empty cluster
+	Port     int        // of the API server; 0 is any that is free
+	Pods     bool       // pods run: ServiceAccounts have tokens, and a kubelet has the rights of its node alone
 	AllAddrs bool       // listen on every address of Netns; the certificate is valid for Addr alone all the same
 	Logf     func(format string, args ...any)
 }
@@ -61,6 +63,7 @@ type ControlPlane struct {
 	apiserverArgs []string
 	etcd          *Process
 	apiserver     *Process
+	manager       *Process // nil unless StartControllerManager was called
 }
 
 // Start starts etcd and the API server and waits until both are ready. On error nothing is left running.
@@ -119,7 +122,7 @@ func (c *ControlPlane) Ensure(ctx context.Context) error {
 // Close kills both processes.
 func (c *ControlPlane) Close() error {
 	var errs []error
-	for _, p := range []*Process{c.apiserver, c.etcd} {
+	for _, p := range []*Process{c.manager, c.apiserver, c.etcd} {
 		if p != nil {
 			errs = append(errs, p.Kill())
 		}
@@ -163,6 +166,9 @@ func (c *ControlPlane) choosePorts() error {
 			}
 			defer l.Close() // held until all are chosen, so that they differ
 			*port.out = l.Addr().(*net.TCPAddr).Port
+		}
+		if c.config.Port != 0 {
+			c.securePort = c.config.Port
 		}
 		return nil
 	})

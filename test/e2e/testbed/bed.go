@@ -35,6 +35,9 @@ var (
 // PodPort is the TCP port on which every pod answers.
 const PodPort = 8080
 
+// APIPort is the port of the API server where pods run, as kubeadm has it.
+const APIPort = 6443
+
 // Bed is a running test bed.
 type Bed struct {
 	Lab *netlab.Lab
@@ -58,6 +61,7 @@ type Options struct {
 	Args     []string                         // more arguments for each StartProxy
 	Etcd     string                           // program to run instead of the etcd that is built
 	Snapshot string                           // as in controlplane.Config
+	Pods     bool                             // as in controlplane.Config; the API server then listens on APIPort
 	Logf     func(format string, args ...any) // is told of the progress; nil for silence
 }
 
@@ -111,7 +115,7 @@ func (b *Bed) start(ctx context.Context) (err error) {
 	}
 	b.API, err = controlplane.Start(ctx, controlplane.Config{
 		Dir: b.Dir, Programs: *programs, Netns: handlePath(b.api), Addr: APIAddr, AllAddrs: true,
-		Snapshot: b.options.Snapshot, Logf: b.options.Logf,
+		Snapshot: b.options.Snapshot, Logf: b.options.Logf, Pods: b.options.Pods, Port: b.apiPort(),
 	})
 	if err != nil {
 		return err
@@ -129,6 +133,13 @@ func (b *Bed) start(ctx context.Context) (err error) {
 		}
 	}
 	return nil
+}
+
+func (b *Bed) apiPort() int {
+	if b.options.Pods {
+		return APIPort
+	}
+	return 0 // any
 }
 
 // Close ends every process and removes the lab.

@@ -1,0 +1,29 @@
+package controlplane
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// StartControllerManager starts a kube-controller-manager with the controllers that a DaemonSet's pods need: those that make and remove them,
+// and those that give them a ServiceAccount and the certificate of the API server. Close ends it.
+func (c *ControlPlane) StartControllerManager(program string) error {
+	kubeconfig, err := c.Kubeconfig("controller-manager", AdminUser, nil)
+	if err != nil {
+		return err
+	}
+	authority := filepath.Join(c.config.Dir, "ca.crt")
+	if err := os.WriteFile(authority, c.ca.pem, 0o644); err != nil {
+		return fmt.Errorf("write certificate of the authority: %w", err)
+	}
+	c.manager, err = c.start("kube-controller-manager", exec.Command(program,
+		"--kubeconfig="+kubeconfig,
+		"--controllers=daemonset-controller,garbage-collector-controller,root-ca-certificate-publisher-controller,serviceaccount-controller",
+		"--root-ca-file="+authority,
+		"--leader-elect=false",
+		"--secure-port=0",
+	))
+	return err
+}

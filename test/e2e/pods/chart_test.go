@@ -1,0 +1,169 @@
+//go:build pods
+
+package pods
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/test/e2e/helmchart"
+	"kube-proxy/test/e2e/testbed"
+)
+
+// install renders the chart for the lab's cluster with more values and applies it in the place of what was there.
+func install(t *testing.T, old []*unstructured.Unstructured, more string) []*unstructured.Unstructured {
+	t.Helper()
+	values, err := helmchart.Parse(fmt.Sprintf("apiServer: {host: %s, port: %d}\nimage: {repository: %s, pullPolicy: Never, %s", testbed.APIAddr, testbed.APIPort, image, more))
+	must(t, err)
+	objects, _, err := helmchart.Render(helmchart.Release{Name: "kube-proxy", Namespace: metav1.NamespaceSystem, Kubernetes: "v1.36.3"}, values)
+	must(t, err)
+	apply(t, old, objects)
+	return objects
+}
+
+// The chart's DaemonSet runs in every mode that this kernel has, with the rights that the chart gives it and no more: a container that
+// prepares the node, then one with NET_ADMIN alone. A change of values rolls out, and back, while clients go on.
+func TestChart(t *testing.T) {
+	addr := web(t)
+	const pods = "config: {clusterCIDR: '10.1.0.0/16,fd00:10:1::/48'"
+	steps := []struct{ name, values string }{
+		{"nftables with the binary alone", "tag: e2e-minimal}\n" + pods + ", mode: nftables}"},
+		{"nftables", "tag: e2e}\n" + pods + ", mode: nftables}"},
+		{"iptables", "tag: e2e}\n" + pods + ", mode: iptables}"},
+		{"back to nftables", "tag: e2e}\n" + pods + ", mode: nftables}"},
+		{"userspace", "tag: e2e}\n" + pods + ", mode: userspace}"}, // whose connections end with the process
+	}
+	var objects []*unstructured.Unstructured
+	var traffic *testbed.Traffic
+	stop := func() {
+		if traffic != nil {
+			if err := traffic.Stop(t.Logf); err != nil {
+				t.Error(err)
+			}
+			traffic = nil
+		}
+	}
+	t.Cleanup(func() {
+		stop()
+		remove(t, objects)
+	})
+	for _, step := range steps {
+		if step.name == "userspace" {
+			stop()
+		}
+		ok := t.Run(step.name, func(t *testing.T) {
+			objects = install(t, objects, step.values)
+			pod := rolledOut(t, "kube-proxy")
+			if _, err := bed.Await(t.Context(), "pod3", addr, patience, "pod1", "pod4"); err != nil {
+				t.Fatalf("%v\n%s", err, containerLogs())
+			}
+			checkConfined(t, 1<<12) // NET_ADMIN
+			if restarts := pod.Status.ContainerStatuses[0].RestartCount; restarts > 0 {
+				t.Errorf("the proxy was restarted %d times\n%s", restarts, containerLogs())
+			}
+			tellProblems(t, pod)
+		})
+		if !ok {
+			t.FailNow()
+		}
+		if traffic == nil && step.name != "userspace" {
+			var err error
+			traffic, err = bed.StartTraffic(context.WithoutCancel(t.Context()), "pod3", addr)
+			must(t, err)
+		}
+	}
+}
+
+// remove takes the objects away, with what the proxy wrote.
+func remove(t *testing.T, objects []*unstructured.Unstructured) {
+	t.Helper()
+	apply(t, objects, nil)
+	gone(t)
+}
+
+// checkConfined fails the test unless the one kube-proxy of node1 has exactly these capabilities, can gain none, is filtered by seccomp
+// and cannot write to its root.
+func checkConfined(t *testing.T, capabilities uint64) {
+	t.Helper()
+	pid := proxyPid(t)
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	must(t, err)
+	field := map[string]string{}
+	for line := range strings.Lines(string(status)) {
+		name, value, _ := strings.Cut(line, ":")
+		field[name] = strings.TrimSpace(value)
+	}
+	for _, name := range []string{"CapEff", "CapPrm", "CapBnd"} {
+		if got, err := strconv.ParseUint(field[name], 16, 64); err != nil || got != capabilities {
+			t.Errorf("%s is %s, want %x", name, field[name], capabilities)
+		}
+	}
+	if field["NoNewPrivs"] != "1" || field["Seccomp"] != "2" {
+		t.Errorf("NoNewPrivs is %s, want 1; Seccomp is %s, want 2", field["NoNewPrivs"], field["Seccomp"])
+	}
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	must(t, err)
+	for line := range strings.Lines(string(mounts)) {
+		f := strings.Fields(line)
+		if f[4] == "/" && !strings.HasPrefix(f[5], "ro,") {
+			t.Errorf("its root is mounted %s", f[5])
+		}
+	}
+}
+
+// proxyPid is the one process in node1's network that runs kube-proxy.
+func proxyPid(t *testing.T) int {
+	t.Helper()
+	home, err := bed.Netns(netlab.Node1)
+	must(t, err)
+	want, err := os.Stat(home)
+	must(t, err)
+	var pids []int
+	all, err := filepath.Glob("/proc/[0-9]*/exe")
+	must(t, err)
+	for _, exe := range all {
+		target, err := os.Readlink(exe)
+		if err != nil || target != "/usr/local/bin/kube-proxy" {
+			continue
+		}
+		namespace, err := os.Stat(filepath.Join(filepath.Dir(exe), "ns", "net"))
+		if err != nil || !os.SameFile(want, namespace) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(exe)))
+		must(t, err)
+		pids = append(pids, pid)
+	}
+	if len(pids) != 1 {
+		t.Fatalf("%d processes of kube-proxy run in node1: %v", len(pids), pids)
+	}
+	return pids[0]
+}
+
+// tellProblems shows the warnings and errors that the pod's containers wrote.
+func tellProblems(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/root/var/log/pods/*_%s_*/*/*.log", node.pid(), pod.Name))
+	if len(files) == 0 {
+		t.Errorf("%s has no log", pod.Name)
+	}
+	for _, name := range files {
+		content, err := os.ReadFile(name)
+		must(t, err)
+		for line := range strings.Lines(string(content)) {
+			if strings.Contains(line, "level=ERROR") || strings.Contains(line, "level=WARN") || strings.Contains(line, " F E") || strings.Contains(line, " F W") {
+				t.Logf("%s: %s", filepath.Base(filepath.Dir(name)), strings.TrimSpace(line))
+			}
+		}
+	}
+}

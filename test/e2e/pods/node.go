@@ -1,0 +1,234 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/test/e2e/controlplane"
+	"kube-proxy/test/e2e/testbed"
+)
+
+// Node is a containerd and a kubelet in node1.
+type Node struct {
+	process *controlplane.Process // of which all others are children; they die with it
+	dir     string
+	cgroup  string // path of the pods' control groups, from the root of each hierarchy
+	logf    func(format string, args ...any)
+}
+
+// machine is the script of the first process of the node. What a kubelet sets for the whole machine is shown to it as set: it has
+// the sysctls of this machine before it, which no namespace divides. Sockets, logs and locks are the node's own.
+const machine = `
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /var/log
+mapfile -t hierarchies < <(awk '$3 ~ /^cgroup2?$/ {print $2}' /proc/self/mounts)
+for sysctl in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
+	kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
+	shown=$DIR/$(echo "${sysctl%=*}" | tr / -)
+	echo "${sysctl#*=}" >"$shown"
+	mount -o bind,ro "$shown" "/proc/sys/${sysctl%=*}"
+done
+for hierarchy in "${hierarchies[@]}"; do
+	mkdir -p "$hierarchy$CGROUP"
+	for knob in cpuset.cpus cpuset.mems; do # a new group has none where control groups are of version 1
+		[[ ! -e $hierarchy/$knob || -s $hierarchy$CGROUP/$knob ]] || cat "$hierarchy/$knob" >"$hierarchy$CGROUP/$knob"
+	done
+done
+containerd --config "$DIR/containerd.toml" >>"$DIR/containerd.log" 2>&1 &
+until ctr --address "$DIR/containerd.sock" version >/dev/null 2>&1; do kill -0 $!; sleep 0.1; done
+"$KUBELET" --config "$DIR/kubelet.yaml" --kubeconfig "$KUBECONFIG" --hostname-override "$NODE" --root-dir "$DIR/kubelet" --cert-dir "$DIR/pki" \
+	>>"$DIR/kubelet.log" 2>&1 &
+wait -n
+`
+
+// StartNode starts containerd and the kubelet and waits until containerd answers. The bed must have been made for pods.
+func StartNode(ctx context.Context, bed *testbed.Bed, kubelet string, logf func(format string, args ...any)) (*Node, error) {
+	n := &Node{dir: filepath.Join(bed.Dir, "node"), cgroup: fmt.Sprintf("/kube-proxy-e2e-%d", os.Getpid()), logf: logf}
+	for _, folder := range []string{"", "manifests", "plugins"} {
+		if err := os.MkdirAll(filepath.Join(n.dir, folder), 0o755); err != nil {
+			return nil, err
+		}
+	}
+	kubeconfig, err := bed.API.Kubeconfig("kubelet", controlplane.KubeletUser, nil)
+	if err != nil {
+		return nil, err
+	}
+	for name, content := range map[string]string{"containerd.toml": containerdConfig, "kubelet.yaml": kubeletConfig} {
+		content = strings.NewReplacer("DIR", n.dir, "CGROUP", n.cgroup, "PAUSE", pauseImage).Replace(content)
+		if err := os.WriteFile(filepath.Join(n.dir, name), []byte(content), 0o644); err != nil {
+			return nil, err
+		}
+	}
+	node, err := bed.Netns(netlab.Node1)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "bash", "-ec", machine)
+	cmd.Env = append(os.Environ(), "DIR="+n.dir, "CGROUP="+n.cgroup, "KUBELET="+kubelet, "KUBECONFIG="+kubeconfig, "NODE="+netlab.Node1)
+	log, err := os.Create(filepath.Join(n.dir, "machine.log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	if n.process, err = controlplane.StartProcess("node1", node, cmd); err != nil {
+		return nil, err
+	}
+	if err := n.awaitContainerd(ctx); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	pause, err := buildPause(ctx, n.dir)
+	if err == nil {
+		err = n.Import(ctx, pause)
+	}
+	if err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+func (n *Node) awaitContainerd(ctx context.Context) error {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		_, err := n.ctr(ctx, "version")
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-n.process.Done():
+			return fmt.Errorf("containerd ended:\n%s", n.Log())
+		default:
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("containerd does not answer: %w\n%s", err, n.Log())
+		}
+	}
+}
+
+// ctr runs a command of containerd's client, where the kubelet has its containers.
+func (n *Node) ctr(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "ctr", append([]string{"--address", filepath.Join(n.dir, "containerd.sock"), "--namespace", "k8s.io"}, args...)...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("ctr %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
+}
+
+// Import loads the images of an archive, as an administrator does on a node.
+func (n *Node) Import(ctx context.Context, archive string) error {
+	out, err := n.ctr(ctx, "images", "import", archive)
+	if err == nil {
+		n.logf("%s", strings.Join(strings.Fields(out), " "))
+	}
+	return err
+}
+
+// Log is the end of what containerd and the kubelet have written.
+func (n *Node) Log() string {
+	var b strings.Builder
+	for _, name := range []string{"machine.log", "containerd.log", "kubelet.log"} {
+		content, err := os.ReadFile(filepath.Join(n.dir, name))
+		if err != nil {
+			content = []byte(err.Error())
+		}
+		lines := strings.Split(strings.TrimSpace(string(content)), "\n")
+		fmt.Fprintf(&b, "== %s\n%s\n", name, strings.Join(lines[max(0, len(lines)-25):], "\n"))
+	}
+	return b.String()
+}
+
+// Close ends all processes of the node, those in containers too, and removes its control groups.
+func (n *Node) Close() error {
+	errs := []error{n.process.Kill()}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		err := n.removeGroups()
+		if err == nil || time.Now().After(deadline) {
+			return errors.Join(append(errs, err)...)
+		}
+	}
+}
+
+// removeGroups removes the control groups of the pods, in each hierarchy that this machine has.
+func (n *Node) removeGroups() error {
+	roots, err := filepath.Glob("/sys/fs/cgroup/*" + n.cgroup)
+	if err != nil {
+		return err
+	}
+	for _, root := range append(roots, "/sys/fs/cgroup"+n.cgroup) {
+		var folders []string
+		err := filepath.WalkDir(root, func(path string, entry os.DirEntry, err error) error {
+			if err == nil && entry.IsDir() {
+				folders = append(folders, path)
+			}
+			return nil // what is gone needs no removing
+		})
+		if err != nil {
+			return err
+		}
+		for i := len(folders) - 1; i >= 0; i-- {
+			if err := os.Remove(folders[i]); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// containerdConfig is that of containerd 1.6 and later. AppArmor is not in every kernel, and root of a machine that is itself a
+// container may not ask for less of oom_score_adj.
+const containerdConfig = `version = 2
+root = "DIR/containerd"
+state = "/run/containerd"
+[grpc]
+  address = "DIR/containerd.sock"
+[ttrpc]
+  address = "DIR/containerd.sock.ttrpc"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "PAUSE"
+  tolerate_missing_hugetlb_controller = true
+  disable_hugetlb_controller = true
+  disable_apparmor = true
+  restrict_oom_score_adj = true
+`
+
+// kubeletConfig is that of a kubelet which leaves the machine as it is. Control groups of version 1 will do, as this may be no new machine.
+const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+failCgroupV1: false
+failSwapOn: false
+cgroupDriver: cgroupfs
+cgroupRoot: CGROUP
+enforceNodeAllocatable: []
+protectKernelDefaults: true
+containerRuntimeEndpoint: unix://DIR/containerd.sock
+staticPodPath: DIR/manifests
+volumePluginDir: DIR/plugins
+authentication:
+  anonymous: {enabled: false}
+  webhook: {enabled: false}
+  x509: {clientCAFile: ""}
+authorization: {mode: AlwaysAllow}
+readOnlyPort: 0
+registerWithTaints: [{key: node.kubernetes.io/not-ready, effect: NoSchedule}]
+evictionHard: {memory.available: 1Mi, nodefs.available: 0%, imagefs.available: 0%}
+maxPods: 20
+syncFrequency: 5s
+`
+
+// pid is the first process of the node, which sees its files.
+func (n *Node) pid() int {
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", n.process.Pid(), n.process.Pid()))
+	if err != nil {
+		return 0
+	}
+	var pid int
+	fmt.Sscan(string(children), &pid)
+	return pid
+}

@@ -1,0 +1,277 @@
+//go:build pods
+
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/restmapper"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/test/e2e/controlplane"
+	"kube-proxy/test/e2e/testbed"
+)
+
+
+// patience is how long a test waits for what normally takes seconds.
+const patience = 60 * time.Second
+
+// image is what `make image` makes, under the name that these tests give it.
+const image = "localhost/kube-proxy"
+
+var (
+	bed  *testbed.Bed
+	node *Node
+)
+
+func TestMain(m *testing.M) {
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "pods:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (code int, err error) {
+	ctx, start := context.Background(), time.Now()
+	logf := func(format string, args ...any) {
+		fmt.Printf("%6.1fs %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
+	}
+	programs, err := controlplane.BuildForPods(ctx, logf)
+	if err != nil {
+		return 1, err
+	}
+	if bed, err = testbed.New(ctx, testbed.Options{Pods: true, Logf: logf}); err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, bed.Close()) }()
+	archive, err := makeImage(ctx, bed.Dir, logf)
+	if err != nil {
+		return 1, err
+	}
+	if err := bed.API.StartControllerManager(programs.ControllerManager); err != nil {
+		return 1, err
+	}
+	if node, err = StartNode(ctx, bed, programs.Kubelet, logf); err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, node.Close()) }()
+	if err := node.Import(ctx, archive); err != nil {
+		return 1, err
+	}
+	logf("node1 runs pods")
+	scheduling, stop := context.WithCancel(ctx)
+	defer stop()
+	go schedule(scheduling, logf)
+	return m.Run(), nil
+}
+
+// makeImage makes the image as `make image` does, unless KUBE_PROXY_IMAGE names an archive of it with the tags e2e and e2e-minimal.
+func makeImage(ctx context.Context, dir string, logf func(string, ...any)) (archive string, err error) {
+	if given := os.Getenv("KUBE_PROXY_IMAGE"); given != "" {
+		return filepath.Abs(given)
+	}
+	root, err := controlplane.Root()
+	if err != nil {
+		return "", err
+	}
+	archive = filepath.Join(dir, "kube-proxy-image.tar")
+	cmd := exec.CommandContext(ctx, "go", "run", "./image", "-name", image, "-tag", "e2e", "-o", archive)
+	cmd.Dir = filepath.Join(root, "..", "..")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("make image: %w\n%s", err, out)
+	}
+	logf("the image is made")
+	return archive, nil
+}
+
+// schedule is the scheduler of a cluster whose pods have one place to run.
+func schedule(ctx context.Context, logf func(string, ...any)) {
+	pods := bed.API.Client.CoreV1().Pods(metav1.NamespaceSystem)
+	for ; ctx.Err() == nil; time.Sleep(100 * time.Millisecond) {
+		list, err := pods.List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName="})
+		if err != nil {
+			continue // the API server may be away
+		}
+		for _, pod := range list.Items {
+			err := pods.Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: pod.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: nodeOf(&pod)}}, metav1.CreateOptions{})
+			if err != nil {
+				logf("bind %s: %v", pod.Name, err)
+			}
+		}
+	}
+}
+
+// nodeOf is the node for which the DaemonSet controller made the pod.
+func nodeOf(pod *corev1.Pod) string {
+	for _, term := range pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		for _, field := range term.MatchFields {
+			if field.Key == "metadata.name" {
+				return field.Values[0]
+			}
+		}
+	}
+	return netlab.Node1
+}
+
+// apply makes the objects, or makes them what they are to be, and removes those of old that are not among them, as `helm upgrade` does.
+func apply(t *testing.T, old, objects []*unstructured.Unstructured) {
+	t.Helper()
+	config := bed.API.RESTConfig(controlplane.AdminUser)
+	config.ContentType = "application/json"
+	client, err := dynamic.NewForConfig(config)
+	must(t, err)
+	finder, err := discovery.NewDiscoveryClientForConfig(config)
+	must(t, err)
+	kinds := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(finder))
+	at := func(o *unstructured.Unstructured) dynamic.ResourceInterface {
+		kind := o.GroupVersionKind()
+		mapping, err := kinds.RESTMapping(kind.GroupKind(), kind.Version)
+		must(t, err)
+		return client.Resource(mapping.Resource).Namespace(o.GetNamespace())
+	}
+	for _, o := range objects {
+		_, err := at(o).Apply(t.Context(), o.GetName(), o, metav1.ApplyOptions{FieldManager: "test", Force: true})
+		must(t, err)
+	}
+	for _, o := range old {
+		same := func(other *unstructured.Unstructured) bool {
+			return o.GetKind() == other.GetKind() && o.GetName() == other.GetName()
+		}
+		if !slices.ContainsFunc(objects, same) {
+			background := metav1.DeletePropagationBackground
+			must(t, at(o).Delete(context.Background(), o.GetName(), metav1.DeleteOptions{PropagationPolicy: &background}))
+		}
+	}
+}
+
+// web makes a Service with endpoints pod1 and pod4 and returns its address.
+func web(t *testing.T) netip.AddrPort {
+	t.Helper()
+	must(t, bed.API.DeleteAll(t.Context()))
+	service := controlplane.Service("web", 80)
+	var addrs []netip.Addr
+	for _, name := range []string{"pod1", "pod4"} {
+		pod, _ := netlab.HostByName(name)
+		addrs = append(addrs, pod.V4)
+	}
+	must(t, bed.API.Create(t.Context(), service, controlplane.Slice("web", testbed.PodPort, testbed.NodeOf, addrs...)))
+	return netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), 80)
+}
+
+// rolledOut waits until the pod of the DaemonSet on node1 is of its last template, and ready.
+func rolledOut(t *testing.T, name string) *corev1.Pod {
+	t.Helper()
+	client, last := bed.API.Client, ""
+	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		set, err := client.AppsV1().DaemonSets(metav1.NamespaceSystem).Get(t.Context(), name, metav1.GetOptions{})
+		must(t, err)
+		list, err := client.CoreV1().Pods(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + netlab.Node1})
+		must(t, err)
+		if len(list.Items) == 1 && set.Status.ObservedGeneration == set.Generation {
+			pod := &list.Items[0]
+			last = describe(pod)
+			if pod.DeletionTimestamp == nil && pod.Labels[appsv1.DefaultDaemonSetUniqueLabelKey] == currentHash(t, set) && isReady(pod) {
+				return pod
+			}
+		} else {
+			last = fmt.Sprintf("%d pods, status %+v", len(list.Items), set.Status)
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the DaemonSet does not roll out: %s\n%s\n%s", last, containerLogs(), node.Log())
+		}
+	}
+}
+
+// currentHash is the label of pods of the DaemonSet's present template: that of its newest revision.
+func currentHash(t *testing.T, set *appsv1.DaemonSet) string {
+	t.Helper()
+	revisions, err := bed.API.Client.AppsV1().ControllerRevisions(set.Namespace).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	var newest appsv1.ControllerRevision
+	for _, r := range revisions.Items {
+		if metav1.IsControlledBy(&r, set) && r.Revision > newest.Revision {
+			newest = r
+		}
+	}
+	return newest.Labels[appsv1.DefaultDaemonSetUniqueLabelKey]
+}
+
+func isReady(pod *corev1.Pod) bool {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+func describe(pod *corev1.Pod) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "pod %s is %s %s %s", pod.Name, pod.Status.Phase, pod.Status.Reason, pod.Status.Message)
+	for _, s := range append(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses...) {
+		fmt.Fprintf(&b, "; %s ready %v, %d restarts", s.Name, s.Ready, s.RestartCount)
+		if s.State.Waiting != nil {
+			fmt.Fprintf(&b, ", waits: %s %s", s.State.Waiting.Reason, s.State.Waiting.Message)
+		}
+		if s.State.Terminated != nil {
+			fmt.Fprintf(&b, ", ended with %d: %s", s.State.Terminated.ExitCode, s.State.Terminated.Message)
+		}
+	}
+	return b.String()
+}
+
+// gone waits until node1 runs no pod.
+func gone(t *testing.T) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		list, err := bed.API.Client.CoreV1().Pods(metav1.NamespaceSystem).List(context.Background(), metav1.ListOptions{})
+		must(t, err)
+		if len(list.Items) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s stays", describe(&list.Items[0]))
+		}
+	}
+}
+
+// containerLogs is what the containers on node1 have written.
+func containerLogs() string {
+	var b strings.Builder
+	roots, _ := filepath.Glob(fmt.Sprintf("/proc/%d/root/var/log/pods/*/*/*.log", node.pid()))
+	for _, name := range roots {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			content = []byte(err.Error())
+		}
+		lines := strings.Split(strings.TrimSpace(string(content)), "\n")
+		fmt.Fprintf(&b, "== %s\n%s\n", name, strings.Join(lines[max(0, len(lines)-40):], "\n"))
+	}
+	return b.String()
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
