@@ -301,6 +301,59 @@ func TestChartBadValues(t *testing.T) {
 	}
 }
 
+// Alerts and dashboard ask for metrics that there are.
+func TestChartMetrics(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "metrics.md"))
+	must(t, err)
+	asked := map[string]bool{}
+	for _, object := range render(t, parse(t, "apiServer: {host: a}\nprometheusRule: {enabled: true}\ndashboard: {enabled: true}")) {
+		text, err := object.MarshalJSON()
+		must(t, err)
+		for _, name := range regexp.MustCompile(`kubeproxy_[a-z_]+`).FindAllString(string(text), -1) {
+			asked[strings.TrimSuffix(name, "_bucket")] = true
+		}
+		data, _, _ := unstructured.NestedStringMap(object.Object, "data")
+		for name, text := range data {
+			if strings.HasSuffix(name, ".json") && !json.Valid([]byte(text)) {
+				t.Errorf("%s of %s is no JSON", name, object.GetName())
+			}
+		}
+	}
+	if len(asked) < 10 {
+		t.Errorf("they ask only for %d metrics", len(asked))
+	}
+	for name := range asked {
+		if !strings.Contains(string(page), "`"+name+"`") {
+			t.Errorf("they ask for %s, which docs/metrics.md does not have", name)
+		}
+	}
+}
+
+// What kubeadm writes is taken by the API server, and its configuration by the proxy, as it is: of what has its type's zero in it, which
+// is how kubeadm says nothing, there is no warning.
+func TestKubeadmObjects(t *testing.T) {
+	begin(t)
+	var objects []*unstructured.Unstructured
+	for _, name := range []string{"rbac.yaml", "configmap.yaml", "daemonset.yaml"} {
+		text, err := os.ReadFile(filepath.Join("..", "..", "testdata", "kubeadm", name))
+		must(t, err)
+		more, err := helmchart.Decode(string(text))
+		must(t, err)
+		objects = append(objects, more...)
+	}
+	server, files := newDryRun(t), 0
+	for _, object := range objects {
+		must(t, server.take(t, object))
+		if data, ok, _ := unstructured.NestedString(object.Object, "data", "config.conf"); ok {
+			loadConfig(t, data)
+			files++
+		}
+	}
+	if len(objects) < 6 || files != 1 {
+		t.Errorf("%d objects with %d configurations", len(objects), files)
+	}
+}
+
 // Each value has a comment and a place in the schema, and nothing else has; and the schema takes nothing unknown anywhere.
 func TestChartValues(t *testing.T) {
 	folder, err := helmchart.Folder()

@@ -29,7 +29,6 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-
 // patience is how long a test waits for what normally takes seconds.
 const patience = 60 * time.Second
 
