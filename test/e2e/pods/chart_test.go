@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -59,6 +60,9 @@ func TestChart(t *testing.T) {
 	})
 	for _, step := range steps {
 		if step.name == "userspace" {
+			// A mistake that only the proxy can see: it does not start, the rules stay, and the next values put it right.
+			objects = install(t, objects, steps[0].values[:len(steps[0].values)-1]+", nodePortAddresses: [nonsense]}")
+			refused(t, "nodePortAddresses")
 			stop()
 		}
 		ok := t.Run(step.name, func(t *testing.T) {
@@ -67,7 +71,7 @@ func TestChart(t *testing.T) {
 			if _, err := bed.Await(t.Context(), "pod3", addr, patience, "pod1", "pod4"); err != nil {
 				t.Fatalf("%v\n%s", err, containerLogs())
 			}
-			checkConfined(t, 1<<12) // NET_ADMIN
+			checkConfined(t, netAdmin)
 			if restarts := pod.Status.ContainerStatuses[0].RestartCount; restarts > 0 {
 				t.Errorf("the proxy was restarted %d times\n%s", restarts, containerLogs())
 			}
@@ -83,6 +87,57 @@ func TestChart(t *testing.T) {
 		}
 	}
 }
+
+// refused waits until a proxy has ended with a log that names the field.
+func refused(t *testing.T, field string) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		list, err := bed.API.Client.CoreV1().Pods(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		for _, pod := range list.Items {
+			for _, s := range pod.Status.InitContainerStatuses { // the first that reads it
+				if ended := s.LastTerminationState.Terminated; ended != nil && ended.ExitCode != 0 && strings.Contains(containerLogs(), field) {
+					return
+				}
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no proxy has refused %s\n%s", field, containerLogs())
+		}
+	}
+}
+
+// On a node whose kubelet uses the legacy back end of iptables the proxy needs NET_RAW too, for that back end speaks with the kernel by
+// a raw socket. The values give it that, and nothing else.
+func TestChartOnLegacyIPTables(t *testing.T) {
+	addr := web(t)
+	for _, six := range []string{"", "6"} { // as such a kubelet leaves it (DP-14)
+		for _, command := range []string{"ip" + six + "tables-nft -t mangle -F", "ip" + six + "tables-nft -t mangle -X", "ip" + six + "tables-legacy -t mangle -N KUBE-IPTABLES-HINT"} {
+			words := strings.Fields(command)
+			_, err := bed.Command(t.Context(), netlab.Node1, words[0], words[1:]...)
+			must(t, err)
+		}
+	}
+	objects := install(t, nil, "tag: e2e}\nextraCapabilities: [NET_RAW]\nconfig: {mode: iptables, clusterCIDR: '10.1.0.0/16,fd00:10:1::/48'}")
+	t.Cleanup(func() { remove(t, objects) })
+	pod := rolledOut(t, "kube-proxy")
+	if _, err := bed.Await(t.Context(), "pod3", addr, patience, "pod1", "pod4"); err != nil {
+		t.Fatalf("%v\n%s", err, containerLogs())
+	}
+	checkConfined(t, netAdmin|netRaw)
+	rules, err := bed.Command(t.Context(), netlab.Node1, "iptables-legacy-save", "-t", "nat")
+	must(t, err)
+	if !strings.Contains(rules, "KUBE-SVC-") {
+		t.Errorf("the legacy back end has no rules of the proxy:\n%s\n%s", rules, containerLogs())
+	}
+	tellProblems(t, pod)
+}
+
+// Capabilities, as bits.
+const (
+	netAdmin = 1 << 12
+	netRaw   = 1 << 13
+)
 
 // remove takes the objects away, with what the proxy wrote.
 func remove(t *testing.T, objects []*unstructured.Unstructured) {
