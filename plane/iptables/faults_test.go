@@ -434,6 +434,18 @@ func TestUnusable(t *testing.T) {
 	}
 }
 
+// In a container without NET_RAW the legacy back end can be asked for nothing. Whoever reads that its old rules stay reads what to do about it.
+func TestListWithoutRights(t *testing.T) {
+	hole := &blackHole{fail: func(_ []byte, args []string) error {
+		return &runError{name: "iptables-legacy-save", said: "iptables-save v1.8.11 (legacy): Cannot initialize: Permission denied (you must be root)", err: errors.New("exit status 1")}
+	}}
+	legacy := &tool{run: hole, program: "iptables-legacy", family: lb.IPv4, backend: Legacy}
+	err := legacy.list(t.Context(), func(r io.Reader) error { _, err := io.Copy(io.Discard, r); return err })
+	if err == nil || !strings.Contains(err.Error(), "iptables-legacy may not be used: run as root with CAP_NET_ADMIN and CAP_NET_RAW") {
+		t.Errorf("error: %v", err)
+	}
+}
+
 // If the kernel lacks what the node's iptables needs, the other back end is taken, unless one is asked for.
 func TestOtherBackend(t *testing.T) {
 	fake := fakeTool("", "iptables", "iptables-nft", "iptables-legacy")

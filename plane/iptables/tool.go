@@ -158,19 +158,31 @@ func usableTool(run Runner, f lb.Family, b Backend) (*tool, error) {
 // write, when no other mode can be chosen any more. The error says what is missing, and wraps plane.ErrUnsupported.
 func (t *tool) usable(ctx context.Context) error {
 	ask, done, err := t.tables(ctx)
-	switch said := fmt.Sprint(err); {
+	switch {
 	case err == nil:
 		defer done()
 		if err := lacking(t.backend, t.needs, ask); err != nil {
 			return fmt.Errorf("iptables: %w, or use --proxy-mode nftables: %w", err, plane.ErrUnsupported)
 		}
 		return nil
-	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), strings.Contains(said, "Permission denied"), strings.Contains(said, "Operation not permitted"):
-		return fmt.Errorf("iptables: %s may not be used: run as root with CAP_NET_ADMIN and CAP_NET_RAW: %w: %w", t.program, err, plane.ErrUnsupported)
+	case denied(err):
+		return fmt.Errorf("iptables: %s: %w: %w", t.wants(), err, plane.ErrUnsupported)
 	default:
 		return fmt.Errorf("iptables: this kernel has no tables for %s, of the %s back end: load ip_tables or nf_tables, or use --proxy-mode nftables: %w: %w",
 			t.program, t.backend, err, plane.ErrUnsupported)
 	}
+}
+
+// denied reports whether the kernel, or a program, refuses for want of rights.
+func denied(err error) bool {
+	said := err.Error()
+	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) ||
+		strings.Contains(said, "Permission denied") || strings.Contains(said, "Operation not permitted")
+}
+
+// wants says which rights the programs need.
+func (t *tool) wants() string {
+	return t.program + " may not be used: run as root with CAP_NET_ADMIN and CAP_NET_RAW"
 }
 
 // tables finds out whether the tables can be read, and returns who tells of extensions.
@@ -264,10 +276,14 @@ func legacyInUse(base string) bool {
 func (t *tool) list(ctx context.Context, read func(io.Reader) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := t.pipe(ctx, nil, read, t.program+"-save"); err != nil {
+	switch err := t.pipe(ctx, nil, read, t.program+"-save"); {
+	case err == nil:
+		return nil
+	case denied(err): // the legacy back end alone, in a container with NET_ADMIN
+		return fmt.Errorf("list the rules: %s: %w", t.wants(), err)
+	default:
 		return fmt.Errorf("list the rules: %w", err)
 	}
-	return nil
 }
 
 // restore runs iptables-restore on what write writes.
