@@ -57,9 +57,10 @@ type Options struct {
 	inFile   []string // paths of the fields that the file sets to more than nothing
 	told     []string // flags that a warning was given about
 
-	hostname func() (string, error)
-	getenv   func(string) string
-	readFile func(string) ([]byte, error) // for files whose absence is no error
+	hostname   func() (string, error)
+	getenv     func(string) string
+	readFile   func(string) ([]byte, error) // for files whose absence is no error
+	readConfig func(string) ([]byte, error) // for the file of --config
 }
 
 type ebpfOptions struct {
@@ -72,7 +73,7 @@ type ebpfOptions struct {
 // that 0 can be asked for; those of the file after it (FL-08).
 func NewOptions(modes mode.List) *Options {
 	o := &Options{
-		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, modes: modes, system: runtime.GOOS,
+		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, readConfig: os.ReadFile, modes: modes, system: runtime.GOOS,
 		bootIDFiles: "/proc/sys/kernel/random/boot_id", machineIDFiles: "/etc/machine-id,/var/lib/dbus/machine-id",
 		cleanupIPVS: true, healthzPort: healthzPort, metricsPort: metricsPort,
 		ebpf: ebpfOptions{masqueradeBit: masqueradeBit, localhostNodePorts: true},
@@ -256,7 +257,7 @@ func (o *Options) Warnings() []string { return o.warnings }
 
 // load puts the file in the place of what flags said, except those that win.
 func (o *Options) load() error {
-	data, err := os.ReadFile(o.ConfigFile)
+	data, err := o.readConfig(o.ConfigFile)
 	if err != nil {
 		return fmt.Errorf("read --config: %w", err)
 	}

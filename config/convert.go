@@ -1,0 +1,355 @@
+package config
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
+
+	"kube-proxy/mode"
+)
+
+// Conversion is a configuration of some proxy, as a file of today for a mode.
+type Conversion struct {
+	// YAML has the fields that say something other than the default; loaded, it means what was meant.
+	YAML []byte
+	// From is the mode that was asked for, To the one that the file asks for; "" is the best that the machine can do.
+	From, To string
+	// Carried are fields that the file has because another mode would not have read what stood elsewhere.
+	Carried []Carried
+	// Unknown are fields of the old file that no version had.
+	Unknown []UnknownField
+	// Flags are those that no field stands for, and which do something: they stay on the command line.
+	Flags []string
+	// Warnings are what a start with the old command line and file would warn of.
+	Warnings []string
+	// NodePortsUnset: nobody said which addresses answer NodePorts.
+	NodePortsUnset bool
+	// Dropped are fields and gates that would do nothing, and that the file does not have: each with why.
+	Dropped []DroppedField
+	// Given are the paths of the fields of the old configuration that differ from the default.
+	Given []string
+}
+
+// Carried is a value that moved to the field of another mode.
+type Carried struct{ From, To, Value string }
+
+// DroppedField is a field, or a feature gate below one, that says something and does nothing.
+type DroppedField struct{ Path, Why string }
+
+// UnknownField is a field that does not exist, and the one that may have been meant; "" if none is near.
+type UnknownField struct{ Path, Near string }
+
+// fileName stands for the file of a conversion in messages.
+const fileName = "config.conf"
+
+// Convert reads a command line, without the program's name, and the file that its --config names, nil for none, as a proxy that starts would,
+// and writes them as one file for the mode to; "" keeps the mode. It looks at nothing else: not at this machine's name, environment
+// or files. The error is [Problems], or says that the file could not be decoded.
+func Convert(modes mode.List, args []string, file []byte, to string) (*Conversion, error) {
+	was := pureOptions(modes, file)
+	set := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
+	was.AddFlags(set)
+	if err := set.Parse(args); err != nil {
+		return nil, Unparsed(args, err, modes)
+	}
+	if file == nil && was.ConfigFile != "" {
+		return nil, Problems{{"--config", was.ConfigFile, "its file was not given: give it too"}}
+	}
+	if file != nil {
+		was.ConfigFile = fileName
+	}
+	cfg, err := was.Complete(set.Args())
+	if err != nil {
+		return nil, err
+	}
+	c := &Conversion{From: string(was.file.Mode), Warnings: was.Warnings(), NodePortsUnset: cfg.NodePorts.Unset, Unknown: unknownFields(modes, file)}
+	c.To = cmp.Or(to, c.From)
+	c.Flags = was.fieldless(args)
+	if m, ok := modes.Find(cmp.Or(c.From, was.usual())); ok {
+		c.Warnings = append(c.Warnings, cfg.inMode[m.Name]...)
+	}
+	s := was.file
+	s.Mode = v1alpha1.ProxyMode(c.To)
+	c.Given = differing(&s, modes)
+	c.carry(modes, &s, cmp.Or(c.From, was.usual()), cmp.Or(c.To, was.usual()))
+	c.drop(modes, &s, cmp.Or(c.To, was.usual()))
+	if c.YAML, err = shortYAML(s, modes); err != nil {
+		return nil, err
+	}
+	return c, c.verify(modes, s)
+}
+
+// usual is the mode that a blank one means on a machine that can do all.
+func (o *Options) usual() string {
+	return strings.Join(o.modes.Names(func(m mode.Mode) bool { return m.Unasked && m.On(o.system) })[:1], "")
+}
+
+// pureOptions are options that know one file and nothing of this machine; the system is Linux.
+func pureOptions(modes mode.List, file []byte) *Options {
+	o := NewOptions(modes)
+	o.system = "linux"
+	o.hostname = func() (string, error) { return "node", nil }
+	o.getenv = func(string) string { return "" }
+	o.readFile = func(string) ([]byte, error) { return nil, nil } // ids of the machine, which no configuration has
+	o.readConfig = func(string) ([]byte, error) { return file, nil }
+	return o
+}
+
+// fieldless returns the arguments whose flags no field stands for, but those that do nothing any more and those that name the file.
+func (o *Options) fieldless(args []string) (keep []string) {
+	byName := map[string]flag{}
+	for _, f := range flags(o) {
+		byName[f.name] = f
+	}
+	o.set.Visit(func(pf *pflag.Flag) {
+		f, ok := byName[pf.Name]
+		switch {
+		case !ok || f.field != "" || f.effect.gone != "" || slices.Contains([]string{"config", "healthz-port", "metrics-port"}, f.name):
+		default:
+			keep = append(keep, "--"+pf.Name+"="+pf.Value.String())
+		}
+	})
+	return keep
+}
+
+// differing returns the paths of fields whose values are not the default's.
+func differing(s *settings, modes mode.List) (paths []string) {
+	var defaults settings
+	setDefaults(&defaults, modes)
+	usual := leaves(&defaults)
+	for i, l := range leaves(s) {
+		if !bytes.Equal(written(l), written(usual[i])) {
+			paths = append(paths, l.path)
+		}
+	}
+	return paths
+}
+
+// carried are the names of fields that each mode reads in a block of its own.
+var carried = []string{"masqueradeAll", "masqueradeBit", "syncPeriod", "minSyncPeriod"}
+
+// fieldFor returns the field of that name that a mode reads; "" if it has none.
+func fieldFor(s *settings, m mode.Mode, name string) string {
+	for _, path := range []string{m.Name + "." + name, m.Block + "." + name} {
+		if slices.ContainsFunc(leaves(s), func(l leaf) bool { return l.path == path }) && m.ReadsField(path) {
+			return path
+		}
+	}
+	return ""
+}
+
+// carry has a mode find what another was told in its own block, and keeps NodePorts on the addresses that they had.
+func (c *Conversion) carry(modes mode.List, s *settings, from, to string) {
+	was, ok := modes.Find(from)
+	will, ok2 := modes.Find(to)
+	if from == to || !ok || !ok2 {
+		return
+	}
+	var defaults settings
+	setDefaults(&defaults, modes)
+	is := func(path string) []byte { return written(leaf{path, leafAt(s, path)}) }
+	usual := func(path string) []byte { return written(leaf{path, leafAt(&defaults, path)}) }
+	for _, name := range carried {
+		old, now := fieldFor(s, was, name), fieldFor(s, will, name)
+		if old == "" || now == "" || old == now || bytes.Equal(is(old), usual(old)) || !bytes.Equal(is(now), usual(now)) {
+			continue
+		}
+		leafAt(s, now).Set(leafAt(s, old))
+		c.Carried = append(c.Carried, Carried{old, now, strings.Trim(string(is(now)), `"`)})
+	}
+	switch {
+	case !c.NodePortsUnset || was.NodePortsPrimary == will.NodePortsPrimary:
+		return
+	case will.NodePortsPrimary:
+		for _, p := range everyAddress() {
+			s.NodePortAddresses = append(s.NodePortAddresses, p.String())
+		}
+	default:
+		s.NodePortAddresses = []string{"primary"}
+	}
+	c.Carried = append(c.Carried, Carried{"", "nodePortAddresses", strings.Join(s.NodePortAddresses, ",")})
+}
+
+// drop takes out what would do nothing: fields that neither the mode reads nor one that it gives way to, those of other systems, and
+// gates of the past.
+func (c *Conversion) drop(modes mode.List, s *settings, to string) {
+	var defaults settings
+	setDefaults(&defaults, modes)
+	chain := modes.Chain(to).Names(func(mode.Mode) bool { return true })
+	for _, path := range differing(s, modes) {
+		f, ok := fieldAt(modes, path)
+		if !ok {
+			continue
+		}
+		why := f.effect.says()
+		switch e := f.effect; {
+		case e.gone != "":
+			why = e.gone
+		case e.system != "" && e.system != "linux":
+		case e.modes != nil && !slices.ContainsFunc(e.modes, func(m string) bool { return slices.Contains(chain, m) }):
+		default:
+			continue
+		}
+		leafAt(s, path).Set(leafAt(&defaults, path))
+		c.Dropped = append(c.Dropped, DroppedField{path, why})
+	}
+	now := map[string]bool{"AllAlpha": true, "AllBeta": true}
+	for _, g := range gates() {
+		now[g.name] = now[g.name] || g.now
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.FeatureGates)) {
+		if !now[name] {
+			s.FeatureGates = maps.Clone(s.FeatureGates) // not that of the old one
+			delete(s.FeatureGates, name)
+			c.Dropped = append(c.Dropped, DroppedField{"featureGates." + name, "a gate of the past, or of another program"})
+		}
+	}
+	if len(s.FeatureGates) == 0 {
+		s.FeatureGates = nil
+	}
+}
+
+// shortYAML writes the fields that differ from the defaults.
+func shortYAML(s settings, modes mode.List) ([]byte, error) {
+	var root map[string]any
+	data, err := json.Marshal(s)
+	if err == nil {
+		err = json.Unmarshal(data, &root)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("write the configuration: %w", err)
+	}
+	short := map[string]any{"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "KubeProxyConfiguration"}
+	for _, path := range differing(&s, modes) {
+		if value, ok := take(root, path); ok {
+			put(short, path, value)
+		}
+	}
+	if data, err = yaml.Marshal(short); err != nil {
+		return nil, fmt.Errorf("write the configuration: %w", err)
+	}
+	return data, nil
+}
+
+// verify loads what was written, strictly, and compares it with what was meant.
+func (c *Conversion) verify(modes mode.List, meant settings) error {
+	o := pureOptions(modes, c.YAML)
+	o.ConfigFile = fileName
+	if _, err := decodeStrictly(c.YAML); err != nil {
+		return fmt.Errorf("the configuration that was written does not load: %w\n%s", err, c.YAML)
+	}
+	if _, err := o.Complete(nil); err != nil {
+		return fmt.Errorf("for mode %s the configuration would not do: %w", c.To, err)
+	}
+	now := leaves(&o.file)
+	for i, l := range leaves(&meant) {
+		if got := written(now[i]); !bytes.Equal(got, written(l)) {
+			return Problems{{l.path, strings.Trim(string(written(l)), `"`), "no file can say this (a file takes it as not given, which is " + strings.Trim(string(got), `"`) +
+				"): give another value, such as 1ms for a period"}}
+		}
+	}
+	return nil
+}
+
+// olderThanType is what strict decoding says of the one field that today's type does not have and that does something (CF-45).
+const olderThanType = `Using lenient decoding as strict decoding failed: strict decoding error: unknown field "udpIdleTimeout"`
+
+// decodeStrictly decodes a file of which nothing may be unknown.
+func decodeStrictly(data []byte) (*document, error) {
+	d, err := decode(data)
+	if err != nil {
+		return nil, err
+	}
+	d.warnings = slices.DeleteFunc(d.warnings, func(w string) bool { return w == olderThanType })
+	if len(d.warnings) > 0 {
+		return nil, errors.New(strings.Join(d.warnings, "; "))
+	}
+	if len(d.problems) > 0 {
+		return nil, d.problems
+	}
+	return d, nil
+}
+
+// unknownFields returns the fields of a file that no version had, each with the one that may have been meant.
+func unknownFields(modes mode.List, file []byte) (unknown []UnknownField) {
+	var root map[string]any
+	if yaml.Unmarshal(file, &root) != nil {
+		return nil // the loader has said it
+	}
+	known := slices.Sorted(maps.Keys(moved))
+	blocks := map[string]bool{}
+	for _, f := range fields(modes) {
+		known = append(known, f.path)
+		for i, r := range f.path {
+			if r == '.' {
+				blocks[f.path[:i]] = true
+			}
+		}
+	}
+	var walk func(prefix string, m map[string]any)
+	walk = func(prefix string, m map[string]any) {
+		for _, name := range slices.Sorted(maps.Keys(m)) {
+			at := prefix + name
+			sub, isMap := m[name].(map[string]any)
+			switch {
+			case slices.Contains(known, at), at == "apiVersion", at == "kind":
+			case blocks[at] && (isMap || m[name] == nil):
+				walk(at+".", sub)
+			default:
+				unknown = append(unknown, UnknownField{at, nearest(at, known)})
+			}
+		}
+	}
+	walk("", root)
+	return unknown
+}
+
+// nearest returns the name that is like another: the same with other capitals or in another block, or a few letters off; "" if none is.
+func nearest(name string, known []string) string {
+	best, least := "", 3 // letters
+	last := func(s string) string { return s[strings.LastIndexByte(s, '.')+1:] }
+	for _, k := range known {
+		d := distance(strings.ToLower(name), strings.ToLower(k))
+		if strings.EqualFold(last(name), last(k)) {
+			d = min(d, 1)
+		}
+		if d < least && d < len(last(name)) {
+			best, least = k, d
+		}
+	}
+	return best
+}
+
+// distance is how many letters have to be put in, left out or changed; names are short, and longer ones are far from any.
+func distance(a, b string) int {
+	const longest = 64
+	if len(a) > longest || len(b) > longest {
+		return longest
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
