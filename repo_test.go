@@ -77,6 +77,8 @@ const imports = `
 	internal/listen < health, status;
 	internal/kernel < system;
 	lb, internal/kernel < cleanup;
+	# It reads bytes, and knows of no node.
+	config, mode < migrate;
 	# It asks what others would do, and tries modes by their values.
 	lb, mode, system, internal/kernel < preflight;
 	engine, trace < status;
@@ -102,6 +104,7 @@ const imports = `
 const modules = `
 	# Only these know the types of Kubernetes.
 	k8s.io, sigs.k8s.io < config, source/kube, source/manifests, source/convert;
+	sigs.k8s.io/yaml < migrate, config, source/manifests;
 	k8s.io/component-base < config, source/kube, source/convert, status;
 	github.com/spf13 < config, cmd/kube-proxy;
 	github.com/google/nftables < plane/nftables, plane/userspace/capture;

@@ -43,7 +43,7 @@ type oldProxy struct {
 // In its own mode nothing that is asked for is lost: the whole of the configuration is the same.
 func TestConvertOldProxies(t *testing.T) {
 	for name, p := range oldProxies(t) {
-		for _, to := range []string{"", "iptables", "nftables", "ipvs", "userspace"} {
+		for _, to := range []string{"", "nftables", "ipvs"} {
 			c, err := Convert(all.Modes(), p.args, p.file, to)
 			if err != nil {
 				t.Errorf("%s, to %q: %v", name, to, err)

@@ -23,6 +23,7 @@ const (
 	noIPVS      = "KUBE_PROXY_TEST_NO_IPVS"      // as on a kernel without generic netlink, of which IPVS is a family
 	asFiles     = "KUBE_PROXY_TEST_FILES"        // how many descriptors it may have
 	asSquatter  = "KUBE_PROXY_TEST_SQUAT"        // take the writer lock, as far as that can be had, and keep it
+	asReader    = "KUBE_PROXY_TEST_READER"       // be killed for what could change the node
 	withMemory  = "KUBE_PROXY_TEST_MEMORY"       // have the mode memory too, which keeps its rules in this folder
 )
 
@@ -60,6 +61,11 @@ func spoil() error {
 	if os.Getenv(noIPVS) != "" {
 		if err := refuseNetlink(unix.NETLINK_GENERIC); err != nil {
 			return fmt.Errorf("refuse generic netlink sockets: %w", err)
+		}
+	}
+	if os.Getenv(asReader) != "" {
+		if err := readOnly(); err != nil {
+			return fmt.Errorf("filter system calls: %w", err)
 		}
 	}
 	if os.Getenv(asSquatter) != "" {

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"kube-proxy/config"
+	"kube-proxy/migrate"
+	"kube-proxy/mode"
+)
+
+// migrateHelp is the help of "kube-proxy migrate".
+func migrateHelp(modes mode.List) string {
+	return "Usage: kube-proxy migrate [--to MODE] [-o text|json] FILE...\n" +
+		"       kube-proxy migrate [--to MODE] [-o text|json] -- FLAG...\n\n" +
+		wrapped("Reads how another kube-proxy is started, or Cilium in its place, and says what will differ with this one: ConfigMaps, KubeProxyConfigurations, "+
+			"DaemonSets, Pods and Lists of them in YAML or JSON, command lines, environment files and units of systemd; - is stdin. The "+
+			"configuration for this one goes to stdout, and what differs to stderr. Nothing on the node or in a cluster is asked or changed.") + "\n" +
+		"  --to string           mode: " + strings.Join(modes.Names(func(m mode.Mode) bool { return m.On("linux") && m.Built() }), ", ") + "; the same as before if not given\n" +
+		"  -o, --output string   text, or json on stdout: {version, from, to, config, flags, statements: [{severity, about, differs, why, do}]}\n\n" +
+		"Severities: info (nobody has to do anything), change (clients or operators see it), missing (what works today will not).\n" +
+		"Exit codes: 0 there is a configuration, whatever differs; 1 the input or the command line is wrong.\n"
+}
+
+// migrateCommand is "kube-proxy migrate".
+func migrateCommand(modes mode.List, out, errOut io.Writer) *cobra.Command {
+	var to, output string
+	cmd := &cobra.Command{
+		Use:  "migrate",
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if output != "text" && output != "json" {
+				return config.Problems{{Where: "--output", Value: output, Want: "want text or json"}}
+			}
+			files, flags := args, []string(nil)
+			if i := cmd.ArgsLenAtDash(); i >= 0 {
+				files, flags = args[:i], args[i:]
+			}
+			inputs, err := migrationInput(files, flags, os.Stdin)
+			if err != nil {
+				return err
+			}
+			p, err := migrate.Read(inputs)
+			if err != nil {
+				return err
+			}
+			r, err := migrate.Convert(modes, p, to)
+			if err != nil {
+				return err
+			}
+			return printMigration(out, errOut, output, r)
+		},
+	}
+	cmd.Flags().StringVar(&to, "to", "", "")
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "")
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		return config.Problems{{Where: err.Error()}, {Where: "flags of the proxy to migrate come after --: kube-proxy migrate -- --proxy-mode=ipvs"}}
+	})
+	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, migrateHelp(modes)) })
+	return cmd
+}
+
+// migrationInput reads the files, each up to a little more than is taken; flags are a command line of their own.
+func migrationInput(files, flags []string, stdin io.Reader) (all []migrate.Input, err error) {
+	if len(files) == 0 && len(flags) == 0 {
+		return nil, errors.New("name a file, - for stdin, or flags after --: kube-proxy migrate --help")
+	}
+	for _, name := range files {
+		in := migrate.Input{Name: name}
+		from := io.NopCloser(stdin)
+		if name == "-" {
+			in.Name = "stdin"
+		} else if from, err = os.Open(name); err != nil {
+			return nil, err
+		}
+		in.Data, err = io.ReadAll(io.LimitReader(from, migrate.MostBytes+1))
+		from.Close()
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", in.Name, err)
+		}
+		all = append(all, in)
+	}
+	if len(flags) > 0 {
+		all = append(all, migrate.Input{Name: "the command line after --", Flags: flags})
+	}
+	return all, nil
+}
+
+// migration is what -o json prints. Its fields are an interface: they may become more.
+type migration struct {
+	// Version is that of this form, 1.
+	Version int `json:"version"`
+	// From and To are the modes; "" for the best that the machine can do.
+	From string `json:"from"`
+	To   string `json:"to"`
+	// Config is the configuration, as YAML.
+	Config string `json:"config"`
+	// Flags stay on the command line.
+	Flags      []string            `json:"flags"`
+	Statements []migrate.Statement `json:"statements"`
+}
+
+func printMigration(out, errOut io.Writer, as string, r *migrate.Result) error {
+	if as == "json" {
+		m := migration{1, r.From, r.To, string(r.Config), r.Flags, r.Statements}
+		if m.Flags == nil {
+			m.Flags = []string{}
+		}
+		data, err := json.MarshalIndent(m, "", "  ")
+		if err == nil {
+			_, err = fmt.Fprintf(out, "%s\n", data)
+		}
+		return err
+	}
+	var b strings.Builder
+	for _, severity := range []migrate.Severity{migrate.Missing, migrate.Change, migrate.Same} {
+		for _, s := range r.Statements {
+			if s.Severity != severity {
+				continue
+			}
+			fmt.Fprintf(&b, "%-7s  %s: %s\n", s.Severity, s.About, s.Differs)
+			if severity != migrate.Same {
+				fmt.Fprintf(&b, "         why: %s\n         do:  %s\n", s.Why, s.Do)
+			}
+		}
+	}
+	if _, err := io.WriteString(errOut, b.String()); err != nil {
+		return err
+	}
+	_, err := out.Write(r.Config)
+	return err
+}

@@ -1,0 +1,127 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/plane/all"
+)
+
+// readOnly has this process killed when it does what could change a node or ask another program or machine: open a socket, start a program,
+// open a file to write, make or remove files, enter or make namespaces, mount, load modules or BPF programs.
+func readOnly() error {
+	const number, flags = 0, 16 + 2*8 // offsets in struct seccomp_data: the call, and the low word of its third argument
+	load := func(at uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
+	}
+	kill := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_KILL_PROCESS}
+	filter := []unix.SockFilter{load(number)}
+	for _, call := range []uint32{unix.SYS_SOCKET, unix.SYS_CONNECT, unix.SYS_EXECVE, unix.SYS_EXECVEAT, unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_MOUNT, unix.SYS_MKDIRAT,
+		unix.SYS_UNLINKAT, unix.SYS_RENAMEAT2, unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE, unix.SYS_BPF, unix.SYS_PTRACE, unix.SYS_OPENAT2} {
+		filter = append(filter, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: call, Jf: 1}, kill)
+	}
+	return seccomp(append(filter,
+		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_OPENAT, Jf: 3},
+		load(flags),
+		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, K: unix.O_WRONLY | unix.O_RDWR | unix.O_CREAT | unix.O_TRUNC, Jf: 1},
+		kill,
+		unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}))
+}
+
+// migrated runs the program where it can do nothing but read, and returns what it prints.
+func migrated(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	self, err := os.Executable()
+	do(t, err)
+	cmd := exec.Command(self, args...)
+	cmd.Env = append(os.Environ(), asProgram+"=1", asReader+"=1")
+	var out, errOut bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errOut
+	cmd.Run() // the exit code tells
+	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
+}
+
+// kube-proxy migrate reads kubeadm's own files, prints a configuration on stdout and what differs on stderr, and does nothing else: it is
+// killed for anything that could change a node. So would kube-proxy check be, which shows that the filter works.
+func TestMigrateOnlyReads(t *testing.T) {
+	files := []string{"../../testdata/kubeadm/configmap.yaml", "../../testdata/kubeadm/daemonset.yaml"}
+	out, told, code := migrated(t, "", append([]string{"migrate", "--to=nftables"}, files...)...)
+	if code != 0 || !strings.HasPrefix(out, "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n") || !strings.Contains(out, "mode: nftables\n") || !strings.Contains(told, "NodePorts on 127.0.0.1") {
+		t.Errorf("exit code %d\n%s\n%s", code, out, told)
+	}
+	// The program takes what it prints, with the flags that it leaves on the command line.
+	name := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, name, []byte(out))
+	if out, told, code := migrated(t, "", "render", "--config="+name, "--hostname-override=n1", "--manifests="+filepath.Dir(name)+"/none"); code != 1 || strings.Contains(told, "config.yaml") || strings.Contains(told, "lenient") || strings.Contains(told, "effect") {
+		t.Errorf("exit code %d\n%s\n%s", code, out, told) // there are no manifests; nothing is wrong with the configuration
+	}
+	data, err := os.ReadFile(files[0])
+	do(t, err)
+	out, told, code = migrated(t, string(data), "migrate", "-o=json", "-")
+	var m migration
+	if err := json.Unmarshal([]byte(out), &m); err != nil || code != 0 || told != "" || m.Version != 1 || m.From != "" || m.Flags == nil || len(m.Statements) < 5 || !strings.Contains(m.Config, "clusterCIDR: 10.244.0.0/16") {
+		t.Errorf("exit code %d, %v\n%s\n%s", code, err, out, told)
+	}
+	if _, told, code := migrated(t, "", "check", "--manifests=m"); code != -1 {
+		t.Errorf("what opens sockets goes on where migrate was run: exit code %d\n%s", code, told)
+	}
+}
+
+// What is wrong is told on stderr, nothing is on stdout, and the exit code is 1.
+func TestMigrateRefuses(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "deployment.yaml"), []byte("kind: Deployment\nmetadata: {name: kube-proxy}\n"))
+	write(t, filepath.Join(dir, "empty"), nil)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"migrate"}, "kube-proxy: name a file, - for stdin, or flags after --"},
+		{[]string{"migrate", dir + "/none"}, "none: no such file"},
+		{[]string{"migrate", dir}, "is a directory"},
+		{[]string{"migrate", dir + "/empty"}, "empty: it is empty: want a ConfigMap"},
+		{[]string{"migrate", dir + "/deployment.yaml"}, "deployment.yaml: it is a Deployment"},
+		{[]string{"migrate", "--proxy-mode=ipvs"}, "flags of the proxy to migrate come after --"},
+		{[]string{"migrate", "--to=magic", "--", "--v=2"}, "--to: \"magic\": want iptables"},
+		{[]string{"migrate", "-o=xml", "--", "--v=2"}, "--output: \"xml\": want text or json"},
+		{[]string{"migrate", "--", "--no-such"}, "the command line after --: unknown flag: --no-such"},
+		{[]string{"check", "-o=xml"}, "--output: \"xml\": want text or json"},
+		{[]string{"check", "--no-such"}, "unknown flag: --no-such"},
+		{[]string{"check", "--proxy-mode=ebpf"}, "--proxy-mode: \"ebpf\": this mode is not built yet"},
+		{[]string{"check", "--config=" + dir + "/deployment.yaml"}, "deployment.yaml: failed to decode: its apiVersion is missing"},
+		{[]string{"check", "now"}, "does not take any arguments"},
+	} {
+		var out, errOut bytes.Buffer
+		err := command(all.Modes(), &out, &errOut, c.args).ExecuteContext(t.Context())
+		if err == nil {
+			t.Errorf("%q: no error:\n%s", c.args, out.String())
+			continue
+		}
+		if _, told := ended(err); told {
+			t.Errorf("%q: looked at the node: %v", c.args, err)
+		}
+		printError(&errOut, err)
+		if !strings.Contains(errOut.String(), c.want) || out.Len() > 0 {
+			t.Errorf("%q:\n%s\n%s\nwant %q", c.args, out.String(), errOut.String(), c.want)
+		}
+	}
+}
+
+// --help of both commands says what the exit codes are.
+func TestCheckAndMigrateHelp(t *testing.T) {
+	for _, name := range []string{"check", "migrate"} {
+		var out, errOut bytes.Buffer
+		if err := command(all.Modes(), &out, &errOut, []string{name, "--help"}).Execute(); err != nil || !strings.HasPrefix(out.String(), "Usage: kube-proxy "+name) || !strings.Contains(out.String(), "Exit codes: 0 ") {
+			t.Errorf("%v\n%s\n%s", err, out.String(), errOut.String())
+		}
+	}
+}

@@ -1,0 +1,237 @@
+package migrate
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"kube-proxy/config"
+	"kube-proxy/mode"
+)
+
+// Severity says whether somebody has to do something.
+type Severity string
+
+// The severities.
+const (
+	Same    Severity = "info"    // it differs, and nobody has to do anything
+	Change  Severity = "change"  // clients or operators will see the difference
+	Missing Severity = "missing" // something that works today will not, unless something is done
+)
+
+// Statement is one thing that will differ.
+type Statement struct {
+	Severity Severity `json:"severity"`
+	// About is the flag, the field or the object.
+	About string `json:"about"`
+	// Differs says what will differ, Why, and Do what to do.
+	Differs string `json:"differs"`
+	Why     string `json:"why"`
+	Do      string `json:"do"`
+}
+
+// Result is what becomes of a proxy.
+type Result struct {
+	// From and To are the modes; "" is the best that the machine can do.
+	From, To string
+	// Config is the configuration, as YAML.
+	Config []byte
+	// Flags stay on the command line: no field stands for them.
+	Flags      []string
+	Statements []Statement
+}
+
+// Convert says what will differ, and writes the configuration for a mode; "" keeps the mode.
+func Convert(modes mode.List, p *Proxy, to string) (*Result, error) {
+	if to != "" {
+		if m, ok := modes.Find(to); !ok || !m.On("linux") {
+			return nil, config.Problems{{Where: "--to", Value: to, Want: "want " + strings.Join(modes.Names(func(m mode.Mode) bool { return m.On("linux") && m.Built() }), ", ")}}
+		}
+	}
+	c := converter{modes: modes, proxy: p}
+	args, file := p.Args, p.File
+	if p.Cilium != nil {
+		var err error
+		if file, err = c.cilium(p.Cilium); err != nil {
+			return nil, err
+		}
+	}
+	conv, err := config.Convert(modes, args, file, to)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", strings.Join(slices.DeleteFunc([]string{p.Where, p.FileWhere}, func(s string) bool { return s == "" }), " with "), err)
+	}
+	c.conv = conv
+	c.loader()
+	c.fields()
+	c.between()
+	c.pod()
+	for _, o := range p.Passed {
+		c.add(Same, o, "it was passed over", "It says nothing of how the proxy is started.", "Nothing.")
+	}
+	return &Result{From: conv.From, To: conv.To, Config: conv.YAML, Flags: slices.Concat(p.Filled, conv.Flags), Statements: c.all}, nil
+}
+
+type converter struct {
+	modes mode.List
+	proxy *Proxy
+	conv  *config.Conversion
+	all   []Statement
+}
+
+func (c *converter) add(sev Severity, about, differs, why, do string) {
+	s := Statement{sev, about, differs, why, do}
+	if !slices.Contains(c.all, s) {
+		c.all = append(c.all, s)
+	}
+}
+
+// where returns the input that a flag or a field is of.
+func (c *converter) where() string {
+	return cmp.Or(c.proxy.FileWhere, c.proxy.Where, "Cilium's ConfigMap")
+}
+
+// said are the sentences of the loader, each with what they mean for who moves.
+var said = []struct {
+	pattern *regexp.Regexp
+	differs string
+	why, do string // with $1 …
+}{
+	{regexp.MustCompile(`^(.+?) has no effect: (.+)$`), "it has no effect", "$2.", "Nothing: it is left out of the configuration."},
+	{regexp.MustCompile(`^(.+?) has no effect, (.+)$`), "it has no effect", "$2.", "Nothing: it is left out."},
+	{regexp.MustCompile(`^(.+?) is read as (.+)$`), "it is read as $2", "It is called so since a later version.", "Nothing: the configuration has the name of today."},
+	{regexp.MustCompile(`^(.+?) is ignored: (.+)$`), "it is ignored", "$2.", "Take it out."},
+	{regexp.MustCompile(`^(ignored because --config is given): (.+)$`), "$2: ignored, because --config is given", "With a file, flags that stand for a field of it do nothing, here as upstream.", "Take them out of the command line, or put the fields into the file."},
+	{regexp.MustCompile(`^without effect in mode (\S+): (.+)$`), "$2: without effect in mode $1", "Only other modes read it, here as upstream.", "Nothing: what the new mode does not read is left out."},
+	{regexp.MustCompile(`^(--feature-gates|KubeProxyConfiguration\.featureGates): these gates are of the past or of other programs, and do nothing here: (.+)$`), "$2: they do nothing",
+		"The gates are of earlier versions, or of other programs.", "Nothing: they are left out of the configuration."},
+}
+
+// loader passes on what the loader says of the old configuration.
+func (c *converter) loader() {
+	for _, w := range c.conv.Warnings {
+		if strings.HasPrefix(w, "Using lenient decoding") || strings.Contains(w, "KubeProxyConfiguration and kind") {
+			continue // the fields are told of one by one
+		}
+		about, differs, why, do := c.where(), w, "The loader of the configuration says so.", "See the flag or field that it names."
+		for _, s := range said {
+			if m := s.pattern.FindStringSubmatchIndex(w); m != nil {
+				expand := func(t string) string { return string(s.pattern.ExpandString(nil, t, w, m)) }
+				differs, why, do = expand(s.differs), expand(s.why), s.do
+				if name := expand("$1"); strings.HasPrefix(name, "--") || !strings.Contains(name, " ") && !strings.HasPrefix(differs, "$") {
+					about = name
+				}
+				if c.modeNamed(about) {
+					about = "mode"
+				}
+				break
+			}
+		}
+		c.add(Same, about, differs, why, do)
+	}
+	for _, u := range c.conv.Unknown {
+		do := "Take it out."
+		if u.Near != "" {
+			do = "Take it out, or write " + u.Near + ", which may have been meant."
+		}
+		c.add(Change, u.Path, fmt.Sprintf("%s has the field %s, which does not exist in any version: it has no effect, here as upstream", c.where(), u.Path),
+			"Files are read with a warning about what is unknown, so nobody noticed.", do)
+	}
+}
+
+func (c *converter) modeNamed(s string) bool { _, ok := c.modes.Find(s); return ok }
+
+// fields tells of fields that were left out or moved.
+func (c *converter) fields() {
+	for _, d := range c.conv.Dropped {
+		c.add(Same, d.Path, "the configuration does not have it", "It would do nothing: "+d.Why+".", "Nothing.")
+	}
+	for _, m := range c.conv.Carried {
+		if m.From == "" {
+			c.add(Change, m.To, fmt.Sprintf("the configuration says %s, as in mode %s where nobody says anything", m.Value, c.fromMode()),
+				fmt.Sprintf("Mode %s has another default: NodePorts would answer on other addresses than now (CF-37, DP-26).", c.toMode()),
+				"Nothing, to keep what clients see; take the field out for the mode's own default.")
+			continue
+		}
+		c.add(Same, m.To, fmt.Sprintf("the configuration has %s, the value of %s", m.Value, m.From), fmt.Sprintf("Mode %s reads its own block.", c.toMode()), "Nothing.")
+	}
+	for _, f := range c.proxy.Filled {
+		c.add(Same, f, "it stays on the command line", "It is of one node each, or Kubernetes, a shell or systemd fills it in.", "Keep it beside --config.")
+	}
+	for _, f := range c.conv.Flags {
+		c.add(Same, f, "it stays on the command line", "No field of the configuration stands for it.", "Keep it beside --config.")
+	}
+}
+
+// usual is what a blank mode means on a node with all abilities.
+func (c *converter) usual() string {
+	return strings.Join(c.modes.Names(func(m mode.Mode) bool { return m.Unasked && m.On("linux") })[:1], "")
+}
+
+func (c *converter) fromMode() string { return cmp.Or(c.conv.From, c.usual()) }
+func (c *converter) toMode() string   { return cmp.Or(c.conv.To, c.usual()) }
+
+// between tells how the modes differ.
+func (c *converter) between() {
+	from, to := c.fromMode(), c.toMode()
+	if c.proxy.Cilium != nil {
+		from = ciliumMode
+	}
+	for _, d := range differences {
+		if d.applies(from, to) && (d.given == nil || slices.ContainsFunc(c.conv.Given, func(path string) bool { return slices.Contains(d.given, path) })) {
+			c.add(d.sev, d.about, d.differs, d.why, d.do)
+		}
+	}
+	m, ok := c.modes.Find(to)
+	if !ok {
+		return
+	}
+	if c.conv.To == "" {
+		c.add(Same, "mode", "no mode is asked for, which is the best that the node can do: "+strings.Join(c.modes.Names(func(m mode.Mode) bool { return m.Unasked && m.On("linux") }), ", ")+", in this order",
+			"Upstream takes iptables, and ends where that cannot run; a later version will take nftables.", "Ask for a mode, so that all nodes have the same: --to writes it.")
+	}
+	if m.FallsBackTo != "" {
+		c.add(Same, "mode", fmt.Sprintf("where mode %s cannot run, %s runs instead, and log, event and metric say so", to, m.FallsBackTo), "Upstream ends.", "Watch kubeproxy_mode_info, or run kube-proxy check on the nodes.")
+	}
+	if !m.Built() {
+		c.add(Missing, "mode", fmt.Sprintf("mode %s is not built yet in this version", to), "What it gives way to runs.", "Choose another: --to.")
+	}
+}
+
+// pod tells what there is to say of the pod.
+func (c *converter) pod() {
+	p := c.proxy.Pod
+	if p == nil {
+		return
+	}
+	at := c.proxy.Where
+	main := p.Containers[0]
+	if !p.HostNetwork {
+		c.add(Missing, at+": hostNetwork", "the pod has no hostNetwork: the proxy would write rules into its own network namespace", "Services are served by the node's kernel.", "Set hostNetwork: true.")
+	}
+	if main.Image != "" {
+		c.add(Change, at+": image", "it is "+main.Image, "This is another program.", "Put our image in its place; the path of the program is /usr/local/bin/kube-proxy there too, so the command may stay as it is.")
+	}
+	privileged := main.SecurityContext != nil && main.SecurityContext.Privileged != nil && *main.SecurityContext.Privileged
+	switch {
+	case privileged:
+		c.add(Same, at+": securityContext", "the container may do less than privileged: NET_ADMIN is enough after a privileged init container with --init-only", "Rules need NET_ADMIN; sysctls need a writable /proc/sys.",
+			"Nothing, or use the chart, whose containers are made so.")
+	case main.SecurityContext == nil || main.SecurityContext.Capabilities == nil || !slices.ContainsFunc(main.SecurityContext.Capabilities.Add, func(s string) bool {
+		return strings.EqualFold(s, "NET_ADMIN") || strings.EqualFold(s, "ALL") || strings.EqualFold(s, "CAP_NET_ADMIN")
+	}):
+		c.add(Missing, at+": securityContext", "the container has not the capability NET_ADMIN", "No rule can be written without.", "Add NET_ADMIN, and NET_RAW for the legacy back end of iptables.")
+	}
+	mounts := map[string]bool{}
+	for _, m := range main.VolumeMounts {
+		mounts[strings.TrimSuffix(m.MountPath, "/")] = true
+	}
+	iptables := c.toMode() == "iptables" || c.toMode() == "ipvs"
+	if iptables && !mounts["/run/xtables.lock"] && !mounts["/run"] {
+		c.add(Missing, at+": volumeMounts", "/run/xtables.lock of the host is not mounted", "Programs that write rules of iptables' legacy back end take turns by this file.", "Mount the host's /run/xtables.lock (hostPath, FileOrCreate).")
+	}
+	if !iptables && mounts["/run/xtables.lock"] {
+		c.add(Same, at+": volumeMounts", "/run/xtables.lock is not needed", fmt.Sprintf("Mode %s does not run iptables, but to remove what another mode left.", c.toMode()), "Nothing; take it out when all nodes have moved.")
+	}
+}
