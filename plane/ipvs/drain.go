@@ -102,6 +102,9 @@ func (s *virtual) look(ctx context.Context, kernel Servers, now time.Time) (gone
 			return nil
 		}
 		left[d.Addr] = true
+		if s.leaving {
+			d.Inactive = 0
+		}
 		if is.follow(d, now) {
 			gone = append(gone, d.Addr)
 		}

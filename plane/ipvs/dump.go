@@ -11,6 +11,7 @@ import (
 
 	sets "kube-proxy/internal/ipset"
 	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
 )
 
 // Dump reads the kernel and returns, as text, what decides about new connections: without real servers that drain, and with names
@@ -46,13 +47,13 @@ func (d *dumper) know() {
 	for id, s := range d.l.servers {
 		if s.refs == 0 {
 			d.leaving[id] = true
-			if s.bind {
+			if s.bind != unbound {
 				d.held[id.Addr.Addr()] = true
 			}
 		}
 	}
 	for _, s := range d.l.servers {
-		if s.refs > 0 && s.bind {
+		if s.refs > 0 && s.bind != unbound {
 			delete(d.held, s.id.Addr.Addr())
 		}
 	}
@@ -105,11 +106,8 @@ func (d *dumper) servers(ctx context.Context) error {
 
 func (d *dumper) setMembers(ctx context.Context) error {
 	for s := range setCount {
-		if s == setDraining {
-			continue
-		}
 		_, err := d.cfg.Sets.Members(ctx, d.sets[s].Name, func(m sets.Member) {
-			if s == setIPs && d.held[m.Addr] {
+			if s == setIPs && d.held[m.Addr] || s == setMarksAnywhere && d.leaving[serviceOf(lb.Key{Addr: m.Addr, Port: m.Port, Proto: lb.Proto(m.Proto)})] {
 				return
 			}
 			text := m.Key().String()

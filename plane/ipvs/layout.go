@@ -18,8 +18,6 @@ type layout struct {
 	sticky      string
 	stickyFlags ipvswire.Flags
 	mark        marks
-	// own are the addresses of this node, those of kube-ipvs0 left aside, as sorted as NodePorts are.
-	own []netip.Addr
 }
 
 // wireFamily is the family's number in Linux.
@@ -50,6 +48,16 @@ func (l *layout) service(id ipvswire.ServiceID, affinity uint32) ipvswire.Servic
 	return s
 }
 
+func bindingOf(row *lb.Frontend) binding {
+	switch {
+	case row.Key.IsNodePort():
+		return unbound
+	case row.Kind == lb.ClusterIP:
+		return bound
+	}
+	return lent
+}
+
 // byMark is a virtual server that goes by a mark. The kernel translates no port for a persistent one, so that clients stay where the
 // hash of their address leads them.
 func (l *layout) byMark(id ipvswire.ServiceID, sticky bool) ipvswire.Service {
@@ -74,7 +82,7 @@ func route(row *lb.Frontend, from lb.From) *lb.Route {
 func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 	affinity := uint32(row.Affinity / time.Second)
 	base := route(row, lb.Anywhere)
-	f := front{service: l.service(serviceOf(k), affinity), set: setOf(base), bind: !row.Key.IsNodePort()}
+	f := front{service: l.service(serviceOf(k), affinity), set: setOf(base), serving: row.Serving, bind: bindingOf(row)}
 	at := member{addr: k.Addr, port: k.Port, proto: k.Proto}
 	in := func(s set, from ...netip.Prefix) member {
 		m := at
@@ -94,8 +102,8 @@ func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 				f.members = append(f.members, in(setSourceCIDR, half))
 			}
 		}
-		// The node's own packets to an address that it holds have that as their source.
-		if slices.ContainsFunc(l.own, func(a netip.Addr) bool { return within(row.Sources, a) }) && !within(row.Sources, k.Addr) {
+		// The node's own packets to an address that it holds have that as their source; whether they may, the policy says so (SV-16).
+		if within(row.Sources, k.Addr) {
 			f.members = append(f.members, in(setSourceIP, netip.PrefixFrom(k.Addr, k.Addr.BitLen())))
 		}
 	}
@@ -118,8 +126,9 @@ func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 		}
 		m := marked{member: in(o.set)}
 		if elsewhere(o.own, base) {
-			m.to = setOf(o.own)
-			m.other = &other{masq: o.own.Masq}
+			m.to, m.serving = setOf(o.own), row.Serving
+			// The node's own packets have the service address as their source, by which nobody else could answer.
+			m.other = &other{masq: o.own.Masq || o.set == setMarksHost && m.to != nil}
 			if m.to != nil {
 				m.other.set, m.other.sticky = m.to.ID, affinity > 0
 			}

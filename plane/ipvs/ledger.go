@@ -20,8 +20,12 @@ type ledger struct {
 	// that they are not bound to kube-ipvs0 (DP-31).
 	nodePorts []netip.Addr
 	elsewhere map[netip.Addr]bool
-	// byPort are the keys of NodePorts, and sourced those with source ranges: what a change of this machine's addresses touches.
-	byPort, sourced map[lb.Key]struct{}
+	// own are all of this node's but those of kube-ipvs0.
+	own []netip.Addr
+	// byPort are the keys of NodePorts.
+	byPort map[lb.Key]struct{}
+	// backends counts the sets that have backends at an address.
+	backends map[netip.Addr]int32
 
 	servers map[ipvswire.ServiceID]*virtual
 	members map[member]counted
@@ -49,10 +53,10 @@ type counted struct {
 // right reports whether nothing is to be written.
 func (e counted) right() bool { return e.has == (e.refs > 0) && (!e.has || e.want == e.is) }
 
-// address is a service address: of so many virtual servers, and whether kube-ipvs0 has it.
+// address is a service address: of so many virtual servers, which of these have it as a cluster IP, and whether kube-ipvs0 has it.
 type address struct {
-	refs int32
-	has  bool
+	refs, firm int32
+	has        bool
 }
 
 // virtual is a virtual server.
@@ -65,7 +69,9 @@ type virtual struct {
 	want ipvswire.Service
 	set  *lb.BackendSet // nil for no real servers
 	of   *other         // of one that goes by a mark
-	bind bool           // its address is counted in ledger.addrs
+	bind binding        // as which its address is counted in ledger.addrs
+	// serving, if not nil, has the backends whose flows go on though they are not of set.
+	serving *lb.BackendSet
 
 	// As the kernel has it.
 	has   bool
@@ -84,7 +90,7 @@ const unknown = -1
 func newLedger(l layout) *ledger {
 	return &ledger{
 		layout: l, rows: map[lb.Key]*lb.Frontend{}, elsewhere: map[netip.Addr]bool{},
-		byPort: map[lb.Key]struct{}{}, sourced: map[lb.Key]struct{}{},
+		byPort: map[lb.Key]struct{}{}, backends: map[netip.Addr]int32{},
 		servers: map[ipvswire.ServiceID]*virtual{}, members: map[member]counted{}, addrs: map[netip.Addr]address{},
 		others: map[other]*virtual{}, numbers: numbers{used: map[uint32]bool{}}, touched: newTouched(),
 	}
@@ -120,7 +126,6 @@ func (l *ledger) set(key lb.Key, row *lb.Frontend) {
 			l.countRow(key, row, +1)
 		}
 		index(l.byPort, key, row != nil && key.IsNodePort() && !row.Accepts())
-		index(l.sourced, key, row != nil && len(row.Sources) > 0)
 	})
 }
 
@@ -164,6 +169,28 @@ func (l *ledger) countRow(key lb.Key, row *lb.Frontend, by int32) {
 	for _, m := range l.layout.members(row) {
 		l.count(key, m, mark{}, by)
 	}
+	for _, r := range row.Routes {
+		if r.Do != lb.Balance {
+			continue
+		}
+		for i, b := range r.To.Backends {
+			if i == 0 || b.Addr.Addr() != r.To.Backends[i-1].Addr.Addr() {
+				l.countBackend(key, b.Addr.Addr(), by)
+			}
+		}
+	}
+}
+
+// countBackend counts who has a backend at an address: one that is lent is not bound meanwhile.
+func (l *ledger) countBackend(key lb.Key, a netip.Addr, by int32) {
+	is, known := l.addrs[a]
+	before := known && l.binds(a, is)
+	if l.backends[a] += by; l.backends[a] == 0 {
+		delete(l.backends, a)
+	}
+	if known {
+		l.rebound(key, a, before)
+	}
 }
 
 // countFront counts members, and the virtual servers that go by marks.
@@ -175,7 +202,7 @@ func (l *ledger) countFront(key lb.Key, f *front, by int32) {
 		if m.other != nil {
 			s := l.other(*m.other)
 			if s.refs += by; by > 0 {
-				s.set = m.to
+				s.set, s.serving = m.to, m.serving
 			}
 			l.touched.servers[s] = key
 			m.mark = mark{s.id.Mark, ^uint32(0)}
@@ -215,7 +242,7 @@ func (l *ledger) point(key, k lb.Key, f *front) {
 		l.servers[id] = s
 	}
 	s.refs = 0
-	s.set = f.set
+	s.set, s.serving = f.set, f.serving
 	if wanted {
 		l.leave(key, s, false)
 		s.refs, s.want = 1, f.service
@@ -224,8 +251,8 @@ func (l *ledger) point(key, k lb.Key, f *front) {
 	l.touched.servers[s] = key
 }
 
-// leave takes note that nobody wants a virtual server, and that it stays for its connections, or that it does not any more. A later
-// process must know that it is ours.
+// leave takes note that nobody wants a virtual server, and that it stays for its connections, or that it does not any more. New ones are dropped
+// meanwhile, as if it were gone; and by that mark a later process knows that it is ours.
 func (l *ledger) leave(key lb.Key, s *virtual, leaving bool) {
 	if s.leaving == leaving {
 		return
@@ -237,29 +264,32 @@ func (l *ledger) leave(key lb.Key, s *virtual, leaving bool) {
 	}
 	if s.id.Mark == 0 { // a mark tells by itself
 		k := keyOf(s.id)
-		l.count(key, member{set: setDraining, addr: k.Addr, port: k.Port, proto: k.Proto}, mark{}, by)
+		l.count(key, member{set: setMarksAnywhere, addr: k.Addr, port: k.Port, proto: k.Proto}, mark{l.mark.drop(), ^uint32(0)}, by)
 	}
 }
 
-// bind counts the address of a virtual server, or does not any more.
-func (l *ledger) bind(key lb.Key, s *virtual, bind bool) {
-	if s.bind == bind {
+// bind counts the address of a virtual server, as what it has it.
+func (l *ledger) bind(key lb.Key, s *virtual, as binding) {
+	if s.bind == as {
 		return
 	}
-	s.bind = bind
-	by := int32(-1)
-	if bind {
-		by = 1
-	}
-	l.refer(key, s.id.Addr.Addr(), by)
-}
-
-func (l *ledger) refer(key lb.Key, a netip.Addr, by int32) {
+	a := s.id.Addr.Addr()
 	is := l.addrs[a]
 	before := l.binds(a, is)
-	is.refs += by
+	is.count(s.bind, -1)
+	is.count(as, +1)
+	s.bind = as
 	l.setAddress(a, is)
 	l.rebound(key, a, before)
+}
+
+func (is *address) count(as binding, by int32) {
+	if as != unbound {
+		is.refs += by
+	}
+	if as == bound {
+		is.firm += by
+	}
 }
 
 func (l *ledger) setAddress(a netip.Addr, is address) {
@@ -271,7 +301,9 @@ func (l *ledger) setAddress(a netip.Addr, is address) {
 }
 
 // binds reports whether kube-ipvs0 shall have the address.
-func (l *ledger) binds(a netip.Addr, is address) bool { return is.refs > 0 && !l.elsewhere[a] }
+func (l *ledger) binds(a netip.Addr, is address) bool {
+	return is.refs > 0 && !l.elsewhere[a] && (is.firm > 0 || l.backends[a] == 0)
+}
 
 // rebound has the ipset of addresses follow them.
 func (l *ledger) rebound(key lb.Key, a netip.Addr, before bool) {
@@ -322,7 +354,7 @@ func (l *ledger) done(key lb.Key, s *virtual) {
 	delete(l.servers, s.id)
 	delete(l.touched.servers, s)
 	if s.id.Mark == 0 {
-		l.bind(key, s, false)
+		l.bind(key, s, unbound)
 		return
 	}
 	if s.of != nil {
@@ -351,13 +383,6 @@ func (l *ledger) place(nodePorts []netip.Addr, elsewhere map[netip.Addr]bool, ow
 				}
 			}
 		}
-		if !slices.Equal(l.own, own) {
-			for k := range l.sourced {
-				if k.Addr.IsValid() && !yield(k) {
-					return
-				}
-			}
-		}
 	}
 	l.change(lb.Key{}, keys, func() { l.nodePorts, l.own = nodePorts, own })
 	was := l.elsewhere
@@ -372,12 +397,18 @@ func (l *ledger) place(nodePorts []netip.Addr, elsewhere map[netip.Addr]bool, ow
 	l.elsewhere = elsewhere
 }
 
+// keeps reports whether flows to a real server that is not of the set go on there: the Service has it, though nobody new is led to it
+// (DP-50).
+func (s *virtual) keeps(a netip.AddrPort) bool { return s.refs > 0 && hasBackend(s.serving, a) }
+
 // wants reports whether the kernel shall have the real server, by a set whose backends are sorted.
-func (s *virtual) wants(a netip.AddrPort) bool {
-	if s.refs == 0 || s.set == nil {
+func (s *virtual) wants(a netip.AddrPort) bool { return s.refs > 0 && hasBackend(s.set, a) }
+
+func hasBackend(s *lb.BackendSet, a netip.AddrPort) bool {
+	if s == nil {
 		return false
 	}
-	_, found := slices.BinarySearchFunc(s.set.Backends, a, func(b lb.Backend, a netip.AddrPort) int { return compare(b.Addr, a) })
+	_, found := slices.BinarySearchFunc(s.Backends, a, func(b lb.Backend, a netip.AddrPort) int { return compare(b.Addr, a) })
 	return found
 }
 

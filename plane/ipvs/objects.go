@@ -16,7 +16,6 @@ const (
 	setSourceIP
 	setFirewall
 	setIPs
-	setDraining
 	setLoopBack
 	setClusterIP
 	setExternalIP
@@ -45,14 +44,12 @@ const (
 	bitmapPort    = "bitmap:port"
 )
 
-// kinds are the names of the sets, behind KUBE- or KUBE-6-, and their types. All but
-// DRAINING, which says whose virtual servers are that have connections and no row, and those of marks are those of DP-32, which other software reads.
+// kinds are the names of the sets, behind KUBE- or KUBE-6-, and their types. All but the last three are those of DP-32, which other software reads.
 var kinds = [setCount]struct{ name, typ string }{
 	setSourceCIDR:        {"LOAD-BALANCER-SOURCE-CIDR", hashIPPortNet},
 	setSourceIP:          {"LOAD-BALANCER-SOURCE-IP", hashIPPortIP},
 	setFirewall:          {"LOAD-BALANCER-FW", hashIPPort},
 	setIPs:               {"IPVS-IPS", hashIP},
-	setDraining:          {"DRAINING", hashIPPort},
 	setLoopBack:          {"LOOP-BACK", hashIPPortIP},
 	setClusterIP:         {"CLUSTER-IP", hashIPPort},
 	setExternalIP:        {"EXTERNAL-IP", hashIPPort},
@@ -117,8 +114,9 @@ type other struct {
 type front struct {
 	service ipvswire.Service
 	set     *lb.BackendSet // whose backends are the real servers; nil for none
-	bind    bool           // the address is one of kube-ipvs0
-	members []member       // without marks
+	serving *lb.BackendSet // of these those that stay without new connections, beside those of TCP; nil where set says it
+	bind    binding
+	members []member // without marks
 	marks   []marked
 }
 
@@ -127,5 +125,18 @@ type marked struct {
 	member member
 	mark   mark // of those that go to the virtual server of the address, or are dropped
 	other  *other
-	to     *lb.BackendSet // of other
+	// to and serving are those of other, as in front.
+	to, serving *lb.BackendSet
 }
+
+// binding says whether a virtual server's address is one of kube-ipvs0.
+type binding uint8
+
+const (
+	// unbound: it is the node's own, by which NodePorts are served.
+	unbound binding = iota
+	// lent: anybody may ask for it, so that it is not bound while it is that of a backend, which the node could not reach any more.
+	lent
+	// bound: it is a cluster IP.
+	bound
+)

@@ -142,7 +142,9 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 			l.numbers.take(n)
 		} else {
 			v.proto = lb.Proto(v.id.Proto)
-			l.bind(lb.Key{}, v, l.addrs[v.id.Addr.Addr()].has)
+			if l.addrs[v.id.Addr.Addr()].has {
+				l.bind(lb.Key{}, v, lent)
+			}
 		}
 		l.touched.servers[v] = lb.Key{}
 		return nil
@@ -166,7 +168,10 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 func (l *ledger) known(want *lb.Table) map[ipvswire.ServiceID]bool {
 	known := map[ipvswire.ServiceID]bool{probeID(l.family): true}
 	for m, c := range l.members {
-		if !c.has || !m.set.names() && m.set != setDraining || m.set == setHealthCheck {
+		if m.set == setMarksAnywhere && c.has && c.is.value == l.mark.drop() { // it is on its way out, see ledger.leave
+			known[serviceOf(m.key())] = true
+		}
+		if !c.has || !m.set.names() || m.set == setHealthCheck {
 			continue
 		}
 		for k := range lb.Expand(m.key(), l.own) {

@@ -142,6 +142,9 @@ func (w *writer) fail(object any, key lb.Key, err error) error {
 		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
 	}
 	w.failed[object] = true
+	if s, ok := object.(*virtual); ok && s.has && s.refs == 0 {
+		w.l.leave(key, s, true)
+	}
 	w.errs[key] = append(w.errs[key], err)
 	return nil
 }
@@ -235,6 +238,10 @@ func (w *writer) lowerOne(ctx context.Context, ops []serverOp, s *virtual) ([]se
 	for _, a := range sortedAddrs(s.dests) {
 		switch {
 		case s.wants(a):
+		case !s.drains() && s.keeps(a):
+			if s.dests[a].weight != 0 {
+				ops = append(ops, s.op(ipvswire.SetDestination, a, 0))
+			}
 		case !s.drains():
 			ops = append(ops, s.op(ipvswire.DelDestination, a, 0))
 		default:
@@ -265,7 +272,7 @@ func sortedAddrs[V any](m map[netip.AddrPort]V) []netip.AddrPort {
 // leave removes a virtual server that nobody wants. If it has connections they go on, as they do in the other modes when a
 // Service goes (DP-53), and it goes with the last of them.
 func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serverOp, error) {
-	if s.leaving && len(s.dests) > 0 {
+	if s.leaving && s.drain != nil && len(s.drain.dests) > 0 {
 		return ops, nil // in hand
 	}
 	if !s.drains() || len(s.dests) == 0 {
@@ -273,7 +280,7 @@ func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serve
 	}
 	busy := map[netip.AddrPort]bool{}
 	err := w.cfg.IPVS.Destinations(ctx, s.id, func(d ipvswire.DestinationState) error {
-		if d.Active+d.Inactive > 0 {
+		if d.Active > 0 { // those that are closed, or not open yet, wait for nothing from a Service that is gone
 			busy[d.Addr] = true
 		}
 		return nil

@@ -1,0 +1,146 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/ipvsfake"
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// An address that anybody may ask for is not bound while it is a backend's, which the node could not reach any more; a cluster IP is.
+func TestAddressOfABackend(t *testing.T) {
+	k := newLab(t)
+	p := k.plane(t, lb.IPv4)
+	w := planetest.World{Family: lb.IPv4}
+	table := w.Table(0, 0)
+	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+		t.Fatal(err)
+	}
+	pod := w.Addr(100, 5)
+	apply := func(o lb.Owner, fronts []*lb.Frontend) {
+		t.Helper()
+		changes, _ := table.Replace(o, fronts)
+		if _, err := p.Apply(t.Context(), changes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bound := func(when string, want bool) {
+		t.Helper()
+		_, named := k.sets[setIPs.name(lb.IPv4)].members[member{addr: pod}.wire(mark{})]
+		if is := k.devs[lb.IPv4].addrs[pod]; is != want || named != want {
+			t.Errorf("%s: kube-ipvs0 has the address %t, KUBE-IPVS-IPS %t, want %t", when, is, named, want)
+		}
+	}
+	claim := func(kind lb.Kind) []*lb.Frontend {
+		return []*lb.Frontend{{Key: lb.Key{Addr: pod, Port: 8080, Proto: lb.TCP}, Service: "tenant/a:p", Kind: kind, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}}
+	}
+	for _, kind := range []lb.Kind{lb.ExternalIP, lb.LoadBalancer} {
+		apply(lb.Owner{Name: "tenant/a"}, claim(kind))
+		bound("nobody's", true)
+		apply(w.ClusterIP(1, 4, 3))
+		bound("a backend's", false)
+		apply(w.ClusterIP(2, 5, 1))
+		apply(lb.Owner{Name: "ns/svc-1"}, nil)
+		bound("another's backend's", false)
+		apply(lb.Owner{Name: "ns/svc-2"}, nil)
+		bound("nobody's again", true)
+		apply(lb.Owner{Name: "tenant/a"}, nil)
+	}
+	apply(w.ClusterIP(1, 4, 3))
+	apply(lb.Owner{Name: "tenant/a"}, claim(lb.ClusterIP))
+	bound("a cluster IP", true)
+}
+
+// While connections of a Service that is gone go on, new ones to it are dropped, as if there were nothing; and what is closed already does not
+// hold it (DP-53).
+func TestGoneServiceTakesNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDrainLab(t, lb.TCP)
+		any := d.sets[setMarksAnywhere.name(lb.IPv4)].members
+		dropped := func() bool {
+			m, has := any[member{addr: d.web.Addr.Addr(), port: d.web.Addr.Port(), proto: lb.TCP}.wire(mark{})]
+			return has && m.Mark == d.p.l.mark.drop() && m.Mask == 1<<32-1
+		}
+		d.busy(0, 1, 0, 0)
+		d.apply(lb.Owner{Name: "ns/web"}, nil)
+		if !dropped() {
+			t.Errorf("new connections are not dropped: %v", any)
+		}
+		d.apply(d.service(lb.TCP, 0, 3))
+		if dropped() {
+			t.Error("new connections are dropped though the Service is back")
+		}
+		if err := d.ipvs.SetConns(d.web, d.pod(0), ipvsfake.Conns{Inactive: 7}); err != nil {
+			t.Fatal(err)
+		}
+		d.apply(lb.Owner{Name: "ns/web"}, nil)
+		if d.weights() != nil || dropped() {
+			t.Error("connections that are closed hold the virtual server")
+		}
+	})
+}
+
+// The flows of a backend of UDP or SCTP that serves on, though nobody new is led to it, go on (DP-50).
+func TestServingBackendKeepsFlows(t *testing.T) {
+	for _, proto := range []lb.Proto{lb.UDP, lb.SCTP} {
+		d := newDrainLab(t, proto)
+		serving := func(first, n, serves int) (lb.Owner, []*lb.Frontend) {
+			o, fronts := d.service(proto, first, n)
+			_, all := d.service(proto, first, serves)
+			s := *all[0].Routes[0].To
+			s.ID.Scope = lb.Serving
+			fronts[0].Serving = &s
+			return o, fronts
+		}
+		d.apply(serving(0, 2, 3))
+		d.want("it terminates", 1, 1, 0)
+		d.p.Close()
+		d.p = d.plane(t, lb.IPv4)
+		d.reset()
+		d.want("after a restart", 1, 1, 0)
+		if n, err := d.p.Audit(t.Context(), true); n != 0 || err != nil {
+			t.Errorf("an audit mended %d, %v", n, err)
+		}
+		d.apply(serving(0, 3, 3))
+		d.want("it is back", 1, 1, 1)
+		d.apply(serving(0, 2, 3))
+		d.apply(serving(0, 2, 2))
+		d.want("it is gone", 1, 1, -1)
+	}
+}
+
+// What the kernel refused to remove is still known after a restart, though no row names it any more.
+func TestRefusedRemovalIsKnown(t *testing.T) {
+	w := planetest.World{Family: lb.IPv4}
+	k := newLab(t)
+	p := k.plane(t, lb.IPv4)
+	table := startTable(w)
+	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+		t.Fatal(err)
+	}
+	np := serviceOf(lb.Key{Addr: w.Addr(192, 1), Port: 30010, Proto: lb.TCP})
+	k.ipvs.Before = func(r ipvsfake.Request) error {
+		if r.Command == ipvsfake.DelService && r.Service == np {
+			return unix.ENOMEM
+		}
+		return nil
+	}
+	if _, err := p.Apply(t.Context(), replaced(table, lb.Owner{Name: "ns/svc-10"}, nil)); err == nil {
+		t.Fatal("no error")
+	}
+	k.ipvs.Before = nil
+	if _, err := planetest.ResetAll(t.Context(), k.plane(t, lb.IPv4), table); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range k.ipvs.State() {
+		if v.ServiceID == np {
+			t.Error("it stays for ever")
+		}
+	}
+}
