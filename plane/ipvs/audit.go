@@ -71,10 +71,8 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 
 // compare takes in what others changed, and touches it.
 func (p *Plane) compare(ctx context.Context) error {
-	for s := range setCount {
-		if err := p.readSet(ctx, p.l, s, func(member) {}); err != nil {
-			return err
-		}
+	if err := p.readSets(ctx, p.l); err != nil {
+		return err
 	}
 	seen := map[ipvswire.ServiceID]bool{}
 	known := p.l.known(nil)

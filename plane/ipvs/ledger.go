@@ -34,6 +34,7 @@ type ledger struct {
 	numbers numbers
 
 	touched touched
+	round   uint32 // how often the members were listed
 }
 
 // touched is what a change has touched, with a row that it was for: what may have to be written.
@@ -48,6 +49,7 @@ type counted struct {
 	refs     int32
 	has      bool
 	want, is mark
+	round    uint32 // in which of ledger.round it was last listed
 }
 
 // right reports whether nothing is to be written.

@@ -117,10 +117,8 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 	}
 	l := newLedger(p.cfg.layout())
 	l.nodePorts, l.elsewhere, l.own = place.NodePorts, place.Elsewhere, place.Own
-	for s := range setCount {
-		if err := p.readSet(ctx, l, s, nil); err != nil {
-			return nil, err
-		}
+	if err := p.readSets(ctx, l); err != nil {
+		return nil, err
 	}
 	if _, err := p.readAddresses(ctx, l); err != nil {
 		return nil, err
@@ -197,41 +195,34 @@ func (p *Plane) owns(l *ledger, known map[ipvswire.ServiceID]bool, id ipvswire.S
 	return l.addrs[a].has || l.members[member{set: setIPs, addr: a}].has
 }
 
-// readSet takes in the members of a set. differ is told of those that the ledger had otherwise; nil for nobody.
-func (p *Plane) readSet(ctx context.Context, l *ledger, s set, differ func(member)) error {
-	if p.broken[s] {
-		return nil
-	}
-	seen := map[member]bool{}
-	is, err := p.cfg.Sets.Members(ctx, p.sets[s].Name, func(w sets.Member) {
-		m, as := memberOf(s, w)
-		seen[m] = true
-		c := l.members[m]
-		if c.has && c.is == as {
-			return
+// readSets takes in the members of all sets.
+func (p *Plane) readSets(ctx context.Context, l *ledger) error {
+	l.round++
+	for s := range setCount {
+		if p.broken[s] {
+			continue
 		}
-		c.has, c.is = true, as
-		l.members[m] = c
-		l.touched.members[m] = lb.Key{}
-		if differ != nil {
-			differ(m)
+		is, err := p.cfg.Sets.Members(ctx, p.sets[s].Name, func(w sets.Member) {
+			m, as := memberOf(s, w)
+			c := l.members[m]
+			if !c.has || c.is != as {
+				l.touched.members[m] = lb.Key{}
+			}
+			c.has, c.is, c.round = true, as, l.round
+			l.members[m] = c
+		})
+		if err != nil {
+			return err
 		}
-	})
-	if err != nil {
-		return err
-	}
-	if other := is.Differs(p.sets[s]); other != "" {
-		return fmt.Errorf("ipset %s has %s: somebody has put another in its place: %w", p.sets[s].Name, other, plane.ErrStateLost)
-	}
-	if differ == nil {
-		return nil
+		if other := is.Differs(p.sets[s]); other != "" {
+			return fmt.Errorf("ipset %s has %s: somebody has put another in its place: %w", p.sets[s].Name, other, plane.ErrStateLost)
+		}
 	}
 	for m, c := range l.members {
-		if m.set == s && c.has && !seen[m] {
+		if c.has && c.round != l.round && !p.broken[m.set] {
 			c.has = false
 			l.put(m, c)
 			l.touched.members[m] = lb.Key{}
-			differ(m)
 		}
 	}
 	return nil
