@@ -1,0 +1,317 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/planetest"
+)
+
+func command(program string, args ...string) error {
+	if out, err := exec.Command(program, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// damageKernel changes what a plane has in the kernel, as somebody with the same rights could.
+func damageKernel(b iptables.Backend) func(lb.Family, *rand.Rand) error {
+	return func(f lb.Family, rnd *rand.Rand) error {
+		conn, err := ipvswire.Open()
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		var servers []ipvswire.Service
+		if err := conn.Services(context.Background(), func(s ipvswire.ServiceState) error {
+			if s.Family == wireFamily(f) {
+				servers = append(servers, s.Service)
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		if len(servers) == 0 {
+			return errors.New("there is no virtual server to damage")
+		}
+		s := servers[rnd.IntN(len(servers))]
+		switch rnd.IntN(6) {
+		case 0:
+			return conn.Do(context.Background(), []ipvswire.Op{{Verb: ipvswire.DelService, Service: s}}, nil)
+		case 1:
+			var ops []ipvswire.Op
+			if err := conn.Destinations(context.Background(), s.ServiceID, func(d ipvswire.DestinationState) error {
+				ops = append(ops, ipvswire.Op{Verb: ipvswire.DelDestination, Service: s, Destination: d.Destination})
+				return nil
+			}); err != nil {
+				return err
+			}
+			return conn.Do(context.Background(), ops, nil)
+		case 2:
+			return command("ipset", "flush", []set{setClusterIP, setMarksAnywhere, setMarksPods, setIPs}[rnd.IntN(4)].name(f))
+		case 3:
+			return command("ip", "-"+strings.TrimPrefix(f.String(), "IPv"), "addr", "flush", "dev", Device)
+		case 4:
+			return command(programOf(f, b), "-t", "mangle", "-F", chainOrigin)
+		default:
+			return command(programOf(f, b), "-t", "nat", "-F", chainPostrouting)
+		}
+	}
+}
+
+// wipeKernel removes everything.
+func wipeKernel(b iptables.Backend) func(lb.Family) error {
+	return func(f lb.Family) error {
+		conn, err := ipvswire.Open()
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		var ops []ipvswire.Op
+		err = conn.Services(context.Background(), func(s ipvswire.ServiceState) error {
+			if s.Family == wireFamily(f) {
+				ops = append(ops, ipvswire.Op{Verb: ipvswire.DelService, Service: s.Service})
+			}
+			return nil
+		})
+		err = errors.Join(err, conn.Do(context.Background(), ops, nil),
+			command("ip", "-"+strings.TrimPrefix(f.String(), "IPv"), "addr", "flush", "dev", Device))
+		for _, table := range []string{"mangle", "nat", "filter"} {
+			err = errors.Join(err, command(programOf(f, b), "-t", table, "-F"), command(programOf(f, b), "-t", table, "-X"))
+		}
+		for s := range setCount {
+			err = errors.Join(err, command("ipset", "destroy", s.name(f)))
+		}
+		return err
+	}
+}
+
+// TestKernelVerbs proves each verb by what the kernel holds after it.
+func TestKernelVerbs(t *testing.T) {
+	inVM(t)
+	planetest.Verbs(t, func(t testing.TB) planetest.Kernel {
+		netlab.EnterForTest(t)
+		var last planetest.Plane // of the process before, which has ended when the next begins
+		next := func(f lb.Family, step int) (planetest.Plane, error) {
+			if last != nil {
+				if err := last.(*whole).Close(); err != nil {
+					return nil, err
+				}
+			}
+			p, err := opened(newWhole(iptables.NFT, f, step))
+			last = p
+			return p, err
+		}
+		return planetest.Kernel{
+			New:    func(f lb.Family) (planetest.Plane, error) { return next(f, 0) },
+			Slow:   func(f lb.Family) (planetest.Plane, error) { return next(f, 10) },
+			Damage: damageKernel(iptables.NFT), Wipe: wipeKernel(iptables.NFT), HealthChecks: true,
+		}
+	})
+}
+
+// TestKernelTransitions walks at random between the states of all scenarios, with the kernel's own listing as the judge.
+func TestKernelTransitions(t *testing.T) {
+	inVM(t)
+	planetest.Transitions(t, conformance(iptables.NFT))
+}
+
+// TestHistory sends packets to all Services after each step of a node's life.
+func TestHistory(t *testing.T) {
+	inVM(t)
+	for _, b := range backends {
+		t.Run(string(b), func(t *testing.T) {
+			cfg := conformance(b)
+			cfg.Drift = damageKernel(b)
+			planetest.History(t, cfg)
+		})
+	}
+}
+
+// shopRows are the rows of a Service with a cluster IP, a NodePort, and a load balancer whose external policy is Local, so that pods
+// and the node go where others do not; pods are those that serve.
+func shopRows(pods []lb.Backend) (lb.Owner, []*lb.Frontend) {
+	const service = "shop/web:http"
+	set := func(s lb.Scope, all []lb.Backend) *lb.BackendSet {
+		return &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP, Scope: s}, Backends: all}
+	}
+	var local []lb.Backend
+	for _, p := range pods {
+		if p.Local {
+			local = append(local, p)
+		}
+	}
+	cluster := set(lb.Cluster, pods)
+	row := func(k lb.Key, kind lb.Kind, routes ...lb.Route) *lb.Frontend {
+		k.Proto = lb.TCP
+		return &lb.Frontend{Key: k, Service: service, Kind: kind, Routes: routes}
+	}
+	return lb.Owner{Name: "shop/web"}, []*lb.Frontend{
+		row(lb.Key{Addr: netip.MustParseAddr("10.96.0.10"), Port: 80}, lb.ClusterIP,
+			lb.Route{From: lb.Pods, Do: lb.Balance, To: cluster}, lb.Route{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: cluster}),
+		row(lb.Key{Port: 30080}, lb.NodePort, lb.Route{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: cluster}),
+		row(lb.Key{Addr: netip.MustParseAddr("192.0.2.10"), Port: 80}, lb.LoadBalancer,
+			lb.Route{From: lb.Pods, Do: lb.Balance, To: cluster}, lb.Route{From: lb.Host, Do: lb.Balance, Masq: true, To: cluster},
+			lb.Route{From: lb.Anywhere, Do: lb.Balance, To: set(lb.Local, local)}),
+	}
+}
+
+// While endpoints come and go ten thousand times, beside other Services that do, nobody who connects is refused or waits for a second
+// SYN, and connections that are open go on, though their endpoint leaves and comes back (DP-34).
+func TestNobodyIsRefused(t *testing.T) {
+	inVM(t)
+	changes := 10_000
+	if testing.Short() {
+		changes = 1000
+	}
+	lab := netlab.ForTest(t, netlab.Options{})
+	lab.Serve(netlab.TCP, 8080, "pod1", "pod2", "pod4", "pod5")
+	var all []lb.Backend
+	for _, p := range []string{"10.1.1.11", "10.1.1.12", "10.1.2.14", "10.1.2.15"} {
+		all = append(all, lb.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr(p), 8080), Local: strings.HasPrefix(p, "10.1.1.")})
+	}
+	table, vip, nodePort := planetest.Shop(lb.IPv4)
+	ctx, rnd, w := t.Context(), rand.New(rand.NewPCG(1, 2)), planetest.World{Family: lb.IPv4}
+	lab.On("node1", func() {
+		p, err := newWhole(iptables.NFT, lb.IPv4, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		table.Replace(shopRows(all))
+		if _, err := planetest.ResetAll(ctx, p, table); err != nil {
+			t.Fatal(err)
+		}
+		balancer := netip.MustParseAddrPort("192.0.2.10:80")
+		traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "client", To: nodePort, Seen: "node1"},
+			netlab.Way{From: "node1", To: vip}, netlab.Way{From: "client", To: balancer, Seen: "client"}, netlab.Way{From: "pod3", To: balancer, Seen: "pod3"})
+		for i := range changes {
+			// One local endpoint at least, and any others.
+			some := []lb.Backend{all[i%2]}
+			for _, b := range all {
+				if b != some[0] && rnd.IntN(2) == 0 {
+					some = append(some, b)
+				}
+			}
+			sortBackends(some)
+			todo, _ := table.Replace(shopRows(some))
+			if n := rnd.IntN(20); rnd.IntN(4) == 0 {
+				more, _ := table.Replace(w.ClusterIP(n, rnd.IntN(100), rnd.IntN(3)))
+				todo = append(todo, more...)
+			}
+			if _, err := p.Apply(ctx, todo); err != nil {
+				t.Fatalf("change %d: %v", i, err)
+			}
+			if i%(changes/10) == 0 {
+				traffic.More()
+			}
+		}
+		traffic.More()
+		traffic.Stop()
+	})
+}
+
+func sortBackends(all []lb.Backend) {
+	for i := range all {
+		for j := i; j > 0 && all[j].Addr.Compare(all[j-1].Addr) < 0; j-- {
+			all[j], all[j-1] = all[j-1], all[j]
+		}
+	}
+}
+
+// What listens at all addresses of the node is not reached at a service address, whoever tries, and neither is a port that a Service has with
+// another protocol (PN-43); a ping is answered (SV-66). The port of a health check is open there, for the balancers that ask it (DP-08).
+func TestServicesOfTheHost(t *testing.T) {
+	inVM(t)
+	for _, b := range backends {
+		t.Run(string(b), func(t *testing.T) {
+			lab := netlab.ForTest(t, netlab.Options{})
+			for _, port := range []uint16{8080, 30000} {
+				lab.Serve(netlab.TCP, port, "node1", "pod1")
+				lab.Serve(netlab.UDP, port, "node1", "pod1")
+			}
+			for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+				table, vip, nodePort := planetest.Shop(f)
+				table.Replace(lb.Owner{Name: "shop/web-check"}, []*lb.Frontend{{Key: lb.Key{Port: 30000, Proto: lb.TCP}, Service: "shop/web", Kind: lb.HealthCheck,
+					Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}})
+				lab.On("node1", func() {
+					p, err := newWhole(b, f, 0)
+					if err != nil {
+						t.Fatal(err)
+					}
+					t.Cleanup(func() { p.Close() })
+					if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+						t.Fatal(err)
+					}
+				})
+				for _, from := range []string{"client", "pod3", "node1"} {
+					for _, proto := range []netlab.Proto{netlab.TCP, netlab.UDP} {
+						to := netip.AddrPortFrom(vip.Addr(), 8080)
+						if r, err := lab.Dial(from, proto, to, netlab.DialOptions{}); !errors.Is(err, netlab.ErrRefused) {
+							t.Errorf("%s → %s/%s: %v, %v: want it refused", from, to, proto, r, err)
+						}
+						own := netip.AddrPortFrom(nodePort.Addr(), 8080)
+						if r, err := lab.Dial(from, proto, own, netlab.DialOptions{}); err != nil || r.Server != "node1" {
+							t.Errorf("%s → %s/%s, the node's own address: %v, %v", from, own, proto, r, err)
+						}
+					}
+					if err := lab.Ping(from, vip.Addr(), 0); err != nil {
+						t.Errorf("%s pings %s: %v", from, vip.Addr(), err)
+					}
+					check := netip.AddrPortFrom(vip.Addr(), 30000)
+					if r, err := lab.Dial(from, netlab.TCP, check, netlab.DialOptions{}); err != nil || r.Server != "node1" {
+						t.Errorf("%s → %s, a health check: %v, %v", from, check, r, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// The programs that people use take what render prints of each scenario: ipvsadm --restore and ipset restore (golden files).
+func TestGoldensRestore(t *testing.T) {
+	inVM(t)
+	files, err := filepath.Glob("testdata/scenarios/*.txt")
+	if err != nil || len(files) < 50 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	netlab.EnterForTest(t)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for state := range strings.SplitSeq(string(text), "\n\n") {
+			var servers, sets strings.Builder
+			for line := range strings.Lines(state) {
+				switch {
+				case strings.HasPrefix(line, "-"):
+					servers.WriteString(line)
+				case strings.HasPrefix(line, "create "), strings.HasPrefix(line, "add "):
+					sets.WriteString(line)
+				}
+			}
+			mustRun(t, "", "ipvsadm", "--clear")
+			mustRun(t, "", "ipset", "destroy")
+			if servers.Len() > 0 {
+				mustRun(t, servers.String(), "ipvsadm", "--restore")
+			}
+			mustRun(t, sets.String()+"\n", "ipset", "restore")
+			if n := strings.Count(mustRun(t, "", "ipvsadm", "--save", "-n"), "\n-a ") + strings.Count(mustRun(t, "", "ipset", "save"), "\nadd "); n < strings.Count(servers.String(), "-a ") {
+				t.Errorf("%s: %d real servers and members are there of\n%s", file, n, servers.String())
+			}
+		}
+	}
+}
