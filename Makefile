@@ -63,7 +63,7 @@ pods: deps ## the image in a real containerd, started by a real kubelet from the
 test-kernels: deps $(KERNELS:%=$(STORE)/%) ## what depends on the kernel, SCTP too, on 5.10, 6.1 and 6.12, in VMs (KERNELS=...; FULL=1: all scenarios)
 	@test/vm/suites $(if $(FULL),--full) $(KERNELS)
 
-bench: deps ## how fast it is, as a table (ARGS=... go to the program, PEER=... is an upstream kube-proxy to measure beside it)
+bench: deps $(STORE)/6.12 ## how fast it is, as a table (ARGS=... go to the program, PEER=... is an upstream kube-proxy to measure beside it)
 	go run $(VCS) ./bench $(ARGS)
 
 run: deps build ## a lab of network namespaces with Services served by the kernel (ARGS=--once: print and exit; ARGS='--mode iptables')

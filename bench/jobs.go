@@ -20,6 +20,7 @@ const (
 	inNftables = "./plane/nftables"
 	inMeasure  = "./measure" // of the module test/e2e
 	inProgram  = "./cmd/kube-proxy"
+	inIPVS     = "./plane/ipvs"
 )
 
 // job is a `go test -bench` that is run once a round. Rounds of different jobs take turns, so that what else the machine does
@@ -32,6 +33,7 @@ type job struct {
 	rounds  int
 	args    []string // of the test program
 	env     []string // of the test program, beside KUBE_PROXY
+	vm      string   // the kernel of the VM that it runs in (test/vm); "" is this machine's
 }
 
 // command is what a person would type in the root of the module to run it.
@@ -45,7 +47,10 @@ func (j job) command() string {
 	}
 	b.WriteString("go")
 	for _, a := range j.goArgs() {
-		if strings.ContainsAny(a, "^$|()") {
+		switch {
+		case strings.Contains(a, " "):
+			a = `"` + a + `"`
+		case strings.ContainsAny(a, "^$|()"):
 			a = "'" + a + "'"
 		}
 		b.WriteString(" " + a)
@@ -55,6 +60,9 @@ func (j job) command() string {
 
 func (j job) goArgs() []string {
 	args := []string{"test", j.pkg, "-run", "^$", "-bench", j.pattern, "-benchtime", fmt.Sprintf("%dx", j.times), "-benchmem", "-timeout", "60m"}
+	if j.vm != "" {
+		args = append(args, "-exec", "$PWD/test/vm/vmrun --timeout 1800 --kernel "+j.vm+" --")
+	}
 	if len(j.args) > 0 {
 		args = append(append(args, "-args"), j.args...)
 	}
@@ -69,6 +77,9 @@ func plan(o options) []job {
 	}
 	if slices.Contains(o.modes, "userspace") && o.only == "" {
 		jobs = append(jobs, userspaceJobs(o)...)
+	}
+	if slices.Contains(o.modes, "ipvs") && o.only == "" {
+		jobs = append(jobs, ipvsJobs(o)...)
 	}
 	if !o.api {
 		return jobs
@@ -189,7 +200,11 @@ func measure(ctx context.Context, root string, jobs []job, progress io.Writer) (
 // run runs the job once and adds what it measured to f. A job that measures nothing is an error: its benchmark has another name
 // now.
 func (j job) run(ctx context.Context, root string, f figures, progress io.Writer) error {
-	cmd := command(ctx, filepath.Join(root, j.dir), "go", j.goArgs()...)
+	args := j.goArgs()
+	for i := range args { // as a shell does
+		args[i] = strings.Replace(args[i], "$PWD", root, 1)
+	}
+	cmd := command(ctx, filepath.Join(root, j.dir), "go", args...)
 	cmd.Stderr = progress
 	cmd.Env = append(cmd.Environ(), j.env...)
 	if j.dir != "" && os.Getenv("KUBE_PROXY") == "" {

@@ -6,6 +6,7 @@
 //	make bench ARGS='-out docs/performance.md'  also write the page
 //	make bench ARGS='-mode iptables -only new'  one row
 //	make bench ARGS='-mode userspace'           what goes through the proxy against what goes straight
+//	make bench ARGS='-mode ipvs'                what changes ask of the kernel, counted in a VM
 //	make bench PEER=/path/to/kube-proxy         measure an upstream kube-proxy in iptables mode too, beside ours
 //
 // It measures nothing itself. It runs `go test -bench` where the code lives, and reads the lines that come out:
@@ -20,6 +21,7 @@
 //	                 BenchmarkStandIn             … with one that 100,000 services are quickly put into
 //	cmd/kube-proxy   BenchmarkUserspace           the real binary in the lab, through the proxy and straight by turns
 //	                 BenchmarkUserspaceChange     one endpoint, as the engine hands it to the plane
+//	plane/ipvs       BenchmarkIPVS                first sync, one endpoint, connections; in a VM
 //
 // Nothing here is a test, and a limit that is missed does not make the program fail: a clock says little on a busy machine, so
 // the load stands beside the figures. Growth is measured within one run.
@@ -62,7 +64,7 @@ type options struct {
 }
 
 // modes are what can be measured.
-var modes = []string{"nftables", "iptables", "iptables-legacy", "userspace"}
+var modes = []string{"nftables", "iptables", "iptables-legacy", "userspace", "ipvs"}
 
 // operations are what is measured with an API server.
 var operations = []string{"start", "change", "new", "connect"}

@@ -170,13 +170,13 @@ func TestParse(t *testing.T) {
 		args string
 		want string // of options, or part of the error
 	}{
-		{"", "{false true true [5000 10000] [5000] [nftables iptables iptables-legacy userspace]   }"},
+		{"", "{false true true [5000 10000] [5000] [nftables iptables iptables-legacy userspace ipvs]   }"},
 		{"-quick", "{true true false [500] [500] "},
-		{"-quick -size 70,7 -out x.md", "{true true false [7 70] [7 70] [nftables iptables iptables-legacy userspace]   x.md}"},
+		{"-quick -size 70,7 -out x.md", "{true true false [7 70] [7 70] [nftables iptables iptables-legacy userspace ipvs]   x.md}"},
 		{"-100k=false -size 100000,5,5", "{false true false [5 100000] [5 100000] "},
 		{"-api=false", "{false false false [5000 10000] "},
 		{"-mode iptables -only new", "[iptables] new  }"},
-		{"-mode ipvs", `"ipvs" is none of nftables`},
+		{"-mode ebpf", `"ebpf" is none of nftables`},
 		{"-only slow", "want one of start"},
 		{"-size 5k", `"5k" is not a number`},
 		{"-size 0", `"0" is not a number`},

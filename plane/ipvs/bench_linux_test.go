@@ -1,0 +1,106 @@
+package ipvs
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/planetest"
+)
+
+// asked counts what was asked of IPVS and of ipsets.
+func (w *whole) asked() (messages, bytes uint64) {
+	v, s := w.cfg.IPVS.(*ipvswire.Conn).Counters(), w.cfg.Sets.(*ipset.Conn).Counters()
+	return v.Messages + s.Messages, v.Bytes + s.Bytes
+}
+
+// cpu is how long this process has computed, in the kernel too.
+func cpu(b *testing.B) time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkIPVS has a table of Services with ten backends each come into the kernel, then one endpoint of one of them change, and then
+// compares connections to the last Service with connections to the first.
+func BenchmarkIPVS(b *testing.B) {
+	if err := loadOnce(); err != nil || !kernel.HasIPVS() {
+		b.Skip("this kernel has no IPVS: make bench measures in a VM")
+	}
+	for _, services := range []int{100, 1000, 10_000} {
+		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) { benchmarkServices(b, services) })
+	}
+}
+
+func benchmarkServices(b *testing.B, services int) {
+	lab := netlab.ForTest(b, netlab.Options{NoNode2: true, NoClient: true})
+	lab.Serve(netlab.TCP, 8080, "pod1")
+	w := planetest.World{Family: lb.IPv4}
+	table := w.Table(services, 10)
+	for _, i := range []int{0, services - 1} { // these two are connected to
+		o, fronts := w.ClusterIP(i, 0, 1)
+		fronts[0].Routes[0].To.Backends[0].Addr = netip.MustParseAddrPort("10.1.1.11:8080")
+		table.Replace(o, fronts)
+	}
+	lab.On("node1", func() {
+		p, err := newWhole(iptables.NFT, lb.IPv4, 0)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer p.Close()
+		begin, sync := time.Now(), cpu(b)
+		if _, err := planetest.ResetAll(b.Context(), p, table); err != nil {
+			b.Fatal(err)
+		}
+		sync, took := cpu(b)-sync, time.Since(begin)
+		all, allBytes := p.asked()
+		before := cpu(b)
+		n := 0
+		for b.Loop() {
+			changes, _ := table.Replace(w.ClusterIP(services/2, services*5+1-n%2, 10))
+			if len(changes) != 1 {
+				b.Fatalf("%d changes", len(changes))
+			}
+			if _, err := p.Apply(b.Context(), changes); err != nil {
+				b.Fatal(err)
+			}
+			n++
+		}
+		used := cpu(b) - before
+		messages, bytes := p.asked()
+		b.ReportMetric(float64(messages-all)/float64(n), "messages/op")
+		b.ReportMetric(float64(bytes-allBytes)/float64(n), "sent-B/op")
+		b.ReportMetric(float64(used.Microseconds())/float64(n), "cpu-µs/op")
+		b.ReportMetric(float64(all)/float64(services), "messages/service")
+		b.ReportMetric(float64(allBytes)/float64(services), "sent-B/service")
+		b.ReportMetric(float64(sync.Milliseconds()), "sync-cpu-ms")
+		b.ReportMetric(float64(took.Milliseconds()), "sync-ms")
+	})
+	first, last := netip.AddrPortFrom(w.Addr(10, 1), 80), netip.AddrPortFrom(w.Addr(10, services), 80)
+	var took [2][]float64
+	for i := range 400 { // by turns
+		to := []netip.AddrPort{first, last}[i%2]
+		begin := time.Now()
+		if _, err := lab.Dial("pod3", netlab.TCP, to, netlab.DialOptions{}); err != nil {
+			b.Fatal(err)
+		}
+		took[i%2] = append(took[i%2], float64(time.Since(begin).Microseconds()))
+	}
+	for i := range took {
+		slices.Sort(took[i])
+	}
+	b.ReportMetric(took[0][100], "first-µs")
+	b.ReportMetric(took[1][100], "last-µs")
+}
