@@ -12,7 +12,7 @@ FUZZTIME ?= 30s
 SWITCHES ?= 25
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: help build build-windows image image-lock test-image test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
+.PHONY: vm help build build-windows image image-lock test-image test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -39,7 +39,9 @@ test-image: deps ## what is in the image, that two builds are equal, and that it
 image-lock: ## pin the packages of Debian in the image anew, with what Debian has now
 	@go run $(VCS) ./image lock $(MIRRORS)
 
-test: deps check unit e2e ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server
+# The VM computes while the API server mostly waits.
+test: deps check unit ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server, IPVS in a VM
+	@$(MAKE) --no-print-directory -j2 --output-sync=target e2e vm
 
 check: build-windows ## gofmt, go vet, staticcheck; for Windows build and go vet
 	@bad=$$(gofmt -l .); if [[ $$bad ]]; then echo "gofmt -w these:" $$bad >&2; exit 1; fi
@@ -59,6 +61,9 @@ e2e: ## a real etcd and kube-apiserver (test/e2e)
 
 pods: deps ## the image in a real containerd, started by a real kubelet from the chart and from kubeadm's manifests (test/e2e/pods)
 	cd test/e2e && go test -count=1 -v -tags pods -timeout 30m ./pods | grep -v '^=== '
+
+vm: $(STORE)/6.12 ## mode ipvs in a VM with kernel 6.12, a part that takes a minute
+	@test/vm/suites --part 6.12
 
 test-kernels: deps $(KERNELS:%=$(STORE)/%) ## what depends on the kernel, SCTP too, on 5.10, 6.1 and 6.12, in VMs (KERNELS=...; FULL=1: all scenarios)
 	@test/vm/suites $(if $(FULL),--full) $(KERNELS)
