@@ -133,6 +133,24 @@ func Addresses(ctx context.Context, conn Conn, family byte) (all []Address, err 
 	return all, nil
 }
 
+// Find asks for an address of IPv6 (the kernel answers of no other), of the interface of that index or with 0 of any. Its cost does not
+// grow with the number of addresses.
+func Find(ctx context.Context, conn Conn, index int32, a netip.Addr) (found Address, there bool, err error) {
+	head := make([]byte, unix.SizeofIfAddrmsg)
+	head[0] = unix.AF_INET6
+	nlconn.Order.PutUint32(head[4:], uint32(index))
+	var e nlconn.Encoder
+	e.Bytes(unix.IFA_ADDRESS, a.AsSlice())
+	err = conn.Do(ctx, nlconn.Request(unix.RTM_GETADDR, 0, head, e.B), func(m nlconn.Message) error {
+		found, there = ParseAddress(m.Body)
+		return nil
+	})
+	if refused := (*nlconn.Error)(nil); errors.As(err, &refused) { // there is none
+		return Address{}, false, nil
+	}
+	return found, there, err
+}
+
 // Link is an interface.
 type Link struct {
 	Index int32

@@ -61,6 +61,9 @@ type device struct {
 	index  int32               // of the device, 0 if there is none
 	ours   map[netip.Addr]int  // what it has, by what we did and were told, with the length of the prefix
 	odd    map[netip.Addr]bool // what was heard since of its addresses that does not agree with that
+	// own counts the notifications that are still to come of our own writes.
+	own   map[netip.Addr]int
+	quiet chan struct{} // has a value when there may be none left
 	// others are the addresses of other devices, by the numbers of these.
 	others    map[netip.Addr][]int32
 	listed    bool // others is known
@@ -84,7 +87,7 @@ const requestsAtOnce = 256
 
 // openDevice listens in the network namespace of the calling thread. It changes nothing.
 func openDevice(family lb.Family) (*device, error) {
-	d := &device{family: family, done: make(chan struct{}), piece: requestsAtOnce, notify: func() {},
+	d := &device{family: family, done: make(chan struct{}), quiet: make(chan struct{}, 1), own: map[netip.Addr]int{}, piece: requestsAtOnce, notify: func() {},
 		ours: map[netip.Addr]int{}, odd: map[netip.Addr]bool{}, others: map[netip.Addr][]int32{}}
 	var err error
 	if d.conn, d.events, err = rtnl.Open(d.number(), unix.RTNLGRP_LINK); err != nil {
@@ -140,7 +143,30 @@ func (d *device) lost() {
 
 func (d *device) miss() {
 	d.listed, d.addresses, d.place = false, true, true
+	d.forgetOwn()
 	d.notify()
+}
+
+// forgetOwn awaits no notifications of our own writes any more.
+func (d *device) forgetOwn() {
+	clear(d.own)
+	d.settle()
+}
+
+// settle notes that a notification of our own is not awaited any more.
+func (d *device) settle(addrs ...netip.Addr) {
+	for _, a := range addrs {
+		if d.own[a]--; d.own[a] <= 0 {
+			delete(d.own, a)
+		}
+	}
+	if len(d.own) > 0 {
+		return
+	}
+	select {
+	case d.quiet <- struct{}{}:
+	default:
+	}
 }
 
 // hear takes in a notification.
@@ -177,9 +203,12 @@ func (d *device) hearAddress(x heard) {
 	}
 }
 
-// hearOurs takes in what was heard of an address of the device. What we did ourselves is no surprise, unless we have undone it
-// since; then the next that is heard says so.
+// hearOurs takes in what was heard of an address of the device. What we did ourselves is no surprise, though it may be undone since.
 func (d *device) hearOurs(a netip.Addr, there bool) {
+	if d.own[a] > 0 {
+		d.settle(a)
+		return
+	}
 	if _, known := d.ours[a]; known == there || linkLocal(a) {
 		delete(d.odd, a)
 		return
@@ -221,6 +250,7 @@ func (d *device) hearLink(l rtnl.Link, there bool) {
 	switch {
 	case l.Index == d.index && (!there || l.Name != Device):
 		d.index, d.addresses = 0, true
+		d.forgetOwn()
 		d.notify()
 	case l.Index != d.index && !there: // its addresses went before, or nobody says so
 		for a := range d.others {
@@ -268,6 +298,7 @@ func (d *device) Ensure(ctx context.Context) error {
 	if d.index != link.Index {
 		d.index, d.listed = link.Index, false
 		clear(d.ours)
+		d.forgetOwn()
 	}
 	return err
 }
@@ -306,6 +337,7 @@ func (d *device) list(ctx context.Context) error {
 	}
 	clear(d.ours)
 	clear(d.odd)
+	d.forgetOwn()
 	before := d.others
 	d.others = map[netip.Addr][]int32{}
 	for _, a := range all {
@@ -464,7 +496,11 @@ func (d *device) write(ctx context.Context, index int32, typ uint16, addrs []net
 	}
 	d.count(len(addrs))
 	refused := map[int]bool{}
+	var unchanged []netip.Addr // of which there is no notification
 	err := d.conn.Each(ctx, d.out.B, func(i int, err error) {
+		if err != nil {
+			unchanged = append(unchanged, addrs[i])
+		}
 		if err == nil || adding && errors.Is(err, unix.EEXIST) || !adding && errors.Is(err, unix.EADDRNOTAVAIL) {
 			return
 		}
@@ -484,19 +520,15 @@ func (d *device) write(ctx context.Context, index int32, typ uint16, addrs []net
 			delete(d.ours, addrs[i])
 		}
 	}
+	if err != nil {
+		unchanged = addrs
+	}
+	d.settle(unchanged...)
 	d.mu.Unlock()
 	if err != nil || !adding || d.family == lb.IPv4 {
 		return err
 	}
-	for i, a := range addrs {
-		if refused[i] {
-			continue
-		}
-		if err := d.settled(ctx, a); err != nil {
-			failed(i, err)
-		}
-	}
-	return nil
+	return d.settled(ctx, index)
 }
 
 // had is what was known of an address.
@@ -513,6 +545,7 @@ func (d *device) expect(addrs []netip.Addr, there bool) []had {
 	for i, a := range addrs {
 		bits, known := d.ours[a]
 		was[i] = had{known, bits}
+		d.own[a]++
 		if there {
 			d.ours[a] = a.BitLen()
 		} else {
@@ -531,22 +564,36 @@ func (d *device) append(index int32, typ, flags uint16, a netip.Addr, bits int) 
 	rtnl.AppendAddress(&d.out, typ, flags|unix.NLM_F_ACK, of)
 }
 
-// settled waits until the kernel leads packets to an address of IPv6, which it does a moment after it has taken the address.
-func (d *device) settled(ctx context.Context, a netip.Addr) error {
-	for end := time.Now().Add(time.Second); ; {
-		d.count(1)
-		if here, err := rtnl.LeadsHere(ctx, d.conn, a); here || err != nil {
-			return err
-		}
-		if time.Now().After(end) {
-			return errors.New("the kernel does not lead packets to it, though it took the request")
-		}
+// settleWithin is how long to wait for notifications of addresses. They come within milliseconds, if none is lost; and if one is,
+// the address is the node's by then.
+const settleWithin = time.Second
+
+// settled waits until the kernel leads packets to addresses of IPv6 that it has taken, which it does a moment later: it tells of each and
+// then makes its route, both under the lock that changes of interfaces need.
+func (d *device) settled(ctx context.Context, index int32) error {
+	late := time.NewTimer(settleWithin)
+	defer late.Stop()
+	for patient := true; patient && d.awaits(index); {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(time.Millisecond):
+		case <-d.quiet:
+		case <-late.C:
+			patient = false
 		}
 	}
+	d.count(1)
+	err := d.conn.Do(ctx, rtnl.ChangeLink(rtnl.Link{Index: index}, 0), nil) // which changes nothing, and waits for the lock
+	if errors.Is(err, unix.ENODEV) {                                        // as others tell
+		return nil
+	}
+	return err
+}
+
+func (d *device) awaits(index int32) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.own) > 0 && d.index == index
 }
 
 // count counts a system call that sends so many messages.

@@ -215,27 +215,11 @@ func (r *addressing) settled(ctx context.Context, a netip.Addr) error {
 // else has it (DAD), and leads no packets there meanwhile; so it is asked for the address as well.
 func (r *addressing) held(ctx context.Context, a netip.Addr) (held bool, err error) {
 	if r.fam == lb.IPv6 {
-		var attrs nlconn.Encoder
-		attrs.Bytes(unix.IFA_ADDRESS, a.AsSlice())
-		head := append([]byte{r.proto}, make([]byte, unix.SizeofIfAddrmsg-1)...)
-		held, err = r.answers(ctx, nlconn.Request(unix.RTM_GETADDR, 0, head, attrs.B), func([]byte) bool { return true })
-		if held || err != nil {
+		if _, held, err = rtnl.Find(ctx, r.conn, 0, a); held || err != nil {
 			return held, err
 		}
 	}
 	return rtnl.LeadsHere(ctx, r.conn, a)
-}
-
-// answers reports whether the kernel's answer is as asked. That it has none, no address or no route, is no error.
-func (r *addressing) answers(ctx context.Context, request []byte, is func(body []byte) bool) (yes bool, err error) {
-	err = r.conn.Do(ctx, request, func(m nlconn.Message) error {
-		yes = is(m.Body)
-		return nil
-	})
-	if refused := (*nlconn.Error)(nil); errors.As(err, &refused) {
-		return false, nil
-	}
-	return yes, err
 }
 
 func (r *addressing) remove(ctx context.Context, a netip.Addr) error {
