@@ -249,13 +249,16 @@ func (k *Kernel) changeDestination(cmd Command, s *service, attr []byte) error {
 		if was != nil {
 			return unix.EEXIST
 		}
-		if at := slices.IndexFunc(k.trash, func(o *destination) bool { return o.of == s.key && o.name == d.name }); at >= 0 {
-			d.conns, d.stats = k.trash[at].conns, k.trash[at].stats
+		if at := slices.IndexFunc(k.trash, func(o *destination) bool { return o.of.key == s.key && o.name == d.name }); at >= 0 {
+			d.conns = k.trash[at].conns
+			if k.trash[at].of == s {
+				d.stats = k.trash[at].stats
+			}
 			k.trash = slices.Delete(k.trash, at, at+1)
 		} else if !reachable(d.family, addrOf(d.family, d.addr)) {
 			return unix.EINVAL
 		}
-		d.of = s.key
+		d.of = s
 		s.add(d)
 	case SetDest, DelDest:
 		if was == nil {

@@ -96,10 +96,10 @@ type name struct {
 	port   uint16
 }
 
-// destination is a real server, and what the kernel remembers of the service that it is one of.
+// destination is a real server of a service, which it outlives if it has connections.
 type destination struct {
 	name
-	of           key
+	of           *service
 	forwarding   uint32
 	weight       uint32
 	upper, lower uint32
