@@ -315,7 +315,9 @@ func TestOthers(t *testing.T) {
 		"iptables, legacy":     {now{mode: "iptables", families: both, backends: same(iptables.Legacy)}, []string{legacyRule}},
 		"iptables, one of each": {now{mode: "iptables", families: both, backends: map[lb.Family]iptables.Backend{lb.IPv4: iptables.Legacy, lb.IPv6: iptables.NFT}},
 			[]string{legacyRule}},
-		"ipvs":                  {now{mode: "ipvs", families: both}, []string{nftRule, legacyRule, set4, set6, vip4, vip6}},
+		// In its own back end a plane has taken over what was there, before.
+		"ipvs, nft":             {now{mode: "ipvs", families: both, backends: same(iptables.NFT)}, []string{nftRule, set4, set6, vip4, vip6}},
+		"ipvs, legacy":          {now{mode: "ipvs", families: both, backends: same(iptables.Legacy)}, []string{legacyRule, set4, set6, vip4, vip6}},
 		"userspace, IPv6 alone": {now{mode: "userspace", families: both[1:]}, []string{nftRule, legacyRule, table4, set4, vip4}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -302,3 +302,56 @@ func TestIPVSDrainEnds(t *testing.T) {
 		}
 	})
 }
+
+// G4: a node changes from upstream's ipvs mode to ours. A loop of requests notices nothing, what is open goes on, what upstream has of Services
+// that are gone goes, and what others have stays (DP-31, DP-32, PR-08).
+func TestIPVSTakeOver(t *testing.T) {
+	lab, tab, vip := shopInIPVS(t)
+	open, err := lab.Open("pod3", netlab.TCP, vip, netlab.DialOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3", Requests: true})
+	traffic.More()
+	lab.On("node1", func() {
+		run(t, "", "ip", "addr", "add", "10.96.0.200/32", "dev", leftovers.Device)
+		h := openIPVS(t)
+		for _, stale := range []string{"tcp 10.96.0.200:80", "tcp 198.51.100.0:20000", "tcp 192.0.2.99:80"} {
+			virtual(t, h, stale)
+		}
+		m := leftovers.Mode()
+		if err := m.Able(mode.Settings{Family: lb.IPv4}); err != nil {
+			t.Fatal(err)
+		}
+		p, err := m.New(mode.Settings{Family: lb.IPv4, MasqueradeBit: 14})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		if _, err := p.Reset(t.Context(), tab); err != nil {
+			t.Error(err)
+		}
+		if n, err := p.Audit(t.Context(), true); n != 0 || err != nil {
+			t.Errorf("after the first write there is something to mend: %d, %v", n, err)
+		}
+		servers := virtuals(t, h)
+		for server, want := range map[string]bool{"tcp " + vip.String(): true, "tcp 10.96.0.200:80": false, "tcp 198.51.100.0:20000": false, "tcp 192.0.2.99:80": true} {
+			if slices.Contains(servers, server) != want {
+				t.Errorf("virtual server %s is there: want %t; there are %q", server, want, servers)
+			}
+		}
+		if addrs := run(t, "", "ip", "addr", "show", leftovers.Device); strings.Contains(addrs, "10.96.0.200") || !strings.Contains(addrs, vip.Addr().String()) {
+			t.Errorf("addresses:\n%s", addrs)
+		}
+		if sets := run(t, "", "ipset", "save"); strings.Contains(sets, "10.96.0.77") || !strings.Contains(sets, "add KUBE-CLUSTER-IP "+vip.Addr().String()+",tcp:80") {
+			t.Errorf("sets:\n%s", sets)
+		}
+	})
+	for range 3 {
+		traffic.More()
+	}
+	if _, err := open.Exchange(); err != nil {
+		t.Errorf("a connection that was open: %v", err)
+	}
+	traffic.Stop()
+}

@@ -94,7 +94,7 @@ func only(names ...string) mode.List {
 	return slices.DeleteFunc(all.Modes(), func(m mode.Mode) bool { return !slices.Contains(names, m.Name) })
 }
 
-// now is a mode that runs: in which families, and of iptables with which back ends; how to clean up beside it.
+// now is a mode that runs: in which families, and of iptables and ipvs with which back ends; how to clean up beside it.
 type now struct {
 	mode     string
 	families []lb.Family
@@ -107,8 +107,11 @@ type now struct {
 func (n now) others(ctx context.Context) (mode.Report, error) {
 	modes := all.Modes()
 	i := slices.IndexFunc(modes, func(m mode.Mode) bool { return m.Name == n.mode })
-	if n.mode == "iptables" {
+	switch n.mode {
+	case "iptables":
 		modes[i] = iptables.ModeIn(n.backends)
+	case "ipvs":
+		modes[i] = ipvs.ModeIn(n.backends)
 	}
 	return Others(ctx, modes, modes[i], mode.Removal{Families: n.families, ExcludeCIDRs: n.exclude, Drain: n.drain})
 }

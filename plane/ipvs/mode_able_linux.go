@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 
 	"github.com/vishvananda/netlink"
@@ -11,6 +12,7 @@ import (
 
 	sets "kube-proxy/internal/ipset"
 	"kube-proxy/internal/ipvswire"
+	"kube-proxy/internal/kernel"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
 	"kube-proxy/plane/iptables"
@@ -38,7 +40,11 @@ func hasIPVS(mode.Settings) error {
 	if err != nil {
 		return unsupported(told(err), ipvswire.ErrNoIPVS)
 	}
-	return c.Close()
+	defer c.Close()
+	if _, err := kernel.Sysctl(vsConntrack); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("IPVS of this kernel does not go together with connection tracking here (CONFIG_IP_VS_NFCT, sysctl %s): %w", vsConntrack, plane.ErrUnsupported)
+	}
+	return nil
 }
 
 func hasItsScheduler(s mode.Settings) error {

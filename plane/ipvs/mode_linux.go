@@ -133,10 +133,13 @@ func (h *host) removeStale(ctx context.Context, what mode.Removal) (mode.Report,
 	})
 }
 
+// vsConntrack has IPVS leave connections to conntrack too, by which they are masqueraded.
+const vsConntrack = "net.ipv4.vs.conntrack"
+
 // sysctls are the settings of DP-30.
 func sysctls(s mode.Settings) []mode.Sysctl {
 	all := []mode.Sysctl{
-		{Name: "net.ipv4.vs.conntrack", Value: "1"},
+		{Name: vsConntrack, Value: "1"},
 		// A new connection from a port that was used a moment ago would wait for a second. Later kernels have the cause
 		// mended; earlier ones do not heed it.
 		{Name: "net.ipv4.vs.conn_reuse_mode", Value: "0", From: [2]int{4, 1}, Before: [2]int{5, 9}},
