@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
@@ -267,6 +268,37 @@ func TestCheckScheduler(t *testing.T) {
 	for errno, says := range map[unix.Errno]string{unix.EAFNOSUPPORT: "has no IPv6 (CONFIG_IP_VS_IPV6)", unix.EPERM: "not permitted"} {
 		if err := checkScheduler(t.Context(), &kernelWith{refuses: errno}, lb.IPv6, "rr"); err == nil || errors.Is(err, mode.ErrAsked) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v: %v", errno, err)
+		}
+	}
+}
+
+// CF-29: the kernel counts whole seconds, and 0 leaves what is there.
+func TestTimeouts(t *testing.T) {
+	got := timeouts(mode.IPVS{TCPTimeout: time.Millisecond, TCPFinTimeout: 90 * time.Second})
+	if want := (ipvswire.Timeouts{TCP: time.Second, TCPFin: 90 * time.Second}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	kernel := ipvsfake.New(ipvsfake.Config{})
+	conn, err := ipvswire.New(t.Context(), kernel.Connect())
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := conn.Timeouts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		ask  mode.IPVS
+		want ipvswire.Timeouts
+	}{
+		{mode.IPVS{}, before},
+		{mode.IPVS{UDPTimeout: 1500 * time.Millisecond}, ipvswire.Timeouts{TCP: before.TCP, TCPFin: before.TCPFin, UDP: 2 * time.Second}},
+	} {
+		if err := setTimeouts(t.Context(), conn, mode.Settings{IPVS: c.ask}); err != nil {
+			t.Error(err)
+		}
+		if now, err := conn.Timeouts(t.Context()); now != c.want || err != nil {
+			t.Errorf("%+v: %+v, %v; want %+v", c.ask, now, err, c.want)
 		}
 	}
 }
