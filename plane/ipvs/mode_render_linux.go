@@ -46,7 +46,10 @@ func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 			return nil, fmt.Errorf("ipvs: %w", err)
 		}
 	}
-	fmt.Fprintf(&b, "# %s -batch -\nlink add %s type dummy\n", ip, Device)
+	fmt.Fprintf(&b, "# %s -batch -\n", ip)
+	if s.Family == lb.IPv4 { // the parts of IPv6 come behind
+		fmt.Fprintf(&b, "link add %s type dummy\n", Device)
+	}
 	for _, a := range p.addresses {
 		scope := "scope host"
 		if a.Is6() {
