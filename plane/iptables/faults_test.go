@@ -434,15 +434,25 @@ func TestUnusable(t *testing.T) {
 	}
 }
 
-// In a container without NET_RAW the legacy back end can be asked for nothing. Whoever reads that its old rules stay reads what to do about it.
+// In a container without NET_RAW the legacy back end can be asked for nothing, and rules that name ipsets, whoever made them, cannot be listed. Whoever reads that
+// the old rules stay, or that none are written, reads what to do about it.
 func TestListWithoutRights(t *testing.T) {
-	hole := &blackHole{fail: func(_ []byte, args []string) error {
-		return &runError{name: "iptables-legacy-save", said: "iptables-save v1.8.11 (legacy): Cannot initialize: Permission denied (you must be root)", err: errors.New("exit status 1")}
-	}}
-	legacy := &tool{run: hole, program: "iptables-legacy", family: lb.IPv4, backend: Legacy}
-	err := legacy.list(t.Context(), func(r io.Reader) error { _, err := io.Copy(io.Discard, r); return err })
-	if err == nil || !strings.Contains(err.Error(), "iptables-legacy may not be used: run as root with CAP_NET_ADMIN and CAP_NET_RAW") {
-		t.Errorf("error: %v", err)
+	for _, c := range []struct {
+		program string
+		backend Backend
+		said    string
+	}{
+		{"iptables-legacy", Legacy, "iptables-save v1.8.11 (legacy): Cannot initialize: Permission denied (you must be root)"},
+		{"iptables-nft", NFT, "iptables-nft-save v1.8.11 (nf_tables): Can't open socket to ipset."},
+	} {
+		hole := &blackHole{fail: func(_ []byte, args []string) error {
+			return &runError{name: c.program + "-save", said: c.said, err: errors.New("exit status 1")}
+		}}
+		tool := &tool{run: hole, program: c.program, family: lb.IPv4, backend: c.backend}
+		err := tool.list(t.Context(), func(r io.Reader) error { _, err := io.Copy(io.Discard, r); return err })
+		if err == nil || !strings.Contains(err.Error(), c.program+" may not be used: run as root with CAP_NET_ADMIN and CAP_NET_RAW") {
+			t.Errorf("error: %v", err)
+		}
 	}
 }
 

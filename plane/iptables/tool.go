@@ -177,7 +177,8 @@ func (t *tool) usable(ctx context.Context) error {
 func denied(err error) bool {
 	said := err.Error()
 	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) ||
-		strings.Contains(said, "Permission denied") || strings.Contains(said, "Operation not permitted")
+		strings.Contains(said, "Permission denied") || strings.Contains(said, "Operation not permitted") ||
+		strings.Contains(said, "Can't open socket to ipset") // by a raw socket the extension set reads the names of sets, also to list a rule
 }
 
 // wants says which rights the programs need.
@@ -279,7 +280,7 @@ func (t *tool) list(ctx context.Context, read func(io.Reader) error) error {
 	switch err := t.pipe(ctx, nil, read, t.program+"-save"); {
 	case err == nil:
 		return nil
-	case denied(err): // the legacy back end alone, in a container with NET_ADMIN
+	case denied(err): // in a container with NET_ADMIN alone: the legacy back end, or rules that name ipsets
 		return fmt.Errorf("list the rules: %s: %w", t.wants(), err)
 	default:
 		return fmt.Errorf("list the rules: %w", err)
