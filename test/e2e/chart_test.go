@@ -14,6 +14,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -298,6 +300,17 @@ func TestChartBadValues(t *testing.T) {
 	}
 	if _, _, err := helmchart.Render(helmchart.Release{Name: "a", Namespace: "b", Kubernetes: "v1.28.0"}, parse(t, good)); err == nil {
 		t.Error("a cluster is taken that does not know what the chart says")
+	}
+}
+
+// helm lint has nothing to say but that there is no icon.
+func TestChartLint(t *testing.T) {
+	folder, err := helmchart.Folder()
+	must(t, err)
+	for _, message := range lint.All(folder, parse(t, "apiServer: {host: 172.18.0.10}"), release.Namespace, true).Messages {
+		if message.Severity > support.InfoSev {
+			t.Error(message)
+		}
 	}
 }
 
