@@ -101,6 +101,11 @@ func copyOf(t *testing.T, value any) (copied any) {
 // with no field unknown or twice; and the proxy its configuration, without a warning that is not about the mode.
 func TestChart(t *testing.T) {
 	begin(t)
+	chart, err := helmchart.Load()
+	must(t, err)
+	if "v"+chart.Metadata.AppVersion != config.Compatible {
+		t.Errorf("the chart's appVersion is %s, the proxy's %s", chart.Metadata.AppVersion, config.Compatible)
+	}
 	server := newDryRun(t)
 	sets := combinations(t)
 	if len(sets) < 100 {
