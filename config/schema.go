@@ -8,14 +8,19 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
 
 	"kube-proxy/mode"
 )
 
-// Schema returns the JSON schema of all fields of a KubeProxyConfiguration but apiVersion and kind, for who checks one before a
-// proxy reads it. It refuses what the proxy would only warn of, such as an unknown field.
+// Schema returns the JSON schema of a KubeProxyConfiguration, for who checks one before a proxy reads it. It refuses what the proxy
+// would only warn of, such as an unknown field. Null, which kubeadm writes, says nothing, as in the file.
 func Schema(modes mode.List) map[string]any {
 	root := block("")
+	root["properties"] = map[string]any{
+		"apiVersion": map[string]any{"const": v1alpha1.SchemeGroupVersion.String()},
+		"kind":       map[string]any{"const": "KubeProxyConfiguration"},
+	}
 	var s settings
 	for _, f := range fields(modes) {
 		at, names := root, strings.Split(f.path, ".")
@@ -29,9 +34,9 @@ func Schema(modes mode.List) map[string]any {
 		schema := typeSchema(leafAt(&s, f.path).Type())
 		switch f.path {
 		case "mode":
-			schema["enum"] = modeNames(modes)
+			schema["enum"] = orNull(modeNames(modes))
 		case "detectLocalMode":
-			schema["enum"] = append([]string{""}, localModes...)
+			schema["enum"] = orNull(append([]string{""}, localModes...))
 		case "featureGates":
 			schema = gatesSchema()
 		}
@@ -62,8 +67,18 @@ func modeNames(modes mode.List) []string {
 	return names
 }
 
+// orNull are the names, and null.
+func orNull(names []string) []any {
+	var all []any
+	for _, name := range names {
+		all = append(all, name)
+	}
+	return append(all, nil)
+}
+
 func gatesSchema() map[string]any {
 	schema := block("")
+	schema["type"] = []string{"object", "null"}
 	properties := schema["properties"].(map[string]any)
 	for _, name := range []string{"AllAlpha", "AllBeta"} {
 		properties[name] = map[string]any{"type": "boolean"}
@@ -77,50 +92,41 @@ func gatesSchema() map[string]any {
 	return schema
 }
 
-// typeSchema is the schema of one value of the type, as wantType says it in words. Null stands for the default where the type
-// tells it from zero.
+// typeSchema is the schema of one value of the type, as wantType says it in words, or of null.
 func typeSchema(t reflect.Type) map[string]any {
 	switch t {
-	case reflect.TypeFor[metav1.Duration]():
-		return durationSchema("string")
-	case reflect.TypeFor[*metav1.Duration]():
+	case reflect.TypeFor[metav1.Duration](), reflect.TypeFor[*metav1.Duration]():
 		return durationSchema("string", "null")
 	case reflect.TypeFor[logsapi.TimeOrMetaDuration]():
-		return durationSchema("string", "integer") // of nanoseconds, as older versions wrote it
+		return durationSchema("string", "integer", "null") // of nanoseconds, as older versions wrote it
 	case reflect.TypeFor[logsapi.VModuleConfiguration]():
 		item := block("")
 		item["properties"] = map[string]any{"filePattern": map[string]any{"type": "string"}, "verbosity": typeSchema(reflect.TypeFor[uint32]())}
 		item["required"] = []string{"filePattern", "verbosity"}
-		return map[string]any{"type": "array", "items": item}
+		return map[string]any{"type": []string{"array", "null"}, "items": item}
 	}
 	if t.Kind() == reflect.Pointer {
-		schema := typeSchema(t.Elem())
-		schema["type"] = []string{schema["type"].(string), "null"}
-		return schema
+		t = t.Elem()
 	}
 	switch t.Kind() {
 	case reflect.Bool:
-		return map[string]any{"type": "boolean"}
+		return map[string]any{"type": []string{"boolean", "null"}}
 	case reflect.Int32:
-		return map[string]any{"type": "integer", "minimum": math.MinInt32, "maximum": math.MaxInt32}
+		return map[string]any{"type": []string{"integer", "null"}, "minimum": math.MinInt32, "maximum": math.MaxInt32}
 	case reflect.Uint32:
-		return map[string]any{"type": "integer", "minimum": 0, "maximum": math.MaxInt32}
+		return map[string]any{"type": []string{"integer", "null"}, "minimum": 0, "maximum": math.MaxInt32}
 	case reflect.Float32:
-		return map[string]any{"type": "number"}
+		return map[string]any{"type": []string{"number", "null"}}
 	case reflect.Slice:
-		return map[string]any{"type": "array", "items": map[string]any{"type": "string"}}
+		return map[string]any{"type": []string{"array", "null"}, "items": map[string]any{"type": "string"}}
 	case reflect.Struct: // the only one is a quantity
-		return map[string]any{"type": []string{"string", "integer"}}
+		return map[string]any{"type": []string{"string", "integer", "null"}}
 	default:
-		return map[string]any{"type": "string"}
+		return map[string]any{"type": []string{"string", "null"}}
 	}
 }
 
 // durationSchema is that of time.ParseDuration.
 func durationSchema(types ...string) map[string]any {
-	schema := map[string]any{"type": types[0], "pattern": `^[-+]?(0|(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)$`}
-	if len(types) > 1 {
-		schema["type"] = types
-	}
-	return schema
+	return map[string]any{"type": types, "pattern": `^[-+]?(0|(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)$`}
 }

@@ -16,6 +16,8 @@ import (
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/lint"
 	"helm.sh/helm/v3/pkg/lint/support"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -288,11 +290,15 @@ func TestChartBadValues(t *testing.T) {
 		{good + "init: false", `/init.*object`},
 		{good + "serviceMonitor: {enabled: true}", `config\.metricsBindAddress`},
 		{good + "serviceMonitor: {enabled: true}\nconfig: {bindAddress: '::'}", `config\.metricsBindAddress`},
+		{good + "serviceMonitor: {enabled: true}\nconfig: {metricsBindAddress: none}", `config\.metricsBindAddress`},
+		{good + "config: {healthzBindAddress: none}", `config\.healthzBindAddress: none`},
 		{"apiServer: {host: 'https://172.18.0.10:6443'}", `/apiServer/host`},
 		{"apiServer: {host: a, port: '6443'}", `/apiServer/port.*integer`},
 		{"apiServer: {host: a, kubeconfig: {secret: b}}", `apiServer\.host: it has no effect`},
 		{"apiServer: {kubeconfig: {hostPath: /a, secret: b}}", `apiServer\.kubeconfig: /a, b: only one`},
 		{"apiServer: {kubeconfig: {hostPath: relative}}", `/apiServer/kubeconfig/hostPath`},
+		{good + "config: {clientConnection: {kubeconfig: /b}}", `config\.clientConnection\.kubeconfig`},
+		{good + "config: {apiVersion: kubeproxy.config.k8s.io/v1alpha2}", `/config/apiVersion`},
 		{"apiServer: {kubeconfig: {secret: a}}\nconfig: {clientConnection: {kubeconfig: /b}}", `config\.clientConnection\.kubeconfig`},
 	} {
 		_, _, err := helmchart.Render(release, parse(t, c.values))
@@ -305,6 +311,42 @@ func TestChartBadValues(t *testing.T) {
 	}
 	if _, _, err := helmchart.Render(helmchart.Release{Name: "a", Namespace: "b", Kubernetes: "v1.28.0"}, parse(t, good)); err == nil {
 		t.Error("a cluster is taken that does not know what the chart says")
+	}
+}
+
+// The kubelet's probes ask where the proxy listens for them, in whatever way that is written.
+func TestChartProbes(t *testing.T) {
+	for address, want := range map[string]string{
+		"":                    " 10256",
+		"0.0.0.0":             " 10256",
+		"0.0.0.0:10356":       " 10356",
+		"'::'":                " 10256",
+		"'[::]:10356'":        " 10356",
+		"127.0.0.1:10356":     "127.0.0.1 10356",
+		"'[::1]'":             "::1 10256",
+		"'::1'":               "::1 10256",
+		"'[fd00::1]:10356'":   "fd00::1 10356",
+		"fd00:1:2:3:4:5:6:78": "fd00:1:2:3:4:5:6:78 10256",
+	} {
+		for _, object := range render(t, parse(t, "apiServer: {host: a}\nconfig:\n  healthzBindAddress: "+address)) {
+			if object.GetKind() != "DaemonSet" {
+				continue
+			}
+			var set appsv1.DaemonSet
+			must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &set))
+			proxy := set.Spec.Template.Spec.Containers[0]
+			for _, probe := range []*corev1.Probe{proxy.ReadinessProbe, proxy.LivenessProbe} {
+				port := int32(0)
+				for _, p := range proxy.Ports {
+					if p.Name == probe.HTTPGet.Port.StrVal {
+						port = p.ContainerPort
+					}
+				}
+				if got := fmt.Sprint(probe.HTTPGet.Host, " ", port); got != want {
+					t.Errorf("healthzBindAddress %s: %s asks %q, want %q", address, probe.HTTPGet.Path, got, want)
+				}
+			}
+		}
 	}
 }
 
@@ -348,7 +390,7 @@ func TestChartMetrics(t *testing.T) {
 }
 
 // What kubeadm writes is taken by the API server, and its configuration by the proxy, as it is: of what has its type's zero in it, which
-// is how kubeadm says nothing, there is no warning.
+// is how kubeadm says nothing, there is no warning. The chart takes it as the value config.
 func TestKubeadmObjects(t *testing.T) {
 	begin(t)
 	var objects []*unstructured.Unstructured
@@ -364,12 +406,29 @@ func TestKubeadmObjects(t *testing.T) {
 		must(t, server.take(t, object))
 		if data, ok, _ := unstructured.NestedString(object.Object, "data", "config.conf"); ok {
 			loadConfig(t, data)
+			loadConfig(t, chartOf(t, data))
 			files++
 		}
 	}
 	if len(objects) < 6 || files != 1 {
 		t.Errorf("%d objects with %d configurations", len(objects), files)
 	}
+}
+
+// chartOf returns the configuration that the chart makes of a file that somebody had, but for its kubeconfig.
+func chartOf(t *testing.T, file string) string {
+	t.Helper()
+	values := parse(t, "apiServer: {host: a}")
+	theirs := parse(t, file)
+	theirs["clientConnection"].(map[string]any)["kubeconfig"] = ""
+	values["config"] = theirs
+	for _, object := range render(t, values) {
+		if data, ok, _ := unstructured.NestedString(object.Object, "data", "config.conf"); ok {
+			return data
+		}
+	}
+	t.Fatal("the chart makes no configuration")
+	return ""
 }
 
 // Each value has a comment and a place in the schema, and nothing else has; and the schema takes nothing unknown anywhere.

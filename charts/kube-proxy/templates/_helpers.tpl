@@ -38,7 +38,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $_ := set $config "apiVersion" "kubeproxy.config.k8s.io/v1alpha1" -}}
 {{- $_ := set $config "kind" "KubeProxyConfiguration" -}}
 {{- with include "kube-proxy.kubeconfig" . -}}
-{{- $_ := set $config "clientConnection" (merge (dict "kubeconfig" .) (get $config "clientConnection" | default dict)) -}}
+{{- $_ := set $config "clientConnection" (merge (dict "kubeconfig" .) (omit (get $config "clientConnection" | default dict) "kubeconfig")) -}}
 {{- end -}}
 {{ toYaml $config }}
 {{- end }}
@@ -52,7 +52,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "kube-proxy.address" -}}
 {{- $host := regexReplaceAll ":[0-9]+$" .address "" -}}
 {{- $port := regexFind "[0-9]+$" (regexFind ":[0-9]+$" .address) -}}
-{{- if and (contains "::" .address) (not (hasPrefix "[" .address)) -}}
+{{- if and (regexMatch ":.*:" .address) (not (hasPrefix "[" .address)) -}}
 {{- $host = .address -}}{{- $port = "" -}}
 {{- end -}}
 {{ dict "host" (trimAll "[]" $host) "port" (int ($port | default .port)) | toJson }}
@@ -119,14 +119,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and .Values.apiServer.host $kubeconfigs -}}
 {{- fail "apiServer.host: it has no effect beside apiServer.kubeconfig, which names the API server: remove one of them" -}}
 {{- end -}}
-{{- if and $kubeconfigs (dig "clientConnection" "kubeconfig" "" .Values.config) -}}
-{{- fail "config.clientConnection.kubeconfig: set by apiServer.kubeconfig: remove one of them" -}}
+{{- if get (get .Values.config "clientConnection" | default dict) "kubeconfig" -}}
+{{- fail "config.clientConnection.kubeconfig: the container does not have that file: remove it, and say by apiServer.kubeconfig where it is to come from, or by apiServer.host where the API server is" -}}
 {{- end -}}
 {{- if eq (get .Values.config "mode" | default "") "kernelspace" -}}
 {{- fail "config.mode: kernelspace is for Windows nodes, which this chart does not serve: see docs/windows.md" -}}
 {{- end -}}
-{{- if and .Values.serviceMonitor.enabled (regexMatch "^(127\\.|\\[?::1\\]?|localhost)" (get (include "kube-proxy.metrics" . | fromJson) "host")) -}}
-{{- fail "config.metricsBindAddress: Prometheus cannot reach a loopback address, and serviceMonitor.enabled is true: set it to 0.0.0.0:10249, for instance" -}}
+{{- if eq (get .Values.config "healthzBindAddress" | default "") "none" -}}
+{{- fail "config.healthzBindAddress: none: a kubelet that cannot ask a proxy for its health never calls it ready, and no rollout goes on" -}}
+{{- end -}}
+{{- if and .Values.serviceMonitor.enabled (regexMatch "^(none$|127\\.|\\[?::1\\]?|localhost)" (get (include "kube-proxy.metrics" . | fromJson) "host")) -}}
+{{- fail "config.metricsBindAddress: Prometheus cannot reach a loopback address or none, and serviceMonitor.enabled is true: set it to 0.0.0.0:10249, for instance" -}}
 {{- end -}}
 {{- end }}
 
