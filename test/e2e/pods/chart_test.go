@@ -35,6 +35,7 @@ func install(t *testing.T, old []*unstructured.Unstructured, more string) []*uns
 // The chart's DaemonSet runs in every mode that this kernel has, with the rights that the chart gives it and no more: a container that
 // prepares the node, then one with NET_ADMIN alone. A change of values rolls out, and back, while clients go on.
 func TestChart(t *testing.T) {
+	asLeft(t, testbed.IPTables)
 	addr := web(t)
 	const pods = "config: {clusterCIDR: '10.1.0.0/16,fd00:10:1::/48'"
 	steps := []struct{ name, values string }{
@@ -110,14 +111,8 @@ func refused(t *testing.T, field string) {
 // On a node whose kubelet uses the legacy back end of iptables the proxy needs NET_RAW too, for that back end speaks with the kernel by
 // a raw socket. The values give it that, and nothing else.
 func TestChartOnLegacyIPTables(t *testing.T) {
+	asLeft(t, testbed.IPTablesLegacy)
 	addr := web(t)
-	for _, six := range []string{"", "6"} { // as such a kubelet leaves it (DP-14)
-		for _, command := range []string{"ip" + six + "tables-nft -t mangle -F", "ip" + six + "tables-nft -t mangle -X", "ip" + six + "tables-legacy -t mangle -N KUBE-IPTABLES-HINT"} {
-			words := strings.Fields(command)
-			_, err := bed.Command(t.Context(), netlab.Node1, words[0], words[1:]...)
-			must(t, err)
-		}
-	}
 	objects := install(t, nil, "tag: e2e}\nextraCapabilities: [NET_RAW]\nconfig: {mode: iptables, clusterCIDR: '10.1.0.0/16,fd00:10:1::/48'}")
 	t.Cleanup(func() { remove(t, objects) })
 	pod := rolledOut(t, "kube-proxy")

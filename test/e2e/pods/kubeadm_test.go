@@ -48,6 +48,7 @@ func TestKubeadmManifests(t *testing.T) {
 
 // In a cluster of kubeadm, changing the image is enough: its ConfigMap, permissions, mounts and command line stay as they are.
 func TestKubeadm(t *testing.T) {
+	asLeft(t, testbed.IPTables)
 	addr := web(t)
 	made := kubeadmWrites(t, netlab.Cluster4.String()+","+netlab.Cluster6.String(), netip.AddrPortFrom(testbed.APIAddr, testbed.APIPort).String())
 	const theirs, ours = "image: " + registry + "/kube-proxy:v1.36.3\n", "image: " + image + ":e2e\n"

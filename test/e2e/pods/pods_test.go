@@ -162,6 +162,14 @@ func apply(t *testing.T, old, objects []*unstructured.Unstructured) {
 	}
 }
 
+// asLeft gives node1 no rules but the hint of a kubelet that uses the back end of iptables (DP-14).
+func asLeft(t *testing.T, backend testbed.Mode) {
+	t.Helper()
+	must(t, bed.CleanNode(t.Context()))
+	bed.Mode = backend
+	must(t, bed.Prepare(t.Context()))
+}
+
 // web makes a Service with endpoints pod1 and pod4 and returns its address.
 func web(t *testing.T) netip.AddrPort {
 	t.Helper()
