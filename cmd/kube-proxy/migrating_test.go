@@ -1,0 +1,104 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Every command of docs/migrating.md that is marked sh runs, in the order of the page, in a namespace, in a folder with the files that the
+// page has others make: none prints an error, and each exits with 0, but for check, which found what it found.
+func TestMigratingPage(t *testing.T) {
+	page, err := os.ReadFile("../../docs/migrating.md")
+	do(t, err)
+	n, dir := newNamespace(t), t.TempDir()
+	for name, from := range map[string][]string{"proxy.yaml": {"configmap.yaml", "daemonset.yaml"}} {
+		var text []byte
+		for _, f := range from {
+			data, err := os.ReadFile("../../testdata/kubeadm/" + f)
+			do(t, err)
+			text = append(append(text, data...), '\n')
+		}
+		write(t, filepath.Join(dir, name), text)
+	}
+	write(t, filepath.Join(dir, "cilium-config.yaml"), []byte("kind: ConfigMap\nmetadata: {name: cilium-config, namespace: kube-system}\ndata: {kube-proxy-replacement: \"true\", cluster-pool-ipv4-cidr: 10.0.0.0/8, bpf-lb-mode: dsr}\n"))
+	write(t, filepath.Join(dir, "manifests/web.yaml"), good())
+	self, err := os.Executable()
+	do(t, err)
+	write(t, filepath.Join(dir, "bin/kube-proxy"), fmt.Appendf(nil, "#!/bin/sh\n%s=1 exec %s \"$@\"\n", asProgram, self))
+	do(t, os.Chmod(filepath.Join(dir, "bin/kube-proxy"), 0o755))
+	commands := 0
+	for _, block := range regexp.MustCompile("(?ms)^ *```sh\n(.*?)^ *```").FindAllStringSubmatch(string(page), -1) {
+		for line := range strings.Lines(block[1]) {
+			if line = strings.TrimSpace(line); line == "" {
+				continue
+			}
+			commands++
+			var out []byte
+			var err error
+			cmd := exec.Command("sh", "-c", line)
+			cmd.Dir, cmd.Env = dir, append(os.Environ(), "PATH="+dir+"/bin:"+os.Getenv("PATH"))
+			n.Do(func() { out, err = cmd.CombinedOutput() })
+			may := []int{0}
+			if strings.HasPrefix(line, "kube-proxy check") {
+				may = []int{0, 2, 3}
+			}
+			if !slices.Contains(may, cmd.ProcessState.ExitCode()) || complains(string(out)) {
+				t.Errorf("%s: %v\n%s", line, err, out)
+			}
+		}
+	}
+	if commands < 7 {
+		t.Errorf("the page has %d commands that can be run", commands)
+	}
+	for _, name := range []string{"config.yaml", "migration.json", "node-1.json"} {
+		if data, err := os.ReadFile(filepath.Join(dir, name)); err != nil || len(data) == 0 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// What is not marked as run is marked as not run, and says why: it needs the cluster.
+	for _, fence := range regexp.MustCompile("(?m)^ *```([a-z]*)$").FindAllStringSubmatch(string(page), -1) {
+		if !slices.Contains([]string{"sh", "console", ""}, fence[1]) {
+			t.Errorf("a block is marked %q", fence[1])
+		}
+	}
+	for _, block := range regexp.MustCompile("(?ms)^ *```console\n(.*?)^ *```").FindAllStringSubmatch(string(page), -1) {
+		for line := range strings.Lines(block[1]) {
+			if line = strings.TrimSpace(line); !strings.HasPrefix(line, "kubectl ") && !strings.HasPrefix(line, "curl ") {
+				t.Errorf("it needs no cluster, and is not run: %s", line)
+			}
+		}
+	}
+	// The tests that it names are there.
+	named := regexp.MustCompile("`([a-z0-9/-]+)\\.(Test\\w+)`").FindAllStringSubmatch(string(page), -1)
+	for _, m := range named {
+		files, err := filepath.Glob("../../" + m[1] + "/*_test.go")
+		do(t, err)
+		if !slices.ContainsFunc(files, func(f string) bool {
+			data, err := os.ReadFile(f)
+			return err == nil && strings.Contains(string(data), "func "+m[2]+"(")
+		}) {
+			t.Errorf("there is no test %s.%s", m[1], m[2])
+		}
+	}
+	if len(named) < 6 {
+		t.Errorf("the page names %d tests", len(named))
+	}
+}
+
+// complains reports whether the program says that something is wrong, but what the page has it warn of.
+func complains(out string) bool {
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "kube-proxy: ") && !strings.Contains(line, "warning: clientConnection.kubeconfig is ignored because --manifests is given") {
+			return true
+		}
+	}
+	return false
+}
