@@ -192,6 +192,9 @@ func (j *judge) writer() {
 }
 
 func (j *judge) ports() {
+	if j.facts.OS != "linux" {
+		return
+	}
 	sockets, ok := of(j, "", j.facts.Sockets)
 	if !ok {
 		return
