@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -149,7 +150,7 @@ func findingsText(all []preflight.Finding) string {
 		if f.About != "" {
 			seen = f.About + ": " + seen
 		}
-		fmt.Fprintf(&b, "%-7s  %-*s  %s\n", f.Severity, width, f.ID, strings.ReplaceAll(seen, "\n", "; "))
+		fmt.Fprintf(&b, "%-7s  %-*s  %s\n", f.Severity, width, f.ID, plain(strings.ReplaceAll(seen, "\n", "; ")))
 		for _, more := range []struct{ word, text string }{{"why", f.Why}, {"do", f.Remedy}} {
 			if more.text == "" || f.Severity == preflight.Info {
 				continue
@@ -170,6 +171,22 @@ func findingsText(all []preflight.Finding) string {
 		}
 	}
 	fmt.Fprintf(&b, "\n%s\n", strings.Join(sum, ", "))
+	return b.String()
+}
+
+// plain writes characters that a terminal would obey, such as those in the name of a process or in a file of others, as Go would.
+func plain(s string) string {
+	if !strings.ContainsFunc(s, unicode.IsControl) {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		if unicode.IsControl(r) {
+			fmt.Fprintf(&b, "\\x%02x", r)
+		} else {
+			b.WriteRune(r)
+		}
+	}
 	return b.String()
 }
 

@@ -41,7 +41,7 @@ func run(modes mode.List) {
 // with a hint to --help, not with all of it: the message must not scroll away.
 func printError(w io.Writer, err error) {
 	for line := range strings.SplitSeq(err.Error(), "\n") {
-		fmt.Fprintf(w, "kube-proxy: %s\n", line)
+		fmt.Fprintf(w, "kube-proxy: %s\n", plain(line))
 	}
 	if errors.As(err, new(config.Problems)) {
 		fmt.Fprintln(w, "kube-proxy --help lists all flags")

@@ -124,7 +124,7 @@ func printMigration(out, errOut io.Writer, as string, r *migrate.Result) error {
 			if s.Severity != severity {
 				continue
 			}
-			fmt.Fprintf(&b, "%-7s  %s: %s\n", s.Severity, s.About, s.Differs)
+			fmt.Fprintf(&b, "%-7s  %s: %s\n", s.Severity, plain(s.About), plain(s.Differs))
 			if severity != migrate.Same {
 				fmt.Fprintf(&b, "         why: %s\n         do:  %s\n", s.Why, s.Do)
 			}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/plane/all"
+	"kube-proxy/preflight"
 )
 
 // readOnly has this process killed when it does what could change a node or ask another program or machine: open a socket, start a program,
@@ -123,5 +124,24 @@ func TestCheckAndMigrateHelp(t *testing.T) {
 		if err := command(all.Modes(), &out, &errOut, []string{name, "--help"}).Execute(); err != nil || !strings.HasPrefix(out.String(), "Usage: kube-proxy "+name) || !strings.Contains(out.String(), "Exit codes: 0 ") {
 			t.Errorf("%v\n%s\n%s", err, out.String(), errOut.String())
 		}
+	}
+}
+
+// Who runs these commands reads files and names of processes that others wrote: their terminal obeys none of it.
+func TestTerminalIsLeftAlone(t *testing.T) {
+	evil := "x\x1b]0;owned\x07\u009b2J\r"
+	text := findingsText([]preflight.Finding{{ID: "node-ports", Severity: preflight.Warning, About: "30080/tcp", Seen: "process 1 (" + evil + ")"}})
+	file := filepath.Join(t.TempDir(), "pod.yaml")
+	write(t, file, []byte("kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec: {containers: [{name: kube-proxy, image: \"a\\e]0;owned\\a\", command: [kube-proxy, \"--hostname-override=\\e[2J\"]}]}\n"))
+	var out, errOut bytes.Buffer
+	do(t, command(all.Modes(), &out, &errOut, []string{"migrate", file}).Execute())
+	printError(&errOut, command(all.Modes(), &out, &errOut, []string{"migrate", file + "\x1b[2J"}).Execute())
+	for _, s := range []string{text, out.String(), errOut.String()} {
+		if strings.ContainsAny(s, "\x1b\x07\r\u009b") {
+			t.Errorf("%q", s)
+		}
+	}
+	if !strings.Contains(text, `x\x1b]0;owned\x07\x9b2J\x0d`) || !strings.Contains(errOut.String(), `a\x1b]0;owned`) {
+		t.Errorf("what was there is not said:\n%s\n%s", text, errOut.String())
 	}
 }
