@@ -60,7 +60,8 @@ func Convert(modes mode.List, p *Proxy, to string) (*Result, error) {
 	}
 	conv, err := config.Convert(modes, args, file, to)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", strings.Join(slices.DeleteFunc([]string{p.Where, p.FileWhere}, func(s string) bool { return s == "" }), " with "), err)
+		from := strings.Join(slices.DeleteFunc([]string{p.Where, p.FileWhere}, func(s string) bool { return s == "" }), " with ")
+		return nil, fmt.Errorf("%s: %w", cmp.Or(from, c.where()), err)
 	}
 	c.conv = conv
 	c.loader()

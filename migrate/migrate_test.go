@@ -144,6 +144,9 @@ func TestCilium(t *testing.T) {
 	if _, err := convert("", Input{Name: "c", Data: []byte(head + "  kube-proxy-replacement: \"false\"\n")}); err == nil || !strings.Contains(err.Error(), "kube-proxy-replacement is \"false\"") {
 		t.Errorf("without the replacement: %v", err)
 	}
+	if _, err := convert("", Input{Name: "c", Data: []byte(head + "  kube-proxy-replacement: \"true\"\n  nodeport-addresses: 192.0.2.0/99\n")}); err == nil || !strings.HasPrefix(err.Error(), "Cilium's ConfigMap: KubeProxyConfiguration.nodePortAddresses: \"192.0.2.0/99\"") {
+		t.Errorf("an address that is none: %v", err)
+	}
 	if r, err := convert("iptables", Input{Name: "c", Data: []byte(head + "  kube-proxy-replacement: strict\n")}); err != nil || !strings.Contains(string(r.Config), "mode: iptables") || !strings.Contains(string(r.Config), "detectLocalMode: NodeCIDR") {
 		t.Errorf("to iptables: %v\n%+v", err, r)
 	}
