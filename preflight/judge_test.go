@@ -88,7 +88,7 @@ func TestJudge(t *testing.T) {
 		{"one that gives way is asked for", func(s *Setup, f *Facts) { s.Asked = "gives-way"; cannot(f, "gives-way", broken) }, "mode-asked warning : the configuration asks for gives-way; mode gives-way cannot run on this host, using second instead", ExitWarnings},
 		{"one that is not built is asked for", func(s *Setup, _ *Facts) { s.Asked = "later" }, "mode-asked error", ExitErrors},
 		{"the second family cannot be served", func(_ *Setup, f *Facts) { f.Abilities[1].Able = broken }, "mode-asked warning IPv6: mode first cannot serve IPv6: it is broken; IPv4 would be served alone", ExitWarnings},
-		{"rules cannot be listed", func(_ *Setup, f *Facts) { f.Chains.Err = needsRootForTest }, "drop-policy unknown : not known: needs root", ExitWarnings},
+		{"rules cannot be listed", func(_ *Setup, f *Facts) { f.Chains.Err = errNeedsRoot }, "drop-policy unknown : not known: needs root", ExitWarnings},
 		{"no forwarding", func(_ *Setup, f *Facts) { f.Sysctls.Value[ipForward] = "0" }, "ip-forward error net.ipv4.ip_forward: it is 0", ExitErrors},
 		{"no forwarding of a family that the cluster has", func(s *Setup, _ *Facts) { s.PodCIDRs = prefixes("10.244.0.0/16", "fd00::/48") }, "ip-forward error net.ipv6.conf.all.forwarding", ExitErrors},
 		{"no forwarding, and the mode sets it", func(_ *Setup, f *Facts) {
@@ -119,7 +119,7 @@ func TestJudge(t *testing.T) {
 		{"the API server's clock", func(_ *Setup, f *Facts) { f.Cluster.Ahead.Value = -time.Hour }, "clock warning API server: its clock is 1h0m0s behind this machine's", ExitWarnings},
 		{"few descriptors", func(s *Setup, f *Facts) { s.Asked, f.Descriptors.Value = "second", 20000 }, "descriptors warning : at most 20000: mode second holds some 6666 connections", ExitWarnings},
 		{"Cilium that is not known", func(_ *Setup, f *Facts) {
-			f.BPF.Err = needsRootForTest
+			f.BPF.Err = errNeedsRoot
 			f.Links.Value = append(f.Links.Value, Link{Name: "cilium_host"})
 		}, "cilium warning : Cilium runs here (cilium_host); whether it replaces kube-proxy is not known: needs root", ExitWarnings},
 		{"Cilium beside a proxy", func(_ *Setup, f *Facts) { f.Links.Value = append(f.Links.Value, Link{Name: "cilium_host"}) }, "cilium info", ExitOK},
@@ -182,7 +182,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-var needsRootForTest = errors.New("needs root")
+var errNeedsRoot = errors.New("needs root")
 
 // Nothing is known: every finding says so, none is ok for want of a look.
 func TestNothingKnown(t *testing.T) {

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
-	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/system"
 )
@@ -303,12 +302,4 @@ func needsRoot(err error) error {
 		return fmt.Errorf("needs root: %w", err)
 	}
 	return err
-}
-
-// familyName is what iptables and nft call a family.
-func familyName(f lb.Family) string {
-	if f == lb.IPv6 {
-		return "ip6"
-	}
-	return "ip"
 }
