@@ -81,8 +81,8 @@ func (p *Plane) compare(ctx context.Context) error {
 			return nil
 		}
 		s := p.l.servers[is.ServiceID]
-		if s == nil && !p.owns(p.l, known, is.ServiceID) {
-			return nil
+		if s == nil && !p.owns(p.l, known, is.ServiceID) || s != nil && !s.has && p.excluded(s.id) {
+			return nil // another's
 		}
 		seen[is.ServiceID] = true
 		switch {

@@ -176,12 +176,34 @@ func (w *writer) raise(which func(*virtual) bool) func(context.Context) error {
 	return func(ctx context.Context) error {
 		var ops []serverOp
 		for _, s := range w.sortedServers() {
-			if s.refs > 0 && which(s) {
-				ops = s.raise(ops)
+			if s.refs == 0 || !which(s) {
+				continue
+			}
+			first := len(ops)
+			if ops = s.raise(ops); !s.has && w.excluded(s.id) { // another's would take the real servers
+				ops = ops[:first+1]
 			}
 		}
 		return w.serverOps(ctx, ops)
 	}
+}
+
+// excluded reports whether a virtual server that has the name may be another's.
+func (p *Plane) excluded(id ipvswire.ServiceID) bool {
+	return id.Mark == 0 && within(p.cfg.ExcludeCIDRs, id.Addr.Addr())
+}
+
+// withheld reports whether a member would say that virtual servers are ours that may be another's, until we have made them.
+func (w *writer) withheld(m member) bool {
+	if len(w.cfg.ExcludeCIDRs) == 0 || !m.set.names() && !m.set.marks() || m.set == setHealthCheck {
+		return false
+	}
+	for k := range lb.Expand(m.key(), w.l.nodePorts) {
+		if s := w.l.servers[serviceOf(k)]; w.excluded(serviceOf(k)) && s != nil && !s.has {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *virtual) op(verb ipvswire.Verb, a netip.AddrPort, weight int32) serverOp {
@@ -392,7 +414,7 @@ func (w *writer) refused(ctx context.Context, op serverOp, err error) error {
 	}
 	switch {
 	case op.Verb == ipvswire.NewService && is(unix.EEXIST):
-		if s.id.Mark == 0 && within(w.cfg.ExcludeCIDRs, s.id.Addr.Addr()) {
+		if w.excluded(s.id) {
 			return w.fail(s, key, fmt.Errorf("virtual server %s is another program's, and its address is in --ipvs-exclude-cidrs (ipvs.excludeCIDRs): "+
 				"remove it, or take the address out of there", s.id))
 		}
@@ -446,7 +468,7 @@ type memberOp struct {
 func (w *writer) addMembers(ctx context.Context) error {
 	var ops []memberOp
 	for m := range w.l.touched.members {
-		if c := w.l.members[m]; c.refs > 0 && !c.right() && !w.failed[m] && !w.broken[m.set] {
+		if c := w.l.members[m]; c.refs > 0 && !c.right() && !w.failed[m] && !w.broken[m.set] && !w.withheld(m) {
 			ops = append(ops, memberOp{m, c.want, false})
 		}
 	}

@@ -1,0 +1,113 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"kube-proxy/internal/ipvsfake"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// moment is what clients meet between two writes.
+type moment struct {
+	serving map[ipvswire.ServiceID]bool   // with a real server for new connections
+	ways    map[string]ipvswire.ServiceID // where members lead, by mark
+	addrs   map[netip.Addr]bool
+	what    string // was about to be written
+}
+
+func (k *lab) moment(f lb.Family, what string) moment {
+	m := moment{map[ipvswire.ServiceID]bool{}, map[string]ipvswire.ServiceID{}, maps.Clone(k.devs[f].addrs), what}
+	for _, v := range k.ipvs.State() {
+		for _, d := range v.Destinations {
+			if d.Weight > 0 {
+				m.serving[v.ServiceID] = true
+			}
+		}
+	}
+	for _, s := range []set{setMarksPods, setMarksHost, setMarksAnywhere} {
+		if set := k.sets[s.name(f)]; set != nil {
+			for key, is := range set.members {
+				if is.Mask == 1<<32-1 {
+					m.ways[s.name(f)+" "+key.String()] = ipvswire.ByMark(wireFamily(f), is.Mark)
+				}
+			}
+		}
+	}
+	return m
+}
+
+// Without transactions: between any two messages of a change, or of a restart, everybody who was served before and is after it has a real
+// server, by address and by mark (by wire).
+func TestNoHole(t *testing.T) {
+	first := rand.Uint64N(1 << 32)
+	for seed := first; seed < first+20; seed++ {
+		f := lb.IPv4
+		if seed%3 == 0 {
+			f = lb.IPv6
+		}
+		rnd := rand.New(rand.NewPCG(seed, 3))
+		w := planetest.World{Family: f}
+		k := newLab(t)
+		p := k.plane(t, f)
+		table := startTable(w)
+		if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+			t.Fatal(err)
+		}
+		for step := range 10 {
+			before := k.moment(f, "")
+			var moments []moment
+			k.ipvs.Before = func(r ipvsfake.Request) error {
+				moments = append(moments, k.moment(f, fmt.Sprintf("command %d %v %v", r.Command, r.Service, r.Destination)))
+				return nil
+			}
+			k.refuse = func(what string) error { moments = append(moments, k.moment(f, what)); return nil }
+			m := moves()[rnd.IntN(len(moves()))]
+			changes := m.make(table, w)
+			var err error
+			if restart := rnd.IntN(3) == 0; restart {
+				p = k.plane(t, f)
+				_, err = planetest.ResetAll(t.Context(), p, table)
+			} else {
+				_, err = p.Apply(t.Context(), changes)
+			}
+			k.ipvs.Before, k.refuse = nil, nil
+			if err != nil {
+				t.Fatal(err)
+			}
+			after := k.moment(f, "")
+			for _, at := range moments {
+				if hole := hole(before, at, after, p.l.mark.drop()); hole != "" {
+					t.Fatalf("seed %d, step %d, %s: %s before %s", seed, step, m.name, hole, at.what)
+				}
+			}
+		}
+	}
+}
+
+// hole says who is not served at a moment between two at which he is.
+func hole(before, at, after moment, drop uint32) string {
+	for id := range before.serving {
+		if id.Mark == 0 && after.serving[id] && !at.serving[id] {
+			return fmt.Sprintf("%v has no real server", id)
+		}
+	}
+	for name, id := range at.ways {
+		if before.serving[before.ways[name]] && after.serving[after.ways[name]] && !at.serving[id] && id.Mark != drop {
+			return fmt.Sprintf("%s leads to %v, which has no real server", name, id)
+		}
+	}
+	for a := range before.addrs {
+		if after.addrs[a] && !at.addrs[a] {
+			return fmt.Sprintf("address %s is gone", a)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,182 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// foreign makes virtual servers of others, with a real server each.
+func (k *lab) foreign(t *testing.T, ids ...ipvswire.ServiceID) {
+	t.Helper()
+	for _, id := range ids {
+		s := ipvswire.Service{ServiceID: id, Scheduler: "wlc", Netmask: id.Family.WholeAddress()}
+		err := k.conn.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.NewService, Service: s},
+			{Verb: ipvswire.NewDestination, Service: s, Destination: ipvswire.Destination{Addr: netip.MustParseAddrPort("192.168.9.9:9"), Weight: 9}}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (k *lab) scheduler(id ipvswire.ServiceID) string {
+	for _, v := range k.ipvs.State() {
+		if v.ServiceID == id {
+			return v.Scheduler
+		}
+	}
+	return "none"
+}
+
+// Virtual servers of others: those that nothing shows to be a kube-proxy's stay, whatever their marks and addresses; one that has exactly a
+// Service's key is taken over, or left alone where --ipvs-exclude-cidrs says so, and then that row alone is not served.
+func TestOthersVirtualServers(t *testing.T) {
+	w := planetest.World{Family: lb.IPv4}
+	byAddr := func(a netip.Addr, port uint16) ipvswire.ServiceID {
+		return ipvswire.ByAddr(netip.AddrPortFrom(a, port), uint8(lb.TCP))
+	}
+	elsewhere, mark := byAddr(netip.MustParseAddr("192.168.1.1"), 80), ipvswire.ByMark(ipvswire.IPv4, 7)
+	ours := byAddr(w.Addr(10, 1), 80)      // of Service 0
+	protected := byAddr(w.Addr(10, 2), 80) // of Service 1
+	onOurs := byAddr(w.Addr(10, 3), 9999)  // another port of Service 2
+	k := newLab(t)
+	k.foreign(t, elsewhere, mark, ours, protected)
+	cfg := k.config(lb.IPv4)
+	cfg.ExcludeCIDRs = []netip.Prefix{netip.PrefixFrom(w.Addr(10, 2), 32), netip.MustParsePrefix("192.168.0.0/16")}
+	p, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	table := w.Table(4, 2)
+	check := func(when string) {
+		t.Helper()
+		for id, want := range map[ipvswire.ServiceID]string{elsewhere: "wlc", mark: "wlc", ours: "rr", protected: "wlc", byAddr(w.Addr(10, 3), 80): "rr"} {
+			if got := k.scheduler(id); got != want {
+				t.Errorf("%s: %s has scheduler %s, want %s", when, id, got, want)
+			}
+		}
+	}
+	res, err := p.Reset(t.Context(), table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check("reset")
+	if len(res.Later) != 1 || res.Later[0] != keyOf(protected) {
+		t.Errorf("left for later: %v, want what another has", res.Later)
+	}
+	_, err = p.Apply(t.Context(), []lb.Change{{Key: keyOf(protected), New: table.Get(keyOf(protected))}})
+	if err == nil || !strings.Contains(err.Error(), "--ipvs-exclude-cidrs") || !strings.Contains(err.Error(), keyOf(protected).String()) {
+		t.Errorf("the error is %v", err)
+	}
+	var told []string
+	for _, n := range p.Notices() {
+		told = append(told, n.Text)
+	}
+	if !strings.Contains(strings.Join(told, "\n"), "virtual servers of others") {
+		t.Errorf("told: %q", told)
+	}
+	k.foreign(t, onOurs)
+	if _, err := p.Audit(t.Context(), true); err != nil {
+		t.Errorf("audit: %v", err)
+	}
+	check("audit")
+	if k.scheduler(onOurs) != "none" {
+		t.Error("a virtual server at another port of a Service's address stays")
+	}
+	// The row goes, and what another has stays; so it does when all goes.
+	if _, err := p.Apply(t.Context(), []lb.Change{{Key: keyOf(protected)}}); err != nil {
+		t.Error(err)
+	}
+	if _, err := p.Reset(t.Context(), w.Table(0, 0)); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []ipvswire.ServiceID{elsewhere, mark, protected} {
+		if k.scheduler(id) != "wlc" {
+			t.Errorf("%s is gone with our Services", id)
+		}
+	}
+	if n := len(k.ipvs.State()); n != 3 {
+		t.Errorf("%d virtual servers are left", n)
+	}
+}
+
+// An ipset of our name that is of another kind, and in use, costs what needs it: one that only has names for others costs a notice.
+func TestOthersIPSet(t *testing.T) {
+	w := planetest.World{Family: lb.IPv4}
+	k := newLab(t)
+	name := setClusterIP.name(lb.IPv4)
+	k.sets[name] = &fakeSet{sets.Set{Name: name, Type: sets.HashIP}, map[sets.Member]sets.Member{}}
+	p := k.plane(t, lb.IPv4)
+	table := startTable(w)
+	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+		t.Fatal(err)
+	}
+	if all := p.Notices(); len(all) != 1 || !strings.Contains(all[0].Text, "ipset") {
+		t.Errorf("told: %+v", all)
+	}
+	if n, err := p.Audit(t.Context(), true); n != 0 || err != nil {
+		t.Errorf("an audit mended %d, %v", n, err)
+	}
+	for _, m := range moves() {
+		if _, err := p.Apply(t.Context(), m.make(table, w)); err != nil {
+			t.Errorf("%s: %v", m.name, err)
+		}
+	}
+	name = setMarksAnywhere.name(lb.IPv4)
+	k.sets[name] = &fakeSet{sets.Set{Name: name, Type: sets.HashIP}, map[sets.Member]sets.Member{}}
+	if _, err := k.plane(t, lb.IPv4).Reset(t.Context(), table); err == nil || !strings.Contains(err.Error(), name) {
+		t.Errorf("without the set that says who is masqueraded: %v", err)
+	}
+}
+
+// Of a node that gets and loses addresses: NodePorts are served on those that it has, and an address that another device gets is served, and
+// is no more one of kube-ipvs0 (DP-31).
+func TestAddressesOfOtherDevices(t *testing.T) {
+	w := planetest.World{Family: lb.IPv4}
+	k := newLab(t)
+	p := k.plane(t, lb.IPv4)
+	table := startTable(w)
+	table.Node.NodePorts = []netip.Prefix{lb.IPv4.Everywhere()}
+	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+		t.Fatal(err)
+	}
+	vip := w.Addr(198, 11)
+	more := serviceOf(lb.Key{Addr: w.Addr(192, 99), Port: 30010, Proto: lb.TCP})
+	was := k.others
+	for _, step := range []struct {
+		what   string
+		others []netip.Addr
+		has    bool
+	}{{"addresses come", append([]netip.Addr{vip, w.Addr(192, 99)}, was...), true}, {"addresses go", was, false}} {
+		k.others = step.others
+		k.devs[lb.IPv4].tell(false, true)
+		select {
+		case <-p.Drift():
+		default:
+			t.Fatalf("%s: not told", step.what)
+		}
+		if _, err := p.Audit(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		if bound := k.devs[lb.IPv4].addrs[vip]; bound == step.has {
+			t.Errorf("%s: kube-ipvs0 has the address %t", step.what, bound)
+		}
+		if serves := k.scheduler(more) == "rr"; serves != step.has {
+			t.Errorf("%s: the NodePort is served there: %t", step.what, serves)
+		}
+		if k.scheduler(serviceOf(lb.Key{Addr: vip, Port: 80, Proto: lb.TCP})) != "rr" {
+			t.Errorf("%s: the load balancer's address is not served", step.what)
+		}
+		if n, err := p.Audit(t.Context(), true); n != 0 || err != nil {
+			t.Errorf("%s: an audit mended %d more, %v", step.what, n, err)
+		}
+	}
+}
