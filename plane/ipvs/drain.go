@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
+	"strings"
 	"time"
 
 	"kube-proxy/internal/ipvswire"
@@ -58,7 +60,7 @@ func (p *Plane) wake(at time.Time) {
 
 // look removes real servers that have drained, of those virtual servers whose time has come.
 func (p *Plane) look(ctx context.Context) error {
-	now := time.Now()
+	now, counts := time.Now(), counting()
 	p.alarmAt = time.Time{}
 	w := p.writer()
 	var ops []serverOp
@@ -72,7 +74,7 @@ func (p *Plane) look(ctx context.Context) error {
 			p.wake(s.drain.next)
 			continue
 		}
-		gone, err := s.look(ctx, p.cfg.IPVS, now)
+		gone, err := s.look(ctx, p.cfg.IPVS, now, counts)
 		if err != nil {
 			return err
 		}
@@ -93,8 +95,14 @@ func (p *Plane) look(ctx context.Context) error {
 	return p.ended("remove what has drained", w, nil)
 }
 
+// counting reports whether the kernel counts packets: without, nothing can be told of who is silent.
+func counting() bool {
+	b, err := os.ReadFile("/proc/sys/net/ipv4/vs/run_estimation")
+	return err != nil || strings.TrimSpace(string(b)) != "0" // kernels before 6.2 have no such setting, and count
+}
+
 // look returns which real servers have drained, or serve no connection any more.
-func (s *virtual) look(ctx context.Context, kernel Servers, now time.Time) (gone []netip.AddrPort, err error) {
+func (s *virtual) look(ctx context.Context, kernel Servers, now time.Time, counts bool) (gone []netip.AddrPort, err error) {
 	left := map[netip.AddrPort]bool{}
 	err = kernel.Destinations(ctx, s.id, func(d ipvswire.DestinationState) error {
 		is, drains := s.drain.dests[d.Addr]
@@ -105,7 +113,7 @@ func (s *virtual) look(ctx context.Context, kernel Servers, now time.Time) (gone
 		if s.leaving {
 			d.Inactive = 0
 		}
-		if is.follow(d, now) {
+		if is.follow(d, now) && (counts || d.Active+d.Inactive == 0) {
 			gone = append(gone, d.Addr)
 		}
 		s.drain.dests[d.Addr] = is

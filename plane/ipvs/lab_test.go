@@ -221,11 +221,17 @@ func (d *fakeDevice) tell(addresses, place bool) {
 }
 
 // rules stand for the chains.
-type rules struct{ text string }
+type rules struct {
+	text    string
+	written func() // is called when they are written
+}
 
 func (r *rules) Reset(_ context.Context, n lb.Node) error { return r.SetNode(context.Background(), n) }
 func (r *rules) SetNode(_ context.Context, n lb.Node) error {
-	r.text = fmt.Sprintf("chains for %v %v\n", n.Pods, n.ServiceCIDRs)
+	r.text = fmt.Sprintf("chains with KUBE-MARK-ANY and KUBE-6-MARK-ANY for %v %v\n", n.Pods, n.ServiceCIDRs)
+	if r.written != nil {
+		r.written()
+	}
 	return nil
 }
 func (r *rules) Audit(context.Context, bool) (int, error) { return 0, nil }

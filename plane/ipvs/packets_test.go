@@ -144,3 +144,24 @@ func TestRefusedRemovalIsKnown(t *testing.T) {
 		}
 	}
 }
+
+// Where rules of mode iptables serve, ours take their place when every row is served, however many there are; where there are none they
+// come before anybody can come in.
+func TestChainsComeInTime(t *testing.T) {
+	w := planetest.World{Family: lb.IPv4}
+	for was, want := range map[string]int{"nat KUBE-SERVICES -j KUBE-SVC-ABC": 20, "": 0} {
+		k := newLab(t)
+		k.rules[lb.IPv4].text = was
+		served := -1
+		k.rules[lb.IPv4].written = func() { served = len(k.devs[lb.IPv4].addrs) }
+		p := k.plane(t, lb.IPv4)
+		p.step = 1
+		res, err := p.Reset(t.Context(), w.Table(20, 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if served != want || (len(res.Later) == 0) != (want > 0) {
+			t.Errorf("with the rules %q: the chains came when %d of 20 Services were served, %d are left for later", was, served, len(res.Later))
+		}
+	}
+}

@@ -7,8 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
+	"strings"
 
 	sets "kube-proxy/internal/ipset"
 	"kube-proxy/internal/ipvswire"
@@ -28,6 +30,10 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	if err := p.found(ctx); err != nil {
 		return res, fmt.Errorf("ipvs: reset: %w", err)
 	}
+	rules, err := p.whoseRules(ctx)
+	if err != nil {
+		return res, fmt.Errorf("ipvs: reset: %w", err)
+	}
 	l, err := p.readAll(ctx, want)
 	if err != nil {
 		return res, fmt.Errorf("ipvs: reset: %w", err)
@@ -39,6 +45,9 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	}
 	var weight lb.Weight
 	left := p.step
+	if rules == othersRules {
+		left = math.MaxInt // they serve until ours take their place, and nobody what is left for later
+	}
 	for _, row := range want.Sorted() {
 		if !l.serves(row) {
 			if left <= 0 {
@@ -50,12 +59,11 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 		l.set(row.Key, row)
 	}
 	w := p.writer()
-	if w.before, err = p.chains(ctx, want.Node); w.before == nil {
-		w.after = func(ctx context.Context) error { return p.cfg.Chains.Reset(ctx, want.Node) }
-	}
-	if err != nil {
-		p.lose()
-		return plane.ResetResult{}, fmt.Errorf("ipvs: reset: %w", err)
+	write := func(ctx context.Context) error { return p.cfg.Chains.Reset(ctx, want.Node) }
+	if rules == noRules {
+		w.before = write
+	} else {
+		w.after = write
 	}
 	if err := w.write(ctx); err != nil {
 		p.lose()
@@ -77,15 +85,26 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	return res, nil
 }
 
-// chains returns how to write the chains before clients reach anything, or nil if that must wait: rules that are there serve, by
-// themselves if they are of mode iptables, until virtual servers can. Where there are none nobody shall come in who may not, or
-// unmasqueraded.
-func (p *Plane) chains(ctx context.Context, n lb.Node) (func(context.Context) error, error) {
+// presence is whose chains of the names of the mode there are.
+type presence uint8
+
+const (
+	noRules presence = iota
+	ourRules
+	othersRules
+)
+
+// whoseRules decides when the chains are written. Those of mode iptables, or of upstream, serve until virtual servers can; where there are
+// none nobody shall come in who may not, or unmasqueraded.
+func (p *Plane) whoseRules(ctx context.Context) (presence, error) {
 	rules, err := p.cfg.Chains.Dump(ctx)
-	if err != nil || rules != "" {
-		return nil, err
+	switch {
+	case err != nil || rules == "":
+		return noRules, err
+	case strings.Contains(rules, setMarksAnywhere.name(p.cfg.Family)):
+		return ourRules, nil
 	}
-	return func(ctx context.Context) error { return p.cfg.Chains.Reset(ctx, n) }, nil
+	return othersRules, nil
 }
 
 // found makes what everything stands on: the sets, and the device.
