@@ -32,7 +32,7 @@ func (c cost) since(o cost) cost {
 }
 
 // A change costs what it changes, whatever there is beside it: one endpoint of a cluster IP four messages at most, from when it comes
-// or leaves until its real server has drained (DP-46, DP-47). Nothing is listed.
+// or leaves until its real server has drained. Nothing is listed.
 func TestCostOfChange(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		services := 10000

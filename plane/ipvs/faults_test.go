@@ -117,7 +117,7 @@ func onlyOne(want, got string) string {
 
 // Each message of a change fails once, in each of the ways in which it can: the kernel refuses it, somebody else did the same just
 // before, or undid what it stands on, or its answer is lost. What follows, which is what the engine does, ends where a fresh
-// start does (DP-48).
+// start does.
 func TestFaults(t *testing.T) {
 	type fault struct {
 		name string

@@ -8,7 +8,7 @@ import (
 	"kube-proxy/plane/planetest"
 )
 
-// Every verb, in both families (HT-04, DP-46, DP-51).
+// Every verb, in both families (HT-04, DP-51).
 func TestVerbs(t *testing.T) {
 	planetest.Verbs(t, func(t testing.TB) planetest.Kernel { return newLab(t).kernel() })
 }

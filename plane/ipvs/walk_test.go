@@ -12,7 +12,7 @@ import (
 	"kube-proxy/plane/planetest"
 )
 
-// Whatever way led to a table, the kernel holds what a fresh start makes of it (DP-46).
+// Whatever way led to a table, the kernel holds what a fresh start makes of it.
 func TestRandomTransitions(t *testing.T) {
 	planetest.Transitions(t, planetest.Config{New: func(f lb.Family) (planetest.Plane, error) {
 		k := ipvsfake.New(ipvsfake.Config{})
