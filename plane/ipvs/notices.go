@@ -2,16 +2,12 @@
 
 package ipvs
 
-import (
-	"kube-proxy/lb"
-	"kube-proxy/mode"
-)
+import "kube-proxy/mode"
 
 // notices are what somebody should know, each once.
 type notices struct {
-	all    []mode.Notice
-	told   map[string]bool
-	others int
+	all  []mode.Notice
+	told map[string]bool
 }
 
 func (n *notices) once(id, text string, args ...any) {
@@ -46,12 +42,6 @@ func (n *notices) foreign(f foreigners) {
 		n.once("others", "there are virtual servers of others, at addresses that no Service has; they are left alone", "virtualServers", rest)
 	}
 }
-
-// contest is told that a row was written.
-func (p *Plane) contest(lb.Key) {}
-
-// tell publishes what is counted.
-func (p *Plane) tell() { p.publish() }
 
 // Notices is part of mode.Plane.
 func (p *Plane) Notices() []mode.Notice {

@@ -108,6 +108,29 @@ func TestOthersVirtualServers(t *testing.T) {
 	}
 }
 
+// A NodePort at an address that the node lost while no proxy ran goes with it.
+func TestNodePortAtAddressThatLeft(t *testing.T) {
+	w := planetest.World{Family: lb.IPv4}
+	k := newLab(t)
+	table := startTable(w)
+	table.Node.NodePorts = []netip.Prefix{lb.IPv4.Everywhere()}
+	if _, err := planetest.ResetAll(t.Context(), k.plane(t, lb.IPv4), table); err != nil {
+		t.Fatal(err)
+	}
+	left := serviceOf(lb.Key{Addr: w.Addr(192, 77), Port: 30010, Proto: lb.TCP})
+	if k.scheduler(left) != "rr" {
+		t.Fatalf("%s is not served", left)
+	}
+	k.others = k.others[:0]
+	k.others = append(k.others, w.Addr(192, 1))
+	if _, err := planetest.ResetAll(t.Context(), k.plane(t, lb.IPv4), table); err != nil {
+		t.Fatal(err)
+	}
+	if k.scheduler(left) != "none" {
+		t.Errorf("%s stays", left)
+	}
+}
+
 // An ipset of our name that is of another kind, and in use, costs what needs it: one that only has names for others costs a notice.
 func TestOthersIPSet(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}

@@ -166,7 +166,6 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 	for _, c := range changes {
 		p.again(c.Key)
 		p.l.set(c.Key, c.New)
-		p.contest(c.Key)
 	}
 	w := p.writer()
 	err = p.ended(verb, w, w.write(ctx))
@@ -175,7 +174,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 
 // ended says how a verb ended: by err all of it, or some rows.
 func (p *Plane) ended(verb string, w *writer, err error) error {
-	p.tell()
+	p.publish()
 	if err == nil {
 		var errs []error
 		for _, key := range sortedKeys(w.errs) {

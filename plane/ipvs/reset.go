@@ -81,7 +81,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 			p.suspect()
 		}
 	}
-	p.tell()
+	p.publish()
 	return res, nil
 }
 
@@ -211,7 +211,21 @@ func (p *Plane) owns(l *ledger, known map[ipvswire.ServiceID]bool, id ipvswire.S
 	case within(p.cfg.ExcludeCIDRs, a):
 		return false
 	}
-	return l.addrs[a].has || l.members[member{set: setIPs, addr: a}].has
+	if l.addrs[a].has || l.members[member{set: setIPs, addr: a}].has {
+		return true
+	}
+	// A NodePort's, at an address that the node had.
+	return !l.elsewhere[a] && l.isNodePort(id.Addr.Port(), lb.Proto(id.Proto))
+}
+
+// isNodePort reports whether the sets of NodePorts have the port.
+func (l *ledger) isNodePort(port uint16, proto lb.Proto) bool {
+	for _, s := range []set{setNodePortTCP, setNodePortLocalTCP, setNodePortUDP, setNodePortLocalUDP} {
+		if m := (member{set: s, port: port}); m.key().Proto == proto && l.members[m].has {
+			return true
+		}
+	}
+	return false
 }
 
 // readSets takes in the members of all sets.
