@@ -20,8 +20,9 @@ type ledger struct {
 	// that they are not bound to kube-ipvs0 (DP-31).
 	nodePorts []netip.Addr
 	elsewhere map[netip.Addr]bool
-	// own are all of this node's but those of kube-ipvs0.
-	own []netip.Addr
+	// own are all of this node's but those of kube-ipvs0; pods are where those of pods are.
+	own  []netip.Addr
+	pods []netip.Prefix
 	// byPort are the keys of NodePorts.
 	byPort map[lb.Key]struct{}
 	// backends counts the sets that have backends at an address.
@@ -304,7 +305,7 @@ func (l *ledger) setAddress(a netip.Addr, is address) {
 
 // binds reports whether kube-ipvs0 shall have the address.
 func (l *ledger) binds(a netip.Addr, is address) bool {
-	return is.refs > 0 && !l.elsewhere[a] && (is.firm > 0 || l.backends[a] == 0)
+	return is.refs > 0 && !l.elsewhere[a] && (is.firm > 0 || l.backends[a] == 0 && !within(l.pods, a))
 }
 
 // rebound has the ipset of addresses follow them.
@@ -367,8 +368,10 @@ func (l *ledger) done(key lb.Key, s *virtual) {
 	}
 }
 
-// place takes a change of this machine: which addresses answer NodePorts, which other interfaces have, and which are its own.
-func (l *ledger) place(nodePorts []netip.Addr, elsewhere map[netip.Addr]bool, own []netip.Addr) {
+// place takes a change of this machine: which addresses answer NodePorts, which other interfaces have, which are its own, and where
+// pods are.
+func (l *ledger) place(p Place, pods []netip.Prefix) {
+	nodePorts := p.NodePorts
 	var differ []netip.Addr
 	for _, a := range append(slices.Clone(l.nodePorts), nodePorts...) {
 		if slices.Contains(l.nodePorts, a) != slices.Contains(nodePorts, a) {
@@ -386,17 +389,17 @@ func (l *ledger) place(nodePorts []netip.Addr, elsewhere map[netip.Addr]bool, ow
 			}
 		}
 	}
-	l.change(lb.Key{}, keys, func() { l.nodePorts, l.own = nodePorts, own })
-	was := l.elsewhere
+	l.change(lb.Key{}, keys, func() { l.nodePorts, l.own = nodePorts, p.Own })
+	before := map[netip.Addr]bool{}
 	for a, is := range l.addrs {
-		if was[a] != elsewhere[a] {
-			before := l.binds(a, is)
-			l.elsewhere = elsewhere
-			l.rebound(lb.Key{}, a, before)
-			l.elsewhere = was
+		before[a] = l.binds(a, is)
+	}
+	l.elsewhere, l.pods = p.Elsewhere, pods
+	for a, is := range l.addrs {
+		if l.binds(a, is) != before[a] {
+			l.rebound(lb.Key{}, a, before[a])
 		}
 	}
-	l.elsewhere = elsewhere
 }
 
 // keeps reports whether flows to a real server that is not of the set go on there: the Service has it, though nobody new is led to it

@@ -140,3 +140,12 @@ const (
 	// bound: it is a cluster IP.
 	bound
 )
+
+// Place is what of a node's addresses matters to a plane.
+type Place struct {
+	// NodePorts are the addresses that answer NodePorts, and Own all of this node's but those of loopback; both sorted. Neither
+	// has addresses of kube-ipvs0, nor such as are only valid on a link of IPv6.
+	NodePorts, Own []netip.Addr
+	// Elsewhere are addresses that other devices have, so that kube-ipvs0 must not (DP-31).
+	Elsewhere map[netip.Addr]bool
+}

@@ -13,12 +13,16 @@ import (
 	"kube-proxy/plane/planetest"
 )
 
-// An address that anybody may ask for is not bound while it is a backend's, which the node could not reach any more; a cluster IP is.
+// An address that anybody may ask for is not bound while it is a backend's, or where pods are, which the node could not reach any more; a cluster IP is.
 func TestAddressOfABackend(t *testing.T) {
 	k := newLab(t)
 	p := k.plane(t, lb.IPv4)
 	w := planetest.World{Family: lb.IPv4}
 	table := w.Table(0, 0)
+	with := table.Node
+	without := with
+	without.Pods = lb.Detector{}
+	table.Node = without
 	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
 		t.Fatal(err)
 	}
@@ -50,6 +54,12 @@ func TestAddressOfABackend(t *testing.T) {
 		bound("another's backend's", false)
 		apply(lb.Owner{Name: "ns/svc-2"}, nil)
 		bound("nobody's again", true)
+		for _, n := range []lb.Node{with, without} {
+			if err := p.SetNode(t.Context(), n); err != nil {
+				t.Fatal(err)
+			}
+			bound("some pod's, by the node's prefixes, or nobody's", n.Pods.IsZero())
+		}
 		apply(lb.Owner{Name: "tenant/a"}, nil)
 	}
 	apply(w.ClusterIP(1, 4, 3))

@@ -236,7 +236,7 @@ func (p *Plane) replace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.l.place(place.NodePorts, place.Elsewhere, place.Own)
+	p.l.place(place, p.node.Pods.Prefixes)
 	w := p.writer()
 	return errors.Join(w.write(ctx), p.ended("addresses of this node", w, nil))
 }

@@ -29,7 +29,7 @@ type previewSet struct {
 // previewOf is the preview of a table on a node that has the addresses own besides service addresses.
 func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
 	led := newLedger(l)
-	led.own = own
+	led.own, led.pods = own, table.Node.Pods.Prefixes
 	for _, a := range own {
 		led.elsewhere[a] = true
 		if within(table.Node.NodePorts, a) {

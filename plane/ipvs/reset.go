@@ -135,7 +135,7 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 		return nil, err
 	}
 	l := newLedger(p.cfg.layout())
-	l.nodePorts, l.elsewhere, l.own = place.NodePorts, place.Elsewhere, place.Own
+	l.nodePorts, l.elsewhere, l.own, l.pods = place.NodePorts, place.Elsewhere, place.Own, want.Node.Pods.Prefixes
 	if err := p.readSets(ctx, l); err != nil {
 		return nil, err
 	}
