@@ -69,11 +69,6 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 		p.lose()
 		return plane.ResetResult{}, fmt.Errorf("ipvs: reset: %w", err)
 	}
-	if len(w.errs) > 0 && w.mended == 0 { // nothing is taken
-		err := p.ended("reset", w, nil)
-		p.lose()
-		return plane.ResetResult{}, err
-	}
 	for _, key := range sortedKeys(w.errs) {
 		if want.Get(key) != nil {
 			res.Later = append(res.Later, key)
@@ -270,8 +265,8 @@ func (p *Plane) readAddresses(ctx context.Context, l *ledger) (differ int, err e
 	has := make(map[netip.Addr]bool, len(all))
 	for _, a := range all {
 		if is := l.addrs[a]; !is.has {
-			if is.refs == 0 && within(p.cfg.ExcludeCIDRs, a) {
-				continue
+			if is.refs == 0 && within(p.cfg.ExcludeCIDRs, a) && !l.members[member{set: setIPs, addr: a}].has {
+				continue // another's
 			}
 			is.has = true
 			l.addrs[a] = is
