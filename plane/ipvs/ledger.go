@@ -255,7 +255,7 @@ func (l *ledger) point(key, k lb.Key, f *front) {
 }
 
 // leave takes note that nobody wants a virtual server, and that it stays for its connections, or that it does not any more. New ones are dropped
-// meanwhile, as if it were gone; and by that mark a later process knows that it is ours.
+// meanwhile, or refused at the node's own addresses, as if it were gone; and by that member a later process knows that it is ours.
 func (l *ledger) leave(key lb.Key, s *virtual, leaving bool) {
 	if s.leaving == leaving {
 		return
@@ -267,7 +267,11 @@ func (l *ledger) leave(key lb.Key, s *virtual, leaving bool) {
 	}
 	if s.id.Mark == 0 { // a mark tells by itself
 		k := keyOf(s.id)
-		l.count(key, member{set: setMarksAnywhere, addr: k.Addr, port: k.Port, proto: k.Proto}, mark{l.mark.drop(), ^uint32(0)}, by)
+		as := mark{l.mark.drop(), ^uint32(0)}
+		if s.bind == unbound || l.elsewhere[k.Addr] {
+			as = mark{} // the node's own address refuses where nothing listens, and so does a virtual server without weights
+		}
+		l.count(key, member{set: setMarksAnywhere, addr: k.Addr, port: k.Port, proto: k.Proto}, as, by)
 	}
 }
 

@@ -30,6 +30,11 @@ func TestLeavingNodePortSurvivesRestart(t *testing.T) {
 	if _, err := p.Apply(t.Context(), changes); err != nil {
 		t.Fatal(err)
 	}
+	at := lb.Key{Addr: w.Addr(192, 1), Port: 30010, Proto: lb.TCP}
+	m, has := k.sets[setMarksAnywhere.name(lb.IPv4)].members[member{addr: at.Addr, port: at.Port, proto: at.Proto}.wire(mark{})]
+	if !has || m.Mask != 0 {
+		t.Errorf("the NodePort has the member %v: new connections must be refused, as where nothing listens", m)
+	}
 	p2 := k.plane(t, lb.IPv4)
 	if _, err := planetest.ResetAll(t.Context(), p2, table); err != nil {
 		t.Fatal(err)

@@ -180,7 +180,7 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 func (l *ledger) known(want *lb.Table) map[ipvswire.ServiceID]bool {
 	known := map[ipvswire.ServiceID]bool{probeID(l.family): true}
 	for m, c := range l.members {
-		if m.set == setMarksAnywhere && c.has && c.is.value == l.mark.drop() { // it is on its way out, see ledger.leave
+		if m.set == setMarksAnywhere && c.has && (c.is.value == l.mark.drop() || c.is == mark{}) { // it is on its way out, see ledger.leave
 			known[serviceOf(m.key())] = true
 		}
 		if !c.has || !m.set.names() || m.set == setHealthCheck {
