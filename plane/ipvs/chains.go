@@ -56,6 +56,10 @@ func (n *nodeFacts) protocolICMP() (name, refused string) {
 // Packets of the node itself pass filter's OUTPUT only after IPVS has taken them, so what is to be decided of those stands in mangle.
 const isNew = "-m conntrack --ctstate NEW "
 
+// isUnknown matches packets of no connection that goes on. IPVS does not ask conntrack: a SYN with flags that make it invalid there is scheduled
+// all the same, so what is to be stopped is not new ones alone.
+const isUnknown = "-m conntrack ! --ctstate RELATED,ESTABLISHED "
+
 // chainRules returns the rules of all chains.
 func chainRules(n nodeFacts) map[chainName][]string {
 	all := map[chainName][]string{}
@@ -90,7 +94,7 @@ func (n *nodeFacts) mangle(all map[chainName][]string) {
 	m := marks{n.masq}
 	value, mask := m.pattern()
 	// IPVS schedules a stream by its first packet alone. A flow of UDP it may forget before conntrack does.
-	later := "! -p udp -m conntrack ! --ctstate NEW -j RETURN"
+	later := "! -p udp -m conntrack --ctstate RELATED,ESTABLISHED -j RETURN"
 	all[chainName{"mangle", chainIn}] = []string{later, "-j " + chainOrigin}
 	all[chainName{"mangle", chainOut}] = []string{
 		// IPVS sends what it has taken through OUTPUT once more. Others need not see our marks.
@@ -100,7 +104,7 @@ func (n *nodeFacts) mangle(all map[chainName][]string) {
 		// The source that the kernel chooses is the address of the Service itself, to which no other node would answer.
 		n.matches(setIPs, "dst") + n.matches(setIPs, "src") + fmt.Sprintf("-j MARK --set-xmark %#[1]x/%#[1]x", n.masq),
 		"-j " + chainOrigin,
-		isNew + "-j " + chainFirewall,
+		"-j " + chainFirewall,
 	}
 	all[chainName{"mangle", chainSent}] = []string{fmt.Sprintf("-j MARK --set-xmark 0x0/%#x", ^n.masq)}
 	var rules []string
@@ -119,7 +123,7 @@ func (n *nodeFacts) mangle(all map[chainName][]string) {
 		}
 		all[chainName{"mangle", chain}] = []string{
 			"-j SET --map-set " + o.set.name(n.family) + " dst,dst --map-mark",
-			fmt.Sprintf("-m mark --mark %#x ", m.drop()) + isNew + "-j DROP",
+			fmt.Sprintf("-m mark --mark %#x ", m.drop()) + isUnknown + "-j DROP",
 		}
 	}
 	all[chainName{"mangle", chainOrigin}] = rules
@@ -128,7 +132,7 @@ func (n *nodeFacts) mangle(all map[chainName][]string) {
 
 // firewall drops what comes from outside of the source ranges of a load balancer (SV-61).
 func (n *nodeFacts) firewall(table string, all map[chainName][]string) {
-	all[chainName{table, chainFirewall}] = []string{n.matches(setFirewall, "dst,dst") + "-j " + chainRanges}
+	all[chainName{table, chainFirewall}] = []string{isUnknown + n.matches(setFirewall, "dst,dst") + "-j " + chainRanges}
 	all[chainName{table, chainRanges}] = []string{
 		n.matches(setSourceCIDR, "dst,dst,src") + "-j RETURN",
 		n.matches(setSourceIP, "dst,dst,src") + "-j RETURN",
@@ -215,7 +219,7 @@ func chainJumps() (all [][3]string) {
 	to("mangle", chainOut, "kubernetes service portals", "OUTPUT")
 	to("nat", chainServices, "kubernetes service portals", "PREROUTING", "OUTPUT")
 	to("nat", chainPostrouting, "kubernetes postrouting rules", "POSTROUTING")
-	all = append(all, [3]string{"filter", "INPUT", isNew + comment("kube-proxy firewall rules") + "-j " + chainFirewall})
+	to("filter", chainFirewall, "kube-proxy firewall rules", "INPUT")
 	to("filter", chainFilter, "kubernetes ipvs access filter", "INPUT")
 	to("filter", chainNodePort, "kubernetes health check rules", "INPUT")
 	to("filter", chainOutFilter, "kubernetes ipvs access filter", "FORWARD", "OUTPUT")

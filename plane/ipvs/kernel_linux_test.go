@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -10,6 +11,9 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/netlab"
@@ -335,4 +339,74 @@ func TestSourceRangesOfTheNode(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A SYN that conntrack takes for invalid, as one with FIN is, does not come past source ranges: IPVS would have a connection for it (SV-61).
+func TestInvalidPacketsKeepToSourceRanges(t *testing.T) {
+	inVM(t)
+	for _, b := range backends {
+		t.Run(string(b), func(t *testing.T) {
+			lab := netlab.ForTest(t, netlab.Options{})
+			balancer, client := netip.MustParseAddrPort("192.0.2.10:80"), netip.MustParseAddr("172.18.0.100")
+			all := []lb.Backend{{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true}}
+			lab.On("node1", func() {
+				p, err := newWhole(b, lb.IPv4, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer p.Close()
+				table, _, _ := planetest.Shop(lb.IPv4)
+				for _, let := range []bool{false, true} {
+					sources := []netip.Prefix{netip.MustParsePrefix("10.1.1.13/32")}
+					if let {
+						sources = append(sources, netip.PrefixFrom(client, 32))
+					}
+					owner, fronts := shopRows(all)
+					fronts[2].Sources = sources
+					table.Replace(owner, fronts)
+					if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+						t.Fatal(err)
+					}
+					if err := lab.Do("client", func() error { return sendSYNFIN(client, balancer) }); err != nil {
+						t.Fatal(err)
+					}
+					there := false
+					for range 100 { // a packet that must not come is waited for as long
+						if there = there || strings.Contains(mustRun(t, "", "ipvsadm", "-Lcn"), client.String()); there {
+							break
+						}
+						time.Sleep(10 * time.Millisecond)
+					}
+					if there != let {
+						t.Errorf("from %v: IPVS has a connection: %v", sources, there)
+					}
+				}
+			})
+		})
+	}
+}
+
+// sendSYNFIN sends a packet of TCP with SYN and FIN.
+func sendSYNFIN(from netip.Addr, to netip.AddrPort) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	p := make([]byte, 20)
+	binary.BigEndian.PutUint16(p[0:], 40000)
+	binary.BigEndian.PutUint16(p[2:], to.Port())
+	p[12], p[13] = 5<<4, 0x03
+	binary.BigEndian.PutUint16(p[14:], 1024)
+	sum := uint32(unix.IPPROTO_TCP + len(p))
+	for _, part := range [][]byte{from.AsSlice(), to.Addr().AsSlice(), p} {
+		for i := 0; i < len(part); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(part[i:]))
+		}
+	}
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	binary.BigEndian.PutUint16(p[16:], ^uint16(sum))
+	return unix.Sendto(fd, p, 0, &unix.SockaddrInet4{Addr: to.Addr().As4()})
 }
