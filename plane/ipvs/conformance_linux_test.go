@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -101,8 +102,25 @@ var differsIn = map[string]string{
 }
 
 func conformance(b iptables.Backend) planetest.Config {
-	return planetest.Config{Mode: "ipvs", Variant: b != iptables.NFT, Differs: differs, DiffersIn: differsIn, Holds: true, Core: core,
+	return planetest.Config{Mode: "ipvs", Variant: b != iptables.NFT, Differs: differs, DiffersIn: differsIn, Holds: true, Core: core, Forget: forgetServers,
 		New: func(f lb.Family) (planetest.Plane, error) { return opened(newWhole(b, f, 0)) }}
+}
+
+// forgetServers deletes all virtual servers: with connections of the scenario before they would stay, and their addresses.
+func forgetServers() error {
+	conn, err := ipvswire.Open()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	var ops []ipvswire.Op
+	if err := conn.Services(context.Background(), func(s ipvswire.ServiceState) error {
+		ops = append(ops, ipvswire.Op{Verb: ipvswire.DelService, Service: s.Service})
+		return nil
+	}); err != nil {
+		return err
+	}
+	return conn.Do(context.Background(), ops, nil)
 }
 
 func opened(w *whole, err error) (planetest.Plane, error) {

@@ -59,6 +59,9 @@ type Config struct {
 	// Holds: the service addresses are the node's own. Lines then expect, and so prove, that it answers pings, and refuses what comes for a port
 	// of theirs that no row has, also where others let it pass. Scenarios of rows that Differs names are run.
 	Holds bool
+	// Forget, if not nil, has the kernel forget the connections of the scenario before, so far as conntrack does not keep them. It is called in the
+	// namespace of the node.
+	Forget func() error
 	// DiffersIn names scenarios that this mode keeps otherwise, by intent, where it keeps their rows in others, with the reason. They are
 	// not run; the page shows the reason.
 	DiffersIn map[string]string
@@ -231,6 +234,11 @@ func (s *suite) play(sc *scenario.Scenario, stretch int) (_ Result, failures []s
 	defer s.labs.put(lab)
 	if err := lab.prepare(sc.Settings); err != nil {
 		return Result{}, nil, false, err
+	}
+	if s.Forget != nil {
+		if err := lab.lab.Do(netlab.Node1, s.Forget); err != nil {
+			return Result{}, nil, false, fmt.Errorf("forget connections: %w", err)
+		}
 	}
 	var both sync.WaitGroup
 	runs := make([]*run, len(families))
