@@ -49,7 +49,7 @@ func benchmarkServices(b *testing.B, services int) {
 	lab.Serve(netlab.TCP, 8080, "pod1")
 	w := planetest.World{Family: lb.IPv4}
 	table := w.Table(services, 10)
-	table.Node.ServiceCIDRs = nil // pods of the lab are in it
+	table.Node.ServiceCIDRs = nil              // pods of the lab are in it
 	for _, i := range []int{0, services - 1} { // these two are connected to
 		o, fronts := w.ClusterIP(i, 0, 1)
 		fronts[0].Routes[0].To.Backends[0].Addr = netip.MustParseAddrPort("10.1.1.11:8080")
