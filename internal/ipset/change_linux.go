@@ -41,8 +41,8 @@ type batch struct {
 // order; all others are done. It returns nil if all were done, and else the first such error, with how many there were. Errors say
 // what was to be done, and wrap [ErrNoSet] if the set is gone and [ErrFull] if it has no room.
 //
-// Neighbours of one set and kind share a message. One that is refused costs another message for those behind it, which are tried
-// after the rest.
+// Neighbours of one set and kind share a message. One that is refused for what it is costs another message for those behind it, which
+// are tried after the rest. One that is refused for what the set is, full or another, takes those behind it in its message along.
 func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) error {
 	b := &c.batch
 	b.ops, b.failed, b.failures, b.cause, b.next, b.again = ops, failed, 0, nil, 0, b.again[:0]
@@ -162,7 +162,7 @@ func (c *Conn) settled(message int, err error) {
 	if errors.As(err, &refused) {
 		if line := refusedLine(refused.Request); line > 0 && line <= len(ops) { // those before it are done
 			ops = ops[line-1:]
-			if refused.Errno != errHashFull { // where there is no room for one, there is none for others
+			if ofMember[refused.Errno] { // any other is of the set, and those behind it would be refused as well
 				b.again = append(b.again, ops[1:]...)
 				ops = ops[:1]
 			}

@@ -377,6 +377,31 @@ func TestRefusedMembers(t *testing.T) {
 	expect(t, c, "ports", Member{Port: 7})
 }
 
+// A set that is not what it is taken for refuses all, and not at the cost of a message for each.
+func TestRefusedByTheSet(t *testing.T) {
+	c := open(t)
+	if err := errors.Join(c.Create(t.Context(), Set{Name: "ports", Type: BitmapPort}), c.Create(t.Context(), Set{Name: "addresses", Type: HashIP, Family: IPv4}),
+		c.Create(t.Context(), Set{Name: "six", Type: HashIPPort, Family: IPv6}), c.Create(t.Context(), Set{Name: "no marks", Type: HashIPPort, Family: IPv4}), c.Create(t.Context(), Set{Name: "small", Type: HashIPPort, Family: IPv4, MaxElem: 10})); err != nil {
+		t.Fatal(err)
+	}
+	for name, there := range map[string]int{"ports": 0, "addresses": 0, "six": 0, "no marks": 0, "small": 10, "none": 0} {
+		before, failed := c.Counters(), 0
+		s := Set{Name: name, Type: HashIPPort, Family: IPv4, SkbInfo: true}
+		ops := many(&s, 10_000)
+		for i := range ops {
+			if name == "no marks" {
+				ops[i].Member.Mark, ops[i].Member.Mask = 1, 1
+			}
+		}
+		if err := c.Do(t.Context(), ops, func(int, error) { failed++ }); err == nil || failed != 10_000-there {
+			t.Errorf("%s: %v, %d failed", name, err, failed)
+		}
+		if after := c.Counters(); after.Messages-before.Messages > 20 {
+			t.Errorf("%s: %d messages", name, after.Messages-before.Messages)
+		}
+	}
+}
+
 func expect(t *testing.T, c *Conn, name string, want ...Member) {
 	t.Helper()
 	var got []Member

@@ -67,20 +67,28 @@ const (
 
 // Errors of ipsets, IPSET_ERR_*.
 const (
-	errProtocol  = unix.Errno(4097)
-	errFindType  = unix.Errno(4098)
-	errMaxSets   = unix.Errno(4099)
-	errBusy      = unix.Errno(4100)
-	errSetName2  = unix.Errno(4101)
-	errMismatch  = unix.Errno(4102)
-	errIPv4      = unix.Errno(4109)
-	errIPv6      = unix.Errno(4110)
-	errSkbInfo   = unix.Errno(4114)
-	errSpecific  = unix.Errno(4352)
-	errHashFull  = errSpecific
-	errHashElem  = errSpecific + 1
-	errHashRange = errSpecific + 5
+	errProtocol = unix.Errno(4097)
+	errFindType = unix.Errno(4098)
+	errMaxSets  = unix.Errno(4099)
+	errBusy     = unix.Errno(4100)
+	errSetName2 = unix.Errno(4101)
+	errMismatch = unix.Errno(4102)
+	errCIDR     = unix.Errno(4104)
+	errIPv4     = unix.Errno(4109)
+	errIPv6     = unix.Errno(4110)
+	errSkbInfo  = unix.Errno(4114)
+	errSpecific = unix.Errno(4352)
+	errHashFull = errSpecific
+	errHashElem = errSpecific + 1
+
+	errHashProto   = errSpecific + 2
+	errHashNoProto = errSpecific + 3
+	errHashNoRange = errSpecific + 4
+	errHashRange   = errSpecific + 5
 )
+
+// ofMember are the errors that say that a member is wrong, and nothing of the set.
+var ofMember = map[unix.Errno]bool{errCIDR: true, errHashElem: true, errHashProto: true, errHashNoProto: true, errHashNoRange: true, errHashRange: true}
 
 // explain puts the kernel's numbers into words.
 func explain(err error) error {
