@@ -277,3 +277,25 @@ func TestNewsOutliveAFailedAudit(t *testing.T) {
 		t.Errorf("%v, %v", err, device.addrs)
 	}
 }
+
+// Where nothing can be written the error names some of it, and how much there is: a line of the log.
+func TestErrorsAreBounded(t *testing.T) {
+	k, w := newLab(t), planetest.World{Family: lb.IPv4}
+	p := k.plane(t, w.Family)
+	if _, err := p.Reset(t.Context(), w.Table(1, 1)); err != nil {
+		t.Fatal(err)
+	}
+	table := w.Table(1000, 2)
+	var changes []lb.Change
+	for row := range table.All() {
+		changes = append(changes, lb.Change{Key: row.Key, New: row})
+	}
+	k.refuse = func(string) error { return unix.ENOSPC }
+	if _, err := p.Apply(t.Context(), changes); err == nil || len(err.Error()) > 2000 || !strings.HasSuffix(err.Error(), " more") {
+		t.Errorf("%.3000v", err)
+	}
+	k.refuse = nil
+	if _, err := p.Apply(t.Context(), changes); err != nil {
+		t.Error(err)
+	}
+}

@@ -172,18 +172,29 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 	return w.wrote > 0, err
 }
 
+// maxErrors is how many errors of objects are told: where one of them fails, all may.
+const maxErrors = 5
+
 // ended says how a verb ended: by err all of it, or some rows.
 func (p *Plane) ended(verb string, w *writer, err error) error {
 	p.publish()
 	if err == nil {
 		var errs []error
+		more := 0
 		for _, key := range sortedKeys(w.errs) {
 			for _, err := range w.errs[key] {
 				if key != (lb.Key{}) {
 					err = fmt.Errorf("%s: %w", key, err)
 				}
-				errs = append(errs, err)
+				if len(errs) < maxErrors {
+					errs = append(errs, err)
+				} else {
+					more++
+				}
 			}
+		}
+		if more > 0 {
+			errs = append(errs, fmt.Errorf("and %d more", more))
 		}
 		err = errors.Join(errs...)
 	}
