@@ -105,7 +105,7 @@ func (d *device) close() error {
 	return cmp.Or(err, d.conn.Close())
 }
 
-// Notify has f called, by another goroutine, when News has something to tell; with nil nobody.
+// Notify has f called, by another goroutine, when News has something to tell; with nil nobody. It must not call the device.
 func (d *device) Notify(f func()) {
 	if f == nil {
 		f = func() {}
