@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -320,6 +321,63 @@ func many(t *testing.T, c *ipvswire.Conn, n int) {
 	}
 	if _, err := c.Info(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// Connections are counted; a destination that was removed while it had some has them again when it comes back, as package ipvsfake
+// says, and the packets that went by are those of before.
+func TestKernelCountsConnections(t *testing.T) {
+	c := openKernel(t)
+	loopback, err := netlink.LinkByName("lo")
+	for _, a := range []string{"10.96.0.10/32", "10.1.0.1/32"} {
+		if err == nil {
+			var addr *netlink.Addr
+			if addr, err = netlink.ParseAddr(a); err == nil {
+				err = netlink.AddrAdd(loopback, addr)
+			}
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "10.1.0.1:8080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	service, d := sticky, ipvswire.Destination{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}
+	service.Scheduler, service.Flags = "rr", ipvswire.Persistent
+	do(t, c, ipvswire.Op{Verb: ipvswire.NewService, Service: service}, ipvswire.Op{Verb: ipvswire.NewDestination, Service: service, Destination: d})
+	conn, err := net.DialTimeout("tcp", service.Addr.String(), 10*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	look := func() (got ipvswire.DestinationState) {
+		t.Helper()
+		if err := c.Destinations(t.Context(), service.ServiceID, func(d ipvswire.DestinationState) error { got = d; return nil }); err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	before := look()
+	for end := time.Now().Add(30 * time.Second); before.Stats.Conns == 0 && time.Now().Before(end); before = look() {
+		<-time.After(100 * time.Millisecond) // counters are summed every two seconds; connections are counted at once
+	}
+	if before.Active != 1 || before.Inactive != 0 || before.Persistent != 1 || before.Stats.Conns != 1 || before.Stats.InPackets < 2 || before.Stats.OutPackets < 1 || before.Stats.InBytes < 80 {
+		t.Errorf("with a connection: %+v", before)
+	}
+	remove := ipvswire.Op{Verb: ipvswire.DelDestination, Service: service, Destination: d}
+	do(t, c, remove)
+	d.Weight = 3
+	do(t, c, ipvswire.Op{Verb: ipvswire.NewDestination, Service: service, Destination: d})
+	if after := look(); after.Active != before.Active || after.Persistent != before.Persistent || after.Weight != 3 || after.Stats.Conns != 1 {
+		t.Errorf("removed and back: %+v, before %+v", after, before)
+	}
+	do(t, c, remove, ipvswire.Op{Verb: ipvswire.DelService, Service: service}, ipvswire.Op{Verb: ipvswire.NewService, Service: service},
+		ipvswire.Op{Verb: ipvswire.NewDestination, Service: service, Destination: d})
+	if after := look(); after.Active != before.Active || after.Stats.Conns != 0 {
+		t.Errorf("removed with its service, and both back: %+v, before %+v", after, before)
 	}
 }
 
