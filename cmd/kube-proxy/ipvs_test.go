@@ -7,12 +7,16 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/netlab"
@@ -146,6 +150,42 @@ func TestIPVSSettings(t *testing.T) {
 		}
 	}
 	n.nothingOfIPVS("192.0.2.9:99")
+}
+
+// CF-26: a scheduler that the kernel lacks ends the start of who asked for it, with the names of those that are there; where nobody asked, and rr
+// is missing, the mode gives way (S1, S2). The modules of both are hidden, which only a machine of the test's own can bear.
+func TestIPVSSchedulerLacking(t *testing.T) {
+	n := newIPVSLab(t)
+	if os.Getenv("PLANETEST_VM") == "" {
+		t.Skip("it hides modules of the kernel: make test-kernels runs it in VMs")
+	}
+	one := n.echo("pod1", 8080)
+	n.service(labService{name: "web", ip: labIP, endpoints: []netip.AddrPort{one.at()}})
+	for _, name := range []string{"twos", "rr"} {
+		out, err := exec.Command("modinfo", "-n", "ip_vs_"+name).Output()
+		if err != nil {
+			t.Fatalf("modinfo ip_vs_%s: %v", name, err)
+		}
+		_ = exec.Command("rmmod", "ip_vs_"+name).Run() // if it is loaded
+		file := strings.TrimSpace(string(out))
+		do(t, unix.Mount("/dev/null", file, "", unix.MS_BIND, ""))
+		t.Cleanup(func() { do(t, unix.Unmount(file, 0)) })
+	}
+	p := n.start("--ipvs-scheduler=twos")
+	if code := p.end(0); code != 1 {
+		t.Errorf("exit code %d, want 1", code)
+	}
+	if want := `--ipvs-scheduler (ipvs.scheduler): this host does not have what was asked for: this kernel has no scheduler "twos" for IPVS (the module ip_vs_twos); it has wrr, lc, wlc,`; !strings.Contains(p.out.String(), strings.ReplaceAll(want, `"`, `\"`)) && !strings.Contains(p.out.String(), want) {
+		t.Errorf("want %s:\n%s", want, p.out.String())
+	}
+	p = n.serve()
+	p.await(regexp.MustCompile(`mode=ipvs instead=iptables err="ipvs: this kernel has no scheduler .*rr.*; it has wrr, .* of which one may be asked for by --ipvs-scheduler`))
+	if _, err := n.converse("pod3", labTarget, 1000, patience, rand.New(rand.NewPCG(1, 2))); err != nil {
+		t.Error(err)
+	}
+	if code := p.end(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, p.out.String())
+	}
 }
 
 // nothingOfIPVS looks for what the mode may have left, beside virtual servers of others.
