@@ -185,6 +185,13 @@ func (k *Keeper) Rules(ctx context.Context) ([]ChainRule, error) {
 	return all, nil
 }
 
+// inOrder is the order of tables in a restore, which the kernel takes one after the other. The filter table comes first: it refuses what is
+// not translated. Nat comes last: where its chains translate no more, those of mangle must lead packets already (mode ipvs after iptables).
+func inOrder(a, b *section) int {
+	place := [...]int{filter: 0, mangle: 1, nat: 2, raw: 3}
+	return cmp.Compare(place[a.table], place[b.table])
+}
+
 func compareID(a, b chainID) int {
 	return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.name, b.name))
 }
@@ -290,8 +297,7 @@ func (k *Keeper) mend(ctx context.Context, have *keptChains) (n int, err error) 
 			s.at[c.id.name] = i
 		}
 	}
-	// The filter table comes first: it refuses what is not translated.
-	slices.SortFunc(b.sections, func(a, b *section) int { return cmp.Compare(a.table, b.table) })
+	slices.SortFunc(b.sections, inOrder)
 	if err := k.restore(ctx, &b); err != nil || len(stale) == 0 {
 		return n, err
 	}
@@ -380,7 +386,7 @@ func (k *Keeper) Apply(ctx context.Context, rows Rows) error {
 	for _, id := range gone {
 		drop(id)
 	}
-	slices.SortFunc(b.sections, func(a, b *section) int { return cmp.Compare(a.table, b.table) })
+	slices.SortFunc(b.sections, inOrder)
 	if err := k.restore(ctx, b); err != nil {
 		log.Undo()
 		return fmt.Errorf("iptables: apply: %w", err)
