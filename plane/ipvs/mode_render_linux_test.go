@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -36,9 +35,9 @@ func sortedLines(text string, prefixes ...string) (lines []string) {
 	return lines
 }
 
-// What render prints of the last state of each scenario the programs take, and then print themselves: ipvsadm where the kernel has IPVS, in the
-// VMs of make test-kernels, and there for both families; ipset and iptables everywhere.
-func TestIPVSRenderScenarios(t *testing.T) {
+// What render prints of the last state of each scenario ipset takes, and then prints itself, and iptables takes the rules. What is for ipvsadm
+// TestGoldensRestore and cmd/kube-proxy.TestIPVSRender give it, in VMs.
+func TestRenderScenarios(t *testing.T) {
 	inNamespace(t)
 	for _, p := range []string{"ipset", "ip", "iptables-nft-restore", "ip6tables-nft-restore"} {
 		if _, err := exec.LookPath(p); err != nil {
@@ -46,77 +45,61 @@ func TestIPVSRenderScenarios(t *testing.T) {
 		}
 	}
 	output(t, "ip", "link", "set", "lo", "up")
-	hasIPVS := true
-	if c, err := ipvswire.Open(); err != nil {
-		t.Logf("the virtual servers are left to the VMs: %v", err)
-		hasIPVS = false
-	} else {
-		c.Close()
-	}
 	all, err := scenario.LoadDir("../../testdata/scenarios")
 	if err != nil {
 		t.Fatal(err)
 	}
-	families := []lb.Family{lb.IPv4, lb.IPv6}
-	if !hasIPVS {
-		families = families[:1]
-	}
 	taken := map[string]bool{} // rules that iptables has taken already: they differ by the node alone
-	for _, sc := range all {
-		for _, f := range families {
-			var last *lb.Table
-			for r := sc.Replay(f); ; {
-				step, ok, err := r.Next()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if !ok {
-					break
-				}
-				last = step.Table
-			}
-			node := last.Node
-			for _, a := range nodeAddresses(f) { // addresses that render knows
-				if within(node.NodePorts, a) {
-					last.Node.NodePorts = append(slices.Clip(node.NodePorts), netip.PrefixFrom(a, a.BitLen()))
-				}
-			}
-			text, err := render(mode.Settings{Family: f, MasqueradeBit: 14}, last)
-			if err != nil {
-				t.Fatalf("%s: %v", sc.Name, err)
-			}
-			parts := strings.Split("\n"+string(text), "\n# ")[1:]
-			for i, p := range parts {
-				_, parts[i], _ = strings.Cut(p, "\n")
-				parts[i] = strings.TrimSuffix(parts[i], "\n") + "\n"
-			}
-			if len(parts) != 4 {
-				t.Fatalf("%s, %s: %d parts", sc.Name, f, len(parts))
-			}
-			servers, members, rules := parts[0], parts[1], parts[3]
-			if hasIPVS && servers != "\n" {
-				input(t, servers, "ipvsadm", "--restore")
-				if got, want := sortedLines(output(t, "ipvsadm-save", "-n"), "-"), sortedLines(servers, "-"); !slices.Equal(got, want) {
-					t.Errorf("%s, %s: ipvsadm-save prints\n%s\nwant\n%s", sc.Name, f, strings.Join(got, "\n"), strings.Join(want, "\n"))
-				}
-				output(t, "ipvsadm", "--clear")
-			}
-			input(t, members, "ipset", "restore")
-			if got, want := sortedLines(output(t, "ipset", "save"), "add "), sortedLines(members, "add "); !slices.Equal(got, want) {
-				t.Errorf("%s, %s: ipset save prints\n%s\nwant\n%s", sc.Name, f, strings.Join(got, "\n"), strings.Join(want, "\n"))
-			}
-			if !taken[rules] {
-				taken[rules] = true
-				program := "iptables-nft-restore"
-				if f == lb.IPv6 {
-					program = "ip6tables-nft-restore"
-				}
-				input(t, rules, program, "--noflush", "--test")
-			}
-			output(t, "ipset", "destroy")
+	for i, sc := range all {
+		f := lb.IPv4
+		if i%2 != 0 { // both in all, and each scenario once
+			f = lb.IPv6
 		}
+		var last *lb.Table
+		for r := sc.Replay(f); ; {
+			step, ok, err := r.Next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !ok {
+				break
+			}
+			last = step.Table
+		}
+		node := last.Node
+		for _, a := range nodeAddresses(f) { // addresses that render knows
+			if within(node.NodePorts, a) {
+				last.Node.NodePorts = append(slices.Clip(node.NodePorts), netip.PrefixFrom(a, a.BitLen()))
+			}
+		}
+		text, err := render(mode.Settings{Family: f, MasqueradeBit: 14}, last)
+		if err != nil {
+			t.Fatalf("%s: %v", sc.Name, err)
+		}
+		parts := strings.Split("\n"+string(text), "\n# ")[1:]
+		for i, p := range parts {
+			_, parts[i], _ = strings.Cut(p, "\n")
+			parts[i] = strings.TrimSuffix(parts[i], "\n") + "\n"
+		}
+		if len(parts) != 4 {
+			t.Fatalf("%s, %s: %d parts", sc.Name, f, len(parts))
+		}
+		members, rules := parts[1], parts[3]
+		input(t, members, "ipset", "restore")
+		if got, want := sortedLines(output(t, "ipset", "save"), "add "), sortedLines(members, "add "); !slices.Equal(got, want) {
+			t.Errorf("%s, %s: ipset save prints\n%s\nwant\n%s", sc.Name, f, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+		if !taken[rules] {
+			taken[rules] = true
+			program := "iptables-nft-restore"
+			if f == lb.IPv6 {
+				program = "ip6tables-nft-restore"
+			}
+			input(t, rules, program, "--noflush", "--test")
+		}
+		output(t, "ipset", "destroy")
 	}
-	if len(taken) < 2*len(families) {
-		t.Errorf("only %d sets of rules were tried", len(taken))
+	if len(all) < 50 || len(taken) < 4 {
+		t.Errorf("%d scenarios, and %d sets of rules", len(all), len(taken))
 	}
 }
