@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -38,6 +39,7 @@ type container struct {
 	Seccomp      json.RawMessage // what it may ask the kernel
 	Init         bool            // a privileged container with --init-only runs before
 	Kubelet      string          // the back end of iptables that a kubelet of the node uses
+	Sets         bool            // somebody else's rules of the node name an ipset, as those of some networks for pods do
 }
 
 // standIn is the process that the demo starts in the lab's node.
@@ -63,6 +65,14 @@ func (c container) serve(args []string) error {
 		for _, family := range []string{"iptables", "ip6tables"} {
 			if out, err := exec.Command(family+"-"+c.Kubelet, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT").CombinedOutput(); err != nil {
 				return fmt.Errorf("stand in for a kubelet: %w: %s", err, out)
+			}
+		}
+	}
+	if c.Sets {
+		for _, command := range []string{"ipset create theirs hash:ip", "iptables-nft -A INPUT -m set --match-set theirs src -j ACCEPT"} {
+			words := strings.Fields(command)
+			if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
+				return fmt.Errorf("%s: %w: %s", command, err, out)
 			}
 		}
 	}
@@ -182,6 +192,7 @@ func TestServes(t *testing.T) {
 		{"nftables, not root", minimal, "nftables", "", container{Capabilities: netAdmin, UID: 65532, Ambient: true}},
 		{"userspace, not root", minimal, "userspace", "", container{Capabilities: netAdmin, UID: 65532, Ambient: true}},
 		{"iptables, nft", "", "iptables", "iptables-nft-save", container{Capabilities: netAdmin, Kubelet: "nft"}},
+		{"iptables, nft, beside ipsets", "", "iptables", "iptables-nft-save", container{Capabilities: []string{"CAP_NET_ADMIN", "CAP_NET_RAW"}, Kubelet: "nft", Sets: true}},
 		{"iptables, nft, not root", "", "iptables", "iptables-nft-save", container{Capabilities: netAdmin, UID: 65532, Ambient: true, Kubelet: "nft"}},
 		{"iptables, legacy", "", "iptables", "iptables-legacy-save", container{Capabilities: []string{"CAP_NET_ADMIN", "CAP_NET_RAW"}, Kubelet: "legacy"}},
 	} {
@@ -217,6 +228,7 @@ func (l containerLab) testServesNot(t *testing.T) {
 		{"no capability", minimal, "nftables", "nf_tables needs root, or the capability NET_ADMIN", container{Init: true, Capabilities: []string{}}},
 		{"not root, as a kubelet does it", minimal, "nftables", "nf_tables needs root, or the capability NET_ADMIN", container{Init: true, Capabilities: []string{"CAP_NET_ADMIN"}, UID: 65532}},
 		{"sysctls not set before", minimal, "nftables", "read-only file system; set it outside of this container, or run the container privileged", container{Capabilities: []string{"CAP_NET_ADMIN"}}},
+		{"NET_ADMIN alone beside ipsets", "", "iptables", "run as root with CAP_NET_ADMIN and CAP_NET_RAW", container{Init: true, Capabilities: []string{"CAP_NET_ADMIN"}, Sets: true}},
 		{"no iptables in the image", minimal, "iptables", "install iptables, or use --proxy-mode nftables", container{Init: true, Capabilities: []string{"CAP_NET_ADMIN"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -227,6 +239,8 @@ func (l containerLab) testServesNot(t *testing.T) {
 		})
 	}
 }
+
+var demoFlag = flag.String("demo", "", "the program of `make run`, which is the lab of the containers; built if not given")
 
 // containerLab is what the containers of a test have in common.
 type containerLab struct {
@@ -242,9 +256,12 @@ func newContainerLab(t *testing.T) containerLab {
 	if os.Geteuid() != 0 {
 		t.Fatal("needs root: it starts containers")
 	}
-	l := containerLab{image: openImage(t, archive), containerd: startContainerd(t), demo: filepath.Join(t.TempDir(), "demo")}
-	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", l.demo, "kube-proxy/internal/demo").CombinedOutput(); err != nil {
-		t.Fatalf("build the lab: %v\n%s", err, out)
+	l := containerLab{image: openImage(t, archive), containerd: startContainerd(t), demo: *demoFlag}
+	if l.demo == "" {
+		l.demo = filepath.Join(t.TempDir(), "demo")
+		if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", l.demo, "kube-proxy/internal/demo").CombinedOutput(); err != nil {
+			t.Fatalf("build the lab: %v\n%s", err, out)
+		}
 	}
 	l.containerd.ctr("images", "import", "--all-platforms", archive)
 	l.seccomp = l.containerd.defaultSeccomp(l.image.name(""))
