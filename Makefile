@@ -32,9 +32,11 @@ image: ## write bin/kube-proxy-image.tar, a container image for linux/amd64 and 
 	@go run $(VCS) ./image $(if $(IMAGE),-name $(IMAGE)) $(if $(TAG),-tag $(TAG)) $(MIRRORS) $(ARGS)
 
 # Of its own build, so that it is right whatever lies in bin.
-test-image: deps ## what is in the image, that two builds are equal, and that it serves in containers; what CI runs third
+test-image: deps $(STORE)/6.12 ## what is in the image, that two builds are equal, and that it serves in containers; what CI runs third
 	@go run $(VCS) ./image -o bin/test-image/kube-proxy-image.tar
 	go test -count=1 ./image -image $(CURDIR)/bin/test-image/kube-proxy-image.tar
+	go test -c -o bin/test-image/image.test ./image
+	cd image && ../test/vm/vmrun --kernel 6.12 -- ../bin/test-image/image.test -test.v -test.run TestKernelLoads -image ../bin/test-image/kube-proxy-image.tar
 
 image-lock: ## pin the packages of Debian in the image anew, with what Debian has now
 	@go run $(VCS) ./image lock $(MIRRORS)

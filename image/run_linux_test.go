@@ -11,11 +11,14 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"kube-proxy/internal/netlab"
 )
 
 // asContainer makes this test stand in for kube-proxy: it starts the image's with runc, as a kubelet would, and is gone when that is.
@@ -385,6 +388,7 @@ func (d daemon) ctr(args ...string) string {
 	var stdout, stderr strings.Builder
 	cmd := exec.Command("ctr", append([]string{"--address", d.socket}, args...)...)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Env = append(os.Environ(), "CONTAINERD_SNAPSHOTTER=native") // plain folders, which are possible on every file system
 	if err := cmd.Run(); err != nil {
 		d.t.Fatalf("ctr %s: %v\n%s", strings.Join(args, " "), err, stderr.String())
 	}
@@ -481,6 +485,57 @@ func TestOtherArchitecture(t *testing.T) {
 	}
 	if rules["amd64"] != rules["arm64"] || !strings.Contains(rules["arm64"], "KUBE-SERVICES") {
 		t.Errorf("the rules differ: %d bytes on amd64, %d on arm64", len(rules["amd64"]), len(rules["arm64"]))
+	}
+}
+
+// The image has no modprobe, and its container may not load modules: the kernel loads what it is asked for. What it does not is the root of the legacy back
+// end, which docs/image.md says.
+func TestKernelLoads(t *testing.T) {
+	r := openImage(t, builtImage(t))
+	if line, err := os.ReadFile("/proc/cmdline"); err != nil || !bytes.Contains(line, []byte(" job=")) {
+		t.Skip("takes modules out of the kernel, so it runs in a VM: `make test-image` has it there")
+	}
+	unload := regexp.MustCompile(`(?m)^((?:ip_vs|nf|nft|xt|ipt|ip6t|ip_tables|ip6_tables|iptable|ip6table|ip_set|x_tables)\w*) `)
+	loaded := func() [][]byte {
+		text, err := os.ReadFile("/proc/modules")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return unload.FindAll(text, -1)
+	}
+	for range 10 { // what others need goes after them
+		for _, m := range loaded() {
+			exec.Command("rmmod", strings.TrimSpace(string(m))).Run()
+		}
+	}
+	if left := loaded(); len(left) > 0 {
+		t.Fatalf("modules stay: %s", left)
+	}
+	netlab.EnterForTest(t)
+	c := container{Dir: t.TempDir(), Config: r.platform("", runtime.GOARCH).config, Capabilities: []string{"CAP_NET_ADMIN", "CAP_NET_RAW"}}
+	c.unpack(t, r.platform("", runtime.GOARCH))
+	for i, step := range []struct {
+		command string
+		works   bool
+	}{
+		{"/usr/sbin/iptables-nft -t nat -A POSTROUTING -m comment --comment x -m statistic --mode random --probability 0.5 -j MASQUERADE", true},
+		{"/usr/sbin/ip6tables-nft -t filter -A INPUT -m conntrack --ctstate NEW -m addrtype --dst-type LOCAL -m recent --name x --set -j REJECT", true},
+		{"/usr/sbin/ipset create x hash:ip,port,ip", true},
+		{"/usr/sbin/iptables-legacy -t nat -S", false},
+		{"modprobe ip_tables", true}, // by the node
+		{"/usr/sbin/iptables-legacy -t nat -A POSTROUTING -m comment --comment x -j MASQUERADE", true},
+	} {
+		words := strings.Fields(step.command)
+		var err error
+		if words[0] == "modprobe" {
+			err = exec.Command(words[0], words[1:]...).Run()
+		} else {
+			c.Config.Config.Entrypoint = words[:1]
+			err = c.run(fmt.Sprintf("main%d", i), words[1:], false)
+		}
+		if (err == nil) != step.works {
+			t.Errorf("%s: %v", step.command, err)
+		}
 	}
 }
 
