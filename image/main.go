@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -100,7 +101,7 @@ func build(ctx context.Context, o options, stdout io.Writer) error {
 	}
 	commit := git(ctx, "rev-parse", "HEAD")
 	if o.tag == "" {
-		o.tag = git(ctx, "describe", "--always", "--dirty", "--abbrev=12")
+		o.tag = cmp.Or(git(ctx, "describe", "--always", "--dirty", "--abbrev=12"), "unknown") // of a tree without git
 	}
 	when, err := sourceDate(os.Getenv("SOURCE_DATE_EPOCH"), git(ctx, "log", "-1", "--format=%ct"))
 	switch {
