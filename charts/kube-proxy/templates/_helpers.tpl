@@ -71,6 +71,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and .Values.init.enabled (ne (get .Values.config "mode" | default "") "nftables") -}}true{{- end -}}
 {{- end }}
 
+{{- /* What the proxy may do: programs of iptables read the names of ipsets, and the legacy back end its rules, by a raw socket. */ -}}
+{{- define "kube-proxy.capabilities" -}}
+{{- $mode := get .Values.config "mode" | default "iptables" -}}
+{{- concat (list "NET_ADMIN") (has $mode (list "iptables" "ipvs") | ternary (list "NET_RAW") list) .Values.extraCapabilities | uniq | toYaml -}}
+{{- end }}
+
 {{- /* A container's environment. */ -}}
 {{- define "kube-proxy.env" -}}
 - name: NODE_NAME

@@ -33,7 +33,7 @@ func install(t *testing.T, old []*unstructured.Unstructured, more string) []*uns
 }
 
 // The chart's DaemonSet runs in every mode that this kernel has, with the rights that the chart gives it and no more: a container that
-// prepares the node, then one with NET_ADMIN alone. A change of values rolls out, and back, while clients go on.
+// prepares the node, then one with NET_ADMIN alone, and NET_RAW where programs of iptables need it. A change of values rolls out, and back, while clients go on.
 func TestChart(t *testing.T) {
 	asLeft(t, testbed.IPTables)
 	addr := web(t)
@@ -72,7 +72,11 @@ func TestChart(t *testing.T) {
 			if _, err := bed.Await(t.Context(), "pod3", addr, patience, "pod1", "pod4"); err != nil {
 				t.Fatalf("%v\n%s", err, containerLogs())
 			}
-			checkConfined(t, netAdmin)
+			may := uint64(netAdmin)
+			if step.name == "iptables" {
+				may |= netRaw
+			}
+			checkConfined(t, may)
 			if restarts := pod.Status.ContainerStatuses[0].RestartCount; restarts > 0 {
 				t.Errorf("the proxy was restarted %d times\n%s", restarts, containerLogs())
 			}
@@ -109,11 +113,11 @@ func refused(t *testing.T, field string) {
 }
 
 // On a node whose kubelet uses the legacy back end of iptables the proxy needs NET_RAW too, for that back end speaks with the kernel by
-// a raw socket. The values give it that, and nothing else.
+// a raw socket. The chart gives it that in this mode, and nothing else.
 func TestChartOnLegacyIPTables(t *testing.T) {
 	asLeft(t, testbed.IPTablesLegacy)
 	addr := web(t)
-	objects := install(t, nil, "tag: e2e}\nextraCapabilities: [NET_RAW]\nconfig: {mode: iptables, clusterCIDR: '10.1.0.0/16,fd00:10:1::/48'}")
+	objects := install(t, nil, "tag: e2e}\nconfig: {mode: iptables, clusterCIDR: '10.1.0.0/16,fd00:10:1::/48'}")
 	t.Cleanup(func() { remove(t, objects) })
 	pod := rolledOut(t, "kube-proxy")
 	if _, err := bed.Await(t.Context(), "pod3", addr, patience, "pod1", "pod4"); err != nil {
