@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"fmt"
+	"strings"
 
 	"kube-proxy/lb"
 )
@@ -101,6 +102,8 @@ func (n *nodeFacts) mangle(all map[chainName][]string) {
 		fmt.Sprintf("-m mark --mark %#x/%#x -g %s", value, mask, chainSent),
 		later,
 		"-m addrtype ! --dst-type LOCAL -j RETURN",
+		// Taken by IPVS, without a mark, and now for an endpoint of this node: it has met its rules.
+		n.matches(setIPs, "src") + strings.Replace(n.matches(setIPs, "dst"), "-m set ", "-m set ! ", 1) + "-j RETURN",
 		// The source that the kernel chooses is the address of the Service itself, to which no other node would answer.
 		n.matches(setIPs, "dst") + n.matches(setIPs, "src") + fmt.Sprintf("-j MARK --set-xmark %#[1]x/%#[1]x", n.masq),
 		"-j " + chainOrigin,
