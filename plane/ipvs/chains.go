@@ -193,6 +193,8 @@ func (n *nodeFacts) filter(all map[chainName][]string) {
 	healthCheck := "-p tcp " + n.matches(setHealthCheck, "dst") + comment("Kubernetes health check node port")
 	all[chainName{"filter", chainNodePort}] = []string{healthCheck + "-j ACCEPT"}
 	n.firewall("filter", all)
+	// The node's own packet that IPVS has translated and sent to an endpoint of the node, masqueraded: it has met its rules.
+	all[chainName{"filter", chainFirewall}] = append([]string{"-i lo -m conntrack --ctstate SNAT -j RETURN"}, all[chainName{"filter", chainFirewall}]...)
 
 	// What is for a service address, and for no port of a Service, would reach a server of this node (PN-43). A ping is answered (SV-66).
 	var rules []string

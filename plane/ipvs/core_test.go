@@ -14,7 +14,7 @@ import (
 // core are the scenarios that other kernels run. Together they have virtual servers and members of ipsets of every form that the
 // mode writes, which TestCore proves; the others show what a kernel does with them.
 var core = []string{
-	"all-ways-in", "detect-bridge", "detect-interface-prefix", "established-connections", "established-udp-flow", "external-ip-of-node",
+	"all-ways-in", "address-of-a-pod", "detect-bridge", "detect-interface-prefix", "established-connections", "established-udp-flow", "external-ip-of-node",
 	"external-policy-local", "external-policy-local-affinity-fallback", "external-policy-local-none-local", "external-policy-local-udp", "hairpin-affinity", "health-check-port",
 	"host-network-endpoints", "internal-policy-local", "no-endpoints", "policies-cross", "restart", "same-port-different-protocols", "sctp", "session-affinity",
 	"session-affinity-survives-changes", "session-affinity-udp", "source-ranges", "source-ranges-local-policy", "source-ranges-node", "terminating-external-local", "udp", "unallocated-address", "unknown-port",
