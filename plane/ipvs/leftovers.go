@@ -60,6 +60,7 @@ func (k *known) member(set string, m sets.Member) {
 	case name == "IPVS-IPS":
 		k.addrs[m.Addr] = true
 	case strings.HasPrefix(name, "MARK-"):
+		k.frontends[key] = true   // that of a NodePort that is gone, and whose connections go on, is in no other set
 		if m.Mask == ^uint32(0) { // else it asks for masquerading alone
 			k.marks[m.Mark] = true
 		}

@@ -51,6 +51,7 @@ add KUBE-HEALTH-CHECK-NODE-PORT 32000
 add KUBE-IPVS-IPS 10.96.0.3
 add KUBE-MARK-POD 10.96.0.2,tcp:80 skbmark 0x1234/0xffffffff
 add KUBE-MARK-ANY 10.96.0.2,tcp:80 skbmark 0x4000/0x4000
+add KUBE-MARK-ANY 192.0.2.1,tcp:30010
 `)
 	for i := range 3000 { // in more than one message
 		fmt.Fprintf(&many, "add KUBE-EXTERNAL-IP 10.5.%d.%d,udp:53\n", i/250, i%250)
@@ -88,6 +89,8 @@ add KUBE-MARK-ANY 10.96.0.2,tcp:80 skbmark 0x4000/0x4000
 		by(lb.TCP, "192.0.2.1:30053"):                               false,
 		by(lb.SCTP, "192.0.2.1:30090"):                              true,
 		by(lb.TCP, "192.0.2.1:32000"):                               false,
+		by(lb.TCP, "192.0.2.1:30010"):                               true, // of a NodePort that is gone, while its connections go on
+		by(lb.TCP, "192.0.2.1:30011"):                               false,
 		by(lb.UDP, "192.0.2.2:30053"):                               false,
 		by(lb.TCP, "198.51.100.0:20000"):                            true,
 		by(lb.TCP, "198.51.100.0:20001"):                            false,
