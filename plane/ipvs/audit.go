@@ -35,7 +35,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 			}
 		}
 		if addresses || full {
-			if _, err := p.readAddresses(ctx, p.l); err != nil {
+			if err := p.readAddresses(ctx, p.l); err != nil {
 				return err
 			}
 		}
@@ -75,7 +75,7 @@ func (p *Plane) compare(ctx context.Context) error {
 		return err
 	}
 	seen := map[ipvswire.ServiceID]bool{}
-	known := p.l.known(nil)
+	known := p.l.known()
 	err := p.cfg.IPVS.Services(ctx, func(is ipvswire.ServiceState) error {
 		if is.Family != wireFamily(p.cfg.Family) {
 			return nil

@@ -62,3 +62,35 @@ func TestLeavingNodePortSurvivesRestart(t *testing.T) {
 		}
 	}
 }
+
+// Virtual servers by marks of another masquerade bit are still known for ours by the sets that lead there, and go.
+func TestMasqueradeBitChanges(t *testing.T) {
+	w := planetest.World{Family: lb.IPv4}
+	k := newLab(t)
+	table := startTable(w)
+	byMark := func(bit uint32) (n int) {
+		cfg := k.config(lb.IPv4)
+		cfg.Masquerade = bit
+		p, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range k.ipvs.State() {
+			if v.Mark != 0 {
+				n++
+			}
+		}
+		return n
+	}
+	before := byMark(1 << 14)
+	if before == 0 {
+		t.Fatal("no virtual server goes by a mark")
+	}
+	if after := byMark(1 << 15); after != before {
+		t.Errorf("%d virtual servers go by marks, %d did before the bit changed", after, before)
+	}
+}

@@ -134,10 +134,10 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 	if err := p.readSets(ctx, l); err != nil {
 		return nil, err
 	}
-	if _, err := p.readAddresses(ctx, l); err != nil {
+	if err := p.readAddresses(ctx, l); err != nil {
 		return nil, err
 	}
-	known := l.known(want)
+	known := l.known()
 	foreign := foreigners{}
 	err = p.cfg.IPVS.Services(ctx, func(s ipvswire.ServiceState) error {
 		if s.Family != wireFamily(p.cfg.Family) {
@@ -150,8 +150,9 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 		v := &virtual{id: s.ServiceID, has: true, is: s.Service, dests: map[netip.AddrPort]dest{}}
 		l.servers[v.id] = v
 		if v.id.Mark != 0 {
-			n, _, _ := l.mark.number(v.id.Mark)
-			l.numbers.take(n)
+			if n, _, ok := l.mark.number(v.id.Mark); ok {
+				l.numbers.take(n)
+			}
 		} else {
 			v.proto = lb.Proto(v.id.Proto)
 			if l.addrs[v.id.Addr.Addr()].has {
@@ -176,18 +177,21 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 	return l, nil
 }
 
-// known are the virtual servers that sets of names say are a kube-proxy's, and those of the table.
-func (l *ledger) known(want *lb.Table) map[ipvswire.ServiceID]bool {
+// known are the virtual servers that the sets say are a kube-proxy's: at the keys of their members, and where their marks lead.
+func (l *ledger) known() map[ipvswire.ServiceID]bool {
 	known := map[ipvswire.ServiceID]bool{probeID(l.family): true}
 	for m, c := range l.members {
-		if m.set == setMarksAnywhere && c.has && (c.is.value == l.mark.drop() || c.is == mark{}) { // it is on its way out, see ledger.leave
-			known[serviceOf(m.key())] = true
-		}
-		if !c.has || !m.set.names() || m.set == setHealthCheck {
-			continue
-		}
-		for k := range lb.Expand(m.key(), l.own) {
-			known[serviceOf(k)] = true
+		switch {
+		case !c.has:
+		case m.set.marks():
+			known[serviceOf(m.key())] = true // of one on its way out no other set has it, see ledger.leave
+			if c.is.mask == ^uint32(0) {     // its form does not tell, if it is of another masquerade bit
+				known[ipvswire.ByMark(wireFamily(l.family), c.is.value)] = true
+			}
+		case m.set.names() && m.set != setHealthCheck:
+			for k := range lb.Expand(m.key(), l.own) {
+				known[serviceOf(k)] = true
+			}
 		}
 	}
 	return known
@@ -197,7 +201,7 @@ func (l *ledger) known(want *lb.Table) map[ipvswire.ServiceID]bool {
 func (p *Plane) owns(l *ledger, known map[ipvswire.ServiceID]bool, id ipvswire.ServiceID) bool {
 	if id.Mark != 0 {
 		_, _, ok := l.mark.number(id.Mark)
-		return ok
+		return ok || known[id]
 	}
 	a := id.Addr.Addr()
 	switch {
@@ -256,11 +260,11 @@ func (p *Plane) readSets(ctx context.Context, l *ledger) error {
 	return nil
 }
 
-// readAddresses takes in what kube-ipvs0 has, and returns how many addresses the ledger had otherwise.
-func (p *Plane) readAddresses(ctx context.Context, l *ledger) (differ int, err error) {
+// readAddresses takes in what kube-ipvs0 has.
+func (p *Plane) readAddresses(ctx context.Context, l *ledger) error {
 	all, err := p.cfg.Device.Addresses(ctx)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	has := make(map[netip.Addr]bool, len(all))
 	for _, a := range all {
@@ -271,7 +275,6 @@ func (p *Plane) readAddresses(ctx context.Context, l *ledger) (differ int, err e
 			is.has = true
 			l.addrs[a] = is
 			l.touched.addrs[a] = lb.Key{}
-			differ++
 		}
 		has[a] = true
 	}
@@ -280,10 +283,9 @@ func (p *Plane) readAddresses(ctx context.Context, l *ledger) (differ int, err e
 			is.has = false
 			l.setAddress(a, is)
 			l.touched.addrs[a] = lb.Key{}
-			differ++
 		}
 	}
-	return differ, nil
+	return nil
 }
 
 // adoptMarks has the marks go on to mean what members of sets say that they mean.
