@@ -174,55 +174,10 @@ func (k *Kernel) State() []VirtualServer {
 func (k *Kernel) String() string {
 	var b strings.Builder
 	for _, v := range k.State() {
-		name := serviceOption(v.ServiceID)
-		fmt.Fprintf(&b, "-A %s -s %s", name, v.Scheduler)
-		if v.Flags&ipvswire.Persistent != 0 {
-			fmt.Fprintf(&b, " -p %d", v.Timeout)
-			if v.Netmask != v.Family.WholeAddress() {
-				fmt.Fprintf(&b, " -M %s", netmask(v.Family, v.Netmask))
-			}
-		}
-		if v.Flags&ipvswire.OnePacket != 0 {
-			b.WriteString(" -o")
-		}
-		if f := schedulerFlags(v.Scheduler, v.Flags); f != "" {
-			fmt.Fprintf(&b, " -b %s", f)
-		}
-		b.WriteByte('\n')
+		b.WriteString(ipvswire.SaveService(v.Service))
 		for _, d := range v.Destinations {
-			fmt.Fprintf(&b, "-a %s -r %s -%c -w %d\n", name, d.Addr, "mlig????"[d.Forwarding&7], d.Weight)
+			b.WriteString(ipvswire.SaveDestination(v.ServiceID, d.Destination))
 		}
 	}
 	return b.String()
-}
-
-func serviceOption(id ipvswire.ServiceID) string {
-	switch {
-	case id.Mark != 0 && id.Family == ipvswire.IPv6:
-		return fmt.Sprintf("-f %d -6", id.Mark)
-	case id.Mark != 0:
-		return fmt.Sprintf("-f %d", id.Mark)
-	}
-	return fmt.Sprintf("%s %s", map[uint8]string{6: "-t", 17: "-u", 132: "--sctp-service"}[id.Proto], id.Addr)
-}
-
-func netmask(f ipvswire.Family, mask uint32) string {
-	if f == ipvswire.IPv6 {
-		return fmt.Sprint(mask)
-	}
-	return netip.AddrFrom4([4]byte{byte(mask >> 24), byte(mask >> 16), byte(mask >> 8), byte(mask)}).String()
-}
-
-func schedulerFlags(scheduler string, flags ipvswire.Flags) string {
-	names := []string{"flag-1", "flag-2", "flag-3"}
-	if scheduler == "sh" || scheduler == "mh" {
-		names = []string{scheduler + "-fallback", scheduler + "-port", "flag-3"}
-	}
-	var set []string
-	for i, name := range names {
-		if flags&(ipvswire.Sched1<<i) != 0 {
-			set = append(set, name)
-		}
-	}
-	return strings.Join(set, ",")
 }

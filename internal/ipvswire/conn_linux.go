@@ -175,7 +175,7 @@ func (c *Conn) resolve(ctx context.Context) error {
 	var family uint16
 	err := c.kernel.Do(ctx, c.out.B, func(m nlconn.Message) error {
 		if attrs, ok := attributes(m.Body, unix.CTRL_CMD_NEWFAMILY); ok {
-			family = native16(nlconn.Attribute(attrs, unix.CTRL_ATTR_FAMILY_ID))
+			family = nlconn.Native16(nlconn.Attribute(attrs, unix.CTRL_ATTR_FAMILY_ID))
 		}
 		return nil
 	})
@@ -260,7 +260,7 @@ func (c *Conn) Timeouts(ctx context.Context) (Timeouts, error) {
 			return unix.EBADMSG
 		}
 		seconds := func(attr uint16) time.Duration {
-			return time.Duration(native32(nlconn.Attribute(attrs, attr))) * time.Second
+			return time.Duration(nlconn.Native32(nlconn.Attribute(attrs, attr))) * time.Second
 		}
 		t = Timeouts{TCP: seconds(attrTimeoutTCP), TCPFin: seconds(attrTimeoutTCPFin), UDP: seconds(attrTimeoutUDP)}
 		return nil
@@ -304,7 +304,7 @@ func (c *Conn) Info(ctx context.Context) (Info, error) {
 		if !ok {
 			return unix.EBADMSG
 		}
-		info = Info{Version: native32(nlconn.Attribute(attrs, infoVersion)), ConnTableSize: native32(nlconn.Attribute(attrs, infoTableSize))}
+		info = Info{Version: nlconn.Native32(nlconn.Attribute(attrs, infoVersion)), ConnTableSize: nlconn.Native32(nlconn.Attribute(attrs, infoTableSize))}
 		return nil
 	})
 	if err != nil {

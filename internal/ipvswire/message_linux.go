@@ -234,21 +234,21 @@ func (d *decoder) service(body []byte) (ServiceState, error) {
 	nlconn.Attributes(nlconn.Attribute(attrs, attrService), func(typ uint16, v []byte) bool {
 		switch typ {
 		case svcAF:
-			s.Family = Family(native16(v))
+			s.Family = Family(nlconn.Native16(v))
 		case svcProtocol:
-			s.Proto = uint8(native16(v))
+			s.Proto = uint8(nlconn.Native16(v))
 		case svcAddr:
 			addr = v
 		case svcPort:
 			port = nlconn.BE16(v)
 		case svcMark:
-			s.Mark = native32(v)
+			s.Mark = nlconn.Native32(v)
 		case svcScheduler:
 			s.Scheduler = d.name(v)
 		case svcFlags:
-			s.Flags = Flags(native32(v)) &^ hashed
+			s.Flags = Flags(nlconn.Native32(v)) &^ hashed
 		case svcTimeout:
-			s.Timeout = native32(v)
+			s.Timeout = nlconn.Native32(v)
 		case svcNetmask:
 			netmask = v
 		case svcEngine:
@@ -263,7 +263,7 @@ func (d *decoder) service(body []byte) (ServiceState, error) {
 		return true
 	})
 	if s.Family == IPv6 {
-		s.Netmask = native32(netmask)
+		s.Netmask = nlconn.Native32(netmask)
 	} else {
 		s.Netmask = nlconn.BE32(netmask)
 	}
@@ -297,21 +297,21 @@ func (d *decoder) destination(body []byte, family Family) (DestinationState, err
 		case destPort:
 			port = nlconn.BE16(v)
 		case destForwarding:
-			s.Forwarding = Forwarding(native32(v) & 7) // IP_VS_CONN_F_FWD_MASK
+			s.Forwarding = Forwarding(nlconn.Native32(v) & 7) // IP_VS_CONN_F_FWD_MASK
 		case destWeight:
-			s.Weight = int32(native32(v))
+			s.Weight = int32(nlconn.Native32(v))
 		case destUpper:
-			s.Upper = native32(v)
+			s.Upper = nlconn.Native32(v)
 		case destLower:
-			s.Lower = native32(v)
+			s.Lower = nlconn.Native32(v)
 		case destActive:
-			s.Active = native32(v)
+			s.Active = nlconn.Native32(v)
 		case destInactive:
-			s.Inactive = native32(v)
+			s.Inactive = nlconn.Native32(v)
 		case destPersistent:
-			s.Persistent = native32(v)
+			s.Persistent = nlconn.Native32(v)
 		case destFamily:
-			family = Family(native16(v))
+			family = Family(nlconn.Native16(v))
 		case destTunType:
 			if len(v) > 0 {
 				s.Tunnel.Type = v[0]
@@ -319,7 +319,7 @@ func (d *decoder) destination(body []byte, family Family) (DestinationState, err
 		case destTunPort:
 			s.Tunnel.Port = nlconn.BE16(v)
 		case destTunFlags:
-			s.Tunnel.Flags = native16(v)
+			s.Tunnel.Flags = nlconn.Native16(v)
 		case destStats:
 			if s.Stats == (Stats{}) {
 				s.Stats = stats(v)
@@ -351,7 +351,7 @@ func address(family Family, b []byte) (netip.Addr, bool) {
 // stats reads counters of 32 or 64 bits.
 func stats(b []byte) (s Stats) {
 	nlconn.Attributes(b, func(typ uint16, v []byte) bool {
-		n := uint64(native32(v))
+		n := uint64(nlconn.Native32(v))
 		if len(v) >= 8 {
 			n = binary.NativeEndian.Uint64(v)
 		}
@@ -370,18 +370,4 @@ func stats(b []byte) (s Stats) {
 		return true
 	})
 	return s
-}
-
-func native16(b []byte) uint16 {
-	if len(b) < 2 {
-		return 0
-	}
-	return nlconn.Order.Uint16(b)
-}
-
-func native32(b []byte) uint32 {
-	if len(b) < 4 {
-		return 0
-	}
-	return nlconn.Order.Uint32(b)
 }

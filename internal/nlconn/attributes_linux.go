@@ -159,6 +159,22 @@ func BE32(b []byte) uint32 {
 	return binary.BigEndian.Uint32(b)
 }
 
+// Native16 is a number of an attribute in the machine's byte order; 0 if that is too short.
+func Native16(b []byte) uint16 {
+	if len(b) < 2 {
+		return 0
+	}
+	return Order.Uint16(b)
+}
+
+// Native32 is a number of an attribute in the machine's byte order; 0 if that is too short.
+func Native32(b []byte) uint32 {
+	if len(b) < 4 {
+		return 0
+	}
+	return Order.Uint32(b)
+}
+
 // CStr returns b as a string without the terminating NUL.
 func CStr(b []byte) string {
 	for i, c := range b {

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
@@ -22,7 +21,7 @@ func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 		return nil, fmt.Errorf("ipvs: %w", err)
 	}
 	scheduler := schedulerOf(s.IPVS.Scheduler)
-	cfg := Config{Family: s.Family, Masquerade: mark, Scheduler: scheduler, SchedulerFlags: ipvswire.Flags(schedulerFlags(scheduler)), Sticky: "mh"}
+	cfg := Config{Family: s.Family, Masquerade: mark, Scheduler: scheduler, SchedulerFlags: schedulerFlags(scheduler), Sticky: "mh"}
 	var own []netip.Addr
 	unknown := ""
 	for _, p := range want.Node.NodePorts {

@@ -3,7 +3,6 @@
 package ipvs
 
 import (
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -69,43 +68,11 @@ func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
 func saveServers(ops []ipvswire.Op) string {
 	var b strings.Builder
 	for _, op := range ops {
-		name := serverOption(op.Service.ServiceID)
 		if op.Verb == ipvswire.NewDestination {
-			fmt.Fprintf(&b, "-a %s -r %s -m -w %d\n", name, op.Destination.Addr, op.Destination.Weight)
-			continue
+			b.WriteString(ipvswire.SaveDestination(op.Service.ServiceID, op.Destination))
+		} else {
+			b.WriteString(ipvswire.SaveService(op.Service))
 		}
-		fmt.Fprintf(&b, "-A %s -s %s", name, op.Service.Scheduler)
-		if op.Service.Flags&ipvswire.Persistent != 0 {
-			fmt.Fprintf(&b, " -p %d", op.Service.Timeout)
-		}
-		if f := flagOption(op.Service.Scheduler, op.Service.Flags); f != "" {
-			fmt.Fprintf(&b, " -b %s", f)
-		}
-		b.WriteByte('\n')
 	}
 	return b.String()
-}
-
-func serverOption(id ipvswire.ServiceID) string {
-	switch {
-	case id.Mark != 0 && id.Family == ipvswire.IPv6:
-		return fmt.Sprintf("-f %d -6", id.Mark)
-	case id.Mark != 0:
-		return fmt.Sprintf("-f %d", id.Mark)
-	}
-	return fmt.Sprintf("%s %s", map[lb.Proto]string{lb.TCP: "-t", lb.UDP: "-u", lb.SCTP: "--sctp-service"}[lb.Proto(id.Proto)], id.Addr)
-}
-
-func flagOption(scheduler string, flags ipvswire.Flags) string {
-	names := []string{"flag-1", "flag-2", "flag-3"}
-	if scheduler == "sh" || scheduler == "mh" {
-		names = []string{scheduler + "-fallback", scheduler + "-port", "flag-3"}
-	}
-	var set []string
-	for i, name := range names {
-		if flags&(ipvswire.Sched1<<i) != 0 {
-			set = append(set, name)
-		}
-	}
-	return strings.Join(set, ",")
 }

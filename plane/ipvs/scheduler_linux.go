@@ -44,7 +44,7 @@ func loadScheduler(name string) {
 // hasScheduler reports whether the kernel has a scheduler, and IPVS for the family. There is no list of them: a virtual server
 // that has it is made, at an address for documentation, and removed at once (DP-35). A kernel that has the scheduler as a module loads it.
 func hasScheduler(ctx context.Context, kernel doer, f lb.Family, name string) (bool, error) {
-	s := ipvswire.Service{ServiceID: probeID(f), Scheduler: name, Flags: ipvswire.Flags(schedulerFlags(name))}
+	s := ipvswire.Service{ServiceID: probeID(f), Scheduler: name, Flags: schedulerFlags(name)}
 	s.Netmask = s.Family.WholeAddress()
 	loadScheduler(name)
 	try := func(verb ipvswire.Verb) error { return kernel.Do(ctx, []ipvswire.Op{{Verb: verb, Service: s}}, nil) }
