@@ -102,9 +102,7 @@ func wantFresh(t *testing.T, when string, f lb.Family, table *lb.Table, p *Plane
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got != want {
-		t.Fatalf("%s: not what a fresh start makes of the table:\n%s", when, onlyOne(want, got))
-	}
+	wantSame(t, when+": not what a fresh start makes of the table", want, got)
 }
 
 // onlyOne are the lines that only one of two texts has.
@@ -150,19 +148,13 @@ func TestFaults(t *testing.T) {
 	}
 	tried := 0
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
-		w := planetest.World{Family: f}
 		for _, m := range moves() {
 			for _, fault := range faults {
 				if f == lb.IPv6 && fault.name != "raced" {
 					continue
 				}
 				for n := 1; ; n++ {
-					k := newLab(t)
-					p := k.plane(t, f)
-					table := startTable(w)
-					if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-						t.Fatal(err)
-					}
+					k, p, table, w := started(t, f)
 					raced, err := ipvswire.New(t.Context(), k.ipvs.Connect())
 					if err != nil {
 						t.Fatal(err)

@@ -47,20 +47,10 @@ func (k *lab) moment(f lb.Family, what string) moment {
 // Without transactions: between any two messages of a change, or of a restart, everybody who was served before and is after it has a real
 // server, by address and by mark (by wire).
 func TestNoHole(t *testing.T) {
-	first := rand.Uint64N(1 << 32)
-	for seed := first; seed < first+20; seed++ {
-		f := lb.IPv4
-		if seed%3 == 0 {
-			f = lb.IPv6
-		}
+	for _, seed := range walks(t, 20) {
+		f := familyOf(seed)
 		rnd := rand.New(rand.NewPCG(seed, 3))
-		w := planetest.World{Family: f}
-		k := newLab(t)
-		p := k.plane(t, f)
-		table := startTable(w)
-		if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-			t.Fatal(err)
-		}
+		k, p, table, w := started(t, f)
 		for step := range 10 {
 			before := k.moment(f, "")
 			var moments []moment

@@ -9,13 +9,16 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
-	sets "kube-proxy/internal/ipset"
 
+	sets "kube-proxy/internal/ipset"
 	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
@@ -70,6 +73,64 @@ func (k *lab) plane(t testing.TB, f lb.Family) *Plane {
 	}
 	t.Cleanup(func() { p.Close() })
 	return p
+}
+
+// started returns a lab with a plane that holds startTable.
+func started(t testing.TB, f lb.Family) (*lab, *Plane, *lb.Table, planetest.World) {
+	t.Helper()
+	w := planetest.World{Family: f}
+	k := newLab(t)
+	p, table := k.plane(t, f), startTable(w)
+	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+		t.Fatal(err)
+	}
+	return k, p, table, w
+}
+
+// connections gives each real server as many as active returns.
+func (k *lab) connections(active func() uint32) {
+	for _, v := range k.ipvs.State() {
+		for _, d := range v.Destinations {
+			k.ipvs.SetConns(v.ServiceID, d.Addr, ipvsfake.Conns{Active: active()})
+		}
+	}
+}
+
+// always returns n.
+func always(n uint32) func() uint32 { return func() uint32 { return n } }
+
+// hasten has the time come at which real servers that drain are looked at.
+func hasten(p *Plane) {
+	for s := range p.drains {
+		if s.drain != nil {
+			s.drain.next = time.Time{}
+		}
+	}
+}
+
+// walks are the seeds of n random walks, or PLANETEST_SEED alone, which repeats one.
+func walks(t *testing.T, n uint64) (seeds []uint64) {
+	t.Helper()
+	if s := os.Getenv("PLANETEST_SEED"); s != "" {
+		seed, err := strconv.ParseUint(s, 10, 64)
+		if err != nil {
+			t.Fatalf("PLANETEST_SEED: %v", err)
+		}
+		return []uint64{seed}
+	}
+	first := rand.Uint64N(1 << 32)
+	for seed := first; seed < first+n; seed++ {
+		seeds = append(seeds, seed)
+	}
+	return seeds
+}
+
+// familyOf is the family of a walk: a third of them are of IPv6.
+func familyOf(seed uint64) lb.Family {
+	if seed%3 == 0 {
+		return lb.IPv6
+	}
+	return lb.IPv4
 }
 
 func (k *lab) allowed(what string) error {

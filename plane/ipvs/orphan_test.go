@@ -4,9 +4,7 @@ package ipvs
 
 import (
 	"testing"
-	"time"
 
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/lb"
 	"kube-proxy/plane/planetest"
 )
@@ -14,18 +12,8 @@ import (
 // A virtual server of a NodePort whose Service is gone, and whose connections go on, is still known for ours after a restart, and goes
 // when they have ended.
 func TestLeavingNodePortSurvivesRestart(t *testing.T) {
-	w := planetest.World{Family: lb.IPv4}
-	k := newLab(t)
-	p := k.plane(t, lb.IPv4)
-	table := startTable(w)
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
-	for _, v := range k.ipvs.State() {
-		for _, d := range v.Destinations {
-			k.ipvs.SetConns(v.ServiceID, d.Addr, ipvsfake.Conns{Active: 1})
-		}
-	}
+	k, p, table, w := started(t, lb.IPv4)
+	k.connections(always(1))
 	changes := replaced(table, lb.Owner{Name: "ns/svc-10"}, nil)
 	if _, err := p.Apply(t.Context(), changes); err != nil {
 		t.Fatal(err)
@@ -39,17 +27,9 @@ func TestLeavingNodePortSurvivesRestart(t *testing.T) {
 	if _, err := planetest.ResetAll(t.Context(), p2, table); err != nil {
 		t.Fatal(err)
 	}
-	for _, v := range k.ipvs.State() {
-		for _, d := range v.Destinations {
-			k.ipvs.SetConns(v.ServiceID, d.Addr, ipvsfake.Conns{})
-		}
-	}
+	k.connections(always(0))
 	for range 5 {
-		for s := range p2.drains {
-			if s.drain != nil {
-				s.drain.next = time.Time{}
-			}
-		}
+		hasten(p2)
 		if _, err := p2.Audit(t.Context(), true); err != nil {
 			t.Fatal(err)
 		}

@@ -127,13 +127,7 @@ func TestServingBackendKeepsFlows(t *testing.T) {
 
 // What the kernel refused to remove is still known after a restart, though no row names it any more.
 func TestRefusedRemovalIsKnown(t *testing.T) {
-	w := planetest.World{Family: lb.IPv4}
-	k := newLab(t)
-	p := k.plane(t, lb.IPv4)
-	table := startTable(w)
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
+	k, p, table, w := started(t, lb.IPv4)
 	np := serviceOf(lb.Key{Addr: w.Addr(192, 1), Port: 30010, Proto: lb.TCP})
 	k.ipvs.Before = func(r ipvsfake.Request) error {
 		if r.Command == ipvsfake.DelService && r.Service == np {

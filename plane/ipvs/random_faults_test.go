@@ -7,39 +7,22 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
-	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
-	"kube-proxy/lb"
 	"kube-proxy/plane/planetest"
 )
 
 // Faults and races anywhere, many of them, in a long walk: every time that others leave the kernel alone, an audit ends where a
 // fresh start does.
 func TestRandomFaults(t *testing.T) {
-	first, n := rand.Uint64N(1<<32), 20
-	if s := os.Getenv("PLANETEST_SEED"); s != "" {
-		first, _ = strconv.ParseUint(s, 10, 64)
-		n = 1
-	}
-	for seed := first; seed < first+uint64(n); seed++ {
-		f := lb.IPv4
-		if seed%3 == 0 {
-			f = lb.IPv6
-		}
+	for _, seed := range walks(t, 20) {
+		f := familyOf(seed)
 		rnd := rand.New(rand.NewPCG(seed, 7))
-		w := planetest.World{Family: f}
-		k := newLab(t)
-		p := k.plane(t, f)
-		table := startTable(w)
-		if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-			t.Fatal(err)
-		}
+		k, p, table, w := started(t, f)
 		other, err := ipvswire.New(t.Context(), k.ipvs.Connect())
 		if err != nil {
 			t.Fatal(err)
@@ -88,11 +71,7 @@ func TestRandomFaults(t *testing.T) {
 					other.Flush(ctx)
 				}
 			case 11:
-				for _, v := range k.ipvs.State() { // connections come and go
-					for _, d := range v.Destinations {
-						k.ipvs.SetConns(v.ServiceID, d.Addr, ipvsfake.Conns{Active: uint32(rnd.IntN(2))})
-					}
-				}
+				k.connections(func() uint32 { return uint32(rnd.IntN(2)) })
 			}
 			return nil
 		}
@@ -138,12 +117,6 @@ func TestRandomFaults(t *testing.T) {
 				}()
 				wantFresh(t, fmt.Sprintf("seed %d step %d", seed, step), f, table, p)
 			}()
-		}
-		// All connections end: nothing stays that a fresh start would not have.
-		for _, v := range k.ipvs.State() {
-			for _, d := range v.Destinations {
-				k.ipvs.SetConns(v.ServiceID, d.Addr, ipvsfake.Conns{})
-			}
 		}
 	}
 }

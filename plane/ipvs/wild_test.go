@@ -8,12 +8,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,12 +23,7 @@ import (
 // Faults of IPVS, sets and addresses, nodes that change, addresses of other devices that come and go, restarts and connections, in a long
 // walk: when all connections have ended the kernel is exactly a fresh one's (by wire).
 func TestWildWalk(t *testing.T) {
-	first, n := rand.Uint64N(1<<32), 15
-	if s := os.Getenv("PLANETEST_SEED"); s != "" {
-		first, _ = strconv.ParseUint(s, 10, 64)
-		n = 1
-	}
-	for seed := first; seed < first+uint64(n); seed++ {
+	for _, seed := range walks(t, 15) {
 		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { wild(t, seed) }) {
 			return
 		}
@@ -39,15 +31,9 @@ func TestWildWalk(t *testing.T) {
 }
 
 func wild(t *testing.T, seed uint64) {
-	f := lb.IPv4
-	if seed%3 == 0 {
-		f = lb.IPv6
-	}
+	f := familyOf(seed)
 	rnd := rand.New(rand.NewPCG(seed, 9))
-	w := planetest.World{Family: f}
-	k := newLab(t)
-	p := k.plane(t, f)
-	table := startTable(w)
+	k, p, table, w := started(t, f)
 	ctx := context.Background()
 	var log []string
 	say := func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) }
@@ -56,9 +42,6 @@ func wild(t *testing.T, seed uint64) {
 			t.Log(strings.Join(log, "\n"))
 		}
 	}()
-	if _, err := planetest.ResetAll(ctx, p, table); err != nil {
-		t.Fatal(err)
-	}
 	other, err := ipvswire.New(ctx, k.ipvs.Connect())
 	if err != nil {
 		t.Fatal(err)
@@ -99,13 +82,6 @@ func wild(t *testing.T, seed uint64) {
 		}
 		return nil
 	}
-	conns := func(most int) {
-		for _, v := range k.ipvs.State() {
-			for _, d := range v.Destinations {
-				k.ipvs.SetConns(v.ServiceID, d.Addr, ipvsfake.Conns{Active: uint32(rnd.IntN(most + 1))})
-			}
-		}
-	}
 	for range 25 {
 		faults := rnd.IntN(2) == 0
 		if faults {
@@ -142,7 +118,7 @@ func wild(t *testing.T, seed uint64) {
 			_, err = p.Audit(ctx, false)
 		case 3:
 			say("connections")
-			conns(1)
+			k.connections(func() uint32 { return uint32(rnd.IntN(2)) })
 		case 4:
 			say("audit")
 			_, err = p.Audit(ctx, rnd.IntN(2) == 0)
@@ -201,16 +177,12 @@ func wild(t *testing.T, seed uint64) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		xdiffers(t, "after "+log[len(log)-1], want, got)
+		wantSame(t, "after "+log[len(log)-1], want, got)
 		if rnd.IntN(4) == 0 { // all connections end
 			say("all connections end")
-			conns(0)
+			k.connections(always(0))
 			for range 4 {
-				for s := range p.drains {
-					if s.drain != nil {
-						s.drain.next = time.Time{}
-					}
-				}
+				hasten(p)
 				if _, err := p.Audit(ctx, true); err != nil {
 					t.Fatal(err)
 				}
@@ -238,7 +210,7 @@ func wild(t *testing.T, seed uint64) {
 				slices.Sort(lines)
 				return strings.Join(lines, "\n")
 			}
-			xdiffers(t, "when all connections have ended", nameless(fresh), nameless(k))
+			wantSame(t, "when all connections have ended", nameless(fresh), nameless(k))
 		}
 		if len(p.undone) > 0 {
 			t.Fatalf("undone: %v", p.undone)
@@ -246,21 +218,9 @@ func wild(t *testing.T, seed uint64) {
 	}
 }
 
-func xdiffers(t *testing.T, when, want, got string) {
+func wantSame(t *testing.T, when, want, got string) {
 	t.Helper()
-	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
-	var lines []string
-	for _, l := range w {
-		if !slices.Contains(g, l) {
-			lines = append(lines, "- "+l)
-		}
-	}
-	for _, l := range g {
-		if !slices.Contains(w, l) {
-			lines = append(lines, "+ "+l)
-		}
-	}
-	if len(lines) > 0 {
-		t.Fatalf("%s:\n%s", when, strings.Join(lines, "\n"))
+	if got != want {
+		t.Fatalf("%s:\n%s", when, onlyOne(want, got))
 	}
 }
