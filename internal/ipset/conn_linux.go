@@ -19,25 +19,6 @@ type Transport interface {
 	Close() error
 }
 
-// Client is what a [Conn] does, for those whose tests have something else do it.
-type Client interface {
-	Able(ctx context.Context, sets []Set) error
-	Headers(ctx context.Context) ([]Header, error)
-	Header(ctx context.Context, name string) (Header, error)
-	Members(ctx context.Context, name string, f func(Member)) (Header, error)
-	Create(ctx context.Context, s Set) error
-	Ensure(ctx context.Context, s Set) (created bool, err error)
-	Destroy(ctx context.Context, name string) error
-	Flush(ctx context.Context, name string) error
-	Swap(ctx context.Context, a, b string) error
-	Rename(ctx context.Context, from, to string) error
-	Do(ctx context.Context, ops []Op, failed func(i int, err error)) error
-	Counters() Counters
-	Close() error
-}
-
-var _ Client = (*Conn)(nil)
-
 // Conn is a connection to the ipsets of one network namespace. It is for one goroutine at a time.
 type Conn struct {
 	kernel   Transport
@@ -310,38 +291,19 @@ func (c *Conn) replace(ctx context.Context, have Header, want Set) error {
 
 // Destroy destroys a set. The error wraps [ErrNoSet] if there is none, [ErrInUse] if rules use it.
 func (c *Conn) Destroy(ctx context.Context, name string) error {
-	return c.about(ctx, cmdDestroy, "destroy", name)
-}
-
-// Flush deletes all members of a set. The error wraps [ErrNoSet] if there is none.
-func (c *Conn) Flush(ctx context.Context, name string) error {
-	return c.about(ctx, cmdFlush, "flush", name)
-}
-
-func (c *Conn) about(ctx context.Context, cmd uint16, doing, name string) error {
 	if err := checkName(name); err != nil { // without a name it would be about all
 		return err
 	}
 	// Without NLM_F_EXCL newer kernels, and they alone, would not say that there is no such set.
-	return c.command(ctx, cmd, unix.NLM_F_EXCL, doing+" ipset "+name, func(e *nlconn.Encoder) { e.Str(attrSetName, name) })
+	return c.command(ctx, cmdDestroy, unix.NLM_F_EXCL, "destroy ipset "+name, func(e *nlconn.Encoder) { e.Str(attrSetName, name) })
 }
 
 // Swap exchanges two sets of one type and family at one moment: rules that use one use the other from then on.
 func (c *Conn) Swap(ctx context.Context, a, b string) error {
-	return c.two(ctx, cmdSwap, "swap", "and", a, b)
-}
-
-// Rename gives a set that nothing refers to another name. The error wraps [ErrNoSet] if there is none, [ErrInUse] if rules use it,
-// and unix.EEXIST if there is one of the other name.
-func (c *Conn) Rename(ctx context.Context, from, to string) error {
-	return c.two(ctx, cmdRename, "rename", "to", from, to)
-}
-
-func (c *Conn) two(ctx context.Context, cmd uint16, doing, and, a, b string) error {
 	if err := cmp.Or(checkName(a), checkName(b)); err != nil {
 		return err
 	}
-	return c.command(ctx, cmd, 0, fmt.Sprintf("%s ipset %s %s %s", doing, a, and, b), func(e *nlconn.Encoder) {
+	return c.command(ctx, cmdSwap, 0, fmt.Sprintf("swap ipset %s and %s", a, b), func(e *nlconn.Encoder) {
 		e.Str(attrSetName, a)
 		e.Str(attrSetName2, b)
 	})

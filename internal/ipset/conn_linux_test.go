@@ -296,9 +296,7 @@ func TestErrors(t *testing.T) {
 	for what, x := range map[string]struct{ got, want error }{
 		"create what is there":     {c.Create(ctx, a), unix.EEXIST},
 		"destroy what is not":      {c.Destroy(ctx, "b"), ErrNoSet},
-		"flush what is not":        {c.Flush(ctx, "b"), ErrNoSet},
-		"rename what is not":       {c.Rename(ctx, "b", "c"), ErrNoSet},
-		"rename to what is":        {c.Rename(ctx, "a", "a"), unix.EEXIST},
+		"swap what is not":         {c.Swap(ctx, "b", "c"), ErrNoSet},
 		"list what is not":         {only(c.Header(ctx, "b")), ErrNoSet},
 		"list members of what not": {only(c.Members(ctx, "b", func(Member) {})), ErrNoSet},
 		"add to what is not":       {c.Do(ctx, []Op{{Set: &Set{Name: "b", Type: HashIP, Family: IPv4}, Member: Member{Addr: addr("10.0.0.1")}}}, nil), ErrNoSet},
@@ -309,7 +307,7 @@ func TestErrors(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"", strings.Repeat("x", 32), "a\x00b"} { // the kernel would take none for all
-		if c.Destroy(ctx, name) == nil || c.Flush(ctx, name) == nil || c.Create(ctx, Set{Name: name, Type: BitmapPort}) == nil {
+		if c.Destroy(ctx, name) == nil || c.Create(ctx, Set{Name: name, Type: BitmapPort}) == nil {
 			t.Errorf("%q was taken for a name", name)
 		}
 	}
@@ -431,7 +429,7 @@ func TestMarks(t *testing.T) {
 	expect(t, c, s.Name)
 }
 
-func TestSwapAndRename(t *testing.T) {
+func TestSwap(t *testing.T) {
 	c := open(t)
 	for i, name := range []string{"a", "b"} {
 		s := Set{Name: name, Type: HashIP, Family: IPv4}
@@ -442,11 +440,11 @@ func TestSwapAndRename(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(c.Swap(t.Context(), "a", "b"), c.Rename(t.Context(), "a", "c"), c.Flush(t.Context(), "b")); err != nil {
+	if err := c.Swap(t.Context(), "a", "b"); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, c, "b")
-	expect(t, c, "c", Member{Addr: addr("10.0.0.2")})
+	expect(t, c, "a", Member{Addr: addr("10.0.0.2")})
+	expect(t, c, "b", Member{Addr: addr("10.0.0.1")})
 }
 
 func many(s *Set, n int) (ops []Op) {

@@ -17,8 +17,6 @@ const (
 	cmdProtocol = 1 // IPSET_CMD_*
 	cmdCreate   = 2
 	cmdDestroy  = 3
-	cmdFlush    = 4
-	cmdRename   = 5
 	cmdSwap     = 6
 	cmdList     = 7
 	cmdAdd      = 9
