@@ -373,7 +373,7 @@ func (d *device) Place(ctx context.Context, nodePorts []netip.Prefix) (Place, er
 			continue
 		}
 		p.Own = append(p.Own, a)
-		if slices.ContainsFunc(nodePorts, func(n netip.Prefix) bool { return n.Contains(a) }) {
+		if within(nodePorts, a) {
 			p.NodePorts = append(p.NodePorts, a)
 		}
 	}

@@ -111,7 +111,7 @@ func (d *dumper) setMembers(ctx context.Context) error {
 				return
 			}
 			text := m.Key().String()
-			if m.Mask == 1<<32-1 {
+			if m.Mask == wholeMark {
 				text += " mark " + d.mark(m.Mark)
 			} else if s.marks() {
 				text += fmt.Sprintf(" mark %#x/%#x", m.Mark, m.Mask)

@@ -35,7 +35,7 @@ func (k *lab) moment(f lb.Family, what string) moment {
 	for _, s := range []set{setMarksPods, setMarksHost, setMarksAnywhere} {
 		if set := k.sets[s.name(f)]; set != nil {
 			for key, is := range set.members {
-				if is.Mask == 1<<32-1 {
+				if is.Mask == wholeMark {
 					m.ways[s.name(f)+" "+key.String()] = ipvswire.ByMark(wireFamily(f), is.Mark)
 				}
 			}

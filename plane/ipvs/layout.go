@@ -152,7 +152,7 @@ func setOf(r *lb.Route) *lb.BackendSet {
 func (l *layout) asks(r *lb.Route) (m mark, ok bool) {
 	switch {
 	case r.Do == lb.Drop:
-		return mark{l.mark.drop(), ^uint32(0)}, true
+		return mark{l.mark.drop(), wholeMark}, true
 	case r.Do == lb.Balance && r.Masq:
 		return mark{l.mark.masq, l.mark.masq}, true
 	}

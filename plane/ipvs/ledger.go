@@ -208,7 +208,7 @@ func (l *ledger) countFront(key lb.Key, f *front, by int32) {
 				s.set, s.serving = m.to, m.serving
 			}
 			l.touched.servers[s] = key
-			m.mark = mark{s.id.Mark, ^uint32(0)}
+			m.mark = mark{s.id.Mark, wholeMark}
 		}
 		l.count(key, m.member, m.mark, by)
 	}
@@ -267,7 +267,7 @@ func (l *ledger) leave(key lb.Key, s *virtual, leaving bool) {
 	}
 	if s.id.Mark == 0 { // a mark tells by itself
 		k := keyOf(s.id)
-		as := mark{l.mark.drop(), ^uint32(0)}
+		as := mark{l.mark.drop(), wholeMark}
 		if s.bind == unbound || l.elsewhere[k.Addr] {
 			as = mark{} // the node's own address refuses where nothing listens, and so does a virtual server without weights
 		}

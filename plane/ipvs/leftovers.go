@@ -60,8 +60,8 @@ func (k *known) member(set string, m sets.Member) {
 	case name == "IPVS-IPS":
 		k.addrs[m.Addr] = true
 	case strings.HasPrefix(name, "MARK-"):
-		k.frontends[key] = true   // that of a NodePort that is gone, and whose connections go on, is in no other set
-		if m.Mask == ^uint32(0) { // else it asks for masquerading alone
+		k.frontends[key] = true  // that of a NodePort that is gone, and whose connections go on, is in no other set
+		if m.Mask == wholeMark { // else it asks for masquerading alone
 			k.marks[m.Mark] = true
 		}
 	case strings.HasPrefix(name, "NODE-PORT-"):
@@ -186,10 +186,6 @@ func addrOf(ip net.IP) netip.Addr {
 	return a.Unmap()
 }
 
-func (c *cleaner) excluded(a netip.Addr) bool {
-	return slices.ContainsFunc(c.exclude, func(p netip.Prefix) bool { return p.Contains(a) })
-}
-
 // servers deletes the virtual servers of a family that are a kube-proxy's, once their connections have ended or the limit
 // has; none if it was not the time that ended that.
 func (c *cleaner) servers(limit context.Context, fam lb.Family, k *known) error {
@@ -203,7 +199,7 @@ func (c *cleaner) servers(limit context.Context, fam lb.Family, k *known) error 
 	others := 0
 	err = conn.Services(ctx, func(s ipvswire.ServiceState) error {
 		switch {
-		case s.Family != wireFamily(fam), s.Mark == 0 && c.excluded(s.Addr.Addr()):
+		case s.Family != wireFamily(fam), s.Mark == 0 && within(c.exclude, s.Addr.Addr()):
 		case k.is(s.ServiceID):
 			ours = append(ours, ipvswire.Op{Verb: ipvswire.DelService, Service: ipvswire.Service{ServiceID: s.ServiceID}})
 		case s.Mark == 0:
@@ -285,7 +281,7 @@ func (c *cleaner) device(link netlink.Link, families []lb.Family) error {
 		}
 		switch {
 		case ip.IsLinkLocalUnicast() && ip.Is6(): // every device has one
-		case !slices.Contains(families, fam), c.excluded(ip):
+		case !slices.Contains(families, fam), within(c.exclude, ip):
 			stay++
 		default:
 			ours = append(ours, a)

@@ -17,8 +17,8 @@
 //
 // IPVS has no names: who made a virtual server can only be told from what else is there. A virtual server is a
 // kube-proxy's if its address is on kube-ipvs0; or if its address and port, or its address alone, is in one of the
-// ipsets that hold service addresses (an address that another interface has already is not bound to kube-ipvs0,
-// DP-31); or if it has an address of this machine and a port that is in the ipsets of NodePorts; or if it is the one
+// ipsets that hold service addresses or marks (an address that another interface has already is not bound to kube-ipvs0,
+// DP-31, and a server whose Service is gone serves its connections on); or if it has an address of this machine and a port that is in the ipsets of NodePorts; or if it is the one
 // by which schedulers are tried, 198.51.100.0:20000 (DP-35). One that goes by a firewall mark is ours if the mark has the form of our
 // marks, or is in one of the sets of marks. Never is it one that lies in --ipvs-exclude-cidrs. All others stay and are told of; upstream
 // would delete them.

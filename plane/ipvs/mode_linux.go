@@ -77,9 +77,8 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 		return nil, err
 	}
 	p.opened = append(p.opened, p.chains)
-	scheduler := schedulerOf(s.IPVS.Scheduler)
 	p.Plane, err = New(Config{
-		Family: s.Family, Masquerade: mark, Scheduler: scheduler, SchedulerFlags: schedulerFlags(scheduler), Sticky: sticky,
+		Family: s.Family, Masquerade: mark, Scheduler: s.IPVS.Scheduler, Sticky: sticky,
 		ExcludeCIDRs: s.IPVS.ExcludeCIDRs, IPVS: p.ipvs, Sets: p.sets, Device: device, Chains: p.chains,
 	})
 	if err != nil {

@@ -102,6 +102,10 @@ type member struct {
 // mark is what a member has a packet marked with: value where mask has bits. The zero mark leaves a packet as it is.
 type mark struct{ value, mask uint32 }
 
+// wholeMark is the mask of a mark that leaves nothing of what a packet had: that of a virtual server, or of packets to drop. Others ask for
+// masquerading.
+const wholeMark = ^uint32(0)
+
 // other names a virtual server beside those of addresses: for packets of an origin that goes elsewhere than those from
 // anywhere. Without a set it rejects.
 type other struct {

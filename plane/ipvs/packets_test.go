@@ -75,7 +75,7 @@ func TestGoneServiceTakesNoMore(t *testing.T) {
 		any := d.sets[setMarksAnywhere.name(lb.IPv4)].members
 		dropped := func() bool {
 			m, has := any[member{addr: d.web.Addr.Addr(), port: d.web.Addr.Port(), proto: lb.TCP}.wire(mark{})]
-			return has && m.Mark == d.p.l.mark.drop() && m.Mask == 1<<32-1
+			return has && m.Mark == d.p.l.mark.drop() && m.Mask == wholeMark
 		}
 		d.busy(0, 1, 0, 0)
 		d.apply(lb.Owner{Name: "ns/web"}, nil)

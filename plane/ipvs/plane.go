@@ -22,9 +22,8 @@ type Config struct {
 	Family lb.Family
 	// Masquerade is the bit of the packet mark that asks for masquerading (plane.MasqueradeMark).
 	Masquerade uint32
-	// Scheduler is that of virtual servers, and SchedulerFlags what they have with it.
-	Scheduler      string
-	SchedulerFlags ipvswire.Flags
+	// Scheduler is that of virtual servers, as mode.Schedulers has it; "" is rr.
+	Scheduler string
 	// Sticky is the scheduler of virtual servers that go by a mark where clients stay with their backend: mh, or sh. "" is mh.
 	Sticky string
 	// ExcludeCIDRs hold virtual servers and addresses that are not ours (--ipvs-exclude-cidrs).
@@ -113,9 +112,7 @@ func New(cfg Config) (*Plane, error) {
 	case cfg.IPVS == nil || cfg.Sets == nil || cfg.Device == nil || cfg.Chains == nil:
 		return nil, errors.New("ipvs: nothing to write to")
 	}
-	if cfg.Scheduler == "" {
-		cfg.Scheduler = "rr"
-	}
+	cfg.Scheduler = schedulerOf(cfg.Scheduler)
 	if cfg.Sticky == "" {
 		cfg.Sticky = "mh"
 	}
@@ -141,7 +138,7 @@ func (s set) made(f lb.Family) sets.Set {
 
 // layout is what the configuration says of how rows are said to the kernel.
 func (cfg *Config) layout() layout {
-	return layout{family: cfg.Family, scheduler: cfg.Scheduler, flags: cfg.SchedulerFlags,
+	return layout{family: cfg.Family, scheduler: cfg.Scheduler, flags: schedulerFlags(cfg.Scheduler),
 		sticky: cfg.Sticky, stickyFlags: ipvswire.Sched1, mark: marks{cfg.Masquerade}}
 }
 

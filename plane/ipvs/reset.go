@@ -185,7 +185,7 @@ func (l *ledger) known() map[ipvswire.ServiceID]bool {
 		case !c.has:
 		case m.set.marks():
 			known[serviceOf(m.key())] = true // of one on its way out no other set has it, see ledger.leave
-			if c.is.mask == ^uint32(0) {     // its form does not tell, if it is of another masquerade bit
+			if c.is.mask == wholeMark {      // its form does not tell, if it is of another masquerade bit
 				known[ipvswire.ByMark(wireFamily(l.family), c.is.value)] = true
 			}
 		case m.set.names() && m.set != setHealthCheck:
@@ -291,7 +291,7 @@ func (p *Plane) readAddresses(ctx context.Context, l *ledger) error {
 // adoptMarks has the marks go on to mean what members of sets say that they mean.
 func (l *ledger) adoptMarks(want *lb.Table) {
 	for m, c := range l.members {
-		if m.set.marks() && c.has && c.is.mask == ^uint32(0) {
+		if m.set.marks() && c.has && c.is.mask == wholeMark {
 			if n, _, ok := l.mark.number(c.is.value); ok {
 				l.numbers.take(n)
 			}
@@ -307,7 +307,7 @@ func (l *ledger) adoptMarks(want *lb.Table) {
 					continue
 				}
 				is := l.members[m.member]
-				if _, masq, ok := l.mark.number(is.is.value); !is.has || is.is.mask != ^uint32(0) || !ok || masq != m.other.masq || is.is.value == l.mark.drop() {
+				if _, masq, ok := l.mark.number(is.is.value); !is.has || is.is.mask != wholeMark || !ok || masq != m.other.masq || is.is.value == l.mark.drop() {
 					continue
 				}
 				id := ipvswire.ByMark(wireFamily(l.family), is.is.value)
