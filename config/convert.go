@@ -121,6 +121,12 @@ func (o *Options) fieldless(args []string) (keep []string) {
 	return keep
 }
 
+// IgnoredBesideFile reports whether a flag, named without its dashes, does nothing where --config is given (FL-03, FL-04).
+func IgnoredBesideFile(modes mode.List, name string) bool {
+	name = strings.ReplaceAll(name, "_", "-")
+	return slices.ContainsFunc(flags(NewOptions(modes)), func(f flag) bool { return f.name == name && f.ignored() })
+}
+
 // differing returns the paths of fields whose values are not the default's.
 func differing(s *settings, modes mode.List) (paths []string) {
 	var defaults settings

@@ -51,6 +51,11 @@ type flag struct {
 	value  maker
 }
 
+// ignored reports whether the flag does nothing beside a file: a field stands for it (FL-03), or for part of it (FL-04).
+func (f flag) ignored() bool {
+	return f.field != "" && !f.wins && f.name != "vmodule" || f.name == "healthz-port" || f.name == "metrics-port"
+}
+
 // flags is the table of all flags, with their values in o. The defaults are what o holds.
 func flags(o *Options) []flag {
 	all := slices.Concat(proxyFlags(o), nodeFlags(o), serverFlags(o), nftablesFlags(o), iptablesFlags(o), ipvsFlags(o),

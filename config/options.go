@@ -278,7 +278,7 @@ func (o *Options) load() error {
 			file.Logging.VModule = append(slices.Clone(o.file.Logging.VModule), file.Logging.VModule...)
 		case f.wins:
 			leafAt(file, f.field).Set(leafAt(&o.file, f.field))
-		case f.field != "", f.name == "healthz-port", f.name == "metrics-port": // FL-04
+		case f.ignored():
 			ignored = append(ignored, "--"+f.name)
 			o.told = append(o.told, f.name)
 		}

@@ -71,7 +71,7 @@ func Convert(modes mode.List, p *Proxy, to string) (*Result, error) {
 	for _, o := range p.Passed {
 		c.add(Same, o, "it was passed over", "It says nothing of how the proxy is started.", "Nothing.")
 	}
-	return &Result{From: conv.From, To: conv.To, Config: conv.YAML, Flags: slices.Concat(p.Filled, conv.Flags), Statements: c.all}, nil
+	return &Result{From: conv.From, To: conv.To, Config: conv.YAML, Flags: slices.Concat(c.stays, conv.Flags), Statements: c.all}, nil
 }
 
 type converter struct {
@@ -79,6 +79,8 @@ type converter struct {
 	proxy *Proxy
 	conv  *config.Conversion
 	all   []Statement
+	// stays are the flags of proxy.Filled that do something beside --config.
+	stays []string
 }
 
 func (c *converter) add(sev Severity, about, differs, why, do string) {
@@ -158,7 +160,17 @@ func (c *converter) fields() {
 		c.add(Same, m.To, fmt.Sprintf("the configuration has %s, the value of %s", m.Value, m.From), fmt.Sprintf("Mode %s reads its own block.", c.toMode()), "Nothing.")
 	}
 	for _, f := range c.proxy.Filled {
-		c.add(Same, f, "it stays on the command line", "It is of one node each, or Kubernetes, a shell or systemd fills it in.", "Keep it beside --config.")
+		name, _, _ := strings.Cut(strings.TrimLeft(f, "-"), "=")
+		switch {
+		case !config.IgnoredBesideFile(c.modes, name):
+			c.stays = append(c.stays, f)
+			c.add(Same, f, "it stays on the command line", "It is of one node each, or Kubernetes, a shell or systemd fills it in.", "Keep it beside --config.")
+		case c.proxy.File != nil:
+			c.add(Same, f, "ignored, because --config is given", "With a file, flags that stand for a field of it do nothing, here as upstream.", "Take it out of the command line.")
+		default:
+			c.add(Missing, f, "its value is not in the configuration, and beside --config the flag does nothing",
+				"Kubernetes, a shell or systemd fills it in, so the value is not known here.", "Write the value into the configuration; where nodes differ in it, keep to the command line, without --config.")
+		}
 	}
 	for _, f := range c.conv.Flags {
 		c.add(Same, f, "it stays on the command line", "No field of the configuration stands for it.", "Keep it beside --config.")

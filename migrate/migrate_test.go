@@ -175,6 +175,32 @@ func TestCommandLines(t *testing.T) {
 	}
 }
 
+// What Kubernetes or a shell fills in stays on the command line, but where it would do nothing beside the file: that is said, and who
+// moves has to write it (FL-03).
+func TestFilledIn(t *testing.T) {
+	const args = "kube-proxy --hostname-override $(NODE_NAME) --cluster-cidr $(CIDR) --proxy_mode=${MODE} --healthz-port=$PORT --kubeconfig=$(KC) --v=2"
+	const stays = "[--hostname-override=$(NODE_NAME)]"
+	r, err := convert("", Input{Name: "in", Data: []byte(args)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(r.Flags); got != stays {
+		t.Errorf("%s stay on the command line, want %s", got, stays)
+	}
+	for _, want := range []string{"info --hostname-override=$(NODE_NAME): it stays", "missing --cluster-cidr=$(CIDR): its value is not in the configuration", "missing --proxy_mode=${MODE}: its value is not",
+		"missing --healthz-port=$PORT: its value is not", "missing --kubeconfig=$(KC): its value is not"} {
+		if !r.says(want) {
+			t.Errorf("it does not say %q: %+v", want, r.Statements)
+		}
+	}
+	// Beside a file it did nothing before.
+	r, err = convert("", Input{Name: "line", Flags: []string{"--config=x", "--cluster-cidr=$(CIDR)", "--hostname-override=$(NODE_NAME)"}},
+		Input{Name: "x", Data: []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n")})
+	if err != nil || fmt.Sprint(r.Flags) != stays || !r.says("info --cluster-cidr=$(CIDR): ignored, because --config is given") {
+		t.Errorf("beside a file: %v %+v", err, r)
+	}
+}
+
 // Bad input has a clear answer that names the file and what in it is wrong.
 func TestBadInput(t *testing.T) {
 	configMap := func(data string) string {

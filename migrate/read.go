@@ -330,13 +330,14 @@ func (r *reader) arguments(words []string, where string) error {
 			break
 		}
 		name, _, valued := strings.Cut(w, "=")
+		apart := !valued && i+1 < len(words) && !strings.HasPrefix(words[i+1], "--") // its value is the next word
 		switch {
-		case strings.HasPrefix(w, "--") && (filledIn.MatchString(w) || normal(name) == "--hostname-override"):
-			r.Filled = append(r.Filled, w)
-			if !valued && i+1 < len(words) && !strings.HasPrefix(words[i+1], "--") {
+		case strings.HasPrefix(w, "--") && (filledIn.MatchString(w) || normal(name) == "--hostname-override" || apart && filledIn.MatchString(words[i+1])):
+			if apart {
 				i++
-				r.Filled[len(r.Filled)-1] += "=" + words[i]
+				w += "=" + words[i]
 			}
+			r.Filled = append(r.Filled, w)
 		case w == "":
 		default:
 			r.Args = append(r.Args, w)
