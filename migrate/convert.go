@@ -111,9 +111,16 @@ var said = []struct {
 		"The gates are of earlier versions, or of other programs.", "Nothing: they are left out of the configuration."},
 }
 
+// twice is what strict decoding says of a key that a mapping has already.
+var twice = regexp.MustCompile(`line (\d+): key "([^"]+)" already set in map`)
+
 // loader passes on what the loader says of the old configuration.
 func (c *converter) loader() {
 	for _, w := range c.conv.Warnings {
+		for _, m := range twice.FindAllStringSubmatch(w, -1) {
+			c.add(Change, m[2], fmt.Sprintf("it stands twice in %s, in line %s again: the last one holds, here as upstream", c.where(), m[1]),
+				"Files are read with a warning about that, so nobody noticed.", "See which one was meant.")
+		}
 		if strings.HasPrefix(w, "Using lenient decoding") || strings.Contains(w, "KubeProxyConfiguration and kind") {
 			continue // the fields are told of one by one
 		}

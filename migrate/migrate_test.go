@@ -253,6 +253,11 @@ func TestBadInput(t *testing.T) {
 	if _, err := convert("kernelspace", Input{Name: "in", Data: []byte("--v=1")}); err == nil || !strings.Contains(err.Error(), "--to: \"kernelspace\": want iptables") {
 		t.Errorf("a mode of Windows: %v", err)
 	}
+	// What stands there twice is said: only the last of it holds.
+	twice, err := convert("", Input{Name: "in", Data: []byte(configMap(head + "    mode: ipvs\n    bogus: 1\n    mode: iptables\n    iptables: {masqueradeBit: 3, masqueradeBit: 4}\n"))})
+	if err != nil || !twice.says("change mode: it stands twice in ConfigMap kube-system/kube-proxy, key config.conf, in line 5 again") || !twice.says("change masqueradeBit: it stands twice in") || !twice.says("change bogus: ") {
+		t.Errorf("what stands there twice: %v %+v", err, twice)
+	}
 	// What no version had is said, with the name that may have been meant; what several had is read.
 	r, err := convert("", Input{Name: "in", Data: []byte(configMap(head + "    clusterCIDRs: 10.0.0.0/8\n    conntrackMaxPerCore: 7\n    udpTimeoutMilliseconds: 300\n    nftables: {minSyncPeriod: 2s}\n    resourceContainer: /x\n"))})
 	if err != nil {
