@@ -156,13 +156,16 @@ func TestCilium(t *testing.T) {
 func TestCommandLines(t *testing.T) {
 	const want = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nclusterCIDR: 10.0.0.0/8\nkind: KubeProxyConfiguration\nmode: ipvs\n"
 	for name, text := range map[string]string{
-		"flags":               "--proxy-mode=ipvs --cluster-cidr=10.0.0.0/8",
-		"lines of a shell":    "# how it runs\n/usr/local/bin/kube-proxy \\\n  --proxy-mode ipvs \\\n  --cluster-cidr=\"10.0.0.0/8\" 2>&1 | tee /var/log/kube-proxy.log\n",
-		"hyperkube":           "hyperkube proxy --proxy-mode=ipvs --cluster-cidr=10.0.0.0/8",
-		"an environment file": "# kubernetes proxy config\nKUBE_PROXY_ARGS=\"--proxy-mode=ipvs \\\n  --cluster-cidr=10.0.0.0/8\"\n",
-		"a unit of systemd":   "[Unit]\nDescription=x\n[Service]\nExecStart=/opt/kube-proxy --proxy-mode=ipvs \\\n  --cluster-cidr=10.0.0.0/8 \\\n  --hostname-override=%H\nRestart=always\n",
-		"a shell in a Pod":    "kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec:\n  hostNetwork: true\n  containers:\n  - name: kube-proxy\n    securityContext: {privileged: true}\n    command: [/bin/sh, -c, 'exec kube-proxy --proxy-mode=ipvs --cluster-cidr=10.0.0.0/8 1>>/var/log/kube-proxy.log 2>&1']\n",
-		"a Pod in a List":     "kind: List\nitems:\n- kind: Service\n  metadata: {name: x}\n- kind: Pod\n  metadata: {name: p}\n  spec: {containers: [{name: other, command: [sleep]}, {name: proxy, command: [/usr/local/bin/kube-proxy], args: [--proxy-mode=ipvs, '--cluster-cidr=10.0.0.0/8', '--hostname-override=$(NODE_NAME)']}]}\n",
+		"flags":                      "--proxy-mode=ipvs --cluster-cidr=10.0.0.0/8",
+		"lines of a shell":           "# how it runs\n/usr/local/bin/kube-proxy \\\n  --proxy-mode ipvs \\\n  --cluster-cidr=\"10.0.0.0/8\" 2>&1 | tee /var/log/kube-proxy.log\n",
+		"hyperkube":                  "hyperkube proxy --proxy-mode=ipvs --cluster-cidr=10.0.0.0/8",
+		"an environment file":        "# kubernetes proxy config\nKUBE_PROXY_ARGS=\"--proxy-mode=ipvs \\\n  --cluster-cidr=10.0.0.0/8\"\n",
+		"a unit of systemd":          "[Unit]\nDescription=x\n[Service]\nExecStart=/opt/kube-proxy --proxy-mode=ipvs \\\n  --cluster-cidr=10.0.0.0/8 \\\n  --hostname-override=%H\nRestart=always\n",
+		"a shell in a Pod":           "kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec:\n  hostNetwork: true\n  containers:\n  - name: kube-proxy\n    securityContext: {privileged: true}\n    command: [/bin/sh, -c, 'exec kube-proxy --proxy-mode=ipvs --cluster-cidr=10.0.0.0/8 1>>/var/log/kube-proxy.log 2>&1']\n",
+		"a shell with other letters": "kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec:\n  containers:\n  - name: kube-proxy\n    command: [bash, -ec]\n    args: ['ulimit -n 9; exec kube-proxy --proxy-mode=ipvs --cluster-cidr=10.0.0.0/8; sleep 3']\n",
+		"that of Windows before that of Linux": "kind: DaemonSet\nmetadata: {name: kube-proxy-windows}\nspec: {template: {spec: {nodeSelector: {kubernetes.io/os: windows}, containers: [{name: kube-proxy, command: [powershell, -Command, kube-proxy.exe --proxy-mode=kernelspace]}]}}}\n" +
+			"---\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: kube-proxy, command: [kube-proxy, --proxy-mode=ipvs, '--cluster-cidr=10.0.0.0/8']}]}\n",
+		"a Pod in a List": "kind: List\nitems:\n- kind: Service\n  metadata: {name: x}\n- kind: Pod\n  metadata: {name: p}\n  spec: {containers: [{name: other, command: [sleep]}, {name: proxy, command: [/usr/local/bin/kube-proxy], args: [--proxy-mode=ipvs, '--cluster-cidr=10.0.0.0/8', '--hostname-override=$(NODE_NAME)']}]}\n",
 	} {
 		r, err := convert("", Input{Name: name, Data: []byte(text)})
 		if err != nil || string(r.Config) != want {
@@ -236,6 +239,8 @@ func TestBadInput(t *testing.T) {
 		{"two configurations", cm + "\n" + cm, "in: document 3: it has a second KubeProxyConfiguration"},
 		{"a DaemonSet of others", "kind: DaemonSet\nmetadata: {name: cni}\nspec: {template: {spec: {containers: [{name: cni}, {name: bird}]}}}\n", "in: DaemonSet cni has no container that runs kube-proxy: it has cni, bird"},
 		{"a DaemonSet without a template", "kind: DaemonSet\nmetadata: {name: x}\n", "in: it is a DaemonSet: a kube-proxy runs on every node, as a DaemonSet with a template"},
+		{"a DaemonSet of Windows", "kind: DaemonSet\nmetadata: {name: kube-proxy-windows}\nspec: {template: {spec: {nodeSelector: {kubernetes.io/os: windows}, containers: [{name: kube-proxy, command: [powershell, -Command, kube-proxy.exe]}]}}}\n",
+			"there is nothing of a proxy in DaemonSet kube-proxy-windows, for Windows"},
 		{"an object of others", "kind: Service\nmetadata: {name: web, namespace: shop}\n", "there is nothing of a proxy in Service shop/web"},
 		{"an empty List", "kind: List\nitems: []\n", "there is nothing in the input"},
 		{"an odd item", "kind: List\nitems: [7]\n", "in: items[0]: it is no mapping"},

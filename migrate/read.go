@@ -265,7 +265,7 @@ func (r *reader) pod(o object, p pod) error {
 	switch {
 	case i < 0:
 		return fmt.Errorf("%s has no container that runs kube-proxy: it has %s", o, names(p.Containers))
-	case p.NodeSelector["kubernetes.io/os"] == "windows" && r.Pod != nil:
+	case p.NodeSelector["kubernetes.io/os"] == "windows":
 		r.Passed = append(r.Passed, o.String()+", for Windows")
 		return nil
 	case r.Pod != nil:
@@ -296,11 +296,14 @@ func (c container) proxy() bool {
 	return c.Name == "kube-proxy" || slices.ContainsFunc(c.line(), program.MatchString)
 }
 
+// shellLine matches the option of a shell whose value is a command line: -c, also with other letters, such as -ec.
+var shellLine = regexp.MustCompile(`^-[a-z]*c$`)
+
 // line is the whole command line of a container; that of a shell is taken apart.
 func (c container) line() []string {
 	all := slices.Concat(c.Command, c.Args)
 	for i, a := range all {
-		if a == "-c" && i+1 < len(all) {
+		if shellLine.MatchString(a) && i+1 < len(all) {
 			return split(all[i+1])
 		}
 	}
@@ -457,6 +460,10 @@ func split(line string) (words []string) {
 			word.WriteRune(c)
 		case c == '"' || c == '\'':
 			quote, in = c, true
+		case c == ';' || c == '|' || c == '&': // begins another command, without a blank too
+			end()
+			word.WriteRune(c)
+			in = true
 		case c == ' ' || c == '\t' || c == '\n' || c == '\r':
 			end()
 		default:
