@@ -102,14 +102,14 @@ func savedBy(ctx context.Context, family, program string) ([]Chain, error) {
 	if err != nil {
 		return nil, err
 	}
-	var said strings.Builder
+	var said head
 	cmd.Stderr = &said
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
 	all, err := readSaved(family, out)
 	if e := cmd.Wait(); e != nil {
-		err = errors.Join(err, fmt.Errorf("%s: %w: %s", program, e, strings.TrimSpace(said.String())))
+		err = errors.Join(err, fmt.Errorf("%s: %w: %s", program, e, strings.TrimSpace(string(said))))
 	}
 	return all, err
 }
@@ -167,6 +167,14 @@ var watched = []struct {
 	{"ipset", []string{"nfnetlink", "ip_set"}}, {name: "conntrack"}, {"ipvsadm", []string{"ip_vs"}},
 }
 
+// head keeps the first KiB of what is written: a version is a line, and a program that is none of ours may speak without end.
+type head []byte
+
+func (h *head) Write(p []byte) (int, error) {
+	*h = append(*h, p[:min(len(p), 1<<10-len(*h))]...)
+	return len(p), nil
+}
+
 // programs looks for programs and asks for their versions, of each no longer than a few seconds.
 func programs(ctx context.Context, s *Setup, m modules) (all []Program) {
 	for _, w := range watched {
@@ -180,8 +188,10 @@ func programs(ctx context.Context, s *Setup, m modules) (all []Program) {
 			k := within(ctx, programPatience, func(ctx context.Context) (string, error) {
 				cmd := exec.CommandContext(ctx, path, "--version")
 				cmd.WaitDelay = programPatience
-				out, err := cmd.CombinedOutput()
-				line, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+				var said head
+				cmd.Stdout, cmd.Stderr = &said, &said
+				err := cmd.Run()
+				line, _, _ := strings.Cut(strings.TrimSpace(string(said)), "\n")
 				return line, err
 			})
 			p.Version, p.Err = k.Value, k.Err

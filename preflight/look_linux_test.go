@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -113,6 +114,26 @@ func TestNothingHangs(t *testing.T) {
 	}
 	if Exit(found) != ExitErrors {
 		t.Errorf("exit code %d", Exit(found))
+	}
+}
+
+// A program that never stops to speak costs the node no memory: what it says is cut.
+func TestProgramsThatRave(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "nft"), []byte("#!/bin/sh\necho nftables v1\ni=0\nwhile [ $i -lt 64 ]; do printf '%065536d' 0; i=$((i+1)); done\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	got := programs(t.Context(), &Setup{LoadModules: true}, modules{})
+	runtime.ReadMemStats(&after)
+	i := slices.IndexFunc(got, func(p Program) bool { return p.Name == "nft" })
+	if i < 0 || got[i].Version != "nftables v1" || got[i].Err != nil {
+		t.Errorf("%+v", got)
+	}
+	if took := after.TotalAlloc - before.TotalAlloc; took > 1<<20 {
+		t.Errorf("4 MiB of it took %d bytes", took)
 	}
 }
 
