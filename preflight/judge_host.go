@@ -46,9 +46,9 @@ func hostKinds() []Kind {
 			Why:    "Each tracked connection takes about 320 bytes of the kernel's memory, and each bucket of the table 8; a full table drops new connections.",
 			Remedy: "Set --conntrack-max-per-core and --conntrack-min (conntrack.maxPerCore, conntrack.min) to what the machine can hold; 0 per core leaves the limit to the machine."},
 		{ID: "conntrack-use", Worst: Error, judge: (*judge).conntrackUse,
-			Looks:  "how full the table of connections is",
+			Looks:  "how full the table of connections is, or will be where the proxy lowers its limit",
 			Why:    "When the table is full the kernel drops new connections, of all programs (\"nf_conntrack: table full, dropping packet\").",
-			Remedy: "Raise the limit, see who opens so many connections (conntrack -L), and lower net.netfilter.nf_conntrack_tcp_timeout_established."},
+			Remedy: "Raise the limit (--conntrack-min, --conntrack-max-per-core, where the proxy sets it), see who opens so many connections (conntrack -L), and lower net.netfilter.nf_conntrack_tcp_timeout_established."},
 		{ID: "sysctls", Worst: Info, judge: (*judge).changes,
 			Looks: "sysctls that the configuration would have the proxy change",
 			Why:   "They hold for the whole node, and stay when the proxy is gone.", Remedy: "Nothing, if that is meant: each finding names the flag and the field that ask for it."},
@@ -221,12 +221,7 @@ func (j *judge) conntrackSize() {
 		j.info("", "connections are not tracked yet: nf_conntrack is not loaded")
 		return
 	}
-	limit, from := number(j.sysctl(conntrackMax)), ""
-	for _, c := range j.facts.Changes.Value {
-		if c.Name == conntrackMax {
-			limit, from = number(c.Want), " (now "+c.Have+")"
-		}
-	}
+	limit, from := j.conntrackLimit()
 	most := limit*connectionBytes + max(number(j.sysctl(conntrackBuckets)), limit/4)*bucketBytes
 	text := fmt.Sprintf("at most %d connections%s: %d MiB of %d MiB", limit, from, most>>20, memory>>20)
 	switch {
@@ -237,6 +232,17 @@ func (j *judge) conntrackSize() {
 	}
 }
 
+// conntrackLimit returns how many connections the kernel may track once the proxy runs, and what is the case now where that differs.
+func (j *judge) conntrackLimit() (limit uint64, now string) {
+	for _, c := range j.facts.Changes.Value {
+		if c.Name == conntrackMax {
+			return number(c.Want), " (now " + c.Have + ")"
+		}
+	}
+	return number(j.sysctl(conntrackMax)), ""
+}
+
+// conntrackUse takes the lower of the limits: a proxy may lower it below what is in use.
 func (j *judge) conntrackUse() {
 	if j.facts.OS != "linux" {
 		return
@@ -244,13 +250,16 @@ func (j *judge) conntrackUse() {
 	if _, ok := of(j, "", j.facts.Sysctls); !ok {
 		return
 	}
-	count, limit := number(j.sysctl(conntrackCount)), number(j.sysctl(conntrackMax))
+	count, limit, from := number(j.sysctl(conntrackCount)), number(j.sysctl(conntrackMax)), ""
+	if will, now := j.conntrackLimit(); will < limit {
+		limit, from = will, now
+	}
 	if limit == 0 {
 		j.ok("", "no connections are tracked, or there is no limit")
 		return
 	}
 	percent := 100 * count / limit
-	text := fmt.Sprintf("%d of %d connections, %d %%", count, limit, percent)
+	text := fmt.Sprintf("%d of %d connections%s, %d %%", count, limit, from, percent)
 	switch {
 	case percent >= 95:
 		j.wrong("", "%s", text)

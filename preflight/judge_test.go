@@ -114,6 +114,14 @@ func TestJudge(t *testing.T) {
 			f.Changes.Value = []system.Change{{Name: conntrackMax, Have: "131072", Want: "1048576000", Asks: "it"}}
 		}, "conntrack-size warning : at most 1048576000 connections (now 131072)", ExitWarnings},
 		{"nearly full", func(_ *Setup, f *Facts) { f.Sysctls.Value[conntrackCount] = "110000" }, "conntrack-use warning : 110000 of 131072 connections, 83 %", ExitWarnings},
+		{"nearly full once the proxy has lowered the limit", func(_ *Setup, f *Facts) {
+			f.Sysctls.Value[conntrackCount], f.Sysctls.Value[conntrackMax] = "110000", "262144"
+			f.Changes.Value = []system.Change{{Name: conntrackMax, Have: "262144", Want: "131072", Asks: "it"}}
+		}, "conntrack-use warning : 110000 of 131072 connections (now 262144), 83 %", ExitWarnings},
+		{"full until the proxy has raised the limit", func(_ *Setup, f *Facts) {
+			f.Sysctls.Value[conntrackCount] = "131072"
+			f.Changes.Value = []system.Change{{Name: conntrackMax, Have: "131072", Want: "262144", Asks: "it"}}
+		}, "conntrack-use error : 131072 of 131072 connections, 100 %", ExitErrors},
 		{"full", func(_ *Setup, f *Facts) { f.Sysctls.Value[conntrackCount] = "131072" }, "conntrack-use error", ExitErrors},
 		{"the clock runs free", func(_ *Setup, f *Facts) { f.Unsynchronised.Value = true }, "clock warning kernel", ExitWarnings},
 		{"the API server's clock", func(_ *Setup, f *Facts) { f.Cluster.Ahead.Value = -time.Hour }, "clock warning API server: its clock is 1h0m0s behind this machine's", ExitWarnings},
