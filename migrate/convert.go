@@ -131,6 +131,8 @@ func (c *converter) loader() {
 				differs, why, do = expand(s.differs), expand(s.why), s.do
 				if name := expand("$1"); strings.HasPrefix(name, "--") || !strings.Contains(name, " ") && !strings.HasPrefix(differs, "$") {
 					about = name
+				} else if name != "" && !strings.Contains(s.differs, "$") { // a flag with a value, or a field
+					differs = name + strings.TrimPrefix(differs, "it")
 				}
 				if c.modeNamed(about) {
 					about = "mode"

@@ -263,6 +263,10 @@ func TestBadInput(t *testing.T) {
 	if err != nil || !twice.says("change mode: it stands twice in ConfigMap kube-system/kube-proxy, key config.conf, in line 5 again") || !twice.says("change masqueradeBit: it stands twice in") || !twice.says("change bogus: ") {
 		t.Errorf("what stands there twice: %v %+v", err, twice)
 	}
+	gate, err := convert("", Input{Name: "in", Data: []byte(configMap(head + "    featureGates: {SupportIPVSProxyMode: true}\n"))})
+	if err != nil || !gate.says("key config.conf: KubeProxyConfiguration.featureGates: SupportIPVSProxyMode=true has no effect") {
+		t.Errorf("a gate that is always on: %v %+v", err, gate)
+	}
 	// What no version had is said, with the name that may have been meant; what several had is read.
 	r, err := convert("", Input{Name: "in", Data: []byte(configMap(head + "    clusterCIDRs: 10.0.0.0/8\n    conntrackMaxPerCore: 7\n    udpTimeoutMilliseconds: 300\n    nftables: {minSyncPeriod: 2s}\n    resourceContainer: /x\n"))})
 	if err != nil {
