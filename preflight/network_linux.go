@@ -162,14 +162,19 @@ var asked = []string{
 	"kernel.unprivileged_bpf_disabled",
 }
 
-func readSysctls() (map[string]string, error) {
+func readSysctls() (map[string]string, error) { return readSysctlsBy(kernel.Sysctl) }
+
+func readSysctlsBy(read func(name string) (string, error)) (map[string]string, error) {
 	all := map[string]string{}
 	for _, name := range asked {
-		value, err := kernel.Sysctl(name)
+		value, err := read(name)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, needsRoot(err)
 		}
 		all[name] = value
+	}
+	if all[ipForward] == "" { // every kernel with IPv4 has it
+		return nil, fmt.Errorf("%s is not to be seen: is proc mounted, with /proc/sys?", ipForward)
 	}
 	return all, nil
 }
