@@ -314,6 +314,55 @@ func TestChartBadValues(t *testing.T) {
 	}
 }
 
+// What looks like a number, a comment or a mapping in YAML comes to the cluster as the string that it is, or is refused.
+func TestChartStrings(t *testing.T) {
+	where := func(text string) (found int, typed []string) {
+		objects, _, err := helmchart.Render(helmchart.Release{Name: "12", Namespace: "34", Kubernetes: release.Kubernetes}, parse(t, text))
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+		var walk func(path string, value any)
+		walk = func(path string, value any) {
+			switch v := value.(type) {
+			case map[string]any:
+				for key, sub := range v {
+					walk(path+"."+key, sub)
+				}
+			case []any:
+				for _, sub := range v {
+					walk(path+"[]", sub)
+				}
+			case string:
+				if strings.Contains(v, "123") {
+					found++
+				}
+			default:
+				if s := fmt.Sprint(v); s == "123" || s == "12" || s == "34" {
+					typed = append(typed, path)
+				}
+			}
+		}
+		for _, object := range objects {
+			walk(object.GetKind(), object.Object)
+		}
+		return found, typed
+	}
+	const host = "apiServer: {host: 172.18.0.10}\n"
+	for _, text := range []string{
+		host + "fullnameOverride: '123'", host + "imagePullSecrets: ['123']", host + "priorityClassName: '123'", host + "serviceAccount: {name: '123'}",
+		host + "serviceAccount: {create: false, name: '123'}", host + "image: {repository: registry.example:5000/a/123}", "apiServer: {kubeconfig: {secret: '123'}}",
+		"apiServer: {kubeconfig: {configMap: '123'}}", "apiServer: {kubeconfig: {hostPath: '/a #123'}}", "apiServer: {kubeconfig: {hostPath: '/a: 123'}}",
+		host + "podLabels: {a: '123'}\nserviceMonitor: {enabled: true, labels: {a: '123'}}\nprometheusRule: {enabled: true}\ndashboard: {enabled: true}\nconfig: {metricsBindAddress: '0.0.0.0:10249'}",
+	} {
+		if found, typed := where(text); found == 0 || len(typed) > 0 {
+			t.Errorf("%q: %d fields have it, and no strings are %q", text, found, typed)
+		}
+	}
+	if _, _, err := helmchart.Render(release, parse(t, host+"image: {repository: 'a #b'}")); err == nil || !strings.Contains(err.Error(), "/image/repository") {
+		t.Errorf("a name that is none of an image: %v", err)
+	}
+}
+
 // The kubelet's probes ask where the proxy listens for them, in whatever way that is written.
 func TestChartProbes(t *testing.T) {
 	for address, want := range map[string]string{

@@ -4,7 +4,7 @@
 
 {{- define "kube-proxy.selector" -}}
 app.kubernetes.io/name: kube-proxy
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "kube-proxy.labels" -}}
