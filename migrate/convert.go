@@ -238,12 +238,14 @@ func (c *converter) pod() {
 	privileged := main.SecurityContext != nil && main.SecurityContext.Privileged != nil && *main.SecurityContext.Privileged
 	switch {
 	case privileged:
-		c.add(Same, at+": securityContext", "the container may do less than privileged: NET_ADMIN is enough after a privileged init container with --init-only", "Rules need NET_ADMIN; sysctls need a writable /proc/sys.",
+		c.add(Same, at+": securityContext", "the container may do less than privileged: NET_ADMIN (and NET_RAW in modes iptables and ipvs) is enough after a privileged init container with --init-only", "Rules need NET_ADMIN; sysctls need a writable /proc/sys.",
 			"Nothing, or use the chart, whose containers are made so.")
-	case main.SecurityContext == nil || main.SecurityContext.Capabilities == nil || !slices.ContainsFunc(main.SecurityContext.Capabilities.Add, func(s string) bool {
-		return strings.EqualFold(s, "NET_ADMIN") || strings.EqualFold(s, "ALL") || strings.EqualFold(s, "CAP_NET_ADMIN")
-	}):
-		c.add(Missing, at+": securityContext", "the container has not the capability NET_ADMIN", "No rule can be written without.", "Add NET_ADMIN, and NET_RAW for the legacy back end of iptables.")
+	case !main.may("NET_ADMIN"):
+		c.add(Missing, at+": securityContext", "the container has not the capability NET_ADMIN", "No rule can be written without.", "Add NET_ADMIN, and NET_RAW for modes iptables and ipvs.")
+	case c.toMode() == "ipvs" && !main.may("NET_RAW"):
+		c.add(Missing, at+": securityContext", "the container has not the capability NET_RAW", "The programs of iptables need it for rules that name ipsets, as those of mode ipvs do (docs/image.md).", "Add NET_RAW.")
+	case c.toMode() == "iptables" && !main.may("NET_RAW"):
+		c.add(Change, at+": securityContext", "the container has not the capability NET_RAW", "The programs of iptables need it where anybody's rules name ipsets, as some networks for pods have them, and for the legacy back end (docs/image.md).", "Add NET_RAW.")
 	}
 	mounts := map[string]bool{}
 	for _, m := range main.VolumeMounts {

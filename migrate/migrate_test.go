@@ -204,6 +204,32 @@ func TestFilledIn(t *testing.T) {
 	}
 }
 
+// The programs of iptables need NET_RAW for rules that name ipsets: in mode ipvs always, in mode iptables where somebody has such rules.
+func TestCapabilities(t *testing.T) {
+	for _, c := range []struct{ add, to, want string }{
+		{"NET_ADMIN", "ipvs", "missing kube-proxy-n1: the container has not the capability NET_RAW"},
+		{"NET_ADMIN", "iptables", "change kube-proxy-n1: the container has not the capability NET_RAW"},
+		{"NET_ADMIN", "nftables", ""},
+		{"NET_ADMIN, CAP_NET_RAW", "ipvs", ""},
+		{"ALL", "iptables", ""},
+		{"NET_RAW", "nftables", "missing kube-proxy-n1: the container has not the capability NET_ADMIN"},
+	} {
+		r, err := convert(c.to, Input{Name: "in", Data: []byte("kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec: {hostNetwork: true, containers: [{name: kube-proxy, command: [kube-proxy], securityContext: {capabilities: {add: [" + c.add + "]}}}]}\n")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, s := range r.Statements {
+			if strings.Contains(s.Differs, "has not the capability") {
+				got += fmt.Sprintf("%s %s: %s", s.Severity, "kube-proxy-n1", s.Differs)
+			}
+		}
+		if got != c.want {
+			t.Errorf("%s to %s: %q, want %q", c.add, c.to, got, c.want)
+		}
+	}
+}
+
 // Bad input has a clear answer that names the file and what in it is wrong.
 func TestBadInput(t *testing.T) {
 	configMap := func(data string) string {

@@ -296,6 +296,13 @@ func (c container) proxy() bool {
 	return c.Name == "kube-proxy" || slices.ContainsFunc(c.line(), program.MatchString)
 }
 
+// may reports whether the container, which is not privileged, has a capability, named without CAP_.
+func (c container) may(capability string) bool {
+	return c.SecurityContext != nil && c.SecurityContext.Capabilities != nil && slices.ContainsFunc(c.SecurityContext.Capabilities.Add, func(s string) bool {
+		return strings.EqualFold(s, "ALL") || strings.EqualFold(strings.TrimPrefix(strings.ToUpper(s), "CAP_"), capability)
+	})
+}
+
 // shellLine matches the option of a shell whose value is a command line: -c, also with other letters, such as -ec.
 var shellLine = regexp.MustCompile(`^-[a-z]*c$`)
 

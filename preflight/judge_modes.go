@@ -15,7 +15,7 @@ func modeKinds() []Kind {
 	return []Kind{
 		{ID: "privileges", Worst: Error, judge: (*judge).privileges,
 			Looks:  "the capabilities of this process",
-			Why:    "Rules need CAP_NET_ADMIN in the node's network namespace; the legacy back end of iptables also needs CAP_NET_RAW.",
+			Why:    "Rules need CAP_NET_ADMIN in the node's network namespace. The programs of iptables, of modes iptables and ipvs, also need CAP_NET_RAW for rules that name ipsets and for the legacy back end.",
 			Remedy: "Run the check as the proxy will run: as root, or with the capabilities of its container."},
 		{ID: "namespace", Worst: Info, judge: (*judge).namespace,
 			Looks: "whether this is the network namespace of process 1",
@@ -41,13 +41,20 @@ func (j *judge) privileges() {
 	if j.facts.OS != "linux" {
 		return
 	}
+	const iptables = "iptables" // the rules, see mode.Mode
 	lacks, ok := of(j, "", j.facts.Lacks)
+	m, _ := j.running()
+	text := "this process lacks CAP_" + strings.Join(lacks, " and CAP_")
 	switch {
 	case !ok:
 	case slices.Contains(lacks, "NET_ADMIN"):
-		j.wrong("", "this process lacks CAP_%s", strings.Join(lacks, " and CAP_"))
+		j.wrong("", "%s", text)
+	case len(lacks) > 0 && m.Among == iptables:
+		j.wrong("", "%s, and mode %s writes rules that name ipsets", text, m.Name)
+	case len(lacks) > 0 && m.Rules == iptables:
+		j.warn("", "%s, which mode %s needs where anybody's rules name ipsets, and for the legacy back end", text, m.Name)
 	case len(lacks) > 0:
-		j.info("", "this process lacks CAP_%s, which the legacy back end of iptables needs", strings.Join(lacks, " and CAP_"))
+		j.info("", "%s, which the mode that would run does not need", text)
 	default:
 		j.ok("", "this process has CAP_NET_ADMIN and CAP_NET_RAW")
 	}
