@@ -37,7 +37,7 @@ type lab struct {
 	rules  map[lb.Family]*rules
 	// refuse, if not nil, is asked before each operation on a member or address.
 	refuse func(what string) error
-	// wrote counts operations on members and addresses, and told those messages.
+	// wrote counts operations on members and addresses.
 	wrote int
 }
 

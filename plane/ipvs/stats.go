@@ -4,9 +4,12 @@ package ipvs
 
 import "sync/atomic"
 
-// Stats are sizes of what a plane holds.
+// Stats are sizes of what a plane holds, of its family.
 type Stats struct {
-	VirtualServers, Draining, Members, Addresses int
+	// VirtualServers are all of ours; of Draining some real servers take no new connections, and go when those that they have ended.
+	VirtualServers, Draining int
+	// Members are those of all ipsets, and Addresses those of Services, wherever they are bound.
+	Members, Addresses int
 }
 
 type stats struct{ atomic.Pointer[Stats] }
