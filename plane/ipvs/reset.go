@@ -27,7 +27,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	p.lose()
 	p.undone, p.unread, p.suspected = nil, nil, false
 	p.node = want.Node
-	if err := p.found(ctx); err != nil {
+	if err := p.ensure(ctx); err != nil {
 		return res, fmt.Errorf("ipvs: reset: %w", err)
 	}
 	rules, err := p.whoseRules(ctx)
@@ -102,8 +102,8 @@ func (p *Plane) whoseRules(ctx context.Context) (presence, error) {
 	return othersRules, nil
 }
 
-// found makes what everything stands on: the sets, and the device.
-func (p *Plane) found(ctx context.Context) error {
+// ensure makes the sets and the device if they are not there.
+func (p *Plane) ensure(ctx context.Context) error {
 	for s := range setCount {
 		_, err := p.cfg.Sets.Ensure(ctx, p.sets[s])
 		p.broken[s] = errors.Is(err, sets.ErrOther) && s.names()
