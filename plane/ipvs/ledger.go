@@ -33,6 +33,8 @@ type ledger struct {
 	addrs   map[netip.Addr]address
 	others  map[other]*virtual
 	numbers numbers
+	// late counts who refers to virtual servers for which there was no number, and has one that rejects instead.
+	late map[other]int32
 
 	touched touched
 	round   uint32 // how often the members were listed
@@ -95,7 +97,7 @@ func newLedger(l layout) *ledger {
 		layout: l, rows: map[lb.Key]*lb.Frontend{}, elsewhere: map[netip.Addr]bool{},
 		byPort: map[lb.Key]struct{}{}, backends: map[netip.Addr]int32{},
 		servers: map[ipvswire.ServiceID]*virtual{}, members: map[member]counted{}, addrs: map[netip.Addr]address{},
-		others: map[other]*virtual{}, numbers: numbers{used: map[uint32]bool{}}, touched: newTouched(),
+		others: map[other]*virtual{}, late: map[other]int32{}, numbers: numbers{used: map[uint32]bool{}}, touched: newTouched(),
 	}
 }
 
@@ -204,7 +206,13 @@ func (l *ledger) countFront(key lb.Key, f *front, by int32) {
 	for _, m := range f.marks {
 		if m.other != nil {
 			s := l.other(*m.other)
-			if s.refs += by; by > 0 {
+			s.refs += by
+			switch late := s.of.set != m.other.set; {
+			case late:
+				if l.late[*m.other] += by; l.late[*m.other] == 0 {
+					delete(l.late, *m.other)
+				}
+			case by > 0:
 				s.set, s.serving = m.to, m.serving
 			}
 			l.touched.servers[s] = key
@@ -324,17 +332,21 @@ func (l *ledger) rebound(key lb.Key, a netip.Addr, before bool) {
 	l.touched.addrs[a] = key
 }
 
-// other is the virtual server of that name.
+// other is the virtual server of that name, or where there are no more numbers, which takes more than 100,000 service ports, one that
+// rejects, rather than lead anybody astray. Who came too late stays so until nobody refers to it, so that each is counted where it was.
 func (l *ledger) other(o other) *virtual {
 	if s := l.others[o]; s != nil {
 		return s
 	}
-	n := l.numbers.next()
-	if n > l.mark.most() { // more than 100,000 service ports: it rejects, rather than lead anybody astray
-		if l.numbers.free(n); o.set != (lb.SetID{}) {
-			return l.other(other{masq: o.masq})
+	n := uint32(refusing)
+	if o.set != (lb.SetID{}) && l.late[o] == 0 {
+		n = l.numbers.next(l.mark.most())
+	}
+	if n == refusing {
+		o = other{masq: o.masq}
+		if s := l.others[o]; s != nil {
+			return s
 		}
-		n = 0
 	}
 	return l.name(o, ipvswire.ByMark(wireFamily(l.family), l.mark.of(n, o.masq)))
 }
@@ -445,32 +457,41 @@ type seen struct {
 	asked   time.Time // when a packet first went to it that it has not answered; zero if it owes no answer
 }
 
-// numbers gives out the numbers of marks.
+// numbers gives out the numbers of marks: one that was given back as late as can be, lest a member that the kernel would not
+// change leads to a Service that has the number now.
 type numbers struct {
 	last uint32
-	idle []uint32 // given back
+	idle []uint32 // given back, the first of them longest ago
 	used map[uint32]bool
 }
 
-// next gives out a number that is free, from 1 on; 0 is kept for who comes too late.
-func (n *numbers) next() uint32 {
-	for {
+// refusing is the number of virtual servers that reject.
+const refusing = 0
+
+// next gives out a number that is free, from 1 to most; refusing if there is none.
+func (n *numbers) next(most uint32) uint32 {
+	for n.last < most || len(n.idle) > 0 {
 		var number uint32
-		if i := len(n.idle); i > 0 {
-			number, n.idle = n.idle[i-1], n.idle[:i-1]
-		} else {
+		if n.last < most {
 			n.last++
 			number = n.last
+		} else {
+			number, n.idle = n.idle[0], n.idle[1:]
 		}
 		if !n.used[number] {
 			n.used[number] = true
 			return number
 		}
 	}
+	return refusing
 }
 
 // take has a number that was found in use not be given out.
-func (n *numbers) take(number uint32) { n.used[number] = true }
+func (n *numbers) take(number uint32) {
+	if number != refusing {
+		n.used[number] = true
+	}
+}
 
 func (n *numbers) free(number uint32) {
 	if n.used[number] {

@@ -32,6 +32,14 @@ func (n *notices) device(err error) {
 	n.once("device", "service addresses have no device: only Services at addresses that this node has otherwise are served, as NodePorts are", "err", err.Error())
 }
 
+// late tells that there are no more marks.
+func (n *notices) late(services int) {
+	if services > 0 {
+		n.once("marks", "there are no more firewall marks: of some ports of Services whose packets from pods or from this node go elsewhere than others "+
+			"(externalTrafficPolicy: Local), packets from there are refused; have fewer of them, and start kube-proxy anew, or choose mode nftables", "refused", services)
+	}
+}
+
 // foreign tells of virtual servers of others.
 func (n *notices) foreign(f foreigners) {
 	if len(f.ours) > 0 {

@@ -164,6 +164,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 		p.again(c.Key)
 		p.l.set(c.Key, c.New)
 	}
+	p.notices.late(len(p.l.late))
 	w := p.writer()
 	err = p.ended(verb, w, w.write(ctx))
 	return w.wrote > 0, err

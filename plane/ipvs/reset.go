@@ -58,6 +58,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 		}
 		l.set(row.Key, row)
 	}
+	p.notices.late(len(l.late))
 	w := p.writer()
 	write := func(ctx context.Context) error { return p.cfg.Chains.Reset(ctx, want.Node) }
 	if rules == noRules {
@@ -307,7 +308,8 @@ func (l *ledger) adoptMarks(want *lb.Table) {
 					continue
 				}
 				is := l.members[m.member]
-				if _, masq, ok := l.mark.number(is.is.value); !is.has || is.is.mask != wholeMark || !ok || masq != m.other.masq || is.is.value == l.mark.drop() {
+				n, masq, ok := l.mark.number(is.is.value)
+				if !is.has || is.is.mask != wholeMark || !ok || masq != m.other.masq || n == refusing && m.other.set != (lb.SetID{}) {
 					continue
 				}
 				id := ipvswire.ByMark(wireFamily(l.family), is.is.value)

@@ -1,0 +1,142 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// crowd is a plane that has few numbers of marks left, and Services whose pods go elsewhere than others, each with a backend of its
+// own.
+type crowd struct {
+	testing.TB
+	*lab
+	w     planetest.World
+	p     *Plane
+	table *lb.Table
+}
+
+func newCrowd(t testing.TB, left uint32) *crowd {
+	c := &crowd{TB: t, lab: newLab(t), w: planetest.World{Family: lb.IPv4}}
+	c.table = c.w.Table(0, 0)
+	c.p = c.plane(t, lb.IPv4)
+	if _, err := planetest.ResetAll(context.Background(), c.p, c.table); err != nil {
+		t.Fatal(err)
+	}
+	c.p.l.numbers.last = c.p.l.mark.most() - left
+	return c
+}
+
+// set makes a Service whose pods reach n backends; none for 0.
+func (c *crowd) set(i, n int) error {
+	c.Helper()
+	name := fmt.Sprintf("ns/svc-%d:http", i)
+	fronts := []*lb.Frontend{{Key: lb.Key{Addr: c.w.Addr(12, i), Port: 80, Proto: lb.TCP}, Service: name, Kind: lb.LoadBalancer, Routes: []lb.Route{
+		{From: lb.Pods, Do: lb.Balance, To: c.w.Set(name, lb.Cluster, 100*i, n)},
+		{From: lb.Anywhere, Do: lb.Drop}}}}
+	if n == 0 {
+		fronts = nil
+	}
+	changes, _ := c.table.Replace(lb.Owner{Name: name}, fronts)
+	_, err := c.p.Apply(context.Background(), changes)
+	return err
+}
+
+// reached is which backends the pods' packets to a Service are led to, as the kernel decides; ok is false if no virtual server has
+// their mark.
+func (c *crowd) reached(i int) (backends []netip.AddrPort, ok bool) {
+	c.Helper()
+	for m := range c.sets[setMarksPods.name(lb.IPv4)].members {
+		if m.Addr != c.w.Addr(12, i) {
+			continue
+		}
+		is := c.sets[setMarksPods.name(lb.IPv4)].members[m]
+		for _, v := range c.ipvs.State() {
+			if v.ServiceID == ipvswire.ByMark(ipvswire.IPv4, is.Mark) {
+				for _, d := range v.Destinations {
+					backends = append(backends, d.Addr)
+				}
+				return backends, true
+			}
+		}
+	}
+	return nil, false
+}
+
+// astray expects that pods reach the Services' own backends, or are refused where there were no more numbers for it.
+func (c *crowd) astray(when string, refused map[int]bool, services ...int) {
+	c.Helper()
+	for _, i := range services {
+		own := map[netip.AddrPort]bool{}
+		for _, b := range c.w.Set(fmt.Sprintf("ns/svc-%d:http", i), lb.Cluster, 100*i, 50).Backends {
+			own[b.Addr] = true
+		}
+		got, ok := c.reached(i)
+		if !ok {
+			c.Errorf("%s: Service %d: no virtual server has the mark of pods", when, i)
+		}
+		if (len(got) == 0) != refused[i] {
+			c.Errorf("%s: Service %d: pods are led to %v, want refused %v", when, i, got, refused[i])
+		}
+		for _, b := range got {
+			if !own[b] {
+				c.Errorf("%s: Service %d: pods are led to %s, which is another's", when, i, b)
+			}
+		}
+	}
+}
+
+// Who comes when all numbers of marks are given out has pods refused, rather than led to another Service's backends (SV-25), which is
+// told, and whoever comes when there are numbers again is served.
+func TestNumbersRunOutSV25(t *testing.T) {
+	c := newCrowd(t, 2)
+	for i := 1; i <= 2; i++ {
+		if err := c.set(i, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := 3; i <= 5; i++ {
+		if err := c.set(i, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if told := c.p.Notices(); len(told) != 1 {
+		t.Errorf("three came too late, and the notices are %v, want one", told)
+	}
+	c.astray("when all are given out", map[int]bool{3: true, 4: true, 5: true}, 1, 2, 3, 4, 5)
+	for _, step := range []struct {
+		when    string
+		i, n    int
+		refused map[int]bool
+		all     []int
+	}{
+		{"when one is given back", 1, 0, map[int]bool{3: true, 4: true, 5: true}, []int{2, 3, 4, 5}},
+		{"when one changes that came too late", 3, 2, map[int]bool{3: true, 4: true, 5: true}, []int{2, 3, 4, 5}},
+		{"when it goes", 3, 0, map[int]bool{4: true, 5: true}, []int{2, 4, 5}},
+		{"when it comes again", 3, 1, map[int]bool{4: true, 5: true}, []int{2, 3, 4, 5}},
+	} {
+		if err := c.set(step.i, step.n); err != nil {
+			t.Fatal(err)
+		}
+		c.astray(step.when, step.refused, step.all...)
+	}
+	if _, err := planetest.ResetAll(context.Background(), c.p, c.table); err != nil {
+		t.Fatal(err)
+	}
+	c.astray("after a Reset", nil, 2, 3, 4, 5) // the numbers that this test took away are there
+	for _, i := range []int{4, 2, 5, 3} {
+		if err := c.set(i, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all := c.ipvs.State(); len(all) > 0 || len(c.p.l.servers)+len(c.p.l.others)+len(c.p.l.members) > 0 {
+		t.Errorf("with no Service: %v, and in the ledger %d servers, %d others, %d members", all, len(c.p.l.servers), len(c.p.l.others), len(c.p.l.members))
+	}
+}
