@@ -38,10 +38,18 @@ func keyOf(id ipvswire.ServiceID) lb.Key {
 	return lb.Key{Addr: id.Addr.Addr(), Port: id.Addr.Port(), Proto: lb.Proto(id.Proto)}
 }
 
+// portFTP is FTPPORT of the kernel, whose persistent virtual servers take data connections too.
+const portFTP = 21
+
 // service is a virtual server as it shall be.
 func (l *layout) service(id ipvswire.ServiceID, affinity uint32) ipvswire.Service {
 	s := ipvswire.Service{ServiceID: id, Scheduler: l.scheduler, Flags: l.flags, Netmask: id.Family.WholeAddress()}
-	if affinity > 0 {
+	switch {
+	case affinity == 0:
+	case id.Mark == 0 && id.Proto == uint8(lb.TCP) && id.Addr.Port() == portFTP:
+		// A persistent one would have all ports of its address from 1024 on that have no virtual server, programs of the node behind them or not.
+		s.Scheduler, s.Flags = l.sticky, l.stickyFlags
+	default:
 		s.Flags |= ipvswire.Persistent
 		s.Timeout = affinity
 	}
