@@ -25,6 +25,10 @@ const (
 	silent = 15 * time.Minute
 	// perSecond is how many real servers of one virtual server are listed for each second of pause: to look at one lists all.
 	perSecond = 1000
+	// together is how far apart virtual servers may be due that are looked at together, and lookStep how many real servers are listed then:
+	// changes of rows wait meanwhile.
+	together = time.Second
+	lookStep = 20000
 )
 
 // drain has a real server go when its connections have ended.
@@ -64,16 +68,21 @@ func (p *Plane) look(ctx context.Context) error {
 	p.alarmAt = time.Time{}
 	w := p.writer()
 	var ops []serverOp
-	for s := range p.drains {
+	listed := 0
+	for s := range p.drains { // in another order each time, so that all have their turn
 		if s.drain == nil || len(s.drain.dests) == 0 && !s.leaving {
 			s.drain = nil
 			delete(p.drains, s)
 			continue
 		}
-		if now.Before(s.drain.next) {
+		if next := now.Add(together); !next.After(s.drain.next) {
 			p.wake(s.drain.next)
 			continue
+		} else if listed >= lookStep {
+			p.wake(next)
+			continue
 		}
+		listed += len(s.dests)
 		gone, err := s.look(ctx, p.cfg.IPVS, now, counts)
 		if err != nil {
 			return err

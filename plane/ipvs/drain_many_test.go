@@ -1,0 +1,92 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kube-proxy/internal/ipvsfake"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// However many virtual servers have real servers that drain, and whenever they began, they are looked at once in a second at most, and
+// then a bounded number of real servers is listed, so that changes of others need not wait; all have their turn.
+func TestManyDrainTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const services, backends = 50, 500
+		k := newLab(t)
+		p := k.plane(t, lb.IPv4)
+		w := planetest.World{Family: lb.IPv4}
+		table := w.Table(services, backends)
+		if _, err := planetest.ResetAll(context.Background(), p, table); err != nil {
+			t.Fatal(err)
+		}
+		listed := 0
+		k.ipvs.Before = func(r ipvsfake.Request) error {
+			if r.Command == ipvsfake.GetDest {
+				listed += backends
+			}
+			return nil
+		}
+		server := map[int]ipvswire.ServiceID{}
+		for i := range services {
+			_, fronts := w.ClusterIP(i, i*backends, backends)
+			server[i] = serviceOf(fronts[0].Key)
+			leaves := fronts[0].Routes[0].To.Backends[backends-1].Addr
+			if err := k.ipvs.SetConns(server[i], leaves, ipvsfake.Conns{Active: 1}); err != nil {
+				t.Fatal(err)
+			}
+			changes, _ := table.Replace(w.ClusterIP(i, i*backends, backends-1))
+			if _, err := p.Apply(context.Background(), changes); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(11 * time.Millisecond)
+		}
+		begun, looks, most, all := time.Now(), 0, 0, 0
+		for end := time.After(3 * time.Minute); ; {
+			select {
+			case <-p.Drift():
+				listed = 0
+				if _, err := p.Audit(context.Background(), false); err != nil {
+					t.Fatal(err)
+				}
+				looks++
+				most, all = max(most, listed), all+listed
+				continue
+			case <-end:
+			}
+			break
+		}
+		if seconds := int(time.Since(begun)/time.Second) + 1; looks > seconds {
+			t.Errorf("%d looks in %d s", looks, seconds)
+		}
+		if most > lookStep+backends {
+			t.Errorf("a look lists %d real servers, want %d and one virtual server's at most", most, lookStep)
+		}
+		if want := 5 * services * backends; all < want {
+			t.Errorf("%d real servers were listed in 3 minutes, want %d at least", all, want)
+		}
+		for i := range services {
+			_, fronts := w.ClusterIP(i, i*backends, backends)
+			if err := k.ipvs.SetConns(server[i], fronts[0].Routes[0].To.Backends[backends-1].Addr, ipvsfake.Conns{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for end := time.After(2 * time.Minute); len(p.drains) > 0; {
+			select {
+			case <-p.Drift():
+				if _, err := p.Audit(context.Background(), false); err != nil {
+					t.Fatal(err)
+				}
+				continue
+			case <-end:
+				t.Fatalf("%d drain still", len(p.drains))
+			}
+		}
+	})
+}
