@@ -16,6 +16,7 @@ type visitor struct {
 	service string
 	proto   lb.Proto
 	from    caller
+	key     lb.Key // where affinity is an address's (Config.AffinityByAddress)
 }
 
 // meeting is the backend that a client with an affinity met last, in which set.
@@ -92,7 +93,7 @@ func (h *history) round() error {
 				}
 				continue
 			}
-			v := visitor{row.Service, row.Key.Proto, from}
+			v := visitor{service: row.Service, proto: row.Key.Proto, from: from}
 			i := next[v]
 			next[v]++
 			if i == len(waves) {
@@ -232,7 +233,13 @@ func (h *history) checkSame(c call, route *lb.Route, a netlab.Reply) error {
 	if c.row.Affinity == 0 {
 		return nil
 	}
-	v := visitor{c.row.Service, c.row.Key.Proto, c.from}
+	v := visitor{service: c.row.Service, proto: c.row.Key.Proto, from: c.from}
+	if h.cfg.AffinityByAddress {
+		if last := c.row.Routes[len(c.row.Routes)-1]; last.To != route.To {
+			return nil
+		}
+		v.key = c.row.Key
+	}
 	last, again := h.met[v]
 	h.met[v] = meeting{route.To.ID, a.At, c.row.Key}
 	if again && last.set == route.To.ID {
