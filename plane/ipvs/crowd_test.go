@@ -61,7 +61,9 @@ func (c *crowd) reached(i int) (backends []netip.AddrPort, ok bool) {
 		for _, v := range c.ipvs.State() {
 			if v.ServiceID == ipvswire.ByMark(ipvswire.IPv4, is.Mark) {
 				for _, d := range v.Destinations {
-					backends = append(backends, d.Addr)
+					if d.Weight > 0 {
+						backends = append(backends, d.Addr)
+					}
 				}
 				return backends, true
 			}
@@ -138,5 +140,47 @@ func TestNumbersRunOutSV25(t *testing.T) {
 	}
 	if all := c.ipvs.State(); len(all) > 0 || len(c.p.l.servers)+len(c.p.l.others)+len(c.p.l.members) > 0 {
 		t.Errorf("with no Service: %v, and in the ledger %d servers, %d others, %d members", all, len(c.p.l.servers), len(c.p.l.others), len(c.p.l.members))
+	}
+}
+
+// A mark that led to one Service when the program ended, and of which another has a key now, goes on to mean neither while members of
+// sets lead others there (SV-25).
+func TestMarkOfAKeyThatChangedHandsSV25(t *testing.T) {
+	c := newCrowd(t, 10)
+	row := func(service string, key, first int) *lb.Frontend {
+		return &lb.Frontend{Key: lb.Key{Addr: c.w.Addr(12, key), Port: 80, Proto: lb.TCP}, Service: service, Kind: lb.LoadBalancer, Routes: []lb.Route{
+			{From: lb.Pods, Do: lb.Balance, To: c.w.Set(service, lb.Cluster, first, 2)},
+			{From: lb.Anywhere, Do: lb.Drop}}}
+	}
+	for _, stays := range []bool{true, false} { // or its other key is gone as well
+		before := c.w.Table(0, 0)
+		before.Replace(lb.Owner{Name: "a/a"}, []*lb.Frontend{row("a/a:p", 1, 100), row("a/a:p", 2, 100)})
+		if _, err := planetest.ResetAll(context.Background(), c.p, before); err != nil {
+			t.Fatal(err)
+		}
+		after := c.w.Table(0, 0)
+		if stays {
+			after.Replace(lb.Owner{Name: "a/a"}, []*lb.Frontend{row("a/a:p", 2, 100)})
+		}
+		after.Replace(lb.Owner{Name: "b/b"}, []*lb.Frontend{row("b/b:p", 1, 200)})
+		look := func(when string) {
+			got, _ := c.reached(2)
+			for _, b := range got {
+				if b.Addr() == c.w.Addr(100, 200) || b.Addr() == c.w.Addr(100, 201) {
+					t.Errorf("%s: pods are led to %s, which is another's", when, b)
+				}
+			}
+		}
+		c.refuse = func(what string) error { look("before " + what); return nil }
+		restarted := c.plane(t, lb.IPv4)
+		if _, err := planetest.ResetAll(context.Background(), restarted, after); err != nil {
+			t.Fatal(err)
+		}
+		c.refuse = nil
+		look("in the end")
+		if got, _ := c.reached(1); len(got) != 2 || got[0].Addr() != c.w.Addr(100, 200) {
+			t.Errorf("pods are led to %v, want the backends of the Service that has the key", got)
+		}
+		c.p = restarted
 	}
 }

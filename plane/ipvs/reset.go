@@ -289,34 +289,47 @@ func (p *Plane) readAddresses(ctx context.Context, l *ledger) error {
 	return nil
 }
 
-// adoptMarks has the marks go on to mean what members of sets say that they mean.
+// adoptMarks has the marks go on to mean what members of sets say that they mean. One that a member leads to whose row asks for something
+// else now, or is gone, means nothing more: that member is there still when the mark's virtual server gets its real servers (SV-25).
 func (l *ledger) adoptMarks(want *lb.Table) {
+	type claim struct {
+		mark uint32
+		of   other
+	}
+	led, claims := map[uint32]int{}, map[claim]int{}
 	for m, c := range l.members {
 		if m.set.marks() && c.has && c.is.mask == wholeMark {
+			led[c.is.value]++
 			if n, _, ok := l.mark.number(c.is.value); ok {
 				l.numbers.take(n)
 			}
 		}
 	}
+	var sorted []claim
 	for _, row := range want.Sorted() {
 		for k := range lb.Expand(row.Key, l.nodePorts) {
 			if !k.Addr.IsValid() || row.Accepts() {
 				continue
 			}
 			for _, m := range l.front(k, row).marks {
-				if m.other == nil || l.others[*m.other] != nil {
+				if m.other == nil {
 					continue
 				}
 				is := l.members[m.member]
 				n, masq, ok := l.mark.number(is.is.value)
-				if !is.has || is.is.mask != wholeMark || !ok || masq != m.other.masq || n == refusing && m.other.set != (lb.SetID{}) {
+				if !is.has || is.is.mask != wholeMark || !ok || masq != m.other.masq || (n == refusing) != (m.other.set == lb.SetID{}) {
 					continue
 				}
-				id := ipvswire.ByMark(wireFamily(l.family), is.is.value)
-				if s := l.servers[id]; s == nil || s.of == nil {
-					l.name(*m.other, id)
+				c := claim{is.is.value, *m.other}
+				if claims[c]++; claims[c] == 1 {
+					sorted = append(sorted, c)
 				}
 			}
+		}
+	}
+	for _, c := range sorted {
+		if l.others[c.of] == nil && claims[c] == led[c.mark] {
+			l.name(c.of, ipvswire.ByMark(wireFamily(l.family), c.mark))
 		}
 	}
 }
