@@ -117,9 +117,9 @@ func (p *Plane) compareDests(ctx context.Context) error {
 	if len(p.unread) == 0 {
 		p.unread = slices.SortedFunc(maps.Keys(p.l.servers), compareIDs)
 	}
-	next := p.unread[:min(len(p.unread), auditStep)]
-	p.unread = p.unread[len(next):]
-	for _, id := range next {
+	for n, listed := 0, 0; n < auditStep && listed < lookStep && len(p.unread) > 0; n++ {
+		id := p.unread[0]
+		p.unread = p.unread[1:]
 		s := p.l.servers[id]
 		if s == nil || !s.has {
 			continue
@@ -129,6 +129,7 @@ func (p *Plane) compareDests(ctx context.Context) error {
 			dests[d.Addr] = destOf(d.Destination)
 			return nil
 		})
+		listed += len(dests)
 		if err != nil {
 			return fmt.Errorf("list the real servers of virtual server %s: %w", id, err)
 		}

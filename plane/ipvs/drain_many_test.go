@@ -90,3 +90,34 @@ func TestManyDrainTogether(t *testing.T) {
 		}
 	})
 }
+
+// A full audit lists the real servers of a part of the virtual servers, by what they have: changes of others wait meanwhile. All have
+// their turn.
+func TestAuditListsAPart(t *testing.T) {
+	const services, backends = 50, 500
+	k := newLab(t)
+	p := k.plane(t, lb.IPv4)
+	if _, err := planetest.ResetAll(t.Context(), p, planetest.World{Family: lb.IPv4}.Table(services, backends)); err != nil {
+		t.Fatal(err)
+	}
+	listed := 0
+	k.ipvs.Before = func(r ipvsfake.Request) error {
+		if r.Command == ipvsfake.GetDest {
+			listed += backends
+		}
+		return nil
+	}
+	all := 0
+	for range 2 {
+		listed = 0
+		if _, err := p.Audit(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		if all += listed; listed > lookStep+backends {
+			t.Errorf("an audit lists %d real servers, want %d and one virtual server's at most", listed, lookStep)
+		}
+	}
+	if all < services*backends {
+		t.Errorf("two audits list %d real servers of %d", all, services*backends)
+	}
+}

@@ -100,7 +100,7 @@ const (
 	pace = 2000
 	// step is that of the new rows of a Reset.
 	step = 20000
-	// auditStep is how many virtual servers an audit lists the real servers of.
+	// auditStep is how many virtual servers an audit lists the real servers of; lookStep bounds these.
 	auditStep = 2000
 )
 
