@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -42,7 +43,7 @@ func migrateCommand(modes mode.List, out, errOut io.Writer) *cobra.Command {
 			if i := cmd.ArgsLenAtDash(); i >= 0 {
 				files, flags = args[:i], args[i:]
 			}
-			inputs, err := migrationInput(files, flags, os.Stdin)
+			inputs, err := unlessEnded(cmd.Context(), func() ([]migrate.Input, error) { return migrationInput(files, flags, os.Stdin) })
 			if err != nil {
 				return err
 			}
@@ -64,6 +65,27 @@ func migrateCommand(modes mode.List, out, errOut io.Writer) *cobra.Command {
 	})
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, migrateHelp(modes)) })
 	return cmd
+}
+
+// unlessEnded returns what read does, or an error when ctx ends before: from a terminal, or a pipe that nobody writes to, there may
+// come nothing for ever.
+func unlessEnded[T any](ctx context.Context, read func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		value, err := read()
+		done <- result{value, err}
+	}()
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+		var none T
+		return none, fmt.Errorf("read the input: %w", context.Cause(ctx))
+	}
 }
 
 // migrationInput reads the files, each up to a little more than is taken; flags are a command line of their own.

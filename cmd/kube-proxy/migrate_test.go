@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -74,6 +75,38 @@ func TestMigrateOnlyReads(t *testing.T) {
 	}
 	if _, told, code := migrated(t, "", "check", "--manifests=m"); code != -1 {
 		t.Errorf("what opens sockets goes on where migrate was run: exit code %d\n%s", code, told)
+	}
+}
+
+// Who waits for input that does not come can be stopped.
+func TestMigrateEndsWhileItReads(t *testing.T) {
+	self, err := os.Executable()
+	do(t, err)
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	do(t, unix.Mkfifo(fifo, 0o600))
+	for name, waits := range map[string]string{"-": "0 0x0 ", fifo: "257 "} { // read of stdin, openat
+		cmd := exec.CommandContext(t.Context(), self, "migrate", name)
+		cmd.Env = append(os.Environ(), asProgram+"=1")
+		input, err := cmd.StdinPipe()
+		do(t, err)
+		defer input.Close()
+		var told bytes.Buffer
+		cmd.Stderr = &told
+		do(t, cmd.Start())
+		until(t, func() string {
+			threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", cmd.Process.Pid))
+			for _, thread := range threads {
+				if call, _ := os.ReadFile(thread); strings.HasPrefix(string(call), waits) {
+					return ""
+				}
+			}
+			return "migrate does not wait for " + name
+		})
+		do(t, cmd.Process.Signal(unix.SIGTERM)) // one alone: the second would end it whatever it does
+		cmd.Wait()                              // the exit code tells
+		if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(told.String(), "read the input") {
+			t.Errorf("%s: exit code %d, %s", name, code, &told)
+		}
 	}
 }
 
