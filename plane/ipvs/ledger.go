@@ -25,6 +25,8 @@ type ledger struct {
 	pods []netip.Prefix
 	// byPort are the keys of NodePorts.
 	byPort map[lb.Key]struct{}
+	// ranges counts the source ranges of all keys of a Service.
+	ranges map[string]int
 	// backends counts the sets that have backends at an address.
 	backends map[netip.Addr]int32
 
@@ -95,7 +97,7 @@ const unknown = -1
 func newLedger(l layout) *ledger {
 	return &ledger{
 		layout: l, rows: map[lb.Key]*lb.Frontend{}, elsewhere: map[netip.Addr]bool{},
-		byPort: map[lb.Key]struct{}{}, backends: map[netip.Addr]int32{},
+		byPort: map[lb.Key]struct{}{}, ranges: map[string]int{}, backends: map[netip.Addr]int32{},
 		servers: map[ipvswire.ServiceID]*virtual{}, members: map[member]counted{}, addrs: map[netip.Addr]address{},
 		others: map[other]*virtual{}, late: map[other]int32{}, numbers: numbers{used: map[uint32]bool{}}, touched: newTouched(),
 	}
@@ -118,8 +120,9 @@ func (l *ledger) effective(k lb.Key) *lb.Frontend {
 	return nil
 }
 
-// set makes the row of a key another, nil for none.
-func (l *ledger) set(key lb.Key, row *lb.Frontend) {
+// set makes the row of a key another, nil for none. The error says that nobody is served at the key, because the Service has too many ranges.
+func (l *ledger) set(key lb.Key, row *lb.Frontend) error {
+	row, err := l.bounded(l.rows[key], row)
 	l.change(key, lb.Expand(key, l.nodePorts), func() {
 		if old := l.rows[key]; old != nil {
 			l.countRow(key, old, -1)
@@ -132,6 +135,7 @@ func (l *ledger) set(key lb.Key, row *lb.Frontend) {
 		}
 		index(l.byPort, key, row != nil && key.IsNodePort() && !row.Accepts())
 	})
+	return err
 }
 
 func index(all map[lb.Key]struct{}, key lb.Key, in bool) {

@@ -160,12 +160,12 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 	if err := p.usable(ctx); err != nil {
 		return false, fmt.Errorf("ipvs: %s: %w", verb, err)
 	}
+	w := p.writer()
 	for _, c := range changes {
 		p.again(c.Key)
-		p.l.set(c.Key, c.New)
+		w.set(c.Key, c.New)
 	}
 	p.notices.late(len(p.l.late))
-	w := p.writer()
 	err = p.ended(verb, w, w.write(ctx))
 	return w.wrote > 0, err
 }

@@ -36,7 +36,7 @@ func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
 		}
 	}
 	for _, row := range table.Sorted() {
-		led.set(row.Key, row)
+		_ = led.set(row.Key, row) // what is refused has no ranges, and drops
 	}
 	var p preview
 	servers := slices.SortedFunc(maps.Values(led.servers), func(a, b *virtual) int { return compareIDs(a.id, b.id) })

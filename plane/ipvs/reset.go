@@ -43,6 +43,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	for s := range l.touched.servers { // what the plane knows of before it knows the rows drains with them
 		s.drain = nil
 	}
+	w := p.writer()
 	var weight lb.Weight
 	left := p.step
 	if rules == othersRules {
@@ -56,10 +57,9 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 			}
 			left -= weight.Of(row)
 		}
-		l.set(row.Key, row)
+		w.set(row.Key, row)
 	}
 	p.notices.late(len(l.late))
-	w := p.writer()
 	write := func(ctx context.Context) error { return p.cfg.Chains.Reset(ctx, want.Node) }
 	if rules == noRules {
 		w.before = write

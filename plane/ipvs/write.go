@@ -46,6 +46,13 @@ func (p *Plane) writer() *writer {
 	return &writer{Plane: p, failed: map[any]bool{}, errs: map[lb.Key][]error{}}
 }
 
+// set has a row written. One that the ledger refuses is written as that holds it.
+func (w *writer) set(key lb.Key, row *lb.Frontend) {
+	if err := w.l.set(key, row); err != nil {
+		w.errs[key] = append(w.errs[key], err)
+	}
+}
+
 // rounds is how often to look what is left to write, because the kernel held something else than we knew.
 const rounds = 4
 

@@ -1,0 +1,46 @@
+package ipvs
+
+import (
+	"fmt"
+	"strings"
+
+	"kube-proxy/lb"
+)
+
+// mostRanges is how many source ranges the keys of a Service may have, each counted for each key: so many members of an ipset it has that all
+// Services share (ADR 0046).
+const mostRanges = 1 << 16
+
+// bounded takes note of the ranges of the row that comes after old for its key. It returns the row, or where its Service would have too many
+// ranges one that drops everybody, who might be one that may not, and an error.
+func (l *ledger) bounded(old, row *lb.Frontend) (*lb.Frontend, error) {
+	l.countRanges(old, -1)
+	if row == nil || len(row.Sources) == 0 {
+		return row, nil
+	}
+	service := parent(row)
+	if l.ranges[service]+len(row.Sources) <= mostRanges {
+		l.countRanges(row, +1)
+		return row, nil
+	}
+	closed := &lb.Frontend{Key: row.Key, Service: row.Service, Kind: row.Kind, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Drop}}}
+	return closed, fmt.Errorf("service %s: its clients are dropped here: with the %d source ranges of this address and port it would have more than %d, "+
+		"counted for each address and port; give it fewer and wider loadBalancerSourceRanges, or fewer ports, or choose mode nftables",
+		service, len(row.Sources), mostRanges)
+}
+
+func (l *ledger) countRanges(row *lb.Frontend, by int) {
+	if row == nil || len(row.Sources) == 0 {
+		return
+	}
+	service := parent(row)
+	if l.ranges[service] += by * len(row.Sources); l.ranges[service] == 0 {
+		delete(l.ranges, service)
+	}
+}
+
+// parent is the Service of a row, without its port.
+func parent(row *lb.Frontend) string {
+	service, _, _ := strings.Cut(row.Service, ":")
+	return service
+}
