@@ -86,7 +86,7 @@ func TestPendingFolds(t *testing.T) {
 	var table lb.Table
 	p := newPending()
 	offered := func() []lb.Change {
-		changes, _ := p.offer(p.take(1000, &table), &table)
+		changes, _ := p.offer(p.take(1000, new(lb.Weight).Of, &table), &table)
 		return changes
 	}
 	fold := func(fronts ...*lb.Frontend) {

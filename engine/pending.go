@@ -53,15 +53,14 @@ func (p *pending) leave(k lb.Key, known *lb.Frontend, service string) {
 	p.queue.later(k, service)
 }
 
-// take takes a piece of the queue, of about that weight.
-func (p *pending) take(weight int, t *lb.Table) []lb.Key {
-	var w lb.Weight
-	return p.queue.take(weight, func(k lb.Key) int { return p.weigh(&w, k, t) })
+// take takes a piece of the queue, of about that weight as of tells it.
+func (p *pending) take(weight int, of func(*lb.Frontend) int, t *lb.Table) []lb.Key {
+	return p.queue.take(weight, func(k lb.Key) int { return p.weigh(of, k, t) })
 }
 
 // weigh tells how much work a key is.
-func (p *pending) weigh(w *lb.Weight, k lb.Key, t *lb.Table) int {
-	return max(w.Of(t.Get(k)), w.Of(p.byKey[k].old))
+func (p *pending) weigh(of func(*lb.Frontend) int, k lb.Key, t *lb.Table) int {
+	return max(of(t.Get(k)), of(p.byKey[k].old))
 }
 
 // offer returns what must be offered for the keys, and whether some of it was offered before; it forgets keys that want

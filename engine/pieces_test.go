@@ -273,3 +273,31 @@ func TestRetriesInPieces(t *testing.T) {
 		t.Errorf("%d groups", len(groups))
 	}
 }
+
+// weigher is a plane that weighs rows itself.
+type weigher struct {
+	*fake.Plane
+	each int
+}
+
+func (w weigher) Weigh(*lb.Frontend) int { return w.each }
+
+// A plane that weighs rows itself gets pieces by that: of what is new, and of what is tried again.
+func TestPiecesByThePlanesOwnWeight(t *testing.T) {
+	p := weigher{fake.New(lb.IPv4), 50}
+	p.Slow(0, 100)
+	e := New(Config{Family: lb.IPv4, Plane: p, Store: cluster.NewStore(nodeName)})
+	var keys []lb.Key
+	for i := range 10 {
+		row := &lb.Frontend{Key: svcKey(i), Service: fmt.Sprintf("a/b%d:c", i)}
+		e.pending.add(lb.Change{Key: row.Key, Old: row})
+		keys = append(keys, row.Key)
+	}
+	if groups := e.inPieces(keys); len(groups) != 5 || len(groups[0]) != 2 {
+		t.Errorf("what is tried again comes in %v, want two rows each", groups)
+	}
+	e.writeFresh(t.Context())
+	if left := e.pending.queue.len(); left != 8 {
+		t.Errorf("%d of 10 rows are left after a piece, want 8", left)
+	}
+}

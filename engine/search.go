@@ -7,6 +7,7 @@ import (
 
 	"kube-proxy/internal/bisect"
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 )
 
 // search looks for the rows because of which a batch failed.
@@ -116,10 +117,10 @@ func (e *Engine) retry(now time.Time) {
 // inPieces cuts keys into groups that may be written at once.
 func (e *Engine) inPieces(keys []lb.Key) (groups [][]lb.Key) {
 	most := e.piece()
-	var weight lb.Weight
+	of := plane.Weights(e.cfg.Plane)
 	start, used := 0, 0
 	for i, k := range keys {
-		n := e.pending.weigh(&weight, k, e.table)
+		n := e.pending.weigh(of, k, e.table)
 		if used > 0 && used+n > most {
 			groups = append(groups, keys[start:i])
 			start, used = i, 0

@@ -6,6 +6,7 @@ import (
 
 	"kube-proxy/internal/bisect"
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 )
 
 // writer is how writes of changes go.
@@ -32,7 +33,7 @@ func (w *writer) afterReset() {
 // writeFresh offers the next piece of what is queued in one write; nearly always that is all of it. If it fails, the
 // culprit is searched for among them.
 func (e *Engine) writeFresh(ctx context.Context) {
-	keys := e.pending.take(e.piece(), e.table)
+	keys := e.pending.take(e.piece(), plane.Weights(e.cfg.Plane), e.table)
 	e.writer.inPiece = e.pending.queue.len() > 0
 	changes, err := e.apply(ctx, keys)
 	switch {

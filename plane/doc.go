@@ -9,7 +9,7 @@
 //	Probe    make a write that changes nothing: does the kernel take writes at all?
 //	Drift    somebody else may have changed our objects
 //	Audit    compare the kernel with what was applied, and mend it
-//	Pace     how much an Apply should have at most
+//	Pace     how much an Apply should have at most, as lb.Weight counts, or the plane itself ([Weigher])
 //
 // The rules that every plane keeps, which plane/planetest proves:
 //

@@ -27,6 +27,6 @@ type Plane interface {
 	// part of it in each call where all would take long; otherwise it looks at what the notifications since the last call
 	// named. It returns the number of objects mended.
 	Audit(ctx context.Context, full bool) (mended int, err error)
-	// Pace is the weight ([lb.Weight]) that the changes of an Apply should have at most, so that it takes a fraction of a second.
+	// Pace is the weight ([Weights]) that the changes of an Apply should have at most, so that it takes a fraction of a second.
 	Pace() int
 }

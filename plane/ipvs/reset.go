@@ -44,7 +44,6 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 		s.drain = nil
 	}
 	w := p.writer()
-	var weight lb.Weight
 	left := p.step
 	if rules == othersRules {
 		left = math.MaxInt // they serve until ours take their place, and nobody what is left for later
@@ -55,7 +54,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 				res.Later = append(res.Later, row.Key)
 				continue
 			}
-			left -= weight.Of(row)
+			left -= p.Weigh(row)
 		}
 		w.set(row.Key, row)
 	}

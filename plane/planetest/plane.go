@@ -26,13 +26,13 @@ func ResetAll(ctx context.Context, p Plane, want *lb.Table) (plane.ResetResult, 
 		}
 		seen[k] = true
 	}
-	var weight lb.Weight
+	weight := plane.Weights(p)
 	for later := res.Later; len(later) > 0; {
 		var piece []lb.Change
 		for used := 0; len(piece) < len(later) && (used == 0 || used < p.Pace()); {
 			row := want.Get(later[len(piece)])
 			piece = append(piece, lb.Change{Key: row.Key, New: row})
-			used += max(1, weight.Of(row))
+			used += max(1, weight(row))
 		}
 		if _, err := p.Apply(ctx, piece); err != nil {
 			return res, fmt.Errorf("apply %d of %d rows that a reset left for later: %w", len(piece), len(res.Later), err)

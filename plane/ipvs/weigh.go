@@ -1,0 +1,34 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"slices"
+
+	"kube-proxy/lb"
+)
+
+// Weigh is part of plane.Weigher: each key has its own virtual server with all backends, and its own members for all ranges. What virtual servers
+// by mark share counts for each row.
+func (p *Plane) Weigh(row *lb.Frontend) int {
+	base := route(row, lb.Anywhere)
+	each := 1 + len(row.Sources) + backendsOf(base)
+	keys := 1
+	if row.Key.IsNodePort() && p.l != nil {
+		keys = max(1, len(p.l.nodePorts))
+	}
+	n := keys * each
+	for i, r := range row.Routes {
+		if r.To != base.To && !slices.ContainsFunc(row.Routes[:i], func(o lb.Route) bool { return o.To == r.To }) {
+			n += backendsOf(&r)
+		}
+	}
+	return n
+}
+
+func backendsOf(r *lb.Route) int {
+	if r.To == nil {
+		return 0
+	}
+	return len(r.To.Backends)
+}
