@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -147,6 +148,33 @@ func TestManySourceRangesFit(t *testing.T) {
 			if err := l.set(row.Key, row); err != nil {
 				t.Fatal(err)
 			}
+		}
+	}
+}
+
+// What a Service may not have takes no memory, at a restart least of all.
+func TestTooManySourceRangesTakeNoMemory(t *testing.T) {
+	const ports, ranges = 300, 20000
+	k, w := newLab(t), planetest.World{Family: lb.IPv4}
+	table := w.Table(0, 0)
+	table.Replace(lb.Owner{Name: "a/a"}, ranged(w, "a/a", 1, ports, ranges))
+	for _, when := range []string{"the first start", "a restart"} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		p := k.plane(t, lb.IPv4)
+		res, err := p.Reset(t.Context(), table)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range res.Later {
+			p.Apply(t.Context(), []lb.Change{{Key: key, New: table.Get(key)}}) // most are refused
+		}
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; took > mostRanges*4000 {
+			t.Errorf("%s allocated %d MB for %d ranges, want as much as for %d", when, took>>20, ports*ranges, mostRanges)
+		}
+		if len(res.Later) < ports-mostRanges/ranges {
+			t.Errorf("%s left %d of %d rows", when, len(res.Later), ports)
 		}
 	}
 }

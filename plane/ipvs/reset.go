@@ -306,11 +306,13 @@ func (l *ledger) adoptMarks(want *lb.Table) {
 	}
 	var sorted []claim
 	for _, row := range want.Sorted() {
+		open := *row
+		open.Sources = nil // which ask for no marks, and may be many
 		for k := range lb.Expand(row.Key, l.nodePorts) {
 			if !k.Addr.IsValid() || row.Accepts() {
 				continue
 			}
-			for _, m := range l.front(k, row).marks {
+			for _, m := range l.front(k, &open).marks {
 				if m.other == nil {
 					continue
 				}
