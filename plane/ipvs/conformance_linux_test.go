@@ -102,7 +102,7 @@ var differsIn = map[string]string{
 }
 
 func conformance(b iptables.Backend) planetest.Config {
-	return planetest.Config{Mode: "ipvs", Variant: b != iptables.NFT, Differs: differs, DiffersIn: differsIn, Holds: true, AffinityByAddress: true, Core: core, Forget: forgetServers,
+	return planetest.Config{Mode: "ipvs", Variant: b != iptables.NFT, Differs: differs, DiffersIn: differsIn, Holds: true, AffinityByAddress: true, HairpinsByNode: true, Core: core, Forget: forgetServers,
 		New: func(f lb.Family) (planetest.Plane, error) { return opened(newWhole(b, f, 0)) }}
 }
 

@@ -68,7 +68,7 @@ type history struct {
 
 func newHistory(cfg Config, f lb.Family, seed uint64) *history {
 	rnd := rand.New(rand.NewPCG(seed, uint64(f)))
-	return &history{town: town{family: f, rnd: rnd}, cfg: cfg, family: f, steps: historySteps, patience: patience, met: map[visitor]meeting{}}
+	return &history{town: town{family: f, rnd: rnd, namesNodes: cfg.HairpinsByNode}, cfg: cfg, family: f, steps: historySteps, patience: patience, met: map[visitor]meeting{}}
 }
 
 func (h *history) told() string {
