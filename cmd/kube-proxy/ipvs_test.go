@@ -161,7 +161,7 @@ func TestIPVSSchedulerLacking(t *testing.T) {
 	}
 	one := n.echo("pod1", 8080)
 	n.service(labService{name: "web", ip: labIP, endpoints: []netip.AddrPort{one.at()}})
-	for _, name := range []string{"twos", "rr"} {
+	for _, name := range []string{"ovf", "rr"} {
 		out, err := exec.Command("modinfo", "-n", "ip_vs_"+name).Output()
 		if err != nil {
 			t.Fatalf("modinfo ip_vs_%s: %v", name, err)
@@ -171,11 +171,11 @@ func TestIPVSSchedulerLacking(t *testing.T) {
 		do(t, unix.Mount("/dev/null", file, "", unix.MS_BIND, ""))
 		t.Cleanup(func() { do(t, unix.Unmount(file, 0)) })
 	}
-	p := n.start("--ipvs-scheduler=twos")
+	p := n.start("--ipvs-scheduler=ovf")
 	if code := p.end(0); code != 1 {
 		t.Errorf("exit code %d, want 1", code)
 	}
-	if want := `--ipvs-scheduler (ipvs.scheduler): this host does not have what was asked for: this kernel has no scheduler "twos" for IPVS (the module ip_vs_twos); it has wrr, lc, wlc,`; !strings.Contains(p.out.String(), strings.ReplaceAll(want, `"`, `\"`)) && !strings.Contains(p.out.String(), want) {
+	if want := `--ipvs-scheduler (ipvs.scheduler): this host does not have what was asked for: this kernel has no scheduler "ovf" for IPVS (the module ip_vs_ovf); it has wrr, lc, wlc,`; !strings.Contains(p.out.String(), strings.ReplaceAll(want, `"`, `\"`)) && !strings.Contains(p.out.String(), want) {
 		t.Errorf("want %s:\n%s", want, p.out.String())
 	}
 	p = n.serve()
