@@ -96,6 +96,7 @@ release-check: ## before a release, for hours: all tests, with -race too, all sc
 	@[[ $(COMMIT) != *-dirty && $(COMMIT) != unknown ]] || { echo 'make: commit first, for the check notes which commit passed' >&2; exit 1; }
 	@command -v gcc >/dev/null || { echo 'make: the race detector needs gcc' >&2; exit 1; }
 	$(MAKE) test
+	$(MAKE) test-image pods
 	go test -race -timeout 90m ./...
 	$(MAKE) fuzz FUZZTIME=60s
 	$(MAKE) generate COMMIT=$(COMMIT)

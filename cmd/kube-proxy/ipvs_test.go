@@ -325,7 +325,7 @@ func TestIPVSModeChanges(t *testing.T) {
 			traffic.progress(30)
 			// Connections end with the process of mode userspace, and none is taken until the next one listens.
 			if failed := traffic.end(); len(failed) > failedBefore && (other != "userspace" || next != "ipvs") {
-				t.Errorf("to %s: %d connections failed, the first: %v", next, len(failed)-failedBefore, failed[failedBefore])
+				t.Errorf("to %s: %d connections failed, the first: %v", next, len(failed)-failedBefore, failed[failedBefore].err)
 			}
 		}
 	}
