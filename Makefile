@@ -64,7 +64,7 @@ e2e: ## a real etcd and kube-apiserver (test/e2e)
 pods: deps ## the image in a real containerd, started by a real kubelet from the chart and from kubeadm's manifests (test/e2e/pods)
 	cd test/e2e && go test -count=1 -v -tags pods -timeout 30m ./pods | grep -v '^=== '
 
-vm: $(STORE)/6.12 ## mode ipvs in a VM with kernel 6.12, a part that takes a minute
+vm: deps $(STORE)/6.12 ## mode ipvs in a VM with kernel 6.12, a part that takes a minute
 	@test/vm/suites --part 6.12
 
 test-kernels: deps $(KERNELS:%=$(STORE)/%) ## what depends on the kernel, SCTP too, on 5.10, 6.1 and 6.12, in VMs (KERNELS=...; FULL=1: all scenarios)
