@@ -131,6 +131,7 @@ func (p *Plane) compareDests(ctx context.Context) error {
 		})
 		listed += len(dests)
 		if err != nil {
+			p.unread = append(p.unread, id) // the next audit lists it, after the others
 			return fmt.Errorf("list the real servers of virtual server %s: %w", id, err)
 		}
 		if !maps.Equal(dests, s.dests) {

@@ -118,8 +118,7 @@ func walks(t *testing.T, n uint64) (seeds []uint64) {
 		}
 		return []uint64{seed}
 	}
-	first := rand.Uint64N(1 << 32)
-	for seed := first; seed < first+n; seed++ {
+	for seed := uint64(1); seed <= n; seed++ {
 		seeds = append(seeds, seed)
 	}
 	return seeds
