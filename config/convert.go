@@ -3,7 +3,6 @@ package config
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -226,13 +225,9 @@ func (c *Conversion) drop(modes mode.List, s *settings, to string) {
 
 // shortYAML writes the fields that differ from the defaults.
 func shortYAML(s settings, modes mode.List) ([]byte, error) {
-	var root map[string]any
-	data, err := json.Marshal(s)
-	if err == nil {
-		err = json.Unmarshal(data, &root)
-	}
+	root, err := fieldsOf(s)
 	if err != nil {
-		return nil, fmt.Errorf("write the configuration: %w", err)
+		return nil, err
 	}
 	short := map[string]any{"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "KubeProxyConfiguration"}
 	for _, path := range differing(&s, modes) {
@@ -240,7 +235,8 @@ func shortYAML(s settings, modes mode.List) ([]byte, error) {
 			put(short, path, value)
 		}
 	}
-	if data, err = yaml.Marshal(short); err != nil {
+	data, err := yaml.Marshal(short)
+	if err != nil {
 		return nil, fmt.Errorf("write the configuration: %w", err)
 	}
 	return data, nil

@@ -41,6 +41,18 @@ func written(l leaf) []byte {
 	return data
 }
 
+// fieldsOf returns the fields of a file by their names.
+func fieldsOf(s settings) (root map[string]any, err error) {
+	data, err := json.Marshal(s)
+	if err == nil {
+		err = json.Unmarshal(data, &root)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("write the configuration: %w", err)
+	}
+	return root, nil
+}
+
 // YAML returns the configuration as a file that says the same, for --write-config-to (FL-06). What no field
 // stands for, such as --manifests, is not in it.
 func (c *Config) YAML() ([]byte, error) {
@@ -48,13 +60,9 @@ func (c *Config) YAML() ([]byte, error) {
 	s.APIVersion, s.Kind = v1alpha1.SchemeGroupVersion.String(), "KubeProxyConfiguration"
 	var defaults settings
 	setDefaults(&defaults, c.modes)
-	var root map[string]any
-	data, err := json.Marshal(s)
-	if err == nil {
-		err = json.Unmarshal(data, &root)
-	}
+	root, err := fieldsOf(s)
 	if err != nil {
-		return nil, fmt.Errorf("write the configuration: %w", err)
+		return nil, err
 	}
 	if s.UDPIdleTimeout == defaults.UDPIdleTimeout { // today's type does not have it
 		delete(root, "udpIdleTimeout")
@@ -65,7 +73,7 @@ func (c *Config) YAML() ([]byte, error) {
 	if c.Logging.Format == "" { // nobody asked for one; to name it is to ask
 		take(root, "logging.format")
 	}
-	data, err = yaml.Marshal(root)
+	data, err := yaml.Marshal(root)
 	if err != nil {
 		return nil, fmt.Errorf("write the configuration: %w", err)
 	}

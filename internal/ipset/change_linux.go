@@ -24,9 +24,7 @@ const (
 // batch is a call of Do at work. What it holds is kept for the next.
 type batch struct {
 	ops      []Op
-	failed   func(i int, err error)
-	failures int
-	cause    error // the first of them
+	failures nlconn.Failures
 
 	next  int   // the first operation that was not sent
 	again []int // operations that came after a refused one in its message, and so were not tried
@@ -45,7 +43,7 @@ type batch struct {
 // are tried after the rest. One that is refused for what the set is, full or another, takes those behind it in its message along.
 func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) error {
 	b := &c.batch
-	b.ops, b.failed, b.failures, b.cause, b.next, b.again = ops, failed, 0, nil, 0, b.again[:0]
+	b.ops, b.failures, b.next, b.again = ops, nlconn.Failures{Failed: failed}, 0, b.again[:0]
 	for {
 		c.fill()
 		if len(b.sent) == 0 {
@@ -65,11 +63,8 @@ func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) 
 		c.counters.Messages += uint64(len(b.ends))
 		c.counters.Bytes += uint64(len(c.out.B))
 	}
-	err := b.cause
-	if b.failures > 1 {
-		err = fmt.Errorf("%w; and %d more of %d failed", b.cause, b.failures-1, len(ops))
-	}
-	b.ops, b.failed, b.cause = nil, nil, nil
+	err := b.failures.Err(len(ops))
+	b.ops, b.failures = nil, nlconn.Failures{}
 	return err
 }
 
@@ -186,11 +181,5 @@ func refusedLine(request []byte) int {
 }
 
 func (b *batch) fail(i int, err error) {
-	err = fmt.Errorf("%v: %w", b.ops[i], explain(err))
-	if b.failures++; b.cause == nil {
-		b.cause = err
-	}
-	if b.failed != nil {
-		b.failed(i, err)
-	}
+	b.failures.Add(i, fmt.Errorf("%v: %w", b.ops[i], explain(err)))
 }

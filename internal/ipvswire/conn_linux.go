@@ -43,10 +43,8 @@ type Conn struct {
 	// A call of Do at work. The function is made once: a closure for each call would be garbage.
 	settle   func(i int, err error)
 	ops      []Op
-	failed   func(i int, err error)
+	failures nlconn.Failures
 	sent     []int // of the piece under way: which operations its messages are
-	failures int
-	cause    error // the first of them
 	crowded  bool  // an answer of the piece found no room
 }
 
@@ -91,7 +89,7 @@ func (c *Conn) Counters() Counters { return c.counters }
 //
 // Nothing ends a system call that is under way; a context that has ended keeps the next from being made.
 func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) error {
-	c.ops, c.failed, c.failures, c.cause = ops, failed, 0, nil
+	c.ops, c.failures = ops, nlconn.Failures{Failed: failed}
 	for next := 0; next < len(ops); {
 		c.out.B, c.sent, c.crowded = c.out.B[:0], c.sent[:0], false
 		for ; next < len(ops) && len(c.sent) < c.piece; next++ {
@@ -119,11 +117,8 @@ func (c *Conn) Do(ctx context.Context, ops []Op, failed func(i int, err error)) 
 			c.piece = max(1, c.piece/2)
 		}
 	}
-	err := c.cause
-	if c.failures > 1 {
-		err = fmt.Errorf("%w; and %d more of %d failed", c.cause, c.failures-1, len(ops))
-	}
-	c.ops, c.failed, c.cause = nil, nil, nil
+	err := c.failures.Err(len(ops))
+	c.ops, c.failures = nil, nlconn.Failures{}
 	return err
 }
 
@@ -137,13 +132,7 @@ func (c *Conn) settled(message int, err error) {
 }
 
 func (c *Conn) fail(i int, err error) {
-	err = fmt.Errorf("%v: %w", c.ops[i], err)
-	if c.failures++; c.cause == nil {
-		c.cause = err
-	}
-	if c.failed != nil {
-		c.failed(i, err)
-	}
+	c.failures.Add(i, fmt.Errorf("%v: %w", c.ops[i], err))
 }
 
 // ask sends one request, of which build appends the attributes, and calls f with the body of each answer.

@@ -1,8 +1,8 @@
 package ipvs
 
 import (
+	"bytes"
 	"fmt"
-	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -34,32 +34,10 @@ var nodes = map[string]nodeFacts{
 	"nothing":          {family: lb.IPv4, masq: 1 << 14, fullyRandom: true},
 }
 
-// textOf is what iptables-save prints of chains.
+// textOf is what iptables-restore reads of chains.
 func textOf(n nodeFacts) string {
-	rules := chainRules(n)
-	var b strings.Builder
-	for _, table := range []string{"mangle", "nat", "filter"} {
-		fmt.Fprintf(&b, "*%s\n", table)
-		names := slices.SortedFunc(maps.Keys(rules), func(a, b chainName) int { return strings.Compare(a[1], b[1]) })
-		for _, c := range names {
-			if c[0] == table {
-				fmt.Fprintf(&b, ":%s - [0:0]\n", c[1])
-			}
-		}
-		for _, j := range chainJumps() {
-			if j[0] == table {
-				fmt.Fprintf(&b, "-A %s %s\n", j[1], j[2])
-			}
-		}
-		for _, c := range names {
-			for _, r := range rules[c] {
-				if c[0] == table {
-					fmt.Fprintf(&b, "-A %s %s\n", c[1], r)
-				}
-			}
-		}
-		b.WriteString("COMMIT\n")
-	}
+	var b bytes.Buffer
+	saveChains(&b, n)
 	return b.String()
 }
 
@@ -67,20 +45,7 @@ func textOf(n nodeFacts) string {
 func TestChains(t *testing.T) {
 	for name, n := range nodes {
 		t.Run(name, func(t *testing.T) {
-			file := filepath.Join("testdata", "chains", name+".rules")
-			got := textOf(n)
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got != string(want) {
-				t.Errorf("%s differs (-update writes it anew): got\n%s", file, got)
-			}
+			wantGolden(t, filepath.Join("testdata", "chains", name+".rules"), textOf(n))
 		})
 	}
 }

@@ -5,7 +5,6 @@ package ipvs
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -70,20 +69,7 @@ func TestGoldens(t *testing.T) {
 					last = text
 				}
 			}
-			got := strings.TrimSuffix(b.String(), "\n")
-			file := filepath.Join("testdata", "scenarios", sc.Name+".txt")
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got != string(want) {
-				t.Errorf("it is not %s; -update writes it anew:\n%s", file, got)
-			}
+			wantGolden(t, filepath.Join("testdata", "scenarios", sc.Name+".txt"), strings.TrimSuffix(b.String(), "\n"))
 		})
 	}
 }

@@ -1,6 +1,27 @@
 package ipvs
 
-import "flag"
+import (
+	"flag"
+	"os"
+	"testing"
+)
 
 // update has golden tests write what they compare.
 var update = flag.Bool("update", false, "write testdata anew")
+
+// wantGolden fails the test unless the file says the same; with -update it does afterwards.
+func wantGolden(t *testing.T, file, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("it is not %s; -update writes it anew:\n%s", file, got)
+	}
+}

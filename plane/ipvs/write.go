@@ -143,6 +143,18 @@ func (p *Plane) again(key lb.Key) {
 	delete(p.undone, key)
 }
 
+// refusedIn takes note of an error of a set's member or of the device's address; gone is that of a set or device that is not there. What
+// a context has cut off is no refusal.
+func (w *writer) refusedIn(ctx context.Context, object any, key lb.Key, err, gone error) error {
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case errors.Is(err, gone):
+		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
+	}
+	return w.fail(object, key, err)
+}
+
 // fail takes note that an object is not as it shall be. It returns an error if that is so of everything.
 func (w *writer) fail(object any, key lb.Key, err error) error {
 	if errors.Is(err, nlconn.ErrNoAnswer) {
@@ -512,13 +524,7 @@ func (w *writer) memberOps(ctx context.Context, ops []memberOp) error {
 	all := w.cfg.Sets.Do(ctx, wire, func(i int, err error) { errs[i] = err })
 	for i, op := range ops {
 		if err := errs[i]; err != nil {
-			if err := ctx.Err(); err != nil {
-				continue
-			}
-			if errors.Is(err, sets.ErrNoSet) {
-				return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
-			}
-			if err := w.fail(op.member, w.l.touched.members[op.member], err); err != nil {
+			if err := w.refusedIn(ctx, op.member, w.l.touched.members[op.member], err, sets.ErrNoSet); err != nil {
 				return err
 			}
 			continue
@@ -562,13 +568,7 @@ func (w *writer) addressOps(ctx context.Context, add bool, which func(netip.Addr
 	all := change(ctx, addrs, func(i int, err error) { errs[i] = err })
 	for i, a := range addrs {
 		if err := errs[i]; err != nil {
-			if ctx.Err() != nil {
-				continue
-			}
-			if errors.Is(err, ErrNoDevice) {
-				return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
-			}
-			if err := w.fail(a, w.l.touched.addrs[a], err); err != nil {
+			if err := w.refusedIn(ctx, a, w.l.touched.addrs[a], err, ErrNoDevice); err != nil {
 				return err
 			}
 			continue
