@@ -49,6 +49,8 @@ const imports = `
 	internal/ipvswire, internal/ipset, internal/rtnl, internal/nlconn < plane/ipvs;
 	# The chains around virtual servers are kept by what keeps those of mode iptables.
 	plane/iptables < plane/ipvs;
+	# Planes say what the kernel makes of a packet, in the words in which the table's answer is told.
+	trace < plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/userspace/capture, plane/hns, plane/fake, plane/planetest;
 	# IPVS in memory knows what IPVS is asked for, and nothing of who asks.
 	internal/ipvswire, internal/nlconn < internal/ipvsfake;
 	internal/rtnl < plane/userspace/capture;
@@ -59,7 +61,7 @@ const imports = `
 	internal/nftwire < plane/nftables;
 
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
-	event, lb, plane, plane/ownwrites < mode;
+	event, lb, plane, plane/ownwrites, trace < mode;
 	mode < config, status, system, cleanup;
 	lb, plane, plane/ownwrites, plane/diff, plane/rollback, plane/slots, internal/kernel, event, mode
 	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns;

@@ -1,0 +1,68 @@
+package trace
+
+import (
+	"net/netip"
+
+	"kube-proxy/lb"
+)
+
+// Packet opens a connection, or a flow, that meets this node.
+type Packet struct {
+	// From is the source address. Port 0 stands for any port.
+	From netip.AddrPort
+	// In is the interface that the packet comes in through; "" if that is not known, or if the packet is the node's own.
+	In string
+	// Host: the source is an address of this node itself, as for routes from [lb.Host].
+	Host bool
+	// To is where the client sends it.
+	To netip.AddrPort
+	// Here: To is an address of this node, at which NodePorts may answer ([lb.Node.NodePorts]).
+	Here  bool
+	Proto lb.Proto
+}
+
+// Verdict is what becomes of a packet.
+type Verdict string
+
+// The verdicts; their texts are part of the interface of "kube-proxy trace -o json".
+const (
+	// Balance: one of the backends answers.
+	Balance Verdict = "balance"
+	// Reject: the client is told at once that nobody answers.
+	Reject Verdict = "reject"
+	// Drop: the client is told nothing.
+	Drop Verdict = "drop"
+	// Pass: the proxy leaves the packet as it is; it goes on to whoever has the address.
+	Pass Verdict = "pass"
+)
+
+// Backend is who may answer.
+type Backend struct {
+	Address netip.AddrPort `json:"address"`
+	// Share is the part of new connections that it gets, 0 to 1, of clients that no session affinity holds elsewhere.
+	Share float64 `json:"share"`
+}
+
+// Kernel is what the state that the kernel holds, or what stands for it in a mode whose connections end at the proxy, says of a
+// packet, read from there and not from what was written.
+type Kernel struct {
+	Verdict    Verdict   `json:"verdict"`
+	Backends   []Backend `json:"backends,omitempty"`
+	Masquerade bool      `json:"masquerade,omitempty"`
+	// Way is what the packet meets on its way, a line each, in the words of the program that lists such state: map elements,
+	// chains with their rules, virtual servers.
+	Way []string `json:"way"`
+	// Affine is the backend that the kernel remembers for this client, if it does.
+	Affine netip.AddrPort `json:"affine,omitzero"`
+}
+
+// Difference is something of which the kernel holds another state than the table asks for.
+type Difference struct {
+	// Key is the row that it belongs to; the zero Key for what belongs to no row, such as a base chain.
+	Key lb.Key `json:"-"`
+	// Object names it, as in "element { 192.0.2.7 . tcp . 80 } of map services".
+	Object string `json:"object"`
+	// Want and Have are the two states; "" for nothing there.
+	Want string `json:"want,omitempty"`
+	Have string `json:"have,omitempty"`
+}
