@@ -31,7 +31,7 @@ const imports = `
 	lb < plane/slots;
 	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/ratelimit, internal/bisect, internal/listen, internal/listentest, internal/nlconn, internal/scm, internal/wine;
 
-	cluster, lb < policy;
+	cluster, lb < policy, changes;
 	cluster, lb, policy < config/nodecheck;
 	lb < trace;
 
@@ -42,7 +42,7 @@ const imports = `
 	# What a Reset left for later are keys of rows.
 	lb < plane;
 
-	cluster, policy, lb, plane, internal/ratelimit, internal/bisect < engine;
+	cluster, policy, lb, plane, changes, internal/ratelimit, internal/bisect < engine;
 	internal/bisect < plane/nftables, plane/iptables, plane/ipvs, plane/ebpf;
 
 	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest, internal/nftwire, internal/ipset, internal/ipvswire, internal/rtnl;

@@ -1,0 +1,95 @@
+// Package changes remembers what changed in the last minutes: which object, when the API said it, when this process learned of it,
+// and when it was in force. The engines of both families tell one [Ring]; people read it (kube-proxy events, the page).
+//
+// To tell costs the engine the copy of one small struct under a lock, and no allocation; it is the same whether nobody reads or a
+// thousand do. Memory is bounded: when all entries are taken, the oldest of that namespace goes that has most of them, so that a
+// tenant who changes his Services all the time pushes out his own history and nobody else's. Words are found when they are read.
+package changes
+
+import (
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// Kind says what an entry tells of.
+type Kind uint8
+
+// The kinds.
+const (
+	// Service: changes of a Service, or of its EndpointSlices, are in force.
+	Service Kind = iota + 1
+	// Node: what is known of this machine changed, or the configuration did, and is in force.
+	Node
+	// Reset: the kernel was brought to the whole table, with all that had changed until then: at the start, and where its state
+	// was lost.
+	Reset
+	// Loaded: what a Reset had left for later is written.
+	Loaded
+	// Mended: others had changed our objects in the kernel; they are mended.
+	Mended
+	// Failed: the kernel refuses what a row asks for, or a whole write.
+	Failed
+)
+
+// What is a set of things that happened to API objects.
+type What uint8
+
+// What may have happened.
+const (
+	ServiceCreated What = 1 << iota
+	ServiceChanged
+	ServiceDeleted
+	SliceCreated
+	SliceChanged
+	SliceDeleted
+)
+
+// Entry is one thing that happened. Times are nanoseconds since 1970, 0 for none.
+type Entry struct {
+	// Seq numbers all entries of a Ring from 1 on, in the order in which they came to it; the Ring sets it.
+	Seq    uint64
+	Kind   Kind
+	Family lb.Family
+	// What happened to the API objects, of kind Service.
+	What What
+	// Service is whom it concerns; the zero Name for what concerns no single one.
+	Service cluster.Name
+	// Services and Slices count the changes of API objects that came into force together.
+	Services, Slices uint32
+	// API is when the API had the oldest of them: the trigger's time of an EndpointSlice, or the creation of a Service. Both
+	// are whole seconds, as a rule. 0 where the API does not say: it has no time of a Service's change.
+	API int64
+	// Learned is when this process was told of the oldest of them; of a Reset, when it was begun; of what others changed, when
+	// it was first noticed.
+	Learned int64
+	// Done is when it was in force, or failed.
+	Done int64
+	// Rows are the rows that were written for it; of kind Mended the objects.
+	Rows uint32
+	// Failures are the writes with it that failed before.
+	Failures uint32
+	// Times is how often the same came one after the other: Done is that of the last time, Rows are those of all.
+	Times uint32
+	// Why is why a Reset was made, and what failed, shortened to [maxWhy] bytes; else "".
+	Why string
+	// Key is the row that failed, if it is one.
+	Key lb.Key
+}
+
+// maxWhy bounds the memory of an entry.
+const maxWhy = 400
+
+// Latency returns how long it took from the API, and since this process learned of it, to the kernel; a negative number where no
+// such time is known. Where the API's clock is ahead of ours it is 0.
+func (e Entry) Latency() (api, learned time.Duration) {
+	return since(e.API, e.Done), since(e.Learned, e.Done)
+}
+
+func since(from, to int64) time.Duration {
+	if from == 0 || to == 0 {
+		return -1
+	}
+	return time.Duration(max(0, to-from))
+}

@@ -1,0 +1,161 @@
+package changes
+
+import (
+	"hash/maphash"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// DefaultSize is how many entries a Ring has where nobody says otherwise: some 700 KB.
+const DefaultSize = 4096
+
+// buckets is among how many buckets the namespaces are spread; the first holds what is of none.
+const buckets = 64
+
+// Ring holds the newest entries. All its methods may be called from any goroutine. Those of a nil Ring do nothing.
+type Ring struct {
+	seed maphash.Seed
+	news news
+
+	mu    sync.Mutex
+	slots []slot
+	used  int // slots that have an entry; the others were never used
+	by    [buckets]bucket
+	seq   uint64
+	gone  uint64 // entries that were pushed out
+}
+
+// slot is a place for an entry, with the next younger one of its bucket.
+type slot struct {
+	Entry
+	next int32
+}
+
+// bucket is the list of the entries of some namespaces, the oldest first.
+type bucket struct {
+	n           int32
+	first, last int32
+}
+
+// New returns a Ring of so many entries; 0 means [DefaultSize].
+func New(size int) *Ring {
+	if size <= 0 {
+		size = DefaultSize
+	}
+	return &Ring{seed: maphash.MakeSeed(), slots: make([]slot, size), news: news{wake: make(chan struct{}, 1)}}
+}
+
+// Add adds an entry.
+func (r *Ring) Add(e Entry) {
+	if r == nil {
+		return
+	}
+	if len(e.Why) > maxWhy {
+		e.Why = strings.ToValidUTF8(e.Why[:maxWhy], "") + "…"
+	}
+	b := &r.by[r.bucketOf(e.Service.Namespace)]
+	r.mu.Lock()
+	r.seq++
+	e.Seq, e.Times = r.seq, 1
+	if last := &r.slots[b.last].Entry; b.n > 0 && last.repeats(&e) {
+		e.Times, e.Rows, e.Learned = last.Times+1, last.Rows+e.Rows, last.Learned
+		*last = e
+	} else {
+		i := r.place()
+		r.slots[i] = slot{Entry: e}
+		b.add(r.slots, i)
+	}
+	r.mu.Unlock()
+	r.news.tell()
+}
+
+// repeats reports whether o says once more what e says: who undoes our work all the time, or a kernel that takes nothing, fills no ring.
+func (e *Entry) repeats(o *Entry) bool {
+	return (o.Kind == Mended || o.Kind == Failed) && e.Kind == o.Kind && e.Family == o.Family && e.Service == o.Service &&
+		e.Key == o.Key && e.Why == o.Why
+}
+
+// bucketOf keeps the namespaces apart; which of them share a bucket nobody outside can foresee.
+func (r *Ring) bucketOf(namespace string) int {
+	if namespace == "" {
+		return 0
+	}
+	return 1 + int(maphash.String(r.seed, namespace)%(buckets-1))
+}
+
+// place returns a slot that is free, after the oldest entry of the fullest bucket was pushed out if need be.
+func (r *Ring) place() int32 {
+	if r.used < len(r.slots) {
+		r.used++
+		return int32(r.used - 1)
+	}
+	fullest := &r.by[0]
+	for i := range r.by {
+		if r.by[i].n > fullest.n {
+			fullest = &r.by[i]
+		}
+	}
+	r.gone++
+	return fullest.pop(r.slots)
+}
+
+func (b *bucket) add(slots []slot, i int32) {
+	if b.n > 0 {
+		slots[b.last].next = i
+	} else {
+		b.first = i
+	}
+	b.last = i
+	b.n++
+}
+
+func (b *bucket) pop(slots []slot) int32 {
+	i := b.first
+	b.first = slots[i].next
+	b.n--
+	return i
+}
+
+// atOnce is how many entries a reader looks at under the lock.
+const atOnce = 16
+
+// After returns the entries that came after that of the number seq, the oldest first, and the number of the newest, by which to ask for the
+// next; 0 asks for all. An entry that repeats one that a reader has seen comes again, with a new number. What was pushed
+// out since is missing; [Ring.Counts] tells how much was. The entries are the caller's.
+func (r *Ring) After(seq uint64) (entries []Entry, newest uint64) {
+	if r == nil {
+		return nil, 0
+	}
+	r.mu.Lock()
+	newest, used := r.seq, r.used
+	r.mu.Unlock()
+	if newest <= seq {
+		return nil, newest
+	}
+	for from := 0; from < used; from += atOnce {
+		var buf [atOnce]Entry
+		n := 0
+		r.mu.Lock()
+		for i := from; i < min(from+atOnce, used); i++ {
+			if e := &r.slots[i].Entry; e.Seq > seq && e.Seq <= newest {
+				buf[n] = *e
+				n++
+			}
+		}
+		r.mu.Unlock()
+		entries = append(entries, buf[:n]...)
+	}
+	slices.SortFunc(entries, func(a, b Entry) int { return int(int64(a.Seq - b.Seq)) })
+	return entries, newest
+}
+
+// Counts returns how many entries came so far, and how many of them were pushed out by newer ones.
+func (r *Ring) Counts() (all, gone uint64) {
+	if r == nil {
+		return 0, 0
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.seq, r.gone
+}

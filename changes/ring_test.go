@@ -1,0 +1,260 @@
+package changes
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+func of(namespace, name string) Entry {
+	return Entry{Kind: Service, Family: lb.IPv4, Service: cluster.Name{Namespace: namespace, Name: name}, What: SliceChanged, Slices: 1, Rows: 1}
+}
+
+// names reads all and returns the names, in order.
+func names(r *Ring) (out []string) {
+	entries, _ := r.After(0)
+	for _, e := range entries {
+		out = append(out, e.Object())
+	}
+	return out
+}
+
+func TestNewestStay(t *testing.T) {
+	r := New(3)
+	for i := range 5 {
+		r.Add(of("shop", fmt.Sprint("s", i)))
+	}
+	if got := strings.Join(names(r), " "); got != "shop/s2 shop/s3 shop/s4" {
+		t.Errorf("after five entries a ring of three holds %s", got)
+	}
+	entries, newest := r.After(4)
+	if len(entries) != 1 || entries[0].Seq != 5 || newest != 5 {
+		t.Errorf("after 4: %v, newest %d", entries, newest)
+	}
+	if again, newest := r.After(newest); len(again) != 0 || newest != 5 {
+		t.Errorf("after the newest: %v, %d", again, newest)
+	}
+	if all, gone := r.Counts(); all != 5 || gone != 2 {
+		t.Errorf("counts %d, %d gone; want 5, 2", all, gone)
+	}
+}
+
+// A tenant who changes his Services all the time pushes out his own history alone.
+func TestFloodPushesOutItsOwn(t *testing.T) {
+	r := New(100)
+	r.Add(Entry{Kind: Reset, Rows: 3})
+	quiet := []string{"a", "b", "c", "d"}
+	for _, ns := range quiet {
+		r.Add(of(ns, "web"))
+	}
+	for i := range 10_000 {
+		r.Add(of("flood", fmt.Sprint("s", i%7)))
+	}
+	held := strings.Join(names(r), " ")
+	for _, ns := range quiet {
+		// One that shares the flood's bucket goes with it; the seed is another in each process.
+		if r.bucketOf(ns) != r.bucketOf("flood") && !strings.Contains(held, ns+"/web") {
+			t.Errorf("the flood pushed out %s/web", ns)
+		}
+	}
+	if !strings.HasPrefix(held, "node ") {
+		t.Error("the flood pushed out the Reset")
+	}
+	if len(strings.Fields(held)) != 100 {
+		t.Errorf("%d entries are held of 100", len(strings.Fields(held)))
+	}
+}
+
+// Who undoes our work all the time, or a kernel that refuses all, fills one entry.
+func TestTheSameAgainIsOneEntry(t *testing.T) {
+	r := New(10)
+	for i := range 1000 {
+		r.Add(Entry{Kind: Mended, Family: lb.IPv4, Learned: int64(i + 1), Done: int64(i + 2), Rows: 2})
+	}
+	r.Add(Entry{Kind: Mended, Family: lb.IPv6, Rows: 1})
+	entries, _ := r.After(0)
+	if len(entries) != 2 {
+		t.Fatalf("%d entries, want one for each family", len(entries))
+	}
+	e := entries[0]
+	if e.Times != 1000 || e.Rows != 2000 || e.Learned != 1 || e.Done != 1001 || e.Seq != 1000 {
+		t.Errorf("merged to %+v", e)
+	}
+	if want := "others had changed our objects, mended: 2000 objects, 1000 times"; e.Words() != want {
+		t.Errorf("words %q, want %q", e.Words(), want)
+	}
+}
+
+// To add costs no allocation and a bounded time, also where all is full, the namespaces are many, and somebody watches.
+func TestAddAllocatesNothing(t *testing.T) {
+	for _, watched := range []bool{false, true} {
+		r := New(256)
+		if watched {
+			for range 10 {
+				r.Watch(t.Context())
+			}
+		}
+		entries := make([]Entry, 1000)
+		for i := range entries {
+			entries[i] = of(fmt.Sprint("ns", i), "web")
+			entries[i].Why = "short"
+		}
+		i := 0
+		if n := testing.AllocsPerRun(10_000, func() {
+			r.Add(entries[i%len(entries)])
+			i++
+		}); n != 0 {
+			t.Errorf("watched %t: an entry costs %v allocations", watched, n)
+		}
+	}
+}
+
+func TestLongTextIsCut(t *testing.T) {
+	r := New(1)
+	r.Add(Entry{Kind: Failed, Why: strings.Repeat("ä", 100_000)})
+	entries, _ := r.After(0)
+	if n := len(entries[0].Why); n > maxWhy+len("…") {
+		t.Errorf("%d bytes of text are kept", n)
+	}
+}
+
+func TestWords(t *testing.T) {
+	web := cluster.Name{Namespace: "shop", Name: "web"}
+	for _, c := range []struct {
+		e    Entry
+		want string
+	}{
+		{Entry{Kind: Service, Service: web, What: SliceChanged, Slices: 1, Rows: 2}, "shop/web: 1 EndpointSlice changed"},
+		{Entry{Kind: Service, Service: web, What: ServiceCreated | SliceCreated | SliceChanged, Services: 1, Slices: 3, Rows: 2},
+			"shop/web: Service created, 3 EndpointSlices created and changed"},
+		{Entry{Kind: Service, Service: web, What: ServiceDeleted, Services: 1, Rows: 1, Failures: 2}, "shop/web: Service deleted, after 2 failed writes"},
+		{Entry{Kind: Service, Service: web, What: ServiceChanged, Services: 2}, "shop/web: Service changed, no row changed"},
+		{Entry{Kind: Reset, Services: 100_000, Slices: 1, Rows: 5}, "node: everything compared and written; with 100000 changes of Services and 1 of EndpointSlices"},
+		{Entry{Kind: Reset, Why: "the table is gone", Rows: 5}, "node: everything compared and written, since the table is gone"},
+		{Entry{Kind: Loaded, Services: 1}, "node: what that left for later is written; with 1 change of Services"},
+		{Entry{Kind: Failed, Service: web, Key: lb.Key{Port: 30080, Proto: lb.TCP}, Why: "no room", Times: 1}, "nodeport:30080/tcp of shop/web: not written: no room"},
+		{Entry{Kind: Node, Rows: 1}, "node: the node or the configuration changed"},
+	} {
+		if got := c.e.Object() + ": " + c.e.Words(); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+}
+
+func TestLatency(t *testing.T) {
+	e := Entry{API: 1e9, Learned: 3e9, Done: 4e9}
+	if api, learned := e.Latency(); api != 3*time.Second || learned != time.Second {
+		t.Errorf("latency %v, %v", api, learned)
+	}
+	e = Entry{API: 5e9, Done: 4e9}
+	if api, learned := e.Latency(); api != 0 || learned != -1 {
+		t.Errorf("with a clock that is ahead, and nothing learned: %v, %v", api, learned)
+	}
+}
+
+// However many entries come, a reader is told ten times a second at most; one who does not read holds nobody up.
+func TestWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := New(0)
+		ctx, cancel := context.WithCancel(t.Context())
+		asleep := r.Watch(ctx)
+		told := 0
+		awake := r.Watch(ctx)
+		<-awake // at the start
+		for range 1000 {
+			r.Add(of("shop", "web"))
+			time.Sleep(time.Millisecond)
+			select {
+			case <-awake:
+				told++
+			default:
+			}
+		}
+		if told < 9 || told > 11 {
+			t.Errorf("told %d times of 1000 entries in a second", told)
+		}
+		if len(asleep) != 1 {
+			t.Error("who sleeps would not learn that there is something")
+		}
+		cancel()
+		synctest.Wait()
+		if r.news.watched.Load() {
+			t.Error("nobody watches, and who writes still tells")
+		}
+		again := r.Watch(t.Context())
+		<-again
+		r.Add(of("shop", "web"))
+		time.Sleep(pause)
+		synctest.Wait()
+		if len(again) != 1 {
+			t.Error("a reader that came after the last had left is not told")
+		}
+	})
+}
+
+// Readers and writers at once: run with -race. Each reader sees each entry once, in order.
+func TestReadersSeeAll(t *testing.T) {
+	r := New(100_000)
+	ctx, cancel := context.WithCancel(t.Context())
+	var readers, writers sync.WaitGroup
+	for range 4 {
+		c := r.Watch(ctx)
+		readers.Go(func() {
+			var seen uint64
+			for end := false; !end; {
+				select {
+				case <-c:
+				case <-ctx.Done():
+					end = true
+				}
+				entries, newest := r.After(seen)
+				for _, e := range entries {
+					if seen++; e.Seq != seen {
+						t.Errorf("entry %d where %d was due", e.Seq, seen)
+						return
+					}
+				}
+				if seen != newest {
+					t.Errorf("%d of %d entries were seen", seen, newest)
+					return
+				}
+			}
+			if seen != 4000 {
+				t.Errorf("%d entries seen at the end", seen)
+			}
+		})
+	}
+	for w := range 4 {
+		writers.Go(func() {
+			for i := range 1000 {
+				r.Add(of(fmt.Sprint("ns", w), fmt.Sprint("s", i)))
+			}
+		})
+	}
+	writers.Wait()
+	cancel()
+	readers.Wait()
+}
+
+func BenchmarkAdd(b *testing.B) {
+	for _, watchers := range []int{0, 10, 1000} {
+		b.Run(fmt.Sprintf("watchers=%d", watchers), func(b *testing.B) {
+			r := New(0)
+			for range watchers {
+				r.Watch(b.Context())
+			}
+			e := of("shop", "web")
+			b.ReportAllocs()
+			for b.Loop() {
+				r.Add(e)
+			}
+		})
+	}
+}

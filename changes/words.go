@@ -1,0 +1,105 @@
+package changes
+
+import (
+	"fmt"
+	"strings"
+)
+
+// String returns the kind's name, as in JSON.
+func (k Kind) String() string {
+	return [...]string{"", "service", "node", "reset", "loaded", "mended", "failed"}[k]
+}
+
+// Object names what an entry is about: "shop/web", "192.0.2.7:80/tcp of shop/web", or "node".
+func (e Entry) Object() string {
+	name := "node"
+	if e.Service.Name != "" {
+		name = e.Service.String()
+	}
+	if e.Key.Port != 0 {
+		return e.Key.String() + " of " + name
+	}
+	return name
+}
+
+// Words says what happened. Names and errors in it are as others wrote them: who shows it escapes it.
+func (e Entry) Words() string {
+	var s string
+	switch e.Kind {
+	case Service:
+		s = e.objects()
+		if e.Rows == 0 {
+			s += ", no row changed"
+		}
+	case Node:
+		s = "the node or the configuration changed"
+		if e.Rows == 0 {
+			s += ", no row changed"
+		}
+	case Reset:
+		s = "everything compared and written"
+		if e.Why != "" {
+			s += ", since " + e.Why
+		}
+		s += e.counted()
+	case Loaded:
+		s = "what that left for later is written" + e.counted()
+	case Mended:
+		s = "others had changed our objects, mended: " + count(e.Rows, "object")
+	case Failed:
+		s = "not written: " + e.Why
+	}
+	if e.Failures > 0 {
+		s += ", after " + count(e.Failures, "failed write")
+	}
+	if e.Times > 1 {
+		s += fmt.Sprintf(", %d times", e.Times)
+	}
+	return s
+}
+
+// objects says what happened to a Service and its slices.
+func (e Entry) objects() string {
+	var said []string
+	if e.Services > 0 {
+		said = append(said, "Service "+verbs(e.What, ServiceCreated))
+	}
+	if e.Slices > 0 {
+		said = append(said, count(e.Slices, "EndpointSlice")+" "+verbs(e.What, SliceCreated))
+	}
+	return strings.Join(said, ", ")
+}
+
+// verbs says which of the three things happened that begin with the first.
+func verbs(w, first What) string {
+	var said []string
+	for i, verb := range []string{"created", "changed", "deleted"} {
+		if w&(first<<i) != 0 {
+			said = append(said, verb)
+		}
+	}
+	if said == nil {
+		return "changed"
+	}
+	return strings.Join(said, " and ")
+}
+
+// counted says how many changes of objects came with it.
+func (e Entry) counted() string {
+	switch {
+	case e.Services == 0 && e.Slices == 0:
+		return ""
+	case e.Slices == 0:
+		return "; with " + count(e.Services, "change") + " of Services"
+	case e.Services == 0:
+		return "; with " + count(e.Slices, "change") + " of EndpointSlices"
+	}
+	return fmt.Sprintf("; with %s of Services and %d of EndpointSlices", count(e.Services, "change"), e.Slices)
+}
+
+func count(n uint32, of string) string {
+	if n == 1 {
+		return "1 " + of
+	}
+	return fmt.Sprintf("%d %ss", n, of)
+}
