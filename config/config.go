@@ -160,6 +160,8 @@ type Servers struct {
 	// HardFail ends the process when one of them cannot listen.
 	HardFail  bool
 	Profiling bool
+	// UI: the status page is there, on the metrics server.
+	UI bool
 	// ShowHiddenMetricsFor is "1.36", or "" for none.
 	ShowHiddenMetricsFor string
 }

@@ -13,6 +13,7 @@ func (c *Config) Configz() any {
 	fields["UDPIdleTimeout"] = c.file.UDPIdleTimeout   // the published type does not have it any more
 	fields["ExternalIPCIDRs"] = c.file.ExternalIPCIDRs // and never had these
 	fields["Userspace"] = named(reflect.ValueOf(c.file.Userspace))
+	fields["UI"] = c.file.UI
 	return fields
 }
 

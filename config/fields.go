@@ -21,6 +21,8 @@ type settings struct {
 	ExternalIPCIDRs []string `json:"externalIPCIDRs,omitempty"`
 	// Userspace is ours (EXT).
 	Userspace userspaceBlock `json:"userspace"`
+	// UI is ours (EXT).
+	UI *bool `json:"ui,omitempty"`
 }
 
 // userspaceBlock is what the mode userspace has beside the fields that the published type once gave it.
@@ -173,6 +175,7 @@ func fieldTable(modes mode.List) []field {
 		{"externalIPCIDRs", "EXT", live, works, "`CIDRs`, with commas between, of which spec.externalIPs are served at all, in either IP family; nothing means all but loopback and the like"},
 		{"userspace.terminationGracePeriod", "EXT", atStart, works, "how long open connections to an endpoint or Service that was removed go on at most; 0 until they end by themselves, as in other modes"},
 		{"userspace.drainTimeout", "EXT", live, works, "how long open connections go on at most when the process is asked to end"},
+		{"ui", "EXT", live, works, "the status page, below /ui on the metrics server, for who asks from this node itself; it only shows"},
 	}
 }
 

@@ -134,6 +134,7 @@ func setDefaults(c *settings, modes mode.List) {
 	orDefault(&c.ConfigSyncPeriod.Duration, 15*time.Minute)
 	orDefault(&c.UDPIdleTimeout.Duration, 250*time.Millisecond)
 	orDefault(&c.Userspace.DrainTimeout.Duration, drainTimeout)
+	orPoint(&c.UI, true)
 }
 
 // periods returns the periods of a block of the file; nil if it has none of that name.
