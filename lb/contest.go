@@ -180,6 +180,29 @@ func (t *Table) Contests(k Key) []Contest {
 	return out
 }
 
+// FirstContests returns the first n contests for k, in the order in which the losers get the key, and how many there are. Its
+// cost follows n, whatever crowd is on the key.
+func (t *Table) FirstContests(k Key, n int) (first []Contest, all int) {
+	l := t.losers[k]
+	if l == nil {
+		return nil, 0
+	}
+	// In a heap the next one is among the children of those that were taken.
+	next := []int{0}
+	for len(first) < n && len(next) > 0 {
+		i := slices.IndexFunc(next, func(at int) bool {
+			return !slices.ContainsFunc(next, func(other int) bool { return l.heap[other].compare(l.heap[at]) < 0 })
+		})
+		at := next[i]
+		first = append(first, contestOf(t.rows[k], l.heap[at]))
+		next = slices.Delete(next, i, i+1)
+		for child := 2*at + 1; child <= 2*at+2 && child < len(l.heap); child++ {
+			next = append(next, child)
+		}
+	}
+	return first, len(l.heap)
+}
+
 // Lost returns the contest for k that the Service "ns/name" loses, false if it does not.
 func (t *Table) Lost(k Key, name string) (Contest, bool) {
 	if l := t.losers[k]; l != nil && l.of[name] != nil {

@@ -3,6 +3,7 @@ package lb
 import (
 	"cmp"
 	"iter"
+	"net/netip"
 	"slices"
 )
 
@@ -31,6 +32,8 @@ type Table struct {
 	rows   map[Key]*claim // the winners
 	losers map[Key]*losers
 	owners map[string]*owned
+	// clusterIPs counts the rows of kind ClusterIP in force at each address.
+	clusterIPs map[netip.Addr]int32
 	// refused has the Services with rows that are left out; nearly always there are none.
 	refused map[string][]Refused
 
@@ -54,6 +57,28 @@ func (t *Table) Get(k Key) *Frontend {
 		return c.front
 	}
 	return nil
+}
+
+// HasClusterIP reports whether a row of kind ClusterIP in force has the address, at whatever port: then it is one of the service
+// network, whose other ports nobody has (SV-62).
+func (t *Table) HasClusterIP(a netip.Addr) bool { return t.clusterIPs[a] > 0 }
+
+// count notes that the row in force for a key was one and is another; nil for none.
+func (t *Table) count(was, now *Frontend) {
+	by := int32(0)
+	if was != nil && was.Kind == ClusterIP {
+		by--
+	}
+	if now != nil && now.Kind == ClusterIP {
+		by++
+	}
+	if by == 0 {
+		return
+	}
+	a := cmp.Or(was, now).Key.Addr
+	if t.clusterIPs[a] += by; t.clusterIPs[a] == 0 {
+		delete(t.clusterIPs, a)
+	}
 }
 
 // All iterates over the rows in force, in no order.
@@ -92,7 +117,7 @@ func (t *Table) Refused(name string) []Refused { return t.refused[name] }
 // The cost follows the number of rows of this Service.
 func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
 	if t.rows == nil {
-		t.rows, t.owners = map[Key]*claim{}, map[string]*owned{}
+		t.rows, t.owners, t.clusterIPs = map[Key]*claim{}, map[string]*owned{}, map[netip.Addr]int32{}
 	}
 	var before []*Frontend
 	if old := t.owners[o.Name]; old != nil {
@@ -164,10 +189,12 @@ func (t *Table) drop(changes []Change, o Owner, k Key) []Change {
 	next := t.firstLoser(k)
 	if next == nil {
 		delete(t.rows, k)
+		t.count(was.front, nil)
 		return append(changes, Change{k, was.front, nil})
 	}
 	t.unlist(k, next.owner)
 	t.rows[k] = next
+	t.count(was.front, next.front)
 	return append(changes, Change{k, was.front, next.front})
 }
 
@@ -176,6 +203,7 @@ func (t *Table) claim(changes []Change, contests []Contest, o Owner, f *Frontend
 	head := t.rows[f.Key]
 	if head == nil {
 		t.rows[f.Key] = &claim{owner: o, front: f}
+		t.count(nil, f)
 		return append(changes, Change{f.Key, nil, f}), contests
 	}
 	was, mine := head.front, t.claimOf(f.Key, o)
@@ -194,6 +222,7 @@ func (t *Table) claim(changes []Change, contests []Contest, o Owner, f *Frontend
 	}
 	now := t.crown(f.Key)
 	if now.front != was {
+		t.count(was, now.front)
 		changes = append(changes, Change{f.Key, was, now.front})
 	}
 	switch {

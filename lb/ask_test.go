@@ -1,0 +1,51 @@
+package lb_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"kube-proxy/lb"
+)
+
+// What HasClusterIP remembers is what the rows in force say, and the first contests are the beginning of all of them, whatever comes and goes.
+func TestAskedOfTables(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(14, 56))
+	var table lb.Table
+	var keys []lb.Key
+	for a := range 4 {
+		for port := range 3 {
+			keys = append(keys, lb.Key{Addr: netip.AddrFrom4([4]byte{10, 96, 0, byte(a)}), Port: uint16(80 + port), Proto: lb.TCP})
+		}
+	}
+	for step := range 3000 {
+		o := lb.Owner{Name: fmt.Sprint("ns/", rnd.IntN(30)), Created: int64(rnd.IntN(3))}
+		var fronts []*lb.Frontend
+		for range rnd.IntN(5) {
+			f := row(o, keys[rnd.IntN(len(keys))])
+			f.Kind = []lb.Kind{lb.ClusterIP, lb.LoadBalancer, lb.ExternalIP}[rnd.IntN(3)]
+			fronts = append(fronts, f)
+		}
+		table.Replace(o, fronts)
+		has := map[netip.Addr]bool{}
+		for f := range table.All() {
+			if f.Kind == lb.ClusterIP {
+				has[f.Key.Addr] = true
+			}
+		}
+		for _, k := range keys {
+			if got := table.HasClusterIP(k.Addr); got != has[k.Addr] {
+				t.Fatalf("step %d: HasClusterIP(%s) is %t", step, k.Addr, got)
+			}
+			all := table.Contests(k)
+			for _, n := range []int{0, 1, 3, 100} {
+				first, total := table.FirstContests(k, n)
+				if total != len(all) || !slices.Equal(first, all[:min(n, len(all))]) {
+					t.Fatalf("step %d: the first %d contests of %s are %v of %d, want those of %v", step, n, k, first, total, all)
+				}
+			}
+		}
+	}
+}
