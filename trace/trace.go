@@ -17,7 +17,8 @@ type Packet struct {
 	// To is where the client sends it.
 	To netip.AddrPort
 	// Here: To is an address of this node, at which NodePorts may answer ([lb.Node.NodePorts]).
-	Here  bool
+	Here bool
+	// Proto may also be [ICMPv4] or [ICMPv6].
 	Proto lb.Proto
 }
 
@@ -41,6 +42,9 @@ type Backend struct {
 	Address netip.AddrPort `json:"address"`
 	// Share is the part of new connections that it gets, 0 to 1, of clients that no session affinity holds elsewhere.
 	Share float64 `json:"share"`
+	// Hairpin: it is the client itself, and so sees this node as the source though others see the client (SV-60). Only in answers of
+	// the table.
+	Hairpin bool `json:"hairpin,omitempty"`
 }
 
 // Kernel is what the state that the kernel holds, or what stands for it in a mode whose connections end at the proxy, says of a

@@ -1,0 +1,256 @@
+package trace
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kube-proxy/lb"
+)
+
+// The protocols of pings, for [Packet.Proto]; the port of such a packet means nothing. No Service has them.
+const (
+	ICMPv4 lb.Proto = 1
+	ICMPv6 lb.Proto = 58
+)
+
+// mostContests is how many contests an answer names.
+const mostContests = 5
+
+// Ask says what becomes of a packet where a mode keeps the table. Its cost follows the number of backends of one row, and neither
+// the size of the table nor the crowd on a contested key. It only reads, and the answer shares nothing with the table but what nobody changes.
+func Ask(t *lb.Table, how Mode, p Packet) Answer {
+	q := question{table: t, how: how, packet: p, Answer: Answer{Backends: []Backend{}, Why: []string{}}}
+	switch row := q.find(); {
+	case row != nil:
+		q.row(row)
+	default:
+		q.unknown()
+	}
+	return q.Answer
+}
+
+// question is one call of Ask.
+type question struct {
+	table  *lb.Table
+	how    Mode
+	packet Packet
+	Answer
+}
+
+// find returns the row for the packet: that of the address before that of a NodePort.
+func (q *question) find() *lb.Frontend {
+	to := q.packet.To
+	if row := q.table.Get(lb.Key{Addr: to.Addr(), Port: to.Port(), Proto: q.packet.Proto}); row != nil {
+		return row
+	}
+	row := q.table.Get(lb.Key{Port: to.Port(), Proto: q.packet.Proto})
+	switch {
+	case row == nil || !q.packet.Here:
+		return nil
+	case row.Accepts():
+		return row
+	case !contains(q.table.Node.NodePorts, to.Addr()):
+		q.say("%s has the NodePort %s, but --nodeport-addresses chose %s, and %s is in none of them.",
+			row.Service, row.Key, prefixes(q.table.Node.NodePorts), to.Addr())
+		return nil
+	case to.Addr().IsLoopback() && !(q.how.Loopback && to.Addr().Is4()):
+		q.say("%s has the NodePort %s, which does not answer on loopback addresses.", row.Service, row.Key)
+		return nil
+	}
+	return row
+}
+
+// row answers by a row.
+func (q *question) row(row *lb.Frontend) {
+	q.Frontend, q.Service, q.Row, q.Kind = row, row.Service, row.Key.String(), row.Kind.String()
+	q.named(row)
+	q.contests(row)
+	if row.Accepts() {
+		q.Verdict = Pass
+		q.say("This node itself answers there, to tell load balancers whether it has endpoints: %d.", row.LocalEndpoints)
+		return
+	}
+	if q.SourceRanges = row.Sources; len(row.Sources) > 0 {
+		if !contains(row.Sources, q.packet.From.Addr()) {
+			q.Verdict = Drop
+			q.say("It may be used from %s only (loadBalancerSourceRanges), and %s is in none of them.", prefixes(row.Sources), q.packet.From.Addr())
+			return
+		}
+		q.say("It may be used from %s only (loadBalancerSourceRanges), and %s is among them.", prefixes(row.Sources), q.packet.From.Addr())
+	}
+	q.take(row, q.route(row))
+}
+
+// named says whose the row is.
+func (q *question) named(row *lb.Frontend) {
+	switch row.Kind {
+	case lb.NodePort:
+		q.NodePorts = q.table.Node.NodePorts
+		q.say("Port %d/%s of this node is a NodePort of %s.", row.Key.Port, row.Key.Proto, row.Service)
+	case lb.HealthCheck:
+		q.say("Port %d/%s of this node is the health check port of %s.", row.Key.Port, row.Key.Proto, row.Service)
+	default:
+		q.say("%s is a port of the %s of %s.", row.Key, row.Kind.Words(), row.Service)
+	}
+	if q.table.Node.Lends(row) {
+		q.say("The address is of the service network: %s has it until it is assigned to a Service as its cluster IP.", owner(row.Service))
+	}
+}
+
+// contests says who else wants the row's key.
+func (q *question) contests(row *lb.Frontend) {
+	first, all := q.table.FirstContests(row.Key, mostContests)
+	q.Contesting = all
+	for _, c := range first {
+		q.Contests = append(q.Contests, Contest{c.Loser.Name, c.LoserKind.String(), c.Why()})
+		q.say("%s wants %s too, as its %s, and has it not: %s %s.", c.Loser.Name, row.Key, c.LoserKind.Words(), c.Winner.Name, c.Why())
+	}
+	if more := all - len(first); more > 0 {
+		q.say("So do %s.", count(more, "other Service", "other Services"))
+	}
+}
+
+// route returns the route that decides: the first whose sources the packet's is among.
+func (q *question) route(row *lb.Frontend) lb.Route {
+	for _, r := range row.Routes {
+		if why := q.from(r.From); why != "" {
+			if len(row.Routes) > 1 {
+				q.say("%s, so the route for %s decides.", why, r.From)
+			}
+			return r
+		}
+	}
+	return lb.Route{From: lb.Anywhere, Do: lb.Drop} // a row that Check would refuse
+}
+
+// from says why the packet is of these sources, as the beginning of a sentence; "" if it is not.
+func (q *question) from(from lb.From) string {
+	a := q.packet.From.Addr()
+	switch from {
+	case lb.Pods:
+		return q.pods()
+	case lb.Host:
+		if q.packet.Host {
+			return a.String() + " is an address of this node"
+		}
+		return ""
+	}
+	return a.String() + " is neither a pod's nor this node's as far as the row asks"
+}
+
+// pods is from for pods.
+func (q *question) pods() string {
+	d, a, in := q.table.Node.Pods, q.packet.From.Addr(), q.packet.In
+	switch {
+	case d.Interface != "" && in == d.Interface:
+		return "The packet comes in through " + in + ", the bridge of pods"
+	case d.InterfacePrefix != "" && strings.HasPrefix(in, d.InterfacePrefix):
+		return "The packet comes in through " + in + ", an interface of a pod"
+	}
+	for _, p := range d.Prefixes {
+		if p.Contains(a) {
+			return a.String() + " is a pod's address (" + p.String() + ")"
+		}
+	}
+	if d.Interface+d.InterfacePrefix != "" && in == "" && !q.packet.Host {
+		q.say("Pods are told by the interface that packets come in through, which was not said: it is taken for none of a pod.")
+	}
+	return ""
+}
+
+// take answers by a route of the row.
+func (q *question) take(row *lb.Frontend, r lb.Route) {
+	q.Route = r.From.String()
+	switch r.Do {
+	case lb.Reject:
+		q.Verdict = Reject
+		q.say("No endpoint of the Service serves this port, so clients are refused at once.")
+		return
+	case lb.Balance:
+	default:
+		q.Verdict = Drop
+		policy := "external"
+		if row.Kind == lb.ClusterIP {
+			policy = "internal"
+		}
+		q.say("No endpoint on this node serves the port, and the Service's %s traffic policy is Local, so the packet is dropped.", policy)
+		return
+	}
+	q.Verdict, q.Set, q.Masquerade = Balance, r.To.ID.String(), r.Masq || q.how.Terminates
+	q.balance(r.To)
+	if row.Affinity > 0 {
+		q.AffinitySeconds = int(row.Affinity.Seconds())
+		q.say("A client stays with its backend for %s after its last new connection (session affinity).", row.Affinity)
+	}
+}
+
+// balance names the backends.
+func (q *question) balance(set *lb.BackendSet) {
+	n, draining := len(set.Backends), 0
+	q.Backends = make([]Backend, n)
+	for i, b := range set.Backends {
+		q.Backends[i] = Backend{Address: b.Addr, Share: 1 / float64(n), Hairpin: q.hairpin(b)}
+		if b.Draining {
+			draining++
+		}
+	}
+	where := "of the cluster that are for this node"
+	if set.ID.Scope == lb.Local {
+		where = "on this node (the traffic policy is Local)"
+	}
+	q.say("It goes to one of %s %s.", count(n, "backend", "backends"), where)
+	if draining > 0 {
+		q.say("They are terminating, and serve because no endpoint is ready.")
+	}
+	switch {
+	case q.how.Terminates:
+		q.say("The connection ends at the proxy, which opens another: the backend sees an address of this node.")
+	case q.Masquerade:
+		q.say("It is masqueraded: the backend sees an address of this node as the source, and answers through it.")
+	default:
+		q.say("The backend sees the client's own address.")
+		if slices.ContainsFunc(q.Backends, func(b Backend) bool { return b.Hairpin }) {
+			q.say("The client is one of the backends: where it meets itself, it is masqueraded.")
+		}
+	}
+}
+
+// hairpin reports whether the backend is the client itself, and would be masqueraded for that alone (SV-60).
+func (q *question) hairpin(b lb.Backend) bool {
+	return b.Addr.Addr() == q.packet.From.Addr() && !q.Masquerade && (b.Local || !q.how.HairpinsByNode)
+}
+
+// unknown answers for a packet that no row is for.
+func (q *question) unknown() {
+	to := q.packet.To.Addr()
+	network := slices.IndexFunc(q.table.Node.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(to) })
+	what := target(q.packet)
+	ping := q.packet.Proto == ICMPv4 || q.packet.Proto == ICMPv6
+	q.Verdict = Pass
+	switch clusterIP := q.table.HasClusterIP(to); {
+	case clusterIP && ping && q.how.Holds:
+		q.say("%s is a cluster IP, which this node has itself in mode %s: it answers pings.", to, q.how.Name)
+	case clusterIP && q.how.PassesUnknown:
+		q.say("%s is a cluster IP, but no Service has %s there: mode %s leaves it as it is.", to, what, q.how.Name)
+	case clusterIP && ping:
+		q.Verdict = Reject
+		q.say("%s is a cluster IP, at which nobody answers pings: they are refused.", to)
+	case clusterIP:
+		q.Verdict = Reject
+		q.say("%s is a cluster IP, but no Service has %s: it is refused.", to, what)
+	case network >= 0 && q.how.PassesUnknown:
+		q.say("%s is of the service network, but no Service has %s: mode %s leaves it as it is.", to, what, q.how.Name)
+	case network >= 0 && q.packet.Here:
+		q.say("%s is of the service network, but an address of this node: a server of the node may answer.", to)
+	case network >= 0:
+		q.Verdict = Drop
+		q.say("%s is of the service network (%s), but no Service has it: it is dropped, and does not leave the node.", to, q.table.Node.ServiceCIDRs[network])
+	default:
+		q.say("No Service has %s: the proxy leaves it as it is.", what)
+	}
+}
+
+func contains(ps []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(ps, func(p netip.Prefix) bool { return p.Contains(a) })
+}

@@ -1,0 +1,162 @@
+package trace
+
+import (
+	"fmt"
+	"iter"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kube-proxy/lb"
+)
+
+// Find says which address, port and protocol the target is in a table: what was left out is what the Service has, where that is one
+// thing. names are all Services that there are, "ns/name", also those without rows; node is an address of this node at which NodePorts
+// answer, not valid if there is none. An error says what to write instead.
+//
+// Its cost follows the rows of the Service; for a name without a namespace, the number of names; for an address without a port, that of
+// the rows.
+func (t Target) Find(table *lb.Table, names iter.Seq[string], node netip.Addr) (netip.AddrPort, lb.Proto, error) {
+	switch {
+	case t.NodePort:
+		return t.findNodePort(table, node)
+	case t.Service != "":
+		return t.findService(table, names)
+	case t.Proto == ICMPv4:
+		return netip.AddrPortFrom(t.Addr, 0), ping(t.Addr), nil
+	case t.Port != 0:
+		return netip.AddrPortFrom(t.Addr, t.Port), t.proto(table, t.Addr), nil
+	}
+	var rows []*lb.Frontend
+	for row := range table.All() {
+		if row.Key.Addr == t.Addr && (t.Proto == 0 || t.Proto == row.Key.Proto) {
+			rows = append(rows, row)
+		}
+	}
+	if len(rows) == 0 {
+		return netip.AddrPort{}, 0, fmt.Errorf("no Service has the address %s: say which port (%s)", t.Addr, netip.AddrPortFrom(t.Addr, 80))
+	}
+	return only(rows, t.Addr.String())
+}
+
+func ping(a netip.Addr) lb.Proto {
+	if a.Is4() {
+		return ICMPv4
+	}
+	return ICMPv6
+}
+
+// proto is the protocol that was said, else the first for which there is a row, else TCP.
+func (t Target) proto(table *lb.Table, a netip.Addr) lb.Proto {
+	if t.Proto != 0 {
+		return t.Proto
+	}
+	for _, p := range []lb.Proto{lb.TCP, lb.UDP, lb.SCTP} {
+		if table.Get(lb.Key{Addr: a, Port: t.Port, Proto: p}) != nil {
+			return p
+		}
+	}
+	return lb.TCP
+}
+
+func (t Target) findNodePort(table *lb.Table, node netip.Addr) (netip.AddrPort, lb.Proto, error) {
+	if !node.IsValid() {
+		return netip.AddrPort{}, 0, fmt.Errorf("nodeport:%d: no address of this node is known at which NodePorts answer: write ADDRESS:PORT", t.Port)
+	}
+	return netip.AddrPortFrom(node, t.Port), t.proto(table, netip.Addr{}), nil
+}
+
+// findService chooses one of the rows of a Service.
+func (t Target) findService(table *lb.Table, names iter.Seq[string]) (netip.AddrPort, lb.Proto, error) {
+	name, err := t.name(names)
+	if err != nil {
+		return netip.AddrPort{}, 0, err
+	}
+	var all, rows []*lb.Frontend
+	for _, row := range table.Owned(name) {
+		if row.Kind != lb.ClusterIP {
+			continue // the same ports at other addresses
+		}
+		all = append(all, row)
+		_, port, _ := strings.Cut(row.Service, ":")
+		if (t.Port == 0 || t.Port == row.Key.Port) && (t.PortName == "" || t.PortName == port) && (t.Proto == 0 || t.Proto == row.Key.Proto) {
+			rows = append(rows, row)
+		}
+	}
+	switch {
+	case len(all) == 0:
+		return netip.AddrPort{}, 0, fmt.Errorf("Service %s has no port at an address that this node serves in this family: ask \"why %[1]s\"", name)
+	case t.Proto == ICMPv4:
+		a := all[0].Key.Addr
+		return netip.AddrPortFrom(a, 0), ping(a), nil
+	case t.Port != 0 && len(rows) > 0: // the same number in several protocols: TCP first
+		first := slices.MinFunc(rows, func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) })
+		return netip.AddrPortFrom(first.Key.Addr, t.Port), first.Key.Proto, nil
+	case t.Port != 0: // nobody's, which is a question too
+		return netip.AddrPortFrom(all[0].Key.Addr, t.Port), t.proto(table, all[0].Key.Addr), nil
+	case len(rows) == 0:
+		return netip.AddrPort{}, 0, fmt.Errorf("Service %s has no such port: it has %s", name, ports(all))
+	}
+	return only(rows, "Service "+name)
+}
+
+// name is the Service's whole name.
+func (t Target) name(names iter.Seq[string]) (string, error) {
+	bare := t.Service
+	if _, after, both := strings.Cut(t.Service, "/"); both {
+		bare = after
+	}
+	var same []string
+	n := 0
+	for name := range names {
+		if name == t.Service {
+			return name, nil
+		}
+		if _, after, _ := strings.Cut(name, "/"); after == bare {
+			if n++; n <= most {
+				same = append(same, name)
+			}
+		}
+	}
+	slices.Sort(same)
+	list := strings.Join(same, ", ")
+	if n > most {
+		list += " and " + count(n-most, "other", "others")
+	}
+	switch whole := bare != t.Service; {
+	case n == 0:
+		return "", fmt.Errorf("there is no Service %s", t.Service)
+	case whole:
+		return "", fmt.Errorf("there is no Service %s, but %s", t.Service, list)
+	case n > 1:
+		return "", fmt.Errorf("%d Services have the name %s: say which as NAMESPACE/NAME: %s", n, bare, list)
+	}
+	return same[0], nil
+}
+
+// only is the row's key where there is one row.
+func only(rows []*lb.Frontend, of string) (netip.AddrPort, lb.Proto, error) {
+	if len(rows) > 1 {
+		return netip.AddrPort{}, 0, fmt.Errorf("%s has %s: say which port", of, ports(rows))
+	}
+	k := rows[0].Key
+	return netip.AddrPortFrom(k.Addr, k.Port), k.Proto, nil
+}
+
+// ports is the ports of rows in an error.
+func ports(rows []*lb.Frontend) string {
+	sorted := slices.SortedFunc(slices.Values(rows), func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) })
+	var words []string
+	for i, row := range sorted {
+		if i == most {
+			words = append(words, count(len(rows)-most, "other", "others"))
+			break
+		}
+		word := fmt.Sprintf("%d/%s", row.Key.Port, row.Key.Proto)
+		if _, port, named := strings.Cut(row.Service, ":"); named {
+			word = port + " (" + word + ")"
+		}
+		words = append(words, word)
+	}
+	return "the ports " + strings.Join(words, ", ")
+}

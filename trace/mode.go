@@ -1,0 +1,19 @@
+package trace
+
+// Mode is what a proxy mode makes of the table, where modes differ. The zero Mode is that of nftables. [kube-proxy/mode] gives the
+// value of a mode that runs.
+type Mode struct {
+	// Name is the mode's name, for people; "" where none runs.
+	Name string
+	// PassesUnknown: a packet to an address or port of the service network that no Service has passes untouched (SV-62, SV-63), and so
+	// does a ping (SV-66).
+	PassesUnknown bool
+	// Holds: the node has every service address itself. It answers pings there, and refuses ports that no row has.
+	Holds bool
+	// Terminates: connections end at the proxy, which opens others to the backends: they see an address of the node.
+	Terminates bool
+	// Loopback: NodePorts answer on 127.0.0.1 too, where one of [kube-proxy/lb.Node.NodePorts] covers it (SV-64).
+	Loopback bool
+	// HairpinsByNode: a backend that is its own client is masqueraded only where the API says that it runs on this node (SV-60).
+	HairpinsByNode bool
+}

@@ -1,0 +1,139 @@
+package trace
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"kube-proxy/lb"
+)
+
+// How much of a list the text shows: it is to fit on one screen.
+const (
+	mostBackends = 8
+	mostWay      = 12
+)
+
+// Text returns the answer to the question about p as a screen for people. What comes from others is escaped, see [Printable].
+func (a Answer) Text(p Packet) string {
+	var b strings.Builder
+	line := func(format string, args ...any) {
+		b.WriteString(Printable(fmt.Sprintf(format, args...)) + "\n")
+	}
+	head := func(format string, args ...any) {
+		b.WriteByte('\n')
+		line(format, args...)
+	}
+	line("%s", p)
+	line("%s", a.headline())
+	b.WriteByte('\n')
+	for _, s := range a.Why {
+		line("  %s", s)
+	}
+	if len(a.Backends) > 0 {
+		head("backends")
+		backends(line, a.Backends)
+	}
+	if k := a.Kernel; k != nil {
+		head("kernel: %s%s", k.Verdict, masqueraded(k.Masquerade))
+		if k.Affine.IsValid() {
+			line("  keeps this client with %s", k.Affine)
+		}
+		for i, w := range k.Way {
+			if i == mostWay {
+				line("  and %s", count(len(k.Way)-i, "line", "lines"))
+				break
+			}
+			line("  %s", w)
+		}
+		if len(a.Findings) == 0 {
+			line("  as the table says")
+		}
+	}
+	if len(a.Findings) > 0 {
+		head("THE KERNEL DIFFERS")
+		for _, f := range a.Findings {
+			line("  %s", f)
+		}
+	}
+	return b.String()
+}
+
+// headline is the verdict in a line.
+func (a Answer) headline() string {
+	if a.Service == "" {
+		return string(a.Verdict)
+	}
+	s := fmt.Sprintf("%s  %s  %s %s", a.Verdict, a.Service, a.Kind, a.Row)
+	if a.Route != "" {
+		s += "  route " + a.Route
+	}
+	return s + masqueraded(a.Masquerade)
+}
+
+func masqueraded(yes bool) string {
+	if yes {
+		return "  masqueraded"
+	}
+	return ""
+}
+
+func backends(line func(string, ...any), bs []Backend) {
+	for i, b := range bs {
+		if i == mostBackends {
+			line("  and %s", count(len(bs)-i, "other", "others"))
+			return
+		}
+		note := ""
+		if b.Hairpin {
+			note = "  the client itself: masqueraded"
+		}
+		line("  %-32s %5.1f %%%s", b.Address, 100*b.Share, note)
+	}
+}
+
+// String returns "10.1.1.11 → 10.96.0.10:80/tcp".
+func (p Packet) String() string {
+	from := p.From.Addr().String()
+	if p.From.Port() != 0 {
+		from = p.From.String()
+	}
+	if p.In != "" {
+		from += " (through " + p.In + ")"
+	}
+	return from + " → " + target(p)
+}
+
+// target is where a packet goes, as text.
+func target(p Packet) string {
+	if p.Proto == ICMPv4 || p.Proto == ICMPv6 {
+		return p.To.Addr().String() + "/icmp"
+	}
+	return lb.Key{Addr: p.To.Addr(), Port: p.To.Port(), Proto: p.Proto}.String()
+}
+
+// Printable returns s with all that could do something to a terminal, or hide in it, escaped as in Go: control characters, marks that turn
+// the direction of text, what is no UTF-8, line breaks.
+func Printable(s string) string {
+	ok := func(r rune) bool { return unicode.IsPrint(r) && r != unicode.ReplacementChar }
+	clean := true
+	for _, r := range s {
+		clean = clean && ok(r)
+	}
+	if clean {
+		return s
+	}
+	var b strings.Builder
+	for len(s) > 0 {
+		r, n := utf8.DecodeRuneInString(s)
+		if ok(r) {
+			b.WriteString(s[:n])
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteToASCII(s[:n]), `"`))
+		}
+		s = s[n:]
+	}
+	return b.String()
+}

@@ -1,0 +1,45 @@
+package trace
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// say adds a sentence to the reasons.
+func (q *question) say(format string, args ...any) {
+	q.Why = append(q.Why, fmt.Sprintf(format, args...))
+}
+
+// most is how many things of a kind a sentence names.
+const most = 5
+
+// prefixes is a list in a sentence.
+func prefixes(ps []netip.Prefix) string {
+	if len(ps) == 0 {
+		return "none"
+	}
+	var words []string
+	for i, p := range ps {
+		if i == most {
+			return strings.Join(words, ", ") + " and " + count(len(ps)-most, "other", "others")
+		}
+		words = append(words, p.String())
+	}
+	return strings.Join(words, ", ")
+}
+
+// count is a number of things.
+func count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return strconv.Itoa(n) + " " + many
+}
+
+// owner is the Service "ns/name" of a service port "ns/name:port".
+func owner(service string) string {
+	name, _, _ := strings.Cut(service, ":")
+	return name
+}
