@@ -87,6 +87,10 @@ type Mode struct {
 
 	// Show and Flush are commands by which people see and break what it has written for IPv4.
 	Show, Flush string
+	// HoldsAddresses: the node has every service address itself (PN-43).
+	HoldsAddresses bool
+	// HairpinsByNode: a backend that is its own client is masqueraded only where the API says that it runs on this node (SV-60).
+	HairpinsByNode bool
 	// PassesUnknown: a packet to an address or port of the service network that no Service has passes untouched (SV-62, SV-63).
 	PassesUnknown bool
 

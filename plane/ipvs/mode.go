@@ -76,6 +76,7 @@ func facts() mode.Mode {
 
 		Loader: "ipvsadm --restore, ipset restore, ip -batch and iptables-restore, a part for each",
 
+		HoldsAddresses: true, HairpinsByNode: true,
 		Show: "ipvsadm -ln", Flush: "ipvsadm --clear",
 
 		Rules: "ipvs",

@@ -1,0 +1,15 @@
+package mode
+
+import "kube-proxy/trace"
+
+// Trace is what [trace.Ask] must know of the mode with these settings.
+func (m Mode) Trace(s Settings) trace.Mode {
+	return trace.Mode{
+		Name:           m.Name,
+		PassesUnknown:  m.PassesUnknown,
+		Holds:          m.HoldsAddresses,
+		Terminates:     m.Terminates,
+		Loopback:       m.LocalhostNodePorts && s.LocalhostNodePorts,
+		HairpinsByNode: m.HairpinsByNode,
+	}
+}
