@@ -12,7 +12,7 @@ FUZZTIME ?= 30s
 SWITCHES ?= 25
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: vm help build build-windows image image-lock test-image test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
+.PHONY: site vm help build build-windows image image-lock test-image test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -37,6 +37,9 @@ test-image: deps $(STORE)/6.12 ## what is in the image, that two builds are equa
 	go test -count=1 ./image -image $(CURDIR)/bin/test-image/kube-proxy-image.tar
 	go test -c -o bin/test-image/image.test ./image
 	cd image && ../test/vm/vmrun --kernel 6.12 -- ../bin/test-image/image.test -test.v -test.run TestKernelLoads -image ../bin/test-image/kube-proxy-image.tar
+
+site: ## write the pages of docs as HTML to bin/site, to be read in order (SOURCE=... is where the repository can be read)
+	@go run $(VCS) ./docs/site -o bin/site $(if $(SOURCE),-source $(SOURCE))
 
 image-lock: ## pin the packages of Debian in the image anew, with what Debian has now
 	@go run $(VCS) ./image lock $(MIRRORS)

@@ -97,6 +97,8 @@ const imports = `
 	ALL < cmd/kube-proxy, internal/demo, bench;
 	# What makes the image builds the program, and knows nothing of it.
 	NONE < image;
+	# What makes the pages a site reads pages.
+	NONE < docs/site;
 	NONE < .;
 `
 

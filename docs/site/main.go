@@ -1,0 +1,221 @@
+// Command site makes the pages of docs a site that is read in order: its first page, docs/README.md, lists the others, and this list
+// is the order. What it writes are plain files that ask nobody for anything: one page of HTML for each of Markdown, and the pictures.
+package main
+
+import (
+	"bytes"
+	_ "embed"
+	"flag"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/yuin/goldmark"
+	"github.com/yuin/goldmark/ast"
+	"github.com/yuin/goldmark/extension"
+	"github.com/yuin/goldmark/parser"
+	"github.com/yuin/goldmark/text"
+)
+
+func main() {
+	out := flag.String("o", "bin/site", "the folder to write to")
+	source := flag.String("source", "", "the address at which the files of the repository can be read, for links to them; without it they are no links")
+	flag.Parse()
+	if err := build(os.DirFS("docs"), *out, *source); err != nil {
+		fmt.Fprintln(os.Stderr, "site:", err)
+		os.Exit(1)
+	}
+	fmt.Println(filepath.Join(*out, "index.html"))
+}
+
+// contents is the page that lists the others.
+const contents = "README.md"
+
+// section is a part of the contents.
+type section struct {
+	Title string
+	Pages []*page
+}
+
+// page is one page of the site.
+type page struct {
+	File, Title    string // File is its name below docs
+	Body           template.HTML
+	Previous, Next *page
+	Listed         bool // in the contents, not a decision
+}
+
+// URL is the page's address, below the root of the site.
+func (p *page) URL() string {
+	if p.File == contents {
+		return "index.html"
+	}
+	return strings.TrimSuffix(p.File, ".md") + ".html"
+}
+
+// Up leads from the page to the root of the site.
+func (p *page) Up() string { return strings.Repeat("../", strings.Count(p.File, "/")) }
+
+// build writes the site of the pages in docs to a folder.
+func build(docs fs.FS, out, source string) error {
+	first, sections, err := order(docs)
+	if err != nil {
+		return err
+	}
+	pages := []*page{first}
+	for _, s := range sections {
+		pages = append(pages, s.Pages...)
+	}
+	for i, p := range pages[1:] {
+		p.Previous, pages[i].Next = pages[i], p
+	}
+	decisions, err := fs.Glob(docs, "adr/*.md")
+	if err != nil {
+		return err
+	}
+	for _, name := range decisions {
+		pages = append(pages, &page{File: name})
+	}
+	for _, p := range pages {
+		if err := p.read(docs, source); err != nil {
+			return fmt.Errorf("docs/%s: %w", p.File, err)
+		}
+		if err := write(filepath.Join(out, p.URL()), func(w *bytes.Buffer) error {
+			return layout.Execute(w, map[string]any{"Page": p, "Sections": sections, "First": first, "Style": template.CSS(style)})
+		}); err != nil {
+			return fmt.Errorf("docs/%s: %w", p.File, err)
+		}
+	}
+	pictures, err := fs.Glob(docs, "pictures/*")
+	if err != nil {
+		return err
+	}
+	for _, name := range pictures {
+		data, err := fs.ReadFile(docs, name)
+		if err != nil {
+			return err
+		}
+		if err := write(filepath.Join(out, name), func(w *bytes.Buffer) error { w.Write(data); return nil }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func write(name string, fill func(*bytes.Buffer) error) error {
+	var b bytes.Buffer
+	if err := fill(&b); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(name, b.Bytes(), 0o644)
+}
+
+// item is a page in the contents: "- [Title](file.md): what it says".
+var item = regexp.MustCompile(`^- \[([^\]]+)\]\(([a-z0-9/-]+\.md)\)`)
+
+// order reads the contents: sections with their pages.
+func order(docs fs.FS) (first *page, sections []section, err error) {
+	text, err := fs.ReadFile(docs, contents)
+	if err != nil {
+		return nil, nil, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if title, ok := strings.CutPrefix(line, "## "); ok {
+			sections = append(sections, section{Title: strings.TrimSpace(title)})
+		} else if m := item.FindStringSubmatch(line); m != nil {
+			if len(sections) == 0 {
+				return nil, nil, fmt.Errorf("docs/%s: %s stands before the first section", contents, m[2])
+			}
+			s := &sections[len(sections)-1]
+			s.Pages = append(s.Pages, &page{File: m[2], Title: m[1], Listed: true})
+		}
+	}
+	return &page{File: contents, Title: "Contents"}, sections, nil
+}
+
+var markdown = goldmark.New(goldmark.WithExtensions(extension.GFM), goldmark.WithParserOptions(parser.WithAutoHeadingID()))
+
+// read turns the page's text into HTML. Links between pages become links between their HTML; those to other files of the repository
+// lead to source, or nowhere.
+func (p *page) read(docs fs.FS, source string) error {
+	in, err := fs.ReadFile(docs, p.File)
+	if err != nil {
+		return err
+	}
+	tree := markdown.Parser().Parse(text.NewReader(in))
+	var away []*ast.Link
+	err = ast.Walk(tree, func(n ast.Node, entering bool) (ast.WalkStatus, error) {
+		switch n := n.(type) {
+		case *ast.Heading:
+			if entering && n.Level == 1 && p.Title == "" {
+				p.Title = string(n.Lines().Value(in))
+			}
+		case *ast.Link:
+			if entering && !p.lead(n, source) {
+				away = append(away, n)
+			}
+		}
+		return ast.WalkContinue, nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, n := range away { // its text stays
+		for c := n.FirstChild(); c != nil; c = n.FirstChild() {
+			n.Parent().InsertBefore(n.Parent(), n, c)
+		}
+		n.Parent().RemoveChild(n.Parent(), n)
+	}
+	var b bytes.Buffer
+	if err := markdown.Renderer().Render(&b, in, tree); err != nil {
+		return err
+	}
+	p.Body = template.HTML(b.String()) // pages of the repository; raw HTML in them is left out
+	return nil
+}
+
+// lead gives a link the place that it has in the site; false if it has none.
+func (p *page) lead(n *ast.Link, source string) bool {
+	to, anchor, _ := strings.Cut(string(n.Destination), "#")
+	if strings.Contains(to, ":") || to == "" {
+		return true
+	}
+	if anchor != "" {
+		anchor = "#" + anchor
+	}
+	file := path.Join(path.Dir(p.File), to)
+	switch {
+	case strings.HasPrefix(file, "../"): // outside of docs
+		if source == "" {
+			return false
+		}
+		to = strings.TrimSuffix(source, "/") + "/" + strings.TrimPrefix(file, "../")
+	case file == "adr":
+		to = p.Up() + "architecture.html"
+	case path.Base(file) == contents:
+		to = strings.TrimSuffix(to, contents) + "index.html"
+	default:
+		to = strings.TrimSuffix(to, ".md")
+		if strings.HasSuffix(file, ".md") {
+			to += ".html"
+		}
+	}
+	n.Destination = []byte(to + anchor)
+	return true
+}
+
+var (
+	//go:embed style.css
+	style string
+	//go:embed page.html
+	pageHTML string
+	layout   = template.Must(template.New("page").Parse(pageHTML))
+)
