@@ -19,6 +19,9 @@ import (
 const (
 	// firstLook is when it is looked at, and lastLook how often in the end; the pause doubles each time.
 	firstLook, lastLook = 2 * time.Second, 30 * time.Second
+	// underWay is how long it stays in any case: a packet that chose it before its weight was 0 may be put off before IPVS has counted its
+	// connection, which would end with it.
+	underWay = time.Second
 	// mute is how long packets may go to it without one that comes from it: its clients repeat what was lost.
 	mute = 2 * time.Minute
 	// silent is how long it may send none, whatever goes to it: as long as IPVS remembers a connection that is idle.
@@ -41,7 +44,7 @@ func (p *Plane) drain(s *virtual, a netip.AddrPort) {
 	if _, known := s.drain.dests[a]; known {
 		return
 	}
-	s.drain.dests[a] = seen{heard: now}
+	s.drain.dests[a] = seen{left: now, heard: now}
 	if p.drains == nil {
 		p.drains = map[*virtual]struct{}{}
 	}
@@ -150,5 +153,8 @@ func (s *seen) follow(d ipvswire.DestinationState, now time.Time) bool {
 		s.asked = now
 	}
 	s.in, s.out = in, out
+	if now.Sub(s.left) < underWay {
+		return false
+	}
 	return d.Active+d.Inactive == 0 || now.Sub(s.heard) >= silent || !s.asked.IsZero() && now.Sub(s.asked) >= mute
 }

@@ -165,6 +165,32 @@ func TestDrainWithoutConnections(t *testing.T) {
 }
 
 // One that comes back has its weight again, also where a restart lies between (PN-40, #92019).
+// A real server that leaves right before another one's turn to be looked at stays until the next: packets that chose it may be under way.
+func TestDrainPacketsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDrainLab(t, lb.TCP)
+		d.busy(0, 1, 0, 0)
+		d.apply(d.service(lb.TCP, 1, 2))
+		d.wait(firstLook-time.Second, nil)
+		time.Sleep(time.Second - time.Millisecond)
+		d.apply(d.service(lb.TCP, 2, 1)) // pod 1 leaves too
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		<-d.p.Drift()
+		if _, err := d.p.Audit(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		if w := d.weights(); len(w) != 3 || w[d.pod(1)] != 0 {
+			t.Fatalf("a look at another real server ended what had just left: %v", w)
+		}
+		d.busy(0, 0, 0, 0)
+		d.wait(3*firstLook, nil)
+		if w := d.weights(); len(w) != 1 {
+			t.Errorf("still there: %v", w)
+		}
+	})
+}
+
 func TestDrainReturns(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

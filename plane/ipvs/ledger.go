@@ -456,6 +456,7 @@ type draining struct {
 
 // seen is what was seen of a real server that drains.
 type seen struct {
+	left    time.Time // when its weight became 0
 	in, out uint64    // packets
 	heard   time.Time // when it last sent one, or we began to look
 	asked   time.Time // when a packet first went to it that it has not answered; zero if it owes no answer
