@@ -20,6 +20,8 @@ type Way struct {
 	Seen string
 	// Requests alone: no connection lives on.
 	Requests bool
+	// Port is the first of 2,000 that the client connects from by turns, so that no two ways share any; 0 lets the system choose.
+	Port uint16
 }
 
 // Traffic is a loop of TCP requests on each of some ways, and connections that live on and are used all the time, while a
@@ -36,6 +38,7 @@ type Traffic struct {
 type stream struct {
 	Way
 	lab                 *Lab
+	opened              atomic.Int64
 	requests, exchanges atomic.Int64
 	failed              atomic.Pointer[error]
 	slowest             time.Duration // of the requests without repetition
@@ -68,7 +71,7 @@ func (t *Traffic) Open() error {
 		if s.Requests {
 			continue
 		}
-		c, err := t.lab.Open(s.From, TCP, s.To, DialOptions{Timeout: patience})
+		c, err := s.open()
 		if err != nil {
 			return err
 		}
@@ -119,6 +122,23 @@ func (t *Traffic) Stop() error {
 	return errors.Join(errs...)
 }
 
+// open makes a connection, from the next of the way's ports.
+func (s *stream) open() (*Conn, error) {
+	opts := DialOptions{Timeout: patience}
+	n := uint16(s.opened.Add(1) % 2000)
+	if s.Port == 0 {
+		return s.lab.Open(s.From, TCP, s.To, opts)
+	}
+	for {
+		opts.Local = netip.AddrPortFrom(netip.Addr{}, s.Port+n)
+		c, err := s.lab.Open(s.From, TCP, s.To, opts)
+		if !errors.Is(err, unix.EADDRINUSE) && !errors.Is(err, unix.EADDRNOTAVAIL) { // a connection lives there
+			return c, err
+		}
+		n = uint16(s.opened.Add(1) % 2000)
+	}
+}
+
 func (s *stream) String() string { return fmt.Sprintf("%s to %s", s.From, s.To) }
 
 func (s *stream) connections() []*Conn {
@@ -148,7 +168,7 @@ const slow = 100 * time.Millisecond
 
 func (s *stream) request(n int) error {
 	began := time.Now()
-	c, err := s.lab.Open(s.From, TCP, s.To, DialOptions{Timeout: patience})
+	c, err := s.open()
 	if err != nil {
 		return fmt.Errorf("request %d: %w", n, err)
 	}

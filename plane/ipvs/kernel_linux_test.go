@@ -208,8 +208,9 @@ func TestNobodyIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		balancer := netip.MustParseAddrPort("192.0.2.10:80")
-		traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3"}, netlab.Way{From: "client", To: nodePort, Seen: "node1"},
-			netlab.Way{From: "node1", To: vip}, netlab.Way{From: "client", To: balancer, Seen: "client"}, netlab.Way{From: "pod3", To: balancer, Seen: "pod3"})
+		// IPVS takes two connections from one port of a client to one real server for the same (docs/ipvs.md).
+		traffic := lab.Traffic(netlab.Way{From: "pod3", To: vip, Seen: "pod3", Port: 20000}, netlab.Way{From: "client", To: nodePort, Seen: "node1", Port: 20000},
+			netlab.Way{From: "node1", To: vip}, netlab.Way{From: "client", To: balancer, Seen: "client", Port: 22000}, netlab.Way{From: "pod3", To: balancer, Seen: "pod3", Port: 22000})
 		for i := range changes {
 			// One local endpoint at least, and any others.
 			some := []lb.Backend{all[i%2]}
