@@ -24,9 +24,9 @@ func (r *resolver) sets(p *cluster.ServicePort) sets {
 	}
 	var buf [16]candidate
 	all := r.candidates(buf[:0], p)
-	out.cluster = newSet(out.service, p, lb.Cluster, clusterBackends(all))
+	out.cluster = newSet(out.service, p, lb.Cluster, backends(all, chooseCluster(all)))
 	if r.svc.InternalPolicy == cluster.PolicyLocal || r.svc.ExternalPolicy == cluster.PolicyLocal {
-		out.local = newSet(out.service, p, lb.Local, localBackends(all))
+		out.local = newSet(out.service, p, lb.Local, backends(all, chooseLocal(all)))
 	}
 	if p.Protocol != cluster.TCP {
 		out.serving = newSet(out.service, p, lb.Serving, servingBackends(all))
@@ -72,7 +72,7 @@ func (r *resolver) appendSlice(buf []candidate, sl *cluster.Slice, port uint16) 
 	facts := &r.view.Node
 	for i := range sl.Endpoints {
 		e := &sl.Endpoints[i]
-		if !e.Ready && !e.Serving || !r.settings.serves(e.Addr, asEndpoint) {
+		if !r.counts(e) {
 			continue
 		}
 		c := candidate{addr: netip.AddrPortFrom(e.Addr, port), ready: e.Ready, draining: e.Serving && e.Terminating}
@@ -85,6 +85,11 @@ func (r *resolver) appendSlice(buf []candidate, sl *cluster.Slice, port uint16) 
 		buf = append(buf, c)
 	}
 	return buf
+}
+
+// counts reports whether an entry of a slice makes a candidate.
+func (r *resolver) counts(e *cluster.Endpoint) bool {
+	return (e.Ready || e.Serving) && r.settings.serves(e.Addr, asEndpoint)
 }
 
 // mergeCopies merges neighbours with the same address and port, in place.
@@ -104,25 +109,42 @@ func mergeCopies(sorted []candidate) []candidate {
 	return out
 }
 
-// clusterBackends are the ready endpoints that the topology hints choose, or, if none is ready, the
-// terminating ones that still serve, whatever their hints (SV-36).
-func clusterBackends(all []candidate) []lb.Backend {
-	want := chooseHints(all)
-	out := backends(all, func(c *candidate) bool { return c.ready && c.hints&want == want })
-	if out == nil {
-		out = backends(all, func(c *candidate) bool { return c.draining })
-	}
-	return out
+// choice says which candidates a backend set has.
+type choice struct {
+	here     bool  // only those on this node
+	draining bool  // the terminating ones that still serve, for none is ready
+	hints    hints // only those of the ready ones that have all of these
 }
 
-// localBackends are the ready endpoints on this node, or, if there are none, the terminating ones on this
-// node that still serve (SV-37).
-func localBackends(all []candidate) []lb.Backend {
-	out := backends(all, func(c *candidate) bool { return c.local && c.ready })
-	if out == nil {
-		out = backends(all, func(c *candidate) bool { return c.local && c.draining })
+// takes reports whether the set has the candidate.
+func (ch choice) takes(c *candidate) bool {
+	switch {
+	case ch.here && !c.local:
+		return false
+	case ch.draining:
+		return c.draining
 	}
-	return out
+	return c.ready && c.hints&ch.hints == ch.hints
+}
+
+// chooseCluster takes the ready endpoints that the topology hints choose, or, if none is ready, the
+// terminating ones that still serve, whatever their hints (SV-36).
+func chooseCluster(all []candidate) choice {
+	ready := false
+	for i := range all {
+		ready = ready || all[i].ready
+	}
+	return choice{hints: chooseHints(all), draining: !ready}
+}
+
+// chooseLocal takes the ready endpoints on this node, or, if there are none, the terminating ones on this
+// node that still serve (SV-37).
+func chooseLocal(all []candidate) choice {
+	ready := false
+	for i := range all {
+		ready = ready || all[i].ready && all[i].local
+	}
+	return choice{here: true, draining: !ready}
 }
 
 // servingBackends are all candidates: flows may stay with any of them, whatever traffic policy and topology
@@ -138,11 +160,11 @@ func servingBackends(all []candidate) []lb.Backend {
 	return out
 }
 
-// backends returns the candidates that keep chooses, nil if it chooses none.
-func backends(all []candidate, keep func(*candidate) bool) []lb.Backend {
+// backends returns the candidates that the choice takes, nil if it takes none.
+func backends(all []candidate, ch choice) []lb.Backend {
 	n := 0
 	for i := range all {
-		if keep(&all[i]) {
+		if ch.takes(&all[i]) {
 			n++
 		}
 	}
@@ -151,7 +173,7 @@ func backends(all []candidate, keep func(*candidate) bool) []lb.Backend {
 	}
 	out := make([]lb.Backend, 0, n)
 	for i := range all {
-		if c := &all[i]; keep(c) {
+		if c := &all[i]; ch.takes(c) {
 			out = append(out, lb.Backend{Addr: c.addr, Local: c.local, Draining: !c.ready})
 		}
 	}

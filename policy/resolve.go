@@ -22,29 +22,15 @@ const maxAffinity = 86400
 //
 // A Service that asks for more rows or backends than the bounds allow has fewer; [Refused] says so.
 func Resolve(v cluster.View, s Settings) []*lb.Frontend {
-	svc := v.Service
-	if svc == nil || svc.Type == cluster.TypeExternalName {
+	r, serves := newResolver(&v, &s)
+	if !serves {
 		return nil
 	}
-	vip := s.clusterIP(svc)
-	if !vip.IsValid() {
-		return nil
-	}
-	r := resolver{view: &v, svc: svc, settings: &s, vip: vip, detects: detects(v.Node, s), full: v.Name.String()}
-	r.node = nodeAddr(v.Node, s)
-	r.loadBalancerIPs, r.externalIPs = s.outerIPs(svc)
-	fitLoadBalancer, fitExternal := fitting(len(svc.Ports), len(r.loadBalancerIPs), len(r.externalIPs))
-	r.loadBalancerIPs, r.externalIPs = r.loadBalancerIPs[:fitLoadBalancer], r.externalIPs[:fitExternal]
 	v.Slices, _ = s.bounded(&v)
-	r.sources = canonical(svc.SourceRanges, s.Family)
-	if everybody(r.sources) {
-		r.sources = nil
-	}
-	r.nodeMay = r.node.IsValid() && contains(r.sources, r.node)
 	r.indexPorts()
 	r.rows = make([]*lb.Frontend, 0, r.size())
-	for i := range svc.Ports {
-		r.port(&svc.Ports[i])
+	for i := range r.svc.Ports {
+		r.port(&r.svc.Ports[i])
 	}
 	if len(r.rows) == 0 {
 		return nil
@@ -53,7 +39,31 @@ func Resolve(v cluster.View, s Settings) []*lb.Frontend {
 	return r.rows
 }
 
-// resolver is one call of Resolve.
+// newResolver returns a resolver that knows the service's addresses and sources; serves is false if the service has no address in the
+// family (SV-10, SV-11).
+func newResolver(v *cluster.View, s *Settings) (r resolver, serves bool) {
+	svc := v.Service
+	if svc == nil || svc.Type == cluster.TypeExternalName {
+		return r, false
+	}
+	vip := s.clusterIP(svc)
+	if !vip.IsValid() {
+		return r, false
+	}
+	r = resolver{view: v, svc: svc, settings: s, vip: vip, detects: detects(v.Node, *s), full: v.Name.String()}
+	r.node = nodeAddr(v.Node, *s)
+	r.loadBalancerIPs, r.externalIPs = s.outerIPs(svc)
+	fitLoadBalancer, fitExternal := fitting(len(svc.Ports), len(r.loadBalancerIPs), len(r.externalIPs))
+	r.loadBalancerIPs, r.externalIPs = r.loadBalancerIPs[:fitLoadBalancer], r.externalIPs[:fitExternal]
+	r.sources = canonical(svc.SourceRanges, s.Family)
+	if everybody(r.sources) {
+		r.sources = nil
+	}
+	r.nodeMay = r.node.IsValid() && contains(r.sources, r.node)
+	return r, true
+}
+
+// resolver is one call of [Resolve] or [Explain].
 type resolver struct {
 	view       *cluster.View
 	svc        *cluster.Service
