@@ -68,7 +68,7 @@ func (t Target) findNodePort(table *lb.Table, node netip.Addr) (netip.AddrPort, 
 
 // findService chooses one of the rows of a Service.
 func (t Target) findService(table *lb.Table, names iter.Seq[string]) (netip.AddrPort, lb.Proto, error) {
-	name, err := t.name(names)
+	name, err := FindService(t.Service, names)
 	if err != nil {
 		return netip.AddrPort{}, 0, err
 	}
@@ -100,38 +100,55 @@ func (t Target) findService(table *lb.Table, names iter.Seq[string]) (netip.Addr
 	return only(rows, "Service "+name)
 }
 
-// name is the Service's whole name.
-func (t Target) name(names iter.Seq[string]) (string, error) {
-	bare := t.Service
-	if _, after, both := strings.Cut(t.Service, "/"); both {
-		bare = after
+// NameError says that a name is not that of one Service.
+type NameError struct {
+	// Name is what was asked for.
+	Name string
+	// Services are the first of those that it could be, "ns/name" in alphabetical order, and All is how many there are: none where the
+	// name is nobody's.
+	Services []string
+	All      int
+}
+
+// mostNames is how many Services a NameError has.
+const mostNames = 20
+
+// Error says what to write instead.
+func (e *NameError) Error() string {
+	list := strings.Join(e.Services[:min(most, len(e.Services))], ", ")
+	if e.All > most {
+		list += " and " + count(e.All-most, "other", "others")
+	}
+	switch {
+	case e.All == 0:
+		return "there is no Service " + e.Name
+	case strings.Contains(e.Name, "/"):
+		return fmt.Sprintf("there is no Service %s, but %s", e.Name, list)
+	}
+	return fmt.Sprintf("%d Services have the name %s: say which as NAMESPACE/NAME: %s", e.All, e.Name, list)
+}
+
+// FindService returns the whole name of the Service that is called "ns/name", or "name" where one Service has that name. names are all
+// Services that there are, "ns/name"; the cost follows their number. An error is a *[NameError].
+func FindService(called string, names iter.Seq[string]) (string, error) {
+	_, bare, whole := strings.Cut(called, "/")
+	if !whole {
+		bare = called
 	}
 	var same []string
-	n := 0
 	for name := range names {
-		if name == t.Service {
+		if name == called {
 			return name, nil
 		}
 		if _, after, _ := strings.Cut(name, "/"); after == bare {
-			if n++; n <= most {
-				same = append(same, name)
-			}
+			same = append(same, name)
 		}
 	}
+	if len(same) == 1 && !whole {
+		return same[0], nil
+	}
 	slices.Sort(same)
-	list := strings.Join(same, ", ")
-	if n > most {
-		list += " and " + count(n-most, "other", "others")
-	}
-	switch whole := bare != t.Service; {
-	case n == 0:
-		return "", fmt.Errorf("there is no Service %s", t.Service)
-	case whole:
-		return "", fmt.Errorf("there is no Service %s, but %s", t.Service, list)
-	case n > 1:
-		return "", fmt.Errorf("%d Services have the name %s: say which as NAMESPACE/NAME: %s", n, bare, list)
-	}
-	return same[0], nil
+	return "", &NameError{called, same[:min(mostNames, len(same))], len(same)}
 }
 
 // only is the row's key where there is one row.

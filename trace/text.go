@@ -2,10 +2,7 @@ package trace
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"kube-proxy/lb"
 )
@@ -16,11 +13,11 @@ const (
 	mostWay      = 12
 )
 
-// Text returns the answer to the question about p as a screen for people. What comes from others is escaped, see [Printable].
+// Text returns the answer to the question about p as a screen for people. What comes from others is escaped, see [lb.Printable].
 func (a Answer) Text(p Packet) string {
 	var b strings.Builder
 	line := func(format string, args ...any) {
-		b.WriteString(Printable(fmt.Sprintf(format, args...)) + "\n")
+		b.WriteString(lb.Printable(fmt.Sprintf(format, args...)) + "\n")
 	}
 	head := func(format string, args ...any) {
 		b.WriteByte('\n')
@@ -112,28 +109,4 @@ func target(p Packet) string {
 		return p.To.Addr().String() + "/icmp"
 	}
 	return lb.Key{Addr: p.To.Addr(), Port: p.To.Port(), Proto: p.Proto}.String()
-}
-
-// Printable returns s with all that could do something to a terminal, or hide in it, escaped as in Go: control characters, marks that turn
-// the direction of text, what is no UTF-8, line breaks.
-func Printable(s string) string {
-	ok := func(r rune) bool { return unicode.IsPrint(r) && r != unicode.ReplacementChar }
-	clean := true
-	for _, r := range s {
-		clean = clean && ok(r)
-	}
-	if clean {
-		return s
-	}
-	var b strings.Builder
-	for len(s) > 0 {
-		r, n := utf8.DecodeRuneInString(s)
-		if ok(r) {
-			b.WriteString(s[:n])
-		} else {
-			b.WriteString(strings.Trim(strconv.QuoteToASCII(s[:n]), `"`))
-		}
-		s = s[n:]
-	}
-	return b.String()
 }
