@@ -39,9 +39,7 @@ func (s *Settings) bounded(v *cluster.View) ([]*cluster.Slice, Refusal) {
 	if product <= maxBackends {
 		return v.Slices, Refusal{}
 	}
-	sorted := slices.SortedFunc(slices.Values(v.Slices), func(a, b *cluster.Slice) int {
-		return cmp.Or(cmp.Compare(a.Name.Namespace, b.Name.Namespace), cmp.Compare(a.Name.Name, b.Name.Name))
-	})
+	sorted := slices.SortedFunc(slices.Values(v.Slices), byName)
 	kept := make([]*cluster.Slice, len(sorted))
 	left := Refusal{Field: useFields[asEndpoint]}
 	room := maxBackends
@@ -87,6 +85,10 @@ func (s *Settings) bounded(v *cluster.View) ([]*cluster.Slice, Refusal) {
 		left.Why = fmt.Sprintf("is one endpoint too many for %d ports", ports)
 	}
 	return slices.DeleteFunc(kept, func(sl *cluster.Slice) bool { return sl == nil }), left
+}
+
+func byName(a, b *cluster.Slice) int {
+	return cmp.Or(cmp.Compare(a.Name.Namespace, b.Name.Namespace), cmp.Compare(a.Name.Name, b.Name.Name))
 }
 
 // tooMany is the refusal of the addresses from the first that does not fit on; none if all fit.

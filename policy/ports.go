@@ -70,12 +70,17 @@ func (r *resolver) served(p *cluster.ServicePort) iter.Seq2[*cluster.Slice, uint
 				continue
 			}
 			for _, sp := range sl.Ports {
-				if sp.Name == p.Name && sp.Protocol == p.Protocol && sp.Port != 0 && !yield(sl, sp.Port) {
+				if isPort(sp, p) && !yield(sl, sp.Port) {
 					return
 				}
 			}
 		}
 	}
+}
+
+// isPort reports whether the slice's port is the service's, and has a number there (SV-22, SV-31).
+func isPort(sp cluster.SlicePort, p *cluster.ServicePort) bool {
+	return sp.Name == p.Name && sp.Protocol == p.Protocol && sp.Port != 0
 }
 
 func (r *resolver) ofFamily(sl *cluster.Slice) bool { return r.settings.ofFamily(sl) }

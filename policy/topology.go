@@ -40,13 +40,7 @@ func hintsOf(e *cluster.Endpoint, facts *cluster.Facts) hints {
 // endpoints have node hints and one names this node; else this zone's on the same terms; else any. One ready
 // endpoint without hints of a kind disables that kind, because the writer of the hints did not plan for it.
 func chooseHints(all []candidate) hints {
-	every, some := hasNodes|hasZones, hints(0)
-	for i := range all {
-		if c := &all[i]; c.ready {
-			every &= c.hints
-			some |= c.hints
-		}
-	}
+	every, some := seenHints(all)
 	switch {
 	case every&hasNodes != 0 && some&thisNode != 0:
 		return thisNode
@@ -54,4 +48,16 @@ func chooseHints(all []candidate) hints {
 		return thisZone
 	}
 	return 0
+}
+
+// seenHints returns the hints that every ready endpoint has, and those that some have.
+func seenHints(all []candidate) (every, some hints) {
+	every = hasNodes | hasZones
+	for i := range all {
+		if c := &all[i]; c.ready {
+			every &= c.hints
+			some |= c.hints
+		}
+	}
+	return every, some
 }

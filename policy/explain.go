@@ -1,0 +1,292 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"unique"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// maxExplained bounds the endpoints that one explanation names, each counted once for each port.
+const maxExplained = 10_000
+
+// Explanation says why the rows of a Service are as they are in one family. Sentences are for people.
+type Explanation struct {
+	// Service is "ns/name".
+	Service string `json:"service"`
+	// Family is "IPv4" or "IPv6".
+	Family string `json:"family"`
+	// Not says why the Service has no rows, as a sentence; "" if it has some.
+	Not string `json:"not,omitempty"`
+	// Ports are the service's ports in its order.
+	Ports []ExplainedPort `json:"ports,omitempty"`
+	// Refused are what is left out of its addresses: [Refused].
+	Refused []Refusal `json:"-"`
+	// Why is what there is to say of the whole Service, a sentence each.
+	Why []string `json:"why,omitempty"`
+}
+
+// ExplainedPort says why a service port has the backends that it has.
+type ExplainedPort struct {
+	// Service is the service port as in [lb.Frontend.Service].
+	Service  string `json:"service"`
+	Name     string `json:"name,omitempty"`
+	Protocol string `json:"protocol"`
+	Port     uint16 `json:"port"`
+	NodePort uint16 `json:"nodePort,omitempty"`
+	// Rows are what the Service asks for of this port. Another Service may have a key all the same: [lb.Table.Lost] knows.
+	Rows []*lb.Frontend `json:"-"`
+	// Cluster and Local report whether rows may lead to all endpoints of the cluster, or to those on this node alone, where there are
+	// any: that is what the traffic policies say (SV-19, SV-20).
+	Cluster bool `json:"cluster"`
+	Local   bool `json:"local"`
+	// Endpoints are all that the slices have for the port, by address and port, as far as the bound of an explanation goes. More is
+	// how many others there are.
+	Endpoints []ExplainedEndpoint `json:"endpoints"`
+	More      int                 `json:"more,omitempty"`
+	// Why is what there is to say of the port, a sentence each: why it has no backends, which hints count.
+	Why []string `json:"why,omitempty"`
+}
+
+// ExplainedEndpoint says whether an endpoint serves a port, and why not.
+type ExplainedEndpoint struct {
+	// Address has port 0 where its slice does not have the port.
+	Address netip.AddrPort `json:"address"`
+	// Node is where it runs as far as the API says; "" if it does not.
+	Node string `json:"node,omitempty"`
+	// Here: that is this node.
+	Here bool `json:"here,omitempty"`
+	// Zones and Nodes are for whom its topology hints say that it is meant.
+	Zones []string `json:"hintZones,omitempty"`
+	Nodes []string `json:"hintNodes,omitempty"`
+	// Ready, Serving and Terminating are its conditions: of several entries for the address, what one says counts (SV-32).
+	Ready       bool `json:"ready"`
+	Serving     bool `json:"serving"`
+	Terminating bool `json:"terminating,omitempty"`
+	// Entries is how many entries of slices name it.
+	Entries int `json:"entries"`
+	// InCluster and InLocal report whether it is in the set of all, or of this node's, to which rows lead.
+	InCluster bool `json:"inCluster"`
+	InLocal   bool `json:"inLocal"`
+	// WhyNotCluster and WhyNotLocal say why it is not, as the end of a sentence about it ("is not ready"); "" where it is, and where the port
+	// needs no such set.
+	WhyNotCluster string `json:"whyNotCluster,omitempty"`
+	WhyNotLocal   string `json:"whyNotLocal,omitempty"`
+}
+
+// Explain says why [Resolve] gives the rows that it gives for these facts. It asks the same functions, and costs about twice as much.
+func Explain(v cluster.View, s Settings) Explanation {
+	x := Explanation{Service: v.Name.String(), Family: s.Family.String(), Refused: Refused(v, s)}
+	r, serves := newResolver(&v, &s)
+	if !serves {
+		x.Not = s.whyNone(&v)
+		return x
+	}
+	whole := v // with the endpoints that are too many, and in an order
+	whole.Slices = slices.SortedFunc(slices.Values(v.Slices), byName)
+	v.Slices, _ = s.bounded(&v)
+	r.indexPorts()
+	e := explainer{resolver: &r, entire: r, room: maxExplained}
+	e.entire.view, e.entire.ports = &whole, nil
+	e.entire.indexPorts()
+	for i := range r.svc.Ports {
+		x.Ports = append(x.Ports, e.port(&r.svc.Ports[i]))
+	}
+	if len(r.rows) == 0 {
+		x.Not = "It has no port with a number."
+		return x
+	}
+	r.healthCheck()
+	x.Why = e.about()
+	return x
+}
+
+// whyNone says why the service has no address in the family, which is when newResolver says that it does not serve.
+func (s *Settings) whyNone(v *cluster.View) string {
+	svc := v.Service
+	switch {
+	case svc == nil && len(v.Slices) > 0:
+		return fmt.Sprintf("There is no such Service here, though %s its name: it was deleted, or another proxy serves it (label service.kubernetes.io/service-proxy-name).",
+			count(len(v.Slices), "EndpointSlice has", "EndpointSlices have"))
+	case svc == nil:
+		return "There is no such Service here. Those with the label service.kubernetes.io/service-proxy-name are another proxy's, and not known."
+	case svc.Type == cluster.TypeExternalName:
+		return "It is of type ExternalName: DNS gives clients another name, and there is nothing to proxy."
+	case len(svc.ClusterIPs) == 0:
+		return "It has no cluster IP: it is headless, and DNS gives clients the addresses of its endpoints; or no address was assigned yet."
+	}
+	for _, a := range svc.ClusterIPs {
+		if lb.FamilyOf(a) == s.Family {
+			return fmt.Sprintf("Its cluster IP %s %s.", a, s.refuses(a, asClusterIP))
+		}
+	}
+	return fmt.Sprintf("It has no cluster IP of %s, only %s.", s.Family, svc.ClusterIPs[0])
+}
+
+// explainer is one call of Explain.
+type explainer struct {
+	*resolver
+	entire resolver // of all slices, where resolver has those within the bounds
+	room   int      // how many more endpoints may be named
+}
+
+// port explains a service port.
+func (e *explainer) port(p *cluster.ServicePort) ExplainedPort {
+	before := len(e.rows)
+	e.resolver.port(p)
+	x := ExplainedPort{Name: p.Name, Protocol: lb.Proto(p.Protocol).String(), Port: p.Port, NodePort: p.NodePort,
+		Service: e.sets(p).service, Rows: slices.Clone(e.rows[before:]), Endpoints: []ExplainedEndpoint{}}
+	for _, f := range x.Rows {
+		policy := e.svc.ExternalPolicy
+		if f.Kind == lb.ClusterIP {
+			policy = e.svc.InternalPolicy
+		}
+		x.Local = x.Local || policy == cluster.PolicyLocal
+		x.Cluster = x.Cluster || policy == cluster.PolicyCluster || f.Kind != lb.ClusterIP // the short circuit of SV-53
+	}
+	all := e.candidates(nil, p)
+	c := chosen{e, &x, all, chooseCluster(all), chooseLocal(all)}
+	c.endpoints(p)
+	c.why(p)
+	return x
+}
+
+// chosen is what the sets of a port have.
+type chosen struct {
+	*explainer
+	port           *ExplainedPort
+	all            []candidate
+	cluster, local choice
+}
+
+// endpoints names all that the slices have for the port.
+func (c *chosen) endpoints(p *cluster.ServicePort) {
+	found := map[netip.AddrPort]*named{}
+	for sl, port := range c.entire.served(p) {
+		c.gather(found, sl, port)
+	}
+	if c.ports == nil { // of many ports each slice has a few
+		for _, sl := range c.entire.view.Slices {
+			if c.ofFamily(sl) && !slices.ContainsFunc(sl.Ports, func(sp cluster.SlicePort) bool { return isPort(sp, p) }) {
+				c.gather(found, sl, 0)
+			}
+		}
+	}
+	for at, n := range found {
+		slices.Sort(n.Zones)
+		slices.Sort(n.Nodes)
+		n.Zones, n.Nodes = slices.Compact(n.Zones), slices.Compact(n.Nodes)
+		i, is := slices.BinarySearchFunc(c.all, at, func(c candidate, at netip.AddrPort) int { return c.addr.Compare(at) })
+		switch {
+		case is:
+			c.judge(&n.ExplainedEndpoint, &c.all[i])
+		case at.Port() == 0:
+			n.out(c.port, fmt.Sprintf("is in an EndpointSlice that has no port %q of %s", p.Name, lb.Proto(p.Protocol)))
+		case n.counts:
+			n.out(c.port, "is one endpoint too many for the Service's ports")
+		case !c.settings.serves(at.Addr(), asEndpoint):
+			n.out(c.port, "has an address that "+cmp.Or(c.settings.refuses(at.Addr(), asEndpoint), "is of the other family"))
+		case n.Terminating:
+			n.out(c.port, "is terminating and serves no more")
+		default:
+			n.out(c.port, "is not ready")
+		}
+		c.port.Endpoints = append(c.port.Endpoints, n.ExplainedEndpoint)
+	}
+	slices.SortFunc(c.port.Endpoints, func(a, b ExplainedEndpoint) int { return a.Address.Compare(b.Address) })
+}
+
+// named is an endpoint that an explanation names.
+type named struct {
+	ExplainedEndpoint
+	counts bool // an entry makes a candidate
+}
+
+// gather takes in the entries of a slice; port is 0 where it does not have the port, and then it names nobody who has it elsewhere.
+func (c *chosen) gather(found map[netip.AddrPort]*named, sl *cluster.Slice, port uint16) {
+	for i := range sl.Endpoints {
+		e := &sl.Endpoints[i]
+		at := netip.AddrPortFrom(e.Addr, port)
+		n := found[at]
+		switch {
+		case n != nil:
+		case c.room == 0:
+			c.port.More++
+			continue
+		default:
+			c.room--
+			n = &named{ExplainedEndpoint: ExplainedEndpoint{Address: at}}
+			found[at] = n
+		}
+		n.Entries++
+		n.counts = n.counts || c.counts(e)
+		n.Here = n.Here || e.OnNode(c.view.Node.NodeName)
+		n.Ready, n.Serving, n.Terminating = n.Ready || e.Ready, n.Serving || e.Serving, n.Terminating || e.Terminating
+		n.Node = cmp.Or(n.Node, nodeOf(e))
+		if e.Hints != nil {
+			n.Zones, n.Nodes = append(n.Zones, e.Hints.Zones...), append(n.Nodes, e.Hints.Nodes...)
+		}
+	}
+}
+
+// nodeOf is where an endpoint runs; "" if the API does not say.
+func nodeOf(e *cluster.Endpoint) string {
+	if e.NodeName == (unique.Handle[string]{}) {
+		return ""
+	}
+	return e.NodeName.Value()
+}
+
+// out notes that an endpoint is in no set.
+func (e *ExplainedEndpoint) out(p *ExplainedPort, why string) {
+	if p.Cluster {
+		e.WhyNotCluster = why
+	}
+	if p.Local {
+		e.WhyNotLocal = why
+	}
+}
+
+// judge says in which sets a candidate is.
+func (c *chosen) judge(e *ExplainedEndpoint, is *candidate) {
+	e.InCluster, e.InLocal = c.port.Cluster && c.cluster.takes(is), c.port.Local && c.local.takes(is)
+	if c.port.Cluster && !e.InCluster {
+		switch {
+		case !is.usable():
+			e.WhyNotCluster = flowsOnly
+		case !is.ready:
+			e.WhyNotCluster = "is terminating, while others are ready"
+		case c.cluster.hints == thisNode:
+			e.WhyNotCluster = "is meant for other nodes, by its topology hints"
+		default:
+			e.WhyNotCluster = "is meant for other zones, by its topology hints"
+		}
+	}
+	if c.port.Local && !e.InLocal {
+		switch {
+		case !is.usable():
+			e.WhyNotLocal = flowsOnly
+		case is.local:
+			e.WhyNotLocal = "is terminating, while others on this node are ready"
+		case e.Node == "":
+			e.WhyNotLocal = "does not say on which node it runs"
+		default:
+			e.WhyNotLocal = "runs on node " + e.Node
+		}
+	}
+}
+
+// flowsOnly is what the API does not foresee (DP-50).
+const flowsOnly = "serves, but is neither ready nor terminating: no new connections go there"
+
+// count is a number of things.
+func count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}

@@ -1,0 +1,168 @@
+package policy_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"kube-proxy/cluster"
+	"kube-proxy/internal/adversary"
+	"kube-proxy/internal/scenario"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+)
+
+// checkExplained holds Explain and Resolve together: an endpoint is said to be in a set if and only if the set of the rows has it, and
+// each that is out has a reason.
+func checkExplained(t *testing.T, v cluster.View, s policy.Settings) policy.Explanation {
+	t.Helper()
+	x, rows := policy.Explain(v, s), policy.Resolve(v, s)
+	what := fmt.Sprintf("view %s\nsettings %+v", describe(v), s)
+	if (x.Not == "") != (len(rows) > 0) {
+		t.Fatalf("%d rows, and it says %q\n%s", len(rows), x.Not, what)
+	}
+	var explained []*lb.Frontend
+	for _, p := range x.Ports {
+		explained = append(explained, p.Rows...)
+		checkExplainedPort(t, p, v, what)
+	}
+	// The rows of the ports are all rows, in their order, but that of the health check.
+	rows = slices.DeleteFunc(slices.Clone(rows), func(f *lb.Frontend) bool { return f.Kind == lb.HealthCheck })
+	if !slices.EqualFunc(rows, explained, (*lb.Frontend).Equal) {
+		t.Fatalf("explained rows\n%v\nare not those of Resolve\n%v\n%s", explained, rows, what)
+	}
+	// Slices come in no order.
+	first, err := json.Marshal(x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.Slices = slices.Clone(v.Slices)
+	slices.Reverse(v.Slices)
+	if again, _ := json.Marshal(policy.Explain(v, s)); string(again) != string(first) {
+		t.Fatalf("slices in another order are explained by\n%s\nnot by\n%s\n%s", again, first, what)
+	}
+	return x
+}
+
+func checkExplainedPort(t *testing.T, p policy.ExplainedPort, v cluster.View, what string) {
+	t.Helper()
+	sets := map[lb.Scope]*lb.BackendSet{}
+	serves := false
+	for _, f := range p.Rows {
+		for _, scope := range []lb.Scope{lb.Cluster, lb.Local} {
+			if set := f.Set(scope); set != nil {
+				sets[scope] = set
+				serves = true
+			}
+		}
+	}
+	if set := sets[lb.Cluster]; set != nil && !p.Cluster {
+		t.Fatalf("%s: rows have the set %v, but it needs none\n%s", p.Service, set, what)
+	}
+	if set := sets[lb.Local]; set != nil && !p.Local {
+		t.Fatalf("%s: rows have the set %v, but it needs none\n%s", p.Service, set, what)
+	}
+	said := map[lb.Scope]map[netip.AddrPort]bool{lb.Cluster: {}, lb.Local: {}}
+	for i, e := range p.Endpoints {
+		if i > 0 && !p.Endpoints[i-1].Address.Addr().IsValid() || i > 0 && p.Endpoints[i-1].Address.Compare(e.Address) >= 0 {
+			t.Fatalf("%s: endpoints are not sorted: %v\n%s", p.Service, p.Endpoints, what)
+		}
+		if e.InCluster {
+			said[lb.Cluster][e.Address] = true
+		}
+		if e.InLocal {
+			said[lb.Local][e.Address] = true
+		}
+		if (e.WhyNotCluster != "") != (p.Cluster && !e.InCluster) || (e.WhyNotLocal != "") != (p.Local && !e.InLocal) {
+			t.Fatalf("%s: %+v: reasons and sets do not fit\n%s", p.Service, e, what)
+		}
+	}
+	for scope, in := range said {
+		var has []lb.Backend
+		if sets[scope] != nil {
+			has = sets[scope].Backends
+		}
+		for _, b := range has {
+			if !in[b.Addr] && p.More == 0 {
+				t.Fatalf("%s: %s is in the %s set of the rows, and is not said to be\n%+v\n%s", p.Service, b.Addr, scope, p.Endpoints, what)
+			}
+			delete(in, b.Addr)
+		}
+		if len(in) > 0 {
+			t.Fatalf("%s: %v are said to be in the %s set, and are not\n%s", p.Service, in, scope, what)
+		}
+	}
+	if !serves && len(p.Why) == 0 {
+		t.Fatalf("%s has no backends, and nobody says why\n%s", p.Service, what)
+	}
+}
+
+// Random views and settings.
+func TestExplainRandomViews(t *testing.T) {
+	for seed := range uint64(3000) {
+		g := generator{rand.New(rand.NewPCG(seed, 14))}
+		checkExplained(t, g.view(), g.settings())
+	}
+}
+
+// What tenants write who mean harm.
+func TestExplainAdversary(t *testing.T) {
+	victims := adversary.Victims{
+		ClusterIPs: addrs("10.96.0.1", "fd00:96::1"), Pods: addrs("10.1.0.1", "10.1.0.2", "10.1.3.3", "fd00:1::1"), Free: addrs("10.96.9.9"),
+		Special: adversary.Special(), Node: addrs("172.18.0.2", "fd00:18::2"), NodeName: "node1",
+		Ports: []uint16{80, 443}, NodePorts: []uint16{30080, 30443}, Targets: []uint16{8080, 9090},
+	}
+	settings := policy.Settings{ClusterCIDRs: prefixes("10.1.0.0/16", "fd00:1::/32"), NodePortAddrs: policy.NodePortAddrs{Primary: true}}
+	explained := 0
+	for seed := range uint64(4) {
+		tenant := adversary.New("tenant", seed, victims, func(i int) []netip.Addr {
+			return []netip.Addr{netip.AddrFrom4([4]byte{10, 97, 0, byte(1 + i)}), addrs("fd00:97::1")[0]}
+		})
+		store := cluster.NewStore("node1")
+		store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: "node1", Addrs: victims.Node, Zone: "a"}})
+		for range 150 {
+			for _, ref := range store.Fold(tenant.Event()).Services {
+				for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+					settings.Family = f
+					checkExplained(t, store.View(ref.Name), settings)
+					explained++
+				}
+			}
+		}
+	}
+	if explained < 500 {
+		t.Errorf("explained %d times", explained)
+	}
+}
+
+// Every Service in every state of every scenario.
+func TestExplainScenarios(t *testing.T) {
+	dir, err := scenario.Dir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := scenario.LoadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sc := range all {
+		store := cluster.NewStore(sc.Settings.NodeName)
+		for _, st := range sc.States {
+			events, _, err := st.Events()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, ev := range events {
+				store.Fold(ev)
+			}
+			for _, n := range store.Names() {
+				for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+					checkExplained(t, store.View(n), sc.Settings.For(f))
+				}
+			}
+		}
+	}
+}

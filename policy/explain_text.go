@@ -1,0 +1,97 @@
+package policy
+
+import (
+	"fmt"
+	"strings"
+
+	"kube-proxy/lb"
+)
+
+// mostLines is how many endpoints of a port the text names: it is to fit on one screen.
+const mostLines = 12
+
+// Text returns the explanation for people, those that are out first. What comes from others is escaped, see [lb.Printable].
+func (x Explanation) Text() string {
+	var b strings.Builder
+	line := func(format string, args ...any) { b.WriteString(lb.Printable(fmt.Sprintf(format, args...)) + "\n") }
+	line("%s  %s", x.Service, x.Family)
+	if x.Not != "" {
+		line("  has no rows. %s", x.Not)
+	}
+	for _, r := range x.Refused {
+		line("  Not served: %s.", r)
+	}
+	for _, s := range x.Why {
+		line("  %s", s)
+	}
+	for _, p := range x.Ports {
+		b.WriteByte('\n')
+		line("%s", p.headline())
+		for _, s := range p.Why {
+			line("  %s", s)
+		}
+		shown := 0
+		for _, out := range []bool{true, false} {
+			for _, e := range p.Endpoints {
+				if is := e.WhyNotCluster+e.WhyNotLocal != ""; is != out {
+					continue
+				}
+				if shown++; shown <= mostLines {
+					line("    %s", e)
+				}
+			}
+		}
+		if more := shown - mostLines + p.More; shown > mostLines {
+			line("    and %s", count(more, "other", "others"))
+		}
+	}
+	return b.String()
+}
+
+// headline is the port in a line, with the numbers of its backends.
+func (p ExplainedPort) headline() string {
+	s := fmt.Sprintf("%s  %d/%s", p.Service, p.Port, p.Protocol)
+	if p.NodePort != 0 {
+		s += fmt.Sprintf("  NodePort %d", p.NodePort)
+	}
+	all, here := 0, 0
+	for _, e := range p.Endpoints {
+		if e.InCluster {
+			all++
+		}
+		if e.InLocal {
+			here++
+		}
+	}
+	if p.Cluster {
+		s += "  " + count(all, "backend", "backends")
+	}
+	if p.Local {
+		s += "  " + count(here, "backend", "backends") + " on this node"
+	}
+	return s
+}
+
+// String returns the endpoint and in which sets it is, as half a sentence.
+func (e ExplainedEndpoint) String() string {
+	at := e.Address.String()
+	if e.Address.Port() == 0 {
+		at = e.Address.Addr().String()
+	}
+	if e.Node != "" {
+		at += " on " + e.Node
+	}
+	if e.InCluster && e.WhyNotLocal != "" {
+		return at + " serves, but not what is for this node's alone: it " + e.WhyNotLocal
+	}
+	if e.InLocal && e.WhyNotCluster != "" {
+		return at + " serves only what is for this node's alone: it " + e.WhyNotCluster
+	}
+	if why := e.WhyNotCluster; why != "" {
+		return at + " " + why
+	}
+	if why := e.WhyNotLocal; why != "" {
+		return at + " " + why
+	}
+	return at + " serves"
+}

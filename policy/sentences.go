@@ -1,0 +1,212 @@
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// say adds a sentence about the port.
+func (c *chosen) say(format string, args ...any) {
+	c.port.Why = append(c.port.Why, fmt.Sprintf(format, args...))
+}
+
+// why says what there is to say of a port whose endpoints are named.
+func (c *chosen) why(p *cluster.ServicePort) {
+	switch {
+	case p.Port == 0:
+		c.say("The port has no number, so nobody can ask for it.")
+		return
+	case len(c.port.Rows) == 0:
+		c.say("An earlier port of the Service has the same number and protocol, and only that one counts.")
+		return
+	}
+	if c.port.More > 0 {
+		c.say("%s here.", count(c.port.More, "more endpoint is not named", "more endpoints are not named"))
+	}
+	if !slices.ContainsFunc(c.all, func(x candidate) bool { return x.usable() }) {
+		c.nobody(p)
+		c.say("Nobody serves it, so clients are refused at once, whatever the traffic policy.")
+		return
+	}
+	if c.port.Cluster && c.cluster.draining {
+		c.say("No endpoint is ready: those that are terminating and still serve get the connections.")
+	}
+	if c.port.Cluster {
+		c.hints()
+	}
+	if c.port.Local {
+		c.localOnly()
+	}
+}
+
+// nobody says why no endpoint serves the port.
+func (c *chosen) nobody(p *cluster.ServicePort) {
+	all := c.entire.view.Slices
+	var ours []*cluster.Slice
+	var has []string
+	endpoints := 0
+	for _, sl := range all {
+		if !c.ofFamily(sl) {
+			continue
+		}
+		ours = append(ours, sl)
+		endpoints += len(sl.Endpoints)
+		for _, sp := range sl.Ports {
+			name := fmt.Sprintf("%q (%d/%s)", sp.Name, sp.Port, lb.Proto(sp.Protocol))
+			if !slices.Contains(has, name) && len(has) < 5 {
+				has = append(has, name)
+			}
+		}
+	}
+	switch {
+	case len(all) == 0:
+		c.say("No EndpointSlice names the Service: does its selector match a pod?")
+	case len(ours) == 0:
+		c.say("None of its %s is of %s.", count(len(all), "EndpointSlice", "EndpointSlices"), c.settings.Family)
+	case endpoints == 0:
+		c.say("Its EndpointSlices have no endpoint: does its selector match a pod?")
+	case len(c.port.Endpoints)+c.port.More > 0:
+		c.say("None of its %s serves: %s.", count(len(c.port.Endpoints)+c.port.More, "endpoint", "endpoints"), c.tally())
+	case len(has) == 0:
+		c.say("Its EndpointSlices have no port.")
+	default:
+		c.say("No EndpointSlice with an endpoint has the port %q of %s: they have %s. Does targetPort name a port of the pods?",
+			p.Name, lb.Proto(p.Protocol), strings.Join(has, ", "))
+	}
+}
+
+// tally counts the endpoints by why they are out.
+func (c *chosen) tally() string {
+	var order []string
+	n := map[string]int{}
+	for _, e := range c.port.Endpoints {
+		why := e.WhyNotCluster
+		if !c.port.Cluster {
+			why = e.WhyNotLocal
+		}
+		if n[why]++; n[why] == 1 {
+			order = append(order, why)
+		}
+	}
+	for i, why := range order[:min(len(order), 5)] {
+		order[i] = fmt.Sprintf("%d %s", n[why], why)
+	}
+	return strings.Join(order[:min(len(order), 5)], ", ")
+}
+
+// hints says what the topology hints do (SV-38).
+func (c *chosen) hints() {
+	ready, chosen := 0, 0
+	for i := range c.all {
+		if c.all[i].ready {
+			ready++
+		}
+		if c.cluster.takes(&c.all[i]) {
+			chosen++
+		}
+	}
+	node := &c.view.Node
+	zone := ""
+	if node.Node != nil {
+		zone = node.Node.Zone
+	}
+	every, some := seenHints(c.all)
+	ignored := func(kind, none string, has, this hints) bool {
+		switch {
+		case some&has == 0 || c.cluster.hints == this:
+			return false
+		case every&has == 0:
+			c.say("Topology hints for %s are ignored, because not every ready endpoint has one.", kind)
+		default:
+			c.say("Topology hints for %s are ignored, because %s.", kind, none)
+		}
+		return true
+	}
+	noNode := "none is for this node, " + node.NodeName
+	if node.NodeName == "" {
+		noNode = "this node's name is not known"
+	}
+	noZone := "none is for this node's zone, " + zone
+	if zone == "" {
+		noZone = "this node's zone is not known"
+	}
+	ignored("nodes", noNode, hasNodes, thisNode)
+	switch c.cluster.hints {
+	case thisNode:
+		c.say("By topology hints for nodes, %d of %d ready endpoints serve this node, %s.", chosen, ready, node.NodeName)
+	case thisZone:
+		c.say("By topology hints for zones, %d of %d ready endpoints serve this node, in zone %s.", chosen, ready, zone)
+	default:
+		ignored("zones", noZone, hasZones, thisZone)
+	}
+}
+
+// localOnly says what a Local traffic policy does on this node (SV-51, SV-52).
+func (c *chosen) localOnly() {
+	switch {
+	case slices.ContainsFunc(c.all, func(x candidate) bool { return c.local.takes(&x) }):
+		if c.local.draining {
+			c.say("No endpoint on this node is ready: those here that are terminating and still serve get what only they may serve.")
+		}
+		return
+	case c.view.Node.NodeName == "":
+		c.say("This node's name is not known, so no endpoint counts for one on it.")
+	default:
+		c.say("None of the endpoints that serve runs on this node, %s.", c.view.Node.NodeName)
+	}
+	if c.svc.InternalPolicy == cluster.PolicyLocal {
+		c.say("The internal traffic policy is Local: connections from this node and its pods to the cluster IP are dropped.")
+	}
+	if c.svc.ExternalPolicy == cluster.PolicyLocal && slices.ContainsFunc(c.port.Rows, func(f *lb.Frontend) bool { return f.Kind != lb.ClusterIP }) {
+		c.say("The external traffic policy is Local: connections from outside of the cluster to this node are dropped, and load balancers that ask it leave it out.")
+	}
+}
+
+// about is what there is to say of the whole Service.
+func (e *explainer) about() (out []string) {
+	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	svc := e.svc
+	if e.settings.NoExternalIPs && len(svc.ExternalIPs) > 0 {
+		say("Its external IPs are not served: the feature gate AllowServiceExternalIPs is off.")
+	}
+	if svc.Type == cluster.TypeLoadBalancer && len(e.loadBalancerIPs) == 0 {
+		say("It is of type LoadBalancer, but has no address of a load balancer in this family that is served here: none was assigned yet, or its ipMode is Proxy.")
+	}
+	if len(svc.SourceRanges) > 0 && len(e.loadBalancerIPs) > 0 {
+		e.aboutSources(say)
+	}
+	if seconds := affinity(svc); seconds > 0 {
+		say("Clients stay with their backend for %s after their last new connection (session affinity).", seconds)
+	}
+	for _, f := range e.rows {
+		if f.Kind == lb.HealthCheck {
+			say("Port %d tells load balancers whether to send to this node: %s here.", f.Key.Port,
+				count(f.LocalEndpoints, "endpoint is ready", "endpoints are ready"))
+		}
+	}
+	return out
+}
+
+// aboutSources says who may use the load balancer's addresses (SV-15, SV-16).
+func (e *explainer) aboutSources(say func(string, ...any)) {
+	if len(e.sources) == 0 {
+		say("loadBalancerSourceRanges keep nobody out: they have none of this family, or one of everybody.")
+		return
+	}
+	var words []string
+	for i, p := range e.sources {
+		if i == 5 {
+			words = append(words, count(len(e.sources)-i, "other", "others"))
+			break
+		}
+		words = append(words, p.String())
+	}
+	say("The load balancer's addresses may be used from %s only (loadBalancerSourceRanges).", strings.Join(words, ", "))
+	if e.nodeMay {
+		say("This node is among them, and so may use each of these addresses from itself.")
+	}
+}
