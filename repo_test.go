@@ -84,6 +84,9 @@ const imports = `
 	# It asks what others would do, and tries modes by their values.
 	lb, mode, system, internal/kernel < preflight;
 	engine, trace < status;
+	# What people ask is put together of what all others know; who carries questions and answers knows no more than that.
+	cluster, lb, policy, trace, mode, engine, changes < inspect;
+	inspect < admin;
 
 	# The oracle says slowly what policy and lb say quickly; tests alone ask it.
 	cluster, policy, lb < internal/oracle;

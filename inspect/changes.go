@@ -1,0 +1,105 @@
+package inspect
+
+import (
+	"context"
+	"time"
+
+	"kube-proxy/changes"
+)
+
+// Changes returns what changed after the entry of that number, 0 for all that is remembered.
+func (i *Inspector) Changes(after uint64) Changes {
+	entries, newest := i.cfg.Changes.After(after)
+	_, gone := i.cfg.Changes.Counts()
+	out := Changes{Changes: make([]Change, 0, len(entries)), Newest: newest, Gone: gone}
+	for _, e := range entries {
+		out.Changes = append(out.Changes, change(e))
+	}
+	return out
+}
+
+// Watch returns a channel that has a value when there is something new to ask [Inspector.Changes] for; see [changes.Ring.Watch].
+func (i *Inspector) Watch(ctx context.Context) <-chan struct{} { return i.cfg.Changes.Watch(ctx) }
+
+func change(e changes.Entry) Change {
+	c := Change{Seq: e.Seq, Kind: e.Kind.String(), Object: e.Object(), What: e.Words(), API: nanoseconds(e.API), Learned: nanoseconds(e.Learned),
+		Done: nanoseconds(e.Done), Rows: int(e.Rows), Times: int(e.Times)}
+	if e.Family != 0 {
+		c.Family = e.Family.String()
+	}
+	if e.Service.Name != "" {
+		c.Service = e.Service.String()
+	}
+	if e.Kind == changes.Failed {
+		c.Error = e.Why
+	}
+	api, learned := e.Latency()
+	c.SinceAPI, c.SinceLearned = milliseconds(api), milliseconds(learned)
+	return c
+}
+
+func nanoseconds(ns int64) *time.Time {
+	if ns == 0 {
+		return nil
+	}
+	return when(time.Unix(0, ns).UTC())
+}
+
+// milliseconds is a duration that may not be known.
+func milliseconds(d time.Duration) *float64 {
+	if d < 0 {
+		return nil
+	}
+	ms := float64(d) / float64(time.Millisecond)
+	return &ms
+}
+
+// Subscription tells which Services to look at again. Make one with [Inspector.Subscribe].
+type Subscription struct {
+	// C has a value when there is something to take: at the start, and every 100 ms at most.
+	C <-chan struct{}
+
+	ring   *changes.Ring
+	newest uint64
+	gone   uint64
+	begun  bool
+}
+
+// Update is what changed since the last one.
+type Update struct {
+	// All: look at everything again.
+	All bool
+	// Services are those to look at again, "ns/name", each once.
+	Services []string
+	// Changes are the changes themselves.
+	Changes []Change
+}
+
+// Subscribe tells of changes until ctx ends. A reader that does not read costs nobody anything.
+func (i *Inspector) Subscribe(ctx context.Context) *Subscription {
+	return &Subscription{C: i.cfg.Changes.Watch(ctx), ring: i.cfg.Changes}
+}
+
+// Take returns what changed since the last call. It must not be called by two at once.
+func (s *Subscription) Take() Update {
+	var u Update
+	if !s.begun {
+		_, s.newest = s.ring.After(^uint64(0))
+	}
+	entries, newest := s.ring.After(s.newest)
+	_, gone := s.ring.Counts()
+	u.All = !s.begun || gone != s.gone && uint64(len(entries)) < newest-s.newest
+	seen := map[string]bool{}
+	for _, e := range entries {
+		u.Changes = append(u.Changes, change(e))
+		switch name := e.Service.String(); {
+		case e.Service.Name == "":
+			u.All = true
+		case !seen[name]:
+			seen[name] = true
+			u.Services = append(u.Services, name)
+		}
+	}
+	s.begun, s.newest, s.gone = true, newest, gone
+	return u
+}

@@ -1,0 +1,106 @@
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"kube-proxy/lb"
+	"kube-proxy/trace"
+)
+
+// mostDifferences is how many differences an answer names.
+const mostDifferences = 1000
+
+// Diff compares the kernel with the desired table. It looks twice where they differ, and tells what stayed: what is being written at that
+// moment differs for a moment. One compares at a time; others wait.
+func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
+	if i.cfg.Offline {
+		return nil, problem(Unavailable, "offline there is no kernel to compare with: ask a proxy that runs")
+	}
+	select {
+	case i.comparing <- struct{}{}:
+		defer func() { <-i.comparing }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	out := &Diff{Differences: []Difference{}}
+	for _, f := range i.cfg.Families {
+		if f.Looker == nil {
+			out.Notes = append(out.Notes, fmt.Sprintf("%s: what the kernel holds is not known: mode %s cannot read it", f.Family, i.cfg.Mode.Name))
+			continue
+		}
+		differences, rows, err := i.differences(ctx, f)
+		if err != nil {
+			return nil, problem(Unavailable, "%s: what the kernel holds cannot be read: %v", f.Family, err)
+		}
+		out.Rows += rows
+		for _, d := range differences {
+			if len(out.Differences) == mostDifferences {
+				out.More++
+				continue
+			}
+			out.Differences = append(out.Differences, d)
+		}
+		if f.Stats != nil && len(differences) > 0 && !f.Stats().Settled {
+			out.Notes = append(out.Notes, fmt.Sprintf("%s: the proxy has changes in hand that are not written yet: ask again, or see kube-proxy events", f.Family))
+		}
+	}
+	return out, nil
+}
+
+// differences are those that were there at each look.
+func (i *Inspector) differences(ctx context.Context, f Family) (stayed []Difference, rows int, err error) {
+	for look := 1; ; look++ {
+		table := i.copyTable(f)
+		rows = table.Len()
+		var now []Difference
+		err := f.Looker.Differences(ctx, table, func(d trace.Difference) bool {
+			now = append(now, difference(f, table, d))
+			return len(now) < 100*mostDifferences
+		})
+		if err != nil {
+			return nil, 0, err
+		}
+		if look == 1 {
+			stayed = now
+		} else {
+			stayed = slices.DeleteFunc(stayed, func(d Difference) bool { return !slices.Contains(now, d) })
+		}
+		if len(stayed) == 0 || look == looks {
+			return stayed, rows, nil
+		}
+		if !pause(ctx, lookPause) {
+			return nil, 0, ctx.Err()
+		}
+	}
+}
+
+func difference(f Family, table *lb.Table, d trace.Difference) Difference {
+	out := Difference{Family: f.Family.String(), Object: d.Object, Want: d.Want, Have: d.Have}
+	if d.Key != (lb.Key{}) {
+		out.Key = d.Key.String()
+		if row := table.Get(d.Key); row != nil {
+			out.Service = row.Service
+		}
+	}
+	return out
+}
+
+// copyTable is the desired table of a family as it is now, for who needs it for longer than the engine could wait. Rows are shared.
+func (i *Inspector) copyTable(f Family) *lb.Table {
+	out := &lb.Table{Family: f.Family}
+	for _, name := range i.Names() {
+		rows := f.owned(name).rows
+		if len(rows) == 0 {
+			continue
+		}
+		owner := lb.Owner{Name: name.String()}
+		if svc := i.cfg.Store.View(name).Service; svc != nil {
+			owner.Created = svc.Created
+		}
+		out.Replace(owner, slices.Clone(rows))
+	}
+	f.Query(func(t *lb.Table) { out.Node = t.Node })
+	return out
+}

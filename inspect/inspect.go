@@ -1,0 +1,72 @@
+package inspect
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"time"
+
+	"kube-proxy/changes"
+	"kube-proxy/cluster"
+	"kube-proxy/engine"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/policy"
+	"kube-proxy/trace"
+)
+
+// Config says what is asked about. Store and Families must be set; what else is nil or zero is not known, and answers say so.
+type Config struct {
+	// Version is that of the program, as "v1.37.2".
+	Version string
+	Started time.Time
+	// Mode is the mode that runs, Asked the one that was asked for, "" for none, and Reason why that is not Mode.
+	Mode          mode.Mode
+	Asked, Reason string
+	// Offline: nothing runs, and there is no kernel to ask.
+	Offline bool
+
+	Store    *cluster.Store
+	Families []Family
+
+	// Local returns the addresses of this machine; nil where it has none to do with, as offline: then the Node's are taken.
+	Local func() ([]netip.Addr, error)
+	// Pod returns the addresses of the Pod "ns/name"; nil where nobody knows.
+	Pod func(context.Context, cluster.Name) ([]netip.Addr, error)
+	// Connections returns the connections of a packet's source and destination that conntrack has; nil where nobody knows.
+	Connections func(context.Context, trace.Packet) ([]Connection, error)
+	// Changes remembers what changed; nil where nothing does.
+	Changes *changes.Ring
+}
+
+// Family is one IP family. Query must be set.
+type Family struct {
+	Family lb.Family
+	// Query calls its argument with the desired table; see [engine.Engine.Query].
+	Query func(func(*lb.Table))
+	// Stats is [engine.Engine.Stats]; nil where no engine runs.
+	Stats func() engine.Stats
+	// Settings are what rows are decided by now.
+	Settings func() policy.Settings
+	// Trace is what the mode makes of the table.
+	Trace trace.Mode
+	// Looker reads the kernel; nil where the mode, or the lack of one, has nothing to read.
+	Looker mode.Looker
+}
+
+// Inspector answers questions. Make one with [New]. It is safe for concurrent use.
+type Inspector struct {
+	cfg       Config
+	comparing chan struct{} // has a value while somebody compares all of the kernel
+
+	names struct { // of all Services, sorted, as of so many changes
+		mu      sync.Mutex
+		sorted  []cluster.Name
+		changes uint64
+		known   bool
+		until   time.Time // they are not asked for anew before
+	}
+}
+
+// New returns an Inspector.
+func New(cfg Config) *Inspector { return &Inspector{cfg: cfg, comparing: make(chan struct{}, 1)} }

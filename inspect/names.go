@@ -1,0 +1,108 @@
+package inspect
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"kube-proxy/cluster"
+)
+
+// Names returns the names of all Services, sorted by namespace and name. They are shared: nobody may change the slice.
+//
+// A Store is locked while it names all, so it is asked for them again only if a Service came or went, and for a hundredth of its time at most.
+func (i *Inspector) Names() []cluster.Name {
+	c := &i.names
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	changes := i.cfg.Store.Changes().Services
+	if now := time.Now(); !c.known || c.changes != changes && now.After(c.until) {
+		c.sorted, c.changes, c.known = i.cfg.Store.Names(), changes, true
+		c.until = now.Add(100 * time.Since(now))
+		slices.SortFunc(c.sorted, compareNames)
+	}
+	return c.sorted
+}
+
+func compareNames(a, b cluster.Name) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
+// ParseName reads "ns/name", as rows and changes have it, with or without ":port".
+func ParseName(s string) cluster.Name {
+	s, _, _ = strings.Cut(s, ":")
+	namespace, name, _ := strings.Cut(s, "/")
+	return cluster.Name{Namespace: namespace, Name: name}
+}
+
+// find returns the Service that a person means, and what stands behind ":": "ns/name", "name" where one Service alone has it, or the name
+// in DNS, "name.ns" with or without "svc" and the cluster's domain.
+func (i *Inspector) find(said string) (name cluster.Name, port string, err error) {
+	text, port, _ := strings.Cut(strings.TrimSpace(said), ":")
+	bare := strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(text, "service/"), "services/"), "svc/")
+	namespace, short, qualified := strings.Cut(bare, "/")
+	switch {
+	case bare == "":
+		return name, "", problem(Bad, "which Service? want a name such as shop/web")
+	case len(bare) > maxName:
+		return name, "", problem(Bad, "the name of a Service has no %d characters", len(bare))
+	case qualified:
+		name = cluster.Name{Namespace: namespace, Name: short}
+		if i.cfg.Store.View(name).Service != nil {
+			return name, port, nil
+		}
+		return name, "", i.unknown(bare, short)
+	}
+	if labels := strings.Split(strings.TrimSuffix(bare, "."), "."); len(labels) >= 2 && (len(labels) == 2 || labels[2] == "svc") {
+		name = cluster.Name{Namespace: labels[1], Name: labels[0]}
+		if i.cfg.Store.View(name).Service != nil {
+			return name, port, nil
+		}
+		return name, "", i.unknown(bare, labels[0])
+	}
+	var same []cluster.Name
+	for _, n := range i.Names() {
+		if n.Name == bare {
+			same = append(same, n)
+		}
+	}
+	switch len(same) {
+	case 0:
+		return name, "", i.unknown(bare, bare)
+	case 1:
+		return same[0], port, nil
+	}
+	p := problem(Ambiguous, "%d Services have the name %s: say which, with its namespace", len(same), bare)
+	p.Candidates = first(same)
+	return name, "", p
+}
+
+// maxName is how long a namespaced name, in whatever form, can be.
+const maxName = 600
+
+// unknown is the problem of a name that no Service has; it names those that look like it.
+func (i *Inspector) unknown(said, name string) *Problem {
+	p := problem(Unknown, "no Service %s", said)
+	if i.cfg.Store.View(ParseName(said)).Slices != nil {
+		p.Text += ": there are EndpointSlices of it, but no Service object"
+	}
+	var alike []cluster.Name
+	for _, n := range i.Names() {
+		if len(name) > 2 && (strings.Contains(n.Name, name) || strings.Contains(name, n.Name)) {
+			if alike = append(alike, n); len(alike) == mostCandidates {
+				break
+			}
+		}
+	}
+	p.Candidates = first(alike)
+	return p
+}
+
+func first(names []cluster.Name) []string {
+	var out []string
+	for _, n := range names[:min(len(names), mostCandidates)] {
+		out = append(out, n.String())
+	}
+	return out
+}

@@ -1,0 +1,35 @@
+package inspect
+
+import "fmt"
+
+// Kind says what is wrong with a question, or with whom it was put to.
+type Kind string
+
+// The kinds of problems.
+const (
+	// Bad: the question makes no sense as it is written.
+	Bad Kind = "bad"
+	// Unknown: there is no such Service.
+	Unknown Kind = "unknown"
+	// Ambiguous: the name stands for more than one; see Candidates.
+	Ambiguous Kind = "ambiguous"
+	// Unavailable: nobody can answer it here, or now.
+	Unavailable Kind = "unavailable"
+)
+
+// Problem is why a question has no answer.
+type Problem struct {
+	Kind Kind   `json:"kind"`
+	Text string `json:"error"`
+	// Candidates are what an ambiguous name may stand for, or what looks like an unknown one; at most [mostCandidates].
+	Candidates []string `json:"candidates,omitempty"`
+}
+
+// mostCandidates bounds [Problem.Candidates].
+const mostCandidates = 10
+
+func (p *Problem) Error() string { return p.Text }
+
+func problem(kind Kind, format string, args ...any) *Problem {
+	return &Problem{Kind: kind, Text: fmt.Sprintf(format, args...)}
+}

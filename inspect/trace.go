@@ -1,0 +1,339 @@
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/trace"
+)
+
+// TraceQuery asks what a packet meets, as people write it: see [trace.Parse].
+type TraceQuery struct {
+	// From is the source: an address, with or without a port, or "node". Pod names a Pod instead, "ns/name" or, in the namespace default,
+	// "name". One of the two must be there.
+	From, Pod string
+	// In is the interface that the packet comes in through; "" if that is not known.
+	In string
+	// To is the destination: ADDRESS[:PORT][/PROTO], SERVICE[:PORT][/PROTO] or nodeport:PORT[/PROTO].
+	To string
+}
+
+// TraceAnswer is what a packet meets by the table, and by the kernel.
+type TraceAnswer struct {
+	trace.Answer
+	// Packet is the one that was asked about.
+	Packet PacketText `json:"packet"`
+	// Conntrack are the connections of these two that the kernel remembers; they go on as they were begun, whatever the rest says.
+	Conntrack []Connection `json:"conntrack,omitempty"`
+	// Notes say what could not be found out, and why: a mode that has nothing to read, a kernel that did not answer.
+	Notes []string `json:"notes,omitempty"`
+
+	// Asked is the packet.
+	Asked trace.Packet `json:"-"`
+}
+
+// PacketText is a packet in words.
+type PacketText struct {
+	From string `json:"from"`
+	Pod  string `json:"pod,omitempty"`
+	In   string `json:"in,omitempty"`
+	// Node: this node sends it.
+	Node  bool   `json:"node,omitempty"`
+	To    string `json:"to"`
+	Proto string `json:"proto"`
+}
+
+// Connection is one that conntrack has.
+type Connection struct {
+	From    netip.AddrPort `json:"from"`
+	To      netip.AddrPort `json:"to"`
+	Backend netip.AddrPort `json:"backend,omitzero"`
+	// Proto is tcp, udp or sctp; State is as the kernel says, "" where the protocol has none.
+	Proto string `json:"proto"`
+	State string `json:"state,omitempty"`
+	// Timeout is in how many seconds the kernel forgets it, if nothing comes.
+	Timeout int `json:"timeoutSeconds,omitempty"`
+}
+
+// How long the kernel is waited for, and how often it is looked at where it differs: what is being written at that moment differs for a moment.
+const (
+	kernelWait = 5 * time.Second
+	looks      = 3
+	lookPause  = 150 * time.Millisecond
+)
+
+// Trace says what a packet meets. A [Problem] says what is wrong with the question.
+func (i *Inspector) Trace(ctx context.Context, q TraceQuery) (*TraceAnswer, error) {
+	f, p, err := i.packet(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	a := &TraceAnswer{Asked: p, Packet: PacketText{From: from(p), Pod: q.Pod, In: p.In, Node: p.Host, To: to(p), Proto: protoName(p.Proto)}}
+	a.Answer = f.ask(p)
+	i.lookup(ctx, f, p, a)
+	if i.cfg.Connections != nil && p.Proto != trace.ICMPv4 && p.Proto != trace.ICMPv6 {
+		if a.Conntrack, err = i.cfg.Connections(ctx, p); err != nil {
+			a.Notes = append(a.Notes, "conntrack is not known: "+err.Error())
+		}
+	}
+	return a, nil
+}
+
+// ask asks the table.
+func (f Family) ask(p trace.Packet) (a trace.Answer) {
+	f.Query(func(t *lb.Table) { a = trace.Ask(t, f.Trace, p) })
+	return a
+}
+
+// lookup adds what the kernel says. Where it differs it is looked at again, and so is the table.
+func (i *Inspector) lookup(ctx context.Context, f Family, p trace.Packet, a *TraceAnswer) {
+	switch {
+	case i.cfg.Offline:
+		a.Notes = append(a.Notes, "offline: the answer is of the objects alone, no kernel was asked")
+		return
+	case p.Proto == trace.ICMPv4 || p.Proto == trace.ICMPv6:
+		a.Notes = append(a.Notes, "the kernel is not asked about pings")
+		return
+	case f.Looker == nil:
+		a.Notes = append(a.Notes, fmt.Sprintf("what the kernel says is not known: mode %s cannot read it", i.cfg.Mode.Name))
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, kernelWait)
+	defer cancel()
+	for look := 1; ; look++ {
+		k, err := f.Looker.Follow(ctx, p)
+		if err != nil {
+			a.Notes = append(a.Notes, "what the kernel says is not known: "+err.Error())
+			return
+		}
+		a.Add(k)
+		if len(a.Findings) == 0 || look == looks || !pause(ctx, lookPause) {
+			break
+		}
+		a.Answer = f.ask(p)
+	}
+	if len(a.Findings) > 0 && f.Stats != nil && !f.Stats().Settled {
+		a.Notes = append(a.Notes, "the proxy has changes in hand that are not written yet: ask again, or see kube-proxy events")
+	}
+}
+
+// pause waits, unless ctx ends before.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// packet is the packet that a question is about, and the family that it belongs to.
+func (i *Inspector) packet(ctx context.Context, q TraceQuery) (Family, trace.Packet, error) {
+	none := Family{}
+	if len(q.In) > maxInterface || strings.ContainsAny(q.In, "/ \t\n") {
+		return none, trace.Packet{}, problem(Bad, "interface %q: no interface has such a name", cut(q.In))
+	}
+	var pods []netip.Addr
+	switch {
+	case q.From != "" && q.Pod != "":
+		return none, trace.Packet{}, problem(Bad, "the source is an address or a pod, not both")
+	case q.Pod != "":
+		var err error
+		if pods, err = i.pod(ctx, q.Pod); err != nil {
+			return none, trace.Packet{}, err
+		}
+		q.From = pods[0].String()
+	case q.From == "":
+		return none, trace.Packet{}, problem(Bad, "who sends the packet? want an address, \"node\" for this node, or a pod")
+	}
+	source, target, err := trace.Parse(q.From, q.To)
+	if err != nil && q.Pod != "" && len(pods) > 1 { // of a pod of both families the one that the destination has
+		source, target, err = trace.Parse(pods[1].String(), q.To)
+	}
+	if err != nil {
+		return none, trace.Packet{}, problem(Bad, "%v", err)
+	}
+	if target.Service != "" {
+		name, _, err := i.find(target.Service)
+		if err != nil {
+			return none, trace.Packet{}, err
+		}
+		target.Service = name.String()
+	}
+	return i.resolve(source, pods, target, q.In)
+}
+
+// maxInterface is the length of the longest name of an interface, in bytes.
+const maxInterface = 15
+
+func cut(s string) string {
+	if len(s) > 80 {
+		return s[:80] + "…"
+	}
+	return s
+}
+
+// resolve finds the family in which the question makes sense, and there the packet.
+func (i *Inspector) resolve(source trace.Source, pods []netip.Addr, target trace.Target, in string) (Family, trace.Packet, error) {
+	local, err := i.local()
+	if err != nil {
+		return Family{}, trace.Packet{}, problem(Unavailable, "the addresses of this node are not known: %v", err)
+	}
+	var firstErr error
+	for _, f := range i.cfg.Families {
+		from, ok := sourceIn(f.Family, source, pods, local)
+		if !ok || target.Addr.IsValid() && lb.FamilyOf(target.Addr) != f.Family {
+			continue
+		}
+		to, proto, err := i.target(f, target, local)
+		if err != nil {
+			if firstErr == nil {
+				firstErr = problem(Bad, "%v", err)
+			}
+			continue
+		}
+		return f, trace.Packet{From: from, In: in, Host: source.Node || slices.Contains(local, from.Addr()), To: to, Here: slices.Contains(local, to.Addr()), Proto: proto}, nil
+	}
+	if firstErr != nil {
+		return Family{}, trace.Packet{}, firstErr
+	}
+	return Family{}, trace.Packet{}, problem(Bad, "this proxy serves no IP family that source and destination both have")
+}
+
+// sourceIn is the source's address in a family.
+func sourceIn(fam lb.Family, source trace.Source, pods, local []netip.Addr) (netip.AddrPort, bool) {
+	if pods != nil {
+		return firstIn(fam, pods)
+	}
+	if source.Node {
+		return firstIn(fam, local)
+	}
+	return source.Addr, lb.FamilyOf(source.Addr.Addr()) == fam
+}
+
+func firstIn(fam lb.Family, addrs []netip.Addr) (netip.AddrPort, bool) {
+	for _, a := range addrs {
+		if lb.FamilyOf(a) == fam {
+			return netip.AddrPortFrom(a, 0), true
+		}
+	}
+	return netip.AddrPort{}, false
+}
+
+// local are the addresses of this node, those of the Node object first.
+func (i *Inspector) local() ([]netip.Addr, error) {
+	var out []netip.Addr
+	if n := i.cfg.Store.Facts().Node; n != nil {
+		out = slices.Clone(n.Addrs)
+	}
+	if i.cfg.Local == nil {
+		return out, nil
+	}
+	held, err := i.cfg.Local()
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(held, func(a, b netip.Addr) int { return rank(a) - rank(b) })
+	for _, a := range held {
+		if !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	return out, nil
+}
+
+// rank has addresses first that others can reach.
+func rank(a netip.Addr) int {
+	switch {
+	case a.IsLoopback():
+		return 2
+	case a.IsLinkLocalUnicast():
+		return 1
+	}
+	return 0
+}
+
+// target finds the destination in a family. Whoever asks for an address without a port asks for all its rows: they are looked for one Service
+// after the other, so that the engine waits for none of it.
+func (i *Inspector) target(f Family, t trace.Target, local []netip.Addr) (to netip.AddrPort, proto lb.Proto, err error) {
+	names := func(yield func(string) bool) { yield(t.Service) }
+	if t.Addr.IsValid() && t.Port == 0 && t.Proto != trace.ICMPv4 {
+		at := &lb.Table{Family: f.Family}
+		for _, name := range i.Names() {
+			var rows []*lb.Frontend
+			for _, row := range f.owned(name).rows {
+				if row.Key.Addr == t.Addr {
+					rows = append(rows, row)
+				}
+			}
+			if rows != nil {
+				at.Replace(lb.Owner{Name: name.String()}, rows)
+			}
+		}
+		return t.Find(at, names, netip.Addr{})
+	}
+	f.Query(func(table *lb.Table) {
+		var node netip.Addr
+		for _, a := range local {
+			if slices.ContainsFunc(table.Node.NodePorts, func(p netip.Prefix) bool { return p.Contains(a) }) {
+				node = a
+				break
+			}
+		}
+		to, proto, err = t.Find(table, names, node)
+	})
+	return to, proto, err
+}
+
+// pod returns the addresses of a Pod.
+func (i *Inspector) pod(ctx context.Context, said string) ([]netip.Addr, error) {
+	namespace, name, qualified := strings.Cut(strings.TrimPrefix(said, "pod/"), "/")
+	if !qualified {
+		namespace, name = "default", namespace
+	}
+	if name == "" || namespace == "" || len(said) > maxName || strings.ContainsAny(name, "/ \x00") {
+		return nil, problem(Bad, "pod %q: want NAMESPACE/NAME", cut(said))
+	}
+	if i.cfg.Pod == nil {
+		return nil, problem(Unavailable, "where pod %s/%s is cannot be known here: give its address, see kubectl get pod -n %[1]s %[2]s -o wide", namespace, name)
+	}
+	ctx, cancel := context.WithTimeout(ctx, kernelWait)
+	defer cancel()
+	addrs, err := i.cfg.Pod(ctx, cluster.Name{Namespace: namespace, Name: name})
+	switch {
+	case err != nil:
+		return nil, problem(Unavailable, "where pod %s/%s is cannot be found out: %v; give its address, see kubectl get pod -n %[1]s %[2]s -o wide", namespace, name, err)
+	case len(addrs) == 0:
+		return nil, problem(Unknown, "no EndpointSlice names the pod %s/%s, and of other pods this proxy knows nothing: give its address, see kubectl get pod -n %[1]s %[2]s -o wide", namespace, name)
+	}
+	return addrs, nil
+}
+
+func from(p trace.Packet) string {
+	if p.From.Port() == 0 {
+		return p.From.Addr().String()
+	}
+	return p.From.String()
+}
+
+func to(p trace.Packet) string {
+	if p.To.Port() == 0 {
+		return p.To.Addr().String()
+	}
+	return p.To.String()
+}
+
+func protoName(p lb.Proto) string {
+	if p == trace.ICMPv4 || p == trace.ICMPv6 {
+		return "icmp"
+	}
+	return p.String()
+}

@@ -1,0 +1,273 @@
+package inspect
+
+import (
+	"net/netip"
+	"time"
+)
+
+// State says in a word how a Service stands on this node.
+type State string
+
+// The states, the gravest first: a Service that is in more than one is said to be in the first.
+const (
+	// Failing: the kernel refuses a row, or its rows cannot be computed.
+	Failing State = "failing"
+	// NoBackends: nothing serves a port, which is rejected.
+	NoBackends State = "no-backends"
+	// Refused: an address or an endpoint is not served, because nobody may have it or there are too many.
+	Refused State = "refused"
+	// Contested: another Service has one of its addresses.
+	Contested State = "contested"
+	// NoLocalBackends: a traffic policy is Local, and what serves is on other nodes.
+	NoLocalBackends State = "no-local-backends"
+	// Waiting: the proxy has not written its rows yet.
+	Waiting State = "waiting"
+	// NotProxied: it has no address (headless, ExternalName), so nothing is to be done for it.
+	NotProxied State = "not-proxied"
+	// OK: all is as it should be.
+	OK State = "ok"
+)
+
+// Service is one Service in a list.
+type Service struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// Type is ClusterIP, NodePort, LoadBalancer or ExternalName.
+	Type      string         `json:"type"`
+	Addresses []Address      `json:"addresses,omitempty"`
+	Ports     []Port         `json:"ports,omitempty"`
+	Internal  string         `json:"internalTrafficPolicy"` // Cluster or Local
+	External  string         `json:"externalTrafficPolicy"` // Cluster or Local
+	Affinity  int            `json:"affinitySeconds,omitempty"`
+	Endpoints EndpointCounts `json:"endpoints"`
+	// Rows are in force; Lost are those that it asks for and another Service has.
+	Rows  int   `json:"rows"`
+	Lost  int   `json:"lost,omitempty"`
+	State State `json:"state"`
+	// Why says a few words about a state other than ok.
+	Why string `json:"why,omitempty"`
+}
+
+// Address is one at which a Service answers.
+type Address struct {
+	Address netip.Addr `json:"address"`
+	// Kind is clusterip, externalip or loadbalancer.
+	Kind string `json:"kind"`
+}
+
+// Port is one entry of spec.ports.
+type Port struct {
+	Name     string `json:"name,omitempty"`
+	Port     uint16 `json:"port"`
+	Protocol string `json:"protocol"` // tcp, udp, sctp
+	NodePort uint16 `json:"nodePort,omitempty"`
+}
+
+// EndpointCounts counts the endpoints of a Service in its first family, as its slices name them.
+type EndpointCounts struct {
+	All   int `json:"all"`
+	Ready int `json:"ready"`
+	// Local are ready and on this node.
+	Local int `json:"local"`
+	// Terminating serve still, though their pods end.
+	Terminating int `json:"terminating,omitempty"`
+}
+
+// Row is one row of the desired table.
+type Row struct {
+	Key string `json:"key"`
+	// Service is the service port, "ns/name:port".
+	Service string `json:"service"`
+	Kind    string `json:"kind"`
+	// State is "in force", "contested" (another Service has the key), "malformed" (it is not offered to the kernel) or "failing" (the
+	// kernel refuses it).
+	State string `json:"state"`
+	// Why says why the row is not in force.
+	Why             string         `json:"why,omitempty"`
+	Routes          []Route        `json:"routes"`
+	AffinitySeconds int            `json:"affinitySeconds,omitempty"`
+	SourceRanges    []netip.Prefix `json:"sourceRanges,omitempty"`
+	// LocalEndpoints is what a health check port tells load balancers; nil in other rows.
+	LocalEndpoints *int `json:"localEndpoints,omitempty"`
+}
+
+// Route is what happens to a new connection from one kind of source.
+type Route struct {
+	From       string `json:"from"` // pods, host, anywhere
+	Do         string `json:"do"`   // balance, reject, drop, accept
+	Masquerade bool   `json:"masquerade,omitempty"`
+	// Set is the backend set, and Backends how many it has.
+	Set      string `json:"set,omitempty"`
+	Backends int    `json:"backends,omitempty"`
+}
+
+// Endpoint is one endpoint of one port of a Service.
+type Endpoint struct {
+	// Service is the service port, "ns/name:port".
+	Service  string         `json:"service"`
+	Protocol string         `json:"protocol"`
+	Address  netip.AddrPort `json:"address"` // port 0 where no port of the slice has the name
+	Slice    string         `json:"slice"`   // ns/name
+	Node     string         `json:"node,omitempty"`
+	// Local: it runs on this node.
+	Local       bool `json:"local,omitempty"`
+	Ready       bool `json:"ready"`
+	Serving     bool `json:"serving"`
+	Terminating bool `json:"terminating,omitempty"`
+	// ForZones and ForNodes are its topology hints.
+	ForZones []string `json:"forZones,omitempty"`
+	ForNodes []string `json:"forNodes,omitempty"`
+	// In are the backend sets that have it: cluster, local, serving.
+	In []string `json:"in"`
+	// Why says why it is in no set that new connections are balanced over, or not in one of them; "" for nothing to say.
+	Why string `json:"why,omitempty"`
+}
+
+// Detail is all that decides about one Service, and what came of it.
+type Detail struct {
+	Service
+	Created      *time.Time     `json:"created,omitempty"`
+	SourceRanges []netip.Prefix `json:"sourceRanges,omitempty"`
+	HealthCheck  uint16         `json:"healthCheckNodePort,omitempty"`
+	Families     []DetailFamily `json:"families"`
+	// Reasons are sentences, the gravest first: why it has no backends, why this node is skipped, what else is worth knowing.
+	Reasons []string `json:"reasons,omitempty"`
+}
+
+// DetailFamily is what a Service is in one IP family.
+type DetailFamily struct {
+	Family string `json:"family"`
+	Rows   []Row  `json:"rows"`
+	// Endpoints are the first of those that slices name, by port and address; MoreEndpoints is how many are left out.
+	Endpoints     []Endpoint `json:"endpoints"`
+	MoreEndpoints int        `json:"moreEndpoints,omitempty"`
+	// Refused are addresses and endpoints that are not served, and why.
+	Refused []string `json:"refused,omitempty"`
+}
+
+// Change is something that happened, and when it was in force. Times that are not known are absent.
+type Change struct {
+	// Seq is larger the later it came; ask with the last one for what came after.
+	Seq uint64 `json:"seq"`
+	// Kind is service, node, reset, loaded, mended or failed.
+	Kind string `json:"kind"`
+	// Object is what changed, as in "shop/web", and What what happened to it, in words.
+	Object string `json:"object"`
+	What   string `json:"what"`
+	Family string `json:"family,omitempty"`
+	// Service is "ns/name"; "" for what concerns no single one.
+	Service string `json:"service,omitempty"`
+	// API is when the API had it, Learned when this process did, and Done when it was in force, or failed.
+	API     *time.Time `json:"api,omitempty"`
+	Learned *time.Time `json:"learned,omitempty"`
+	Done    *time.Time `json:"done,omitempty"`
+	// SinceAPI and SinceLearned are the milliseconds until it was in force; nil where not known.
+	SinceAPI     *float64 `json:"sinceAPIMilliseconds,omitempty"`
+	SinceLearned *float64 `json:"sinceLearnedMilliseconds,omitempty"`
+	// Rows are the rows that were written for it.
+	Rows int `json:"rows"`
+	// Times is how often the same came one after the other.
+	Times int `json:"times,omitempty"`
+	// Error is what failed; "" where nothing did.
+	Error string `json:"error,omitempty"`
+}
+
+// Changes are the last changes, the oldest first.
+type Changes struct {
+	Changes []Change `json:"changes"`
+	// Newest is the Seq to ask with next.
+	Newest uint64 `json:"newest"`
+	// Gone is how many older ones are not remembered any more.
+	Gone uint64 `json:"gone,omitempty"`
+}
+
+// Difference is something of which the kernel holds another state than the table asks for.
+type Difference struct {
+	Family string `json:"family"`
+	// Key is the row that it belongs to, and Service whose that is; "" for what belongs to no row.
+	Key     string `json:"key,omitempty"`
+	Service string `json:"service,omitempty"`
+	Object  string `json:"object"`
+	Want    string `json:"want,omitempty"`
+	Have    string `json:"have,omitempty"`
+}
+
+// Diff is how the kernel differs from the table.
+type Diff struct {
+	Differences []Difference `json:"differences"`
+	// More is how many there are beyond those.
+	More int `json:"more,omitempty"`
+	// Rows is how many rows were compared.
+	Rows int `json:"rows"`
+	// Notes say what could not be compared, and why.
+	Notes []string `json:"notes,omitempty"`
+}
+
+// Status is how the proxy stands.
+type Status struct {
+	Version string     `json:"version"`
+	Node    string     `json:"node"`
+	Mode    string     `json:"mode"`
+	Asked   string     `json:"asked,omitempty"`
+	Reason  string     `json:"reason,omitempty"`
+	Started *time.Time `json:"started,omitempty"`
+	Offline bool       `json:"offline,omitempty"`
+	// Synced: the sources have listed all.
+	Synced   bool           `json:"synced"`
+	Services int            `json:"services"`
+	Facts    NodeFacts      `json:"nodeFacts"`
+	Families []FamilyStatus `json:"families"`
+}
+
+// NodeFacts are what is known of this node.
+type NodeFacts struct {
+	// Known: a Node object was there; Gone: it is not any more.
+	Known        bool           `json:"known"`
+	Gone         bool           `json:"gone,omitempty"`
+	Zone         string         `json:"zone,omitempty"`
+	Addresses    []netip.Addr   `json:"addresses,omitempty"`
+	PodCIDRs     []netip.Prefix `json:"podCIDRs,omitempty"`
+	ServiceCIDRs []netip.Prefix `json:"serviceCIDRs,omitempty"`
+	Leaving      bool           `json:"leaving,omitempty"`
+}
+
+// FamilyStatus is how one IP family stands.
+type FamilyStatus struct {
+	Family string `json:"family"`
+	Rows   int    `json:"rows"`
+	// NodePorts are the prefixes of addresses of this node that answer NodePorts.
+	NodePorts []netip.Prefix `json:"nodePorts,omitempty"`
+	// Begun: all that was listed has been written once; Settled: nothing waits; Lost: all will be written anew.
+	Begun   bool `json:"begun"`
+	Settled bool `json:"settled"`
+	Lost    bool `json:"lost,omitempty"`
+	// Pending are keys that the kernel has not taken yet; Contested keys are claimed by more than one Service.
+	Pending    int `json:"pending"`
+	Contested  int `json:"contested"`
+	Unresolved int `json:"unresolved,omitempty"`
+	// NoLocalInternal and NoLocalExternal are service ports that are dropped here for a traffic policy of Local.
+	NoLocalInternal int          `json:"noLocalInternal,omitempty"`
+	NoLocalExternal int          `json:"noLocalExternal,omitempty"`
+	Changes         uint64       `json:"changes"`
+	Applies         uint64       `json:"applies"`
+	Resets          uint64       `json:"resets"`
+	Failures        uint64       `json:"failures"`
+	Audits          uint64       `json:"audits"`
+	Mended          uint64       `json:"mended"`
+	LastError       string       `json:"lastError,omitempty"`
+	LastFailure     *time.Time   `json:"lastFailure,omitempty"`
+	LastSuccess     *time.Time   `json:"lastSuccess,omitempty"`
+	LastQueued      *time.Time   `json:"lastQueued,omitempty"`
+	LastSynced      *time.Time   `json:"lastSynced,omitempty"`
+	QueuedSince     *time.Time   `json:"queuedSince,omitempty"`
+	Failing         []FailingRow `json:"failing,omitempty"`
+}
+
+// FailingRow is a row that the kernel refuses.
+type FailingRow struct {
+	Key     string     `json:"key"`
+	Service string     `json:"service"`
+	Error   string     `json:"error"`
+	Since   *time.Time `json:"since,omitempty"`
+	Tries   int        `json:"tries"`
+}
