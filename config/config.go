@@ -162,6 +162,8 @@ type Servers struct {
 	Profiling bool
 	// UI: the status page is there, on the metrics server.
 	UI bool
+	// AdminSocket is the path of the socket for questions of people; "" for none.
+	AdminSocket string
 	// ShowHiddenMetricsFor is "1.36", or "" for none.
 	ShowHiddenMetricsFor string
 }

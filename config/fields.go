@@ -23,6 +23,8 @@ type settings struct {
 	Userspace userspaceBlock `json:"userspace"`
 	// UI is ours (EXT).
 	UI *bool `json:"ui,omitempty"`
+	// AdminSocket is ours (EXT).
+	AdminSocket *string `json:"adminSocket,omitempty"`
 }
 
 // userspaceBlock is what the mode userspace has beside the fields that the published type once gave it.
@@ -176,6 +178,7 @@ func fieldTable(modes mode.List) []field {
 		{"userspace.terminationGracePeriod", "EXT", atStart, works, "how long open connections to an endpoint or Service that was removed go on at most; 0 until they end by themselves, as in other modes"},
 		{"userspace.drainTimeout", "EXT", live, works, "how long open connections go on at most when the process is asked to end"},
 		{"ui", "EXT", live, works, "the status page, below /ui on the metrics server, for who asks from this node itself; it only shows"},
+		{"adminSocket", "EXT", live, onLinux, "`path` of the unix socket at which kube-proxy trace, why, diff and the like ask this process; root alone may; nothing turns it off"},
 	}
 }
 

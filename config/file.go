@@ -82,6 +82,9 @@ func (d *document) finish(obj runtime.Object, root map[string]any) (*document, e
 	if on, ok := root["ui"].(bool); ok {
 		d.UI = &on
 	}
+	if path, ok := root["adminSocket"].(string); ok {
+		d.AdminSocket = &path
+	}
 	if block, ok := root["userspace"]; ok {
 		data, err := json.Marshal(block)
 		if err == nil {
@@ -102,7 +105,7 @@ func (d *document) finish(obj runtime.Object, root map[string]any) (*document, e
 }
 
 // ours is what a strict decoding says of fields that the published type does not have and we do.
-var ours = []string{`unknown field "externalIPCIDRs"`, `unknown field "userspace"`, `unknown field "ui"`}
+var ours = []string{`unknown field "externalIPCIDRs"`, `unknown field "userspace"`, `unknown field "ui"`, `unknown field "adminSocket"`}
 
 // withoutOurs returns the error of a strict decoding without what it says of fields that are ours; nil if it says nothing else.
 func withoutOurs(err error) error {

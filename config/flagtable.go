@@ -57,6 +57,7 @@ func serverFlags(o *Options) []flag {
 		{name: "bind-address-hard-fail", group: groupServers, field: "bindAddressHardFail", value: boolean(&f.BindAddressHardFail)},
 		{name: "profiling", group: groupServers, field: "enableProfiling", value: boolean(&f.EnableProfiling)},
 		{name: "ui", group: groupServers, field: "ui", value: optionalBool(&f.UI)},
+		{name: "admin-socket", group: groupServers, field: "adminSocket", value: optionalText(&f.AdminSocket)},
 		{name: "show-hidden-metrics-for-version", group: groupServers, field: "showHiddenMetricsForVersion", value: text(&f.ShowHiddenMetricsForVersion)},
 	}
 }

@@ -135,6 +135,7 @@ func setDefaults(c *settings, modes mode.List) {
 	orDefault(&c.UDPIdleTimeout.Duration, 250*time.Millisecond)
 	orDefault(&c.Userspace.DrainTimeout.Duration, drainTimeout)
 	orPoint(&c.UI, true)
+	orPoint(&c.AdminSocket, DefaultAdminSocket)
 }
 
 // periods returns the periods of a block of the file; nil if it has none of that name.

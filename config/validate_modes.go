@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -197,7 +198,7 @@ func (o *Options) conntrack() Conntrack {
 // servers is CF-14 to CF-18. A bare IP gets the server's usual port; nothing (FL-09) and none disable it.
 func (o *Options) servers() Servers {
 	f := &o.file
-	s := Servers{HardFail: f.BindAddressHardFail, Profiling: f.EnableProfiling, UI: *f.UI, ShowHiddenMetricsFor: f.ShowHiddenMetricsForVersion}
+	s := Servers{HardFail: f.BindAddressHardFail, Profiling: f.EnableProfiling, UI: *f.UI, ShowHiddenMetricsFor: f.ShowHiddenMetricsForVersion, AdminSocket: o.adminSocket()}
 	s.Healthz = o.server("healthzBindAddress", &f.HealthzBindAddress, healthzPort)
 	s.Metrics = o.server("metricsBindAddress", &f.MetricsBindAddress, metricsPort)
 	// One address for both is one server, as in v1.5.
@@ -209,6 +210,26 @@ func (o *Options) servers() Servers {
 		o.wrong("showHiddenMetricsForVersion", v, "want the version before this one, "+previousMinor+", or nothing")
 	}
 	return s
+}
+
+// DefaultAdminSocket is the admin socket where nobody asks for another: where the commands look for it.
+const DefaultAdminSocket = "/run/kube-proxy/admin.sock"
+
+// mostSocketPath is the length of the longest path of a unix socket on Linux, in bytes.
+const mostSocketPath = 107
+
+// adminSocket is the path of the socket for questions of people.
+func (o *Options) adminSocket() string {
+	path := *o.file.AdminSocket
+	switch {
+	case path == "" || o.system != "linux":
+		return ""
+	case !filepath.IsAbs(path) || strings.HasSuffix(path, "/") || strings.ContainsRune(path, 0):
+		o.wrong("adminSocket", path, "want an absolute path such as "+DefaultAdminSocket+", or nothing for no socket")
+	case len(path) > mostSocketPath:
+		o.wrong("adminSocket", path, fmt.Sprintf("it has %d bytes: want %d at most, as the kernel does", len(path), mostSocketPath))
+	}
+	return path
 }
 
 // noServer disables a server in a file, where nothing means the default (FL-08).

@@ -149,6 +149,18 @@ func optionalBool(at **bool) maker {
 	}
 }
 
+// optionalText is text; its field tells "not given" from none.
+func optionalText(at **string) maker {
+	return func(name string, note func(Problem)) pflag.Value {
+		return &value[*string]{at, "string", "text", func(s string) (*string, error) { return &s, nil }, func(s *string) string {
+			if s == nil {
+				return ""
+			}
+			return *s
+		}, note, name}
+	}
+}
+
 // optionalDuration is a duration whose field tells "not given" from 0.
 func optionalDuration(at **metav1.Duration) maker {
 	return func(name string, note func(Problem)) pflag.Value {
