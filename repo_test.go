@@ -114,7 +114,7 @@ const modules = `
 	sigs.k8s.io/yaml < migrate, config, source/manifests;
 	k8s.io/component-base < config, source/kube, source/convert, status;
 	github.com/spf13 < config, cmd/kube-proxy;
-	github.com/google/nftables < plane/nftables, plane/userspace/capture;
+	github.com/google/nftables < plane/nftables, plane/userspace/capture, internal/nftwire;
 `
 
 // pure packages import the standard library and each other alone, so that others may use them anywhere.

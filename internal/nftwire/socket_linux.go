@@ -19,7 +19,12 @@ type Socket struct {
 	port uint32
 	// Moved is told the port of a socket that replaced another, before it writes.
 	Moved func(port uint32) error
+	// Asked counts what Dump asked, and what came back.
+	Asked Traffic
 }
+
+// Traffic counts requests, and the messages and bytes of their answers.
+type Traffic struct{ Requests, Messages, Bytes int }
 
 // ReceiveBuffer has room for the notifications of what others write in a moment, and for the errors of a batch.
 const ReceiveBuffer = 8 << 20
@@ -55,7 +60,9 @@ func (s *Socket) Commit(ctx context.Context, bufs [][]byte, last uint32) error {
 // Dump sends a request and calls f with the body of each message of the answer, without struct nfgenmsg.
 // f must not keep the body. It returns nlconn.ErrInterrupted if the ruleset changed meanwhile.
 func (s *Socket) Dump(ctx context.Context, request []byte, f func(body []byte) error) error {
+	s.Asked.Requests++
 	return s.Do(ctx, request, func(m nlconn.Message) error {
+		s.Asked.Messages, s.Asked.Bytes = s.Asked.Messages+1, s.Asked.Bytes+len(m.Body)
 		if len(m.Body) < Header {
 			return unix.EBADMSG
 		}

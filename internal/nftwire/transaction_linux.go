@@ -104,20 +104,25 @@ func (t *Transaction) AddChain(name string, h Hook) {
 
 // HookOf reads the hook of a chain from the body of a message about it. Of a chain that does not accept what comes to its end the type
 // says so, so that it is none of ours.
-func HookOf(body []byte) (h Hook) {
-	hook := nlconn.Attribute(body, unix.NFTA_CHAIN_HOOK)
-	if hook == nil {
-		return h
-	}
-	h = Hook{
-		Type:     nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_TYPE)),
-		Num:      nlconn.BE32(nlconn.Attribute(hook, unix.NFTA_HOOK_HOOKNUM)),
-		Priority: int32(nlconn.BE32(nlconn.Attribute(hook, unix.NFTA_HOOK_PRIORITY))),
-	}
-	if nlconn.BE32(nlconn.Attribute(body, unix.NFTA_CHAIN_POLICY)) != policyAccept {
+func HookOf(body []byte) Hook {
+	h, accepts := HookAndPolicy(body)
+	if h != (Hook{}) && !accepts {
 		h.Type += " with another policy"
 	}
 	return h
+}
+
+// HookAndPolicy reads the hook of a chain, and whether the chain accepts what comes to its end.
+func HookAndPolicy(body []byte) (h Hook, accepts bool) {
+	hook := nlconn.Attribute(body, unix.NFTA_CHAIN_HOOK)
+	if hook == nil {
+		return h, true
+	}
+	return Hook{
+		Type:     nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_TYPE)),
+		Num:      nlconn.BE32(nlconn.Attribute(hook, unix.NFTA_HOOK_HOOKNUM)),
+		Priority: int32(nlconn.BE32(nlconn.Attribute(hook, unix.NFTA_HOOK_PRIORITY))),
+	}, nlconn.BE32(nlconn.Attribute(body, unix.NFTA_CHAIN_POLICY)) == policyAccept
 }
 
 // AddRule appends a rule to a chain: its expressions and its userdata, as the kernel keeps them.

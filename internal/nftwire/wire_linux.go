@@ -24,6 +24,17 @@ func (e *Encoder) Message(typ, flags uint16, family byte, seq uint32) int {
 	return e.Netfilter(MsgType(typ), flags, family, seq, 0)
 }
 
+// Request makes a message that asks for something; attrs are types of attributes, each followed by its string.
+func Request(typ, flags uint16, family byte, attrs ...any) []byte {
+	var e Encoder
+	at := e.Message(typ, flags, family, 0)
+	for i := 0; i+1 < len(attrs); i += 2 {
+		e.Str(uint16(attrs[i].(int)), attrs[i+1].(string))
+	}
+	e.EndMessage(at)
+	return e.B
+}
+
 // Batch frames the messages of a transaction, of which seq is the highest number, and returns what to send and the number of the
 // message that is acknowledged: the last. The first of bufs is kept free for the begin. If generation is not 0, the kernel refuses
 // the transaction (ERESTART) unless the ruleset is still of that generation.

@@ -99,7 +99,7 @@ func (p *Plane) auditAll(ctx context.Context, which func(*setDef) bool) (int, er
 
 // mendElements mends single elements of which the last word is known.
 func (p *Plane) mendElements(ctx context.Context, heard map[elementKey]elementNote) (int, error) {
-	w := wanted{st: p.st, defs: &p.rules.sets}
+	w := wanted{st: p.st, defs: p.rules.sets}
 	var is, want [setCount]diff.Records
 	for i := range setCount {
 		is[i].Size = p.rules.sets[i].recordLen()

@@ -130,9 +130,9 @@ func (t *batch) addVerdict(set setIndex, key []byte, v elementVerdict) {
 	appendElementKey(e, &t.sets[set], key)
 	n := e.Nest(unix.NFTA_SET_ELEM_DATA)
 	m := e.Nest(unix.NFTA_DATA_VERDICT)
-	e.U32(unix.NFTA_VERDICT_CODE, uint32(int32(v.kind)))
-	if v.chain != "" {
-		e.Str(unix.NFTA_VERDICT_CHAIN, v.chain)
+	e.U32(unix.NFTA_VERDICT_CODE, uint32(int32(v.Kind)))
+	if v.Chain != "" {
+		e.Str(unix.NFTA_VERDICT_CHAIN, v.Chain)
 	}
 	e.EndNest(m)
 	e.EndNest(n)

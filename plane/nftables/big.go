@@ -4,11 +4,8 @@ package nftables
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"slices"
-
-	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
@@ -20,10 +17,6 @@ import (
 // with the square of its size: a second for 200,000 elements, half a minute for a million. A map of more than
 // bigMap elements is read by asking for each key instead.
 const bigMap = 150_000
-
-// askAtOnce is how many elements one request names; the answers, one message each, must fit into the
-// socket's receive buffer.
-const askAtOnce = 256
 
 // readBig reads the backends of all sets that set-shapes knows, if there are many, and reports whether it did.
 // Backends that belong to no set are not found this way; no packet can reach them.
@@ -64,7 +57,7 @@ type query struct {
 // ask adds a key; now and then the kernel is asked.
 func (q *query) ask(ctx context.Context, key []byte) {
 	q.keys = append(q.keys, key)
-	if len(q.keys) == askAtOnce {
+	if len(q.keys) == nftwire.ElementsAtOnce {
 		q.flush(ctx)
 	}
 }
@@ -74,45 +67,12 @@ func (q *query) finish(ctx context.Context) error {
 	return q.err
 }
 
-// flush sends the keys. The kernel stops at the first that is not there; those behind it are asked for again.
+// flush sends the keys.
 func (q *query) flush(ctx context.Context) {
-	for len(q.keys) > 0 && q.err == nil {
-		answered := 0
-		err := q.p.sock.Ask(ctx, q.request(), func(body []byte) {
-			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
-				answered++
-				q.found(el)
-				return true
-			})
-		})
-		switch {
-		case err == nil:
-			answered = len(q.keys)
-		case errors.Is(err, unix.ENOENT) && answered < len(q.keys):
-			answered++
-		default:
-			q.err = err
-		}
-		q.keys = q.keys[answered:]
+	if len(q.keys) > 0 && q.err == nil {
+		q.err = q.p.sock.Elements(ctx, q.p.proto, TableName, q.p.rules.sets[q.set].name, q.keys, q.found)
 	}
 	q.keys = q.keys[:0]
-}
-
-func (q *query) request() []byte {
-	d := &q.p.rules.sets[q.set]
-	var e nftwire.Encoder
-	at := e.Message(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, q.p.proto, 0)
-	e.Str(unix.NFTA_SET_ELEM_LIST_TABLE, TableName)
-	e.Str(unix.NFTA_SET_ELEM_LIST_SET, d.name)
-	list := e.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-	for _, k := range q.keys {
-		n := e.Nest(unix.NFTA_LIST_ELEM)
-		appendElementKey(&e, d, k)
-		e.EndNest(n)
-	}
-	e.EndNest(list)
-	e.EndMessage(at)
-	return e.B
 }
 
 // auditWindow is how many elements of the large maps one full audit compares, so that it holds up the writing of

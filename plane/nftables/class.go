@@ -55,7 +55,7 @@ func (a action) verdict() elementVerdict {
 	if a == actionDrop {
 		return drops
 	}
-	return elementVerdict{expr.VerdictGoto, a.chain()}
+	return verdictOf(expr.VerdictGoto, a.chain())
 }
 
 func (c class) at(f lb.From) action { return action(c>>shiftOf(f)) & 7 }
@@ -211,9 +211,9 @@ func (s shape) chain() string {
 // verdict leads to the chain of a part. Those of sets with affinity return, see [ruleset.scope].
 func (s shape) verdict() elementVerdict {
 	if s.sticky {
-		return elementVerdict{expr.VerdictJump, s.chain()}
+		return verdictOf(expr.VerdictJump, s.chain())
 	}
-	return elementVerdict{expr.VerdictGoto, s.chain()}
+	return verdictOf(expr.VerdictGoto, s.chain())
 }
 
 // shapes is the map from shapes of that scope to chains.

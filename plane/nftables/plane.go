@@ -74,7 +74,7 @@ func New(cfg Config) (*Plane, error) {
 		return nil, err
 	}
 	p.rules.sets = schema(p.family, p.rules.hashes)
-	if p.mon, err = startMonitor(p.family, &p.rules.sets, p.sock.Number()); err != nil {
+	if p.mon, err = startMonitor(p.family, p.rules.sets, p.sock.Number()); err != nil {
 		p.sock.Close()
 		return nil, fmt.Errorf("nftables: %w", err)
 	}

@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
@@ -50,7 +49,7 @@ func (p *Plane) render(want *lb.Table) ([]byte, error) {
 	}
 	p.rules.node, p.rules.seed = want.Node, 1
 	st, refused := p.desired(&snapshot{}, want, slices.Values(want.Sorted()))
-	d := &document{change: p.newChange(st), about: newAbout(wanted{st: st, defs: &p.rules.sets})}
+	d := &document{change: p.newChange(st), about: newAbout(wanted{st: st, defs: p.rules.sets})}
 	d.records()
 	chains, verdicts := d.structure()
 	d.line(0, "# The rules of kube-proxy in mode nftables for %s. The answer of a map that is part of the key of another is", p.fam)
@@ -160,7 +159,7 @@ func (d *document) element(text, about string) {
 func (d *document) chain(c chain) {
 	d.text.WriteByte('\n')
 	d.line(1, "chain %s {", c.name)
-	if h := c.hook; h != (nftwire.Hook{}) {
+	if h := c.hook; c.isBase() {
 		d.line(2, "type %s hook %s priority %d; policy accept;", h.Type, hookNames[h.Num], h.Priority)
 	}
 	for _, ru := range c.rules {
@@ -268,7 +267,7 @@ func (a *about) frontend(k lb.Key, withClass bool) string {
 // aboutVerdict names the class, unless the chain does.
 func aboutVerdict(i setIndex, key []byte, v elementVerdict) string {
 	name := class(nlconn.Order.Uint32(key)).String()
-	if i != sFilterClasses && i != sNATClasses || strings.HasSuffix(v.chain, "."+name) {
+	if i != sFilterClasses && i != sNATClasses || strings.HasSuffix(v.Chain, "."+name) {
 		return ""
 	}
 	return name

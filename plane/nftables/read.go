@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
@@ -35,13 +34,7 @@ type kernelChain struct {
 
 // request builds a message that asks for something of our table.
 func (p *Plane) request(typ, flags uint16, attrs ...any) []byte {
-	var e nftwire.Encoder
-	at := e.Message(typ, flags, p.proto, 0)
-	for i := 0; i+1 < len(attrs); i += 2 {
-		e.Str(attrs[i].(uint16), attrs[i+1].(string))
-	}
-	e.EndMessage(at)
-	return e.B
+	return nftwire.Request(typ, flags, p.proto, attrs...)
 }
 
 // list calls f for what the answer has of our table: old kernels answer with other tables' objects too.
@@ -74,7 +67,7 @@ func (p *Plane) readTable(ctx context.Context, which func(*setDef) bool) (*snaps
 func (p *Plane) readOnce(ctx context.Context, which func(*setDef) bool) (*snapshot, error) {
 	s := &snapshot{chains: map[string]*kernelChain{}}
 	dormant := false
-	err := p.sock.Ask(ctx, p.request(unix.NFT_MSG_GETTABLE, 0, uint16(unix.NFTA_TABLE_NAME), TableName), func(body []byte) {
+	err := p.sock.Ask(ctx, p.request(unix.NFT_MSG_GETTABLE, 0, unix.NFTA_TABLE_NAME, TableName), func(body []byte) {
 		s.present = true
 		dormant = nlconn.BE32(nlconn.Attribute(body, unix.NFTA_TABLE_FLAGS))&tableDormant != 0
 	})
@@ -109,7 +102,7 @@ func undisturbed(read func() error) error {
 // readSets finds out whether the sets are ours.
 func (p *Plane) readSets(ctx context.Context, s *snapshot) error {
 	matching := 0
-	err := p.list(ctx, p.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, uint16(unix.NFTA_SET_TABLE), TableName), unix.NFTA_SET_TABLE, func(body []byte) {
+	err := p.list(ctx, p.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, unix.NFTA_SET_TABLE, TableName), unix.NFTA_SET_TABLE, func(body []byte) {
 		name := nlconn.CStr(nlconn.Attribute(body, unix.NFTA_SET_NAME))
 		i, known := p.mon.index[name]
 		switch {
@@ -155,7 +148,7 @@ func (p *Plane) readChains(ctx context.Context, s *snapshot) error {
 		}
 		s.ours = s.ours && is == c.hook
 	}
-	return p.list(ctx, p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, uint16(unix.NFTA_RULE_TABLE), TableName), unix.NFTA_RULE_TABLE, func(body []byte) {
+	return p.list(ctx, p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFTA_RULE_TABLE, TableName), unix.NFTA_RULE_TABLE, func(body []byte) {
 		if c := s.chains[nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_CHAIN))]; c != nil {
 			comment, _ := userdata.GetString(nlconn.Attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
 			c.digest += comment + "\n"
@@ -189,7 +182,7 @@ func (p *Plane) readElements(ctx context.Context, s *snapshot, which func(*setDe
 			s.verdicts[i] = map[string]elementVerdict{}
 		}
 		err := p.sock.Ask(ctx, p.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP,
-			uint16(unix.NFTA_SET_ELEM_LIST_TABLE), TableName, uint16(unix.NFTA_SET_ELEM_LIST_SET), d.name), func(body []byte) {
+			unix.NFTA_SET_ELEM_LIST_TABLE, TableName, unix.NFTA_SET_ELEM_LIST_SET, d.name), func(body []byte) {
 			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				s.element(i, d, el)
 				return true
@@ -210,12 +203,8 @@ func (p *Plane) readElements(ctx context.Context, s *snapshot, which func(*setDe
 // element adds one element of the kernel's answer to the snapshot.
 func (s *snapshot) element(i setIndex, d *setDef, el []byte) {
 	if d.verdict {
-		v := nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VERDICT)
 		key := nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
-		s.verdicts[i][string(key)] = elementVerdict{
-			kind:  expr.VerdictKind(int32(nlconn.BE32(nlconn.Attribute(v, unix.NFTA_VERDICT_CODE)))),
-			chain: nlconn.CStr(nlconn.Attribute(v, unix.NFTA_VERDICT_CHAIN)),
-		}
+		s.verdicts[i][string(key)] = elementVerdict{nftwire.VerdictOf(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA))}
 		return
 	}
 	s.records[i].Bytes = d.record(s.records[i].Bytes, el)

@@ -24,6 +24,8 @@ type chain struct {
 	rules []rule
 }
 
+func (c *chain) isBase() bool { return c.hook != nftwire.Hook{} }
+
 // The priorities of DP-20: connections are translated at dstnat, so that others may hook before and after.
 const (
 	prioDstNAT    = -100
@@ -43,8 +45,8 @@ type rule struct {
 // ruleset renders the chains for one family and node. It is pure.
 type ruleset struct {
 	family
-	sets [setCount]setDef
-	mark uint32 // the packet mark of connections to masquerade
+	sets *[setCount]setDef // never changed
+	mark uint32            // the packet mark of connections to masquerade
 	node lb.Node
 	// Session affinity: whether the kernel can hash, the seed, and affinityPlaces but for tests.
 	hashes       bool
@@ -270,12 +272,12 @@ func (r *ruleset) classChains(c class) (chains []chain, filter, nat elementVerdi
 		refuse, refuses = append([]rule{r.rule("source ranges", jump(c.sourcesChain()))}, refuse...), true
 	}
 	if refuses {
-		filter = elementVerdict{expr.VerdictGoto, "filter." + c.String()}
-		chains = append(chains, chain{name: filter.chain, rules: refuse})
+		filter = verdictOf(expr.VerdictGoto, "filter."+c.String())
+		chains = append(chains, chain{name: filter.Chain, rules: refuse})
 	}
 	if balance, balances := r.bySource(c, true); balances {
-		nat = elementVerdict{expr.VerdictGoto, "nat." + c.String()}
-		chains = append(chains, chain{name: nat.chain, rules: balance})
+		nat = verdictOf(expr.VerdictGoto, "nat."+c.String())
+		chains = append(chains, chain{name: nat.Chain, rules: balance})
 	}
 	return chains, filter, nat
 }

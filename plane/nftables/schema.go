@@ -81,7 +81,7 @@ type setDef struct {
 }
 
 // schema is the sets of a family. hashes says whether the kernel can hash the addresses of clients, see affinity.go.
-func schema(f family, hashes bool) [setCount]setDef {
+func schema(f family, hashes bool) *[setCount]setDef {
 	vip := []field{f.addr, protoField, portField}
 	nodePort := vip[1:]
 	one := []field{markField}
@@ -92,7 +92,7 @@ func schema(f family, hashes bool) [setCount]setDef {
 	if hashes {
 		client = slotField
 	}
-	return [setCount]setDef{
+	return &[setCount]setDef{
 		sServices:            {name: "services", key: vip, data: one, comment: "frontend -> class"},
 		sNodePorts:           {name: "nodeports", key: nodePort, data: one, comment: "NodePort -> class"},
 		sClusterSets:         {name: "cluster-sets", key: vip, data: one, comment: "frontend -> set id, all backends"},

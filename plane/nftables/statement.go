@@ -347,37 +347,23 @@ func (r *ruleset) reject() statement {
 }
 
 // elementVerdict ends a rule. It is also the data of an element of a verdict map.
-type elementVerdict struct {
-	kind  expr.VerdictKind
-	chain string
+type elementVerdict struct{ nftwire.Verdict }
+
+func verdictOf(kind expr.VerdictKind, chain string) elementVerdict {
+	return elementVerdict{nftwire.Verdict{Kind: kind, Chain: chain}}
 }
 
 var (
-	drops   = elementVerdict{kind: expr.VerdictDrop}
-	returns = elementVerdict{kind: expr.VerdictReturn}
+	drops   = verdictOf(expr.VerdictDrop, "")
+	returns = verdictOf(expr.VerdictReturn, "")
 
 	drop   = drops.statement()
 	goBack = returns.statement()
 )
 
-func jump(chain string) statement { return elementVerdict{expr.VerdictJump, chain}.statement() }
-func goTo(chain string) statement { return elementVerdict{expr.VerdictGoto, chain}.statement() }
+func jump(chain string) statement { return verdictOf(expr.VerdictJump, chain).statement() }
+func goTo(chain string) statement { return verdictOf(expr.VerdictGoto, chain).statement() }
 
 func (v elementVerdict) statement() statement {
-	return statement{v.String(), []expr.Any{&expr.Verdict{Kind: v.kind, Chain: v.chain}}}
-}
-
-// String says the verdict as the nft program does.
-func (v elementVerdict) String() string {
-	switch v.kind {
-	case expr.VerdictDrop:
-		return "drop"
-	case expr.VerdictReturn:
-		return "return"
-	case expr.VerdictJump:
-		return "jump " + v.chain
-	case expr.VerdictGoto:
-		return "goto " + v.chain
-	}
-	return fmt.Sprintf("verdict %d %s", v.kind, v.chain)
+	return statement{v.String(), []expr.Any{&expr.Verdict{Kind: v.Kind, Chain: v.Chain}}}
 }

@@ -452,13 +452,7 @@ func (c *NFTables) read(ctx context.Context) (snap *snapshot, err error) {
 }
 
 func (c *NFTables) request(typ, flags uint16, attrs ...any) []byte {
-	var e nftwire.Encoder
-	at := e.Message(typ, flags, c.proto, 0)
-	for i := 0; i+1 < len(attrs); i += 2 {
-		e.Str(uint16(attrs[i].(int)), attrs[i+1].(string))
-	}
-	e.EndMessage(at)
-	return e.B
+	return nftwire.Request(typ, flags, c.proto, attrs...)
 }
 
 func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
