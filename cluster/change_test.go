@@ -85,3 +85,31 @@ func TestChangesAreCounted(t *testing.T) {
 		t.Errorf("a slice without a Service: dirty %v, %v", d, s.Changes())
 	}
 }
+
+// Each change says what happened to its object.
+func TestVerbs(t *testing.T) {
+	other := service("web")
+	other.ExternalPolicy = cluster.PolicyLocal
+	s := cluster.NewStore("node-1")
+	for _, step := range []struct {
+		what string
+		ev   cluster.Event
+		want []cluster.Verb
+	}{
+		{"two Services", cluster.ServicesListed{Services: []*cluster.Service{service("web"), service("db")}}, []cluster.Verb{cluster.Created, cluster.Created}},
+		{"a Service changes", cluster.ServiceSet{Service: other}, []cluster.Verb{cluster.Changed}},
+		{"a slice", cluster.SliceSet{Slice: sliceOf("web-1", "web", "10.0.0.1")}, []cluster.Verb{cluster.Created}},
+		{"the slice changes", cluster.SliceSet{Slice: sliceOf("web-1", "web", "10.0.0.2")}, []cluster.Verb{cluster.Changed}},
+		{"it moves", cluster.SliceSet{Slice: sliceOf("web-1", "db", "10.0.0.2")}, []cluster.Verb{cluster.Deleted, cluster.Created}},
+		{"it goes", cluster.SliceGone{Name: name("web-1")}, []cluster.Verb{cluster.Deleted}},
+		{"a relist", cluster.ServicesListed{Services: []*cluster.Service{other}}, []cluster.Verb{cluster.Deleted}},
+	} {
+		var got []cluster.Verb
+		for _, r := range s.Fold(step.ev).Services {
+			got = append(got, r.Verb)
+		}
+		if !slices.Equal(got, step.want) {
+			t.Errorf("%s: verbs %v, want %v", step.what, got, step.want)
+		}
+	}
+}

@@ -41,6 +41,8 @@ type Ref struct {
 	Name   Name
 	V4, V6 bool
 	Cause  Cause
+	// Verb is what happened to the object; of a cause ByFacts it says nothing.
+	Verb Verb
 	// Trigger is when somebody changed the Pod or Service that made a slice change, in nanoseconds since 1970
 	// (SV-35); 0 if the change has no such time. Only a change that this process saw happen has one: what the
 	// first list tells of, a slice that goes, and a slice that changes but keeps its time stamp have none.
@@ -56,6 +58,16 @@ const (
 	ByFacts Cause = iota // the node
 	ByService
 	BySlice
+)
+
+// Verb is what happened to an API object. A slice that moves to another Service is deleted from the one and created for the other.
+type Verb uint8
+
+// The verbs.
+const (
+	Changed Verb = iota
+	Created
+	Deleted
 )
 
 // Changes counts changes of Services and of EndpointSlices.
@@ -246,9 +258,9 @@ func (s *Store) forgetIfEmpty(n Name) {
 }
 
 // serviceChanged takes note that the Service object changed.
-func (s *Store) serviceChanged(n Name, d *Dirty) {
+func (s *Store) serviceChanged(n Name, v Verb, d *Dirty) {
 	s.changes.Services++
-	d.Services = append(d.Services, Ref{Name: n, V4: true, V6: true, Cause: ByService})
+	d.Services = append(d.Services, Ref{Name: n, V4: true, V6: true, Cause: ByService, Verb: v})
 }
 
 // sliceChanged takes note that a slice of e changed; a service that is not known is not dirty.
@@ -271,8 +283,12 @@ func (ev ServiceSet) foldInto(s *Store, d *Dirty) {
 	if e.service.Equal(ev.Service) {
 		return
 	}
+	verb := Changed
+	if e.service == nil {
+		verb = Created
+	}
 	e.service = ev.Service
-	s.serviceChanged(ev.Service.Name, d)
+	s.serviceChanged(ev.Service.Name, verb, d)
 }
 
 func (ev ServiceGone) foldInto(s *Store, d *Dirty) {
@@ -282,7 +298,7 @@ func (ev ServiceGone) foldInto(s *Store, d *Dirty) {
 	}
 	e.service = nil
 	s.forgetIfEmpty(ev.Name)
-	s.serviceChanged(ev.Name, d)
+	s.serviceChanged(ev.Name, Deleted, d)
 }
 
 func (ev ServicesListed) foldInto(s *Store, d *Dirty) {
@@ -319,6 +335,7 @@ func (ev SliceSet) foldInto(s *Store, d *Dirty) {
 		e.slices[at] = ev.Slice
 	} else {
 		e.slices = append(e.slices, ev.Slice)
+		ref.Verb = Created
 	}
 	s.slices[ev.Slice.Name] = placed{ev.Slice, at}
 	if was != nil && was.IPv6 != ev.Slice.IPv6 {
@@ -342,7 +359,7 @@ func (ev SliceGone) foldInto(s *Store, d *Dirty) {
 	e.slices[last] = nil
 	e.slices = e.slices[:last]
 	s.forgetIfEmpty(was.Service)
-	s.sliceChanged(e, Ref{Name: was.Service, V4: !was.IPv6, V6: was.IPv6}, d)
+	s.sliceChanged(e, Ref{Name: was.Service, V4: !was.IPv6, V6: was.IPv6, Verb: Deleted}, d)
 }
 
 func (ev SlicesListed) foldInto(s *Store, d *Dirty) {

@@ -32,13 +32,13 @@ func sliceOf(n, owner string, addrs ...string) *cluster.Slice {
 	return s
 }
 
-// fold folds events one by one and returns what was dirty, each service once, sorted, without causes.
+// fold folds events one by one and returns what was dirty, each service once, sorted, without causes and verbs.
 func fold(s *cluster.Store, events ...cluster.Event) (refs []cluster.Ref, facts bool) {
 	for _, ev := range events {
 		d := s.Fold(ev)
 		facts = facts || d.Facts
 		for _, r := range d.Services {
-			r.Cause, r.Trigger = 0, 0
+			r.Cause, r.Verb, r.Trigger = 0, 0, 0
 			i := slices.IndexFunc(refs, func(o cluster.Ref) bool { return o.Name == r.Name })
 			if i < 0 {
 				refs = append(refs, r)
