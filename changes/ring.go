@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// DefaultSize is how many entries a Ring has where nobody says otherwise: some 700 KB.
+// DefaultSize is how many entries a Ring has where nobody says otherwise: some 620 KB.
 const DefaultSize = 4096
 
 // buckets is among how many buckets the namespaces are spread; the first holds what is of none.

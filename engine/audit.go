@@ -4,6 +4,9 @@ import (
 	"context"
 	"math/rand/v2"
 	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
 )
 
 // audits is when the kernel is compared with what was applied, and what came of it.
@@ -34,6 +37,9 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 	if n := a.mended.add(w.Changes, now); n > 0 {
 		e.cfg.Log.Warn("others had changed our objects, mended", "objects", n)
 	}
+	if w.Changes > 0 {
+		e.tellMended(w, now)
+	}
 	if full {
 		a.next = now.Add(e.auditPeriod())
 	}
@@ -51,6 +57,7 @@ func (e *Engine) audit(ctx context.Context, full bool) {
 		}
 		if a.trouble.news(err) {
 			e.cfg.Log.Error("audit failed, retrying", "full", full, "err", err)
+			e.tellFailed(cluster.Name{}, lb.Key{}, "audit", err)
 		}
 	}
 }

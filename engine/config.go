@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"kube-proxy/changes"
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
@@ -45,6 +46,8 @@ type Config struct {
 	// trigger's clock is ahead. Changes for which no row had to be written are in force as soon as that is known.
 	// It is called from the engine's goroutine.
 	Programmed func(took []time.Duration)
+	// Changes, if not nil, is told of what came into force and of what failed; the engines of both families may have the same.
+	Changes *changes.Ring
 	// Contested, if not nil, is called for each loss that is also logged as a warning (SV-24).
 	Contested func(Loss)
 	// Lent, if not nil, is called for each loan that is also logged as a warning (SV-24).

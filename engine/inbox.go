@@ -42,6 +42,7 @@ func (b *inbox) ring() {
 // the lists that everything waits for may be empty (SV-05).
 func (e *Engine) Mark(d cluster.Dirty) {
 	b := &e.inbox
+	now := time.Now()
 	b.mu.Lock()
 	heard := !b.listed
 	for _, ref := range d.Services {
@@ -53,7 +54,7 @@ func (e *Engine) Mark(d cluster.Dirty) {
 		}
 		n := b.dirty.names[ref.Name]
 		before := n.changes
-		n.count(ref, e.started)
+		n.count(ref, e.started, now.UnixNano())
 		b.dirty.names[ref.Name] = n
 		b.owed.Services += n.changes.Services - before.Services
 		b.owed.Slices += n.changes.Slices - before.Slices
@@ -63,7 +64,7 @@ func (e *Engine) Mark(d cluster.Dirty) {
 		b.dirty.facts, heard = true, true
 	}
 	if heard {
-		b.queued()
+		b.queued(now)
 	}
 	b.mu.Unlock()
 	if heard {
@@ -76,14 +77,14 @@ func (e *Engine) ResolveAll() {
 	b := &e.inbox
 	b.mu.Lock()
 	b.dirty.all, b.dirty.facts = true, true
-	b.queued()
+	b.queued(time.Now())
 	b.mu.Unlock()
 	b.ring()
 }
 
 // queued takes note of when a mark came; b.mu is held.
-func (b *inbox) queued() {
-	b.last = time.Now()
+func (b *inbox) queued(now time.Time) {
+	b.last = now
 	if b.listed && b.since.IsZero() {
 		b.since = b.last
 	}

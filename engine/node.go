@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"kube-proxy/cluster"
 	"kube-proxy/lb"
 )
 
@@ -12,7 +13,8 @@ type node struct {
 	known   bool // it has been resolved once
 	changed bool // it must be resolved again, not before wait
 	wait    pause
-	stale   bool // the plane does not have table.Node yet
+	stale   bool      // the plane does not have table.Node yet
+	since   time.Time // when that became known
 	trouble trouble
 }
 
@@ -39,7 +41,7 @@ func (e *Engine) resolveNode(now time.Time) {
 	e.tableMu.Lock()
 	e.table.Node = n
 	e.tableMu.Unlock()
-	e.node.stale, e.node.trouble.pause = true, pause{}
+	e.node.stale, e.node.since, e.node.trouble.pause = true, now, pause{}
 }
 
 // setNode tells the plane of the node without a Reset.
@@ -50,11 +52,13 @@ func (e *Engine) setNode(ctx context.Context) {
 	switch {
 	case err == nil:
 		n.stale, n.trouble = false, trouble{}
+		e.tellNodeSet()
 		e.tellNode()
 	case !e.resets.due:
 		n.trouble.fail(time.Now())
 		if n.trouble.news(err) {
 			e.cfg.Log.Error("node not written, retrying", "err", err)
+			e.tellFailed(cluster.Name{}, lb.Key{}, "setnode", err)
 		}
 	}
 }

@@ -82,10 +82,15 @@ func (p *pending) offer(keys []lb.Key, t *lb.Table) (changes []lb.Change, again 
 
 // failed says that the changes were in a write that failed.
 func (p *pending) failed(changes []lb.Change) {
+	p.programming.failed++
 	for _, c := range changes {
-		if pc := p.byKey[c.Key]; !pc.doubt {
+		pc := p.byKey[c.Key]
+		if !pc.doubt {
 			pc.doubt = true
 			p.doubtful++
+		}
+		for _, u := range pc.waiters {
+			u.fails(p.programming.failed)
 		}
 	}
 }

@@ -3,6 +3,9 @@ package engine
 import (
 	"context"
 	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
 )
 
 // kernel is what is known of whether the kernel takes writes; doc.go has the transitions. A row that is refused alone says
@@ -42,5 +45,6 @@ func (e *Engine) probe(ctx context.Context) {
 	e.writer.credit.spend(time.Now())
 	if !e.resets.due && e.writer.probe.news(err) {
 		e.cfg.Log.Error("the kernel takes no write, not even one that changes nothing", "err", err)
+		e.tellFailed(cluster.Name{}, lb.Key{}, "probe", err)
 	}
 }

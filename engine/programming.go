@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"kube-proxy/changes"
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
 )
@@ -12,6 +13,11 @@ import (
 type notice struct {
 	changes  cluster.Changes
 	triggers []int64 // as in cluster.Ref
+	// For Config.Changes: what happened, the oldest times at which the API had it and Mark told of it, 0 if unknown; the rows that
+	// changed, and the writes with any of them that failed.
+	what           changes.What
+	api, learned   int64
+	rows, failures uint32
 }
 
 // maxTriggers bounds the memory for a service that changes again and again while it cannot be written. Of more
@@ -19,12 +25,20 @@ type notice struct {
 const maxTriggers = 1000
 
 // count takes note of one change. What was triggered before this process started is another one's latency (SV-35).
-func (n *notice) count(ref cluster.Ref, started int64) {
+func (n *notice) count(ref cluster.Ref, started, now int64) {
 	switch ref.Cause {
 	case cluster.ByService:
 		n.changes.Services++
+		n.what |= serviceVerbs[ref.Verb]
 	case cluster.BySlice:
 		n.changes.Slices++
+		n.what |= sliceVerbs[ref.Verb]
+	default:
+		return
+	}
+	n.learned = oldest(n.learned, now)
+	if ref.Trigger >= started {
+		n.api = oldest(n.api, ref.Trigger)
 	}
 	if ref.Trigger != 0 && ref.Trigger >= started && len(n.triggers) < maxTriggers {
 		n.triggers = append(n.triggers, ref.Trigger)
@@ -36,9 +50,13 @@ func (n *notice) add(o notice, room int) {
 	n.changes.Services += o.changes.Services
 	n.changes.Slices += o.changes.Slices
 	n.triggers = append(n.triggers, o.triggers[:min(len(o.triggers), max(0, room))]...)
+	n.what |= o.what
+	n.api, n.learned = oldest(n.api, o.api), oldest(n.learned, o.learned)
+	n.rows += o.rows
+	n.failures += o.failures
 }
 
-func (n *notice) isZero() bool { return n.changes == cluster.Changes{} }
+func (n *notice) isZero() bool { return n.learned == 0 }
 
 // unprogrammed are the changes of one service that are not in force: they are when the plane has accepted all pending
 // changes that they made, and the service's rows could be computed.
@@ -47,6 +65,9 @@ type unprogrammed struct {
 	notice
 	open       int // pending changes
 	unresolved bool
+	// For Config.Changes: the last write that failed, and whether it is counted with others and not told by itself.
+	failed  uint64
+	counted bool
 }
 
 // programming is what was marked and is not in force yet. The zero value is empty.
@@ -56,8 +77,14 @@ type programming struct {
 	peak int // of len(open) since the map was made
 	// reset is what waits for the next Reset.
 	reset map[cluster.Name]notice
-	// done is in force, and nobody has been told yet.
-	done notice
+	// done is in force, and nobody has been told yet; so are settled, each by itself.
+	done    notice
+	settled []*unprogrammed
+	// Of what waited for a Reset that brings very much only the number is told, by together; taking while that is taken over,
+	// and loading while what the Reset left for later is written.
+	taking, loading bool
+	together        cluster.Changes
+	failed          uint64 // writes that failed
 }
 
 // of returns what the service waits for, with what was marked for it now; nil means nothing.
@@ -70,10 +97,11 @@ func (p *programming) of(name cluster.Name, n notice) *unprogrammed {
 		if p.open == nil {
 			p.open = map[cluster.Name]*unprogrammed{}
 		}
-		u = &unprogrammed{name: name}
+		u = &unprogrammed{name: name, counted: p.taking}
 		p.open[name] = u
 		p.peak = max(p.peak, len(p.open))
 	}
+	u.counted = u.counted && (p.taking || n.isZero())
 	u.add(n, maxTriggers-len(u.triggers))
 	return u
 }
@@ -81,7 +109,7 @@ func (p *programming) of(name cluster.Name, n notice) *unprogrammed {
 // unresolved says that the rows of the service could not be computed.
 func (p *programming) unresolved(name cluster.Name, n notice) {
 	if u := p.of(name, n); u != nil {
-		u.unresolved = true
+		u.unresolved, u.counted = true, false
 	}
 }
 
@@ -107,6 +135,12 @@ func (p *programming) settle(u *unprogrammed) {
 		return
 	}
 	p.done.add(u.notice, len(u.triggers))
+	if u.counted && (p.taking || p.loading) {
+		p.together.Services += u.changes.Services
+		p.together.Slices += u.changes.Slices
+	} else {
+		p.settled = append(p.settled, u)
+	}
 	delete(p.open, u.name)
 	if len(p.open) == 0 && p.peak > 100 { // give the memory back
 		p.open, p.peak = nil, 0
@@ -116,7 +150,8 @@ func (p *programming) settle(u *unprogrammed) {
 // afterReset takes over what was not in force before a Reset. It is now, but for services that could not be
 // resolved, or of which rows were left for later.
 func (p *pending) afterReset(before programming, t *lb.Table) {
-	p.programming.done = before.done
+	p.programming.done, p.programming.settled = before.done, before.settled
+	p.programming.taking = len(before.reset)+len(before.open) > manyTogether
 	take := func(name cluster.Name, n notice) {
 		var later []lb.Change
 		if len(p.byKey) > 0 {
@@ -125,6 +160,9 @@ func (p *pending) afterReset(before programming, t *lb.Table) {
 					later = append(later, lb.Change{Key: f.Key})
 				}
 			}
+		}
+		if n.rows == 0 && len(later) == 0 && !p.programming.taking {
+			n.rows = uint32(len(t.Owned(name.String())))
 		}
 		p.await(name, n, later)
 	}
@@ -138,6 +176,8 @@ func (p *pending) afterReset(before programming, t *lb.Table) {
 			take(name, u.notice)
 		}
 	}
+	p.programming.loading = p.programming.taking && p.left > 0
+	p.programming.taking = false
 }
 
 // await says which pending changes the service's changes wait for: those of the keys. With none, nothing had to
@@ -154,6 +194,7 @@ func (p *pending) await(name cluster.Name, n notice, changes []lb.Change) {
 		if pc := p.byKey[c.Key]; first || !slices.Contains(pc.waiters, u) {
 			pc.waiters = append(pc.waiters, u)
 			u.open++
+			u.rows++
 		}
 	}
 	p.programming.settle(u)
@@ -161,6 +202,7 @@ func (p *pending) await(name cluster.Name, n notice, changes []lb.Change) {
 
 // programmed tells of changes that are in force now: of how long they took (MT-04), and that nobody waits for them.
 func (e *Engine) programmed() {
+	e.tellSettled()
 	done := e.pending.programming.done
 	e.pending.programming.done = notice{}
 	if done.isZero() {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"kube-proxy/cluster"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -16,7 +17,8 @@ type resets struct {
 	whole   bool // and what it left for later was tried, too
 	load    load // what is being written so
 	trouble trouble
-	losses  tally // of the plane's state
+	losses  tally  // of the plane's state
+	why     string // it is due, for Config.Changes
 }
 
 // load is what a Reset left for later.
@@ -28,6 +30,9 @@ type load struct {
 // lose has the plane reset before anything else is written. Of many losses there is a line once in a while.
 func (e *Engine) lose(w *Write, now time.Time) {
 	e.resets.due, e.writer.searches = true, nil
+	if e.cfg.Changes != nil {
+		e.resets.why = w.Verb + ": " + w.Err.Error()
+	}
 	if n := e.resets.losses.add(1, now); n > 0 {
 		e.cfg.Log.Warn("kernel state unknown, writing everything anew", "times", n, "verb", w.Verb, "err", w.Err)
 	}
@@ -50,6 +55,7 @@ func (e *Engine) reset(ctx context.Context) {
 		r.trouble.fail(end)
 		if r.trouble.news(err) {
 			e.cfg.Log.Error("reset failed, the rules in the kernel stay", "rows", e.table.Len(), "err", err)
+			e.tellFailed(cluster.Name{}, lb.Key{}, "reset", err)
 		}
 		return
 	}
@@ -71,6 +77,7 @@ func (e *Engine) reset(ctx context.Context) {
 	e.pending, e.noLocal = newPending(), noLocalIn(e.table)
 	e.leave(res.Later, known)
 	e.pending.afterReset(before, e.table)
+	e.tellReset(w)
 	e.stats.update(func(s *Stats) { s.Changes += uint64(len(changes)) })
 	e.upToDate()
 	e.programmed()
@@ -104,6 +111,7 @@ func (e *Engine) loaded() {
 	}
 	w := Write{Verb: "load", Changes: r.load.rows, Took: time.Since(r.load.since)}
 	r.load = load{}
+	e.tellLoaded(w)
 	e.cfg.Log.Info("wrote what the reset left for later", "rows", w.Changes, "took", w.Took)
 	e.written(w)
 	if e.pending.queue.len() == 0 { // else a write will tell

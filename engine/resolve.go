@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"kube-proxy/changes"
 	"kube-proxy/cluster"
 	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
@@ -79,9 +80,9 @@ func (e *Engine) resolve(found *claims, name cluster.Name, n notice, now time.Ti
 	owner := ownerOf(view)
 	_, suspect := r.unresolved.entries[name] // it may be the table that cannot take the rows
 	fronts, err := e.rows(view, owner, suspect)
-	var changes []lb.Change
+	var diff []lb.Change
 	if err == nil {
-		changes, err = e.replace(found, owner, fronts)
+		diff, err = e.replace(found, owner, fronts)
 		r.rebuild = r.rebuild || err != nil // it may be half changed: it is made anew, with the old rows of this service
 	}
 	if err != nil {
@@ -91,14 +92,20 @@ func (e *Engine) resolve(found *claims, name cluster.Name, n notice, now time.Ti
 	}
 	r.unresolved.forget(name)
 	if e.resets.done {
-		for _, c := range changes {
+		for _, c := range diff {
 			e.pending.add(c)
 		}
 	}
-	if e.resets.due {
+	if n.what&changes.ServiceCreated != 0 && owner.Created*1e9 >= e.started {
+		n.api = oldest(n.api, owner.Created*1e9)
+	}
+	switch {
+	case e.resets.due:
 		e.pending.programming.untilReset(name, n)
-	} else {
-		e.pending.await(name, n, changes)
+	case n.isZero() && len(diff) > 0 && e.pending.programming.open[name] == nil: // the node or the configuration changed
+		e.pending.await(cluster.Name{}, notice{learned: now.UnixNano()}, diff)
+	default:
+		e.pending.await(name, n, diff)
 	}
 }
 
@@ -128,6 +135,7 @@ func (e *Engine) unresolved(name cluster.Name, err error, now time.Time) {
 	e.stats.failed("resolve service "+name.String()+": "+err.Error(), now)
 	if e.said.first("resolve " + name.String() + err.Error()) {
 		e.cfg.Log.Error("service not resolved, its present rows stay", "service", name.String(), "err", err)
+		e.tellFailed(name, lb.Key{}, "resolve", err)
 	}
 }
 
@@ -163,6 +171,7 @@ func (e *Engine) tellRefused(service string, refused []lb.Refused) {
 	e.stats.failed(text, time.Now())
 	if e.said.first(text) {
 		e.cfg.Log.Error("malformed rows left out, what was in force for their keys stays", "service", service, "rows", len(refused), "first", refused[0].Err)
+		e.tellFailed(nameOf(service), refused[0].Key, "left out", refused[0].Err)
 	}
 }
 
@@ -174,7 +183,7 @@ func (e *Engine) rebuildTable(found *claims, now time.Time) {
 	e.tableMu.Lock()
 	e.table = &lb.Table{Family: old.Family, Node: old.Node}
 	e.tableMu.Unlock()
-	r.rebuild, e.resets.due = false, true
+	r.rebuild, e.resets.due, e.resets.why = false, true, "the table was made anew"
 	// Until the Reset nothing is written, so what happens to pending here only tells observers.
 	for _, name := range e.cfg.Store.Names() {
 		view := e.cfg.Store.View(name)

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"kube-proxy/cluster"
 	"kube-proxy/internal/bisect"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -84,6 +85,7 @@ func (e *Engine) giveUp(s *search, err error) {
 	}
 	if len(left) > 0 && e.writer.together.news(err) {
 		e.cfg.Log.Error("writes fail, retrying them together", "rows", len(left), "err", err)
+		e.tellFailed(cluster.Name{}, lb.Key{}, "apply", err)
 	}
 }
 

@@ -128,6 +128,7 @@ func (e *Engine) rowFailed(c lb.Change, err error) {
 		return
 	}
 	p.logged = err.Error()
+	e.tellFailed(nameOf(serviceOf(c)), c.Key, "write", err)
 	e.writer.failed++
 	switch {
 	case e.writer.failed <= maxFailed:

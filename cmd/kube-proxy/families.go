@@ -126,6 +126,7 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 		Resolve:       p.resolver(fam),
 		ResolveNode:   func(facts cluster.Facts) lb.Node { return policy.ResolveNode(facts, p.settings(fam)) },
 		MinSyncPeriod: t.MinSyncPeriod, AuditPeriod: t.SyncPeriod, Log: p.log,
+		Changes:    p.changes,
 		Written:    func(w engine.Write) { p.written(f, labelled, w) },
 		Programmed: func(took []time.Duration) { p.servers.metrics.Programmed(fam.String(), took) },
 		Contested: func(l engine.Loss) {

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"kube-proxy/changes"
 	"kube-proxy/cluster"
 	"kube-proxy/config"
 	"kube-proxy/event"
@@ -33,6 +34,7 @@ type proxy struct {
 	store    *cluster.Store
 	choice   mode.Choice
 	writes   ownwrites.Ledger // of the planes of all families
+	changes  *changes.Ring    // what the engines of all families tell
 	families []*family
 	begun    *firsts
 	refused  refusedServices
@@ -55,6 +57,7 @@ type proxy struct {
 func newProxy(modes mode.List, args []string, cfg *config.Config, logs *logging.Log, log *slog.Logger) *proxy {
 	p := &proxy{modes: modes, args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), tell: func(event.Event) {}, dropped: func() uint64 { return 0 }}
 	p.present.Store(&configured{Config: cfg})
+	p.changes = changes.New(0)
 	p.facts, p.hangups = make(chan struct{}, 1), make(chan os.Signal, 1)
 	p.verbosity.Store(int64(cfg.Logging.Verbosity))
 	return p

@@ -1,0 +1,115 @@
+package engine
+
+import (
+	"strings"
+	"time"
+
+	"kube-proxy/changes"
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// What Config.Changes is told. An entry is written where the log or a metric is told as well.
+
+// manyTogether is of how many Services the changes that came into force with a Reset are only counted: a whole cluster at the start
+// is one entry.
+const manyTogether = 100
+
+// What a verb is called in an entry.
+var (
+	serviceVerbs = [...]changes.What{cluster.Changed: changes.ServiceChanged, cluster.Created: changes.ServiceCreated, cluster.Deleted: changes.ServiceDeleted}
+	sliceVerbs   = [...]changes.What{cluster.Changed: changes.SliceChanged, cluster.Created: changes.SliceCreated, cluster.Deleted: changes.SliceDeleted}
+)
+
+// oldest returns the smaller of two times of which 0 is none.
+func oldest(a, b int64) int64 {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// fails counts a write that failed with something of u in it, once.
+func (u *unprogrammed) fails(write uint64) {
+	if u.failed != write {
+		u.failed = write
+		u.failures++
+	}
+}
+
+// tellSettled tells of changes that are in force now.
+func (e *Engine) tellSettled() {
+	p := &e.pending.programming
+	if len(p.settled) == 0 {
+		return
+	}
+	if e.cfg.Changes != nil {
+		now := time.Now().UnixNano()
+		for _, u := range p.settled {
+			kind := changes.Service
+			if u.name == (cluster.Name{}) {
+				kind = changes.Node
+			}
+			e.cfg.Changes.Add(changes.Entry{
+				Kind: kind, Family: e.cfg.Family, What: u.what, Service: u.name,
+				Services: uint32(u.changes.Services), Slices: uint32(u.changes.Slices),
+				API: u.api, Learned: u.learned, Done: now, Rows: u.rows, Failures: u.failures,
+			})
+		}
+	}
+	if cap(p.settled) > manyTogether {
+		p.settled = nil // what was large once costs its largest size
+		return
+	}
+	clear(p.settled)
+	p.settled = p.settled[:0]
+}
+
+// tellReset tells of a Reset that succeeded, with what came into force with it and is not told by itself.
+func (e *Engine) tellReset(w *Write) {
+	end := e.writer.end
+	e.tellTogether(changes.Entry{Kind: changes.Reset, Rows: uint32(w.Changes), Why: e.resets.why,
+		Learned: end.Add(-w.Took).UnixNano(), Done: end.UnixNano()})
+	e.resets.why = ""
+}
+
+// tellLoaded tells that what a Reset left for later is written.
+func (e *Engine) tellLoaded(w Write) {
+	now := time.Now()
+	e.tellTogether(changes.Entry{Kind: changes.Loaded, Rows: uint32(w.Changes), Learned: now.Add(-w.Took).UnixNano(), Done: now.UnixNano()})
+	e.pending.programming.loading = false
+}
+
+// tellTogether tells with an entry how many changes came into force with it.
+func (e *Engine) tellTogether(entry changes.Entry) {
+	p := &e.pending.programming
+	entry.Family, entry.Services, entry.Slices = e.cfg.Family, uint32(p.together.Services), uint32(p.together.Slices)
+	p.together = cluster.Changes{}
+	e.cfg.Changes.Add(entry)
+}
+
+// tellMended tells of an audit that found something.
+func (e *Engine) tellMended(w *Write, end time.Time) {
+	e.cfg.Changes.Add(changes.Entry{Kind: changes.Mended, Family: e.cfg.Family, Rows: uint32(w.Changes),
+		Learned: end.Add(-w.Took).UnixNano(), Done: end.UnixNano()})
+}
+
+// tellNodeSet tells that the plane has what is known of this machine.
+func (e *Engine) tellNodeSet() {
+	e.cfg.Changes.Add(changes.Entry{Kind: changes.Node, Family: e.cfg.Family, Learned: e.node.since.UnixNano(), Done: e.writer.end.UnixNano()})
+}
+
+// tellFailed tells of what failed and was not told of by the same words before.
+func (e *Engine) tellFailed(name cluster.Name, k lb.Key, verb string, err error) {
+	if e.cfg.Changes != nil {
+		e.cfg.Changes.Add(changes.Entry{Kind: changes.Failed, Family: e.cfg.Family, Service: name, Key: k,
+			Done: time.Now().UnixNano(), Why: verb + ": " + err.Error()})
+	}
+}
+
+// nameOf returns the name of the Service that a row is of, which may have ":port" behind it.
+func nameOf(row string) cluster.Name {
+	service, _, _ := strings.Cut(row, ":")
+	namespace, name, _ := strings.Cut(service, "/")
+	return cluster.Name{Namespace: namespace, Name: name}
+}

@@ -1,0 +1,314 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"kube-proxy/changes"
+	"kube-proxy/cluster"
+	"kube-proxy/internal/cputest"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+)
+
+// ringTold are the entries of a Ring as text, a line each: what happened, rows, and how long it took from the API and from us.
+type ringTold struct {
+	*changes.Ring
+	seen uint64
+}
+
+func (o *ringTold) want(t *testing.T, what string, want ...string) {
+	t.Helper()
+	entries, newest := o.After(o.seen)
+	o.seen = newest
+	var got []string
+	for _, e := range entries {
+		api, learned := e.Latency()
+		line := fmt.Sprintf("%s: %s; rows %d", e.Object(), e.Words(), e.Rows)
+		if api >= 0 {
+			line += fmt.Sprintf(", api %v", api)
+		}
+		if learned > 0 {
+			line += fmt.Sprintf(", learned %v", learned)
+		}
+		if e.Family != 4 {
+			t.Errorf("%s: family %v", what, e.Family)
+		}
+		got = append(got, line)
+	}
+	if g, w := strings.Join(got, "\n"), strings.Join(want, "\n"); g != w {
+		t.Errorf("%s: told\n%s\nwant\n%s", what, g, w)
+	}
+}
+
+func changesBubble(t *testing.T, change func(*Config), f func(*rig, *ringTold)) {
+	t.Helper()
+	o := &ringTold{Ring: changes.New(0)}
+	bubble(t, func(c *Config) {
+		c.Changes = o.Ring
+		if change != nil {
+			change(c)
+		}
+	}, func(r *rig) { f(r, o) })
+}
+
+func TestChangesAreTold(t *testing.T) {
+	changesBubble(t, nil, func(r *rig, o *ringTold) {
+		r.start()
+		r.after(time.Hour)
+		r.do(cluster.ServicesListed{Services: []*cluster.Service{service(1)}}, cluster.SlicesListed{Slices: []*cluster.Slice{slice(1, 1, 1)}})
+		r.run()
+		o.want(t, "the start",
+			"node: everything compared and written; rows 1",
+			"shop/s1: Service created, 1 EndpointSlice created; rows 1")
+
+		r.do(triggered(1, 1, 2, 1500*time.Millisecond))
+		r.run()
+		o.want(t, "an endpoint more", "shop/s1: 1 EndpointSlice changed; rows 1, api 1.5s")
+
+		r.do(triggered(1, 1, 3, 3*time.Second), triggered(1, 1, 4, time.Second))
+		r.run()
+		o.want(t, "two changes at once", "shop/s1: 2 EndpointSlices changed; rows 1, api 3s")
+
+		fresh := service(2)
+		fresh.Created = time.Now().Add(-5 * time.Second).Unix()
+		r.do(cluster.ServiceSet{Service: fresh})
+		r.run()
+		o.want(t, "a new Service", "shop/s2: Service created; rows 1, api 5s")
+		r.do(cluster.ServiceGone{Name: svcName(2)})
+		r.run()
+		o.want(t, "it goes", "shop/s2: Service deleted; rows 1")
+
+		other := service(1)
+		other.Ports = append(other.Ports, cluster.ServicePort{Name: "admin", Protocol: cluster.TCP, Port: 81})
+		r.do(cluster.ServiceSet{Service: other})
+		r.run()
+		o.want(t, "a port more", "shop/s1: Service changed; rows 1")
+
+		r.engine.ResolveAll()
+		r.run()
+		o.want(t, "the configuration is read again, to no effect")
+	})
+}
+
+// What fails is told when it fails, and once; when it is in force, it says after how many failures.
+func TestFailuresAreTold(t *testing.T) {
+	changesBubble(t, nil, func(r *rig, o *ringTold) {
+		r.start()
+		r.list()
+		r.add(1)
+		r.add(2)
+		r.run()
+		_, o.seen = o.After(0)
+		r.faulty.Refuse(svcKey(1))
+		r.do(triggered(1, 2, 3, 0), triggered(2, 2, 3, 0))
+		r.after(10 * time.Second)
+		entries, _ := o.After(o.seen)
+		if len(entries) != 2 || entries[0].Kind != changes.Service && entries[1].Kind != changes.Service {
+			t.Errorf("told %v", entries)
+		}
+		for _, e := range entries {
+			switch {
+			case e.Kind == changes.Failed && e.Service == svcName(1) && e.Key == svcKey(1) && e.Why != "":
+			case e.Kind == changes.Service && e.Service == svcName(2) && e.Failures == 1:
+			default:
+				t.Errorf("told %+v", e)
+			}
+		}
+		_, o.seen = o.After(0)
+		r.after(time.Hour)
+		o.want(t, "it goes on failing")
+		r.faulty.Heal()
+		r.after(time.Hour)
+		entries, o.seen = o.After(o.seen)
+		if len(entries) != 1 || entries[0].Service != svcName(1) || entries[0].Failures < 3 || entries[0].Rows != 1 {
+			t.Errorf("healed: told %+v", entries)
+		}
+		if api, learned := entries[0].Latency(); api < time.Hour || learned < time.Hour {
+			t.Errorf("healed after an hour: told %v, %v", api, learned)
+		}
+	})
+}
+
+// A whole cluster at the start is one entry, or two if it comes in pieces, and so it is when the plane's state is lost.
+func TestManyAreCounted(t *testing.T) {
+	changesBubble(t, func(c *Config) { c.AuditPeriod = -1 }, func(r *rig, o *ringTold) {
+		r.plane.Slow(1000, 1000)
+		r.start()
+		r.fill(5000)
+		r.after(time.Minute)
+		entries, newest := o.After(0)
+		o.seen = newest
+		var services, slices uint32
+		for _, e := range entries {
+			services, slices = services+e.Services, slices+e.Slices
+		}
+		if len(entries) != 2 || entries[0].Kind != changes.Reset || entries[1].Kind != changes.Loaded || services != 5000 || slices != 5000 {
+			t.Errorf("a list of 5000 Services is told as %d entries, %d Services, %d slices: %+v", len(entries), services, slices, entries[:min(5, len(entries))])
+		}
+		// What changes while that is written is told by itself.
+		r.plane.Lose(true)
+		r.after(time.Second)
+		r.do(triggered(7, 5, 5, 0))
+		r.after(time.Minute)
+		entries, o.seen = o.After(o.seen)
+		named := false
+		for _, e := range entries {
+			named = named || e.Service == svcName(7)
+		}
+		if !named || len(entries) > 5 {
+			t.Errorf("after the plane's state was lost: %+v", entries)
+		}
+		why := ""
+		for _, e := range entries {
+			if e.Kind == changes.Reset {
+				why = e.Why
+			}
+		}
+		if !strings.HasPrefix(why, "audit: ") {
+			t.Errorf("the Reset says as its reason %q", why)
+		}
+	})
+}
+
+func TestDriftNodeAndConfigurationAreTold(t *testing.T) {
+	var empty atomic.Bool
+	changesBubble(t, func(c *Config) {
+		c.Resolve = func(v cluster.View) []*lb.Frontend {
+			if empty.Load() {
+				v.Slices = nil
+			}
+			return policy.Resolve(v, settings)
+		}
+		c.ResolveNode = func(f cluster.Facts) (n lb.Node) {
+			if f.Node != nil {
+				n.NodePorts = []netip.Prefix{netip.PrefixFrom(f.Node.Addr(false), 32)}
+			}
+			return n
+		}
+		c.AuditPeriod = -1
+	}, func(r *rig, o *ringTold) {
+		r.start()
+		r.list()
+		for i := range 3 {
+			r.add(i + 1)
+		}
+		r.run()
+		_, o.seen = o.After(0)
+		r.plane.Steal(svcKey(1), true)
+		r.after(time.Second)
+		o.want(t, "somebody removed a row", "node: others had changed our objects, mended: 1 object; rows 1")
+		for range 50 {
+			r.plane.Steal(svcKey(1), true)
+			r.after(time.Second)
+		}
+		o.want(t, "fifty times", "node: others had changed our objects, mended: 51 objects, 51 times; rows 51, learned 50s")
+
+		empty.Store(true)
+		r.engine.ResolveAll()
+		r.run()
+		o.want(t, "the configuration has it otherwise", "node: the node or the configuration changed; rows 3")
+		r.do(cluster.NodeSet{Node: &cluster.Node{Name: nodeName, Addrs: []netip.Addr{svcIP(9)}}})
+		r.run()
+		entries, _ := o.After(o.seen)
+		if len(entries) != 1 || entries[0].Kind != changes.Node {
+			t.Errorf("the node has an address: told %+v", entries)
+		}
+		_, o.seen = o.After(0)
+
+		r.faulty.FailNext(errors.New("no buffer space"))
+		r.engine.ResolveAll()
+		r.do(cluster.NodeSet{Node: &cluster.Node{Name: nodeName, Addrs: []netip.Addr{svcIP(10)}}})
+		r.run()
+		o.want(t, "the node is not taken", "node: not written: setnode: fake: set node: no buffer space; rows 0")
+	})
+}
+
+// TestTellingIsFree: who tells a Ring makes no allocation more for a change than who tells nobody, whether somebody watches or not.
+func TestTellingIsFree(t *testing.T) {
+	allocs := func(ring *changes.Ring) float64 {
+		r := newRig(t, func(c *Config) { c.Changes, c.Observers = ring, nil })
+		r.fill(10)
+		ctx := context.Background()
+		turn := func() {
+			r.engine.absorb()
+			for worked := true; worked; {
+				_, worked = r.engine.step(ctx)
+			}
+			r.engine.publish()
+		}
+		turn()
+		forms := [2]cluster.SliceSet{{Slice: slice(1, 3, 10)}, {Slice: slice(1, 4, 10)}}
+		i := 0
+		return testing.AllocsPerRun(2000, func() {
+			r.do(forms[i%2])
+			i++
+			turn()
+		})
+	}
+	nobody := allocs(nil)
+	if n := allocs(changes.New(0)); n != nobody {
+		t.Errorf("a change costs %v allocations with a Ring, %v without", n, nobody)
+	}
+	watched := changes.New(0)
+	for range 10 {
+		watched.Watch(t.Context()) // and sleeps
+	}
+	if n := allocs(watched); n != nobody {
+		t.Errorf("a change costs %v allocations with ten who watch, %v without", n, nobody)
+	}
+	t.Logf("%v allocations for each change", nobody)
+}
+
+// With ten who read all that is new whenever they are told, a change costs the process 10 µs more at most.
+func TestReadersCostLittle(t *testing.T) {
+	cost := func(readers int) time.Duration {
+		ring := changes.New(0)
+		r := newRig(t, func(c *Config) { c.Changes, c.Observers = ring, nil })
+		r.fill(10)
+		ctx, cancel := context.WithCancel(t.Context())
+		var reading sync.WaitGroup
+		for range readers {
+			c := ring.Watch(ctx)
+			reading.Go(func() {
+				var seen uint64
+				for {
+					select {
+					case <-ctx.Done():
+						return
+					case <-c:
+						_, seen = ring.After(seen)
+					}
+				}
+			})
+		}
+		forms := [2]cluster.SliceSet{{Slice: slice(1, 3, 10)}, {Slice: slice(1, 4, 10)}}
+		i := 0
+		least := cputest.Least(func() {
+			for range 2000 {
+				r.do(forms[i%2])
+				i++
+				r.engine.absorb()
+				for worked := true; worked; {
+					_, worked = r.engine.step(ctx)
+				}
+				r.engine.publish()
+			}
+		})
+		cancel()
+		reading.Wait()
+		return least / 2000
+	}
+	idle, read := cost(0), cost(10)
+	t.Logf("a change costs %v, with ten readers %v", idle, read)
+	if read > idle+10*time.Microsecond {
+		t.Errorf("a change costs %v with ten readers, %v without", read, idle)
+	}
+}
