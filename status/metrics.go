@@ -42,6 +42,10 @@ type MetricsConfig struct {
 	Changes func() (services, slices uint64)
 	// EventsDropped returns how many events could not be told to the cluster.
 	EventsDropped func() uint64
+	// Connected reports whether the source of Services and endpoints is followed.
+	Connected func() bool
+	// Conntrack returns how many connections the conntrack table has and can have; not ok where there is none to read.
+	Conntrack func() (entries, limit uint64, ok bool)
 	// Refused returns how many Services have addresses in a family that are not served.
 	Refused func(family string) int
 }

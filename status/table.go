@@ -233,6 +233,23 @@ func tabled() []metric {
 		{row: "EXT", name: "audit_mended_objects_total", kind: counter, labels: family,
 			help: "Objects in the kernel that others had changed or removed, and that were mended; rows, where they had removed everything",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Mended })},
+		{row: "EXT", name: "source_connected", kind: gauge,
+			help: "1 while the API server, or the folder of manifests, is followed; 0 while that fails and what was known stays in force",
+			read: func(s *snapshot, emit emit) {
+				if s.cfg.Connected != nil {
+					connected := 0.0
+					if s.cfg.Connected() {
+						connected = 1
+					}
+					emit(connected)
+				}
+			}},
+		{row: "EXT", name: "conntrack_entries", kind: gauge,
+			help: "Connections that the conntrack table of this node has, whosever they are; absent where there is none",
+			read: conntracked(func(entries, _ uint64) uint64 { return entries })},
+		{row: "EXT", name: "conntrack_entries_limit", kind: gauge,
+			help: "How many connections the conntrack table can have; packets of further ones are dropped",
+			read: conntracked(func(_, limit uint64) uint64 { return limit })},
 		{row: "EXT", name: "events_dropped_total", kind: counter,
 			help: "Events that could not be told to the cluster",
 			read: func(s *snapshot, emit emit) {
@@ -253,6 +270,17 @@ func perFamily(value func(*familyState) float64) func(*snapshot, emit) {
 
 func perStats(value func(*engine.Stats) uint64) func(*snapshot, emit) {
 	return perFamily(func(f *familyState) float64 { return float64(value(&f.stats)) })
+}
+
+func conntracked(value func(entries, limit uint64) uint64) func(*snapshot, emit) {
+	return func(s *snapshot, emit emit) {
+		if s.cfg.Conntrack == nil {
+			return
+		}
+		if entries, limit, ok := s.cfg.Conntrack(); ok {
+			emit(float64(value(entries, limit)))
+		}
+	}
 }
 
 func answersOf(path string) func(*snapshot, emit) {

@@ -3,9 +3,11 @@ package main
 import (
 	"net/netip"
 	"os"
+	"strconv"
 	"time"
 
 	"kube-proxy/conntrack"
+	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/sockets"
@@ -31,6 +33,21 @@ func (p *proxy) newFlows(f lb.Family, of mode.Plane) (flows, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// conntrackUse returns how many connections the conntrack table of this network namespace has and can have; not ok where the kernel has
+// none.
+func conntrackUse() (entries, limit uint64, ok bool) {
+	read := func(name string) uint64 {
+		text, err := kernel.Sysctl("net.netfilter.nf_conntrack_" + name)
+		if err != nil {
+			return 0
+		}
+		n, _ := strconv.ParseUint(text, 10, 64)
+		return n
+	}
+	entries, limit = read("count"), read("max")
+	return entries, limit, limit > 0
 }
 
 // newSockets returns what notices ports that Services take from programs of this node.

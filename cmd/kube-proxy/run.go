@@ -52,10 +52,12 @@ type proxy struct {
 	tell func(event.Event)
 	// dropped counts the events that could not be sent.
 	dropped func() uint64
+	// connected reports whether the source is followed.
+	connected func() bool
 }
 
 func newProxy(modes mode.List, args []string, cfg *config.Config, logs *logging.Log, log *slog.Logger) *proxy {
-	p := &proxy{modes: modes, args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), tell: func(event.Event) {}, dropped: func() uint64 { return 0 }}
+	p := &proxy{modes: modes, args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), tell: func(event.Event) {}, dropped: func() uint64 { return 0 }, connected: func() bool { return true }}
 	p.present.Store(&configured{Config: cfg})
 	p.changes = changes.New(0)
 	p.facts, p.hangups = make(chan struct{}, 1), make(chan os.Signal, 1)
@@ -84,6 +86,9 @@ func (p *proxy) run(ctx context.Context) error {
 		p.log.Warn("configuration", "warning", w)
 	}
 	src, srcErr := p.newSource()
+	if srcErr == nil {
+		p.connected = src.connected
+	}
 	if srcErr == nil && cfg.Manifests == "" {
 		publisher, err := kube.NewPublisher(p.kubeConfig())
 		if err != nil {

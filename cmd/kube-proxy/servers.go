@@ -41,6 +41,8 @@ func (p *proxy) newMetrics() {
 			return c.Services, c.Slices
 		},
 		EventsDropped: func() uint64 { return p.dropped() },
+		Connected:     func() bool { return p.connected() },
+		Conntrack:     conntrackUse,
 		Refused:       func(fam string) int { return int(p.refused.of(fam).Load()) },
 	}
 	for _, s := range p.choice.Steps {

@@ -17,6 +17,8 @@ import (
 // source follows Services, EndpointSlices, the Node and ServiceCIDRs somewhere.
 type source struct {
 	run func(ctx context.Context, sink func(cluster.Event)) error
+	// connected reports whether it can be followed now. It may be called from any goroutine.
+	connected func() bool
 	// factsWait is how much later than the Services and EndpointSlices the Node and the ServiceCIDRs may come.
 	factsWait time.Duration
 }
@@ -38,7 +40,7 @@ func (p *proxy) newSource() (source, error) {
 		if err != nil {
 			return source{}, err
 		}
-		return source{run: s.Run}, nil // it lists all at once
+		return source{run: s.Run, connected: s.Connected}, nil // it lists all at once
 	}
 	p.store.WaitForFacts(true)
 	if cfg.DetectLocal.Mode == string(policy.NodeCIDR) {
@@ -52,7 +54,7 @@ func (p *proxy) newSource() (source, error) {
 	if err != nil {
 		return source{}, err
 	}
-	return source{s.Run, apiFactsWait}, nil
+	return source{s.Run, s.Connected, apiFactsWait}, nil
 }
 
 // kubeConfig says how to reach the API server.

@@ -75,6 +75,13 @@ func (o *outage) over(resource string) {
 	}
 }
 
+// connected reports whether the last attempt of every stream went well.
+func (o *outage) connected() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.failing) == 0
+}
+
 func (o *outage) older(resource string, theirs, ours uint64) {
 	o.log.Warn("the API server has an older copy of the data; listing it anew", "server", o.server,
 		"resource", resource, "version", theirs, "known", ours)

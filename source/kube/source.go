@@ -81,6 +81,10 @@ func New(cfg Config) (*Source, error) {
 	return s, nil
 }
 
+// Connected reports whether the API server is followed: nothing that is listed and watched failed last. It is so before the first
+// attempt too. It may be called from any goroutine.
+func (s *Source) Connected() bool { return s.outage.connected() }
+
 // connectTo makes a client for each resource; they share connections.
 func (s *Source) connectTo(config *rest.Config) error {
 	versions := make([]schema.GroupVersion, len(s.resources))

@@ -255,11 +255,17 @@ func TestOutage(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.api.put(testService("web", 80), testService("api", 90))
-	r.start()
+	src := r.start()
 	r.wait("api:90 web:80")
 	r.require(2)
+	if !src.Connected() {
+		t.Error("it says that the API server is not followed")
+	}
 	r.api.down()
 	r.waitLog("cannot be reached")
+	if src.Connected() {
+		t.Error("it says that the API server is followed")
+	}
 	time.Sleep(2 * time.Second)
 	r.wait("api:90 web:80")
 	r.require(1)
@@ -272,6 +278,9 @@ func TestOutage(t *testing.T) {
 		t.Errorf("it took %v", took)
 	}
 	r.waitLog("answers again")
+	if !src.Connected() {
+		t.Error("it does not say that the API server is followed again")
+	}
 	r.noDips()
 	for _, part := range []string{"cannot be reached", "answers again"} {
 		if lines := r.log.Lines(part); len(lines) != 1 {

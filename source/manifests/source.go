@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -38,7 +39,7 @@ type Source struct {
 	// clashes are the problems between files that were told.
 	clashes map[convert.Problem]bool
 	// lost: the folder could not be read the last time.
-	lost bool
+	lost atomic.Bool
 	sent bool // a first complete list
 }
 
@@ -66,6 +67,9 @@ func New(cfg Config) (*Source, error) {
 	return &Source{cfg: cfg, log: log, folder: newFolder(os.DirFS(cfg.Dir)),
 		now: map[id]object{}, clashes: map[convert.Problem]bool{}}, nil
 }
+
+// Connected reports whether the folder could be read the last time. It may be called from any goroutine.
+func (s *Source) Connected() bool { return !s.lost.Load() }
 
 // tryFolder returns why a folder cannot be read, now and probably later.
 func tryFolder(dir string) error {
@@ -122,12 +126,12 @@ func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 			watched = s.watch(watcher, watched)
 		}
 		due = nil
-		if err := s.look(touched, sink); err != nil && !s.lost {
+		if err := s.look(touched, sink); err != nil && !s.lost.Load() {
 			s.log.Error("cannot read the folder; what was known stays in force", "dir", s.cfg.Dir, "err", err)
-			s.lost = true
-		} else if err == nil && s.lost {
+			s.lost.Store(true)
+		} else if err == nil && s.lost.Load() {
 			s.log.Info("the folder can be read again", "dir", s.cfg.Dir)
-			s.lost = false
+			s.lost.Store(false)
 		}
 		touched = map[string]bool{}
 		if s.folder.graced() {
