@@ -54,6 +54,60 @@ func TestKustomize(t *testing.T) {
 	}
 }
 
+// deploy/kustomize/monitoring is what the chart makes beside the base where alerts, dashboard and ServiceMonitor are asked for: of the same
+// files, alerts/kube-proxy.yaml and dashboards/kube-proxy.json.
+func TestKustomizeMonitoring(t *testing.T) {
+	const values = "apiServer: {host: a}\nserviceMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboard: {enabled: true}\nconfig: {metricsBindAddress: '0.0.0.0:10249'}"
+	root, err := controlplane.Root()
+	must(t, err)
+	folder := filepath.Join(root, "..", "..", "deploy", "kustomize", "monitoring")
+	base := map[string]bool{}
+	for _, object := range render(t, parse(t, "apiServer: {host: a}")) {
+		base[object.GetKind()+" "+plainName(object)] = true
+	}
+	var text strings.Builder
+	text.WriteString("# Made by `cd test/e2e && go test . -run TestKustomizeMonitoring -update`. Do not edit.\n")
+	for _, object := range render(t, parse(t, values)) {
+		if base[object.GetKind()+" "+plainName(object)] {
+			continue
+		}
+		labels := object.GetLabels()
+		delete(labels, "helm.sh/chart")
+		delete(labels, "app.kubernetes.io/managed-by")
+		object.SetLabels(labels)
+		y, err := yaml.Marshal(object.Object)
+		must(t, err)
+		text.WriteString("---\n" + string(y))
+	}
+	if *update {
+		must(t, os.WriteFile(filepath.Join(folder, "objects.yaml"), []byte(text.String()), 0o644))
+	}
+	there, err := os.ReadFile(filepath.Join(folder, "objects.yaml"))
+	must(t, err)
+	if string(there) != text.String() {
+		t.Errorf("%s is stale: cd test/e2e && go test . -run TestKustomizeMonitoring -update", folder)
+	}
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), folder)
+	must(t, err)
+	kinds := map[string]bool{}
+	for _, r := range built.Resources() {
+		kinds[r.GetKind()] = true
+	}
+	for _, kind := range []string{"Service", "ServiceMonitor", "PrometheusRule", "ConfigMap"} {
+		if !kinds[kind] {
+			t.Errorf("%s has no %s", folder, kind)
+		}
+	}
+}
+
+// plainName is the name of an object, without the hash that the name of the configuration ends in.
+func plainName(object *unstructured.Unstructured) string {
+	if _, ok, _ := unstructured.NestedString(object.Object, "data", "config.conf"); ok {
+		return "config"
+	}
+	return object.GetName()
+}
+
 // writeBase writes the objects but the ConfigMap, and what is in that.
 func writeBase(t *testing.T, folder string, objects []*unstructured.Unstructured) {
 	t.Helper()
