@@ -150,6 +150,23 @@ func (b *deviceBench) silent() {
 	for _, typ := range []uint16{unix.RTM_NEWADDR, unix.RTM_DELADDR} {
 		b.foreign(typ, b.other.Attrs().Index, mark, mark.BitLen())
 		b.hears(false, true)
+		b.noted(mark, b.other.Attrs().Index, typ == unix.RTM_NEWADDR)
+	}
+}
+
+// noted waits until it has been heard that another interface has an address, or has it no more.
+func (b *deviceBench) noted(a netip.Addr, index int, there bool) {
+	b.t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		b.mu.Lock()
+		on := slices.Clone(b.others[a])
+		b.mu.Unlock()
+		if slices.Contains(on, int32(index)) == there {
+			return
+		}
+		if time.Now().After(end) {
+			b.t.Fatalf("%s is known at the interfaces %v; of %d want %t", a, on, index, there)
+		}
 	}
 }
 
@@ -350,6 +367,7 @@ func TestDevicePlace(t *testing.T) {
 		second := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}}
 		b.must(netlink.LinkAdd(second))
 		b.foreign(unix.RTM_NEWADDR, second.Attrs().Index, all[0], all[0].BitLen())
+		b.noted(all[0], second.Attrs().Index, true) // IPv6 lets it be the node's a moment later
 		b.foreign(unix.RTM_DELADDR, b.other.Attrs().Index, all[0], all[0].BitLen())
 		b.silent()
 		expect(every, both, both, loopback, node, vip)
