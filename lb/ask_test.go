@@ -10,7 +10,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// What HasClusterIP remembers is what the rows in force say, and the first contests are the beginning of all of them, whatever comes and goes.
+// What KindAt remembers is what the rows in force say, and the first contests are the beginning of all of them, whatever comes and goes.
 func TestAskedOfTables(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(14, 56))
 	var table lb.Table
@@ -29,15 +29,16 @@ func TestAskedOfTables(t *testing.T) {
 			fronts = append(fronts, f)
 		}
 		table.Replace(o, fronts)
-		has := map[netip.Addr]bool{}
+		best := map[netip.Addr]lb.Kind{}
 		for f := range table.All() {
-			if f.Kind == lb.ClusterIP {
-				has[f.Key.Addr] = true
+			was := best[f.Key.Addr]
+			if was == 0 || f.Kind == lb.ClusterIP || f.Kind == lb.LoadBalancer && was == lb.ExternalIP {
+				best[f.Key.Addr] = f.Kind
 			}
 		}
 		for _, k := range keys {
-			if got := table.HasClusterIP(k.Addr); got != has[k.Addr] {
-				t.Fatalf("step %d: HasClusterIP(%s) is %t", step, k.Addr, got)
+			if got := table.KindAt(k.Addr); got != best[k.Addr] {
+				t.Fatalf("step %d: KindAt(%s) is %s, want %s", step, k.Addr, got, best[k.Addr])
 			}
 			all := table.Contests(k)
 			for _, n := range []int{0, 1, 3, 100} {

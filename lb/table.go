@@ -32,8 +32,8 @@ type Table struct {
 	rows   map[Key]*claim // the winners
 	losers map[Key]*losers
 	owners map[string]*owned
-	// clusterIPs counts the rows of kind ClusterIP in force at each address.
-	clusterIPs map[netip.Addr]int32
+	// addresses counts the rows in force at each address, by the rank of their kind.
+	addresses map[netip.Addr][len(ranked)]int32
 	// refused has the Services with rows that are left out; nearly always there are none.
 	refused map[string][]Refused
 
@@ -59,26 +59,42 @@ func (t *Table) Get(k Key) *Frontend {
 	return nil
 }
 
-// HasClusterIP reports whether a row of kind ClusterIP in force has the address, at whatever port: then it is one of the service
-// network, whose other ports nobody has (SV-62).
-func (t *Table) HasClusterIP(a netip.Addr) bool { return t.clusterIPs[a] > 0 }
+// KindAt returns the kind of the rows in force at the address, at whatever port: where they are of several kinds, the one that wins a
+// key (SV-24); 0 if there is none.
+func (t *Table) KindAt(a netip.Addr) Kind {
+	n := t.addresses[a]
+	for i, kind := range ranked {
+		if n[i] > 0 {
+			return kind
+		}
+	}
+	return 0
+}
+
+// ranked are the kinds of rows that have an address of their own, by [Kind.rank].
+var ranked = [...]Kind{ClusterIP, LoadBalancer, ExternalIP}
 
 // count notes that the row in force for a key was one and is another; nil for none.
 func (t *Table) count(was, now *Frontend) {
-	by := int32(0)
-	if was != nil && was.Kind == ClusterIP {
-		by--
-	}
-	if now != nil && now.Kind == ClusterIP {
-		by++
-	}
-	if by == 0 {
+	a := cmp.Or(was, now).Key.Addr
+	if !a.IsValid() || was != nil && now != nil && was.Kind == now.Kind {
 		return
 	}
-	a := cmp.Or(was, now).Key.Addr
-	if t.clusterIPs[a] += by; t.clusterIPs[a] == 0 {
-		delete(t.clusterIPs, a)
+	n := t.addresses[a]
+	if was != nil {
+		n[was.Kind.rank()]--
 	}
+	if now != nil {
+		n[now.Kind.rank()]++
+	}
+	if n == [len(ranked)]int32{} {
+		delete(t.addresses, a)
+		return
+	}
+	if t.addresses == nil {
+		t.addresses = map[netip.Addr][len(ranked)]int32{}
+	}
+	t.addresses[a] = n
 }
 
 // All iterates over the rows in force, in no order.
@@ -117,7 +133,7 @@ func (t *Table) Refused(name string) []Refused { return t.refused[name] }
 // The cost follows the number of rows of this Service.
 func (t *Table) Replace(o Owner, fronts []*Frontend) ([]Change, []Contest) {
 	if t.rows == nil {
-		t.rows, t.owners, t.clusterIPs = map[Key]*claim{}, map[string]*owned{}, map[netip.Addr]int32{}
+		t.rows, t.owners = map[Key]*claim{}, map[string]*owned{}
 	}
 	var before []*Frontend
 	if old := t.owners[o.Name]; old != nil {
