@@ -4,7 +4,7 @@ import "kube-proxy/trace"
 
 // Trace is what [trace.Ask] must know of the mode with these settings.
 func (m Mode) Trace(s Settings) trace.Mode {
-	return trace.Mode{
+	how := trace.Mode{
 		Name:           m.Name,
 		PassesUnknown:  m.PassesUnknown,
 		Holds:          m.HoldsAddresses,
@@ -12,4 +12,8 @@ func (m Mode) Trace(s Settings) trace.Mode {
 		Loopback:       m.LocalhostNodePorts && s.LocalhostNodePorts,
 		HairpinsByNode: m.HairpinsByNode,
 	}
+	if m.Served != nil {
+		how.Served = m.Served(s)
+	}
+	return how
 }

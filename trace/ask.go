@@ -71,6 +71,10 @@ func (q *question) row(row *lb.Frontend) {
 		q.say("This node itself answers there, to tell load balancers whether it has endpoints: %d.", row.LocalEndpoints)
 		return
 	}
+	if row = q.served(row); row == nil {
+		q.Verdict = Pass
+		return
+	}
 	if q.SourceRanges = row.Sources; len(row.Sources) > 0 {
 		if !contains(row.Sources, q.packet.From.Addr()) {
 			q.Verdict = Drop
@@ -80,6 +84,18 @@ func (q *question) row(row *lb.Frontend) {
 		q.say("It may be used from %s only (loadBalancerSourceRanges), and %s is among them.", prefixes(row.Sources), q.packet.From.Addr())
 	}
 	q.take(row, q.route(row))
+}
+
+// served is what the mode makes of a row; nil if it does not serve it.
+func (q *question) served(row *lb.Frontend) *lb.Frontend {
+	if q.how.Served == nil {
+		return row
+	}
+	kept, why := q.how.Served(q.table.Node, row)
+	if why != "" {
+		q.say("%s", why)
+	}
+	return kept
 }
 
 // named says whose the row is.
@@ -223,31 +239,34 @@ func (q *question) hairpin(b lb.Backend) bool {
 
 // unknown answers for a packet that no row is for.
 func (q *question) unknown() {
-	to := q.packet.To.Addr()
-	network := slices.IndexFunc(q.table.Node.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(to) })
-	what := target(q.packet)
+	to, what := q.packet.To.Addr(), target(q.packet)
 	ping := q.packet.Proto == ICMPv4 || q.packet.Proto == ICMPv6
+	kind := q.table.KindAt(to)
+	network := slices.IndexFunc(q.table.Node.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(to) })
 	q.Verdict = Pass
-	switch clusterIP := q.table.HasClusterIP(to); {
-	case clusterIP && ping && q.how.Holds:
-		q.say("%s is a cluster IP, which this node has itself in mode %s: it answers pings.", to, q.how.Name)
-	case clusterIP && q.how.PassesUnknown:
-		q.say("%s is a cluster IP, but no Service has %s there: mode %s leaves it as it is.", to, what, q.how.Name)
-	case clusterIP && ping:
+	switch {
+	case kind == 0 && network < 0:
+		q.say("No Service has %s: the proxy leaves it as it is.", what)
+	case q.how.PassesUnknown:
+		q.say("%s is a service address, but no Service has %s: mode %s leaves it as it is.", to, what, q.how.Name)
+	case kind != 0 && q.how.Holds && ping:
+		q.say("%s is a service address, which this node has itself in mode %s: it answers pings.", to, q.how.Name)
+	case kind != 0 && q.how.Holds:
+		q.Verdict = Reject
+		q.say("%s is a service address, which this node has itself in mode %s, but no Service has %s: it is refused.", to, q.how.Name, what)
+	case q.packet.Here:
+		q.say("%s is an address of this node, and no Service has %s: a server of the node may answer.", to, what)
+	case kind == lb.ClusterIP && ping:
 		q.Verdict = Reject
 		q.say("%s is a cluster IP, at which nobody answers pings: they are refused.", to)
-	case clusterIP:
+	case kind == lb.ClusterIP:
 		q.Verdict = Reject
 		q.say("%s is a cluster IP, but no Service has %s: it is refused.", to, what)
-	case network >= 0 && q.how.PassesUnknown:
-		q.say("%s is of the service network, but no Service has %s: mode %s leaves it as it is.", to, what, q.how.Name)
-	case network >= 0 && q.packet.Here:
-		q.say("%s is of the service network, but an address of this node: a server of the node may answer.", to)
 	case network >= 0:
 		q.Verdict = Drop
-		q.say("%s is of the service network (%s), but no Service has it: it is dropped, and does not leave the node.", to, q.table.Node.ServiceCIDRs[network])
+		q.say("%s is of the service network (%s), but no Service has %s: it is dropped, and does not leave the node.", to, q.table.Node.ServiceCIDRs[network], what)
 	default:
-		q.say("No Service has %s: the proxy leaves it as it is.", what)
+		q.say("%s is the %s of a Service, but no Service has %s: the proxy leaves it as it is.", to, kind.Words(), what)
 	}
 }
 

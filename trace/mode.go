@@ -1,5 +1,7 @@
 package trace
 
+import "kube-proxy/lb"
+
 // Mode is what a proxy mode makes of the table, where modes differ. The zero Mode is that of nftables. [kube-proxy/mode] gives the
 // value of a mode that runs.
 type Mode struct {
@@ -16,4 +18,7 @@ type Mode struct {
 	Loopback bool
 	// HairpinsByNode: a backend that is its own client is masqueraded only where the API says that it runs on this node (SV-60).
 	HairpinsByNode bool
+	// Served is what the mode makes of a row, where it cannot keep them as they are: a row that it keeps, nil for one that it does not
+	// serve so that packets pass; and why, as a sentence, "" where it keeps the row as it is. Nil: all rows are kept.
+	Served func(lb.Node, *lb.Frontend) (kept *lb.Frontend, why string)
 }

@@ -46,6 +46,7 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 		Show:          "hnsdiag list loadbalancers",
 		Flush:         "hnsdiag delete all",
 		PassesUnknown: true,
+		Served:        kept,
 
 		Rules:  "hns",
 		Remove: func(ctx context.Context, what mode.Removal) (mode.Report, error) { return remove(ctx, open, what) },
