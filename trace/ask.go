@@ -27,6 +27,10 @@ func Ask(t *lb.Table, how Mode, p Packet) Answer {
 	default:
 		q.unknown()
 	}
+	if q.Verdict == Drop && how.Unfiltered {
+		q.Verdict = Reject
+		q.say("Nothing drops packets here: it is refused.")
+	}
 	return q.Answer
 }
 
@@ -247,13 +251,13 @@ func (q *question) unknown() {
 	switch {
 	case kind == 0 && network < 0:
 		q.say("No Service has %s: the proxy leaves it as it is.", what)
-	case q.how.PassesUnknown:
-		q.say("%s is a service address, but no Service has %s: mode %s leaves it as it is.", to, what, q.how.Name)
 	case kind != 0 && q.how.Holds && ping:
 		q.say("%s is a service address, which this node has itself in mode %s: it answers pings.", to, q.how.Name)
 	case kind != 0 && q.how.Holds:
 		q.Verdict = Reject
 		q.say("%s is a service address, which this node has itself in mode %s, but no Service has %s: it is refused.", to, q.how.Name, what)
+	case q.how.PassesUnknown:
+		q.say("%s is a service address, but no Service has %s: mode %s leaves it as it is.", to, what, q.how.Name)
 	case q.packet.Here:
 		q.say("%s is an address of this node, and no Service has %s: a server of the node may answer.", to, what)
 	case kind == lb.ClusterIP && ping:
