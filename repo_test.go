@@ -59,6 +59,9 @@ const imports = `
 	# Its chains are kept by the programs and in the trees of mode iptables.
 	plane/iptables < plane/userspace/capture;
 	internal/nftwire < plane/nftables;
+	# What the kernel's rules make of a packet is asked alike by all who have a table.
+	internal/nlconn, internal/nftwire, trace < internal/nftwalk;
+	internal/nftwalk < plane/nftables, plane/userspace/capture;
 
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
 	event, lb, plane, plane/ownwrites, trace < mode;
@@ -114,7 +117,7 @@ const modules = `
 	sigs.k8s.io/yaml < migrate, config, source/manifests;
 	k8s.io/component-base < config, source/kube, source/convert, status;
 	github.com/spf13 < config, cmd/kube-proxy;
-	github.com/google/nftables < plane/nftables, plane/userspace/capture, internal/nftwire;
+	github.com/google/nftables < plane/nftables, plane/userspace/capture, internal/nftwire, internal/nftwalk;
 `
 
 // pure packages import the standard library and each other alone, so that others may use them anywhere.

@@ -94,29 +94,37 @@ func (c *change) stickable(b *lb.BackendSet) *lb.BackendSet {
 		return b
 	}
 	if c.chosen[b] == nil {
-		type ranked struct {
-			lb.Backend
-			rank uint64
-		}
-		all := make([]ranked, len(b.Backends))
-		for i, x := range b.Backends {
-			h := fnv.New64a()
-			h.Write(appendBackend(appendNum(c.rec[:0], c.st.seed), x.Addr))
-			all[i] = ranked{x, h.Sum64()}
-		}
-		slices.SortFunc(all, func(x, y ranked) int { return cmp.Or(cmp.Compare(x.rank, y.rank), x.Addr.Compare(y.Addr)) })
-		all = all[:maxStickySlots]
-		slices.SortFunc(all, func(x, y ranked) int { return x.Addr.Compare(y.Addr) })
-		few := &lb.BackendSet{ID: b.ID, Backends: make([]lb.Backend, len(all))}
-		for i, x := range all {
-			few.Backends[i] = x.Backend
-		}
 		if c.chosen == nil {
 			c.chosen = map[*lb.BackendSet]*lb.BackendSet{}
 		}
-		c.chosen[b] = few
+		c.chosen[b] = stickable(b, c.st.seed)
 	}
 	return c.chosen[b]
+}
+
+// stickable is what change.stickable remembers: the choice for a seed.
+func stickable(b *lb.BackendSet, seed uint32) *lb.BackendSet {
+	if len(b.Backends) <= maxStickySlots {
+		return b
+	}
+	type ranked struct {
+		lb.Backend
+		rank uint64
+	}
+	all, rec := make([]ranked, len(b.Backends)), make([]byte, 0, 32)
+	for i, x := range b.Backends {
+		h := fnv.New64a()
+		h.Write(appendBackend(appendNum(rec, seed), x.Addr))
+		all[i] = ranked{x, h.Sum64()}
+	}
+	slices.SortFunc(all, func(x, y ranked) int { return cmp.Or(cmp.Compare(x.rank, y.rank), x.Addr.Compare(y.Addr)) })
+	all = all[:maxStickySlots]
+	slices.SortFunc(all, func(x, y ranked) int { return x.Addr.Compare(y.Addr) })
+	few := &lb.BackendSet{ID: b.ID, Backends: make([]lb.Backend, len(all))}
+	for i, x := range all {
+		few.Backends[i] = x.Backend
+	}
+	return few
 }
 
 // HashesClients reports whether the kernel can hash the addresses of clients with session affinity. If it cannot, the

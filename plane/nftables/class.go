@@ -100,6 +100,16 @@ func (c class) String() string {
 // simple reports whether every source is treated alike.
 func (c class) simple() bool { return c&^7 == 0 }
 
+// valid reports whether the class is one that a frontend may have: anybody can write a number into a map.
+func (c class) valid() bool {
+	for _, f := range []lb.From{lb.Pods, lb.Host, lb.Anywhere} {
+		if int(c.at(f)) >= len(actionNames) {
+			return false
+		}
+	}
+	return c.at(lb.Anywhere) != actionNone && c>>(eighthsShift+8) == 0
+}
+
 // classOf derives the class of a frontend that [lb.Check] has found right.
 func classOf(f *lb.Frontend) class {
 	c := class(eighths(f.Sources)) << eighthsShift
@@ -231,6 +241,14 @@ func (s shape) number() uint32 {
 		return s.size
 	}
 	return 1<<31 | s.seconds<<14 | s.size
+}
+
+// valid reports whether a set, or a part of one, may have the shape.
+func (s shape) valid() bool {
+	if !s.sticky {
+		return s.size > 0 && s.size <= roundSize(maxSlots) && s.size == roundSize(s.size)
+	}
+	return (s.size == 0) != (s.seconds == 0) && s.size <= roundSize(maxStickySlots) && s.size == roundSize(s.size)
 }
 
 // parseShape is the inverse of number.

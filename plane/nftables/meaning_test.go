@@ -251,7 +251,7 @@ func (m *machine) protocols(x *expr.Lookup) {
 func sameSets(t *testing.T, p *Plane) {
 	t.Helper()
 	found := 0
-	err := p.sock.Dump(t.Context(), p.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, unix.NFTA_SET_TABLE, TableName), func(body []byte) error {
+	err := p.sock.Dump(t.Context(), p.reader().request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, unix.NFTA_SET_TABLE, TableName), func(body []byte) error {
 		name := nlconn.CStr(nlconn.Attribute(body, unix.NFTA_SET_NAME))
 		for _, d := range p.rules.sets {
 			if d.name != name {
@@ -294,7 +294,7 @@ func sameMeaning(t *testing.T, p *Plane) {
 // kernelRules reads the rules of a chain.
 func kernelRules(t *testing.T, p *Plane, chain string) [][]expr.Any {
 	var rules [][]expr.Any
-	err := p.sock.Dump(t.Context(), p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFTA_RULE_TABLE, TableName, unix.NFTA_RULE_CHAIN, chain), func(body []byte) error {
+	err := p.sock.Dump(t.Context(), p.reader().request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFTA_RULE_TABLE, TableName, unix.NFTA_RULE_CHAIN, chain), func(body []byte) error {
 		rules = append(rules, exprsOf(t, p, nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)))
 		return nil
 	})

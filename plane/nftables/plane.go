@@ -40,6 +40,7 @@ type Plane struct {
 	use   AffinityUse
 	shown atomic.Pointer[AffinityUse] // what Measure tells
 	told  told
+	look  looker
 
 	// How many elements are too many to dump, to audit and to load at once, and how many backends a set may have; constants
 	// but for tests.
@@ -78,6 +79,7 @@ func New(cfg Config) (*Plane, error) {
 		p.sock.Close()
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
+	p.look = newLooker(p.rules)
 	p.sock.Moved = p.mon.sock.Ignore
 	p.ours.Join(p.mon)
 	return p, nil

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
@@ -32,17 +33,78 @@ type kernelChain struct {
 	digest string
 }
 
+// reader reads our table by a socket.
+type reader struct {
+	family
+	sock *socket
+	sets *[setCount]setDef
+}
+
+func (p *Plane) reader() reader { return reader{p.family, p.sock, p.rules.sets} }
+
 // request builds a message that asks for something of our table.
-func (p *Plane) request(typ, flags uint16, attrs ...any) []byte {
-	return nftwire.Request(typ, flags, p.proto, attrs...)
+func (r reader) request(typ, flags uint16, attrs ...any) []byte {
+	return nftwire.Request(typ, flags, r.proto, attrs...)
 }
 
 // list calls f for what the answer has of our table: old kernels answer with other tables' objects too.
-func (p *Plane) list(ctx context.Context, request []byte, table uint16, f func(body []byte)) error {
-	return p.sock.Ask(ctx, request, func(body []byte) {
+func (r reader) list(ctx context.Context, request []byte, table uint16, f func(body []byte)) error {
+	return r.sock.Ask(ctx, request, func(body []byte) {
 		if nlconn.CStr(nlconn.Attribute(body, table)) == TableName {
 			f(body)
 		}
+	})
+}
+
+// readTable says whether there is a table of our name, and whether its chains are in force.
+func (r reader) readTable(ctx context.Context) (present, dormant bool, err error) {
+	err = r.sock.Ask(ctx, r.request(unix.NFT_MSG_GETTABLE, 0, unix.NFTA_TABLE_NAME, TableName), func(body []byte) {
+		present = true
+		dormant = nlconn.BE32(nlconn.Attribute(body, unix.NFTA_TABLE_FLAGS))&tableDormant != 0
+	})
+	if errors.Is(err, unix.ENOENT) {
+		err = nil
+	}
+	return present, dormant, err
+}
+
+// eachSet calls ours for those of our sets that are there as we make them, and others for all else.
+func (r reader) eachSet(ctx context.Context, ours func(setIndex), others func(name string)) error {
+	return r.list(ctx, r.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, unix.NFTA_SET_TABLE, TableName), unix.NFTA_SET_TABLE, func(body []byte) {
+		name := nlconn.CStr(nlconn.Attribute(body, unix.NFTA_SET_NAME))
+		i := setIndex(slices.IndexFunc(r.sets[:], func(d setDef) bool { return d.name == name }))
+		switch {
+		case nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0: // goes with its rule
+		case i >= 0 && r.sets[i].matches(body):
+			ours(i)
+		default:
+			others(name)
+		}
+	})
+}
+
+// eachChain calls f for the chains.
+func (r reader) eachChain(ctx context.Context, f func(name string, hook nftwire.Hook)) error {
+	return r.list(ctx, r.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP), unix.NFTA_CHAIN_TABLE, func(body []byte) {
+		f(nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_NAME)), nftwire.HookOf(body))
+	})
+}
+
+// eachRule calls f for the rules, those of a chain in their order.
+func (r reader) eachRule(ctx context.Context, f func(chain string, body []byte)) error {
+	return r.list(ctx, r.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFTA_RULE_TABLE, TableName), unix.NFTA_RULE_TABLE, func(body []byte) {
+		f(nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_CHAIN)), body)
+	})
+}
+
+// eachElement calls f for the elements of a set.
+func (r reader) eachElement(ctx context.Context, i setIndex, f func(el []byte)) error {
+	request := r.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, unix.NFTA_SET_ELEM_LIST_TABLE, TableName, unix.NFTA_SET_ELEM_LIST_SET, r.sets[i].name)
+	return r.sock.Ask(ctx, request, func(body []byte) {
+		nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+			f(el)
+			return true
+		})
 	})
 }
 
@@ -66,13 +128,9 @@ func (p *Plane) readTable(ctx context.Context, which func(*setDef) bool) (*snaps
 
 func (p *Plane) readOnce(ctx context.Context, which func(*setDef) bool) (*snapshot, error) {
 	s := &snapshot{chains: map[string]*kernelChain{}}
-	dormant := false
-	err := p.sock.Ask(ctx, p.request(unix.NFT_MSG_GETTABLE, 0, unix.NFTA_TABLE_NAME, TableName), func(body []byte) {
-		s.present = true
-		dormant = nlconn.BE32(nlconn.Attribute(body, unix.NFTA_TABLE_FLAGS))&tableDormant != 0
-	})
-	if errors.Is(err, unix.ENOENT) {
-		return s, nil
+	present, dormant, err := p.reader().readTable(ctx)
+	if s.present = present; !present {
+		return s, err
 	}
 	if err == nil {
 		err = undisturbed(func() error { s.foreign = nil; return p.readSets(ctx, s) })
@@ -102,15 +160,9 @@ func undisturbed(read func() error) error {
 // readSets finds out whether the sets are ours.
 func (p *Plane) readSets(ctx context.Context, s *snapshot) error {
 	matching := 0
-	err := p.list(ctx, p.request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, unix.NFTA_SET_TABLE, TableName), unix.NFTA_SET_TABLE, func(body []byte) {
-		name := nlconn.CStr(nlconn.Attribute(body, unix.NFTA_SET_NAME))
-		i, known := p.mon.index[name]
-		switch {
-		case nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0: // goes with its rule
-		case !known:
+	err := p.reader().eachSet(ctx, func(setIndex) { matching++ }, func(name string) {
+		if _, known := p.mon.index[name]; !known {
 			s.foreign = append(s.foreign, name)
-		case p.rules.sets[i].matches(body):
-			matching++
 		}
 	})
 	s.ours = matching == int(setCount)
@@ -134,10 +186,7 @@ func (d *setDef) matches(body []byte) bool {
 
 // readChains reads the chains of our table, and a digest of their rules.
 func (p *Plane) readChains(ctx context.Context, s *snapshot) error {
-	err := p.list(ctx, p.request(unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP), unix.NFTA_CHAIN_TABLE, func(body []byte) {
-		c := &kernelChain{hook: nftwire.HookOf(body)}
-		s.chains[nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_NAME))] = c
-	})
+	err := p.reader().eachChain(ctx, func(name string, hook nftwire.Hook) { s.chains[name] = &kernelChain{hook: hook} })
 	if err != nil {
 		return err
 	}
@@ -148,8 +197,8 @@ func (p *Plane) readChains(ctx context.Context, s *snapshot) error {
 		}
 		s.ours = s.ours && is == c.hook
 	}
-	return p.list(ctx, p.request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFTA_RULE_TABLE, TableName), unix.NFTA_RULE_TABLE, func(body []byte) {
-		if c := s.chains[nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_CHAIN))]; c != nil {
+	return p.reader().eachRule(ctx, func(chain string, body []byte) {
+		if c := s.chains[chain]; c != nil {
 			comment, _ := userdata.GetString(nlconn.Attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
 			c.digest += comment + "\n"
 		}
@@ -181,13 +230,7 @@ func (p *Plane) readElements(ctx context.Context, s *snapshot, which func(*setDe
 		if d.verdict {
 			s.verdicts[i] = map[string]elementVerdict{}
 		}
-		err := p.sock.Ask(ctx, p.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP,
-			unix.NFTA_SET_ELEM_LIST_TABLE, TableName, unix.NFTA_SET_ELEM_LIST_SET, d.name), func(body []byte) {
-			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
-				s.element(i, d, el)
-				return true
-			})
-		})
+		err := p.reader().eachElement(ctx, i, func(el []byte) { s.element(i, d, el) })
 		// Others may change their tables all the time, which does no harm to what we read of ours; and of a change
 		// of ours the monitor hears, so that it is looked at again.
 		if errors.Is(err, nlconn.ErrInterrupted) && p.mon.silent() {
