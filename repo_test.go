@@ -47,6 +47,8 @@ const imports = `
 
 	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest, internal/nftwire, internal/ipset, internal/ipvswire, internal/rtnl;
 	internal/ipvswire, internal/ipset, internal/rtnl, internal/nlconn < plane/ipvs;
+	# A rule may ask for the interface that a packet leaves through, and whether an address is the node's own.
+	internal/rtnl, internal/nlconn < plane/iptables;
 	# The chains around virtual servers are kept by what keeps those of mode iptables.
 	plane/iptables < plane/ipvs;
 	# Planes say what the kernel makes of a packet, in the words in which the table's answer is told.

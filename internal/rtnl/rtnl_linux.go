@@ -188,6 +188,24 @@ func FindLink(ctx context.Context, conn Conn, name string) (found Link, err erro
 	return found, nil
 }
 
+// LinkName returns the name of the interface of an index, "" if there is none.
+func LinkName(ctx context.Context, conn Conn, index int32) (name string, err error) {
+	head := make([]byte, unix.SizeofIfInfomsg)
+	nlconn.Order.PutUint32(head[4:], uint32(index))
+	err = conn.Do(ctx, nlconn.Request(unix.RTM_GETLINK, 0, head), func(m nlconn.Message) error {
+		l, _ := ParseLink(m.Body)
+		name = l.Name
+		return nil
+	})
+	if errors.Is(err, unix.ENODEV) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("look for interface number %d: %w", index, err)
+	}
+	return name, nil
+}
+
 // ChangeLink makes a request that sets flags (IFF_*) of an interface to those given; that of the index, or with index 0 a new one of that
 // name and kind. There attrs may say more.
 func ChangeLink(l Link, which uint32, attrs ...[]byte) []byte {
@@ -216,6 +234,20 @@ func DeleteLink(index int32) []byte {
 // LeadsHere reports whether packets to the address are for this node. An address of IPv6 is the node's only a moment after the kernel took
 // it.
 func LeadsHere(ctx context.Context, conn Conn, a netip.Addr) (here bool, err error) {
+	way, err := RouteTo(ctx, conn, a)
+	return way.Here, err
+}
+
+// Route is where packets to an address go.
+type Route struct {
+	// Here: they are for this node.
+	Here bool
+	// Out is the index of the interface that they leave through; 0 where there is no route at all.
+	Out int32
+}
+
+// RouteTo asks for the route of what this node sends to an address.
+func RouteTo(ctx context.Context, conn Conn, a netip.Addr) (way Route, err error) {
 	head := make([]byte, unix.SizeofRtMsg)
 	head[0], head[1] = unix.AF_INET, byte(a.BitLen())
 	if a.Is6() {
@@ -225,11 +257,17 @@ func LeadsHere(ctx context.Context, conn Conn, a netip.Addr) (here bool, err err
 	e.Bytes(unix.RTA_DST, a.AsSlice())
 	err = conn.Do(ctx, nlconn.Request(unix.RTM_GETROUTE, 0, head, e.B), func(m nlconn.Message) error {
 		const typeAt = 7 // rtm_type in struct rtmsg
-		here = len(m.Body) > typeAt && m.Body[typeAt] == unix.RTN_LOCAL
+		if len(m.Body) < unix.SizeofRtMsg {
+			return nil
+		}
+		way.Here = m.Body[typeAt] == unix.RTN_LOCAL
+		if out := nlconn.Attribute(m.Body[unix.SizeofRtMsg:], unix.RTA_OIF); len(out) >= 4 {
+			way.Out = int32(nlconn.Order.Uint32(out))
+		}
 		return nil
 	})
 	if refused := (*nlconn.Error)(nil); errors.As(err, &refused) { // there is no route at all
-		return false, nil
+		return Route{}, nil
 	}
-	return here, err
+	return way, err
 }

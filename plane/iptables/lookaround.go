@@ -1,0 +1,127 @@
+//go:build linux
+
+package iptables
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
+	"kube-proxy/internal/rtnl"
+)
+
+// surroundings are what rules ask of the kernel beside the packet: whose an address is, through which interface packets go there, and which
+// clients are remembered.
+type surroundings struct {
+	conn       *nlconn.Conn
+	routes     map[netip.Addr]rtnl.Route
+	interfaces map[int32]string
+	tick       time.Duration // of the kernel's clock, in which xt_recent keeps time
+}
+
+// lookAround opens them in the network namespace of the calling thread.
+func lookAround() (*surroundings, error) {
+	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
+	if err != nil {
+		return nil, fmt.Errorf("ask for routes: %w", err)
+	}
+	return &surroundings{conn: conn, routes: map[netip.Addr]rtnl.Route{}, interfaces: map[int32]string{}}, nil
+}
+
+func (s *surroundings) close() { s.conn.Close() }
+
+func (s *surroundings) route(ctx context.Context, a netip.Addr) (rtnl.Route, error) {
+	if way, known := s.routes[a]; known {
+		return way, nil
+	}
+	way, err := rtnl.RouteTo(ctx, s.conn, a)
+	if err != nil {
+		return rtnl.Route{}, fmt.Errorf("ask for the route to %s: %w", a, err)
+	}
+	s.routes[a] = way
+	return way, nil
+}
+
+// interfaceTo returns the name of the interface through which packets go to an address, "" where there is no route.
+func (s *surroundings) interfaceTo(ctx context.Context, a netip.Addr) (string, error) {
+	way, err := s.route(ctx, a)
+	if err != nil || way.Out == 0 {
+		return "", err
+	}
+	name, known := s.interfaces[way.Out]
+	if !known {
+		if name, err = rtnl.LinkName(ctx, s.conn, way.Out); err != nil {
+			return "", err
+		}
+		s.interfaces[way.Out] = name
+	}
+	return name, nil
+}
+
+// remembers reports whether a list of xt_recent has a client that was seen so many seconds ago at most, 0 for any time, and how long ago.
+func (s *surroundings) remembers(list string, client netip.Addr, within uint32) (age time.Duration, known bool) {
+	if strings.Contains(list, "/") { // no list can be called so
+		return 0, false
+	}
+	f, err := os.Open("/proc/thread-self/net/xt_recent/" + list)
+	if err != nil { // the list is made with the first rule that names it
+		return 0, false
+	}
+	defer f.Close()
+	seen, found := seenIn(f, client)
+	if !found {
+		return 0, false
+	}
+	now, tick, err := s.jiffies()
+	if err != nil {
+		return 0, false
+	}
+	age = time.Duration(max(int32(now-seen), 0)) * tick
+	return age, within == 0 || age <= time.Duration(within)*time.Second
+}
+
+// seenIn returns when a list says that a client was seen last, in jiffies.
+func seenIn(list io.Reader, client netip.Addr) (seen uint32, found bool) {
+	lines := bufio.NewScanner(list)
+	for lines.Scan() {
+		words := strings.Fields(lines.Text()) // src=10.0.0.1 ttl: 64 last_seen: 4295022318 oldest_pkt: 1 4295022318
+		if len(words) < 5 || words[3] != "last_seen:" {
+			continue
+		}
+		src, err := netip.ParseAddr(strings.TrimPrefix(words[0], "src="))
+		if err != nil || src != client {
+			continue
+		}
+		n, err := strconv.ParseUint(words[4], 10, 64)
+		return uint32(n), err == nil
+	}
+	return 0, false
+}
+
+// jiffies returns the low half of the kernel's clock, and how long one tick of it is. It began five minutes before it ran over.
+func (s *surroundings) jiffies() (now uint32, tick time.Duration, err error) {
+	var ts unix.Timespec
+	if s.tick == 0 {
+		if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &ts); err != nil {
+			return 0, 0, os.NewSyscallError("clock_getres", err)
+		}
+		if s.tick = time.Duration(ts.Nano()); s.tick <= 0 {
+			return 0, 0, errors.New("the kernel does not tell how long a tick of its clock is")
+		}
+	}
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0, 0, os.NewSyscallError("clock_gettime", err)
+	}
+	hz := (time.Second + s.tick/2) / s.tick
+	return uint32(time.Duration(ts.Nano())/s.tick) - uint32(300*hz), s.tick, nil
+}
