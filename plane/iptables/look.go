@@ -82,5 +82,5 @@ func (p *Plane) holding() (holding, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &nftHolding{nf, p.family}, nil
+	return &nftHolding{nf: nf, family: p.family}, nil
 }

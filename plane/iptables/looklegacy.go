@@ -51,17 +51,41 @@ func (h *legacyHolding) close() {
 // generation is 0: nothing tells of a rule that was exchanged for another.
 func (h *legacyHolding) generation() (uint32, error) { return 0, nil }
 
-func (h *legacyHolding) chain(id chainID) (*chainState, error) {
-	b := h.blobs[id.table]
-	if b == nil {
-		if !h.there[id.table.String()] {
-			return nil, nil
-		}
+// table returns a table, nil if there is none.
+func (h *legacyHolding) table(t table) (*blob, error) {
+	b := h.blobs[t]
+	if b == nil && h.there[t.String()] {
 		var err error
-		if b, err = h.info.read(h.family, id.table); err != nil {
+		if b, err = h.info.read(h.family, t); err != nil {
 			return nil, err
 		}
-		h.blobs[id.table] = b
+		h.blobs[t] = b
+	}
+	return b, nil
+}
+
+func (h *legacyHolding) names(t table) (map[string]bool, error) {
+	b, err := h.table(t)
+	if err != nil || b == nil {
+		return nil, err
+	}
+	if err := b.index(); err != nil {
+		return nil, fmt.Errorf("read table %s: %w", t, err)
+	}
+	names := make(map[string]bool, len(b.chains)+len(builtIn))
+	for name := range b.chains {
+		names[name] = true
+	}
+	for hook, name := range builtIn {
+		names[name] = b.valid>>hook&1 == 1
+	}
+	return names, nil
+}
+
+func (h *legacyHolding) chain(id chainID) (*chainState, error) {
+	b, err := h.table(id.table)
+	if err != nil || b == nil {
+		return nil, err
 	}
 	c, err := b.chain(id.name)
 	if err != nil {
@@ -179,22 +203,32 @@ func (b *blob) find(name string) (at uint32, hooked, there bool, err error) {
 			return b.hooks[hook], true, b.valid>>hook&1 == 1, nil
 		}
 	}
-	if at, there = b.chains[name]; there || b.indexed {
-		return at, false, there, nil
+	if at, there = b.chains[name]; !there {
+		if err := b.index(); err != nil {
+			return 0, false, false, err
+		}
+		at, there = b.chains[name]
+	}
+	return at, false, there, nil
+}
+
+// index finds where all chains begin that are not built in.
+func (b *blob) index() error {
+	if b.indexed {
+		return nil
 	}
 	for at := uint32(0); int(at) < len(b.entries); {
 		e, target, next, err := b.entry(at)
 		if err != nil {
-			return 0, false, false, err
+			return err
 		}
-		if name, head := headOf(e, target); head {
+		if name, head := headOf(e, target); head && int(next) < len(b.entries) { // the last one ends the table
 			b.chains[name] = next
 		}
 		at = next
 	}
 	b.indexed = true
-	at, there = b.chains[name]
-	return at, false, there, nil
+	return nil
 }
 
 func (b *blob) chain(name string) (*chainState, error) {
@@ -271,8 +305,8 @@ func (b *blob) rule(e []byte, target int) (rule, error) {
 	for i, in := range []bool{true, false} {
 		name, mask := cstr(e[form.ifaces+16*i:form.ifaces+16*i+16]), e[form.ifaces+32+16*i:form.ifaces+48+16*i]
 		length := len(mask) - len(bytes.TrimLeft(mask, "\xff"))
-		if length > 0 {
-			r.through(in, name, length == len(name), inverted&map[bool]byte{true: notIn, false: notOut}[in] != 0)
+		if length > 0 { // one that covers no more than the letters is for all names that begin so
+			r.through(in, name[:min(length, len(name))], length <= len(name), inverted&map[bool]byte{true: notIn, false: notOut}[in] != 0)
 		}
 	}
 	if proto := native.Uint16(e[form.proto:]); proto != 0 {

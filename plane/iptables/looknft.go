@@ -26,6 +26,8 @@ type chainState struct {
 type holding interface {
 	// chain returns a chain, nil if there is none.
 	chain(id chainID) (*chainState, error)
+	// names returns the names of a table's chains.
+	names(t table) (map[string]bool, error)
 	// generation is a number that changes with every change of any rule, or 0 where nothing tells.
 	generation() (uint32, error)
 	close()
@@ -36,11 +38,29 @@ type holding interface {
 type nftHolding struct {
 	nf     *kernel.Netfilter
 	family lb.Family
+	chains map[string]map[string]bool // names by table, once they were asked for
 }
 
 func (h *nftHolding) close() { h.nf.Close() }
 
 func (h *nftHolding) generation() (uint32, error) { return h.nf.Generation() }
+
+func (h *nftHolding) names(t table) (map[string]bool, error) {
+	if h.chains == nil {
+		all, err := h.nf.Chains(nfproto(h.family))
+		if err != nil {
+			return nil, fmt.Errorf("list the chains of nf_tables: %w", err)
+		}
+		h.chains = map[string]map[string]bool{}
+		for _, c := range all {
+			if h.chains[c.Table] == nil {
+				h.chains[c.Table] = map[string]bool{}
+			}
+			h.chains[c.Table][c.Name] = true
+		}
+	}
+	return h.chains[t.String()], nil
+}
 
 func (h *nftHolding) chain(id chainID) (*chainState, error) {
 	c := &chainState{}

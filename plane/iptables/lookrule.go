@@ -244,8 +244,10 @@ func quoted(s string) string {
 	if s != "" && !strings.ContainsFunc(s, func(r rune) bool { return !plain(r) }) {
 		return s
 	}
-	return `"` + strings.NewReplacer(`"`, `\"`, `\`, `\\`, `'`, `\'`).Replace(s) + `"`
+	return `"` + escaped.Replace(s) + `"`
 }
+
+var escaped = strings.NewReplacer(`"`, `\"`, `\`, `\\`, `'`, `\'`)
 
 // prefixOf returns the prefix of an address and a mask, false if the mask is none of a prefix.
 func prefixOf(addr, mask []byte) (netip.Prefix, bool) {

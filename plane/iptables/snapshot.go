@@ -22,6 +22,8 @@ type snapshot struct {
 	served map[lb.Key]bool
 	// kubelet: there are chains of the kubelet, so that rules of KUBE-FIREWALL are its own as well.
 	kubelet bool
+	// bare: the digests of chains are of rules without comments.
+	bare bool
 	// unlistable are the tables that are there but cannot be printed.
 	unlistable [tables]bool
 }
@@ -91,7 +93,11 @@ func (s *snapshot) rule(t table, name, rule []byte, c *content) {
 		}
 		return
 	}
-	c.hash.Write(rule)
+	if s.bare {
+		c.hash.WriteString(withoutComment(string(rule)))
+	} else {
+		c.hash.Write(rule)
+	}
 	c.hash.WriteByte('\n')
 	c.rules++
 	if t == nat && dispatches(name) {

@@ -78,9 +78,7 @@ const manyEndpoints = 1000
 // are written: all at once would take much memory.
 func newState(r renderer, ports []portRows) *state {
 	st := &state{renderer: r, rows: map[lb.Key]*row{}, ports: make(map[portID]*servicePort, len(ports)), lists: map[chainID]*list{},
-		dispatchers: newDispatchers(r.family), kernel: map[chainID]digest{}, jumps: map[jump]bool{}}
-	st.dispatchers[inServices].tail = r.toNodePorts(nodePorts)
-	st.dispatchers[inRejectedExternal].tail = r.toNodePorts(externalNodePorts)
+		kernel: map[chainID]digest{}, jumps: map[jump]bool{}}
 	var all [dispatchers][]entry
 	for _, port := range ports {
 		var c change
@@ -94,15 +92,26 @@ func newState(r renderer, ports []portRows) *state {
 			}
 		}
 	}
-	for i, d := range st.dispatchers {
-		d.set(all[i])
-		d.update(pathsOf(all[i]))
+	st.dispatchers = r.dispatchersOf(all)
+	for _, d := range st.dispatchers {
 		for at := range d.nodes {
 			c := d.chain(at)
 			st.holds(c.id, digestOf(c.rules))
 		}
 	}
 	return st
+}
+
+// dispatchersOf returns the dispatchers with those entries.
+func (r *renderer) dispatchersOf(all [dispatchers][]entry) [dispatchers]*dispatcher {
+	ds := newDispatchers(r.family)
+	ds[inServices].tail = r.toNodePorts(nodePorts)
+	ds[inRejectedExternal].tail = r.toNodePorts(externalNodePorts)
+	for i, d := range ds {
+		d.set(all[i])
+		d.update(pathsOf(all[i]))
+	}
+	return ds
 }
 
 // newServicePort returns a service port with those rows, and the names of what was rendered of them.

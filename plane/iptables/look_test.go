@@ -1,0 +1,135 @@
+//go:build linux
+
+package iptables
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/planetest"
+	"kube-proxy/trace"
+)
+
+var _ mode.Looker = (*Plane)(nil)
+
+// asked is how the table is asked what mode iptables makes of it.
+var asked = trace.Mode{Name: "iptables", PassesUnknown: true, Loopback: true}
+
+// packetsTo yields packets from everywhere to each row, and beside it.
+func packetsTo(w planetest.World, table *lb.Table) (all []trace.Packet) {
+	node := w.Addr(192, 1)
+	sources := []trace.Packet{
+		{From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0), In: "veth1"},
+		{From: netip.AddrPortFrom(node, 0), Host: true},
+		{From: netip.AddrPortFrom(w.Addr(172, 9), 0), In: "eth0"},
+		{From: netip.AddrPortFrom(w.Addr(100, 0), 0), In: "veth2"}, // often a backend
+	}
+	for _, f := range slices.SortedFunc(table.All(), func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) }) {
+		for _, p := range sources {
+			p.Proto = f.Key.Proto
+			to := f.Key.Addr
+			if f.Key.IsNodePort() {
+				to, p.Here = node, true
+			}
+			for _, port := range []uint16{f.Key.Port, f.Key.Port + 7000} {
+				p.To = netip.AddrPortFrom(to, port)
+				all = append(all, p)
+			}
+			for _, s := range f.Sources[:min(1, len(f.Sources))] {
+				p.To, p.From = netip.AddrPortFrom(to, f.Key.Port), netip.AddrPortFrom(s.Addr(), 0)
+				all = append(all, p)
+			}
+		}
+	}
+	return all
+}
+
+// compare follows all packets, and tells of those that meet something else than the table says.
+func compare(t *testing.T, p *Plane, table *lb.Table, packets []trace.Packet) (seen map[trace.Verdict]int) {
+	t.Helper()
+	seen = map[trace.Verdict]int{}
+	for _, packet := range packets {
+		want := trace.Ask(table, asked, packet)
+		got, err := p.Follow(t.Context(), packet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found := trace.Compare(want, got); found != nil {
+			t.Errorf("%+v: %s\ntable: %+v\nkernel: %s", packet, strings.Join(found, " "), want, show(got))
+		}
+		seen[got.Verdict]++
+	}
+	return seen
+}
+
+func show(k trace.Kernel) string {
+	return fmt.Sprintf("%s %v masquerade %t affine %v\n%s", k.Verdict, k.Backends, k.Masquerade, k.Affine, strings.Join(k.Way, "\n"))
+}
+
+// fullTable has rows of all kinds.
+func fullTable(w planetest.World) *lb.Table {
+	table := w.Table(40, 3)
+	for i := range 8 {
+		table.Replace(w.Full(100+i, 100*(i%3), i%4, i%3, time.Duration(i%2)*time.Hour))
+	}
+	o, fronts := w.Full(120, 100, 3, 2, 0) // whom the ranges let in, is refused
+	for _, f := range fronts {
+		f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
+	}
+	fronts = append(fronts, &lb.Frontend{Key: lb.Key{Port: 20000, Proto: lb.TCP}, Service: o.Name, Kind: lb.HealthCheck,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}})
+	table.Replace(o, fronts)
+	return table
+}
+
+// differences returns what differs, and no more than a hundred of it.
+func differences(t *testing.T, p *Plane, table *lb.Table) (all []trace.Difference) {
+	t.Helper()
+	if err := p.Differences(t.Context(), table, func(d trace.Difference) bool {
+		all = append(all, d)
+		return len(all) < 100
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// The kernel's chains make of every packet what the table says, whatever tells pods, and nothing differs.
+func TestFollowAgreesWithTheTable(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		p := newPlane(t, cfg)
+		table := fullTable(w)
+		for i, pods := range []lb.Detector{table.Node.Pods, {}, {InterfacePrefix: "veth"}, {Interface: "veth1"}, {Prefixes: someRanges(w, 100, 3)}} {
+			table.Node.Pods = pods
+			reset(t, p, table)
+			packets := packetsTo(w, table)
+			if i > 0 { // each fifth is of another source, and to another row
+				for n := range len(packets) / 5 {
+					packets[n] = packets[5*n]
+				}
+				packets = packets[:len(packets)/5]
+			}
+			seen := compare(t, p, table, packets)
+			for _, v := range []trace.Verdict{trace.Balance, trace.Reject, trace.Drop, trace.Pass} {
+				if seen[v] == 0 {
+					t.Errorf("no packet met %s: %v", v, seen)
+				}
+			}
+			for _, d := range differences(t, p, table) {
+				t.Errorf("pods by %+v: differs: %+v", pods, d)
+			}
+		}
+	})
+}
+
+var _ = []any{cmp.Compare[int], context.Background, maps.Keys[map[int]int], os.Args}
