@@ -45,7 +45,7 @@ const imports = `
 	cluster, policy, lb, plane, changes, internal/ratelimit, internal/bisect < engine;
 	internal/bisect < plane/nftables, plane/iptables, plane/ipvs, plane/ebpf;
 
-	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest, internal/nftwire, internal/ipset, internal/ipvswire, internal/rtnl;
+	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest, internal/nftwire, internal/ipset, internal/ipvswire, internal/rtnl, internal/ctwire;
 	internal/ipvswire, internal/ipset, internal/rtnl, internal/nlconn < plane/ipvs;
 	# A rule may ask for the interface that a packet leaves through, and whether an address is the node's own.
 	internal/rtnl, internal/nlconn < plane/iptables;
@@ -81,6 +81,7 @@ const imports = `
 	mode, plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns < plane/all;
 
 	lb < conntrack, health, sockets;
+	internal/ctwire, internal/nlconn, internal/rtnl < conntrack;
 	internal/listen < health, status;
 	internal/kernel < system;
 	lb, internal/kernel < cleanup;

@@ -2,7 +2,6 @@ package conntrack
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/ctwire"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/internal/nlconntest"
@@ -456,14 +456,12 @@ func (ns namespace) inject(tb testing.TB, n int, entry func(i int) (client, to, 
 		var seqs []uint32
 		for ; done < n && len(seqs) < 100; done++ {
 			start := len(b)
-			b = appendHeader(b, msgNew, unix.NLM_F_REQUEST|unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, unix.AF_INET)
-			seqs = append(seqs, c.Next())
-			setSeq(b, start, seqs[len(seqs)-1])
 			client, to, from, proto := entry(done)
-			b = appendEntry(b, client, to, from, proto)
-			b = appendAttr(b, 7, binary.BigEndian.AppendUint32(nil, 600)...) // CTA_TIMEOUT, seconds
-			b = appendAttr(b, 3, binary.BigEndian.AppendUint32(nil, 0xe)...) // CTA_STATUS: seen reply, assured, confirmed
-			setLength(b, start)
+			e := ctwire.Entry{Orig: ctwire.Tuple{From: client, To: to, Proto: uint8(proto)}, Reply: ctwire.Tuple{From: from, To: client, Proto: uint8(proto)},
+				Status: ctwire.SeenReply | ctwire.Assured, Timeout: 600}
+			b = e.AppendNew(b, unix.AF_INET)
+			seqs = append(seqs, c.Next())
+			ctwire.SetSeq(b, start, seqs[len(seqs)-1])
 		}
 		if err := c.Send(context.Background(), b); err != nil {
 			tb.Fatalf("inject: %v", err)
@@ -517,7 +515,7 @@ func TestDumpAndDelete(t *testing.T) {
 	defer other.close()
 
 	messages := 0
-	if err := table.dumps.Do(t.Context(), dumpRequest(table.family, lb.UDP, unix.NLM_F_REQUEST|unix.NLM_F_DUMP), func(nlconn.Message) error { messages++; return nil }); err != nil || messages != n {
+	if err := table.dumps.Do(t.Context(), ctwire.DumpRequest(table.family, ctwire.Tuple{Proto: uint8(lb.UDP)}, ctwire.ByProto), func(nlconn.Message) error { messages++; return nil }); err != nil || messages != n {
 		t.Errorf("the kernel sent %d entries, want the %d of UDP: %v", messages, n, err)
 	}
 
@@ -600,7 +598,7 @@ func TestUnreadAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer table.close()
-	if err := table.dumps.Send(t.Context(), dumpRequest(table.family, lb.UDP, unix.NLM_F_REQUEST|unix.NLM_F_DUMP)); err != nil {
+	if err := table.dumps.Send(t.Context(), ctwire.DumpRequest(table.family, ctwire.Tuple{Proto: uint8(lb.UDP)}, ctwire.ByProto)); err != nil {
 		t.Fatal(err)
 	}
 	none := func(flow) (lb.Key, bool) { return lb.Key{}, false }

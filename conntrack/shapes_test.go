@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"kube-proxy/internal/cputest"
+	"kube-proxy/internal/ctwire"
 	"kube-proxy/lb"
 )
 
@@ -45,5 +46,31 @@ func TestSharedSetsAreLinear(t *testing.T) {
 	}
 	if ratio := cputest.Ratio(replace(100), replace(3200)); ratio > 160 { // 32 is linear, 1024 the square
 		t.Errorf("3,200 rows with 3,200 backends cost %.0f times as much as 100 with 100", ratio)
+	}
+}
+
+var (
+	client = netip.MustParseAddrPort("192.0.2.7:40000")
+	dns    = netip.MustParseAddrPort("10.96.0.10:53")
+	podAP  = netip.MustParseAddrPort(podA)
+)
+
+// DP-52 PN-06: an entry costs no memory, whether it is stale or not.
+func TestNoAllocs(t *testing.T) {
+	x := newIndex(nil)
+	x.apply(set(row(vip, service, lb.Cluster, podB)))
+	x.apply(set(row("nodeport:30053/udp", service, lb.Cluster, podB)))
+	p := x.take(map[netip.Addr]struct{}{client.Addr(): {}})
+	e := ctwire.Entry{Orig: ctwire.Tuple{From: client, To: dns, Proto: uint8(lb.UDP)}, Reply: ctwire.Tuple{From: podAP, To: client, Proto: uint8(lb.UDP)}}
+	msg := e.AppendNew(nil, 2)[16:] // behind struct nlmsghdr
+	if n := testing.AllocsPerRun(1000, func() {
+		if ok, err := e.Parse(msg); !ok || err != nil {
+			t.Fatal(err)
+		}
+		if _, stale := p.stale(flow{lb.UDP, e.Orig.To, e.Reply.From}); !stale {
+			t.Fatal("not stale")
+		}
+	}); n > 0 {
+		t.Errorf("%v allocations for an entry", n)
 	}
 }

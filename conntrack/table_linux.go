@@ -8,7 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/ctwire"
 	"kube-proxy/internal/nlconn"
+	"kube-proxy/internal/rtnl"
 	"kube-proxy/lb"
 )
 
@@ -23,7 +25,7 @@ type table struct {
 	deletes *nlconn.Conn // while a dump is being read
 	routes  *nlconn.Conn
 
-	entry   entry
+	entry   ctwire.Entry
 	pending []byte   // delete requests not sent yet
 	first   uint32   // the sequence number of the first of them
 	keys    []lb.Key // their keys
@@ -47,23 +49,11 @@ func openTable(family lb.Family) (*table, error) {
 			return nil, err
 		}
 	}
-	if err := t.probe(); err != nil {
+	if err := ctwire.Probe(context.Background(), t.dumps); err != nil {
 		t.close()
 		return nil, err
 	}
 	return t, nil
-}
-
-// probe asks for the number of entries, to say now what would fail in every pass.
-func (t *table) probe() error {
-	err := t.dumps.Do(context.Background(), nlconn.Request(subsysCtnetlink<<8|msgGetStats, unix.NLM_F_ACK, []byte{unix.AF_UNSPEC, 0, 0, 0}), nil)
-	switch {
-	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("this needs root, or the capability NET_ADMIN in this network namespace: %w", err)
-	case errors.Is(err, unix.EINVAL):
-		return fmt.Errorf("the kernel has no nf_conntrack_netlink (CONFIG_NF_CT_NETLINK): %w", err)
-	}
-	return err
 }
 
 func (t *table) close() {
@@ -79,20 +69,20 @@ func (t *table) close() {
 func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error) {
 	var n tally
 	t.pending, t.keys = t.pending[:0], t.keys[:0]
-	err := t.dumps.Do(ctx, dumpRequest(t.family, proto, unix.NLM_F_REQUEST|unix.NLM_F_DUMP), func(m nlconn.Message) error {
-		if m.Type != subsysCtnetlink<<8|msgNew || len(m.Body) < 4 {
+	err := t.dumps.Do(ctx, ctwire.DumpRequest(t.family, ctwire.Tuple{Proto: uint8(proto)}, ctwire.ByProto), func(m nlconn.Message) error {
+		if m.Type != ctwire.New {
 			return nil
 		}
 		e := &t.entry
-		ok, err := e.parse(m.Body[4:])
+		ok, err := e.Parse(m.Body)
 		if err != nil {
 			return err
 		}
-		if !ok || e.proto != proto {
+		if !ok || e.Orig.Proto != uint8(proto) {
 			return nil
 		}
 		n.seen++
-		key, old := stale(e.flow)
+		key, old := stale(flow{proto: proto, to: e.Orig.To, from: e.Reply.From})
 		if !old {
 			return nil
 		}
@@ -104,15 +94,15 @@ func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb
 	return n, t.flush(ctx, &n, failed)
 }
 
-func (t *table) drop(ctx context.Context, key lb.Key, e *entry, n *tally, failed func(lb.Key, error)) error {
+func (t *table) drop(ctx context.Context, key lb.Key, e *ctwire.Entry, n *tally, failed func(lb.Key, error)) error {
 	start := len(t.pending)
-	requests, ok := appendDelete(t.pending, t.family, unix.NLM_F_REQUEST|unix.NLM_F_ACK, e)
+	requests, ok := e.AppendDelete(t.pending, t.family)
 	if !ok {
 		failed(key, errors.New("the kernel's answer does not name the entry"))
 		return nil
 	}
 	seq := t.deletes.Next()
-	setSeq(requests, start, seq)
+	ctwire.SetSeq(requests, start, seq)
 	if start == 0 {
 		t.first = seq
 	}
@@ -154,10 +144,8 @@ func (t *table) locals(ctx context.Context) (map[netip.Addr]struct{}, error) {
 	ask := nlconn.Request(unix.RTM_GETADDR, unix.NLM_F_DUMP, []byte{t.family, 0, 0, 0, 0, 0, 0, 0}) // struct ifaddrmsg
 	all := map[netip.Addr]struct{}{}
 	err := t.routes.Do(ctx, ask, func(m nlconn.Message) error {
-		if m.Type == unix.RTM_NEWADDR && len(m.Body) >= unix.SizeofIfAddrmsg {
-			if a := localAddr(m.Body[unix.SizeofIfAddrmsg:]); a.IsValid() {
-				all[a] = struct{}{}
-			}
+		if a, ok := rtnl.ParseAddress(m.Body); ok && m.Type == unix.RTM_NEWADDR {
+			all[a.Addr] = struct{}{}
 		}
 		return nil
 	})
@@ -165,26 +153,4 @@ func (t *table) locals(ctx context.Context) (map[netip.Addr]struct{}, error) {
 		return nil, fmt.Errorf("read the addresses of this machine: %w", err)
 	}
 	return all, nil
-}
-
-// localAddr returns the address in the attributes of an RTM_NEWADDR: IFA_LOCAL, or where it is missing
-// IFA_ADDRESS, which on a point-to-point link is the other end.
-func localAddr(b []byte) netip.Addr {
-	var local, address netip.Addr
-	for {
-		typ, payload, _, rest, ok, _ := attr(b)
-		if !ok {
-			break
-		}
-		if a, valid := netip.AddrFromSlice(payload); valid && typ == unix.IFA_LOCAL {
-			local = a
-		} else if valid && typ == unix.IFA_ADDRESS {
-			address = a
-		}
-		b = rest
-	}
-	if local.IsValid() {
-		return local
-	}
-	return address
 }
