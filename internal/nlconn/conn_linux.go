@@ -8,6 +8,7 @@ import (
 	"os"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -173,6 +174,24 @@ func (c *Conn) Leave(group uint32) error { return c.sock.LeaveGroup(group) }
 
 // SetReceiveBuffer sets what Config.ReceiveBuffer says, until the socket is replaced.
 func (c *Conn) SetReceiveBuffer(n int) error { return c.sock.SetReadBuffer(n) }
+
+// Dropped returns how many messages the kernel has thrown away because nobody had read what came before them. A socket that replaces
+// it begins at 0.
+func (c *Conn) Dropped() (uint32, error) {
+	var info [9]uint32 // SK_MEMINFO_*, of linux/sock_diag.h
+	var errno unix.Errno
+	size := uint32(unsafe.Sizeof(info))
+	failed := c.raw.Control(func(fd uintptr) {
+		_, _, errno = unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_MEMINFO, uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	})
+	switch {
+	case failed != nil:
+		return 0, failed
+	case errno != 0:
+		return 0, os.NewSyscallError("getsockopt SO_MEMINFO", errno)
+	}
+	return info[8], nil // SK_MEMINFO_DROPS
+}
 
 // Filter makes the kernel keep from the socket what a program of classic BPF returns 0 for. A socket that replaces it has
 // none.
