@@ -80,8 +80,8 @@ const imports = `
 	plane/hns < plane/hns/hnsfake;
 	mode, plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns < plane/all;
 
-	lb < conntrack, health, sockets;
-	internal/ctwire, internal/nlconn, internal/rtnl < conntrack;
+	lb < conntrack, health, sockets, flows;
+	internal/ctwire, internal/nlconn, internal/rtnl < conntrack, flows;
 	internal/listen < health, status;
 	internal/kernel < system;
 	lb, internal/kernel < cleanup;

@@ -1,0 +1,179 @@
+package flows
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"kube-proxy/internal/ctwire"
+	"kube-proxy/lb"
+)
+
+// count is what was counted since somebody asked. Its memory follows the rows, whatever clients do.
+type count struct {
+	most  int
+	began time.Time
+
+	mu     sync.Mutex
+	tables []Table
+	rows   map[rowID]*counter
+	active []*counter // those that had a connection
+	locals map[netip.Addr]struct{}
+
+	told       time.Time
+	elsewhere  uint64
+	dropped    uint32 // by the kernel, when it was told
+	overrun    bool   // something was lost since
+	missed     uint64 // in all
+	localsRead time.Time
+}
+
+// rowID is a row: two families have the same keys of NodePorts.
+type rowID struct {
+	family lb.Family
+	key    lb.Key
+}
+
+type counter struct {
+	family     lb.Family
+	row        *lb.Frontend // nil when it is gone
+	new, total uint64
+}
+
+func newCount(most int, now time.Time) *count {
+	return &count{most: most, began: now, told: now, rows: map[rowID]*counter{}}
+}
+
+// take takes in a snapshot, and reports whether it has NodePorts.
+func (c *count) take(tables []Table) (nodePorts bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !slices.EqualFunc(tables, c.tables, sameRows) {
+		rows := make(map[rowID]*counter, len(c.rows))
+		for _, t := range tables {
+			for _, row := range t.Rows {
+				if row.Kind == lb.HealthCheck { // which serves no client of the Service
+					continue
+				}
+				id := rowID{t.Family, row.Key}
+				n := c.rows[id]
+				if n == nil {
+					n = &counter{family: t.Family}
+				}
+				n.row, rows[id] = row, n
+			}
+		}
+		for id, n := range c.rows {
+			if rows[id] == nil {
+				n.row = nil
+			}
+		}
+		c.active = slices.DeleteFunc(c.active, func(n *counter) bool { return n.row == nil })
+		c.rows = rows
+	}
+	c.tables = tables
+	return slices.ContainsFunc(tables, func(t Table) bool { return len(t.NodePorts) > 0 })
+}
+
+// sameRows reports whether two snapshots are one, as far as rows go.
+func sameRows(a, b Table) bool {
+	return a.Family == b.Family && len(a.Rows) == len(b.Rows) && (len(a.Rows) == 0 || &a.Rows[0] == &b.Rows[0])
+}
+
+// local takes in the addresses of this machine.
+func (c *count) local(all map[netip.Addr]struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.locals, c.localsRead = all, time.Now()
+}
+
+// add counts a connection.
+func (c *count) add(e *ctwire.Entry) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.find(e)
+	if n == nil {
+		c.elsewhere++
+		return
+	}
+	if n.total == 0 {
+		c.active = append(c.active, n)
+	}
+	n.new++
+	n.total++
+}
+
+// find returns the row to which a connection was made, nil for none.
+func (c *count) find(e *ctwire.Entry) *counter {
+	to := e.Orig.To
+	id := rowID{lb.FamilyOf(to.Addr()), lb.Key{Addr: to.Addr(), Port: to.Port(), Proto: lb.Proto(e.Orig.Proto)}}
+	if n := c.rows[id]; n != nil {
+		return n
+	}
+	id.key.Addr = netip.Addr{}
+	n := c.rows[id]
+	if n == nil || !c.answers(id.family, to.Addr()) {
+		return nil
+	}
+	return n
+}
+
+// answers reports whether the address is one of this machine at which NodePorts answer.
+func (c *count) answers(f lb.Family, a netip.Addr) bool {
+	if _, here := c.locals[a]; !here {
+		return false
+	}
+	for _, t := range c.tables {
+		if t.Family == f {
+			return slices.ContainsFunc(t.NodePorts, func(p netip.Prefix) bool { return p.Contains(a) })
+		}
+	}
+	return false
+}
+
+// lost notes that the kernel lost messages.
+func (c *count) lost() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.overrun = true
+}
+
+// rates returns what was counted since they were told last, and begins anew. dropped tells how many messages were lost in all.
+func (c *count) rates(now time.Time, dropped func() (uint32, error)) *Rates {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := &Rates{Since: c.began, At: now, Span: now.Sub(c.told), Elsewhere: c.elsewhere}
+	if n, err := dropped(); err == nil {
+		r.Missed = uint64(n - c.dropped) // it may have gone round
+		c.dropped = n
+	}
+	if c.overrun && r.Missed == 0 { // of which there is no number
+		r.Missed = 1
+	}
+	c.missed += r.Missed
+	r.MissedInAll = c.missed
+	c.told, c.elsewhere, c.overrun = now, 0, false
+
+	slices.SortFunc(c.active, func(a, b *counter) int {
+		return cmp.Or(cmp.Compare(b.new, a.new), cmp.Compare(b.total, a.total), cmp.Compare(a.family, b.family), a.row.Key.Compare(b.row.Key))
+	})
+	r.Rows = make([]Rate, 0, min(len(c.active), c.most))
+	seconds := r.Span.Seconds()
+	for i, n := range c.active {
+		if i < c.most {
+			rate := Rate{Family: n.family, Row: n.row, New: n.new, Total: n.total}
+			if seconds > 0 {
+				rate.PerSecond = float64(n.new) / seconds
+			}
+			r.Rows = append(r.Rows, rate)
+		} else {
+			r.Others.Rows++
+			r.Others.New += n.new
+			r.Others.Total += n.total
+		}
+		n.new = 0
+	}
+	return r
+}

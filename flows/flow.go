@@ -1,0 +1,121 @@
+package flows
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"kube-proxy/internal/ctwire"
+	"kube-proxy/lb"
+)
+
+// Query asks for the connections of a client to an address.
+type Query struct {
+	Proto lb.Proto
+	// From is the client. Port 0 stands for any.
+	From netip.AddrPort
+	// To is where the client sends to.
+	To netip.AddrPort
+	// Most is how many flows are wanted; 0 for 100.
+	Most int
+}
+
+// Found is the answer to a [Query].
+type Found struct {
+	Flows []Flow
+	// More: there may be others, as Most was reached or too much would have to be read.
+	More bool
+}
+
+// Flow is a connection, or of UDP what conntrack takes for one.
+type Flow struct {
+	Proto lb.Proto
+	// From and To are as the client has them.
+	From, To netip.AddrPort
+	// By is who answers: the backend where the flow is translated, the proxy's own address and port where connections end at the proxy, else To.
+	By netip.AddrPort
+	// Client is to whom By answers: another than From where the flow is masqueraded.
+	Client netip.AddrPort
+	// State is that of TCP or SCTP, in the kernel's words, such as ESTABLISHED; "" for UDP.
+	State string
+	// Answered: By has sent something. Assured: both have, so that the entry is kept when the table is full.
+	Answered, Assured bool
+	// Timeout is after what time without a packet the entry goes, in whole seconds.
+	Timeout time.Duration
+	// Mark is the connection's, not the packet's.
+	Mark uint32
+	Zone uint16
+}
+
+// Translated reports whether somebody else answers than the client has asked.
+func (f Flow) Translated() bool { return f.By != f.To }
+
+// Masqueraded reports whether who answers sees another client.
+func (f Flow) Masqueraded() bool { return f.Client != f.From }
+
+// String returns the flow in words, as in "tcp ESTABLISHED 192.0.2.7:40000 to 10.96.0.10:80, answered by 10.1.1.11:8080, which sees
+// 10.1.0.1:61000, for 86390s without a packet".
+func (f Flow) String() string {
+	var b strings.Builder
+	b.WriteString(f.Proto.String())
+	if f.State != "" {
+		b.WriteString(" " + f.State)
+	}
+	fmt.Fprintf(&b, " %v to %v", f.From, f.To)
+	answered := "answered"
+	if !f.Answered {
+		answered = "not yet answered"
+	}
+	if f.Translated() || !f.Answered {
+		fmt.Fprintf(&b, ", %s by %v", answered, f.By)
+	}
+	if f.Masqueraded() {
+		fmt.Fprintf(&b, ", which sees %v", f.Client)
+	}
+	if f.Mark != 0 {
+		fmt.Fprintf(&b, ", mark %#x", f.Mark)
+	}
+	if f.Zone != 0 {
+		fmt.Fprintf(&b, ", zone %d", f.Zone)
+	}
+	fmt.Fprintf(&b, ", for %v without a packet", f.Timeout)
+	return b.String()
+}
+
+// The states of nf_conntrack_tcp.h and nf_conntrack_sctp.h.
+var (
+	statesTCP  = []string{"NONE", "SYN_SENT", "SYN_RECV", "ESTABLISHED", "FIN_WAIT", "CLOSE_WAIT", "LAST_ACK", "TIME_WAIT", "CLOSE", "SYN_SENT2"}
+	statesSCTP = []string{"NONE", "CLOSED", "COOKIE_WAIT", "COOKIE_ECHOED", "ESTABLISHED", "SHUTDOWN_SENT", "SHUTDOWN_RECD", "SHUTDOWN_ACK_SENT",
+		"HEARTBEAT_SENT", "HEARTBEAT_ACKED"}
+)
+
+func stateName(proto lb.Proto, state uint8) string {
+	var names []string
+	switch proto {
+	case lb.TCP:
+		names = statesTCP
+	case lb.SCTP:
+		names = statesSCTP
+	default:
+		return ""
+	}
+	if int(state) < len(names) {
+		return names[state]
+	}
+	return fmt.Sprintf("state %d", state)
+}
+
+// flowOf is what an entry says.
+func flowOf(e *ctwire.Entry) Flow {
+	proto := lb.Proto(e.Orig.Proto)
+	return Flow{Proto: proto, From: e.Orig.From, To: e.Orig.To, By: e.Reply.From, Client: e.Reply.To, State: stateName(proto, e.State),
+		Answered: e.Status&ctwire.SeenReply != 0, Assured: e.Status&ctwire.Assured != 0, Timeout: time.Duration(e.Timeout) * time.Second,
+		Mark: e.Mark, Zone: e.Zone}
+}
+
+// is reports whether the entry is one that the query asks for.
+func (q Query) is(e *ctwire.Entry) bool {
+	return e.Orig.Proto == uint8(q.Proto) && e.Orig.To == q.To && e.Orig.From.Addr() == q.From.Addr() &&
+		(q.From.Port() == 0 || e.Orig.From.Port() == q.From.Port())
+}

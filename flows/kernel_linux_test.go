@@ -1,0 +1,422 @@
+package flows
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/ctwire"
+	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/nlconn"
+	"kube-proxy/lb"
+)
+
+// node is a namespace that has service addresses, and the pods that answer them, on lo.
+type node struct{ *netlab.Namespace }
+
+func newNode(t *testing.T) node {
+	t.Helper()
+	n := node{netlab.NamespaceForTest(t)}
+	n.sh(t, `ip link set lo up
+		for i in 1 2 3; do ip addr add 10.1.0.$i/32 dev lo; ip addr add 2001:db8:1::$i/128 dev lo nodad; done
+		ip addr add 192.0.2.1/32 dev lo; ip addr add 2001:db8::1/128 dev lo nodad
+		ip route add 10.96.0.0/16 dev lo; ip route add 198.51.100.0/24 dev lo; ip -6 route add 2001:db8:96::/64 dev lo
+		nft -f - <<'END'
+table ip t { chain out { type nat hook output priority -100;
+		ip daddr 10.96.0.10 meta l4proto { tcp, udp } th dport 80 dnat to 10.1.0.1:8080
+		ip daddr 192.0.2.1 tcp dport 30080 dnat to 10.1.0.1:8080; }
+	chain post { type nat hook postrouting priority 100; ip daddr 10.1.0.1 ip saddr 192.0.2.1 snat to 10.1.0.3; }
+	chain marks { type filter hook output priority 0; ct state new ct mark set 0x77; }; }
+table ip6 t { chain out { type nat hook output priority -100; ip6 daddr 2001:db8:96::10 tcp dport 80 dnat to [2001:db8:1::1]:8080; }; }
+END`)
+	return n
+}
+
+func (n node) sh(t *testing.T, lines string) {
+	t.Helper()
+	var out []byte
+	var err error
+	n.Do(func() { out, err = exec.Command("sh", "-ec", lines).CombinedOutput() })
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", lines, err, out)
+	}
+}
+
+// serve accepts connections and holds them until the test ends.
+func (n node) serve(t *testing.T, at string) {
+	t.Helper()
+	var l net.Listener
+	var err error
+	n.Do(func() { l, err = net.Listen("tcp", at) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() { io.Copy(c, c); c.Close() }()
+		}
+	}()
+}
+
+// dial connects from an address; the connection is closed when the test ends.
+func (n node) dial(t *testing.T, network, from, to string) net.Conn {
+	t.Helper()
+	var c net.Conn
+	var err error
+	n.Do(func() {
+		d := net.Dialer{Timeout: 10 * time.Second}
+		local := netip.MustParseAddrPort(from)
+		if network == "tcp" {
+			d.LocalAddr = net.TCPAddrFromAddrPort(local)
+		} else {
+			d.LocalAddr = net.UDPAddrFromAddrPort(local)
+		}
+		c, err = d.Dial(network, to)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// inject puts entries into the table without sending packets.
+func (n node) inject(t testing.TB, first, count int, entry func(i int) ctwire.Entry) {
+	t.Helper()
+	var c *nlconn.Conn
+	var err error
+	n.Do(func() { c, err = nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER, ReceiveBuffer: 1 << 20}) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var b []byte
+	for i := range count {
+		e := entry(first + i)
+		if b = e.AppendNew(b, unix.AF_INET); i%100 == 99 || i == count-1 {
+			if err := c.Each(context.Background(), b, func(i int, err error) {
+				if err != nil {
+					t.Fatalf("inject %+v: %v", e, err)
+				}
+			}); err != nil {
+				t.Fatal(err)
+			}
+			b = b[:0]
+		}
+	}
+}
+
+// numbered is an entry of a client of its own.
+func numbered(i int, to string) ctwire.Entry {
+	client := netip.AddrPortFrom(netip.AddrFrom4([4]byte{100, 64, byte(i >> 14), byte(i >> 6)}), uint16(1024+i&63))
+	return ctwire.Entry{Orig: ctwire.Tuple{From: client, To: netip.MustParseAddrPort(to), Proto: 6}, State: 3,
+		Reply:  ctwire.Tuple{From: netip.MustParseAddrPort("10.1.0.1:8080"), To: client, Proto: 6},
+		Status: ctwire.SeenReply | ctwire.Assured, Timeout: 600}
+}
+
+func (n node) find(t *testing.T, q Query) Found {
+	t.Helper()
+	var f Found
+	var err error
+	n.Do(func() { f, err = Find(t.Context(), q) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// The connections of a client to an address are told as the kernel has them, whether its port is known or not.
+func TestFind(t *testing.T) {
+	n := newNode(t)
+	n.serve(t, "10.1.0.1:8080")
+	n.serve(t, "[2001:db8:1::1]:8080")
+	n.dial(t, "tcp", "10.1.0.2:40000", "10.96.0.10:80")
+	n.dial(t, "tcp", "10.1.0.2:40001", "10.96.0.10:80")
+	n.dial(t, "tcp", "10.1.0.2:40002", "10.1.0.1:8080") // no Service's
+	n.dial(t, "tcp", "192.0.2.1:40000", "10.96.0.10:80")
+	n.dial(t, "tcp", "[2001:db8:1::2]:40000", "[2001:db8:96::10]:80")
+	udp := n.dial(t, "udp", "10.1.0.2:40000", "10.96.0.10:80")
+	if _, err := udp.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		proto    lb.Proto
+		from, to string
+		want     string // without the time
+	}{
+		{lb.TCP, "10.1.0.2:40001", "10.96.0.10:80", "tcp ESTABLISHED 10.1.0.2:40001 to 10.96.0.10:80, answered by 10.1.0.1:8080, mark 0x77"},
+		{lb.TCP, "10.1.0.2:0", "10.96.0.10:80", "tcp ESTABLISHED 10.1.0.2:40000 to 10.96.0.10:80, answered by 10.1.0.1:8080, mark 0x77\n" +
+			"tcp ESTABLISHED 10.1.0.2:40001 to 10.96.0.10:80, answered by 10.1.0.1:8080, mark 0x77"},
+		{lb.UDP, "10.1.0.2:0", "10.96.0.10:80", "udp 10.1.0.2:40000 to 10.96.0.10:80, not yet answered by 10.1.0.1:8080, mark 0x77"},
+		{lb.TCP, "192.0.2.1:0", "10.96.0.10:80", "tcp ESTABLISHED 192.0.2.1:40000 to 10.96.0.10:80, answered by 10.1.0.1:8080, which sees 10.1.0.3:40000, mark 0x77"},
+		{lb.TCP, "10.1.0.2:0", "10.1.0.1:8080", "tcp ESTABLISHED 10.1.0.2:40002 to 10.1.0.1:8080, mark 0x77"},
+		{lb.TCP, "[2001:db8:1::2]:0", "[2001:db8:96::10]:80", "tcp ESTABLISHED [2001:db8:1::2]:40000 to [2001:db8:96::10]:80, answered by [2001:db8:1::1]:8080"},
+		{lb.TCP, "[2001:db8:1::2]:40000", "[2001:db8:96::10]:80", "tcp ESTABLISHED [2001:db8:1::2]:40000 to [2001:db8:96::10]:80, answered by [2001:db8:1::1]:8080"},
+		{lb.TCP, "10.1.0.2:40003", "10.96.0.10:80", ""},
+		{lb.TCP, "10.1.0.3:0", "10.96.0.10:80", ""},
+		{lb.UDP, "10.1.0.2:40001", "10.96.0.10:80", ""},
+		// The direction of answers is nobody's connection.
+		{lb.TCP, "10.1.0.1:8080", "10.1.0.2:40000", ""},
+	} {
+		got := n.find(t, Query{Proto: c.proto, From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to)})
+		var words []string
+		for _, f := range got.Flows {
+			s, _, timed := strings.Cut(f.String(), ", for ")
+			if !timed || f.Timeout <= 0 {
+				t.Errorf("%s: no time", f)
+			}
+			words = append(words, s)
+		}
+		if s := strings.Join(words, "\n"); s != c.want && s != reversed(c.want) || got.More {
+			t.Errorf("%s %s to %s:\n%s, more: %v\nwant\n%s", c.proto, c.from, c.to, s, got.More, c.want)
+		}
+	}
+}
+
+// reversed is the other order in which the kernel may list two.
+func reversed(s string) string {
+	a, b, _ := strings.Cut(s, "\n")
+	return b + "\n" + a
+}
+
+// Of many connections of a client those are told that are asked for, and that there are more; of a full table nothing else is read.
+func TestFindMany(t *testing.T) {
+	n := newNode(t)
+	n.inject(t, 0, 5000, func(i int) ctwire.Entry { return numbered(i, "10.96.0.10:80") })
+	n.inject(t, 5000, 64, func(i int) ctwire.Entry { return numbered(i, "10.96.0.11:80") })
+	q := Query{Proto: lb.TCP, From: netip.MustParseAddrPort("100.64.0.0:0"), To: netip.MustParseAddrPort("10.96.0.10:80")}
+	if f := n.find(t, q); len(f.Flows) != 64 || f.More {
+		t.Errorf("%d flows, more: %v; want 64", len(f.Flows), f.More)
+	}
+	q.Most = 64
+	if f := n.find(t, q); len(f.Flows) != 64 || f.More {
+		t.Errorf("%d flows, more: %v; want 64 and no more", len(f.Flows), f.More)
+	}
+	q.Most = 63
+	if f := n.find(t, q); len(f.Flows) != 63 || !f.More {
+		t.Errorf("%d flows, more: %v; want 63 and more", len(f.Flows), f.More)
+	}
+}
+
+func row(key, service string) *lb.Frontend {
+	k, err := lb.ParseKey(key)
+	if err != nil {
+		panic(err)
+	}
+	f := &lb.Frontend{Key: k, Service: service, Kind: lb.ClusterIP}
+	if k.IsNodePort() {
+		f.Kind = lb.NodePort
+	}
+	return f
+}
+
+func tables() []Table {
+	return []Table{{Family: lb.IPv4, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
+		Rows: []*lb.Frontend{row("10.96.0.10:80/tcp", "shop/web:http"), row("10.96.0.10:80/udp", "shop/web:quic"), row("nodeport:30080/tcp", "shop/web:http")}},
+		{Family: lb.IPv6, Rows: []*lb.Frontend{row("[2001:db8:96::10]:80/tcp", "shop/web:http")}}}
+}
+
+// sum reads rates until they tell of n connections, or time is up.
+func sum(t *testing.T, rates <-chan *Rates, n uint64) (rows map[string]uint64, last *Rates) {
+	t.Helper()
+	end := time.After(20 * time.Second)
+	for {
+		select {
+		case r, open := <-rates:
+			if !open {
+				t.Fatal("no more rates")
+			}
+			rows, last = map[string]uint64{}, r
+			all := r.MissedInAll
+			for _, rate := range r.Rows {
+				rows[rate.Family.String()+" "+rate.Row.Key.String()] = rate.Total
+				all += rate.Total
+			}
+			if all >= n {
+				return rows, r
+			}
+		case <-end:
+			t.Fatalf("after %v: %+v, %+v; want %d", 20*time.Second, rows, last, n)
+		}
+	}
+}
+
+// Top counts exactly what is opened: 5,000 connections, some real, by both families, protocols and NodePorts; none that is no Service's.
+func TestTop(t *testing.T) {
+	n := newNode(t)
+	n.serve(t, "10.1.0.1:8080")
+	n.serve(t, "[2001:db8:1::1]:8080")
+	n.dial(t, "tcp", "10.1.0.2:0", "10.96.0.10:80") // before anybody asks
+
+	top := NewTop(Config{Tables: tables, Every: 50 * time.Millisecond})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var rates <-chan *Rates
+	var err error
+	n.Do(func() { rates, err = top.Subscribe(ctx) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]uint64{"IPv4 10.96.0.10:80/tcp": 4950, "IPv4 10.96.0.10:80/udp": 10, "IPv4 nodeport:30080/tcp": 30, "IPv6 [2001:db8:96::10]:80/tcp": 10}
+	for range 50 {
+		n.dial(t, "tcp", "10.1.0.2:0", "10.96.0.10:80").Close()
+	}
+	for range 10 {
+		n.dial(t, "tcp", "[2001:db8:1::2]:0", "[2001:db8:96::10]:80")
+		udp := n.dial(t, "udp", "10.1.0.2:0", "10.96.0.10:80")
+		for range 3 {
+			udp.Write([]byte("x")) // refused from the second on: nobody is there
+		}
+		n.dial(t, "tcp", "10.1.0.2:0", "10.1.0.1:8080")
+	}
+	for range 30 {
+		n.dial(t, "tcp", "10.1.0.2:0", "192.0.2.1:30080")
+	}
+	n.inject(t, 0, 4900, func(i int) ctwire.Entry { return numbered(i, "10.96.0.10:80") })
+	// At a foreign node's port, and at an address of this one that answers no NodePorts.
+	n.inject(t, 5000, 5, func(i int) ctwire.Entry { return numbered(i, "192.0.2.2:30080") })
+	n.inject(t, 6000, 5, func(i int) ctwire.Entry { return numbered(i, "10.1.0.1:30080") })
+
+	rows, last := sum(t, rates, 5000)
+	if fmt.Sprint(rows) != fmt.Sprint(want) || last.MissedInAll != 0 {
+		t.Errorf("%v, missed %d; want %v", rows, last.MissedInAll, want)
+	}
+}
+
+// A burst that nobody reads in time is told: what was counted and what was missed make up all of it.
+func TestTopOverrun(t *testing.T) {
+	const all = 40000
+	n := newNode(t)
+	top := NewTop(Config{Tables: tables, Every: 20 * time.Millisecond})
+	gate := make(chan struct{})
+	top.open = func() (feed, error) {
+		f, err := openKernel()
+		return slowFeed{f, gate}, err
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var rates <-chan *Rates
+	var err error
+	n.Do(func() { rates, err = top.Subscribe(ctx) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.inject(t, 0, all, func(i int) ctwire.Entry { return numbered(i, "10.96.0.10:80") })
+	close(gate)
+	rows, last := sum(t, rates, all)
+	got := rows["IPv4 10.96.0.10:80/tcp"]
+	if last.MissedInAll == 0 || got+last.MissedInAll != all || got < 1000 {
+		t.Errorf("counted %d, missed %d, of %d", got, last.MissedInAll, all)
+	}
+	// What comes then is counted in full again, and the numbers are no lower bounds any more.
+	n.inject(t, all, 100, func(i int) ctwire.Entry { return numbered(i, "10.96.0.10:80") })
+	rows, last = sum(t, rates, all+100)
+	if now := rows["IPv4 10.96.0.10:80/tcp"]; now != got+100 {
+		t.Errorf("counted %d after %d, want 100 more", now, got)
+	}
+	for r := range rates {
+		if !r.AtLeast() {
+			break
+		}
+	}
+}
+
+// slowFeed does not read before the gate opens.
+type slowFeed struct {
+	*kernelFeed
+	gate chan struct{}
+}
+
+func (f slowFeed) listen(each func(*ctwire.Entry), lost func()) {
+	<-f.gate
+	f.kernelFeed.listen(each, lost)
+}
+
+// A thousand askers share a listener, and when they have gone nothing is left.
+func TestTopCrowd(t *testing.T) {
+	n := newNode(t)
+	opened := 0
+	top := NewTop(Config{Tables: tables, Every: 10 * time.Millisecond})
+	top.open = func() (feed, error) { opened++; return openFeed() }
+	before := sockets(t)
+	for range 3 {
+		ctx, cancel := context.WithCancel(t.Context())
+		var all []<-chan *Rates
+		for range 1000 {
+			var rates <-chan *Rates
+			var err error
+			n.Do(func() { rates, err = top.Subscribe(ctx) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, rates)
+		}
+		for _, rates := range all {
+			if r := <-rates; r == nil {
+				t.Fatal("no rates")
+			}
+		}
+		if now := sockets(t); now > before+2 || top.Asked() != 1000 {
+			t.Errorf("%d sockets for %d askers", now-before, top.Asked())
+		}
+		cancel()
+		for _, rates := range all {
+			for range rates { // until it is closed
+			}
+		}
+		end := time.Now().Add(10 * time.Second)
+		for now := sockets(t); now > before; now = sockets(t) {
+			if time.Now().After(end) {
+				t.Fatalf("%d sockets stay", now-before)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	if opened != 3 {
+		t.Errorf("it listened %d times, want 3", opened)
+	}
+}
+
+// sockets is how many sockets this process has.
+func sockets(t *testing.T) (n int) {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range all {
+		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && strings.HasPrefix(to, "socket:") {
+			n++
+		}
+	}
+	return n
+}
+
+// Where the kernel tells of no events, who asks hears how to have them.
+func TestTopWithoutEvents(t *testing.T) {
+	n := newNode(t)
+	n.sh(t, "echo 0 >/proc/sys/net/netfilter/nf_conntrack_events")
+	top := NewTop(Config{Tables: tables})
+	var err error
+	n.Do(func() { _, err = top.Subscribe(t.Context()) })
+	if err == nil || !strings.Contains(err.Error(), "nf_conntrack_events") {
+		t.Errorf("%v", err)
+	}
+	if top.Asked() != 0 {
+		t.Error("somebody asks")
+	}
+}

@@ -1,0 +1,15 @@
+//go:build !linux
+
+package flows
+
+import (
+	"context"
+	"errors"
+)
+
+var errNoConntrack = errors.New("this operating system has no conntrack table that could be asked")
+
+// Find returns an error: there is nothing to ask.
+func Find(context.Context, Query) (Found, error) { return Found{}, errNoConntrack }
+
+func openFeed() (feed, error) { return nil, errNoConntrack }
