@@ -27,11 +27,16 @@ func Ask(t *lb.Table, how Mode, p Packet) Answer {
 	default:
 		q.unknown()
 	}
-	if q.Verdict == Drop && how.Unfiltered {
+	if q.Verdict == Drop && how.Unfiltered && !serves(q.Frontend) {
 		q.Verdict = Reject
 		q.say("Nothing drops packets here: it is refused.")
 	}
 	return q.Answer
+}
+
+// serves reports whether the row leads anybody to backends.
+func serves(row *lb.Frontend) bool {
+	return row != nil && slices.ContainsFunc(row.Routes, func(r lb.Route) bool { return r.Do == lb.Balance })
 }
 
 // question is one call of Ask.

@@ -12,7 +12,7 @@ type Mode struct {
 	PassesUnknown bool
 	// Holds: the node has every service address itself. It answers pings there, and refuses ports that no row has.
 	Holds bool
-	// Unfiltered: there is no packet filter, so that what others drop is refused.
+	// Unfiltered: there is no packet filter, so that where a row leads nobody to backends, what others drop is refused.
 	Unfiltered bool
 	// Terminates: connections end at the proxy, which opens others to the backends: they see an address of the node.
 	Terminates bool
