@@ -13,7 +13,9 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/plane/planetest"
+	"kube-proxy/trace"
 )
 
 // differs names what this mode does otherwise, by intent (DP-26).
@@ -54,15 +56,18 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// traced is what trace must know of the mode.
+func traced(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: f}) }
+
 // TestConformance sends the packets of every scenario through the kernel, with both variants of iptables.
 func TestConformance(t *testing.T) {
 	t.Run("nft", func(t *testing.T) {
 		needs(t, NFT)
-		planetest.Run(t, planetest.Config{Mode: "iptables", New: newLiberal(NFT), Differs: differs, Untouched: true, Core: core, TooLarge: tooLarge})
+		planetest.Run(t, planetest.Config{Mode: "iptables", New: newLiberal(NFT), Differs: differs, Untouched: true, Trace: traced, Core: core, TooLarge: tooLarge})
 	})
 	t.Run("legacy", func(t *testing.T) {
 		needs(t, Legacy)
-		planetest.Run(t, planetest.Config{Mode: "iptables-legacy", New: newLiberal(Legacy), Differs: differs, Untouched: true, Core: core, TooLarge: tooLarge})
+		planetest.Run(t, planetest.Config{Mode: "iptables-legacy", New: newLiberal(Legacy), Differs: differs, Untouched: true, Trace: traced, Core: core, TooLarge: tooLarge})
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/planetest"
+	"kube-proxy/trace"
 )
 
 // whole is a plane with the connections to the kernel that it writes by.
@@ -101,8 +102,11 @@ var differsIn = map[string]string{
 	"session-affinity-timeout": "SV-18: the kernel keeps a client at its backend as long as it keeps one of its connections, which is two minutes after the last one ended, then for the timeout",
 }
 
+// traced is what trace must know of the mode.
+func traced(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: f}) }
+
 func conformance(b iptables.Backend) planetest.Config {
-	return planetest.Config{Mode: "ipvs", Variant: b != iptables.NFT, Differs: differs, DiffersIn: differsIn, Holds: true, AffinityByAddress: true, HairpinsByNode: true, Core: core, Forget: forgetServers,
+	return planetest.Config{Mode: "ipvs", Variant: b != iptables.NFT, Differs: differs, DiffersIn: differsIn, Holds: true, AffinityByAddress: true, HairpinsByNode: true, Trace: traced, Core: core, Forget: forgetServers,
 		New: func(f lb.Family) (planetest.Plane, error) { return opened(newWhole(b, f, 0)) }}
 }
 

@@ -10,12 +10,17 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/plane/planetest"
+	"kube-proxy/trace"
 )
+
+// traced is what trace must know of the mode.
+func traced(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: f}) }
 
 // TestConformance sends the packets of every scenario through the kernel.
 func TestConformance(t *testing.T) {
-	planetest.Run(t, planetest.Config{Mode: "nftables", New: newConformant, Core: core})
+	planetest.Run(t, planetest.Config{Mode: "nftables", New: newConformant, Trace: traced, Core: core})
 }
 
 // TestRandomTransitions walks at random between the states of all scenarios.

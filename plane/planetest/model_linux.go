@@ -107,7 +107,7 @@ func (r *run) ask(p scenario.Packet) (asked bool, err error) {
 	for _, s := range shots {
 		m := r.model.Meets(Connection{From: p.From, To: s.To, ToNode: r.holds(s.To.Addr()), Proto: s.Proto})
 		r.arrives(&got, p.From, s, m)
-		if err := errors.Join(r.stray(s, m), r.compareSources(p, m)); err != nil {
+		if err := errors.Join(r.stray(s, m), r.compareSources(p, m), r.asks(p, s, m)); err != nil {
 			return true, explain(p, s, m, r.table, err)
 		}
 		met = append(met, m)

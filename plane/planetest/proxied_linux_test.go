@@ -19,6 +19,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/nftables"
+	"kube-proxy/trace"
 )
 
 // ender is a plane at which connections of TCP end: nftables leads them to a socket of the node. Flows of UDP are
@@ -268,7 +269,7 @@ func TestProxiedIsProven(t *testing.T) {
 			if i < 0 {
 				t.Fatalf("there is no scenario %s", c.scenario)
 			}
-			s := &suite{Config: Config{Mode: "ender", New: c.new, Proxied: true}, labs: labs, patience: 3 * time.Second}
+			s := &suite{Config: Config{Mode: "ender", New: c.new, Proxied: true, Trace: func(lb.Family) trace.Mode { return trace.Mode{Terminates: true} }}, labs: labs, patience: 3 * time.Second}
 			result, failures, err := s.try(all[i])
 			if err != nil {
 				t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
+	"kube-proxy/trace"
 )
 
 // patience is how long an answer may take that is expected. It costs nothing as long as answers come, and a busy
@@ -72,6 +73,8 @@ type Config struct {
 	DiffersIn map[string]string
 	// Without names scenarios that a variant cannot keep, and why. They are not run.
 	Without map[string]string
+	// Trace is what [trace.Ask] must know of the mode, as package mode gives it for the settings of New; nil for what is so in all.
+	Trace func(lb.Family) trace.Mode
 	// Core names the scenarios that other kernels run, in emulation, where all would take too long: with PLANETEST_CORE=1
 	// only these run. [Core] proves that they are enough.
 	Core []string
@@ -98,6 +101,7 @@ type suite struct {
 	patience time.Duration
 	mu       sync.Mutex
 	results  Results
+	inquired inquired
 }
 
 // Run proves the plane with every scenario, with some that are too large for a file, and with connections that are
@@ -129,6 +133,13 @@ func Run(t *testing.T, cfg Config) {
 	}
 	if err := s.labs.close(); err != nil {
 		t.Errorf("remove the labs: %v", err)
+	}
+	t.Logf("%s: %s", cfg.Mode, &s.inquired)
+	if cfg.Model != nil && cfg.Trace == nil {
+		t.Logf("%s: NOT ASKED: trace does not know yet what this mode makes of the table", cfg.Mode)
+	}
+	if s.inquired.followed == 0 {
+		t.Logf("%s: NOT ASKED: the plane does not tell yet what the kernel holds (mode.Looker)", cfg.Mode)
 	}
 	s.checkOtherwise(t)
 	s.report(t)
@@ -271,11 +282,13 @@ type run struct {
 	sc     *scenario.Scenario
 	lab    *field
 	family lb.Family
-	replay *scenario.Replay
-	plane  Plane
-	table  *lb.Table
-	state  string
-	conns  map[string]*netlab.Conn
+	// inquiry has what the packets of the present state met.
+	inquiry inquiry
+	replay  *scenario.Replay
+	plane   Plane
+	table   *lb.Table
+	state   string
+	conns   map[string]*netlab.Conn
 	// stretch is what the scenario's affinities, and its waits, are multiplied by.
 	stretch int
 	// restarted: another plane has taken the place of the first.
@@ -337,6 +350,11 @@ func (r *run) play() {
 			return
 		}
 		r.packets(step.State.Packets)
+		if r.model == nil {
+			r.inquire()
+		} else {
+			r.noDifferences(step.Table)
+		}
 	}
 }
 

@@ -115,6 +115,8 @@ func (r *run) send(p scenario.Packet) (sent bool, err error) {
 		r.mu.Lock()
 		r.lapsed = r.lapsed || v.late
 		r.mu.Unlock()
+	} else {
+		v.sentAll()
 	}
 	return true, err
 }
@@ -286,6 +288,7 @@ func (v *volley) shoot(shot scenario.Shot, timeout time.Duration) (c *netlab.Con
 			break
 		}
 	}
+	v.r.saw(v.p, shot, c, err)
 	return c, err
 }
 
@@ -355,7 +358,9 @@ func (v *volley) silent() error {
 // try makes one connection that is not to be answered, or sends one ping.
 func (v *volley) try(shot scenario.Shot, timeout time.Duration) error {
 	if v.p.To.ICMP {
-		return v.r.lab.lab.Ping(v.p.From, shot.To.Addr(), timeout)
+		err := v.r.lab.lab.Ping(v.p.From, shot.To.Addr(), timeout)
+		v.r.saw(v.p, shot, nil, err)
+		return err
 	}
 	c, err := v.shoot(shot, timeout)
 	if err != nil {

@@ -11,8 +11,10 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/plane/planetest"
 	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/trace"
 )
 
 // kind is a way to capture packets, by which the plane is proven.
@@ -52,9 +54,16 @@ func (k kind) plane(f lb.Family) (planetest.Plane, error) {
 	return p, nil
 }
 
+// traced is what trace must know of the mode with this capture.
+func (k kind) traced(f lb.Family) trace.Mode {
+	how := Mode().Trace(mode.Settings{Family: f})
+	how.PassesUnknown, how.Unfiltered = k.untouched, k.name == "addresses"
+	return how
+}
+
 // config proves a kind. That one which hosts have is the mode's column of the conformance page.
 func (k kind) config() planetest.Config {
-	cfg := planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true, Untouched: k.untouched, Drift: k.damage, Core: core}
+	cfg := planetest.Config{Mode: "userspace", Variant: k.name != kinds[0].name, New: k.plane, Proxied: true, Untouched: k.untouched, Drift: k.damage, Trace: k.traced, Core: core}
 	if k.name == "addresses" {
 		cfg.Held, cfg.Without = true, withoutFilter
 	}

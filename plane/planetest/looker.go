@@ -1,0 +1,46 @@
+package planetest
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"kube-proxy/lb"
+	"kube-proxy/trace"
+)
+
+// Looker is a plane that tells what the kernel holds: [kube-proxy/mode.Looker].
+type Looker interface {
+	Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error)
+	Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error
+}
+
+// looker returns the plane as a Looker; false if it is none. A plane in a wrapper of the test's own tells of itself by Looker.
+func looker(p Plane) (Looker, bool) {
+	if w, ok := p.(interface{ Looker() Looker }); ok {
+		return w.Looker(), true
+	}
+	l, ok := p.(Looker)
+	return l, ok
+}
+
+// mostDifferences is how many differences a failure names.
+const mostDifferences = 10
+
+// differences returns what differs between the kernel and the table, at most so many lines of it.
+func differences(ctx context.Context, l Looker, want *lb.Table) (found []trace.Difference, err error) {
+	err = l.Differences(ctx, want, func(d trace.Difference) bool {
+		found = append(found, d)
+		return len(found) < mostDifferences
+	})
+	return found, err
+}
+
+// listed is differences as text, a line each.
+func listed(found []trace.Difference) string {
+	var b strings.Builder
+	for _, d := range found {
+		fmt.Fprintf(&b, "%s (of %s): want %q, have %q\n", d.Object, d.Key, d.Want, d.Have)
+	}
+	return b.String()
+}
