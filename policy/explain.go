@@ -72,7 +72,7 @@ type ExplainedEndpoint struct {
 	// InCluster and InLocal report whether it is in the set of all, or of this node's, to which rows lead.
 	InCluster bool `json:"inCluster"`
 	InLocal   bool `json:"inLocal"`
-	// WhyNotCluster and WhyNotLocal say why it is not, as the end of a sentence about it ("is not ready"); "" where it is, and where the port
+	// WhyNotCluster and WhyNotLocal say why it is not, in a few words ("not ready"); "" where it is, and where the port
 	// needs no such set.
 	WhyNotCluster string `json:"whyNotCluster,omitempty"`
 	WhyNotLocal   string `json:"whyNotLocal,omitempty"`
@@ -185,15 +185,15 @@ func (c *chosen) endpoints(p *cluster.ServicePort) {
 		case is:
 			c.judge(&n.ExplainedEndpoint, &c.all[i])
 		case at.Port() == 0:
-			n.out(c.port, fmt.Sprintf("is in an EndpointSlice that has no port %q of %s", p.Name, lb.Proto(p.Protocol)))
+			n.out(c.port, fmt.Sprintf("in an EndpointSlice that has no port %q of %s", p.Name, lb.Proto(p.Protocol)))
 		case n.counts:
-			n.out(c.port, "is one endpoint too many for the Service's ports")
+			n.out(c.port, "one endpoint too many for the Service's ports")
 		case !c.settings.serves(at.Addr(), asEndpoint):
-			n.out(c.port, "has an address that "+cmp.Or(c.settings.refuses(at.Addr(), asEndpoint), "is of the other family"))
+			n.out(c.port, "not served: its address "+cmp.Or(c.settings.refuses(at.Addr(), asEndpoint), "is of the other family"))
 		case n.Terminating:
-			n.out(c.port, "is terminating and serves no more")
+			n.out(c.port, "terminating, and serves no more")
 		default:
-			n.out(c.port, "is not ready")
+			n.out(c.port, "not ready")
 		}
 		c.port.Endpoints = append(c.port.Endpoints, n.ExplainedEndpoint)
 	}
@@ -259,11 +259,11 @@ func (c *chosen) judge(e *ExplainedEndpoint, is *candidate) {
 		case !is.usable():
 			e.WhyNotCluster = flowsOnly
 		case !is.ready:
-			e.WhyNotCluster = "is terminating, while others are ready"
+			e.WhyNotCluster = "terminating, while others are ready"
 		case c.cluster.hints == thisNode:
-			e.WhyNotCluster = "is meant for other nodes, by its topology hints"
+			e.WhyNotCluster = "for other nodes, by its topology hints"
 		default:
-			e.WhyNotCluster = "is meant for other zones, by its topology hints"
+			e.WhyNotCluster = "for other zones, by its topology hints"
 		}
 	}
 	if c.port.Local && !e.InLocal {
@@ -271,17 +271,17 @@ func (c *chosen) judge(e *ExplainedEndpoint, is *candidate) {
 		case !is.usable():
 			e.WhyNotLocal = flowsOnly
 		case is.local:
-			e.WhyNotLocal = "is terminating, while others on this node are ready"
+			e.WhyNotLocal = "terminating, while others on this node are ready"
 		case e.Node == "":
-			e.WhyNotLocal = "does not say on which node it runs"
+			e.WhyNotLocal = "on no node that the API names"
 		default:
-			e.WhyNotLocal = "runs on node " + e.Node
+			e.WhyNotLocal = "on another node"
 		}
 	}
 }
 
-// flowsOnly is what the API does not foresee (DP-50).
-const flowsOnly = "serves, but is neither ready nor terminating: no new connections go there"
+// flowsOnly is what the API does not foresee: only flows that it has stay there (DP-50).
+const flowsOnly = "not ready, though said to serve"
 
 // count is a number of things.
 func count(n int, one, many string) string {

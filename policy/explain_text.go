@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -72,7 +73,7 @@ func (p ExplainedPort) headline() string {
 	return s
 }
 
-// String returns the endpoint and in which sets it is, as half a sentence.
+// String returns the endpoint and in which sets it is, in a line.
 func (e ExplainedEndpoint) String() string {
 	at := e.Address.String()
 	if e.Address.Port() == 0 {
@@ -81,17 +82,11 @@ func (e ExplainedEndpoint) String() string {
 	if e.Node != "" {
 		at += " on " + e.Node
 	}
-	if e.InCluster && e.WhyNotLocal != "" {
-		return at + " serves, but not what is for this node's alone: it " + e.WhyNotLocal
+	switch {
+	case e.InCluster && e.WhyNotLocal != "":
+		return at + ": serves, but not where the traffic policy is Local: " + e.WhyNotLocal
+	case e.InLocal && e.WhyNotCluster != "":
+		return at + ": serves where the traffic policy is Local alone: " + e.WhyNotCluster
 	}
-	if e.InLocal && e.WhyNotCluster != "" {
-		return at + " serves only what is for this node's alone: it " + e.WhyNotCluster
-	}
-	if why := e.WhyNotCluster; why != "" {
-		return at + " " + why
-	}
-	if why := e.WhyNotLocal; why != "" {
-		return at + " " + why
-	}
-	return at + " serves"
+	return at + ": " + cmp.Or(e.WhyNotCluster, e.WhyNotLocal, "serves")
 }

@@ -66,10 +66,10 @@ func (c *chosen) nobody(p *cluster.ServicePort) {
 	case len(all) == 0:
 		c.say("No EndpointSlice names the Service: does its selector match a pod?")
 	case len(ours) == 0:
-		c.say("None of its %s is of %s.", count(len(all), "EndpointSlice", "EndpointSlices"), c.settings.Family)
+		c.say("It has %s, but none of %s.", count(len(all), "EndpointSlice", "EndpointSlices"), c.settings.Family)
 	case endpoints == 0:
 		c.say("Its EndpointSlices have no endpoint: does its selector match a pod?")
-	case len(c.port.Endpoints)+c.port.More > 0:
+	case slices.ContainsFunc(c.port.Endpoints, func(e ExplainedEndpoint) bool { return e.Address.Port() != 0 }) || c.port.More > 0:
 		c.say("None of its %s serves: %s.", count(len(c.port.Endpoints)+c.port.More, "endpoint", "endpoints"), c.tally())
 	case len(has) == 0:
 		c.say("Its EndpointSlices have no port.")
@@ -95,7 +95,7 @@ func (c *chosen) tally() string {
 	for i, why := range order[:min(len(order), 5)] {
 		order[i] = fmt.Sprintf("%d %s", n[why], why)
 	}
-	return strings.Join(order[:min(len(order), 5)], ", ")
+	return strings.Join(order[:min(len(order), 5)], "; ")
 }
 
 // hints says what the topology hints do (SV-38).

@@ -60,11 +60,11 @@ func (q *question) find() *lb.Frontend {
 	case row.Accepts():
 		return row
 	case !contains(q.table.Node.NodePorts, to.Addr()):
-		q.say("%s has the NodePort %s, but --nodeport-addresses chose %s, and %s is in none of them.",
-			row.Service, row.Key, prefixes(q.table.Node.NodePorts), to.Addr())
+		q.say("%s has the NodePort %d/%s, but --nodeport-addresses chose %s, and %s is in none of them.",
+			row.Service, row.Key.Port, row.Key.Proto, prefixes(q.table.Node.NodePorts), to.Addr())
 		return nil
 	case to.Addr().IsLoopback() && !(q.how.Loopback && to.Addr().Is4()):
-		q.say("%s has the NodePort %s, which does not answer on loopback addresses.", row.Service, row.Key)
+		q.say("%s has the NodePort %d/%s, which does not answer on loopback addresses.", row.Service, row.Key.Port, row.Key.Proto)
 		return nil
 	}
 	return row
@@ -103,6 +103,9 @@ func (q *question) served(row *lb.Frontend) *lb.Frontend {
 	kept, why := q.how.Served(q.table.Node, row)
 	if why != "" {
 		q.say("%s", why)
+	}
+	if kept == nil {
+		q.say("Mode %s does not serve it: the packet goes on as it came.", q.how.Name)
 	}
 	return kept
 }
@@ -143,6 +146,9 @@ func (q *question) route(row *lb.Frontend) lb.Route {
 			if len(row.Routes) > 1 {
 				q.say("%s, so the route for %s decides.", why, r.From)
 			}
+			if row.Kind != lb.ClusterIP && r.From != lb.Anywhere {
+				q.say("It did not come through a load balancer that chose this node, so the traffic policy Local is not for it.")
+			}
 			return r
 		}
 	}
@@ -161,7 +167,7 @@ func (q *question) from(from lb.From) string {
 		}
 		return ""
 	}
-	return a.String() + " is neither a pod's nor this node's as far as the row asks"
+	return "No other route is for " + a.String()
 }
 
 // pods is from for pods.
@@ -220,11 +226,15 @@ func (q *question) balance(set *lb.BackendSet) {
 			draining++
 		}
 	}
-	where := "of the cluster that are for this node"
+	where := ""
 	if set.ID.Scope == lb.Local {
-		where = "on this node (the traffic policy is Local)"
+		where = " on this node, for the traffic policy is Local"
 	}
-	q.say("It goes to one of %s %s.", count(n, "backend", "backends"), where)
+	if n == 1 {
+		q.say("It goes to the only backend%s.", where)
+	} else {
+		q.say("It goes to one of %d backends%s.", n, where)
+	}
 	if draining > 0 {
 		q.say("They are terminating, and serve because no endpoint is ready.")
 	}

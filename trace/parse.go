@@ -105,8 +105,10 @@ func parseTarget(s string) (Target, error) {
 	case host == "nodeport":
 		t.NodePort = true
 	default:
-		if t.Service, err = serviceName(host); err != nil {
-			return t, fmt.Errorf("%w, nor an address (%w)", err, addrErr)
+		if t.Service, err = serviceName(host); err != nil && addrErr != errNoAddress {
+			return t, addrErr
+		} else if err != nil {
+			return t, err
 		}
 	}
 	if t.Proto == ICMPv4 && port != "" {
@@ -172,8 +174,8 @@ func (t *Target) cutProto(s string) (string, error) {
 
 // splitPort cuts ":PORT" off, which an IPv6 address must be in brackets for.
 func splitPort(s string) (host, port string, err error) {
-	if _, err := parseAddr(s); err == nil {
-		return s, "", nil
+	if _, err := parseAddr(s); err != errNoAddress {
+		return s, "", err
 	}
 	if strings.HasPrefix(s, "[") {
 		end := strings.IndexByte(s, ']')
@@ -198,6 +200,11 @@ func splitPort(s string) (host, port string, err error) {
 	return host, port, nil
 }
 
+var (
+	errNoAddress = errors.New("it is no IP address")
+	errNoName    = errors.New("it is neither an IP address nor the name of a Service (NAMESPACE/NAME)")
+)
+
 func parseAddr(s string) (netip.Addr, error) {
 	bare := s
 	if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
@@ -206,7 +213,7 @@ func parseAddr(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(bare)
 	switch {
 	case err != nil:
-		return netip.Addr{}, errors.New("it is no IP address")
+		return netip.Addr{}, errNoAddress
 	case a.Zone() != "":
 		return netip.Addr{}, errors.New("a service address has no zone")
 	case bare != s && a.Is4():
@@ -230,11 +237,11 @@ func serviceName(s string) (string, error) {
 		name, ns, _ = strings.Cut(s, ".")
 		ns, rest, more := strings.Cut(ns, ".")
 		if more && rest != "svc" && !strings.HasPrefix(rest, "svc.") {
-			return "", errors.New("it is no name of a Service (NAMESPACE/NAME)")
+			return "", errNoName
 		}
 		if ns == "" {
 			if !isLabel(name) || strings.ContainsRune(s, '.') {
-				return "", errors.New("it is no name of a Service (NAMESPACE/NAME)")
+				return "", errNoName
 			}
 			return name, nil
 		}
@@ -245,7 +252,7 @@ func serviceName(s string) (string, error) {
 
 func joined(ns, name string) (string, error) {
 	if !isLabel(ns) || !isLabel(name) {
-		return "", errors.New("it is no name of a Service (NAMESPACE/NAME)")
+		return "", errNoName
 	}
 	return ns + "/" + name, nil
 }

@@ -25,6 +25,12 @@ func (a Answer) Text(p Packet) string {
 	}
 	line("%s", p)
 	line("%s", a.headline())
+	if len(a.Findings) > 0 {
+		head("THE KERNEL DIFFERS")
+		for _, f := range a.Findings {
+			line("  %s", f)
+		}
+	}
 	b.WriteByte('\n')
 	for _, s := range a.Why {
 		line("  %s", s)
@@ -49,21 +55,18 @@ func (a Answer) Text(p Packet) string {
 			line("  as the table says")
 		}
 	}
-	if len(a.Findings) > 0 {
-		head("THE KERNEL DIFFERS")
-		for _, f := range a.Findings {
-			line("  %s", f)
-		}
-	}
 	return b.String()
 }
 
 // headline is the verdict in a line.
 func (a Answer) headline() string {
-	if a.Service == "" {
+	if a.Row == "" {
 		return string(a.Verdict)
 	}
-	s := fmt.Sprintf("%s  %s  %s %s", a.Verdict, a.Service, a.Kind, a.Row)
+	s := fmt.Sprintf("%s  %s  %s", a.Verdict, a.Service, a.Row)
+	if !strings.HasPrefix(a.Row, "nodeport:") {
+		s += " (" + a.Kind + ")"
+	}
 	if a.Route != "" {
 		s += "  route " + a.Route
 	}
@@ -87,7 +90,7 @@ func backends(line func(string, ...any), bs []Backend) {
 		if b.Hairpin {
 			note = "  the client itself: masqueraded"
 		}
-		line("  %-32s %5.1f %%%s", b.Address, 100*b.Share, note)
+		line("  %-32s %6.2f %%%s", b.Address, 100*b.Share, note)
 	}
 }
 

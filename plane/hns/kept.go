@@ -25,7 +25,7 @@ func kept(s mode.Settings) func(lb.Node, *lb.Frontend) (*lb.Frontend, string) {
 		}
 		if p.none() {
 			if len(why) == 0 {
-				why = append(why, "HNS has no load balancer for it, and refuses and drops nothing: the packet goes on as it came.")
+				why = append(why, "HNS refuses and drops nothing.")
 			}
 			return nil, strings.Join(why, " ")
 		}
