@@ -1,6 +1,9 @@
 package inspect
 
 import (
+	"fmt"
+	"slices"
+	"strconv"
 	"time"
 
 	"kube-proxy/lb"
@@ -8,7 +11,7 @@ import (
 )
 
 // Service returns all that decides about one Service, and what came of it. The Service is said as people do: "ns/name", or "name" where one
-// alone has it. Endpoints of a port other than the one that is said behind ":" are left out.
+// alone has it. Of the ports that one alone is told that is said behind ":".
 func (i *Inspector) Service(said string) (*Detail, error) {
 	name, port, err := i.find(said)
 	if err != nil {
@@ -23,19 +26,98 @@ func (i *Inspector) Service(said string) (*Detail, error) {
 	if v.Service.Created != 0 {
 		d.Created = when(time.Unix(v.Service.Created, 0).UTC())
 	}
-	ports, err := portsNamed(v, port)
-	if err != nil {
-		return nil, err
+	if port != "" && !slices.ContainsFunc(d.Ports, func(p Port) bool { return p.is(port) }) {
+		p := problem(Unknown, "Service %s has no port %s", name, cut(port))
+		for _, has := range d.Ports[:min(len(d.Ports), mostCandidates)] {
+			p.Candidates = append(p.Candidates, has.String())
+		}
+		return nil, p
 	}
 	for _, f := range i.cfg.Families {
-		out := DetailFamily{Family: f.Family.String(), Rows: f.rows(name, failing[name.String()], func(*lb.Frontend) bool { return true })}
-		out.Endpoints, out.MoreEndpoints = f.endpoints(v, ports)
-		if f.Settings != nil {
-			for _, r := range policy.Refused(v, f.Settings()) {
-				out.Refused = append(out.Refused, r.String())
+		if f.Settings == nil {
+			continue
+		}
+		x := policy.Explain(v, f.Settings())
+		out := DetailFamily{Family: f.Family.String(), Rows: f.rows(name, failing[name.String()], everyRow), Ports: []DetailPort{}, Endpoints: []Endpoint{}, Why: x.Why}
+		if x.Not != "" {
+			out.Why = append(out.Why, x.Not)
+		}
+		for _, p := range x.Ports {
+			if !portNamed(p, port) {
+				continue
 			}
+			told, endpoints := detailPort(p)
+			out.Ports, out.Endpoints, out.MoreEndpoints = append(out.Ports, told), append(out.Endpoints, endpoints...), out.MoreEndpoints+p.More
+		}
+		for _, r := range x.Refused {
+			out.Refused = append(out.Refused, r.String())
 		}
 		d.Families = append(d.Families, out)
 	}
+	d.reasons()
 	return d, nil
+}
+
+func everyRow(*lb.Frontend) bool { return true }
+
+// reasons gathers what there is to say, the gravest first, each sentence once.
+func (d *Detail) reasons() {
+	seen := map[string]bool{}
+	say := func(s string) {
+		if s != "" && !seen[s] {
+			seen[s] = true
+			d.Reasons = append(d.Reasons, s)
+		}
+	}
+	for _, f := range d.Families {
+		for _, r := range f.Rows {
+			switch r.State {
+			case "failing":
+				say(fmt.Sprintf("The kernel refuses %s: %s.", r.Key, r.Why))
+			case "malformed":
+				say(fmt.Sprintf("%s is not offered to the kernel: %s.", r.Key, r.Why))
+			case "contested":
+				say(fmt.Sprintf("%s is another's: %s.", r.Key, r.Why))
+			}
+		}
+	}
+	for _, f := range d.Families {
+		for _, p := range f.Ports {
+			for _, s := range p.Why {
+				say(p.Service + ": " + s)
+			}
+		}
+		for _, s := range f.Refused {
+			say("Not served: " + s + ".")
+		}
+	}
+	for _, f := range d.Families {
+		if f.hasRows() || !d.hasRows() || len(d.Families) == 1 { // of one family nothing need be said that the Service does not have
+			for _, s := range f.Why {
+				say(s)
+			}
+		}
+	}
+}
+
+func (f *DetailFamily) hasRows() bool { return len(f.Rows) > 0 }
+
+func (d *Detail) hasRows() bool {
+	return slices.ContainsFunc(d.Families, func(f DetailFamily) bool { return f.hasRows() })
+}
+
+// number is the port's number.
+func (p Port) number() string { return strconv.Itoa(int(p.Port)) }
+
+// is reports whether people mean the port.
+func (p Port) is(said string) bool {
+	return p.Name == said || p.number() == said || p.number()+"/"+p.Protocol == said
+}
+
+// String returns "http (80/tcp)", or "80/tcp".
+func (p Port) String() string {
+	if p.Name == "" {
+		return p.number() + "/" + p.Protocol
+	}
+	return fmt.Sprintf("%s (%s/%s)", p.Name, p.number(), p.Protocol)
 }

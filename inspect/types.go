@@ -107,7 +107,6 @@ type Endpoint struct {
 	Service  string         `json:"service"`
 	Protocol string         `json:"protocol"`
 	Address  netip.AddrPort `json:"address"` // port 0 where no port of the slice has the name
-	Slice    string         `json:"slice"`   // ns/name
 	Node     string         `json:"node,omitempty"`
 	// Local: it runs on this node.
 	Local       bool `json:"local,omitempty"`
@@ -117,9 +116,9 @@ type Endpoint struct {
 	// ForZones and ForNodes are its topology hints.
 	ForZones []string `json:"forZones,omitempty"`
 	ForNodes []string `json:"forNodes,omitempty"`
-	// In are the backend sets that have it: cluster, local, serving.
+	// In are the backend sets of new connections that have it: cluster, local.
 	In []string `json:"in"`
-	// Why says why it is in no set that new connections are balanced over, or not in one of them; "" for nothing to say.
+	// Why says why it is not in one of them that the port needs, as the end of a sentence about it ("is not ready"); "" for nothing to say.
 	Why string `json:"why,omitempty"`
 }
 
@@ -138,11 +137,30 @@ type Detail struct {
 type DetailFamily struct {
 	Family string `json:"family"`
 	Rows   []Row  `json:"rows"`
+	// Ports say what each port of the Service needs and has.
+	Ports []DetailPort `json:"ports"`
 	// Endpoints are the first of those that slices name, by port and address; MoreEndpoints is how many are left out.
 	Endpoints     []Endpoint `json:"endpoints"`
 	MoreEndpoints int        `json:"moreEndpoints,omitempty"`
 	// Refused are addresses and endpoints that are not served, and why.
 	Refused []string `json:"refused,omitempty"`
+	// Why is what there is to say of the whole, a sentence each.
+	Why []string `json:"why,omitempty"`
+}
+
+// DetailPort is one port of a Service in one family.
+type DetailPort struct {
+	Port
+	// Service is the service port, "ns/name:port".
+	Service string `json:"service"`
+	// Cluster and Local report whether the traffic policies have rows lead to all endpoints, or to those on this node.
+	Cluster bool `json:"cluster"`
+	Local   bool `json:"local"`
+	// InCluster and InLocal are how many endpoints are in these sets.
+	InCluster int `json:"inCluster"`
+	InLocal   int `json:"inLocal"`
+	// Why is what there is to say, a sentence each.
+	Why []string `json:"why,omitempty"`
 }
 
 // Change is something that happened, and when it was in force. Times that are not known are absent.

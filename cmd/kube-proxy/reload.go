@@ -163,6 +163,7 @@ func (p *proxy) apply(before, after *configured) error {
 	p.servers.health.Listen(healthAddr(after.Config), false)
 	p.servers.status.Listen(after.Servers.Metrics)
 	p.servers.status.SetProfiling(after.Servers.Profiling)
+	p.servers.admin.Listen(after.Servers.AdminSocket)
 	p.factsChanged() // the addresses of NodePorts may be others now
 	report, err := system.Host{}.Reload(hostSettings(before), hostSettings(after))
 	p.tellOfHost(report)

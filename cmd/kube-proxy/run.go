@@ -16,6 +16,7 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/config"
 	"kube-proxy/event"
+	"kube-proxy/inspect"
 	"kube-proxy/logging"
 	"kube-proxy/mode"
 	"kube-proxy/plane/ownwrites"
@@ -39,7 +40,9 @@ type proxy struct {
 	begun    *firsts
 	refused  refusedServices
 	servers  servers
-	writer   *writerLock
+	// inspector answers questions of people.
+	inspector *inspect.Inspector
+	writer    *writerLock
 
 	unusable  bool        // the configuration file, when it was looked at last; for watchConfig and what it calls
 	reloaded  atomic.Bool // the configuration is another than at the start

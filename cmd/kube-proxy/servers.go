@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"kube-proxy/admin"
 	"kube-proxy/config"
 	"kube-proxy/event"
 	"kube-proxy/health"
@@ -27,6 +28,7 @@ type servers struct {
 	services *health.Services
 	metrics  *status.Metrics
 	status   *status.Server
+	admin    *admin.Server
 	sockets  *sockets.Watcher // nil where the kernel does not tell of sockets
 }
 
@@ -45,9 +47,7 @@ func (p *proxy) newMetrics() {
 		Conntrack:     conntrackUse,
 		Refused:       func(fam string) int { return int(p.refused.of(fam).Load()) },
 	}
-	for _, s := range p.choice.Steps {
-		mc.Reason = strings.TrimPrefix(mc.Reason+"; "+s.String(), "; ")
-	}
+	mc.Reason = p.reason()
 	for _, g := range cfg.GateStages() {
 		mc.Gates = append(mc.Gates, status.Gate(g))
 	}
@@ -65,6 +65,15 @@ func (p *proxy) newMetrics() {
 	if err != nil {
 		p.log.Warn("ports of Services on which programs of this node listen are not noticed", "err", err)
 	}
+}
+
+// reason is why another mode runs than was asked for; "" if that runs.
+func (p *proxy) reason() string {
+	var steps []string
+	for _, s := range p.choice.Steps {
+		steps = append(steps, s.String())
+	}
+	return strings.Join(steps, "; ")
 }
 
 // newServers makes the servers for the families.
@@ -95,6 +104,8 @@ func (p *proxy) newServers() {
 		})
 	}
 	p.servers.health = health.New(hc)
+	p.inspector = p.newInspector()
+	p.servers.admin = admin.NewServer(admin.NewHandler(p.inspector), cfg.Servers.AdminSocket, p.log)
 	var off []string
 	for gate, path := range map[string]string{"ComponentFlagz": "/flagz", "ComponentStatusz": "/statusz", "ComponentSLIs": "/metrics/slis"} {
 		if on, known := cfg.Gates[gate]; known && !on {
@@ -136,6 +147,7 @@ func (p *proxy) runServers(ctx context.Context, fail func(error)) {
 		}
 	})
 	running.Go(func() { p.servers.services.Run(ctx) })
+	running.Go(func() { p.servers.admin.Run(ctx) })
 	if p.servers.sockets != nil {
 		running.Go(func() { p.servers.sockets.Run(ctx) })
 	}
