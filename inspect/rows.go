@@ -47,6 +47,7 @@ func (f Family) rows(name cluster.Name, failing map[lb.Key]engine.Failing, keep 
 			continue
 		}
 		row := rowOf(front)
+		row.Family = f.Family.String()
 		if c, lost := o.lost[front.Key]; lost {
 			row.State, row.Why = "contested", c.Winner.Name+" "+c.Why()
 		} else if x, bad := failing[front.Key]; bad {
@@ -56,7 +57,7 @@ func (f Family) rows(name cluster.Name, failing map[lb.Key]engine.Failing, keep 
 	}
 	for _, r := range o.refused {
 		if keep(&lb.Frontend{Key: r.Key, Service: name.String()}) {
-			out = append(out, Row{Key: r.Key.String(), Service: name.String(), State: "malformed", Why: r.Err.Error(), Routes: []Route{}})
+			out = append(out, Row{Key: r.Key.String(), Family: f.Family.String(), Service: name.String(), State: "malformed", Why: r.Err.Error(), Routes: []Route{}})
 		}
 	}
 	return out

@@ -75,7 +75,8 @@ type EndpointCounts struct {
 
 // Row is one row of the desired table.
 type Row struct {
-	Key string `json:"key"`
+	Key    string `json:"key"`
+	Family string `json:"family"`
 	// Service is the service port, "ns/name:port".
 	Service string `json:"service"`
 	Kind    string `json:"kind"`

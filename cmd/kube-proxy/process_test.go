@@ -50,9 +50,9 @@ func newNamespace(t *testing.T) *namespace {
 	t.Helper()
 	n := &namespace{netlab.NamespaceForTest(t), t}
 	var err error
-	n.Do(func() { err = showConntrackMax(t.TempDir()) })
+	n.Do(func() { err = errors.Join(showConntrackMax(t.TempDir()), unix.Mount("none", "/run", "tmpfs", 0, "")) })
 	if err != nil {
-		t.Fatalf("have programs of the namespace find a large nf_conntrack_max: %v", err)
+		t.Fatalf("have programs of the namespace find a large nf_conntrack_max and a /run of their own, where admin sockets and locks are: %v", err)
 	}
 	n.command("ip", "link", "set", "lo", "up")
 	n.command("sh", "-c", "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding") // as on any node
