@@ -91,7 +91,7 @@ const imports = `
 	lb, mode, system, internal/kernel < preflight;
 	engine, trace < status;
 	# What people ask is put together of what all others know; who carries questions and answers knows no more than that.
-	cluster, lb, policy, trace, mode, engine, changes < inspect;
+	cluster, lb, policy, trace, mode, engine, changes, flows < inspect;
 	inspect < admin;
 
 	# The oracle says slowly what policy and lb say quickly; tests alone ask it.
@@ -117,7 +117,7 @@ const imports = `
 const modules = `
 	# Only these know the types of Kubernetes.
 	k8s.io, sigs.k8s.io < config, source/kube, source/manifests, source/convert;
-	sigs.k8s.io/yaml < migrate, config, source/manifests;
+	sigs.k8s.io/yaml < migrate, config, source/manifests, cmd/kube-proxy;
 	k8s.io/component-base < config, source/kube, source/convert, status;
 	github.com/spf13 < config, cmd/kube-proxy;
 	github.com/google/nftables < plane/nftables, plane/userspace/capture, internal/nftwire, internal/nftwalk;

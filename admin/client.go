@@ -55,21 +55,46 @@ func (c *Client) Get(ctx context.Context, question string, params url.Values, ou
 	return nil
 }
 
+// Each asks a question that is answered again and again, and calls f with each answer until it returns false or ctx ends.
+func (c *Client) Each(ctx context.Context, question string, params url.Values, f func(json.RawMessage) bool) error {
+	body, err := c.open(ctx, question, params)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	for d := json.NewDecoder(body); ; {
+		var answer json.RawMessage
+		switch err := d.Decode(&answer); {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			return fmt.Errorf("%w: %s has ended, or breaks off: %w", ErrNotAsked, c.at, err)
+		case !f(answer):
+			return nil
+		}
+	}
+}
+
 // open asks a question, and returns the answer as it comes.
 func (c *Client) open(ctx context.Context, question string, params url.Values) (io.ReadCloser, error) {
 	u := url.URL{Scheme: "http", Host: "kube-proxy", Path: "/v1/" + question, RawQuery: params.Encode()}
-	ctx, cancel := context.WithTimeout(ctx, answerWait+patience(params))
+	ctx, cancel := context.WithCancelCause(ctx)
+	begun := time.AfterFunc(answerWait+patience(params), func() { cancel(context.DeadlineExceeded) })
+	defer begun.Stop()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
-		cancel()
+		cancel(nil)
 		return nil, err
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		cancel()
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		cancel(nil)
 		return nil, c.unreachable(err)
 	}
-	body := &cancelled{resp.Body, cancel}
+	body := &cancelled{resp.Body, func() { cancel(nil) }}
 	if err := c.refused(resp); err != nil {
 		return nil, errors.Join(err, body.Close())
 	}
@@ -85,7 +110,7 @@ func patience(params url.Values) time.Duration {
 // cancelled ends the request when its answer is closed.
 type cancelled struct {
 	io.ReadCloser
-	cancel context.CancelFunc
+	cancel func()
 }
 
 func (c *cancelled) Close() error {

@@ -54,6 +54,7 @@ func NewHandler(about *inspect.Inspector) *Handler {
 	// Others wait, so that none waits for these: they take a while, and hold back one another.
 	h.answer("diff", nil, false, func(ctx context.Context, _ url.Values) (any, error) { return about.Diff(ctx) })
 	h.answer("events", []string{"after", "wait"}, false, h.events)
+	h.live()
 	h.stream("table", []string{"filter"}, "rows", func(ctx context.Context, q url.Values, each func(any) error) error {
 		var failed error
 		err := about.Table(ctx, q.Get("filter"), func(rows []inspect.Row) bool {
@@ -185,6 +186,25 @@ func (h *Handler) stream(name string, params []string, list string, f func(conte
 	})
 }
 
+// live adds the question that is answered every second, a line each, until who asks has enough.
+func (h *Handler) live() {
+	h.mux.HandleFunc("/v1/top", func(w http.ResponseWriter, r *http.Request) {
+		if _, ok := query(w, r, nil); !ok {
+			return
+		}
+		c := http.NewResponseController(w)
+		sent := false
+		err := h.about.Top(r.Context(), func(t *inspect.Top) bool {
+			_ = c.SetWriteDeadline(time.Now().Add(writeWait)) // offline there is none to set
+			sent = true
+			return json.NewEncoder(w).Encode(t) == nil && c.Flush() == nil
+		})
+		if err != nil && !sent {
+			fail(w, status(err), err)
+		}
+	})
+}
+
 // events answers what changed after a number, and waits for something.
 func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 	var after uint64
@@ -202,6 +222,9 @@ func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 			return nil, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("wait=%s: want a duration of %s at most", cut(s), mostWait)}
 		}
 		wait = d
+	}
+	if h.about.Offline() {
+		return nil, &inspect.Problem{Kind: inspect.Unavailable, Text: "offline nothing has changed: ask a proxy that runs"}
 	}
 	out := h.about.Changes(after)
 	if len(out.Changes) > 0 || wait == 0 {

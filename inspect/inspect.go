@@ -9,6 +9,7 @@ import (
 	"kube-proxy/changes"
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
+	"kube-proxy/flows"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/policy"
@@ -33,8 +34,6 @@ type Config struct {
 	Local func() ([]netip.Addr, error)
 	// Pod returns the addresses of the Pod "ns/name"; nil where nobody knows.
 	Pod func(context.Context, cluster.Name) ([]netip.Addr, error)
-	// Connections returns the connections of a packet's source and destination that conntrack has; nil where nobody knows.
-	Connections func(context.Context, trace.Packet) ([]Connection, error)
 	// Changes remembers what changed; nil where nothing does.
 	Changes *changes.Ring
 }
@@ -58,6 +57,9 @@ type Family struct {
 type Inspector struct {
 	cfg       Config
 	comparing chan struct{} // has a value while somebody compares all of the kernel
+	top       *flows.Top
+	counted   []flows.Table // what top counts by; it asks once at a time
+	countedAt []uint64      // as of so many resolved services
 
 	names struct { // of all Services, sorted, as of so many changes
 		mu      sync.Mutex
@@ -69,4 +71,11 @@ type Inspector struct {
 }
 
 // New returns an Inspector.
-func New(cfg Config) *Inspector { return &Inspector{cfg: cfg, comparing: make(chan struct{}, 1)} }
+func New(cfg Config) *Inspector {
+	i := &Inspector{cfg: cfg, comparing: make(chan struct{}, 1)}
+	i.top = flows.NewTop(flows.Config{Tables: i.tables})
+	return i
+}
+
+// Offline reports whether nothing runs that is asked about.
+func (i *Inspector) Offline() bool { return i.cfg.Offline }

@@ -51,9 +51,13 @@ type PacketText struct {
 
 // Connection is one that conntrack has.
 type Connection struct {
-	From    netip.AddrPort `json:"from"`
-	To      netip.AddrPort `json:"to"`
+	From netip.AddrPort `json:"from"`
+	To   netip.AddrPort `json:"to"`
+	// Backend is who answers: the proxy itself where connections end at it, To where nothing is translated. Sees is the client as that sees it.
 	Backend netip.AddrPort `json:"backend,omitzero"`
+	Sees    netip.AddrPort `json:"sees,omitzero"`
+	// Answered: something has come back.
+	Answered bool `json:"answered"`
 	// Proto is tcp, udp or sctp; State is as the kernel says, "" where the protocol has none.
 	Proto string `json:"proto"`
 	State string `json:"state,omitempty"`
@@ -77,11 +81,7 @@ func (i *Inspector) Trace(ctx context.Context, q TraceQuery) (*TraceAnswer, erro
 	a := &TraceAnswer{Asked: p, Packet: PacketText{From: from(p), Pod: q.Pod, In: p.In, Node: p.Host, To: to(p), Proto: protoName(p.Proto)}}
 	a.Answer = f.ask(p)
 	i.lookup(ctx, f, p, a)
-	if i.cfg.Connections != nil && p.Proto != trace.ICMPv4 && p.Proto != trace.ICMPv6 {
-		if a.Conntrack, err = i.cfg.Connections(ctx, p); err != nil {
-			a.Notes = append(a.Notes, "conntrack is not known: "+err.Error())
-		}
-	}
+	i.connections(ctx, p, a)
 	return a, nil
 }
 

@@ -196,5 +196,9 @@ func ended(err error) (code int, ok bool) {
 	if errors.As(err, &c) {
 		return int(c), true
 	}
+	var a asked
+	if errors.As(err, &a) {
+		return a.code, false
+	}
 	return 1, false
 }

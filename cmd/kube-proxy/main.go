@@ -75,13 +75,17 @@ func command(modes mode.List, out, errOut io.Writer, commandLine []string) *cobr
 		config.Usage(out, "kube-proxy", modes)
 		io.WriteString(out, "\nkube-proxy render prints the rules for a folder of manifests and changes nothing: kube-proxy render --help\n"+
 			"kube-proxy check looks at this node, says what is in the way, and changes nothing: kube-proxy check --help\n"+
-			"kube-proxy migrate says what will differ from another proxy, and prints the configuration: kube-proxy migrate --help\n")
+			"kube-proxy migrate says what will differ from another proxy, and prints the configuration: kube-proxy migrate --help\n"+
+			"kube-proxy trace, why, backends, table, diff, events and top ask the proxy that runs on this node, or a folder: kube-proxy trace --help\n"+
+			"kube-proxy completion bash|zsh|fish has a shell complete them, with the names of Services: kube-proxy completion --help\n")
 	})
 	cmd.SetOut(out)
 	cmd.SetErr(errOut)
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetHelpCommand(&cobra.Command{Use: "no-help", Hidden: true}) // "help" is no command, but an argument too many (FL-01)
 	cmd.AddCommand(renderCommand(modes, out, errOut, commandLine), checkCommand(modes, out, errOut, commandLine), migrateCommand(modes, out, errOut))
+	cmd.AddCommand(askCommands(modes, out, errOut)...)
+	cmd.AddCommand(completionCommand(cmd, out))
 	cmd.SetArgs(commandLine)
 	return cmd
 }

@@ -1,0 +1,260 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"kube-proxy/admin"
+	"kube-proxy/config"
+	"kube-proxy/inspect"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+// The exit codes of commands that ask, beside 0 and 1.
+const (
+	exitFound    = 2 // answered, and something is wrong
+	exitNotAsked = 3 // nobody could be asked
+)
+
+// asking is a command that asks a proxy that runs, or a folder of manifests.
+type asking struct {
+	name, args, about string // for --help
+	more              string // of it: flags of its own, examples
+	flags             func(*cobra.Command)
+	// least and most are how many arguments it takes, and services says that the last one is the name of a Service.
+	least, most int
+	services    bool
+	// ask asks once. shown is whether --watch may clear the screen for the next time.
+	ask func(context.Context, *questions, []string) error
+	// watch, if there is one, goes on until ctx ends; nil has ask called again and again.
+	watch func(context.Context, *questions, []string) error
+}
+
+// questions is how one call of a command asks and prints.
+type questions struct {
+	client *admin.Client
+	out    io.Writer
+	errOut io.Writer
+	format string // "", wide, json, yaml
+}
+
+// askEveryTime is the time between two questions of --watch.
+const askEveryTime = 2 * time.Second
+
+// askCommands are the commands that ask.
+func askCommands(modes mode.List, out, errOut io.Writer) []*cobra.Command {
+	var all []*cobra.Command
+	for _, a := range []asking{traceAsking(), tableAsking(), backendsAsking(), whyAsking(), diffAsking(), eventsAsking(), topAsking()} {
+		all = append(all, a.command(modes, out, errOut))
+	}
+	return all
+}
+
+func (a asking) command(modes mode.List, out, errOut io.Writer) *cobra.Command {
+	opts := config.NewOptions(modes)
+	opts.Renders = true
+	q := &questions{out: out, errOut: errOut}
+	var output string
+	var watch bool
+	cmd := &cobra.Command{
+		Use:  a.name,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) < a.least || len(args) > a.most {
+				return fmt.Errorf("want kube-proxy %s %s; kube-proxy %[1]s --help says more", a.name, a.args)
+			}
+			switch output {
+			case "", "wide", "json", "yaml":
+				q.format = output
+			default:
+				return config.Problems{{Where: "--output", Value: output, Want: "want json, yaml or wide"}}
+			}
+			var err error
+			if q.client, err = askWhom(cmd, opts, modes, errOut); err != nil {
+				return told(err)
+			}
+			if watch {
+				return told(a.watching(cmd.Context(), q, args))
+			}
+			return told(a.ask(cmd.Context(), q, args))
+		},
+	}
+	opts.AddFlags(cmd.Flags())
+	cmd.Flags().StringVarP(&output, "output", "o", "", "")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "")
+	if a.flags != nil {
+		a.flags(cmd)
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Problems{{Where: err.Error()}} })
+	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, a.help()) })
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if !a.services || len(args) >= a.most {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return serviceNames(cmd, opts, modes), cobra.ShellCompDirectiveNoFileComp
+	}
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"json", "yaml", "wide"}, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
+	return cmd
+}
+
+func (a asking) help() string {
+	return fmt.Sprintf("Usage: kube-proxy %s %s [-o json|yaml|wide] [--watch] [--manifests DIR] [flags]\n\n", a.name, a.args) + wrapped(a.about) + a.more +
+		"\n  -o, --output string   json and yaml are for programs, and their fields an interface; wide shows more columns\n" +
+		"  -w, --watch           go on until it is interrupted\n" +
+		"      --manifests DIR   answer for the objects in this folder, as a proxy with the same flags would have them, and ask nobody\n" +
+		"      --admin-socket    where the proxy listens that is to be asked, " + config.DefaultAdminSocket + " if not given\n\n" +
+		fmt.Sprintf("Exit codes: 0 answered; 1 the question is wrong, such as a Service that is not there; %d answered, and something is wrong;\n"+
+			"%d nobody could be asked. docs/ask.md has examples.\n", exitFound, exitNotAsked)
+}
+
+// watching asks until ctx ends.
+func (a asking) watching(ctx context.Context, q *questions, args []string) error {
+	if a.watch != nil {
+		return a.watch(ctx, q, args)
+	}
+	for screen := isTerminal(q.out) && q.format != "json" && q.format != "yaml"; ; {
+		if screen {
+			io.WriteString(q.out, "\x1b[H\x1b[2J")
+		}
+		var found exitCode
+		if err := a.ask(ctx, q, args); err != nil && !errors.As(err, &found) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(askEveryTime):
+		}
+	}
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// askWhom is the proxy that runs, or this process for a folder of manifests.
+func askWhom(cmd *cobra.Command, opts *config.Options, modes mode.List, errOut io.Writer) (*admin.Client, error) {
+	flag := cmd.Flags().Lookup("admin-socket")
+	path := flag.Value.String()
+	if opts.Manifests != "" || opts.ConfigFile != "" && !flag.Changed {
+		cfg, err := opts.Complete(nil)
+		if err != nil {
+			return nil, err
+		}
+		if cfg.Manifests != "" {
+			about, err := offline(cfg, modes, errOut)
+			if err != nil {
+				return nil, err
+			}
+			return admin.Local(about), nil
+		}
+		path = cfg.Servers.AdminSocket
+	}
+	switch {
+	case !hasAdminSocket:
+		return nil, fmt.Errorf("%w: on this system a proxy that runs has no admin socket; of a folder of manifests: --manifests DIR", admin.ErrNotAsked)
+	case path == "" || flag.Changed && flag.Value.String() == "":
+		return nil, fmt.Errorf("%w: the admin socket is turned off (--admin-socket)", admin.ErrNotAsked)
+	}
+	return admin.NewClient(path), nil
+}
+
+// asked is the end of a command that asks, with its exit code.
+type asked struct {
+	error
+	code int
+}
+
+func (a asked) Unwrap() error { return a.error }
+
+// told gives an error of a question its exit code and its words.
+func told(err error) error {
+	var p *inspect.Problem
+	switch {
+	case errors.Is(err, context.Canceled):
+		return nil // whoever interrupts it knows that he did
+	case errors.Is(err, admin.ErrNotAsked):
+		return asked{err, exitNotAsked}
+	case errors.As(err, &p):
+		text := p.Text
+		for _, c := range p.Candidates {
+			text += "\n  " + lb.Printable(c)
+		}
+		code := 1
+		if p.Kind == inspect.Unavailable {
+			code = exitNotAsked
+		}
+		return asked{errors.New(text), code}
+	}
+	return err
+}
+
+// get asks, and prints the answer for programs, or has text print it for people.
+func get[T any](ctx context.Context, q *questions, question string, params url.Values, text func(*T)) (*T, error) {
+	var raw json.RawMessage
+	if err := q.client.Get(ctx, question, params, &raw); err != nil {
+		return nil, err
+	}
+	return show(q, raw, text)
+}
+
+// show prints an answer.
+func show[T any](q *questions, raw json.RawMessage, text func(*T)) (*T, error) {
+	answer := new(T)
+	if err := json.Unmarshal(raw, answer); err != nil {
+		return nil, fmt.Errorf("%w: the answer is not one that this command knows: %w", admin.ErrNotAsked, err)
+	}
+	if done, err := q.program(raw); done {
+		return answer, err
+	}
+	text(answer)
+	return answer, nil
+}
+
+// program prints an answer for programs, with all that the proxy has said of it; it reports whether that was asked for.
+func (q *questions) program(raw json.RawMessage) (bool, error) {
+	switch q.format {
+	case "json":
+		e := json.NewEncoder(q.out)
+		e.SetIndent("", "  ")
+		return true, e.Encode(raw)
+	case "yaml":
+		text, err := yaml.JSONToYAML(raw)
+		if err != nil {
+			return true, err
+		}
+		_, err = q.out.Write(text)
+		return true, err
+	}
+	return false, nil
+}
+
+// serviceNames are the names of all Services, for a shell that completes; none where nobody answers.
+func serviceNames(cmd *cobra.Command, opts *config.Options, modes mode.List) []string {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	client, err := askWhom(cmd, opts, modes, io.Discard)
+	if err != nil {
+		return nil
+	}
+	var all struct{ Services []string }
+	if client.Get(ctx, "services", nil, &all) != nil {
+		return nil
+	}
+	return all.Services
+}

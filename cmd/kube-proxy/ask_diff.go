@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"kube-proxy/inspect"
+	"kube-proxy/lb"
+)
+
+// diffAsking is "kube-proxy diff".
+func diffAsking() asking {
+	return asking{
+		name: "diff", most: 0,
+		about: "Compares the kernel with the desired table, and names what differs: what somebody else has changed, and what the kernel has not taken. It looks again before it tells, " +
+			"as what is being written differs for a moment.",
+		ask: func(ctx context.Context, q *questions, _ []string) error {
+			d, err := get(ctx, q, "diff", nil, func(d *inspect.Diff) { diffText(q.out, d) })
+			switch {
+			case err != nil:
+				return err
+			case len(d.Differences) > 0:
+				return exitCode(exitFound)
+			case d.Rows == 0 && len(d.Notes) > 0:
+				return exitCode(exitNotAsked)
+			}
+			return nil
+		},
+	}
+}
+
+func diffText(out io.Writer, d *inspect.Diff) {
+	for _, x := range d.Differences {
+		fmt.Fprintf(out, "%s  %s\n", x.Family, lb.Printable(strings.TrimSpace(x.Service+"  "+x.Key+"  "+x.Object)))
+		for _, side := range []struct{ word, text string }{{"want", x.Want}, {"have", x.Have}} {
+			text := side.text
+			if text == "" {
+				text = "nothing"
+			}
+			for n, line := range strings.Split(text, "\n") {
+				word := side.word
+				if n > 0 {
+					word = ""
+				}
+				fmt.Fprintf(out, "  %-4s  %s\n", word, lb.Printable(line))
+			}
+		}
+	}
+	if d.More > 0 {
+		fmt.Fprintf(out, "and %d more\n", d.More)
+	}
+	switch n := len(d.Differences) + d.More; {
+	case n > 0:
+		fmt.Fprintf(out, "\n%d differences; %d rows compared\n", n, d.Rows)
+	case d.Rows > 0 || len(d.Notes) == 0:
+		fmt.Fprintf(out, "no difference; %d rows compared\n", d.Rows)
+	}
+	for _, n := range d.Notes {
+		fmt.Fprintf(out, "note: %s\n", lb.Printable(n))
+	}
+}
+
+// eventsAsking is "kube-proxy events".
+func eventsAsking() asking {
+	return asking{
+		name: "events", args: "[SERVICE]", most: 1, services: true,
+		about: "Prints what changed in the last minutes, the oldest first: which object, when it was in force here, and how long that took from the API and from when this proxy " +
+			"learned of it.",
+		more: "\n  kube-proxy events shop/web --watch\n",
+		ask: func(ctx context.Context, q *questions, args []string) error {
+			_, err := q.events(ctx, args, 0, true)
+			return err
+		},
+		watch: func(ctx context.Context, q *questions, args []string) error {
+			after, err := q.events(ctx, args, 0, true)
+			for err == nil && ctx.Err() == nil {
+				after, err = q.events(ctx, args, after, false)
+			}
+			return err
+		},
+	}
+}
+
+// eventsWait is how long a question for changes waits for some.
+const eventsWait = 30 * time.Second
+
+// events prints what changed after an entry, and returns the newest one.
+func (q *questions) events(ctx context.Context, args []string, after uint64, first bool) (uint64, error) {
+	params := url.Values{"after": {strconv.FormatUint(after, 10)}}
+	if !first {
+		params.Set("wait", eventsWait.String())
+	}
+	var all inspect.Changes
+	if err := q.client.Get(ctx, "events", params, &all); err != nil {
+		return 0, err
+	}
+	if all.Newest < after { // another process answers, which began anew
+		return 0, nil
+	}
+	shown := inspect.Changes{Newest: all.Newest, Gone: all.Gone, Changes: []inspect.Change{}}
+	for _, c := range all.Changes {
+		if len(args) == 0 || c.Service == args[0] || strings.HasSuffix(c.Service, "/"+args[0]) || c.Service == "" {
+			shown.Changes = append(shown.Changes, c)
+		}
+	}
+	if !first && len(shown.Changes) == 0 {
+		return all.Newest, nil
+	}
+	raw, err := json.Marshal(shown)
+	if err != nil {
+		return 0, err
+	}
+	if done, err := q.program(raw); done {
+		return all.Newest, err
+	}
+	if first && shown.Gone > 0 {
+		fmt.Fprintf(q.out, "%d older ones are not remembered any more\n", shown.Gone)
+	}
+	q.eventsText(shown.Changes, first)
+	return all.Newest, nil
+}
+
+func (q *questions) eventsText(changes []inspect.Change, head bool) {
+	var lines [][]string
+	if head {
+		lines = append(lines, []string{"IN FORCE", "OBJECT", "FAMILY", "ROWS", "SINCE API", "SINCE HERE", "WHAT"})
+	}
+	for _, c := range changes {
+		at := "-"
+		if c.Done != nil {
+			at = c.Done.Format("15:04:05.000")
+			if q.format == "wide" {
+				at = c.Done.Format(time.RFC3339Nano)
+			}
+		}
+		lines = append(lines, []string{at, c.Object, orDash(c.Family), strconv.Itoa(c.Rows), took(c.SinceAPI), took(c.SinceLearned), c.What})
+	}
+	if len(changes) == 0 && head {
+		fmt.Fprintln(q.out, "nothing has changed")
+		return
+	}
+	columns(q.out, lines)
+}
+
+// took is a time in milliseconds, if it is known.
+func took(ms *float64) string {
+	if ms == nil {
+		return "-"
+	}
+	if *ms >= 10_000 {
+		return fmt.Sprintf("%.0fs", *ms/1000)
+	}
+	return fmt.Sprintf("%.1fms", *ms)
+}
+
+// topAsking is "kube-proxy top".
+func topAsking() asking {
+	return asking{
+		name: "top",
+		about: "Prints the Services to which connections are opened, the busiest first, as they were in one second; with --watch again every second, and then with the sum since it " +
+			"began. -o wide tells the addresses apart. It counts while it runs alone, and says so when there were more than the kernel could tell of.",
+		ask: func(ctx context.Context, q *questions, _ []string) error { return q.top(ctx, false) },
+		watch: func(ctx context.Context, q *questions, _ []string) error {
+			return q.top(ctx, true)
+		},
+	}
+}
+
+func (q *questions) top(ctx context.Context, again bool) error {
+	var failed error
+	err := q.client.Each(ctx, "top", nil, func(raw json.RawMessage) bool {
+		if again && isTerminal(q.out) && q.format != "json" && q.format != "yaml" {
+			io.WriteString(q.out, "\x1b[H\x1b[2J")
+		}
+		_, failed = show(q, raw, q.topText)
+		return failed == nil && again
+	})
+	return errors.Join(err, failed)
+}
+
+// mostTop is how many lines people are shown.
+const mostTop = 40
+
+func (q *questions) topText(t *inspect.Top) {
+	lines := [][]string{{"SERVICE", "PER SECOND", "TOTAL"}}
+	of := t.Services
+	if q.format == "wide" {
+		lines[0], of = []string{"SERVICE", "ADDRESS", "FAMILY", "PER SECOND", "TOTAL"}, t.Rows
+	}
+	least := ""
+	if t.AtLeast {
+		least = "at least "
+	}
+	for _, s := range of[:min(len(of), mostTop)] {
+		line := []string{s.Service}
+		if q.format == "wide" {
+			line = append(line, s.Key, s.Family)
+		}
+		lines = append(lines, append(line, fmt.Sprintf("%s%.1f", least, s.PerSecond), strconv.FormatUint(s.Total, 10)))
+	}
+	if len(of) == 0 {
+		fmt.Fprintf(q.out, "no connection was opened to a Service in %.0f s\n", t.Span)
+	} else {
+		columns(q.out, lines)
+	}
+	if more := len(of) - mostTop; more > 0 {
+		fmt.Fprintf(q.out, "and %d more\n", more)
+	}
+	if t.Missed > 0 {
+		fmt.Fprintf(q.out, "note: %d more connections came than could be counted\n", t.Missed)
+	}
+}

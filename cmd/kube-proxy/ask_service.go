@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+
+	"kube-proxy/inspect"
+	"kube-proxy/lb"
+)
+
+// backendsAsking is "kube-proxy backends".
+func backendsAsking() asking {
+	return asking{
+		name: "backends", args: "SERVICE[:PORT]", least: 1, most: 1, services: true,
+		about: "Prints the endpoints of a Service by port: where each runs, its conditions, in which sets it is, and why not.",
+		more:  "\n  kube-proxy backends shop/web\n  kube-proxy backends web:http -o wide\n",
+		ask: func(ctx context.Context, q *questions, args []string) error {
+			_, err := get(ctx, q, "service", url.Values{"name": {args[0]}}, func(d *inspect.Detail) { backendsText(q.out, d, q.format == "wide") })
+			return err
+		},
+	}
+}
+
+// whyAsking is "kube-proxy why".
+func whyAsking() asking {
+	return asking{
+		name: "why", args: "SERVICE[:PORT]", least: 1, most: 1, services: true,
+		about: "Says why a Service is as it is on this node: why it has no backends, why this node is skipped, which endpoints are left out and why, what is refused, who has its address.",
+		more:  "\n  kube-proxy why shop/web\n",
+		ask: func(ctx context.Context, q *questions, args []string) error {
+			d, err := get(ctx, q, "service", url.Values{"name": {args[0]}}, func(d *inspect.Detail) { whyText(q.out, d, q.format == "wide") })
+			if err == nil && d.State != inspect.OK && d.State != inspect.NotProxied {
+				return exitCode(exitFound)
+			}
+			return err
+		},
+	}
+}
+
+// headline is a Service in two lines.
+func headline(out io.Writer, d *inspect.Detail) {
+	var at []string
+	for _, a := range d.Addresses {
+		text := a.Address.String()
+		if a.Kind != lb.ClusterIP.String() {
+			text += " (" + a.Kind + ")"
+		}
+		at = append(at, text)
+	}
+	if len(at) == 0 {
+		at = []string{"no address"}
+	}
+	fmt.Fprintf(out, "%s  %s  %s\n", lb.Printable(d.Namespace+"/"+d.Name), d.Type, strings.Join(at, ", "))
+	state := string(d.State)
+	if d.Why != "" {
+		state += ": " + lb.Printable(d.Why)
+	}
+	fmt.Fprintf(out, "%s\n", state)
+}
+
+func backendsText(out io.Writer, d *inspect.Detail, wide bool) {
+	headline(out, d)
+	for _, f := range d.Families {
+		if len(f.Endpoints) == 0 && len(d.Families) > 1 && len(f.Rows) == 0 {
+			continue // a family that the Service does not have
+		}
+		for _, p := range f.Ports {
+			fmt.Fprintf(out, "\n%s  %s  %s%s\n", lb.Printable(p.Service), portText(p), f.Family, setsText(p))
+			endpointsText(out, f, p, wide, false)
+		}
+		if f.MoreEndpoints > 0 {
+			fmt.Fprintf(out, "\nand %d more\n", f.MoreEndpoints)
+		}
+	}
+}
+
+// setsText is how many endpoints a port leads to.
+func setsText(p inspect.DetailPort) string {
+	var s []string
+	if p.Cluster {
+		s = append(s, fmt.Sprintf("%d in use", p.InCluster))
+	}
+	if p.Local {
+		s = append(s, fmt.Sprintf("%d in use of this node", p.InLocal))
+	}
+	if len(s) == 0 {
+		return ""
+	}
+	return "  " + strings.Join(s, ", ")
+}
+
+// endpointsText prints the endpoints of a port; out: those alone that are left out of something.
+func endpointsText(w io.Writer, f inspect.DetailFamily, p inspect.DetailPort, wide, out bool) {
+	head := []string{"  ENDPOINT", "NODE", "CONDITION", "IN"}
+	if wide {
+		head = append(head, "HINTS")
+	}
+	lines := [][]string{append(head, "WHY NOT")}
+	for _, e := range f.Endpoints {
+		if e.Service != p.Service || e.Protocol != p.Protocol || out && e.Why == "" {
+			continue
+		}
+		at := e.Address.String()
+		if e.Address.Port() == 0 {
+			at = e.Address.Addr().String()
+		}
+		line := []string{"  " + at, nodeText(e), condition(e), orDash(strings.Join(e.In, ","))}
+		if wide {
+			hints := append([]string{}, e.ForNodes...)
+			for _, z := range e.ForZones {
+				hints = append(hints, "zone "+z)
+			}
+			line = append(line, orDash(strings.Join(hints, ",")))
+		}
+		lines = append(lines, append(line, e.Why))
+	}
+	if len(lines) > 1 {
+		columns(w, lines)
+	} else if !out {
+		io.WriteString(w, "  no endpoints\n")
+	}
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func nodeText(e inspect.Endpoint) string {
+	if e.Local {
+		return e.Node + " (here)"
+	}
+	return orDash(e.Node)
+}
+
+func condition(e inspect.Endpoint) string {
+	switch {
+	case e.Terminating && e.Serving:
+		return "terminating, serves"
+	case e.Terminating:
+		return "terminating"
+	case e.Ready:
+		return "ready"
+	case e.Serving:
+		return "serving, not ready"
+	}
+	return "not ready"
+}
+
+func whyText(out io.Writer, d *inspect.Detail, wide bool) {
+	headline(out, d)
+	if len(d.Reasons) > 0 {
+		io.WriteString(out, "\n")
+	}
+	for _, r := range d.Reasons {
+		fmt.Fprintf(out, "  %s\n", lb.Printable(r))
+	}
+	if len(d.Reasons) == 0 && d.State == inspect.OK {
+		io.WriteString(out, "\n  There is nothing in its way on this node: kube-proxy trace says what a packet meets, kube-proxy diff what the kernel holds.\n")
+	}
+	for _, f := range d.Families {
+		for _, p := range f.Ports {
+			left := 0
+			for _, e := range f.Endpoints {
+				if e.Service == p.Service && e.Protocol == p.Protocol && e.Why != "" {
+					left++
+				}
+			}
+			if left > 0 {
+				fmt.Fprintf(out, "\n%s  %s  %s%s, left out:\n", lb.Printable(p.Service), portText(p), f.Family, setsText(p))
+				endpointsText(out, f, p, wide, true)
+			}
+		}
+	}
+}
+
+func portText(p inspect.DetailPort) string { return fmt.Sprintf("%d/%s", p.Port.Port, p.Protocol) }

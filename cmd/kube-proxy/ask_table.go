@@ -1,0 +1,140 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"kube-proxy/inspect"
+	"kube-proxy/lb"
+)
+
+// tableAsking is "kube-proxy table".
+func tableAsking() asking {
+	return asking{
+		name: "table", args: "[FILTER]", most: 1, services: true,
+		about: "Prints the rows of the desired table: what each address and port of a Service does with packets, for whom. FILTER is an address, a CIDR, a namespace with a slash " +
+			"behind it, or a part of a key, a Service or a kind.",
+		more: "\n  kube-proxy table shop/\n  kube-proxy table 10.96.0.10\n  kube-proxy table nodeport\n",
+		ask: func(ctx context.Context, q *questions, args []string) error {
+			params := url.Values{}
+			if len(args) > 0 {
+				params.Set("filter", args[0])
+			}
+			_, err := get(ctx, q, "table", params, func(a *struct{ Rows []inspect.Row }) {
+				if len(a.Rows) == 0 {
+					fmt.Fprintln(q.errOut, "kube-proxy: no row matches")
+				}
+				tableText(q.out, a.Rows, q.format == "wide")
+			})
+			return err
+		},
+	}
+}
+
+// columns prints lines of cells below each other, each cell escaped.
+func columns(out io.Writer, lines [][]string) {
+	var b bytes.Buffer
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	for _, cells := range lines {
+		for n, c := range cells {
+			if n > 0 {
+				io.WriteString(w, "\t")
+			}
+			io.WriteString(w, lb.Printable(c))
+		}
+		io.WriteString(w, "\n")
+	}
+	_ = w.Flush() // into memory
+	for line := range strings.Lines(b.String()) {
+		io.WriteString(out, strings.TrimRight(line, " \n")+"\n")
+	}
+}
+
+func tableText(out io.Writer, rows []inspect.Row, wide bool) {
+	head := []string{"KEY", "SERVICE", "KIND", "BACKENDS", "ROUTES"}
+	if wide {
+		head = append(head, "SETS", "AFFINITY", "SOURCES", "FAMILY")
+	}
+	lines := [][]string{head}
+	for _, r := range rows {
+		line := []string{r.Key, r.Service, r.Kind, backendsOf(r), routesOf(r)}
+		if wide {
+			line = append(line, setsOf(r), affinityText(r.AffinitySeconds), cmp.Or(joined(r.SourceRanges), "-"), r.Family)
+		}
+		lines = append(lines, line)
+	}
+	if len(rows) > 0 {
+		columns(out, lines)
+	}
+}
+
+func affinityText(seconds int) string {
+	if seconds == 0 {
+		return "-"
+	}
+	return strconv.Itoa(seconds) + "s"
+}
+
+func joined(prefixes []netip.Prefix) string {
+	var all []string
+	for _, p := range prefixes {
+		all = append(all, p.String())
+	}
+	return strings.Join(all, ",")
+}
+
+// backendsOf is how many backends a row leads to, of each set.
+func backendsOf(r inspect.Row) string {
+	if r.LocalEndpoints != nil {
+		return fmt.Sprintf("%d here", *r.LocalEndpoints)
+	}
+	var all []string
+	seen := map[string]bool{}
+	for _, route := range r.Routes {
+		if route.Set != "" && !seen[route.Set] {
+			seen[route.Set] = true
+			all = append(all, strconv.Itoa(route.Backends))
+		}
+	}
+	return cmp.Or(strings.Join(all, "/"), "-")
+}
+
+// routesOf is what a row does, for whom; routes that do the same are one.
+func routesOf(r inspect.Row) string {
+	var all []string
+	for _, route := range r.Routes {
+		does := route.Do
+		if route.Masquerade {
+			does += "+masquerade"
+		}
+		if strings.HasSuffix(route.Set, "/local") {
+			does += " (local)"
+		}
+		if len(r.Routes) > 1 {
+			does = route.From + ": " + does
+		}
+		all = append(all, does)
+	}
+	if r.State != "in force" {
+		return strings.ToUpper(r.State) + ": " + r.Why
+	}
+	return strings.Join(all, ", ")
+}
+
+func setsOf(r inspect.Row) string {
+	var all []string
+	for _, route := range r.Routes {
+		if route.Set != "" && (len(all) == 0 || all[len(all)-1] != route.Set) {
+			all = append(all, route.Set)
+		}
+	}
+	return cmp.Or(strings.Join(all, ","), "-")
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"net/url"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"kube-proxy/inspect"
+	"kube-proxy/lb"
+	"kube-proxy/trace"
+)
+
+// traceAsking is "kube-proxy trace".
+func traceAsking() asking {
+	var from, in string
+	return asking{
+		name: "trace", args: "SRC DST[:PORT][/PROTO]", least: 1, most: 3, services: true,
+		about: "Says what becomes of a packet from SRC to DST: which Service it meets, which backends answer with which probability, and why; then what the kernel itself says, " +
+			"from what it holds, and which connections of the two are open. A difference between table and kernel is the finding.",
+		more: "\nSRC is an address with or without a port, node for this node itself, or pod/NAMESPACE/NAME; DST an address, a Service (NAMESPACE/NAME, a name that one Service\n" +
+			"alone has, or its name in DNS) or nodeport:PORT. What is left out is what the Service has, where that is one thing.\n\n" +
+			"  kube-proxy trace 10.1.1.11 10.96.0.10:80\n  kube-proxy trace --from pod shop/web-1 shop/cart:http\n  kube-proxy trace node nodeport:30080/tcp\n" +
+			"\n      --from string     \"pod\", with SRC the name of a Pod, or SRC itself: --from pod shop/web-1 DST, --from 10.1.1.11 DST\n" +
+			"      --in string       the interface that the packet comes in through, for --detect-local-mode=BridgeInterface and the like\n",
+		flags: func(cmd *cobra.Command) {
+			cmd.Flags().StringVar(&from, "from", "", "")
+			cmd.Flags().StringVar(&in, "in", "", "")
+		},
+		ask: func(ctx context.Context, q *questions, args []string) error {
+			params, err := traceParams(from, in, args)
+			if err != nil {
+				return err
+			}
+			a, err := get(ctx, q, "trace", params, func(a *inspect.TraceAnswer) { io.WriteString(q.out, traceText(a)) })
+			if err == nil && len(a.Findings) > 0 {
+				return exitCode(exitFound)
+			}
+			return err
+		},
+	}
+}
+
+// traceParams are the question that the arguments ask.
+func traceParams(from, in string, args []string) (url.Values, error) {
+	switch {
+	case from == "pod" && len(args) == 2:
+		args = []string{"pod/" + args[0], args[1]}
+	case from == "pod":
+		return nil, fmt.Errorf("want kube-proxy trace --from pod NAMESPACE/NAME DST")
+	case from != "" && len(args) == 1:
+		args = []string{from, args[0]}
+	case from != "":
+		return nil, fmt.Errorf("--from %s says who sends: want DST alone behind it", lb.Printable(from))
+	case len(args) != 2:
+		return nil, fmt.Errorf("want SRC and DST: who sends, and where to; kube-proxy trace --help says more")
+	}
+	params := url.Values{"to": {args[1]}}
+	if name, ok := strings.CutPrefix(args[0], "pod/"); ok {
+		params.Set("pod", name)
+	} else {
+		params.Set("from", args[0])
+	}
+	if in != "" {
+		params.Set("in", in)
+	}
+	return params, nil
+}
+
+// traceText is the answer for people.
+func traceText(a *inspect.TraceAnswer) string {
+	var b strings.Builder
+	if a.Packet.Pod != "" {
+		fmt.Fprintf(&b, "pod %s is at %s\n", lb.Printable(a.Packet.Pod), a.Packet.From)
+	}
+	b.WriteString(a.Text(packetOf(a.Packet)))
+	if len(a.Conntrack) > 0 {
+		b.WriteString("\nopen connections\n")
+		for _, c := range a.Conntrack {
+			b.WriteString("  " + lb.Printable(connectionText(c)) + "\n")
+		}
+	}
+	if len(a.Notes) > 0 {
+		b.WriteByte('\n')
+		for _, n := range a.Notes {
+			b.WriteString("note: " + lb.Printable(n) + "\n")
+		}
+	}
+	return b.String()
+}
+
+func connectionText(c inspect.Connection) string {
+	s := strings.TrimSpace(c.Proto+" "+c.State) + " " + c.From.String()
+	if c.Backend.IsValid() && c.Backend != c.To {
+		s += ", answered by " + c.Backend.String()
+	}
+	if c.Sees.IsValid() && c.Sees != c.From {
+		s += ", which sees " + c.Sees.String()
+	}
+	if !c.Answered {
+		s += ", nothing came back yet"
+	}
+	return fmt.Sprintf("%s; ends after %d s without a packet", s, c.Timeout)
+}
+
+// packetOf reads a packet back; what cannot be read is not there.
+func packetOf(t inspect.PacketText) trace.Packet {
+	p := trace.Packet{In: t.In, Host: t.Node, From: addrPort(t.From), To: addrPort(t.To)}
+	p.Proto, _ = lb.ParseProto(t.Proto)
+	if t.Proto == "icmp" {
+		p.Proto = trace.ICMPv4
+	}
+	return p
+}
+
+func addrPort(s string) netip.AddrPort {
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.AddrPortFrom(a, 0)
+	}
+	at, _ := netip.ParseAddrPort(s)
+	return at
+}
