@@ -256,6 +256,7 @@ func newShops(t *testing.T, fam lb.Family, change func(*Plane)) *shops {
 	lab.On(netlab.Node1, func() {
 		s.p = newPlane(t, fam)
 		change(s.p)
+		s.p.look = newLooker(s.p.rules)
 		reset(t, s.p, table)
 	})
 	return s
@@ -379,6 +380,7 @@ func TestAffinityWithoutHash(t *testing.T) {
 func withoutHash(p *Plane) {
 	p.rules.hashes = false
 	p.rules.sets = schema(p.family, false)
+	p.look = newLooker(p.rules)
 }
 
 // The scenarios of session affinity hold on a kernel that cannot hash, too.

@@ -544,7 +544,7 @@ func (d *differ) compareList(f *lb.Frontend) error {
 	switch {
 	case err != nil:
 		return err
-	case n != n>>lengthBits<<lengthBits:
+	case n != n>>lengthBits<<lengthBits, n == 0:
 		return d.tell(f.Key, d.object(sSourceLists, k), "the number of its list", text+", that of no list")
 	case o == nil:
 		d.lists[n>>lengthBits] = f

@@ -4,16 +4,23 @@ package nftables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/nftwalk"
+	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/plane"
 	"kube-proxy/plane/planetest"
 	"kube-proxy/trace"
 )
@@ -147,5 +154,441 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-var _ = context.Background
-var _ = slices.Sort[[]int]
+// sabotage has somebody else write to the table.
+func (l *looks) sabotage(what func(c *change)) {
+	l.t.Helper()
+	s, err := openSocket()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer s.Close()
+	c := l.newChange(newState(0))
+	what(c)
+	bufs, last := c.buffers()
+	if err := s.Commit(l.t.Context(), bufs, last); err != nil {
+		l.t.Fatalf("sabotage: %v", err)
+	}
+}
+
+// mend has the plane write what differs, after which nothing does.
+func (l *looks) mend() {
+	l.t.Helper()
+	reset(l.t, l.Plane, l.want)
+	if all := l.differences(); len(all) != 0 {
+		l.t.Fatalf("after a Reset these differ: %+v", all)
+	}
+}
+
+// named returns the difference of an object; it fails where there is none.
+func (l *looks) named(object string) trace.Difference {
+	l.t.Helper()
+	all := l.differences()
+	i := slices.IndexFunc(all, func(d trace.Difference) bool { return d.Object == object })
+	if i < 0 {
+		l.t.Errorf("nothing says that %s differs: %+v", object, all)
+		return trace.Difference{}
+	}
+	return all[i]
+}
+
+// ways are the answers to all packets.
+func (l *looks) ways() map[string]trace.Kernel {
+	all := map[string]trace.Kernel{}
+	for name, p := range l.packets() {
+		all[name] = l.follow(p)
+	}
+	return all
+}
+
+// An element that is deleted is named, and packets that met it meet none, whatever map it is of.
+func TestSabotageOfElements(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
+		l := newLooks(t, w)
+		packets, before := l.packets(), l.ways()
+		snap, _, err := l.readTable(t.Context(), allSets)
+		if err != nil {
+			t.Fatal(err)
+		}
+		met, changed, some := map[setIndex]int{}, map[setIndex]int{}, 4
+		if w.Family == lb.IPv6 {
+			some = 1
+		}
+		lose := func(i setIndex, key []byte) {
+			l.sabotage(func(c *change) { c.remove(i, key) })
+			object := (&differ{reader: l.reader()}).object(i, key)
+			if d := l.named(object); d.Have != "" || d.Want == "" {
+				t.Errorf("%s was deleted: %+v", object, d)
+			}
+			text := valueText(l.rules.sets[i].key, key)
+			looked := 0
+			for name, k := range before {
+				if looked == 3 || !slices.ContainsFunc(k.Way, func(line string) bool {
+					return strings.HasPrefix(line, "element { "+text) && strings.HasSuffix(line, " "+l.rules.sets[i].name)
+				}) {
+					continue
+				}
+				looked++
+				met[i]++
+				is := l.follow(packets[name])
+				if !slices.ContainsFunc(is.Way, func(line string) bool { return strings.HasPrefix(line, "no element { "+text+" } in ") }) {
+					t.Errorf("%s without %s:\n%s", name, object, strings.Join(is.Way, "\n"))
+				}
+				if answer(is) != answer(k) {
+					changed[i]++
+				}
+			}
+		}
+		for i := range setCount {
+			recs := snap.records[i].Sorted()
+			for n := range recs.Len() {
+				if every := max(1, recs.Len()/some); n%every != 0 && !(i == sEqualBytes && n == 10) {
+					continue // those of a map are much alike
+				}
+				rec := slices.Clone(recs.At(n))
+				lose(i, rec[:l.rules.sets[i].keyLen()])
+				l.sabotage(func(c *change) { c.add(i, rec) })
+			}
+			for key, v := range snap.verdicts[i] {
+				lose(i, []byte(key))
+				l.sabotage(func(c *change) { c.addVerdict(i, []byte(key), v) })
+			}
+		}
+		if all := l.differences(); len(all) != 0 {
+			t.Errorf("all is there again, and these differ: %+v", all)
+		}
+		for i := range setCount {
+			name := l.rules.sets[i].name
+			switch {
+			case i == sReserved || i == sAffinity:
+			case some > 1 && met[i] == 0:
+				t.Errorf("no packet met an element of %s", name)
+			case some > 1 && i != sFilterClasses && i != sEqualBytes && changed[i] == 0:
+				t.Errorf("of %d answers none changed without their element of %s", met[i], name)
+			}
+		}
+	})
+}
+
+// A chain without its rules, or that is gone, is named, and packets that met it say so.
+func TestSabotageOfChains(t *testing.T) {
+	l := newLooks(t, planetest.World{Family: lb.IPv4})
+	packets, before := l.packets(), l.ways()
+	chains, _ := l.newChange(l.st).structure()
+	met := 0
+	for _, c := range chains {
+		l.sabotage(func(b *change) { b.FlushChain(c.name) })
+		for i := range c.rules {
+			if d := l.named(fmt.Sprintf("rule %d of chain %s", i+1, c.name)); d.Have != "" || d.Want != c.rules[i].text() {
+				t.Errorf("chain %s was flushed: %+v", c.name, d)
+			}
+		}
+		check := func(line string) {
+			for name, k := range before {
+				if !slices.ContainsFunc(k.Way, func(l string) bool { return strings.HasPrefix(l, "chain "+c.name+" rule ") }) {
+					continue
+				}
+				met++
+				if is := l.follow(packets[name]); !slices.Contains(is.Way, line) {
+					t.Errorf("%s does not say %q:\n%s", name, line, strings.Join(is.Way, "\n"))
+				}
+				break
+			}
+		}
+		check("chain " + c.name + " has no rules")
+		if c.isBase() {
+			l.sabotage(func(b *change) { b.DeleteChain(c.name) })
+			if d := l.named("chain " + c.name); d.Have != "" || d.Want == "" {
+				t.Errorf("chain %s was deleted: %+v", c.name, d)
+			}
+			check("no base chain " + c.name)
+			l.sabotage(func(b *change) { b.AddChain(c.name, c.hook) })
+		}
+		l.sabotage(func(b *change) { b.addRules(c) })
+	}
+	if met < len(chains)/2 {
+		t.Errorf("packets met %d of %d chains", met, len(chains))
+	}
+	if all := l.differences(); len(all) != 0 {
+		t.Errorf("all is there again, and these differ: %+v", all)
+	}
+	// Without both chains that translate a cluster IP rejects, without all nothing happens.
+	to := packets["pod to cluster IP 0"]
+	for _, c := range []string{"nat-prerouting", "nat-prerouting-again"} {
+		l.sabotage(func(b *change) { b.FlushChain(c) })
+	}
+	if k := l.follow(to); k.Verdict != trace.Reject {
+		t.Errorf("without translation: %s", answer(k))
+	}
+	for _, c := range []string{"filter-prerouting-pre-dnat", "filter-forward"} {
+		l.sabotage(func(b *change) { b.FlushChain(c) })
+	}
+	if k := l.follow(to); k.Verdict != trace.Pass {
+		t.Errorf("without rules: %s", answer(k))
+	}
+}
+
+// What stands where ours should be leads packets elsewhere, and is named; also where its comment says that it is ours.
+func TestSabotageByChange(t *testing.T) {
+	l := newLooks(t, planetest.World{Family: lb.IPv4})
+	packets := l.packets()
+	id := func(set lb.SetID) []byte { return appendNum(nil, l.st.sets[set].id) }
+	set := func(i int, s lb.Scope) lb.SetID {
+		return lb.SetID{Service: fmt.Sprintf("ns/svc-%d:http", i), Proto: lb.TCP, Scope: s}
+	}
+	vip := func(i int) []byte { return appendKey(nil, lb.Key{Addr: l.Addr(10, i+1), Port: 80, Proto: lb.TCP}) }
+	stranger := netip.AddrPortFrom(l.Addr(100, 77), 99)
+	swap := func(i setIndex, key, data []byte) func(c *change) {
+		return func(c *change) {
+			c.remove(i, key)
+			c.add(i, slices.Concat(key, data))
+		}
+	}
+	add := func(i setIndex, rec ...[]byte) func(c *change) {
+		return func(c *change) { c.add(i, slices.Concat(rec...)) }
+	}
+	loadBalancer := appendKey(nil, lb.Key{Addr: l.Addr(198, 1), Port: 80, Proto: lb.TCP})
+	other := appendKey(nil, lb.Key{Addr: l.Addr(198, 2), Port: 80, Proto: lb.TCP})
+	listOf := func(i int) []byte {
+		return appendNum(nil, l.st.rows[lb.Key{Addr: l.Addr(198, i+1), Port: 80, Proto: lb.TCP}].list.key())
+	}
+	sources := parseAddr([]byte{172, 0, 0, 0}, 4)
+	for _, c := range []struct {
+		name     string
+		do       func(c *change)
+		object   string
+		want     string // a part
+		have     string // a part
+		packet   string
+		becomes  string // an answer; "" for the same
+		contains string // in the way
+	}{
+		{"a backend becomes another's", swap(sBackends, append(id(set(0, lb.Cluster)), appendNum(nil, 0)...), appendBackend(nil, stranger)),
+			"element { 0x%08x . 0 } of map backends", "100.0.0.", stranger.String(), "pod to cluster IP 0",
+			answer(trace.Kernel{Verdict: trace.Balance, Backends: []trace.Backend{{Address: netip.AddrPortFrom(l.Addr(100, 1), 8080), Share: 1. / 3},
+				{Address: netip.AddrPortFrom(l.Addr(100, 2), 8080), Share: 1. / 3}, {Address: stranger, Share: 1. / 3}}}), ""},
+		{"a Service has the backends of another", swap(sClusterSets, vip(0), id(set(1, lb.Cluster))),
+			"element { 10.0.0.1 . tcp . 80 } of map cluster-sets", "the id of set ns/svc-0:http/tcp/cluster", "that of set ns/svc-1:http/tcp/cluster",
+			"pod to cluster IP 0", l.balance(10, 3, false), ""},
+		{"a Service has those of none", swap(sClusterSets, vip(0), appendNum(nil, 4711)),
+			"element { 10.0.0.1 . tcp . 80 } of map cluster-sets", "the id of set ns/svc-0:http/tcp/cluster", "that of no set", "pod to cluster IP 0", "reject", "no element { 0x00001267 } in map set-shapes"},
+		{"a class that rejects", swap(sServices, vip(0), appendNum(nil, uint32(actionReject))), "element { 10.0.0.1 . tcp . 80 } of map services", "0x", "0x00000001",
+			"pod to cluster IP 0", "reject", ""},
+		{"a set of fewer backends", swap(sSetShapes, id(set(0, lb.Cluster)), appendNum(nil, 1)), "element { 0x%08x } of map set-shapes", "0x00000003", "0x00000001",
+			"pod to cluster IP 0", "", ""},
+		{"a Service that nobody has", add(sServices, appendKey(nil, lb.Key{Addr: l.Addr(10, 200), Port: 80, Proto: lb.TCP}), appendNum(nil, uint32(actionReject))),
+			"element { 10.0.0.200 . tcp . 80 } of map services", "", "0x00000001", "pod to an unknown cluster IP", "reject", ""},
+		{"a range more", add(sSourceRanges, listKey(listOf(0), 8), sources.AsSlice()), "element { 0x%08x . 172.0.0.0 } of set source-ranges", "", "there",
+			"outside to load balancer 0", "balance 100.0.0.0:8080=1.0000", ""},
+		{"the ranges of another", swap(sSourceLists, loadBalancer, listOf(1)), "element { 198.0.0.1 . tcp . 80 } of map source-lists", "the number of its list", "the list of 198.0.0.2:80/tcp",
+			"outside to load balancer 0", "", ""},
+		{"the ranges of none", swap(sSourceLists, other, listKey([]byte{0, 0, 0, 0}, 0)), "element { 198.0.0.2 . tcp . 80 } of map source-lists", "the number of its list", "", "pod to load balancer 1", "drop", ""},
+		{"a cluster IP that nobody has", add(sClusterIPs, l.Addr(172, 8).AsSlice()), "element { 172.0.0.8 } of set cluster-ips", "", "there", "pod to a stranger", "reject", ""},
+		{"a slot that a balancer draws from, and shall not", add(sBackends, id(set(4, lb.Cluster)), appendNum(nil, 21), appendBackend(nil, stranger)),
+			"element { 0x%08x . 21 } of map backends", "", stranger.String(), "pod to cluster IP 4", "more", ""},
+		{"a member that left", add(sMemberBackends, appendNum(nil, 99), id(set(2, lb.Cluster)), appendBackend(nil, stranger)), "element { 0:63 . 0x%08x } of map member-backends", "", "100.0.0.77",
+			"pod to cluster IP 2", "", ""},
+		{"a rule of ours by its comment alone", func(c *change) {
+			ours := c.balancer(shape{scope: lb.Cluster, size: 3})
+			for i := range ours.rules {
+				ours.rules[i].exprs = c.rule("", drop).exprs
+			}
+			c.FlushChain(ours.name)
+			c.addRules(ours)
+		}, "rule 1 of chain cluster-3", "dnat ip to", "other expressions", "pod to cluster IP 0", "drop", "chain cluster-3 rule 1"},
+		{"a rule more", func(c *change) { c.AddRule("service-network", c.rule("", drop).exprs, nil) }, "rule 4 of chain service-network", "", "comment", "pod to a stranger", "drop", ""},
+		{"a chain more", func(c *change) { c.AddChain("mine", nftwire.Hook{}) }, "chain mine", "", "there", "", "", ""},
+		{"a chain at another hook", func(c *change) { c.FlushChain("filter-forward"); c.DeleteChain("filter-forward") }, "chain filter-forward", "type filter hook forward priority 0", "", "pod to another port", "pass", "no base chain filter-forward"},
+		{"a way to another chain", func(c *change) {
+			key := appendNum(nil, 3)
+			c.remove(sClusterShapes, key)
+			c.addVerdict(sClusterShapes, key, drops)
+		}, "element { 0x00000003 } of map cluster-shapes", "goto cluster-3", "drop", "pod to cluster IP 0", "drop", ""},
+	} {
+		func() { // in the namespace of this thread
+			t.Log(c.name)
+			l.sabotage(c.do)
+			object := c.object
+			defer l.mend()
+			if strings.HasPrefix(object, "rule") { // by whose comment Resets know it
+				defer l.sabotage(func(b *change) { b.FlushChain("cluster-3") })
+			}
+			if strings.Contains(object, "%") {
+				for _, n := range []uint32{nlconn.Order.Uint32(id(set(0, lb.Cluster))), nlconn.Order.Uint32(id(set(4, lb.Cluster))), nlconn.Order.Uint32(id(set(2, lb.Cluster))), nlconn.Order.Uint32(listKey(listOf(0), 8))} {
+					if slices.ContainsFunc(l.differences(), func(d trace.Difference) bool { return d.Object == fmt.Sprintf(c.object, n) }) {
+						object = fmt.Sprintf(c.object, n)
+					}
+				}
+			}
+			d := l.named(object)
+			if !strings.Contains(d.Want, c.want) || !strings.Contains(d.Have, c.have) || c.have == "" && d.Have != "" && !strings.Contains(d.Have, "of no list") || c.want == "" && d.Want != "" {
+				t.Errorf("%+v", d)
+			}
+			if c.packet == "" {
+				return
+			}
+			k := l.follow(packets[c.packet])
+			if got := answer(k); c.becomes == "more" && len(k.Backends) != 22 || c.becomes != "more" && c.becomes != "" && got != c.becomes {
+				t.Errorf("%s: %s, want %s\n%s", c.packet, got, c.becomes, strings.Join(k.Way, "\n"))
+			}
+			if !strings.Contains(strings.Join(k.Way, "\n"), c.contains) {
+				t.Errorf("%s does not say %q:\n%s", c.packet, c.contains, strings.Join(k.Way, "\n"))
+			}
+		}()
+	}
+}
+
+// listKey is the key of a list for ranges of a length.
+func listKey(list []byte, length uint32) []byte {
+	return appendNum(nil, nlconn.Order.Uint32(list)|length)
+}
+
+// The whole table may be gone, or asleep: that is said, and Follow and Differences work while no other verb does.
+func TestSabotageOfTheTable(t *testing.T) {
+	l := newLooks(t, planetest.World{Family: lb.IPv4})
+	to := l.packets()["pod to cluster IP 0"]
+	runNFT(t, "add", "table", "ip", TableName, "{ flags dormant; }")
+	if d := l.named("table ip " + TableName); d.Want != "in force" {
+		t.Errorf("%+v", d)
+	}
+	if k := l.follow(to); k.Verdict != trace.Pass || !strings.Contains(k.Way[0], "dormant") {
+		t.Errorf("%+v", k)
+	}
+	l.mend()
+	runNFT(t, "flush", "table", "ip", TableName)
+	runNFT(t, "delete", "set", "ip", TableName, "cluster-ips")
+	if d := l.named("set cluster-ips"); d.Have != "" {
+		t.Errorf("%+v", d)
+	}
+	runNFT(t, "add", "set", "ip", TableName, "cluster-ips", "{ type inet_service; }")
+	if d := l.named("set cluster-ips"); d.Have != "of other types" {
+		t.Errorf("%+v", d)
+	}
+	if k := l.follow(to); k.Verdict != trace.Pass {
+		t.Errorf("%+v", k)
+	}
+	runNFT(t, "delete", "table", "ip", TableName)
+	if all := l.differences(); len(all) != 1 || all[0].Object != "table ip "+TableName || all[0].Have != "" {
+		t.Errorf("%+v", all)
+	}
+	if k := l.follow(to); k.Verdict != trace.Pass || k.Way[0] != "no table ip "+TableName {
+		t.Errorf("%+v", k)
+	}
+	if _, err := l.Audit(t.Context(), true); !errors.Is(err, plane.ErrStateLost) {
+		t.Errorf("an audit says %v", err)
+	}
+	if k := l.follow(to); k.Verdict != trace.Pass {
+		t.Errorf("%+v", k)
+	}
+	l.mend()
+	if k := l.follow(to); k.Verdict != trace.Balance {
+		t.Errorf("%+v", k)
+	}
+	// Who wants to know no more is told no more.
+	runNFT(t, "flush", "map", "ip", TableName, "services")
+	told := 0
+	if err := l.Differences(t.Context(), l.want, func(trace.Difference) bool { told++; return told < 3 }); err != nil || told != 3 {
+		t.Errorf("told %d times: %v", told, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := l.Follow(ctx, to); !errors.Is(err, context.Canceled) {
+		t.Errorf("without time: %v", err)
+	}
+	if err := l.Differences(ctx, l.want, func(trace.Difference) bool { return true }); !errors.Is(err, context.Canceled) {
+		t.Errorf("without time: %v", err)
+	}
+}
+
+// A trace asks for as much in a table of 10,000 Services as in one of 100.
+func TestFollowCost(t *testing.T) {
+	inNetns(t)
+	w := planetest.World{Family: lb.IPv4}
+	var cost []nftwire.Traffic
+	for _, n := range []int{100, 10_000} {
+		p := newPlane(t, w.Family)
+		reset(t, p, w.Table(n, 3))
+		sock, err := openSocket()
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := nftwalk.Go(t.Context(), sock.Socket, p.look.table(), trace.Packet{
+			From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0), To: netip.AddrPortFrom(w.Addr(10, n/2), 80), Proto: lb.TCP})
+		if err != nil || len(a.Ways) != 3 {
+			t.Fatalf("%+v: %v", a, err)
+		}
+		cost = append(cost, sock.Asked)
+		sock.Close()
+	}
+	t.Logf("%+v", cost)
+	if a, b := cost[0], cost[1]; a.Requests != b.Requests || a.Messages != b.Messages || a.Bytes != b.Bytes || a.Requests > 60 || a.Bytes > 32<<10 {
+		t.Errorf("of 100 Services a trace costs %+v, of 10,000 %+v", a, b)
+	}
+}
+
+// Whoever asks, asks what is there: beside a plane that writes all the time answers are one of those that there were, and afterwards nothing
+// differs.
+func TestLookBesideApply(t *testing.T) {
+	inNetns(t)
+	w := planetest.World{Family: lb.IPv4}
+	l := &looks{w, newPlane(t, w.Family), t, &lb.Table{Node: w.Node()}}
+	r := rand.New(rand.NewPCG(1, 2))
+	random := func(i int) (lb.Owner, []*lb.Frontend) {
+		n := r.IntN(5)
+		return w.Full(i, i*100+r.IntN(3), n, r.IntN(n+1), time.Duration(r.IntN(2))*time.Hour)
+	}
+	for i := range 30 {
+		l.want.Replace(random(i))
+	}
+	reset(t, l.Plane, l.want)
+	stop, done := make(chan struct{}), make(chan struct{})
+	onTheSame := onTheSameNamespace(t, func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			k, err := l.Follow(t.Context(), trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0), To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP})
+			if err != nil || k.Verdict != trace.Balance && k.Verdict != trace.Reject && k.Verdict != trace.Drop {
+				t.Errorf("beside writes: %+v, %v", k, err)
+			}
+		}
+	})
+	go func() { onTheSame(); close(done) }()
+	for i := range 1000 {
+		var changes []lb.Change
+		for range 1 + r.IntN(3) {
+			c, _ := l.want.Replace(random(r.IntN(30)))
+			changes = append(changes, c...)
+		}
+		apply(t, l.Plane, changes, nil)
+		if i%50 == 49 {
+			if all := l.differences(); len(all) != 0 {
+				t.Fatalf("after %d Applies these differ: %+v", i+1, all)
+			}
+		}
+	}
+	close(stop)
+	<-done
+}
+
+// For a client whom the kernel remembers Follow says where: with the hash that the kernel made of his address, and without one.
+func TestFollowAffine(t *testing.T) {
+	eachFamily(t, func(t *testing.T, w planetest.World) {
+		for name, change := range map[string]func(*Plane){"hash": func(*Plane) {}, "address": withoutHash} {
+			t.Run(name, func(t *testing.T) {
+				s := newShops(t, w.Family, change)
+				for i := range 8 {
+					packet := trace.Packet{From: netip.AddrPortFrom(s.client(i), 0), To: netip.AddrPortFrom(s.vip(0), 80), Proto: lb.TCP}
+					var before, after trace.Kernel
+					s.On(netlab.Node1, func() { before, _ = s.p.Follow(t.Context(), packet) })
+					pod := s.visit(i, 0)
+					s.On(netlab.Node1, func() { after, _ = s.p.Follow(t.Context(), packet) })
+					if before.Affine.IsValid() || len(before.Backends) != 2 || after.Affine != netip.AddrPortFrom(pod, 8080) || answer(after) != answer(before) {
+						t.Errorf("client %d came to %s; before: %+v\nafter: %+v", i, pod, before, after)
+					}
+				}
+			})
+		}
+	})
+}
