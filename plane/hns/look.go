@@ -1,0 +1,221 @@
+package hns
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kube-proxy/lb"
+	"kube-proxy/trace"
+)
+
+// Follow is part of mode.Looker: it lists HNS, which can be asked for nothing less, and says which load balancer takes the packet, as the documents
+// of HNS have it (docs/adr/0044). HNS refuses and drops nothing, and remembers no client that it would tell of.
+func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+	pic, err := p.read(ctx, lb.Node{})
+	if err != nil {
+		return trace.Kernel{}, fmt.Errorf("hns: follow a packet to %s: %w", packet.To, err)
+	}
+	return pic.follow(packet), nil
+}
+
+// follow says what becomes of a packet.
+func (pic *picture) follow(packet trace.Packet) trace.Kernel {
+	l, mapping, onNode := pic.taker(packet)
+	if l == nil {
+		return trace.Kernel{Verdict: trace.Pass, Way: []string{fmt.Sprintf("no load balancer has %s/%s", packet.To, packet.Proto)}}
+	}
+	six := packet.To.Addr().Is6()
+	k := trace.Kernel{Verdict: trace.Pass, Way: []string{pic.describe(l)}}
+	local, behind := mapping.Flags&MappingLocalRoutedVIP != 0, pic.behind(packet.From.Addr())
+	outside := !packet.Host && !behind
+	switch {
+	case packet.Host && !local:
+		k.Way = append(k.Way, "it does not take packets of the node itself (no LocalRoutedVIP)")
+		return k
+	case behind && !local && onNode:
+		k.Way = append(k.Way, "it does not take packets of pods to the node's addresses (no LocalRoutedVIP)")
+		return k
+	case outside && mapping.Flags&MappingILB != 0:
+		k.Way = append(k.Way, "it takes packets of this node's pods alone (ILB)")
+		return k
+	}
+	k.Verdict = trace.Drop
+	direct := l.Flags&FlagDSR != 0
+	for _, id := range l.HostComputeEndpoints {
+		e, a := pic.endpoint(id, six)
+		switch {
+		case !a.IsValid():
+			k.Way = append(k.Way, fmt.Sprintf("endpoint %s: not in the network", id))
+		case e.Flags&RemoteEndpoint != 0 && direct && outside:
+			k.Way = append(k.Way, fmt.Sprintf("endpoint %s %q: on another node, which direct return leads nobody from outside to", a, e.Name))
+		case e.Flags&RemoteEndpoint != 0 && pic.overlay && pic.at(a) != providerOf(e):
+			k.Way = append(k.Way, fmt.Sprintf("endpoint %s %q: sent to %s, where the network has it not", a, e.Name, providerOf(e)))
+		default:
+			k.Way = append(k.Way, fmt.Sprintf("endpoint %s %q", a, e.Name))
+			k.Backends = append(k.Backends, trace.Backend{Address: netip.AddrPortFrom(a, mapping.InternalPort)})
+		}
+	}
+	slices.SortFunc(k.Backends, func(a, b trace.Backend) int { return a.Address.Compare(b.Address) })
+	for i := range k.Backends {
+		k.Verdict, k.Masquerade = trace.Balance, !direct
+		k.Backends[i].Share = 1 / float64(len(k.Backends))
+	}
+	return k
+}
+
+// taker returns the load balancer that has the packet's destination, and the mapping by which: one with the address before one for the node's
+// own addresses. onNode says that it is one of these.
+func (pic *picture) taker(packet trace.Packet) (found *LoadBalancer, by PortMapping, onNode bool) {
+	for i := range pic.balancers {
+		l := &pic.balancers[i]
+		at := slices.IndexFunc(l.PortMappings, func(m PortMapping) bool {
+			return m.Protocol == uint32(packet.Proto) && m.ExternalPort == packet.To.Port()
+		})
+		if at < 0 {
+			continue
+		}
+		has := slices.ContainsFunc(l.FrontendVIPs, func(vip string) bool {
+			a, err := netip.ParseAddr(vip)
+			return err == nil && a == packet.To.Addr()
+		})
+		switch {
+		case has:
+			return l, l.PortMappings[at], false
+		case found == nil && packet.Here && len(l.FrontendVIPs) == 0 && (l.Flags&FlagIPv6 != 0) == packet.To.Addr().Is6():
+			found, by, onNode = l, l.PortMappings[at], true
+		}
+	}
+	return found, by, onNode
+}
+
+// behind reports whether an address is that of a container of this node.
+func (pic *picture) behind(a netip.Addr) bool {
+	return slices.ContainsFunc(pic.endpoints, func(e Endpoint) bool {
+		return e.Flags&RemoteEndpoint == 0 && slices.Contains(addresses(e, lb.FamilyOf(a)), a)
+	})
+}
+
+// at is the node to which the network sends packets for an address, or the address itself.
+func (n *network) at(a netip.Addr) netip.Addr {
+	node, _ := n.provider(a)
+	return node
+}
+
+// endpoint returns an endpoint of the network and its address in a family, which is not valid if there is none.
+func (pic *picture) endpoint(id string, six bool) (Endpoint, netip.Addr) {
+	family := lb.IPv4
+	if six {
+		family = lb.IPv6
+	}
+	for _, e := range pic.endpoints {
+		if all := addresses(e, family); strings.EqualFold(e.ID, id) && len(all) > 0 {
+			return e, all[0]
+		}
+	}
+	return Endpoint{}, netip.Addr{}
+}
+
+// describe says what a load balancer is, in a line.
+func (pic *picture) describe(l *LoadBalancer) string {
+	vips := strings.Join(l.FrontendVIPs, ",")
+	if vips == "" {
+		vips = "the node's addresses"
+	}
+	var ports []string
+	for _, m := range l.PortMappings {
+		ports = append(ports, fmt.Sprintf("%d/%s to %d (distribution %d, flags %d)", m.ExternalPort, lb.Proto(m.Protocol), m.InternalPort, m.DistributionType, m.Flags))
+	}
+	return fmt.Sprintf("load balancer %s of %s, port %s, flags %d, source VIP %q, %d endpoints", l.ID, vips, strings.Join(ports, ", "), l.Flags, l.SourceVIP,
+		len(l.HostComputeEndpoints))
+}
+
+// Differences is part of mode.Looker: it lists HNS, takes of it what a Reset would take for ours, and tells what that would change. Where HNS shows an
+// object otherwise than it was made, that is told too.
+func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
+	pic, err := p.read(ctx, want.Node)
+	if err != nil {
+		return fmt.Errorf("hns: compare: %w", err)
+	}
+	aside := &Plane{cfg: p.cfg, hns: p.hns, drift: make(chan struct{}, 1)} // which calls nothing
+	r := aside.reconciliation(pic, nil, want.Sorted())
+	for d := range r.differences() {
+		if !each(d) {
+			break
+		}
+	}
+	return ctx.Err()
+}
+
+// differences yields what is otherwise than the rows ask for, before anything is written.
+func (r *reconciliation) differences() func(func(trace.Difference) bool) {
+	return func(yield func(trace.Difference) bool) {
+		st, checks := r.st, map[lb.Key]bool{}
+		for _, c := range st.checks {
+			maps.Copy(checks, c.wanted())
+		}
+		balancer := func(key lb.Key, want plan) bool {
+			is, have, wanted := st.balancers[key], "", ""
+			if is != nil {
+				have = is.text(is.endpoints, len(is.ids))
+			}
+			if !want.none() {
+				var addrs []netip.Addr
+				for _, b := range want.backends {
+					addrs = append(addrs, b.addr)
+				}
+				wanted = want.text(addrs, 0)
+			}
+			return have == wanted || yield(trace.Difference{Key: key, Object: "load balancer " + key.String(), Want: wanted, Have: have})
+		}
+		for _, row := range r.rows {
+			if !checks[row.Key] && !balancer(row.Key, st.planned(row)) {
+				return
+			}
+		}
+		for _, key := range slices.SortedFunc(maps.Keys(checks), lb.Key.Compare) {
+			if !balancer(key, st.forwarded(key.Addr, key.Port)) {
+				return
+			}
+		}
+		for _, key := range slices.SortedFunc(maps.Keys(st.balancers), lb.Key.Compare) {
+			if st.rows[key] == nil && !checks[key] && !balancer(key, plan{}) {
+				return
+			}
+		}
+		for _, a := range slices.SortedFunc(maps.Keys(st.endpoints), netip.Addr.Compare) {
+			d := trace.Difference{Object: "endpoint " + namePrefix + a.String()}
+			switch e := st.endpoints[a]; {
+			case e.ours && e.refs == 0:
+				d.Have = "there, and no load balancer needs it"
+			case e.doubt:
+				d.Want, d.Have = "sent to "+st.at(a).String(), "sent elsewhere"
+			default:
+				continue
+			}
+			if !yield(d) {
+				return
+			}
+		}
+		for _, id := range r.spare {
+			if !yield(trace.Difference{Object: "endpoint " + id, Have: "a second one of its address"}) {
+				return
+			}
+		}
+	}
+}
+
+// text says all of a load balancer but its key. unknown is how many endpoints HNS did not tell the addresses of.
+func (s *shape) text(endpoints []netip.Addr, unknown int) string {
+	text := fmt.Sprintf("to port %d of %v, distribution %d, mapping %d, flags %d", s.to, endpoints, s.distribution, s.mapping, s.flags)
+	if s.source.IsValid() {
+		text += ", source " + s.source.String()
+	}
+	if unknown > 0 {
+		text += fmt.Sprintf(", and some of %d endpoints are not in the network", unknown)
+	}
+	return text
+}
