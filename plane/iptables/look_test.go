@@ -3,12 +3,8 @@
 package iptables
 
 import (
-	"cmp"
-	"context"
 	"fmt"
-	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -131,5 +127,3 @@ func TestFollowAgreesWithTheTable(t *testing.T) {
 		}
 	})
 }
-
-var _ = []any{cmp.Compare[int], context.Background, maps.Keys[map[int]int], os.Args}

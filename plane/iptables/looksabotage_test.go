@@ -1,0 +1,304 @@
+//go:build linux
+
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+	"kube-proxy/trace"
+)
+
+// vandal does what somebody with the same rights could.
+type vandal struct {
+	*testing.T
+	planetest.World
+	*Plane
+}
+
+func (v *vandal) iptables(args ...string) { run(v, "", v.tool.program, args...) }
+
+// rules returns the rules of a chain, without "-A CHAIN ".
+func (v *vandal) rules(table, chain string) (all []string) {
+	for line := range strings.Lines(run(v, "", v.tool.program, "-t", table, "-S", chain)) {
+		if rule, ok := strings.CutPrefix(strings.TrimSpace(line), "-A "+chain+" "); ok {
+			all = append(all, rule)
+		}
+	}
+	return all
+}
+
+// find returns the number of the first rule of a chain that has a text in it, from 1.
+func (v *vandal) find(table, chain, text string) string {
+	i := slices.IndexFunc(v.rules(table, chain), func(r string) bool { return strings.Contains(r, text) })
+	if i < 0 {
+		v.Fatalf("no rule of chain %s of table %s has %q", chain, table, text)
+	}
+	return fmt.Sprint(i + 1)
+}
+
+// remove deletes the first rule of a chain that has a text in it.
+func (v *vandal) remove(table, chain, text string) {
+	v.iptables("-t", table, "-D", chain, v.find(table, chain, text))
+}
+
+// The services of the tests: one with affinity, one without, one that nobody serves.
+const (
+	sticky = iota
+	loose
+	unserved
+)
+
+func portOfService(i int) portID { return portID{fmt.Sprintf("ns/svc-%d:http", i), lb.TCP} }
+
+func (v *vandal) svc(i int) string { return portOfService(i).chain(clusterChain) }
+
+func (v *vandal) sep(i, backend int) string {
+	return portOfService(i).chain(endpointChain, v.backend(i, backend).String())
+}
+
+func (v *vandal) backend(i, n int) netip.AddrPort {
+	return netip.AddrPortFrom(v.Addr(100, 10*i+n), 8080)
+}
+
+func (v *vandal) clusterIP(i int) netip.AddrPort { return netip.AddrPortFrom(v.Addr(10, i+1), 80) }
+
+// answer is what is expected of a packet: the verdict, and of backends their shares by their number.
+type answer struct {
+	verdict trace.Verdict
+	shares  map[int]float64
+	masq    bool
+	affine  int // the number of the backend and 1
+	way     string
+}
+
+func all(masq bool) answer {
+	return answer{verdict: trace.Balance, shares: map[int]float64{0: 1. / 3, 1: 1. / 3, 2: 1. / 3}, masq: masq}
+}
+
+// meets follows a packet to a cluster IP.
+func (v *vandal) meets(what string, service int, from trace.Packet, want answer) {
+	v.Helper()
+	from.To, from.Proto = v.clusterIP(service), lb.TCP
+	got, err := v.Follow(v.Context(), from)
+	if err != nil {
+		v.Fatal(err)
+	}
+	same := got.Verdict == want.verdict && len(got.Backends) == len(want.shares) && got.Masquerade == want.masq
+	for n, share := range want.shares {
+		same = same && slices.ContainsFunc(got.Backends, func(b trace.Backend) bool {
+			return b.Address == v.backend(service, n) && b.Share > share-0.001 && b.Share < share+0.001
+		})
+	}
+	if want.affine > 0 {
+		same = same && got.Affine == v.backend(service, want.affine-1)
+	} else {
+		same = same && !got.Affine.IsValid()
+	}
+	if way := strings.Join(got.Way, "\n"); !same || !strings.Contains(way, want.way) {
+		v.Errorf("%s: %v: want %+v, got %s", what, from, want, show(got))
+	}
+}
+
+// Whatever somebody does to the chains, a packet is said to meet what the kernel holds then, and what differs from the table is named; by rules
+// of others nothing differs, but packets may. After a Reset nothing does.
+func TestSabotageIsSeen(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		p := newPlane(t, cfg)
+		v := &vandal{t, w, p}
+		table := w.Table(0, 0)
+		for i, sticks := range []time.Duration{sticky: time.Hour, loose: 0} {
+			table.Replace(w.Full(i, 10*i, 3, 2, sticks))
+		}
+		table.Replace(w.ClusterIP(unserved, 0, 0))
+		reset(t, p, table)
+		pod := trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 999), 0), In: "veth1"}
+		host := trace.Packet{From: netip.AddrPortFrom(w.Addr(192, 1), 0), Host: true}
+		healthy := func(what string) {
+			t.Helper()
+			v.meets(what, loose, pod, all(false))
+			v.meets(what, loose, host, all(true))
+			v.meets(what, unserved, pod, answer{verdict: trace.Reject})
+			v.meets(what, unserved, host, answer{verdict: trace.Reject})
+			for _, d := range differences(t, p, table) {
+				t.Errorf("%s: differs: %+v", what, d)
+			}
+		}
+		healthy("at first")
+		balance := func(shares map[int]float64) answer { return answer{verdict: trace.Balance, shares: shares} }
+		theirs := w.Addr(100, 12345)
+		for _, c := range []struct {
+			name    string
+			do      func()
+			service int
+			from    trace.Packet
+			want    answer
+			differs []string // of each difference what is in its object, and in what is wanted or there
+			undo    func()
+		}{
+			{name: "an endpoint's rule is deleted", do: func() { v.remove("nat", v.sep(loose, 0), "DNAT") }, service: loose, from: pod,
+				want:    answer{verdict: trace.Balance, shares: map[int]float64{1: 0.5, 2: 0.5}},
+				differs: []string{"rule of chain " + v.sep(loose, 0) + " of table nat (ns/svc-1:http)"}},
+			{name: "the last endpoint's chain is emptied", do: func() { v.iptables("-t", "nat", "-F", v.sep(loose, 2)) }, service: loose, from: pod,
+				want:    answer{verdict: trace.Balance, shares: map[int]float64{0: 1. / 3, 1: 1. / 3}, way: "0.3333 end otherwise: pass"},
+				differs: []string{v.sep(loose, 2), v.sep(loose, 2)}},
+			{name: "a Service's chain is emptied", do: func() { v.iptables("-t", "nat", "-F", v.svc(loose)) }, service: loose, from: pod,
+				want: answer{verdict: trace.Pass}, differs: slices.Repeat([]string{v.svc(loose)}, 4)},
+			{name: "the Service's rule is deleted", do: func() { v.remove("nat", services, v.svc(loose)) }, service: loose, from: pod,
+				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain KUBE-SERVICES of table nat"}},
+			{name: "the refusal is deleted", do: func() { v.remove("filter", services, "has no endpoints") }, service: unserved, from: pod,
+				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain KUBE-SERVICES of table filter"}},
+			{name: "PREROUTING leads nowhere", do: func() { v.remove("nat", "PREROUTING", services) }, service: loose, from: pod,
+				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain PREROUTING of table nat"}},
+			{name: "OUTPUT leads nowhere", do: func() { v.remove("nat", "OUTPUT", services) }, service: loose, from: host,
+				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain OUTPUT of table nat"}},
+			{name: "OUTPUT leads nowhere, others do not care", do: func() { v.remove("nat", "OUTPUT", services) }, service: loose, from: pod,
+				want: all(false), differs: []string{"rule of chain OUTPUT of table nat"}},
+			{name: "FORWARD refuses nobody", do: func() { v.remove("filter", "FORWARD", services) }, service: unserved, from: pod,
+				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain FORWARD of table filter"}},
+			{name: "the node's packets are refused nowhere", do: func() { v.remove("filter", "OUTPUT", services) }, service: unserved, from: host,
+				want: answer{verdict: trace.Pass}, differs: []string{"rule of chain OUTPUT of table filter"}},
+			{name: "POSTROUTING masquerades nobody", do: func() { v.remove("nat", "POSTROUTING", postrouting) }, service: loose, from: host,
+				want: all(false), differs: []string{"rule of chain POSTROUTING of table nat"}},
+			{name: "INPUT leads nowhere", do: func() { v.remove("filter", "INPUT", externalServices) }, service: loose, from: pod,
+				want: all(false), differs: []string{"rule of chain INPUT of table filter"}},
+			{name: "nobody is marked", do: func() { v.iptables("-t", "nat", "-F", markMasq) }, service: loose, from: host,
+				want: all(false), differs: []string{"chain KUBE-MARK-MASQ"}},
+			{name: "another mark", do: func() { v.iptables("-t", "nat", "-R", markMasq, "1", "-j", "MARK", "--set-xmark", "0x8/0x8") }, service: loose, from: host,
+				want: all(false), differs: []string{"chain KUBE-MARK-MASQ"}},
+			{name: "a chance is another", do: func() {
+				v.iptables("-t", "nat", "-R", v.svc(loose), v.find("nat", v.svc(loose), v.sep(loose, 0)), "-m", "statistic", "--mode", "random", "--probability", "0.5", "-j", v.sep(loose, 0))
+			}, service: loose, from: pod, want: balance(map[int]float64{0: 0.5, 1: 0.25, 2: 0.25}), differs: []string{v.svc(loose)}},
+			{name: "an endpoint is another", do: func() {
+				v.iptables("-t", "nat", "-R", v.sep(loose, 1), "2", "-p", "tcp", "-j", "DNAT", "--to-destination", v.backend(loose, 7).String())
+			}, service: loose, from: pod, want: balance(map[int]float64{0: 1. / 3, 7: 1. / 3, 2: 1. / 3}), differs: []string{v.sep(loose, 1)}},
+			{name: "rules in another order", do: func() {
+				last := v.rules("nat", v.svc(loose))
+				v.iptables("-t", "nat", "-D", v.svc(loose), fmt.Sprint(len(last)))
+				v.iptables("-t", "nat", "-I", v.svc(loose), "1", "-m", "comment", "--comment", "mine", "-j", v.sep(loose, 2))
+			}, service: loose, from: pod, want: balance(map[int]float64{2: 1}), differs: []string{"order of the rules of chain " + v.svc(loose)}},
+			{name: "a rule more", do: func() { v.iptables("-t", "nat", "-I", v.svc(loose), "-j", "RETURN") }, service: loose, from: pod,
+				want: answer{verdict: trace.Pass}, differs: []string{v.svc(loose)}},
+			{name: "the table is emptied", do: func() { v.iptables("-t", "nat", "-F") }, service: loose, from: pod, want: answer{verdict: trace.Pass}, differs: nil},
+			{name: "a Service that nobody knows", do: func() {
+				v.iptables("-t", "nat", "-N", "KUBE-SVC-UNKNOWN")
+				v.iptables("-t", "nat", "-A", "KUBE-SVC-UNKNOWN", "-j", "RETURN")
+			}, service: loose, from: pod, want: all(false), differs: []string{"chain KUBE-SVC-UNKNOWN of table nat"}},
+
+			{name: "others forward nothing", do: func() { v.iptables("-P", "FORWARD", "DROP") }, service: loose, from: pod,
+				want: answer{verdict: trace.Drop, way: "-t filter -P FORWARD DROP"}, undo: func() { v.iptables("-P", "FORWARD", "ACCEPT") }},
+			{name: "others forward what is not understood", do: func() {
+				v.iptables("-P", "FORWARD", "DROP")
+				v.iptables("-A", "FORWARD", "-m", "limit", "--limit", "1/s", "-j", "ACCEPT")
+			}, service: loose, from: pod, want: answer{verdict: trace.Balance, shares: all(false).shares, way: "-P FORWARD DROP (not judged"},
+				undo: func() {
+					v.iptables("-P", "FORWARD", "ACCEPT")
+					v.remove("filter", "FORWARD", "limit")
+				}},
+			{name: "others drop what goes to an endpoint", do: func() { v.iptables("-I", "FORWARD", "-d", v.backend(loose, 1).Addr().String(), "-j", "DROP") }, service: loose,
+				from: pod, want: balance(map[int]float64{0: 1. / 3, 2: 1. / 3}), undo: func() { v.remove("filter", "FORWARD", "-j DROP") }},
+			{name: "others let pass what is to be refused", do: func() { v.iptables("-I", "FORWARD", "-d", v.clusterIP(unserved).Addr().String(), "-j", "ACCEPT") },
+				service: unserved, from: pod, want: answer{verdict: trace.Pass}, undo: func() { v.remove("filter", "FORWARD", "-j ACCEPT") }},
+			{name: "others translate first", do: func() {
+				v.iptables("-t", "nat", "-I", "PREROUTING", "-p", "tcp", "-i", "veth+", "-j", "DNAT", "--to-destination", v.backend(loose, 9).String())
+			}, service: loose, from: pod, want: balance(map[int]float64{9: 1}), undo: func() { v.remove("nat", "PREROUTING", "DNAT") }},
+			{name: "others do not look", do: func() {
+				v.iptables("-t", "nat", "-N", "THEIRS")
+				v.iptables("-t", "nat", "-I", "PREROUTING", "!", "-s", theirs.String(), "-j", "THEIRS")
+				v.iptables("-t", "nat", "-A", "THEIRS", "-j", "ACCEPT")
+			}, service: loose, from: pod, want: answer{verdict: trace.Pass, way: "-t nat -A THEIRS -j ACCEPT"}, undo: func() {
+				v.remove("nat", "PREROUTING", "THEIRS")
+			}},
+		} {
+			c.do()
+			v.meets(c.name, c.service, c.from, c.want)
+			diffs := differences(t, p, table)
+			for i, d := range diffs {
+				if c.undo != nil || c.name != "the table is emptied" && (i >= len(c.differs) || !strings.Contains(d.Object, c.differs[i])) {
+					t.Errorf("%s: difference %d: %+v, want %q", c.name, i, d, c.differs)
+				}
+			}
+			if len(diffs) < len(c.differs) || c.name == "the table is emptied" && len(diffs) < 30 {
+				t.Errorf("%s: differs: %+v, want %q", c.name, diffs, c.differs)
+			}
+			if c.undo != nil {
+				c.undo()
+			} else {
+				reset(t, p, table)
+			}
+			healthy("after: " + c.name)
+		}
+		v.remembered(pod, table)
+	})
+}
+
+// remembered: a client that a list has goes where it went, until it is forgotten, and as long as the rule says (SV-18).
+func (v *vandal) remembered(pod trace.Packet, table *lb.Table) {
+	list := "/proc/thread-self/net/xt_recent/" + v.sep(sticky, 1)
+	tell := func(what string) {
+		v.Helper()
+		if err := os.WriteFile(list, []byte(what+pod.From.Addr().String()), 0); err != nil {
+			v.Fatal(err)
+		}
+	}
+	v.meets("nobody is remembered", sticky, pod, all(false))
+	tell("+")
+	remembered := all(false)
+	remembered.affine, remembered.way = 2, "(the client is remembered, last seen 0 s ago)"
+	v.meets("remembered", sticky, pod, remembered)
+	other := pod
+	other.From = netip.AddrPortFrom(v.Addr(100, 998), 0)
+	v.meets("another client", sticky, other, all(false))
+	if d := differences(v.T, v.Plane, table); len(d) > 0 {
+		v.Errorf("a client that is remembered is no difference: %+v", d)
+	}
+	tell("-")
+	v.meets("forgotten", sticky, pod, all(false))
+}
+
+// What is remembered counts for as long as the rule says: the kernel's clock is read right.
+func TestRememberedFor(t *testing.T) {
+	needs(t, NFT)
+	inNetns(t)
+	run(t, "", "iptables-nft", "-A", "INPUT", "-m", "recent", "--set", "--name", "LIST")
+	list, client := "/proc/thread-self/net/xt_recent/LIST", netip.MustParseAddr("192.0.2.7")
+	if err := os.WriteFile(list, []byte("+192.0.2.7"), 0); err != nil {
+		t.Fatal(err)
+	}
+	s, err := lookAround()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	age, known := s.remembers("LIST", client, 60)
+	if !known || age > 20*time.Second {
+		t.Errorf("just seen: %v ago, %t", age, known)
+	}
+	if _, known := s.remembers("LIST", client.Next(), 0); known {
+		t.Error("another client is remembered")
+	}
+	if _, known := s.remembers("OTHER", client, 0); known {
+		t.Error("a list that is not there remembers")
+	}
+	if _, known := s.remembers("../../mounts", client, 0); known {
+		t.Error("a name is a path")
+	}
+	now, tick, err := s.jiffies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ago, want := range map[time.Duration]bool{0: true, 59 * time.Minute: true, 61 * time.Minute: false} {
+		text := fmt.Sprintf("src=192.0.2.9 ttl: 64 last_seen: %d oldest_pkt: 1 1\nsrc=192.0.2.7 ttl: 64 last_seen: %d oldest_pkt: 1 1\n", now, now-uint32(ago/tick))
+		seen, found := seenIn(strings.NewReader(text), client)
+		if age := time.Duration(now-seen) * tick; !found || (age <= time.Hour) != want {
+			t.Errorf("seen %v ago: %v, %t", ago, age, found)
+		}
+	}
+}
