@@ -22,6 +22,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane/planetest"
+	"kube-proxy/trace"
 )
 
 // differentialSteps is how many changes a walk makes if KUBE_PROXY_STEPS does not say it.
@@ -96,6 +97,7 @@ func (d *differential) walk() {
 			after, _ := d.rules()
 			d.Fatalf("step %d, %s: an audit mended %d, %v:\n%s", step, what, mended, err, difference(before, after))
 		}
+		d.look(fmt.Sprintf("step %d, %s", step, what))
 		got, err := d.rules()
 		if err != nil {
 			d.Fatal(err)
@@ -143,6 +145,26 @@ func (d *differential) walk() {
 		}
 	}
 	d.Logf("%d rows at the end, %d processes died", d.table.Len(), d.crashes)
+}
+
+// look follows some packets, and compares: neither finds anything but what the table says.
+func (d *differential) look(when string) {
+	for _, diff := range differences(d.T, d.plane, d.table) {
+		d.Errorf("%s: differs: %+v", when, diff)
+	}
+	how := asked
+	how.Loopback = *d.cfg.LocalhostNodePorts
+	packets := packetsTo(d.World, d.table)
+	for range min(10, len(packets)) {
+		packet := packets[d.rnd.IntN(len(packets))]
+		got, err := d.plane.Follow(d.Context(), packet)
+		if err != nil {
+			d.Fatal(err)
+		}
+		if found := trace.Compare(trace.Ask(d.table, how, packet), got); found != nil {
+			d.Errorf("%s: %+v: %s\n%s", when, packet, strings.Join(found, " "), show(got))
+		}
+	}
 }
 
 // start starts a process.

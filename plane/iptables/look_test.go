@@ -3,6 +3,8 @@
 package iptables
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netns"
+
+	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/planetest"
@@ -126,4 +131,102 @@ func TestFollowAgreesWithTheTable(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Comments make no difference: with many endpoints new rules have none, and old ones keep theirs (DP-12).
+func TestCommentsAreNoDifference(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		p := newPlane(t, cfg)
+		table := w.Table(2, 450)
+		reset(t, p, table)
+		for i := range 4 { // from the second on there are too many
+			changes, contests := table.Replace(w.ClusterIP(2+i, 1000+i*400, 400-100*i))
+			apply(t, p, changes, contests)
+		}
+		var comments [2]int
+		for i := range 6 {
+			for _, rule := range (&vandal{t, w, p}).rules("nat", portOfService(i).chain(clusterChain)) {
+				comments[min(1, strings.Count(rule, " -> "))]++
+			}
+		}
+		if comments[0] == 0 || comments[1] == 0 {
+			t.Fatalf("%d rules without comments, %d with", comments[0], comments[1])
+		}
+		for _, d := range differences(t, p, table) {
+			t.Errorf("differs: %+v", d)
+		}
+	})
+}
+
+// Whoever looks while the engine writes sees a state that the kernel held, and what he finds to differ is only what is being written (-race).
+func TestLookWhileWriting(t *testing.T) {
+	for _, b := range []Backend{NFT, Legacy} {
+		t.Run(string(b), func(t *testing.T) {
+			needs(t, b)
+			inNetns(t)
+			ns, err := netns.Get()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ns.Close()
+			w := planetest.World{Family: lb.IPv4}
+			p := newPlane(t, Config{Family: lb.IPv4, Backend: b})
+			table, same := w.Table(100, 3), w.Table(100, 3)
+			reset(t, p, table)
+			packet := trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 999), 0), In: "veth1", To: netip.AddrPortFrom(w.Addr(10, 1), 80), Proto: lb.TCP}
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			ended := make(chan error, 2)
+			beside := func(fn func() error) {
+				go func() { ended <- netlab.In(ns, fn) }()
+			}
+			beside(func() error {
+				for ctx.Err() == nil {
+					got, err := p.Follow(t.Context(), packet)
+					if err == nil {
+						err = balancesOverOneSet(w, got)
+					}
+					if err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			beside(func() error {
+				for ctx.Err() == nil {
+					err := p.Differences(t.Context(), same, func(d trace.Difference) bool {
+						if k := d.Key; k.Addr.IsValid() && k.Addr != packet.To.Addr() {
+							t.Errorf("differs, though nobody wrote it: %+v", d)
+						}
+						return true
+					})
+					if err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			for i := range 30 {
+				changes, contests := table.Replace(w.ClusterIP(0, 1000*i, 1+i%4))
+				apply(t, p, changes, contests)
+			}
+			stop()
+			if err := errors.Join(<-ended, <-ended); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// balancesOverOneSet reports what is wrong with an answer of which the backends come and go together, with equal shares.
+func balancesOverOneSet(w planetest.World, k trace.Kernel) error {
+	if k.Verdict != trace.Balance {
+		return fmt.Errorf("not balanced: %s", show(k))
+	}
+	for i, b := range k.Backends {
+		if b.Share < 1/float64(len(k.Backends))-0.01 || i > 0 && b.Address.Addr() != k.Backends[i-1].Address.Addr().Next() {
+			return fmt.Errorf("of several states: %s", show(k))
+		}
+	}
+	return nil
 }
