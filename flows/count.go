@@ -25,7 +25,8 @@ type count struct {
 	told       time.Time
 	elsewhere  uint64
 	dropped    uint32 // by the kernel, when it was told
-	overrun    bool   // something was lost since
+	overrun    bool   // it was said that something was lost
+	counted    bool   // so were messages that were lost
 	missed     uint64 // in all
 	localsRead time.Time
 }
@@ -149,8 +150,12 @@ func (c *count) rates(now time.Time, dropped func() (uint32, error)) *Rates {
 		r.Missed = uint64(n - c.dropped) // it may have gone round
 		c.dropped = n
 	}
-	if c.overrun && r.Missed == 0 { // of which there is no number
-		r.Missed = 1
+	c.counted = c.counted || r.Missed > 0
+	if c.overrun {
+		if !c.counted { // what found no memory at all has no number
+			r.Missed = 1
+		}
+		c.counted = false
 	}
 	c.missed += r.Missed
 	r.MissedInAll = c.missed
