@@ -330,6 +330,27 @@ func (c *Conn) Members(ctx context.Context, name string, f func(Member)) (Header
 	return c.one(ctx, name, 0, f)
 }
 
+// Has reports whether a packet with what the member says would be one of the set: of a HashIPPortNet that is so for any prefix that has the
+// member's. It costs the same in a set of any size. The error wraps [ErrNoSet] if there is none of that name.
+func (c *Conn) Has(ctx context.Context, name string, m Member) (bool, error) {
+	if err := checkName(name); err != nil {
+		return false, err
+	}
+	err := c.ask(ctx, cmdTest, unix.NLM_F_ACK, func(e *nlconn.Encoder) {
+		e.Str(attrSetName, name)
+		data := e.Nest(attrData)
+		appendParts(e, &m)
+		e.EndNest(data)
+	}, nil)
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, errExist):
+		return false, nil
+	}
+	return false, fmt.Errorf("look for %s in ipset %s: %w", m, name, explain(err))
+}
+
 func (c *Conn) one(ctx context.Context, name string, flags uint32, f func(Member)) (Header, error) {
 	if err := checkName(name); err != nil {
 		return Header{}, err

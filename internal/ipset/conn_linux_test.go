@@ -181,6 +181,35 @@ func TestMembers(t *testing.T) {
 	}
 }
 
+// What packets would be found is found, in sets of each type and by any prefix; nothing else is.
+func TestHas(t *testing.T) {
+	c := open(t)
+	fill(t, c)
+	expect := func(set string, m Member, want bool) {
+		t.Helper()
+		if has, err := c.Has(t.Context(), set, m); has != want || err != nil {
+			t.Errorf("%s in %s: %v, %v", m, set, has, err)
+		}
+	}
+	for _, x := range all {
+		for _, m := range x.members {
+			expect(x.set.Name, m.Key(), true)
+			m = m.Key()
+			if m.Port = 12345; m.Proto == 0 && m.Addr.IsValid() {
+				m.Addr, m.Port = m.Addr.Next().Next().Next(), 0
+			}
+			expect(x.set.Name, m, false)
+		}
+	}
+	ranges := Member{Addr: addr("192.0.2.7"), Proto: tcp, Port: 80, Net: prefix("10.9.9.9/32")}
+	expect("KUBE-LOAD-BALANCER-SOURCE-CIDR", ranges, true)
+	ranges.Net = prefix("11.9.9.9/32")
+	expect("KUBE-LOAD-BALANCER-SOURCE-CIDR", ranges, false)
+	if _, err := c.Has(t.Context(), "KUBE-NONE", ranges); !errors.Is(err, ErrNoSet) {
+		t.Errorf("no such set: %v", err)
+	}
+}
+
 func sets(all []content) (s []Set) {
 	for _, x := range all {
 		s = append(s, x.set)

@@ -21,6 +21,7 @@ const (
 	cmdList     = 7
 	cmdAdd      = 9
 	cmdDelete   = 10
+	cmdTest     = 11
 	cmdType     = 13
 
 	attrProtocol    = 1 // IPSET_ATTR_*, of commands
@@ -71,6 +72,7 @@ const (
 	errBusy     = unix.Errno(4100)
 	errSetName2 = unix.Errno(4101)
 	errMismatch = unix.Errno(4102)
+	errExist    = unix.Errno(4103)
 	errCIDR     = unix.Errno(4104)
 	errIPv4     = unix.Errno(4109)
 	errIPv6     = unix.Errno(4110)
@@ -140,6 +142,13 @@ var modules = map[Type]string{HashIP: "hash_ip", HashIPPort: "hash_ipport", Hash
 // appendMember appends a member with the number of its line, which an error of the kernel names.
 func appendMember(e *nlconn.Encoder, m *Member, line uint32) {
 	data := e.Nest(attrData)
+	appendParts(e, m)
+	e.Native32(attrLine, line)
+	e.EndNest(data)
+}
+
+// appendParts appends what a member consists of.
+func appendParts(e *nlconn.Encoder, m *Member) {
 	if m.Addr.IsValid() {
 		appendAddr(e, attrIP, m.Addr)
 	}
@@ -158,8 +167,6 @@ func appendMember(e *nlconn.Encoder, m *Member, line uint32) {
 	if m.Mark != 0 || m.Mask != 0 {
 		e.U64(attrSkbMark|unix.NLA_F_NET_BYTEORDER, uint64(m.Mark)<<32|uint64(m.Mask))
 	}
-	e.Native32(attrLine, line)
-	e.EndNest(data)
 }
 
 func appendAddr(e *nlconn.Encoder, typ uint16, a netip.Addr) {

@@ -170,19 +170,30 @@ func (k *Keeper) read(ctx context.Context, texts bool) (*keptChains, error) {
 
 // Rules returns the rules of the mode's chains, as they are in the kernel.
 func (k *Keeper) Rules(ctx context.Context) ([]ChainRule, error) {
+	_, all, err := k.Held(ctx)
+	return all, err
+}
+
+// Held returns the rules of built-in chains that lead to the mode's, of those of the Layout and in its order, and the rules of the mode's
+// chains.
+func (k *Keeper) Held(ctx context.Context) (jumps, rules []ChainRule, err error) {
 	seen, listed := k.seen, k.listed
 	s, err := k.read(ctx, true)
 	k.seen, k.listed = seen, listed // who looks compares nothing: what others changed is for the next audit
 	if err != nil {
-		return nil, fmt.Errorf("iptables: %w", err)
+		return nil, nil, fmt.Errorf("iptables: %w", err)
 	}
-	var all []ChainRule
-	for _, id := range slices.SortedFunc(maps.Keys(s.rules), compareID) {
-		for _, r := range s.rules[id] {
-			all = append(all, ChainRule{id.table.String(), id.name, r})
+	for _, j := range k.layout.Jumps {
+		if table, _ := tableNamed(j.Table); s.jumps[jump{chainID{table, j.Chain}, j.Rule}] {
+			jumps = append(jumps, j)
 		}
 	}
-	return all, nil
+	for _, id := range slices.SortedFunc(maps.Keys(s.rules), compareID) {
+		for _, r := range s.rules[id] {
+			rules = append(rules, ChainRule{id.table.String(), id.name, r})
+		}
+	}
+	return jumps, rules, nil
 }
 
 // inOrder is the order of tables in a restore, which the kernel takes one after the other. The filter table comes first: it refuses what is
