@@ -93,6 +93,8 @@ const imports = `
 	# What people ask is put together of what all others know; who carries questions and answers knows no more than that.
 	cluster, lb, policy, trace, mode, engine, changes, flows < inspect;
 	inspect < admin;
+	# The page shows what inspect says; the server that shows it knows a handler.
+	inspect, changes, trace < ui;
 
 	# The oracle says slowly what policy and lb say quickly; tests alone ask it.
 	cluster, policy, lb < internal/oracle;

@@ -1,0 +1,98 @@
+package ui
+
+import (
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"net/http"
+	"path"
+	"time"
+
+	"kube-proxy/inspect"
+)
+
+//go:embed static
+var static embed.FS
+
+//go:embed templates
+var layouts embed.FS
+
+// asset is a file that pages load.
+type asset struct {
+	kind          string
+	plain, zipped []byte
+	tag           string // by which a browser knows that it has it
+}
+
+var kinds = map[string]string{
+	".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml",
+}
+
+// assets are the files of folder static, by their names.
+func assets() map[string]asset {
+	all := map[string]asset{}
+	files, err := fs.ReadDir(static, "static")
+	if err != nil {
+		panic(fmt.Sprintf("ui: %v", err)) // they are part of the program
+	}
+	for _, f := range files {
+		text, err := static.ReadFile("static/" + f.Name())
+		if err != nil {
+			panic(fmt.Sprintf("ui: %v", err))
+		}
+		sum := sha256.Sum256(text)
+		all[f.Name()] = asset{kinds[path.Ext(f.Name())], text, compressed(text), `"` + hex.EncodeToString(sum[:8]) + `"`}
+	}
+	return all
+}
+
+// serve sends the file, unless the browser has it.
+func (a asset) serve(w http.ResponseWriter, r *http.Request) {
+	head := w.Header()
+	head.Set("Content-Type", a.kind)
+	head.Set("Cache-Control", "no-cache") // to be asked for anew: another version of the proxy may answer
+	head.Set("ETag", a.tag)
+	head.Set("Vary", "Accept-Encoding")
+	if r.Header.Get("If-None-Match") == a.tag {
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	body := a.plain
+	if takesGzip(r) {
+		head.Set("Content-Encoding", "gzip")
+		body = a.zipped
+	}
+	head.Set("Content-Length", fmt.Sprint(len(body)))
+	if r.Method != http.MethodHead {
+		w.Write(body) // nobody is left to tell of an error
+	}
+}
+
+// templates are the pages.
+func templates() *template.Template {
+	return template.Must(template.New("").Funcs(template.FuncMap{
+		"visible": visible, "took": took, "clock": clock, "moment": moment, "percent": percent,
+		"int": count[int], "uint": count[uint64], "plural": plural, "rowsays": func(r inspect.Row) string { return rowSays(&r) }, "tracelink": traceLink,
+		"endclass": func(e inspect.Endpoint) string { return endClass(&e) }, "endstate": endState, "shares": shares, "servicename": serviceName, "ago": func(from, to time.Time) string { return took(to.Sub(from)) },
+	}).ParseFS(layouts, "templates/*.html"))
+}
+
+// clock writes the time of day, moment the date too.
+func clock(t time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return t.Local().Format("15:04:05.000")
+}
+
+func moment(t time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return t.Local().Format("2006-01-02 15:04:05")
+}
+
+func percent(share float64) string { return fmt.Sprintf("%.3g %%", share*100) }

@@ -1,0 +1,83 @@
+package ui
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+)
+
+// howToReach is told to whoever asks from elsewhere.
+const howToReach = `The status page answers on this machine itself alone. From elsewhere:
+
+  kubectl --namespace kube-system port-forward pod/POD %[1]s:%[1]s
+  ssh -L %[1]s:localhost:%[1]s NODE
+
+and then open http://localhost:%[1]s/ui/ . See docs/page.md.
+`
+
+// refusal says why a request is not answered; "" if it is. Both ends must be loopback addresses: what a header says of another
+// client (X-Forwarded-For) or another name is written by whoever sends it. The name that the browser asked for must be a
+// loopback name too, or else any page of the web could have its own name point here and read what the answers say.
+func refusal(r *http.Request) string {
+	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	switch {
+	case local == nil || !loopback(local.String()):
+		return "this address is not a loopback address"
+	case !loopback(r.RemoteAddr):
+		return "the client is not on this machine"
+	case !loopbackName(r.Host):
+		return fmt.Sprintf("the host name %q is not localhost", short(r.Host, 100))
+	case r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Mode") != "navigate":
+		return "another site asks"
+	}
+	return ""
+}
+
+// loopback reports whether an "address:port" is one of this machine alone.
+func loopback(hostPort string) bool {
+	a, err := netip.ParseAddrPort(hostPort)
+	return err == nil && a.Addr().Unmap().IsLoopback()
+}
+
+// loopbackName reports whether a Host header, with or without a port, names this machine alone.
+func loopbackName(host string) bool {
+	name := host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		name = h
+	} else if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") {
+		name = host[1 : len(host)-1]
+	}
+	if strings.EqualFold(name, "localhost") {
+		return true
+	}
+	a, err := netip.ParseAddr(name)
+	return err == nil && a.Zone() == "" && a.Unmap().IsLoopback()
+}
+
+// port is that of the address that was asked, for the text that says how to get here.
+func port(r *http.Request) string {
+	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
+		if a, err := netip.ParseAddrPort(local.String()); err == nil {
+			return fmt.Sprint(a.Port())
+		}
+	}
+	return "10249"
+}
+
+// policy is what pages may do: load what this package serves, and nothing else.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; " +
+	"base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+
+// secure sets the headers that every answer has.
+func secure(h http.Header) {
+	h.Set("Content-Security-Policy", policy)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("X-Frame-Options", "DENY") // for browsers that do not know frame-ancestors
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Permissions-Policy", "camera=(), geolocation=(), microphone=()")
+	h.Set("Cache-Control", "no-store")
+}

@@ -1,0 +1,215 @@
+// The table of Services as a list of ten thousand, of which only the rows that are seen are there.
+import { levels, number, visible } from './text.js';
+
+const height = 35; // of a row, as in style.css with its line
+const around = 12; // rows beyond those that are seen
+
+export function begin() {
+  const box = document.getElementById('list');
+  const table = document.getElementById('services');
+  const tbody = table.tBodies[0];
+  const form = document.getElementById('search');
+  const found = document.getElementById('found');
+  const all = new Map(); // by name
+  let sorted = []; // entries by name
+  let shown = []; // what the search finds, what needs a look first
+  let rev = Number(document.body.dataset.rev);
+  let active = 0; // the row that has the focus, or gets it
+  let loading = false;
+  const fresh = new Map(); // names of what changed just now, with when that is over
+
+  function entry(s) {
+    return { s, text: (s[0] + ' ' + s[1] + ' ' + s[2] + ' ' + s[3] + ' ' + s[9]).toLowerCase() };
+  }
+  const byName = (a, b) => (a.s[0] < b.s[0] ? -1 : a.s[0] > b.s[0] ? 1 : 0);
+
+  function words() { return form.elements.q.value.toLowerCase().split(/\s+/).filter(Boolean); }
+
+  function search() {
+    const w = words();
+    const trouble = form.elements.show.value === 'problems';
+    const by = [[], [], []];
+    let problems = 0;
+    for (const e of sorted) {
+      if (e.s[8] > 0) problems++;
+      if (trouble && e.s[8] === 0) continue;
+      if (w.every((x) => e.text.includes(x))) by[e.s[8]].push(e);
+    }
+    shown = by[2].concat(by[1], by[0]);
+    const total = number.format(sorted.length) + (sorted.length === 1 ? ' Service' : ' Services');
+    const text = shown.length === sorted.length ? total : number.format(shown.length) + ' of ' + total;
+    if (found.textContent !== text) found.textContent = text;
+    document.getElementById('problems').textContent = number.format(problems);
+    table.setAttribute('aria-rowcount', shown.length + 1);
+    active = Math.max(0, Math.min(active, shown.length - 1));
+  }
+
+  function cell(tag, text, name) {
+    const c = document.createElement(tag);
+    if (name) c.className = name;
+    c.textContent = text;
+    return c;
+  }
+
+  function row(i) {
+    const s = shown[i].s;
+    const tr = document.createElement('tr');
+    tr.className = levels[s[8]] + (fresh.has(s[0]) ? ' fresh' : '');
+    tr.setAttribute('aria-rowindex', i + 2);
+    const th = document.createElement('th');
+    th.scope = 'row';
+    const a = document.createElement('a');
+    a.href = '/ui/service?name=' + encodeURIComponent(s[0]);
+    a.tabIndex = i === active ? 0 : -1;
+    a.dataset.at = i;
+    const name = cell('bdi', visible(s[0]));
+    a.title = visible(s[0]);
+    a.append(name);
+    th.append(a);
+    const state = cell('td', '', 'state');
+    const dot = cell('span', '', 'dot');
+    dot.setAttribute('aria-hidden', 'true');
+    state.append(dot, s[9] ? visible(s[9]) : 'ok');
+    state.title = visible(s[9]);
+    tr.append(th, cell('td', s[1]), cell('td', s[2], 'addr'), cell('td', s[3]), cell('td', s[4], 'n'), cell('td', s[5] + '/' + s[6], 'n'), cell('td', s[7], 'n'), state);
+    return tr;
+  }
+
+  function space(rows) {
+    const tr = document.createElement('tr');
+    tr.className = 'space';
+    tr.setAttribute('aria-hidden', 'true');
+    const td = document.createElement('td');
+    td.colSpan = 8;
+    td.style.height = rows * height + 'px';
+    tr.append(td);
+    return tr;
+  }
+
+  let from = -1;
+  let to = -1;
+  function draw(force) {
+    const first = Math.max(0, Math.floor(box.scrollTop / height) - around);
+    const past = Math.min(shown.length, Math.ceil((box.scrollTop + box.clientHeight) / height) + around);
+    if (!force && first === from && past === to) return;
+    from = first;
+    to = past;
+    const focused = document.activeElement && document.activeElement.dataset && tbody.contains(document.activeElement);
+    const rows = [space(first)];
+    for (let i = first; i < past; i++) rows.push(row(i));
+    rows.push(space(shown.length - past));
+    if (shown.length === 0) {
+      const tr = document.createElement('tr');
+      const td = cell('td', 'No Service has all of these words.', 'empty');
+      td.colSpan = 8;
+      tr.append(td);
+      rows.push(tr);
+    }
+    tbody.replaceChildren(...rows);
+    if (focused) focus();
+  }
+
+  function focus() {
+    const a = tbody.querySelector('a[data-at="' + active + '"]');
+    if (a) a.focus({ preventScroll: true });
+  }
+
+  function go(to) {
+    active = Math.max(0, Math.min(to, shown.length - 1));
+    const top = active * height;
+    const head = table.tHead.offsetHeight;
+    if (top < box.scrollTop) box.scrollTop = top;
+    else if (top + height + head > box.scrollTop + box.clientHeight) box.scrollTop = top + height + head - box.clientHeight;
+    draw(true);
+    focus();
+  }
+
+  function address() {
+    const q = form.elements.q.value.trim();
+    const u = new URL('/ui/', location.href);
+    if (q) u.searchParams.set('q', q);
+    if (form.elements.show.value === 'problems') u.searchParams.set('show', 'problems');
+    history.replaceState(null, '', u);
+  }
+
+  function again() { search(); box.scrollTop = 0; active = 0; draw(true); address(); }
+
+  // load fetches all, and again after a moment if it cannot.
+  async function load() {
+    if (loading) return;
+    loading = true;
+    try {
+      const answer = await fetch('/ui/services.json');
+      if (!answer.ok) throw new Error(answer.status);
+      const l = await answer.json();
+      all.clear();
+      for (const s of l.services) all.set(s[0], entry(s));
+      sorted = [...all.values()].sort(byName);
+      rev = l.rev;
+      search();
+      draw(true);
+    } catch {
+      setTimeout(load, 2000 + 3000 * Math.random());
+    } finally {
+      loading = false;
+    }
+  }
+
+  function take(d) {
+    if (d.rev <= rev && !d.again) return;
+    if (d.again) { setTimeout(load, 500 * Math.random()); return; } // not all pages at once
+    rev = d.rev;
+    const focused = shown[active] && shown[active].s[0];
+    for (const s of d.some || []) {
+      all.set(s[0], entry(s));
+      fresh.set(s[0], setTimeout(() => { fresh.delete(s[0]); draw(true); }, 3000));
+    }
+    for (const name of d.gone || []) all.delete(name);
+    sorted = [...all.values()].sort(byName);
+    search();
+    if (focused) {
+      const i = shown.findIndex((e) => e.s[0] === focused);
+      if (i >= 0) active = i;
+    }
+    draw(true);
+  }
+
+  tbody.addEventListener('focusin', (e) => {
+    const a = e.target.closest('a[data-at]');
+    if (a) active = Number(a.dataset.at);
+  });
+  tbody.addEventListener('keydown', (e) => {
+    if (e.altKey || e.ctrlKey || e.metaKey) return;
+    const page = Math.max(1, Math.floor(box.clientHeight / height) - 2);
+    const to = { ArrowDown: active + 1, ArrowUp: active - 1, PageDown: active + page, PageUp: active - page, Home: 0, End: shown.length - 1 }[e.key];
+    if (to === undefined) return;
+    e.preventDefault();
+    go(to);
+  });
+  document.addEventListener('keydown', (e) => {
+    if (e.key !== '/' || e.altKey || e.ctrlKey || e.metaKey || /^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement.tagName)) return;
+    e.preventDefault();
+    form.elements.q.focus();
+    form.elements.q.select();
+  });
+  form.elements.q.addEventListener('keydown', (e) => {
+    if (e.key === 'ArrowDown') { e.preventDefault(); go(0); }
+  });
+  let frame = 0;
+  box.addEventListener('scroll', () => {
+    if (!frame) frame = requestAnimationFrame(() => { frame = 0; draw(false); });
+  }, { passive: true });
+  addEventListener('resize', () => draw(true));
+  form.addEventListener('input', again);
+  form.addEventListener('submit', (e) => { e.preventDefault(); again(); go(0); });
+
+  const ready = load().then(() => {
+    if (sorted.length === 0 && found.textContent === '') return;
+    form.querySelector('button').hidden = true;
+    document.getElementById('pages').hidden = true;
+    document.getElementById('keys').hidden = false;
+    box.classList.add('virtual');
+    draw(true);
+  });
+  return { take, ready, rev: () => rev };
+}
