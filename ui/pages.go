@@ -104,6 +104,9 @@ type servicePage struct {
 	Changes []change
 }
 
+// shownLines is how many endpoints, and rows, of a family the page of a Service lists.
+const shownLines = 500
+
 // lately is how many changes of a Service its page has.
 const lately = 10
 
@@ -122,6 +125,12 @@ func (h *Handler) service(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		h.unanswered(w, r, err)
 		return
+	}
+	for k := range d.Families {
+		f := &d.Families[k]
+		f.MoreEndpoints += max(0, len(f.Endpoints)-shownLines)
+		f.Endpoints = f.Endpoints[:min(len(f.Endpoints), shownLines)]
+		f.Rows = f.Rows[:min(len(f.Rows), shownLines)]
 	}
 	p := servicePage{Detail: d, Full: d.Namespace + "/" + d.Name, Level: levelOf(d.State), Policy: policyOf(&d.Service), Picture: draw(d)}
 	for _, c := range changesOf(h.source.Changes(0), func(c *inspect.Change) bool { return c.Service == p.Full }) {

@@ -217,7 +217,7 @@ func (w *drawing) fronts(d *inspect.Detail) {
 				w.MoreFronts++
 				continue
 			}
-			b := box{X: frontX, Y: y, W: frontW, H: boxHeight, Class: "front", Text: r.Key, Sub: r.Kind, Title: r.Key + ", " + r.Kind + ": " + rowSays(&r)}
+			b := box{X: frontX, Y: y, W: frontW, H: boxHeight, Class: "front", Text: r.Key, Sub: kindWords(r.Kind), Title: r.Key + ", " + kindWords(r.Kind) + ": " + rowSays(&r)}
 			if r.State != "in force" {
 				b.Class, b.Sub = "front out", short(r.State, 40)
 			}
@@ -255,6 +255,15 @@ func refusal2(do string, some bool) string {
 		return "some clients " + says
 	}
 	return says
+}
+
+// kindWords is what people call the kind of a row.
+func kindWords(kind string) string {
+	words := map[string]string{"clusterip": "cluster IP", "externalip": "external IP", "loadbalancer": "load balancer", "nodeport": "NodePort", "healthcheck": "health check"}
+	if w := words[kind]; w != "" {
+		return w
+	}
+	return kind
 }
 
 // leads draws the ways from sets to endpoints.

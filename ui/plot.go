@@ -41,8 +41,8 @@ func changesOf(told inspect.Changes, keep func(*inspect.Change) bool) []change {
 
 // The plot's measures, in its own units.
 const (
-	plotWidth, plotHeight   = 960, 300
-	plotLeft, plotRight     = 64, 16
+	plotWidth, plotHeight   = 1240, 320
+	plotLeft, plotRight     = 64, 40
 	plotTop, plotBottom     = 16, 36
 	plotPoints              = 600             // are drawn at most, the newest
 	plotLeast, plotMost     = 1e-4, 100.0     // seconds, ends of the logarithmic axis
@@ -52,6 +52,9 @@ const (
 	timeMarks               = 5
 	markFormat, secondsForm = "15:04", "15:04:05"
 )
+
+// decades are the labels of the logarithmic axis.
+var decades = [plotDecades + 1]string{"0.1 ms", "1 ms", "10 ms", "100 ms", "1 s", "10 s", "100 s"}
 
 // plot shows how long changes took, each a point: when it was in force, and the time until then.
 type plot struct {
@@ -92,7 +95,7 @@ func plotOf(all []change) plot {
 	all = all[:min(len(all), plotPoints)]
 	for decade := range plotDecades + 1 {
 		seconds := plotLeast * math.Pow(10, float64(decade))
-		p.Across = append(p.Across, mark{height(seconds), took(time.Duration(math.Round(seconds * 1e9)))})
+		p.Across = append(p.Across, mark{height(seconds), decades[decade]})
 	}
 	if len(all) == 0 {
 		return p

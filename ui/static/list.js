@@ -16,6 +16,7 @@ export function begin() {
   let rev = Number(document.body.dataset.rev);
   let active = 0; // the row that has the focus, or gets it
   let loading = false;
+  let loaded = false; // before that the rows are those that came with the page
   const fresh = new Map(); // names of what changed just now, with when that is over
 
   function entry(s) {
@@ -89,6 +90,7 @@ export function begin() {
   let from = -1;
   let to = -1;
   function draw(force) {
+    if (!loaded) return;
     const first = Math.max(0, Math.floor(box.scrollTop / height) - around);
     const past = Math.min(shown.length, Math.ceil((box.scrollTop + box.clientHeight) / height) + around);
     if (!force && first === from && past === to) return;
@@ -132,7 +134,7 @@ export function begin() {
     history.replaceState(null, '', u);
   }
 
-  function again() { search(); box.scrollTop = 0; active = 0; draw(true); address(); }
+  function again() { if (!loaded) return; search(); box.scrollTop = 0; active = 0; draw(true); address(); }
 
   // load fetches all, and again after a moment if it cannot.
   async function load() {
@@ -146,6 +148,7 @@ export function begin() {
       for (const s of l.services) all.set(s[0], entry(s));
       sorted = [...all.values()].sort(byName);
       rev = l.rev;
+      if (!loaded) enhance();
       search();
       draw(true);
     } catch {
@@ -179,7 +182,7 @@ export function begin() {
     if (a) active = Number(a.dataset.at);
   });
   tbody.addEventListener('keydown', (e) => {
-    if (e.altKey || e.ctrlKey || e.metaKey) return;
+    if (!loaded || e.altKey || e.ctrlKey || e.metaKey) return;
     const page = Math.max(1, Math.floor(box.clientHeight / height) - 2);
     const to = { ArrowDown: active + 1, ArrowUp: active - 1, PageDown: active + page, PageUp: active - page, Home: 0, End: shown.length - 1 }[e.key];
     if (to === undefined) return;
@@ -193,7 +196,7 @@ export function begin() {
     form.elements.q.select();
   });
   form.elements.q.addEventListener('keydown', (e) => {
-    if (e.key === 'ArrowDown') { e.preventDefault(); go(0); }
+    if (e.key === 'ArrowDown' && loaded) { e.preventDefault(); go(0); }
   });
   let frame = 0;
   box.addEventListener('scroll', () => {
@@ -201,15 +204,16 @@ export function begin() {
   }, { passive: true });
   addEventListener('resize', () => draw(true));
   form.addEventListener('input', again);
-  form.addEventListener('submit', (e) => { e.preventDefault(); again(); go(0); });
+  form.addEventListener('submit', (e) => { if (!loaded) return; e.preventDefault(); again(); go(0); });
 
-  const ready = load().then(() => {
-    if (sorted.length === 0 && found.textContent === '') return;
+  // enhance takes away what is for browsers without scripts.
+  function enhance() {
+    loaded = true;
     form.querySelector('button').hidden = true;
     document.getElementById('pages').hidden = true;
     document.getElementById('keys').hidden = false;
     box.classList.add('virtual');
-    draw(true);
-  });
-  return { take, ready, rev: () => rev };
+  }
+
+  return { take, ready: load(), rev: () => rev };
 }

@@ -45,7 +45,7 @@ function refresh() {
 function concerns(d) {
   const content = document.getElementById('content');
   if (!content) return false;
-  const name = content.dataset.service;
+  const name = decodeURIComponent((content.dataset.service || '').replaceAll('+', ' '));
   return !name || d.again || (d.some || []).some((s) => s[0] === name) || (d.gone || []).includes(name);
 }
 
