@@ -15,6 +15,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/ownwrites"
+	"kube-proxy/trace"
 )
 
 // ErrNotBuilt is the reason why a mode cannot run that this version does not contain.
@@ -92,7 +93,7 @@ type Mode struct {
 	// HairpinsByNode: a backend that is its own client is masqueraded only where the API says that it runs on this node (SV-60).
 	HairpinsByNode bool
 	// Served returns what the mode makes of rows, where it cannot keep all as they are: [trace.Mode.Served]. Nil: it keeps all.
-	Served func(Settings) func(lb.Node, *lb.Frontend) (kept *lb.Frontend, why string)
+	Served func(Settings) func(lb.Node, *lb.Frontend, trace.Packet) (kept *lb.Frontend, why string)
 	// PassesUnknown: a packet to an address or port of the service network that no Service has passes untouched (SV-62, SV-63).
 	PassesUnknown bool
 

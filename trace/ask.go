@@ -47,17 +47,28 @@ type question struct {
 	Answer
 }
 
-// find returns the row for the packet: that of the address before that of a NodePort.
+// find returns the row for the packet: that of the address before that of a NodePort, and one that the mode serves before one that it does
+// not.
 func (q *question) find() *lb.Frontend {
 	to := q.packet.To
-	if row := q.table.Get(lb.Key{Addr: to.Addr(), Port: to.Port(), Proto: q.packet.Proto}); row != nil {
+	row := q.table.Get(lb.Key{Addr: to.Addr(), Port: to.Port(), Proto: q.packet.Proto})
+	if row != nil && q.serves(row) {
 		return row
 	}
+	if port := q.nodePort(); port != nil && (row == nil || q.serves(port)) {
+		return port
+	}
+	return row
+}
+
+// nodePort returns the row of the NodePort that the packet meets at an address of this node.
+func (q *question) nodePort() *lb.Frontend {
+	to := q.packet.To
 	row := q.table.Get(lb.Key{Port: to.Port(), Proto: q.packet.Proto})
 	switch {
 	case row == nil || !q.packet.Here:
 		return nil
-	case row.Accepts():
+	case row.Accepts() || q.how.Served != nil:
 		return row
 	case !contains(q.table.Node.NodePorts, to.Addr()):
 		q.say("%s has the NodePort %d/%s, but --nodeport-addresses chose %s, and %s is in none of them.",
@@ -100,7 +111,7 @@ func (q *question) served(row *lb.Frontend) *lb.Frontend {
 	if q.how.Served == nil {
 		return row
 	}
-	kept, why := q.how.Served(q.table.Node, row)
+	kept, why := q.how.Served(q.table.Node, row, q.packet)
 	if why != "" {
 		q.say("%s", why)
 	}
@@ -108,6 +119,15 @@ func (q *question) served(row *lb.Frontend) *lb.Frontend {
 		q.say("Mode %s does not serve it: the packet goes on as it came.", q.how.Name)
 	}
 	return kept
+}
+
+// serves reports whether the mode serves a row.
+func (q *question) serves(row *lb.Frontend) bool {
+	if q.how.Served == nil || row.Accepts() {
+		return true
+	}
+	kept, _ := q.how.Served(q.table.Node, row, q.packet)
+	return kept != nil
 }
 
 // named says whose the row is.
@@ -200,7 +220,10 @@ func (q *question) take(row *lb.Frontend, r lb.Route) {
 		return
 	case lb.Balance:
 	default:
-		q.Verdict = Drop
+		if q.Verdict = Drop; q.how.Served != nil {
+			q.say("There is none, so the packet is dropped.")
+			return
+		}
 		policy := "external"
 		if row.Kind == lb.ClusterIP {
 			policy = "internal"

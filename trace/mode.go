@@ -20,7 +20,8 @@ type Mode struct {
 	Loopback bool
 	// HairpinsByNode: a backend that is its own client is masqueraded only where the API says that it runs on this node (SV-60).
 	HairpinsByNode bool
-	// Served is what the mode makes of a row, where it cannot keep them as they are: a row that it keeps, nil for one that it does not
-	// serve so that packets pass; and why, as a sentence, "" where it keeps the row as it is. Nil: all rows are kept.
-	Served func(lb.Node, *lb.Frontend) (kept *lb.Frontend, why string)
+	// Served is what the mode makes of a row for a packet, where it cannot keep rows as they are: a row that it keeps, nil for one that it does
+	// not serve so that packets pass; and why, as sentences, "" where it keeps the row as it is. NodePorts that it keeps answer at every
+	// address of the node. Nil: all rows are kept.
+	Served func(lb.Node, *lb.Frontend, Packet) (kept *lb.Frontend, why string)
 }

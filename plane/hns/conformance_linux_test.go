@@ -10,22 +10,24 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/plane"
 	"kube-proxy/plane/hns"
 	"kube-proxy/plane/hns/hnsfake"
 	"kube-proxy/plane/planetest"
+	"kube-proxy/trace"
 )
 
 // TestConformance puts the packets of every scenario to a resolver that walks the fake's load balancers as HNS would: the column
 // "kernelspace (fake HNS)" of docs/conformance.md, with the defaults of the configuration.
 func TestConformance(t *testing.T) {
-	planetest.Run(t, planetest.Config{Mode: "kernelspace", Stands: "fake HNS", Model: node{}.model, Otherwise: differing(nil)})
+	planetest.Run(t, planetest.Config{Mode: "kernelspace", Stands: "fake HNS", Model: node{}.model, Trace: node{}.traced, Otherwise: differing(nil)})
 }
 
 // TestConformanceDSR does so with --enable-dsr: sources that other modes keep are kept.
 func TestConformanceDSR(t *testing.T) {
 	planetest.Run(t, planetest.Config{Mode: "kernelspace --enable-dsr", Stands: "fake HNS", Model: node{dsr: true}.model,
-		KeepsSources: true, Otherwise: differing(map[planetest.Modelled][]string{
+		KeepsSources: true, Trace: node{dsr: true}.traced, Otherwise: differing(map[planetest.Modelled][]string{
 			// The node leads who comes from outside to a cluster IP, with DSR, to its own backends.
 			planetest.ModelledInside: {"clusterip", "clusterip-single-endpoint", "detect-bridge", "detect-cluster-cidr", "detect-interface-prefix",
 				"detect-node-cidr", "detect-node-cidr-changes", "external-policy-local-none-local", "masquerade-all", "session-affinity",
@@ -84,6 +86,14 @@ type node struct {
 	network  hns.NetworkType // "" is L2Bridge
 	features *hns.Features   // nil is everything
 	dsr      bool
+}
+
+// traced is what trace must know of the mode.
+func (n node) traced(f lb.Family) trace.Mode {
+	s := mode.Settings{Family: f, Windows: mode.Windows{EnableDSR: n.dsr}}
+	how := hns.Mode().Trace(s)
+	how.Served = hns.KeptIn(s, n.hnsNetwork())
+	return how
 }
 
 // stand is a fake HNS in the lab's place.

@@ -1,7 +1,24 @@
 package hns
 
+import (
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/trace"
+)
+
 // SetStep bounds how many new load balancers a Reset writes.
 func (p *Plane) SetStep(n int) { p.step = n }
 
 // Remove is --cleanup with the HNS that open finds.
 var Remove = remove
+
+// KeptIn is what trace is told of a node whose network is known.
+func KeptIn(s mode.Settings, n Network) func(lb.Node, *lb.Frontend, trace.Packet) (*lb.Frontend, string) {
+	known, err := parse(n)
+	if err != nil {
+		panic(err)
+	}
+	return func(node lb.Node, row *lb.Frontend, p trace.Packet) (*lb.Frontend, string) {
+		return keptBy(s, known, node, row, p)
+	}
+}

@@ -7,38 +7,51 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/trace"
 )
 
-// kept says what load balancers make of rows, for who asks about a packet and has no HNS to ask: it has no network to know, so it takes
-// HNS for one of now, and this node's address for one that answers NodePorts.
-func kept(s mode.Settings) func(lb.Node, *lb.Frontend) (*lb.Frontend, string) {
-	return func(node lb.Node, row *lb.Frontend) (*lb.Frontend, string) {
-		f := facts{family: s.Family, node: node, wantDSR: s.Windows.EnableDSR, features: Features{V2: true, DSR: true, IPv6DualStack: true, SessionAffinity: true}}
-		if i := slices.IndexFunc(node.NodePorts, func(p netip.Prefix) bool { return !p.Addr().IsLoopback() }); i >= 0 {
-			f.management = node.NodePorts[i].Addr()
+// kept says what load balancers make of rows, for who asks about a packet and has no HNS to ask: it takes HNS for one of now, and guesses
+// what only HNS knows: of the node's address that it is the one that is chosen by itself to answer NodePorts, of the pods here that all are.
+func kept(s mode.Settings) func(lb.Node, *lb.Frontend, trace.Packet) (*lb.Frontend, string) {
+	return func(node lb.Node, row *lb.Frontend, packet trace.Packet) (*lb.Frontend, string) {
+		n := network{subnets: node.Pods.Prefixes}
+		if i := slices.IndexFunc(node.NodePorts, func(p netip.Prefix) bool { return p.IsSingleIP() && !p.Addr().IsLoopback() }); i >= 0 {
+			n.management = node.NodePorts[i].Addr()
 		}
-		p := f.planned(row)
-		var why []string
-		for _, l := range p.lacks {
-			text := lackTexts[l]
-			why = append(why, strings.ToUpper(text[:1])+text[1:]+".")
-		}
-		if p.none() {
-			if len(why) == 0 {
-				why = append(why, "HNS refuses and drops nothing.")
-			}
-			return nil, strings.Join(why, " ")
-		}
-		set, _ := chosen(row, f.dsr())
-		to := &lb.BackendSet{ID: set.ID}
-		for _, b := range set.Backends {
-			if b.Addr.Port() == p.to {
-				to.Backends = append(to.Backends, b)
-			}
-		}
-		out := *row
-		out.Sources = nil
-		out.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: to, Masq: p.flags&FlagDSR == 0}}
-		return &out, strings.Join(why, " ")
+		return keptBy(s, n, node, row, packet)
 	}
+}
+
+// keptBy is kept with a network of HNS.
+func keptBy(s mode.Settings, n network, node lb.Node, row *lb.Frontend, packet trace.Packet) (*lb.Frontend, string) {
+	f := facts{family: s.Family, node: node, network: n, wantDSR: s.Windows.EnableDSR, features: Features{V2: true, DSR: true, IPv6DualStack: true, SessionAffinity: true}}
+	p := f.planned(row)
+	var why []string
+	for _, l := range p.lacks {
+		text := lackTexts[l]
+		why = append(why, strings.ToUpper(text[:1])+text[1:]+".")
+	}
+	if p.none() {
+		if len(why) == 0 {
+			why = append(why, "HNS refuses and drops nothing.")
+		}
+		return nil, strings.Join(why, " ")
+	}
+	out := *row
+	out.Sources = nil
+	route := lb.Route{From: lb.Anywhere, Do: lb.Balance, Masq: p.flags&FlagDSR == 0, To: &lb.BackendSet{ID: lb.SetID{Service: row.Service, Proto: row.Key.Proto, Scope: lb.Cluster}}}
+	outside := !route.Masq && !packet.Host && !slices.ContainsFunc(n.subnets, func(p netip.Prefix) bool { return p.Contains(packet.From.Addr()) })
+	if outside {
+		why = append(why, "With direct server return, HNS leads who comes from outside to backends of this node alone.")
+	}
+	for _, b := range p.backends {
+		if b.here || !outside {
+			route.To.Backends = append(route.To.Backends, lb.Backend{Addr: netip.AddrPortFrom(b.addr, p.to), Local: b.here})
+		}
+	}
+	if len(route.To.Backends) == 0 {
+		route = lb.Route{From: lb.Anywhere, Do: lb.Drop}
+	}
+	out.Routes = []lb.Route{route}
+	return &out, strings.Join(why, " ")
 }
