@@ -18,10 +18,7 @@ type sets struct {
 
 // sets builds the sets that the service's traffic policies need (SV-20).
 func (r *resolver) sets(p *cluster.ServicePort) sets {
-	out := sets{service: r.full}
-	if p.Name != "" {
-		out.service += ":" + p.Name
-	}
+	out := sets{service: r.portName(p)}
 	var buf [16]candidate
 	all := r.candidates(buf[:0], p)
 	out.cluster = newSet(out.service, p, lb.Cluster, backends(all, chooseCluster(all)))
@@ -32,6 +29,14 @@ func (r *resolver) sets(p *cluster.ServicePort) sets {
 		out.serving = newSet(out.service, p, lb.Serving, servingBackends(all))
 	}
 	return out
+}
+
+// portName is "ns/name:port", or "ns/name" where the port has no name (SV-12).
+func (r *resolver) portName(p *cluster.ServicePort) string {
+	if p.Name == "" {
+		return r.full
+	}
+	return r.full + ":" + p.Name
 }
 
 func newSet(service string, p *cluster.ServicePort, scope lb.Scope, backends []lb.Backend) *lb.BackendSet {

@@ -45,7 +45,7 @@ type ExplainedPort struct {
 	Cluster bool `json:"cluster"`
 	Local   bool `json:"local"`
 	// Endpoints are all that the slices have for the port, by address and port, as far as the bound of an explanation goes. More is
-	// how many others there are.
+	// how many other entries slices have.
 	Endpoints []ExplainedEndpoint `json:"endpoints"`
 	More      int                 `json:"more,omitempty"`
 	// Why is what there is to say of the port, a sentence each: why it has no backends, which hints count.
@@ -78,7 +78,8 @@ type ExplainedEndpoint struct {
 	WhyNotLocal   string `json:"whyNotLocal,omitempty"`
 }
 
-// Explain says why [Resolve] gives the rows that it gives for these facts. It asks the same functions, and costs about twice as much.
+// Explain says why [Resolve] gives the rows that it gives for these facts. It asks the same functions. Its cost follows the ports times the slices
+// and endpoints of the Service, as that of Resolve does, and is some ten times as much.
 func Explain(v cluster.View, s Settings) Explanation {
 	x := Explanation{Service: v.Name.String(), Family: s.Family.String(), Refused: Refused(v, s)}
 	r, serves := newResolver(&v, &s)
@@ -93,6 +94,7 @@ func Explain(v cluster.View, s Settings) Explanation {
 	e := explainer{resolver: &r, entire: r, room: maxExplained}
 	e.entire.view, e.entire.ports = &whole, nil
 	e.entire.indexPorts()
+	e.has = e.entire.facts()
 	for i := range r.svc.Ports {
 		x.Ports = append(x.Ports, e.port(&r.svc.Ports[i]))
 	}
@@ -131,15 +133,45 @@ func (s *Settings) whyNone(v *cluster.View) string {
 type explainer struct {
 	*resolver
 	entire resolver // of all slices, where resolver has those within the bounds
-	room   int      // how many more endpoints may be named
+	has    sliceFacts
+	room   int // how many more endpoints may be named
 }
+
+// sliceFacts are what all slices of the family have together.
+type sliceFacts struct {
+	slices, endpoints int
+	ports             []string // the first few, for people
+}
+
+// facts gathers what slices have.
+func (r *resolver) facts() (f sliceFacts) {
+	for _, sl := range r.view.Slices {
+		if !r.ofFamily(sl) {
+			continue
+		}
+		f.slices++
+		f.endpoints += len(sl.Endpoints)
+		for _, sp := range sl.Ports {
+			if len(f.ports) == mostPorts {
+				break
+			}
+			if name := fmt.Sprintf("%q (%d/%s)", sp.Name, sp.Port, lb.Proto(sp.Protocol)); !slices.Contains(f.ports, name) {
+				f.ports = append(f.ports, name)
+			}
+		}
+	}
+	return f
+}
+
+// mostPorts is how many ports of slices a sentence names.
+const mostPorts = 5
 
 // port explains a service port.
 func (e *explainer) port(p *cluster.ServicePort) ExplainedPort {
 	before := len(e.rows)
 	e.resolver.port(p)
 	x := ExplainedPort{Name: p.Name, Protocol: lb.Proto(p.Protocol).String(), Port: p.Port, NodePort: p.NodePort,
-		Service: e.sets(p).service, Rows: slices.Clone(e.rows[before:]), Endpoints: []ExplainedEndpoint{}}
+		Service: e.portName(p), Rows: slices.Clone(e.rows[before:]), Endpoints: []ExplainedEndpoint{}}
 	for _, f := range x.Rows {
 		policy := e.svc.ExternalPolicy
 		if f.Kind == lb.ClusterIP {
@@ -208,6 +240,10 @@ type named struct {
 
 // gather takes in the entries of a slice; port is 0 where it does not have the port, and then it names nobody who has it elsewhere.
 func (c *chosen) gather(found map[netip.AddrPort]*named, sl *cluster.Slice, port uint16) {
+	if c.room == 0 && len(found) == 0 {
+		c.port.More += len(sl.Endpoints)
+		return
+	}
 	for i := range sl.Endpoints {
 		e := &sl.Endpoints[i]
 		at := netip.AddrPortFrom(e.Addr, port)

@@ -10,6 +10,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/internal/adversary"
+	"kube-proxy/internal/cputest"
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
@@ -100,9 +101,18 @@ func checkExplainedPort(t *testing.T, p policy.ExplainedPort, v cluster.View, wh
 	}
 }
 
+// FuzzExplain is TestExplainRandomViews for as long as one likes.
+func FuzzExplain(f *testing.F) {
+	f.Add(uint64(1), uint64(2))
+	f.Fuzz(func(t *testing.T, seed1, seed2 uint64) {
+		g := generator{rand.New(rand.NewPCG(seed1, seed2))}
+		checkExplained(t, g.view(), g.settings())
+	})
+}
+
 // Random views and settings.
 func TestExplainRandomViews(t *testing.T) {
-	for seed := range uint64(3000) {
+	for seed := range uint64(1500) {
 		g := generator{rand.New(rand.NewPCG(seed, 14))}
 		checkExplained(t, g.view(), g.settings())
 	}
@@ -164,5 +174,37 @@ func TestExplainScenarios(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A Service of sixteen times as many ports, none of which anybody serves, must not cost the square to explain.
+func TestExplainIsLinear(t *testing.T) {
+	view := func(ports int) cluster.View {
+		name := cluster.Name{Namespace: "odd", Name: "s"}
+		store := cluster.NewStore("node1")
+		svc := &cluster.Service{Name: name, ClusterIPs: addrs("10.96.0.1")}
+		for i := range ports {
+			svc.Ports = append(svc.Ports, cluster.ServicePort{Name: fmt.Sprint("p", i), Protocol: cluster.TCP, Port: uint16(1 + i)})
+		}
+		store.Fold(cluster.ServiceSet{Service: svc})
+		for i := 0; i < ports; i += 100 {
+			sl := &cluster.Slice{Name: cluster.Name{Namespace: "odd", Name: fmt.Sprint("s", i)}, Service: name}
+			for k := i; k < min(i+100, ports); k++ {
+				sl.Ports = append(sl.Ports, cluster.SlicePort{Name: fmt.Sprint("p", k), Protocol: cluster.TCP, Port: 8080})
+			}
+			for _, a := range addrs("10.1.0.1", "10.1.0.2", "10.1.0.3") {
+				sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{Addr: a})
+			}
+			store.Fold(cluster.SliceSet{Slice: sl})
+		}
+		return store.View(name)
+	}
+	small, large := view(250), view(4000)
+	s := policy.Settings{Family: lb.IPv4}
+	if ratio := cputest.Ratio(func() { policy.Explain(small, s) }, func() { policy.Explain(large, s) }); ratio > 80 { // 16 is linear, 256 the square
+		t.Errorf("sixteen times as many ports cost %.0f times as much", ratio)
+	}
+	if x := policy.Explain(large, s); x.Ports[3999].More == 0 || len(x.Ports[0].Endpoints) != 3 || len(x.Ports[3999].Why) == 0 {
+		t.Errorf("the last port: %+v", x.Ports[3999])
 	}
 }

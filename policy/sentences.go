@@ -45,37 +45,21 @@ func (c *chosen) why(p *cluster.ServicePort) {
 
 // nobody says why no endpoint serves the port.
 func (c *chosen) nobody(p *cluster.ServicePort) {
-	all := c.entire.view.Slices
-	var ours []*cluster.Slice
-	var has []string
-	endpoints := 0
-	for _, sl := range all {
-		if !c.ofFamily(sl) {
-			continue
-		}
-		ours = append(ours, sl)
-		endpoints += len(sl.Endpoints)
-		for _, sp := range sl.Ports {
-			name := fmt.Sprintf("%q (%d/%s)", sp.Name, sp.Port, lb.Proto(sp.Protocol))
-			if !slices.Contains(has, name) && len(has) < 5 {
-				has = append(has, name)
-			}
-		}
-	}
+	all := len(c.entire.view.Slices)
 	switch {
-	case len(all) == 0:
+	case all == 0:
 		c.say("No EndpointSlice names the Service: does its selector match a pod?")
-	case len(ours) == 0:
-		c.say("It has %s, but none of %s.", count(len(all), "EndpointSlice", "EndpointSlices"), c.settings.Family)
-	case endpoints == 0:
+	case c.has.slices == 0:
+		c.say("It has %s, but none of %s.", count(all, "EndpointSlice", "EndpointSlices"), c.settings.Family)
+	case c.has.endpoints == 0:
 		c.say("Its EndpointSlices have no endpoint: does its selector match a pod?")
 	case slices.ContainsFunc(c.port.Endpoints, func(e ExplainedEndpoint) bool { return e.Address.Port() != 0 }) || c.port.More > 0:
 		c.say("None of its %s serves: %s.", count(len(c.port.Endpoints)+c.port.More, "endpoint", "endpoints"), c.tally())
-	case len(has) == 0:
+	case len(c.has.ports) == 0:
 		c.say("Its EndpointSlices have no port.")
 	default:
 		c.say("No EndpointSlice with an endpoint has the port %q of %s: they have %s. Does targetPort name a port of the pods?",
-			p.Name, lb.Proto(p.Protocol), strings.Join(has, ", "))
+			p.Name, lb.Proto(p.Protocol), strings.Join(c.has.ports, ", "))
 	}
 }
 
