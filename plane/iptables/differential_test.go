@@ -154,7 +154,7 @@ func (d *differential) look(when string) {
 	}
 	how := asked
 	how.Loopback = *d.cfg.LocalhostNodePorts
-	packets := packetsTo(d.World, d.table)
+	packets := d.World.Packets(d.table, false)
 	for range min(10, len(packets)) {
 		packet := packets[d.rnd.IntN(len(packets))]
 		got, err := d.plane.Follow(d.Context(), packet)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,35 +24,6 @@ var _ mode.Looker = (*Plane)(nil)
 
 // asked is how the table is asked what mode iptables makes of it.
 var asked = trace.Mode{Name: "iptables", PassesUnknown: true, Loopback: true}
-
-// packetsTo yields packets from everywhere to each row, and beside it.
-func packetsTo(w planetest.World, table *lb.Table) (all []trace.Packet) {
-	node := w.Addr(192, 1)
-	sources := []trace.Packet{
-		{From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0), In: "veth1"},
-		{From: netip.AddrPortFrom(node, 0), Host: true},
-		{From: netip.AddrPortFrom(w.Addr(172, 9), 0), In: "eth0"},
-		{From: netip.AddrPortFrom(w.Addr(100, 0), 0), In: "veth2"}, // often a backend
-	}
-	for _, f := range slices.SortedFunc(table.All(), func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) }) {
-		for _, p := range sources {
-			p.Proto = f.Key.Proto
-			to := f.Key.Addr
-			if f.Key.IsNodePort() {
-				to, p.Here = node, true
-			}
-			for _, port := range []uint16{f.Key.Port, f.Key.Port + 7000} {
-				p.To = netip.AddrPortFrom(to, port)
-				all = append(all, p)
-			}
-			for _, s := range f.Sources[:min(1, len(f.Sources))] {
-				p.To, p.From = netip.AddrPortFrom(to, f.Key.Port), netip.AddrPortFrom(s.Addr(), 0)
-				all = append(all, p)
-			}
-		}
-	}
-	return all
-}
 
 // compare follows all packets, and tells of those that meet something else than the table says.
 func compare(t *testing.T, p *Plane, table *lb.Table, packets []trace.Packet) (seen map[trace.Verdict]int) {
@@ -113,7 +83,7 @@ func TestFollowAgreesWithTheTable(t *testing.T) {
 		for i, pods := range []lb.Detector{table.Node.Pods, {}, {InterfacePrefix: "veth"}, {Interface: "veth1"}, {Prefixes: someRanges(w, 100, 3)}} {
 			table.Node.Pods = pods
 			reset(t, p, table)
-			packets := packetsTo(w, table)
+			packets := w.Packets(table, false)
 			if i > 0 { // each fifth is of another source, and to another row
 				for n := range len(packets) / 5 {
 					packets[n] = packets[5*n]

@@ -22,6 +22,7 @@ import (
 	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
+	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/planetest"
 )
 
@@ -37,6 +38,8 @@ type lab struct {
 	rules  map[lb.Family]*rules
 	// refuse, if not nil, is asked before each operation on a member or address.
 	refuse func(what string) error
+	// stays is where persistence has led clients.
+	stays map[netip.Addr]netip.AddrPort
 	// wrote counts operations on members and addresses.
 	wrote int
 }
@@ -62,7 +65,8 @@ func labOf(kernel *ipvsfake.Kernel, conn *ipvswire.Conn) *lab {
 }
 
 func (k *lab) config(f lb.Family) Config {
-	return Config{Family: f, Masquerade: 1 << 14, IPVS: k.conn, Sets: k, Device: k.devs[f], Chains: k.rules[f]}
+	return Config{Family: f, Masquerade: 1 << 14, IPVS: k.conn, Sets: k, Device: k.devs[f], Chains: k.rules[f],
+		View: func() (*View, error) { return k.view(f) }}
 }
 
 func (k *lab) plane(t testing.TB, f lb.Family) *Plane {
@@ -283,11 +287,14 @@ func (d *fakeDevice) tell(addresses, place bool) {
 // rules stand for the chains.
 type rules struct {
 	text    string
-	written func() // is called when they are written
+	node    lb.Node
+	spoil   func(iptables.ChainRule) bool // says which are not there
+	written func()                        // is called when they are written
 }
 
 func (r *rules) Reset(_ context.Context, n lb.Node) error { return r.SetNode(context.Background(), n) }
 func (r *rules) SetNode(_ context.Context, n lb.Node) error {
+	r.node = n
 	r.text = fmt.Sprintf("chains with KUBE-MARK-ANY and KUBE-6-MARK-ANY for %v %v\n", n.Pods, n.ServiceCIDRs)
 	if r.written != nil {
 		r.written()

@@ -80,6 +80,7 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	p.Plane, err = New(Config{
 		Family: s.Family, Masquerade: mark, Scheduler: s.IPVS.Scheduler, Sticky: sticky,
 		ExcludeCIDRs: s.IPVS.ExcludeCIDRs, IPVS: p.ipvs, Sets: p.sets, Device: device, Chains: p.chains,
+		View: func() (*View, error) { return openView(s.Family, p.chains.keep.Backend()) },
 	})
 	if err != nil {
 		return nil, err
@@ -154,6 +155,8 @@ func sysctls(s mode.Settings) []mode.Sysctl {
 	}
 	return all
 }
+
+var _ mode.Looker = (*modePlane)(nil)
 
 // modePlane is a plane with what it writes to.
 type modePlane struct {

@@ -33,6 +33,8 @@ type Config struct {
 	Sets   Sets
 	Device Addresses
 	Chains Chains
+	// View opens what Follow and Differences read by, in the network namespace of the calling thread; nil: they tell an error.
+	View func() (*View, error)
 }
 
 // Sets is what the plane needs of sets.Conn, which says what it does.
@@ -90,6 +92,7 @@ type Plane struct {
 	unread    []ipvswire.ServiceID // what the audit under way has yet to list
 	notices   notices
 	stats     stats
+	looking   chan struct{} // has a value for each who looks
 
 	// step is how much new rows may weigh that a Reset writes; the others are left for later. A constant but for tests.
 	step int
@@ -116,7 +119,7 @@ func New(cfg Config) (*Plane, error) {
 	if cfg.Sticky == "" {
 		cfg.Sticky = "mh"
 	}
-	p := &Plane{cfg: cfg, drift: make(chan struct{}, 1), step: step}
+	p := &Plane{cfg: cfg, drift: make(chan struct{}, 1), step: step, looking: make(chan struct{}, looks)}
 	for s := range setCount {
 		p.sets[s] = s.made(cfg.Family)
 	}

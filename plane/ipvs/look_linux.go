@@ -1,0 +1,320 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/plane/iptables"
+	"kube-proxy/trace"
+)
+
+// View is what a look at the kernel reads by: connections of its own, in the network namespace of who looks.
+type View struct {
+	IPVS   ServerView
+	Sets   SetView
+	Device Addresses
+	// Held returns what leads to the mode's chains, and their rules ([iptables.Keeper.Held]).
+	Held func(context.Context) (jumps, rules []iptables.ChainRule, err error)
+	// Here reports whether packets to an address are for this node.
+	Here func(context.Context, netip.Addr) (bool, error)
+	// Stays returns where the virtual server's persistence has led the client; a zero one if nowhere, or if nobody can tell.
+	Stays func(ctx context.Context, id ipvswire.ServiceID, client netip.Addr) (netip.AddrPort, error)
+	// Close gives back what the view holds.
+	Close func() error
+}
+
+// ServerView is what a look needs of ipvswire.Conn.
+type ServerView interface {
+	Servers
+	Service(ctx context.Context, id ipvswire.ServiceID) (ipvswire.ServiceState, error)
+}
+
+// SetView is what a look needs of sets.Conn.
+type SetView interface {
+	Sets
+	Has(ctx context.Context, name string, m sets.Member) (bool, error)
+	Header(ctx context.Context, name string) (sets.Header, error)
+}
+
+// looks is how many may look at a time; others wait.
+const looks = 1
+
+// view opens what a look reads by, when it is its turn.
+func (p *Plane) view(ctx context.Context) (*View, func(), error) {
+	if p.cfg.View == nil {
+		return nil, nil, errors.New("there is nothing to look by")
+	}
+	select {
+	case p.looking <- struct{}{}:
+	case <-ctx.Done():
+		return nil, nil, ctx.Err()
+	}
+	v, err := p.cfg.View()
+	if err != nil {
+		<-p.looking
+		return nil, nil, err
+	}
+	return v, func() {
+		v.Close()
+		<-p.looking
+	}, nil
+}
+
+// Follow is part of mode.Looker. It goes the way of a packet through the mode's chains as the kernel holds them, its ipsets and the virtual server
+// that takes the packet, by its mark or its address. Rules of others are not looked at. The chains are listed by iptables-save, and a set
+// of marks where the packet has one; all else costs the same in a table of any size.
+//
+// Shares are by the weights, as the schedulers that go by them give them out in the long run; 0, which is not known, of the others.
+func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+	k, err := p.follow(ctx, packet)
+	if err != nil {
+		return trace.Kernel{}, fmt.Errorf("ipvs: follow a packet to %s: %w", packet.To, err)
+	}
+	return k, nil
+}
+
+func (p *Plane) follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+	if f := lb.FamilyOf(packet.To.Addr()); f != p.cfg.Family {
+		return trace.Kernel{}, fmt.Errorf("it is of %s, and this plane of %s", f, p.cfg.Family)
+	}
+	v, done, err := p.view(ctx)
+	if err != nil {
+		return trace.Kernel{}, err
+	}
+	defer done()
+	way := &way{ctx: ctx, view: v, Plane: p, packet: packet}
+	way.Kernel.Way = []string{}
+	jumps, rules, err := v.Held(ctx)
+	if err != nil {
+		return trace.Kernel{}, err
+	}
+	way.walker = walker{packetInChains: &packetInChains{from: packet.From, to: packet.To, proto: packet.Proto, in: packet.In},
+		family: p.cfg.Family, rules: map[chainName][]string{}, has: way.has, markOf: way.markOf, say: way.tell}
+	for _, r := range slices.Concat(jumps, rules) {
+		at := chainName{r.Table, r.Chain}
+		way.rules[at] = append(way.rules[at], r.Rule)
+	}
+	if err := way.all(); err != nil {
+		return trace.Kernel{}, err
+	}
+	return way.Kernel, way.err
+}
+
+// way is that of one packet.
+type way struct {
+	walker
+	*Plane
+	ctx    context.Context
+	view   *View
+	packet trace.Packet
+	trace.Kernel
+}
+
+// mostSaid is how many lines a way has.
+const mostSaid = 200
+
+func (w *way) tell(format string, args ...any) {
+	if len(w.Way) < mostSaid {
+		w.Way = append(w.Way, fmt.Sprintf(format, args...))
+	}
+}
+
+func (w *way) has(s set, m member) (bool, error) {
+	has, err := w.view.Sets.Has(w.ctx, s.name(w.cfg.Family), m.wire(mark{}))
+	if errors.Is(err, sets.ErrNoSet) { // it went since its rule was listed
+		w.tell("there is no ipset %s", s.name(w.cfg.Family))
+		return false, nil
+	}
+	return has, err
+}
+
+// markOf lists a set of marks: the kernel tells of no single one which mark it has.
+func (w *way) markOf(s set, m member) (as mark, err error) {
+	_, err = w.view.Sets.Members(w.ctx, s.name(w.cfg.Family), func(is sets.Member) {
+		if have, mark := memberOf(s, is); have == m {
+			as = mark
+			w.tell("ipset %s %s", s.name(w.cfg.Family), is)
+		}
+	})
+	return as, err
+}
+
+// all goes through the hooks, in the order of the kernel.
+func (w *way) all() error {
+	here, err := w.view.Here(w.ctx, w.to.Addr())
+	if err != nil {
+		return err
+	}
+	w.fromHere, w.toHere = w.packet.Host, here || w.packet.Here
+	if w.packet.Host {
+		w.in = ""
+		if done, err := w.hook("OUTPUT", "mangle", "nat"); done || err != nil {
+			return err
+		}
+		if done, err := w.serve(); done || err != nil {
+			return err
+		}
+		if done, err := w.hook("OUTPUT", "filter"); done || err != nil {
+			return err
+		}
+		w.in = "lo"
+	}
+	if !w.toHere {
+		if !w.packet.Host {
+			if done, err := w.hook("PREROUTING", "nat"); done || err != nil {
+				return err
+			}
+			if done, err := w.hook("FORWARD", "filter"); done || err != nil {
+				return err
+			}
+		}
+		w.tell("%s is not an address of this node: the packet goes on to whoever has it", w.to.Addr())
+		w.Verdict = trace.Pass
+		return nil
+	}
+	if done, err := w.hook("INPUT", "mangle", "filter"); done || err != nil {
+		return err
+	}
+	if done, err := w.serve(); done || err != nil {
+		return err
+	}
+	w.tell("no virtual server takes it: it is for programs of this node")
+	w.Verdict = trace.Pass
+	return nil
+}
+
+// hook has the packet go through the chains of tables that have that name, and reports whether it ends there.
+func (w *way) hook(name string, tables ...string) (done bool, err error) {
+	for _, table := range tables {
+		f := w.chain(table, name, 0)
+		if w.err != nil {
+			return true, w.err
+		}
+		switch f {
+		case dropped:
+			w.Verdict = trace.Drop
+			return true, nil
+		case rejected:
+			w.Verdict = trace.Reject
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// serve has IPVS take the packet, and reports whether it does: by the mark if there is a virtual server for that, else by the address.
+func (w *way) serve() (done bool, err error) {
+	ids := []ipvswire.ServiceID{ipvswire.ByAddr(w.to, uint8(w.proto))}
+	if w.mark != 0 {
+		ids = slices.Insert(ids, 0, ipvswire.ByMark(wireFamily(w.cfg.Family), w.mark))
+	}
+	for _, id := range ids {
+		s, err := w.view.IPVS.Service(w.ctx, id)
+		if errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		if err != nil {
+			return true, err
+		}
+		return true, w.balance(s.Service)
+	}
+	return false, nil
+}
+
+// balance has a virtual server take the packet.
+func (w *way) balance(s ipvswire.Service) error {
+	w.tell("%s", strings.TrimSpace(ipvswire.SaveService(s)))
+	var persistent uint32
+	var sum int64
+	var all []ipvswire.DestinationState
+	err := w.view.IPVS.Destinations(w.ctx, s.ServiceID, func(d ipvswire.DestinationState) error {
+		all = append(all, d)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(all, func(a, b ipvswire.DestinationState) int { return compare(a.Addr, b.Addr) })
+	for _, d := range all {
+		persistent += d.Persistent
+		line := strings.TrimSpace(ipvswire.SaveDestination(s.ServiceID, d.Destination))
+		switch {
+		case d.Weight <= 0 && d.Active+d.Inactive > 0:
+			w.tell("%s: it drains, with %d connections", line, d.Active+d.Inactive)
+		case d.Weight <= 0:
+			w.tell("%s: it takes no new connections", line)
+		default:
+			w.tell("%s: %d connections", line, d.Active+d.Inactive)
+			share := weightOf(s.Scheduler, d.Weight)
+			sum += share
+			w.Backends = append(w.Backends, trace.Backend{Address: d.Addr, Share: float64(share)})
+		}
+	}
+	for i := range w.Backends {
+		if sum > 0 {
+			w.Backends[i].Share /= float64(sum)
+		}
+	}
+	if s.Flags&ipvswire.Persistent != 0 && persistent > 0 {
+		w.Affine, err = w.view.Stays(w.ctx, s.ServiceID, w.from.Addr())
+		switch {
+		case errors.Is(err, errTooMany):
+			w.tell("persistence: %v", err)
+		case err != nil:
+			return err
+		case w.Affine.IsValid():
+			w.tell("persistence: the client stays with %s", w.Affine)
+		}
+	}
+	if len(w.Backends) == 0 {
+		w.tell("no real server takes new connections: the client is told so")
+		w.Verdict = trace.Reject
+		return nil
+	}
+	w.Verdict = trace.Balance
+	return w.leave()
+}
+
+// weightOf is a real server's part of new connections, beside those of others; 0 of schedulers that go by something else than weights.
+func weightOf(scheduler string, weight int32) int64 {
+	switch scheduler {
+	case "rr", "lc":
+		return 1
+	case "wrr", "wlc", "sed", "nq", "sh", "mh":
+		return int64(weight)
+	}
+	return 0
+}
+
+// leave has what IPVS has translated leave the node, which is the same for all real servers but the client itself.
+func (w *way) leave() error {
+	to := w.Backends[0].Address
+	for _, b := range w.Backends {
+		if b.Address.Addr() != w.packet.From.Addr() {
+			to = b.Address
+			break
+		}
+	}
+	here, err := w.view.Here(w.ctx, to.Addr())
+	if err != nil {
+		return err
+	}
+	w.to, w.toHere, w.in, w.out = to, here, "", ""
+	if here {
+		w.out = "lo"
+	} else if done, err := w.hook("OUTPUT", "mangle"); done || err != nil { // IPVS sends it through OUTPUT once more
+		return err
+	}
+	_, err = w.hook("POSTROUTING", "nat")
+	w.Masquerade = w.masqueraded
+	return err
+}

@@ -1,0 +1,333 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/planetest"
+	"kube-proxy/trace"
+)
+
+// labView is what a lab is looked at by.
+type labView struct{ *lab }
+
+func (v labView) Has(_ context.Context, name string, m sets.Member) (bool, error) {
+	s := v.sets[name]
+	if s == nil {
+		return false, fmt.Errorf("ipset %s: %w", name, sets.ErrNoSet)
+	}
+	if _, has := s.members[m.Key()]; has || s.Type != sets.HashIPPortNet {
+		return has, nil
+	}
+	for is := range s.members {
+		if net := is.Net; net.Contains(m.Net.Addr()) {
+			if is.Net = m.Net; is == m.Key() {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+func (v labView) Header(_ context.Context, name string) (sets.Header, error) {
+	s := v.sets[name]
+	if s == nil {
+		return sets.Header{}, fmt.Errorf("ipset %s: %w", name, sets.ErrNoSet)
+	}
+	return sets.Header{Set: s.Set}, nil
+}
+
+// view is what is looked at by in a lab, whose chains are as the plane would write them, but for what spoil makes of them.
+func (k *lab) view(f lb.Family) (*View, error) {
+	conn, err := ipvswire.New(context.Background(), k.ipvs.Connect())
+	if err != nil {
+		return nil, err
+	}
+	rules := k.rules[f]
+	return &View{IPVS: conn, Sets: labView{k}, Device: k.devs[f], Close: conn.Close,
+		Held: func(context.Context) (jumps, held []iptables.ChainRule, err error) {
+			for _, j := range chainJumps() {
+				jumps = append(jumps, iptables.ChainRule{Table: j[0], Chain: j[1], Rule: j[2]})
+			}
+			all := chainRules(nodeFacts{family: f, masq: 1 << 14, node: rules.node, fullyRandom: true})
+			for _, at := range slices.SortedFunc(maps.Keys(all), compareChains) {
+				for _, r := range all[at] {
+					held = append(held, iptables.ChainRule{Table: at[0], Chain: at[1], Rule: r})
+				}
+			}
+			if rules.spoil != nil {
+				jumps, held = slices.DeleteFunc(jumps, rules.spoil), slices.DeleteFunc(held, rules.spoil)
+			}
+			return jumps, held, nil
+		},
+		Here: func(_ context.Context, a netip.Addr) (bool, error) {
+			return k.devs[f].addrs[a] || slices.Contains(k.others, a), nil
+		},
+		Stays: func(_ context.Context, _ ipvswire.ServiceID, client netip.Addr) (netip.AddrPort, error) {
+			return k.stays[client], nil
+		},
+	}, nil
+}
+
+func asked() trace.Mode { return Mode().Trace(mode.Settings{}) }
+
+// lookTable has rows of all kinds: each origin its own way, source ranges, affinity, no endpoints, health checks.
+func lookTable(w planetest.World) *lb.Table {
+	table := w.Table(10, 3)
+	table.Family = w.Family
+	for i := range 8 {
+		table.Replace(w.Full(100+i, 100*(i%3), i%4, i%3, time.Duration(i%2)*time.Hour))
+	}
+	o, fronts := w.Full(120, 100, 3, 2, 0)
+	for _, f := range fronts {
+		f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
+	}
+	table.Replace(o, append(fronts, &lb.Frontend{Key: lb.Key{Port: 20000, Proto: lb.TCP}, Service: o.Name, Kind: lb.HealthCheck,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Accept}}}))
+	return table
+}
+
+// looked returns a lab with a plane that holds the table.
+func looked(t *testing.T, f lb.Family) (*lab, *Plane, *lb.Table, planetest.World) {
+	w := planetest.World{Family: f}
+	k := newLab(t)
+	p, table := k.plane(t, f), lookTable(w)
+	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+		t.Fatal(err)
+	}
+	return k, p, table, w
+}
+
+// follow follows packets, and returns what becomes of them and what Compare finds, at most so much.
+func follow(t *testing.T, p *Plane, table *lb.Table, packets []trace.Packet, most int) (seen map[trace.Verdict]int, findings []string) {
+	t.Helper()
+	seen = map[trace.Verdict]int{}
+	for _, packet := range packets {
+		want := trace.Ask(table, asked(), packet)
+		got, err := p.Follow(t.Context(), packet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found := trace.Compare(want, got); found != nil && len(findings) < most {
+			findings = append(findings, fmt.Sprintf("%+v: %s\nkernel: %s %v masquerade %t\n%s", packet, strings.Join(found, " "), got.Verdict, got.Backends, got.Masquerade,
+				strings.Join(got.Way, "\n")))
+		}
+		seen[got.Verdict]++
+	}
+	return seen, findings
+}
+
+func differences(t *testing.T, p *Plane, table *lb.Table) (all []trace.Difference) {
+	t.Helper()
+	if err := p.Differences(t.Context(), table, func(d trace.Difference) bool {
+		all = append(all, d)
+		return len(all) < 100
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// The state that the kernel holds makes of every packet what the table says, whatever tells pods, and nothing differs.
+func TestFollowAgreesWithTheTable(t *testing.T) {
+	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		k, p, table, w := looked(t, f)
+		for _, pods := range []lb.Detector{table.Node.Pods, {}, {InterfacePrefix: "veth"}, {Interface: "veth1"}} {
+			table.Node.Pods = pods
+			if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+				t.Fatal(err)
+			}
+			seen, found := follow(t, p, table, w.Packets(table, true), 5)
+			for _, what := range found {
+				t.Errorf("%s, pods by %+v: %s", f, pods, what)
+			}
+			for _, v := range []trace.Verdict{trace.Balance, trace.Reject, trace.Drop, trace.Pass} {
+				if seen[v] == 0 {
+					t.Errorf("no packet met %s: %v", v, seen)
+				}
+			}
+			for _, d := range differences(t, p, table) {
+				t.Errorf("%s, pods by %+v: differs: %+v", f, pods, d)
+			}
+		}
+		before := fmt.Sprint(k.ipvs, k.wrote)
+		differences(t, p, table)
+		if after := fmt.Sprint(k.ipvs, k.wrote); after != before {
+			t.Errorf("a look changed something: %s", difference(before, after))
+		}
+	}
+}
+
+// state is what can be spoiled: IPVS by a connection of somebody else's, and the rest by name.
+type spoiler struct {
+	*testing.T
+	planetest.World
+	ipvs   *ipvswire.Conn
+	member func(set string, m sets.Member, there bool)
+	addr   func(netip.Addr) // removes it
+	rules  func(spoil func(iptables.ChainRule) bool)
+	set    func(name string) // destroys it; nil where that cannot be
+}
+
+func (s *spoiler) do(verb ipvswire.Verb, service ipvswire.Service, d ipvswire.Destination) {
+	s.Helper()
+	if err := s.ipvs.Do(s.Context(), []ipvswire.Op{{Verb: verb, Service: service, Destination: d}}, nil); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// vip is the virtual server of the first Service, and real its real servers.
+func (s *spoiler) vip() (ipvswire.Service, []ipvswire.Destination) {
+	s.Helper()
+	is, err := s.ipvs.Service(s.Context(), ipvswire.ByAddr(netip.AddrPortFrom(s.Addr(10, 1), 80), uint8(lb.TCP)))
+	if err != nil {
+		s.Fatal(err)
+	}
+	var real []ipvswire.Destination
+	if err := s.ipvs.Destinations(s.Context(), is.ServiceID, func(d ipvswire.DestinationState) error {
+		real = append(real, d.Destination)
+		return nil
+	}); err != nil {
+		s.Fatal(err)
+	}
+	slices.SortFunc(real, func(a, b ipvswire.Destination) int { return compare(a.Addr, b.Addr) })
+	return is.Service, real
+}
+
+// sabotages are what somebody with the same rights may do, and what names it: in Differences, and in what Compare finds of some packet.
+var sabotages = []struct {
+	name   string
+	do     func(*spoiler)
+	object string // of a difference; ADDR stands for the first Service's address
+	found  string // "" where packets meet nothing else
+}{
+	{"real server gone", func(s *spoiler) {
+		v, real := s.vip()
+		s.do(ipvswire.DelDestination, v, real[0])
+	}, "real server", "the kernel has it not"},
+	{"real server without weight", func(s *spoiler) {
+		v, real := s.vip()
+		real[1].Weight = 0
+		s.do(ipvswire.SetDestination, v, real[1])
+	}, "real server", "the kernel has it not"},
+	{"other weight", func(s *spoiler) {
+		v, real := s.vip()
+		real[1].Weight = 3
+		s.do(ipvswire.SetDestination, v, real[1])
+	}, "real server", ""}, // rr gives each as much
+	{"other weight, and a scheduler that goes by it", func(s *spoiler) {
+		v, real := s.vip()
+		real[1].Weight = 3
+		v.Scheduler = "wrr"
+		s.do(ipvswire.SetService, v, ipvswire.Destination{})
+		s.do(ipvswire.SetDestination, v, real[1])
+	}, "virtual server", "gets"},
+	{"another's real server", func(s *spoiler) {
+		v, _ := s.vip()
+		s.do(ipvswire.NewDestination, v, ipvswire.Destination{Addr: netip.AddrPortFrom(s.Addr(100, 99999), 99), Weight: 1})
+	}, "real server", "the table has it not"},
+	{"virtual server gone", func(s *spoiler) {
+		v, _ := s.vip()
+		s.do(ipvswire.DelService, v, ipvswire.Destination{})
+	}, "virtual server", "it is to pass"},
+	{"another's virtual server at an address of ours", func(s *spoiler) {
+		v, real := s.vip()
+		v.Addr = netip.AddrPortFrom(v.Addr.Addr(), 7080)
+		s.do(ipvswire.NewService, v, ipvswire.Destination{})
+		s.do(ipvswire.NewDestination, v, real[0])
+	}, "virtual server", "it is to balance"},
+	{"address gone", func(s *spoiler) { s.addr(s.Addr(10, 1)) }, "address ADDR", "it is to drop"},
+	{"member of the cluster IPs gone", func(s *spoiler) {
+		s.member("CLUSTER-IP", sets.Member{Addr: s.Addr(10, 1), Port: 80, Proto: uint8(lb.TCP)}, false)
+	}, "member ADDR,tcp:80 of ipset", "it is to reject"},
+	{"member of the addresses gone", func(s *spoiler) {
+		s.member("IPVS-IPS", sets.Member{Addr: s.Addr(10, 1)}, false)
+	}, "member ADDR of ipset", "it is to pass"},
+	{"member of the marks gone", func(s *spoiler) {
+		s.member("MARK-HOST", sets.Member{Addr: s.Addr(192, 1), Port: 30102, Proto: uint8(lb.TCP)}, false)
+	}, "of ipset KUBE-MARK-HOST", "masqueraded"},
+	{"another mark", func(s *spoiler) {
+		s.member("MARK-ANY", sets.Member{Addr: s.Addr(10, 1), Port: 80, Proto: uint8(lb.TCP), Mark: marks{1 << 14}.drop(), Mask: wholeMark}, true)
+	}, "member ADDR,tcp:80 of ipset KUBE-MARK-ANY", "it is to drop"},
+	{"source ranges without those they are for", func(s *spoiler) {
+		s.member("LOAD-BALANCER-FW", sets.Member{Addr: s.Addr(198, 102), Port: 80, Proto: uint8(lb.TCP)}, false)
+	}, "of ipset KUBE-LOAD-BALANCER-FW", "drop, by the kernel's state it is to balance"},
+	{"source ranges gone", func(s *spoiler) {
+		s.rules(func(r iptables.ChainRule) bool { return r.Chain == chainRanges })
+	}, "chain KUBE-SOURCE-RANGES-FIREWALL of table", "drop, by the kernel's state it is to balance"},
+	{"chain of marks flushed", func(s *spoiler) {
+		s.rules(func(r iptables.ChainRule) bool { return r.Chain == chainOrigin })
+	}, "chain KUBE-IPVS-ORIGIN of table mangle", "not masqueraded"},
+	{"masquerading flushed", func(s *spoiler) {
+		s.rules(func(r iptables.ChainRule) bool { return r.Chain == chainPostrouting })
+	}, "chain KUBE-POSTROUTING of table nat", "not masqueraded"},
+	{"filter flushed", func(s *spoiler) {
+		s.rules(func(r iptables.ChainRule) bool { return r.Chain == chainFilter })
+	}, "chain KUBE-IPVS-FILTER of table filter", "reject, by the kernel's state it is to pass"},
+	{"jump gone", func(s *spoiler) {
+		s.rules(func(r iptables.ChainRule) bool { return r.Table == "mangle" && r.Chain == "INPUT" })
+	}, "chain INPUT of table mangle", "not masqueraded"},
+	{"set gone", func(s *spoiler) { s.set("MARK-POD") }, "ipset KUBE-MARK-POD", "masquerade"},
+}
+
+// What somebody spoils is named by both, one by one.
+func TestSabotageIsNamed(t *testing.T) {
+	for _, c := range sabotages {
+		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+			t.Run(c.name+" "+f.String(), func(t *testing.T) {
+				k, p, table, w := looked(t, f)
+				named := func(set string) string {
+					if f == lb.IPv6 {
+						return "KUBE-6-" + set
+					}
+					return "KUBE-" + set
+				}
+				c.do(&spoiler{T: t, World: w, ipvs: k.conn,
+					member: func(set string, m sets.Member, there bool) {
+						is := k.sets[named(set)].members
+						if _, was := is[m.Key()]; !was && !there {
+							t.Fatalf("%s has no %s: %v", named(set), m, slices.Collect(maps.Keys(is)))
+						}
+						if delete(is, m.Key()); there {
+							is[m.Key()] = m
+						}
+					},
+					addr:  func(a netip.Addr) { delete(k.devs[f].addrs, a) },
+					rules: func(spoil func(iptables.ChainRule) bool) { k.rules[f].spoil = spoil },
+					set:   func(set string) { delete(k.sets, named(set)) },
+				})
+				expectNamed(t, p, table, w, c.object, c.found)
+			})
+		}
+	}
+}
+
+// expectNamed expects what was spoiled to be named.
+func expectNamed(t *testing.T, p *Plane, table *lb.Table, w planetest.World, object, found string) {
+	t.Helper()
+	all := differences(t, p, table)
+	object = strings.ReplaceAll(object, "ADDR", w.Addr(10, 1).String())
+	if w.Family == lb.IPv6 && strings.Contains(object, "ipset") {
+		object = strings.Replace(object, "KUBE-", "KUBE-6-", 1)
+	}
+	if !slices.ContainsFunc(all, func(d trace.Difference) bool { return strings.Contains(d.Object, object) && d.Want != d.Have }) || len(all) > 3 {
+		t.Errorf("differences: %+v; want one of %q, and hardly more", all, object)
+	}
+	_, findings := follow(t, p, table, w.Packets(table, true), 1000)
+	if found == "" && len(findings) > 0 || found != "" && !slices.ContainsFunc(findings, func(what string) bool { return strings.Contains(what, found) }) {
+		t.Errorf("packets meet %q; want %q", findings, found)
+	}
+}

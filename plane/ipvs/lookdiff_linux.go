@@ -1,0 +1,258 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/plane/iptables"
+	"kube-proxy/trace"
+)
+
+// Differences is part of mode.Looker. It reads all that the mode has in the kernel into a ledger of its own, as a Reset does, and says what that would
+// write. Real servers that take no new connections, and virtual servers that have only such, drain and are no difference.
+func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
+	v, done, err := p.view(ctx)
+	if err != nil {
+		return fmt.Errorf("ipvs: compare: %w", err)
+	}
+	defer done()
+	d := &differ{view: v, each: each, Plane: &Plane{cfg: p.cfg, sets: p.sets}}
+	d.cfg.IPVS, d.cfg.Sets, d.cfg.Device = v.IPVS, v.Sets, v.Device
+	for _, part := range []func(context.Context, *lb.Table) error{d.chains, d.kinds, d.objects} {
+		if err := part(ctx, want); errors.Is(err, errEnough) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("ipvs: compare: %w", err)
+		}
+	}
+	return nil
+}
+
+// errEnough is the error of a comparison of which nobody wants to hear more.
+var errEnough = errors.New("enough")
+
+// differ compares. Its Plane has read what a Reset would, and writes nothing.
+type differ struct {
+	*Plane
+	view *View
+	each func(trace.Difference) bool
+	lost bool // there is no device
+}
+
+func (d *differ) tell(key lb.Key, object, want, have string) error {
+	if !d.each(trace.Difference{Key: key, Object: object, Want: want, Have: have}) {
+		return errEnough
+	}
+	return nil
+}
+
+// chains compares the rules, of which comments say nothing.
+func (d *differ) chains(ctx context.Context, want *lb.Table) error {
+	jumps, rules, err := d.view.Held(ctx)
+	if err != nil {
+		return err
+	}
+	for _, j := range chainJumps() {
+		if !slices.Contains(jumps, iptables.ChainRule{Table: j[0], Chain: j[1], Rule: j[2]}) {
+			if err := d.tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", j[1], j[0]), j[2], ""); err != nil {
+				return err
+			}
+		}
+	}
+	have := map[chainName][]string{}
+	for _, r := range rules {
+		at := chainName{r.Table, r.Chain}
+		have[at] = append(have[at], r.Rule)
+	}
+	facts := nodeFacts{family: d.cfg.Family, masq: d.cfg.Masquerade, node: want.Node}
+	facts.fullyRandom = slices.ContainsFunc(have[chainName{"nat", chainPostrouting}], func(r string) bool { return strings.Contains(r, "--random-fully") })
+	shall := chainRules(facts)
+	for _, at := range slices.SortedFunc(maps.Keys(shall), compareChains) {
+		if !slices.EqualFunc(shall[at], have[at], func(a, b string) bool { return withoutComments(a) == withoutComments(b) }) {
+			if err := d.tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), strings.Join(shall[at], "\n"), strings.Join(have[at], "\n")); err != nil {
+				return err
+			}
+		}
+		delete(have, at)
+	}
+	for _, at := range slices.SortedFunc(maps.Keys(have), compareChains) {
+		if err := d.tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), "", strings.Join(have[at], "\n")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func compareChains(a, b chainName) int { return slices.Compare(a[:], b[:]) }
+
+// kinds looks for sets, and the device, that are not there or are others'.
+func (d *differ) kinds(ctx context.Context, _ *lb.Table) error {
+	for s := range setCount {
+		want := d.sets[s]
+		have, err := d.view.Sets.Header(ctx, want.Name)
+		if err != nil && !errors.Is(err, sets.ErrNoSet) {
+			return err
+		}
+		text := ""
+		if err == nil {
+			if have.Differs(want) == "" {
+				continue
+			}
+			text = have.Set.String()
+		}
+		d.broken[s] = true
+		if err := d.tell(lb.Key{}, "ipset "+want.Name, want.String(), text); err != nil {
+			return err
+		}
+	}
+	_, err := d.view.Device.Addresses(ctx)
+	if errors.Is(err, ErrNoDevice) {
+		d.lost = true
+		d.cfg.Device = nowhere{d.cfg.Device}
+		return d.tell(lb.Key{}, "interface "+Device, "an interface of type "+DeviceType, "")
+	}
+	return err
+}
+
+// kernelDevice is Addresses by a name that none of its methods has.
+type kernelDevice = Addresses
+
+// nowhere is a device that is not there: it has no addresses.
+type nowhere struct{ kernelDevice }
+
+func (nowhere) Addresses(context.Context) ([]netip.Addr, error) { return nil, nil }
+
+// objects compares virtual servers, members and addresses.
+func (d *differ) objects(ctx context.Context, want *lb.Table) error {
+	l, err := d.readAll(ctx, want)
+	if err != nil {
+		return err
+	}
+	for _, row := range want.Sorted() {
+		l.set(row.Key, row) // what it refuses the plane has refused, and told
+	}
+	servers := slices.SortedFunc(maps.Values(l.servers), func(a, b *virtual) int { return compareIDs(a.id, b.id) })
+	for _, s := range servers {
+		if s.refs == 0 && s.has && s.isDraining() {
+			l.leave(lb.Key{}, s, true)
+		}
+	}
+	unmarked := d.broken[setMarksPods] || d.broken[setMarksHost] || d.broken[setMarksAnywhere]
+	for _, s := range servers {
+		if s.id.Mark != 0 && unmarked { // nobody knows what a mark means
+			continue
+		}
+		if err := d.server(l, s); err != nil {
+			return err
+		}
+	}
+	var wrong []member
+	for m, c := range l.members {
+		if !c.right() && !d.broken[m.set] && !(unmarked && c.has && c.refs > 0 && m.set.marks()) {
+			wrong = append(wrong, m)
+		}
+	}
+	slices.SortFunc(wrong, compareMembers)
+	for _, m := range wrong {
+		c := l.members[m]
+		text := func(there bool, as mark) string {
+			if !there {
+				return ""
+			}
+			return m.wire(as).String()
+		}
+		if err := d.tell(l.touched.members[m], "member "+m.wire(mark{}).String()+" of ipset "+m.set.name(l.family), text(c.refs > 0, c.want), text(c.has, c.is)); err != nil {
+			return err
+		}
+	}
+	if d.lost {
+		return nil
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(l.addrs), netip.Addr.Compare) {
+		if is := l.addrs[a]; is.has != l.binds(a, is) {
+			want, have := a.String(), ""
+			if is.has {
+				want, have = "", a.String()
+			}
+			if err := d.tell(l.touched.addrs[a], "address "+a.String()+" of "+Device, want, have); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// isDraining reports whether a virtual server has only real servers that take no new connections.
+func (s *virtual) isDraining() bool {
+	for _, d := range s.dests {
+		if d.weight != 0 {
+			return false
+		}
+	}
+	return len(s.dests) > 0
+}
+
+// server compares a virtual server and its real servers.
+func (d *differ) server(l *ledger, s *virtual) error {
+	key := l.touched.servers[s]
+	name := "virtual server " + s.id.String()
+	save := func(there bool, v ipvswire.Service) string {
+		if !there {
+			return ""
+		}
+		v.ServiceID = s.id
+		return strings.TrimSpace(ipvswire.SaveService(v))
+	}
+	if s.refs == 0 {
+		if !s.has || s.leaving || s.id == probeID(l.family) {
+			return nil
+		}
+		return d.tell(key, name, "", save(true, s.is))
+	}
+	if !s.has || s.is != s.want {
+		if err := d.tell(key, name, save(true, s.want), save(s.has, s.is)); err != nil {
+			return err
+		}
+	}
+	if !s.has {
+		return nil // it has none of them
+	}
+	right := dest{1, int32(ipvswire.Masq)}
+	text := func(a netip.AddrPort, is dest) string {
+		if is.weight == unknown {
+			return fmt.Sprintf("%s with settings of others", a)
+		}
+		return strings.TrimSpace(ipvswire.SaveDestination(s.id, ipvswire.Destination{Addr: a, Forwarding: ipvswire.Forwarding(is.forwarding), Weight: is.weight}))
+	}
+	if s.set != nil {
+		for _, b := range s.set.Backends {
+			is, has := s.dests[b.Addr]
+			if is == right {
+				continue
+			}
+			have := ""
+			if has {
+				have = text(b.Addr, is)
+			}
+			if err := d.tell(key, fmt.Sprintf("real server %s of %s", b.Addr, name), text(b.Addr, right), have); err != nil {
+				return err
+			}
+		}
+	}
+	for _, a := range sortedAddrs(s.dests) {
+		if is := s.dests[a]; !s.wants(a) && is.weight != 0 {
+			if err := d.tell(key, fmt.Sprintf("real server %s of %s", a, name), "", text(a, is)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,132 @@
+package ipvs
+
+import (
+	"bufio"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/internal/nlconn"
+	"kube-proxy/internal/rtnl"
+	"kube-proxy/lb"
+	"kube-proxy/plane/iptables"
+)
+
+// openView opens what the kernel is looked at by, in the network namespace of the calling thread. It changes nothing.
+func openView(f lb.Family, backend iptables.Backend) (v *View, err error) {
+	var closes []func() error
+	shut := func() error {
+		var errs []error
+		for _, c := range slices.Backward(closes) {
+			errs = append(errs, c())
+		}
+		return errors.Join(errs...)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("look at the kernel: %w", err), shut())
+		}
+	}()
+	ipvs, err := ipvswire.Open()
+	if err != nil {
+		return nil, err
+	}
+	closes = append(closes, ipvs.Close)
+	members, err := sets.Open()
+	if err != nil {
+		return nil, err
+	}
+	closes = append(closes, members.Close)
+	device, err := openDevice(f)
+	if err != nil {
+		return nil, err
+	}
+	closes = append(closes, device.close)
+	routes, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
+	if err != nil {
+		return nil, err
+	}
+	closes = append(closes, routes.Close)
+	keep, err := iptables.NewKeeper(chainLayout(f, backend, nil))
+	if err != nil {
+		return nil, err
+	}
+	closes = append(closes, keep.Close)
+	return &View{IPVS: ipvs, Sets: members, Device: device, Held: keep.Held, Stays: staysInKernel, Close: shut,
+		Here: func(ctx context.Context, a netip.Addr) (bool, error) { return rtnl.LeadsHere(ctx, routes, a) }}, nil
+}
+
+// errTooMany is the error of a search that would read more than anybody should for one question.
+var errTooMany = errors.New("the kernel has more connections than are searched for where it has led the client")
+
+// mostConnections is how much of the list of connections is read, in bytes: some 50,000 of them.
+const mostConnections = 4 << 20
+
+// staysInKernel looks for the template of the client in the list of the kernel's connections, which alone has it.
+func staysInKernel(_ context.Context, id ipvswire.ServiceID, client netip.Addr) (netip.AddrPort, error) {
+	list, err := os.Open("/proc/thread-self/net/ip_vs_conn")
+	if errors.Is(err, fs.ErrNotExist) {
+		return netip.AddrPort{}, nil
+	}
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("look for the client among the connections of IPVS: %w", err)
+	}
+	defer list.Close()
+	return staysIn(io.LimitReader(list, mostConnections), id, client)
+}
+
+// staysIn reads /proc/net/ip_vs_conn: a template has port 0 for the client's.
+func staysIn(list io.Reader, id ipvswire.ServiceID, client netip.Addr) (netip.AddrPort, error) {
+	read := 0
+	lines := bufio.NewScanner(list)
+	for lines.Scan() {
+		read += len(lines.Bytes()) + 1
+		f := strings.Fields(lines.Text())
+		if len(f) < 7 || f[2] != "0000" || f[0] != protocolNames[id.Proto] {
+			continue
+		}
+		from, to, by := connectionEnd(f[1], f[2]), connectionEnd(f[3], f[4]), connectionEnd(f[5], f[6])
+		if from.Addr() == client && to == id.Addr && by.IsValid() {
+			return by, nil
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return netip.AddrPort{}, fmt.Errorf("look for the client among the connections of IPVS: %w", err)
+	}
+	if read >= mostConnections {
+		return netip.AddrPort{}, errTooMany
+	}
+	return netip.AddrPort{}, nil
+}
+
+// protocolNames are as the list of connections has them.
+var protocolNames = map[uint8]string{uint8(lb.TCP): "TCP", uint8(lb.UDP): "UDP", uint8(lb.SCTP): "SCTP"}
+
+// connectionEnd reads an address, of IPv4 as eight digits, and a port, in hexadecimal.
+func connectionEnd(addr, port string) netip.AddrPort {
+	n, err := strconv.ParseUint(port, 16, 16)
+	if err != nil {
+		return netip.AddrPort{}
+	}
+	a, err := netip.ParseAddr(strings.Trim(addr, "[]"))
+	if err != nil {
+		b, err := hex.DecodeString(addr)
+		if err != nil || len(b) != 4 {
+			return netip.AddrPort{}
+		}
+		a = netip.AddrFrom4([4]byte(b))
+	}
+	return netip.AddrPortFrom(a, uint16(n))
+}
