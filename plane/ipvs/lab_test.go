@@ -103,11 +103,15 @@ func (k *lab) connections(active func() uint32) {
 // always returns n.
 func always(n uint32) func() uint32 { return func() uint32 { return n } }
 
-// hasten has the time come at which real servers that drain are looked at.
+// hasten has the time come at which real servers that drain are looked at, and packets to them are under way no more.
 func hasten(p *Plane) {
 	for s := range p.drains {
 		if s.drain != nil {
 			s.drain.next = time.Time{}
+			for a, is := range s.drain.dests {
+				is.left = time.Time{}
+				s.drain.dests[a] = is
+			}
 		}
 	}
 }
