@@ -122,7 +122,8 @@ type keptChains struct {
 	jumps  map[jump]bool
 }
 
-func (k *Keeper) read(ctx context.Context, texts bool) (*keptChains, error) {
+// read lists the chains, and takes note that it did.
+func (k *Keeper) read(ctx context.Context) (*keptChains, error) {
 	if k.ours != nil {
 		var err error
 		if k.seen, err = k.ours.now(); err != nil {
@@ -130,6 +131,11 @@ func (k *Keeper) read(ctx context.Context, texts bool) (*keptChains, error) {
 		}
 	}
 	k.listed = time.Now()
+	return k.list(ctx, false)
+}
+
+// list lists the chains, and changes nothing of the Keeper.
+func (k *Keeper) list(ctx context.Context, texts bool) (*keptChains, error) {
 	s := &keptChains{chains: map[chainID]digest{}, rules: map[chainID][]string{}, jumps: map[jump]bool{}}
 	contents := map[chainID]*content{}
 	err := k.tool.list(ctx, func(r io.Reader) error {
@@ -175,11 +181,9 @@ func (k *Keeper) Rules(ctx context.Context) ([]ChainRule, error) {
 }
 
 // Held returns the rules of built-in chains that lead to the mode's, of those of the Layout and in its order, and the rules of the mode's
-// chains.
+// chains. It may be called by any goroutine at any time, on a thread in the network namespace of the node.
 func (k *Keeper) Held(ctx context.Context) (jumps, rules []ChainRule, err error) {
-	seen, listed := k.seen, k.listed
-	s, err := k.read(ctx, true)
-	k.seen, k.listed = seen, listed // who looks compares nothing: what others changed is for the next audit
+	s, err := k.list(ctx, true)
 	if err != nil {
 		return nil, nil, fmt.Errorf("iptables: %w", err)
 	}
@@ -212,7 +216,7 @@ var ErrRefused = errors.New("iptables refuses it")
 
 // Reset makes the kernel hold exactly these chains, changing only what differs.
 func (k *Keeper) Reset(ctx context.Context, frames []Frame, rows Rows) error {
-	have, err := k.read(ctx, false)
+	have, err := k.read(ctx)
 	if err != nil {
 		return fmt.Errorf("iptables: reset: %w", err)
 	}
@@ -433,7 +437,7 @@ func (k *Keeper) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if !(full && time.Since(k.listed) >= listPeriod) && k.untouched() {
 		return 0, nil
 	}
-	have, err := k.read(ctx, false)
+	have, err := k.read(ctx)
 	if err == nil {
 		mended, err = k.mend(ctx, have)
 	}
@@ -444,7 +448,7 @@ func (k *Keeper) Audit(ctx context.Context, full bool) (mended int, err error) {
 		return 0, err
 	}
 	// What is printed as before was not changed: this iptables prints it otherwise than it is written.
-	after, err := k.read(ctx, false)
+	after, err := k.read(ctx)
 	if err != nil {
 		return mended, fmt.Errorf("iptables: audit: look at what was mended: %w", err)
 	}
@@ -519,7 +523,7 @@ func RemoveKept(ctx context.Context, l Layout) (chains, rules int, left []string
 }
 
 func (k *Keeper) remove(ctx context.Context) (chains, rules int, stuck []stuckChain, err error) {
-	have, err := k.read(ctx, false)
+	have, err := k.read(ctx)
 	if err != nil || len(have.chains) == 0 {
 		return 0, 0, nil, err
 	}

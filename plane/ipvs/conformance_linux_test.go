@@ -70,7 +70,7 @@ func newWhole(b iptables.Backend, f lb.Family, step int) (_ *whole, err error) {
 	}
 	w.closes = append(w.closes, chains.Close)
 	if w.Plane, err = New(Config{Family: f, Masquerade: 1 << 14, IPVS: ipvs, Sets: setConn, Device: device, Chains: chains,
-		View: func() (*View, error) { return openView(f, b) }}); err != nil {
+		View: func() (*View, error) { return openView(f, ipvswire.Open, chains.keep.Held) }}); err != nil {
 		return nil, err
 	}
 	w.closes = append(w.closes, w.Plane.Close)

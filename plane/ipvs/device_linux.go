@@ -270,6 +270,14 @@ func (d *device) Ensure(ctx context.Context) error {
 			err = fmt.Errorf("make device %s: %w", Device, err)
 		}
 	}
+	return d.found(link, err)
+}
+
+// find looks for the device, and makes none.
+func (d *device) find(ctx context.Context) error { return d.found(rtnl.FindLink(ctx, d.conn, Device)) }
+
+// found takes note of which device there is, and of why there is none.
+func (d *device) found(link rtnl.Link, err error) error {
 	if err == nil && link.Index != 0 && link.Kind != DeviceType {
 		err = fmt.Errorf("%w: there is a device %s of type %q, which is not %s and so not a kube-proxy's; it stays as it is, and service addresses that no other "+
 			"device has are not served: rename it, or delete it by ip link delete %s", ErrOtherDevice, Device, link.Kind, DeviceType, Device)

@@ -13,7 +13,6 @@ import (
 	sets "kube-proxy/internal/ipset"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
-	"kube-proxy/plane/iptables"
 	"kube-proxy/trace"
 )
 
@@ -22,8 +21,8 @@ type View struct {
 	IPVS   ServerView
 	Sets   SetView
 	Device Addresses
-	// Held returns what leads to the mode's chains, and their rules ([iptables.Keeper.Held]).
-	Held func(context.Context) (jumps, rules []iptables.ChainRule, err error)
+	// Held returns what leads to the mode's chains, and their rules.
+	Held heldChains
 	// Here reports whether packets to an address are for this node.
 	Here func(context.Context, netip.Addr) (bool, error)
 	// Stays returns where the virtual server's persistence has led the client; a zero one if nowhere, or if nobody can tell.

@@ -80,7 +80,7 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	p.Plane, err = New(Config{
 		Family: s.Family, Masquerade: mark, Scheduler: s.IPVS.Scheduler, Sticky: sticky,
 		ExcludeCIDRs: s.IPVS.ExcludeCIDRs, IPVS: p.ipvs, Sets: p.sets, Device: device, Chains: p.chains,
-		View: func() (*View, error) { return openView(s.Family, p.chains.keep.Backend()) },
+		View: func() (*View, error) { return openView(s.Family, ipvswire.Open, p.chains.keep.Held) },
 	})
 	if err != nil {
 		return nil, err

@@ -24,8 +24,12 @@ import (
 	"kube-proxy/plane/iptables"
 )
 
-// openView opens what the kernel is looked at by, in the network namespace of the calling thread. It changes nothing.
-func openView(f lb.Family, backend iptables.Backend) (v *View, err error) {
+// heldChains returns what iptables holds of the mode, as [iptables.Keeper.Held].
+type heldChains func(context.Context) (jumps, rules []iptables.ChainRule, err error)
+
+// openView opens what the kernel is looked at by, in the network namespace of the calling thread: IPVS by connect, the chains by held. It
+// changes nothing.
+func openView(f lb.Family, connect func() (*ipvswire.Conn, error), held heldChains) (v *View, err error) {
 	var closes []func() error
 	shut := func() error {
 		var errs []error
@@ -39,7 +43,7 @@ func openView(f lb.Family, backend iptables.Backend) (v *View, err error) {
 			err = errors.Join(fmt.Errorf("look at the kernel: %w", err), shut())
 		}
 	}()
-	ipvs, err := ipvswire.Open()
+	ipvs, err := connect()
 	if err != nil {
 		return nil, err
 	}
@@ -54,17 +58,15 @@ func openView(f lb.Family, backend iptables.Backend) (v *View, err error) {
 		return nil, err
 	}
 	closes = append(closes, device.close)
+	if err := device.find(context.Background()); err != nil && !errors.Is(err, ErrNoDevice) && !errors.Is(err, ErrOtherDevice) { // which its addresses tell
+		return nil, err
+	}
 	routes, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_ROUTE})
 	if err != nil {
 		return nil, err
 	}
 	closes = append(closes, routes.Close)
-	keep, err := iptables.NewKeeper(chainLayout(f, backend, nil))
-	if err != nil {
-		return nil, err
-	}
-	closes = append(closes, keep.Close)
-	return &View{IPVS: ipvs, Sets: members, Device: device, Held: keep.Held, Stays: staysInKernel, Close: shut,
+	return &View{IPVS: ipvs, Sets: members, Device: device, Held: held, Stays: staysInKernel, Close: shut,
 		Here: func(ctx context.Context, a netip.Addr) (bool, error) { return rtnl.LeadsHere(ctx, routes, a) }}, nil
 }
 

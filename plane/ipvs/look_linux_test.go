@@ -1,0 +1,149 @@
+package ipvs
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvsfake"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/internal/kernel"
+	"kube-proxy/lb"
+	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/planetest"
+)
+
+// lookBench is a plane over the kernel's ipsets, addresses and rules; IPVS is the kernel's where that has it, else in memory.
+type lookBench struct {
+	*deviceBench
+	planetest.World
+	p     *Plane
+	table *lb.Table
+	sets  *sets.Conn
+	// connect connects to IPVS.
+	connect func() (*ipvswire.Conn, error)
+}
+
+func newLookBench(t *testing.T, b iptables.Backend, f lb.Family) *lookBench {
+	k := &lookBench{deviceBench: newDeviceBench(t, f), World: planetest.World{Family: f}, connect: ipvswire.Open}
+	if loadOnce() != nil || !kernel.HasIPVS() {
+		fake := ipvsfake.New(ipvsfake.Config{})
+		k.connect = func() (*ipvswire.Conn, error) { return ipvswire.New(t.Context(), fake.Connect()) }
+	}
+	addr, err := netlink.ParseAddr(netip.PrefixFrom(k.Addr(192, 1), k.Addr(192, 1).BitLen()).String())
+	k.must(err)
+	addr.Flags = 0x02 // IFA_F_NODAD
+	k.must(netlink.AddrAdd(k.other, addr))
+	conn, err := k.connect()
+	k.must(err)
+	t.Cleanup(func() { conn.Close() })
+	k.sets, err = sets.Open()
+	k.must(err)
+	t.Cleanup(func() { k.sets.Close() })
+	chains, err := newChains(f, 1<<14, b, nil)
+	k.must(err)
+	t.Cleanup(func() { chains.Close() })
+	k.p, err = New(Config{Family: f, Masquerade: 1 << 14, IPVS: conn, Sets: k.sets, Device: k.device, Chains: chains, View: func() (*View, error) {
+		return openView(f, k.connect, chains.keep.Held)
+	}})
+	k.must(err)
+	t.Cleanup(func() { k.p.Close() })
+	k.table = lookTable(k.World)
+	_, err = planetest.ResetAll(t.Context(), k.p, k.table)
+	k.must(err)
+	return k
+}
+
+// The kernel's own sets, addresses and rules, by both variants of iptables, make of packets what the table says; what others do to them is
+// named, and what the plane then mends differs no more.
+func TestLookAtKernel(t *testing.T) {
+	for _, b := range backends {
+		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+			t.Run(string(b)+" "+f.String(), func(t *testing.T) {
+				k := newLookBench(t, b, f)
+				packets := k.Packets(k.table, true)
+				n := 0
+				for i := 0; i < len(packets); i += 5 { // each is a run of iptables-save
+					packets[n] = packets[i]
+					n++
+				}
+				_, found := follow(t, k.p, k.table, packets[:n], 5)
+				for _, what := range found {
+					t.Error(what)
+				}
+				for _, d := range differences(t, k.p, k.table) {
+					t.Errorf("differs: %+v", d)
+				}
+				for _, c := range sabotages {
+					if c.spares != "" {
+						continue
+					}
+					k.sabotage(t, b, c.do) // on this thread, which alone is in the namespace
+					all := differences(t, k.p, k.table)
+					if !c.named(k.World, all) {
+						t.Errorf("%s: differences: %+v; want one of %q, and hardly more", c.name, all, c.object)
+					}
+					if _, err := k.p.Audit(t.Context(), true); err != nil {
+						t.Error(err)
+					}
+					for _, d := range differences(t, k.p, k.table) {
+						t.Errorf("%s: after it was mended: %+v", c.name, d)
+					}
+				}
+			})
+		}
+	}
+}
+
+// sabotage does something to the kernel's state.
+func (k *lookBench) sabotage(t *testing.T, b iptables.Backend, do func(*spoiler)) {
+	t.Helper()
+	conn, err := k.connect()
+	k.must(err)
+	defer conn.Close()
+	program := strings.TrimSuffix("iptables-"+string(b), "-")
+	if k.Family == lb.IPv6 {
+		program = "ip6tables-" + string(b)
+	}
+	do(&spoiler{T: t, World: k.World, ipvs: conn,
+		member: func(name string, m sets.Member, there bool) {
+			t.Helper()
+			i := slices.IndexFunc(k.p.sets[:], func(s sets.Set) bool {
+				return strings.HasSuffix(s.Name, "-"+name) && !strings.Contains(s.Name, "NODE-PORT")
+			})
+			k.must(k.sets.Do(t.Context(), []sets.Op{{Set: &k.p.sets[i], Member: m, Delete: !there}}, nil))
+		},
+		addr: func(a netip.Addr) {
+			t.Helper()
+			link, err := netlink.LinkByName(Device)
+			k.must(err)
+			addr, err := netlink.ParseAddr(netip.PrefixFrom(a, a.BitLen()).String())
+			k.must(err)
+			k.must(netlink.AddrDel(link, addr))
+		},
+		rules: func(spoil func(iptables.ChainRule) bool) {
+			t.Helper()
+			view, err := k.p.cfg.View()
+			k.must(err)
+			defer view.Close()
+			jumps, rules, err := view.Held(t.Context())
+			k.must(err)
+			for _, r := range slices.Concat(jumps, rules) {
+				if spoil(r) {
+					mustRun(t, "", program, append([]string{"-w", "-t", r.Table, "-D", r.Chain}, unquoted(fields(r.Rule))...)...)
+				}
+			}
+		},
+	})
+}
+
+func unquoted(words []string) []string {
+	for i, w := range words {
+		words[i] = strings.Trim(w, `"`)
+	}
+	return words
+}
