@@ -1,11 +1,17 @@
 package main
 
 import (
+	"context"
+	"net/netip"
+	"os"
 	"time"
 
+	"kube-proxy/cluster"
 	"kube-proxy/inspect"
 	"kube-proxy/mode"
 	"kube-proxy/policy"
+	"kube-proxy/source/kube"
+	"kube-proxy/source/manifests"
 )
 
 // newInspector makes what answers questions about this process. It comes after the families.
@@ -13,7 +19,7 @@ func (p *proxy) newInspector() *inspect.Inspector {
 	cfg := p.config()
 	ic := inspect.Config{
 		Version: cfg.Version, Started: time.Now(), Mode: p.choice.Mode, Asked: p.choice.Asked, Reason: p.reason(),
-		Store: p.store, Changes: p.changes, Local: localAddrs,
+		Store: p.store, Changes: p.changes, Local: localAddrs, Pod: p.podAddrs,
 	}
 	for _, f := range p.families {
 		looker, _ := f.plane.(mode.Looker) // nil: nothing of it can be read
@@ -23,4 +29,12 @@ func (p *proxy) newInspector() *inspect.Inspector {
 		})
 	}
 	return inspect.New(ic)
+}
+
+// podAddrs finds a Pod where Services are found: in the folder, or by a question to the API server that is asked because a person asks.
+func (p *proxy) podAddrs(ctx context.Context, pod cluster.Name) ([]netip.Addr, error) {
+	if dir := p.config().Manifests; dir != "" {
+		return manifests.PodAddrs(os.DirFS(dir), pod)
+	}
+	return kube.PodAddrs(ctx, p.kubeConfig(), pod)
 }

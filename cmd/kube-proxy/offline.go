@@ -1,11 +1,14 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"strings"
 
+	"kube-proxy/cluster"
 	"kube-proxy/config"
 	"kube-proxy/inspect"
 	"kube-proxy/lb"
@@ -29,7 +32,10 @@ func offline(cfg *config.Config, modes mode.List, errOut io.Writer) (*inspect.In
 	}
 	node := offlineNode(cfg.NodeName, objects, errOut)
 	store := filled(node, objects)
-	ic := inspect.Config{Version: cfg.Version, Mode: m, Asked: cfg.Mode, Offline: true, Store: store}
+	ic := inspect.Config{Version: cfg.Version, Mode: m, Asked: cfg.Mode, Offline: true, Store: store,
+		Pod: func(_ context.Context, pod cluster.Name) ([]netip.Addr, error) {
+			return manifests.PodAddrs(os.DirFS(cfg.Manifests), pod)
+		}}
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		s := settings(cfg, resolved, fam)
 		table, _, _ := desired(store, s)
