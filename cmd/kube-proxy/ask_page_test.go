@@ -1,0 +1,121 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"kube-proxy/plane/all"
+)
+
+const askPage = "docs/ask.md" // from the root
+
+// console matches a block of docs/ask.md that begins with commands: of a folder, or of a proxy that runs.
+var console = regexp.MustCompile("(?ms)^```console( running)?\n(.*?)^```\n")
+
+// page has the blocks of docs/ask.md say what run says of their commands; numbers, and the order of lines, count only where they stay the same.
+func page(t *testing.T, running bool, run func(args []string) string) {
+	t.Helper()
+	text, err := os.ReadFile(askPage)
+	do(t, err)
+	blocks := 0
+	is := console.ReplaceAllStringFunc(string(text), func(block string) string {
+		parts := console.FindStringSubmatch(block)
+		if (parts[1] != "") != running {
+			return block
+		}
+		blocks++
+		var out strings.Builder
+		for line := range strings.Lines(parts[2]) {
+			command, ok := strings.CutPrefix(line, "$ kube-proxy ")
+			if !ok {
+				continue
+			}
+			if out.Len() > 0 {
+				out.WriteString("\n")
+			}
+			out.WriteString(line + run(strings.Fields(command)))
+		}
+		if running && alike(out.String()) == alike(parts[2]) || out.String() == parts[2] {
+			return block
+		}
+		if !*update {
+			t.Errorf("docs/ask.md has\n%s\nand it is\n%s", parts[2], out.String())
+		}
+		return "```console" + parts[1] + "\n" + out.String() + "```\n"
+	})
+	if blocks < 3 {
+		t.Errorf("docs/ask.md has %d such blocks", blocks)
+	}
+	if *update {
+		do(t, os.WriteFile(askPage, []byte(is), 0o644))
+	}
+}
+
+var numbers = regexp.MustCompile(`\b(0x)?[0-9a-f]*[0-9][0-9a-f]*\b| +|[0-9.]+m?s`)
+
+// alike is a text without what differs from one run to the next.
+func alike(s string) string {
+	lines := strings.Split(numbers.ReplaceAllString(s, " # "), "\n")
+	slices.Sort(lines)
+	return strings.Join(slices.Compact(lines), "\n")
+}
+
+// The commands say of examples/shop what docs/ask.md says; with -update the page says what they do.
+func TestAskPage(t *testing.T) {
+	t.Chdir("../..")
+	page(t, false, func(args []string) string {
+		var out, errOut bytes.Buffer
+		err := command(all.Modes(), &out, &errOut, args).ExecuteContext(t.Context())
+		if err != nil && !errors.As(err, new(exitCode)) {
+			t.Errorf("%v: %v", args, err)
+		}
+		return out.String()
+	})
+}
+
+// So does a proxy that runs.
+func TestAskPageRunning(t *testing.T) {
+	n := newNamespace(t)
+	t.Chdir("../..")
+	dir := t.TempDir()
+	do(t, os.CopyFS(filepath.Join(dir, "m"), os.DirFS("examples/shop")))
+	p := n.start(dir, []string{"--proxy-mode=nftables", "--hostname-override=node1", "--manifests=m", "--cluster-cidr=10.1.0.0/16,fd00:10:1::/48"}, nil)
+	p.await(allWritten)
+	page(t, true, func(args []string) string {
+		code, out, errOut := n.kubeProxy(args...)
+		if code != 0 || errOut != "" {
+			t.Errorf("%v: exit code %d: %s", args, code, errOut)
+		}
+		return out
+	})
+}
+
+// kubeProxy runs a command in the namespace.
+func (n *namespace) kubeProxy(args ...string) (code int, out, errOut string) {
+	return n.kubeProxyAs(nil, args...)
+}
+
+// kubeProxyAs runs a command in the namespace, with more in its environment.
+func (n *namespace) kubeProxyAs(env []string, args ...string) (code int, out, errOut string) {
+	n.t.Helper()
+	self, err := os.Executable()
+	do(n.t, err)
+	cmd := exec.Command(self, args...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr, cmd.Dir = &stdout, &stderr, n.t.TempDir()
+	cmd.Env = append(append(os.Environ(), asProgram+"=1"), env...)
+	n.Do(func() { err = cmd.Run() })
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		n.t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()
+}
