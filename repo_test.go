@@ -82,6 +82,8 @@ const imports = `
 
 	lb < conntrack, health, sockets, flows;
 	internal/ctwire, internal/nlconn, internal/rtnl < conntrack, flows;
+	# Traffic by Service is what planes count by row, and the table's rows.
+	lb, mode < traffic;
 	internal/listen < health, status;
 	internal/kernel < system;
 	lb, internal/kernel < cleanup;

@@ -164,6 +164,8 @@ type Servers struct {
 	UI bool
 	// AdminSocket is the path of the socket for questions of people; "" for none.
 	AdminSocket string
+	// ServiceMetrics is how many Services have metrics of their traffic, 0 to MostServiceMetrics; 0: none is counted.
+	ServiceMetrics int
 	// ShowHiddenMetricsFor is "1.36", or "" for none.
 	ShowHiddenMetricsFor string
 }

@@ -15,6 +15,7 @@ func (c *Config) Configz() any {
 	fields["Userspace"] = named(reflect.ValueOf(c.file.Userspace))
 	fields["UI"] = c.file.UI
 	fields["AdminSocket"] = c.file.AdminSocket
+	fields["ServiceMetrics"] = c.file.ServiceMetrics
 	return fields
 }
 

@@ -25,6 +25,8 @@ type settings struct {
 	UI *bool `json:"ui,omitempty"`
 	// AdminSocket is ours (EXT).
 	AdminSocket *string `json:"adminSocket,omitempty"`
+	// ServiceMetrics is ours (EXT).
+	ServiceMetrics int32 `json:"serviceMetrics,omitempty"`
 }
 
 // userspaceBlock is what the mode userspace has beside the fields that the published type once gave it.
@@ -179,6 +181,7 @@ func fieldTable(modes mode.List) []field {
 		{"userspace.drainTimeout", "EXT", live, works, "how long open connections go on at most when the process is asked to end"},
 		{"ui", "EXT", live, works, "the status page, below /ui on the metrics server, for who asks from this node itself; it only shows"},
 		{"adminSocket", "EXT", live, onLinux, "`path` of the unix socket at which kube-proxy trace, why, diff and the like ask this process; root alone may; nothing turns it off"},
+		{"serviceMetrics", "EXT", "counting is part of the rules", works, "how many Services have their connections in metrics of their own, 0 to 1000: those with the most, all others together; 0 counts nothing"},
 	}
 }
 

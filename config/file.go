@@ -85,6 +85,12 @@ func (d *document) finish(obj runtime.Object, root map[string]any) (*document, e
 	if path, ok := root["adminSocket"].(string); ok {
 		d.AdminSocket = &path
 	}
+	switch n := root["serviceMetrics"].(type) { // misfits has found it to be a whole number
+	case int64:
+		d.ServiceMetrics = int32(n)
+	case float64:
+		d.ServiceMetrics = int32(n)
+	}
 	if block, ok := root["userspace"]; ok {
 		data, err := json.Marshal(block)
 		if err == nil {
@@ -105,7 +111,7 @@ func (d *document) finish(obj runtime.Object, root map[string]any) (*document, e
 }
 
 // ours is what a strict decoding says of fields that the published type does not have and we do.
-var ours = []string{`unknown field "externalIPCIDRs"`, `unknown field "userspace"`, `unknown field "ui"`, `unknown field "adminSocket"`}
+var ours = []string{`unknown field "externalIPCIDRs"`, `unknown field "userspace"`, `unknown field "ui"`, `unknown field "adminSocket"`, `unknown field "serviceMetrics"`}
 
 // withoutOurs returns the error of a strict decoding without what it says of fields that are ours; nil if it says nothing else.
 func withoutOurs(err error) error {

@@ -199,6 +199,7 @@ func (o *Options) conntrack() Conntrack {
 func (o *Options) servers() Servers {
 	f := &o.file
 	s := Servers{HardFail: f.BindAddressHardFail, Profiling: f.EnableProfiling, UI: *f.UI, ShowHiddenMetricsFor: f.ShowHiddenMetricsForVersion, AdminSocket: o.adminSocket()}
+	s.ServiceMetrics = o.within("serviceMetrics", f.ServiceMetrics, 0, MostServiceMetrics)
 	s.Healthz = o.server("healthzBindAddress", &f.HealthzBindAddress, healthzPort)
 	s.Metrics = o.server("metricsBindAddress", &f.MetricsBindAddress, metricsPort)
 	// One address for both is one server, as in v1.5.
@@ -211,6 +212,9 @@ func (o *Options) servers() Servers {
 	}
 	return s
 }
+
+// MostServiceMetrics is how many Services may have metrics of their own at most: a series for each, IP family and node.
+const MostServiceMetrics = 1000
 
 // DefaultAdminSocket is the admin socket where nobody asks for another: where the commands look for it.
 const DefaultAdminSocket = "/run/kube-proxy/admin.sock"

@@ -170,6 +170,8 @@ type Settings struct {
 	IPVS IPVS
 	// Windows is what only Windows uses.
 	Windows Windows
+	// CountServices asks planes that can to count traffic by row ([TrafficCounter]).
+	CountServices bool
 	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
 	Writes *ownwrites.Ledger
 	// Log takes what happens beside the calls of a plane, such as a shortage; nil for none. It says the family already.

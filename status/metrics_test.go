@@ -140,6 +140,8 @@ func measure(emit mode.Emit) {
 	for _, m := range all.Modes() {
 		for _, x := range m.Metrics {
 			switch {
+			case x.Name == mode.ServiceConnections, x.Name == mode.ServiceBytes:
+				emit(x.Name, 1, "shop", "web")
 			case slices.Contains(x.Labels, "table"):
 				emit(x.Name, 1, "filter")
 				emit(x.Name, 2, "nat")

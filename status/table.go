@@ -233,6 +233,9 @@ func tabled() []metric {
 		{row: "EXT", name: "audit_mended_objects_total", kind: counter, labels: family,
 			help: "Objects in the kernel that others had changed or removed, and that were mended; rows, where they had removed everything",
 			read: perStats(func(s *engine.Stats) uint64 { return s.Mended })},
+		{row: "EXT", name: mode.ServiceConnections, kind: counter, labels: []string{"ip_family", "namespace", "service"}, some: true,
+			help: "New connections and flows that were led to endpoints of a Service, where --service-metrics counts them: of those with the most; _others are all others together",
+			read: measured(mode.Metric{Name: mode.ServiceConnections, Labels: []string{"ip_family"}})},
 		{row: "EXT", name: "source_connected", kind: gauge,
 			help: "1 while the API server, or the folder of manifests, is followed; 0 while that fails and what was known stays in force",
 			read: func(s *snapshot, emit emit) {

@@ -16,6 +16,7 @@ import (
 	"kube-proxy/logging"
 	"kube-proxy/mode"
 	"kube-proxy/policy"
+	"kube-proxy/traffic"
 )
 
 // family is all that serves one IP family.
@@ -23,7 +24,9 @@ type family struct {
 	name   lb.Family
 	engine *engine.Engine
 	plane  mode.Plane
-	flows  flows // nil where the kernel has no conntrack table to read
+	// traffic is by Service; nil where nothing counts it.
+	traffic *traffic.Account
+	flows   flows // nil where the kernel has no conntrack table to read
 }
 
 // flows makes the kernel forget flows to backends that left.
@@ -55,6 +58,7 @@ func planeSettings(cfg *configured, fam lb.Family) mode.Settings {
 		ExternalIPsBounded: func() bool { return len(cfg.ExternalIPCIDRs) > 0 },
 		IPVS:               ipvsSettings(cfg.Config),
 		Windows:            windowsSettings(cfg.Config),
+		CountServices:      cfg.Servers.ServiceMetrics > 0,
 	}
 }
 
@@ -136,7 +140,44 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 			p.tell(event.AddressLent(l.Owner, l.Key.String(), l.Kind.Words(), l.Keys-1))
 		},
 	})
+	f.traffic = p.newTraffic(f, labelled)
 	return f, nil
+}
+
+// newTraffic returns what adds up traffic by Service, where that is asked for; nil where it is not.
+func (p *proxy) newTraffic(f *family, log *slog.Logger) *traffic.Account {
+	services := p.config().Servers.ServiceMetrics
+	counter, can := f.plane.(mode.TrafficCounter)
+	if services == 0 || !can {
+		return nil // of modes that cannot the configuration has warned
+	}
+	if !counter.Counts() {
+		log.Warn("connections are not counted by Service: this kernel lacks the nftables expression counter (CONFIG_NFT_COUNTER)")
+		return nil
+	}
+	account := traffic.New(traffic.Config{Counter: counter, Query: f.engine.Query, Services: services})
+	// What an earlier process has counted is where this one begins.
+	if err := account.Each(context.Background(), func(string, string, mode.Traffic) {}); err != nil {
+		log.Warn("connections by Service", "err", err)
+	}
+	return account
+}
+
+// measure tells the metrics of the plane of a family, and its traffic by Service.
+func (p *proxy) measure(f *family, emit mode.Emit) {
+	if err := f.plane.Measure(emit); err != nil {
+		p.log.Debug("metrics of the data plane cannot be read", "family", f.name, "err", err)
+	}
+	if f.traffic == nil {
+		return
+	}
+	err := f.traffic.Each(context.Background(), func(namespace, name string, t mode.Traffic) {
+		emit(mode.ServiceConnections, float64(t.Connections), namespace, name)
+		emit(mode.ServiceBytes, float64(t.Bytes), namespace, name)
+	})
+	if err != nil {
+		p.log.Debug("connections by Service cannot be read", "family", f.name, "err", err)
+	}
 }
 
 // written is told of each write of a family.

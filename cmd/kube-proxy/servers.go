@@ -97,11 +97,7 @@ func (p *proxy) newServers() {
 			s := f.engine.Stats()
 			return health.State{QueuedSince: s.QueuedSince, LastSuccess: s.LastSuccess, Begun: s.Begun}
 		}
-		p.servers.metrics.AddFamily(f.name.String(), f.engine.Stats, func(emit mode.Emit) {
-			if err := f.plane.Measure(emit); err != nil {
-				p.log.Debug("metrics of the data plane cannot be read", "family", f.name, "err", err)
-			}
-		})
+		p.servers.metrics.AddFamily(f.name.String(), f.engine.Stats, func(emit mode.Emit) { p.measure(f, emit) })
 	}
 	p.servers.health = health.New(hc)
 	p.inspector = p.newInspector()

@@ -18,7 +18,7 @@ func facts() mode.Mode {
 		Unasked: true,
 
 		Block: "nftables",
-		Reads: []string{"nftables"},
+		Reads: []string{"nftables", "serviceMetrics"},
 		Inherits: map[string]string{
 			"nftables.syncPeriod":    "iptables.syncPeriod",
 			"nftables.minSyncPeriod": "iptables.minSyncPeriod",
@@ -37,6 +37,7 @@ func facts() mode.Mode {
 				Help: "Always 0: what is stale goes in the transaction that replaces it, and cannot fail alone"},
 			{Name: "conntrack_reconciler_sync_duration_seconds"},
 			{Name: "conntrack_reconciler_deleted_entries_total"},
+			{Name: mode.ServiceConnections},
 			{Row: "EXT", Name: entriesMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},
 				Help: "About how many clients session affinity remembers, estimated at each full audit"},
 			{Row: "EXT", Name: limitMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},

@@ -23,7 +23,7 @@ func Mode() mode.Mode {
 }
 
 func configOf(s mode.Settings) Config {
-	return Config{Family: s.Family, MasqueradeBit: &s.MasqueradeBit, Writes: s.Writes}
+	return Config{Family: s.Family, MasqueradeBit: &s.MasqueradeBit, Writes: s.Writes, CountServices: s.CountServices}
 }
 
 func removeTables(ctx context.Context, what mode.Removal) (r mode.Report, err error) {

@@ -24,6 +24,8 @@ type Config struct {
 	MasqueradeBit *int
 	// Writes is shared by the planes of this process in one network namespace. Nil means that there is no other.
 	Writes *ownwrites.Ledger
+	// CountServices has connections counted by frontend.
+	CountServices bool
 }
 
 // Plane holds one family's table in the kernel. Its methods must be called by one goroutine at a time;
@@ -41,6 +43,8 @@ type Plane struct {
 	shown atomic.Pointer[AffinityUse] // what Measure tells
 	told  told
 	look  looker
+	// counters is nil where nothing is counted.
+	counters *counters
 
 	// How many elements are too many to dump, to audit and to load at once, and how many backends a set may have; constants
 	// but for tests.
@@ -75,6 +79,10 @@ func New(cfg Config) (*Plane, error) {
 		return nil, err
 	}
 	p.rules.sets = schema(p.family, p.rules.hashes)
+	if err = p.openCounters(context.Background()); err != nil {
+		p.sock.Close()
+		return nil, err
+	}
 	if p.mon, err = startMonitor(p.family, p.rules.sets, p.sock.Number()); err != nil {
 		p.sock.Close()
 		return nil, fmt.Errorf("nftables: %w", err)
@@ -97,7 +105,7 @@ func offline(cfg Config) (*Plane, error) {
 	f := familyOf(cfg.Family)
 	return &Plane{
 		family: f, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}),
-		rules:  &ruleset{family: f, sets: schema(f, true), mark: mark, hashes: true, places: affinityPlaces},
+		rules:  &ruleset{family: f, sets: schema(f, true), mark: mark, hashes: true, places: affinityPlaces, counts: cfg.CountServices},
 		bigMap: bigMap, window: auditWindow, loadStep: loadStep, maxSlots: maxSlots, pace: pace,
 	}, nil
 }
@@ -116,7 +124,7 @@ func probeError(err error) error {
 // Close closes the sockets. The rules stay in force.
 func (p *Plane) Close() error {
 	p.ours.Leave(p.mon)
-	return errors.Join(p.mon.close(), p.sock.Close())
+	return errors.Join(p.mon.close(), p.sock.Close(), p.counters.close())
 }
 
 // Stats returns what has been sent so far.

@@ -51,6 +51,8 @@ type ruleset struct {
 	// Session affinity: whether the kernel can hash, the seed, and affinityPlaces but for tests.
 	hashes       bool
 	seed, places uint32
+	// counts: rules count connections, see counters.go.
+	counts bool
 }
 
 func (r *ruleset) rule(comment string, statements ...statement) rule {
@@ -222,12 +224,16 @@ func (r *ruleset) scope(s lb.Scope) chain {
 		step := func(comment string, part operand) rule {
 			return r.rule(comment, set, shape, r.vmap(shapesOf(s), part))
 		}
-		return []rule{
+		steps := []rule{
 			step(comment, number),
 			step(comment+": a client who was here before", number.and(timePart)),
 			step(comment+": choose", number.and(sizePart)),
 			step(comment+": as chosen", number.and(timePart)),
 		}
+		if r.counts {
+			return append([]rule{r.count(comment, sets, key)}, steps...)
+		}
+		return steps
 	})}
 }
 

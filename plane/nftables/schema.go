@@ -62,6 +62,8 @@ const (
 	sClusterIPs
 	sEqualBytes
 	sReserved
+	sConnections
+	sNodePortConnections
 	sFilterClasses
 	sNATClasses
 	sClusterShapes
@@ -110,6 +112,11 @@ func schema(f family, hashes bool) *[setCount]setDef {
 		sClusterIPs:   {name: "cluster-ips", key: []field{f.addr}, comment: "addresses of kind ClusterIP"},
 		sEqualBytes:   {name: "equal-bytes", key: []field{slotField, slotField}, comment: "each byte with itself: so rules compare addresses"},
 		sReserved:     {name: "reserved", key: one, data: one, comment: "1, 2 -> set ids, members used up to here; 3 -> seed"},
+
+		sConnections: {name: "connections", key: vip, size: countersLimit,
+			flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, comment: "frontends in use, with their connections (--service-metrics)"},
+		sNodePortConnections: {name: "nodeport-connections", key: nodePort, size: countersLimit,
+			flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, comment: "NodePorts in use, with their connections (--service-metrics)"},
 
 		sFilterClasses: {name: "filter-classes", key: one, verdict: true, comment: "class -> who may not pass"},
 		sNATClasses:    {name: "nat-classes", key: one, verdict: true, comment: "class -> which set serves whom"},

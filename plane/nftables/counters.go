@@ -1,0 +1,137 @@
+//go:build linux
+
+package nftables
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+// Connections by frontend ([mode.TrafficCounter], docs/adr/0068). The first packet of a connection, which alone comes to the nat chains, is counted in
+// a set that packets fill: an element for each frontend in use, with a counter. So no change of a row costs more, nothing is to be kept in step, and
+// what is not used goes by itself. A rule of its own counts: where it fails, because the set is full or memory short, the packet goes on to the
+// next rule, and is served.
+const (
+	// countersLimit is the most frontends whose connections are counted at a time. An element takes about 200 bytes, and 16 for each CPU.
+	countersLimit = 1 << 16
+	// countersKept is how long the counter of a frontend is kept that nobody uses, so the longest time between two readings.
+	countersKept = 10 * time.Minute
+)
+
+// count is the rule that counts a connection to a frontend that has a set of backends in sets.
+func (r *ruleset) count(comment string, sets setIndex, key []operand) rule {
+	counters := sConnections
+	if sets == sNodePortClusterSets || sets == sNodePortLocalSets {
+		counters = sNodePortConnections
+	}
+	return r.rule(comment+": count", r.find(number, sets, key...), r.increment(counters, key))
+}
+
+// increment adds one to the counter of the key.
+func (r *ruleset) increment(set setIndex, key []operand) statement {
+	var x []expr.Any
+	texts, at := make([]string, 0, len(key)), uint32(freshKey)
+	for i, o := range key {
+		x, texts = o.loadTo(x, at), append(texts, o.text)
+		at += uint32(r.sets[set].key[i].size) / 4
+	}
+	name := r.sets[set].name
+	return statement{fmt.Sprintf("update @%s { %s timeout %ds counter }", name, strings.Join(texts, " . "), int(countersKept.Seconds())),
+		append(x, &expr.Dynset{SrcRegKey: freshKey, SetName: name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: countersKept, Exprs: []expr.Any{&expr.Counter{}}})}
+}
+
+// canCount asks whether the kernel has the expression counter.
+func (s *socket) canCount(ctx context.Context, r *ruleset) (bool, error) {
+	can, err := s.knows(ctx, r, r.rule("", statement{exprs: []expr.Any{&expr.Counter{}}}).exprs)
+	if err != nil {
+		return false, fmt.Errorf("nftables: probe the expression counter: %w", err)
+	}
+	return can, nil
+}
+
+// counters reads the counters, over a socket of its own: writes go on meanwhile. It is nil where nothing is counted.
+type counters struct {
+	sock *socket
+	sets []counted
+}
+
+// counted is one set of counters; addrLen is the length of the addresses in its keys, 0 for NodePorts.
+type counted struct {
+	name            string
+	keyLen, addrLen int
+}
+
+// openCounters opens the socket, where rules count.
+func (p *Plane) openCounters(ctx context.Context) (err error) {
+	if !p.rules.counts {
+		return nil
+	}
+	if p.rules.counts, err = p.sock.canCount(ctx, p.rules); err != nil || !p.rules.counts {
+		return err
+	}
+	sock, err := openSocket()
+	if err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	of := func(set setIndex, addrLen int) counted {
+		d := &p.rules.sets[set]
+		return counted{d.name, d.keyLen(), addrLen}
+	}
+	p.counters = &counters{sock, []counted{of(sConnections, p.addrLen), of(sNodePortConnections, 0)}}
+	return nil
+}
+
+func (c *counters) close() error {
+	if c == nil {
+		return nil
+	}
+	return c.sock.Close()
+}
+
+// Counts is part of mode.TrafficCounter. It is false where the kernel cannot count.
+func (p *Plane) Counts() bool { return p.counters != nil }
+
+// Traffic is part of mode.TrafficCounter: connections that were led to an endpoint. Bytes are not counted; it would cost each packet something.
+func (p *Plane) Traffic(ctx context.Context, f func(lb.Key, mode.Traffic)) error {
+	if p.counters == nil {
+		return nil
+	}
+	for _, set := range p.counters.sets {
+		request := p.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, unix.NFTA_SET_ELEM_LIST_TABLE, TableName, unix.NFTA_SET_ELEM_LIST_SET, set.name)
+		err := p.counters.sock.Ask(ctx, request, func(body []byte) {
+			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+				key := nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
+				if n, ok := counterOf(el); ok && len(key) == set.keyLen {
+					f(parseKey(key, set.addrLen), mode.Traffic{Connections: n})
+				}
+				return true
+			})
+		})
+		// Others may write meanwhile; what is missing then is read the next time. Before the first write there is no table.
+		if err != nil && !errors.Is(err, nlconn.ErrInterrupted) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("nftables %s: read the counters of %s: %w", p.fam, set.name, err)
+		}
+	}
+	return nil
+}
+
+// counterOf returns the packets that an element's counter has counted.
+func counterOf(el []byte) (uint64, bool) {
+	x := nlconn.Attribute(el, unix.NFTA_SET_ELEM_EXPR)
+	n := nlconn.Attribute(nlconn.Attribute(x, unix.NFTA_EXPR_DATA), unix.NFTA_COUNTER_PACKETS)
+	if nlconn.CStr(nlconn.Attribute(x, unix.NFTA_EXPR_NAME)) != "counter" || len(n) != 8 {
+		return 0, false
+	}
+	return binary.BigEndian.Uint64(n), true
+}

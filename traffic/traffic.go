@@ -1,0 +1,244 @@
+// Package traffic adds up by Service what planes count by row, for metrics (docs/adr/0068): so many Services with the most
+// traffic have a series of their own, whatever tenants do, and all others are one series together.
+package traffic
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+// Others stands, as namespace and as name, for all Services without a series of their own. No Service can have that name.
+const Others = "_others"
+
+// Most is how many Services may have a series of their own at most.
+const Most = 1000
+
+const (
+	// mostKept is how many rows are remembered while readings fail; then the next one is a first one.
+	mostKept = 1 << 20
+	// every is how long what was read is told again: more frequent scrapes cost nothing.
+	every = 5 * time.Second
+	// patience is how long a reading may take.
+	patience = 10 * time.Second
+	// atOnce is how many rows are looked up while the engine waits: some hundred microseconds.
+	atOnce = 500
+)
+
+// Config says what is counted, and for whom.
+type Config struct {
+	// Counter counts by row.
+	Counter mode.TrafficCounter
+	// Query calls its argument with the desired table, which it only reads (engine.Engine.Query).
+	Query func(func(*lb.Table))
+	// Services is how many have a series of their own, 1 to [Most].
+	Services int
+	// Now is the clock; nil for the usual one.
+	Now func() time.Time
+}
+
+// Account adds up the traffic of one IP family since it was made. Its methods may be called from any goroutine.
+type Account struct {
+	cfg Config
+
+	reading sync.Mutex // held by who reads
+	before  map[lb.Key]mode.Traffic
+	begun   bool // a first reading, from which differences count, was made
+	read    time.Time
+
+	mu     sync.Mutex // of what follows
+	own    map[string]*series
+	others mode.Traffic
+}
+
+// series is a Service with a series of its own.
+type series struct {
+	mode.Traffic
+	rate float64 // connections a second, of late
+}
+
+// New returns an account in which nothing has been counted.
+func New(cfg Config) *Account {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	cfg.Services = min(max(cfg.Services, 1), Most)
+	return &Account{cfg: cfg, before: map[lb.Key]mode.Traffic{}, own: map[string]*series{}}
+}
+
+// Each reads the counters, if that was not done just now, and calls f with each Service that has a series of its own, by
+// name, and at last with [Others]. Of many who ask at once one reads; the others are told what was read before. With an error comes what was
+// known before.
+func (a *Account) Each(ctx context.Context, f func(namespace, name string, t mode.Traffic)) error {
+	var err error
+	if a.cfg.Counter.Counts() && a.reading.TryLock() {
+		if now := a.cfg.Now(); now.Sub(a.read) >= every {
+			err = a.update(ctx, now)
+		}
+		a.reading.Unlock()
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(a.own)) {
+		ns, n, _ := strings.Cut(name, "/")
+		f(strings.ToValidUTF8(ns, "?"), strings.ToValidUTF8(n, "?"), a.own[name].Traffic)
+	}
+	f(Others, Others, a.others)
+	return err
+}
+
+// used is a row with what was counted since the last reading.
+type used struct {
+	key   lb.Key
+	since mode.Traffic
+}
+
+// update reads the counters and adds what is new. a.reading is held.
+func (a *Account) update(ctx context.Context, now time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var news []used
+	seen := make(map[lb.Key]mode.Traffic, len(a.before))
+	err := a.cfg.Counter.Traffic(ctx, func(k lb.Key, t mode.Traffic) {
+		seen[k] = t
+		if d := since(a.before[k], t); a.begun && d != (mode.Traffic{}) {
+			news = append(news, used{k, d})
+		}
+	})
+	if err != nil {
+		// What was not told may be there still, and must not count anew.
+		if maps.Copy(a.before, seen); len(a.before) > mostKept {
+			a.before, a.begun = map[lb.Key]mode.Traffic{}, false
+		}
+		err = fmt.Errorf("count connections by Service: %w", err)
+	} else {
+		a.before = seen
+	}
+	if err != nil && !a.begun {
+		return err
+	}
+	took := now.Sub(a.read).Seconds()
+	a.begun, a.read = true, now
+	a.add(a.byService(news), took)
+	return errors.Join(err, ctx.Err())
+}
+
+// since is what was counted since the reading before. A counter that began anew has counted all that it has.
+func since(before, t mode.Traffic) mode.Traffic {
+	if t.Connections < before.Connections || t.Bytes < before.Bytes {
+		return t
+	}
+	return mode.Traffic{Connections: t.Connections - before.Connections, Bytes: t.Bytes - before.Bytes}
+}
+
+// byService adds up rows, a piece at a time, so that no change waits long. What no Service has any more belongs to "".
+func (a *Account) byService(rows []used) map[string]mode.Traffic {
+	sum := map[string]mode.Traffic{}
+	for piece := range slices.Chunk(rows, atOnce) {
+		a.cfg.Query(func(t *lb.Table) {
+			for _, u := range piece {
+				name := ""
+				if row := t.Get(u.key); row != nil {
+					name = serviceOf(row.Service)
+				}
+				s := sum[name]
+				s.Connections += u.since.Connections
+				s.Bytes += u.since.Bytes
+				sum[name] = s
+			}
+		})
+	}
+	return sum
+}
+
+// serviceOf is "ns/name" of a service port "ns/name:port".
+func serviceOf(port string) string {
+	name, _, _ := strings.Cut(port, ":")
+	return name
+}
+
+// add counts what Services had in the last seconds, and gives series to those with the most.
+//
+// A Service without a series counts among the others until it gets one, and what it had stays there: so each series only grows, and the sum of all is
+// right at every time.
+func (a *Account) add(sum map[string]mode.Traffic, seconds float64) {
+	seconds = max(seconds, 1)
+	gone := a.gone()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, name := range gone {
+		delete(a.own, name)
+	}
+	for name, s := range a.own {
+		s.rate += (float64(sum[name].Connections)/seconds - s.rate) / 4
+	}
+	var without []candidate
+	for name, t := range sum {
+		if a.own[name] == nil && name != "" {
+			without = append(without, candidate{name, float64(t.Connections) / seconds})
+		}
+	}
+	a.promote(without)
+	for name, t := range sum {
+		to := &a.others
+		if s := a.own[name]; s != nil {
+			to = &s.Traffic
+		}
+		to.Connections += t.Connections
+		to.Bytes += t.Bytes
+	}
+}
+
+// candidate is a Service without a series of its own, with its connections a second.
+type candidate struct {
+	name string
+	rate float64
+}
+
+// promote gives series to Services, those with the most traffic first: free ones, or those of Services that have had less than half
+// as much of late. That half, and that only a tenth changes at a time, keep a crowd of Services from writing ever new series. a.mu is held.
+func (a *Account) promote(candidates []candidate) {
+	slices.SortFunc(candidates, func(x, y candidate) int {
+		return cmp.Or(cmp.Compare(y.rate, x.rate), strings.Compare(x.name, y.name))
+	})
+	least := slices.SortedFunc(maps.Keys(a.own), func(x, y string) int {
+		return cmp.Or(cmp.Compare(a.own[x].rate, a.own[y].rate), strings.Compare(x, y))
+	})
+	least = least[:min(len(least), max(a.cfg.Services/10, 1))]
+	for _, c := range candidates {
+		if len(a.own) >= a.cfg.Services {
+			if len(least) == 0 || c.rate <= 2*a.own[least[0]].rate {
+				return
+			}
+			delete(a.own, least[0])
+			least = least[1:]
+		}
+		a.own[c.name] = &series{rate: c.rate}
+	}
+}
+
+// gone returns the Services with a series of their own that are not there any more. a.reading is held, so nobody else changes which they are.
+func (a *Account) gone() (names []string) {
+	a.mu.Lock()
+	all := slices.Collect(maps.Keys(a.own))
+	a.mu.Unlock()
+	for piece := range slices.Chunk(all, atOnce) {
+		a.cfg.Query(func(t *lb.Table) {
+			for _, name := range piece {
+				if len(t.Owned(name)) == 0 {
+					names = append(names, name)
+				}
+			}
+		})
+	}
+	return names
+}

@@ -1,0 +1,254 @@
+package traffic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+// rig is a counter that tests count with, and a table.
+type rig struct {
+	t       testing.TB
+	table   lb.Table
+	counts  map[lb.Key]mode.Traffic
+	err     error
+	reads   int
+	longest int // rows that one Query looked up
+	now     time.Time
+	account *Account
+}
+
+func newRig(t testing.TB, services int) *rig {
+	r := &rig{t: t, counts: map[lb.Key]mode.Traffic{}, now: time.Unix(1, 0)}
+	r.account = New(Config{Counter: r, Services: services, Now: func() time.Time { return r.now }, Query: func(f func(*lb.Table)) { f(&r.table) }})
+	return r
+}
+
+func (r *rig) Counts() bool { return true }
+
+func (r *rig) Traffic(_ context.Context, f func(lb.Key, mode.Traffic)) error {
+	r.reads++
+	for k, t := range r.counts {
+		f(k, t)
+	}
+	return r.err
+}
+
+func keyOf(i int) lb.Key {
+	return lb.Key{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), Port: 80, Proto: lb.TCP}
+}
+
+func (r *rig) service(i int, name string) lb.Key {
+	r.t.Helper()
+	k := keyOf(i)
+	r.table.Replace(lb.Owner{Name: name}, []*lb.Frontend{{Key: k, Service: name + ":http", Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
+	if r.table.Get(k) == nil {
+		r.t.Fatalf("%s has no row", name)
+	}
+	return k
+}
+
+// add counts n connections more.
+func (r *rig) add(k lb.Key, n uint64) {
+	t := r.counts[k]
+	t.Connections += n
+	t.Bytes += 100 * n
+	r.counts[k] = t
+}
+
+// scrape returns what is told ten seconds later.
+func (r *rig) scrape() map[string]uint64 {
+	r.t.Helper()
+	r.now = r.now.Add(10 * time.Second)
+	got := map[string]uint64{}
+	if err := r.account.Each(r.t.Context(), func(ns, name string, t mode.Traffic) {
+		if t.Bytes != 100*t.Connections {
+			r.t.Errorf("%s/%s: %+v", ns, name, t)
+		}
+		if _, twice := got[ns+"/"+name]; twice {
+			r.t.Errorf("%s/%s is told twice", ns, name)
+		}
+		got[ns+"/"+name] = t.Connections
+	}); !errors.Is(err, r.err) {
+		r.t.Errorf("error %v, want %v", err, r.err)
+	}
+	return got
+}
+
+const rest = Others + "/" + Others
+
+func (r *rig) want(about string, want map[string]uint64) {
+	r.t.Helper()
+	if got := r.scrape(); !maps.Equal(got, want) {
+		r.t.Errorf("%s: %v, want %v", about, got, want)
+	}
+}
+
+func TestAccount(t *testing.T) {
+	r := newRig(t, 2)
+	a, b, c := r.service(1, "shop/a"), r.service(2, "shop/b"), r.service(3, "shop/c")
+	r.add(a, 1000)
+	r.want("what an earlier process counted", map[string]uint64{rest: 0})
+	r.add(a, 5)
+	r.add(b, 3)
+	r.want("a and b", map[string]uint64{"shop/a": 5, "shop/b": 3, rest: 0})
+	r.add(c, 4)
+	r.add(a, 5)
+	r.add(b, 3)
+	r.want("a third has no series", map[string]uint64{"shop/a": 10, "shop/b": 6, rest: 4})
+	r.counts[a] = mode.Traffic{Connections: 7, Bytes: 700}
+	r.want("a counter begins anew", map[string]uint64{"shop/a": 17, "shop/b": 6, rest: 4})
+	delete(r.counts, a)
+	r.want("a counter goes", map[string]uint64{"shop/a": 17, "shop/b": 6, rest: 4})
+	r.add(a, 2)
+	r.want("it comes again", map[string]uint64{"shop/a": 19, "shop/b": 6, rest: 4})
+	r.add(c, 1000)
+	r.want("the third has the most", map[string]uint64{"shop/a": 19, "shop/c": 1000, rest: 4})
+	r.add(b, 1)
+	r.want("one that lost its series", map[string]uint64{"shop/a": 19, "shop/c": 1000, rest: 5})
+	r.table.Replace(lb.Owner{Name: "shop/c"}, nil)
+	r.add(c, 8)
+	r.want("a Service goes, and its last connections are nobody's", map[string]uint64{"shop/a": 19, rest: 13})
+	nodePort := lb.Key{Port: 30080, Proto: lb.TCP}
+	r.table.Replace(lb.Owner{Name: "shop/d"}, []*lb.Frontend{{Key: nodePort, Service: "shop/d", Kind: lb.NodePort, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
+	r.add(nodePort, 3)
+	r.want("a NodePort", map[string]uint64{"shop/a": 19, "shop/d": 3, rest: 13})
+}
+
+// An error costs what could not be read until it can, and nothing counts twice.
+func TestReadingFails(t *testing.T) {
+	r := newRig(t, 9)
+	a, b := r.service(1, "shop/a"), r.service(2, "shop/b")
+	r.err = errors.New("no answer")
+	r.add(a, 10)
+	r.want("no first reading", map[string]uint64{rest: 0})
+	r.err = nil
+	r.want("where it begins", map[string]uint64{rest: 0})
+	r.add(a, 1)
+	r.add(b, 1)
+	r.want("well", map[string]uint64{"shop/a": 1, "shop/b": 1, rest: 0})
+	kept := r.counts[b]
+	delete(r.counts, b)
+	r.err = errors.New("interrupted")
+	r.add(a, 1)
+	r.want("half an answer", map[string]uint64{"shop/a": 2, "shop/b": 1, rest: 0})
+	r.err, r.counts[b] = nil, kept
+	r.add(b, 1)
+	r.want("well again", map[string]uint64{"shop/a": 2, "shop/b": 2, rest: 0})
+}
+
+// Scrapes that come at once, or one soon after the other, read once.
+func TestFrequentScrapes(t *testing.T) {
+	r := newRig(t, 9)
+	r.scrape()
+	for range 100 {
+		if err := r.account.Each(t.Context(), func(string, string, mode.Traffic) {}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r.reads != 1 {
+		t.Errorf("%d readings", r.reads)
+	}
+	// While one reads, others are told what was known.
+	r.account.reading.Lock()
+	defer r.account.reading.Unlock()
+	r.now = r.now.Add(time.Hour)
+	told := 0
+	if err := r.account.Each(t.Context(), func(string, string, mode.Traffic) { told++ }); err != nil || told != 1 || r.reads != 1 {
+		t.Errorf("told %d with %d readings: %v", told, r.reads, err)
+	}
+}
+
+// 100,000 Services that all have traffic, ever others the most, have a bounded number of series; all connections are told, none twice, no series goes
+// back, and there are few new ones. No Query looks up more rows than one piece.
+func TestSeriesAreBounded(t *testing.T) {
+	const services, own, rounds = 100_000, 100, 3
+	r := newRig(t, own)
+	keys := make([]lb.Key, services)
+	for i := range keys {
+		keys[i] = r.service(i, fmt.Sprintf("ns-%d/svc-%d", i%97, i))
+	}
+	visits := 0
+	query := r.account.cfg.Query
+	r.account.cfg.Query = func(f func(*lb.Table)) { visits++; query(f) }
+	r.scrape()
+	rnd := rand.New(rand.NewPCG(1, 2))
+	var all, told uint64
+	before, ever := map[string]uint64{}, map[string]bool{}
+	for range rounds {
+		visits = 0
+		for _, k := range keys {
+			n := uint64(1 + rnd.IntN(50))
+			r.add(k, n)
+			all += n
+		}
+		got := r.scrape()
+		if len(got) > own+1 {
+			t.Fatalf("%d series", len(got))
+		}
+		for name, n := range got {
+			if was, ok := before[name]; ok && n < was {
+				t.Errorf("%s goes back from %d to %d", name, was, n)
+			}
+			told += n - before[name]
+			if before[name] == 0 && !ever[name] {
+				ever[name] = true
+			}
+		}
+		before = got
+		if most := services/atOnce + own/atOnce + 3; visits > most {
+			t.Errorf("%d queries, want %d at most", visits, most)
+		}
+	}
+	if told != all {
+		t.Errorf("%d connections are told, %d were", told, all)
+	}
+	if most := own + rounds*own/10 + 1; len(ever) > most {
+		t.Errorf("%d Services had series, want %d at most", len(ever), most)
+	}
+	// One with far more than others has its own, however many there are.
+	for range 3 {
+		r.add(keys[77_777], 1_000_000)
+		for _, k := range keys[:1000] {
+			r.add(k, 10)
+		}
+		before = r.scrape()
+	}
+	if before["ns-"+fmt.Sprint(77_777%97)+"/svc-77777"] < 2_000_000 {
+		t.Errorf("the Service with the most has no series: %v", before)
+	}
+}
+
+// Whatever a Service is called, what is told can be written as a label, and none can be taken for the others.
+func TestHostileNames(t *testing.T) {
+	r := newRig(t, 50)
+	names := []string{"a/_other", "a/\"} 1\nevil 1", "a/\xff\xfe", "a/<script>", "/", "a", strings.Repeat("a", 300) + "/b", "a/b/c", "a/b:c:d", "others/others"}
+	r.scrape()
+	var keys []lb.Key
+	for i, name := range names {
+		keys = append(keys, r.service(i, name))
+	}
+	for _, k := range keys {
+		r.add(k, 1)
+	}
+	got := r.scrape()
+	if len(got) != len(names)+1 || got[rest] != 0 {
+		t.Errorf("%d series of %d Services: %q", len(got), len(names), slices.Sorted(maps.Keys(got)))
+	}
+	for name := range got {
+		if !utf8.ValidString(name) {
+			t.Errorf("%q is not UTF-8", name)
+		}
+	}
+}
