@@ -75,4 +75,7 @@ func runScript(script string) error {
 	return nil
 }
 
-func newConformant(f lb.Family) (planetest.Plane, error) { return New(Config{Family: f}) }
+// newConformant returns a plane that counts connections in one family, so that packets meet both ways.
+func newConformant(f lb.Family) (planetest.Plane, error) {
+	return New(Config{Family: f, CountServices: f == lb.IPv6})
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -108,7 +109,7 @@ func (p *Plane) Traffic(ctx context.Context, f func(lb.Key, mode.Traffic)) error
 		return nil
 	}
 	for _, set := range p.counters.sets {
-		request := p.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, unix.NFTA_SET_ELEM_LIST_TABLE, TableName, unix.NFTA_SET_ELEM_LIST_SET, set.name)
+		request := nftwire.Request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, p.proto, unix.NFTA_SET_ELEM_LIST_TABLE, TableName, unix.NFTA_SET_ELEM_LIST_SET, set.name)
 		err := p.counters.sock.Ask(ctx, request, func(body []byte) {
 			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				key := nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)

@@ -18,20 +18,21 @@ import (
 type looker struct {
 	family
 	sets *[setCount]setDef
-	// mark, hashes and places as in ruleset.
+	// mark, hashes, places and counts as in ruleset.
 	mark   uint32
 	hashes bool
 	places uint32
+	counts bool
 }
 
 // newLooker returns that of a plane whose ruleset is r.
 func newLooker(r *ruleset) looker {
-	return looker{r.family, r.sets, r.mark, r.hashes, r.places}
+	return looker{r.family, r.sets, r.mark, r.hashes, r.places, r.counts}
 }
 
 // ruleset is the plane's for no node and no seed.
 func (l *looker) ruleset() *ruleset {
-	return &ruleset{family: l.family, sets: l.sets, mark: l.mark, hashes: l.hashes, places: l.places}
+	return &ruleset{family: l.family, sets: l.sets, mark: l.mark, hashes: l.hashes, places: l.places, counts: l.counts}
 }
 
 // table is the table as packets walk through it.
