@@ -5,13 +5,19 @@ package iptables
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane/planetest"
+	"kube-proxy/trace"
 )
 
 // BenchmarkFirstSync is the cold load of services with ten backends each.
@@ -163,5 +169,88 @@ func BenchmarkFind(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// BenchmarkLook is, among services with three backends each: a packet that is followed; all that is compared, and how much memory that takes; and
+// a change, alone and while somebody follows packets all the time.
+func BenchmarkLook(b *testing.B) {
+	for _, back := range []Backend{NFT, Legacy} {
+		for _, n := range []int{100, 10_000} {
+			b.Run(fmt.Sprintf("%s/services=%d", back, n), func(b *testing.B) {
+				needs(b, back)
+				inNetns(b)
+				w := planetest.World{Family: lb.IPv4}
+				p := newPlane(b, Config{Family: lb.IPv4, Backend: back})
+				table := w.Table(n, 3)
+				reset(b, p, table)
+				packet := trace.Packet{From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0), To: netip.AddrPortFrom(w.Addr(10, n/2), 80), Proto: lb.TCP}
+				follow := func() error {
+					k, err := p.Follow(context.Background(), packet)
+					if err == nil && len(k.Backends) != 3 {
+						err = fmt.Errorf("%s", show(k))
+					}
+					return err
+				}
+				ns, err := netns.Get() // what runs beside, runs there too
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer ns.Close()
+				measure := func(unit string, times int, do func(i int) error) {
+					var before, after runtime.MemStats
+					runtime.ReadMemStats(&before)
+					all := make([]time.Duration, times)
+					for i := range all {
+						began := time.Now()
+						if err := do(i); err != nil {
+							b.Fatal(err)
+						}
+						all[i] = time.Since(began)
+					}
+					runtime.ReadMemStats(&after)
+					slices.Sort(all)
+					b.ReportMetric(float64(all[times/2].Microseconds())/1000, "ms/"+unit)
+					b.ReportMetric(float64(after.TotalAlloc-before.TotalAlloc)/float64(times)/1e6, "MB/"+unit)
+				}
+				change := func(i int) error {
+					changes, _ := table.Replace(w.ClusterIP(7, 1<<21+3*(i%2), 3))
+					_, err := p.Apply(context.Background(), changes)
+					return err
+				}
+				for b.Loop() {
+					measure("follow", 20, func(int) error { return follow() })
+					measure("compare", 1, func(int) error {
+						return p.Differences(context.Background(), table, func(d trace.Difference) bool {
+							b.Errorf("differs: %+v", d)
+							return false
+						})
+					})
+					measure("change", 10, change)
+					stop, ended := make(chan struct{}), make(chan error, 1)
+					followed := 0
+					go func() {
+						ended <- netlab.In(ns, func() error {
+							for ; ; followed++ {
+								select {
+								case <-stop:
+									return nil
+								default:
+								}
+								if err := follow(); err != nil {
+									return err
+								}
+							}
+						})
+					}()
+					measure("change-beside", 10, change)
+					close(stop)
+					if err := <-ended; err != nil {
+						b.Error(err)
+					}
+					b.ReportMetric(float64(followed), "followed-beside")
+				}
+			})
+		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
+	"time"
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
@@ -17,8 +19,8 @@ import (
 //
 // What becomes of a packet follows from what is read: rules of others count as ours do, if all in them is understood. Of those that are not it
 // is told that they are there; and what others drop after such a rule is told, and not judged. Of the kernel's lists of clients it is taken
-// where a client went before (Affine), and the shares are those of other clients. Masquerade says whether backends see the node's address,
-// where a backend is not the client itself.
+// where a client went before (Affine), and the shares are those of other clients. Masquerade says whether backends are to see the node's address,
+// where a backend is not the client itself; one that is the node itself sees the client's all the same.
 func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
 	k, err := p.follow(ctx, packet)
 	if err != nil {
@@ -34,19 +36,18 @@ func (p *Plane) follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 	if f := lb.FamilyOf(packet.To.Addr()); f != p.family {
 		return trace.Kernel{}, fmt.Errorf("it is of %s, and these chains are of %s", f, p.family)
 	}
-	select {
-	case p.looking <- struct{}{}:
-		defer func() { <-p.looking }()
-	case <-ctx.Done():
-		return trace.Kernel{}, ctx.Err()
+	since := time.Now()
+	if err := p.lookers.begin(ctx); err != nil {
+		return trace.Kernel{}, err
 	}
+	defer p.lookers.end()
 	around, err := lookAround()
 	if err != nil {
 		return trace.Kernel{}, err
 	}
 	defer around.close()
 	for attempt := 1; ; attempt++ {
-		k, same, err := p.followOnce(ctx, packet, around)
+		k, same, err := p.followOnce(ctx, packet, since, around)
 		if same || attempt == attempts || ctx.Err() != nil {
 			return k, err
 		}
@@ -54,17 +55,17 @@ func (p *Plane) follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 }
 
 // followOnce follows a packet, and reports whether no rule changed meanwhile, as far as that can be told.
-func (p *Plane) followOnce(ctx context.Context, packet trace.Packet, around *surroundings) (_ trace.Kernel, same bool, _ error) {
-	h, err := p.holding()
+func (p *Plane) followOnce(ctx context.Context, packet trace.Packet, since time.Time, around *surroundings) (_ trace.Kernel, same bool, _ error) {
+	h, done, err := p.holdingFor(ctx, since)
 	if err != nil {
 		return trace.Kernel{}, true, err
 	}
-	defer h.close()
+	defer done()
 	before, err := h.generation()
 	if err != nil {
 		return trace.Kernel{}, true, err
 	}
-	w := &walk{ctx: ctx, family: p.family, packet: packet, holds: h, around: around, read: map[chainID]*chainState{}, said: map[saying]bool{}}
+	w := &walk{ctx: ctx, packet: packet, holds: h, around: around, read: map[chainID]*chainState{}, said: map[saying]bool{}}
 	w.all()
 	after, err := h.generation()
 	if err = errors.Join(w.err, err); err != nil {
@@ -73,10 +74,79 @@ func (p *Plane) followOnce(ctx context.Context, packet trace.Packet, around *sur
 	return w.answer(), before == after, nil
 }
 
-// holding opens what reads the back end's chains, in the network namespace of the calling thread.
-func (p *Plane) holding() (holding, error) {
+// looking is what who looks has in common with others who do. No writer knows it.
+type looking struct {
+	// turn has room for the one packet that is followed at a time, compare for the one comparison.
+	turn, compare chan struct{}
+	// asking is how many want a packet followed. As long as somebody does, tables of the legacy back end are kept, for those who asked
+	// before they were read.
+	asking atomic.Int32
+	kept   *legacyHolding
+	pace   pacer
+}
+
+// begin waits for the turn.
+func (l *looking) begin(ctx context.Context) error {
+	l.asking.Add(1)
+	select {
+	case l.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+	}
+	if l.asking.Add(-1) == 0 { // who has the turn is about to give it back, and may have counted on us
+		l.turn <- struct{}{}
+		if l.asking.Load() == 0 {
+			l.forget()
+		}
+		<-l.turn
+	}
+	return ctx.Err()
+}
+
+// end gives the turn back. The last forgets what was read.
+func (l *looking) end() {
+	if l.asking.Add(-1) == 0 {
+		l.forget()
+	}
+	<-l.turn
+}
+
+func (l *looking) forget() {
+	if l.kept != nil {
+		l.kept.close()
+		l.kept = nil
+	}
+}
+
+// holdingFor returns what reads the back end's chains for who has asked since some time, in the network namespace of the calling thread.
+func (p *Plane) holdingFor(ctx context.Context, since time.Time) (h holding, done func(), err error) {
+	if p.tool.backend != Legacy {
+		h, err := p.holding(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		return h, h.close, nil
+	}
+	if p.lookers.kept == nil {
+		if p.lookers.kept, err = openLegacy(p.family, &p.lookers.pace); err != nil {
+			return nil, nil, err
+		}
+	}
+	return p.lookers.kept, func() {}, p.lookers.kept.asked(ctx, since)
+}
+
+// holding opens what reads the back end's chains once, in the network namespace of the calling thread.
+func (p *Plane) holding(ctx context.Context) (holding, error) {
 	if p.tool.backend == Legacy {
-		return openLegacy(p.family)
+		h, err := openLegacy(p.family, nil)
+		if err != nil {
+			return nil, err
+		}
+		if err := h.asked(ctx, time.Time{}); err != nil {
+			h.close()
+			return nil, err
+		}
+		return h, nil
 	}
 	nf, err := kernel.OpenNetfilter()
 	if err != nil {

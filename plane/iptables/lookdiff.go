@@ -21,12 +21,12 @@ import (
 // (DP-12); and neither does a chain of ours that is empty and that nothing needs. One comparison is made at a time.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
 	select {
-	case p.comparing <- struct{}{}:
-		defer func() { <-p.comparing }()
+	case p.lookers.compare <- struct{}{}:
+		defer func() { <-p.lookers.compare }()
 	case <-ctx.Done():
 		return fmt.Errorf("iptables: compare: %w", ctx.Err())
 	}
-	h, err := p.holding()
+	h, err := p.holding(ctx)
 	if err != nil {
 		return fmt.Errorf("iptables: compare: %w", err)
 	}

@@ -4,10 +4,12 @@ package iptables
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -22,23 +24,64 @@ type legacyHolding struct {
 	family lb.Family
 	there  map[string]bool // tables; to ask for another would make it
 	blobs  map[table]*blob
+
+	// who asks: until when, and since when, so that what was read before is too old.
+	ctx   context.Context
+	since time.Time
+	// pace bounds how much of the time tables are read, for the kernel lets nobody write one meanwhile; nil for no bound.
+	pace *pacer
 }
 
-func openLegacy(f lb.Family) (*legacyHolding, error) {
+func openLegacy(f lb.Family, pace *pacer) (*legacyHolding, error) {
 	info, err := newTableInfo(f)
 	if err != nil {
 		return nil, err
 	}
-	h := &legacyHolding{info: info, family: f, there: map[string]bool{}, blobs: map[table]*blob{}}
-	names, err := os.ReadFile("/proc/thread-self/net/" + strings.Replace(baseName(f), "tables", "_tables_names", 1))
+	return &legacyHolding{info: info, family: f, blobs: map[table]*blob{}, pace: pace}, nil
+}
+
+// asked begins a question.
+func (h *legacyHolding) asked(ctx context.Context, since time.Time) error {
+	h.ctx, h.since, h.there = ctx, since, map[string]bool{}
+	names, err := os.ReadFile("/proc/thread-self/net/" + strings.Replace(baseName(h.family), "tables", "_tables_names", 1))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		h.close()
-		return nil, fmt.Errorf("list the tables of iptables: %w", err)
+		return fmt.Errorf("list the tables of iptables: %w", err)
 	}
 	for name := range strings.FieldsSeq(string(names)) {
 		h.there[name] = true
 	}
-	return h, nil
+	return nil
+}
+
+// pacer has who reads tables pause.
+type pacer struct {
+	until time.Time
+	reads int
+}
+
+// pauses is how many times as long as a table was read nobody reads one. Writers then wait for one reading at most, as a rule.
+const pauses = 3
+
+// read calls f, not before the pause of the last time is over.
+func (p *pacer) read(ctx context.Context, f func() error) error {
+	if p == nil {
+		return f()
+	}
+	if left := time.Until(p.until); left > 0 {
+		timer := time.NewTimer(left)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	p.reads++
+	began := time.Now()
+	err := f()
+	now := time.Now()
+	p.until = now.Add(pauses * now.Sub(began))
+	return err
 }
 
 func (h *legacyHolding) close() {
@@ -54,13 +97,25 @@ func (h *legacyHolding) generation() (uint32, error) { return 0, nil }
 // table returns a table, nil if there is none.
 func (h *legacyHolding) table(t table) (*blob, error) {
 	b := h.blobs[t]
-	if b == nil && h.there[t.String()] {
-		var err error
-		if b, err = h.info.read(h.family, t); err != nil {
-			return nil, err
-		}
-		h.blobs[t] = b
+	if b != nil && b.begun.Before(h.since) {
+		delete(h.blobs, t)
+		b.free()
+		b = nil
 	}
+	if b != nil || !h.there[t.String()] {
+		return b, nil
+	}
+	began := time.Time{}
+	err := h.pace.read(h.ctx, func() (err error) {
+		began = time.Now()
+		b, err = h.info.read(h.family, t)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	b.begun = began
+	h.blobs[t] = b
 	return b, nil
 }
 
@@ -72,14 +127,16 @@ func (h *legacyHolding) names(t table) (map[string]bool, error) {
 	if err := b.index(); err != nil {
 		return nil, fmt.Errorf("read table %s: %w", t, err)
 	}
-	names := make(map[string]bool, len(b.chains)+len(builtIn))
-	for name := range b.chains {
-		names[name] = true
+	if b.names == nil {
+		b.names = make(map[string]bool, len(b.chains)+len(builtIn))
+		for name := range b.chains {
+			b.names[name] = true
+		}
+		for hook, name := range builtIn {
+			b.names[name] = b.valid>>hook&1 == 1
+		}
 	}
-	for hook, name := range builtIn {
-		names[name] = b.valid>>hook&1 == 1
-	}
-	return names, nil
+	return b.names, nil
 }
 
 func (h *legacyHolding) chain(id chainID) (*chainState, error) {
@@ -105,6 +162,8 @@ type blob struct {
 	valid   uint32    // which of them there are
 	chains  map[string]uint32
 	indexed bool
+	names   map[string]bool // of all chains, once they were asked for
+	begun   time.Time       // when it was read
 }
 
 // entryForm says where things are in an entry.
@@ -121,7 +180,8 @@ const extensionHead = 32
 // errGarbled is the error of a table that is not in the form in which the kernel hands them out.
 var errGarbled = errors.New("the kernel's table is not in the form that is known")
 
-// read has the kernel copy a table. It has to be told the size, which may change before it copies.
+// read has the kernel copy a table. It has to be told the size, which may change before it copies. The memory is there before the kernel begins,
+// which lets nobody write the table until it ends.
 func (t *tableInfo) read(f lb.Family, which table) (*blob, error) {
 	const getInfo, getEntries, head, tries = 64, 65, 40, 10 // IPT_SO_GET_*, IP6T_SO_GET_*; struct ipt_get_entries
 	get := func(option uintptr, into unsafe.Pointer, size uint32) error {
@@ -137,7 +197,7 @@ func (t *tableInfo) read(f lb.Family, which table) (*blob, error) {
 		if err := get(getInfo, unsafe.Pointer(&info), uint32(unsafe.Sizeof(info))); err != nil {
 			return nil, fmt.Errorf("ask for the size of table %s: %w", which, err)
 		}
-		memory, err := unix.Mmap(-1, 0, head+int(info.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		memory, err := unix.Mmap(-1, 0, head+int(info.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_POPULATE)
 		if err != nil {
 			return nil, fmt.Errorf("get %d bytes for table %s: %w", info.size, which, err)
 		}

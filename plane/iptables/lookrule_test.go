@@ -74,7 +74,7 @@ func TestRulesAreReadAsIptablesPrintsThem(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		h, err := p.holding()
+		h, err := p.holding(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

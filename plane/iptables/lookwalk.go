@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"kube-proxy/lb"
 	"kube-proxy/trace"
 )
 
@@ -45,7 +44,6 @@ type end struct {
 // walk is one packet's way through the chains.
 type walk struct {
 	ctx    context.Context
-	family lb.Family
 	packet trace.Packet
 	holds  holding
 	around *surroundings
@@ -63,8 +61,10 @@ type walk struct {
 
 	way  []string
 	said map[saying]bool
-	more int // rules that were not said any more
-	err  error
+	// silent: rules are not said. atHome: the node itself is a backend to whom the client's address was to be masqueraded.
+	silent, atHome bool
+	more           int // rules that were not said any more
+	err            error
 }
 
 // saying is a rule that was said, by its place.
@@ -99,7 +99,7 @@ func (w *walk) all() {
 		w.arriving = true
 		fs = w.hook(fs, "PREROUTING", raw, mangle, nat)
 		here, away := w.part(fs)
-		here = w.hook(here, "INPUT", mangle, filter)
+		here = w.asked(w.hook(here, "INPUT", mangle, filter))
 		w.leaving = true
 		away = w.hook(away, "FORWARD", mangle, filter)
 		w.arriving = false
@@ -127,6 +127,23 @@ func (w *walk) part(fs flows) (here, away flows) {
 		}
 	}
 	return here, away
+}
+
+// asked looks whether what the node itself answers was to be masqueraded, which does not come about: it does not leave the node.
+func (w *walk) asked(here flows) flows {
+	w.silent = true
+	out := flows{}
+	for f, part := range here {
+		if f.translated {
+			for g := range w.hook(flows{f: 1}, "POSTROUTING", nat) {
+				f.masqueraded = f.masqueraded || g.masqueraded
+			}
+			w.atHome = w.atHome || f.masqueraded
+		}
+		out.add(f, part)
+	}
+	w.silent = false
+	return out
 }
 
 // hook has packets pass the base chains of that name, and returns those that go on.
@@ -285,6 +302,9 @@ func (w *walk) refuse(fs flows, by chainID, verdict trace.Verdict, at saying, te
 
 // say notes a rule of the way, once.
 func (w *walk) say(at saying, text, note string) {
+	if w.silent {
+		return
+	}
 	at.note = note
 	if w.said[at] {
 		return
@@ -385,6 +405,9 @@ func (w *walk) answer() trace.Kernel {
 		if p := parts[v]; v != k.Verdict && p > 1e-6 {
 			k.Way = append(k.Way, fmt.Sprintf("of new connections %.4f end otherwise: %s", p, v))
 		}
+	}
+	if w.atHome {
+		k.Way = append(k.Way, "a backend is the node itself, which sees the client's own address: nothing leaves the node that could be masqueraded")
 	}
 	if w.more > 0 {
 		k.Way = append(k.Way, fmt.Sprintf("and %d rules more", w.more))

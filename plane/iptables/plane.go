@@ -59,8 +59,7 @@ type Plane struct {
 	// again.
 	found map[lb.Key]bool
 
-	// looking has room for the one packet that is followed at a time, comparing for the one comparison.
-	looking, comparing chan struct{}
+	lookers looking
 
 	// prints are chains that iptables-save prints otherwise than they were written, unread such rules in chains of others.
 	prints map[chainID]print
@@ -150,7 +149,7 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{family: cfg.Family, tool: t, looking: make(chan struct{}, 1), comparing: make(chan struct{}, 1), maxLines: nftLines, pace: nftPace}
+	p := &Plane{family: cfg.Family, tool: t, lookers: looking{turn: make(chan struct{}, 1), compare: make(chan struct{}, 1)}, maxLines: nftLines, pace: nftPace}
 	if t.backend == Legacy {
 		p.maxLines, p.single, p.pace = pieceLines, true, legacyPace
 	}
