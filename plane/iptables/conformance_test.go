@@ -145,3 +145,13 @@ func newWith(b Backend) func(lb.Family) (planetest.Plane, error) {
 		return New(Config{Family: f, Backend: b, Runner: system{lock: ownLock()}})
 	}
 }
+
+// TestSabotageNamed breaks what the kernel holds, and expects that whoever asks is told.
+func TestSabotageNamed(t *testing.T) {
+	for _, b := range []Backend{NFT, Legacy} {
+		t.Run(string(b), func(t *testing.T) {
+			needs(t, b)
+			planetest.Sabotage(t, planetest.Config{New: newLiberal(b), Untouched: true, Trace: traced, Drift: b.damage, Break: planetest.BreakChains(b.program)})
+		})
+	}
+}

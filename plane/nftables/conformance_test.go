@@ -79,3 +79,8 @@ func runScript(script string) error {
 func newConformant(f lb.Family) (planetest.Plane, error) {
 	return New(Config{Family: f, CountServices: f == lb.IPv6})
 }
+
+// TestSabotage breaks what the kernel holds, and expects that whoever asks is told.
+func TestSabotage(t *testing.T) {
+	planetest.Sabotage(t, planetest.Config{New: newConformant, Trace: traced, Drift: damage, Break: planetest.BreakTable(TableName)})
+}

@@ -83,8 +83,10 @@ type Config struct {
 	// Dir is the folder of scenarios; "" means testdata/scenarios of the module.
 	Dir string
 	// Drift, if not nil, damages what the plane of a family has in the kernel, as somebody with the same rights could.
-	// It is called, as TakeOver is, in the namespace of the node, by [History] alone.
+	// It is called, as TakeOver is, in the namespace of the node, by [History] and [Sabotage].
 	Drift func(lb.Family, *rand.Rand) error
+	// Break, if not nil, breaks one small thing of what the plane has in the kernel, as Drift breaks much, and says which. [Sabotage] calls it.
+	Break func(lb.Family, *rand.Rand) (what string, err error)
 	// TakeOver, if not nil, leaves in the kernel what another proxy would that took the plane's place.
 	TakeOver func(lb.Family) error
 }
@@ -282,6 +284,8 @@ type run struct {
 	sc     *scenario.Scenario
 	lab    *field
 	family lb.Family
+	// ports are those at which hosts listen; nil means Ports.
+	ports []uint16
 	// inquiry has what the packets of the present state met.
 	inquiry inquiry
 	replay  *scenario.Replay

@@ -257,7 +257,7 @@ func (r *run) otherPass(packet trace.Packet, f *fate, tell func(string, ...any) 
 			return tell("%s saw the source %s of %s", a.server, a.seen, a.local)
 		}
 	}
-	listens := slices.Contains(Ports, to.Port()) && (r.lab.owner(to.Addr()) != "" || to.Addr().IsLoopback()) || f.ping && owner != ""
+	listens := r.listens(to.Port()) && (r.lab.owner(to.Addr()) != "" || to.Addr().IsLoopback()) || f.ping && owner != ""
 	switch {
 	case f.refused > 0 && listens:
 		return tell("it was refused, where %s listens", owner)
@@ -306,9 +306,17 @@ func (r *run) otherBackend(f *fate, tell func(string, ...any) string) string {
 	return ""
 }
 
+// listens reports whether hosts listen at a port.
+func (r *run) listens(port uint16) bool {
+	if r.ports == nil {
+		return slices.Contains(Ports, port)
+	}
+	return slices.Contains(r.ports, port)
+}
+
 // alive reports whether somebody listens at an address.
 func (r *run) alive(a netip.AddrPort) bool {
-	return r.lab.owner(a.Addr()) != "" && slices.Contains(Ports, a.Port())
+	return r.lab.owner(a.Addr()) != "" && r.listens(a.Port())
 }
 
 // allNamed compares the backends that a line met with those that trace names: the line connected until each had answered.
