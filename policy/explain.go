@@ -48,8 +48,10 @@ type ExplainedPort struct {
 	// how many other entries slices have.
 	Endpoints []ExplainedEndpoint `json:"endpoints"`
 	More      int                 `json:"more,omitempty"`
-	// Why is what there is to say of the port, a sentence each: why it has no backends, which hints count.
+	// Why is what there is to say of the port, a sentence each: why it has no backends, which hints count, what that does to clients.
 	Why []string `json:"why,omitempty"`
+	// Chosen are those of Why that say how its backends were chosen, or why nobody was.
+	Chosen []string `json:"-"`
 }
 
 // ExplainedEndpoint says whether an endpoint serves a port, and why not.

@@ -14,6 +14,12 @@ func (c *chosen) say(format string, args ...any) {
 	c.port.Why = append(c.port.Why, fmt.Sprintf(format, args...))
 }
 
+// choose adds a sentence about how the backends were chosen.
+func (c *chosen) choose(format string, args ...any) {
+	c.say(format, args...)
+	c.port.Chosen = append(c.port.Chosen, c.port.Why[len(c.port.Why)-1])
+}
+
 // why says what there is to say of a port whose endpoints are named.
 func (c *chosen) why(p *cluster.ServicePort) {
 	switch {
@@ -48,17 +54,17 @@ func (c *chosen) nobody(p *cluster.ServicePort) {
 	all := len(c.entire.view.Slices)
 	switch {
 	case all == 0:
-		c.say("No EndpointSlice names the Service: does its selector match a pod?")
+		c.choose("No EndpointSlice names the Service: does its selector match a pod?")
 	case c.has.slices == 0:
-		c.say("It has %s, but none of %s.", count(all, "EndpointSlice", "EndpointSlices"), c.settings.Family)
+		c.choose("It has %s, but none of %s.", count(all, "EndpointSlice", "EndpointSlices"), c.settings.Family)
 	case c.has.endpoints == 0:
-		c.say("Its EndpointSlices have no endpoint: does its selector match a pod?")
+		c.choose("Its EndpointSlices have no endpoint: does its selector match a pod?")
 	case slices.ContainsFunc(c.port.Endpoints, func(e ExplainedEndpoint) bool { return e.Address.Port() != 0 }) || c.port.More > 0:
-		c.say("None of its %s serves: %s.", count(len(c.port.Endpoints)+c.port.More, "endpoint", "endpoints"), c.tally())
+		c.choose("None of its %s serves: %s.", count(len(c.port.Endpoints)+c.port.More, "endpoint", "endpoints"), c.tally())
 	case len(c.has.ports) == 0:
-		c.say("Its EndpointSlices have no port.")
+		c.choose("Its EndpointSlices have no port.")
 	default:
-		c.say("No EndpointSlice with an endpoint has the port %q of %s: they have %s. Does targetPort name a port of the pods?",
+		c.choose("No EndpointSlice with an endpoint has the port %q of %s: they have %s. Does targetPort name a port of the pods?",
 			p.Name, lb.Proto(p.Protocol), strings.Join(c.has.ports, ", "))
 	}
 }
@@ -104,9 +110,9 @@ func (c *chosen) hints() {
 		case some&has == 0 || c.cluster.hints == this:
 			return false
 		case every&has == 0:
-			c.say("Topology hints for %s are ignored, because not every ready endpoint has one.", kind)
+			c.choose("Topology hints for %s are ignored, because not every ready endpoint has one.", kind)
 		default:
-			c.say("Topology hints for %s are ignored, because %s.", kind, none)
+			c.choose("Topology hints for %s are ignored, because %s.", kind, none)
 		}
 		return true
 	}
@@ -121,9 +127,9 @@ func (c *chosen) hints() {
 	ignored("nodes", noNode, hasNodes, thisNode)
 	switch c.cluster.hints {
 	case thisNode:
-		c.say("By topology hints for nodes, %d of %d ready endpoints serve this node, %s.", chosen, ready, node.NodeName)
+		c.choose("By topology hints for nodes, %d of %d ready endpoints serve this node, %s.", chosen, ready, node.NodeName)
 	case thisZone:
-		c.say("By topology hints for zones, %d of %d ready endpoints serve this node, in zone %s.", chosen, ready, zone)
+		c.choose("By topology hints for zones, %d of %d ready endpoints serve this node, in zone %s.", chosen, ready, zone)
 	default:
 		ignored("zones", noZone, hasZones, thisZone)
 	}

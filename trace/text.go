@@ -2,19 +2,20 @@ package trace
 
 import (
 	"fmt"
+	"math"
 	"strings"
 
 	"kube-proxy/lb"
 )
 
-// How much of a list the text shows: it is to fit on one screen.
-const (
-	mostBackends = 8
-	mostWay      = 12
-)
-
 // Text returns the answer to the question about p as a screen for people. What comes from others is escaped, see [lb.Printable].
-func (a Answer) Text(p Packet) string {
+func (a Answer) Text(p Packet) string { return a.text(p, 8, 12) }
+
+// Wide is Text with all backends and all of the kernel's way.
+func (a Answer) Wide(p Packet) string { return a.text(p, math.MaxInt, math.MaxInt) }
+
+// text shows at most so many backends, and so many lines of the kernel's way.
+func (a Answer) text(p Packet, mostBackends, mostWay int) string {
 	var b strings.Builder
 	line := func(format string, args ...any) {
 		b.WriteString(lb.Printable(fmt.Sprintf(format, args...)) + "\n")
@@ -37,7 +38,7 @@ func (a Answer) Text(p Packet) string {
 	}
 	if len(a.Backends) > 0 {
 		head("backends")
-		backends(line, a.Backends)
+		backends(line, a.Backends, mostBackends)
 	}
 	if k := a.Kernel; k != nil {
 		head("kernel: %s%s", k.Verdict, masqueraded(k.Masquerade))
@@ -80,9 +81,9 @@ func masqueraded(yes bool) string {
 	return ""
 }
 
-func backends(line func(string, ...any), bs []Backend) {
+func backends(line func(string, ...any), bs []Backend, most int) {
 	for i, b := range bs {
-		if i == mostBackends {
+		if i == most {
 			line("  and %s", count(len(bs)-i, "other", "others"))
 			return
 		}

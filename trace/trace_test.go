@@ -377,6 +377,9 @@ func TestText(t *testing.T) {
 	if n := strings.Count(text, "\n"); n > 48 {
 		t.Errorf("%d lines:\n%s", n, text)
 	}
+	if wide := a.Wide(p); strings.Count(wide, "\n") < 5500 || strings.ContainsAny(wide, "\x1b\a\u202e") {
+		t.Errorf("wide: %d lines", strings.Count(wide, "\n"))
+	}
 	for _, want := range []string{"So do 9994 other Services", "and 4992 others", "and 488 lines", "THE KERNEL DIFFERS"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("it does not say %q:\n%s", want, text)
