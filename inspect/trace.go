@@ -10,6 +10,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
+	"kube-proxy/policy"
 	"kube-proxy/trace"
 )
 
@@ -79,15 +80,25 @@ func (i *Inspector) Trace(ctx context.Context, q TraceQuery) (*TraceAnswer, erro
 		return nil, err
 	}
 	a := &TraceAnswer{Asked: p, Packet: PacketText{From: from(p), Pod: q.Pod, In: p.In, Node: p.Host, To: to(p), Proto: protoName(p.Proto)}}
-	a.Answer = f.ask(p)
+	a.Answer = i.ask(f, p)
 	i.lookup(ctx, f, p, a)
 	i.connections(ctx, p, a)
 	return a, nil
 }
 
-// ask asks the table.
-func (f Family) ask(p trace.Packet) (a trace.Answer) {
+// ask asks the table, and why it is as it is for the port that the packet is for: who chose the backends, or why there are none.
+func (i *Inspector) ask(f Family, p trace.Packet) (a trace.Answer) {
 	f.Query(func(t *lb.Table) { a = trace.Ask(t, f.Trace, p) })
+	if a.Frontend == nil || f.Settings == nil {
+		return a
+	}
+	owner, _, _ := strings.Cut(a.Service, ":")
+	ns, name, _ := strings.Cut(owner, "/")
+	for _, port := range policy.Explain(i.cfg.Store.View(cluster.Name{Namespace: ns, Name: name}), f.Settings()).Ports {
+		if port.Service == a.Service && port.Protocol == a.Frontend.Key.Proto.String() {
+			a.Why = append(a.Why, port.Chosen...)
+		}
+	}
 	return a
 }
 
@@ -116,7 +127,7 @@ func (i *Inspector) lookup(ctx context.Context, f Family, p trace.Packet, a *Tra
 		if len(a.Findings) == 0 || look == looks || !pause(ctx, lookPause) {
 			break
 		}
-		a.Answer = f.ask(p)
+		a.Answer = i.ask(f, p)
 	}
 	if len(a.Findings) > 0 && f.Stats != nil && !f.Stats().Settled {
 		a.Notes = append(a.Notes, "the proxy has changes in hand that are not written yet: ask again, or see kube-proxy events")

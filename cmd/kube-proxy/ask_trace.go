@@ -36,7 +36,7 @@ func traceAsking() asking {
 			if err != nil {
 				return err
 			}
-			a, err := get(ctx, q, "trace", params, func(a *inspect.TraceAnswer) { io.WriteString(q.out, traceText(a)) })
+			a, err := get(ctx, q, "trace", params, func(a *inspect.TraceAnswer) { io.WriteString(q.out, traceText(a, q.format == "wide")) })
 			if err == nil && len(a.Findings) > 0 {
 				return exitCode(exitFound)
 			}
@@ -71,13 +71,17 @@ func traceParams(from, in string, args []string) (url.Values, error) {
 	return params, nil
 }
 
-// traceText is the answer for people.
-func traceText(a *inspect.TraceAnswer) string {
+// traceText is the answer for people: on one screen, or, wide, with all backends and all of the kernel's way.
+func traceText(a *inspect.TraceAnswer, wide bool) string {
 	var b strings.Builder
 	if a.Packet.Pod != "" {
 		fmt.Fprintf(&b, "pod %s is at %s\n", lb.Printable(a.Packet.Pod), a.Packet.From)
 	}
-	b.WriteString(a.Text(packetOf(a.Packet)))
+	if p := packetOf(a.Packet); wide {
+		b.WriteString(a.Wide(p))
+	} else {
+		b.WriteString(a.Text(p))
+	}
 	if len(a.Conntrack) > 0 {
 		b.WriteString("\nopen connections\n")
 		for _, c := range a.Conntrack {
