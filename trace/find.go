@@ -85,7 +85,7 @@ func (t Target) findService(table *lb.Table, names iter.Seq[string]) (netip.Addr
 	}
 	switch {
 	case len(all) == 0:
-		return netip.AddrPort{}, 0, fmt.Errorf("Service %s has no port at an address that this node serves in this family: ask \"why %[1]s\"", name)
+		return netip.AddrPort{}, 0, fmt.Errorf("the Service %s has no port at an address that this node serves in this family: ask \"why %[1]s\"", name)
 	case t.Proto == ICMPv4:
 		a := all[0].Key.Addr
 		return netip.AddrPortFrom(a, 0), ping(a), nil
@@ -95,9 +95,9 @@ func (t Target) findService(table *lb.Table, names iter.Seq[string]) (netip.Addr
 	case t.Port != 0: // nobody's, which is a question too
 		return netip.AddrPortFrom(all[0].Key.Addr, t.Port), t.proto(table, all[0].Key.Addr), nil
 	case len(rows) == 0:
-		return netip.AddrPort{}, 0, fmt.Errorf("Service %s has no such port: it has %s", name, ports(all))
+		return netip.AddrPort{}, 0, fmt.Errorf("the Service %s has no such port: it has %s", name, ports(all))
 	}
-	return only(rows, "Service "+name)
+	return only(rows, "the Service "+name)
 }
 
 // NameError says that a name is not that of one Service.

@@ -86,9 +86,9 @@ func TestParseAndFind(t *testing.T) {
 		{"db", "10 Services have the name db: say which as NAMESPACE/NAME: team0/db, team1/db, team2/db, team3/db, team4/db and 5 others"},
 		{"prod/db", "there is no Service prod/db, but team0/db"},
 		{"nobody", "there is no Service nobody"},
-		{"shop/udp", "Service shop/udp has no port"}, // a name, not a protocol
+		{"shop/udp", "the Service shop/udp has no port"}, // a name, not a protocol
 		{"api:http", "ask \"why shop/api\""},
-		{"shop/headless:80", "Service shop/headless has no port"},
+		{"shop/headless:80", "the Service shop/headless has no port"},
 		{"nodeport:30080", "172.18.0.2:30080/tcp"},
 		{"nodeport:30080/udp", "172.18.0.2:30080/udp"},
 		{"nodeport", "want nodeport:PORT"},
