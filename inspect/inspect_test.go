@@ -22,7 +22,6 @@ type world struct {
 	store   *cluster.Store
 	table   *lb.Table
 	queries int
-	longest int // rows that one query can have seen
 	looker  *looker
 	ring    *changes.Ring
 	*Inspector
