@@ -28,6 +28,7 @@ type Keeper struct {
 	layout Layout
 	ours   fingerprinter // nil if there is none
 	seen   fingerprint
+	looker *Plane // follows packets, and does nothing else
 	listed time.Time
 
 	set    bool
@@ -83,7 +84,7 @@ func NewKeeper(l Layout) (*Keeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Keeper{tool: t, layout: l, ours: newFingerprinter(l.Family, t.backend, cmp.Or(l.Writes, &ownwrites.Ledger{}))}, nil
+	return &Keeper{tool: t, layout: l, looker: newLooker(l.Family, t), ours: newFingerprinter(l.Family, t.backend, cmp.Or(l.Writes, &ownwrites.Ledger{}))}, nil
 }
 
 // Close gives back what the Keeper holds of this process. The rules stay in force.

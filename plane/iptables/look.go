@@ -29,6 +29,17 @@ func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 	return k, nil
 }
 
+// newLooker returns what of a plane follows packets.
+func newLooker(f lb.Family, t *tool) *Plane {
+	return &Plane{family: f, tool: t, lookers: looking{turn: make(chan struct{}, 1), compare: make(chan struct{}, 1)}}
+}
+
+// Follow follows a packet as [Plane.Follow] does, through the chains of the back end that the Keeper keeps chains in. Unlike its other
+// methods it may be called by any goroutine.
+func (k *Keeper) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+	return k.looker.Follow(ctx, packet)
+}
+
 // attempts is how often a packet is followed where rules change meanwhile.
 const attempts = 4
 

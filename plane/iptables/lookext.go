@@ -159,14 +159,22 @@ var ctStates = []struct {
 	name string
 }{{1 << 0, "INVALID"}, {ctNew, "NEW"}, {1 << 2, "RELATED"}, {1 << 1, "ESTABLISHED"}, {1 << 8, "UNTRACKED"}, {1 << 6, "SNAT"}, {ctTranslated, "DNAT"}}
 
+// ctDirection is XT_CONNTRACK_DIRECTION.
+const ctDirection = 1 << 12
+
 const (
 	ctNew        = 1 << 3
 	ctTranslated = 1 << 7
 )
 
-// readConntrack reads the states alone. The packet opens a connection.
+// readConntrack reads the states alone, or the direction alone. The packet opens a connection.
 func readConntrack(b *ruleBuilder, _ lb.Family, info []byte) bool {
 	flags, inverted := native.Uint16(info[146:]), native.Uint16(info[148:])
+	if flags == ctDirection {
+		reply := inverted&ctDirection != 0
+		b.has("conntrack", "--ctdir "+map[bool]string{false: "ORIGINAL", true: "REPLY"}[reply], func(*walk, flow) float64 { return yesOrNo(!reply) })
+		return true
+	}
 	if flags != 1 { // XT_CONNTRACK_STATE
 		return false
 	}
@@ -277,7 +285,7 @@ const (
 	natRandomFully = 16
 )
 
-// translation reads a DNAT to one address and port; size is that of an address.
+// translation reads a DNAT to one address and port, or to one port alone; size is that of an address.
 func translation(f lb.Family, info []byte, size int) (verdict, bool) {
 	if len(info) < 4+2*size+4 {
 		return verdict{}, false
@@ -285,6 +293,9 @@ func translation(f lb.Family, info []byte, size int) (verdict, bool) {
 	low, high := nfAddr(f, info[4:]), nfAddr(f, info[4+size:])
 	ports := info[4+2*size:]
 	port, last := network.Uint16(ports), network.Uint16(ports[2:])
+	if native.Uint32(info) == natPort && port == last { // the address stays
+		return verdict{do: translate, to: netip.AddrPortFrom(netip.Addr{}, port), text: fmt.Sprintf("-j DNAT --to-destination :%d", port)}, true
+	}
 	if native.Uint32(info) != natAddress|natPort || low != high || port != last {
 		return verdict{}, false
 	}

@@ -274,7 +274,13 @@ func (w *walk) do(met flows, r *rule, at saying, depth int) (left, on flows) {
 	case back:
 		return met, nil
 	case translate:
-		w.accepted.join(change(met, func(f *flow) { f.to, f.translated = r.do.to, true }))
+		w.accepted.join(change(met, func(f *flow) {
+			to := r.do.to
+			if !to.Addr().IsValid() {
+				to = netip.AddrPortFrom(f.to.Addr(), to.Port())
+			}
+			f.to, f.translated = to, true
+		}))
 	case setMark:
 		return nil, change(met, func(f *flow) { f.mark = f.mark&^r.do.mask ^ r.do.mark })
 	case masquerade:

@@ -149,7 +149,8 @@ func New(cfg Config) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plane{family: cfg.Family, tool: t, lookers: looking{turn: make(chan struct{}, 1), compare: make(chan struct{}, 1)}, maxLines: nftLines, pace: nftPace}
+	p := newLooker(cfg.Family, t)
+	p.maxLines, p.pace = nftLines, nftPace
 	if t.backend == Legacy {
 		p.maxLines, p.single, p.pace = pieceLines, true, legacyPace
 	}

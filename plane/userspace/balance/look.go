@@ -1,0 +1,79 @@
+package balance
+
+import (
+	"hash/maphash"
+	"net/netip"
+	"slices"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/userspace/relay"
+)
+
+// State is what a set would do with a new client at this moment.
+type State struct {
+	Turns []Turn // sorted by address
+	// Affinity is how long clients stay; 0: they do not. Stays is the backend that this one stays with; not valid for none.
+	Affinity time.Duration
+	Stays    netip.AddrPort
+}
+
+// Turn is a backend with the part of new clients that it gets, those left out that stay with another.
+type Turn struct {
+	Addr  netip.AddrPort
+	Share float64
+	// Failing is how long the backend is tried last from now on, because it could not be reached; 0 if it is in its turn.
+	Failing time.Duration
+}
+
+// Look says what the set would do with a client. It changes nothing, and holds up other clients for as long as it takes to copy the list.
+func (s *Set) Look(client netip.Addr) State {
+	now := time.Now()
+	s.mu.Lock()
+	st := State{Affinity: s.affinity}
+	ring := slices.Clone(s.ring)
+	if s.affinity > 0 {
+		p := s.places[uint16(maphash.Comparable(s.b.seed, client.Unmap().WithZone(""))%setPlaces)]
+		if m := s.stayWith(p, nil, now); m != nil {
+			st.Stays = m.addr
+		}
+	}
+	s.mu.Unlock()
+
+	good, first := 0, -1
+	for _, m := range ring {
+		t := Turn{Addr: m.addr}
+		if u := m.health.until.Load(); u > now.UnixNano() {
+			t.Failing = time.Duration(u - now.UnixNano())
+		}
+		if s.worth(m, nil) {
+			if t.Failing == 0 {
+				good++
+				t.Share = 1
+			} else if first < 0 || t.Failing < st.Turns[first].Failing {
+				first = len(st.Turns)
+			}
+		}
+		st.Turns = append(st.Turns, t)
+	}
+	if good == 0 && first >= 0 { // the one that comes back first
+		good, st.Turns[first].Share = 1, 1
+	}
+	for i := range st.Turns {
+		st.Turns[i].Share /= float64(max(good, 1))
+	}
+	slices.SortFunc(st.Turns, func(a, b Turn) int { return a.Addr.Compare(b.Addr) })
+	return st
+}
+
+// Look says what the row does with a client, and if it balances, the state of the set.
+func (r *Row) Look(c relay.Client) (do lb.Action, st State) {
+	to := r.to(c.Addr.Addr().Unmap())
+	if to.do != lb.Balance || to.set == nil {
+		return to.do, st
+	}
+	if c.Addr.Addr() == c.Local.Addr() { // as Pick has it
+		c.Addr = netip.AddrPort{}
+	}
+	return lb.Balance, to.set.Look(c.Addr.Addr())
+}

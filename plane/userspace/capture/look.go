@@ -1,0 +1,18 @@
+package capture
+
+import (
+	"context"
+	"iter"
+
+	"kube-proxy/lb"
+	"kube-proxy/trace"
+)
+
+// Looker is a capture that tells what the kernel holds. As those of mode.Looker its methods may be called at any time from any goroutine in the
+// network namespace of the capture.
+type Looker interface {
+	// Follow says where the kernel leads a packet: one that balances, to the listener that is its only backend.
+	Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error)
+	// Differences calls each for what differs from these leads until that returns false.
+	Differences(ctx context.Context, n lb.Node, leads iter.Seq[Lead], each func(trace.Difference) bool) error
+}

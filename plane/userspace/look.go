@@ -1,0 +1,195 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/userspace/balance"
+	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/trace"
+)
+
+// errNoLooker is what who asks is told where nobody can read the capture's state, as on Windows.
+var errNoLooker = errors.New("what captures packets here cannot be asked")
+
+// TraceMode is what [trace.Ask] must know of the mode as it captures packets here.
+func (p *Plane) TraceMode(m trace.Mode) trace.Mode {
+	switch p.capture.Name() {
+	case "iptables":
+		m.PassesUnknown = true
+	case "nftables":
+	default:
+		m.PassesUnknown, m.Holds, m.Unfiltered = true, true, true
+	}
+	return m
+}
+
+// Follow is part of mode.Looker: the capture says where the kernel leads the packet, the listener there who would be next. No lock of the plane
+// is held while the kernel is asked.
+func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
+	look, ok := p.capture.(capture.Looker)
+	if !ok {
+		return trace.Kernel{}, fmt.Errorf("userspace: %w", errNoLooker)
+	}
+	k, err := look.Follow(ctx, packet)
+	if err != nil {
+		return trace.Kernel{}, fmt.Errorf("userspace: follow a packet to %s: %w", packet.To, err)
+	}
+	if k.Verdict != trace.Balance || len(k.Backends) == 0 {
+		return k, nil
+	}
+	at := k.Backends[0].Address
+	k.Backends, k.Masquerade = nil, false
+	listening, to, ok := p.entrances.find(packet.Proto, at)
+	if !ok {
+		return p.stranger(packet, at, k), nil
+	}
+	k.Way = append(k.Way, fmt.Sprintf("listener %s/%s of this process, for %s", listening.Addr, listening.Proto, to.name))
+	do, state := lb.Balance, balance.State{}
+	switch leads := to.leads.(type) {
+	case *balance.Set:
+		state = leads.Look(packet.From.Addr())
+	case *balance.Row:
+		do, state = leads.Look(relay.Client{Addr: packet.From, Local: packet.To})
+	default:
+		return k, fmt.Errorf("userspace: follow a packet to %s: listener %s cannot be asked", packet.To, listening.Addr)
+	}
+	switch {
+	case do == lb.Drop:
+		k.Verdict = trace.Drop
+	case do != lb.Balance || len(state.Turns) == 0:
+		k.Verdict = trace.Reject
+	default:
+		k.Masquerade = true
+		tellTurns(&k, state)
+	}
+	return k, nil
+}
+
+// stranger is what becomes of a packet for which this process does not listen.
+func (p *Plane) stranger(packet trace.Packet, at netip.AddrPort, k trace.Kernel) trace.Kernel {
+	k.Way = append(k.Way, fmt.Sprintf("no listener of this process at %s/%s: another program answers, or the node refuses", at, packet.Proto))
+	k.Verdict = trace.Reject
+	if p.capture.Own() {
+		// It is refused at an address of ours, and else is the node's own business.
+		if packet.Here {
+			k.Verdict = trace.Pass
+		}
+	}
+	return k
+}
+
+// tellTurns says who would be next.
+func tellTurns(k *trace.Kernel, state balance.State) {
+	const most = 8
+	failing := 0
+	for _, t := range state.Turns {
+		k.Backends = append(k.Backends, trace.Backend{Address: t.Addr, Share: t.Share})
+		if t.Failing == 0 {
+			continue
+		}
+		if failing++; failing <= most {
+			k.Way = append(k.Way, fmt.Sprintf("backend %s could not be reached, and is tried last for %s more", t.Addr, t.Failing.Round(time.Second/10)))
+		}
+	}
+	if failing > most {
+		k.Way = append(k.Way, fmt.Sprintf("and %d more that could not be reached", failing-most))
+	}
+	if state.Affinity > 0 {
+		k.Way = append(k.Way, fmt.Sprintf("clients stay with their backend for %s", state.Affinity))
+	}
+	if k.Affine = state.Stays; k.Affine.IsValid() {
+		k.Way = append(k.Way, fmt.Sprintf("this client stays with %s", k.Affine))
+	}
+}
+
+// String names the set, as [lb.SetID] does; that of a listener at a service address has no scope.
+func (n entranceName) String() string {
+	if n.scope == 0 {
+		return n.service + "/" + n.proto.String()
+	}
+	return lb.SetID{Service: n.service, Proto: n.proto, Scope: n.scope}.String()
+}
+
+// Differences is part of mode.Looker: what the capture has in the kernel, and what this process listens for, against the table.
+func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
+	look, ok := p.capture.(capture.Looker)
+	if !ok {
+		return fmt.Errorf("userspace: %w", errNoLooker)
+	}
+	enough := false
+	tell := func(d trace.Difference) bool {
+		enough = enough || !each(d)
+		return !enough
+	}
+	leads := func(yield func(capture.Lead) bool) {
+		for f := range want.All() {
+			if f.Accepts() {
+				continue
+			}
+			l, leads := p.leadOf(f, tell)
+			if enough || leads && !yield(l) {
+				return
+			}
+		}
+	}
+	if err := look.Differences(ctx, want.Node, leads, func(d trace.Difference) bool { return tell(d) }); err != nil {
+		return fmt.Errorf("userspace: %w", err)
+	}
+	return nil
+}
+
+// leadOf is the lead of a row, to the ports at which this process listens. Of a row without listener it tells, and there is none.
+func (p *Plane) leadOf(f *lb.Frontend, tell func(trace.Difference) bool) (l capture.Lead, leads bool) {
+	l = capture.Lead{Key: f.Key, Kind: f.Kind, Sources: f.Sources}
+	if p.capture.Own() {
+		if !f.Key.IsNodePort() && slices.ContainsFunc(f.Routes, func(r lb.Route) bool { return r.Do == lb.Balance }) {
+			at := netip.AddrPortFrom(f.Key.Addr, f.Key.Port)
+			if listening, _, ok := p.entrances.find(f.Key.Proto, at); (!ok || listening.Addr != at) && f.Key.Proto != lb.SCTP {
+				tell(trace.Difference{Key: f.Key, Object: fmt.Sprintf("listener %s/%s", at, f.Key.Proto), Want: "open"})
+			}
+		}
+		return l, true
+	}
+	for _, r := range f.Routes {
+		to := capture.Route{From: r.From, Do: r.Do}
+		if r.Do == lb.Balance {
+			name := entranceName{f.Service, f.Key.Proto, r.To.ID.Scope}
+			to.Do, to.Port = 0, p.entrances.port(name)
+			switch {
+			case to.Port == 0 && f.Key.Proto == lb.SCTP: // the kernel may have none, see behindRules
+				to.Do = lb.Reject
+			case to.Port == 0:
+				tell(trace.Difference{Key: f.Key, Object: "listener for " + name.String(), Want: "open"})
+				return l, false
+			case !p.holds(name, to.Port, r.To, tell, f.Key):
+				return l, false
+			}
+		}
+		l.Routes = append(l.Routes, to)
+	}
+	l.Routes = capture.Shortest(l.Routes)
+	return l, true
+}
+
+// holds compares the backends of a listener's set, and reports whether anybody wants to know more.
+func (p *Plane) holds(name entranceName, port uint16, want *lb.BackendSet, tell func(trace.Difference) bool, k lb.Key) bool {
+	_, to, ok := p.entrances.find(name.proto, netip.AddrPortFrom(p.anywhere(), port))
+	set, is := to.leads.(*balance.Set)
+	if !ok || !is {
+		return true
+	}
+	have := set.Backends()
+	same := len(have) == len(want.Backends)
+	for i := 0; same && i < len(have); i++ {
+		same = have[i] == want.Backends[i].Addr
+	}
+	return same || tell(trace.Difference{Key: k, Object: "backends of listener for " + name.String(),
+		Want: fmt.Sprintf("%d backends", len(want.Backends)), Have: fmt.Sprintf("%d backends, or others", len(have))})
+}
