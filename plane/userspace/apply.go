@@ -109,9 +109,11 @@ func (b *batch) end(told bool) {
 			if s.new != nil {
 				s.new.told = true
 				b.p.answers.set(s.key, s.new.lead.Routes)
+				b.p.refuse(s.key, s.new.lead.Routes)
 			} else {
 				delete(b.p.rows, s.key)
 				b.p.answers.set(s.key, nil)
+				b.p.refuse(s.key, nil)
 			}
 			if s.old != nil {
 				b.p.release(s.old)
@@ -124,6 +126,13 @@ func (b *batch) end(told bool) {
 	}
 	for s, was := range b.before {
 		b.p.leave(s, was)
+	}
+}
+
+// refuse notes where nothing listens for a row, and no rule says so.
+func (p *Plane) refuse(k lb.Key, routes []capture.Route) {
+	if p.capture.Own() {
+		p.entrances.refuse(k, len(routes) == 1 && routes[0].Port == 0)
 	}
 }
 

@@ -14,6 +14,8 @@ type entrances struct {
 	at map[relay.Listening]entrance
 	// of are the ports of those to which rules lead.
 	of map[entranceName]uint16
+	// refused are the rows that nothing listens for, where listeners are at service addresses.
+	refused map[lb.Key]bool
 }
 
 // entrance is a listener and whom it leads to.
@@ -52,6 +54,27 @@ func (e *entrances) shut(d *door, of *service) {
 	if !d.at.IsValid() && e.of[name] == at.Addr.Port() {
 		delete(e.of, name)
 	}
+}
+
+// refuse notes whether a row is one that nothing listens for.
+func (e *entrances) refuse(k lb.Key, is bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !is {
+		delete(e.refused, k)
+		return
+	}
+	if e.refused == nil {
+		e.refused = map[lb.Key]bool{}
+	}
+	e.refused[k] = true
+}
+
+// refuses reports whether there is a row for the address that nothing listens for.
+func (e *entrances) refuses(p lb.Proto, to netip.AddrPort) bool {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return e.refused[lb.Key{Addr: to.Addr(), Port: to.Port(), Proto: p}] || e.refused[lb.Key{Port: to.Port(), Proto: p}]
 }
 
 // find returns the listener that a packet to an address reaches: one at the address itself, or else one at all.

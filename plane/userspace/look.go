@@ -25,7 +25,7 @@ func (p *Plane) TraceMode(m trace.Mode) trace.Mode {
 		m.PassesUnknown = true
 	case "nftables":
 	default:
-		m.PassesUnknown, m.Holds, m.Unfiltered = true, true, true
+		m.PassesUnknown, m.Unfiltered = true, true
 	}
 	return m
 }
@@ -72,15 +72,13 @@ func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 	return k, nil
 }
 
-// stranger is what becomes of a packet for which this process does not listen.
+// stranger is what becomes of a packet for which this process does not listen. Where rules lead it here, the node refuses it. At an address of the
+// node it is the node's own business, though it has the address of us, but for the ports of rows.
 func (p *Plane) stranger(packet trace.Packet, at netip.AddrPort, k trace.Kernel) trace.Kernel {
 	k.Way = append(k.Way, fmt.Sprintf("no listener of this process at %s/%s: another program answers, or the node refuses", at, packet.Proto))
 	k.Verdict = trace.Reject
-	if p.capture.Own() {
-		// It is refused at an address of ours, and else is the node's own business.
-		if packet.Here {
-			k.Verdict = trace.Pass
-		}
+	if p.capture.Own() && !p.entrances.refuses(packet.Proto, at) {
+		k.Verdict = trace.Pass
 	}
 	return k
 }
@@ -95,7 +93,7 @@ func tellTurns(k *trace.Kernel, state balance.State) {
 			continue
 		}
 		if failing++; failing <= most {
-			k.Way = append(k.Way, fmt.Sprintf("backend %s could not be reached, and is tried last for %s more", t.Addr, t.Failing.Round(time.Second/10)))
+			k.Way = append(k.Way, fmt.Sprintf("backend %s could not be reached: for %s more it is tried last, and its part goes to the others", t.Addr, t.Failing.Round(time.Second/10)))
 		}
 	}
 	if failing > most {

@@ -57,7 +57,9 @@ type Plane struct {
 	ports   *ports
 	pace    int
 	own     ownAddresses
-	tell    notices
+
+	entrances entrances
+	tell      notices
 
 	closed  bool
 	answers answers
@@ -241,10 +243,7 @@ func (o *ownAddresses) shut() error {
 
 // anywhere is the address at which listeners are where capture is by rules.
 func (p *Plane) anywhere() netip.Addr {
-	if p.cfg.Family == lb.IPv6 {
-		return netip.IPv6Unspecified()
-	}
-	return netip.IPv4Unspecified()
+	return anyOf(p.cfg.Family)
 }
 
 // grace is how long connections may go on, as relay wants it.

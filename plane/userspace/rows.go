@@ -147,6 +147,7 @@ func (p *Plane) claim(d *door, change func()) {
 	change()
 	is := d.holder()
 	d.listener.SetBalancer(is.leads)
+	p.entrances.open(d, is.leads, is.of)
 	if was.of != is.of {
 		p.end(d, was.of)
 	}
@@ -170,8 +171,10 @@ func (p *Plane) open(d *door, b relay.Balancer, prefer uint16) error {
 	err = p.listen(d, b, prefer, namespace)
 	if err != nil {
 		p.cfg.Descriptors.give(d.of.name)
+		return err
 	}
-	return err
+	p.entrances.open(d, b, d.of)
+	return nil
 }
 
 func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *relay.Share) error {
@@ -200,6 +203,7 @@ func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *rela
 
 // shut closes a listener that no row needs. Whoever is connected goes on, for the grace if there is one.
 func (p *Plane) shut(d *door, of *service) {
+	p.entrances.shut(d, of)
 	d.listener.Close()
 	p.cfg.Descriptors.give(d.of.name)
 	if p.cfg.Grace > 0 {
@@ -349,13 +353,7 @@ func (p *Plane) behindRules(r *row, s *service, ports func(lb.From) uint16) erro
 		}
 		r.lead.Routes = append(r.lead.Routes, to)
 	}
-	for n := len(r.lead.Routes); n > 1; n-- { // who is treated as everybody needs no route
-		last, before := r.lead.Routes[n-1], r.lead.Routes[n-2]
-		if last.Port != before.Port || last.Do != before.Do {
-			break
-		}
-		r.lead.Routes = append(r.lead.Routes[:n-2], last)
-	}
+	r.lead.Routes = capture.Shortest(r.lead.Routes)
 	return nil
 }
 

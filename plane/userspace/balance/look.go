@@ -18,11 +18,12 @@ type State struct {
 	Stays    netip.AddrPort
 }
 
-// Turn is a backend with the part of new clients that it gets, those left out that stay with another.
+// Turn is a backend with the part of new clients that it gets when all are in their turns, those left out that stay with another.
 type Turn struct {
 	Addr  netip.AddrPort
 	Share float64
-	// Failing is how long the backend is tried last from now on, because it could not be reached; 0 if it is in its turn.
+	// Failing is how long the backend is tried last from now on, because it could not be reached; 0 if it is in its turn. Meanwhile its
+	// part goes to the others.
 	Failing time.Duration
 }
 
@@ -40,27 +41,20 @@ func (s *Set) Look(client netip.Addr) State {
 	}
 	s.mu.Unlock()
 
-	good, first := 0, -1
+	worth := 0
 	for _, m := range ring {
 		t := Turn{Addr: m.addr}
 		if u := m.health.until.Load(); u > now.UnixNano() {
 			t.Failing = time.Duration(u - now.UnixNano())
 		}
 		if s.worth(m, nil) {
-			if t.Failing == 0 {
-				good++
-				t.Share = 1
-			} else if first < 0 || t.Failing < st.Turns[first].Failing {
-				first = len(st.Turns)
-			}
+			worth++
+			t.Share = 1
 		}
 		st.Turns = append(st.Turns, t)
 	}
-	if good == 0 && first >= 0 { // the one that comes back first
-		good, st.Turns[first].Share = 1, 1
-	}
 	for i := range st.Turns {
-		st.Turns[i].Share /= float64(max(good, 1))
+		st.Turns[i].Share /= float64(max(worth, 1))
 	}
 	slices.SortFunc(st.Turns, func(a, b Turn) int { return a.Addr.Compare(b.Addr) })
 	return st

@@ -32,6 +32,18 @@ type Route struct {
 	Do lb.Action
 }
 
+// Shortest returns routes that do the same: who is treated as everybody needs none. It changes routes.
+func Shortest(routes []Route) []Route {
+	for n := len(routes); n > 1; n-- {
+		last, before := routes[n-1], routes[n-2]
+		if last.Port != before.Port || last.Do != before.Do {
+			break
+		}
+		routes = append(routes[:n-2], last)
+	}
+	return routes
+}
+
 // Config says what to capture, and how. It is what [Choose] and the three constructors take.
 type Config struct {
 	// Family is the IP family; required.

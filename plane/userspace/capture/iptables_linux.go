@@ -492,6 +492,12 @@ func (c *IPTables) Known(ctx context.Context) ([]Lead, error) {
 	if err != nil {
 		return nil, c.wrap(err)
 	}
+	leads := leadsIn(rules)
+	return slices.SortedFunc(maps.Values(leads), func(a, b Lead) int { return a.Key.Compare(b.Key) }), nil
+}
+
+// leadsIn are the leads that rules make, but for who is refused.
+func leadsIn(rules []iptables.ChainRule) map[lb.Key]Lead {
 	leads := map[lb.Key]Lead{}
 	for _, r := range rules {
 		if r.Table != "nat" {
@@ -506,7 +512,19 @@ func (c *IPTables) Known(ctx context.Context) ([]Lead, error) {
 			leads[k] = l
 		}
 	}
-	return slices.SortedFunc(maps.Values(leads), func(a, b Lead) int { return a.Key.Compare(b.Key) }), nil
+	return leads
+}
+
+// parseRefusal reads a rule that refuses some or all who come to a key.
+func parseRefusal(r iptables.ChainRule) (k lb.Key, ok bool) {
+	if r.Table != "filter" || r.Chain == guard || strings.HasPrefix(r.Chain, "KUBE-NODEPORT-L-") {
+		return k, false
+	}
+	if !strings.Contains(r.Rule, "-j DROP") && !strings.Contains(r.Rule, "-j REJECT") && !strings.Contains(r.Rule, "-j "+listPrefix) {
+		return k, false
+	}
+	k, _, _, _ = parseLead(r.Rule)
+	return k, k.Port != 0
 }
 
 // parseLead reads a rule that leads a key to a port.

@@ -449,7 +449,9 @@ func (c *IPTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, er
 // Differences is part of [Looker]: of the rules that lead to listeners, and of the jumps to our chains.
 func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Lead], each func(trace.Difference) bool) error {
 	d := &teller{ctx: ctx, each: each}
-	keep, err := iptables.NewKeeper(layoutOf(c.cfg)) // the other is for one goroutine
+	layout := layoutOf(c.cfg)
+	layout.Writes = nil
+	keep, err := iptables.NewKeeper(layout) // the other is for one goroutine
 	if err != nil {
 		return c.wrap(err)
 	}
@@ -458,7 +460,7 @@ func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Le
 	if err != nil {
 		return c.wrap(err)
 	}
-	for _, j := range layoutOf(c.cfg).Jumps {
+	for _, j := range layout.Jumps {
 		if !slices.Contains(jumps, j) {
 			d.tell(lb.Key{}, "rule of chain "+j.Chain+" of table "+j.Table, j.Rule, "")
 		}

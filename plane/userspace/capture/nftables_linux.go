@@ -24,6 +24,7 @@ import (
 // NFTables captures by a table of nftables of its own. Its chains are always the same; what rows need are elements of maps.
 type NFTables struct {
 	family
+	cfg   Config
 	rules *ruleset
 	sock  *nftwire.Socket
 	mon   *monitor
@@ -41,7 +42,7 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 		return nil, fmt.Errorf("capture by nftables: family %s: want IPv4 or IPv6", cfg.Family)
 	}
 	f := familyOf(cfg.Family)
-	c := &NFTables{family: f, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}), drift: make(chan struct{}, 1),
+	c := &NFTables{family: f, cfg: cfg, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}), drift: make(chan struct{}, 1),
 		rules: &ruleset{family: f, sets: schema(f), mark: cfg.Mark, localhost: cfg.LocalhostNodePorts}}
 	var err error
 	if c.sock, err = nftwire.Open(); err != nil {
