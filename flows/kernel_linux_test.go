@@ -212,24 +212,6 @@ func TestFindMany(t *testing.T) {
 	}
 }
 
-func row(key, service string) *lb.Frontend {
-	k, err := lb.ParseKey(key)
-	if err != nil {
-		panic(err)
-	}
-	f := &lb.Frontend{Key: k, Service: service, Kind: lb.ClusterIP}
-	if k.IsNodePort() {
-		f.Kind = lb.NodePort
-	}
-	return f
-}
-
-func tables() []Table {
-	return []Table{{Family: lb.IPv4, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
-		Rows: []*lb.Frontend{row("10.96.0.10:80/tcp", "shop/web:http"), row("10.96.0.10:80/udp", "shop/web:quic"), row("nodeport:30080/tcp", "shop/web:http")}},
-		{Family: lb.IPv6, Rows: []*lb.Frontend{row("[2001:db8:96::10]:80/tcp", "shop/web:http")}}}
-}
-
 // sum reads rates until they tell of n connections, or time is up.
 func sum(t *testing.T, rates <-chan *Rates, n uint64) (rows map[string]uint64, last *Rates) {
 	t.Helper()

@@ -1,0 +1,178 @@
+package flows
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kube-proxy/internal/ctwire"
+	"kube-proxy/lb"
+)
+
+func row(key, service string) *lb.Frontend {
+	k, err := lb.ParseKey(key)
+	if err != nil {
+		panic(err)
+	}
+	f := &lb.Frontend{Key: k, Service: service, Kind: lb.ClusterIP}
+	if k.IsNodePort() {
+		f.Kind = lb.NodePort
+	}
+	return f
+}
+
+func tables() []Table {
+	return []Table{{Family: lb.IPv4, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
+		Rows: []*lb.Frontend{row("10.96.0.10:80/tcp", "shop/web:http"), row("10.96.0.10:80/udp", "shop/web:quic"), row("nodeport:30080/tcp", "shop/web:http")}},
+		{Family: lb.IPv6, Rows: []*lb.Frontend{row("[2001:db8:96::10]:80/tcp", "shop/web:http")}}}
+}
+
+// scripted is a feed that tells what a test says.
+type scripted struct {
+	events chan ctwire.Entry
+	lose   chan uint32
+	drops  uint32
+	reads  int // of addresses
+	here   map[netip.Addr]struct{}
+	closed chan struct{}
+}
+
+func newScripted() *scripted {
+	return &scripted{events: make(chan ctwire.Entry), lose: make(chan uint32), here: map[netip.Addr]struct{}{}, closed: make(chan struct{})}
+}
+
+func (f *scripted) listen(each func(*ctwire.Entry), lost func()) {
+	for {
+		select {
+		case e := <-f.events:
+			each(&e)
+		case n := <-f.lose:
+			f.drops += n
+			lost()
+		case <-f.closed:
+			return
+		}
+	}
+}
+
+func (f *scripted) dropped() (uint32, error) { return f.drops, nil }
+func (f *scripted) locals(context.Context) (map[netip.Addr]struct{}, error) {
+	f.reads++
+	return f.here, nil
+}
+func (f *scripted) close() error { close(f.closed); return nil }
+
+func (f *scripted) open(n int, to string) {
+	for i := range n {
+		f.events <- ctwire.Entry{Orig: ctwire.Tuple{From: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.7"), uint16(i+1)), To: netip.MustParseAddrPort(to), Proto: uint8(lb.TCP)}}
+	}
+}
+
+func told(r *Rates) string {
+	s := fmt.Sprintf("elsewhere %d missed %d/%d others %d %d/%d", r.Elsewhere, r.Missed, r.MissedInAll, r.Others.Rows, r.Others.New, r.Others.Total)
+	for _, rate := range r.Rows {
+		s += fmt.Sprintf(" | %s %d %.0f/s %d", rate.Row.Key, rate.New, rate.PerSecond, rate.Total)
+	}
+	return s
+}
+
+// Rows come and go while somebody asks; what is lost is told in the period in which it was, once; who reads late gets the newest.
+func TestRates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rows := []*lb.Frontend{row("10.96.0.1:80/tcp", "a"), row("nodeport:30080/tcp", "a"),
+			{Key: lb.Key{Port: 32000, Proto: lb.TCP}, Service: "a", Kind: lb.HealthCheck}}
+		f := newScripted()
+		f.here[netip.MustParseAddr("192.0.2.1")] = struct{}{}
+		f.here[netip.MustParseAddr("198.51.100.1")] = struct{}{}
+		top := NewTop(Config{Every: 2 * time.Second, Most: 2, Tables: func() []Table {
+			return []Table{{Family: lb.IPv4, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Rows: rows}}
+		}})
+		top.open = func() (feed, error) { return f, nil }
+		ctx, cancel := context.WithCancel(t.Context())
+		rates, err := top.Subscribe(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect := func(want string) {
+			t.Helper()
+			if got := told(<-rates); got != want {
+				t.Errorf("told\n%s, want\n%s", got, want)
+			}
+		}
+		f.open(6, "10.96.0.1:80")
+		f.open(2, "192.0.2.1:30080")
+		f.open(1, "198.51.100.1:30080") // answers no NodePorts
+		f.open(1, "192.0.2.1:32000")
+		f.open(1, "10.96.0.2:80") // not there yet
+		expect("elsewhere 3 missed 0/0 others 0 0/0 | 10.96.0.1:80/tcp 6 3/s 6 | nodeport:30080/tcp 2 1/s 2")
+		rows = append(rows[:2:2], row("10.96.0.2:80/tcp", "b"))
+		expect("elsewhere 0 missed 0/0 others 0 0/0 | 10.96.0.1:80/tcp 0 0/s 6 | nodeport:30080/tcp 0 0/s 2")
+		f.lose <- 10
+		f.open(4, "10.96.0.2:80")
+		expect("elsewhere 0 missed 10/10 others 1 0/2 | 10.96.0.2:80/tcp 4 2/s 4 | 10.96.0.1:80/tcp 0 0/s 6")
+		f.lose <- 0 // for want of memory, of which there is no number
+		expect("elsewhere 0 missed 1/11 others 1 0/2 | 10.96.0.1:80/tcp 0 0/s 6 | 10.96.0.2:80/tcp 0 0/s 4")
+		rows = rows[1:] // the Service is gone, and what it had
+		time.Sleep(7 * time.Second)
+		f.open(2, "10.96.0.1:80")
+		synctest.Wait()
+		expect("elsewhere 0 missed 0/11 others 0 0/0 | 10.96.0.2:80/tcp 0 0/s 4 | nodeport:30080/tcp 0 0/s 2")
+		expect("elsewhere 2 missed 0/11 others 0 0/0 | 10.96.0.2:80/tcp 0 0/s 4 | nodeport:30080/tcp 0 0/s 2")
+		if f.reads > 3 {
+			t.Errorf("the addresses of this machine were read %d times in 18 s", f.reads)
+		}
+		cancel()
+		for range rates {
+		}
+		synctest.Wait()
+		<-f.closed
+	})
+}
+
+// No more ask than are told in bounded time, and who cannot be told hears why.
+func TestCrowd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		top := NewTop(Config{Tables: tables})
+		none := errors.New("no conntrack")
+		top.open = func() (feed, error) { return nil, none }
+		if _, err := top.Subscribe(t.Context()); err != none || top.Asked() != 0 {
+			t.Errorf("%v, %d ask", err, top.Asked())
+		}
+		f := newScripted()
+		top.open = func() (feed, error) { return f, nil }
+		ctx, cancel := context.WithCancel(t.Context())
+		for range maxAskers {
+			if _, err := top.Subscribe(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := top.Subscribe(ctx); err != ErrCrowd {
+			t.Errorf("one more: %v", err)
+		}
+		cancel()
+		synctest.Wait()
+		<-f.closed
+		if top.Asked() != 0 {
+			t.Errorf("%d ask", top.Asked())
+		}
+	})
+}
+
+// A connection costs no memory, whatever it leads to.
+func TestNoAllocs(t *testing.T) {
+	c := newCount(10, time.Now())
+	c.take(tables())
+	c.local(map[netip.Addr]struct{}{netip.MustParseAddr("192.0.2.1"): {}})
+	e := ctwire.Entry{Orig: ctwire.Tuple{Proto: uint8(lb.TCP)}}
+	for _, to := range []string{"10.96.0.10:80", "192.0.2.1:30080", "192.0.2.9:30080", "198.51.100.9:1"} {
+		e.Orig.To = netip.MustParseAddrPort(to)
+		c.add(&e)
+		if n := testing.AllocsPerRun(1000, func() { c.add(&e) }); n > 0 {
+			t.Errorf("%v allocations for a connection to %s", n, to)
+		}
+	}
+}
