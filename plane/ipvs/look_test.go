@@ -13,6 +13,7 @@ import (
 	"time"
 
 	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -331,5 +332,66 @@ func TestSabotageIsNamed(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Where the kernel keeps a client is told if it keeps any; a real server that drains is told of, and gets nobody new; and who is on the way out is
+// no difference.
+func TestFollowAffinityAndDraining(t *testing.T) {
+	k, p, table, w := looked(t, lb.IPv4)
+	id := ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(10, 102), 80), uint8(lb.TCP)) // of World.Full(101, …), which is sticky
+	row := table.Get(keyOf(id))
+	if row == nil || row.Affinity == 0 {
+		t.Fatalf("%s: %v", id, row)
+	}
+	client := w.Addr(100, 1<<20)
+	real := row.Set(lb.Cluster).Backends[0].Addr
+	packet := trace.Packet{From: netip.AddrPortFrom(client, 0), In: "veth1", To: id.Addr, Proto: lb.TCP}
+	follow := func() trace.Kernel {
+		t.Helper()
+		got, err := p.Follow(t.Context(), packet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	k.stays = map[netip.Addr]netip.AddrPort{client: real}
+	if got := follow(); got.Affine.IsValid() { // nobody asks where no real server has a template
+		t.Errorf("affine %v without templates", got.Affine)
+	}
+	if err := k.ipvs.SetConns(id, real, ipvsfake.Conns{Persistent: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if got := follow(); got.Affine != real {
+		t.Errorf("affine %v, want %v: %v", got.Affine, real, got.Way)
+	}
+
+	one := ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))
+	leaves := table.Get(keyOf(one)).Set(lb.Cluster).Backends[2].Addr
+	if err := k.ipvs.SetConns(one, leaves, ipvsfake.Conns{Active: 3}); err != nil {
+		t.Fatal(err)
+	}
+	changes, _ := table.Replace(w.ClusterIP(0, 0, 2))
+	if _, err := p.Apply(t.Context(), changes); err != nil {
+		t.Fatal(err)
+	}
+	packet.To = one.Addr
+	got := follow()
+	if len(got.Backends) != 2 || !strings.Contains(strings.Join(got.Way, "\n"), leaves.String()+" -m -w 0: it drains, with 3 connections") {
+		t.Errorf("backends %v by way of\n%s", got.Backends, strings.Join(got.Way, "\n"))
+	}
+	for _, d := range differences(t, p, table) {
+		t.Errorf("while it drains: %+v", d)
+	}
+	// The whole Service goes, and its connections go on.
+	changes, _ = table.Replace(lb.Owner{Name: "ns/svc-0"}, nil)
+	if _, err := p.Apply(t.Context(), changes); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range differences(t, p, table) {
+		t.Errorf("while the virtual server drains: %+v", d)
+	}
+	if got := follow(); got.Verdict != trace.Drop {
+		t.Errorf("a Service that is gone: %s, by way of\n%s", got.Verdict, strings.Join(got.Way, "\n"))
 	}
 }
