@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"kube-proxy/lb"
@@ -39,6 +40,17 @@ type Keeper struct {
 	sent   uint64
 	// failures is how many restores failed.
 	failures uint64
+
+	held held
+}
+
+// held is what was listed last for who looks. The programs take longer than all else, and the kernel tells by a number whether anything of
+// nftables has changed since.
+type held struct {
+	mu           sync.Mutex
+	changes      fingerprinter
+	at           fingerprint
+	jumps, rules []ChainRule
 }
 
 // Layout is what a Keeper keeps whatever the rows are.
@@ -89,6 +101,12 @@ func NewKeeper(l Layout) (*Keeper, error) {
 
 // Close gives back what the Keeper holds of this process. The rules stay in force.
 func (k *Keeper) Close() error {
+	k.held.mu.Lock()
+	defer k.held.mu.Unlock()
+	if k.held.changes != nil {
+		k.held.changes.close()
+		k.held.changes, k.held.at = nil, fingerprint{}
+	}
 	if k.ours != nil {
 		k.ours.close()
 		k.ours = nil
@@ -182,8 +200,32 @@ func (k *Keeper) Rules(ctx context.Context) ([]ChainRule, error) {
 }
 
 // Held returns the rules of built-in chains that lead to the mode's, of those of the Layout and in its order, and the rules of the mode's
-// chains. It may be called by any goroutine at any time, on a thread in the network namespace of the node.
+// chains. Nobody may write to them. It may be called by any goroutine at any time, on a thread in the network namespace of the node; programs
+// run only where something may have changed since: with the legacy back end always, of which the kernel does not tell that surely.
 func (k *Keeper) Held(ctx context.Context) (jumps, rules []ChainRule, err error) {
+	h := &k.held
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.changes == nil && k.tool.backend != Legacy {
+		h.changes = newFingerprinter(k.layout.Family, k.tool.backend, &ownwrites.Ledger{})
+	}
+	at := fingerprint{}
+	if h.changes != nil {
+		if at, err = h.changes.now(); err != nil {
+			at = fingerprint{}
+		}
+	}
+	if at != (fingerprint{}) && at == h.at {
+		return h.jumps, h.rules, nil
+	}
+	if jumps, rules, err = k.listHeld(ctx); err != nil {
+		return nil, nil, err
+	}
+	h.at, h.jumps, h.rules = at, jumps, rules
+	return jumps, rules, nil
+}
+
+func (k *Keeper) listHeld(ctx context.Context) (jumps, rules []ChainRule, err error) {
 	s, err := k.list(ctx, true)
 	if err != nil {
 		return nil, nil, fmt.Errorf("iptables: %w", err)

@@ -67,7 +67,7 @@ func TestLookAtKernel(t *testing.T) {
 				k := newLookBench(t, b, f)
 				packets := k.Packets(k.table, true)
 				n := 0
-				for i := 0; i < len(packets); i += 11 { // each is a run of iptables-save
+				for i := 0; i < len(packets); i += 11 { // with the legacy back end each is a run of iptables-save
 					packets[n] = packets[i]
 					n++
 				}
