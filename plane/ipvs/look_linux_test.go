@@ -2,11 +2,13 @@ package ipvs
 
 import (
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 
 	sets "kube-proxy/internal/ipset"
 	"kube-proxy/internal/ipvsfake"
@@ -15,6 +17,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/planetest"
+	"kube-proxy/trace"
 )
 
 // lookBench is a plane over the kernel's ipsets, addresses and rules; IPVS is the kernel's where that has it, else in memory.
@@ -172,5 +175,49 @@ TCP fd00:0000:0000:0000:0000:0000:0000:0001 0000 fd00:0010:0096:0000:0000:0000:0
 	long := strings.Repeat("TCP C0A80002 9C40 0A600001 0050 0A010001 1F90 ESTABLISHED     897\n", mostConnections/60)
 	if _, err := staysIn(strings.NewReader(long[:mostConnections]), ipvswire.ByAddr(netip.MustParseAddrPort("10.96.0.1:80"), 6), netip.MustParseAddr("192.168.0.1")); err != errTooMany {
 		t.Errorf("of too many: %v", err)
+	}
+}
+
+// Who looks while rows change reads by connections of his own: neither fails, and at the end nothing differs.
+func TestLookWhileRowsChange(t *testing.T) {
+	k := newLookBench(t, iptables.NFT, lb.IPv4)
+	here, err := netns.Get()
+	k.must(err)
+	defer here.Close()
+	stop, done := make(chan struct{}), make(chan error, 1)
+	packets := k.Packets(k.table, true)
+	own := lookTable(k.World) // what the looker compares with
+	go func() {
+		done <- func() error {
+			runtime.LockOSThread() // which ends with the goroutine: nobody else gets a thread in this namespace
+			if err := netns.Set(here); err != nil {
+				return err
+			}
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return nil
+				default:
+				}
+				if _, err := k.p.Follow(t.Context(), packets[i*7%len(packets)]); err != nil {
+					return err
+				}
+				if err := k.p.Differences(t.Context(), own, func(trace.Difference) bool { return true }); err != nil {
+					return err
+				}
+			}
+		}()
+	}()
+	for i := range 60 {
+		for _, n := range []int{2 + i%3, 3} {
+			changes, _ := k.table.Replace(k.ClusterIP(i%10, i%10*3, n))
+			_, err := k.p.Apply(t.Context(), changes)
+			k.must(err)
+		}
+	}
+	close(stop)
+	k.must(<-done)
+	for _, d := range differences(t, k.p, k.table) {
+		t.Errorf("differs: %+v", d)
 	}
 }
