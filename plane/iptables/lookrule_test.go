@@ -27,6 +27,7 @@ const othersRules = `*nat
 -A OTHERS -m statistic --mode random ! --probability 0.25000000000
 -A OTHERS -p tcp -j DNAT --to-destination 10.1.1.1:80
 -A OTHERS -j MASQUERADE
+-A OTHERS
 COMMIT
 *filter
 :OTHERS - [0:0]

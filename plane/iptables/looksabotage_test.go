@@ -202,6 +202,8 @@ func TestSabotageIsSeen(t *testing.T) {
 					v.iptables("-P", "FORWARD", "ACCEPT")
 					v.remove("filter", "FORWARD", "limit")
 				}},
+			{name: "others only count", do: func() { v.iptables("-t", "nat", "-I", "PREROUTING") }, service: loose, from: pod, want: all(false),
+				undo: func() { v.iptables("-t", "nat", "-D", "PREROUTING", "1") }},
 			{name: "others drop what goes to an endpoint", do: func() { v.iptables("-I", "FORWARD", "-d", v.backend(loose, 1).Addr().String(), "-j", "DROP") }, service: loose,
 				from: pod, want: balance(map[int]float64{0: 1. / 3, 2: 1. / 3}), undo: func() { v.remove("filter", "FORWARD", "-j DROP") }},
 			{name: "others let pass what is to be refused", do: func() { v.iptables("-I", "FORWARD", "-d", v.clusterIP(unserved).Addr().String(), "-j", "ACCEPT") },

@@ -9,6 +9,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"kube-proxy/trace"
 )
@@ -194,6 +195,7 @@ func (w *walk) pass(fs flows, id chainID, c *chainState, depth int) (returned fl
 	if depth > mostDeep && w.err == nil {
 		w.err = fmt.Errorf("chain %s of table %s is reached by more than %d jumps", id.name, id.table, mostDeep)
 	}
+	w.fail(w.ctx.Err()) // chains that lead twice to others, and these to others, take long
 	for i := range c.rules {
 		if len(fs) == 0 || w.err != nil {
 			break
@@ -321,10 +323,10 @@ func (w *walk) say(at saying, text, note string) {
 		return
 	}
 	line := "-t " + at.chain.table.String() + " "
-	if text[:2] == "-P" {
+	if strings.HasPrefix(text, "-P ") {
 		line += text
 	} else {
-		line += "-A " + at.chain.name + " " + text
+		line = strings.TrimSuffix(line+"-A "+at.chain.name+" "+text, " ") // a rule may have nothing in it, and only count
 	}
 	if note != "" {
 		line += " (" + note + ")"
