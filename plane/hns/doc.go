@@ -43,4 +43,8 @@
 //   - All others stay. If one has the key of a row, the row fails and names it.
 //
 // Of ours, what is as it shall be is adopted as it is; what differs is changed; what nobody wants goes.
+//
+// # Who asks
+//
+// [Plane.Follow] and [Plane.Differences] list HNS themselves, and share nothing with the verbs but the settings.
 package hns

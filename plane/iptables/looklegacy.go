@@ -59,8 +59,11 @@ type pacer struct {
 	reads int
 }
 
-// pauses is how many times as long as a table was read nobody reads one. Writers then wait for one reading at most, as a rule.
-const pauses = 3
+// How many times as long as a table was read nobody reads one: more often, a reading that takes long would be in every writer's way.
+const (
+	shortPauses, longPauses = 3, 9
+	longReading             = 10 * time.Millisecond
+)
 
 // read calls f, not before the pause of the last time is over.
 func (p *pacer) read(ctx context.Context, f func() error) error {
@@ -80,6 +83,10 @@ func (p *pacer) read(ctx context.Context, f func() error) error {
 	began := time.Now()
 	err := f()
 	now := time.Now()
+	pauses := time.Duration(shortPauses)
+	if now.Sub(began) > longReading {
+		pauses = longPauses
+	}
 	p.until = now.Add(pauses * now.Sub(began))
 	return err
 }
