@@ -43,6 +43,9 @@ func openLegacy(f lb.Family, pace *pacer) (*legacyHolding, error) {
 // asked begins a question.
 func (h *legacyHolding) asked(ctx context.Context, since time.Time) error {
 	h.ctx, h.since, h.there = ctx, since, map[string]bool{}
+	if h.pace != nil {
+		h.pace.spent = 0
+	}
 	names, err := os.ReadFile("/proc/thread-self/net/" + strings.Replace(baseName(h.family), "tables", "_tables_names", 1))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("list the tables of iptables: %w", err)
@@ -53,24 +56,26 @@ func (h *legacyHolding) asked(ctx context.Context, since time.Time) error {
 	return nil
 }
 
-// pacer has who reads tables pause.
+// pacer has who reads tables pause before the next question.
 type pacer struct {
 	until time.Time
+	spent time.Duration // with tables, for the question of now
 	reads int
 }
 
-// How many times as long as a table was read nobody reads one: more often, a reading that takes long would be in every writer's way.
+// How many times as long as tables were read for one question nobody reads one: more often, a reading that takes long would be in every
+// writer's way.
 const (
 	shortPauses, longPauses = 3, 9
 	longReading             = 10 * time.Millisecond
 )
 
-// read calls f, not before the pause of the last time is over.
+// read calls f. If it is the first of a question, not before the pause after the one before is over.
 func (p *pacer) read(ctx context.Context, f func() error) error {
 	if p == nil {
 		return f()
 	}
-	if left := time.Until(p.until); left > 0 {
+	if left := time.Until(p.until); left > 0 && p.spent == 0 {
 		timer := time.NewTimer(left)
 		defer timer.Stop()
 		select {
@@ -83,11 +88,12 @@ func (p *pacer) read(ctx context.Context, f func() error) error {
 	began := time.Now()
 	err := f()
 	now := time.Now()
+	p.spent += now.Sub(began)
 	pauses := time.Duration(shortPauses)
-	if now.Sub(began) > longReading {
+	if p.spent > longReading {
 		pauses = longPauses
 	}
-	p.until = now.Add(pauses * now.Sub(began))
+	p.until = now.Add(pauses * p.spent)
 	return err
 }
 
