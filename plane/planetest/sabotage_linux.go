@@ -37,8 +37,8 @@ func Sabotage(t *testing.T, cfg Config) {
 			if err != nil {
 				t.Errorf("seed %d (repeat with PLANETEST_SEED): %v", seed, err)
 			}
-			if err == nil && (s.mended == 0 || s.felt == 0 || s.found == 0) {
-				t.Errorf("seed %d: nothing was broken that anybody could feel", seed)
+			if err == nil && (s.mended == 0 || s.found == 0) {
+				t.Errorf("seed %d: nothing was broken that anybody could notice", seed)
 			}
 		})
 	}
