@@ -50,6 +50,9 @@ func (c *Client) Get(ctx context.Context, question string, params url.Values, ou
 	}
 	defer body.Close()
 	if err := json.NewDecoder(body).Decode(out); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		return fmt.Errorf("%w: %s breaks off or is no JSON: %w", ErrNotAsked, c.at, err)
 	}
 	return nil
@@ -78,6 +81,7 @@ func (c *Client) Each(ctx context.Context, question string, params url.Values, f
 // open asks a question, and returns the answer as it comes.
 func (c *Client) open(ctx context.Context, question string, params url.Values) (io.ReadCloser, error) {
 	u := url.URL{Scheme: "http", Host: "kube-proxy", Path: "/v1/" + question, RawQuery: params.Encode()}
+	asking := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	begun := time.AfterFunc(answerWait+patience(params), func() { cancel(context.DeadlineExceeded) })
 	defer begun.Stop()
@@ -88,10 +92,14 @@ func (c *Client) open(ctx context.Context, question string, params url.Values) (
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
+		late := errors.Is(context.Cause(ctx), context.DeadlineExceeded)
 		cancel(nil)
+		switch {
+		case asking.Err() != nil: // who asks wants no answer any more
+			return nil, asking.Err()
+		case late:
+			err = context.DeadlineExceeded
+		}
 		return nil, c.unreachable(err)
 	}
 	body := &cancelled{resp.Body, func() { cancel(nil) }}

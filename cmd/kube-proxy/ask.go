@@ -8,6 +8,8 @@ import (
 	"io"
 	"net/url"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -97,11 +99,11 @@ func (a asking) command(modes mode.List, out, errOut io.Writer) *cobra.Command {
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Problems{{Where: err.Error()}} })
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, a.help()) })
-	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 		if !a.services || len(args) >= a.most {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return serviceNames(cmd, opts, modes), cobra.ShellCompDirectiveNoFileComp
+		return serviceNames(cmd, opts, modes, begun), cobra.ShellCompDirectiveNoFileComp
 	}
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"json", "yaml", "wide"}, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
 	return cmd
@@ -192,6 +194,9 @@ func told(err error) error {
 		return asked{err, exitNotAsked}
 	case errors.As(err, &p):
 		text := p.Text
+		if p.Kind == inspect.Unknown && len(p.Candidates) > 0 {
+			text += "; there is"
+		}
 		for _, c := range p.Candidates {
 			text += "\n  " + lb.Printable(c)
 		}
@@ -244,8 +249,8 @@ func (q *questions) program(raw json.RawMessage) (bool, error) {
 	return false, nil
 }
 
-// serviceNames are the names of all Services, for a shell that completes; none where nobody answers.
-func serviceNames(cmd *cobra.Command, opts *config.Options, modes mode.List) []string {
+// serviceNames are the names of Services that begin so, for a shell that completes; none where nobody answers.
+func serviceNames(cmd *cobra.Command, opts *config.Options, modes mode.List, begun string) []string {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	client, err := askWhom(cmd, opts, modes, io.Discard)
@@ -256,5 +261,5 @@ func serviceNames(cmd *cobra.Command, opts *config.Options, modes mode.List) []s
 	if client.Get(ctx, "services", nil, &all) != nil {
 		return nil
 	}
-	return all.Services
+	return slices.DeleteFunc(all.Services, func(s string) bool { return !strings.HasPrefix(s, begun) })
 }

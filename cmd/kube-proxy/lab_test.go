@@ -232,14 +232,20 @@ func (p *labProgram) filesByKind() string {
 // resident is the memory that the program has, in bytes.
 func (p *labProgram) resident() int {
 	p.n.t.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	return residentOf(p.n.t, p.cmd.Process.Pid)
+}
+
+// residentOf is the memory that a process has, in bytes.
+func residentOf(t testing.TB, pid int) int {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		p.n.t.Fatal(err)
+		t.Fatal(err)
 	}
 	m := regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindSubmatch(data)
 	kb, err := strconv.Atoi(string(m[1]))
 	if err != nil {
-		p.n.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return kb << 10
 }

@@ -1,0 +1,335 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"kube-proxy/inspect"
+	"kube-proxy/plane/all"
+)
+
+// Each command in each form says of a folder what the golden file has. The folder has what is strange: many Services of a name, an address
+// that two want, an endpoint of a node with a name that does something to a terminal.
+func TestAskGolden(t *testing.T) {
+	t.Chdir("testdata/ask")
+	for name, args := range map[string]string{
+		"trace":          "trace 10.1.1.13 shop/web",
+		"trace-json":     "trace 10.1.1.13 shop/web -o json",
+		"trace-yaml":     "trace 10.1.1.13 shop/web -o yaml",
+		"trace-pod":      "trace --from pod shop/web-1 10.96.0.10",
+		"trace-slice":    "trace --from pod/shop/web-2 web.shop.svc.cluster.local:80/tcp",
+		"trace-node":     "trace node nodeport:30080",
+		"trace-unknown":  "trace 10.1.1.13 10.96.77.77:80",
+		"trace-pass":     "trace 10.1.1.13 203.0.113.9:443",
+		"trace-ping":     "trace 10.1.1.13 10.96.0.10/icmp",
+		"table":          "table",
+		"table-wide":     "table shop/ -o wide",
+		"table-json":     "table 10.96.0.10 -o json",
+		"table-yaml":     "table 10.96.0.10 -o yaml",
+		"backends":       "backends shop/web",
+		"backends-wide":  "backends shop/web -o wide",
+		"backends-json":  "backends shop/web -o json",
+		"backends-yaml":  "backends shop/web -o yaml",
+		"why":            "why shop/web",
+		"why-empty":      "why shop/empty",
+		"why-lost":       "why shop/thief",
+		"why-json":       "why shop/empty -o json",
+		"none":           "table nothing-has-this",
+		"help":           "why --help",
+		"bad-ambiguous":  "why same",
+		"bad-unknown":    "why shop/nobody",
+		"bad-alike":      "backends thie",
+		"bad-port":       "why shop/web:nope",
+		"bad-address":    "trace 10.1.1.300 shop/web",
+		"bad-family":     "trace fd00::1 10.96.0.10:80",
+		"bad-pod":        "trace --from pod shop/nobody shop/web",
+		"bad-pod-name":   "trace --from pod a/b/c shop/web",
+		"bad-from":       "trace --from 10.1.1.13 10.1.1.14 shop/web",
+		"bad-args":       "trace shop/web",
+		"bad-many":       "why a b",
+		"bad-output":     "why shop/web -o xml",
+		"bad-flag":       "why shop/web --nope",
+		"bad-hostile":    "why \x1b[31m<script>alert(1)</script>",
+		"bad-filter":     "table " + strings.Repeat("x", 400),
+		"bad-diff":       "diff",
+		"bad-events":     "events",
+		"bad-top":        "top",
+		"bad-completion": "completion tcsh",
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out, errOut bytes.Buffer
+			line := strings.Fields(args)
+			if line[0] != "completion" {
+				line = append(line, "--manifests=m", "--hostname-override=n1", "--cluster-cidr=10.1.0.0/16")
+			}
+			err := command(all.Modes(), &out, &errOut, line).ExecuteContext(t.Context())
+			code := 0
+			if err != nil {
+				var said bool
+				if code, said = ended(err); !said {
+					printError(&errOut, err)
+				}
+			}
+			text := fmt.Sprintf("$ kube-proxy %q\n%s%sexit code %d\n", args, out.String(), errOut.String(), code)
+			if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' && r != '\n' }) {
+				t.Errorf("a terminal would obey it: %q", text)
+			}
+			file := name + ".golden"
+			if *update {
+				do(t, os.WriteFile(file, []byte(text), 0o644))
+			}
+			want, err := os.ReadFile(file)
+			do(t, err)
+			if text != string(want) {
+				t.Errorf("got\n%s\nwant\n%s", text, want)
+			}
+		})
+	}
+}
+
+// A proxy that runs is asked by command, in each form, across a reload and a restart; and who may not, or asks what is none, is told so.
+func TestAskRunning(t *testing.T) {
+	n := newNamespace(t)
+	dir := t.TempDir()
+	do(t, os.CopyFS(filepath.Join(dir, "m"), os.DirFS("testdata/ask/m")))
+	n.command("mkdir", "-p", "/run/kube-proxy", "/run/other")
+	file := filepath.Join(dir, "config.yaml")
+	configure := func(more string) {
+		write(t, file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.1.0.0/16\nmetricsBindAddress: none\nhealthzBindAddress: none\n"+more))
+	}
+	configure("")
+	p := n.start(dir, []string{"--config=config.yaml", "--hostname-override=n1", "--manifests=m"}, nil)
+	p.await(allWritten)
+	p.await(regexp.MustCompile("questions are answered"))
+
+	answers := func(code int, says string, args ...string) {
+		t.Helper()
+		got, out, errOut := n.kubeProxy(args...)
+		if got != code || !strings.Contains(out+errOut, says) {
+			t.Errorf("%q: exit code %d, want %d and %q:\n%s%s", args, got, code, says, out, errOut)
+		}
+	}
+	answers(0, "as the table says", "trace", "10.1.1.13", "shop/web")
+	answers(0, `"kernel": {`, "trace", "10.1.1.13", "shop/web", "-o", "json")
+	answers(0, "kernel:\n", "trace", "10.1.1.13", "shop/web", "-o", "yaml")
+	answers(0, "pod shop/web-1 is at 10.1.1.11", "trace", "--from", "pod", "shop/web-1", "shop/web")
+	answers(0, "no difference", "diff")
+	answers(0, `"differences": []`, "diff", "-o", "json")
+	answers(0, "Service created", "events")
+	answers(0, `"newest":`, "events", "-o", "json")
+	answers(0, "10.96.0.10:80/tcp", "table", "-o", "wide")
+	answers(2, "no-backends", "why", "shop/empty")
+	answers(1, "12 Services have the name same", "why", "same")
+	answers(0, "no connection was opened", "top")
+	answers(0, "spanSeconds", "top", "-o", "yaml")
+	answers(0, "shop/web", "__complete", "why", "")
+	if code, out, _ := n.kubeProxy("__complete", "backends", "shop/w"); code != 0 || !strings.HasPrefix(out, "shop/web\n") {
+		t.Errorf("a shell is told %q", out)
+	}
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		code, out, errOut := n.kubeProxy("completion", shell)
+		if code != 0 || len(out) < 1000 || errOut != "" {
+			t.Errorf("completion %s: exit code %d, %d bytes, %s", shell, code, len(out), errOut)
+		}
+	}
+
+	// The question of root alone.
+	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "why", "shop/web"); code != 3 || !strings.Contains(errOut, "for root alone") {
+		t.Errorf("without root: exit code %d, %s", code, errOut)
+	}
+	n.command("chmod", "755", "/run/kube-proxy")
+	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "why", "shop/web"); code != 3 || !strings.Contains(errOut, "for root alone") {
+		t.Errorf("without root, in a folder for all: exit code %d, %s", code, errOut)
+	}
+
+	// What somebody takes from the kernel is named as long as it is gone. The proxy mends it, so it is stopped first: it is asked by nobody then.
+	configure("adminSocket: /run/other/a.sock\n")
+	do(t, p.cmd.Process.Signal(syscall.SIGHUP))
+	p.await(regexp.MustCompile(`questions are answered" socket=/run/other/a.sock`))
+	answers(3, "there is no socket /run/kube-proxy/admin.sock", "why", "shop/web")
+	answers(0, "shop/web", "why", "shop/web", "--admin-socket=/run/other/a.sock")
+	if code, out, errOut := n.kubeProxy("why", "shop/web", "--config="+file); code != 0 {
+		t.Errorf("by the file: exit code %d, %s%s", code, out, errOut)
+	}
+	configure("adminSocket: \"\"\n")
+	do(t, p.cmd.Process.Signal(syscall.SIGHUP))
+	p.await(regexp.MustCompile(`(?s)changed configuration is in force.*changed configuration is in force`))
+	until(t, func() string {
+		if code, _, errOut := n.kubeProxy("why", "shop/web", "--admin-socket=/run/other/a.sock"); code != 3 || !strings.Contains(errOut, "there is no socket") {
+			return fmt.Sprintf("turned off: exit code %d, %s", code, errOut)
+		}
+		return ""
+	})
+	answers(3, "turned off", "why", "shop/web", "--config="+file)
+	configure("")
+	do(t, p.cmd.Process.Signal(syscall.SIGHUP))
+	until(t, func() string {
+		if code, _, errOut := n.kubeProxy("why", "shop/web"); code != 0 {
+			return errOut
+		}
+		return ""
+	})
+
+	// The next process waits for this one, which answers until it ends; after a kill the next one has the socket all the same.
+	next := n.start(dir, []string{"--config=config.yaml", "--hostname-override=n1", "--manifests=m"}, nil)
+	next.await(regexp.MustCompile("waits|waiting|another kube-proxy"))
+	answers(0, "shop/web", "why", "shop/web")
+	p.end(syscall.SIGKILL)
+	next.await(regexp.MustCompile("questions are answered"))
+	answers(0, "as the table says", "trace", "10.1.1.13", "shop/web")
+	if warned := regexp.MustCompile("level=WARN.*socket.*").FindString(next.log()); warned != "" {
+		t.Errorf("the next process warns: %s", warned)
+	}
+	next.stop()
+	answers(3, "there is no socket", "why", "shop/web")
+}
+
+// Where nobody runs, or something else does, the command says what, and what to do.
+func TestAskNobody(t *testing.T) {
+	n := newNamespace(t)
+	dir := t.TempDir()
+	at := filepath.Join(dir, "a.sock")
+	for name, c := range map[string]struct {
+		serve func()
+		says  string
+	}{
+		"nothing there":         {func() {}, "there is no socket"},
+		"a socket that is left": {func() { l := listenAt(t, at); l.SetUnlinkOnClose(false); l.Close() }, "nobody listens at"},
+		"an older proxy":        {func() { go http.Serve(listenAt(t, at), http.NotFoundHandler()) }, "no kube-proxy that this command knows (HTTP 404)"},
+		"another version": {func() {
+			go http.Serve(listenAt(t, at), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Kube-Proxy-Admin", "2") }))
+		}, `speaks version "2"`},
+		"no HTTP": {func() {
+			l := listenAt(t, at)
+			go func() {
+				for c, err := l.Accept(); err == nil; c, err = l.Accept() {
+					io.WriteString(c, "\x1b[31mgo away\n")
+					c.Close()
+				}
+			}()
+		}, "cannot be asked"},
+		"a file": {func() { do(t, os.WriteFile(at, nil, 0o600)) }, "nobody listens at"},
+	} {
+		os.Remove(at)
+		c.serve()
+		for _, command := range []string{"why shop/web", "trace node shop/web", "table", "diff", "events", "top", "backends shop/web", "events --watch", "top -w"} {
+			code, out, errOut := n.kubeProxy(append(strings.Fields(command), "--admin-socket="+at)...)
+			if code != 3 || out != "" || !strings.Contains(errOut, c.says) || strings.Contains(errOut, "\x1b") || len(errOut) > 800 {
+				t.Errorf("%s: %s: exit code %d, %s%s", name, command, code, out, errOut)
+			}
+		}
+	}
+}
+
+func listenAt(t *testing.T, path string) *net.UnixListener {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
+	do(t, err)
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// --watch goes on until it is interrupted, then ends well, and tells of changes as they come.
+func TestAskWatch(t *testing.T) {
+	n := newNamespace(t)
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	n.serve(dir)
+	until(t, func() string { _, _, errOut := n.kubeProxy("table"); return errOut })
+	events := n.start(dir, []string{"events", "--watch", "-o", "json"}, nil)
+	table := n.start(dir, []string{"table", "late", "--watch"}, nil)
+	events.await(regexp.MustCompile("shop/good"))
+	write(t, filepath.Join(dir, "m/late.yaml"), service("late", "10.96.0.7", 80, "10.0.0.7"))
+	events.await(regexp.MustCompile(`"object": "shop/late"`))
+	table.await(regexp.MustCompile(`10\.96\.0\.7:80/tcp +shop/late`))
+	for _, p := range []*process{events, table} {
+		if code := p.end(syscall.SIGINT); code != 0 {
+			t.Errorf("exit code %d after an interrupt:\n%s", code, p.log())
+		}
+	}
+}
+
+// A crowd at the socket changes neither what the proxy takes of the machine nor how changes reach the kernel.
+func TestAskCrowd(t *testing.T) {
+	n := newNamespace(t)
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	p := n.serve(dir)
+	at := "/run/kube-proxy/admin.sock"
+	until(t, func() string { _, _, errOut := n.kubeProxy("table"); return errOut })
+	resident := func() int { return residentOf(t, p.cmd.Process.Pid) }
+	files := func() int {
+		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid))
+		do(t, err)
+		return len(entries)
+	}
+	memory, open := resident(), files()
+	var crowd []net.Conn
+	for i := range 1000 {
+		var c net.Conn
+		var err error
+		n.Do(func() { c, err = net.DialTimeout("unix", at, time.Second) })
+		if err != nil {
+			break // as many as the kernel keeps waiting
+		}
+		defer c.Close()
+		crowd = append(crowd, c)
+		switch i % 3 {
+		case 0:
+			io.WriteString(c, "GET /v1/top HTTP/1.1\r\nHost: x\r\n\r\n")
+		case 1:
+			io.WriteString(c, "GET /v1/table")
+		}
+	}
+	if len(crowd) < 100 {
+		t.Fatalf("%d could connect", len(crowd))
+	}
+	write(t, filepath.Join(dir, "m/late.yaml"), service("late", "10.96.0.7", 80, "10.0.0.7"))
+	until(t, func() string {
+		if got := n.serves(); !strings.Contains(got, "10.96.0.7") {
+			return "the change is not in the kernel:\n" + got
+		}
+		return ""
+	})
+	if f := files(); f > open+70 {
+		t.Errorf("%d more descriptors for %d who connect", f-open, len(crowd))
+	}
+	if m := resident(); m > memory+64<<20 {
+		t.Errorf("%d MiB more for %d who connect", (m-memory)>>20, len(crowd))
+	}
+	for _, c := range crowd {
+		c.Close()
+	}
+	until(t, func() string { _, _, errOut := n.kubeProxy("why", "shop/late"); return errOut })
+}
+
+// The answer of a command for programs is what the socket says, whatever fields come with it.
+func TestAskJSONKeepsFields(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "a.sock")
+	go http.Serve(listenAt(t, at), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Kube-Proxy-Admin", "1")
+		io.WriteString(w, `{"service":"a/b","verdict":"pass","backends":[],"later":{"field":12345678901234567890}}`)
+	}))
+	var out, errOut bytes.Buffer
+	err := command(all.Modes(), &out, &errOut, []string{"trace", "node", "a/b", "-o=json", "--admin-socket=" + at}).ExecuteContext(t.Context())
+	if err != nil || !strings.Contains(out.String(), `"field": 12345678901234567890`) || errOut.Len() != 0 {
+		t.Errorf("%v: %s%s", err, out.String(), errOut.String())
+	}
+	var a inspect.TraceAnswer
+	if err := json.Unmarshal(out.Bytes(), &a); err != nil || a.Verdict != "pass" {
+		t.Errorf("%v", err)
+	}
+}
