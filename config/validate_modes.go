@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -228,7 +227,7 @@ func (o *Options) adminSocket() string {
 	switch {
 	case path == "" || o.system != "linux":
 		return ""
-	case !filepath.IsAbs(path) || strings.HasSuffix(path, "/") || strings.ContainsRune(path, 0):
+	case !strings.HasPrefix(path, "/") || strings.HasSuffix(path, "/") || strings.ContainsRune(path, 0):
 		o.wrong("adminSocket", path, "want an absolute path such as "+DefaultAdminSocket+", or nothing for no socket")
 	case len(path) > mostSocketPath:
 		o.wrong("adminSocket", path, fmt.Sprintf("it has %d bytes: want %d at most, as the kernel does", len(path), mostSocketPath))
