@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -331,5 +332,18 @@ func TestAskJSONKeepsFields(t *testing.T) {
 	var a inspect.TraceAnswer
 	if err := json.Unmarshal(out.Bytes(), &a); err != nil || a.Verdict != "pass" {
 		t.Errorf("%v", err)
+	}
+}
+
+// By the name of a plugin of kubectl the program is its command trace.
+func TestAskAsPlugin(t *testing.T) {
+	self, err := os.Executable()
+	do(t, err)
+	link := filepath.Join(t.TempDir(), plugin)
+	do(t, os.Symlink(self, link))
+	cmd := exec.Command(link, "10.1.1.13", "shop/web", "--manifests=testdata/ask/m", "--hostname-override=n1")
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "10.1.1.13 → 10.96.0.10:80/tcp") {
+		t.Errorf("%v: %s", err, out)
 	}
 }

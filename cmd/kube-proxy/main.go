@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -28,13 +29,24 @@ func run(modes mode.List) {
 	ctx, stop := signal.NotifyContext(context.Background(), ends()...)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	out, errOut := standard()
-	if err := command(modes, out, errOut, os.Args[1:]).ExecuteContext(ctx); err != nil {
+	if err := command(modes, out, errOut, arguments(os.Args)).ExecuteContext(ctx); err != nil {
 		code, told := ended(err)
 		if !told {
 			printError(errOut, err)
 		}
 		os.Exit(code)
 	}
+}
+
+// plugin is the name by which kubectl finds the program as "kubectl proxy-trace".
+const plugin = "kubectl-proxy_trace"
+
+// arguments are those of the command line: as a plugin of kubectl the program is its command trace.
+func arguments(commandLine []string) []string {
+	if filepath.Base(commandLine[0]) == plugin {
+		return append([]string{"trace"}, commandLine[1:]...)
+	}
+	return commandLine[1:]
 }
 
 // printError prints each thing that is wrong in a line of its own. What is wrong with the command line comes
