@@ -145,6 +145,8 @@ func (c container) spec(args []string, privileged bool) map[string]any {
 		{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
 		{"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}},
 		{"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": []string{"nosuid", "noexec", "nodev", map[bool]string{true: "rw", false: "ro"}[privileged]}},
+		// As the chart has it for the admin socket, for whatever user.
+		{"destination": "/run/kube-proxy", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "noexec", "nodev", "mode=777", "size=1m"}},
 		// As kubeadm's DaemonSet mounts them.
 		{"destination": "/lib/modules", "type": "bind", "source": filepath.Join(c.Dir, "modules"), "options": []string{"rbind", "ro"}},
 		{"destination": "/run/xtables.lock", "type": "bind", "source": filepath.Join(c.Dir, "xtables.lock"), "options": []string{"rbind", "rw"}},
@@ -317,7 +319,7 @@ func (c container) unpack(t *testing.T, p readPlatform) {
 	root := filepath.Join(c.Dir, "rootfs")
 	p.unpack(t, root)
 	// A runtime makes the places of mounts before it makes the root read-only; here they are made like the image's other files.
-	for _, d := range []string{"proc", "sys", "dev", "run", "tmp", "lib/modules"} {
+	for _, d := range []string{"proc", "sys", "dev", "run/kube-proxy", "tmp", "lib/modules"} {
 		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
 			t.Fatal(err)
 		}

@@ -347,3 +347,32 @@ func TestAskAsPlugin(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 }
+
+// What somebody takes from the kernel is named by who follows a packet and by who compares, and the exit code tells.
+func TestAskSabotage(t *testing.T) {
+	n := newNamespace(t)
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	p := n.start(dir, []string{"--proxy-mode=iptables", "--hostname-override=n1", "--manifests=m", "--cluster-cidr=10.0.0.0/16,fd00::/48", "--iptables-sync-period=1h"}, nil)
+	p.await(allWritten)
+	until(t, func() string {
+		if code, out, errOut := n.kubeProxy("diff"); code != 0 {
+			return fmt.Sprintf("before: exit code %d: %s%s", code, out, errOut)
+		}
+		return ""
+	})
+	save := "iptables-nft-save"
+	if !strings.Contains(n.command(save, "-t", "nat"), "KUBE-SERVICES") {
+		save = "iptables-legacy-save"
+	}
+	n.command(strings.TrimSuffix(save, "-save"), "-t", "nat", "-F", "KUBE-SERVICES")
+	if code, out, errOut := n.kubeProxy("diff"); code != 2 || !strings.Contains(out, "KUBE-SERVICES") || !strings.Contains(out, "shop/good") {
+		t.Errorf("diff: exit code %d\n%s%s", code, out, errOut)
+	}
+	if code, out, errOut := n.kubeProxy("trace", "10.0.0.9", "good"); code != 2 || !strings.Contains(out, "THE KERNEL DIFFERS") {
+		t.Errorf("trace: exit code %d\n%s%s", code, out, errOut)
+	}
+	if code, out, _ := n.kubeProxy("trace", "10.0.0.9", "good", "-o", "json"); code != 2 || !strings.Contains(out, `"findings": [`) {
+		t.Errorf("trace -o json: exit code %d\n%s", code, out)
+	}
+}
