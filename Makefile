@@ -12,7 +12,7 @@ FUZZTIME ?= 30s
 SWITCHES ?= 25
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: site vm help build build-windows image image-lock test-image test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
+.PHONY: site vm help build build-windows image image-lock test-image test-monitoring test-status test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -40,6 +40,15 @@ test-image: deps $(STORE)/6.12 ## what is in the image, that two builds are equa
 
 site: ## write the pages of docs as HTML to bin/site, to be read in order (SOURCE=... is where the repository can be read)
 	@go run $(VCS) ./docs/site -o bin/site $(if $(SOURCE),-source $(SOURCE))
+
+# Beside what else test-status does.
+test-status: test-monitoring
+
+test-monitoring: deps ## alerts and dashboard by Debian's promtool and Prometheus, which scrapes proxies with real faults; a part of test-status
+	@command -v promtool >/dev/null && command -v prometheus >/dev/null || { echo 'installing prometheus'; \
+	  apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$$@" >/dev/null; }; \
+	  apt install -y --no-install-recommends prometheus 2>/dev/null || { apt update; apt install -y --no-install-recommends prometheus; }; }
+	go test -count=1 -v -timeout 10m ./test/monitoring -prometheus | grep -v '^=== '
 
 image-lock: ## pin the packages of Debian in the image anew, with what Debian has now
 	@go run $(VCS) ./image lock $(MIRRORS)
