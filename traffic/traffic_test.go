@@ -24,7 +24,6 @@ type rig struct {
 	counts  map[lb.Key]mode.Traffic
 	err     error
 	reads   int
-	longest int // rows that one Query looked up
 	now     time.Time
 	account *Account
 }
