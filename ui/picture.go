@@ -98,7 +98,7 @@ func (w *drawing) endpoints(d *inspect.Detail) []placed {
 			y += groupHeight
 		}
 		e.at = box{X: endX, Y: y, W: endW, H: boxHeight, Class: "end " + endClass(&e.Endpoint), Text: e.Address.String(), Sub: short(endSays(&e.Endpoint), 44),
-			Title: e.Address.String() + ": " + visible(endSays(&e.Endpoint))}
+			Title: e.Address.String() + ": " + visible(cmp.Or(e.Why, endSays(&e.Endpoint)))}
 		w.Boxes = append(w.Boxes, e.at)
 		y += boxHeight + boxGap
 	}
@@ -159,7 +159,7 @@ func endState(e inspect.Endpoint) string {
 
 // endSays says how an endpoint stands, and why.
 func endSays(e *inspect.Endpoint) string {
-	if e.Why != "" {
+	if e.Why != "" && len(balancing(e)) == 0 {
 		return e.Why
 	}
 	return endState(*e)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"kube-proxy/changes"
@@ -121,33 +122,37 @@ func TestLive(t *testing.T) {
 	}
 }
 
-// While nobody looks nothing runs; the last page that closes ends what ran, and so does the end of the server.
+// While nobody looks nothing runs: when the last page is closed the bubble has no goroutine left, or this would not end.
 func TestIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{}, many(5)...)
+		w.get("/ui/", 200)
+		if w.h.hub.end != nil {
+			t.Error("something runs after a page was shown")
+		}
+		e := changes.Entry{Kind: changes.Service, Service: cluster.Name{Namespace: "ns", Name: "svc-00001"}}
+		if n := testing.AllocsPerRun(100, func() { w.ring.Add(e) }); n != 0 {
+			t.Errorf("a change allocates %v times", n)
+		}
+		if w.h.hub.made != 0 {
+			t.Errorf("%d messages for nobody", w.h.hub.made)
+		}
+		st, err := w.h.hub.join(w.h.rev())
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.tell(cluster.Name{Namespace: "ns", Name: "svc-00001"})
+		<-st.messages
+		w.h.hub.leave(st)
+		if w.h.hub.end != nil || w.h.hub.history != nil {
+			t.Error("something is kept")
+		}
+	})
+}
+
+// The end of the server does not wait for pages.
+func TestCutStreams(t *testing.T) {
 	w := newWorld(t, Config{}, many(5)...)
-	before := runtime.NumGoroutine()
-	w.get("/ui/", 200)
-	if n := runtime.NumGoroutine(); n > before {
-		t.Errorf("%d goroutines, and %d after a page was shown", before, n)
-	}
-	e := changes.Entry{Kind: changes.Service, Service: cluster.Name{Namespace: "ns", Name: "svc-00001"}}
-	if n := testing.AllocsPerRun(100, func() { w.ring.Add(e) }); n != 0 {
-		t.Errorf("a change allocates %v times", n)
-	}
-	if w.h.hub.made != 0 {
-		t.Errorf("%d messages for nobody", w.h.hub.made)
-	}
-	st, err := w.h.hub.join(w.h.rev())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := runtime.NumGoroutine(); n <= before {
-		t.Error("nothing runs while somebody looks")
-	}
-	w.h.hub.leave(st)
-	until(t, "all ends when the last page is closed", func() bool { return runtime.NumGoroutine() <= before })
-	if w.h.hub.end != nil || w.h.hub.history != nil {
-		t.Error("something is kept")
-	}
 	s := w.serve(t)
 	p := open(t, s, w.h.rev())
 	w.h.CutStreams()

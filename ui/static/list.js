@@ -96,7 +96,7 @@ export function begin() {
     if (!force && first === from && past === to) return;
     from = first;
     to = past;
-    const focused = document.activeElement && document.activeElement.dataset && tbody.contains(document.activeElement);
+    const focused = box === document.activeElement || tbody.contains(document.activeElement);
     const rows = [space(first)];
     for (let i = first; i < past; i++) rows.push(row(i));
     rows.push(space(shown.length - past));
@@ -113,7 +113,7 @@ export function begin() {
 
   function focus() {
     const a = tbody.querySelector('a[data-at="' + active + '"]');
-    if (a) a.focus({ preventScroll: true });
+    (a || box).focus({ preventScroll: true }); // a row that is out of sight has the focus no more, but keys go on from it
   }
 
   function go(to) {
@@ -181,7 +181,8 @@ export function begin() {
     const a = e.target.closest('a[data-at]');
     if (a) active = Number(a.dataset.at);
   });
-  tbody.addEventListener('keydown', (e) => {
+  box.tabIndex = -1;
+  box.addEventListener('keydown', (e) => {
     if (!loaded || e.altKey || e.ctrlKey || e.metaKey) return;
     const page = Math.max(1, Math.floor(box.clientHeight / height) - 2);
     const to = { ArrowDown: active + 1, ArrowUp: active - 1, PageDown: active + page, PageUp: active - page, Home: 0, End: shown.length - 1 }[e.key];
