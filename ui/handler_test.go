@@ -301,7 +301,7 @@ func TestBigService(t *testing.T) {
 	if n := strings.Count(page, `<g class="end`); n != shownEnds {
 		t.Errorf("%d endpoints in the picture, want %d", n, shownEnds)
 	}
-	has(t, page, `role="img" aria-labelledby="pt pd"`)
+	has(t, page, `role="img" aria-labelledby="pt" aria-describedby="pd"`)
 }
 
 // The question what becomes of a packet.

@@ -41,7 +41,7 @@ func changesOf(told inspect.Changes, keep func(*inspect.Change) bool) []change {
 
 // The plot's measures, in its own units.
 const (
-	plotWidth, plotHeight   = 1240, 320
+	plotWidth, plotHeight   = 1200, 320
 	plotLeft, plotRight     = 64, 40
 	plotTop, plotBottom     = 16, 36
 	plotPoints              = 600             // are drawn at most, the newest

@@ -113,8 +113,8 @@ func policyOf(s *inspect.Service) string {
 
 // said is what is to be said of a Service that is not simply served.
 func said(s *inspect.Service) string {
-	if s.Why != "" {
-		return s.Why
+	if s.Why != "" { // the row begins with the name
+		return strings.ReplaceAll(s.Why, s.Namespace+"/"+s.Name+":", "")
 	}
 	return strings.ReplaceAll(string(s.State), "-", " ")
 }
