@@ -16,6 +16,8 @@ export function begin() {
   let rev = Number(document.body.dataset.rev);
   let active = 0; // the row that has the focus, or gets it
   let loading = false;
+  let want = 0; // the change that a load must have, at least
+  let missed = []; // messages that came while it was under way
   let loaded = false; // before that the rows are those that came with the page
   const fresh = new Map(); // names of what changed just now, with when that is over
 
@@ -140,6 +142,7 @@ export function begin() {
   async function load() {
     if (loading) return;
     loading = true;
+    missed = [];
     try {
       const answer = await fetch('/ui/services.json');
       if (!answer.ok) throw new Error(answer.status);
@@ -148,6 +151,8 @@ export function begin() {
       for (const s of l.services) all.set(s[0], entry(s));
       sorted = [...all.values()].sort(byName);
       rev = l.rev;
+      for (const d of missed) if (d.rev > l.rev) apply(d);
+      if (l.rev < want) setTimeout(load, 500 + 500 * Math.random()); // it was made a moment before
       if (!loaded) enhance();
       search();
       draw(true);
@@ -158,17 +163,24 @@ export function begin() {
     }
   }
 
-  function take(d) {
-    if (d.rev <= rev && !d.again) return;
-    if (d.again) { setTimeout(load, 500 * Math.random()); return; } // not all pages at once
+  // apply puts in what a message says.
+  function apply(d) {
     rev = d.rev;
-    const focused = shown[active] && shown[active].s[0];
-    for (const s of d.some || []) {
-      all.set(s[0], entry(s));
-      fresh.set(s[0], setTimeout(() => { fresh.delete(s[0]); draw(true); }, 3000));
-    }
+    for (const s of d.some || []) all.set(s[0], entry(s));
     for (const name of d.gone || []) all.delete(name);
     sorted = [...all.values()].sort(byName);
+  }
+
+  function take(d) {
+    if (d.rev <= rev && !d.again) return;
+    if (d.again) { want = d.rev; setTimeout(load, 500 * Math.random()); return; } // not all pages at once
+    if (loading) missed.push(d);
+    const focused = shown[active] && shown[active].s[0];
+    apply(d);
+    for (const s of d.some || []) {
+      clearTimeout(fresh.get(s[0]));
+      fresh.set(s[0], setTimeout(() => { fresh.delete(s[0]); draw(true); }, 3000));
+    }
     search();
     if (focused) {
       const i = shown.findIndex((e) => e.s[0] === focused);
