@@ -41,6 +41,13 @@ test-image: deps $(STORE)/6.12 ## what is in the image, that two builds are equa
 site: ## write the pages of docs as HTML to bin/site, to be read in order (SOURCE=... is where the repository can be read)
 	@go run $(VCS) ./docs/site -o bin/site $(if $(SOURCE),-source $(SOURCE))
 
+# Chromium is much to install, and needed here alone.
+test-status: deps ## the status page in a real Chromium, against a proxy with 10,000 Services (ARGS=-pictures: write docs/pictures anew); what CI runs last
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { echo 'installing chromium'; \
+	  apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$$@" >/dev/null; }; \
+	  apt install -y --no-install-recommends chromium chromium-driver 2>/dev/null || { apt update; apt install -y --no-install-recommends chromium chromium-driver; }; }
+	go test -count=1 -v -timeout 10m ./test/page -chromium $(ARGS) | grep -v '^=== '
+
 # Beside what else test-status does.
 test-status: test-monitoring
 
@@ -102,13 +109,14 @@ generate: deps ## write docs/conformance.md anew, from complete runs on this mac
 	PLANETEST_RECORD=$(COMMIT) go test -count=1 -timeout 20m -run TestConformance ./plane/nftables ./plane/iptables ./plane/userspace ./plane/hns
 	PLANETEST_RECORD=$(COMMIT) $(MAKE) test-kernels FULL=1
 	go test ./plane/planetest -run TestPage -update
+	go test ./ui -run TestConformance -update
 
 release-check: COMMIT := $(COMMIT)
 release-check: ## before a release, for hours: all tests, with -race too, all scenarios on all kernels, all fuzz targets; docs/conformance.md says when
 	@[[ $(COMMIT) != *-dirty && $(COMMIT) != unknown ]] || { echo 'make: commit first, for the check notes which commit passed' >&2; exit 1; }
 	@command -v gcc >/dev/null || { echo 'make: the race detector needs gcc' >&2; exit 1; }
 	$(MAKE) test
-	$(MAKE) test-image pods
+	$(MAKE) test-image test-status pods
 	go test -race -timeout 90m ./...
 	$(MAKE) fuzz FUZZTIME=60s
 	$(MAKE) generate COMMIT=$(COMMIT)
