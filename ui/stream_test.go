@@ -131,8 +131,12 @@ func TestIdle(t *testing.T) {
 			t.Error("something runs after a page was shown")
 		}
 		e := changes.Entry{Kind: changes.Service, Service: cluster.Name{Namespace: "ns", Name: "svc-00001"}}
-		if n := testing.AllocsPerRun(100, func() { w.ring.Add(e) }); n != 0 {
-			t.Errorf("a change allocates %v times", n)
+		least := 1.0
+		for range 10 { // what other tests leave behind may allocate meanwhile
+			least = min(least, testing.AllocsPerRun(100, func() { w.ring.Add(e) }))
+		}
+		if least != 0 {
+			t.Errorf("a change allocates %v times", least)
 		}
 		if w.h.hub.made != 0 {
 			t.Errorf("%d messages for nobody", w.h.hub.made)
