@@ -12,6 +12,7 @@ import (
 	"kube-proxy/policy"
 	"kube-proxy/source/kube"
 	"kube-proxy/source/manifests"
+	"kube-proxy/trace"
 )
 
 // newInspector makes what answers questions about this process. It comes after the families.
@@ -23,9 +24,13 @@ func (p *proxy) newInspector() *inspect.Inspector {
 	}
 	for _, f := range p.families {
 		looker, _ := f.plane.(mode.Looker) // nil: nothing of it can be read
+		how := p.choice.Mode.Trace(planeSettings(cfg, f.name))
+		if knows, ok := f.plane.(interface{ TraceMode(trace.Mode) trace.Mode }); ok { // mode userspace finds out how it captures
+			how = knows.TraceMode(how)
+		}
 		ic.Families = append(ic.Families, inspect.Family{
 			Family: f.name, Query: f.engine.Query, Stats: f.engine.Stats, Settings: func() policy.Settings { return p.settings(f.name) },
-			Trace: p.choice.Mode.Trace(planeSettings(cfg, f.name)), Looker: looker,
+			Trace: how, Looker: looker,
 		})
 	}
 	return inspect.New(ic)
