@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -35,7 +36,7 @@ func tables() []Table {
 type scripted struct {
 	events chan ctwire.Entry
 	lose   chan uint32
-	drops  uint32
+	drops  atomic.Uint32
 	reads  int // of addresses
 	here   map[netip.Addr]struct{}
 	closed chan struct{}
@@ -51,7 +52,7 @@ func (f *scripted) listen(each func(*ctwire.Entry), lost func()) {
 		case e := <-f.events:
 			each(&e)
 		case n := <-f.lose:
-			f.drops += n
+			f.drops.Add(n)
 			lost()
 		case <-f.closed:
 			return
@@ -59,7 +60,7 @@ func (f *scripted) listen(each func(*ctwire.Entry), lost func()) {
 	}
 }
 
-func (f *scripted) dropped() (uint32, error) { return f.drops, nil }
+func (f *scripted) dropped() (uint32, error) { return f.drops.Load(), nil }
 func (f *scripted) locals(context.Context) (map[netip.Addr]struct{}, error) {
 	f.reads++
 	return f.here, nil
@@ -83,13 +84,15 @@ func told(r *Rates) string {
 // Rows come and go while somebody asks; what is lost is told in the period in which it was, once; who reads late gets the newest.
 func TestRates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		rows := []*lb.Frontend{row("10.96.0.1:80/tcp", "a"), row("nodeport:30080/tcp", "a"),
+		first := []*lb.Frontend{row("10.96.0.1:80/tcp", "a"), row("nodeport:30080/tcp", "a"),
 			{Key: lb.Key{Port: 32000, Proto: lb.TCP}, Service: "a", Kind: lb.HealthCheck}}
+		var rows atomic.Pointer[[]*lb.Frontend]
+		rows.Store(&first)
 		f := newScripted()
 		f.here[netip.MustParseAddr("192.0.2.1")] = struct{}{}
 		f.here[netip.MustParseAddr("198.51.100.1")] = struct{}{}
 		top := NewTop(Config{Every: 2 * time.Second, Most: 2, Tables: func() []Table {
-			return []Table{{Family: lb.IPv4, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Rows: rows}}
+			return []Table{{Family: lb.IPv4, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Rows: *rows.Load()}}
 		}})
 		top.open = func() (feed, error) { return f, nil }
 		ctx, cancel := context.WithCancel(t.Context())
@@ -109,14 +112,16 @@ func TestRates(t *testing.T) {
 		f.open(1, "192.0.2.1:32000")
 		f.open(1, "10.96.0.2:80") // not there yet
 		expect("elsewhere 3 missed 0/0 others 0 0/0 | 10.96.0.1:80/tcp 6 3/s 6 | nodeport:30080/tcp 2 1/s 2")
-		rows = append(rows[:2:2], row("10.96.0.2:80/tcp", "b"))
+		more := append(first[:2:2], row("10.96.0.2:80/tcp", "b"))
+		rows.Store(&more)
 		expect("elsewhere 0 missed 0/0 others 0 0/0 | 10.96.0.1:80/tcp 0 0/s 6 | nodeport:30080/tcp 0 0/s 2")
 		f.lose <- 10
 		f.open(4, "10.96.0.2:80")
 		expect("elsewhere 0 missed 10/10 others 1 0/2 | 10.96.0.2:80/tcp 4 2/s 4 | 10.96.0.1:80/tcp 0 0/s 6")
 		f.lose <- 0 // for want of memory, of which there is no number
 		expect("elsewhere 0 missed 1/11 others 1 0/2 | 10.96.0.1:80/tcp 0 0/s 6 | 10.96.0.2:80/tcp 0 0/s 4")
-		rows = rows[1:] // the Service is gone, and what it had
+		less := more[1:] // the Service is gone, and what it had
+		rows.Store(&less)
 		time.Sleep(7 * time.Second)
 		f.open(2, "10.96.0.1:80")
 		synctest.Wait()
