@@ -306,7 +306,7 @@ func TestTopOverrun(t *testing.T) {
 	}
 	// What comes then is counted in full again, and the numbers are no lower bounds any more.
 	n.inject(t, all, 100, func(i int) ctwire.Entry { return numbered(i, "10.96.0.10:80") })
-	rows, last = sum(t, rates, all+100)
+	rows, _ = sum(t, rates, all+100)
 	if now := rows["IPv4 10.96.0.10:80/tcp"]; now != got+100 {
 		t.Errorf("counted %d after %d, want 100 more", now, got)
 	}

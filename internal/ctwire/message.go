@@ -15,7 +15,7 @@ const (
 	subsystem = 1 << 8
 
 	// The types of messages, as struct nlmsghdr has them.
-	New      = subsystem | 0
+	New      = subsystem
 	Get      = subsystem | 1
 	Delete   = subsystem | 2
 	GetStats = subsystem | 5
