@@ -65,7 +65,11 @@ func (i *Inspector) differences(ctx context.Context, f Family) (stayed []Differe
 		if look == 1 {
 			stayed = now
 		} else {
-			stayed = slices.DeleteFunc(stayed, func(d Difference) bool { return !slices.Contains(now, d) })
+			again := make(map[Difference]bool, len(now))
+			for _, d := range now {
+				again[d] = true
+			}
+			stayed = slices.DeleteFunc(stayed, func(d Difference) bool { return !again[d] })
 		}
 		if len(stayed) == 0 || look == looks {
 			return stayed, rows, nil

@@ -12,6 +12,7 @@ import (
 
 	"kube-proxy/changes"
 	"kube-proxy/cluster"
+	"kube-proxy/internal/cputest"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 	"kube-proxy/trace"
@@ -174,6 +175,28 @@ func TestDifferencesThatStay(t *testing.T) {
 				t.Errorf("%s: %s after %d looks at %d rows, want %s after %d", name, got, w.looker.asked, d.Rows, c.want, c.asked)
 			}
 		})
+	}
+}
+
+// The time that comparing takes grows with how much differs, not with its square: somebody flushes the ruleset, and asks.
+func TestManyDifferences(t *testing.T) {
+	ask := func(n int) func() {
+		all := make([]trace.Difference, n)
+		for i := range all {
+			all[i] = trace.Difference{Object: fmt.Sprintf("element %d", i), Want: "there"}
+		}
+		return func() {
+			synctest.Test(t, func(t *testing.T) { // it waits between two looks
+				w := newWorld().with(&looker{diffs: [][]trace.Difference{all}})
+				d, err := w.Diff(t.Context())
+				if err != nil || len(d.Differences)+d.More != n {
+					t.Fatalf("%d of %d differences are told, error %v", len(d.Differences)+d.More, n, err)
+				}
+			})
+		}
+	}
+	if ratio := cputest.Ratio(ask(2500), ask(20_000)); ratio > 30 {
+		t.Errorf("8 times as many differences take %.0f times as long", ratio)
 	}
 }
 
