@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -40,20 +41,31 @@ func openSocket(path string) (*socket, error) {
 	if err := clear(path); err != nil {
 		return nil, err
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
+	l, err := listenUnix(path)
 	if err != nil {
 		return nil, err
 	}
 	l.SetUnlinkOnClose(false) // by then it may be another's
 	s := &socket{UnixListener: l, path: path}
-	err = os.Chmod(path, 0o600)
-	if err == nil {
-		s.inode, err = os.Lstat(path)
-	}
-	if err != nil {
-		return nil, errors.Join(err, l.Close(), os.Remove(path))
+	if s.inode, err = os.Lstat(path); err != nil {
+		return nil, errors.Join(err, l.Close())
 	}
 	return s, nil
+}
+
+// listenUnix makes the socket so that nobody else ever may connect: bind(2) takes the permissions of the descriptor. To change them by the
+// path, after bind, leaves a moment in which others may connect, and changes those of another file if somebody puts a link there.
+func listenUnix(path string) (*net.UnixListener, error) {
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var failed error
+		err := c.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), 0o600) })
+		return errors.Join(err, failed)
+	}}
+	l, err := lc.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.UnixListener), nil
 }
 
 // clear removes a socket that nobody listens at.

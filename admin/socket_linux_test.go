@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -117,6 +118,21 @@ func TestSocketLives(t *testing.T) {
 	}
 	if strings.Contains(log.String(), "level=WARN") {
 		t.Errorf("it warns:\n%s", log.String())
+	}
+}
+
+// The socket is root's alone from its first moment on, whatever the umask is. Nothing is done to the path thereafter: whoever may write
+// to the folder could have another file there by then.
+func TestSocketIsBornClosed(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0))
+	at := filepath.Join(t.TempDir(), "a.sock")
+	l, err := listenUnix(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if is := mode(t, at); is != "Srw-------" {
+		t.Errorf("the socket is %s", is)
 	}
 }
 
