@@ -29,10 +29,21 @@ func refusal(r *http.Request) string {
 		return "the client is not on this machine"
 	case !loopbackName(r.Host):
 		return fmt.Sprintf("the host name %q is not localhost", short(r.Host, 100))
-	case r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Mode") != "navigate":
+	case fromAnotherPage(r.Header):
 		return "another site asks"
 	}
 	return ""
+}
+
+// fromAnotherPage reports whether a browser says that a page asks which is not ours, also one at another port of localhost, behind which
+// may be anybody's program. It could not read the answer, but have us work for it. Who follows a link opens a page by himself, and is
+// answered. (https://www.w3.org/TR/fetch-metadata/)
+func fromAnotherPage(h http.Header) bool {
+	switch h.Get("Sec-Fetch-Site") {
+	case "cross-site", "same-site":
+		return h.Get("Sec-Fetch-Mode") != "navigate" || h.Get("Sec-Fetch-Dest") != "document"
+	}
+	return false
 }
 
 // loopback reports whether an "address:port" is one of this machine alone.

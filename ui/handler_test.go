@@ -19,6 +19,42 @@ import (
 	"kube-proxy/lb"
 )
 
+// A page that is not ours, which a browser on this machine shows, has nothing done here: no question in a frame, none from another port
+// of localhost, where an operator may have forwarded the pod of a tenant. A link that somebody follows is answered.
+func TestOtherPages(t *testing.T) {
+	w := newWorld(t, Config{}, cluster.Name{Namespace: "shop", Name: "web"})
+	for _, c := range []struct {
+		site, mode, dest string
+		code             int
+	}{
+		{"none", "navigate", "document", 200}, // typed
+		{"same-origin", "navigate", "document", 200},
+		{"same-origin", "cors", "empty", 200},
+		{"same-origin", "no-cors", "style", 200},
+		{"cross-site", "navigate", "document", 200},
+		{"same-site", "navigate", "document", 200},
+		{"cross-site", "navigate", "iframe", 403},
+		{"same-site", "navigate", "iframe", 403},
+		{"cross-site", "navigate", "object", 403},
+		{"cross-site", "navigate", "embed", 403},
+		{"cross-site", "cors", "empty", 403},
+		{"same-site", "cors", "empty", 403},
+		{"same-site", "no-cors", "script", 403},
+		{"same-site", "no-cors", "image", 403},
+		{"cross-site", "websocket", "websocket", 403},
+	} {
+		r := request("GET", "/ui/")
+		r.Header.Set("Sec-Fetch-Site", c.site)
+		r.Header.Set("Sec-Fetch-Mode", c.mode)
+		r.Header.Set("Sec-Fetch-Dest", c.dest)
+		a := httptest.NewRecorder()
+		w.h.ServeHTTP(a, r)
+		if a.Code != c.code {
+			t.Errorf("%s %s %s: %d, want %d", c.site, c.mode, c.dest, a.Code, c.code)
+		}
+	}
+}
+
 // Who asks from elsewhere, or by a name that may be anybody's, is told how to get the page, and nothing else.
 func TestWhoIsAnswered(t *testing.T) {
 	w := newWorld(t, Config{}, cluster.Name{Namespace: "shop", Name: "web"})
