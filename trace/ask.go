@@ -289,9 +289,9 @@ func (q *question) unknown() {
 	switch {
 	case kind == 0 && network < 0:
 		q.say("No Service has %s: the proxy leaves it as it is.", what)
-	case kind != 0 && q.how.Holds && ping:
+	case kind != 0 && q.how.Holds && !q.packet.Here && ping:
 		q.say("%s is a service address, which this node has itself in mode %s: it answers pings.", to, q.how.Name)
-	case kind != 0 && q.how.Holds:
+	case kind != 0 && q.how.Holds && !q.packet.Here:
 		q.Verdict = Reject
 		q.say("%s is a service address, which this node has itself in mode %s, but no Service has %s: it is refused.", to, q.how.Name, what)
 	case q.how.PassesUnknown:

@@ -10,7 +10,8 @@ type Mode struct {
 	// PassesUnknown: a packet to an address or port of the service network that no Service has passes untouched (SV-62, SV-63), and so
 	// does a ping (SV-66).
 	PassesUnknown bool
-	// Holds: the node has every service address itself. It answers pings there, and refuses ports that no row has.
+	// Holds: the node has every service address itself. It answers pings there, and refuses ports that no row has, but where the address is
+	// its own besides ([Packet.Here]).
 	Holds bool
 	// Unfiltered: there is no packet filter, so that where a row leads nobody to backends, what others drop is refused.
 	Unfiltered bool

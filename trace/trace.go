@@ -16,7 +16,8 @@ type Packet struct {
 	Host bool
 	// To is where the client sends it.
 	To netip.AddrPort
-	// Here: To is an address of this node, at which NodePorts may answer ([lb.Node.NodePorts]).
+	// Here: To is an address of this node, at which NodePorts may answer ([lb.Node.NodePorts]); of no service alone, which the mode has the
+	// node hold ([Mode.Holds]).
 	Here bool
 	// Proto may also be [ICMPv4] or [ICMPv6].
 	Proto lb.Proto

@@ -255,6 +255,7 @@ func TestModes(t *testing.T) {
 		{"SV-62 passes", trace.Mode{PassesUnknown: true}, trace.Packet{From: pod, To: ap("10.96.0.10:81"), Proto: lb.TCP}, trace.Pass, false},
 		{"SV-62 load balancer's address", trace.Mode{}, trace.Packet{From: pod, To: ap("192.0.2.7:81"), Proto: lb.TCP}, trace.Pass, false},
 		{"PN-43 load balancer's address that the node has", trace.Mode{Holds: true}, trace.Packet{From: pod, To: ap("192.0.2.7:81"), Proto: lb.TCP}, trace.Reject, false},
+		{"SV-65 that the node has besides", trace.Mode{Holds: true}, trace.Packet{From: pod, To: ap("192.0.2.7:81"), Here: true, Proto: lb.TCP}, trace.Pass, false},
 		{"SV-63", trace.Mode{}, trace.Packet{From: pod, To: ap("10.96.7.7:80"), Proto: lb.TCP}, trace.Drop, false},
 		{"SV-63 passes", trace.Mode{PassesUnknown: true}, trace.Packet{From: pod, To: ap("10.96.7.7:80"), Proto: lb.TCP}, trace.Pass, false},
 		{"SV-66", trace.Mode{}, trace.Packet{From: pod, To: ap("10.96.0.10:0"), Proto: trace.ICMPv4}, trace.Reject, false},
