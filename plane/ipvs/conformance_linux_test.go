@@ -14,6 +14,7 @@ import (
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/plane"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/planetest"
 	"kube-proxy/trace"
@@ -23,6 +24,55 @@ import (
 type whole struct {
 	*Plane
 	closes []func() error
+	chains *heldOnce
+}
+
+// heldOnce lists the chains once until the plane writes them, or has told differences, which is the last that the suite asks of a state.
+// With the legacy back end a list is iptables-save of each table, and took half a second in emulation for each packet.
+type heldOnce struct {
+	list  heldChains
+	mu    sync.Mutex
+	known bool
+	jumps []iptables.ChainRule
+	rules []iptables.ChainRule
+}
+
+func (h *heldOnce) held(ctx context.Context) (jumps, rules []iptables.ChainRule, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.known {
+		if h.jumps, h.rules, err = h.list(ctx); err != nil {
+			return nil, nil, err
+		}
+		h.known = true
+	}
+	return h.jumps, h.rules, nil
+}
+
+func (h *heldOnce) forget() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.known = false
+}
+
+func (w *whole) Reset(ctx context.Context, table *lb.Table) (plane.ResetResult, error) {
+	defer w.chains.forget()
+	return w.Plane.Reset(ctx, table)
+}
+
+func (w *whole) SetNode(ctx context.Context, n lb.Node) error {
+	defer w.chains.forget()
+	return w.Plane.SetNode(ctx, n)
+}
+
+func (w *whole) Audit(ctx context.Context, full bool) (int, error) {
+	defer w.chains.forget()
+	return w.Plane.Audit(ctx, full)
+}
+
+func (w *whole) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
+	defer w.chains.forget()
+	return w.Plane.Differences(ctx, want, each)
 }
 
 func (w *whole) Close() error {
@@ -69,8 +119,12 @@ func newWhole(b iptables.Backend, f lb.Family, step int) (_ *whole, err error) {
 		return nil, err
 	}
 	w.closes = append(w.closes, chains.Close)
+	held := chains.keep.Held
+	if w.chains = (&heldOnce{list: held}); b == iptables.Legacy {
+		held = w.chains.held
+	}
 	if w.Plane, err = New(Config{Family: f, Masquerade: 1 << 14, IPVS: ipvs, Sets: setConn, Device: device, Chains: chains,
-		View: func() (*View, error) { return openView(f, ipvswire.Open, chains.keep.Held) }}); err != nil {
+		View: func() (*View, error) { return openView(f, ipvswire.Open, held) }}); err != nil {
 		return nil, err
 	}
 	w.closes = append(w.closes, w.Plane.Close)
