@@ -88,8 +88,8 @@ type Mode struct {
 
 	// Show and Flush are commands by which people see and break what it has written for IPv4.
 	Show, Flush string
-	// HoldsAddresses: the node has every service address itself (PN-43).
-	HoldsAddresses bool
+	// AddressDevice is the network device by which the node has every service address itself (PN-43); "" where it has them not.
+	AddressDevice string
 	// HairpinsByNode: a backend that is its own client is masqueraded only where the API says that it runs on this node (SV-60).
 	HairpinsByNode bool
 	// Served returns what the mode makes of rows, where it cannot keep all as they are: [trace.Mode.Served]. Nil: it keeps all.

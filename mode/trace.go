@@ -7,7 +7,7 @@ func (m Mode) Trace(s Settings) trace.Mode {
 	how := trace.Mode{
 		Name:           m.Name,
 		PassesUnknown:  m.PassesUnknown,
-		Holds:          m.HoldsAddresses,
+		Holds:          m.AddressDevice != "",
 		Terminates:     m.Terminates,
 		Loopback:       m.LocalhostNodePorts && s.LocalhostNodePorts,
 		HairpinsByNode: m.HairpinsByNode,

@@ -20,8 +20,10 @@ func (p *proxy) newInspector() *inspect.Inspector {
 	cfg := p.config()
 	ic := inspect.Config{
 		Version: cfg.Version, Started: time.Now(), Mode: p.choice.Mode, Asked: p.choice.Asked, Reason: p.reason(),
-		Store: p.store, Changes: p.changes, Local: localAddrs, Pod: p.podAddrs,
+		Store: p.store, Changes: p.changes, Pod: p.podAddrs,
 	}
+	// What the node has as a service address alone is no address of its own, at which NodePorts and its programs answer.
+	ic.Local = func() ([]netip.Addr, error) { return localAddrs(p.choice.Mode.AddressDevice) }
 	for _, f := range p.families {
 		looker, _ := f.plane.(mode.Looker) // nil: nothing of it can be read
 		how := p.choice.Mode.Trace(planeSettings(cfg, f.name))

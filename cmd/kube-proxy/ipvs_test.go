@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -113,6 +114,14 @@ func TestIPVSSettings(t *testing.T) {
 	for _, from := range []string{"pod3", netlab.Node1} {
 		if c, err := n.dial(from, "tcp", netip.MustParseAddrPort(labIP+":2222"), patience); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("%s → %s:2222: %v, %v; want that it is refused", from, labIP, c, err)
+		}
+	}
+	// So says trace, which compares with the kernel; a service address is none of those at which NodePorts answer.
+	for to, want := range map[string]string{labIP + ":2222": "it is refused", labIP + ":30080": "it is refused", labTarget.String(): "It goes to one of 2 backends",
+		"172.18.0.2:30080": "is a NodePort of"} {
+		trace := n.program("trace", "10.1.1.13", to, "--admin-socket="+filepath.Join(n.dir, "admin.sock"))
+		if <-trace.done; !trace.cmd.ProcessState.Success() || !strings.Contains(trace.out.String(), want) {
+			t.Errorf("trace to %s: %v, want %q\n%s", to, trace.cmd.ProcessState, want, trace.out.String())
 		}
 	}
 	// What others take away is back after the sync period, and nothing sooner tells of it.

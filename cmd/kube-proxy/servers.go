@@ -61,7 +61,7 @@ func (p *proxy) newMetrics() {
 		Log: p.log,
 	})
 	var err error
-	p.servers.sockets, err = newSockets(sockets.Config{Collides: p.collides, Serves: p.answersNodePorts, Local: localAddrs, Log: p.log})
+	p.servers.sockets, err = newSockets(sockets.Config{Collides: p.collides, Serves: p.answersNodePorts, Local: func() ([]netip.Addr, error) { return localAddrs("") }, Log: p.log})
 	if err != nil {
 		p.log.Warn("ports of Services on which programs of this node listen are not noticed", "err", err)
 	}
@@ -190,25 +190,33 @@ func (p *proxy) nodePortPrefixes() []netip.Prefix {
 
 // healthCheckAddrs are the addresses of this machine on which healthCheckNodePorts answer (HT-14).
 func (p *proxy) healthCheckAddrs() []netip.Addr {
-	local, err := localAddrs()
+	local, err := localAddrs("")
 	if err != nil {
 		p.log.Error("health-check ports listen where no address needs to be known", "err", err)
 	}
 	return health.ListenAddrs(p.nodePortPrefixes(), local)
 }
 
-// localAddrs are the addresses of this machine.
-func localAddrs() ([]netip.Addr, error) {
-	interfaces, err := net.InterfaceAddrs()
+// localAddrs are the addresses of this machine, but those of one device; "" for all.
+func localAddrs(but string) ([]netip.Addr, error) {
+	addrs, err := net.InterfaceAddrs()
 	if err != nil {
 		return nil, fmt.Errorf("list this machine's addresses: %w", err)
 	}
+	var spared []net.Addr
+	if device, err := net.InterfaceByName(but); but != "" && err == nil {
+		if spared, err = device.Addrs(); err != nil {
+			return nil, fmt.Errorf("list the addresses of %s: %w", but, err)
+		}
+	}
 	var local []netip.Addr
-	for _, a := range interfaces {
-		if n, ok := a.(*net.IPNet); ok {
-			if addr, ok := netip.AddrFromSlice(n.IP); ok {
-				local = append(local, addr.Unmap())
-			}
+	for _, a := range addrs {
+		n, ok := a.(*net.IPNet)
+		if !ok || slices.ContainsFunc(spared, func(s net.Addr) bool { return s.String() == a.String() }) {
+			continue
+		}
+		if addr, ok := netip.AddrFromSlice(n.IP); ok {
+			local = append(local, addr.Unmap())
 		}
 	}
 	return local, nil

@@ -76,7 +76,7 @@ func facts() mode.Mode {
 
 		Loader: "ipvsadm --restore, ipset restore, ip -batch and iptables-restore, a part for each",
 
-		HoldsAddresses: true, HairpinsByNode: true,
+		AddressDevice: Device, HairpinsByNode: true,
 		Show: "ipvsadm -ln", Flush: "ipvsadm --clear",
 
 		Rules: "ipvs",
