@@ -96,6 +96,9 @@ func (i *Inspector) unknown(said, name string) *Problem {
 		}
 	}
 	p.Candidates = first(alike)
+	if len(alike) == 0 && len(name) > 0 {
+		p.Text += "; one that has the label service.kubernetes.io/service-proxy-name is another proxy's, and not known here"
+	}
 	return p
 }
 
