@@ -130,7 +130,7 @@ func (q *questions) events(ctx context.Context, args []string, after uint64, fir
 func (q *questions) eventsText(changes []inspect.Change, head bool) {
 	var lines [][]string
 	if head {
-		lines = append(lines, []string{"IN FORCE", "OBJECT", "FAMILY", "ROWS", "SINCE API", "SINCE HERE", "WHAT"})
+		lines = append(lines, []string{"IN FORCE", "OBJECT", "FAMILY", "ROWS", "SINCE API", "SINCE LEARNED", "WHAT"})
 	}
 	for _, c := range changes {
 		at := "-"

@@ -59,15 +59,15 @@ func columns(out io.Writer, lines [][]string) {
 }
 
 func tableText(out io.Writer, rows []inspect.Row, wide bool) {
-	head := []string{"KEY", "SERVICE", "KIND", "BACKENDS", "ROUTES"}
+	head := []string{"KEY", "FAMILY", "SERVICE", "KIND", "BACKENDS", "ROUTES"}
 	if wide {
-		head = append(head, "SETS", "AFFINITY", "SOURCES", "FAMILY")
+		head = append(head, "SETS", "AFFINITY", "SOURCES")
 	}
 	lines := [][]string{head}
 	for _, r := range rows {
-		line := []string{r.Key, r.Service, r.Kind, backendsOf(r), routesOf(r)}
+		line := []string{r.Key, r.Family, r.Service, r.Kind, backendsOf(r), routesOf(r)}
 		if wide {
-			line = append(line, setsOf(r), affinityText(r.AffinitySeconds), cmp.Or(joined(r.SourceRanges), "-"), r.Family)
+			line = append(line, setsOf(r), affinityText(r.AffinitySeconds), cmp.Or(joined(r.SourceRanges), "-"))
 		}
 		lines = append(lines, line)
 	}

@@ -255,7 +255,7 @@ func TestAskWatch(t *testing.T) {
 	events.await(regexp.MustCompile("shop/good"))
 	write(t, filepath.Join(dir, "m/late.yaml"), service("late", "10.96.0.7", 80, "10.0.0.7"))
 	events.await(regexp.MustCompile(`"object": "shop/late"`))
-	table.await(regexp.MustCompile(`10\.96\.0\.7:80/tcp +shop/late`))
+	table.await(regexp.MustCompile(`10\.96\.0\.7:80/tcp +IPv4 +shop/late`))
 	for _, p := range []*process{events, table} {
 		if code := p.end(syscall.SIGINT); code != 0 {
 			t.Errorf("exit code %d after an interrupt:\n%s", code, p.log())
