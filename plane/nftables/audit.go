@@ -26,6 +26,9 @@ func (p *Plane) Audit(ctx context.Context, full bool) (int, error) {
 	}
 	notes := p.mon.take()
 	n, err := p.audit(ctx, &notes, full)
+	if err == nil && full {
+		err = p.tidy(ctx)
+	}
 	if err != nil {
 		p.mon.giveBack(notes)
 	} else if full {
@@ -36,11 +39,6 @@ func (p *Plane) Audit(ctx context.Context, full bool) (int, error) {
 
 // audit takes out of the notes what it has mended.
 func (p *Plane) audit(ctx context.Context, notes *notes, full bool) (int, error) {
-	if full {
-		if err := p.tidy(ctx); err != nil {
-			return 0, err
-		}
-	}
 	if notes.everything || full && p.elements() <= p.window {
 		return p.auditAll(ctx, allSets)
 	}
@@ -198,17 +196,10 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	return p.write(ctx, c)
 }
 
-// tidy removes the chains of classes and shapes that nothing has any more.
+// tidy removes the chains of classes and shapes that nothing has any more. It goes by the state, and so comes when an audit has just
+// made the kernel hold that: else what others took away of them would look like a table that is lost.
 func (p *Plane) tidy(ctx context.Context) error {
-	classes, shapes := map[class]bool{}, map[shape]bool{}
-	for _, r := range p.st.rows {
-		classes[r.class] = true
-	}
-	for _, s := range p.st.sets {
-		for _, part := range s.shape().parts() {
-			shapes[part] = true
-		}
-	}
+	classes, shapes := p.st.needs()
 	if len(classes) == len(p.st.classes) && len(shapes) == len(p.st.shapes) {
 		return nil
 	}
@@ -217,4 +208,18 @@ func (p *Plane) tidy(ctx context.Context) error {
 	rollback.Value(c.log, &p.st.shapes)
 	c.restructure(func() { p.st.classes, p.st.shapes = classes, shapes })
 	return p.write(ctx, c)
+}
+
+// needs returns the classes and shapes that the rows have.
+func (st *state) needs() (map[class]bool, map[shape]bool) {
+	classes, shapes := map[class]bool{}, map[shape]bool{}
+	for _, r := range st.rows {
+		classes[r.class] = true
+	}
+	for _, s := range st.sets {
+		for _, part := range s.shape().parts() {
+			shapes[part] = true
+		}
+	}
+	return classes, shapes
 }

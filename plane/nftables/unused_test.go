@@ -1,0 +1,162 @@
+//go:build linux
+
+package nftables
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+	"kube-proxy/trace"
+)
+
+// Chains of classes and shapes that no row has any more stay for a while. Whatever others do to them, who looks after it mends it without
+// a Reset, and a Service that comes and needs them finds them whole.
+func TestUnusedChainDamaged(t *testing.T) {
+	audit := func(full bool) func(*testing.T, *Plane, *lb.Table) *Plane {
+		return func(t *testing.T, p *Plane, _ *lb.Table) *Plane {
+			if n, err := p.Audit(t.Context(), full); err != nil || n == 0 {
+				t.Errorf("the audit mended %d, error %v", n, err)
+			}
+			return p
+		}
+	}
+	looks := map[string]func(*testing.T, *Plane, *lb.Table) *Plane{
+		"audit of what was heard": audit(false),
+		"full audit":              audit(true),
+		"full audit of a part": func(t *testing.T, p *Plane, tab *lb.Table) *Plane {
+			p.window = 10
+			return audit(true)(t, p, tab)
+		},
+		"full audit that heard nothing": func(t *testing.T, p *Plane, tab *lb.Table) *Plane {
+			p.mon.take()
+			return audit(true)(t, p, tab)
+		},
+		"Reset": func(t *testing.T, p *Plane, tab *lb.Table) *Plane {
+			reset(t, p, tab)
+			return p
+		},
+		"full audit after the Service came": func(t *testing.T, p *Plane, tab *lb.Table) *Plane {
+			come(t, p, tab)
+			return audit(true)(t, p, tab)
+		},
+		"restart": func(t *testing.T, p *Plane, tab *lb.Table) *Plane {
+			q := newPlane(t, p.fam)
+			reset(t, q, tab)
+			return q
+		},
+	}
+	damages := map[string]func(u unused) string{
+		"chains flushed":   func(u unused) string { return u.chain("flush chain T %s\n") },
+		"rules replaced":   func(u unused) string { return u.chain("flush chain T %s\nadd rule T %[1]s counter\n") },
+		"rules added":      func(u unused) string { return u.chain("insert rule T %s drop\n") },
+		"verdicts deleted": func(u unused) string { return u.verdict("delete element T %s { %d }\n") },
+		"verdicts lead nowhere": func(u unused) string {
+			return u.verdict("delete element T %s { %d }\nadd element T %[1]s { %[2]d : drop }\n")
+		},
+		"chains deleted": func(u unused) string {
+			return u.verdict("delete element T %s { %d }\n") + u.chain("flush chain T %s\n") + u.chain("delete chain T %s\n")
+		},
+	}
+	for what, damage := range damages {
+		for how, look := range looks {
+			t.Run(what+"/"+how, func(t *testing.T) {
+				inNetns(t)
+				w := planetest.World{Family: lb.IPv4}
+				p := newPlane(t, w.Family)
+				tab := w.Table(3, 3)
+				reset(t, p, tab)
+				come(t, p, tab)
+				want := dump(t, p)
+				for _, i := range []int{100, 101} {
+					apply2(t, p, tab, lb.Owner{Name: name(w, i)}, nil)
+				}
+				u := unusedOf(p.st)
+				if len(u.chains) < 8 {
+					t.Fatalf("only %q are unused", u.chains)
+				}
+
+				runNFT(t, strings.ReplaceAll(damage(u), " T ", " ip kube-proxy "))
+				heard(t, p)
+				p = look(t, p, tab)
+				differsNowhere(t, p, tab)
+				come(t, p, tab)
+				differsNowhere(t, p, tab)
+				if got := dump(t, p); got != want {
+					t.Errorf("a Service that needs the chains again got:\n%s\nwant:\n%s", got, want)
+				}
+				if n, err := p.Audit(t.Context(), true); err != nil || n != 0 {
+					t.Errorf("a full audit then mended %d, error %v", n, err)
+				}
+			})
+		}
+	}
+}
+
+// come has Services come that need chains which others do not.
+func come(t *testing.T, p *Plane, tab *lb.Table) {
+	w := planetest.World{Family: p.fam}
+	o, f := w.Full(100, 500, 7, 2, 0)
+	apply2(t, p, tab, o, f)
+	o, f = w.Full(101, 600, 5, 1, time.Hour)
+	apply2(t, p, tab, o, f)
+}
+
+// unused is what no row needs: chains, and elements of the maps that lead to them.
+type unused struct {
+	chains   []string
+	verdicts []verdictAt
+}
+
+type verdictAt struct {
+	in  string
+	key uint32
+}
+
+func unusedOf(st *state) (u unused) {
+	classes, shapes := st.needs()
+	for c := range st.classes {
+		if !classes[c] {
+			u.chains = append(u.chains, "nat."+c.String())
+			u.verdicts = append(u.verdicts, verdictAt{"nat-classes", uint32(c)}, verdictAt{"filter-classes", uint32(c)})
+		}
+	}
+	for s := range st.shapes {
+		if !shapes[s] {
+			u.chains = append(u.chains, s.chain())
+			u.verdicts = append(u.verdicts, verdictAt{s.scope.String() + "-shapes", s.number()})
+		}
+	}
+	return u
+}
+
+// chain writes a line for each chain, verdict one for each element.
+func (u unused) chain(format string) string {
+	var b strings.Builder
+	for _, c := range u.chains {
+		fmt.Fprintf(&b, format, c)
+	}
+	return b.String()
+}
+
+func (u unused) verdict(format string) string {
+	var b strings.Builder
+	for _, v := range u.verdicts {
+		fmt.Fprintf(&b, format, v.in, v.key)
+	}
+	return b.String()
+}
+
+func differsNowhere(t *testing.T, p *Plane, tab *lb.Table) {
+	t.Helper()
+	err := p.Differences(t.Context(), tab, func(d trace.Difference) bool {
+		t.Errorf("%s differs: want %s, have %s", d.Object, d.Want, d.Have)
+		return true
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
