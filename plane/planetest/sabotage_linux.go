@@ -15,6 +15,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 	"kube-proxy/trace"
 )
 
@@ -24,7 +25,8 @@ const sabotages = 6
 // Sabotage breaks at random what the plane has in the kernel, one thing at a time ([Config.Drift], Config.Break), and sends packets to
 // all Services before it has it mended. Each packet that then meets something else than the table says must be named by trace,
 // which compares the table's answer with what the plane reads from the kernel; and whatever an audit finds to mend must be named by the plane's
-// Differences, or by trace of some packet. PLANETEST_SEED repeats a run.
+// Differences, or by trace of some packet. Audits alone must mend all of it; only after Config.Drift, which may take away the whole table, may
+// one ask for a Reset. PLANETEST_SEED repeats a run.
 func Sabotage(t *testing.T, cfg Config) {
 	needRoot(t)
 	for _, f := range families {
@@ -33,7 +35,7 @@ func Sabotage(t *testing.T, cfg Config) {
 			seed := seedOf(t)
 			s := &saboteur{history: newHistory(cfg, f, seed)}
 			err := s.run()
-			t.Logf("seed %d: %d things broken, %d of them mended by audits and %d by a Reset alone; %d packets met something else, %d were named before they did; %d differences", seed, s.broken, s.mended, s.left, s.felt, s.named, s.found)
+			t.Logf("seed %d: %d things broken, %d of them mended, %d by a Reset; %d packets met something else, %d were named before they did; %d differences", seed, s.broken, s.mended, s.resets, s.felt, s.named, s.found)
 			if err != nil {
 				t.Errorf("seed %d (repeat with PLANETEST_SEED): %v", seed, err)
 			}
@@ -47,7 +49,7 @@ func Sabotage(t *testing.T, cfg Config) {
 // saboteur breaks things in a town.
 type saboteur struct {
 	*history
-	broken, mended, left, felt, named, found int
+	broken, mended, resets, felt, named, found int
 }
 
 func (s *saboteur) run() error {
@@ -100,7 +102,7 @@ func (s *saboteur) once(look Looker, i int) error {
 	if s.cfg.Break != nil { // one thing at a time tells more than a whole chain
 		breaks = append(breaks, s.cfg.Break, s.cfg.Break)
 	}
-	how := ""
+	how, drift := "", s.cfg.Drift != nil && i%len(breaks) == 0
 	err := s.onNode(func() (err error) {
 		how, err = breaks[i%len(breaks)](s.family, s.rnd)
 		return err
@@ -119,12 +121,14 @@ func (s *saboteur) once(look Looker, i int) error {
 	if err != nil {
 		return fmt.Errorf("after %s: %w", how, err)
 	}
-	mended, err := s.mend(look)
+	mended, err := s.mend(look, drift)
 	switch {
 	case err != nil:
 		return fmt.Errorf("mend after %s: %w", how, err)
 	case mended && len(found) == 0 && named == 0:
 		return fmt.Errorf("after %s an audit mended something that nobody had named", how)
+	case !mended && len(found) > 0:
+		return fmt.Errorf("after %s no audit counts anything as mended, and it was there to see:\n%s", how, listed(found))
 	case mended:
 		s.mended++
 	}
@@ -134,26 +138,29 @@ func (s *saboteur) once(look Looker, i int) error {
 	return nil
 }
 
-// mend has audits, or a Reset where one asks for it, put all right; it reports whether there was anything to do. One audit looks at a
-// part, so that there are many until nothing differs.
-func (s *saboteur) mend(look Looker) (mended bool, err error) {
+// mend has audits put all right, or a Reset where one asks for it and may; it reports whether there was anything to do. One audit looks at
+// a part, so that there are many until nothing differs.
+func (s *saboteur) mend(look Looker, mayReset bool) (mended bool, err error) {
 	err = s.onNode(func() error {
+		var left []trace.Difference
 		for range 10 {
 			n, err := s.plane.Audit(context.Background(), true)
-			if err != nil {
+			switch {
+			case err != nil && mayReset && errors.Is(err, plane.ErrStateLost):
 				mended = true
+				s.resets++
 				return s.reset()
-			}
-			mended = mended || n > 0
-			if n > 0 {
+			case err != nil:
+				return fmt.Errorf("audit: %w", err)
+			case n > 0:
+				mended = true
 				continue
 			}
-			if left, err := differences(context.Background(), look, &s.table); err != nil || len(left) == 0 {
+			if left, err = differences(context.Background(), look, &s.table); err != nil || len(left) == 0 {
 				return err
 			}
 		}
-		s.left++ // it is named, and does no harm: else a packet would have met it
-		return s.reset()
+		return fmt.Errorf("audits leave what differs:\n%s", listed(left))
 	})
 	return mended, err
 }
