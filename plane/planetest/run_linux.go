@@ -290,11 +290,13 @@ type run struct {
 	ports []uint16
 	// inquiry has what the packets of the present state met.
 	inquiry inquiry
-	replay  *scenario.Replay
-	plane   Plane
-	table   *lb.Table
-	state   string
-	conns   map[string]*netlab.Conn
+	// compared: the plane was asked for differences in a state before.
+	compared bool
+	replay   *scenario.Replay
+	plane    Plane
+	table    *lb.Table
+	state    string
+	conns    map[string]*netlab.Conn
 	// stretch is what the scenario's affinities, and its waits, are multiplied by.
 	stretch int
 	// restarted: another plane has taken the place of the first.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -68,7 +69,7 @@ func (a *inquired) add(packets, followed, states int, took time.Duration) {
 }
 
 func (a *inquired) String() string {
-	return fmt.Sprintf("trace was asked about %d packets in %d states, the plane about %d; %v in all", a.packets, a.states, a.followed, a.took.Round(time.Millisecond))
+	return fmt.Sprintf("trace was asked about %d packets in %d states, the plane about %d (in emulation about one of each state of generated scenarios); %v in all", a.packets, a.states, a.followed, a.took.Round(time.Millisecond))
 }
 
 // how is what trace must know of the mode.
@@ -167,24 +168,27 @@ func (r *run) inquire() {
 	q := &r.inquiry
 	begin, followed := time.Now(), 0
 	look, looks := looker(r.plane)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	few, sampled := r.askFew(), false
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	err := r.onNode(func() error {
 		for _, packet := range q.order {
 			f := q.met[packet]
 			f.answer, f.asked = trace.Ask(r.table, r.how(), packet), true
 			finding := r.otherFate(packet, f)
-			if finding == "" && looks && !f.ping && !f.led {
+			if finding == "" && looks && !f.ping && !f.led && !(few && sampled) {
 				followed++
+				sampled = true
 				finding = unlike(ctx, look, packet, f)
 			}
 			if finding != "" {
 				r.failf("  %s.txtar:%d: %s\n%s%s", r.sc.Name, f.line.Line, f.line.Text, indent(finding), indent(f.answer.Text(packet)))
 			}
 		}
-		if !looks {
+		if !looks || few && r.compared {
 			return nil
 		}
+		r.compared = true
 		found, err := differences(ctx, look, r.table)
 		if err == nil && len(found) > 0 {
 			r.failf("  the kernel differs from the table, though all was written:\n%s", indent(listed(found)))
@@ -199,6 +203,12 @@ func (r *run) inquire() {
 	}
 	r.s.inquired.add(len(q.order), followed, 1, time.Since(begin))
 	r.inquiry = inquiry{}
+}
+
+// askFew reports whether the plane is asked about one packet of a state, and for differences once: of what holds thousands of rows or
+// backends, in emulation, where each answer that reads them all takes a second.
+func (r *run) askFew() bool {
+	return os.Getenv("PLANETEST_VM") != "" && strings.HasPrefix(r.sc.Name, generatedPrefix)
 }
 
 // unlike says how what the kernel holds for a packet differs from the table's answer; "" if it does not.
