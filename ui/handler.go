@@ -19,7 +19,10 @@ const (
 	MostPages = 1000
 	// atOnce is how many questions are worked on at a time; the others wait.
 	atOnce = 2
-	// patience is how long the answer to one question may take.
+	// mostLong is how many answers of more than long bytes are in memory at a time that are not read yet.
+	mostLong = 16
+	long     = 64 << 10
+	// patience is how long the answer to one question may take, and then how long who asked may take to read it.
 	patience = 20 * time.Second
 )
 
@@ -45,6 +48,7 @@ type Handler struct {
 	hub    hub
 	cache  cache
 	turns  chan struct{} // has a value for each question that is worked on
+	longs  chan struct{} // has a value for each long answer that is being sent
 	assets map[string]asset
 	pages  *template.Template
 	routes map[string]http.HandlerFunc
@@ -52,7 +56,7 @@ type Handler struct {
 
 // New returns a Handler.
 func New(cfg Config) *Handler {
-	h := &Handler{source: cfg.Source, on: cfg.On, now: cfg.Now, turns: make(chan struct{}, atOnce), assets: assets()}
+	h := &Handler{source: cfg.Source, on: cfg.On, now: cfg.Now, turns: make(chan struct{}, atOnce), longs: make(chan struct{}, mostLong), assets: assets()}
 	if h.on == nil {
 		h.on = func() bool { return true }
 	}
@@ -118,8 +122,7 @@ func (h *Handler) turn(answer http.HandlerFunc) http.HandlerFunc {
 		select {
 		case h.turns <- struct{}{}:
 		case <-ctx.Done():
-			w.Header().Set("Retry-After", "5")
-			plain(w, http.StatusServiceUnavailable, "too many ask at a time; try again\n")
+			tooMany(w)
 			return
 		}
 		whole := &answered{header: w.Header(), code: http.StatusOK}
@@ -127,8 +130,24 @@ func (h *Handler) turn(answer http.HandlerFunc) http.HandlerFunc {
 			defer func() { <-h.turns }()
 			answer(whole, r.WithContext(ctx))
 		}()
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(patience)) // a recorder in a test has none
+		if whole.body.Len() > long {
+			select {
+			case h.longs <- struct{}{}:
+				defer func() { <-h.longs }()
+			default:
+				tooMany(w)
+				return
+			}
+		}
 		whole.send(w, r) // outside: who reads slowly keeps nobody waiting
 	}
+}
+
+// tooMany tells to come back.
+func tooMany(w http.ResponseWriter) {
+	w.Header().Set("Retry-After", "5")
+	plain(w, http.StatusServiceUnavailable, "too many ask at a time; try again\n")
 }
 
 // answered is an answer that is not sent yet.

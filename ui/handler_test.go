@@ -400,6 +400,45 @@ func TestVisible(t *testing.T) {
 	}
 }
 
+// stuck is who does not read what he asked for.
+type stuck struct {
+	httptest.ResponseRecorder
+	asked chan int // the code
+	read  chan struct{}
+	until time.Time // when we give up
+}
+
+func (s *stuck) WriteHeader(code int)               { s.asked <- code }
+func (s *stuck) SetWriteDeadline(t time.Time) error { s.until = t; return nil }
+func (s *stuck) Write(b []byte) (int, error)        { <-s.read; return len(b), nil }
+
+// Many who ask for a long page and do not read it fill no memory: few such answers are kept, none for long, and short ones are given still.
+func TestNobodyReads(t *testing.T) {
+	w := newWorld(t, Config{}, cluster.Name{Namespace: "shop", Name: "web"})
+	w.service(cluster.Name{Namespace: "shop", Name: "fat"}, 1, 5000)
+	read, asked := make(chan struct{}), make(chan int)
+	var waiting sync.WaitGroup
+	codes := map[int]int{}
+	for range 3 * mostLong {
+		s := &stuck{ResponseRecorder: *httptest.NewRecorder(), asked: asked, read: read}
+		waiting.Go(func() {
+			w.h.ServeHTTP(s, request("GET", "/ui/service?name=shop/fat"))
+			if s.until.IsZero() {
+				t.Error("it waits for ever for who does not read")
+			}
+		})
+		codes[<-asked]++
+	}
+	if codes[200] != mostLong || codes[503] != 2*mostLong {
+		t.Errorf("answers: %v, want %d long ones", codes, mostLong)
+	}
+	w.get("/ui/service?name=shop/web", 200)
+	w.get("/ui/", 200)
+	close(read)
+	waiting.Wait()
+	w.get("/ui/service?name=shop/fat", 200)
+}
+
 // A question waits for its turn, and is told if that does not come.
 func TestTurns(t *testing.T) {
 	w := newWorld(t, Config{})
