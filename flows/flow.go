@@ -3,7 +3,6 @@ package flows
 import (
 	"fmt"
 	"net/netip"
-	"strings"
 	"time"
 
 	"kube-proxy/internal/ctwire"
@@ -46,41 +45,6 @@ type Flow struct {
 	// Mark is the connection's, not the packet's.
 	Mark uint32
 	Zone uint16
-}
-
-// Translated reports whether somebody else answers than the client has asked.
-func (f Flow) Translated() bool { return f.By != f.To }
-
-// Masqueraded reports whether who answers sees another client.
-func (f Flow) Masqueraded() bool { return f.Client != f.From }
-
-// String returns the flow in words, as in "tcp ESTABLISHED 192.0.2.7:40000 to 10.96.0.10:80, answered by 10.1.1.11:8080, which sees
-// 10.1.0.1:61000, for 86390s without a packet".
-func (f Flow) String() string {
-	var b strings.Builder
-	b.WriteString(f.Proto.String())
-	if f.State != "" {
-		b.WriteString(" " + f.State)
-	}
-	fmt.Fprintf(&b, " %v to %v", f.From, f.To)
-	answered := "answered"
-	if !f.Answered {
-		answered = "not yet answered"
-	}
-	if f.Translated() || !f.Answered {
-		fmt.Fprintf(&b, ", %s by %v", answered, f.By)
-	}
-	if f.Masqueraded() {
-		fmt.Fprintf(&b, ", which sees %v", f.Client)
-	}
-	if f.Mark != 0 {
-		fmt.Fprintf(&b, ", mark %#x", f.Mark)
-	}
-	if f.Zone != 0 {
-		fmt.Fprintf(&b, ", zone %d", f.Zone)
-	}
-	fmt.Fprintf(&b, ", for %v without a packet", f.Timeout)
-	return b.String()
 }
 
 // The states of nf_conntrack_tcp.h and nf_conntrack_sctp.h.
