@@ -15,10 +15,12 @@ type Looker interface {
 	Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error
 }
 
-// looker returns the plane as a Looker; false if it is none. A plane in a wrapper of the test's own tells of itself by Looker.
+// looker returns the plane as a Looker; false if it is none. A plane in a wrapper of the test's own tells of itself by Looker; nil for not
+// at all.
 func looker(p Plane) (Looker, bool) {
 	if w, ok := p.(interface{ Looker() Looker }); ok {
-		return w.Looker(), true
+		l := w.Looker()
+		return l, l != nil
 	}
 	l, ok := p.(Looker)
 	return l, ok

@@ -35,6 +35,9 @@ type ender struct {
 	conns []net.Conn
 }
 
+// Looker is nil: the kernel leads packets to listeners of this test, and not to the backends of the table.
+func (*ender) Looker() Looker { return nil }
+
 // listening is the socket of one backend set.
 type listening struct {
 	e *ender
