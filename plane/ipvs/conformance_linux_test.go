@@ -27,7 +27,7 @@ type whole struct {
 	chains *heldOnce
 }
 
-// heldOnce lists the chains once until the plane writes them, or has told differences, which is the last that the suite asks of a state.
+// heldOnce lists the chains once until the plane writes them, which Apply never does.
 // With the legacy back end a list is iptables-save of each table, and took half a second in emulation for each packet.
 type heldOnce struct {
 	list  heldChains
@@ -68,11 +68,6 @@ func (w *whole) SetNode(ctx context.Context, n lb.Node) error {
 func (w *whole) Audit(ctx context.Context, full bool) (int, error) {
 	defer w.chains.forget()
 	return w.Plane.Audit(ctx, full)
-}
-
-func (w *whole) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
-	defer w.chains.forget()
-	return w.Plane.Differences(ctx, want, each)
 }
 
 func (w *whole) Close() error {
