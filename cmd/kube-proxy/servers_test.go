@@ -263,7 +263,7 @@ func TestMetricsOfMode(t *testing.T) {
 			t.Parallel()
 			n, dir := newNamespace(t), t.TempDir()
 			write(t, filepath.Join(dir, "m/good.yaml"), good())
-			p := n.start(dir, append([]string{"--proxy-mode=" + mode, "--v=3", "--version=v1.36.5"}, usualArgs()[1:]...), nil)
+			p := n.start(dir, append([]string{"--proxy-mode=" + mode, "--v=3", "--version=v1.36.5", "--service-metrics=10"}, usualArgs()[1:]...), nil)
 			p.await(allWritten)
 			n.code(healthURL+"/livez", 200)
 			n.code(healthURL+"/healthz", 200)

@@ -22,9 +22,6 @@ import (
 	"kube-proxy/mode"
 )
 
-// Device is the interface that holds the service addresses in the mode ipvs (G3, DP-31).
-const Device = "kube-ipvs0"
-
 // DeviceType is the kind of interface that it is. Tests change it on kernels that have none.
 var DeviceType = "dummy"
 

@@ -30,6 +30,9 @@ import (
 	"kube-proxy/mode"
 )
 
+// Device is the interface that holds the service addresses in the mode ipvs (G3, DP-31).
+const Device = "kube-ipvs0"
+
 // The metrics of the mode that its planes tell.
 const (
 	restoreFailures  = "sync_proxy_rules_iptables_restore_failures_total" // MT-09
