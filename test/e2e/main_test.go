@@ -61,9 +61,9 @@ func begin(t *testing.T) {
 }
 
 // startProxy starts a proxy that ends with the test, which then shows the end of its log if it failed.
-func startProxy(t *testing.T) *testbed.Proxy {
+func startProxy(t *testing.T, args ...string) *testbed.Proxy {
 	t.Helper()
-	p, err := bed.StartProxy()
+	p, err := bed.StartProxy(args...)
 	must(t, err)
 	t.Cleanup(func() { endProxy(t, p) })
 	return p

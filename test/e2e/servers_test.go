@@ -165,7 +165,7 @@ func TestMetrics(t *testing.T) { inModes(t, bothModes, testMetrics) }
 func testMetrics(t *testing.T) {
 	begin(t)
 	addr := web(t, "web", "pod1")
-	startProxy(t)
+	startProxy(t, "--service-metrics=10")
 	await(t, "pod3", addr, "pod1")
 	get := func(path string) *testbed.Answer { return awaitCode(t, netlab.Node1, metricsPort, path, 200) }
 	if body := get("/proxyMode").Body; body != bed.Mode.Name {
