@@ -324,6 +324,10 @@ func (c container) unpack(t *testing.T, p readPlatform) {
 			t.Fatal(err)
 		}
 	}
+	// runc gives a tmpfs the mode of the place that it is mounted on, whatever its options say.
+	if err := os.Chmod(filepath.Join(root, "run/kube-proxy"), 0o777); err != nil {
+		t.Fatal(err)
+	}
 	err := os.Mkdir(filepath.Join(c.Dir, "modules"), 0o755)
 	for _, f := range []string{"xtables.lock", "rootfs/run/xtables.lock"} {
 		err = errors.Join(err, os.WriteFile(filepath.Join(c.Dir, f), nil, 0o600))
