@@ -231,7 +231,7 @@ func (w *walk) hook(num uint32, flows []flow) ([]flow, error) {
 		if b.drops {
 			policy = "drop"
 		}
-		w.say("chain %s { type %s hook %s priority %d; policy %s; }", b.name, b.Type, hookNames[num], b.Priority, policy)
+		w.say("chain %s { %s; policy %s; }", b.name, b.Hook, policy)
 		var in, past []flow
 		for _, f := range flows {
 			if w.meets(b, f) {
@@ -253,9 +253,6 @@ func (w *walk) hook(num uint32, flows []flow) ([]flow, error) {
 	}
 	return flows, nil
 }
-
-var hookNames = map[uint32]string{unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_IN: "input", unix.NF_INET_FORWARD: "forward",
-	unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_POST_ROUTING: "postrouting"}
 
 // meets reports whether a flow meets a base chain: chains that translate are not met again by what has been.
 func (w *walk) meets(b base, f flow) bool {

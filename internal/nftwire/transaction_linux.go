@@ -1,6 +1,8 @@
 package nftwire
 
 import (
+	"fmt"
+
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nlconn"
@@ -82,6 +84,14 @@ type Hook struct {
 	Type     string // filter or nat
 	Num      uint32 // NF_INET_*
 	Priority int32
+}
+
+var hookNames = map[uint32]string{unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_IN: "input", unix.NF_INET_FORWARD: "forward",
+	unix.NF_INET_LOCAL_OUT: "output", unix.NF_INET_POST_ROUTING: "postrouting"}
+
+// String says the hook as nft does, without the policy: "type filter hook prerouting priority -110".
+func (h Hook) String() string {
+	return fmt.Sprintf("type %s hook %s priority %d", h.Type, hookNames[h.Num], h.Priority)
 }
 
 const policyAccept = 1 // NF_ACCEPT

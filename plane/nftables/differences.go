@@ -336,7 +336,7 @@ func hookText(h nftwire.Hook) string {
 	if h == (nftwire.Hook{}) {
 		return isThere
 	}
-	return fmt.Sprintf("type %s hook %s priority %d", h.Type, hookNames[h.Num], h.Priority)
+	return h.String()
 }
 
 // compareChain compares a chain with its rules. Those are ours if they do what ours do: a comment can be anybody's.

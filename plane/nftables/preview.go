@@ -160,16 +160,13 @@ func (d *document) chain(c chain) {
 	d.text.WriteByte('\n')
 	d.line(1, "chain %s {", c.name)
 	if h := c.hook; c.isBase() {
-		d.line(2, "type %s hook %s priority %d; policy accept;", h.Type, hookNames[h.Num], h.Priority)
+		d.line(2, "%s; policy accept;", h)
 	}
 	for _, ru := range c.rules {
 		d.line(2, "%s", ru.text())
 	}
 	d.line(1, "}")
 }
-
-var hookNames = map[uint32]string{unix.NF_INET_PRE_ROUTING: "prerouting", unix.NF_INET_LOCAL_OUT: "output",
-	unix.NF_INET_FORWARD: "forward", unix.NF_INET_POST_ROUTING: "postrouting"}
 
 // types says what the set holds.
 func (d *setDef) types() string {

@@ -259,7 +259,7 @@ func hookText(h nftwire.Hook, there bool) string {
 	case h == (nftwire.Hook{}):
 		return isThere
 	}
-	return fmt.Sprintf("type %s hook %d priority %d", h.Type, h.Num, h.Priority)
+	return h.String()
 }
 
 func (d *nftDiffer) list(typ int, table uint16, f func(body []byte)) error {
