@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"kube-proxy/internal/pause"
 	"kube-proxy/lb"
 )
 
@@ -137,7 +138,7 @@ func (c *Cleaner) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-wake:
-			if !sleep(ctx, c.cfg.Delay) {
+			if !pause.For(ctx, c.cfg.Delay) {
 				return
 			}
 		case <-again:
@@ -149,20 +150,9 @@ func (c *Cleaner) Run(ctx context.Context) {
 			again = time.After(retry)
 			retry = min(2*retry, lastRetry)
 		}
-		if !sleep(ctx, pauseFactor*took) {
+		if !pause.For(ctx, pauseFactor*took) {
 			return
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
 	}
 }
 

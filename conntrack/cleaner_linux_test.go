@@ -71,8 +71,8 @@ func flowTo(key, from string) flow {
 	return flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(from)}
 }
 
-// pause lets the time pass, and all that happens in it.
-func pause(d time.Duration) {
+// letPass lets the time pass, and all that happens in it.
+func letPass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
@@ -106,15 +106,15 @@ func TestOnePassForABurst(t *testing.T) {
 	run(t, k, func(c *Cleaner, log *strings.Builder) {
 		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podA, podB, podC))})
 		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB, podC))})
-		pause(defaultDelay / 2)
+		letPass(defaultDelay / 2)
 		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podC))})
-		pause(defaultDelay) // in the middle of the pass
+		letPass(defaultDelay) // in the middle of the pass
 		before := time.Now()
 		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster))})
 		if d := time.Since(before); d > 0 {
 			t.Errorf("Applied took %v while a pass ran", d)
 		}
-		pause(time.Minute)
+		letPass(time.Minute)
 		// The second begins after a pause that follows the length of the first.
 		if want := []time.Duration{defaultDelay, 2*defaultDelay + 4*time.Second}; !slices.Equal(k.passes, want) {
 			t.Errorf("passes began at %v, want %v", k.passes, want)
@@ -139,14 +139,14 @@ func TestPassesByProtocol(t *testing.T) {
 	k := &fakeKernel{}
 	run(t, k, func(c *Cleaner, _ *strings.Builder) {
 		c.Applied([]lb.Change{set(row("10.96.0.10:53/tcp", service, lb.Cluster, podA)), remove("10.96.0.10:53/tcp")})
-		pause(time.Minute)
+		letPass(time.Minute)
 		if len(k.passes) > 0 || c.Stats() != (Stats{}) {
 			t.Errorf("passes for TCP: %v, stats %+v", k.protos, c.Stats())
 		}
 		c.Applied([]lb.Change{set(row("10.96.0.10:53/sctp", service, lb.Cluster, podA))})
-		pause(time.Minute)
+		letPass(time.Minute)
 		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podA)), remove("10.96.0.10:53/sctp")})
-		pause(time.Minute)
+		letPass(time.Minute)
 		if want := []lb.Proto{lb.SCTP, lb.UDP, lb.SCTP}; !slices.Equal(k.protos, want) {
 			t.Errorf("passes for %v, want %v", k.protos, want)
 		}
@@ -159,13 +159,13 @@ func TestRetry(t *testing.T) {
 	k := &fakeKernel{fail: errors.New("no buffer space"), flows: []flow{flowTo(vip, podA)}}
 	run(t, k, func(c *Cleaner, log *strings.Builder) {
 		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB))})
-		pause(2 * time.Second)
+		letPass(2 * time.Second)
 		c.Applied([]lb.Change{set(row("10.96.0.10:53/tcp", service, lb.Cluster, podA))})
-		pause(time.Second)
+		letPass(time.Second)
 		k.mu.Lock()
 		k.fail = nil
 		k.mu.Unlock()
-		pause(time.Hour)
+		letPass(time.Hour)
 		want := []time.Duration{defaultDelay, defaultDelay + time.Second, defaultDelay + 3*time.Second}
 		if !slices.Equal(k.passes, want) || len(k.flows) > 0 {
 			t.Errorf("passes at %v, want %v; flows that stay: %v", k.passes, want, k.flows)
@@ -186,12 +186,12 @@ func TestRetryOneKey(t *testing.T) {
 	k.stuck = map[flow]error{k.flows[0]: errors.New("device busy")}
 	run(t, k, func(c *Cleaner, log *strings.Builder) {
 		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB)), set(row(other, "b/b:b", lb.Cluster, podB))})
-		pause(time.Second / 2)
+		letPass(time.Second / 2)
 		k.mu.Lock()
 		k.stuck = nil
 		k.flows = append(k.flows, flowTo(other, podC)) // not suspect any more: a pass leaves it
 		k.mu.Unlock()
-		pause(time.Minute)
+		letPass(time.Minute)
 		if want := []flow{flowTo(other, podC)}; !slices.Equal(k.flows, want) {
 			t.Errorf("flows that stay: %v, want %v", k.flows, want)
 		}
@@ -206,14 +206,14 @@ func TestRetryNodePorts(t *testing.T) {
 	k := &fakeKernel{noAddrs: errors.New("interrupted"), flows: []flow{flowTo(vip, podA), flowTo("192.0.2.1:30053/udp", podA)}}
 	run(t, k, func(c *Cleaner, log *strings.Builder) {
 		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB)), set(row("nodeport:30053/udp", service, lb.Cluster, podB))})
-		pause(time.Second / 2)
+		letPass(time.Second / 2)
 		if want := []flow{flowTo("192.0.2.1:30053/udp", podA)}; !slices.Equal(k.flows, want) {
 			t.Errorf("flows that stay: %v, want %v", k.flows, want)
 		}
 		k.mu.Lock()
 		k.noAddrs = nil
 		k.mu.Unlock()
-		pause(time.Minute)
+		letPass(time.Minute)
 		if len(k.flows) > 0 {
 			t.Errorf("flows that stay: %v\n%s", k.flows, log)
 		}

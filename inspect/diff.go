@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"kube-proxy/internal/pause"
 	"kube-proxy/lb"
 	"kube-proxy/trace"
 )
@@ -74,7 +75,7 @@ func (i *Inspector) differences(ctx context.Context, f Family) (stayed []Differe
 		if len(stayed) == 0 || look == looks {
 			return stayed, rows, nil
 		}
-		if !pause(ctx, lookPause) {
+		if !pause.For(ctx, lookPause) {
 			return nil, 0, ctx.Err()
 		}
 	}

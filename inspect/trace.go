@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/pause"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 	"kube-proxy/trace"
@@ -124,25 +125,13 @@ func (i *Inspector) lookup(ctx context.Context, f Family, p trace.Packet, a *Tra
 			return
 		}
 		a.Add(k)
-		if len(a.Findings) == 0 || look == looks || !pause(ctx, lookPause) {
+		if len(a.Findings) == 0 || look == looks || !pause.For(ctx, lookPause) {
 			break
 		}
 		a.Answer = i.ask(f, p)
 	}
 	if len(a.Findings) > 0 && f.Stats != nil && !f.Stats().Settled {
 		a.Notes = append(a.Notes, "the proxy has changes in hand that are not written yet: ask again, or see kube-proxy events")
-	}
-}
-
-// pause waits, unless ctx ends before.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
 	}
 }
 

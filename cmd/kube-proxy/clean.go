@@ -10,6 +10,7 @@ import (
 
 	"kube-proxy/cleanup"
 	"kube-proxy/config"
+	"kube-proxy/internal/pause"
 	"kube-proxy/mode"
 	"kube-proxy/system"
 )
@@ -47,7 +48,7 @@ func (p *proxy) cleanOthers(ctx context.Context) {
 			told = append(told, text)
 			p.log.Error("rules of another mode could not all be removed, trying again; until then they may lead new connections astray", "err", err)
 		}
-		pause(ctx, wait)
+		pause.For(ctx, wait)
 	}
 }
 

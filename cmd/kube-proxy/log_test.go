@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"kube-proxy/internal/pause"
 )
 
 // logs starts the program with flags of the log on a folder of manifests where one file is wrong, ends it, and returns
@@ -155,7 +157,7 @@ func TestLogReload(t *testing.T) {
 		if len(wrote.FindAllString(p.log(), -1)) > before {
 			break
 		}
-		pause(t.Context(), patience/1000)
+		pause.For(t.Context(), patience/1000)
 	}
 	if len(wrote.FindAllString(p.log(), -1)) == before {
 		t.Errorf("vmodule shows nothing:\n%s", p.log())

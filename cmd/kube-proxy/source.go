@@ -8,6 +8,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/config"
+	"kube-proxy/internal/pause"
 	"kube-proxy/policy"
 	"kube-proxy/source/convert"
 	"kube-proxy/source/kube"
@@ -81,7 +82,11 @@ func (p *proxy) follow(ctx context.Context, src source) error {
 		case complete && src.factsWait == 0:
 			p.waiveFacts()
 		case complete:
-			waiting.Go(func() { sleep(ctx, src.factsWait, p.waiveFacts) })
+			waiting.Go(func() {
+				if pause.For(ctx, src.factsWait) {
+					p.waiveFacts()
+				}
+			})
 		}
 		p.fold(ev)
 	})
@@ -121,13 +126,4 @@ func (l *lists) take(ev cluster.Event) bool {
 		l.slices = true
 	}
 	return !before && l.services && l.slices
-}
-
-// sleep calls f after a while, unless ctx ends before.
-func sleep(ctx context.Context, d time.Duration, f func()) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-		f()
-	}
 }

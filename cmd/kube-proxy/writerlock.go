@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/pause"
 )
 
 // lockGroup is the number of the lock: "kp" in ASCII, which no known program logs to.
@@ -95,7 +96,7 @@ func (t *writerLock) wait(ctx context.Context) error {
 		if awaitBell(ctx); t.take() {
 			break
 		}
-		if pause(ctx, askPause); ctx.Err() != nil {
+		if pause.For(ctx, askPause); ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
@@ -139,12 +140,5 @@ func (t *writerLock) close() {
 	}
 	if t.bell != nil {
 		_ = t.bell.Close()
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
 	}
 }

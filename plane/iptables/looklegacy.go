@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/pause"
 	"kube-proxy/lb"
 )
 
@@ -76,11 +77,7 @@ func (p *pacer) read(ctx context.Context, f func() error) error {
 		return f()
 	}
 	if left := time.Until(p.until); left > 0 && p.spent == 0 {
-		timer := time.NewTimer(left)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
+		if !pause.For(ctx, left) {
 			return ctx.Err()
 		}
 	}
