@@ -20,17 +20,6 @@ import (
 
 var _ mode.Looker = (*hns.Plane)(nil)
 
-func differences(t *testing.T, p *hns.Plane, table *lb.Table) (all []trace.Difference) {
-	t.Helper()
-	if err := p.Differences(t.Context(), table, func(d trace.Difference) bool {
-		all = append(all, d)
-		return true
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return all
-}
-
 // asked are packets to each row from a pod, the node and outside, and what the fake's own resolver says of each.
 func (n *windowsNode) follow(t *testing.T, p *hns.Plane, table *lb.Table, w planetest.World) (balanced int) {
 	t.Helper()
@@ -112,7 +101,7 @@ func testLook(t *testing.T, kind hns.NetworkType, f lb.Family, dsr bool) {
 	reset(t, p, table)
 	kernel := kernel(n)
 	for range 5 {
-		if d := differences(t, p, table); len(d) > 0 {
+		if d := planetest.Differences(t, p, table); len(d) > 0 {
 			t.Fatalf("nobody did anything: %+v", d)
 		}
 		if n.follow(t, p, table, w) == 0 {
@@ -130,7 +119,7 @@ func testLook(t *testing.T, kind hns.NetworkType, f lb.Family, dsr bool) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d := differences(t, p, table); n.Own() != before && len(d) == 0 {
+		if d := planetest.Differences(t, p, table); n.Own() != before && len(d) == 0 {
 			t.Errorf("nothing differs:\n%s\nbefore:\n%s", n.Own(), before)
 		}
 		n.follow(t, p, table, w)

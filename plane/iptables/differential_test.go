@@ -149,7 +149,7 @@ func (d *differential) walk() {
 
 // look follows some packets, and compares: neither finds anything but what the table says.
 func (d *differential) look(when string) {
-	for _, diff := range differences(d.T, d.plane, d.table) {
+	for _, diff := range planetest.Differences(d.T, d.plane, d.table) {
 		d.Errorf("%s: differs: %+v", when, diff)
 	}
 	how := asked

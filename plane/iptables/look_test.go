@@ -64,18 +64,6 @@ func fullTable(w planetest.World) *lb.Table {
 	return table
 }
 
-// differences returns what differs, and no more than a hundred of it.
-func differences(t *testing.T, p *Plane, table *lb.Table) (all []trace.Difference) {
-	t.Helper()
-	if err := p.Differences(t.Context(), table, func(d trace.Difference) bool {
-		all = append(all, d)
-		return len(all) < 100
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return all
-}
-
 // The kernel's chains make of every packet what the table says, whatever tells pods, and nothing differs.
 func TestFollowAgreesWithTheTable(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
@@ -97,7 +85,7 @@ func TestFollowAgreesWithTheTable(t *testing.T) {
 					t.Errorf("no packet met %s: %v", v, seen)
 				}
 			}
-			for _, d := range differences(t, p, table) {
+			for _, d := range planetest.Differences(t, p, table) {
 				t.Errorf("pods by %+v: differs: %+v", pods, d)
 			}
 		}
@@ -123,7 +111,7 @@ func TestCommentsAreNoDifference(t *testing.T) {
 		if comments[0] == 0 || comments[1] == 0 {
 			t.Fatalf("%d rules without comments, %d with", comments[0], comments[1])
 		}
-		for _, d := range differences(t, p, table) {
+		for _, d := range planetest.Differences(t, p, table) {
 			t.Errorf("differs: %+v", d)
 		}
 	})

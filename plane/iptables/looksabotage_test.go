@@ -127,7 +127,7 @@ func TestSabotageIsSeen(t *testing.T) {
 			v.meets(what, loose, host, all(true))
 			v.meets(what, unserved, pod, answer{verdict: trace.Reject})
 			v.meets(what, unserved, host, answer{verdict: trace.Reject})
-			for _, d := range differences(t, p, table) {
+			for _, d := range planetest.Differences(t, p, table) {
 				t.Errorf("%s: differs: %+v", what, d)
 			}
 		}
@@ -221,7 +221,7 @@ func TestSabotageIsSeen(t *testing.T) {
 		} {
 			c.do()
 			v.meets(c.name, c.service, c.from, c.want)
-			diffs := differences(t, p, table)
+			diffs := planetest.Differences(t, p, table)
 			for i, d := range diffs {
 				if c.undo != nil || c.name != "the table is emptied" && (i >= len(c.differs) || !strings.Contains(d.Object, c.differs[i])) {
 					t.Errorf("%s: difference %d: %+v, want %q", c.name, i, d, c.differs)
@@ -258,7 +258,7 @@ func (v *vandal) remembered(pod trace.Packet, table *lb.Table) {
 	other := pod
 	other.From = netip.AddrPortFrom(v.Addr(100, 998), 0)
 	v.meets("another client", sticky, other, all(false))
-	if d := differences(v.T, v.Plane, table); len(d) > 0 {
+	if d := planetest.Differences(v.T, v.Plane, table); len(d) > 0 {
 		v.Errorf("a client that is remembered is no difference: %+v", d)
 	}
 	tell("-")

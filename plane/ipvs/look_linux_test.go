@@ -78,7 +78,7 @@ func TestLookAtKernel(t *testing.T) {
 				for _, what := range found {
 					t.Error(what)
 				}
-				for _, d := range differences(t, k.p, k.table) {
+				for _, d := range planetest.Differences(t, k.p, k.table) {
 					t.Errorf("differs: %+v", d)
 				}
 				for _, c := range sabotages {
@@ -86,14 +86,14 @@ func TestLookAtKernel(t *testing.T) {
 						continue
 					}
 					k.sabotage(t, b, c.do) // on this thread, which alone is in the namespace
-					all := differences(t, k.p, k.table)
+					all := planetest.Differences(t, k.p, k.table)
 					if !c.named(k.World, all) {
 						t.Errorf("%s: differences: %+v; want one of %q, and hardly more", c.name, all, c.object)
 					}
 					if _, err := k.p.Audit(t.Context(), true); err != nil {
 						t.Error(err)
 					}
-					for _, d := range differences(t, k.p, k.table) {
+					for _, d := range planetest.Differences(t, k.p, k.table) {
 						t.Errorf("%s: after it was mended: %+v", c.name, d)
 					}
 				}
@@ -217,7 +217,7 @@ func TestLookWhileRowsChange(t *testing.T) {
 	}
 	close(stop)
 	k.must(<-done)
-	for _, d := range differences(t, k.p, k.table) {
+	for _, d := range planetest.Differences(t, k.p, k.table) {
 		t.Errorf("differs: %+v", d)
 	}
 }

@@ -131,17 +131,6 @@ func follow(t *testing.T, p *Plane, table *lb.Table, packets []trace.Packet, mos
 	return seen, findings
 }
 
-func differences(t *testing.T, p *Plane, table *lb.Table) (all []trace.Difference) {
-	t.Helper()
-	if err := p.Differences(t.Context(), table, func(d trace.Difference) bool {
-		all = append(all, d)
-		return len(all) < 100
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return all
-}
-
 // The state that the kernel holds makes of every packet what the table says, whatever tells pods, and nothing differs.
 func TestFollowAgreesWithTheTable(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -160,12 +149,12 @@ func TestFollowAgreesWithTheTable(t *testing.T) {
 					t.Errorf("no packet met %s: %v", v, seen)
 				}
 			}
-			for _, d := range differences(t, p, table) {
+			for _, d := range planetest.Differences(t, p, table) {
 				t.Errorf("%s, pods by %+v: differs: %+v", f, pods, d)
 			}
 		}
 		before := fmt.Sprint(k.ipvs, k.wrote)
-		differences(t, p, table)
+		planetest.Differences(t, p, table)
 		if after := fmt.Sprint(k.ipvs, k.wrote); after != before {
 			t.Errorf("a look changed something: %s", difference(before, after))
 		}
@@ -323,7 +312,7 @@ func TestSabotageIsNamed(t *testing.T) {
 					rules: func(spoil func(iptables.ChainRule) bool) { k.rules[f].spoil = spoil },
 					set:   func(set string) { delete(k.sets, named(set)) },
 				})
-				if all := differences(t, p, table); !c.named(w, all) {
+				if all := planetest.Differences(t, p, table); !c.named(w, all) {
 					t.Errorf("differences: %+v; want one of %q, and hardly more", all, c.object)
 				}
 				_, findings := follow(t, p, table, w.Packets(table, true), 1000)
@@ -380,7 +369,7 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 	if len(got.Backends) != 2 || !strings.Contains(strings.Join(got.Way, "\n"), leaves.String()+" -m -w 0: it drains, with 3 connections") {
 		t.Errorf("backends %v by way of\n%s", got.Backends, strings.Join(got.Way, "\n"))
 	}
-	for _, d := range differences(t, p, table) {
+	for _, d := range planetest.Differences(t, p, table) {
 		t.Errorf("while it drains: %+v", d)
 	}
 	// The whole Service goes, and its connections go on.
@@ -388,7 +377,7 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 	if _, err := p.Apply(t.Context(), changes); err != nil {
 		t.Fatal(err)
 	}
-	for _, d := range differences(t, p, table) {
+	for _, d := range planetest.Differences(t, p, table) {
 		t.Errorf("while the virtual server drains: %+v", d)
 	}
 	if got := follow(); got.Verdict != trace.Drop {

@@ -104,13 +104,7 @@ func (l *looks) balance(first, n int, masquerade bool) string {
 	return answer(k)
 }
 
-func (l *looks) differences() (all []trace.Difference) {
-	l.t.Helper()
-	if err := l.Differences(l.t.Context(), l.want, func(d trace.Difference) bool { all = append(all, d); return true }); err != nil {
-		l.t.Fatal(err)
-	}
-	return all
-}
+func (l *looks) differences() []trace.Difference { return planetest.Differences(l.t, l, l.want) }
 
 // What the kernel's table makes of each kind of packet, with the words of nft.
 func TestFollow(t *testing.T) {

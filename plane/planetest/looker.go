@@ -7,6 +7,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/trace"
+	"testing"
 )
 
 // Looker is a plane that tells what the kernel holds: [kube-proxy/mode.Looker].
@@ -30,12 +31,26 @@ func looker(p Plane) (Looker, bool) {
 const mostDifferences = 10
 
 // differences returns what differs between the kernel and the table, at most so many lines of it.
-func differences(ctx context.Context, l Looker, want *lb.Table) (found []trace.Difference, err error) {
+func differences(ctx context.Context, l Looker, want *lb.Table) ([]trace.Difference, error) {
+	return someDifferences(ctx, l, want, mostDifferences)
+}
+
+func someDifferences(ctx context.Context, l Looker, want *lb.Table, most int) (found []trace.Difference, err error) {
 	err = l.Differences(ctx, want, func(d trace.Difference) bool {
 		found = append(found, d)
-		return len(found) < mostDifferences
+		return len(found) < most
 	})
 	return found, err
+}
+
+// Differences returns what the kernel holds otherwise than the table asks, and no more than a hundred of it.
+func Differences(t testing.TB, l Looker, want *lb.Table) []trace.Difference {
+	t.Helper()
+	found, err := someDifferences(t.Context(), l, want, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
 }
 
 // listed is differences as text, a line each.
