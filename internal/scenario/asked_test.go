@@ -87,12 +87,12 @@ func apply(t *testing.T, texts ...string) *askedCluster {
 	return c
 }
 
-// answer is what people are told.
+// answer is what is to be told to people.
 func (c *askedCluster) answer(question string) string {
 	verb, rest, _ := strings.Cut(question, " ")
 	if verb == "why" {
 		ns, name, _ := strings.Cut(rest, "/")
-		return policy.Explain(c.store.View(cluster.Name{Namespace: ns, Name: name}), c.settings).Text()
+		return explained(policy.Explain(c.store.View(cluster.Name{Namespace: ns, Name: name}), c.settings))
 	}
 	rest, name, _ := strings.Cut(rest, " in ")
 	m, _ := all.Modes().Find(name)

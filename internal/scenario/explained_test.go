@@ -1,4 +1,4 @@
-package policy
+package scenario
 
 import (
 	"cmp"
@@ -6,13 +6,14 @@ import (
 	"strings"
 
 	"kube-proxy/lb"
+	"kube-proxy/policy"
 )
 
 // mostLines is how many endpoints of a port the text names: it is to fit on one screen.
 const mostLines = 12
 
-// Text returns the explanation for people, those that are out first. What comes from others is escaped, see [lb.Printable].
-func (x Explanation) Text() string {
+// explained is all that an explanation says, endpoints that are out first: the sentences that people are told by kube-proxy why and the page.
+func explained(x policy.Explanation) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { b.WriteString(lb.Printable(fmt.Sprintf(format, args...)) + "\n") }
 	line("%s  %s", x.Service, x.Family)
@@ -27,7 +28,7 @@ func (x Explanation) Text() string {
 	}
 	for _, p := range x.Ports {
 		b.WriteByte('\n')
-		line("%s", p.headline())
+		line("%s", headline(p))
 		for _, s := range p.Why {
 			line("  %s", s)
 		}
@@ -38,7 +39,7 @@ func (x Explanation) Text() string {
 					continue
 				}
 				if shown++; shown <= mostLines {
-					line("    %s", e)
+					line("    %s", endpoint(e))
 				}
 			}
 		}
@@ -50,7 +51,7 @@ func (x Explanation) Text() string {
 }
 
 // headline is the port in a line, with the numbers of its backends.
-func (p ExplainedPort) headline() string {
+func headline(p policy.ExplainedPort) string {
 	s := fmt.Sprintf("%s  %d/%s", p.Service, p.Port, p.Protocol)
 	if p.NodePort != 0 {
 		s += fmt.Sprintf("  NodePort %d", p.NodePort)
@@ -73,8 +74,8 @@ func (p ExplainedPort) headline() string {
 	return s
 }
 
-// String returns the endpoint and in which sets it is, in a line.
-func (e ExplainedEndpoint) String() string {
+// endpoint is the endpoint and in which sets it is, in a line.
+func endpoint(e policy.ExplainedEndpoint) string {
 	at := e.Address.String()
 	if e.Address.Port() == 0 {
 		at = e.Address.Addr().String()
@@ -89,4 +90,11 @@ func (e ExplainedEndpoint) String() string {
 		return at + ": serves where the traffic policy is Local alone: " + e.WhyNotCluster
 	}
 	return at + ": " + cmp.Or(e.WhyNotCluster, e.WhyNotLocal, "serves")
+}
+
+func count(n int, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, more)
 }
