@@ -109,7 +109,6 @@ func (e *Engine) tellFailed(name cluster.Name, k lb.Key, verb string, err error)
 
 // nameOf returns the name of the Service that a row is of, which may have ":port" behind it.
 func nameOf(row string) cluster.Name {
-	service, _, _ := strings.Cut(row, ":")
-	namespace, name, _ := strings.Cut(service, "/")
+	namespace, name, _ := strings.Cut(lb.OwnerOf(row), "/")
 	return cluster.Name{Namespace: namespace, Name: name}
 }

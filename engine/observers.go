@@ -2,7 +2,6 @@ package engine
 
 import (
 	"slices"
-	"strings"
 
 	"kube-proxy/lb"
 )
@@ -70,7 +69,7 @@ func (e *Engine) awaited(check *lb.Frontend) (lb.Key, bool) {
 // stillAwaited does not look at all rows of a Service while the one that was found before has not been taken.
 func (e *Engine) stillAwaited(k lb.Key, h withheld) bool {
 	if f := e.table.Get(h.await); e.pending.byKey[h.await] != nil && f != nil {
-		if owner, _, _ := strings.Cut(f.Service, ":"); owner == h.New.Service && f.Kind != lb.ClusterIP && f.Kind != lb.HealthCheck {
+		if lb.OwnerOf(f.Service) == h.New.Service && f.Kind != lb.ClusterIP && f.Kind != lb.HealthCheck {
 			return true
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/lb"
 )
 
 // Names returns the names of all Services, sorted by namespace and name. They are shared: nobody may change the slice.
@@ -31,8 +32,7 @@ func compareNames(a, b cluster.Name) int {
 
 // ParseName reads "ns/name", as rows and changes have it, with or without ":port".
 func ParseName(s string) cluster.Name {
-	s, _, _ = strings.Cut(s, ":")
-	namespace, name, _ := strings.Cut(s, "/")
+	namespace, name, _ := strings.Cut(lb.OwnerOf(s), "/")
 	return cluster.Name{Namespace: namespace, Name: name}
 }
 

@@ -93,9 +93,7 @@ func (i *Inspector) ask(f Family, p trace.Packet) (a trace.Answer) {
 	if a.Frontend == nil || f.Settings == nil {
 		return a
 	}
-	owner, _, _ := strings.Cut(a.Service, ":")
-	ns, name, _ := strings.Cut(owner, "/")
-	for _, port := range policy.Explain(i.cfg.Store.View(cluster.Name{Namespace: ns, Name: name}), f.Settings()).Ports {
+	for _, port := range policy.Explain(i.cfg.Store.View(ParseName(a.Service)), f.Settings()).Ports {
 		if port.Service == a.Service && port.Protocol == a.Frontend.Key.Proto.String() {
 			a.Why = append(a.Why, port.Chosen...)
 		}

@@ -50,13 +50,7 @@ type parsedRow struct {
 	losesTo string
 }
 
-func (r *parsedRow) owner() Owner { return Owner{Name: ownerOf(r.front.Service), Created: r.created} }
-
-// ownerOf returns the "ns/name" of "ns/name:port".
-func ownerOf(service string) string {
-	name, _, _ := strings.Cut(service, ":")
-	return name
-}
+func (r *parsedRow) owner() Owner { return Owner{Name: OwnerOf(r.front.Service), Created: r.created} }
 
 func (p *parser) parseLine(line string) error {
 	words := strings.Fields(line)

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // Owner is who claims keys in a table: one Service.
@@ -13,6 +14,12 @@ type Owner struct {
 	Name string
 	// Created is when the Service was created, in seconds since 1970. It decides contests.
 	Created int64
+}
+
+// OwnerOf returns the name of who owns the rows of a service port: "ns/name" of "ns/name:port" and of "ns/name" ([Frontend.Service]).
+func OwnerOf(service string) string {
+	name, _, _ := strings.Cut(service, ":")
+	return name
 }
 
 // Compare orders owners by age, the oldest first, and then by name.

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -311,17 +310,11 @@ func (w *Watcher) nodePorts(found map[state]uint32, looked map[port]struct{}) {
 	for p := range looked {
 		for _, s := range w.here(p) {
 			s.nodePort = w.rows[lb.FamilyOf(s.addr)][p]
-			if s.nodePort != "" && owner(s.nodePort) != owner(s.service) && w.cfg.Serves(s.addr) {
+			if s.nodePort != "" && lb.OwnerOf(s.nodePort) != lb.OwnerOf(s.service) && w.cfg.Serves(s.addr) {
 				found[s] = 0
 			}
 		}
 	}
-}
-
-// owner returns "ns/name" of "ns/name:port".
-func owner(service string) string {
-	name, _, _ := strings.Cut(service, ":")
-	return name
 }
 
 // look compares the ports in question, or all, with the sockets there are.
@@ -442,11 +435,11 @@ func (w *Watcher) compare(found map[state]uint32, looked map[port]struct{}) {
 // since its author decides how much that is.
 func (w *Watcher) tell(fresh []state) {
 	slices.SortFunc(fresh, func(a, b state) int {
-		return cmp.Or(cmp.Compare(owner(a.service), owner(b.service)), a.key().Compare(b.key()), a.listener.Compare(b.listener))
+		return cmp.Or(cmp.Compare(lb.OwnerOf(a.service), lb.OwnerOf(b.service)), a.key().Compare(b.key()), a.listener.Compare(b.listener))
 	})
 	for len(fresh) > 0 {
 		s, n := fresh[0], 1
-		for n < len(fresh) && s.addr.IsValid() && owner(fresh[n].service) == owner(s.service) && fresh[n].addr.IsValid() {
+		for n < len(fresh) && s.addr.IsValid() && lb.OwnerOf(fresh[n].service) == lb.OwnerOf(s.service) && fresh[n].addr.IsValid() {
 			n++
 		}
 		w.cfg.Collides(Collision{s.service, s.key(), s.listener, s.nodePort, n - 1})

@@ -142,7 +142,7 @@ func (q *question) named(row *lb.Frontend) {
 		q.say("%s is a port of the %s of %s.", row.Key, row.Kind.Words(), row.Service)
 	}
 	if q.table.Node.Lends(row) {
-		q.say("The address is of the service network: %s has it until it is assigned to a Service as its cluster IP.", owner(row.Service))
+		q.say("The address is of the service network: %s has it until it is assigned to a Service as its cluster IP.", lb.OwnerOf(row.Service))
 	}
 }
 

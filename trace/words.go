@@ -37,9 +37,3 @@ func count(n int, one, many string) string {
 	}
 	return strconv.Itoa(n) + " " + many
 }
-
-// owner is the Service "ns/name" of a service port "ns/name:port".
-func owner(service string) string {
-	name, _, _ := strings.Cut(service, ":")
-	return name
-}

@@ -148,7 +148,7 @@ func (a *Account) byService(rows []used) map[string]mode.Traffic {
 			for _, u := range piece {
 				name := ""
 				if row := t.Get(u.key); row != nil {
-					name = serviceOf(row.Service)
+					name = lb.OwnerOf(row.Service)
 				}
 				s := sum[name]
 				s.Connections += u.since.Connections
@@ -158,12 +158,6 @@ func (a *Account) byService(rows []used) map[string]mode.Traffic {
 		})
 	}
 	return sum
-}
-
-// serviceOf is "ns/name" of a service port "ns/name:port".
-func serviceOf(port string) string {
-	name, _, _ := strings.Cut(port, ":")
-	return name
 }
 
 // add counts what Services had in the last seconds, and gives series to those with the most.

@@ -76,7 +76,7 @@ func templates() *template.Template {
 	return template.Must(template.New("").Funcs(template.FuncMap{
 		"visible": visible, "took": took, "clock": clock, "moment": moment, "percent": percent,
 		"int": count[int], "uint": count[uint64], "plural": plural, "rowsays": func(r inspect.Row) string { return rowSays(&r) }, "tracelink": traceLink,
-		"endclass": func(e inspect.Endpoint) string { return endClass(&e) }, "endstate": endState, "shares": shares, "kind": kindWords, "span": func(seconds int) string { return took(time.Duration(seconds) * time.Second) }, "servicename": serviceName, "ago": func(from, to time.Time) string { return took(to.Sub(from)) },
+		"endclass": func(e inspect.Endpoint) string { return endClass(&e) }, "endstate": endState, "shares": shares, "kind": kindWords, "span": func(seconds int) string { return took(time.Duration(seconds) * time.Second) }, "servicename": func(port string) string { return inspect.ParseName(port).String() }, "ago": func(from, to time.Time) string { return took(to.Sub(from)) },
 	}).ParseFS(layouts, "templates/*.html"))
 }
 

@@ -286,9 +286,3 @@ func shares(all []trace.Backend) string {
 	}
 	return strings.Join(list, ", ")
 }
-
-// serviceName is the Service of a service port: "ns/name" of "ns/name:port".
-func serviceName(port string) string {
-	name, _, _ := strings.Cut(port, ":")
-	return name
-}

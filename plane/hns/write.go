@@ -331,7 +331,7 @@ func (w *writer) note(was, is *lb.Frontend, services map[string]bool) {
 		if row == nil || row.Kind != lb.HealthCheck && row.Kind != lb.LoadBalancer {
 			continue
 		}
-		name, _, _ := strings.Cut(row.Service, ":")
+		name := lb.OwnerOf(row.Service)
 		c := w.st.checkOf(name)
 		services[name] = true
 		switch {

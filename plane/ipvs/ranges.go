@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"fmt"
-	"strings"
 
 	"kube-proxy/lb"
 )
@@ -18,7 +17,7 @@ func (l *ledger) bounded(old, row *lb.Frontend) (*lb.Frontend, error) {
 	if row == nil || len(row.Sources) == 0 {
 		return row, nil
 	}
-	service := parent(row)
+	service := lb.OwnerOf(row.Service)
 	if l.ranges[service]+len(row.Sources) <= mostRanges {
 		l.countRanges(row, +1)
 		return row, nil
@@ -33,14 +32,8 @@ func (l *ledger) countRanges(row *lb.Frontend, by int) {
 	if row == nil || len(row.Sources) == 0 {
 		return
 	}
-	service := parent(row)
+	service := lb.OwnerOf(row.Service)
 	if l.ranges[service] += by * len(row.Sources); l.ranges[service] == 0 {
 		delete(l.ranges, service)
 	}
-}
-
-// parent is the Service of a row, without its port.
-func parent(row *lb.Frontend) string {
-	service, _, _ := strings.Cut(row.Service, ":")
-	return service
 }

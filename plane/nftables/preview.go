@@ -203,8 +203,7 @@ func newAbout(w wanted) about {
 	a := about{w, map[netip.Addr]string{}, map[uint32]string{}}
 	for _, r := range w.st.rows {
 		if isClusterIP(r.front) {
-			name, _, _ := strings.Cut(r.front.Service, ":")
-			keepFirst(a.services, r.front.Key.Addr, name)
+			keepFirst(a.services, r.front.Key.Addr, lb.OwnerOf(r.front.Service))
 		}
 		if r.list != nil {
 			keepFirst(a.lists, r.list.number, r.front.Service)
