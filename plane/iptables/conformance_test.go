@@ -88,7 +88,7 @@ func TestHistory(t *testing.T) {
 		t.Run(string(b), func(t *testing.T) {
 			needs(t, b)
 			t.Parallel()
-			planetest.History(t, planetest.Config{New: newLiberal(b), Drift: b.damage, TakeOver: b.usurp})
+			planetest.History(t, planetest.Config{New: newLiberal(b), Drift: b.damage, TakeOver: b.usurp, AffinityByEndpoint: true})
 		})
 	}
 }

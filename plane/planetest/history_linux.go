@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -61,14 +62,16 @@ type history struct {
 	plane  Plane
 	table  lb.Table
 	met    map[visitor]meeting
-	recent []string // what happened last, for a failure
+	known  map[visitor][]netip.AddrPort // whom a client may be remembered at, where affinity is an endpoint's ([Config.AffinityByEndpoint])
+	recent []string                     // what happened last, for a failure
 
 	restarts, resets, drifts, takeovers, changes, probes, kept int
 }
 
 func newHistory(cfg Config, f lb.Family, seed uint64) *history {
 	rnd := rand.New(rand.NewPCG(seed, uint64(f)))
-	return &history{town: town{family: f, rnd: rnd, namesNodes: cfg.HairpinsByNode}, cfg: cfg, family: f, steps: historySteps, patience: patience, met: map[visitor]meeting{}}
+	return &history{town: town{family: f, rnd: rnd, namesNodes: cfg.HairpinsByNode}, cfg: cfg, family: f, steps: historySteps, patience: patience,
+		met: map[visitor]meeting{}, known: map[visitor][]netip.AddrPort{}}
 }
 
 func (h *history) told() string {

@@ -54,6 +54,7 @@ func TestHistoryFinds(t *testing.T) {
 		// first is what is wrong from the beginning, restarted what is wrong after a restart.
 		first, restarted func(f lb.Family) (m mutant, script string)
 		idle             bool
+		byEndpoint       bool
 		want             string
 	}{
 		{name: "gives numbers of one Service to another after a restart", want: "which is none of its backends",
@@ -88,13 +89,17 @@ func TestHistoryFinds(t *testing.T) {
 			restarted: func(lb.Family) (mutant, string) {
 				return mutant{row: func(g lb.Frontend) *lb.Frontend { g.Affinity = 0; return &g }}, ""
 			}},
+		{name: "forgets its clients at a restart, whom endpoints remember", want: "which is still there, and now", byEndpoint: true,
+			restarted: func(lb.Family) (mutant, string) {
+				return mutant{row: func(g lb.Frontend) *lb.Frontend { g.Affinity = 0; return &g }}, ""
+			}},
 		{name: "mends nothing", idle: true, want: "→"},
 	} {
 		for _, f := range families {
 			t.Run(c.name+"/"+f.String(), func(t *testing.T) {
 				t.Parallel()
 				starts := 0
-				cfg := Config{New: func(f lb.Family) (Plane, error) {
+				cfg := Config{AffinityByEndpoint: c.byEndpoint, New: func(f lb.Family) (Plane, error) {
 					starts++
 					p, err := nftables.New(nftables.Config{Family: f})
 					if err != nil {

@@ -41,6 +41,22 @@ func (h *history) forgetGone() {
 	}
 }
 
+// forgetEndpoints forgets who met endpoints that no set with affinity of the service port has. What packets meet is in the kernel by
+// then; an endpoint that left and returned between two rounds may never have been missed there.
+func (h *history) forgetEndpoints() {
+	for v, known := range h.known {
+		h.known[v] = slices.DeleteFunc(known, func(a netip.AddrPort) bool {
+			for _, row := range h.table.Sorted() {
+				if row.Service == v.service && row.Key.Proto == v.proto && row.Affinity > 0 &&
+					slices.ContainsFunc(row.Routes, func(r lb.Route) bool { return r.To != nil && hasBackend(r.To, a) }) {
+					return false
+				}
+			}
+			return true
+		})
+	}
+}
+
 func routeOf(row *lb.Frontend, from lb.From) *lb.Route {
 	if row == nil {
 		return nil
@@ -70,6 +86,7 @@ type call struct {
 // Of one service port a caller asks once at a time: what it meets decides about the next. In one round of three it also
 // listens to silence, which takes time.
 func (h *history) round() error {
+	h.forgetEndpoints()
 	waves := [][]call{h.strangers()}
 	next := map[visitor]int{}
 	listen := h.rnd.IntN(3) == 0
@@ -243,10 +260,13 @@ func (h *history) checkSame(c call, route *lb.Route, a netlab.Reply) error {
 	last, again := h.met[v]
 	h.met[v] = meeting{route.To.ID, a.At, c.row.Key}
 	if again && last.set == route.To.ID {
-		if last.backend != a.At {
+		if last.backend != a.At && !slices.Contains(h.known[v], a.At) {
 			return fmt.Errorf("%s met %s before, which is still there, and now %s", c.row.Service, last.backend, a.At)
 		}
 		h.kept++
+	}
+	if h.cfg.AffinityByEndpoint && !slices.Contains(h.known[v], a.At) {
+		h.known[v] = append(h.known[v], a.At)
 	}
 	return nil
 }

@@ -62,6 +62,9 @@ type Config struct {
 	// AffinityByAddress: a client stays with its backend at each address of a Service by itself; and where packets from its kind of source
 	// go elsewhere than those from anywhere, a change of backends may send it to another.
 	AffinityByAddress bool
+	// AffinityByEndpoint: who met an endpoint of a service port is remembered beside the endpoint, for all sets that have it. A client that
+	// two sets sent to two endpoints may meet either where a set comes to have both.
+	AffinityByEndpoint bool
 	// Holds: the service addresses are the node's own. Lines then expect, and so prove, that it answers pings, and refuses what comes for a port
 	// of theirs that no row has, also where others let it pass. Scenarios of rows that Differs names are run.
 	Holds bool
