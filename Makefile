@@ -6,6 +6,8 @@ MAKEFLAGS += --no-print-directory
 # A clone that belongs to another user makes git refuse, and then `go build` too.
 VCS     := $(shell git rev-parse HEAD >/dev/null 2>&1 || echo -buildvcs=false)
 COMMIT   = $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+# Tests that walk at random take the walks of the commit, here as in CI (internal/seedtest); `go test` alone takes others.
+export KUBE_PROXY_SEED ?= $(shell printf %d 0x$$(git rev-parse --short=12 HEAD 2>/dev/null || echo 1))
 # The oldest that the project supports, and what Debian 12 and 13 have.
 KERNELS  ?= 5.10 6.1 6.12
 FUZZTIME ?= 30s

@@ -29,7 +29,7 @@ const imports = `
 	NONE < plane/ownwrites, plane/diff, plane/rollback, plane/ranges;
 	plane/ranges < plane/nftables, plane/userspace/capture;
 	lb < plane/slots;
-	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/ratelimit, internal/bisect, internal/pause, internal/listen, internal/listentest, internal/nlconn, internal/scm, internal/wine;
+	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/listen, internal/listentest, internal/nlconn, internal/scm, internal/wine;
 
 	cluster, lb < policy, changes;
 	cluster, lb, policy < config/nodecheck;
@@ -106,7 +106,7 @@ const imports = `
 	# A scenario holds the YAML that a user would apply, so reading one goes the way that YAML goes.
 	cluster, policy, lb, source/convert, source/manifests < internal/scenario;
 	# What it proves is the interface that the engine calls.
-	cluster, policy, lb, plane, engine, source/convert, source/manifests, internal/netlab, internal/scenario < plane/planetest;
+	cluster, policy, lb, plane, engine, source/convert, source/manifests, internal/netlab, internal/scenario, internal/seedtest < plane/planetest;
 
 	ALL < cmd/kube-proxy, internal/demo, bench;
 	# What makes the image builds the program, and knows nothing of it.

@@ -21,12 +21,10 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/seedtest"
 )
 
-var (
-	soakTime = flag.Duration("soak", 8*time.Second, "how long TestUserspaceSoak lasts")
-	soakSeed = flag.Uint64("soak-seed", 0, "what happens in TestUserspaceSoak; 0: something new")
-)
+var soakTime = flag.Duration("soak", 8*time.Second, "how long TestUserspaceSoak lasts")
 
 // soak is a walk: backends die and return, endpoints and Services come and go, and clients count and compare.
 type soak struct {
@@ -56,11 +54,7 @@ const (
 // compare every byte. No connection fails but one whose backend dies while it is served; and in the end nothing is left of
 // all that: no descriptor, no goroutine, no session, no rule (DP-40, PN-03).
 func TestUserspaceSoak(t *testing.T) {
-	seed := *soakSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("seed %d (repeat with -soak-seed)", seed)
+	seed := seedtest.Of(t)
 	n := newNodeLab(t)
 	s := &soak{n: n, rnd: rand.New(rand.NewPCG(seed, 1))}
 	for i, host := range []string{"pod1", "pod2", "pod4", "pod5"} {

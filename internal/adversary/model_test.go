@@ -3,34 +3,19 @@ package adversary_test
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"kube-proxy/cluster"
 	"kube-proxy/internal/adversary"
 	"kube-proxy/internal/ratelimit"
+	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
 	"kube-proxy/plane/fake"
 )
-
-// seed is where chance begins: ADVERSARY_SEED, else anywhere.
-func seed(t *testing.T) uint64 {
-	text := os.Getenv("ADVERSARY_SEED")
-	if text == "" {
-		return uint64(time.Now().UnixNano())
-	}
-	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		t.Fatalf("ADVERSARY_SEED: %v", err)
-	}
-	return n
-}
 
 // Hundreds of tenants come, write what they like while the plane fails, loses its state and the process restarts, and
 // leave; then others come. Nobody's packets go astray (SV-25), a change of somebody else costs what it costs without them, and
@@ -38,7 +23,7 @@ func seed(t *testing.T) uint64 {
 func TestTenants(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
-			s := seed(t) // not in parallel: what is measured is the heap of the process
+			s := seedtest.Of(t) // not in parallel: what is measured is the heap of the process
 			synctest.Test(t, func(t *testing.T) {
 				generations, tenants := 25, 100
 				if testing.Short() {
@@ -60,11 +45,8 @@ func TestTenants(t *testing.T) {
 				if last > least+least/2+1<<20 {
 					t.Errorf("the first tenants left %d KiB behind, and %d generations %d KiB", least>>10, generations, last>>10)
 				}
-				t.Logf("seed %d: %d tenants, %d events, %d packets, %d lines of log, heap %d and %d KiB", s, generations*tenants, w.events, asked,
+				t.Logf("%d tenants, %d events, %d packets, %d lines of log, heap %d and %d KiB", generations*tenants, w.events, asked,
 					w.log.lines.Load(), least>>10, last>>10)
-				if t.Failed() {
-					t.Logf("repeat with ADVERSARY_SEED=%d", s)
-				}
 			})
 		})
 	}

@@ -20,6 +20,7 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
 	"kube-proxy/plane/planetest"
 	"kube-proxy/trace"
@@ -30,18 +31,10 @@ const differentialSteps = 20
 
 // Whatever changes came, whichever process died in the middle of them, and whatever the node's facts were meanwhile: the
 // rules end as those of a fresh start, and those of others are as they were. Services are so many that all trees split
-// and grow together again. KUBE_PROXY_SEED repeats a walk.
+// and grow together again.
 func TestChangesEndWhereAFreshStartDoes(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
-		seed := rand.Uint64()
-		if s := os.Getenv("KUBE_PROXY_SEED"); s != "" {
-			var err error
-			if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-				t.Fatal(err)
-			}
-		}
-		d := &differential{T: t, World: w, cfg: cfg, rnd: rand.New(rand.NewPCG(seed, 0)), table: &lb.Table{Node: w.Node()}}
-		t.Logf("seed %d (repeat with KUBE_PROXY_SEED)", seed)
+		d := &differential{T: t, World: w, cfg: cfg, rnd: rand.New(rand.NewPCG(seedtest.Of(t), 0)), table: &lb.Table{Node: w.Node()}}
 		d.cfg.Runner = system{lock: ownLock()}
 		localhost := d.rnd.IntN(3) > 0
 		d.cfg.LocalhostNodePorts = &localhost

@@ -47,7 +47,7 @@ func (k *lab) moment(f lb.Family, what string) moment {
 // Without transactions: between any two messages of a change, or of a restart, everybody who was served before and is after it has a real
 // server, by address and by mark (by wire).
 func TestNoHole(t *testing.T) {
-	for _, seed := range walks(t, 20) {
+	for _, seed := range walks(20) {
 		f := familyOf(seed)
 		rnd := rand.New(rand.NewPCG(seed, 3))
 		k, p, table, w := started(t, f)

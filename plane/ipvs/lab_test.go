@@ -5,13 +5,12 @@ package ipvs
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -116,15 +115,12 @@ func hasten(p *Plane) {
 	}
 }
 
-// walks are the seeds of n random walks, or PLANETEST_SEED alone, which repeats one.
-func walks(t *testing.T, n uint64) (seeds []uint64) {
-	t.Helper()
-	if s := os.Getenv("PLANETEST_SEED"); s != "" {
-		seed, err := strconv.ParseUint(s, 10, 64)
-		if err != nil {
-			t.Fatalf("PLANETEST_SEED: %v", err)
-		}
-		return []uint64{seed}
+var walk = flag.Uint64("walk", 0, "the one random walk to repeat")
+
+// walks are the seeds of n random walks, or of the one to repeat.
+func walks(n uint64) (seeds []uint64) {
+	if *walk != 0 {
+		return []uint64{*walk}
 	}
 	for seed := uint64(1); seed <= n; seed++ {
 		seeds = append(seeds, seed)

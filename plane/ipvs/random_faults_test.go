@@ -19,7 +19,7 @@ import (
 // Faults and races anywhere, many of them, in a long walk: every time that others leave the kernel alone, an audit ends where a
 // fresh start does.
 func TestRandomFaults(t *testing.T) {
-	for _, seed := range walks(t, 20) {
+	for _, seed := range walks(20) {
 		f := familyOf(seed)
 		rnd := rand.New(rand.NewPCG(seed, 7))
 		k, p, table, w := started(t, f)

@@ -23,7 +23,7 @@ import (
 // Faults of IPVS, sets and addresses, nodes that change, addresses of other devices that come and go, restarts and connections, in a long
 // walk: when all connections have ended the kernel is exactly a fresh one's (by wire).
 func TestWildWalk(t *testing.T) {
-	for _, seed := range walks(t, 15) {
+	for _, seed := range walks(15) {
 		if !t.Run(fmt.Sprint(seed), func(t *testing.T) { wild(t, seed) }) {
 			return
 		}

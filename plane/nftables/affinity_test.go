@@ -19,6 +19,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/internal/scenario"
+	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/planetest"
@@ -137,8 +138,7 @@ func (h *history) see(st *state) error {
 func TestNumbersAreNeverUsedAgain(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
-		seed := uint64(time.Now().UnixNano())
-		t.Logf("seed %d", seed)
+		seed := seedtest.Of(t)
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		h := history{map[uint32]lb.SetID{}, map[uint32]string{}}
 		tab := &lb.Table{Node: w.Node()}
@@ -173,7 +173,7 @@ func TestNumbersAreNeverUsedAgain(t *testing.T) {
 				apply2(t, p, tab, o, f)
 			}
 			if err := h.see(p.st); err != nil {
-				t.Fatalf("seed %d, step %d, %s: %v", seed, step, did, err)
+				t.Fatalf("step %d, %s: %v", step, did, err)
 			}
 		}
 		if len(h.members) < 50 {

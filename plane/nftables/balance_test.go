@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
 	"kube-proxy/plane/planetest"
 )
@@ -256,7 +257,7 @@ func TestChainsOfSessionAffinity(t *testing.T) {
 	tab := w.Table(3, 2)
 	reset(t, p, tab)
 	before, sizes := len(p.st.chains), map[uint32]bool{}
-	seed := uint64(time.Now().UnixNano())
+	seed := seedtest.Of(t)
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	times = map[uint32]bool{}
 	for i := range services {
@@ -267,10 +268,10 @@ func TestChainsOfSessionAffinity(t *testing.T) {
 		apply2(t, p, tab, o, f)
 	}
 	if got, want := len(p.st.chains)-before, len(sizes)+len(times); got != want || want > exactSizes+8*4+312 {
-		t.Errorf("seed %d: %d chains more than before, want %d", seed, got, want)
+		t.Errorf("%d chains more than before, want %d", got, want)
 	}
 	if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
-		t.Errorf("seed %d: got:\n%s\nwant:\n%s", seed, got, want)
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
 	for i := range services {
 		o, _ := w.ClusterIP(50+i, 1000, 1)
@@ -280,7 +281,7 @@ func TestChainsOfSessionAffinity(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := len(p.st.chains); got != before {
-		t.Errorf("seed %d: %d chains are left, %d were there", seed, got, before)
+		t.Errorf("%d chains are left, %d were there", got, before)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
 	"kube-proxy/plane/planetest"
 )
@@ -88,8 +89,7 @@ func (s saboteur) act() {
 func TestChaos(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
-		seed := uint64(time.Now().UnixNano())
-		t.Logf("seed %d", seed)
+		seed := seedtest.Of(t)
 		p := newPlane(t, w.Family)
 		fam := map[lb.Family]string{lb.IPv4: "ip", lb.IPv6: "ip6"}[w.Family]
 
@@ -180,13 +180,13 @@ func TestChaos(t *testing.T) {
 				time.Sleep(20 * time.Millisecond)
 			}
 			if got != wanted {
-				t.Fatalf("seed %d, round %d: %+v\n%s", seed, round, e.Stats(), difference(got, wanted))
+				t.Fatalf("round %d: %+v\n%s", round, e.Stats(), difference(got, wanted))
 			}
 		}
 		s := e.Stats()
 		t.Logf("%d applies, %d failures, %d resets, %d audits, %d mended", s.Applies, s.Failures, s.Resets, s.Audits, s.Mended)
 		if s.Panics != 0 || s.Resets == 0 || s.Mended+s.Failures == 0 {
-			t.Errorf("seed %d: %+v", seed, s)
+			t.Errorf("%+v", s)
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
 	"kube-proxy/plane/planetest"
 )
@@ -112,8 +113,7 @@ func TestHealthCheckSendsNothing(t *testing.T) {
 func TestTransitions(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		inNetns(t)
-		seed := uint64(time.Now().UnixNano())
-		t.Logf("seed %d", seed)
+		seed := seedtest.Of(t)
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		p := newPlane(t, w.Family)
 		tab := &lb.Table{Node: w.Node()}
@@ -138,7 +138,7 @@ func TestTransitions(t *testing.T) {
 				reset(t, p, tab)
 			}
 			if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
-				t.Fatalf("seed %d, round %d: got:\n%s\nwant:\n%s", seed, round, got, want)
+				t.Fatalf("round %d: got:\n%s\nwant:\n%s", round, got, want)
 			}
 		}
 	})

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
 )
 
@@ -28,22 +29,21 @@ const historySteps = 36
 // in between but for damage. Who talks to no Service at all must meet whom he meant, and be seen with his own address.
 //
 // A round is one batch of sockets. Each client asks each Service in half of the rounds, by a seed: affinities that
-// rest while backends come and go are the ones that go wrong. PLANETEST_SEED repeats a walk.
+// rest while backends come and go are the ones that go wrong.
 func History(t *testing.T, cfg Config) {
 	needRoot(t)
 	for _, f := range families {
 		t.Run(f.String(), func(t *testing.T) {
 			t.Parallel()
-			seed := seedOf(t)
-			h := newHistory(cfg, f, seed)
+			h := newHistory(cfg, f, seedtest.Of(t))
 			if testing.Short() {
 				h.steps /= 3
 			}
 			begin := time.Now()
 			err := h.run()
-			t.Logf("seed %d: %s in %v", seed, h.told(), time.Since(begin).Round(time.Millisecond))
+			t.Logf("%s in %v", h.told(), time.Since(begin).Round(time.Millisecond))
 			if err != nil {
-				t.Errorf("seed %d (repeat with PLANETEST_SEED): %v", seed, err)
+				t.Error(err)
 			}
 		})
 	}

@@ -14,6 +14,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/scenario"
+	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/trace"
@@ -26,21 +27,20 @@ const sabotages = 6
 // all Services before it has it mended. Each packet that then meets something else than the table says must be named by trace,
 // which compares the table's answer with what the plane reads from the kernel; and whatever an audit finds to mend must be named by the plane's
 // Differences, or by trace of some packet. Audits alone must mend all of it; only after Config.Drift, which may take away the whole table, may
-// one ask for a Reset. PLANETEST_SEED repeats a run.
+// one ask for a Reset.
 func Sabotage(t *testing.T, cfg Config) {
 	needRoot(t)
 	for _, f := range families {
 		t.Run(f.String(), func(t *testing.T) {
 			t.Parallel()
-			seed := seedOf(t)
-			s := &saboteur{history: newHistory(cfg, f, seed)}
+			s := &saboteur{history: newHistory(cfg, f, seedtest.Of(t))}
 			err := s.run()
-			t.Logf("seed %d: %d things broken, %d of them mended, %d by a Reset; %d packets met something else, %d were named before they did; %d differences", seed, s.broken, s.mended, s.resets, s.felt, s.named, s.found)
+			t.Logf("%d things broken, %d of them mended, %d by a Reset; %d packets met something else, %d were named before they did; %d differences", s.broken, s.mended, s.resets, s.felt, s.named, s.found)
 			if err != nil {
-				t.Errorf("seed %d (repeat with PLANETEST_SEED): %v", seed, err)
+				t.Error(err)
 			}
 			if err == nil && (s.mended == 0 || s.found == 0) {
-				t.Errorf("seed %d: nothing was broken that anybody could notice", seed)
+				t.Error("nothing was broken that anybody could notice")
 			}
 		})
 	}

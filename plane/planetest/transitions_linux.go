@@ -7,13 +7,12 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
 	"kube-proxy/internal/scenario"
+	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
 )
 
@@ -23,13 +22,13 @@ const movesPerState = 5
 // Transitions moves a plane at random between the states of all scenarios, five moves for each state, through
 // Apply alone. A move may come in several batches, and a batch may come twice. Every few moves the plane must
 // tell the same of itself ([Dump]) as a fresh one that was Reset to the same table. It runs in namespaces of its
-// own and needs root. PLANETEST_SEED repeats a walk.
+// own and needs root.
 func Transitions(t *testing.T, cfg Config) {
 	all := slices.DeleteFunc(cfg.load(t), func(sc *scenario.Scenario) bool { return cfg.Without[sc.Name] != "" })
 	for _, f := range families {
 		t.Run(f.String(), func(t *testing.T) {
 			t.Parallel()
-			seed := seedOf(t)
+			seed := seedtest.Of(t)
 			states, err := statesOf(all, f)
 			if err != nil {
 				t.Fatal(err)
@@ -39,26 +38,12 @@ func Transitions(t *testing.T, cfg Config) {
 				w.moves /= movesPerState
 			}
 			if err := w.run(); err != nil {
-				t.Errorf("seed %d (repeat with PLANETEST_SEED): %v", seed, err)
+				t.Error(err)
 			}
-			t.Logf("seed %d: %d moves between %d states, %d applies, compared with a fresh plane %d times",
-				seed, w.moved, len(states), w.applies, w.compared)
+			t.Logf("%d moves between %d states, %d applies, compared with a fresh plane %d times",
+				w.moved, len(states), w.applies, w.compared)
 		})
 	}
-}
-
-// seedOf is where chance begins: PLANETEST_SEED, else anywhere.
-func seedOf(t testing.TB) uint64 {
-	t.Helper()
-	s := os.Getenv("PLANETEST_SEED")
-	if s == "" {
-		return rand.Uint64()
-	}
-	seed, err := strconv.ParseUint(s, 10, 64)
-	if err != nil {
-		t.Fatalf("PLANETEST_SEED: %v", err)
-	}
-	return seed
 }
 
 // asked is what one Service asks for in a state.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -372,9 +373,7 @@ func (v *verbs) undisturbed() {
 
 // Audit mends what others did, in parts or by asking for a Reset, and finds nothing where they did nothing.
 func (v *verbs) audit() {
-	seed := seedOf(v)
-	v.Logf("seed %d (repeat with PLANETEST_SEED)", seed)
-	rnd := rand.New(rand.NewPCG(seed, uint64(v.w.Family)))
+	rnd := rand.New(rand.NewPCG(seedtest.Of(v), uint64(v.w.Family)))
 	t := v.table()
 	v.resetTo(t)
 	v.change(t, lb.Owner{Name: "ns/svc-3"}, nil)

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/planetest"
@@ -499,9 +500,7 @@ func TestAddressesOfOthers(t *testing.T) {
 
 // Whatever the capture refuses, whatever is lost, in the end the plane is what a fresh one is, and holds no listener that nobody needs.
 func TestFaults(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rnd := rand.New(rand.NewPCG(seed, 0))
+	rnd := rand.New(rand.NewPCG(seedtest.Of(t), 0))
 	for round := range 60 {
 		m := newMachine()
 		m.own = round%2 == 1

@@ -1,0 +1,14 @@
+package seedtest
+
+import "testing"
+
+func TestOf(t *testing.T) {
+	t.Setenv(Env, "18446744073709551615")
+	if got := Of(t); got != 1<<64-1 {
+		t.Errorf("a walk cannot be repeated: %d", got)
+	}
+	t.Setenv(Env, "")
+	if Of(t) == Of(t) {
+		t.Error("all walks are one")
+	}
+}
