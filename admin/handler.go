@@ -29,6 +29,9 @@ const (
 	mostAnswers = 4
 	// writeWait is how long an answer, or a piece of a long one, waits for who asked.
 	writeWait = 10 * time.Second
+	// mostLong is how many questions that take long (to compare all of the kernel, to wait for changes, to watch) are there at once: the other
+	// connections are for those whose answer is there at once.
+	mostLong = mostConnections * 3 / 4
 	// mostWait is how long a question for changes waits for some.
 	mostWait = 60 * time.Second
 	// piece is how much of a long answer is written at once, in bytes.
@@ -41,18 +44,25 @@ type Handler struct {
 	mux      http.ServeMux
 	answers  chan struct{}
 	computed chan struct{}
+	long     chan struct{}
 }
 
 // NewHandler returns what answers questions about a proxy.
 func NewHandler(about *inspect.Inspector) *Handler {
-	h := &Handler{about: about, answers: make(chan struct{}, mostAnswers), computed: make(chan struct{}, mostComputed)}
+	h := &Handler{about: about, answers: make(chan struct{}, mostAnswers), computed: make(chan struct{}, mostComputed),
+		long: make(chan struct{}, mostLong)}
 	h.answer("trace", []string{"from", "pod", "in", "to"}, true, func(ctx context.Context, q url.Values) (any, error) {
 		return about.Trace(ctx, inspect.TraceQuery{From: q.Get("from"), Pod: q.Get("pod"), In: q.Get("in"), To: q.Get("to")})
 	})
 	h.answer("service", []string{"name"}, true, func(_ context.Context, q url.Values) (any, error) { return about.Service(q.Get("name")) })
 	h.answer("status", nil, true, func(context.Context, url.Values) (any, error) { return about.Status(), nil })
-	// Others wait, so that none waits for these: they take a while, and hold back one another.
-	h.answer("diff", nil, false, func(ctx context.Context, _ url.Values) (any, error) { return about.Diff(ctx) })
+	h.answer("diff", nil, false, func(ctx context.Context, _ url.Values) (any, error) {
+		if err := h.linger(); err != nil {
+			return nil, err
+		}
+		defer leave(h.long)
+		return about.Diff(ctx)
+	})
 	h.answer("events", []string{"after", "wait"}, false, h.events)
 	h.live()
 	h.stream("table", []string{"filter"}, "rows", func(ctx context.Context, q url.Values, each func(any) error) error {
@@ -192,6 +202,11 @@ func (h *Handler) live() {
 		if _, ok := query(w, r, nil); !ok {
 			return
 		}
+		if err := h.linger(); err != nil {
+			fail(w, status(err), err)
+			return
+		}
+		defer leave(h.long)
 		c := http.NewResponseController(w)
 		sent := false
 		err := h.about.Top(r.Context(), func(t *inspect.Top) bool {
@@ -230,6 +245,10 @@ func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 	if len(out.Changes) > 0 || wait == 0 {
 		return out, nil
 	}
+	if err := h.linger(); err != nil {
+		return nil, err
+	}
+	defer leave(h.long)
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	news := h.about.Watch(ctx)
@@ -242,6 +261,16 @@ func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 				return out, nil
 			}
 		}
+	}
+}
+
+// linger takes a place for a question that takes long, and says so where there is none.
+func (h *Handler) linger() error {
+	select {
+	case h.long <- struct{}{}:
+		return nil
+	default:
+		return &inspect.Problem{Kind: inspect.Unavailable, Text: fmt.Sprintf("%d who compare, watch or wait for changes are being answered, and no more can be: end some of them (diff, top, events --watch), then ask again", mostLong)}
 	}
 }
 

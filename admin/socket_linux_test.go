@@ -334,6 +334,54 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
+// However many wait for changes, watch or compare, who has a short question is answered, and who has one more that takes long is told.
+func TestLongQuestions(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "a.sock")
+	running(t, NewHandler(about(t, 1)), at)
+	until(t, func() string { return answers(at) })
+	ask := func(path string) net.Conn {
+		c, err := net.Dial("unix", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", path)
+		return c
+	}
+	read := func(c net.Conn) string {
+		c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		text, _ := io.ReadAll(io.LimitReader(c, 1<<20))
+		return string(text)
+	}
+	var waiting []net.Conn
+	for range mostLong {
+		waiting = append(waiting, ask("/v1/events?after=999&wait=60s"))
+	}
+	for _, path := range []string{"/v1/diff", "/v1/top", "/v1/events?after=999&wait=60s"} {
+		until(t, func() string {
+			if got := read(ask(path)); !strings.HasPrefix(got, "HTTP/1.1 503 ") || !strings.Contains(got, "end some of them") {
+				return path + ": " + got
+			}
+			return ""
+		})
+	}
+	if says := answers(at); says != "" {
+		t.Errorf("beside %d who wait: %s", len(waiting), says)
+	}
+	if got := read(ask("/v1/events?after=999")); !strings.HasPrefix(got, "HTTP/1.1 200 ") {
+		t.Errorf("who does not wait for changes: %s", got)
+	}
+	for _, c := range waiting {
+		c.Close()
+	}
+	until(t, func() string {
+		if got := read(ask("/v1/diff")); strings.Contains(got, "end some of them") {
+			return got
+		}
+		return ""
+	})
+}
+
 func memory() int64 {
 	runtime.GC()
 	var m runtime.MemStats
