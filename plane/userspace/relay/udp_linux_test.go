@@ -222,7 +222,7 @@ func relayOn(t testing.TB, lab *netlab.TestLab, cfg Config) (*Relay, netlab.Host
 	var r *Relay
 	lab.On(netlab.Node1, func() {
 		var err error
-		if r, err = New(cfg); err != nil {
+		if r, err = New(unhurried(cfg)); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -33,9 +33,18 @@ func eachUDP(t *testing.T, test func(t *testing.T, start func(Config) *Relay)) {
 	}
 }
 
+// unhurried has sessions last as long as tests wait, unless a test is of when they end: a machine that is busy for longer than
+// DefaultUDPIdle between a datagram and its answer would lose the answer, as it must.
+func unhurried(cfg Config) Config {
+	if cfg.UDPIdle == 0 {
+		cfg.UDPIdle = 2 * patience
+	}
+	return cfg
+}
+
 func startUDP(t testing.TB, cfg Config, make func(*Relay) (engine, error)) *Relay {
 	t.Helper()
-	r, err := New(cfg)
+	r, err := New(unhurried(cfg))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,9 +253,14 @@ func TestUDPSession(t *testing.T) {
 		b := to(boundAt(udpEcho(t, loopback, seen)), boundAt(udpEcho(t, loopback, seen)))
 		l := listenUDP(t, r, loopback, b)
 		c := dialUDP(t, l.Addr())
+		var lost uint64
 		for i := range 200 {
-			if !ask(t, c, fmt.Sprint(i), patience) {
-				t.Fatal("no answer")
+			for !ask(t, c, fmt.Sprint(i), patience/4) {
+				// On a busy machine a session may be over before its answer comes.
+				d := r.Stats().UDP.Dropped
+				if lost++; lost > 3 || lost > d.Late+d.Stranger {
+					t.Fatalf("no answer; %+v", d)
+				}
 			}
 		}
 		mu.Lock()
@@ -264,7 +278,7 @@ func TestUDPSession(t *testing.T) {
 		if b.clients[0] != (Client{Addr: boundAt(c), Local: l.Addr()}) {
 			t.Errorf("the Balancer was asked for %v", b.clients[0])
 		}
-		if slices.ContainsFunc(b.dialled, func(err error) bool { return err != nil }) || len(b.dialled) != len(b.clients) {
+		if slices.ContainsFunc(b.dialled, func(err error) bool { return err != nil }) || len(b.dialled) > len(b.clients) || len(b.dialled) < len(b.clients)-int(lost) {
 			t.Errorf("the Balancer was told %v", b.dialled)
 		}
 	})
