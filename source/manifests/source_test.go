@@ -27,12 +27,27 @@ type rig struct {
 	told  []convert.Problem
 	// dips are moments at which fewer Services were known than the test allows.
 	least, dips int
+	// empty is the longest time for which a file may have been empty because it was being written: after grace its objects go.
+	empty time.Duration
 }
 
 func (r *rig) write(name, text string) {
 	r.t.Helper()
+	defer r.emptied(time.Now())
 	if err := os.WriteFile(filepath.Join(r.dir, name), []byte(text), 0o644); err != nil {
 		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) emptied(since time.Time) { r.empty = max(r.empty, time.Since(since)) }
+
+// noDips asks that nothing was away for a moment; but a machine so busy that a write took longer than grace may have had it away.
+func (r *rig) noDips() {
+	r.t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.dips > 0 && r.empty < grace {
+		r.t.Errorf("objects were away for a moment, %d times", r.dips)
 	}
 }
 
@@ -98,7 +113,7 @@ func (r *rig) waitTold(part string) {
 
 func (r *rig) until(ok func() bool, message func() string) {
 	r.t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			r.t.Fatal(message())
 		}
@@ -165,9 +180,11 @@ func TestFollow(t *testing.T) {
 	r.wait("shop/api:92 shop/db:5433 shop/web:84")
 
 	// Emptied and written again a little later: the same.
+	began := time.Now()
 	r.write("a.yaml", "")
 	time.Sleep(3 * settle)
 	r.write("a.yaml", svc("web", 85)+svc("api", 92))
+	r.emptied(began)
 	r.wait("shop/api:92 shop/db:5433 shop/web:85")
 
 	// Renamed: the objects are in another file now, and nobody complains of two copies.
@@ -177,9 +194,7 @@ func TestFollow(t *testing.T) {
 	time.Sleep(2 * grace)
 	r.wait("shop/api:92 shop/db:5433 shop/web:85")
 	r.require(0)
-	if r.dips > 0 {
-		t.Errorf("objects were away for a moment, %d times", r.dips)
-	}
+	r.noDips()
 	if strings.Contains(fmt.Sprint(r.problems()), "already") {
 		t.Errorf("told %v", r.problems())
 	}
@@ -237,9 +252,7 @@ func TestConfigMapVolume(t *testing.T) {
 	r.wait("shop/web:22")
 	put("..v3", svc("web", 33))
 	r.wait("shop/web:33")
-	if r.dips > 0 {
-		t.Error("the Service was away for a moment")
-	}
+	r.noDips()
 }
 
 // The folder itself is replaced by another one, or goes: what was known stays until there is a folder.
@@ -265,11 +278,19 @@ func TestFolderGoes(t *testing.T) {
 	r.write("a.yaml", svc("web", 2))
 	r.wait("shop/web:2")
 	time.Sleep(reread) // by now there are notices of the new folder
-	began := time.Now()
-	r.write("a.yaml", svc("web", 3))
-	r.wait("shop/web:3")
-	if took := time.Since(began); took > reread/2 {
-		t.Errorf("a change took %v: no notice came", took)
+	// Without notices a change is seen at the next look, and one that follows such a look takes until the next: no two are quick. With
+	// notices all are, but where the machine is busy.
+	quick := 0
+	for port := 3; quick < 2; port++ {
+		if port > 12 {
+			t.Fatal("no notices came")
+		}
+		began := time.Now()
+		r.write("a.yaml", svc("web", port))
+		r.wait(fmt.Sprint("shop/web:", port))
+		if time.Since(began) < reread/2 {
+			quick++
+		}
 	}
 }
 
