@@ -103,15 +103,15 @@ func TestNodeAnnotation(t *testing.T) {
 		{"", "", "the name of this node is not known"},
 	} {
 		requests.Store(0)
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		start := time.Now()
+		within := time.Minute
+		if c.node == "hangs" {
+			within = 500 * time.Millisecond
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), within)
 		got, err := NodeAnnotation(ctx, Config{Master: server.URL, NodeName: c.node}, name)
 		cancel()
 		if got != c.want || (c.err == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.err) {
 			t.Errorf("%s: %q, %v; want %q, %s", c.node, got, err, c.want, c.err)
-		}
-		if took := time.Since(start); took > 5*time.Second {
-			t.Errorf("%s: took %v", c.node, took)
 		}
 		if c.node != "" && requests.Load() != 1 {
 			t.Errorf("%s: %d requests", c.node, requests.Load())

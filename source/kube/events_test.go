@@ -58,7 +58,7 @@ func startPublisher(t *testing.T, url string, pace pace, change func(*Config)) *
 		cancel()
 		select {
 		case <-done:
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Error("Run does not end")
 		}
 	}
@@ -68,7 +68,7 @@ func startPublisher(t *testing.T, url string, pace pace, change func(*Config)) *
 
 func (r *publisherRig) until(what string, ok func() bool) {
 	r.t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			r.t.Fatalf("%s; log:\n%s", what, strings.Join(r.log.Lines(""), "\n"))
 		}
@@ -77,7 +77,7 @@ func (r *publisherRig) until(what string, ok func() bool) {
 
 func (r *publisherRig) waitFor(s *eventServer, want string) {
 	r.t.Helper()
-	for end := time.Now().Add(10 * time.Second); s.said() != want; time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); s.said() != want; time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			r.t.Fatalf("said %s\nwant %s\nlog:\n%s", s.said(), want, strings.Join(r.log.Lines(""), "\n"))
 		}
@@ -132,11 +132,18 @@ func TestPublish(t *testing.T) {
 	}
 }
 
+// patient is quick, and sends all that is waiting at the end, however busy the machine is.
+func patient() pace {
+	p := quick
+	p.flush = 30 * time.Second
+	return p
+}
+
 // A saboteur who undoes our rules all the time makes one event, whose series is updated ever more rarely.
 func TestSeries(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
-	pace := quick
+	pace := patient()
 	pace.gapFirst, pace.gapLast = 20*time.Millisecond, time.Hour
 	r := startPublisher(t, s.http.URL, pace, nil)
 	const times = 1000
@@ -227,7 +234,7 @@ func TestServerAway(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
 	s.answer = func(*http.Request) *metav1.Status { return failure(503, metav1.StatusReasonServiceUnavailable, "away") }
-	r := startPublisher(t, s.http.URL, quick, nil)
+	r := startPublisher(t, s.http.URL, patient(), nil)
 	start := time.Now()
 	for range 10_000 {
 		r.Publish(event.Starting("n1"))
@@ -277,15 +284,17 @@ func TestForbidden(t *testing.T) {
 		return failure(403, metav1.StatusReasonForbidden, "events is forbidden")
 	}
 	pace := quick
-	pace.refused = time.Second
+	pace.refused = time.Hour
 	r := startPublisher(t, s.http.URL, pace, nil)
 	r.Publish(event.Starting("n1"))
 	time.Sleep(50 * time.Millisecond)
 	s.set(func() { s.answer = nil })
 	r.waitFor(s, `Starting Node n1 "n1" 1`)
+	r.stop()
 	if lines := r.log.Lines(""); len(lines) != 0 {
 		t.Errorf("log: %q", lines)
 	}
+	r = startPublisher(t, s.http.URL, quick, nil)
 	s.set(func() {
 		s.answer = func(*http.Request) *metav1.Status {
 			return failure(403, metav1.StatusReasonForbidden, "events is forbidden")
@@ -395,7 +404,7 @@ func TestRate(t *testing.T) {
 	t.Parallel()
 	s := newEventServer(t)
 	pace := quick
-	pace.perSecond, pace.burst = 0.1, 3
+	pace.perSecond, pace.burst = 0.001, 3
 	r := startPublisher(t, s.http.URL, pace, nil)
 	for i := range 10 {
 		r.Publish(event.FailedToStartServiceHealthcheck("shop/web", "n1", uint16(i), errBusy))
@@ -409,10 +418,9 @@ func TestRate(t *testing.T) {
 	if n := count(); n != 3 {
 		t.Errorf("%d events, want 3", n)
 	}
-	start := time.Now()
-	r.stop()
-	if took := time.Since(start); took > 4*time.Second || r.Dropped() != 7 {
-		t.Errorf("the end took %v, %d dropped", took, r.Dropped())
+	r.stop() // does not wait for the rate
+	if r.Dropped() != 7 {
+		t.Errorf("%d dropped", r.Dropped())
 	}
 }
 
@@ -421,7 +429,7 @@ func TestRate(t *testing.T) {
 func TestFlush(t *testing.T) {
 	s := newEventServer(t)
 	before := runtime.NumGoroutine()
-	r := startPublisher(t, s.http.URL, quick, nil)
+	r := startPublisher(t, s.http.URL, patient(), nil)
 	r.Publish(event.Starting("n1"))
 	r.stop()
 	if got := s.said(); got != `Starting Node n1 "n1" 1` {
@@ -434,10 +442,9 @@ func TestFlush(t *testing.T) {
 	h := startPublisher(t, hanging.URL, pace, nil)
 	h.Publish(event.Starting("n1"))
 	time.Sleep(20 * time.Millisecond)
-	start := time.Now()
-	h.stop()
-	if took := time.Since(start); took > 4*time.Second || h.Dropped() != 1 {
-		t.Errorf("the end took %v, %d dropped", took, h.Dropped())
+	h.stop() // or it says that Run does not end
+	if h.Dropped() != 1 {
+		t.Errorf("%d dropped", h.Dropped())
 	}
 	close(hang)
 	hanging.Close()
