@@ -311,7 +311,7 @@ func TestProgramMisbehaves(t *testing.T) {
 			inNetns(t)
 			scripts(t, c.script)
 			p := newPlane(t, Config{Family: lb.IPv4, Backend: NFT, Runner: system{}})
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			if strings.Contains(c.want, "deadline") {
 				ctx, cancel = context.WithTimeout(t.Context(), 300*time.Millisecond)
 			}
@@ -322,7 +322,7 @@ func TestProgramMisbehaves(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 3000 {
 				t.Errorf("error %.300v, want one with %q", err, c.want)
 			}
-			if took := time.Since(start); took > 15*time.Second {
+			if took := time.Since(start); took > 50*time.Second { // nobody waited for sleep
 				t.Errorf("it took %v", took)
 			}
 		})
