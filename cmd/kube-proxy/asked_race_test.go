@@ -38,8 +38,10 @@ func TestAskedUnderChanges(t *testing.T) {
 	end := time.Now().Add(lasts)
 	var working sync.WaitGroup
 	var changes, asked, found atomic.Int64
+	const enough = int64(100*lasts/time.Second) * 6 / 10 // on a busy machine they take longer
+	over := func() bool { return time.Now().After(end) && changes.Load() >= enough }
 	working.Go(func() {
-		for k := 1; time.Now().Before(end); k++ {
+		for k := 1; !over(); k++ {
 			for i := range services / 4 { // five Services each 40 ms are 125 changes a second
 				s := (k*5 + i) % services
 				file := filepath.Join(dir, fmt.Sprintf("m/s%d.yaml", s))
@@ -60,7 +62,7 @@ func TestAskedUnderChanges(t *testing.T) {
 		{{"diff"}, {"trace", "10.0.0.9", "10.96.0.200:80/tcp"}, {"why", "shop/none"}, {"top"}},
 	} {
 		working.Go(func() {
-			for i := 0; i < len(asks) || time.Now().Before(end); i++ { // each at least once
+			for i := 0; i < len(asks) || !over(); i++ { // each at least once
 				args := asks[i%len(asks)]
 				code, out, errOut := n.kubeProxy(args...)
 				asked.Add(1)
@@ -75,9 +77,6 @@ func TestAskedUnderChanges(t *testing.T) {
 		})
 	}
 	working.Wait()
-	if changes.Load() < int64(100*lasts/time.Second)*6/10 {
-		t.Errorf("only %d changes were made in %v: a machine that busy proves nothing", changes.Load(), lasts)
-	}
 	for args, w := range watches {
 		w.end(syscall.SIGINT)
 		if text := w.log(); strings.Contains(text, "DATA RACE") || len(text) == 0 {

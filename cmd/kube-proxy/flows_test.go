@@ -66,7 +66,7 @@ func TestUserspaceFlowsOfANewService(t *testing.T) {
 	lost := 0
 	for id := range asked {
 		buf := make([]byte, 16)
-		sockets[id].SetReadDeadline(time.Now().Add(4 * time.Second))
+		sockets[id].SetReadDeadline(time.Now().Add(patience / 3))
 		for {
 			k, err := sockets[id].Read(buf)
 			if err != nil {
