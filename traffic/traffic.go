@@ -1,4 +1,4 @@
-// Package traffic adds up by Service what planes count by row, for metrics (docs/adr/0068): so many Services with the most
+// Package traffic adds up by Service what planes count, for metrics (docs/adr/0068): so many Services with the most
 // traffic have a series of their own, whatever tenants do, and all others are one series together.
 package traffic
 
@@ -24,19 +24,19 @@ const Others = "_others"
 const Most = 1000
 
 const (
-	// mostKept is how many rows are remembered while readings fail; then the next one is a first one.
+	// mostKept is how many counters are remembered while readings fail; then the next one is a first one.
 	mostKept = 1 << 20
 	// every is how long what was read is told again: more frequent scrapes cost nothing.
 	every = 5 * time.Second
 	// patience is how long a reading may take.
 	patience = 10 * time.Second
-	// atOnce is how many rows are looked up while the engine waits: some hundred microseconds.
+	// atOnce is how many Services are looked up while the engine waits: some hundred microseconds.
 	atOnce = 500
 )
 
 // Config says what is counted, and for whom.
 type Config struct {
-	// Counter counts by row.
+	// Counter counts.
 	Counter mode.TrafficCounter
 	// Query calls its argument with the desired table, which it only reads (engine.Engine.Query).
 	Query func(func(*lb.Table))
@@ -51,7 +51,7 @@ type Account struct {
 	cfg Config
 
 	reading sync.Mutex // held by who reads
-	before  map[lb.Key]mode.Traffic
+	before  map[mode.CounterID]mode.Traffic
 	begun   bool // a first reading, from which differences count, was made
 	read    time.Time
 
@@ -72,7 +72,7 @@ func New(cfg Config) *Account {
 		cfg.Now = time.Now
 	}
 	cfg.Services = min(max(cfg.Services, 1), Most)
-	return &Account{cfg: cfg, before: map[lb.Key]mode.Traffic{}, own: map[string]*series{}}
+	return &Account{cfg: cfg, before: map[mode.CounterID]mode.Traffic{}, own: map[string]*series{}}
 }
 
 // Each reads the counters, if that was not done just now, and calls f with each Service that has a series of its own, by
@@ -96,9 +96,10 @@ func (a *Account) Each(ctx context.Context, f func(namespace, name string, t mod
 	return err
 }
 
-// used is a row with what was counted since the last reading.
+// used is a row or a service port, with what was counted since the last reading.
 type used struct {
-	key   lb.Key
+	row   lb.Key
+	port  string // "" for that of the row
 	since mode.Traffic
 }
 
@@ -107,17 +108,17 @@ func (a *Account) update(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var news []used
-	seen := make(map[lb.Key]mode.Traffic, len(a.before))
-	err := a.cfg.Counter.Traffic(ctx, func(k lb.Key, t mode.Traffic) {
-		seen[k] = t
-		if d := since(a.before[k], t); a.begun && d != (mode.Traffic{}) {
-			news = append(news, used{k, d})
+	seen := make(map[mode.CounterID]mode.Traffic, len(a.before))
+	err := a.cfg.Counter.Traffic(ctx, func(c mode.Count) {
+		seen[c.CounterID] = c.Traffic
+		if d := since(a.before[c.CounterID], c.Traffic); a.begun && d != (mode.Traffic{}) {
+			news = append(news, used{c.Row, c.ServicePort, d})
 		}
 	})
 	if err != nil {
 		// What was not told may be there still, and must not count anew.
 		if maps.Copy(a.before, seen); len(a.before) > mostKept {
-			a.before, a.begun = map[lb.Key]mode.Traffic{}, false
+			a.before, a.begun = map[mode.CounterID]mode.Traffic{}, false
 		}
 		err = fmt.Errorf("count connections by Service: %w", err)
 	} else {
@@ -140,16 +141,13 @@ func since(before, t mode.Traffic) mode.Traffic {
 	return mode.Traffic{Connections: t.Connections - before.Connections, Bytes: t.Bytes - before.Bytes}
 }
 
-// byService adds up rows, a piece at a time, so that no change waits long. What no Service has any more belongs to "".
-func (a *Account) byService(rows []used) map[string]mode.Traffic {
+// byService adds up what was used, a piece at a time, so that no change waits long. What no Service has any more belongs to "".
+func (a *Account) byService(all []used) map[string]mode.Traffic {
 	sum := map[string]mode.Traffic{}
-	for piece := range slices.Chunk(rows, atOnce) {
+	for piece := range slices.Chunk(all, atOnce) {
 		a.cfg.Query(func(t *lb.Table) {
 			for _, u := range piece {
-				name := ""
-				if row := t.Get(u.key); row != nil {
-					name = lb.OwnerOf(row.Service)
-				}
+				name := u.service(t)
 				s := sum[name]
 				s.Connections += u.since.Connections
 				s.Bytes += u.since.Bytes
@@ -158,6 +156,18 @@ func (a *Account) byService(rows []used) map[string]mode.Traffic {
 		})
 	}
 	return sum
+}
+
+// service is the name of the Service, "" if there is none any more.
+func (u *used) service(t *lb.Table) string {
+	if u.port == "" {
+		if row := t.Get(u.row); row != nil {
+			return lb.OwnerOf(row.Service)
+		}
+	} else if name := lb.OwnerOf(u.port); len(t.Owned(name)) > 0 {
+		return name
+	}
+	return ""
 }
 
 // add counts what Services had in the last seconds, and gives series to those with the most.

@@ -21,7 +21,7 @@ import (
 type rig struct {
 	t       testing.TB
 	table   lb.Table
-	counts  map[lb.Key]mode.Traffic
+	counts  map[mode.CounterID]mode.Count
 	err     error
 	reads   int
 	now     time.Time
@@ -29,17 +29,17 @@ type rig struct {
 }
 
 func newRig(t testing.TB, services int) *rig {
-	r := &rig{t: t, counts: map[lb.Key]mode.Traffic{}, now: time.Unix(1, 0)}
+	r := &rig{t: t, counts: map[mode.CounterID]mode.Count{}, now: time.Unix(1, 0)}
 	r.account = New(Config{Counter: r, Services: services, Now: func() time.Time { return r.now }, Query: func(f func(*lb.Table)) { f(&r.table) }})
 	return r
 }
 
 func (r *rig) Counts() bool { return true }
 
-func (r *rig) Traffic(_ context.Context, f func(lb.Key, mode.Traffic)) error {
+func (r *rig) Traffic(_ context.Context, f func(mode.Count)) error {
 	r.reads++
-	for k, t := range r.counts {
-		f(k, t)
+	for _, c := range r.counts {
+		f(c)
 	}
 	return r.err
 }
@@ -58,12 +58,15 @@ func (r *rig) service(i int, name string) lb.Key {
 	return k
 }
 
-// add counts n connections more.
-func (r *rig) add(k lb.Key, n uint64) {
-	t := r.counts[k]
+// add counts n connections more for a row.
+func (r *rig) add(k lb.Key, n uint64) { r.count(mode.CounterID{Row: k}, "", n) }
+
+// count counts n connections more.
+func (r *rig) count(c mode.CounterID, port string, n uint64) {
+	t := r.counts[c].Traffic
 	t.Connections += n
 	t.Bytes += 100 * n
-	r.counts[k] = t
+	r.counts[c] = mode.Count{CounterID: c, ServicePort: port, Traffic: t}
 }
 
 // scrape returns what is told ten seconds later.
@@ -106,9 +109,10 @@ func TestAccount(t *testing.T) {
 	r.add(a, 5)
 	r.add(b, 3)
 	r.want("a third has no series", map[string]uint64{"shop/a": 10, "shop/b": 6, rest: 4})
-	r.counts[a] = mode.Traffic{Connections: 7, Bytes: 700}
+	delete(r.counts, mode.CounterID{Row: a})
+	r.add(a, 7)
 	r.want("a counter begins anew", map[string]uint64{"shop/a": 17, "shop/b": 6, rest: 4})
-	delete(r.counts, a)
+	delete(r.counts, mode.CounterID{Row: a})
 	r.want("a counter goes", map[string]uint64{"shop/a": 17, "shop/b": 6, rest: 4})
 	r.add(a, 2)
 	r.want("it comes again", map[string]uint64{"shop/a": 19, "shop/b": 6, rest: 4})
@@ -125,6 +129,27 @@ func TestAccount(t *testing.T) {
 	r.want("a NodePort", map[string]uint64{"shop/a": 19, "shop/d": 3, rest: 13})
 }
 
+// Counters with numbers are of a service port, several of one and one after the other.
+func TestNumberedCounters(t *testing.T) {
+	r := newRig(t, 2)
+	r.service(1, "shop/a")
+	row := r.service(2, "shop/b")
+	first, second, third := mode.CounterID{N: 1}, mode.CounterID{N: 2}, mode.CounterID{N: 3}
+	r.count(first, "shop/a:http", 1000)
+	r.want("what was counted before", map[string]uint64{rest: 0})
+	r.count(first, "shop/a:http", 1)
+	r.count(second, "shop/a", 2)
+	r.add(row, 3)
+	r.want("several of one Service", map[string]uint64{"shop/a": 3, "shop/b": 3, rest: 0})
+	delete(r.counts, first)
+	r.count(third, "shop/a:http", 2000)
+	r.want("one that begins anew with more than the one before had", map[string]uint64{"shop/a": 2003, "shop/b": 3, rest: 0})
+	r.count(third, "shop/b:http", 5)
+	r.want("one that counts for another now", map[string]uint64{"shop/a": 2003, "shop/b": 8, rest: 0})
+	r.count(second, "shop/gone:http", 4)
+	r.want("a Service that is not there", map[string]uint64{"shop/a": 2003, "shop/b": 8, rest: 4})
+}
+
 // An error costs what could not be read until it can, and nothing counts twice.
 func TestReadingFails(t *testing.T) {
 	r := newRig(t, 9)
@@ -137,12 +162,13 @@ func TestReadingFails(t *testing.T) {
 	r.add(a, 1)
 	r.add(b, 1)
 	r.want("well", map[string]uint64{"shop/a": 1, "shop/b": 1, rest: 0})
-	kept := r.counts[b]
-	delete(r.counts, b)
+	lost := mode.CounterID{Row: b}
+	kept := r.counts[lost]
+	delete(r.counts, lost)
 	r.err = errors.New("interrupted")
 	r.add(a, 1)
 	r.want("half an answer", map[string]uint64{"shop/a": 2, "shop/b": 1, rest: 0})
-	r.err, r.counts[b] = nil, kept
+	r.err, r.counts[lost] = nil, kept
 	r.add(b, 1)
 	r.want("well again", map[string]uint64{"shop/a": 2, "shop/b": 2, rest: 0})
 }

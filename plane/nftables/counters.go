@@ -15,7 +15,6 @@ import (
 
 	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
-	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
 
@@ -104,7 +103,7 @@ func (c *counters) close() error {
 func (p *Plane) Counts() bool { return p.counters != nil }
 
 // Traffic is part of mode.TrafficCounter: connections that were led to an endpoint. Bytes are not counted; it would cost each packet something.
-func (p *Plane) Traffic(ctx context.Context, f func(lb.Key, mode.Traffic)) error {
+func (p *Plane) Traffic(ctx context.Context, f func(mode.Count)) error {
 	if p.counters == nil {
 		return nil
 	}
@@ -114,7 +113,7 @@ func (p *Plane) Traffic(ctx context.Context, f func(lb.Key, mode.Traffic)) error
 			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				key := nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
 				if n, ok := counterOf(el); ok && len(key) == set.keyLen {
-					f(parseKey(key, set.addrLen), mode.Traffic{Connections: n})
+					f(mode.Count{CounterID: mode.CounterID{Row: parseKey(key, set.addrLen)}, Traffic: mode.Traffic{Connections: n}})
 				}
 				return true
 			})

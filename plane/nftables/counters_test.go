@@ -34,11 +34,11 @@ func countingPlane(t testing.TB, f lb.Family) *Plane {
 func countedOf(t *testing.T, p *Plane) map[lb.Key]uint64 {
 	t.Helper()
 	got := map[lb.Key]uint64{}
-	if err := p.Traffic(t.Context(), func(k lb.Key, x mode.Traffic) {
-		if _, twice := got[k]; twice || x.Bytes != 0 {
-			t.Errorf("%s: %+v, told twice: %t", k, x, twice)
+	if err := p.Traffic(t.Context(), func(c mode.Count) {
+		if _, twice := got[c.Row]; twice || c.Bytes != 0 || c.N != 0 || c.ServicePort != "" {
+			t.Errorf("%+v, told twice: %t", c, twice)
 		}
-		got[k] = x.Connections
+		got[c.Row] = c.Connections
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func TestCountersOfALab(t *testing.T) {
 		if got := countedOf(t, again); got[vip] != before[vip] {
 			t.Errorf("turned off it counts: %v, before %v", got, before)
 		}
-		if err := off.Traffic(t.Context(), func(k lb.Key, _ mode.Traffic) { t.Errorf("turned off it tells of %s", k) }); err != nil {
+		if err := off.Traffic(t.Context(), func(c mode.Count) { t.Errorf("turned off it tells of %s", c.Row) }); err != nil {
 			t.Error(err)
 		}
 
