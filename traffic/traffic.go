@@ -51,13 +51,20 @@ type Account struct {
 	cfg Config
 
 	reading sync.Mutex // held by who reads
-	before  map[mode.CounterID]mode.Traffic
+	round   int        // of readings
+	before  map[mode.CounterID]told
 	begun   bool // a first reading, from which differences count, was made
 	read    time.Time
 
 	mu     sync.Mutex // of what follows
 	own    map[string]*series
 	others mode.Traffic
+}
+
+// told is what a counter has told, and in which reading.
+type told struct {
+	mode.Traffic
+	round int
 }
 
 // series is a Service with a series of its own.
@@ -72,7 +79,7 @@ func New(cfg Config) *Account {
 		cfg.Now = time.Now
 	}
 	cfg.Services = min(max(cfg.Services, 1), Most)
-	return &Account{cfg: cfg, before: map[mode.CounterID]mode.Traffic{}, own: map[string]*series{}}
+	return &Account{cfg: cfg, before: map[mode.CounterID]told{}, own: map[string]*series{}}
 }
 
 // Each reads the counters, if that was not done just now, and calls f with each Service that has a series of its own, by
@@ -108,21 +115,23 @@ func (a *Account) update(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var news []used
-	seen := make(map[mode.CounterID]mode.Traffic, len(a.before))
+	a.round++
 	err := a.cfg.Counter.Traffic(ctx, func(c mode.Count) {
-		seen[c.CounterID] = c.Traffic
-		if d := since(a.before[c.CounterID], c.Traffic); a.begun && d != (mode.Traffic{}) {
+		was := a.before[c.CounterID]
+		a.before[c.CounterID] = told{c.Traffic, a.round}
+		if d := since(was.Traffic, c.Traffic); a.begun && d != (mode.Traffic{}) {
 			news = append(news, used{c.Row, c.ServicePort, d})
 		}
 	})
-	if err != nil {
-		// What was not told may be there still, and must not count anew.
-		if maps.Copy(a.before, seen); len(a.before) > mostKept {
-			a.before, a.begun = map[mode.CounterID]mode.Traffic{}, false
-		}
+	switch {
+	case err == nil:
+		// A kernel may leave something out while it changes: what is not told may be there still, and must not count anew.
+		maps.DeleteFunc(a.before, func(_ mode.CounterID, t told) bool { return t.round < a.round-1 })
+	case len(a.before) > mostKept:
+		a.before, a.begun = map[mode.CounterID]told{}, false
+		fallthrough
+	default:
 		err = fmt.Errorf("count connections by Service: %w", err)
-	} else {
-		a.before = seen
 	}
 	if err != nil && !a.begun {
 		return err

@@ -116,6 +116,11 @@ func TestAccount(t *testing.T) {
 	r.want("a counter goes", map[string]uint64{"shop/a": 17, "shop/b": 6, rest: 4})
 	r.add(a, 2)
 	r.want("it comes again", map[string]uint64{"shop/a": 19, "shop/b": 6, rest: 4})
+	missed := r.counts[mode.CounterID{Row: b}]
+	delete(r.counts, mode.CounterID{Row: b})
+	r.want("a counter that a reading lacks", map[string]uint64{"shop/a": 19, "shop/b": 6, rest: 4})
+	r.counts[mode.CounterID{Row: b}] = missed
+	r.want("it is there still", map[string]uint64{"shop/a": 19, "shop/b": 6, rest: 4})
 	r.add(c, 1000)
 	r.want("the third has the most", map[string]uint64{"shop/a": 19, "shop/c": 1000, rest: 4})
 	r.add(b, 1)
