@@ -47,7 +47,7 @@ func (k kind) plane(f lb.Family) (planetest.Plane, error) {
 	}
 	// Where the kernel is emulated an answer may take longer than sessions rest by default (CF-45).
 	p, err := New(Config{Family: f, Capture: c, Mark: mark, UDPIdle: 10 * time.Second,
-		ExternalIPsBounded: func() bool { return true }})
+		ExternalIPsBounded: func() bool { return true }, CountServices: f == lb.IPv6})
 	if err != nil {
 		return nil, err
 	}

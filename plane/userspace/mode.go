@@ -156,6 +156,7 @@ func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
 		Log: s.Log, Descriptors: h.descriptors(),
 		Family: s.Family, Capture: c, Passed: passed, Mark: mark, FirstPort: s.FirstPort, LastPort: s.LastPort, UDPIdle: s.UDPIdle,
 		Grace: s.TerminationGrace, LocalhostNodePorts: s.LocalhostNodePorts, ExternalIPsBounded: s.ExternalIPsBounded,
+		CountServices: s.CountServices,
 	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())

@@ -38,6 +38,8 @@ type Config struct {
 	// ExternalIPsBounded reports whether the administrator says which external IPs Services may have. Where there is no packet filter,
 	// others than the node's own are served only then. Nil: no.
 	ExternalIPsBounded func() bool
+	// CountServices has connections and sessions counted by service port.
+	CountServices bool
 	// Descriptors bounds those of listeners and connections, for all planes of the process that share it; nil for one of its own.
 	Descriptors *Quota
 	// Log takes what the relay tells an operator; nil for none.
@@ -59,6 +61,7 @@ type Plane struct {
 	own     ownAddresses
 
 	entrances entrances
+	counters  counters
 	tell      notices
 
 	closed  bool
@@ -136,6 +139,7 @@ func newPlane(cfg Config, r relayer, way func(netip.Addr) (balance.Way, error)) 
 		cfg: cfg, relay: r, capture: cfg.Capture, origins: balance.NewOrigins(way), ports: newPorts(cfg.FirstPort, cfg.LastPort),
 		pace: pace, rows: map[lb.Key]*row{}, services: map[serviceName]*service{}, at: map[relay.Listening]*door{},
 	}
+	p.counters.on = cfg.CountServices
 	balancing := balance.Config{}
 	if cfg.Capture.Own() {
 		balancing.Loops = p.own.has

@@ -35,6 +35,7 @@ type service struct {
 	sets    map[lb.Scope]*set
 	serving *lb.BackendSet // of its row that was applied last
 	doors   map[doorway]*door
+	counter *counter // nil: nothing is counted
 }
 
 // set is a backend set that rows need.
@@ -99,7 +100,7 @@ func (p *Plane) service(f *lb.Frontend) *service {
 	name := serviceName{f.Service, f.Key.Proto}
 	s := p.services[name]
 	if s == nil {
-		s = &service{serviceName: name, sets: map[lb.Scope]*set{}, doors: map[doorway]*door{}}
+		s = &service{serviceName: name, sets: map[lb.Scope]*set{}, doors: map[doorway]*door{}, counter: p.counters.open(f.Service)}
 		p.services[name] = s
 	}
 	return s
@@ -146,7 +147,7 @@ func (p *Plane) claim(d *door, change func()) {
 	was := d.holder()
 	change()
 	is := d.holder()
-	d.listener.SetBalancer(is.leads)
+	d.listener.SetBalancer(is.of.counted(is.leads))
 	p.entrances.open(d, is.leads, is.of)
 	if was.of != is.of {
 		p.end(d, was.of)
@@ -183,7 +184,7 @@ func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *rela
 			return err
 		}
 		at := relay.Listening{Proto: d.proto, Addr: d.at}
-		l, err := p.relay.Listen(at, b, namespace)
+		l, err := p.relay.Listen(at, d.of.counted(b), namespace)
 		if err != nil {
 			return err
 		}
@@ -192,7 +193,7 @@ func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *rela
 		return nil
 	}
 	return p.ports.take(d.of.name, d.proto, prefer, func(n uint16) (uint16, error) {
-		l, err := p.relay.Listen(relay.Listening{Proto: d.proto, Addr: netip.AddrPortFrom(p.anywhere(), n)}, b, namespace)
+		l, err := p.relay.Listen(relay.Listening{Proto: d.proto, Addr: netip.AddrPortFrom(p.anywhere(), n)}, d.of.counted(b), namespace)
 		if err != nil {
 			return 0, err
 		}
@@ -274,6 +275,7 @@ func (r *row) inherit(old *row) {
 func (p *Plane) drop(s *service) {
 	if s != nil && len(s.doors)+len(s.sets) == 0 {
 		delete(p.services, s.serviceName)
+		p.counters.close(s.counter)
 	}
 }
 

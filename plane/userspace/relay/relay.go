@@ -22,6 +22,8 @@ type Client struct {
 	// Local is the address that it asked for, as far as the socket tells: that of the listener where packets are led to
 	// it, unless the kernel remembers the one before (SO_ORIGINAL_DST).
 	Local netip.AddrPort
+	// Again: it is a session of UDP that has begun before, whose backend could not be reached.
+	Again bool
 }
 
 // Answer is what becomes of a new connection or session.

@@ -170,6 +170,7 @@ func (u *udpSessions) elsewhere(f *udpFront, id uint32, tried []netip.AddrPort, 
 
 func (u *udpSessions) begin(f *udpFront, k *udpKey, tried []netip.AddrPort, now time.Duration) uint32 {
 	c := f.client(k)
+	c.Again = len(tried) > 0
 	to, answer := f.owner.pick(c, tried)
 	if answer != Forward && len(tried) > 0 {
 		// None is left. The datagram costs nothing, and what refused the last one may have returned.

@@ -142,13 +142,19 @@ func TestUDPBackendDiesAndReturns(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 
-		alone := listenUDP(t, r, at, to(deadAt))
+		nobody := to(deadAt)
+		alone := listenUDP(t, r, at, nobody)
 		c = dialUDP(t, alone.Addr())
 		for range 3 {
 			if ask(t, c, "nobody", 20*time.Millisecond) {
 				t.Fatal("the dead answer")
 			}
 		}
+		nobody.mu.Lock()
+		if first := slices.IndexFunc(nobody.clients, func(c Client) bool { return c.Again }); len(nobody.clients) < 2 || first != 1 {
+			t.Errorf("a session that is led again and again begins more than once: %+v", nobody.clients)
+		}
+		nobody.mu.Unlock()
 		back := udpEcho(t, deadAt, nil)
 		if !ask(t, c, "somebody", patience) {
 			t.Errorf("no answer from the backend that is back; %+v", r.Stats().UDP)

@@ -1,0 +1,130 @@
+package userspace
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"kube-proxy/mode"
+	"kube-proxy/plane/userspace/relay"
+)
+
+// counters count by service port the connections and sessions that were led to an endpoint ([mode.TrafficCounter], docs/adr/0069). The zero value
+// counts nothing.
+type counters struct {
+	on bool
+
+	mu   sync.Mutex
+	last uint64 // the number that a counter got last
+	of   map[*counter]struct{}
+	// gone are those of service ports that no row needs any more, until they have been read.
+	gone []*counter
+	// rest is what those had that are gone and nobody has read: there were more than mostGone.
+	rest uint64
+}
+
+// mostGone is how many counters wait to be read.
+const mostGone = 1 << 16
+
+// restNumber is that of counters.rest, which is nobody's.
+const restNumber = 1
+
+// counter is that of a service port.
+type counter struct {
+	number uint64
+	port   string
+	led    atomic.Uint64
+	told   uint64 // of led; guarded by counters.mu
+}
+
+// open returns a counter of a service port; nil if nothing is counted.
+func (c *counters) open(port string) *counter {
+	if !c.on {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.of == nil {
+		c.of, c.last = map[*counter]struct{}{}, restNumber
+	}
+	c.last++
+	n := &counter{number: c.last, port: port}
+	c.of[n] = struct{}{}
+	return n
+}
+
+// close gives up a counter. What it has is told once more. nil is none.
+func (c *counters) close(n *counter) {
+	if n == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.of, n)
+	switch led := n.led.Load(); {
+	case led == n.told:
+	case len(c.gone) < mostGone:
+		c.gone = append(c.gone, n)
+	default:
+		c.rest += led - n.told
+	}
+}
+
+// read returns what counters have.
+func (c *counters) read() []mode.Count {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := make([]mode.Count, 0, len(c.of)+len(c.gone)+1)
+	tell := func(number uint64, port string, led uint64) {
+		if led > 0 {
+			all = append(all, mode.Count{CounterID: mode.CounterID{N: number}, ServicePort: port, Traffic: mode.Traffic{Connections: led}})
+		}
+	}
+	for n := range c.of {
+		n.told = n.led.Load()
+		tell(n.number, n.port, n.told)
+	}
+	for _, n := range c.gone {
+		tell(n.number, n.port, n.led.Load())
+	}
+	c.gone = nil
+	tell(restNumber, "", c.rest)
+	return all
+}
+
+// counting is a Balancer whose clients count.
+type counting struct {
+	relay.Balancer
+	of *counter
+}
+
+// Pick is part of [relay.Balancer]. Whoever is led for the first time counts, whether an endpoint answers or not, as in the modes of the kernel.
+func (b counting) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
+	to, answer := b.Balancer.Pick(c, tried)
+	if answer == relay.Forward && len(tried) == 0 && !c.Again {
+		b.of.led.Add(1)
+	}
+	return to, answer
+}
+
+// counted is the Balancer of a listener that leads to a service port.
+func (s *service) counted(b relay.Balancer) relay.Balancer {
+	if s.counter == nil {
+		return b
+	}
+	return counting{b, s.counter}
+}
+
+var _ mode.TrafficCounter = (*Plane)(nil)
+
+// Counts is part of [mode.TrafficCounter].
+func (p *Plane) Counts() bool { return p.counters.on }
+
+// Traffic is part of [mode.TrafficCounter]. It reads memory of this process alone.
+func (p *Plane) Traffic(_ context.Context, f func(mode.Count)) error {
+	for _, n := range p.counters.read() {
+		f(n)
+	}
+	return nil
+}

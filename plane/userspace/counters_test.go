@@ -1,0 +1,178 @@
+package userspace
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/userspace/balance"
+	"kube-proxy/plane/userspace/relay"
+)
+
+// countedOf is what the plane tells, by service port. No counter is told twice.
+func countedOf(t testing.TB, p *Plane) map[string]uint64 {
+	t.Helper()
+	got, numbers := map[string]uint64{}, map[uint64]bool{}
+	if err := p.Traffic(t.Context(), func(c mode.Count) {
+		if c.Row != (lb.Key{}) || c.N == 0 || c.Bytes != 0 || c.Connections == 0 || numbers[c.N] {
+			t.Errorf("%+v", c)
+		}
+		numbers[c.N] = true
+		got[c.ServicePort] += c.Connections
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func wantCounted(t testing.TB, p *Plane, about string, want map[string]uint64) {
+	t.Helper()
+	if got := countedOf(t, p); !maps.Equal(got, want) {
+		t.Errorf("%s: %v, want %v", about, got, want)
+	}
+}
+
+// ask has clients come to all listeners of the machine.
+func (m *machine) ask(n int) {
+	for _, l := range m.socks {
+		for i := range n {
+			c := relay.Client{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{172, 18, 1, byte(i)}), 1)}
+			if to, answer := l.b.Pick(c, nil); answer == relay.Forward {
+				l.b.Pick(c, []netip.AddrPort{to}) // which does not answer
+				c.Again = true
+				l.b.Pick(c, nil) // as relay does for a session of UDP
+			}
+		}
+	}
+}
+
+// A connection counts once for its service port, however many endpoints are tried; those that are led nowhere do not. What was counted is told when
+// its Service has gone, or has no endpoints.
+func TestCounters(t *testing.T) {
+	for _, own := range []bool{false, true} {
+		m := newMachine()
+		m.own = own
+		tab := world.Table(2, 3)
+		p := begin(t, m, Config{CountServices: true}, tab)
+		if !p.Counts() {
+			t.Fatal("it does not count")
+		}
+		wantCounted(t, p, "at first", map[string]uint64{})
+		_, first := world.ClusterIP(0, 0, 3)
+		one, two := first[0].Service, ""
+		for f := range tab.All() {
+			if f.Service != one {
+				two = f.Service
+			}
+		}
+		m.ask(5)
+		wantCounted(t, p, "both", map[string]uint64{one: 5, two: 5})
+
+		apply1 := func(changes []lb.Change, _ []lb.Contest) { apply(t, p, changes, nil) }
+		_, other := world.ClusterIP(0, 1, 9)
+		apply1(tab.Replace(lb.Owner{Name: lb.OwnerOf(one)}, other))
+		m.ask(1)
+		wantCounted(t, p, "with other endpoints", map[string]uint64{one: 6, two: 6})
+
+		rejects := *other[0]
+		rejects.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
+		m.ask(1)
+		apply1(tab.Replace(lb.Owner{Name: lb.OwnerOf(one)}, []*lb.Frontend{&rejects}))
+		m.ask(1)
+		wantCounted(t, p, "one has no endpoints", map[string]uint64{one: 7, two: 8})
+		wantCounted(t, p, "which was told", map[string]uint64{two: 8})
+		apply1(tab.Replace(lb.Owner{Name: lb.OwnerOf(one)}, other))
+		m.ask(2)
+		wantCounted(t, p, "it has some again", map[string]uint64{one: 2, two: 10})
+		m.ask(1)
+		apply1(tab.Replace(lb.Owner{Name: lb.OwnerOf(two)}, nil))
+		wantCounted(t, p, "the other goes", map[string]uint64{one: 3, two: 11})
+		wantCounted(t, p, "and was told", map[string]uint64{one: 3})
+	}
+}
+
+// An address that goes from one Service to another counts for who has it.
+func TestCountersOfAnAddressThatMoves(t *testing.T) {
+	m := newMachine()
+	m.own = true
+	tab := world.Table(0, 0)
+	p := begin(t, m, Config{CountServices: true}, tab)
+	_, front := world.ClusterIP(0, 0, 3)
+	as := func(name string) *lb.Frontend {
+		f := *front[0]
+		f.Service = name
+		set := *front[0].Set(lb.Cluster)
+		set.ID.Service = name
+		f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: &set}}
+		return &f
+	}
+	a, b := as("shop/a"), as("shop/b")
+	apply(t, p, []lb.Change{{Key: a.Key, New: a}}, nil)
+	m.ask(3)
+	apply(t, p, []lb.Change{{Key: a.Key, Old: a, New: b}}, nil)
+	m.ask(2)
+	wantCounted(t, p, "moved", map[string]uint64{"shop/a": 3, "shop/b": 2})
+}
+
+// What nobody reads is bounded, and its sum is right all the same.
+func TestCountersThatNobodyReads(t *testing.T) {
+	c := counters{on: true}
+	kept := c.open("shop/kept")
+	kept.led.Add(1)
+	const n = mostGone + 1000
+	for i := range n {
+		one := c.open(fmt.Sprintf("shop/%d", i))
+		one.led.Add(2)
+		if i == n-1 {
+			c.read()
+			one.led.Add(3)
+		}
+		c.close(one)
+	}
+	if len(c.of) != 1 || len(c.gone) != 1 {
+		t.Errorf("%d counters, %d that are gone", len(c.of), len(c.gone))
+	}
+	var sum uint64
+	for _, one := range c.read() {
+		sum += one.Connections
+	}
+	if want := uint64(1 + 1000*2 - 2 + 5); sum != want {
+		t.Errorf("%d connections, want %d", sum, want)
+	}
+}
+
+// Counting costs a connection no memory, and a change of endpoints nothing.
+func TestCountersCost(t *testing.T) {
+	b := balance.New(balance.Config{})
+	_, front := world.ClusterIP(0, 0, 3)
+	bare := b.Set(front[0].Set(lb.Cluster), 0)
+	counts := counters{on: true}
+	var counted relay.Balancer = (&service{counter: counts.open("a/b")}).counted(bare)
+	client := relay.Client{Addr: netip.MustParseAddrPort("172.18.0.9:1")}
+	if n := testing.AllocsPerRun(1000, func() { counted.Pick(client, nil) }); n != 0 {
+		t.Errorf("a connection costs %v allocations", n)
+	}
+	if got := counts.read(); len(got) != 1 || got[0].Connections != 1001 {
+		t.Errorf("%+v", got)
+	}
+	cost := func(on bool) float64 {
+		tab := world.Table(100, 3)
+		p := begin(t, newMachine(), Config{CountServices: on}, tab)
+		i := 0
+		return testing.AllocsPerRun(200, func() {
+			i++
+			_, f := world.ClusterIP(7, 3+i%2, 2)
+			changes, _ := tab.Replace(lb.Owner{Name: lb.OwnerOf(f[0].Service)}, f)
+			if len(changes) == 0 {
+				t.Fatal("nothing changes")
+			}
+			apply(t, p, changes, nil)
+		})
+	}
+	if without, with := cost(false), cost(true); with > without+0.5 {
+		t.Errorf("a change of endpoints costs %v allocations, and %v where connections are counted", without, with)
+	}
+}
