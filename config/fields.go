@@ -181,7 +181,7 @@ func fieldTable(modes mode.List) []field {
 		{"userspace.drainTimeout", "EXT", live, works, "how long open connections go on at most when the process is asked to end"},
 		{"ui", "EXT", live, works, "the status page, below /ui on the metrics server, for who asks from this node itself; it only shows"},
 		{"adminSocket", "EXT", live, onLinux, "`path` of the unix socket at which kube-proxy trace, why, diff and the like ask this process; root alone may; nothing turns it off"},
-		{"serviceMetrics", "EXT", "counting is part of the rules", works, "how many Services have their connections in metrics of their own, 0 to 1000: those with the most, all others together; 0 counts nothing"},
+		{"serviceMetrics", "EXT", atStart, works, "how many Services have their connections in metrics of their own, 0 to 1000: those with the most, all others together; 0 counts nothing"},
 	}
 }
 

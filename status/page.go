@@ -71,14 +71,17 @@ const remarks = `
 
 ## Connections by Service
 
-` + "`--service-metrics=N`" + ` (mode nftables) counts new connections and flows that are led to endpoints. The N Services with the most, 1,000 at most,
+` + "`--service-metrics=N`" + ` counts new connections and flows that are led to endpoints, whether those answer or not. The N Services with the most, 1,000 at most,
 have a series each, in each IP family; all others are one together, whose namespace and service are ` + "`_others`" + `. A Service gets a series when one is free, or when it has twice
 the traffic of the one with the least; at each reading a tenth of N may change. Every series only grows, and the sum is right at any time. Counting begins with the process, and with the
-first scrape for frontends that were in use before; counters are read at most every 5 seconds, beside writes. 65,536 frontends can be in use within ten minutes; those of more are served, not counted.
+first scrape for frontends that were in use before; counters are read at most every 5 seconds, beside writes. Without the flag nothing is counted, and there is no such metric. Bytes are not counted:
+that would cost each packet.
 
-The first packet of a connection costs 3 to 10 % more CPU of the kernel, about 0.6 µs of 8; all others nothing (2026-11-22, kernel 6.18, seven runs of
-` + "`go test ./plane/nftables -run '^$' -bench Counting -benchtime 1x`" + `, a ratio in each run). A frontend in use takes about 200 bytes of the kernel's memory, and 16 for each CPU. Bytes are not counted:
-that would cost each packet. Without the flag there is no such rule and no such metric.
+*Mode nftables.* 65,536 frontends can be in use within ten minutes; those of more are served, not counted. The first packet of a connection costs 3 to 10 % more CPU of the kernel, about 0.6 µs of 8; all others nothing (2026-11-22, kernel 6.18, seven runs of
+` + "`go test ./plane/nftables -run '^$' -bench Counting -benchtime 1x`" + `, a ratio in each run). A frontend in use takes about 200 bytes of the kernel's memory, and 16 for each CPU.
+
+*Mode userspace.* A connection, or a session of UDP, costs one atomic addition when it is led to its first endpoint, and no memory; a service port takes 100 bytes. One for which further endpoints are
+tried counts once, one that is refused not at all.
 
 ## What every component of Kubernetes has (MT-21)
 

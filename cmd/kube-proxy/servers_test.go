@@ -258,7 +258,7 @@ func TestMetricsOfMode(t *testing.T) {
 	t.Parallel()
 	table, err := os.ReadFile("../../status/testdata/metrics.tsv")
 	do(t, err)
-	for _, mode := range []string{"iptables", "nftables"} {
+	for _, mode := range []string{"iptables", "nftables", "userspace"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			n, dir := newNamespace(t), t.TempDir()
@@ -292,8 +292,10 @@ func TestMetricsOfMode(t *testing.T) {
 					t.Errorf("%s: %s is there: %t, want %t", cells[0], name, got, want)
 				}
 			}
-			has(t, "/metrics", metrics, `kubeproxy_mode_info{asked="`+mode+`",mode="`+mode+`",reason=""} 1`, `git_version="v1.36.5"`, "process_start_time_seconds",
-				`kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv6"} 1`)
+			has(t, "/metrics", metrics, `kubeproxy_mode_info{asked="`+mode+`",mode="`+mode+`",reason=""} 1`, `git_version="v1.36.5"`, "process_start_time_seconds")
+			if mode != "userspace" { // MT-02 is not of it
+				has(t, "/metrics", metrics, `kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family="IPv6"} 1`)
+			}
 			if a := n.get(metricsURL + "/proxyMode"); a.body != mode || a.header.Get("Content-Type") != "text/plain; charset=utf-8" {
 				t.Errorf("/proxyMode: %v", a)
 			}

@@ -43,7 +43,7 @@ func Mode() mode.Mode {
 
 		Block: "iptables",
 		Reads: []string{"iptables.masqueradeBit", "iptables.masqueradeAll", "iptables.syncPeriod", "iptables.minSyncPeriod",
-			"portRange", "udpIdleTimeout", "userspace"},
+			"portRange", "udpIdleTimeout", "userspace", "serviceMetrics"},
 		LocalhostNodePorts: true,
 		Terminates:         true,
 		Sysctls:            sysctls,
@@ -72,6 +72,7 @@ func Mode() mode.Mode {
 			{Row: "EXT", Name: droppedPackets, Kind: mode.Counter, Labels: []string{"ip_family", "reason"},
 				Help: "Datagrams that were not passed on: for want of an endpoint (no_backend) or of a socket (no_socket), malformed, from a stranger, " +
 					"late, or refused by the kernel (send_failed)"},
+			{Name: mode.ServiceConnections},
 			{Name: entriesMetric},
 			{Name: limitMetric},
 			{Name: "conntrack_reconciler_sync_duration_seconds"},
