@@ -117,23 +117,48 @@ type SlicePort struct {
 // Endpoint is one endpoint of a slice, with the API's defaults for absent conditions filled in (SV-32).
 type Endpoint struct {
 	Addr netip.Addr
-	// NodeName is the endpoint's node; the zero Handle if the API object names none. Handles make a
-	// million endpoints share the few names there are.
-	NodeName                    unique.Handle[string]
+	// Where it runs; the zero Handle if the API object does not say. Handles make a million endpoints share
+	// the few places there are: as many as nodes.
+	Where                       unique.Handle[Place]
 	Ready, Serving, Terminating bool
 	// Hints are the topology hints; nil if the endpoint has none.
 	Hints *Hints
 }
 
+// Place is where an endpoint runs, each part "" if the API object does not say.
+type Place struct {
+	Node string
+	// Zone is for people: no packet depends on it, so that it is no difference between two endpoints. Who an endpoint
+	// is meant for, its Hints say.
+	Zone string
+}
+
+// At returns what [Endpoint].Where is on a node in a zone.
+func At(node, zone string) unique.Handle[Place] {
+	if node == "" && zone == "" {
+		return unique.Handle[Place]{}
+	}
+	return unique.Make(Place{node, zone})
+}
+
 // Hints say for whom an endpoint is meant (SV-38).
 type Hints struct{ Zones, Nodes []string }
 
-// OnNode reports whether the endpoint runs on the node of that name; false if either is unknown (SV-33).
-func (e Endpoint) OnNode(name string) bool {
-	return name != "" && e.NodeName != (unique.Handle[string]{}) && e.NodeName.Value() == name
+// Place returns where the endpoint runs.
+func (e *Endpoint) Place() Place {
+	if e.Where == (unique.Handle[Place]{}) {
+		return Place{}
+	}
+	return e.Where.Value()
 }
 
+// OnNode reports whether the endpoint runs on the node of that name; false if either is unknown (SV-33).
+func (e *Endpoint) OnNode(name string) bool { return name != "" && e.Place().Node == name }
+
 func (e Endpoint) equal(o Endpoint) bool {
+	if e.Where != o.Where && e.Place().Node == o.Place().Node {
+		o.Where = e.Where // only the zone is another
+	}
 	h, g := e.Hints, o.Hints
 	e.Hints, o.Hints = nil, nil
 	if e != o {
@@ -152,6 +177,16 @@ func (s *Slice) Equal(o *Slice) bool {
 	}
 	return s.Name == o.Name && s.Service == o.Service && s.IPv6 == o.IPv6 &&
 		slices.Equal(s.Ports, o.Ports) && slices.EqualFunc(s.Endpoints, o.Endpoints, Endpoint.equal)
+}
+
+// samePlaces reports whether the endpoints of two equal slices run in the same places.
+func (s *Slice) samePlaces(o *Slice) bool {
+	for i := range s.Endpoints {
+		if s.Endpoints[i].Where != o.Endpoints[i].Where {
+			return false
+		}
+	}
+	return true
 }
 
 // Node is what the proxy uses of its own core/v1 Node.

@@ -318,6 +318,7 @@ func (ev ServicesListed) foldInto(s *Store, d *Dirty) {
 func (ev SliceSet) foldInto(s *Store, d *Dirty) {
 	was := s.slices[ev.Slice.Name].Slice
 	if was.Equal(ev.Slice) {
+		s.settle(was, ev.Slice)
 		return
 	}
 	ref := Ref{Name: ev.Slice.Service, V4: !ev.Slice.IPv6, V6: ev.Slice.IPv6}
@@ -342,6 +343,18 @@ func (ev SliceSet) foldInto(s *Store, d *Dirty) {
 		ref.V4, ref.V6 = true, true
 	}
 	s.sliceChanged(e, ref, d)
+}
+
+// settle takes over the zones of a slice that says nothing else that is new. Nobody's packets depend on them, so nothing is dirty.
+func (s *Store) settle(was, now *Slice) {
+	if was.samePlaces(now) {
+		return
+	}
+	kept := *now
+	kept.Trigger = was.Trigger // else the next change would not be told as one of that time
+	at := s.slices[was.Name].at
+	s.services[was.Service].slices[at] = &kept
+	s.slices[was.Name] = placed{&kept, at}
 }
 
 func (ev SliceGone) foldInto(s *Store, d *Dirty) {

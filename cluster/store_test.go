@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
-	"unique"
+	"unsafe"
 
 	"kube-proxy/cluster"
 )
@@ -27,7 +27,7 @@ func sliceOf(n, owner string, addrs ...string) *cluster.Slice {
 	for _, a := range addrs {
 		addr := netip.MustParseAddr(a)
 		s.IPv6 = addr.Is6()
-		s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: addr, NodeName: unique.Make("node-1"), Ready: true, Serving: true})
+		s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: addr, Where: cluster.At("node-1", ""), Ready: true, Serving: true})
 	}
 	return s
 }
@@ -268,7 +268,7 @@ func TestEveryFieldCountsSV23(t *testing.T) {
 		},
 		"Endpoints":   func(s *cluster.Slice) { s.Endpoints = append(s.Endpoints, s.Endpoints[0]) },
 		"Addr":        func(s *cluster.Slice) { s.Endpoints[0].Addr = addr },
-		"NodeName":    func(s *cluster.Slice) { s.Endpoints[0].NodeName = unique.Make("node-2") },
+		"Node":        func(s *cluster.Slice) { s.Endpoints[0].Where = cluster.At("node-2", "") },
 		"Ready":       func(s *cluster.Slice) { s.Endpoints[0].Ready = false },
 		"Serving":     func(s *cluster.Slice) { s.Endpoints[0].Serving = false },
 		"Terminating": func(s *cluster.Slice) { s.Endpoints[0].Terminating = true },
@@ -292,6 +292,51 @@ func TestEveryFieldCountsSV23(t *testing.T) {
 		if v := s.View(name("web")); len(v.Slices) != 1 || v.Slices[0] != changed {
 			t.Errorf("Slice.%s: the view shows %v", field, v.Slices)
 		}
+	}
+}
+
+// A zone is for people: where it alone changes, who asks is told the new one, and no Service is dirty. The slice keeps its time, so that
+// the next change is told as the first one with a new time (SV-35).
+func TestZoneMakesNothingDirty(t *testing.T) {
+	in := func(zone string, trigger int64, addrs ...string) cluster.Event {
+		sl := sliceOf("web-1", "web", addrs...)
+		for i := range sl.Endpoints {
+			sl.Endpoints[i].Where = cluster.At("node-1", zone)
+		}
+		sl.Trigger = trigger
+		return cluster.SliceSet{Slice: sl}
+	}
+	s := cluster.NewStore("node-1")
+	fold(s, cluster.ServiceSet{Service: service("web")}, cluster.SliceSet{Slice: sliceOf("web-0", "web", "10.0.0.9")}, in("a", 1, "10.0.0.1", "10.0.0.2"))
+	before := s.Changes()
+	refs, _ := fold(s, in("b", 2, "10.0.0.1", "10.0.0.2"))
+	wantDirty(t, "only the zone changed", refs)
+	if after := s.Changes(); after != before {
+		t.Errorf("it counts as a change: %v, then %v", before, after)
+	}
+	for _, sl := range s.View(name("web")).Slices {
+		for _, e := range sl.Endpoints {
+			if want := map[string]string{"web-0": "", "web-1": "b"}[sl.Name.Name]; e.Place().Zone != want {
+				t.Errorf("%s of %s is in zone %q, want %q", e.Addr, sl.Name, e.Place().Zone, want)
+			}
+		}
+	}
+	if d := s.Fold(in("b", 2, "10.0.0.1")); len(d.Services) != 1 || d.Services[0].Trigger != 2 {
+		t.Errorf("the next change: %+v, want one of time 2", d.Services)
+	}
+	fold(s, cluster.SliceGone{Name: name("web-0")}, cluster.SliceGone{Name: name("web-1")})
+	if left := s.View(name("web")).Slices; len(left) != 0 {
+		t.Errorf("slices that went are there: %v", left)
+	}
+}
+
+// What an endpoint takes grows with the cluster, and must not for what only people ask for.
+func TestEndpointSize(t *testing.T) {
+	if n := unsafe.Sizeof(cluster.Endpoint{}); n > 48 {
+		t.Errorf("an endpoint takes %d bytes, want 48 at most", n)
+	}
+	if n := testing.AllocsPerRun(100, func() { cluster.At("node-1", "zone-a") }); n != 0 {
+		t.Errorf("a place that is known costs %v allocations", n)
 	}
 }
 

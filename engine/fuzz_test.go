@@ -8,7 +8,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-	"unique"
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
@@ -85,7 +84,7 @@ func (s *story) someSlice(i, form int) *cluster.Slice {
 			sl.Endpoints[k].Ready, sl.Endpoints[k].Terminating = false, true
 		}
 		if k == 1 {
-			sl.Endpoints[k].NodeName = unique.Make("n2")
+			sl.Endpoints[k].Where = cluster.At("n2", "")
 		}
 	}
 	return sl

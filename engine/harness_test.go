@@ -9,7 +9,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-	"unique"
 
 	"kube-proxy/cluster"
 	"kube-proxy/internal/logtest"
@@ -227,9 +226,9 @@ func slice(i, from, n int) *cluster.Slice {
 	}
 	for k := range n {
 		s.Endpoints = append(s.Endpoints, cluster.Endpoint{
-			Addr:     netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(from + k)}),
-			NodeName: unique.Make(nodeName),
-			Ready:    true, Serving: true,
+			Addr:  netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(from + k)}),
+			Where: cluster.At(nodeName, ""),
+			Ready: true, Serving: true,
 		})
 	}
 	return s

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unique"
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
@@ -159,7 +158,7 @@ func TestZoneLiveSV40(t *testing.T) {
 		}
 		sl := slice(1, 1, 2)
 		for i, zone := range []string{"a", "b"} {
-			sl.Endpoints[i].Hints, sl.Endpoints[i].NodeName = &cluster.Hints{Zones: []string{zone}}, unique.Make("elsewhere")
+			sl.Endpoints[i].Hints, sl.Endpoints[i].Where = &cluster.Hints{Zones: []string{zone}}, cluster.At("elsewhere", "")
 		}
 		zone := func(z string) cluster.Event { return nodeOf(func(n *cluster.Node) { n.Zone = z }) }
 		r.start()

@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-	"unique"
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
@@ -228,7 +227,7 @@ func TestNoLocalMT13(t *testing.T) {
 			svc.Type, svc.InternalPolicy, svc.ExternalPolicy = cluster.TypeNodePort, internal, external
 			svc.ExternalIPs = append(svc.ExternalIPs, svcIP(i+1000))
 			svc.Ports[0].NodePort = uint16(30000 + i)
-			sl.Endpoints[0].NodeName = unique.Make(node)
+			sl.Endpoints[0].Where = cluster.At(node, "")
 			return []cluster.Event{cluster.ServiceSet{Service: svc}, cluster.SliceSet{Slice: sl}}
 		}
 		want := func(what string, internal, external int) {

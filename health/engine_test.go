@@ -8,7 +8,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-	"unique"
 
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
@@ -100,9 +99,9 @@ func TestBehindEngineHT16(t *testing.T) {
 
 	const port = 32100
 	slice := func(local bool) *cluster.Slice {
-		ep := cluster.Endpoint{Addr: netip.MustParseAddr("10.1.1.11"), NodeName: unique.Make("node2"), Ready: true, Serving: true}
+		ep := cluster.Endpoint{Addr: netip.MustParseAddr("10.1.1.11"), Where: cluster.At("node2", ""), Ready: true, Serving: true}
 		if local {
-			ep.NodeName = unique.Make("node1")
+			ep.Where = cluster.At("node1", "")
 		}
 		return &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: "web-x"}, Service: cluster.Name{Namespace: "shop", Name: "web"},
 			Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}}, Endpoints: []cluster.Endpoint{ep}}

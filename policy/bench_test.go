@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
-	"unique"
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
@@ -112,9 +111,9 @@ func benchSlice(i, endpoints int) *cluster.Slice {
 	}
 	for e := range endpoints {
 		s.Endpoints = append(s.Endpoints, cluster.Endpoint{
-			Addr:     netip.AddrFrom4([4]byte{10, byte(i >> 12), byte(i >> 4), byte(i<<4 | e)}),
-			NodeName: unique.Make(fmt.Sprintf("node-%d", e)),
-			Ready:    true, Serving: true,
+			Addr:  netip.AddrFrom4([4]byte{10, byte(i >> 12), byte(i >> 4), byte(i<<4 | e)}),
+			Where: cluster.At(fmt.Sprintf("node-%d", e), ""),
+			Ready: true, Serving: true,
 		})
 	}
 	return s

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
-	"unique"
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
@@ -91,9 +90,9 @@ func TestTooManyEndpoints(t *testing.T) {
 			sl := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprint("web-", i)}, Service: svc.Name, Ports: slicePorts}
 			for e := range perSlice {
 				sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{
-					Addr:     netip.AddrFrom4([4]byte{100, 64, byte(i), byte(e)}),
-					NodeName: unique.Make(fmt.Sprint("node-", e%2)),
-					Ready:    i > 0, Serving: true, Terminating: i == 0,
+					Addr:  netip.AddrFrom4([4]byte{100, 64, byte(i), byte(e)}),
+					Where: cluster.At(fmt.Sprint("node-", e%2), ""),
+					Ready: i > 0, Serving: true, Terminating: i == 0,
 				})
 			}
 			v.Slices = append(v.Slices, sl)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"unique"
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
@@ -62,6 +61,9 @@ type ExplainedEndpoint struct {
 	Node string `json:"node,omitempty"`
 	// Here: that is this node.
 	Here bool `json:"here,omitempty"`
+	// Zone is that of the place where it runs as far as the API says, and SameZone whether this node is in it too.
+	Zone     string `json:"zone,omitempty"`
+	SameZone bool   `json:"sameZone,omitempty"`
 	// Zones and Nodes are for whom its topology hints say that it is meant.
 	Zones []string `json:"hintZones,omitempty"`
 	Nodes []string `json:"hintNodes,omitempty"`
@@ -263,20 +265,22 @@ func (c *chosen) gather(found map[netip.AddrPort]*named, sl *cluster.Slice, port
 		n.Entries++
 		n.counts = n.counts || c.counts(e)
 		n.Here = n.Here || e.OnNode(c.view.Node.NodeName)
+		n.place(e.Place(), &c.view.Node)
 		n.Ready, n.Serving, n.Terminating = n.Ready || e.Ready, n.Serving || e.Serving, n.Terminating || e.Terminating
-		n.Node = cmp.Or(n.Node, nodeOf(e))
 		if e.Hints != nil {
 			n.Zones, n.Nodes = append(n.Zones, e.Hints.Zones...), append(n.Nodes, e.Hints.Nodes...)
 		}
 	}
 }
 
-// nodeOf is where an endpoint runs; "" if the API does not say.
-func nodeOf(e *cluster.Endpoint) string {
-	if e.NodeName == (unique.Handle[string]{}) {
-		return ""
+// place takes in where an entry says that the endpoint runs. Of several the first counts, before it one that says on this node (SV-32).
+func (e *ExplainedEndpoint) place(at cluster.Place, node *cluster.Facts) {
+	here := node.NodeName != "" && at.Node == node.NodeName
+	if e.Node == "" || here && e.Node != node.NodeName {
+		e.Node, e.Zone = at.Node, cmp.Or(at.Zone, e.Zone)
 	}
-	return e.NodeName.Value()
+	e.Zone = cmp.Or(e.Zone, at.Zone)
+	e.SameZone = e.Zone != "" && node.Node != nil && e.Zone == node.Node.Zone
 }
 
 // out notes that an endpoint is in no set.

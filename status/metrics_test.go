@@ -19,7 +19,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-	"unique"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -260,7 +259,7 @@ func slice(i, endpoints int, node string, trigger time.Time) *cluster.Slice {
 	}
 	for k := range endpoints {
 		s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(k)}),
-			NodeName: unique.Make(node), Ready: true, Serving: true})
+			Where: cluster.At(node, ""), Ready: true, Serving: true})
 	}
 	return s
 }

@@ -15,7 +15,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-	"unique"
 
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
@@ -269,7 +268,7 @@ func (n *node) slice(i int) *cluster.Slice {
 	}
 	for _, k := range n.rnd.Perm(5)[:1+n.rnd.IntN(2)] {
 		h, _ := netlab.HostByName(fmt.Sprint("pod", k+1))
-		s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: n.addr(h.Name), NodeName: unique.Make(h.Node), Ready: true, Serving: true})
+		s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: n.addr(h.Name), Where: cluster.At(h.Node, ""), Ready: true, Serving: true})
 	}
 	return s
 }

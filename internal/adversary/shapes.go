@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"unique"
 
 	"kube-proxy/cluster"
 )
@@ -73,7 +72,7 @@ func oddSlices(i, ports, endpoints int) (out []*cluster.Slice) {
 				s.Ports = append(s.Ports, cluster.SlicePort{Name: fmt.Sprint("p", k), Protocol: cluster.TCP, Port: 8080})
 			}
 			for k := e; k < min(e+sliceEndpoints, endpoints); k++ {
-				s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: oddAddr(100, 64, i<<4+k), NodeName: unique.Make("elsewhere"), Ready: true, Serving: true})
+				s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: oddAddr(100, 64, i<<4+k), Where: cluster.At("elsewhere", ""), Ready: true, Serving: true})
 			}
 			out = append(out, s)
 		}

@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"strings"
-	"unique"
 
 	"kube-proxy/cluster"
 )
@@ -225,9 +224,9 @@ func (t *Tenant) endpoint(six bool) cluster.Endpoint {
 	switch t.rnd.IntN(4) {
 	case 0:
 	case 1:
-		e.NodeName = unique.Make(strings.Repeat("n", 253))
+		e.Where = cluster.At(strings.Repeat("n", 253), strings.Repeat("z", 63))
 	default:
-		e.NodeName = unique.Make(t.victims.NodeName)
+		e.Where = cluster.At(t.victims.NodeName, "<script>")
 	}
 	if t.one(4) {
 		e.Hints = &cluster.Hints{Zones: []string{pick(t, []string{"", "a", strings.Repeat("z", 63)})}, Nodes: []string{t.victims.NodeName}}

@@ -17,7 +17,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-	"unique"
 
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
@@ -248,7 +247,7 @@ func honestSlice(i, n int, six bool) *cluster.Slice {
 		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}, {Name: "dns", Protocol: cluster.UDP, Port: 5353}},
 	}
 	for k := range 3 {
-		s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: podAddr(i, k+n, six), NodeName: unique.Make(nodeName), Ready: true, Serving: true})
+		s.Endpoints = append(s.Endpoints, cluster.Endpoint{Addr: podAddr(i, k+n, six), Where: cluster.At(nodeName, ""), Ready: true, Serving: true})
 	}
 	return s
 }

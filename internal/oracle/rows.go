@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"time"
-	"unique"
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
@@ -257,7 +256,7 @@ func (w world) merge(known endpoint, e cluster.Endpoint) endpoint {
 	if !usable {
 		return known
 	}
-	if w.Node.NodeName != "" && e.NodeName == unique.Make(w.Node.NodeName) { // SV-33
+	if w.Node.NodeName != "" && e.Place().Node == w.Node.NodeName { // SV-33
 		known.local = true
 	}
 	if e.Ready {
@@ -312,7 +311,7 @@ func (w world) readyHere() int {
 			continue
 		}
 		w.each(p, func(at netip.AddrPort, e cluster.Endpoint) {
-			here := w.Node.NodeName != "" && e.NodeName == unique.Make(w.Node.NodeName) // SV-33
+			here := w.Node.NodeName != "" && e.Place().Node == w.Node.NodeName // SV-33
 			if here && e.Ready && !e.Terminating {
 				found[at.Addr()] = true
 			}

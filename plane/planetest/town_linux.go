@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"unique"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -123,7 +122,7 @@ func (w *town) slice(i int, service cluster.Name) *cluster.Slice {
 		}
 		e := cluster.Endpoint{Addr: h.Addr(w.six()), Ready: true, Serving: true}
 		if w.rnd.IntN(6) > 0 || w.namesNodes { // custom controllers forget it
-			e.NodeName = unique.Make(h.Node)
+			e.Where = cluster.At(h.Node, "")
 		}
 		s.Endpoints = append(s.Endpoints, e)
 	}

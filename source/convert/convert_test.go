@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unique"
 	"unsafe"
 
 	core "k8s.io/api/core/v1"
@@ -207,7 +206,7 @@ func TestSlice(t *testing.T) {
 	want := &cluster.Slice{
 		Name: cluster.Name{Namespace: "shop", Name: "web-x7k2p"}, Service: cluster.Name{Namespace: "shop", Name: "web"},
 		Ports:     []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}},
-		Endpoints: []cluster.Endpoint{{Addr: netip.MustParseAddr("10.1.0.5"), NodeName: unique.Make("n1"), Ready: true, Serving: true}},
+		Endpoints: []cluster.Endpoint{{Addr: netip.MustParseAddr("10.1.0.5"), Where: cluster.At("n1", ""), Ready: true, Serving: true}},
 		Trigger:   time.Date(2026, 11, 21, 12, 0, 0, 1, time.UTC).UnixNano(),
 	}
 	for _, c := range []struct {
@@ -248,6 +247,14 @@ func TestSlice(t *testing.T) {
 		{"SV-35 unparsable", func(in *discovery.EndpointSlice, want *cluster.Slice) {
 			in.Annotations[core.EndpointsLastChangeTriggerTime] = "yesterday"
 			want.Trigger = 0
+		}, ""},
+		{"SV-33 node and zone", func(in *discovery.EndpointSlice, want *cluster.Slice) {
+			in.Endpoints[0].Zone = new("zone-a")
+			want.Endpoints[0].Where = cluster.At("n1", "zone-a")
+		}, ""},
+		{"SV-33 neither node nor zone", func(in *discovery.EndpointSlice, want *cluster.Slice) {
+			in.Endpoints[0].NodeName, in.Endpoints[0].Zone = nil, new("")
+			want.Endpoints[0].Where = cluster.At("", "")
 		}, ""},
 		{"SV-38 hints", func(in *discovery.EndpointSlice, want *cluster.Slice) {
 			in.Endpoints[0].Hints = &discovery.EndpointHints{ForZones: []discovery.ForZone{{Name: "a"}}, ForNodes: []discovery.ForNode{{Name: "n1"}}}

@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unique"
 
 	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -131,13 +130,19 @@ func endpoints(ps *problems, in []discovery.Endpoint, ipv6 bool) []cluster.Endpo
 			Serving:     e.Conditions.Serving == nil || *e.Conditions.Serving,
 			Terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
 			Hints:       hints(e.Hints, out),
-		}
-		if e.NodeName != nil && *e.NodeName != "" {
-			ep.NodeName = unique.Make(*e.NodeName)
+			Where:       cluster.At(said(e.NodeName), said(e.Zone)),
 		}
 		out = append(out, ep)
 	}
 	return exact(out)
+}
+
+// said is what an optional field says; "" if it is absent.
+func said(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
 }
 
 // hints converts topology hints (SV-38). Endpoints of a slice mostly have the hints of the one before, and
