@@ -110,10 +110,13 @@ type Endpoint struct {
 	Address  netip.AddrPort `json:"address"` // port 0 where no port of the slice has the name
 	Node     string         `json:"node,omitempty"`
 	// Local: it runs on this node.
-	Local       bool `json:"local,omitempty"`
-	Ready       bool `json:"ready"`
-	Serving     bool `json:"serving"`
-	Terminating bool `json:"terminating,omitempty"`
+	Local bool `json:"local,omitempty"`
+	// Zone is the one in which it runs, as its EndpointSlice says, and SameZone whether that is this node's.
+	Zone        string `json:"zone,omitempty"`
+	SameZone    bool   `json:"sameZone,omitempty"`
+	Ready       bool   `json:"ready"`
+	Serving     bool   `json:"serving"`
+	Terminating bool   `json:"terminating,omitempty"`
 	// ForZones and ForNodes are its topology hints.
 	ForZones []string `json:"forZones,omitempty"`
 	ForNodes []string `json:"forNodes,omitempty"`

@@ -395,7 +395,7 @@ func (g generator) endpoint(ipv6 bool, n, readyChance, hintChance int) cluster.E
 		e.Addr = pick(g, special...)
 	}
 	if g.chance(80) {
-		e.Where = cluster.At(pick(g, "node-1", "node-2"), "")
+		e.Where = cluster.At(pick(g, "node-1", "node-2"), pick(g, "", "a", "b"))
 	}
 	if g.chance(hintChance) {
 		e.Hints = &cluster.Hints{Zones: some(g, 60, "a", "b"), Nodes: some(g, 40, "node-1", "node-2")}

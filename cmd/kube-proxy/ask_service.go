@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
 
 	"kube-proxy/inspect"
@@ -94,7 +95,12 @@ func setsText(p inspect.DetailPort) string {
 
 // endpointsText prints the endpoints of a port; out: those alone that are left out of something.
 func endpointsText(w io.Writer, f inspect.DetailFamily, p inspect.DetailPort, wide, out bool) {
-	head := []string{"  ENDPOINT", "NODE", "CONDITION", "IN"}
+	zones := wide || out && slices.ContainsFunc(f.Endpoints, func(e inspect.Endpoint) bool { return e.Zone != "" })
+	head := []string{"  ENDPOINT", "NODE"}
+	if zones {
+		head = append(head, "ZONE")
+	}
+	head = append(head, "CONDITION", "IN")
 	if wide {
 		head = append(head, "HINTS")
 	}
@@ -107,7 +113,11 @@ func endpointsText(w io.Writer, f inspect.DetailFamily, p inspect.DetailPort, wi
 		if e.Address.Port() == 0 {
 			at = e.Address.Addr().String()
 		}
-		line := []string{"  " + at, nodeText(e), condition(e), orDash(strings.Join(e.In, ","))}
+		line := []string{"  " + at, nodeText(e)}
+		if zones {
+			line = append(line, zoneText(e))
+		}
+		line = append(line, condition(e), orDash(strings.Join(e.In, ",")))
 		if wide {
 			hints := append([]string{}, e.ForNodes...)
 			for _, z := range e.ForZones {
@@ -136,6 +146,13 @@ func nodeText(e inspect.Endpoint) string {
 		return e.Node + " (here)"
 	}
 	return orDash(e.Node)
+}
+
+func zoneText(e inspect.Endpoint) string {
+	if e.SameZone {
+		return e.Zone + " (here)"
+	}
+	return orDash(e.Zone)
 }
 
 func condition(e inspect.Endpoint) string {
