@@ -126,13 +126,13 @@ func (h *Handler) service(w http.ResponseWriter, r *http.Request) {
 		h.unanswered(w, r, err)
 		return
 	}
+	p := servicePage{Detail: d, Full: d.Namespace + "/" + d.Name, Level: levelOf(d.State), Policy: policyOf(&d.Service), Picture: draw(d)} // of all endpoints
 	for k := range d.Families {
 		f := &d.Families[k]
 		f.MoreEndpoints += max(0, len(f.Endpoints)-shownLines)
 		f.Endpoints = f.Endpoints[:min(len(f.Endpoints), shownLines)]
 		f.Rows = f.Rows[:min(len(f.Rows), shownLines)]
 	}
-	p := servicePage{Detail: d, Full: d.Namespace + "/" + d.Name, Level: levelOf(d.State), Policy: policyOf(&d.Service), Picture: draw(d)}
 	for _, c := range changesOf(h.source.Changes(0), func(c *inspect.Change) bool { return c.Service == p.Full }) {
 		if len(p.Changes) < lately {
 			p.Changes = append(p.Changes, c)

@@ -1,8 +1,8 @@
 package ui
 
 import (
-	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"kube-proxy/inspect"
@@ -13,10 +13,12 @@ const (
 	boxHeight, boxGap      = 34, 8
 	frontX, frontW         = 0, 270
 	setX, setW             = 370, 190
-	endX, endW             = 660, 300
+	endX, endW             = 660, 330
 	groupHeight            = 26
 	pictureWidth           = endX + endW
 	shownFronts, shownEnds = 24, 60 // are drawn at most; tables have the rest
+	shownReasons           = 3      // why those of a zone that are not drawn get no connections
+	shownHints             = 5      // whom an endpoint is meant for
 )
 
 // picture shows the way from service addresses over backend sets to endpoints.
@@ -27,7 +29,6 @@ type picture struct {
 	Ways          []way
 	Says          string // the same in words
 	MoreFronts    int
-	MoreEnds      int
 }
 
 // box is a service address, a set or an endpoint.
@@ -38,10 +39,11 @@ type box struct {
 	Title      string // all of it
 }
 
-// mark2 is the heading of the endpoints of a node.
+// mark2 is a line of text: the heading of a zone or a node, or how many more there are.
 type mark2 struct {
-	X, Y int
-	Text string
+	X, Y  int
+	Class string
+	Text  string
 }
 
 // way is a line from the right of one box to the left of another.
@@ -54,78 +56,103 @@ type way struct {
 type drawing struct {
 	picture
 	sets map[string]box // by the sets' names
+	ends int            // height of what stands on the right
 }
 
 // draw makes the picture of a Service.
 func draw(d *inspect.Detail) picture {
 	w := drawing{sets: map[string]box{}}
 	w.Width = pictureWidth
-	ends := w.endpoints(d)
+	zones, more := zonesOf(d), 0
+	for _, f := range d.Families {
+		more += f.MoreEndpoints
+	}
+	ends := w.endpoints(zones, more)
 	w.middle(d, ends)
 	w.fronts(d)
 	w.leads(ends)
 	w.Height = max(w.Height, boxHeight) + 2
-	w.Says = inWords(d)
+	w.Says = inWords(d) + placesInWords(zones)
 	return w.picture
 }
 
-// placed is an endpoint where it is drawn.
-type placed struct {
-	inspect.Endpoint
-	at box
-}
-
-// endpoints draws them on the right, by node.
-func (w *drawing) endpoints(d *inspect.Detail) []placed {
-	var all []placed
-	for _, f := range d.Families {
-		for _, e := range f.Endpoints {
-			all = append(all, placed{Endpoint: e})
+// endpoints draws them on the right, by zone and node. All zones have their share of the room.
+func (w *drawing) endpoints(zones []zone, unnamed int) []placed {
+	var drawn []placed
+	withZones := named(zones)
+	room, far := turns(zones, shownEnds), 0
+	for k := range zones {
+		z := &zones[k]
+		if room[k] == 0 {
+			far++
+			unnamed += z.all
+			continue
 		}
-		w.MoreEnds += f.MoreEndpoints
-	}
-	slices.SortStableFunc(all, func(a, b placed) int {
-		return cmp.Or(btoi(b.Local)-btoi(a.Local), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Service, b.Service), a.Address.Compare(b.Address))
-	})
-	w.MoreEnds += max(0, len(all)-shownEnds)
-	all = all[:min(len(all), shownEnds)]
-	y, node := 0, "\x00"
-	for k := range all {
-		e := &all[k]
-		if e.Node != node {
-			node = e.Node
-			w.Groups = append(w.Groups, mark2{endX, y + groupHeight - 9, nodeText(&e.Endpoint)})
-			y += groupHeight
+		if withZones {
+			w.heading("zone", zoneText(z))
 		}
-		e.at = box{X: endX, Y: y, W: endW, H: boxHeight, Class: "end " + endClass(&e.Endpoint), Text: e.Address.String(), Sub: short(endSays(&e.Endpoint), 44),
-			Title: e.Address.String() + ": " + visible(cmp.Or(e.Why, endSays(&e.Endpoint)))}
-		w.Boxes = append(w.Boxes, e.at)
-		y += boxHeight + boxGap
+		var left tally
+		left.why = maps.Clone(z.why)
+		left.all, left.in = z.all, z.in
+		for _, h := range z.host {
+			if room[k] == 0 {
+				break
+			}
+			w.heading("group", nodeText(&h))
+			for _, e := range h.ends[:min(len(h.ends), room[k])] {
+				e.at = box{X: endX, Y: w.ends, W: endW, H: boxHeight, Class: "end " + endClass(&e.Endpoint), Text: e.Address.String(), Sub: short(endSays(&e.Endpoint), 58), Title: endTitle(&e.Endpoint)}
+				w.Boxes = append(w.Boxes, e.at)
+				w.ends += boxHeight + boxGap
+				room[k]--
+				left.remove(&e.Endpoint)
+				drawn = append(drawn, e)
+			}
+		}
+		if left.all > 0 {
+			w.heading("group", fmt.Sprintf("and %s more, %s in use", count(left.all), count(left.in)))
+			for _, why := range left.reasons(shownReasons) {
+				w.heading("group", short(why, 48))
+			}
+		}
 	}
-	if w.MoreEnds > 0 {
-		w.Groups = append(w.Groups, mark2{endX, y + groupHeight - 9, fmt.Sprintf("and %s more", count(w.MoreEnds))})
-		y += groupHeight
+	if unnamed > 0 {
+		text := fmt.Sprintf("and %s more", count(unnamed))
+		if far > 0 {
+			text += " in " + plural(far, "other zone", "other zones")
+		}
+		w.heading("group", text)
 	}
-	w.Height = max(w.Height, y)
-	return all
+	w.Height = max(w.Height, w.ends)
+	return drawn
 }
 
-func btoi(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
+// heading writes a line over endpoints, or below them.
+func (w *drawing) heading(class, text string) {
+	w.Groups = append(w.Groups, mark2{endX, w.ends + groupHeight - 9, class, text})
+	w.ends += groupHeight
 }
 
-// nodeText heads the endpoints of a node.
-func nodeText(e *inspect.Endpoint) string {
-	switch {
-	case e.Node == "":
-		return "node not named"
-	case e.Local:
-		return short(e.Node, 30) + " (this node)"
+// endTitle is all that there is to say of an endpoint.
+func endTitle(e *inspect.Endpoint) string {
+	text := e.Address.String()
+	if e.Node != "" {
+		text += " on " + e.Node
 	}
-	return short(e.Node, 40)
+	if e.Zone != "" {
+		text += " in zone " + e.Zone
+	}
+	text += ": " + endSays(e)
+	for k, z := range append(slices.Clone(e.ForZones), e.ForNodes...) {
+		switch {
+		case k == shownHints:
+			text += " and more"
+		case k == 0:
+			text += "; meant for " + z
+		case k < shownHints:
+			text += ", " + z
+		}
+	}
+	return visible(text)
 }
 
 // endClass says how an endpoint stands.
@@ -159,10 +186,15 @@ func endState(e inspect.Endpoint) string {
 
 // endSays says how an endpoint stands, and why.
 func endSays(e *inspect.Endpoint) string {
-	if e.Why != "" && len(balancing(e)) == 0 {
+	in := balancing(e)
+	switch {
+	case e.Why == "":
+		return endState(*e)
+	case len(in) == 0:
 		return e.Why
 	}
-	return endState(*e)
+	other := map[string]string{"cluster": "local", "local": "cluster"}[in[0]]
+	return endState(*e) + "; not " + other + ": " + e.Why
 }
 
 // setKey names a set of a service port.
@@ -243,7 +275,7 @@ func (w *drawing) fronts(d *inspect.Detail) {
 		}
 	}
 	if w.MoreFronts > 0 {
-		w.Groups = append(w.Groups, mark2{frontX, y + groupHeight - 9, fmt.Sprintf("and %s more", count(w.MoreFronts))})
+		w.Groups = append(w.Groups, mark2{frontX, y + groupHeight - 9, "group", fmt.Sprintf("and %s more", count(w.MoreFronts))})
 		y += groupHeight
 	}
 	w.Height = max(w.Height, y)

@@ -30,6 +30,10 @@ func hostile(t *testing.T, n *node, b *browser) {
 		full := cluster.Name{Namespace: "evil", Name: name}
 		store.Fold(cluster.ServiceSet{Service: &cluster.Service{Name: full, ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(k)})},
 			Ports: []cluster.ServicePort{{Name: name, Protocol: cluster.TCP, Port: 80}}}})
+		if k < 3 { // the others have no endpoint; these run in zones and on nodes of such names
+			store.Fold(cluster.SliceSet{Slice: &cluster.Slice{Name: full, Service: full, Ports: []cluster.SlicePort{{Name: name, Protocol: cluster.TCP, Port: 80}},
+				Endpoints: []cluster.Endpoint{{Addr: netip.AddrFrom4([4]byte{100, 64, 0, byte(k)}), Where: cluster.At(name, names[(k*2)%len(names)]), Ready: true}}}})
+		}
 		table.Replace(lb.Owner{Name: full.String()}, policy.Resolve(store.View(full), settings))
 		ring.Add(changes.Entry{Kind: changes.Failed, Service: full, Why: name, Done: 1})
 	}
@@ -64,12 +68,21 @@ func hostile(t *testing.T, n *node, b *browser) {
 	if wide := script[bool](b, "return document.documentElement.scrollWidth > innerWidth"); wide {
 		t.Error("a long name makes the page wider than the window")
 	}
+	zones := 0
 	for k := range names {
 		b.load(at)
 		until(t, "the list is there", func() bool { return b.text("#live") == "live" })
 		b.press("/" + keyDown + strings.Repeat(keyDown, k) + keyEnter)
 		until(t, "a Service is shown", func() bool { return strings.HasPrefix(b.text("h1"), "evil/") })
 		look(b.text("h1"))
+		if wide := script[bool](b, "return document.documentElement.scrollWidth > innerWidth"); wide {
+			t.Errorf("%.20s: long names make the page wider than the window: %q", b.text("h1"),
+				script[[]string](b, "return [...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth).map(e => e.outerHTML.slice(0, 80))"))
+		}
+		zones += int(script[float64](b, "return document.querySelectorAll('svg.picture text.zone').length"))
+	}
+	if zones != 3 {
+		t.Errorf("%d zones in the pictures, want 3", zones)
 	}
 	for _, path := range []string{"changes", "node", "trace?from=%3Cscript%3Ewindow.owned=1%3C/script%3E&to=x", "service?name=%3Cscript%3Ewindow.owned=1%3C/script%3E"} {
 		b.load(at + path)

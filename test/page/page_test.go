@@ -94,7 +94,7 @@ endpoints:
 		text += "- {addresses: [100.64.202.9], nodeName: node3, zone: zone-b, conditions: {ready: false, serving: true, terminating: true}}\n"
 	}
 	for k := range ready {
-		text += fmt.Sprintf("- {addresses: [100.64.20%d.%d], nodeName: node%d, zone: zone-a, conditions: {ready: true}}\n", k, 1+times, k+1)
+		text += fmt.Sprintf("- {addresses: [100.64.20%d.%d], nodeName: node%d, zone: zone-%c, conditions: {ready: true}}\n", k, 1+times, k+1, 'a'+min(k, 1))
 	}
 	n.write("web", text)
 }
@@ -260,7 +260,8 @@ func search(t *testing.T, b *browser) {
 // The picture of a Service has its addresses, sets and endpoints, and says the same in words.
 func service(t *testing.T, b *browser) {
 	b.load(url + "service?name=shop/web")
-	for _, text := range []string{"192.0.2.7:80/tcp", "nodeport:30080/tcp", "10.111.0.1:80/tcp", "http/tcp/cluster", "http/tcp/local", "100.64.200.1:8080", "node1 (this node)", "not ready"} {
+	for _, text := range []string{"192.0.2.7:80/tcp", "nodeport:30080/tcp", "10.111.0.1:80/tcp", "http/tcp/cluster", "http/tcp/local", "100.64.200.1:8080", "node1 (this node)", "not ready",
+		"zone-a (here): 1 of 1 in use", "zone-b: 2 of 4 in use", "terminating, while others are ready", "ready; not local: on another node"} {
 		if has := script[string](b, "return document.querySelector('svg.picture').textContent"); !strings.Contains(has, text) {
 			t.Errorf("the picture has no %q: %s", text, has)
 		}
@@ -268,8 +269,22 @@ func service(t *testing.T, b *browser) {
 	if ways := script[float64](b, "return document.querySelectorAll('svg.picture path').length"); ways < 8 {
 		t.Errorf("%v ways in the picture", ways)
 	}
-	if says := script[string](b, "return document.querySelector('svg.picture desc').textContent"); !strings.Contains(says, "of which 3 get new connections") {
-		t.Errorf("in words: %q", says)
+	for _, text := range []string{"of which 3 get new connections", "Zone zone-a, this node's: 1 of 1 in use. Node node1, this node: 1 of 1 in use.",
+		"Zone zone-b: 2 of 4 in use. Node node2: 1 of 2 in use, 1 not ready. Node node3: 1 of 2 in use, 1 terminating, while others are ready; on another node."} {
+		if says := script[string](b, "return document.querySelector('svg.picture desc').textContent"); !strings.Contains(says, text) {
+			t.Errorf("in words there is no %q: %q", text, says)
+		}
+	}
+	order := script[[]string](b, "return [...document.querySelectorAll('svg.picture text.zone, svg.picture text.group')].map(e => e.textContent)")
+	if want := []string{"zone-a (here): 1 of 1 in use", "node1 (this node)", "zone-b: 2 of 4 in use", "node2", "node3"}; !slices.Equal(order, want) {
+		t.Errorf("the picture has its endpoints by %q, want %q", order, want)
+	}
+	if over := script[[]string](b, `const box = document.querySelector('svg.picture').getBoundingClientRect();
+		return [...document.querySelectorAll('svg.picture text')].filter(e => e.getBoundingClientRect().right > box.right + 1).map(e => e.textContent)`); len(over) > 0 {
+		t.Errorf("the picture is too narrow for %q", over)
+	}
+	if head := b.text("table thead"); !strings.Contains(head, "Routes") {
+		t.Errorf("the first table is of %q", head)
 	}
 	b.clean()
 	b.do("POST", b.session+"/window/rect", map[string]int{"width": 1280, "height": 1180}, nil)
@@ -396,15 +411,15 @@ func contrast(t *testing.T, b *browser) {
 
 // node of the tree that screen readers get.
 type axNode struct {
-	Ignored    bool
-	Role, Name struct{ Value string }
+	Ignored                 bool
+	Role, Name, Description struct{ Value string }
 }
 
 // accessible: a screen reader finds landmarks, headings, a table whose rows are counted, and a name for everything that can be pressed.
 func accessible(t *testing.T, b *browser) {
 	for path, want := range map[string][]string{
 		"":                      {"banner", "navigation:Pages", "main", "contentinfo", "search", "heading:Services", "table", "searchbox:Search", "radio", "columnheader:Traffic policy", "link:Skip to the content", "status:10,001 Services"},
-		"service?name=shop/web": {"heading:shop/web", "image:The way from service addresses to endpoints", "heading:Endpoints, IPv4", "columnheader:Why not", "region:Picture"},
+		"service?name=shop/web": {"heading:shop/web", "image:The way from service addresses to endpoints", "image described by zone", "heading:Endpoints, IPv4", "columnheader:Zone", "columnheader:Routes", "columnheader:Why not", "region:Picture"},
 		"changes":               {"image:Latency of the last changes", "region:Last changes", "columnheader:Since the API"},
 		"trace":                 {"textbox:From", "textbox:To", "combobox:Protocol", "button:Ask"},
 		"node":                  {"button:Compare now", "columnheader:IPv4", "rowheader:Rows in the table"},
@@ -426,6 +441,9 @@ func accessible(t *testing.T, b *browser) {
 			}
 			role, name := n.Role.Value, n.Name.Value
 			has[role], has[role+":"+name] = true, true
+			if role == "image" && strings.Contains(n.Description.Value, "Zone zone-a, this node's") {
+				has["image described by zone"] = true
+			}
 			if strings.Contains(strings.ToLower(role), "svg") || role == "img" { // as versions of Chromium call it
 				has["image:"+name] = true
 			}
