@@ -70,7 +70,7 @@ func (e *conns) each(fn func(*loop)) {
 	}
 }
 
-func (e *conns) end() { e.each(func(l *loop) { l.endAll(nil) }) }
+func (e *conns) end() { e.each((*loop).endAll) }
 
 func (e *conns) stop() {
 	e.each(func(l *loop) { l.stopping = true })
@@ -217,11 +217,6 @@ func (s *listening) close() {
 	s.closed = true
 	unix.Close(s.fd)
 	s.engine.each(func(l *loop) { delete(l.listening, s.id) })
-}
-
-func (s *listening) end() {
-	s.close()
-	s.engine.each(func(l *loop) { l.endAll(s) })
 }
 
 func (s *listening) leave(gone []netip.AddrPort, grace time.Duration) {

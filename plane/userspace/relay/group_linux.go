@@ -123,10 +123,10 @@ func (l *loop) endGroup(g *group) {
 	}
 }
 
-// endAll ends the connections of a listener, or all for nil.
-func (l *loop) endAll(s *listening) {
+// endAll ends all connections.
+func (l *loop) endAll() {
 	for _, c := range l.conns {
-		if c != nil && (s == nil || c.from == s) {
+		if c != nil {
 			l.close(c, true)
 		}
 	}

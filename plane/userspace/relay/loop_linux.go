@@ -119,7 +119,7 @@ func (l *loop) run() {
 		l.expire()
 		l.resumePaused()
 	}
-	l.endAll(nil)
+	l.endAll()
 	l.pipes.closeFree()
 }
 

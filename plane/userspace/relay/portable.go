@@ -95,11 +95,6 @@ func (s *portableSocket) close() {
 	})
 }
 
-func (s *portableSocket) end() {
-	s.close()
-	s.engine.endIf(func(c *portableConn) bool { return c.from == s })
-}
-
 func (s *portableSocket) leave(gone []netip.AddrPort, grace time.Duration) {
 	gone = slices.Clone(gone)
 	s.engine.mu.Lock()

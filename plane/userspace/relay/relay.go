@@ -122,14 +122,12 @@ type engine interface {
 	stop()
 }
 
-// socket is what an engine serves of one listener. Its methods may be called at any time from any goroutine, also after end.
+// socket is what an engine serves of one listener. Its methods may be called at any time from any goroutine, also after close.
 type socket interface {
 	addr() netip.AddrPort
 	// close takes no new clients; the port is free when it returns. What is open goes on.
 	close()
 	leave(gone []netip.AddrPort, grace time.Duration)
-	// end closes it, and ends what is open.
-	end()
 }
 
 // Relay is the listeners of a process in one network namespace. Its methods are safe for concurrent use.
@@ -274,26 +272,15 @@ func (l *Listener) dialled(c Client, backend netip.AddrPort, err error) {
 	(*l.balancer.Load()).Dialled(c, backend, err)
 }
 
-// Close takes no new clients; the port is free when it returns. Connections that are open go on, and still follow Leave and
-// End. Sessions of UDP end.
+// Close takes no new clients; the port is free when it returns. Connections that are open go on, and still follow Leave. Sessions of UDP end.
 func (l *Listener) Close() {
 	l.socket.close()
-	l.forget()
+	l.relay.mu.Lock()
+	delete(l.relay.listeners, l)
+	l.relay.mu.Unlock()
 }
 
 // Leave tells that backends have gone. Sessions of UDP to them end, and the next datagram picks anew. Connections to them end
 // when grace is over, at once for 0. With a negative grace they may last, and an earlier Leave for them is taken back: the
 // backends have returned. It does not wait.
 func (l *Listener) Leave(gone []netip.AddrPort, grace time.Duration) { l.socket.leave(gone, grace) }
-
-// End closes the listener, and resets its connections. It does not wait for the latter.
-func (l *Listener) End() {
-	l.socket.end()
-	l.forget()
-}
-
-func (l *Listener) forget() {
-	l.relay.mu.Lock()
-	delete(l.relay.listeners, l)
-	l.relay.mu.Unlock()
-}

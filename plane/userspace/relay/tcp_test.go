@@ -488,11 +488,13 @@ func roundTrip(t testing.TB, c net.Conn) {
 	}
 }
 
-// A listener that closes leaves its connections open, those included that nobody has accepted yet. End ends them.
-func TestTCPCloseAndEnd(t *testing.T) {
+// A listener that closes leaves its connections open, those included that nobody has accepted yet. They still end when their backend has gone, and those of
+// other listeners to that backend do not.
+func TestTCPClose(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		r := start(cfg)
-		l, other := listen(t, r, to(serve(t, echo))), listen(t, r, to(serve(t, echo)))
+		backend := serve(t, echo)
+		l, other := listen(t, r, to(backend)), listen(t, r, to(backend))
 		c, d := dial(t, l.Addr()), dial(t, other.Addr())
 		roundTrip(t, c)
 		roundTrip(t, d)
@@ -501,13 +503,12 @@ func TestTCPCloseAndEnd(t *testing.T) {
 			t.Errorf("after Close: %v", err)
 		}
 		roundTrip(t, c)
-		l.End()
+		l.Leave([]netip.AddrPort{backend}, 0)
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("after End: %v", err)
+			t.Errorf("after Leave: %v", err)
 		}
 		roundTrip(t, d)
 		l.Close()
-		l.End()
 	})
 }
 

@@ -118,8 +118,6 @@ func (u *udpListener) close() {
 	})
 }
 
-func (u *udpListener) end() { u.close() }
-
 // leave ends the sessions to backends at once: a session has no end of its own that could be waited for.
 func (u *udpListener) leave(gone []netip.AddrPort, grace time.Duration) {
 	if grace < 0 {

@@ -472,7 +472,7 @@ func TestUDPHundredThousandSessions(t *testing.T) {
 		if n := r.Stats().UDP.Open; n < sessions/2-backends || n > sessions/2+backends {
 			t.Errorf("%d sessions are left to half of the backends", n)
 		}
-		l.End()
+		l.Close()
 		if n := r.Stats().UDP.Open; n != 0 {
 			t.Errorf("%d sessions are left", n)
 		}
@@ -657,7 +657,7 @@ func TestUDPComeAndGo(t *testing.T) {
 					}
 					l.Close()
 					l.Leave(b.backends, 0)
-					l.End()
+					l.Close()
 					c.Close()
 					r.Stats()
 				}

@@ -100,8 +100,6 @@ func (f *portableFront) close() {
 	f.engine.remove(f)
 }
 
-func (f *portableFront) end() { f.close() }
-
 func (f *portableFront) leave(gone []netip.AddrPort, grace time.Duration) {
 	if grace < 0 {
 		return

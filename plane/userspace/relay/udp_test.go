@@ -358,12 +358,12 @@ func TestUDPCloseAndPortInUse(t *testing.T) {
 			t.Errorf("%d sessions are left", n)
 		}
 		l.Leave([]netip.AddrPort{b.backends[0]}, 0)
-		l.End()
+		l.Close()
 		again := listenUDP(t, r, l.Addr(), b)
 		if !ask(t, c, "again", patience) {
 			t.Error("no answer at a port that was given up and taken again")
 		}
-		again.End()
+		again.Close()
 		if n := r.Stats().UDP.Open; n != 0 {
 			t.Errorf("%d sessions are left", n)
 		}
