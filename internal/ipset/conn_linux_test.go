@@ -647,7 +647,10 @@ func FuzzMembers(f *testing.F) {
 			m.Net, _ = second.Prefix(bits)
 		}
 		for typ := range shapes {
-			s := Set{Name: "x", Type: typ, Family: FamilyOf(m.Addr), SkbInfo: true}
+			s := Set{Name: "x", Type: typ, Family: IPv6, SkbInfo: true}
+			if m.Addr.Is4() {
+				s.Family = IPv4
+			}
 			if m.check(&s) != nil {
 				continue
 			}

@@ -41,14 +41,6 @@ func (f Family) has(a netip.Addr) bool {
 	return f == IPv4 && a.Is4() || f == IPv6 && a.Is6() && a.Zone() == ""
 }
 
-// FamilyOf returns the family of an address.
-func FamilyOf(a netip.Addr) Family {
-	if a.Is4() {
-		return IPv4
-	}
-	return IPv6
-}
-
 const (
 	// MaxName is how long a name may be, in bytes (IPSET_MAXNAMELEN).
 	MaxName = 31
@@ -159,9 +151,6 @@ func (m Member) Key() Member {
 	m.Mark, m.Mask = 0, 0
 	return m
 }
-
-// One returns the prefix that holds an address alone.
-func One(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // Nets returns the prefixes by which members say a prefix: itself, or for one that holds all addresses its halves, because a set
 // takes no /0.
