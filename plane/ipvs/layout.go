@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	sets "kube-proxy/internal/ipset"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
 )
@@ -106,8 +107,8 @@ func (l *layout) front(k lb.Key, row *lb.Frontend) front {
 	if len(row.Sources) > 0 {
 		f.members = append(f.members, in(setFirewall))
 		for _, p := range row.Sources {
-			for _, half := range halves(p) {
-				f.members = append(f.members, in(setSourceCIDR, half))
+			for _, net := range sets.Nets(p) {
+				f.members = append(f.members, in(setSourceCIDR, net))
 			}
 		}
 		// The node's own packets to an address that it holds have that as their source; whether they may, the policy says so (SV-16).
@@ -237,17 +238,6 @@ func (l *layout) members(row *lb.Frontend) (all []member) {
 		}
 	}
 	return all
-}
-
-// halves are what an ipset takes for a prefix: it has none of length 0.
-func halves(p netip.Prefix) []netip.Prefix {
-	if p.Bits() > 0 {
-		return []netip.Prefix{p}
-	}
-	high := p.Addr().AsSlice()
-	high[0] |= 0x80
-	upper, _ := netip.AddrFromSlice(high)
-	return []netip.Prefix{netip.PrefixFrom(p.Addr(), 1), netip.PrefixFrom(upper, 1)}
 }
 
 func within(all []netip.Prefix, a netip.Addr) bool {
