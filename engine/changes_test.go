@@ -137,6 +137,32 @@ func TestFailuresAreTold(t *testing.T) {
 	})
 }
 
+// A list counts with the first write even if something else wakes the loop when the store has it and Mark is yet to come.
+func TestListIsMarkedBeforeItIsWritten(t *testing.T) {
+	changesBubble(t, nil, func(r *rig, o *ringTold) {
+		r.start()
+		var services []*cluster.Service
+		var slices []*cluster.Slice
+		for i := range 2 * manyTogether {
+			services, slices = append(services, service(i)), append(slices, slice(i, 1, 1))
+		}
+		r.do(cluster.ServicesListed{Services: services})
+		dirty := r.store.Fold(cluster.SlicesListed{Slices: slices})
+		r.engine.ResolveAll()
+		r.run()
+		if s := r.engine.Stats(); !s.LastSynced.IsZero() {
+			t.Error("it writes what it was not told of")
+		}
+		r.engine.Mark(dirty)
+		r.run()
+		entries, _ := o.After(0)
+		if len(entries) != 1 || entries[0].Kind != changes.Reset || entries[0].Services != 2*manyTogether || entries[0].Slices != 2*manyTogether {
+			t.Errorf("a list of %d Services is told as %d entries: %+v", len(services), len(entries), entries[:min(3, len(entries))])
+		}
+		r.converged()
+	})
+}
+
 // A whole cluster at the start is one entry, or two if it comes in pieces, and so it is when the plane's state is lost.
 func TestManyAreCounted(t *testing.T) {
 	changesBubble(t, func(c *Config) { c.AuditPeriod = -1 }, func(r *rig, o *ringTold) {

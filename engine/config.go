@@ -100,7 +100,7 @@ func New(cfg Config) *Engine {
 	cfg.Log = cfg.Log.With("family", cfg.Family.String())
 	e := &Engine{
 		cfg:     cfg,
-		inbox:   inbox{wake: make(chan struct{}, 1)},
+		inbox:   inbox{wake: make(chan struct{}, 1), synced: cfg.Store != nil && cfg.Store.Synced()},
 		table:   &lb.Table{Family: cfg.Family},
 		pending: newPending(),
 		resets:  resets{due: true},

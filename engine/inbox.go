@@ -14,6 +14,7 @@ type inbox struct {
 
 	mu     sync.Mutex
 	dirty  dirty
+	synced bool            // the Store is, and all that was folded before is marked
 	listed bool            // the loop has seen the sources listed
 	busy   bool            // the loop has something in hand or waiting
 	since  time.Time       // when the oldest mark came, or the sources had listed; zero before that
@@ -39,11 +40,13 @@ func (b *inbox) ring() {
 
 // Mark tells the engine what a fold changed. It is cheap and may be called from any goroutine, after the
 // fold. It must be called after every fold until the Store is synced, also after one that changed nothing:
-// the lists that everything waits for may be empty (SV-05).
+// the lists that everything waits for may be empty (SV-05). Until then, no fold may come between another and its Mark:
+// what is in the lists counts with the first write.
 func (e *Engine) Mark(d cluster.Dirty) {
 	b := &e.inbox
 	now := time.Now()
 	b.mu.Lock()
+	b.synced = b.synced || e.cfg.Store.Synced()
 	heard := !b.listed
 	for _, ref := range d.Services {
 		if e.cfg.Family == lb.IPv4 && !ref.V4 || e.cfg.Family == lb.IPv6 && !ref.V6 {
@@ -97,6 +100,13 @@ func (b *inbox) take() dirty {
 	d := b.dirty
 	b.dirty, b.busy = dirty{}, true
 	return d
+}
+
+// complete reports whether all was marked that everything waits for.
+func (b *inbox) complete() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.synced
 }
 
 // sourcesListed says that now something waits to be written.

@@ -12,7 +12,7 @@ import (
 
 // resolver is what the rows of services are computed with.
 type resolver struct {
-	synced     bool                   // Store.Synced has been seen, and all services are in the table
+	synced     bool                   // the lists have been marked, and all services are in the table
 	unresolved waitlist[cluster.Name] // services whose policy panicked
 	rebuild    bool                   // the table itself cannot be trusted
 	visited    uint64                 // rows, by tables before a rebuild
@@ -22,7 +22,7 @@ type resolver struct {
 // pending. Before all sources have listed it does nothing (SV-05).
 func (e *Engine) absorb() {
 	r := &e.resolver
-	if !r.synced && !e.cfg.Store.Synced() {
+	if !r.synced && !e.inbox.complete() {
 		return
 	}
 	d := e.inbox.take()

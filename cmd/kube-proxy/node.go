@@ -14,11 +14,15 @@ import (
 // waiveFacts ends the wait for the Node and the ServiceCIDRs when they do not come, for example for want of
 // permission: Services are served without.
 func (p *proxy) waiveFacts() {
-	if !p.store.WaitForFacts(false) {
-		return
+	p.folding.Lock()
+	missing := p.store.WaitForFacts(false)
+	if missing {
+		p.mark(cluster.Dirty{})
 	}
-	p.factsChanged()
-	p.mark(cluster.Dirty{})
+	p.folding.Unlock()
+	if missing {
+		p.factsChanged()
+	}
 }
 
 // factsChanged is called when something of the node or the service network has changed.

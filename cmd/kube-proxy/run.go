@@ -33,6 +33,7 @@ type proxy struct {
 	log     *slog.Logger
 
 	store    *cluster.Store
+	folding  sync.Mutex // from a fold until the engines are told
 	choice   mode.Choice
 	writes   ownwrites.Ledger // of the planes of all families
 	changes  *changes.Ring    // what the engines of all families tell
