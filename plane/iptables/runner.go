@@ -5,6 +5,7 @@ package iptables
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -127,7 +128,9 @@ func (s system) Pipe(ctx context.Context, in func(io.Writer) error, out func(io.
 	}
 	io.Copy(io.Discard, stdout) // so that it can end
 	writeErr := <-wrote
-	err = cmd.Wait()
+	if err = cmd.Wait(); errors.Is(err, exec.ErrWaitDelay) && ctx.Err() == nil {
+		err = nil // it succeeded, all it printed is read, and what somebody else has open of its errors is not its own
+	}
 	switch {
 	case err != nil:
 		if ctx.Err() != nil {
