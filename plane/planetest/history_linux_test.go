@@ -131,7 +131,15 @@ func TestHistoryFinds(t *testing.T) {
 					if err == nil {
 						continue
 					}
-					if text, _, _ := strings.Cut(err.Error(), "\n"); !strings.Contains(text, c.want) {
+					text, _, _ := strings.Cut(err.Error(), "\n")
+					if !strings.Contains(text, c.want) { // or an answer came late, because the machine is busy
+						starts = 0
+						if err = newHistory(cfg, f, seed).run(); err == nil {
+							continue
+						}
+						text, _, _ = strings.Cut(err.Error(), "\n")
+					}
+					if !strings.Contains(text, c.want) {
 						t.Errorf("found something else: %s", text)
 					}
 					return

@@ -2,7 +2,6 @@ package planetest
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -225,13 +224,22 @@ func TestHolesAreFound(t *testing.T) {
 		return holey{p}, err
 	}
 	s := &suite{Config: Config{Mode: "holey", New: newPlane}, labs: &pool{}, patience: 300 * time.Millisecond}
-	_, failures, err := s.tryChurn()
-	if err := errors.Join(err, s.labs.close()); err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if !slices.ContainsFunc(failures, func(text string) bool { return strings.HasPrefix(text, f.String()+", after") }) {
-			t.Errorf("%v: no connection met a hole", f)
+	defer func() {
+		if err := s.labs.close(); err != nil {
+			t.Error(err)
 		}
+	}()
+	missed := slices.Clone(families)
+	for tries := 0; len(missed) > 0; tries++ { // on a busy machine there are few connections in a while
+		if tries == 10 {
+			t.Fatalf("%v: no connection met a hole", missed)
+		}
+		_, failures, err := s.tryChurn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		missed = slices.DeleteFunc(missed, func(f lb.Family) bool {
+			return slices.ContainsFunc(failures, func(text string) bool { return strings.HasPrefix(text, f.String()+", after") })
+		})
 	}
 }
