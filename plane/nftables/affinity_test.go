@@ -55,7 +55,7 @@ func acrossARestart(t *testing.T, fam lb.Family) {
 			Affinity: time.Hour, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}}
 	}
 	dial := func() netip.AddrPort {
-		r, err := lab.Dial("pod3", netlab.TCP, netip.AddrPortFrom(vip["first"], 80), netlab.DialOptions{Timeout: 3 * time.Second})
+		r, err := lab.Dial("pod3", netlab.TCP, netip.AddrPortFrom(vip["first"], 80), netlab.DialOptions{Timeout: 20 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -281,7 +281,7 @@ func (s *shops) client(i int) netip.Addr {
 func (s *shops) visit(client, service int) netip.Addr {
 	s.t.Helper()
 	r, err := s.Dial(netlab.Client, netlab.TCP, netip.AddrPortFrom(s.vip(service), 80),
-		netlab.DialOptions{Timeout: 3 * time.Second, Local: netip.AddrPortFrom(s.client(client), 0)})
+		netlab.DialOptions{Timeout: 20 * time.Second, Local: netip.AddrPortFrom(s.client(client), 0)})
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -171,7 +171,7 @@ func TestChaos(t *testing.T) {
 			wanted := fresh(t, w.Family, want)
 			watcher := newPlane(t, w.Family)
 			watcher.rules.node = w.Node()
-			got, deadline := "", time.Now().Add(5*time.Second)
+			got, deadline := "", time.Now().Add(time.Minute)
 			for {
 				got, _ = watcher.Dump()
 				if got == wanted || time.Now().After(deadline) {

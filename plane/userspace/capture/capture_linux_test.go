@@ -326,7 +326,7 @@ func (b *bench) output(name string, args ...string) string {
 
 // dialMarked connects with a mark, and expects that the server is not this host.
 func dialMarked(to netip.AddrPort, mark int) error {
-	d := net.Dialer{Timeout: 3 * time.Second, Control: func(_, _ string, c syscall.RawConn) (err error) {
+	d := net.Dialer{Timeout: 20 * time.Second, Control: func(_, _ string, c syscall.RawConn) (err error) {
 		c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, mark) })
 		return err
 	}}
@@ -336,7 +336,7 @@ func dialMarked(to netip.AddrPort, mark int) error {
 	}
 	defer c.Close()
 	fmt.Fprintln(c, "who")
-	c.SetDeadline(time.Now().Add(3 * time.Second))
+	c.SetDeadline(time.Now().Add(20 * time.Second))
 	line, err := bufio.NewReader(c).ReadString('\n')
 	if err == nil && !strings.Contains(line, "pod1") {
 		err = fmt.Errorf("answered by %q", line)
