@@ -413,8 +413,9 @@ func TestUDPSoak(t *testing.T) {
 		const backends = 4
 		all := to()
 		var conns []*net.UDPConn
-		for range backends {
-			c := udpEcho(t, loopback, nil)
+		for i := range backends {
+			// Their ports are none of those that clients get, who else may have one of them when its backend returns.
+			c := udpEcho(t, netip.AddrPortFrom(loopback.Addr(), uint16(20001+i)), nil)
 			conns = append(conns, c)
 			all.backends = append(all.backends, boundAt(c))
 		}
