@@ -2,7 +2,6 @@ package nftwalk
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -44,18 +43,6 @@ type element struct {
 	verdict nftwire.Verdict
 }
 
-// table reads whether the table is there, and whether it is asleep.
-func (w *walk) table() (there, dormant bool, err error) {
-	err = w.sock.Ask(w.ctx, nftwire.Request(unix.NFT_MSG_GETTABLE, 0, w.t.Family, unix.NFTA_TABLE_NAME, w.t.Name), func(body []byte) {
-		there = true
-		dormant = nlconn.BE32(nlconn.Attribute(body, unix.NFTA_TABLE_FLAGS))&unix.NFT_TABLE_F_DORMANT != 0
-	})
-	if errors.Is(err, unix.ENOENT) {
-		err = nil
-	}
-	return there, dormant, err
-}
-
 // readBases reads the base chains, and notes those that are not there.
 func (w *walk) readBases() error {
 	for _, name := range w.t.Bases {
@@ -81,7 +68,7 @@ func (w *walk) rules(chain string) ([]Rule, error) {
 		return all, nil
 	}
 	var all []Rule
-	err := w.undisturbed(func() error {
+	err := nftwire.Undisturbed(w.ctx, func() error {
 		all = nil
 		return w.sock.Ask(w.ctx, nftwire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, w.t.Family, unix.NFTA_RULE_TABLE, w.t.Name, unix.NFTA_RULE_CHAIN, chain), func(body []byte) {
 			if nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_TABLE)) == w.t.Name && nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_CHAIN)) == chain {
@@ -116,7 +103,7 @@ func (w *walk) fetch(set string, keys []string) error {
 		if e.data == "" && data != nil {
 			e.decides, e.verdict = true, nftwire.VerdictOf(data)
 		}
-		known[string(nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE))] = e
+		known[string(nftwire.ElementKey(el))] = e
 	})
 	if err != nil {
 		return fmt.Errorf("elements of %s: %w", set, err)
@@ -143,13 +130,52 @@ func (w *walk) keyLen(set string) (int, error) {
 	return n, nil
 }
 
-// undisturbed reads something small until nobody changes the ruleset meanwhile.
-func (w *walk) undisturbed(read func() error) error {
-	var err error
-	for range 100 {
-		if err = read(); !errors.Is(err, nlconn.ErrInterrupted) || context.Cause(w.ctx) != nil {
+// Wanted is a chain as it shall be.
+type Wanted struct {
+	Name  string
+	Hook  nftwire.Hook // none for a chain that is only jumped to
+	Rules []WantedRule
+}
+
+// WantedRule is a rule of a chain.
+type WantedRule struct {
+	Text        string // for people
+	Comment     string
+	Expressions []byte // NFTA_RULE_EXPRESSIONS
+}
+
+// Compare compares a chain with the kernel's, of which hook and rules are nothing if it is not there, and calls tell for what differs until
+// that fails. Rules are the wanted ones if they do the same and say the same: a comment can be anybody's.
+func (c Wanted) Compare(there bool, hook nftwire.Hook, rules []Rule, tell func(object, want, have string) error) error {
+	object := "chain " + c.Name
+	if !there {
+		return tell(object, c.Hook.State(), "")
+	}
+	if hook != c.Hook {
+		if err := tell(object, c.Hook.State(), hook.State()); err != nil {
 			return err
 		}
 	}
-	return err
+	for i := range max(len(c.Rules), len(rules)) {
+		want, is := "", ""
+		if i < len(c.Rules) {
+			want = c.Rules[i].Text
+		}
+		if i < len(rules) {
+			is = fmt.Sprintf("comment %q", rules[i].Comment)
+		}
+		if i < len(c.Rules) && i < len(rules) {
+			does := rules[i].Does(Rule{Steps: Steps(c.Rules[i].Expressions)})
+			if does && rules[i].Comment == c.Rules[i].Comment {
+				continue
+			}
+			if !does {
+				is = "other expressions, " + is
+			}
+		}
+		if err := tell(fmt.Sprintf("rule %d of chain %s", i+1, c.Name), want, is); err != nil {
+			return err
+		}
+	}
+	return nil
 }

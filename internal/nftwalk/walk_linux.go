@@ -119,19 +119,19 @@ func (w *walk) say(format string, args ...any) {
 
 // whole reads the table, and walks once or twice.
 func (w *walk) whole() error {
-	there, dormant, err := w.table()
+	table := nftwire.Table{Socket: w.sock, Family: w.t.Family, Name: w.t.Name}
+	there, dormant, err := table.State(w.ctx)
 	if err != nil {
 		return err
 	}
-	name := w.familyName() + " " + w.t.Name
 	start := []flow{{share: 1, state: state{to: w.p.To}}}
 	if !there || dormant {
-		what := map[bool]string{false: "no table %s", true: "table %s is dormant: none of its chains is in force"}
-		w.say(what[there], name)
+		what := map[bool]string{false: "no %s", true: "%s is dormant: none of its chains is in force"}
+		w.say(what[there], table.Title())
 		w.answer.Ways = waysOf(start)
 		return nil
 	}
-	w.say("table %s", name)
+	w.say("%s", table.Title())
 	if err := w.readBases(); err != nil {
 		return err
 	}
@@ -155,13 +155,6 @@ func (w *walk) whole() error {
 		w.answer.Text = w.answer.Text[:mark]
 	}
 	return nil
-}
-
-func (w *walk) familyName() string {
-	if w.t.Family == unix.NFPROTO_IPV6 {
-		return "ip6"
-	}
-	return "ip"
 }
 
 func waysOf(flows []flow) []Way {

@@ -94,6 +94,14 @@ func (h Hook) String() string {
 	return fmt.Sprintf("type %s hook %s priority %d", h.Type, hookNames[h.Num], h.Priority)
 }
 
+// State says a hook for who compares chains; that of a chain that is only jumped to is [IsThere].
+func (h Hook) State() string {
+	if h == (Hook{}) {
+		return IsThere
+	}
+	return h.String()
+}
+
 const policyAccept = 1 // NF_ACCEPT
 
 // AddChain makes a chain without rules, which accepts what comes to its end.

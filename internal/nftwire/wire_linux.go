@@ -1,4 +1,5 @@
 // Package nftwire writes and reads the messages of nf_tables, for those who make tables of it, collects them in transactions, and sends them.
+// It describes sets and their elements, and lists what a table has.
 package nftwire
 
 import (

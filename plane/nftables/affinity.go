@@ -201,10 +201,10 @@ func (p *Plane) measureAffinity(ctx context.Context) error {
 		q := query{p: p, set: sAffinity, found: func([]byte) { taken++; by[s.source.ID.Service]++ }}
 		q.ask(ctx, appendNum(appendNum(nil, s.id), rand.Uint32N(p.rules.places)))
 		if err := q.finish(ctx); err != nil {
-			return fmt.Errorf("nftables %s: look at elements of %s: %w", p.fam, p.rules.sets[sAffinity].name, err)
+			return fmt.Errorf("nftables %s: look at elements of %s: %w", p.fam, p.rules.sets[sAffinity].Name, err)
 		}
 	}
-	p.use = AffinityUse{Entries: taken * len(sets) * int(p.rules.places) / affinitySamples, Limit: int(p.rules.sets[sAffinity].size), Busiest: most(by, 3)}
+	p.use = AffinityUse{Entries: taken * len(sets) * int(p.rules.places) / affinitySamples, Limit: int(p.rules.sets[sAffinity].Size), Busiest: most(by, 3)}
 	return nil
 }
 

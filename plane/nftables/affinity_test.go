@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/internal/scenario"
 	"kube-proxy/internal/seedtest"
@@ -202,7 +203,7 @@ func lead(t testing.TB, p *Plane, set lb.SetID, member uint32) {
 // entries counts the elements of the affinity map, by set id.
 func entries(t testing.TB, p *Plane) (all int, bySet map[uint32]int) {
 	t.Helper()
-	snap, _, err := p.readTable(t.Context(), func(d *setDef) bool { return d.dynamic() })
+	snap, _, err := p.readTable(t.Context(), func(d *nftwire.Set) bool { return d.Dynamic() })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,7 +314,7 @@ func (s *shops) faithful(service int) {
 // have their own.
 func TestAffinityPlaces(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		s := newShops(t, w.Family, func(p *Plane) { p.rules.places, p.rules.sets[sAffinity].size = 16, 32 })
+		s := newShops(t, w.Family, func(p *Plane) { p.rules.places, p.rules.sets[sAffinity].Size = 16, 32 })
 		s.faithful(0)
 		s.On(netlab.Node1, func() {
 			if all, _ := entries(t, s.p); all < 8 || all > 16 {
@@ -338,7 +339,7 @@ func TestAffinityPlaces(t *testing.T) {
 // Where others have filled the map, clients without a place stay with their pods by the hash of their addresses.
 func TestAffinityWithoutRoom(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
-		s := newShops(t, w.Family, func(p *Plane) { p.rules.places, p.rules.sets[sAffinity].size = 16, 8 })
+		s := newShops(t, w.Family, func(p *Plane) { p.rules.places, p.rules.sets[sAffinity].Size = 16, 8 })
 		fill := func() {
 			c := s.p.newChange(s.p.st)
 			for i := range uint32(8) {

@@ -336,7 +336,7 @@ func (c *change) memberSlots(was, now *set) {
 
 // elements are those of the set's slots in one map.
 func (c *change) elements(s *set, i setIndex) diff.Records {
-	recs := diff.Records{Size: c.sets[i].recordLen()}
+	recs := diff.Records{Size: c.sets[i].RecordLen()}
 	for slot := range s.slots {
 		s.slot(slot, c.rec, func(j setIndex, rec []byte) {
 			if j == i {

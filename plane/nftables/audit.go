@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -79,7 +80,7 @@ func (p *Plane) elements() int {
 }
 
 // auditAll compares the structure, and the elements of some sets, with the state.
-func (p *Plane) auditAll(ctx context.Context, which func(*setDef) bool) (int, error) {
+func (p *Plane) auditAll(ctx context.Context, which func(*nftwire.Set) bool) (int, error) {
 	snap, _, err := p.readTable(ctx, which)
 	if err != nil {
 		return 0, err
@@ -100,7 +101,7 @@ func (p *Plane) mendElements(ctx context.Context, heard map[elementKey]elementNo
 	w := wanted{st: p.st, defs: p.rules.sets}
 	var is, want [setCount]diff.Records
 	for i := range setCount {
-		is[i].Size = p.rules.sets[i].recordLen()
+		is[i].Size = p.rules.sets[i].RecordLen()
 		want[i].Size = is[i].Size
 	}
 	for k, note := range heard {
@@ -125,7 +126,7 @@ func (p *Plane) mendElements(ctx context.Context, heard map[elementKey]elementNo
 // wanted answers which elements the state wants. Its indexes are made when they are first needed.
 type wanted struct {
 	st   *state
-	defs *[setCount]setDef
+	defs *[setCount]nftwire.Set
 
 	byID map[uint32]*set
 }
@@ -134,11 +135,11 @@ type wanted struct {
 func (w *wanted) of(i setIndex, key []byte) (data []byte, ok bool) {
 	d := &w.defs[i]
 	find := func(j setIndex, rec []byte) {
-		if n := len(rec) - d.dataLen(); j == i && string(rec[:n]) == string(key) {
+		if n := len(rec) - d.DataLen(); j == i && string(rec[:n]) == string(key) {
 			data, ok = append([]byte(nil), rec[n:]...), true
 		}
 	}
-	addrLen := d.key[0].size
+	addrLen := d.Key[0].Size
 	switch i {
 	case sServices, sClusterSets, sLocalSets, sSourceLists:
 		if r, is := w.st.rows[parseKey(key, addrLen)]; is {

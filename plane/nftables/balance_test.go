@@ -109,7 +109,7 @@ func TestBalancerWithAffinityLargerThanItsSet(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				inNetns(t)
 				p := newPlane(t, w.Family)
-				p.rules.places, p.rules.sets[sAffinity].size = 1<<20, room
+				p.rules.places, p.rules.sets[sAffinity].Size = 1<<20, room
 				tab := &lb.Table{Node: w.Node()}
 				const n, share = 17, 300
 				_, f := w.ClusterIP(1, 100, n)

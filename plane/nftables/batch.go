@@ -24,59 +24,6 @@ func (r *ruleset) newBatch(table string) *batch {
 	return &batch{ruleset: r, Transaction: nftwire.Transaction{Family: r.proto, Table: table}}
 }
 
-func (t *batch) addSet(i setIndex) {
-	d, e := &t.sets[i], &t.Head
-	at := t.Begin(e, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_TABLE, "set "+d.name)
-	e.Str(unix.NFTA_SET_NAME, d.name)
-	e.U32(unix.NFTA_SET_ID, uint32(i)+1)
-	e.U32(unix.NFTA_SET_FLAGS, d.setFlags())
-	e.U32(unix.NFTA_SET_KEY_TYPE, nftType(d.key))
-	e.U32(unix.NFTA_SET_KEY_LEN, uint32(d.keyLen()))
-	if d.verdict {
-		e.U32(unix.NFTA_SET_DATA_TYPE, unix.NFT_DATA_VERDICT)
-	} else if d.data != nil {
-		e.U32(unix.NFTA_SET_DATA_TYPE, nftType(d.data))
-		e.U32(unix.NFTA_SET_DATA_LEN, uint32(d.dataLen()))
-	}
-	if d.size != 0 {
-		desc := e.Nest(unix.NFTA_SET_DESC)
-		e.U32(unix.NFTA_SET_DESC_SIZE, d.size)
-		e.EndNest(desc)
-	}
-	e.Bytes(unix.NFTA_SET_USERDATA, d.userdata())
-	e.EndMessage(at)
-}
-
-// setFlags is what NFTA_SET_FLAGS holds.
-func (d *setDef) setFlags() uint32 {
-	flags := d.flags
-	if d.data != nil || d.verdict {
-		flags |= unix.NFT_SET_MAP
-	}
-	return flags
-}
-
-// userdata makes the nft program print integers as such, and shows the comment.
-func (d *setDef) userdata() []byte {
-	byteOrder := func(fields []field) uint32 {
-		if hostOrder(fields) {
-			return 1
-		}
-		return 2
-	}
-	u := userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, byteOrder(d.key))
-	if d.data != nil {
-		u = userdata.AppendUint32(u, userdata.NFTNL_UDATA_SET_DATABYTEORDER, byteOrder(d.data))
-	}
-	if d.byExpression() {
-		u = userdata.Append(u, userdata.NFTNL_UDATA_SET_KEY_TYPEOF, typeOf(d.key))
-		if d.data != nil {
-			u = userdata.Append(u, userdata.NFTNL_UDATA_SET_DATA_TYPEOF, typeOf(d.data))
-		}
-	}
-	return userdata.AppendString(u, userdata.NFTNL_UDATA_SET_COMMENT, d.comment)
-}
-
 // addChain creates the chain without its rules.
 func (t *batch) addChain(c chain) {
 	if !t.quiet {
@@ -109,10 +56,10 @@ func (t *batch) add(set setIndex, rec []byte) {
 		return
 	}
 	d := &t.sets[set]
-	e := t.ToAdd(&t.adds[set], d.name)
+	e := t.ToAdd(&t.adds[set], d.Name)
 	at := e.Nest(unix.NFTA_LIST_ELEM)
 	value := appendElementKey(e, d, rec)
-	if d.data != nil {
+	if d.Data != nil {
 		n := e.Nest(unix.NFTA_SET_ELEM_DATA)
 		e.Bytes(unix.NFTA_DATA_VALUE, value)
 		e.EndNest(n)
@@ -125,7 +72,7 @@ func (t *batch) addVerdict(set setIndex, key []byte, v elementVerdict) {
 	if t.quiet {
 		return
 	}
-	e := t.ToAdd(&t.adds[set], t.sets[set].name)
+	e := t.ToAdd(&t.adds[set], t.sets[set].Name)
 	at := e.Nest(unix.NFTA_LIST_ELEM)
 	appendElementKey(e, &t.sets[set], key)
 	n := e.Nest(unix.NFTA_SET_ELEM_DATA)
@@ -144,15 +91,15 @@ func (t *batch) remove(set setIndex, rec []byte) {
 	if t.quiet {
 		return
 	}
-	e := t.ToRemove(&t.deletes[set], t.sets[set].name)
+	e := t.ToRemove(&t.deletes[set], t.sets[set].Name)
 	at := e.Nest(unix.NFTA_LIST_ELEM)
 	appendElementKey(e, &t.sets[set], rec)
 	e.EndNest(at)
 }
 
 // appendElementKey writes the key part of a record and returns the rest.
-func appendElementKey(e *nftwire.Encoder, d *setDef, rec []byte) []byte {
-	k := d.keyLen()
+func appendElementKey(e *nftwire.Encoder, d *nftwire.Set, rec []byte) []byte {
+	k := d.KeyLen()
 	n := e.Nest(unix.NFTA_SET_ELEM_KEY)
 	e.Bytes(unix.NFTA_DATA_VALUE, rec[:k])
 	e.EndNest(n)

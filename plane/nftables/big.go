@@ -70,7 +70,7 @@ func (q *query) finish(ctx context.Context) error {
 // flush sends the keys.
 func (q *query) flush(ctx context.Context) {
 	if len(q.keys) > 0 && q.err == nil {
-		q.err = q.p.sock.Elements(ctx, q.p.proto, TableName, q.p.rules.sets[q.set].name, q.keys, q.found)
+		q.err = q.p.sock.Elements(ctx, q.p.proto, TableName, q.p.rules.sets[q.set].Name, q.keys, q.found)
 	}
 	q.keys = q.keys[:0]
 }
@@ -101,8 +101,8 @@ func (p *Plane) auditSome(ctx context.Context, c *change) (int, error) {
 	var queries [setCount]query
 	for i := range setCount {
 		d := &p.rules.sets[i]
-		is[i].Size, want[i].Size = d.recordLen(), d.recordLen()
-		queries[i] = query{p: p, set: i, found: func(el []byte) { is[i].Bytes = d.record(is[i].Bytes, el) }}
+		is[i].Size, want[i].Size = d.RecordLen(), d.RecordLen()
+		queries[i] = query{p: p, set: i, found: func(el []byte) { is[i].Bytes = d.Record(is[i].Bytes, el) }}
 	}
 	asked := 0
 	ask := func(i setIndex, rec []byte) {
@@ -112,7 +112,7 @@ func (p *Plane) auditSome(ctx context.Context, c *change) (int, error) {
 		}
 		asked++
 		want[i].Bytes = append(want[i].Bytes, rec...)
-		queries[i].ask(ctx, slices.Clone(rec[:d.keyLen()]))
+		queries[i].ask(ctx, slices.Clone(rec[:d.KeyLen()]))
 	}
 	for y := &p.cycle; asked < auditWindow && len(y.rows) > 0; y.rows = y.rows[1:] {
 		if r, ok := p.st.rows[y.rows[0]]; ok {

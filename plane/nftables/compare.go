@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/plane/diff"
 	"kube-proxy/plane/rollback"
 )
@@ -15,14 +16,14 @@ import (
 
 // mend stages all differences between a snapshot of our layout and the state, in the elements of some sets and in the
 // structure, and returns how many objects they concern.
-func (c *change) mend(snap *snapshot, which func(*setDef) bool) int {
+func (c *change) mend(snap *snapshot, which func(*nftwire.Set) bool) int {
 	n := c.mendStructure(snap)
 	var want [setCount]diff.Records
 	var read [setCount]bool
 	for i := range want {
-		if d := &c.sets[i]; which(d) && !d.verdict && !d.dynamic() {
+		if d := &c.sets[i]; which(d) && !d.Verdict && !d.Dynamic() {
 			read[i] = true
-			want[i] = diff.Records{Size: d.recordLen(), Bytes: make([]byte, 0, len(snap.records[i].Bytes))} // mostly nothing differs
+			want[i] = diff.Records{Size: d.RecordLen(), Bytes: make([]byte, 0, len(snap.records[i].Bytes))} // mostly nothing differs
 		}
 	}
 	c.st.records(func(i setIndex, rec []byte) {
@@ -42,7 +43,7 @@ func (c *change) mend(snap *snapshot, which func(*setDef) bool) int {
 func (c *change) mendSet(i setIndex, is, want diff.Records) int {
 	remove := func(rec []byte) { c.remove(i, rec) }
 	add := func(rec []byte) { c.add(i, rec) }
-	return diff.Elements(is, want, c.sets[i].keyLen(), remove, func(rec []byte) { remove(rec); add(rec) }, add)
+	return diff.Elements(is, want, c.sets[i].KeyLen(), remove, func(rec []byte) { remove(rec); add(rec) }, add)
 }
 
 // mendStructure stages the differences of chains, rules and verdict maps, and removes foreign sets. Chains that no class and no

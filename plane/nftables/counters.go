@@ -44,9 +44,9 @@ func (r *ruleset) increment(set setIndex, key []operand) statement {
 	texts, at := make([]string, 0, len(key)), uint32(freshKey)
 	for i, o := range key {
 		x, texts = o.loadTo(x, at), append(texts, o.text)
-		at += uint32(r.sets[set].key[i].size) / 4
+		at += uint32(r.sets[set].Key[i].Size) / 4
 	}
-	name := r.sets[set].name
+	name := r.sets[set].Name
 	return statement{fmt.Sprintf("update @%s { %s timeout %ds counter }", name, strings.Join(texts, " . "), int(countersKept.Seconds())),
 		append(x, &expr.Dynset{SrcRegKey: freshKey, SetName: name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: countersKept, Exprs: []expr.Any{&expr.Counter{}}})}
 }
@@ -86,7 +86,7 @@ func (p *Plane) openCounters(ctx context.Context) (err error) {
 	}
 	of := func(set setIndex, addrLen int) counted {
 		d := &p.rules.sets[set]
-		return counted{d.name, d.keyLen(), addrLen}
+		return counted{d.Name, d.KeyLen(), addrLen}
 	}
 	p.counters = &counters{sock, []counted{of(sConnections, p.addrLen), of(sNodePortConnections, 0)}}
 	return nil

@@ -37,7 +37,7 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 }
 
 func (l *looker) differences(ctx context.Context, sock *socket, want *lb.Table, each func(trace.Difference) bool) error {
-	d := &differ{reader: reader{l.family, sock, l.sets}, ctx: ctx, want: want, each: each, rules: l.ruleset(), owners: map[uint32]*setClaim{}, lists: map[uint32]*lb.Frontend{}}
+	d := &differ{reader: newReader(l.family, sock, l.sets), ctx: ctx, want: want, each: each, rules: l.ruleset(), owners: map[uint32]*setClaim{}, lists: map[uint32]*lb.Frontend{}}
 	d.rules.node = want.Node
 	err := d.all()
 	if errors.Is(err, errEnough) {
@@ -98,39 +98,19 @@ func (d *differ) tell(k lb.Key, object, want, have string) error {
 
 // tellElement reports that an element has other data; nil for no element.
 func (d *differ) tellElement(k lb.Key, i setIndex, key, want, have []byte) error {
-	text := func(data []byte) string {
-		switch {
-		case data == nil:
-			return ""
-		case d.sets[i].data == nil:
-			return isThere
-		}
-		return valueText(d.sets[i].data, data)
-	}
-	return d.tell(k, d.object(i, key), text(want), text(have))
+	def := &d.sets[i]
+	return d.tell(k, def.ElementText(key), def.DataText(want), def.DataText(have))
 }
 
-// isThere is the state of what has no other, such as a set.
-const isThere = "there"
-
-func (d *differ) object(i setIndex, key []byte) string {
-	return fmt.Sprintf("element { %s } of %s", valueText(d.sets[i].key, key), d.setName(i))
-}
-
-func (d *differ) setName(i setIndex) string {
-	if def := &d.sets[i]; def.data != nil || def.verdict {
-		return "map " + def.name
-	}
-	return "set " + d.sets[i].name
-}
+func (d *differ) object(i setIndex, key []byte) string { return d.sets[i].ElementText(key) }
 
 func (d *differ) all() error {
-	present, dormant, err := d.readTable(d.ctx)
-	switch name := "table " + d.ip() + " " + TableName; {
+	present, dormant, err := d.State(d.ctx)
+	switch name := d.Title(); {
 	case err != nil:
 		return err
 	case !present:
-		return d.tell(lb.Key{}, name, isThere, "")
+		return d.tell(lb.Key{}, name, nftwire.IsThere, "")
 	case dormant:
 		if err := d.tell(lb.Key{}, name, "in force", "dormant: none of its chains is in force"); err != nil {
 			return err
@@ -147,22 +127,22 @@ func (d *differ) all() error {
 // compareSets looks for sets that are not there, or not as we make them, whose elements are left out then.
 func (d *differ) compareSets() error {
 	var others []string
-	err := undisturbed(func() error {
+	err := nftwire.Undisturbed(d.ctx, func() error {
 		d.there, others = [setCount]bool{}, nil
 		return d.eachSet(d.ctx, func(i setIndex) { d.there[i] = true }, func(name string) { others = append(others, name) })
 	})
 	for i := range setCount {
 		if err == nil && !d.there[i] {
 			have := ""
-			if at := slices.Index(others, d.sets[i].name); at >= 0 {
+			if at := slices.Index(others, d.sets[i].Name); at >= 0 {
 				have, others = "of other types", slices.Delete(others, at, at+1)
 			}
-			err = d.tell(lb.Key{}, d.setName(i), isThere, have)
+			err = d.tell(lb.Key{}, d.sets[i].String(), nftwire.IsThere, have)
 		}
 	}
 	for _, name := range others {
 		if err == nil {
-			err = d.tell(lb.Key{}, "set "+name, "", isThere)
+			err = d.tell(lb.Key{}, "set "+name, "", nftwire.IsThere)
 		}
 	}
 	return err
@@ -235,23 +215,22 @@ func (d *differ) claims(f *lb.Frontend) (all []setClaim) {
 func (d *differ) compareStructure() error {
 	hooks, rules := map[string]nftwire.Hook{}, map[string][]nftwalk.Rule{}
 	verdicts := [setCount]map[string]elementVerdict{}
-	err := undisturbed(func() error {
+	err := nftwire.Undisturbed(d.ctx, func() error {
 		clear(hooks)
-		return d.eachChain(d.ctx, func(name string, h nftwire.Hook) { hooks[name] = h })
+		return d.EachChain(d.ctx, func(name string, h nftwire.Hook) { hooks[name] = h })
 	})
 	if err == nil {
-		err = undisturbed(func() error {
+		err = nftwire.Undisturbed(d.ctx, func() error {
 			clear(rules)
-			return d.eachRule(d.ctx, func(chain string, body []byte) { rules[chain] = append(rules[chain], nftwalk.RuleOf(body)) })
+			return d.EachRule(d.ctx, func(chain string, body []byte) { rules[chain] = append(rules[chain], nftwalk.RuleOf(body)) })
 		})
 	}
 	for i := range setCount {
-		if err == nil && d.sets[i].verdict && d.there[i] {
-			err = undisturbed(func() error {
+		if err == nil && d.sets[i].Verdict && d.there[i] {
+			err = nftwire.Undisturbed(d.ctx, func() error {
 				verdicts[i] = map[string]elementVerdict{}
-				return d.eachElement(d.ctx, i, func(el []byte) {
-					key := nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
-					verdicts[i][string(key)] = elementVerdict{nftwire.VerdictOf(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA))}
+				return d.EachElement(d.ctx, d.sets[i].Name, func(el []byte) {
+					verdicts[i][string(nftwire.ElementKey(el))] = elementVerdict{nftwire.VerdictOf(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA))}
 				})
 			})
 		}
@@ -285,18 +264,19 @@ func (d *differ) compareStructure() error {
 		if !there && !must {
 			continue
 		}
-		if err := d.compareChain(c, there, h, rules[c.name]); err != nil {
+		tell := func(object, want, have string) error { return d.tell(lb.Key{}, object, want, have) }
+		if err := c.wanted().Compare(there, h, rules[c.name], tell); err != nil {
 			return err
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(hooks)) {
-		if err := d.tell(lb.Key{}, "chain "+name, "", hookText(hooks[name])); err != nil {
+		if err := d.tell(lb.Key{}, "chain "+name, "", hooks[name].State()); err != nil {
 			return err
 		}
 	}
 	_, must := (&change{batch: d.rules.newBatch(TableName), st: d.needs}).structure()
 	for i := range setCount {
-		if !d.sets[i].verdict || !d.there[i] {
+		if !d.sets[i].Verdict || !d.there[i] {
 			continue
 		}
 		if err := d.compareVerdicts(i, verdicts[i], want[i], must[i]); err != nil {
@@ -332,48 +312,6 @@ func (d *differ) compareVerdicts(i setIndex, have, may, must map[string]elementV
 	return nil
 }
 
-func hookText(h nftwire.Hook) string {
-	if h == (nftwire.Hook{}) {
-		return isThere
-	}
-	return h.String()
-}
-
-// compareChain compares a chain with its rules. Those are ours if they do what ours do: a comment can be anybody's.
-func (d *differ) compareChain(c chain, there bool, hook nftwire.Hook, have []nftwalk.Rule) error {
-	object := "chain " + c.name
-	if !there {
-		return d.tell(lb.Key{}, object, hookText(c.hook), "")
-	}
-	if hook != c.hook {
-		if err := d.tell(lb.Key{}, object, hookText(c.hook), hookText(hook)); err != nil {
-			return err
-		}
-	}
-	for i := range max(len(c.rules), len(have)) {
-		want, is := "", ""
-		if i < len(c.rules) {
-			want = c.rules[i].text()
-		}
-		if i < len(have) {
-			is = fmt.Sprintf("comment %q", have[i].Comment)
-		}
-		if i < len(c.rules) && i < len(have) {
-			does := have[i].Does(nftwalk.Rule{Steps: nftwalk.Steps(c.rules[i].exprs)})
-			if does && have[i].Comment == c.rules[i].comment {
-				continue
-			}
-			if !does {
-				is = "other expressions, " + is
-			}
-		}
-		if err := d.tell(lb.Key{}, fmt.Sprintf("rule %d of chain %s", i+1, c.name), want, is); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // compareBytes looks at the set by which rules compare addresses.
 func (d *differ) compareBytes() error {
 	if !d.there[sEqualBytes] {
@@ -394,19 +332,10 @@ func (d *differ) compareBytes() error {
 
 // get returns the data of the elements of those keys that are there; none of a set that is not as we make it.
 func (d *differ) get(i setIndex, keys [][]byte) (map[string][]byte, error) {
-	have := make(map[string][]byte, len(keys))
-	if !d.there[i] || len(keys) == 0 {
-		return have, nil
+	if !d.there[i] {
+		return nil, nil
 	}
-	def, rec := &d.sets[i], []byte(nil)
-	err := d.sock.Elements(d.ctx, d.proto, TableName, def.name, keys, func(el []byte) {
-		rec = def.record(rec[:0], el)
-		have[string(rec[:def.keyLen()])] = bytes.Clone(rec[def.keyLen():])
-	})
-	if err != nil {
-		return nil, fmt.Errorf("elements of %s: %w", def.name, err)
-	}
-	return have, nil
+	return d.Get(d.ctx, &d.sets[i], keys)
 }
 
 // atOnce is how much, as lb.Weight counts, is compared at once.
@@ -539,7 +468,7 @@ func (d *differ) compareList(f *lb.Frontend) error {
 	}
 	n := nlconn.Order.Uint32(have[string(k)])
 	o := d.lists[n>>lengthBits]
-	text := valueText(d.sets[sSourceLists].data, have[string(k)])
+	text := d.sets[sSourceLists].DataText(have[string(k)])
 	lacking, err := d.lacking(f, n)
 	switch {
 	case err != nil:
@@ -620,7 +549,7 @@ func (d *differ) readSetsOf(claims []*setClaim) (have [setCount]map[string][]byt
 func (d *differ) compareSet(c *setClaim, have [setCount]map[string][]byte, f func(i setIndex, key []byte, want, have string) error) error {
 	id, want := appendNum(nil, c.id), appendNum(nil, c.shape().number())
 	if is := have[sSetShapes][string(id)]; d.there[sSetShapes] && !bytes.Equal(is, want) {
-		if err := f(sSetShapes, id, valueText(d.sets[sSetShapes].data, want), textOrNone(d.sets[sSetShapes].data, is)); err != nil {
+		if err := f(sSetShapes, id, d.sets[sSetShapes].DataText(want), d.sets[sSetShapes].DataText(is)); err != nil {
 			return err
 		}
 	}
@@ -679,13 +608,6 @@ func (d *differ) compareSet(c *setClaim, have [setCount]map[string][]byte, f fun
 	return nil
 }
 
-func textOrNone(fields []field, data []byte) string {
-	if data == nil {
-		return ""
-	}
-	return valueText(fields, data)
-}
-
 // compareSuspects tells of rows whose ids do not lead where they shall.
 func (d *differ) compareSuspects() error {
 	for _, c := range d.suspects {
@@ -694,7 +616,7 @@ func (d *differ) compareSuspects() error {
 			return err
 		}
 		object := d.object(c.in, appendKey(nil, c.key))
-		text := valueText(d.sets[c.in].data, appendNum(nil, c.id))
+		text := d.sets[c.in].DataText(appendNum(nil, c.id))
 		owner := d.owners[c.id]
 		switch {
 		case owner != nil && owner.set.ID == c.set.ID && owner.time == c.time: // another row of the set has told, or it is right by now
@@ -730,23 +652,23 @@ func (d *differ) findOthers() error {
 	}
 	for i := range setCount {
 		def := &d.sets[i]
-		if def.verdict || def.dynamic() || !d.there[i] || backends > bigMap && (i == sBackends || i == sMembers || i == sMemberBackends) {
+		if def.Verdict || def.Dynamic() || !d.there[i] || backends > bigMap && (i == sBackends || i == sMembers || i == sMemberBackends) {
 			continue
 		}
 		var enough error
 		var rec []byte
-		err := d.eachElement(d.ctx, i, func(el []byte) {
-			rec = def.record(rec[:0], el)
-			key := rec[:def.keyLen()]
+		err := d.EachElement(d.ctx, d.sets[i].Name, func(el []byte) {
+			rec = def.Record(rec[:0], el)
+			key := rec[:def.KeyLen()]
 			if k, wanted := d.wants(i, key); !wanted && enough == nil {
-				enough = d.tellElement(k, i, key, nil, rec[def.keyLen():])
+				enough = d.tellElement(k, i, key, nil, rec[def.KeyLen():])
 			}
 		})
 		if enough != nil {
 			return enough
 		}
 		if err != nil && !errors.Is(err, nlconn.ErrInterrupted) { // of what others change meanwhile, nothing here is told twice
-			return fmt.Errorf("elements of %s: %w", def.name, err)
+			return fmt.Errorf("elements of %s: %w", def.Name, err)
 		}
 	}
 	return nil

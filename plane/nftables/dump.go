@@ -59,7 +59,7 @@ func (d *dumper) fault(format string, args ...any) {
 func (d *dumper) index() {
 	for i := range setCount {
 		d.elements[i] = map[string]*dumpedElement{}
-		n := d.rules.sets[i].keyLen()
+		n := d.rules.sets[i].KeyLen()
 		for rec := range d.snap.records[i].All() {
 			d.elements[i][string(rec[:n])] = &dumpedElement{data: rec[n:]}
 		}
@@ -215,7 +215,7 @@ func (d *dumper) checkUnused() {
 		def := &d.rules.sets[i]
 		for key, e := range elements {
 			if !e.used {
-				d.fault("no packet can reach element %s of %s", def.element(append([]byte(key), e.data...)), def.name)
+				d.fault("no packet can reach element %s of %s", recordText(def, append([]byte(key), e.data...)), def.Name)
 			}
 		}
 	}
@@ -235,7 +235,7 @@ func (d *dumper) checkStructure() {
 	chains, verdicts := (&change{batch: d.rules.newBatch(TableName), st: st}).structure()
 	for i, want := range verdicts {
 		if is := d.snap.verdicts[i]; want != nil && !maps.Equal(is, want) {
-			d.fault("map %s leads to %v, not to %v", d.rules.sets[i].name, is, want)
+			d.fault("map %s leads to %v, not to %v", d.rules.sets[i].Name, is, want)
 		}
 	}
 	foreign := maps.Clone(d.snap.chains)

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"kube-proxy/internal/nftwalk"
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/trace"
 )
 
@@ -17,7 +18,7 @@ import (
 // from any goroutine.
 type looker struct {
 	family
-	sets *[setCount]setDef
+	sets *[setCount]nftwire.Set
 	// mark, hashes, places and counts as in ruleset.
 	mark   uint32
 	hashes bool
@@ -45,9 +46,9 @@ func (l *looker) table() nftwalk.Table {
 	}
 	for i := range l.sets {
 		d := &l.sets[i]
-		t.Sets[d.name] = nftwalk.Set{KeyLen: d.keyLen(), Map: d.verdict || d.data != nil, Dynamic: d.dynamic(),
-			Key:  func(b []byte) string { return valueText(d.key, b) },
-			Data: func(b []byte) string { return valueText(d.data, b) }}
+		t.Sets[d.Name] = nftwalk.Set{KeyLen: d.KeyLen(), Map: d.Verdict || d.Data != nil, Dynamic: d.Dynamic(),
+			Key:  d.Key.Text,
+			Data: d.Data.Text}
 	}
 	return t
 }

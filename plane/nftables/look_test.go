@@ -213,11 +213,11 @@ func TestSabotageOfElements(t *testing.T) {
 			if d := l.named(object); d.Have != "" || d.Want == "" {
 				t.Errorf("%s was deleted: %+v", object, d)
 			}
-			text := valueText(l.rules.sets[i].key, key)
+			text := l.rules.sets[i].Key.Text(key)
 			looked := 0
 			for name, k := range before {
 				if looked == 3 || !slices.ContainsFunc(k.Way, func(line string) bool {
-					return strings.HasPrefix(line, "element { "+text) && strings.HasSuffix(line, " "+l.rules.sets[i].name)
+					return strings.HasPrefix(line, "element { "+text) && strings.HasSuffix(line, " "+l.rules.sets[i].Name)
 				}) {
 					continue
 				}
@@ -239,7 +239,7 @@ func TestSabotageOfElements(t *testing.T) {
 					continue // those of a map are much alike
 				}
 				rec := slices.Clone(recs.At(n))
-				lose(i, rec[:l.rules.sets[i].keyLen()])
+				lose(i, rec[:l.rules.sets[i].KeyLen()])
 				l.sabotage(func(c *change) { c.add(i, rec) })
 			}
 			for key, v := range snap.verdicts[i] {
@@ -251,9 +251,9 @@ func TestSabotageOfElements(t *testing.T) {
 			t.Errorf("all is there again, and these differ: %+v", all)
 		}
 		for i := range setCount {
-			name := l.rules.sets[i].name
+			name := l.rules.sets[i].Name
 			switch {
-			case i == sReserved || l.rules.sets[i].dynamic():
+			case i == sReserved || l.rules.sets[i].Dynamic():
 			case some > 1 && met[i] == 0:
 				t.Errorf("no packet met an element of %s", name)
 			case some > 1 && i != sFilterClasses && i != sEqualBytes && changed[i] == 0:

@@ -14,6 +14,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
@@ -21,11 +22,11 @@ import (
 // meaning says what a rule does, whatever registers and places it uses: its matches and effects in order, each
 // with where its values come from. It is written from the kernel's side and shares nothing with statement.go. Two rules
 // of one meaning treat every packet alike but for the scratch marks that Render's comment names.
-func meaning(t *testing.T, fam family, sets []setDef, rule []expr.Any) []string {
+func meaning(t *testing.T, fam family, sets []nftwire.Set, rule []expr.Any) []string {
 	t.Helper()
-	m := &machine{t: t, fam: fam, sets: map[string]*setDef{}, regs: map[int]word{}, before: map[int]word{}}
+	m := &machine{t: t, fam: fam, sets: map[string]*nftwire.Set{}, regs: map[int]word{}, before: map[int]word{}}
 	for i := range sets {
-		m.sets[sets[i].name] = &sets[i]
+		m.sets[sets[i].Name] = &sets[i]
 	}
 	m.mark = plain("mark", 0, 4)
 	for _, x := range rule {
@@ -57,7 +58,7 @@ func (w word) String() string {
 type machine struct {
 	t            *testing.T
 	fam          family
-	sets         map[string]*setDef
+	sets         map[string]*nftwire.Set
 	regs, before map[int]word // before: what registers held until they were last written
 	mark         word
 	ctMark, prio word
@@ -158,11 +159,11 @@ func (m *machine) step(x expr.Any) {
 
 func (m *machine) dynset(x *expr.Dynset) {
 	d := m.sets[x.SetName]
-	data := m.words(x.SrcRegData, d.dataLen())
-	if i := index(x.SrcRegData); i >= index(x.SrcRegKey) && i < index(x.SrcRegKey)+d.keyLen()/4 {
+	data := m.words(x.SrcRegData, d.DataLen())
+	if i := index(x.SrcRegData); i >= index(x.SrcRegKey) && i < index(x.SrcRegKey)+d.KeyLen()/4 {
 		m.t.Errorf("register %d holds data and a part of the key", i)
 	}
-	m.effect("dynset %d %s[%s] = %s for %s, %v", x.Operation, x.SetName, m.words(x.SrcRegKey, d.keyLen()), data, x.Timeout, x.Exprs)
+	m.effect("dynset %d %s[%s] = %s for %s, %v", x.Operation, x.SetName, m.words(x.SrcRegKey, d.KeyLen()), data, x.Timeout, x.Exprs)
 }
 
 func (m *machine) meta(x *expr.Meta) {
@@ -211,12 +212,12 @@ func (m *machine) lookup(x *expr.Lookup) {
 	switch {
 	case d == nil: // an anonymous set
 		m.protocols(x)
-	case d.verdict:
-		m.effect("vmap %s[%s]", d.name, m.words(x.SourceRegister, d.keyLen()))
+	case d.Verdict:
+		m.effect("vmap %s[%s]", d.Name, m.words(x.SourceRegister, d.KeyLen()))
 	case x.IsDestRegSet:
-		m.load(x.DestRegister, fmt.Sprintf("%s[%s]", d.name, m.words(x.SourceRegister, d.keyLen())), 0, d.dataLen())
+		m.load(x.DestRegister, fmt.Sprintf("%s[%s]", d.Name, m.words(x.SourceRegister, d.KeyLen())), 0, d.DataLen())
 	default:
-		m.out = append(m.out, fmt.Sprintf("in %s[%s] %t", d.name, m.words(x.SourceRegister, d.keyLen()), x.Invert))
+		m.out = append(m.out, fmt.Sprintf("in %s[%s] %t", d.Name, m.words(x.SourceRegister, d.KeyLen()), x.Invert))
 	}
 }
 
@@ -251,20 +252,18 @@ func (m *machine) protocols(x *expr.Lookup) {
 func sameSets(t *testing.T, p *Plane) {
 	t.Helper()
 	found := 0
-	err := p.sock.Dump(t.Context(), p.reader().request(unix.NFT_MSG_GETSET, unix.NLM_F_DUMP, unix.NFTA_SET_TABLE, TableName), func(body []byte) error {
-		name := nlconn.CStr(nlconn.Attribute(body, unix.NFTA_SET_NAME))
+	err := p.reader().EachSet(t.Context(), func(name string, body []byte) {
 		for _, d := range p.rules.sets {
-			if d.name != name {
+			if d.Name != name {
 				continue
 			}
 			found++
 			size := nlconn.BE32(nlconn.Attribute(nlconn.Attribute(body, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC_SIZE))
 			comment, _ := userdata.GetString(nlconn.Attribute(body, unix.NFTA_SET_USERDATA), userdata.NFTNL_UDATA_SET_COMMENT)
-			if size != d.size || comment != d.comment {
-				t.Errorf("set %s: at most %d elements, comment %q; want %d, %q", name, size, comment, d.size, d.comment)
+			if size != d.Size || comment != d.Comment {
+				t.Errorf("set %s: at most %d elements, comment %q; want %d, %q", name, size, comment, d.Size, d.Comment)
 			}
 		}
-		return nil
 	})
 	if err != nil || found != int(setCount) {
 		t.Errorf("%d sets, want %d: %v", found, setCount, err)
@@ -294,7 +293,7 @@ func sameMeaning(t *testing.T, p *Plane) {
 // kernelRules reads the rules of a chain.
 func kernelRules(t *testing.T, p *Plane, chain string) [][]expr.Any {
 	var rules [][]expr.Any
-	err := p.sock.Dump(t.Context(), p.reader().request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, unix.NFTA_RULE_TABLE, TableName, unix.NFTA_RULE_CHAIN, chain), func(body []byte) error {
+	err := p.sock.Dump(t.Context(), nftwire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, p.proto, unix.NFTA_RULE_TABLE, TableName, unix.NFTA_RULE_CHAIN, chain), func(body []byte) error {
 		rules = append(rules, exprsOf(t, p, nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)))
 		return nil
 	})

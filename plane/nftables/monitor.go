@@ -17,7 +17,7 @@ type monitor struct {
 	sock  *socket
 	proto byte
 	index map[string]setIndex
-	defs  *[setCount]setDef
+	defs  *[setCount]nftwire.Set
 
 	signal chan struct{} // has a value when there is something to look at
 	done   chan struct{}
@@ -51,7 +51,7 @@ const manyNotes = 4096
 
 // startMonitor listens in the network namespace of the calling thread. own is the port of the socket whose
 // changes are ours.
-func startMonitor(f family, defs *[setCount]setDef, own uint32) (*monitor, error) {
+func startMonitor(f family, defs *[setCount]nftwire.Set, own uint32) (*monitor, error) {
 	s, err := openSocket()
 	if err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func startMonitor(f family, defs *[setCount]setDef, own uint32) (*monitor, error
 	m := &monitor{sock: s, proto: f.proto, defs: defs, index: map[string]setIndex{},
 		signal: make(chan struct{}, 1), done: make(chan struct{})}
 	for i := range defs {
-		m.index[defs[i].name] = setIndex(i)
+		m.index[defs[i].Name] = setIndex(i)
 	}
 	if err = m.sock.Ignore(own); err == nil {
 		err = m.Listen(true)
@@ -162,9 +162,9 @@ func (m *monitor) hearElements(present bool, body []byte) {
 	}
 	d := &m.defs[i]
 	switch {
-	case d.dynamic(): // clients come and go
+	case d.Dynamic(): // clients come and go
 		return
-	case d.verdict: // small: compare them whole
+	case d.Verdict: // small: compare them whole
 		m.note(func(n *notes) { n.structure = true })
 		return
 	}
@@ -173,8 +173,8 @@ func (m *monitor) hearElements(present bool, body []byte) {
 			n.elements = map[elementKey]elementNote{}
 		}
 		nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
-			rec := d.record(nil, el)
-			k := len(rec) - d.dataLen()
+			rec := d.Record(nil, el)
+			k := len(rec) - d.DataLen()
 			n.elements[elementKey{i, string(rec[:k])}] = elementNote{present, string(rec[k:])}
 			return true
 		})

@@ -12,8 +12,7 @@ import (
 	"strings"
 	"unicode"
 
-	"golang.org/x/sys/unix"
-
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
@@ -85,53 +84,51 @@ func (d *document) line(indent int, format string, args ...any) {
 func (d *document) records() {
 	d.st.records(func(i setIndex, rec []byte) { d.elements[i] = append(d.elements[i], bytes.Clone(rec)) })
 	for i := range d.elements {
-		def := &d.sets[i]
-		slices.SortFunc(d.elements[i], def.compare)
+		slices.SortFunc(d.elements[i], inOrder(&d.sets[i]))
 	}
 }
 
-// compare orders records as people count.
-func (d *setDef) compare(a, b []byte) int {
-	for _, f := range d.key {
-		c := bytes.Compare(a[:f.size], b[:f.size])
-		if f.number {
-			c = cmp.Compare(nlconn.Order.Uint32(a), nlconn.Order.Uint32(b))
+// inOrder compares records of a set as people count.
+func inOrder(d *nftwire.Set) func(a, b []byte) int {
+	return func(a, b []byte) int {
+		for _, f := range d.Key {
+			c := bytes.Compare(a[:f.Size], b[:f.Size])
+			if f.Number {
+				c = cmp.Compare(nlconn.Order.Uint32(a), nlconn.Order.Uint32(b))
+			}
+			if c != 0 {
+				return c
+			}
+			a, b = a[f.Size:], b[f.Size:]
 		}
-		if c != 0 {
-			return c
-		}
-		a, b = a[f.size:], b[f.size:]
+		return bytes.Compare(a, b)
 	}
-	return bytes.Compare(a, b)
 }
 
 func (d *document) set(i setIndex, verdicts map[string]elementVerdict) {
 	def := &d.sets[i]
 	d.text.WriteByte('\n')
-	kind := "set"
-	if def.setFlags()&unix.NFT_SET_MAP != 0 {
-		kind = "map"
+	d.line(1, "%s {", def)
+	d.line(2, "%s", types(def))
+	if def.Size != 0 {
+		d.line(2, "size %d", def.Size)
 	}
-	d.line(1, "%s %s {", kind, def.name)
-	d.line(2, "%s", def.types())
-	if def.size != 0 {
-		d.line(2, "size %d", def.size)
-	}
-	if def.dynamic() {
+	if def.Dynamic() {
 		d.line(2, "flags dynamic, timeout")
 	}
-	d.line(2, "comment %q", def.comment)
+	d.line(2, "comment %q", def.Comment)
 	if len(d.elements[i])+len(verdicts) > 0 {
 		d.line(2, "elements = {")
 		if i == sEqualBytes {
 			d.equalBytes()
 		} else {
 			for _, rec := range d.elements[i] {
-				d.element(def.element(rec), d.about.record(i, rec))
+				d.element(recordText(def, rec), d.about.record(i, rec))
 			}
 		}
-		for _, key := range slices.SortedFunc(maps.Keys(verdicts), func(a, b string) int { return def.compare([]byte(a), []byte(b)) }) {
-			d.element(fmt.Sprintf("%s : %s", valueText(def.key, []byte(key)), verdicts[key]), aboutVerdict(i, []byte(key), verdicts[key]))
+		order := inOrder(def)
+		for _, key := range slices.SortedFunc(maps.Keys(verdicts), func(a, b string) int { return order([]byte(a), []byte(b)) }) {
+			d.element(fmt.Sprintf("%s : %s", def.Key.Text([]byte(key)), verdicts[key]), aboutVerdict(i, []byte(key), verdicts[key]))
 		}
 		d.line(2, "}")
 	}
@@ -143,7 +140,7 @@ func (d *document) equalBytes() {
 	for line := range slices.Chunk(d.elements[sEqualBytes], 16) {
 		var all []string
 		for _, rec := range line {
-			all = append(all, d.sets[sEqualBytes].element(rec))
+			all = append(all, recordText(&d.sets[sEqualBytes], rec))
 		}
 		d.element(strings.Join(all, ", "), "")
 	}
@@ -169,25 +166,25 @@ func (d *document) chain(c chain) {
 }
 
 // types says what the set holds.
-func (d *setDef) types() string {
-	word, name := "type ", func(f field) string { return f.typ.Name }
-	if d.byExpression() {
-		word, name = "typeof ", func(f field) string { return f.expression }
+func types(d *nftwire.Set) string {
+	word, name := "type ", func(f nftwire.Field) string { return f.Type.Name }
+	if d.ByExpression() {
+		word, name = "typeof ", func(f nftwire.Field) string { return f.Expression.Text }
 	}
-	text := word + concatenation(d.key, name)
-	if d.verdict {
+	text := word + d.Key.Join(name)
+	if d.Verdict {
 		return text + " : verdict"
-	} else if d.data != nil {
-		return text + " : " + concatenation(d.data, name)
+	} else if d.Data != nil {
+		return text + " : " + d.Data.Join(name)
 	}
 	return text
 }
 
-// element says a record.
-func (d *setDef) element(rec []byte) string {
-	text := valueText(d.key, rec)
-	if d.data != nil {
-		text += " : " + valueText(d.data, rec[d.keyLen():])
+// recordText says a record.
+func recordText(d *nftwire.Set, rec []byte) string {
+	text := d.Key.Text(rec)
+	if d.Data != nil {
+		text += " : " + d.Data.Text(rec[d.KeyLen():])
 	}
 	return text
 }
@@ -220,7 +217,7 @@ func keepFirst[K comparable](names map[K]string, k K, name string) {
 }
 
 func (a *about) record(i setIndex, rec []byte) string {
-	addrLen := a.defs[i].key[0].size
+	addrLen := a.defs[i].Key[0].Size
 	switch i {
 	case sSourceRanges:
 		list, p := parseSourceRange(rec)

@@ -153,7 +153,7 @@ const loadStep = 50_000
 func (p *Plane) load(ctx context.Context, c *change, inSteps bool) error {
 	c.AddTable()
 	for i := range setCount {
-		c.addSet(i)
+		c.AddSet(&c.sets[i], uint32(i)+1)
 	}
 	var err error
 	n := 0

@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nftwalk"
 	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
@@ -45,8 +46,8 @@ type rule struct {
 // ruleset renders the chains for one family and node. It is pure.
 type ruleset struct {
 	family
-	sets *[setCount]setDef // never changed
-	mark uint32            // the packet mark of connections to masquerade
+	sets *[setCount]nftwire.Set // never changed
+	mark uint32                 // the packet mark of connections to masquerade
 	node lb.Node
 	// Session affinity: whether the kernel can hash, the seed, and affinityPlaces but for tests.
 	hashes       bool
@@ -327,6 +328,15 @@ func (r *ruleset) fromPods() []statement {
 		matches = append(matches, r.inPrefix(r.source(), p))
 	}
 	return matches
+}
+
+// wanted is the chain as it shall be, for who compares.
+func (c chain) wanted() nftwalk.Wanted {
+	w := nftwalk.Wanted{Name: c.name, Hook: c.hook}
+	for _, r := range c.rules {
+		w.Rules = append(w.Rules, nftwalk.WantedRule{Text: r.text(), Comment: r.comment, Expressions: r.exprs})
+	}
+	return w
 }
 
 // sourceRules drop packets from sources that are in none of the frontend's ranges. There is a rule for each length of a range.

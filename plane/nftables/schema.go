@@ -5,11 +5,11 @@ package nftables
 import (
 	"encoding/binary"
 	"net/netip"
-	"slices"
 
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
@@ -24,7 +24,7 @@ type family struct {
 	addrLen      int    // bytes of an address
 	saddr, daddr uint32 // offsets in the IP header
 	ctDaddr      expr.CtKey
-	addr         field
+	addr         nftwire.Field
 }
 
 func familyOf(f lb.Family) family {
@@ -71,80 +71,48 @@ const (
 	setCount
 )
 
-// setDef describes one set or map.
-type setDef struct {
-	name    string
-	key     []field
-	data    []field // nil for a set or a verdict map
-	verdict bool
-	flags   uint32
-	size    uint32 // the most elements; 0 for no limit
-	comment string
-}
-
 // schema is the sets of a family. hashes says whether the kernel can hash the addresses of clients, see affinity.go.
-func schema(f family, hashes bool) *[setCount]setDef {
-	vip := []field{f.addr, protoField, portField}
+func schema(f family, hashes bool) *[setCount]nftwire.Set {
+	vip := nftwire.Fields{f.addr, protoField, portField}
 	nodePort := vip[1:]
-	one := []field{markField}
-	setAndSlot := []field{markField, slotField}
-	member := []field{memberField}
-	backend := []field{f.addr, portField}
+	one := nftwire.Fields{markField}
+	setAndSlot := nftwire.Fields{markField, slotField}
+	member := nftwire.Fields{memberField}
+	backend := nftwire.Fields{f.addr, portField}
 	client := f.addr
 	if hashes {
 		client = slotField
 	}
-	return &[setCount]setDef{
-		sServices:            {name: "services", key: vip, data: one, comment: "frontend -> class"},
-		sNodePorts:           {name: "nodeports", key: nodePort, data: one, comment: "NodePort -> class"},
-		sClusterSets:         {name: "cluster-sets", key: vip, data: one, comment: "frontend -> set id, all backends"},
-		sNodePortClusterSets: {name: "nodeport-cluster-sets", key: nodePort, data: one, comment: "NodePort -> set id, all backends"},
-		sLocalSets:           {name: "local-sets", key: vip, data: one, comment: "frontend -> set id, backends on this node"},
-		sNodePortLocalSets:   {name: "nodeport-local-sets", key: nodePort, data: one, comment: "NodePort -> set id, backends on this node"},
-		sSetShapes:           {name: "set-shapes", key: one, data: one, comment: "set id -> shape"},
-		sBackends:            {name: "backends", key: setAndSlot, data: backend, comment: "set id, slot -> backend"},
-		sMembers:             {name: "members", key: setAndSlot, data: member, comment: "set id, slot -> member: sets with affinity"},
-		sMemberBackends:      {name: "member-backends", key: []field{memberField, markField}, data: backend, comment: "member, its set id -> backend"},
-		sAffinity: {name: "affinity", key: []field{markField, client}, data: member, size: affinityLimit,
-			flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, comment: "set id, client -> its last member"},
-		sSourceLists:  {name: "source-lists", key: vip, data: one, comment: "frontend -> list of those who may use it"},
-		sSourceRanges: {name: "source-ranges", key: []field{markField, f.addr}, comment: "list and length of the range, range"},
-		sClusterIPs:   {name: "cluster-ips", key: []field{f.addr}, comment: "addresses of kind ClusterIP"},
-		sEqualBytes:   {name: "equal-bytes", key: []field{slotField, slotField}, comment: "each byte with itself: so rules compare addresses"},
-		sReserved:     {name: "reserved", key: one, data: one, comment: "1, 2 -> set ids, members used up to here; 3 -> seed"},
+	return &[setCount]nftwire.Set{
+		sServices:            {Name: "services", Key: vip, Data: one, Comment: "frontend -> class"},
+		sNodePorts:           {Name: "nodeports", Key: nodePort, Data: one, Comment: "NodePort -> class"},
+		sClusterSets:         {Name: "cluster-sets", Key: vip, Data: one, Comment: "frontend -> set id, all backends"},
+		sNodePortClusterSets: {Name: "nodeport-cluster-sets", Key: nodePort, Data: one, Comment: "NodePort -> set id, all backends"},
+		sLocalSets:           {Name: "local-sets", Key: vip, Data: one, Comment: "frontend -> set id, backends on this node"},
+		sNodePortLocalSets:   {Name: "nodeport-local-sets", Key: nodePort, Data: one, Comment: "NodePort -> set id, backends on this node"},
+		sSetShapes:           {Name: "set-shapes", Key: one, Data: one, Comment: "set id -> shape"},
+		sBackends:            {Name: "backends", Key: setAndSlot, Data: backend, Comment: "set id, slot -> backend"},
+		sMembers:             {Name: "members", Key: setAndSlot, Data: member, Comment: "set id, slot -> member: sets with affinity"},
+		sMemberBackends:      {Name: "member-backends", Key: nftwire.Fields{memberField, markField}, Data: backend, Comment: "member, its set id -> backend"},
+		sAffinity: {Name: "affinity", Key: nftwire.Fields{markField, client}, Data: member, Size: affinityLimit,
+			Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Comment: "set id, client -> its last member"},
+		sSourceLists:  {Name: "source-lists", Key: vip, Data: one, Comment: "frontend -> list of those who may use it"},
+		sSourceRanges: {Name: "source-ranges", Key: nftwire.Fields{markField, f.addr}, Comment: "list and length of the range, range"},
+		sClusterIPs:   {Name: "cluster-ips", Key: nftwire.Fields{f.addr}, Comment: "addresses of kind ClusterIP"},
+		sEqualBytes:   {Name: "equal-bytes", Key: nftwire.Fields{slotField, slotField}, Comment: "each byte with itself: so rules compare addresses"},
+		sReserved:     {Name: "reserved", Key: one, Data: one, Comment: "1, 2 -> set ids, members used up to here; 3 -> seed"},
 
-		sConnections: {name: "connections", key: vip, size: countersLimit,
-			flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, comment: "frontends in use, with their connections (--service-metrics)"},
-		sNodePortConnections: {name: "nodeport-connections", key: nodePort, size: countersLimit,
-			flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, comment: "NodePorts in use, with their connections (--service-metrics)"},
+		sConnections: {Name: "connections", Key: vip, Size: countersLimit,
+			Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Comment: "frontends in use, with their connections (--service-metrics)"},
+		sNodePortConnections: {Name: "nodeport-connections", Key: nodePort, Size: countersLimit,
+			Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Comment: "NodePorts in use, with their connections (--service-metrics)"},
 
-		sFilterClasses: {name: "filter-classes", key: one, verdict: true, comment: "class -> who may not pass"},
-		sNATClasses:    {name: "nat-classes", key: one, verdict: true, comment: "class -> which set serves whom"},
-		sClusterShapes: {name: "cluster-shapes", key: one, verdict: true, comment: "shape -> balancer"},
-		sLocalShapes:   {name: "local-shapes", key: one, verdict: true, comment: "shape -> balancer"},
+		sFilterClasses: {Name: "filter-classes", Key: one, Verdict: true, Comment: "class -> who may not pass"},
+		sNATClasses:    {Name: "nat-classes", Key: one, Verdict: true, Comment: "class -> which set serves whom"},
+		sClusterShapes: {Name: "cluster-shapes", Key: one, Verdict: true, Comment: "shape -> balancer"},
+		sLocalShapes:   {Name: "local-shapes", Key: one, Verdict: true, Comment: "shape -> balancer"},
 	}
 }
-
-// What golang.org/x/sys/unix does not have, from nf_tables.h.
-const (
-	policyAccept = 1 // NF_ACCEPT
-	tableDormant = 1 // NFT_TABLE_F_DORMANT: its chains are not in force
-)
-
-func (d *setDef) keyLen() int  { return width(d.key) }
-func (d *setDef) dataLen() int { return width(d.data) }
-
-// byExpression reports whether the nft program knows the types of the set by expressions, as in
-// "typeof meta mark . numgen random mod 1 : ip daddr . th dport". It must where a field has no type with a name.
-func (d *setDef) byExpression() bool {
-	return slices.ContainsFunc(d.key, func(f field) bool { return f.kind == exprNumgen })
-}
-
-// dynamic sets are filled by packets; their elements are not ours to compare.
-func (d *setDef) dynamic() bool { return d.flags&unix.NFT_SET_EVAL != 0 }
-
-// recordLen is the length of a record, which is one element as bytes: the key, then the data.
-func (d *setDef) recordLen() int { return d.keyLen() + d.dataLen() }
 
 func appendAddr(b []byte, a netip.Addr) []byte {
 	if a.Is4() {

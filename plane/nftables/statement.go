@@ -259,11 +259,11 @@ func (r *ruleset) lookup(x []expr.Any, set setIndex, key []operand, at uint32, t
 	if v := key[0].reg; v != 0 {
 		at = v
 	}
-	to.SetName, to.SourceRegister = r.sets[set].name, at
+	to.SetName, to.SourceRegister = r.sets[set].Name, at
 	parts := make([]string, 0, 4)
 	for i, o := range key {
 		x, parts = o.loadTo(x, at), append(parts, o.text)
-		at += uint32(r.sets[set].key[i].size) / 4
+		at += uint32(r.sets[set].Key[i].Size) / 4
 	}
 	return append(x, &to), strings.Join(parts, " . ")
 }
@@ -271,13 +271,13 @@ func (r *ruleset) lookup(x []expr.Any, set setIndex, key []operand, at uint32, t
 // in matches if the set has the key.
 func (r *ruleset) in(set setIndex, key ...operand) statement {
 	exprs, text := r.lookup(nil, set, key, scratch, expr.Lookup{})
-	return statement{text + " @" + r.sets[set].name, exprs}
+	return statement{text + " @" + r.sets[set].Name, exprs}
 }
 
 // vmap does what the verdict map has for the key.
 func (r *ruleset) vmap(set setIndex, key ...operand) statement {
 	exprs, text := r.lookup(nil, set, key, scratch, expr.Lookup{DestRegister: unix.NFT_REG_VERDICT, IsDestRegSet: true})
-	return statement{text + " vmap @" + r.sets[set].name, exprs}
+	return statement{text + " vmap @" + r.sets[set].Name, exprs}
 }
 
 // find looks up a variable; where the map has nothing, the rule ends.
@@ -292,14 +292,14 @@ func (r *ruleset) find(v operand, set setIndex, key ...operand) statement {
 	}
 	x, text := r.lookup(x, set, key, freshKey, expr.Lookup{DestRegister: v.reg, IsDestRegSet: true})
 	x = append(packetMark.load(append(x, writeMark(v.reg)), v.reg), writeMark(keptMark))
-	return statement{v.text + " set " + text + " map @" + r.sets[set].name, x}
+	return statement{v.text + " set " + text + " map @" + r.sets[set].Name, x}
 }
 
 // backend returns two statements: one looks up a backend, and ends the rule if there is none; the other translates the
 // destination to it. nft says both where it translates.
 func (r *ruleset) backend(set setIndex, key ...operand) (look, dnat statement) {
 	exprs, text := r.lookup(nil, set, key, freshKey, expr.Lookup{DestRegister: freshKey, IsDestRegSet: true})
-	return statement{exprs: exprs}, statement{fmt.Sprintf("%s dnat %s to %s map @%s", hasPorts.text, r.ip(), text, r.sets[set].name),
+	return statement{exprs: exprs}, statement{fmt.Sprintf("%s dnat %s to %s map @%s", hasPorts.text, r.ip(), text, r.sets[set].Name),
 		[]expr.Any{&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(r.proto), RegAddrMin: freshKey, RegProtoMin: freshKey + uint32(r.addrLen)/4}}}
 }
 
@@ -316,7 +316,7 @@ func (r *ruleset) forget(client operand, seconds uint32) statement {
 const dynsetDelete = 2
 
 func (r *ruleset) affinity(verb string, op uint32, client operand, seconds uint32) statement {
-	name := r.sets[sAffinity].name
+	name := r.sets[sAffinity].Name
 	return statement{fmt.Sprintf("%s @%s { %s . %s timeout %ds : %s }", verb, name, setID.text, client.text, seconds, member.text),
 		append(client.loadTo(nil, setID.reg+1), &expr.Dynset{SrcRegKey: setID.reg, SrcRegData: member.reg, SetName: name,
 			Operation: op, Timeout: time.Duration(seconds) * time.Second})}

@@ -46,7 +46,7 @@ func FuzzElements(f *testing.F) {
 	f.Fuzz(func(t *testing.T, addr []byte, port uint16, proto uint8) {
 		defs := schema(familyOf(lb.IPv4))
 		for i := range defs {
-			defs[i].record(nil, addr)
+			defs[i].Record(nil, addr)
 		}
 		a, ok := netip.AddrFromSlice(addr)
 		if !ok {

@@ -25,9 +25,6 @@ import (
 // Each capture reads on a socket of its own, and nothing of what its other verbs change.
 var _, _, _ Looker = (*NFTables)(nil), (*IPTables)(nil), (*Addresses)(nil)
 
-// isThere is the state of what has no other.
-const isThere = "there"
-
 // errEnough ends a comparison of which nobody wants to know more.
 var errEnough = errors.New("enough")
 
@@ -70,28 +67,6 @@ func ended(a nftwalk.Answer) trace.Kernel {
 	return k
 }
 
-// text of a value, as nft has it, but of numbers.
-func valueText(fields []field, b []byte) string {
-	var all []string
-	for _, f := range fields {
-		v := b[:f.size]
-		b = b[f.size:]
-		switch {
-		case f == portField || f == portData:
-			all = append(all, fmt.Sprint(parsePort(v)))
-		case f == protoField:
-			all = append(all, lb.Proto(v[0]).String())
-		case f == numberField:
-			all = append(all, fmt.Sprintf("0x%08x", nlconn.Order.Uint32(v)))
-		case f == familyField:
-			all = append(all, map[byte]string{unix.NFPROTO_IPV4: "ipv4", unix.NFPROTO_IPV6: "ipv6"}[v[0]])
-		default:
-			all = append(all, addrOf(v).String())
-		}
-	}
-	return strings.Join(all, " . ")
-}
-
 // Follow is part of [Looker].
 func (c *NFTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error) {
 	sock, err := nftwire.Open()
@@ -108,9 +83,7 @@ func (c *NFTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, er
 	}
 	for i := range rules.sets {
 		d := &rules.sets[i]
-		t.Sets[d.name] = nftwalk.Set{KeyLen: d.keyLen(), Map: d.data != nil,
-			Key:  func(b []byte) string { return valueText(d.key, b) },
-			Data: func(b []byte) string { return valueText(d.data, b) }}
+		t.Sets[d.Name] = nftwalk.Set{KeyLen: d.KeyLen(), Map: d.IsMap(), Key: d.Key.Text, Data: d.Data.Text}
 	}
 	a, err := nftwalk.Go(ctx, sock, t, p)
 	if err != nil {
@@ -128,8 +101,8 @@ func (c *NFTables) renderer(n lb.Node) *ruleset {
 type nftDiffer struct {
 	teller
 	family
-	sock  *nftwire.Socket
-	sets  [setCount]setDef
+	nftwire.Table
+	sets  [setCount]nftwire.Set
 	lists map[uint32]Lead // by number, one that has it
 	// What leads share, and the keys that they have: of these but a bit for each kind of source.
 	shared map[element]bool
@@ -150,7 +123,7 @@ func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Le
 	}
 	defer sock.Close()
 	rules := c.renderer(n)
-	d := &nftDiffer{teller: teller{ctx: ctx, each: each}, family: c.family, sock: sock, sets: rules.sets,
+	d := &nftDiffer{teller: teller{ctx: ctx, each: each}, family: c.family, Table: c.table(sock), sets: rules.sets,
 		lists: map[uint32]Lead{}, shared: map[element]bool{}, keys: map[lb.Key]keyHas{}}
 	if err := d.done(d.all(rules, leads)); err != nil {
 		return fmt.Errorf("capture by nftables, %s: compare the table with the rows: %w", c.fam, err)
@@ -159,16 +132,12 @@ func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Le
 }
 
 func (d *nftDiffer) all(rules *ruleset, leads iter.Seq[Lead]) error {
-	present, dormant := false, false
-	err := d.sock.Ask(d.ctx, nftwire.Request(unix.NFT_MSG_GETTABLE, 0, d.proto, unix.NFTA_TABLE_NAME, TableName), func(body []byte) {
-		present, dormant = true, nlconn.BE32(nlconn.Attribute(body, unix.NFTA_TABLE_FLAGS))&unix.NFT_TABLE_F_DORMANT != 0
-	})
-	table := "table " + map[byte]string{unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6"}[d.proto] + " " + TableName
-	switch {
-	case err != nil && !errors.Is(err, unix.ENOENT):
+	present, dormant, err := d.State(d.ctx)
+	switch table := d.Title(); {
+	case err != nil:
 		return err
 	case !present:
-		d.tell(lb.Key{}, table, isThere, "")
+		d.tell(lb.Key{}, table, nftwire.IsThere, "")
 		return nil
 	case dormant:
 		d.tell(lb.Key{}, table, "in force", "dormant: none of its chains is in force")
@@ -198,105 +167,42 @@ func (d *nftDiffer) all(rules *ruleset, leads iter.Seq[Lead]) error {
 // structure compares chains and their rules.
 func (d *nftDiffer) structure(rules *ruleset) error {
 	hooks, have := map[string]nftwire.Hook{}, map[string][]nftwalk.Rule{}
-	read := func() error {
+	err := nftwire.Undisturbed(d.ctx, func() error {
 		clear(hooks)
 		clear(have)
-		err := d.list(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, func(body []byte) {
-			hooks[nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_NAME))] = nftwire.HookOf(body)
-		})
-		if err == nil {
-			err = d.list(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(body []byte) {
-				name := nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_CHAIN))
-				have[name] = append(have[name], nftwalk.RuleOf(body))
-			})
+		err := d.EachChain(d.ctx, func(name string, h nftwire.Hook) { hooks[name] = h })
+		if err != nil {
+			return err
 		}
-		return err
-	}
-	err := read()
-	for try := 0; errors.Is(err, nlconn.ErrInterrupted) && try < 100; try++ {
-		err = read()
-	}
+		return d.EachRule(d.ctx, func(chain string, body []byte) { have[chain] = append(have[chain], nftwalk.RuleOf(body)) })
+	})
 	if err != nil {
 		return err
+	}
+	tell := func(object, want, have string) error {
+		d.tell(lb.Key{}, object, want, have)
+		return d.err
 	}
 	for _, c := range rules.chains() {
 		h, there := hooks[c.name]
 		delete(hooks, c.name)
-		if !there || h != c.hook {
-			d.tell(lb.Key{}, "chain "+c.name, hookText(c.hook, true), hookText(h, there))
+		want := nftwalk.Wanted{Name: c.name, Hook: c.hook}
+		for _, r := range c.rules {
+			want.Rules = append(want.Rules, nftwalk.WantedRule{Text: "the rule " + r.comment, Comment: r.comment, Expressions: r.exprs})
 		}
-		for i := range max(len(c.rules), len(have[c.name])) {
-			want, is, same := "", "", false
-			if i < len(c.rules) {
-				want = "the rule " + c.rules[i].comment
-			}
-			if i < len(have[c.name]) {
-				r := have[c.name][i]
-				is = fmt.Sprintf("comment %q", r.Comment)
-				if i < len(c.rules) {
-					does := r.Does(nftwalk.Rule{Steps: nftwalk.Steps(c.rules[i].exprs)})
-					same = does && r.Comment == c.rules[i].comment
-					if !does {
-						is = "other expressions, " + is
-					}
-				}
-			}
-			if !same && there {
-				d.tell(lb.Key{}, fmt.Sprintf("rule %d of chain %s", i+1, c.name), want, is)
-			}
+		if err := want.Compare(there, h, have[c.name], tell); err != nil {
+			return err
 		}
 	}
 	for name, h := range hooks {
-		d.tell(lb.Key{}, "chain "+name, "", hookText(h, true))
+		d.tell(lb.Key{}, "chain "+name, "", h.State())
 	}
 	return nil
 }
 
-func hookText(h nftwire.Hook, there bool) string {
-	switch {
-	case !there:
-		return ""
-	case h == (nftwire.Hook{}):
-		return isThere
-	}
-	return h.String()
-}
-
-func (d *nftDiffer) list(typ int, table uint16, f func(body []byte)) error {
-	return d.sock.Ask(d.ctx, nftwire.Request(uint16(typ), unix.NLM_F_DUMP, d.proto, int(table), TableName), func(body []byte) {
-		if nlconn.CStr(nlconn.Attribute(body, table)) == TableName { // old kernels answer with other tables' objects too
-			f(body)
-		}
-	})
-}
-
-func (d *nftDiffer) object(i setIndex, key []byte) string {
-	kind := "set "
-	if d.sets[i].data != nil {
-		kind = "map "
-	}
-	return fmt.Sprintf("element { %s } of %s%s", valueText(d.sets[i].key, key), kind, d.sets[i].name)
-}
-
-// state says the data of an element; nil: it is not there.
-func (d *nftDiffer) state(i setIndex, data []byte) string {
-	switch {
-	case data == nil:
-		return ""
-	case d.sets[i].data == nil:
-		return isThere
-	}
-	return valueText(d.sets[i].data, data)
-}
-
 // get returns the data of the elements of those keys that are there.
 func (d *nftDiffer) get(i setIndex, keys [][]byte) (map[string][]byte, error) {
-	have, rec, n := make(map[string][]byte, len(keys)), []byte(nil), d.sets[i].keyLen()
-	err := d.sock.Elements(d.ctx, d.proto, TableName, d.sets[i].name, keys, func(el []byte) {
-		rec = d.sets[i].record(rec[:0], el)
-		have[string(rec[:n])] = append([]byte{}, rec[n:]...)
-	})
-	return have, err
+	return d.Get(d.ctx, &d.sets[i], keys)
 }
 
 // some compares the elements of some leads.
@@ -310,7 +216,7 @@ func (d *nftDiffer) some(leads []Lead) error {
 		if want[e.set] == nil {
 			want[e.set] = map[string]wanted{}
 		}
-		n := d.sets[e.set].keyLen()
+		n := d.sets[e.set].KeyLen()
 		want[e.set][e.rec[:n]] = wanted{l.Key, []byte(e.rec[n:])}
 	}
 	var sources [][]byte
@@ -342,7 +248,7 @@ func (d *nftDiffer) some(leads []Lead) error {
 		}
 		for k, w := range want[i] {
 			if is, ok := have[k]; !ok || !bytes.Equal(is, w.data) {
-				d.tell(w.key, d.object(i, []byte(k)), d.state(i, w.data), d.state(i, is))
+				d.tell(w.key, d.sets[i].ElementText([]byte(k)), d.sets[i].DataText(w.data), d.sets[i].DataText(is))
 			}
 		}
 	}
@@ -357,7 +263,7 @@ func (d *nftDiffer) some(leads []Lead) error {
 		k := appendKey(nil, l.Key)
 		list, ok := have[string(k)]
 		if !ok {
-			d.tell(l.Key, d.object(sSourceLists, k), "the number of its list", "")
+			d.tell(l.Key, d.sets[sSourceLists].ElementText(k), "the number of its list", "")
 			continue
 		}
 		if err := d.list1(l, k, nlconn.Order.Uint32(list)); err != nil {
@@ -371,7 +277,7 @@ func (d *nftDiffer) some(leads []Lead) error {
 func (d *nftDiffer) list1(l Lead, k []byte, n uint32) error {
 	if o, ok := d.lists[n>>lengthBits]; ok {
 		if !slices.Equal(o.Sources, l.Sources) {
-			d.tell(l.Key, d.object(sSourceLists, k), "the number of its list", fmt.Sprintf("0x%08x, the list of %s", n, o.Key))
+			d.tell(l.Key, d.sets[sSourceLists].ElementText(k), "the number of its list", fmt.Sprintf("0x%08x, the list of %s", n, o.Key))
 		}
 		return nil
 	}
@@ -381,7 +287,7 @@ func (d *nftDiffer) list1(l Lead, k []byte, n uint32) error {
 	have, err := d.get(sSourceRanges, keys)
 	for _, k := range keys {
 		if _, ok := have[string(k)]; !ok && err == nil {
-			d.tell(l.Key, d.object(sSourceRanges, k), isThere, "")
+			d.tell(l.Key, d.sets[sSourceRanges].ElementText(k), nftwire.IsThere, "")
 		}
 	}
 	return err
@@ -389,28 +295,25 @@ func (d *nftDiffer) list1(l Lead, k []byte, n uint32) error {
 
 // others looks for elements that no lead wants.
 func (d *nftDiffer) others() error {
-	addresses := 0
 	for i := range setCount {
-		err := d.sock.Ask(d.ctx, nftwire.Request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, d.proto, unix.NFTA_SET_ELEM_LIST_TABLE, TableName,
-			unix.NFTA_SET_ELEM_LIST_SET, d.sets[i].name), func(body []byte) {
-			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
-				rec := d.sets[i].record(nil, el)
-				n := d.sets[i].keyLen()
-				if i == sNodeAddresses {
-					addresses++
-				} else if k, wanted := d.wants(i, rec); !wanted {
-					d.tell(k, d.object(i, rec[:n]), "", d.state(i, rec[n:]))
-				}
-				return d.err == nil
-			})
+		def := &d.sets[i]
+		err := d.EachElement(d.ctx, def.Name, func(el []byte) {
+			rec := def.Record(nil, el)
+			n := def.KeyLen()
+			if i == sNodeAddresses {
+				return
+			}
+			if k, wanted := d.wants(i, rec); !wanted {
+				d.tell(k, def.ElementText(rec[:n]), "", def.DataText(rec[n:]))
+			}
 		})
 		switch {
 		case d.err != nil:
 			return d.err
 		case errors.Is(err, unix.ENOENT):
-			d.tell(lb.Key{}, "set "+d.sets[i].name, isThere, "")
+			d.tell(lb.Key{}, "set "+d.sets[i].Name, nftwire.IsThere, "")
 		case err != nil && !errors.Is(err, nlconn.ErrInterrupted):
-			return fmt.Errorf("elements of %s: %w", d.sets[i].name, err)
+			return fmt.Errorf("elements of %s: %w", d.sets[i].Name, err)
 		}
 	}
 	return nil
@@ -542,13 +445,13 @@ func (c *Addresses) Differences(ctx context.Context, _ lb.Node, leads iter.Seq[L
 		if a := l.Key.Addr; !l.Key.IsNodePort() && !wanted[a] {
 			wanted[a] = true
 			if !has[a] {
-				d.tell(l.Key, "address "+a.String(), isThere, "")
+				d.tell(l.Key, "address "+a.String(), nftwire.IsThere, "")
 			}
 		}
 	}
 	for a := range ours {
 		if !wanted[a] {
-			d.tell(lb.Key{}, "address "+a.String(), "", isThere)
+			d.tell(lb.Key{}, "address "+a.String(), "", nftwire.IsThere)
 		}
 	}
 	return d.done(nil)

@@ -212,7 +212,7 @@ func (c *NFTables) mend(b *batch, snap *snapshot, st *nftState) int {
 		b.structure(c.rules.chains())
 		snap = &snapshot{digests: map[string]string{}}
 		for i := range setCount {
-			snap.records[i].Size = c.rules.sets[i].size()
+			snap.records[i].Size = c.rules.sets[i].RecordLen()
 		}
 	}
 	for _, ch := range c.rules.chains() {
@@ -229,7 +229,7 @@ func (c *NFTables) mend(b *batch, snap *snapshot, st *nftState) int {
 		del := func(rec []byte) { b.remove(element{i, string(rec)}) }
 		add := func(rec []byte) { b.put(element{i, string(rec)}) }
 		is, want := snap.records[i].Sorted(), want[i].Sorted()
-		n += diff.Elements(is, want, c.rules.sets[i].keyLen(), del, func(rec []byte) { del(rec); add(rec) }, add)
+		n += diff.Elements(is, want, c.rules.sets[i].KeyLen(), del, func(rec []byte) { del(rec); add(rec) }, add)
 	}
 	return n
 }
@@ -452,42 +452,31 @@ func (c *NFTables) read(ctx context.Context) (snap *snapshot, err error) {
 	return snap, nil
 }
 
-func (c *NFTables) request(typ, flags uint16, attrs ...any) []byte {
-	return nftwire.Request(typ, flags, c.proto, attrs...)
+// table reads our table.
+func (c *NFTables) table(s *nftwire.Socket) nftwire.Table {
+	return nftwire.Table{Socket: s, Family: c.proto, Name: TableName}
 }
 
 func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
-	const tableDormant = 1 // NFT_TABLE_F_DORMANT
 	s := &snapshot{digests: map[string]string{}}
-	err := c.sock.Ask(ctx, c.request(unix.NFT_MSG_GETTABLE, 0, unix.NFTA_TABLE_NAME, TableName), func(body []byte) {
-		s.present = true
-		s.ours = nlconn.BE32(nlconn.Attribute(body, unix.NFTA_TABLE_FLAGS))&tableDormant == 0
-	})
-	if errors.Is(err, unix.ENOENT) {
-		return s, nil
+	table := c.table(c.sock)
+	present, dormant, err := table.State(ctx)
+	if s.present = present; !present {
+		return s, err
 	}
 	if err == nil {
-		inForce := s.ours
-		for range 100 {
-			s.ours, s.digests = inForce, map[string]string{}
-			if err = c.readStructure(ctx, s); !errors.Is(err, nlconn.ErrInterrupted) {
-				break
-			}
-		}
+		err = nftwire.Undisturbed(ctx, func() error {
+			s.ours, s.digests = !dormant, map[string]string{}
+			return c.readStructure(ctx, table, s)
+		})
 	}
 	for i := range setCount {
 		d := &c.rules.sets[i]
-		s.records[i].Size = d.size()
+		s.records[i].Size = d.RecordLen()
 		if err != nil || !s.ours {
 			break
 		}
-		err = c.sock.Ask(ctx, c.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, unix.NFTA_SET_ELEM_LIST_TABLE, TableName,
-			unix.NFTA_SET_ELEM_LIST_SET, d.name), func(body []byte) {
-			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
-				s.records[i].Bytes = d.record(s.records[i].Bytes, el)
-				return true
-			})
-		})
+		err = table.EachElement(ctx, d.Name, func(el []byte) { s.records[i].Bytes = d.Record(s.records[i].Bytes, el) })
 		if errors.Is(err, nlconn.ErrInterrupted) && c.mon.silent() {
 			err = nil
 		}
@@ -496,33 +485,23 @@ func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
 }
 
 // readStructure reads sets, chains and the digests of rules, and finds out whether all are ours.
-func (c *NFTables) readStructure(ctx context.Context, s *snapshot) error {
-	list := func(typ int, table uint16, f func(body []byte)) error {
-		return c.sock.Ask(ctx, c.request(uint16(typ), unix.NLM_F_DUMP, int(table), TableName), func(body []byte) {
-			if nlconn.CStr(nlconn.Attribute(body, table)) == TableName { // old kernels answer with other tables' objects too
-				f(body)
-			}
-		})
-	}
-	sets := map[string]*setDef{}
+func (c *NFTables) readStructure(ctx context.Context, table nftwire.Table, s *snapshot) error {
+	sets := map[string]*nftwire.Set{}
 	for i := range setCount {
-		sets[c.rules.sets[i].name] = &c.rules.sets[i]
+		sets[c.rules.sets[i].Name] = &c.rules.sets[i]
 	}
 	found, hooks := 0, map[string]nftwire.Hook{}
-	err := list(unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, func(body []byte) {
-		d := sets[nlconn.CStr(nlconn.Attribute(body, unix.NFTA_SET_NAME))]
-		s.ours = s.ours && d != nil && d.matches(body)
+	err := table.EachSet(ctx, func(name string, body []byte) {
+		d := sets[name]
+		s.ours = s.ours && d != nil && d.Matches(body)
 		found++
 	})
 	if err == nil {
-		err = list(unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, func(body []byte) {
-			name := nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_NAME))
-			hooks[name], s.digests[name] = nftwire.HookOf(body), ""
-		})
+		err = table.EachChain(ctx, func(name string, h nftwire.Hook) { hooks[name], s.digests[name] = h, "" })
 	}
 	if err == nil {
-		err = list(unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(body []byte) {
-			s.digests[nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_CHAIN))] += commentOf(nlconn.Attribute(body, unix.NFTA_RULE_USERDATA)) + "\n"
+		err = table.EachRule(ctx, func(chain string, body []byte) {
+			s.digests[chain] += commentOf(nlconn.Attribute(body, unix.NFTA_RULE_USERDATA)) + "\n"
 		})
 	}
 	chains := c.rules.chains()

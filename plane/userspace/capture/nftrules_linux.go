@@ -44,7 +44,7 @@ func (c chain) digest() string {
 // ruleset renders the chains for one family and node. It is pure, and what it renders does not depend on rows.
 type ruleset struct {
 	family
-	sets      [setCount]setDef
+	sets      [setCount]nftwire.Set
 	mark      uint32
 	localhost bool
 	node      lb.Node
@@ -101,7 +101,7 @@ func (r *ruleset) chains() []chain {
 		base("filter-forward", "filter", unix.NF_INET_FORWARD, filter, r.rule("", isNew, jump("unknown"))),
 		base("filter-output", "filter", unix.NF_INET_LOCAL_OUT, filter, r.rule("", isNew, jump("unknown"))),
 		base("filter-input", "filter", unix.NF_INET_LOCAL_IN, filter,
-			r.rule("no port of the proxy", lookup(r.sets[sListeners].name, key, true, r.nodePort()), accept),
+			r.rule("no port of the proxy", lookup(r.sets[sListeners].Name, key, true, r.nodePort()), accept),
 			r.rule("", jump("guard"))),
 		{name: "refused", rules: []rule{r.rule("", overTCP, reset), r.rule("", r.unreachable())}},
 		{name: "guard", rules: []rule{
@@ -110,7 +110,7 @@ func (r *ruleset) chains() []chain {
 			r.rule("a port like one where nobody listens", jump("refused")),
 		}},
 		{name: "unknown", rules: []rule{
-			r.rule("a port that the service does not have", lookup(r.sets[sClusterIPs].name, key, false, r.payload(r.daddr, key)), jump("refused")),
+			r.rule("a port that the service does not have", lookup(r.sets[sClusterIPs].Name, key, false, r.payload(r.daddr, key)), jump("refused")),
 		}},
 	}
 	unknown, guard := &all[len(all)-1], &all[len(all)-2]
@@ -201,7 +201,7 @@ func (r *ruleset) sources() chain {
 		list := r.findMarked(sSourceLists, number, r.vip())
 		length := exprs{&expr.Bitwise{SourceRegister: number, DestRegister: number, Len: 4, Mask: appendNumber(nil, ^uint32(n)), Xor: appendNumber(nil, uint32(n))}}
 		client := append(r.payload(r.saddr, key), &expr.Bitwise{SourceRegister: key, DestRegister: key, Len: uint32(r.addrLen), Mask: mask, Xor: make([]byte, r.addrLen)})
-		c.rules = append(c.rules, r.rule(fmt.Sprintf("a range of %d bits", n), list, length, lookup(r.sets[sSourceRanges].name, number, false, client), back))
+		c.rules = append(c.rules, r.rule(fmt.Sprintf("a range of %d bits", n), list, length, lookup(r.sets[sSourceRanges].Name, number, false, client), back))
 	}
 	c.rules = append(c.rules, r.rule("in no range", drop))
 	return c
@@ -332,7 +332,7 @@ func lookup(set string, at uint32, not bool, load exprs) exprs {
 
 // find looks up what a map has; where it has nothing, the rule ends.
 func (r *ruleset) find(set setIndex, to uint32, load exprs) exprs {
-	return append(load, &expr.Lookup{SetName: r.sets[set].name, SourceRegister: key, DestRegister: to, IsDestRegSet: true})
+	return append(load, &expr.Lookup{SetName: r.sets[set].Name, SourceRegister: key, DestRegister: to, IsDestRegSet: true})
 }
 
 // findMarked is find for an answer that the rule looks at. It comes by way of the packet mark, which gets back its own value

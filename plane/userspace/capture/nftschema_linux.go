@@ -5,9 +5,9 @@ import (
 	"net/netip"
 
 	nft "github.com/google/nftables"
-	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
@@ -21,14 +21,14 @@ type family struct {
 	proto        byte   // NFPROTO_*, which is AF_* as well
 	addrLen      int    // bytes of an address
 	saddr, daddr uint32 // offsets in the IP header
-	addr         field
+	addr         nftwire.Field
 }
 
 func familyOf(f lb.Family) family {
 	if f == lb.IPv6 {
-		return family{f, unix.NFPROTO_IPV6, 16, 8, 24, field{nft.TypeIP6Addr, 16}}
+		return family{f, unix.NFPROTO_IPV6, 16, 8, 24, nftwire.Field{Type: nft.TypeIP6Addr, Size: 16, Text: nftwire.AddrText}}
 	}
-	return family{f, unix.NFPROTO_IPV4, 4, 12, 16, field{nft.TypeIPAddr, 4}}
+	return family{f, unix.NFPROTO_IPV4, 4, 12, 16, nftwire.Field{Type: nft.TypeIPAddr, Size: 4, Text: nftwire.AddrText}}
 }
 
 // loopback is what no NodePort answers on, but for 127.0.0.1 where that is asked for (SV-64).
@@ -39,19 +39,17 @@ func (f family) loopback() netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8)
 }
 
-// field is a part of a key or of data, as wide as it is in registers.
-type field struct {
-	typ  nft.SetDatatype
-	size int
-}
-
 var (
-	protoField  = field{nft.TypeInetProto, 4}
-	portField   = field{nft.TypeInetService, 4}
-	numberField = field{nft.TypeMark, 4}
-	familyField = field{nft.TypeNFProto, 1}
-	portData    = field{nft.TypeInetService, 2} // alone it is not padded
+	protoField  = nftwire.Field{Type: nft.TypeInetProto, Size: 4, Text: func(b []byte) string { return lb.Proto(b[0]).String() }}
+	portField   = nftwire.Field{Type: nft.TypeInetService, Size: 4, Text: nftwire.PortText}
+	numberField = nftwire.Field{Type: nft.TypeMark, Size: 4, Number: true, Text: nftwire.MarkText}
+	familyField = nftwire.Field{Type: nft.TypeNFProto, Size: 1, Text: familyText}
+	portData    = nftwire.Field{Type: nft.TypeInetService, Size: 2, Text: nftwire.PortText} // alone it is not padded
 )
+
+func familyText(b []byte) string {
+	return map[byte]string{unix.NFPROTO_IPV4: "ipv4", unix.NFPROTO_IPV6: "ipv6"}[b[0]]
+}
 
 // setIndex numbers the sets and maps of the table, of which there are always as many.
 type setIndex int
@@ -83,93 +81,24 @@ func place(f lb.From, nodePort bool) setIndex {
 	return n
 }
 
-// setDef describes a set, or a map if it has data.
-type setDef struct {
-	name, comment string
-	key, data     []field
-	// shared elements are needed by more than one row.
-	shared bool
-}
-
-func schema(f family) (all [setCount]setDef) {
-	vip := []field{f.addr, protoField, portField}
+func schema(f family) (all [setCount]nftwire.Set) {
+	vip := nftwire.Fields{f.addr, protoField, portField}
 	for from := lb.Pods; from <= lb.Anywhere; from++ {
 		for _, np := range []bool{false, true} {
 			key, name := vip, "services-"
 			if np {
 				key, name = vip[1:], "nodeports-"
 			}
-			all[ports(from, np)] = setDef{name: name + from.String(), key: key, data: []field{portData}, comment: "frontend -> port of the proxy"}
-			all[refusals(from, np)] = setDef{name: "refused-" + name + from.String(), key: key, data: []field{numberField}, comment: "frontend -> 2 reject, 3 drop"}
+			all[ports(from, np)] = nftwire.Set{Name: name + from.String(), Key: key, Data: nftwire.Fields{portData}, Comment: "frontend -> port of the proxy"}
+			all[refusals(from, np)] = nftwire.Set{Name: "refused-" + name + from.String(), Key: key, Data: nftwire.Fields{numberField}, Comment: "frontend -> 2 reject, 3 drop"}
 		}
 	}
-	all[sSourceLists] = setDef{name: "source-lists", key: vip, data: []field{numberField}, comment: "frontend -> list of those who may use it"}
-	all[sSourceRanges] = setDef{name: "source-ranges", key: []field{numberField, f.addr}, comment: "list and length of the range, range"}
-	all[sClusterIPs] = setDef{name: "cluster-ips", key: []field{f.addr}, comment: "addresses of kind ClusterIP", shared: true}
-	all[sListeners] = setDef{name: "listeners", key: vip[1:], comment: "ports of the proxy", shared: true}
-	all[sNodeAddresses] = setDef{name: "node-addresses", key: []field{familyField}, data: []field{f.addr}, comment: "where the proxy is reached"}
+	all[sSourceLists] = nftwire.Set{Name: "source-lists", Key: vip, Data: nftwire.Fields{numberField}, Comment: "frontend -> list of those who may use it"}
+	all[sSourceRanges] = nftwire.Set{Name: "source-ranges", Key: nftwire.Fields{numberField, f.addr}, Comment: "list and length of the range, range"}
+	all[sClusterIPs] = nftwire.Set{Name: "cluster-ips", Key: nftwire.Fields{f.addr}, Comment: "addresses of kind ClusterIP"}
+	all[sListeners] = nftwire.Set{Name: "listeners", Key: vip[1:], Comment: "ports of the proxy"}
+	all[sNodeAddresses] = nftwire.Set{Name: "node-addresses", Key: nftwire.Fields{familyField}, Data: nftwire.Fields{f.addr}, Comment: "where the proxy is reached"}
 	return all
-}
-
-func width(fields []field) int {
-	n := 0
-	for _, f := range fields {
-		n += f.size
-	}
-	return n
-}
-
-// nftType is the number under which the nft program knows a concatenation of types.
-func nftType(fields []field) (t uint32) {
-	for _, f := range fields {
-		t = t<<nft.SetConcatTypeBits | f.typ.GetNFTMagic()
-	}
-	return t
-}
-
-func (d *setDef) keyLen() int  { return width(d.key) }
-func (d *setDef) dataLen() int { return width(d.data) }
-func (d *setDef) size() int    { return d.keyLen() + d.dataLen() }
-
-func (d *setDef) flags() uint32 {
-	if d.data != nil {
-		return unix.NFT_SET_MAP
-	}
-	return 0
-}
-
-// userdata makes the nft program print numbers as such, and shows the comment.
-func (d *setDef) userdata() []byte {
-	order := func(fields []field) uint32 {
-		if len(fields) == 1 && fields[0] == numberField {
-			return 1
-		}
-		return 2
-	}
-	u := userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, order(d.key))
-	if d.data != nil {
-		u = userdata.AppendUint32(u, userdata.NFTNL_UDATA_SET_DATABYTEORDER, order(d.data))
-	}
-	return userdata.AppendString(u, userdata.NFTNL_UDATA_SET_COMMENT, d.comment)
-}
-
-// matches reports whether the kernel's set is as we make it.
-func (d *setDef) matches(body []byte) bool {
-	is := func(attr uint16, want uint32) bool { return nlconn.BE32(nlconn.Attribute(body, attr)) == want }
-	return is(unix.NFTA_SET_FLAGS, d.flags()) && is(unix.NFTA_SET_KEY_TYPE, nftType(d.key)) && is(unix.NFTA_SET_KEY_LEN, uint32(d.keyLen())) &&
-		is(unix.NFTA_SET_DATA_TYPE, nftType(d.data)) && is(unix.NFTA_SET_DATA_LEN, uint32(d.dataLen()))
-}
-
-// record appends an element of the kernel's to b.
-func (d *setDef) record(b, element []byte) []byte {
-	value := func(attr uint16) []byte {
-		return nlconn.Attribute(nlconn.Attribute(element, attr), unix.NFTA_DATA_VALUE)
-	}
-	b = append(b, value(unix.NFTA_SET_ELEM_KEY)...)
-	if d.data != nil {
-		b = append(b, value(unix.NFTA_SET_ELEM_DATA)...)
-	}
-	return b
 }
 
 // Records are elements as bytes: the key, then the data, each as wide as in registers.

@@ -4,6 +4,7 @@ import (
 	"iter"
 	"net/netip"
 
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane/diff"
@@ -223,9 +224,9 @@ func (l Lead) sharedElements() iter.Seq[element] {
 }
 
 // records is all that the state wants.
-func (st *nftState) records(defs *[setCount]setDef, f family) (all [setCount]diff.Records) {
+func (st *nftState) records(defs *[setCount]nftwire.Set, f family) (all [setCount]diff.Records) {
 	for i := range setCount {
-		all[i].Size = defs[i].size()
+		all[i].Size = defs[i].RecordLen()
 	}
 	put := func(e element) { all[e.set].Bytes = append(all[e.set].Bytes, e.rec...) }
 	for _, lead := range st.leads {
