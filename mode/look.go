@@ -2,6 +2,7 @@ package mode
 
 import (
 	"context"
+	"errors"
 
 	"kube-proxy/lb"
 	"kube-proxy/trace"
@@ -17,3 +18,44 @@ type Looker interface {
 	// differs until it returns false. What is being written at that moment may differ: who must know looks again.
 	Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error
 }
+
+// Teller tells differences for a Looker, until nobody wants to know more.
+type Teller struct {
+	ctx  context.Context
+	each func(trace.Difference) bool
+	err  error
+}
+
+// NewTeller returns one that calls each until that returns false, or the context ends.
+func NewTeller(ctx context.Context, each func(trace.Difference) bool) *Teller {
+	return &Teller{ctx: ctx, each: each}
+}
+
+// Tell tells that an object, of a row if k is not zero, is not as it shall be; "" is the state of what shall not be there, or is not. Once it
+// fails it tells no more, and fails again.
+func (t *Teller) Tell(k lb.Key, object, want, have string) error {
+	if t.err == nil {
+		t.err = t.ctx.Err()
+	}
+	if t.err == nil && !t.each(trace.Difference{Key: k, Object: object, Want: want, Have: have}) {
+		t.err = errEnough
+	}
+	return t.err
+}
+
+// Err is the error with which telling ended; nil while it has not.
+func (t *Teller) Err() error { return t.err }
+
+// Done makes of the error of a comparison that of Differences, which is none where nobody wanted to know more.
+func (t *Teller) Done(err error) error {
+	if t.err != nil {
+		err = t.err
+	}
+	if errors.Is(err, errEnough) {
+		return nil
+	}
+	return err
+}
+
+// errEnough ends a comparison of which nobody wants to know more.
+var errEnough = errors.New("enough")

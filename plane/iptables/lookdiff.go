@@ -4,7 +4,6 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -13,6 +12,7 @@ import (
 	"strings"
 
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/trace"
 )
 
@@ -31,8 +31,8 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 		return fmt.Errorf("iptables: compare: %w", err)
 	}
 	defer h.close()
-	d := &differ{ctx: ctx, tool: p.tool, renderer: p.renderer(want.Node), holds: h, each: each, wanted: map[chainID]bool{}}
-	if err := d.all(want); err != nil && !errors.Is(err, errEnough) {
+	d := &differ{ctx: ctx, tool: p.tool, renderer: p.renderer(want.Node), holds: h, Teller: mode.NewTeller(ctx, each), wanted: map[chainID]bool{}}
+	if err := d.Done(d.all(want)); err != nil {
 		return fmt.Errorf("iptables: compare: %w", err)
 	}
 	return nil
@@ -44,16 +44,13 @@ func (p *Plane) renderer(n lb.Node) renderer {
 		liberal: !p.dry && liberal(), counts: p.accounting.Load() != nil}
 }
 
-// errEnough is the error of a comparison that nobody wants to hear more of.
-var errEnough = errors.New("enough")
-
 // differ compares what the kernel holds with what it shall.
 type differ struct {
 	renderer
 	ctx   context.Context
 	tool  *tool
 	holds holding
-	each  func(trace.Difference) bool
+	*mode.Teller
 	// wanted are the chains that shall be there.
 	wanted map[chainID]bool
 	// printed are the rules that iptables itself prints, without comments; nil until they are needed.
@@ -101,14 +98,6 @@ func (d *differ) all(want *lb.Table) error {
 	return d.stale()
 }
 
-// tell hands a difference on.
-func (d *differ) tell(diff trace.Difference) error {
-	if !d.each(diff) {
-		return errEnough
-	}
-	return nil
-}
-
 // chain reads a chain, nil if there is none.
 func (d *differ) chain(id chainID) (*chainState, error) {
 	if err := d.ctx.Err(); err != nil {
@@ -145,7 +134,7 @@ func (d *differ) jumps() error {
 		if have[j.from][withoutComment(j.rule)] {
 			continue
 		}
-		if err := d.tell(trace.Difference{Object: "rule of " + name(j.from), Want: "-A " + j.from.name + " " + j.rule}); err != nil {
+		if err := d.Tell(lb.Key{}, "rule of "+name(j.from), "-A "+j.from.name+" "+j.rule, ""); err != nil {
 			return err
 		}
 	}
@@ -180,7 +169,7 @@ func (d *differ) compare(c chain, service string, key func(rule string) lb.Key) 
 		if len(c.rules) > 0 {
 			first = c.rules[0]
 		}
-		return d.tell(trace.Difference{Key: key(first), Object: object, Want: lines(c.rules)})
+		return d.Tell(key(first), object, lines(c.rules), "")
 	}
 	if c.id.name == nodeFirewall { // shared: its rules are of others, but for one, which is a jump
 		return nil
@@ -195,7 +184,7 @@ func (d *differ) compare(c chain, service string, key func(rule string) lb.Key) 
 		}
 	}
 	if len(missing) == 0 && len(extra) == 0 {
-		return d.tell(trace.Difference{Key: key(c.rules[0]), Object: "order of the rules of " + object, Want: lines(c.rules), Have: lines(texts(have))})
+		return d.Tell(key(c.rules[0]), "order of the rules of "+object, lines(c.rules), lines(texts(have)))
 	}
 	for i := range max(len(missing), len(extra)) {
 		diff := trace.Difference{Object: "rule of " + object}
@@ -205,7 +194,7 @@ func (d *differ) compare(c chain, service string, key func(rule string) lb.Key) 
 		if i < len(missing) {
 			diff.Want, diff.Key = lines(missing[i:i+1]), key(missing[i])
 		}
-		if err := d.tell(diff); err != nil {
+		if err := d.Tell(diff.Key, diff.Object, diff.Want, diff.Have); err != nil {
 			return err
 		}
 	}
@@ -286,7 +275,7 @@ func (d *differ) stale() error {
 			if c == nil || len(c.rules) == 0 {
 				continue
 			}
-			if err := d.tell(trace.Difference{Object: name(id), Have: "-A " + n + " " + strings.Join(texts(c), "\n-A "+n+" ")}); err != nil {
+			if err := d.Tell(lb.Key{}, name(id), "", "-A "+n+" "+strings.Join(texts(c), "\n-A "+n+" ")); err != nil {
 				return err
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	sets "kube-proxy/internal/ipset"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/trace"
 )
@@ -24,34 +25,25 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 		return fmt.Errorf("ipvs: compare: %w", err)
 	}
 	defer done()
-	d := &differ{view: v, each: each, Plane: &Plane{cfg: p.cfg, sets: p.sets}}
+	d := &differ{view: v, Teller: mode.NewTeller(ctx, each), Plane: &Plane{cfg: p.cfg, sets: p.sets}}
 	d.cfg.IPVS, d.cfg.Sets, d.cfg.Device = v.IPVS, v.Sets, v.Device
 	for _, part := range []func(context.Context, *lb.Table) error{d.chains, d.kinds, d.objects} {
-		if err := part(ctx, want); errors.Is(err, errEnough) {
-			return nil
-		} else if err != nil {
-			return fmt.Errorf("ipvs: compare: %w", err)
+		if err := part(ctx, want); err != nil {
+			if err = d.Done(err); err != nil {
+				err = fmt.Errorf("ipvs: compare: %w", err)
+			}
+			return err
 		}
 	}
 	return nil
 }
 
-// errEnough is the error of a comparison of which nobody wants to hear more.
-var errEnough = errors.New("enough")
-
 // differ compares. Its Plane has read what a Reset would, and writes nothing.
 type differ struct {
 	*Plane
+	*mode.Teller
 	view *View
-	each func(trace.Difference) bool
 	lost bool // there is no device
-}
-
-func (d *differ) tell(key lb.Key, object, want, have string) error {
-	if !d.each(trace.Difference{Key: key, Object: object, Want: want, Have: have}) {
-		return errEnough
-	}
-	return nil
 }
 
 // chains compares the rules, of which comments say nothing.
@@ -62,7 +54,7 @@ func (d *differ) chains(ctx context.Context, want *lb.Table) error {
 	}
 	for _, j := range chainJumps() {
 		if !slices.Contains(jumps, iptables.ChainRule{Table: j[0], Chain: j[1], Rule: j[2]}) {
-			if err := d.tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", j[1], j[0]), j[2], ""); err != nil {
+			if err := d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", j[1], j[0]), j[2], ""); err != nil {
 				return err
 			}
 		}
@@ -77,14 +69,14 @@ func (d *differ) chains(ctx context.Context, want *lb.Table) error {
 	shall := chainRules(facts)
 	for _, at := range slices.SortedFunc(maps.Keys(shall), compareChains) {
 		if !slices.EqualFunc(shall[at], have[at], func(a, b string) bool { return withoutComments(a) == withoutComments(b) }) {
-			if err := d.tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), strings.Join(shall[at], "\n"), strings.Join(have[at], "\n")); err != nil {
+			if err := d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), strings.Join(shall[at], "\n"), strings.Join(have[at], "\n")); err != nil {
 				return err
 			}
 		}
 		delete(have, at)
 	}
 	for _, at := range slices.SortedFunc(maps.Keys(have), compareChains) {
-		if err := d.tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), "", strings.Join(have[at], "\n")); err != nil {
+		if err := d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), "", strings.Join(have[at], "\n")); err != nil {
 			return err
 		}
 	}
@@ -109,7 +101,7 @@ func (d *differ) kinds(ctx context.Context, _ *lb.Table) error {
 			text = have.Set.String()
 		}
 		d.broken[s] = true
-		if err := d.tell(lb.Key{}, "ipset "+want.Name, want.String(), text); err != nil {
+		if err := d.Tell(lb.Key{}, "ipset "+want.Name, want.String(), text); err != nil {
 			return err
 		}
 	}
@@ -117,7 +109,7 @@ func (d *differ) kinds(ctx context.Context, _ *lb.Table) error {
 	if errors.Is(err, ErrNoDevice) {
 		d.lost = true
 		d.cfg.Device = nowhere{d.cfg.Device}
-		return d.tell(lb.Key{}, "interface "+Device, "an interface of type "+DeviceType, "")
+		return d.Tell(lb.Key{}, "interface "+Device, "an interface of type "+DeviceType, "")
 	}
 	return err
 }
@@ -169,7 +161,7 @@ func (d *differ) objects(ctx context.Context, want *lb.Table) error {
 			}
 			return m.wire(as).String()
 		}
-		if err := d.tell(l.touched.members[m], "member "+m.wire(mark{}).String()+" of ipset "+m.set.name(l.family), text(c.refs > 0, c.want), text(c.has, c.is)); err != nil {
+		if err := d.Tell(l.touched.members[m], "member "+m.wire(mark{}).String()+" of ipset "+m.set.name(l.family), text(c.refs > 0, c.want), text(c.has, c.is)); err != nil {
 			return err
 		}
 	}
@@ -182,7 +174,7 @@ func (d *differ) objects(ctx context.Context, want *lb.Table) error {
 			if is.has {
 				want, have = "", a.String()
 			}
-			if err := d.tell(l.touched.addrs[a], "address "+a.String()+" of "+Device, want, have); err != nil {
+			if err := d.Tell(l.touched.addrs[a], "address "+a.String()+" of "+Device, want, have); err != nil {
 				return err
 			}
 		}
@@ -215,10 +207,10 @@ func (d *differ) server(l *ledger, s *virtual) error {
 		if !s.has || s.leaving || s.id == probeID(l.family) {
 			return nil
 		}
-		return d.tell(key, name, "", save(true, s.is))
+		return d.Tell(key, name, "", save(true, s.is))
 	}
 	if !s.has || s.is != s.want {
-		if err := d.tell(key, name, save(true, s.want), save(s.has, s.is)); err != nil {
+		if err := d.Tell(key, name, save(true, s.want), save(s.has, s.is)); err != nil {
 			return err
 		}
 	}
@@ -242,14 +234,14 @@ func (d *differ) server(l *ledger, s *virtual) error {
 			if has {
 				have = text(b.Addr, is)
 			}
-			if err := d.tell(key, fmt.Sprintf("real server %s of %s", b.Addr, name), text(b.Addr, right), have); err != nil {
+			if err := d.Tell(key, fmt.Sprintf("real server %s of %s", b.Addr, name), text(b.Addr, right), have); err != nil {
 				return err
 			}
 		}
 	}
 	for _, a := range sortedAddrs(s.dests) {
 		if is := s.dests[a]; !s.wants(a) && is.weight != 0 {
-			if err := d.tell(key, fmt.Sprintf("real server %s of %s", a, name), "", text(a, is)); err != nil {
+			if err := d.Tell(key, fmt.Sprintf("real server %s of %s", a, name), "", text(a, is)); err != nil {
 				return err
 			}
 		}

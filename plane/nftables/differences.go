@@ -17,6 +17,7 @@ import (
 	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/plane/ranges"
 	"kube-proxy/trace"
 )
@@ -37,23 +38,16 @@ func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace
 }
 
 func (l *looker) differences(ctx context.Context, sock *socket, want *lb.Table, each func(trace.Difference) bool) error {
-	d := &differ{reader: newReader(l.family, sock, l.sets), ctx: ctx, want: want, each: each, rules: l.ruleset(), owners: map[uint32]*setClaim{}, lists: map[uint32]*lb.Frontend{}}
+	d := &differ{reader: newReader(l.family, sock, l.sets), Teller: mode.NewTeller(ctx, each), ctx: ctx, want: want, rules: l.ruleset(), owners: map[uint32]*setClaim{}, lists: map[uint32]*lb.Frontend{}}
 	d.rules.node = want.Node
-	err := d.all()
-	if errors.Is(err, errEnough) {
-		return nil
-	}
-	return err
+	return d.Done(d.all())
 }
-
-// errEnough ends a comparison of which nobody wants to know more.
-var errEnough = errors.New("enough")
 
 type differ struct {
 	reader
+	*mode.Teller
 	ctx  context.Context
 	want *lb.Table
-	each func(trace.Difference) bool
 
 	rules *ruleset // for the node of the table and the seed of the kernel
 	there [setCount]bool
@@ -85,21 +79,10 @@ func (s *setClaim) shape() shape {
 	return shape{s.set.ID.Scope, roundSize(uint32(len(s.set.Backends))), s.time > 0, s.time}
 }
 
-// tell reports a difference.
-func (d *differ) tell(k lb.Key, object, want, have string) error {
-	if err := d.ctx.Err(); err != nil {
-		return err
-	}
-	if !d.each(trace.Difference{Key: k, Object: object, Want: want, Have: have}) {
-		return errEnough
-	}
-	return nil
-}
-
 // tellElement reports that an element has other data; nil for no element.
 func (d *differ) tellElement(k lb.Key, i setIndex, key, want, have []byte) error {
 	def := &d.sets[i]
-	return d.tell(k, def.ElementText(key), def.DataText(want), def.DataText(have))
+	return d.Tell(k, def.ElementText(key), def.DataText(want), def.DataText(have))
 }
 
 func (d *differ) object(i setIndex, key []byte) string { return d.sets[i].ElementText(key) }
@@ -110,9 +93,9 @@ func (d *differ) all() error {
 	case err != nil:
 		return err
 	case !present:
-		return d.tell(lb.Key{}, name, nftwire.IsThere, "")
+		return d.Tell(lb.Key{}, name, nftwire.IsThere, "")
 	case dormant:
-		if err := d.tell(lb.Key{}, name, "in force", "dormant: none of its chains is in force"); err != nil {
+		if err := d.Tell(lb.Key{}, name, "in force", "dormant: none of its chains is in force"); err != nil {
 			return err
 		}
 	}
@@ -137,12 +120,12 @@ func (d *differ) compareSets() error {
 			if at := slices.Index(others, d.sets[i].Name); at >= 0 {
 				have, others = "of other types", slices.Delete(others, at, at+1)
 			}
-			err = d.tell(lb.Key{}, d.sets[i].String(), nftwire.IsThere, have)
+			err = d.Tell(lb.Key{}, d.sets[i].String(), nftwire.IsThere, have)
 		}
 	}
 	for _, name := range others {
 		if err == nil {
-			err = d.tell(lb.Key{}, "set "+name, "", nftwire.IsThere)
+			err = d.Tell(lb.Key{}, "set "+name, "", nftwire.IsThere)
 		}
 	}
 	return err
@@ -162,7 +145,7 @@ func (d *differ) compareReserved() error {
 		data, ok := have[string(k)]
 		switch {
 		case !ok:
-			err = d.tell(lb.Key{}, d.object(sReserved, k), "a number", "")
+			err = d.Tell(lb.Key{}, d.object(sReserved, k), "a number", "")
 		case nlconn.Order.Uint32(k) == reservedSeed:
 			d.rules.seed = nlconn.Order.Uint32(data)
 		}
@@ -264,13 +247,13 @@ func (d *differ) compareStructure() error {
 		if !there && !must {
 			continue
 		}
-		tell := func(object, want, have string) error { return d.tell(lb.Key{}, object, want, have) }
+		tell := func(object, want, have string) error { return d.Tell(lb.Key{}, object, want, have) }
 		if err := c.wanted().Compare(there, h, rules[c.name], tell); err != nil {
 			return err
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(hooks)) {
-		if err := d.tell(lb.Key{}, "chain "+name, "", hooks[name].State()); err != nil {
+		if err := d.Tell(lb.Key{}, "chain "+name, "", hooks[name].State()); err != nil {
 			return err
 		}
 	}
@@ -297,7 +280,7 @@ func (d *differ) compareVerdicts(i setIndex, have, may, must map[string]elementV
 		if ok {
 			text = want.String()
 		}
-		if err := d.tell(lb.Key{}, d.object(i, []byte(key)), text, have[key].String()); err != nil {
+		if err := d.Tell(lb.Key{}, d.object(i, []byte(key)), text, have[key].String()); err != nil {
 			return err
 		}
 	}
@@ -305,7 +288,7 @@ func (d *differ) compareVerdicts(i setIndex, have, may, must map[string]elementV
 		if _, ok := have[key]; ok {
 			continue
 		}
-		if err := d.tell(lb.Key{}, d.object(i, []byte(key)), must[key].String(), ""); err != nil {
+		if err := d.Tell(lb.Key{}, d.object(i, []byte(key)), must[key].String(), ""); err != nil {
 			return err
 		}
 	}
@@ -402,7 +385,7 @@ func (d *differ) compareSome(rows []*lb.Frontend) error {
 		for _, c := range d.claims(f) {
 			data, ok := have[c.in][string(k)]
 			if !ok && d.there[c.in] {
-				if err := d.tell(f.Key, d.object(c.in, k), "the id of set "+c.set.ID.String(), ""); err != nil {
+				if err := d.Tell(f.Key, d.object(c.in, k), "the id of set "+c.set.ID.String(), ""); err != nil {
 					return err
 				}
 			}
@@ -432,7 +415,7 @@ func (d *differ) compareSources(f *lb.Frontend, k, list []byte) error {
 	case len(f.Sources) == 0 || !d.there[sSourceLists]:
 		return nil
 	case list == nil:
-		return d.tell(f.Key, d.object(sSourceLists, k), "the number of its list", "")
+		return d.Tell(f.Key, d.object(sSourceLists, k), "the number of its list", "")
 	}
 	n := nlconn.Order.Uint32(list)
 	if o := d.lists[n>>lengthBits]; o != nil && slices.Equal(o.Sources, f.Sources) && n == n>>lengthBits<<lengthBits {
@@ -474,13 +457,13 @@ func (d *differ) compareList(f *lb.Frontend) error {
 	case err != nil:
 		return err
 	case n != n>>lengthBits<<lengthBits, n == 0:
-		return d.tell(f.Key, d.object(sSourceLists, k), "the number of its list", text+", that of no list")
+		return d.Tell(f.Key, d.object(sSourceLists, k), "the number of its list", text+", that of no list")
 	case o == nil:
 		d.lists[n>>lengthBits] = f
 	case slices.Equal(o.Sources, f.Sources):
 		return nil
 	default:
-		return d.tell(f.Key, d.object(sSourceLists, k), "the number of its list", fmt.Sprintf("%s, the list of %s", text, o.Key))
+		return d.Tell(f.Key, d.object(sSourceLists, k), "the number of its list", fmt.Sprintf("%s, the list of %s", text, o.Key))
 	}
 	for _, k := range lacking {
 		if err := d.tellElement(f.Key, sSourceRanges, k, k, nil); err != nil {
@@ -505,7 +488,7 @@ func (d *differ) compareSetsOf(claims []*setClaim) error {
 	}
 	for _, c := range claims {
 		same := true
-		_ = d.compareSet(c, have, func(setIndex, []byte, string, string) error { same = false; return errEnough })
+		_ = d.compareSet(c, have, func(setIndex, []byte, string, string) error { same = false; return errDiffers })
 		if !same {
 			d.suspects = append(d.suspects, c)
 			continue
@@ -519,6 +502,9 @@ func (d *differ) compareSetsOf(claims []*setClaim) error {
 	}
 	return nil
 }
+
+// errDiffers ends a comparison of which it matters only whether something differs.
+var errDiffers = errors.New("it differs")
 
 // readSetsOf reads the elements of sets: all that a balancer may draw.
 func (d *differ) readSetsOf(claims []*setClaim) (have [setCount]map[string][]byte, err error) {
@@ -621,12 +607,12 @@ func (d *differ) compareSuspects() error {
 		switch {
 		case owner != nil && owner.set.ID == c.set.ID && owner.time == c.time: // another row of the set has told, or it is right by now
 		case owner != nil:
-			err = d.tell(c.key, object, "the id of set "+c.set.ID.String(), fmt.Sprintf("%s, that of set %s", text, owner.set.ID))
+			err = d.Tell(c.key, object, "the id of set "+c.set.ID.String(), fmt.Sprintf("%s, that of set %s", text, owner.set.ID))
 		case len(have[sSetShapes])+len(have[sBackends])+len(have[sMembers]) == 0 && d.there[sSetShapes] && d.there[sBackends] && d.there[sMembers]:
-			err = d.tell(c.key, object, "the id of set "+c.set.ID.String(), text+", that of no set")
+			err = d.Tell(c.key, object, "the id of set "+c.set.ID.String(), text+", that of no set")
 		default:
 			err = d.compareSet(c, have, func(i setIndex, key []byte, want, have string) error {
-				return d.tell(c.key, d.object(i, key), want, have)
+				return d.Tell(c.key, d.object(i, key), want, have)
 			})
 			d.owners[c.id], c.told = c, true
 		}

@@ -17,6 +17,7 @@ import (
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/internal/rtnl"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/ranges"
 	"kube-proxy/trace"
@@ -24,36 +25,6 @@ import (
 
 // Each capture reads on a socket of its own, and nothing of what its other verbs change.
 var _, _, _ Looker = (*NFTables)(nil), (*IPTables)(nil), (*Addresses)(nil)
-
-// errEnough ends a comparison of which nobody wants to know more.
-var errEnough = errors.New("enough")
-
-// teller tells differences until nobody wants to know more.
-type teller struct {
-	ctx  context.Context
-	each func(trace.Difference) bool
-	err  error
-}
-
-func (t *teller) tell(k lb.Key, object, want, have string) {
-	if t.err != nil {
-		return
-	}
-	if t.err = t.ctx.Err(); t.err == nil && !t.each(trace.Difference{Key: k, Object: object, Want: want, Have: have}) {
-		t.err = errEnough
-	}
-}
-
-// done is the error of a comparison.
-func (t *teller) done(err error) error {
-	if t.err != nil {
-		err = t.err
-	}
-	if errors.Is(err, errEnough) {
-		return nil
-	}
-	return err
-}
 
 // ended makes of the ways of a packet what becomes of it: it is led to one listener, or to none.
 func ended(a nftwalk.Answer) trace.Kernel {
@@ -99,9 +70,10 @@ func (c *NFTables) renderer(n lb.Node) *ruleset {
 
 // nftDiffer compares the table with leads.
 type nftDiffer struct {
-	teller
+	*mode.Teller
 	family
 	nftwire.Table
+	ctx   context.Context
 	sets  [setCount]nftwire.Set
 	lists map[uint32]Lead // by number, one that has it
 	// What leads share, and the keys that they have: of these but a bit for each kind of source.
@@ -123,9 +95,9 @@ func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Le
 	}
 	defer sock.Close()
 	rules := c.renderer(n)
-	d := &nftDiffer{teller: teller{ctx: ctx, each: each}, family: c.family, Table: c.table(sock), sets: rules.sets,
+	d := &nftDiffer{ctx: ctx, Teller: mode.NewTeller(ctx, each), family: c.family, Table: c.table(sock), sets: rules.sets,
 		lists: map[uint32]Lead{}, shared: map[element]bool{}, keys: map[lb.Key]keyHas{}}
-	if err := d.done(d.all(rules, leads)); err != nil {
+	if err := d.Done(d.all(rules, leads)); err != nil {
 		return fmt.Errorf("capture by nftables, %s: compare the table with the rows: %w", c.fam, err)
 	}
 	return nil
@@ -137,10 +109,10 @@ func (d *nftDiffer) all(rules *ruleset, leads iter.Seq[Lead]) error {
 	case err != nil:
 		return err
 	case !present:
-		d.tell(lb.Key{}, table, nftwire.IsThere, "")
+		d.Tell(lb.Key{}, table, nftwire.IsThere, "")
 		return nil
 	case dormant:
-		d.tell(lb.Key{}, table, "in force", "dormant: none of its chains is in force")
+		d.Tell(lb.Key{}, table, "in force", "dormant: none of its chains is in force")
 	}
 	if err := d.structure(rules); err != nil {
 		return err
@@ -179,10 +151,7 @@ func (d *nftDiffer) structure(rules *ruleset) error {
 	if err != nil {
 		return err
 	}
-	tell := func(object, want, have string) error {
-		d.tell(lb.Key{}, object, want, have)
-		return d.err
-	}
+	tell := func(object, want, have string) error { return d.Tell(lb.Key{}, object, want, have) }
 	for _, c := range rules.chains() {
 		h, there := hooks[c.name]
 		delete(hooks, c.name)
@@ -195,7 +164,7 @@ func (d *nftDiffer) structure(rules *ruleset) error {
 		}
 	}
 	for name, h := range hooks {
-		d.tell(lb.Key{}, "chain "+name, "", h.State())
+		d.Tell(lb.Key{}, "chain "+name, "", h.State())
 	}
 	return nil
 }
@@ -248,7 +217,7 @@ func (d *nftDiffer) some(leads []Lead) error {
 		}
 		for k, w := range want[i] {
 			if is, ok := have[k]; !ok || !bytes.Equal(is, w.data) {
-				d.tell(w.key, d.sets[i].ElementText([]byte(k)), d.sets[i].DataText(w.data), d.sets[i].DataText(is))
+				d.Tell(w.key, d.sets[i].ElementText([]byte(k)), d.sets[i].DataText(w.data), d.sets[i].DataText(is))
 			}
 		}
 	}
@@ -263,21 +232,21 @@ func (d *nftDiffer) some(leads []Lead) error {
 		k := appendKey(nil, l.Key)
 		list, ok := have[string(k)]
 		if !ok {
-			d.tell(l.Key, d.sets[sSourceLists].ElementText(k), "the number of its list", "")
+			d.Tell(l.Key, d.sets[sSourceLists].ElementText(k), "the number of its list", "")
 			continue
 		}
 		if err := d.list1(l, k, nlconn.Order.Uint32(list)); err != nil {
 			return err
 		}
 	}
-	return d.err
+	return d.Err()
 }
 
 // list1 compares the ranges of one lead.
 func (d *nftDiffer) list1(l Lead, k []byte, n uint32) error {
 	if o, ok := d.lists[n>>lengthBits]; ok {
 		if !slices.Equal(o.Sources, l.Sources) {
-			d.tell(l.Key, d.sets[sSourceLists].ElementText(k), "the number of its list", fmt.Sprintf("0x%08x, the list of %s", n, o.Key))
+			d.Tell(l.Key, d.sets[sSourceLists].ElementText(k), "the number of its list", fmt.Sprintf("0x%08x, the list of %s", n, o.Key))
 		}
 		return nil
 	}
@@ -287,7 +256,7 @@ func (d *nftDiffer) list1(l Lead, k []byte, n uint32) error {
 	have, err := d.get(sSourceRanges, keys)
 	for _, k := range keys {
 		if _, ok := have[string(k)]; !ok && err == nil {
-			d.tell(l.Key, d.sets[sSourceRanges].ElementText(k), nftwire.IsThere, "")
+			d.Tell(l.Key, d.sets[sSourceRanges].ElementText(k), nftwire.IsThere, "")
 		}
 	}
 	return err
@@ -304,14 +273,14 @@ func (d *nftDiffer) others() error {
 				return
 			}
 			if k, wanted := d.wants(i, rec); !wanted {
-				d.tell(k, def.ElementText(rec[:n]), "", def.DataText(rec[n:]))
+				d.Tell(k, def.ElementText(rec[:n]), "", def.DataText(rec[n:]))
 			}
 		})
 		switch {
-		case d.err != nil:
-			return d.err
+		case d.Err() != nil:
+			return d.Err()
 		case errors.Is(err, unix.ENOENT):
-			d.tell(lb.Key{}, "set "+d.sets[i].Name, nftwire.IsThere, "")
+			d.Tell(lb.Key{}, "set "+d.sets[i].Name, nftwire.IsThere, "")
 		case err != nil && !errors.Is(err, nlconn.ErrInterrupted):
 			return fmt.Errorf("elements of %s: %w", d.sets[i].Name, err)
 		}
@@ -351,7 +320,7 @@ func (c *IPTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, er
 
 // Differences is part of [Looker]: of the rules that lead to listeners, and of the jumps to our chains.
 func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Lead], each func(trace.Difference) bool) error {
-	d := &teller{ctx: ctx, each: each}
+	d := mode.NewTeller(ctx, each)
 	layout := layoutOf(c.cfg)
 	layout.Writes = nil
 	keep, err := iptables.NewKeeper(layout) // the other is for one goroutine
@@ -365,7 +334,7 @@ func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Le
 	}
 	for _, j := range layout.Jumps {
 		if !slices.Contains(jumps, j) {
-			d.tell(lb.Key{}, "rule of chain "+j.Chain+" of table "+j.Table, j.Rule, "")
+			d.Tell(lb.Key{}, "rule of chain "+j.Chain+" of table "+j.Table, j.Rule, "")
 		}
 	}
 	have := leadsIn(rules)
@@ -391,16 +360,16 @@ func (c *IPTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Le
 			got = append(got, fmt.Sprintf("%s to :%d", r.From, r.Port))
 		}
 		if !slices.Equal(want, got) {
-			d.tell(l.Key, "rules of table nat for "+l.Key.String(), strings.Join(want, ", "), strings.Join(got, ", "))
+			d.Tell(l.Key, "rules of table nat for "+l.Key.String(), strings.Join(want, ", "), strings.Join(got, ", "))
 		}
 		if refuses && !refusing[l.Key] {
-			d.tell(l.Key, "rules of table filter for "+l.Key.String(), "who is refused", "")
+			d.Tell(l.Key, "rules of table filter for "+l.Key.String(), "who is refused", "")
 		}
 	}
 	for k, l := range have {
-		d.tell(k, "rules of table nat for "+k.String(), "", fmt.Sprintf("%d routes", len(l.Routes)))
+		d.Tell(k, "rules of table nat for "+k.String(), "", fmt.Sprintf("%d routes", len(l.Routes)))
 	}
-	return c.wrap(d.done(nil))
+	return c.wrap(d.Done(nil))
 }
 
 // Follow is part of [Looker].
@@ -433,7 +402,7 @@ func (c *Addresses) Differences(ctx context.Context, _ lb.Node, leads iter.Seq[L
 	if err != nil {
 		return fmt.Errorf("capture by addresses, %s: %w", c.family, err)
 	}
-	d := &teller{ctx: ctx, each: each}
+	d := mode.NewTeller(ctx, each)
 	has, ours, wanted := map[netip.Addr]bool{}, map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, a := range all {
 		has[a.Addr] = true
@@ -445,14 +414,14 @@ func (c *Addresses) Differences(ctx context.Context, _ lb.Node, leads iter.Seq[L
 		if a := l.Key.Addr; !l.Key.IsNodePort() && !wanted[a] {
 			wanted[a] = true
 			if !has[a] {
-				d.tell(l.Key, "address "+a.String(), nftwire.IsThere, "")
+				d.Tell(l.Key, "address "+a.String(), nftwire.IsThere, "")
 			}
 		}
 	}
 	for a := range ours {
 		if !wanted[a] {
-			d.tell(lb.Key{}, "address "+a.String(), "", nftwire.IsThere)
+			d.Tell(lb.Key{}, "address "+a.String(), "", nftwire.IsThere)
 		}
 	}
-	return d.done(nil)
+	return d.Done(nil)
 }
