@@ -54,6 +54,9 @@ type Entry struct {
 	Family lb.Family
 	// What happened to the API objects, of kind Service.
 	What What
+	// Elsewhere: the Service has no address of the family, and had none before: there was nothing to do for it there. People who ask what
+	// changed need not read of it; who shows Services must know.
+	Elsewhere bool
 	// Service is whom it concerns; the zero Name for what concerns no single one.
 	Service cluster.Name
 	// Services and Slices count the changes of API objects that came into force together.

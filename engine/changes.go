@@ -54,6 +54,7 @@ func (e *Engine) tellSettled() {
 				Kind: kind, Family: e.cfg.Family, What: u.what, Service: u.name,
 				Services: uint32(u.changes.Services), Slices: uint32(u.changes.Slices),
 				API: u.api, Learned: u.learned, Done: now, Rows: u.rows, Failures: u.failures,
+				Elsewhere: u.elsewhere && u.rows == 0 && u.failures == 0 && kind == changes.Service,
 			})
 		}
 	}

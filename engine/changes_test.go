@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -337,4 +338,50 @@ func TestReadersCostLittle(t *testing.T) {
 	if read > idle+10*time.Microsecond {
 		t.Errorf("a change costs %v with ten readers, %v without", read, idle)
 	}
+}
+
+// A Service is nothing to a family of which it has no address, and had none: that is told for those who show Services, and marked for
+// those who ask what changed.
+func TestElsewhereIsMarked(t *testing.T) {
+	changesBubble(t, nil, func(r *rig, o *ringTold) {
+		r.start()
+		r.list()
+		r.run()
+		_, o.seen = o.After(0)
+		elsewhere := func(what string, want ...bool) {
+			t.Helper()
+			r.run()
+			entries, newest := o.After(o.seen)
+			o.seen = newest
+			var got []bool
+			for _, e := range entries {
+				got = append(got, e.Elsewhere)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: %v, want %v: %+v", what, got, want, entries)
+			}
+		}
+		six, none := service(1), service(2)
+		six.ClusterIPs, none.ClusterIPs = []netip.Addr{netip.MustParseAddr("fd00::1")}, nil
+		r.do(cluster.ServiceSet{Service: six})
+		elsewhere("a Service of the other family comes", true)
+		r.do(cluster.ServiceSet{Service: none})
+		elsewhere("a headless one comes", true)
+		both := service(1)
+		both.ClusterIPs = append(both.ClusterIPs, six.ClusterIPs...)
+		r.do(cluster.ServiceSet{Service: both})
+		elsewhere("it gets an address of this family", false)
+		r.do(cluster.SliceSet{Slice: slice(1, 1, 1)})
+		elsewhere("its endpoints come", false)
+		r.do(cluster.ServiceSet{Service: six})
+		elsewhere("it loses that address", false)
+		r.do(cluster.ServiceGone{Name: svcName(1)})
+		elsewhere("it goes", true)
+		r.do(cluster.ServiceSet{Service: service(3)}, cluster.ServiceGone{Name: svcName(3)})
+		elsewhere("one comes and goes before anybody looks", true)
+		r.do(cluster.ServiceSet{Service: service(4)})
+		elsewhere("one of this family comes", false)
+		r.do(cluster.ServiceGone{Name: svcName(4)})
+		elsewhere("it goes too", false)
+	})
 }

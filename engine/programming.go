@@ -18,6 +18,7 @@ type notice struct {
 	what           changes.What
 	api, learned   int64
 	rows, failures uint32
+	elsewhere      bool // the Service had no address of the family when it was resolved last
 }
 
 // maxTriggers bounds the memory for a service that changes again and again while it cannot be written. Of more
@@ -54,6 +55,9 @@ func (n *notice) add(o notice, room int) {
 	n.api, n.learned = oldest(n.api, o.api), oldest(n.learned, o.learned)
 	n.rows += o.rows
 	n.failures += o.failures
+	if !o.isZero() {
+		n.elsewhere = o.elsewhere
+	}
 }
 
 func (n *notice) isZero() bool { return n.learned == 0 }

@@ -2,6 +2,8 @@ package engine
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
 	"time"
 
 	"kube-proxy/changes"
@@ -99,6 +101,7 @@ func (e *Engine) resolve(found *claims, name cluster.Name, n notice, now time.Ti
 	if n.what&changes.ServiceCreated != 0 && owner.Created*1e9 >= e.started {
 		n.api = oldest(n.api, owner.Created*1e9)
 	}
+	n.elsewhere = e.elsewhere(&view)
 	switch {
 	case e.resets.due:
 		e.pending.programming.untilReset(name, n)
@@ -107,6 +110,11 @@ func (e *Engine) resolve(found *claims, name cluster.Name, n notice, now time.Ti
 	default:
 		e.pending.await(name, n, diff)
 	}
+}
+
+// elsewhere reports whether the Service has no address of the engine's family, as one that is gone.
+func (e *Engine) elsewhere(v *cluster.View) bool {
+	return v.Service == nil || !slices.ContainsFunc(v.Service.ClusterIPs, func(a netip.Addr) bool { return lb.FamilyOf(a) == e.cfg.Family })
 }
 
 func ownerOf(v cluster.View) lb.Owner {

@@ -7,13 +7,15 @@ import (
 	"kube-proxy/changes"
 )
 
-// Changes returns what changed after the entry of that number, 0 for all that is remembered.
+// Changes returns what changed after the entry of that number, 0 for all that is remembered, without what was nothing to a family.
 func (i *Inspector) Changes(after uint64) Changes {
 	entries, newest := i.cfg.Changes.After(after)
 	_, gone := i.cfg.Changes.Counts()
 	out := Changes{Changes: make([]Change, 0, len(entries)), Newest: newest, Gone: gone}
 	for _, e := range entries {
-		out.Changes = append(out.Changes, change(e))
+		if !e.Elsewhere {
+			out.Changes = append(out.Changes, change(e))
+		}
 	}
 	return out
 }
@@ -91,7 +93,9 @@ func (s *Subscription) Take() Update {
 	u.All = !s.begun || gone != s.gone && uint64(len(entries)) < newest-s.newest
 	seen := map[string]bool{}
 	for _, e := range entries {
-		u.Changes = append(u.Changes, change(e))
+		if !e.Elsewhere {
+			u.Changes = append(u.Changes, change(e))
+		}
 		switch name := e.Service.String(); {
 		case e.Service.Name == "":
 			u.All = true

@@ -320,6 +320,15 @@ func TestSubscribe(t *testing.T) {
 	if u := s.Take(); u.All || u.Services != nil {
 		t.Errorf("after none: %+v", u)
 	}
+	foreign := entry
+	foreign.Elsewhere = true
+	w.ring.Add(foreign)
+	if u := s.Take(); u.All || fmt.Sprint(u.Services) != "[shop/web]" || len(u.Changes) != 0 {
+		t.Errorf("after one that is nothing to the family: %+v", u)
+	}
+	if all := w.Changes(0); len(all.Changes) != 2 || all.Newest != 3 {
+		t.Errorf("who asks what changed reads %+v", all)
+	}
 	for range 100 { // more than there are places
 		w.ring.Add(entry)
 	}

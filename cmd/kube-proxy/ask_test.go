@@ -130,6 +130,9 @@ func TestAskRunning(t *testing.T) {
 	answers(0, "no difference", "diff")
 	answers(0, `"differences": []`, "diff", "-o", "json")
 	answers(0, "Service created", "events")
+	if _, out, _ := n.kubeProxy("events"); strings.Contains(out, "no row changed") { // all are of IPv4, or of no family
+		t.Errorf("a Service is told of in a family that it does not have:\n%s", out)
+	}
 	answers(0, `"newest":`, "events", "-o", "json")
 	answers(0, "10.96.0.10:80/tcp", "table", "-o", "wide")
 	answers(2, "no-backends", "why", "shop/empty")
