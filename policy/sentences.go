@@ -197,6 +197,6 @@ func (e *explainer) aboutSources(say func(string, ...any)) {
 	}
 	say("The load balancer's addresses may be used from %s only (loadBalancerSourceRanges).", strings.Join(words, ", "))
 	if e.nodeMay {
-		say("This node is among them, and so may use each of these addresses from itself.")
+		say("This node is within them, so each of these addresses may be used from itself too: a node that holds one has it as its source.")
 	}
 }

@@ -95,15 +95,33 @@ func (q *question) row(row *lb.Frontend) {
 		q.Verdict = Pass
 		return
 	}
-	if q.SourceRanges = row.Sources; len(row.Sources) > 0 {
-		if !contains(row.Sources, q.packet.From.Addr()) {
-			q.Verdict = Drop
-			q.say("It may be used from %s only (loadBalancerSourceRanges), and %s is in none of them.", prefixes(row.Sources), q.packet.From.Addr())
-			return
-		}
-		q.say("It may be used from %s only (loadBalancerSourceRanges), and %s is among them.", prefixes(row.Sources), q.packet.From.Addr())
+	if q.SourceRanges = row.Sources; len(row.Sources) > 0 && !q.sources(row) {
+		q.Verdict = Drop
+		return
 	}
 	q.take(row, q.route(row))
+}
+
+// sources says whether the packet may come from where it does. The row's own address among its sources is no range that anybody wrote: it is there
+// where this node is within the ranges (SV-16), and lets in whoever has it as the source.
+func (q *question) sources(row *lb.Frontend) (may bool) {
+	own := netip.PrefixFrom(row.Key.Addr, row.Key.Addr.BitLen())
+	ranges, itself := row.Sources, false
+	if i := slices.Index(ranges, own); i >= 0 && len(ranges) > 1 {
+		ranges, itself = slices.Delete(slices.Clone(ranges), i, i+1), true
+	}
+	from := q.packet.From.Addr()
+	switch text := "It may be used from " + prefixes(ranges) + " only (loadBalancerSourceRanges), and "; {
+	case contains(ranges, from):
+		q.say("%s%s is among them.", text, from)
+	case itself && from == own.Addr():
+		q.say("%sfrom the address itself: %s is that.", text, from)
+	case itself:
+		q.say("%sfrom the address itself: %s is neither.", text, from)
+	default:
+		q.say("%s%s is in none of them.", text, from)
+	}
+	return contains(row.Sources, from)
 }
 
 // served is what the mode makes of a row; nil if it does not serve it.
