@@ -93,8 +93,11 @@ func (p *Plane) compare(ctx context.Context) error {
 				p.l.numbers.take(n)
 			}
 			p.l.touched.servers[s] = lb.Key{}
-		case !s.has || s.is != is.Service:
-			s.has, s.is = true, is.Service
+		case !s.has: // others made it; what real servers it has is read in its turn
+			s.has, s.is, s.dests = true, is.Service, map[netip.AddrPort]dest{}
+			p.l.touched.servers[s] = lb.Key{}
+		case s.is != is.Service:
+			s.is = is.Service
 			p.l.touched.servers[s] = lb.Key{}
 		}
 		return nil

@@ -3,11 +3,15 @@
 package ipvs
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/planetest"
@@ -204,6 +208,41 @@ func TestAddressesOfOtherDevices(t *testing.T) {
 		}
 		if n, err := p.Audit(t.Context(), true); n != 0 || err != nil {
 			t.Errorf("%s: an audit mended %d more, %v", step.what, n, err)
+		}
+	}
+}
+
+// A virtual server that could not be made, and that others then make, without real servers or with one, is taken over by an audit.
+func TestOthersMakeWhatCouldNotBeMade(t *testing.T) {
+	for _, dests := range []int{0, 1} {
+		k, p, table, w := started(t, lb.IPv4)
+		o, f := w.ClusterIP(30, 7, 2)
+		theirs := ipvswire.Op{Verb: ipvswire.NewService, Service: ipvswire.Service{ServiceID: serviceOf(f[0].Key), Scheduler: "rr", Netmask: ipvswire.IPv4.WholeAddress()}}
+		k.ipvs.Before = func(r ipvsfake.Request) error {
+			if r.Command == ipvsfake.NewService && r.Service == theirs.Service.ServiceID {
+				return unix.EPERM
+			}
+			return nil
+		}
+		if _, err := p.Apply(t.Context(), replaced(table, o, f)); !errors.Is(err, unix.EPERM) {
+			t.Fatalf("a virtual server that cannot be made: %v", err)
+		}
+		k.ipvs.Before = nil
+		ops := []ipvswire.Op{theirs}
+		for range dests {
+			ops = append(ops, ipvswire.Op{Verb: ipvswire.NewDestination, Service: theirs.Service, Destination: ipvswire.Destination{Addr: f[0].Set(lb.Cluster).Backends[0].Addr, Weight: 3}})
+		}
+		if err := k.conn.Do(t.Context(), ops, nil); err != nil {
+			t.Fatal(err)
+		}
+		p.unread = []ipvswire.ServiceID{probeID(lb.IPv4)} // as where there are so many that an audit does not list the real servers of all
+		if _, err := p.Audit(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range k.ipvs.State() {
+			if v.ServiceID == theirs.Service.ServiceID && (len(v.Destinations) != 2 || v.Destinations[0].Weight != 1 || v.Destinations[1].Weight != 1) {
+				t.Errorf("made by others with %d real servers: %+v", dests, v)
+			}
 		}
 	}
 }
