@@ -8,8 +8,6 @@ import (
 	"io"
 	"net/url"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -33,9 +31,10 @@ type asking struct {
 	name, args, about string // for --help
 	more              string // of it: flags of its own, examples
 	flags             func(*cobra.Command)
-	// least and most are how many arguments it takes, and services says that the last one is the name of a Service.
+	// least and most are how many arguments it takes.
 	least, most int
-	services    bool
+	// takes says for a shell what may stand behind these arguments: the name of a Service, and one of these words; nil for nothing.
+	takes func(args []string) (service bool, words []string)
 	// ask asks once. shown is whether --watch may clear the screen for the next time.
 	ask func(context.Context, *questions, []string) error
 	// watch, if there is one, goes on until ctx ends; nil has ask called again and again.
@@ -99,13 +98,9 @@ func (a asking) command(modes mode.List, out, errOut io.Writer) *cobra.Command {
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Problems{{Where: err.Error()}} })
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, a.help()) })
-	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
-		if !a.services || len(args) >= a.most {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		return serviceNames(cmd, opts, modes, begun), cobra.ShellCompDirectiveNoFileComp
-	}
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"json", "yaml", "wide"}, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
+	cmd.ValidArgsFunction = a.completes(opts, modes)
+	completeFlag(cmd, "output", "json", "wide", "yaml")
+	completeModes(cmd, modes)
 	return cmd
 }
 
@@ -247,19 +242,4 @@ func (q *questions) program(raw json.RawMessage) (bool, error) {
 		return true, err
 	}
 	return false, nil
-}
-
-// serviceNames are the names of Services that begin so, for a shell that completes; none where nobody answers.
-func serviceNames(cmd *cobra.Command, opts *config.Options, modes mode.List, begun string) []string {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	client, err := askWhom(cmd, opts, modes, io.Discard)
-	if err != nil {
-		return nil
-	}
-	var all struct{ Services []string }
-	if client.Get(ctx, "services", nil, &all) != nil {
-		return nil
-	}
-	return slices.DeleteFunc(all.Services, func(s string) bool { return !strings.HasPrefix(s, begun) })
 }

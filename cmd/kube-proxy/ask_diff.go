@@ -70,7 +70,7 @@ func diffText(out io.Writer, d *inspect.Diff) {
 // eventsAsking is "kube-proxy events".
 func eventsAsking() asking {
 	return asking{
-		name: "events", args: "[SERVICE]", most: 1, services: true,
+		name: "events", args: "[SERVICE]", most: 1, takes: oneService,
 		about: "Prints what changed in the last minutes, the oldest first: which object, when it was in force here, and how long that took from the API and from when this proxy " +
 			"learned of it.",
 		more: "\n  kube-proxy events shop/web --watch\n",

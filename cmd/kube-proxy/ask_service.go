@@ -15,7 +15,7 @@ import (
 // backendsAsking is "kube-proxy backends".
 func backendsAsking() asking {
 	return asking{
-		name: "backends", args: "SERVICE[:PORT]", least: 1, most: 1, services: true,
+		name: "backends", args: "SERVICE[:PORT]", least: 1, most: 1, takes: oneService,
 		about: "Prints the endpoints of a Service by port: where each runs, its conditions, in which sets it is, and why not.",
 		more:  "\n  kube-proxy backends shop/web\n  kube-proxy backends web:http -o wide\n",
 		ask: func(ctx context.Context, q *questions, args []string) error {
@@ -28,7 +28,7 @@ func backendsAsking() asking {
 // whyAsking is "kube-proxy why".
 func whyAsking() asking {
 	return asking{
-		name: "why", args: "SERVICE[:PORT]", least: 1, most: 1, services: true,
+		name: "why", args: "SERVICE[:PORT]", least: 1, most: 1, takes: oneService,
 		about: "Says why a Service is as it is on this node: why it has no backends, why this node is skipped, which endpoints are left out and why, what is refused, who has its address.",
 		more:  "\n  kube-proxy why shop/web\n",
 		ask: func(ctx context.Context, q *questions, args []string) error {

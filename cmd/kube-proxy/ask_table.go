@@ -19,7 +19,7 @@ import (
 // tableAsking is "kube-proxy table".
 func tableAsking() asking {
 	return asking{
-		name: "table", args: "[FILTER]", most: 1, services: true,
+		name: "table", args: "[FILTER]", most: 1, takes: oneService,
 		about: "Prints the rows of the desired table: what each address and port of a Service does with packets, for whom. FILTER is an address, a CIDR, a namespace with a slash " +
 			"behind it, or a part of a key, a Service or a kind.",
 		more: "\n  kube-proxy table shop/\n  kube-proxy table 10.96.0.10\n  kube-proxy table nodeport\n",

@@ -19,7 +19,7 @@ import (
 func traceAsking() asking {
 	var from, in string
 	return asking{
-		name: "trace", args: "SRC DST[:PORT][/PROTO]", least: 1, most: 3, services: true,
+		name: "trace", args: "SRC DST[:PORT][/PROTO]", least: 1, most: 3,
 		about: "Says what becomes of a packet from SRC to DST: which Service it meets, which backends answer with which probability, and why; then what the kernel itself says, " +
 			"from what it holds, and which connections of the two are open. A difference between table and kernel is the finding.",
 		more: "\nSRC is an address with or without a port, node for this node itself, or pod/NAMESPACE/NAME; DST an address, a Service (NAMESPACE/NAME, a name that one Service\n" +
@@ -30,6 +30,16 @@ func traceAsking() asking {
 		flags: func(cmd *cobra.Command) {
 			cmd.Flags().StringVar(&from, "from", "", "")
 			cmd.Flags().StringVar(&in, "in", "", "")
+			completeFlag(cmd, "from", "node", "pod")
+		},
+		takes: func(args []string) (bool, []string) {
+			switch said := from != "" && from != "pod"; { // of Pods nobody has a list
+			case said && len(args) == 0, !said && len(args) == 1:
+				return true, []string{"nodeport:"}
+			case from == "" && len(args) == 0:
+				return false, []string{"node", "pod/"}
+			}
+			return false, nil
 		},
 		ask: func(ctx context.Context, q *questions, args []string) error {
 			params, err := traceParams(from, in, args)

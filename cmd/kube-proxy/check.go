@@ -73,6 +73,9 @@ func checkCommand(modes mode.List, out, errOut io.Writer, commandLine []string) 
 	opts.AddFlags(cmd.Flags())
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "")
 	cmd.Flags().BoolVar(&load, "load-modules", false, "")
+	completeFlag(cmd, "output", "json", "text")
+	completeModes(cmd, modes)
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Problems{{Where: err.Error()}} })
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, checkHelp()) })
 	return cmd

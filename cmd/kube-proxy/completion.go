@@ -1,10 +1,20 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+
+	"kube-proxy/config"
+	"kube-proxy/inspect"
+	"kube-proxy/mode"
 )
 
 // completionCommand is "kube-proxy completion".
@@ -26,7 +36,101 @@ func completionCommand(root *cobra.Command, out io.Writer) *cobra.Command {
 	cmd.SetHelpFunc(func(*cobra.Command, []string) {
 		io.WriteString(out, "Usage: kube-proxy completion bash|zsh|fish\n\n"+
 			wrapped("Prints what has the shell complete commands of kube-proxy, its flags, and the names of Services, which it asks the proxy that runs for.")+
-			"\n  bash    source <(kube-proxy completion bash)\n  zsh     source <(kube-proxy completion zsh)\n  fish    kube-proxy completion fish | source\n")
+			"\n  bash    source <(kube-proxy completion bash), where the package bash-completion is installed\n  zsh     source <(kube-proxy completion zsh), after compinit\n  fish    kube-proxy completion fish | source\n")
 	})
 	return cmd
+}
+
+// completeFlag has a shell complete a flag that the command has to one of these values.
+func completeFlag(cmd *cobra.Command, name string, values ...string) {
+	_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // the flag is there, once
+}
+
+// completeModes has a shell complete --proxy-mode to what can run here.
+func completeModes(cmd *cobra.Command, modes mode.List) {
+	completeFlag(cmd, "proxy-mode", modes.Names(func(m mode.Mode) bool { return m.Here() && m.Built() })...)
+}
+
+// oneService is what a command takes whose one argument is the name of a Service.
+func oneService(args []string) (service bool, words []string) { return len(args) == 0, nil }
+
+// completes is what a shell offers for an argument.
+func (a asking) completes(opts *config.Options, modes mode.List) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, begun string) (offer []string, directive cobra.ShellCompDirective) {
+		directive = cobra.ShellCompDirectiveNoFileComp
+		if a.takes == nil {
+			return nil, directive
+		}
+		service, words := a.takes(args)
+		for _, w := range words {
+			if strings.HasPrefix(w, begun) {
+				offer = append(offer, w)
+			}
+		}
+		if len(offer) == 1 && strings.ContainsAny(offer[0], ":/") {
+			directive |= cobra.ShellCompDirectiveNoSpace // more has to follow
+		}
+		if service {
+			offer = append(offer, services(cmd, opts, modes, begun)...)
+		}
+		return offer, directive
+	}
+}
+
+// services are the names of Services that begin so, or, behind a name and ":", its ports; none where nobody answers.
+func services(cmd *cobra.Command, opts *config.Options, modes mode.List, begun string) []string {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	client, err := askWhom(cmd, opts, modes, io.Discard)
+	if err != nil {
+		return nil
+	}
+	if name, port, cut := strings.Cut(begun, ":"); cut {
+		var d inspect.Detail
+		if client.Get(ctx, "service", url.Values{"name": {name}}, &d) != nil {
+			return nil
+		}
+		return portNames(&d, name, port)
+	}
+	var all struct{ Services []string }
+	if client.Get(ctx, "services", nil, &all) != nil {
+		return nil
+	}
+	return namesFrom(all.Services, begun)
+}
+
+// namesFrom are the names that begin so: whole ones, and once something is begun, the bare ones that one Service alone has. A shell
+// drops what does not begin with what was typed.
+func namesFrom(all []string, begun string) (offer []string) {
+	bare := map[string]int{}
+	for _, s := range all {
+		if strings.HasPrefix(s, begun) {
+			offer = append(offer, s)
+		}
+		_, name, _ := strings.Cut(s, "/")
+		bare[name]++
+	}
+	for name, n := range bare {
+		if n == 1 && begun != "" && strings.HasPrefix(name, begun) {
+			offer = append(offer, name)
+		}
+	}
+	slices.Sort(offer)
+	return offer
+}
+
+// portNames are the ports of a Service that begin so, behind the name as it was typed.
+func portNames(d *inspect.Detail, name, begun string) (offer []string) {
+	for _, f := range d.Families {
+		for _, p := range f.Ports {
+			port := p.Name
+			if port == "" {
+				port = strconv.Itoa(int(p.Port.Port))
+			}
+			if strings.HasPrefix(port, begun) && !slices.Contains(offer, name+":"+port) {
+				offer = append(offer, name+":"+port)
+			}
+		}
+	}
+	return offer
 }

@@ -82,6 +82,8 @@ func command(modes mode.List, out, errOut io.Writer, commandLine []string) *cobr
 		},
 	}
 	opts.AddFlags(cmd.Flags())
+	completeModes(cmd, modes)
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Unparsed(commandLine, err, modes) })
 	cmd.SetHelpFunc(func(*cobra.Command, []string) {
 		config.Usage(out, "kube-proxy", modes)
@@ -94,10 +96,9 @@ func command(modes mode.List, out, errOut io.Writer, commandLine []string) *cobr
 	cmd.SetOut(out)
 	cmd.SetErr(errOut)
 	cmd.CompletionOptions.DisableDefaultCmd = true
-	cmd.SetHelpCommand(&cobra.Command{Use: "no-help", Hidden: true}) // "help" is no command, but an argument too many (FL-01)
 	cmd.AddCommand(renderCommand(modes, out, errOut, commandLine), checkCommand(modes, out, errOut, commandLine), migrateCommand(modes, out, errOut))
 	cmd.AddCommand(askCommands(modes, out, errOut)...)
-	cmd.AddCommand(completionCommand(cmd, out))
+	cmd.SetHelpCommand(completionCommand(cmd, out)) // cobra adds it, and one of its own without: "help" is no command, but an argument too many (FL-01)
 	cmd.SetArgs(commandLine)
 	return cmd
 }

@@ -23,10 +23,15 @@ func migrateHelp(modes mode.List) string {
 		wrapped("Reads how another kube-proxy is started, or Cilium in its place, and says what will differ with this one: ConfigMaps, KubeProxyConfigurations, "+
 			"DaemonSets, Pods and Lists of them in YAML or JSON, command lines, environment files and units of systemd; - is stdin. The "+
 			"configuration for this one goes to stdout, and what differs to stderr. Nothing on the node or in a cluster is asked or changed.") + "\n" +
-		"  --to string           mode: " + strings.Join(modes.Names(func(m mode.Mode) bool { return m.On("linux") && m.Built() }), ", ") + "; the same as before if not given\n" +
+		"  --to string           mode: " + strings.Join(modesToRun(modes), ", ") + "; the same as before if not given\n" +
 		"  -o, --output string   text, or json on stdout: {version, from, to, config, flags, statements: [{severity, about, differs, why, do}]}\n\n" +
 		"Severities: info (nobody has to do anything), change (clients or operators see it), missing (what works today will not).\n" +
 		"Exit codes: 0 there is a configuration, whatever differs; 1 the input or the command line is wrong.\n"
+}
+
+// modesToRun are the modes of a node with Linux.
+func modesToRun(modes mode.List) []string {
+	return modes.Names(func(m mode.Mode) bool { return m.On("linux") && m.Built() })
 }
 
 // migrateCommand is "kube-proxy migrate".
@@ -60,6 +65,8 @@ func migrateCommand(modes mode.List, out, errOut io.Writer) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&to, "to", "", "")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "")
+	completeFlag(cmd, "to", modesToRun(modes)...)
+	completeFlag(cmd, "output", "json", "text")
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return config.Problems{{Where: err.Error()}, {Where: "flags of the proxy to migrate come after --: kube-proxy migrate -- --proxy-mode=ipvs"}}
 	})

@@ -79,6 +79,8 @@ func renderCommand(modes mode.List, out, errOut io.Writer, commandLine []string)
 	}
 	opts.Renders = true
 	opts.AddFlags(cmd.Flags())
+	completeModes(cmd, modes)
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return config.Unparsed(slices.DeleteFunc(slices.Clone(commandLine), func(s string) bool { return s == "render" }), err, modes)
 	})

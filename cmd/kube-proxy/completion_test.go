@@ -1,0 +1,116 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"kube-proxy/plane/all"
+)
+
+// A shell is told what may stand in each place: Services where one is wanted, by whole and, where one alone has it, by bare name; their
+// ports; the values of flags; nothing where none is known; and no command that is none.
+func TestCompletionByPlace(t *testing.T) {
+	folder := "--manifests=testdata/ask/m"
+	services := func(more ...string) []string {
+		names := []string{"shop/empty", "shop/headless", "shop/thief", "shop/web"}
+		for n := range 12 {
+			names = append(names, "team-"+string([]byte{'0' + byte(n/10), '0' + byte(n%10)})+"/same")
+		}
+		return append(names, more...)
+	}
+	for _, c := range []struct {
+		typed string // words up to the one that is begun
+		want  []string
+	}{
+		{"|", []string{"backends", "check", "completion", "diff", "events", "migrate", "render", "table", "top", "trace", "why"}},
+		{"no|", nil},
+		{"completion|", []string{"completion"}},
+		{"completion |", []string{"bash", "fish", "zsh"}},
+		{"why |", services()},
+		{"why shop/w|", []string{"shop/web"}},
+		{"why web|", []string{"web"}},
+		{"why we|", []string{"web"}},
+		{"why shop|", []string{"shop/empty", "shop/headless", "shop/thief", "shop/web"}},
+		{"why same|", nil}, // twelve have the name, and it means none of them
+		{"why shop/web:|", []string{"shop/web:http"}},
+		{"why web:h|", []string{"web:http"}},
+		{"why shop/web:x|", nil},
+		{"why shop/nobody:|", nil},
+		{"why shop/web |", nil},
+		{"diff |", nil},
+		{"trace |", []string{"node", "pod/"}},
+		{"trace n|", []string{"node"}},
+		{"trace shop|", nil},
+		{"trace --from pod |", nil},
+		{"trace --from pod shop/web-1 shop/w|", []string{"shop/web"}},
+		{"trace --from |", []string{"node", "pod"}},
+		{"trace --from=|", []string{"node", "pod"}},
+		{"trace --from 10.1.1.13 |", services("nodeport:")},
+		{"trace --from 10.1.1.13 shop/web |", nil},
+		{"trace node |", services("nodeport:")},
+		{"trace node nodep|", []string{"nodeport:"}},
+		{"trace node nodeport:3|", nil},
+		{"trace node shop/web:|", []string{"shop/web:http"}},
+		{"trace node shop/web |", nil},
+		{"top -o |", []string{"json", "wide", "yaml"}},
+		{"check -o |", []string{"json", "text"}},
+		{"migrate --output |", []string{"json", "text"}},
+		{"migrate --to |", []string{"iptables", "ipvs", "nftables", "userspace"}},
+		{"--proxy-mode |", []string{"iptables", "ipvs", "nftables", "userspace"}},
+		{"render --proxy-mode |", []string{"iptables", "ipvs", "nftables", "userspace"}},
+		{"why --proxy-mode |", []string{"iptables", "ipvs", "nftables", "userspace"}},
+	} {
+		line := strings.Split(strings.TrimSuffix(c.typed, "|"), " ")
+		args := []string{"__complete"}
+		if strings.Contains("why trace diff", line[0]) && line[0] != "" {
+			args = append(args, line[0], folder)
+			args = append(args, line[1:]...)
+		} else {
+			args = append(args, line...)
+		}
+		var out bytes.Buffer
+		if err := command(all.Modes(), &out, &bytes.Buffer{}, args).ExecuteContext(t.Context()); err != nil {
+			t.Errorf("%s: %v", c.typed, err)
+		}
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		got := slices.Sorted(slices.Values(lines[:len(lines)-1])) // the last one is the directive
+		if !slices.Equal(got, slices.Sorted(slices.Values(c.want))) {
+			t.Errorf("%s: a shell is told %q, want %q", c.typed, got, c.want)
+		}
+	}
+}
+
+// A real bash offers that, with the functions of the package bash-completion where it is there, and else with the two that the script takes of it.
+func TestCompletionInBash(t *testing.T) {
+	self, err := os.Executable()
+	do(t, err)
+	bin := t.TempDir()
+	do(t, os.Symlink(self, filepath.Join(bin, "kube-proxy")))
+	m, err := filepath.Abs("testdata/ask/m")
+	do(t, err)
+	cmd := exec.Command("bash", "--norc", "--noprofile", "testdata/completion.bash", m)
+	cmd.Env = append(os.Environ(), asProgram+"=1", "PATH="+bin+":"+os.Getenv("PATH"))
+	out, err := cmd.CombinedOutput()
+	do(t, err)
+	want := `kube-proxy tr| trace
+kube-proxy no|
+kube-proxy why --manifests M shop/w| shop/web
+kube-proxy why --manifests=M shop/w| shop/web
+kube-proxy why --manifests M we| web
+kube-proxy why --manifests M shop/web:| http
+kube-proxy trace --manifests M node shop/t| shop/thief
+kube-proxy trace --manifests M n| node
+kube-proxy top -o | json wide yaml
+kube-proxy migrate --to=ip| iptables ipvs
+`
+	if got := strings.ReplaceAll(string(out), m, "M"); got != want {
+		t.Errorf("a TAB at | offers\n%s\nwant\n%s", got, want)
+	}
+}
