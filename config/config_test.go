@@ -331,7 +331,7 @@ func TestVersion(t *testing.T) {
 
 func TestUsage(t *testing.T) {
 	var b strings.Builder
-	Usage(&b, "kube-proxy", all.Modes())
+	Usage(&b, all.Modes())
 	for _, f := range flags(NewOptions(all.Modes())) {
 		if !strings.Contains(b.String(), "--"+f.name) {
 			t.Errorf("the help text lacks --%s:\n%s", f.name, b.String())

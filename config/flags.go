@@ -101,14 +101,13 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.set = fs
 }
 
-// Usage writes the help text: flags by group, in our order.
-func Usage(w io.Writer, program string, modes mode.List) {
-	fmt.Fprintf(w, "Usage: %s [flags]\n\nMakes the addresses of Kubernetes Services work on this machine.\n", program)
+// Usage writes the help text of all flags: by group, in our order.
+func Usage(w io.Writer, modes mode.List) {
 	o := NewOptions(modes)
-	all := pflag.NewFlagSet(program, pflag.ContinueOnError)
+	all := pflag.NewFlagSet("", pflag.ContinueOnError)
 	o.AddFlags(all)
 	for _, g := range groups {
-		some := pflag.NewFlagSet(program, pflag.ContinueOnError)
+		some := pflag.NewFlagSet("", pflag.ContinueOnError)
 		some.SortFlags = false
 		for _, f := range flags(o) {
 			if f.group == g {

@@ -287,6 +287,6 @@ func TestPages(t *testing.T) {
 
 func help() string {
 	var b strings.Builder
-	Usage(&b, "kube-proxy", all.Modes())
+	Usage(&b, all.Modes())
 	return b.String()
 }

@@ -29,6 +29,7 @@ const (
 // asking is a command that asks a proxy that runs, or a folder of manifests.
 type asking struct {
 	name, args, about string // for --help
+	short             string // the line of it in the list of commands
 	more              string // of it: flags of its own, examples
 	flags             func(*cobra.Command)
 	// least and most are how many arguments it takes.
@@ -68,7 +69,7 @@ func (a asking) command(modes mode.List, out, errOut io.Writer) *cobra.Command {
 	var output string
 	var watch bool
 	cmd := &cobra.Command{
-		Use:  a.name,
+		Use: a.name, Short: a.short,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) < a.least || len(args) > a.most {

@@ -19,6 +19,7 @@ import (
 func diffAsking() asking {
 	return asking{
 		name: "diff", most: 0,
+		short: "what the kernel holds otherwise than the table asks for",
 		about: "Compares the kernel with the desired table, and names what differs: what somebody else has changed, and what the kernel has not taken. It looks again before it tells, " +
 			"as what is being written differs for a moment.",
 		ask: func(ctx context.Context, q *questions, _ []string) error {
@@ -71,6 +72,7 @@ func diffText(out io.Writer, d *inspect.Diff) {
 func eventsAsking() asking {
 	return asking{
 		name: "events", args: "[SERVICE]", most: 1, takes: oneService,
+		short: "what changed in the last minutes, and how long that took",
 		about: "Prints what changed in the last minutes, the oldest first: which object, when it was in force here, and how long that took from the API and from when this proxy " +
 			"learned of it.",
 		more: "\n  kube-proxy events shop/web --watch\n",
@@ -163,7 +165,8 @@ func took(ms *float64) string {
 // topAsking is "kube-proxy top".
 func topAsking() asking {
 	return asking{
-		name: "top",
+		name:  "top",
+		short: "Services by connections a second, now",
 		about: "Prints the Services to which connections are opened, the busiest first, as they were in one second; with --watch again every second, and then with the sum since it " +
 			"began. -o wide tells the addresses apart. It counts while it runs alone, and says so when there were more than the kernel could tell of.",
 		ask: func(ctx context.Context, q *questions, _ []string) error { return q.top(ctx, false) },

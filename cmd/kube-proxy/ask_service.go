@@ -16,6 +16,7 @@ import (
 func backendsAsking() asking {
 	return asking{
 		name: "backends", args: "SERVICE[:PORT]", least: 1, most: 1, takes: oneService,
+		short: "the endpoints of a Service: node, condition, in which sets, why not",
 		about: "Prints the endpoints of a Service by port: where each runs, its conditions, in which sets it is, and why not.",
 		more:  "\n  kube-proxy backends shop/web\n  kube-proxy backends web:http -o wide\n",
 		ask: func(ctx context.Context, q *questions, args []string) error {
@@ -29,6 +30,7 @@ func backendsAsking() asking {
 func whyAsking() asking {
 	return asking{
 		name: "why", args: "SERVICE[:PORT]", least: 1, most: 1, takes: oneService,
+		short: "why a Service has no backends, why this node is skipped, who is left out",
 		about: "Says why a Service is as it is on this node: why it has no backends, why this node is skipped, which endpoints are left out and why, what is refused, who has its address.",
 		more:  "\n  kube-proxy why shop/web\n",
 		ask: func(ctx context.Context, q *questions, args []string) error {

@@ -69,6 +69,7 @@ func TestAskGolden(t *testing.T) {
 		"bad-events":     "events",
 		"bad-top":        "top",
 		"bad-completion": "completion tcsh",
+		"bad-command":    "backend shop/web",
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out, errOut bytes.Buffer

@@ -20,6 +20,7 @@ func traceAsking() asking {
 	var from, in string
 	return asking{
 		name: "trace", args: "SRC DST[:PORT][/PROTO]", least: 1, most: 3,
+		short: "what becomes of a packet, why, and whether the kernel does the same",
 		about: "Says what becomes of a packet from SRC to DST: which Service it meets, which backends answer with which probability, and why; then what the kernel itself says, " +
 			"from what it holds, and which connections of the two are open. A difference between table and kernel is the finding.",
 		more: "\nSRC is an address with or without a port, node for this node itself, or pod/NAMESPACE/NAME; DST an address, a Service (NAMESPACE/NAME, a name that one Service\n" +

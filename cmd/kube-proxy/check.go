@@ -45,7 +45,7 @@ func checkCommand(modes mode.List, out, errOut io.Writer, commandLine []string) 
 	var output string
 	var load bool
 	cmd := &cobra.Command{
-		Use:  "check",
+		Use: "check", Short: "look at this node: what is in the way of a proxy with these flags, with the remedy",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output != "text" && output != "json" {

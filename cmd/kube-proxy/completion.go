@@ -25,7 +25,8 @@ func completionCommand(root *cobra.Command, out io.Writer) *cobra.Command {
 		"fish": func() error { return root.GenFishCompletion(out, false) },
 	}
 	cmd := &cobra.Command{
-		Use: "completion", ValidArgs: []string{"bash", "fish", "zsh"}, Args: cobra.ArbitraryArgs,
+		Use: "completion", Short: "print what has bash, zsh or fish complete all this, with the names of Services",
+		ValidArgs: []string{"bash", "fish", "zsh"}, Args: cobra.ArbitraryArgs,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 || shells[args[0]] == nil {
 				return fmt.Errorf("want kube-proxy completion bash, zsh or fish")

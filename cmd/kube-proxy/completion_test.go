@@ -68,7 +68,7 @@ func TestCompletionByPlace(t *testing.T) {
 		{"why --proxy-mode |", []string{"iptables", "ipvs", "nftables", "userspace"}},
 	} {
 		line := strings.Split(strings.TrimSuffix(c.typed, "|"), " ")
-		args := []string{"__complete"}
+		args := []string{"__completeNoDesc"}
 		if strings.Contains("why trace diff", line[0]) && line[0] != "" {
 			args = append(args, line[0], folder)
 			args = append(args, line[1:]...)

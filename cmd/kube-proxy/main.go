@@ -66,7 +66,9 @@ func command(modes mode.List, out, errOut io.Writer, commandLine []string) *cobr
 		Use:           "kube-proxy",
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.ArbitraryArgs, // config reports them with all other problems (FL-01)
+
+		SuggestionsMinimumDistance: 2,
+		Args:                       cobra.ArbitraryArgs, // config reports them with all other problems (FL-01)
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if print, raw := opts.PrintsVersion(); print {
 				return printVersion(out, raw)
@@ -76,7 +78,7 @@ func command(modes mode.List, out, errOut io.Writer, commandLine []string) *cobr
 				for _, w := range opts.Warnings() {
 					fmt.Fprintf(errOut, "kube-proxy: warning: %s\n", w)
 				}
-				return err
+				return errors.Join(meant(cmd, args), err)
 			}
 			return start(cmd.Context(), modes, commandLine, cfg, out, errOut)
 		},
@@ -85,22 +87,41 @@ func command(modes mode.List, out, errOut io.Writer, commandLine []string) *cobr
 	completeModes(cmd, modes)
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Unparsed(commandLine, err, modes) })
-	cmd.SetHelpFunc(func(*cobra.Command, []string) {
-		config.Usage(out, "kube-proxy", modes)
-		io.WriteString(out, "\nkube-proxy render prints the rules for a folder of manifests and changes nothing: kube-proxy render --help\n"+
-			"kube-proxy check looks at this node, says what is in the way, and changes nothing: kube-proxy check --help\n"+
-			"kube-proxy migrate says what will differ from another proxy, and prints the configuration: kube-proxy migrate --help\n"+
-			"kube-proxy trace, why, backends, table, diff, events and top ask the proxy that runs on this node, or a folder: kube-proxy trace --help\n"+
-			"kube-proxy completion bash|zsh|fish has a shell complete them, with the names of Services: kube-proxy completion --help\n")
-	})
 	cmd.SetOut(out)
 	cmd.SetErr(errOut)
 	cmd.CompletionOptions.DisableDefaultCmd = true
-	cmd.AddCommand(renderCommand(modes, out, errOut, commandLine), checkCommand(modes, out, errOut, commandLine), migrateCommand(modes, out, errOut))
-	cmd.AddCommand(askCommands(modes, out, errOut)...)
-	cmd.SetHelpCommand(completionCommand(cmd, out)) // cobra adds it, and one of its own without: "help" is no command, but an argument too many (FL-01)
+	completion := completionCommand(cmd, out)
+	commands := append(askCommands(modes, out, errOut), checkCommand(modes, out, errOut, commandLine), migrateCommand(modes, out, errOut),
+		renderCommand(modes, out, errOut, commandLine), completion)
+	cmd.AddCommand(commands...)
+	cmd.SetHelpCommand(completion) // cobra makes one of its own else: "help" is no command, but an argument too many (FL-01)
+	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, help(commands)); config.Usage(out, modes) })
 	cmd.SetArgs(commandLine)
 	return cmd
+}
+
+// help is what stands above the flags in the help.
+func help(commands []*cobra.Command) string {
+	var b strings.Builder
+	b.WriteString("Usage: kube-proxy [flags]\n       kube-proxy COMMAND [flags]\n\n" +
+		"Without a command it makes the addresses of Kubernetes Services work on this machine, until it is ended.\n\n" +
+		"Commands, each of which has a --help of its own; none of them writes rules:\n")
+	for _, c := range commands {
+		fmt.Fprintf(&b, "  %-10s  %s\n", c.Name(), c.Short)
+	}
+	return b.String()
+}
+
+// meant is the error of an argument that looks like the name of a command; nil for another.
+func meant(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 || args[0] == "" {
+		return nil
+	}
+	like := cmd.SuggestionsFor(args[0])
+	if len(like) == 0 {
+		return nil
+	}
+	return fmt.Errorf("there is no command %q: did you mean kube-proxy %s?", args[0], strings.Join(like, " or kube-proxy "))
 }
 
 // start does what is asked for: to write the configuration, or to run.

@@ -38,7 +38,7 @@ func modesToRun(modes mode.List) []string {
 func migrateCommand(modes mode.List, out, errOut io.Writer) *cobra.Command {
 	var to, output string
 	cmd := &cobra.Command{
-		Use:  "migrate",
+		Use: "migrate", Short: "read how another kube-proxy is started: what will differ, and the configuration for this one",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if output != "text" && output != "json" {

@@ -64,7 +64,7 @@ func wrapped(text string) string {
 func renderCommand(modes mode.List, out, errOut io.Writer, commandLine []string) *cobra.Command {
 	opts := config.NewOptions(modes)
 	cmd := &cobra.Command{
-		Use:  "render",
+		Use: "render", Short: "print the rules for a folder of manifests",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(_ *cobra.Command, args []string) error {
 			cfg, err := opts.Complete(args)

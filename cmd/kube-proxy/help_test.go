@@ -1,0 +1,53 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"kube-proxy/plane/all"
+)
+
+// The help has each command in a line on its first screen, the flags below, and nothing that is no command.
+func TestHelpBeginsWithTheCommands(t *testing.T) {
+	var out, errOut bytes.Buffer
+	cmd := command(all.Modes(), &out, &errOut, []string{"--help"})
+	if err := cmd.ExecuteContext(t.Context()); err != nil || errOut.Len() > 0 {
+		t.Fatalf("%v: %s", err, errOut.String())
+	}
+	screen := strings.Split(out.String(), "\n")[:24]
+	for _, c := range cmd.Commands() {
+		lines := 0
+		for _, line := range screen {
+			if strings.HasPrefix(line, "  "+c.Name()+" ") && len(strings.Fields(line)) > 3 {
+				lines++
+			}
+		}
+		if lines != 1 {
+			t.Errorf("%s has %d lines of the first %d:\n%s", c.Name(), lines, len(screen), strings.Join(screen, "\n"))
+		}
+	}
+	if !strings.Contains(out.String(), "\nProxy:\n      --proxy-mode") {
+		t.Errorf("no flags:\n%s", out.String())
+	}
+}
+
+// An argument that is no command is one too many (FL-01), the name of cobra's help and what the last version called it in its place too; one
+// that looks like a command says which.
+func TestNoCommand(t *testing.T) {
+	for _, c := range []struct{ args, meant string }{
+		{"backend", "kube-proxy backends?"},
+		{"tr", "kube-proxy trace or kube-proxy top?"},
+		{"--proxy-mode ipvs tabel x", "kube-proxy table?"},
+		{"help", ""}, {"no-help", ""}, {"serve", ""},
+	} {
+		err := command(all.Modes(), &bytes.Buffer{}, &bytes.Buffer{}, strings.Fields(c.args)).ExecuteContext(t.Context())
+		switch {
+		case err == nil || !strings.Contains(err.Error(), `"kube-proxy" does not take any arguments, got [`):
+			t.Errorf("%s: %v", c.args, err)
+		case !strings.HasSuffix(strings.Split(err.Error(), "\n")[0], "did you mean "+c.meant) && c.meant != "",
+			strings.Contains(err.Error(), "mean") != (c.meant != ""):
+			t.Errorf("%s: %v, want it to name %q", c.args, err, c.meant)
+		}
+	}
+}
