@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
 	"regexp"
 	"runtime"
 	"strconv"
@@ -101,11 +100,11 @@ func TestUserspaceSoak(t *testing.T) {
 // after --udp-timeout without a datagram, because the machine was busy with others, and the packets for which a queue of the kernel had
 // no room, which all links of the machine share.
 func (s *soak) quiet(p *labProgram, seed uint64, d time.Duration) {
-	before := p.overdue() + noRoom(s.n.t)
+	before := p.overdue() + s.n.Overflows()
 	s.traffic(seed, d, false)
-	excuses := p.overdue() + noRoom(s.n.t) - before
-	if n := int64(len(s.missing)); n <= excuses {
-		s.excused.Add(n)
+	excuses := p.overdue() + s.n.Overflows() - before
+	if n := len(s.missing); uint64(n) <= excuses {
+		s.excused.Add(int64(n))
 	} else {
 		s.told = append(s.told, fmt.Sprintf("%d datagrams were lost, and %d are accounted for", n, excuses))
 		s.told = append(s.told, s.missing[:min(n, 20)]...)
@@ -114,7 +113,7 @@ func (s *soak) quiet(p *labProgram, seed uint64, d time.Duration) {
 }
 
 // overdue is how many answers came to sessions of UDP that had ended.
-func (p *labProgram) overdue() (n int64) {
+func (p *labProgram) overdue() (n uint64) {
 	p.n.t.Helper()
 	page, err := p.get("/metrics")
 	if err != nil {
@@ -126,24 +125,7 @@ func (p *labProgram) overdue() (n int64) {
 		p.n.t.Fatalf("no count of late answers:\n%s", page)
 	}
 	for _, m := range all {
-		k, _ := strconv.ParseInt(m[1], 10, 64)
-		n += k
-	}
-	return n
-}
-
-// noRoom is how many packets the machine has dropped because the queue of a CPU was full (the second column of softnet_stat).
-func noRoom(t testing.TB) (n int64) {
-	t.Helper()
-	data, err := os.ReadFile("/proc/net/softnet_stat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(data)) {
-		k, err := strconv.ParseInt(strings.Fields(line)[1], 16, 64)
-		if err != nil {
-			t.Fatalf("/proc/net/softnet_stat: %v", err)
-		}
+		k, _ := strconv.ParseUint(m[1], 10, 64)
 		n += k
 	}
 	return n

@@ -501,3 +501,19 @@ func BenchmarkDial(b *testing.B) {
 		})
 	}
 }
+
+// The count of a full queue's packets can be read, and never falls.
+func TestOverflows(t *testing.T) {
+	l := newLab(t, Options{NoNode2: true})
+	before, err := Overflows()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var inside uint64
+	if err := l.Do(Node1, func() (err error) { inside, err = Overflows(); return err }); err != nil {
+		t.Fatal(err)
+	}
+	if inside < before {
+		t.Errorf("%d in a namespace, after %d", inside, before)
+	}
+}
