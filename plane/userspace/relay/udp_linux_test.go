@@ -145,11 +145,14 @@ func TestUDPBackendDiesAndReturns(t *testing.T) {
 		nobody := to(deadAt)
 		alone := listenUDP(t, r, at, nobody)
 		c = dialUDP(t, alone.Addr())
-		for range 3 {
+		eventually(t, "the client is led there again", func() bool {
 			if ask(t, c, "nobody", 20*time.Millisecond) {
 				t.Fatal("the dead answer")
 			}
-		}
+			nobody.mu.Lock()
+			defer nobody.mu.Unlock()
+			return len(nobody.clients) > 2
+		})
 		nobody.mu.Lock()
 		if first := slices.IndexFunc(nobody.clients, func(c Client) bool { return c.Again }); len(nobody.clients) < 2 || first != 1 {
 			t.Errorf("a session that is led again and again begins more than once: %+v", nobody.clients)
@@ -482,6 +485,15 @@ func TestUDPHundredThousandSessions(t *testing.T) {
 	})
 }
 
+func overflows(t testing.TB) uint64 {
+	t.Helper()
+	n, err := netlab.Overflows()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
 // A flood of more clients than there is room for takes nothing from the Service beside: none of its datagrams is lost, nor its
 // session, and the sum stays below the bound.
 func TestUDPFloodBesideAService(t *testing.T) {
@@ -513,10 +525,13 @@ func TestUDPFloodBesideAService(t *testing.T) {
 				}
 			}
 		})
-		asked := 0
+		asked, lost, before := 0, uint64(0), overflows(t)
 		for full := false; !full || asked < 500; asked++ {
-			if !ask(t, c, fmt.Sprint(asked), patience) {
-				t.Fatalf("%d loops: datagram %d is lost; %+v", loops, asked, r.Stats().UDP)
+			for !ask(t, c, fmt.Sprint(asked), patience/4) {
+				// The flood goes through the queue of a CPU too, which may be full.
+				if lost++; lost > overflows(t)-before {
+					t.Fatalf("%d loops: datagram %d is lost; %+v", loops, asked, r.Stats().UDP)
+				}
 			}
 			s := r.Stats().UDP
 			full = full || s.Evicted > 4*bound
