@@ -3,6 +3,7 @@ package monitoring
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -275,6 +276,7 @@ func TestWithPrometheus(t *testing.T) {
 			write(t, dirs[p.host], "local", onlyElsewhere)
 		}
 		expect("what tenants did", "KubeProxyContestedKeys", "KubeProxyAddressesRefused", "KubeProxyNoLocalEndpoints")
+		l.refusedRows(dirs["node2"], expect, firing)
 		for range 3 {
 			if out, err := l.Command("node1", "nft", "flush", "map", "ip", "kube-proxy", "cluster-sets").CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
@@ -295,6 +297,87 @@ func TestWithPrometheus(t *testing.T) {
 		t.Logf("%d of %d alerts fired: %v", len(fired), len(alerts), fired)
 	})
 }
+
+// refusedRows has the kernel of node2 refuse rows, and then take them: another program's chains lead to ours from so deep that the kernel, which
+// counts a packet's way through chains of nf_tables, takes rules for cluster IPs and no longer ones.
+func (l *lab) refusedRows(dir string, expect func(about string, want ...string), firing func() map[string]int) {
+	l.t.Helper()
+	iptables := func(rule string) error {
+		out, err := l.Command("node2", "iptables", strings.Fields("-w 10 -t nat "+rule)...).CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("iptables %s: %w: %s", rule, err, out)
+		}
+		return err
+	}
+	deep := 0 // how many chains the kernel takes
+	for to := "KUBE-SERVICES"; ; to = fmt.Sprint("OTHER-", deep) {
+		from := fmt.Sprint("OTHER-", deep+1)
+		must(l.t, iptables("-N "+from))
+		must(l.t, iptables("-A "+from+" -j "+to))
+		err := iptables("-I PREROUTING -j " + from)
+		if err != nil && deep > 0 && strings.Contains(err.Error(), "Too many links") {
+			break
+		}
+		must(l.t, err)
+		if deep > 0 {
+			must(l.t, iptables("-D PREROUTING -j "+to))
+		}
+		if deep++; deep == 20 {
+			l.t.Fatal("this kernel takes chains of any depth: another fault is needed (iptables-nft, which the proxy uses here, has a limit of 16)")
+		}
+	}
+	write(l.t, dir, "deep", longWay)
+	expect("another program's chains leave ours no room", "KubeProxyRowsRefused")
+	shows := map[string]string{} // queries
+	for _, p := range readDashboard(l.t).Panels {
+		for _, q := range p.Targets {
+			if !strings.Contains(q.Expr, "kubeproxy_rows_failing") {
+				continue
+			}
+			expr := strings.NewReplacer("$job", "kube-proxy", "$instance", "172.18.0.3:10249").Replace(q.Expr)
+			shows["("+expr+") == 2"] = p.Title // the NodePort and the load balancer's address, and not the cluster IP
+		}
+	}
+	if len(shows) < 3 {
+		l.t.Errorf("%d panels have rows that the kernel refuses", len(shows))
+	}
+	l.eventually("panels do not show the two rows", func() (left []string) {
+		for query, title := range shows {
+			if n, err := l.samples(query); err != nil || n != 1 {
+				left = append(left, fmt.Sprint(title, ": ", query, ": ", n, err))
+			}
+		}
+		return left
+	})
+	if n, err := l.samples(`kubeproxy_rows_failing{instance!="172.18.0.3:10249"} > 0`); err != nil || n != 0 {
+		l.t.Errorf("rows fail on other nodes too: %d, %v", n, err)
+	}
+	for _, address := range []string{"10.96.0.10:80", "10.96.0.40:80"} { // others are served, and that of the same Service
+		if _, err := l.Dial("pod4", netlab.TCP, netip.MustParseAddrPort(address), netlab.DialOptions{Timeout: patience}); err != nil {
+			l.t.Errorf("%s: %v", address, err)
+		}
+	}
+	must(l.t, iptables(fmt.Sprint("-D PREROUTING -j OTHER-", deep)))
+	l.eventually("the other program gives way", func() []string {
+		if n := firing()["KubeProxyRowsRefused"]; n > 0 {
+			return []string{"KubeProxyRowsRefused fires"}
+		}
+		return nil
+	})
+}
+
+// longWay is a Service whose NodePort and load balancer's address go through more chains than its cluster IP does.
+const longWay = `kind: Service
+metadata: {name: deep, namespace: shop}
+spec: {type: LoadBalancer, clusterIP: 10.96.0.40, ports: [{port: 80, nodePort: 30040}]}
+status: {loadBalancer: {ingress: [{ip: 192.0.2.40}]}}
+---
+kind: EndpointSlice
+metadata: {name: deep-1, namespace: shop, labels: {kubernetes.io/service-name: deep}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: [10.1.1.12], nodeName: node1}, {addresses: [10.1.2.14], nodeName: node2}]
+`
 
 // ofMissingMode reports whether a query asks for metrics of modes alone that this machine's kernel does not have. The names and labels of
 // these are held against the modes' tables by TestDashboard.
