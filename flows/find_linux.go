@@ -18,9 +18,10 @@ const (
 	reads = 1 << 20
 )
 
-// Find returns the connections that the query asks for, of the network namespace of the calling thread. Where the client's port is known
-// it costs as much in a table of any size, and finds no entry of another zone than 0, which rules give. Otherwise the kernel looks through
-// its table, some 0.1 s for a million entries, and sends what fits. An error is of reading; that there is none is no error.
+// Find returns the connections that the query asks for, those that go on first, of the network namespace of the calling thread. Where the
+// client's port is known it costs as much in a table of any size, and finds no entry of another zone than 0, which rules give. Otherwise the
+// kernel looks through its table, some 0.1 s for a million entries, and sends what fits, which is 3 s where it cannot leave out the others. When
+// ctx's deadline comes Find returns what it has, with More set. An error is of reading; that there is none is no error.
 func Find(ctx context.Context, q Query) (Found, error) {
 	if q.Most <= 0 {
 		q.Most = most
@@ -30,25 +31,22 @@ func Find(ctx context.Context, q Query) (Found, error) {
 		return Found{}, fmt.Errorf("look for connections: %w", err)
 	}
 	defer conn.Close()
-	ctx, enough := context.WithCancel(ctx) // which ends a dump of which enough is read; the socket goes with it
+	reading, enough := context.WithCancel(ctx) // which ends a dump of which enough is read; the socket goes with it
 	defer enough()
 
-	var found Found
+	s := search{query: q}
 	var e ctwire.Entry
-	seen := 0
 	take := func(m nlconn.Message) error {
-		if seen++; found.More || m.Type != ctwire.New {
+		if s.read++; s.full || m.Type != ctwire.New {
 			return nil
 		}
 		if ok, err := e.Parse(m.Body); !ok || err != nil {
 			return err
 		}
-		switch is := q.is(&e); {
-		case is && len(found.Flows) < q.Most:
-			found.Flows = append(found.Flows, flowOf(&e))
-			return nil
-		case is || seen > reads:
-			found.More = true
+		if q.is(&e) {
+			s.add(flowOf(&e))
+		}
+		if s.full = s.full || s.read > reads; s.full {
 			enough()
 		}
 		return nil
@@ -59,17 +57,49 @@ func Find(ctx context.Context, q Query) (Found, error) {
 	}
 	t := ctwire.Tuple{From: q.From, To: q.To, Proto: uint8(q.Proto)}
 	if q.From.Port() != 0 {
-		err = conn.Do(ctx, ctwire.GetRequest(family, t), take)
+		err = conn.Do(reading, ctwire.GetRequest(family, t), take)
 	} else {
 		by := ctwire.ByProto | ctwire.ByPort
 		if family == unix.AF_INET { // of IPv6 the kernel leaves out the very entries that have the address, as of 6.18
 			by |= ctwire.BySource | ctwire.ByDestination
 		}
-		err = conn.Do(ctx, ctwire.DumpRequest(family, t, by), take)
+		err = conn.Do(reading, ctwire.DumpRequest(family, t, by), take)
 	}
+	s.full = s.full || err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded)
 	switch {
-	case err == nil, found.More, errors.Is(err, nlconn.ErrInterrupted), q.From.Port() != 0 && errors.Is(err, unix.ENOENT):
-		return found, nil
+	case err == nil, s.full, errors.Is(err, nlconn.ErrInterrupted), q.From.Port() != 0 && errors.Is(err, unix.ENOENT):
+		return s.found(), nil
 	}
 	return Found{}, fmt.Errorf("look for connections of %v to %v: %w", q.From, q.To, err)
+}
+
+// search keeps what was found so far: as many flows of each stage as are wanted.
+type search struct {
+	query         Query
+	live, closing []Flow
+	ended, read   int
+	more          bool // closing ones than are kept
+	full          bool // no more is read
+}
+
+func (s *search) add(f Flow) {
+	most := s.query.Most
+	switch stage := f.stage(); {
+	case stage == ended && s.query.From.Port() == 0:
+		s.ended++
+	case stage == closing && len(s.closing) == most:
+		s.more = true
+	case stage == closing:
+		s.closing = append(s.closing, f)
+	case len(s.live) == most:
+		s.full = true
+	default:
+		s.live = append(s.live, f)
+	}
+}
+
+func (s *search) found() Found {
+	flows := append(s.live, s.closing...)
+	n := min(len(flows), s.query.Most)
+	return Found{Flows: flows[:n], Ended: s.ended, More: s.full || s.more || n < len(flows), read: s.read}
 }

@@ -22,9 +22,15 @@ type Query struct {
 
 // Found is the answer to a [Query].
 type Found struct {
+	// Flows are those that go on, and behind them those of which one side has ended. One that has ended is there only if the query has the
+	// client's port, as a new one of that port meets it.
 	Flows []Flow
-	// More: there may be others, as Most was reached or too much would have to be read.
+	// Ended is how many others have ended, which the kernel remembers for some time; where More is set there may be more of them.
+	Ended int
+	// More: there may be others that have not ended, as Most was reached or too much would have to be read.
 	More bool
+
+	read int // entries
 }
 
 // Flow is a connection, or of UDP what conntrack takes for one.
@@ -53,6 +59,23 @@ var (
 	statesSCTP = []string{"NONE", "CLOSED", "COOKIE_WAIT", "COOKIE_ECHOED", "ESTABLISHED", "SHUTDOWN_SENT", "SHUTDOWN_RECD", "SHUTDOWN_ACK_SENT",
 		"HEARTBEAT_SENT", "HEARTBEAT_ACKED"}
 )
+
+// stage is how far a flow is.
+type stage uint8
+
+const (
+	goesOn  stage = iota // or begins
+	closing              // one side has ended, and the other may send
+	ended
+)
+
+// stages are those of the states that are not [goesOn], by the kernel's words.
+var stages = map[string]stage{
+	"FIN_WAIT": closing, "CLOSE_WAIT": closing, "LAST_ACK": ended, "TIME_WAIT": ended, "CLOSE": ended,
+	"SHUTDOWN_SENT": closing, "SHUTDOWN_RECD": closing, "SHUTDOWN_ACK_SENT": ended, "CLOSED": ended,
+}
+
+func (f Flow) stage() stage { return stages[f.State] }
 
 func stateName(proto lb.Proto, state uint8) string {
 	var names []string

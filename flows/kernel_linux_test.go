@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -210,6 +211,93 @@ func TestFindMany(t *testing.T) {
 	if f := n.find(t, q); len(f.Flows) != 63 || !f.More {
 		t.Errorf("%d flows, more: %v; want 63 and more", len(f.Flows), f.More)
 	}
+}
+
+// What goes on is told before what ends, however many have ended, which are only counted: a client that opens a connection for each
+// request leaves hundreds behind. Nothing is held of the others.
+func TestFindAmongEnded(t *testing.T) {
+	const closed, timeWait, halfClosed, established, synSent = 8, 7, 5, 3, 1
+	n := newNode(t)
+	port := 0
+	inject := func(count int, state uint8, to string) {
+		n.inject(t, 0, count, func(int) ctwire.Entry {
+			port++
+			e := numbered(0, to)
+			client := netip.AddrPortFrom(e.Orig.From.Addr(), uint16(10_000+port))
+			e.Orig.From, e.Reply.To, e.State = client, client, state
+			return e
+		})
+	}
+	inject(200, closed, "10.96.0.10:80")
+	inject(100, timeWait, "10.96.0.10:80")
+	inject(1, established, "10.96.0.10:80")
+	held := netip.AddrPortFrom(netip.MustParseAddr("100.64.0.0"), uint16(10_000+port))
+	inject(300, halfClosed, "10.96.0.11:80")
+	inject(300, closed, "10.96.0.11:80")
+	inject(2, established, "10.96.0.11:80")
+	inject(1, synSent, "10.96.0.11:80")
+	inject(30, established, "10.96.0.12:80")
+	inject(30, closed, "10.96.0.12:80")
+	inject(300, closed, "10.96.0.13:80")
+	for _, c := range []struct {
+		to    string
+		from  netip.AddrPort // if not any port of the client
+		most  int
+		want  string // how many of each state
+		ended int
+		more  bool
+	}{
+		{to: "10.96.0.10:80", most: 20, want: "map[ESTABLISHED:1]", ended: 300},
+		{to: "10.96.0.11:80", most: 20, want: "map[CLOSE_WAIT:17 ESTABLISHED:2 SYN_SENT:1]", ended: 300, more: true},
+		{to: "10.96.0.11:80", most: 500, want: "map[CLOSE_WAIT:300 ESTABLISHED:2 SYN_SENT:1]", ended: 300},
+		{to: "10.96.0.12:80", most: 30, want: "map[ESTABLISHED:30]", ended: 30},
+		{to: "10.96.0.13:80", most: 20, want: "map[]", ended: 300},
+		// A connection that is asked for by itself is told in any state: a new one from that port meets it.
+		{to: "10.96.0.10:80", from: netip.MustParseAddrPort("100.64.0.0:10001"), most: 20, want: "map[CLOSE:1]"},
+		{to: "10.96.0.10:80", from: held, most: 20, want: "map[ESTABLISHED:1]"},
+	} {
+		from := c.from
+		if !from.IsValid() {
+			from = netip.MustParseAddrPort("100.64.0.0:0")
+		}
+		f := n.find(t, Query{Proto: lb.TCP, From: from, To: netip.MustParseAddrPort(c.to), Most: c.most})
+		states, ranks := map[string]int{}, []int{}
+		for _, flow := range f.Flows {
+			states[flow.State]++
+			ranks = append(ranks, int(flow.stage()))
+		}
+		if fmt.Sprint(states) != c.want || f.Ended != c.ended || f.More != c.more || !slices.IsSorted(ranks) {
+			t.Errorf("%s to %s, at most %d: %v, %d have ended, more: %v; want %s, %d, %v", from, c.to, c.most, states, f.Ended, f.More, c.want, c.ended, c.more)
+		}
+	}
+	// Where there are more that go on than are wanted no more is read, and of those that have ended some are counted.
+	f := n.find(t, Query{Proto: lb.TCP, From: netip.MustParseAddrPort("100.64.0.0:0"), To: netip.MustParseAddrPort("10.96.0.12:80"), Most: 20})
+	if len(f.Flows) != 20 || !f.More || f.Ended > 30 {
+		t.Errorf("%d flows, %d have ended, more: %v; want 20 of 30, and more", len(f.Flows), f.Ended, f.More)
+	}
+}
+
+// Of other clients of the same address nothing is read where the kernel can leave them out, so that a table of any size costs its own
+// time alone; and who waits no longer has what was found until then.
+func TestFindReadsLittle(t *testing.T) {
+	n := newNode(t)
+	n.inject(t, 0, 20_000, func(i int) ctwire.Entry { return numbered(64+i, "10.96.0.10:80") })
+	n.inject(t, 0, 64, func(i int) ctwire.Entry { return numbered(i, "10.96.0.10:80") })
+	q := Query{Proto: lb.TCP, From: netip.MustParseAddrPort("100.64.0.0:0"), To: netip.MustParseAddrPort("10.96.0.10:80")}
+	if f := n.find(t, q); len(f.Flows) != 64 || f.read != 64 {
+		t.Errorf("%d flows, of %d that were read; want 64 of 64", len(f.Flows), f.read)
+	}
+	q.From = netip.MustParseAddrPort("100.64.0.0:1030")
+	if f := n.find(t, q); len(f.Flows) != 1 || f.read != 1 {
+		t.Errorf("of one port: %d flows, of %d that were read", len(f.Flows), f.read)
+	}
+	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	defer cancel()
+	n.Do(func() {
+		if f, err := Find(ctx, q); err != nil || !f.More {
+			t.Errorf("after its time: %+v, %v; want that there may be more", f, err)
+		}
+	})
 }
 
 // sum reads rates until they tell of n connections, or time is up.

@@ -116,21 +116,36 @@ func (i *Inspector) inForce(f Family) []*lb.Frontend {
 // mostConnections is how many connections a trace names.
 const mostConnections = 20
 
+// connectionsWait is how long conntrack's table is read. A kernel that leaves out what was not asked for needs a tenth of a second for a
+// million entries.
+const connectionsWait = 2 * time.Second
+
 // connections are those of the packet's source and destination that conntrack has.
 func (i *Inspector) connections(ctx context.Context, p trace.Packet, a *TraceAnswer) {
 	if i.cfg.Offline || !p.From.IsValid() || p.Proto == trace.ICMPv4 || p.Proto == trace.ICMPv6 {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, connectionsWait)
+	defer cancel()
 	found, err := flows.Find(ctx, flows.Query{Proto: p.Proto, From: p.From, To: p.To, Most: mostConnections})
 	if err != nil {
 		a.Notes = append(a.Notes, "the connections that are open are not known: "+err.Error())
 		return
 	}
+	a.connected(found)
+}
+
+// connected adds what conntrack has.
+func (a *TraceAnswer) connected(found flows.Found) {
 	for _, f := range found.Flows {
 		a.Conntrack = append(a.Conntrack, Connection{From: f.From, To: f.To, Backend: f.By, Sees: f.Client, Proto: f.Proto.String(), State: f.State,
 			Answered: f.Answered, Timeout: int(f.Timeout.Seconds())})
 	}
-	if found.More {
+	a.ConntrackEnded, a.ConntrackMore = found.Ended, found.More
+	switch {
+	case found.More && len(found.Flows) == mostConnections:
 		a.Notes = append(a.Notes, "there are more open connections than those")
+	case found.More:
+		a.Notes = append(a.Notes, "there may be more open connections: conntrack's table is too large to be read to its end")
 	}
 }

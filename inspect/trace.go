@@ -31,8 +31,12 @@ type TraceAnswer struct {
 	trace.Answer
 	// Packet is the one that was asked about.
 	Packet PacketText `json:"packet"`
-	// Conntrack are the connections of these two that the kernel remembers; they go on as they were begun, whatever the rest says.
+	// Conntrack are the connections of these two that the kernel remembers; they go on as they were begun, whatever the rest says. Those that
+	// are open come before those of which one side has ended. One that has ended is there only if the packet has the client's port.
 	Conntrack []Connection `json:"conntrack,omitempty"`
+	// ConntrackEnded is how many others have ended. ConntrackMore: there may be more open ones than those, and more that have ended.
+	ConntrackEnded int  `json:"conntrackEnded,omitempty"`
+	ConntrackMore  bool `json:"conntrackMore,omitempty"`
 	// Notes say what could not be found out, and why: a mode that has nothing to read, a kernel that did not answer.
 	Notes []string `json:"notes,omitempty"`
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/netip"
 	"net/url"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -93,11 +94,14 @@ func traceText(a *inspect.TraceAnswer, wide bool) string {
 	} else {
 		b.WriteString(a.Text(p))
 	}
-	if len(a.Conntrack) > 0 {
-		b.WriteString("\nopen connections\n")
-		for _, c := range a.Conntrack {
-			b.WriteString("  " + lb.Printable(connectionText(c)) + "\n")
-		}
+	if len(a.Conntrack) > 0 || a.ConntrackEnded > 0 {
+		b.WriteString("\nconnections\n")
+	}
+	for _, c := range a.Conntrack {
+		b.WriteString("  " + lb.Printable(connectionText(c)) + "\n")
+	}
+	if n := a.ConntrackEnded; n > 0 {
+		b.WriteString("  " + endedText(n, len(a.Conntrack) > 0, a.ConntrackMore) + "\n")
 	}
 	if len(a.Notes) > 0 {
 		b.WriteByte('\n')
@@ -106,6 +110,23 @@ func traceText(a *inspect.TraceAnswer, wide bool) string {
 		}
 	}
 	return b.String()
+}
+
+// endedText tells of connections that have ended: others than those above it, at least so many.
+func endedText(n int, others, atLeast bool) string {
+	s := strconv.Itoa(n)
+	if atLeast {
+		s = "at least " + s
+	}
+	if others {
+		s = "and " + s
+	} else {
+		s = "none is open; " + s
+	}
+	if n == 1 {
+		return s + " that has ended"
+	}
+	return s + " that have ended"
 }
 
 func connectionText(c inspect.Connection) string {

@@ -1,0 +1,63 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+)
+
+// A client that has ended 300 connections and holds one is told that one, and how many have ended, in one line.
+func TestAskConnections(t *testing.T) {
+	n, dir := newNamespace(t), t.TempDir()
+	n.command("sh", "-ec", `ip link set lo up; ip addr add 10.0.0.1/32 dev lo; ip addr add 192.0.2.1/32 dev lo; ip route add 10.96.0.0/16 dev lo src 192.0.2.1`)
+	write(t, dir+"/m/good.yaml", good())
+	n.serve(dir)
+	n.command("sh", "-c", "echo 600 >/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close") // so that they are remembered on a busy machine too
+	var l net.Listener
+	var err error
+	n.Do(func() { l, err = net.Listen("tcp", "10.0.0.1:8080") })
+	do(t, err)
+	defer l.Close()
+	go func() {
+		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
+			defer c.Close()
+		}
+	}()
+	dial := func() *net.TCPConn {
+		var c net.Conn
+		n.Do(func() { c, err = net.DialTimeout("tcp", "10.96.0.1:80", patience) })
+		do(t, err)
+		return c.(*net.TCPConn)
+	}
+	for range 300 {
+		c := dial()
+		do(t, c.SetLinger(0)) // it is reset, and so in the state CLOSE
+		do(t, c.Close())
+	}
+	held := dial()
+	defer held.Close()
+	until(t, func() string {
+		code, out, errOut := n.kubeProxy("trace", "192.0.2.1", "shop/good")
+		_, told, _ := strings.Cut(out, "\nconnections\n")
+		want := fmt.Sprintf("  tcp ESTABLISHED %s, answered by 10.0.0.1:8080", held.LocalAddr())
+		if code != 0 || !strings.HasPrefix(told, want) || !strings.HasSuffix(told, "\n  and 300 that have ended\n") || strings.Count(told, "\n") != 2 {
+			return fmt.Sprintf("exit code %d, want %q and 300 that have ended:\n%s%s", code, want, out, errOut)
+		}
+		return ""
+	})
+	if _, out, _ := n.kubeProxy("trace", held.LocalAddr().String(), "shop/good", "-o", "json"); !strings.Contains(out, `"state": "ESTABLISHED"`) || strings.Contains(out, "conntrackEnded") {
+		t.Errorf("of that one alone:\n%s", out)
+	}
+	do(t, held.SetLinger(0))
+	do(t, held.Close())
+	until(t, func() string {
+		_, out, _ := n.kubeProxy("trace", "192.0.2.1", "shop/good")
+		if !strings.HasSuffix(out, "\nconnections\n  none is open; 301 that have ended\n") {
+			return "after the last one ended:\n" + out
+		}
+		return ""
+	})
+}
