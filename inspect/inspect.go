@@ -32,8 +32,8 @@ type Config struct {
 
 	// Local returns the addresses of this machine; nil where it has none to do with, as offline: then the Node's are taken.
 	Local func() ([]netip.Addr, error)
-	// Pod returns the addresses of the Pod "ns/name"; nil where nobody knows.
-	Pod func(context.Context, cluster.Name) ([]netip.Addr, error)
+	// Pods returns the addresses of a Pod, or, without a namespace, of all Pods of that name; nil where nobody knows.
+	Pods func(context.Context, cluster.Name) (map[cluster.Name][]netip.Addr, error)
 	// Changes remembers what changed; nil where nothing does.
 	Changes *changes.Ring
 }

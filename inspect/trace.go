@@ -3,6 +3,7 @@ package inspect
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,7 +18,7 @@ import (
 
 // TraceQuery asks what a packet meets, as people write it: see [trace.Parse].
 type TraceQuery struct {
-	// From is the source: an address, with or without a port, or "node". Pod names a Pod instead, "ns/name" or, in the namespace default,
+	// From is the source: an address, with or without a port, or "node". Pod names a Pod instead, "ns/name" or, where one Pod alone has it,
 	// "name". One of the two must be there.
 	From, Pod string
 	// In is the interface that the packet comes in through; "" if that is not known.
@@ -80,7 +81,7 @@ const (
 
 // Trace says what a packet meets. A [Problem] says what is wrong with the question.
 func (i *Inspector) Trace(ctx context.Context, q TraceQuery) (*TraceAnswer, error) {
-	f, p, err := i.packet(ctx, q)
+	f, p, err := i.packet(ctx, &q)
 	if err != nil {
 		return nil, err
 	}
@@ -137,8 +138,8 @@ func (i *Inspector) lookup(ctx context.Context, f Family, p trace.Packet, a *Tra
 	}
 }
 
-// packet is the packet that a question is about, and the family that it belongs to.
-func (i *Inspector) packet(ctx context.Context, q TraceQuery) (Family, trace.Packet, error) {
+// packet is the packet that a question is about, and the family that it belongs to. The question has the Pod's full name then.
+func (i *Inspector) packet(ctx context.Context, q *TraceQuery) (Family, trace.Packet, error) {
 	none := Family{}
 	if len(q.In) > maxInterface || strings.ContainsAny(q.In, "/ \t\n") {
 		return none, trace.Packet{}, problem(Bad, "interface %q: no interface has such a name", cut(q.In))
@@ -148,11 +149,11 @@ func (i *Inspector) packet(ctx context.Context, q TraceQuery) (Family, trace.Pac
 	case q.From != "" && q.Pod != "":
 		return none, trace.Packet{}, problem(Bad, "the source is an address or a pod, not both")
 	case q.Pod != "":
-		var err error
-		if pods, err = i.pod(ctx, q.Pod); err != nil {
+		name, addrs, err := i.pod(ctx, q.Pod)
+		if err != nil {
 			return none, trace.Packet{}, err
 		}
-		q.From = pods[0].String()
+		pods, q.Pod, q.From = addrs, name.String(), addrs[0].String()
 	case q.From == "":
 		return none, trace.Packet{}, problem(Bad, "who sends the packet? want an address, \"node\" for this node, or a pod")
 	}
@@ -295,28 +296,39 @@ func (i *Inspector) target(f Family, t trace.Target, local []netip.Addr) (to net
 	return to, proto, err
 }
 
-// pod returns the addresses of a Pod.
-func (i *Inspector) pod(ctx context.Context, said string) ([]netip.Addr, error) {
-	namespace, name, qualified := strings.Cut(strings.TrimPrefix(said, "pod/"), "/")
+// pod returns the Pod that a person means, and its addresses: "ns/name", or "name" where one Pod alone has it.
+func (i *Inspector) pod(ctx context.Context, said string) (name cluster.Name, addrs []netip.Addr, err error) {
+	bare := strings.TrimPrefix(said, "pod/")
+	namespace, short, qualified := strings.Cut(bare, "/")
 	if !qualified {
-		namespace, name = "default", namespace
+		namespace, short = "", namespace
 	}
-	if name == "" || namespace == "" || len(said) > maxName || strings.ContainsAny(name, "/ \x00") {
-		return nil, problem(Bad, "pod %q: want NAMESPACE/NAME", cut(said))
+	name = cluster.Name{Namespace: namespace, Name: short}
+	if short == "" || qualified && namespace == "" || len(said) > maxName || strings.ContainsAny(short, "/ \x00") {
+		return name, nil, problem(Bad, "pod %q: want NAMESPACE/NAME, or NAME", cut(said))
 	}
-	if i.cfg.Pod == nil {
-		return nil, problem(Unavailable, "where pod %s/%s is cannot be known here: give its address, see kubectl get pod -n %[1]s %[2]s -o wide", namespace, name)
+	see := "give its address, see kubectl get pod -n " + namespace + " " + short + " -o wide"
+	if !qualified {
+		see = "give its address, see kubectl get pod -A -o wide"
+	}
+	if i.cfg.Pods == nil {
+		return name, nil, problem(Unavailable, "where pod %s is cannot be known here: %s", bare, see)
 	}
 	ctx, cancel := context.WithTimeout(ctx, kernelWait)
 	defer cancel()
-	addrs, err := i.cfg.Pod(ctx, cluster.Name{Namespace: namespace, Name: name})
+	found, err := i.cfg.Pods(ctx, name)
+	names := slices.SortedFunc(maps.Keys(found), compareNames)
 	switch {
 	case err != nil:
-		return nil, problem(Unavailable, "where pod %s/%s is cannot be found out: %v; give its address, see kubectl get pod -n %[1]s %[2]s -o wide", namespace, name, err)
-	case len(addrs) == 0:
-		return nil, problem(Unknown, "no EndpointSlice names the pod %s/%s, and of other pods this proxy knows nothing: give its address, see kubectl get pod -n %[1]s %[2]s -o wide", namespace, name)
+		return name, nil, problem(Unavailable, "where pod %s is cannot be found out: %v; %s", bare, err, see)
+	case len(names) == 0:
+		return name, nil, problem(Unknown, "no EndpointSlice names the pod %s, and of other pods this proxy knows nothing: %s", bare, see)
+	case len(names) > 1:
+		p := problem(Ambiguous, "%d pods have the name %s: say which, with its namespace", len(names), short)
+		p.Candidates = first(names)
+		return name, nil, p
 	}
-	return addrs, nil
+	return names[0], found[names[0]], nil
 }
 
 func from(p trace.Packet) string {

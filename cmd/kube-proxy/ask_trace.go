@@ -24,8 +24,9 @@ func traceAsking() asking {
 		short: "what becomes of a packet, why, and whether the kernel does the same",
 		about: "Says what becomes of a packet from SRC to DST: which Service it meets, which backends answer with which probability, and why; then what the kernel itself says, " +
 			"from what it holds, and which connections of the two are open. A difference between table and kernel is the finding.",
-		more: "\nSRC is an address with or without a port, node for this node itself, or pod/NAMESPACE/NAME; DST an address, a Service (NAMESPACE/NAME, a name that one Service\n" +
-			"alone has, or its name in DNS) or nodeport:PORT. What is left out is what the Service has, where that is one thing.\n\n" +
+		more: "\nSRC is an address with or without a port, node for this node itself, or a Pod: pod/NAMESPACE/NAME, or pod/NAME where one Pod alone has it;\n" +
+			"DST an address, a Service (NAMESPACE/NAME, a name that one Service alone has, or its name in DNS) or nodeport:PORT.\n" +
+			"What is left out is what the Service has, where that is one thing.\n\n" +
 			"  kube-proxy trace 10.1.1.11 10.96.0.10:80\n  kube-proxy trace --from pod shop/web-1 shop/cart:http\n  kube-proxy trace node nodeport:30080/tcp\n" +
 			"\n      --from string     \"pod\", with SRC the name of a Pod, or SRC itself: --from pod shop/web-1 DST, --from 10.1.1.11 DST\n" +
 			"      --in string       the interface that the packet comes in through, for --detect-local-mode=BridgeInterface and the like\n",
@@ -63,7 +64,7 @@ func traceParams(from, in string, args []string) (url.Values, error) {
 	case from == "pod" && len(args) == 2:
 		args = []string{"pod/" + args[0], args[1]}
 	case from == "pod":
-		return nil, fmt.Errorf("want kube-proxy trace --from pod NAMESPACE/NAME DST")
+		return nil, fmt.Errorf("want kube-proxy trace --from pod [NAMESPACE/]NAME DST")
 	case from != "" && len(args) == 1:
 		args = []string{from, args[0]}
 	case from != "":

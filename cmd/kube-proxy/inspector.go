@@ -20,7 +20,7 @@ func (p *proxy) newInspector() *inspect.Inspector {
 	cfg := p.config()
 	ic := inspect.Config{
 		Version: cfg.Version, Started: time.Now(), Mode: p.choice.Mode, Asked: p.choice.Asked, Reason: p.reason(),
-		Store: p.store, Changes: p.changes, Pod: p.podAddrs,
+		Store: p.store, Changes: p.changes, Pods: p.pods,
 	}
 	// What the node has as a service address alone is no address of its own, at which NodePorts and its programs answer.
 	ic.Local = func() ([]netip.Addr, error) { return localAddrs(p.choice.Mode.AddressDevice) }
@@ -38,10 +38,10 @@ func (p *proxy) newInspector() *inspect.Inspector {
 	return inspect.New(ic)
 }
 
-// podAddrs finds a Pod where Services are found: in the folder, or by a question to the API server that is asked because a person asks.
-func (p *proxy) podAddrs(ctx context.Context, pod cluster.Name) ([]netip.Addr, error) {
+// pods finds a Pod where Services are found: in the folder, or by a question to the API server that is asked because a person asks.
+func (p *proxy) pods(ctx context.Context, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
 	if dir := p.config().Manifests; dir != "" {
-		return manifests.PodAddrs(os.DirFS(dir), pod)
+		return manifests.Pods(os.DirFS(dir), pod)
 	}
-	return kube.PodAddrs(ctx, p.kubeConfig(), pod)
+	return kube.Pods(ctx, p.kubeConfig(), pod)
 }

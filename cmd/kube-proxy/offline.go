@@ -33,8 +33,8 @@ func offline(cfg *config.Config, modes mode.List, errOut io.Writer) (*inspect.In
 	node := offlineNode(cfg.NodeName, objects, errOut)
 	store := filled(node, objects)
 	ic := inspect.Config{Version: cfg.Version, Mode: m, Asked: cfg.Mode, Offline: true, Store: store,
-		Pod: func(_ context.Context, pod cluster.Name) ([]netip.Addr, error) {
-			return manifests.PodAddrs(os.DirFS(cfg.Manifests), pod)
+		Pods: func(_ context.Context, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
+			return manifests.Pods(os.DirFS(cfg.Manifests), pod)
 		}}
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		s := settings(cfg, resolved, fam)

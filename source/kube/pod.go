@@ -18,9 +18,10 @@ const (
 	mostSlicePages = 25
 )
 
-// PodAddrs returns the addresses of a Pod, by the EndpointSlices of its namespace that it is an endpoint of: of Pods themselves a proxy may ask
-// nothing. None means that no slice names the Pod. It asks the API server once, and waits for as long as ctx lets it.
-func PodAddrs(ctx context.Context, cfg Config, pod cluster.Name) ([]netip.Addr, error) {
+// Pods returns the addresses of a Pod, by the EndpointSlices of its namespace that it is an endpoint of: of Pods themselves a proxy may ask
+// nothing. Without a namespace it is those of all Pods of that name. None means that no slice names it. The API server is asked for so many
+// slices and no more, each page once, and waited for as long as ctx lets.
+func Pods(ctx context.Context, cfg Config, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
 	directKlog(cfg.Log)
 	config, err := cfg.RESTConfig()
 	if err != nil {
@@ -30,40 +31,53 @@ func PodAddrs(ctx context.Context, cfg Config, pod cluster.Name) ([]netip.Addr, 
 	if err != nil {
 		return nil, err
 	}
-	var out []netip.Addr
+	out := map[cluster.Name][]netip.Addr{}
 	next := ""
 	for range mostSlicePages {
 		var page discovery.EndpointSliceList
 		err := clients[0].Get().Namespace(pod.Namespace).Resource("endpointslices").Param("limit", strconv.Itoa(slicesAtOnce)).Param("continue", next).
 			MaxRetries(0).Do(ctx).Into(&page)
 		if err != nil {
-			return nil, fmt.Errorf("kube: list EndpointSlices of namespace %s: %w", pod.Namespace, err)
+			return nil, fmt.Errorf("kube: list EndpointSlices of %s: %w", scope(pod.Namespace), err)
 		}
 		for i := range page.Items {
-			out = podAddrs(&page.Items[i], pod, out)
+			podAddrs(&page.Items[i], pod, out)
 		}
 		if next = page.Continue; next == "" {
 			return out, nil
 		}
 	}
-	if len(out) == 0 {
-		return nil, fmt.Errorf("kube: namespace %s has more than %d EndpointSlices, and the first do not name it", pod.Namespace, slicesAtOnce*mostSlicePages)
+	switch {
+	case pod.Namespace == "": // another of the name may be in those that were not read
+		return nil, fmt.Errorf("kube: the cluster has more than %d EndpointSlices, which is too many to look through: say in which namespace it is", slicesAtOnce*mostSlicePages)
+	case len(out) == 0:
+		return nil, fmt.Errorf("kube: %s has more than %d EndpointSlices, and the first do not name it", scope(pod.Namespace), slicesAtOnce*mostSlicePages)
 	}
 	return out, nil
 }
 
-// podAddrs appends the addresses that a slice has for a Pod, each once.
-func podAddrs(s *discovery.EndpointSlice, pod cluster.Name, out []netip.Addr) []netip.Addr {
+func scope(namespace string) string {
+	if namespace == "" {
+		return "all namespaces"
+	}
+	return "namespace " + namespace
+}
+
+// podAddrs adds the addresses that a slice has for a Pod, each once. A slice speaks for Pods of its own namespace alone.
+func podAddrs(s *discovery.EndpointSlice, pod cluster.Name, out map[cluster.Name][]netip.Addr) {
+	if pod.Namespace != "" && pod.Namespace != s.Namespace {
+		return
+	}
+	pod.Namespace = s.Namespace
 	for i := range s.Endpoints {
 		ref := s.Endpoints[i].TargetRef
 		if ref == nil || ref.Kind != "Pod" || ref.Name != pod.Name || ref.Namespace != "" && ref.Namespace != pod.Namespace {
 			continue
 		}
 		for _, text := range s.Endpoints[i].Addresses {
-			if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(out, a.Unmap()) {
-				out = append(out, a.Unmap())
+			if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(out[pod], a.Unmap()) {
+				out[pod] = append(out[pod], a.Unmap())
 			}
 		}
 	}
-	return out
 }

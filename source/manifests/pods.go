@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io/fs"
 	"net/netip"
@@ -27,14 +28,15 @@ type podNamed struct {
 	Items []podNamed
 }
 
-// PodAddrs returns the addresses of a Pod, as the folder at the root of fsys has them: by the Pod, or by the EndpointSlices that it is an endpoint
-// of. What is malformed says nothing; none means that no file names the Pod. The error is about the folder.
-func PodAddrs(fsys fs.FS, pod cluster.Name) ([]netip.Addr, error) {
+// Pods returns the addresses of a Pod, as the folder at the root of fsys has them: by the Pod, or by the EndpointSlices that it is an endpoint
+// of. Without a namespace it is those of all Pods of that name. What is malformed says nothing; none means that no file names it. The error is
+// about the folder.
+func Pods(fsys fs.FS, pod cluster.Name) (map[cluster.Name][]netip.Addr, error) {
 	entries, err := fs.ReadDir(fsys, ".")
 	if err != nil {
 		return nil, err
 	}
-	var out []netip.Addr
+	out := map[cluster.Name][]netip.Addr{}
 	for _, e := range entries {
 		info, err := fs.Stat(fsys, e.Name())
 		if err != nil || !isManifest(e.Name()) || !info.Mode().IsRegular() || info.Size() > mostFile {
@@ -51,37 +53,38 @@ func PodAddrs(fsys fs.FS, pod cluster.Name) ([]netip.Addr, error) {
 			}
 			var doc podNamed
 			_ = node.Decode(&doc) // what has another form says nothing
-			out = doc.addrs(pod, out)
+			doc.addrs(pod, out)
 		}
 	}
 	return out, nil
 }
 
-// addrs appends the Pod's addresses, each once.
-func (d *podNamed) addrs(pod cluster.Name, out []netip.Addr) []netip.Addr {
-	namespace := d.Metadata.Namespace
-	if namespace == "" {
-		namespace = "default"
+// addrs adds the addresses of the Pods of the name, each once.
+func (d *podNamed) addrs(pod cluster.Name, out map[cluster.Name][]netip.Addr) {
+	add := func(namespace, name string, texts ...string) {
+		if name != pod.Name || pod.Namespace != "" && namespace != pod.Namespace {
+			return
+		}
+		full := cluster.Name{Namespace: namespace, Name: name}
+		for _, text := range texts {
+			if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(out[full], a.Unmap()) {
+				out[full] = append(out[full], a.Unmap())
+			}
+		}
 	}
-	var texts []string
-	if d.Kind == "Pod" && d.Metadata.Name == pod.Name && namespace == pod.Namespace {
-		texts = append(texts, d.Status.PodIP)
+	namespace := cmp.Or(d.Metadata.Namespace, "default")
+	if d.Kind == "Pod" {
+		add(namespace, d.Metadata.Name, d.Status.PodIP)
 		for _, ip := range d.Status.PodIPs {
-			texts = append(texts, ip.IP)
+			add(namespace, d.Metadata.Name, ip.IP)
 		}
 	}
 	for _, e := range d.Endpoints {
-		if ref := e.TargetRef; ref.Kind == "Pod" && ref.Name == pod.Name && (ref.Namespace == pod.Namespace || ref.Namespace == "" && namespace == pod.Namespace) {
-			texts = append(texts, e.Addresses...)
-		}
-	}
-	for _, text := range texts {
-		if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(out, a.Unmap()) {
-			out = append(out, a.Unmap())
+		if ref := e.TargetRef; ref.Kind == "Pod" {
+			add(cmp.Or(ref.Namespace, namespace), ref.Name, e.Addresses...)
 		}
 	}
 	for i := range d.Items {
-		out = d.Items[i].addrs(pod, out)
+		d.Items[i].addrs(pod, out)
 	}
-	return out
 }
