@@ -63,7 +63,7 @@ func NewHandler(about *inspect.Inspector) *Handler {
 		defer leave(h.long)
 		return about.Diff(ctx)
 	})
-	h.answer("events", []string{"after", "wait"}, false, h.events)
+	h.answer("events", []string{"after", "wait", "service"}, false, h.events)
 	h.live()
 	h.stream("table", []string{"filter"}, "rows", func(ctx context.Context, q url.Values, each func(any) error) error {
 		var failed error
@@ -220,7 +220,8 @@ func (h *Handler) live() {
 	})
 }
 
-// events answers what changed after a number, and waits for something.
+// events answers what changed after a number, of one Service or of all, and waits for something. Who waits is told of a Service that comes,
+// or is gone for so long that nothing is remembered; who does not is told that there is none of that name.
 func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 	var after uint64
 	var wait time.Duration
@@ -241,7 +242,15 @@ func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 	if h.about.Offline() {
 		return nil, &inspect.Problem{Kind: inspect.Unavailable, Text: "offline nothing has changed: ask a proxy that runs"}
 	}
-	out := h.about.Changes(after)
+	changes := h.about.Changes
+	if said := q.Get("service"); said != "" {
+		name, err := h.about.Changed(said)
+		if p := (*inspect.Problem)(nil); err != nil && (wait == 0 || !errors.As(err, &p) || p.Kind != inspect.Unknown) {
+			return nil, err
+		}
+		changes = func(after uint64) inspect.Changes { return h.about.Changes(after).Of(name) }
+	}
+	out := changes(after)
 	if len(out.Changes) > 0 || wait == 0 {
 		return out, nil
 	}
@@ -255,9 +264,9 @@ func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 	for {
 		select {
 		case <-ctx.Done():
-			return h.about.Changes(after), nil
+			return changes(after), nil
 		case <-news:
-			if out := h.about.Changes(after); len(out.Changes) > 0 {
+			if out = changes(out.Newest); len(out.Changes) > 0 {
 				return out, nil
 			}
 		}

@@ -2,9 +2,12 @@ package inspect
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"time"
 
 	"kube-proxy/changes"
+	"kube-proxy/cluster"
 )
 
 // Changes returns what changed after the entry of that number, 0 for all that is remembered, without what was nothing to a family.
@@ -18,6 +21,36 @@ func (i *Inspector) Changes(after uint64) Changes {
 		}
 	}
 	return out
+}
+
+// Changed returns the Service that a person means: one that is there, or one that is gone and of which something is remembered.
+func (i *Inspector) Changed(said string) (cluster.Name, error) {
+	name, _, err := i.find(said)
+	if p := (*Problem)(nil); !errors.As(err, &p) || p.Kind != Unknown {
+		return name, err
+	}
+	var gone []cluster.Name
+	entries, _ := i.cfg.Changes.After(0)
+	for _, e := range entries {
+		if e.Service.Name == name.Name && (name.Namespace == "" || e.Service.Namespace == name.Namespace) && !slices.Contains(gone, e.Service) {
+			gone = append(gone, e.Service)
+		}
+	}
+	switch len(gone) {
+	case 0:
+		return name, err
+	case 1:
+		return gone[0], nil
+	}
+	slices.SortFunc(gone, compareNames)
+	return name, ambiguous("Services that are gone", name.Name, gone)
+}
+
+// Of returns the changes that concern a Service: its own, and those of no single one.
+func (c Changes) Of(name cluster.Name) Changes {
+	c.Service = name.String()
+	c.Changes = slices.DeleteFunc(c.Changes, func(x Change) bool { return x.Service != "" && x.Service != c.Service })
+	return c
 }
 
 // Watch returns a channel that has a value when there is something new to ask [Inspector.Changes] for; see [changes.Ring.Watch].

@@ -337,6 +337,35 @@ func TestSubscribe(t *testing.T) {
 	}
 }
 
+// Who asks for the changes of a Service means one that is there, or one that is gone and remembered; a name that is neither is an error.
+func TestChangesOfAService(t *testing.T) {
+	w := newWorld()
+	w.add("shop", "web", "10.96.0.1", 1, 1)
+	w.add("blog", "web", "10.96.0.2", 1, 1)
+	w.add("shop", "quiet", "10.96.0.3", 1, 1)
+	for _, name := range []string{"shop/web", "shop/gone", "blog/twice", "shop/twice", "blog/quiet"} {
+		full := ParseName(name)
+		w.ring.Add(changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: full, Services: 1, What: changes.ServiceChanged, Done: 2, Learned: 1})
+	}
+	w.ring.Add(changes.Entry{Kind: changes.Loaded, Family: lb.IPv4, Done: 3})
+	for said, want := range map[string]string{
+		"shop/web": "shop/web: 2", "web": "2 Services have the name web: say which, with its namespace [blog/web shop/web]", "blog/web": "blog/web: 1",
+		"quiet": "shop/quiet: 1", "gone": "shop/gone: 2", "shop/gone:http": "shop/gone: 2", "gone.shop.svc": "shop/gone: 2", "blog/quiet": "blog/quiet: 2",
+		"twice": "2 Services that are gone have the name twice: say which, with its namespace [blog/twice shop/twice]",
+		"nope":  "no Service nope; one that has the label service.kubernetes.io/service-proxy-name is another proxy's, and not known here []",
+		"":      "which Service? want a name such as shop/web []",
+	} {
+		name, err := w.Changed(said)
+		got := fmt.Sprintf("%s: %d", name, len(w.Changes(0).Of(name).Changes))
+		if p := (*Problem)(nil); errors.As(err, &p) {
+			got = fmt.Sprint(p.Text, " ", p.Candidates)
+		}
+		if got != want {
+			t.Errorf("%q: %s, want %s", said, got, want)
+		}
+	}
+}
+
 // The fields that issue 14 promises are there, whatever else is.
 func TestTraceJSON(t *testing.T) {
 	w := newWorld()

@@ -37,7 +37,7 @@ func ParseName(s string) cluster.Name {
 }
 
 // find returns the Service that a person means, and what stands behind ":": "ns/name", "name" where one Service alone has it, or the name
-// in DNS, "name.ns" with or without "svc" and the cluster's domain.
+// in DNS, "name.ns" with or without "svc" and the cluster's domain. Of a name that no Service has it returns as much as was said.
 func (i *Inspector) find(said string) (name cluster.Name, port string, err error) {
 	text, port, _ := strings.Cut(strings.TrimSpace(said), ":")
 	bare := strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(text, "service/"), "services/"), "svc/")
@@ -69,13 +69,18 @@ func (i *Inspector) find(said string) (name cluster.Name, port string, err error
 	}
 	switch len(same) {
 	case 0:
-		return name, "", i.unknown(bare, bare)
+		return cluster.Name{Name: bare}, "", i.unknown(bare, bare)
 	case 1:
 		return same[0], port, nil
 	}
-	p := problem(Ambiguous, "%d Services have the name %s: say which, with its namespace", len(same), bare)
-	p.Candidates = first(same)
-	return name, "", p
+	return name, "", ambiguous("Services", bare, same)
+}
+
+// ambiguous is the problem of a name that several have.
+func ambiguous(kind, said string, names []cluster.Name) *Problem {
+	p := problem(Ambiguous, "%d %s have the name %s: say which, with its namespace", len(names), kind, said)
+	p.Candidates = first(names)
+	return p
 }
 
 // maxName is how long a namespaced name, in whatever form, can be.

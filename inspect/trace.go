@@ -324,9 +324,7 @@ func (i *Inspector) pod(ctx context.Context, said string) (name cluster.Name, ad
 	case len(names) == 0:
 		return name, nil, problem(Unknown, "no EndpointSlice names the pod %s, and of other pods this proxy knows nothing: %s", bare, see)
 	case len(names) > 1:
-		p := problem(Ambiguous, "%d pods have the name %s: say which, with its namespace", len(names), short)
-		p.Candidates = first(names)
-		return name, nil, p
+		return name, nil, ambiguous("pods", short, names)
 	}
 	return names[0], found[names[0]], nil
 }

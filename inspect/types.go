@@ -196,6 +196,8 @@ type Change struct {
 
 // Changes are the last changes, the oldest first.
 type Changes struct {
+	// Service is the one that was asked for, "ns/name"; "" for all.
+	Service string   `json:"service,omitempty"`
 	Changes []Change `json:"changes"`
 	// Newest is the Seq to ask with next.
 	Newest uint64 `json:"newest"`

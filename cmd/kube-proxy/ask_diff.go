@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"kube-proxy/admin"
 	"kube-proxy/inspect"
 	"kube-proxy/lb"
 )
@@ -77,13 +78,13 @@ func eventsAsking() asking {
 			"learned of it.",
 		more: "\n  kube-proxy events shop/web --watch\n",
 		ask: func(ctx context.Context, q *questions, args []string) error {
-			_, err := q.events(ctx, args, 0, true)
+			_, err := q.events(ctx, args, nil)
 			return err
 		},
 		watch: func(ctx context.Context, q *questions, args []string) error {
-			after, err := q.events(ctx, args, 0, true)
+			told, err := q.events(ctx, args, nil)
 			for err == nil && ctx.Err() == nil {
-				after, err = q.events(ctx, args, after, false)
+				told, err = q.events(ctx, args, told)
 			}
 			return err
 		},
@@ -93,40 +94,41 @@ func eventsAsking() asking {
 // eventsWait is how long a question for changes waits for some.
 const eventsWait = 30 * time.Second
 
-// events prints what changed after an entry, and returns the newest one.
-func (q *questions) events(ctx context.Context, args []string, after uint64, first bool) (uint64, error) {
-	params := url.Values{"after": {strconv.FormatUint(after, 10)}}
-	if !first {
+// events prints what changed after what was told last, nil for nothing yet, and returns what is told now.
+func (q *questions) events(ctx context.Context, args []string, last *inspect.Changes) (*inspect.Changes, error) {
+	params := url.Values{}
+	if len(args) > 0 {
+		params.Set("service", args[0])
+	}
+	if last != nil {
+		params.Set("after", strconv.FormatUint(last.Newest, 10))
 		params.Set("wait", eventsWait.String())
-	}
-	var all inspect.Changes
-	if err := q.client.Get(ctx, "events", params, &all); err != nil {
-		return 0, err
-	}
-	if all.Newest < after { // another process answers, which began anew
-		return 0, nil
-	}
-	shown := inspect.Changes{Newest: all.Newest, Gone: all.Gone, Changes: []inspect.Change{}}
-	for _, c := range all.Changes {
-		if len(args) == 0 || c.Service == args[0] || strings.HasSuffix(c.Service, "/"+args[0]) || c.Service == "" {
-			shown.Changes = append(shown.Changes, c)
+		if last.Service != "" {
+			params.Set("service", last.Service)
 		}
 	}
-	if !first && len(shown.Changes) == 0 {
-		return all.Newest, nil
+	var raw json.RawMessage
+	var all inspect.Changes
+	if err := q.client.Get(ctx, "events", params, &raw); err != nil {
+		return nil, err
 	}
-	raw, err := json.Marshal(shown)
-	if err != nil {
-		return 0, err
+	if err := json.Unmarshal(raw, &all); err != nil {
+		return nil, fmt.Errorf("%w: the answer is not one that this command knows: %w", admin.ErrNotAsked, err)
+	}
+	if last != nil && all.Newest < last.Newest { // another process answers, which began anew
+		return &inspect.Changes{Service: last.Service}, nil
+	}
+	if last != nil && len(all.Changes) == 0 {
+		return &all, nil
 	}
 	if done, err := q.program(raw); done {
-		return all.Newest, err
+		return &all, err
 	}
-	if first && shown.Gone > 0 {
-		fmt.Fprintf(q.out, "%d older ones are not remembered any more\n", shown.Gone)
+	if last == nil && all.Gone > 0 {
+		fmt.Fprintf(q.out, "%d older ones are not remembered any more\n", all.Gone)
 	}
-	q.eventsText(shown.Changes, first)
-	return all.Newest, nil
+	q.eventsText(all.Changes, last == nil)
+	return &all, nil
 }
 
 func (q *questions) eventsText(changes []inspect.Change, head bool) {

@@ -138,6 +138,13 @@ func TestAskRunning(t *testing.T) {
 		t.Errorf("a Service is told of in a family that it does not have:\n%s", out)
 	}
 	answers(0, `"newest":`, "events", "-o", "json")
+	answers(0, "Service created", "events", "shop/web")
+	answers(0, `"service": "shop/web"`, "events", "web", "-o", "json")
+	answers(1, "no Service shop/nope", "events", "shop/nope")
+	answers(1, "no Service nope", "events", "nope")
+	answers(1, "no Service nope", "events", "nope", "-o", "json")
+	answers(1, "no Service nope", "events", "nope", "--watch")
+	answers(1, "12 Services have the name same", "events", "same")
 	answers(0, "10.96.0.10:80/tcp", "table", "-o", "wide")
 	answers(2, "no-backends", "why", "shop/empty")
 	answers(1, "12 Services have the name same", "why", "same")
@@ -259,11 +266,26 @@ func TestAskWatch(t *testing.T) {
 	until(t, func() string { _, _, errOut := n.kubeProxy("table"); return errOut })
 	events := n.start(dir, []string{"events", "--watch", "-o", "json"}, nil)
 	table := n.start(dir, []string{"table", "late", "--watch"}, nil)
+	one := n.start(dir, []string{"events", "good", "--watch"}, nil)
+	one.await(regexp.MustCompile("shop/good"))
 	events.await(regexp.MustCompile("shop/good"))
 	write(t, filepath.Join(dir, "m/late.yaml"), service("late", "10.96.0.7", 80, "10.0.0.7"))
 	events.await(regexp.MustCompile(`"object": "shop/late"`))
 	table.await(regexp.MustCompile(`10\.96\.0\.7:80/tcp +IPv4 +shop/late`))
-	for _, p := range []*process{events, table} {
+	// A Service that is gone is known as long as its changes are, under its bare name too; who watches it goes on.
+	do(t, os.Remove(filepath.Join(dir, "m/good.yaml")))
+	one.await(regexp.MustCompile("shop/good +.*deleted"))
+	for _, name := range []string{"shop/good", "good"} {
+		if code, out, errOut := n.kubeProxy("events", name); code != 0 || !strings.Contains(out, "deleted") || strings.Contains(out, "shop/late") {
+			t.Errorf("events %s after it is gone: exit code %d\n%s%s", name, code, out, errOut)
+		}
+	}
+	write(t, filepath.Join(dir, "m/good.yaml"), good())
+	one.await(regexp.MustCompile("(?s)shop/good +[^\n]*deleted.*shop/good +[^\n]*created"))
+	if strings.Contains(one.log(), "shop/late") {
+		t.Errorf("who watches one Service is told of another:\n%s", one.log())
+	}
+	for _, p := range []*process{events, table, one} {
 		if code := p.end(syscall.SIGINT); code != 0 {
 			t.Errorf("exit code %d after an interrupt:\n%s", code, p.log())
 		}
