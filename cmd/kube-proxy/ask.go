@@ -36,7 +36,7 @@ type asking struct {
 	least, most int
 	// takes says for a shell what may stand behind these arguments: the name of a Service, and one of these words; nil for nothing.
 	takes func(args []string) (service bool, words []string)
-	// ask asks once. shown is whether --watch may clear the screen for the next time.
+	// ask asks once.
 	ask func(context.Context, *questions, []string) error
 	// watch, if there is one, goes on until ctx ends; nil has ask called again and again.
 	watch func(context.Context, *questions, []string) error
@@ -48,6 +48,9 @@ type questions struct {
 	out    io.Writer
 	errOut io.Writer
 	format string // "", wide, json, yaml
+	// repeats: the whole answer comes again and again, and for people with the time, in the place of the last one where that can be.
+	repeats bool
+	shown   int // answers
 }
 
 // askEveryTime is the time between two questions of --watch.
@@ -120,10 +123,7 @@ func (a asking) watching(ctx context.Context, q *questions, args []string) error
 	if a.watch != nil {
 		return a.watch(ctx, q, args)
 	}
-	for screen := isTerminal(q.out) && q.format != "json" && q.format != "yaml"; ; {
-		if screen {
-			io.WriteString(q.out, "\x1b[H\x1b[2J")
-		}
+	for q.repeats = true; ; {
 		var found exitCode
 		if err := a.ask(ctx, q, args); err != nil && !errors.As(err, &found) {
 			return err
@@ -223,8 +223,23 @@ func show[T any](q *questions, raw json.RawMessage, text func(*T)) (*T, error) {
 	if done, err := q.program(raw); done {
 		return answer, err
 	}
+	if q.repeats {
+		q.again()
+	}
 	text(answer)
 	return answer, nil
+}
+
+// again begins an answer for people that has come before: after the last one, or on a terminal in its place. The time is as events tell it.
+func (q *questions) again() {
+	switch {
+	case isTerminal(q.out):
+		io.WriteString(q.out, "\x1b[H\x1b[2J")
+	case q.shown > 0:
+		io.WriteString(q.out, "\n")
+	}
+	q.shown++
+	fmt.Fprintf(q.out, "at %s UTC\n", time.Now().UTC().Format(time.DateTime))
 }
 
 // program prints an answer for programs, with all that the proxy has said of it; it reports whether that was asked for.
@@ -238,6 +253,9 @@ func (q *questions) program(raw json.RawMessage) (bool, error) {
 		text, err := yaml.JSONToYAML(raw)
 		if err != nil {
 			return true, err
+		}
+		if q.shown++; q.shown > 1 {
+			text = append([]byte("---\n"), text...)
 		}
 		_, err = q.out.Write(text)
 		return true, err

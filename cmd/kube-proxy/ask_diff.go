@@ -180,10 +180,8 @@ func topAsking() asking {
 
 func (q *questions) top(ctx context.Context, again bool) error {
 	var failed error
+	q.repeats = again
 	err := q.client.Each(ctx, "top", nil, func(raw json.RawMessage) bool {
-		if again && isTerminal(q.out) && q.format != "json" && q.format != "yaml" {
-			io.WriteString(q.out, "\x1b[H\x1b[2J")
-		}
 		_, failed = show(q, raw, q.topText)
 		return failed == nil && again
 	})

@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"go.yaml.in/yaml/v3"
+
 	"kube-proxy/inspect"
 	"kube-proxy/plane/all"
 )
@@ -271,7 +273,7 @@ func TestAskWatch(t *testing.T) {
 	events.await(regexp.MustCompile("shop/good"))
 	write(t, filepath.Join(dir, "m/late.yaml"), service("late", "10.96.0.7", 80, "10.0.0.7"))
 	events.await(regexp.MustCompile(`"object": "shop/late"`))
-	table.await(regexp.MustCompile(`10\.96\.0\.7:80/tcp +IPv4 +shop/late`))
+	table.await(regexp.MustCompile(`(?m)^at .* UTC\nKEY .*\n10\.96\.0\.7:80/tcp +IPv4 +shop/late`))
 	// A Service that is gone is known as long as its changes are, under its bare name too; who watches it goes on.
 	do(t, os.Remove(filepath.Join(dir, "m/good.yaml")))
 	one.await(regexp.MustCompile("shop/good +.*deleted"))
@@ -289,6 +291,58 @@ func TestAskWatch(t *testing.T) {
 		if code := p.end(syscall.SIGINT); code != 0 {
 			t.Errorf("exit code %d after an interrupt:\n%s", code, p.log())
 		}
+	}
+}
+
+// Answers that --watch repeats can be told apart: for people by the time, for programs that read YAML as documents. Events, each of which is
+// told once and has its own time, have no other.
+func TestAskWatchTellsAnswersApart(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "a.sock")
+	asked := 0
+	go http.Serve(listenAt(t, at), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Kube-Proxy-Admin", "1")
+		switch asked++; {
+		case r.URL.Path == "/v1/top":
+			for range 3 {
+				io.WriteString(w, `{"services":[{"service":"a/b","perSecond":1}]}`+"\n")
+			}
+		case asked > 3:
+			w.WriteHeader(http.StatusServiceUnavailable)
+		case r.URL.Path == "/v1/events":
+			fmt.Fprintf(w, `{"newest":%d,"changes":[{"seq":%[1]d,"object":"a/b","what":"Service created","done":"2026-01-01T00:00:00Z"}]}`, asked)
+		}
+	}))
+	watch := func(args ...string) string {
+		t.Helper()
+		asked = 0
+		var out, errOut bytes.Buffer
+		err := command(all.Modes(), &out, &errOut, append(args, "--watch", "--admin-socket="+at)).ExecuteContext(t.Context())
+		if code, _ := ended(err); code != exitNotAsked {
+			t.Errorf("%v: %v: %s", args, err, errOut.String())
+		}
+		return out.String()
+	}
+	for _, command := range []string{"top", "events"} {
+		out := watch(command, "-o", "yaml")
+		documents := 0
+		for d := yaml.NewDecoder(strings.NewReader(out)); ; documents++ {
+			var one map[string]any
+			if err := d.Decode(&one); err == io.EOF {
+				break
+			} else if err != nil || len(one) == 0 {
+				t.Fatalf("%s: %v, %v:\n%s", command, one, err, out)
+			}
+		}
+		if documents != 3 || strings.HasPrefix(out, "---") {
+			t.Errorf("%s: %d documents, want 3:\n%s", command, documents, out)
+		}
+	}
+	stamp := regexp.MustCompile(`(?m)^at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\n`)
+	if out := watch("top"); len(stamp.FindAllString(out, -1)) != 3 || strings.Count(out, "\n\nat ") != 2 || !strings.HasPrefix(out, "at ") {
+		t.Errorf("top:\n%s", out)
+	}
+	if out := watch("events"); stamp.MatchString(out) || strings.Count(out, "a/b") != 3 {
+		t.Errorf("events:\n%s", out)
 	}
 }
 
