@@ -116,8 +116,12 @@ func (j *judge) uses(f lb.Family) bool {
 	return false
 }
 
-// pods reports whether an interface is of pods: what the configuration says, and the names and kinds that network plugins use.
+// pods reports whether an interface is of pods: what the configuration says, and the names and kinds that network plugins use. In a
+// container, such as kind's or LXC's, and in a virtual network the uplink has such a kind too, or name.
 func (j *judge) pods(l Link) bool {
+	if j.leaves(l) {
+		return false
+	}
 	if j.PodInterface != "" && strings.HasPrefix(l.Name, j.PodInterface) {
 		return true
 	}

@@ -48,6 +48,16 @@ func (j *judge) uplink() (Link, bool) {
 	return Link{}, false
 }
 
+// leaves reports whether an interface leads out of the node: a default route goes through it, or it has an address of the Node.
+func (j *judge) leaves(l Link) bool {
+	if slices.ContainsFunc(j.facts.Routes.Value, func(r Route) bool { return r.Dst.Bits() == 0 && r.Link == l.Index }) {
+		return true
+	}
+	return j.facts.Cluster != nil && slices.ContainsFunc(l.Addrs, func(p netip.Prefix) bool {
+		return slices.Contains(j.facts.Cluster.Node.Value.Addrs, p.Addr())
+	})
+}
+
 func (j *judge) mtu() {
 	if j.facts.OS != "linux" {
 		return
@@ -66,7 +76,7 @@ func (j *judge) mtu() {
 	}
 	n := 0
 	for _, l := range links {
-		if !j.pods(l) || l.Index == up.Index || !l.Up {
+		if !j.pods(l) || !l.Up {
 			continue
 		}
 		n++

@@ -110,6 +110,17 @@ func TestJudge(t *testing.T) {
 			f.Links.Value = append(f.Links.Value, Link{Name: "br7", Type: "bridge"})
 		}, "bridge-netfilter warning net.bridge.bridge-nf-call-iptables: pods are on the bridge br7, and it is 0", ExitWarnings},
 		{"one strict uplink", func(_ *Setup, f *Facts) { f.Links.Value[1].RPFilter = "1" }, "rp-filter info : strict at eth0, the only uplink", ExitOK},
+		{"one strict uplink that is a veth, with the default route", func(_ *Setup, f *Facts) {
+			f.Links.Value[1].Type, f.Links.Value[1].RPFilter, f.Cluster = "veth", "1", nil
+		}, "rp-filter info : strict at eth0, the only uplink", ExitOK},
+		{"uplinks of which one is a veth with the node's address, the other a bridge of several default routes", func(_ *Setup, f *Facts) {
+			f.Links.Value[1].Type, f.Links.Value[1].RPFilter, f.Routes.Value[0].Link = "veth", "1", 4
+			f.Links.Value = append(f.Links.Value, Link{Name: "br-ex", Type: "bridge", Index: 4, MTU: 1500, Up: true, Addrs: prefixes("198.51.100.1/24")})
+			f.Routes.Value = append(f.Routes.Value, f.Routes.Value[0])
+		}, "rp-filter warning : strict at eth0, and there are several uplinks: eth0, br-ex", ExitWarnings},
+		{"strict veths of pods beside an uplink that is one", func(_ *Setup, f *Facts) {
+			f.Links.Value[1].Type, f.Links.Value[2].Addrs = "veth", prefixes("10.244.0.1/32")
+		}, "rp-filter ok : no strict filter at an uplink", ExitOK},
 		{"strict for all, loose at the interface", func(_ *Setup, f *Facts) { f.Sysctls.Value["net.ipv4.conf.all.rp_filter"] = "1" }, "rp-filter ok", ExitOK},
 		{"too many connections for the memory", func(_ *Setup, f *Facts) { f.Memory.Value = 128 << 20 }, "conntrack-size warning", ExitWarnings},
 		{"more will be allowed", func(_ *Setup, f *Facts) {

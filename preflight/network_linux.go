@@ -79,10 +79,12 @@ func routes(context.Context) (all []Route, err error) {
 					out.Dst = p
 				}
 			}
-			if len(r.MultiPath) > 0 {
-				out.Link = r.MultiPath[0].LinkIndex
+			for _, hop := range r.MultiPath {
+				all = append(all, Route{Dst: out.Dst, Link: hop.LinkIndex})
 			}
-			all = append(all, out)
+			if len(r.MultiPath) == 0 {
+				all = append(all, out)
+			}
 		}
 	}
 	return all, nil
