@@ -17,7 +17,7 @@ func Page() string {
 		fmt.Sprintf("| %d | nothing but `ok` and `info` |\n| 1 | the command line or the configuration is wrong; nothing was looked at |\n"+
 			"| %d | an `error` is among the findings |\n| %d | a `warning` is, or something is `unknown`, and no error |\n\n", ExitOK, ExitErrors, ExitWarnings) +
 		"## `-o json`\n\nAn object, whose fields may become more:\n\n| field | |\n|---|---|\n" +
-		"| `version` | of this form: 1 |\n| `node` | the name of the Node that the proxy goes by |\n| `mode` | what is asked for; empty for the best that the host can do |\n" +
+		"| `version` | of this form: 1 |\n| `node` | the name of the Node that the proxy goes by |\n| `mode` | what is asked for; empty for the best that the host can do |\n| `runs` | the mode that would run; empty if none can, or that could not be tried |\n" +
 		"| `worst` | the worst severity among the findings |\n| `exitCode` | as above |\n| `findings` | a list, in the order of this page |\n" +
 		"| `findings[].id` | the kind of finding, below |\n| `findings[].severity` | `ok`, `info`, `unknown`, `warning`, `error`, in this order |\n" +
 		"| `findings[].about` | which of several, such as a mode and a family, a sysctl, an interface |\n| `findings[].seen` | what was seen, or why it is not known |\n" +

@@ -91,6 +91,13 @@ func (f *Facts) ability(name string, fam lb.Family) (Ability, bool) {
 // errUntried is why a mode cannot be chosen that was not tried.
 var errUntried = errors.New("whether it can run was not tried")
 
+// Runs returns the name of the mode that would run: what was asked for, or what it gives way to here; "" if none can run, or that could
+// not be tried.
+func Runs(s *Setup, f *Facts) string {
+	m, _ := (&judge{Setup: s, facts: f}).running()
+	return m.Name
+}
+
 // choose says which mode would run, as far as could be tried. What the kernel has on disk counts as there.
 func choose(s *Setup, f *Facts) (mode.Choice, error) {
 	list := slices.Clone(s.Modes)

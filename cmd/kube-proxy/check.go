@@ -29,7 +29,7 @@ func checkHelp() string {
 			"Run it as root in the node's network namespace; what it cannot find out it says. docs/check.md has all kinds of findings.") + "\n" +
 		fmt.Sprintf("Exit codes: %d nothing but ok and info; 1 the command line or the configuration is wrong; %d an error is among the findings;\n"+
 			"%d a warning is, or something is not known.\n\n", preflight.ExitOK, preflight.ExitErrors, preflight.ExitWarnings) +
-		"  -o, --output string   text, or json: {version, node, mode, worst, exitCode, findings: [{id, severity, about, seen, why, remedy}]}\n" +
+		"  -o, --output string   text, or json: {version, node, mode, runs, worst, exitCode, findings: [{id, severity, about, seen, why, remedy}]}\n" +
 		"      --load-modules    have the kernel load modules for the modes that need them, as the proxy would\n\n" +
 		"All flags of kube-proxy are taken, see kube-proxy --help.\n"
 }
@@ -60,8 +60,9 @@ func checkCommand(modes mode.List, out, errOut io.Writer, commandLine []string) 
 			}
 			s := preflightSetup(cfg, modes)
 			s.LoadModules = load
-			findings := preflight.Judge(s, preflight.Look(cmd.Context(), s))
-			if err := printFindings(out, output, cfg, findings); err != nil {
+			facts := preflight.Look(cmd.Context(), s)
+			findings := preflight.Judge(s, facts)
+			if err := printFindings(out, output, report{1, cfg.NodeName, cfg.Mode, preflight.Runs(s, facts), preflight.Worst(findings), preflight.Exit(findings), findings}); err != nil {
 				return fmt.Errorf("print the findings: %w", err)
 			}
 			if code := preflight.Exit(findings); code != preflight.ExitOK {
@@ -120,21 +121,22 @@ type report struct {
 	Version  int                 `json:"version"`
 	Node     string              `json:"node"`
 	Mode     string              `json:"mode"` // that is asked for; "" for the best that the host can do
+	Runs     string              `json:"runs"` // the mode that would run; "" if none could, or that is not known
 	Worst    preflight.Severity  `json:"worst"`
 	ExitCode int                 `json:"exitCode"`
 	Findings []preflight.Finding `json:"findings"`
 }
 
-func printFindings(out io.Writer, as string, cfg *config.Config, all []preflight.Finding) error {
+func printFindings(out io.Writer, as string, r report) error {
 	if as == "json" {
-		data, err := json.MarshalIndent(report{1, cfg.NodeName, cfg.Mode, preflight.Worst(all), preflight.Exit(all), all}, "", "  ")
+		data, err := json.MarshalIndent(r, "", "  ")
 		if err != nil {
 			return err
 		}
 		_, err = fmt.Fprintf(out, "%s\n", data)
 		return err
 	}
-	_, err := io.WriteString(out, findingsText(all))
+	_, err := io.WriteString(out, findingsText(r.Findings))
 	return err
 }
 

@@ -77,17 +77,18 @@ func TestCheckFinds(t *testing.T) {
 		other func(*testing.T, *namespace)
 		args  []string
 		want  []string
-		code  int // 0: not compared, for the clock of this machine may be synchronised or not
+		runs  string // the mode; "": not compared
+		code  int    // 0: not compared, for the clock of this machine may be synchronised or not
 		alone bool
 	}{
-		{name: "nothing in the way",
+		{name: "nothing in the way", runs: "iptables",
 			want: []string{"privileges ok", "mode ok iptables IPv4: can run", "mode ok nftables IPv6: can run", "mode ok userspace IPv4: can run",
 				"mode info ebpf: not built", "mode-asked ok", "iptables-backends ok", "kube-proxy-rules ok", "kube-proxy-running ok", "ports ok healthz", "cilium ok",
 				"kube-router ok", "calico-ebpf ok", "firewalld ok", "ufw ok", "docker-forward ok", "drop-policy ok", "ip-forward ok net.ipv4.ip_forward",
 				"bridge-netfilter ok", "rp-filter ok", "conntrack-use ok", "address-conflict ok", "node-ports ok", "api-server ok", "node info", "programs ok iptables-nft: …1.8"}},
 		{name: "a mode whose programs are missing", args: []string{"--proxy-mode=iptables"},
 			other: func(t *testing.T, n *namespace) { t.Setenv("PATH", t.TempDir()) },
-			want:  []string{"mode warning iptables IPv4: cannot run: …install iptables", "mode-asked warning: …using userspace instead", "programs info nft: not installed"}, code: 3, alone: true},
+			want:  []string{"mode warning iptables IPv4: cannot run: …install iptables", "mode-asked warning: …using userspace instead", "programs info nft: not installed"}, runs: "userspace", code: 3, alone: true},
 		{name: "no forwarding", make: []string{"sysctl -qw net.ipv4.ip_forward=0"}, want: []string{"ip-forward error net.ipv4.ip_forward: it is 0"}, code: 2},
 		{name: "no forwarding, and a mode that needs none", make: []string{"sysctl -qw net.ipv4.ip_forward=0"}, args: []string{"--proxy-mode=userspace"},
 			want: []string{"ip-forward info net.ipv4.ip_forward: it is 0, which mode userspace does not mind"}},
@@ -138,6 +139,9 @@ func TestCheckFinds(t *testing.T) {
 			got := n.check(nil, c.args...)
 			for _, want := range c.want {
 				got.finds(t, want)
+			}
+			if c.runs != "" && got.Runs != c.runs {
+				t.Errorf("it says that mode %q would run, want %s", got.Runs, c.runs)
 			}
 			if c.code != 0 && got.code != c.code {
 				t.Errorf("exit code %d, want %d", got.code, c.code)
@@ -192,6 +196,9 @@ func TestCheckInTheDark(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := newNamespace(t).check(func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, c.env) })
+			if known := !slices.Contains(c.wants, "mode-asked unknown"); known != (got.Runs != "") {
+				t.Errorf("it says that mode %q would run", got.Runs)
+			}
 			for _, want := range c.wants {
 				got.finds(t, want)
 			}
