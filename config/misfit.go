@@ -32,7 +32,7 @@ func misfits(root map[string]any) Problems {
 		if !isText {
 			says = string(data)
 		}
-		all = append(all, Problem{"KubeProxyConfiguration." + at, says, "failed to decode: want " + want})
+		all = append(all, Problem{inFile + at, says, "failed to decode: want " + want})
 	}
 	return all
 }

@@ -234,7 +234,7 @@ func Unparsed(args []string, err error, modes mode.List) error {
 			problems = append(problems, Problem{Where: line})
 		}
 	}
-	return problems
+	return problems.In(o.ConfigFile, "")
 }
 
 // unknown returns a problem, in the parser's words, for each flag that fs does not have: the parser gives up at the first.
@@ -353,6 +353,9 @@ func (o *Options) problem(where, value, want string) {
 // wrong notes a problem of the field, under the name that the user knows it by.
 func (o *Options) wrong(field, value, want string) { o.problem(o.where(field), value, want) }
 
+// inFile is what the name of a field of the file begins with.
+const inFile = "KubeProxyConfiguration."
+
 // where returns the flag that stands for the field, or the field itself where the file said it.
 func (o *Options) where(field string) string { return o.whereAmong(flags(o), field) }
 
@@ -366,7 +369,7 @@ func (o *Options) whereAmong(all []flag, field string) string {
 	if rest != "" {
 		path += "[" + rest
 	}
-	return "KubeProxyConfiguration." + path
+	return inFile + path
 }
 
 func (o *Options) warn(format string, args ...any) {

@@ -36,3 +36,19 @@ func (ps Problems) Error() string {
 	}
 	return strings.Join(lines, "\n")
 }
+
+// In returns the problems with where each is from in front of it: file for those of a field, commandLine for the others; "" says nothing.
+func (ps Problems) In(file, commandLine string) Problems {
+	located := make(Problems, len(ps))
+	for i, p := range ps {
+		from := commandLine
+		if strings.HasPrefix(p.Where, inFile) {
+			from = file
+		}
+		if from != "" {
+			p.Where = from + ": " + p.Where
+		}
+		located[i] = p
+	}
+	return located
+}

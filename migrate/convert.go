@@ -60,6 +60,9 @@ func Convert(modes mode.List, p *Proxy, to string) (*Result, error) {
 	}
 	conv, err := config.Convert(modes, args, file, to)
 	if err != nil {
+		if ps, ok := err.(config.Problems); ok {
+			return nil, ps.In(c.where(), cmp.Or(p.Where, c.where()))
+		}
 		from := strings.Join(slices.DeleteFunc([]string{p.Where, p.FileWhere}, func(s string) bool { return s == "" }), " with ")
 		return nil, fmt.Errorf("%s: %w", cmp.Or(from, c.where()), err)
 	}

@@ -150,7 +150,7 @@ func askWhom(cmd *cobra.Command, opts *config.Options, modes mode.List, errOut i
 	flag := cmd.Flags().Lookup("admin-socket")
 	path := flag.Value.String()
 	if opts.Manifests != "" || opts.ConfigFile != "" && !flag.Changed {
-		cfg, err := opts.Complete(nil)
+		cfg, err := complete(opts, nil)
 		if err != nil {
 			return nil, err
 		}

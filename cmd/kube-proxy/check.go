@@ -51,7 +51,7 @@ func checkCommand(modes mode.List, out, errOut io.Writer, commandLine []string) 
 			if output != "text" && output != "json" {
 				return config.Problems{{Where: "--output", Value: output, Want: "want text or json"}}
 			}
-			cfg, err := opts.Complete(args)
+			cfg, err := complete(opts, args)
 			for _, w := range opts.Warnings() {
 				fmt.Fprintf(errOut, "kube-proxy: warning: %s\n", w)
 			}

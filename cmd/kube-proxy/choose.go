@@ -36,7 +36,7 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	}
 	resolved, err := cfg.For(p.choice.Mode)
 	if err != nil {
-		return err
+		return named(cfg.File, err)
 	}
 	p.present.Store(&configured{cfg.Config, resolved})
 	for _, w := range resolved.Warnings {

@@ -73,7 +73,7 @@ func command(modes mode.List, out, errOut io.Writer, commandLine []string) *cobr
 			if print, raw := opts.PrintsVersion(); print {
 				return printVersion(out, raw)
 			}
-			cfg, err := opts.Complete(args)
+			cfg, err := complete(opts, args)
 			if err != nil {
 				for _, w := range opts.Warnings() {
 					fmt.Fprintf(errOut, "kube-proxy: warning: %s\n", w)
@@ -110,6 +110,20 @@ func help(commands []*cobra.Command) string {
 		fmt.Fprintf(&b, "  %-10s  %s\n", c.Name(), c.Short)
 	}
 	return b.String()
+}
+
+// complete returns the configuration; each of its problems names the file that it is in.
+func complete(opts *config.Options, args []string) (*config.Config, error) {
+	cfg, err := opts.Complete(args)
+	return cfg, named(opts.ConfigFile, err)
+}
+
+// named has each problem of a field name the file that it is in.
+func named(file string, err error) error {
+	if ps, ok := err.(config.Problems); ok { // what else there is names it
+		return ps.In(file, "")
+	}
+	return err
 }
 
 // meant is the error of an argument that looks like the name of a command; nil for another.

@@ -115,10 +115,22 @@ func TestMigrateRefuses(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "deployment.yaml"), []byte("kind: Deployment\nmetadata: {name: kube-proxy}\n"))
 	write(t, filepath.Join(dir, "empty"), nil)
+	head := "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: userspace\n"
+	wrong, types := dir+"/wrong.yaml", dir+"/types.yaml"
+	write(t, wrong, []byte(head+"portRange: x\niptables: {masqueradeBit: 99}\n"))
+	write(t, types, []byte(head+"ipvs: {scheduler: 3}\nconntrack: {min: x}\n"))
 	for _, c := range []struct {
 		args []string
 		want string
 	}{
+		{[]string{"migrate", wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.iptables.masqueradeBit: \"99\": want 0 to 31\nkube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
+		{[]string{"migrate", types}, "kube-proxy: " + types + ": KubeProxyConfiguration.ipvs.scheduler: \"3\": failed to decode: want text, in quotes if it looks like something else\nkube-proxy: " + types + ": KubeProxyConfiguration.conntrack.min: "},
+		{[]string{"migrate", "--", "--proxy-mode=magic", "--cluster-cidr=x"}, "kube-proxy: the command line after --: --proxy-mode: \"magic\": want iptables, ipvs, nftables, userspace, or nothing for the best that this machine can do\nkube-proxy: the command line after --: --cluster-cidr: "},
+		{[]string{"check", "--config=" + types}, "kube-proxy: " + types + ": KubeProxyConfiguration.ipvs.scheduler: \"3\": failed to decode: want text, in quotes if it looks like something else\nkube-proxy: " + types + ": KubeProxyConfiguration.conntrack.min: "},
+		{[]string{"--config=" + wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
+		{[]string{"render", "--config=" + wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
+		{[]string{"table", "--config=" + wrong}, "kube-proxy: " + wrong + ": KubeProxyConfiguration.portRange: "},
+		{[]string{"check", "--config=" + wrong, "--v=x"}, "kube-proxy: --v: \"x\": "},
 		{[]string{"migrate"}, "kube-proxy: name a file, - for stdin, or flags after --"},
 		{[]string{"migrate", dir + "/none"}, "none: no such file"},
 		{[]string{"migrate", dir}, "is a directory"},

@@ -56,7 +56,7 @@ func offlineMode(cfg *config.Config, modes mode.List) (mode.Mode, config.Resolve
 	}
 	m, _ := modes.Find(name)
 	resolved, err := cfg.For(m)
-	return m, resolved, err
+	return m, resolved, named(cfg.File, err)
 }
 
 // offlineNode is the node for which the answer is: the one that is asked for, or the only one that the folder has.

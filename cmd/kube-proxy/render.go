@@ -67,7 +67,7 @@ func renderCommand(modes mode.List, out, errOut io.Writer, commandLine []string)
 		Use: "render", Short: "print the rules for a folder of manifests",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(_ *cobra.Command, args []string) error {
-			cfg, err := opts.Complete(args)
+			cfg, err := complete(opts, args)
 			for _, w := range opts.Warnings() {
 				fmt.Fprintf(errOut, "kube-proxy: warning: %s\n", w)
 			}
@@ -118,7 +118,7 @@ func render(cfg *config.Config, modes mode.List, out, errOut io.Writer) error {
 	}
 	resolved, err := cfg.For(m)
 	if err != nil {
-		return err
+		return named(cfg.File, err)
 	}
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		table, contests, refused := desired(store, settings(cfg, resolved, fam))
