@@ -29,7 +29,7 @@ var (
 var differences = []difference{
 	// Whatever the mode.
 	{sev: Same, about: "rolling update", differs: "of two proxies on a node, the second waits until the first has ended; rules serve meanwhile",
-		why: "Two that write would undo each other's work (docs/adr/0010-one-writer.md).", do: "Use maxUnavailable, not maxSurge, but in mode userspace."},
+		why: "Two that write would undo each other's work (docs/adr/0010-one-writer.md).", do: "Use maxUnavailable, not maxSurge (docs/operate.md)."},
 	{sev: Same, about: "metrics", differs: "all metrics of upstream have their names; those of full and partial syncs count writes of all rules and of changes",
 		why: "A write costs what changed (docs/metrics.md).", do: "Alerts stay; look at kubeproxy_mode_info and kubeproxy_rows_pending, which are new."},
 	{sev: Same, about: "/readyz", differs: "port 10256 also answers /readyz: whether all Services are in the kernel", why: "/healthz is for load balancers, and fails while the node is about to be removed.",
@@ -78,7 +78,7 @@ var differences = []difference{
 
 	// Userspace.
 	{from: []string{"iptables", "ipvs", "nftables"}, to: inUser, sev: Missing, about: "client addresses", differs: "endpoints see an address of the node, always", why: "Connections end at the proxy (docs/userspace.md).", do: "Use another mode where endpoints tell clients by their address, such as for NetworkPolicy."},
-	{from: []string{"iptables", "ipvs", "nftables"}, to: inUser, sev: Change, about: "restarts", differs: "open connections end with the process, userspace.drainTimeout after it was asked to end", why: "They are the process's (docs/userspace.md).", do: "Set userspace.drainTimeout; use maxSurge: 1 and maxUnavailable: 0."},
+	{from: []string{"iptables", "ipvs", "nftables"}, to: inUser, sev: Change, about: "restarts", differs: "open connections end with the process, userspace.drainTimeout after it was asked to end", why: "They are the process's (docs/userspace.md).", do: "Set userspace.drainTimeout: it is as long as new connections are refused, but where pods surge (docs/userspace.md)."},
 	{from: inUser, to: []string{"iptables", "ipvs", "nftables"}, sev: Change, about: "endpoints that do not answer", differs: "clients of an endpoint that does not answer fail", why: "The kernel does not try another.", do: "Give pods readiness probes."},
 
 	// Cilium.

@@ -287,6 +287,7 @@ func TestChartBadValues(t *testing.T) {
 		{good + "extraCapabilities: [ALL]", `/extraCapabilities/0`},
 		{good + "resources: {requests: {memory: lots}}", `/resources/requests/memory`},
 		{good + "updateStrategy: {rollingUpdate: {maxSurge: 1}}", `/updateStrategy/rollingUpdate.*maxSurge`},
+		{good + "config: {mode: userspace}\nupdateStrategy: {rollingUpdate: {maxSurge: 1, maxUnavailable: 0}}", `/updateStrategy/rollingUpdate.*maxSurge`},
 		{good + "init: false", `/init.*object`},
 		{good + "serviceMonitor: {enabled: true}", `config\.metricsBindAddress`},
 		{good + "serviceMonitor: {enabled: true}\nconfig: {bindAddress: '::'}", `config\.metricsBindAddress`},
