@@ -4,7 +4,11 @@ import (
 	"bytes"
 	"debug/buildinfo"
 	"debug/elf"
+	"math"
+	"os"
 	"path"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -15,12 +19,16 @@ const maxSize = 25 << 20
 // What a runtime makes of the archive: both tags for both architectures, started as upstream's image is, and not large.
 func TestImage(t *testing.T) {
 	r := openImage(t, builtImage(t))
+	told := toldSizes(t)
 	for tag := range r.tags() {
 		for _, arch := range architectures {
 			p := r.platform(tag, arch)
 			t.Logf("%s%s linux/%s: %.1f MiB", r.tags()[""].Annotations["org.opencontainers.image.ref.name"], tag, arch, float64(p.size)/(1<<20))
 			if p.size > maxSize {
 				t.Errorf("tag %q for %s: %d bytes compressed, want at most %d", tag, arch, p.size, maxSize)
+			}
+			if size, most := float64(p.size)/(1<<20), told[tag][arch]; size > most || size < most-sizeMargin {
+				t.Errorf("docs/image.md says that tag %q for %s has at most %v MiB; it has %.1f, so the page should say %.0f", tag, arch, most, size, math.Ceil(size+0.5))
 			}
 			if p.config.Architecture != arch || p.config.OS != "linux" || len(p.config.RootFS.DiffIDs) != len(p.manifest.Layers) {
 				t.Errorf("tag %q for %s: configuration %+v", tag, arch, p.config)
@@ -43,6 +51,28 @@ func TestImage(t *testing.T) {
 			}
 		}
 	}
+}
+
+// sizeMargin is how far below what docs/image.md says an image may be, in MiB: a page that says twice the truth is no page.
+const sizeMargin = 4
+
+// toldSizes is what docs/image.md says about the images: by tag and architecture, MiB at most.
+func toldSizes(t *testing.T) map[string]map[string]float64 {
+	t.Helper()
+	page, err := os.ReadFile("../docs/image.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := map[string]map[string]float64{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `localhost/kube-proxy:TAG([a-z-]*)` .*\\| at most (\\d+) / (\\d+) MiB \\|$").FindAllStringSubmatch(string(page), -1) {
+		told[row[1]] = map[string]float64{}
+		for k, arch := range []string{"amd64", "arm64"} {
+			if told[row[1]][arch], err = strconv.ParseFloat(row[2+k], 64); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return told
 }
 
 func checkLabels(t *testing.T, p readPlatform) {
