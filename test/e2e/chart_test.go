@@ -51,6 +51,9 @@ func parse(t *testing.T, yaml string) map[string]any {
 	t.Helper()
 	values, err := helmchart.Parse(yaml)
 	must(t, err)
+	if values["image"] == nil { // which every installation must name, and few tests are about
+		values["image"] = map[string]any{"tag": "v1"}
+	}
 	return values
 }
 
@@ -282,6 +285,8 @@ func TestChartBadValues(t *testing.T) {
 		{good + "config: {mode: kernelspace}", `config\.mode: kernelspace is for Windows`},
 		{good + "image: kube-proxy:v1", `/image.*object`},
 		{good + "image: {digest: abc}", `/image/digest`},
+		{good + "image: {repository: images.example/kube-proxy}", `image\.tag: missing: .*make image.*image\.digest`},
+		{good + "prometheusRule: {enabled: true, runbooks: docs/runbooks.md}", `/prometheusRule/runbooks`},
 		{good + "tolerations: {operator: Exists}", `/tolerations.*array`},
 		{good + "extraCapabilities: [CAP_NET_RAW]", `/extraCapabilities/0`},
 		{good + "extraCapabilities: [ALL]", `/extraCapabilities/0`},
@@ -351,7 +356,7 @@ func TestChartStrings(t *testing.T) {
 	const host = "apiServer: {host: 172.18.0.10}\n"
 	for _, text := range []string{
 		host + "fullnameOverride: '123'", host + "imagePullSecrets: ['123']", host + "priorityClassName: '123'", host + "serviceAccount: {name: '123'}",
-		host + "serviceAccount: {create: false, name: '123'}", host + "image: {repository: registry.example:5000/a/123}", "apiServer: {kubeconfig: {secret: '123'}}",
+		host + "serviceAccount: {create: false, name: '123'}", host + "image: {repository: registry.example:5000/a/123, tag: '1'}", "apiServer: {kubeconfig: {secret: '123'}}",
 		"apiServer: {kubeconfig: {configMap: '123'}}", "apiServer: {kubeconfig: {hostPath: '/a #123'}}", "apiServer: {kubeconfig: {hostPath: '/a: 123'}}",
 		host + "podLabels: {a: '123'}\nserviceMonitor: {enabled: true, labels: {a: '123'}}\nprometheusRule: {enabled: true}\ndashboard: {enabled: true}\nconfig: {metricsBindAddress: '0.0.0.0:10249'}",
 	} {
@@ -439,6 +444,32 @@ func TestChartMetrics(t *testing.T) {
 	}
 }
 
+// Alerts link to the runbooks where their address is given. Without one they name the file, and nothing that is no link is said to be one.
+func TestChartRunbooks(t *testing.T) {
+	const values = "apiServer: {host: a}\nprometheusRule: {enabled: true"
+	for _, c := range []struct{ values, annotation, where string }{
+		{values + "}", "runbook", "docs/runbooks.md#kubeproxy"},
+		{values + ", runbooks: 'https://docs.example/kube-proxy/runbooks.md'}", "runbook_url", "https://docs.example/kube-proxy/runbooks.md#kubeproxy"},
+	} {
+		alerts := 0
+		for _, object := range render(t, parse(t, c.values)) {
+			groups, _, _ := unstructured.NestedSlice(object.Object, "spec", "groups")
+			for _, group := range groups {
+				for _, rule := range group.(map[string]any)["rules"].([]any) {
+					alerts++
+					annotations, _, err := unstructured.NestedStringMap(rule.(map[string]any), "annotations")
+					if must(t, err); len(annotations) != 2 || !strings.HasPrefix(annotations[c.annotation], c.where) {
+						t.Errorf("%s: want %s: %s…, got %v", c.values, c.annotation, c.where, annotations)
+					}
+				}
+			}
+		}
+		if alerts < 10 {
+			t.Errorf("%s: %d alerts", c.values, alerts)
+		}
+	}
+}
+
 // What kubeadm writes is taken by the API server, and its configuration by the proxy, as it is: of what has its type's zero in it, which
 // is how kubeadm says nothing, there is no warning. The chart takes it as the value config.
 func TestKubeadmObjects(t *testing.T) {
@@ -469,7 +500,8 @@ func TestKubeadmObjects(t *testing.T) {
 func chartOf(t *testing.T, file string) string {
 	t.Helper()
 	values := parse(t, "apiServer: {host: a}")
-	theirs := parse(t, file)
+	theirs, err := helmchart.Parse(file)
+	must(t, err)
 	theirs["clientConnection"].(map[string]any)["kubeconfig"] = ""
 	values["config"] = theirs
 	for _, object := range render(t, values) {

@@ -19,10 +19,10 @@ import (
 
 var update = flag.Bool("update", false, "write deploy/kustomize/base anew")
 
-// The Kustomize base is what the chart makes of its default values, and an overlay of it what the chart makes of the same choices.
+// The Kustomize base is what the chart makes of its default values and of a tag that no image has, and an overlay of it what the chart makes of the same choices.
 // No name ends in .invalid: a cluster that did not say where its API server is gets an error that names it.
 func TestKustomize(t *testing.T) {
-	const unset = "apiServer: {host: set-the-address-of-the-api-server.invalid}\n"
+	const unset = "apiServer: {host: set-the-address-of-the-api-server.invalid}\nimage: {tag: set-the-tag}\n"
 	root, err := controlplane.Root()
 	must(t, err)
 	folder := filepath.Join(root, "..", "..", "deploy", "kustomize")

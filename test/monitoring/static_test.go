@@ -250,8 +250,8 @@ func TestAlerts(t *testing.T) {
 		if !slices.Contains([]string{"critical", "warning", "info"}, a.Labels["severity"]) || len(a.Labels) != 1 {
 			t.Errorf("%s: labels %v", a.Alert, a.Labels)
 		}
-		if want := "docs/runbooks.md#" + strings.ToLower(a.Alert); a.Annotations["runbook_url"] != want || !headings[a.Alert] {
-			t.Errorf("%s: its runbook is %q, want %q with a heading there: %t", a.Alert, a.Annotations["runbook_url"], want, headings[a.Alert])
+		if want := "docs/runbooks.md#" + strings.ToLower(a.Alert); a.Annotations["runbook"] != want || !headings[a.Alert] {
+			t.Errorf("%s: its runbook is %q, want %q with a heading there: %t", a.Alert, a.Annotations["runbook"], want, headings[a.Alert])
 		}
 		if a.Annotations["summary"] == "" || len(a.Annotations) != 2 {
 			t.Errorf("%s: annotations %v", a.Alert, a.Annotations)

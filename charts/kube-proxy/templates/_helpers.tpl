@@ -20,7 +20,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "kube-proxy.image" -}}
 {{- with .Values.image -}}
-{{ if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag | default "latest" }}{{ end }}
+{{ if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag }}{{ end }}
 {{- end }}
 {{- end }}
 
@@ -124,6 +124,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- if and .Values.apiServer.host $kubeconfigs -}}
 {{- fail "apiServer.host: it has no effect beside apiServer.kubeconfig, which names the API server: remove one of them" -}}
+{{- end -}}
+{{- if not (or .Values.image.tag .Values.image.digest) -}}
+{{- fail "image.tag: missing: say which image, by the tag that `make image` printed or you gave it, or by image.digest" -}}
 {{- end -}}
 {{- if get (get .Values.config "clientConnection" | default dict) "kubeconfig" -}}
 {{- fail "config.clientConnection.kubeconfig: the container does not have that file: remove it, and say by apiServer.kubeconfig where it is to come from, or by apiServer.host where the API server is" -}}
