@@ -27,6 +27,7 @@
 //
 // With PLANETEST_RECORD=COMMIT in the environment Run writes what it saw to testdata/results of this package, from
 // which docs/conformance.md is made: see [Page]. PLANETEST_CORE=1 runs the scenarios of Config.Core alone, which [Core] proves to
-// be enough on another kernel; PLANETEST_VM=1 says that this is one, in emulation. PLANETEST_DUMP=1 adds the plane's whole state to
+// be enough on another kernel; PLANETEST_VM=1 says that this is one, in emulation, where the plane is asked about few packets of a state unless
+// PLANETEST_COMPLETE=1 asks for a complete run. PLANETEST_DUMP=1 adds the plane's whole state to
 // a failure.
 package planetest

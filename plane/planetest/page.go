@@ -24,6 +24,11 @@ func Page(scenarios []*scenario.Scenario, results []Results, release *Release) s
 	p.line("that it tells, from the table and from what the kernel holds; and after each step the kernel must differ from the table in nothing")
 	p.line("([ADR 0065](adr/0065-the-suite-asks-trace.md)). A scenario in which one of these says otherwise fails.")
 	p.line("")
+	p.line("What the kernel holds is asked for every packet on the kernel of the machine. The other kernels run in emulation, where such an answer takes half a second and")
+	p.line("more: there for %d packets of a state at least, or all that it has, and in generated scenarios for one, with one comparison for all states.", mostAsked)
+	p.line("`make test-kernels FULL=1` asks for every packet there too, but in generated scenarios. The table's own answer is asked for all of them, everywhere.")
+	p.line("Of pings it alone is asked, and nothing is of packets that another program of the node leads elsewhere first.")
+	p.line("")
 	p.when(release)
 	p.summary()
 	p.proxied()
@@ -117,6 +122,10 @@ func (p *page) table(scenarios []*scenario.Scenario) {
 	}
 	p.line("")
 }
+
+// mostAsked is about how many packets of a state the plane is asked in emulation, but in complete runs: lines about affinity send hundreds that
+// differ in the client.
+const mostAsked = 8
 
 // generatedPrefix begins the names of scenarios that have no file.
 const generatedPrefix = "generated-"
