@@ -73,7 +73,8 @@ type tool struct {
 	needs   []extension
 }
 
-// timeout is how long a program may take; a restore that waits for the lock is given 5 s by itself.
+// timeout is how long a program may take, at the start too: on a busy node one that only lists a chain took more than 10 s, and no other
+// mode is to take the place of one that can serve. A restore that waits for the lock is given 5 s by itself.
 const timeout = 2 * time.Minute
 
 // baseName is what the names of a family's programs begin with.
@@ -114,7 +115,7 @@ func probe(run Runner, f lb.Family, program string) (*tool, error) {
 			return nil, err
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	out, err := run.Run(ctx, nil, program, "--version")
 	if err != nil {
@@ -167,6 +168,8 @@ func (t *tool) usable(ctx context.Context) error {
 		return nil
 	case denied(err):
 		return fmt.Errorf("iptables: %s: %w: %w", t.wants(), err, plane.ErrUnsupported)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("iptables: %s did not answer within %s: see what keeps it, or use --proxy-mode nftables: %w: %w", t.program, timeout, err, plane.ErrUnsupported)
 	default:
 		return fmt.Errorf("iptables: this kernel has no tables for %s, of the %s back end: load ip_tables or nf_tables, or use --proxy-mode nftables: %w: %w",
 			t.program, t.backend, err, plane.ErrUnsupported)
@@ -196,7 +199,7 @@ func (t *tool) tables(ctx context.Context) (ask asker, done func(), err error) {
 		}
 		return info.asker(), info.close, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if _, err := t.run.Run(ctx, nil, t.program, slices.Concat([]string{"-t", "nat"}, t.wait, []string{"-S", "POSTROUTING"})...); err != nil {
 		return nil, nil, err
@@ -214,7 +217,7 @@ func (t *tool) tables(ctx context.Context) (ask asker, done func(), err error) {
 // choose returns the back end that the node uses: that which has the kubelet's hint, else that with more rules
 // (DP-14). Auto means that it cannot be told.
 func choose(run Runner, base string) Backend {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	rules := map[Backend]int{}
 	backends, enough := []Backend{NFT, Legacy}, math.MaxInt

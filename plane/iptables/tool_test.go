@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"kube-proxy/internal/exectest"
@@ -76,6 +77,38 @@ func TestFindTool(t *testing.T) {
 
 // A restore that fails without having done anything leaves the plane as it was, and the next one succeeds; one of which a
 // part may be in force asks for a Reset.
+// slowTool is a machine so busy that each program takes a while.
+type slowTool struct {
+	*exectest.Fake
+	takes time.Duration
+}
+
+func (s slowTool) Run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+	select {
+	case <-time.After(s.takes):
+		return s.Fake.Run(ctx, stdin, name, args...)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// A busy machine has its programs and tables all the same: no other back end, and no other mode, takes their place for that.
+func TestBusyMachineHasItsTables(t *testing.T) {
+	fake := func() *exectest.Fake {
+		return fakeTool("iptables v1.8.9 (nf_tables)", "iptables-nft", "iptables-legacy")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		got, err := usableTool(slowTool{fake(), 25 * time.Second}, lb.IPv4, NFT)
+		if err != nil || got.backend != NFT {
+			t.Errorf("%+v, %v", got, err)
+		}
+		_, err = usableTool(slowTool{fake(), time.Hour}, lb.IPv4, NFT)
+		if !errors.Is(err, plane.ErrUnsupported) || strings.Contains(err.Error(), "has no tables") {
+			t.Errorf("one that never answers: %v", err)
+		}
+	})
+}
+
 func TestRestoreFails(t *testing.T) {
 	w := planetest.World{Family: lb.IPv4}
 	for _, c := range []struct {
