@@ -294,7 +294,20 @@ func (q *question) balance(set *lb.BackendSet) {
 
 // hairpin reports whether the backend is the client itself, and would be masqueraded for that alone (SV-60).
 func (q *question) hairpin(b lb.Backend) bool {
-	return b.Addr.Addr() == q.packet.From.Addr() && !q.Masquerade && (b.Local || !q.how.HairpinsByNode)
+	return b.Addr.Addr() == q.packet.From.Addr() && !q.Masquerade && (b.Local || !q.how.HairpinsByNode || q.isHere(b.Addr))
+}
+
+// isHere reports whether any Service says that an endpoint runs on this node: the kernel does not ask of which Service it knows that.
+func (q *question) isHere(a netip.AddrPort) bool {
+	here := func(b lb.Backend) bool { return b.Local && b.Addr == a }
+	for f := range q.table.All() {
+		for _, r := range f.Routes {
+			if f.Key.Proto == q.packet.Proto && r.To != nil && slices.ContainsFunc(r.To.Backends, here) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // unknown answers for a packet that no row is for.

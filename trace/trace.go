@@ -59,6 +59,8 @@ type Kernel struct {
 	Way []string `json:"way"`
 	// Affine is the backend that the kernel remembers for this client, if it does.
 	Affine netip.AddrPort `json:"affine,omitzero"`
+	// Drains: what rejects the packet is on the way out, and stays until connections that it has have ended.
+	Drains bool `json:"drains,omitempty"`
 }
 
 // Difference is something of which the kernel holds another state than the table asks for.

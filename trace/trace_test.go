@@ -282,6 +282,16 @@ func TestModes(t *testing.T) {
 	if a := trace.Ask(tab, trace.Mode{HairpinsByNode: true}, p); a.Backends[0].Hairpin {
 		t.Errorf("nobody says that it is on this node: %+v", a)
 	}
+	// Another Service does, of the same address, port and protocol.
+	set := *tab.Get(lb.Key{Addr: p.To.Addr(), Port: p.To.Port(), Proto: p.Proto}).Set(lb.Cluster)
+	other := set
+	other.ID.Service, other.Backends = "shop/other", []lb.Backend{{Addr: set.Backends[0].Addr, Local: true}}
+	key := lb.Key{Addr: netip.MustParseAddr("10.96.0.99"), Port: 53, Proto: p.Proto}
+	tab.Replace(lb.Owner{Name: "shop/other"}, []*lb.Frontend{{Key: key, Service: "shop/other", Kind: lb.ClusterIP,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: &other}}}})
+	if a := trace.Ask(tab, trace.Mode{HairpinsByNode: true}, p); !a.Backends[0].Hairpin {
+		t.Errorf("another Service says that it is on this node: %+v", a)
+	}
 }
 
 // Pods that are told by the interface of their packets.
@@ -339,6 +349,15 @@ func TestCompare(t *testing.T) {
 		if got != c.want && (c.want == "" || !strings.Contains(got, c.want)) {
 			t.Errorf("%+v: %q, want %q", c.k, got, c.want)
 		}
+	}
+	// What is on the way out rejects what nobody has any more; it must not reject what somebody has.
+	gone := trace.Ask(table(t, shop), trace.Mode{}, trace.Packet{From: ap("10.1.1.9:0"), To: ap("172.18.0.22:30080"), Proto: lb.TCP})
+	drains := trace.Kernel{Verdict: trace.Reject, Drains: true}
+	if got := trace.Compare(gone, drains); gone.Verdict != trace.Pass || got != nil {
+		t.Errorf("%s, %q", gone.Verdict, got)
+	}
+	if got := trace.Compare(a, drains); got == nil {
+		t.Error("a Service that is there is rejected, and nobody says so")
 	}
 	// A backend that is its own client is masqueraded, which is no finding.
 	self := trace.Ask(table(t, shop), trace.Mode{}, trace.Packet{From: ap("10.1.1.11:0"), To: ap("10.96.0.10:80"), Proto: lb.TCP})

@@ -243,7 +243,9 @@ func (w *way) balance(s ipvswire.Service) error {
 		return err
 	}
 	slices.SortFunc(all, func(a, b ipvswire.DestinationState) int { return compare(a.Addr, b.Addr) })
+	open := uint32(0)
 	for _, d := range all {
+		open += d.Active + d.Inactive
 		persistent += d.Persistent
 		line := strings.TrimSpace(ipvswire.SaveDestination(s.ServiceID, d.Destination))
 		switch {
@@ -276,7 +278,7 @@ func (w *way) balance(s ipvswire.Service) error {
 	}
 	if len(w.Backends) == 0 {
 		w.tell("no real server takes new connections: the client is told so")
-		w.Verdict = trace.Reject
+		w.Verdict, w.Drains = trace.Reject, open > 0
 		return nil
 	}
 	w.Verdict = trace.Balance
