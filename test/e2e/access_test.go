@@ -120,11 +120,14 @@ func (c badAccess) check(t *testing.T, p *testbed.Proxy) {
 			t.Fatalf("no line matches %q:\n%s", c.message, p.Log())
 		}
 	}
-	ended := false
+	ended, wait := false, 4*time.Second
+	if c.ends {
+		wait = patience
+	}
 	select {
 	case <-p.Done():
 		ended = true
-	case <-time.After(4 * time.Second):
+	case <-time.After(wait):
 	}
 	switch {
 	case c.ends && !ended:

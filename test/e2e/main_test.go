@@ -153,8 +153,7 @@ func must(t *testing.T, err error) {
 // sameRulesFor fails the test if the proxy's rules change in the given time. It first lets changes settle that are on their way.
 func sameRulesFor(t *testing.T, period time.Duration) {
 	t.Helper()
-	time.Sleep(200 * time.Millisecond)
-	before := ruleset(t)
+	before := settledRules(t)
 	watch, err := bed.WatchRules(t.Context())
 	must(t, err)
 	time.Sleep(period)
@@ -167,6 +166,23 @@ func sameRulesFor(t *testing.T, period time.Duration) {
 		t.Errorf("rules were\n%s\nand are\n%s", before, after)
 	}
 	t.Logf("no rule changed in %v", period)
+}
+
+// settledRules returns the proxy's rules when they have not changed for a second: on a busy machine changes take long on their way.
+func settledRules(t *testing.T) string {
+	t.Helper()
+	rules, deadline := ruleset(t), time.Now().Add(patience)
+	for quiet := 0; quiet < 10; quiet++ {
+		time.Sleep(100 * time.Millisecond)
+		now := ruleset(t)
+		if now != rules {
+			rules, quiet = now, 0
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("rules change for %v and more", patience)
+		}
+	}
+	return rules
 }
 
 // awaitSilence waits until nobody answers at an address.

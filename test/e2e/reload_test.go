@@ -195,8 +195,11 @@ func checkMinSyncPeriod(t *testing.T, p *configured) {
 		t.Errorf("3 changes took %v with a minSyncPeriod of %v", took, period)
 	}
 	p.change(t, clusterCIDR+verbose+quick(), "minSyncPeriod")
-	if took := pace(2); took > 2*period {
-		t.Errorf("3 changes took %v with a minSyncPeriod of 10 ms", took)
+	// On a busy machine all may take long; with the period before none would be quicker.
+	for tries := 2; pace(tries) > 2*period; tries++ {
+		if tries == 12 {
+			t.Fatalf("3 changes took more than %v each time, with a minSyncPeriod of 10 ms", 2*period)
+		}
 	}
 }
 

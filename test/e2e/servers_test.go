@@ -258,7 +258,7 @@ func metrics(t *testing.T) map[string]float64 {
 // awaitMetric waits until a sample is what it must be: what is counted may come a moment after its effect.
 func awaitMetric(t *testing.T, what, name string, want float64) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		got := metrics(t)[name]
 		if got == want {
 			t.Logf("%s: %s is %v", what, name, got)
