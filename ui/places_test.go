@@ -145,7 +145,7 @@ func TestHostileZones(t *testing.T) {
 	for _, text := range []string{"&lt;script&gt;alert(1)", strings.Repeat("z", 63), strings.Repeat("z", 25) + "…", "zone not named: 1 of 1 in use", `a\u{202e}b\u{1b}[31m`, `bad\xff`, "{{.}}"} {
 		has(t, page, text)
 	}
-	if strings.ContainsAny(page, "\u202e\x1b\xff") || strings.Contains(page, "<b>") {
+	if strings.ContainsAny(page, "\u202e\x1b") || strings.Contains(page, "\xff") || strings.Contains(page, "<b>") {
 		t.Error("what a tenant wrote is obeyed")
 	}
 }
