@@ -57,12 +57,22 @@ func TestString(t *testing.T) {
 	}
 }
 
+// counted is what a service has counted.
+func counted(t *testing.T, c *ipvswire.Conn, id ipvswire.ServiceID) ipvswire.Stats {
+	t.Helper()
+	s, err := c.Service(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Stats
+}
+
 // Connections are listed, and outlive their destination, as TestKernelCountsConnections of ipvswire shows of the kernel.
 func TestConnections(t *testing.T) {
 	k, c := filled(t)
 	stats := ipvswire.Stats{Conns: 5, InPackets: 1 << 33, OutPackets: 3, InBytes: 1 << 40, OutBytes: 4}
 	conns := ipvsfake.Conns{Active: 1, Inactive: 2, Persistent: 3}
-	if err := errors.Join(k.SetConns(web.ServiceID, one.Addr, conns), k.SetStats(web.ServiceID, one.Addr, stats)); err != nil {
+	if err := errors.Join(k.SetConns(web.ServiceID, one.Addr, conns), k.SetStats(web.ServiceID, one.Addr, stats), k.SetServiceStats(web.ServiceID, stats)); err != nil {
 		t.Fatal(err)
 	}
 	if err := k.SetConns(web.ServiceID, six.Addr, conns); err == nil || !strings.Contains(err.Error(), "[fd00:1::1]:8443") {
@@ -91,8 +101,22 @@ func TestConnections(t *testing.T) {
 	if got := look(); got != want {
 		t.Errorf("removed and back: %+v, want %+v", got, want)
 	}
+	other := web
+	other.Scheduler, other.Flags = "wrr", 0
+	if err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.SetService, Service: other}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := counted(t, c, web.ServiceID); got != stats {
+		t.Errorf("with another scheduler, and a destination that was removed meanwhile, the service counts %+v, want %+v", got, stats)
+	}
+	if err := k.SetServiceStats(ipvswire.ByMark(ipvswire.IPv4, 99), stats); err == nil {
+		t.Error("a service that is not there has counters")
+	}
 	if err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.DelService, Service: web}, {Verb: ipvswire.NewService, Service: web}, add}, nil); err != nil {
 		t.Fatal(err)
+	}
+	if got := counted(t, c, web.ServiceID); got != (ipvswire.Stats{}) {
+		t.Errorf("removed and back the service counts %+v", got)
 	}
 	want.Stats = ipvswire.Stats{} // a service of its own now
 	if got := look(); got != want {

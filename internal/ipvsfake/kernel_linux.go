@@ -132,6 +132,18 @@ func (k *Kernel) SetStats(id ipvswire.ServiceID, addr netip.AddrPort, s ipvswire
 	return k.withDestination(id, addr, func(d *destination) { d.stats = s })
 }
 
+// SetServiceStats says what went by a service so far.
+func (k *Kernel) SetServiceStats(id ipvswire.ServiceID, s ipvswire.Stats) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	of := k.services.find(keyOf(id))
+	if of == nil {
+		return fmt.Errorf("there is no virtual server %s", id)
+	}
+	of.stats = s
+	return nil
+}
+
 func (k *Kernel) withDestination(id ipvswire.ServiceID, addr netip.AddrPort, f func(*destination)) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -367,9 +367,31 @@ func TestKernelCountsConnections(t *testing.T) {
 	if before.Active != 1 || before.Inactive != 0 || before.Persistent != 1 || before.Stats.Conns != 1 || before.Stats.InPackets < 2 || before.Stats.OutPackets < 1 || before.Stats.InBytes < 80 {
 		t.Errorf("with a connection: %+v", before)
 	}
+	whole := func() (got ipvswire.ServiceState) {
+		t.Helper()
+		if err := c.Services(t.Context(), func(s ipvswire.ServiceState) error { got = s; return nil }); err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	summed := whole()
+	for end := time.Now().Add(30 * time.Second); summed.Stats.Conns == 0 && time.Now().Before(end); summed = whole() {
+		<-time.After(100 * time.Millisecond)
+	}
+	if summed.Stats.Conns != 1 || summed.Stats.InPackets < 2 {
+		t.Errorf("the virtual server counts %+v: a persistent connection once", summed.Stats)
+	}
 	remove := ipvswire.Op{Verb: ipvswire.DelDestination, Service: service, Destination: d}
 	do(t, c, remove)
 	d.Weight = 3
+	if got := whole(); got.Stats.Conns != 1 {
+		t.Errorf("without its real server the virtual server counts %+v", got.Stats)
+	}
+	service.Scheduler = "wrr"
+	do(t, c, ipvswire.Op{Verb: ipvswire.SetService, Service: service})
+	if got := whole(); got.Scheduler != "wrr" || got.Stats.Conns != 1 {
+		t.Errorf("with another scheduler it counts %+v", got)
+	}
 	do(t, c, ipvswire.Op{Verb: ipvswire.NewDestination, Service: service, Destination: d})
 	if after := look(); after.Active != before.Active || after.Persistent != before.Persistent || after.Weight != 3 || after.Stats.Conns != 1 {
 		t.Errorf("removed and back: %+v, before %+v", after, before)
@@ -378,6 +400,9 @@ func TestKernelCountsConnections(t *testing.T) {
 		ipvswire.Op{Verb: ipvswire.NewDestination, Service: service, Destination: d})
 	if after := look(); after.Active != before.Active || after.Stats.Conns != 0 {
 		t.Errorf("removed with its service, and both back: %+v, before %+v", after, before)
+	}
+	if got := whole(); got.Stats.Conns != 0 {
+		t.Errorf("removed and back the virtual server counts %+v", got.Stats)
 	}
 }
 

@@ -87,14 +87,14 @@ func (p *Plane) compare(ctx context.Context) error {
 		seen[is.ServiceID] = true
 		switch {
 		case s == nil: // at one of our addresses, or with one of our marks, and for no row
-			s = &virtual{id: is.ServiceID, proto: lb.Proto(is.ServiceID.Proto), has: true, is: is.Service, dests: map[netip.AddrPort]dest{}}
+			s = &virtual{id: is.ServiceID, proto: lb.Proto(is.ServiceID.Proto), has: true, is: is.Service, dests: map[netip.AddrPort]dest{}, found: is.Stats.Conns}
 			p.l.servers[s.id] = s
 			if n, _, ok := p.l.mark.number(s.id.Mark); ok && s.id.Mark != 0 {
 				p.l.numbers.take(n)
 			}
 			p.l.touched.servers[s] = lb.Key{}
 		case !s.has: // others made it; what real servers it has is read in its turn
-			s.has, s.is, s.dests = true, is.Service, map[netip.AddrPort]dest{}
+			s.has, s.is, s.dests, s.found = true, is.Service, map[netip.AddrPort]dest{}, is.Stats.Conns
 			p.l.touched.servers[s] = lb.Key{}
 		case s.is != is.Service:
 			s.is = is.Service
@@ -109,7 +109,7 @@ func (p *Plane) compare(ctx context.Context) error {
 		if s.has && !seen[id] {
 			s.gone()
 			p.l.touched.servers[s] = lb.Key{}
-			p.l.done(lb.Key{}, s)
+			p.done(lb.Key{}, s)
 		}
 	}
 	return p.compareDests(ctx)

@@ -14,6 +14,7 @@ import (
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/plane/planetest"
 )
@@ -104,4 +105,77 @@ func benchmarkServices(b *testing.B, services int) {
 	}
 	b.ReportMetric(took[0][100], "first-µs")
 	b.ReportMetric(took[1][100], "last-µs")
+}
+
+// BenchmarkCounters reads all counters of 10,000 virtual servers, and measures how long others wait meanwhile that write one.
+func BenchmarkCounters(b *testing.B) {
+	if err := loadOnce(); err != nil || !kernel.HasIPVS() {
+		b.Skip("this kernel has no IPVS: test/vm/vmrun has one that does")
+	}
+	const n = 10_000
+	w := planetest.World{Family: lb.IPv4}
+	netlab.EnterForTest(b)
+	conns := [2]*ipvswire.Conn{}
+	for i := range conns {
+		var err error
+		if conns[i], err = ipvswire.Open(); err != nil {
+			b.Fatal(err)
+		}
+		defer conns[i].Close()
+	}
+	server := func(i int) ipvswire.Service {
+		return ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(10, i), 80), uint8(lb.TCP)), Scheduler: "rr", Netmask: ipvswire.IPv4.WholeAddress()}
+	}
+	p := &Plane{cfg: Config{Counters: conns[0]}, counters: counters{on: true}}
+	var ops []ipvswire.Op
+	for i := range n {
+		s := server(i)
+		ops = append(ops, ipvswire.Op{Verb: ipvswire.NewService, Service: s})
+		p.counters.follow(&virtual{id: s.ServiceID, has: true, found: unknownCount})
+	}
+	if err := conns[1].Do(b.Context(), ops, nil); err != nil {
+		b.Fatal(err)
+	}
+	// A write of one virtual server, made and removed.
+	write := func(i int) time.Duration {
+		s := server(n + i)
+		begin := time.Now()
+		if err := conns[1].Do(b.Context(), []ipvswire.Op{{Verb: ipvswire.NewService, Service: s}, {Verb: ipvswire.DelService, Service: s}}, nil); err != nil {
+			b.Error(err)
+		}
+		return time.Since(begin)
+	}
+	writes := func(until func() bool) (all []time.Duration) {
+		for i := 0; !until() || i == 0; i++ {
+			all = append(all, write(i))
+		}
+		slices.Sort(all)
+		return all
+	}
+	i := 0
+	alone := writes(func() bool { i++; return i > 200 })
+	var beside []time.Duration
+	var used time.Duration
+	reads := 0
+	for b.Loop() {
+		before := cpu(b)
+		if err := p.Traffic(b.Context(), func(mode.Count) {}); err != nil {
+			b.Fatal(err)
+		}
+		used += cpu(b) - before
+		reads++
+		done := make(chan error, 1)
+		go func() { done <- p.Traffic(b.Context(), func(mode.Count) {}) }()
+		beside = append(beside, writes(func() bool { return len(done) > 0 })...)
+		if err := <-done; err != nil {
+			b.Fatal(err)
+		}
+	}
+	slices.Sort(beside)
+	b.ReportMetric(float64(used.Microseconds())/float64(reads)/1000, "cpu-ms/reading")
+	for name, all := range map[string][]time.Duration{"alone": alone, "beside": beside} {
+		b.ReportMetric(float64(all[len(all)/2].Microseconds()), name+"-median-µs")
+		b.ReportMetric(float64(all[len(all)*99/100].Microseconds()), name+"-99%-µs")
+		b.ReportMetric(float64(all[len(all)-1].Microseconds()), name+"-most-µs")
+	}
 }

@@ -39,7 +39,12 @@ func TestCostOfChange(t *testing.T) {
 		if f == lb.IPv6 { // it is the same code
 			services = 1000
 		}
-		few, many := costsOfChanges(t, f, 100), costsOfChanges(t, f, services)
+		few, many := costsOfChanges(t, f, 100, false), costsOfChanges(t, f, services, false)
+		for what, c := range costsOfChanges(t, f, 100, true) {
+			if c != few[what] {
+				t.Errorf("%s: %s costs %+v where connections are counted, %+v where not", f, what, c, few[what])
+			}
+		}
 		for what, c := range few {
 			if c != many[what] {
 				t.Errorf("%s: %s costs %+v among 100 Services, %+v among %d", f, what, c, many[what], services)
@@ -61,9 +66,12 @@ func TestCostOfChange(t *testing.T) {
 	}
 }
 
-func costsOfChanges(t *testing.T, f lb.Family, services int) map[string]cost {
+func costsOfChanges(t *testing.T, f lb.Family, services int, counts bool) map[string]cost {
 	t.Helper()
 	k := newLab(t)
+	if counts {
+		k.count(t)
+	}
 	p := k.plane(t, f)
 	w := planetest.World{Family: f}
 	table := w.Table(services, 3)

@@ -6,8 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os"
-	"strings"
 	"time"
 
 	"kube-proxy/internal/ipvswire"
@@ -67,7 +65,7 @@ func (p *Plane) wake(at time.Time) {
 
 // look removes real servers that have drained, of those virtual servers whose time has come.
 func (p *Plane) look(ctx context.Context) error {
-	now, counts := time.Now(), counting()
+	now, counts := time.Now(), counting() // without, nothing can be told of who is silent
 	p.alarmAt = time.Time{}
 	w := p.writer()
 	var ops []serverOp
@@ -105,12 +103,6 @@ func (p *Plane) look(ctx context.Context) error {
 		return err
 	}
 	return p.ended("remove what has drained", w, nil)
-}
-
-// counting reports whether the kernel counts packets: without, nothing can be told of who is silent.
-func counting() bool {
-	b, err := os.ReadFile("/proc/sys/net/ipv4/vs/run_estimation")
-	return err != nil || strings.TrimSpace(string(b)) != "0" // kernels before 6.2 have no such setting, and count
 }
 
 // look returns which real servers have drained, or serve no connection any more.

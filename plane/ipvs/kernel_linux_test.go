@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -420,4 +421,65 @@ func sendSYNFIN(from netip.Addr, to netip.AddrPort) error {
 	}
 	binary.BigEndian.PutUint16(p[16:], ^uint16(sum))
 	return unix.Sendto(fd, p, 0, &unix.SockaddrInet4{Addr: to.Addr().As4()})
+}
+
+// Real connections count once for their service port, whichever virtual server leads them: by address, at each address of a NodePort, by the mark of
+// their origin, sticky or not; another process begins with what comes then.
+func TestKernelCounters(t *testing.T) {
+	inVM(t)
+	lab := netlab.ForTest(t, netlab.Options{})
+	lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
+	lab.Serve(netlab.UDP, 8080, "pod1", "pod4")
+	all := []lb.Backend{{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true}, {Addr: netip.MustParseAddrPort("10.1.2.14:8080")}}
+	table, vip, nodePort := planetest.Shop(lb.IPv4)
+	table.Replace(shopRows(all))
+	balancer, dns := netip.MustParseAddrPort("192.0.2.10:80"), netip.MustParseAddrPort("10.96.0.53:53")
+	table.Replace(lb.Owner{Name: "shop/dns"}, []*lb.Frontend{{Key: lb.Key{Addr: dns.Addr(), Port: dns.Port(), Proto: lb.UDP}, Service: "shop/dns", Kind: lb.ClusterIP, Affinity: time.Hour,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: &lb.BackendSet{ID: lb.SetID{Service: "shop/dns", Proto: lb.UDP, Scope: lb.Cluster}, Backends: all}}}}})
+	service := table.Get(lb.Key{Addr: vip.Addr(), Port: vip.Port(), Proto: lb.TCP}).Service
+	lab.On("node1", func() {
+		for round := range 2 {
+			p, err := newWhole(iptables.NFT, lb.IPv4, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+			reads, err := ipvswire.Open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer reads.Close()
+			p.cfg.Counters, p.counters.on = reads, true
+			if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+				t.Fatal(err)
+			}
+			want := map[string]uint64{}
+			dial := func(port, from string, proto netlab.Proto, to netip.AddrPort) {
+				t.Helper()
+				if _, err := lab.Dial(from, proto, to, netlab.DialOptions{}); err != nil {
+					t.Fatalf("%s to %s: %v", from, to, err)
+				}
+				want[port]++
+			}
+			for range 5 {
+				dial(service, "pod3", netlab.TCP, vip)
+				dial(service, "node1", netlab.TCP, vip)
+				dial(service, "client", netlab.TCP, nodePort)
+				dial(service, "client", netlab.TCP, balancer)
+				dial(service, "pod3", netlab.TCP, balancer)
+				dial(service, "node1", netlab.TCP, balancer)
+				dial("shop/dns", "pod3", netlab.UDP, dns)
+			}
+			// The kernel adds up every two seconds. What it has then stays.
+			for end, equal := time.Now().Add(time.Minute), 0; equal < 2; {
+				got := tells(t, p.Plane)
+				if maps.Equal(got, want) {
+					equal++
+				} else if time.Now().After(end) || equal > 0 {
+					t.Fatalf("process %d: %v, want %v", round, got, want)
+				}
+				<-time.After(200 * time.Millisecond)
+			}
+		}
+	})
 }

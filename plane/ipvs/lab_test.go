@@ -41,6 +41,8 @@ type lab struct {
 	stays map[netip.Addr]netip.AddrPort
 	// wrote counts operations on members and addresses.
 	wrote int
+	// counters are what planes read connections by; nil: they do not.
+	counters Counters
 }
 
 func newLab(t testing.TB) *lab {
@@ -64,7 +66,7 @@ func labOf(kernel *ipvsfake.Kernel, conn *ipvswire.Conn) *lab {
 }
 
 func (k *lab) config(f lb.Family) Config {
-	return Config{Family: f, Masquerade: 1 << 14, IPVS: k.conn, Sets: k, Device: k.devs[f], Chains: k.rules[f],
+	return Config{Family: f, Masquerade: 1 << 14, IPVS: k.conn, Sets: k, Device: k.devs[f], Chains: k.rules[f], Counters: k.counters,
 		View: func() (*View, error) { return k.view(f) }}
 }
 

@@ -87,6 +87,9 @@ type virtual struct {
 	drain *draining // of one with real servers that shall go when their connections have ended
 	// leaving: nobody wants it, and its real servers drain.
 	leaving bool
+	// made: it was made since [counters.follow]; or else found is how many connections the kernel had counted when it was found.
+	made  bool
+	found uint64
 }
 
 // dest is a real server as the kernel has it. Its weight is 1, or 0 if it takes no new connections; unknown if others wrote it.

@@ -56,7 +56,7 @@ func facts() mode.Mode {
 
 		Block:      "iptables",
 		Periods:    "ipvs",
-		Reads:      []string{"ipvs", "iptables.masqueradeBit", "iptables.masqueradeAll"},
+		Reads:      []string{"ipvs", "iptables.masqueradeBit", "iptables.masqueradeAll", "serviceMetrics"},
 		SyncPeriod: 30 * time.Second,
 
 		Metrics: []mode.Metric{
@@ -73,6 +73,7 @@ func facts() mode.Mode {
 				Help: "Messages by which virtual servers (ipvs) and members of ipsets (ipset) were listed and changed"},
 			{Row: "EXT", Name: messageBytes, Kind: mode.Counter, Labels: to,
 				Help: "Bytes of those messages"},
+			{Name: mode.ServiceConnections},
 			{Name: "conntrack_reconciler_sync_duration_seconds"},
 			{Name: "conntrack_reconciler_deleted_entries_total"},
 		},

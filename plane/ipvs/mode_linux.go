@@ -77,10 +77,15 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 		return nil, err
 	}
 	p.opened = append(p.opened, p.chains)
+	counters, err := p.openCounters(s.CountServices)
+	if err != nil {
+		return nil, err
+	}
 	p.Plane, err = New(Config{
 		Family: s.Family, Masquerade: mark, Scheduler: s.IPVS.Scheduler, Sticky: sticky,
 		ExcludeCIDRs: s.IPVS.ExcludeCIDRs, IPVS: p.ipvs, Sets: p.sets, Device: device, Chains: p.chains,
-		View: func() (*View, error) { return openView(s.Family, ipvswire.Open, p.chains.keep.Held) },
+		Counters: counters,
+		View:     func() (*View, error) { return openView(s.Family, ipvswire.Open, p.chains.keep.Held) },
 	})
 	if err != nil {
 		return nil, err
@@ -90,12 +95,34 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 		return nil, err
 	}
 	h.backends[s.Family] = p.chains.keep.Backend()
-	h.said.Do(func() { p.first = []mode.Notice{deprecated} })
+	h.said.Do(func() {
+		p.first = []mode.Notice{deprecated}
+		if s.CountServices && !counting() {
+			p.first = append(p.first, notCounting)
+		}
+	})
 	return p, nil
+}
+
+// openCounters opens what counters are read by, if they are: nil if not.
+func (p *modePlane) openCounters(asked bool) (Counters, error) {
+	if !asked {
+		return nil, nil
+	}
+	conn, err := ipvswire.Open()
+	if err != nil {
+		return nil, told(err)
+	}
+	p.opened = append(p.opened, conn)
+	return conn, nil
 }
 
 // deprecated is told once (EV-07).
 var deprecated = mode.Notice{Text: "mode ipvs is deprecated upstream, where nftables takes its place; here it goes on to be kept", Event: event.IPVSDeprecated}
+
+// notCounting is told once.
+var notCounting = mode.Notice{Text: "connections are not counted by Service (--service-metrics): the kernel tells nothing of what it counts while " +
+	"net.ipv4.vs.run_estimation is 0; set it to 1"}
 
 // setTimeouts sets those that are asked for (CF-29). They are the same for both families.
 func setTimeouts(ctx context.Context, c *ipvswire.Conn, s mode.Settings) error {

@@ -33,6 +33,8 @@ type Config struct {
 	Sets   Sets
 	Device Addresses
 	Chains Chains
+	// Counters is where connections are read that are counted by Service; nil: none are. The plane does not close it.
+	Counters Counters
 	// View opens what Follow and Differences read by, in the network namespace of the calling thread; nil: they tell an error.
 	View func() (*View, error)
 }
@@ -92,6 +94,7 @@ type Plane struct {
 	unread    []ipvswire.ServiceID // what the audit under way has yet to list
 	notices   notices
 	stats     stats
+	counters  counters
 	looking   chan struct{} // has a value for each who looks
 
 	// step is how much new rows may weigh that a Reset writes; the others are left for later. A constant but for tests.
@@ -120,6 +123,7 @@ func New(cfg Config) (*Plane, error) {
 		cfg.Sticky = "mh"
 	}
 	p := &Plane{cfg: cfg, drift: make(chan struct{}, 1), step: step, looking: make(chan struct{}, looks)}
+	p.counters.on = cfg.Counters != nil
 	for s := range setCount {
 		p.sets[s] = s.made(cfg.Family)
 	}

@@ -76,6 +76,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 			p.suspect()
 		}
 	}
+	p.counters.keep(l)
 	p.publish()
 	return res, nil
 }
@@ -147,7 +148,7 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 			foreign.saw(s.ServiceID, l, want)
 			return nil
 		}
-		v := &virtual{id: s.ServiceID, has: true, is: s.Service, dests: map[netip.AddrPort]dest{}}
+		v := &virtual{id: s.ServiceID, has: true, is: s.Service, dests: map[netip.AddrPort]dest{}, found: s.Stats.Conns}
 		l.servers[v.id] = v
 		if v.id.Mark != 0 {
 			if n, _, ok := l.mark.number(v.id.Mark); ok {
@@ -167,11 +168,11 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 	}
 	p.notices.foreign(foreign)
 	for s := range l.touched.servers {
-		is := s.is
+		is, found := s.is, s.found
 		if err := p.read(ctx, s); err != nil {
 			return nil, err
 		}
-		s.is = is
+		s.is, s.found = is, found
 	}
 	l.adoptMarks(want)
 	return l, nil

@@ -105,7 +105,7 @@ func (w *writer) forget() {
 		if w.failed[s] {
 			w.remember(key, s)
 		}
-		w.l.done(key, s)
+		w.done(key, s)
 	}
 	for m, key := range t.members {
 		if w.failed[m] {
@@ -381,7 +381,7 @@ func (w *writer) serverOps(ctx context.Context, ops []serverOp) error {
 		}
 		op.of.did(op.Op)
 		if op.Verb == ipvswire.DelService {
-			w.l.done(w.l.touched.servers[op.of], op.of)
+			w.done(w.l.touched.servers[op.of], op.of)
 		}
 	}
 	return nil
@@ -391,14 +391,14 @@ func (w *writer) serverOps(ctx context.Context, ops []serverOp) error {
 func (s *virtual) did(op ipvswire.Op) {
 	switch a := op.Destination.Addr; op.Verb {
 	case ipvswire.NewService:
-		s.has, s.is, s.dests, s.drain = true, op.Service, map[netip.AddrPort]dest{}, nil
+		s.has, s.is, s.dests, s.drain, s.made = true, op.Service, map[netip.AddrPort]dest{}, nil, true
 	case ipvswire.SetService:
 		s.is = op.Service
 	case ipvswire.DelService:
 		s.gone()
 	case ipvswire.NewDestination, ipvswire.SetDestination:
 		if !s.has { // others made it, as what is not known
-			s.has, s.dests = true, map[netip.AddrPort]dest{}
+			s.has, s.dests, s.found = true, map[netip.AddrPort]dest{}, unknownCount
 		}
 		s.dests[a] = dest{op.Destination.Weight, int32(op.Destination.Forwarding)}
 		if op.Destination.Weight > 0 {
@@ -412,7 +412,13 @@ func (s *virtual) did(op ipvswire.Op) {
 
 // gone takes note that there is no such virtual server.
 func (s *virtual) gone() {
-	s.has, s.is, s.dests, s.drain = false, ipvswire.Service{}, nil, nil
+	s.has, s.is, s.dests, s.drain, s.made = false, ipvswire.Service{}, nil, nil, false
+}
+
+// done takes note of what has become of a virtual server.
+func (p *Plane) done(key lb.Key, s *virtual) {
+	p.counters.follow(s)
+	p.l.done(key, s)
 }
 
 // stays takes note that a real server drains no more.
@@ -442,7 +448,7 @@ func (w *writer) refused(ctx context.Context, op serverOp, err error) error {
 		}
 	case is(unix.ESRCH): // of a real server's operation too
 		s.gone()
-		w.l.done(key, s)
+		w.done(key, s)
 	case op.Verb == ipvswire.NewDestination && is(unix.EEXIST):
 		s.dests[a] = dest{unknown, unknown}
 	case onDest && is(unix.ENOENT):
@@ -465,7 +471,7 @@ func (p *Plane) read(ctx context.Context, s *virtual) error {
 	if err != nil {
 		return fmt.Errorf("list the real servers of virtual server %s: %w", s.id, err)
 	}
-	s.has, s.is, s.dests = true, ipvswire.Service{}, dests
+	s.has, s.is, s.dests, s.found = true, ipvswire.Service{}, dests, unknownCount
 	return nil
 }
 

@@ -1,0 +1,449 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"context"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/ipvsfake"
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/planetest"
+)
+
+// count has planes of the lab count, by a connection of their own.
+func (k *lab) count(t testing.TB) {
+	t.Helper()
+	conn, err := ipvswire.New(t.Context(), k.ipvs.Connect())
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.counters = conn
+}
+
+// startedCounting is a lab with a plane that counts, and holds startTable.
+func startedCounting(t testing.TB, f lb.Family) (*lab, *Plane, *lb.Table, planetest.World) {
+	t.Helper()
+	w := planetest.World{Family: f}
+	k := newLab(t)
+	k.count(t)
+	p, table := k.plane(t, f), startTable(w)
+	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+		t.Fatal(err)
+	}
+	return k, p, table, w
+}
+
+// connect has each virtual server that leads somewhere count n connections more, those of others too, and returns how many that are for each service port, as the rows and
+// the sets of marks say.
+func (k *lab) connect(t testing.TB, f lb.Family, table *lb.Table, n uint64, own []netip.Addr) map[string]uint64 {
+	t.Helper()
+	want, served := map[string]uint64{}, map[ipvswire.ServiceID]bool{}
+	for _, v := range k.ipvs.State() {
+		served[v.ServiceID] = len(v.Destinations) > 0
+	}
+	for id, is := range k.counted(t) {
+		row := k.rowOf(f, table, id, own)
+		if row != nil && !served[id] { // nobody gets anywhere
+			continue
+		}
+		if err := k.ipvs.SetServiceStats(id, ipvswire.Stats{Conns: is + n, InPackets: 7}); err != nil {
+			t.Fatal(err)
+		}
+		if id.Family == wireFamily(f) && row != nil {
+			want[row.Service] += n
+		}
+	}
+	return want
+}
+
+// counted are the connections of each virtual server of the kernel.
+func (k *lab) counted(t testing.TB) map[ipvswire.ServiceID]uint64 {
+	t.Helper()
+	all := map[ipvswire.ServiceID]uint64{}
+	if err := k.conn.Services(t.Context(), func(s ipvswire.ServiceState) error { all[s.ServiceID] = s.Stats.Conns; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// rowOf is a row that leads to a virtual server.
+func (k *lab) rowOf(f lb.Family, table *lb.Table, id ipvswire.ServiceID, own []netip.Addr) *lb.Frontend {
+	key := keyOf(id)
+	if id.Mark != 0 {
+		key = lb.Key{}
+		for _, s := range []set{setMarksPods, setMarksHost} {
+			for _, m := range k.sets[s.name(f)].members {
+				if m.Mark == id.Mark {
+					key = lb.Key{Addr: m.Addr, Port: m.Port, Proto: lb.Proto(m.Proto)}
+				}
+			}
+		}
+	}
+	if row := table.Get(key); row != nil {
+		return row
+	}
+	if slices.Contains(own, key.Addr) {
+		return table.Get(lb.Key{Port: key.Port, Proto: key.Proto})
+	}
+	return nil
+}
+
+// tells is what a plane tells of each service port. No counter is told twice.
+func tells(t testing.TB, p *Plane) map[string]uint64 {
+	t.Helper()
+	got, numbers := map[string]uint64{}, map[uint64]bool{}
+	if err := p.Traffic(t.Context(), func(c mode.Count) {
+		if c.Row != (lb.Key{}) || c.N == 0 || c.Bytes != 0 || c.Connections == 0 || numbers[c.N] {
+			t.Errorf("%+v", c)
+		}
+		numbers[c.N] = true
+		got[c.ServicePort] += c.Connections
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func wantTells(t testing.TB, p *Plane, about string, want map[string]uint64) {
+	t.Helper()
+	if got := tells(t, p); !maps.Equal(got, want) {
+		t.Errorf("%s: %v, want %v", about, got, want)
+	}
+}
+
+func plus(sums ...map[string]uint64) map[string]uint64 {
+	all := map[string]uint64{}
+	for _, m := range sums {
+		for k, n := range m {
+			all[k] += n
+		}
+	}
+	return all
+}
+
+// What virtual servers count, by address, at each address of a NodePort and by mark, is that of the service port which they lead to. Those of others
+// are not counted, and neither is what there was when they were found.
+func TestCounters(t *testing.T) {
+	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		k, p, table, w := startedCounting(t, f)
+		own := p.l.nodePorts
+		if !p.Counts() || len(own) == 0 {
+			t.Fatalf("counts %t, NodePorts at %v", p.Counts(), own)
+		}
+		other := planetest.World{Family: lb.IPv4 + lb.IPv6 - f}
+		foreign := []ipvswire.ServiceID{
+			ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(55, 1), 30010), uint8(lb.TCP)), // the port of a NodePort
+			ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(55, 1), 80), uint8(lb.TCP)),
+			ipvswire.ByAddr(netip.AddrPortFrom(other.Addr(10, 1), 80), uint8(lb.TCP)),
+			ipvswire.ByMark(wireFamily(f), 7),
+			probeID(f),
+		}
+		for _, id := range foreign {
+			if err := k.conn.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.NewService, Service: ipvswire.Service{ServiceID: id, Scheduler: "rr", Netmask: id.Family.WholeAddress()}}}, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wantTells(t, p, "before anybody came", map[string]uint64{})
+		one := k.connect(t, f, table, 3, own)
+		// Cluster IP, external IP, load balancer, NodePort at each address, and by marks.
+		if full := one["ns/svc-10:http"]; full < 3*(3+uint64(len(own))+1) || one["ns/svc-0:http"] != 3 {
+			t.Errorf("%s: the table leads to too little: %v", f, one)
+		}
+		wantTells(t, p, "at first", one)
+		wantTells(t, p, "once more", one)
+		two := k.connect(t, f, table, 1, own)
+		wantTells(t, p, "more", plus(one, two))
+
+		again := k.plane(t, f)
+		if _, err := planetest.ResetAll(t.Context(), again, table); err != nil {
+			t.Fatal(err)
+		}
+		wantTells(t, again, "a process that finds them", map[string]uint64{})
+		wantTells(t, again, "more since", k.connect(t, f, table, 5, own))
+
+		silent := newLab(t).plane(t, f)
+		if silent.Counts() || len(tells(t, silent)) != 0 {
+			t.Error("it counts unasked")
+		}
+	}
+}
+
+// Counters go on through all that becomes of their virtual servers: they are not told for another Service, nor twice, nor less.
+func TestCountersGoOn(t *testing.T) {
+	k, p, table, w := startedCounting(t, lb.IPv4)
+	id := ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))
+	const one = "ns/svc-0:http"
+	connect := func(n uint64) {
+		t.Helper()
+		if err := k.ipvs.SetServiceStats(id, ipvswire.Stats{Conns: n}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do := func(o lb.Owner, f []*lb.Frontend) {
+		t.Helper()
+		if _, err := p.Apply(t.Context(), replaced(table, o, f)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	number := func() (n uint64) {
+		t.Helper()
+		if err := p.Traffic(t.Context(), func(c mode.Count) { n = c.N }); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	connect(10)
+	wantTells(t, p, "10", map[string]uint64{one: 10})
+	first := number()
+	do(w.ClusterIP(0, 7, 2))
+	do(w.ClusterIP(0, 0, 0))
+	wantTells(t, p, "without endpoints", map[string]uint64{one: 10})
+	do(w.ClusterIP(0, 7, 2))
+	connect(12)
+	wantTells(t, p, "with some again", map[string]uint64{one: 12})
+
+	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+		t.Fatal(err)
+	}
+	connect(13)
+	wantTells(t, p, "after a repair", map[string]uint64{one: 13})
+	if got := number(); got != first {
+		t.Errorf("the counter has the number %d now, before %d", got, first)
+	}
+	connect(4)
+	wantTells(t, p, "set to zero by others", map[string]uint64{one: 4})
+
+	// A Service that goes while somebody is connected drains, and its virtual server is ours.
+	k.connections(always(1))
+	connect(9)
+	do(lb.Owner{Name: "ns/svc-0"}, nil)
+	wantTells(t, p, "it drains", map[string]uint64{one: 9})
+	k.connections(always(0))
+	hasten(p)
+	if _, err := p.Audit(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	wantTells(t, p, "it is gone", map[string]uint64{})
+	do(w.ClusterIP(0, 7, 2))
+	connect(100)
+	wantTells(t, p, "it comes again", map[string]uint64{one: 100})
+	second := number()
+	if second == first {
+		t.Error("a counter that began anew has the number of the one before")
+	}
+
+	// The address goes to another Service: what was counted before is not told for that.
+	_, f := w.ClusterIP(0, 7, 2)
+	moved := *f[0]
+	moved.Service = "ns/other:http"
+	moved.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: w.Set(moved.Service, lb.Cluster, 7, 2)}}
+	if _, err := p.Apply(t.Context(), []lb.Change{{Key: moved.Key, Old: f[0], New: &moved}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := number(); got != second {
+		t.Errorf("an address that moves has the counter %d, before %d: what was counted would count again", got, second)
+	}
+
+	// Others delete it, and the audit makes it anew; or they make it anew, with what it has then.
+	remove := []ipvswire.Op{{Verb: ipvswire.DelService, Service: ipvswire.Service{ServiceID: id}}}
+	add := ipvswire.Op{Verb: ipvswire.NewService, Service: ipvswire.Service{ServiceID: id, Scheduler: "rr", Netmask: id.Family.WholeAddress()}}
+	if err := k.conn.Do(t.Context(), remove, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Audit(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	connect(3)
+	wantTells(t, p, "mended", map[string]uint64{"ns/other:http": 3})
+	if err := k.conn.Do(t.Context(), append(remove, add), nil); err != nil {
+		t.Fatal(err)
+	}
+	connect(2)
+	if _, err := p.Audit(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	connect(5)
+	wantTells(t, p, "made anew by others", map[string]uint64{"ns/other:http": 5})
+
+	// A Reset makes what others deleted: the counter is not the one before.
+	third := number()
+	if err := k.conn.Do(t.Context(), remove, nil); err != nil {
+		t.Fatal(err)
+	}
+	table.Replace(lb.Owner{Name: "ns/svc-0"}, nil)
+	table.Replace(lb.Owner{Name: "ns/other"}, []*lb.Frontend{&moved})
+	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+		t.Fatal(err)
+	}
+	connect(50)
+	wantTells(t, p, "made anew by a Reset", map[string]uint64{"ns/other:http": 50})
+	if number() == third {
+		t.Error("a counter that a Reset began anew has the number of the one before")
+	}
+
+	// One that could not be made, and that others then made, begins with what it has.
+	key := lb.Key{Addr: w.Addr(10, 31), Port: 80, Proto: lb.TCP}
+	theirs := add
+	theirs.Service.ServiceID = serviceOf(key)
+	k.ipvs.Before = func(r ipvsfake.Request) error {
+		if r.Command == ipvsfake.NewService && r.Service == theirs.Service.ServiceID {
+			return unix.EPERM
+		}
+		return nil
+	}
+	if _, err := p.Apply(t.Context(), replacedBy(t, table, w, 30)); err == nil {
+		t.Fatal("a virtual server that cannot be made is no error")
+	}
+	k.ipvs.Before = nil
+	if err := k.conn.Do(t.Context(), []ipvswire.Op{theirs}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.ipvs.SetServiceStats(theirs.Service.ServiceID, ipvswire.Stats{Conns: 40}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Audit(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.ipvs.SetServiceStats(theirs.Service.ServiceID, ipvswire.Stats{Conns: 45}); err != nil {
+		t.Fatal(err)
+	}
+	wantTells(t, p, "made by others", map[string]uint64{"ns/other:http": 50, "ns/svc-30:http": 5})
+}
+
+// replacedBy has a Service i come with two endpoints.
+func replacedBy(t *testing.T, table *lb.Table, w planetest.World, i int) []lb.Change {
+	t.Helper()
+	o, f := w.ClusterIP(i, 7, 2)
+	return replaced(table, o, f)
+}
+
+// disturbed is a list that lacks some, or is longer under way than a change.
+type disturbed struct {
+	Counters
+	lacks func(ipvswire.ServiceID) bool
+	then  func()
+}
+
+func (d *disturbed) Services(ctx context.Context, f func(ipvswire.ServiceState) error) error {
+	var all []ipvswire.ServiceState
+	if err := d.Counters.Services(ctx, func(s ipvswire.ServiceState) error { all = append(all, s); return nil }); err != nil {
+		return err
+	}
+	d.then()
+	for _, s := range all {
+		if !d.lacks(s.ServiceID) {
+			if err := f(s); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// The kernel's list may lack virtual servers, and tell of those before: nothing is counted twice.
+func TestCountersOfADisturbedList(t *testing.T) {
+	w := planetest.World{Family: lb.IPv4}
+	k := newLab(t)
+	k.count(t)
+	id := ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))
+	d := &disturbed{Counters: k.counters, lacks: func(ipvswire.ServiceID) bool { return false }, then: func() {}}
+	k.counters = d
+	p, table := k.plane(t, lb.IPv4), w.Table(3, 2)
+	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+		t.Fatal(err)
+	}
+	want := k.connect(t, lb.IPv4, table, 50, nil)
+	wantTells(t, p, "whole", want)
+	d.lacks = func(is ipvswire.ServiceID) bool { return is == id }
+	wantTells(t, p, "one is not listed", want)
+	d.lacks = func(ipvswire.ServiceID) bool { return false }
+	d.then = func() {
+		for _, n := range []int{0, 2} {
+			o, f := w.ClusterIP(0, 3, n)
+			if n == 0 {
+				f = nil
+			}
+			if _, err := p.Apply(t.Context(), replaced(table, o, f)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		d.then = func() {}
+	}
+	delete(want, "ns/svc-0:http")
+	wantTells(t, p, "made anew while it was listed", want)
+	wantTells(t, p, "the next time", want)
+}
+
+// Whatever fails, the plane knows of each virtual server that it has whose it is, and of no other.
+func TestCountersFollow(t *testing.T) {
+	for _, seed := range walks(30) {
+		f := familyOf(seed)
+		rnd := rand.New(rand.NewPCG(seed, 99))
+		k, p, table, w := startedCounting(t, f)
+		for range 12 {
+			k.ipvs.Before = func(r ipvsfake.Request) error {
+				if r.Command.Writes() && rnd.IntN(20) == 0 {
+					if rnd.IntN(2) == 0 {
+						return ipvsfake.ErrLost
+					}
+					return unix.EPERM
+				}
+				return nil
+			}
+			all := moves()
+			changes := all[rnd.IntN(len(all))].make(table, w)
+			_, err := p.Apply(t.Context(), changes)
+			k.ipvs.Before = nil
+			if rnd.IntN(4) == 0 {
+				if err := k.damage(f, rnd); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err != nil || rnd.IntN(4) == 0 {
+				if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+					t.Fatal(err)
+				}
+			} else if _, err := p.Audit(t.Context(), true); err != nil {
+				t.Fatal(err)
+			}
+			for id, s := range p.l.servers {
+				is := p.counters.of[id]
+				if (is != nil) != s.has || is != nil && s.set != nil && is.port != s.set.ID.Service {
+					t.Fatalf("walk %d: %s: there %t, its counter %+v, it leads to %v", seed, id, s.has, is, s.set)
+				}
+			}
+			if n := len(p.counters.of); n > len(p.l.servers) {
+				t.Fatalf("walk %d: %d counters of %d virtual servers", seed, n, len(p.l.servers))
+			}
+		}
+		before := tells(t, p)
+		var more map[string]uint64
+		if more = k.connect(t, f, table, 2, p.l.nodePorts); len(more) == 0 {
+			t.Fatal("nobody came")
+		}
+		got := tells(t, p)
+		for port, n := range more {
+			if got[port]-before[port] != n {
+				t.Errorf("walk %d: %s: %d more, want %d", seed, port, got[port]-before[port], n)
+			}
+		}
+	}
+}
+
+// What a change has to note costs no memory.
+func TestCountersCost(t *testing.T) {
+	_, p, _, w := startedCounting(t, lb.IPv4)
+	s := p.l.servers[ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))]
+	if n := testing.AllocsPerRun(1000, func() { p.counters.follow(s) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
