@@ -57,14 +57,15 @@ func (e effect) counts(running string) bool {
 // mode is CF-19, as far as modes are built. A blank mode and one that gives way are left to the process.
 func (o *Options) mode(gates map[string]bool) string {
 	name := string(o.file.Mode)
-	want := "want " + strings.Join(slices.Sorted(slices.Values(o.modes.Names(func(m mode.Mode) bool { return m.On(o.system) && runs(o.modes, m) }))), ", ") +
+	off := func(m mode.Mode) bool { return m.Gate != "" && !gates[m.Gate] }
+	want := "want " + strings.Join(slices.Sorted(slices.Values(o.modes.Names(func(m mode.Mode) bool { return m.On(o.system) && !off(m) && runs(o.modes, m) }))), ", ") +
 		", or nothing for the best that this machine can do"
 	m, known := o.modes.Find(name)
 	switch {
 	case name == "":
 	case !known:
 		o.wrong("mode", name, want)
-	case m.Gate != "" && !gates[m.Gate]:
+	case off(m):
 		o.wrong("mode", name, "the feature gate "+m.Gate+" is off: "+want)
 	case o.once(), o.Renders && m.Render != nil:
 	case !m.On(o.system):
