@@ -69,6 +69,9 @@ func alike(s string) string {
 	return strings.Join(slices.Compact(lines), "\n")
 }
 
+// shopNote is all that a command says on stderr of examples/shop without --hostname-override; the page says so once.
+const shopNote = "kube-proxy: note: answering for node node1, the only one in the folder\n"
+
 // The commands say of examples/shop what docs/ask.md says; with -update the page says what they do.
 func TestAskPage(t *testing.T) {
 	t.Chdir("../..")
@@ -78,8 +81,22 @@ func TestAskPage(t *testing.T) {
 		if err != nil && !errors.As(err, new(exitCode)) {
 			t.Errorf("%v: %v", args, err)
 		}
+		if errOut.String() != shopNote {
+			t.Errorf("%v: on stderr is\n%swant\n%s", args, errOut.String(), shopNote)
+		}
 		return out.String()
 	})
+}
+
+// In our own example there is nothing to complain of, in whatever mode.
+func TestExampleRenders(t *testing.T) {
+	for _, m := range []string{"iptables", "ipvs", "nftables"} {
+		var out, errOut bytes.Buffer
+		args := []string{"render", "--manifests=../../examples/shop", "--hostname-override=node1", "--proxy-mode=" + m}
+		if err := command(all.Modes(), &out, &errOut, args).ExecuteContext(t.Context()); err != nil || errOut.Len() > 0 || out.Len() < 1000 {
+			t.Errorf("mode %s: %v, %d bytes, and on stderr\n%s", m, err, out.Len(), errOut.String())
+		}
+	}
 }
 
 // So does a proxy that runs.
