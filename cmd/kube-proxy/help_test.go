@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"os"
 	"strings"
 	"testing"
 
@@ -48,6 +49,22 @@ func TestNoCommand(t *testing.T) {
 		case !strings.HasSuffix(strings.Split(err.Error(), "\n")[0], "did you mean "+c.meant) && c.meant != "",
 			strings.Contains(err.Error(), "mean") != (c.meant != ""):
 			t.Errorf("%s: %v, want it to name %q", c.args, err, c.meant)
+		}
+	}
+}
+
+// The picture at the top of README and docs/architecture.md has every mode that there is.
+func TestPicturesNameTheModes(t *testing.T) {
+	for _, page := range []string{"../../README.md", "../../docs/architecture.md"} {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		picture := strings.Split(string(text), "```")[1]
+		for _, m := range all.Modes() {
+			if m.Built() != strings.Contains(picture, m.Name) {
+				t.Errorf("%s: the picture and mode %s (built: %v):\n%s", page, m.Name, m.Built(), picture)
+			}
 		}
 	}
 }
