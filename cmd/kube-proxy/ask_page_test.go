@@ -99,6 +99,31 @@ func TestExampleRenders(t *testing.T) {
 	}
 }
 
+var tracesInText = regexp.MustCompile("kube-proxy (trace [0-9][^ `]* [^ `\\n]+)")
+
+// What the text of pages asks, outside of blocks that say the answer, is answered of the example.
+func TestTracesInText(t *testing.T) {
+	commands := []string{"trace --from pod shop/web-1 shop/cart", "trace pod/shop/web-1 shop/cart:http", "trace node nodeport:30080"}
+	for _, file := range []string{"README.md", "docs/what.md", "docs/debug.md", askPage} {
+		text, err := os.ReadFile("../../" + file)
+		do(t, err)
+		found := tracesInText.FindAllStringSubmatch(string(text), -1)
+		if len(found) == 0 {
+			t.Errorf("%s asks nothing", file)
+		}
+		for _, f := range found {
+			commands = append(commands, f[1])
+		}
+	}
+	for _, c := range commands {
+		var out, errOut bytes.Buffer
+		err := command(all.Modes(), &out, &errOut, append(strings.Fields(c), "--manifests=../../examples/shop")).ExecuteContext(t.Context())
+		if err != nil || errOut.String() != shopNote || out.Len() == 0 {
+			t.Errorf("%s: %v:\n%s%s", c, err, out.String(), errOut.String())
+		}
+	}
+}
+
 // So does a proxy that runs.
 func TestAskPageRunning(t *testing.T) {
 	n := newNamespace(t)
