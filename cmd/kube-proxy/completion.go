@@ -78,14 +78,17 @@ func (a asking) completes(opts *config.Options, modes mode.List) cobra.Completio
 	}
 }
 
+// completionPatience is how long a shell waits for the proxy that runs.
+const completionPatience = 3 * time.Second
+
 // services are the names of Services that begin so, or, behind a name and ":", its ports; none where nobody answers.
 func services(cmd *cobra.Command, opts *config.Options, modes mode.List, begun string) []string {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
 	client, err := askWhom(cmd, opts, modes, io.Discard)
 	if err != nil {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), completionPatience)
+	defer cancel()
 	if name, port, cut := strings.Cut(begun, ":"); cut {
 		var d inspect.Detail
 		if client.Get(ctx, "service", url.Values{"name": {name}}, &d) != nil {
