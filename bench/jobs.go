@@ -26,6 +26,7 @@ const (
 // job is a `go test -bench` that is run once a round. Rounds of different jobs take turns, so that what else the machine does
 // for a while falls on all of them.
 type job struct {
+	mode    string // which -mode asks for
 	dir     string // below the module's root
 	pkg     string
 	pattern string
@@ -70,37 +71,53 @@ func (j job) goArgs() []string {
 }
 
 // plan says what to run.
-func plan(o options) []job {
-	var jobs []job
-	if slices.Contains(o.modes, "nftables") {
-		jobs = nftablesJobs(o)
+func plan(o options) (jobs []job) {
+	for _, mode := range modes {
+		if !slices.Contains(o.modes, mode) {
+			continue
+		}
+		for _, j := range modeJobs(o, mode) {
+			j.mode = mode
+			jobs = append(jobs, j)
+		}
 	}
-	if slices.Contains(o.modes, "userspace") && o.only == "" {
-		jobs = append(jobs, userspaceJobs(o)...)
+	return jobs
+}
+
+func modeJobs(o options, mode string) []job {
+	switch mode {
+	case "nftables":
+		return nftablesJobs(o)
+	case "iptables":
+		return iptablesJobs(o, "IPTables", 200)
+	case "iptables-legacy":
+		return iptablesJobs(o, "IPTablesLegacy", 40) // each change copies the whole table, for most of a second
 	}
-	if slices.Contains(o.modes, "ipvs") && o.only == "" {
-		jobs = append(jobs, ipvsJobs(o)...)
+	if o.only != "" { // of what has an API server
+		return nil
 	}
+	switch mode {
+	case "userspace":
+		return userspaceJobs(o)
+	case "ipvs":
+		return ipvsJobs(o)
+	}
+	return traceJobs(o)
+}
+
+// iptablesJobs measure with one of the back ends of iptables.
+func iptablesJobs(o options, benchmark string, changes int) (jobs []job) {
 	if !o.api {
-		return jobs
+		return nil
 	}
-	starts, changes := 3, 200
+	starts := 3
 	if o.quick {
 		starts, changes = 2, 30
 	}
-	for _, m := range []struct{ mode, benchmark string }{{"iptables", "IPTables"}, {"iptables-legacy", "IPTablesLegacy"}} {
-		if !slices.Contains(o.modes, m.mode) {
-			continue
-		}
-		for _, size := range o.few {
-			times := changes
-			if m.mode == "iptables-legacy" && !o.quick { // each change copies the whole table, for most of a second
-				times = 40
-			}
-			jobs = append(jobs, apiJobs(o, m.benchmark, size, starts, times)...)
-			if o.peer != "" {
-				jobs = append(jobs, peerJob(o, m.benchmark, size))
-			}
+	for _, size := range o.few {
+		jobs = append(jobs, apiJobs(o, benchmark, size, starts, changes)...)
+		if o.peer != "" {
+			jobs = append(jobs, peerJob(o, benchmark, size))
 		}
 	}
 	return jobs

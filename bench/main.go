@@ -3,10 +3,11 @@
 //
 //	make bench                                  some minutes; root, because it works in network namespaces
 //	make bench ARGS=-quick                      a few minutes with small clusters, to see that everything still measures
-//	make bench ARGS='-out docs/performance.md'  also write the page
+//	make bench ARGS='-out docs/performance.md'  also write the page's parts of the modes that are measured; the rest of it stays
 //	make bench ARGS='-mode iptables -only new'  one row
 //	make bench ARGS='-mode userspace'           what goes through the proxy against what goes straight
 //	make bench ARGS='-mode ipvs'                what changes ask of the kernel, counted in a VM
+//	make bench ARGS='-mode trace'               the command trace against a proxy with 10,000 Services
 //	make bench PEER=/path/to/kube-proxy         measure an upstream kube-proxy in iptables mode too, beside ours
 //
 // It measures nothing itself. It runs `go test -bench` where the code lives, and reads the lines that come out:
@@ -21,6 +22,7 @@
 //	                 BenchmarkStandIn             … with one that 100,000 services are quickly put into
 //	cmd/kube-proxy   BenchmarkUserspace           the real binary in the lab, through the proxy and straight by turns
 //	                 BenchmarkUserspaceChange     one endpoint, as the engine hands it to the plane
+//	                 BenchmarkAskTrace            the command trace
 //	plane/ipvs       BenchmarkIPVS                first sync, one endpoint, connections; in a VM
 //
 // Nothing here is a test, and a limit that is missed does not make the program fail: a clock says little on a busy machine, so
@@ -64,7 +66,7 @@ type options struct {
 }
 
 // modes are what can be measured.
-var modes = []string{"nftables", "iptables", "iptables-legacy", "userspace", "ipvs"}
+var modes = []string{"nftables", "iptables", "iptables-legacy", "userspace", "ipvs", "trace"}
 
 // operations are what is measured with an API server.
 var operations = []string{"start", "change", "new", "connect"}
@@ -75,9 +77,9 @@ func parse(args []string) (o options, err error) {
 	flags.BoolVar(&o.api, "api", true, "measure with an API server too")
 	flags.BoolVar(&o.huge, "100k", true, "100,000 services too, at a stand-in for the API server; not with -quick")
 	size := flags.String("size", "", "numbers of services at the API server, separated by commas; otherwise 5000 and, in nftables mode, 10000")
-	mode := flags.String("mode", strings.Join(modes, ","), "modes, separated by commas")
+	mode := flags.String("mode", strings.Join(modes, ","), "modes, and trace for the command of that name, separated by commas")
 	flags.StringVar(&o.only, "only", "", "one of start, change, new, connect; nothing without an API server is measured then")
-	flags.StringVar(&o.out, "out", "", "also write the table into this `FILE`, as Markdown")
+	flags.StringVar(&o.out, "out", "", "also write the tables into this `FILE`, docs/performance.md, which keeps what else it has")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
@@ -103,6 +105,9 @@ func parse(args []string) (o options, err error) {
 	}
 	if o.only != "" && !slices.Contains(operations, o.only) {
 		return o, fmt.Errorf("-only %s: want one of %s", o.only, strings.Join(operations, ", "))
+	}
+	if o.out != "" && o.only != "" {
+		return o, fmt.Errorf("-out %s -only %s: the page would lose the other rows of its part: leave one of them out", o.out, o.only)
 	}
 	if o.peer = os.Getenv("PEER"); o.peer != "" {
 		if o.peer, err = filepath.Abs(o.peer); err != nil {
@@ -144,6 +149,11 @@ func run(ctx context.Context, args []string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the measurements work in network namespaces: run it as root")
 	}
+	if o.out != "" { // before all is measured
+		if _, err := fill(o, page{}); err != nil {
+			return err
+		}
+	}
 	begin := factsNow(ctx, root)
 	fmt.Fprintln(os.Stderr, begin)
 	jobs := plan(o)
@@ -158,8 +168,25 @@ func run(ctx context.Context, args []string) error {
 	if o.out == "" {
 		return nil
 	}
-	if err := os.WriteFile(o.out, []byte(p.markdown()), 0o644); err != nil {
+	text, err := fill(o, p)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(o.out, []byte(text), 0o644); err != nil {
 		return fmt.Errorf("write the page: %w", err)
 	}
 	return nil
+}
+
+// fill returns the page that is to be, with what was measured in its places.
+func fill(o options, p page) (string, error) {
+	before, err := os.ReadFile(o.out)
+	if err != nil {
+		return "", fmt.Errorf("-out: read the page, for what is written by hand in it: %w", err)
+	}
+	text, err := p.into(string(before), o.modes)
+	if err != nil {
+		return "", fmt.Errorf("-out %s: %w", o.out, err)
+	}
+	return text, nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"text/tabwriter"
 )
@@ -59,49 +60,58 @@ func (p page) judgement() string {
 	return s
 }
 
-// markdown is the page for docs/.
+// A part of docs/performance.md is what one mode's last run gave, between two lines that name the mode. The rest of the page is written
+// by hand, and stays.
+func partBegin(mode string) string {
+	return "<!-- Measured: " + mode + ". Written by `make bench ARGS='-mode " + mode + " -out docs/performance.md'`; do not edit it by hand. -->\n"
+}
+
+func partEnd(mode string) string { return "<!-- End of what was measured: " + mode + ". -->\n" }
+
+// into returns the text of the page with the parts of the modes that were measured written anew. A page that has no place for one of them is
+// an error.
+func (p page) into(text string, measured []string) (string, error) {
+	for _, mode := range measured {
+		before, rest, found := strings.Cut(text, partBegin(mode))
+		_, after, ends := strings.Cut(rest, partEnd(mode))
+		if !found || !ends {
+			return "", fmt.Errorf("it has no part for mode %s, which begins and ends with the lines\n%s%s", mode, partBegin(mode), partEnd(mode))
+		}
+		text = before + partBegin(mode) + p.of(mode).markdown() + partEnd(mode) + after
+	}
+	return text, nil
+}
+
+// of is what the page has of one mode.
+func (p page) of(mode string) page {
+	p.rows = slices.DeleteFunc(slices.Clone(p.rows), func(r row) bool { return r.mode() != mode })
+	p.jobs = slices.DeleteFunc(slices.Clone(p.jobs), func(j job) bool { return j.mode != mode })
+	return p
+}
+
+// mode is the one that the row is of, as -mode names it.
+func (r row) mode() string {
+	switch name, _, named := strings.Cut(r.work, ": "); {
+	case named && name == "iptables-nft":
+		return "iptables"
+	case named && slices.Contains(modes, name):
+		return name
+	}
+	return "nftables"
+}
+
+// markdown is a part of the page in docs.
 func (p page) markdown() string {
 	var b strings.Builder
-	b.WriteString(`# How fast it is
-
-Written by ` + "`make bench ARGS='-out docs/performance.md'`" + `; do not edit it by hand.
-
-Every service has 10 endpoints. The figures of upstream are those of its v1.36.3 in the same mode, measured on such a machine with a
-minSyncPeriod of 10 ms; they are here for scale and are not measured again, but where "this run" stands with them (` + "`make bench PEER=…`" + `).
-In iptables mode the minSyncPeriod of ours is 10 ms too; the default there is a second, which the next change would wait for. Growth compares two sizes of the same run. The first two works are the
-fastest of their rounds, because other work on the machine can only slow them down; the others are what a distribution's p50 and
-p99 say. The clock counts what else the machine does, too: mind the load average.
-
-`)
-	fmt.Fprintf(&b, "%s\n\n%s\n\n", p.machine, p.judgement())
+	fmt.Fprintf(&b, "\n%s\n\n%s\n\n", p.machine, p.judgement())
 	fmt.Fprintf(&b, "| %s |\n|%s\n", strings.Join(heads, " | "), strings.Repeat("---|", len(heads)))
 	for _, r := range p.rows {
 		fmt.Fprintf(&b, "| %s |\n", strings.Join(r.cells(), " | "))
 	}
-	b.WriteString(`
-Times from an API write on begin just before the write and end when a connection from the node has reached the endpoint, so they
-contain what etcd and the API server take. The start of the process ends when the last of 20 services spread among the others
-answers, on a kernel without rules of ours. CPU per change is the processor time of the process and of the programs that it runs, its
-share of idling included, divided by the number of changes. Connection set-up is the connect system call in a pod, through each of the
-20 services by turns: of the fastest and of the slowest of them the time that a tenth of the connections did not exceed. The stand-in
-is an API server in the measuring program that holds objects as the bytes to send: a real one takes too long to be given 100,000
-services. Memory is the largest resident size from the start to the end of all changes.
-
-With many endpoints the kernel sets the pace in iptables mode. At each commit of ` + "`" + `iptables-nft-restore` + "`" + ` it validates every rule that the
-hooks lead to: that goes by the endpoints of the cluster, not by the change. One changed endpoint or one new service among 250,000
-endpoints (5,000 services × 50) takes 0.86 s on a quiet machine, and among 50,000 0.21 to 0.24 s. The
-legacy programs copy the whole table for each change: 4 to 5.5 s there, beside a load of 10. In nftables mode a change costs what
-changed. A first write of many endpoints goes in pieces, between which changes are written: 250,000 endpoints in 51 restores of
-20,000 lines take 48 s, all but 2 s of it processor time of the program (50,000: 6.4 s), the last of them 1.6 s each; the 20 s that it
-should take are out of reach with that program ([0021](adr/0021-pieces.md)).
-` + "`" + `go test ./plane/iptables -run '^$' -bench '^BenchmarkManyEndpoints$' -benchtime 1x` + "`" + ` measures it.
-
-The commands, in the root of the module, each as often as the number before it says:
-
-` + "```\n")
+	b.WriteString("\nThe commands, in the root of the module, each as often as the number before it says:\n\n```\n")
 	for _, j := range p.jobs {
 		fmt.Fprintf(&b, "%d × %s\n", j.rounds, j.command())
 	}
-	b.WriteString("```\n")
+	b.WriteString("```\n\n")
 	return b.String()
 }

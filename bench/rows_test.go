@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 )
@@ -165,19 +166,54 @@ func TestPage(t *testing.T) {
 	}
 }
 
+// The page has a place for each mode, and what is measured of one changes nothing else of it.
+func TestPageParts(t *testing.T) {
+	before, err := os.ReadFile("../docs/performance.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := page{machine: facts{commit: "abc"}, rows: rows(measured()), jobs: plan(options{api: true, sizes: []int{5000}, few: []int{5000}, modes: modes})}
+	for _, mode := range modes {
+		after, err := p.into(string(before), []string{mode})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cut := func(text string) (head, part, tail string) {
+			head, rest, _ := strings.Cut(text, partBegin(mode))
+			part, tail, _ = strings.Cut(rest, partEnd(mode))
+			return head, part, tail
+		}
+		head, was, tail := cut(string(before))
+		newHead, part, newTail := cut(after)
+		if newHead != head || newTail != tail {
+			t.Errorf("%s: what is not of the mode has changed", mode)
+		}
+		if !strings.Contains(part, "commit abc") || !strings.Contains(part, p.of(mode).jobs[0].command()) || strings.Contains(part, "one endpoint changes: policy") != (mode == "nftables") {
+			t.Errorf("%s: the part is\n%s", mode, part)
+		}
+		if mode != "userspace" && !strings.Contains(was, ", commit ") {
+			t.Errorf("%s: docs/performance.md does not say of which commit the part is", mode)
+		}
+	}
+	if _, err := p.into("# A page\n", []string{"ipvs"}); err == nil || !strings.Contains(err.Error(), "no part for mode ipvs") {
+		t.Errorf("a page without places: %v", err)
+	}
+}
+
 func TestParse(t *testing.T) {
 	for _, c := range []struct {
 		args string
 		want string // of options, or part of the error
 	}{
-		{"", "{false true true [5000 10000] [5000] [nftables iptables iptables-legacy userspace ipvs]   }"},
+		{"", "{false true true [5000 10000] [5000] [nftables iptables iptables-legacy userspace ipvs trace]   }"},
 		{"-quick", "{true true false [500] [500] "},
-		{"-quick -size 70,7 -out x.md", "{true true false [7 70] [7 70] [nftables iptables iptables-legacy userspace ipvs]   x.md}"},
+		{"-quick -size 70,7 -out x.md", "{true true false [7 70] [7 70] [nftables iptables iptables-legacy userspace ipvs trace]   x.md}"},
 		{"-100k=false -size 100000,5,5", "{false true false [5 100000] [5 100000] "},
 		{"-api=false", "{false false false [5000 10000] "},
 		{"-mode iptables -only new", "[iptables] new  }"},
 		{"-mode ebpf", `"ebpf" is none of nftables`},
 		{"-only slow", "want one of start"},
+		{"-only new -out x.md", "would lose the other rows"},
 		{"-size 5k", `"5k" is not a number`},
 		{"-size 0", `"0" is not a number`},
 		{"fast", "no arguments but flags"},
