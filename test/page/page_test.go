@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -131,31 +132,34 @@ func TestPage(t *testing.T) {
 // paint is when something was seen, in milliseconds since the page was asked for.
 const paint = "const p = performance.getEntriesByName('first-contentful-paint')[0]; return p ? p.startTime : 0"
 
-// painted returns the shortest time to the first paint of some loads.
-func painted(b *browser, at string) float64 {
-	best := 0.0
+// painted returns the shortest time to the first paint of some loads of each page, by turns: what else the machine does falls on all.
+func painted(b *browser, pages ...string) []float64 {
+	best := make([]float64, len(pages))
 	for range 5 {
-		b.load(at)
-		var ms float64
-		until(b.t, "something is seen", func() bool { ms = script[float64](b, paint); return ms > 0 })
-		if best == 0 || ms < best {
-			best = ms
+		for k, at := range pages {
+			b.load(at)
+			var ms float64
+			until(b.t, "something is seen", func() bool { ms = script[float64](b, paint); return ms > 0 })
+			if best[k] == 0 || ms < best[k] {
+				best[k] = ms
+			}
 		}
 	}
 	return best
 }
 
-// The table is seen nearly as soon as a page with two letters; all that is sent for 10,000 Services is less than a megabyte.
+// The table is seen nearly as soon as a page with two letters: on a machine that shows that one after 32 ms, within the 300 ms that are asked
+// for, and on a slow one in proportion. All that is sent for 10,000 Services is less than a megabyte.
 func firstPaint(t *testing.T, b *browser) {
-	empty := painted(b, "http://localhost:10249/healthz")
+	both := painted(b, "http://localhost:10249/healthz", url)
+	empty, full := both[0], both[1]
 	b.clean("favicon.ico")
-	full := painted(b, url)
 	until(t, "the list is there", func() bool { return b.text("#live") == "live" })
 	sent := script[float64](b, "return [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')].reduce((sum, e) => sum + e.transferSize, 0)")
 	files := script[float64](b, "return performance.getEntriesByType('resource').filter(e => !e.name.startsWith(location.origin)).length")
 	t.Logf("first paint after %.0f ms, that of a page with two letters after %.0f ms; %.0f bytes were sent", full, empty, sent)
-	if full > 10*empty+20 {
-		t.Errorf("first paint after %.0f ms, that of a page with two letters after %.0f ms", full, empty)
+	if full > 8*empty+20 {
+		t.Errorf("first paint after %.0f ms, that of a page with two letters after %.0f ms: want 8 times that and 20 ms at most", full, empty)
 	}
 	if sent < 10_000 || sent > 1<<20 {
 		t.Errorf("%.0f bytes were sent", sent)
@@ -164,6 +168,33 @@ func firstPaint(t *testing.T, b *browser) {
 		t.Errorf("%v files came from elsewhere", files)
 	}
 	b.clean()
+	noteCosts(t, full, empty, sent)
+}
+
+// noteCosts writes to docs/page.md, with -pictures, what was measured. The page must have the rows that it writes anyway.
+func noteCosts(t *testing.T, full, empty, sent float64) {
+	const file = "../../docs/page.md"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct{ what, now string }{
+		{`[0-9]+ ms, where a page with two letters takes [0-9]+ ms`, fmt.Sprintf("%.0f ms, where a page with two letters takes %.0f ms", full, empty)},
+		{`\| sent for it \| [0-9]+ KB`, fmt.Sprintf("| sent for it | %.0f KB", sent/1000)},
+		{`measured [0-9-]+`, "measured " + time.Now().UTC().Format(time.DateOnly)},
+	} {
+		found := regexp.MustCompile(row.what)
+		if n := len(found.FindAll(text, -1)); n != 1 {
+			t.Errorf("%s has %d times %s, want it once", file, n, row.what)
+		}
+		text = found.ReplaceAllLiteral(text, []byte(row.now))
+	}
+	if !*pictures {
+		return
+	}
+	if err := os.WriteFile(file, text, 0o644); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // The list has all Services, and only the rows that are seen; keys move in it.
