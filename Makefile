@@ -12,9 +12,11 @@ export KUBE_PROXY_SEED ?= $(shell printf %d 0x$$(git rev-parse --short=12 HEAD 2
 KERNELS  ?= 5.10 6.1 6.12
 FUZZTIME ?= 30s
 SWITCHES ?= 25
+# What answers the commands and the page, beside the engine that they ask.
+ASKED := ./admin ./event ./inspect ./status ./trace ./ui
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
-.PHONY: site vm help build build-windows image image-lock test-image test-monitoring test-status test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
+.PHONY: site vm help build build-windows image image-lock test-asked test-image test-monitoring test-status test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
 
 help: ## print this help
 	@echo 'Usage: make TARGET. Tests and `run` need root; they work in network namespaces of their own.'
@@ -51,7 +53,16 @@ test-status: deps ## the status page in a real Chromium, against a proxy with 10
 	go test -count=1 -v -timeout 10m ./test/page -chromium $(ARGS) | grep -v '^=== '
 
 # Beside what else test-status does.
-test-status: test-monitoring
+test-status: test-monitoring test-asked
+
+# The race detector needs a C compiler, which nothing else does. awk fails where the test was not run.
+test-asked: deps ## the commands against a proxy that takes in 100 changes a second, with the race detector; a part of test-status
+	@command -v gcc >/dev/null && [[ -e /usr/include/stdlib.h ]] || { echo 'installing gcc'; \
+	  apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$$@" >/dev/null; }; \
+	  apt install -y --no-install-recommends gcc libc6-dev 2>/dev/null || { apt update; apt install -y --no-install-recommends gcc libc6-dev; }; }
+	CGO_ENABLED=1 go test -race -count=1 -v -timeout 10m ./cmd/kube-proxy -run '^TestAskedUnderChanges$$' | \
+	  awk '!/^=== /; /^--- PASS: TestAskedUnderChanges/ { ran = 1 } END { exit !ran }'
+	CGO_ENABLED=1 go test -race -timeout 10m $(ASKED)
 
 test-monitoring: deps ## alerts and dashboard by Debian's promtool and Prometheus, which scrapes proxies with real faults; a part of test-status
 	@command -v promtool >/dev/null && command -v prometheus >/dev/null || { echo 'installing prometheus'; \

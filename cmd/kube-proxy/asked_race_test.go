@@ -15,7 +15,7 @@ import (
 )
 
 // The commands, against a proxy that takes in a hundred changes a second and more, with the race detector in both: it runs where tests are built
-// with -race alone (make release-check).
+// with -race alone (make test-asked, which CI runs).
 func TestAskedUnderChanges(t *testing.T) {
 	const lasts = 10 * time.Second
 	n, dir := newNamespace(t), t.TempDir()
