@@ -12,8 +12,8 @@ export KUBE_PROXY_SEED ?= $(shell printf %d 0x$$(git rev-parse --short=12 HEAD 2
 KERNELS  ?= 5.10 6.1 6.12
 FUZZTIME ?= 30s
 SWITCHES ?= 25
-# What answers the commands and the page, beside the engine that they ask.
-ASKED := ./admin ./event ./inspect ./status ./trace ./ui
+# What answers the commands, beside the engine that they ask.
+ASKED := ./admin ./event ./inspect ./status ./trace
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
 .PHONY: site vm help build build-windows image image-lock test-asked test-image test-monitoring test-status test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
