@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"kube-proxy/cluster"
-	"kube-proxy/lb"
 	"kube-proxy/policy"
 )
 
@@ -31,7 +30,7 @@ func (w *world) places(name cluster.Name, at ...string) {
 	}
 	w.store.Fold(cluster.ServiceSet{Service: s})
 	w.store.Fold(cluster.SliceSet{Slice: sl})
-	w.table.Replace(lb.Owner{Name: name.String()}, policy.Resolve(w.store.View(name), w.settings))
+	w.replace(name, policy.Resolve(w.store.View(name), w.settings))
 	w.tell(name)
 }
 

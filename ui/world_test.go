@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 type world struct {
 	t        testing.TB
 	store    *cluster.Store
+	mu       sync.Mutex // of the table, as the engine has one
 	table    lb.Table
 	ring     *changes.Ring
 	settings policy.Settings
@@ -41,7 +43,7 @@ func newWorld(t testing.TB, cfg Config, names ...cluster.Name) *world {
 	i := inspect.New(inspect.Config{
 		Version: "v1.37.0", Mode: mode.Mode{Name: "nftables"}, Asked: "nftables", Store: w.store, Changes: w.ring,
 		Families: []inspect.Family{{
-			Family: lb.IPv4, Query: func(f func(*lb.Table)) { f(&w.table) }, Stats: func() engine.Stats { return w.stats },
+			Family: lb.IPv4, Query: func(f func(*lb.Table)) { w.mu.Lock(); defer w.mu.Unlock(); f(&w.table) }, Stats: func() engine.Stats { return w.stats },
 			Settings: func() policy.Settings { return w.settings },
 		}},
 	})
@@ -62,15 +64,22 @@ func (w *world) service(name cluster.Name, k, endpoints int) {
 	}
 	w.store.Fold(cluster.ServiceSet{Service: s})
 	w.store.Fold(cluster.SliceSet{Slice: slice})
-	w.table.Replace(lb.Owner{Name: name.String()}, policy.Resolve(w.store.View(name), w.settings))
+	w.replace(name, policy.Resolve(w.store.View(name), w.settings))
 	w.tell(name)
 }
 
 // gone removes a Service.
 func (w *world) gone(name cluster.Name) {
 	w.store.Fold(cluster.ServiceGone{Name: name})
-	w.table.Replace(lb.Owner{Name: name.String()}, nil)
+	w.replace(name, nil)
 	w.tell(name)
+}
+
+// replace sets the rows of a Service while nobody reads them.
+func (w *world) replace(name cluster.Name, rows []*lb.Frontend) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.table.Replace(lb.Owner{Name: name.String()}, rows)
 }
 
 // tell has the ring know that a Service changed.
