@@ -66,6 +66,6 @@
 // kernel holds), compare.go (what differs), reset.go, load.go and sweep.go (all of it), audit.go and fingerprint.go (what others
 // did); remove.go (nothing of ours). For who asks: look.go (follow a packet), lookwalk.go (through the hooks), looknft.go and looklegacy.go (rules from
 // the kernel), lookrule.go and lookext.go (what they say), lookaround.go (routes, remembered clients), lookdiff.go (all that differs): they have nothing
-// in common with the writers but the settings. keeper.go keeps the chains of mode userspace. accounting.go and stats.go count; localnet.go has the settings that go with rules; dump.go
+// in common with the writers but the settings. keeper.go keeps the chains of modes userspace and ipvs, looktext.go has packets pass those of the latter. accounting.go and stats.go count; localnet.go has the settings that go with rules; dump.go
 // describes it for tests, preview.go for people.
 package iptables

@@ -97,7 +97,7 @@ func TestNeededIsWhatIsWritten(t *testing.T) {
 	}
 	used := map[extension]bool{}
 	for line := range strings.Lines(string(text)) {
-		f := words(strings.TrimSpace(line))
+		f := Words(strings.TrimSpace(line))
 		for i := range f[:max(0, len(f)-1)] {
 			switch f[i] {
 			case "-m":

@@ -76,7 +76,7 @@ func (p *Plane) followOnce(ctx context.Context, packet trace.Packet, since time.
 	if err != nil {
 		return trace.Kernel{}, true, err
 	}
-	w := &walk{ctx: ctx, packet: packet, holds: h, around: around, read: map[chainID]*chainState{}, said: map[saying]bool{}}
+	w := &walk{ctx: ctx, packet: packet, holds: h, place: around, read: map[chainID]*chainState{}, said: map[saying]bool{}}
 	w.all()
 	after, err := h.generation()
 	if err = errors.Join(w.err, err); err != nil {

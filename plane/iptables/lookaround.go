@@ -68,7 +68,44 @@ func (s *surroundings) interfaceTo(ctx context.Context, a netip.Addr) (string, e
 	return name, nil
 }
 
-// remembers reports whether a list of xt_recent has a client that was seen so many seconds ago at most, 0 for any time, and how long ago.
+// The surroundings are the place of a walk through the kernel's own chains.
+
+func (s *surroundings) sourceHere(w *walk) bool { return s.here(w, w.from()) }
+
+func (s *surroundings) here(w *walk, a netip.Addr) bool {
+	if a == w.from() && w.packet.Host || a == w.packet.To.Addr() && w.packet.Here {
+		return true
+	}
+	way, err := s.route(w.ctx, a)
+	w.fail(err)
+	return way.Here
+}
+
+func (s *surroundings) comesIn(w *walk) (name string, known bool) {
+	switch {
+	case !w.arriving:
+		return "", true
+	case w.packet.Host:
+		return "lo", true
+	case w.packet.In != "":
+		return w.packet.In, true
+	}
+	return s.interfaceFor(w, w.from()) // the way back, as most networks have it
+}
+
+func (s *surroundings) leaves(w *walk, f flow) (name string, known bool) {
+	if !w.leaving {
+		return "", true
+	}
+	return s.interfaceFor(w, f.to.Addr())
+}
+
+func (s *surroundings) interfaceFor(w *walk, a netip.Addr) (name string, known bool) {
+	name, err := s.interfaceTo(w.ctx, a)
+	w.fail(err)
+	return name, name != ""
+}
+
 func (s *surroundings) remembers(list string, client netip.Addr, within uint32) (age time.Duration, known bool) {
 	if strings.Contains(list, "/") { // no list can be called so
 		return 0, false

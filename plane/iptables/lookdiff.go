@@ -128,10 +128,10 @@ func (d *differ) jumps() error {
 				c = &chainState{}
 			}
 			for _, r := range c.rules {
-				have[j.from][withoutComment(r.text)] = true
+				have[j.from][WithoutComments(r.text)] = true
 			}
 		}
-		if have[j.from][withoutComment(j.rule)] {
+		if have[j.from][WithoutComments(j.rule)] {
 			continue
 		}
 		if err := d.Tell(lb.Key{}, "rule of "+name(j.from), "-A "+j.from.name+" "+j.rule, ""); err != nil {
@@ -212,24 +212,24 @@ func texts(c *chainState) (all []string) {
 func unlike(want []string, have *chainState) (missing, extra []string, same bool) {
 	same = len(want) == len(have.rules)
 	for i := 0; same && i < len(want); i++ {
-		same = withoutComment(want[i]) == withoutComment(have.rules[i].text)
+		same = WithoutComments(want[i]) == WithoutComments(have.rules[i].text)
 	}
 	if same {
 		return nil, nil, true
 	}
 	count := map[string]int{}
 	for _, r := range have.rules {
-		count[withoutComment(r.text)]++
+		count[WithoutComments(r.text)]++
 	}
 	for _, rule := range want {
-		if bare := withoutComment(rule); count[bare] > 0 {
+		if bare := WithoutComments(rule); count[bare] > 0 {
 			count[bare]--
 		} else {
 			missing = append(missing, rule)
 		}
 	}
 	for _, r := range slices.Backward(have.rules) { // what is there twice is so at the end
-		if bare := withoutComment(r.text); count[bare] > 0 {
+		if bare := WithoutComments(r.text); count[bare] > 0 {
 			count[bare]--
 			extra = append(extra, r.text)
 		}
@@ -251,7 +251,7 @@ func (d *differ) printedAlike(c chain) (bool, error) {
 	}
 	bare := make([]string, len(c.rules))
 	for i, r := range c.rules {
-		bare[i] = withoutComment(r)
+		bare[i] = WithoutComments(r)
 	}
 	return d.printed[c.id] == digestOf(bare), nil
 }
@@ -316,8 +316,8 @@ func (d *dispatcher) key(path string) (k lb.Key) {
 	return k
 }
 
-// withoutComment returns a rule without its comments.
-func withoutComment(rule string) string {
+// WithoutComments returns a rule, as iptables-save prints it, without its comments.
+func WithoutComments(rule string) string {
 	const begin = "-m comment --comment "
 	for {
 		at := strings.Index(rule, begin)

@@ -134,10 +134,12 @@ func readAddrtype1(b *ruleBuilder, _ lb.Family, info []byte) bool {
 	return b.addrtype(native.Uint16(info), native.Uint16(info[2:]), flags&1 != 0, flags&2 != 0)
 }
 
-// addrtype reads whether addresses are this node's own; other types are not understood.
+// typeLocal is the bit of RTN_LOCAL in xt_addrtype_info.
+const typeLocal = 1 << 2
+
+// addrtype adds whether addresses are this node's own; other types are not understood.
 func (b *ruleBuilder) addrtype(src, dst uint16, noSrc, noDst bool) bool {
-	const local = 1 << 2
-	if src&^local != 0 || dst&^local != 0 {
+	if src&^typeLocal != 0 || dst&^typeLocal != 0 {
 		return false
 	}
 	var text []string
@@ -148,16 +150,18 @@ func (b *ruleBuilder) addrtype(src, dst uint16, noSrc, noDst bool) bool {
 		text = append(text, not(noDst)+"--dst-type LOCAL")
 	}
 	b.has("addrtype", strings.Join(text, " "), func(w *walk, f flow) float64 {
-		return yesOrNo((src == 0 || w.own(w.from()) != noSrc) && (dst == 0 || w.own(f.to.Addr()) != noDst))
+		return yesOrNo((src == 0 || w.place.sourceHere(w) != noSrc) && (dst == 0 || w.place.here(w, f.to.Addr()) != noDst))
 	})
 	return true
 }
 
 // States of connections in struct xt_conntrack_mtinfo, in the order in which iptables prints them.
-var ctStates = []struct {
+var ctStates = []ctState{{1 << 0, "INVALID"}, {ctNew, "NEW"}, {1 << 2, "RELATED"}, {1 << 1, "ESTABLISHED"}, {1 << 8, "UNTRACKED"}, {1 << 6, "SNAT"}, {ctTranslated, "DNAT"}}
+
+type ctState struct {
 	bit  uint16
 	name string
-}{{1 << 0, "INVALID"}, {ctNew, "NEW"}, {1 << 2, "RELATED"}, {1 << 1, "ESTABLISHED"}, {1 << 8, "UNTRACKED"}, {1 << 6, "SNAT"}, {ctTranslated, "DNAT"}}
+}
 
 // ctDirection is XT_CONNTRACK_DIRECTION.
 const ctDirection = 1 << 12
@@ -182,6 +186,12 @@ func readConntrack(b *ruleBuilder, _ lb.Family, info []byte) bool {
 	if len(info) >= 154 { // since revision 2
 		states = native.Uint16(info[150:])
 	}
+	b.states(states, no)
+	return true
+}
+
+// states adds the match of states of connections.
+func (b *ruleBuilder) states(states uint16, no bool) {
 	var names []string
 	for _, s := range ctStates {
 		if states&s.bit != 0 {
@@ -192,7 +202,6 @@ func readConntrack(b *ruleBuilder, _ lb.Family, info []byte) bool {
 		is := states&ctNew != 0 || f.translated && states&ctTranslated != 0
 		return yesOrNo(is != no)
 	})
-	return true
 }
 
 // readRecent reads what xt_recent remembers, or is to remember, of clients.

@@ -55,7 +55,7 @@ func FuzzRulesOfTheKernel(f *testing.F) {
 			b.hooks[3] = native.Uint32(data) % uint32(len(data))
 		}
 		w := &walk{ctx: context.Background(), packet: trace.Packet{From: to, To: to, Host: true, Here: true, Proto: lb.TCP}, holds: garbled{read, b},
-			around: around, read: map[chainID]*chainState{}, said: map[saying]bool{}}
+			place: around, read: map[chainID]*chainState{}, said: map[saying]bool{}}
 		w.all()
 		if k := w.answer(); w.err == nil && k.Verdict == "" {
 			t.Errorf("no verdict: %+v", w.ends)

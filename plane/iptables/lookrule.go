@@ -91,6 +91,8 @@ type verdict struct {
 	final      bool   // it is a goto
 	to         netip.AddrPort
 	mark, mask uint32
+	// markOf, if it is not nil, says mark and mask for a flow.
+	markOf func(w *walk, f flow) (mark, mask uint32)
 }
 
 // ruleBuilder puts a rule together in the order in which iptables prints it, whatever the order in which the kernel has it.
@@ -110,10 +112,14 @@ func (b *ruleBuilder) done() rule {
 		parts = append(parts, "-m "+m.name+m.text)
 	}
 	parts = append(parts, b.do.text)
-	if len(b.strange) > 0 {
-		parts = append(parts, "(not judged: "+strings.Join(b.strange, ", ")+")")
+	return b.said(strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), " "))
+}
+
+// said is the rule, of which that is the text.
+func (b *ruleBuilder) said(text string) rule {
+	if b.text = text; len(b.strange) > 0 {
+		b.text = strings.TrimPrefix(b.text+" (not judged: "+strings.Join(b.strange, ", ")+")", " ")
 	}
-	b.text = strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), " ")
 	if b.do.do == unreadable { // who meets it may end there, or not
 		b.strange = append(b.strange, b.do.text)
 	}
@@ -154,11 +160,11 @@ func (b *ruleBuilder) through(in bool, name string, begins, no bool) {
 	}
 	if in {
 		b.in = not(no) + "-i " + text
-		b.when = append(b.when, func(w *walk, _ flow) float64 { return is(w.comesIn()) })
+		b.when = append(b.when, func(w *walk, _ flow) float64 { return is(w.place.comesIn(w)) })
 		return
 	}
 	b.out = not(no) + "-o " + text
-	b.when = append(b.when, func(w *walk, f flow) float64 { return is(w.leaves(f)) })
+	b.when = append(b.when, func(w *walk, f flow) float64 { return is(w.place.leaves(w, f)) })
 }
 
 var protoNames = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 50: "esp", 51: "ah", 58: "ipv6-icmp", 132: "sctp", 136: "udplite"}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"kube-proxy/trace"
 )
@@ -42,13 +43,32 @@ type end struct {
 	part    float64
 }
 
+// place is where a walk is: what rules ask beside the packet.
+type place interface {
+	// sourceHere reports whether the packet's source is this node's address, here whether its destination is.
+	sourceHere(w *walk) bool
+	here(w *walk, destination netip.Addr) bool
+	// comesIn returns the interface that the packet came in through, "" where there is none; false if it is not known. leaves returns that
+	// which it leaves through.
+	comesIn(w *walk) (name string, known bool)
+	leaves(w *walk, f flow) (name string, known bool)
+	// remembers reports whether a list of xt_recent has a client that was seen so many seconds ago at most, 0 for any time, and how long ago.
+	remembers(list string, client netip.Addr, within uint32) (age time.Duration, known bool)
+}
+
 // walk is one packet's way through the chains.
 type walk struct {
 	ctx    context.Context
 	packet trace.Packet
-	holds  holding
-	around *surroundings
-	read   map[chainID]*chainState
+	holds  interface {
+		chain(id chainID) (*chainState, error) // nil if there is none
+	}
+	place place
+	read  map[chainID]*chainState
+	// allOurs: there are no rules of others.
+	allOurs bool
+	// tell gets what is said at once; nil to keep it in way.
+	tell func(line string)
 
 	// leaving: the interface that packets leave through is known. arriving: they have come in through one, and still know it.
 	leaving, arriving bool
@@ -121,7 +141,7 @@ func (w *walk) all() {
 func (w *walk) part(fs flows) (here, away flows) {
 	here, away = flows{}, flows{}
 	for f, part := range fs {
-		if w.own(f.to.Addr()) {
+		if w.place.here(w, f.to.Addr()) {
 			here.add(f, part)
 		} else {
 			away.add(f, part)
@@ -227,7 +247,7 @@ func (w *walk) meets(fs flows, r *rule, at saying) (met, rest flows) {
 			rest.add(f, part)
 		case r.recalls != "":
 			rest.add(f, part)
-			if age, known := w.around.remembers(r.recalls, w.from(), r.within); known && !f.affine {
+			if age, known := w.place.remembers(r.recalls, w.from(), r.within); known && !f.affine {
 				w.say(at, r.text, fmt.Sprintf("the client is remembered, last seen %.0f s ago", age.Seconds()))
 				f.affine = true
 				met.add(f, 0)
@@ -284,7 +304,13 @@ func (w *walk) do(met flows, r *rule, at saying, depth int) (left, on flows) {
 			f.to, f.translated = to, true
 		}))
 	case setMark:
-		return nil, change(met, func(f *flow) { f.mark = f.mark&^r.do.mask ^ r.do.mark })
+		return nil, change(met, func(f *flow) {
+			mark, mask := r.do.mark, r.do.mask
+			if r.do.markOf != nil {
+				mark, mask = r.do.markOf(w, *f)
+			}
+			f.mark = f.mark&^mask ^ mark
+		})
 	case masquerade:
 		w.accepted.join(change(met, func(f *flow) { f.masqueraded = true }))
 	default:
@@ -295,7 +321,7 @@ func (w *walk) do(met flows, r *rule, at saying, depth int) (left, on flows) {
 
 // refuse ends packets, unless it is others who do it after a rule that is not understood.
 func (w *walk) refuse(fs flows, by chainID, verdict trace.Verdict, at saying, text string) (on flows) {
-	if w.doubt && (!ours(by) || by.name == nodeFirewall) {
+	if w.doubt && !w.allOurs && (!ours(by) || by.name == nodeFirewall) {
 		w.say(at, text, "not judged: a rule before it, which is not understood, may have let the packet pass")
 		return fs
 	}
@@ -318,7 +344,7 @@ func (w *walk) say(at saying, text, note string) {
 		return
 	}
 	w.said[at] = true
-	if len(w.way) >= mostSaid {
+	if len(w.way) >= mostSaid { // not where somebody is told
 		w.more++
 		return
 	}
@@ -331,48 +357,15 @@ func (w *walk) say(at saying, text, note string) {
 	if note != "" {
 		line += " (" + note + ")"
 	}
+	if w.tell != nil {
+		w.tell(line)
+		return
+	}
 	w.way = append(w.way, line)
 }
 
 // from is the source of the packet.
 func (w *walk) from() netip.Addr { return w.packet.From.Addr() }
-
-// own reports whether an address is this node's.
-func (w *walk) own(a netip.Addr) bool {
-	if a == w.from() && w.packet.Host || a == w.packet.To.Addr() && w.packet.Here {
-		return true
-	}
-	way, err := w.around.route(w.ctx, a)
-	w.fail(err)
-	return way.Here
-}
-
-// comesIn returns the interface that the packet came in through, "" where there is none; false if it is not known.
-func (w *walk) comesIn() (name string, known bool) {
-	switch {
-	case !w.arriving:
-		return "", true
-	case w.packet.Host:
-		return "lo", true
-	case w.packet.In != "":
-		return w.packet.In, true
-	}
-	return w.interfaceTo(w.from()) // the way back, as most networks have it
-}
-
-// leaves returns the interface that the packet leaves through, as comesIn does.
-func (w *walk) leaves(f flow) (name string, known bool) {
-	if !w.leaving {
-		return "", true
-	}
-	return w.interfaceTo(f.to.Addr())
-}
-
-func (w *walk) interfaceTo(a netip.Addr) (name string, known bool) {
-	name, err := w.around.interfaceTo(w.ctx, a)
-	w.fail(err)
-	return name, name != ""
-}
 
 func (w *walk) fail(err error) {
 	if err != nil && w.err == nil {

@@ -139,7 +139,7 @@ func (l *leftovers) kept(from, to chainID) bool {
 
 // target is the chain or the verdict that a rule leads to.
 func target(rule string) string {
-	fields := words(rule)
+	fields := Words(rule)
 	for i, f := range fields[:max(0, len(fields)-1)] {
 		if f == "-j" || f == "-g" {
 			return fields[i+1]
@@ -173,7 +173,7 @@ func isLeftover(id chainID) bool {
 // with another condition was made by somebody else.
 func isJump(rule string) bool {
 	var rest []string
-	fields := words(rule)
+	fields := Words(rule)
 	for i := 0; i < len(fields); {
 		next := func(n int) string {
 			if i+n < len(fields) {
@@ -195,8 +195,8 @@ func isJump(rule string) bool {
 	return len(rest) == 2 && rest[0] == "-j"
 }
 
-// words splits a rule at blanks outside of quotes.
-func words(rule string) []string {
+// Words splits a rule, as iptables-save prints it, at blanks outside of quotes.
+func Words(rule string) []string {
 	quoted, escaped := false, false
 	return strings.FieldsFunc(rule, func(r rune) bool {
 		if r == '"' && !escaped {

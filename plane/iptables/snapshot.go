@@ -94,7 +94,7 @@ func (s *snapshot) rule(t table, name, rule []byte, c *content) {
 		return
 	}
 	if s.bare {
-		c.hash.WriteString(withoutComment(string(rule)))
+		c.hash.WriteString(WithoutComments(string(rule)))
 	} else {
 		c.hash.Write(rule)
 	}

@@ -13,6 +13,7 @@ import (
 	sets "kube-proxy/internal/ipset"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
+	"kube-proxy/plane/iptables"
 	"kube-proxy/trace"
 )
 
@@ -90,72 +91,51 @@ func (p *Plane) follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 		return trace.Kernel{}, err
 	}
 	defer done()
-	way := &way{ctx: ctx, view: v, Plane: p, packet: packet}
+	way := &way{ctx: ctx, view: v, Plane: p, packet: packet, Packet: iptables.Packet{From: packet.From, To: packet.To, Proto: packet.Proto, In: packet.In}}
 	way.Kernel.Way = []string{}
 	jumps, rules, err := v.Held(ctx)
 	if err != nil {
 		return trace.Kernel{}, err
 	}
-	way.walker = walker{packetInChains: &packetInChains{from: packet.From, to: packet.To, proto: packet.Proto, in: packet.In},
-		family: p.cfg.Family, rules: map[chainName][]string{}, has: way.has, markOf: way.markOf, say: way.tell}
-	for _, r := range slices.Concat(jumps, rules) {
-		at := chainName{r.Table, r.Chain}
-		way.rules[at] = append(way.rules[at], r.Rule)
-	}
+	way.chains = iptables.NewChains(slices.Concat(jumps, rules), way, way.line)
 	if err := way.all(); err != nil {
 		return trace.Kernel{}, err
 	}
-	return way.Kernel, way.err
+	return way.Kernel, nil
 }
 
 // way is that of one packet.
 type way struct {
-	walker
 	*Plane
 	ctx    context.Context
 	view   *View
 	packet trace.Packet
+	chains *iptables.Chains
+	// Packet is what has become of it.
+	iptables.Packet
 	trace.Kernel
 }
 
 // mostSaid is how many lines a way has.
 const mostSaid = 200
 
-func (w *way) tell(format string, args ...any) {
+func (w *way) tell(format string, args ...any) { w.line(fmt.Sprintf(format, args...)) }
+
+func (w *way) line(text string) {
 	if len(w.Way) < mostSaid {
-		w.Way = append(w.Way, fmt.Sprintf(format, args...))
+		w.Way = append(w.Way, text)
 	}
-}
-
-func (w *way) has(s set, m member) (bool, error) {
-	has, err := w.view.Sets.Has(w.ctx, s.name(w.cfg.Family), m.wire(mark{}))
-	if errors.Is(err, sets.ErrNoSet) { // it went since its rule was listed
-		w.tell("there is no ipset %s", s.name(w.cfg.Family))
-		return false, nil
-	}
-	return has, err
-}
-
-// markOf lists a set of marks: the kernel tells of no single one which mark it has.
-func (w *way) markOf(s set, m member) (as mark, err error) {
-	_, err = w.view.Sets.Members(w.ctx, s.name(w.cfg.Family), func(is sets.Member) {
-		if have, mark := memberOf(s, is); have == m {
-			as = mark
-			w.tell("ipset %s %s", s.name(w.cfg.Family), is)
-		}
-	})
-	return as, err
 }
 
 // all goes through the hooks, in the order of the kernel.
 func (w *way) all() error {
-	here, err := w.view.Here(w.ctx, w.to.Addr())
+	here, err := w.view.Here(w.ctx, w.To.Addr())
 	if err != nil {
 		return err
 	}
-	w.fromHere, w.toHere = w.packet.Host, here || w.packet.Here
+	w.FromHere, w.ToHere = w.packet.Host, here || w.packet.Here
 	if w.packet.Host {
-		w.in = ""
+		w.In = ""
 		if done, err := w.hook("OUTPUT", "mangle", "nat"); done || err != nil {
 			return err
 		}
@@ -165,9 +145,9 @@ func (w *way) all() error {
 		if done, err := w.hook("OUTPUT", "filter"); done || err != nil {
 			return err
 		}
-		w.in = "lo"
+		w.In = "lo"
 	}
-	if !w.toHere {
+	if !w.ToHere {
 		if !w.packet.Host {
 			if done, err := w.hook("PREROUTING", "nat"); done || err != nil {
 				return err
@@ -176,7 +156,7 @@ func (w *way) all() error {
 				return err
 			}
 		}
-		w.tell("%s is not an address of this node: the packet goes on to whoever has it", w.to.Addr())
+		w.tell("%s is not an address of this node: the packet goes on to whoever has it", w.To.Addr())
 		w.Verdict = trace.Pass
 		return nil
 	}
@@ -194,16 +174,12 @@ func (w *way) all() error {
 // hook has the packet go through the chains of tables that have that name, and reports whether it ends there.
 func (w *way) hook(name string, tables ...string) (done bool, err error) {
 	for _, table := range tables {
-		f := w.chain(table, name, 0)
-		if w.err != nil {
-			return true, w.err
+		verdict, err := w.chains.Pass(w.ctx, table, name, &w.Packet)
+		if err != nil {
+			return true, err
 		}
-		switch f {
-		case dropped:
-			w.Verdict = trace.Drop
-			return true, nil
-		case rejected:
-			w.Verdict = trace.Reject
+		if verdict != trace.Pass {
+			w.Verdict = verdict
 			return true, nil
 		}
 	}
@@ -212,9 +188,9 @@ func (w *way) hook(name string, tables ...string) (done bool, err error) {
 
 // serve has IPVS take the packet, and reports whether it does: by the mark if there is a virtual server for that, else by the address.
 func (w *way) serve() (done bool, err error) {
-	ids := []ipvswire.ServiceID{ipvswire.ByAddr(w.to, uint8(w.proto))}
-	if w.mark != 0 {
-		ids = slices.Insert(ids, 0, ipvswire.ByMark(wireFamily(w.cfg.Family), w.mark))
+	ids := []ipvswire.ServiceID{ipvswire.ByAddr(w.To, uint8(w.Packet.Proto))}
+	if w.Packet.Mark != 0 {
+		ids = slices.Insert(ids, 0, ipvswire.ByMark(wireFamily(w.cfg.Family), w.Packet.Mark))
 	}
 	for _, id := range ids {
 		s, err := w.view.IPVS.Service(w.ctx, id)
@@ -266,7 +242,7 @@ func (w *way) balance(s ipvswire.Service) error {
 		}
 	}
 	if s.Flags&ipvswire.Persistent != 0 && persistent > 0 {
-		w.Affine, err = w.view.Stays(w.ctx, s.ServiceID, w.from.Addr())
+		w.Affine, err = w.view.Stays(w.ctx, s.ServiceID, w.From.Addr())
 		switch {
 		case errors.Is(err, errTooMany):
 			w.tell("persistence: %v", err)
@@ -309,13 +285,13 @@ func (w *way) leave() error {
 	if err != nil {
 		return err
 	}
-	w.to, w.toHere, w.in, w.out = to, here, "", ""
+	w.To, w.ToHere, w.In, w.Out = to, here, "", ""
 	if here {
-		w.out = "lo"
+		w.Out = "lo"
 	} else if done, err := w.hook("OUTPUT", "mangle"); done || err != nil { // IPVS sends it through OUTPUT once more
 		return err
 	}
 	_, err = w.hook("POSTROUTING", "nat")
-	w.Masquerade = w.masqueraded
+	w.Masquerade = w.Masqueraded
 	return err
 }

@@ -137,7 +137,7 @@ func (k *lookBench) sabotage(t *testing.T, b iptables.Backend, do func(*spoiler)
 			k.must(err)
 			for _, r := range slices.Concat(jumps, rules) {
 				if spoil(r) {
-					mustRun(t, "", program, append([]string{"-w", "-t", r.Table, "-D", r.Chain}, unquoted(fields(r.Rule))...)...)
+					mustRun(t, "", program, append([]string{"-w", "-t", r.Table, "-D", r.Chain}, unquoted(iptables.Words(r.Rule))...)...)
 				}
 			}
 		},

@@ -68,7 +68,7 @@ func (d *differ) chains(ctx context.Context, want *lb.Table) error {
 	facts.fullyRandom = slices.ContainsFunc(have[chainName{"nat", chainPostrouting}], func(r string) bool { return strings.Contains(r, "--random-fully") })
 	shall := chainRules(facts)
 	for _, at := range slices.SortedFunc(maps.Keys(shall), compareChains) {
-		if !slices.EqualFunc(shall[at], have[at], func(a, b string) bool { return withoutComments(a) == withoutComments(b) }) {
+		if !slices.EqualFunc(shall[at], have[at], func(a, b string) bool { return iptables.WithoutComments(a) == iptables.WithoutComments(b) }) {
 			if err := d.Tell(lb.Key{}, fmt.Sprintf("chain %s of table %s", at[1], at[0]), strings.Join(shall[at], "\n"), strings.Join(have[at], "\n")); err != nil {
 				return err
 			}

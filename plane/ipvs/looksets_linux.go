@@ -1,0 +1,69 @@
+package ipvs
+
+import (
+	"errors"
+	"net/netip"
+
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/lb"
+	"kube-proxy/plane/iptables"
+)
+
+// Knows is part of [iptables.Sets]: of sets that are not this mode's nobody knows what of a packet their members are.
+func (w *way) Knows(name string) bool {
+	_, known := setNamed(w.cfg.Family, name)
+	return known
+}
+
+// Has is part of [iptables.Sets].
+func (w *way) Has(name, by string, p iptables.Packet) (bool, error) {
+	s, _ := setNamed(w.cfg.Family, name)
+	m := memberAs(s, p)
+	if s.typ() == hashIP && by == "src" {
+		m.addr = p.From.Addr()
+	}
+	has, err := w.view.Sets.Has(w.ctx, name, m.wire(mark{}))
+	if errors.Is(err, sets.ErrNoSet) { // it went since its rule was listed
+		w.tell("there is no ipset %s", name)
+		return false, nil
+	}
+	return has, err
+}
+
+// MarkOf is part of [iptables.Sets]. It lists a set of marks: the kernel tells of no single one which mark it has.
+func (w *way) MarkOf(name, _ string, p iptables.Packet) (value, mask uint32, err error) {
+	s, _ := setNamed(w.cfg.Family, name)
+	m := memberAs(s, p)
+	_, err = w.view.Sets.Members(w.ctx, name, func(is sets.Member) {
+		if have, as := memberOf(s, is); have == m {
+			value, mask = as.value, as.mask
+			w.tell("ipset %s %s", name, is)
+		}
+	})
+	return value, mask, err
+}
+
+// memberAs is the member of a set that a packet is; of sets of three dimensions the last is the source.
+func memberAs(s set, p iptables.Packet) member {
+	m := member{set: s, port: p.To.Port()}
+	switch s.typ() {
+	case hashIP:
+		return member{set: s, addr: p.To.Addr()}
+	case bitmapPort:
+		return m
+	case hashIPPortIP, hashIPPortNet:
+		m.from = netip.PrefixFrom(p.From.Addr(), p.From.Addr().BitLen())
+	}
+	m.addr, m.proto = p.To.Addr(), p.Proto
+	return m
+}
+
+// setNamed finds a set by its name.
+func setNamed(f lb.Family, name string) (set, bool) {
+	for s := range setCount {
+		if s.name(f) == name {
+			return s, true
+		}
+	}
+	return 0, false
+}
