@@ -79,16 +79,19 @@ func (h *history) told() string {
 		h.steps, h.changes, h.restarts, h.resets, h.drifts, h.takeovers, h.probes, h.kept)
 }
 
-func (h *history) run() error {
+func (h *history) run() error { return h.inField(h.walk) }
+
+// inField does work in a lab, where the plane has a town.
+func (h *history) inField(work func() error) error {
 	lab, err := newField(netlab.Options{})
 	if err != nil {
 		return err
 	}
 	h.lab = lab
-	return errors.Join(h.walk(), lab.lab.Close())
+	return errors.Join(h.begun(work), lab.lab.Close())
 }
 
-func (h *history) walk() (err error) {
+func (h *history) begun(work func() error) (err error) {
 	if err := h.settle(h.lab); err != nil {
 		return err
 	}
@@ -100,6 +103,10 @@ func (h *history) walk() (err error) {
 	if err := h.onNode(h.restart); err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
+	return work()
+}
+
+func (h *history) walk() error {
 	for step := range h.steps {
 		h.recent = append(h.recent, fmt.Sprintf("step %d:", step))
 		for range 1 + h.rnd.IntN(3) {

@@ -52,27 +52,9 @@ type saboteur struct {
 	broken, mended, resets, felt, named, found int
 }
 
-func (s *saboteur) run() error {
-	lab, err := newField(netlab.Options{})
-	if err != nil {
-		return err
-	}
-	s.lab = lab
-	return errors.Join(s.work(), lab.lab.Close())
-}
+func (s *saboteur) run() error { return s.inField(s.work) }
 
-func (s *saboteur) work() (err error) {
-	if err := s.settle(s.lab); err != nil {
-		return err
-	}
-	s.table.Node = s.node()
-	for i := range townServices {
-		s.change(i)
-	}
-	defer func() { err = errors.Join(err, shut(s.plane)) }()
-	if err := s.onNode(s.restart); err != nil {
-		return fmt.Errorf("start: %w", err)
-	}
+func (s *saboteur) work() error {
 	look, ok := looker(s.plane)
 	if !ok {
 		return errors.New("the plane does not tell what the kernel holds (mode.Looker)")
