@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"kube-proxy/lb"
@@ -34,6 +35,8 @@ type nodeFacts struct {
 	family lb.Family
 	masq   uint32 // the bit of the mark that asks for masquerading
 	node   lb.Node
+	// excluded are the networks whose virtual servers are others' (--ipvs-exclude-cidrs), of whatever family.
+	excluded []netip.Prefix
 	// fullyRandom: this iptables knows --random-fully.
 	fullyRandom bool
 }
@@ -201,7 +204,18 @@ func (n *nodeFacts) filter(all map[chainName][]string) {
 	for _, s := range []set{setClusterIP, setExternalIP, setExternalIPLocal, setLoadBalancer, setLoadBalancerLocal} {
 		rules = append(rules, n.matches(s, "dst,dst")+"-j RETURN")
 	}
-	rules = append(rules, healthCheck+"-j RETURN",
+	rules = append(rules, healthCheck+"-j RETURN")
+	// The address may be that of another's virtual server too, which IPVS asks later than this chain (CF-27).
+	for _, p := range n.excluded {
+		switch {
+		case lb.FamilyOf(p.Addr()) != n.family:
+		case p.Bits() == 0:
+			rules = append(rules, "-j RETURN")
+		default:
+			rules = append(rules, "-d "+p.Masked().String()+" -j RETURN")
+		}
+	}
+	rules = append(rules,
 		fmt.Sprintf("! -p %s %s%s-j REJECT --reject-with %s", icmp, isNew, n.matches(setIPs, "dst"), refused))
 	all[chainName{"filter", chainFilter}] = rules
 

@@ -26,14 +26,15 @@ type chainKeeper struct {
 	facts nodeFacts
 }
 
-// newChains finds the programs, on a thread in the network namespace of the node. It changes nothing. Errors wrap plane.ErrUnsupported
+// newChains finds the programs, on a thread in the network namespace of the node, for facts without a node. It changes nothing. Errors wrap plane.ErrUnsupported
 // where there is no usable iptables.
-func newChains(f lb.Family, masq uint32, backend iptables.Backend, writes *ownwrites.Ledger) (*chainKeeper, error) {
-	k, err := iptables.NewKeeper(chainLayout(f, backend, writes))
+func newChains(facts nodeFacts, backend iptables.Backend, writes *ownwrites.Ledger) (*chainKeeper, error) {
+	k, err := iptables.NewKeeper(chainLayout(facts.family, backend, writes))
 	if err != nil {
 		return nil, err
 	}
-	return &chainKeeper{keep: k, facts: nodeFacts{family: f, masq: masq, fullyRandom: k.FullyRandom()}}, nil
+	facts.fullyRandom = k.FullyRandom()
+	return &chainKeeper{keep: k, facts: facts}, nil
 }
 
 // rows are the chains of a node.

@@ -31,7 +31,9 @@ var nodes = map[string]nodeFacts{
 		Pods: lb.Detector{Prefixes: prefixes("fd00:10:1::/48", "fd00:10:2::/48")}, ServiceCIDRs: prefixes("fd00:10:96::/108", "fd00:10:97::/108")}},
 	"bridge":           {family: lb.IPv4, masq: 1 << 5, node: lb.Node{NodePorts: prefixes("0.0.0.0/0"), Pods: lb.Detector{Interface: "cbr0"}}},
 	"interface-prefix": {family: lb.IPv6, masq: 1 << 31, node: lb.Node{Pods: lb.Detector{InterfacePrefix: "veth"}}},
-	"nothing":          {family: lb.IPv4, masq: 1 << 14, fullyRandom: true},
+	"excluded": {family: lb.IPv4, masq: 1 << 14, fullyRandom: true, excluded: prefixes("10.96.0.20/32", "2001:db8::/32", "192.0.2.77/24"),
+		node: lb.Node{NodePorts: prefixes("172.18.0.2/32")}},
+	"nothing": {family: lb.IPv4, masq: 1 << 14, fullyRandom: true},
 }
 
 // textOf is what iptables-restore reads of chains.
@@ -142,7 +144,7 @@ func keeper(t *testing.T, n nodeFacts, b iptables.Backend) *chainKeeper {
 
 func keeperHere(t *testing.T, n nodeFacts, b iptables.Backend) *chainKeeper {
 	t.Helper()
-	k, err := newChains(n.family, n.masq, b, nil)
+	k, err := newChains(nodeFacts{family: n.family, masq: n.masq, excluded: n.excluded}, b, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

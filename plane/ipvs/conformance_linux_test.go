@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -79,7 +80,7 @@ func (w *whole) Close() error {
 }
 
 // newWhole makes a plane in the network namespace of the calling thread, which is set up as the mode asks (DP-30).
-func newWhole(b iptables.Backend, f lb.Family, step int) (_ *whole, err error) {
+func newWhole(b iptables.Backend, f lb.Family, step int, exclude ...netip.Prefix) (_ *whole, err error) {
 	for _, s := range sysctls(mode.Settings{}) {
 		if s.Before != [2]int{} { // no kernel that tests run on needs it
 			continue
@@ -109,7 +110,7 @@ func newWhole(b iptables.Backend, f lb.Family, step int) (_ *whole, err error) {
 		return nil, err
 	}
 	w.closes = append(w.closes, device.close)
-	chains, err := newChains(f, 1<<14, b, nil)
+	chains, err := newChains(nodeFacts{family: f, masq: 1 << 14, excluded: exclude}, b, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +119,7 @@ func newWhole(b iptables.Backend, f lb.Family, step int) (_ *whole, err error) {
 	if w.chains = (&heldOnce{list: held}); b == iptables.Legacy {
 		held = w.chains.held
 	}
-	if w.Plane, err = New(Config{Family: f, Masquerade: 1 << 14, IPVS: ipvs, Sets: setConn, Device: device, Chains: chains,
+	if w.Plane, err = New(Config{Family: f, Masquerade: 1 << 14, ExcludeCIDRs: exclude, IPVS: ipvs, Sets: setConn, Device: device, Chains: chains,
 		View: func() (*View, error) { return openView(f, ipvswire.Open, held) }}); err != nil {
 		return nil, err
 	}

@@ -47,7 +47,7 @@ func newLookBench(t *testing.T, b iptables.Backend, f lb.Family) *lookBench {
 	k.sets, err = sets.Open()
 	k.must(err)
 	t.Cleanup(func() { k.sets.Close() })
-	chains, err := newChains(f, 1<<14, b, nil)
+	chains, err := newChains(nodeFacts{family: f, masq: 1 << 14}, b, nil)
 	k.must(err)
 	t.Cleanup(func() { chains.Close() })
 	k.p, err = New(Config{Family: f, Masquerade: 1 << 14, IPVS: conn, Sets: k.sets, Device: k.device, Chains: chains, View: func() (*View, error) {

@@ -64,7 +64,7 @@ func (d *differ) chains(ctx context.Context, want *lb.Table) error {
 		at := chainName{r.Table, r.Chain}
 		have[at] = append(have[at], r.Rule)
 	}
-	facts := nodeFacts{family: d.cfg.Family, masq: d.cfg.Masquerade, node: want.Node}
+	facts := nodeFacts{family: d.cfg.Family, masq: d.cfg.Masquerade, node: want.Node, excluded: d.cfg.ExcludeCIDRs}
 	facts.fullyRandom = slices.ContainsFunc(have[chainName{"nat", chainPostrouting}], func(r string) bool { return strings.Contains(r, "--random-fully") })
 	shall := chainRules(facts)
 	for _, at := range slices.SortedFunc(maps.Keys(shall), compareChains) {

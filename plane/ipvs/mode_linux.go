@@ -73,7 +73,7 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 		return nil, told(err)
 	}
 	p.opened = append(p.opened, closer(device.close))
-	if p.chains, err = newChains(s.Family, mark, iptables.Auto, s.Writes); err != nil {
+	if p.chains, err = newChains(nodeFacts{family: s.Family, masq: mark, excluded: s.IPVS.ExcludeCIDRs}, iptables.Auto, s.Writes); err != nil {
 		return nil, err
 	}
 	p.opened = append(p.opened, p.chains)

@@ -56,7 +56,7 @@ func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 		fmt.Fprintf(&b, "address add %s/%d dev %s %s\n", a, a.BitLen(), Device, scope)
 	}
 	fmt.Fprintf(&b, "# %s-restore --noflush\n", program)
-	saveChains(&b, nodeFacts{family: s.Family, masq: mark, node: want.Node, fullyRandom: true})
+	saveChains(&b, nodeFacts{family: s.Family, masq: mark, node: want.Node, excluded: s.IPVS.ExcludeCIDRs, fullyRandom: true})
 	return b.Bytes(), nil
 }
 

@@ -24,7 +24,7 @@ func realLab(t *testing.T, f lb.Family) (*lab, func() *Plane) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		chains, err := newChains(f, 1<<14, iptables.Auto, nil)
+		chains, err := newChains(nodeFacts{family: f, masq: 1 << 14}, iptables.Auto, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -212,9 +212,10 @@ func (p *Plane) excluded(id ipvswire.ServiceID) bool {
 	return id.Mark == 0 && within(p.cfg.ExcludeCIDRs, id.Addr.Addr())
 }
 
-// withheld reports whether a member would say that virtual servers are ours that may be another's, until we have made them.
+// withheld reports whether a member would say that virtual servers are ours that may be another's, or would have packets to them dropped, until
+// we have made them.
 func (w *writer) withheld(m member) bool {
-	if len(w.cfg.ExcludeCIDRs) == 0 || !m.set.names() && !m.set.marks() || m.set == setHealthCheck {
+	if len(w.cfg.ExcludeCIDRs) == 0 || !m.set.names() && !m.set.marks() && m.set != setFirewall || m.set == setHealthCheck {
 		return false
 	}
 	for k := range lb.Expand(m.key(), w.l.nodePorts) {
