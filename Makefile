@@ -40,7 +40,9 @@ test-image: deps $(STORE)/6.12 ## what is in the image, that two builds are equa
 	@go run $(VCS) ./image -o bin/test-image/kube-proxy-image.tar
 	go test -count=1 ./image -image $(CURDIR)/bin/test-image/kube-proxy-image.tar
 	go test -c -o bin/test-image/image.test ./image
-	cd image && ../test/vm/vmrun --kernel 6.12 -- ../bin/test-image/image.test -test.v -test.run TestKernelLoads -image ../bin/test-image/kube-proxy-image.tar
+	go build $(VCS) -o bin/test-image/demo ./internal/demo
+	cd image && ../test/vm/vmrun --kernel 6.12 -- bash -ec 'for tests; do ../bin/test-image/image.test -test.v -test.run "$$tests" \
+	  -image ../bin/test-image/kube-proxy-image.tar -demo ../bin/test-image/demo; done' bash TestKernelLoads 'TestServes/^ipvs$$'
 
 site: ## write the pages of docs as HTML to bin/site, to be read in order (SOURCE=... is where the repository can be read)
 	@go run $(VCS) ./docs/site -o bin/site $(if $(SOURCE),-source $(SOURCE))
