@@ -1,12 +1,15 @@
 package ipvs
 
 import (
+	"errors"
 	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 
+	sets "kube-proxy/internal/ipset"
+	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -36,7 +39,7 @@ func sortedLines(text string, prefixes ...string) (lines []string) {
 }
 
 // What render prints of the last state of each scenario ipset takes, and then prints itself, and iptables takes the rules. What is for ipvsadm
-// TestGoldensRestore and cmd/kube-proxy.TestIPVSRender give it, in VMs.
+// TestIPVSGoldensRestore gives it, in VMs.
 func TestRenderScenarios(t *testing.T) {
 	inNamespace(t)
 	for _, p := range []string{"ipset", "ip", "iptables-nft-restore", "ip6tables-nft-restore"} {
@@ -51,39 +54,7 @@ func TestRenderScenarios(t *testing.T) {
 	}
 	taken := map[string]bool{} // rules that iptables has taken already: they differ by the node alone
 	for i, sc := range all {
-		f := lb.IPv4
-		if i%2 != 0 { // both in all, and each scenario once
-			f = lb.IPv6
-		}
-		var last *lb.Table
-		for r := sc.Replay(f); ; {
-			step, ok, err := r.Next()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !ok {
-				break
-			}
-			last = step.Table
-		}
-		node := last.Node
-		for _, a := range nodeAddresses(f) { // addresses that render knows
-			if within(node.NodePorts, a) {
-				last.Node.NodePorts = append(slices.Clip(node.NodePorts), netip.PrefixFrom(a, a.BitLen()))
-			}
-		}
-		text, err := render(mode.Settings{Family: f, MasqueradeBit: 14}, last)
-		if err != nil {
-			t.Fatalf("%s: %v", sc.Name, err)
-		}
-		parts := strings.Split("\n"+string(text), "\n# ")[1:]
-		for i, p := range parts {
-			_, parts[i], _ = strings.Cut(p, "\n")
-			parts[i] = strings.TrimSuffix(parts[i], "\n") + "\n"
-		}
-		if len(parts) != 4 {
-			t.Fatalf("%s, %s: %d parts", sc.Name, f, len(parts))
-		}
+		f, parts := rendered(t, i, sc)
 		members, rules := parts[1], parts[3]
 		input(t, members, "ipset", "restore")
 		if got, want := sortedLines(output(t, "ipset", "save"), "add "), sortedLines(members, "add "); !slices.Equal(got, want) {
@@ -102,4 +73,140 @@ func TestRenderScenarios(t *testing.T) {
 	if len(all) < 50 || len(taken) < 4 {
 		t.Errorf("%d scenarios, and %d sets of rules", len(all), len(taken))
 	}
+}
+
+// rendered is what render prints of the last state of a scenario, without the lines that name programs: for ipvsadm, ipset, ip and iptables. The family
+// changes from one scenario to the next.
+func rendered(t *testing.T, i int, sc *scenario.Scenario) (f lb.Family, parts []string) {
+	t.Helper()
+	f = lb.IPv4
+	if i%2 != 0 { // both in all, and each scenario once
+		f = lb.IPv6
+	}
+	var last *lb.Table
+	for r := sc.Replay(f); ; {
+		step, ok, err := r.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			break
+		}
+		last = step.Table
+	}
+	node := last.Node
+	for _, a := range nodeAddresses(f) { // addresses that render knows
+		if within(node.NodePorts, a) {
+			last.Node.NodePorts = append(slices.Clip(node.NodePorts), netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	text, err := render(mode.Settings{Family: f, MasqueradeBit: 14}, last)
+	if err != nil {
+		t.Fatalf("%s: %v", sc.Name, err)
+	}
+	parts = strings.Split("\n"+string(text), "\n# ")[1:]
+	for i, p := range parts {
+		_, parts[i], _ = strings.Cut(p, "\n")
+		parts[i] = strings.TrimSuffix(parts[i], "\n") + "\n"
+	}
+	if len(parts) != 4 {
+		t.Fatalf("%s, %s: %d parts", sc.Name, f, len(parts))
+	}
+	return f, parts
+}
+
+// What render prints of the last state of each scenario, ipvsadm, ipset and iptables take in an empty network namespace, and then the kernel lists exactly that:
+// virtual and real servers, members with their marks, and rules.
+func TestIPVSGoldensRestore(t *testing.T) {
+	inVM(t)
+	all, err := scenario.LoadDir("../../testdata/scenarios")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) < 50 {
+		t.Errorf("%d scenarios", len(all))
+	}
+	taken, servers := map[string]bool{}, 0 // rules that iptables has taken already: they differ by the node alone
+	for i, sc := range all {
+		t.Run(sc.Name, func(t *testing.T) {
+			inNamespace(t)
+			output(t, "ip", "link", "set", "lo", "up") // IPVS takes real servers where there are routes
+			f, parts := rendered(t, i, sc)
+			if parts[0] != "\n" {
+				input(t, parts[0], "ipvsadm", "--restore")
+			}
+			input(t, parts[1], "ipset", "restore")
+			same := func(what, got string, want string, prefixes ...string) {
+				t.Helper()
+				if got, want := sortedLines(got, prefixes...), sortedLines(want, prefixes...); !slices.Equal(got, want) {
+					t.Errorf("%s: the kernel has of %s\n%s\nwant\n%s", f, what, strings.Join(got, "\n"), strings.Join(want, "\n"))
+				}
+			}
+			listed, n := listServers(t)
+			servers += n
+			same("servers", listed, parts[0], "-")
+			same("sets", listSets(t, f), parts[1], "create ", "add ")
+			if !taken[parts[3]] {
+				taken[parts[3]] = true
+				program := programOf(f, "nft")
+				input(t, parts[3], program+"-restore", "--noflush")
+				same("rules", output(t, program+"-save"), parts[3], "-A ")
+			}
+		})
+	}
+	if servers < 100 || len(taken) < 4 {
+		t.Errorf("%d virtual servers, %d sets of rules", servers, len(taken))
+	}
+}
+
+// listServers is what the kernel has of virtual and real servers, as render prints them.
+func listServers(t *testing.T) (string, int) {
+	t.Helper()
+	conn, err := ipvswire.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var b strings.Builder
+	var ids []ipvswire.ServiceID
+	err = conn.Services(t.Context(), func(s ipvswire.ServiceState) error {
+		b.WriteString(ipvswire.SaveService(s.Service))
+		ids = append(ids, s.ServiceID)
+		return nil
+	})
+	for _, id := range ids {
+		err = errors.Join(err, conn.Destinations(t.Context(), id, func(d ipvswire.DestinationState) error {
+			b.WriteString(ipvswire.SaveDestination(id, d.Destination))
+			return nil
+		}))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String(), len(ids)
+}
+
+// listSets is what the kernel has of sets and their members, as render prints them.
+func listSets(t *testing.T, f lb.Family) string {
+	t.Helper()
+	conn, err := sets.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var b strings.Builder
+	for s := range setCount {
+		want, members := s.made(f), []sets.Member(nil)
+		is, err := conn.Members(t.Context(), want.Name, func(m sets.Member) { members = append(members, m) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if other := is.Differs(want); other != "" {
+			t.Errorf("set %s has %s", want.Name, other)
+		}
+		if err := sets.Save(&b, want, members); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b.String()
 }
