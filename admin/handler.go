@@ -266,7 +266,8 @@ func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 		case <-ctx.Done():
 			return changes(after), nil
 		case <-news:
-			if out = changes(out.Newest); len(out.Changes) > 0 {
+			after = max(after, out.Newest) // what did not concern the Service need not be read again
+			if out = changes(after); len(out.Changes) > 0 {
 				return out, nil
 			}
 		}
