@@ -140,7 +140,7 @@ func (h *Handler) answer(name string, params []string, computed bool, f func(con
 	})
 }
 
-// stream adds a question whose answer is a list of any length, {"name": [...]}.
+// stream adds a question whose answer is a list of any length, {"node": "n1", "name": [...]}.
 func (h *Handler) stream(name string, params []string, list string, f func(context.Context, url.Values, func(any) error) error) {
 	h.mux.HandleFunc("/v1/"+name, func(w http.ResponseWriter, r *http.Request) {
 		q, ok := query(w, r, params)
@@ -170,7 +170,8 @@ func (h *Handler) stream(name string, params []string, list string, f func(conte
 			return nil
 		}
 		encoder := json.NewEncoder(&body)
-		fmt.Fprintf(&body, "{%q:[", list)
+		node, _ := json.Marshal(h.about.Node()) // a string can always be written
+		fmt.Fprintf(&body, "{\"node\":%s,%q:[", node, list)
 		n := 0
 		err := f(r.Context(), q, func(v any) error {
 			if n++; n > 1 {

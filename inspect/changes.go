@@ -14,7 +14,7 @@ import (
 func (i *Inspector) Changes(after uint64) Changes {
 	entries, newest := i.cfg.Changes.After(after)
 	_, gone := i.cfg.Changes.Counts()
-	out := Changes{Changes: make([]Change, 0, len(entries)), Newest: newest, Gone: gone}
+	out := Changes{Node: i.Node(), Changes: make([]Change, 0, len(entries)), Newest: newest, Gone: gone}
 	for _, e := range entries {
 		if !e.Elsewhere {
 			out.Changes = append(out.Changes, change(e))

@@ -25,7 +25,7 @@ func (i *Inspector) Diff(ctx context.Context) (*Diff, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	out := &Diff{Differences: []Difference{}}
+	out := &Diff{Node: i.Node(), Differences: []Difference{}}
 	for _, f := range i.cfg.Families {
 		if f.Looker == nil {
 			out.Notes = append(out.Notes, fmt.Sprintf("%s: what the kernel holds is not known: mode %s cannot read it", f.Family, i.cfg.Mode.Name))

@@ -77,5 +77,8 @@ func New(cfg Config) *Inspector {
 	return i
 }
 
+// Node is the name of the node for which it answers.
+func (i *Inspector) Node() string { return i.cfg.Store.Facts().NodeName }
+
 // Offline reports whether nothing runs that is asked about.
 func (i *Inspector) Offline() bool { return i.cfg.Offline }

@@ -22,7 +22,7 @@ func (i *Inspector) Service(said string) (*Detail, error) {
 		return nil, i.unknown(name.String(), name.Name)
 	}
 	failing := i.failing()
-	d := &Detail{Service: i.service(v, failing), SourceRanges: v.Service.SourceRanges, HealthCheck: v.Service.HealthCheckNodePort, Families: []DetailFamily{}}
+	d := &Detail{Service: i.service(v, failing), Node: i.Node(), SourceRanges: v.Service.SourceRanges, HealthCheck: v.Service.HealthCheckNodePort, Families: []DetailFamily{}}
 	if v.Service.Created != 0 {
 		d.Created = when(time.Unix(v.Service.Created, 0).UTC())
 	}

@@ -13,6 +13,8 @@ import (
 
 // Top is how many connections were opened to each Service, and to each of its rows, the busiest first.
 type Top struct {
+	// Node is the one for which this is the answer.
+	Node  string    `json:"node"`
 	Since time.Time `json:"since"`
 	At    time.Time `json:"at"`
 	// Span is the seconds in which New was counted.
@@ -50,7 +52,12 @@ func (i *Inspector) Top(ctx context.Context, each func(*Top) bool) error {
 		return problem(Unavailable, "%v", err)
 	}
 	for r := range rates {
-		if r.Span > 0 && !each(top(r)) {
+		if r.Span == 0 {
+			continue
+		}
+		t := top(r)
+		t.Node = i.Node()
+		if !each(t) {
 			return nil
 		}
 	}

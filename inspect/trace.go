@@ -30,6 +30,8 @@ type TraceQuery struct {
 // TraceAnswer is what a packet meets by the table, and by the kernel.
 type TraceAnswer struct {
 	trace.Answer
+	// Node is the one for which this is the answer.
+	Node string `json:"node"`
 	// Packet is the one that was asked about.
 	Packet PacketText `json:"packet"`
 	// Conntrack are the connections of these two that the kernel remembers; they go on as they were begun, whatever the rest says. Those that
@@ -85,7 +87,7 @@ func (i *Inspector) Trace(ctx context.Context, q TraceQuery) (*TraceAnswer, erro
 	if err != nil {
 		return nil, err
 	}
-	a := &TraceAnswer{Asked: p, Packet: PacketText{From: from(p), Pod: q.Pod, In: p.In, Node: p.Host, To: to(p), Proto: protoName(p.Proto)}}
+	a := &TraceAnswer{Asked: p, Node: i.Node(), Packet: PacketText{From: from(p), Pod: q.Pod, In: p.In, Node: p.Host, To: to(p), Proto: protoName(p.Proto)}}
 	a.Answer = i.ask(f, p)
 	i.lookup(ctx, f, p, a)
 	i.connections(ctx, p, a)

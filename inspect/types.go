@@ -129,6 +129,8 @@ type Endpoint struct {
 // Detail is all that decides about one Service, and what came of it.
 type Detail struct {
 	Service
+	// Node is the one for which this is the answer.
+	Node         string         `json:"node"`
 	Created      *time.Time     `json:"created,omitempty"`
 	SourceRanges []netip.Prefix `json:"sourceRanges,omitempty"`
 	HealthCheck  uint16         `json:"healthCheckNodePort,omitempty"`
@@ -196,6 +198,8 @@ type Change struct {
 
 // Changes are the last changes, the oldest first.
 type Changes struct {
+	// Node is the one for which this is the answer.
+	Node string `json:"node"`
 	// Service is the one that was asked for, "ns/name"; "" for all.
 	Service string   `json:"service,omitempty"`
 	Changes []Change `json:"changes"`
@@ -218,6 +222,8 @@ type Difference struct {
 
 // Diff is how the kernel differs from the table.
 type Diff struct {
+	// Node is the one for which this is the answer.
+	Node        string       `json:"node"`
 	Differences []Difference `json:"differences"`
 	// More is how many there are beyond those.
 	More int `json:"more,omitempty"`

@@ -223,23 +223,25 @@ func show[T any](q *questions, raw json.RawMessage, text func(*T)) (*T, error) {
 	if done, err := q.program(raw); done {
 		return answer, err
 	}
-	if q.repeats {
-		q.again()
-	}
 	text(answer)
 	return answer, nil
 }
 
-// again begins an answer for people that has come before: after the last one, or on a terminal in its place. The time is as events tell it.
-func (q *questions) again() {
-	switch {
-	case isTerminal(q.out):
-		io.WriteString(q.out, "\x1b[H\x1b[2J")
-	case q.shown > 0:
-		io.WriteString(q.out, "\n")
+// head is the first line of an answer for people, by which those of a thousand nodes can be told apart. An answer that repeats comes after
+// the last one, or on a terminal in its place; the time is as events tell it.
+func (q *questions) head(node string) {
+	s := "node " + lb.Printable(node)
+	if q.repeats {
+		s += " at " + time.Now().UTC().Format(time.DateTime) + " UTC"
+		switch {
+		case isTerminal(q.out):
+			s = "\x1b[H\x1b[2J" + s
+		case q.shown > 0:
+			s = "\n" + s
+		}
+		q.shown++
 	}
-	q.shown++
-	fmt.Fprintf(q.out, "at %s UTC\n", time.Now().UTC().Format(time.DateTime))
+	io.WriteString(q.out, s+"\n")
 }
 
 // program prints an answer for programs, with all that the proxy has said of it; it reports whether that was asked for.

@@ -24,7 +24,10 @@ func diffAsking() asking {
 		about: "Compares the kernel with the desired table, and names what differs: what somebody else has changed, and what the kernel has not taken. It looks again before it tells, " +
 			"as what is being written differs for a moment.",
 		ask: func(ctx context.Context, q *questions, _ []string) error {
-			d, err := get(ctx, q, "diff", nil, func(d *inspect.Diff) { diffText(q.out, d) })
+			d, err := get(ctx, q, "diff", nil, func(d *inspect.Diff) {
+				q.head(d.Node)
+				diffText(q.out, d)
+			})
 			switch {
 			case err != nil:
 				return err
@@ -124,6 +127,9 @@ func (q *questions) events(ctx context.Context, args []string, last *inspect.Cha
 	if done, err := q.program(raw); done {
 		return &all, err
 	}
+	if last == nil {
+		q.head(all.Node)
+	}
 	if last == nil && all.Gone > 0 {
 		fmt.Fprintf(q.out, "%d older ones are not remembered any more\n", all.Gone)
 	}
@@ -182,7 +188,10 @@ func (q *questions) top(ctx context.Context, again bool) error {
 	var failed error
 	q.repeats = again
 	err := q.client.Each(ctx, "top", nil, func(raw json.RawMessage) bool {
-		_, failed = show(q, raw, q.topText)
+		_, failed = show(q, raw, func(t *inspect.Top) {
+			q.head(t.Node)
+			q.topText(t)
+		})
 		return failed == nil && again
 	})
 	return errors.Join(err, failed)

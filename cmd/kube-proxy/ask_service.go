@@ -20,7 +20,10 @@ func backendsAsking() asking {
 		about: "Prints the endpoints of a Service by port: where each runs, its conditions, in which sets it is, and why not.",
 		more:  "\n  kube-proxy backends shop/web\n  kube-proxy backends web:http -o wide\n",
 		ask: func(ctx context.Context, q *questions, args []string) error {
-			_, err := get(ctx, q, "service", url.Values{"name": {args[0]}}, func(d *inspect.Detail) { backendsText(q.out, d, q.format == "wide") })
+			_, err := get(ctx, q, "service", url.Values{"name": {args[0]}}, func(d *inspect.Detail) {
+				q.head(d.Node)
+				backendsText(q.out, d, q.format == "wide")
+			})
 			return err
 		},
 	}
@@ -34,7 +37,10 @@ func whyAsking() asking {
 		about: "Says why a Service is as it is on this node: why it has no backends, why this node is skipped, which endpoints are left out and why, what is refused, who has its address.",
 		more:  "\n  kube-proxy why shop/web\n",
 		ask: func(ctx context.Context, q *questions, args []string) error {
-			d, err := get(ctx, q, "service", url.Values{"name": {args[0]}}, func(d *inspect.Detail) { whyText(q.out, d, q.format == "wide") })
+			d, err := get(ctx, q, "service", url.Values{"name": {args[0]}}, func(d *inspect.Detail) {
+				q.head(d.Node)
+				whyText(q.out, d, q.format == "wide")
+			})
 			if err == nil && d.State != inspect.OK && d.State != inspect.NotProxied {
 				return exitCode(exitFound)
 			}

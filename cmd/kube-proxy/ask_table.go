@@ -29,7 +29,11 @@ func tableAsking() asking {
 			if len(args) > 0 {
 				params.Set("filter", args[0])
 			}
-			_, err := get(ctx, q, "table", params, func(a *struct{ Rows []inspect.Row }) {
+			_, err := get(ctx, q, "table", params, func(a *struct {
+				Node string
+				Rows []inspect.Row
+			}) {
+				q.head(a.Node)
 				if len(a.Rows) == 0 {
 					fmt.Fprintln(q.errOut, "kube-proxy: no row matches")
 				}

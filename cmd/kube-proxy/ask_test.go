@@ -273,7 +273,7 @@ func TestAskWatch(t *testing.T) {
 	events.await(regexp.MustCompile("shop/good"))
 	write(t, filepath.Join(dir, "m/late.yaml"), service("late", "10.96.0.7", 80, "10.0.0.7"))
 	events.await(regexp.MustCompile(`"object": "shop/late"`))
-	table.await(regexp.MustCompile(`(?m)^at .* UTC\nKEY .*\n10\.96\.0\.7:80/tcp +IPv4 +shop/late`))
+	table.await(regexp.MustCompile(`(?m)^node n1 at .* UTC\nKEY .*\n10\.96\.0\.7:80/tcp +IPv4 +shop/late`))
 	// A Service that is gone is known as long as its changes are, under its bare name too; who watches it goes on.
 	do(t, os.Remove(filepath.Join(dir, "m/good.yaml")))
 	one.await(regexp.MustCompile("shop/good +.*deleted"))
@@ -304,12 +304,12 @@ func TestAskWatchTellsAnswersApart(t *testing.T) {
 		switch asked++; {
 		case r.URL.Path == "/v1/top":
 			for range 3 {
-				io.WriteString(w, `{"services":[{"service":"a/b","perSecond":1}]}`+"\n")
+				io.WriteString(w, `{"node":"n1","services":[{"service":"a/b","perSecond":1}]}`+"\n")
 			}
 		case asked > 3:
 			w.WriteHeader(http.StatusServiceUnavailable)
 		case r.URL.Path == "/v1/events":
-			fmt.Fprintf(w, `{"newest":%d,"changes":[{"seq":%[1]d,"object":"a/b","what":"Service created","done":"2026-01-01T00:00:00Z"}]}`, asked)
+			fmt.Fprintf(w, `{"node":"n1","newest":%d,"changes":[{"seq":%[1]d,"object":"a/b","what":"Service created","done":"2026-01-01T00:00:00Z"}]}`, asked)
 		}
 	}))
 	watch := func(args ...string) string {
@@ -337,11 +337,11 @@ func TestAskWatchTellsAnswersApart(t *testing.T) {
 			t.Errorf("%s: %d documents, want 3:\n%s", command, documents, out)
 		}
 	}
-	stamp := regexp.MustCompile(`(?m)^at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\n`)
-	if out := watch("top"); len(stamp.FindAllString(out, -1)) != 3 || strings.Count(out, "\n\nat ") != 2 || !strings.HasPrefix(out, "at ") {
+	stamp := regexp.MustCompile(`(?m)^node n1 at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\n`)
+	if out := watch("top"); len(stamp.FindAllString(out, -1)) != 3 || strings.Count(out, "\n\nnode ") != 2 || !strings.HasPrefix(out, "node ") {
 		t.Errorf("top:\n%s", out)
 	}
-	if out := watch("events"); stamp.MatchString(out) || strings.Count(out, "a/b") != 3 {
+	if out := watch("events"); stamp.MatchString(out) || strings.Count(out, "a/b") != 3 || strings.Count(out, "node n1\n") != 1 {
 		t.Errorf("events:\n%s", out)
 	}
 }

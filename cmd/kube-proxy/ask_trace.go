@@ -49,7 +49,10 @@ func traceAsking() asking {
 			if err != nil {
 				return err
 			}
-			a, err := get(ctx, q, "trace", params, func(a *inspect.TraceAnswer) { io.WriteString(q.out, traceText(a, q.format == "wide")) })
+			a, err := get(ctx, q, "trace", params, func(a *inspect.TraceAnswer) {
+				q.head(a.Node)
+				io.WriteString(q.out, traceText(a, q.format == "wide"))
+			})
 			if err == nil && len(a.Findings) > 0 {
 				return exitCode(exitFound)
 			}
