@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"kube-proxy/internal/netlab"
 )
 
 // demo is what is there once kube-proxy serves.
@@ -64,12 +66,15 @@ func (d *demo) first(ctx context.Context) (wrong int, err error) {
 // invite says what to try.
 func (d *demo) invite() {
 	in := func(host string) string { return "ip netns exec kp-" + d.options.lab + "-" + host + " " }
+	customer, _ := netlab.HostByName(netlab.Client)
 	d.out.printf("\n%s\n\n", d.layout.paint(bold, "kube-proxy goes on serving. In another terminal, try:"))
 	for _, try := range []struct{ what, command string }{
 		{"take a pod out of the shop, and put it back",
 			"sed -i /pod4/d " + d.dir + "/web.yaml\ncp " + filepath.Join(d.options.shop, "web.yaml") + " " + d.dir + "/"},
 		{"ask as a customer outside, again and again",
 			in("client") + "curl http://192.0.2.30:8000/"},
+		{"ask kube-proxy what becomes of a packet of that customer, and why",
+			d.options.proxy + " trace " + customer.V4.String() + " 192.0.2.30:8000 --admin-socket=" + socket(d.dir)},
 		{"see what is in the kernel", in("node1") + d.options.mode.Show},
 		{"break it, and see kube-proxy repair it", in("node1") + d.options.mode.Flush},
 	} {

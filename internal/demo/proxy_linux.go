@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -27,6 +28,7 @@ func startProxy(l *netlab.Lab, path, dir, mode string) (*proxy, error) {
 	p.cmd = l.Command(netlab.Node1, path,
 		"--manifests", dir, "--proxy-mode", mode, "--hostname-override", netlab.Node1,
 		"--cluster-cidr", netlab.Cluster4.String()+","+netlab.Cluster6.String(), "-v", "2",
+		"--admin-socket", socket(dir), // at the usual place the machine's own would be
 		"--conntrack-max-per-core=0") // what the machine has suffices here, and a namespace could not change it
 	// A process group of its own: Ctrl-C in the terminal is for us, and we stop it after the last packet.
 	p.cmd.SysProcAttr.Setpgid = true
@@ -40,6 +42,9 @@ func startProxy(l *netlab.Lab, path, dir, mode string) (*proxy, error) {
 	}()
 	return p, nil
 }
+
+// socket is where the proxy that follows a copy of the shop is asked: beside the manifests, with which it goes.
+func socket(dir string) string { return filepath.Join(dir, "admin.sock") }
 
 func (p *proxy) pid() int { return p.cmd.Process.Pid }
 

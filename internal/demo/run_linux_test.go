@@ -155,6 +155,12 @@ func testWatch(t *testing.T, binary string) {
 	s := start(ctx, t, binary, example, false)
 	dir := s.wait(t, `follows the files in (\S+);`)
 
+	// It is asked at a socket of its own, as the demo says: that of the machine is for the machine's own kube-proxy.
+	command := strings.Fields(s.wait(t, `(?m)^  (\S+ trace .* --admin-socket=\S+)$`))
+	if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "node node1\n") || !strings.Contains(string(out), "as the table says") {
+		t.Errorf("%q: %v:\n%s", command, err, out)
+	}
+
 	rewrite(t, dir, "web.yaml", func(text string) string { return regexp.MustCompile(`(?m)^.*pod4\n`).ReplaceAllString(text, "") })
 	s.wait(t, `(?s)≠ ClusterIP +10\.96\.0\.10:80/tcp +pod3 +pod1 \d+%  pod2 \d+% +pod3 10.*8 rows changed`)
 
