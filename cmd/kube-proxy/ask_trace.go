@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/netip"
 	"net/url"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -118,19 +117,14 @@ func traceText(a *inspect.TraceAnswer, wide bool) string {
 
 // endedText tells of connections that have ended: others than those above it, at least so many.
 func endedText(n int, others, atLeast bool) string {
-	s := strconv.Itoa(n)
+	s := count(n, "that has ended", "that have ended")
 	if atLeast {
 		s = "at least " + s
 	}
 	if others {
-		s = "and " + s
-	} else {
-		s = "none is open; " + s
+		return "and " + s
 	}
-	if n == 1 {
-		return s + " that has ended"
-	}
-	return s + " that have ended"
+	return "none is open; " + s
 }
 
 func connectionText(c inspect.Connection) string {
