@@ -16,6 +16,7 @@ import (
 	"kube-proxy/changes"
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
+	"kube-proxy/inspect"
 	"kube-proxy/lb"
 )
 
@@ -476,4 +477,24 @@ func FuzzQuery(f *testing.F) {
 			}
 		}
 	})
+}
+
+// An answer has the connections that are open, and how many have ended.
+func TestAnswerTellsOfConnections(t *testing.T) {
+	for _, c := range []struct {
+		of   inspect.TraceAnswer
+		want string // "" for nothing of ended ones
+	}{
+		{inspect.TraceAnswer{ConntrackEnded: 300}, ">300 connections that have ended are remembered still.<"},
+		{inspect.TraceAnswer{ConntrackEnded: 1, ConntrackMore: true}, ">At least 1 connection that has ended is remembered still.<"},
+		{inspect.TraceAnswer{Conntrack: []inspect.Connection{{State: "ESTABLISHED"}}}, ""},
+	} {
+		var b strings.Builder
+		if err := templates().ExecuteTemplate(&b, "answer", &c.of); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.String(); !strings.Contains(got, c.want) || c.want == "" && strings.Contains(got, "remembered") || strings.Count(got, "ESTABLISHED") != len(c.of.Conntrack) {
+			t.Errorf("want %q:\n%s", c.want, got)
+		}
+	}
 }
