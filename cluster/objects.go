@@ -118,7 +118,7 @@ type SlicePort struct {
 type Endpoint struct {
 	Addr netip.Addr
 	// Where it runs; the zero Handle if the API object does not say. Handles make a million endpoints share
-	// the few places there are: as many as nodes.
+	// the few places there are: as many as nodes, unless who writes slices means harm; never more than endpoints.
 	Where                       unique.Handle[Place]
 	Ready, Serving, Terminating bool
 	// Hints are the topology hints; nil if the endpoint has none.
@@ -179,8 +179,8 @@ func (s *Slice) Equal(o *Slice) bool {
 		slices.Equal(s.Ports, o.Ports) && slices.EqualFunc(s.Endpoints, o.Endpoints, Endpoint.equal)
 }
 
-// samePlaces reports whether the endpoints of two equal slices run in the same places.
-func (s *Slice) samePlaces(o *Slice) bool {
+// SamePlaces reports whether the endpoints of two equal slices run in the same places.
+func (s *Slice) SamePlaces(o *Slice) bool {
 	for i := range s.Endpoints {
 		if s.Endpoints[i].Where != o.Endpoints[i].Where {
 			return false

@@ -347,7 +347,7 @@ func (ev SliceSet) foldInto(s *Store, d *Dirty) {
 
 // settle takes over the zones of a slice that says nothing else that is new. Nobody's packets depend on them, so nothing is dirty.
 func (s *Store) settle(was, now *Slice) {
-	if was.samePlaces(now) {
+	if was.SamePlaces(now) {
 		return
 	}
 	kept := *now

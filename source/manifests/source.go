@@ -270,7 +270,7 @@ func equal(a, b any) bool {
 		return ok && v.Equal(o)
 	case *cluster.Slice:
 		o, ok := b.(*cluster.Slice)
-		return ok && v.Equal(o)
+		return ok && v.Equal(o) && v.SamePlaces(o)
 	case *cluster.Node:
 		o, ok := b.(*cluster.Node)
 		return ok && v.Equal(o)

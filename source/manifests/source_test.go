@@ -407,3 +407,26 @@ func TestLoad(t *testing.T) {
 		t.Errorf("told %v", problems)
 	}
 }
+
+// The zone of an endpoint is for people, and no difference between two slices (cluster.TestZoneMakesNothingDirty): it is followed all the same.
+func TestZoneIsFollowed(t *testing.T) {
+	r := newRig(t)
+	in := func(zone string) string {
+		return svc("web", 80) + "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {namespace: shop, name: web-1, labels: {kubernetes.io/service-name: web}}\n" +
+			"addressType: IPv4\nports: [{port: 80}]\nendpoints:\n- {addresses: [10.1.0.1], nodeName: n1, zone: " + zone + "}\n"
+	}
+	zones := func() (zones []string) {
+		for _, s := range r.store.View(cluster.Name{Namespace: "shop", Name: "web"}).Slices {
+			for _, e := range s.Endpoints {
+				zones = append(zones, e.Place().Zone)
+			}
+		}
+		return zones
+	}
+	r.write("a.yaml", in("x"))
+	r.start()
+	for _, zone := range []string{"x", "y"} {
+		r.write("a.yaml", in(zone))
+		r.until(func() bool { return slices.Equal(zones(), []string{zone}) }, func() string { return fmt.Sprintf("zones %q, want %q", zones(), zone) })
+	}
+}
