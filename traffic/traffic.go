@@ -131,6 +131,7 @@ func (a *Account) update(ctx context.Context, now time.Time) error {
 		a.before, a.begun = map[mode.CounterID]told{}, false
 		fallthrough
 	default:
+		a.round-- // what was not told by a reading that failed is not older for that
 		err = fmt.Errorf("count connections by Service: %w", err)
 	}
 	if err != nil && !a.begun {

@@ -176,6 +176,17 @@ func TestReadingFails(t *testing.T) {
 	r.err, r.counts[lost] = nil, kept
 	r.add(b, 1)
 	r.want("well again", map[string]uint64{"shop/a": 2, "shop/b": 2, rest: 0})
+	// However many fail: what the first that succeeds leaves out does not count anew in the next.
+	kept = r.counts[lost]
+	delete(r.counts, lost)
+	r.err = errors.New("interrupted")
+	for range 3 {
+		r.want("none again", map[string]uint64{"shop/a": 2, "shop/b": 2, rest: 0})
+	}
+	r.err = nil
+	r.want("all but one", map[string]uint64{"shop/a": 2, "shop/b": 2, rest: 0})
+	r.counts[lost] = kept
+	r.want("and that", map[string]uint64{"shop/a": 2, "shop/b": 2, rest: 0})
 }
 
 // Scrapes that come at once, or one soon after the other, read once.
