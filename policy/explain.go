@@ -277,6 +277,9 @@ func (c *chosen) gather(found map[netip.AddrPort]*named, sl *cluster.Slice, port
 func (e *ExplainedEndpoint) place(at cluster.Place, node *cluster.Facts) {
 	here := node.NodeName != "" && at.Node == node.NodeName
 	if e.Node == "" || here && e.Node != node.NodeName {
+		if e.Node != "" {
+			e.Zone = "" // of another node
+		}
 		e.Node, e.Zone = at.Node, cmp.Or(at.Zone, e.Zone)
 	}
 	e.Zone = cmp.Or(e.Zone, at.Zone)
