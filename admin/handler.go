@@ -221,7 +221,7 @@ func (h *Handler) live() {
 	})
 }
 
-// events answers what changed after a number, of one Service or of all, and waits for something. Who waits is told of a Service that comes,
+// events answers what changed after a number, of one Service or of all, and waits for something. Who waits is told of a Service that comes, if he named it with its namespace,
 // or is gone for so long that nothing is remembered; who does not is told that there is none of that name.
 func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 	var after uint64
@@ -246,7 +246,7 @@ func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
 	changes := h.about.Changes
 	if said := q.Get("service"); said != "" {
 		name, err := h.about.Changed(said)
-		if p := (*inspect.Problem)(nil); err != nil && (wait == 0 || !errors.As(err, &p) || p.Kind != inspect.Unknown) {
+		if p := (*inspect.Problem)(nil); err != nil && (wait == 0 || name.Namespace == "" || !errors.As(err, &p) || p.Kind != inspect.Unknown) {
 			return nil, err
 		}
 		changes = func(after uint64) inspect.Changes { return h.about.Changes(after).Of(name) }

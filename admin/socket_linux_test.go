@@ -268,6 +268,7 @@ func TestBadQuestions(t *testing.T) {
 		"a filter without end":        {get("/v1/table?filter=" + strings.Repeat("a", 5000)), "400", "300 at most"},
 		"a name without end":          {get("/v1/service?name=" + strings.Repeat("a", 5000)), "400", "no 5000 characters"},
 		"a wait for ever":             {get("/v1/events?wait=9999h"), "400", "1m0s at most"},
+		"a wait for a bare name":      {get("/v1/events?service=nope&wait=50s"), "404", "no Service nope"},
 		"a number that is none":       {get("/v1/events?after=-1"), "400", "want a number"},
 		"an interface with a slash":   {get("/v1/trace?from=node&to=a&in=../../x"), "400", "no interface has such a name"},
 		"a header of 10 MB":           {"GET /v1/status HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 10<<20) + "\r\n\r\n", "431", "Request Header Fields Too Large"},
