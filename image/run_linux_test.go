@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -80,11 +81,15 @@ func (c container) serve(args []string) error {
 			}
 		}
 	}
+	args = slices.Clone(args)
 	for i, a := range args {
-		if a == "--manifests" { // a copy that everybody may read, as of a ConfigMap
+		switch a {
+		case "--manifests": // a copy that everybody may read, as of a ConfigMap
 			if err := os.CopyFS(filepath.Join(c.Dir, "manifests"), os.DirFS(args[i+1])); err != nil {
 				return err
 			}
+		case "--admin-socket": // which the demo has beside the manifests: a container has a place of its own for it
+			args[i+1] = "/run/kube-proxy/admin.sock"
 		}
 	}
 	if c.Init {
