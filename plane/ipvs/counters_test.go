@@ -4,7 +4,6 @@ package ipvs
 
 import (
 	"context"
-	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -97,29 +96,6 @@ func (k *lab) rowOf(f lb.Family, table *lb.Table, id ipvswire.ServiceID, own []n
 	return nil
 }
 
-// tells is what a plane tells of each service port. No counter is told twice.
-func tells(t testing.TB, p *Plane) map[string]uint64 {
-	t.Helper()
-	got, numbers := map[string]uint64{}, map[uint64]bool{}
-	if err := p.Traffic(t.Context(), func(c mode.Count) {
-		if c.Row != (lb.Key{}) || c.N == 0 || c.Bytes != 0 || c.Connections == 0 || numbers[c.N] {
-			t.Errorf("%+v", c)
-		}
-		numbers[c.N] = true
-		got[c.ServicePort] += c.Connections
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return got
-}
-
-func wantTells(t testing.TB, p *Plane, about string, want map[string]uint64) {
-	t.Helper()
-	if got := tells(t, p); !maps.Equal(got, want) {
-		t.Errorf("%s: %v, want %v", about, got, want)
-	}
-}
-
 func plus(sums ...map[string]uint64) map[string]uint64 {
 	all := map[string]uint64{}
 	for _, m := range sums {
@@ -152,26 +128,26 @@ func TestCounters(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		wantTells(t, p, "before anybody came", map[string]uint64{})
+		planetest.WantCounted(t, p, "before anybody came", map[string]uint64{})
 		one := k.connect(t, f, table, 3, own)
 		// Cluster IP, external IP, load balancer, NodePort at each address, and by marks.
 		if full := one["ns/svc-10:http"]; full < 3*(3+uint64(len(own))+1) || one["ns/svc-0:http"] != 3 {
 			t.Errorf("%s: the table leads to too little: %v", f, one)
 		}
-		wantTells(t, p, "at first", one)
-		wantTells(t, p, "once more", one)
+		planetest.WantCounted(t, p, "at first", one)
+		planetest.WantCounted(t, p, "once more", one)
 		two := k.connect(t, f, table, 1, own)
-		wantTells(t, p, "more", plus(one, two))
+		planetest.WantCounted(t, p, "more", plus(one, two))
 
 		again := k.plane(t, f)
 		if _, err := planetest.ResetAll(t.Context(), again, table); err != nil {
 			t.Fatal(err)
 		}
-		wantTells(t, again, "a process that finds them", map[string]uint64{})
-		wantTells(t, again, "more since", k.connect(t, f, table, 5, own))
+		planetest.WantCounted(t, again, "a process that finds them", map[string]uint64{})
+		planetest.WantCounted(t, again, "more since", k.connect(t, f, table, 5, own))
 
 		silent := newLab(t).plane(t, f)
-		if silent.Counts() || len(tells(t, silent)) != 0 {
+		if silent.Counts() || len(planetest.Counted(t, silent)) != 0 {
 			t.Error("it counts unasked")
 		}
 	}
@@ -202,40 +178,40 @@ func TestCountersGoOn(t *testing.T) {
 		return n
 	}
 	connect(10)
-	wantTells(t, p, "10", map[string]uint64{one: 10})
+	planetest.WantCounted(t, p, "10", map[string]uint64{one: 10})
 	first := number()
 	do(w.ClusterIP(0, 7, 2))
 	do(w.ClusterIP(0, 0, 0))
-	wantTells(t, p, "without endpoints", map[string]uint64{one: 10})
+	planetest.WantCounted(t, p, "without endpoints", map[string]uint64{one: 10})
 	do(w.ClusterIP(0, 7, 2))
 	connect(12)
-	wantTells(t, p, "with some again", map[string]uint64{one: 12})
+	planetest.WantCounted(t, p, "with some again", map[string]uint64{one: 12})
 
 	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
 		t.Fatal(err)
 	}
 	connect(13)
-	wantTells(t, p, "after a repair", map[string]uint64{one: 13})
+	planetest.WantCounted(t, p, "after a repair", map[string]uint64{one: 13})
 	if got := number(); got != first {
 		t.Errorf("the counter has the number %d now, before %d", got, first)
 	}
 	connect(4)
-	wantTells(t, p, "set to zero by others", map[string]uint64{one: 4})
+	planetest.WantCounted(t, p, "set to zero by others", map[string]uint64{one: 4})
 
 	// A Service that goes while somebody is connected drains, and its virtual server is ours.
 	k.connections(always(1))
 	connect(9)
 	do(lb.Owner{Name: "ns/svc-0"}, nil)
-	wantTells(t, p, "it drains", map[string]uint64{one: 9})
+	planetest.WantCounted(t, p, "it drains", map[string]uint64{one: 9})
 	k.connections(always(0))
 	hasten(p)
 	if _, err := p.Audit(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
-	wantTells(t, p, "it is gone", map[string]uint64{})
+	planetest.WantCounted(t, p, "it is gone", map[string]uint64{})
 	do(w.ClusterIP(0, 7, 2))
 	connect(100)
-	wantTells(t, p, "it comes again", map[string]uint64{one: 100})
+	planetest.WantCounted(t, p, "it comes again", map[string]uint64{one: 100})
 	second := number()
 	if second == first {
 		t.Error("a counter that began anew has the number of the one before")
@@ -263,7 +239,7 @@ func TestCountersGoOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	connect(3)
-	wantTells(t, p, "mended", map[string]uint64{"ns/other:http": 3})
+	planetest.WantCounted(t, p, "mended", map[string]uint64{"ns/other:http": 3})
 	if err := k.conn.Do(t.Context(), append(remove, add), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -272,7 +248,7 @@ func TestCountersGoOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	connect(5)
-	wantTells(t, p, "made anew by others", map[string]uint64{"ns/other:http": 5})
+	planetest.WantCounted(t, p, "made anew by others", map[string]uint64{"ns/other:http": 5})
 
 	// A Reset makes what others deleted: the counter is not the one before.
 	third := number()
@@ -285,7 +261,7 @@ func TestCountersGoOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	connect(50)
-	wantTells(t, p, "made anew by a Reset", map[string]uint64{"ns/other:http": 50})
+	planetest.WantCounted(t, p, "made anew by a Reset", map[string]uint64{"ns/other:http": 50})
 	if number() == third {
 		t.Error("a counter that a Reset began anew has the number of the one before")
 	}
@@ -316,7 +292,7 @@ func TestCountersGoOn(t *testing.T) {
 	if err := k.ipvs.SetServiceStats(theirs.Service.ServiceID, ipvswire.Stats{Conns: 45}); err != nil {
 		t.Fatal(err)
 	}
-	wantTells(t, p, "made by others", map[string]uint64{"ns/other:http": 50, "ns/svc-30:http": 5})
+	planetest.WantCounted(t, p, "made by others", map[string]uint64{"ns/other:http": 50, "ns/svc-30:http": 5})
 }
 
 // replacedBy has a Service i come with two endpoints.
@@ -362,9 +338,9 @@ func TestCountersOfADisturbedList(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := k.connect(t, lb.IPv4, table, 50, nil)
-	wantTells(t, p, "whole", want)
+	planetest.WantCounted(t, p, "whole", want)
 	d.lacks = func(is ipvswire.ServiceID) bool { return is == id }
-	wantTells(t, p, "one is not listed", want)
+	planetest.WantCounted(t, p, "one is not listed", want)
 	d.lacks = func(ipvswire.ServiceID) bool { return false }
 	d.then = func() {
 		for _, n := range []int{0, 2} {
@@ -379,8 +355,8 @@ func TestCountersOfADisturbedList(t *testing.T) {
 		d.then = func() {}
 	}
 	delete(want, "ns/svc-0:http")
-	wantTells(t, p, "made anew while it was listed", want)
-	wantTells(t, p, "the next time", want)
+	planetest.WantCounted(t, p, "made anew while it was listed", want)
+	planetest.WantCounted(t, p, "the next time", want)
 }
 
 // Whatever fails, the plane knows of each virtual server that it has whose it is, and of no other.
@@ -425,12 +401,12 @@ func TestCountersFollow(t *testing.T) {
 				t.Fatalf("walk %d: %d counters of %d virtual servers", seed, n, len(p.l.servers))
 			}
 		}
-		before := tells(t, p)
+		before := planetest.Counted(t, p)
 		var more map[string]uint64
 		if more = k.connect(t, f, table, 2, p.l.nodePorts); len(more) == 0 {
 			t.Fatal("nobody came")
 		}
-		got := tells(t, p)
+		got := planetest.Counted(t, p)
 		for port, n := range more {
 			if got[port]-before[port] != n {
 				t.Errorf("walk %d: %s: %d more, want %d", seed, port, got[port]-before[port], n)

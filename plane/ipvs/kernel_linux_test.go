@@ -472,7 +472,7 @@ func TestKernelCounters(t *testing.T) {
 			}
 			// The kernel adds up every two seconds. What it has then stays.
 			for end, equal := time.Now().Add(time.Minute), 0; equal < 2; {
-				got := tells(t, p.Plane)
+				got := planetest.Counted(t, p.Plane)
 				if maps.Equal(got, want) {
 					equal++
 				} else if time.Now().After(end) || equal > 0 {

@@ -61,7 +61,7 @@ func TestCountersOfALab(t *testing.T) {
 			if _, err := l.Dial("pod2", netlab.TCP, netip.AddrPortFrom(none.Addr, none.Port), netlab.DialOptions{}); err == nil {
 				t.Error("a Service without endpoints answers")
 			}
-			wantCounted(t, p, "all", map[string]uint64{"shop/web:http": 16, "shop/dns": 4})
+			planetest.WantCounted(t, p, "all", map[string]uint64{"shop/web:http": 16, "shop/dns": 4})
 		})
 	}
 }

@@ -2,38 +2,14 @@ package userspace
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/mode"
+	"kube-proxy/plane/planetest"
 	"kube-proxy/plane/userspace/balance"
 	"kube-proxy/plane/userspace/relay"
 )
-
-// countedOf is what the plane tells, by service port. No counter is told twice.
-func countedOf(t testing.TB, p *Plane) map[string]uint64 {
-	t.Helper()
-	got, numbers := map[string]uint64{}, map[uint64]bool{}
-	if err := p.Traffic(t.Context(), func(c mode.Count) {
-		if c.Row != (lb.Key{}) || c.N == 0 || c.Bytes != 0 || c.Connections == 0 || numbers[c.N] {
-			t.Errorf("%+v", c)
-		}
-		numbers[c.N] = true
-		got[c.ServicePort] += c.Connections
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return got
-}
-
-func wantCounted(t testing.TB, p *Plane, about string, want map[string]uint64) {
-	t.Helper()
-	if got := countedOf(t, p); !maps.Equal(got, want) {
-		t.Errorf("%s: %v, want %v", about, got, want)
-	}
-}
 
 // ask has clients come to all listeners of the machine.
 func (m *machine) ask(n int) {
@@ -60,7 +36,7 @@ func TestCounters(t *testing.T) {
 		if !p.Counts() {
 			t.Fatal("it does not count")
 		}
-		wantCounted(t, p, "at first", map[string]uint64{})
+		planetest.WantCounted(t, p, "at first", map[string]uint64{})
 		_, first := world.ClusterIP(0, 0, 3)
 		one, two := first[0].Service, ""
 		for f := range tab.All() {
@@ -69,28 +45,28 @@ func TestCounters(t *testing.T) {
 			}
 		}
 		m.ask(5)
-		wantCounted(t, p, "both", map[string]uint64{one: 5, two: 5})
+		planetest.WantCounted(t, p, "both", map[string]uint64{one: 5, two: 5})
 
 		apply1 := func(changes []lb.Change, _ []lb.Contest) { apply(t, p, changes, nil) }
 		_, other := world.ClusterIP(0, 1, 9)
 		apply1(tab.Replace(lb.Owner{Name: lb.OwnerOf(one)}, other))
 		m.ask(1)
-		wantCounted(t, p, "with other endpoints", map[string]uint64{one: 6, two: 6})
+		planetest.WantCounted(t, p, "with other endpoints", map[string]uint64{one: 6, two: 6})
 
 		rejects := *other[0]
 		rejects.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
 		m.ask(1)
 		apply1(tab.Replace(lb.Owner{Name: lb.OwnerOf(one)}, []*lb.Frontend{&rejects}))
 		m.ask(1)
-		wantCounted(t, p, "one has no endpoints", map[string]uint64{one: 7, two: 8})
-		wantCounted(t, p, "which was told", map[string]uint64{two: 8})
+		planetest.WantCounted(t, p, "one has no endpoints", map[string]uint64{one: 7, two: 8})
+		planetest.WantCounted(t, p, "which was told", map[string]uint64{two: 8})
 		apply1(tab.Replace(lb.Owner{Name: lb.OwnerOf(one)}, other))
 		m.ask(2)
-		wantCounted(t, p, "it has some again", map[string]uint64{one: 2, two: 10})
+		planetest.WantCounted(t, p, "it has some again", map[string]uint64{one: 2, two: 10})
 		m.ask(1)
 		apply1(tab.Replace(lb.Owner{Name: lb.OwnerOf(two)}, nil))
-		wantCounted(t, p, "the other goes", map[string]uint64{one: 3, two: 11})
-		wantCounted(t, p, "and was told", map[string]uint64{one: 3})
+		planetest.WantCounted(t, p, "the other goes", map[string]uint64{one: 3, two: 11})
+		planetest.WantCounted(t, p, "and was told", map[string]uint64{one: 3})
 	}
 }
 
@@ -114,7 +90,7 @@ func TestCountersOfAnAddressThatMoves(t *testing.T) {
 	m.ask(3)
 	apply(t, p, []lb.Change{{Key: a.Key, Old: a, New: b}}, nil)
 	m.ask(2)
-	wantCounted(t, p, "moved", map[string]uint64{"shop/a": 3, "shop/b": 2})
+	planetest.WantCounted(t, p, "moved", map[string]uint64{"shop/a": 3, "shop/b": 2})
 }
 
 // What nobody reads is bounded, and its sum is right all the same.
