@@ -3,6 +3,8 @@ package changes
 import (
 	"fmt"
 	"strings"
+
+	"kube-proxy/internal/plural"
 )
 
 // String returns the kind's name, as in JSON.
@@ -45,12 +47,12 @@ func (e Entry) Words() string {
 	case Loaded:
 		s = "what that left for later is written" + e.counted()
 	case Mended:
-		s = "others had changed our objects, mended: " + count(e.Rows, "object")
+		s = "others had changed our objects, mended: " + plural.Count(e.Rows, "object", "objects")
 	case Failed:
 		s = "not written: " + e.Why
 	}
 	if e.Failures > 0 {
-		s += ", after " + count(e.Failures, "failed write")
+		s += ", after " + plural.Count(e.Failures, "failed write", "failed writes")
 	}
 	if e.Times > 1 {
 		s += fmt.Sprintf(", %d times", e.Times)
@@ -65,7 +67,7 @@ func (e Entry) objects() string {
 		said = append(said, "Service "+verbs(e.What, ServiceCreated))
 	}
 	if e.Slices > 0 {
-		said = append(said, count(e.Slices, "EndpointSlice")+" "+verbs(e.What, SliceCreated))
+		said = append(said, plural.Count(e.Slices, "EndpointSlice", "EndpointSlices")+" "+verbs(e.What, SliceCreated))
 	}
 	return strings.Join(said, ", ")
 }
@@ -90,16 +92,9 @@ func (e Entry) counted() string {
 	case e.Services == 0 && e.Slices == 0:
 		return ""
 	case e.Slices == 0:
-		return "; with " + count(e.Services, "change") + " of Services"
+		return "; with " + plural.Count(e.Services, "change", "changes") + " of Services"
 	case e.Services == 0:
-		return "; with " + count(e.Slices, "change") + " of EndpointSlices"
+		return "; with " + plural.Count(e.Slices, "change", "changes") + " of EndpointSlices"
 	}
-	return fmt.Sprintf("; with %s of Services and %d of EndpointSlices", count(e.Services, "change"), e.Slices)
-}
-
-func count(n uint32, of string) string {
-	if n == 1 {
-		return "1 " + of
-	}
-	return fmt.Sprintf("%d %ss", n, of)
+	return fmt.Sprintf("; with %s of Services and %d of EndpointSlices", plural.Count(e.Services, "change", "changes"), e.Slices)
 }

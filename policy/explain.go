@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/plural"
 	"kube-proxy/lb"
 )
 
@@ -117,7 +118,7 @@ func (s *Settings) whyNone(v *cluster.View) string {
 	switch {
 	case svc == nil && len(v.Slices) > 0:
 		return fmt.Sprintf("There is no such Service here, though %s its name: it was deleted, or another proxy serves it (label service.kubernetes.io/service-proxy-name).",
-			count(len(v.Slices), "EndpointSlice has", "EndpointSlices have"))
+			plural.Count(len(v.Slices), "EndpointSlice has", "EndpointSlices have"))
 	case svc == nil:
 		return "There is no such Service here. Those with the label service.kubernetes.io/service-proxy-name are another proxy's, and not known."
 	case svc.Type == cluster.TypeExternalName:
@@ -327,11 +328,3 @@ func (c *chosen) judge(e *ExplainedEndpoint, is *candidate) {
 
 // flowsOnly is what the API does not foresee: only flows that it has stay there (DP-50).
 const flowsOnly = "not ready, though said to serve"
-
-// count is a number of things.
-func count(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
-}

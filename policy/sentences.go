@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/plural"
 	"kube-proxy/lb"
 )
 
@@ -31,7 +32,7 @@ func (c *chosen) why(p *cluster.ServicePort) {
 		return
 	}
 	if c.port.More > 0 {
-		c.say("%s here.", count(c.port.More, "more endpoint is not named", "more endpoints are not named"))
+		c.say("%s here.", plural.Count(c.port.More, "more endpoint is not named", "more endpoints are not named"))
 	}
 	if !slices.ContainsFunc(c.all, func(x candidate) bool { return x.usable() }) {
 		c.nobody(p)
@@ -56,11 +57,11 @@ func (c *chosen) nobody(p *cluster.ServicePort) {
 	case all == 0:
 		c.choose("No EndpointSlice names the Service: does its selector match a pod?")
 	case c.has.slices == 0:
-		c.choose("It has %s, but none of %s.", count(all, "EndpointSlice", "EndpointSlices"), c.settings.Family)
+		c.choose("It has %s, but none of %s.", plural.Count(all, "EndpointSlice", "EndpointSlices"), c.settings.Family)
 	case c.has.endpoints == 0:
 		c.choose("Its EndpointSlices have no endpoint: does its selector match a pod?")
 	case slices.ContainsFunc(c.port.Endpoints, func(e ExplainedEndpoint) bool { return e.Address.Port() != 0 }) || c.port.More > 0:
-		c.choose("None of its %s serves: %s.", count(len(c.port.Endpoints)+c.port.More, "endpoint", "endpoints"), c.tally())
+		c.choose("None of its %s serves: %s.", plural.Count(len(c.port.Endpoints)+c.port.More, "endpoint", "endpoints"), c.tally())
 	case len(c.has.ports) == 0:
 		c.choose("Its EndpointSlices have no port.")
 	default:
@@ -175,7 +176,7 @@ func (e *explainer) about() (out []string) {
 	for _, f := range e.rows {
 		if f.Kind == lb.HealthCheck {
 			say("Port %d tells load balancers whether to send to this node: %s here.", f.Key.Port,
-				count(f.LocalEndpoints, "endpoint is ready", "endpoints are ready"))
+				plural.Count(f.LocalEndpoints, "endpoint is ready", "endpoints are ready"))
 		}
 	}
 	return out
@@ -190,7 +191,7 @@ func (e *explainer) aboutSources(say func(string, ...any)) {
 	var words []string
 	for i, p := range e.sources {
 		if i == 5 {
-			words = append(words, count(len(e.sources)-i, "other", "others"))
+			words = append(words, plural.Count(len(e.sources)-i, "other", "others"))
 			break
 		}
 		words = append(words, p.String())

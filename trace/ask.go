@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"kube-proxy/internal/plural"
 	"kube-proxy/lb"
 )
 
@@ -173,7 +174,7 @@ func (q *question) contests(row *lb.Frontend) {
 		q.say("%s wants %s too, as its %s, and has it not: %s %s.", c.Loser.Name, row.Key, c.LoserKind.Words(), c.Winner.Name, c.Why())
 	}
 	if more := all - len(first); more > 0 {
-		q.say("So do %s.", count(more, "other Service", "other Services"))
+		q.say("So do %s.", plural.Count(more, "other Service", "other Services"))
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"math"
 	"net/netip"
 	"strings"
+
+	"kube-proxy/internal/plural"
 )
 
 // Compare says how the kernel's answer differs from the table's, a sentence each; none where it does not. That is the finding: what the
@@ -68,7 +70,7 @@ func list(find func(string, ...any), bs []Backend, other map[netip.AddrPort]floa
 	case n == 1:
 		find(one, names[0])
 	case n > most:
-		find(many, strings.Join(names, ", ")+" and "+count(n-most, "other", "others"))
+		find(many, strings.Join(names, ", ")+" and "+plural.Count(n-most, "other", "others"))
 	case n > 1:
 		find(many, strings.Join(names, ", "))
 	}

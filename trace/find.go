@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"kube-proxy/internal/plural"
 	"kube-proxy/lb"
 )
 
@@ -117,7 +118,7 @@ const mostNames = 20
 func (e *NameError) Error() string {
 	list := strings.Join(e.Services[:min(most, len(e.Services))], ", ")
 	if e.All > most {
-		list += " and " + count(e.All-most, "other", "others")
+		list += " and " + plural.Count(e.All-most, "other", "others")
 	}
 	switch {
 	case e.All == 0:
@@ -166,7 +167,7 @@ func ports(rows []*lb.Frontend) string {
 	var words []string
 	for i, row := range sorted {
 		if i == most {
-			words = append(words, count(len(rows)-most, "other", "others"))
+			words = append(words, plural.Count(len(rows)-most, "other", "others"))
 			break
 		}
 		word := fmt.Sprintf("%d/%s", row.Key.Port, row.Key.Proto)

@@ -5,6 +5,7 @@ import (
 	"math"
 	"strings"
 
+	"kube-proxy/internal/plural"
 	"kube-proxy/lb"
 )
 
@@ -47,7 +48,7 @@ func (a Answer) text(p Packet, mostBackends, mostWay int) string {
 		}
 		for i, w := range k.Way {
 			if i == mostWay {
-				line("  and %s", count(len(k.Way)-i, "line", "lines"))
+				line("  and %s", plural.Count(len(k.Way)-i, "line", "lines"))
 				break
 			}
 			line("  %s", w)
@@ -84,7 +85,7 @@ func masqueraded(yes bool) string {
 func backends(line func(string, ...any), bs []Backend, most int) {
 	for i, b := range bs {
 		if i == most {
-			line("  and %s", count(len(bs)-i, "other", "others"))
+			line("  and %s", plural.Count(len(bs)-i, "other", "others"))
 			return
 		}
 		note := ""

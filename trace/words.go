@@ -3,8 +3,9 @@ package trace
 import (
 	"fmt"
 	"net/netip"
-	"strconv"
 	"strings"
+
+	"kube-proxy/internal/plural"
 )
 
 // say adds a sentence to the reasons.
@@ -23,17 +24,9 @@ func prefixes(ps []netip.Prefix) string {
 	var words []string
 	for i, p := range ps {
 		if i == most {
-			return strings.Join(words, ", ") + " and " + count(len(ps)-most, "other", "others")
+			return strings.Join(words, ", ") + " and " + plural.Count(len(ps)-most, "other", "others")
 		}
 		words = append(words, p.String())
 	}
 	return strings.Join(words, ", ")
-}
-
-// count is a number of things.
-func count(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return strconv.Itoa(n) + " " + many
 }

@@ -244,14 +244,6 @@ func (q *questions) head(node string) {
 	io.WriteString(q.out, s+"\n")
 }
 
-// count is a number of things.
-func count[N int | uint64](n N, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
-}
-
 // program prints an answer for programs, with all that the proxy has said of it; it reports whether that was asked for.
 func (q *questions) program(raw json.RawMessage) (bool, error) {
 	switch q.format {

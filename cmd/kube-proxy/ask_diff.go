@@ -13,6 +13,7 @@ import (
 
 	"kube-proxy/admin"
 	"kube-proxy/inspect"
+	"kube-proxy/internal/plural"
 	"kube-proxy/lb"
 )
 
@@ -63,9 +64,9 @@ func diffText(out io.Writer, d *inspect.Diff) {
 	}
 	switch n := len(d.Differences) + d.More; {
 	case n > 0:
-		fmt.Fprintf(out, "\n%s; %s compared\n", count(n, "difference", "differences"), count(d.Rows, "row", "rows"))
+		fmt.Fprintf(out, "\n%s; %s compared\n", plural.Count(n, "difference", "differences"), plural.Count(d.Rows, "row", "rows"))
 	case d.Rows > 0 || len(d.Notes) == 0:
-		fmt.Fprintf(out, "no difference; %s compared\n", count(d.Rows, "row", "rows"))
+		fmt.Fprintf(out, "no difference; %s compared\n", plural.Count(d.Rows, "row", "rows"))
 	}
 	for _, n := range d.Notes {
 		fmt.Fprintf(out, "note: %s\n", lb.Printable(n))
@@ -131,7 +132,7 @@ func (q *questions) events(ctx context.Context, args []string, last *inspect.Cha
 		q.head(all.Node)
 	}
 	if last == nil && all.Gone > 0 {
-		fmt.Fprintf(q.out, "%s not remembered any more\n", count(all.Gone, "older one is", "older ones are"))
+		fmt.Fprintf(q.out, "%s not remembered any more\n", plural.Count(all.Gone, "older one is", "older ones are"))
 	}
 	q.eventsText(all.Changes, last == nil)
 	return &all, nil
@@ -226,6 +227,6 @@ func (q *questions) topText(t *inspect.Top) {
 		fmt.Fprintf(q.out, "and %d more\n", more)
 	}
 	if t.Missed > 0 {
-		fmt.Fprintf(q.out, "note: %s came than could be counted\n", count(t.Missed, "more connection", "more connections"))
+		fmt.Fprintf(q.out, "note: %s came than could be counted\n", plural.Count(t.Missed, "more connection", "more connections"))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kube-proxy/inspect"
+	"kube-proxy/internal/plural"
 	"kube-proxy/lb"
 	"kube-proxy/trace"
 )
@@ -117,7 +118,7 @@ func traceText(a *inspect.TraceAnswer, wide bool) string {
 
 // endedText tells of connections that have ended: others than those above it, at least so many.
 func endedText(n int, others, atLeast bool) string {
-	s := count(n, "that has ended", "that have ended")
+	s := plural.Count(n, "that has ended", "that have ended")
 	if atLeast {
 		s = "at least " + s
 	}
