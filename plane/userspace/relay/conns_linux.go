@@ -215,6 +215,8 @@ func (s *listening) close() {
 		}
 	}
 	s.closed = true
+	// A child that another thread has forked keeps the socket until its exec: without this it would take clients whom nobody serves.
+	_ = unix.Shutdown(s.fd, unix.SHUT_RD)
 	unix.Close(s.fd)
 	s.engine.each(func(l *loop) { delete(l.listening, s.id) })
 }
