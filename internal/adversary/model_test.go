@@ -18,7 +18,7 @@ import (
 )
 
 // Hundreds of tenants come, write what they like while the plane fails, loses its state and the process restarts, and
-// leave; then others come. Nobody's packets go astray (SV-25), a change of somebody else costs what it costs without them, and
+// leave; then others come. Nobody's packets go astray (SV-25, TN-01), a change of somebody else costs what it costs without them, and
 // when they are gone nothing of them is left.
 func TestTenants(t *testing.T) {
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
