@@ -262,16 +262,12 @@ func (c *Conversion) verify(modes mode.List, meant settings) error {
 	return nil
 }
 
-// olderThanType is what strict decoding says of the one field that today's type does not have and that does something (CF-45).
-const olderThanType = `Using lenient decoding as strict decoding failed: strict decoding error: unknown field "udpIdleTimeout"`
-
 // decodeStrictly decodes a file of which nothing may be unknown.
 func decodeStrictly(data []byte) (*document, error) {
 	d, err := decode(data)
 	if err != nil {
 		return nil, err
 	}
-	d.warnings = slices.DeleteFunc(d.warnings, func(w string) bool { return w == olderThanType })
 	if len(d.warnings) > 0 {
 		return nil, errors.New(strings.Join(d.warnings, "; "))
 	}

@@ -87,7 +87,7 @@ func TestConvert(t *testing.T) {
 		{name: "gates of the past", args: "--feature-gates=NFTablesProxyMode=true,SupportIPVSProxyMode=true", says: "featureGates.SupportIPVSProxyMode"},
 		{name: "near names", file: head + "clusterCidr: 10.0.0.0/8\nscheduler: rr\niptables: {masqerade: 1, minSyncPeriods: 1s}\nzzz: 1", says: "{clusterCidr clusterCIDR} {iptables.masqerade } {iptables.minSyncPeriods iptables.minSyncPeriod} {scheduler ipvs.scheduler} {zzz }"},
 		{name: "fields of three versions", file: "apiVersion: componentconfig/v1alpha1\nkind: KubeProxyConfiguration\niptablesMasqueradeBit: 3\nudpTimeoutMilliseconds: 300\nconntrack: {max: 7}\nnftables: {minSyncPeriod: 2s}",
-			yaml: "iptables:\n  masqueradeBit: 3\nudpIdleTimeout: 300ms\n", says: "iptablesMasqueradeBit is read as iptables.masqueradeBit"},
+			yaml: "conntrack:\n  maxPerCore: 1\n  min: 7\niptables:\n  masqueradeBit: 3\nudpIdleTimeout: 300ms\n", says: "iptablesMasqueradeBit is read as iptables.masqueradeBit"},
 		{name: "udpIdleTimeout of mode userspace", file: head + "mode: userspace\nudpIdleTimeout: 2s\nuserspace: {drainTimeout: 7s}", yaml: "mode: userspace\nudpIdleTimeout: 2s\nuserspace:\n  drainTimeout: 7s\n"},
 		{name: "a wrong value", file: head + "clusterCIDR: x", err: "KubeProxyConfiguration.clusterCIDR: \"x\": want a CIDR"},
 		{name: "a wrong type", file: head + "iptables: {masqueradeBit: many}", err: "KubeProxyConfiguration.iptables.masqueradeBit"},

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
@@ -53,29 +54,33 @@ func fieldsOf(s settings) (root map[string]any, err error) {
 	return root, nil
 }
 
-// YAML returns the configuration as a file that says the same, for --write-config-to (FL-06). What no field
-// stands for, such as --manifests, is not in it.
+// oursBelow is what a file says between the published fields and ours.
+const oursBelow = "# Fields that upstream's kube-proxy does not have. It ignores them with a warning.\n"
+
+// YAML returns the configuration as a file that means the same, for --write-config-to (FL-06). It has
+// all defaults, and our own fields last. Flags without a field, such as --manifests, are not in it.
 func (c *Config) YAML() ([]byte, error) {
 	s := c.file
 	s.APIVersion, s.Kind = v1alpha1.SchemeGroupVersion.String(), "KubeProxyConfiguration"
-	var defaults settings
-	setDefaults(&defaults, c.modes)
 	root, err := fieldsOf(s)
 	if err != nil {
 		return nil, err
 	}
-	if s.UDPIdleTimeout == defaults.UDPIdleTimeout { // today's type does not have it
-		delete(root, "udpIdleTimeout")
+	if c.Logging.Format == "" { // upstream reads "" as text, and so do we where the log goes to files
+		root["logging"].(map[string]any)["format"] = ""
 	}
-	if s.Userspace == defaults.Userspace { // nor this one
-		delete(root, "userspace")
-	}
-	if c.Logging.Format == "" { // nobody asked for one; to name it is to ask
-		take(root, "logging.format")
+	own := map[string]any{}
+	for _, name := range ours() {
+		own[name] = root[name]
+		delete(root, name)
 	}
 	data, err := yaml.Marshal(root)
 	if err != nil {
 		return nil, fmt.Errorf("write the configuration: %w", err)
 	}
-	return data, nil
+	more, err := yaml.Marshal(own)
+	if err != nil {
+		return nil, fmt.Errorf("write the configuration: %w", err)
+	}
+	return slices.Concat(data, []byte(oursBelow), more), nil
 }

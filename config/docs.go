@@ -70,12 +70,10 @@ func ConfigurationPage(modes mode.List) string {
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", m.Name, m.Doc, here(m), cmp.Or(code(m.FallsBackTo), "an error"),
 			choice(m.NodePortsPrimary, "primary", "all"), choice(m.LocalhostNodePorts, "can", ""))
 	}
-	b.WriteString("\n## Feature gates\n\nOthers are an error, and so is a locked one that is set to the opposite of its default. `AllAlpha` and `AllBeta` are known too.\n\n" +
+	b.WriteString("\n## Feature gates\n\nAn unknown gate is an error, and so is a locked one that is set to the opposite of its default. `AllAlpha` and `AllBeta` are known too.\n\n" +
 		"| gate | stage | default | locked | here |\n|---|---|---|---|---|\n")
-	var past []string
 	for _, g := range gates() {
 		if !g.now {
-			past = append(past, "`"+g.name+"`")
 			continue
 		}
 		locked := ""
@@ -83,12 +81,15 @@ func ConfigurationPage(modes mode.List) string {
 			locked = "yes"
 		}
 		here := does[g.name]
-		if here == "" && !g.locked {
+		switch {
+		case g.documentedOff():
+			here = "false is accepted without effect: " + idle[g.name]
+		case here == "" && !g.locked:
 			here = "without effect: " + idle[g.name]
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %t | %s | %s |\n", g.name, g.stage, g.on, locked, here)
 	}
-	fmt.Fprintf(&b, "\nGates of older versions and of other programs that their documents name are accepted with a warning, and do nothing: %s.\n", strings.Join(past, ", "))
+	b.WriteString("\nThe gates of older versions and of other programs ([list](../config/gates.txt)) are accepted with a warning and have no effect.\n")
 	return b.String()
 }
 

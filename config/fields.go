@@ -18,15 +18,15 @@ type settings struct {
 	// UDPIdleTimeout left the type with the mode userspace (CF-45).
 	UDPIdleTimeout metav1.Duration `json:"udpIdleTimeout"`
 	// ExternalIPCIDRs is ours (EXT).
-	ExternalIPCIDRs []string `json:"externalIPCIDRs,omitempty"`
+	ExternalIPCIDRs []string `json:"externalIPCIDRs"`
 	// Userspace is ours (EXT).
 	Userspace userspaceBlock `json:"userspace"`
 	// UI is ours (EXT).
-	UI *bool `json:"ui,omitempty"`
+	UI *bool `json:"ui"`
 	// AdminSocket is ours (EXT).
-	AdminSocket *string `json:"adminSocket,omitempty"`
+	AdminSocket *string `json:"adminSocket"`
 	// ServiceMetrics is ours (EXT).
-	ServiceMetrics int32 `json:"serviceMetrics,omitempty"`
+	ServiceMetrics int32 `json:"serviceMetrics"`
 }
 
 // userspaceBlock is what the mode userspace has beside the fields that the published type once gave it.

@@ -110,8 +110,16 @@ func (d *document) finish(obj runtime.Object, root map[string]any) (*document, e
 	return d, nil
 }
 
-// ours is what a strict decoding says of fields that the published type does not have and we do.
-var ours = []string{`unknown field "externalIPCIDRs"`, `unknown field "userspace"`, `unknown field "ui"`, `unknown field "adminSocket"`, `unknown field "serviceMetrics"`}
+// ours are the top-level fields that the published type does not have and [settings] has.
+func ours() []string {
+	var names []string
+	for f := range reflect.TypeFor[settings]().Fields() {
+		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); !f.Anonymous {
+			names = append(names, name)
+		}
+	}
+	return names
+}
 
 // withoutOurs returns the error of a strict decoding without what it says of fields that are ours; nil if it says nothing else.
 func withoutOurs(err error) error {
@@ -120,7 +128,7 @@ func withoutOurs(err error) error {
 		return err
 	}
 	others := slices.DeleteFunc(slices.Clone(strict.Errors()), func(err error) bool {
-		return slices.Contains(ours, err.Error())
+		return slices.ContainsFunc(ours(), func(name string) bool { return err.Error() == fmt.Sprintf("unknown field %q", name) })
 	})
 	if len(others) == 0 {
 		return nil

@@ -8,6 +8,8 @@ func deprecatedFlags(o *Options) []flag {
 			help: "`port` of the health server where --healthz-bind-address has none; 0 means no server"},
 		{name: "metrics-port", value: number(&o.metricsPort),
 			help: "`port` of the metrics server where --metrics-bind-address has none; 0 means no server"},
+		{name: "conntrack-max", value: number(&o.conntrackMax),
+			help: "connections that the kernel may track: --conntrack-min of that `number` with --conntrack-max-per-core 1; 0 means not given"},
 		{name: "cleanup-iptables", value: boolean(&o.cleanupIPTables),
 			help: "remove the rules of the mode iptables, and exit: --cleanup for that mode alone"},
 		{name: "cleanup-ipvs", value: boolean(&o.cleanupIPVS),

@@ -51,9 +51,10 @@ type flag struct {
 	value  maker
 }
 
-// ignored reports whether the flag does nothing beside a file: a field stands for it (FL-03), or for part of it (FL-04).
+// ignored reports whether the flag has no effect beside a file: the file has a field for it (FL-03), or for what it
+// changes (FL-04).
 func (f flag) ignored() bool {
-	return f.field != "" && !f.wins && f.name != "vmodule" || f.name == "healthz-port" || f.name == "metrics-port"
+	return f.field != "" && !f.wins && f.name != "vmodule" || slices.Contains([]string{"healthz-port", "metrics-port", "conntrack-max"}, f.name)
 }
 
 // flags is the table of all flags, with their values in o. The defaults are what o holds.

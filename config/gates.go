@@ -20,8 +20,7 @@ type gate struct {
 	stage  string // alpha, beta, ga, deprecated
 	on     bool   // by default
 	locked bool   // cannot be changed
-	// now: a proxy of today knows it. The others are named by the documents of older versions: they are
-	// taken with a warning.
+	// now: today's kube-proxy has it. The others are accepted with a warning, and have only a name.
 	now bool
 }
 
@@ -29,8 +28,12 @@ type gate struct {
 func gates() []gate {
 	var all []gate
 	for line := range strings.Lines(gatesText) {
-		if f := strings.Fields(line); f[0] != "#" {
-			all = append(all, gate{f[0], f[1], f[2] == "true", f[3] == "locked", f[4] == "now"})
+		switch f := strings.Fields(line); {
+		case f[0] == "#":
+		case len(f) == 1:
+			all = append(all, gate{name: f[0]})
+		default:
+			all = append(all, gate{f[0], f[1], f[2] == "true", f[3] == "locked", true})
 		}
 	}
 	return all
@@ -62,11 +65,11 @@ var does = map[string]string{
 	"ComponentStatusz":        "off: no /statusz",
 	"KubeProxyIPVS":           "off: the mode ipvs is an error",
 	"LoggingAlphaOptions":     "on: logging.options may be set",
+	"NativeHistograms":        "off: no native histograms; they are sent to scrapers that ask for protobuf",
 }
 
 // idle says why a gate does nothing here when it is changed. Those of today that are not in it are in does, or locked.
 var idle = map[string]string{
-	"AllBeta":                             "no beta gate does anything here",
 	"ContextualLogging":                   "lines of the log always say what they are about",
 	"KubeProxyNFTablesLocalhostNodePorts": "NodePorts on loopback addresses are not built yet in mode nftables",
 	"LoggingBetaOptions":                  "no option of the log is beta",
@@ -85,7 +88,20 @@ var idle = map[string]string{
 	"SupportIPVSProxyMode":              "the mode ipvs needs no gate",
 	"WatchBookmark":                     "bookmarks are always asked for",
 	"WindowsEndpointSliceProxying":      "EndpointSlices are always used",
+
+	"ProxyTerminatingEndpoints":    "terminating endpoints always serve where no other endpoint is ready",
+	"ServiceInternalTrafficPolicy": "internalTrafficPolicy is always honoured",
+	"TopologyAwareHints":           "hints of EndpointSlices are always honoured",
+	"WinDSR":                       "use --enable-dsr=false",
+	"WinOverlay":                   "overlay networks are always supported",
 }
+
+// silentOn are locked gates of one operating system: on another one they deserve no warning.
+var silentOn = map[string]string{"WinDSR": "linux", "WinOverlay": "linux"}
+
+// documentedOff reports whether the gate is locked today but the documents of v1.14 to v1.24 let it
+// be off, some as the default. Such a setting is accepted without effect (CF-01).
+func (g gate) documentedOff() bool { return g.locked && idle[g.name] != "" }
 
 // featureGates is CF-01. It returns the state of every gate that a proxy of today knows.
 func (o *Options) featureGates() map[string]bool {
@@ -100,6 +116,12 @@ func (o *Options) featureGates() map[string]bool {
 		on := o.file.FeatureGates[name]
 		text := fmt.Sprintf("%s=%t", name, on)
 		g, ok := names[name]
+		if ok && on != g.on && g.documentedOff() {
+			if silentOn[name] != o.system {
+				o.warn("%s: %s has no effect: %s", where, text, idle[name])
+			}
+			continue
+		}
 		// A set of its own for each: one that refused a gate refuses all that follow.
 		if err := newGateSet().SetFromMapWithLogger(klog.Logger{}, map[string]bool{name: on}); err != nil {
 			want := err.Error()
@@ -119,7 +141,7 @@ func (o *Options) featureGates() map[string]bool {
 		}
 	}
 	if len(others) > 0 {
-		o.warn("%s: these gates are of the past or of other programs, and do nothing here: %s", where, strings.Join(others, ", "))
+		o.warn("%s: these gates belong to older versions or to other programs and have no effect: %s", where, strings.Join(others, ", "))
 	}
 	all := newGateSet()
 	if err := all.SetFromMapWithLogger(klog.Logger{}, good); err != nil {

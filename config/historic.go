@@ -13,8 +13,8 @@ import (
 
 // moved says where fields of older files went (CF-47). Until v1.7 the file was flat.
 var moved = map[string]string{
-	"conntrackMax":                    "",
-	"conntrack.max":                   "",
+	"conntrackMax":                    "conntrack.min",
+	"conntrack.max":                   "conntrack.min",
 	"resourceContainer":               "",
 	"conntrackMaxPerCore":             "conntrack.maxPerCore",
 	"conntrackMin":                    "conntrack.min",
@@ -32,8 +32,6 @@ var moved = map[string]string{
 }
 
 var whyGone = map[string]string{
-	"conntrackMax":      "say conntrack.maxPerCore and conntrack.min",
-	"conntrack.max":     "say conntrack.maxPerCore and conntrack.min",
 	"resourceContainer": "the container runtime puts the process into a cgroup",
 	"master":            "say --master",
 }
@@ -56,6 +54,15 @@ func modernize(root map[string]any, warnings []string) []string {
 		case to == "":
 			if !isZero(value) {
 				warn("%s has no effect: %s", from, whyGone[from])
+			}
+			continue
+		case to == "conntrack.min" && from != "conntrackMin":
+			if !isZero(value) {
+				take(root, "conntrack.maxPerCore")
+				take(root, "conntrack.min")
+				put(root, "conntrack.maxPerCore", 1.0)
+				put(root, "conntrack.min", value)
+				warn("%s is read as conntrack.min, with conntrack.maxPerCore 1", from)
 			}
 			continue
 		case from == "healthzPort":

@@ -42,6 +42,7 @@ type Options struct {
 
 	cleanupIPTables, cleanupIPVS bool
 	healthzPort, metricsPort     int32
+	conntrackMax                 int32
 	nftLocalhost                 bool
 	bootIDFiles, machineIDFiles  string // with commas between
 	ebpf                         ebpfOptions
@@ -312,7 +313,21 @@ func (o *Options) flagsAlone() {
 	if f.IPTables.SyncPeriod.Duration > 0 && !o.changed("iptables-min-sync-period") {
 		f.IPTables.MinSyncPeriod.Duration = min(f.IPTables.MinSyncPeriod.Duration, f.IPTables.SyncPeriod.Duration)
 	}
+	o.oldConntrackMax()
 	o.inherit()
+}
+
+// oldConntrackMax is the flag of the first versions for the number of connections. It overrides those
+// that came later, as it did there (CF-39).
+func (o *Options) oldConntrackMax() {
+	switch n := o.conntrackMax; {
+	case n < 0:
+		o.problem("--conntrack-max", fmt.Sprint(n), "want 0 or more")
+	case n > 0:
+		one := int32(1)
+		o.file.Conntrack.MaxPerCore, o.file.Conntrack.Min = &one, &n
+		o.warn("--conntrack-max is deprecated: use --conntrack-min=%d --conntrack-max-per-core=1", n)
+	}
 }
 
 // port is what --healthz-port and --metrics-port do: 0 disables the server, else the port is for an address

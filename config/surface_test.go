@@ -250,14 +250,15 @@ func TestGates(t *testing.T) {
 		}
 	}
 	for _, g := range known { // G7: a gate that can be changed does something, or says why not
-		if g.now && g.name != "AllAlpha" && !g.locked == (does[g.name] == "" && idle[g.name] == "") {
+		changes := !g.locked || g.documentedOff()
+		if g.now && g.name != "AllAlpha" && g.name != "AllBeta" && changes == (does[g.name] == "" && idle[g.name] == "") {
 			t.Errorf("the gate %s: locked %t, does %q, idle %q", g.name, g.locked, does[g.name], idle[g.name])
 		}
 	}
 	for _, g := range known {
 		for _, on := range []string{"true", "false"} {
 			c, err := complete(t, testCase{args: []string{"--proxy-mode=nftables", "--feature-gates=" + g.name + "=" + on}})
-			fails := g.locked && on != "true"
+			fails := g.locked && on != "true" && !g.documentedOff()
 			if (err != nil) != fails {
 				t.Errorf("%s=%s: %v", g.name, on, err)
 				continue

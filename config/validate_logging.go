@@ -74,7 +74,8 @@ func (o *Options) logging(alpha bool) Logging {
 	if l.SplitStream && l.Format == "" {
 		l.Format = f.Format
 	}
-	if file, line, ok := strings.Cut(l.BacktraceAt, ":"); l.BacktraceAt != "" && (!ok || !digits(line) || file == "" && line != "0") {
+	// klog prints its default as ":0"; older documents print 0.
+	if file, line, ok := strings.Cut(l.BacktraceAt, ":"); l.BacktraceAt != "" && l.BacktraceAt != "0" && (!ok || !digits(line) || file == "" && line != "0") {
 		o.problem("--log-backtrace-at", l.BacktraceAt, "want file.go:17")
 	}
 	if !l.ToStderr && l.Dir == "" && l.File == "" {

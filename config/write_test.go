@@ -1,15 +1,35 @@
 package config
 
 import (
+	"bytes"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/spf13/pflag"
+	"k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
 
 	"kube-proxy/plane/all"
 )
+
+// readableByUpstream checks that the published type has all fields above ours, and that ours alone are
+// below the comment.
+func readableByUpstream(t testing.TB, data []byte) {
+	t.Helper()
+	published, own, ok := bytes.Cut(data, []byte(oursBelow))
+	var file v1alpha1.KubeProxyConfiguration
+	if err := yaml.UnmarshalStrict(published, &file); !ok || err != nil {
+		t.Errorf("upstream's kube-proxy cannot read what was written: %v\n%s", err, data)
+	}
+	var root map[string]any
+	if err := yaml.Unmarshal(own, &root); err != nil || !slices.Equal(slices.Sorted(maps.Keys(root)), slices.Sorted(slices.Values(ours()))) {
+		t.Errorf("our own fields are %s, want %q, %v", own, ours(), err)
+	}
+}
 
 // roundTrip checks FL-06: what is written loads to the same configuration, without a complaint of strict decoding.
 func roundTrip(t testing.TB, c *Config, windows bool) {
@@ -18,6 +38,7 @@ func roundTrip(t testing.TB, c *Config, windows bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	readableByUpstream(t, data)
 	name := filepath.Join(t.TempDir(), "written.yaml")
 	if err := os.WriteFile(name, data, 0o600); err != nil {
 		t.Fatal(err)

@@ -110,7 +110,7 @@ var said = []struct {
 	{regexp.MustCompile(`^(.+?) is ignored: (.+)$`), "it is ignored", "$2.", "Take it out."},
 	{regexp.MustCompile(`^(ignored because --config is given): (.+)$`), "$2: ignored, because --config is given", "With a file, flags that stand for a field of it do nothing, here as upstream.", "Take them out of the command line, or put the fields into the file."},
 	{regexp.MustCompile(`^without effect in mode (\S+): (.+)$`), "$2: without effect in mode $1", "Only other modes read it, here as upstream.", "Nothing: what the new mode does not read is left out."},
-	{regexp.MustCompile(`^(--feature-gates|KubeProxyConfiguration\.featureGates): these gates are of the past or of other programs, and do nothing here: (.+)$`), "$2: they do nothing",
+	{regexp.MustCompile(`^(--feature-gates|KubeProxyConfiguration\.featureGates): these gates belong to older versions or to other programs and have no effect: (.+)$`), "$2: they have no effect",
 		"The gates are of earlier versions, or of other programs.", "Nothing: they are left out of the configuration."},
 }
 

@@ -2,6 +2,7 @@ package status
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net/http"
 	"runtime"
@@ -12,7 +13,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/component-base/featuregate"
 	k8s "k8s.io/component-base/metrics"
+	metricsfeatures "k8s.io/component-base/metrics/features"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/prometheus/feature"
 	_ "k8s.io/component-base/metrics/prometheus/restclient" // rest_client_*, which every client of client-go feeds
@@ -108,6 +111,7 @@ func NewMetrics(cfg MetricsConfig) *Metrics {
 	if cfg.ShowHidden {
 		k8s.SetShowHidden()
 	}
+	nativeHistograms(cfg.Gates)
 	m := &Metrics{cfg: cfg, registry: k8s.NewKubeRegistry(), histograms: map[string]*k8s.HistogramVec{}, answers: map[answer]uint64{}}
 	m.gatherers = prometheus.Gatherers{m.registry, legacyregistry.DefaultGatherer}
 	c := &collector{metrics: m}
@@ -216,6 +220,19 @@ func (m *Metrics) HealthAnswered(path string, code int) {
 	m.mu.Lock()
 	m.answers[answer{path, code}]++
 	m.mu.Unlock()
+}
+
+// nativeHistograms gives histograms the native format beside the classic one if the gate is on
+// (KEP-5808). Only scrapers that ask for protobuf receive it. It acts on histograms that are made
+// afterwards, and on the whole process, as the gate's state in component-base does.
+func nativeHistograms(gates []Gate) {
+	on := slices.ContainsFunc(gates, func(g Gate) bool { return g.On && g.Name == string(metricsfeatures.NativeHistograms) })
+	gate := featuregate.NewFeatureGate()
+	spec := featuregate.FeatureSpec{Default: on, PreRelease: featuregate.Beta}
+	if err := gate.Add(map[featuregate.Feature]featuregate.FeatureSpec{metricsfeatures.NativeHistograms: spec}); err != nil {
+		panic(fmt.Sprintf("status: %v", err)) // a new gate set accepts any one gate
+	}
+	metricsfeatures.ApplyFeatureGates(gate)
 }
 
 // observe adds to a histogram; one that the mode does not have stays away.

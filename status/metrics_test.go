@@ -539,3 +539,37 @@ func TestHiddenMetrics(t *testing.T) {
 		t.Error("hidden although asked for")
 	}
 }
+
+// With the gate NativeHistograms, scrapers that ask for protobuf get native histograms beside the
+// classic buckets; text stays classic (MT-22).
+func TestNativeHistogramsMT22(t *testing.T) {
+	const protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
+	for _, on := range []bool{true, false} {
+		m := status.NewMetrics(status.MetricsConfig{Modes: all.Modes(), Mode: "nftables",
+			Gates: []status.Gate{{Name: "NativeHistograms", Stage: "BETA", On: on}}})
+		m.Programmed("IPv4", []time.Duration{17 * time.Millisecond})
+		url := serve(t, status.ServerConfig{Metrics: m, Mode: "nftables"}, nil) + "/metrics"
+		res, body := get(t, url, "Accept", protobuf)
+		decoder := expfmt.NewDecoder(strings.NewReader(body), expfmt.ResponseFormat(res.Header))
+		native, classic := 0, 0
+		for {
+			var f dto.MetricFamily
+			if err := decoder.Decode(&f); err != nil {
+				if !errors.Is(err, io.EOF) {
+					t.Fatal(err)
+				}
+				break
+			}
+			if f.GetName() != "kubeproxy_network_programming_duration_seconds" {
+				continue
+			}
+			for _, x := range f.Metric {
+				classic += len(x.Histogram.Bucket)
+				native += len(x.Histogram.PositiveSpan)
+			}
+		}
+		if classic == 0 || native > 0 != on {
+			t.Errorf("gate %t: %d classic buckets, %d native spans", on, classic, native)
+		}
+	}
+}

@@ -13,6 +13,10 @@ import (
 	"kube-proxy/internal/kernel"
 )
 
+// maxScaled is the most connections that the number of processors leads to: a table for them takes
+// 320 MB, and larger ones have met limits of the kernel. Upstream has the same limit since v1.36.
+const maxScaled = 1 << 20
+
 const (
 	conntrackMax     = "net.netfilter.nf_conntrack_max"
 	conntrackBuckets = "net.netfilter.nf_conntrack_buckets"
@@ -84,23 +88,24 @@ func seconds(d time.Duration) int64 {
 	return s
 }
 
-// conntrackSize sets how many connections are tracked, and makes the hash table large enough for them (PR-10).
+// conntrackSize raises the number of connections that are tracked, and makes the hash table large enough
+// for them (PR-10). It never lowers what an administrator has set.
 func (j *job) conntrackSize(c Conntrack) {
 	cpus, err := j.tree.OnlineCPUs()
 	if err != nil {
 		cpus = runtime.NumCPU()
 		j.warn("", "%v: sizing the connection table for the %d that this process may use", err, cpus)
 	}
-	size := math.MaxInt32 // more the kernel does not take
-	if c.MaxPerCore < math.MaxInt32/cpus {
+	size := maxScaled
+	if c.MaxPerCore < maxScaled/cpus {
 		size = c.MaxPerCore * cpus
 	}
 	asks := "--conntrack-max-per-core (conntrack.maxPerCore)"
 	if c.Min > size {
 		size, asks = c.Min, "--conntrack-min (conntrack.min)"
 	}
-	size = min(size, math.MaxInt32)
-	j.set(sysctl{name: conntrackMax, value: strconv.Itoa(size), more: true,
+	size = min(size, math.MaxInt32) // the kernel's own limit
+	j.set(sysctl{name: conntrackMax, value: strconv.Itoa(size), keepMore: true,
 		asks: asks + "; --conntrack-max-per-core 0 leaves what is there"})
 	if !j.plans {
 		j.hashSize(size / 4)

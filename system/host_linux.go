@@ -76,6 +76,8 @@ type sysctl struct {
 	asks string
 	// more: a greater number does as well.
 	more bool
+	// keepMore: a greater number stays.
+	keepMore bool
 	// optional: not every kernel has it, and those that have not do without.
 	optional bool
 }
@@ -84,6 +86,9 @@ func (j *job) set(s sysctl) {
 	have, err := j.tree.Sysctl(s.name)
 	if s.optional && errors.Is(err, fs.ErrNotExist) {
 		j.report.Kept = append(j.report.Kept, "this kernel has no sysctl "+s.name)
+		return
+	}
+	if s.keepMore && err == nil && atLeast(have, s.value) {
 		return
 	}
 	if j.plans {
