@@ -68,9 +68,6 @@ func (c *change) adoptIDs(snap *snapshot, want *lb.Table, kernel *oldSets) {
 			c.st.ids.Saw(nlconn.Order.Uint32(rec[at:]))
 		}
 	}
-	for rec := range snap.records[sMemberBackends].All() {
-		c.st.members.Saw(nlconn.Order.Uint32(rec))
-	}
 	c.st.adoptReserved(snap)
 }
 

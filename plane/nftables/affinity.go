@@ -48,7 +48,7 @@ func (r *ruleset) client() operand {
 // With affinity a set is served by two chains, see [shape] and [ruleset.scope].
 //
 // The affinity map is keyed by set and client, and its answer is a member: a number that stands for one backend in
-// one set, see [slots.Counter]. The backend is looked up by member and set id, so that whatever the map says, it leads to a
+// one set, see [slots.Members]. The backend is looked up by member and set id, so that whatever the map says, it leads to a
 // backend of this set or to none. A backend that left has no entry in member-backends any more, so its clients need
 // no cleaning; a rule forgets such an answer when it meets one, because updating an element does not change
 // its data.

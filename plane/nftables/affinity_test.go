@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -111,10 +112,11 @@ func acrossARestart(t *testing.T, fam lb.Family) {
 	})
 }
 
-// history notes whose each number has ever been.
+// history notes whose each set id has ever been, and which member a backend of a set has.
 type history struct {
 	sets    map[uint32]lb.SetID
-	members map[uint32]string
+	members map[uint32]map[netip.AddrPort]uint32
+	most    map[uint32]int
 }
 
 // see notes the numbers of a state, and reports one that was somebody else's before.
@@ -124,13 +126,18 @@ func (h *history) see(st *state) error {
 			return fmt.Errorf("set id %d was %s and is %s", s.id, was, id)
 		}
 		h.sets[s.id] = id
+		h.most[s.id] = max(h.most[s.id], len(s.members))
+		now, taken := map[netip.AddrPort]uint32{}, map[uint32]bool{}
 		for i, m := range s.members {
-			is := fmt.Sprint(id, " ", s.slots[i])
-			if was, ok := h.members[m]; ok && was != is {
-				return fmt.Errorf("member %d was %s and is %s", m, was, is)
+			if was, ok := h.members[s.id][s.slots[i]]; ok && was != m {
+				return fmt.Errorf("member %d of set %d, which stayed, became %d", was, s.id, m)
 			}
-			h.members[m] = is
+			if taken[m] || m == 0 || int(m) > h.most[s.id] {
+				return fmt.Errorf("a backend of set %d, which had %d at most, has member %d", s.id, h.most[s.id], m)
+			}
+			now[s.slots[i]], taken[m] = m, true
 		}
+		h.members[s.id] = now
 	}
 	return nil
 }
@@ -141,7 +148,7 @@ func TestNumbersAreNeverUsedAgain(t *testing.T) {
 		inNetns(t)
 		seed := seedtest.Of(t)
 		rnd := rand.New(rand.NewPCG(seed, 1))
-		h := history{map[uint32]lb.SetID{}, map[uint32]string{}}
+		h := history{map[uint32]lb.SetID{}, map[uint32]map[netip.AddrPort]uint32{}, map[uint32]int{}}
 		tab := &lb.Table{Node: w.Node()}
 		p := newPlane(t, w.Family)
 		reset(t, p, tab)
@@ -163,6 +170,7 @@ func TestNumbersAreNeverUsedAgain(t *testing.T) {
 				for _, m := range []string{"members", "member-backends", "set-shapes", "cluster-sets"} {
 					runNFT(t, "flush map "+p.ip()+" kube-proxy "+m)
 				}
+				clear(h.members)
 				reset(t, p, tab)
 			case 3:
 				did = fmt.Sprintf("Service %d goes", i)
@@ -177,8 +185,8 @@ func TestNumbersAreNeverUsedAgain(t *testing.T) {
 				t.Fatalf("step %d, %s: %v", step, did, err)
 			}
 		}
-		if len(h.members) < 50 {
-			t.Errorf("only %d members", len(h.members))
+		if len(h.sets) < 50 {
+			t.Errorf("only %d sets", len(h.sets))
 		}
 		if err := p.Close(); err != nil {
 			t.Error(err)
@@ -444,9 +452,8 @@ func TestProbeOfExpressions(t *testing.T) {
 func TestTableWithoutNumbers(t *testing.T) {
 	eachFamily(t, func(t *testing.T, w planetest.World) {
 		for name, spoil := range map[string]string{
-			"members used up": "delete element %[1]s kube-proxy reserved { 2 }; add element %[1]s kube-proxy reserved { 2 : 0x7fffffff }",
 			"set ids used up": "delete element %[1]s kube-proxy reserved { 1 }; add element %[1]s kube-proxy reserved { 1 : 0x7fffffff }",
-			"removed":         "delete element %[1]s kube-proxy reserved { 2 }",
+			"removed":         "delete element %[1]s kube-proxy reserved { 3 }",
 			"emptied":         "flush map %[1]s kube-proxy reserved",
 		} {
 			t.Run(name, func(t *testing.T) {
@@ -482,17 +489,55 @@ func TestNumbersEndWhileRunning(t *testing.T) {
 	p := newPlane(t, w.Family)
 	tab := w.Table(2, 2)
 	reset(t, p, tab)
-	p.st.members.Last, p.st.members.Reserved = slots.End-2, slots.End+slots.Block
+	p.st.ids.Last, p.st.ids.Reserved = slots.End-2, slots.End+slots.Block
 	o, f := w.Full(3, 20, 3, 1, time.Hour)
 	changes, _ := tab.Replace(o, f)
 	if _, err := p.Apply(t.Context(), changes); !errors.Is(err, plane.ErrStateLost) {
 		t.Fatalf("%v, want %v", err, plane.ErrStateLost)
 	}
-	p.st.members.Reserved = 0
-	runNFT(t, "delete element ip kube-proxy reserved { 2 }; add element ip kube-proxy reserved { 2 : 0x7fffffff }")
+	p.st.ids.Reserved = 0
+	runNFT(t, "delete element ip kube-proxy reserved { 1 }; add element ip kube-proxy reserved { 1 : 0x7fffffff }")
 	reset(t, p, tab)
-	if n := p.st.members.Last; n == 0 || n > 100 {
-		t.Errorf("the new table is at member %d", n)
+	if n := p.st.ids.Last; n == 0 || n > 100 {
+		t.Errorf("the new table is at set id %d", n)
+	}
+	if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
+
+// A tenant who toggles session affinity uses up nothing: each toggle took a number for each backend from one counter of the
+// whole table, and at its end the clients of everybody were forgotten. Here an older process has left that counter near its end (TN-32).
+func TestTogglesUseUpNoNumbers(t *testing.T) {
+	inNetns(t)
+	w := planetest.World{Family: lb.IPv4}
+	p := newPlane(t, w.Family)
+	tab := w.Table(2, 2)
+	tab.Replace(w.Full(2, 10, 3, 1, time.Hour))
+	reset(t, p, tab)
+	stranger := lb.SetID{Service: "ns/svc-2:http", Proto: lb.TCP, Scope: lb.Cluster}
+	lead(t, p, stranger, p.st.sets[stranger].members[1])
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	_, _ = exec.Command("nft", "delete element ip kube-proxy reserved { 2 }").CombinedOutput() // there is one of the older process only
+	runNFT(t, fmt.Sprintf("add element ip kube-proxy reserved { 2 : %d }", slots.End-40))
+	p = newPlane(t, w.Family)
+	reset(t, p, tab)
+	_, before := entries(t, p)
+	for toggle := range 100 {
+		o, f := w.Full(3, 20, 5, 1, time.Duration(toggle%2)*time.Hour)
+		apply2(t, p, tab, o, f)
+	}
+	for id, s := range p.st.sets {
+		for _, m := range s.members {
+			if int(m) > len(s.members) {
+				t.Errorf("set %s of %d backends has member %d", id, len(s.members), m)
+			}
+		}
+	}
+	if _, after := entries(t, p); len(before) != 1 || !maps.Equal(before, after) {
+		t.Errorf("the stranger's set had entries %v, and has %v", before, after)
 	}
 	if got, want := dump(t, p), fresh(t, w.Family, tab); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)

@@ -272,20 +272,13 @@ func (c *change) finishSet(s *set) {
 	}
 }
 
-// assign gives a set the backends that it shall have, in those slots; with affinity each has its member in members, or a new one.
-func (c *change) assign(s *set, slots []netip.AddrPort, members map[netip.AddrPort]uint32) {
-	s.source, s.seconds, s.slots, s.members = s.wantSource, s.wantSeconds, slots, nil
+// assign gives a set the backends that it shall have, in those slots; with affinity each keeps its member, or gets a free one.
+func (c *change) assign(s *set, in []netip.AddrPort, members map[netip.AddrPort]uint32) {
+	s.source, s.seconds, s.slots, s.members = s.wantSource, s.wantSeconds, in, nil
 	if s.seconds == 0 {
 		return
 	}
-	s.members = make([]uint32, len(slots))
-	for i, ap := range slots {
-		m, ok := members[ap]
-		if !ok {
-			m = c.st.members.Next()
-		}
-		s.members[i] = m
-	}
+	s.members = slots.Members(in, members)
 }
 
 // refill brings a set's slots up to date.

@@ -51,7 +51,7 @@ type differ struct {
 	// owners are the ids whose elements are those of a set that the table has, suspects those whose elements are not.
 	owners   map[uint32]*setClaim
 	suspects []*setClaim
-	members  []uint32
+	members  []uint64 // of sets with affinity, with their set ids
 	// lists are the same for lists of source ranges: by number, a row that has the ranges; and rows whose list has others.
 	lists     map[uint32]*lb.Frontend
 	strangers []*lb.Frontend

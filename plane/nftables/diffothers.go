@@ -83,10 +83,11 @@ func (d *differ) wants(i setIndex, key []byte) (k lb.Key, wanted bool) {
 		return k, bytes.Equal(key[:4], key[4:]) && bytes.Equal(key[1:4], make([]byte, 3))
 	case sReserved:
 		n := nlconn.Order.Uint32(key)
-		return k, n > 0 && n < reservedEnd
+		return k, n == reservedIDs || n == reservedSeed
 	case sMemberBackends:
-		c := d.owners[nlconn.Order.Uint32(key[4:])]
-		_, ok := slices.BinarySearch(d.members, nlconn.Order.Uint32(key))
+		id := nlconn.Order.Uint32(key[4:])
+		c := d.owners[id]
+		_, ok := slices.BinarySearch(d.members, memberOf(nlconn.Order.Uint32(key), id))
 		return c.rowKey(), c != nil && (ok || c.told)
 	}
 	c := d.owners[nlconn.Order.Uint32(key)]

@@ -66,12 +66,15 @@ func (d *differ) compareSetsOf(claims []*setClaim) error {
 		d.owners[c.id] = c
 		if c.time > 0 {
 			for slot := range len(c.set.Backends) {
-				d.members = append(d.members, nlconn.Order.Uint32(have[sMembers][string(appendNum(appendNum(nil, c.id), uint32(slot)))]))
+				d.members = append(d.members, memberOf(nlconn.Order.Uint32(have[sMembers][string(appendNum(appendNum(nil, c.id), uint32(slot)))]), c.id))
 			}
 		}
 	}
 	return nil
 }
+
+// memberOf is a member of a set as one number.
+func memberOf(member, set uint32) uint64 { return uint64(member)<<32 | uint64(set) }
 
 // errDiffers ends a comparison of which it matters only whether something differs.
 var errDiffers = errors.New("it differs")

@@ -40,10 +40,7 @@ func (d *differ) compareSets() error {
 
 // compareReserved looks whether the table says which numbers were used, and finds the seed by which clients are hashed.
 func (d *differ) compareReserved() error {
-	var keys [][]byte
-	for n := uint32(1); n < reservedEnd; n++ {
-		keys = append(keys, appendNum(nil, n))
-	}
+	keys := [][]byte{appendNum(nil, reservedIDs), appendNum(nil, reservedSeed)}
 	have, err := d.get(sReserved, keys)
 	if err != nil || !d.there[sReserved] {
 		return err

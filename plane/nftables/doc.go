@@ -17,7 +17,7 @@
 //	map members        set id . slot : member                 instead of backends, in sets with affinity
 //	map member-backends  member . set id : address . port
 //	map affinity       set id . hash of client : member       filled by packets, with a timeout; see affinity.go
-//	map reserved       which set ids and members were used; see numbers.go
+//	map reserved       which set ids were used; see numbers.go
 //
 //	map filter-classes, nat-classes     class : verdict       a few dozen at most
 //	map cluster-shapes, local-shapes    shape : verdict       one for each size and each time in use, see [shape]
@@ -59,8 +59,8 @@
 // # Keeping it
 //
 // An Apply is one transaction. The applied state is kept in memory; what a refused transaction changed there is taken back.
-// Reset reads the kernel once and sends the difference, taking over ids and slots, so that a restart is invisible. Ids and
-// members are never used again. A table of another layout is replaced in one transaction. Each rule ends in a comment with a
+// Reset reads the kernel once and sends the difference, taking over ids and slots, so that a restart is invisible. Set ids are
+// never used again. A table of another layout is replaced in one transaction. Each rule ends in a comment with a
 // digest of its content. A second socket hears what others do to the table, and Audit mends just that.
 //
 // The files, in the order of a change's way: class.go, rules.go, affinity.go and statement.go (pure: what chains contain), schema.go (the

@@ -204,9 +204,8 @@ func (d *dumper) constants() []string {
 			d.fault("byte %d does not equal itself", n)
 		}
 	}
-	for key := uint32(1); key < reservedEnd; key++ {
-		d.use(sReserved, appendNum(nil, key))
-	}
+	d.use(sReserved, appendNum(nil, reservedIDs))
+	d.use(sReserved, appendNum(nil, reservedSeed))
 	return lines
 }
 

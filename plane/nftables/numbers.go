@@ -9,20 +9,17 @@ import (
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/plane"
 	"kube-proxy/plane/rollback"
-	"kube-proxy/plane/slots"
 )
 
 // The keys of the map reserved.
 const (
-	reservedIDs = iota + 1
-	reservedMembers
-	reservedSeed
-	reservedEnd
+	reservedIDs  = 1
+	reservedSeed = 3 // 2 counted members, which each set numbers by itself now
 )
 
 // reserved calls f for the elements of the map of that name.
 func (st *state) reserved(f func(i setIndex, rec []byte)) {
-	for key, v := range map[uint32]uint32{reservedIDs: st.ids.Reserved, reservedMembers: st.members.Reserved, reservedSeed: st.seed} {
+	for key, v := range map[uint32]uint32{reservedIDs: st.ids.Reserved, reservedSeed: st.seed} {
 		f(sReserved, appendNum(appendNum(nil, key), v))
 	}
 }
@@ -34,7 +31,7 @@ func (s *snapshot) numbered() bool {
 	for rec := range s.records[sReserved].All() {
 		keys[nlconn.Order.Uint32(rec)] = true
 	}
-	return keys[reservedIDs] && keys[reservedMembers] && keys[reservedSeed]
+	return keys[reservedIDs] && keys[reservedSeed]
 }
 
 // adoptReserved goes on where the kernel's table stands.
@@ -43,8 +40,6 @@ func (st *state) adoptReserved(snap *snapshot) {
 		switch v := nlconn.Order.Uint32(rec[4:]); nlconn.Order.Uint32(rec) {
 		case reservedIDs:
 			st.ids.GoOn(v)
-		case reservedMembers:
-			st.members.GoOn(v)
 		case reservedSeed:
 			st.seed = v
 		}
@@ -65,24 +60,19 @@ func (p *Plane) chooseSeed(st *state) {
 	p.rules.seed = st.seed
 }
 
-// reserve sees to it that the numbers which the change gave out are reserved in its own transaction. The error wraps
+// reserve sees to it that the set ids which the change gave out are reserved in its own transaction. The error wraps
 // plane.ErrStateLost where none are left: the Reset to come makes a new table.
 func (c *change) reserve() error {
-	for key, n := range map[uint32]*slots.Counter{reservedIDs: &c.st.ids, reservedMembers: &c.st.members} {
-		if !n.Short() {
-			continue
-		}
+	if n := &c.st.ids; n.Short() {
 		rollback.Value(c.log, &n.Reserved)
 		was := n.Reserved
 		n.Reserve()
-		rec := appendNum(c.rec[:0], key)
+		rec := appendNum(c.rec[:0], reservedIDs)
 		c.remove(sReserved, appendNum(rec, was))
 		c.add(sReserved, appendNum(rec, n.Reserved))
 	}
-	if !c.st.numbersLeft() {
-		return fmt.Errorf("nftables %s: the table has used up its numbers: %w", c.fam, plane.ErrStateLost)
+	if !c.st.ids.Left() {
+		return fmt.Errorf("nftables %s: the table has used up its set ids: %w", c.fam, plane.ErrStateLost)
 	}
 	return nil
 }
-
-func (st *state) numbersLeft() bool { return st.ids.Left() && st.members.Left() }

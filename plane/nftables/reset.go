@@ -124,7 +124,7 @@ func (p *Plane) readForReset(ctx context.Context) (*snapshot, uint32, error) {
 func (p *Plane) plan(ctx context.Context, snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Frontend], gen uint32) (c *change, refused refusedRows, err error) {
 	p.rules.node = want.Node
 	st, refused := p.desired(snap, want, rows)
-	if !st.numbersLeft() { // then a new table, with clients forgotten
+	if !st.ids.Left() { // then a new table, with clients forgotten
 		snap.ours = false
 		st, refused = p.desired(snap, want, rows)
 	}

@@ -100,7 +100,7 @@ func schema(f family, hashes bool) *[setCount]nftwire.Set {
 		sSourceRanges: {Name: "source-ranges", Key: nftwire.Fields{markField, f.addr}, Comment: "list and length of the range, range"},
 		sClusterIPs:   {Name: "cluster-ips", Key: nftwire.Fields{f.addr}, Comment: "addresses of kind ClusterIP"},
 		sEqualBytes:   {Name: "equal-bytes", Key: nftwire.Fields{slotField, slotField}, Comment: "each byte with itself: so rules compare addresses"},
-		sReserved:     {Name: "reserved", Key: one, Data: one, Comment: "1, 2 -> set ids, members used up to here; 3 -> seed"},
+		sReserved:     {Name: "reserved", Key: one, Data: one, Comment: "1 -> set ids used up to here; 3 -> seed"},
 
 		sConnections: {Name: "connections", Key: vip, Size: countersLimit,
 			Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Comment: "frontends in use, with their connections (--service-metrics)"},

@@ -18,8 +18,8 @@ type state struct {
 	lists       map[string]*sourceList
 	listNumbers map[uint32]*sourceList
 	lastList    uint32
-	// ids and members count the set ids and the members of backends in sets with affinity.
-	ids, members slots.Counter
+	// ids counts the set ids.
+	ids slots.Counter
 	// seed is that of the hash of clients with affinity.
 	seed uint32
 
@@ -55,7 +55,7 @@ type set struct {
 	id      uint32
 	source  *lb.BackendSet // the backends in slots; nil before the first write
 	slots   []netip.AddrPort
-	members []uint32 // with affinity, the member in each slot; else nil
+	members []uint32 // with affinity, the member in each slot, see slots.Members; else nil
 	seconds uint32   // of affinity
 	refs    int32    // rows that balance over it
 

@@ -2,8 +2,8 @@
 //
 // A plane that balances by a map from set id and slot to a backend writes little when an endpoint comes or goes, if the others
 // keep their slots. And what packets left in the kernel, such as which backend a client had, stays true over changes and
-// restarts, if numbers keep their meaning: [Counter] never gives one out twice, and [AdoptIDs] finds which id is whose in what
-// an earlier process wrote (ADR 0015).
+// restarts, if numbers keep their meaning: [Counter] never gives a set id out twice, [Members] numbers the backends of one set, and
+// [AdoptIDs] finds which id is whose in what an earlier process wrote (ADR 0015).
 //
 // Everything here is pure. A plane says how numbers and slots are written.
 package slots
@@ -86,6 +86,30 @@ func inOrder(kernel map[uint32]netip.AddrPort, want []lb.Backend) bool {
 		}
 	}
 	return true
+}
+
+// Members returns a number for the backend in each slot, which no other backend of the set has: the one that it had, or the
+// least that is free. A number that a backend leaves behind goes to another of the same set, so a set never has a number above
+// the most backends that it has had (ADR 0015).
+func Members(slots []netip.AddrPort, had map[netip.AddrPort]uint32) []uint32 {
+	members, taken := make([]uint32, len(slots)), make(map[uint32]bool, len(had))
+	for i, ap := range slots {
+		if m, ok := had[ap]; ok {
+			members[i], taken[m] = m, true
+		}
+	}
+	free := uint32(1)
+	for i, ap := range slots {
+		if _, ok := had[ap]; ok {
+			continue
+		}
+		for taken[free] {
+			free++
+		}
+		members[i] = free
+		free++
+	}
+	return members
 }
 
 // contains reports whether a sorted list of backends has the address.

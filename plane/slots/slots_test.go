@@ -116,6 +116,28 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
+// Whatever came and went: who stays keeps the number, no two have one, and none is above the most that the set has had (TN-32).
+func TestMembers(t *testing.T) {
+	for seed := range uint64(200) {
+		rnd := rand.New(rand.NewPCG(seed, 8))
+		var had map[netip.AddrPort]uint32
+		most := 0
+		for range 50 {
+			in := First(some(rnd, rnd.IntN(12), 20))
+			rnd.Shuffle(len(in), func(i, j int) { in[i], in[j] = in[j], in[i] })
+			most = max(most, len(in))
+			now, taken := map[netip.AddrPort]uint32{}, map[uint32]bool{}
+			for i, m := range Members(in, had) {
+				if was, ok := had[in[i]]; ok && was != m || taken[m] || m == 0 || int(m) > most {
+					t.Fatalf("seed %d: %v has member %d of at most %d, and had %d", seed, in[i], m, most, was)
+				}
+				now[in[i]], taken[m] = m, true
+			}
+			had = now
+		}
+	}
+}
+
 func byIndex(slots []netip.AddrPort) map[uint32]netip.AddrPort {
 	m := map[uint32]netip.AddrPort{}
 	for i, ap := range slots {
