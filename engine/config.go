@@ -8,6 +8,7 @@ import (
 
 	"kube-proxy/changes"
 	"kube-proxy/cluster"
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 )
@@ -78,7 +79,8 @@ type Engine struct {
 	audits   audits
 	withheld map[lb.Key]withheld // rows of health checks that observers are not told of yet
 	noLocal  noLocal
-	claims   claimLog
+	contests *ratelimit.Limiter
+	loans    *ratelimit.Limiter
 	panics   once // whose stack was logged
 	said     once // other errors that were logged
 }
@@ -106,6 +108,8 @@ func New(cfg Config) *Engine {
 		resets:  resets{due: true},
 		started: time.Now().UnixNano(),
 	}
+	e.contests = ratelimit.New(cfg.Log, "service lost an address and port to another")
+	e.loans = ratelimit.New(cfg.Log, "service has an address of the service network")
 	e.minPeriod.Store(int64(cfg.MinSyncPeriod))
 	e.SetAuditPeriod(cfg.AuditPeriod)
 	return e

@@ -2,11 +2,8 @@ package engine
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
-	"time"
 
-	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 )
 
@@ -29,15 +26,27 @@ type Loan struct {
 	Keys int
 }
 
-// claimLog bounds what is told of claims.
-type claimLog struct{ contests, loans ratelimit.Messages }
-
 // claims gathers what is to be told of claims while services are resolved. A tenant can contest as many keys as there
 // are, and a Service that loses them all has one fault: there is one message for each Service and change, and of many
 // Services few are told.
 type claims struct {
-	contests []lb.Contest // that began
+	contests []contest // that began
 	lent     []lentKey    // rows that came
+}
+
+// contest is one that a change of the Service cause began.
+type contest struct {
+	lb.Contest
+	cause string
+}
+
+// share is whose share a message about the contest is of. Others cannot exhaust the share for what the loser does itself.
+func (c contest) share() string {
+	loser := nameOf(c.Loser.Name).Namespace
+	if nameOf(c.cause).Namespace != loser {
+		return loser + ", by others"
+	}
+	return loser
 }
 
 // lentKey is a key of the service network that a Service got though it is not its cluster IP.
@@ -48,7 +57,9 @@ type lentKey struct {
 
 // add takes note of what the replacement of the owner's rows changed.
 func (c *claims) add(t *lb.Table, owner string, changes []lb.Change, contests []lb.Contest) {
-	c.contests = append(c.contests, contests...)
+	for _, began := range contests {
+		c.contests = append(c.contests, contest{began, owner})
+	}
 	for _, change := range changes {
 		if t.Node.Lends(change.New) && !t.Node.Lends(change.Old) {
 			c.lent = append(c.lent, lentKey{change.Key, owner})
@@ -57,37 +68,30 @@ func (c *claims) add(t *lb.Table, owner string, changes []lb.Change, contests []
 }
 
 // tellClaims tells of what was gathered. Its cost is that of the changes that it was gathered from.
-func (e *Engine) tellClaims(c claims, now time.Time) {
+func (e *Engine) tellClaims(c claims) {
 	if len(c.contests) > 0 {
-		e.tellLosses(c.contests, now)
+		e.tellLosses(c.contests)
 	}
 	if len(c.lent) > 0 {
-		e.tellLoans(c.lent, now)
-	}
-	if n := e.claims.contests.Withheld(now); n > 0 {
-		e.cfg.Log.Warn("more services lost addresses and ports to others, not logging each",
-			"services", n, "contested", e.table.Contested())
-	}
-	if n := e.claims.loans.Withheld(now); n > 0 {
-		e.cfg.Log.Warn("more services have addresses of the service network that are not their cluster IPs, not logging each", "services", n)
+		e.tellLoans(c.lent)
 	}
 }
 
 // tellLosses asks the table again: while many services were resolved the winner may have changed.
-func (e *Engine) tellLosses(began []lb.Contest, now time.Time) {
-	var lost []lb.Contest
+func (e *Engine) tellLosses(began []contest) {
+	var lost []contest
 	for _, c := range began {
-		if c, is := e.table.Lost(c.Key, c.Loser.Name); is {
-			lost = append(lost, c)
+		if now, is := e.table.Lost(c.Key, c.Loser.Name); is {
+			lost = append(lost, contest{now, c.cause})
 		}
 	}
 	e.stats.update(func(s *Stats) { s.Contests += uint64(len(lost)) })
-	first, keys := byService(lost, func(c lb.Contest) (string, lb.Key) { return c.Loser.Name, c.Key })
+	first, keys := byService(lost, func(c contest) (string, lb.Key) { return c.Loser.Name, c.Key })
 	for _, c := range first {
-		l := Loss{c, keys[c.Loser.Name]}
-		if !e.claims.contests.Once(fmt.Sprint(l.Loser.Name, l.Key, l.Winner.Name, l.Why(), l.Keys), now) {
+		if !e.contests.Allow(c.share()) {
 			continue
 		}
+		l := Loss{c.Contest, keys[c.Loser.Name]}
 		e.cfg.Log.Warn("service lost an address and port to another", "service", l.Loser.Name, "key", l.Key.String(),
 			"winner", l.Winner.Name, "because", "it "+l.Why(), "keys", l.Keys)
 		if e.cfg.Contested != nil {
@@ -97,7 +101,7 @@ func (e *Engine) tellLosses(began []lb.Contest, now time.Time) {
 }
 
 // tellLoans leaves out what the same look at the services gave to somebody else.
-func (e *Engine) tellLoans(lent []lentKey, now time.Time) {
+func (e *Engine) tellLoans(lent []lentKey) {
 	var loans []Loan
 	for _, c := range lent {
 		f := e.table.Get(c.key)
@@ -108,7 +112,7 @@ func (e *Engine) tellLoans(lent []lentKey, now time.Time) {
 	first, keys := byService(loans, func(l Loan) (string, lb.Key) { return l.Owner, l.Key })
 	for _, l := range first {
 		l.Keys = keys[l.Owner]
-		if !e.claims.loans.Once(fmt.Sprint(l.Owner, l.Key, l.Kind, l.Keys), now) {
+		if !e.loans.Allow(nameOf(l.Owner).Namespace) {
 			continue
 		}
 		e.cfg.Log.Warn("service has an address of the service network that is not its cluster IP, until it is assigned as one",

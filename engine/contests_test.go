@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"kube-proxy/cluster"
 	"kube-proxy/internal/ratelimit"
@@ -28,8 +27,8 @@ func crowd(first, services, ports int) []*cluster.Service {
 	return out
 }
 
-// SV-24: what is told of contests is bounded, whatever Services claim, and says how much is left out. The youngest
-// come first, so that each takes all keys from the one before.
+// SV-24, TN-02: what is told of contests is bounded, whatever Services claim, and says how much is left out. The youngest
+// come first, so that each takes all keys from the one before. A stranger's losses are told beside it.
 func TestFloodOfContests(t *testing.T) {
 	var told []Loss
 	bubble(t, func(c *Config) { c.Contested = func(l Loss) { told = append(told, l) } }, func(r *rig) {
@@ -48,29 +47,28 @@ func TestFloodOfContests(t *testing.T) {
 		if len(told) != ratelimit.Burst || told[0].Keys != ports || told[0].Key.Port != 1000 {
 			t.Errorf("told of %d Services, of the first %+v; want %d, each of %d keys at once", len(told), told[:1], ratelimit.Burst, ports)
 		}
-		r.after(2 * ratelimit.WithheldGap) // now they can only be told of together
-		more := 0
-		for _, line := range r.log.Lines("more services lost") {
-			_, count, _ := strings.Cut(line, "services=")
-			n := 0
-			fmt.Sscan(count, &n)
-			more += n
+		r.after(2 * ratelimit.ReportGap)
+		suppressed := services - 1 - ratelimit.Burst
+		if r.log.Count(fmt.Sprintf("messages=%d mostAbout=shop", suppressed)) != 1 || strings.Count(r.log.String(), "\n") > ratelimit.Burst+5 {
+			t.Errorf("the log does not count %d suppressed messages, or is too long:\n%s", suppressed, r.log)
 		}
-		if lines := strings.Count(r.log.String(), "\n"); lines > ratelimit.Burst+5 || len(told)+more != services-1 {
-			t.Errorf("%d lines in the log; told of %d Services and counted %d, want %d in all:\n%s", lines, len(told), more, services-1, r.log)
+		// Of another namespace the first is reported all the same, also where the flood caused it.
+		mine, theirs := service(1), service(2)
+		for i, s := range []*cluster.Service{mine, theirs} {
+			s.Name.Namespace, s.Created = "stranger", int64(1e6+i)
+			s.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.8")}
 		}
-		// The same again is not told again.
-		before := len(told)
-		r.after(time.Hour)
-		last := flood[services-1]
-		r.do(cluster.ServiceGone{Name: last.Name}, cluster.ServiceSet{Service: last})
+		taker := service(3)
+		taker.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.8")}
+		told = nil
+		r.do(cluster.ServiceSet{Service: mine})
 		r.run()
-		r.do(cluster.ServiceGone{Name: last.Name})
-		r.run()
-		r.do(cluster.ServiceSet{Service: last})
-		r.run()
-		if len(told) != before+1 {
-			t.Errorf("told %d times of a Service that comes and goes, want once", len(told)-before)
+		for _, s := range []*cluster.Service{taker, theirs} {
+			r.do(cluster.ServiceSet{Service: s})
+			r.run()
+		}
+		if len(told) != 2 || told[0].Loser.Name != "stranger/s1" || told[1].Loser.Name != "stranger/s2" {
+			t.Errorf("beside the flood, told %+v, want of the losses of stranger/s1 and stranger/s2", told)
 		}
 		r.converged()
 	})

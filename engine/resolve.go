@@ -8,8 +8,8 @@ import (
 
 	"kube-proxy/changes"
 	"kube-proxy/cluster"
-	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
+	"kube-proxy/policy"
 )
 
 // resolver is what the rows of services are computed with.
@@ -55,7 +55,7 @@ func (e *Engine) absorb() {
 		e.rebuildTable(&found, now)
 	}
 	e.programmed()
-	e.tellClaims(found, now)
+	e.tellClaims(found)
 }
 
 // planResolve remembers when something that could not be resolved is due again.
@@ -66,19 +66,14 @@ func (e *Engine) planResolve(a *agenda) {
 	if e.node.changed {
 		a.due(e.node.wait.until)
 	}
-	for _, m := range []*ratelimit.Messages{&e.claims.contests, &e.claims.loans} {
-		if t, ok := m.Due(); ok {
-			a.due(t)
-		}
-	}
 }
 
 // resolve computes the rows of one service and replaces them in the table. n is what was marked for the
 // service.
 func (e *Engine) resolve(found *claims, name cluster.Name, n notice, now time.Time) {
 	r := &e.resolver
-	e.stats.update(func(s *Stats) { s.Resolved++ })
 	view := e.cfg.Store.View(name)
+	e.stats.resolved(policy.CostOf(view, e.cfg.Family))
 	owner := ownerOf(view)
 	_, suspect := r.unresolved.entries[name] // it may be the table that cannot take the rows
 	fronts, err := e.rows(view, owner, suspect)

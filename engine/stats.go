@@ -8,11 +8,15 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
+	"kube-proxy/policy"
 )
 
 // Stats is what an engine has done and how it stands. The counters never go back.
 type Stats struct {
 	Resolved uint64 // services resolved
+	Slices   uint64 // EndpointSlices of the services resolved ([policy.Cost])
+	Ports    uint64 // their ports
+	Backends uint64 // and their backends
 	Visited  uint64 // rows that the table looked at
 	Applies  uint64 // calls of Plane.Apply
 	Resets   uint64 // calls of Plane.Reset
@@ -92,6 +96,16 @@ func (l *ledger) update(f func(*Stats)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f(&l.stats)
+}
+
+// resolved counts a service that is resolved.
+func (l *ledger) resolved(c policy.Cost) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stats.Resolved++
+	l.stats.Slices += uint64(c.Slices)
+	l.stats.Ports += uint64(c.Ports)
+	l.stats.Backends += uint64(c.Backends)
 }
 
 // called counts one finished call of the plane.

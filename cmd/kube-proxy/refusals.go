@@ -3,7 +3,6 @@ package main
 import (
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"kube-proxy/cluster"
 	"kube-proxy/event"
@@ -49,18 +48,13 @@ func (r *refusedServices) of(fam string) *atomic.Int64 {
 // resolver returns what gives a family's engine the rows of a Service, and tells of its addresses that get none.
 func (p *proxy) resolver(fam lb.Family) func(cluster.View) []*lb.Frontend {
 	told := refusals{}
-	var messages ratelimit.Messages
+	messages := ratelimit.New(p.log.With("family", fam.String()), "part of a Service is refused")
 	return func(v cluster.View) []*lb.Frontend {
 		settings := p.settings(fam)
-		now := time.Now()
-		if what, subject := told.news(v.Name, policy.Refused(v, settings)); what != "" && messages.Next(now) {
+		if what, subject := told.news(v.Name, policy.Refused(v, settings)); what != "" && messages.Allow(v.Name.Namespace) {
 			e := event.AddressRefused(v.Name.String(), what, subject)
 			p.log.Warn("part of a Service is refused", "note", e.Note, "service", v.Name.String(), "family", fam.String())
 			p.tell(e)
-		}
-		if n := messages.Withheld(now); n > 0 {
-			p.log.Warn("more services have addresses that are not served, not logging each",
-				"changes", n, "services", len(told), "family", fam.String())
 		}
 		p.refused.of(fam.String()).Store(int64(len(told)))
 		return policy.Resolve(v, settings)

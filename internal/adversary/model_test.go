@@ -78,8 +78,8 @@ func (w *world) generation(seed uint64, first, n int, alone cost) (asked int) {
 		w.errorf("beside %d tenants a change costs %+v, without them %+v", n, c, alone)
 	}
 	// What is told of tenants follows what they do, not what it does to others; and there is an end to it. A process that
-	// begins tells anew of what it finds: so many contests, and so many loans of addresses.
-	if most := int64(w.events)/4 + 200 + int64(w.starts-1)*2*ratelimit.Burst; lines > most || bytes > 1000*most {
+	// begins tells anew of what it finds, of contests and of loans a share for each namespace (TN-02).
+	if most := int64(w.events)/2 + 200 + int64(w.starts-1)*2*ratelimit.Burst*int64(n); lines > most || bytes > 1000*most {
 		w.errorf("%d lines, %d bytes of log after %d events and %d starts", lines, bytes, w.events, w.starts)
 	}
 	for _, tn := range tenants {

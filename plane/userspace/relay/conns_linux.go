@@ -27,17 +27,14 @@ type conns struct {
 
 	lastID atomic.Int32 // of a listening socket
 
-	logged struct {
-		sync.Mutex
-		messages ratelimit.Messages
-	}
+	waiting *ratelimit.Limiter // messages about clients that wait for a descriptor
 }
 
 // maxLoops bounds the threads; more do not make the kernel faster.
 const maxLoops = 16
 
 func newConns(r *Relay) (engine, error) {
-	e := &conns{relay: r, fds: r.cfg.Descriptors}
+	e := &conns{relay: r, fds: r.cfg.Descriptors, waiting: ratelimit.New(r.cfg.Log, "no descriptor")}
 	e.pipes = newPipeBudget(e.fds.max)
 	for range min(runtime.GOMAXPROCS(0), maxLoops) {
 		l, err := newLoop(e)
@@ -94,17 +91,9 @@ func (e *conns) lightest(l *loop) *loop {
 
 // outOfDescriptors tells the operator, once in a while, that clients have to wait.
 func (e *conns) outOfDescriptors(at netip.AddrPort, err error) {
-	e.logged.Lock()
-	now := time.Now()
-	say := e.logged.messages.Next(now)
-	withheld := e.logged.messages.Withheld(now)
-	e.logged.Unlock()
-	if say {
+	if e.waiting.Allow("") {
 		e.relay.cfg.Log.Warn("no descriptor for another client; it has to wait: raise the limit of open files (ulimit -n, LimitNOFILE)",
 			"listener", at, "err", err)
-	}
-	if withheld > 0 {
-		e.relay.cfg.Log.Warn("withheld messages about descriptors", "messages", withheld)
 	}
 }
 

@@ -1,0 +1,29 @@
+package policy
+
+import (
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+)
+
+// Cost is how much [Resolve] looks at for one Service in one family.
+type Cost struct {
+	Slices   int // EndpointSlices of both families
+	Ports    int // ports of the Service and of its slices
+	Backends int // endpoints, each once for every port that it may serve
+}
+
+// CostOf returns what it costs to resolve v. It looks at each slice but not into it.
+func CostOf(v cluster.View, f lb.Family) Cost {
+	c := Cost{Slices: len(v.Slices)}
+	if v.Service == nil {
+		return c
+	}
+	c.Ports = len(v.Service.Ports)
+	for _, sl := range v.Slices {
+		if sl.IPv6 == (f == lb.IPv6) {
+			c.Ports += len(sl.Ports)
+			c.Backends += len(sl.Endpoints) * max(1, min(len(sl.Ports), len(v.Service.Ports)))
+		}
+	}
+	return c
+}
