@@ -1,0 +1,16 @@
+//go:build linux
+
+package hns_test
+
+import (
+	"testing"
+
+	"kube-proxy/plane/hns"
+	"kube-proxy/plane/hns/hnsfake"
+	"kube-proxy/plane/planetest"
+)
+
+// What one namespace writes leaves load balancers of others alone (TN-01).
+func TestTenants(t *testing.T) {
+	planetest.Tenants(t, 15, func(testing.TB) planetest.Kernel { return kernel(newNode(hns.L2Bridge, hnsfake.Everything)) })
+}

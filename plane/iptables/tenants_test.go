@@ -1,0 +1,17 @@
+//go:build linux
+
+package iptables
+
+import (
+	"testing"
+
+	"kube-proxy/plane/planetest"
+)
+
+// What one namespace writes leaves rules of others alone (TN-01).
+func TestTenants(t *testing.T) {
+	planetest.Tenants(t, 3, func(t testing.TB) planetest.Kernel {
+		inNetns(t)
+		return planetest.Kernel{New: newWith(NFT)}
+	})
+}

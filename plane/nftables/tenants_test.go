@@ -1,0 +1,17 @@
+//go:build linux
+
+package nftables
+
+import (
+	"testing"
+
+	"kube-proxy/plane/planetest"
+)
+
+// What one namespace writes leaves elements of others alone (TN-01).
+func TestTenants(t *testing.T) {
+	planetest.Tenants(t, 3, func(t testing.TB) planetest.Kernel {
+		inNetns(t)
+		return planetest.Kernel{New: newConformant}
+	})
+}
