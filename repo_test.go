@@ -87,6 +87,7 @@ const imports = `
 	# Traffic by Service is what planes count by row, and the table's rows.
 	lb, mode < traffic;
 	internal/listen < health, status;
+	internal/ratelimit < health;
 	internal/kernel < system;
 	lb, internal/kernel < cleanup;
 	# It reads bytes, and knows of no node.

@@ -79,10 +79,10 @@ type Engine struct {
 	audits   audits
 	withheld map[lb.Key]withheld // rows of health checks that observers are not told of yet
 	noLocal  noLocal
-	contests *ratelimit.Limiter
-	loans    *ratelimit.Limiter
-	panics   once // whose stack was logged
-	said     once // other errors that were logged
+	// Messages about Services: those that lost a key or got one on loan, and those whose rows fail.
+	contests, loans, failures *ratelimit.Limiter
+	panics                    once // whose stack was logged
+	said                      once // other errors that were logged
 }
 
 // New returns an engine that has done nothing yet.
@@ -110,6 +110,7 @@ func New(cfg Config) *Engine {
 	}
 	e.contests = ratelimit.New(cfg.Log, "service lost an address and port to another")
 	e.loans = ratelimit.New(cfg.Log, "service has an address of the service network")
+	e.failures = ratelimit.New(cfg.Log, "row not written")
 	e.minPeriod.Store(int64(cfg.MinSyncPeriod))
 	e.SetAuditPeriod(cfg.AuditPeriod)
 	return e

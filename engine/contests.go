@@ -31,7 +31,7 @@ type Loan struct {
 // Services few are told.
 type claims struct {
 	contests []contest // that began
-	lent     []lentKey    // rows that came
+	lent     []lentKey // rows that came
 }
 
 // contest is one that a change of the Service cause began.

@@ -136,7 +136,7 @@ func (e *Engine) rows(v cluster.View, o lb.Owner, apart bool) (fronts []*lb.Fron
 func (e *Engine) unresolved(name cluster.Name, err error, now time.Time) {
 	e.resolver.unresolved.fail(name, now)
 	e.stats.failed("resolve service "+name.String()+": "+err.Error(), now)
-	if e.said.first("resolve " + name.String() + err.Error()) {
+	if e.said.first("resolve "+name.String()+err.Error()) && e.failures.Allow(name.Namespace) {
 		e.cfg.Log.Error("service not resolved, its present rows stay", "service", name.String(), "err", err)
 		e.tellFailed(name, lb.Key{}, "resolve", err)
 	}
@@ -172,7 +172,7 @@ func (e *Engine) tellRefused(service string, refused []lb.Refused) {
 	}
 	text := fmt.Sprintf("%d rows of service %s are malformed: %v", len(refused), service, refused[0].Err)
 	e.stats.failed(text, time.Now())
-	if e.said.first(text) {
+	if e.said.first(text) && e.failures.Allow(nameOf(service).Namespace) {
 		e.cfg.Log.Error("malformed rows left out, what was in force for their keys stays", "service", service, "rows", len(refused), "first", refused[0].Err)
 		e.tellFailed(nameOf(service), refused[0].Key, "left out", refused[0].Err)
 	}

@@ -22,7 +22,6 @@ type writer struct {
 	searches   []*search
 	lastSearch uint64
 	together   trouble // of many rows, for which a search gave up
-	failed     int     // failed rows that were logged since the last time when none was in doubt
 }
 
 // afterReset forgets all that was wrong.
@@ -90,13 +89,13 @@ func (e *Engine) accepted(changes []lb.Change, shows bool) {
 		e.pending.forget(c.Key)
 		e.noLocal.set(c.Key, c.New)
 	}
-	if first != nil {
+	if first != nil && e.failures.Allow(nameOf(serviceOf(*first)).Namespace) {
 		e.cfg.Log.Info("rows written after failures", "rows", rows, "first", first.Key.String(), "service", serviceOf(*first))
 	}
 	e.loaded()
 	e.programmed()
 	if e.pending.doubtful == 0 {
-		e.writer.together, e.writer.failed = trouble{}, 0
+		e.writer.together = trouble{}
 	}
 	if shows {
 		e.writer.credit = credit{}
@@ -112,9 +111,6 @@ func (e *Engine) upToDate() {
 	e.inbox.accepted(all, all)
 }
 
-// maxFailed is how many failed rows are logged each until none is in doubt.
-const maxFailed = 50
-
 // rowFailed says that the change failed alone; it will be tried again after its own backoff.
 func (e *Engine) rowFailed(c lb.Change, err error) {
 	p := e.pending.byKey[c.Key]
@@ -129,12 +125,8 @@ func (e *Engine) rowFailed(c lb.Change, err error) {
 	}
 	p.logged = err.Error()
 	e.tellFailed(nameOf(serviceOf(c)), c.Key, "write", err)
-	e.writer.failed++
-	switch {
-	case e.writer.failed <= maxFailed:
+	if e.failures.Allow(nameOf(serviceOf(c)).Namespace) {
 		e.cfg.Log.Error("row not written, retrying it alone", "key", c.Key.String(), "service", serviceOf(c), "err", err)
-	case e.writer.failed == maxFailed+1:
-		e.cfg.Log.Error("more rows are not written, not logging each", "err", err)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/listen"
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 )
 
@@ -287,3 +288,36 @@ type broken struct{ net.Listener }
 func (broken) Accept() (net.Conn, error) { return nil, errors.New("no memory") }
 func (broken) Close() error              { return nil }
 func (broken) Addr() net.Addr            { return &net.TCPAddr{} }
+
+// TN-02: however many ports of a namespace cannot listen, and however often they do, the log stays short and another
+// namespace's failure is told.
+func TestManyPortsThatCannotListen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, told := &fakeOpener{}, map[string]int{}
+		var log bytes.Buffer
+		s := NewServices(ServicesConfig{Log: slog.New(slog.NewTextHandler(&log, nil)), OnListenFailed: func(service string, _ uint16, _ error) {
+			namespace, _, _ := strings.Cut(service, "/")
+			told[namespace]++
+		}})
+		s.open = o.listen
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { s.Run(ctx); close(done) }()
+		v4 := s.Observer(lb.IPv4)
+		o.Refuse("", "in use")
+		for port := range uint16(1000) {
+			v4.Applied(set(check(fmt.Sprint("tenant/", port), 30_000+port, 1)))
+		}
+		synctest.Wait()
+		v4.Applied(set(check("stranger/web", 32_000, 1)))
+		synctest.Wait()
+		if told["tenant"] != ratelimit.Burst || told["stranger"] != 1 {
+			t.Errorf("told of failures %v, want %d of the tenant's and the stranger's", told, ratelimit.Burst)
+		}
+		cancel()
+		<-done
+		if lines := strings.Count(log.String(), "\n"); lines != ratelimit.Burst+1 {
+			t.Errorf("%d lines, want %d", lines, ratelimit.Burst+1)
+		}
+	})
+}

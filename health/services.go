@@ -8,10 +8,12 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"kube-proxy/internal/listen"
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 )
 
@@ -35,6 +37,8 @@ type Services struct {
 	http *http.Server
 	open func(context.Context, listen.Address) (net.Listener, error)
 	wake chan struct{} // has a value when Run should look
+	// failures bounds what is logged and told of ports that do not answer, and of those that do again.
+	failures *ratelimit.Limiter
 
 	mu    sync.RWMutex
 	ports map[uint16]*port
@@ -57,7 +61,8 @@ type port struct {
 
 // fault is why a port is not served.
 type fault struct {
-	service string        // that was told of it; "" if there is none
+	service string        // whose port fails; "" if none does
+	told    bool          // it was logged and told
 	delay   time.Duration // from the last try to the next
 	next    time.Time
 }
@@ -79,7 +84,8 @@ func NewServices(cfg ServicesConfig) *Services {
 	if cfg.Healthy == nil {
 		cfg.Healthy = func() bool { return true }
 	}
-	s := &Services{cfg: cfg, open: listen.OwnShare().Limited(listen.Open), wake: make(chan struct{}, 1), ports: map[uint16]*port{}, dirty: map[uint16]struct{}{}}
+	s := &Services{cfg: cfg, open: listen.OwnShare().Limited(listen.Open), wake: make(chan struct{}, 1),
+		failures: ratelimit.New(cfg.Log, "health check port does not answer"), ports: map[uint16]*port{}, dirty: map[uint16]struct{}{}}
 	s.http = newHTTP("health-check ports of Services", http.HandlerFunc(s.serve), cfg.Log)
 	s.http.BaseContext = func(l net.Listener) context.Context {
 		return context.WithValue(context.Background(), portKey{}, l.(portListener).port)
@@ -295,7 +301,7 @@ func (s *Services) reconcile(ctx context.Context, p *port, addresses func(uint16
 	switch {
 	case ctx.Err() != nil:
 	case err == nil:
-		if p.fault.service != "" {
+		if p.fault.told {
 			s.cfg.Log.Info("health check port answers now", "service", service, "port", p.number)
 		}
 		p.fault = fault{}
@@ -306,11 +312,15 @@ func (s *Services) reconcile(ctx context.Context, p *port, addresses func(uint16
 
 // failed plans the next try, and tells of a failure that is new.
 func (s *Services) failed(p *port, service string, err error) {
-	told := p.fault.service == service
+	known := p.fault.service == service
 	p.fault.service = service
 	p.fault.delay = min(max(2*p.fault.delay, firstRetry), lastRetry)
 	p.fault.next = time.Now().Add(p.fault.delay)
-	if told {
+	if known {
+		return
+	}
+	namespace, _, _ := strings.Cut(service, "/")
+	if p.fault.told = s.failures.Allow(namespace); !p.fault.told {
 		return
 	}
 	s.cfg.Log.Error("health check port does not answer, trying again", "service", service, "port", p.number, "err", err)

@@ -17,6 +17,7 @@ import (
 	"kube-proxy/config"
 	"kube-proxy/event"
 	"kube-proxy/inspect"
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/logging"
 	"kube-proxy/mode"
 	"kube-proxy/plane/ownwrites"
@@ -40,7 +41,9 @@ type proxy struct {
 	families []*family
 	begun    *firsts
 	refused  refusedServices
-	servers  servers
+	// problems and collisions bound the messages about malformed objects, and about ports of Services in use.
+	problems, collisions *ratelimit.Limiter
+	servers              servers
 	// inspector answers questions of people.
 	inspector *inspect.Inspector
 	writer    *writerLock
@@ -64,6 +67,8 @@ func newProxy(modes mode.List, args []string, cfg *config.Config, logs *logging.
 	p := &proxy{modes: modes, args: args, logs: logs, log: log, store: cluster.NewStore(cfg.NodeName), tell: func(event.Event) {}, dropped: func() uint64 { return 0 }, connected: func() bool { return true }}
 	p.present.Store(&configured{Config: cfg})
 	p.changes = changes.New(0)
+	p.problems = ratelimit.New(log, "malformed object")
+	p.collisions = ratelimit.New(log, "the port of a Service is in use on this node")
 	p.facts, p.hangups = make(chan struct{}, 1), make(chan os.Signal, 1)
 	p.verbosity.Store(int64(cfg.Logging.Verbosity))
 	return p

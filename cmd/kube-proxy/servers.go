@@ -233,6 +233,9 @@ func (p *proxy) answersNodePorts(a netip.Addr) bool {
 
 // collides is told of a port of this node that a Service takes from a program or from another Service (PN-60).
 func (p *proxy) collides(c sockets.Collision) {
+	if !p.collisions.Allow(event.Service(c.Service).Namespace) {
+		return
+	}
 	node := p.config().NodeName
 	e := event.NodePortInUse(c.Service, node, c.Key.Port, c.Key.Proto.String(), c.Listener)
 	if !c.Key.IsNodePort() {

@@ -30,14 +30,8 @@ const apiFactsWait = 10 * time.Second
 
 func (p *proxy) newSource() (source, error) {
 	cfg := p.config()
-	problem := func(problem convert.Problem) {
-		p.log.Warn("malformed object", "problem", problem.String())
-		if e, ok := kube.ProblemEvent(problem); ok {
-			p.tell(e)
-		}
-	}
 	if cfg.Manifests != "" {
-		s, err := manifests.New(manifests.Config{Dir: cfg.Manifests, Log: p.log, OnProblem: problem})
+		s, err := manifests.New(manifests.Config{Dir: cfg.Manifests, Log: p.log, OnProblem: p.malformed})
 		if err != nil {
 			return source{}, err
 		}
@@ -50,12 +44,23 @@ func (p *proxy) newSource() (source, error) {
 			cfg.Name("detectLocalMode"), cfg.DetectLocal.Mode, "longest", podCIDRsWait)
 	}
 	kc := p.kubeConfig()
-	kc.OnProblem = problem
+	kc.OnProblem = p.malformed
 	s, err := kube.New(kc)
 	if err != nil {
 		return source{}, err
 	}
 	return source{s.Run, s.Connected, apiFactsWait}, nil
+}
+
+// malformed reports a problem of an object by log and event, as far as the share of its namespace allows.
+func (p *proxy) malformed(problem convert.Problem) {
+	if !p.problems.Allow(problem.Name.Namespace) {
+		return
+	}
+	p.log.Warn("malformed object", "problem", problem.String())
+	if e, ok := kube.ProblemEvent(problem); ok {
+		p.tell(e)
+	}
 }
 
 // kubeConfig says how to reach the API server.

@@ -134,8 +134,8 @@ type object struct {
 	name cluster.Name
 }
 
-// NewReporter returns a Reporter that calls tell, one call at a time, for each new problem. A nil tell
-// drops them.
+// NewReporter returns a Reporter that calls tell for each new problem, from the goroutine that reports it and without a
+// lock. Tell bounds how much it writes: tenants decide how often their objects change. A nil tell drops all problems.
 func NewReporter(tell func(Problem)) *Reporter {
 	return &Reporter{tell: tell, told: map[object][]Problem{}}
 }
@@ -145,23 +145,27 @@ func (r *Reporter) Report(kind string, name cluster.Name, now []Problem) {
 	if r.tell == nil {
 		return
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	key := object{kind, name}
-	was, known := r.told[key]
-	if len(now) == 0 {
-		if known {
-			delete(r.told, key)
-		}
+	if !r.news(object{kind, name}, now) {
 		return
 	}
-	if slices.Equal(was, now) {
-		return
-	}
-	r.told[object{kind, now[0].Name}] = now
 	for _, p := range now {
 		r.tell(p)
 	}
+}
+
+// news remembers an object's problems, and reports whether there are any and they are not those of before.
+func (r *Reporter) news(o object, now []Problem) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(now) == 0 {
+		delete(r.told, o)
+		return false
+	}
+	if slices.Equal(r.told[o], now) {
+		return false
+	}
+	r.told[object{o.kind, now[0].Name}] = now
+	return true
 }
 
 // Keep forgets the objects of a kind that are no longer there. Call it after a complete list.

@@ -24,8 +24,8 @@ type Config struct {
 	// Log takes what happens to the connection, and at level debug what client-go has to say. nil is
 	// slog.Default().
 	Log *slog.Logger
-	// OnProblem is told, one call at a time, what is wrong with objects; once for each change of an object.
-	// nil logs it.
+	// OnProblem is called for each problem of an object, once for each change of it, from several goroutines at once and
+	// on the way of everybody's events. nil drops them.
 	OnProblem func(convert.Problem)
 	// QPS and Burst bound the requests a second to the API server; 0 is no bound. Streams are not counted.
 	QPS   float32

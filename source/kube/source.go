@@ -47,9 +47,6 @@ func New(cfg Config) (*Source, error) {
 		log = slog.Default()
 	}
 	directKlog(log)
-	if cfg.OnProblem == nil {
-		cfg.OnProblem = func(p convert.Problem) { log.Warn(p.String()) }
-	}
 	config, err := cfg.RESTConfig()
 	if err != nil {
 		return nil, err

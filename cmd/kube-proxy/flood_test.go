@@ -1,0 +1,60 @@
+//go:build linux
+
+package main
+
+import (
+	"log/slog"
+	"net/netip"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kube-proxy/config"
+	"kube-proxy/event"
+	"kube-proxy/internal/logtest"
+	"kube-proxy/internal/ratelimit"
+	"kube-proxy/lb"
+	"kube-proxy/sockets"
+	"kube-proxy/source/convert"
+)
+
+// TN-02: 100,000 updates of one slice, each with other faults, write a share of lines and events; the first fault of
+// another namespace is reported all the same. So it is with ports in use.
+func TestFloodOfMalformedObjects(t *testing.T) {
+	var log logtest.Buffer
+	events := map[string]int{} // by namespace
+	p := newProxy(nil, nil, &config.Config{}, nil, slog.New(slog.NewTextHandler(&log, nil)))
+	p.tell = func(e event.Event) { events[e.Regarding.Namespace]++ }
+	reporter := convert.NewReporter(p.malformed)
+	update := func(namespace string, n int) {
+		in := &discovery.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web-1",
+			Labels: map[string]string{discovery.LabelServiceName: "web"}}, AddressType: discovery.AddressTypeIPv4}
+		in.Endpoints = []discovery.Endpoint{{Addresses: []string{"2001:db8::1"}}}
+		for i := range 4 + n%2 {
+			in.Ports = append(in.Ports, discovery.EndpointPort{Name: new(string(rune('a' + i))), Protocol: new(core.Protocol)})
+		}
+		slice, problems := convert.Slice(in)
+		reporter.Report("EndpointSlice", slice.Name, problems)
+	}
+	for n := range 100_000 {
+		update("tenant", n)
+	}
+	update("stranger", 0)
+	if n := log.Count(`EndpointSlice tenant/web-1`); n != ratelimit.Burst {
+		t.Errorf("%d lines about the tenant's slice, want %d", n, ratelimit.Burst)
+	}
+	if log.Count("EndpointSlice stranger/web-1") == 0 || events["stranger"] != 1 || events["tenant"] == 0 || events["tenant"] > ratelimit.Burst {
+		t.Errorf("events %v; of the stranger the log has:\n%s", events, log.Lines("stranger"))
+	}
+
+	clear(events)
+	for port := range 10_000 {
+		p.collides(sockets.Collision{Service: "tenant/web:http", Key: lb.Key{Port: uint16(1 + port), Proto: lb.TCP}})
+	}
+	p.collides(sockets.Collision{Service: "stranger/web", Key: lb.Key{Port: 30_000, Proto: lb.TCP}, Listener: netip.MustParseAddrPort("0.0.0.0:30000")})
+	if events["tenant"] != ratelimit.Burst || events["stranger"] != 1 || log.Count("service=stranger/web ") != 1 {
+		t.Errorf("of ports in use there are events %v, and of the stranger's in the log:\n%s", events, log.Lines("service=stranger"))
+	}
+}
