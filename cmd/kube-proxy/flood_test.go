@@ -3,14 +3,12 @@
 package main
 
 import (
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"testing"
 
-	core "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
+	"kube-proxy/cluster"
 	"kube-proxy/config"
 	"kube-proxy/event"
 	"kube-proxy/internal/logtest"
@@ -29,14 +27,11 @@ func TestFloodOfMalformedObjects(t *testing.T) {
 	p.tell = func(e event.Event) { events[e.Regarding.Namespace]++ }
 	reporter := convert.NewReporter(p.malformed)
 	update := func(namespace string, n int) {
-		in := &discovery.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web-1",
-			Labels: map[string]string{discovery.LabelServiceName: "web"}}, AddressType: discovery.AddressTypeIPv4}
-		in.Endpoints = []discovery.Endpoint{{Addresses: []string{"2001:db8::1"}}}
-		for i := range 4 + n%2 {
-			in.Ports = append(in.Ports, discovery.EndpointPort{Name: new(string(rune('a' + i))), Protocol: new(core.Protocol)})
-		}
-		slice, problems := convert.Slice(in)
-		reporter.Report("EndpointSlice", slice.Name, problems)
+		name := cluster.Name{Namespace: namespace, Name: "web-1"}
+		problems := []convert.Problem{{Kind: "EndpointSlice", Name: name, Field: "ports[0].port", What: "is missing"},
+			{Kind: "EndpointSlice", Name: name, What: fmt.Sprintf("has %d more problems of these sorts", n%2),
+				Reason: convert.ReasonIncorrectIPVersion}}
+		reporter.Report("EndpointSlice", name, problems)
 	}
 	for n := range 100_000 {
 		update("tenant", n)
