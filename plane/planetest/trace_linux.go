@@ -137,6 +137,8 @@ func (r *run) saw(p scenario.Packet, shot scenario.Shot, c *netlab.Conn, err err
 	case err == nil:
 		a := c.First()
 		f.answers[answer{a.Server, a.At, a.Seen.Addr(), local}] = true
+	case errors.Is(err, netlab.ErrReset) && r.s.Held && p.Want.Verdict == scenario.Dropped: // a listener cannot drop whom it has accepted
+		f.silent++
 	case errors.Is(err, netlab.ErrRefused), errors.Is(err, netlab.ErrReset):
 		f.refused++
 	case errors.Is(err, netlab.ErrTimeout):

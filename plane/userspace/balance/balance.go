@@ -24,8 +24,8 @@ type Config struct {
 type Stats struct {
 	// Retries are second and later attempts to reach a backend for one client; Failures those that the network refused.
 	Retries, Failures uint64
-	// Refused and Dropped are clients that were led nowhere.
-	Refused, Dropped uint64
+	// Refused are clients that were led nowhere.
+	Refused uint64
 	// Places are those in use, some of which may be over; Full counts the clients that found none.
 	Places, Limit int
 	Full          uint64
@@ -47,7 +47,6 @@ type Balance struct {
 	places                           atomic.Int64
 	failing                          atomic.Int64
 	retries, failures, refused, full atomic.Uint64
-	dropped                          atomic.Uint64
 }
 
 // endpoint is what is known to fail or not. The protocol is part of it: that nobody listens for SCTP says nothing of TCP.
@@ -94,7 +93,7 @@ func (b *Balance) Remove(id lb.SetID) {
 // Stats returns what has happened so far. It may be called from any goroutine.
 func (b *Balance) Stats() Stats {
 	return Stats{
-		Retries: b.retries.Load(), Failures: b.failures.Load(), Refused: b.refused.Load(), Dropped: b.dropped.Load(),
+		Retries: b.retries.Load(), Failures: b.failures.Load(), Refused: b.refused.Load(),
 		Places: int(b.places.Load()), Limit: b.cfg.Places, Full: b.full.Load(), Failing: int(b.failing.Load()),
 	}
 }

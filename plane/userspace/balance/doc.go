@@ -16,9 +16,10 @@
 //
 // That a backend cannot be reached is known of its address, port and protocol, to all sets that have it: who finds out first
 // spares the others the wait. Such a backend is tried after all others for a second, and for twice as long each time that it
-// fails again, up to a minute. When that is over, one client tries it before the others do. One success, or that no set has the
-// backend any more, ends it.
+// fails again, up to a minute. When that is over, it has its turns again. One success, or that no set has the backend any more,
+// ends it.
 //
-// Only what the network answered counts ([Unreachable]), never what this node lacks, such as ports or memory: else a tenant who uses
-// those up would have the backends of others taken for dead. Who has a backend fail by the network has it fail for everybody.
+// Only a refusal, silence or an error of the network before the handshake counts ([Unreachable]). What this node lacks does not,
+// such as ports or memory: a tenant could use those up. Nothing that a client chooses counts: its TTL (package relay reports only
+// attempts that had enough), its data, or that it gives up.
 package balance

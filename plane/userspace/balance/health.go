@@ -8,12 +8,10 @@ import (
 	"time"
 )
 
-// How long a backend that fails is tried last: from leastBackoff, doubled with each failure, to mostBackoff; and how long the one client
-// that tries it then has for that.
+// How long a backend that fails is tried last: from leastBackoff, doubled with each failure, to mostBackoff.
 const (
 	leastBackoff = time.Second
 	mostBackoff  = time.Minute
-	trial        = 10 * time.Second
 )
 
 // Unreachable reports whether err, from an attempt to connect, is an answer of the network or of the backend, or that none came. Others are
@@ -40,8 +38,7 @@ type health struct {
 	until atomic.Int64
 
 	mu       sync.Mutex
-	failures int  // in a row
-	trying   bool // one client tries whether it is back
+	failures int // in a row
 	gone     bool
 }
 
@@ -51,30 +48,17 @@ func (h *health) good(now time.Time) bool {
 	return u == 0 || u <= now.UnixNano()
 }
 
-// chosen notes that a client tries the backend now: others wait for what comes of it.
-func (h *health) chosen(now time.Time) {
-	if u := h.until.Load(); u == 0 || u > now.UnixNano() {
-		return
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.until.Load() != 0 {
-		h.trying = true
-		h.until.Store(now.Add(trial).UnixNano())
-	}
-}
-
-// failed notes a failure. Those of clients that were under way together are one.
+// failed notes a failure. Failures of clients that were under way together count once.
 func (h *health) failed(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.gone || !h.trying && !h.good(now) {
+	if h.gone || !h.good(now) {
 		return
 	}
 	if h.failures == 0 {
 		h.failing.Add(1)
 	}
-	h.failures, h.trying = h.failures+1, false
+	h.failures++
 	wait := mostBackoff
 	if n := h.failures - 1; n < 6 {
 		wait = min(wait, leastBackoff<<n)
@@ -103,6 +87,6 @@ func (h *health) reset() {
 	if h.failures > 0 {
 		h.failing.Add(-1)
 	}
-	h.failures, h.trying = 0, false
+	h.failures = 0
 	h.until.Store(0)
 }

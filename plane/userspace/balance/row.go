@@ -38,18 +38,15 @@ func (b *Balance) Row(f *lb.Frontend, o *Origins) *Row {
 
 // Pick is part of [relay.Balancer].
 func (r *Row) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, relay.Answer) {
-	switch to := r.to(c.Addr.Addr().Unmap()); {
-	case to.do == lb.Balance && to.set != nil:
-		if c.Addr.Addr() == c.Local.Addr() { // the node asks itself, and at each of its addresses is another client
-			c.Addr = netip.AddrPort{}
-		}
-		return to.set.Pick(c, tried)
-	case to.do == lb.Drop:
-		r.b.dropped.Add(1)
-		return netip.AddrPort{}, relay.Drop
+	to := r.to(c.Addr.Addr().Unmap())
+	if to.do != lb.Balance || to.set == nil { // a socket cannot drop a client that it has accepted
+		r.b.refused.Add(1)
+		return netip.AddrPort{}, relay.Refuse
 	}
-	r.b.refused.Add(1)
-	return netip.AddrPort{}, relay.Refuse
+	if c.Addr.Addr() == c.Local.Addr() { // the node asks itself, and at each of its addresses is another client
+		c.Addr = netip.AddrPort{}
+	}
+	return to.set.Pick(c, tried)
 }
 
 // to returns the route of clients at an address: the first that is for them (lb.Route), and for those whom the row's source ranges leave

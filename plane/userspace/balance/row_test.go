@@ -59,7 +59,7 @@ func TestRoutesCF33(t *testing.T) {
 	} {
 		o.Detect(c.detector)
 		got, answer := row.Pick(relay.Client{Addr: netip.AddrPortFrom(netip.MustParseAddr(c.from), 1)}, nil)
-		if want := relay.Forward; got != c.want || (answer == want) != c.want.IsValid() || answer != want && answer != relay.Drop {
+		if want := relay.Forward; got != c.want || (answer == want) != c.want.IsValid() {
 			t.Errorf("%+v, %s: %s, answer %d", c.detector, c.from, got, answer)
 		}
 	}
@@ -82,7 +82,7 @@ func TestNodeIsOneClient(t *testing.T) {
 	}
 }
 
-// Source ranges leave others out whatever the routes say (SV-61), and a row that rejects refuses.
+// Source ranges leave others out whatever the routes say (SV-61), and a row that rejects refuses. Both hold no descriptor for the client.
 func TestSourcesSV61(t *testing.T) {
 	b := New(Config{})
 	set := setOf("ns/a", 1)
@@ -95,13 +95,13 @@ func TestSourcesSV61(t *testing.T) {
 		from string
 		want relay.Answer
 	}{
-		{open, "10.2.3.4", relay.Forward}, {open, "::ffff:10.2.3.4", relay.Forward}, {open, "11.0.0.1", relay.Drop}, {closed, "10.2.3.4", relay.Refuse},
+		{open, "10.2.3.4", relay.Forward}, {open, "::ffff:10.2.3.4", relay.Forward}, {open, "11.0.0.1", relay.Refuse}, {closed, "10.2.3.4", relay.Refuse},
 	} {
 		if _, got := c.row.Pick(relay.Client{Addr: netip.AddrPortFrom(netip.MustParseAddr(c.from), 1)}, nil); got != c.want {
 			t.Errorf("%s: answer %d, want %d", c.from, got, c.want)
 		}
 	}
-	if st := b.Stats(); st.Dropped != 1 || st.Refused != 1 {
+	if st := b.Stats(); st.Refused != 2 {
 		t.Errorf("%+v", st)
 	}
 }

@@ -138,11 +138,6 @@ func (s *Set) Pick(c relay.Client, tried []netip.AddrPort) (netip.AddrPort, rela
 func (s *Set) pick(client netip.Addr, tried []netip.AddrPort, now time.Time) (m *member, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	defer func() {
-		if m != nil {
-			m.health.chosen(now)
-		}
-	}()
 	switch n := len(s.ring); {
 	case n == 0 || len(tried) >= n:
 		return nil, false

@@ -1,7 +1,7 @@
 package relay
 
 import (
-	"fmt"
+	"errors"
 	"net/netip"
 	"os"
 	"syscall"
@@ -48,13 +48,14 @@ type end struct {
 	copies   bool // has sent urgent bytes, at which splice would stop
 }
 
-// dialling is the search for a backend. It ends with the first byte that is passed on, or when that has not come in time.
+// dialling is the search for a backend. It ends when a backend completes the handshake: from then on the connection is that backend's,
+// and a reset is the client's too. Another attempt would branch at each relay of a loop, and might repeat what the first backend did.
 type dialling struct {
 	client  Client
-	reached bool // the backend has answered
+	hops    int // that the client's packets had left, 0 if unknown
 	tried   []netip.AddrPort
 	backend netip.AddrPort // of this attempt
-	until   time.Time      // there is no other after this
+	until   time.Time      // no other begins after this
 	timer   timer
 }
 
@@ -84,6 +85,7 @@ func (l *loop) adopt(s *listening, fd int, sa unix.Sockaddr) {
 
 	c.dial = &dialling{
 		client: Client{Addr: addrPort(sa), Local: asked(fd, s.at)},
+		hops:   c.hops(),
 		until:  time.Now().Add(l.engine.relay.cfg.DialTotal),
 		timer:  timer{index: -1, fire: func() { l.late(c) }},
 	}
@@ -105,13 +107,8 @@ func (l *loop) register(c *conn, end int32) error {
 // attempt tries backends until one does not fail at once.
 func (l *loop) attempt(c *conn) {
 	d, count := c.dial, l.counters(c.from)
-	for len(d.tried) < maxAttempts && time.Now().Before(d.until) {
+	for d.hops != 1 && len(d.tried) < maxAttempts && time.Now().Before(d.until) {
 		to, answer := c.from.owner.pick(d.client, d.tried)
-		if answer == Drop {
-			l.join(c, netip.AddrPort{})
-			l.arm(&d.timer, d.until)
-			return
-		}
 		if answer != Forward {
 			break
 		}
@@ -163,22 +160,18 @@ func (l *loop) connect(c *conn, to netip.AddrPort) error {
 		return err
 	}
 	l.join(c, to)
-	l.arm(&c.dial.timer, earlier(time.Now().Add(l.engine.relay.cfg.DialTimeout), c.dial.until))
+	l.arm(&c.dial.timer, time.Now().Add(l.engine.relay.cfg.DialTimeout))
 	return nil
 }
 
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
-}
-
-// failed ends an attempt that has failed.
+// failed ends an attempt that has failed. The Balancer is told unless the client may be the cause.
 func (l *loop) failed(c *conn, err error) {
+	d := c.dial
 	l.abandon(c)
 	l.counters(c.from).dialsFailed.Add(1)
-	c.from.owner.dialled(c.dial.client, c.dial.backend, err)
+	if errors.Is(err, unix.ECONNREFUSED) || d.hops == 0 || d.hops > fewHops {
+		c.from.owner.dialled(d.client, d.backend, err)
+	}
 }
 
 // abandon ends an attempt.
@@ -190,19 +183,11 @@ func (l *loop) abandon(c *conn) {
 		unix.Close(int(c.ends[backend].fd))
 	}
 	c.ends[backend] = end{fd: -1}
-	d.tried, d.reached = append(d.tried, d.backend), false
+	d.tried = append(d.tried, d.backend)
 }
 
-// late is called when an attempt takes too long, or a client has waited long enough.
+// late is called when an attempt takes too long.
 func (l *loop) late(c *conn) {
-	if c.dial.reached {
-		l.settle(c)
-		return
-	}
-	if c.ends[backend].fd < 0 {
-		l.refuse(c)
-		return
-	}
 	l.failed(c, os.NewSyscallError("connect", syscall.ETIMEDOUT))
 	l.attempt(c)
 }
@@ -213,40 +198,30 @@ func (l *loop) refuse(c *conn) {
 	l.close(c, true)
 }
 
-// reached is called when the backend has answered.
+// reached is called when the backend has completed the handshake.
 func (l *loop) reached(c *conn) {
 	d := c.dial
-	d.reached, c.ends[backend].writable = true, true
-	l.arm(&d.timer, d.until)
+	l.disarm(&d.timer)
+	c.dial, c.ends[backend].writable = nil, true
 	c.from.owner.dialled(d.client, d.backend, nil)
-	l.serve(c)
 }
 
-// errReset is why a backend is tried no more that was reached.
-var errReset = fmt.Errorf("the backend reset the connection before it was sent a byte: %w", syscall.ECONNRESET)
-
-// settleIf ends the search if something was passed on, or is about to be: bytes of the backend, or the end of either.
-func (l *loop) settleIf(c *conn, moved bool) {
-	if b := &c.ends[backend]; c.dial != nil && (moved || b.inPipe > 0 || b.held != nil || b.finished || b.shut) {
-		l.settle(c)
+// connected takes what epoll tells of the socket of an attempt.
+func (l *loop) connected(c *conn, events uint32) {
+	switch {
+	case events&(unix.EPOLLERR|unix.EPOLLHUP) != 0:
+		switch err := socketError(c.ends[backend].fd); err {
+		case nil, unix.ECONNRESET, unix.EPIPE: // it completed the handshake, and has reset the connection since
+			l.reached(c)
+			l.close(c, true)
+		default:
+			l.failed(c, os.NewSyscallError("connect", err))
+			l.attempt(c)
+		}
+	case events&unix.EPOLLOUT != 0:
+		l.reached(c)
+		l.serve(c)
 	}
-}
-
-// settle ends the search for a backend.
-func (l *loop) settle(c *conn) {
-	l.disarm(&c.dial.timer)
-	c.dial = nil
-}
-
-// lost is called when one end has failed. A backend that has been sent nothing, and has sent nothing, was not reached after all; what has
-// been read from the client waits for the next.
-func (l *loop) lost(c *conn, which int, err error) {
-	if which == client || c.dial == nil {
-		l.close(c, true)
-		return
-	}
-	l.failed(c, err)
-	l.attempt(c)
 }
 
 // ended takes what epoll tells of one end.
@@ -257,23 +232,14 @@ func (l *loop) ended(c *conn, which int32, events uint32) {
 	e.failed = e.failed || events&unix.EPOLLERR != 0
 	e.copies = e.copies || events&unix.EPOLLPRI != 0
 	switch {
-	case c.dial == nil || c.dial.reached:
+	case c.dial == nil:
 		l.serve(c)
 	case which == client:
 		if events&(unix.EPOLLERR|unix.EPOLLHUP) != 0 { // it was reset
 			l.close(c, true)
 		}
 	default:
-		if events&(unix.EPOLLERR|unix.EPOLLHUP) != 0 {
-			err := socketError(e.fd)
-			if err == nil {
-				err = syscall.ECONNREFUSED
-			}
-			l.failed(c, os.NewSyscallError("connect", err))
-			l.attempt(c)
-		} else if events&unix.EPOLLOUT != 0 {
-			l.reached(c)
-		}
+		l.connected(c, events)
 	}
 }
 
@@ -288,20 +254,17 @@ func socketError(fd int32) error {
 
 // serve moves what can be moved, both ways, and ends what has ended.
 func (l *loop) serve(c *conn) {
-	again, before := false, l.moved
+	again := false
 	for from := range c.ends {
-		result := l.move(c, from)
-		l.settleIf(c, l.moved != before)
-		switch result {
+		switch l.move(c, from) {
 		case turnOver:
 			again = true
 		case targetFailed:
 			l.move(c, 1-from) // what it had sent before is the other's all the same
-			l.settleIf(c, l.moved != before)
-			l.lost(c, 1-from, errReset)
+			l.close(c, true)
 			return
 		case sourceFailed:
-			l.lost(c, from, errReset)
+			l.close(c, true)
 			return
 		}
 	}
@@ -309,8 +272,8 @@ func (l *loop) serve(c *conn) {
 		// With an error to tell, and no way to meet it: there is no room at the other end.
 		if e := &c.ends[i]; e.failed {
 			e.failed = false
-			if err := socketError(e.fd); err != nil {
-				l.lost(c, i, err)
+			if socketError(e.fd) != nil {
+				l.close(c, true)
 				return
 			}
 		}

@@ -198,6 +198,7 @@ func (s *listening) close() {
 			l := s.engine.lightest(s.engine.loops[0])
 			if !l.post(func() { l.adopt(s, fd, sa) }) {
 				unix.Close(fd)
+				s.engine.fds.Give(&s.share, perConn)
 			}
 		} else if !passing(err) {
 			break

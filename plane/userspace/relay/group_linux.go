@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// groupKey is whose connections are in a group: of one listener to one backend, or of those that wait for none.
+// groupKey is whose connections are in a group: of one listener to one backend.
 type groupKey struct {
 	from    *listening
 	backend netip.AddrPort
@@ -103,7 +103,7 @@ func (l *loop) leave(s *listening, gone netip.AddrPort, grace time.Duration) {
 func (l *loop) redial(g *group) {
 	var dialling []*conn
 	for c := g.first; c != nil; c = c.next {
-		if c.dial != nil && !c.dial.reached {
+		if c.dial != nil {
 			dialling = append(dialling, c)
 		}
 	}
@@ -115,9 +115,7 @@ func (l *loop) redial(g *group) {
 
 // endGroup ends the connections of a group; clients that have not reached the backend are sent to another.
 func (l *loop) endGroup(g *group) {
-	if g.key.backend.IsValid() {
-		l.redial(g)
-	}
+	l.redial(g)
 	for g.first != nil {
 		l.close(g.first, true)
 	}

@@ -255,14 +255,15 @@ func (l *loop) expire() {
 
 // watch begins to accept clients at a socket.
 func (l *loop) watch(s *listening) {
+	var err error
 	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if s.closed || l.stopping {
-		return
+	if !s.closed && !l.stopping {
+		l.listening[s.id] = s
+		err = l.control(unix.EPOLL_CTL_ADD, s.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, token{kind: tokenListening, id: s.id})
 	}
-	l.listening[s.id] = s
-	if err := l.control(unix.EPOLL_CTL_ADD, s.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, token{kind: tokenListening, id: s.id}); err != nil {
-		l.pause(s, err) // ENOMEM, ENOSPC: there may be room later
+	s.mu.RUnlock()
+	if err != nil {
+		l.pause(s, err) // ENOMEM, ENOSPC: there may be room later. It takes the lock, which must not be held twice beside a close
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"kube-proxy/lb"
@@ -224,26 +225,24 @@ func (c *portableConn) move(dst, src *net.TCPConn, count *atomic.Uint64) {
 func (c *portableConn) dial() bool {
 	p, cfg := c.from.engine, c.from.engine.relay.cfg
 	who := Client{Addr: unmap(c.client.RemoteAddr().(*net.TCPAddr).AddrPort()), Local: unmap(c.client.LocalAddr().(*net.TCPAddr).AddrPort())}
-	ctx, cancel := context.WithTimeout(c.ctx, cfg.DialTotal)
-	defer cancel()
 	var tried []netip.AddrPort
-	for len(tried) < maxAttempts && ctx.Err() == nil {
+	for until := time.Now().Add(cfg.DialTotal); len(tried) < maxAttempts && c.ctx.Err() == nil && time.Now().Before(until); {
 		backend, answer := c.from.owner.pick(who, tried)
-		if answer == Drop {
-			<-ctx.Done()
-		}
 		if answer != Forward {
 			break
 		}
 		if len(tried) == 1 {
 			p.retried.Add(1)
 		}
-		given, err := c.attempt(ctx, backend)
-		if err == nil {
+		given, err := c.attempt(backend)
+		if reset := errors.Is(err, syscall.ECONNRESET); reset || err == nil { // a refusal has another error: this came after the handshake
 			c.from.owner.dialled(who, backend, nil)
+			if reset {
+				break
+			}
 			return true
 		}
-		if !given && c.ctx.Err() == nil {
+		if !given {
 			p.dialsFailed.Add(1)
 			c.from.owner.dialled(who, backend, err)
 		}
@@ -253,10 +252,10 @@ func (c *portableConn) dial() bool {
 	return false
 }
 
-// attempt tries to reach a backend. It also reports whether that was given up because the backend has left.
-func (c *portableConn) attempt(ctx context.Context, backend netip.AddrPort) (given bool, err error) {
+// attempt tries to reach a backend. It also reports whether that was given up because the client or the backend has left.
+func (c *portableConn) attempt(backend netip.AddrPort) (given bool, err error) {
 	p, cfg := c.from.engine, c.from.engine.relay.cfg
-	mine, abandon := context.WithCancel(ctx)
+	mine, abandon := context.WithCancel(c.ctx)
 	defer abandon()
 	p.mu.Lock()
 	c.backend, c.abandon = backend, abandon
@@ -269,13 +268,13 @@ func (c *portableConn) attempt(ctx context.Context, backend netip.AddrPort) (giv
 		return false, nsErr
 	}
 	if err != nil {
-		return mine.Err() != nil && ctx.Err() == nil, err
+		return mine.Err() != nil, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if mine.Err() != nil { // too late to know of it
 		conn.Close()
-		return ctx.Err() == nil, mine.Err()
+		return true, mine.Err()
 	}
 	c.server = conn.(*net.TCPConn)
 	return false, nil

@@ -35,8 +35,6 @@ const (
 	Forward Answer = iota + 1
 	// Refuse resets a connection. A datagram is dropped: a socket cannot refuse one.
 	Refuse
-	// Drop lets the client wait, as far as that can be done: a connection stays open, unread, for Config.DialTotal.
-	Drop
 )
 
 // Balancer says where the clients of a listener go. It is called from many goroutines at a time, and does not block: a loop
@@ -45,9 +43,9 @@ type Balancer interface {
 	// Pick returns the backend for a new connection or session. tried are those that could not be reached for it, in the
 	// order of the attempts; with none left that is worth an attempt the answer is Refuse. tried is valid during the call.
 	Pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer)
-	// Dialled tells how an attempt to reach the backend ended: nil for a connection. If that is reset before the backend was sent
-	// a byte, the attempt has failed after all, which is told too, and the client is led to another. Nothing is told of an
-	// attempt that was given up, because the client or the backend left, or for want of descriptors.
+	// Dialled reports how an attempt to reach the backend ended: nil for a completed handshake, after which there is no other attempt.
+	// An attempt that proves nothing is not reported: the client or the backend left, descriptors or ports ran out, or the
+	// client's TTL may be the cause.
 	Dialled(c Client, backend netip.AddrPort, err error)
 }
 
@@ -68,8 +66,8 @@ type Config struct {
 	// Descriptors bounds the descriptors of connections that are open at a time; nil is five eighths of those of the process,
 	// for this relay alone.
 	Descriptors *Budget
-	// DialTimeout is how long one attempt to reach a backend may take, 0 for DefaultDialTimeout. DialTotal is how long all
-	// attempts for one client may take, 0 for DefaultDialTotal.
+	// DialTimeout is how long one attempt to reach a backend may take, 0 for DefaultDialTimeout. DialTotal is how long after the
+	// first one another may begin, 0 for DefaultDialTotal.
 	DialTimeout, DialTotal time.Duration
 	// KeepAlive is after how much silence the kernel asks whether a peer is still there, 0 for DefaultKeepAlive. A peer that
 	// does not answer has lost its connection after twice that time.

@@ -289,31 +289,3 @@ func run(t *testing.T, name string, args ...string) {
 		t.Fatalf("%s %v: %v: %s", name, args, err, out)
 	}
 }
-
-// A backend that resets a connection before it was sent a byte has not been reached: the client is led to another.
-func TestTCPResetBeforeFirstByte(t *testing.T) {
-	r := newRelay(t, Config{})
-	rude := serve(t, func(c *net.TCPConn) { c.SetLinger(0) })
-	b := to(serve(t, echo), rude)
-	l := listen(t, r, b)
-	for range 6 {
-		c := dial(t, l.Addr())
-		eventually(t, "a backend stays", func() bool {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			n := len(b.reached)
-			return n > 0 && b.reached[n-1] != rude
-		})
-		roundTrip(t, c)
-		b.mu.Lock()
-		b.reached = nil
-		b.mu.Unlock()
-	}
-	if s := r.Stats().TCP; s.DialsFailed != 6 || s.Retried != 6 {
-		t.Errorf("%+v", s)
-	}
-	l.SetBalancer(to(rude))
-	wantReset(t, l.Addr())
-	eventually(t, "it is counted", func() bool { return r.Stats().TCP.Refused == 1 })
-	eventually(t, "no other is open", func() bool { return r.Stats().TCP.Open == 6 })
-}

@@ -356,7 +356,7 @@ func unanswered(t testing.TB) netip.AddrPort {
 	}
 }
 
-// A backend that does not answer costs the client DialTimeout, and all of them together no more than DialTotal.
+// A backend that does not answer costs the client DialTimeout, and after DialTotal no other attempt begins.
 func TestTCPBackendDoesNotAnswer(t *testing.T) {
 	silent := unanswered(t)
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
@@ -378,9 +378,9 @@ func TestTCPBackendDoesNotAnswer(t *testing.T) {
 		}
 		b.mu.Unlock()
 
-		cfg.DialTimeout, cfg.DialTotal = 10*time.Minute, 50*time.Millisecond
+		cfg.DialTotal = cfg.DialTimeout
 		r = start(cfg)
-		wantReset(t, listen(t, r, to(silent)).Addr())
+		wantReset(t, listen(t, r, to(serve(t, echo), silent)).Addr())
 		if s := r.Stats().TCP; s.Refused != 1 || s.DialsFailed != 1 {
 			t.Errorf("%+v", s)
 		}
@@ -393,7 +393,7 @@ func TestTCPClientGoesWhileDialling(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
 		cfg.DialTimeout, cfg.DialTotal = 10*time.Minute, 10*time.Minute
 		if t.Name() == "TestTCPClientGoesWhileDialling/portable" {
-			cfg.DialTotal = 100 * time.Millisecond // package net does not tell of a reset before something is read
+			cfg.DialTimeout = 100 * time.Millisecond // package net does not tell of a reset before something is read
 		}
 		r := start(cfg)
 		l := listen(t, r, to(silent))
@@ -405,23 +405,36 @@ func TestTCPClientGoesWhileDialling(t *testing.T) {
 	})
 }
 
-// answers is a Balancer that says always the same.
-type answers Answer
-
-func (a answers) Pick(Client, []netip.AddrPort) (netip.AddrPort, Answer) {
-	return netip.AddrPort{}, Answer(a)
-}
-func (a answers) Dialled(Client, netip.AddrPort, error) {}
-
-// A client that is dropped hears nothing, for as long as attempts to reach a backend may take.
-func TestTCPDrop(t *testing.T) {
+// After the handshake there is no other attempt, whatever the backend does: its reset is the client's, and says nothing of the backend
+// (TN-40, TN-41).
+func TestTCPResetAfterTheHandshake(t *testing.T) {
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
-		cfg.DialTotal = 200 * time.Millisecond
 		r := start(cfg)
-		begun := time.Now()
-		wantReset(t, listen(t, r, answers(Drop)).Addr())
-		if took := time.Since(begun); took < cfg.DialTotal {
-			t.Errorf("it took %v", took)
+		b := to(serve(t, func(c *net.TCPConn) { c.SetLinger(0) }), serve(t, func(c *net.TCPConn) { c.SetLinger(0) }))
+		l := listen(t, r, b)
+		const clients = 20
+		for range clients {
+			wantReset(t, l.Addr())
+		}
+		eventually(t, "no connection is open", func() bool { return r.Stats().TCP.Open == 0 })
+		if s := r.Stats().TCP; s.DialsFailed != 0 || s.Retried != 0 || len(b.reached) != clients || len(b.dialled) != clients {
+			t.Errorf("%+v; the balancer was told %v", s, b.dialled)
+		}
+	})
+}
+
+// Clients whom the balancer refuses, such as those outside a Service's source ranges, hold no descriptor (TN-43).
+func TestTCPRefusedClients(t *testing.T) {
+	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+		cfg.Descriptors = NewBudget(20)
+		r := start(cfg)
+		l := listen(t, r, to())
+		for range 50 {
+			wantReset(t, l.Addr())
+		}
+		eventually(t, "no descriptor is counted", func() bool { return cfg.Descriptors.Used() <= 2 }) // the portable listener takes those of its next client
+		if s := r.Stats().TCP; s.Refused != 50 || s.OutOfDescriptors != 0 {
+			t.Errorf("%+v", s)
 		}
 	})
 }

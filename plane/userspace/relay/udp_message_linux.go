@@ -147,6 +147,9 @@ func putControl(b []byte, from *[16]byte, six bool, segment, hops int) (n int) {
 	return n
 }
 
+// The types of "destination unreachable": RFC 792 and RFC 4443.
+const icmpUnreachable, icmp6Unreachable = 3, 1
+
 // unreachable reads the control messages of an error that the network reports: which, and who says so. 0: it is none that tells
 // that a backend cannot be reached.
 func unreachable(b []byte) (errno unix.Errno, by udpAddr) {
@@ -161,8 +164,10 @@ func unreachable(b []byte) (errno unix.Errno, by udpAddr) {
 		if !known || len(data) < size {
 			continue
 		}
-		if origin := data[4]; origin != unix.SO_EE_ORIGIN_ICMP && origin != unix.SO_EE_ORIGIN_ICMP6 {
-			continue
+		switch [2]byte{data[4], data[5]} { // origin and type
+		case [2]byte{unix.SO_EE_ORIGIN_ICMP, icmpUnreachable}, [2]byte{unix.SO_EE_ORIGIN_ICMP6, icmp6Unreachable}:
+		default:
+			continue // "time exceeded" is EHOSTUNREACH too, and the client's TTL can cause it
 		}
 		switch errno = unix.Errno(binary.NativeEndian.Uint32(data)); errno {
 		case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.ENONET, unix.ENOPROTOOPT, unix.EACCES:
