@@ -82,9 +82,9 @@ func TestIPVSTakeBack(t *testing.T) {
 	tab, vip, _ := planetest.Shop(lb.IPv4)
 	balancer := netip.MustParseAddrPort("192.0.2.10:80")
 	// A load balancer with externalTrafficPolicy Local: pods go elsewhere than others, by a mark.
-	backends := tab.Get(lb.Key{Addr: vip.Addr(), Port: 80, Proto: lb.TCP}).Routes[0].To.Backends
+	backends := slices.Collect(tab.Get(lb.Key{Addr: vip.Addr(), Port: 80, Proto: lb.TCP}).Routes[0].To.Backends.All())
 	set := func(scope lb.Scope, all []lb.Backend) *lb.BackendSet {
-		return &lb.BackendSet{ID: lb.SetID{Service: "shop/till:http", Proto: lb.TCP, Scope: scope}, Backends: all}
+		return &lb.BackendSet{ID: lb.SetID{Service: "shop/till:http", Proto: lb.TCP, Scope: scope}, Backends: lb.BackendsOf(all...)}
 	}
 	anyone, local := set(lb.Cluster, backends), set(lb.Local, slices.DeleteFunc(slices.Clone(backends), func(b lb.Backend) bool { return !b.Local }))
 	if tab.Replace(lb.Owner{Name: "shop/till"}, []*lb.Frontend{{Key: lb.Key{Addr: balancer.Addr(), Port: 80, Proto: lb.TCP}, Service: "shop/till:http", Kind: lb.LoadBalancer,

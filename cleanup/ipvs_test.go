@@ -173,7 +173,7 @@ func shopInIPVS(t *testing.T) (lab *netlab.TestLab, tab *lb.Table, vip netip.Add
 		}
 		h := openIPVS(t)
 		s := virtual(t, h, "tcp "+vip.String())
-		for _, f := range tab.Get(lb.Key{Addr: vip.Addr(), Port: 80, Proto: lb.TCP}).Routes[0].To.Backends {
+		for f := range tab.Get(lb.Key{Addr: vip.Addr(), Port: 80, Proto: lb.TCP}).Routes[0].To.Backends.All() {
 			err := h.NewDestination(s, &ipvs.Destination{Address: net.IP(f.Addr.Addr().AsSlice()), Port: f.Addr.Port(), Weight: 1, AddressFamily: unix.AF_INET})
 			if err != nil {
 				t.Error(err)

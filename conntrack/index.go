@@ -104,9 +104,14 @@ func (x *index) leaves(s *lb.BackendSet, now *lb.Frontend) bool {
 		return false
 	}
 	ask := func() bool {
-		return slices.ContainsFunc(s.Backends, func(b lb.Backend) bool { return !now.Serves(b.Addr) })
+		for b := range s.Backends.All() {
+			if !now.Serves(b.Addr) {
+				return true
+			}
+		}
+		return false
 	}
-	if len(s.Backends) <= 16 {
+	if s.Backends.Len() <= 16 {
 		return ask()
 	}
 	question := leaving{set: s, serving: now.Serving}

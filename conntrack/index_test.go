@@ -19,11 +19,12 @@ func row(key, service string, scope lb.Scope, backends ...string) *lb.Frontend {
 		f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
 		return f
 	}
-	set := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: k.Proto, Scope: scope}}
+	var all []lb.Backend
 	for _, b := range backends {
-		set.Backends = append(set.Backends, lb.Backend{Addr: netip.MustParseAddrPort(b)})
+		all = append(all, lb.Backend{Addr: netip.MustParseAddrPort(b)})
 	}
-	slices.SortFunc(set.Backends, func(a, b lb.Backend) int { return a.Addr.Compare(b.Addr) })
+	slices.SortFunc(all, lb.Backend.Compare)
+	set := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: k.Proto, Scope: scope}, Backends: lb.BackendsOf(all...)}
 	f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}
 	return f
 }

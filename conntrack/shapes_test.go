@@ -13,12 +13,12 @@ import (
 // Rows that share a large set are compared with the one that comes next at the cost of the set once, not of each row.
 func TestSharedSetsAreLinear(t *testing.T) {
 	replace := func(n int) func() {
-		set := func() *lb.BackendSet {
-			s := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.UDP, Scope: lb.Cluster}}
+		set := func(more ...lb.Backend) *lb.BackendSet {
+			var all []lb.Backend
 			for i := range n {
-				s.Backends = append(s.Backends, lb.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}), 53)})
+				all = append(all, lb.Backend{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}), 53)})
 			}
-			return s
+			return &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.UDP, Scope: lb.Cluster}, Backends: lb.BackendsOf(append(all, more...)...)}
 		}
 		changes := func(to *lb.BackendSet) (out []lb.Change) {
 			for i := range n {
@@ -28,8 +28,7 @@ func TestSharedSetsAreLinear(t *testing.T) {
 			}
 			return out
 		}
-		x, after := newIndex(nil), set()
-		after.Backends = append(after.Backends, lb.Backend{Addr: netip.MustParseAddrPort("100.127.0.1:53")}) // nobody leaves
+		x, after := newIndex(nil), set(lb.Backend{Addr: netip.MustParseAddrPort("100.127.0.1:53")}) // nobody leaves
 		one, other := changes(set()), changes(after)
 		for _, c := range one {
 			x.apply(c)

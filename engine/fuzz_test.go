@@ -195,7 +195,7 @@ func (s *story) nobodyStrays() {
 			if r.To.ID.Service != f.Service {
 				s.t.Errorf("%s of %s leads to the backends of %s", k, f.Service, r.To.ID.Service)
 			}
-			for _, b := range r.To.Backends {
+			for b := range r.To.Backends.All() {
 				if !s.had[service][b.Addr.Addr()] {
 					s.t.Errorf("%s of %s leads to %s, which the service has never named", k, f.Service, b.Addr)
 				}

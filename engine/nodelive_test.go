@@ -150,7 +150,7 @@ func TestZoneLiveSV40(t *testing.T) {
 		backends := func() string {
 			var words []string
 			r.engine.Query(func(table *lb.Table) {
-				for _, b := range table.Get(svcKey(1)).Set(lb.Cluster).Backends {
+				for b := range table.Get(svcKey(1)).Set(lb.Cluster).Backends.All() {
 					words = append(words, b.Addr.Addr().String())
 				}
 			})

@@ -69,7 +69,7 @@ func rowOf(f *lb.Frontend) Row {
 	for _, route := range f.Routes {
 		out := Route{From: route.From.String(), Do: route.Do.String(), Masquerade: route.Masq}
 		if route.To != nil {
-			out.Set, out.Backends = route.To.ID.String(), len(route.To.Backends)
+			out.Set, out.Backends = route.To.ID.String(), route.To.Backends.Len()
 		}
 		r.Routes = append(r.Routes, out)
 	}

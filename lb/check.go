@@ -24,6 +24,7 @@ func Check(family Family, f *Frontend) error {
 // Service may share their sources.
 type check struct {
 	sets    [3]*BackendSet // one for each scope
+	lists   [3][]Endpoint
 	sources []netip.Prefix
 }
 
@@ -137,7 +138,7 @@ func (c *check) routes(family Family, f *Frontend) error {
 
 func (c *check) route(family Family, f *Frontend, r Route) error {
 	switch {
-	case r.Do == Balance && (r.To == nil || len(r.To.Backends) == 0):
+	case r.Do == Balance && (r.To == nil || r.To.Backends.Len() == 0):
 		return errors.New("it balances over nothing")
 	case r.Do == Balance && r.To.ID.Scope != Cluster && r.To.ID.Scope != Local:
 		return fmt.Errorf("backend set %s is not one to balance over", r.To.ID)
@@ -161,14 +162,35 @@ func (c *check) set(family Family, f *Frontend, s *BackendSet) error {
 	if c.sets[id.Scope-Cluster] == s {
 		return nil
 	}
-	for i, b := range s.Backends {
-		if !family.has(b.Addr.Addr()) || b.Addr.Port() == 0 {
-			return fmt.Errorf("backend %s of set %s: want an address of %s and a port", b.Addr, id, family)
+	for i := range s.Backends.runs() {
+		r := s.Backends.run(i)
+		if i > 0 && s.Backends.run(i-1).port >= r.port {
+			return fmt.Errorf("ports %d and %d of set %s: want them sorted, without duplicates", s.Backends.run(i-1).port, r.port, id)
 		}
-		if i > 0 && s.Backends[i-1].Addr.Compare(b.Addr) >= 0 {
-			return fmt.Errorf("backends %s and %s of set %s: want them sorted, without duplicates", s.Backends[i-1].Addr, b.Addr, id)
+		if r.port == 0 || len(r.endpoints) == 0 {
+			return fmt.Errorf("%d backends of set %s with port %d: want some, and a port", len(r.endpoints), id, r.port)
+		}
+		if err := c.endpoints(family, r.endpoints, &c.lists[id.Scope-Cluster]); err != nil {
+			return fmt.Errorf("set %s: %w", id, err)
 		}
 	}
 	c.sets[id.Scope-Cluster] = s
+	return nil
+}
+
+// endpoints checks a list unless it is the one that was right last.
+func (c *check) endpoints(family Family, list []Endpoint, right *[]Endpoint) error {
+	if len(list) == len(*right) && &list[0] == &(*right)[0] {
+		return nil
+	}
+	for i, e := range list {
+		if !family.has(e.Addr) {
+			return fmt.Errorf("backend %s: want an address of %s", e.Addr, family)
+		}
+		if i > 0 && list[i-1].Addr.Compare(e.Addr) >= 0 {
+			return fmt.Errorf("backends %s and %s: want them sorted, without duplicates", list[i-1].Addr, e.Addr)
+		}
+	}
+	*right = list
 	return nil
 }

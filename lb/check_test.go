@@ -10,12 +10,19 @@ import (
 	"kube-proxy/lb"
 )
 
-func backends(addrs ...string) []lb.Backend {
+func backends(addrs ...string) lb.Backends {
 	var out []lb.Backend
 	for _, a := range addrs {
 		out = append(out, lb.Backend{Addr: netip.MustParseAddrPort(a)})
 	}
-	return out
+	return lb.BackendsOf(out...)
+}
+
+// portWithout has backends at one port, and none at another.
+func portWithout() lb.Backends {
+	b := backends("10.0.0.1:80")
+	b.Add(81, nil)
+	return b
 }
 
 // wellFormed has one route over a set of two.
@@ -64,7 +71,7 @@ func TestCheck(t *testing.T) {
 		{"rejects to a set", func(f *lb.Frontend) { f.Routes[0].Do = lb.Reject }},
 		{"drops with masquerade", func(f *lb.Frontend) { f.Routes[0] = lb.Route{From: lb.Anywhere, Do: lb.Drop, Masq: true} }},
 		{"no set", func(f *lb.Frontend) { f.Routes[0].To = nil }},
-		{"empty set", func(f *lb.Frontend) { f.Routes[0].To.Backends = nil }},
+		{"empty set", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends() }},
 		{"set of another service", func(f *lb.Frontend) { f.Routes[0].To.ID.Service = "x/y" }},
 		{"backend of the other family", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("[::1]:80") }},
 		{"backend without port", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:0") }},
@@ -84,6 +91,9 @@ func TestCheck(t *testing.T) {
 		{"health check with affinity", func(f *lb.Frontend) { *f = *healthCheck(1); f.Affinity = time.Hour }},
 		{"health check of less than nobody", func(f *lb.Frontend) { *f = *healthCheck(-1) }},
 		{"backend twice", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:80", "10.0.0.1:80") }},
+		{"ports not sorted", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:81", "10.0.0.2:80") }},
+		{"port twice", func(f *lb.Frontend) { f.Routes[0].To.Backends = backends("10.0.0.1:80", "10.0.0.2:81", "10.0.0.3:80") }},
+		{"port without backends", func(f *lb.Frontend) { f.Routes[0].To.Backends = portWithout() }},
 		{"serving backends not sorted", func(f *lb.Frontend) {
 			f.Serving = &lb.BackendSet{ID: lb.SetID{Service: f.Service, Proto: f.Key.Proto, Scope: lb.Serving},
 				Backends: backends("10.0.0.2:80", "10.0.0.1:80")}

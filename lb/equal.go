@@ -18,13 +18,13 @@ func (s *BackendSet) Equal(o *BackendSet) bool { return (*Comparison)(nil).sets(
 // share their backend sets and sources, and to compare those anew for each row would cost rows times backends. The zero
 // Comparison is ready to use; it is not safe for concurrent use, and keeps what it was given.
 type Comparison struct {
-	backends map[[2]*BackendSet]bool
-	sources  map[prefixPair]bool
+	endpoints map[listPair[Endpoint]]bool
+	sources   map[listPair[netip.Prefix]]bool
 }
 
-// prefixPair is two lists of one length, by the first of each.
-type prefixPair struct {
-	a, b *netip.Prefix
+// listPair is two lists of one length, by the first of each.
+type listPair[T any] struct {
+	a, b *T
 	n    int
 }
 
@@ -46,35 +46,56 @@ func (c *Comparison) routes(r, o Route) bool {
 }
 
 func (c *Comparison) sets(s, o *BackendSet) bool {
-	switch {
-	case s == o:
-		return true
-	case s == nil || o == nil || s.ID != o.ID || len(s.Backends) != len(o.Backends):
+	return s == o || s != nil && o != nil && s.ID == o.ID && c.backends(&s.Backends, &o.Backends)
+}
+
+func (c *Comparison) backends(a, b *Backends) bool {
+	if a.runs() != b.runs() || a.Len() != b.Len() {
 		return false
-	case c == nil || len(s.Backends) <= short:
-		return slices.Equal(s.Backends, o.Backends)
 	}
-	return remember(&c.backends, [2]*BackendSet{s, o}, func() bool { return slices.Equal(s.Backends, o.Backends) })
+	for i := range a.runs() {
+		r, s := a.run(i), b.run(i)
+		if r.port != s.port || len(r.endpoints) != len(s.endpoints) {
+			return false
+		}
+	}
+	for i := range a.runs() {
+		if !c.lists(a.run(i).endpoints, b.run(i).endpoints) {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *Comparison) lists(a, b []Endpoint) bool {
+	if c == nil {
+		return slices.Equal(a, b)
+	}
+	return equalLists(&c.endpoints, a, b)
 }
 
 func (c *Comparison) prefixes(a, b []netip.Prefix) bool {
+	if c == nil {
+		return slices.Equal(a, b)
+	}
+	return equalLists(&c.sources, a, b)
+}
+
+// equalLists compares two lists. It remembers the result for long ones.
+func equalLists[T comparable](known *map[listPair[T]]bool, a, b []T) bool {
 	switch {
 	case len(a) != len(b):
 		return false
 	case len(a) == 0 || &a[0] == &b[0]:
 		return true
-	case c == nil || len(a) <= short:
+	case len(a) <= short:
 		return slices.Equal(a, b)
 	}
-	return remember(&c.sources, prefixPair{&a[0], &b[0], len(a)}, func() bool { return slices.Equal(a, b) })
-}
-
-// remember returns what is known of the pair, and finds it out if nothing is.
-func remember[K comparable](known *map[K]bool, pair K, compare func() bool) bool {
+	pair := listPair[T]{&a[0], &b[0], len(a)}
 	equal, ok := (*known)[pair]
 	if !ok {
-		if equal = compare(); *known == nil {
-			*known = map[K]bool{}
+		if equal = slices.Equal(a, b); *known == nil {
+			*known = map[listPair[T]]bool{}
 		}
 		(*known)[pair] = equal
 	}

@@ -3,7 +3,6 @@ package lb
 import (
 	"cmp"
 	"net/netip"
-	"slices"
 	"strconv"
 	"time"
 )
@@ -141,7 +140,7 @@ type Route struct {
 // BackendSet is a list of backends that all frontends of one service port and protocol share.
 type BackendSet struct {
 	ID       SetID
-	Backends []Backend // sorted by address and port, no duplicates
+	Backends Backends
 }
 
 // SetID names a backend set: one service port (name and protocol, SV-12), one scope.
@@ -161,32 +160,18 @@ func (id SetID) Compare(o SetID) int {
 	return cmp.Or(cmp.Compare(id.Service, o.Service), cmp.Compare(id.Proto, o.Proto), cmp.Compare(id.Scope, o.Scope))
 }
 
-// Backend is one place that a connection may be sent to.
-type Backend struct {
-	Addr netip.AddrPort
-	// Local: the backend runs on this node, so it may be its own client (SV-60).
-	Local bool
-	// Draining: the backend is terminating and serves only because no other can (SV-36, SV-37).
-	Draining bool
-}
-
 // Serves reports whether the backend at a serves the row's service port, so that a flow which a route once
 // sent there may stay (DP-50). It says nothing of where a new one may go.
 func (f *Frontend) Serves(a netip.AddrPort) bool {
 	if f.Serving != nil {
-		return f.Serving.has(a)
+		return f.Serving.Backends.Has(a)
 	}
 	for _, r := range f.Routes {
-		if r.To != nil && r.To.has(a) {
+		if r.To != nil && r.To.Backends.Has(a) {
 			return true
 		}
 	}
 	return false
-}
-
-func (s *BackendSet) has(a netip.AddrPort) bool {
-	_, ok := slices.BinarySearchFunc(s.Backends, a, func(b Backend, a netip.AddrPort) int { return b.Addr.Compare(a) })
-	return ok
 }
 
 // Set returns the set of the given scope, Cluster or Local, that f balances over, or nil.

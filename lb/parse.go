@@ -13,7 +13,7 @@ import (
 // mean nothing. Rows, sets, backends and prefixes may stand in any order; routes keep theirs. An error names
 // the line.
 func ParseTable(text string) (*Table, error) {
-	p := parser{sets: map[SetID]*BackendSet{}, setLines: map[SetID]int{}}
+	p := parser{sets: map[SetID]*BackendSet{}, setLines: map[SetID]int{}, backends: map[*BackendSet][]Backend{}}
 	for i, line := range strings.Split(text, "\n") {
 		p.line = i + 1
 		if err := p.parseLine(line); err != nil {
@@ -36,8 +36,9 @@ type parser struct {
 	setLines map[SetID]int
 
 	// Where an indented line belongs: at most one is not nil.
-	row *parsedRow
-	set *BackendSet
+	row      *parsedRow
+	set      *BackendSet
+	backends map[*BackendSet][]Backend
 }
 
 // parsedRow is a row whose routes name sets that may not have been read yet.
@@ -289,14 +290,14 @@ func (p *parser) parseBackend(words []string) error {
 	if p.set.ID.Scope == Serving && (be.Local || be.Draining) {
 		return fmt.Errorf("backend %s: a set of scope %s tells addresses only", addr, Serving)
 	}
-	p.set.Backends = append(p.set.Backends, be)
+	p.backends[p.set] = append(p.backends[p.set], be)
 	return nil
 }
 
 // table puts the lines together. With an error comes the number of the line that caused it.
 func (p *parser) table() (*Table, int, error) {
 	for id, s := range p.sets {
-		if line, err := p.setLines[id], s.canonicalize(); err != nil {
+		if line, err := p.setLines[id], s.fill(p.backends[s]); err != nil {
 			return nil, line, err
 		}
 	}
@@ -332,17 +333,18 @@ func (p *parser) table() (*Table, int, error) {
 	return t, 0, nil
 }
 
-// canonicalize sorts the backends.
-func (s *BackendSet) canonicalize() error {
-	if len(s.Backends) == 0 {
+// fill gives the set its backends, which it sorts.
+func (s *BackendSet) fill(all []Backend) error {
+	if len(all) == 0 {
 		return fmt.Errorf("set %s has no backend", s.ID)
 	}
-	slices.SortFunc(s.Backends, func(a, b Backend) int { return a.Addr.Compare(b.Addr) })
-	for i, b := range s.Backends[1:] {
-		if s.Backends[i].Addr == b.Addr {
+	slices.SortFunc(all, Backend.Compare)
+	for i, b := range all[1:] {
+		if all[i].Addr == b.Addr {
 			return fmt.Errorf("set %s has %s twice", s.ID, b.Addr)
 		}
 	}
+	s.Backends = BackendsOf(all...)
 	return nil
 }
 

@@ -70,7 +70,7 @@ func TestTableText(t *testing.T) {
 		t.Error("rows of one service do not share their set")
 	}
 	dns := table.Get(mustKey(t, "192.0.2.7:53/udp"))
-	if s := dns.Serving; s == nil || len(s.Backends) != 2 || dns.Set(lb.Serving) != nil || row.Serving != nil {
+	if s := dns.Serving; s == nil || s.Backends.Len() != 2 || dns.Set(lb.Serving) != nil || row.Serving != nil {
 		t.Errorf("wrong row:\n%s", dns)
 	}
 }
@@ -287,7 +287,7 @@ func randomRow(rng *rand.Rand, service string, cluster, local *lb.BackendSet) *l
 }
 
 func randomSet(rng *rand.Rand, service string, proto lb.Proto, scope lb.Scope) *lb.BackendSet {
-	s := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: proto, Scope: scope}}
+	var all []lb.Backend
 	for i := range 1 + rng.IntN(3) {
 		if i == 0 || rng.IntN(2) == 0 {
 			addr := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 8080)
@@ -295,10 +295,10 @@ func randomSet(rng *rand.Rand, service string, proto lb.Proto, scope lb.Scope) *
 			if scope != lb.Serving {
 				b.Local, b.Draining = rng.IntN(2) == 0, rng.IntN(4) == 0
 			}
-			s.Backends = append(s.Backends, b)
+			all = append(all, b)
 		}
 	}
-	return s
+	return &lb.BackendSet{ID: lb.SetID{Service: service, Proto: proto, Scope: scope}, Backends: lb.BackendsOf(all...)}
 }
 
 func randomAddr(rng *rand.Rand, n int) netip.Addr {

@@ -36,7 +36,7 @@ func (w *Weight) Of(f *Frontend) int {
 			w.seen = map[*BackendSet]struct{}{}
 		}
 		w.seen[r.To] = struct{}{}
-		n += len(r.To.Backends)
+		n += r.To.Backends.Len()
 	}
 	return n
 }

@@ -6,8 +6,8 @@ import (
 )
 
 func TestWeight(t *testing.T) {
-	set := &BackendSet{Backends: make([]Backend, 5)}
-	other := &BackendSet{Backends: make([]Backend, 2)}
+	set := &BackendSet{Backends: BackendsOf(make([]Backend, 5)...)}
+	other := &BackendSet{Backends: BackendsOf(make([]Backend, 2)...)}
 	ranges := make([]netip.Prefix, 4)
 	var w Weight
 	for i, c := range []struct {

@@ -41,7 +41,7 @@ func TestAddressesSV26(t *testing.T) {
 			for _, row := range policy.Resolve(view, s) {
 				found = found || row.Key.Addr == a
 				if set := row.Set(lb.Cluster); set != nil {
-					found = found || set.Backends[0].Addr.Addr() == a
+					found = found || set.Backends.At(0).Addr.Addr() == a
 				}
 			}
 			refusals := policy.Refused(view, s)

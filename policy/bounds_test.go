@@ -108,13 +108,13 @@ func TestTooManyEndpoints(t *testing.T) {
 		total := 0
 		for _, f := range rows {
 			if f.Kind == lb.ClusterIP {
-				total += len(f.Routes[0].To.Backends)
+				total += f.Routes[0].To.Backends.Len()
 			}
 		}
 		if total > 1<<18 {
 			t.Errorf("%d backends over all ports", total)
 		}
-		return rows[0].Set(scope).Backends
+		return slices.Collect(rows[0].Set(scope).Backends.All())
 	}
 	first := set(view("node-0", false, 1), lb.Cluster)
 	if len(first) != room || first[0].Draining || first[0].Addr.Addr() != netip.MustParseAddr("100.64.1.0") || first[room-1].Addr.Addr() != netip.MustParseAddr("100.64.3.61") {

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
 
@@ -19,14 +20,16 @@ type sets struct {
 // sets builds the sets that the service's traffic policies need (SV-20).
 func (r *resolver) sets(p *cluster.ServicePort) sets {
 	out := sets{service: r.portName(p)}
-	var buf [16]candidate
-	all := r.candidates(buf[:0], p)
-	out.cluster = newSet(out.service, p, lb.Cluster, backends(all, chooseCluster(all)))
+	var buf [2]portGroup
+	groups := r.groupsOf(buf[:0], p)
+	known := knownOf(groups)
+	out.cluster = r.newSet(out.service, p, lb.Cluster, groups, chooseCluster(known))
 	if r.svc.InternalPolicy == cluster.PolicyLocal || r.svc.ExternalPolicy == cluster.PolicyLocal {
-		out.local = newSet(out.service, p, lb.Local, backends(all, chooseLocal(all)))
+		out.local = r.newSet(out.service, p, lb.Local, groups, chooseLocal(known))
 	}
 	if p.Protocol != cluster.TCP {
-		out.serving = newSet(out.service, p, lb.Serving, servingBackends(all))
+		// Flows may stay with any candidate, whatever traffic policy and topology say and although others are ready (DP-50).
+		out.serving = r.newSet(out.service, p, lb.Serving, groups, choice{all: true})
 	}
 	return out
 }
@@ -39,17 +42,24 @@ func (r *resolver) portName(p *cluster.ServicePort) string {
 	return r.full + ":" + p.Name
 }
 
-func newSet(service string, p *cluster.ServicePort, scope lb.Scope, backends []lb.Backend) *lb.BackendSet {
-	if len(backends) == 0 {
+// newSet returns the set of those that the choice takes, nil if it takes none.
+func (r *resolver) newSet(service string, p *cluster.ServicePort, scope lb.Scope, groups []portGroup, ch choice) *lb.BackendSet {
+	var all lb.Backends
+	for _, g := range groups {
+		if chosen := r.chosen(g.group, ch); len(chosen) > 0 {
+			all.Add(g.port, chosen)
+		}
+	}
+	if all.Len() == 0 {
 		return nil
 	}
 	id := lb.SetID{Service: service, Proto: lb.Proto(p.Protocol), Scope: scope}
-	return &lb.BackendSet{ID: id, Backends: backends}
+	return &lb.BackendSet{ID: id, Backends: all}
 }
 
-// candidate is what all slices together say of one address and port that may serve.
+// candidate is what all slices of a group together say of one address that may serve.
 type candidate struct {
-	addr     netip.AddrPort
+	addr     netip.Addr
 	local    bool // one of its usable entries says that it runs on this node (SV-32)
 	ready    bool // one of its entries is ready
 	draining bool // one is terminating and still serves
@@ -59,37 +69,105 @@ type candidate struct {
 // usable reports whether new connections may go to the candidate. Else it only keeps the flows that it has.
 func (c *candidate) usable() bool { return c.ready || c.draining }
 
-// candidates appends to buf the endpoints of the port that serve, sorted by address and port. An entry is
-// usable if it is ready, or terminating and still serving. One that serves but is neither, which the API does
-// not foresee, says no more than that (DP-50); others have no effect. Entries for the same address and
-// port are merged, whatever slices they stand in (SV-32): one that says "on this node" or "ready" is
-// believed, and hints of the ready ones add up.
-func (r *resolver) candidates(buf []candidate, p *cluster.ServicePort) []candidate {
-	for sl, port := range r.served(p) {
-		buf = r.appendSlice(buf, sl, port)
-	}
-	slices.SortFunc(buf, func(a, b candidate) int { return a.addr.Compare(b.addr) })
-	return mergeCopies(buf)
+// group is what the slices that give a port the same number say of endpoints. An entry is usable if it is ready, or
+// terminating and still serving. One that serves but is neither, which the API does not foresee, says no more than that
+// (DP-50); others have no effect. Entries for the same address are merged, whatever slices they stand in (SV-32): one
+// that says "on this node" or "ready" is believed, and hints of the ready ones add up.
+type group struct {
+	from, to int // the candidates in resolver.candidates, sorted by address
+	known
+	chosen []chosen
+	first  [1]chosen // room for chosen; most groups need no more
 }
 
-// appendSlice appends the usable endpoints of one slice.
-func (r *resolver) appendSlice(buf []candidate, sl *cluster.Slice, port uint16) []candidate {
+// chosen is the endpoints of a group that a choice takes.
+type chosen struct {
+	choice
+	endpoints []lb.Endpoint
+}
+
+// portGroup is a group under the number that a port has in its slices.
+type portGroup struct {
+	port uint16
+	*group
+}
+
+// groupsOf appends to groups those of a service port, sorted by the port's number there. Ports with the same slices get
+// the same groups, so the work and the memory follow the endpoints, not endpoints times ports.
+func (r *resolver) groupsOf(groups []portGroup, p *cluster.ServicePort) []portGroup {
+	var buf [8]servedPort
+	served := r.served(buf[:0], p)
+	slices.SortFunc(served, servedPort.compare)
+	served = slices.Compact(served)
+	for len(served) > 0 {
+		n := 1
+		for n < len(served) && served[n].port == served[0].port {
+			n++
+		}
+		groups = append(groups, portGroup{served[0].port, r.group(served[:n])})
+		served = served[n:]
+	}
+	return groups
+}
+
+// group returns the group of these slices.
+func (r *resolver) group(of []servedPort) *group {
+	if len(r.svc.Ports) == 1 {
+		return r.newGroup(of)
+	}
+	var buf [64]byte
+	key := buf[:0]
+	for _, s := range of {
+		key = binary.NativeEndian.AppendUint32(key, uint32(s.slice))
+	}
+	g := r.groups[string(key)]
+	if g == nil {
+		if r.groups == nil {
+			r.groups = map[string]*group{}
+		}
+		g = r.newGroup(of)
+		r.groups[string(key)] = g
+	}
+	return g
+}
+
+func (r *resolver) newGroup(of []servedPort) *group {
+	from, n := len(r.candidates), 0
+	for _, s := range of {
+		n += len(r.view.Slices[s.slice].Endpoints)
+	}
+	r.candidates = slices.Grow(r.candidates, n)
+	for _, s := range of {
+		r.appendSlice(r.view.Slices[s.slice])
+	}
+	all := r.candidates[from:]
+	slices.SortFunc(all, func(a, b candidate) int { return a.addr.Compare(b.addr) })
+	r.candidates = r.candidates[:from+len(mergeCopies(all))]
+	g := &group{from: from, to: len(r.candidates), known: noneKnown}
+	g.chosen = g.first[:0]
+	for i := range r.in(g) {
+		g.see(&r.in(g)[i])
+	}
+	return g
+}
+
+// appendSlice appends the candidates of one slice.
+func (r *resolver) appendSlice(sl *cluster.Slice) {
 	facts := &r.view.Node
 	for i := range sl.Endpoints {
 		e := &sl.Endpoints[i]
 		if !r.counts(e) {
 			continue
 		}
-		c := candidate{addr: netip.AddrPortFrom(e.Addr, port), ready: e.Ready, draining: e.Serving && e.Terminating}
+		c := candidate{addr: e.Addr, ready: e.Ready, draining: e.Serving && e.Terminating}
 		if e.Ready {
 			c.hints = hintsOf(e, facts)
 		}
 		if c.usable() {
 			c.local = e.OnNode(facts.NodeName)
 		}
-		buf = append(buf, c)
+		r.candidates = append(r.candidates, c)
 	}
-	return buf
 }
 
 // counts reports whether an entry of a slice makes a candidate.
@@ -97,7 +175,7 @@ func (r *resolver) counts(e *cluster.Endpoint) bool {
 	return (e.Ready || e.Serving) && r.settings.serves(e.Addr, asEndpoint)
 }
 
-// mergeCopies merges neighbours with the same address and port, in place.
+// mergeCopies merges neighbours with the same address, in place.
 func mergeCopies(sorted []candidate) []candidate {
 	out := sorted[:0]
 	for _, c := range sorted {
@@ -114,8 +192,38 @@ func mergeCopies(sorted []candidate) []candidate {
 	return out
 }
 
+// in returns the candidates of a group.
+func (r *resolver) in(g *group) []candidate { return r.candidates[g.from:g.to] }
+
+// known is what the candidates of a port have together, on which the choices depend.
+type known struct {
+	ready, localReady bool  // one is ready; one on this node is
+	every, some       hints // those that every ready candidate has, and those that some have
+}
+
+// knownOf returns what the candidates of the groups have together.
+func knownOf(groups []portGroup) known {
+	k := noneKnown
+	for _, g := range groups {
+		k.ready, k.localReady = k.ready || g.ready, k.localReady || g.localReady
+		k.every, k.some = k.every&g.every, k.some|g.some
+	}
+	return k
+}
+
+// noneKnown is what no candidates have together.
+var noneKnown = known{every: hasNodes | hasZones}
+
+func (k *known) see(c *candidate) {
+	if c.ready {
+		k.ready, k.localReady = true, k.localReady || c.local
+		k.every, k.some = k.every&c.hints, k.some|c.hints
+	}
+}
+
 // choice says which candidates a backend set has.
 type choice struct {
+	all      bool  // every candidate, without what is known of it
 	here     bool  // only those on this node
 	draining bool  // the terminating ones that still serve, for none is ready
 	hints    hints // only those of the ready ones that have all of these
@@ -124,6 +232,8 @@ type choice struct {
 // takes reports whether the set has the candidate.
 func (ch choice) takes(c *candidate) bool {
 	switch {
+	case ch.all:
+		return true
 	case ch.here && !c.local:
 		return false
 	case ch.draining:
@@ -134,39 +244,30 @@ func (ch choice) takes(c *candidate) bool {
 
 // chooseCluster takes the ready endpoints that the topology hints choose, or, if none is ready, the
 // terminating ones that still serve, whatever their hints (SV-36).
-func chooseCluster(all []candidate) choice {
-	ready := false
-	for i := range all {
-		ready = ready || all[i].ready
-	}
-	return choice{hints: chooseHints(all), draining: !ready}
+func chooseCluster(k known) choice {
+	return choice{hints: chooseHints(k), draining: !k.ready}
 }
 
 // chooseLocal takes the ready endpoints on this node, or, if there are none, the terminating ones on this
 // node that still serve (SV-37).
-func chooseLocal(all []candidate) choice {
-	ready := false
-	for i := range all {
-		ready = ready || all[i].ready && all[i].local
-	}
-	return choice{here: true, draining: !ready}
+func chooseLocal(k known) choice {
+	return choice{here: true, draining: !k.localReady}
 }
 
-// servingBackends are all candidates: flows may stay with any of them, whatever traffic policy and topology
-// say and although others are ready (DP-50).
-func servingBackends(all []candidate) []lb.Backend {
-	if len(all) == 0 {
-		return nil
+// chosen returns the endpoints of a group that the choice takes, always the same list.
+func (r *resolver) chosen(g *group, ch choice) []lb.Endpoint {
+	for i := range g.chosen {
+		if g.chosen[i].choice == ch {
+			return g.chosen[i].endpoints
+		}
 	}
-	out := make([]lb.Backend, len(all))
-	for i := range all {
-		out[i].Addr = all[i].addr
-	}
-	return out
+	endpoints := choose(r.in(g), ch)
+	g.chosen = append(g.chosen, chosen{ch, endpoints})
+	return endpoints
 }
 
-// backends returns the candidates that the choice takes, nil if it takes none.
-func backends(all []candidate, ch choice) []lb.Backend {
+// choose returns the candidates that the choice takes, nil if it takes none.
+func choose(all []candidate, ch choice) []lb.Endpoint {
 	n := 0
 	for i := range all {
 		if ch.takes(&all[i]) {
@@ -176,10 +277,14 @@ func backends(all []candidate, ch choice) []lb.Backend {
 	if n == 0 {
 		return nil
 	}
-	out := make([]lb.Backend, 0, n)
+	out := make([]lb.Endpoint, 0, n)
 	for i := range all {
-		if c := &all[i]; ch.takes(c) {
-			out = append(out, lb.Backend{Addr: c.addr, Local: c.local, Draining: !c.ready})
+		switch c := &all[i]; {
+		case !ch.takes(c):
+		case ch.all:
+			out = append(out, lb.Endpoint{Addr: c.addr})
+		default:
+			out = append(out, lb.Endpoint{Addr: c.addr, Local: c.local, Draining: !c.ready})
 		}
 	}
 	return out

@@ -185,26 +185,52 @@ func (e *explainer) port(p *cluster.ServicePort) ExplainedPort {
 		x.Local = x.Local || policy == cluster.PolicyLocal
 		x.Cluster = x.Cluster || policy == cluster.PolicyCluster || f.Kind != lb.ClusterIP // the short circuit of SV-53
 	}
-	all := e.candidates(nil, p)
-	c := chosen{e, &x, all, chooseCluster(all), chooseLocal(all)}
+	groups := e.groupsOf(nil, p)
+	known := knownOf(groups)
+	c := portExplainer{e, &x, groups, known, chooseCluster(known), chooseLocal(known)}
 	c.endpoints(p)
 	c.why(p)
 	return x
 }
 
-// chosen is what the sets of a port have.
-type chosen struct {
+// portExplainer explains one port, by what its sets have.
+type portExplainer struct {
 	*explainer
 	port           *ExplainedPort
-	all            []candidate
+	groups         []portGroup
+	known          known
 	cluster, local choice
 }
 
+// hasAny reports whether there is such a candidate.
+func (c *portExplainer) hasAny(is func(*candidate) bool) bool {
+	for _, g := range c.groups {
+		for i := range c.in(g.group) {
+			if is(&c.in(g.group)[i]) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// candidate returns the candidate at the address and port, or nil.
+func (c *portExplainer) candidate(at netip.AddrPort) *candidate {
+	for _, g := range c.groups {
+		all := c.in(g.group)
+		i, is := slices.BinarySearchFunc(all, at.Addr(), func(c candidate, a netip.Addr) int { return c.addr.Compare(a) })
+		if is && g.port == at.Port() {
+			return &all[i]
+		}
+	}
+	return nil
+}
+
 // endpoints names all that the slices have for the port.
-func (c *chosen) endpoints(p *cluster.ServicePort) {
+func (c *portExplainer) endpoints(p *cluster.ServicePort) {
 	found := map[netip.AddrPort]*named{}
-	for sl, port := range c.entire.served(p) {
-		c.gather(found, sl, port)
+	for _, s := range c.entire.served(nil, p) {
+		c.gather(found, c.entire.view.Slices[s.slice], s.port)
 	}
 	if c.ports == nil { // of many ports each slice has a few
 		for _, sl := range c.entire.view.Slices {
@@ -217,10 +243,10 @@ func (c *chosen) endpoints(p *cluster.ServicePort) {
 		slices.Sort(n.Zones)
 		slices.Sort(n.Nodes)
 		n.Zones, n.Nodes = slices.Compact(n.Zones), slices.Compact(n.Nodes)
-		i, is := slices.BinarySearchFunc(c.all, at, func(c candidate, at netip.AddrPort) int { return c.addr.Compare(at) })
+		candidate := c.candidate(at)
 		switch {
-		case is:
-			c.judge(&n.ExplainedEndpoint, &c.all[i])
+		case candidate != nil:
+			c.judge(&n.ExplainedEndpoint, candidate)
 		case at.Port() == 0:
 			n.out(c.port, fmt.Sprintf("in an EndpointSlice that has no port %q of %s", p.Name, lb.Proto(p.Protocol)))
 		case n.counts:
@@ -244,7 +270,7 @@ type named struct {
 }
 
 // gather takes in the entries of a slice; port is 0 where it does not have the port, and then it names nobody who has it elsewhere.
-func (c *chosen) gather(found map[netip.AddrPort]*named, sl *cluster.Slice, port uint16) {
+func (c *portExplainer) gather(found map[netip.AddrPort]*named, sl *cluster.Slice, port uint16) {
 	if c.room == 0 && len(found) == 0 {
 		c.port.More += len(sl.Endpoints)
 		return
@@ -298,7 +324,7 @@ func (e *ExplainedEndpoint) out(p *ExplainedPort, why string) {
 }
 
 // judge says in which sets a candidate is.
-func (c *chosen) judge(e *ExplainedEndpoint, is *candidate) {
+func (c *portExplainer) judge(e *ExplainedEndpoint, is *candidate) {
 	e.InCluster, e.InLocal = c.port.Cluster && c.cluster.takes(is), c.port.Local && c.local.takes(is)
 	if c.port.Cluster && !e.InCluster {
 		switch {

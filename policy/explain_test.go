@@ -82,11 +82,11 @@ func checkExplainedPort(t *testing.T, p policy.ExplainedPort, v cluster.View, wh
 		}
 	}
 	for scope, in := range said {
-		var has []lb.Backend
+		var has lb.Backends
 		if sets[scope] != nil {
 			has = sets[scope].Backends
 		}
-		for _, b := range has {
+		for b := range has.All() {
 			if !in[b.Addr] && p.More == 0 {
 				t.Fatalf("%s: %s is in the %s set of the rows, and is not said to be\n%+v\n%s", p.Service, b.Addr, scope, p.Endpoints, what)
 			}

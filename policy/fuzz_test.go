@@ -148,7 +148,7 @@ func checkPromises(t *testing.T, rows []*lb.Frontend, s policy.Settings) {
 			if r.To.ID.Scope != lb.Cluster && r.To.ID.Scope != lb.Local {
 				fail("a route to set %s", r.To.ID)
 			}
-			if r.To.ID.Service != f.Service || r.To.ID.Proto != f.Key.Proto || len(r.To.Backends) == 0 {
+			if r.To.ID.Service != f.Service || r.To.ID.Proto != f.Key.Proto || r.To.Backends.Len() == 0 {
 				fail("set %s", r.To.ID)
 			}
 		}
@@ -157,15 +157,20 @@ func checkPromises(t *testing.T, rows []*lb.Frontend, s policy.Settings) {
 		}
 	}
 	for id, set := range sets {
-		for i, b := range set.Backends {
-			if i > 0 && set.Backends[i-1].Addr.Compare(b.Addr) >= 0 {
+		for i := range set.Backends.Len() {
+			b := set.Backends.At(i)
+			if i > 0 && set.Backends.At(i-1).Compare(b) >= 0 {
 				t.Fatalf("set %s is not sorted: %v", id, set.Backends)
 			}
-			if b.Draining != set.Backends[0].Draining || id.Scope == lb.Local && !b.Local || lb.FamilyOf(b.Addr.Addr()) != s.Family || b.Addr.Port() == 0 {
+			if b.Draining != set.Backends.At(0).Draining || id.Scope == lb.Local && !b.Local || lb.FamilyOf(b.Addr.Addr()) != s.Family || b.Addr.Port() == 0 {
 				t.Fatalf("set %s: backend %+v", id, b)
 			}
 		}
 	}
+}
+
+func has(s *lb.BackendSet, is func(lb.Backend) bool) bool {
+	return slices.ContainsFunc(slices.Collect(s.Backends.All()), is)
 }
 
 // checkServing checks what DP-50 promises of a row: all that its routes reach serves, and more, or the row
@@ -179,20 +184,20 @@ func checkServing(f *lb.Frontend, sets map[lb.SetID]*lb.BackendSet) string {
 		return "what serves is two values"
 	}
 	sets[s.ID] = s
-	if want := (lb.SetID{Service: f.Service, Proto: f.Key.Proto, Scope: lb.Serving}); s.ID != want || f.Key.Proto == lb.TCP || len(s.Backends) == 0 {
+	if want := (lb.SetID{Service: f.Service, Proto: f.Key.Proto, Scope: lb.Serving}); s.ID != want || f.Key.Proto == lb.TCP || s.Backends.Len() == 0 {
 		return "what serves is the set " + s.ID.String()
 	}
 	routed := *f
 	routed.Serving = nil
 	for _, r := range f.Routes {
-		if r.To != nil && slices.ContainsFunc(r.To.Backends, func(b lb.Backend) bool { return !f.Serves(b.Addr) }) {
+		if r.To != nil && has(r.To, func(b lb.Backend) bool { return !f.Serves(b.Addr) }) {
 			return "a route goes where nobody serves"
 		}
 	}
-	if !slices.ContainsFunc(s.Backends, func(b lb.Backend) bool { return !routed.Serves(b.Addr) }) {
+	if !has(s, func(b lb.Backend) bool { return !routed.Serves(b.Addr) }) {
 		return "what serves says nothing that the routes do not"
 	}
-	if slices.ContainsFunc(s.Backends, func(b lb.Backend) bool { return b.Local || b.Draining }) {
+	if has(s, func(b lb.Backend) bool { return b.Local || b.Draining }) {
 		return "what serves says more than addresses"
 	}
 	return ""

@@ -1,7 +1,7 @@
 package policy
 
 import (
-	"iter"
+	"cmp"
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
@@ -21,11 +21,10 @@ type portIndex struct {
 	entries []portEntry // the first means nothing
 }
 
-// portEntry says that a slice serves a port under this number.
+// portEntry is one of the slices that serve a port.
 type portEntry struct {
-	slice *cluster.Slice
-	port  uint16
-	next  int // as portIndex.first
+	servedPort
+	next int // as portIndex.first
 }
 
 // indexPorts makes the index if the Service has many ports.
@@ -39,7 +38,7 @@ func (r *resolver) indexPorts() {
 			x.first[portName{p.Name, p.Protocol}] = 0
 		}
 	}
-	for _, sl := range r.view.Slices {
+	for i, sl := range r.view.Slices {
 		if !r.ofFamily(sl) {
 			continue
 		}
@@ -47,35 +46,42 @@ func (r *resolver) indexPorts() {
 			name := portName{sp.Name, sp.Protocol}
 			if next, ours := x.first[name]; ours && sp.Port != 0 {
 				x.first[name] = len(x.entries)
-				x.entries = append(x.entries, portEntry{sl, sp.Port, next})
+				x.entries = append(x.entries, portEntry{servedPort{sp.Port, int32(i)}, next})
 			}
 		}
 	}
 	r.ports = &x
 }
 
-// served yields the slices of the family that serve the service port, with the number that it has there, in no order.
-func (r *resolver) served(p *cluster.ServicePort) iter.Seq2[*cluster.Slice, uint16] {
-	return func(yield func(*cluster.Slice, uint16) bool) {
-		if x := r.ports; x != nil {
-			for i := x.first[portName{p.Name, p.Protocol}]; i != 0; i = x.entries[i].next {
-				if !yield(x.entries[i].slice, x.entries[i].port) {
-					return
-				}
-			}
-			return
+// servedPort says that a slice, by its index in the view, serves a port under this number.
+type servedPort struct {
+	port  uint16
+	slice int32
+}
+
+func (s servedPort) compare(o servedPort) int {
+	return cmp.Or(cmp.Compare(s.port, o.port), cmp.Compare(s.slice, o.slice))
+}
+
+// served appends to out which slices of the family serve the service port, in no order.
+func (r *resolver) served(out []servedPort, p *cluster.ServicePort) []servedPort {
+	if x := r.ports; x != nil {
+		for i := x.first[portName{p.Name, p.Protocol}]; i != 0; i = x.entries[i].next {
+			out = append(out, x.entries[i].servedPort)
 		}
-		for _, sl := range r.view.Slices {
-			if !r.ofFamily(sl) {
-				continue
-			}
-			for _, sp := range sl.Ports {
-				if isPort(sp, p) && !yield(sl, sp.Port) {
-					return
-				}
+		return out
+	}
+	for i, sl := range r.view.Slices {
+		if !r.ofFamily(sl) {
+			continue
+		}
+		for _, sp := range sl.Ports {
+			if isPort(sp, p) {
+				out = append(out, servedPort{sp.Port, int32(i)})
 			}
 		}
 	}
+	return out
 }
 
 // isPort reports whether the slice's port is the service's, and has a number there (SV-22, SV-31).

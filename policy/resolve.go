@@ -77,6 +77,9 @@ type resolver struct {
 	full       string     // "ns/name"
 	ports      *portIndex // nil where a search is cheaper
 
+	groups     map[string]*group // by the indices of their slices; for Services of two ports and more
+	candidates []candidate       // of all groups
+
 	loadBalancerIPs, externalIPs []netip.Addr // those that are served
 
 	rows []*lb.Frontend

@@ -65,7 +65,12 @@ func beside(routes []lb.Route, serving *lb.BackendSet) *lb.BackendSet {
 		return nil
 	}
 	row := lb.Frontend{Routes: routes}
-	for _, b := range serving.Backends {
+	for _, r := range routes {
+		if r.To != nil && r.To.Backends.Len() == serving.Backends.Len() {
+			return nil // all of it: no set has others
+		}
+	}
+	for b := range serving.Backends.All() {
 		if !row.Serves(b.Addr) {
 			return serving
 		}

@@ -11,18 +11,18 @@ import (
 )
 
 // say adds a sentence about the port.
-func (c *chosen) say(format string, args ...any) {
+func (c *portExplainer) say(format string, args ...any) {
 	c.port.Why = append(c.port.Why, fmt.Sprintf(format, args...))
 }
 
 // choose adds a sentence about how the backends were chosen.
-func (c *chosen) choose(format string, args ...any) {
+func (c *portExplainer) choose(format string, args ...any) {
 	c.say(format, args...)
 	c.port.Chosen = append(c.port.Chosen, c.port.Why[len(c.port.Why)-1])
 }
 
 // why says what there is to say of a port whose endpoints are named.
-func (c *chosen) why(p *cluster.ServicePort) {
+func (c *portExplainer) why(p *cluster.ServicePort) {
 	switch {
 	case p.Port == 0:
 		c.say("The port has no number, so nobody can ask for it.")
@@ -34,7 +34,7 @@ func (c *chosen) why(p *cluster.ServicePort) {
 	if c.port.More > 0 {
 		c.say("%s here.", plural.Count(c.port.More, "more endpoint is not named", "more endpoints are not named"))
 	}
-	if !slices.ContainsFunc(c.all, func(x candidate) bool { return x.usable() }) {
+	if !c.hasAny((*candidate).usable) {
 		c.nobody(p)
 		c.say("Nobody serves it, so clients are refused at once, whatever the traffic policy.")
 		return
@@ -51,7 +51,7 @@ func (c *chosen) why(p *cluster.ServicePort) {
 }
 
 // nobody says why no endpoint serves the port.
-func (c *chosen) nobody(p *cluster.ServicePort) {
+func (c *portExplainer) nobody(p *cluster.ServicePort) {
 	all := len(c.entire.view.Slices)
 	switch {
 	case all == 0:
@@ -71,7 +71,7 @@ func (c *chosen) nobody(p *cluster.ServicePort) {
 }
 
 // tally counts the endpoints by why they are out.
-func (c *chosen) tally() string {
+func (c *portExplainer) tally() string {
 	var order []string
 	n := map[string]int{}
 	for _, e := range c.port.Endpoints {
@@ -90,27 +90,27 @@ func (c *chosen) tally() string {
 }
 
 // hints says what the topology hints do (SV-38).
-func (c *chosen) hints() {
+func (c *portExplainer) hints() {
 	ready, chosen := 0, 0
-	for i := range c.all {
-		if c.all[i].ready {
+	c.hasAny(func(x *candidate) bool {
+		if x.ready {
 			ready++
 		}
-		if c.cluster.takes(&c.all[i]) {
+		if c.cluster.takes(x) {
 			chosen++
 		}
-	}
+		return false
+	})
 	node := &c.view.Node
 	zone := ""
 	if node.Node != nil {
 		zone = node.Node.Zone
 	}
-	every, some := seenHints(c.all)
 	ignored := func(kind, none string, has, this hints) bool {
 		switch {
-		case some&has == 0 || c.cluster.hints == this:
+		case c.known.some&has == 0 || c.cluster.hints == this:
 			return false
-		case every&has == 0:
+		case c.known.every&has == 0:
 			c.choose("Topology hints for %s are ignored, because not every ready endpoint has one.", kind)
 		default:
 			c.choose("Topology hints for %s are ignored, because %s.", kind, none)
@@ -137,9 +137,9 @@ func (c *chosen) hints() {
 }
 
 // localOnly says what a Local traffic policy does on this node (SV-51, SV-52).
-func (c *chosen) localOnly() {
+func (c *portExplainer) localOnly() {
 	switch {
-	case slices.ContainsFunc(c.all, func(x candidate) bool { return c.local.takes(&x) }):
+	case c.hasAny(c.local.takes):
 		if c.local.draining {
 			c.say("No endpoint on this node is ready: those here that are terminating and still serve get what only they may serve.")
 		}

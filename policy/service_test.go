@@ -234,7 +234,7 @@ func TestLargeServices(t *testing.T) {
 	}
 	s.endpoints(eps[:2500]...).endpoints(eps[2000:]...)
 	set := policy.Resolve(s.view(), s.settings)[0].Set(lb.Cluster)
-	if len(set.Backends) != 5000 {
-		t.Errorf("5,000 endpoints in two slices that overlap: %d backends", len(set.Backends))
+	if set.Backends.Len() != 5000 {
+		t.Errorf("5,000 endpoints in two slices that overlap: %d backends", set.Backends.Len())
 	}
 }

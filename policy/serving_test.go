@@ -140,7 +140,7 @@ func TestServingAloneChanges(t *testing.T) {
 		if c.Old.Set(lb.Cluster) != c.New.Set(lb.Cluster) {
 			t.Errorf("%s: the set of the routes is another value", c.Key)
 		}
-		if c.New.Serving != changes[0].New.Serving || len(c.New.Serving.Backends) != 2 {
+		if c.New.Serving != changes[0].New.Serving || c.New.Serving.Backends.Len() != 2 {
 			t.Errorf("%s: what serves is\n%s", c.Key, c.New)
 		}
 	}

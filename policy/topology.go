@@ -39,25 +39,12 @@ func hintsOf(e *cluster.Endpoint, facts *cluster.Facts) hints {
 // chooseHints returns which hints an endpoint must have to be chosen (SV-38): this node's if all ready
 // endpoints have node hints and one names this node; else this zone's on the same terms; else any. One ready
 // endpoint without hints of a kind disables that kind, because the writer of the hints did not plan for it.
-func chooseHints(all []candidate) hints {
-	every, some := seenHints(all)
+func chooseHints(k known) hints {
 	switch {
-	case every&hasNodes != 0 && some&thisNode != 0:
+	case k.every&hasNodes != 0 && k.some&thisNode != 0:
 		return thisNode
-	case every&hasZones != 0 && some&thisZone != 0:
+	case k.every&hasZones != 0 && k.some&thisZone != 0:
 		return thisZone
 	}
 	return 0
-}
-
-// seenHints returns the hints that every ready endpoint has, and those that some have.
-func seenHints(all []candidate) (every, some hints) {
-	every = hasNodes | hasZones
-	for i := range all {
-		if c := &all[i]; c.ready {
-			every &= c.hints
-			some |= c.hints
-		}
-	}
-	return every, some
 }

@@ -260,9 +260,10 @@ func (q *question) take(row *lb.Frontend, r lb.Route) {
 
 // balance names the backends.
 func (q *question) balance(set *lb.BackendSet) {
-	n, draining := len(set.Backends), 0
+	n, draining := set.Backends.Len(), 0
 	q.Backends = make([]Backend, n)
-	for i, b := range set.Backends {
+	for i := range n {
+		b := set.Backends.At(i)
 		q.Backends[i] = Backend{Address: b.Addr, Share: 1 / float64(n), Hairpin: q.hairpin(b)}
 		if b.Draining {
 			draining++
@@ -300,10 +301,12 @@ func (q *question) hairpin(b lb.Backend) bool {
 
 // isHere reports whether any Service says that an endpoint runs on this node: the kernel does not ask of which Service it knows that.
 func (q *question) isHere(a netip.AddrPort) bool {
-	here := func(b lb.Backend) bool { return b.Local && b.Addr == a }
 	for f := range q.table.All() {
 		for _, r := range f.Routes {
-			if f.Key.Proto == q.packet.Proto && r.To != nil && slices.ContainsFunc(r.To.Backends, here) {
+			if f.Key.Proto != q.packet.Proto || r.To == nil {
+				continue
+			}
+			if b, ok := r.To.Backends.Find(a); ok && b.Local {
 				return true
 			}
 		}

@@ -285,7 +285,7 @@ func TestModes(t *testing.T) {
 	// Another Service does, of the same address, port and protocol.
 	set := *tab.Get(lb.Key{Addr: p.To.Addr(), Port: p.To.Port(), Proto: p.Proto}).Set(lb.Cluster)
 	other := set
-	other.ID.Service, other.Backends = "shop/other", []lb.Backend{{Addr: set.Backends[0].Addr, Local: true}}
+	other.ID.Service, other.Backends = "shop/other", lb.BackendsOf(lb.Backend{Addr: set.Backends.At(0).Addr, Local: true})
 	key := lb.Key{Addr: netip.MustParseAddr("10.96.0.99"), Port: 53, Proto: p.Proto}
 	tab.Replace(lb.Owner{Name: "shop/other"}, []*lb.Frontend{{Key: key, Service: "shop/other", Kind: lb.ClusterIP,
 		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: &other}}}})
@@ -380,9 +380,9 @@ func TestText(t *testing.T) {
 	var tab lb.Table
 	for i := range 10_000 {
 		name := fmt.Sprint("ns/s", i)
-		set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}, Backends: backends[i%2*4990:]}
+		set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(backends[i%2*4990:]...)}
 		if i == 0 {
-			set.Backends = backends
+			set.Backends = lb.BackendsOf(backends...)
 		}
 		tab.Replace(lb.Owner{Name: name, Created: int64(i)}, []*lb.Frontend{{Key: k, Service: name, Kind: lb.ExternalIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})
 	}
@@ -429,7 +429,7 @@ func crowded(n int) *lb.Table {
 	tab := &lb.Table{Node: lb.Node{ServiceCIDRs: prefixes("10.96.0.0/12"), Pods: lb.Detector{Prefixes: prefixes("10.1.0.0/16")}}}
 	for i := range n {
 		name := fmt.Sprintf("ns/web-%d", i)
-		set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}, Backends: []lb.Backend{{Addr: ap("10.1.1.12:8080")}, {Addr: ap("10.1.1.13:8080")}}}
+		set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(lb.Backend{Addr: ap("10.1.1.12:8080")}, lb.Backend{Addr: ap("10.1.1.13:8080")})}
 		to := []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}
 		tab.Replace(lb.Owner{Name: name, Created: int64(i)}, []*lb.Frontend{
 			{Key: lb.Key{Addr: netip.AddrFrom4([4]byte{10, 96 + byte(i>>16), byte(i >> 8), byte(i)}), Port: 80, Proto: lb.TCP}, Service: name, Kind: lb.ClusterIP, Routes: to},

@@ -275,7 +275,7 @@ func (n *node) slice(i int) *cluster.Slice {
 
 func backends(row *lb.Frontend) (out []netip.AddrPort) {
 	if set := row.Set(lb.Cluster); set != nil {
-		for _, b := range set.Backends {
+		for b := range set.Backends.All() {
 			out = append(out, b.Addr)
 		}
 	}

@@ -117,7 +117,7 @@ func (w *world) accident() {
 // A suite that cannot fail proves nothing: a policy that leaks the pods of one Service to another is found, and one that
 // serves an address of the node's own.
 func TestLeaksAreFound(t *testing.T) {
-	stolen := &lb.BackendSet{Backends: []lb.Backend{{Addr: netip.AddrPortFrom(podAddr(7, 1, false), 8080)}}}
+	stolen := &lb.BackendSet{Backends: lb.BackendsOf(lb.Backend{Addr: netip.AddrPortFrom(podAddr(7, 1, false), 8080)})}
 	for _, c := range []struct {
 		name string
 		bad  func(*lb.Frontend)

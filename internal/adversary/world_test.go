@@ -288,7 +288,7 @@ func (w *world) belong() {
 			if r.To == nil {
 				continue
 			}
-			for _, b := range r.To.Backends {
+			for b := range r.To.Backends.All() {
 				if !w.ever[ns][b.Addr.Addr()] {
 					w.errorf("%s of %s leads to %s, of which namespace %s knows nothing", k, row.Service, b.Addr, ns)
 				}

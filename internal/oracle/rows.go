@@ -1,7 +1,6 @@
 package oracle
 
 import (
-	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -204,7 +203,7 @@ func (w world) serving(p cluster.ServicePort, routes []lb.Route) *lb.BackendSet 
 	reached := map[netip.AddrPort]bool{}
 	for _, r := range routes {
 		if r.Do == lb.Balance {
-			for _, b := range r.To.Backends {
+			for b := range r.To.Backends.All() {
 				reached[b.Addr] = true
 			}
 		}
@@ -214,7 +213,7 @@ func (w world) serving(p cluster.ServicePort, routes []lb.Route) *lb.BackendSet 
 	}
 	return &lb.BackendSet{
 		ID:       lb.SetID{Service: w.serviceName(p), Proto: lb.Proto(p.Protocol), Scope: lb.Serving},
-		Backends: slices.SortedFunc(maps.Values(all), func(a, b lb.Backend) int { return a.Addr.Compare(b.Addr) }),
+		Backends: lb.BackendsOf(slices.SortedFunc(maps.Values(all), lb.Backend.Compare)...),
 	}
 }
 
@@ -296,10 +295,8 @@ func (w world) set(scope lb.Scope, p cluster.ServicePort) *lb.BackendSet {
 	if len(chosen) == 0 {
 		return nil
 	}
-	slices.SortFunc(chosen, func(a, b lb.Backend) int {
-		return cmp.Or(a.Addr.Addr().Compare(b.Addr.Addr()), cmp.Compare(a.Addr.Port(), b.Addr.Port()))
-	})
-	return &lb.BackendSet{ID: lb.SetID{Service: w.serviceName(p), Proto: lb.Proto(p.Protocol), Scope: scope}, Backends: chosen}
+	slices.SortFunc(chosen, lb.Backend.Compare)
+	return &lb.BackendSet{ID: lb.SetID{Service: w.serviceName(p), Proto: lb.Proto(p.Protocol), Scope: scope}, Backends: lb.BackendsOf(chosen...)}
 }
 
 // readyHere is HT-13: how many addresses on this node have a port of the Service that is ready and not on its

@@ -101,7 +101,7 @@ func (w *World) Follow(rows func(lb.Key) *lb.Frontend, p Packet) Answer {
 		if r.From == from || r.From == lb.Anywhere {
 			a := Answer{Do: r.Do, Service: row.Service, Masq: r.Masq}
 			if r.To != nil {
-				for _, b := range r.To.Backends {
+				for b := range r.To.Backends.All() {
 					a.Backends = append(a.Backends, b.Addr)
 				}
 			}

@@ -24,7 +24,7 @@ func (p *Plane) Dump() string {
 	for _, id := range ids {
 		s := p.kernel.sets[id]
 		fmt.Fprintf(&b, "set %s refs %d\n", id, s.refs)
-		for _, be := range s.backends {
+		for be := range s.backends.All() {
 			fmt.Fprintf(&b, "  %s%s%s\n", be.Addr, flag(be.Local, " local"), flag(be.Draining, " draining"))
 		}
 	}

@@ -14,12 +14,12 @@ import (
 
 var ctx = context.Background()
 
-func backends(addrs ...string) []lb.Backend {
+func backends(addrs ...string) lb.Backends {
 	var out []lb.Backend
 	for _, a := range addrs {
 		out = append(out, lb.Backend{Addr: netip.MustParseAddrPort(a)})
 	}
-	return out
+	return lb.BackendsOf(out...)
 }
 
 func key(s string) lb.Key {

@@ -22,7 +22,7 @@ type kernel struct {
 
 // set is a backend set with the number of routes that refer to it.
 type set struct {
-	backends []lb.Backend
+	backends lb.Backends
 	refs     int
 }
 
@@ -31,7 +31,7 @@ func newKernel() *kernel {
 }
 
 // putSet adds a set or replaces its backends.
-func (k *kernel) putSet(id lb.SetID, backends []lb.Backend) {
+func (k *kernel) putSet(id lb.SetID, backends lb.Backends) {
 	if s := k.sets[id]; s != nil {
 		s.backends = backends
 		return

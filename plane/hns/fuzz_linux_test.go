@@ -309,11 +309,12 @@ func (c *turmoil) service(s *side, i int, full bool) (lb.Owner, []*lb.Frontend) 
 			if r.To == nil {
 				continue
 			}
-			for j := range r.To.Backends {
-				b := &r.To.Backends[j]
-				raw := b.Addr.Addr().AsSlice()
-				b.Local = raw[len(raw)-1]%2 == 0
+			all := slices.Collect(r.To.Backends.All())
+			for j := range all {
+				raw := all[j].Addr.Addr().AsSlice()
+				all[j].Local = raw[len(raw)-1]%2 == 0
 			}
+			r.To.Backends = lb.BackendsOf(all...)
 		}
 	}
 	return o, fronts

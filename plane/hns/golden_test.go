@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -66,11 +67,12 @@ func healthCheck(port uint16) *lb.Frontend {
 func leftOut() *lb.Table {
 	t := &lb.Table{Node: world.Node()}
 	set := func(proto lb.Proto, backends ...string) *lb.BackendSet {
-		s := &lb.BackendSet{ID: lb.SetID{Service: "ns/a:p", Proto: proto, Scope: lb.Cluster}}
+		var all []lb.Backend
 		for _, b := range backends {
-			s.Backends = append(s.Backends, lb.Backend{Addr: netip.MustParseAddrPort(b)})
+			all = append(all, lb.Backend{Addr: netip.MustParseAddrPort(b)})
 		}
-		return s
+		slices.SortFunc(all, lb.Backend.Compare)
+		return &lb.BackendSet{ID: lb.SetID{Service: "ns/a:p", Proto: proto, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
 	}
 	row := func(proto lb.Proto, backends ...string) *lb.Frontend {
 		return &lb.Frontend{Key: lb.Key{Addr: world.Addr(10, 1), Port: 80, Proto: proto}, Service: "ns/a:p", Kind: lb.ClusterIP,

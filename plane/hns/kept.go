@@ -44,12 +44,14 @@ func keptBy(s mode.Settings, n network, node lb.Node, row *lb.Frontend, packet t
 	if outside {
 		why = append(why, "With direct server return, HNS leads who comes from outside to backends of this node alone.")
 	}
+	var reached []lb.Backend
 	for _, b := range p.backends {
 		if b.here || !outside {
-			route.To.Backends = append(route.To.Backends, lb.Backend{Addr: netip.AddrPortFrom(b.addr, p.to), Local: b.here})
+			reached = append(reached, lb.Backend{Addr: netip.AddrPortFrom(b.addr, p.to), Local: b.here})
 		}
 	}
-	if len(route.To.Backends) == 0 {
+	route.To.Backends = lb.BackendsOf(reached...)
+	if len(reached) == 0 {
 		route = lb.Route{From: lb.Anywhere, Do: lb.Drop}
 	}
 	out.Routes = []lb.Route{route}

@@ -90,7 +90,7 @@ func (f *facts) planned(row *lb.Frontend) (p plan) {
 			p.lack(lackAffinity)
 		}
 	}
-	p.choose(set.Backends, f)
+	p.choose(&set.Backends, f)
 	return p
 }
 
@@ -110,7 +110,7 @@ func chosen(row *lb.Frontend, dsr bool) (set *lb.BackendSet, inside bool) {
 
 // here are the addresses of a set on this node.
 func here(s *lb.BackendSet) (all []netip.AddrPort) {
-	for _, b := range s.Backends {
+	for b := range s.Backends.All() {
 		if b.Local || s.ID.Scope == lb.Local {
 			all = append(all, b.Addr)
 		}
@@ -119,9 +119,9 @@ func here(s *lb.BackendSet) (all []netip.AddrPort) {
 }
 
 // choose takes the backends of one port, for HNS leads to one: that which most have, and of those the lowest.
-func (p *plan) choose(backends []lb.Backend, f *facts) {
+func (p *plan) choose(backends *lb.Backends, f *facts) {
 	count := map[uint16]int{}
-	for _, b := range backends {
+	for b := range backends.All() {
 		count[b.Addr.Port()]++
 	}
 	for port, n := range count {
@@ -132,8 +132,8 @@ func (p *plan) choose(backends []lb.Backend, f *facts) {
 	if len(count) > 1 {
 		p.lack(lackPorts)
 	}
-	p.backends = make([]backend, 0, len(backends))
-	for _, b := range backends {
+	p.backends = make([]backend, 0, backends.Len())
+	for b := range backends.All() {
 		if b.Addr.Port() == p.to {
 			a := b.Addr.Addr()
 			p.backends = append(p.backends, backend{a, b.Local && f.pod(a)})

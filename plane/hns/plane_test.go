@@ -161,10 +161,15 @@ func TestOverlayCF31(t *testing.T) {
 	n.SetNetwork(n.network, func(w *hns.Network) { w.Policies = w.Policies[1:] })
 	n.AddPod(n.network, "source-vip", netip.MustParseAddr("100.0.0.250"))
 	table := &lb.Table{Node: world.Node()}
-	set := &lb.BackendSet{ID: lb.SetID{Service: "ns/a:http", Proto: lb.TCP, Scope: lb.Cluster}}
-	for _, a := range []string{"100.0.2.7", "192.0.0.1", "192.0.0.2", "198.18.0.5"} {
-		set.Backends = append(set.Backends, lb.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 8080)})
+	backends := func(addrs ...string) lb.Backends {
+		var all []lb.Backend
+		for _, a := range addrs {
+			all = append(all, lb.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 8080)})
+		}
+		return lb.BackendsOf(all...)
 	}
+	set := &lb.BackendSet{ID: lb.SetID{Service: "ns/a:http", Proto: lb.TCP, Scope: lb.Cluster},
+		Backends: backends("100.0.2.7", "192.0.0.1", "192.0.0.2", "198.18.0.5")}
 	clusterIP := func(set *lb.BackendSet) (lb.Owner, []*lb.Frontend) {
 		return lb.Owner{Name: "ns/a"}, []*lb.Frontend{{Key: lb.Key{Addr: world.Addr(10, 1), Port: 80, Proto: lb.TCP}, Service: "ns/a:http", Kind: lb.ClusterIP,
 			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}}
@@ -191,8 +196,7 @@ func TestOverlayCF31(t *testing.T) {
 	}
 
 	// Nobody makes a remote endpoint of an address that only a pod of this node can have: the CNI could not give it to one.
-	hostile := &lb.BackendSet{ID: set.ID, Backends: append(slices.Clone(set.Backends[:1]), lb.Backend{Addr: netip.MustParseAddrPort("100.0.0.77:8080")})}
-	slices.SortFunc(hostile.Backends, func(a, b lb.Backend) int { return a.Addr.Compare(b.Addr) })
+	hostile := &lb.BackendSet{ID: set.ID, Backends: backends("100.0.0.77", "100.0.2.7")}
 	changes, _ := table.Replace(clusterIP(hostile))
 	_, err = p.Apply(t.Context(), changes)
 	says(t, err, "10.0.0.1:80/tcp", "ns/a:http", "100.0.0.77", "CNI")
@@ -202,7 +206,7 @@ func TestOverlayCF31(t *testing.T) {
 
 	// A node that came after the last audit is asked for once.
 	n.SetNetwork(n.network, func(w *hns.Network) { w.Policies = append(w.Policies, route("100.0.3.0/24", "192.0.0.3")) })
-	set = &lb.BackendSet{ID: set.ID, Backends: []lb.Backend{{Addr: netip.MustParseAddrPort("100.0.3.1:8080")}}}
+	set = &lb.BackendSet{ID: set.ID, Backends: backends("100.0.3.1")}
 	changes, _ = table.Replace(clusterIP(set))
 	apply(t, p, changes, nil)
 	if e := n.endpointOf(t, "100.0.3.1"); !strings.Contains(string(e.Policies[0].Settings), "192.0.0.3") {

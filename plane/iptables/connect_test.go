@@ -52,7 +52,7 @@ func connectTimes(t testing.TB, b Backend, n, times int) (first, last time.Durat
 	for i := range n {
 		service := "ns/svc-" + strconv.Itoa(i) + ":http"
 		set := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP, Scope: lb.Cluster},
-			Backends: []lb.Backend{{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true}}}
+			Backends: lb.BackendsOf(lb.Backend{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true})}
 		table.Replace(lb.Owner{Name: strings.TrimSuffix(service, ":http")}, []*lb.Frontend{{
 			Key: lb.Key{Addr: vip(i + 1), Port: 80, Proto: lb.TCP}, Service: service, Kind: lb.ClusterIP,
 			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})

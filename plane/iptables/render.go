@@ -305,9 +305,9 @@ func (u *portRenderer) balance(s *lb.BackendSet, rules []string) {
 	if u.eps == nil {
 		u.eps = map[netip.AddrPort]string{}
 	}
-	seps := make([]string, len(s.Backends))
-	for i, b := range s.Backends {
-		seps[i] = u.endpoint(b.Addr)
+	seps := make([]string, s.Backends.Len())
+	for i := range seps {
+		seps[i] = u.endpoint(s.Backends.At(i).Addr)
 	}
 	note := func(b lb.Backend) string {
 		if u.plain {
@@ -316,14 +316,14 @@ func (u *portRenderer) balance(s *lb.BackendSet, rules []string) {
 		return comment(u.id.service, " -> ", b.Addr.String())
 	}
 	if u.sticky > 0 {
-		for i, b := range s.Backends {
+		for i := range seps {
 			rules = append(rules, fmt.Sprintf("%s-m recent --rcheck --seconds %d --reap --name %s %s-j %s",
-				note(b), u.sticky, seps[i], u.recentMask(), seps[i]))
+				note(s.Backends.At(i)), u.sticky, seps[i], u.recentMask(), seps[i]))
 		}
 	}
-	for i, b := range s.Backends {
-		rule := note(b)
-		if left := len(s.Backends) - i; left > 1 {
+	for i := range seps {
+		rule := note(s.Backends.At(i))
+		if left := len(seps) - i; left > 1 {
 			rule += "-m statistic --mode random --probability " + probability(left) + " "
 		}
 		rules = append(rules, rule+"-j "+seps[i])

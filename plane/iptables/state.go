@@ -231,7 +231,7 @@ func endpointsOf(rows []*lb.Frontend) int {
 	for _, f := range rows {
 		for _, r := range f.Routes {
 			if r.To != nil {
-				n = max(n, len(r.To.Backends))
+				n = max(n, r.To.Backends.Len())
 			}
 		}
 	}

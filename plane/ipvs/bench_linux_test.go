@@ -53,7 +53,7 @@ func benchmarkServices(b *testing.B, services int) {
 	table.Node.ServiceCIDRs = nil              // pods of the lab are in it
 	for _, i := range []int{0, services - 1} { // these two are connected to
 		o, fronts := w.ClusterIP(i, 0, 1)
-		fronts[0].Routes[0].To.Backends[0].Addr = netip.MustParseAddrPort("10.1.1.11:8080")
+		fronts[0].Routes[0].To.Backends = lb.BackendsOf(lb.Backend{Addr: netip.MustParseAddrPort("10.1.1.11:8080"), Local: true})
 		table.Replace(o, fronts)
 	}
 	lab.On("node1", func() {

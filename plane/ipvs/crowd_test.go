@@ -77,7 +77,7 @@ func (c *crowd) astray(when string, refused map[int]bool, services ...int) {
 	c.Helper()
 	for _, i := range services {
 		own := map[netip.AddrPort]bool{}
-		for _, b := range c.w.Set(fmt.Sprintf("ns/svc-%d:http", i), lb.Cluster, 100*i, 50).Backends {
+		for b := range c.w.Set(fmt.Sprintf("ns/svc-%d:http", i), lb.Cluster, 100*i, 50).Backends.All() {
 			own[b.Addr] = true
 		}
 		got, ok := c.reached(i)

@@ -37,7 +37,7 @@ func TestManyDrainTogether(t *testing.T) {
 		for i := range services {
 			_, fronts := w.ClusterIP(i, i*backends, backends)
 			server[i] = serviceOf(fronts[0].Key)
-			leaves := fronts[0].Routes[0].To.Backends[backends-1].Addr
+			leaves := fronts[0].Routes[0].To.Backends.At(backends - 1).Addr
 			if err := k.ipvs.SetConns(server[i], leaves, ipvsfake.Conns{Active: 1}); err != nil {
 				t.Fatal(err)
 			}
@@ -73,7 +73,7 @@ func TestManyDrainTogether(t *testing.T) {
 		}
 		for i := range services {
 			_, fronts := w.ClusterIP(i, i*backends, backends)
-			if err := k.ipvs.SetConns(server[i], fronts[0].Routes[0].To.Backends[backends-1].Addr, ipvsfake.Conns{}); err != nil {
+			if err := k.ipvs.SetConns(server[i], fronts[0].Routes[0].To.Backends.At(backends-1).Addr, ipvsfake.Conns{}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -44,10 +44,11 @@ func (d *drainLab) reset() {
 
 // service has n backends from pod first on, none of them for negative n.
 func (d *drainLab) service(proto lb.Proto, first, n int) (lb.Owner, []*lb.Frontend) {
-	set := &lb.BackendSet{ID: lb.SetID{Service: "ns/web:http", Proto: proto, Scope: lb.Cluster}}
+	var all []lb.Backend
 	for i := range n {
-		set.Backends = append(set.Backends, lb.Backend{Addr: d.pod(first + i)})
+		all = append(all, lb.Backend{Addr: d.pod(first + i)})
 	}
+	set := &lb.BackendSet{ID: lb.SetID{Service: "ns/web:http", Proto: proto, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
 	f := &lb.Frontend{Key: keyOf(d.web), Service: "ns/web:http", Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}
 	if n == 0 {
 		f.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}

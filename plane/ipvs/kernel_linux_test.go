@@ -159,7 +159,7 @@ func TestHistory(t *testing.T) {
 func shopRows(pods []lb.Backend) (lb.Owner, []*lb.Frontend) {
 	const service = "shop/web:http"
 	set := func(s lb.Scope, all []lb.Backend) *lb.BackendSet {
-		return &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP, Scope: s}, Backends: all}
+		return &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP, Scope: s}, Backends: lb.BackendsOf(all...)}
 	}
 	var local []lb.Backend
 	for _, p := range pods {
@@ -435,7 +435,7 @@ func TestKernelCounters(t *testing.T) {
 	table.Replace(shopRows(all))
 	balancer, dns := netip.MustParseAddrPort("192.0.2.10:80"), netip.MustParseAddrPort("10.96.0.53:53")
 	table.Replace(lb.Owner{Name: "shop/dns"}, []*lb.Frontend{{Key: lb.Key{Addr: dns.Addr(), Port: dns.Port(), Proto: lb.UDP}, Service: "shop/dns", Kind: lb.ClusterIP, Affinity: time.Hour,
-		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: &lb.BackendSet{ID: lb.SetID{Service: "shop/dns", Proto: lb.UDP, Scope: lb.Cluster}, Backends: all}}}}})
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: &lb.BackendSet{ID: lb.SetID{Service: "shop/dns", Proto: lb.UDP, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}}}}})
 	service := table.Get(lb.Key{Addr: vip.Addr(), Port: vip.Port(), Proto: lb.TCP}).Service
 	lab.On("node1", func() {
 		for round := range 2 {

@@ -230,7 +230,7 @@ func (l *layout) members(row *lb.Frontend) (all []member) {
 		if r.Do != lb.Balance || slices.ContainsFunc(row.Routes[:i], func(o lb.Route) bool { return o.To == r.To }) {
 			continue
 		}
-		for _, b := range r.To.Backends {
+		for b := range r.To.Backends.All() {
 			if b.Local { // it may be its own client (SV-60)
 				a := b.Addr.Addr()
 				all = append(all, member{setLoopBack, a, b.Addr.Port(), row.Key.Proto, netip.PrefixFrom(a, a.BitLen())})

@@ -27,7 +27,7 @@ type ledger struct {
 	byPort map[lb.Key]struct{}
 	// ranges counts the source ranges of all keys of a Service.
 	ranges map[string]int
-	// backends counts the sets that have backends at an address.
+	// backends counts the backends at an address.
 	backends map[netip.Addr]int32
 
 	servers map[ipvswire.ServiceID]*virtual
@@ -185,10 +185,8 @@ func (l *ledger) countRow(key lb.Key, row *lb.Frontend, by int32) {
 		if r.Do != lb.Balance {
 			continue
 		}
-		for i, b := range r.To.Backends {
-			if i == 0 || b.Addr.Addr() != r.To.Backends[i-1].Addr.Addr() {
-				l.countBackend(key, b.Addr.Addr(), by)
-			}
+		for b := range r.To.Backends.All() {
+			l.countBackend(key, b.Addr.Addr(), by)
 		}
 	}
 }
@@ -436,8 +434,7 @@ func hasBackend(s *lb.BackendSet, a netip.AddrPort) bool {
 	if s == nil {
 		return false
 	}
-	_, found := slices.BinarySearchFunc(s.Backends, a, func(b lb.Backend, a netip.AddrPort) int { return compare(b.Addr, a) })
-	return found
+	return s.Backends.Has(a)
 }
 
 func compare(a, b netip.AddrPort) int {

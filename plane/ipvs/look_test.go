@@ -334,7 +334,7 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 		t.Fatalf("%s: %v", id, row)
 	}
 	client := w.Addr(100, 1<<20)
-	real := row.Set(lb.Cluster).Backends[0].Addr
+	real := row.Set(lb.Cluster).Backends.At(0).Addr
 	packet := trace.Packet{From: netip.AddrPortFrom(client, 0), In: "veth1", To: id.Addr, Proto: lb.TCP}
 	follow := func() trace.Kernel {
 		t.Helper()
@@ -356,7 +356,7 @@ func TestFollowAffinityAndDraining(t *testing.T) {
 	}
 
 	one := ipvswire.ByAddr(netip.AddrPortFrom(w.Addr(10, 1), 80), uint8(lb.TCP))
-	leaves := table.Get(keyOf(one)).Set(lb.Cluster).Backends[2].Addr
+	leaves := table.Get(keyOf(one)).Set(lb.Cluster).Backends.At(2).Addr
 	if err := k.ipvs.SetConns(one, leaves, ipvsfake.Conns{Active: 3}); err != nil {
 		t.Fatal(err)
 	}

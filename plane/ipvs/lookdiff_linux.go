@@ -225,7 +225,7 @@ func (d *differ) server(l *ledger, s *virtual) error {
 		return strings.TrimSpace(ipvswire.SaveDestination(s.id, ipvswire.Destination{Addr: a, Forwarding: ipvswire.Forwarding(is.forwarding), Weight: is.weight}))
 	}
 	if s.set != nil {
-		for _, b := range s.set.Backends {
+		for b := range s.set.Backends.All() {
 			is, has := s.dests[b.Addr]
 			if is == right {
 				continue

@@ -230,7 +230,7 @@ func TestOthersMakeWhatCouldNotBeMade(t *testing.T) {
 		k.ipvs.Before = nil
 		ops := []ipvswire.Op{theirs}
 		for range dests {
-			ops = append(ops, ipvswire.Op{Verb: ipvswire.NewDestination, Service: theirs.Service, Destination: ipvswire.Destination{Addr: f[0].Set(lb.Cluster).Backends[0].Addr, Weight: 3}})
+			ops = append(ops, ipvswire.Op{Verb: ipvswire.NewDestination, Service: theirs.Service, Destination: ipvswire.Destination{Addr: f[0].Set(lb.Cluster).Backends.At(0).Addr, Weight: 3}})
 		}
 		if err := k.conn.Do(t.Context(), ops, nil); err != nil {
 			t.Fatal(err)

@@ -30,5 +30,5 @@ func backendsOf(r *lb.Route) int {
 	if r.To == nil {
 		return 0
 	}
-	return len(r.To.Backends)
+	return r.To.Backends.Len()
 }

@@ -242,7 +242,7 @@ func (s *virtual) raise(ops []serverOp) []serverOp {
 	if s.set == nil {
 		return ops
 	}
-	for _, b := range s.set.Backends {
+	for b := range s.set.Backends.All() {
 		switch is, has := s.dests[b.Addr]; {
 		case !has:
 			ops = append(ops, s.op(ipvswire.NewDestination, b.Addr, 1))
@@ -299,7 +299,7 @@ func (w *writer) lowerOne(ctx context.Context, ops []serverOp, s *virtual) ([]se
 // wantsAll reports, at the cost of a look at each backend, that no real server is one too many.
 func (s *virtual) wantsAll() bool {
 	n := 0
-	for _, b := range s.set.Backends {
+	for b := range s.set.Backends.All() {
 		if _, has := s.dests[b.Addr]; has {
 			n++
 		}

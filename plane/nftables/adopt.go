@@ -41,7 +41,7 @@ func (p *Plane) desired(snap *snapshot, want *lb.Table, rows iter.Seq[*lb.Fronte
 	for _, s := range c.touchedSets {
 		s.touched = false
 		old, members := kernel.of(s.id)
-		c.assign(s, slots.Adopt(old, s.wantSource.Backends), members)
+		c.assign(s, slots.Adopt(old, &s.wantSource.Backends), members)
 		for _, part := range s.shape().parts() {
 			st.shapes[part] = true
 		}

@@ -48,10 +48,11 @@ func TestSetIDsWhenKeysChangeHands(t *testing.T) {
 					for i := range 2 * pairs {
 						f := forms[i%2]
 						name := fmt.Sprintf("ns/svc-%d:http", i)
-						set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}}
+						var all []lb.Backend
 						for b := f.backends[0]; b < f.backends[1]; b++ {
-							set.Backends = append(set.Backends, lb.Backend{Addr: netip.AddrPortFrom(w.Addr(100, i/2*100+b), 8080)})
+							all = append(all, lb.Backend{Addr: netip.AddrPortFrom(w.Addr(100, i/2*100+b), 8080)})
 						}
+						set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
 						var fronts []*lb.Frontend
 						for _, k := range f.keys {
 							kind := lb.ExternalIP

@@ -90,7 +90,7 @@ const passingSeconds = 10
 // stickable returns the backends that a set with affinity holds: all, or of more than it can hold those that this node
 // chooses. Each node chooses others, so that all serve; and the choice stays while other backends come and go.
 func (c *change) stickable(b *lb.BackendSet) *lb.BackendSet {
-	if len(b.Backends) <= maxStickySlots {
+	if b.Backends.Len() <= maxStickySlots {
 		return b
 	}
 	if c.chosen[b] == nil {
@@ -104,27 +104,28 @@ func (c *change) stickable(b *lb.BackendSet) *lb.BackendSet {
 
 // stickable is what change.stickable remembers: the choice for a seed.
 func stickable(b *lb.BackendSet, seed uint32) *lb.BackendSet {
-	if len(b.Backends) <= maxStickySlots {
+	if b.Backends.Len() <= maxStickySlots {
 		return b
 	}
 	type ranked struct {
 		lb.Backend
 		rank uint64
 	}
-	all, rec := make([]ranked, len(b.Backends)), make([]byte, 0, 32)
-	for i, x := range b.Backends {
+	all, rec := make([]ranked, b.Backends.Len()), make([]byte, 0, 32)
+	for i := range all {
+		x := b.Backends.At(i)
 		h := fnv.New64a()
 		h.Write(appendBackend(appendNum(rec, seed), x.Addr))
 		all[i] = ranked{x, h.Sum64()}
 	}
 	slices.SortFunc(all, func(x, y ranked) int { return cmp.Or(cmp.Compare(x.rank, y.rank), x.Addr.Compare(y.Addr)) })
 	all = all[:maxStickySlots]
-	slices.SortFunc(all, func(x, y ranked) int { return x.Addr.Compare(y.Addr) })
-	few := &lb.BackendSet{ID: b.ID, Backends: make([]lb.Backend, len(all))}
+	few := make([]lb.Backend, len(all))
 	for i, x := range all {
-		few.Backends[i] = x.Backend
+		few[i] = x.Backend
 	}
-	return few
+	slices.SortFunc(few, lb.Backend.Compare)
+	return &lb.BackendSet{ID: b.ID, Backends: lb.BackendsOf(few...)}
 }
 
 // HashesClients reports whether the kernel can hash the addresses of clients with session affinity. If it cannot, the

@@ -49,10 +49,11 @@ func acrossARestart(t *testing.T, fam lb.Family) {
 		return netip.AddrPortFrom(h.Addr(fam == lb.IPv6), port)
 	}
 	service := func(name string, backends ...netip.AddrPort) (lb.Owner, []*lb.Frontend) {
-		set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}}
+		var all []lb.Backend
 		for _, b := range backends {
-			set.Backends = append(set.Backends, lb.Backend{Addr: b})
+			all = append(all, lb.Backend{Addr: b})
 		}
+		set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
 		return lb.Owner{Name: name}, []*lb.Frontend{{Key: lb.Key{Addr: vip[name], Port: 80, Proto: lb.TCP}, Service: name, Kind: lb.ClusterIP,
 			Affinity: time.Hour, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}}
 	}
@@ -254,11 +255,12 @@ func newShops(t *testing.T, fam lb.Family, change func(*Plane)) *shops {
 	})
 	table := &lb.Table{}
 	for i, port := range []uint16{8080, 8081} {
-		set := &lb.BackendSet{ID: lb.SetID{Service: fmt.Sprint("shop/", i), Proto: lb.TCP, Scope: lb.Cluster}}
+		var all []lb.Backend
 		for _, pod := range []string{"pod1", "pod2"} {
 			h, _ := netlab.HostByName(pod)
-			set.Backends = append(set.Backends, lb.Backend{Addr: netip.AddrPortFrom(h.Addr(fam == lb.IPv6), port)})
+			all = append(all, lb.Backend{Addr: netip.AddrPortFrom(h.Addr(fam == lb.IPv6), port)})
 		}
+		set := &lb.BackendSet{ID: lb.SetID{Service: fmt.Sprint("shop/", i), Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
 		table.Replace(lb.Owner{Name: set.ID.Service}, []*lb.Frontend{{Key: lb.Key{Addr: s.vip(i), Port: 80, Proto: lb.TCP}, Service: set.ID.Service,
 			Kind: lb.ClusterIP, Affinity: time.Hour, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})
 	}

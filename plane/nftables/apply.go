@@ -165,9 +165,9 @@ func (c *change) newRow(k lb.Key, f *lb.Frontend) (row, error) {
 		return r, fmt.Errorf("frontend %s of %s is offered for key %s of %s", f.Key, f.Service, k, c.fam)
 	}
 	for _, rt := range f.Routes {
-		if rt.To != nil && len(rt.To.Backends) > c.maxSlots {
+		if rt.To != nil && rt.To.Backends.Len() > c.maxSlots {
 			return r, fmt.Errorf("frontend %s of %s: backend set %s has %d backends, more than the %d that nftables mode can hold",
-				k, f.Service, rt.To.ID, len(rt.To.Backends), c.maxSlots)
+				k, f.Service, rt.To.ID, rt.To.Backends.Len(), c.maxSlots)
 		}
 	}
 	r.class = classOf(f)
@@ -264,7 +264,7 @@ func (c *change) finishSet(s *set) {
 		rollback.Delete(c.log, c.st.sets, id)
 	case s.source == s.wantSource && s.seconds == s.wantSeconds:
 	case s.source == nil:
-		c.assign(s, slots.First(s.wantSource.Backends), nil)
+		c.assign(s, slots.First(&s.wantSource.Backends), nil)
 		s.records(c.add)
 		c.needShape(s.shape())
 	default:
@@ -291,7 +291,7 @@ func (c *change) refill(s *set) {
 			members[ap] = was.members[i]
 		}
 	}
-	c.assign(s, slots.Next(was.slots, was.source.Backends, s.wantSource.Backends), members)
+	c.assign(s, slots.Next(was.slots, &was.source.Backends, &s.wantSource.Backends), members)
 	if was.shape() != s.shape() {
 		rec := appendNum(c.rec[:0], s.id)
 		c.remove(sSetShapes, appendNum(rec, was.shape().number()))

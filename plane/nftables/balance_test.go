@@ -87,7 +87,7 @@ func TestBalancerLargerThanItsSet(t *testing.T) {
 				if all != share*n {
 					t.Errorf("%d of %d connections found a backend", all, share*n)
 				}
-				for _, b := range f[0].Set(lb.Cluster).Backends {
+				for b := range f[0].Set(lb.Cluster).Backends.All() {
 					// Six times the standard deviation.
 					if is := got[b.Addr.Addr()]; math.Abs(float64(is-share)) > 6*math.Sqrt(share) {
 						t.Errorf("%s got %d connections, want about %d", b.Addr, is, share)
@@ -135,7 +135,7 @@ func TestBalancerWithAffinityLargerThanItsSet(t *testing.T) {
 				if len(home) != share*n {
 					t.Errorf("%d of %d clients found a backend", len(home), share*n)
 				}
-				for _, b := range f[0].Set(lb.Cluster).Backends {
+				for b := range f[0].Set(lb.Cluster).Backends.All() {
 					if is := got[b.Addr.Addr()]; math.Abs(float64(is-share)) > 6*math.Sqrt(share) {
 						t.Errorf("%s got %d clients, want about %d", b.Addr, is, share)
 					}
@@ -263,7 +263,7 @@ func TestChainsOfSessionAffinity(t *testing.T) {
 	for i := range services {
 		o, f := w.ClusterIP(50+i, 1000, 1+rnd.IntN(most))
 		f[0].Affinity = time.Duration(1+rnd.IntN(day)) * time.Second
-		sizes[roundSize(uint32(len(f[0].Set(lb.Cluster).Backends)))] = true
+		sizes[roundSize(uint32(f[0].Set(lb.Cluster).Backends.Len()))] = true
 		times[roundSeconds(seconds(f[0].Affinity))] = true
 		apply2(t, p, tab, o, f)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -124,8 +125,11 @@ func loaded(b *testing.B, n int) (*Plane, func() []lb.Change) {
 			at := i * (n / flipped)
 			f := &forms[version][i]
 			f.owner, f.fronts = planetest.World{Family: lb.IPv4}.ClusterIP(at, at*10, 10)
-			changed := &f.fronts[0].Set(lb.Cluster).Backends[8]
-			changed.Addr = netip.AddrPortFrom(changed.Addr.Addr(), uint16(9000+version))
+			set := f.fronts[0].Set(lb.Cluster)
+			all := slices.Collect(set.Backends.All())
+			all[8].Addr = netip.AddrPortFrom(planetest.World{Family: lb.IPv4}.Addr(100, at*10+10+version), 8080)
+			slices.SortFunc(all, lb.Backend.Compare)
+			set.Backends = lb.BackendsOf(all...)
 		}
 	}
 	runtime.GC() // what the setup left behind is not the change's

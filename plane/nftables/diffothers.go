@@ -20,7 +20,7 @@ func (d *differ) findOthers() error {
 	slices.Sort(d.members)
 	backends := 0
 	for _, c := range d.owners {
-		backends += len(c.set.Backends)
+		backends += c.set.Backends.Len()
 	}
 	for i := range setCount {
 		def := &d.sets[i]

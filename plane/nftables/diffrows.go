@@ -26,7 +26,7 @@ func (d *differ) compareRows() error {
 		some = append(some, f)
 		for _, r := range f.Routes {
 			if r.To != nil {
-				weight += len(r.To.Backends)
+				weight += r.To.Backends.Len()
 			}
 		}
 		if weight += 1 + len(f.Sources); weight < atOnce {

@@ -25,7 +25,7 @@ type setClaim struct {
 }
 
 func (s *setClaim) shape() shape {
-	return shape{s.set.ID.Scope, roundSize(uint32(len(s.set.Backends))), s.time > 0, s.time}
+	return shape{s.set.ID.Scope, roundSize(uint32(s.set.Backends.Len())), s.time > 0, s.time}
 }
 
 // claims are the sets that a row leads to.
@@ -65,7 +65,7 @@ func (d *differ) compareSetsOf(claims []*setClaim) error {
 		}
 		d.owners[c.id] = c
 		if c.time > 0 {
-			for slot := range len(c.set.Backends) {
+			for slot := range c.set.Backends.Len() {
 				d.members = append(d.members, memberOf(nlconn.Order.Uint32(have[sMembers][string(appendNum(appendNum(nil, c.id), uint32(slot)))]), c.id))
 			}
 		}
@@ -112,8 +112,8 @@ func (d *differ) compareSet(c *setClaim, have [setCount]map[string][]byte, f fun
 			return err
 		}
 	}
-	lacking := make(map[netip.AddrPort]bool, len(c.set.Backends))
-	for _, b := range c.set.Backends {
+	lacking := make(map[netip.AddrPort]bool, c.set.Backends.Len())
+	for b := range c.set.Backends.All() {
 		lacking[b.Addr] = true
 	}
 	type place struct {
@@ -139,7 +139,7 @@ func (d *differ) compareSet(c *setClaim, have [setCount]map[string][]byte, f fun
 			p.have = is.String()
 		}
 		switch {
-		case int(slot) >= len(c.set.Backends):
+		case int(slot) >= c.set.Backends.Len():
 			if ok || p.in == sMemberBackends {
 				beyond = append(beyond, p)
 			}

@@ -5,6 +5,7 @@ package nftables
 import (
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -162,8 +163,11 @@ func TestCostOfAChange(t *testing.T) {
 		reset(t, p, tab)
 		before := p.Stats()
 		o, f := w.ClusterIP(n/2, n/2*10, 10)
-		changed := &f[0].Set(lb.Cluster).Backends[8] // of ten, one that runs elsewhere
-		changed.Addr = netip.AddrPortFrom(changed.Addr.Addr(), 8081)
+		set := f[0].Set(lb.Cluster)
+		all := slices.Collect(set.Backends.All())
+		all[8].Addr = netip.AddrPortFrom(all[8].Addr.Addr(), 8081) // of ten, one that runs elsewhere
+		slices.SortFunc(all, lb.Backend.Compare)
+		set.Backends = lb.BackendsOf(all...)
 		apply2(t, p, tab, o, f)
 		endpoint = p.Stats().minus(before)
 		before = p.Stats()

@@ -145,8 +145,8 @@ func goldens() map[string]*lb.Table {
 	}
 	shop := func(w planetest.World, sticky time.Duration, sources ...netip.Prefix) *lb.Table {
 		cluster := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster},
-			Backends: []lb.Backend{pod(w, 4, true), pod(w, 5, false), pod(w, 6, false)}}
-		local := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Local}, Backends: cluster.Backends[:1]}
+			Backends: lb.BackendsOf(pod(w, 4, true), pod(w, 5, false), pod(w, 6, false))}
+		local := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Local}, Backends: lb.BackendsOf(pod(w, 4, true))}
 		inside := []lb.Route{{From: lb.Pods, Do: lb.Balance, To: cluster}, {From: lb.Anywhere, Do: lb.Balance, Masq: true, To: cluster}}
 		outside := []lb.Route{{From: lb.Pods, Do: lb.Balance, To: cluster}, {From: lb.Host, Do: lb.Balance, Masq: true, To: cluster},
 			{From: lb.Anywhere, Do: lb.Balance, To: local}}

@@ -56,7 +56,7 @@ func fromBefore(t *testing.T, fam lb.Family, from string, service netip.Addr) {
 	pod1, _ := netlab.HostByName("pod1")
 	name := "shop/web:http"
 	set := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster},
-		Backends: []lb.Backend{{Addr: netip.AddrPortFrom(pod1.Addr(fam == lb.IPv6), 8080), Local: true}}}
+		Backends: lb.BackendsOf(lb.Backend{Addr: netip.AddrPortFrom(pod1.Addr(fam == lb.IPv6), 8080), Local: true})}
 	table := &lb.Table{}
 	table.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{{Key: lb.Key{Addr: service, Port: 80, Proto: lb.TCP}, Service: name,
 		Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}})

@@ -204,7 +204,7 @@ func outline(o lb.Owner, fronts []*lb.Frontend) string {
 				continue
 			}
 			var hosts []string
-			for _, b := range r.To.Backends {
+			for b := range r.To.Backends.All() {
 				hosts = append(hosts, netlab.Owner(b.Addr.Addr()))
 			}
 			text += "→" + strings.Join(hosts, ",")

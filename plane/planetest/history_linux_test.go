@@ -69,8 +69,9 @@ func TestHistoryFinds(t *testing.T) {
 			first: func(f lb.Family) (mutant, string) {
 				return mutant{set: func(s lb.BackendSet) lb.BackendSet {
 					if s.ID.Service == "town/s1:p" {
-						s.Backends = append(slices.Clone(s.Backends), lb.Backend{Addr: netip.AddrPortFrom(s.Backends[0].Addr.Addr(), townPort+2)})
-						slices.SortFunc(s.Backends, func(a, b lb.Backend) int { return a.Addr.Compare(b.Addr) })
+						all := append(backendsOf(s), lb.Backend{Addr: netip.AddrPortFrom(s.Backends.At(0).Addr.Addr(), townPort+2)})
+						slices.SortFunc(all, lb.Backend.Compare)
+						s.Backends = lb.BackendsOf(all...)
 					}
 					return s
 				}}, ""

@@ -131,7 +131,7 @@ func (r *run) stray(s scenario.Shot, m Meeting) error {
 	}
 	for _, a := range m.Backends {
 		if !slices.ContainsFunc(routes, func(route lb.Route) bool {
-			return route.To != nil && slices.ContainsFunc(route.To.Backends, func(b lb.Backend) bool { return b.Addr == a })
+			return route.To != nil && route.To.Backends.Has(a)
 		}) {
 			return fmt.Errorf("%s is no backend of the row", a)
 		}
@@ -333,17 +333,17 @@ func split(row *lb.Frontend) bool {
 // within reports whether the backends that the model names are some of the set's, all of one port; leadsTo, whether they are all of it.
 func within(m Meeting, set *lb.BackendSet) bool {
 	return !slices.ContainsFunc(m.Backends, func(a netip.AddrPort) bool {
-		return a.Port() != m.Backends[0].Port() || !slices.ContainsFunc(set.Backends, func(b lb.Backend) bool { return b.Addr == a })
+		return a.Port() != m.Backends[0].Port() || !set.Backends.Has(a)
 	})
 }
 
 func leadsTo(m Meeting, set *lb.BackendSet) bool {
-	return set != nil && len(m.Backends) == len(set.Backends) && within(m, set)
+	return set != nil && len(m.Backends) == set.Backends.Len() && within(m, set)
 }
 
 func ports(set *lb.BackendSet) int {
 	seen := map[uint16]bool{}
-	for _, b := range set.Backends {
+	for b := range set.Backends.All() {
 		seen[b.Addr.Port()] = true
 	}
 	return len(seen)

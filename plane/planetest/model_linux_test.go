@@ -76,7 +76,7 @@ func (m *rows) Meets(c Connection) Meeting {
 			return Meeting{}
 		}
 		got := Meeting{By: "row", Sticky: row.Affinity > 0 && m.flaw != unsteady, Kept: !route.Masq && m.flaw != masquerades}
-		for _, b := range route.To.Backends {
+		for b := range route.To.Backends.All() {
 			if m.flaw == wrongPort {
 				b.Addr = netip.AddrPortFrom(b.Addr.Addr(), b.Addr.Port()+1)
 			}

@@ -62,7 +62,6 @@ func (m *mutant) mutate(f *lb.Frontend) *lb.Frontend {
 		if r.To != nil && m.set != nil {
 			if m.sets[r.To] == nil {
 				s := *r.To
-				s.Backends = slices.Clone(s.Backends)
 				s = m.set(s)
 				m.sets[r.To] = &s
 			}
@@ -74,6 +73,8 @@ func (m *mutant) mutate(f *lb.Frontend) *lb.Frontend {
 	}
 	return &g
 }
+
+func backendsOf(s lb.BackendSet) []lb.Backend { return slices.Collect(s.Backends.All()) }
 
 // eachRoute makes a row mutation of a route mutation.
 func eachRoute(f func(r *lb.Route)) func(lb.Frontend) *lb.Frontend {
@@ -126,18 +127,23 @@ func TestMutantsAreFound(t *testing.T) {
 			}
 		})}},
 		{"all is a hairpin", "hairpin", mutant{row: eachRoute(func(r *lb.Route) { r.Masq = r.Do == lb.Balance })}},
-		{"one backend less", "clusterip", mutant{set: func(s lb.BackendSet) lb.BackendSet { s.Backends = s.Backends[:len(s.Backends)-1]; return s }}},
+		{"one backend less", "clusterip", mutant{set: func(s lb.BackendSet) lb.BackendSet {
+			s.Backends = lb.BackendsOf(backendsOf(s)[:s.Backends.Len()-1]...)
+			return s
+		}}},
 		{"one backend more", "terminating-cluster", mutant{set: func(s lb.BackendSet) lb.BackendSet {
-			a := pod5[s.Backends[0].Addr.Addr().Is6()]
-			if s.Backends[len(s.Backends)-1].Addr.Addr() != a {
-				s.Backends = append(s.Backends, lb.Backend{Addr: netip.AddrPortFrom(a, 8080)})
+			a := pod5[s.Backends.At(0).Addr.Addr().Is6()]
+			if s.Backends.At(s.Backends.Len()-1).Addr.Addr() != a {
+				s.Backends = lb.BackendsOf(append(backendsOf(s), lb.Backend{Addr: netip.AddrPortFrom(a, 8080)})...)
 			}
 			return s
 		}}},
 		{"another target port", "multiport", mutant{set: func(s lb.BackendSet) lb.BackendSet {
-			for i, b := range s.Backends {
-				s.Backends[i].Addr = netip.AddrPortFrom(b.Addr.Addr(), 8082)
+			all := backendsOf(s)
+			for i, b := range all {
+				all[i].Addr = netip.AddrPortFrom(b.Addr.Addr(), 8082)
 			}
+			s.Backends = lb.BackendsOf(all...)
 			return s
 		}}},
 		{"NodePorts everywhere", "nodeport-addresses-primary", mutant{node: func(n lb.Node) lb.Node {

@@ -47,7 +47,7 @@ func (r *run) anyOf(named []scenario.Backend, k lb.Key) []scenario.Backend {
 		if route.To == nil {
 			continue
 		}
-		for _, b := range route.To.Backends {
+		for b := range route.To.Backends.All() {
 			host := r.lab.owner(b.Addr.Addr())
 			if !slices.ContainsFunc(named, func(n scenario.Backend) bool { return n.Host == host }) {
 				named = append(named, scenario.Backend{Host: host, From: named[0].From})

@@ -44,7 +44,7 @@ type listening struct {
 	l net.Listener
 
 	mu       sync.Mutex
-	backends []lb.Backend
+	backends lb.Backends
 	next     int
 	sticky   bool
 	met      map[netip.Addr]netip.AddrPort
@@ -115,7 +115,7 @@ func (e *ender) lead(f *lb.Frontend) (*lb.Frontend, error) {
 			if err != nil {
 				return nil, err
 			}
-			r.Masq, r.To = false, &lb.BackendSet{ID: r.To.ID, Backends: []lb.Backend{{Addr: at}}}
+			r.Masq, r.To = false, &lb.BackendSet{ID: r.To.ID, Backends: lb.BackendsOf(lb.Backend{Addr: at})}
 		}
 	}
 	if f.Key.Proto == lb.TCP {
@@ -185,13 +185,13 @@ func (l *listening) serve(c *net.TCPConn) {
 func (l *listening) pick(client netip.Addr, tried []netip.AddrPort) netip.AddrPort {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if to, ok := l.met[client]; ok && l.sticky && slices.ContainsFunc(l.backends, func(b lb.Backend) bool { return b.Addr == to }) {
+	if to, ok := l.met[client]; ok && l.sticky && l.backends.Has(to) {
 		return to
 	}
 	var to netip.AddrPort
-	for range l.backends {
+	for range l.backends.Len() {
 		l.next++
-		if to = l.backends[l.next%len(l.backends)].Addr; !slices.Contains(tried, to) {
+		if to = l.backends.At(l.next % l.backends.Len()).Addr; !slices.Contains(tried, to) {
 			break
 		}
 	}

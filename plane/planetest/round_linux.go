@@ -70,7 +70,7 @@ func routeOf(row *lb.Frontend, from lb.From) *lb.Route {
 }
 
 func hasBackend(s *lb.BackendSet, a netip.AddrPort) bool {
-	return slices.ContainsFunc(s.Backends, func(b lb.Backend) bool { return b.Addr == a })
+	return s.Backends.Has(a)
 }
 
 // call is one packet, or one connection, that is to be sent in a round.

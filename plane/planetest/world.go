@@ -37,9 +37,13 @@ func (w World) Node() lb.Node {
 
 // Set has n backends from pod first on; those of every third pod are local.
 func (w World) Set(service string, scope lb.Scope, first, n int) *lb.BackendSet {
+	pods := make([]lb.Endpoint, n)
+	for i := range pods {
+		pods[i] = lb.Endpoint{Addr: w.Addr(100, first+i), Local: i%3 == 0}
+	}
 	s := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP, Scope: scope}}
-	for i := range n {
-		s.Backends = append(s.Backends, lb.Backend{Addr: netip.AddrPortFrom(w.Addr(100, first+i), 8080), Local: i%3 == 0})
+	if n > 0 {
+		s.Backends.Add(8080, pods)
 	}
 	return s
 }
@@ -103,10 +107,11 @@ func Shop(family lb.Family) (table *lb.Table, clusterIP, nodePort netip.AddrPort
 		pods, services = netip.MustParsePrefix("fd00:10:1::/48"), netip.MustParsePrefix("fd00:10:96::/108")
 		backends = []string{"[fd00:10:1:1::11]:8080", "[fd00:10:1:2::14]:8080"}
 	}
-	set := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster}}
+	var to []lb.Backend
 	for i, b := range backends {
-		set.Backends = append(set.Backends, lb.Backend{Addr: netip.MustParseAddrPort(b), Local: i == 0})
+		to = append(to, lb.Backend{Addr: netip.MustParseAddrPort(b), Local: i == 0})
 	}
+	set := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(to...)}
 	table = &lb.Table{Node: lb.Node{
 		NodePorts:    single(nodePort.Addr()),
 		Pods:         lb.Detector{Prefixes: []netip.Prefix{pods}},

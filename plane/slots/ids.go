@@ -130,7 +130,7 @@ func rank(claims []rankedClaim, kernel Kernel) []rankedClaim {
 			slots = kernel.Backends(c.id)
 		}
 		for _, ap := range slots {
-			if contains(c.set.Backends, ap) {
+			if c.set.Backends.Has(ap) {
 				c.same++
 			}
 		}

@@ -89,11 +89,12 @@ func (k *kernel) Backends(id uint32) map[uint32]netip.AddrPort {
 func (k *kernel) Allocated(f *lb.Frontend) bool { return k.allocated[f.Key] }
 
 func set(name string, backends ...int) *lb.BackendSet {
-	s := &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}}
+	var all []lb.Backend
 	for _, b := range backends {
-		s.Backends = append(s.Backends, lb.Backend{Addr: addr(b)})
+		all = append(all, lb.Backend{Addr: addr(b)})
 	}
-	return s
+	slices.SortFunc(all, lb.Backend.Compare)
+	return &lb.BackendSet{ID: lb.SetID{Service: name, Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
 }
 
 // Keys a to f lead to ids in the kernel, and to sets in the table; upper case stands for keys that are allocated.

@@ -10,34 +10,33 @@ package slots
 
 import (
 	"net/netip"
-	"slices"
 
 	"kube-proxy/lb"
 )
 
 // First returns the slots of a new set: its backends in their order.
-func First(want []lb.Backend) []netip.AddrPort {
-	slots := make([]netip.AddrPort, len(want))
-	for i, b := range want {
-		slots[i] = b.Addr
+func First(want *lb.Backends) []netip.AddrPort {
+	slots := make([]netip.AddrPort, 0, want.Len())
+	for b := range want.All() {
+		slots = append(slots, b.Addr)
 	}
 	return slots
 }
 
 // Next returns the slots that hold exactly the backends want, with as few differences as possible to slots, which hold
 // those of was: who stays keeps the slot, newcomers take the free ones, and the last slots move into those that are free then.
-func Next(slots []netip.AddrPort, was, want []lb.Backend) []netip.AddrPort {
-	next := make([]netip.AddrPort, len(slots), max(len(slots), len(want)))
+func Next(slots []netip.AddrPort, was, want *lb.Backends) []netip.AddrPort {
+	next := make([]netip.AddrPort, len(slots), max(len(slots), want.Len()))
 	copy(next, slots)
 	var newcomers []netip.AddrPort
-	for _, b := range want {
-		if !contains(was, b.Addr) {
+	for b := range want.All() {
+		if !was.Has(b.Addr) {
 			newcomers = append(newcomers, b.Addr)
 		}
 	}
 	for i := 0; i < len(next); {
 		switch {
-		case contains(want, next[i]):
+		case want.Has(next[i]):
 			i++
 		case len(newcomers) > 0:
 			next[i] = newcomers[0]
@@ -53,20 +52,20 @@ func Next(slots []netip.AddrPort, was, want []lb.Backend) []netip.AddrPort {
 
 // Adopt returns slots for the backends such that as many as possible stay in the slot in which the kernel has them. What the
 // kernel has may be damaged: slots may be missing or have strange backends, or one backend twice.
-func Adopt(kernel map[uint32]netip.AddrPort, want []lb.Backend) []netip.AddrPort {
+func Adopt(kernel map[uint32]netip.AddrPort, want *lb.Backends) []netip.AddrPort {
 	if len(kernel) == 0 || inOrder(kernel, want) {
 		return First(want)
 	}
-	slots := make([]netip.AddrPort, len(want))
-	placed := make(map[netip.AddrPort]bool, len(want))
+	slots := make([]netip.AddrPort, want.Len())
+	placed := make(map[netip.AddrPort]bool, want.Len())
 	for i := range slots {
-		if ap, ok := kernel[uint32(i)]; ok && contains(want, ap) && !placed[ap] {
+		if ap, ok := kernel[uint32(i)]; ok && want.Has(ap) && !placed[ap] {
 			slots[i] = ap
 			placed[ap] = true
 		}
 	}
 	free := 0
-	for _, b := range want {
+	for b := range want.All() {
 		if placed[b.Addr] {
 			continue
 		}
@@ -79,9 +78,9 @@ func Adopt(kernel map[uint32]netip.AddrPort, want []lb.Backend) []netip.AddrPort
 }
 
 // inOrder reports whether the kernel has the backends in the slots of a new set. For most it has, and that is quickly seen.
-func inOrder(kernel map[uint32]netip.AddrPort, want []lb.Backend) bool {
-	for i, b := range want {
-		if kernel[uint32(i)] != b.Addr {
+func inOrder(kernel map[uint32]netip.AddrPort, want *lb.Backends) bool {
+	for i := range want.Len() {
+		if kernel[uint32(i)] != want.At(i).Addr {
 			return false
 		}
 	}
@@ -110,10 +109,4 @@ func Members(slots []netip.AddrPort, had map[netip.AddrPort]uint32) []uint32 {
 		free++
 	}
 	return members
-}
-
-// contains reports whether a sorted list of backends has the address.
-func contains(backends []lb.Backend, ap netip.AddrPort) bool {
-	_, ok := slices.BinarySearchFunc(backends, ap, func(b lb.Backend, ap netip.AddrPort) int { return b.Addr.Compare(ap) })
-	return ok
 }

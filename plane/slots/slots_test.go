@@ -14,17 +14,22 @@ func addr(n int) netip.AddrPort {
 }
 
 // some returns n of the backends below of, sorted.
-func some(rnd *rand.Rand, n, of int) []lb.Backend {
+func some(rnd *rand.Rand, n, of int) *lb.Backends {
 	var out []lb.Backend
 	for _, i := range rnd.Perm(of)[:n] {
 		out = append(out, lb.Backend{Addr: addr(i)})
 	}
-	slices.SortFunc(out, func(a, b lb.Backend) int { return a.Addr.Compare(b.Addr) })
-	return out
+	return sorted(out)
+}
+
+func sorted(all []lb.Backend) *lb.Backends {
+	slices.SortFunc(all, lb.Backend.Compare)
+	b := lb.BackendsOf(all...)
+	return &b
 }
 
 // exactly fails unless the slots hold each backend once, and nothing else.
-func exactly(t *testing.T, slots []netip.AddrPort, want []lb.Backend) {
+func exactly(t *testing.T, slots []netip.AddrPort, want *lb.Backends) {
 	t.Helper()
 	sorted := slices.SortedFunc(slices.Values(slots), netip.AddrPort.Compare)
 	if !slices.Equal(sorted, First(want)) {
@@ -49,7 +54,7 @@ func TestNext(t *testing.T) {
 			// Who left must be replaced, who is new must be placed, and the slots beyond the end go: one can do for two.
 			left, changed := 0, 0
 			for _, ap := range slots {
-				if !contains(want, ap) {
+				if !want.Has(ap) {
 					left++
 				}
 			}
@@ -78,12 +83,12 @@ func TestNext(t *testing.T) {
 // One endpoint comes or goes: one slot is written, or two.
 func TestNextOfOneEndpoint(t *testing.T) {
 	all := some(rand.New(rand.NewPCG(1, 1)), 10, 10)
-	for i := range all {
-		without := slices.Delete(slices.Clone(all), i, i+1)
-		if got := Next(First(all), all, without); !slices.Equal(got[:i], First(all)[:i]) || i < 9 && got[i] != all[9].Addr {
+	for i := range all.Len() {
+		without := sorted(slices.Delete(slices.Collect(all.All()), i, i+1))
+		if got := Next(First(all), all, without); !slices.Equal(got[:i], First(all)[:i]) || i < 9 && got[i] != all.At(9).Addr {
 			t.Errorf("without %d: %v", i, got)
 		}
-		if got := Next(First(without), without, all); !slices.Equal(got[:9], First(without)) || got[9] != all[i].Addr {
+		if got := Next(First(without), without, all); !slices.Equal(got[:9], First(without)) || got[9] != all.At(i).Addr {
 			t.Errorf("with %d: %v", i, got)
 		}
 	}
@@ -105,7 +110,7 @@ func TestAdopt(t *testing.T) {
 		seen := map[netip.AddrPort]bool{}
 		for i := range got {
 			ap, ok := kernel[uint32(i)]
-			if ok && contains(want, ap) && !seen[ap] && got[i] != ap {
+			if ok && want.Has(ap) && !seen[ap] && got[i] != ap {
 				t.Fatalf("seed %d: slot %d had %v and has %v", seed, i, ap, got[i])
 			}
 			seen[ap] = true

@@ -184,7 +184,7 @@ func sameSets(a, b []*lb.BackendSet) bool {
 func union(sets []*lb.BackendSet) map[netip.AddrPort]bool {
 	all := map[netip.AddrPort]bool{}
 	for _, s := range sets {
-		for _, b := range s.Backends {
+		for b := range s.Backends.All() {
 			all[b.Addr] = true
 		}
 	}

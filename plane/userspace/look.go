@@ -184,10 +184,10 @@ func (p *Plane) holds(name entranceName, port uint16, want *lb.BackendSet, tell 
 		return true
 	}
 	have := set.Backends()
-	same := len(have) == len(want.Backends)
+	same := len(have) == want.Backends.Len()
 	for i := 0; same && i < len(have); i++ {
-		same = have[i] == want.Backends[i].Addr
+		same = want.Backends.Has(have[i])
 	}
 	return same || tell(trace.Difference{Key: k, Object: "backends of listener for " + name.String(),
-		Want: fmt.Sprintf("%d backends", len(want.Backends)), Have: fmt.Sprintf("%d backends, or others", len(have))})
+		Want: fmt.Sprintf("%d backends", want.Backends.Len()), Have: fmt.Sprintf("%d backends, or others", len(have))})
 }

@@ -103,11 +103,11 @@ func front(key, service string, affinity time.Duration, numbers ...int) *lb.Fron
 }
 
 func setOf(proto lb.Proto, service string, scope lb.Scope, numbers ...int) *lb.BackendSet {
-	s := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: proto, Scope: scope}}
+	var all []lb.Backend
 	for _, n := range numbers {
-		s.Backends = append(s.Backends, lb.Backend{Addr: backend(n)})
+		all = append(all, lb.Backend{Addr: backend(n)})
 	}
-	return s
+	return &lb.BackendSet{ID: lb.SetID{Service: service, Proto: proto, Scope: scope}, Backends: lb.BackendsOf(all...)}
 }
 
 func backend(n int) netip.AddrPort {

@@ -280,7 +280,7 @@ func (p *Plane) drop(s *service) {
 }
 
 func addrs(all []netip.AddrPort, s *lb.BackendSet) []netip.AddrPort {
-	for _, b := range s.Backends {
+	for b := range s.Backends.All() {
 		all = append(all, b.Addr)
 	}
 	return all

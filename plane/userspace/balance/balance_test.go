@@ -22,11 +22,11 @@ func backend(i int) netip.AddrPort {
 
 // setOf is a set of backends by their numbers.
 func setOf(service string, numbers ...int) *lb.BackendSet {
-	s := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP, Scope: lb.Cluster}}
+	var all []lb.Backend
 	for _, n := range numbers {
-		s.Backends = append(s.Backends, lb.Backend{Addr: backend(n)})
+		all = append(all, lb.Backend{Addr: backend(n)})
 	}
-	return s
+	return &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP, Scope: lb.Cluster}, Backends: lb.BackendsOf(all...)}
 }
 
 func client(i int) relay.Client {

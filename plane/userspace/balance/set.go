@@ -50,13 +50,13 @@ type place struct {
 // nobody is first more often than others.
 func (s *Set) hold(want *lb.BackendSet) {
 	s.is = want
-	here := make(map[netip.AddrPort]bool, len(want.Backends))
-	for _, b := range want.Backends {
+	here := make(map[netip.AddrPort]bool, want.Backends.Len())
+	for b := range want.Backends.All() {
 		here[b.Addr] = true
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ring := make([]*member, 0, len(want.Backends))
+	ring := make([]*member, 0, want.Backends.Len())
 	for i := range s.ring {
 		switch m := s.ring[(s.next+i)%len(s.ring)]; {
 		case here[m.addr]:
