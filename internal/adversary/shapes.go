@@ -14,6 +14,8 @@ type Shape struct {
 	Name     string
 	Services []*cluster.Service
 	Slices   []*cluster.Slice
+
+	touch func(i, round int) cluster.Event // nil: the first endpoint of a slice moves
 }
 
 // Events are those that make the shape.
@@ -88,7 +90,7 @@ func ports(name string, ports, endpoints, ranges int) Shape {
 	for i := range ranges {
 		s.SourceRanges = append(s.SourceRanges, netip.PrefixFrom(oddAddr(11, 0, i<<9), 24))
 	}
-	return Shape{name, []*cluster.Service{s}, oddSlices(0, ports, endpoints)}
+	return Shape{Name: name, Services: []*cluster.Service{s}, Slices: oddSlices(0, ports, endpoints)}
 }
 
 // contested has Services that all want the same ports of one address; each is older than the one before and takes them
@@ -120,5 +122,5 @@ func externalIPs(name string, addrs, ports int) Shape {
 	for i := range addrs {
 		s.ExternalIPs = append(s.ExternalIPs, oddAddr(203, 0, i))
 	}
-	return Shape{name, []*cluster.Service{s}, oddSlices(0, ports, 2)}
+	return Shape{Name: name, Services: []*cluster.Service{s}, Slices: oddSlices(0, ports, 2)}
 }

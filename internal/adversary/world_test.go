@@ -45,9 +45,11 @@ type world struct {
 	faulty *fake.Faulty
 	engine *engine.Engine
 	log    counter
-	stop   func()
-	events int
-	starts int // of the process
+	// configure, if not nil, sets what else an engine has at its start.
+	configure func(*engine.Config)
+	stop      func()
+	events    int
+	starts    int // of the process
 
 	mu       sync.Mutex
 	problems []string
@@ -106,11 +108,15 @@ func prefixes(texts ...string) (out []netip.Prefix) {
 func (w *world) start() {
 	w.starts++
 	w.store = cluster.NewStore(nodeName)
-	w.engine = engine.New(engine.Config{
+	cfg := engine.Config{
 		Family: w.family, Plane: w.faulty, Store: w.store, Settings: w.settings,
 		Resolve: w.resolve,
 		Log:     slog.New(slog.NewTextHandler(io.MultiWriter(&w.log, panics{w}), nil)),
-	})
+	}
+	if w.configure != nil {
+		w.configure(&cfg)
+	}
+	w.engine = engine.New(cfg)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.engine.Run(ctx) }()
