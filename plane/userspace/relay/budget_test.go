@@ -1,9 +1,12 @@
 package relay
 
 import (
+	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"testing"
+	"time"
 )
 
 // Of listeners that want all, each gets the same, and the last still finds some.
@@ -143,4 +146,62 @@ func TestBudgetOfGroups(t *testing.T) {
 	if late.Used() != 0 || group.Used() != greedy.Used() {
 		t.Errorf("given back, the other has %d and the group %d", late.Used(), group.Used())
 	}
+}
+
+// One client that holds as many connections as it gets leaves source ports towards the endpoint to others, whatever listeners it uses (TN-44).
+// When its connections end nothing is remembered of it.
+func TestTCPShareOfSourcePorts(t *testing.T) {
+	const path = "/proc/sys/net/ipv4/ip_local_port_range"
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.WriteFile(path, before, 0) })
+	if err := os.WriteFile(path, []byte("40000 40199"), 0); err != nil {
+		t.Fatal(err)
+	}
+	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+		r := start(cfg)
+		backend := serve(t, echo)
+		one, two := listen(t, r, to(backend)), listen(t, r, to(backend))
+		var held []net.Conn
+		served := 0
+		for range 150 {
+			for _, l := range []*Listener{one, two} {
+				c, err := net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(l.Addr()))
+				if err != nil {
+					continue
+				}
+				defer c.Close()
+				held = append(held, c)
+				c.SetDeadline(time.Now().Add(patience))
+				c.Write([]byte("x"))
+				if _, err := io.ReadFull(c, make([]byte, 1)); err == nil {
+					served++
+				}
+			}
+		}
+		if served < 100 || served > 161 {
+			t.Errorf("one client holds %d connections, want some four fifths of 200", served)
+		}
+		from := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}
+		for range 10 {
+			c, err := net.DialTCP("tcp", from, net.TCPAddrFromAddrPort(one.Addr()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(patience))
+			roundTrip(t, c)
+			held = append(held, c)
+		}
+		for _, c := range held {
+			c.Close()
+		}
+		eventually(t, "no client is remembered", func() bool {
+			r.ports.mu.Lock()
+			defer r.ports.mu.Unlock()
+			return len(r.ports.to) == 0
+		})
+	})
 }

@@ -17,8 +17,9 @@ import (
 type conn struct {
 	from   *listening
 	dial   *dialling // while no backend is reached
-	group  *group    // of those that go to the same backend
-	prev   *conn     // in the group
+	ports  *clientPorts
+	group  *group // of those that go to the same backend
+	prev   *conn  // in the group
 	next   *conn
 	ends   [2]end
 	slot   uint32
@@ -132,6 +133,13 @@ func (l *loop) attempt(c *conn) {
 
 // connect begins to reach a backend.
 func (l *loop) connect(c *conn, to netip.AddrPort) error {
+	if c.ports = l.engine.relay.ports.take(c.from.proto, to, c.dial.client.Addr.Addr()); c.ports == nil {
+		if l.engine.crowded.Allow("") {
+			l.engine.relay.cfg.Log.Warn("Client holds its share of the source ports towards an endpoint, trying another endpoint",
+				"client", c.dial.client.Addr.Addr(), "endpoint", to)
+		}
+		return errPorts
+	}
 	fd, err := newSocket(to.Addr(), c.from.proto)
 	if err != nil {
 		return err
@@ -179,6 +187,8 @@ func (l *loop) abandon(c *conn) {
 	d := c.dial
 	l.disarm(&d.timer)
 	l.part(c)
+	l.engine.relay.ports.give(c.ports)
+	c.ports = nil
 	if c.ends[backend].fd >= 0 {
 		unix.Close(int(c.ends[backend].fd))
 	}
@@ -296,6 +306,7 @@ func (l *loop) close(c *conn, reset bool) {
 		c.dial = nil
 	}
 	l.part(c)
+	l.engine.relay.ports.give(c.ports)
 	for i := range c.ends {
 		e := &c.ends[i]
 		if e.pipe != nil {

@@ -28,13 +28,15 @@ type conns struct {
 	lastID atomic.Int32 // of a listening socket
 
 	waiting *ratelimit.Limiter // messages about clients that wait for a descriptor
+	crowded *ratelimit.Limiter // messages about clients with their share of source ports
 }
 
 // maxLoops bounds the threads; more do not make the kernel faster.
 const maxLoops = 16
 
 func newConns(r *Relay) (engine, error) {
-	e := &conns{relay: r, fds: r.cfg.Descriptors, waiting: ratelimit.New(r.cfg.Log, "no descriptor")}
+	e := &conns{relay: r, fds: r.cfg.Descriptors, waiting: ratelimit.New(r.cfg.Log, "no descriptor"),
+		crowded: ratelimit.New(r.cfg.Log, "share of source ports")}
 	e.pipes = newPipeBudget(e.fds.max)
 	for range min(runtime.GOMAXPROCS(0), maxLoops) {
 		l, err := newLoop(e)

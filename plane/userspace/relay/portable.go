@@ -150,6 +150,7 @@ type portableConn struct {
 
 	backend netip.AddrPort     // of the attempt, or that was reached
 	abandon context.CancelFunc // ends the attempt
+	ports   *clientPorts
 	server  *net.TCPConn
 	leaving *time.Timer
 }
@@ -202,6 +203,7 @@ func (c *portableConn) serve() {
 	if c.server != nil {
 		c.server.Close()
 	}
+	p.relay.ports.give(c.ports)
 	p.open.Add(-1)
 	p.fds.Give(&c.from.share, 2)
 }
@@ -260,6 +262,10 @@ func (c *portableConn) attempt(backend netip.AddrPort) (given bool, err error) {
 	p.mu.Lock()
 	c.backend, c.abandon = backend, abandon
 	p.mu.Unlock()
+	p.relay.ports.give(c.ports)
+	if c.ports = p.relay.ports.take(lb.TCP, backend, unmap(c.client.RemoteAddr().(*net.TCPAddr).AddrPort()).Addr()); c.ports == nil {
+		return false, errPorts
+	}
 	d := net.Dialer{Timeout: cfg.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: cfg.KeepAlive, Interval: cfg.KeepAlive / keepAliveProbes, Count: keepAliveProbes}}
 	c.client.SetKeepAliveConfig(d.KeepAliveConfig)

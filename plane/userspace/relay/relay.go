@@ -44,7 +44,7 @@ type Balancer interface {
 	// order of the attempts; with none left that is worth an attempt the answer is Refuse. tried is valid during the call.
 	Pick(c Client, tried []netip.AddrPort) (netip.AddrPort, Answer)
 	// Dialled reports how an attempt to reach the backend ended: nil for a completed handshake, after which there is no other attempt.
-	// An attempt that proves nothing is not reported: the client or the backend left, descriptors or ports ran out, or the
+	// An attempt that proves nothing is not reported: the client or the backend left, descriptors ran out, or the
 	// client's TTL may be the cause.
 	Dialled(c Client, backend netip.AddrPort, err error)
 }
@@ -133,6 +133,7 @@ type Relay struct {
 	cfg Config
 	ns  namespace
 
+	ports      *sourcePorts
 	conns, udp engine
 
 	mu        sync.Mutex
@@ -146,7 +147,7 @@ func New(cfg Config) (*Relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
-	r := &Relay{cfg: cfg.withDefaults(), ns: ns, listeners: map[*Listener]struct{}{}}
+	r := &Relay{cfg: cfg.withDefaults(), ns: ns, ports: newSourcePorts(EphemeralPorts()), listeners: map[*Listener]struct{}{}}
 	if r.conns, err = newConns(r); err == nil {
 		if r.udp, err = newUDP(r); err != nil {
 			r.conns.stop()
