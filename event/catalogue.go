@@ -32,6 +32,7 @@ const (
 	defaultModeWillChange
 	ipvsDeprecated
 	modeFallback
+	modeAnnotated
 	nodeNotFound
 	driftRepaired
 	contestedKey
@@ -82,6 +83,9 @@ var catalogue = [entries]Entry{
 	modeFallback: {"KubeProxyModeFallback", actionStart, Warning, KindNode,
 		"kube-proxy on node {node} uses the mode {to}, because {from} cannot work here: {why}",
 		"The configured mode cannot work on this node. Install what the text names, or configure the mode that is used.", "EXT"},
+	modeAnnotated: {"KubeProxyModeFromAnnotation", actionStart, Normal, KindNode,
+		"kube-proxy on node {node} takes the mode {mode} from the Node's annotation {annotation}",
+		"No mode is configured, and the annotation names one. Set mode to choose another; remove the annotation to get the default.", "EXT"},
 	nodeNotFound: {"KubeProxyNodeNotFound", actionStart, Warning, KindNode,
 		"kube-proxy runs as node {node}, but there is no Node of that name, or none that it may read; what depends on the Node does without it",
 		"The host's name is not the Node's: topology, node addresses, pod CIDRs and local traffic policies are affected. Set --hostname-override. Or the role system:node-proxier does not let the proxy read Nodes.", "PN-71"},
@@ -182,6 +186,11 @@ func IPVSDeprecated(node string) Event {
 // ModeFallback says that the mode to runs, because from cannot.
 func ModeFallback(node, from, to string, why error) Event {
 	return about(modeFallback, Node(node), from, "node", node, "from", from, "to", to, "why", why.Error())
+}
+
+// ModeFromAnnotation says that the mode was taken from the Node's annotation of that name.
+func ModeFromAnnotation(node, mode, annotation string) Event {
+	return about(modeAnnotated, Node(node), "", "node", node, "mode", mode, "annotation", annotation)
 }
 
 // NodeNotFound says that this host's name is not the name of a Node (PN-71).

@@ -48,6 +48,7 @@ func TestConstructors(t *testing.T) {
 		{IncorrectIPVersion(slice, "endpoints[0].addresses[0]", "fd00::1", "is not an IPv4 address"), Warning, "KubeProxyIncorrectIPVersion", "GatherEndpoints", "endpoints[].addresses[] fd00::1", slice, "endpoints[0].addresses[0]: fd00::1 is not an IPv4 address"},
 		{DefaultModeWillChange("n1", "iptables"), Warning, "default-mode-will-change", "StartKubeProxy", "", node, "uses iptables"},
 		{IPVSDeprecated("n1"), Warning, "ipvs-deprecated", "StartKubeProxy", "", node, "deprecated"},
+		{ModeFromAnnotation("n1", "userspace", "example/mode"), Normal, "KubeProxyModeFromAnnotation", "StartKubeProxy", "", node, "takes the mode userspace from the Node's annotation example/mode"},
 		{ModeFallback("n1", "ipvs", "iptables", errors.New("no ip_vs")), Warning, "KubeProxyModeFallback", "StartKubeProxy", "ipvs", node, "uses the mode iptables, because ipvs cannot work here: no ip_vs"},
 		{NodeNotFound("n1"), Warning, "KubeProxyNodeNotFound", "StartKubeProxy", "", node, "runs as node n1, but there is no Node of that name, or none that it may read"},
 		{DriftRepaired("n1", "IPv6", 3), Warning, "KubeProxyDriftRepaired", "SyncRules", "IPv6", node, "changed or removed 3 of kube-proxy's IPv6 rules"},

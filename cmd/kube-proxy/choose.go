@@ -25,6 +25,10 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	if err != nil {
 		return err
 	}
+	if p.choice.Annotated != "" {
+		p.log.Info("Using the mode of the Node's annotation", "mode", p.choice.Annotated, "annotation", mode.Annotation)
+		p.tell(event.ModeFromAnnotation(cfg.NodeName, p.choice.Annotated, mode.Annotation))
+	}
 	for _, s := range p.choice.Steps {
 		p.log.Warn("mode cannot run on this host", "mode", s.From, "instead", s.To, "err", s.Why)
 		p.tell(event.ModeFallback(cfg.NodeName, s.From, s.To, s.Why))

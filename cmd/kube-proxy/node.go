@@ -71,7 +71,7 @@ func (p *proxy) watchNode(ctx context.Context, podCIDRsWait time.Duration, fail 
 				if f.Fatal && !begun {
 					fatals = append(fatals, errors.New(f.Text))
 				} else if !slices.Contains(before, f.Text) {
-					p.log.Warn("the configuration may be incomplete or incorrect", "because", f.Text, "row", f.Row)
+					p.log.Warn("the configuration may be incomplete or incorrect", "because", f.Text)
 					if f.Row == "PN-71" {
 						p.tell(event.NodeNotFound(p.config().NodeName))
 					}
@@ -91,7 +91,7 @@ func (p *proxy) setup() nodecheck.Setup {
 	cfg := p.config()
 	s := nodecheck.Setup{
 		Settings: p.settings(p.families[0].name), NodePortsUnset: cfg.mode.NodePorts.Unset,
-		Healthz: cfg.Servers.Healthz, Metrics: cfg.Servers.Metrics, Name: cfg.Name,
+		Healthz: cfg.Servers.Healthz, Metrics: cfg.Servers.Metrics, Manifests: cfg.Manifests != "", Name: cfg.Name,
 	}
 	for _, f := range p.families {
 		s.Families = append(s.Families, f.name)

@@ -67,9 +67,12 @@ func (p *proxy) newMetrics() {
 	}
 }
 
-// reason is why another mode runs than was asked for; "" if that runs.
+// reason is why the mode that runs is not the configured one or the default; "" if it is.
 func (p *proxy) reason() string {
 	var steps []string
+	if p.choice.Annotated != "" {
+		steps = append(steps, "the Node's annotation "+mode.Annotation+" names the mode "+p.choice.Annotated)
+	}
 	for _, s := range p.choice.Steps {
 		steps = append(steps, s.String())
 	}

@@ -28,6 +28,8 @@ type Setup struct {
 	// ExcludeCIDRs and SourceVIP are for the modes ipvs and kernelspace, empty in others.
 	ExcludeCIDRs []netip.Prefix
 	SourceVIP    netip.Addr
+	// Manifests: Services come from a folder. Load balancers then use the node without a Node object.
+	Manifests bool
 	// Name returns what the user knows a field of the configuration by: the field, or a flag.
 	Name func(field string) string
 }
@@ -105,16 +107,19 @@ func (c *checker) node() {
 		hint = fmt.Sprintf("; %s can name its address", c.Name("bindAddress"))
 	}
 	if c.facts.NodeGone {
-		c.add("PR-06", false, "the Node %q was deleted: its last addresses, pod CIDRs and zone stay in force, and load balancers are told to leave "+
-			"this node out", c.facts.NodeName)
+		c.add("PR-06", false, "the Node %q was deleted: its last addresses, pod CIDRs and zone stay in force, and load balancers skip this node",
+			c.facts.NodeName)
+	}
+	costs := []string{"zone hints do not count"}
+	if hint != "" {
+		costs = []string{without, "zone hints do not count"}
+	}
+	if !c.Manifests {
+		costs = append(costs, "load balancers skip this node")
 	}
 	switch {
-	case c.facts.Node == nil && hint == "":
-		c.add("PN-71", false, "there is no Node %q, or none that the proxy may read (%s): zone hints do not count, and load balancers are told to "+
-			"leave this node out", c.facts.NodeName, c.Name("hostnameOverride"))
 	case c.facts.Node == nil:
-		c.add("PN-71", false, "there is no Node %q, or none that the proxy may read (%s): %s, zone hints do not count, and load balancers are told "+
-			"to leave this node out%s", c.facts.NodeName, c.Name("hostnameOverride"), without, hint)
+		c.add("PN-71", false, "there is no Node %q, or none that the proxy may read (%s): %s%s", c.facts.NodeName, c.Name("hostnameOverride"), strings.Join(costs, ", "), hint)
 	case hint != "":
 		c.add("PR-03", false, "the Node %q has no address: %s%s", c.facts.NodeName, without, hint)
 	case !slices.Contains(c.Families, c.ips.Primary):

@@ -100,12 +100,15 @@ func TestCheck(t *testing.T) {
 		}}, "PR-02 the node's first address 2001:db8::1 is of IPv6, which is not served here"},
 		{"PN-71 SV-33 no Node", []func(*setup, *facts){func(_ *setup, f *facts) { f.Node = nil }},
 			`PN-71 there is no Node "node-1", or none that the proxy may read (hostnameOverride): NodePorts on its primary address do not answer, ` +
-				"zone hints do not count, and load balancers are told to leave this node out; bindAddress can name its address"},
+				"zone hints do not count, load balancers skip this node; bindAddress can name its address"},
+		{"PN-71 no Node, where a folder of manifests needs none", []func(*setup, *facts){func(s *setup, f *facts) { f.Node, s.Manifests = nil, true }},
+			`PN-71 there is no Node "node-1", or none that the proxy may read (hostnameOverride): NodePorts on its primary address do not answer, ` +
+				"zone hints do not count; bindAddress can name its address"},
 		{"PN-71 PR-03 no Node, but a bind address", []func(*setup, *facts){func(s *setup, f *facts) {
 			f.Node, s.Settings.NodePortAddrs.NodeIP = nil, netip.MustParseAddr("172.18.0.9")
-		}}, `PN-71 there is no Node "node-1", or none that the proxy may read (hostnameOverride): zone hints do not count, and load balancers are told to leave this node out`},
+		}}, `PN-71 there is no Node "node-1", or none that the proxy may read (hostnameOverride): zone hints do not count, load balancers skip this node`},
 		{"PR-06 a Node that was deleted", []func(*setup, *facts){func(_ *setup, f *facts) { f.NodeGone = true }},
-			`PR-06 the Node "node-1" was deleted: its last addresses, pod CIDRs and zone stay in force, and load balancers are told to leave this node out`},
+			`PR-06 the Node "node-1" was deleted: its last addresses, pod CIDRs and zone stay in force, and load balancers skip this node`},
 		{"PR-03 a Node without addresses", []func(*setup, *facts){func(_ *setup, f *facts) { f.Node.Addrs = nil }},
 			`PR-03 the Node "node-1" has no address: NodePorts on its primary address do not answer; bindAddress can name its address`},
 		{"PR-03 a Node without addresses, where no NodePort needs one", []func(*setup, *facts){func(s *setup, f *facts) {
@@ -115,7 +118,7 @@ func TestCheck(t *testing.T) {
 		{"PN-71 no Node, where no NodePort needs one", []func(*setup, *facts){func(s *setup, f *facts) {
 			f.Node, s.Settings.NodePortAddrs = nil, policy.NodePortAddrs{Prefixes: prefixes("0.0.0.0/0", "::/0")}
 		}}, `PN-71 there is no Node "node-1", or none that the proxy may read (hostnameOverride): source ranges count as if it were in none, ` +
-			"zone hints do not count, and load balancers are told to leave this node out; bindAddress can name its address"},
+			"zone hints do not count, load balancers skip this node; bindAddress can name its address"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f := cluster.Facts{NodeName: "node-1", CIDRs: prefixes("10.96.0.0/16", "fd00:96::/112"), Node: &cluster.Node{

@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -10,9 +12,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"kube-proxy/event"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/mode"
 	"kube-proxy/test/e2e/controlplane"
 	"kube-proxy/test/e2e/testbed"
 )
@@ -86,6 +90,35 @@ func TestEventBlankMode(t *testing.T) {
 	await(t, "pod3", addr, "pod1")
 	if e := awaitEvent(t, "default-mode-will-change", netlab.Node1); !strings.Contains(e.Note, "iptables") {
 		t.Errorf("the event does not say that the mode is iptables: %s", e.Note)
+	}
+}
+
+// The Node's annotation chooses the mode where none is configured (S0, CF-19): log, metric and event say so.
+func TestEventModeFromAnnotation(t *testing.T) {
+	begin(t)
+	deleteEvents(t)
+	addr := web(t, "web", "pod1")
+	annotate := func(value string) {
+		patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, mode.Annotation, value)
+		_, err := bed.API.Client.CoreV1().Nodes().Patch(context.Background(), netlab.Node1, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		must(t, err)
+	}
+	annotate(`"userspace"`)
+	t.Cleanup(func() { annotate("null") })
+	inMode(t, testbed.IPTables)
+	p, err := bed.StartProxyAsked("")
+	must(t, err)
+	t.Cleanup(func() { endProxy(t, p) })
+	await(t, "pod3", addr, "pod1")
+	if e := awaitEvent(t, "KubeProxyModeFromAnnotation", netlab.Node1); !strings.Contains(e.Note, "userspace") {
+		t.Errorf("the event does not name the mode: %s", e.Note)
+	}
+	if want := "Using the mode of the Node's annotation"; !strings.Contains(p.Log(), want) {
+		t.Errorf("the log does not say %q:\n%s", want, p.Log())
+	}
+	const reason = `reason="the Node's annotation net.experimental.kubernetes.io/proxy-mode names the mode userspace"`
+	if body := awaitCode(t, netlab.Node1, metricsPort, "/metrics", 200).Body; !strings.Contains(body, reason) {
+		t.Errorf("kubeproxy_mode_info does not say %s", reason)
 	}
 }
 
