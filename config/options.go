@@ -74,7 +74,7 @@ type ebpfOptions struct {
 // that 0 can be asked for; those of the file after it (FL-08).
 func NewOptions(modes mode.List) *Options {
 	o := &Options{
-		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, readConfig: os.ReadFile, modes: modes, system: runtime.GOOS,
+		hostname: os.Hostname, getenv: os.Getenv, readFile: os.ReadFile, readConfig: readAtStart, modes: modes, system: runtime.GOOS,
 		bootIDFiles: "/proc/sys/kernel/random/boot_id", machineIDFiles: "/etc/machine-id,/var/lib/dbus/machine-id",
 		cleanupIPVS: true, healthzPort: healthzPort, metricsPort: metricsPort,
 		ebpf: ebpfOptions{masqueradeBit: masqueradeBit, localhostNodePorts: true},

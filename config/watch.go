@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,11 +24,44 @@ const settleMost = 10 * settle
 // lookAnyway is the time between two looks at a file that nothing is heard of: not every file system tells of changes.
 const lookAnyway = 30 * time.Second
 
+// busyLooks is how many looks in a row may find the file open for writing before this is reported.
+const busyLooks = 300
+
 // newWatcher is replaced by tests.
 var newWatcher = fsnotify.NewWatcher
 
+// errBusy is the error of a file that a process has open for writing: its content may be half of what is meant, and a
+// half configuration can lack what restricts tenants.
+var errBusy = errors.New("a process has it open for writing; its content counts when it is closed")
+
+// readWhole reads a file that no process writes at the moment, where the kernel can tell.
+func readWhole(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	content, err := io.ReadAll(f)
+	if err == nil && openForWriting(f) {
+		err = &fs.PathError{Op: "read", Path: file, Err: errBusy}
+	}
+	return content, err
+}
+
+// readAtStart reads a file once. It waits up to a few seconds for a process that writes it.
+func readAtStart(file string) (content []byte, err error) {
+	for range 3 * settleMost / settle {
+		if content, err = readWhole(file); !errors.Is(err, errBusy) {
+			break
+		}
+		time.Sleep(settle)
+	}
+	return content, err
+}
+
 // Watch calls changed with the content of the file whenever it differs from the one before: after a write, after
-// a rename over it, and after the swap of a symbolic link on the way to it, as a mounted ConfigMap does (PR-04). A
+// a rename over it, and after the swap of a symbolic link on the way to it, as a mounted ConfigMap does (PR-04). While a
+// process has the file open for writing, it waits (TN-80). A
 // file that cannot be read is told once, with the error; the watch goes on, and tells of the content when it can be,
 // whatever it is. before is the content that is known.
 //
@@ -45,11 +80,20 @@ func Watch(ctx context.Context, file string, before []byte, changed func(content
 		return fmt.Errorf("watch the configuration file: %w", err)
 	}
 	known, failed := sha256.Sum256(before), ""
-	look := func() {
+	busy := 0 // looks in a row at a file that is being written
+	// look returns the time until the next one.
+	look := func() time.Duration {
 		if hears {
 			follow(w, file)
 		}
-		content, err := os.ReadFile(file)
+		content, err := readWhole(file)
+		if errors.Is(err, errBusy) {
+			if busy++; busy < busyLooks {
+				return settle
+			}
+		} else {
+			busy = 0
+		}
 		switch {
 		case err != nil:
 			if err.Error() != failed {
@@ -60,9 +104,12 @@ func Watch(ctx context.Context, file string, before []byte, changed func(content
 			known, failed = sha256.Sum256(content), ""
 			changed(content, nil)
 		}
+		if busy > 0 {
+			return settleMost
+		}
+		return lookAnyway
 	}
-	look() // it may have changed since it was read
-	timer := time.NewTimer(lookAnyway)
+	timer := time.NewTimer(look()) // it may have changed since it was read
 	defer timer.Stop()
 	var first time.Time // of the events since the last look
 	soon := func() {
@@ -84,8 +131,7 @@ func Watch(ctx context.Context, file string, before []byte, changed func(content
 			soon()
 		case <-timer.C:
 			first = time.Time{}
-			look()
-			timer.Reset(lookAnyway)
+			timer.Reset(look())
 		}
 	}
 }

@@ -3,6 +3,7 @@ package config
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -123,6 +124,34 @@ func TestWatchBegins(t *testing.T) {
 	if got != "new" {
 		t.Errorf("told of %q", got)
 	}
+}
+
+// A file that is written slowly is not read half-way: a half file may lack externalIPCIDRs, and then
+// all external IPs would be served (TN-80).
+func TestWatchSlowWriterTN80(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	must(t, os.WriteFile(file, []byte("before"), 0o600))
+	heard := make(chan string, 10)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		ended <- Watch(ctx, file, []byte("before"), func(content []byte, err error) {
+			heard <- fmt.Sprintf("%s %v", content, err)
+		}, hears(t))
+	}()
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
+	must(t, err)
+	for range 3 {
+		_, err := f.WriteString("part ")
+		must(t, err)
+		time.Sleep(3 * settle) // longer than the file has to be left alone
+	}
+	must(t, f.Close())
+	if got := <-heard; got != "part part part  <nil>" {
+		t.Errorf("read %q while the file was being written", got)
+	}
+	stop()
+	must(t, <-ended)
 }
 
 // A folder where others write all the time, such as that of a log, does not keep a change from being noticed.

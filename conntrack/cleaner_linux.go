@@ -167,7 +167,7 @@ func (c *Cleaner) clean(ctx context.Context) (took time.Duration, failed bool) {
 	var n tally
 	var retry []lb.Key
 	var first error
-	for _, proto := range []lb.Proto{lb.UDP, lb.SCTP} {
+	for _, proto := range []lb.Proto{lb.UDP, lb.SCTP, lb.TCP} {
 		if !p.asks(proto) {
 			continue
 		}
@@ -221,7 +221,7 @@ func (c *Cleaner) note(p *plan, n tally, retry []lb.Key, took time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range retry {
-		c.index.retry(k)
+		c.index.retry(k, p)
 	}
 	if len(p.keys) > 0 {
 		c.stats.Runs++

@@ -68,7 +68,7 @@ func (k *fakeKernel) forget(_ context.Context, proto lb.Proto, stale func(flow) 
 
 func flowTo(key, from string) flow {
 	k := row(key, "", 0).Key
-	return flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(from)}
+	return flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(from), false}
 }
 
 // letPass lets the time pass, and all that happens in it.
@@ -141,8 +141,17 @@ func TestPassesByProtocol(t *testing.T) {
 		c.Applied([]lb.Change{set(row("10.96.0.10:53/tcp", service, lb.Cluster, podA)), remove("10.96.0.10:53/tcp")})
 		letPass(time.Minute)
 		if len(k.passes) > 0 || c.Stats() != (Stats{}) {
-			t.Errorf("passes for TCP: %v, stats %+v", k.protos, c.Stats())
+			t.Errorf("passes for TCP that is gone: %v, stats %+v", k.protos, c.Stats())
 		}
+		one, two := row("10.96.0.10:53/tcp", service, lb.Cluster, podA), row("10.96.0.10:53/tcp", service, lb.Cluster, podB)
+		c.Applied([]lb.Change{set(one)})
+		letPass(time.Minute)
+		c.Applied([]lb.Change{{Key: one.Key, Old: one, New: two}}) // begins nothing
+		letPass(time.Minute)
+		if !slices.Equal(k.protos, []lb.Proto{lb.TCP}) {
+			t.Errorf("passes for a new TCP frontend: %v", k.protos)
+		}
+		k.protos = nil
 		c.Applied([]lb.Change{set(row("10.96.0.10:53/sctp", service, lb.Cluster, podA))})
 		letPass(time.Minute)
 		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podA)), remove("10.96.0.10:53/sctp")})
@@ -153,14 +162,14 @@ func TestPassesByProtocol(t *testing.T) {
 	})
 }
 
-// A pass that breaks off is repeated after a while that grows; changes in between that matter to nobody do
+// A pass that breaks off is repeated after a while that grows; changes in between that need no pass do
 // not make it come sooner.
 func TestRetry(t *testing.T) {
 	k := &fakeKernel{fail: errors.New("no buffer space"), flows: []flow{flowTo(vip, podA)}}
 	run(t, k, func(c *Cleaner, log *strings.Builder) {
 		c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB))})
 		letPass(2 * time.Second)
-		c.Applied([]lb.Change{set(row("10.96.0.10:53/tcp", service, lb.Cluster, podA))})
+		c.Applied([]lb.Change{set(row("10.96.0.10:53/tcp", service, lb.Cluster))})
 		letPass(time.Second)
 		k.mu.Lock()
 		k.fail = nil

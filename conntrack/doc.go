@@ -14,7 +14,10 @@
 // On other addresses of the machine the port of a NodePort may be somebody else's, such as a pod's hostPort, and is left alone.
 // When an address stops to answer NodePorts, the flows that are left there go, once: the rules would not make them again.
 //
-// TCP is never touched (DP-53).
+// Established TCP connections are never touched (DP-53). When a frontend begins to balance, attempts to
+// connect to it that have no translation and no answer are forgotten: with their entry, every
+// retransmission would miss the Service (TN-82). A flow without a translation that something answers is
+// not the Service's, whatever the protocol, and stays (TN-81).
 //
 // What serves is what [lb.Frontend.Serves] says: each endpoint whose conditions do, although traffic policy or
 // topology keep new flows of this node away from it, and although it drains beside ready ones. So a pod that

@@ -13,6 +13,9 @@ type index struct {
 	proxied func(lb.Key, netip.AddrPort) bool // as in [Config]
 	rows    map[lb.Key]*lb.Frontend
 	suspect map[lb.Key]struct{}
+	// begun are TCP frontends that began to balance since the last pass. Attempts to connect that were
+	// made before have an untranslated entry, with which all their retransmissions miss the Service.
+	begun map[lb.Key]*lb.Frontend
 	// left is what was found out of large sets since the last settle.
 	left map[leaving]bool
 	// nodePorts are the addresses that answer NodePorts, everywhere before somebody has told; nodePortsBefore are
@@ -30,7 +33,8 @@ type leaving struct {
 var everywhere = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 
 func newIndex(proxied func(lb.Key, netip.AddrPort) bool) *index {
-	return &index{proxied: proxied, rows: map[lb.Key]*lb.Frontend{}, suspect: map[lb.Key]struct{}{}, nodePorts: everywhere}
+	return &index{proxied: proxied, rows: map[lb.Key]*lb.Frontend{}, suspect: map[lb.Key]struct{}{}, begun: map[lb.Key]*lb.Frontend{},
+		nodePorts: everywhere}
 }
 
 // answerAt takes note of the addresses that answer NodePorts now, and reports whether that made keys suspect.
@@ -56,12 +60,30 @@ func (x *index) answerAt(nodePorts []netip.Prefix) (work bool) {
 // settle is called after a batch of changes.
 func (x *index) settle() { x.left = nil }
 
-// forgets reports whether flows of the protocol are forgotten at all (DP-53, DP-54).
+// begins takes note of a change of a TCP frontend, and reports whether it began to balance. Old decides:
+// where the hint is wrong, a pass too many or a retransmission lost is all that it costs.
+func (x *index) begins(c lb.Change) bool {
+	if c.New == nil || !balances(c.New) {
+		delete(x.begun, c.Key)
+		return false
+	}
+	_, waits := x.begun[c.Key]
+	begins := c.Old == nil || !balances(c.Old)
+	if begins || waits {
+		x.begun[c.Key] = c.New
+	}
+	return begins
+}
+
+// forgets reports whether translated flows of the protocol are forgotten (DP-53, DP-54).
 func forgets(p lb.Proto) bool { return p == lb.UDP || p == lb.SCTP }
 
 // apply takes note of a change that is in force, and reports whether it made its key suspect. It compares with
 // the row that it knows itself: Old is but a hint.
 func (x *index) apply(c lb.Change) bool {
+	if c.Key.Proto == lb.TCP {
+		return x.begins(c)
+	}
 	if !forgets(c.Key.Proto) {
 		return false
 	}
@@ -139,7 +161,12 @@ type flow struct {
 	proto lb.Proto
 	to    netip.AddrPort // destination as the client sees it
 	from  netip.AddrPort // source of answers before translation: the backend
+	// replied: something has answered.
+	replied bool
 }
+
+// untranslated reports whether no frontend led the flow anywhere.
+func (f flow) untranslated() bool { return f.from == f.to }
 
 // plan is what one run looks for. It does not change, and shares with the index only rows, which do not either.
 type plan struct {
@@ -157,6 +184,11 @@ type plan struct {
 // hasNodePort reports whether a NodePort is suspect, so that take must be given the local addresses.
 func (x *index) hasNodePort() bool {
 	for k := range x.suspect {
+		if k.IsNodePort() {
+			return true
+		}
+	}
+	for k := range x.begun {
 		if k.IsNodePort() {
 			return true
 		}
@@ -192,6 +224,15 @@ func (x *index) take(locals map[netip.Addr]struct{}) *plan {
 		}
 	}
 	x.suspect = later
+	begun := map[lb.Key]*lb.Frontend{}
+	for k, row := range x.begun {
+		if k.IsNodePort() && locals == nil {
+			begun[k] = row
+			continue
+		}
+		p.keys[k] = row
+	}
+	x.begun = begun
 	return p
 }
 
@@ -199,8 +240,14 @@ func within(ps []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(ps, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// retry makes a key suspect again.
-func (x *index) retry(k lb.Key) { x.suspect[k] = struct{}{} }
+// retry makes a key of the plan suspect again.
+func (x *index) retry(k lb.Key, p *plan) {
+	if k.Proto != lb.TCP {
+		x.suspect[k] = struct{}{}
+	} else if _, newer := x.begun[k]; !newer {
+		x.begun[k] = p.keys[k]
+	}
+}
 
 // match returns the suspect key that the flow was made to, and its row.
 func (p *plan) match(f flow) (lb.Key, *lb.Frontend, bool) {
@@ -225,19 +272,26 @@ func (p *plan) stale(f flow) (lb.Key, bool) {
 	switch {
 	case !ok:
 		return k, false
+	case f.untranslated() && f.replied: // no frontend led it, and what answers it goes on (TN-81)
+		return k, false
 	case k.IsNodePort() && (row == nil || !p.locals[f.to.Addr()]):
-		return k, f.from != f.to // without a translation it is the node's own
+		return k, !f.untranslated() && f.proto != lb.TCP
 	case row == nil:
-		return k, true
+		return k, !f.untranslated()
+	case f.proto == lb.TCP: // DP-53, TN-82
+		return k, f.untranslated() && !p.answered(k, f)
 	case row.Serves(f.from):
 		return k, p.proxied != nil // it passes by the proxy
-	case p.proxied != nil && p.proxied(k, f.from): // made since the row is in force: an answer may be under way
+	case p.answered(k, f): // made since the row is in force: an answer may be under way
 		return k, false
-	case f.from == f.to: // made while no route went anywhere (DP-51)
+	case f.untranslated(): // made while no route went anywhere (DP-51)
 		return k, balances(row)
 	}
 	return k, true
 }
+
+// answered reports whether the proxy of mode userspace answers the flow.
+func (p *plan) answered(k lb.Key, f flow) bool { return p.proxied != nil && p.proxied(k, f.from) }
 
 // asks reports whether the plan needs the flows of the protocol.
 func (p *plan) asks(proto lb.Proto) bool {

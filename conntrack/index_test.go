@@ -91,10 +91,10 @@ func TestStale(t *testing.T) {
 			then:   []lb.Change{set(row(vip, service, lb.Cluster, podA))},
 			want:   verdicts{stale: [][2]string{{vip, "10.96.0.10:53"}, {vip, podB}}, fresh: [][2]string{{vip, podA}}},
 		}, {
-			name:   "DP-50 the service goes: all its flows go",
+			name:   "DP-50 the service goes: all its flows go, and none that no frontend led (TN-81)",
 			before: []lb.Change{set(row(vip, service, lb.Cluster, podA))},
 			then:   []lb.Change{remove(vip)},
-			want:   verdicts{stale: [][2]string{{vip, podA}, {vip, "10.96.0.10:53"}}},
+			want:   verdicts{stale: [][2]string{{vip, podA}}, fresh: [][2]string{{vip, "10.96.0.10:53"}}},
 		}, {
 			name:   "PN-01 the service comes again with other backends",
 			before: []lb.Change{set(row(vip, service, lb.Cluster, podA)), remove(vip)},
@@ -210,7 +210,7 @@ func TestStale(t *testing.T) {
 			check := func(flows [][2]string, want bool) {
 				for _, f := range flows {
 					k := row(f[0], "", 0).Key
-					if _, got := p.stale(flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(f[1])}); got != want {
+					if _, got := p.stale(flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(f[1]), false}); got != want {
 						t.Errorf("flow to %s answered by %s: stale is %v", f[0], f[1], got)
 					}
 				}
@@ -218,6 +218,72 @@ func TestStale(t *testing.T) {
 			check(c.want.stale, true)
 			check(c.want.fresh, false)
 		})
+	}
+}
+
+// TN-81: claiming an external IP, and dropping it, leaves flows alone that no frontend led and something
+// else answers. TN-82: of TCP, attempts to connect that have no answer and no translation are forgotten
+// when a frontend begins to balance, and nothing else ever (DP-53).
+func TestUntranslated(t *testing.T) {
+	const web, nodePort = "198.51.100.7:80/tcp", "nodeport:30080/tcp"
+	to := func(key, from string, replied bool) flow {
+		k := row(key, "", 0).Key
+		return flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(from), replied}
+	}
+	local := netip.MustParseAddr("192.0.2.1")
+	for _, c := range []struct {
+		name         string
+		before, then lb.Change
+		flow         flow
+		want         bool
+	}{
+		{"UDP, claimed, answered by its owner", remove("10.0.0.9:1/udp"), set(row(vip, service, lb.Cluster, podA)), to(vip, "10.96.0.10:53", true), false},
+		{"UDP, claimed, without an answer", remove("10.0.0.9:1/udp"), set(row(vip, service, lb.Cluster, podA)), to(vip, "10.96.0.10:53", false), true},
+		{"UDP, dropped, answered by its owner", set(row(vip, service, lb.Cluster, podA)), remove(vip), to(vip, "10.96.0.10:53", true), false},
+		{"UDP, dropped, without an answer", set(row(vip, service, lb.Cluster, podA)), remove(vip), to(vip, "10.96.0.10:53", false), false},
+		{"UDP, dropped, led to a backend", set(row(vip, service, lb.Cluster, podA)), remove(vip), to(vip, podA, true), true},
+		{"TCP, new", remove(web), set(row(web, service, lb.Cluster, podA)), to(web, "198.51.100.7:80", false), true},
+		{"TCP, new, answered by its owner", remove(web), set(row(web, service, lb.Cluster, podA)), to(web, "198.51.100.7:80", true), false},
+		{"TCP, new, translated", remove(web), set(row(web, service, lb.Cluster, podA)), to(web, podB, false), false},
+		{"TCP, new, another port", remove(web), set(row(web, service, lb.Cluster, podA)), to("198.51.100.7:81/tcp", "198.51.100.7:81", false), false},
+		{"TCP, first endpoint", set(row(web, service, lb.Cluster)), lb.Change{Key: row(web, "", 0).Key, Old: row(web, service, lb.Cluster), New: row(web, service, lb.Cluster, podA)},
+			to(web, "198.51.100.7:80", false), true},
+		{"TCP, another endpoint", set(row(web, service, lb.Cluster, podA)), lb.Change{Key: row(web, "", 0).Key, Old: row(web, service, lb.Cluster, podA), New: row(web, service, lb.Cluster, podB)},
+			to(web, "198.51.100.7:80", false), false},
+		{"TCP, deleted", set(row(web, service, lb.Cluster, podA)), remove(web), to(web, "198.51.100.7:80", false), false},
+		{"TCP, NodePort", remove(nodePort), set(row(nodePort, service, lb.Cluster, podA)), to("192.0.2.1:30080/tcp", "192.0.2.1:30080", false), true},
+		{"TCP, NodePort, elsewhere", remove(nodePort), set(row(nodePort, service, lb.Cluster, podA)), to("192.0.2.99:30080/tcp", "192.0.2.99:30080", false), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x := newIndex(nil)
+			x.apply(c.before)
+			x.take(map[netip.Addr]struct{}{local: {}})
+			x.apply(c.then)
+			p := x.take(map[netip.Addr]struct{}{local: {}})
+			if _, got := p.stale(c.flow); got != c.want {
+				t.Errorf("stale is %v", got)
+			}
+			if len(x.begun) != 0 {
+				t.Errorf("after the pass %d TCP frontends are still remembered", len(x.begun))
+			}
+		})
+	}
+}
+
+// A TCP key with which a pass failed is tried again, and one whose frontend went meanwhile is not.
+func TestRetryTCP(t *testing.T) {
+	const web = "198.51.100.7:80/tcp"
+	x := newIndex(nil)
+	x.apply(set(row(web, service, lb.Cluster, podA)))
+	p := x.take(nil)
+	x.retry(row(web, "", 0).Key, p)
+	if p = x.take(nil); len(p.keys) != 1 {
+		t.Errorf("%d keys in the second plan, want 1", len(p.keys))
+	}
+	x.retry(row(web, "", 0).Key, p)
+	x.apply(remove(web))
+	if p = x.take(nil); len(p.keys) != 0 {
+		t.Errorf("%d keys after the frontend went", len(p.keys))
 	}
 }
 
@@ -268,7 +334,7 @@ func TestStaleAtNodeAddresses(t *testing.T) {
 		for want, flows := range map[bool][][2]string{true: step.want.stale, false: step.want.fresh} {
 			for _, f := range flows {
 				k := row(f[0], "", 0).Key
-				if _, got := p.stale(flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(f[1])}); got != want {
+				if _, got := p.stale(flow{k.Proto, netip.AddrPortFrom(k.Addr, k.Port), netip.MustParseAddrPort(f[1]), false}); got != want {
 					t.Errorf("%s: flow to %s answered by %s: stale is %v", step.what, f[0], f[1], got)
 				}
 			}
@@ -288,7 +354,7 @@ func TestUnsuspicious(t *testing.T) {
 		"DP-50 it drains beside another that comes": set(serving(row(vip, service, lb.Cluster, podB), podA, podB)),
 		"DP-50 policy Local, and nobody is local":   set(serving(dropping(row(vip, service, lb.Local)), podA)),
 		"one serves that no route may reach":        set(serving(row(vip, service, lb.Cluster, podA), podA, podB)),
-		"DP-53 a TCP row":                           set(row("10.96.0.10:53/tcp", service, lb.Cluster, podB)),
+		"TN-82 a TCP row without endpoints":         set(row("10.96.0.10:53/tcp", service, lb.Cluster)),
 		"DP-53 a TCP row goes":                      remove("10.96.0.10:53/tcp"),
 	} {
 		x := newIndex(nil)
@@ -367,19 +433,21 @@ func TestProxied(t *testing.T) {
 	}
 	proxy := netip.MustParseAddrPort("172.18.0.2:40001")
 	f := flow{proto: lb.UDP, to: netip.AddrPortFrom(key.Addr, key.Port), from: proxy}
+	var p *plan
 	stale := func() bool {
-		_, is := x.take(map[netip.Addr]struct{}{}).stale(f)
+		p = x.take(map[netip.Addr]struct{}{})
+		_, is := p.stale(f)
 		return is
 	}
 	if !x.apply(set(row(vip, service, lb.Cluster, podA, podB))) || !stale() {
 		t.Error("a flow from before the row is kept, which misses the proxy's socket")
 	}
 	listens = proxy.Port()
-	if x.retry(key); stale() {
+	if x.retry(key, p); stale() {
 		t.Error("a flow to the socket that the proxy has is forgotten, and with it the answer that is under way")
 	}
 	x.apply(set(row(vip, service, lb.Cluster, podA, proxy.String())))
-	if x.retry(key); !stale() {
+	if x.retry(key, p); !stale() {
 		t.Error("a flow to an endpoint, past the proxy, is kept")
 	}
 	listens = 0

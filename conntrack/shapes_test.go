@@ -66,7 +66,7 @@ func TestNoAllocs(t *testing.T) {
 		if ok, err := e.Parse(msg); !ok || err != nil {
 			t.Fatal(err)
 		}
-		if _, stale := p.stale(flow{lb.UDP, e.Orig.To, e.Reply.From}); !stale {
+		if _, stale := p.stale(flow{lb.UDP, e.Orig.To, e.Reply.From, true}); !stale {
 			t.Fatal("not stale")
 		}
 	}); n > 0 {

@@ -69,7 +69,11 @@ func (t *table) close() {
 func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb.Key, bool), failed func(lb.Key, error)) (tally, error) {
 	var n tally
 	t.pending, t.keys = t.pending[:0], t.keys[:0]
-	err := t.dumps.Do(ctx, ctwire.DumpRequest(t.family, ctwire.Tuple{Proto: uint8(proto)}, ctwire.ByProto), func(m nlconn.Message) error {
+	by := ctwire.ByProto
+	if proto == lb.TCP {
+		by |= ctwire.ByNoReply
+	}
+	err := t.dumps.Do(ctx, ctwire.DumpRequest(t.family, ctwire.Tuple{Proto: uint8(proto)}, by), func(m nlconn.Message) error {
 		if m.Type != ctwire.New {
 			return nil
 		}
@@ -82,16 +86,19 @@ func (t *table) forget(ctx context.Context, proto lb.Proto, stale func(flow) (lb
 			return nil
 		}
 		n.seen++
-		key, old := stale(flow{proto: proto, to: e.Orig.To, from: e.Reply.From})
+		key, old := stale(flow{proto: proto, to: e.Orig.To, from: e.Reply.From, replied: e.Status&ctwire.SeenReply != 0})
 		if !old {
 			return nil
 		}
 		return t.drop(ctx, key, e, &n, failed)
 	})
-	if err != nil && !errors.Is(err, nlconn.ErrInterrupted) {
+	if err == nil || errors.Is(err, nlconn.ErrInterrupted) { // what was found counts, but there may be more
+		err = errors.Join(t.flush(ctx, &n, failed), err)
+	}
+	if err != nil {
 		return n, fmt.Errorf("read the conntrack table: %w", err)
 	}
-	return n, t.flush(ctx, &n, failed)
+	return n, nil
 }
 
 func (t *table) drop(ctx context.Context, key lb.Key, e *ctwire.Entry, n *tally, failed func(lb.Key, error)) error {
@@ -149,7 +156,7 @@ func (t *table) locals(ctx context.Context) (map[netip.Addr]struct{}, error) {
 		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, nlconn.ErrInterrupted) {
+	if err != nil { // an incomplete list would leave flows at the other addresses
 		return nil, fmt.Errorf("read the addresses of this machine: %w", err)
 	}
 	return all, nil

@@ -29,6 +29,7 @@ const (
 	ctaID         = 12
 	ctaZone       = 18
 	ctaFilter     = 25
+	ctaStatusMask = 26
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2
@@ -65,6 +66,9 @@ const (
 	ByProto       By = 1 << 3
 	BySourcePort  By = 1 << 4
 	ByPort        By = 1 << 5
+	// ByNoReply asks for entries without an answer (CTA_STATUS_MASK, kernel 5.17); an older kernel lists
+	// the others too.
+	ByNoReply By = 1 << 31
 )
 
 // Entry is one entry of the conntrack table.
@@ -333,8 +337,12 @@ func DumpRequest(family byte, t Tuple, by By) []byte {
 	b := appendHeader(nil, Get, dumpFlag, family)
 	b = appendTuple(b, ctaTupleOrig, t, by)
 	b = appendNested(b, ctaFilter, func(b []byte) []byte {
-		return appendAttr(b, ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, uint32(by))...)
+		return appendAttr(b, ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, uint32(by&^ByNoReply))...)
 	})
+	if by&ByNoReply != 0 {
+		b = appendAttr(b, ctaStatus, 0, 0, 0, 0)
+		b = appendAttr(b, ctaStatusMask, binary.BigEndian.AppendUint32(nil, SeenReply)...)
+	}
 	setLength(b, 0)
 	return b
 }
