@@ -351,9 +351,10 @@ func (x *index) get(k Key) *Frontend {
 	return nil
 }
 
-// setIndex finds backend sets by name.
+// setIndex finds backend sets by name, and lists of endpoints that equal theirs.
 type setIndex struct {
 	compared *Comparison
+	lists    *lists // nil before the first set that equals none
 	list     []*BackendSet
 	byID     map[SetID]*BackendSet // nil while the list is short
 }
@@ -400,7 +401,7 @@ func (x *setIndex) get(id SetID) *BackendSet {
 	return nil
 }
 
-// same returns the set in the index that equals s, or s.
+// same returns the set in the index that equals s, or s with those lists of endpoints that are in the index.
 func (x *setIndex) same(s *BackendSet) *BackendSet {
 	if s == nil {
 		return nil
@@ -408,7 +409,16 @@ func (x *setIndex) same(s *BackendSet) *BackendSet {
 	if have := x.get(s.ID); have != nil && x.compared.sets(have, s) {
 		return have
 	}
-	return s
+	if s.Backends.Len() <= short {
+		return s
+	}
+	if x.lists == nil {
+		x.lists = &lists{}
+		for _, have := range x.list {
+			x.lists.share(have)
+		}
+	}
+	return x.lists.share(s)
 }
 
 // withSets returns f, or a copy of it that points to those of the sets that equal its own.

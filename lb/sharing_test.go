@@ -1,0 +1,50 @@
+package lb_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"kube-proxy/lb"
+)
+
+// TN-20: however a Service comes to its state, its backend sets share one list of endpoints where the endpoints are equal.
+func TestSetsShareEndpoints(t *testing.T) {
+	const ports, endpoints = 87, 100
+	list := func() []lb.Endpoint {
+		out := make([]lb.Endpoint, endpoints)
+		for i := range out {
+			out[i] = lb.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), Local: i%2 == 0}
+		}
+		return out
+	}
+	rows := func(n int, number func(port int) uint16) (out []*lb.Frontend) {
+		for i := range n {
+			f := &lb.Frontend{Key: lb.Key{Addr: netip.MustParseAddr("192.0.2.1"), Port: uint16(i + 1), Proto: lb.UDP}, Service: fmt.Sprint("a/b:", i), Kind: lb.ClusterIP}
+			for from, scope := range map[lb.From]lb.Scope{lb.Pods: lb.Cluster, lb.Anywhere: lb.Local} {
+				s := &lb.BackendSet{ID: lb.SetID{Service: f.Service, Proto: lb.UDP, Scope: scope}}
+				s.Backends.Add(number(i), list())
+				f.Routes = append(f.Routes, lb.Route{From: from, Do: lb.Balance, To: s})
+			}
+			if f.Routes[0].From != lb.Pods {
+				f.Routes[0], f.Routes[1] = f.Routes[1], f.Routes[0]
+			}
+			out = append(out, f)
+		}
+		return out
+	}
+	owner := lb.Owner{Name: "a/b"}
+	var tab lb.Table
+	for step := range 2 * ports {
+		// Ports come one by one, and then get other numbers one by one.
+		tab.Replace(owner, rows(min(step+1, ports), func(port int) uint16 {
+			if port < step-ports {
+				return 9000
+			}
+			return 8000
+		}))
+		if lists := tab.EndpointLists(owner.Name); lists != 1 {
+			t.Fatalf("step %d: %d lists of endpoints in memory, want 1", step, lists)
+		}
+	}
+}
