@@ -212,14 +212,23 @@ func (s *Store) Changes() Changes {
 
 // View returns all that decides the service. The slice of slices is the caller's.
 func (s *Store) View(name Name) View {
+	var view View
+	s.Look(name, func(v View) {
+		view = v
+		view.Slices = slices.Clone(v.Slices)
+	})
+	return view
+}
+
+// Look calls f with all that decides the service. f must be quick and keep nothing: the Store waits, and the slices are its own.
+func (s *Store) Look(name Name, f func(View)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v := View{Name: name, Node: s.facts}
 	if e := s.services[name]; e != nil {
-		v.Service = e.service
-		v.Slices = slices.Clone(e.slices)
+		v.Service, v.Slices = e.service, e.slices
 	}
-	return v
+	f(v)
 }
 
 // Facts returns what is known of the node and the service network.

@@ -5,14 +5,14 @@
 //
 //	inbox.go     Mark: the service is dirty
 //	loop.go      Run: take in what is dirty, then one action: a piece of what is new, else a repair
-//	resolve.go   resolve: policy computes the rows, Table.Replace tells the changes
+//	resolve.go   turn, resolve: policy computes the rows, Table.Replace tells the changes
 //	pending.go   add, and later take and offer: what the plane has not accepted yet
 //	write.go     writeFresh, apply, accepted: Plane.Apply
 //	programming.go, observers.go: the changes are in force, the observers are told
 //
 // The first event after an idle time is applied at once; what arrives while a write runs forms the next batch. What is too much
 // for one write comes in pieces, and what is new has its part of each (queue.go); so does what a Reset of a large table leaves
-// for later.
+// for later. Services are resolved in the same way: a turn of bounded work, then a write, then the next turn.
 //
 // What goes wrong is repaired by the other files: search.go (a row of a batch), probe.go (the kernel?), reset.go (all),
 // audit.go (what others did), node.go. Bookkeeping is in programming.go (which changes are in force), observers.go (what load
@@ -29,6 +29,17 @@
 //
 // Whatever the state, a key that changes again is queued. After a write that failed it is in doubt: it is offered even where
 // what is wanted has become what was there before.
+//
+// # A service
+//
+//	state       its rows in the table   next
+//	clean       as its objects ask      marked, or the node or the configuration changes: dirty
+//	dirty       the old ones            its turn: clean; its policy panics: unresolved
+//	unresolved  the old ones            backoff over, or marked: dirty
+//
+// A turn takes dirty services round robin by namespace until their work reaches a budget: half of it for those that were
+// marked since the last turn, half for the others. One service may exceed it, within the bounds of package policy. Before
+// the first Reset there is one turn for all.
 //
 // # The kernel
 //

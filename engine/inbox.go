@@ -140,13 +140,20 @@ func (b *inbox) accepted(all, synced bool) {
 	}
 }
 
-// rest is called when the loop has nothing to do now. busy says that something waits for its time, and told that this
-// is only rows that the kernel refuses while it takes others, and Services without rows because their policy fails.
-func (b *inbox) rest(busy, told bool) {
+// rest is called when the loop has nothing to write now. busy says that something waits for its time, told that this
+// is only rows that the kernel refuses while it takes others, and Services without rows because their policy fails, and more
+// that Services are left to be resolved.
+func (b *inbox) rest(busy, told, more bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.busy = busy
-	if !b.listed || !b.dirty.isZero() {
+	b.busy = busy || more
+	if !b.listed {
+		return
+	}
+	if more || !b.dirty.isZero() {
+		if told && !b.since.IsZero() { // what was resolved so far needs no write: the rest waits from now on
+			b.since = time.Now()
+		}
 		return
 	}
 	if !busy && b.idle.Before(b.last) { // also where a probe has ended the wait, and then the row went unwritten

@@ -38,9 +38,15 @@ func (e *Engine) Run(ctx context.Context) error {
 
 // wait returns when something happened, or when next has come; the zero next never comes.
 func (e *Engine) wait(ctx context.Context, timer *time.Timer, next time.Time) {
+	more := e.resolver.waiting()
+	if more {
+		e.inbox.ring()
+	} else if e.pending.queue.len() == 0 {
+		e.writer.inPiece = false
+	}
 	busy := e.resets.due || e.node.stale || e.node.changed || e.audits.drifted
 	told := !busy && e.pending.queue.len() == 0 && len(e.writer.searches) == 0 && e.writer.kernel == healthy
-	e.inbox.rest(busy || len(e.pending.byKey) > 0 || len(e.resolver.unresolved.entries) > 0, told)
+	e.inbox.rest(busy || len(e.pending.byKey) > 0 || len(e.resolver.unresolved.entries) > 0, told, more)
 	var tick <-chan time.Time
 	if !next.IsZero() {
 		timer.Reset(time.Until(next))

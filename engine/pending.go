@@ -7,7 +7,7 @@ import "kube-proxy/lb"
 type pending struct {
 	byKey map[lb.Key]*pendingChange
 	// queue has the keys to be written next.
-	queue queue
+	queue queue[lb.Key]
 	// waits are the keys that failed, each with its own backoff.
 	waits waitlist[lb.Key]
 	// doubtful counts the changes in doubt.
@@ -40,7 +40,7 @@ func (p *pending) add(c lb.Change) {
 	}
 	p.waits.forget(c.Key)
 	pc.alone, pc.search = false, 0
-	p.queue.push(c.Key, serviceOf(c))
+	p.queue.push(c.Key, namespaceOf(serviceOf(c)))
 }
 
 // leave adds a row that a Reset left for later. known is what the plane held for the key before, if anything.
@@ -50,7 +50,7 @@ func (p *pending) leave(k lb.Key, known *lb.Frontend, service string) {
 	if known != nil {
 		p.doubtful++
 	}
-	p.queue.later(k, service)
+	p.queue.later(k, namespaceOf(service))
 }
 
 // take takes a piece of the queue, of about that weight as of tells it.

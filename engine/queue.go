@@ -1,55 +1,56 @@
 package engine
 
-import (
-	"strings"
+import "strings"
 
-	"kube-proxy/lb"
-)
-
-// queue has the keys to be written next. They are written in pieces of bounded weight, and between two pieces what was
-// marked meanwhile is taken in. What is new goes into the next piece; what did not fit into a piece is the backlog, which has
-// half of each. In both the namespaces are served round robin, so that neither a tenant with very many rows nor one who marks his anew all
-// the time makes those of others wait. The zero queue is empty.
-type queue struct {
-	fresh, backlog roundRobin
-	waits          map[lb.Key]struct{} // the keys; one that stands in both comes the first time
+// queue has what comes next: keys to be written, or Services to be resolved. They are taken in pieces of bounded weight, and
+// between two pieces what was marked meanwhile is taken in. What is new goes into the next piece; what did not fit into a
+// piece is the backlog, which has half of each. In both the namespaces are served round robin, so that neither a tenant with
+// very many keys nor one who marks his anew all the time makes those of others wait. The zero queue is empty.
+type queue[K comparable] struct {
+	fresh, backlog roundRobin[K]
+	waits          map[K]struct{} // the keys; one that stands in both comes the first time
 }
 
 // roundRobin has keys by namespace.
-type roundRobin struct {
-	ring []*namespace // those that have keys; the first is next
-	at   map[string]*namespace
-	has  map[lb.Key]struct{} // the keys in ring
+type roundRobin[K comparable] struct {
+	ring []*namespace[K] // those that have keys; the first is next
+	at   map[string]*namespace[K]
+	has  map[K]struct{} // the keys in ring
 }
 
-type namespace struct {
+type namespace[K comparable] struct {
 	name string
-	keys []lb.Key // in the order in which they came
+	keys []K // in the order in which they came
 }
 
 // quantum is which part of a piece a namespace has before the next one comes.
 const quantum = 32
 
-func (q *queue) len() int { return len(q.waits) }
+func (q *queue[K]) len() int { return len(q.waits) }
 
-// push adds a key that is new, of a row of that service.
-func (q *queue) push(k lb.Key, service string) { q.put(&q.fresh, k, service) }
+// push adds a key that is new, of that namespace.
+func (q *queue[K]) push(k K, namespace string) { q.put(&q.fresh, k, namespace) }
 
 // later adds a key to the backlog.
-func (q *queue) later(k lb.Key, service string) { q.put(&q.backlog, k, service) }
+func (q *queue[K]) later(k K, namespace string) { q.put(&q.backlog, k, namespace) }
 
-func (q *queue) put(to *roundRobin, k lb.Key, service string) {
+func (q *queue[K]) put(to *roundRobin[K], k K, namespace string) {
 	if q.waits == nil {
-		q.waits = map[lb.Key]struct{}{}
+		q.waits = map[K]struct{}{}
 	}
 	q.waits[k] = struct{}{}
+	to.add(namespace, k)
+}
+
+// namespaceOf returns the namespace of a row's service.
+func namespaceOf(service string) string {
 	name, _, _ := strings.Cut(service, "/")
-	to.add(name, k)
+	return name
 }
 
 // take takes a piece of about that weight: at least one key of what is new, and one of the backlog. What is new and
 // does not fit becomes backlog.
-func (q *queue) take(weight int, of func(lb.Key) int) []lb.Key {
+func (q *queue[K]) take(weight int, of func(K) int) []K {
 	all := weight
 	if len(q.backlog.ring) > 0 {
 		weight /= 2
@@ -63,15 +64,15 @@ func (q *queue) take(weight int, of func(lb.Key) int) []lb.Key {
 			}
 		}
 	}
-	q.fresh = roundRobin{}
+	q.fresh = roundRobin[K]{}
 	if len(q.waits) == 0 {
-		q.waits, q.backlog = nil, roundRobin{} // what was large once costs its largest size
+		q.waits, q.backlog = nil, roundRobin[K]{} // what was large once costs its largest size
 	}
 	return append(fresh, backlog...)
 }
 
 // some takes keys of about that weight, a quantum of each namespace after the other.
-func (q *queue) some(from *roundRobin, weight, quantum int, of func(lb.Key) int) (keys []lb.Key, used int) {
+func (q *queue[K]) some(from *roundRobin[K], weight, quantum int, of func(K) int) (keys []K, used int) {
 	for len(from.ring) > 0 && (used == 0 || used < weight) {
 		n := from.ring[0]
 		share := 0
@@ -98,17 +99,17 @@ func (q *queue) some(from *roundRobin, weight, quantum int, of func(lb.Key) int)
 	return keys, used
 }
 
-func (t *roundRobin) add(name string, k lb.Key) {
+func (t *roundRobin[K]) add(name string, k K) {
 	if _, again := t.has[k]; again {
 		return
 	}
 	if t.at == nil {
-		t.at, t.has = map[string]*namespace{}, map[lb.Key]struct{}{}
+		t.at, t.has = map[string]*namespace[K]{}, map[K]struct{}{}
 	}
 	t.has[k] = struct{}{}
 	n := t.at[name]
 	if n == nil {
-		n = &namespace{name: name}
+		n = &namespace[K]{name: name}
 		t.at[name] = n
 		t.ring = append(t.ring, n)
 	}

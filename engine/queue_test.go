@@ -16,7 +16,7 @@ func one(lb.Key) int { return 1 }
 func TestQueueLosesNothing(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 0))
-		var q queue
+		var q queue[lb.Key]
 		waits := map[lb.Key]bool{}
 		take := func() {
 			weight := 1 + rnd.IntN(40)
@@ -37,7 +37,7 @@ func TestQueueLosesNothing(t *testing.T) {
 		}
 		for range 300 {
 			k := number(rnd.IntN(100))
-			service := fmt.Sprintf("ns%d/s", k.Port%7)
+			service := fmt.Sprintf("ns%d", k.Port%7)
 			switch rnd.IntN(10) {
 			case 0:
 				take()
@@ -60,15 +60,15 @@ func TestQueueLosesNothing(t *testing.T) {
 
 // One tenant marks very many rows anew all the time: the rows of others come with the next piece, and his own come, too.
 func TestQueueIsFair(t *testing.T) {
-	var q queue
+	var q queue[lb.Key]
 	const rows, piece = 10_000, 640
 	came := map[lb.Key]int{}
 	for round := range 100 {
 		for i := range rows {
-			q.push(number(i), "greedy/s")
+			q.push(number(i), "greedy")
 		}
 		other := number(rows + round)
-		q.push(other, fmt.Sprintf("ns%d/s", round))
+		q.push(other, fmt.Sprintf("ns%d", round))
 		found := false
 		for _, k := range q.take(piece, one) {
 			came[k]++
@@ -88,9 +88,9 @@ func TestQueueIsFair(t *testing.T) {
 
 // What was left for later has its share of each piece, however much is new.
 func TestQueueBacklogIsNotStarved(t *testing.T) {
-	var q queue
+	var q queue[lb.Key]
 	for i := range 1000 {
-		q.later(number(i), "slow/s")
+		q.later(number(i), "slow")
 	}
 	next := 1000
 	for round := 0; ; round++ {
@@ -102,7 +102,7 @@ func TestQueueBacklogIsNotStarved(t *testing.T) {
 		}
 		for range 1000 {
 			next++
-			q.push(number(next), fmt.Sprintf("ns%d/s", next%9))
+			q.push(number(next), fmt.Sprintf("ns%d", next%9))
 		}
 		q.take(100, one)
 	}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -12,16 +13,26 @@ import (
 	"kube-proxy/policy"
 )
 
-// resolver is what the rows of services are computed with.
+// resolver is what the rows of services are computed with. Services are resolved in turns of bounded work, and what the
+// turn changed is written before the next one.
 type resolver struct {
-	synced     bool                   // the lists have been marked, and all services are in the table
+	synced     bool                    // the lists have been marked, and all services are in the table
+	dirty      queue[cluster.Name]     // services for later turns
+	notices    map[cluster.Name]notice // what was marked for services that are not resolved yet
+	one        [1]cluster.Name
 	unresolved waitlist[cluster.Name] // services whose policy panicked
 	rebuild    bool                   // the table itself cannot be trusted
 	visited    uint64                 // rows, by tables before a rebuild
 }
 
-// absorb takes in what was marked: dirty services are resolved, and the changes of their rows become
-// pending. Before all sources have listed it does nothing (SV-05).
+// turnWork is how much may be resolved before a write: slices, ports, rows and backends. One service may be more.
+const turnWork = 1 << 15
+
+// waiting reports whether services are left for another turn.
+func (r *resolver) waiting() bool { return r.dirty.len() > 0 }
+
+// absorb takes in what was marked, and resolves dirty services, as many as one turn may: the changes of their rows
+// become pending. Before all sources have listed it does nothing (SV-05).
 func (e *Engine) absorb() {
 	r := &e.resolver
 	if !r.synced && !e.inbox.complete() {
@@ -36,26 +47,79 @@ func (e *Engine) absorb() {
 	if d.facts || e.node.changed && !e.node.wait.until.After(now) {
 		e.resolveNode(now)
 	}
-	var found claims
-	for name, n := range d.names {
+	for name := range d.names {
 		r.unresolved.renew(name)
+	}
+	var found claims
+	for _, name := range e.turn(d, now) {
+		n := r.notices[name]
+		delete(r.notices, name)
 		e.resolve(&found, name, n, now)
+		e.writer.awaits = max(0, e.writer.awaits-1)
 	}
-	if d.all {
-		for _, name := range e.cfg.Store.Names() {
-			if _, done := d.names[name]; !done {
-				e.resolve(&found, name, notice{}, now)
-			}
-		}
-	}
-	for _, name := range r.unresolved.due(now) {
-		e.resolve(&found, name, notice{}, now)
+	if len(r.notices) == 0 {
+		r.notices = nil // what was large once costs its largest size
 	}
 	if r.rebuild {
 		e.rebuildTable(&found, now)
 	}
 	e.programmed()
 	e.tellClaims(found)
+}
+
+// turn returns the services to be resolved now. Before the first Reset these are all, since it writes the whole table.
+func (e *Engine) turn(d dirty, now time.Time) []cluster.Name {
+	r := &e.resolver
+	budget := turnWork
+	if !e.resets.done {
+		budget = math.MaxInt
+	}
+	r.notice(d.names)
+	if d.all {
+		e.later(e.cfg.Store.Names())
+	}
+	e.later(r.unresolved.due(now))
+	if r.dirty.len() == 0 && len(d.names) == 1 { // nearly always
+		for name := range d.names {
+			r.one[0] = name
+		}
+		return r.one[:]
+	}
+	for name, n := range d.names {
+		if n.isZero() { // the node changed, and with it very many services
+			r.dirty.later(name, name.Namespace)
+		} else {
+			r.dirty.push(name, name.Namespace)
+		}
+	}
+	return r.dirty.take(budget, e.workOf)
+}
+
+// notice takes over what was marked for services.
+func (r *resolver) notice(names map[cluster.Name]notice) {
+	if len(r.notices) == 0 {
+		r.notices = names
+		return
+	}
+	for name, n := range names {
+		all := r.notices[name]
+		all.add(n, maxTriggers-len(all.triggers))
+		r.notices[name] = all
+	}
+}
+
+// later has services resolved beside those that were marked one by one.
+func (e *Engine) later(names []cluster.Name) {
+	for _, name := range names {
+		e.resolver.dirty.later(name, name.Namespace)
+	}
+}
+
+// workOf returns how much it is to resolve a service, or to remove its rows.
+func (e *Engine) workOf(name cluster.Name) int {
+	var c policy.Cost
+	e.cfg.Store.Look(name, func(v cluster.View) { c = policy.CostOf(v, e.cfg.Family) })
+	return 1 + c.Slices + c.Ports + c.Rows + c.Backends
 }
 
 // planResolve remembers when something that could not be resolved is due again.
@@ -178,8 +242,8 @@ func (e *Engine) tellRefused(service string, refused []lb.Refused) {
 	}
 }
 
-// rebuildTable makes a new table after a panic in the old one, and has the plane reset to it. Services that
-// cannot be resolved keep the rows that they had.
+// rebuildTable makes a new table of the rows of the old one after a panic there, has the plane reset to it, and has all
+// services resolved again.
 func (e *Engine) rebuildTable(found *claims, now time.Time) {
 	r, old := &e.resolver, e.table
 	r.visited += old.Visited
@@ -188,24 +252,15 @@ func (e *Engine) rebuildTable(found *claims, now time.Time) {
 	e.tableMu.Unlock()
 	r.rebuild, e.resets.due, e.resets.why = false, true, "the table was made anew"
 	// Until the Reset nothing is written, so what happens to pending here only tells observers.
-	for _, name := range e.cfg.Store.Names() {
-		view := e.cfg.Store.View(name)
-		if view.Service == nil {
-			continue
-		}
-		owner := ownerOf(view)
-		fronts := old.Owned(owner.Name)
-		if _, bad := r.unresolved.entries[name]; !bad {
-			if fresh, err := e.rows(view, owner, false); err == nil {
-				fronts = fresh
-			} else {
-				e.unresolved(name, err, now)
-			}
-		}
-		if _, err := e.replace(found, owner, fronts); err != nil {
+	names := e.cfg.Store.Names()
+	for _, name := range names {
+		var owner lb.Owner
+		e.cfg.Store.Look(name, func(v cluster.View) { owner = ownerOf(v) })
+		if _, err := e.replace(found, owner, old.Owned(owner.Name)); err != nil {
 			e.unresolved(name, err, now)
 		}
 	}
+	e.later(names)
 	if !e.resets.done {
 		return
 	}

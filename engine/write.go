@@ -14,6 +14,7 @@ type writer struct {
 	end     time.Time // of the last write
 	fresh   bool      // the last action was a write of what is new
 	inPiece bool      // and it was a piece; more are to follow
+	awaits  int       // services that were left to be resolved when its first piece was written, and still are
 
 	kernel kernel
 	probe  trouble
@@ -32,8 +33,12 @@ func (w *writer) afterReset() {
 // writeFresh offers the next piece of what is queued in one write; nearly always that is all of it. If it fails, the
 // culprit is searched for among them.
 func (e *Engine) writeFresh(ctx context.Context) {
+	w := &e.writer
+	if !w.inPiece {
+		w.awaits = e.resolver.dirty.len()
+	}
 	keys := e.pending.take(e.piece(), plane.Weights(e.cfg.Plane), e.table)
-	e.writer.inPiece = e.pending.queue.len() > 0
+	w.inPiece = e.pending.queue.len() > 0 || w.awaits > 0
 	changes, err := e.apply(ctx, keys)
 	switch {
 	case err == nil || e.resets.due:
@@ -107,7 +112,7 @@ func (e *Engine) accepted(changes []lb.Change, shows bool) {
 
 // upToDate takes note that the plane has taken what was offered.
 func (e *Engine) upToDate() {
-	all := e.pending.queue.len() == 0
+	all := e.pending.queue.len() == 0 && !e.resolver.waiting()
 	e.inbox.accepted(all, all)
 }
 

@@ -9,6 +9,7 @@ import (
 type Cost struct {
 	Slices   int // EndpointSlices of both families
 	Ports    int // ports of the Service and of its slices
+	Rows     int // rows that the Service asks for
 	Backends int // endpoints, each once for every port that it may serve
 }
 
@@ -19,6 +20,7 @@ func CostOf(v cluster.View, f lb.Family) Cost {
 		return c
 	}
 	c.Ports = len(v.Service.Ports)
+	c.Rows = 2*c.Ports + min(maxOuterRows, c.Ports*(len(v.Service.LoadBalancerIPs)+len(v.Service.ExternalIPs)))
 	for _, sl := range v.Slices {
 		if sl.IPv6 == (f == lb.IPv6) {
 			c.Ports += len(sl.Ports)

@@ -16,10 +16,10 @@ func TestCostOf(t *testing.T) {
 		{Endpoints: make([]cluster.Endpoint, 7)},
 		{IPv6: true, Ports: make([]cluster.SlicePort, 5), Endpoints: make([]cluster.Endpoint, 5)},
 	}}
-	if got, want := policy.CostOf(v, lb.IPv4), (policy.Cost{Slices: 4, Ports: 20_005, Backends: 30}); got != want {
+	if got, want := policy.CostOf(v, lb.IPv4), (policy.Cost{Slices: 4, Ports: 20_005, Rows: 6, Backends: 30}); got != want {
 		t.Errorf("IPv4 costs %+v, want %+v", got, want)
 	}
-	if got, want := policy.CostOf(v, lb.IPv6), (policy.Cost{Slices: 4, Ports: 8, Backends: 15}); got != want {
+	if got, want := policy.CostOf(v, lb.IPv6), (policy.Cost{Slices: 4, Ports: 8, Rows: 6, Backends: 15}); got != want {
 		t.Errorf("IPv6 costs %+v, want %+v", got, want)
 	}
 	v.Service = nil
