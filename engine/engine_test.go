@@ -224,10 +224,10 @@ type hanging struct {
 // Drift is none: the plane's own channel was made outside the bubble.
 func (h hanging) Drift() <-chan struct{} { return nil }
 
-func (h hanging) Apply(ctx context.Context, _ []lb.Change) (bool, error) {
+func (h hanging) Apply(ctx context.Context, _ []lb.Change) (plane.ApplyResult, error) {
 	<-ctx.Done()
 	h.ended <- ctx.Err()
-	return false, ctx.Err()
+	return plane.ApplyResult{}, ctx.Err()
 }
 
 // A write that hangs cannot keep the process from stopping for ever.

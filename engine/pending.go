@@ -22,6 +22,7 @@ type pending struct {
 type pendingChange struct {
 	old     *lb.Frontend    // what the plane accepted last
 	doubt   bool            // it was offered in a write that failed: the plane may hold anything
+	begun   bool            // the plane has written a part of it
 	left    bool            // a Reset left it for later, and it was neither accepted nor found to fail alone
 	alone   bool            // it has failed alone
 	search  uint64          // that it belongs to; 0 if none
@@ -53,6 +54,14 @@ func (p *pending) leave(k lb.Key, known *lb.Frontend, service string) {
 	p.queue.later(k, namespaceOf(service))
 }
 
+// goOn queues a key again of whose change the plane has written a part.
+func (p *pending) goOn(k lb.Key, t *lb.Table) {
+	pc := p.byKey[k]
+	pc.begun, pc.alone, pc.search = true, false, 0
+	p.waits.forget(k)
+	p.queue.later(k, serviceOf(lb.Change{Key: k, Old: pc.old, New: t.Get(k)}))
+}
+
 // take takes a piece of the queue, of about that weight as of tells it.
 func (p *pending) take(weight int, of func(*lb.Frontend) int, t *lb.Table) []lb.Key {
 	return p.queue.take(weight, func(k lb.Key) int { return p.weigh(of, k, t) })
@@ -70,7 +79,7 @@ func (p *pending) offer(keys []lb.Key, t *lb.Table) (changes []lb.Change, again 
 	var compared lb.Comparison
 	for _, k := range keys {
 		pc, want := p.byKey[k], t.Get(k)
-		if !pc.doubt && compared.Equal(pc.old, want) {
+		if !pc.doubt && !pc.begun && compared.Equal(pc.old, want) {
 			p.forget(k)
 			continue
 		}

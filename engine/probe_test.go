@@ -349,10 +349,10 @@ type sickKernel struct {
 
 var errSick = errors.New("no memory")
 
-func (p sickKernel) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
+func (p sickKernel) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	for _, c := range changes {
 		if p.sick.Load() && c.Key.Port != 32100 {
-			return false, errSick
+			return plane.ApplyResult{}, errSick
 		}
 	}
 	return p.Faulty.Apply(ctx, changes)

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"kube-proxy/internal/bisect"
@@ -64,9 +65,10 @@ func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) 
 		return nil, nil
 	}
 	w := &Write{Verb: "apply", Changes: len(changes), again: again}
-	err := e.call(w, func() (err error) {
-		w.wrote, err = e.cfg.Plane.Apply(ctx, changes)
-		w.wrote = w.wrote || e.writer.kernel == healthy
+	var later []lb.Key
+	err := e.call(w, func() error {
+		res, err := e.cfg.Plane.Apply(ctx, changes)
+		w.wrote, later = res.Written || e.writer.kernel == healthy, res.Later
 		return err
 	})
 	if err != nil {
@@ -75,8 +77,20 @@ func (e *Engine) apply(ctx context.Context, keys []lb.Key) ([]lb.Change, error) 
 		e.pending.failed(changes)
 		return changes, err
 	}
-	e.accepted(changes, w.wrote)
+	e.accepted(e.goOnLater(changes, later), w.wrote)
 	return changes, nil
+}
+
+// goOnLater queues again what the plane has written a part of, and returns the other changes.
+func (e *Engine) goOnLater(changes []lb.Change, later []lb.Key) []lb.Change {
+	if len(later) == 0 {
+		return changes
+	}
+	e.writer.inPiece = true
+	for _, k := range later {
+		e.pending.goOn(k, e.table)
+	}
+	return slices.DeleteFunc(slices.Clone(changes), func(c lb.Change) bool { return slices.Contains(later, c.Key) })
 }
 
 // accepted takes note that the plane holds the new rows, and tells the observers. shows says whether the kernel has shown

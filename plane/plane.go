@@ -13,9 +13,8 @@ type Plane interface {
 	// what differs. After an error the kernel holds some mixture; the table that was in force before keeps serving.
 	Reset(ctx context.Context, want *lb.Table) (ResetResult, error)
 	// Apply sets each change's key to its new row, or removes it. Applying twice does no harm. After an error any part of the
-	// changes may be in force. written says that the kernel took a write: rows for which this plane has nothing to write, such
-	// as those of health checks, are accepted without one, and show nothing of the kernel.
-	Apply(ctx context.Context, changes []lb.Change) (written bool, err error)
+	// changes may be in force. A change that is more than Pace by itself it may take a part of, and leave the rest for later.
+	Apply(ctx context.Context, changes []lb.Change) (ApplyResult, error)
 	// SetNode takes a change of [lb.Node] without a Reset.
 	SetNode(ctx context.Context, n lb.Node) error
 	// Probe makes a write that changes nothing, and that the kernel takes or refuses as it would take or refuse another: nil if

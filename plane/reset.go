@@ -12,3 +12,13 @@ type ResetResult struct {
 	// no proxy ran, among others (DP-51).
 	Dropped []lb.Key
 }
+
+// ApplyResult is what a successful Apply did.
+type ApplyResult struct {
+	// Written says that the kernel took a write: rows for which a plane has nothing to write, such as those of health checks, are
+	// accepted without one, and show nothing of the kernel.
+	Written bool
+	// Later are keys of the changes, each once, that are under way: the kernel holds something between the old row and the new
+	// one, which serves. The caller offers them again, with work of others in between, until they are no longer named.
+	Later []lb.Key
+}

@@ -81,10 +81,10 @@ func (p *memoryPlane) Reset(ctx context.Context, want *lb.Table) (plane.ResetRes
 	return r, errors.Join(err, p.save())
 }
 
-func (p *memoryPlane) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
+func (p *memoryPlane) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	p.applies.Add(1)
-	written, err := p.Plane.Apply(ctx, changes)
-	return written, errors.Join(err, p.save())
+	res, err := p.Plane.Apply(ctx, changes)
+	return res, errors.Join(err, p.save())
 }
 
 func (p *memoryPlane) save() error { return os.WriteFile(p.file, []byte(p.Dump()), 0o644) }

@@ -18,7 +18,7 @@ var ErrInjected = errors.New("injected failure")
 // Target is what a Faulty plane stands before: an engine.Plane.
 type Target interface {
 	Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error)
-	Apply(ctx context.Context, changes []lb.Change) (written bool, err error)
+	Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error)
 	SetNode(ctx context.Context, n lb.Node) error
 	Probe(ctx context.Context) error
 	Drift() <-chan struct{}
@@ -143,7 +143,7 @@ func (f *Faulty) verdict() error {
 }
 
 // Apply applies the changes, or a random part of them and fails.
-func (f *Faulty) Apply(ctx context.Context, changes []lb.Change) (written bool, err error) {
+func (f *Faulty) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	err = f.verdict()
 	f.mu.Lock()
 	for _, c := range changes {
@@ -165,11 +165,11 @@ func (f *Faulty) Apply(ctx context.Context, changes []lb.Change) (written bool, 
 	}
 	if len(part) > 0 {
 		if _, err := f.target.Apply(ctx, part); err != nil {
-			return false, err
+			return res, err
 		}
 	}
 	f.lose(err)
-	return false, fmt.Errorf("fake: apply: %w", err)
+	return res, fmt.Errorf("fake: apply: %w", err)
 }
 
 // part returns a random part of the changes, without the keys that are refused.

@@ -55,27 +55,27 @@ func (p *Plane) Counts() Counts {
 // Apply checks all changes, and then does them one by one: it is atomic where a change is malformed.
 //
 // As to a real plane, rows of health checks, and what goes and was never there, are nothing that the kernel is asked for.
-func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, err error) {
+func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.counts.Applies++
 	p.counts.Changes += len(changes)
 	if err := p.usable(ctx); err != nil {
-		return false, fmt.Errorf("fake: apply %d changes: %w", len(changes), err)
+		return res, fmt.Errorf("fake: apply %d changes: %w", len(changes), err)
 	}
 	for _, c := range changes {
 		if err := check(p.family, c.Key, c.New); err != nil {
-			return false, fmt.Errorf("fake: apply: %w", err)
+			return res, fmt.Errorf("fake: apply: %w", err)
 		}
 	}
 	for _, c := range changes {
 		was := p.kernel.fronts[c.Key]
-		written = written || (was != nil && !was.Accepts() || c.New != nil && !c.New.Accepts()) && !onlyPreserves(was, c.New)
+		res.Written = res.Written || (was != nil && !was.Accepts() || c.New != nil && !c.New.Accepts()) && !onlyPreserves(was, c.New)
 		if err := p.set(c.Key, c.New); err != nil {
-			return false, fmt.Errorf("fake: apply: %w", err)
+			return res, fmt.Errorf("fake: apply: %w", err)
 		}
 	}
-	return written, nil
+	return res, nil
 }
 
 func (p *Plane) usable(ctx context.Context) error {

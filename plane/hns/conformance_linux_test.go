@@ -202,7 +202,7 @@ func (w watched) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, 
 	return w.Plane.Reset(ctx, want)
 }
 
-func (w watched) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
+func (w watched) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	w.s.state = nil
 	return w.Plane.Apply(ctx, changes)
 }

@@ -166,8 +166,8 @@ func TestAnswerLost(t *testing.T) {
 	if _, err := p.Audit(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
-	if written, err := p.Apply(t.Context(), changes); err != nil || written {
-		t.Errorf("after the audit: written %t, %v", written, err)
+	if res, err := p.Apply(t.Context(), changes); err != nil || res.Written {
+		t.Errorf("after the audit: written %t, %v", res.Written, err)
 	}
 	if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
 		t.Errorf("an audit mended %d, %v", mended, err)

@@ -79,9 +79,9 @@ const networkVariable = "KUBE_NETWORK"
 
 // Apply sets each change's load balancers, or removes them. A row that fails does not keep the others from being written; the error joins what
 // failed.
-func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, err error) {
+func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	if err := p.usable(ctx); err != nil {
-		return false, fmt.Errorf("hns: apply %d changes: %w", len(changes), err)
+		return res, fmt.Errorf("hns: apply %d changes: %w", len(changes), err)
 	}
 	w := p.writer()
 	services := map[string]bool{}
@@ -98,7 +98,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 	if _, err := w.sweep(ctx); err != nil {
 		p.suspected()
 	}
-	return w.calls > 0, p.ended(ctx, fmt.Sprintf("apply %d changes", len(changes)), errors.Join(errs...))
+	return plane.ApplyResult{Written: w.calls > 0}, p.ended(ctx, fmt.Sprintf("apply %d changes", len(changes)), errors.Join(errs...))
 }
 
 // usable says why nothing can be written now.

@@ -15,9 +15,9 @@ import (
 
 // Apply writes the chains that the changes touch, in one restore, or in several where there are very many. See
 // package plane for its contract.
-func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, err error) {
+func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	if p.st == nil {
-		return false, fmt.Errorf("iptables: apply: %w", plane.ErrNotSetUp)
+		return res, fmt.Errorf("iptables: apply: %w", plane.ErrNotSetUp)
 	}
 	p.newSync()
 	defer p.owned()
@@ -31,12 +31,12 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 		wrote, err := p.write(ctx, changes[:n])
 		if err != nil {
 			p.count(func(s *Stats) { s.PartialFailures++ })
-			return false, fmt.Errorf("iptables: apply %d changes: %w", n, err)
+			return plane.ApplyResult{}, fmt.Errorf("iptables: apply %d changes: %w", n, err)
 		}
-		written = written || wrote
+		res.Written = res.Written || wrote
 		changes = changes[n:]
 	}
-	return written, nil
+	return res, nil
 }
 
 // write applies changes in one restore, if there is anything to write. If that fails without having done anything, the state

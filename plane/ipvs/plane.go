@@ -162,10 +162,10 @@ func (p *Plane) usable(ctx context.Context) error {
 
 // Apply sets each change's objects, or removes them. A row that fails does not keep the others from being written; the error joins what
 // failed.
-func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, err error) {
+func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	verb := fmt.Sprintf("apply %d changes", len(changes))
 	if err := p.usable(ctx); err != nil {
-		return false, fmt.Errorf("ipvs: %s: %w", verb, err)
+		return res, fmt.Errorf("ipvs: %s: %w", verb, err)
 	}
 	w := p.writer()
 	for _, c := range changes {
@@ -174,7 +174,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, e
 	}
 	p.notices.late(len(p.l.late))
 	err = p.ended(verb, w, w.write(ctx))
-	return w.wrote > 0, err
+	return plane.ApplyResult{Written: w.wrote > 0}, err
 }
 
 // maxErrors is how many errors of objects are told: where one of them fails, all may.

@@ -25,7 +25,7 @@ func (m *measured) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult
 	return m.Plane.Reset(ctx, want)
 }
 
-func (m *measured) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
+func (m *measured) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	before := m.lab.cost()
 	defer func() { m.apply = max(m.apply, m.lab.cost().since(before).total()) }()
 	return m.Plane.Apply(ctx, changes)

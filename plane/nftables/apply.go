@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -22,6 +23,7 @@ type change struct {
 	undo     rollback.Log
 	log      *rollback.Log // undo, or nil for a state that is built anew
 	maxSlots int
+	most     int // slots of a set that the batch may change
 
 	touchedSets  []*set
 	touchedLists []*sourceList
@@ -36,7 +38,7 @@ type change struct {
 }
 
 func (p *Plane) newChange(st *state) *change {
-	c := &change{batch: p.rules.newBatch(TableName), st: st, maxSlots: p.maxSlots, rec: make([]byte, 0, 80)}
+	c := &change{batch: p.rules.newBatch(TableName), st: st, maxSlots: p.maxSlots, most: p.pace, rec: make([]byte, 0, 80)}
 	c.log = &c.undo
 	return c
 }
@@ -50,20 +52,21 @@ func (p *Plane) write(ctx context.Context, c *change) error {
 	return err
 }
 
-// Apply writes the changes in one transaction: all of them are in force, or none.
-func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, err error) {
+// Apply writes the changes in one transaction: all of them are in force, or none. Of a set of more backends than Pace it writes a
+// part, and leaves the rows that change it for later.
+func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	if p.st == nil {
-		return false, fmt.Errorf("nftables %s: apply: %w", p.fam, plane.ErrNotSetUp)
+		return plane.ApplyResult{}, fmt.Errorf("nftables %s: apply: %w", p.fam, plane.ErrNotSetUp)
 	}
 	c := p.newChange(p.st)
 	if err := c.stage(changes); err != nil {
 		c.log.Undo()
-		return false, err
+		return plane.ApplyResult{}, err
 	}
 	if err := p.write(ctx, c); err != nil {
-		return false, err
+		return plane.ApplyResult{}, err
 	}
-	return c.Last() > 0, nil
+	return plane.ApplyResult{Written: c.Last() > 0, Later: c.st.unfinished(changes)}, nil
 }
 
 // stage makes the changes in the state and stages what the kernel needs. Of several changes of one key the
@@ -115,6 +118,7 @@ func (c *change) row(k lb.Key, front *lb.Frontend) error {
 	if front.Accepts() {
 		front = nil
 	}
+	c.goOn(k)
 	old, had := c.st.rows[k]
 	if had && old.front == front || !had && front == nil {
 		return nil
@@ -135,8 +139,8 @@ func (c *change) row(k lb.Key, front *lb.Frontend) error {
 		c.rowLists = append(c.rowLists, rowList{k, old.list, now.list})
 	}
 	c.releaseList(old.list)
-	c.release(old.cluster)
-	c.release(old.local)
+	c.release(old.cluster, k)
+	c.release(old.local, k)
 	if isClusterIP(old.front) != isClusterIP(front) { // the address is the key's, so it is the same
 		c.countClusterIP(old.front, -1)
 		c.countClusterIP(front, +1)
@@ -211,10 +215,24 @@ func (c *change) acquire(b *lb.BackendSet, seconds uint32) *set {
 	return s
 }
 
-func (c *change) release(s *set) {
+func (c *change) release(s *set, k lb.Key) {
 	if s != nil {
 		c.touch(s)
 		s.refs--
+		s.lastKey = k
+	}
+}
+
+// goOn has the batch go on with what earlier ones have left of the row.
+func (c *change) goOn(k lb.Key) {
+	r := c.st.rows[k]
+	for _, s := range append([]*set{r.cluster, r.local}, c.st.leaving[k]...) {
+		if s.unfinished() {
+			c.touch(s)
+		}
+	}
+	if len(c.st.leaving[k]) > 0 {
+		rollback.Delete(c.log, c.st.leaving, k)
 	}
 }
 
@@ -259,11 +277,9 @@ func (c *change) finishSet(s *set) {
 	case s.refs == 0 && s.source == nil: // came and went in this batch
 		delete(c.st.sets, s.wantSource.ID)
 	case s.refs == 0:
-		id := s.source.ID
-		s.records(c.remove)
-		rollback.Delete(c.log, c.st.sets, id)
-	case s.source == s.wantSource && s.seconds == s.wantSeconds:
-	case s.source == nil:
+		c.empty(s)
+	case s.source == s.wantSource && s.seconds == s.wantSeconds && !s.unfinished():
+	case s.source == nil && c.few(s):
 		c.assign(s, slots.First(&s.wantSource.Backends), nil)
 		s.records(c.add)
 		c.needShape(s.shape())
@@ -272,18 +288,39 @@ func (c *change) finishSet(s *set) {
 	}
 }
 
+// few reports whether all that is to be written of the set is for one batch.
+func (c *change) few(s *set) bool {
+	return len(s.slots)+len(s.tail) <= c.most && (s.wantSource.Backends.Len() <= c.most || s.wantSeconds > 0)
+}
+
+// empty takes elements of a set away that no row has. At once it goes out of the sight of packets, in batches out of the kernel.
+func (c *change) empty(s *set) {
+	was := *s
+	plain := was.plain()
+	s.slots, s.members, s.goal, s.tail = nil, nil, nil, plain[:max(0, len(plain)-c.most)]
+	c.reshape(&was, s)
+	c.rewrite(&was, s)
+	if len(s.tail) == 0 {
+		rollback.Delete(c.log, c.st.sets, s.source.ID)
+		return
+	}
+	rollback.Put(c.log, c.st.leaving, s.lastKey, append(slices.Clip(c.st.leaving[s.lastKey]), s))
+}
+
 // assign gives a set the backends that it shall have, in those slots; with affinity each keeps its member, or gets a free one.
 func (c *change) assign(s *set, in []netip.AddrPort, members map[netip.AddrPort]uint32) {
 	s.source, s.seconds, s.slots, s.members = s.wantSource, s.wantSeconds, in, nil
+	s.goal, s.tail = nil, nil
 	if s.seconds == 0 {
 		return
 	}
 	s.members = slots.Members(in, members)
 }
 
-// refill brings a set's slots up to date.
+// refill brings a set's slots up to date, or as near to it as a batch may. With affinity it does so at once, as such a set is small.
 func (c *change) refill(s *set) {
 	was := *s
+	goal := c.goalOf(s)
 	var members map[netip.AddrPort]uint32
 	if was.members != nil && s.wantSeconds > 0 {
 		members = make(map[netip.AddrPort]uint32, len(was.slots))
@@ -291,38 +328,85 @@ func (c *change) refill(s *set) {
 			members[ap] = was.members[i]
 		}
 	}
-	c.assign(s, slots.Next(was.slots, &was.source.Backends, &s.wantSource.Backends), members)
-	if was.shape() != s.shape() {
-		rec := appendNum(c.rec[:0], s.id)
-		c.remove(sSetShapes, appendNum(rec, was.shape().number()))
-		c.add(sSetShapes, appendNum(rec, s.shape().number()))
-		c.needShape(s.shape())
+	switch plain := was.plain(); {
+	case c.few(s):
+		c.assign(s, goal, members)
+	case s.wantSeconds > 0:
+		c.assign(s, goal, members)
+		s.tail = plain[:max(0, len(plain)-c.most)]
+	default:
+		drawn := len(was.slots)
+		if was.members != nil {
+			drawn = 0
+		}
+		next, drawn := slots.Step(plain, drawn, goal, c.most)
+		c.assign(s, next[:drawn], nil)
+		s.tail = next[drawn:]
+		if !slices.Equal(s.slots, goal) {
+			s.goal = goal
+		}
 	}
-	if was.members == nil && s.members == nil {
-		c.slots(&was, s)
-	} else {
-		c.memberSlots(&was, s)
+	c.reshape(&was, s)
+	c.rewrite(&was, s)
+}
+
+// goalOf returns the slots that a set shall have.
+func (c *change) goalOf(s *set) []netip.AddrPort {
+	switch want := &s.wantSource.Backends; {
+	case s.source == nil:
+		return slots.First(want)
+	case !s.unfinished():
+		return slots.Next(s.slots, &s.source.Backends, want)
+	case s.goal != nil && s.source == s.wantSource && s.seconds == s.wantSeconds:
+		return s.goal
+	default:
+		in := s.slots
+		if s.wantSeconds == 0 {
+			in = s.plain()
+		}
+		have := make(map[uint32]netip.AddrPort, len(in))
+		for i, ap := range in {
+			have[uint32(i)] = ap
+		}
+		return slots.Adopt(have, want)
 	}
 }
 
-// slots stages the slots that differ between two states of a set without affinity.
-func (c *change) slots(was, now *set) {
-	for i := range max(len(was.slots), len(now.slots)) {
-		if i < len(was.slots) && i < len(now.slots) && was.slots[i] == now.slots[i] {
+// reshape stages what packets draw of a set.
+func (c *change) reshape(was, now *set) {
+	had, has := len(was.slots) > 0, len(now.slots) > 0
+	if had && has && was.shape() == now.shape() {
+		return
+	}
+	rec := appendNum(c.rec[:0], now.id)
+	if had {
+		c.remove(sSetShapes, appendNum(rec, was.shape().number()))
+	}
+	if has {
+		c.add(sSetShapes, appendNum(rec, now.shape().number()))
+		c.needShape(now.shape())
+	}
+}
+
+// rewrite stages the slots that differ between two states of a set. With affinity slots and members change apart.
+func (c *change) rewrite(was, now *set) {
+	old, is := was.plain(), now.plain()
+	for i := range max(len(old), len(is)) {
+		if i < len(old) && i < len(is) && old[i] == is[i] {
 			continue
 		}
-		if i < len(was.slots) {
-			was.slot(i, c.rec, c.remove)
+		rec := appendNum(appendNum(c.rec[:0], now.id), uint32(i))
+		if i < len(old) {
+			c.remove(sBackends, appendBackend(rec, old[i]))
 		}
-		if i < len(now.slots) {
-			now.slot(i, c.rec, c.add)
+		if i < len(is) {
+			c.add(sBackends, appendBackend(rec, is[i]))
 		}
 	}
-}
-
-// memberSlots is the same where one of the states has affinity: slots and members change apart.
-func (c *change) memberSlots(was, now *set) {
-	for _, i := range []setIndex{sBackends, sMembers, sMemberBackends} {
+	if was.members == nil && now.members == nil {
+		return
+	}
+	for _, i := range []setIndex{sMembers, sMemberBackends} {
 		c.mendSet(i, c.elements(was, i), c.elements(now, i))
 	}
 }

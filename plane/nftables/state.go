@@ -4,6 +4,7 @@ package nftables
 
 import (
 	"net/netip"
+	"slices"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/slots"
@@ -18,6 +19,8 @@ type state struct {
 	lists       map[string]*sourceList
 	listNumbers map[uint32]*sourceList
 	lastList    uint32
+	// leaving are sets that no row has any more, and of which elements are left, by the key of the row that left last.
+	leaving map[lb.Key][]*set
 	// ids counts the set ids.
 	ids slots.Counter
 	// seed is that of the hash of clients with affinity.
@@ -36,8 +39,8 @@ func newState(rows int) *state {
 	return &state{
 		rows: make(map[lb.Key]row, rows), sets: make(map[lb.SetID]*set, rows),
 		lists: map[string]*sourceList{}, listNumbers: map[uint32]*sourceList{},
-		clusterIPs: make(map[netip.Addr]int32, rows),
-		classes:    map[class]bool{}, shapes: map[shape]bool{}, chains: map[string]string{},
+		clusterIPs: make(map[netip.Addr]int32, rows), leaving: map[lb.Key][]*set{},
+		classes: map[class]bool{}, shapes: map[shape]bool{}, chains: map[string]string{},
 	}
 }
 
@@ -58,6 +61,10 @@ type set struct {
 	members []uint32 // with affinity, the member in each slot, see slots.Members; else nil
 	seconds uint32   // of affinity
 	refs    int32    // rows that balance over it
+	// goal is what slots shall be, where more is to be written than a batch may have; nil otherwise. tail are elements of backends behind
+	// those that packets draw, which are still to go: behind slots, or with affinity from 0 on.
+	goal, tail []netip.AddrPort
+	lastKey    lb.Key // of the row that left last
 
 	// What the present batch wants; equal to source and seconds between batches.
 	wantSource  *lb.BackendSet
@@ -118,11 +125,40 @@ func rowRecords(r row, f func(i setIndex, rec []byte)) {
 // records calls f for the elements of one set.
 func (s *set) records(f func(i setIndex, rec []byte)) {
 	b := make([]byte, 0, 64)
-	f(sSetShapes, appendNum(appendNum(b, s.id), s.shape().number()))
+	if len(s.slots) > 0 {
+		f(sSetShapes, appendNum(appendNum(b, s.id), s.shape().number()))
+	}
 	for i := range s.slots {
 		s.slot(i, b, f)
 	}
+	for i, plain := len(s.plain())-len(s.tail), s.plain(); i < len(plain); i++ {
+		f(sBackends, appendBackend(appendNum(appendNum(b[:0], s.id), uint32(i)), plain[i]))
+	}
 }
+
+// plain are the set's elements of backends, whether packets draw them or not.
+func (s *set) plain() []netip.AddrPort {
+	switch {
+	case s.members != nil || len(s.slots) == 0:
+		return s.tail
+	case len(s.tail) == 0:
+		return s.slots
+	}
+	return slices.Concat(s.slots, s.tail)
+}
+
+// unfinished returns the keys of changes of which a part is still to be written.
+func (st *state) unfinished(changes []lb.Change) (later []lb.Key) {
+	for _, ch := range changes {
+		r := st.rows[ch.Key]
+		if (len(st.leaving[ch.Key]) > 0 || r.cluster.unfinished() || r.local.unfinished()) && !slices.Contains(later, ch.Key) {
+			later = append(later, ch.Key)
+		}
+	}
+	return later
+}
+
+func (s *set) unfinished() bool { return s != nil && (s.goal != nil || len(s.tail) > 0) }
 
 // slot calls f for the elements of one slot; b is scratch.
 func (s *set) slot(i int, b []byte, f func(i setIndex, rec []byte)) {

@@ -25,7 +25,7 @@ type mutant struct {
 	sets   map[*lb.BackendSet]*lb.BackendSet
 }
 
-func (m *mutant) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
+func (m *mutant) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	var told []lb.Change
 	for _, c := range changes {
 		if m.forget == nil || !m.forget(c) {
@@ -212,13 +212,13 @@ func found(t *testing.T, all []*scenario.Scenario, labs *pool, name string, m mu
 // holey is a plane without transactions that takes a row away before it puts the new one in its place.
 type holey struct{ *nftables.Plane }
 
-func (p holey) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
+func (p holey) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	gone := slices.Clone(changes)
 	for i := range gone {
 		gone[i].New = nil
 	}
 	if _, err := p.Plane.Apply(ctx, gone); err != nil {
-		return false, err
+		return plane.ApplyResult{}, err
 	}
 	return p.Plane.Apply(ctx, changes)
 }

@@ -19,12 +19,14 @@ type nothing struct{}
 func (nothing) Reset(context.Context, *lb.Table) (plane.ResetResult, error) {
 	return plane.ResetResult{}, nil
 }
-func (nothing) Apply(context.Context, []lb.Change) (bool, error) { return false, nil }
-func (nothing) SetNode(context.Context, lb.Node) error           { return nil }
-func (nothing) Probe(context.Context) error                      { return nil }
-func (nothing) Drift() <-chan struct{}                           { return nil }
-func (nothing) Audit(context.Context, bool) (int, error)         { return 0, nil }
-func (nothing) Pace() int                                        { return 1 }
+func (nothing) Apply(context.Context, []lb.Change) (plane.ApplyResult, error) {
+	return plane.ApplyResult{}, nil
+}
+func (nothing) SetNode(context.Context, lb.Node) error   { return nil }
+func (nothing) Probe(context.Context) error              { return nil }
+func (nothing) Drift() <-chan struct{}                   { return nil }
+func (nothing) Audit(context.Context, bool) (int, error) { return 0, nil }
+func (nothing) Pace() int                                { return 1 }
 
 // A suite that cannot fail proves nothing: every line in which a service address is answered or refused must
 // fail on a plane that programs nothing. What is refused or dropped by the network's own nature may pass.

@@ -3,6 +3,7 @@ package planetest
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"kube-proxy/engine"
 	"kube-proxy/lb"
@@ -34,10 +35,21 @@ func ResetAll(ctx context.Context, p Plane, want *lb.Table) (plane.ResetResult, 
 			piece = append(piece, lb.Change{Key: row.Key, New: row})
 			used += max(1, weight(row))
 		}
-		if _, err := p.Apply(ctx, piece); err != nil {
+		if err := ApplyAll(ctx, p, piece); err != nil {
 			return res, fmt.Errorf("apply %d of %d rows that a reset left for later: %w", len(piece), len(res.Later), err)
 		}
 		later = later[len(piece):]
 	}
 	return res, nil
+}
+
+// ApplyAll has the plane apply changes until it leaves none of them for later.
+func ApplyAll(ctx context.Context, p plane.Plane, changes []lb.Change) error {
+	for {
+		res, err := p.Apply(ctx, changes)
+		if err != nil || len(res.Later) == 0 {
+			return err
+		}
+		changes = slices.DeleteFunc(slices.Clone(changes), func(c lb.Change) bool { return !slices.Contains(res.Later, c.Key) })
+	}
 }

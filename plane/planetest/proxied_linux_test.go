@@ -69,12 +69,12 @@ func newEnder(f lb.Family, flaw string) (Plane, error) {
 	return &ender{Plane: p, ns: ns, self: hostAddr(netlab.Node1, f == lb.IPv6), flaw: flaw, sets: map[lb.SetID]*listening{}}, nil
 }
 
-func (e *ender) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
+func (e *ender) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	var told []lb.Change
 	for _, c := range changes {
 		row, err := e.lead(c.New)
 		if err != nil {
-			return false, err
+			return plane.ApplyResult{}, err
 		}
 		told = append(told, lb.Change{Key: c.Key, New: row})
 	}

@@ -9,13 +9,14 @@ import (
 
 	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 	"kube-proxy/plane/nftables"
 )
 
 // lame is a plane that takes longer for a change than the affinity of affine lasts.
 type lame struct{ Plane }
 
-func (p lame) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
+func (p lame) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	time.Sleep(1100 * time.Millisecond)
 	return p.Plane.Apply(ctx, changes)
 }

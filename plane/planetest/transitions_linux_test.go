@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 	"kube-proxy/plane/fake"
 )
 
@@ -20,7 +21,7 @@ func TestTransitionsOfFake(t *testing.T) {
 // forgetful is a plane that, now and then, does not notice that a row went.
 type forgetful struct{ *fake.Plane }
 
-func (p forgetful) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
+func (p forgetful) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
 	kept := slices.DeleteFunc(slices.Clone(changes), func(c lb.Change) bool { return c.New == nil && c.Key.Port == 9000 })
 	return p.Plane.Apply(ctx, kept)
 }

@@ -136,11 +136,11 @@ func (v *verbs) resetTo(want *lb.Table) plane.ResetResult {
 func (v *verbs) change(t *lb.Table, o lb.Owner, fronts []*lb.Frontend) (changes []lb.Change, written bool) {
 	v.Helper()
 	changes, _ = t.Replace(o, fronts)
-	written, err := v.plane.Apply(v.Context(), changes)
+	res, err := v.plane.Apply(v.Context(), changes)
 	if err != nil {
 		v.Fatalf("apply %d changes: %v", len(changes), err)
 	}
-	return changes, written
+	return changes, res.Written
 }
 
 // lost expects an error that asks for a Reset.
@@ -235,8 +235,8 @@ func (v *verbs) resetInPieces() {
 		if served[k] || t.Get(k) == nil {
 			v.Errorf("%s was left for later: served %t, in the table %t", k, served[k], t.Get(k) != nil)
 		}
-		if written, err := v.plane.Apply(v.Context(), []lb.Change{{Key: k, New: t.Get(k)}}); err != nil || !written {
-			v.Errorf("apply %s: written %t, error %v", k, written, err)
+		if res, err := v.plane.Apply(v.Context(), []lb.Change{{Key: k, New: t.Get(k)}}); err != nil || !res.Written {
+			v.Errorf("apply %s: res.Written %t, error %v", k, res.Written, err)
 		}
 	}
 	v.holds("in pieces", t)
@@ -259,8 +259,8 @@ func (v *verbs) restart() {
 func (v *verbs) apply() {
 	t := v.table()
 	v.resetTo(t)
-	if written, err := v.plane.Apply(v.Context(), nil); err != nil || written {
-		v.Errorf("no changes: written %t, error %v", written, err)
+	if res, err := v.plane.Apply(v.Context(), nil); err != nil || res.Written {
+		v.Errorf("no changes: written %t, error %v", res.Written, err)
 	}
 	o, fronts := v.w.Full(20, 900, 5, 1, time.Minute)
 	for _, c := range []struct {
@@ -289,8 +289,8 @@ func (v *verbs) apply() {
 		}
 		v.holds(c.what+", again", t)
 	}
-	if written, err := v.plane.Apply(v.Context(), []lb.Change{{Key: fronts[0].Key}}); err != nil || written {
-		v.Errorf("what was never there goes: written %t, error %v", written, err)
+	if res, err := v.plane.Apply(v.Context(), []lb.Change{{Key: fronts[0].Key}}); err != nil || res.Written {
+		v.Errorf("what was never there goes: written %t, error %v", res.Written, err)
 	}
 	for _, c := range []struct {
 		what    string

@@ -10,6 +10,7 @@ package slots
 
 import (
 	"net/netip"
+	"slices"
 
 	"kube-proxy/lb"
 )
@@ -48,6 +49,29 @@ func Next(slots []netip.AddrPort, was, want *lb.Backends) []netip.AddrPort {
 		}
 	}
 	return append(next, newcomers...)
+}
+
+// Step is a part of the way from have to want, of at most so many slots. have is what the slots hold, of which packets draw the first
+// drawn; and so are the results. Every slot that packets draw holds a backend of have or of want, so any state on the way serves. Those
+// beyond go last. The way is done where next is want and all of it is drawn; have is left as it is.
+func Step(have []netip.AddrPort, drawn int, want []netip.AddrPort, most int) (next []netip.AddrPort, draw int) {
+	next = slices.Clone(have)
+	at := 0
+	for ; at < len(want) && (at < len(have) && have[at] == want[at] || most > 0); at++ {
+		switch {
+		case at == len(next):
+			next = append(next, want[at])
+		case next[at] == want[at]:
+			continue
+		default:
+			next[at] = want[at]
+		}
+		most--
+	}
+	if at < len(want) {
+		return next, max(drawn, at)
+	}
+	return next[:max(len(want), len(next)-most)], len(want)
 }
 
 // Adopt returns slots for the backends such that as many as possible stay in the slot in which the kernel has them. What the

@@ -121,6 +121,45 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
+// From anything to anything in steps, also where the goal changes on the way: what packets draw is of before or of after, no step
+// changes more than it may, and the steps come to an end (TN-30).
+func TestStep(t *testing.T) {
+	for seed := range uint64(500) {
+		rnd := rand.New(rand.NewPCG(seed, 9))
+		have, drawn := []netip.AddrPort(nil), 0
+		for range 6 {
+			want := Adopt(byIndex(have), some(rnd, 1+rnd.IntN(30), 40))
+			most, done, bound := 1+rnd.IntN(6), false, len(have)+len(want)
+			for step := 0; !done && rnd.IntN(12) > 0; step++ {
+				if step > bound {
+					t.Fatalf("seed %d: no end of steps", seed)
+				}
+				before := slices.Clone(have)
+				next, draw := Step(have, drawn, want, most)
+				if !slices.Equal(have, before) {
+					t.Fatal("the slots of before were changed: a batch that is refused could not take it back")
+				}
+				changed := 0
+				for i := range max(len(have), len(next)) {
+					if i >= len(have) || i >= len(next) || have[i] != next[i] {
+						changed++
+					}
+				}
+				if changed > most || draw == 0 || draw > len(next) {
+					t.Fatalf("seed %d: %d slots changed of %d, %d of %d are drawn", seed, changed, most, draw, len(next))
+				}
+				for i, ap := range next[:draw] {
+					if (i >= drawn || have[i] != ap) && want[i] != ap {
+						t.Fatalf("seed %d: slot %d has %v", seed, i, ap)
+					}
+				}
+				have, drawn = next, draw
+				done = slices.Equal(next, want) && draw == len(want)
+			}
+		}
+	}
+}
+
 // Whatever came and went: who stays keeps the number, no two have one, and none is above the most that the set has had (TN-32).
 func TestMembers(t *testing.T) {
 	for seed := range uint64(200) {

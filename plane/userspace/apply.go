@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 	"kube-proxy/plane/userspace/capture"
 )
 
@@ -30,20 +31,20 @@ type step struct {
 func (p *Plane) begin() *batch { return &batch{p: p, before: map[*service][]*lb.BackendSet{}} }
 
 // Apply sets each change's key to its new row, or removes it. Rows whose endpoints alone change need nothing of the kernel.
-func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (written bool, err error) {
+func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	if err := p.usable(ctx); err != nil {
-		return false, fmt.Errorf("userspace: apply %d changes: %w", len(changes), err)
+		return res, fmt.Errorf("userspace: apply %d changes: %w", len(changes), err)
 	}
 	b := p.begin()
 	for _, c := range changes {
 		b.change(c.Key, c.New, noPorts)
 	}
-	written = len(b.set)+len(b.remove) > 0
+	written := len(b.set)+len(b.remove) > 0
 	if written {
 		err = p.lost(fmt.Sprintf("lead to %d rows, and no more to %d", len(b.set), len(b.remove)), p.capture.Apply(ctx, b.set, b.remove))
 	}
 	b.end(err == nil)
-	return written && err == nil, errors.Join(append(b.failed, err)...)
+	return plane.ApplyResult{Written: written && err == nil}, errors.Join(append(b.failed, err)...)
 }
 
 func noPorts(lb.From) uint16 { return 0 }

@@ -51,11 +51,11 @@ func begin(t testing.TB, m *machine, cfg Config, want *lb.Table) *Plane {
 
 func apply(t testing.TB, p *Plane, changes []lb.Change, _ []lb.Contest) (written bool) {
 	t.Helper()
-	written, err := p.Apply(context.Background(), changes)
+	res, err := p.Apply(context.Background(), changes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return written
+	return res.Written
 }
 
 func dump(t testing.TB, p *Plane) string {
@@ -378,9 +378,9 @@ func TestAddressesFirst(t *testing.T) {
 	want.Replace(owner("ns/x"), []*lb.Frontend{front("10.96.0.1:80/tcp", "ns/x:p", 0, 1)})
 	p := begin(t, m, Config{}, want)
 	y, z := front("10.96.0.2:80/tcp", "ns/y:p", 0, 1), front("10.96.0.3:80/tcp", "ns/z:p", 0, 1)
-	written, err := p.Apply(t.Context(), []lb.Change{{Key: y.Key, New: y}, {Key: z.Key, New: z}})
-	if !written || !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "10.96.0.3") {
-		t.Errorf("written %t, %v", written, err)
+	res, err := p.Apply(t.Context(), []lb.Change{{Key: y.Key, New: y}, {Key: z.Key, New: z}})
+	if !res.Written || !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "10.96.0.3") {
+		t.Errorf("written %t, %v", res.Written, err)
 	}
 	if len(m.socks) != 2 || len(m.leads) != 2 {
 		t.Errorf("%d listeners and %d leads, want 2", len(m.socks), len(m.leads))
