@@ -15,6 +15,8 @@
 //
 //   - Idempotent. A change may come again, also after a failed Apply that did part of it. Removing what is not there is no
 //     error. Old is a hint; Key and New are the truth.
+//   - Bounded calls. A change that is too much for one call a plane takes in stages, each of which serves; it names the key in
+//     [ApplyResult] until it is done.
 //   - O(change). Apply looks at what the changes name. It never lists the kernel and never ranges over all rows. The applied
 //     state is kept in memory; Reset reads the kernel, and changes only what differs.
 //   - No hole. Without transactions: new backends before frontends, old frontends before old backends.
