@@ -179,8 +179,8 @@ type counting struct {
 	s *bystander
 }
 
-func (c counting) Apply(ctx context.Context, changes []lb.Change) (bool, error) {
-	written, err := c.Plane.Apply(ctx, changes)
+func (c counting) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
+	res, err := c.Plane.Apply(ctx, changes)
 	weight := plane.Weights(c.Plane)
 	c.s.done.writes++
 	c.s.done.offered += int64(len(changes))
@@ -190,7 +190,7 @@ func (c counting) Apply(ctx context.Context, changes []lb.Change) (bool, error) 
 	if c.s.await != nil && c.s.round < 20 {
 		c.s.flood()
 	}
-	return written, err
+	return res, err
 }
 
 // flood changes N of the tenant's Services.
@@ -234,7 +234,7 @@ func (s *bystander) Applied(changes []lb.Change) {
 
 func leadsTo(f *lb.Frontend, sl *cluster.Slice) bool {
 	set := f.Set(lb.Cluster)
-	return set != nil && slices.ContainsFunc(set.Backends, func(b lb.Backend) bool { return b.Addr.Addr() == sl.Endpoints[2].Addr })
+	return set != nil && slices.ContainsFunc(slices.Collect(set.Backends.All()), func(b lb.Backend) bool { return b.Addr.Addr() == sl.Endpoints[2].Addr })
 }
 
 func (s *bystander) effort() effort {
