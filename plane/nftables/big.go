@@ -83,6 +83,7 @@ const auditWindow = 6_000
 type cycle struct {
 	rows  []lb.Key
 	sets  []lb.SetID
+	place int // of the first of sets, where the next look begins
 	lists []string
 }
 
@@ -114,7 +115,7 @@ func (p *Plane) auditSome(ctx context.Context, c *change) (int, error) {
 		want[i].Bytes = append(want[i].Bytes, rec...)
 		queries[i].ask(ctx, slices.Clone(rec[:d.KeyLen()]))
 	}
-	for y := &p.cycle; asked < auditWindow && len(y.rows) > 0; y.rows = y.rows[1:] {
+	for y := &p.cycle; asked < p.window && len(y.rows) > 0; y.rows = y.rows[1:] {
 		if r, ok := p.st.rows[y.rows[0]]; ok {
 			rowRecords(r, ask)
 			if r.front.Kind == lb.ClusterIP {
@@ -122,12 +123,16 @@ func (p *Plane) auditSome(ctx context.Context, c *change) (int, error) {
 			}
 		}
 	}
-	for y := &p.cycle; asked < auditWindow && len(y.sets) > 0; y.sets = y.sets[1:] {
-		if s, ok := p.st.sets[y.sets[0]]; ok {
-			s.records(ask)
+	for y := &p.cycle; asked < p.window && len(y.sets) > 0; {
+		if s, ok := p.st.sets[y.sets[0]]; ok && y.place < s.places() {
+			to := min(s.places(), y.place+p.window-asked)
+			s.some(y.place, to, ask)
+			y.place = to
+		} else {
+			y.sets, y.place = y.sets[1:], 0
 		}
 	}
-	for y := &p.cycle; asked < auditWindow && len(y.lists) > 0; y.lists = y.lists[1:] {
+	for y := &p.cycle; asked < p.window && len(y.lists) > 0; y.lists = y.lists[1:] {
 		if l := p.st.lists[y.lists[0]]; l != nil {
 			l.records(ask)
 		}

@@ -123,16 +123,28 @@ func rowRecords(r row, f func(i setIndex, rec []byte)) {
 }
 
 // records calls f for the elements of one set.
-func (s *set) records(f func(i setIndex, rec []byte)) {
+func (s *set) records(f func(i setIndex, rec []byte)) { s.some(0, s.places(), f) }
+
+// places is how many slots the set has, with those that packets no longer draw.
+func (s *set) places() int { return len(s.slots) + len(s.tail) }
+
+// some calls f for the elements of places from to to, and with the first for that of the shape.
+func (s *set) some(from, to int, f func(i setIndex, rec []byte)) {
 	b := make([]byte, 0, 64)
-	if len(s.slots) > 0 {
+	if from == 0 && len(s.slots) > 0 {
 		f(sSetShapes, appendNum(appendNum(b, s.id), s.shape().number()))
 	}
-	for i := range s.slots {
-		s.slot(i, b, f)
+	behind := len(s.slots)
+	if s.members != nil {
+		behind = 0
 	}
-	for i, plain := len(s.plain())-len(s.tail), s.plain(); i < len(plain); i++ {
-		f(sBackends, appendBackend(appendNum(appendNum(b[:0], s.id), uint32(i)), plain[i]))
+	for i := from; i < to; i++ {
+		if i < len(s.slots) {
+			s.slot(i, b, f)
+			continue
+		}
+		n := i - len(s.slots)
+		f(sBackends, appendBackend(appendNum(appendNum(b[:0], s.id), uint32(behind+n)), s.tail[n]))
 	}
 }
 
