@@ -17,6 +17,9 @@ const (
 	maxOuterRows = 1 << 14
 	// maxBackends bounds the endpoints, each counted once for each port.
 	maxBackends = 1 << 18
+	// maxSlicePorts bounds the ports of the slices that have endpoints, whether or not the Service has them too. Where it
+	// has, maxBackends allows no more.
+	maxSlicePorts = maxBackends
 )
 
 // fitting returns how many of so many load-balancer IPs and external IPs a Service of so many ports may have: the
@@ -32,17 +35,20 @@ func fitting(ports, loadBalancer, external int) (fitLoadBalancer, fitExternal in
 // Those stay that are ready, then those that serve still, by the names of their slices: the same on every node. Where a
 // traffic policy is Local, the node's own come before all.
 func (s *Settings) bounded(v *cluster.View) ([]*cluster.Slice, Refusal) {
-	ports, product := len(v.Service.Ports), 0
+	ports, product, inSlices := len(v.Service.Ports), 0, 0
 	for _, sl := range v.Slices {
 		product += len(sl.Endpoints) * ports
+		if s.searched(sl) {
+			inSlices += len(sl.Ports)
+		}
 	}
-	if product <= maxBackends {
+	if product <= maxBackends && inSlices <= maxSlicePorts {
 		return v.Slices, Refusal{}
 	}
 	sorted := slices.SortedFunc(slices.Values(v.Slices), byName)
 	kept := make([]*cluster.Slice, len(sorted))
 	left := Refusal{Field: useFields[asEndpoint]}
-	room := maxBackends
+	room, searchable := maxBackends, fittingPorts(sorted, s.searched)
 	local := v.Service.InternalPolicy == cluster.PolicyLocal || v.Service.ExternalPolicy == cluster.PolicyLocal
 	class := func(e *cluster.Endpoint) int {
 		switch {
@@ -61,7 +67,7 @@ func (s *Settings) bounded(v *cluster.View) ([]*cluster.Slice, Refusal) {
 			if each == 0 || !s.ofFamily(sl) {
 				continue
 			}
-			if kept[i] == nil {
+			if kept[i] == nil && i < searchable {
 				copied := *sl
 				copied.Endpoints = nil
 				kept[i] = &copied
@@ -70,7 +76,7 @@ func (s *Settings) bounded(v *cluster.View) ([]*cluster.Slice, Refusal) {
 				e := &sl.Endpoints[j]
 				switch {
 				case class(e) != pass:
-				case room >= each:
+				case i < searchable && room >= each:
 					room -= each
 					kept[i].Endpoints = append(kept[i].Endpoints, *e)
 				default:
@@ -81,10 +87,31 @@ func (s *Settings) bounded(v *cluster.View) ([]*cluster.Slice, Refusal) {
 			}
 		}
 	}
-	if left.More > 0 {
+	switch {
+	case left.More == 0:
+	case searchable < len(sorted):
+		left.Why = fmt.Sprintf("is in a slice too many: those before it have %d ports", maxSlicePorts)
+	default:
 		left.Why = fmt.Sprintf("is one endpoint too many for %d ports", ports)
 	}
 	return slices.DeleteFunc(kept, func(sl *cluster.Slice) bool { return sl == nil }), left
+}
+
+// searched reports whether the family looks for ports of Services in a slice: one without endpoints has no effect.
+func (s *Settings) searched(sl *cluster.Slice) bool { return s.ofFamily(sl) && len(sl.Endpoints) > 0 }
+
+// fittingPorts returns how many of the slices may have effect, by the ports of those that are searched.
+func fittingPorts(sorted []*cluster.Slice, searched func(*cluster.Slice) bool) int {
+	ports := 0
+	for i, sl := range sorted {
+		if !searched(sl) {
+			continue
+		}
+		if ports += len(sl.Ports); ports > maxSlicePorts {
+			return i
+		}
+	}
+	return len(sorted)
 }
 
 func byName(a, b *cluster.Slice) int {

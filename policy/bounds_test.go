@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"kube-proxy/cluster"
@@ -141,5 +142,49 @@ func TestTooManyEndpoints(t *testing.T) {
 	few.Slices = few.Slices[:2] // as many as fit
 	if got := policy.Refused(few, benchSettings()); got != nil {
 		t.Errorf("refused %v, though all fit", got)
+	}
+}
+
+// TN-05: ports in slices are bounded, though the Service has none of them: the first slices by name count, on every node,
+// and what is left out is refused by name. Slices without endpoints have no effect, and cost nothing.
+func TestTooManySlicePorts(t *testing.T) {
+	junk := make([]cluster.SlicePort, 20_000)
+	for i := range junk {
+		junk[i] = cluster.SlicePort{Name: fmt.Sprint("junk", i), Protocol: cluster.TCP, Port: 1}
+	}
+	svc := wide(1)
+	view := func(slices, endpoints int) cluster.View {
+		v := cluster.View{Name: svc.Name, Service: svc}
+		for i := range slices {
+			sl := &cluster.Slice{Name: cluster.Name{Namespace: "shop", Name: fmt.Sprintf("web-%03d", i)}, Service: svc.Name}
+			sl.Ports = append([]cluster.SlicePort{{Name: svc.Ports[0].Name, Protocol: svc.Ports[0].Protocol, Port: 80}}, junk[1:]...)
+			for e := range endpoints {
+				sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{Addr: netip.AddrFrom4([4]byte{100, 64, byte(i), byte(e)}), Ready: true, Serving: true})
+			}
+			v.Slices = append(v.Slices, sl)
+		}
+		return v
+	}
+	for _, tt := range []struct{ slices, endpoints, backends, more, ports int }{
+		{13, 1, 13, 0, 1 + 260_000},
+		{100, 1, 13, 86, 1 + 1<<18},
+		{100, 0, 0, 0, 1},
+	} {
+		v := view(tt.slices, tt.endpoints)
+		rows := policy.Resolve(v, benchSettings())
+		got := 0
+		if set := rows[0].Set(lb.Cluster); set != nil {
+			got = set.Backends.Len()
+		}
+		left := 0
+		for _, r := range policy.Refused(v, benchSettings()) {
+			left += r.More
+			if !strings.Contains(r.String(), "slice too many") || !strings.Contains(r.String(), "100.64.13.0") {
+				t.Errorf("refused: %s", r)
+			}
+		}
+		if cost := policy.CostOf(v, lb.IPv4); got != tt.backends || left != tt.more || cost.Ports != tt.ports {
+			t.Errorf("%d slices: %d backends, %d left out, cost %+v; want %+v", tt.slices, got, left, cost, tt)
+		}
 	}
 }

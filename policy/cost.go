@@ -21,11 +21,13 @@ func CostOf(v cluster.View, f lb.Family) Cost {
 	}
 	c.Ports = len(v.Service.Ports)
 	c.Rows = 2*c.Ports + min(maxOuterRows, c.Ports*(len(v.Service.LoadBalancerIPs)+len(v.Service.ExternalIPs)))
+	s := Settings{Family: f}
 	for _, sl := range v.Slices {
-		if sl.IPv6 == (f == lb.IPv6) {
+		if s.searched(sl) {
 			c.Ports += len(sl.Ports)
 			c.Backends += len(sl.Endpoints) * max(1, min(len(sl.Ports), len(v.Service.Ports)))
 		}
 	}
+	c.Ports = min(c.Ports, len(v.Service.Ports)+maxSlicePorts)
 	return c
 }

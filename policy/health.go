@@ -29,7 +29,7 @@ func (r *resolver) readyHere() int {
 	var buf [16]netip.Addr
 	addrs := buf[:0]
 	for _, sl := range r.view.Slices {
-		if !r.ofFamily(sl) || !slices.ContainsFunc(sl.Ports, r.isServed) {
+		if !r.settings.searched(sl) || !slices.ContainsFunc(sl.Ports, r.isServed) {
 			continue
 		}
 		for i := range sl.Endpoints {

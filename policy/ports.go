@@ -39,7 +39,7 @@ func (r *resolver) indexPorts() {
 		}
 	}
 	for i, sl := range r.view.Slices {
-		if !r.ofFamily(sl) {
+		if !r.settings.searched(sl) {
 			continue
 		}
 		for _, sp := range sl.Ports {
@@ -72,7 +72,7 @@ func (r *resolver) served(out []servedPort, p *cluster.ServicePort) []servedPort
 		return out
 	}
 	for i, sl := range r.view.Slices {
-		if !r.ofFamily(sl) {
+		if !r.settings.searched(sl) {
 			continue
 		}
 		for _, sp := range sl.Ports {
