@@ -107,8 +107,8 @@ const imports = `
 
 	# A scenario holds the YAML that a user would apply, so reading one goes the way that YAML goes.
 	cluster, policy, lb, source/convert, source/manifests < internal/scenario;
-	# What it proves is the interface that the engine calls.
-	cluster, policy, lb, plane, engine, source/convert, source/manifests, internal/netlab, internal/scenario, internal/seedtest, internal/adversary, mode < plane/planetest;
+	# What it proves is the interface that the engine calls, with the flows that the process has the kernel forget beside it.
+	cluster, policy, lb, plane, engine, conntrack, source/convert, source/manifests, internal/netlab, internal/scenario, internal/seedtest, internal/adversary, mode < plane/planetest;
 
 	ALL < cmd/kube-proxy, internal/demo, bench;
 	# What makes the image builds the program, and knows nothing of it.

@@ -196,6 +196,9 @@ func (c *Conn) Local() netip.AddrPort { return c.local }
 // Proto is the connection's protocol.
 func (c *Conn) Proto() Proto { return c.proto }
 
+// SetTimeout bounds how long each later [Conn.Exchange] waits for its answer.
+func (c *Conn) SetTimeout(d time.Duration) { c.timeout = d }
+
 // Exchange proves that the connection still works: over a stream it sends a line
 // and waits for its echo, and returns the first answer again; with UDP it sends
 // another datagram and returns its answer. Errors are classified as Dial's.

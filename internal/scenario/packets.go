@@ -25,6 +25,9 @@ const (
 	KeepsWorking
 	// IsDead expects that it gets no answer: "a is dead".
 	IsDead
+	// MovesTo has the client of an open UDP flow keep sending, and expects that another backend soon
+	// answers, Want.Backends: "a moves to pod4".
+	MovesTo
 	// Then waits until all lines before are done; "wait 1.2s" then waits for that time too.
 	Then
 )
@@ -36,7 +39,7 @@ type Packet struct {
 	Verb Verb
 	// Family restricts the line to one family; 0 means every family that the target has an address of.
 	Family lb.Family
-	Conn   string        // the connection's name, for Open, KeepsWorking and IsDead
+	Conn   string        // the connection's name, for Open, KeepsWorking, IsDead and MovesTo
 	Wait   time.Duration // for Then
 
 	From string // the host that sends
@@ -172,6 +175,10 @@ func parsePacket(l string) (Packet, error) {
 			pkt.Verb, pkt.Conn = verb, name
 			return pkt, nil
 		}
+	}
+	if name, to, ok := strings.Cut(l, " moves to "); ok && connName.MatchString(name) {
+		pkt.Verb, pkt.Conn, pkt.Want = MovesTo, name, Outcome{Backends: []Backend{{Host: to}}}
+		return pkt, checkHost(to)
 	}
 	if rest, ok := strings.CutPrefix(l, "open "); ok {
 		name, line, ok := strings.Cut(rest, ": ")

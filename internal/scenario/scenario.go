@@ -332,7 +332,7 @@ func (p *parser) check() {
 					p.errorf(pkt.Line, "connection %q is opened twice", pkt.Conn)
 				}
 				open[pkt.Conn] = true
-			case KeepsWorking, IsDead:
+			case KeepsWorking, IsDead, MovesTo:
 				if !open[pkt.Conn] {
 					p.errorf(pkt.Line, "connection %q was not opened before", pkt.Conn)
 				}

@@ -60,6 +60,7 @@ func TestParsePacket(t *testing.T) {
 		},
 		"a1 keeps working": {Verb: KeepsWorking, Conn: "a1"},
 		"a1 is dead":       {Verb: IsDead, Conn: "a1"},
+		"a1 moves to pod4": {Verb: MovesTo, Conn: "a1", Want: Outcome{Backends: []Backend{{Host: "pod4"}}}},
 		"then":             {Verb: Then},
 		"wait 1.2s":        {Verb: Then, Wait: 1200 * time.Millisecond},
 	} {

@@ -43,7 +43,7 @@ func TestConformanceDSR(t *testing.T) {
 func differing(more map[planetest.Modelled][]string) map[planetest.Modelled][]string {
 	all := map[planetest.Modelled][]string{
 		planetest.ModelledAffinity:  {"changes-while-down", "restart", "session-affinity-survives-changes", "session-affinity-timeout"},
-		planetest.ModelledFlows:     {"established-connections"},
+		planetest.ModelledFlows:     {"established-connections", "udp-endpoint-swapped"},
 		planetest.ModelledInside:    nil,
 		planetest.ModelledNodePorts: {"node-address-changes", "nodeport-addresses-localhost", "nodeport-addresses-one-family", "nodeport-addresses-primary", "nodeport-addresses-ranges"},
 		planetest.ModelledPorts:     {"dead-endpoint", "multiple-slices"},

@@ -88,7 +88,7 @@ func (r *run) holder(a netip.Addr) string {
 // ask does with a line what line does with packets.
 func (r *run) ask(p scenario.Packet) (asked bool, err error) {
 	switch p.Verb {
-	case scenario.KeepsWorking, scenario.IsDead:
+	case scenario.KeepsWorking, scenario.IsDead, scenario.MovesTo:
 		c, open := r.asked[p.Conn]
 		if !open {
 			return false, nil

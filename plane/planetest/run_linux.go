@@ -297,6 +297,7 @@ type run struct {
 	compared bool
 	replay   *scenario.Replay
 	plane    Plane
+	flows    cleaner // none where a model stands for the kernel
 	table    *lb.Table
 	state    string
 	conns    map[string]*netlab.Conn
@@ -395,6 +396,9 @@ func (r *run) renew() error {
 			return fmt.Errorf("close the plane: %w", err)
 		}
 		r.plane = nil
+		if r.flows.stop != nil {
+			r.flows.stop()
+		}
 	}
 	create := func() (Plane, error) { return r.s.New(r.family) }
 	if r.model != nil {
@@ -405,7 +409,10 @@ func (r *run) renew() error {
 		return fmt.Errorf("new plane: %w", err)
 	}
 	r.plane = p
-	return nil
+	if r.model == nil {
+		r.flows, err = newCleaner(r.family, p)
+	}
+	return err
 }
 
 // advance brings the plane to the next state.
@@ -413,30 +420,39 @@ func (r *run) advance(step scenario.Step, first bool) error {
 	// Long: a machine in emulation runs all scenarios at the same time.
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
+	first, err := r.apply(ctx, step, first)
+	if err == nil && r.model == nil {
+		r.flows.applied(step, first)
+	}
+	return err
+}
+
+// apply has the plane take a step, and reports whether it is the first one of the plane.
+func (r *run) apply(ctx context.Context, step scenario.Step, first bool) (bool, error) {
 	if step.State.Restart {
 		if err := r.renew(); err != nil {
-			return err
+			return first, err
 		}
 		first, r.restarted = true, true
 	}
 	if !first && step.NewNode {
 		if err := r.plane.SetNode(ctx, step.Table.Node); err != nil {
-			return fmt.Errorf("set node: %w", err)
+			return first, fmt.Errorf("set node: %w", err)
 		}
 	}
 	if first {
 		if _, err := ResetAll(ctx, r.plane, step.Table); err != nil {
-			return fmt.Errorf("reset: %w", err)
+			return first, fmt.Errorf("reset: %w", err)
 		}
-		return nil
+		return first, nil
 	}
 	if len(step.Changes) == 0 {
-		return nil
+		return first, nil
 	}
 	if _, err := r.plane.Apply(ctx, step.Changes); err != nil {
-		return fmt.Errorf("apply %d changes: %w", len(step.Changes), err)
+		return first, fmt.Errorf("apply %d changes: %w", len(step.Changes), err)
 	}
-	return nil
+	return first, nil
 }
 
 func (r *run) end() {
@@ -447,6 +463,9 @@ func (r *run) end() {
 	}
 	if err := shut(r.plane); err != nil {
 		r.failf("close the plane: %v", err)
+	}
+	if r.flows.stop != nil {
+		r.flows.stop()
 	}
 }
 

@@ -25,7 +25,7 @@ func (r *run) line(p scenario.Packet) {
 		sent, err = r.ask(p)
 	case p.Verb == scenario.Send, p.Verb == scenario.Open:
 		sent, err = r.send(p)
-	case p.Verb == scenario.KeepsWorking, p.Verb == scenario.IsDead:
+	case p.Verb == scenario.KeepsWorking, p.Verb == scenario.IsDead, p.Verb == scenario.MovesTo:
 		sent, err = r.reuse(p)
 	}
 	switch {
@@ -389,6 +389,9 @@ func (r *run) reuse(p scenario.Packet) (sent bool, err error) {
 	if c == nil {
 		return false, nil
 	}
+	if p.Verb == scenario.MovesTo {
+		return true, r.moves(p, c)
+	}
 	before := c.First()
 	after, err := c.Exchange()
 	if p.Verb == scenario.KeepsWorking && r.restarted && r.s.Proxied {
@@ -407,6 +410,27 @@ func (r *run) reuse(p scenario.Packet) (sent bool, err error) {
 		return true, fmt.Errorf("connection %s was answered by %s before and is by %s now", p.Conn, before.Server, after.Server)
 	}
 	return true, nil
+}
+
+// resend is when a client sends again that got no answer.
+const resend = 200 * time.Millisecond
+
+// moves has a client send without a pause until the backend that the line names answers. Sessions and
+// flows that a datagram renews never expire meanwhile.
+func (r *run) moves(p scenario.Packet, c *netlab.Conn) error {
+	want := p.Want.Backends[0].Host
+	c.SetTimeout(resend) // an answer may be lost while the kernel forgets the flow
+	for begun, n := time.Now(), 1; ; n++ {
+		got, err := c.Exchange()
+		switch {
+		case err == nil && got.Server == want:
+			return nil
+		case time.Since(begun) > r.s.patience && err != nil:
+			return fmt.Errorf("connection %s: datagram %d: %w", p.Conn, n, err)
+		case time.Since(begun) > r.s.patience:
+			return fmt.Errorf("connection %s: datagram %d was still answered by %s, not by %s", p.Conn, n, got.Server, want)
+		}
+	}
 }
 
 // explain tells what was sent, what came back, and which row of the table should have decided.

@@ -158,7 +158,7 @@ func (p *Plane) leave(s *service, was []*lb.BackendSet) {
 	}
 	for _, d := range s.doors {
 		if len(gone) > 0 {
-			d.listener.Leave(gone, p.grace())
+			d.listener.Leave(gone, p.grace(s.proto))
 		}
 		if len(back) > 0 && p.cfg.Grace > 0 && s.proto != lb.UDP {
 			d.listener.Leave(back, -1)

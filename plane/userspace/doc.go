@@ -29,8 +29,10 @@
 // # Who is connected
 //
 // A connection outlives all that led to it, as the kernel's do in other modes: that its endpoint leaves its Service, and that the Service
-// goes. Config.Grace bounds how long. A session of UDP goes on while its endpoint serves the service port (DP-50), and
-// else is led anew. All end with the process, which waits for them ([Plane.Drain]).
+// goes. Config.Grace bounds how long. All end with the process, which waits for them ([Plane.Drain]).
+//
+// A session of UDP ends when its endpoint stops serving the service port (DP-50, TN-50), whatever Config.Grace is: the next
+// datagram begins another.
 //
 // # Ports
 //

@@ -250,5 +250,11 @@ func (p *Plane) anywhere() netip.Addr {
 	return anyOf(p.cfg.Family)
 }
 
-// grace is how long connections may go on, as relay wants it.
-func (p *Plane) grace() time.Duration { return cmp.Or(p.cfg.Grace, -1) }
+// grace is how long connections may go on, as relay wants it. Sessions of UDP end at once: a client that
+// keeps sending would renew one for ever, and its endpoint's address may get another owner (SV-25).
+func (p *Plane) grace(of lb.Proto) time.Duration {
+	if of == lb.UDP {
+		return 0
+	}
+	return cmp.Or(p.cfg.Grace, -1)
+}

@@ -159,7 +159,7 @@ func (p *Plane) end(d *door, of *service) {
 	var all []netip.AddrPort
 	of.backends(func(b *lb.BackendSet) { all = addrs(all, b) })
 	if len(all) > 0 {
-		d.listener.Leave(all, p.grace())
+		d.listener.Leave(all, p.grace(of.proto))
 	}
 }
 
