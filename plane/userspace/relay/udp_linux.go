@@ -325,7 +325,7 @@ func (l *udpLoop) serve(s *udpSocket) error {
 	if err := l.add(s); err != nil {
 		return err
 	}
-	s.front.id = l.sessions.addListener()
+	s.front.id = l.sessions.addListener(s.front.owner.group)
 	l.fronts[s.front.id] = s
 	return nil
 }

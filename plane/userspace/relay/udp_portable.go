@@ -66,7 +66,7 @@ func (p *portableUDP) listen(owner *Listener, at Listening) (socket, error) {
 		f.conn.Close()
 		return nil, ErrClosed
 	}
-	f.udpFront = udpFront{owner: owner, id: p.sessions.addListener(), at: unmap(f.conn.LocalAddr().(*net.UDPAddr).AddrPort())}
+	f.udpFront = udpFront{owner: owner, id: p.sessions.addListener(owner.group), at: unmap(f.conn.LocalAddr().(*net.UDPAddr).AddrPort())}
 	p.fronts[f.id] = f
 	p.work.Go(f.receive)
 	return f, nil

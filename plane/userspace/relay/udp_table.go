@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"net/netip"
 	"strconv"
@@ -76,12 +77,15 @@ type udpBackend struct {
 	refusals uint32 // how often it said that its port is closed
 }
 
-// tableListener is what the table knows of a listener.
-type tableListener struct {
-	id       uint32
-	place    int // in udpTable.greedy
+// udpHolder has sessions: a listener, the listeners of a group, or at the root all of a table. Holders are a tree of
+// heaps, so that the listener which has to give one up is found at once: of the group with most, the one with most.
+type udpHolder struct {
+	above    *udpHolder
+	below    []*udpHolder // a heap: most sessions first
+	place    int          // in above.below
 	count    int
-	sessions udpList
+	sessions udpList // of a listener
+	group    *Share  // of a group
 }
 
 // udpPool is the sockets of one IP family.
@@ -117,31 +121,32 @@ const (
 // A session has about 190 bytes: a record of 96, and its places in two maps. The records of those that have ended are
 // bounded too.
 type udpTable struct {
-	limits                udpLimits
-	total, totalSockets   *atomic.Int64 // of all tables
-	granule               time.Duration // a session that is used moves in the lists once in that time
-	chunks                [][]udpSession
-	free                  []uint32
-	made                  uint32
-	clients               map[udpKey]uint32
-	replies               map[replyKey]uint32
-	members               map[memberKey]uint32 // the first of each list byMember
-	live, ended           udpList
-	liveCount, endedCount int64
-	listeners             map[uint32]*tableListener
-	nextListener          uint32
-	greedy                []*tableListener // a heap: most sessions first
-	backends              []udpBackend
-	freeBackends          []uint32
-	backendIDs            map[udpAddr]uint32
-	pools                 [2]udpPool // IPv4, IPv6
-	count                 *udpCounters
+	limits              udpLimits
+	total, totalSockets *atomic.Int64 // of all tables
+	granule             time.Duration // a session that is used moves in the lists once in that time
+	chunks              [][]udpSession
+	free                []uint32
+	made                uint32
+	clients             map[udpKey]uint32
+	replies             map[replyKey]uint32
+	members             map[memberKey]uint32 // the first of each list byMember
+	live, ended         udpList
+	endedCount          int64
+	listeners           map[uint32]*udpHolder
+	groups              map[*Share]*udpHolder
+	all                 udpHolder // of all live sessions
+	nextListener        uint32
+	backends            []udpBackend
+	freeBackends        []uint32
+	backendIDs          map[udpAddr]uint32
+	pools               [2]udpPool // IPv4, IPv6
+	count               *udpCounters
 }
 
 func newUDPTable(limits udpLimits, total, totalSockets *atomic.Int64, count *udpCounters) *udpTable {
 	t := &udpTable{
 		limits: limits, total: total, totalSockets: totalSockets, count: count, granule: limits.idle / 8,
-		listeners: map[uint32]*tableListener{}, backendIDs: map[udpAddr]uint32{}, backends: make([]udpBackend, 1),
+		listeners: map[uint32]*udpHolder{}, groups: map[*Share]*udpHolder{}, backendIDs: map[udpAddr]uint32{}, backends: make([]udpBackend, 1),
 	}
 	t.forgetAll()
 	return t
@@ -157,17 +162,23 @@ func (t *udpTable) at(id uint32) *udpSession {
 	return &t.chunks[id>>chunkBits][id&(1<<chunkBits-1)]
 }
 
-func (t *udpTable) addListener() uint32 {
+// addListener adds a listener of a group; nil for none.
+func (t *udpTable) addListener(group *Share) uint32 {
 	for { // the number comes round after 2^32 listeners
 		t.nextListener++
 		if _, used := t.listeners[t.nextListener]; !used && t.nextListener != 0 {
 			break
 		}
 	}
-	l := &tableListener{id: t.nextListener, place: len(t.greedy)}
-	t.listeners[l.id] = l
-	t.greedy = append(t.greedy, l)
-	return l.id
+	above := &t.all
+	if group != nil {
+		if above = t.groups[group]; above == nil {
+			above = t.all.add(&udpHolder{group: group})
+			t.groups[group] = above
+		}
+	}
+	t.listeners[t.nextListener] = above.add(&udpHolder{})
+	return t.nextListener
 }
 
 // removeListener ends the sessions of a listener, and forgets it.
@@ -179,13 +190,12 @@ func (t *udpTable) removeListener(id uint32, now time.Duration) {
 	for l.sessions.first != 0 {
 		t.end(l.sessions.first, now)
 	}
-	last := len(t.greedy) - 1
-	t.swap(l.place, last)
-	t.greedy = t.greedy[:last]
-	if l.place < last {
-		t.sift(t.greedy[l.place])
-	}
 	delete(t.listeners, id)
+	l.remove()
+	if g := l.above; g.group != nil && len(g.below) == 0 {
+		delete(t.groups, g.group)
+		g.remove()
+	}
 }
 
 // find returns the session of a datagram from a client, and that it is used now.
@@ -275,7 +285,8 @@ const (
 	noSocket
 )
 
-// open begins a session. In place of one too many it ends that which was used longest ago of the listener with most.
+// open begins a session. In place of one too many it ends that which was used longest ago of the group and listener
+// with most.
 func (t *udpTable) open(k *udpKey, to netip.AddrPort, now time.Duration) (uint32, opening) {
 	addr, six := packAddr(to), isSix(to.Addr())
 	backend := t.backendIDs[addr]
@@ -294,8 +305,8 @@ func (t *udpTable) open(k *udpKey, to netip.AddrPort, now time.Duration) (uint32
 		backend = t.addBackend(addr, six)
 	}
 	t.backends[backend].used++ // from here on it stays, whatever ends
-	if t.total.Load() >= t.limits.sessions && t.liveCount >= t.limits.share {
-		t.evict(t.greedy[0].sessions.first, now)
+	if t.total.Load() >= t.limits.sessions && int64(t.all.count) >= t.limits.share {
+		t.evict(t.all.greediest().sessions.first, now)
 	}
 	socket := t.freeSocket(backend, p, now)
 	p.sockets[socket]++
@@ -309,9 +320,7 @@ func (t *udpTable) open(k *udpKey, to netip.AddrPort, now time.Duration) (uint32
 	t.push(&t.live, byAge, id)
 	t.push(&l.sessions, byListener, id)
 	t.join(id, s)
-	l.count++
-	t.sift(l)
-	t.liveCount++
+	l.grow(1)
 	t.total.Add(1)
 	t.count.opened.Add(1)
 	return id, opened
@@ -352,7 +361,7 @@ func (t *udpTable) stick(six bool, now time.Duration) { t.pools[family(six)].stu
 
 // freeSocket returns a socket that has no session to the backend. They are tried at random: the port is harder to guess, and
 // one that was used a moment ago is not likely. If all that are tried have one, it ends the one that is over longest, or
-// that of the listener with most sessions.
+// that of the group and listener with most sessions.
 func (t *udpTable) freeSocket(backend uint32, p *udpPool, now time.Duration) uint32 {
 	var worst uint32
 	for range poolProbes {
@@ -380,8 +389,8 @@ func (t *udpTable) rather(a, b *udpSession) bool {
 		return a.ended
 	}
 	if !a.ended {
-		if x, y := t.listeners[a.key.listener].count, t.listeners[b.key.listener].count; x != y {
-			return x > y
+		if d := t.listeners[a.key.listener].compare(t.listeners[b.key.listener]); d != 0 {
+			return d > 0
 		}
 	}
 	return a.at < b.at
@@ -400,9 +409,7 @@ func (t *udpTable) end(id uint32, now time.Duration) {
 	t.unlink(&t.live, byAge, id)
 	t.unlink(&l.sessions, byListener, id)
 	t.part(id, s)
-	l.count--
-	t.sift(l)
-	t.liveCount--
+	l.grow(-1)
 	t.total.Add(-1)
 	s.ended, s.at = true, now
 	t.push(&t.ended, byAge, id)
@@ -573,24 +580,73 @@ func (t *udpTable) unlink(l *udpList, which int, id uint32) {
 	}
 }
 
-// sift puts a listener where its count belongs in the heap.
-func (t *udpTable) sift(l *tableListener) {
-	for l.place > 0 && t.greedy[(l.place-1)/2].count < l.count {
-		t.swap(l.place, (l.place-1)/2)
-	}
-	for {
-		child := 2*l.place + 1
-		if child+1 < len(t.greedy) && t.greedy[child+1].count > t.greedy[child].count {
-			child++
-		}
-		if child >= len(t.greedy) || t.greedy[child].count <= l.count {
-			return
-		}
-		t.swap(l.place, child)
+// add puts a holder below h, and returns it.
+func (h *udpHolder) add(o *udpHolder) *udpHolder {
+	o.above, o.place = h, len(h.below)
+	h.below = append(h.below, o)
+	return o
+}
+
+// remove takes a holder without sessions out of the tree.
+func (h *udpHolder) remove() {
+	heap := &h.above.below
+	last := (*heap)[len(*heap)-1]
+	h.above.swap(h, last)
+	*heap = (*heap)[:len(*heap)-1]
+	if last != h {
+		last.sift()
 	}
 }
 
-func (t *udpTable) swap(i, j int) {
-	t.greedy[i], t.greedy[j] = t.greedy[j], t.greedy[i]
-	t.greedy[i].place, t.greedy[j].place = i, j
+// grow adds n to the sessions of a listener, and of all above it.
+func (h *udpHolder) grow(n int) {
+	for ; h.above != nil; h = h.above {
+		h.count += n
+		h.sift()
+	}
+	h.count += n
+}
+
+// greediest returns the listener that has to give up a session.
+func (h *udpHolder) greediest() *udpHolder {
+	for len(h.below) > 0 {
+		h = h.below[0]
+	}
+	return h
+}
+
+// compare says which of two listeners has to give up a session: h for more than 0.
+func (h *udpHolder) compare(o *udpHolder) int {
+	return cmp.Or(cmp.Compare(h.top().count, o.top().count), cmp.Compare(h.count, o.count))
+}
+
+// top returns the group of a listener, or the listener if it has none.
+func (h *udpHolder) top() *udpHolder {
+	for h.above.above != nil {
+		h = h.above
+	}
+	return h
+}
+
+// sift puts a holder where its count belongs in the heap.
+func (h *udpHolder) sift() {
+	heap := h.above.below
+	for h.place > 0 && heap[(h.place-1)/2].count < h.count {
+		h.above.swap(h, heap[(h.place-1)/2])
+	}
+	for {
+		child := 2*h.place + 1
+		if child+1 < len(heap) && heap[child+1].count > heap[child].count {
+			child++
+		}
+		if child >= len(heap) || heap[child].count <= h.count {
+			return
+		}
+		h.above.swap(h, heap[child])
+	}
+}
+
+func (h *udpHolder) swap(a, b *udpHolder) {
+	h.below[a.place], h.below[b.place] = b, a
+	a.place, b.place = b.place, a.place
 }

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"runtime"
@@ -15,10 +16,11 @@ type table struct {
 	*udpTable
 	total, totalSockets atomic.Int64
 	now                 time.Duration
+	group               *Share
 }
 
 func newTable(limits udpLimits) *table {
-	t := &table{}
+	t := &table{group: NewGroup()}
 	t.udpTable = newUDPTable(limits, &t.total, &t.totalSockets, &udpCounters{})
 	return t
 }
@@ -72,9 +74,9 @@ func (t *table) check(tb testing.TB) {
 		return ids
 	}
 	live, ended := walk(t.live, byAge), walk(t.ended, byAge)
-	if int64(len(live)) != t.liveCount || int64(len(live)) != t.total.Load() || len(live) != len(t.clients) || int64(len(ended)) != t.endedCount {
+	if int64(len(live)) != int64(t.all.count) || int64(len(live)) != t.total.Load() || len(live) != len(t.clients) || int64(len(ended)) != t.endedCount {
 		tb.Fatalf("%d live, counted as %d, %d in all, %d by client; %d ended, counted as %d",
-			len(live), t.liveCount, t.total.Load(), len(t.clients), len(ended), t.endedCount)
+			len(live), int64(t.all.count), t.total.Load(), len(t.clients), len(ended), t.endedCount)
 	}
 	if len(live)+len(ended) != len(t.replies) || len(live)+len(ended)+len(t.free)+1 != int(t.made) {
 		tb.Fatalf("%d live, %d ended, %d by reply, %d free of %d", len(live), len(ended), len(t.replies), len(t.free), t.made)
@@ -104,13 +106,25 @@ func (t *table) check(tb testing.TB) {
 		tb.Fatalf("%d backends of %d used, %d free of %d", len(used), len(t.backendIDs), len(t.freeBackends), len(t.backends))
 	}
 	count, members := 0, 0
-	for i, l := range t.greedy {
-		ids := walk(l.sessions, byListener)
-		if len(ids) != l.count || l.place != i || i > 0 && t.greedy[(i-1)/2].count < l.count {
-			tb.Fatalf("listener %d at %d has %d sessions, counted as %d", l.id, i, len(ids), l.count)
+	leaves := 0
+	var visit func(h *udpHolder) int
+	visit = func(h *udpHolder) (sum int) {
+		for i, b := range h.below {
+			if b.above != h || b.place != i || i > 0 && h.below[(i-1)/2].count < b.count {
+				tb.Fatalf("a holder of %d sessions is at place %d of the heap", b.count, i)
+			}
+			sum += visit(b)
 		}
-		count += len(ids)
+		if len(h.below) == 0 && h != &t.all {
+			leaves++
+			sum = len(walk(h.sessions, byListener))
+		}
+		if sum != h.count {
+			tb.Fatalf("a holder has %d sessions, counted as %d", sum, h.count)
+		}
+		return sum
 	}
+	count = visit(&t.all)
 	for key, first := range t.members {
 		for id := first; id != 0; id = t.at(id).links[byMember].next {
 			if s := t.at(id); s.key.listener != key.listener || s.backend != key.backend || s.ended {
@@ -119,17 +133,22 @@ func (t *table) check(tb testing.TB) {
 			members++
 		}
 	}
-	if count != len(live) || members != len(live) || len(t.greedy) != len(t.listeners) {
-		tb.Fatalf("%d sessions, %d of listeners, %d of members; %d listeners, %d in the heap", len(live), count, members, len(t.listeners), len(t.greedy))
+	if count != len(live) || members != len(live) || leaves != len(t.listeners) {
+		tb.Fatalf("%d sessions, %d of listeners, %d of members; %d listeners, %d in the tree", len(live), count, members, len(t.listeners), leaves)
 	}
 }
 
-// act does what two bytes say to a table of at most two listeners, few clients and few backends.
+// act does what two bytes say to a table of three listeners, two of them in a group, few clients and few backends.
 func (t *table) act(what, arg byte) {
-	for len(t.listeners) < 2 {
-		t.addListener()
+	for len(t.listeners) < 3 {
+		group := t.group
+		if len(t.groups) > 0 && len(t.groups[group].below) == 2 {
+			group = nil
+		}
+		t.addListener(group)
 	}
-	listener := t.greedy[int(arg)%2].id
+	ids := slices.Sorted(maps.Keys(t.listeners))
+	listener := ids[int(arg)%3]
 	switch what % 8 {
 	case 0, 1, 2:
 		k := clientKey(listener, int(arg/2))
@@ -185,12 +204,12 @@ func FuzzUDPTable(f *testing.F) {
 				t.Fatalf("%d sockets of %d", n, limits.sockets)
 			}
 		}
-		for len(tab.greedy) > 0 {
-			tab.removeListener(tab.greedy[0].id, tab.now)
+		for id := range tab.listeners {
+			tab.removeListener(id, tab.now)
 		}
 		tab.expire(tab.now + time.Hour)
 		tab.check(t)
-		if tab.total.Load() != 0 || len(tab.replies) != 0 {
+		if tab.total.Load() != 0 || len(tab.replies)+len(tab.groups)+len(tab.all.below) != 0 {
 			t.Fatal("sessions are left")
 		}
 	})
@@ -199,7 +218,7 @@ func FuzzUDPTable(f *testing.F) {
 // A session lasts while it is used, in either direction, and the idle time longer; at most an eighth more.
 func TestUDPIdleCF45(t *testing.T) {
 	tab := newTable(roomy)
-	l := tab.addListener()
+	l := tab.addListener(nil)
 	tab.begin(l, 1, 1) // is not used again
 	tab.begin(l, 2, 1)
 	answered := tab.begin(l, 3, 1)
@@ -234,7 +253,7 @@ func TestUDPIdleCF45(t *testing.T) {
 // not used for the backend.
 func TestUDPQuarantine(t *testing.T) {
 	tab := newTable(roomy)
-	l := tab.addListener()
+	l := tab.addListener(nil)
 	first := tab.begin(l, 1, 1)
 	socket, backend := tab.at(first).socket, packAddr(backendAt(1))
 	tab.end(first, tab.now)
@@ -261,7 +280,7 @@ func TestUDPQuarantine(t *testing.T) {
 func TestUDPFloodEvictsItsOwn(t *testing.T) {
 	limits := udpLimits{sessions: 1000, share: 500, sockets: 4096, socketsShare: 2048, idle: time.Minute}
 	tab := newTable(limits)
-	polite, flooded := tab.addListener(), tab.addListener()
+	polite, flooded := tab.addListener(nil), tab.addListener(nil)
 	for client := range 100 {
 		tab.begin(polite, client, client%10)
 	}
@@ -284,15 +303,15 @@ func TestUDPFloodEvictsItsOwn(t *testing.T) {
 	// What another loop holds does not take the share of this one.
 	other := newUDPTable(limits, &tab.total, &tab.totalSockets, &udpCounters{})
 	third := &table{udpTable: other}
-	l := other.addListener()
+	l := other.addListener(nil)
 	for client := range 600 {
 		third.begin(l, client, client%10)
 	}
-	if other.liveCount != 500 || tab.liveCount != 1000 {
-		t.Fatalf("%d sessions beside %d", other.liveCount, tab.liveCount)
+	if other.all.count != 500 || tab.all.count != 1000 {
+		t.Fatalf("%d sessions beside %d", other.all.count, tab.all.count)
 	}
 	tab.evict(tab.live.first, 0)
-	tab.total.Store(tab.liveCount)
+	tab.total.Store(int64(tab.all.count))
 	tab.check(t)
 }
 
@@ -300,7 +319,7 @@ func TestUDPFloodEvictsItsOwn(t *testing.T) {
 func TestUDPFloodOfOneBackend(t *testing.T) {
 	limits := udpLimits{sessions: 100000, share: 100000, sockets: 64, socketsShare: 64, idle: time.Minute}
 	tab := newTable(limits)
-	polite, flooded := tab.addListener(), tab.addListener()
+	polite, flooded := tab.addListener(nil), tab.addListener(nil)
 	for client := range 4 {
 		tab.begin(polite, client, 1)
 	}
@@ -320,10 +339,48 @@ func TestUDPFloodOfOneBackend(t *testing.T) {
 	tab.check(t)
 }
 
+// A tenant with many listeners of few sessions each takes no session of another's Service, which alone has more than
+// any of his (TN-54): neither where sessions are bounded in all, nor where those to one backend are.
+func TestUDPManyListenersOfOneTenantTN54(t *testing.T) {
+	for name, limits := range map[string]udpLimits{
+		"in all":     {sessions: 2000, share: 2000, sockets: 4096, socketsShare: 4096, idle: time.Minute},
+		"of backend": {sessions: 100000, share: 100000, sockets: 2000, socketsShare: 2000, idle: time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tab := newTable(limits)
+			dns, his := tab.addListener(NewGroup()), NewGroup()
+			for client := range 500 {
+				tab.begin(dns, client, 1)
+			}
+			var listeners []uint32
+			for range 1000 {
+				listeners = append(listeners, tab.addListener(his))
+			}
+			for client := range 10 {
+				for _, l := range listeners {
+					if tab.begin(l, client, 1) == 0 {
+						t.Fatal("a new client gets no session")
+					}
+				}
+			}
+			kept := 0
+			for client := range 500 {
+				if tab.has(dns, client) {
+					kept++
+				}
+			}
+			if kept != 500 {
+				t.Errorf("%d of 500 sessions beside the tenant's are left", kept)
+			}
+			tab.check(t)
+		})
+	}
+}
+
 // The sessions of a listener to a backend that left end, and no others.
 func TestUDPLeave(t *testing.T) {
 	tab := newTable(roomy)
-	a, b := tab.addListener(), tab.addListener()
+	a, b := tab.addListener(nil), tab.addListener(nil)
 	for client := range 100 {
 		tab.begin(a, client, client%4)
 		tab.begin(b, client, client%4)
@@ -340,7 +397,7 @@ func TestUDPLeave(t *testing.T) {
 // A backend that says its port is closed loses all its sessions; a router that says so for it, one.
 func TestUDPRefused(t *testing.T) {
 	tab := newTable(roomy)
-	l := tab.addListener()
+	l := tab.addListener(nil)
 	var ids []uint32
 	for client := range 10 {
 		ids = append(ids, tab.begin(l, client, 1))
@@ -375,7 +432,7 @@ func TestUDPRefused(t *testing.T) {
 // Sockets that are not needed are given back, once nobody uses them.
 func TestUDPPoolShrinks(t *testing.T) {
 	tab := newTable(roomy)
-	l := tab.addListener()
+	l := tab.addListener(nil)
 	for client := range 500 {
 		tab.begin(l, client, 1)
 	}
@@ -413,12 +470,12 @@ func TestUDPTableMemory(t *testing.T) {
 	}
 	before := heap()
 	tab := newTable(roomy)
-	l := tab.addListener()
+	l := tab.addListener(nil)
 	for client := range sessions {
 		tab.begin(l, client, client%100)
 	}
-	if tab.liveCount != sessions || tab.count.evicted.Load() != 0 {
-		t.Fatalf("%d sessions, %d evicted", tab.liveCount, tab.count.evicted.Load())
+	if tab.all.count != sessions || tab.count.evicted.Load() != 0 {
+		t.Fatalf("%d sessions, %d evicted", tab.all.count, tab.count.evicted.Load())
 	}
 	each := (heap() - before) / sessions
 	t.Logf("%d bytes of heap for each of %d sessions, over %d sockets to 100 backends", each, sessions, tab.totalSockets.Load())
@@ -438,7 +495,7 @@ func TestUDPTableMemory(t *testing.T) {
 // What a datagram costs does not depend on how many sessions there are, and allocates nothing.
 func TestUDPTableAllocs(t *testing.T) {
 	tab := newTable(roomy)
-	l := tab.addListener()
+	l := tab.addListener(nil)
 	id := tab.begin(l, 1, 1)
 	k, backend, socket := clientKey(l, 1), packAddr(backendAt(1)), tab.at(id).socket
 	if n := testing.AllocsPerRun(1000, func() {
@@ -477,7 +534,7 @@ func TestUDPSocketsOfTwoTables(t *testing.T) {
 	first := newTable(limits)
 	second := &table{udpTable: newUDPTable(limits, &first.total, &first.totalSockets, &udpCounters{})}
 	for _, tab := range []*table{first, second} {
-		l := tab.addListener()
+		l := tab.addListener(nil)
 		for client := range 100 {
 			if tab.begin(l, client, 1) == 0 {
 				t.Fatal("no session")
