@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"syscall"
 	"time"
 
@@ -31,7 +32,7 @@ type ports struct {
 	promised    map[port]bool      // to those who prefer them; others take none of these
 	resting     map[port]time.Time // until when
 	foreign     map[port]time.Time
-	queue       []port // those that rest, in the order in which they end that
+	queue       []resting // in the order in which they end that
 	quotas      map[lb.Proto]*Quota
 }
 
@@ -39,6 +40,13 @@ type ports struct {
 type port struct {
 	proto  lb.Proto
 	number uint16
+}
+
+// resting is a port that a Service gave up. It counts for the Service until it has rested, or one that comes
+// and goes would soon have all ports rest.
+type resting struct {
+	port
+	service string
 }
 
 func newPorts(first, last uint16) *ports {
@@ -65,6 +73,7 @@ func (p *ports) size() int { return int(p.last) - int(p.first) + 1 }
 // take finds a port for a listener of a Service by trying to listen, first at prefer if that is not 0. listen is given 0 for any port, and
 // returns the one that it got; its errors of ports that somebody else has wrap syscall.EADDRINUSE. refuse closes what listen opened last.
 func (p *ports) take(service string, proto lb.Proto, prefer uint16, listen func(uint16) (uint16, error), refuse func()) error {
+	p.wake(port{proto, prefer})
 	q := p.quota(proto)
 	if _, err := q.take(service); err != nil {
 		if p.last != 0 && q.budget.Used() >= int64(p.size()) { // nobody has more than there are
@@ -80,10 +89,8 @@ func (p *ports) take(service string, proto lb.Proto, prefer uint16, listen func(
 }
 
 func (p *ports) find(proto lb.Proto, prefer uint16, listen func(uint16) (uint16, error), refuse func()) error {
-	p.wake()
 	if prefer != 0 && !p.used[port{proto, prefer}] && (p.last == 0 || p.first <= prefer && prefer <= p.last) {
 		if _, err := listen(prefer); err == nil {
-			delete(p.resting, port{proto, prefer})
 			p.used[port{proto, prefer}] = true
 			return nil
 		} else if !errors.Is(err, syscall.EADDRINUSE) {
@@ -161,22 +168,29 @@ func (p *ports) give(service string, proto lb.Proto, n uint16) {
 	if !p.used[at] {
 		return
 	}
-	p.quota(proto).give(service)
 	delete(p.used, at)
 	p.resting[at] = time.Now().Add(portRest)
-	p.queue = append(p.queue, at)
-	p.wake()
+	p.queue = append(p.queue, resting{at, service})
 }
 
-// wake forgets the ports that have rested.
-func (p *ports) wake() {
+// wake ends the rest of the ports that have rested, and of those that are preferred.
+func (p *ports) wake(preferred port) {
 	now := time.Now()
-	for len(p.queue) > 0 {
-		at := p.queue[0]
-		if until, rests := p.resting[at]; rests && now.Before(until) {
-			return
-		}
-		delete(p.resting, at)
+	for len(p.queue) > 0 && !now.Before(p.resting[p.queue[0].port]) {
+		p.rested(p.queue[0])
 		p.queue = p.queue[1:]
 	}
+	if _, rests := p.resting[preferred]; rests {
+		p.queue = slices.DeleteFunc(p.queue, func(r resting) bool {
+			if r.port == preferred {
+				p.rested(r)
+			}
+			return r.port == preferred
+		})
+	}
+}
+
+func (p *ports) rested(r resting) {
+	delete(p.resting, r.port)
+	p.quota(r.proto).give(r.service)
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/userspace/relay"
@@ -71,5 +73,46 @@ func TestQuotaOfPorts(t *testing.T) {
 	}
 	if err := take(p, "ns/more:p"); !errors.Is(err, ErrNoPort) {
 		t.Errorf("a fourth of 3 ports: %v", err)
+	}
+}
+
+// Ports that were given up, and rest, count for the namespace that had them: a Service that comes and goes leaves ports for others,
+// and has its own again when they have rested (TN-55).
+func TestQuotaOfRestingPortsTN55(t *testing.T) {
+	for name, p := range map[string]*ports{"range": newPorts(1000, 1099), "any": newPorts(0, 0)} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				next := uint16(0)
+				take := func(service string) (n uint16, err error) {
+					return n, p.take(service, lb.UDP, 0, func(want uint16) (uint16, error) {
+						if n = want; n == 0 {
+							next++
+							n = next
+						}
+						return n, nil
+					}, func() {})
+				}
+				churn := func() (n int, err error) {
+					for ; n < 1<<16 && err == nil; n++ {
+						var at uint16
+						if at, err = take("evil/flaps:p"); err == nil {
+							p.give("evil/flaps:p", lb.UDP, at)
+						}
+					}
+					return n - 1, err
+				}
+				n, err := churn()
+				if most := int(p.quota(lb.UDP).budget.Max()); n < most*8/10 || n > most*9/10 || !errors.Is(err, ErrQuota) {
+					t.Errorf("a Service comes and goes %d times with %d ports: %v", n, most, err)
+				}
+				if _, err := take("good/web:p"); err != nil {
+					t.Errorf("another namespace: %v", err)
+				}
+				time.Sleep(portRest)
+				if again, _ := churn(); again < n-1 {
+					t.Errorf("it comes and goes %d times after the ports have rested", again)
+				}
+			})
+		})
 	}
 }
