@@ -141,6 +141,10 @@ type Userspace struct {
 	TerminationGracePeriod time.Duration
 	// DrainTimeout bounds how long connections go on when the process is asked to end.
 	DrainTimeout time.Duration
+	// NodeEndpoints: endpoints at the node's own addresses get connections.
+	NodeEndpoints bool
+	// Fallback: the mode runs where the one that was asked for cannot.
+	Fallback bool
 }
 
 // Windows holds what only Windows uses.

@@ -14,6 +14,7 @@ func (c *Config) Configz() any {
 	fields["ExternalIPCIDRs"] = c.file.ExternalIPCIDRs // and never had these
 	fields["Userspace"] = named(reflect.ValueOf(c.file.Userspace))
 	fields["UI"] = c.file.UI
+	fields["UserspaceFallback"] = c.file.UserspaceFallback
 	fields["AdminSocket"] = c.file.AdminSocket
 	fields["ServiceMetrics"] = c.file.ServiceMetrics
 	return fields

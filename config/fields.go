@@ -21,6 +21,8 @@ type settings struct {
 	ExternalIPCIDRs []string `json:"externalIPCIDRs"`
 	// Userspace is ours (EXT).
 	Userspace userspaceBlock `json:"userspace"`
+	// UserspaceFallback is ours (EXT).
+	UserspaceFallback *bool `json:"userspaceFallback"`
 	// UI is ours (EXT).
 	UI *bool `json:"ui"`
 	// AdminSocket is ours (EXT).
@@ -33,6 +35,7 @@ type settings struct {
 type userspaceBlock struct {
 	TerminationGracePeriod metav1.Duration `json:"terminationGracePeriod"`
 	DrainTimeout           metav1.Duration `json:"drainTimeout"`
+	NodeEndpoints          *bool           `json:"nodeEndpoints"`
 }
 
 // effect says what becomes of a flag or field that somebody sets.
@@ -179,6 +182,8 @@ func fieldTable(modes mode.List) []field {
 		{"externalIPCIDRs", "EXT", live, works, "`CIDRs`, with commas between, of which spec.externalIPs are served at all, in either IP family; nothing means all but loopback and the like"},
 		{"userspace.terminationGracePeriod", "EXT", atStart, works, "how long open connections to an endpoint or Service that was removed go on at most; 0 until they end by themselves, as in other modes"},
 		{"userspace.drainTimeout", "EXT", live, works, "how long open connections go on at most when the process is asked to end"},
+		{"userspace.nodeEndpoints", "EXT", atStart, works, "connect to endpoints at this node's own addresses; without it they get no connections, so that no Service leads past the node's firewall to programs of the node"},
+		{"userspaceFallback", "EXT", "the data plane is chosen once", works, "run mode userspace where the mode that is asked for cannot run here; without it the process ends with an error instead, unless userspace itself is asked for"},
 		{"ui", "EXT", live, works, "the status page, below /ui on the metrics server, for who asks from this node itself; it only shows"},
 		{"adminSocket", "EXT", live, onLinux, "`path` of the unix socket at which kube-proxy trace, why, diff and the like ask this process; root alone may; nothing turns it off"},
 		{"serviceMetrics", "EXT", atStart, works, "how many Services have their connections in metrics of their own, 0 to 1000: those with the most, all others together; 0 counts nothing"},

@@ -82,6 +82,9 @@ func (d *document) finish(obj runtime.Object, root map[string]any) (*document, e
 	if on, ok := root["ui"].(bool); ok {
 		d.UI = &on
 	}
+	if on, ok := root["userspaceFallback"].(bool); ok {
+		d.UserspaceFallback = &on
+	}
 	if path, ok := root["adminSocket"].(string); ok {
 		d.AdminSocket = &path
 	}

@@ -123,6 +123,8 @@ func userspaceFlags(o *Options) []flag {
 		{name: "userspace-termination-grace-period", group: groupUserspace, field: "userspace.terminationGracePeriod",
 			value: duration(&o.file.Userspace.TerminationGracePeriod)},
 		{name: "userspace-drain-timeout", group: groupUserspace, field: "userspace.drainTimeout", value: duration(&o.file.Userspace.DrainTimeout)},
+		{name: "userspace-node-endpoints", group: groupUserspace, field: "userspace.nodeEndpoints", value: optionalBool(&o.file.Userspace.NodeEndpoints)},
+		{name: "userspace-fallback", group: groupUserspace, field: "userspaceFallback", value: optionalBool(&o.file.UserspaceFallback)},
 	}
 }
 

@@ -135,6 +135,8 @@ func setDefaults(c *settings, modes mode.List) {
 	orDefault(&c.ConfigSyncPeriod.Duration, 15*time.Minute)
 	orDefault(&c.UDPIdleTimeout.Duration, 250*time.Millisecond)
 	orDefault(&c.Userspace.DrainTimeout.Duration, drainTimeout)
+	orPoint(&c.Userspace.NodeEndpoints, true)
+	orPoint(&c.UserspaceFallback, true)
 	orPoint(&c.UI, true)
 	orPoint(&c.AdminSocket, DefaultAdminSocket)
 }

@@ -121,7 +121,7 @@ func (o *Options) excluded(cidrs []string) []netip.Prefix {
 func (o *Options) userspace() Userspace {
 	own := o.file.Userspace
 	u := Userspace{UDPIdleTimeout: o.file.UDPIdleTimeout.Duration, TerminationGracePeriod: own.TerminationGracePeriod.Duration,
-		DrainTimeout: own.DrainTimeout.Duration}
+		DrainTimeout: own.DrainTimeout.Duration, NodeEndpoints: *own.NodeEndpoints, Fallback: *o.file.UserspaceFallback}
 	o.positive("udpIdleTimeout", u.UDPIdleTimeout)
 	o.notNegative("userspace.terminationGracePeriod", u.TerminationGracePeriod)
 	o.positive("userspace.drainTimeout", u.DrainTimeout)

@@ -81,7 +81,7 @@ var catalogue = [entries]Entry{
 		"kube-proxy on node {node} runs in the mode ipvs, which is deprecated; nftables takes its place",
 		"The mode ipvs works, but is not developed any further.", "EV-07"},
 	modeFallback: {"KubeProxyModeFallback", actionStart, Warning, KindNode,
-		"kube-proxy on node {node} uses the mode {to}, because {from} cannot work here: {why}",
+		"kube-proxy on node {node} uses the mode {to}, because {from} cannot work here: {why}{caution}",
 		"The configured mode cannot work on this node. Install what the text names, or configure the mode that is used.", "EXT"},
 	modeAnnotated: {"KubeProxyModeFromAnnotation", actionStart, Normal, KindNode,
 		"kube-proxy on node {node} takes the mode {mode} from the Node's annotation {annotation}",
@@ -183,9 +183,12 @@ func IPVSDeprecated(node string) Event {
 	return about(ipvsDeprecated, Node(node), "", "node", node)
 }
 
-// ModeFallback says that the mode to runs, because from cannot.
-func ModeFallback(node, from, to string, why error) Event {
-	return about(modeFallback, Node(node), from, "node", node, "from", from, "to", to, "why", why.Error())
+// ModeFallback says that the mode to runs, because from cannot, and what the administrator must know of to; "" for nothing.
+func ModeFallback(node, from, to string, why error, caution string) Event {
+	if caution != "" {
+		caution = ". " + caution
+	}
+	return about(modeFallback, Node(node), from, "node", node, "from", from, "to", to, "why", why.Error(), "caution", caution)
 }
 
 // ModeFromAnnotation says that the mode was taken from the Node's annotation of that name.

@@ -75,7 +75,13 @@ func (l List) Choose(asked, annotation string, with Settings) (Choice, error) {
 	}
 	var failed []Step
 	for i, m := range candidates {
-		err := m.able(with)
+		var err error
+		if i > 0 && m.Refuses != nil {
+			err = m.Refuses(with)
+		}
+		if err == nil {
+			err = m.able(with)
+		}
 		if err == nil {
 			c.Mode, c.Steps = m, failed
 			return c, nil

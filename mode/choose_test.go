@@ -127,3 +127,38 @@ func TestChooseOfThisSystem(t *testing.T) {
 		t.Errorf("a mode of another system runs: %s", c.Mode.Name)
 	}
 }
+
+// A mode with security implications takes the place of no other where the administrator says so; asked for by name, by the flag or
+// the Node's annotation, it runs (TN-51).
+func TestChooseNotInPlaceOfAnotherTN51(t *testing.T) {
+	modes := all.Modes()
+	for i, m := range modes {
+		modes[i].New = func(mode.Settings) (mode.Plane, error) { return nil, nil }
+		modes[i].Able = func(mode.Settings) error {
+			if m.Name != "userspace" {
+				return errors.New("no packet filter")
+			}
+			return nil
+		}
+	}
+	for _, c := range []struct {
+		asked, annotation string
+		bounded           bool
+		runs              string
+	}{
+		{"", "", false, "userspace"}, {"iptables", "", false, "userspace"},
+		{"", "", true, ""}, {"iptables", "", true, ""}, {"", "iptables", true, ""},
+		{"userspace", "", true, "userspace"}, {"", "userspace", true, "userspace"},
+	} {
+		got, err := modes.Choose(c.asked, c.annotation, mode.Settings{Family: lb.IPv4, Userspace: mode.Userspace{NotUnasked: c.bounded}})
+		if got.Mode.Name != c.runs {
+			t.Errorf("%+v: %q runs, %v", c, got.Mode.Name, err)
+		}
+		if c.runs == "" && (err == nil || !strings.Contains(err.Error(), "--userspace-fallback") || !strings.Contains(err.Error(), "no packet filter")) {
+			t.Errorf("%+v: error %v", c, err)
+		}
+		if c.runs != "" && got.Mode.Caution == "" {
+			t.Errorf("%+v: no caution", c)
+		}
+	}
+}

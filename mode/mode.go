@@ -42,6 +42,11 @@ type Mode struct {
 	FallsBackTo string
 	// Unasked modes are tried where none is asked for, in the order of the list.
 	Unasked bool
+	// Refuses says why the mode may not take the place of another (TN-51), or returns nil. Nil where it always may.
+	Refuses func(Settings) error
+	// Caution says in a sentence what a node's administrator must know of the mode before it takes the place of another;
+	// "" for nothing.
+	Caution string
 	// Annotated modes may be asked for by the Node's annotation (S0).
 	Annotated bool
 
@@ -168,6 +173,8 @@ type Settings struct {
 	ExternalIPsBounded func() bool
 	// IPVS is what only the mode ipvs uses.
 	IPVS IPVS
+	// Userspace is what only the mode userspace uses.
+	Userspace Userspace
 	// Windows is what only Windows uses.
 	Windows Windows
 	// CountServices asks planes that can to count traffic by row ([TrafficCounter]).
@@ -176,6 +183,14 @@ type Settings struct {
 	Writes *ownwrites.Ledger
 	// Log takes what happens beside the calls of a plane, such as a shortage; nil for none. It says the family already.
 	Log *slog.Logger
+}
+
+// Userspace is what the configuration asks of the mode userspace.
+type Userspace struct {
+	// NotUnasked: the mode runs only where it is asked for by name.
+	NotUnasked bool
+	// NoNodeEndpoints: endpoints at the node's own addresses get no connections.
+	NoNodeEndpoints bool
 }
 
 // IPVS is what the configuration asks of the mode ipvs (CF-26 to CF-29).

@@ -164,6 +164,9 @@ func (j *judge) asked() {
 	if err != nil {
 		return
 	}
+	if c.Mode.Caution != "" {
+		j.warn("", "mode %s: %s", c.Mode.Name, c.Mode.Caution)
+	}
 	for _, fam := range j.Families[1:] {
 		if a, ok := j.facts.ability(c.Mode.Name, fam); ok && a.Able != nil {
 			j.warn(fam.String(), "mode %s cannot serve %s: %s; %s would be served alone", c.Mode.Name, fam, oneLine(a.Able), j.Families[0])

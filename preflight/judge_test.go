@@ -89,6 +89,7 @@ func TestJudge(t *testing.T) {
 		{"no mode can run", func(_ *Setup, f *Facts) { cannot(f, "first", broken); cannot(f, "second", broken) }, "mode-asked error : ", ExitErrors},
 		{"one that gives way is asked for", func(s *Setup, f *Facts) { s.Asked = "gives-way"; cannot(f, "gives-way", broken) }, "mode-asked warning : the configuration asks for gives-way; mode gives-way cannot run on this host, using second instead", ExitWarnings},
 		{"one that is not built is asked for", func(s *Setup, _ *Facts) { s.Asked = "later" }, "mode-asked error", ExitErrors},
+		{"the mode that would run has a caution", func(s *Setup, _ *Facts) { s.Modes = slices.Clone(s.Modes); s.Modes[0].Caution = "It bypasses" }, "mode-asked warning : mode first: It bypasses", ExitWarnings},
 		{"the second family cannot be served", func(_ *Setup, f *Facts) { f.Abilities[1].Able = broken }, "mode-asked warning IPv6: mode first cannot serve IPv6: it is broken; IPv4 would be served alone", ExitWarnings},
 		{"rules cannot be listed", func(_ *Setup, f *Facts) { f.Chains.Err = errNeedsRoot }, "drop-policy unknown : not known: needs root", ExitWarnings},
 		{"no forwarding", func(_ *Setup, f *Facts) { f.Sysctls.Value[ipForward] = "0" }, "ip-forward error net.ipv4.ip_forward: it is 0", ExitErrors},

@@ -18,7 +18,7 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 		annotation = p.annotated(ctx)
 	}
 	var err error
-	p.choice, err = p.modes.Choose(cfg.Mode, annotation, mode.Settings{Family: primary, IPVS: ipvsSettings(cfg.Config)})
+	p.choice, err = p.modes.Choose(cfg.Mode, annotation, mode.Settings{Family: primary, IPVS: ipvsSettings(cfg.Config), Userspace: userspaceSettings(cfg.Config)})
 	if p.choice.Ignored != "" {
 		p.log.Warn("annotation of the Node ignored", "because", p.choice.Ignored)
 	}
@@ -31,7 +31,10 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 	}
 	for _, s := range p.choice.Steps {
 		p.log.Warn("mode cannot run on this host", "mode", s.From, "instead", s.To, "err", s.Why)
-		p.tell(event.ModeFallback(cfg.NodeName, s.From, s.To, s.Why))
+		p.tell(event.ModeFallback(cfg.NodeName, s.From, s.To, s.Why, caution(p.modes, s.To)))
+	}
+	if m := p.choice.Mode; m.Caution != "" {
+		p.log.Warn("Mode has a security impact", "mode", m.Name, "caution", m.Caution)
 	}
 	if defaultWillChange && cfg.Mode == "" && p.choice.Annotated == "" {
 		e := event.DefaultModeWillChange(cfg.NodeName, p.choice.Mode.Name)
@@ -47,6 +50,12 @@ func (p *proxy) choose(ctx context.Context, primary lb.Family) error {
 		p.log.Warn("configuration", "warning", w)
 	}
 	return nil
+}
+
+// caution is what the administrator must know of a mode; "" for nothing.
+func caution(modes mode.List, name string) string {
+	m, _ := modes.Find(name)
+	return m.Caution
 }
 
 // annotationWait is how long the start waits for the API server to say what the Node's annotation is. Nothing

@@ -57,9 +57,14 @@ func planeSettings(cfg *configured, fam lb.Family) mode.Settings {
 		TerminationGrace:   cfg.Userspace.TerminationGracePeriod,
 		ExternalIPsBounded: func() bool { return len(cfg.ExternalIPCIDRs) > 0 },
 		IPVS:               ipvsSettings(cfg.Config),
+		Userspace:          userspaceSettings(cfg.Config),
 		Windows:            windowsSettings(cfg.Config),
 		CountServices:      cfg.Servers.ServiceMetrics > 0,
 	}
+}
+
+func userspaceSettings(cfg *config.Config) mode.Userspace {
+	return mode.Userspace{NotUnasked: !cfg.Userspace.Fallback, NoNodeEndpoints: !cfg.Userspace.NodeEndpoints}
 }
 
 func ipvsSettings(cfg *config.Config) mode.IPVS {

@@ -40,6 +40,14 @@ func Mode() mode.Mode {
 			"or without any, by the service addresses on an interface of the node",
 		Unasked:   true,
 		Annotated: true,
+		Refuses: func(s mode.Settings) error {
+			if !s.Userspace.NotUnasked {
+				return nil
+			}
+			return errors.New("not used in place of another mode, because --userspace-fallback (userspaceFallback) is false")
+		},
+		Caution: "Connections to endpoints originate on the node: its firewall and NetworkPolicies take them for the node's own, so that clients reach " +
+			"node ports and pods that these deny them; --userspace-fallback=false and --userspace-node-endpoints=false prevent that",
 
 		Block: "iptables",
 		Reads: []string{"iptables.masqueradeBit", "iptables.masqueradeAll", "iptables.syncPeriod", "iptables.minSyncPeriod",
@@ -157,7 +165,7 @@ func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
 		Log: s.Log, Descriptors: h.descriptors(),
 		Family: s.Family, Capture: c, Passed: passed, Mark: mark, FirstPort: s.FirstPort, LastPort: s.LastPort, UDPIdle: s.UDPIdle,
 		Grace: s.TerminationGrace, LocalhostNodePorts: s.LocalhostNodePorts, ExternalIPsBounded: s.ExternalIPsBounded,
-		CountServices: s.CountServices,
+		CountServices: s.CountServices, NoNodeEndpoints: s.Userspace.NoNodeEndpoints,
 	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())

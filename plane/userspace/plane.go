@@ -38,6 +38,9 @@ type Config struct {
 	// ExternalIPsBounded reports whether the administrator says which external IPs Services may have. Where there is no packet filter,
 	// others than the node's own are served only then. Nil: no.
 	ExternalIPsBounded func() bool
+	// NoNodeEndpoints: endpoints at the node's own addresses get no connections. Whose an address is the kernel says: tenants
+	// write what slices say of it.
+	NoNodeEndpoints bool
 	// CountServices has connections and sessions counted by service port.
 	CountServices bool
 	// Descriptors bounds those of listeners and connections, for all planes of the process that share it; nil for one of its own.
@@ -140,12 +143,19 @@ func newPlane(cfg Config, r relayer, way func(netip.Addr) (balance.Way, error)) 
 		pace: pace, rows: map[lb.Key]*row{}, services: map[serviceName]*service{}, at: map[relay.Listening]*door{},
 	}
 	p.counters.on = cfg.CountServices
-	balancing := balance.Config{}
-	if cfg.Capture.Own() {
-		balancing.Loops = p.own.has
-	}
-	p.balance = balance.New(balancing)
+	p.balance = balance.New(balance.Config{Loops: p.avoids()})
 	return p, nil
+}
+
+// avoids returns what reports whether a backend gets no connections (TN-52); nil where all get some.
+func (p *Plane) avoids() func(netip.AddrPort) bool {
+	switch own := p.cfg.Capture.Own(); {
+	case p.cfg.NoNodeEndpoints: // what the proxy listens at is the node's, too
+		return func(a netip.AddrPort) bool { return p.origins.Host(a.Addr()) }
+	case own:
+		return p.own.has
+	}
+	return nil
 }
 
 // Pace is what an Apply should weigh at most.
