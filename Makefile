@@ -93,6 +93,7 @@ unit: ## go test ./..., with the tests that use this machine's kernel
 	go test -parallel $(PARALLEL) -timeout 10m ./...
 
 e2e: ## a real etcd and kube-apiserver (test/e2e)
+	cd test/e2e && go run ./cmd/build
 	cd test/e2e && go test -v -timeout 15m ./... | grep -v '^=== '
 
 pods: deps ## the image in a real containerd, started by a real kubelet from the chart and from kubeadm's manifests (test/e2e/pods)

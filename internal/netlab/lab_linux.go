@@ -99,6 +99,9 @@ func (l *Lab) claimName() error {
 		return fmt.Errorf("claim the name: %w", err)
 	}
 	l.lock = lock
+	if err := shareNames(); err != nil {
+		return err
+	}
 	for _, h := range hosts {
 		if err := unpublish(l.publicName(h.Name)); err != nil {
 			return err
@@ -109,15 +112,39 @@ func (l *Lab) claimName() error {
 
 func (l *Lab) publicName(host string) string { return "kp-" + l.opts.Name + "-" + host }
 
+// shareNames makes /run/netns a shared mount, as `ip netns add` does. If it were left to that, its mount
+// would cover ours, and our names could not be removed any more.
+func shareNames() error {
+	if err := os.MkdirAll(runNetns, 0o755); err != nil {
+		return fmt.Errorf("make the folder of named namespaces: %w", err)
+	}
+	share := func() error { return unix.Mount("", runNetns, "none", unix.MS_SHARED|unix.MS_REC, "") }
+	err := share()
+	if err == unix.EINVAL { // it is no mount yet
+		if err = unix.Mount(runNetns, runNetns, "none", unix.MS_BIND|unix.MS_REC, ""); err == nil {
+			err = share()
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("share the mount of %s: %w", runNetns, err)
+	}
+	return nil
+}
+
 // unpublish removes a name below /run/netns; a missing one is fine.
 func unpublish(name string) error {
 	path := filepath.Join(runNetns, name)
-	// EINVAL: the file is there, but its mount is gone.
-	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && err != unix.ENOENT && err != unix.EINVAL {
-		return fmt.Errorf("unmount %s: %w", path, err)
+	for { // several mounts may lie upon each other
+		err := unix.Unmount(path, unix.MNT_DETACH)
+		if err == unix.ENOENT || err == unix.EINVAL { // EINVAL: the file is there, but no mount
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove stale namespace: %w", err)
+		return fmt.Errorf("remove the name of a namespace (if it is busy, a later mount of %s covers it: choose another name for the lab): %w", runNetns, err)
 	}
 	return nil
 }

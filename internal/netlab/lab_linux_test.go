@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -351,6 +353,40 @@ func TestParallelLabs(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestNamedBesideIPNetns: a named lab can be taken away, and made again, after `ip netns add` was called. It
+// runs with mounts of its own, so that /run/netns is not prepared yet.
+func TestNamedBesideIPNetns(t *testing.T) {
+	const inside = "NETLAB_OWN_MOUNTS"
+	if os.Getenv(inside) == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestNamedBesideIPNetns$", "-test.v")
+		cmd.Env = append(os.Environ(), inside+"=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	if err := unix.Mount("none", "/run", "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	opts := Options{Name: "beside", Named: true, NoNode2: true, NoClient: true}
+	for run := range 2 {
+		l, err := New(opts)
+		if err != nil {
+			t.Fatalf("run %d: %v", run, err)
+		}
+		if out, err := exec.Command("ip", "netns", "add", fmt.Sprintf("other%d", run)).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if err := l.Close(); err != nil {
+			t.Errorf("run %d: %v", run, err)
+		}
+	}
+	if left, err := filepath.Glob(runNetns + "/kp-*"); err != nil || len(left) > 0 {
+		t.Errorf("names that stay: %q, %v", left, err)
 	}
 }
 
