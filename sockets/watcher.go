@@ -60,10 +60,12 @@ type Watcher struct {
 	rows  map[lb.Family]map[port]string  // the Service of each NodePort
 	addrs map[netip.Addr]map[port]string // the Service of each port of external and load-balancer addresses
 	fresh map[port]struct{}              // to be looked at
+	gone  map[state]struct{}             // claims that ended before they were looked at, without listeners (TN-83)
 
 	// The rest belongs to the goroutine of Run.
 
-	locals   []netip.Addr // of this node, at which there were rows when it was looked last
+	locals   []netip.Addr     // of this node, at which there were rows or ended claims at the last look
+	ended    map[port][]state // claims that were gone at the last look, and are still to be judged
 	told     map[state]struct{}
 	suspects map[state]suspect
 	errs     map[string]string // told
@@ -136,7 +138,7 @@ func newWatcher(cfg Config, k kernel) *Watcher {
 	}
 	return &Watcher{cfg: cfg, kernel: k, confirm: 3 * time.Second, wake: make(chan struct{}, 1),
 		rows: map[lb.Family]map[port]string{lb.IPv4: {}, lb.IPv6: {}}, addrs: map[netip.Addr]map[port]string{},
-		fresh: map[port]struct{}{}, told: map[state]struct{}{}, suspects: map[state]suspect{}, errs: map[string]string{}}
+		fresh: map[port]struct{}{}, gone: map[state]struct{}{}, told: map[state]struct{}{}, suspects: map[state]suspect{}, errs: map[string]string{}}
 }
 
 // Observer takes the applied changes of one family's engine. It is an engine.Observer.
@@ -181,6 +183,10 @@ func (o *Observer) Applied(changes []lb.Change) {
 // looked at.
 func (w *Watcher) note(rows map[port]string, c lb.Change, kinds ...lb.Kind) {
 	p := port{c.Key.Port, c.Key.Proto}
+	_, unseen := w.fresh[p]
+	if was := rows[p]; unseen && was != "" && (c.New == nil || c.New.Service != was) && len(w.gone) < maxGone {
+		w.gone[state{service: was, port: p, addr: c.Key.Addr}] = struct{}{}
+	}
 	if c.New == nil || !slices.Contains(kinds, c.New.Kind) {
 		delete(rows, p)
 		return
@@ -190,6 +196,10 @@ func (w *Watcher) note(rows map[port]string, c lb.Change, kinds ...lb.Kind) {
 		w.fresh[p] = struct{}{}
 	}
 }
+
+// maxGone bounds the ended claims that are remembered between two looks, 100 ms apart or more. A Service
+// that makes more of them is reported by those that it has left.
+const maxGone = 4096
 
 // Run looks until ctx ends, and then closes what New has opened. Call it once.
 func (w *Watcher) Run(ctx context.Context) {
@@ -238,6 +248,9 @@ func (w *Watcher) take(all bool) map[lb.Proto]map[uint16]struct{} {
 	defer w.mu.Unlock()
 	ports := w.fresh
 	w.fresh = map[port]struct{}{}
+	for p := range w.ended {
+		ports[p] = struct{}{}
+	}
 	for s, was := range w.suspects {
 		if time.Since(was.since) >= w.confirm {
 			ports[s.port] = struct{}{}
@@ -257,7 +270,7 @@ func (w *Watcher) take(all bool) map[lb.Proto]map[uint16]struct{} {
 	}
 	out := map[lb.Proto]map[uint16]struct{}{}
 	for p := range ports {
-		if w.rows[lb.IPv4][p] == "" && w.rows[lb.IPv6][p] == "" && len(w.here(p)) == 0 {
+		if w.rows[lb.IPv4][p] == "" && w.rows[lb.IPv6][p] == "" && len(w.here(p)) == 0 && len(w.ended[p]) == 0 {
 			continue
 		}
 		if out[p.proto] == nil {
@@ -276,6 +289,11 @@ func (w *Watcher) here(p port) []state {
 			out = append(out, state{service: service, port: p, addr: a})
 		}
 	}
+	for _, s := range w.ended[p] {
+		if slices.Contains(w.locals, s.addr) && w.addrs[s.addr][p] != s.service {
+			out = append(out, s)
+		}
+	}
 	return out
 }
 
@@ -292,6 +310,12 @@ func (w *Watcher) against(p port, s socket) []state {
 			if found.service != "" && s.takes(fam) && !slices.Contains(out, found) {
 				out = append(out, found)
 			}
+		}
+	}
+	for _, found := range w.ended[p] {
+		found.listener = s.addr
+		if !found.addr.IsValid() && (at.IsUnspecified() || w.cfg.Serves(at)) && !slices.Contains(out, found) {
+			out = append(out, found)
 		}
 	}
 	for _, found := range w.here(p) {
@@ -360,10 +384,15 @@ func (w *Watcher) look(ctx context.Context, all bool) {
 	w.looks.Add(1)
 }
 
-// locate learns at which addresses of this node there are rows. Where that fails, what was known before does.
+// locate takes the claims that ended, and learns at which addresses of this node there are rows or such claims.
+// Where that fails, what was known before does.
 func (w *Watcher) locate() {
 	w.mu.Lock()
-	needed := len(w.addrs) > 0
+	for s := range w.gone {
+		w.keepEnded(s)
+	}
+	w.gone = map[state]struct{}{}
+	needed := len(w.addrs) > 0 || len(w.ended) > 0
 	w.mu.Unlock()
 	if !needed {
 		w.locals = nil
@@ -376,7 +405,13 @@ func (w *Watcher) locate() {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.locals = slices.DeleteFunc(locals, func(a netip.Addr) bool { return w.addrs[a] == nil })
+	claimed := map[netip.Addr]bool{}
+	for _, claims := range w.ended {
+		for _, s := range claims {
+			claimed[s.addr] = true
+		}
+	}
+	w.locals = slices.DeleteFunc(locals, func(a netip.Addr) bool { return w.addrs[a] == nil && !claimed[a] })
 }
 
 // withoutOurs removes sockets of this process in the way of NodePorts, which it may serve itself. The kernel is asked of
@@ -409,6 +444,15 @@ func (w *Watcher) compare(found map[state]uint32, looked map[port]struct{}) {
 			suspects[s] = was
 		}
 	}
+	ended := w.ended
+	w.ended = nil
+	for p, claims := range ended {
+		if _, asked := looked[p]; !asked {
+			for _, s := range claims {
+				w.keepEnded(s)
+			}
+		}
+	}
 	var fresh []state
 	for s, inode := range found {
 		if _, known := w.told[s]; known {
@@ -421,6 +465,9 @@ func (w *Watcher) compare(found map[state]uint32, looked map[port]struct{}) {
 			}
 			if now.Sub(was.since) < w.confirm {
 				suspects[s] = was
+				if claim := (state{service: s.service, port: s.port, addr: s.addr}); slices.Contains(ended[s.port], claim) {
+					w.keepEnded(claim)
+				}
 				continue
 			}
 		}
@@ -429,6 +476,17 @@ func (w *Watcher) compare(found map[state]uint32, looked map[port]struct{}) {
 	}
 	w.suspects = suspects
 	w.tell(fresh)
+}
+
+// keepEnded has a claim that ended judged at the next look: its UDP socket is too young yet, or the sockets
+// could not be listed.
+func (w *Watcher) keepEnded(s state) {
+	if w.ended == nil {
+		w.ended = map[port][]state{}
+	}
+	if !slices.Contains(w.ended[s.port], s) {
+		w.ended[s.port] = append(w.ended[s.port], s)
+	}
 }
 
 // tell tells what is new in the order of Services and keys: what one of them takes at the node's own addresses, all at once,

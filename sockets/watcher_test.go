@@ -437,3 +437,31 @@ func TestNodeAddressTakesNodePort(t *testing.T) {
 		r.expect(late)
 	})
 }
+
+// A claim of the node's own address that ends before the next look is reported, each time it is made (TN-83).
+func TestShortClaimsTN83(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.kernel.has("172.18.0.2")
+		r.kernel.set("tcp 0.0.0.0:10250", "udp 0.0.0.0:53")
+		for range 50 {
+			r.apply(lb.IPv4, "tenant/x 172.18.0.2:10250/tcp")
+			time.Sleep(90 * time.Millisecond)
+			r.apply(lb.IPv4, "-172.18.0.2:10250/tcp")
+			r.expect(time.Second, "tenant/x 172.18.0.2:10250/tcp 0.0.0.0:10250")
+		}
+		// A NodePort.
+		r.apply(lb.IPv4, "tenant/n 10250/tcp", "-10250/tcp")
+		r.expect(time.Second, "tenant/n 10250/tcp 0.0.0.0:10250")
+		// The socket of UDP has to be old enough.
+		r.apply(lb.IPv4, "tenant/u 172.18.0.2:53/udp", "-172.18.0.2:53/udp")
+		r.expect(time.Second)
+		r.expect(10*time.Second, "tenant/u 172.18.0.2:53/udp 0.0.0.0:53")
+		// Sockets that cannot be listed now are listed at the next look.
+		r.kernel.fail(errors.New("busy"))
+		r.apply(lb.IPv4, "tenant/x 172.18.0.2:10250/tcp", "-172.18.0.2:10250/tcp")
+		r.expect(time.Second)
+		r.kernel.fail(nil)
+		r.apply(lb.IPv4, "tenant/n 30000/tcp") // wakes it
+		r.expect(time.Second, "tenant/x 172.18.0.2:10250/tcp 0.0.0.0:10250")
+	})
+}
