@@ -73,8 +73,8 @@ func TestIPVSSettings(t *testing.T) {
 		t.Errorf("timeouts: %s", got)
 	}
 	saved := n.saved()
-	for _, want := range []string{"-A -t 10.96.0.10:80 -s sh -b sh-fallback,sh-port", "-A -u 10.96.0.10:80 -s sh -b sh-fallback,sh-port",
-		"-A -t 172.18.0.2:30080 -s sh -b sh-fallback,sh-port", "-A -t 192.0.2.9:99 -s rr",
+	for _, want := range []string{"-A -t 10.96.0.10:80 -s sh -b sh-fallback", "-A -u 10.96.0.10:80 -s sh -b sh-fallback",
+		"-A -t 172.18.0.2:30080 -s sh -b sh-fallback", "-A -t 192.0.2.9:99 -s rr",
 		fmt.Sprintf("-a -t 10.96.0.10:80 -r %s -m -w 1", one.at()), fmt.Sprintf("-a -t 172.18.0.2:30080 -r %s -m -w 1", two.at())} {
 		if !slices.Contains(saved, want) {
 			t.Errorf("no %q in\n%s", want, strings.Join(saved, "\n"))

@@ -10,11 +10,14 @@ import (
 // schedulerOf returns the scheduler that is asked for, or the usual one.
 func schedulerOf(asked string) string { return cmp.Or(asked, mode.Schedulers()[0]) }
 
-// schedulerFlags are those that virtual servers have under the scheduler: sh and mh spread the connections of one client, by its port (DP-35),
-// and lead a client whose backend takes no new connections to another one; those whose backend drains would be refused else.
+// schedulerFlags are the flags of virtual servers with the scheduler. With sh and mh, a client whose real server drains
+// goes to another one instead of being refused. mh counts the client's port too, as upstream has it (DP-35); sh is plain
+// source hashing: a client has one real server (TN-60).
 func schedulerFlags(name string) ipvswire.Flags {
 	switch name {
-	case "sh", "mh":
+	case "sh":
+		return ipvswire.Sched1
+	case "mh":
 		return ipvswire.Sched1 | ipvswire.Sched2
 	}
 	return 0
