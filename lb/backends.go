@@ -116,6 +116,16 @@ func (b *Backends) Has(a netip.AddrPort) bool {
 	return ok
 }
 
+// HasAddr reports whether there is a backend at the address, at whatever port.
+func (b *Backends) HasAddr(a netip.Addr) bool {
+	for i := range b.runs() {
+		if _, found := b.run(i).find(a); found {
+			return true
+		}
+	}
+	return false
+}
+
 // Find returns the backend at the address and port.
 func (b *Backends) Find(a netip.AddrPort) (is Backend, ok bool) {
 	r := &b.only
@@ -129,11 +139,15 @@ func (b *Backends) Find(a netip.AddrPort) (is Backend, ok bool) {
 	if r.port != a.Port() {
 		return is, false
 	}
-	i, ok := slices.BinarySearchFunc(r.endpoints, a.Addr(), func(e Endpoint, a netip.Addr) int { return e.Addr.Compare(a) })
+	i, ok := r.find(a.Addr())
 	if ok {
 		is = r.at(i)
 	}
 	return is, ok
+}
+
+func (r *run) find(a netip.Addr) (i int, ok bool) {
+	return slices.BinarySearchFunc(r.endpoints, a, func(e Endpoint, a netip.Addr) int { return e.Addr.Compare(a) })
 }
 
 // Equal reports whether two lists have the same backends.

@@ -104,6 +104,14 @@ func (t *Table) count(was, now *Frontend) {
 	t.addresses[a] = n
 }
 
+// Owner returns whose row is in force for k, or the zero Owner.
+func (t *Table) Owner(k Key) Owner {
+	if c := t.rows[k]; c != nil {
+		return c.owner
+	}
+	return Owner{}
+}
+
 // All iterates over the rows in force, in no order.
 func (t *Table) All() iter.Seq[*Frontend] {
 	return func(yield func(*Frontend) bool) {

@@ -22,8 +22,12 @@ const (
 	underWay = time.Second
 	// mute is how long packets may go to it without one that comes from it: its clients repeat what was lost.
 	mute = 2 * time.Minute
-	// silent is how long it may send none, whatever goes to it: as long as IPVS remembers a connection that is idle.
+	// silent is how long it may send none, whatever goes to it, where [Config.Idle] says nothing: as long as IPVS remembers a
+	// connection that is idle.
 	silent = 15 * time.Minute
+	// stay is how long the connections of a Service that is gone may hold its address, whatever goes through them: the address may
+	// be somebody else's by then (TN-63).
+	stay = 5 * time.Minute
 	// perSecond is how many real servers of one virtual server are listed for each second of pause: to look at one lists all.
 	perSecond = 1000
 	// together is how far apart virtual servers may be due that are looked at together, and lookStep how many real servers are listed then:
@@ -84,7 +88,7 @@ func (p *Plane) look(ctx context.Context) error {
 			continue
 		}
 		listed += len(s.dests)
-		gone, err := s.look(ctx, p.cfg.IPVS, now, counts)
+		gone, err := p.lookAt(ctx, s, now, counts)
 		if err != nil {
 			return err
 		}
@@ -106,9 +110,10 @@ func (p *Plane) look(ctx context.Context) error {
 }
 
 // look returns which real servers have drained, or serve no connection any more.
-func (s *virtual) look(ctx context.Context, kernel Servers, now time.Time, counts bool) (gone []netip.AddrPort, err error) {
+func (p *Plane) lookAt(ctx context.Context, s *virtual, now time.Time, counts bool) (gone []netip.AddrPort, err error) {
 	left := map[netip.AddrPort]bool{}
-	err = kernel.Destinations(ctx, s.id, func(d ipvswire.DestinationState) error {
+	late := s.leaving && (now.Sub(s.drain.left) >= stay || p.l.taken(s))
+	err = p.cfg.IPVS.Destinations(ctx, s.id, func(d ipvswire.DestinationState) error {
 		is, drains := s.drain.dests[d.Addr]
 		if !drains {
 			return nil
@@ -117,7 +122,7 @@ func (s *virtual) look(ctx context.Context, kernel Servers, now time.Time, count
 		if s.leaving {
 			d.Inactive = 0
 		}
-		if is.follow(d, now) && (counts || d.Active+d.Inactive == 0) {
+		if is.follow(d, now, p.cfg.Idle) && (counts || d.Active+d.Inactive == 0) || late {
 			gone = append(gone, d.Addr)
 		}
 		s.drain.dests[d.Addr] = is
@@ -135,8 +140,9 @@ func (s *virtual) look(ctx context.Context, kernel Servers, now time.Time, count
 	return gone, nil
 }
 
-// follow takes note of what a real server has done since it was looked at last, and reports whether it may go.
-func (s *seen) follow(d ipvswire.DestinationState, now time.Time) bool {
+// follow takes note of what a real server has done since it was looked at last, and reports whether it may go; idle is how long
+// IPVS remembers a connection without packets.
+func (s *seen) follow(d ipvswire.DestinationState, now time.Time, idle time.Duration) bool {
 	in, out := d.Stats.InPackets, d.Stats.OutPackets
 	switch {
 	case out != s.out:
@@ -148,5 +154,5 @@ func (s *seen) follow(d ipvswire.DestinationState, now time.Time) bool {
 	if now.Sub(s.left) < underWay {
 		return false
 	}
-	return d.Active+d.Inactive == 0 || now.Sub(s.heard) >= silent || !s.asked.IsZero() && now.Sub(s.asked) >= mute
+	return d.Active+d.Inactive == 0 || now.Sub(s.heard) >= idle || !s.asked.IsZero() && now.Sub(s.asked) >= mute
 }

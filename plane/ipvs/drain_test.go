@@ -295,6 +295,91 @@ func TestDrainDeletedServiceDP53(t *testing.T) {
 	})
 }
 
+// A connection that never ends holds the address of a Service that is gone for a bounded time, also after a restart (TN-63).
+func TestDrainDeletedServiceIsBounded(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDrainLab(t, lb.TCP)
+			d.busy(1, 1, 0, 0)
+			d.apply(lb.Owner{Name: "ns/web"}, nil)
+			used := func(s int) {
+				if d.weights() != nil {
+					d.busy(1, 1, uint64(1+s), uint64(1+s))
+				}
+			}
+			if restart {
+				d.wait(stay/2, used)
+				d.p.Close()
+				d.p = d.plane(t, lb.IPv4)
+				d.reset()
+			}
+			d.wait(stay-time.Second, used)
+			d.want("before the bound", -1, 0, -1)
+			d.wait(lastLook+2*time.Second, used)
+			if d.weights() != nil {
+				t.Error("the virtual server is there after the bound")
+			}
+			if n := len(d.devs[lb.IPv4].addrs) + len(d.sets[setIPs.name(lb.IPv4)].members) + len(d.sets[setMarksAnywhere.name(lb.IPv4)].members); n > 0 {
+				t.Errorf("%d addresses and members of it are there after the bound", n)
+			}
+		})
+	}
+}
+
+// Connections do not keep an address that another device has: what listens there is reached at once, also where the address comes to the
+// device later (TN-63).
+func TestDrainAtAddressOfAnotherDevice(t *testing.T) {
+	for _, later := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDrainLab(t, lb.TCP)
+			device := func() {
+				d.others = append(d.others, d.web.Addr.Addr())
+				d.devs[lb.IPv4].tell(false, true)
+				if _, err := d.p.Audit(t.Context(), false); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !later {
+				device()
+			}
+			d.busy(1, 1, 0, 0)
+			d.apply(lb.Owner{Name: "ns/web"}, nil)
+			if later {
+				d.want("at an address of ours", -1, 0, -1)
+				device()
+				d.wait(lastLook+time.Second, nil)
+			}
+			if d.weights() != nil {
+				t.Error("the virtual server stays at an address of another device")
+			}
+		})
+	}
+}
+
+// Idle connections to a real server that leaves end when IPVS forgets them, by --ipvs-tcp-timeout (TN-64).
+func TestDrainFollowsTheTimeout(t *testing.T) {
+	for _, idle := range []time.Duration{5 * time.Minute, time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDrainLab(t, lb.TCP)
+			cfg := d.config(lb.IPv4)
+			cfg.Idle = idle
+			d.p.Close()
+			var err error
+			if d.p, err = New(cfg); err != nil {
+				t.Fatal(err)
+			}
+			defer d.p.Close()
+			d.reset()
+			d.busy(2, 5, 100, 100)
+			d.apply(d.service(lb.TCP, 0, 2))
+			d.wait(idle-time.Second, nil)
+			d.want("before the timeout", 1, 1, 0)
+			d.wait(lastLook+2*time.Second, nil)
+			d.want("after the timeout", 1, 1, -1)
+		})
+	}
+}
+
 // A Service that comes back while connections of the one before drain takes its virtual server over.
 func TestDrainServiceReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

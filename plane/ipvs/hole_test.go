@@ -101,3 +101,36 @@ func hole(before, at, after moment, drop uint32) string {
 	}
 	return ""
 }
+
+// A change that gives a key both endpoints and source ranges, or endpoints and a drop, keeps clients out before it lets any in (TN-65).
+func TestGuardsComeFirst(t *testing.T) {
+	w := planetest.World{Family: lb.IPv4}
+	owner, key := lb.Owner{Name: "ns/web"}, lb.Key{Addr: w.Addr(198, 1), Port: 80, Proto: lb.TCP}
+	row := func(sources []netip.Prefix, routes ...lb.Route) *lb.Frontend {
+		return &lb.Frontend{Key: key, Service: "ns/web:http", Kind: lb.LoadBalancer, Routes: routes, Sources: sources}
+	}
+	reject := row(nil, lb.Route{From: lb.Anywhere, Do: lb.Reject})
+	guarded := row([]netip.Prefix{netip.PrefixFrom(w.Addr(100, 0), 8)}, lb.Route{From: lb.Anywhere, Do: lb.Balance, To: w.Set("ns/web:http", lb.Cluster, 1, 2)})
+	k := newLab(t)
+	p, table := k.plane(t, lb.IPv4), w.Table(0, 0)
+	table.Replace(owner, []*lb.Frontend{reject})
+	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+		t.Fatal(err)
+	}
+	asked := 0
+	k.ipvs.Before = func(r ipvsfake.Request) error {
+		if r.Command == ipvsfake.NewDest {
+			asked++
+			if n := len(k.sets[setFirewall.name(lb.IPv4)].members); n != 1 {
+				t.Errorf("a real server comes while %d keys have source ranges", n)
+			}
+		}
+		return nil
+	}
+	if _, err := p.Apply(t.Context(), replaced(table, owner, []*lb.Frontend{guarded})); err != nil {
+		t.Fatal(err)
+	}
+	if asked == 0 {
+		t.Error("no real server came")
+	}
+}

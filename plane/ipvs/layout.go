@@ -57,12 +57,15 @@ func (l *layout) service(id ipvswire.ServiceID, affinity uint32) ipvswire.Servic
 	return s
 }
 
+// bindingOf is what the address of a row is to kube-ipvs0. One of the row's own endpoints keeps its address.
 func bindingOf(row *lb.Frontend) binding {
 	switch {
 	case row.Key.IsNodePort():
 		return unbound
 	case row.Kind == lb.ClusterIP:
 		return bound
+	case slices.ContainsFunc(row.Routes, func(r lb.Route) bool { return r.To != nil && r.To.Backends.HasAddr(row.Key.Addr) }):
+		return unbound
 	}
 	return lent
 }

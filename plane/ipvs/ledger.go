@@ -20,15 +20,19 @@ type ledger struct {
 	// that they are not bound to kube-ipvs0 (DP-31).
 	nodePorts []netip.Addr
 	elsewhere map[netip.Addr]bool
-	// own are all of this node's but those of kube-ipvs0; pods are where those of pods are.
-	own  []netip.Addr
-	pods []netip.Prefix
+	// own are all of this node's but those of kube-ipvs0; pods are where those of pods are, and services where cluster IPs are.
+	own            []netip.Addr
+	pods, services []netip.Prefix
 	// byPort are the keys of NodePorts.
 	byPort map[lb.Key]struct{}
 	// ranges counts the source ranges of all keys of a Service.
 	ranges map[string]int
 	// backends counts the backends at an address.
 	backends map[netip.Addr]int32
+	// yields has, of a table that is being loaded, who gets each address that is lent and that is a backend's: true for the backend.
+	yields map[netip.Addr]bool
+	// withheld are the virtual servers that lack real servers at an address, because that is a Service's.
+	withheld map[netip.Addr]map[*virtual]struct{}
 
 	servers map[ipvswire.ServiceID]*virtual
 	members map[member]counted
@@ -64,6 +68,8 @@ func (e counted) right() bool { return e.has == (e.refs > 0) && (!e.has || e.wan
 type address struct {
 	refs, firm int32
 	has        bool
+	// yields: it is lent, and a backend had it before.
+	yields bool
 }
 
 // virtual is a virtual server.
@@ -79,6 +85,8 @@ type virtual struct {
 	bind binding        // as which its address is counted in ledger.addrs
 	// serving, if not nil, has the backends whose flows go on though they are not of set.
 	serving *lb.BackendSet
+	// withheld are the addresses of set that have no real server, see [ledger.withholds].
+	withheld []netip.Addr
 
 	// As the kernel has it.
 	has   bool
@@ -101,7 +109,8 @@ func newLedger(l layout) *ledger {
 	return &ledger{
 		layout: l, rows: map[lb.Key]*lb.Frontend{}, elsewhere: map[netip.Addr]bool{},
 		byPort: map[lb.Key]struct{}{}, ranges: map[string]int{}, backends: map[netip.Addr]int32{},
-		servers: map[ipvswire.ServiceID]*virtual{}, members: map[member]counted{}, addrs: map[netip.Addr]address{},
+		withheld: map[netip.Addr]map[*virtual]struct{}{},
+		servers:  map[ipvswire.ServiceID]*virtual{}, members: map[member]counted{}, addrs: map[netip.Addr]address{},
 		others: map[other]*virtual{}, late: map[other]int32{}, numbers: numbers{used: map[uint32]bool{}}, touched: newTouched(),
 	}
 }
@@ -191,14 +200,16 @@ func (l *ledger) countRow(key lb.Key, row *lb.Frontend, by int32) {
 	}
 }
 
-// countBackend counts who has a backend at an address: one that is lent is not bound meanwhile.
+// countBackend counts who has a backend at an address. With the last of them goes what keeps a lent address from being bound.
 func (l *ledger) countBackend(key lb.Key, a netip.Addr, by int32) {
-	is, known := l.addrs[a]
-	before := known && l.binds(a, is)
+	is := l.addrs[a]
+	before := is.yields && l.binds(a, is)
 	if l.backends[a] += by; l.backends[a] == 0 {
 		delete(l.backends, a)
 	}
-	if known {
+	if is.yields {
+		is.yields = l.backends[a] > 0
+		l.setAddress(a, is)
 		l.rebound(key, a, before)
 	}
 }
@@ -288,6 +299,12 @@ func (l *ledger) leave(key lb.Key, s *virtual, leaving bool) {
 	}
 }
 
+// taken reports whether another device has the address of a virtual server that is no NodePort's: what listens there is not ours to
+// keep clients from.
+func (l *ledger) taken(s *virtual) bool {
+	return s.id.Mark == 0 && s.bind != unbound && l.elsewhere[s.id.Addr.Addr()]
+}
+
 // bind counts the address of a virtual server, as what it has it.
 func (l *ledger) bind(key lb.Key, s *virtual, as binding) {
 	if s.bind == as {
@@ -296,9 +313,15 @@ func (l *ledger) bind(key lb.Key, s *virtual, as binding) {
 	a := s.id.Addr.Addr()
 	is := l.addrs[a]
 	before := l.binds(a, is)
+	fresh := is.refs == 0
 	is.count(s.bind, -1)
 	is.count(as, +1)
-	s.bind = as
+	switch s.bind = as; {
+	case is.refs == 0:
+		is.yields = false
+	case fresh:
+		is.yields = as == lent && l.yield(a, is)
+	}
 	l.setAddress(a, is)
 	l.rebound(key, a, before)
 }
@@ -312,6 +335,52 @@ func (is *address) count(as binding, by int32) {
 	}
 }
 
+// yield reports whether an address that comes to be lent stays a backend's, which had it before. So neither who writes a
+// Service nor who writes an endpoint takes an address from another (TN-61).
+func (l *ledger) yield(a netip.Addr, is address) bool {
+	if yields, contested := l.yields[a]; contested {
+		delete(l.yields, a)
+		return yields
+	}
+	return l.backends[a] > 0 && !is.has
+}
+
+// contest decides, of each address of the table that is lent and is a backend's, who had it first. What kube-ipvs0 or the set of
+// its addresses has was lent first. An address that they lack though its virtual server is there was a backend's. On a node that
+// has neither, the older Service has it, as it would have a key.
+func (l *ledger) contest(want *lb.Table) {
+	first, served := map[netip.Addr]lb.Owner{}, map[netip.Addr]bool{}
+	for row := range want.All() {
+		if bindingOf(row) != lent {
+			continue
+		}
+		a, owner := row.Key.Addr, want.Owner(row.Key)
+		if before, found := first[a]; !found || owner.Compare(before) < 0 {
+			first[a] = owner
+		}
+		s := l.servers[serviceOf(row.Key)]
+		served[a] = served[a] || s != nil && s.has
+	}
+	l.yields = map[netip.Addr]bool{}
+	if len(first) == 0 {
+		return
+	}
+	for row := range want.All() {
+		for _, r := range row.Routes {
+			if r.To == nil {
+				continue
+			}
+			for b := range r.To.Backends.All() {
+				a := b.Addr.Addr()
+				if lender, found := first[a]; found && !l.yields[a] {
+					had := l.addrs[a].has || l.members[member{set: setIPs, addr: a}].has
+					l.yields[a] = !had && (served[a] || want.Owner(row.Key).Compare(lender) < 0)
+				}
+			}
+		}
+	}
+}
+
 func (l *ledger) setAddress(a netip.Addr, is address) {
 	if is == (address{}) {
 		delete(l.addrs, a)
@@ -322,7 +391,14 @@ func (l *ledger) setAddress(a netip.Addr, is address) {
 
 // binds reports whether kube-ipvs0 shall have the address.
 func (l *ledger) binds(a netip.Addr, is address) bool {
-	return is.refs > 0 && !l.elsewhere[a] && (is.firm > 0 || l.backends[a] == 0 && !within(l.pods, a))
+	return is.refs > 0 && !l.elsewhere[a] && (is.firm > 0 || !(is.yields && l.backends[a] > 0) && !within(l.pods, a))
+}
+
+// withholds reports whether virtual servers have no real servers at an address, because it is one of kube-ipvs0 or of the service
+// network: IPVS would lead clients to programs of this node, behind its firewall (TN-62).
+func (l *ledger) withholds(a netip.Addr) bool {
+	is := l.addrs[a]
+	return is.has || l.binds(a, is) || within(l.services, a)
 }
 
 // rebound has the ipset of addresses follow them.
@@ -333,8 +409,43 @@ func (l *ledger) rebound(key lb.Key, a netip.Addr, before bool) {
 			by = 1
 		}
 		l.count(key, member{set: setIPs, addr: a}, mark{}, by)
+		l.retarget(key, a, now)
 	}
 	l.touched.addrs[a] = key
+}
+
+// withhold takes note of the addresses at which a virtual server lacks real servers.
+func (l *ledger) withhold(s *virtual, addrs []netip.Addr) {
+	for _, a := range s.withheld {
+		if delete(l.withheld[a], s); len(l.withheld[a]) == 0 {
+			delete(l.withheld, a)
+		}
+	}
+	s.withheld = addrs
+	for _, a := range addrs {
+		if l.withheld[a] == nil {
+			l.withheld[a] = map[*virtual]struct{}{}
+		}
+		l.withheld[a][s] = struct{}{}
+	}
+}
+
+// retarget touches the virtual servers whose real servers at an address go, or come, as that is bound or not.
+func (l *ledger) retarget(key lb.Key, a netip.Addr, bound bool) {
+	if !bound {
+		for s := range l.withheld[a] {
+			l.touched.servers[s] = key
+		}
+		return
+	}
+	if l.backends[a] == 0 || within(l.services, a) {
+		return
+	}
+	for _, s := range l.servers { // of an unknown service network alone: lent addresses yield to backends
+		if s.set != nil && s.set.Backends.HasAddr(a) {
+			l.touched.servers[s] = key
+		}
+	}
 }
 
 // other is the virtual server of that name, or where there are no more numbers, which takes more than 100,000 service ports, one that
@@ -377,6 +488,7 @@ func (l *ledger) done(key lb.Key, s *virtual) {
 	l.leave(key, s, false)
 	delete(l.servers, s.id)
 	delete(l.touched.servers, s)
+	l.withhold(s, nil)
 	if s.id.Mark == 0 {
 		l.bind(key, s, unbound)
 		return
@@ -390,8 +502,8 @@ func (l *ledger) done(key lb.Key, s *virtual) {
 }
 
 // place takes a change of this machine: which addresses answer NodePorts, which other interfaces have, which are its own, and where
-// pods are.
-func (l *ledger) place(p Place, pods []netip.Prefix) {
+// pods and cluster IPs are.
+func (l *ledger) place(p Place, n lb.Node) {
 	nodePorts := p.NodePorts
 	var differ []netip.Addr
 	for _, a := range append(slices.Clone(l.nodePorts), nodePorts...) {
@@ -415,7 +527,12 @@ func (l *ledger) place(p Place, pods []netip.Prefix) {
 	for a, is := range l.addrs {
 		before[a] = l.binds(a, is)
 	}
-	l.elsewhere, l.pods = p.Elsewhere, pods
+	if !slices.Equal(l.services, n.ServiceCIDRs) {
+		for _, s := range l.servers {
+			l.touched.servers[s] = lb.Key{}
+		}
+	}
+	l.elsewhere, l.pods, l.services = p.Elsewhere, n.Pods.Prefixes, n.ServiceCIDRs
 	for a, is := range l.addrs {
 		if l.binds(a, is) != before[a] {
 			l.rebound(lb.Key{}, a, before[a])
@@ -425,10 +542,14 @@ func (l *ledger) place(p Place, pods []netip.Prefix) {
 
 // keeps reports whether flows to a real server that is not of the set go on there: the Service has it, though nobody new is led to it
 // (DP-50).
-func (s *virtual) keeps(a netip.AddrPort) bool { return s.refs > 0 && hasBackend(s.serving, a) }
+func (l *ledger) keeps(s *virtual, a netip.AddrPort) bool {
+	return s.refs > 0 && hasBackend(s.serving, a) && !l.withholds(a.Addr())
+}
 
 // wants reports whether the kernel shall have the real server, by a set whose backends are sorted.
-func (s *virtual) wants(a netip.AddrPort) bool { return s.refs > 0 && hasBackend(s.set, a) }
+func (l *ledger) wants(s *virtual, a netip.AddrPort) bool {
+	return s.refs > 0 && hasBackend(s.set, a) && !l.withholds(a.Addr())
+}
 
 func hasBackend(s *lb.BackendSet, a netip.AddrPort) bool {
 	if s == nil {
@@ -449,6 +570,7 @@ func (s *virtual) drains() bool {
 
 // draining is how a virtual server's real servers go that had connections.
 type draining struct {
+	left  time.Time // when its Service went, if it did
 	next  time.Time // when to look
 	pause time.Duration
 	dests map[netip.AddrPort]seen

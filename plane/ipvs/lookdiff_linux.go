@@ -227,7 +227,7 @@ func (d *differ) server(l *ledger, s *virtual) error {
 	if s.set != nil {
 		for b := range s.set.Backends.All() {
 			is, has := s.dests[b.Addr]
-			if is == right {
+			if is == right || l.withholds(b.Addr.Addr()) {
 				continue
 			}
 			have := ""
@@ -240,7 +240,7 @@ func (d *differ) server(l *ledger, s *virtual) error {
 		}
 	}
 	for _, a := range sortedAddrs(s.dests) {
-		if is := s.dests[a]; !s.wants(a) && is.weight != 0 {
+		if is := s.dests[a]; !l.wants(s, a) && is.weight != 0 {
 			if err := d.Tell(key, fmt.Sprintf("real server %s of %s", a, name), "", text(a, is)); err != nil {
 				return err
 			}

@@ -81,16 +81,20 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	if err != nil {
 		return nil, err
 	}
+	h.timed.Do(func() { err = setTimeouts(context.Background(), p.ipvs, s) })
+	if err != nil {
+		return nil, err
+	}
+	timeouts, err := p.ipvs.Timeouts(context.Background())
+	if err != nil {
+		return nil, told(err)
+	}
 	p.Plane, err = New(Config{
-		Family: s.Family, Masquerade: mark, Scheduler: s.IPVS.Scheduler, Sticky: sticky,
+		Family: s.Family, Masquerade: mark, Scheduler: s.IPVS.Scheduler, Sticky: sticky, Idle: timeouts.TCP,
 		ExcludeCIDRs: s.IPVS.ExcludeCIDRs, IPVS: p.ipvs, Sets: p.sets, Device: device, Chains: p.chains,
 		Counters: counters,
 		View:     func() (*View, error) { return openView(s.Family, ipvswire.Open, p.chains.keep.Held) },
 	})
-	if err != nil {
-		return nil, err
-	}
-	h.timed.Do(func() { err = setTimeouts(context.Background(), p.ipvs, s) })
 	if err != nil {
 		return nil, err
 	}

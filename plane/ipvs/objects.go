@@ -139,7 +139,7 @@ type binding uint8
 const (
 	// unbound: it is the node's own, by which NodePorts are served.
 	unbound binding = iota
-	// lent: anybody may ask for it, so that it is not bound while it is that of a backend, which the node could not reach any more.
+	// lent: a tenant may ask for it, so that it is not bound where it was a backend's before, which the node could not reach any more.
 	lent
 	// bound: it is a cluster IP.
 	bound

@@ -13,60 +13,6 @@ import (
 	"kube-proxy/plane/planetest"
 )
 
-// An address that anybody may ask for is not bound while it is a backend's, or where pods are, which the node could not reach any more; a cluster IP is.
-func TestAddressOfABackend(t *testing.T) {
-	k := newLab(t)
-	p := k.plane(t, lb.IPv4)
-	w := planetest.World{Family: lb.IPv4}
-	table := w.Table(0, 0)
-	with := table.Node
-	without := with
-	without.Pods = lb.Detector{}
-	table.Node = without
-	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
-		t.Fatal(err)
-	}
-	pod := w.Addr(100, 5)
-	apply := func(o lb.Owner, fronts []*lb.Frontend) {
-		t.Helper()
-		changes, _ := table.Replace(o, fronts)
-		if _, err := p.Apply(t.Context(), changes); err != nil {
-			t.Fatal(err)
-		}
-	}
-	bound := func(when string, want bool) {
-		t.Helper()
-		_, named := k.sets[setIPs.name(lb.IPv4)].members[member{addr: pod}.wire(mark{})]
-		if is := k.devs[lb.IPv4].addrs[pod]; is != want || named != want {
-			t.Errorf("%s: kube-ipvs0 has the address %t, KUBE-IPVS-IPS %t, want %t", when, is, named, want)
-		}
-	}
-	claim := func(kind lb.Kind) []*lb.Frontend {
-		return []*lb.Frontend{{Key: lb.Key{Addr: pod, Port: 8080, Proto: lb.TCP}, Service: "tenant/a:p", Kind: kind, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}}
-	}
-	for _, kind := range []lb.Kind{lb.ExternalIP, lb.LoadBalancer} {
-		apply(lb.Owner{Name: "tenant/a"}, claim(kind))
-		bound("nobody's", true)
-		apply(w.ClusterIP(1, 4, 3))
-		bound("a backend's", false)
-		apply(w.ClusterIP(2, 5, 1))
-		apply(lb.Owner{Name: "ns/svc-1"}, nil)
-		bound("another's backend's", false)
-		apply(lb.Owner{Name: "ns/svc-2"}, nil)
-		bound("nobody's again", true)
-		for _, n := range []lb.Node{with, without} {
-			if err := p.SetNode(t.Context(), n); err != nil {
-				t.Fatal(err)
-			}
-			bound("some pod's, by the node's prefixes, or nobody's", n.Pods.IsZero())
-		}
-		apply(lb.Owner{Name: "tenant/a"}, nil)
-	}
-	apply(w.ClusterIP(1, 4, 3))
-	apply(lb.Owner{Name: "tenant/a"}, claim(lb.ClusterIP))
-	bound("a cluster IP", true)
-}
-
 // While connections of a Service that is gone go on, new ones to it are dropped, as if there were nothing; and what is closed already does not
 // hold it (DP-53).
 func TestGoneServiceTakesNoMore(t *testing.T) {

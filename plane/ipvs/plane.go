@@ -3,6 +3,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,8 @@ type Config struct {
 	Scheduler string
 	// Sticky is the scheduler of virtual servers that go by a mark where clients stay with their backend: mh, or sh. "" is mh.
 	Sticky string
+	// Idle is how long IPVS remembers a connection of TCP without packets (--ipvs-tcp-timeout); 0 is its default, 15 minutes.
+	Idle time.Duration
 	// ExcludeCIDRs hold virtual servers and addresses that are not ours (--ipvs-exclude-cidrs).
 	ExcludeCIDRs []netip.Prefix
 	// IPVS, Sets, Device and Chains are where the plane writes; all are required. The plane does not close them.
@@ -119,9 +122,8 @@ func New(cfg Config) (*Plane, error) {
 		return nil, errors.New("ipvs: nothing to write to")
 	}
 	cfg.Scheduler = schedulerOf(cfg.Scheduler)
-	if cfg.Sticky == "" {
-		cfg.Sticky = "mh"
-	}
+	cfg.Sticky = cmp.Or(cfg.Sticky, "mh")
+	cfg.Idle = cmp.Or(cfg.Idle, silent)
 	p := &Plane{cfg: cfg, drift: make(chan struct{}, 1), step: step, looking: make(chan struct{}, looks)}
 	p.counters.on = cfg.Counters != nil
 	for s := range setCount {
@@ -252,7 +254,7 @@ func (p *Plane) replace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.l.place(place, p.node.Pods.Prefixes)
+	p.l.place(place, p.node)
 	w := p.writer()
 	return errors.Join(w.write(ctx), p.ended("addresses of this node", w, nil))
 }

@@ -28,7 +28,8 @@ type previewSet struct {
 // previewOf is the preview of a table on a node that has the addresses own besides service addresses.
 func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
 	led := newLedger(l)
-	led.own, led.pods = own, table.Node.Pods.Prefixes
+	led.own, led.pods, led.services = own, table.Node.Pods.Prefixes, table.Node.ServiceCIDRs
+	led.contest(table)
 	for _, a := range own {
 		led.elsewhere[a] = true
 		if within(table.Node.NodePorts, a) {
@@ -41,7 +42,7 @@ func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
 	var p preview
 	servers := slices.SortedFunc(maps.Values(led.servers), func(a, b *virtual) int { return compareIDs(a.id, b.id) })
 	for _, s := range servers {
-		for _, op := range s.raise(nil) {
+		for _, op := range led.raise(nil, s) {
 			p.ops = append(p.ops, op.Op)
 		}
 	}

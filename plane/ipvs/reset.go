@@ -131,7 +131,8 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 		return nil, err
 	}
 	l := newLedger(p.cfg.layout())
-	l.nodePorts, l.elsewhere, l.own, l.pods = place.NodePorts, place.Elsewhere, place.Own, want.Node.Pods.Prefixes
+	l.nodePorts, l.elsewhere, l.own = place.NodePorts, place.Elsewhere, place.Own
+	l.pods, l.services = want.Node.Pods.Prefixes, want.Node.ServiceCIDRs
 	if err := p.readSets(ctx, l); err != nil {
 		return nil, err
 	}
@@ -175,6 +176,7 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 		s.is, s.found = is, found
 	}
 	l.adoptMarks(want)
+	l.contest(want)
 	return l, nil
 }
 

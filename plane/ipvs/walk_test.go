@@ -20,6 +20,8 @@ func TestRandomTransitions(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		return New(labOf(k, conn).config(f))
+		lab := labOf(k, conn)
+		lab.others = append(lab.others, nodeAddresses(f)...) // the scenarios'
+		return New(lab.config(f))
 	}})
 }

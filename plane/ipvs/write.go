@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -63,15 +64,16 @@ func (w *writer) write(ctx context.Context) error {
 	for range rounds {
 		before := w.wrote
 		for _, step := range []func(context.Context) error{
+			w.addMembers(w.guards),
 			w.raise(func(s *virtual) bool { return s.has || s.id.Mark != 0 }),
-			w.addMembers,
+			w.addMembers(anyMember),
 			once(&w.before),
 			w.raise(func(s *virtual) bool { return true }),
 			w.addAddresses,
 			once(&w.after),
 			w.lower(func(s *virtual) bool { return s.id.Mark == 0 || s.refs > 0 }),
 			w.removeAddresses,
-			w.addMembers, // of what drains from now on
+			w.addMembers(anyMember), // of what drains from now on
 			w.removeMembers,
 			w.lower(func(s *virtual) bool { return true }),
 		} {
@@ -199,7 +201,7 @@ func (w *writer) raise(which func(*virtual) bool) func(context.Context) error {
 				continue
 			}
 			first := len(ops)
-			if ops = s.raise(ops); !s.has && w.excluded(s.id) { // another's would take the real servers
+			if ops = w.l.raise(ops, s); !s.has && w.excluded(s.id) { // another's would take the real servers
 				ops = ops[:first+1]
 			}
 		}
@@ -232,7 +234,7 @@ func (s *virtual) op(verb ipvswire.Verb, a netip.AddrPort, weight int32) serverO
 	return serverOp{s, ipvswire.Op{Verb: verb, Service: service, Destination: ipvswire.Destination{Addr: a, Forwarding: ipvswire.Masq, Weight: weight}}}
 }
 
-func (s *virtual) raise(ops []serverOp) []serverOp {
+func (l *ledger) raise(ops []serverOp, s *virtual) []serverOp {
 	switch {
 	case !s.has:
 		ops = append(ops, s.op(ipvswire.NewService, netip.AddrPort{}, 0))
@@ -240,16 +242,21 @@ func (s *virtual) raise(ops []serverOp) []serverOp {
 		ops = append(ops, s.op(ipvswire.SetService, netip.AddrPort{}, 0))
 	}
 	if s.set == nil {
+		l.withhold(s, nil)
 		return ops
 	}
+	var withheld []netip.Addr
 	for b := range s.set.Backends.All() {
 		switch is, has := s.dests[b.Addr]; {
+		case l.withholds(b.Addr.Addr()):
+			withheld = append(withheld, b.Addr.Addr())
 		case !has:
 			ops = append(ops, s.op(ipvswire.NewDestination, b.Addr, 1))
 		case is != dest{1, int32(ipvswire.Masq)}:
 			ops = append(ops, s.op(ipvswire.SetDestination, b.Addr, 1))
 		}
 	}
+	l.withhold(s, withheld)
 	return ops
 }
 
@@ -274,13 +281,13 @@ func (w *writer) lowerOne(ctx context.Context, ops []serverOp, s *virtual) ([]se
 	if s.refs == 0 {
 		return w.leave(ctx, ops, s)
 	}
-	if s.set != nil && s.wantsAll() {
+	if s.set != nil && w.l.wantsAll(s) {
 		return ops, nil
 	}
 	for _, a := range sortedAddrs(s.dests) {
 		switch {
-		case s.wants(a):
-		case !s.drains() && s.keeps(a):
+		case w.l.wants(s, a):
+		case !s.drains() && w.l.keeps(s, a):
 			if s.dests[a].weight != 0 {
 				ops = append(ops, s.op(ipvswire.SetDestination, a, 0))
 			}
@@ -297,10 +304,10 @@ func (w *writer) lowerOne(ctx context.Context, ops []serverOp, s *virtual) ([]se
 }
 
 // wantsAll reports, at the cost of a look at each backend, that no real server is one too many.
-func (s *virtual) wantsAll() bool {
+func (l *ledger) wantsAll(s *virtual) bool {
 	n := 0
 	for b := range s.set.Backends.All() {
-		if _, has := s.dests[b.Addr]; has {
+		if _, has := s.dests[b.Addr]; has && !l.withholds(b.Addr.Addr()) {
 			n++
 		}
 	}
@@ -311,13 +318,14 @@ func sortedAddrs[V any](m map[netip.AddrPort]V) []netip.AddrPort {
 	return slices.SortedFunc(maps.Keys(m), compare)
 }
 
-// leave removes a virtual server that nobody wants. If it has connections they go on, as they do in the other modes when a
-// Service goes (DP-53), and it goes with the last of them.
+// leave removes a virtual server that nobody wants. If it has connections they go on for a while, as they do in the other modes when a
+// Service goes (DP-53), and it goes with the last of them. At an address that another device has it goes at once (TN-63).
 func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serverOp, error) {
-	if s.leaving && s.drain != nil && len(s.drain.dests) > 0 {
+	taken := w.l.taken(s)
+	if s.leaving && s.drain != nil && len(s.drain.dests) > 0 && !taken {
 		return ops, nil // in hand
 	}
-	if !s.drains() || len(s.dests) == 0 {
+	if !s.drains() || len(s.dests) == 0 || taken {
 		return append(ops, s.op(ipvswire.DelService, netip.AddrPort{}, 0)), nil
 	}
 	busy := map[netip.AddrPort]bool{}
@@ -344,6 +352,7 @@ func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serve
 				ops = append(ops, s.op(ipvswire.SetDestination, a, 0))
 			}
 			w.drain(s, a)
+			s.drain.left = time.Now()
 		}
 	}
 	return ops, nil
@@ -491,15 +500,25 @@ type memberOp struct {
 	remove bool
 }
 
-func (w *writer) addMembers(ctx context.Context) error {
-	var ops []memberOp
-	for m := range w.l.touched.members {
-		if c := w.l.members[m]; c.refs > 0 && !c.right() && !w.failed[m] && !w.broken[m.set] && !w.withheld(m) {
-			ops = append(ops, memberOp{m, c.want, false})
+// guards reports whether a member keeps clients out: by source ranges, or by the mark of packets to drop.
+func (w *writer) guards(m member, as mark) bool {
+	return m.set <= setFirewall || m.set == setMarksAnywhere && as == mark{w.l.mark.drop(), wholeMark}
+}
+
+func anyMember(member, mark) bool { return true }
+
+// addMembers adds those members.
+func (w *writer) addMembers(which func(member, mark) bool) func(context.Context) error {
+	return func(ctx context.Context) error {
+		var ops []memberOp
+		for m := range w.l.touched.members {
+			if c := w.l.members[m]; c.refs > 0 && !c.right() && which(m, c.want) && !w.failed[m] && !w.broken[m.set] && !w.withheld(m) {
+				ops = append(ops, memberOp{m, c.want, false})
+			}
 		}
+		slices.SortFunc(ops, func(a, b memberOp) int { return compareMembers(a.member, b.member) })
+		return w.memberOps(ctx, ops)
 	}
-	slices.SortFunc(ops, func(a, b memberOp) int { return compareMembers(a.member, b.member) })
-	return w.memberOps(ctx, ops)
 }
 
 func (w *writer) removeMembers(ctx context.Context) error {

@@ -1,0 +1,52 @@
+package ipvs
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+)
+
+// An endpoint that is a service address leads nobody to a program of the node, which would be past the node's firewall; a client is
+// refused (TN-62). Who asks at the external IP that another tenant names as an endpoint is served on (TN-61).
+func TestIPVSEndpointAtServiceAddress(t *testing.T) {
+	inVM(t)
+	k := newPackets(t, lb.IPv4)
+	const program = 9999
+	k.Serve(netlab.TCP, program, netlab.Node1)
+	external := netip.MustParseAddrPort("203.0.113.7:80")
+	set := func(service string, at ...netip.AddrPort) *lb.BackendSet {
+		s := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP, Scope: lb.Cluster}}
+		for _, a := range at {
+			s.Backends = append(s.Backends, lb.Backend{Addr: a})
+		}
+		return s
+	}
+	row := func(to netip.AddrPort, kind lb.Kind, s *lb.BackendSet) *lb.Frontend {
+		return &lb.Frontend{Key: lb.Key{Addr: to.Addr(), Port: to.Port(), Proto: lb.TCP}, Service: s.ID.Service, Kind: kind,
+			Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, Masq: true, To: s}}}
+	}
+	apply := func(owner string, rows ...*lb.Frontend) {
+		changes, _ := k.table.Replace(lb.Owner{Name: owner}, rows)
+		k.On(netlab.Node1, func() {
+			if _, err := k.p.Apply(t.Context(), changes); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	apply("other/web", row(external, lb.ExternalIP, set("other/web:http", netip.MustParseAddrPort("10.1.1.11:8080"))))
+	for i, at := range []netip.Addr{k.vip.Addr(), external.Addr(), netip.MustParseAddr("10.96.0.99")} {
+		to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(70 + i)}), 80)
+		apply("tenant/"+at.String(), row(to, lb.ClusterIP, set("tenant/"+at.String(), netip.AddrPortFrom(at, program))))
+		for _, from := range []string{"pod3", netlab.Client, netlab.Node1} {
+			if r, err := k.Dial(from, netlab.TCP, to, netlab.DialOptions{}); !errors.Is(err, netlab.ErrRefused) {
+				t.Errorf("%s to a Service with an endpoint at %s: %v, %v: want it refused", from, at, r, err)
+			}
+		}
+	}
+	if r, err := k.Dial(netlab.Client, netlab.TCP, external, netlab.DialOptions{}); err != nil || r.Server != "pod1" {
+		t.Errorf("the external IP that a tenant names as an endpoint: %v, %v", r, err)
+	}
+}

@@ -1,0 +1,179 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"net/netip"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// firstLab has a pod's address that tenant/a may claim, on a node whose detector does not know pods.
+type firstLab struct {
+	*testing.T
+	*lab
+	planetest.World
+	p             *Plane
+	table         *lb.Table
+	pod           netip.Addr
+	with, without lb.Node // nodes that know where pods are, and do not
+}
+
+func newFirstLab(t *testing.T) *firstLab {
+	w := planetest.World{Family: lb.IPv4}
+	d := &firstLab{T: t, lab: newLab(t), World: w, table: w.Table(0, 0), pod: w.Addr(100, 5)}
+	d.with, d.without = d.table.Node, d.table.Node
+	d.without.Pods = lb.Detector{}
+	d.table.Node = d.without
+	d.restart()
+	return d
+}
+
+// restart begins another process.
+func (d *firstLab) restart() {
+	d.Helper()
+	d.p = d.plane(d.T, lb.IPv4)
+	if _, err := planetest.ResetAll(d.Context(), d.p, d.table); err != nil {
+		d.Fatal(err)
+	}
+}
+
+// claim has tenant/a claim the pod's address.
+func (d *firstLab) claim(kind lb.Kind, created int64) {
+	d.Helper()
+	d.apply(lb.Owner{Name: "tenant/a", Created: created}, []*lb.Frontend{{Key: lb.Key{Addr: d.pod, Port: 8080, Proto: lb.TCP}, Service: "tenant/a:p", Kind: kind,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}})
+}
+
+// backend has ns/svc-1 name the pod as an endpoint, among others.
+func (d *firstLab) backend(created int64) {
+	d.Helper()
+	owner, fronts := d.ClusterIP(1, 4, 3)
+	owner.Created = created
+	d.apply(owner, fronts)
+}
+
+func (d *firstLab) apply(o lb.Owner, fronts []*lb.Frontend) {
+	d.Helper()
+	changes, _ := d.table.Replace(o, fronts)
+	if _, err := d.p.Apply(d.Context(), changes); err != nil {
+		d.Fatal(err)
+	}
+}
+
+// bound expects that kube-ipvs0 has the pod's address, and that ns/svc-1 has a real server there or not; the other does not.
+func (d *firstLab) bound(when string, want, real bool) {
+	d.Helper()
+	_, named := d.sets[setIPs.name(lb.IPv4)].members[member{addr: d.pod}.wire(mark{})]
+	if is := d.devs[lb.IPv4].addrs[d.pod]; is != want || named != want {
+		d.Errorf("%s: kube-ipvs0 has the address %t, KUBE-IPVS-IPS %t, want %t", when, is, named, want)
+	}
+	has := false
+	for _, v := range d.ipvs.State() {
+		for _, s := range v.Destinations {
+			has = has || s.Addr.Addr() == d.pod && s.Weight > 0
+		}
+	}
+	if has != real {
+		d.Errorf("%s: there is a real server at the address: %t, want %t", when, has, real)
+	}
+	if left, err := d.p.Audit(d.Context(), true); left != 0 || err != nil {
+		d.Errorf("%s: an audit mends %d, %v", when, left, err)
+	}
+}
+
+// An address that is lent and that is an endpoint's stays whose it was first, as long as that Service has it, over restarts: a slice does
+// not take an external or load-balancer address from another Service, nor a Service a pod's address (TN-61). No virtual server
+// has a real server at an address that is bound (TN-62).
+func TestFirstKeepsTheAddress(t *testing.T) {
+	d := newFirstLab(t)
+	for _, kind := range []lb.Kind{lb.ExternalIP, lb.LoadBalancer} {
+		for _, restart := range []func(){func() {}, d.restart} {
+			d.claim(kind, 9)
+			restart()
+			d.bound("nobody's", true, false)
+			d.backend(1)
+			d.bound("lent, then a backend's", true, false)
+			restart()
+			d.bound("lent, then a backend's, later", true, false)
+			d.apply(d.ClusterIP(2, 5, 1))
+			d.bound("lent, then two backends'", true, false)
+			d.apply(lb.Owner{Name: "tenant/a"}, nil)
+			d.bound("only the backends'", false, true)
+			restart()
+			d.claim(kind, 0)
+			d.bound("a backend's, then lent", false, true)
+			restart()
+			d.bound("a backend's, then lent, later", false, true)
+			d.apply(lb.Owner{Name: "ns/svc-1"}, nil)
+			restart()
+			d.bound("another backend's, then lent", false, true)
+			d.apply(lb.Owner{Name: "ns/svc-2"}, nil)
+			d.bound("only lent", true, false)
+			for _, n := range []lb.Node{d.with, d.without} {
+				if err := d.p.SetNode(d.Context(), n); err != nil {
+					d.Fatal(err)
+				}
+				d.bound("some pod's, by the node's prefixes, or nobody's", n.Pods.IsZero(), false)
+			}
+			d.apply(lb.Owner{Name: "tenant/a"}, nil)
+			d.bound("nobody's again", false, false)
+		}
+	}
+}
+
+// On a node that starts anew the older Service has the address, as it would have a key (TN-61).
+func TestOlderHasTheAddress(t *testing.T) {
+	for _, older := range []bool{false, true} {
+		d := newFirstLab(t)
+		d.table.Replace(lb.Owner{Name: "ns/svc-1", Created: 5}, second(d.ClusterIP(1, 4, 3)))
+		created := int64(9)
+		if older {
+			created = 1
+		}
+		d.claim(lb.ExternalIP, created)
+		d.lab = newLab(t)
+		d.restart()
+		d.bound("on a fresh node", older, !older)
+	}
+}
+
+func second[A, B any](_ A, b B) B { return b }
+
+// A cluster IP is bound whatever endpoints there are. Nothing in the service network has a real server, whether the network is known
+// or not; it has one again when the address is no Service's, outside of the network (TN-62).
+func TestEndpointsAtClusterIPs(t *testing.T) {
+	d := newFirstLab(t)
+	d.backend(1)
+	d.claim(lb.ClusterIP, 9)
+	d.bound("an endpoint that becomes a cluster IP", true, false)
+	d.restart()
+	d.bound("a restart later", true, false)
+	d.apply(lb.Owner{Name: "tenant/a"}, nil)
+	d.bound("no cluster IP any more", false, true)
+	node := d.without
+	node.ServiceCIDRs = append(node.ServiceCIDRs, netip.PrefixFrom(d.pod, 24).Masked())
+	for _, n := range []lb.Node{node, d.without} {
+		if err := d.p.SetNode(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+		d.bound("of a service network, or not", false, len(n.ServiceCIDRs) == 1)
+	}
+}
+
+// An external IP that is the address of one of the Service's own endpoints, as that of a node whose network the pods share, is not bound on other nodes.
+func TestExternalIPOfTheServicesOwnEndpoint(t *testing.T) {
+	d := newFirstLab(t)
+	row := &lb.Frontend{Key: lb.Key{Addr: d.pod, Port: 8080, Proto: lb.TCP}, Service: "ns/svc-1:http", Kind: lb.ExternalIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}
+	d.apply(lb.Owner{Name: "ns/svc-1"}, []*lb.Frontend{row})
+	d.bound("before there are endpoints", true, false)
+	with := *row
+	_, fronts := d.ClusterIP(1, 4, 3)
+	with.Routes = fronts[0].Routes
+	d.apply(lb.Owner{Name: "ns/svc-1"}, []*lb.Frontend{&with})
+	d.bound("with an endpoint there", false, true)
+	d.restart()
+	d.bound("a restart later", false, true)
+}
