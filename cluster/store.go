@@ -32,6 +32,9 @@ type (
 	// CIDRsAbsent tells that the source cannot list ServiceCIDRs (SV-03); it changes nothing that is known.
 	CIDRsAbsent struct{}
 
+	// APIServerAt tells where the source reaches the API server, of whatever family. It replaces what was told before.
+	APIServerAt struct{ Addrs []netip.AddrPort }
+
 	// Batch is several events that belong together: no View is between them.
 	Batch []Event
 )
@@ -106,6 +109,8 @@ type Facts struct {
 	NodeGone bool
 	// CIDRs is the service network, sorted; empty if unknown.
 	CIDRs []netip.Prefix
+	// APIServers are where the cluster's API servers are, as far as known, sorted; at most maxAPIServers.
+	APIServers []netip.AddrPort
 }
 
 // Store folds events into the present state. It is safe for concurrent use. Make one with [NewStore].
@@ -116,6 +121,8 @@ type Store struct {
 	cidrs    map[string]*ServiceCIDR
 	facts    Facts
 	changes  Changes
+
+	reached []netip.AddrPort // by APIServerAt
 
 	servicesListed, slicesListed bool
 	// waitForFacts: Synced also waits for these two.
@@ -278,6 +285,9 @@ func (s *Store) sliceChanged(e *entry, ref Ref, d *Dirty) {
 	if e.service != nil {
 		ref.Cause = BySlice
 		d.Services = append(d.Services, ref)
+	}
+	if ref.Name == apiService {
+		s.setAPIServers(d)
 	}
 }
 

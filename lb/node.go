@@ -15,11 +15,15 @@ type Node struct {
 	// ServiceCIDRs is the service network: an address in it that no row of kind ClusterIP has is dropped
 	// (SV-63). Sorted, no overlaps.
 	ServiceCIDRs []netip.Prefix
+	// APIServers are addresses of API servers, sorted. A plane that takes whole addresses for rows leaves these, but for cluster
+	// IPs, where they are (TN-66). The text form of a table does not have them.
+	APIServers []netip.Addr
 }
 
 // Equal reports whether two nodes are the same.
 func (n Node) Equal(o Node) bool {
-	return slices.Equal(n.NodePorts, o.NodePorts) && slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) && n.Pods.Equal(o.Pods)
+	return slices.Equal(n.NodePorts, o.NodePorts) && slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) && n.Pods.Equal(o.Pods) &&
+		slices.Equal(n.APIServers, o.APIServers)
 }
 
 // Lends reports whether the row's address is of the service network though it is no cluster IP, so that its Service has

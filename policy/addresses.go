@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
@@ -64,7 +65,26 @@ func (s *Settings) refuses(a netip.Addr, u use) string {
 	if u == asExternalIP && len(s.ExternalIPCIDRs) > 0 && !contains(s.ExternalIPCIDRs, a) {
 		return "is in none of the external networks that are served"
 	}
+	if (u == asExternalIP || u == asLoadBalancerIP) && slices.Contains(s.reserved, a) {
+		return "is an API server's, whose port the Service has too"
+	}
 	return ""
+}
+
+// reserve takes in which of the service's external and load-balancer addresses it must not have, because it names the port of an
+// API server there: the nodes would lose the API server, and would not learn when the Service is deleted (TN-66).
+func (s *Settings) reserve(v *cluster.View) {
+	s.reserved = nil
+	svc := v.Service
+	if svc == nil {
+		return
+	}
+	for _, at := range v.Node.APIServers {
+		named := slices.Contains(svc.ExternalIPs, at.Addr()) || slices.Contains(svc.LoadBalancerIPs, at.Addr())
+		if named && slices.ContainsFunc(svc.Ports, func(p cluster.ServicePort) bool { return p.Protocol == cluster.TCP && p.Port == at.Port() }) {
+			s.reserved = append(s.reserved, at.Addr())
+		}
+	}
 }
 
 // special says what keeps a from being anybody's address in the network: whoever named it would take the traffic of
@@ -139,6 +159,7 @@ func Refused(v cluster.View, s Settings) []Refusal {
 	if v.Service == nil || v.Service.Type == cluster.TypeExternalName {
 		return nil
 	}
+	s.reserve(&v)
 	var out []Refusal
 	note := func(found Refusal) {
 		if found.Why != "" {

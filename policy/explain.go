@@ -87,6 +87,7 @@ type ExplainedEndpoint struct {
 // and endpoints of the Service, as that of Resolve does, and is some ten times as much.
 func Explain(v cluster.View, s Settings) Explanation {
 	x := Explanation{Service: v.Name.String(), Family: s.Family.String(), Refused: Refused(v, s)}
+	s.reserve(&v)
 	r, serves := newResolver(&v, &s)
 	if !serves {
 		x.Not = s.whyNone(&v)

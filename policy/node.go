@@ -20,7 +20,18 @@ func ResolveNode(f cluster.Facts, s Settings) lb.Node {
 		NodePorts:    nodePorts(f, s),
 		Pods:         detector(f, s),
 		ServiceCIDRs: canonical(f.CIDRs, s.Family),
+		APIServers:   apiServers(f, s),
 	}
+}
+
+// apiServers are the addresses of API servers in the family.
+func apiServers(f cluster.Facts, s Settings) (all []netip.Addr) {
+	for _, at := range f.APIServers { // sorted
+		if a := at.Addr(); lb.FamilyOf(a) == s.Family && !slices.Contains(all, a) {
+			all = append(all, a)
+		}
+	}
+	return all
 }
 
 func nodePorts(f cluster.Facts, s Settings) []netip.Prefix {

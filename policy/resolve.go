@@ -22,6 +22,7 @@ const maxAffinity = 86400
 //
 // A Service that asks for more rows or backends than the bounds allow has fewer; [Refused] says so.
 func Resolve(v cluster.View, s Settings) []*lb.Frontend {
+	s.reserve(&v)
 	r, serves := newResolver(&v, &s)
 	if !serves {
 		return nil

@@ -38,6 +38,9 @@ type Settings struct {
 	ExternalIPCIDRs []netip.Prefix
 	// NodePortAddrs chooses the addresses that answer NodePorts.
 	NodePortAddrs NodePortAddrs
+
+	// reserved are the addresses of API servers with whose port the Service in hand names them, see [Settings.reserve].
+	reserved []netip.Addr
 }
 
 // NodePortAddrs is the parsed --nodeport-addresses.

@@ -83,7 +83,12 @@ var unserved = map[string][]string{
 	"::/96": nil, "::ffff:0:0/96": nil, "fe80::/10": nil, "ff00::/8": nil,
 }
 
-func (w world) serves(a netip.Addr, use string) bool { return Serves(w.Settings, a, use) }
+func (w world) serves(a netip.Addr, use string) bool {
+	lent := use == "external" || use == "load balancer"
+	return Serves(w.Settings, a, use) && !(lent && slices.ContainsFunc(w.Service.Ports, func(p cluster.ServicePort) bool { // TN-66
+		return p.Protocol == cluster.TCP && slices.Contains(w.Node.APIServers, netip.AddrPortFrom(a, p.Port))
+	}))
+}
 
 // Serves reports whether an address is served as "cluster IP", "load balancer", "external" or "endpoint" (SV-26, SV-13).
 func Serves(s policy.Settings, a netip.Addr, use string) bool {

@@ -16,12 +16,14 @@ func TestIPVSEndpointAtServiceAddress(t *testing.T) {
 	k := newPackets(t, lb.IPv4)
 	const program = 9999
 	k.Serve(netlab.TCP, program, netlab.Node1)
-	external := netip.MustParseAddrPort("203.0.113.7:80")
+	external := netip.MustParseAddrPort("192.0.2.77:80")
 	set := func(service string, at ...netip.AddrPort) *lb.BackendSet {
 		s := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP, Scope: lb.Cluster}}
+		var all []lb.Backend
 		for _, a := range at {
-			s.Backends = append(s.Backends, lb.Backend{Addr: a})
+			all = append(all, lb.Backend{Addr: a})
 		}
+		s.Backends = lb.BackendsOf(all...)
 		return s
 	}
 	row := func(to netip.AddrPort, kind lb.Kind, s *lb.BackendSet) *lb.Frontend {

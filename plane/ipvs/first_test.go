@@ -177,3 +177,31 @@ func TestExternalIPOfTheServicesOwnEndpoint(t *testing.T) {
 	d.restart()
 	d.bound("a restart later", false, true)
 }
+
+// The address of an API server is not bound for a Service that names it, whoever is first; a cluster IP is (TN-66).
+func TestAddressOfAnAPIServer(t *testing.T) {
+	d := newFirstLab(t)
+	node := d.without
+	node.APIServers = []netip.Addr{d.pod}
+	set := func(n lb.Node) {
+		t.Helper()
+		d.table.Node = n
+		if err := d.p.SetNode(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, kind := range []lb.Kind{lb.ExternalIP, lb.LoadBalancer, lb.ClusterIP} {
+		d.claim(kind, 1)
+		d.bound("nobody's", true, false)
+		set(node)
+		d.bound("an API server's", kind == lb.ClusterIP, false)
+		d.restart()
+		d.bound("an API server's, after a restart", kind == lb.ClusterIP, false)
+		d.apply(lb.Owner{Name: "tenant/a"}, nil)
+		d.claim(kind, 1)
+		d.bound("an API server's before", kind == lb.ClusterIP, false)
+		set(d.without)
+		d.bound("no API server's any more", true, false)
+		d.apply(lb.Owner{Name: "tenant/a"}, nil)
+	}
+}

@@ -23,6 +23,8 @@ type ledger struct {
 	// own are all of this node's but those of kube-ipvs0; pods are where those of pods are, and services where cluster IPs are.
 	own            []netip.Addr
 	pods, services []netip.Prefix
+	// apiServers are addresses that are not lent (TN-66).
+	apiServers []netip.Addr
 	// byPort are the keys of NodePorts.
 	byPort map[lb.Key]struct{}
 	// ranges counts the source ranges of all keys of a Service.
@@ -391,7 +393,8 @@ func (l *ledger) setAddress(a netip.Addr, is address) {
 
 // binds reports whether kube-ipvs0 shall have the address.
 func (l *ledger) binds(a netip.Addr, is address) bool {
-	return is.refs > 0 && !l.elsewhere[a] && (is.firm > 0 || !(is.yields && l.backends[a] > 0) && !within(l.pods, a))
+	return is.refs > 0 && !l.elsewhere[a] && (is.firm > 0 || !(is.yields && l.backends[a] > 0) && !within(l.pods, a) &&
+		!slices.Contains(l.apiServers, a))
 }
 
 // withholds reports whether virtual servers have no real servers at an address, because it is one of kube-ipvs0 or of the service
@@ -532,12 +535,18 @@ func (l *ledger) place(p Place, n lb.Node) {
 			l.touched.servers[s] = lb.Key{}
 		}
 	}
-	l.elsewhere, l.pods, l.services = p.Elsewhere, n.Pods.Prefixes, n.ServiceCIDRs
+	l.elsewhere = p.Elsewhere
+	l.know(n)
 	for a, is := range l.addrs {
 		if l.binds(a, is) != before[a] {
 			l.rebound(lb.Key{}, a, before[a])
 		}
 	}
+}
+
+// know takes in what the table says of the cluster.
+func (l *ledger) know(n lb.Node) {
+	l.pods, l.services, l.apiServers = n.Pods.Prefixes, n.ServiceCIDRs, n.APIServers
 }
 
 // keeps reports whether flows to a real server that is not of the set go on there: the Service has it, though nobody new is led to it

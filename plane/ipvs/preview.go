@@ -28,7 +28,8 @@ type previewSet struct {
 // previewOf is the preview of a table on a node that has the addresses own besides service addresses.
 func previewOf(l layout, own []netip.Addr, table *lb.Table) preview {
 	led := newLedger(l)
-	led.own, led.pods, led.services = own, table.Node.Pods.Prefixes, table.Node.ServiceCIDRs
+	led.own = own
+	led.know(table.Node)
 	led.contest(table)
 	for _, a := range own {
 		led.elsewhere[a] = true

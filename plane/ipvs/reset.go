@@ -132,7 +132,7 @@ func (p *Plane) readAll(ctx context.Context, want *lb.Table) (*ledger, error) {
 	}
 	l := newLedger(p.cfg.layout())
 	l.nodePorts, l.elsewhere, l.own = place.NodePorts, place.Elsewhere, place.Own
-	l.pods, l.services = want.Node.Pods.Prefixes, want.Node.ServiceCIDRs
+	l.know(want.Node)
 	if err := p.readSets(ctx, l); err != nil {
 		return nil, err
 	}

@@ -27,6 +27,7 @@ type Source struct {
 	streams   *streams
 	resources []*resource
 	clients   map[*resource]rest.Interface
+	dialer    dialer
 	codec     runtime.ParameterCodec
 	// retryOptional is how long an absent or forbidden optional API is left alone the first time, in which
 	// the API server may just be starting; each further time is twice as long, up to mostRetryOptional.
@@ -61,6 +62,7 @@ func New(cfg Config) (*Source, error) {
 		codec:         runtime.NewParameterCodec(newScheme()),
 		retryOptional: 5 * time.Second,
 	}
+	config.Dial = s.dialer.dial
 	if err := s.connectTo(config); err != nil {
 		return nil, err
 	}
@@ -104,6 +106,7 @@ func (s *Source) connectTo(config *rest.Config) error {
 func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 	var following sync.WaitGroup
 	out := outlet{sink: sink}
+	s.dialer.follow(out.send)
 	for _, r := range s.resources {
 		following.Go(func() { s.follow(ctx, r, out.send) })
 	}

@@ -1,0 +1,63 @@
+package kube
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"kube-proxy/cluster"
+)
+
+// dialer connects to the API server, or to the HTTP proxy before it, and first reports where that is, so that no Service takes the
+// address (TN-66). A name is resolved at each connection, so the addresses are as new as the connection.
+type dialer struct {
+	mu   sync.Mutex
+	send func(cluster.Event)
+}
+
+// follow has the dialer report to send from now on.
+func (d *dialer) follow(send func(cluster.Event)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.send = send
+}
+
+// dial is for [k8s.io/client-go/rest.Config].
+func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	if all := addrsOf(ctx, addr); len(all) > 0 {
+		d.mu.Lock()
+		send := d.send
+		d.mu.Unlock()
+		if send != nil {
+			send(cluster.APIServerAt{Addrs: all})
+		}
+	}
+	own := net.Dialer{Timeout: dialTimeout, KeepAlive: dialTimeout}
+	return own.DialContext(ctx, network, addr)
+}
+
+// dialTimeout is client-go's, for connecting and between keep-alive probes.
+const dialTimeout = 30 * time.Second
+
+// addrsOf returns the addresses that "host:port" stands for; none if they cannot be found, which the dial reports.
+func addrsOf(ctx context.Context, addr string) (all []netip.AddrPort) {
+	host, text, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil
+	}
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return nil
+	}
+	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host) // of an address, that address
+	if err != nil {
+		return nil
+	}
+	for _, a := range found {
+		all = append(all, netip.AddrPortFrom(a.Unmap().WithZone(""), uint16(port)))
+	}
+	return all
+}
