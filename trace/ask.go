@@ -320,13 +320,15 @@ func (q *question) unknown() {
 	ping := q.packet.Proto == ICMPv4 || q.packet.Proto == ICMPv6
 	kind := q.table.KindAt(to)
 	network := slices.IndexFunc(q.table.Node.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(to) })
+	held := kind != 0 && q.how.Holds && !q.packet.Here && // but not an API server's (TN-66)
+		(kind == lb.ClusterIP || !slices.Contains(q.table.Node.APIServers, to))
 	q.Verdict = Pass
 	switch {
 	case kind == 0 && network < 0:
 		q.say("No Service has %s: the proxy leaves it as it is.", what)
-	case kind != 0 && q.how.Holds && !q.packet.Here && ping:
+	case held && ping:
 		q.say("%s is a service address, which this node has itself in mode %s: it answers pings.", to, q.how.Name)
-	case kind != 0 && q.how.Holds && !q.packet.Here:
+	case held:
 		q.Verdict = Reject
 		q.say("%s is a service address, which this node has itself in mode %s, but no Service has %s: it is refused.", to, q.how.Name, what)
 	case q.how.PassesUnknown:

@@ -11,7 +11,7 @@ type Mode struct {
 	// does a ping (SV-66).
 	PassesUnknown bool
 	// Holds: the node has every service address itself. It answers pings there, and refuses ports that no row has, but where the address is
-	// its own besides ([Packet.Here]).
+	// its own besides ([Packet.Here]), or an API server's.
 	Holds bool
 	// Unfiltered: there is no packet filter, so that where a row leads nobody to backends, what others drop is refused.
 	Unfiltered bool

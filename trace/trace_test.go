@@ -274,6 +274,11 @@ func TestModes(t *testing.T) {
 			t.Errorf("%s: %s, masquerade %t, want %s, %t: %v", c.name, a.Verdict, a.Masquerade, c.want, c.masq, a.Why)
 		}
 	}
+	// TN-66: an API server's address is held for nobody.
+	tab.Node.APIServers = []netip.Addr{netip.MustParseAddr("192.0.2.7")}
+	if a := trace.Ask(tab, trace.Mode{Holds: true}, trace.Packet{From: pod, To: ap("192.0.2.7:81"), Proto: lb.TCP}); a.Verdict != trace.Pass {
+		t.Errorf("an API server's address: %s: %v", a.Verdict, a.Why)
+	}
 	// SV-60: the client is a backend.
 	p := trace.Packet{From: pod, To: ap("10.96.0.10:53"), Proto: lb.UDP}
 	if a := trace.Ask(tab, trace.Mode{}, p); !a.Backends[0].Hairpin {
