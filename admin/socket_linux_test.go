@@ -36,7 +36,7 @@ func about(t testing.TB, services int) *inspect.Inspector {
 	}
 	table := &lb.Table{}
 	return inspect.New(inspect.Config{Store: store, Families: []inspect.Family{{Family: lb.IPv4, Query: func(f func(*lb.Table)) { f(table) },
-		Settings: func() policy.Settings { return policy.Settings{Family: lb.IPv4} }}}})
+		Settings: func(cluster.Name) policy.Settings { return policy.Settings{Family: lb.IPv4} }}}})
 }
 
 // running is a server at a path, until the test ends or stop is called.

@@ -35,6 +35,8 @@ type Config struct {
 
 	// ExternalIPCIDRs are the only networks of which spec.externalIPs are served; none means all.
 	ExternalIPCIDRs []netip.Prefix
+	// MaxNamespaceObjects is how many objects the Services of a namespace may have in a family; 0 for any number.
+	MaxNamespaceObjects int
 
 	NFTables  Tables
 	IPTables  Tables

@@ -12,6 +12,7 @@ func (c *Config) Configz() any {
 	fields := named(reflect.ValueOf(c.file.KubeProxyConfiguration)).(map[string]any)
 	fields["UDPIdleTimeout"] = c.file.UDPIdleTimeout   // the published type does not have it any more
 	fields["ExternalIPCIDRs"] = c.file.ExternalIPCIDRs // and never had these
+	fields["MaxNamespaceObjects"] = c.file.MaxNamespaceObjects
 	fields["Userspace"] = named(reflect.ValueOf(c.file.Userspace))
 	fields["UI"] = c.file.UI
 	fields["UserspaceFallback"] = c.file.UserspaceFallback

@@ -19,6 +19,8 @@ type settings struct {
 	UDPIdleTimeout metav1.Duration `json:"udpIdleTimeout"`
 	// ExternalIPCIDRs is ours (EXT).
 	ExternalIPCIDRs []string `json:"externalIPCIDRs"`
+	// MaxNamespaceObjects is ours (EXT).
+	MaxNamespaceObjects *int32 `json:"maxNamespaceObjects"`
 	// Userspace is ours (EXT).
 	Userspace userspaceBlock `json:"userspace"`
 	// UserspaceFallback is ours (EXT).
@@ -180,6 +182,7 @@ func fieldTable(modes mode.List) []field {
 		{"windowsRunAsService", "CF-46", "a service is made once", onWindows, "run as a Windows service"},
 		{"udpIdleTimeout", "CF-45", atStart, works, "how long an idle UDP flow is kept"},
 		{"externalIPCIDRs", "EXT", live, works, "`CIDRs`, with commas between, of which spec.externalIPs are served at all, in either IP family; nothing means all but loopback and the like"},
+		{"maxNamespaceObjects", "EXT", live, works, "how many objects kube-proxy writes at most for the Services of one namespace, in each IP family, a quarter of them for one Service; an object takes some 128 bytes, and docs/modes.md has what counts how much; 0 for any number"},
 		{"userspace.terminationGracePeriod", "EXT", atStart, works, "how long open connections to an endpoint or Service that was removed go on at most; 0 until they end by themselves, as in other modes"},
 		{"userspace.drainTimeout", "EXT", live, works, "how long open connections go on at most when the process is asked to end"},
 		{"userspace.nodeEndpoints", "EXT", atStart, works, "connect to endpoints at this node's own addresses; without it they get no connections, so that no Service leads past the node's firewall to programs of the node"},

@@ -88,11 +88,11 @@ func (d *document) finish(obj runtime.Object, root map[string]any) (*document, e
 	if path, ok := root["adminSocket"].(string); ok {
 		d.AdminSocket = &path
 	}
-	switch n := root["serviceMetrics"].(type) { // misfits has found it to be a whole number
-	case int64:
-		d.ServiceMetrics = int32(n)
-	case float64:
-		d.ServiceMetrics = int32(n)
+	if n, ok := whole(root["serviceMetrics"]); ok {
+		d.ServiceMetrics = n
+	}
+	if n, ok := whole(root["maxNamespaceObjects"]); ok {
+		d.MaxNamespaceObjects = &n
 	}
 	if block, ok := root["userspace"]; ok {
 		data, err := json.Marshal(block)
@@ -111,6 +111,17 @@ func (d *document) finish(obj runtime.Object, root map[string]any) (*document, e
 		d.UDPIdleTimeout.Duration = idle
 	}
 	return d, nil
+}
+
+// whole returns a number of the file, which misfits has found to be a whole one.
+func whole(v any) (n int32, ok bool) {
+	switch v := v.(type) {
+	case int64:
+		return int32(v), true
+	case float64:
+		return int32(v), true
+	}
+	return 0, false
 }
 
 // ours are the top-level fields that the published type does not have and [settings] has.

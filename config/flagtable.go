@@ -18,6 +18,7 @@ func proxyFlags(o *Options) []flag {
 		{name: "pod-interface-name-prefix", group: groupProxy, field: "detectLocal.interfaceNamePrefix", value: text(&f.DetectLocal.InterfaceNamePrefix)},
 		{name: "nodeport-addresses", group: groupProxy, field: "nodePortAddresses", value: list(&f.NodePortAddresses)},
 		{name: "external-ip-cidrs", group: groupProxy, field: "externalIPCIDRs", value: list(&f.ExternalIPCIDRs)},
+		{name: "max-namespace-objects", group: groupProxy, field: "maxNamespaceObjects", value: optional(&f.MaxNamespaceObjects)},
 		{name: "bind-address", group: groupProxy, field: "bindAddress", value: text(&f.BindAddress)},
 		{name: "masquerade-all", group: groupProxy, field: "iptables.masqueradeAll", value: boolean(&f.IPTables.MasqueradeAll)},
 		{name: "feature-gates", group: groupProxy, field: "featureGates", value: gateMap(&f.FeatureGates)},

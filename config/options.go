@@ -137,6 +137,7 @@ func setDefaults(c *settings, modes mode.List) {
 	orDefault(&c.Userspace.DrainTimeout.Duration, drainTimeout)
 	orPoint(&c.Userspace.NodeEndpoints, true)
 	orPoint(&c.UserspaceFallback, true)
+	orPoint(&c.MaxNamespaceObjects, DefaultMaxNamespaceObjects)
 	orPoint(&c.UI, true)
 	orPoint(&c.AdminSocket, DefaultAdminSocket)
 }

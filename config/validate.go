@@ -39,6 +39,7 @@ func (o *Options) validate() *Config {
 	c.DetectLocal = o.detectLocal()
 	c.NodePorts = o.nodePorts()
 	c.ExternalIPCIDRs = o.externalIPCIDRs(c.Gates)
+	c.MaxNamespaceObjects = o.within("maxNamespaceObjects", *o.file.MaxNamespaceObjects, 0, 1<<31-1)
 	c.BindAddress = o.bindAddress()
 	c.NodeName = o.nodeName()
 	c.Servers = o.servers()
@@ -190,6 +191,9 @@ func (o *Options) nodePorts() NodePorts {
 	}
 	return n
 }
+
+// DefaultMaxNamespaceObjects is how many objects the Services of a namespace may have where nobody says it.
+const DefaultMaxNamespaceObjects int32 = 1 << 22
 
 // externalIPCIDRs is which external IPs are served (SV-13). A list of which something is wrong must not come out as an
 // empty one, which would serve all.

@@ -26,6 +26,9 @@ type Config struct {
 	// Resolve gives the rows of one service of this family, none for one that has gone; nil means policy.Resolve with
 	// Settings.
 	Resolve func(cluster.View) []*lb.Frontend
+	// Budget, if not nil, says how many objects of its namespace's limit are left to a Service. It is told of each Service before
+	// Resolve is, whose settings it has then ([Budget.Settings]).
+	Budget *Budget
 	// ResolveNode gives what the plane must know of this machine; nil means policy.ResolveNode with Settings.
 	ResolveNode func(cluster.Facts) lb.Node
 

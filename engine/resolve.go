@@ -43,6 +43,9 @@ func (e *Engine) absorb() {
 		r.synced, d.all, d.facts = true, true, true
 		e.inbox.sourcesListed()
 	}
+	if d.all {
+		e.weighAll()
+	}
 	now := time.Now()
 	if d.facts || e.node.changed && !e.node.wait.until.After(now) {
 		e.resolveNode(now)
@@ -138,6 +141,7 @@ func (e *Engine) resolve(found *claims, name cluster.Name, n notice, now time.Ti
 	r := &e.resolver
 	view := e.cfg.Store.View(name)
 	e.stats.resolved(policy.CostOf(view, e.cfg.Family))
+	e.later(e.cfg.Budget.Weigh(view))
 	owner := ownerOf(view)
 	_, suspect := r.unresolved.entries[name] // it may be the table that cannot take the rows
 	fronts, err := e.rows(view, owner, suspect)
@@ -168,6 +172,16 @@ func (e *Engine) resolve(found *claims, name cluster.Name, n notice, now time.Ti
 		e.pending.await(cluster.Name{}, notice{learned: now.UnixNano()}, diff)
 	default:
 		e.pending.await(name, n, diff)
+	}
+}
+
+// weighAll has the budget know all Services before the first of them is resolved, so that none is served which is refused next.
+func (e *Engine) weighAll() {
+	if e.cfg.Budget == nil {
+		return
+	}
+	for _, name := range e.cfg.Store.Names() {
+		e.cfg.Budget.Weigh(e.cfg.Store.View(name)) // all are resolved now
 	}
 }
 

@@ -45,8 +45,8 @@ type Family struct {
 	Query func(func(*lb.Table))
 	// Stats is [engine.Engine.Stats]; nil where no engine runs.
 	Stats func() engine.Stats
-	// Settings are what rows are decided by now.
-	Settings func() policy.Settings
+	// Settings are what rows of a Service are decided by now.
+	Settings func(cluster.Name) policy.Settings
 	// Trace is what the mode makes of the table.
 	Trace trace.Mode
 	// Looker reads the kernel; nil where the mode, or the lack of one, has nothing to read.

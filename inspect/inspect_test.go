@@ -58,7 +58,7 @@ func newWorld() *world {
 	w.store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: "n1", Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}})
 	cfg := Config{Store: w.store, Changes: w.ring, Families: []Family{{Family: lb.IPv4,
 		Query:    func(f func(*lb.Table)) { w.queries++; f(w.table) },
-		Settings: func() policy.Settings { return settings }}}}
+		Settings: func(cluster.Name) policy.Settings { return settings }}}}
 	w.Inspector = New(cfg)
 	return w
 }

@@ -37,7 +37,7 @@ func (i *Inspector) Service(said string) (*Detail, error) {
 		if f.Settings == nil {
 			continue
 		}
-		x := policy.Explain(v, f.Settings())
+		x := policy.Explain(v, f.Settings(name))
 		out := DetailFamily{Family: f.Family.String(), Rows: f.rows(name, failing[name.String()], everyRow), Ports: []DetailPort{}, Endpoints: []Endpoint{}, Why: x.Why}
 		if x.Not != "" {
 			out.Why = append(out.Why, x.Not)

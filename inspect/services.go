@@ -118,7 +118,7 @@ func (i *Inspector) service(v cluster.View, failing map[string]map[lb.Key]engine
 			j.is(Failing, "%s: %v", r.Key, r.Err)
 		}
 		if f.Settings != nil {
-			for _, r := range policy.Refused(v, f.Settings()) {
+			for _, r := range policy.Refused(v, f.Settings(v.Name)) {
 				j.is(Refused, "%s", r)
 			}
 		}

@@ -100,7 +100,8 @@ func (i *Inspector) ask(f Family, p trace.Packet) (a trace.Answer) {
 	if a.Frontend == nil || f.Settings == nil {
 		return a
 	}
-	for _, port := range policy.Explain(i.cfg.Store.View(ParseName(a.Service)), f.Settings()).Ports {
+	name := ParseName(a.Service)
+	for _, port := range policy.Explain(i.cfg.Store.View(name), f.Settings(name)).Ports {
 		if port.Service == a.Service && port.Protocol == a.Frontend.Key.Proto.String() {
 			a.Why = append(a.Why, port.Chosen...)
 		}

@@ -77,6 +77,11 @@ type Mode struct {
 	// Metrics are the metrics of the mode, beside those that every mode has.
 	Metrics []Metric
 
+	// Weigh returns what says how many objects a plane writes at most for a Service, on any node. An object is some 128 bytes of the
+	// kernel's memory, or of HNS's or this process's where they serve packets; what is larger counts as several. The number grows in
+	// proportion to each part of the size. Nil where objects are not counted.
+	Weigh func(Settings) func(lb.Size) int
+
 	// Able says why the mode cannot serve the family on this host, or returns nil. It changes nothing, but that the kernel may
 	// load modules. Of the settings it has those that are the same whichever mode runs. An error that wraps [ErrAsked] is one
 	// of what was asked for: no other mode takes its place.

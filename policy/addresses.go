@@ -134,7 +134,7 @@ var compatible = netip.MustParsePrefix("::/96")
 type Refusal struct {
 	// Field is where they stand.
 	Field string
-	// Addr is the lowest of them, or the first of too many, and Why says what is wrong with it.
+	// Addr is the lowest of them, or the first of too many, and Why says what is wrong with it. It is not valid for NodePorts.
 	Addr netip.Addr
 	Why  string
 	// More is how many others there are.
@@ -143,7 +143,7 @@ type Refusal struct {
 
 // String returns the refusal as half a sentence: "spec.externalIPs 127.0.0.1 is a loopback address, and 3 others".
 func (r Refusal) String() string {
-	s := r.Field + " " + r.Addr.String() + " " + r.Why
+	s := r.Subject() + " " + r.Why
 	switch r.More {
 	case 0:
 		return s
@@ -151,6 +151,14 @@ func (r Refusal) String() string {
 		return s + ", and 1 other"
 	}
 	return s + fmt.Sprintf(", and %d others", r.More)
+}
+
+// Subject returns what is refused: "spec.externalIPs 127.0.0.1".
+func (r Refusal) Subject() string {
+	if !r.Addr.IsValid() {
+		return r.Field
+	}
+	return r.Field + " " + r.Addr.String()
 }
 
 // Refused returns what [Resolve] leaves out of the service's addresses in the family of s, at most one for each field
@@ -185,9 +193,16 @@ func Refused(v cluster.View, s Settings) []Refusal {
 
 	ports := len(v.Service.Ports)
 	loadBalancer, external := s.outerIPs(v.Service)
-	fitLoadBalancer, fitExternal := fitting(ports, len(loadBalancer), len(external))
-	note(tooMany(asLoadBalancerIP, loadBalancer, fitLoadBalancer, ports))
-	note(tooMany(asExternalIP, external, fitExternal, ports))
+	fits := s.fitting(&v, len(loadBalancer), len(external))
+	if fits.clusterIP == 0 { // and nothing else
+		note(Refusal{Field: useFields[asClusterIP], Addr: s.clusterIP(v.Service), Why: s.overBudget(), More: 1})
+		return out
+	}
+	if takesNodePorts(v.Service) && fits.nodePorts == 0 {
+		note(Refusal{Field: "spec.ports[].nodePort", Why: s.overBudget(), More: 1})
+	}
+	note(s.tooMany(asLoadBalancerIP, loadBalancer, fits.loadBalancer, fits, ports))
+	note(s.tooMany(asExternalIP, external, fits.external, fits, ports))
 	_, left := s.bounded(&v)
 	note(left)
 	return out

@@ -7,9 +7,10 @@ import (
 	"slices"
 
 	"kube-proxy/cluster"
+	"kube-proxy/lb"
 )
 
-// The bounds of one Service in one family. What a Service costs every node is not what its author writes but the
+// The bounds of one Service in one family, beside those of objects ([Settings.MaxObjects]). What a Service costs every node is not what its author writes but the
 // product: addresses times ports, and endpoints times ports. One of a thousand ports and 500 external IPs would be half
 // a million rows. The cluster IP and the NodePorts, one row for each port, always serve.
 const (
@@ -22,33 +23,154 @@ const (
 	maxSlicePorts = maxBackends
 )
 
-// fitting returns how many of so many load-balancer IPs and external IPs a Service of so many ports may have: the
-// first of them, those of the load balancer before the others, at least one in all. An address is served with all
-// ports or with none.
-func fitting(ports, loadBalancer, external int) (fitLoadBalancer, fitExternal int) {
-	room := max(1, maxOuterRows/max(1, ports))
-	fitLoadBalancer = min(loadBalancer, room)
-	return fitLoadBalancer, min(external, room-fitLoadBalancer)
+// serviceShare is which part of the objects of a namespace one Service may have.
+const serviceShare = 4
+
+// Objects returns how many objects the plane writes at most for the service of v, whatever the rest of its namespace has; 0 if it is not
+// served, and where objects are not bounded. Its cost follows the slices and the addresses of the Service, not the endpoints.
+func Objects(v cluster.View, s Settings) int {
+	if !s.bounds() || v.Service == nil || v.Service.Type == cluster.TypeExternalName || !s.clusterIP(v.Service).IsValid() {
+		return 0
+	}
+	s.Older = 0
+	loadBalancer, external := s.outerIPs(v.Service)
+	return s.fitting(&v, len(loadBalancer), len(external)).objects
+}
+
+// bounds reports whether objects are bounded.
+func (s *Settings) bounds() bool { return s.Weigh != nil && s.MaxObjects > 0 }
+
+// room is how many objects a Service may have.
+func (s *Settings) room() int { return min(s.MaxObjects/serviceShare, s.MaxObjects-s.Older) }
+
+// overBudget says why a part of a Service has no room.
+func (s *Settings) overBudget() string {
+	if s.MaxObjects-s.Older < s.MaxObjects/serviceShare {
+		return fmt.Sprintf("exceeds the limit of %d objects per namespace (--max-namespace-objects), which older Services use", s.MaxObjects)
+	}
+	return fmt.Sprintf("exceeds the limit of %d objects per Service, a quarter of --max-namespace-objects", s.MaxObjects/serviceShare)
+}
+
+// fit is how much of a Service is served.
+type fit struct {
+	// clusterIP and nodePorts are 1 or 0.
+	clusterIP, nodePorts int
+	// loadBalancer and external are how many addresses of each kind, the first of them; each with all ports.
+	loadBalancer, external int
+	// objects is how many all of that takes. full: no objects are left for the rest.
+	objects int
+	full    bool
+}
+
+// fitting returns how much of a Service is served that has so many addresses: the cluster IP, then the NodePorts, then the
+// load balancer's addresses and then the others, as far as rows and objects go. Behind the first part without room nothing is served.
+func (s *Settings) fitting(v *cluster.View, loadBalancer, external int) fit {
+	rows := max(1, maxOuterRows/max(1, len(v.Service.Ports)))
+	f := fit{clusterIP: 1, loadBalancer: min(loadBalancer, rows)}
+	f.external = min(external, rows-f.loadBalancer)
+	if takesNodePorts(v.Service) {
+		f.nodePorts = 1
+	}
+	if !s.bounds() {
+		return f
+	}
+	size := s.size(v)
+	first := s.Weigh(size)
+	more := func(change func(*lb.Size)) int {
+		larger := size
+		change(&larger)
+		return s.Weigh(larger) - first
+	}
+	for _, part := range []struct {
+		wanted *int
+		each   int
+	}{
+		{&f.clusterIP, first},
+		{&f.nodePorts, more(func(l *lb.Size) { l.NodePorts = true })},
+		{&f.loadBalancer, more(func(l *lb.Size) { l.Ranged = min(1, l.Ranges); l.Addresses += 1 - l.Ranged })},
+		{&f.external, more(func(l *lb.Size) { l.Addresses++ })},
+	} {
+		f.take(part.wanted, part.each, s.room())
+	}
+	return f
+}
+
+// take takes as many of a part as there is room for, and leaves their number.
+func (f *fit) take(wanted *int, each, room int) {
+	fits := *wanted
+	switch {
+	case f.full:
+		fits = 0
+	case each > 0:
+		fits = min(fits, max(0, room-f.objects)/each)
+	}
+	f.full = f.full || fits < *wanted
+	f.objects += fits * each
+	*wanted = fits
+}
+
+// size is the Service's with its cluster IP alone.
+func (s *Settings) size(v *cluster.View) lb.Size {
+	svc := v.Service
+	size := lb.Size{
+		Ports: len(svc.Ports), Addresses: 1, Affinity: svc.AffinitySeconds > 0,
+		Local: svc.InternalPolicy == cluster.PolicyLocal || svc.ExternalPolicy == cluster.PolicyLocal,
+		FTP:   slices.ContainsFunc(svc.Ports, func(p cluster.ServicePort) bool { return p.Port == portFTP }),
+	}
+	for _, p := range svc.SourceRanges {
+		if isPrefixOf(p, s.Family) {
+			size.Ranges++
+		}
+	}
+	size.Backends = min(s.endpoints(v), s.maxBackends(size))
+	return size
+}
+
+// portFTP is that of FTP.
+const portFTP = 21
+
+// endpoints counts the endpoints of the slices of the family, each once for each port. Whether they are ready does not matter: the
+// number stays while they restart.
+func (s *Settings) endpoints(v *cluster.View) int {
+	n := 0
+	for _, sl := range v.Slices {
+		if s.ofFamily(sl) {
+			n += len(sl.Endpoints) * min(len(sl.Ports), len(v.Service.Ports))
+		}
+	}
+	return n
+}
+
+// maxBackends is how many of the endpoints are served at most, so that the cluster IP with them is within the limit for a Service.
+func (s *Settings) maxBackends(size lb.Size) int {
+	if !s.bounds() {
+		return maxBackends
+	}
+	const sample = 1000
+	size.Backends = 0
+	none := s.Weigh(size)
+	size.Backends = sample
+	each := s.Weigh(size) - none // of a sample
+	return min(maxBackends, max(0, s.MaxObjects/serviceShare-none)*sample/max(1, each))
 }
 
 // bounded returns the slices without the endpoints that are too many for the Service's ports, and what was left out.
 // Those stay that are ready, then those that serve still, by the names of their slices: the same on every node. Where a
 // traffic policy is Local, the node's own come before all.
 func (s *Settings) bounded(v *cluster.View) ([]*cluster.Slice, Refusal) {
-	ports, product, inSlices := len(v.Service.Ports), 0, 0
+	ports, room, inSlices := len(v.Service.Ports), s.maxBackends(s.size(v)), 0
 	for _, sl := range v.Slices {
-		product += len(sl.Endpoints) * ports
 		if s.searched(sl) {
 			inSlices += len(sl.Ports)
 		}
 	}
-	if product <= maxBackends && inSlices <= maxSlicePorts {
+	if s.endpoints(v) <= room && inSlices <= maxSlicePorts {
 		return v.Slices, Refusal{}
 	}
 	sorted := slices.SortedFunc(slices.Values(v.Slices), byName)
 	kept := make([]*cluster.Slice, len(sorted))
 	left := Refusal{Field: useFields[asEndpoint]}
-	room, searchable := maxBackends, fittingPorts(sorted, s.searched)
+	searchable := fittingPorts(sorted, s.searched)
 	local := v.Service.InternalPolicy == cluster.PolicyLocal || v.Service.ExternalPolicy == cluster.PolicyLocal
 	class := func(e *cluster.Endpoint) int {
 		switch {
@@ -119,10 +241,13 @@ func byName(a, b *cluster.Slice) int {
 }
 
 // tooMany is the refusal of the addresses from the first that does not fit on; none if all fit.
-func tooMany(u use, addrs []netip.Addr, fit, ports int) Refusal {
-	if fit == len(addrs) {
+func (s *Settings) tooMany(u use, addrs []netip.Addr, fits int, f fit, ports int) Refusal {
+	if fits == len(addrs) {
 		return Refusal{}
 	}
-	return Refusal{Field: useFields[u], Addr: addrs[fit], More: len(addrs) - fit,
-		Why: fmt.Sprintf("is one address too many for %d ports", ports)}
+	r := Refusal{Field: useFields[u], Addr: addrs[fits], More: len(addrs) - fits, Why: fmt.Sprintf("is one address too many for %d ports", ports)}
+	if f.full {
+		r.Why = s.overBudget()
+	}
+	return r
 }

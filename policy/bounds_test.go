@@ -188,3 +188,80 @@ func TestTooManySlicePorts(t *testing.T) {
 		}
 	}
 }
+
+// Of a Service without room for all, the cluster IP is served first, then the NodePorts, the load balancer's addresses, and external
+// IPs. What is left out is refused by name, and what is served weighs no more than there is (TN-10).
+func TestPartsInTheirOrder(t *testing.T) {
+	const ports = 10
+	svc := wide(ports)
+	svc.LoadBalancerIPs, svc.ExternalIPs = addrRange(19, 2), addrRange(18, 2)
+	v := cluster.View{Name: svc.Name, Service: svc}
+	for _, test := range []struct {
+		limit, older  int
+		served        string
+		wantObjects   int
+		refused, more string
+	}{
+		{400, 0, "clusterip 1 nodeport 1 loadbalancer 2 externalip 2", 60, "[]", ""},
+		{0, 0, "clusterip 1 nodeport 1 loadbalancer 2 externalip 2", 0, "[]", ""},
+		{236, 0, "clusterip 1 nodeport 1 loadbalancer 2 externalip 1", 50, "[spec.externalIPs 198.18.0.1 ", "per Service"},
+		{400, 340, "clusterip 1 nodeport 1 loadbalancer 2 externalip 2", 60, "[]", ""},
+		{400, 341, "clusterip 1 nodeport 1 loadbalancer 2 externalip 1", 50, "[spec.externalIPs 198.18.0.1 ", "per namespace"},
+		{400, 365, "clusterip 1 nodeport 1 loadbalancer 1 externalip 0", 30, "[status.loadBalancer.ingress 198.19.0.1 ", "per namespace"},
+		{400, 380, "clusterip 1 nodeport 1 loadbalancer 0 externalip 0", 20, "[status.loadBalancer.ingress 198.19.0.0 ", "per namespace"},
+		{400, 390, "clusterip 1 nodeport 0 loadbalancer 0 externalip 0", 10, "[spec.ports[].nodePort exceeds ", "per namespace"},
+		{400, 391, "clusterip 0 nodeport 0 loadbalancer 0 externalip 0", 0, "[spec.clusterIPs ", "per namespace"},
+		{400, 400, "clusterip 0 nodeport 0 loadbalancer 0 externalip 0", 0, "[spec.clusterIPs ", "per namespace"},
+	} {
+		s := benchSettings()
+		s.Weigh = func(s lb.Size) int { return s.Ports*s.Copies(1) + s.Backends }
+		s.MaxObjects, s.Older = test.limit, test.older
+		rows := map[lb.Kind]int{}
+		for _, f := range policy.Resolve(v, s) {
+			rows[f.Kind]++
+		}
+		served, objects := "", 0
+		for _, kind := range []lb.Kind{lb.ClusterIP, lb.NodePort, lb.LoadBalancer, lb.ExternalIP} {
+			served += fmt.Sprintf("%s %d ", kind, rows[kind]/ports)
+			objects += rows[kind]
+		}
+		if strings.TrimSpace(served) != test.served || test.limit > 0 && objects != test.wantObjects {
+			t.Errorf("%d of %d: served %s, want %s", test.older, test.limit, served, test.served)
+		}
+		if got := fmt.Sprint(policy.Refused(v, s)); !strings.HasPrefix(got, test.refused) || !strings.Contains(got, test.more) {
+			t.Errorf("%d of %d: refused %s, want %s", test.older, test.limit, got, test.refused)
+		}
+		if x := policy.Explain(v, s); (x.Not != "") != (objects == 0) || objects == 0 && !strings.Contains(x.Not, "limit of 400 objects per namespace") {
+			t.Errorf("%d of %d: explained by %q", test.older, test.limit, x.Not)
+		}
+	}
+}
+
+// What a Service weighs does not follow whether its endpoints are ready, so that nothing comes or goes when pods restart; and a Service
+// of too many endpoints for its quarter of the limit has fewer of them, but its cluster IP (TN-10).
+func TestWeightOfEndpoints(t *testing.T) {
+	svc := wide(1)
+	svc.Type = cluster.TypeClusterIP
+	sl := &cluster.Slice{Service: svc.Name, Ports: []cluster.SlicePort{{Name: "p0", Protocol: cluster.UDP, Port: 80}}}
+	for _, a := range addrRange(18, 100) {
+		sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{Addr: a, Ready: true, Serving: true})
+	}
+	v := cluster.View{Name: svc.Name, Service: svc, Slices: []*cluster.Slice{sl}}
+	s := benchSettings()
+	s.Weigh, s.MaxObjects = func(s lb.Size) int { return s.Ports*s.Copies(1) + 2*s.Backends }, 1000
+	if got := policy.Objects(v, s); got != 201 {
+		t.Errorf("%d objects, want 201", got)
+	}
+	sl.Endpoints[7].Ready, sl.Endpoints[7].Serving = false, false
+	if got := policy.Objects(v, s); got != 201 {
+		t.Errorf("%d objects when one is not ready, want 201", got)
+	}
+	s.MaxObjects = 100
+	rows := policy.Resolve(v, s)
+	if len(rows) != 1 || rows[0].Routes[0].To.Backends.Len() != 12 || policy.Objects(v, s) != 25 {
+		t.Errorf("%d rows, %d objects, want one row with 12 backends and 25", len(rows), policy.Objects(v, s))
+	}
+	if got := fmt.Sprint(policy.Refused(v, s)); got != "[endpoints 198.18.0.13 is one endpoint too many for 1 ports, and 86 others]" {
+		t.Errorf("refused %s", got)
+	}
+}

@@ -127,6 +127,9 @@ func (s *Settings) whyNone(v *cluster.View) string {
 	case len(svc.ClusterIPs) == 0:
 		return "It has no cluster IP: it is headless, and DNS gives clients the addresses of its endpoints; or no address was assigned yet."
 	}
+	if s.clusterIP(svc).IsValid() {
+		return fmt.Sprintf("Nothing of it is served: it %s.", s.overBudget())
+	}
 	for _, a := range svc.ClusterIPs {
 		if lb.FamilyOf(a) == s.Family {
 			return fmt.Sprintf("Its cluster IP %s %s.", a, s.refuses(a, asClusterIP))

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"kube-proxy/cluster"
@@ -41,7 +42,7 @@ func Resolve(v cluster.View, s Settings) []*lb.Frontend {
 }
 
 // newResolver returns a resolver that knows the service's addresses and sources; serves is false if the service has no address in the
-// family (SV-10, SV-11).
+// family (SV-10, SV-11), and where its namespace has no objects left for its cluster IP (TN-10).
 func newResolver(v *cluster.View, s *Settings) (r resolver, serves bool) {
 	svc := v.Service
 	if svc == nil || svc.Type == cluster.TypeExternalName {
@@ -54,8 +55,11 @@ func newResolver(v *cluster.View, s *Settings) (r resolver, serves bool) {
 	r = resolver{view: v, svc: svc, settings: s, vip: vip, detects: detects(v.Node, *s), full: v.Name.String()}
 	r.node = nodeAddr(v.Node, *s)
 	r.loadBalancerIPs, r.externalIPs = s.outerIPs(svc)
-	fitLoadBalancer, fitExternal := fitting(len(svc.Ports), len(r.loadBalancerIPs), len(r.externalIPs))
-	r.loadBalancerIPs, r.externalIPs = r.loadBalancerIPs[:fitLoadBalancer], r.externalIPs[:fitExternal]
+	fits := s.fitting(v, len(r.loadBalancerIPs), len(r.externalIPs))
+	if fits.clusterIP == 0 {
+		return r, false
+	}
+	r.loadBalancerIPs, r.externalIPs, r.nodePorts = r.loadBalancerIPs[:fits.loadBalancer], r.externalIPs[:fits.external], fits.nodePorts > 0
 	r.sources = canonical(svc.SourceRanges, s.Family)
 	if everybody(r.sources) {
 		r.sources = nil
@@ -82,6 +86,7 @@ type resolver struct {
 	candidates []candidate       // of all groups
 
 	loadBalancerIPs, externalIPs []netip.Addr // those that are served
+	nodePorts                    bool         // NodePorts are served
 
 	rows []*lb.Frontend
 	seen map[lb.Key]bool // keys of rows, once there are too many to search
@@ -90,7 +95,7 @@ type resolver struct {
 // size is the number of rows if no key comes twice.
 func (r *resolver) size() int {
 	perPort := 1 + len(r.loadBalancerIPs) + len(r.externalIPs)
-	if r.takesNodePorts() {
+	if r.nodePorts {
 		perPort++
 	}
 	return perPort*len(r.svc.Ports) + 1
@@ -107,7 +112,7 @@ func (r *resolver) port(p *cluster.ServicePort) {
 	row.Kind, row.Routes, row.Serving = lb.ClusterIP, internal, beside(internal, sets.serving)
 	r.add(row, r.vip, p.Port, p.Protocol)
 
-	nodePort := p.NodePort != 0 && r.takesNodePorts()
+	nodePort := p.NodePort != 0 && r.nodePorts
 	if !nodePort && len(r.loadBalancerIPs)+len(r.externalIPs) == 0 {
 		return
 	}
@@ -128,9 +133,10 @@ func (r *resolver) port(p *cluster.ServicePort) {
 	}
 }
 
-// takesNodePorts reports whether the service's type has NodePorts (SV-17).
-func (r *resolver) takesNodePorts() bool {
-	return r.svc.Type == cluster.TypeNodePort || r.svc.Type == cluster.TypeLoadBalancer
+// takesNodePorts reports whether the service's type has NodePorts (SV-17), and it has one.
+func takesNodePorts(svc *cluster.Service) bool {
+	return (svc.Type == cluster.TypeNodePort || svc.Type == cluster.TypeLoadBalancer) &&
+		slices.ContainsFunc(svc.Ports, func(p cluster.ServicePort) bool { return p.NodePort != 0 })
 }
 
 // few is the number of rows below which a search is cheaper than a map.

@@ -36,6 +36,11 @@ type Settings struct {
 	// ExternalIPCIDRs are the only networks, of any family, whose addresses are served where spec.externalIPs names them
 	// (--external-ip-cidrs); empty means all. Load-balancer addresses, which no tenant writes, need no leave.
 	ExternalIPCIDRs []netip.Prefix
+	// Weigh says how many objects the plane writes for a Service (mode.Mode has what it is); nil: objects are not bounded.
+	Weigh func(lb.Size) int
+	// MaxObjects is how many objects the Services of a namespace may have in the family, each of them a quarter at most; 0: any
+	// number. Older is how many of them older Services of the namespace have.
+	MaxObjects, Older int
 	// NodePortAddrs chooses the addresses that answer NodePorts.
 	NodePortAddrs NodePortAddrs
 

@@ -44,7 +44,7 @@ func newWorld(t testing.TB, cfg Config, names ...cluster.Name) *world {
 		Version: "v1.37.0", Mode: mode.Mode{Name: "nftables"}, Asked: "nftables", Store: w.store, Changes: w.ring,
 		Families: []inspect.Family{{
 			Family: lb.IPv4, Query: func(f func(*lb.Table)) { w.mu.Lock(); defer w.mu.Unlock(); f(&w.table) }, Stats: func() engine.Stats { return w.stats },
-			Settings: func() policy.Settings { return w.settings },
+			Settings: func(cluster.Name) policy.Settings { return w.settings },
 		}},
 	})
 	cfg.Source, cfg.Changes = i, w.ring

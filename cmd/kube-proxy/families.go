@@ -23,6 +23,7 @@ import (
 type family struct {
 	name   lb.Family
 	engine *engine.Engine
+	budget *engine.Budget
 	plane  mode.Plane
 	// traffic is by Service; nil where nothing counts it.
 	traffic *traffic.Account
@@ -118,6 +119,7 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 		return nil, err
 	}
 	f := &family{name: fam, plane: plane}
+	f.budget = newBudget(p.choice.Mode, asked, func() policy.Settings { return p.settings(fam) })
 	p.notice(f, labelled)
 	var observers []engine.Observer
 	if f.flows, err = p.newFlows(fam, plane); err != nil {
@@ -132,7 +134,8 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	t := cfg.mode.Tables
 	f.engine = engine.New(engine.Config{
 		Family: fam, Plane: plane, Store: p.store, Observers: observers,
-		Resolve:       p.resolver(fam),
+		Budget:        f.budget,
+		Resolve:       p.resolver(fam, f.budget),
 		ResolveNode:   func(facts cluster.Facts) lb.Node { return policy.ResolveNode(facts, p.settings(fam)) },
 		MinSyncPeriod: t.MinSyncPeriod, AuditPeriod: t.SyncPeriod, Log: p.log,
 		Changes:    p.changes,
@@ -226,6 +229,19 @@ func (p *proxy) settings(fam lb.Family) policy.Settings {
 	return settings(cfg.Config, cfg.mode, fam)
 }
 
+// newBudget is the budget of a family in a mode.
+func newBudget(m mode.Mode, asked mode.Settings, now func() policy.Settings) *engine.Budget {
+	if m.Weigh == nil {
+		return engine.NewBudget(nil, now)
+	}
+	return engine.NewBudget(m.Weigh(asked), now)
+}
+
+// fixedBudget is the budget of a family where the configuration does not change.
+func fixedBudget(m mode.Mode, cfg *configured, fam lb.Family) *engine.Budget {
+	return newBudget(m, planeSettings(cfg, fam), func() policy.Settings { return settings(cfg.Config, cfg.mode, fam) })
+}
+
 func settings(cfg *config.Config, r config.Resolved, fam lb.Family) policy.Settings {
 	return policy.Settings{
 		Family:        fam,
@@ -234,6 +250,7 @@ func settings(cfg *config.Config, r config.Resolved, fam lb.Family) policy.Setti
 		ClusterCIDRs:  cfg.ClusterCIDRs,
 		PodInterface:  cfg.DetectLocal.Interface,
 		NoExternalIPs: !cfg.Gates["AllowServiceExternalIPs"], ExternalIPCIDRs: cfg.ExternalIPCIDRs,
+		MaxObjects: cfg.MaxNamespaceObjects,
 		NodePortAddrs: policy.NodePortAddrs{
 			Primary: r.NodePorts.Primary, Prefixes: r.NodePorts.Prefixes, NodeIP: cfg.BindAddress,
 		},

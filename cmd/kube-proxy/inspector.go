@@ -9,7 +9,6 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/inspect"
 	"kube-proxy/mode"
-	"kube-proxy/policy"
 	"kube-proxy/source/kube"
 	"kube-proxy/source/manifests"
 	"kube-proxy/trace"
@@ -31,7 +30,7 @@ func (p *proxy) newInspector() *inspect.Inspector {
 			how = knows.TraceMode(how)
 		}
 		ic.Families = append(ic.Families, inspect.Family{
-			Family: f.name, Query: f.engine.Query, Stats: f.engine.Stats, Settings: func() policy.Settings { return p.settings(f.name) },
+			Family: f.name, Query: f.engine.Query, Stats: f.engine.Stats, Settings: f.budget.Settings,
 			Trace: how, Looker: looker,
 		})
 	}

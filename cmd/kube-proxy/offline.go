@@ -13,7 +13,6 @@ import (
 	"kube-proxy/inspect"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/policy"
 	"kube-proxy/source/manifests"
 )
 
@@ -37,11 +36,11 @@ func offline(cfg *config.Config, modes mode.List, errOut io.Writer) (*inspect.In
 			return manifests.Pods(os.DirFS(cfg.Manifests), pod)
 		}}
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
-		s := settings(cfg, resolved, fam)
-		table, _, _ := desired(store, s)
+		budget := fixedBudget(m, &configured{cfg, resolved}, fam)
+		table, _, _ := desired(store, budget)
 		table.Family = fam
 		ic.Families = append(ic.Families, inspect.Family{
-			Family: fam, Query: func(f func(*lb.Table)) { f(table) }, Settings: func() policy.Settings { return s },
+			Family: fam, Query: func(f func(*lb.Table)) { f(table) }, Settings: budget.Settings,
 			Trace: m.Trace(planeSettings(&configured{cfg, resolved}, fam)),
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"kube-proxy/cluster"
+	"kube-proxy/engine"
 	"kube-proxy/event"
 	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
@@ -25,7 +26,7 @@ func (r refusals) news(name cluster.Name, now []policy.Refusal) (what, subject s
 	var texts, subjects []string
 	for _, refusal := range now {
 		texts = append(texts, refusal.String())
-		subjects = append(subjects, refusal.Field+" "+refusal.Addr.String())
+		subjects = append(subjects, refusal.Subject())
 	}
 	subject = strings.Join(subjects, ", ")
 	if r[name] == subject {
@@ -46,11 +47,11 @@ func (r *refusedServices) of(fam string) *atomic.Int64 {
 }
 
 // resolver returns what gives a family's engine the rows of a Service, and tells of its addresses that get none.
-func (p *proxy) resolver(fam lb.Family) func(cluster.View) []*lb.Frontend {
+func (p *proxy) resolver(fam lb.Family, budget *engine.Budget) func(cluster.View) []*lb.Frontend {
 	told := refusals{}
 	messages := ratelimit.New(p.log.With("family", fam.String()), "part of a Service is refused")
 	return func(v cluster.View) []*lb.Frontend {
-		settings := p.settings(fam)
+		settings := budget.Settings(v.Name)
 		if what, subject := told.news(v.Name, policy.Refused(v, settings)); what != "" && messages.Allow(v.Name.Namespace) {
 			e := event.AddressRefused(v.Name.String(), what, subject)
 			p.log.Warn("part of a Service is refused", "note", e.Note, "service", v.Name.String(), "family", fam.String())

@@ -10,6 +10,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/config"
+	"kube-proxy/engine"
 	"kube-proxy/event"
 	"kube-proxy/internal/logtest"
 	"kube-proxy/internal/ratelimit"
@@ -58,7 +59,7 @@ func TestCrowdOfRefusals(t *testing.T) {
 	events := 0
 	p := newProxy(nil, nil, &config.Config{Gates: map[string]bool{"AllowServiceExternalIPs": true}}, nil, slog.New(slog.NewTextHandler(&log, nil)))
 	p.tell = func(event.Event) { events++ }
-	resolve := p.resolver(lb.IPv4)
+	resolve := p.resolver(lb.IPv4, engine.NewBudget(nil, func() policy.Settings { return p.settings(lb.IPv4) }))
 	for range rounds {
 		for i := range services {
 			name := cluster.Name{Namespace: "tenant", Name: fmt.Sprint("s", i)}

@@ -14,6 +14,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/config"
+	"kube-proxy/engine"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/policy"
@@ -121,7 +122,7 @@ func render(cfg *config.Config, modes mode.List, out, errOut io.Writer) error {
 		return named(cfg.File, err)
 	}
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
-		table, contests, refused := desired(store, settings(cfg, resolved, fam))
+		table, contests, refused := desired(store, fixedBudget(m, &configured{cfg, resolved}, fam))
 		for _, c := range contests {
 			fmt.Fprintf(errOut, "kube-proxy: %s belongs to %s, and not to %s\n", c.Key, c.Winner.Name, c.Loser.Name)
 		}
@@ -159,15 +160,18 @@ func filled(node string, o manifests.Objects) *cluster.Store {
 
 // desired is the table of all services in the store, the keys that more than one of them claims, and which addresses are
 // not served.
-func desired(store *cluster.Store, s policy.Settings) (*lb.Table, []lb.Contest, []string) {
-	table := &lb.Table{Node: policy.ResolveNode(store.Facts(), s)}
+func desired(store *cluster.Store, budget *engine.Budget) (*lb.Table, []lb.Contest, []string) {
+	table := &lb.Table{Node: policy.ResolveNode(store.Facts(), budget.Settings(cluster.Name{}))}
 	names := store.Names()
+	for _, name := range names {
+		budget.Weigh(store.View(name))
+	}
 	slices.SortFunc(names, func(a, b cluster.Name) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	var refused []string
 	for _, name := range names {
-		v := store.View(name)
+		v, s := store.View(name), budget.Settings(name)
 		for _, r := range policy.Refused(v, s) {
 			refused = append(refused, fmt.Sprintf("Service %s: not served: %s", name, r))
 		}

@@ -42,7 +42,7 @@ func (s *bystander) newBeside() *beside {
 			Changes: func() (uint64, uint64) { c := s.store.Changes(); return c.Services, c.Slices }}),
 		traffic: traffic.New(traffic.Config{Counter: busy{s, new(uint64)}, Query: s.engine.Query, Services: ownSeries}),
 		inspector: inspect.New(inspect.Config{Store: s.store, Offline: true, Changes: s.ring, Families: []inspect.Family{{
-			Family: s.family, Query: s.engine.Query, Stats: s.engine.Stats, Settings: func() policy.Settings { return s.settings }}}}),
+			Family: s.family, Query: s.engine.Query, Stats: s.engine.Stats, Settings: func(cluster.Name) policy.Settings { return s.settings }}}}),
 	}
 	b.metrics.AddFamily(s.family.String(), s.engine.Stats, func(emit mode.Emit) {
 		if err := b.traffic.Each(s.t.Context(), func(ns, name string, t mode.Traffic) {

@@ -25,6 +25,8 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 		Block: "iptables",
 		Reads: []string{"iptables.syncPeriod", "iptables.minSyncPeriod", "winkernel"},
 
+		Weigh: func(mode.Settings) func(lb.Size) int { return weigh },
+
 		Metrics: metrics,
 
 		Able: func(s mode.Settings) error { return able(open, s.Family) },

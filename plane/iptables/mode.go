@@ -3,6 +3,7 @@ package iptables
 import (
 	"time"
 
+	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
 
@@ -31,6 +32,8 @@ func facts() mode.Mode {
 		Reads:      []string{"iptables"},
 		SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Second,
 		LocalhostNodePorts: true,
+
+		Weigh: func(mode.Settings) func(lb.Size) int { return weigh },
 
 		Metrics: []mode.Metric{
 			{Name: "sync_full_proxy_rules_duration_seconds"},

@@ -59,6 +59,8 @@ func facts() mode.Mode {
 		Reads:      []string{"ipvs", "iptables.masqueradeBit", "iptables.masqueradeAll", "serviceMetrics"},
 		SyncPeriod: 30 * time.Second,
 
+		Weigh: weigh,
+
 		Metrics: []mode.Metric{
 			{Name: restoreFailures},
 			{Row: "EXT", Name: virtualServers, Kind: mode.Gauge, Labels: family,

@@ -60,7 +60,7 @@ func (h *host) open(s mode.Settings) (_ mode.Plane, err error) {
 	if err := checkScheduler(context.Background(), p.ipvs, s.Family, s.IPVS.Scheduler); err != nil {
 		return nil, err
 	}
-	sticky := "mh"
+	sticky := stickyScheduler
 	if there, err := hasScheduler(context.Background(), p.ipvs, s.Family, sticky); err != nil || !there {
 		sticky = "sh" // a kernel before 4.18
 	}

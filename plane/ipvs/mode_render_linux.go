@@ -20,7 +20,7 @@ func render(s mode.Settings, want *lb.Table) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ipvs: %w", err)
 	}
-	cfg := Config{Family: s.Family, Masquerade: mark, Scheduler: schedulerOf(s.IPVS.Scheduler), Sticky: "mh"}
+	cfg := Config{Family: s.Family, Masquerade: mark, Scheduler: schedulerOf(s.IPVS.Scheduler), Sticky: stickyScheduler}
 	var own []netip.Addr
 	unknown := ""
 	for _, p := range want.Node.NodePorts {

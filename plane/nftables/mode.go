@@ -1,6 +1,9 @@
 package nftables
 
-import "kube-proxy/mode"
+import (
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
 
 // The metrics of the mode that its planes tell.
 const (
@@ -28,6 +31,8 @@ func facts() mode.Mode {
 		// The periods are 0, see docs/adr/0006: what others change is noticed at once, and upstream's 30 s would compare a
 		// large table all the time.
 		NodePortsPrimary: true,
+
+		Weigh: func(mode.Settings) func(lb.Size) int { return weigh },
 
 		Metrics: []mode.Metric{
 			{Name: "sync_full_proxy_rules_duration_seconds"},

@@ -56,6 +56,8 @@ func Mode() mode.Mode {
 		Terminates:         true,
 		Sysctls:            sysctls,
 
+		Weigh: func(mode.Settings) func(lb.Size) int { return weigh },
+
 		Metrics: []mode.Metric{
 			{Row: "EXT", Name: openConnections, Kind: mode.Gauge, Labels: proto,
 				Help: "Connections that are open, those included for which an endpoint is being dialled"},

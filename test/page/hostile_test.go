@@ -39,7 +39,7 @@ func hostile(t *testing.T, n *node, b *browser) {
 	}
 	h := ui.New(ui.Config{Changes: ring, Source: inspect.New(inspect.Config{
 		Version: "v1.37.0", Mode: mode.Mode{Name: "<b>"}, Store: store, Changes: ring,
-		Families: []inspect.Family{{Family: lb.IPv4, Query: func(f func(*lb.Table)) { f(&table) }, Settings: func() policy.Settings { return settings }}},
+		Families: []inspect.Family{{Family: lb.IPv4, Query: func(f func(*lb.Table)) { f(&table) }, Settings: func(cluster.Name) policy.Settings { return settings }}},
 	})})
 	s := &http.Server{Handler: h}
 	go s.Serve(n.listen("10300"))

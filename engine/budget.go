@@ -1,0 +1,217 @@
+package engine
+
+import (
+	"cmp"
+	"container/heap"
+	"sync"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+)
+
+// Budget hands out the objects that the Services of one namespace may have in one family ([policy.Settings.MaxObjects]). The oldest
+// Service has all that it asks for, then the next one by age and name, until one asks for more than is left: that one has what fits,
+// and those after it have nothing. So what is served follows from the objects alone, whatever order they came in, and a new
+// Service takes nothing from an older one. Make one with [NewBudget]. It may be used from any goroutine.
+type Budget struct {
+	weigh    func(lb.Size) int
+	settings func() policy.Settings
+
+	mu       sync.Mutex
+	accounts map[string]*account // by namespace
+}
+
+// NewBudget returns a budget that knows no Service yet. weigh is that of the mode, and settings returns the settings of now.
+func NewBudget(weigh func(lb.Size) int, settings func() policy.Settings) *Budget {
+	return &Budget{weigh: weigh, settings: settings, accounts: map[string]*account{}}
+}
+
+// now returns the settings that all Services have.
+func (b *Budget) now() policy.Settings {
+	s := b.settings()
+	s.Weigh = b.weigh
+	return s
+}
+
+// Settings returns the settings for the Service of that name, with what its namespace leaves to it.
+func (b *Budget) Settings(name cluster.Name) policy.Settings {
+	s := b.now()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a := b.accounts[name.Namespace]
+	if a == nil {
+		return s
+	}
+	switch h := a.holders[name.Name]; {
+	case h == nil || h.in:
+	case h == a.out.first():
+		s.Older = min(a.used, s.MaxObjects)
+	default:
+		s.Older = s.MaxObjects
+	}
+	return s
+}
+
+// Weigh takes in what the service of v asks for now. It returns which others of its namespace have more room or less than before: none
+// while all of them fit, and else about as many as fit into the difference.
+func (b *Budget) Weigh(v cluster.View) []cluster.Name {
+	if b == nil {
+		return nil
+	}
+	s := b.now()
+	now := holder{name: v.Name, objects: policy.Objects(v, s)}
+	if v.Service != nil {
+		now.created = v.Service.Created
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a := b.accounts[v.Name.Namespace]
+	if a == nil {
+		if now.objects == 0 {
+			return nil
+		}
+		a = newAccount()
+		b.accounts[v.Name.Namespace] = a
+	}
+	moved := a.set(now, s.MaxObjects)
+	if len(a.holders) == 0 {
+		delete(b.accounts, v.Name.Namespace)
+	}
+	return moved
+}
+
+// account has the Services of one namespace that ask for objects.
+type account struct {
+	holders map[string]*holder // by name
+	// in has those that have all they ask for, the youngest first; out the others, the oldest first. All in are older than all out.
+	in, out order
+	used    int // by those in
+}
+
+// holder is a Service.
+type holder struct {
+	name    cluster.Name
+	created int64
+	objects int
+	in      bool
+	at      int // its place in its order
+}
+
+func newAccount() *account {
+	return &account{holders: map[string]*holder{}, in: order{sign: -1}, out: order{sign: 1}}
+}
+
+// set has a Service ask for other objects than before, and returns which others have another part of the limit.
+func (a *account) set(now holder, limit int) (moved []cluster.Name) {
+	was := a.holders[now.name.Name]
+	if was != nil && was.objects == now.objects && was.created == now.created && a.used <= limit && !a.fits(limit) {
+		return nil
+	}
+	next, used := a.out.first(), a.used
+	if was != nil {
+		a.remove(was)
+		delete(a.holders, now.name.Name)
+	}
+	if now.objects > 0 {
+		a.holders[now.name.Name] = &now
+		now.in = a.out.Len() == 0 || now.compare(a.out.first()) < 0
+		a.add(&now)
+	}
+	moved = a.settle(limit)
+	if after := a.out.first(); after != next || a.used != used {
+		for _, h := range []*holder{next, after} {
+			if h != nil && h.name != now.name {
+				moved = append(moved, h.name)
+			}
+		}
+	}
+	return moved
+}
+
+// settle moves Services in and out until the oldest are in, as many as the limit allows.
+func (a *account) settle(limit int) (moved []cluster.Name) {
+	move := func(h *holder) {
+		a.remove(h)
+		h.in = !h.in
+		a.add(h)
+		moved = append(moved, h.name)
+	}
+	for a.used > limit {
+		move(a.in.first())
+	}
+	for a.fits(limit) {
+		move(a.out.first())
+	}
+	return moved
+}
+
+// fits reports whether the oldest Service that is out fits.
+func (a *account) fits(limit int) bool {
+	return a.out.Len() > 0 && a.used+a.out.first().objects <= limit
+}
+
+func (a *account) add(h *holder) {
+	if h.in {
+		a.used += h.objects
+		heap.Push(&a.in, h)
+	} else {
+		heap.Push(&a.out, h)
+	}
+}
+
+func (a *account) remove(h *holder) {
+	if h.in {
+		a.used -= h.objects
+		heap.Remove(&a.in, h.at)
+	} else {
+		heap.Remove(&a.out, h.at)
+	}
+}
+
+// compare orders Services by who is served first.
+func (h *holder) compare(o *holder) int {
+	return cmp.Or(cmp.Compare(h.created, o.created), cmp.Compare(h.name.Name, o.name.Name))
+}
+
+// order is a heap of holders, the oldest first, or with the sign -1 the youngest.
+type order struct {
+	list []*holder
+	sign int
+}
+
+// first returns the first holder, nil if there is none.
+func (o *order) first() *holder {
+	if len(o.list) == 0 {
+		return nil
+	}
+	return o.list[0]
+}
+
+// Len is for [heap.Interface], and so are the next four.
+func (o *order) Len() int { return len(o.list) }
+
+// Less reports whether one holder comes before another.
+func (o *order) Less(i, j int) bool { return o.sign*o.list[i].compare(o.list[j]) < 0 }
+
+// Swap swaps two holders.
+func (o *order) Swap(i, j int) {
+	o.list[i], o.list[j] = o.list[j], o.list[i]
+	o.list[i].at, o.list[j].at = i, j
+}
+
+// Push appends a *holder.
+func (o *order) Push(x any) {
+	h := x.(*holder)
+	h.at = len(o.list)
+	o.list = append(o.list, h)
+}
+
+// Pop removes the last holder.
+func (o *order) Pop() any {
+	last := len(o.list) - 1
+	h := o.list[last]
+	o.list[last] = nil
+	o.list = o.list[:last]
+	return h
+}

@@ -1,0 +1,16 @@
+package hns
+
+import "kube-proxy/lb"
+
+// What HNS keeps for one, in objects of 128 bytes: a load balancer with its policy, a reference to an endpoint, and a remote endpoint.
+const (
+	balancerObjects  = 16
+	referenceObjects = 1
+	endpointObjects  = 16
+)
+
+// weigh is the mode's Weigh: each address has a load balancer that names all endpoints.
+func weigh(s lb.Size) int {
+	copies := s.Copies(1)
+	return s.Ports*copies*balancerObjects + s.Backends*(copies*referenceObjects+endpointObjects) + s.Ranged*balancerObjects
+}

@@ -1,0 +1,29 @@
+package iptables
+
+import "kube-proxy/lb"
+
+// What the kernel keeps, in objects of 128 bytes: a rule with its comment or a chain, and the list of clients of one endpoint.
+const (
+	ruleObjects   = 4
+	recentObjects = 20
+)
+
+// weigh is the mode's Weigh.
+func weigh(s lb.Size) int {
+	const (
+		portRules  = 16 // chains of the port, and their rules
+		frontRules = 6  // in dispatchers, and what marks for masquerading
+		firewall   = 8  // of an address with source ranges: a chain, and rules that drop and reject
+		endpoint   = 3  // a chain and its two rules
+	)
+	rules := s.Ports*portRules + s.Ports*s.Copies(1)*frontRules + s.Ports*s.Ranged*firewall + 2*s.Ranged*(s.Ranges+2)
+	jumps := s.Sets()
+	if s.Affinity {
+		jumps *= 2
+	}
+	objects := (rules + (jumps+endpoint)*s.Backends) * ruleObjects
+	if s.Affinity {
+		objects += recentObjects * s.Backends
+	}
+	return objects
+}

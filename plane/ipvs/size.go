@@ -1,0 +1,38 @@
+package ipvs
+
+import (
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+// What the kernel keeps for one, in objects of 128 bytes. A real server has counters for each CPU besides: 64 bytes.
+const (
+	// stickyScheduler is that of virtual servers by mark, where clients stay with their backend.
+	stickyScheduler = "mh"
+
+	serverObjects  = 8 // a virtual or a real server
+	addressObjects = 8 // an address of kube-ipvs0 with its routes
+	memberObjects  = 1 // a member of an ipset
+)
+
+// tables are what schedulers keep for each virtual server, in objects; the others keep nothing that grows.
+var tables = map[string]int{"mh": 256, "sh": 16, "dh": 16, "lblc": 64, "lblcr": 64}
+
+// weigh is the mode's Weigh. Each address has a copy of the real servers; where a traffic policy is Local, two virtual servers by mark
+// have one more each.
+func weigh(settings mode.Settings) func(lb.Size) int {
+	table, sticky := tables[schedulerOf(settings.IPVS.Scheduler)], tables[stickyScheduler]
+	return func(s lb.Size) int {
+		copies, marks, marked := s.Copies(lb.NodePortAddresses), 2*(s.Sets()-1), table
+		if s.Affinity {
+			marked = sticky
+		}
+		objects := s.Ports * (copies*(serverObjects+table+addressObjects+6*memberObjects) + marks*(serverObjects+marked))
+		objects += s.Backends * ((copies+marks)*serverObjects + s.Sets()*memberObjects)
+		objects += s.Ports * s.Ranged * 2 * (s.Ranges + 2) * memberObjects
+		if s.FTP && s.Affinity {
+			objects += copies * sticky
+		}
+		return objects
+	}
+}

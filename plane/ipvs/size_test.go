@@ -1,0 +1,49 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/planetest"
+)
+
+// What a Service weighs is as many virtual and real servers, tables of schedulers, addresses and members as the kernel has for it at
+// most (TN-11).
+func TestWeigh(t *testing.T) {
+	for _, scheduler := range []string{"", "mh", "sh"} {
+		for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
+			t.Run(scheduler+fam.String(), func(t *testing.T) {
+				planetest.Weighing{Family: fam, Weigh: weigh(mode.Settings{IPVS: mode.IPVS{Scheduler: scheduler}}), Within: 3, Costly: 200_000,
+					Count: func(_ *testing.T, want *lb.Table) int { return objectsOf(fam, scheduler, want) },
+				}.Run(t)
+			})
+		}
+	}
+}
+
+// objectsOf counts what a new plane writes for a table.
+func objectsOf(fam lb.Family, scheduler string, want *lb.Table) (objects int) {
+	cfg := Config{Family: fam, Masquerade: 1 << 14, Scheduler: schedulerOf(scheduler), Sticky: stickyScheduler}
+	var own []netip.Addr
+	for _, p := range want.Node.NodePorts {
+		own = append(own, p.Addr())
+	}
+	slices.SortFunc(own, netip.Addr.Compare)
+	p := previewOf(cfg.layout(), own, want)
+	for _, op := range p.ops {
+		objects += serverObjects
+		if op.Verb == ipvswire.NewService {
+			objects += tables[op.Service.Scheduler]
+		}
+	}
+	for _, set := range p.sets {
+		objects += len(set.members) * memberObjects
+	}
+	return objects + len(p.addresses)*addressObjects
+}
