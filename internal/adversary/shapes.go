@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"kube-proxy/cluster"
 )
@@ -123,4 +124,31 @@ func externalIPs(name string, addrs, ports int) Shape {
 		s.ExternalIPs = append(s.ExternalIPs, oddAddr(203, 0, i))
 	}
 	return Shape{Name: name, Services: []*cluster.Service{s}, Slices: oddSlices(0, ports, 2)}
+}
+
+// Bytes is about how large the API objects of the shape are at least, as protobuf: what a tenant may leave out is left out.
+func (s Shape) Bytes() (n int) {
+	const object, port, address = 60, 14, 6 // what stands around names and addresses
+	for _, svc := range s.Services {
+		n += object + len(svc.Name.Name) + len(svc.Name.Namespace)
+		for _, p := range svc.Ports {
+			n += port + len(p.Name)
+		}
+		for _, a := range slices.Concat(svc.ClusterIPs, svc.ExternalIPs, svc.LoadBalancerIPs) {
+			n += address + len(a.String())
+		}
+		for _, p := range svc.SourceRanges {
+			n += address + len(p.String())
+		}
+	}
+	for _, sl := range s.Slices {
+		n += object + len(sl.Name.Name) + len(sl.Name.Namespace) + len(sl.Service.Name)
+		for _, p := range sl.Ports {
+			n += port + len(p.Name)
+		}
+		for _, e := range sl.Endpoints {
+			n += address + len(e.Addr.String())
+		}
+	}
+	return n
 }

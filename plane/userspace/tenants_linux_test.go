@@ -14,7 +14,7 @@ import (
 func TestTenants(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
-			planetest.Tenants(t, 2, func(t testing.TB) planetest.Kernel {
+			planetest.Tenants(t, 1, func(t testing.TB) planetest.Kernel {
 				netlab.EnterForTest(t)
 				for _, f := range []lb.Family{lb.IPv4, lb.IPv6} { // else a claim of the node's address would bring it
 					a := planetest.World{Family: f}.Addr(192, 1)

@@ -1,0 +1,33 @@
+//go:build linux
+
+package hns_test
+
+import (
+	"runtime"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/hns"
+	"kube-proxy/plane/hns/hnsfake"
+	"kube-proxy/plane/planetest"
+)
+
+// objectBytes and referenceBytes stand for what HNS keeps of an object, and of an endpoint that a load balancer names; it tells neither.
+const objectBytes, referenceBytes = 1024, 36
+
+// What one tenant writes takes heap and memory of HNS in proportion to its bytes (TN-91).
+func TestMemoryOfTenants(t *testing.T) {
+	planetest.Memory(t, 8, 500, 700, func(t testing.TB) planetest.Kernel {
+		n := newNode(hns.L2Bridge, hnsfake.Everything)
+		t.Cleanup(func() { runtime.KeepAlive(n) }) // else its memory would count as the plane's
+		k := kernel(n)
+		k.Bytes = func(lb.Family) (bytes int, err error) {
+			state := n.State()
+			for _, l := range state.LoadBalancers {
+				bytes += objectBytes + referenceBytes*len(l.HostComputeEndpoints)
+			}
+			return bytes + objectBytes*len(state.Endpoints), nil
+		}
+		return k
+	})
+}

@@ -1,0 +1,30 @@
+//go:build linux
+
+package iptables
+
+import (
+	"strings"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// ruleBytes is what a rule takes of the kernel's memory, chains included, as measured by a memory cgroup on 6.18: 6.1 MB for
+// 11,607 rules and chains of 500 Services with 5 endpoints each.
+const ruleBytes = 530
+
+// What one tenant writes takes heap and kernel memory in proportion to its bytes (TN-91).
+func TestMemoryOfTenants(t *testing.T) {
+	planetest.Memory(t, 40, 300, 2500, func(t testing.TB) planetest.Kernel {
+		inNetns(t)
+		return planetest.Kernel{New: newWith(NFT), Bytes: func(f lb.Family) (int, error) {
+			p, err := newWith(NFT)(f)
+			if err != nil {
+				return 0, err
+			}
+			text, err := planetest.Dump(p)
+			return ruleBytes * strings.Count(text, "\n"), err
+		}}
+	})
+}
