@@ -17,6 +17,7 @@ import (
 	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/policy"
 	"kube-proxy/source/convert"
 )
 
@@ -169,16 +170,11 @@ func (s *bystander) resolves(v cluster.View) {
 		h.slices, h.ports = max(h.slices, s.done.slices-was.slices), max(h.ports, s.done.ports-was.ports)
 		h.backends = max(h.backends, s.done.backends-was.backends)
 	}()
+	cost := policy.CostOf(v, s.family)
 	s.done.services++
-	s.done.slices += int64(len(v.Slices))
-	if v.Service == nil {
-		return
-	}
-	s.done.ports += int64(len(v.Service.Ports))
-	for _, sl := range v.Slices {
-		s.done.ports += int64(len(sl.Ports))
-		s.done.backends += int64(len(sl.Endpoints) * min(len(sl.Ports), len(v.Service.Ports)))
-	}
+	s.done.slices += int64(cost.Slices)
+	s.done.ports += int64(cost.Ports)
+	s.done.backends += int64(cost.Backends)
 }
 
 // counting is a plane that counts its writes, and while it writes the tenant goes on.
