@@ -62,7 +62,8 @@ const imports = `
 	internal/nftwire, plane/rollback, mode < plane/userspace/capture;
 	# Its chains are kept by the programs and in the trees of mode iptables.
 	plane/iptables < plane/userspace/capture;
-	internal/nftwire < plane/nftables;
+	# Rules beside some that iptables cannot print are deleted by their handles.
+	internal/nftwire < plane/nftables, plane/iptables;
 	# What the kernel's rules make of a packet is asked alike by all who have a table.
 	internal/nlconn, internal/nftwire, trace < internal/nftwalk;
 	internal/nftwalk < plane/nftables, plane/userspace/capture;

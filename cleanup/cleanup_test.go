@@ -283,7 +283,7 @@ func TestRunIncompatible(t *testing.T) {
 		"chain PREROUTING { type filter hook input priority 5; jump KUBE-SERVICES; }; }")
 	r, err := Run(t.Context(), all.Modes(), mode.Removal{})
 	emptied := len(r.Left) == 1 && strings.Contains(r.Left[0], "chain nat KUBE-SERVICES stays, empty")
-	unseen := err != nil && strings.Contains(err.Error(), "that iptables does not show")
+	unseen := err != nil && strings.Contains(err.Error(), "the kernel still has")
 	if emptied == unseen {
 		t.Errorf("left: %q, %v", r.Left, err)
 	}

@@ -153,6 +153,15 @@ func (t *Transaction) AddRule(chain string, expressions, userdata []byte) {
 	e.EndMessage(at)
 }
 
+// DeleteRule deletes the rule of a chain that has the handle.
+func (t *Transaction) DeleteRule(chain string, handle uint64) {
+	e := &t.Rules
+	at := t.Begin(e, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE, "rule of chain "+chain)
+	e.Str(unix.NFTA_RULE_CHAIN, chain)
+	e.U64(unix.NFTA_RULE_HANDLE, handle)
+	e.EndMessage(at)
+}
+
 // FlushChain removes all rules of a chain.
 func (t *Transaction) FlushChain(name string) {
 	t.object(&t.Rules, unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, name)

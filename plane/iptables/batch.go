@@ -32,6 +32,34 @@ var empty = digestOf(nil)
 // batch is one input of iptables-restore: sections in the order in which they come in force. Each does something.
 type batch struct {
 	sections []*section
+	// handles are rules of tables that iptables cannot read: it cannot delete them, and nf_tables does.
+	handles []handled
+}
+
+// handled is a rule that nf_tables knows by a number.
+type handled struct {
+	from   chainID
+	handle uint64
+}
+
+// transactions is how many nf_tables make of the batch: one for each table, and for the handles of each.
+func (b *batch) transactions() int {
+	handled := map[table]bool{}
+	for _, h := range b.handles {
+		handled[h.from.table] = true
+	}
+	return len(b.sections) + len(handled)
+}
+
+// remove deletes a rule, by one of its handles if it has any left there.
+func (b *batch) remove(j jump, handles map[jump][]uint64) {
+	if h := handles[j]; len(h) > 0 {
+		b.handles = append(b.handles, handled{j.from, h[0]})
+		handles[j] = h[1:]
+		return
+	}
+	s := b.only(j.from.table)
+	s.remove = append(s.remove, j)
 }
 
 // section is one table's part; all of it comes in force at once.

@@ -67,7 +67,20 @@ type tableInfo struct {
 	level int
 }
 
+// newTableInfo opens one, and finds out whether the kernel has all tables of the plane, which that makes.
 func newTableInfo(f lb.Family) (*tableInfo, error) {
+	t, err := openTableInfo(f)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := t.now(); err != nil {
+		t.close()
+		return nil, err
+	}
+	return t, nil
+}
+
+func openTableInfo(f lb.Family) (*tableInfo, error) {
 	domain, level := unix.AF_INET, unix.SOL_IP
 	if f == lb.IPv6 {
 		domain, level = unix.AF_INET6, unix.SOL_IPV6
@@ -76,12 +89,7 @@ func newTableInfo(f lb.Family) (*tableInfo, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	t := &tableInfo{fd, level}
-	if _, err := t.now(); err != nil {
-		t.close()
-		return nil, err
-	}
-	return t, nil
+	return &tableInfo{fd, level}, nil
 }
 
 func (t *tableInfo) close() { unix.Close(t.fd) }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"sync"
@@ -139,6 +138,8 @@ type keptChains struct {
 	chains map[chainID]digest
 	rules  map[chainID][]string // only if they were asked for
 	jumps  map[jump]bool
+	// handles are those of rules that iptables cannot delete.
+	handles map[jump][]uint64
 }
 
 // read lists the chains, and takes note that it did.
@@ -155,42 +156,51 @@ func (k *Keeper) read(ctx context.Context) (*keptChains, error) {
 
 // list lists the chains, and changes nothing of the Keeper.
 func (k *Keeper) list(ctx context.Context, texts bool) (*keptChains, error) {
-	s := &keptChains{chains: map[chainID]digest{}, rules: map[chainID][]string{}, jumps: map[jump]bool{}}
+	s := &keptChains{chains: map[chainID]digest{}, rules: map[chainID][]string{}, jumps: map[jump]bool{}, handles: map[jump][]uint64{}}
 	contents := map[chainID]*content{}
-	err := k.tool.list(ctx, func(r io.Reader) error {
-		for line, err := range readSaved(r) {
-			if err != nil {
-				return err
+	err := k.tool.lines(ctx, func(line savedLine) {
+		t, known := tableNamed(line.table)
+		if !known || t >= tables {
+			return
+		}
+		id := chainID{t, string(line.chain)}
+		c := contents[id]
+		switch {
+		case line.kind == savedChain && k.layout.Ours(t.String(), id.name):
+			c = &content{}
+			c.hash.SetSeed(seed)
+			contents[id] = c
+		case line.kind != savedRule:
+		case c == nil:
+			j := jump{id, string(line.rest)}
+			if line.handle != 0 {
+				j = k.layout.asWritten(j)
+				s.handles[j] = append(s.handles[j], line.handle)
 			}
-			t, known := tableNamed(line.table)
-			if !known || t >= tables || line.kind == savedUnlistable {
-				continue
-			}
-			id := chainID{t, string(line.chain)}
-			c := contents[id]
-			switch {
-			case line.kind == savedChain && k.layout.Ours(t.String(), id.name):
-				c = &content{}
-				c.hash.SetSeed(seed)
-				contents[id] = c
-			case line.kind != savedRule:
-			case c == nil:
-				s.jumps[jump{id, string(line.rest)}] = true
-			default:
-				c.hash.Write(line.rest)
-				c.hash.WriteByte('\n')
-				c.rules++
-				if texts {
-					s.rules[id] = append(s.rules[id], string(line.rest))
-				}
+			s.jumps[j] = true
+		default:
+			c.hash.Write(line.rest)
+			c.hash.WriteByte('\n')
+			c.rules++
+			if texts {
+				s.rules[id] = append(s.rules[id], string(line.rest))
 			}
 		}
-		return nil
 	})
 	for id, c := range contents {
 		s.chains[id] = digest{c.hash.Sum64(), c.rules}
 	}
 	return s, err
+}
+
+// asWritten returns a rule of the kernel as the layout has it: iptables may print a comment otherwise, and nf_tables none.
+func (l *Layout) asWritten(j jump) jump {
+	for _, want := range l.Jumps {
+		if want.Table == j.from.table.String() && want.Chain == j.from.name && WithoutComments(want.Rule) == WithoutComments(j.rule) {
+			return jump{j.from, want.Rule}
+		}
+	}
+	return j
 }
 
 // Rules returns the rules of the mode's chains, as they are in the kernel.
@@ -345,8 +355,7 @@ func (k *Keeper) mend(ctx context.Context, have *keptChains) (n int, err error) 
 		wanted := slices.Contains(k.layout.Jumps, ChainRule{j.from.table.String(), j.from.name, j.rule})
 		if !wanted && slices.Contains(builtIn, j.from.name) && isJump(j.rule) && k.layout.Ours(j.from.table.String(), target(j.rule)) {
 			n++
-			s := b.only(j.from.table)
-			s.remove = append(s.remove, j)
+			b.remove(j, have.handles)
 		}
 	}
 	for _, s := range b.sections {
@@ -366,18 +375,19 @@ func (k *Keeper) mend(ctx context.Context, have *keptChains) (n int, err error) 
 
 // restore hands a batch to iptables-restore. An error wraps ErrRefused if nothing of it is in force, else plane.ErrStateLost.
 func (k *Keeper) restore(ctx context.Context, b *batch) error {
-	if len(b.sections) == 0 {
+	if len(b.sections)+len(b.handles) == 0 {
 		return nil
 	}
 	for _, s := range b.sections {
 		k.sent += uint64(s.rules() + len(s.remove) + len(s.drop))
 	}
-	change := func() error { return k.tool.restoreText(ctx, b.text()) }
+	k.sent += uint64(len(b.handles))
+	change := func() error { return k.tool.restoreBatch(ctx, b) }
 	var err error
 	if k.ours == nil {
 		err = change()
 	} else {
-		k.seen, err = k.ours.own(k.seen, len(b.sections), change)
+		k.seen, err = k.ours.own(k.seen, b.transactions(), change)
 	}
 	if err == nil {
 		return nil
@@ -523,72 +533,4 @@ func entriesOf(rules map[lb.Key][]string) []entry {
 	}
 	slices.SortFunc(all, func(a, b entry) int { return cmp.Compare(a.path, b.path) })
 	return all
-}
-
-// RemoveKept removes the chains of a mode, and the rules by which built-in chains lead to them, of both back ends. It returns how
-// many chains and rules went, and says of each chain that stays why: rules of others lead to it, and it is empty.
-func RemoveKept(ctx context.Context, l Layout) (chains, rules int, left []string, err error) {
-	var errs []error
-	for _, b := range []Backend{NFT, Legacy} {
-		if b == Legacy && !legacyInUse(baseName(l.Family)) { // to list its tables would make them
-			continue
-		}
-		if b == NFT {
-			switch some, err := hasChains(l.Family, l.Ours); {
-			case err != nil:
-				errs = append(errs, fmt.Errorf("look for iptables rules of %s: %w", l.Family, err))
-				continue
-			case !some:
-				continue
-			}
-		}
-		t, err := findTool(system{}, l.Family, b)
-		switch {
-		case err == nil:
-		case b == Legacy: // others use such tables too, so it need not be of ours what they hold
-			left = append(left, fmt.Sprintf("the kernel has tables of iptables (%s, %s); whether they hold rules of kube-proxy is not known: %v", b, l.Family, err))
-			continue
-		default:
-			errs = append(errs, fmt.Errorf("there are chains of kube-proxy for %s, but no program to remove them: %w", l.Family, err))
-			continue
-		}
-		k := &Keeper{tool: t, layout: l}
-		c, r, stuck, err := k.remove(ctx)
-		chains, rules = chains+c, rules+r
-		for _, s := range stuck {
-			left = append(left, fmt.Sprintf("chain %s %s stays, empty: %v", s.id.table, s.id.name, s.err))
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("iptables: remove rules of %s, %s: %w", l.Family, t.program, err))
-		}
-	}
-	return chains, rules, left, errors.Join(errs...)
-}
-
-func (k *Keeper) remove(ctx context.Context) (chains, rules int, stuck []stuckChain, err error) {
-	have, err := k.read(ctx)
-	if err != nil || len(have.chains) == 0 {
-		return 0, 0, nil, err
-	}
-	var away batch
-	for j := range have.jumps {
-		if isJump(j.rule) && k.layout.Ours(j.from.table.String(), target(j.rule)) {
-			s := away.only(j.from.table)
-			s.remove = append(s.remove, j)
-			rules++
-		}
-	}
-	if err := k.tool.restoreBatch(ctx, &away); err != nil {
-		return 0, 0, nil, err
-	}
-	stuck, err = sweep(ctx, nil, slices.SortedFunc(maps.Keys(have.chains), compareID), nftLines, func(b *batch) error {
-		err := k.tool.restoreBatch(ctx, b)
-		for _, s := range b.sections {
-			if err == nil {
-				chains += len(s.drop)
-			}
-		}
-		return err
-	})
-	return chains, rules, stuck, err
 }

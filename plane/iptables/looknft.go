@@ -136,6 +136,9 @@ type nftValue struct {
 func readNFT(f lb.Family, body []byte) (rule, error) {
 	r := &nftReader{family: f}
 	err := kernel.Attributes(body, func(ad *netlink.AttributeDecoder) {
+		if ad.Type() == unix.NFTA_RULE_HANDLE {
+			r.handle = ad.Uint64()
+		}
 		if ad.Type() != unix.NFTA_RULE_EXPRESSIONS {
 			return
 		}

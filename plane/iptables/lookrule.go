@@ -23,6 +23,8 @@ type rule struct {
 	recalls string
 	within  uint32
 	do      verdict
+	// handle is nf_tables' number of the rule in its chain, 0 where there is none.
+	handle uint64
 	// strange names what in it is not understood: such a rule is told of, and nobody knows who meets it.
 	strange []string
 }

@@ -8,8 +8,6 @@ import (
 	"os/exec"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -135,7 +133,7 @@ func RemoveBeside(ctx context.Context, what mode.Removal, runs func(lb.Family) (
 			if b != own {
 				beside = nil
 			}
-			err = errors.Join(err, removeFrom(ctx, what, fam, b, beside, &r))
+			err = errors.Join(err, scope{keep: beside}.removeFrom(ctx, what, fam, b, &r))
 		}
 	}
 	return r, err
@@ -145,25 +143,41 @@ func RemoveBeside(ctx context.Context, what mode.Removal, runs func(lb.Family) (
 func remove(ctx context.Context, what mode.Removal, backends func(lb.Family) []Backend) (r mode.Report, err error) {
 	for _, fam := range what.Families {
 		for _, b := range backends(fam) {
-			err = errors.Join(err, removeFrom(ctx, what, fam, b, nil, &r))
+			err = errors.Join(err, scope{}.removeFrom(ctx, what, fam, b, &r))
 		}
 	}
 	return r, err
 }
 
-// removeFrom removes the rules of one back end, but for those that keep has. The programs are only run where there is something to see.
-func removeFrom(ctx context.Context, what mode.Removal, fam lb.Family, b Backend, keep *Layout, report *mode.Report) error {
+// RemoveKept removes the chains that a [Keeper] has of a layout, and what leads to them, in both back ends. of names the mode.
+func RemoveKept(ctx context.Context, l Layout, of string) (r mode.Report, err error) {
+	s := scope{ours: l.Ours, of: " of mode " + of}
+	for _, b := range both(l.Family) {
+		err = errors.Join(err, s.removeFrom(ctx, mode.Removal{Beside: true}, l.Family, b, &r))
+	}
+	return r, err
+}
+
+// scope says whose chains to remove: see Ours and Keep of RemoveConfig. of names them, "" for those of the modes iptables and ipvs.
+type scope struct {
+	ours func(table, chain string) bool
+	keep *Layout
+	of   string
+}
+
+// removeFrom removes the rules of one back end. The programs are only run where there is something to see.
+func (s scope) removeFrom(ctx context.Context, what mode.Removal, fam lb.Family, b Backend, report *mode.Report) error {
 	if b == NFT {
-		switch some, err := hasChains(fam, ofKubeProxy(!what.Beside, keep)); {
+		switch some, err := hasChains(fam, s.has(!what.Beside)); {
 		case err != nil:
 			return fmt.Errorf("look for iptables rules of %s: %w", fam, err)
 		case !some:
 			return nil
 		}
 	}
-	r, err := Remove(ctx, RemoveConfig{Family: fam, Backend: b, KeepLocalnet: what.Beside, Keep: keep})
-	report.Count(r.Chains, "chains of iptables (%s, %s)", b, fam)
-	report.Count(r.Rules, "rules in chains of others of iptables (%s, %s)", b, fam)
+	r, err := Remove(ctx, RemoveConfig{Family: fam, Backend: b, KeepLocalnet: what.Beside, Keep: s.keep, Ours: s.ours})
+	report.Count(r.Chains, "chains of iptables%s (%s, %s)", s.of, b, fam)
+	report.Count(r.Rules, "rules in chains of others of iptables%s (%s, %s)", s.of, b, fam)
 	for _, l := range r.Left {
 		report.Leave("iptables (%s, %s): %s", b, fam, l)
 	}
@@ -175,31 +189,22 @@ func removeFrom(ctx context.Context, what mode.Removal, fam lb.Family, b Backend
 	if errors.Is(err, plane.ErrUnsupported) {
 		return fmt.Errorf("there are chains of kube-proxy for %s, but no program to remove them: %w", fam, err)
 	}
-	if err == nil && b == NFT && r.Chains+r.Rules+len(r.Left) == 0 {
-		if some, err := hasChains(fam, ofKubeProxy(false, keep)); err == nil && some {
-			return fmt.Errorf("there are chains of kube-proxy for %s that iptables does not show, beside some that it does not understand: "+
-				"see nft list ruleset, and delete them with nft", fam)
-		}
-	}
 	return err
 }
 
-// ofKubeProxy matches chains of a kube-proxy, but for those that keep has; or, if firewall is set, the kubelet's KUBE-FIREWALL, where
-// a rule of a kube-proxy may be.
-func ofKubeProxy(firewall bool, keep *Layout) func(table, chain string) bool {
+// has matches the chains that are to be removed; and, if firewall is set, KUBE-FIREWALL, where a rule of a kube-proxy may be.
+func (s scope) has(firewall bool) func(table, chain string) bool {
+	l := newLeftovers(RemoveConfig{Ours: s.ours, Keep: s.keep})
 	return func(table, chain string) bool {
-		return Leftover(table, chain) && (keep == nil || !keep.Ours(table, chain)) || firewall && table == "filter" && chain == nodeFirewall
+		t, known := tableNamed(table)
+		return known && (l.goes(chainID{t, chain}) || firewall && table == "filter" && chain == nodeFirewall)
 	}
 }
 
 // hasChains reports whether tables of iptables, of the nft back end, have such chains.
 func hasChains(fam lb.Family, such func(table, chain string) bool) (some bool, err error) {
-	proto := byte(unix.NFPROTO_IPV4)
-	if fam == lb.IPv6 {
-		proto = unix.NFPROTO_IPV6
-	}
 	err = kernel.WithNetfilter(func(nf *kernel.Netfilter) error {
-		chains, err := nf.Chains(proto)
+		chains, err := nf.Chains(nfproto(fam))
 		some = slices.ContainsFunc(chains, func(c kernel.Chain) bool { return such(c.Table, c.Name) })
 		return err
 	})

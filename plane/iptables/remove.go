@@ -7,7 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -35,17 +35,20 @@ type RemoveConfig struct {
 	// Keep is what a mode that runs keeps by iptables: its chains stay, and so do rules of built-in chains that lead to them from where
 	// it has some itself. Nil if there is no such mode.
 	Keep *Layout
+	// Ours reports which chains of a table to remove; nil for those of the modes iptables and ipvs, see [Leftover].
+	Ours func(table, chain string) bool
 	// Runner runs the programs; nil runs the system's.
 	Runner Runner
 }
 
 // Remove takes away all that a kube-proxy, ours or upstream's, has written with iptables in the modes iptables and
-// ipvs (DP-15). What is the kubelet's stays: KUBE-FIREWALL, KUBE-MARK-DROP, KUBE-IPTABLES-HINT, its canary. Kubelets
+// ipvs (DP-15). What is the kubelet's stays: KUBE-MARK-DROP, KUBE-IPTABLES-HINT, its canary, and KUBE-FIREWALL where it has any of them
+// in mangle or others use that chain. Kubelets
 // before 1.28 write KUBE-MARK-MASQ and KUBE-POSTROUTING too; those go, unless a rule of others leads to KUBE-MARK-MASQ,
 // such as one of CNI plugins for host ports.
 //
 // Rules of others that lead to our chains stay, and then the chain does, empty. Where there are no rules, nothing is
-// written and no table made. Errors wrap plane.ErrUnsupported where there is no such iptables.
+// written and no table made. Errors wrap plane.ErrUnsupported where there is no such iptables, and name chains that the kernel still has.
 func Remove(ctx context.Context, cfg RemoveConfig) (Removed, error) {
 	if cfg.Family != lb.IPv4 && cfg.Family != lb.IPv6 {
 		return Removed{}, fmt.Errorf("iptables: remove: family %s: want IPv4 or IPv6", cfg.Family)
@@ -79,14 +82,17 @@ func (p *Plane) Remove(ctx context.Context) error {
 	return err
 }
 
-// remove lists the rules and removes. If others change rules meanwhile, it begins again.
+// remove lists the rules, removes, and asks the kernel whether that is so. If others change rules meanwhile, it begins again.
 func (t *tool) remove(ctx context.Context, cfg RemoveConfig) (done Removed, err error) {
 	for range 3 {
-		found := &leftovers{foreign: map[chainID]jump{}, keep: cfg.Keep}
-		if err = t.list(ctx, found.read); err == nil {
+		found := newLeftovers(cfg)
+		if err = t.lines(ctx, found.read); err == nil {
 			err = t.take(ctx, found, cfg, &done)
 		}
-		if err == nil && cfg.Keep != nil { // the mode that runs may count
+		if err == nil {
+			err = t.verify(ctx, found)
+		}
+		if err == nil && (cfg.Keep != nil || cfg.Ours != nil) { // the mode that runs may count
 			return done, nil
 		}
 		if err == nil {
@@ -97,6 +103,65 @@ func (t *tool) remove(ctx context.Context, cfg RemoveConfig) (done Removed, err 
 		}
 	}
 	return done, fmt.Errorf("iptables: remove rules of %s, %s: %w", cfg.Family, t.program, err)
+}
+
+// verify asks the kernel which chains it still has that should be gone, or have rules that should be empty.
+func (t *tool) verify(ctx context.Context, found *leftovers) error {
+	if _, real := t.run.(system); !real {
+		return nil
+	}
+	h, err := t.openHolding(ctx)
+	if err != nil {
+		return fmt.Errorf("verify the removal: %w", err)
+	}
+	defer h.close()
+	var remain []string
+	for i := range tableNames {
+		names, err := h.names(table(i))
+		if err != nil {
+			return fmt.Errorf("verify the removal: %w", err)
+		}
+		for _, name := range slices.Sorted(maps.Keys(names)) {
+			if id := (chainID{table(i), name}); found.goes(id) && !found.mayStay(id, h) {
+				remain = append(remain, id.table.String()+" "+name)
+			}
+		}
+	}
+	if len(remain) == 0 {
+		return nil
+	}
+	see := t.program + "-save"
+	if t.backend == NFT {
+		see = "nft list ruleset"
+	}
+	return fmt.Errorf("the kernel still has %d chains of kube-proxy (%s): see %s, delete the rules that lead to them, then run --cleanup again",
+		len(remain), strings.Join(remain[:min(len(remain), 10)], ", "), see)
+}
+
+// mayStay reports whether a chain was reported to stay: in force, or without rules.
+func (l *leftovers) mayStay(id chainID, h holding) bool {
+	if empty, reported := l.stay[id]; !reported || !empty {
+		return reported
+	}
+	c, err := h.chain(id)
+	return err == nil && (c == nil || len(c.rules) == 0)
+}
+
+// openHolding opens what reads the back end's chains, and makes no tables.
+func (t *tool) openHolding(ctx context.Context) (holding, error) {
+	if t.backend == Legacy {
+		info, err := openTableInfo(t.family)
+		if err != nil {
+			return nil, err
+		}
+		h := &legacyHolding{info: info, family: t.family, blobs: map[table]*blob{}}
+		return h, h.asked(ctx, time.Time{})
+	}
+	nf, err := kernel.OpenNetfilter()
+	if err != nil {
+		return nil, err
+	}
+	return &nftHolding{nf: nf, family: t.family}, nil
 }
 
 // removeCounters deletes the counters of MT-16 and MT-17, unless the other family or back end still counts.
@@ -114,20 +179,42 @@ func (t *tool) removeCounters() error {
 
 // leftovers is what there is to remove.
 type leftovers struct {
+	// ours reports which chains are the modes' that are removed.
+	ours func(table, chain string) bool
 	// entries are the rules by which connections come to be translated, jumps all others of chains of others.
 	entries, jumps []jump
+	// handles are those of entries and jumps that iptables cannot delete.
+	handles map[jump][]uint64
 	// chains are those of a kube-proxy; foreign are rules of others that lead to them, one for each.
 	chains  []chainID
 	foreign map[chainID]jump
+	// builtIn are the chains that were listed, and whether packets begin there.
+	builtIn map[chainID]bool
+	// stay are chains that are reported to stay, and whether they are empty.
+	stay map[chainID]bool
 	// blockLocalnet: the rule of DP-10 is there. kubelet: so is a kubelet, which writes it as well, and once only.
 	blockLocalnet, kubelet bool
+	// toFirewall are rules of built-in chains that lead to KUBE-FIREWALL, inFirewall its rules but for that of DP-10.
+	toFirewall, inFirewall []jump
 	// keep is that of RemoveConfig.
 	keep *Layout
 }
 
+func newLeftovers(cfg RemoveConfig) *leftovers {
+	l := &leftovers{ours: cfg.Ours, keep: cfg.Keep, handles: map[jump][]uint64{}, foreign: map[chainID]jump{},
+		builtIn: map[chainID]bool{}, stay: map[chainID]bool{}}
+	if l.ours == nil {
+		l.ours = Leftover
+	}
+	return l
+}
+
+// is reports whether a chain is of the modes that are removed.
+func (l *leftovers) is(id chainID) bool { return l.ours(id.table.String(), id.name) }
+
 // goes reports whether a chain is to be removed.
 func (l *leftovers) goes(id chainID) bool {
-	return isLeftover(id) && (l.keep == nil || !l.keep.Ours(id.table.String(), id.name))
+	return l.is(id) && (l.keep == nil || !l.keep.Ours(id.table.String(), id.name))
 }
 
 // kept reports whether a rule of a built-in chain that leads to a chain of kube-proxy stays. How a program prints a rule does not count.
@@ -207,47 +294,62 @@ func Words(rule string) []string {
 	})
 }
 
-// read takes the output of iptables-save.
-func (l *leftovers) read(r io.Reader) error {
-	builtIn := map[chainID]bool{}
-	for line, err := range readSaved(r) {
-		if err != nil {
-			return err
-		}
-		t, known := tableNamed(line.table)
-		if !known || line.kind == savedUnlistable {
-			continue
-		}
-		id := chainID{t, string(line.chain)}
-		if line.kind == savedChain {
-			builtIn[id] = !bytes.HasPrefix(line.rest, []byte("-"))
-			l.kubelet = l.kubelet || isKubelets(id)
-			if l.goes(id) {
-				l.chains = append(l.chains, id)
-			}
-			continue
-		}
-		if isLeftover(id) {
-			continue
-		}
-		j := jump{id, string(line.rest)}
-		to := chainID{t, target(j.rule)}
-		switch {
-		case j == blockLocalnetJump:
-			l.blockLocalnet = l.keep == nil // of the mode that runs
-		case !isLeftover(to), l.kept(id, to):
-		case !builtIn[id] || !isJump(j.rule):
-			if l.goes(to) {
-				l.foreign[to] = j
-			}
-		case t == mangle, t == nat && (id.name == "PREROUTING" || id.name == "OUTPUT"):
-			l.entries = append(l.entries, j)
-		default:
-			l.jumps = append(l.jumps, j)
-		}
+// read takes a line of what iptables-save prints.
+func (l *leftovers) read(line savedLine) {
+	t, known := tableNamed(line.table)
+	if !known {
+		return
 	}
-	return nil
+	id := chainID{t, string(line.chain)}
+	if line.kind == savedChain {
+		l.builtIn[id] = !bytes.HasPrefix(line.rest, []byte("-"))
+		l.kubelet = l.kubelet || isKubelets(id)
+		if l.goes(id) {
+			l.chains = append(l.chains, id)
+		}
+		return
+	}
+	if l.is(id) {
+		return
+	}
+	j := jump{id, string(line.rest)}
+	if line.handle != 0 {
+		if id == blockLocalnetJump.from && WithoutComments(j.rule) == WithoutComments(blockLocalnet) {
+			j = blockLocalnetJump
+		}
+		l.handles[j] = append(l.handles[j], line.handle)
+	}
+	l.rule(j)
 }
+
+// rule takes a rule of a chain of others.
+func (l *leftovers) rule(j jump) {
+	to := chainID{j.from.table, target(j.rule)}
+	switch {
+	case j == blockLocalnetJump:
+		l.blockLocalnet = l.keep == nil // of the mode that runs
+	case j.from == firewall:
+		l.inFirewall = append(l.inFirewall, j)
+	case to == firewall && l.builtIn[j.from] && isJump(j.rule):
+		l.toFirewall = append(l.toFirewall, j)
+	case to == firewall:
+		l.foreign[to] = j
+	}
+	switch {
+	case j == blockLocalnetJump, !l.is(to), l.kept(j.from, to):
+	case !l.builtIn[j.from] || !isJump(j.rule):
+		if l.goes(to) {
+			l.foreign[to] = j
+		}
+	case j.from.table == mangle, j.from.table == nat && (j.from.name == "PREROUTING" || j.from.name == "OUTPUT"):
+		l.entries = append(l.entries, j)
+	default:
+		l.jumps = append(l.jumps, j)
+	}
+}
+
+// firewall is the chain that the kubelet has and kube-proxy makes where it has none.
+var firewall = chainID{filter, nodeFirewall}
 
 // keepBlock ends that packets to 127.0.0.1 are routed, if the rule is there that protects them. Where that must not
 // or cannot be, it says why: then the rule must stay.
@@ -272,7 +374,8 @@ func (l *leftovers) keepBlock(cfg RemoveConfig) (why string) {
 
 // stays takes out of what is to be removed what must stay, and says why. keep says why the rule of DP-10 must, if it must. Of the
 // chains empty are those that stay though they are ours, for rules of others lead to them.
-func (l *leftovers) stays(keep string) (empty []chainID, left []string) {
+func (l *leftovers) stays(keep string, cfg RemoveConfig) (empty []chainID, left []string) {
+	left = l.firewallStays(keep, cfg)
 	switch {
 	case !l.blockLocalnet:
 	case keep != "":
@@ -284,12 +387,14 @@ func (l *leftovers) stays(keep string) (empty []chainID, left []string) {
 	if j, relied := l.foreign[masq]; relied {
 		left = append(left, fmt.Sprintf("chains nat %s and %s stay in force: a rule of others relies on them: -A %s %s", markMasq, postrouting, j.from.name, j.rule))
 		l.jumps = slices.DeleteFunc(l.jumps, func(j jump) bool { return j.from.table == nat && target(j.rule) == postrouting })
+		l.stay[masq], l.stay[post] = false, false
 		l.chains = slices.DeleteFunc(l.chains, func(id chainID) bool { return id == masq || id == post })
 	}
 	l.chains = slices.DeleteFunc(l.chains, func(id chainID) bool {
 		j, is := l.foreign[id]
 		if is {
 			empty = append(empty, id)
+			l.stay[id] = true
 			left = append(left, fmt.Sprintf("chain %s %s stays, empty: a rule of others leads to it: -A %s %s", id.table, id.name, j.from.name, j.rule))
 		}
 		return is
@@ -297,16 +402,37 @@ func (l *leftovers) stays(keep string) (empty []chainID, left []string) {
 	return empty, left
 }
 
+// firewallStays has KUBE-FIREWALL go with the rules that lead to it, if no kubelet has it and nobody else uses it. Else it says why not.
+func (l *leftovers) firewallStays(keep string, cfg RemoveConfig) (left []string) {
+	if _, there := l.builtIn[firewall]; !there || l.kubelet || cfg.KeepLocalnet || cfg.Keep != nil || cfg.Ours != nil {
+		return nil
+	}
+	why := ""
+	switch j, relied := l.foreign[firewall]; {
+	case keep != "":
+		return nil // which is told of the rule in it
+	case relied:
+		why = "a rule of others leads to it: -A " + j.from.name + " " + j.rule
+	case len(l.inFirewall) > 0:
+		why = "it has a rule that no kube-proxy writes: -A " + nodeFirewall + " " + l.inFirewall[0].rule
+	default:
+		l.jumps = append(l.jumps, l.toFirewall...)
+		l.chains = append(l.chains, firewall)
+		return nil
+	}
+	delete(l.foreign, firewall)
+	return []string{fmt.Sprintf("chain filter %s stays, though no kubelet has chains here, and so do the rules of INPUT and OUTPUT that lead to it: %s", nodeFirewall, why)}
+}
+
 // take removes what was found: first what leads new connections to translation, so that what is translated already is
 // masqueraded and let pass until the end; then what leads to the other chains; then the chains.
 func (t *tool) take(ctx context.Context, found *leftovers, cfg RemoveConfig, done *Removed) error {
-	empty, left := found.stays(found.keepBlock(cfg))
+	empty, left := found.stays(found.keepBlock(cfg), cfg)
 	for _, rules := range [][]jump{found.entries, found.jumps} {
 		slices.SortStableFunc(rules, func(a, b jump) int { return cmp.Compare(b.from.table, a.from.table) })
 		var b batch
 		for _, j := range rules {
-			s := b.only(j.from.table)
-			s.remove = append(s.remove, j)
+			b.remove(j, found.handles)
 		}
 		if err := t.restoreBatch(ctx, &b); err != nil {
 			return err
@@ -331,6 +457,7 @@ func (t *tool) take(ctx context.Context, found *leftovers, cfg RemoveConfig, don
 		return err
 	})
 	for _, s := range stuck {
+		found.stay[s.id] = true
 		done.Left = append(done.Left, fmt.Sprintf("chain %s %s stays, empty: %v", s.id.table, s.id.name, s.err))
 	}
 	return err

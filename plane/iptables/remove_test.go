@@ -411,3 +411,59 @@ func TestSweepManyStuckChains(t *testing.T) {
 		}
 	}
 }
+
+// TestRemoveAsksTheKernel (TN-71): programs that report success and remove nothing are found out by what the kernel has.
+func TestRemoveAsksTheKernel(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		program := programOf(cfg)
+		run(t, readRules(t, "old.rules"), program+"-restore", "--noflush")
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, program+"-restore"), []byte("#!/bin/sh\nexec cat >/dev/null\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+		r, err := Remove(t.Context(), RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
+		if err == nil || !strings.Contains(err.Error(), "the kernel still has 10 chains of kube-proxy (filter KUBE-") ||
+			!strings.Contains(err.Error(), "then run --cleanup again") {
+			t.Errorf("%+v, %v", r, err)
+		}
+	})
+}
+
+// TestRemoveFirewall (DP-15): KUBE-FIREWALL and its jumps go where no kubelet runs; where others use it, the report names it; what
+// the kubelet has stays.
+func TestRemoveFirewall(t *testing.T) {
+	const rule = "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP"
+	for name, c := range map[string]struct {
+		others string
+		stays  bool
+		left   string
+	}{
+		"no kubelet":      {},
+		"a kubelet":       {others: "*mangle\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n", stays: true},
+		"a rule in it":    {others: "*filter\n" + rule + "\nCOMMIT\n", stays: true, left: "it has a rule that no kube-proxy writes: " + rule},
+		"a rule leads in": {others: "*filter\n-A FORWARD -i eth7 -j KUBE-FIREWALL\nCOMMIT\n", stays: true, left: "a rule of others leads to it: -A FORWARD -i eth7"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+				p := newPlane(t, cfg)
+				reset(t, p, w.Table(3, 2))
+				if c.others != "" {
+					run(t, c.others, programOf(cfg)+"-restore", "--noflush")
+				}
+				for range 2 {
+					r, err := Remove(t.Context(), RemoveConfig{Family: cfg.Family, Backend: cfg.Backend})
+					if err != nil || len(r.Left) > 0 != (c.left != "") || !strings.Contains(strings.Join(r.Left, "\n"), c.left) {
+						t.Errorf("left %q, %v, want %q", r.Left, err, c.left)
+					}
+				}
+				now := saved(t, programOf(cfg))
+				for _, line := range []string{":KUBE-FIREWALL", "-A INPUT -j KUBE-FIREWALL", "-A OUTPUT -j KUBE-FIREWALL"} {
+					if strings.Contains(now, line) != c.stays {
+						t.Errorf("%s: want it to stay: %t\n%s", line, c.stays, now)
+					}
+				}
+			})
+		})
+	}
+}

@@ -83,7 +83,7 @@ func (p *Plane) restore(ctx context.Context, b *batch) error {
 
 // partly reports whether a part of a batch may be in force after the error.
 func partly(ctx context.Context, b *batch, err error) bool {
-	return ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || wasKilled(err) || len(b.sections) > 1 && failedLine(err) > b.firstLines()
+	return ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || wasKilled(err) || len(b.sections) > 0 && len(b.handles) > 0 || len(b.sections) > 1 && failedLine(err) > b.firstLines()
 }
 
 // restoreAll hands all batches to one iptables-restore, which reads while they are made. declare names the chains of nat

@@ -27,6 +27,8 @@ type savedLine struct {
 	// chain names the chain, and rest is its policy, "-" for a chain that is not built in, or the rule, without "-A NAME ".
 	// They are valid until the next line is read.
 	chain, rest []byte
+	// handle is the kernel's number of a rule that was read from the kernel; 0 if iptables-save printed it.
+	handle uint64
 }
 
 // longestRule is more than iptables-save prints of any rule.

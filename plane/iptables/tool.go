@@ -201,7 +201,8 @@ func (t *tool) tables(ctx context.Context) (ask asker, done func(), err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if _, err := t.run.Run(ctx, nil, t.program, slices.Concat([]string{"-t", "nat"}, t.wait, []string{"-S", "POSTROUTING"})...); err != nil {
+	// A chain with rules that iptables cannot print is there, and can be written.
+	if _, err := t.run.Run(ctx, nil, t.program, slices.Concat([]string{"-t", "nat"}, t.wait, []string{"-S", "POSTROUTING"})...); err != nil && !strings.Contains(err.Error(), "is incompatible") {
 		return nil, nil, err
 	}
 	if !real {
@@ -318,10 +319,12 @@ func (t *tool) restoreText(ctx context.Context, text []byte) error {
 	})
 }
 
-// restoreBatch runs iptables-restore on a batch, unless that does nothing.
+// restoreBatch runs iptables-restore on a batch, unless that does nothing, and deletes the rules that have handles.
 func (t *tool) restoreBatch(ctx context.Context, b *batch) error {
-	if len(b.sections) == 0 {
-		return nil
+	if len(b.sections) > 0 {
+		if err := t.restoreText(ctx, b.text()); err != nil {
+			return err
+		}
 	}
-	return t.restoreText(ctx, b.text())
+	return deleteHandled(ctx, t.family, b.handles)
 }

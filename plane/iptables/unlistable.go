@@ -4,7 +4,10 @@ package iptables
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -12,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/nftwire"
 	"kube-proxy/lb"
 )
 
@@ -91,6 +95,95 @@ func hasJump(nf *kernel.Netfilter, f lb.Family, j jump) (bool, error) {
 		ae.String(unix.NFTA_RULE_CHAIN, j.from.name)
 	})
 	return slices.ContainsFunc(rules, func(rule []byte) bool { return bytes.Contains(rule, sign) }), err
+}
+
+// lines lists what iptables-save prints, and what the kernel holds in the tables that it leaves out.
+func (t *tool) lines(ctx context.Context, each func(savedLine)) error {
+	var cannot []table
+	err := t.list(ctx, func(r io.Reader) error {
+		for line, err := range readSaved(r) {
+			if err != nil {
+				return err
+			}
+			if line.kind != savedUnlistable {
+				each(line)
+			} else if t, known := tableNamed(line.table); known {
+				cannot = append(cannot, t)
+			}
+		}
+		return nil
+	})
+	if err != nil || len(cannot) == 0 {
+		return err
+	}
+	nf, err := kernel.OpenNetfilter()
+	if err != nil {
+		return fmt.Errorf("list the tables that iptables cannot: %w", err)
+	}
+	h := &nftHolding{nf: nf, family: t.family}
+	defer h.close()
+	for _, t := range cannot {
+		if err := h.lines(t, each); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lines lists a table as iptables-save would, the chains first.
+func (h *nftHolding) lines(t table, each func(savedLine)) error {
+	all, err := h.names(t)
+	if err != nil {
+		return err
+	}
+	names := slices.Sorted(maps.Keys(all))
+	for _, name := range names {
+		line := savedLine{kind: savedChain, table: t.String(), chain: []byte(name), rest: []byte("-")}
+		if isBuiltIn(name) {
+			line.rest = []byte("ACCEPT")
+		}
+		each(line)
+	}
+	for _, name := range names {
+		c, err := h.chain(chainID{t, name})
+		if err != nil {
+			return err
+		}
+		if c == nil { // deleted meanwhile
+			continue
+		}
+		for _, r := range c.rules {
+			each(savedLine{savedRule, t.String(), []byte(name), []byte(r.text), r.handle})
+		}
+	}
+	return nil
+}
+
+// deleteHandled deletes rules by their handles, those of one table at once.
+func deleteHandled(ctx context.Context, f lb.Family, rules []handled) error {
+	if len(rules) == 0 {
+		return nil
+	}
+	s, err := nftwire.Open()
+	if err != nil {
+		return fmt.Errorf("delete rules of nf_tables: %w", err)
+	}
+	defer s.Close()
+	byTable := map[table]*nftwire.Transaction{}
+	for _, r := range rules {
+		t := r.from.table
+		if byTable[t] == nil {
+			byTable[t] = &nftwire.Transaction{Family: nfproto(f), Table: t.String()}
+		}
+		byTable[t].DeleteRule(r.from.name, r.handle)
+	}
+	for _, t := range slices.Sorted(maps.Keys(byTable)) {
+		bufs, last := byTable[t].Buffers(nil, nil)
+		if err := s.Commit(ctx, bufs, last); err != nil {
+			return fmt.Errorf("delete rules of table %s of nf_tables: %w", t, err)
+		}
+	}
+	return nil
 }
 
 // nfproto is netfilter's number of a family.

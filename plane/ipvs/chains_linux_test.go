@@ -14,6 +14,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/planetest"
 )
 
 func prefixes(all ...string) (out []netip.Prefix) {
@@ -235,6 +236,40 @@ COMMIT
 			}
 			if mended, err := k.Audit(t.Context(), true); mended != 0 || err != nil {
 				t.Errorf("an audit mends %d, %v", mended, err)
+			}
+		})
+	}
+}
+
+// TestChainsUnshown (TN-70): of tables that iptables-save leaves out, an audit and a restart add nothing, chains of another mode go, and a
+// removal leaves nothing.
+func TestChainsUnshown(t *testing.T) {
+	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		t.Run(f.String(), func(t *testing.T) {
+			n := nodeFacts{family: f, masq: 1 << 14}
+			k := keeper(t, n, iptables.NFT)
+			must := func(mended int, err error) {
+				t.Helper()
+				if err != nil {
+					t.Fatalf("%d mended, %v", mended, err)
+				}
+			}
+			must(0, k.Reset(t.Context(), n.node))
+			planetest.HideTables(t, f)
+			want := len(planetest.Leading(t, f))
+			for range 3 {
+				must(k.Audit(t.Context(), true))
+				must(0, keeperHere(t, n, iptables.NFT).Reset(t.Context(), n.node))
+				if got := len(planetest.Leading(t, f)); got != want {
+					t.Fatalf("%d lines name our chains, and after an audit and a restart %d", want, got)
+				}
+			}
+			if n, err := k.Audit(t.Context(), true); n != 0 || err != nil {
+				t.Errorf("where nobody changed anything, an audit mended %d, %v", n, err)
+			}
+			r, err := iptables.Remove(t.Context(), iptables.RemoveConfig{Family: f, Backend: iptables.NFT})
+			if left := planetest.Leading(t, f); err != nil || len(r.Left)+len(left) > 0 {
+				t.Errorf("left: %q, %q, %v", r.Left, left, err)
 			}
 		})
 	}

@@ -26,11 +26,9 @@ func Remove(ctx context.Context, families []lb.Family, except string) (report mo
 			}
 		}
 		if except != "iptables" {
-			chains, rules, left, err := iptables.RemoveKept(ctx, layoutOf(Config{Family: fam}))
+			r, err := iptables.RemoveKept(ctx, layoutOf(Config{Family: fam}), "userspace")
 			errs = append(errs, err)
-			report.Left = append(report.Left, left...)
-			report.Count(chains, "iptables chains of %s of mode userspace", fam)
-			report.Count(rules, "iptables rules of %s that led to them", fam)
+			report.Removed, report.Left = append(report.Removed, r.Removed...), append(report.Left, r.Left...)
 		}
 		if except != "addresses" {
 			n, device, err := removeAddresses(ctx, fam)
