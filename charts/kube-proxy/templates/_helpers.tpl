@@ -134,6 +134,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if eq (get .Values.config "mode" | default "") "kernelspace" -}}
 {{- fail "config.mode: kernelspace is for Windows nodes, which this chart does not serve: see docs/windows.md" -}}
 {{- end -}}
+{{- if and (has (get .Values.config "mode" | default "") (list "iptables" "ipvs")) (hasSuffix "-minimal" .Values.image.tag) (not .Values.image.digest) -}}
+{{- fail (printf "config.mode: %s: the image %s has no programs of iptables, which this mode runs: take the tag without -minimal, or mode nftables" .Values.config.mode .Values.image.tag) -}}
+{{- end -}}
+{{- if has (get .Values.config "detectLocalMode" | default "ClusterCIDR") (list "ClusterCIDR") -}}
+{{- range splitList "," (get .Values.config "clusterCIDR" | default "") -}}
+{{- if not (or (regexMatch "^ *[0-9A-Fa-f.:]+/[0-9]+ *$" .) (empty $.Values.config.clusterCIDR)) -}}
+{{- fail (printf "config.clusterCIDR: %q is no CIDR: want the pod network, such as 10.244.0.0/16, or one of each IP family with a comma between" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if eq (get .Values.config "healthzBindAddress" | default "") "none" -}}
 {{- fail "config.healthzBindAddress: none: a kubelet that cannot ask a proxy for its health never calls it ready, and no rollout goes on" -}}
 {{- end -}}
