@@ -2,6 +2,7 @@ package migrate
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"slices"
@@ -238,6 +239,7 @@ func (c *converter) pod() {
 	if main.Image != "" {
 		c.add(Change, at+": image", "it is "+main.Image, "This is another program.", "Put our image in its place; the path of the program is /usr/local/bin/kube-proxy there too, so the command may stay as it is.")
 	}
+	c.program(at, main)
 	privileged := main.SecurityContext != nil && main.SecurityContext.Privileged != nil && *main.SecurityContext.Privileged
 	switch {
 	case privileged:
@@ -261,4 +263,19 @@ func (c *converter) pod() {
 	if !iptables && mounts["/run/xtables.lock"] {
 		c.add(Same, at+": volumeMounts", "/run/xtables.lock is not needed", fmt.Sprintf("Mode %s does not run iptables, but to remove what another mode left.", c.toMode()), "Nothing; take it out when all nodes have moved.")
 	}
+}
+
+// program says whether our image has what the container runs: it has neither a shell nor wrappers.
+func (c *converter) program(at string, main container) {
+	words := slices.Concat(main.Command, main.Args)
+	if len(words) == 0 || strings.HasPrefix(words[0], "-") { // the image's own program
+		return
+	}
+	switch words[0] {
+	case "kube-proxy", "/usr/local/bin/kube-proxy":
+		return
+	}
+	command, _ := json.Marshal(slices.Concat([]string{"/usr/local/bin/kube-proxy", "--config=/var/lib/kube-proxy/config.conf"}, c.stays, c.conv.Flags))
+	c.add(Missing, at+": command", "it runs "+words[0]+", which our image does not have", "The image has no shell and no wrapper; the proxy writes its log to the standard error output.",
+		fmt.Sprintf("Set command: %s, without args, and mount the configuration there.", command))
 }

@@ -178,6 +178,35 @@ func TestCommandLines(t *testing.T) {
 	}
 }
 
+// TestProgramsThatOurImageLacks: a shell (GKE) and go-runner (kops) are missing, with the command in their place; the program itself is not.
+func TestProgramsThatOurImageLacks(t *testing.T) {
+	for command, want := range map[string]string{
+		`[/bin/sh, -c, 'exec kube-proxy --v=2 --proxy-mode=ipvs 1>>/var/log/kube-proxy.log 2>&1']`: "missing p: command: it runs /bin/sh",
+		`[/go-runner, --log-file=/var/log/kube-proxy.log, /usr/local/bin/kube-proxy, --v=2]`:       "missing p: command: it runs /go-runner",
+		`[/hyperkube, kube-proxy, --v=2]`:    "missing p: command: it runs /hyperkube",
+		`[/usr/local/bin/kube-proxy, --v=2]`: "",
+		`[kube-proxy, --v=2]`:                "",
+		`[]`:                                 "",
+	} {
+		r, err := convert("", Input{Name: "p", Data: []byte("kind: Pod\nmetadata: {name: kube-proxy-n1}\nspec:\n  containers:\n  - {name: kube-proxy, command: " + command + "}\n")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(r.Statements, func(s Statement) bool { return strings.HasSuffix(s.About, ": command") })
+		switch {
+		case i < 0 && want == "":
+		case i < 0 || want == "":
+			t.Errorf("%s: %+v, want %q", command, r.Statements, want)
+		default:
+			s := r.Statements[i]
+			said := string(s.Severity) + " p: command: " + s.Differs
+			if !strings.HasPrefix(said, want) || !strings.Contains(s.Do, `["/usr/local/bin/kube-proxy","--config=/var/lib/kube-proxy/config.conf"`) || strings.Contains(s.Do, "sh") {
+				t.Errorf("%s: %s; %s", command, said, s.Do)
+			}
+		}
+	}
+}
+
 // What Kubernetes or a shell fills in stays on the command line, but where it would do nothing beside the file: that is said, and who
 // moves has to write it (FL-03).
 func TestFilledIn(t *testing.T) {
