@@ -229,7 +229,9 @@ func Unparsed(args []string, err error, modes mode.List) error {
 		return append(problems, o.problems...)
 	}
 	for _, p := range unknown(fs, args) {
-		if p != problems[0] {
+		if p.Where == err.Error() || strings.HasPrefix(p.Where, err.Error()+":") {
+			problems[0] = p
+		} else {
 			problems = append(problems, p)
 		}
 	}
@@ -250,12 +252,26 @@ func unknown(fs *pflag.FlagSet, args []string) Problems {
 		switch f := fs.Lookup(name); {
 		case !long || name == "help":
 		case f == nil:
-			all = append(all, Problem{Where: "unknown flag: --" + name})
+			all = append(all, Problem{Where: "unknown flag: --" + name + suggestion(fs, name)})
 		case !valued && f.NoOptDefVal == "":
 			i++ // what follows is its value
 		}
 	}
 	return all
+}
+
+// suggestion names the flag that is like an unknown one; "" if none is.
+func suggestion(fs *pflag.FlagSet, name string) string {
+	var known []string
+	fs.VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			known = append(known, f.Name)
+		}
+	})
+	if like := nearest(name, known); like != "" {
+		return ": did you mean --" + like + "?"
+	}
+	return ""
 }
 
 // Warnings returns what is worth a warning so far; it is of use where Complete failed.
