@@ -37,7 +37,7 @@ const imports = `
 
 	cluster < source/convert;
 	cluster, source/convert < source/kube, source/manifests;
-	event < source/kube;
+	event, internal/ratelimit < source/kube;
 
 	# What a Reset left for later are keys of rows.
 	lb < plane;
@@ -88,7 +88,7 @@ const imports = `
 	# Traffic by Service is what planes count by row, and the table's rows.
 	lb, mode < traffic;
 	internal/listen < health, status;
-	internal/ratelimit < health;
+	internal/ratelimit < health, conntrack;
 	internal/kernel < system;
 	lb, internal/kernel < cleanup;
 	# It reads bytes, and knows of no node.

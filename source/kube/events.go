@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 
 	"kube-proxy/event"
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/source/convert"
 )
 
@@ -25,7 +27,8 @@ import (
 //
 // What happens again is counted, not sent again: the second time and the thousandth become one PATCH of the
 // first event, a minute after it or later, and ever more rarely while it goes on. Memory, requests and
-// patience are bounded; what exceeds the bounds is dropped and counted.
+// patience are bounded; what exceeds the bounds is dropped and counted. Each namespace has its turn, and so has
+// the Node: a flood in one delays an event in another by one event.
 type Publisher struct {
 	log      *slog.Logger
 	server   string
@@ -39,7 +42,9 @@ type Publisher struct {
 
 	mu      sync.Mutex
 	series  map[event.Event]*series // by Event.Series
-	queue   []*series
+	held    map[string]int          // how many series regard objects of a namespace; "" is the Node's
+	queues  map[string][]*series    // what to send, by namespace; none is empty
+	turns   []string                // the namespaces in queues; the first is next
 	dropped uint64
 	closed  bool
 
@@ -49,6 +54,7 @@ type Publisher struct {
 	refused   time.Time // since when every answer was 403
 	told      map[string]bool
 	toldDrops uint64
+	drops     *ratelimit.Limiter // messages about dropped events
 }
 
 // series is one event and its repetitions.
@@ -65,6 +71,12 @@ type series struct {
 	next   time.Time // the earliest time for another PATCH
 	gap    time.Duration
 }
+
+// namespace returns that of the object that s regards, "" for the Node.
+func (s *series) namespace() string { return s.event.Regarding.Namespace }
+
+// silent reports whether the API server knows all of s.
+func (s *series) silent() bool { return s.queued.IsZero() && s.count == s.sent }
 
 // pace is how patient a Publisher is.
 type pace struct {
@@ -86,7 +98,7 @@ var usualPace = pace{
 
 const (
 	controller = "kube-proxy"
-	// mostSeries bounds the series that are remembered, and so the queue.
+	// mostSeries bounds the series that are remembered of all namespaces, and those of the Node, and so the queues.
 	mostSeries = 512
 	// The API's limits in bytes.
 	mostNote, mostInstance = 1024, 128
@@ -114,6 +126,7 @@ func newPublisher(cfg Config, pace pace) (*Publisher, error) {
 		events:  clients[0],
 		clients: map[string]rest.Interface{event.KindService: clients[1], event.KindEndpointSlice: clients[2]},
 		wake:    make(chan struct{}, 1), series: map[event.Event]*series{}, told: map[string]bool{},
+		held: map[string]int{}, queues: map[string][]*series{}, drops: ratelimit.New(cfg.Log, "events were not sent"),
 	}, nil
 }
 
@@ -139,17 +152,19 @@ func (p *Publisher) Publish(e event.Event) {
 	}
 	s := p.series[key]
 	if s != nil && s.queued.IsZero() && now.Sub(s.last) > p.pace.forget {
-		delete(p.series, key)
+		p.forget(s)
 		s = nil
 	}
 	if s == nil {
-		if len(p.series) >= mostSeries && !p.makeRoom() {
+		namespace := e.Regarding.Namespace
+		if p.full(namespace) && !p.makeRoom(namespace) {
 			p.dropped++
 			return
 		}
 		s = &series{event: e, name: objectName(e.Regarding.Name), uid: e.Regarding.UID, first: now, gap: p.pace.gapFirst}
 		p.series[key] = s
-		p.enqueue(s, now)
+		p.held[namespace]++
+		p.due(s, now)
 	}
 	if s.count < 1<<31-1 {
 		s.count++
@@ -160,25 +175,97 @@ func (p *Publisher) Publish(e event.Event) {
 	}
 }
 
-// makeRoom forgets the series that is silent for longest. There is none if all are to be sent.
-func (p *Publisher) makeRoom() bool {
-	var oldest *series
+// full reports whether an event in the namespace needs room. Tenants do not take the Node's.
+func (p *Publisher) full(namespace string) bool {
+	held := p.held[""]
+	if namespace != "" {
+		held = len(p.series) - held
+	}
+	return held >= mostSeries
+}
+
+// makeRoom gives up one series for a new one in the namespace: a silent one, or else one of the namespace that has
+// most. It returns false if that is no other namespace with at least two more.
+func (p *Publisher) makeRoom(namespace string) bool {
+	sending := p.head()
+	var gone *series
 	for _, s := range p.series {
-		if s.queued.IsZero() && s.count == s.sent && (oldest == nil || s.last.Before(oldest.last)) {
-			oldest = s
+		ofNode := s.namespace() == ""
+		if ofNode == (namespace == "") && s != sending && (gone == nil || p.cheaper(s, gone)) {
+			gone = s
 		}
 	}
-	if oldest == nil {
+	if gone == nil || !gone.silent() && p.held[gone.namespace()] < p.held[namespace]+2 {
 		return false
 	}
-	delete(p.series, oldest.event.Series())
+	if !gone.queued.IsZero() { // the namespace has another in its queue: those that do not wait there come first
+		of := gone.namespace()
+		p.queues[of] = slices.DeleteFunc(p.queues[of], func(s *series) bool { return s == gone })
+	}
+	p.lose(gone)
 	return true
 }
 
-func (p *Publisher) enqueue(s *series, now time.Time) {
+// cheaper reports whether less is lost with a than with b.
+func (p *Publisher) cheaper(a, b *series) bool {
+	switch heldA, heldB := p.held[a.namespace()], p.held[b.namespace()]; {
+	case a.silent() != b.silent():
+		return a.silent()
+	case heldA != heldB:
+		return heldA > heldB
+	case a.queued.IsZero() != b.queued.IsZero():
+		return a.queued.IsZero()
+	}
+	return a.last.Before(b.last)
+}
+
+// forget removes a series that is in no queue.
+func (p *Publisher) forget(s *series) {
+	delete(p.series, s.event.Series())
+	if p.held[s.namespace()]--; p.held[s.namespace()] == 0 {
+		delete(p.held, s.namespace())
+	}
+}
+
+// lose forgets a series, and counts what the API server does not know of it.
+func (p *Publisher) lose(s *series) {
+	p.dropped += uint64(s.count - s.sent)
+	p.forget(s)
+}
+
+// due has a series sent.
+func (p *Publisher) due(s *series, now time.Time) {
 	s.queued = now
-	p.queue = append(p.queue, s)
+	p.enqueue(s)
 	p.ring()
+}
+
+// enqueue puts a series at the end of its namespace's queue.
+func (p *Publisher) enqueue(s *series) {
+	namespace := s.namespace()
+	if len(p.queues[namespace]) == 0 {
+		p.turns = append(p.turns, namespace)
+	}
+	p.queues[namespace] = append(p.queues[namespace], s)
+}
+
+// head returns the series whose turn it is; nil if all is sent. It stays so until dequeue.
+func (p *Publisher) head() *series {
+	if len(p.turns) == 0 {
+		return nil
+	}
+	return p.queues[p.turns[0]][0]
+}
+
+// dequeue removes the head, and puts its namespace behind the others.
+func (p *Publisher) dequeue() {
+	namespace := p.turns[0]
+	p.turns = p.turns[1:]
+	if rest := p.queues[namespace][1:]; len(rest) > 0 {
+		p.queues[namespace], p.turns = rest, append(p.turns, namespace)
+	} else {
+		delete(p.queues, namespace)
+	}
 }
 
 func (p *Publisher) ring() {
@@ -239,23 +326,16 @@ func (p *Publisher) take(now time.Time) (next *series, wait time.Duration) {
 			}
 			continue
 		}
-		p.enqueue(s, now)
+		p.due(s, now)
 	}
-	for len(p.queue) > 0 {
-		s := p.queue[0]
+	for s := p.head(); s != nil; s = p.head() {
 		if now.Sub(s.queued) <= p.pace.giveUp {
 			return s, 0
 		}
-		p.drop(s)
+		p.dequeue()
+		p.lose(s)
 	}
 	return nil, wait
-}
-
-// drop gives up the series at the head of the queue: what of it the API server knows, stays.
-func (p *Publisher) drop(s *series) {
-	p.queue = p.queue[1:]
-	p.dropped += uint64(s.count - s.sent)
-	delete(p.series, s.event.Series())
 }
 
 // drain sends what is waiting at the end, until ctx ends.
@@ -263,7 +343,7 @@ func (p *Publisher) drain(ctx context.Context) {
 	p.mu.Lock()
 	for _, s := range p.series {
 		if s.queued.IsZero() && s.count != s.sent {
-			p.enqueue(s, time.Now())
+			p.due(s, time.Now())
 		}
 	}
 	p.mu.Unlock()
@@ -278,10 +358,12 @@ func (p *Publisher) drain(ctx context.Context) {
 func (p *Publisher) close() {
 	p.mu.Lock()
 	p.closed = true
-	for _, s := range p.queue {
-		p.dropped += uint64(s.count - s.sent)
+	for _, queue := range p.queues {
+		for _, s := range queue {
+			p.dropped += uint64(s.count - s.sent)
+		}
 	}
-	p.queue, p.series = nil, nil
+	p.series, p.held, p.queues, p.turns = nil, nil, nil, nil
 	p.mu.Unlock()
 	p.limit.Stop()
 	p.tellDrops()
@@ -289,7 +371,7 @@ func (p *Publisher) close() {
 
 // tellDrops tells of events that are lost, which says little in each single case.
 func (p *Publisher) tellDrops() {
-	if dropped := p.Dropped(); dropped > p.toldDrops {
+	if dropped := p.Dropped(); dropped > p.toldDrops && p.drops.Allow("") {
 		p.log.Warn("events were not sent", "dropped", dropped-p.toldDrops, "server", p.server)
 		p.toldDrops = dropped
 	}

@@ -363,8 +363,8 @@ func TestTooMany(t *testing.T) {
 	for i := range mostSeries + 100 {
 		p.Publish(contest(i))
 	}
-	if len(p.series) != mostSeries || len(p.queue) != mostSeries || p.Dropped() != 100 {
-		t.Errorf("%d series, %d queued, %d dropped", len(p.series), len(p.queue), p.Dropped())
+	if len(p.series) != mostSeries || len(p.queues["shop"]) != mostSeries || p.Dropped() != 100 {
+		t.Errorf("%d series, %d queued, %d dropped", len(p.series), len(p.queues["shop"]), p.Dropped())
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})

@@ -26,7 +26,7 @@ var kinds = map[string]struct{ version, plural string }{
 	event.KindEndpointSlice: {discovery.SchemeGroupVersion.String(), "endpointslices"},
 }
 
-// send sends the head of the queue. It returns false if it is to be tried again, after a while.
+// send sends the head of the queues. It returns false if it is to be tried again, after a while.
 func (p *Publisher) send(ctx context.Context, s *series) bool {
 	p.mu.Lock()
 	now := *s // Publish may go on counting
@@ -42,24 +42,29 @@ func (p *Publisher) send(ctx context.Context, s *series) bool {
 	}
 	err := p.write(ctx, &now)
 	again := p.retry(&now, err)
-	p.mu.Lock()
-	s.uid, s.name = now.uid, now.name
-	switch {
-	case err == nil:
-		p.queue = p.queue[1:]
-		s.sent, s.queued = now.count, time.Time{}
-		s.next, s.gap = time.Now().Add(s.gap), min(2*s.gap, p.pace.gapLast)
-	case again: // behind the others: one event that the server always fails with must not hold them up
-		p.queue = append(p.queue[1:], s)
-	default:
-		p.drop(s)
-	}
-	p.mu.Unlock()
+	p.settle(s, &now, err == nil, again)
 	if err == nil {
 		p.failures = 0
 		p.tellDrops()
 	}
 	return !again
+}
+
+// settle takes note of what became of the head of the queues, of which now is what was sent.
+func (p *Publisher) settle(s, now *series, sent, again bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.uid, s.name = now.uid, now.name
+	p.dequeue()
+	switch {
+	case sent:
+		s.sent, s.queued = now.count, time.Time{}
+		s.next, s.gap = time.Now().Add(s.gap), min(2*s.gap, p.pace.gapLast)
+	case again: // behind the others: one event that the server always fails with must not hold them up
+		p.enqueue(s)
+	default:
+		p.lose(s)
+	}
 }
 
 // anew ends a series that the API server knows, because what it regards is another object of the same name now, and begins
