@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/pause"
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 )
 
@@ -22,7 +23,8 @@ type Config struct {
 	Proxied func(row lb.Key, from netip.AddrPort) bool
 	// Delay is how long the worker waits for more after the first change; 0 means 20 ms.
 	Delay time.Duration
-	// Log is where runs that deleted something and failures are told; nil means slog.Default().
+	// Log is where runs that deleted something and failures are told, 20 at once and two a minute after that; nil
+	// means slog.Default().
 	Log *slog.Logger
 	// Cleaned, if not nil, is told after each pass how long it took, and how many entries it deleted (MT-18). It is
 	// called from the goroutine of [Cleaner.Run].
@@ -44,6 +46,8 @@ type Cleaner struct {
 	kernel kernel
 	close  func()
 	wake   chan struct{} // has a value when something is suspect
+	// A pass is of all namespaces together, and so are the messages.
+	passes, failures *ratelimit.Limiter
 
 	mu    sync.Mutex
 	index *index
@@ -84,7 +88,8 @@ func newCleaner(cfg Config, k kernel, close func()) *Cleaner {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	return &Cleaner{cfg: cfg, kernel: k, close: close, wake: make(chan struct{}, 1), index: newIndex(cfg.Proxied)}
+	return &Cleaner{cfg: cfg, kernel: k, close: close, wake: make(chan struct{}, 1), index: newIndex(cfg.Proxied),
+		passes: ratelimit.New(cfg.Log, "forgot stale flows"), failures: ratelimit.New(cfg.Log, "stale flows stay for now")}
 }
 
 // Applied takes note of changes that are in force. It does no I/O; its time follows the changes.
@@ -160,9 +165,8 @@ func (c *Cleaner) Run(ctx context.Context) {
 func (c *Cleaner) clean(ctx context.Context) (took time.Duration, failed bool) {
 	start := time.Now()
 	p, err := c.plan(ctx)
-	if err != nil {
+	if failed = err != nil; failed && c.failures.Allow("") {
 		c.cfg.Log.Error("NodePorts keep their old flows for now", "err", err)
-		failed = true
 	}
 	var n tally
 	var retry []lb.Key
@@ -190,10 +194,12 @@ func (c *Cleaner) clean(ctx context.Context) (took time.Duration, failed bool) {
 	took = time.Since(start)
 	c.note(p, n, retry, took)
 	if first != nil {
-		c.cfg.Log.Error("stale flows stay for now", "keys", len(retry), "err", first)
 		failed = true
+		if c.failures.Allow("") {
+			c.cfg.Log.Error("stale flows stay for now", "keys", len(retry), "err", first)
+		}
 	}
-	if n.deleted > 0 {
+	if n.deleted > 0 && c.passes.Allow("") {
 		c.cfg.Log.Info("forgot stale flows", "deleted", n.deleted, "of", n.seen, "took", took)
 	}
 	if c.cfg.Cleaned != nil && len(p.keys) > 0 {

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 )
 
@@ -227,4 +228,37 @@ func TestRetryNodePorts(t *testing.T) {
 			t.Errorf("flows that stay: %v\n%s", k.flows, log)
 		}
 	})
+}
+
+// TN-07: a tenant who changes one UDP Service again and again causes a pass each time, and no line for each.
+func TestFloodOfPasses(t *testing.T) {
+	for what, broken := range map[string]error{"forgot stale flows": nil, "stale flows stay for now": errors.New("no memory")} {
+		k := &fakeKernel{}
+		run(t, k, func(c *Cleaner, log *strings.Builder) {
+			const times = 1000
+			stale := flowTo(vip, podA)
+			for range times {
+				k.mu.Lock()
+				k.flows, k.stuck = []flow{stale}, map[flow]error{stale: broken}
+				k.mu.Unlock()
+				c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podA))})
+				c.Applied([]lb.Change{set(row(vip, service, lb.Cluster, podB))})
+				letPass(2 * defaultDelay)
+			}
+			k.mu.Lock()
+			k.stuck = nil // so that no pass is repeated
+			k.mu.Unlock()
+			letPass(2 * ratelimit.ReportGap)
+			if len(k.passes) < times {
+				t.Errorf("%d passes, want one for each of %d changes", len(k.passes), times)
+			}
+			regained := int(times * 2 * defaultDelay / ratelimit.Gap)
+			if n := strings.Count(log.String(), what); n < ratelimit.Burst || n > ratelimit.Burst+regained+6 {
+				t.Errorf("%d lines say %q, of %d passes", n, what, times)
+			}
+			if !strings.Contains(log.String(), "Suppressed messages") {
+				t.Error("the log does not count what it suppressed")
+			}
+		})
+	}
 }

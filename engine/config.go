@@ -82,7 +82,8 @@ type Engine struct {
 	audits   audits
 	withheld map[lb.Key]withheld // rows of health checks that observers are not told of yet
 	noLocal  noLocal
-	// Messages about Services: those that lost a key or got one on loan, and those whose rows fail.
+	// Messages about Services: those that lost a key or got one on loan, and those whose rows fail. Rows that fail
+	// together are the share of the namespace "".
 	contests, loans, failures *ratelimit.Limiter
 	panics                    once // whose stack was logged
 	said                      once // other errors that were logged

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/fake"
@@ -518,6 +519,48 @@ func TestQueuedSinceListed(t *testing.T) {
 		}
 		release()
 		r.after(time.Minute)
+		r.converged()
+	})
+}
+
+// TN-08: a tenant whose rows fail, many together and again and again, causes no line for each time.
+func TestFloodOfFailures(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		r.start()
+		r.list()
+		r.run()
+		const rows, times = 100, 200
+		keys := make([]lb.Key, rows)
+		for i := range keys {
+			keys[i] = svcKey(i)
+		}
+		start := time.Now()
+		for n := range times {
+			_, release := r.faulty.Block()
+			r.add(1000 + n)
+			r.run()
+			r.faulty.Refuse(keys...)
+			for i := range rows {
+				r.add(i)
+			}
+			r.run()
+			release()
+			r.after(time.Second)
+			r.faulty.Heal()
+			for i := range rows {
+				r.do(cluster.ServiceGone{Name: service(i).Name})
+			}
+			r.add(1000 + times + n)
+			r.after(time.Second)
+		}
+		regained := int(time.Since(start) / ratelimit.Gap)
+		if got := r.log.Count("writes fail, retrying them together"); got < ratelimit.Burst || got > ratelimit.Burst+regained+1 {
+			t.Errorf("%d lines about %d failures, want %d and %d regained", got, times, ratelimit.Burst, regained)
+		}
+		r.after(2 * ratelimit.ReportGap)
+		if r.log.Count(`kind="row not written"`) == 0 {
+			t.Error("the log does not count what it suppressed")
+		}
 		r.converged()
 	})
 }
