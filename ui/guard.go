@@ -5,14 +5,15 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 )
 
 // howToReach is told to whoever asks from elsewhere.
-const howToReach = `The status page answers on this machine itself alone. From elsewhere:
+const howToReach = `The status page answers root on this machine alone. From elsewhere:
 
   kubectl --namespace kube-system port-forward pod/POD %[1]s:%[1]s
-  ssh -L %[1]s:localhost:%[1]s NODE
+  ssh -L %[1]s:localhost:%[1]s root@NODE
 
 and then open http://localhost:%[1]s/ui/ . See docs/page.md.
 `
@@ -31,6 +32,28 @@ func refusal(r *http.Request) string {
 		return fmt.Sprintf("the host name %q is not localhost", short(r.Host, 100))
 	case fromAnotherPage(r.Header):
 		return "another site asks"
+	}
+	return ""
+}
+
+// stranger says why the program that asks may not see the page; "" if it may. Other users' programs, and
+// those of containers in the host's network that are not root, would learn all Services (TN-84).
+func (h *Handler) stranger(r *http.Request) string {
+	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	if h.owner == nil || local == nil {
+		return ""
+	}
+	client, err1 := netip.ParseAddrPort(r.RemoteAddr)
+	server, err2 := netip.ParseAddrPort(local.String())
+	if err1 != nil || err2 != nil {
+		return "the connection's addresses cannot be read"
+	}
+	uid, err := h.owner(r.Context(), client, server)
+	switch {
+	case err != nil:
+		return "the kernel does not say which user asks"
+	case uid != 0 && uid != uint32(os.Geteuid()):
+		return fmt.Sprintf("the user %d is not root", uid)
 	}
 	return ""
 }

@@ -8,6 +8,7 @@ import (
 	"html/template"
 	"io"
 	"net/http"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -34,6 +35,9 @@ type Config struct {
 	Changes *changes.Ring
 	// On says whether there is a page; nil means yes. It is asked for each request.
 	On func() bool
+	// Owner returns the user id of the program at the client's end of a connection; nil where the system
+	// cannot tell. Only root, and the user of this process, see the page.
+	Owner func(ctx context.Context, client, server netip.AddrPort) (uid uint32, err error)
 	// Pages bounds the pages that are told of changes; 0 means [MostPages].
 	Pages int
 	// Now is the clock; nil means time.Now.
@@ -43,6 +47,7 @@ type Config struct {
 // Handler serves the page below /ui. Make one with [New].
 type Handler struct {
 	source Source
+	owner  func(ctx context.Context, client, server netip.AddrPort) (uid uint32, err error)
 	on     func() bool
 	now    func() time.Time
 	hub    hub
@@ -56,7 +61,7 @@ type Handler struct {
 
 // New returns a Handler.
 func New(cfg Config) *Handler {
-	h := &Handler{source: cfg.Source, on: cfg.On, now: cfg.Now, turns: make(chan struct{}, atOnce), longs: make(chan struct{}, mostLong), assets: assets()}
+	h := &Handler{source: cfg.Source, owner: cfg.Owner, on: cfg.On, now: cfg.Now, turns: make(chan struct{}, atOnce), longs: make(chan struct{}, mostLong), assets: assets()}
 	if h.on == nil {
 		h.on = func() bool { return true }
 	}
@@ -88,7 +93,11 @@ func (h *Handler) CutStreams() { h.hub.cutAll() }
 // ServeHTTP answers below /ui.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	secure(w.Header())
-	switch why := refusal(r); {
+	why := refusal(r)
+	if why == "" {
+		why = h.stranger(r)
+	}
+	switch {
 	case !h.on():
 		plain(w, http.StatusNotFound, "there is no status page: it is turned off (--ui=false, or the field ui of the configuration)\n")
 		return

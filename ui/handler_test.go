@@ -4,9 +4,12 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"os"
 	"regexp"
 	"strings"
 	"sync"
@@ -52,6 +55,27 @@ func TestOtherPages(t *testing.T) {
 		w.h.ServeHTTP(a, r)
 		if a.Code != c.code {
 			t.Errorf("%s %s %s: %d, want %d", c.site, c.mode, c.dest, a.Code, c.code)
+		}
+	}
+}
+
+// TN-84: of the programs in the host's network, those of root see the page.
+func TestOtherUsers(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		uid  uint32
+		err  error
+		code int
+	}{{"root", 0, nil, 200}, {"this process's user", uint32(os.Geteuid()), nil, 200}, {"another user", 65534, nil, 403}, {"nobody knows", 0, errors.New("gone"), 403}} {
+		w := newWorld(t, Config{Owner: func(_ context.Context, client, server netip.AddrPort) (uint32, error) {
+			if client.String() != "127.0.0.1:40000" || server.String() != "127.0.0.1:10249" {
+				t.Errorf("asked for %v at %v", client, server)
+			}
+			return c.uid, c.err
+		}}, cluster.Name{Namespace: "shop", Name: "web"})
+		body := w.get("/ui/", c.code)
+		if c.code == 403 && strings.Contains(body, "shop") {
+			t.Errorf("%s learns of Services: %s", c.name, body)
 		}
 	}
 }

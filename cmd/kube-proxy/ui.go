@@ -9,7 +9,7 @@ import (
 func (p *proxy) newUI() *ui.Handler {
 	share := listen.OwnShare()
 	return ui.New(ui.Config{
-		Source: p.inspector, Changes: p.changes, On: func() bool { return p.config().Servers.UI },
+		Source: p.inspector, Owner: socketOwner, Changes: p.changes, On: func() bool { return p.config().Servers.UI },
 		Pages: max(share.Streams, share.Connections/2),
 	})
 }
