@@ -144,9 +144,9 @@ func TestReloadHostRefuses(t *testing.T) {
 	write(t, file, nftablesFile("conntrack: {maxPerCore: 0}\n"))
 	p := n.configured(dir, file)
 	// The size of the table belongs to the initial network namespace.
-	write(t, file, nftablesFile("conntrack: {maxPerCore: 500000000, udpTimeout: 77s}\n"))
+	write(t, file, nftablesFile("conntrack: {maxPerCore: 1, min: 2000000000, udpTimeout: 77s}\n"))
 	p.await(regexp.MustCompile(`level=ERROR msg="the changed configuration is in force, but for settings of the host" file=\S+ ` +
-		`fields="conntrack.maxPerCore conntrack.udpTimeout" err=.*nf_conntrack_max.*conntrack.maxPerCore`))
+		`fields="conntrack.maxPerCore conntrack.min conntrack.udpTimeout" err=.*nf_conntrack_max.*conntrack.min`))
 	n.eventually("77", "sysctl", "-n", "net.netfilter.nf_conntrack_udp_timeout")
 	p.stop()
 	if strings.Contains(p.log(), `msg="the changed configuration is in force" `) {
