@@ -112,7 +112,7 @@ func (b *Backends) All() iter.Seq[Backend] {
 
 // Has reports whether there is a backend at the address and port.
 func (b *Backends) Has(a netip.AddrPort) bool {
-	_, ok := b.Find(a)
+	_, ok := b.Index(a)
 	return ok
 }
 
@@ -128,22 +128,28 @@ func (b *Backends) HasAddr(a netip.Addr) bool {
 
 // Find returns the backend at the address and port.
 func (b *Backends) Find(a netip.AddrPort) (is Backend, ok bool) {
+	i, ok := b.Index(a)
+	if ok {
+		is = b.At(i)
+	}
+	return is, ok
+}
+
+// Index returns the index of the backend at the address and port, as At takes it.
+func (b *Backends) Index(a netip.AddrPort) (i int, ok bool) {
 	r := &b.only
 	if b.more != nil {
 		i, found := slices.BinarySearchFunc(*b.more, a.Port(), func(r run, port uint16) int { return cmp.Compare(r.port, port) })
 		if !found {
-			return is, false
+			return 0, false
 		}
 		r = &(*b.more)[i]
 	}
 	if r.port != a.Port() {
-		return is, false
+		return 0, false
 	}
-	i, ok := r.find(a.Addr())
-	if ok {
-		is = r.at(i)
-	}
-	return is, ok
+	i, ok = r.find(a.Addr())
+	return int(r.end) - len(r.endpoints) + i, ok
 }
 
 func (r *run) find(a netip.Addr) (i int, ok bool) {

@@ -130,13 +130,13 @@ func (h *history) see(st *state) error {
 		h.most[s.id] = max(h.most[s.id], len(s.members))
 		now, taken := map[netip.AddrPort]uint32{}, map[uint32]bool{}
 		for i, m := range s.members {
-			if was, ok := h.members[s.id][s.slots[i]]; ok && was != m {
+			if was, ok := h.members[s.id][s.at(i)]; ok && was != m {
 				return fmt.Errorf("member %d of set %d, which stayed, became %d", was, s.id, m)
 			}
 			if taken[m] || m == 0 || int(m) > h.most[s.id] {
 				return fmt.Errorf("a backend of set %d, which had %d at most, has member %d", s.id, h.most[s.id], m)
 			}
-			now[s.slots[i]], taken[m] = m, true
+			now[s.at(i)], taken[m] = m, true
 		}
 		h.members[s.id] = now
 	}
@@ -605,7 +605,7 @@ func TestAffinityOfManyBackends(t *testing.T) {
 	held := func(p *Plane) map[netip.AddrPort]bool {
 		m := map[netip.AddrPort]bool{}
 		for _, s := range p.st.sets {
-			for _, ap := range s.slots {
+			for _, ap := range s.slots() {
 				m[ap] = true
 			}
 		}

@@ -34,6 +34,7 @@ type change struct {
 	chosen      map[*lb.BackendSet]*lb.BackendSet // see stickable
 	lastSources []netip.Prefix                    // what lastList is the list of
 	lastList    *sourceList
+	packer      slots.Packer
 	rec         []byte // scratch
 }
 
@@ -290,14 +291,14 @@ func (c *change) finishSet(s *set) {
 
 // few reports whether all that is to be written of the set is for one batch.
 func (c *change) few(s *set) bool {
-	return len(s.slots)+len(s.tail) <= c.most && (s.wantSource.Backends.Len() <= c.most || s.wantSeconds > 0)
+	return s.held.Len()+len(s.tail) <= c.most && (s.wantSource.Backends.Len() <= c.most || s.wantSeconds > 0)
 }
 
 // empty takes elements of a set away that no row has. At once it goes out of the sight of packets, in batches out of the kernel.
 func (c *change) empty(s *set) {
 	was := *s
 	plain := was.plain()
-	s.slots, s.members, s.goal, s.tail = nil, nil, nil, plain[:max(0, len(plain)-c.most)]
+	s.held, s.members, s.goal, s.tail = slots.Packed{}, nil, nil, plain[:max(0, len(plain)-c.most)]
 	c.reshape(&was, s)
 	c.rewrite(&was, s)
 	if len(s.tail) == 0 {
@@ -309,7 +310,7 @@ func (c *change) empty(s *set) {
 
 // assign gives a set the backends that it shall have, in those slots; with affinity each keeps its member, or gets a free one.
 func (c *change) assign(s *set, in []netip.AddrPort, members map[netip.AddrPort]uint32) {
-	s.source, s.seconds, s.slots, s.members = s.wantSource, s.wantSeconds, in, nil
+	s.source, s.seconds, s.held, s.members = s.wantSource, s.wantSeconds, c.packer.Pack(in, &s.wantSource.Backends), nil
 	s.goal, s.tail = nil, nil
 	if s.seconds == 0 {
 		return
@@ -323,8 +324,8 @@ func (c *change) refill(s *set) {
 	goal := c.goalOf(s)
 	var members map[netip.AddrPort]uint32
 	if was.members != nil && s.wantSeconds > 0 {
-		members = make(map[netip.AddrPort]uint32, len(was.slots))
-		for i, ap := range was.slots {
+		members = make(map[netip.AddrPort]uint32, was.held.Len())
+		for i, ap := range was.slots() {
 			members[ap] = was.members[i]
 		}
 	}
@@ -335,14 +336,14 @@ func (c *change) refill(s *set) {
 		c.assign(s, goal, members)
 		s.tail = plain[:max(0, len(plain)-c.most)]
 	default:
-		drawn := len(was.slots)
+		drawn := was.held.Len()
 		if was.members != nil {
 			drawn = 0
 		}
 		next, drawn := slots.Step(plain, drawn, goal, c.most)
 		c.assign(s, next[:drawn], nil)
 		s.tail = next[drawn:]
-		if !slices.Equal(s.slots, goal) {
+		if !slices.Equal(s.slots(), goal) {
 			s.goal = goal
 		}
 	}
@@ -356,11 +357,11 @@ func (c *change) goalOf(s *set) []netip.AddrPort {
 	case s.source == nil:
 		return slots.First(want)
 	case !s.unfinished():
-		return slots.Next(s.slots, &s.source.Backends, want)
+		return slots.Next(s.slots(), &s.source.Backends, want)
 	case s.goal != nil && s.source == s.wantSource && s.seconds == s.wantSeconds:
 		return s.goal
 	default:
-		in := s.slots
+		in := s.slots()
 		if s.wantSeconds == 0 {
 			in = s.plain()
 		}
@@ -374,7 +375,7 @@ func (c *change) goalOf(s *set) []netip.AddrPort {
 
 // reshape stages what packets draw of a set.
 func (c *change) reshape(was, now *set) {
-	had, has := len(was.slots) > 0, len(now.slots) > 0
+	had, has := was.held.Len() > 0, now.held.Len() > 0
 	if had && has && was.shape() == now.shape() {
 		return
 	}
@@ -414,7 +415,7 @@ func (c *change) rewrite(was, now *set) {
 // elements are those of the set's slots in one map.
 func (c *change) elements(s *set, i setIndex) diff.Records {
 	recs := diff.Records{Size: c.sets[i].RecordLen()}
-	for slot := range s.slots {
+	for slot := range s.held.Len() {
 		s.slot(slot, c.rec, func(j setIndex, rec []byte) {
 			if j == i {
 				recs.Bytes = append(recs.Bytes, rec...)

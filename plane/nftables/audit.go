@@ -71,7 +71,7 @@ func (p *Plane) audit(ctx context.Context, notes *notes, full bool) (int, error)
 func (p *Plane) elements() int {
 	n := 4 * len(p.st.rows)
 	for _, s := range p.st.sets {
-		n += 1 + len(s.slots) + len(s.tail)
+		n += 1 + s.held.Len() + len(s.tail)
 	}
 	for _, l := range p.st.lists {
 		n += len(l.ranges)
@@ -218,7 +218,7 @@ func (st *state) needs() (map[class]bool, map[shape]bool) {
 		classes[r.class] = true
 	}
 	for _, s := range st.sets {
-		if len(s.slots) == 0 { // it is leaving
+		if s.held.Len() == 0 { // it is leaving
 			continue
 		}
 		for _, part := range s.shape().parts() {

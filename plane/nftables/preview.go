@@ -232,8 +232,8 @@ func (a *about) record(i setIndex, rec []byte) string {
 		return a.set(nlconn.Order.Uint32(rec[len(rec)-4:])).source.ID.String()
 	case sSetShapes:
 		s := a.setOf(i, rec)
-		text := fmt.Sprintf("%s: %d backends", s.source.ID, len(s.slots))
-		if len(s.slots) == 1 {
+		text := fmt.Sprintf("%s: %d backends", s.source.ID, s.held.Len())
+		if s.held.Len() == 1 {
 			text = strings.TrimSuffix(text, "s")
 		}
 		if s.seconds > 0 {

@@ -57,10 +57,10 @@ type row struct {
 type set struct {
 	id      uint32
 	source  *lb.BackendSet // the backends in slots; nil before the first write
-	slots   []netip.AddrPort
-	members []uint32 // with affinity, the member in each slot, see slots.Members; else nil
-	seconds uint32   // of affinity
-	refs    int32    // rows that balance over it
+	held    slots.Packed   // the slots that packets draw
+	members []uint32       // with affinity, the member in each slot, see slots.Members; else nil
+	seconds uint32         // of affinity
+	refs    int32          // rows that balance over it
 	// goal is what slots shall be, where more is to be written than a batch may have; nil otherwise. tail are elements of backends behind
 	// those that packets draw, which are still to go: behind slots, or with affinity from 0 on.
 	goal, tail []netip.AddrPort
@@ -72,8 +72,19 @@ type set struct {
 	touched     bool
 }
 
+// slots returns the backends in the slots that packets draw.
+func (s *set) slots() []netip.AddrPort {
+	if s.source == nil {
+		return nil
+	}
+	return s.held.Slots(&s.source.Backends)
+}
+
+// at returns the backend in a slot.
+func (s *set) at(slot int) netip.AddrPort { return s.held.At(&s.source.Backends, slot) }
+
 func (s *set) shape() shape {
-	return shape{s.source.ID.Scope, roundSize(uint32(len(s.slots))), s.seconds > 0, s.seconds}
+	return shape{s.source.ID.Scope, roundSize(uint32(s.held.Len())), s.seconds > 0, s.seconds}
 }
 
 // maps are the maps from a row's key to its class and its sets.
@@ -126,24 +137,24 @@ func rowRecords(r row, f func(i setIndex, rec []byte)) {
 func (s *set) records(f func(i setIndex, rec []byte)) { s.some(0, s.places(), f) }
 
 // places is how many slots the set has, with those that packets no longer draw.
-func (s *set) places() int { return len(s.slots) + len(s.tail) }
+func (s *set) places() int { return s.held.Len() + len(s.tail) }
 
 // some calls f for the elements of places from to to, and with the first for that of the shape.
 func (s *set) some(from, to int, f func(i setIndex, rec []byte)) {
 	b := make([]byte, 0, 64)
-	if from == 0 && len(s.slots) > 0 {
+	if from == 0 && s.held.Len() > 0 {
 		f(sSetShapes, appendNum(appendNum(b, s.id), s.shape().number()))
 	}
-	behind := len(s.slots)
+	behind := s.held.Len()
 	if s.members != nil {
 		behind = 0
 	}
 	for i := from; i < to; i++ {
-		if i < len(s.slots) {
+		if i < s.held.Len() {
 			s.slot(i, b, f)
 			continue
 		}
-		n := i - len(s.slots)
+		n := i - s.held.Len()
 		f(sBackends, appendBackend(appendNum(appendNum(b[:0], s.id), uint32(behind+n)), s.tail[n]))
 	}
 }
@@ -151,12 +162,12 @@ func (s *set) some(from, to int, f func(i setIndex, rec []byte)) {
 // plain are the set's elements of backends, whether packets draw them or not.
 func (s *set) plain() []netip.AddrPort {
 	switch {
-	case s.members != nil || len(s.slots) == 0:
+	case s.members != nil || s.held.Len() == 0:
 		return s.tail
 	case len(s.tail) == 0:
-		return s.slots
+		return s.slots()
 	}
-	return slices.Concat(s.slots, s.tail)
+	return slices.Concat(s.slots(), s.tail)
 }
 
 // unfinished returns the keys of changes of which a part is still to be written.
@@ -176,9 +187,9 @@ func (s *set) unfinished() bool { return s != nil && (s.goal != nil || len(s.tai
 func (s *set) slot(i int, b []byte, f func(i setIndex, rec []byte)) {
 	b = appendNum(appendNum(b[:0], s.id), uint32(i))
 	if s.members == nil {
-		f(sBackends, appendBackend(b, s.slots[i]))
+		f(sBackends, appendBackend(b, s.at(i)))
 		return
 	}
 	f(sMembers, appendNum(b, s.members[i]))
-	f(sMemberBackends, appendBackend(appendNum(appendNum(b[:0], s.members[i]), s.id), s.slots[i]))
+	f(sMemberBackends, appendBackend(appendNum(appendNum(b[:0], s.members[i]), s.id), s.at(i)))
 }

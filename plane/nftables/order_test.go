@@ -1,0 +1,57 @@
+//go:build linux
+
+package nftables
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// TN-21: the plane's memory of the kernel has no second copy of backends. A set whose endpoints have not changed takes nothing for
+// its slots; ports whose endpoints change together share one order of slots, also after a restart.
+func TestPortsShareAnOrder(t *testing.T) {
+	const ports, endpoints = 20, 100
+	w := planetest.World{Family: lb.IPv4}
+	pods := make([]lb.Endpoint, endpoints)
+	for i := range pods {
+		pods[i].Addr = w.Addr(100, i)
+	}
+	rows := func(pods []lb.Endpoint) (out []*lb.Frontend) {
+		for i := range ports {
+			s := &lb.BackendSet{ID: lb.SetID{Service: fmt.Sprint("ns/a:", i), Proto: lb.TCP, Scope: lb.Cluster}}
+			s.Backends.Add(uint16(8000+i), pods)
+			out = append(out, &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, 1), Port: uint16(i + 1), Proto: lb.TCP}, Service: s.ID.Service,
+				Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: s}}})
+		}
+		return out
+	}
+	orders := func(p *Plane) int {
+		in := map[*uint32]bool{}
+		for _, s := range p.st.sets {
+			if o := s.held.Order(); o != nil {
+				in[o] = true
+			}
+		}
+		return len(in)
+	}
+	inNetns(t)
+	p, tab := newPlane(t, w.Family), &lb.Table{Node: w.Node()}
+	reset(t, p, tab)
+	apply2(t, p, tab, lb.Owner{Name: "ns/a"}, rows(pods))
+	if n := orders(p); n != 0 {
+		t.Errorf("%d orders in memory for new sets, want none", n)
+	}
+	apply2(t, p, tab, lb.Owner{Name: "ns/a"}, rows(slices.Delete(slices.Clone(pods), 10, 11)))
+	if n := orders(p); n != 1 {
+		t.Errorf("%d orders in memory after an endpoint left, want 1", n)
+	}
+	again := newPlane(t, w.Family)
+	reset(t, again, tab)
+	if n := orders(again); n != 1 {
+		t.Errorf("%d orders in memory after a restart, want 1", n)
+	}
+}

@@ -1,0 +1,94 @@
+package slots
+
+import (
+	"net/netip"
+	"slices"
+
+	"kube-proxy/lb"
+)
+
+// Packed is what a set has in its slots, as a plane remembers it: as indices into the set's own list of backends. Slots in the
+// order of the list take no memory, and the ports of a Service share one order. The zero Packed has no slots.
+type Packed struct {
+	order []uint32         // the index of the backend in each slot; nil for the order of the list
+	loose []netip.AddrPort // instead, where a slot has a backend that is not in the list
+	n     int
+}
+
+// Len returns the number of slots.
+func (p *Packed) Len() int { return p.n }
+
+// At returns the backend in a slot. The list is that of Pack.
+func (p *Packed) At(list *lb.Backends, slot int) netip.AddrPort {
+	switch {
+	case p.loose != nil:
+		return p.loose[slot]
+	case p.order != nil:
+		slot = int(p.order[slot])
+	}
+	return list.At(slot).Addr
+}
+
+// Slots returns the backends in all slots. The list is that of Pack.
+func (p *Packed) Slots(list *lb.Backends) []netip.AddrPort {
+	if p.loose != nil {
+		return p.loose
+	}
+	slots := make([]netip.AddrPort, p.n)
+	for i := range slots {
+		slots[i] = p.At(list, i)
+	}
+	return slots
+}
+
+// Order identifies the order that the slots have in memory, which others may share; nil if they take no memory for it.
+func (p *Packed) Order() *uint32 {
+	if p.order == nil {
+		return nil
+	}
+	return &p.order[0]
+}
+
+// Packer packs the slots of sets. Sets whose slots are in the same order share it, if one comes soon after the other.
+type Packer struct{ orders [][]uint32 }
+
+// recent is how many orders a Packer tries: a port has at most two sets.
+const recent = 4
+
+// Pack packs slots, which the caller does not modify any more, with the list of backends of their set.
+func (r *Packer) Pack(slots []netip.AddrPort, list *lb.Backends) Packed {
+	if inTurn(slots, list) {
+		return Packed{n: len(slots)}
+	}
+	order := make([]uint32, len(slots))
+	for i, ap := range slots {
+		j, ok := list.Index(ap)
+		if !ok {
+			return Packed{loose: slots, n: len(slots)}
+		}
+		order[i] = uint32(j)
+	}
+	for _, have := range r.orders {
+		if slices.Equal(have, order) {
+			return Packed{order: have, n: len(have)}
+		}
+	}
+	if len(r.orders) == recent {
+		r.orders = r.orders[1:]
+	}
+	r.orders = append(r.orders, order)
+	return Packed{order: order, n: len(order)}
+}
+
+// inTurn reports whether slot i has backend i of the list.
+func inTurn(slots []netip.AddrPort, list *lb.Backends) bool {
+	if len(slots) > list.Len() {
+		return false
+	}
+	for i, ap := range slots {
+		if list.At(i).Addr != ap {
+			return false
+		}
+	}
+	return true
+}
