@@ -76,8 +76,8 @@ var stages = []struct {
 	{"policy", "slices read", turns, func(e *effort) int64 { return e.slices }},
 	{"policy", "ports read", turns, func(e *effort) int64 { return e.ports }},
 	{"policy", "backends resolved", turns, func(e *effort) int64 { return e.backends }},
-	{"table", "frontends visited", 1 << 16, func(e *effort) int64 { return e.visited }},
-	{"plane", "writes", 4, func(e *effort) int64 { return e.writes }},
+	{"table", "frontends visited", 1 << 17, func(e *effort) int64 { return e.visited }},
+	{"plane", "writes", 6, func(e *effort) int64 { return e.writes }},
 	{"plane", "changes offered", 4 * pace, func(e *effort) int64 { return e.offered }},
 	{"plane", "weight offered", 1 << 20, func(e *effort) int64 { return e.weight }},
 	{"plane", "kernel operations", 8 * pace, func(e *effort) int64 { return e.ops }},
@@ -280,7 +280,7 @@ func (s *bystander) waits() {
 	for _, x := range stages {
 		did := x.of(&s.then) - x.of(&s.since)
 		if x.most == turns {
-			did -= 2 * x.of(&s.heaviest)
+			did -= 6 * x.of(&s.heaviest) // a turn resolves at least one Service, and a write follows each
 		}
 		if did > x.most {
 			s.errorf("%s: %q with %d Services changed at once: %d %s between a stranger's event and his frontend, want at most %d",
