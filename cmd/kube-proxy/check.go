@@ -91,7 +91,9 @@ func preflightSetup(cfg *config.Config, modes mode.List) *preflight.Setup {
 		NodeName: cfg.NodeName, Hostname: hostname, PodCIDRs: cfg.ClusterCIDRs, PodInterface: cfg.DetectLocal.Interface,
 		Healthz: cfg.Servers.Healthz, Metrics: cfg.Servers.Metrics, LocalhostNodePorts: cfg.IPTables.LocalhostNodePorts,
 		ConntrackMax: cfg.Conntrack.MaxPerCore, ConntrackMin: cfg.Conntrack.Min, WriterGroup: lockGroup,
-		With: func(f lb.Family) mode.Settings { return mode.Settings{Family: f, IPVS: ipvsSettings(cfg), Userspace: userspaceSettings(cfg)} },
+		With: func(f lb.Family) mode.Settings {
+			return mode.Settings{Family: f, IPVS: ipvsSettings(cfg), Userspace: userspaceSettings(cfg)}
+		},
 		Host: func(m mode.Mode) (system.Settings, error) {
 			resolved, err := cfg.For(m)
 			return hostSettings(&configured{cfg, resolved}), err
