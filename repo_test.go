@@ -244,8 +244,10 @@ func TestPackageNames(t *testing.T) {
 	}
 }
 
-// Which registry serves packages and images is set up on the machine that builds, never in the tree.
+// The tree does not depend on one machine: which registry serves packages and images is set up on the machine
+// that builds, and so is the folder of the checkout.
 func TestNoRegistryHosts(t *testing.T) {
+	checkout := "/work" + "/main"
 	hosts := []string{"proxy.golang" + ".org", "sum.golang" + ".org", "deb.debian" + ".org", "archive.ubuntu" + ".com",
 		"security.debian" + ".org", "registry.k8s" + ".io", "k8s.gcr" + ".io", "docker" + ".io", "ghcr" + ".io", "quay" + ".io",
 		"registry.npmjs" + ".org", "pypi" + ".org"}
@@ -261,6 +263,9 @@ func TestNoRegistryHosts(t *testing.T) {
 			if bytes.Contains(content, []byte(host)) {
 				t.Errorf("%s names the registry %s", name, host)
 			}
+		}
+		if bytes.Contains(content, []byte(checkout)) {
+			t.Errorf("%s names the checkout of one machine, %s: use $PWD", name, checkout)
 		}
 	}
 }
