@@ -65,7 +65,7 @@ func (a archive) download(ctx context.Context, p pin, file string) error {
 	said, err := output(ctx, aptHelper, "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=1", "download-file",
 		strings.TrimSuffix(mirror, "/")+"/"+p.path, partial, "SHA256:"+p.sha256)
 	switch {
-	case strings.Contains(said, "404"):
+	case err != nil && strings.Contains(said, "404  Not Found"): // 404 alone may be a part of the URL
 		return fmt.Errorf("%s of this machine's apt sources has it no more: `make image-lock` pins what Debian has now, "+
 			"and DEBIAN=URI takes another mirror, such as a snapshot of %s: %w", p.archive, suite, err)
 	case strings.Contains(said, "Hash Sum mismatch"), strings.Contains(said, "unexpected size"):

@@ -2,7 +2,6 @@ package migrate
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"regexp"
 	"slices"
@@ -275,7 +274,10 @@ func (c *converter) program(at string, main container) {
 	case "kube-proxy", "/usr/local/bin/kube-proxy":
 		return
 	}
-	command, _ := json.Marshal(slices.Concat([]string{"/usr/local/bin/kube-proxy", "--config=/var/lib/kube-proxy/config.conf"}, c.stays, c.conv.Flags))
+	var command []string
+	for _, word := range slices.Concat([]string{"/usr/local/bin/kube-proxy", "--config=/var/lib/kube-proxy/config.conf"}, c.stays, c.conv.Flags) {
+		command = append(command, fmt.Sprintf("%q", word))
+	}
 	c.add(Missing, at+": command", "it runs "+words[0]+", which our image does not have", "The image has no shell and no wrapper; the proxy writes its log to the standard error output.",
-		fmt.Sprintf("Set command: %s, without args, and mount the configuration there.", command))
+		fmt.Sprintf("Set command: [%s], without args, and mount the configuration there.", strings.Join(command, ",")))
 }

@@ -144,9 +144,9 @@ func TestModelHasNoExcuse(t *testing.T) {
 		return len(p.Want.Backends) > 0 && p.Want.Backends[0].Host != netlab.Sink
 	}
 	for flaw, excused := range map[string][]string{
-		missesOne:    {"no-traffic-for-strangers"}, // whose lines speak of pods
-		wrongPort:    {"no-traffic-for-strangers"},
-		nothingThere: {"no-traffic-for-strangers", "nodeport-addresses-ranges", "sctp", "source-ranges-local-policy", "source-ranges-node"},
+		missesOne:    {"external-ip-of-api-server", "no-traffic-for-strangers"}, // whose lines are about packets that no Service has
+		wrongPort:    {"external-ip-of-api-server", "no-traffic-for-strangers"},
+		nothingThere: {"external-ip-of-api-server", "no-traffic-for-strangers", "nodeport-addresses-ranges", "sctp", "source-ranges-local-policy", "source-ranges-node"},
 	} {
 		s := &suite{Config: Config{Mode: "rows", Model: func(f lb.Family, _ scenario.Settings) (Model, error) {
 			return &rows{family: f, flaw: flaw}, nil

@@ -497,6 +497,13 @@ func TestAddressesOfOthers(t *testing.T) {
 	if err := p.SetNode(t.Context(), lb.Node{Pods: lb.Detector{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}}); !errors.Is(err, plane.ErrStateLost) {
 		t.Errorf("an address served is a pod's now: %v", err)
 	}
+	// An API server's address is not taken, whenever it becomes known: the node would cut itself off (TN-66).
+	bounded = true
+	want.Node.APIServers = []netip.Addr{balanced.Key.Addr}
+	if err := p.SetNode(t.Context(), want.Node); !errors.Is(err, plane.ErrStateLost) {
+		t.Errorf("the node keeps an API server's address: %v", err)
+	}
+	reset(server, own)
 }
 
 // Whatever the capture refuses, whatever is lost, in the end the plane is what a fresh one is, and holds no listener that nobody needs.

@@ -301,6 +301,9 @@ func (p *Plane) takes(f *lb.Frontend) error {
 			what = fmt.Sprintf("in the network of pods (%s): give the Service another one", n)
 		}
 	}
+	if what == "" && slices.Contains(p.node.APIServers, f.Key.Addr) { // the proxy would cut itself off (TN-66)
+		what = "that is an API server's: give the Service another one"
+	}
 	if what == "" && f.Kind == lb.ExternalIP && !p.nodeHas[f.Key.Addr] && (p.cfg.ExternalIPsBounded == nil || !p.cfg.ExternalIPsBounded()) {
 		what = "that may be another host's, for nobody said which ones may be used: set --external-ip-cidrs"
 	}
