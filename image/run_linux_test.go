@@ -232,7 +232,7 @@ func TestServes(t *testing.T) {
 // the command line lack.
 func expected(line string) bool {
 	return strings.Contains(line, "oom_score_adj") || strings.Contains(line, "healthCheckNodePort: is missing") || strings.Contains(line, "--nodeport-addresses is not set") ||
-		strings.Contains(line, "mode ipvs is deprecated upstream")
+		strings.Contains(line, "mode ipvs is deprecated upstream") || strings.Contains(line, "Mode has a security impact")
 }
 
 // A container that lacks what it needs says so, and what to do.

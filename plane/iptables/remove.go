@@ -194,6 +194,9 @@ type leftovers struct {
 	stay map[chainID]bool
 	// blockLocalnet: the rule of DP-10 is there. kubelet: so is a kubelet, which writes it as well, and once only.
 	blockLocalnet, kubelet bool
+	// guards: the rule of DP-10 is of the modes that are removed. It is not where one of them runs, nor where only
+	// another mode's chains go.
+	guards bool
 	// toFirewall are rules of built-in chains that lead to KUBE-FIREWALL, inFirewall its rules but for that of DP-10.
 	toFirewall, inFirewall []jump
 	// keep is that of RemoveConfig.
@@ -201,7 +204,7 @@ type leftovers struct {
 }
 
 func newLeftovers(cfg RemoveConfig) *leftovers {
-	l := &leftovers{ours: cfg.Ours, keep: cfg.Keep, handles: map[jump][]uint64{}, foreign: map[chainID]jump{},
+	l := &leftovers{ours: cfg.Ours, keep: cfg.Keep, guards: cfg.Ours == nil && cfg.Keep == nil, handles: map[jump][]uint64{}, foreign: map[chainID]jump{},
 		builtIn: map[chainID]bool{}, stay: map[chainID]bool{}}
 	if l.ours == nil {
 		l.ours = Leftover
@@ -327,7 +330,7 @@ func (l *leftovers) rule(j jump) {
 	to := chainID{j.from.table, target(j.rule)}
 	switch {
 	case j == blockLocalnetJump:
-		l.blockLocalnet = l.keep == nil // of the mode that runs
+		l.blockLocalnet = l.guards
 	case j.from == firewall:
 		l.inFirewall = append(l.inFirewall, j)
 	case to == firewall && l.builtIn[j.from] && isJump(j.rule):
