@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/planetest"
@@ -465,5 +466,35 @@ func TestRemoveFirewall(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// The removal of another mode's chains leaves the rule that protects 127.0.0.1 to the mode that wrote it.
+func TestRemoveOfOthersLeavesTheFirewall(t *testing.T) {
+	for _, b := range []Backend{NFT, Legacy} {
+		needs(t, b)
+		if err := netlab.Isolated(0, func() error {
+			p, err := New(Config{Family: lb.IPv4, Backend: b})
+			if err != nil {
+				return err
+			}
+			defer p.Close()
+			if _, err := p.Reset(t.Context(), shopTable()); err != nil {
+				return err
+			}
+			none := func(string, string) bool { return false }
+			r, err := Remove(t.Context(), RemoveConfig{Family: lb.IPv4, Backend: b, Ours: none})
+			if err != nil || len(r.Left) > 0 {
+				t.Errorf("%s: left %q, %v", b, r.Left, err)
+			}
+			routesLocalnet(t, true)
+			out, err := p.tool.run.Run(t.Context(), nil, p.tool.program, "-S", nodeFirewall)
+			if err != nil || !strings.Contains(string(out), blockLocalnet) {
+				t.Errorf("%s: KUBE-FIREWALL has %q, %v", b, out, err)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
 	}
 }
