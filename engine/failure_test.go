@@ -502,6 +502,11 @@ func (sickObserver) Applied([]lb.Change) { panic("observer is sick") }
 func TestQueuedSinceListed(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		r.start()
+		r.engine.Mark(cluster.Dirty{Facts: true}) // where the API server is
+		r.after(time.Minute)
+		if s := r.engine.Stats(); !s.LastQueued.IsZero() {
+			t.Errorf("before the lists, facts asked for new rules at %v", s.LastQueued)
+		}
 		r.add(1)
 		r.after(10 * time.Minute)
 		if s := r.engine.Stats(); !s.QueuedSince.IsZero() || s.LastQueued.IsZero() {

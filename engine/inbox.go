@@ -66,7 +66,7 @@ func (e *Engine) Mark(d cluster.Dirty) {
 	if d.Facts {
 		b.dirty.facts, heard = true, true
 	}
-	if heard {
+	if heard && (b.synced || len(d.Services) > 0) { // facts alone ask for nothing before the lists are there
 		b.queued(now)
 	}
 	b.mu.Unlock()
