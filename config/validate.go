@@ -192,7 +192,7 @@ func (o *Options) nodePorts() NodePorts {
 	return n
 }
 
-// DefaultMaxNamespaceObjects is how many objects the Services of a namespace may have where nobody says it.
+// DefaultMaxNamespaceObjects is the default of --max-namespace-objects.
 const DefaultMaxNamespaceObjects int32 = 1 << 22
 
 // externalIPCIDRs is which external IPs are served (SV-13). A list of which something is wrong must not come out as an

@@ -180,7 +180,7 @@ type order struct {
 	sign int
 }
 
-// first returns the first holder, nil if there is none.
+// first returns the first holder, or nil.
 func (o *order) first() *holder {
 	if len(o.list) == 0 {
 		return nil

@@ -290,7 +290,7 @@ func (broken) Close() error              { return nil }
 func (broken) Addr() net.Addr            { return &net.TCPAddr{} }
 
 // TN-02: however many ports of a namespace cannot listen, and however often they do, the log stays short and another
-// namespace's failure is told.
+// namespace's failure is reported.
 func TestManyPortsThatCannotListen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, told := &fakeOpener{}, map[string]int{}

@@ -405,7 +405,8 @@ func (l *leftovers) stays(keep string, cfg RemoveConfig) (empty []chainID, left 
 	return empty, left
 }
 
-// firewallStays has KUBE-FIREWALL go with the rules that lead to it, if no kubelet has it and nobody else uses it. Else it says why not.
+// firewallStays removes KUBE-FIREWALL and the rules that lead to it, unless a kubelet or another program uses it. Then it returns
+// the reason.
 func (l *leftovers) firewallStays(keep string, cfg RemoveConfig) (left []string) {
 	if _, there := l.builtIn[firewall]; !there || l.kubelet || cfg.KeepLocalnet || cfg.Keep != nil || cfg.Ours != nil {
 		return nil
@@ -413,7 +414,7 @@ func (l *leftovers) firewallStays(keep string, cfg RemoveConfig) (left []string)
 	why := ""
 	switch j, relied := l.foreign[firewall]; {
 	case keep != "":
-		return nil // which is told of the rule in it
+		return nil // stays reports the rule in it
 	case relied:
 		why = "a rule of others leads to it: -A " + j.from.name + " " + j.rule
 	case len(l.inFirewall) > 0:
