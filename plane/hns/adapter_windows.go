@@ -7,9 +7,10 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
-	"github.com/Microsoft/hcsshim"
-	"github.com/Microsoft/hcsshim/hcn"
+	"github.com/Microsoft/hnslib"
+	"github.com/Microsoft/hnslib/hcn"
 	"golang.org/x/sys/windows"
 
 	"kube-proxy/plane"
@@ -55,14 +56,20 @@ func (a *adapter) Networks(ctx context.Context, name string) ([]Network, error) 
 		}
 		found = slices.DeleteFunc(found, func(n hcn.HostComputeNetwork) bool { return n.Name != name })
 		all, err := convert[[]Network](found)
-		for i := range all {
-			v1, err := hcsshim.GetHNSNetworkByID(all[i].ID)
-			if err != nil {
-				return nil, err
-			}
-			all[i].ManagementIP = v1.ManagementIP
+		if err != nil || len(all) == 0 {
+			return all, err
 		}
-		return all, err
+		v1, err := hnslib.HNSListNetworkRequest("GET", "", "")
+		if err != nil {
+			return nil, err
+		}
+		for i := range all {
+			j := slices.IndexFunc(v1, func(n hnslib.HNSNetwork) bool { return strings.EqualFold(n.Id, all[i].ID) })
+			if j >= 0 {
+				all[i].ManagementIP = v1[j].ManagementIP
+			}
+		}
+		return all, nil
 	})
 }
 

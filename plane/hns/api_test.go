@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Requests have the names of schema version 2, as github.com/Microsoft/hcsshim/hcn writes them: a field that is not set is not there.
+// Requests have the names of schema version 2, as github.com/Microsoft/hnslib/hcn writes them: a field that is not set is not there.
 func TestRequestsAreOfSchemaVersion2(t *testing.T) {
 	for want, v := range map[string]any{
 		`{"ID":"l","HostComputeEndpoints":["e"],"SourceVIP":"10.1.1.2","FrontendVIPs":["10.96.0.10"],` +

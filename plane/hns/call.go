@@ -51,10 +51,10 @@ func within[T any](ctx context.Context, l *limit, f func() (T, error)) (T, error
 	}
 }
 
-// winCode is how hcsshim puts the code of Windows into the text of an error; its type has no other way to it for all calls.
+// winCode is how hnslib puts the code of Windows into the text of an error; its type has no other way to it for all calls.
 var winCode = regexp.MustCompile(`\(0x([0-9a-f]{1,8})\)`)
 
-// refusal says what an error of hcsshim means.
+// refusal says what an error of hnslib means.
 func refusal(call, object string, err error) *Error {
 	e := &Error{Call: call, Object: object, Kind: ErrFailed, Text: err.Error()}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {

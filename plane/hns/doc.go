@@ -22,7 +22,7 @@
 //
 // HNS has no transactions, and one load balancer for each address, port and protocol. Endpoints are made before a load balancer that
 // needs them; a load balancer gives them up before they go. Other endpoints, the most frequent change, are written in place where HNS can
-// (15.4 and later): connections to those that stay live on. Otherwise, and where the port, the affinity or a flag
+// (15.5 and later): connections to those that stay live on. Otherwise, and where the port, the affinity or a flag
 // changes, the old one is deleted and then the new one is made, so the hole is as long as one call; if HNS refuses the new one, the old one
 // comes back.
 //

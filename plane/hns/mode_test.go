@@ -82,7 +82,7 @@ func TestNotWindows(t *testing.T) {
 	}
 }
 
-// The text of hcsshim's errors has the code of Windows, by which an error means something.
+// The text of hnslib's errors has the code of Windows, by which an error means something.
 func TestRefusal(t *testing.T) {
 	for text, kind := range map[string]error{
 		"hcnCreateLoadBalancer failed in Win32: Cannot create a file when that file already exists. (0xb7)":                   ErrExists,

@@ -13,7 +13,7 @@ import (
 )
 
 // Render returns what a plane asks of an HNS that has no load balancers, as JSON: a list of calls in their order, each with the request as
-// github.com/Microsoft/hcsshim/hcn sends it. It needs no HNS and changes nothing. Equal tables give equal text.
+// github.com/Microsoft/hnslib/hcn sends it. It needs no HNS and changes nothing. Equal tables give equal text.
 //
 // What only HNS knows is assumed: a network of the name that is asked for, an overlay if a source VIP is, in which the node has
 // the first address of NodePorts; the newest version of HNS; for each pod of this node an endpoint; in an overlay, that each other backend is a node. The ids, which HNS makes, are "network NAME",

@@ -116,7 +116,7 @@ func (f *Fake) checkBalancer(l hns.LoadBalancer) ([]Key, *hns.Error) {
 		return invalid("this version has no DSR")
 	case six && !f.features.IPv6DualStack:
 		return invalid("this version has no IPv6")
-	case len(l.PortMappings) != 1: // the schema has a list; hcsshim makes one, and nothing says what several do to each other
+	case len(l.PortMappings) != 1: // the schema has a list; hnslib makes one, and nothing says what several do to each other
 		return invalid("%d PortMappings", len(l.PortMappings))
 	}
 	if err := f.checkMapping(l.PortMappings[0], l.Flags&hns.FlagDSR != 0); err != nil {

@@ -46,7 +46,7 @@ type Count struct {
 	Bytes int
 }
 
-// Everything is what the newest HNS can (15.4 and later).
+// Everything is what the newest HNS can (15.5 and later).
 var Everything = hns.Features{V2: true, DSR: true, SessionAffinity: true, IPv6DualStack: true, ModifyLoadbalancer: true, RemoteSubnet: true}
 
 // Fake is an HNS in memory. The zero Fake is not ready, see [New]. It is safe for concurrent use.
@@ -430,7 +430,7 @@ func (f *Fake) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.
 		if _, err := f.checkBalancer(l); err != nil {
 			return l, err
 		}
-		// What may change in place is written nowhere; hcsshim's own test (TestCreateUpdateDeleteLoadBalancer) changes endpoints.
+		// What may change in place is written nowhere; hnslib's own test (TestCreateUpdateDeleteLoadBalancer) changes endpoints.
 		if !sameBut(*old, l) {
 			return l, bad(hns.CodeInvalidPolicy, "only the endpoints of a load balancer may change in place")
 		}

@@ -115,7 +115,7 @@ type Verdict struct {
 	Kept bool
 }
 
-// Resolve says what becomes of a packet, as the documents of HNS and hcsshim have it (docs/adr/0044):
+// Resolve says what becomes of a packet, as the documents of HNS and hnslib have it (docs/adr/0044):
 //
 //   - A load balancer with the address takes it before one without, which takes what goes to the node itself.
 //   - The node's own packets are taken only with MappingLocalRoutedVIP, and so are those of its pods to the node's addresses.
