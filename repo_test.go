@@ -80,7 +80,8 @@ const imports = `
 	plane/userspace/relay, plane/userspace/balance, plane/userspace/capture < plane/userspace;
 	lb, plane < plane/fake;
 	# HNS in memory knows what HNS is asked for, and nothing of who asks.
-	plane/hns < plane/hns/hnsfake;
+	plane/hns < plane/hns/transcript;
+	plane/hns, plane/hns/transcript < plane/hns/hnsfake;
 	mode, plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns < plane/all;
 
 	lb < conntrack, health, sockets, flows;
