@@ -89,7 +89,7 @@ func Convert(modes mode.List, args []string, file []byte, to string) (*Conversio
 
 // usual is the mode that a blank one means on a machine that can do all.
 func (o *Options) usual() string {
-	return strings.Join(o.modes.Names(func(m mode.Mode) bool { return m.Unasked && m.On(o.system) })[:1], "")
+	return strings.Join(o.modes.Names(func(m mode.Mode) bool { return m.Unasked == o.system })[:1], "")
 }
 
 // pureOptions are options that know one file and nothing of this machine; the system is Linux.

@@ -96,14 +96,12 @@ func ConfigurationPage(modes mode.List) string {
 // here says whether this version has the mode.
 func here(m mode.Mode) string {
 	switch {
-	case !m.Here() && m.Unasked:
-		return "tried, on " + systemName(m.OS)
+	case m.Built() && m.Unasked != "":
+		return "tried, on " + systemName(m.Unasked)
 	case !m.Here():
 		return "on " + systemName(m.OS)
 	case !m.Built():
 		return "not built yet"
-	case m.Unasked:
-		return "tried"
 	}
 	return ""
 }

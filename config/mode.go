@@ -36,7 +36,7 @@ func modeHelp(modes mode.List) string {
 		}
 	}
 	help += "; nothing means the best that this machine can do"
-	if unasked := modes.Names(func(m mode.Mode) bool { return m.Unasked }); len(unasked) > 0 {
+	if unasked := modes.Names(func(m mode.Mode) bool { return m.Unasked != "" }); len(unasked) > 0 {
 		help += ", " + unasked[0] + " first"
 	}
 	return help

@@ -191,7 +191,7 @@ func (c *converter) fields() {
 
 // usual is what a blank mode means on a node with all abilities.
 func (c *converter) usual() string {
-	return strings.Join(c.modes.Names(func(m mode.Mode) bool { return m.Unasked && m.On("linux") })[:1], "")
+	return strings.Join(c.modes.Names(func(m mode.Mode) bool { return m.Unasked == "linux" })[:1], "")
 }
 
 func (c *converter) fromMode() string { return cmp.Or(c.conv.From, c.usual()) }
@@ -213,7 +213,7 @@ func (c *converter) between() {
 		return
 	}
 	if c.conv.To == "" {
-		c.add(Same, "mode", "no mode is asked for, which is the best that the node can do: "+strings.Join(c.modes.Names(func(m mode.Mode) bool { return m.Unasked && m.On("linux") }), ", ")+", in this order",
+		c.add(Same, "mode", "no mode is asked for, which is the best that the node can do: "+strings.Join(c.modes.Names(func(m mode.Mode) bool { return m.Unasked == "linux" }), ", ")+", in this order",
 			"Upstream takes iptables, and ends where that cannot run; a later version will take nftables.", "Ask for a mode, so that all nodes have the same: --to writes it.")
 	}
 	if m.FallsBackTo != "" {

@@ -10,7 +10,7 @@
 // A blank mode is the best that the host can do. The documents of v1.5 to v1.16 (S0 to S2) also describe
 // what happens when a mode cannot work: ipvs gives way to iptables, iptables to userspace. Nothing gives way
 // in silence: each step is in the Choice, to be told by log, event and metric. A mode that nobody could take for
-// another, nftables and ebpf, fails instead (G7).
+// another, nftables, ebpf and kernelspace, fails instead (G7).
 //
 // The package itself is pure: what asks the kernel is in the values.
 package mode
@@ -18,6 +18,7 @@ package mode
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 )
@@ -68,7 +69,7 @@ func (l List) Choose(asked, annotation string, with Settings) (Choice, error) {
 	}
 	candidates := l.Chain(start)
 	if start == "" {
-		candidates = slices.DeleteFunc(slices.Clone(l), func(m Mode) bool { return !m.Unasked || !m.Here() })
+		candidates = slices.DeleteFunc(slices.Clone(l), func(m Mode) bool { return m.Unasked != runtime.GOOS })
 	}
 	if len(candidates) == 0 || !candidates[0].Here() {
 		return c, fmt.Errorf("mode %q: there is no such mode here", start)

@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -118,7 +119,7 @@ func TestChooseOfThisSystem(t *testing.T) {
 		m.New, m.Able = func(mode.Settings) (mode.Plane, error) { return nil, nil }, func(mode.Settings) error { return nil }
 		return m
 	}
-	list := mode.List{here(mode.Mode{Name: "elsewhere", OS: "plan9", Unasked: true, FallsBackTo: "here"}), here(mode.Mode{Name: "here", Unasked: true})}
+	list := mode.List{here(mode.Mode{Name: "elsewhere", OS: "plan9", Unasked: "plan9", FallsBackTo: "here"}), here(mode.Mode{Name: "here", Unasked: runtime.GOOS})}
 	c, err := list.Choose("", "", mode.Settings{Family: lb.IPv4})
 	if err != nil || c.Mode.Name != "here" || len(c.Steps) > 0 {
 		t.Errorf("blank: %s after %v, %v; want here, and no step", c.Mode.Name, c.Steps, err)

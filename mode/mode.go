@@ -40,8 +40,8 @@ type Mode struct {
 	// FallsBackTo is the mode that runs where this one was asked for and cannot (S0 to S2); "" for none: a mode that
 	// nobody could take for another fails instead (G7).
 	FallsBackTo string
-	// Unasked modes are tried where none is asked for, in the order of the list.
-	Unasked bool
+	// Unasked is the operating system on which the mode is tried where none is asked for, in the order of the list; "" for none.
+	Unasked string
 	// Refuses says why the mode may not take the place of another (TN-51), or returns nil. Nil where it always may.
 	Refuses func(Settings) error
 	// Caution says in a sentence what a node's administrator must know of the mode before it takes the place of another;

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -26,7 +27,7 @@ func prefixes(list ...string) (all []netip.Prefix) {
 func usual() (*Setup, *Facts) {
 	runs := func(mode.Settings) (mode.Plane, error) { return nil, nil }
 	s := &Setup{
-		Modes:    mode.List{{Name: "first", Unasked: true, New: runs, LocalhostNodePorts: true}, {Name: "second", Unasked: true, New: runs, Terminates: true}, {Name: "later"}, {Name: "gives-way", FallsBackTo: "second", New: runs}},
+		Modes:    mode.List{{Name: "first", Unasked: runtime.GOOS, New: runs, LocalhostNodePorts: true}, {Name: "second", Unasked: runtime.GOOS, New: runs, Terminates: true}, {Name: "later"}, {Name: "gives-way", FallsBackTo: "second", New: runs}},
 		Families: []lb.Family{lb.IPv4, lb.IPv6}, NodeName: "n1", Hostname: "n1", PodCIDRs: prefixes("10.244.0.0/16"), LocalhostNodePorts: true,
 		Healthz: netip.MustParseAddrPort("0.0.0.0:10256"), Metrics: netip.MustParseAddrPort("127.0.0.1:10249"),
 	}

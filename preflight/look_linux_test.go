@@ -102,7 +102,7 @@ func TestNothingHangs(t *testing.T) {
 	never := make(chan struct{})
 	t.Cleanup(func() { close(never) })
 	hangs := func(name string) mode.Mode {
-		return mode.Mode{Name: name, Unasked: true, Able: func(mode.Settings) error { <-never; return nil }, New: func(mode.Settings) (mode.Plane, error) { return nil, nil }}
+		return mode.Mode{Name: name, Unasked: "linux", Able: func(mode.Settings) error { <-never; return nil }, New: func(mode.Settings) (mode.Plane, error) { return nil, nil }}
 	}
 	s := &Setup{Modes: mode.List{hangs("one"), hangs("two")}, Families: []lb.Family{lb.IPv4, lb.IPv6}, NodeName: "n", Patience: 300 * time.Millisecond,
 		API:  func(context.Context) *Cluster { <-never; return nil },

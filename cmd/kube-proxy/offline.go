@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"runtime"
 	"strings"
 
 	"kube-proxy/cluster"
@@ -51,7 +52,7 @@ func offline(cfg *config.Config, modes mode.List, errOut io.Writer) (*inspect.In
 func offlineMode(cfg *config.Config, modes mode.List) (mode.Mode, config.Resolved, error) {
 	name := cfg.Mode
 	if name == "" {
-		name = strings.Join(modes.Names(func(m mode.Mode) bool { return m.Unasked && m.Here() })[:1], "")
+		name = strings.Join(modes.Names(func(m mode.Mode) bool { return m.Unasked == runtime.GOOS })[:1], "")
 	}
 	m, _ := modes.Find(name)
 	resolved, err := cfg.For(m)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -107,7 +108,7 @@ func render(cfg *config.Config, modes mode.List, out, errOut io.Writer) error {
 	store := filled(cfg.NodeName, objects)
 	name := cfg.Mode
 	if name == "" { // what every host has that does not matter here
-		name = strings.Join(modes.Names(func(m mode.Mode) bool { return m.Unasked && m.Here() })[:1], "")
+		name = strings.Join(modes.Names(func(m mode.Mode) bool { return m.Unasked == runtime.GOOS })[:1], "")
 	}
 	m, _ := modes.Find(name)
 	switch {

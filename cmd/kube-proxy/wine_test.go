@@ -105,7 +105,8 @@ func windowsCommands(n *windowsNode) {
 		{"a clean-up", []string{"--cleanup", "--hostname-override=n1"}, 0, `^$`, `there were no rules of a kube-proxy`},
 		{"a log in a folder", []string{"--cleanup", "--hostname-override=n1", "--logtostderr=false", "--log-dir", wine.Path(filepath.Join(dir, "logs"))}, 0, `^$`, `^$`},
 		{"render kernelspace", []string{"render", "--proxy-mode=kernelspace", "--manifests", wine.Path(filepath.Join(dir, "m")), "--hostname-override=n1"}, 0, `10\.96\.0\.1`, `^$`},
-		{"check", []string{"check", "--manifests", wine.Path(dir), "--hostname-override=n1", "-o=json"}, 3, `(?s)"id": "mode".*"about": "kernelspace IPv4".*"id": "mode-asked",\s+"severity": "warning",\s+"seen": "mode userspace: Connections to endpoints originate on the node`, `^$`},
+		{"check", []string{"check", "--manifests", wine.Path(dir), "--hostname-override=n1", "-o=json"}, 2, `(?s)"id": "mode".*"about": "kernelspace IPv4".*"id": "mode-asked",\s+"severity": "error",\s+"seen": "[^"]*--proxy-mode=userspace`, `^$`},
+		{"a blank mode without HNS", []string{"--manifests", wine.Path(dir), "--hostname-override=n1"}, 1, `^$`, `this machine has no Host Networking Service.*ask for the other mode of Windows: --proxy-mode=userspace`},
 		{"migrate", []string{"migrate", "--", "--proxy-mode=iptables", "--cluster-cidr=10.0.0.0/16"}, 0, `clusterCIDR: 10\.0\.0\.0/16`, `rolling update`},
 		{"render a mode of Linux", []string{"render", "--proxy-mode=nftables", "--manifests", wine.Path(dir)}, 1, `^$`, `this mode is for Linux`},
 	} {
@@ -155,7 +156,7 @@ ports: [{name: t, port: 8080}, {name: u, port: 8053, protocol: UDP}]
 endpoints: [{addresses: [10.0.0.1]}]
 `
 
-// A blank mode says that there is no HNS and serves by mode userspace; TCP and UDP arrive, /healthz answers, a changed file
+// Mode userspace serves where it is asked for: TCP and UDP arrive, /healthz answers, a changed file
 // takes effect, a second process waits for the first, and Ctrl-C is the end.
 func windowsServes(n *windowsNode) {
 	t := n.t
@@ -166,12 +167,12 @@ func windowsServes(n *windowsNode) {
 	write(t, filepath.Join(dir, "m", "all.yaml"), []byte(windowsManifests))
 	config := func(v int) []byte {
 		return []byte(strings.ReplaceAll(fmt.Sprintf("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+
-			"hostnameOverride: n1\nhealthzBindAddress: 127.0.0.1:10256\nlogging: {verbosity: %d}\n", v), "\n", "\r\n"))
+			"hostnameOverride: n1\nmode: userspace\nhealthzBindAddress: 127.0.0.1:10256\nlogging: {verbosity: %d}\n", v), "\n", "\r\n"))
 	}
 	write(t, filepath.Join(dir, "proxy.yaml"), config(2))
 	p := n.startExe(dir, "--config=proxy.yaml", `--manifests=.\m`)
 	p.await(allWritten)
-	has(t, "log", p.log(), `msg="mode cannot run on this host" mode=kernelspace instead=userspace err="hns: this machine has no Host Networking Service`, "msg=serving mode=userspace")
+	has(t, "log", p.log(), "msg=serving mode=userspace")
 	if strings.Contains(p.log(), "left alone") {
 		t.Errorf("there is nothing that could be left:\n%s", p.log())
 	}

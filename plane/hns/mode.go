@@ -16,11 +16,10 @@ func Mode() mode.Mode { return modeOn(open) }
 // modeOn returns the mode for an HNS that open finds.
 func modeOn(open func() (HNS, error)) mode.Mode {
 	return mode.Mode{
-		Name:        "kernelspace",
-		Doc:         "load balancers of the Host Networking Service of Windows",
-		OS:          "windows",
-		FallsBackTo: "userspace", // S3
-		Unasked:     true,
+		Name:    "kernelspace",
+		Doc:     "load balancers of the Host Networking Service of Windows",
+		OS:      "windows",
+		Unasked: "windows",
 
 		Block: "iptables",
 		Reads: []string{"iptables.syncPeriod", "iptables.minSyncPeriod", "winkernel"},
@@ -29,7 +28,12 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 
 		Metrics: metrics,
 
-		Able: func(s mode.Settings) error { return able(open, s.Family) },
+		Able: func(s mode.Settings) error {
+			if err := able(open, s.Family); err != nil { // no other mode takes its place in silence (CF-19)
+				return fmt.Errorf("%w: provide that, or ask for the other mode of Windows: --proxy-mode=userspace", err)
+			}
+			return nil
+		},
 		New: func(s mode.Settings) (mode.Plane, error) {
 			h, err := open()
 			if err != nil {

@@ -25,7 +25,7 @@ func facts() mode.Mode {
 		OS:          "linux",
 		Doc:         "chains of the tables filter and nat, written by iptables-restore, of the nft or of the legacy back end",
 		FallsBackTo: "userspace",
-		Unasked:     true,
+		Unasked:     "linux",
 		Annotated:   true,
 
 		Block:      "iptables",

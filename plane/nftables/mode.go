@@ -18,7 +18,7 @@ func facts() mode.Mode {
 		Name:    "nftables",
 		OS:      "linux",
 		Doc:     "maps and chains of one nftables table for each IP family, written in transactions",
-		Unasked: true,
+		Unasked: "linux",
 
 		Block: "nftables",
 		Reads: []string{"nftables", "serviceMetrics"},

@@ -38,7 +38,7 @@ func Mode() mode.Mode {
 		Name: "userspace",
 		Doc: "connections end at the proxy, which opens others to the endpoints; packets are led to it by rules of nftables or iptables, " +
 			"or without any, by the service addresses on an interface of the node",
-		Unasked:   true,
+		Unasked:   "linux",
 		Annotated: true,
 		Refuses: func(s mode.Settings) error {
 			if !s.Userspace.NotUnasked {
