@@ -60,6 +60,10 @@ func (c *cleaner) run(ctx context.Context, remove func(context.Context, mode.Rem
 	}
 	r, err := remove(ctx, what)
 	c.report.Removed = slices.Concat(c.report.Removed, r.Removed)
-	c.report.Left = slices.Concat(c.report.Left, r.Left)
+	for _, left := range r.Left { // several modes may have looked at the same tables
+		if !slices.Contains(c.report.Left, left) {
+			c.report.Left = append(c.report.Left, left)
+		}
+	}
 	c.errs = append(c.errs, err)
 }

@@ -5,14 +5,15 @@
 //
 // What a mode leaves, the mode knows ([mode.Mode].Remove):
 //
-//	iptables   chains of the modes iptables and ipvs, and what leads to them, of both back ends
+//	iptables   chains of the modes iptables and ipvs, and what leads to them, of both back ends; not KUBE-IPVS-FILTER
 //	nftables   the table kube-proxy
-//	ipvs       virtual servers, the addresses of kube-ipvs0 and the device, ipsets
+//	ipvs       virtual servers, the addresses of kube-ipvs0 and the device, the chain KUBE-IPVS-FILTER, ipsets
 //
 // Where iptables or ipvs runs, it keeps chains with the names of the other's: of those it removes itself what it has none of
 // ([mode.Mode].RemoveStale).
 //
-// The modes are cleaned up in the order of the list: iptables' rules go before the ipsets, which they use. Everything is tried, whatever fails. Where there is
+// The modes are cleaned up in the order of the list: iptables' rules go before the ipsets, which they use. KUBE-IPVS-FILTER keeps
+// clients from programs of the node at the addresses of kube-ipvs0, so it goes after these (TN-67). Everything is tried, whatever fails. Where there is
 // nothing, nothing is loaded, made, or written, and no program is run.
 //
 // # Connections

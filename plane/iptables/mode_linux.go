@@ -133,17 +133,18 @@ func RemoveBeside(ctx context.Context, what mode.Removal, runs func(lb.Family) (
 			if b != own {
 				beside = nil
 			}
-			err = errors.Join(err, scope{keep: beside}.removeFrom(ctx, what, fam, b, &r))
+			s := scope{keep: beside, keepGuard: !keep.Ours("filter", guardOfIPVS)}
+			err = errors.Join(err, s.removeFrom(ctx, what, fam, b, &r))
 		}
 	}
 	return r, err
 }
 
-// remove removes the rules that the modes iptables and ipvs leave in the back ends.
+// remove removes the rules that the modes iptables and ipvs leave in the back ends, but for the guard of kube-ipvs0.
 func remove(ctx context.Context, what mode.Removal, backends func(lb.Family) []Backend) (r mode.Report, err error) {
 	for _, fam := range what.Families {
 		for _, b := range backends(fam) {
-			err = errors.Join(err, scope{}.removeFrom(ctx, what, fam, b, &r))
+			err = errors.Join(err, scope{keepGuard: true}.removeFrom(ctx, what, fam, b, &r))
 		}
 	}
 	return r, err
@@ -158,11 +159,13 @@ func RemoveKept(ctx context.Context, l Layout, of string) (r mode.Report, err er
 	return r, err
 }
 
-// scope says whose chains to remove: see Ours and Keep of RemoveConfig. of names them, "" for those of the modes iptables and ipvs.
+// scope says whose chains to remove: see Ours, Keep and KeepGuard of RemoveConfig. of names them, "" for those of the modes iptables and ipvs.
 type scope struct {
 	ours func(table, chain string) bool
 	keep *Layout
 	of   string
+
+	keepGuard bool
 }
 
 // removeFrom removes the rules of one back end. The programs are only run where there is something to see.
@@ -175,7 +178,7 @@ func (s scope) removeFrom(ctx context.Context, what mode.Removal, fam lb.Family,
 			return nil
 		}
 	}
-	r, err := Remove(ctx, RemoveConfig{Family: fam, Backend: b, KeepLocalnet: what.Beside, Keep: s.keep, Ours: s.ours})
+	r, err := Remove(ctx, RemoveConfig{Family: fam, Backend: b, KeepLocalnet: what.Beside, KeepGuard: s.keepGuard, Keep: s.keep, Ours: s.ours})
 	report.Count(r.Chains, "chains of iptables%s (%s, %s)", s.of, b, fam)
 	report.Count(r.Rules, "rules in chains of others of iptables%s (%s, %s)", s.of, b, fam)
 	for _, l := range r.Left {
@@ -194,7 +197,7 @@ func (s scope) removeFrom(ctx context.Context, what mode.Removal, fam lb.Family,
 
 // has matches the chains that are to be removed; and, if firewall is set, KUBE-FIREWALL, where a rule of a kube-proxy may be.
 func (s scope) has(firewall bool) func(table, chain string) bool {
-	l := newLeftovers(RemoveConfig{Ours: s.ours, Keep: s.keep})
+	l := newLeftovers(RemoveConfig{Ours: s.ours, Keep: s.keep, KeepGuard: s.keepGuard})
 	return func(table, chain string) bool {
 		t, known := tableNamed(table)
 		return known && (l.goes(chainID{t, chain}) || firewall && table == "filter" && chain == nodeFirewall)

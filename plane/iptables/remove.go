@@ -32,6 +32,8 @@ type RemoveConfig struct {
 	// KeepLocalnet leaves connections to NodePorts on 127.0.0.1 alive: net.ipv4.conf.all.route_localnet stays as it
 	// is, and with it the rule that keeps others on the link away from 127.0.0.1 (DP-10). Otherwise both go.
 	KeepLocalnet bool
+	// KeepGuard leaves the chain that [IsGuard] names, which mode ipvs removes after the addresses that it protects.
+	KeepGuard bool
 	// Keep is what a mode that runs keeps by iptables: its chains stay, and so do rules of built-in chains that lead to them from where
 	// it has some itself. Nil if there is no such mode.
 	Keep *Layout
@@ -199,12 +201,13 @@ type leftovers struct {
 	guards bool
 	// toFirewall are rules of built-in chains that lead to KUBE-FIREWALL, inFirewall its rules but for that of DP-10.
 	toFirewall, inFirewall []jump
-	// keep is that of RemoveConfig.
-	keep *Layout
+	// keep and keepGuard are those of RemoveConfig.
+	keep      *Layout
+	keepGuard bool
 }
 
 func newLeftovers(cfg RemoveConfig) *leftovers {
-	l := &leftovers{ours: cfg.Ours, keep: cfg.Keep, guards: cfg.Ours == nil && cfg.Keep == nil, handles: map[jump][]uint64{}, foreign: map[chainID]jump{},
+	l := &leftovers{ours: cfg.Ours, keep: cfg.Keep, keepGuard: cfg.KeepGuard, guards: cfg.Ours == nil && cfg.Keep == nil, handles: map[jump][]uint64{}, foreign: map[chainID]jump{},
 		builtIn: map[chainID]bool{}, stay: map[chainID]bool{}}
 	if l.ours == nil {
 		l.ours = Leftover
@@ -217,12 +220,15 @@ func (l *leftovers) is(id chainID) bool { return l.ours(id.table.String(), id.na
 
 // goes reports whether a chain is to be removed.
 func (l *leftovers) goes(id chainID) bool {
-	return l.is(id) && (l.keep == nil || !l.keep.Ours(id.table.String(), id.name))
+	return l.is(id) && !l.guard(id) && (l.keep == nil || !l.keep.Ours(id.table.String(), id.name))
 }
+
+// guard reports whether a chain stays because it protects addresses that are still there.
+func (l *leftovers) guard(id chainID) bool { return l.keepGuard && IsGuard(id.table.String(), id.name) }
 
 // kept reports whether a rule of a built-in chain that leads to a chain of kube-proxy stays. How a program prints a rule does not count.
 func (l *leftovers) kept(from, to chainID) bool {
-	return l.keep != nil && slices.ContainsFunc(l.keep.Jumps, func(j ChainRule) bool {
+	return l.guard(to) || l.keep != nil && slices.ContainsFunc(l.keep.Jumps, func(j ChainRule) bool {
 		return j.Table == from.table.String() && j.Chain == from.name && target(j.Rule) == to.name
 	})
 }
@@ -242,11 +248,17 @@ func target(rule string) string {
 // KUBE-FIREWALL was ipvs'; the kubelet has its own in filter.
 var otherModes = [...][]string{
 	nat:    {"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", nodeFirewall},
-	filter: {"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"},
+	filter: {"KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL", guardOfIPVS, "KUBE-IPVS-OUT-FILTER"},
 	mangle: {proxyFirewall, "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-IN", "KUBE-IPVS-OUT", "KUBE-IPVS-SENT",
 		"KUBE-IPVS-ORIGIN", "KUBE-IPVS-ORIGIN-PODS", "KUBE-IPVS-ORIGIN-HOST", "KUBE-IPVS-ORIGIN-ANYWHERE"},
 	raw: {canary},
 }
+
+// guardOfIPVS keeps packets to addresses of kube-ipvs0 from programs of the node (PN-43).
+const guardOfIPVS = "KUBE-IPVS-FILTER"
+
+// IsGuard reports whether a chain protects the programs of the node while kube-ipvs0 has addresses (TN-67).
+func IsGuard(table, chain string) bool { return table == "filter" && chain == guardOfIPVS }
 
 // Leftover reports whether a chain of a table, such as KUBE-SERVICES of nat, is one that [Remove] would remove.
 func Leftover(table, chain string) bool {

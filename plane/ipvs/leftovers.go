@@ -20,6 +20,7 @@ import (
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/plane/iptables"
 )
 
 // DeviceType is the kind of interface that it is. Tests change it on kernels that have none.
@@ -88,8 +89,8 @@ func remove(ctx context.Context, what mode.Removal) (mode.Report, error) {
 	return c.report, err
 }
 
-// run removes first what leads packets to virtual servers, then what those that are under way need: the servers, when their
-// connections have ended, then addresses and sets.
+// run removes the virtual servers, when their connections have ended, then the addresses, and only then the chain that keeps packets
+// to these from programs of the node (TN-67). Sets go last, because that chain uses them.
 func (c *cleaner) run(ctx context.Context, what mode.Removal) (errs []error) {
 	k := newKnown(what.MasqueradeBit)
 	names, err := readSets(ctx, what.Families, k)
@@ -115,13 +116,20 @@ func (c *cleaner) run(ctx context.Context, what mode.Removal) (errs []error) {
 		defer cancel()
 		for _, fam := range what.Families {
 			errs = append(errs, c.servers(limit, fam, k))
-			if ctx.Err() != nil { // what stays is for the next process to remove: its connections go on
-				return append(errs, ctx.Err())
-			}
 		}
 	}
+	if ctx.Err() != nil { // what stays is for the next process to remove: its connections go on
+		return append(errs, ctx.Err())
+	}
 	if link != nil {
-		errs = append(errs, c.device(link, what.Families))
+		if err := c.device(link, what.Families); err != nil {
+			return append(errs, err) // the chain stays with the addresses
+		}
+	}
+	for _, fam := range what.Families {
+		r, err := iptables.RemoveKept(ctx, iptables.Layout{Family: fam, Ours: iptables.IsGuard}, "ipvs")
+		c.report.Removed, c.report.Left = append(c.report.Removed, r.Removed...), append(c.report.Left, r.Left...)
+		errs = append(errs, err)
 	}
 	return append(errs, c.ipsets(names))
 }
