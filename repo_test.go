@@ -29,7 +29,7 @@ const imports = `
 	NONE < plane/ownwrites, plane/diff, plane/rollback, plane/ranges;
 	plane/ranges < plane/nftables, plane/userspace/capture;
 	lb < plane/slots;
-	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/listen, internal/listentest, internal/nlconn, internal/scm, internal/wine;
+	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, internal/listentest, internal/nlconn, internal/scm, internal/wine;
 
 	cluster, lb < policy, changes;
 	cluster, lb, policy < config/nodecheck;
@@ -47,6 +47,8 @@ const imports = `
 
 	internal/pause < conntrack, inspect, plane/iptables;
 	internal/plural < changes, policy, trace;
+	# What a misspelled name may have meant is found in one way.
+	internal/nearest < config, inspect, source/manifests, migrate;
 	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest, internal/nftwire, internal/ipset, internal/ipvswire, internal/rtnl, internal/ctwire;
 	internal/ipvswire, internal/ipset, internal/rtnl, internal/nlconn < plane/ipvs;
 	# A rule may ask for the interface that a packet leaves through, and whether an address is the node's own.

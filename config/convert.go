@@ -13,6 +13,7 @@ import (
 	"k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
 
+	"kube-proxy/internal/nearest"
 	"kube-proxy/mode"
 )
 
@@ -303,51 +304,11 @@ func unknownFields(modes mode.List, file []byte) (unknown []UnknownField) {
 			case blocks[at] && (isMap || m[name] == nil):
 				walk(at+".", sub)
 			default:
-				unknown = append(unknown, UnknownField{at, nearest(at, known)})
+				near := append(nearest.Of(at, slices.Values(known)), "")
+				unknown = append(unknown, UnknownField{at, near[0]})
 			}
 		}
 	}
 	walk("", root)
 	return unknown
-}
-
-// nearest returns the name that is like another: the same with other capitals or in another block, or a few letters off; "" if none is.
-func nearest(name string, known []string) string {
-	best, least := "", 3 // letters
-	last := func(s string) string { return s[strings.LastIndexByte(s, '.')+1:] }
-	for _, k := range known {
-		d := distance(strings.ToLower(name), strings.ToLower(k))
-		if strings.EqualFold(last(name), last(k)) {
-			d = min(d, 1)
-		}
-		if d < least && d < len(last(name)) {
-			best, least = k, d
-		}
-	}
-	return best
-}
-
-// distance is how many letters have to be put in, left out or changed; names are short, and longer ones are far from any.
-func distance(a, b string) int {
-	const longest = 64
-	if len(a) > longest || len(b) > longest {
-		return longest
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

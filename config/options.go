@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"kube-proxy/internal/nearest"
 	"kube-proxy/mode"
 )
 
@@ -219,19 +220,17 @@ func (o *Options) Complete(args []string) (*Config, error) {
 // Unparsed returns all that is wrong with a command line that the parser gave up with an error, such as for an
 // unknown flag (FL-02): that error, and what there is to say of the rest.
 func Unparsed(args []string, err error, modes mode.List) error {
-	problems := Problems{{Where: err.Error()}}
 	o := NewOptions(modes)
 	fs := pflag.NewFlagSet("kube-proxy", pflag.ContinueOnError)
 	fs.ParseErrorsAllowlist.UnknownFlags = true
 	fs.Usage = func() {}
 	o.AddFlags(fs)
+	problems := FlagError(fs, err)
 	if fs.Parse(args) != nil { // what is wrong keeps us from reading on, like a flag without its value
 		return append(problems, o.problems...)
 	}
 	for _, p := range unknown(fs, args) {
-		if p.Where == err.Error() || strings.HasPrefix(p.Where, err.Error()+":") {
-			problems[0] = p
-		} else {
+		if p != problems[0] {
 			problems = append(problems, p)
 		}
 	}
@@ -241,6 +240,15 @@ func Unparsed(args []string, err error, modes mode.List) error {
 		}
 	}
 	return problems.In(o.ConfigFile, "")
+}
+
+// FlagError is an error of the parser of flags as problems; of an unknown flag it names the one that may have been meant.
+func FlagError(fs *pflag.FlagSet, err error) Problems {
+	where := err.Error()
+	if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
+		where += suggestion(fs, unknown.GetSpecifiedName())
+	}
+	return Problems{{Where: where}}
 }
 
 // unknown returns a problem, in the parser's words, for each flag that fs does not have: the parser gives up at the first.
@@ -268,10 +276,7 @@ func suggestion(fs *pflag.FlagSet, name string) string {
 			known = append(known, f.Name)
 		}
 	})
-	if like := nearest(name, known); like != "" {
-		return ": did you mean --" + like + "?"
-	}
-	return ""
+	return nearest.DidYouMean(name, slices.Values(known), "--")
 }
 
 // Warnings returns what is worth a warning so far; it is of use where Complete failed.

@@ -1,14 +1,16 @@
 package config
 
 import (
-	"errors"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
 )
 
 // TestUnknownFlagSuggestion (FL-02): an unknown flag comes with the flag that is like it, if one is, and each is told of once.
 func TestUnknownFlagSuggestion(t *testing.T) {
-	err := Unparsed([]string{"--proxi-mode=nftables", "--cluster-cdr", "10.0.0.0/8", "--zzzzz"}, errors.New("unknown flag: --proxi-mode"), nil)
+	args := []string{"--proxi-mode=nftables", "--cluster-cdr", "10.0.0.0/8", "--zzzzz"}
+	err := Unparsed(args, pflag.NewFlagSet("", pflag.ContinueOnError).Parse(args), nil)
 	want := []string{"unknown flag: --proxi-mode: did you mean --proxy-mode?", "unknown flag: --cluster-cdr: did you mean --cluster-cidr?", "unknown flag: --zzzzz"}
 	if got := strings.Split(err.Error(), "\n"); strings.Join(got[:min(len(got), 3)], "\n") != strings.Join(want, "\n") {
 		t.Errorf("got\n%v\nwant\n%s", err, strings.Join(want, "\n"))

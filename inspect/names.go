@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/nearest"
 	"kube-proxy/lb"
 )
 
@@ -52,14 +53,14 @@ func (i *Inspector) find(said string) (name cluster.Name, port string, err error
 		if i.cfg.Store.View(name).Service != nil {
 			return name, port, nil
 		}
-		return name, "", i.unknown(bare, short)
+		return name, "", i.unknown(bare, name)
 	}
 	if labels := strings.Split(strings.TrimSuffix(bare, "."), "."); len(labels) >= 2 && (len(labels) == 2 || labels[2] == "svc") {
 		name = cluster.Name{Namespace: labels[1], Name: labels[0]}
 		if i.cfg.Store.View(name).Service != nil {
 			return name, port, nil
 		}
-		return name, "", i.unknown(bare, labels[0])
+		return name, "", i.unknown(bare, name)
 	}
 	var same []cluster.Name
 	for _, n := range i.Names() {
@@ -69,7 +70,8 @@ func (i *Inspector) find(said string) (name cluster.Name, port string, err error
 	}
 	switch len(same) {
 	case 0:
-		return cluster.Name{Name: bare}, "", i.unknown(bare, bare)
+		name.Name = bare
+		return name, "", i.unknown(bare, name)
 	case 1:
 		return same[0], port, nil
 	}
@@ -86,22 +88,31 @@ func ambiguous(kind, said string, names []cluster.Name) *Problem {
 // maxName is how long a namespaced name, in whatever form, can be.
 const maxName = 600
 
-// unknown is the problem of a name that no Service has; it names those that look like it.
-func (i *Inspector) unknown(said, name string) *Problem {
+// unknown is the problem of a name that no Service has; it names those that look like it, the nearest first.
+func (i *Inspector) unknown(said string, name cluster.Name) *Problem {
 	p := problem(Unknown, "no Service %s", said)
 	if i.cfg.Store.View(ParseName(said)).Slices != nil {
 		p.Text += ": there are EndpointSlices of it, but no Service object"
 	}
-	var alike []cluster.Name
-	for _, n := range i.Names() {
-		if len(name) > 2 && (strings.Contains(n.Name, name) || strings.Contains(name, n.Name)) {
-			if alike = append(alike, n); len(alike) == mostCandidates {
-				break
+	all := i.Names()
+	p.Candidates = nearest.Of(strings.TrimPrefix(name.String(), "/"), func(yield func(string) bool) {
+		for _, n := range all {
+			if !yield(n.String()) {
+				return
 			}
 		}
+	})
+	for _, n := range all {
+		if len(p.Candidates) >= mostCandidates {
+			break
+		}
+		like := strings.Contains(n.Name, name.Name) || strings.Contains(name.Name, n.Name)
+		if like && len(name.Name) > 2 && !slices.Contains(p.Candidates, n.String()) {
+			p.Candidates = append(p.Candidates, n.String())
+		}
 	}
-	p.Candidates = first(alike)
-	if len(alike) == 0 && len(name) > 0 {
+	p.Candidates = p.Candidates[:min(len(p.Candidates), mostCandidates)]
+	if len(p.Candidates) == 0 && name.Name != "" {
 		p.Text += "; one that has the label service.kubernetes.io/service-proxy-name is another proxy's, and not known here"
 	}
 	return p

@@ -19,7 +19,7 @@ func (i *Inspector) Service(said string) (*Detail, error) {
 	}
 	v := i.cfg.Store.View(name)
 	if v.Service == nil { // it went just now
-		return nil, i.unknown(name.String(), name.Name)
+		return nil, i.unknown(name.String(), name)
 	}
 	failing := i.failing()
 	d := &Detail{Service: i.service(v, failing), Node: i.Node(), SourceRanges: v.Service.SourceRanges, HealthCheck: v.Service.HealthCheckNodePort, Families: []DetailFamily{}}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/nearest"
 	"kube-proxy/internal/pause"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
@@ -169,7 +170,9 @@ func (i *Inspector) packet(ctx context.Context, q *TraceQuery) (Family, trace.Pa
 	}
 	if target.Service != "" {
 		name, _, err := i.find(target.Service)
-		if err != nil {
+		if err != nil && len(nearest.Of(target.Service, slices.Values([]string{"nodeport"}))) > 0 {
+			return none, trace.Packet{}, problem(Unknown, "no Service %s: did you mean nodeport:PORT?", target.Service)
+		} else if err != nil {
 			return none, trace.Packet{}, err
 		}
 		target.Service = name.String()
@@ -270,7 +273,6 @@ func rank(a netip.Addr) int {
 // target finds the destination in a family. Whoever asks for an address without a port asks for all its rows: they are looked for one Service
 // after the other, so that the engine waits for none of it.
 func (i *Inspector) target(f Family, t trace.Target, local []netip.Addr) (to netip.AddrPort, proto lb.Proto, err error) {
-	names := func(yield func(string) bool) { yield(t.Service) }
 	if t.Addr.IsValid() && t.Port == 0 && t.Proto != trace.ICMPv4 {
 		at := &lb.Table{Family: f.Family}
 		for _, name := range i.Names() {
@@ -284,7 +286,7 @@ func (i *Inspector) target(f Family, t trace.Target, local []netip.Addr) (to net
 				at.Replace(lb.Owner{Name: name.String()}, rows)
 			}
 		}
-		return t.Find(at, names, netip.Addr{})
+		return t.Find(at, netip.Addr{})
 	}
 	f.Query(func(table *lb.Table) {
 		var node netip.Addr
@@ -294,7 +296,7 @@ func (i *Inspector) target(f Family, t trace.Target, local []netip.Addr) (to net
 				break
 			}
 		}
-		to, proto, err = t.Find(table, names, node)
+		to, proto, err = t.Find(table, node)
 	})
 	return to, proto, err
 }

@@ -297,6 +297,7 @@ func TestBadInput(t *testing.T) {
 		{"a DaemonSet of Windows", "kind: DaemonSet\nmetadata: {name: kube-proxy-windows}\nspec: {template: {spec: {nodeSelector: {kubernetes.io/os: windows}, containers: [{name: kube-proxy, command: [powershell, -Command, kube-proxy.exe]}]}}}\n",
 			"there is nothing of a proxy in DaemonSet kube-proxy-windows, for Windows"},
 		{"an object of others", "kind: Service\nmetadata: {name: web, namespace: shop}\n", "there is nothing of a proxy in Service shop/web"},
+		{"a misspelled kind (TN-85)", "kind: DeamonSet\nmetadata: {name: kube-proxy, namespace: kube-system}\n", "kind DeamonSet is unknown: did you mean DaemonSet?"},
 		{"an empty List", "kind: List\nitems: []\n", "there is nothing in the input"},
 		{"an odd item", "kind: List\nitems: [7]\n", "in: items[0]: it is no mapping"},
 		{"a flag that is not known", "--proxy-mode=ipvs --no-such=1", "in: unknown flag: --no-such"},

@@ -11,6 +11,8 @@ import (
 	"unicode/utf8"
 
 	"sigs.k8s.io/yaml"
+
+	"kube-proxy/internal/nearest"
 )
 
 // MostBytes is how much of a file is read: a ConfigMap has at most 1 MiB.
@@ -208,6 +210,9 @@ func (r *reader) value(root any, doc []byte, name string) error {
 		return r.pod(o, o.Spec.pod)
 	case slices.Contains([]string{"Deployment", "StatefulSet", "ReplicaSet", "Job", "CronJob", "DaemonSet"}, o.Kind):
 		return fmt.Errorf("it is a %s: a kube-proxy runs on every node, as a DaemonSet with a template or as static Pods: %s", o.Kind, want)
+	}
+	if like := nearest.DidYouMean(o.Kind, slices.Values([]string{"ConfigMap", "DaemonSet", "KubeProxyConfiguration", "Pod"}), ""); like != "" {
+		return fmt.Errorf("kind %s is unknown%s", o.Kind, like)
 	}
 	r.Passed = append(r.Passed, o.String())
 	return nil

@@ -2,7 +2,6 @@ package trace
 
 import (
 	"fmt"
-	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,17 +11,16 @@ import (
 )
 
 // Find says which address, port and protocol the target is in a table: what was left out is what the Service has, where that is one
-// thing. names are all Services that there are, "ns/name", also those without rows; node is an address of this node at which NodePorts
-// answer, not valid if there is none. An error says what to write instead.
+// thing. A Service has its namespace; node is an address of this node at which NodePorts answer, not valid if there is none. An error says
+// what to write instead.
 //
-// Its cost follows the rows of the Service; for a name without a namespace, the number of names; for an address without a port, that of
-// the rows.
-func (t Target) Find(table *lb.Table, names iter.Seq[string], node netip.Addr) (netip.AddrPort, lb.Proto, error) {
+// Its cost follows the rows of the Service; for an address without a port, that of the rows.
+func (t Target) Find(table *lb.Table, node netip.Addr) (netip.AddrPort, lb.Proto, error) {
 	switch {
 	case t.NodePort:
 		return t.findNodePort(table, node)
 	case t.Service != "":
-		return t.findService(table, names)
+		return t.findService(table)
 	case t.Proto == ICMPv4:
 		return netip.AddrPortFrom(t.Addr, 0), ping(t.Addr), nil
 	case t.Port != 0:
@@ -68,11 +66,8 @@ func (t Target) findNodePort(table *lb.Table, node netip.Addr) (netip.AddrPort, 
 }
 
 // findService chooses one of the rows of a Service.
-func (t Target) findService(table *lb.Table, names iter.Seq[string]) (netip.AddrPort, lb.Proto, error) {
-	name, err := FindService(t.Service, names)
-	if err != nil {
-		return netip.AddrPort{}, 0, err
-	}
+func (t Target) findService(table *lb.Table) (netip.AddrPort, lb.Proto, error) {
+	name := t.Service
 	var all, rows []*lb.Frontend
 	for _, row := range table.Owned(name) {
 		if row.Kind != lb.ClusterIP {
@@ -99,57 +94,6 @@ func (t Target) findService(table *lb.Table, names iter.Seq[string]) (netip.Addr
 		return netip.AddrPort{}, 0, fmt.Errorf("the Service %s has no such port: it has %s", name, ports(all))
 	}
 	return only(rows, "the Service "+name)
-}
-
-// NameError says that a name is not that of one Service.
-type NameError struct {
-	// Name is what was asked for.
-	Name string
-	// Services are the first of those that it could be, "ns/name" in alphabetical order, and All is how many there are: none where the
-	// name is nobody's.
-	Services []string
-	All      int
-}
-
-// mostNames is how many Services a NameError has.
-const mostNames = 20
-
-// Error says what to write instead.
-func (e *NameError) Error() string {
-	list := strings.Join(e.Services[:min(most, len(e.Services))], ", ")
-	if e.All > most {
-		list += " and " + plural.Count(e.All-most, "other", "others")
-	}
-	switch {
-	case e.All == 0:
-		return "there is no Service " + e.Name
-	case strings.Contains(e.Name, "/"):
-		return fmt.Sprintf("there is no Service %s, but %s", e.Name, list)
-	}
-	return fmt.Sprintf("%d Services have the name %s: say which as NAMESPACE/NAME: %s", e.All, e.Name, list)
-}
-
-// FindService returns the whole name of the Service that is called "ns/name", or "name" where one Service has that name. names are all
-// Services that there are, "ns/name"; the cost follows their number. An error is a *[NameError].
-func FindService(called string, names iter.Seq[string]) (string, error) {
-	_, bare, whole := strings.Cut(called, "/")
-	if !whole {
-		bare = called
-	}
-	var same []string
-	for name := range names {
-		if name == called {
-			return name, nil
-		}
-		if _, after, _ := strings.Cut(name, "/"); after == bare {
-			same = append(same, name)
-		}
-	}
-	if len(same) == 1 && !whole {
-		return same[0], nil
-	}
-	slices.Sort(same)
-	return "", &NameError{called, same[:min(mostNames, len(same))], len(same)}
 }
 
 // only is the row's key where there is one row.

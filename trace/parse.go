@@ -74,7 +74,7 @@ func parseSource(s string) (Source, error) {
 	}
 	a, err := parseAddr(host)
 	if err != nil {
-		return Source{}, fmt.Errorf(`want an address such as 10.1.1.11 or [fd00::1]:40000, or "node" for this node: %w`, err)
+		return Source{}, fmt.Errorf(`want an address such as 10.1.1.11 or [fd00::1]:40000, "node" for this node, or pod/NAMESPACE/NAME: %w`, err)
 	}
 	n := uint16(0)
 	if port != "" {

@@ -100,7 +100,7 @@ func (a asking) command(modes mode.List, out, errOut io.Writer) *cobra.Command {
 	if a.flags != nil {
 		a.flags(cmd)
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Problems{{Where: err.Error()}} })
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.FlagError(cmd.Flags(), err) })
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, a.help()) })
 	cmd.ValidArgsFunction = a.completes(opts, modes)
 	completeFlag(cmd, "output", "json", "wide", "yaml")

@@ -8,11 +8,13 @@ import (
 	"io"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 
 	"kube-proxy/inspect"
+	"kube-proxy/internal/nearest"
 	"kube-proxy/lb"
 )
 
@@ -35,13 +37,23 @@ func tableAsking() asking {
 			}) {
 				q.head(a.Node)
 				if len(a.Rows) == 0 {
-					fmt.Fprintln(q.errOut, "kube-proxy: no row matches")
+					fmt.Fprintln(q.errOut, "kube-proxy: no row matches"+likeFilter(ctx, q, params.Get("filter")))
 				}
 				tableText(q.out, a.Rows, q.format == "wide")
 			})
 			return err
 		},
 	}
+}
+
+// likeFilter names the kind of rows or the Service that a filter without rows may have meant; "" if none is like it.
+func likeFilter(ctx context.Context, q *questions, filter string) string {
+	var all struct{ Services []string }
+	_ = q.client.Get(ctx, "services", nil, &all) // without an answer only kinds are known
+	for k := lb.ClusterIP; k <= lb.HealthCheck; k++ {
+		all.Services = append(all.Services, k.String())
+	}
+	return nearest.DidYouMean(filter, slices.Values(all.Services), "")
 }
 
 // columns prints lines of cells below each other, each cell escaped.

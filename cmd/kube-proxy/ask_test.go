@@ -25,7 +25,7 @@ import (
 )
 
 // Each command in each form says of a folder what the golden file has. The folder has what is strange: many Services of a name, an address
-// that two want, an endpoint of a node with a name that does something to a terminal.
+// that two want, an endpoint of a node with a name that does something to a terminal. A misspelled name comes with the nearest one (TN-85).
 func TestAskGolden(t *testing.T) {
 	t.Chdir("testdata/ask")
 	for name, args := range map[string]string{
@@ -75,6 +75,13 @@ func TestAskGolden(t *testing.T) {
 		"bad-top":        "top",
 		"bad-completion": "completion tcsh",
 		"bad-command":    "backend shop/web",
+		"like-service":   "why shop/wbe",
+		"like-namespace": "backends team/thief",
+		"like-flag":      "trace node shop/web --outptu json",
+		"like-kind":      "table nodprot",
+		"like-row":       "table shop/theif",
+		"like-pod":       "trace --from pdo shop/web-1 shop/web",
+		"like-nodeport":  "trace node nodeprot:30080",
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out, errOut bytes.Buffer

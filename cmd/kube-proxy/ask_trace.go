@@ -6,11 +6,13 @@ import (
 	"io"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"kube-proxy/inspect"
+	"kube-proxy/internal/nearest"
 	"kube-proxy/internal/plural"
 	"kube-proxy/lb"
 	"kube-proxy/trace"
@@ -71,7 +73,8 @@ func traceParams(from, in string, args []string) (url.Values, error) {
 	case from != "" && len(args) == 1:
 		args = []string{from, args[0]}
 	case from != "":
-		return nil, fmt.Errorf("--from %s says who sends: want DST alone behind it", lb.Printable(from))
+		return nil, fmt.Errorf("--from %s says who sends: want DST alone behind it%s", lb.Printable(from),
+			nearest.DidYouMean(from, slices.Values([]string{"pod", "node"}), "--from "))
 	case len(args) != 2:
 		return nil, fmt.Errorf("want SRC and DST: who sends, and where to; kube-proxy trace --help says more")
 	}

@@ -77,7 +77,7 @@ func checkCommand(modes mode.List, out, errOut io.Writer, commandLine []string) 
 	completeFlag(cmd, "output", "json", "text")
 	completeModes(cmd, modes)
 	cmd.ValidArgsFunction = cobra.NoFileCompletions
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Problems{{Where: err.Error()}} })
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.FlagError(cmd.Flags(), err) })
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, checkHelp()) })
 	return cmd
 }

@@ -68,7 +68,7 @@ func migrateCommand(modes mode.List, out, errOut io.Writer) *cobra.Command {
 	completeFlag(cmd, "to", modesToRun(modes)...)
 	completeFlag(cmd, "output", "json", "text")
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return config.Problems{{Where: err.Error()}, {Where: "flags of the proxy to migrate come after --: kube-proxy migrate -- --proxy-mode=ipvs"}}
+		return append(config.FlagError(cmd.Flags(), err), config.Problem{Where: "flags of the proxy to migrate come after --: kube-proxy migrate -- --proxy-mode=ipvs"})
 	})
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, migrateHelp(modes)) })
 	return cmd

@@ -148,7 +148,7 @@ func TestRenderProblems(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"render":                     "kube-proxy: --manifests: \"\": kube-proxy render reads objects from a folder: name it",
-		"render --manifests=nowhere": "kube-proxy: --manifests nowhere: ",
+		"render --manifests=nowhere": "kube-proxy: --manifests nowhere: read the folder: no such file or directory\n", // TN-86
 		"render --manifests=m --proxy-mode=userspace": "mode userspace: there is nothing that another program could load",
 		"render --manifests=m -v=x --nonsense":        "kube-proxy: --v: \"x\"",
 		"render --manifests=m more":                   "does not take any arguments",

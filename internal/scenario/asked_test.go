@@ -1,11 +1,9 @@
 package scenario
 
 import (
-	"iter"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -113,18 +111,15 @@ func (c *askedCluster) packet(src, dst string) (p trace.Packet, err error) {
 	if p.From = from.Addr; from.Node {
 		p.From = netip.AddrPortFrom(node, 0)
 	}
-	if p.To, p.Proto, err = to.Find(c.table, c.names(), node); err != nil {
+	for _, n := range c.store.Names() { // as inspect does it
+		if n.Name == to.Service {
+			to.Service = n.String()
+		}
+	}
+	if p.To, p.Proto, err = to.Find(c.table, node); err != nil {
 		return p, err
 	}
 	here := func(a netip.Addr) bool { return a == node || a.IsLoopback() }
 	p.Host, p.Here = here(p.From.Addr()), here(p.To.Addr())
 	return p, nil
-}
-
-func (c *askedCluster) names() iter.Seq[string] {
-	var names []string
-	for _, n := range c.store.Names() {
-		names = append(names, n.String())
-	}
-	return slices.Values(names)
 }

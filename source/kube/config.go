@@ -80,7 +80,7 @@ func (c Config) restConfig() (*rest.Config, error) {
 // than "invalid configuration", so each thing it needs is looked at first.
 func (c Config) fromFile() (*rest.Config, error) {
 	fail := func(format string, args ...any) (*rest.Config, error) {
-		return nil, fmt.Errorf("kube: kubeconfig %s: %w", c.Kubeconfig, fmt.Errorf(format, args...))
+		return nil, fmt.Errorf("kube: --kubeconfig %s: %w", c.Kubeconfig, fmt.Errorf(format, args...))
 	}
 	file, err := clientcmd.LoadFromFile(c.Kubeconfig)
 	var pathErr *os.PathError

@@ -88,13 +88,14 @@ func TestKubeconfigErrors(t *testing.T) {
 			}
 			path := write(c.name, strings.Replace(good, c.old, c.new, 1))
 			_, err := New(Config{Kubeconfig: path, NodeName: "n1"})
-			if err == nil || !strings.HasPrefix(err.Error(), "kube: kubeconfig "+path+": "+c.want) || strings.Contains(err.Error(), "\n") {
-				t.Errorf("got  %v\nwant kube: kubeconfig %s: %s", err, path, c.want)
+			if err == nil || !strings.HasPrefix(err.Error(), "kube: --kubeconfig "+path+": "+c.want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("got  %v\nwant kube: --kubeconfig %s: %s", err, path, c.want)
 			}
 		})
 	}
+	// An error names the flag and the path (TN-86).
 	missing := filepath.Join(dir, "missing")
-	if _, err := New(Config{Kubeconfig: missing, NodeName: "n1"}); err == nil || err.Error() != "kube: kubeconfig "+missing+": no such file or directory" {
+	if _, err := New(Config{Kubeconfig: missing, NodeName: "n1"}); err == nil || err.Error() != "kube: --kubeconfig "+missing+": no such file or directory" {
 		t.Errorf("a missing file: %v", err)
 	}
 	// --master replaces the server.

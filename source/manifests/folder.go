@@ -20,7 +20,7 @@ func Load(fsys fs.FS) (Objects, []convert.Problem, error) {
 	f := newFolder(fsys)
 	read, err := f.scan(nil, time.Time{})
 	if err != nil {
-		return Objects{}, nil, err
+		return Objects{}, nil, fmt.Errorf("read the folder: %w", bare(err))
 	}
 	all, clashes := f.merge()
 	var out Objects

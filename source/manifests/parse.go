@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"reflect"
 	"regexp"
 	"strconv"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"kube-proxy/cluster"
+	"kube-proxy/internal/nearest"
 	"kube-proxy/source/convert"
 )
 
@@ -198,6 +200,12 @@ func (f *file) document(n *yaml.Node, kind string, budget *int) {
 		group, version = "", apiVersion
 	}
 	k, known := kinds[ownKind]
+	for _, like := range nearest.Of(ownKind, maps.Keys(kinds)) {
+		if !known && (apiVersion == "" || group == kinds[like].group) {
+			f.malformation(lineOf(n, "kind"), convert.Problem{Field: "kind", Value: ownKind, What: "is unknown: did you mean " + like + "?"})
+			return
+		}
+	}
 	if !known || apiVersion != "" && group != k.group {
 		f.other = append(f.other, fmt.Sprintf("%s %s", apiVersion, ownKind))
 		return

@@ -152,6 +152,26 @@ func TestOtherKinds(t *testing.T) {
 	}
 }
 
+// TN-85: a misspelled kind is not another kind: the problem names the kind that was meant.
+func TestMisspelledKind(t *testing.T) {
+	for text, want := range map[string]string{
+		"kind: Serivce\napiVersion: v1\nmetadata: {name: x}\n":                                           `f:1: kind: "Serivce" is unknown: did you mean Service?`,
+		"apiVersion: discovery.k8s.io/v1\nkind: EndpointSlices\nmetadata: {name: x}\n":                   `f:2: kind: "EndpointSlices" is unknown: did you mean EndpointSlice?`,
+		"apiVersion: serving.knative.dev/v1\nkind: Services\nmetadata: {name: x}\n":                      "",
+		"apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata: {name: x}\n":                    "",
+		"apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: x}\n---\nkind: Secret\napiVersion: v1\n": "",
+	} {
+		f := parse("f", []byte(text))
+		got := ""
+		for _, p := range f.problems {
+			got += p.String()
+		}
+		if len(f.objects) > 0 || !strings.HasPrefix(got, want) || (want == "") != (got == "") {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
 // SV-01: what is not for this proxy is no object, and no problem.
 func TestNotSelected(t *testing.T) {
 	objects, problems := Parse("f", []byte(strings.ReplaceAll(web, "namespace: shop", "namespace: shop, labels: {service.kubernetes.io/service-proxy-name: other}")))

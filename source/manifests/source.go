@@ -55,7 +55,7 @@ const (
 // New returns a Source for a folder, which must exist. It reads no files yet.
 func New(cfg Config) (*Source, error) {
 	if err := tryFolder(cfg.Dir); err != nil {
-		return nil, fmt.Errorf("manifests: read the folder %s: %w", cfg.Dir, bare(err))
+		return nil, fmt.Errorf("--manifests: read the folder %s: %w", cfg.Dir, bare(err))
 	}
 	log := cfg.Log
 	if log == nil {
@@ -98,7 +98,7 @@ func (s *Source) Run(ctx context.Context, sink func(cluster.Event)) error {
 	}
 	watched := s.watch(watcher, nil)
 	if err := s.look(nil, sink); err != nil {
-		return fmt.Errorf("manifests: read the folder %s: %w", s.cfg.Dir, bare(err))
+		return fmt.Errorf("--manifests: read the folder %s: %w", s.cfg.Dir, bare(err))
 	}
 	regular := time.NewTicker(reread)
 	defer regular.Stop()
