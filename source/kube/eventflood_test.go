@@ -3,11 +3,17 @@ package kube
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
+	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kube-proxy/event"
 )
@@ -65,6 +71,63 @@ func TestFloodOfEvents(t *testing.T) {
 		}
 		if told := uint64(2*each*namespaces + 2); sent+p.Dropped() != told {
 			t.Errorf("%d events sent and %d dropped, of %d", sent, p.Dropped(), told)
+		}
+	}
+}
+
+// TN-87: namespaces whose events the API server refuses for now, as a limit or a quota of theirs does, wait for themselves. An event
+// about a stranger or the Node is sent at once, however often it happens; that the server cannot be reached is nobody's own.
+func TestRefusedNamespaces(t *testing.T) {
+	t.Parallel()
+	s := newEventServer(t)
+	refusals := []*metav1.Status{
+		failure(429, metav1.StatusReasonTooManyRequests, "limit reached on type Namespace"),
+		failure(403, metav1.StatusReasonForbidden, "exceeded quota"),
+		failure(500, metav1.StatusReasonInternalError, "failed calling webhook"),
+		failure(504, metav1.StatusReasonTimeout, "request did not complete"),
+	}
+	refused := map[string]int{}
+	s.answer = func(r *http.Request) *metav1.Status {
+		_, namespace, _ := strings.Cut(r.URL.Path, "/namespaces/tenant-")
+		if namespace == "" || r.Method != http.MethodPost {
+			return nil
+		}
+		refused[namespace]++
+		return refusals[int(namespace[0]-'0')%len(refusals)]
+	}
+	pace := patient()
+	pace.retryFirst, pace.retryLast = time.Hour, time.Hour
+	r := startPublisher(t, s.http.URL, pace, nil)
+	for i := range 3 {
+		for n := range 10 {
+			for more := range 3 {
+				r.Publish(contestIn(fmt.Sprint("tenant-", n), 3*i+more))
+			}
+		}
+		r.Publish(contestIn("stranger", i))
+		r.Publish(event.NodeNotFound(fmt.Sprint("n", i)))
+		r.until("the events of the stranger and the Node", func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return len(s.names) == 2*(i+1)
+		})
+	}
+	s.set(func() {
+		for namespace, times := range refused {
+			if times != 1 {
+				t.Errorf("tenant-%s was tried %d times, want 1 in an hour", namespace, times)
+			}
+		}
+		s.answer = nil
+	})
+	r.stop() // sends what waits
+	if len(s.names) != 6+90 || r.Dropped() != 0 {
+		t.Errorf("%d events sent and %d dropped, want 96 and none", len(s.names), r.Dropped())
+	}
+	for err, want := range map[error]bool{fmt.Errorf("post: %w", context.DeadlineExceeded): false, apierrors.NewTimeoutError("slow", 1): false,
+		fmt.Errorf("dial: %w", syscall.ECONNREFUSED): true, io.ErrUnexpectedEOF: true} {
+		if unreachable(err) != want {
+			t.Errorf("unreachable(%v) is %v", err, !want)
 		}
 	}
 }

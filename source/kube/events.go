@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -28,7 +29,8 @@ import (
 // What happens again is counted, not sent again: the second time and the thousandth become one PATCH of the
 // first event, a minute after it or later, and ever more rarely while it goes on. Memory, requests and
 // patience are bounded; what exceeds the bounds is dropped and counted. Each namespace has its turn, and so has
-// the Node: a flood in one delays an event in another by one event.
+// the Node: a flood in one delays an event in another by one event. A namespace whose events the API server refuses for now
+// waits by itself, while the others go on.
 type Publisher struct {
 	log      *slog.Logger
 	server   string
@@ -50,7 +52,8 @@ type Publisher struct {
 
 	// The rest belongs to the goroutine of Run.
 
-	failures  int       // in a row
+	failures  int // to reach the API server, in a row
+	paused    map[string]pause
 	refused   time.Time // since when every answer was 403
 	told      map[string]bool
 	toldDrops uint64
@@ -77,6 +80,12 @@ func (s *series) namespace() string { return s.event.Regarding.Namespace }
 
 // silent reports whether the API server knows all of s.
 func (s *series) silent() bool { return s.queued.IsZero() && s.count == s.sent }
+
+// pause is how long the events of a namespace wait because the API server refused one.
+type pause struct {
+	failures int // in a row
+	until    time.Time
+}
 
 // pace is how patient a Publisher is.
 type pace struct {
@@ -125,7 +134,7 @@ func newPublisher(cfg Config, pace pace) (*Publisher, error) {
 		pace: pace, limit: flowcontrol.NewTokenBucketRateLimiter(pace.perSecond, pace.burst),
 		events:  clients[0],
 		clients: map[string]rest.Interface{event.KindService: clients[1], event.KindEndpointSlice: clients[2]},
-		wake:    make(chan struct{}, 1), series: map[event.Event]*series{}, told: map[string]bool{},
+		wake:    make(chan struct{}, 1), series: map[event.Event]*series{}, told: map[string]bool{}, paused: map[string]pause{},
 		held: map[string]int{}, queues: map[string][]*series{}, drops: ratelimit.New(cfg.Log, "events were not sent"),
 	}, nil
 }
@@ -296,7 +305,7 @@ func (p *Publisher) Run(ctx context.Context) {
 			if p.send(grace, s) {
 				continue
 			}
-			wait, wake = p.backoff(), nil // what is new has to wait, too
+			wait, wake = p.backoff(p.failures-1), nil // what is new has to wait, too
 		}
 		var timer <-chan time.Time
 		if wait > 0 {
@@ -328,8 +337,18 @@ func (p *Publisher) take(now time.Time) (next *series, wait time.Duration) {
 		}
 		p.due(s, now)
 	}
-	for s := p.head(); s != nil; s = p.head() {
-		if now.Sub(s.queued) <= p.pace.giveUp {
+	maps.DeleteFunc(p.paused, func(namespace string, _ pause) bool { return p.queues[namespace] == nil })
+	for i := 0; i < len(p.turns); {
+		s := p.queues[p.turns[i]][0]
+		old, until := now.Sub(s.queued) > p.pace.giveUp, p.paused[p.turns[i]].until.Sub(now)
+		if until > 0 && !old {
+			if i++; wait == 0 || until < wait {
+				wait = until
+			}
+			continue
+		}
+		p.turns = slices.Insert(slices.Delete(p.turns, i, i+1), 0, s.namespace())
+		if !old {
 			return s, 0
 		}
 		p.dequeue()
@@ -347,6 +366,7 @@ func (p *Publisher) drain(ctx context.Context) {
 		}
 	}
 	p.mu.Unlock()
+	clear(p.paused) // a last attempt
 	for {
 		s, _ := p.take(time.Now())
 		if s == nil || !p.limit.TryAccept() || !p.send(ctx, s) {

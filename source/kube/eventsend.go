@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -26,7 +27,7 @@ var kinds = map[string]struct{ version, plural string }{
 	event.KindEndpointSlice: {discovery.SchemeGroupVersion.String(), "endpointslices"},
 }
 
-// send sends the head of the queues. It returns false if it is to be tried again, after a while.
+// send sends the head of the queues. It returns false if the API server cannot be reached and is to be left alone for a while.
 func (p *Publisher) send(ctx context.Context, s *series) bool {
 	p.mu.Lock()
 	now := *s // Publish may go on counting
@@ -44,10 +45,32 @@ func (p *Publisher) send(ctx context.Context, s *series) bool {
 	again := p.retry(&now, err)
 	p.settle(s, &now, err == nil, again)
 	if err == nil {
-		p.failures = 0
 		p.tellDrops()
 	}
-	return !again
+	if again && unreachable(err) {
+		p.failures++
+		return false
+	}
+	p.failures = 0
+	p.pauseAfter(s.namespace(), again)
+	return true
+}
+
+// pauseAfter has a namespace wait after a refusal that may pass, longer each time.
+func (p *Publisher) pauseAfter(namespace string, refused bool) {
+	if !refused {
+		delete(p.paused, namespace)
+		return
+	}
+	n := p.paused[namespace].failures
+	p.paused[namespace] = pause{n + 1, time.Now().Add(p.backoff(n))}
+}
+
+// unreachable reports whether a failure is of the connection. An answer is about one namespace: a limit or a quota of its own, a webhook
+// that does not answer; and so may be that there was none in time.
+func unreachable(err error) bool {
+	var status apierrors.APIStatus
+	return !errors.As(err, &status) && !errors.Is(err, context.DeadlineExceeded)
 }
 
 // settle takes note of what became of the head of the queues, of which now is what was sent.
@@ -190,12 +213,11 @@ func (p *Publisher) tellOnce(sort, message string, err error) {
 	}
 }
 
-// backoff counts a failure and returns how long to leave the API server alone.
-func (p *Publisher) backoff() time.Duration {
+// backoff returns how long to wait after a failure that has come after so many others.
+func (p *Publisher) backoff(failures int) time.Duration {
 	wait := p.pace.retryLast
-	if p.failures < 16 {
-		wait = min(wait, p.pace.retryFirst<<p.failures)
+	if failures < 16 {
+		wait = min(wait, p.pace.retryFirst<<failures)
 	}
-	p.failures++
 	return time.Duration(float64(wait) * (1 + 0.25*rand.Float64()))
 }
