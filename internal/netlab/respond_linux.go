@@ -21,6 +21,8 @@ type ListenOptions struct {
 	Name string
 	// Addr, if valid, is the only address listened on.
 	Addr netip.Addr
+	// Transparent sets IP_TRANSPARENT on the sockets, which takes CAP_NET_ADMIN or CAP_NET_RAW.
+	Transparent bool
 }
 
 // Responder answers every datagram, and every connection as soon as it accepts,
@@ -57,7 +59,7 @@ func (l *Lab) Listen(host string, proto Proto, port uint16, opts ListenOptions) 
 		}
 	}
 	for _, addr := range addrs {
-		if err := r.listen(host, addr); err != nil {
+		if err := r.listen(host, addr, opts.Transparent); err != nil {
 			return nil, errors.Join(fmt.Errorf("netlab: listen on %s %s %d: %w", host, proto, port, err), r.Close())
 		}
 	}
@@ -113,7 +115,7 @@ func (r *Responder) drop(f *os.File) {
 }
 
 // listen opens one socket in the host and serves it.
-func (r *Responder) listen(host string, addr netip.Addr) error {
+func (r *Responder) listen(host string, addr netip.Addr, transparent bool) error {
 	var fd int
 	err := r.lab.Do(host, func() (err error) {
 		fd, err = socket(r.proto, addr.Is6(), netip.AddrPortFrom(addr, r.port))
@@ -123,10 +125,13 @@ func (r *Responder) listen(host string, addr netip.Addr) error {
 		return err
 	}
 	file := os.NewFile(uintptr(fd), "responder")
-	if r.proto == UDP {
+	if transparent {
+		err = setTransparent(fd, addr.Is6())
+	}
+	if err == nil && r.proto == UDP {
 		err = askDestination(fd, addr.Is6())
-	} else if err = unix.Listen(fd, 128); err != nil {
-		err = fmt.Errorf("listen: %w", err)
+	} else if err == nil {
+		err = os.NewSyscallError("listen", unix.Listen(fd, 128))
 	}
 	var at netip.AddrPort
 	if err == nil {
@@ -191,6 +196,13 @@ func (r *Responder) connection(conn *os.File, seen netip.AddrPort) {
 	}
 	// Plain reads and writes: os.File's splicing knows no SCTP.
 	_, _ = io.Copy(struct{ io.Writer }{conn}, struct{ io.Reader }{conn})
+}
+
+func setTransparent(fd int, six bool) error {
+	if six {
+		return os.NewSyscallError("IPV6_TRANSPARENT", unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TRANSPARENT, 1))
+	}
+	return os.NewSyscallError("IP_TRANSPARENT", unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TRANSPARENT, 1))
 }
 
 // askDestination makes a UDP socket tell each datagram's destination address.

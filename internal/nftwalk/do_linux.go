@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nlconn"
+	"kube-proxy/lb"
 	"kube-proxy/trace"
 )
 
@@ -45,6 +46,8 @@ func (w *walk) do(s Step, f *flow) bool {
 		return w.ct(s, f)
 	case "fib":
 		return w.fib(s, f)
+	case "socket":
+		return w.socket(s, f)
 	case "cmp":
 		return compare(s.key, bytes.Compare(f.at(s.from, len(s.value)), []byte(s.value)))
 	case "range":
@@ -237,6 +240,17 @@ func (w *walk) fib(s Step, f *flow) bool {
 		typ = unix.RTN_LOCAL
 	}
 	return f.load(s.to, number(typ))
+}
+
+// socket takes the socket that the packet reaches for one of the proxy, which are transparent. SCTP has none here.
+func (w *walk) socket(s Step, f *flow) bool {
+	switch {
+	case s.key != uint32(expr.SocketKeyTransparent):
+		return w.unknown(Step{name: fmt.Sprintf("socket, key %d", s.key)})
+	case w.p.Proto == lb.SCTP:
+		return false
+	}
+	return f.load(s.to, []byte{1})
 }
 
 func (w *walk) nat(s Step, f *flow) bool {

@@ -1,6 +1,7 @@
 package nftwalk
 
 import (
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nftwire"
@@ -74,6 +75,8 @@ func stepOf(name string, d []byte) Step {
 		}
 	case "fib":
 		s.to, s.key, s.flags = register(attr(unix.NFTA_FIB_DREG)), num(unix.NFTA_FIB_RESULT), num(unix.NFTA_FIB_FLAGS)
+	case "socket":
+		s.to, s.key = register(attr(expr.NFTA_SOCKET_DREG)), num(expr.NFTA_SOCKET_KEY)
 	case "cmp":
 		s.from, s.key, s.value = register(attr(unix.NFTA_CMP_SREG)), num(unix.NFTA_CMP_OP), value(unix.NFTA_CMP_DATA)
 	case "range":

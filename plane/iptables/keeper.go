@@ -113,6 +113,11 @@ func (k *Keeper) Close() error {
 	return nil
 }
 
+// Have is [Programs.Have].
+func (k *Keeper) Have(matches, targets []string) error {
+	return (&Programs{k.tool}).Have(matches, targets)
+}
+
 // FullyRandom reports whether this iptables knows --random-fully.
 func (k *Keeper) FullyRandom() bool { return k.tool.version.atLeast(version{1, 6, 2}) }
 

@@ -50,6 +50,8 @@ var matchReaders = map[extensionRevision]struct {
 	{"conntrack", 1}: {152, readConntrack},
 	{"conntrack", 2}: {154, readConntrack},
 	{"conntrack", 3}: {154, readConntrack},
+	{"socket", 2}:    {1, readSocket},
+	{"socket", 3}:    {1, readSocket},
 	{"recent", 0}:    {211, readRecent},
 	{"recent", 1}:    {228, readRecent},
 }
@@ -202,6 +204,17 @@ func (b *ruleBuilder) states(states uint16, no bool) {
 		is := states&ctNew != 0 || f.translated && states&ctTranslated != 0
 		return yesOrNo(is != no)
 	})
+}
+
+// readSocket reads the match of a transparent socket, bound to any address or not: such are the listeners of mode userspace,
+// and what is translated to this node's ports is taken to reach one.
+func readSocket(b *ruleBuilder, _ lb.Family, info []byte) bool {
+	const transparent, noWildcard = 1, 2
+	if info[0] != transparent|noWildcard {
+		return false
+	}
+	b.has("socket", "--transparent --nowildcard", func(_ *walk, f flow) float64 { return yesOrNo(f.translated) })
+	return true
 }
 
 // readRecent reads what xt_recent remembers, or is to remember, of clients.

@@ -48,9 +48,10 @@ type fakeCapture struct {
 	drift chan struct{}
 }
 
-func (c *fakeCapture) Name() string { return "fake" }
-func (c *fakeCapture) Own() bool    { return c.own }
-func (c *fakeCapture) Close() error { return nil }
+func (c *fakeCapture) Name() string     { return "fake" }
+func (c *fakeCapture) Own() bool        { return c.own }
+func (c *fakeCapture) Unguarded() error { return nil }
+func (c *fakeCapture) Close() error     { return nil }
 
 func (c *fakeCapture) NodeAddresses() ([]netip.Addr, error) { return c.addrs, nil }
 

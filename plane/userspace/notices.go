@@ -10,6 +10,7 @@ import (
 // notices are what somebody should be told, each once.
 type notices struct {
 	capture bool               // told which capture there is, and why
+	guard   bool               // told that the ports of listeners are not guarded
 	port    error              // the last that says that no port is left
 	ports   bool               // and it was told
 	lacking map[lb.Proto]error // protocols that this host does not have; nil once it was told
@@ -38,6 +39,11 @@ func (p *Plane) Notices() (all []mode.Notice) {
 		p.tell.capture = true
 		all = append(all, mode.Notice{Text: "packets to service addresses are captured in another way than the best one, which this host does not have",
 			Args: []any{"by", p.capture.Name(), "err", errors.Join(p.cfg.Passed...)}})
+	}
+	if err := p.capture.Unguarded(); err != nil && !p.tell.guard {
+		p.tell.guard = true
+		all = append(all, mode.Notice{Text: "While no proxy runs, a program of this node without privileges can listen in its place and answer clients of Services",
+			Args: []any{"err", err}})
 	}
 	if p.tell.port != nil && !p.tell.ports {
 		all = append(all, mode.Notice{Text: "no port or listener is left; Services that need one are not served", Args: []any{"err", p.tell.port}})

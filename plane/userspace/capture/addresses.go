@@ -69,6 +69,11 @@ func newAddresses(cfg Config, open func(heard func(event)) (addresser, error)) (
 // Name is part of [Capture].
 func (c *Addresses) Name() string { return "addresses" }
 
+// Unguarded is part of [Capture].
+func (c *Addresses) Unguarded() error {
+	return fmt.Errorf("capture by addresses, %s: no packet filter looks at packets to listeners", c.family)
+}
+
 // Own is part of [Capture].
 func (c *Addresses) Own() bool { return true }
 

@@ -77,6 +77,9 @@ type Capture interface {
 	// that nobody is refused meanwhile. NodePorts are bound at the node's addresses by whoever calls. Sources and routes are the
 	// listener's business then, for there is no packet filter. Otherwise one listener, bound to every address, may serve many keys.
 	Own() bool
+	// Unguarded says why a program of the node without privileges could serve the clients of a listener, if it takes the
+	// listener's port while no proxy runs. Nil: the rules refuse its clients, but for SCTP.
+	Unguarded() error
 	// Known returns the leads that a process before this one left, so that its ports can be listened on again; of them Sources
 	// need not be told.
 	Known(ctx context.Context) ([]Lead, error)

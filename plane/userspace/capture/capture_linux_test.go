@@ -18,6 +18,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 )
 
 // kind is a way to capture by a packet filter.
@@ -124,6 +125,14 @@ func (b *bench) audit(full bool) (n int) {
 	b.t.Helper()
 	b.do(func(ctx context.Context) (err error) { n, err = b.Audit(ctx, full); return err })
 	return n
+}
+
+// Serve starts a responder whose socket is as those of the proxy are.
+func (b *bench) Serve(p netlab.Proto, port uint16, host string) {
+	b.t.Helper()
+	if _, err := b.Listen(host, p, port, netlab.ListenOptions{Transparent: true}); err != nil {
+		b.t.Fatal(err)
+	}
 }
 
 // arrives expects that a packet comes to the proxy's port.
@@ -236,6 +245,39 @@ func TestRefuses(t *testing.T) {
 		restricted.Sources = nil
 		b.apply(nil, restricted)
 		b.arrives(netlab.Client, netlab.TCP, b.other, 80)
+	})
+}
+
+// A socket that is not transparent is no listener of the proxy, and clients who are led there are refused (TN-76). A kernel
+// without the match lets them through.
+func TestIntruder(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		for _, p := range []netlab.Proto{netlab.TCP, netlab.UDP} {
+			if _, err := b.Listen(netlab.Node1, p, 40001, netlab.ListenOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := []Lead{cluster(b.key(b.vip, 80, lb.TCP), to(40001)), cluster(b.key(b.vip, 80, lb.UDP), to(40001))}
+		b.reset(want...)
+		for _, from := range everybody {
+			b.fails(from, netlab.TCP, b.vip, 80, netlab.ErrRefused)
+			b.fails(from, netlab.UDP, b.vip, 80, netlab.ErrRefused)
+		}
+		if err := b.Unguarded(); err != nil {
+			t.Error(err)
+		}
+		switch c := b.Capture.(type) {
+		case *NFTables:
+			c.rules.sockets = false
+		case *IPTables:
+			c.unguarded = plane.ErrUnsupported
+		}
+		b.reset(want...)
+		for _, from := range everybody {
+			b.arrives(from, netlab.TCP, b.vip, 80)
+			b.arrives(from, netlab.UDP, b.vip, 80)
+			b.fails(from, netlab.TCP, b.node, 40001, netlab.ErrRefused)
+		}
 	})
 }
 

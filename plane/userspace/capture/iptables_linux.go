@@ -83,6 +83,7 @@ type IPTables struct {
 	addrs *addressWatch
 	drift chan struct{}
 
+	unguarded error // see Unguarded
 	set       bool
 	node      lb.Node
 	address   netip.Addr
@@ -102,6 +103,7 @@ func NewIPTables(cfg Config) (*IPTables, error) {
 	if c.keep, err = iptables.NewKeeper(layoutOf(cfg)); err != nil {
 		return nil, fmt.Errorf("capture by iptables: %w", err)
 	}
+	c.unguarded = c.keep.Have([]string{"socket"}, nil)
 	if c.addrs, err = watchAddresses(c.family, c.drift); err != nil {
 		c.keep.Close()
 		return nil, fmt.Errorf("capture by iptables: %w", err)
@@ -114,6 +116,9 @@ func (c *IPTables) Name() string { return "iptables" }
 
 // Own is part of [Capture].
 func (c *IPTables) Own() bool { return false }
+
+// Unguarded is part of [Capture].
+func (c *IPTables) Unguarded() error { return c.unguarded }
 
 // Drift is part of [Capture]. Of rules nobody tells; audits find out.
 func (c *IPTables) Drift() <-chan struct{} { return c.drift }
@@ -235,10 +240,20 @@ func (c *IPTables) frames() []iptables.Frame {
 	const led = "-m conntrack --ctstate DNAT -j RETURN"
 	f := make([]iptables.Frame, treeCount)
 	f[inPortals].Tail = c.here(nodePorts)
-	f[inGuard].Head = []string{led, "-m conntrack --ctdir REPLY -j RETURN"}
+	f[inGuard].Head = c.passGuard(led)
 	// What the proxy sends to this node itself comes in again, by lo and with its mark.
 	f[inRefused] = iptables.Frame{Head: append(c.own("-i lo "), led), Tail: c.here(refusedPorts)}
 	return f
+}
+
+// passGuard are the rules by which packets pass the guard: answers, and those led to a socket of the proxy. That is
+// transparent, which a program without privileges cannot set. The kernel finds no sockets of SCTP.
+func (c *IPTables) passGuard(led string) []string {
+	const answers, sctp, own = "-m conntrack --ctdir REPLY -j RETURN", "-p sctp ", "-m socket --transparent --nowildcard "
+	if c.unguarded != nil {
+		return []string{led, answers}
+	}
+	return []string{strings.Replace(led, "-j", own+"-j", 1), sctp + led, answers}
 }
 
 // own lets the proxy's own packets pass.

@@ -65,7 +65,7 @@ func (c *NFTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, er
 
 // renderer renders the rules for a node, of what never changes of the capture.
 func (c *NFTables) renderer(n lb.Node) *ruleset {
-	return &ruleset{family: c.family, sets: schema(c.family), mark: c.cfg.Mark, localhost: c.cfg.LocalhostNodePorts, node: n}
+	return &ruleset{family: c.family, sets: schema(c.family), mark: c.cfg.Mark, localhost: c.cfg.LocalhostNodePorts, sockets: c.rules.sockets, node: n}
 }
 
 // nftDiffer compares the table with leads.

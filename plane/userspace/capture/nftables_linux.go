@@ -33,6 +33,8 @@ type NFTables struct {
 	st    *nftState // nil before the first Reset
 	drift chan struct{}
 	sent  uint64
+
+	unguarded error
 }
 
 // NewNFTables opens the sockets of the network namespace that the calling thread is in. It changes nothing. Errors wrap
@@ -48,7 +50,12 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 	if c.sock, err = nftwire.Open(); err != nil {
 		return nil, fmt.Errorf("capture by nftables: %w: %w", err, plane.ErrUnsupported)
 	}
-	if err := c.able(context.Background()); err != nil {
+	c.rules.sockets = true
+	if c.unguarded = c.able(context.Background()); c.unguarded != nil { // of all that we write, a kernel may lack nft_socket alone
+		c.rules.sockets = false
+		err = c.able(context.Background())
+	}
+	if err != nil {
 		c.sock.Close()
 		return nil, fmt.Errorf("capture by nftables: %w: %w", err, plane.ErrUnsupported)
 	}
@@ -97,6 +104,9 @@ func (c *NFTables) Name() string { return "nftables" }
 
 // Own is part of [Capture].
 func (c *NFTables) Own() bool { return false }
+
+// Unguarded is part of [Capture].
+func (c *NFTables) Unguarded() error { return c.unguarded }
 
 // Sent is how many messages were sent, the frames of transactions left out.
 func (c *NFTables) Sent() uint64 { return c.sent }

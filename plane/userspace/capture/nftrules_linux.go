@@ -47,6 +47,7 @@ type ruleset struct {
 	sets      [setCount]nftwire.Set
 	mark      uint32
 	localhost bool
+	sockets   bool // rules may look at the sockets that packets reach (nft_socket)
 	node      lb.Node
 }
 
@@ -104,11 +105,13 @@ func (r *ruleset) chains() []chain {
 			r.rule("no port of the proxy", lookup(r.sets[sListeners].Name, key, true, r.nodePort()), accept),
 			r.rule("", jump("guard"))),
 		{name: "refused", rules: []rule{r.rule("", overTCP, reset), r.rule("", r.unreachable())}},
-		{name: "guard", rules: []rule{
-			r.rule("led here", ctBit(expr.CtKeySTATUS, statusDstNAT), accept),
-			r.rule("an answer", ctIs(expr.CtKeyDIRECTION, []byte{1}), accept),
-			r.rule("a port like one where nobody listens", jump("refused")),
-		}},
+		{name: "guard", rules: slices.Concat(
+			[]rule{r.rule("an answer", ctIs(expr.CtKeyDIRECTION, []byte{1}), accept)},
+			r.intruders(),
+			[]rule{
+				r.rule("led here", ctBit(expr.CtKeySTATUS, statusDstNAT), accept),
+				r.rule("a port like one where nobody listens", jump("refused")),
+			})},
 		{name: "unknown", rules: []rule{
 			r.rule("a port that the service does not have", lookup(r.sets[sClusterIPs].Name, key, false, r.payload(r.daddr, key)), jump("refused")),
 		}},
@@ -139,6 +142,17 @@ func (r *ruleset) chains() []chain {
 		}
 	}
 	return all
+}
+
+// intruders refuse packets that would reach the socket of another program: it has taken the port of a listener while no
+// proxy ran. Sockets of the proxy are transparent, which a program without privileges cannot set. The kernel finds no
+// sockets of SCTP.
+func (r *ruleset) intruders() []rule {
+	if !r.sockets {
+		return nil
+	}
+	return []rule{r.rule("a socket of another program", exprs{&expr.Socket{Key: expr.SocketKeyTransparent, Register: key},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: key, Data: []byte{0}}}, jump("refused"))}
 }
 
 // bySource jumps to the chains of the kinds of sources, in the order of routes. A chain that has the key does not come back.

@@ -150,6 +150,9 @@ func listenSocket(at Listening, cfg Config) (int, netip.AddrPort, error) {
 		if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_FREEBIND, 1); err != nil {
 			return os.NewSyscallError("IP_FREEBIND", err)
 		}
+		if err := distinguish(fd, at.Addr.Addr().Is6()); err != nil {
+			return err
+		}
 		// Connections of one who listened there before may still be about to end.
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 			return os.NewSyscallError("SO_REUSEADDR", err)
@@ -238,6 +241,19 @@ func passing(err error) bool {
 // exhausted reports whether an error says that the process or the host has none left of something.
 func exhausted(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
+}
+
+// distinguish marks a listening socket as one that the guard of package capture lets clients reach: with IP_TRANSPARENT,
+// which takes CAP_NET_ADMIN or CAP_NET_RAW. Without these the process cannot write rules either, and the option is left out.
+func distinguish(fd int, six bool) error {
+	name, level, option := "IP_TRANSPARENT", unix.SOL_IP, unix.IP_TRANSPARENT
+	if six {
+		name, level, option = "IPV6_TRANSPARENT", unix.SOL_IPV6, unix.IPV6_TRANSPARENT
+	}
+	if err := unix.SetsockoptInt(fd, level, option, 1); err != nil && err != unix.EPERM {
+		return os.NewSyscallError(name, err)
+	}
+	return nil
 }
 
 // newSocket makes a socket that does not block.

@@ -74,6 +74,11 @@ func openUDP(at netip.AddrPort, toBackends, offload bool) (fd int, err error) {
 	if offload {
 		unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1) // since Linux 5.0; without it datagrams come one by one
 	}
+	if !toBackends {
+		if err := distinguish(fd, six); err != nil {
+			return -1, err
+		}
+	}
 	if err := unix.Bind(fd, sa); err != nil {
 		return -1, os.NewSyscallError("bind", err)
 	}

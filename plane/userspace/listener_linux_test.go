@@ -1,0 +1,183 @@
+package userspace
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// listenerLab is a node whose plane leads TCP and UDP of one address, and a NodePort, to a server in pod1.
+type listenerLab struct {
+	*netlab.TestLab
+	t     *testing.T
+	kind  kind
+	table *lb.Table
+	vip   netip.Addr
+	node  netip.Addr
+	plane *Plane
+}
+
+// eachListenerLab runs a test for each packet filter and family.
+func eachListenerLab(t *testing.T, run func(t *testing.T, l *listenerLab)) {
+	for _, k := range kinds[:2] {
+		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+			t.Run(k.name+"/"+f.String(), func(t *testing.T) {
+				table, cluster, nodePort := planetest.Shop(f)
+				l := &listenerLab{TestLab: netlab.ForTest(t, netlab.Options{NoNode2: true}), t: t, kind: k, table: table, vip: cluster.Addr(), node: nodePort.Addr()}
+				pod, _ := netlab.HostByName("pod1")
+				to := lb.Backend{Addr: netip.AddrPortFrom(pod.Addr(f == lb.IPv6), 8080), Local: true}
+				row := func(k lb.Key, kind lb.Kind) *lb.Frontend {
+					set := &lb.BackendSet{ID: lb.SetID{Service: "shop/web:http", Proto: k.Proto, Scope: lb.Cluster}, Backends: lb.BackendsOf(to)}
+					return &lb.Frontend{Key: k, Service: "shop/web:http", Kind: kind, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}
+				}
+				table.Replace(lb.Owner{Name: "shop/web"}, []*lb.Frontend{
+					row(lb.Key{Addr: l.vip, Port: 80, Proto: lb.TCP}, lb.ClusterIP), row(lb.Key{Addr: l.vip, Port: 80, Proto: lb.UDP}, lb.ClusterIP),
+					row(lb.Key{Port: nodePort.Port(), Proto: lb.TCP}, lb.NodePort)})
+				l.Serve(netlab.TCP, 8080, "pod1")
+				l.Serve(netlab.UDP, 8080, "pod1")
+				l.begin()
+				run(t, l)
+			})
+		}
+	}
+}
+
+// begin starts a plane, and checks that it serves everybody.
+func (l *listenerLab) begin() {
+	l.t.Helper()
+	l.On(netlab.Node1, func() {
+		made, err := l.kind.plane(lb.FamilyOf(l.vip))
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		l.plane = made.(*Plane)
+		l.t.Cleanup(func() { made.(*Plane).Close() })
+		if _, err := planetest.ResetAll(context.Background(), l.plane, l.table); err != nil {
+			l.t.Fatal(err)
+		}
+	})
+	for _, from := range []string{netlab.Client, netlab.Node1, "pod1"} {
+		for _, p := range []netlab.Proto{netlab.TCP, netlab.UDP} {
+			l.dial(from, p, netip.AddrPortFrom(l.vip, 80), nil)
+		}
+		l.dial(from, netlab.TCP, netip.AddrPortFrom(l.node, 30080), nil)
+	}
+}
+
+// dial expects an answer by pod1, or the error.
+func (l *listenerLab) dial(from string, p netlab.Proto, to netip.AddrPort, want error) {
+	l.t.Helper()
+	r, err := l.Dial(from, p, to, netlab.DialOptions{})
+	if !errors.Is(err, want) || err == nil && r.Server != "pod1" {
+		l.t.Errorf("%s %s to %s: %q, %v, want %v", p, from, to, r.Server, err, want)
+	}
+}
+
+// ports are those of the listeners.
+func (l *listenerLab) ports() (all []uint16) {
+	for at := range l.plane.entrances.at {
+		all = append(all, at.Addr.Port())
+	}
+	return all
+}
+
+const squatted = "KUBE_PROXY_TEST_SQUAT" // ports that the test's own program is to take
+
+// An unprivileged process takes the ports of the listeners while no proxy runs. The rules lead clients there, and the
+// guard refuses them (TN-76). The next proxy serves them again, on other ports.
+func TestPortsOfListenersTN76(t *testing.T) {
+	if ports := os.Getenv(squatted); ports != "" {
+		squat(t, strings.Fields(ports))
+		return
+	}
+	eachListenerLab(t, func(t *testing.T, l *listenerLab) {
+		ports := l.ports()
+		if err := l.plane.Close(); err != nil {
+			t.Fatal(err)
+		}
+		// The directory of the test's program is closed to others; this link is not.
+		cmd := l.Command(netlab.Node1, "/proc/self/exe", "-test.run=^"+t.Name()[:strings.IndexByte(t.Name(), '/')]+"$")
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
+		cmd.Dir, cmd.Env = "/", []string{squatted + "=" + strings.Trim(fmt.Sprint(ports), "[]")}
+		cmd.Stderr = os.Stderr
+		said, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Close() })
+		if line, err := bufio.NewReader(said).ReadString('\n'); line != "listening\n" {
+			t.Fatalf("the other program: %q, %v", line, err)
+		}
+		for _, from := range []string{netlab.Client, netlab.Node1, "pod1"} {
+			for _, p := range []netlab.Proto{netlab.TCP, netlab.UDP} {
+				l.dial(from, p, netip.AddrPortFrom(l.vip, 80), netlab.ErrRefused)
+			}
+			l.dial(from, netlab.TCP, netip.AddrPortFrom(l.node, 30080), netlab.ErrRefused)
+		}
+		l.begin()
+	})
+}
+
+// squat listens at ports as a program without privileges may, and answers.
+func squat(t *testing.T, ports []string) {
+	if os.Getuid() == 0 {
+		t.Fatal("the program runs as root")
+	}
+	for _, word := range ports {
+		port, err := strconv.Atoi(word)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, typ := range []int{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+			fd, err := unix.Socket(unix.AF_INET6, typ, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, o := range [][2]int{{unix.SOL_IP, unix.IP_TRANSPARENT}, {unix.SOL_IPV6, unix.IPV6_TRANSPARENT}} {
+				if err := unix.SetsockoptInt(fd, o[0], o[1], 1); err != unix.EPERM {
+					t.Fatalf("IP_TRANSPARENT: %v, want EPERM", err)
+				}
+			}
+			if err := unix.Bind(fd, &unix.SockaddrInet6{Port: port}); err != nil {
+				t.Fatalf("bind to %d: %v", port, err)
+			}
+			if typ == unix.SOCK_STREAM {
+				if err := unix.Listen(fd, 8); err != nil {
+					t.Fatal(err)
+				}
+			}
+			go answer(fd, typ)
+		}
+	}
+	fmt.Println("listening")
+	select {} // until the test ends it
+}
+
+func answer(fd, typ int) {
+	line := []byte("squatter 10.0.0.1:1 10.0.0.1:1\n")
+	for {
+		if typ == unix.SOCK_STREAM {
+			if conn, _, err := unix.Accept(fd); err == nil {
+				unix.Write(conn, line)
+			}
+		} else if _, from, err := unix.Recvfrom(fd, make([]byte, 64), 0); err == nil {
+			unix.Sendto(fd, line, 0, from)
+		}
+	}
+}
