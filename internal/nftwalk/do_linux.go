@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/nlconn"
-	"kube-proxy/lb"
 	"kube-proxy/trace"
 )
 
@@ -247,7 +246,7 @@ func (w *walk) socket(s Step, f *flow) bool {
 	switch {
 	case s.key != uint32(expr.SocketKeyTransparent):
 		return w.unknown(Step{name: fmt.Sprintf("socket, key %d", s.key)})
-	case w.p.Proto == lb.SCTP:
+	case byte(w.p.Proto) == unix.IPPROTO_SCTP:
 		return false
 	}
 	return f.load(s.to, []byte{1})
