@@ -28,13 +28,17 @@ type Client struct {
 	at   string
 }
 
-// NewClient returns a client for the proxy that listens at a unix socket.
+// connectWait is how long it may take to connect.
+const connectWait = 5 * time.Second
+
+// NewClient returns a client for the proxy that listens at a unix socket, on Windows a named pipe.
 func NewClient(path string) *Client {
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		d := net.Dialer{Timeout: 5 * time.Second}
-		return d.DialContext(ctx, "unix", path)
+	connect := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, connectWait)
+		defer cancel()
+		return dial(ctx, path)
 	}
-	return &Client{at: path, http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true, MaxResponseHeaderBytes: mostHeader}}}
+	return &Client{at: path, http: &http.Client{Transport: &http.Transport{DialContext: connect, DisableKeepAlives: true, MaxResponseHeaderBytes: mostHeader}}}
 }
 
 // Local returns a client for what this process knows itself.
@@ -136,7 +140,7 @@ func (c *Client) unreachable(err error) error {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		why = fmt.Sprintf("nobody listens at %s: the kube-proxy that made it has ended; what it wrote is still in force", c.at)
 	case errors.Is(err, fs.ErrPermission):
-		why = fmt.Sprintf("%s is for root alone: run this as root", c.at)
+		why = fmt.Sprintf("%s is for root alone, on Windows for administrators: run this as one of them", c.at)
 	case errors.Is(err, context.DeadlineExceeded) || isTimeout(err):
 		why = fmt.Sprintf("what listens at %s does not answer: it is stopped, or has too many questions; see its log and /livez", c.at)
 	default:

@@ -1,4 +1,5 @@
-// Package admin carries questions of people to a proxy that runs, and its answers back: HTTP and JSON over a unix socket, for root alone.
+// Package admin carries questions of people to a proxy that runs, and its answers back: HTTP and JSON over a unix socket for
+// root alone, on Windows a named pipe for administrators.
 //
 //	kube-proxy trace ─▶ Client ─▶ socket ─▶ Server ─▶ Handler ─▶ inspect.Inspector
 //	kube-proxy trace --manifests DIR ─▶ Client ─▶ Handler ─▶ inspect.Inspector

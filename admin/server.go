@@ -23,7 +23,7 @@ const (
 	farewell = 2 * time.Second
 )
 
-// Server answers questions at a unix socket. Make one with [NewServer].
+// Server answers questions at a unix socket, on Windows a named pipe. Make one with [NewServer].
 type Server struct {
 	http *http.Server
 	log  *slog.Logger

@@ -68,6 +68,11 @@ func listenUnix(path string) (*net.UnixListener, error) {
 	return l.(*net.UnixListener), nil
 }
 
+// dial connects to the process that listens at path.
+func dial(ctx context.Context, path string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, "unix", path)
+}
+
 // clear removes a socket that nobody listens at.
 func clear(path string) error {
 	info, err := os.Lstat(path)

@@ -218,15 +218,35 @@ const MostServiceMetrics = 1000
 // DefaultAdminSocket is the admin socket where nobody asks for another: where the commands look for it.
 const DefaultAdminSocket = "/run/kube-proxy/admin.sock"
 
+// adminPipe is what [DefaultAdminSocket] means on Windows, so that one file serves nodes of both systems. Only administrators may create
+// a pipe below this prefix, so no other user can answer in the proxy's place.
+const adminPipe = pipePrefix + `ProtectedPrefix\Administrators\kube-proxy-admin`
+
+const pipePrefix = `\\.\pipe\`
+
+// AdminSocketOn returns the path at which an admin socket is on an operating system, as runtime.GOOS names it.
+func AdminSocketOn(system, path string) string {
+	if system == "windows" && path == DefaultAdminSocket {
+		return adminPipe
+	}
+	return path
+}
+
 // mostSocketPath is the length of the longest path of a unix socket on Linux, in bytes.
 const mostSocketPath = 107
 
+// mostPipePath is that of a named pipe of Windows.
+const mostPipePath = 256
+
 // adminSocket is the path of the socket for questions of people.
 func (o *Options) adminSocket() string {
-	path := *o.file.AdminSocket
+	path := AdminSocketOn(o.system, *o.file.AdminSocket)
 	switch {
-	case path == "" || o.system != "linux":
-		return ""
+	case path == "":
+	case o.system == "windows":
+		if name, ok := strings.CutPrefix(path, pipePrefix); !ok || name == "" || len(path) > mostPipePath || strings.ContainsRune(name, 0) {
+			o.wrong("adminSocket", path, "want a named pipe such as "+adminPipe+", or nothing for no pipe")
+		}
 	case !strings.HasPrefix(path, "/") || strings.HasSuffix(path, "/") || strings.ContainsRune(path, 0):
 		o.wrong("adminSocket", path, "want an absolute path such as "+DefaultAdminSocket+", or nothing for no socket")
 	case len(path) > mostSocketPath:

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/url"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -113,7 +114,7 @@ func (a asking) help() string {
 		"\n  -o, --output string   json and yaml are for programs, and their fields an interface; wide shows more columns\n" +
 		"  -w, --watch           go on until it is interrupted\n" +
 		"      --manifests DIR   answer for the objects in this folder, as a proxy with the same flags would have them, and ask nobody\n" +
-		"      --admin-socket    where the proxy listens that is to be asked, " + config.DefaultAdminSocket + " if not given\n\n" +
+		"      --admin-socket    where the proxy listens that is to be asked, " + config.AdminSocketOn(runtime.GOOS, config.DefaultAdminSocket) + " if not given\n\n" +
 		fmt.Sprintf("Exit codes: 0 answered; 1 the question is wrong, such as a Service that is not there; %d answered, and something is wrong;\n"+
 			"%d nobody could be asked. docs/ask.md has examples.\n", exitFound, exitNotAsked)
 }
@@ -148,7 +149,7 @@ func isTerminal(w io.Writer) bool {
 // askWhom is the proxy that runs, or this process for a folder of manifests.
 func askWhom(cmd *cobra.Command, opts *config.Options, modes mode.List, errOut io.Writer) (*admin.Client, error) {
 	flag := cmd.Flags().Lookup("admin-socket")
-	path := flag.Value.String()
+	path := config.AdminSocketOn(runtime.GOOS, flag.Value.String())
 	if opts.Manifests != "" || opts.ConfigFile != "" && !flag.Changed {
 		cfg, err := complete(opts, nil)
 		if err != nil {
@@ -163,10 +164,7 @@ func askWhom(cmd *cobra.Command, opts *config.Options, modes mode.List, errOut i
 		}
 		path = cfg.Servers.AdminSocket
 	}
-	switch {
-	case !hasAdminSocket:
-		return nil, fmt.Errorf("%w: on this system a proxy that runs has no admin socket; of a folder of manifests: --manifests DIR", admin.ErrNotAsked)
-	case path == "" || flag.Changed && flag.Value.String() == "":
+	if path == "" || flag.Changed && flag.Value.String() == "" {
 		return nil, fmt.Errorf("%w: the admin socket is turned off (--admin-socket)", admin.ErrNotAsked)
 	}
 	return admin.NewClient(path), nil

@@ -58,6 +58,3 @@ func newSockets(cfg sockets.Config) (*sockets.Watcher, error) { return sockets.N
 
 // defaultWillChange: a later version of upstream takes another mode where none is asked for (EV-07).
 const defaultWillChange = true
-
-// hasAdminSocket: a proxy that runs may be asked at a unix socket.
-const hasAdminSocket = true

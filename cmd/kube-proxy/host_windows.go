@@ -33,6 +33,3 @@ func newSockets(sockets.Config) (*sockets.Watcher, error) { return nil, nil }
 
 // defaultWillChange is not so: there is one mode that is tried first.
 const defaultWillChange = false
-
-// hasAdminSocket is not so: see docs/windows.md.
-const hasAdminSocket = false

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/config"
 	"kube-proxy/internal/wine"
 )
 
@@ -157,7 +158,7 @@ endpoints: [{addresses: [10.0.0.1]}]
 `
 
 // Mode userspace serves where it is asked for: TCP and UDP arrive, /healthz answers, a changed file
-// takes effect, a second process waits for the first, and Ctrl-C is the end.
+// takes effect, the commands ask it by its named pipe (WN-01), a second process waits for the first, and Ctrl-C is the end.
 func windowsServes(n *windowsNode) {
 	t := n.t
 	n.command("ip", "addr", "add", "10.96.0.1/32", "dev", "lo") // Wine gives no machine an address; it has this one
@@ -165,11 +166,11 @@ func windowsServes(n *windowsNode) {
 	n.echo("10.0.0.1:8080", "10.0.0.1:8053")
 	dir := filepath.Join(t.TempDir(), "Program Files")
 	write(t, filepath.Join(dir, "m", "all.yaml"), []byte(windowsManifests))
-	config := func(v int) []byte {
+	file := func(v int) []byte {
 		return []byte(strings.ReplaceAll(fmt.Sprintf("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+
 			"hostnameOverride: n1\nmode: userspace\nhealthzBindAddress: 127.0.0.1:10256\nlogging: {verbosity: %d}\n", v), "\n", "\r\n"))
 	}
-	write(t, filepath.Join(dir, "proxy.yaml"), config(2))
+	write(t, filepath.Join(dir, "proxy.yaml"), file(2))
 	p := n.startExe(dir, "--config=proxy.yaml", `--manifests=.\m`)
 	p.await(allWritten)
 	has(t, "log", p.log(), "msg=serving mode=userspace")
@@ -184,10 +185,21 @@ func windowsServes(n *windowsNode) {
 		n.echoes("udp", "10.96.0.1:53", 1_000)
 	}
 
+	// Wine gives the first client the instance that only reserves the name of the pipe.
+	n.runProgram("cmd.exe", "/c", "type nul > "+config.AdminSocketOn("windows", config.DefaultAdminSocket))
+	for _, tc := range []struct{ args, out string }{
+		{"why shop/echo", `(?s)shop/echo  NodePort  10\.96\.0\.1\n`}, {"backends shop/echo", `10\.0\.0\.1:8080`}, {"table", `10\.96\.0\.1:53/udp`},
+		{"events", `shop/echo`}, {"trace node 10.96.0.1:80", `10\.0\.0\.1:8080`},
+	} {
+		if out, errOut, code := n.run(strings.Fields(tc.args)...); code != 0 || !regexp.MustCompile(tc.out).MatchString(out) || errOut != "" {
+			t.Errorf("kube-proxy.exe %s: exit %d\n%s\n%s", tc.args, code, out, errOut)
+		}
+	}
+	has(t, "log", p.log(), `msg="questions are answered" socket=\\.\pipe\ProtectedPrefix\Administrators\kube-proxy-admin`)
 	second := n.startExe(dir, "--config=proxy.yaml", `--manifests=.\m`, "--healthz-bind-address=127.0.0.1:20256")
 	second.await(regexp.MustCompile(`msg="another kube-proxy serves this network namespace`))
 
-	write(t, filepath.Join(dir, "proxy.yaml"), config(4))
+	write(t, filepath.Join(dir, "proxy.yaml"), file(4))
 	p.await(regexp.MustCompile(`msg="the changed configuration is in force".*fields=logging.verbosity`))
 
 	if code := p.end(syscall.SIGINT); code != 0 { // Wine makes Ctrl-C of it
