@@ -108,6 +108,8 @@ test-kernels: deps $(KERNELS:%=$(STORE)/%) ## what depends on the kernel, SCTP t
 bench: deps $(STORE)/6.12 ## how fast it is, as a table (ARGS=... go to the program, PEER=... is an upstream kube-proxy to measure beside it)
 	go run $(VCS) ./bench $(ARGS)
 
+# Modes nftables and userspace need no program.
+run: TOOLS := $(if $(findstring iptables,$(ARGS))$(findstring ipvs,$(ARGS)),iptables:iptables)
 run: deps build ## a lab of network namespaces with Services served by the kernel (ARGS=--once: print and exit; ARGS='--mode iptables')
 	@go build $(VCS) -o bin/demo ./internal/demo && exec bin/demo $(ARGS)
 
@@ -143,11 +145,12 @@ clean: ## remove what was built; VM kernels in /var/cache/vmrun stay
 	rm -rf bin test/e2e/bin
 	find . -name '*.test' -type f -delete
 
+# Programs and the packages that have them; a target may want fewer.
+TOOLS = nft:nftables iptables:iptables ipset:ipset ipvsadm:ipvsadm conntrack:conntrack ip:iproute2 sysctl:procps etcd:etcd-server curl:curl \
+	qemu-system-x86_64:qemu-system-x86 busybox:busybox-static modprobe:kmod cpio:cpio zstd:zstd xz:xz-utils wine-stable:wine runc:runc \
+	containerd:containerd qemu-aarch64-static:qemu-user-static
 deps: ## install with apt-get what is missing of the tools that tests use
-	@need=(); want() { command -v "$$1" >/dev/null || need+=("$$2"); }; PATH=$$PATH:/usr/sbin:/sbin; \
-	want nft nftables; want iptables iptables; want ipset ipset; want ipvsadm ipvsadm; want conntrack conntrack; want ip iproute2; want sysctl procps; want etcd etcd-server; \
-	want curl curl; want qemu-system-x86_64 qemu-system-x86; want busybox busybox-static; want modprobe kmod; want cpio cpio; \
-	want zstd zstd; want xz xz-utils; want wine-stable wine; want runc runc; want containerd containerd; want qemu-aarch64-static qemu-user-static; \
+	@need=(); PATH=$$PATH:/usr/sbin:/sbin; for tool in $(TOOLS); do command -v "$${tool%:*}" >/dev/null || need+=("$${tool#*:}"); done; \
 	((!$${#need[@]})) || { \
 	  if (($$(id -u))); then echo "make: not root, and these packages are missing: $${need[*]}" >&2; exit 1; fi; \
 	  command -v apt-get >/dev/null || { echo "make: install what gives these Debian packages: $${need[*]}" >&2; exit 1; }; \
