@@ -273,6 +273,46 @@ func TestNoRegistryHosts(t *testing.T) {
 	}
 }
 
+// mayCite are files and packages whose sentences cite rows of docs/behaviour.md, with the reason.
+var mayCite = map[string]string{
+	"config/docs.go":    "writes docs/configuration.md",
+	"event/docs.go":     "writes docs/events.md",
+	"status/page.go":    "writes docs/metrics.md",
+	"internal/scenario": "reads scenarios, which cite rows",
+	"plane/planetest":   "has scenarios in its code, and writes docs/conformance.md",
+}
+
+// Messages for people cite no rows of docs/behaviour.md, which say nothing to a user (TN-88). A string that is nothing but rows is data.
+func TestMessagesCiteNoRows(t *testing.T) {
+	data := regexp.MustCompile(`^(([A-Z]{2}-\d{2}|EXT)(, )?)+$`)
+	found := map[string]bool{}
+	for _, f := range goFiles(t) {
+		if f.test {
+			continue
+		}
+		ast.Inspect(f.ast, func(n ast.Node) bool {
+			text, ok := n.(*ast.BasicLit)
+			if !ok || text.Kind != token.STRING || data.MatchString(strings.Trim(text.Value, "\"`")) {
+				return true
+			}
+			rows, _ := idsIn(text.Value)
+			switch {
+			case len(rows) == 0:
+			case mayCite[f.path] != "" || mayCite[f.dir] != "":
+				found[f.path], found[f.dir] = true, true
+			default:
+				t.Errorf("%s: a message cites %s: %.100s", f.path, strings.Join(rows, ", "), text.Value)
+			}
+			return true
+		})
+	}
+	for name := range mayCite {
+		if !found[name] {
+			t.Errorf("mayCite: %s cites no row", name)
+		}
+	}
+}
+
 // docs/dependencies.md has a reason for each module that go.mod requires directly, and for no other.
 func TestDependencies(t *testing.T) {
 	mod, err := os.ReadFile("go.mod")

@@ -71,7 +71,7 @@ func (c *check) rest(family Family, f *Frontend) error {
 	case f.Accepts():
 		return checkHealthCheck(f)
 	case f.Key.IsNodePort() && len(f.Sources) > 0:
-		return errors.New("a NodePort has no source ranges (SV-61)")
+		return errors.New("a NodePort has no source ranges") // SV-61
 	case f.LocalEndpoints != 0:
 		return fmt.Errorf("kind %s counts no endpoints", f.Kind)
 	case f.Affinity < 0 || f.Affinity > 24*time.Hour || f.Affinity%time.Second != 0:

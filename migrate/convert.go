@@ -165,7 +165,7 @@ func (c *converter) fields() {
 	for _, m := range c.conv.Carried {
 		if m.From == "" {
 			c.add(Change, m.To, fmt.Sprintf("the configuration says %s, as in mode %s where nobody says anything", m.Value, c.fromMode()),
-				fmt.Sprintf("Mode %s has another default: NodePorts would answer on other addresses than now (CF-37, DP-26).", c.toMode()),
+				fmt.Sprintf("Mode %s has another default: NodePorts would answer on other addresses than now.", c.toMode()),
 				"Nothing, to keep what clients see; take the field out for the mode's own default.")
 			continue
 		}

@@ -42,18 +42,18 @@ var differences = []difference{
 	// The same mode.
 	{to: inNFTables, sev: Same, about: "nftables.minSyncPeriod", differs: "it is 0 by default, where upstream has 1s: changes take effect at once", why: "A write costs what changed, whatever the size of the cluster (docs/adr/0006-min-sync-period.md).",
 		do: "Nothing."},
-	{from: inNFTables, to: inNFTables, sev: Same, about: "table kube-proxy", differs: "its maps and chains are others than upstream's; those are replaced in one transaction", why: "Their contents are no interface (DP-20).",
+	{from: inNFTables, to: inNFTables, sev: Same, about: "table kube-proxy", differs: "its maps and chains are others than upstream's; those are replaced in one transaction", why: "Their contents are no interface.",
 		do: "Nothing, unless a program reads them."},
 	{from: inIPTables, to: inIPTables, sev: Same, about: "chains KUBE-…", differs: "they have the names of upstream's and are taken over; those of Services are looked up by address in a tree", why: "A packet passes some rules, not one for each Service (docs/adr/0011-iptables-dispatch.md).",
-		do: "Nothing, unless a program reads chains other than those of the behaviour book, row G3."},
+		do: "Nothing, unless a program reads chains other than those that docs/behaviour.md names."},
 
 	// From the modes of the kernel to nftables (DP-26).
-	{from: []string{"iptables", "ipvs", "userspace"}, to: inNFTables, sev: Change, about: "NodePorts on 127.0.0.1", differs: "NodePorts do not answer on 127.0.0.1", why: "Mode nftables does not set route_localnet (DP-26).",
+	{from: []string{"iptables", "ipvs", "userspace"}, to: inNFTables, sev: Change, about: "NodePorts on 127.0.0.1", differs: "NodePorts do not answer on 127.0.0.1", why: "Mode nftables does not set route_localnet.",
 		do: "Use the node's address, or a cluster IP; image registries at localhost:NodePort need another address."},
-	{from: []string{"iptables", "userspace"}, to: inNFTables, sev: Change, about: "INVALID packets", differs: "packets that conntrack calls INVALID are not dropped", why: "Upstream's mode nftables does not either (DP-26).", do: "Set conntrack.tcpBeLiberal where resets were seen."},
-	{from: []string{"iptables", "ipvs", "userspace"}, to: inNFTables, sev: Change, about: "host firewalls", differs: "the proxy makes no holes in firewalls of others for health checks and forwarded traffic", why: "In nftables a packet has to be accepted by all base chains (DP-26).",
+	{from: []string{"iptables", "userspace"}, to: inNFTables, sev: Change, about: "INVALID packets", differs: "packets that conntrack calls INVALID are not dropped", why: "Upstream's mode nftables does not either.", do: "Set conntrack.tcpBeLiberal where resets were seen."},
+	{from: []string{"iptables", "ipvs", "userspace"}, to: inNFTables, sev: Change, about: "host firewalls", differs: "the proxy makes no holes in firewalls of others for health checks and forwarded traffic", why: "In nftables a packet has to be accepted by all base chains.",
 		do: "Run kube-proxy check: it names chains that drop. Have them accept the pods' networks and NodePorts."},
-	{from: []string{"iptables", "userspace"}, to: inNFTables, sev: Same, about: "unused addresses and ports", differs: "ports of cluster IPs that no Service has are refused, and addresses of the service network that nobody has are dropped", why: "They would leave the node by the default route (DP-26, SV-62, SV-63).",
+	{from: []string{"iptables", "userspace"}, to: inNFTables, sev: Same, about: "unused addresses and ports", differs: "ports of cluster IPs that no Service has are refused, and addresses of the service network that nobody has are dropped", why: "They would leave the node by the default route.",
 		do: "Nothing."},
 	{from: []string{"iptables", "ipvs", "userspace"}, to: inNFTables, sev: Change, about: "tools", differs: "iptables-save does not show the rules: nft list table ip kube-proxy does", why: "They are a table of nftables.", do: "Change scripts and dashboards that read iptables; network plugins that look for KUBE- chains must know the mode."},
 	{from: []string{"iptables", "ipvs", "userspace"}, to: inNFTables, sev: Same, about: "kernel", differs: "Linux 5.10 or later is needed, and no program", why: "Rules are written by netlink.", do: "Run kube-proxy check on each kind of node."},
@@ -66,15 +66,15 @@ var differences = []difference{
 		why: "They live in IPVS, which goes.", do: "Drain the node first where long connections matter; docs/migrating.md has the steps."},
 	{from: inIPVS, to: []string{"iptables", "nftables"}, sev: Change, about: "ipvs.scheduler", differs: "endpoints get equal shares at random", why: "Schedulers are of IPVS.", do: "Nothing, unless rr, lc or sh was counted on: sessionAffinity: ClientIP stands for sh."},
 	{from: inIPVS, to: []string{"iptables", "nftables", "userspace"}, sev: Change, about: "kube-ipvs0", differs: "the device goes, and service addresses are no addresses of the node any more: ping to a cluster IP is not answered, and programs cannot bind to them",
-		why: "Mode ipvs holds every address (DP-31).", do: "Look for programs and checks that ping or bind service addresses."},
+		why: "Mode ipvs holds every address.", do: "Look for programs and checks that ping or bind service addresses."},
 	{from: inIPVS, to: []string{"iptables", "nftables"}, given: []string{"ipvs.strictARP"}, sev: Change, about: "ipvs.strictARP", differs: "arp_ignore and arp_announce are not set any more; they stay as they are until the node starts anew",
 		why: "It is of mode ipvs, whose addresses are on a device of the node.", do: "MetalLB in layer 2 mode does not need it in other modes."},
 	{from: inIPVS, to: []string{"iptables", "nftables"}, given: []string{"ipvs.tcpTimeout", "ipvs.tcpFinTimeout", "ipvs.udpTimeout"}, sev: Change, about: "ipvs.tcpTimeout, ipvs.tcpFinTimeout, ipvs.udpTimeout", differs: "idle times are those of conntrack",
 		why: "IPVS has its own.", do: "Say conntrack.tcpEstablishedTimeout, conntrack.tcpCloseWaitTimeout, conntrack.udpTimeout and conntrack.udpStreamTimeout."},
-	{from: inIPVS, to: []string{"iptables", "nftables"}, sev: Change, about: "net.ipv4.ip_forward", differs: "the proxy does not turn on forwarding", why: "Of the modes, ipvs alone does (DP-30).", do: "Have the machine set it when it starts; kube-proxy check says whether it is on."},
+	{from: inIPVS, to: []string{"iptables", "nftables"}, sev: Change, about: "net.ipv4.ip_forward", differs: "the proxy does not turn on forwarding", why: "Of the modes, ipvs alone does.", do: "Have the machine set it when it starts; kube-proxy check says whether it is on."},
 	// To ipvs.
 	{from: []string{"iptables", "nftables"}, to: inIPVS, sev: Change, about: "kernel modules", differs: "ip_vs, its schedulers, ip_set and dummy are needed", why: "Virtual servers are of IPVS.", do: "Run kube-proxy check --load-modules on each kind of node."},
-	{from: []string{"iptables", "nftables"}, to: inIPVS, sev: Change, about: "kube-ipvs0", differs: "service addresses become addresses of the node: it answers ping and ARP for them", why: "Mode ipvs holds every address (DP-31).", do: "With MetalLB in layer 2 mode or another that answers ARP, set ipvs.strictARP."},
+	{from: []string{"iptables", "nftables"}, to: inIPVS, sev: Change, about: "kube-ipvs0", differs: "service addresses become addresses of the node: it answers ping and ARP for them", why: "Mode ipvs holds every address.", do: "With MetalLB in layer 2 mode or another that answers ARP, set ipvs.strictARP."},
 
 	// Userspace.
 	{from: []string{"iptables", "ipvs", "nftables"}, to: inUser, sev: Missing, about: "client addresses", differs: "endpoints see an address of the node, always", why: "Connections end at the proxy (docs/userspace.md).", do: "Use another mode where endpoints tell clients by their address, such as for NetworkPolicy."},

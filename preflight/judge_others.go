@@ -44,7 +44,7 @@ func otherKinds() []Kind {
 			Remedy: "Disable ufw on cluster nodes; or set DEFAULT_FORWARD_POLICY=\"ACCEPT\" in /etc/default/ufw, and allow the NodePorts and the pods' networks."},
 		{ID: "docker-forward", Worst: Warning, judge: (*judge).docker,
 			Looks:  "Docker's chains, and whether its FORWARD chain drops",
-			Why:    "Docker sets the policy of FORWARD to DROP when it turns on forwarding: what the node forwards between pods and others is dropped, unless a rule accepts it. Modes iptables and ipvs accept what they translated; mode nftables makes no hole in firewalls of others (DP-26).",
+			Why:    "Docker sets the policy of FORWARD to DROP when it turns on forwarding: what the node forwards between pods and others is dropped, unless a rule accepts it. Modes iptables and ipvs accept what they translated; mode nftables makes no hole in firewalls of others.",
 			Remedy: "Remove Docker where another runtime runs the pods; or set \"ip-forward-no-drop\": true in daemon.json (Docker 27.0 and later); or accept the pods' networks in the chain DOCKER-USER."},
 		{ID: "drop-policy", Worst: Warning, judge: (*judge).dropPolicy,
 			Looks:  "base chains of other software at input and forward whose policy is to drop",
