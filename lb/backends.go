@@ -12,6 +12,8 @@ type Backend struct {
 	Addr netip.AddrPort
 	// Local: the backend runs on this node, so it may be its own client (SV-60).
 	Local bool
+	// Unplaced: the API does not say where the backend runs. It may be on this node (TN-68). Never set with Local.
+	Unplaced bool
 	// Draining: the backend is terminating and serves only because no other can (SV-36, SV-37).
 	Draining bool
 }
@@ -25,8 +27,8 @@ func comparePlaces(a, b netip.AddrPort) int {
 
 // Endpoint is a [Backend] without its port. Many backend sets share one list of endpoints.
 type Endpoint struct {
-	Addr            netip.Addr
-	Local, Draining bool
+	Addr                      netip.Addr
+	Local, Unplaced, Draining bool
 }
 
 // Backends is an immutable list of backends, sorted as [Backend.Compare] does and without duplicates. It is a list of
@@ -50,7 +52,7 @@ func BackendsOf(all ...Backend) (b Backends) {
 		port := all[0].Addr.Port()
 		var endpoints []Endpoint
 		for len(all) > 0 && all[0].Addr.Port() == port {
-			endpoints = append(endpoints, Endpoint{all[0].Addr.Addr(), all[0].Local, all[0].Draining})
+			endpoints = append(endpoints, Endpoint{all[0].Addr.Addr(), all[0].Local, all[0].Unplaced, all[0].Draining})
 			all = all[1:]
 		}
 		b.Add(port, endpoints)
@@ -93,7 +95,7 @@ func (b *Backends) At(i int) Backend {
 
 func (r *run) at(i int) Backend {
 	e := &r.endpoints[i]
-	return Backend{netip.AddrPortFrom(e.Addr, r.port), e.Local, e.Draining}
+	return Backend{netip.AddrPortFrom(e.Addr, r.port), e.Local, e.Unplaced, e.Draining}
 }
 
 // All iterates over the backends.

@@ -108,7 +108,7 @@ type Frontend struct {
 	Sources []netip.Prefix
 	// Serving is all that serves the service port now, whatever traffic policy and topology say and whoever
 	// drains beside whom: flows that exist may stay there (DP-50). It is nil where the routes reach all of
-	// that, and in rows of TCP, whose flows nobody forgets (DP-53). Its backends say nothing of Local and
+	// that, and in rows of TCP, whose flows nobody forgets (DP-53). Its backends say nothing of Local, Unplaced and
 	// Draining. Planes that leave flows to the kernel ignore it.
 	Serving *BackendSet
 	// LocalEndpoints, in rows of kind HealthCheck, is how many endpoints of the Service are ready on this node:

@@ -60,7 +60,7 @@ func hashOf(list []Endpoint) uint64 {
 	for _, e := range list {
 		a := e.Addr.As16()
 		h.Write(a[:])
-		maphash.WriteComparable(&h, [2]bool{e.Local, e.Draining})
+		maphash.WriteComparable(&h, [3]bool{e.Local, e.Unplaced, e.Draining})
 	}
 	return h.Sum64()
 }

@@ -280,6 +280,8 @@ func (p *parser) parseBackend(words []string) error {
 	be, rest := Backend{Addr: addr}, words[1:]
 	if len(rest) > 0 && rest[0] == "local" {
 		be.Local, rest = true, rest[1:]
+	} else if len(rest) > 0 && rest[0] == "unplaced" {
+		be.Unplaced, rest = true, rest[1:]
 	}
 	if len(rest) > 0 && rest[0] == "draining" {
 		be.Draining, rest = true, rest[1:]
@@ -287,7 +289,7 @@ func (p *parser) parseBackend(words []string) error {
 	if len(rest) > 0 {
 		return fmt.Errorf("backend %s: unknown word %s", addr, rest[0])
 	}
-	if p.set.ID.Scope == Serving && (be.Local || be.Draining) {
+	if p.set.ID.Scope == Serving && (be.Local || be.Unplaced || be.Draining) {
 		return fmt.Errorf("backend %s: a set of scope %s tells addresses only", addr, Serving)
 	}
 	p.backends[p.set] = append(p.backends[p.set], be)

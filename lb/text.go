@@ -27,6 +27,7 @@ import (
 //	set shop/web:http/tcp/cluster
 //	  10.1.1.11:8080 local
 //	  10.1.2.14:8080 draining
+//	  10.1.2.16:8080 unplaced
 //
 // A claim that lost its key stands below the row in force and names the winner. "created" is
 // [Owner].Created; it is left out where it is 0, and so is all else that says nothing; "endpoints" is
@@ -143,6 +144,9 @@ func writeSets(b *strings.Builder, sets map[SetID]*BackendSet) {
 			b.WriteString("  " + be.Addr.String())
 			if be.Local {
 				b.WriteString(" local")
+			}
+			if be.Unplaced {
+				b.WriteString(" unplaced")
 			}
 			if be.Draining {
 				b.WriteString(" draining")

@@ -294,6 +294,7 @@ func randomSet(rng *rand.Rand, service string, proto lb.Proto, scope lb.Scope) *
 			b := lb.Backend{Addr: addr}
 			if scope != lb.Serving {
 				b.Local, b.Draining = rng.IntN(2) == 0, rng.IntN(4) == 0
+				b.Unplaced = !b.Local && rng.IntN(2) == 0
 			}
 			all = append(all, b)
 		}

@@ -100,7 +100,7 @@ type Mode struct {
 	Show, Flush string
 	// AddressDevice is the network device by which the node has every service address itself (PN-43); "" where it has them not.
 	AddressDevice string
-	// HairpinsByNode: a backend that is its own client is masqueraded only where the API says that it runs on this node (SV-60).
+	// HairpinsByNode: a backend that is its own client is not masqueraded where the API says that it runs on another node (SV-60).
 	HairpinsByNode bool
 	// Served returns what the mode makes of rows, where it cannot keep all as they are: [trace.Mode.Served]. Nil: it keeps all.
 	Served func(Settings) func(lb.Node, *lb.Frontend, trace.Packet) (kept *lb.Frontend, why string)

@@ -61,6 +61,7 @@ func (r *resolver) newSet(service string, p *cluster.ServicePort, scope lb.Scope
 type candidate struct {
 	addr     netip.Addr
 	local    bool // one of its usable entries says that it runs on this node (SV-32)
+	unplaced bool // one of these does not say where (TN-68)
 	ready    bool // one of its entries is ready
 	draining bool // one is terminating and still serves
 	hints    hints
@@ -164,7 +165,7 @@ func (r *resolver) appendSlice(sl *cluster.Slice) {
 			c.hints = hintsOf(e, facts)
 		}
 		if c.usable() {
-			c.local = e.OnNode(facts.NodeName)
+			c.local, c.unplaced = e.OnNode(facts.NodeName), e.Place().Node == ""
 		}
 		r.candidates = append(r.candidates, c)
 	}
@@ -181,7 +182,7 @@ func mergeCopies(sorted []candidate) []candidate {
 	for _, c := range sorted {
 		if n := len(out); n > 0 && out[n-1].addr == c.addr {
 			last := &out[n-1]
-			last.local = last.local || c.local
+			last.local, last.unplaced = last.local || c.local, last.unplaced || c.unplaced
 			last.ready = last.ready || c.ready
 			last.draining = last.draining || c.draining
 			last.hints |= c.hints
@@ -284,7 +285,7 @@ func choose(all []candidate, ch choice) []lb.Endpoint {
 		case ch.all:
 			out = append(out, lb.Endpoint{Addr: c.addr})
 		default:
-			out = append(out, lb.Endpoint{Addr: c.addr, Local: c.local, Draining: !c.ready})
+			out = append(out, lb.Endpoint{Addr: c.addr, Local: c.local, Unplaced: c.unplaced && !c.local, Draining: !c.ready})
 		}
 	}
 	return out

@@ -270,7 +270,7 @@ func TestEndpoints(t *testing.T) {
 		{"SV-32 SV-38 hints of ready copies add up", newScene().endpoints("10.1.2.14 zone=a", "10.1.2.15 zone=b").endpoints("10.1.2.14 zone=b", "10.1.2.15"), "10.1.2.14:8080"},
 		{"SV-32 the same address with another port is another backend", newScene().endpoints(far).endpoints(far).with(func(s *scene) { s.slices[1].Ports[0].Port = 8081 }), "10.1.2.14:8080, 10.1.2.14:8081"},
 		{"SV-33 no node name, nothing is local", newScene().with(func(s *scene) { s.facts.NodeName = "" }).endpoints(mixed), "10.1.1.11:8080"},
-		{"SV-33 an endpoint without node name is remote", newScene().endpoints(mixed).with(func(s *scene) { s.slices[0].Endpoints[0].Where = cluster.At("", "zone-a") }), "10.1.1.11:8080"},
+		{"SV-33 an endpoint without node name is remote", newScene().endpoints(mixed).with(func(s *scene) { s.slices[0].Endpoints[0].Where = cluster.At("", "zone-a") }), "10.1.1.11:8080 unplaced"},
 		{"SV-34 the other family is ignored", newScene().endpoints(far).endpoints("fd00:1::1"), "10.1.2.14:8080"},
 		{"SV-34 also where the slice's type lies", newScene().endpoints(far).with(func(s *scene) { s.slices[0].IPv6 = true }), ""},
 		{"SV-34 an address of the wrong family in a slice", newScene().endpoints(far, "fd00:1::1").with(func(s *scene) { s.slices[0].IPv6 = false }), "10.1.2.14:8080"},

@@ -296,17 +296,17 @@ func (q *question) balance(set *lb.BackendSet) {
 
 // hairpin reports whether the backend is the client itself, and would be masqueraded for that alone (SV-60).
 func (q *question) hairpin(b lb.Backend) bool {
-	return b.Addr.Addr() == q.packet.From.Addr() && !q.Masquerade && (b.Local || !q.how.HairpinsByNode || q.isHere(b.Addr))
+	return b.Addr.Addr() == q.packet.From.Addr() && !q.Masquerade && (b.Local || b.Unplaced || !q.how.HairpinsByNode || q.isHere(b.Addr))
 }
 
-// isHere reports whether any Service says that an endpoint runs on this node: the kernel does not ask of which Service it knows that.
+// isHere reports whether any Service says that an endpoint runs on this node, or not where: the kernel does not ask of which Service it knows that.
 func (q *question) isHere(a netip.AddrPort) bool {
 	for f := range q.table.All() {
 		for _, r := range f.Routes {
 			if f.Key.Proto != q.packet.Proto || r.To == nil {
 				continue
 			}
-			if b, ok := r.To.Backends.Find(a); ok && b.Local {
+			if b, ok := r.To.Backends.Find(a); ok && (b.Local || b.Unplaced) {
 				return true
 			}
 		}

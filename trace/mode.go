@@ -19,7 +19,7 @@ type Mode struct {
 	Terminates bool
 	// Loopback: NodePorts answer on 127.0.0.1 too, where one of [kube-proxy/lb.Node.NodePorts] covers it (SV-64).
 	Loopback bool
-	// HairpinsByNode: a backend that is its own client is masqueraded only where the API says that it runs on this node (SV-60).
+	// HairpinsByNode: a backend that is its own client is not masqueraded where the API says that it runs on another node (SV-60).
 	HairpinsByNode bool
 	// Served is what the mode makes of a row for a packet, where it cannot keep rows as they are: a row that it keeps, nil for one that it does
 	// not serve so that packets pass; and why, as sentences, "" where it keeps the row as it is. NodePorts that it keeps answer at every

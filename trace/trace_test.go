@@ -273,6 +273,15 @@ func TestModes(t *testing.T) {
 	if a := trace.Ask(tab, trace.Mode{HairpinsByNode: true}, p); a.Backends[0].Hairpin {
 		t.Errorf("nobody says that it is on this node: %+v", a)
 	}
+	// TN-68: the API does not say where it runs.
+	at := lb.Key{Addr: p.To.Addr(), Port: p.To.Port(), Proto: p.Proto}
+	places := lb.BackendsOf(lb.Backend{Addr: tab.Get(at).Set(lb.Cluster).Backends.At(0).Addr, Unplaced: true})
+	placed := tab.Get(at).Set(lb.Cluster).Backends
+	tab.Get(at).Set(lb.Cluster).Backends = places
+	if a := trace.Ask(tab, trace.Mode{HairpinsByNode: true}, p); !a.Backends[0].Hairpin {
+		t.Errorf("nobody says where it is: %+v", a)
+	}
+	tab.Get(at).Set(lb.Cluster).Backends = placed
 	// Another Service does, of the same address, port and protocol.
 	set := *tab.Get(lb.Key{Addr: p.To.Addr(), Port: p.To.Port(), Proto: p.Proto}).Set(lb.Cluster)
 	other := set

@@ -225,6 +225,7 @@ func (w world) serving(p cluster.ServicePort, routes []lb.Route) *lb.BackendSet 
 // endpoint is what the slices say of one address and port.
 type endpoint struct {
 	local, ready, draining bool
+	unplaced               bool // an entry does not say where it runs (TN-68)
 	nodeHints, zoneHints   []string
 }
 
@@ -263,6 +264,7 @@ func (w world) merge(known endpoint, e cluster.Endpoint) endpoint {
 	if w.Node.NodeName != "" && e.Place().Node == w.Node.NodeName { // SV-33
 		known.local = true
 	}
+	known.unplaced = known.unplaced || e.Place().Node == ""
 	if e.Ready {
 		known.ready = true
 		if e.Hints != nil {
@@ -284,7 +286,7 @@ func (w world) set(scope lb.Scope, p cluster.ServicePort) *lb.BackendSet {
 		}
 		for at, e := range all {
 			if which(e) {
-				chosen = append(chosen, lb.Backend{Addr: at, Local: e.local, Draining: !e.ready})
+				chosen = append(chosen, lb.Backend{Addr: at, Local: e.local, Unplaced: e.unplaced && !e.local, Draining: !e.ready})
 			}
 		}
 	}

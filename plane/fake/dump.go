@@ -25,7 +25,7 @@ func (p *Plane) Dump() string {
 		s := p.kernel.sets[id]
 		fmt.Fprintf(&b, "set %s refs %d\n", id, s.refs)
 		for be := range s.backends.All() {
-			fmt.Fprintf(&b, "  %s%s%s\n", be.Addr, flag(be.Local, " local"), flag(be.Draining, " draining"))
+			fmt.Fprintf(&b, "  %s%s%s%s\n", be.Addr, flag(be.Local, " local"), flag(be.Unplaced, " unplaced"), flag(be.Draining, " draining"))
 		}
 	}
 	fmt.Fprintf(&b, "node %+v\n", p.kernel.node)

@@ -157,7 +157,7 @@ var differsIn = map[string]string{
 func traced(f lb.Family) trace.Mode { return Mode().Trace(mode.Settings{Family: f}) }
 
 func conformance(b iptables.Backend) planetest.Config {
-	return planetest.Config{Mode: "ipvs", Variant: b != iptables.NFT, Differs: differs, DiffersIn: differsIn, Holds: true, AffinityByAddress: true, HairpinsByNode: true, Trace: traced, Core: core, Forget: forgetServers,
+	return planetest.Config{Mode: "ipvs", Variant: b != iptables.NFT, Differs: differs, DiffersIn: differsIn, Holds: true, AffinityByAddress: true, Trace: traced, Core: core, Forget: forgetServers,
 		New: func(f lb.Family) (planetest.Plane, error) { return opened(newWhole(b, f, 0)) }}
 }
 

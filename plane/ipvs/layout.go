@@ -234,7 +234,7 @@ func (l *layout) members(row *lb.Frontend) (all []member) {
 			continue
 		}
 		for b := range r.To.Backends.All() {
-			if b.Local { // it may be its own client (SV-60)
+			if b.Local || b.Unplaced { // it may be its own client (SV-60, TN-68)
 				a := b.Addr.Addr()
 				all = append(all, member{setLoopBack, a, b.Addr.Port(), row.Key.Proto, netip.PrefixFrom(a, a.BitLen())})
 			}

@@ -70,7 +70,7 @@ type history struct {
 
 func newHistory(cfg Config, f lb.Family, seed uint64) *history {
 	rnd := rand.New(rand.NewPCG(seed, uint64(f)))
-	return &history{town: town{family: f, rnd: rnd, namesNodes: cfg.HairpinsByNode}, cfg: cfg, family: f, steps: historySteps, patience: patience,
+	return &history{town: town{family: f, rnd: rnd}, cfg: cfg, family: f, steps: historySteps, patience: patience,
 		met: map[visitor]meeting{}, known: map[visitor][]netip.AddrPort{}}
 }
 

@@ -57,8 +57,6 @@ type Config struct {
 	// Held: the service addresses are the node's own, and there is no packet filter. What comes for a port of theirs that no row has,
 	// or whose row serves nobody, is refused, also where others drop it or let it pass. Lines then expect that.
 	Held bool
-	// HairpinsByNode: an endpoint that calls its own Service and meets itself is answered only if the API says on which node it is.
-	HairpinsByNode bool
 	// AffinityByAddress: a client stays with its backend at each address of a Service by itself; and where packets from its kind of source
 	// go elsewhere than those from anywhere, a change of backends may send it to another.
 	AffinityByAddress bool

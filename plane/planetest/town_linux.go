@@ -34,8 +34,6 @@ var (
 type town struct {
 	family lb.Family
 	rnd    *rand.Rand
-	// namesNodes: every endpoint says on which node it is.
-	namesNodes bool
 }
 
 func (w *town) six() bool { return w.family == lb.IPv6 }
@@ -121,7 +119,7 @@ func (w *town) slice(i int, service cluster.Name) *cluster.Slice {
 			continue
 		}
 		e := cluster.Endpoint{Addr: h.Addr(w.six()), Ready: true, Serving: true}
-		if w.rnd.IntN(6) > 0 || w.namesNodes { // custom controllers forget it
+		if w.rnd.IntN(6) > 0 { // custom controllers forget it
 			e.Where = cluster.At(h.Node, "")
 		}
 		s.Endpoints = append(s.Endpoints, e)
