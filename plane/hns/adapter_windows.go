@@ -43,6 +43,7 @@ func (a *adapter) Features(ctx context.Context) (Features, error) {
 		return Features{
 			DSR: has(hcn.DSRVersion), SessionAffinity: has(hcn.SessionAffinityVersion), IPv6DualStack: has(hcn.IPv6DualStackVersion),
 			ModifyLoadbalancer: has(hcn.ModifyLoadbalancerVersion), RemoteSubnet: has(hcn.RemoteSubnetVersion), V2: has(hcn.V2ApiSupport),
+			Build: build(),
 		}, nil
 	})
 }
@@ -65,8 +66,12 @@ func (a *adapter) Networks(ctx context.Context, name string) ([]Network, error) 
 		}
 		for i := range all {
 			j := slices.IndexFunc(v1, func(n hnslib.HNSNetwork) bool { return strings.EqualFold(n.Id, all[i].ID) })
-			if j >= 0 {
-				all[i].ManagementIP = v1[j].ManagementIP
+			if j < 0 {
+				continue
+			}
+			all[i].ManagementIP = v1[j].ManagementIP
+			if all[i].HostMAC, err = hostMAC(v1[j].ManagementIP); err != nil {
+				return nil, err
 			}
 		}
 		return all, nil
@@ -83,7 +88,7 @@ func (a *adapter) Endpoints(ctx context.Context, network string) ([]Endpoint, er
 	})
 }
 
-// EndpointsAt filters by the names of schema version 1, as hcn does, and looks at what came of it: HNS may not know the filter.
+// EndpointsAt filters by the names of schema version 1, as hcn does.
 func (a *adapter) EndpointsAt(ctx context.Context, network, address string) ([]Endpoint, error) {
 	return ask(ctx, a, "find endpoint", address, func() ([]Endpoint, error) {
 		field := "IPAddress"
@@ -91,14 +96,10 @@ func (a *adapter) EndpointsAt(ctx context.Context, network, address string) ([]E
 			field = "IPv6Address"
 		}
 		found, err := hcn.ListEndpointsQuery(query(map[string]string{"VirtualNetwork": network, field: address}))
-		if err != nil { // hcn itself filters by networks, names and ids alone
-			found, err = hcn.ListEndpointsOfNetwork(network)
-		}
 		if err != nil {
 			return nil, err
 		}
-		all, err := convert[[]Endpoint](found)
-		return slices.DeleteFunc(all, func(e Endpoint) bool { return !e.at(network, address) }), err
+		return convert[[]Endpoint](found)
 	})
 }
 
@@ -182,6 +183,12 @@ func ask[T any](ctx context.Context, a *adapter, call, object string, f func() (
 		return t, &Error{Call: call, Object: object, Kind: ErrNotFound, Text: err.Error()}
 	}
 	return t, refusal(call, object, err)
+}
+
+// build returns the build of Windows, "10.0.20348".
+func build() string {
+	v := windows.RtlGetVersion()
+	return fmt.Sprintf("%d.%d.%d", v.MajorVersion, v.MinorVersion, v.BuildNumber)
 }
 
 func query(filter map[string]string) hcn.HostComputeQuery {

@@ -43,7 +43,6 @@ func TestBadAnswersToAChange(t *testing.T) {
 		for _, call := range []string{"CreateEndpoint", "CreateLoadBalancer", "ModifyLoadBalancer", "DeleteLoadBalancer"} {
 			t.Run(fmt.Sprintf("%s to %s", what, call), func(t *testing.T) {
 				n := newNode(hns.L2Bridge, hnsfake.Everything)
-				n.pods = everyThird
 				p, table := n.plane(t, lb.IPv4), world.Table(2, 3)
 				reset(t, p, table)
 				var changes []lb.Change
@@ -94,13 +93,12 @@ func (n *windowsNode) ids() (all []string) {
 }
 
 // asFresh expects what a fresh start makes of the table, after an audit.
-func (n *windowsNode) asFresh(t *testing.T, p *hns.Plane, table *lb.Table) {
+func (n *windowsNode) asFresh(t *testing.T, p testPlane, table *lb.Table) {
 	t.Helper()
 	if _, err := p.Audit(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
 	fresh := newNode(hns.L2Bridge, hnsfake.Everything)
-	fresh.pods = everyThird
 	reset(t, fresh.plane(t, lb.IPv4), table)
 	if n.Own() != fresh.Own() {
 		t.Errorf("held:\n%s\nwant:\n%s", n.Own(), fresh.Own())
@@ -116,7 +114,6 @@ func TestBadLists(t *testing.T) {
 	for _, call := range []string{"Features", "Networks", "Endpoints", "LoadBalancers"} {
 		for what, bad := range badAnswers {
 			n := newNode(hns.L2Bridge, hnsfake.Everything)
-			n.pods = everyThird
 			p, table := n.plane(t, lb.IPv4), world.Table(6, 3)
 			reset(t, p, table)
 			before := n.Own()
@@ -137,7 +134,6 @@ func TestBadLists(t *testing.T) {
 				old := hnsfake.Everything
 				old.ModifyLoadbalancer = false
 				n := newNode(hns.L2Bridge, old)
-				n.pods = everyThird
 				p, table := n.plane(t, lb.IPv4), world.Table(6, 3)
 				reset(t, p, table)
 				before := n.ids()

@@ -20,8 +20,8 @@ type HNS interface {
 	Networks(ctx context.Context, name string) ([]Network, error)
 	// Endpoints lists the endpoints of the network with that id.
 	Endpoints(ctx context.Context, network string) ([]Endpoint, error)
-	// EndpointsAt returns those of the network that have that address, such as a pod's that came after the last list: at most one, and
-	// none is no error. It costs HNS as much as its filter does, and the caller one object.
+	// EndpointsAt asks HNS for those of the network that have that address, such as a pod's that came after the last list. HNS may ignore
+	// the filter and return all of the network, or know it not and return none though there is one.
 	EndpointsAt(ctx context.Context, network, address string) ([]Endpoint, error)
 	// CreateEndpoint makes an endpoint in the network e.HostComputeNetwork, and returns it with its ID, which HNS makes.
 	CreateEndpoint(ctx context.Context, e Endpoint) (Endpoint, error)
@@ -52,6 +52,8 @@ type Features struct {
 	RemoteSubnet bool
 	// V2: the calls of schema version 2, without which there is none of the others.
 	V2 bool
+	// Build is that of Windows, "10.0.20348"; "" where it is not known.
+	Build string
 }
 
 // Version is that of a schema. Requests have 2.0.
@@ -80,6 +82,9 @@ type Network struct {
 	// ManagementIP is the node's own IPv4 address in the network. Only schema version 1 has it, which the client asks for it; it is empty
 	// while HNS is still making the network.
 	ManagementIP string `json:",omitempty"`
+	// HostMAC is the hardware address of the node's interface with the ManagementIP, "00-15-5D-00-00-01"; HNS does not know it, the
+	// client asks Windows.
+	HostMAC string `json:",omitempty"`
 }
 
 // Ipam is an address space of a network.
@@ -195,6 +200,9 @@ const (
 	// MappingPreserveDIP: the destination stays the frontend's address, as the load balancer in front of the nodes sent it; with
 	// FlagDSR.
 	MappingPreserveDIP PortMappingFlags = 8
+	// MappingVIPExternal: the frontend's address is one of clients outside; connections stay with their endpoint while others come and
+	// go (kubernetes/kubernetes#113742). Windows Server 2022 and later have it.
+	MappingVIPExternal PortMappingFlags = 16
 )
 
 // Distribution is how a load balancer chooses an endpoint.

@@ -3,6 +3,8 @@ package hns
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -76,9 +78,8 @@ func between(major, minor, fromMajor, fromMinor, toMajor, toMinor int) bool {
 }
 
 // at reports whether the endpoint is in the network and has the address.
-func (e *Endpoint) at(network, address string) bool {
-	a, err := netip.ParseAddr(address)
-	return err == nil && strings.EqualFold(e.HostComputeNetwork, network) && slices.ContainsFunc(e.IPConfigurations, func(c IPConfig) bool {
+func (e *Endpoint) at(network string, a netip.Addr) bool {
+	return strings.EqualFold(e.HostComputeNetwork, network) && slices.ContainsFunc(e.IPConfigurations, func(c IPConfig) bool {
 		has, err := netip.ParseAddr(c.IPAddress)
 		return err == nil && has == a
 	})
@@ -90,4 +91,24 @@ func (l *LoadBalancer) about() string {
 		return s.key().String()
 	}
 	return l.ID
+}
+
+// hostMAC returns the hardware address of this machine's interface with the address, as HNS writes it; "" for the address "".
+func hostMAC(address string) (string, error) {
+	if address == "" {
+		return "", nil
+	}
+	all, err := net.Interfaces()
+	if err != nil {
+		return "", fmt.Errorf("looking for the hardware address of %s: %w", address, err)
+	}
+	for _, i := range all {
+		addrs, _ := i.Addrs() // of an interface that has just gone
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().String() == address {
+				return strings.ToUpper(strings.ReplaceAll(i.HardwareAddr.String(), ":", "-")), nil
+			}
+		}
+	}
+	return "", fmt.Errorf("looking for the hardware address of %s: no interface has it", address)
 }

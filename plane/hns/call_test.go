@@ -1,6 +1,11 @@
 package hns
 
-import "testing"
+import (
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+)
 
 // Features are those of ranges of versions, both ends included (hcn's VersionRange).
 func TestBetween(t *testing.T) {
@@ -21,7 +26,8 @@ func TestEndpointAt(t *testing.T) {
 		network, address string
 		want             bool
 	}{{"a0-b0", "10.1.2.14", true}, {"A0-B0", "fd00:10:1:2::14", true}, {"A0-B1", "10.1.2.14", false}, {"A0-B0", "10.1.2.15", false}, {"A0-B0", "none", false}} {
-		if got := e.at(c.network, c.address); got != c.want {
+		a, _ := netip.ParseAddr(c.address)
+		if got := e.at(c.network, a); got != c.want {
 			t.Errorf("%s in %s: %t", c.address, c.network, got)
 		}
 	}
@@ -35,5 +41,37 @@ func TestAbout(t *testing.T) {
 	}
 	if l.PortMappings = nil; l.about() != "A0" {
 		t.Errorf("got %q", l.about())
+	}
+}
+
+// The host's hardware address is that of the interface with the ManagementIP, as HNS writes it.
+func TestHostMAC(t *testing.T) {
+	all, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for _, i := range all {
+		addrs, err := i.Addrs()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range addrs {
+			p := netip.MustParsePrefix(a.String())
+			if p.Addr().IsLinkLocalUnicast() {
+				continue // two interfaces may have one
+			}
+			got, err := hostMAC(p.Addr().String())
+			seen++
+			if want := strings.ToUpper(strings.ReplaceAll(i.HardwareAddr.String(), ":", "-")); err != nil || got != want {
+				t.Errorf("%s of %s: %q, %v, want %q", p.Addr(), i.Name, got, err, want)
+			}
+		}
+	}
+	if got, err := hostMAC(""); got != "" || err != nil || seen == 0 {
+		t.Errorf("without a ManagementIP: %q, %v; %d addresses", got, err, seen)
+	}
+	if _, err := hostMAC("192.0.2.77"); err == nil || !strings.Contains(err.Error(), "192.0.2.77") {
+		t.Errorf("an address that no interface has: %v", err)
 	}
 }

@@ -24,7 +24,7 @@ func large(t *testing.T, f lb.Family, kind hns.NetworkType, services int) (*hnsf
 	t.Helper()
 	w := planetest.World{Family: f}
 	fake := hnsfake.New(hnsfake.Everything)
-	network := hns.Network{Name: labNetwork, Type: kind, ManagementIP: planetest.World{Family: lb.IPv4}.Addr(192, 1).String()}
+	network := hns.Network{Name: labNetwork, Type: kind, ManagementIP: planetest.World{Family: lb.IPv4}.Addr(192, 1).String(), HostMAC: hostMAC}
 	if kind == hns.Overlay {
 		network.Policies = []hns.Policy{policy(hns.PolicyRemoteSubnetRoute, hns.RemoteSubnet{
 			DestinationPrefix: w.Node().Pods.Prefixes[0].String(), ProviderAddress: w.Addr(192, 2).String()})}
@@ -36,7 +36,6 @@ func large(t *testing.T, f lb.Family, kind hns.NetworkType, services int) (*hnsf
 	cfg := hns.Config{Family: f, HNS: fake, Network: labNetwork}
 	if kind == hns.Overlay {
 		cfg.SourceVIP = w.Addr(100, 1<<23)
-		fake.AddPod(id, "source VIP", cfg.SourceVIP)
 	}
 	p, err := hns.New(cfg)
 	if err != nil {

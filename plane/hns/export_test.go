@@ -1,6 +1,8 @@
 package hns
 
 import (
+	"net/netip"
+
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/trace"
@@ -8,6 +10,9 @@ import (
 
 // SetStep bounds how many new load balancers a Reset writes.
 func (p *Plane) SetStep(n int) { p.step = n }
+
+// RenderIn is Render for a network of that type.
+var RenderIn = renderIn
 
 // Remove is --cleanup with the HNS that open finds.
 var Remove = remove
@@ -22,3 +27,9 @@ func KeptIn(s mode.Settings, n Network) func(lb.Node, *lb.Frontend, trace.Packet
 		return keptBy(s, known, node, row, p)
 	}
 }
+
+// Source is the source VIP.
+func (p *Plane) Source() netip.Addr { return p.cfg.SourceVIP }
+
+// Config is what the plane was made of.
+func (p *Plane) Config() Config { return p.cfg }

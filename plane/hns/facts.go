@@ -19,6 +19,8 @@ type facts struct {
 	node      lb.Node
 	wantDSR   bool
 	sourceVIP netip.Addr
+	// refused are the optional flags of port mappings that this build of Windows does not take.
+	refused PortMappingFlags
 	// root is the id of the node's own HNS endpoint, and rootAddr its address; "" if there is none.
 	root     string
 	rootAddr netip.Addr
@@ -29,6 +31,7 @@ type network struct {
 	id, name   string
 	overlay    bool
 	management netip.Addr // the node's own address; not valid if HNS does not tell
+	mac        string     // that of the interface with this address
 	subnets    []netip.Prefix
 	remotes    []remote // the longest prefixes first
 }
@@ -69,7 +72,7 @@ func served(t NetworkType) bool {
 
 // parse reads what matters of a network. The error names all that it cannot read.
 func parse(n Network) (network, error) {
-	net := network{id: n.ID, name: n.Name, overlay: strings.EqualFold(string(n.Type), string(Overlay))}
+	net := network{id: n.ID, name: n.Name, mac: n.HostMAC, overlay: strings.EqualFold(string(n.Type), string(Overlay))}
 	var errs []error
 	if n.ManagementIP != "" {
 		var err error

@@ -94,7 +94,11 @@ func TestRenderDP45(t *testing.T) {
 			if g.cfg.Family == 0 {
 				g.cfg.Family = lb.IPv4
 			}
-			got, err := hns.Render(g.cfg, g.table)
+			kind := hns.L2Bridge
+			if name == "overlay-dsr" {
+				kind = hns.Overlay
+			}
+			got, err := hns.RenderIn(kind, g.cfg, g.table)
 			if len(g.says) > 0 {
 				says(t, err, g.says...)
 			} else if err != nil {
@@ -117,7 +121,7 @@ func TestRenderDP45(t *testing.T) {
 			if err := json.Unmarshal(got, &calls); err != nil || len(calls) == 0 && name != "nothing" {
 				t.Errorf("%d calls, %v", len(calls), err)
 			}
-			again, _ := hns.Render(g.cfg, g.table)
+			again, _ := hns.RenderIn(kind, g.cfg, g.table)
 			if string(again) != string(got) {
 				t.Error("another time it is another text")
 			}

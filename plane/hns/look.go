@@ -15,7 +15,11 @@ import (
 // Follow is part of mode.Looker: it lists HNS, which can be asked for nothing less, and says which load balancer takes the packet, as the documents
 // of HNS have it (docs/adr/0044). HNS refuses and drops nothing, and remembers no client that it would tell of.
 func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {
-	pic, err := p.read(ctx, lb.Node{})
+	var node lb.Node
+	if s := p.shown.Load(); s != nil {
+		node = s.node
+	}
+	pic, err := p.read(ctx, node)
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("hns: follow a packet to %s: %w", packet.To, err)
 	}
@@ -33,17 +37,18 @@ func (pic *picture) follow(packet trace.Packet) trace.Kernel {
 	local, behind := mapping.Flags&MappingLocalRoutedVIP != 0, pic.behind(packet.From.Addr())
 	outside := !packet.Host && !behind
 	switch {
-	case packet.Host && !local:
-		k.Way = append(k.Way, "it does not take packets of the node itself (no LocalRoutedVIP)")
-		return k
-	case behind && !local && onNode:
-		k.Way = append(k.Way, "it does not take packets of pods to the node's addresses (no LocalRoutedVIP)")
+	case (packet.Host || behind) && !local && onNode:
+		k.Way = append(k.Way, "it does not take packets of the node and its pods to the node's addresses (no LocalRoutedVIP)")
 		return k
 	case outside && mapping.Flags&MappingILB != 0:
 		k.Way = append(k.Way, "it takes packets of this node's pods alone (ILB)")
 		return k
 	}
 	k.Verdict = trace.Drop
+	if behind && !pic.reachable(packet.To.Addr()) {
+		k.Way = append(k.Way, "no remote endpoint has the address, by which pods of an overlay network reach it")
+		return k
+	}
 	direct := l.Flags&FlagDSR != 0
 	for _, id := range l.HostComputeEndpoints {
 		e, a := pic.endpoint(id, six)
@@ -90,6 +95,14 @@ func (pic *picture) taker(packet trace.Packet) (found *LoadBalancer, by PortMapp
 		}
 	}
 	return found, by, onNode
+}
+
+// reachable reports whether pods can send packets to a load balancer's address: an overlay network must know where a cluster IP is.
+func (pic *picture) reachable(vip netip.Addr) bool {
+	return !pic.overlay || !pic.ofServices(vip) ||
+		slices.ContainsFunc(pic.endpoints, func(e Endpoint) bool {
+			return e.Flags&RemoteEndpoint != 0 && slices.Contains(addresses(e, lb.FamilyOf(vip)), vip)
+		})
 }
 
 // behind reports whether an address is that of a container of this node.
@@ -162,6 +175,9 @@ func (r *reconciliation) differences() func(func(trace.Difference) bool) {
 			if is != nil {
 				have = is.text(is.endpoints, len(is.ids))
 			}
+			if is != nil && is.atVIP != want.atVIP {
+				have += ", without an endpoint at its address"
+			}
 			if !want.none() {
 				var addrs []netip.Addr
 				for _, b := range want.backends {
@@ -199,6 +215,9 @@ func (r *reconciliation) differences() func(func(trace.Difference) bool) {
 			if !yield(d) {
 				return
 			}
+		}
+		if name := r.st.sourceEndpoint().Name; r.needsSource() && !yield(trace.Difference{Object: "endpoint " + name, Want: "local"}) {
+			return
 		}
 		for _, id := range r.spare {
 			if !yield(trace.Difference{Object: "endpoint " + id, Have: "a second one of its address"}) {

@@ -21,11 +21,13 @@ import (
 var _ mode.Looker = (*hns.Plane)(nil)
 
 // asked are packets to each row from a pod, the node and outside, and what the fake's own resolver says of each.
-func (n *windowsNode) follow(t *testing.T, p *hns.Plane, table *lb.Table, w planetest.World) (balanced int) {
+func (n *windowsNode) follow(t *testing.T, p testPlane, table *lb.Table, w planetest.World) (balanced int) {
 	t.Helper()
 	state, node := n.State(), w.Addr(192, 1)
 	pod := w.Addr(100, 999)
-	n.tryPod(n.network, pod)
+	if !n.has(pod) {
+		n.AddPod(n.network, "client", pod)
+	}
 	for row := range table.All() {
 		for from, source := range map[hnsfake.Source]netip.Addr{hnsfake.Pod: pod, hnsfake.Host: node, hnsfake.Outside: w.Addr(172, 1)} {
 			packet := trace.Packet{From: netip.AddrPortFrom(source, 0), Host: from == hnsfake.Host, Proto: row.Key.Proto,
@@ -76,12 +78,10 @@ func TestLook(t *testing.T) {
 func testLook(t *testing.T, kind hns.NetworkType, f lb.Family, dsr bool) {
 	w, rnd := planetest.World{Family: f}, rand.New(rand.NewPCG(1, 2))
 	n := newNode(kind, hnsfake.Everything)
-	n.pods = everyThird
 	cfg := n.config(f)
 	cfg.DSR = dsr
 	if kind == hns.Overlay {
 		cfg.SourceVIP = w.Addr(100, 1<<20)
-		n.AddPod(n.network, "source", cfg.SourceVIP)
 	}
 	p := newPlane(t, cfg)
 	table := &lb.Table{Node: w.Node()}

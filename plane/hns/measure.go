@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 
+	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
 
@@ -25,14 +26,17 @@ var metrics = []mode.Metric{
 		Help: "Calls to HNS: list, get, create, modify or delete, and whether they ended in success or error"},
 }
 
-// sizes is what Measure tells of the state.
-type sizes struct{ balancers, endpoints int }
+// sizes is what Measure tells of the state, with the node for who looks.
+type sizes struct {
+	balancers, endpoints int
+	node                 lb.Node
+}
 
 func (p *Plane) show() {
 	var s sizes
 	if p.st != nil {
 		s.balancers = len(p.st.balancers)
-		s.endpoints = p.st.made
+		s.endpoints, s.node = p.st.made, p.st.node
 	}
 	p.shown.Store(&s)
 }

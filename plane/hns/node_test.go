@@ -3,10 +3,13 @@ package hns_test
 import (
 	"context"
 	"fmt"
+
 	"net/netip"
+	"slices"
 	"testing"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane"
 	"kube-proxy/plane/hns"
 	"kube-proxy/plane/hns/hnsfake"
 	"kube-proxy/plane/planetest"
@@ -16,35 +19,83 @@ import (
 type windowsNode struct {
 	*hnsfake.Fake
 	network string
-	// pods: who has such an address is a pod of this node, which the CNI has made when the proxy asks for it.
-	pods func(netip.Addr) bool
+	// noCNI: pods of this node have no endpoints but those that a test makes.
+	noCNI bool
 }
 
 const networkName = "cbr0"
 
 func newNode(t hns.NetworkType, f hns.Features) *windowsNode {
-	n := &windowsNode{Fake: hnsfake.New(f), pods: func(netip.Addr) bool { return true }}
+	n := &windowsNode{Fake: hnsfake.New(f)}
 	n.addNetwork(t)
 	return n
 }
 
+// oldNode is a node with that build of Windows.
+func oldNode(t hns.NetworkType, build string) *windowsNode {
+	n := &windowsNode{Fake: hnsfake.With(hnsfake.Assumed(build))}
+	n.addNetwork(t)
+	return n
+}
+
+const hostMAC = "00-15-5D-00-00-01"
+
 func (n *windowsNode) addNetwork(t hns.NetworkType) {
-	n.network = n.AddNetwork(hns.Network{Name: networkName, Type: t, ManagementIP: planetest.World{Family: lb.IPv4}.Addr(192, 1).String()})
+	v4, v6 := planetest.World{Family: lb.IPv4}, planetest.World{Family: lb.IPv6}
+	n.network = n.AddNetwork(hns.Network{Name: networkName, Type: t, ManagementIP: v4.Addr(192, 1).String(), HostMAC: hostMAC})
+	n.SetServices(slices.Concat(v4.Node().ServiceCIDRs, v6.Node().ServiceCIDRs)...)
 }
 
-// EndpointsAt is part of hns.HNS.
-func (n *windowsNode) EndpointsAt(ctx context.Context, network, address string) ([]hns.Endpoint, error) {
-	a := netip.MustParseAddr(address)
-	if n.pods(a) {
-		n.tryPod(network, a)
+// schedule makes the endpoints of the pods of this node that rows have as backends, as the CNI does before they are ready.
+func (n *windowsNode) schedule(rows ...*lb.Frontend) {
+	if n == nil || n.noCNI || !n.there() {
+		return
 	}
-	return n.Fake.EndpointsAt(ctx, network, address)
+	held := map[netip.Addr]bool{}
+	for _, e := range n.State().Endpoints {
+		for _, c := range e.IPConfigurations {
+			held[netip.MustParseAddr(c.IPAddress)] = e.HostComputeNetwork == n.network
+		}
+	}
+	for _, row := range rows {
+		for _, r := range row.Routes {
+			if r.To == nil {
+				continue
+			}
+			for b := range r.To.Backends.All() {
+				if a := b.Addr.Addr(); b.Local && !held[a] {
+					n.AddPod(n.network, "pod "+a.String(), a)
+					held[a] = true
+				}
+			}
+		}
+	}
 }
 
-// tryPod makes a pod's endpoint, unless the address is taken or the network has gone, at which the fake panics.
-func (n *windowsNode) tryPod(network string, a netip.Addr) {
-	defer func() { _ = recover() }()
-	n.AddPod(network, "pod "+a.String(), a)
+func (n *windowsNode) there() bool {
+	return slices.ContainsFunc(n.State().Networks, func(w hns.Network) bool { return w.ID == n.network })
+}
+
+// testPlane is a plane before whose writes the CNI makes pods.
+type testPlane struct {
+	*hns.Plane
+	n *windowsNode
+}
+
+func (p testPlane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {
+	p.n.schedule(want.Sorted()...)
+	return p.Plane.Reset(ctx, want)
+}
+
+func (p testPlane) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResult, error) {
+	var rows []*lb.Frontend
+	for _, c := range changes {
+		if c.New != nil {
+			rows = append(rows, c.New)
+		}
+	}
+	p.n.schedule(rows...)
+	return p.Plane.Apply(ctx, changes)
 }
 
 // has reports whether an endpoint has the address.
@@ -63,18 +114,25 @@ func (n *windowsNode) config(f lb.Family) hns.Config {
 	return hns.Config{Family: f, HNS: n, Network: networkName}
 }
 
-func (n *windowsNode) plane(t testing.TB, f lb.Family) *hns.Plane {
+func (n *windowsNode) plane(t testing.TB, f lb.Family) testPlane {
 	t.Helper()
 	return newPlane(t, n.config(f))
 }
 
-func newPlane(t testing.TB, c hns.Config) *hns.Plane {
+func newPlane(t testing.TB, c hns.Config) testPlane {
 	t.Helper()
 	p, err := hns.New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return p
+	switch n := c.HNS.(type) {
+	case *windowsNode:
+		return testPlane{p, n}
+	case otherwise:
+		return testPlane{p, n.windowsNode}
+	}
+	t.Fatalf("no node has the HNS %T", c.HNS)
+	return testPlane{}
 }
 
 // own are the ids of what the proxy made for a family.
@@ -121,7 +179,7 @@ func (n *windowsNode) balancerOf(vip string, port uint16) (l hns.LoadBalancer, o
 	return l, false
 }
 
-func reset(t testing.TB, p *hns.Plane, want *lb.Table) {
+func reset(t testing.TB, p testPlane, want *lb.Table) {
 	t.Helper()
 	if _, err := resetAll(p, want); err != nil {
 		t.Fatal(err)
@@ -129,7 +187,7 @@ func reset(t testing.TB, p *hns.Plane, want *lb.Table) {
 }
 
 // resetAll resets, and applies what is left for later row by row.
-func resetAll(p *hns.Plane, want *lb.Table) ([]lb.Key, error) {
+func resetAll(p testPlane, want *lb.Table) ([]lb.Key, error) {
 	res, err := p.Reset(context.Background(), want)
 	if err != nil {
 		return nil, err
@@ -143,18 +201,11 @@ func resetAll(p *hns.Plane, want *lb.Table) ([]lb.Key, error) {
 	return failed, err
 }
 
-func apply(t testing.TB, p *hns.Plane, changes []lb.Change, _ []lb.Contest) {
+func apply(t testing.TB, p testPlane, changes []lb.Change, _ []lb.Contest) {
 	t.Helper()
 	if _, err := p.Apply(t.Context(), changes); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// everyThird address is of this node, as in planetest's worlds.
-func everyThird(a netip.Addr) bool {
-	b := a.AsSlice()
-	b = b[len(b)-3:]
-	return (int(b[0])<<16|int(b[1])<<8|int(b[2]))%3 == 0
 }
 
 func serviceName(i int) string { return fmt.Sprintf("ns/svc-%d", i) }

@@ -22,6 +22,7 @@ const (
 	lackAffinity
 	lackPreserve
 	lackProvider
+	lackFlag
 	// These are of the node.
 	lackRoot
 	lackDSR
@@ -39,9 +40,11 @@ var lackTexts = [lacks]string{
 	lackPorts: "HNS leads a port of a Service to one port of its endpoints: where they have several, the port that most have is served, and the " +
 		"other endpoints are not used",
 	lackAffinity: "this version of HNS has no session affinity: Services that ask for it are served without",
-	lackPreserve: "the annotation preserve-destination needs --enable-dsr (winkernel.enableDSR) and an HNS that has it: packets to such Services go to their " +
-		"endpoints' own addresses",
-	lackProvider:   "which node has a backend is not known to the HNS network: packets are sent to the backend's own address",
+	lackPreserve: "this version of HNS has no direct server return, which the annotation preserve-destination needs: packets to such Services go to " +
+		"their endpoints' own addresses",
+	lackProvider: "which node has a backend is not known to the HNS network: packets are sent to this node, which forwards them by its routes",
+	lackFlag: "this build of Windows does not take a flag of load balancers, which are written without it: connections to external addresses (16) may end " +
+		"when endpoints change, NodePorts (2) may not be reached from this node, preserve-destination (4) from other nodes",
 	lackRoot:       "no HNS endpoint of the network has the name that --root-hnsendpoint-name (winkernel.rootHnsEndpointName) says: health checks of load balancers are not forwarded",
 	lackDSR:        "this version of HNS has no direct server return: --enable-dsr (winkernel.enableDSR) has no effect",
 	lackSourceVIP:  "the HNS network is an overlay, and --source-vip (winkernel.sourceVip) is of the other family: Services of this one are not served",

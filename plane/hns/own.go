@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"kube-proxy/lb"
@@ -15,7 +14,8 @@ import (
 const namePrefix = "kube-proxy "
 
 // remoteEndpoint is the endpoint for an address that no container of this node has, as HNS is asked for it. known: in an overlay
-// network, it is known which node has the address; otherwise packets are sent to the address itself.
+// network, it is known which node has the address; otherwise packets are sent to this node, which knows routes, and so are those to
+// cluster IPs.
 func (n *network) remoteEndpoint(a netip.Addr) (e Endpoint, known bool) {
 	e = Endpoint{
 		Name: namePrefix + a.String(), HostComputeNetwork: n.id, Flags: RemoteEndpoint, SchemaVersion: Version2,
@@ -26,12 +26,30 @@ func (n *network) remoteEndpoint(a netip.Addr) (e Endpoint, known bool) {
 		return e, true
 	}
 	provider, known := n.provider(a)
-	settings, err := json.Marshal(AddressSetting{ProviderAddress: provider.String()})
+	if !known {
+		e.MacAddress = n.mac
+	}
+	e.Policies = []Policy{providerPolicy(provider)}
+	return e, known
+}
+
+// sourceName begins the name of the endpoint that has the source VIP, which ends with its address.
+const sourceName = namePrefix + "source "
+
+// sourceEndpoint is the local endpoint that has the source VIP of an overlay network, as HNS is asked for it.
+func (f *facts) sourceEndpoint() Endpoint {
+	return Endpoint{
+		Name: sourceName + f.sourceVIP.String(), HostComputeNetwork: f.id, MacAddress: f.mac, SchemaVersion: Version2,
+		IPConfigurations: []IPConfig{{IPAddress: f.sourceVIP.String()}}, Policies: []Policy{providerPolicy(f.management)},
+	}
+}
+
+func providerPolicy(node netip.Addr) Policy {
+	settings, err := json.Marshal(AddressSetting{ProviderAddress: node.String()})
 	if err != nil {
 		panic(err) // a string
 	}
-	e.Policies = []Policy{{Type: PolicyProviderAddress, Settings: settings}}
-	return e, known
+	return Policy{Type: PolicyProviderAddress, Settings: settings}
 }
 
 // macOf makes the hardware address of an endpoint, which must be one that no other has: a locally administered one, of the address of
@@ -49,16 +67,11 @@ func mac(second byte, last []byte) string {
 	return fmt.Sprintf("02-%02X-%02X-%02X-%02X-%02X", second, last[0], last[1], last[2], last[3])
 }
 
-// ours reports whether this package made the endpoint: it is remote, in no container, has the one address of its name, and no policy
-// but the one that we write. What the CNI, another program or upstream's proxy made has another name.
+// ours reports whether this package made the endpoint: it is remote, in no container, and has the one address of its name. What the
+// CNI, another program or upstream's proxy made has another name. Policies say nothing: HNS adds some by itself.
 func ours(e Endpoint) bool {
 	if e.Flags&RemoteEndpoint == 0 || e.HostComputeNamespace != "" || len(e.IPConfigurations) != 1 {
 		return false
-	}
-	for _, p := range e.Policies {
-		if p.Type != PolicyProviderAddress {
-			return false
-		}
 	}
 	a, err := netip.ParseAddr(e.IPConfigurations[0].IPAddress)
 	return err == nil && e.Name == namePrefix+a.String()
@@ -86,11 +99,11 @@ func providerOf(e Endpoint) netip.Addr {
 	return netip.Addr{}
 }
 
-// written reports whether a load balancer of that shape could be one that this package wrote, whatever its endpoints.
-func (s *shape) written(overlay bool) bool {
-	return (s.mapping == MappingLocalRoutedVIP || s.mapping == MappingLocalRoutedVIP|MappingPreserveDIP && s.flags&FlagDSR != 0) &&
-		s.flags&^(FlagDSR|FlagIPv6) == 0 && (s.distribution == PerConnection || s.distribution == PerClient) &&
-		(overlay || !s.source.IsValid())
+// written reports whether a load balancer of that shape could be one that this package wrote, whatever its endpoints: with optional
+// flags or without.
+func (s *shape) written() bool {
+	return s.mapping&^(optional|MappingPreserveDIP) == 0 && (s.mapping&MappingPreserveDIP == 0 || s.flags&FlagDSR != 0) &&
+		s.flags&^(FlagDSR|FlagIPv6) == 0 && (s.distribution == PerConnection || s.distribution == PerClient)
 }
 
 // served reports whether the load balancer of that shape with those endpoints is one of a proxy that serves this network. HNS has no names
@@ -103,9 +116,9 @@ func (s *shape) served(l LoadBalancer, f *facts, endpoint map[string]Endpoint, w
 		}
 	}
 	switch {
-	case wanted, slices.ContainsFunc(f.node.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(s.vip) }):
+	case wanted, f.ofServices(s.vip):
 		return true
 	default:
-		return inside > 0 && inside == len(l.HostComputeEndpoints) && s.written(f.overlay)
+		return inside > 0 && inside == len(l.HostComputeEndpoints) && s.written()
 	}
 }

@@ -23,7 +23,9 @@ type shape struct {
 type plan struct {
 	shape
 	backends []backend
-	lacks    []lack
+	// atVIP: pods reach the address only if a remote endpoint has it.
+	atVIP bool
+	lacks []lack
 }
 
 // backend is an address that packets are sent to.
@@ -43,12 +45,14 @@ func (f *facts) planned(row *lb.Frontend) (p plan) {
 	if row == nil || row.Accepts() || row.Key.IsNodePort() && !f.nodePorts() {
 		return p
 	}
-	set, inside := chosen(row, f.dsr())
+	// HNS does not tell sources apart: the last route, that for anywhere, decides for all.
+	first, last := row.Routes[0], row.Routes[len(row.Routes)-1]
+	if first.Do == lb.Balance && (last.Do != lb.Balance || first.To.ID != last.To.ID) {
+		p.lack(lackSplit)
+	}
+	set := last.To
 	switch {
 	case set == nil:
-		if inside {
-			p.lack(lackSplit)
-		}
 		return p
 	case row.Key.Proto == lb.SCTP:
 		p.lack(lackSCTP)
@@ -56,33 +60,20 @@ func (f *facts) planned(row *lb.Frontend) (p plan) {
 	case len(row.Sources) > 0:
 		p.lack(lackSources)
 		return p
-	case f.overlay && !f.source().IsValid():
+	case f.overlay && lb.FamilyOf(f.sourceVIP) != f.family:
 		p.lack(lackSourceVIP)
 		return p
 	}
-	last := row.Routes[len(row.Routes)-1]
-	if inside && set == last.To {
-		p.lack(lackSplit)
+	preserve := row.PreserveDestination && f.features.DSR
+	if row.PreserveDestination && !preserve {
+		p.lack(lackPreserve)
 	}
-	// Not MappingILB: a load balancer without it serves pods too, and with it perhaps nobody from outside (ADR 0044).
-	p.shape = shape{vip: row.Key.Addr, port: row.Key.Port, proto: row.Key.Proto, mapping: MappingLocalRoutedVIP, source: f.source()}
+	p.shape = shape{vip: row.Key.Addr, port: row.Key.Port, proto: row.Key.Proto, mapping: f.mapping(row.Kind, preserve)}
 	if f.family == lb.IPv6 {
 		p.flags |= FlagIPv6
 	}
-	// The answers of a backend on another node would not pass this one, which alone knows whom the client asked. Clients of a
-	// cluster IP are behind this node's virtual switch, which does.
-	if f.dsr() && (row.Kind == lb.ClusterIP || inside || set.ID.Scope == lb.Local) {
+	if f.direct(row.Kind, set.ID.Scope, preserve) {
 		p.flags |= FlagDSR
-	}
-	// Direct return leads clients outside to endpoints of this node alone, which the annotation asks for too: another node's would not
-	// know whom they asked (ADR 0043).
-	if row.PreserveDestination {
-		if f.dsr() {
-			p.flags |= FlagDSR
-			p.mapping |= MappingPreserveDIP
-		} else {
-			p.lack(lackPreserve)
-		}
 	}
 	if row.Affinity > 0 {
 		if p.distribution = PerClient; !f.features.SessionAffinity {
@@ -90,39 +81,59 @@ func (f *facts) planned(row *lb.Frontend) (p plan) {
 			p.lack(lackAffinity)
 		}
 	}
-	p.choose(&set.Backends, f)
+	p.choose(&set.Backends, f, preserve)
+	p.source = f.source(p.backends)
+	p.atVIP = f.atVIP(row)
 	return p
 }
 
-// chosen is the set that the load balancer of a row has, nil for none, and whether clients inside of the node, pods and itself, are to
-// be led otherwise than those outside, as with externalTrafficPolicy Local. HNS does not tell sources apart, so the last route decides, that for
-// anywhere. But for one thing: with DSR it leads who comes from outside to endpoints of this node alone (kubernetes/kubernetes#115344),
-// so the load balancer may have what clients inside are to reach, if of that just those here are for clients outside.
-func chosen(row *lb.Frontend, dsr bool) (set *lb.BackendSet, inside bool) {
-	first, last := row.Routes[0], row.Routes[len(row.Routes)-1]
-	inside = first.Do == lb.Balance && (last.Do != lb.Balance || first.To.ID != last.To.ID)
-	if inside && dsr && row.Kind != lb.ClusterIP && first.From == lb.Pods && last.Do == lb.Balance && last.To.ID.Scope == lb.Local &&
-		slices.Equal(here(first.To), here(last.To)) {
-		return first.To, true
-	}
-	return last.To, inside
+// atVIP reports whether pods reach a row's address only if a remote endpoint has it: in an overlay network, what is sent to the service
+// network is encapsulated (kubernetes/kubernetes#70896).
+func (f *facts) atVIP(row *lb.Frontend) bool {
+	return f.overlay && row.Key.Addr.IsValid() && (row.Kind == lb.ClusterIP || f.ofServices(row.Key.Addr))
 }
 
-// here are the addresses of a set on this node.
-func here(s *lb.BackendSet) (all []netip.AddrPort) {
-	for b := range s.Backends.All() {
-		if b.Local || s.ID.Scope == lb.Local {
-			all = append(all, b.Addr)
-		}
-	}
-	return all
+// ofServices reports whether an address is in the service network.
+func (f *facts) ofServices(a netip.Addr) bool {
+	return slices.ContainsFunc(f.node.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// choose takes the backends of one port, for HNS leads to one: that which most have, and of those the lowest.
-func (p *plan) choose(backends *lb.Backends, f *facts) {
+// optional are the flags of port mappings that HNS may refuse, and which are left out then.
+const optional = MappingVIPExternal | MappingLocalRoutedVIP | MappingUseMux
+
+// mapping returns the flags of a port mapping, as they have worked in production. Never MappingILB: a load balancer without it
+// serves pods too, and with it perhaps nobody from outside (ADR 0044).
+func (f *facts) mapping(k lb.Kind, preserve bool) (m PortMappingFlags) {
+	switch k {
+	case lb.NodePort:
+		m = MappingLocalRoutedVIP
+	case lb.ExternalIP, lb.LoadBalancer:
+		m = MappingVIPExternal
+	}
+	if preserve {
+		m |= MappingPreserveDIP | MappingUseMux
+	}
+	return m &^ f.refused
+}
+
+// direct reports whether backends answer clients directly. The answers of a backend on another node would not pass this one, which
+// alone knows whom the client asked. Clients of a cluster IP are behind this node's virtual switch, which does; backends of policy
+// Local are on this node, and would not see the client otherwise.
+func (f *facts) direct(k lb.Kind, scope lb.Scope, preserve bool) bool {
+	if k == lb.ClusterIP {
+		return f.wantDSR && f.features.DSR
+	}
+	return preserve || scope == lb.Local && f.features.DSR
+}
+
+// choose takes the backends of one port, for HNS leads to one: that which most have, and of those the lowest. With here it takes only
+// those of this node.
+func (p *plan) choose(backends *lb.Backends, f *facts, here bool) {
 	count := map[uint16]int{}
 	for b := range backends.All() {
-		count[b.Addr.Port()]++
+		if !here || b.Local {
+			count[b.Addr.Port()]++
+		}
 	}
 	for port, n := range count {
 		if n > count[p.to] || n == count[p.to] && port < p.to {
@@ -134,7 +145,7 @@ func (p *plan) choose(backends *lb.Backends, f *facts) {
 	}
 	p.backends = make([]backend, 0, backends.Len())
 	for b := range backends.All() {
-		if b.Addr.Port() == p.to {
+		if b.Addr.Port() == p.to && (!here || b.Local) {
 			a := b.Addr.Addr()
 			p.backends = append(p.backends, backend{a, b.Local && f.pod(a)})
 		}
@@ -149,11 +160,12 @@ func (f *facts) forwarded(vip netip.Addr, port uint16) (p plan) {
 		p.lack(lackRoot)
 		return p
 	}
-	p.shape = shape{vip: vip, port: port, to: port, proto: lb.TCP, mapping: MappingLocalRoutedVIP, source: f.source()}
+	p.shape = shape{vip: vip, port: port, to: port, proto: lb.TCP}
 	if f.family == lb.IPv6 {
 		p.flags |= FlagIPv6
 	}
 	p.backends = []backend{{f.rootAddr, true}}
+	p.source = f.source(p.backends)
 	return p
 }
 
@@ -227,18 +239,27 @@ func (f *facts) nodePorts() bool {
 	})
 }
 
-// source is the address that backends in an overlay network see and answer to.
-func (f *facts) source() netip.Addr {
-	if f.network.overlay && lb.FamilyOf(f.sourceVIP) == f.family {
-		return f.sourceVIP
+// source is the address that backends see and answer to: that of --source-vip. An answer to it comes back from the overlay network
+// alone, so where a backend is another node, or outside of the cluster, it is this node's (kubernetes/kubernetes#91886, KEP-5100).
+func (f *facts) source(backends []backend) netip.Addr {
+	if lb.FamilyOf(f.sourceVIP) != f.family {
+		return netip.Addr{}
 	}
-	return netip.Addr{}
+	outside := func(b backend) bool { return !b.here && b.addr != f.management && !f.inside(b.addr) }
+	if f.overlay && lb.FamilyOf(f.management) == f.family && slices.ContainsFunc(backends, outside) {
+		return f.management
+	}
+	return f.sourceVIP
 }
 
-func (f *facts) dsr() bool { return f.wantDSR && f.features.DSR }
+// inside reports whether an address is in a subnet of the network, here or on another node.
+func (n *network) inside(a netip.Addr) bool {
+	return slices.ContainsFunc(n.subnets, func(p netip.Prefix) bool { return p.Contains(a) }) ||
+		slices.ContainsFunc(n.remotes, func(r remote) bool { return r.pods.Contains(a) })
+}
 
-// provider is the node that an overlay network sends packets for the address to, and whether that is known.
-func (n *network) provider(a netip.Addr) (netip.Addr, bool) {
+// provider is the node that an overlay network sends packets for the address to: this one, where the network does not know it.
+func (n *network) provider(a netip.Addr) (node netip.Addr, known bool) {
 	for _, r := range n.remotes { // the longest prefixes first
 		if r.pods.Contains(a) {
 			return r.node, true
@@ -247,7 +268,7 @@ func (n *network) provider(a netip.Addr) (netip.Addr, bool) {
 	if slices.ContainsFunc(n.remotes, func(r remote) bool { return r.node == a }) || a == n.management {
 		return a, true
 	}
-	return a, false
+	return n.management, false
 }
 
 // own reports whether only this node's pods can have the address: the overlay network has a subnet for each node.

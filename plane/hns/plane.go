@@ -43,10 +43,19 @@ type Plane struct {
 	// suspect: HNS answered as it would if others had changed our objects.
 	suspect bool
 	notices notices
+	refused atomic.Pointer[refused]
+	// filters: HNS has found an endpoint by its address.
+	filters bool
 	shown   atomic.Pointer[sizes]
 
 	// step is how many new load balancers a Reset writes; the others are left for later. A constant but for tests.
 	step int
+}
+
+// refused are the optional flags of port mappings that a build of Windows does not take.
+type refused struct {
+	build string
+	flags PortMappingFlags
 }
 
 // step and pace follow from what a call takes: HNS answers in some ten milliseconds, one call after the other.

@@ -33,7 +33,7 @@ func says(t *testing.T, err error, words ...string) {
 }
 
 // notices returns the texts and arguments of what the plane tells.
-func notices(p *hns.Plane) string {
+func notices(p testPlane) string {
 	var b strings.Builder
 	for _, n := range p.Notices() {
 		fmt.Fprintln(&b, n.Text, n.Args)
@@ -48,7 +48,7 @@ func TestNetworkCF31(t *testing.T) {
 	_, err := hns.New(hns.Config{Family: lb.IPv4, HNS: hnsfake.New(hnsfake.Everything)})
 	says(t, err, "--network-name", "winkernel.networkName", "KUBE_NETWORK")
 	t.Setenv("KUBE_NETWORK", networkName)
-	n := &windowsNode{Fake: hnsfake.New(hnsfake.Everything), pods: everyThird}
+	n := &windowsNode{Fake: hnsfake.New(hnsfake.Everything)}
 	p := newPlane(t, hns.Config{Family: lb.IPv4, HNS: n})
 	table := world.Table(2, 3)
 	_, err = p.Reset(t.Context(), table)
@@ -78,19 +78,18 @@ func TestNetworkCF31(t *testing.T) {
 // A network that goes and comes back under its name has another id and nothing in it. Whatever verb meets that asks for a Reset, which waits for the
 // network and then writes everything (DP-48).
 func TestNetworkComesBackDP48(t *testing.T) {
-	for verb, meet := range map[string]func(*hns.Plane, *lb.Table) error{
-		"apply": func(p *hns.Plane, table *lb.Table) error {
+	for verb, meet := range map[string]func(testPlane, *lb.Table) error{
+		"apply": func(p testPlane, table *lb.Table) error {
 			changes, _ := table.Replace(world.ClusterIP(0, 30, 5))
 			_, err := p.Apply(t.Context(), changes)
 			return err
 		},
-		"probe": func(p *hns.Plane, _ *lb.Table) error { return p.Probe(t.Context()) },
-		"audit": func(p *hns.Plane, _ *lb.Table) error { _, err := p.Audit(t.Context(), true); return err },
+		"probe": func(p testPlane, _ *lb.Table) error { return p.Probe(t.Context()) },
+		"audit": func(p testPlane, _ *lb.Table) error { _, err := p.Audit(t.Context(), true); return err },
 	} {
 		for _, back := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, back %t", verb, back), func(t *testing.T) {
 				n := newNode(hns.L2Bridge, hnsfake.Everything)
-				n.pods = everyThird
 				p, table := n.plane(t, lb.IPv4), world.Table(3, 3)
 				reset(t, p, table)
 				n.RemoveNetwork(n.network)
@@ -107,7 +106,6 @@ func TestNetworkComesBackDP48(t *testing.T) {
 				}
 				reset(t, p, table)
 				fresh := newNode(hns.L2Bridge, hnsfake.Everything)
-				fresh.pods = everyThird
 				reset(t, fresh.plane(t, lb.IPv4), table)
 				if n.Own() != fresh.Own() {
 					t.Errorf("held:\n%s\nwant:\n%s", n.Own(), fresh.Own())
@@ -146,10 +144,10 @@ func TestNoManagementIP(t *testing.T) {
 }
 
 // In an overlay, load balancers need an address of this node, which --source-vip names (CF-31); remote endpoints lead to the node that the network names for
-// their subnet, or are themselves one; else the backend's own address is tried, and that is told.
+// their subnet, or are themselves one; else to this node, which has routes, and that is told (WN-04).
 func TestOverlayCF31(t *testing.T) {
 	n := newNode(hns.Overlay, hnsfake.Everything)
-	n.pods = func(netip.Addr) bool { return false }
+	n.noCNI = true
 	route := func(pods, node string) hns.Policy {
 		return hns.Policy{Type: hns.PolicyRemoteSubnetRoute, Settings: fmt.Appendf(nil,
 			`{"DestinationPrefix":%q,"IsolationId":4096,"ProviderAddress":%q,"DistributedRouterMacAddress":"00-11-22-33-44-55"}`, pods, node)}
@@ -159,7 +157,6 @@ func TestOverlayCF31(t *testing.T) {
 		w.Policies = []hns.Policy{route("100.0.0.0/8", "192.0.0.9"), route("100.0.2.0/24", "192.0.0.2")}
 	})
 	n.SetNetwork(n.network, func(w *hns.Network) { w.Policies = w.Policies[1:] })
-	n.AddPod(n.network, "source-vip", netip.MustParseAddr("100.0.0.250"))
 	table := &lb.Table{Node: world.Node()}
 	backends := func(addrs ...string) lb.Backends {
 		var all []lb.Backend
@@ -183,7 +180,7 @@ func TestOverlayCF31(t *testing.T) {
 	cfg.SourceVIP = netip.MustParseAddr("100.0.0.250")
 	p := newPlane(t, cfg)
 	reset(t, p, table)
-	for a, provider := range map[string]string{"100.0.2.7": "192.0.0.2", "192.0.0.1": "192.0.0.1", "192.0.0.2": "192.0.0.2", "198.18.0.5": "198.18.0.5"} {
+	for a, provider := range map[string]string{"100.0.2.7": "192.0.0.2", "192.0.0.1": "192.0.0.1", "192.0.0.2": "192.0.0.2", "198.18.0.5": "192.0.0.1"} {
 		if e := n.endpointOf(t, a); string(e.Policies[0].Settings) != fmt.Sprintf(`{"ProviderAddress":%q}`, provider) {
 			t.Errorf("packets for %s go to %s, want %s", a, e.Policies[0].Settings, provider)
 		}
@@ -191,7 +188,7 @@ func TestOverlayCF31(t *testing.T) {
 	if text := notices(p); !strings.Contains(text, "198.18.0.5") || strings.Count(text, "\n") != 1 {
 		t.Errorf("told: %s", text)
 	}
-	if l, _ := n.balancerOf("10.0.0.1", 80); l.SourceVIP != "100.0.0.250" || len(l.HostComputeEndpoints) != 4 {
+	if l, _ := n.balancerOf("10.0.0.1", 80); l.SourceVIP != "192.0.0.1" || len(l.HostComputeEndpoints) != 4 {
 		t.Errorf("%+v", l)
 	}
 
@@ -235,7 +232,7 @@ func TestOverlayCF31(t *testing.T) {
 // one is made (DP-49). A pod whose endpoint is not there yet is left out, and told by the row's error, until it comes.
 func TestContainerHasTheAddressDP49(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
-	n.pods = func(netip.Addr) bool { return false }
+	n.noCNI = true
 	p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
 	reset(t, p, table)
 	id := n.AddPod(n.network, "pod", world.Addr(100, 1)) // the second backend, which is not Local
@@ -269,7 +266,6 @@ func TestContainerHasTheAddressDP49(t *testing.T) {
 // behind a dead network; what others made stays, and what others hold keeps a row from being written, which says so (PN-76).
 func TestAdoptsByExactMatchPN76(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
-	n.pods = everyThird
 	table := world.Table(3, 3)
 	table.Replace(world.Full(10, 30, 3, 2, time.Hour))
 	reset(t, n.plane(t, lb.IPv4), table)
@@ -339,7 +335,7 @@ func (n *windowsNode) foreigners(t *testing.T) map[string]string {
 	})
 	balancer("one of this network with other flags", hns.LoadBalancer{
 		HostComputeEndpoints: []string{remote}, FrontendVIPs: []string{"203.0.113.10"},
-		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 80, ExternalPort: 80}},
+		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: 80, ExternalPort: 80, Flags: hns.MappingILB}},
 	})
 	balancer("one with two addresses", hns.LoadBalancer{
 		HostComputeEndpoints: []string{remote}, FrontendVIPs: []string{"203.0.113.11", "203.0.113.12"},
@@ -351,7 +347,6 @@ func (n *windowsNode) foreigners(t *testing.T) map[string]string {
 // A load balancer of others that has the key of a row, and cannot be replaced, is named by the row's error; the rest is served.
 func TestOthersHaveTheKeyPN76(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
-	n.pods = everyThird
 	e := n.AddPod(n.network, "other", netip.MustParseAddr("100.0.9.9"))
 	made, err := n.CreateLoadBalancer(t.Context(), hns.LoadBalancer{
 		HostComputeEndpoints: []string{e}, FrontendVIPs: []string{"10.0.0.1", "10.0.0.200"}, SchemaVersion: hns.Version2,
@@ -374,7 +369,7 @@ func TestAuditTells(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
 	p, table := n.plane(t, lb.IPv4), world.Table(3, 2)
 	reset(t, p, table)
-	n.pods = func(netip.Addr) bool { return false }
+	n.noCNI = true
 	changes, _ := table.Replace(world.ClusterIP(1, 60, 2)) // a pod that is not there
 	if _, err := p.Apply(t.Context(), changes); err == nil {
 		t.Fatal("no error without the pod")
@@ -435,7 +430,6 @@ func TestOldVersionDP45(t *testing.T) {
 // Metrics are what the plane holds, and how it called.
 func TestMeasure(t *testing.T) {
 	n := newNode(hns.L2Bridge, hnsfake.Everything)
-	n.pods = everyThird
 	p, table := n.plane(t, lb.IPv4), world.Table(4, 3)
 	reset(t, p, table)
 	n.once("CreateLoadBalancer", hnsfake.Fault{Code: hns.CodeInvalidPolicy})

@@ -21,12 +21,13 @@ func preserving(preserve bool) (lb.Owner, []*lb.Frontend) {
 	return o, append(fronts, balancer, external, nodePort)
 }
 
-// With DSR, packets to a Service's outer addresses come to pods as they were sent, if the annotation preserve-destination asks for it, and
-// no others do; without DSR HNS would refuse that, so they are served as ever, and it is told (kubernetes/kubernetes#74825).
+// Packets to a Service's outer addresses come to pods of this node as they were sent, if the annotation preserve-destination asks for it, with
+// --enable-dsr or without; no others do. An HNS without DSR would refuse that, so they are served as ever, and it is told
+// (kubernetes/kubernetes#74825, WN-12).
 func TestPreserveDestination(t *testing.T) {
 	without := hnsfake.Everything
 	without.DSR = false
-	const kept, dsr = hns.MappingLocalRoutedVIP | hns.MappingPreserveDIP, hns.FlagDSR
+	const kept, dsr = hns.MappingVIPExternal | hns.MappingPreserveDIP | hns.MappingUseMux, hns.FlagDSR
 	for name, c := range map[string]struct {
 		asked    bool
 		features hns.Features
@@ -35,8 +36,8 @@ func TestPreserveDestination(t *testing.T) {
 		says     bool
 	}{
 		"with DSR":                {true, hnsfake.Everything, kept, dsr, false},
-		"without --enable-dsr":    {false, hnsfake.Everything, hns.MappingLocalRoutedVIP, 0, true},
-		"an HNS that has not DSR": {true, without, hns.MappingLocalRoutedVIP, 0, true},
+		"without --enable-dsr":    {false, hnsfake.Everything, kept, dsr, false},
+		"an HNS that has not DSR": {true, without, hns.MappingVIPExternal, 0, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(hns.L2Bridge, c.features)
@@ -55,10 +56,15 @@ func TestPreserveDestination(t *testing.T) {
 				flags   hns.LoadBalancerFlags
 			}{
 				"198.0.0.2": {80, c.mapping, c.flags}, "203.0.0.2": {80, c.mapping, c.flags},
-				"10.0.0.2": {80, hns.MappingLocalRoutedVIP, inner}, "": {30001, hns.MappingLocalRoutedVIP, 0},
+				"10.0.0.2": {80, 0, inner}, "": {30001, hns.MappingLocalRoutedVIP, 0},
 			} {
-				if l, ok := n.balancerOf(vip, want.port); !ok || l.PortMappings[0].Flags != want.mapping || l.Flags != want.flags {
-					t.Errorf("%q: %+v, want flags %d of the mapping and %d", vip, l, want.mapping, want.flags)
+				endpoints := 2
+				if want.mapping&hns.MappingPreserveDIP != 0 {
+					endpoints = 1 // of this node
+				}
+				if l, ok := n.balancerOf(vip, want.port); !ok || l.PortMappings[0].Flags != want.mapping || l.Flags != want.flags ||
+					len(l.HostComputeEndpoints) != endpoints {
+					t.Errorf("%q: %+v, want flags %d of the mapping and %d, %d endpoints", vip, l, want.mapping, want.flags, endpoints)
 				}
 			}
 			if told := strings.Contains(notices(p), "preserve-destination"); told != c.says {

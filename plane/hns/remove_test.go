@@ -39,11 +39,11 @@ func TestCleanupPN76(t *testing.T) {
 	n.FailWith(func(c hnsfake.Call) *hnsfake.Fault {
 		if fail && c.Name == "DeleteLoadBalancer" {
 			fail = false
-			return &hnsfake.Fault{Code: 0x80004005}
+			return &hnsfake.Fault{Code: hns.CodeAccessDenied}
 		}
 		return nil
 	})
-	if r, err := hns.Remove(t.Context(), open, what); !errors.Is(err, hns.ErrFailed) || len(r.Removed) == 0 {
+	if r, err := hns.Remove(t.Context(), open, what); !errors.Is(err, hns.ErrDenied) || len(r.Removed) == 0 {
 		t.Errorf("what HNS refuses: %+v, %v", r, err)
 	}
 	r, err = hns.Remove(t.Context(), open, what)

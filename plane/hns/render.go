@@ -15,11 +15,13 @@ import (
 // Render returns what a plane asks of an HNS that has no load balancers, as JSON: a list of calls in their order, each with the request as
 // github.com/Microsoft/hnslib/hcn sends it. It needs no HNS and changes nothing. Equal tables give equal text.
 //
-// What only HNS knows is assumed: a network of the name that is asked for, an overlay if a source VIP is, in which the node has
-// the first address of NodePorts; the newest version of HNS; for each pod of this node an endpoint; in an overlay, that each other backend is a node. The ids, which HNS makes, are "network NAME",
-// "endpoint ADDRESS", and "pod ADDRESS" for those of this node's pods.
-func Render(cfg Config, want *lb.Table) ([]byte, error) {
-	r := &recorder{cfg: cfg, node: want.Node, asked: []Request{}}
+// What only HNS knows is assumed: an l2bridge network of the name that is asked for, in which the node has the first address of
+// NodePorts; the newest version of HNS; for each pod of this node an endpoint. The ids, which HNS makes, are "network NAME", "endpoint
+// ADDRESS", and "pod ADDRESS" for those of this node's pods.
+func Render(cfg Config, want *lb.Table) ([]byte, error) { return renderIn(L2Bridge, cfg, want) }
+
+func renderIn(kind NetworkType, cfg Config, want *lb.Table) ([]byte, error) {
+	r := &recorder{cfg: cfg, kind: kind, node: want.Node, asked: []Request{}}
 	cfg.HNS = r
 	if cfg.Network == "" {
 		cfg.Network = "kube-proxy"
@@ -64,6 +66,7 @@ type Request struct {
 // recorder is an HNS that takes everything.
 type recorder struct {
 	cfg   Config
+	kind  NetworkType
 	node  lb.Node
 	asked []Request
 }
@@ -74,15 +77,13 @@ func (r *recorder) Features(context.Context) (Features, error) {
 }
 
 func (r *recorder) Networks(_ context.Context, name string) ([]Network, error) {
-	n := Network{ID: "network " + name, Name: name, Type: L2Bridge}
-	if r.cfg.SourceVIP.IsValid() {
-		n.Type = Overlay
-	}
+	n := Network{ID: "network " + name, Name: name, Type: r.kind, HostMAC: "00-15-5D-00-00-01"}
 	for _, p := range r.node.NodePorts {
 		if p.IsSingleIP() && p.Addr().Is4() && n.ManagementIP == "" {
 			n.ManagementIP = p.Addr().String()
 		}
 	}
+
 	return []Network{n}, nil
 }
 

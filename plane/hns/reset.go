@@ -33,6 +33,9 @@ func (p *Plane) read(ctx context.Context, node lb.Node) (pic picture, err error)
 	if err != nil {
 		return pic, err
 	}
+	if known := p.refused.Load(); known != nil && known.build == pic.features.Build {
+		pic.refused = known.flags
+	}
 	if pic.network, err = pick(p.cfg.Network, all); err != nil {
 		return pic, fmt.Errorf("%w: %w", err, errNoNetwork)
 	}
@@ -60,8 +63,12 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 	was := p.st
 	p.st, p.suspect = nil, false
 	pic, err := p.read(ctx, want.Node)
-	if err == nil && pic.overlay && !p.cfg.SourceVIP.IsValid() {
+	switch {
+	case err != nil || !pic.overlay:
+	case !p.cfg.SourceVIP.IsValid():
 		err = fmt.Errorf("the HNS network %q is an overlay: load balancers need an address of this node in it, name it by --source-vip (winkernel.sourceVip)", pic.name)
+	case !pic.management.IsValid() || pic.mac == "":
+		err = fmt.Errorf("the HNS network %q is an overlay and has no ManagementIP (%v) or no host MAC (%q) yet: %w", pic.name, pic.management, pic.mac, errNoNetwork)
 	}
 	if err != nil {
 		return res, fmt.Errorf("hns: reset: %w", err)
@@ -141,6 +148,8 @@ type reconciliation struct {
 	limit int
 
 	spare []string // ids of endpoints that are not to be used
+	// source: an endpoint of this node has the source VIP.
+	source bool
 
 	mended   int
 	stale    []lb.Key // load balancers that went
@@ -175,6 +184,7 @@ func (r *reconciliation) adoptEndpoints(pic picture, was *state) {
 	for _, e := range pic.endpoints {
 		for _, a := range addresses(e, st.family) {
 			is, own := st.endpoints[a], ours(e)
+			r.source = r.source || a == st.sourceVIP && e.Flags&RemoteEndpoint == 0
 			if known := was.endpoints[a]; known != nil && known.id == e.ID {
 				own = own || known.ours // HNS may show it otherwise than it was made
 			}
@@ -193,6 +203,9 @@ func (r *reconciliation) adoptEndpoints(pic picture, was *state) {
 				st.endpoints[a].doubt = true // it leads to another node
 			}
 		}
+	}
+	if e := st.endpoints[st.sourceVIP]; e != nil && e.ours && r.needsSource() {
+		e.doubt = true // the endpoint of this node comes in its place
 	}
 }
 
@@ -237,6 +250,10 @@ func (r *reconciliation) adoptBalancers(pic picture, was *state) {
 		b.endpoints = slices.Compact(b.endpoints)
 		st.acquire(b.endpoints)
 		st.balancers[key] = b
+		if row, e := st.rows[key], st.endpoints[key.Addr]; row != nil && st.atVIP(row) && e != nil && !e.doubt {
+			b.atVIP = true
+			st.acquire([]netip.Addr{key.Addr})
+		}
 	}
 }
 
@@ -271,6 +288,7 @@ func (r *reconciliation) run(ctx context.Context) {
 		services[name] = true
 	}
 	r.wrong(ctx)
+	r.makeSource(ctx)
 	var fresh []*lb.Frontend
 	for _, row := range r.rows {
 		if r.st.balancers[row.Key] == nil {
@@ -295,7 +313,7 @@ func (r *reconciliation) run(ctx context.Context) {
 		r.rest = append(r.rest, err)
 	}
 	for _, id := range r.spare {
-		if err := r.hns.DeleteEndpoint(ctx, id); err == nil {
+		if err := r.delete(ctx, id, r.hns.DeleteEndpoint); err == nil {
 			r.mended++
 		} else if !errors.Is(err, ErrNotFound) {
 			r.rest = append(r.rest, fmt.Errorf("endpoint %s, of which there is another: %w", id, err))
@@ -310,6 +328,25 @@ func (r *reconciliation) run(ctx context.Context) {
 	r.stop(ctx, err)
 }
 
+// makeSource makes the endpoint of the source VIP, without which an overlay network refuses every load balancer.
+func (r *reconciliation) makeSource(ctx context.Context) {
+	st := r.st
+	if !r.needsSource() || r.stopped != nil {
+		return
+	}
+	r.calls++
+	if _, err := r.hns.CreateEndpoint(ctx, st.sourceEndpoint()); err != nil {
+		r.stopped = fmt.Errorf("making the endpoint of the source VIP %s (--source-vip, winkernel.sourceVip): %w", st.sourceVIP, err)
+		return
+	}
+	r.mended++
+}
+
+// needsSource reports whether no endpoint of this node has the source VIP of an overlay network.
+func (r *reconciliation) needsSource() bool {
+	return !r.source && r.st.overlay && lb.FamilyOf(r.st.sourceVIP) == r.st.family
+}
+
 // wrong removes endpoints that lead to another node than the network says now, and what uses them: both are made anew.
 func (r *reconciliation) wrong(ctx context.Context) {
 	for key, b := range r.st.balancers {
@@ -321,7 +358,7 @@ func (r *reconciliation) wrong(ctx context.Context) {
 		if !e.doubt || e.refs > 0 {
 			continue
 		}
-		err := r.count(ctx, func() error { r.calls++; return r.hns.DeleteEndpoint(ctx, e.id) })
+		err := r.count(ctx, func() error { return r.delete(ctx, e.id, r.hns.DeleteEndpoint) })
 		if err == nil || errors.Is(err, ErrNotFound) {
 			r.st.forget(a)
 		}

@@ -9,8 +9,8 @@ const (
 	endpointObjects  = 16
 )
 
-// weigh is the mode's Weigh: each address has a load balancer that names all endpoints.
+// weigh is the mode's Weigh: each address has a load balancer that names all endpoints; the cluster IP may have an endpoint.
 func weigh(s lb.Size) int {
 	copies := s.Copies(1)
-	return s.Ports*copies*balancerObjects + s.Backends*(copies*referenceObjects+endpointObjects) + s.Ranged*balancerObjects
+	return s.Ports*(copies*balancerObjects+endpointObjects) + s.Backends*(copies*referenceObjects+endpointObjects) + s.Ranged*balancerObjects
 }

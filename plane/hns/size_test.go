@@ -2,6 +2,8 @@ package hns
 
 import (
 	"encoding/json"
+	"net/netip"
+	"slices"
 	"testing"
 
 	"kube-proxy/lb"
@@ -10,10 +12,12 @@ import (
 
 // What a Service weighs is as many load balancers, references and endpoints as HNS has for it at most (TN-11).
 func TestWeigh(t *testing.T) {
+	source := map[lb.Family]netip.Addr{lb.IPv4: netip.MustParseAddr("100.64.0.1"), lb.IPv6: netip.MustParseAddr("fd64::1")}
 	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
 		t.Run(fam.String(), func(t *testing.T) {
 			planetest.Weighing{Family: fam, Weigh: weigh, Within: 5, Costly: 40_000, Count: func(_ *testing.T, want *lb.Table) (objects int) {
-				text, _ := Render(Config{Family: fam}, want) // rows with source ranges are left out
+				want.Node.NodePorts = append(slices.Clone(want.Node.NodePorts), netip.MustParsePrefix("192.0.2.1/32")) // the ManagementIP
+				text, _ := renderIn(Overlay, Config{Family: fam, SourceVIP: source[fam]}, want)                        // rows with source ranges are left out
 				var calls []struct {
 					Call     string
 					Settings struct{ HostComputeEndpoints []string }
@@ -21,7 +25,7 @@ func TestWeigh(t *testing.T) {
 				if err := json.Unmarshal(text, &calls); err != nil {
 					t.Fatal(err)
 				}
-				for _, c := range calls {
+				for _, c := range calls[min(1, len(calls)):] { // but the source VIP's endpoint
 					if c.Call == "HcnCreateEndpoint" {
 						objects += endpointObjects
 					} else {

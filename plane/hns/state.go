@@ -33,6 +33,8 @@ type balancer struct {
 	endpoints []netip.Addr // sorted
 	// doubt: a call may have changed or deleted it, and nobody knows.
 	doubt bool
+	// atVIP: it needs the endpoint of its own address.
+	atVIP bool
 	// ids are those of its endpoints, sorted, where HNS did not list all of these; nil otherwise.
 	ids []string
 }

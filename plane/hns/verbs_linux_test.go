@@ -26,13 +26,17 @@ func TestVerbs(t *testing.T) {
 
 func kernel(n *windowsNode) planetest.Kernel {
 	return planetest.Kernel{
-		New: func(f lb.Family) (planetest.Plane, error) { return hns.New(n.config(f)) },
+		Preserves: true,
+		New: func(f lb.Family) (planetest.Plane, error) {
+			p, err := hns.New(n.config(f))
+			return testPlane{p, n}, err
+		},
 		Slow: func(f lb.Family) (planetest.Plane, error) {
 			p, err := hns.New(n.config(f))
 			if err == nil {
 				p.SetStep(20)
 			}
-			return p, err
+			return testPlane{p, n}, err
 		},
 		Damage: func(f lb.Family, rnd *rand.Rand) error {
 			balancers, endpoints := n.own(f)

@@ -15,8 +15,9 @@ import (
 // writer is one verb's work: it turns plans into calls. Endpoints come before the load balancers that use them, and go after those.
 type writer struct {
 	*Plane
-	calls int  // that wrote, or tried to
-	asked bool // the network was read anew
+	calls  int        // that wrote, or tried to
+	asked  bool       // the network was read anew
+	listed []Endpoint // of the network, where they were listed because HNS may not filter
 }
 
 func (p *Plane) writer() *writer { return &writer{Plane: p} }
@@ -55,6 +56,7 @@ func (w *writer) put(ctx context.Context, key lb.Key, want *plan) error {
 		return w.remove(ctx, key, is)
 	}
 	addrs, missing := w.have(ctx, key, want.backends)
+	missing = errors.Join(missing, w.reach(ctx, key, is, want))
 	w.recognize(is, addrs)
 	switch {
 	case len(addrs) == 0:
@@ -64,7 +66,24 @@ func (w *writer) put(ctx context.Context, key lb.Key, want *plan) error {
 	case is != nil && is.shape == want.shape && !is.doubt && st.features.ModifyLoadbalancer:
 		return errors.Join(missing, w.modify(ctx, is, addrs))
 	}
-	return errors.Join(missing, w.replace(ctx, key, is, want.shape, addrs))
+	return errors.Join(missing, w.replace(ctx, key, is, want, addrs))
+}
+
+// reach has an endpoint at the address of a load balancer that pods of an overlay network reach by one.
+func (w *writer) reach(ctx context.Context, key lb.Key, is *balancer, want *plan) error {
+	if !want.atVIP {
+		return nil
+	}
+	if e := w.st.endpoints[key.Addr]; e == nil || e.doubt {
+		if err := w.endpoint(ctx, key, backend{addr: key.Addr}); err != nil {
+			return fmt.Errorf("endpoint for pods: %w", err)
+		}
+	}
+	if is != nil && !is.atVIP {
+		w.st.acquire([]netip.Addr{key.Addr})
+		is.atVIP = true
+	}
+	return nil
 }
 
 // recognize finds, once they are known by their addresses, that a load balancer has just these endpoints though HNS did not list them.
@@ -86,7 +105,7 @@ func (w *writer) modify(ctx context.Context, is *balancer, addrs []netip.Addr) e
 	switch {
 	case errors.Is(err, ErrUnsupported):
 		w.st.features.ModifyLoadbalancer = false
-		return w.replace(ctx, is.key(), is, is.shape, addrs)
+		return w.replace(ctx, is.key(), is, &plan{shape: is.shape, atVIP: is.atVIP}, addrs)
 	case err != nil:
 		is.doubt = true
 		w.doubt(err, addrs)
@@ -102,12 +121,14 @@ func (w *writer) modify(ctx context.Context, is *balancer, addrs []netip.Addr) e
 
 // replace deletes a load balancer, if there is one, and makes another for the key, of which HNS takes only one: until the second call
 // has ended the key is not served. If HNS refuses the new one, the old one comes back.
-func (w *writer) replace(ctx context.Context, key lb.Key, is *balancer, s shape, addrs []netip.Addr) error {
+func (w *writer) replace(ctx context.Context, key lb.Key, is *balancer, want *plan, addrs []netip.Addr) error {
 	st := w.st
+	before := &plan{}
 	st.acquire(addrs)
 	back := false
 	if is != nil {
 		back = !is.doubt
+		before.shape, before.atVIP = is.shape, is.atVIP
 		st.acquire(is.endpoints) // until it is known which one serves
 		defer st.release(is.endpoints)
 		if err := w.remove(ctx, key, is); err != nil {
@@ -115,31 +136,73 @@ func (w *writer) replace(ctx context.Context, key lb.Key, is *balancer, s shape,
 			return err
 		}
 	}
-	err := w.create(ctx, key, s, addrs)
+	err := w.create(ctx, key, want, addrs)
 	if err == nil {
 		return nil
 	}
 	st.release(addrs)
-	if back && !Uncertain(err) && w.create(ctx, key, is.shape, is.endpoints) == nil {
+	if back && !Uncertain(err) && w.create(ctx, key, before, is.endpoints) == nil {
 		st.acquire(is.endpoints)
 	}
 	return err
 }
 
 // create makes a load balancer whose endpoints have been acquired.
-func (w *writer) create(ctx context.Context, key lb.Key, s shape, addrs []netip.Addr) error {
+func (w *writer) create(ctx context.Context, key lb.Key, want *plan, addrs []netip.Addr) error {
+	s := want.shape
 	w.calls++
 	made, err := w.hns.CreateLoadBalancer(ctx, s.request(w.ids(addrs)))
+	if errors.Is(err, ErrInvalid) {
+		made, err = w.without(ctx, &s, addrs, made, err)
+	}
 	if err != nil {
 		w.doubt(err, addrs)
 		if id := w.st.others[key]; id != "" && errors.Is(err, ErrExists) {
 			return fmt.Errorf("%w: load balancer %s of another program has the address and port", err, id)
 		}
+		if portTaken(err) {
+			return fmt.Errorf("%w: a program of this node listens on the port, or it is in the dynamic range: see netsh int ipv4 show excludedportrange and dynamicport", err)
+		}
 		return err
 	}
 	shown, _ := shapeOf(made)
-	w.st.balancers[key] = &balancer{shape: s, shown: shown, id: made.ID, endpoints: addrs}
+	is := &balancer{shape: s, shown: shown, id: made.ID, endpoints: addrs}
+	if w.st.balancers[key] = is; want.atVIP && w.st.endpoints[key.Addr] != nil {
+		is.atVIP = true
+		w.st.acquire([]netip.Addr{key.Addr})
+	}
 	return nil
+}
+
+// portTaken reports whether HNS refused a load balancer because the system has its port.
+func portTaken(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code == CodePortExists
+}
+
+// without makes a load balancer that HNS refused as invalid without one of its optional flags. If HNS takes it, this build of Windows
+// does not know the flag, and is not asked for it again.
+func (w *writer) without(ctx context.Context, s *shape, addrs []netip.Addr, made LoadBalancer, err error) (LoadBalancer, error) {
+	for _, flag := range []PortMappingFlags{MappingVIPExternal, MappingLocalRoutedVIP, MappingUseMux} {
+		if s.mapping&flag == 0 {
+			continue
+		}
+		plain := *s
+		plain.mapping &^= flag
+		w.calls++
+		again, e := w.hns.CreateLoadBalancer(ctx, plain.request(w.ids(addrs)))
+		if e == nil {
+			w.st.refused |= flag
+			w.refused.Store(&refused{w.st.features.Build, w.st.refused})
+			w.notices.tell(lackFlag, "build", w.st.features.Build, "flag", int(flag), "key", s.key().String())
+			*s = plain
+			return again, nil
+		}
+		if Uncertain(e) {
+			return again, e
+		}
+	}
+	return made, err
 }
 
 // remove deletes the load balancer of a key. One that is not there is gone. After any other error it may be there or not: it is kept in mind,
@@ -148,14 +211,28 @@ func (w *writer) remove(ctx context.Context, key lb.Key, is *balancer) error {
 	if is == nil {
 		return nil
 	}
-	w.calls++
-	if err := w.hns.DeleteLoadBalancer(ctx, is.id); err != nil && !errors.Is(err, ErrNotFound) {
+	if err := w.delete(ctx, is.id, w.hns.DeleteLoadBalancer); err != nil && !errors.Is(err, ErrNotFound) {
 		is.doubt = true
 		return err
 	}
 	delete(w.st.balancers, key)
 	w.st.release(is.endpoints)
+	if is.atVIP {
+		w.st.release([]netip.Addr{key.Addr})
+	}
 	return nil
+}
+
+// delete deletes an object. Windows Server 2019 sometimes fails to, for no reason that it gives, and does at the next attempt
+// (kubernetes/kubernetes#113524).
+func (w *writer) delete(ctx context.Context, id string, f func(context.Context, string) error) (err error) {
+	for range 3 {
+		w.calls++
+		if err = f(ctx, id); !errors.Is(err, ErrFailed) || ctx.Err() != nil {
+			break
+		}
+	}
+	return err
 }
 
 // have returns the addresses for which there are endpoints, and makes those that are missing. The error names those that
@@ -164,7 +241,8 @@ func (w *writer) have(ctx context.Context, key lb.Key, backends []backend) (addr
 	var errs []error
 	addrs = make([]netip.Addr, 0, len(backends))
 	for _, b := range backends {
-		if e := w.st.endpoints[b.addr]; e == nil || e.doubt {
+		// On Windows Server 2019 a pod may have come with the address of an endpoint of ours (kubernetes/kubernetes#138000).
+		if e := w.st.endpoints[b.addr]; e == nil || e.doubt || b.here && e.ours {
 			if err := w.endpoint(ctx, key, b); err != nil {
 				errs = append(errs, fmt.Errorf("backend %s: %w", b.addr, err))
 				continue
@@ -194,10 +272,10 @@ func (w *writer) endpoint(ctx context.Context, key lb.Key, b backend) error {
 		return fmt.Errorf("%w (subnet of this node in the network %q)", errNoPod, w.st.name)
 	}
 	e, known := w.st.remoteEndpoint(b.addr)
-	if !known && w.reread(ctx) {
+	if !known && key.Addr != b.addr && w.reread(ctx) {
 		e, known = w.st.remoteEndpoint(b.addr)
 	}
-	if !known {
+	if !known && key.Addr != b.addr {
 		w.notices.lacking(lackProvider, b.addr.String(), key)
 	}
 	w.calls++
@@ -231,9 +309,20 @@ func (w *writer) reread(ctx context.Context) bool {
 	return true
 }
 
-// find asks HNS who has the address.
+// find asks HNS who has the address. Whether this HNS filters by addresses nobody knows before it has found one so: until then, where
+// it finds none, the endpoints of the network are listed, once in a verb.
 func (w *writer) find(ctx context.Context, a netip.Addr) (bool, error) {
+	notAt := func(e Endpoint) bool { return !e.at(w.st.id, a) }
 	all, err := w.hns.EndpointsAt(ctx, w.st.id, a.String())
+	asked := len(all)
+	all = slices.DeleteFunc(all, notAt)
+	w.filters = w.filters || len(all) > 0 && len(all) == asked
+	if len(all) == 0 && !w.filters {
+		if err = nil; w.listed == nil {
+			w.listed, err = w.hns.Endpoints(ctx, w.st.id)
+		}
+		all = slices.DeleteFunc(slices.Clone(w.listed), notAt)
+	}
 	if err != nil || len(all) == 0 {
 		return false, err
 	}
@@ -281,8 +370,7 @@ func (w *writer) sweep(ctx context.Context) (deleted int, err error) {
 	var errs []error
 	for _, a := range sorted(w.st.unused) {
 		e := w.st.endpoints[a]
-		w.calls++
-		err := w.hns.DeleteEndpoint(ctx, e.id)
+		err := w.delete(ctx, e.id, w.hns.DeleteEndpoint)
 		if delete(w.st.unused, a); err == nil || errors.Is(err, ErrNotFound) {
 			w.st.forget(a)
 			deleted++

@@ -44,7 +44,7 @@ type Config struct {
 	// and its neighbours. Scenarios of rows that Differs names are run.
 	Proxied bool
 	// Model, if not nil, makes what is asked in place of a kernel that packets are sent through, for one scenario and family: New is not
-	// called then, and no root is needed. Stands says in a word or two what the model stands for ("fake HNS").
+	// called then, and no root is needed. Stands says in a word or two what the model stands for ("HNS as assumed").
 	Model  func(lb.Family, scenario.Settings) (Model, error)
 	Stands string
 	// Otherwise has, by what a model may show otherwise, the scenarios in which it does: these and no others. What it does not name

@@ -27,6 +27,8 @@ type Kernel struct {
 	// HealthChecks: the plane lets packets to health checks through a host firewall (DP-08), so it has something to write for
 	// their rows.
 	HealthChecks bool
+	// Preserves: the plane carries out the annotation preserve-destination.
+	Preserves bool
 	// Balances: the plane itself leads clients to endpoints, so it has nothing to write where these alone change.
 	Balances bool
 	// Unknown: what a plane before served cannot be told, and is nothing that flows follow.
@@ -301,8 +303,8 @@ func (v *verbs) apply() {
 		written bool
 	}{
 		{"with endpoints once more", fronts, true},
-		{"endpoints that shall see the Service's address", preserving(fronts), false},
-		{"endpoints that see their own", fronts, false},
+		{"endpoints that shall see the Service's address", preserving(fronts), v.Preserves},
+		{"endpoints that see their own", fronts, v.Preserves},
 		{"gone again", nil, true},
 		{"a health check", healthCheck(1), v.HealthChecks},
 		{"a health check of more endpoints", healthCheck(2), false},

@@ -65,11 +65,11 @@ func (f *Fake) checkAddrs(e hns.Endpoint) ([]netip.Addr, *hns.Error) {
 			return nil, bad(hns.CodeInvalidAddress, "address %s/%d", a, c.PrefixLength)
 		case slices.ContainsFunc(addrs, func(o netip.Addr) bool { return o.Is4() == a.Is4() }):
 			return nil, bad(hns.CodeInvalidAddress, "two addresses of one family")
-		case a.Is6() && !f.features.IPv6DualStack:
+		case a.Is6() && !f.facts.Features.IPv6DualStack:
 			return nil, bad(hns.CodeInvalidAddress, "address %s: this version has no IPv6", a)
 		}
-		if other, taken := f.at[place{e.HostComputeNetwork, a}]; taken { // the documents name no code
-			return nil, bad(hns.CodeAlreadyExists, "endpoint %s has %s", other, a)
+		if others := f.at[place{e.HostComputeNetwork, a}]; len(others) > 0 && !f.facts.DuplicateAddress { // the documents name no code
+			return nil, bad(hns.CodeAlreadyExists, "endpoint %s has %s", others[0], a)
 		}
 		addrs = append(addrs, a)
 	}
@@ -112,9 +112,9 @@ func (f *Fake) checkBalancer(l hns.LoadBalancer) ([]Key, *hns.Error) {
 		return nil, bad(0x803b001b, "SchemaVersion %v", l.SchemaVersion)
 	case l.Flags&^(hns.FlagDSR|hns.FlagIPv6) != 0:
 		return invalid("Flags %d", l.Flags)
-	case l.Flags&hns.FlagDSR != 0 && !f.features.DSR:
+	case l.Flags&hns.FlagDSR != 0 && !f.facts.Features.DSR:
 		return invalid("this version has no DSR")
-	case six && !f.features.IPv6DualStack:
+	case six && !f.facts.Features.IPv6DualStack:
 		return invalid("this version has no IPv6")
 	case len(l.PortMappings) != 1: // the schema has a list; hnslib makes one, and nothing says what several do to each other
 		return invalid("%d PortMappings", len(l.PortMappings))
@@ -137,7 +137,6 @@ func (f *Fake) checkBalancer(l hns.LoadBalancer) ([]Key, *hns.Error) {
 }
 
 func (f *Fake) checkMapping(m hns.PortMapping, dsr bool) *hns.Error {
-	const all = hns.MappingILB | hns.MappingLocalRoutedVIP | hns.MappingUseMux | hns.MappingPreserveDIP
 	switch {
 	case !slices.Contains(protos, m.Protocol):
 		return bad(0x803b0016, "Protocol %d", m.Protocol)
@@ -145,13 +144,13 @@ func (f *Fake) checkMapping(m hns.PortMapping, dsr bool) *hns.Error {
 		return bad(0x803b002d, "InternalPort 0")
 	case m.ExternalPort == 0:
 		return bad(hns.CodeInvalidPolicy, "ExternalPort 0")
-	case m.Flags&^all != 0:
+	case m.Flags&^f.facts.MappingFlags != 0:
 		return bad(hns.CodeInvalidPolicy, "Flags %d of a mapping", m.Flags)
 	case m.Flags&(hns.MappingUseMux|hns.MappingPreserveDIP) != 0 && !dsr:
 		return bad(hns.CodeInvalidPolicy, "Flags %d of a mapping without DSR", m.Flags)
 	case m.DistributionType > hns.PerClient:
 		return bad(hns.CodeInvalidPolicy, "DistributionType %d", m.DistributionType)
-	case m.DistributionType != hns.PerConnection && !f.features.SessionAffinity:
+	case m.DistributionType != hns.PerConnection && !f.facts.Features.SessionAffinity:
 		return bad(hns.CodeInvalidPolicy, "this version has no session affinity")
 	}
 	return nil
@@ -182,7 +181,7 @@ func (f *Fake) checkBackends(l hns.LoadBalancer, six bool) *hns.Error {
 	return f.checkSource(l.SourceVIP, network, six)
 }
 
-// checkSource: overlay networks need an address that backends can answer, which this node has in the network.
+// checkSource: overlay networks need an address that backends can answer: the node's, or one of a local endpoint.
 func (f *Fake) checkSource(vip string, network hns.Network, six bool) *hns.Error {
 	if vip == "" {
 		if network.Type == hns.Overlay {
@@ -194,7 +193,8 @@ func (f *Fake) checkSource(vip string, network hns.Network, six bool) *hns.Error
 	if err != nil || !usable(a) || a.Is6() != six {
 		return bad(hns.CodeInvalidPolicy, "SourceVIP %q", vip)
 	}
-	if e := f.endpoints[f.at[place{network.ID, a}]]; e == nil || e.Flags&hns.RemoteEndpoint != 0 {
+	local := slices.ContainsFunc(f.at[place{network.ID, a}], func(id string) bool { return f.endpoints[id].Flags&hns.RemoteEndpoint == 0 })
+	if network.Type == hns.Overlay && f.facts.SourceVIPEndpoint && vip != network.ManagementIP && !local {
 		return bad(hns.CodeInvalidPolicy, "SourceVIP %s is of no endpoint of this node", vip)
 	}
 	return nil

@@ -11,7 +11,10 @@ import (
 	"strings"
 	"sync"
 
+	"time"
+
 	"kube-proxy/plane/hns"
+	"kube-proxy/plane/hns/transcript"
 )
 
 // Call is a call to HNS.
@@ -55,10 +58,13 @@ var Everything = hns.Features{V2: true, DSR: true, SessionAffinity: true, IPv6Du
 // balancers in lower case, so that who compares them as text fails here.
 type Fake struct {
 	mu        sync.Mutex
-	features  hns.Features
+	facts     transcript.Facts
+	slow      bool
+	deletes   int // calls that delete, so far
+	services  []netip.Prefix
 	networks  map[string]hns.Network
 	endpoints map[string]*endpoint
-	at        map[place]string // the endpoint that has an address
+	at        map[place][]string // the endpoints that have an address
 	balancers map[string]*hns.LoadBalancer
 	keys      map[Key]string // the load balancer that answers a key
 	reserved  map[Key]bool
@@ -97,10 +103,32 @@ type Key struct {
 	Proto uint32
 }
 
-// New returns an HNS that can do that, and has no network.
+// New returns an HNS that can do that, and has no network. Otherwise it is as the newest build of Windows.
 func New(f hns.Features) *Fake {
+	facts := Assumed(transcript.Builds[len(transcript.Builds)-1])
+	f.Build = facts.Build
+	facts.Features = f
+	return With(facts)
+}
+
+// Assumed returns what is assumed of a build of transcript.Builds.
+func Assumed(build string) transcript.Facts {
+	lines, err := transcript.Assumed(build)
+	if err != nil {
+		panic(err)
+	}
+	facts, err := transcript.FactsOf(transcript.Facts{}, lines)
+	if err != nil {
+		panic(err)
+	}
+	facts.Features.Build = facts.Build
+	return facts
+}
+
+// With returns an HNS that behaves as a transcript says, and has no network.
+func With(facts transcript.Facts) *Fake {
 	return &Fake{
-		features: f, networks: map[string]hns.Network{}, endpoints: map[string]*endpoint{}, at: map[place]string{},
+		facts: facts, networks: map[string]hns.Network{}, endpoints: map[string]*endpoint{}, at: map[place][]string{},
 		balancers: map[string]*hns.LoadBalancer{}, keys: map[Key]string{}, reserved: map[Key]bool{},
 		foreign: map[string]bool{}, counts: map[string]Count{},
 	}
@@ -117,7 +145,25 @@ func (f *Fake) FailWith(fault func(Call) *Fault) {
 func (f *Fake) SetFeatures(features hns.Features) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.features = features
+	features.Build = f.facts.Build
+	f.facts.Features = features
+}
+
+// SetSlow has calls take the time of the transcript, for tests with a clock of their own (testing/synctest).
+func (f *Fake) SetSlow() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.slow = true
+}
+
+// wait takes the time of a call. f.mu is not held.
+func (f *Fake) wait() {
+	f.mu.Lock()
+	ms, slow := f.facts.CallMillis+f.facts.ObjectMillis*float64(len(f.endpoints)+len(f.balancers)), f.slow
+	f.mu.Unlock()
+	if slow {
+		time.Sleep(time.Duration(ms * float64(time.Millisecond)))
+	}
 }
 
 // Counts returns what the calls since the last Counts came to, by the names of the methods.
@@ -150,6 +196,7 @@ func call[T any](ctx context.Context, f *Fake, name, object string, request any,
 	if how != nil && how.Hangs && !how.Done {
 		<-ctx.Done()
 	}
+	f.wait()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.catchUp(f.calls)
@@ -237,7 +284,7 @@ func (f *Fake) id() string {
 
 // Features is hns.HNS.
 func (f *Fake) Features(ctx context.Context) (hns.Features, error) {
-	return call(ctx, f, "Features", "", nil, func() (hns.Features, *hns.Error) { return f.features, nil })
+	return call(ctx, f, "Features", "", nil, func() (hns.Features, *hns.Error) { return f.facts.Features, nil })
 }
 
 // Networks is hns.HNS. Names are compared as they are.
@@ -255,7 +302,7 @@ func (f *Fake) Networks(ctx context.Context, name string) ([]hns.Network, error)
 
 // known refuses what is of schema version 2 where the version of HNS has no such.
 func (f *Fake) known() *hns.Error {
-	if !f.features.V2 {
+	if !f.facts.Features.V2 {
 		return bad(hns.CodeNotImplemented, "schema version 2")
 	}
 	return nil
@@ -265,12 +312,16 @@ func (f *Fake) known() *hns.Error {
 func (f *Fake) Endpoints(ctx context.Context, network string) ([]hns.Endpoint, error) {
 	return call(ctx, f, "Endpoints", network, network, func() ([]hns.Endpoint, *hns.Error) {
 		var out []hns.Endpoint
-		for _, id := range slices.Sorted(maps.Keys(f.endpoints)) {
-			if e := f.endpoints[id]; e.HostComputeNetwork == strings.ToUpper(network) {
-				out = append(out, clone(e.Endpoint))
-			}
+		for _, id := range f.ofNetwork(network) {
+			out = append(out, clone(f.endpoints[id].Endpoint))
 		}
 		return out, f.known()
+	})
+}
+
+func (f *Fake) ofNetwork(network string) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(f.endpoints)), func(id string) bool {
+		return f.endpoints[id].HostComputeNetwork != strings.ToUpper(network)
 	})
 }
 
@@ -281,10 +332,18 @@ func (f *Fake) EndpointsAt(ctx context.Context, network, address string) ([]hns.
 		if err != nil {
 			return nil, bad(hns.CodeInvalidAddress, "%v", err)
 		}
-		if id, ok := f.at[place{strings.ToUpper(network), addr}]; ok {
-			return []hns.Endpoint{clone(f.endpoints[id].Endpoint)}, f.known()
+		ids := f.at[place{strings.ToUpper(network), addr}]
+		switch f.facts.Filter {
+		case "nothing":
+			ids = nil
+		case "everything":
+			ids = f.ofNetwork(network)
 		}
-		return nil, f.known()
+		var out []hns.Endpoint
+		for _, id := range ids {
+			out = append(out, clone(f.endpoints[id].Endpoint))
+		}
+		return out, f.known()
 	})
 }
 
@@ -314,11 +373,23 @@ func (f *Fake) createEndpoint(e hns.Endpoint) (hns.Endpoint, *hns.Error) {
 	}
 	e = clone(e)
 	e.ID = f.id()
+	for _, t := range f.facts.PoliciesAdded {
+		e.Policies = append(e.Policies, hns.Policy{Type: t, Settings: []byte("{}")})
+	}
 	f.endpoints[e.ID] = &endpoint{Endpoint: e, addrs: addrs}
 	for _, a := range addrs {
-		f.at[place{e.HostComputeNetwork, a}] = e.ID
+		at := place{e.HostComputeNetwork, a}
+		f.at[at] = append(f.at[at], e.ID)
 	}
 	return clone(e), nil
+}
+
+// deleteFails refuses one delete in so many, though nothing is wrong.
+func (f *Fake) deleteFails() *hns.Error {
+	if f.deletes++; f.facts.DeletesFail > 0 && f.deletes%f.facts.DeletesFail == 0 {
+		return bad(0x80004005, "unspecified error")
+	}
+	return nil
 }
 
 // DeleteEndpoint is hns.HNS.
@@ -332,6 +403,9 @@ func (f *Fake) DeleteEndpoint(ctx context.Context, id string) error {
 		case e.uses > 0:
 			return struct{}{}, bad(hns.CodeHasReferences, "%d load balancers send to it", e.uses)
 		}
+		if err := f.deleteFails(); err != nil {
+			return struct{}{}, err
+		}
 		f.touch("DeleteEndpoint", id)
 		f.dropEndpoint(id)
 		return struct{}{}, nil
@@ -342,7 +416,8 @@ func (f *Fake) DeleteEndpoint(ctx context.Context, id string) error {
 func (f *Fake) dropEndpoint(id string) {
 	e := f.endpoints[id]
 	for _, a := range e.addrs {
-		delete(f.at, place{e.HostComputeNetwork, a})
+		at := place{e.HostComputeNetwork, a}
+		f.at[at] = slices.DeleteFunc(f.at[at], func(other string) bool { return other == id })
 	}
 	delete(f.endpoints, id)
 }
@@ -381,7 +456,7 @@ func (f *Fake) createBalancer(l hns.LoadBalancer) (hns.LoadBalancer, *hns.Error)
 		if other, ok := f.keys[k]; ok {
 			return l, bad(codeOf(k), "load balancer %s has it", other)
 		}
-		if f.reserved[k] {
+		if f.portTaken(k) {
 			return l, bad(hns.CodePortExists, "another program of the node has the port")
 		}
 	}
@@ -392,6 +467,16 @@ func (f *Fake) createBalancer(l hns.LoadBalancer) (hns.LoadBalancer, *hns.Error)
 	}
 	f.use(l.HostComputeEndpoints, 1)
 	return told(l), nil
+}
+
+// portTaken reports whether the node has the port: a program that listens there, or the dynamic range.
+func (f *Fake) portTaken(k Key) bool {
+	r := f.facts.ReservedPorts
+	if !k.Addr.IsValid() {
+		return f.reserved[k] || r[0] <= k.Port && k.Port <= r[1]
+	}
+	k.Addr = netip.Addr{}
+	return f.facts.ListenerConflict && f.reserved[k]
 }
 
 // codeOf is what HNS says where a load balancer has the key: both codes were seen (kubernetes/kubernetes#139519, #137530).
@@ -419,7 +504,7 @@ func describeBalancer(l hns.LoadBalancer) string {
 // ModifyLoadBalancer is hns.HNS.
 func (f *Fake) ModifyLoadBalancer(ctx context.Context, l hns.LoadBalancer) (hns.LoadBalancer, error) {
 	return call(ctx, f, "ModifyLoadBalancer", l.ID, l, func() (hns.LoadBalancer, *hns.Error) {
-		if !f.features.ModifyLoadbalancer {
+		if !f.facts.Features.ModifyLoadbalancer {
 			return l, bad(hns.CodeNotImplemented, "this version cannot modify load balancers")
 		}
 		l := heard(l)
@@ -454,6 +539,9 @@ func (f *Fake) DeleteLoadBalancer(ctx context.Context, id string) error {
 	_, err := call(ctx, f, "DeleteLoadBalancer", id, id, func() (struct{}, *hns.Error) {
 		if f.balancers[id] == nil {
 			return struct{}{}, bad(hns.CodeElementNotFound, "no load balancer has this ID")
+		}
+		if err := f.deleteFails(); err != nil {
+			return struct{}{}, err
 		}
 		f.touch("DeleteLoadBalancer", id)
 		f.dropBalancer(id)

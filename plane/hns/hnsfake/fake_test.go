@@ -28,7 +28,7 @@ type stage struct {
 
 func setUp(t *testing.T, kind hns.NetworkType, f hns.Features) *stage {
 	s := &stage{T: t, Fake: New(f)}
-	s.network = s.AddNetwork(hns.Network{Name: "cbr0", Type: kind})
+	s.network = s.AddNetwork(hns.Network{Name: "cbr0", Type: kind, ManagementIP: "172.18.0.2"})
 	s.pod = s.AddPod(s.network, "pod1", netip.MustParseAddr("10.1.1.11"))
 	made, err := s.CreateEndpoint(ctx, s.elsewhere("10.1.2.14"))
 	if err != nil {
@@ -230,11 +230,10 @@ func TestRefusedLoadBalancers(t *testing.T) {
 		"no port":                     func(l *hns.LoadBalancer) { l.PortMappings = nil },
 		"two ports":                   func(l *hns.LoadBalancer) { l.PortMappings = append(l.PortMappings, l.PortMappings[0]) },
 		"source of another family":    func(l *hns.LoadBalancer) { l.SourceVIP = "fd00:10:1:1::12" },
-		"source of nobody here":       func(l *hns.LoadBalancer) { l.SourceVIP = "10.1.2.14" },
 		"SCTP":                        mapping(func(m *hns.PortMapping) { m.Protocol = 132 }),
 		"internal port 0":             mapping(func(m *hns.PortMapping) { m.InternalPort = 0 }),
 		"external port 0":             mapping(func(m *hns.PortMapping) { m.ExternalPort = 0 }),
-		"a mapping's flag of nobody":  mapping(func(m *hns.PortMapping) { m.Flags = 16 }),
+		"a mapping's flag of nobody":  mapping(func(m *hns.PortMapping) { m.Flags = 32 }),
 		"a multiplexer without DSR":   mapping(func(m *hns.PortMapping) { m.Flags = hns.MappingUseMux }),
 		"preserved without DSR":       mapping(func(m *hns.PortMapping) { m.Flags = hns.MappingPreserveDIP }),
 		"an unknown distribution":     mapping(func(m *hns.PortMapping) { m.DistributionType = 3 }),
@@ -252,7 +251,12 @@ func TestRefusedLoadBalancers(t *testing.T) {
 	_, err = overlay.CreateLoadBalancer(ctx, overlay.balancer(overlay.remote))
 	refused(t, "no source in an overlay network", err, hns.ErrInvalid)
 	l := overlay.balancer(overlay.remote)
+	l.SourceVIP = "10.1.2.14"
+	_, err = overlay.CreateLoadBalancer(ctx, l)
+	refused(t, "a source that is not of this node", err, hns.ErrInvalid)
 	l.SourceVIP = "10.1.1.11"
+	overlay.create(l)
+	l.SourceVIP, l.FrontendVIPs = "172.18.0.2", []string{"10.96.0.11"}
 	overlay.create(l)
 
 	made := s.create(s.balancer(s.pod))
@@ -312,6 +316,7 @@ func TestFeatures(t *testing.T) {
 		c.without(&f)
 		s.SetFeatures(f)
 		refused(t, what, c.ask(s), c.want)
+		f.Build = s.facts.Build
 		if got, err := s.Features(ctx); err != nil || got != f {
 			t.Errorf("%s: features %+v, %v", what, got, err)
 		}
@@ -502,7 +507,7 @@ func TestResolve(t *testing.T) {
 		"a pod to an address":                        {0, 0, true, Pod, both, false},
 		"a pod to an address, with DSR":              {dsr, 0, true, Pod, both, true},
 		"a pod to an address, inside alone":          {0, ilb, true, Pod, both, false},
-		"the host to an address":                     {0, 0, true, Host, nil, false},
+		"the host to an address":                     {0, 0, true, Host, both, false},
 		"the host to an address, routed":             {0, local, true, Host, both, false},
 		"the host to an address, routed and inside":  {0, local | ilb, true, Host, both, false},
 		"from outside to an address":                 {0, 0, true, Outside, both, false},
@@ -572,12 +577,14 @@ func TestResolveOverlay(t *testing.T) {
 		addr, node string
 		arrives    bool
 	}{
-		"the node of the pod":             {"10.1.2.15", "172.18.0.3", true},
-		"another node":                    {"10.1.2.15", "172.18.0.4", false},
-		"the node of the longest prefix":  {"10.1.2.200", "172.18.0.4", true},
-		"that of a shorter one":           {"10.1.2.200", "172.18.0.3", false},
-		"a server of another node itself": {"172.18.0.5", "172.18.0.5", true},
-		"that, by another node":           {"172.18.0.5", "172.18.0.3", false},
+		"the node of the pod":            {"10.1.2.15", "172.18.0.3", true},
+		"another node":                   {"10.1.2.15", "172.18.0.4", false},
+		"the node of the longest prefix": {"10.1.2.200", "172.18.0.4", true},
+		"that of a shorter one":          {"10.1.2.200", "172.18.0.3", false},
+		"that, as if it were a node":     {"172.18.0.5", "172.18.0.5", false},
+		"that, by another node":          {"172.18.0.5", "172.18.0.3", false},
+		"what the network does not know": {"172.18.0.5", "172.18.0.2", true},
+		"a node of the network":          {"172.18.0.3", "172.18.0.3", true},
 	} {
 		s := setUp(t, hns.Overlay, Everything)
 		s.SetNetwork(s.network, func(n *hns.Network) {

@@ -102,6 +102,14 @@ func (f *Fake) Touched() []string {
 	return slices.Clone(f.touched)
 }
 
+// SetServices says which addresses pods send through an overlay network, as the CNI's SDNRoute policies have it for the service network:
+// HNS must know where they are.
+func (f *Fake) SetServices(prefixes ...netip.Prefix) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.services = prefixes
+}
+
 // Reserve takes a port of the node's own addresses, as a program that listens does.
 func (f *Fake) Reserve(k Key) {
 	f.mu.Lock()

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"kube-proxy/plane/hns"
+	"kube-proxy/plane/hns/transcript"
 )
 
 // State is what an HNS holds at a moment. It does not change.
@@ -17,6 +18,8 @@ type State struct {
 	Endpoints     []hns.Endpoint
 	LoadBalancers []hns.LoadBalancer
 
+	facts     transcript.Facts
+	services  []netip.Prefix
 	endpoints map[string]*endpoint
 	balancers map[string]*hns.LoadBalancer
 	keys      map[Key]string
@@ -26,7 +29,7 @@ type State struct {
 func (f *Fake) State() *State {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := &State{endpoints: map[string]*endpoint{}, balancers: map[string]*hns.LoadBalancer{}, keys: maps.Clone(f.keys)}
+	s := &State{facts: f.facts, services: f.services, endpoints: map[string]*endpoint{}, balancers: map[string]*hns.LoadBalancer{}, keys: maps.Clone(f.keys)}
 	for _, id := range slices.Sorted(maps.Keys(f.networks)) {
 		s.Networks = append(s.Networks, f.networks[id])
 	}
@@ -118,12 +121,14 @@ type Verdict struct {
 // Resolve says what becomes of a packet, as the documents of HNS and hnslib have it (docs/adr/0044):
 //
 //   - A load balancer with the address takes it before one without, which takes what goes to the node itself.
-//   - The node's own packets are taken only with MappingLocalRoutedVIP, and so are those of its pods to the node's addresses.
+//   - To the node's addresses, the node's own packets and its pods' are taken only with MappingLocalRoutedVIP; to a load balancer's
+//     address, the node's own are where the transcript says so.
+//   - In an overlay network, pods reach an address of the service network only if a remote endpoint has it (kubernetes/kubernetes#70896).
 //   - With MappingILB those from outside are not taken.
 //   - Without DSR the backend sees another source, SourceVIP or the node's. With DSR it sees the client's: what comes from outside is then
 //     led to backends of this node alone (kubernetes/kubernetes#115344), for another node's would answer past the translation.
-//   - In an overlay network a backend of another node is reached if its endpoint names the node that the network has for its address; an
-//     address that the network has no node for, if it is the node's own.
+//   - In an overlay network a backend of another node is reached if its endpoint names the node that the network has for its address:
+//     a node itself, and this node for what the network does not know.
 func (s *State) Resolve(p Packet) Verdict {
 	key := Key{Addr: p.To.Addr(), Six: p.To.Addr().Is6(), Port: p.To.Port(), Proto: p.Proto}
 	id, ok := s.keys[key]
@@ -138,8 +143,11 @@ func (s *State) Resolve(p Packet) Verdict {
 	m := l.PortMappings[0]
 	local := m.Flags&hns.MappingLocalRoutedVIP != 0
 	switch {
-	case p.From == Host && !local, p.From == Pod && !local && !key.Addr.IsValid(), p.From == Outside && m.Flags&hns.MappingILB != 0:
+	case p.From == Host && !local && (!key.Addr.IsValid() || !s.facts.HostReachesVIP), p.From == Pod && !local && !key.Addr.IsValid(),
+		p.From == Outside && m.Flags&hns.MappingILB != 0:
 		return Verdict{}
+	case p.From == Pod && key.Addr.IsValid() && !s.known(l, key.Addr):
+		return Verdict{LoadBalancer: id}
 	}
 	dsr := l.Flags&hns.FlagDSR != 0
 	v := Verdict{LoadBalancer: id, Sticky: m.DistributionType != hns.PerConnection, Kept: dsr}
@@ -153,23 +161,44 @@ func (s *State) Resolve(p Packet) Verdict {
 	return v
 }
 
+// network returns the one that a load balancer sends to.
+func (s *State) network(e *endpoint) hns.Network {
+	return s.Networks[slices.IndexFunc(s.Networks, func(n hns.Network) bool { return n.ID == e.HostComputeNetwork })]
+}
+
+// known reports whether pods can send packets to a load balancer's address.
+func (s *State) known(l *hns.LoadBalancer, vip netip.Addr) bool {
+	n := s.network(s.endpoints[l.HostComputeEndpoints[0]])
+	if n.Type != hns.Overlay || !s.facts.VIPEndpoint || !slices.ContainsFunc(s.services, func(p netip.Prefix) bool { return p.Contains(vip) }) {
+		return true
+	}
+	return slices.ContainsFunc(s.Endpoints, func(e hns.Endpoint) bool {
+		at := s.endpoints[e.ID]
+		return at.HostComputeNetwork == n.ID && at.Flags&hns.RemoteEndpoint != 0 && slices.Contains(at.addrs, vip)
+	})
+}
+
 // reaches reports whether packets to an endpoint of another node arrive there.
 func (s *State) reaches(e *endpoint, six bool) bool {
 	addr := e.addr(six)
-	i := slices.IndexFunc(s.Networks, func(n hns.Network) bool { return n.ID == e.HostComputeNetwork })
-	if s.Networks[i].Type != hns.Overlay {
+	n := s.network(e)
+	if n.Type != hns.Overlay {
 		return true
 	}
-	at, bits := addr, -1
-	for _, p := range s.Networks[i].Policies {
+	at, bits := netip.MustParseAddr(n.ManagementIP), -1
+	for _, p := range n.Policies {
 		var r hns.RemoteSubnet
 		if p.Type != hns.PolicyRemoteSubnetRoute || json.Unmarshal(p.Settings, &r) != nil {
 			continue
 		}
 		pods, err := netip.ParsePrefix(r.DestinationPrefix)
 		node, nodeErr := netip.ParseAddr(r.ProviderAddress)
-		if err == nil && nodeErr == nil && pods.Contains(addr) && pods.Bits() > bits {
+		switch {
+		case err != nil || nodeErr != nil:
+		case pods.Contains(addr) && pods.Bits() > bits:
 			at, bits = node, pods.Bits()
+		case node == addr && bits < 0:
+			at = node
 		}
 	}
 	return provider(e.Policies) == at

@@ -1,0 +1,304 @@
+package hns_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/hns"
+	"kube-proxy/plane/hns/hnsfake"
+	"kube-proxy/plane/hns/transcript"
+)
+
+// What years of production have shown to work with HNS, a test each.
+
+// overlayNode is a node in an overlay network with one other node.
+func overlayNode(t *testing.T) (*windowsNode, testPlane) {
+	t.Helper()
+	n := newNode(hns.Overlay, hnsfake.Everything)
+	n.SetNetwork(n.network, func(w *hns.Network) {
+		w.Ipams = []hns.Ipam{{Subnets: []hns.Subnet{{IPAddressPrefix: "100.0.0.0/24"}}}}
+		w.Policies = []hns.Policy{{Type: hns.PolicyRemoteSubnetRoute, Settings: []byte(
+			`{"DestinationPrefix":"100.0.2.0/24","IsolationId":4096,"ProviderAddress":"192.0.0.2","DistributedRouterMacAddress":"00-11-22-33-44-55"}`)}}
+	})
+	cfg := n.config(lb.IPv4)
+	cfg.SourceVIP = netip.MustParseAddr("100.0.0.250")
+	return n, newPlane(t, cfg)
+}
+
+// service is Service i with a cluster IP, and backends on this node (100.0.0.x) or elsewhere.
+func service(i int, backends ...string) (lb.Owner, []*lb.Frontend) {
+	name := serviceName(i)
+	set := &lb.BackendSet{ID: lb.SetID{Service: name + ":http", Proto: lb.TCP, Scope: lb.Cluster}, Backends: backendsOf(backends...)}
+	return lb.Owner{Name: name}, []*lb.Frontend{{Key: lb.Key{Addr: world.Addr(10, i+1), Port: 80, Proto: lb.TCP}, Service: set.ID.Service,
+		Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}}
+}
+
+func backendsOf(addrs ...string) lb.Backends {
+	var all []lb.Backend
+	for _, a := range addrs {
+		all = append(all, lb.Backend{Addr: netip.AddrPortFrom(netip.MustParseAddr(a), 8080), Local: strings.HasPrefix(a, "100.0.0.")})
+	}
+	slices.SortFunc(all, lb.Backend.Compare)
+	return lb.BackendsOf(all...)
+}
+
+// A Reset makes the local endpoint of the source VIP, with the host's MAC, or uses the one that is there; without it an overlay refuses
+// every load balancer. An audit makes it again; --cleanup keeps it (WN-04).
+func TestSourceEndpointWN04(t *testing.T) {
+	n, p := overlayNode(t)
+	table := &lb.Table{Node: world.Node()}
+	table.Replace(service(0, "100.0.0.1", "100.0.2.1"))
+	reset(t, p, table)
+	e := n.endpointOf(t, "100.0.0.250")
+	if e.Flags&hns.RemoteEndpoint != 0 || e.MacAddress != hostMAC || string(e.Policies[0].Settings) != `{"ProviderAddress":"192.0.0.1"}` {
+		t.Errorf("the source VIP's endpoint: %+v", e)
+	}
+	n.Damage(e.ID)
+	if _, err := p.Audit(t.Context(), true); err != nil || !n.has(p.Source()) {
+		t.Errorf("an audit does not make it again: %v", err)
+	}
+	n.Counts()
+	reset(t, p, table)
+	if c := n.Counts(); c["CreateEndpoint"].Calls > 0 {
+		t.Errorf("another is made: %v", c)
+	}
+	removed := mode.Removal{Families: []lb.Family{lb.IPv4}, Windows: mode.Windows{NetworkName: networkName}}
+	if _, err := hns.Remove(t.Context(), func() (hns.HNS, error) { return n, nil }, removed); err != nil || !n.has(p.Source()) {
+		t.Errorf("--cleanup removes it: %v", err)
+	}
+	if left := n.State(); len(left.LoadBalancers) > 0 {
+		t.Errorf("left: %+v", left.LoadBalancers)
+	}
+
+	n, p = overlayNode(t) // of others
+	id := n.AddPod(n.network, "source_vip", p.Source())
+	reset(t, p, table)
+	if e := n.endpointOf(t, "100.0.0.250"); e.ID != id || len(n.Touched()) > 0 {
+		t.Errorf("that of the CNI is not used: %+v", e)
+	}
+	n, p = overlayNode(t)
+	n.SetNetwork(n.network, func(w *hns.Network) { w.HostMAC = "" })
+	_, err := p.Reset(t.Context(), table)
+	says(t, err, "host MAC", networkName)
+}
+
+// Pods of an overlay network reach a cluster IP, by a remote endpoint at it, which goes with the Service's last port (WN-06).
+func TestClusterIPEndpointWN06(t *testing.T) {
+	n, p := overlayNode(t)
+	table := &lb.Table{Node: world.Node()}
+	o, fronts := service(0, "100.0.0.1", "100.0.2.1")
+	second := *fronts[0]
+	second.Key.Port = 81
+	table.Replace(o, append(fronts, &second))
+	reset(t, p, table)
+	vip := fronts[0].Key.Addr
+	from := hnsfake.Packet{From: hnsfake.Pod, To: netip.AddrPortFrom(vip, 80), Proto: 6}
+	if v := n.State().Resolve(from); len(v.Backends) != 2 {
+		t.Errorf("a pod does not reach the cluster IP: %+v", v)
+	}
+	e := n.endpointOf(t, vip.String())
+	if e.Flags&hns.RemoteEndpoint == 0 || e.MacAddress != hostMAC || string(e.Policies[0].Settings) != `{"ProviderAddress":"192.0.0.1"}` {
+		t.Errorf("the cluster IP's endpoint: %+v", e)
+	}
+	n.Damage(e.ID)
+	if _, err := p.Audit(t.Context(), true); err != nil || len(n.State().Resolve(from).Backends) != 2 {
+		t.Errorf("an audit does not make it again: %v", err)
+	}
+	n.Counts()
+	reset(t, newPlane(t, p.Config()), table) // a restart
+	for call, c := range n.Counts() {
+		if strings.HasPrefix(call, "Create") || strings.HasPrefix(call, "Delete") {
+			t.Errorf("a restart makes %d calls of %s", c.Calls, call)
+		}
+	}
+	p = newPlane(t, p.Config())
+	reset(t, p, table)
+	changes, _ := table.Replace(o, fronts)
+	apply(t, p, changes, nil)
+	if !n.has(vip) {
+		t.Error("the endpoint went with the first port")
+	}
+	changes, _ = table.Replace(o, nil)
+	apply(t, p, changes, nil)
+	if n.has(vip) {
+		t.Errorf("the endpoint is left:\n%s", n.Own())
+	}
+}
+
+// Backends see the node's own address where one of them is another node or not of the cluster, else the source VIP; so they do in an
+// l2bridge, where --source-vip counts too (kubernetes/kubernetes#91886, WN-08).
+func TestSourceOfALoadBalancerWN08(t *testing.T) {
+	for what, c := range map[string]struct {
+		backends []string
+		want     string
+	}{
+		"pods":                             {[]string{"100.0.0.1", "100.0.2.1"}, "100.0.0.250"},
+		"this node":                        {[]string{"192.0.0.1"}, "100.0.0.250"},
+		"another node":                     {[]string{"192.0.0.2"}, "192.0.0.1"},
+		"a pod and another node":           {[]string{"100.0.2.1", "192.0.0.2"}, "192.0.0.1"},
+		"the API server, not of a network": {[]string{"198.18.0.5"}, "192.0.0.1"},
+	} {
+		n, p := overlayNode(t)
+		table := &lb.Table{Node: world.Node()}
+		table.Replace(service(0, c.backends...))
+		reset(t, p, table)
+		if l, _ := n.balancerOf("10.0.0.1", 80); l.SourceVIP != c.want {
+			t.Errorf("%s: source %q, want %q", what, l.SourceVIP, c.want)
+		}
+		// Another Service with the same backends has the same (kubernetes/kubernetes#91912).
+		changes, _ := table.Replace(service(1, c.backends...))
+		apply(t, p, changes, nil)
+		if l, _ := n.balancerOf("10.0.0.2", 80); l.SourceVIP != c.want {
+			t.Errorf("%s, the second Service: source %q, want %q", what, l.SourceVIP, c.want)
+		}
+	}
+	n := newNode(hns.L2Bridge, hnsfake.Everything)
+	cfg := n.config(lb.IPv4)
+	cfg.SourceVIP = netip.MustParseAddr("192.0.0.1")
+	reset(t, newPlane(t, cfg), world.Table(1, 3))
+	if l, _ := n.balancerOf("10.0.0.1", 80); l.SourceVIP != "192.0.0.1" {
+		t.Errorf("l2bridge: source %q", l.SourceVIP)
+	}
+}
+
+// Port mappings have the flags that production has; what a build of Windows does not take is left out, asked for once, and adopted either
+// way (kubernetes/kubernetes#74825, #113742, WN-10).
+func TestFlagsWN10(t *testing.T) {
+	for build, external := range map[string]hns.PortMappingFlags{"17763": 0, "20348": hns.MappingVIPExternal, "26100": hns.MappingVIPExternal} {
+		n := oldNode(hns.L2Bridge, build)
+		p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
+		for i := range 3 {
+			o, fronts := world.Full(i, 30*i, 3, 2, 0)
+			fronts[3].Sources = nil
+			table.Replace(o, fronts)
+		}
+		reset(t, p, table)
+		for vip, want := range map[string]hns.PortMappingFlags{"10.0.0.1": 0, "203.0.0.1": external, "198.0.0.1": external, "": hns.MappingLocalRoutedVIP} {
+			port := uint16(80)
+			if vip == "" {
+				port = 30000
+			}
+			if l, ok := n.balancerOf(vip, port); !ok || l.PortMappings[0].Flags != want {
+				t.Errorf("%s, %q: %+v, want flags %d", build, vip, l, want)
+			}
+		}
+		refusals := n.Counts()["CreateLoadBalancer"].Calls - 12
+		if want := 1 - int(external/hns.MappingVIPExternal); refusals != want {
+			t.Errorf("%s: HNS was asked for %d load balancers that it refuses, want %d", build, refusals, want)
+		}
+		if told := strings.Count(notices(p), "flag of load balancers"); told != refusals {
+			t.Errorf("%s: told %d times", build, told)
+		}
+		if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil {
+			t.Errorf("%s: an audit mended %d, %v", build, mended, err)
+		}
+		if _, err := n.plane(t, lb.IPv4).Reset(t.Context(), &lb.Table{}); err != nil || n.Own() != "\n" {
+			t.Errorf("%s: what is without the flag is not known as ours: %v\n%s", build, err, n.Own())
+		}
+	}
+}
+
+// Backends of policy Local see the client also without --enable-dsr, and are those of this node alone (kubernetes/kubernetes#93166, WN-12).
+func TestLocalKeepsClientsWN12(t *testing.T) {
+	n := newNode(hns.L2Bridge, hnsfake.Everything)
+	table := world.Table(0, 0)
+	table.Replace(world.Full(0, 0, 4, 1, 0))
+	reset(t, n.plane(t, lb.IPv4), table)
+	for _, to := range []netip.AddrPort{netip.MustParseAddrPort("203.0.0.1:80"), netip.MustParseAddrPort("192.0.0.1:30000")} {
+		packet := hnsfake.Packet{From: hnsfake.Outside, To: to, Proto: 6, ToNode: to.Port() == 30000}
+		if v := n.State().Resolve(packet); !v.Kept || len(v.Backends) != 1 || v.Backends[0].Addr() != world.Addr(100, 0) {
+			t.Errorf("%s: %+v, want the pod of this node to see the client", to, v)
+		}
+		packet.From = hnsfake.Pod
+		if v := n.State().Resolve(packet); len(v.Backends) != 1 {
+			t.Errorf("%s from a pod: %+v, want this node's endpoint alone", to, v)
+		}
+	}
+	if l, _ := n.balancerOf("10.0.0.1", 80); l.Flags != 0 {
+		t.Errorf("the cluster IP has direct return without --enable-dsr: %+v", l)
+	}
+}
+
+// A pod's endpoint is found whether HNS filters by addresses, ignores the filter, or finds nothing; what HNS adds to an endpoint of ours
+// does not make it another's (WN-14).
+func TestFiltersWN14(t *testing.T) {
+	for _, filter := range []string{"match", "everything", "nothing"} {
+		facts := hnsfake.Assumed("26100")
+		facts.Filter, facts.PoliciesAdded = filter, []string{"EncapOverhead", "L2Driver"}
+		n := &windowsNode{Fake: hnsfake.With(facts)}
+		n.addNetwork(hns.L2Bridge)
+		p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
+		reset(t, p, table)
+		for i := range 2 {
+			n.Counts()
+			changes, _ := table.Replace(world.ClusterIP(i, 30*i, 9)) // three pods of this node
+			apply(t, p, changes, nil)
+			if l, _ := n.balancerOf(world.Addr(10, i+1).String(), 80); len(l.HostComputeEndpoints) != 9 {
+				t.Errorf("%s: %+v, want nine endpoints", filter, l)
+			}
+			if lists := n.Counts()["Endpoints"].Calls; lists > 1 || lists == 1 && filter != "nothing" {
+				t.Errorf("%s: HNS was listed %d times", filter, lists)
+			}
+		}
+		table = &lb.Table{Node: world.Node()}
+		reset(t, n.plane(t, lb.IPv4), table)
+		if own := n.Own(); own != "\n" {
+			t.Errorf("%s: left:\n%s", filter, own)
+		}
+	}
+}
+
+// Windows Server 2019 fails to delete now and then, lets a pod have the address of an endpoint of ours, and refuses ports: deletes are
+// tried again, the pod's endpoint is the one that serves, and the row says whose the port may be (kubernetes/kubernetes#113524, #138000,
+// WN-16).
+func TestServer2019WN16(t *testing.T) {
+	n := oldNode(hns.L2Bridge, transcript.Builds[0])
+	p, table := n.plane(t, lb.IPv4), world.Table(0, 0)
+	reset(t, p, table)
+	for i := range 20 {
+		changes, _ := table.Replace(world.ClusterIP(i, 30*i, 3))
+		apply(t, p, changes, nil)
+	}
+	for i := range 20 {
+		changes, _ := table.Replace(lb.Owner{Name: serviceName(i)}, nil)
+		apply(t, p, changes, nil)
+	}
+	if own := n.Own(); own != "\n" {
+		t.Errorf("left:\n%s", own)
+	}
+
+	a := world.Addr(100, 601)
+	changes, _ := table.Replace(service(0, a.String()))
+	apply(t, p, changes, nil)
+	pod := n.AddPod(n.network, "pod", a) // beside ours
+	o, fronts := service(1, a.String())
+	fronts[0].Routes[0].To.Backends = lb.BackendsOf(lb.Backend{Addr: netip.AddrPortFrom(a, 8080), Local: true})
+	changes, _ = table.Replace(o, fronts)
+	apply(t, p, changes, nil)
+	if l, _ := n.balancerOf("10.0.0.2", 80); !slices.Equal(l.HostComputeEndpoints, []string{pod}) {
+		t.Errorf("leads to %v, want the pod's %s", l.HostComputeEndpoints, pod)
+	}
+	if _, err := p.Audit(t.Context(), false); err != nil {
+		t.Error(err)
+	}
+	if l, _ := n.balancerOf("10.0.0.1", 80); !slices.Equal(l.HostComputeEndpoints, []string{pod}) {
+		t.Errorf("after the audit that leads to %v, too, want %s", l.HostComputeEndpoints, pod)
+	}
+	if e := n.State().Endpoints; len(e) != 20+1 { // the CNI's
+		t.Errorf("%d endpoints are left, want the pods' alone", len(e))
+	}
+
+	_, fronts = world.Full(2767, 0, 3, 1, 0) // NodePort 32767
+	changes, _ = table.Replace(lb.Owner{Name: "ns/svc-2767"}, fronts)
+	_, err := p.Apply(t.Context(), changes)
+	says(t, err, "32767", "0x803b0013", "netsh int ipv4 show", "dynamicport")
+	if !errors.Is(err, hns.ErrExists) || strings.Count(err.Error(), "0x803b0013") != 1 {
+		t.Error(fmt.Errorf("more than a row failed: %w", err))
+	}
+}
