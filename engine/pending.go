@@ -59,7 +59,7 @@ func (p *pending) goOn(k lb.Key, t *lb.Table) {
 	pc := p.byKey[k]
 	pc.begun, pc.alone, pc.search = true, false, 0
 	p.waits.forget(k)
-	p.queue.later(k, serviceOf(lb.Change{Key: k, Old: pc.old, New: t.Get(k)}))
+	p.queue.later(k, namespaceOf(serviceOf(lb.Change{Key: k, Old: pc.old, New: t.Get(k)})))
 }
 
 // take takes a piece of the queue, of about that weight as of tells it.

@@ -119,3 +119,22 @@ func TestStagesAreTurnedBack(t *testing.T) {
 		}
 	})
 }
+
+// Rows under way take turns by namespace, as all others do: many large Services have one share (TN-30).
+func TestRowsUnderWayTakeTurnsByNamespace(t *testing.T) {
+	p, table := newPending(), &lb.Table{}
+	key := func(i int) lb.Key { return svcKey(i) }
+	for i, service := range []string{"tenant/a:http", "tenant/b:http", "tenant/c:http", "stranger/d:http"} {
+		front := &lb.Frontend{Key: key(i), Service: service, Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}}
+		changes, _ := table.Replace(lb.Owner{Name: service[:len(service)-len(":http")]}, []*lb.Frontend{front})
+		p.add(changes[0])
+	}
+	one := func(*lb.Frontend) int { return 1 }
+	for _, k := range p.take(100, one, table) {
+		p.goOn(k, table)
+	}
+	p.take(1, one, table)
+	if got := p.take(1, one, table); len(got) != 1 || got[0] != key(3) {
+		t.Errorf("the second turn is of %v, want the stranger's %v", got, key(3))
+	}
+}
