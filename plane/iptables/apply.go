@@ -13,59 +13,93 @@ import (
 	"kube-proxy/plane/rollback"
 )
 
-// Apply writes the chains that the changes touch, in one restore, or in several where there are very many. See
-// package plane for its contract.
+// Apply writes the chains that the changes touch, in one restore, or in several where there are very many; what is much of one service
+// port in stages. See package plane for its contract.
 func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.ApplyResult, err error) {
 	if p.st == nil {
 		return res, fmt.Errorf("iptables: apply: %w", plane.ErrNotSetUp)
 	}
 	p.newSync()
 	defer p.owned()
-	for len(changes) > 0 {
-		n, used := 0, 0
-		var weight lb.Weight
-		for n < len(changes) && (n == 0 || used < p.Pace()) {
-			used += weight.Of(changes[n].New)
-			n++
-		}
-		wrote, err := p.write(ctx, changes[:n])
-		if err != nil {
-			p.count(func(s *Stats) { s.PartialFailures++ })
-			return plane.ApplyResult{}, fmt.Errorf("iptables: apply %d changes: %w", n, err)
-		}
-		res.Written = res.Written || wrote
-		changes = changes[n:]
+	fail := func(err error) (plane.ApplyResult, error) {
+		p.count(func(s *Stats) { s.PartialFailures++ })
+		return plane.ApplyResult{}, fmt.Errorf("iptables: apply %d changes: %w", len(changes), err)
 	}
+	rest, waiting := p.st.underWay(changes)
+	for len(rest) > 0 {
+		piece := rest[:p.piece(rest)]
+		wrote, much, err := p.write(ctx, piece)
+		switch {
+		case err != nil:
+			return fail(err)
+		case len(much) > 0:
+			var more []lb.Change
+			rest, more = p.st.aim(rest, much)
+			waiting = append(waiting, more...)
+		default:
+			res.Written = res.Written || wrote
+			rest = rest[len(piece):]
+		}
+	}
+	if len(waiting) == 0 {
+		return res, nil
+	}
+	reached, err := p.goOn(ctx, p.st.goalOf(waiting[0]))
+	if err != nil {
+		return fail(err)
+	}
+	for _, c := range waiting {
+		if !slices.ContainsFunc(reached, func(is lb.Change) bool { return is.Key == c.Key && is.New == c.New }) {
+			res.Later = append(res.Later, c.Key)
+		}
+	}
+	res.Written = true
 	return res, nil
 }
 
-// write applies changes in one restore, if there is anything to write. If that fails without having done anything, the state
-// is as before.
-//
-// The filter table refuses what was not translated. So rows are added to it before nat changes, and removed
-// after: a packet in between must not pass as it is, and leave a flow behind that nothing translates.
-func (p *Plane) write(ctx context.Context, changes []lb.Change) (wrote bool, err error) {
+// piece returns how many of the changes are for one restore.
+func (p *Plane) piece(changes []lb.Change) (n int) {
+	var now, old lb.Weight
+	for used := 0; n < len(changes) && (n == 0 || used < p.Pace()); n++ {
+		var was *lb.Frontend
+		if r := p.st.rows[changes[n].Key]; r != nil {
+			was = r.front
+		}
+		used += max(now.Of(changes[n].New), old.Of(was))
+	}
+	return n
+}
+
+// write applies changes in one restore, if there is anything to write; or does nothing, and returns the service ports of which too much is to be
+// written. If it fails without having done anything, the state is as before.
+func (p *Plane) write(ctx context.Context, changes []lb.Change) (wrote bool, much []portID, err error) {
 	st := p.st
-	log, kept := &rollback.Log{}, len(st.kept) > 0
-	st.log = log
-	w := &writer{st: st}
+	kept := len(st.kept) > 0
+	st.log = &rollback.Log{}
+	defer func() { st.log = nil }()
 	c := st.apply(changes)
-	w.write(filter, c.chains...)
-	w.dispatch(filter, &c.adds)
-	w.write(nat, c.chains...)
-	w.dispatch(nat, &c.adds, &c.deletes)
-	w.drop(nat, c.drops...)
-	w.dispatch(filter, &c.deletes)
-	w.drop(filter, c.drops...)
-	st.log = nil
-	if err := p.run(ctx, &w.batch); err != nil {
-		log.Undo()
-		return false, err
+	if much := p.tooMuch(c); len(much) > 0 {
+		st.log.Undo()
+		return false, much, nil
+	}
+	w := &writer{st: st}
+	w.change(c)
+	if err := p.commit(ctx, w); err != nil {
+		return false, nil, err
 	}
 	if kept && len(st.kept) == 0 {
 		p.listed = time.Time{} // so that the next audit finds the chains that are not needed any more
 	}
-	return len(w.sections) > 0, nil
+	return len(w.sections) > 0, nil, nil
+}
+
+// commit runs a restore. If that fails without having done anything, the state is as before.
+func (p *Plane) commit(ctx context.Context, w *writer) error {
+	err := p.run(ctx, &w.batch)
+	if err != nil {
+		w.st.log.Undo()
+	}
+	return err
 }
 
 // writer collects what one restore does to the chains. The state has it at once.
@@ -74,14 +108,27 @@ type writer struct {
 	st *state
 }
 
+// change collects what a change is for the kernel.
+//
+// The filter table refuses what was not translated. So rows are added to it before nat changes, and removed
+// after: a packet in between must not pass as it is, and leave a flow behind that nothing translates.
+func (w *writer) change(c *change) {
+	w.write(filter, c.chains...)
+	w.dispatch(filter, &c.adds)
+	w.write(nat, c.chains...)
+	w.dispatch(nat, &c.adds, &c.deletes)
+	w.drop(nat, c.drops...)
+	w.dispatch(filter, &c.deletes)
+	w.drop(filter, c.drops...)
+}
+
 // write writes those of the chains of a table that the kernel does not hold so.
 func (w *writer) write(t table, chains ...chain) {
 	for _, c := range chains {
 		if c.id.table != t {
 			continue
 		}
-		want := digestOf(c.rules)
-		if is, known := w.st.kernel[c.id]; !known || is != want {
+		if want := digestOf(c.rules); w.st.unlike(c.id, want) {
 			w.section(t).put(c)
 			w.st.holds(c.id, want)
 		}

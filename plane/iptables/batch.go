@@ -192,6 +192,14 @@ func (s *section) rules() int {
 	return n
 }
 
+// lines returns about how many lines the batch has.
+func (b *batch) lines() (n int) {
+	for _, s := range b.sections {
+		n += s.rules() + len(s.write) + 2*len(s.drop) + len(s.remove)
+	}
+	return n
+}
+
 // text returns the input of iptables-restore.
 func (b *batch) text() []byte {
 	var out []byte

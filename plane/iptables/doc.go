@@ -8,7 +8,7 @@
 //	nat      PREROUTING, OUTPUT ──▶ KUBE-SERVICES                 by destination; a tree beyond 32 rows
 //	           KUBE-SVC-TO-0A60, KUBE-SVC-TO-0A61, …              its branches, by four bits each
 //	           KUBE-NODEPORTS                                     the last rule: NodePorts on local addresses; a tree too
-//	         KUBE-SVC-XXXX   one of all endpoints                 (cluster IPs come here; marked if they must be)
+//	         KUBE-SVC-XXXX   one of all endpoints; of very many, by chains of parts   (cluster IPs come here; marked if they must be)
 //	         KUBE-SVL-XXXX   one of the endpoints of this node
 //	         KUBE-EXT-XXXX   an external address: the row's routes one after the other
 //	         KUBE-FW-XXXX    an external address with source ranges: to KUBE-EXT-XXXX if the source may
@@ -61,7 +61,7 @@
 // as they should be are left for later, and the engine finds the row that is to blame (docs/adr/0036).
 //
 // The files, in the order of a change's way: state.go (changes of rows), render.go, sources.go, skeleton.go and names.go (pure: what
-// chains contain), dispatch.go (the trees), apply.go and batch.go (chains to restores), restore.go, tool.go, runner.go and lock.go
+// chains contain), dispatch.go (the trees), apply.go, stages.go and batch.go (chains to restores), restore.go, tool.go, runner.go and lock.go
 // (the programs), extensions.go (what they need of the kernel). The other way: saved.go, snapshot.go and unlistable.go (what the
 // kernel holds), compare.go (what differs), reset.go, load.go and sweep.go (all of it), audit.go and fingerprint.go (what others
 // did); remove.go (nothing of ours). For who asks: look.go (follow a packet), lookwalk.go (through the hooks), looknft.go and looklegacy.go (rules from

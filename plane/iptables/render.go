@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"fmt"
+	"hash/crc32"
 	"math"
 	"net/netip"
 	"slices"
@@ -63,11 +64,15 @@ type rendered struct {
 	dispatch map[lb.Key][]dispatched    // what dispatchers must have for each of its rows
 }
 
-// servicePort renders a service port.
-func (r *renderer) servicePort(id portID, rows []*lb.Frontend) rendered {
+// servicePort renders a service port. Where its rows disagree about a set of backends, because not all of them have been
+// changed yet, those that changed last decide.
+func (r *renderer) servicePort(id portID, rows []*lb.Frontend, last ...*lb.Frontend) rendered {
 	u := &portRenderer{renderer: r, id: id, sets: map[lb.Scope]*lb.BackendSet{}, masq: map[lb.Scope][]string{},
 		named: map[string]string{}, lists: map[chainID][]netip.Prefix{}, out: make(map[lb.Key][]dispatched, len(rows))}
 	rows = slices.SortedFunc(slices.Values(rows), func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) })
+	for _, f := range slices.Concat(rows, last) {
+		u.decide(f)
+	}
 	for _, f := range rows {
 		u.row(f)
 	}
@@ -76,7 +81,7 @@ func (r *renderer) servicePort(id portID, rows []*lb.Frontend) rendered {
 			u.balance(s, u.masq[scope])
 		}
 	}
-	return rendered{u.chains, u.lists, u.out}
+	return rendered{append(u.chains, u.variants...), u.lists, u.out}
 }
 
 type portRenderer struct {
@@ -86,10 +91,21 @@ type portRenderer struct {
 	sets   map[lb.Scope]*lb.BackendSet
 	masq   map[lb.Scope][]string // rules at the beginning of a set's chain
 	named  map[string]string     // content of EXT and FW chains to their names
-	chains []chain
-	lists  map[chainID][]netip.Prefix
-	eps    map[netip.AddrPort]string
-	out    map[lb.Key][]dispatched
+	// chains are those of sets and of endpoints, variants the EXT and FW chains.
+	chains, variants []chain
+	lists            map[chainID][]netip.Prefix
+	eps              map[netip.AddrPort]string
+	out              map[lb.Key][]dispatched
+}
+
+// decide takes the sets of a row, and how long its clients stick.
+func (u *portRenderer) decide(f *lb.Frontend) {
+	for _, route := range f.Routes {
+		if route.To != nil {
+			u.sets[route.To.ID.Scope] = route.To
+			u.sticky = int(f.Affinity.Seconds()) // a row that refuses has none, and says nothing of the others
+		}
+	}
 }
 
 func (u *portRenderer) row(f *lb.Frontend) {
@@ -142,15 +158,7 @@ func (r *renderer) match(k lb.Key, source string) string {
 
 // target returns the chain that translates the row's packets, "" if none are.
 func (u *portRenderer) target(f *lb.Frontend) string {
-	serves := false
-	for _, route := range f.Routes {
-		if route.To != nil {
-			u.sets[route.To.ID.Scope] = route.To
-			u.sticky = int(f.Affinity.Seconds()) // a row that refuses has none, and says nothing of the others
-			serves = true
-		}
-	}
-	if !serves {
+	if !slices.ContainsFunc(f.Routes, func(r lb.Route) bool { return r.To != nil }) {
 		return ""
 	}
 	target, direct := "", false
@@ -188,7 +196,7 @@ func (u *portRenderer) variant(prefix string, rules []string) string {
 		name = u.id.chain(prefix, content)
 	}
 	u.named[prefix], u.named[content] = name, name
-	u.chains = append(u.chains, chain{chainID{nat, name}, rules})
+	u.variants = append(u.variants, chain{chainID{nat, name}, rules})
 	return name
 }
 
@@ -216,11 +224,13 @@ func (u *portRenderer) direct(f *lb.Frontend) (string, bool) {
 	return u.setChain(scope), true
 }
 
-func (u *portRenderer) setChain(s lb.Scope) string {
+func (u *portRenderer) setChain(s lb.Scope) string { return u.id.chain(u.setPrefix(s)) }
+
+func (*portRenderer) setPrefix(s lb.Scope) string {
 	if s == lb.Local {
-		return u.id.chain(localChain)
+		return localChain
 	}
-	return u.id.chain(clusterChain)
+	return clusterChain
 }
 
 // notPods matches sources that are not pods, and says where they are marked.
@@ -300,35 +310,81 @@ func (r *renderer) sources(f lb.From) [][2]string {
 	return [][2]string{{"", ""}}
 }
 
-// balance writes the chain of a set and those of its endpoints (DP-06).
+// choice is a chain to which packets go at random, by the number of backends behind it.
+type choice struct {
+	note, chain string
+	backends    int
+}
+
+// balance writes the chain of a set and those of its endpoints (DP-06). A large set has a chain for each of its parts (TN-72).
 func (u *portRenderer) balance(s *lb.BackendSet, rules []string) {
 	if u.eps == nil {
 		u.eps = map[netip.AddrPort]string{}
 	}
-	seps := make([]string, s.Backends.Len())
-	for i := range seps {
-		seps[i] = u.endpoint(s.Backends.At(i).Addr)
-	}
-	note := func(b lb.Backend) string {
-		if u.plain {
-			return ""
+	all := make([]choice, s.Backends.Len())
+	for i := range all {
+		b, note := s.Backends.At(i), ""
+		if !u.plain {
+			note = comment(u.id.service, " -> ", b.Addr.String())
 		}
-		return comment(u.id.service, " -> ", b.Addr.String())
+		all[i] = choice{note, u.endpoint(b.Addr), 1}
 	}
-	if u.sticky > 0 {
-		for i := range seps {
-			rules = append(rules, fmt.Sprintf("%s-m recent --rcheck --seconds %d --reap --name %s %s-j %s",
-				note(s.Backends.At(i)), u.sticky, seps[i], u.recentMask(), seps[i]))
-		}
-	}
-	for i := range seps {
-		rule := note(s.Backends.At(i))
-		if left := len(seps) - i; left > 1 {
-			rule += "-m statistic --mode random --probability " + probability(left) + " "
-		}
-		rules = append(rules, rule+"-j "+seps[i])
+	if len(all) <= splitSize {
+		rules = slices.Concat(rules, u.recent(all), oneOf(all))
+	} else {
+		rules = append(rules, u.parts(u.setPrefix(s.ID.Scope), all)...)
 	}
 	u.chains = append(u.chains, chain{chainID{nat, u.setChain(s.ID.Scope)}, rules})
+}
+
+// recent returns the rules that send clients where they were before, if they are to stick.
+func (u *portRenderer) recent(to []choice) (rules []string) {
+	if u.sticky == 0 {
+		return nil
+	}
+	for _, c := range to {
+		rules = append(rules, fmt.Sprintf("%s-m recent --rcheck --seconds %d --reap --name %s %s-j %s",
+			c.note, u.sticky, c.chain, u.recentMask(), c.chain))
+	}
+	return rules
+}
+
+// oneOf returns the rules that send packets to one of the choices.
+func oneOf(to []choice) []string {
+	rules, left := make([]string, len(to)), 0
+	for _, c := range to {
+		left += c.backends
+	}
+	for i, c := range to {
+		rules[i] = c.note
+		if left > c.backends {
+			rules[i] += "-m statistic --mode random --probability " + probability(c.backends, left) + " "
+		}
+		rules[i] += "-j " + c.chain
+		left -= c.backends
+	}
+	return rules
+}
+
+// parts writes a chain for each part of a set, two if clients stick, and returns the rules that lead there. Where a part ends
+// follows from the endpoint at its end, so that a change of one endpoint changes one part, or two.
+func (u *portRenderer) parts(prefix string, all []choice) (rules []string) {
+	var to []choice
+	for len(all) > 0 {
+		n := min(partSize, len(all))
+		for n < min(4*partSize, len(all)) && crc32.ChecksumIEEE([]byte(all[n-1].chain))%partSize != 0 {
+			n++
+		}
+		part := choice{chain: u.id.chain(prefix, "part", all[0].chain), backends: n}
+		u.chains = append(u.chains, chain{chainID{nat, part.chain}, oneOf(all[:n])})
+		if u.sticky > 0 {
+			recent := u.id.chain(prefix, "recent", all[0].chain)
+			u.chains = append(u.chains, chain{chainID{nat, recent}, u.recent(all[:n])})
+			rules = append(rules, "-j "+recent)
+		}
+		to, all = append(to, part), all[n:]
+	}
+	return append(rules, oneOf(to)...)
 }
 
 func (r *renderer) recentMask() string {
@@ -361,10 +417,10 @@ func (u *portRenderer) endpoint(a netip.AddrPort) string {
 	return name
 }
 
-// probability prints 1/n as iptables-save does: the kernel keeps it in units of 2^-31.
-func probability(n int) string {
+// probability prints n/of as iptables-save does: the kernel keeps it in units of 2^-31.
+func probability(n, of int) string {
 	const one = 1 << 31
-	p := strconv.FormatFloat(1/float64(n), 'f', 10, 64)
+	p := strconv.FormatFloat(float64(n)/float64(of), 'f', 10, 64)
 	v, _ := strconv.ParseFloat(p, 64)
 	return strconv.FormatFloat(math.Round(v*one)/one, 'f', 11, 64)
 }

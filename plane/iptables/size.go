@@ -8,6 +8,12 @@ const (
 	recentObjects = 20
 )
 
+// A set of more than splitSize backends is split into parts of partSize to 4*partSize, most of them near twice partSize.
+const (
+	partSize  = 128
+	splitSize = 8 * partSize
+)
+
 // weigh is the mode's Weigh.
 func weigh(s lb.Size) int {
 	const (
@@ -20,6 +26,9 @@ func weigh(s lb.Size) int {
 	jumps := s.Sets()
 	if s.Affinity {
 		jumps *= 2
+	}
+	if s.Backends > splitSize { // a chain for each part, and a rule that leads there
+		rules += 2 * jumps * (s.Backends/partSize + 1)
 	}
 	objects := (rules + (jumps+endpoint)*s.Backends) * ruleObjects
 	if s.Affinity {

@@ -25,6 +25,8 @@ type state struct {
 	endpoints   int
 	// kept are service ports whose chains are those that a Reset found, because iptables refused others.
 	kept map[portID]bool
+	// goals are under way.
+	goals goals
 	// log notes how all this was, while an Apply changes it.
 	log *rollback.Log
 }
@@ -33,6 +35,12 @@ type state struct {
 func (st *state) holds(id chainID, d digest) {
 	st.rules[id.table] += int(d.rules) - int(st.kernel[id].rules)
 	rollback.Put(st.log, st.kernel, id, d)
+}
+
+// unlike reports whether the kernel holds a chain otherwise, or not at all.
+func (st *state) unlike(id chainID, want digest) bool {
+	is, known := st.kernel[id]
+	return !known || is != want
 }
 
 // lacks notes that the kernel has a chain no more.
@@ -78,7 +86,7 @@ const manyEndpoints = 1000
 // are written: all at once would take much memory.
 func newState(r renderer, ports []portRows) *state {
 	st := &state{renderer: r, rows: map[lb.Key]*row{}, ports: make(map[portID]*servicePort, len(ports)), lists: map[chainID]*list{},
-		kernel: map[chainID]digest{}, jumps: map[jump]bool{}}
+		kernel: map[chainID]digest{}, jumps: map[jump]bool{}, goals: newGoals()}
 	var all [dispatchers][]entry
 	for _, port := range ports {
 		var c change
@@ -130,6 +138,8 @@ type change struct {
 	chains        []chain
 	drops         []chainID
 	adds, deletes [dispatchers][]entry
+	// lines is how many lines the chains of each service port are that are written or deleted.
+	lines map[portID]int
 }
 
 // apply makes changes of rows, and returns what they are for the kernel. The dispatchers are still to be changed.
@@ -166,10 +176,25 @@ func (st *state) apply(changes []lb.Change) *change {
 	for k := range before {
 		rollback.Delete(st.log, st.rows, k)
 	}
-	c := &change{}
+	endpoints := st.endpoints
+	for id, byKey := range touched {
+		if old := st.ports[id]; old != nil {
+			endpoints -= old.endpoints
+		}
+		endpoints += endpointsOf(slices.Collect(maps.Values(byKey)))
+	}
+	// Never back: to give them their comments would be a change of all.
+	st.plain = st.plain || endpoints > manyEndpoints
+	c := &change{lines: map[portID]int{}}
 	var unused []chainID
 	for id, rows := range touched {
-		unused = append(unused, st.replace(id, slices.Collect(maps.Values(rows)), c)...)
+		var last []*lb.Frontend
+		for k, f := range rows {
+			if want[k] != nil {
+				last = append(last, f)
+			}
+		}
+		unused = append(unused, st.replace(id, slices.Collect(maps.Values(rows)), c, last...)...)
 	}
 	st.release(unused, c)
 	for k, old := range before {
@@ -185,14 +210,12 @@ func (st *state) apply(changes []lb.Change) *change {
 			slices.SortFunc(list, func(a, b entry) int { return comparePath(a, b.path) })
 		}
 	}
-	// Never back: to give them their comments would be a change of all.
-	st.plain = st.plain || st.endpoints > manyEndpoints
 	return c
 }
 
 // replace renders a service port with those rows, or takes it out if there are none. It returns the lists that it does not use any
-// more, or uses once less.
-func (st *state) replace(id portID, rows []*lb.Frontend, c *change) (unused []chainID) {
+// more, or uses once less. last are those of the rows that have changed.
+func (st *state) replace(id portID, rows []*lb.Frontend, c *change, last ...*lb.Frontend) (unused []chainID) {
 	rollback.Delete(st.log, st.kept, id)
 	var had []string
 	if old := st.ports[id]; old != nil {
@@ -202,24 +225,30 @@ func (st *state) replace(id portID, rows []*lb.Frontend, c *change) (unused []ch
 	}
 	has := map[string]bool{}
 	if len(rows) > 0 {
-		r := st.renderer.servicePort(id, rows)
+		r := st.renderer.servicePort(id, rows, last...)
 		now := newServicePort(rows, r)
 		rollback.Put(st.log, st.ports, id, now)
 		st.endpoints += now.endpoints
 		for _, name := range now.chains {
 			has[name] = true
 		}
-		c.chains = append(c.chains, r.chains...)
 		for id, ranges := range r.lists {
 			st.use(id, ranges, c)
+		}
+		c.chains = append(c.chains, r.chains...)
+		for _, chain := range r.chains {
+			if c.lines != nil && st.unlike(chain.id, digestOf(chain.rules)) {
+				c.lines[id] += 1 + len(chain.rules)
+			}
 		}
 		for _, f := range rows {
 			rollback.Put(st.log, st.rows, f.Key, &row{f, r.dispatch[f.Key]})
 		}
 	}
-	for _, name := range had {
+	for _, name := range slices.Backward(had) { // a chain cannot go before those that lead to it
 		if !has[name] {
 			c.drops = append(c.drops, chainID{nat, name})
+			c.lines[id] += 2
 		}
 	}
 	return unused

@@ -1,0 +1,201 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/rollback"
+)
+
+// goal is a change that is too much for one restore, and comes in stages (TN-72). Chains are written after those to which they
+// lead, so that each stage serves; then the dispatchers are changed; and then the chains go that nothing needs any more. What is
+// wanted of the same service ports meanwhile waits until the goal is reached: else one who changes his mind all the time would leave
+// ever more chains behind.
+type goal struct {
+	changes []lb.Change
+	ports   []portID
+	written []chainID // before anything of the state leads to them
+	drops   []chainID // that are still to be deleted
+}
+
+// goals are the changes under way, by their keys and by the service ports that they touch.
+type goals struct {
+	byKey  map[lb.Key]*goal
+	byPort map[portID]*goal
+}
+
+func newGoals() goals { return goals{map[lb.Key]*goal{}, map[portID]*goal{}} }
+
+func (gs *goals) add(g *goal) {
+	for _, c := range g.changes {
+		gs.byKey[c.Key] = g
+	}
+	for _, id := range g.ports {
+		gs.byPort[id] = g
+	}
+}
+
+func (gs *goals) remove(g *goal) {
+	for _, c := range g.changes {
+		delete(gs.byKey, c.Key)
+	}
+	for _, id := range g.ports {
+		delete(gs.byPort, id)
+	}
+}
+
+// portsOf returns the service ports whose chains a change concerns.
+func (st *state) portsOf(c lb.Change) (ids []portID) {
+	if old := st.rows[c.Key]; old != nil {
+		ids = append(ids, portOf(old.front))
+	}
+	if c.New != nil {
+		ids = append(ids, portOf(c.New))
+	}
+	return ids
+}
+
+// stageLines is how many lines of service ports' chains a stage has, about. A service port of which more is to be written comes in stages.
+func (p *Plane) stageLines() int { return 4 * p.Pace() }
+
+// tooMuch returns the service ports of which too much is to be written for one restore.
+func (p *Plane) tooMuch(c *change) (ids []portID) {
+	for id, n := range c.lines {
+		if n > p.stageLines() {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// goalOf returns the goal that a change has to wait for, nil if there is none.
+func (st *state) goalOf(c lb.Change) *goal {
+	if g := st.goals.byKey[c.Key]; g != nil {
+		return g
+	}
+	for _, id := range st.portsOf(c) {
+		if g := st.goals.byPort[id]; g != nil {
+			return g
+		}
+	}
+	return nil
+}
+
+// underWay returns the changes that have to wait for a goal, and the others.
+func (st *state) underWay(changes []lb.Change) (others, waiting []lb.Change) {
+	if len(st.goals.byKey) == 0 {
+		return changes, nil
+	}
+	for _, c := range changes {
+		if st.goalOf(c) != nil {
+			waiting = append(waiting, c)
+		} else {
+			others = append(others, c)
+		}
+	}
+	return others, waiting
+}
+
+// aim makes a goal of the changes of each of some service ports, and returns these changes, and the others.
+func (st *state) aim(changes []lb.Change, ids []portID) (others, waiting []lb.Change) {
+	for _, id := range ids {
+		st.goals.byPort[id] = &goal{ports: []portID{id}}
+	}
+	for _, c := range changes {
+		g := st.goalOf(c)
+		if g == nil {
+			others = append(others, c)
+			continue
+		}
+		g.changes, g.ports = append(g.changes, c), append(g.ports, st.portsOf(c)...)
+		st.goals.add(g)
+		waiting = append(waiting, c)
+	}
+	return others, waiting
+}
+
+// goOn writes the next stage of a goal. It returns the goal's changes if it is reached.
+func (p *Plane) goOn(ctx context.Context, g *goal) (reached []lb.Change, err error) {
+	done, err := p.stage(ctx, g)
+	if done || err != nil {
+		p.st.goals.remove(g)
+	}
+	if err != nil {
+		p.abandon(g)
+		return nil, err
+	}
+	if done {
+		return g.changes, nil
+	}
+	return nil, nil
+}
+
+// stage writes the next stage of a goal.
+func (p *Plane) stage(ctx context.Context, g *goal) (done bool, err error) {
+	st := p.st
+	st.log = &rollback.Log{}
+	defer func() { st.log = nil }()
+	w := &writer{st: st}
+	if len(g.drops) == 0 {
+		c := st.apply(g.changes)
+		next, all := c.next(st, p.stageLines())
+		if !all {
+			st.log.Undo()
+			for _, ch := range next {
+				g.written = append(g.written, ch.id)
+			}
+			w.write(nat, next...)
+			return false, p.commit(ctx, w)
+		}
+		g.drops, c.drops = c.drops, nil
+		w.change(c)
+	}
+	now := g.drops[:min(len(g.drops), max(1, (p.stageLines()-w.lines())/2))]
+	for _, id := range now {
+		if st.lists[id] == nil { // of another Service by now
+			w.drop(id.table, id)
+		}
+	}
+	if err := p.commit(ctx, w); err != nil {
+		return false, err
+	}
+	g.drops = g.drops[len(now):]
+	return len(g.drops) == 0, nil
+}
+
+// next returns those of the chains of nat that the kernel does not hold so, or the first of them that are about so many lines.
+func (c *change) next(st *state, most int) (next []chain, all bool) {
+	lines := 0
+	for _, ch := range c.chains {
+		if ch.id.table != nat || !st.unlike(ch.id, digestOf(ch.rules)) {
+			continue
+		}
+		if lines >= most {
+			return next, false
+		}
+		next, lines = append(next, ch), lines+1+len(ch.rules)
+	}
+	return next, true
+}
+
+// abandon gives up a goal that iptables refuses. What it wrote and nothing needs the next audit finds, and deletes.
+func (p *Plane) abandon(g *goal) {
+	needed := map[chainID]bool{}
+	for _, id := range g.ports {
+		if port := p.st.ports[id]; port != nil {
+			for _, name := range port.chains {
+				needed[chainID{nat, name}] = true
+			}
+		}
+	}
+	for _, id := range slices.Concat(g.written, g.drops) {
+		if !needed[id] {
+			p.st.lacks(id)
+		}
+	}
+	p.listed = time.Time{}
+}
