@@ -84,7 +84,7 @@ type print struct{ written, printed digest }
 
 // reads reports whether a chain that is printed so may be one that was written so.
 func (p *Plane) reads(id chainID, written, printed digest) bool {
-	return printed == written || p.prints[id] == print{written, printed}
+	return printed.alike(written) || p.prints[id] == print{written, printed}
 }
 
 // learn looks at what was just mended, and remembers chains and rules that are printed as before: nobody had changed them, but

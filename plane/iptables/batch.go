@@ -10,20 +10,24 @@ import (
 
 // digest stands for the content of a chain.
 type digest struct {
-	sum   uint64
+	sum   uint64 // 0 where comments were not to be read
+	bare  uint64 // without comments
 	rules int32
+}
+
+// alike reports whether a chain that was read may be one that was written so.
+func (read digest) alike(written digest) bool {
+	return read.rules == written.rules && (read.sum == written.sum || read.sum == 0 && read.bare == written.bare)
 }
 
 var seed = maphash.MakeSeed()
 
 func digestOf(rules []string) digest {
-	var h maphash.Hash
-	h.SetSeed(seed)
+	c := newContent()
 	for _, r := range rules {
-		h.WriteString(r)
-		h.WriteByte('\n')
+		c.add(r, true)
 	}
-	return digest{h.Sum64(), int32(len(rules))}
+	return c.digest()
 }
 
 // empty is the digest of a chain without rules.

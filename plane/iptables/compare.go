@@ -23,7 +23,7 @@ func (c comparison) portDiffers(s *servicePort) bool {
 }
 
 // lacksJump reports whether a rule is not where it should be.
-func (c comparison) lacksJump(j jump) bool { return !c.have.jumps[j] && !c.p.unread[j] }
+func (c comparison) lacksJump(j jump) bool { return !c.have.jumps[j.bare()] && !c.p.unread[j.bare()] }
 
 // stale returns the chains that nothing needs any more. While chains of service ports are kept as they were, it is not known
 // which others these lead to.

@@ -172,9 +172,7 @@ func (k *Keeper) list(ctx context.Context, texts bool) (*keptChains, error) {
 		c := contents[id]
 		switch {
 		case line.kind == savedChain && k.layout.Ours(t.String(), id.name):
-			c = &content{}
-			c.hash.SetSeed(seed)
-			contents[id] = c
+			contents[id] = newContent()
 		case line.kind != savedRule:
 		case c == nil:
 			j := jump{id, string(line.rest)}
@@ -184,16 +182,14 @@ func (k *Keeper) list(ctx context.Context, texts bool) (*keptChains, error) {
 			}
 			s.jumps[j] = true
 		default:
-			c.hash.Write(line.rest)
-			c.hash.WriteByte('\n')
-			c.rules++
+			c.add(string(line.rest), line.handle == 0)
 			if texts {
 				s.rules[id] = append(s.rules[id], string(line.rest))
 			}
 		}
 	})
 	for id, c := range contents {
-		s.chains[id] = digest{c.hash.Sum64(), c.rules}
+		s.chains[id] = c.digest()
 	}
 	return s, err
 }
@@ -336,7 +332,7 @@ func (k *Keeper) mend(ctx context.Context, have *keptChains) (n int, err error) 
 	for c := range k.chains {
 		is, known := have.chains[c.id]
 		want := k.kernel[c.id]
-		if !known || is != want && k.prints[c.id] != (print{want, is}) {
+		if !known || !is.alike(want) && k.prints[c.id] != (print{want, is}) {
 			n++
 			b.only(c.id.table).put(c)
 		}
@@ -512,7 +508,7 @@ func (k *Keeper) Audit(ctx context.Context, full bool) (mended int, err error) {
 	}
 	for id, want := range k.kernel {
 		is, known := after.chains[id]
-		if known && is != want && is == have.chains[id] && k.prints[id] != (print{want, is}) {
+		if known && !is.alike(want) && is == have.chains[id] && k.prints[id] != (print{want, is}) {
 			if k.prints == nil {
 				k.prints = map[chainID]print{}
 			}

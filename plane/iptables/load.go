@@ -102,7 +102,7 @@ func (l *loader) load(ctx context.Context, ports []portRows) error {
 // build makes the restores.
 func (l *loader) build(ctx context.Context, ports []portRows) error {
 	is, known := l.have.chains[chainID{nat, services}]
-	cold := !known || is == empty
+	cold := !known || is.rules == 0
 	l.frame(cold)
 	if err := l.flush(ctx, false); err != nil {
 		return err
@@ -146,7 +146,7 @@ func (l *loader) frame(cold bool) {
 		}
 	}
 	for _, j := range jumps() {
-		l.st.jumps[j] = true
+		l.st.jumps[j.bare()] = true
 		if l.lacksJump(j) {
 			s := l.batch.only(j.from.table)
 			s.insert = append(s.insert, j)
@@ -161,14 +161,15 @@ func (l *loader) blockLocalnet() {
 	if l.st.family != lb.IPv4 {
 		return
 	}
+	at := blockLocalnetJump.bare()
 	switch {
-	case l.st.localnet() || l.keepBlock || l.have.kubelet && l.have.jumps[blockLocalnetJump]:
-		l.st.jumps[blockLocalnetJump] = true
-		if !l.have.jumps[blockLocalnetJump] {
+	case l.st.localnet() || l.keepBlock || l.have.kubelet && l.have.jumps[at]:
+		l.st.jumps[at] = true
+		if !l.have.jumps[at] {
 			s := l.batch.only(filter)
 			s.insert = append(s.insert, blockLocalnetJump)
 		}
-	case l.have.jumps[blockLocalnetJump]:
+	case l.have.jumps[at]:
 		s := l.batch.only(filter)
 		s.remove = append(s.remove, blockLocalnetJump)
 	}

@@ -5,7 +5,6 @@ package iptables
 import (
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"slices"
@@ -242,18 +241,13 @@ func unlike(want []string, have *chainState) (missing, extra []string, same bool
 // form of nf_tables that we do not understand, and it does.
 func (d *differ) printedAlike(c chain) (bool, error) {
 	if d.printed == nil {
-		s := newSnapshot()
-		s.bare = true
-		if err := d.tool.list(d.ctx, func(r io.Reader) error { return s.read(r) }); err != nil {
+		s, err := d.tool.snapshot(d.ctx)
+		if err != nil {
 			return false, err
 		}
 		d.printed = s.chains
 	}
-	bare := make([]string, len(c.rules))
-	for i, r := range c.rules {
-		bare[i] = WithoutComments(r)
-	}
-	return d.printed[c.id] == digestOf(bare), nil
+	return d.printed[c.id].bare == digestOf(c.rules).bare, nil
 }
 
 // stale tells of chains of ours that nothing needs, and that lead somewhere.

@@ -192,25 +192,14 @@ func byPort(rows iter.Seq[*lb.Frontend]) (ports []portRows) {
 func (p *Plane) list(ctx context.Context) (*snapshot, error) {
 	p.seen, p.listed = p.look(), time.Now()
 	p.count(func(s *Stats) { s.Saves++ })
-	s := newSnapshot()
-	if err := p.tool.list(ctx, s.read); err != nil || p.dry {
-		return s, err
-	}
-	var known map[chainID]digest
-	if p.st != nil {
-		known = p.st.kernel
-	}
-	if err := s.complete(p.family, known); err != nil {
-		return nil, err
-	}
-	return s, nil
+	return p.tool.snapshot(ctx)
 }
 
 // sync makes the kernel, of which have is known, hold exactly what the state says, which is made of the rows of ports.
 func (p *Plane) sync(ctx context.Context, st *state, ports []portRows, have *snapshot) error {
 	st.kubelet = have.kubelet
 	l := &loader{comparison: comparison{p, st, have}, left: map[string]int{}}
-	if !st.localnet() && have.jumps[blockLocalnetJump] && !p.dry && (p.opened || !have.kubelet) {
+	if !st.localnet() && have.jumps[blockLocalnetJump.bare()] && !p.dry && (p.opened || !have.kubelet) {
 		l.keepBlock = closeLocalnet() != nil
 		p.opened = p.opened && l.keepBlock
 	}

@@ -95,6 +95,9 @@ type jump struct {
 	rule string
 }
 
+// bare is the jump without comments.
+func (j jump) bare() jump { return jump{j.from, WithoutComments(j.rule)} }
+
 // jumps returns the rules that lead to our chains, in the order in which they are put in front (DP-01).
 func jumps() []jump {
 	const isNew = "-m conntrack --ctstate NEW "

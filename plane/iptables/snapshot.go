@@ -4,8 +4,8 @@ package iptables
 
 import (
 	"bytes"
+	"context"
 	"hash/maphash"
-	"io"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -13,19 +13,15 @@ import (
 	"kube-proxy/lb"
 )
 
-// snapshot is what iptables-save prints of our chains, and of what leads to them.
+// snapshot is what the kernel holds of our chains, and of what leads to them.
 type snapshot struct {
 	chains map[chainID]digest
-	// jumps are the rules of built-in chains that lead to ours, and those of KUBE-FIREWALL, which is not ours alone.
+	// jumps are the rules of built-in chains that lead to ours, and those of KUBE-FIREWALL, which is not ours alone; without comments.
 	jumps map[jump]bool
 	// served are the keys of rules by which nat leads to chains of service ports.
 	served map[lb.Key]bool
 	// kubelet: there are chains of the kubelet, so that rules of KUBE-FIREWALL are its own as well.
 	kubelet bool
-	// bare: the digests of chains are of rules without comments.
-	bare bool
-	// unlistable are the tables that are there but cannot be printed.
-	unlistable [tables]bool
 }
 
 func newSnapshot() *snapshot {
@@ -49,58 +45,71 @@ func ours(id chainID) bool {
 
 // content is a chain while its rules are read.
 type content struct {
-	hash  maphash.Hash
-	rules int32
+	all, bare maphash.Hash
+	rules     int32
+	lacks     bool // comments
 }
 
-// read takes the output of iptables-save. Only our chains are kept, whatever else there is.
-func (s *snapshot) read(r io.Reader) error {
-	contents := map[chainID]*content{}
-	for line, err := range readSaved(r) {
-		if err != nil {
-			return err
-		}
+func newContent() *content {
+	c := &content{}
+	c.all.SetSeed(seed)
+	c.bare.SetSeed(seed)
+	return c
+}
+
+// add adds a rule, which has its comments, or where nothing shows them has none.
+func (c *content) add(rule string, comments bool) {
+	c.all.WriteString(rule)
+	c.all.WriteByte('\n')
+	c.bare.WriteString(WithoutComments(rule))
+	c.bare.WriteByte('\n')
+	c.rules++
+	c.lacks = c.lacks || !comments
+}
+
+func (c *content) digest() digest {
+	d := digest{c.all.Sum64(), c.bare.Sum64(), c.rules}
+	if c.lacks {
+		d.sum = 0
+	}
+	return d
+}
+
+// snapshot lists the rules. Only our chains are kept, whatever else there is.
+func (t *tool) snapshot(ctx context.Context) (*snapshot, error) {
+	s, contents := newSnapshot(), map[chainID]*content{}
+	err := t.lines(ctx, func(line savedLine) {
 		t, known := tableNamed(line.table)
 		if !known || t >= tables {
-			continue
+			return
 		}
-		switch line.kind {
-		case savedUnlistable:
-			s.unlistable[t] = true
-		case savedChain:
-			if id := (chainID{t, string(line.chain)}); ours(id) {
-				c := &content{}
-				c.hash.SetSeed(seed)
-				contents[id] = c
-			} else {
-				s.kubelet = s.kubelet || isKubelets(id)
-			}
-		case savedRule:
-			s.rule(t, line.chain, line.rest, contents[chainID{t, string(line.chain)}])
+		id := chainID{t, string(line.chain)}
+		switch {
+		case line.kind == savedRule:
+			s.rule(id, line, contents[id])
+		case ours(id):
+			contents[id] = newContent()
+		default:
+			s.kubelet = s.kubelet || isKubelets(id)
 		}
-	}
+	})
 	for id, c := range contents {
-		s.chains[id] = digest{c.hash.Sum64(), c.rules}
+		s.chains[id] = c.digest()
 	}
-	return nil
+	return s, err
 }
 
 // rule takes a rule of a chain, which is ours if c is not nil.
-func (s *snapshot) rule(t table, name, rule []byte, c *content) {
-	if c == nil || string(name) == nodeFirewall {
-		if bytes.Contains(rule, []byte("-j KUBE-")) || string(rule) == blockLocalnet {
-			s.jumps[jump{chainID{t, string(name)}, string(rule)}] = true
+func (s *snapshot) rule(id chainID, line savedLine, c *content) {
+	rule := line.rest
+	if c == nil || id.name == nodeFirewall {
+		if j := (jump{id, string(rule)}).bare(); bytes.Contains(rule, []byte("-j KUBE-")) || j == blockLocalnetJump.bare() {
+			s.jumps[j] = true
 		}
 		return
 	}
-	if s.bare {
-		c.hash.WriteString(WithoutComments(string(rule)))
-	} else {
-		c.hash.Write(rule)
-	}
-	c.hash.WriteByte('\n')
-	c.rules++
-	if t == nat && dispatches(name) {
+	c.add(string(rule), line.handle == 0)
+	if name := []byte(id.name); id.table == nat && dispatches(name) {
 		if k, ok := servedBy(name, rule); ok {
 			s.served[k] = true
 		}

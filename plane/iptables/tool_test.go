@@ -147,17 +147,17 @@ func TestRestoreFails(t *testing.T) {
 func TestSnapshotOfGarbage(t *testing.T) {
 	for _, garbage := range []string{"*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\nSegmentation fault\n", "*nat\n:KUBE-SERVICES - [0:0]\n",
 		"*nat\n-A " + strings.Repeat("x", 100_000)} {
-		if err := newSnapshot().read(strings.NewReader(garbage)); err == nil {
+		if _, err := (&tool{run: &blackHole{saved: garbage}, program: "iptables"}).snapshot(t.Context()); err == nil {
 			t.Errorf("garbage was read without an error: %.50q", garbage)
 		}
 	}
-	s := newSnapshot()
 	var big strings.Builder
 	big.WriteString("*nat\n:THEIRS - [0:0]\n:KUBE-SERVICES - [0:0]\n")
 	for i := range 100_000 {
 		fmt.Fprintf(&big, "-A THEIRS -d 10.0.0.1/32 -p tcp -m tcp --dport %d -j ACCEPT\n", i%65535+1)
 	}
-	if err := s.read(strings.NewReader(big.String() + "COMMIT\n")); err != nil || len(s.chains) != 1 {
+	s, err := (&tool{run: &blackHole{saved: big.String() + "COMMIT\n"}, program: "iptables"}).snapshot(t.Context())
+	if err != nil || len(s.chains) != 1 {
 		t.Errorf("100,000 rules of others: %v, %d chains", err, len(s.chains))
 	}
 }

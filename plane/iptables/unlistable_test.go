@@ -13,8 +13,8 @@ import (
 )
 
 // A table to which somebody has added a rule that iptables cannot show, such as one of nft, is not in the output of
-// iptables-save. Our rules stay as they are, whoever looks: nothing is inserted a second time, and changes go on; a jump that
-// is gone comes back.
+// iptables-save. Our rules stay as they are, whoever looks: nothing is inserted a second time, and changes go on; a rule that
+// is gone comes back, also one that leads to an endpoint (TN-70).
 func TestTableThatIptablesCannotShow(t *testing.T) {
 	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
 		if cfg.Backend == Legacy {
@@ -61,9 +61,14 @@ func TestTableThatIptablesCannotShow(t *testing.T) {
 		apply(t, again, changes, nil)
 		changes, _ = table.Replace(lb.Owner{Name: "ns/svc-9"}, nil)
 		apply(t, again, changes, nil)
-		run(t, "", "nft", "flush", "chain", family, "filter", "FORWARD")
-		if mended, err := again.Audit(context.Background(), false); mended == 0 || err != nil {
-			t.Errorf("the jumps of FORWARD are gone: mended %d, %v", mended, err)
+		for _, chain := range []string{"filter FORWARD", "nat " + portID{"ns/svc-1:http", lb.TCP}.chain(clusterChain)} {
+			run(t, "", "nft", strings.Fields("flush chain "+family+" "+chain)...)
+			if mended, err := again.Audit(context.Background(), false); mended == 0 || err != nil {
+				t.Errorf("the rules of %s are gone: mended %d, %v", chain, mended, err)
+			}
+			if mended, err := auditAll(again); mended != 0 || err != nil {
+				t.Errorf("the rules of %s are back: mended %d, %v", chain, mended, err)
+			}
 		}
 		if got := leading(); got != want {
 			t.Errorf("%d rules lead to our chains, want %d again", got, want)
