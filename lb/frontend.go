@@ -174,6 +174,9 @@ func (f *Frontend) Serves(a netip.AddrPort) bool {
 	return false
 }
 
+// Last returns the route for sources that no other route is for. The row has one.
+func (f *Frontend) Last() Route { return f.Routes[len(f.Routes)-1] }
+
 // Set returns the set of the given scope, Cluster or Local, that f balances over, or nil.
 func (f *Frontend) Set(scope Scope) *BackendSet {
 	for _, r := range f.Routes {

@@ -10,6 +10,9 @@ type Node struct {
 	// NodePorts are the prefixes whose addresses, where this machine holds them, answer NodePorts. A /0
 	// means every local address. Sorted, no overlaps. Empty: NodePorts answer nowhere.
 	NodePorts []netip.Prefix
+	// Localhost is 127.0.0.1 or ::1 if a prefix that was asked for has loopback addresses alone and this one among them; not valid
+	// else. A wider prefix of NodePorts may have it too and says nothing of that.
+	Localhost netip.Addr
 	// Pods recognises sources for routes from [Pods].
 	Pods Detector
 	// ServiceCIDRs is the service network: an address in it that no row of kind ClusterIP has is dropped
@@ -22,7 +25,7 @@ type Node struct {
 
 // Equal reports whether two nodes are the same.
 func (n Node) Equal(o Node) bool {
-	return slices.Equal(n.NodePorts, o.NodePorts) && slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) && n.Pods.Equal(o.Pods) &&
+	return slices.Equal(n.NodePorts, o.NodePorts) && n.Localhost == o.Localhost && slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) && n.Pods.Equal(o.Pods) &&
 		slices.Equal(n.APIServers, o.APIServers)
 }
 

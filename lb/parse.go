@@ -90,6 +90,8 @@ func (p *parser) parseNode(words []string) error {
 		switch words[0] {
 		case "nodeports":
 			p.node.NodePorts, err = parsePrefixes(words[1])
+		case "localhost":
+			p.node.Localhost, err = netip.ParseAddr(words[1])
 		case "pods":
 			p.node.Pods.Prefixes, err = parsePrefixes(words[1])
 		case "pods-interface":

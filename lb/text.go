@@ -88,6 +88,9 @@ func writeNode(b *strings.Builder, n Node) {
 		}
 	}
 	add("nodeports", joinPrefixes(n.NodePorts))
+	if n.Localhost.IsValid() {
+		add("localhost", n.Localhost.String())
+	}
 	add("pods", joinPrefixes(n.Pods.Prefixes))
 	add("pods-interface", n.Pods.Interface)
 	add("pods-interface-prefix", n.Pods.InterfacePrefix)

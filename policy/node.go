@@ -18,10 +18,24 @@ import (
 func ResolveNode(f cluster.Facts, s Settings) lb.Node {
 	return lb.Node{
 		NodePorts:    nodePorts(f, s),
+		Localhost:    Localhost(s.NodePortAddrs.Prefixes, s.Family),
 		Pods:         detector(f, s),
 		ServiceCIDRs: canonical(f.CIDRs, s.Family),
 		APIServers:   apiServers(f, s),
 	}
+}
+
+// Localhost returns the family's loopback address, 127.0.0.1 or ::1, if one of the prefixes that were asked for has it and loopback
+// addresses alone; else an address that is not valid.
+func Localhost(asked []netip.Prefix, f lb.Family) netip.Addr {
+	loopback, bits := netip.AddrFrom4([4]byte{127, 0, 0, 1}), 8
+	if f == lb.IPv6 {
+		loopback, bits = netip.IPv6Loopback(), 128
+	}
+	if slices.ContainsFunc(asked, func(p netip.Prefix) bool { return p.Bits() >= bits && p.Contains(loopback) }) {
+		return loopback
+	}
+	return netip.Addr{}
 }
 
 // apiServers are the addresses of API servers in the family.

@@ -39,7 +39,19 @@ func TestResolveNode(t *testing.T) {
 		}, "nodeports fd00::2/128"},
 		{"primary and prefixes", lb.IPv4, func(_ *cluster.Facts, s *policy.Settings) {
 			s.NodePortAddrs = policy.NodePortAddrs{Primary: true, Prefixes: prefixes("127.0.0.0/8", "fd00::/64")}
-		}, "nodeports 127.0.0.0/8,172.18.0.2/32"},
+		}, "nodeports 127.0.0.0/8,172.18.0.2/32 localhost 127.0.0.1"},
+		{"TN-56 everything and the loopback address", lb.IPv4, func(_ *cluster.Facts, s *policy.Settings) {
+			s.NodePortAddrs.Prefixes = prefixes("0.0.0.0/0", "127.0.0.1/32")
+		}, "nodeports 0.0.0.0/0 localhost 127.0.0.1"},
+		{"TN-56 everything alone", lb.IPv6, func(_ *cluster.Facts, s *policy.Settings) {
+			s.NodePortAddrs.Prefixes = prefixes("0.0.0.0/0", "::/0", "127.0.0.0/8")
+		}, "nodeports ::/0"},
+		{"TN-56 IPv6", lb.IPv6, func(_ *cluster.Facts, s *policy.Settings) {
+			s.NodePortAddrs = policy.NodePortAddrs{Primary: true, Prefixes: prefixes("127.0.0.0/8", "::1/128")}
+		}, "nodeports ::1/128,fd00::2/128 localhost ::1"},
+		{"TN-56 another loopback address", lb.IPv4, func(_ *cluster.Facts, s *policy.Settings) {
+			s.NodePortAddrs.Prefixes = prefixes("127.0.0.2/32")
+		}, "nodeports 127.0.0.2/32"},
 		{"primary inside a prefix", lb.IPv4, func(_ *cluster.Facts, s *policy.Settings) {
 			s.NodePortAddrs = policy.NodePortAddrs{Primary: true, Prefixes: prefixes("172.18.0.0/16")}
 		}, "nodeports 172.18.0.0/16"},
