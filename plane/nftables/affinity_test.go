@@ -394,25 +394,39 @@ func withoutHash(p *Plane) {
 	p.look = newLooker(p.rules)
 }
 
+// scenarios returns a folder with the scenarios that match a pattern, and how many files it has.
+func scenarios(t *testing.T, pattern string) (dir string, n int) {
+	t.Helper()
+	all, err := scenario.Dir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir = t.TempDir()
+	for _, pattern := range []string{pattern, filepath.Join(all, "lab.yaml")} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			n++
+			if f, err = filepath.Abs(f); err == nil {
+				err = os.Symlink(f, filepath.Join(dir, filepath.Base(f)))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return dir, n
+}
+
 // The scenarios of session affinity hold on a kernel that cannot hash, too.
 func TestConformanceWithoutHash(t *testing.T) {
 	from, err := scenario.Dir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, n := t.TempDir(), 0
-	for _, pattern := range []string{"*affinity*.txtar", "lab.yaml"} {
-		files, err := filepath.Glob(filepath.Join(from, pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, f := range files {
-			n++
-			if err := os.Symlink(f, filepath.Join(dir, filepath.Base(f))); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
+	dir, n := scenarios(t, filepath.Join(from, "*affinity*.txtar"))
 	if n < 8 {
 		t.Fatalf("%d files", n)
 	}

@@ -81,7 +81,7 @@ type Config struct {
 	Core []string
 	// TooLarge names scenarios that are left out in emulation, with PLANETEST_VM=1, and why.
 	TooLarge map[string]string
-	// Dir is the folder of scenarios; "" means testdata/scenarios of the module.
+	// Dir is the folder of scenarios, which [Run] sends alone; "" means testdata/scenarios of the module, and more.
 	Dir string
 	// Drift, if not nil, damages what the plane of a family has in the kernel, as somebody with the same rights could.
 	// It is called, as TakeOver is, in the namespace of the node, by [History] and [Sabotage].
@@ -110,7 +110,10 @@ type suite struct {
 // Run proves the plane with every scenario, with some that are too large for a file, and with connections that are
 // made while endpoints flap. It needs root.
 func Run(t *testing.T, cfg Config) {
-	all := append(cfg.load(t), generated(t)...)
+	all := cfg.load(t)
+	if cfg.Dir == "" {
+		all = append(all, generated(t)...)
+	}
 	s := &suite{
 		Config: cfg, all: len(all), labs: &pool{}, patience: patience,
 		results: Results{Mode: cfg.Mode, Kernel: cfg.kernel(t), Model: cfg.Model != nil},
@@ -131,7 +134,7 @@ func Run(t *testing.T, cfg Config) {
 			})
 		}
 	})
-	if cfg.Model == nil {
+	if cfg.Model == nil && cfg.Dir == "" {
 		t.Run("churn", s.churn)
 	}
 	if err := s.labs.close(); err != nil {
