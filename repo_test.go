@@ -80,6 +80,10 @@ const imports = `
 	lb, plane, plane/ownwrites, plane/diff, internal/kernel, internal/nlconn < plane/userspace/capture;
 	lb, plane/userspace/relay < plane/userspace/balance;
 	plane/userspace/relay, plane/userspace/balance, plane/userspace/capture < plane/userspace;
+	# What moves bytes serves the mode nftables on localhost as well; it follows rows and says what becomes of a packet there. Relay and
+	# balance know nothing of mode userspace.
+	lb, trace, internal/ratelimit, plane/userspace/relay, plane/userspace/balance < plane/localhost;
+	plane/localhost, plane/userspace/relay < plane/nftables;
 	lb, plane < plane/fake;
 	# HNS in memory knows what HNS is asked for, and nothing of who asks.
 	plane/hns < plane/hns/transcript;

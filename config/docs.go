@@ -68,7 +68,7 @@ func ConfigurationPage(modes mode.List) string {
 		"| mode | how it serves | here | where it cannot run | NodePorts, where nothing is asked for | on 127.0.0.1 |\n|---|---|---|---|---|---|\n")
 	for _, m := range modes {
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", m.Name, m.Doc, here(m), cmp.Or(code(m.FallsBackTo), "an error"),
-			choice(m.NodePortsPrimary, "primary", "all"), choice(m.LocalhostNodePorts, "can", ""))
+			choice(m.NodePortsPrimary, "primary", "all"), choice(m.LocalhostNodePorts, "can", choice(m.LocalhostGate != "", "with the gate `"+m.LocalhostGate+"`", "")))
 	}
 	b.WriteString("\n## Feature gates\n\nAn unknown gate is an error, and so is a locked one that is set to the opposite of its default. `AllAlpha` and `AllBeta` are known too.\n\n" +
 		"| gate | stage | default | locked | here |\n|---|---|---|---|---|\n")

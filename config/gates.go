@@ -59,21 +59,21 @@ func (c *Config) GateStages() []Gate {
 
 // does says what the gates do here that can be changed and have an effect.
 var does = map[string]string{
-	"AllowServiceExternalIPs": "off: spec.externalIPs of Services are not served",
-	"ComponentFlagz":          "off: no /flagz",
-	"ComponentSLIs":           "off: no /metrics/slis",
-	"ComponentStatusz":        "off: no /statusz",
-	"KubeProxyIPVS":           "off: the mode ipvs is an error",
-	"LoggingAlphaOptions":     "on: logging.options may be set",
-	"NativeHistograms":        "off: no native histograms; they are sent to scrapers that ask for protobuf",
+	"AllowServiceExternalIPs":             "off: spec.externalIPs of Services are not served",
+	"ComponentFlagz":                      "off: no /flagz",
+	"ComponentSLIs":                       "off: no /metrics/slis",
+	"ComponentStatusz":                    "off: no /statusz",
+	"KubeProxyIPVS":                       "off: the mode ipvs is an error",
+	"KubeProxyNFTablesLocalhostNodePorts": "on: in mode nftables TCP NodePorts answer on 127.0.0.1 and ::1 where nodePortAddresses names localhost, 127.0.0.0/8 or ::1/128; those of UDP and SCTP are rejected there and counted",
+	"LoggingAlphaOptions":                 "on: logging.options may be set",
+	"NativeHistograms":                    "off: no native histograms; they are sent to scrapers that ask for protobuf",
 }
 
 // idle says why a gate does nothing here when it is changed. Those of today that are not in it are in does, or locked.
 var idle = map[string]string{
-	"ContextualLogging":                   "lines of the log always say what they are about",
-	"KubeProxyNFTablesLocalhostNodePorts": "NodePorts on loopback addresses are not built yet in mode nftables",
-	"LoggingBetaOptions":                  "no option of the log is beta",
-	"NFTablesNetlink":                     "the mode nftables always speaks netlink, never through the program nft",
+	"ContextualLogging":  "lines of the log always say what they are about",
+	"LoggingBetaOptions": "no option of the log is beta",
+	"NFTablesNetlink":    "the mode nftables always speaks netlink, never through the program nft",
 
 	"AllowExtTrafficLocalEndpoints":     "externalTrafficPolicy always counts",
 	"EndpointSlice":                     "EndpointSlices are always used",

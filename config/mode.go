@@ -91,6 +91,8 @@ type Resolved struct {
 	NodePorts NodePorts
 	// LocalhostNodePorts: NodePorts can answer on 127.0.0.1, and nobody asked that they do not.
 	LocalhostNodePorts bool
+	// LocalhostProxy: the mode's gate for NodePorts on localhost is on.
+	LocalhostProxy bool
 	// Warnings are those that [Config.Warnings] lacks because they depend on the mode.
 	Warnings []string
 }
@@ -103,6 +105,7 @@ func (c *Config) For(m mode.Mode) (Resolved, error) {
 	}
 	r := Resolved{Mode: m, Tables: c.block(m), NodePorts: c.NodePorts, Warnings: c.inMode[m.Name]}
 	r.LocalhostNodePorts = m.LocalhostNodePorts && (r.Tables.LocalhostNodePorts || !m.ReadsField(m.Block+".localhostNodePorts"))
+	r.LocalhostProxy = m.LocalhostGate != "" && c.Gates[m.LocalhostGate]
 	if r.NodePorts.Unset {
 		r.NodePorts.Primary = m.NodePortsPrimary
 		if !r.NodePorts.Primary {
@@ -243,10 +246,15 @@ func (o *Options) tellLoopback(c *Config, m mode.Mode) []string {
 	off := m.ReadsField(field) && !c.block(m).LocalhostNodePorts
 	var all []string
 	where := o.where("nodePortAddresses")
+	named, proxied := false, m.LocalhostGate != "" && c.Gates[m.LocalhostGate]
 	for _, entry := range o.file.NodePortAddresses {
 		v4, v6 := loopbacks(entry)
+		named = named || v4 || v6
 		switch {
-		case !v4 && !v6:
+		case !v4 && !v6, proxied:
+		case m.LocalhostGate != "":
+			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on loopback addresses without the feature gate %s",
+				where, entry, m.Name, m.LocalhostGate))
 		case !m.LocalhostNodePorts:
 			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on loopback addresses", where, entry, m.Name))
 		case v4 && off:
@@ -256,6 +264,9 @@ func (o *Options) tellLoopback(c *Config, m mode.Mode) []string {
 		case v6:
 			all = append(all, fmt.Sprintf("%s %q has no effect: in mode %s NodePorts do not answer on ::1", where, entry, m.Name))
 		}
+	}
+	if proxied && !named && o.file.FeatureGates[m.LocalhostGate] {
+		all = append(all, fmt.Sprintf("%s: %s=true has no effect: %s names no loopback addresses, such as localhost", o.where("featureGates"), m.LocalhostGate, where))
 	}
 	return all
 }

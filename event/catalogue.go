@@ -102,8 +102,8 @@ var catalogue = [entries]Entry{
 		"not served: {what}",
 		"The Service, or a slice of it, names addresses that nobody can have in the network (loopback, link-local, multicast, broadcast, unspecified, reserved) or that externalIPCIDRs leaves out, or too many of them: a Service may have 16,384 rows of load-balancer and external addresses, each counted once for each port, and 262,144 endpoints so counted. The rest of the Service is served; without a cluster IP there is no rest.", "SV-26, SV-13"},
 	nodePortInUse: {"KubeProxyNodePortInUse", actionListen, Warning, KindService,
-		"NodePort {port}/{proto} takes traffic from a program on node {node} that listens on {listener}",
-		"The Service's NodePort wins over the program, which gets no more new connections from other hosts. Give one of them another port.", "PN-60"},
+		"NodePort {port}/{proto} {takes} a program on node {node} that listens on {listener}",
+		"The Service's NodePort wins over the program, which gets no more new connections from other hosts. Only at 127.0.0.1 and ::1 in mode nftables the program wins, and the NodePort is not served there. Give one of them another port.", "PN-60, TN-58"},
 	nodeAddressTaken: {"KubeProxyNodeAddressTaken", actionListen, Warning, KindService,
 		"{key} is at an address of node {node} itself and takes traffic from {from}{more}",
 		"The Service has an address of the node as its external IP, or as its load balancer's. It is served and comes first: the program gets no more new connections there, or the other Service's NodePort none at this address. Give the Service another port or address. externalIPCIDRs can leave the nodes' networks out.", "SV-65, EXT"},
@@ -240,10 +240,14 @@ func AffinityNearlyFull(node, family string, percent int, services []string) Eve
 }
 
 // NodePortInUse says that a program of this node listens on a NodePort (PN-60). service is "ns/name", with or
-// without ":port"; proto is "tcp", "udp" or "sctp".
-func NodePortInUse(service, node string, port uint16, proto string, listener netip.AddrPort) Event {
+// without ":port"; proto is "tcp", "udp" or "sctp". kept: the program keeps its traffic.
+func NodePortInUse(service, node string, port uint16, proto string, listener netip.AddrPort, kept bool) Event {
+	takes := "takes traffic from"
+	if kept {
+		takes = "is not served at the address of"
+	}
 	return about(nodePortInUse, Service(service), fmt.Sprintf("%d/%s %s %v", port, proto, node, listener),
-		"port", strconv.Itoa(int(port)), "proto", proto, "node", node, "listener", listener.String())
+		"port", strconv.Itoa(int(port)), "proto", proto, "takes", takes, "node", node, "listener", listener.String())
 }
 
 // NodeAddressTaken says that a Service, "ns/name", with or without ":port", takes a port of this node at the node's own

@@ -66,6 +66,9 @@ type Mode struct {
 	NodePortsPrimary bool
 	// LocalhostNodePorts: NodePorts can answer on 127.0.0.1.
 	LocalhostNodePorts bool
+	// LocalhostGate is the feature gate with which TCP NodePorts answer at [lb.Node.Localhost], by connections of this process, and
+	// those of other protocols are rejected there; "" for none.
+	LocalhostGate string
 
 	// Terminates: connections end at the proxy, so that the kernel need not forward.
 	Terminates bool
@@ -166,6 +169,8 @@ type Settings struct {
 	// covers that.
 	LocalhostNodePorts bool
 	NodePorts          []netip.Prefix
+	// LocalhostProxy: the feature gate [Mode.LocalhostGate] is on.
+	LocalhostProxy bool
 	// FirstPort to LastPort are the ports of this node that proxied connections may arrive at; both 0 for any.
 	FirstPort, LastPort uint16
 	// UDPIdle is how long an idle session of UDP is kept (CF-45).

@@ -10,6 +10,7 @@ func (m Mode) Trace(s Settings) trace.Mode {
 		Holds:          m.AddressDevice != "",
 		Terminates:     m.Terminates,
 		Loopback:       m.LocalhostNodePorts && s.LocalhostNodePorts,
+		LocalhostProxy: m.LocalhostGate != "" && s.LocalhostProxy,
 		HairpinsByNode: m.HairpinsByNode,
 	}
 	if m.Served != nil {

@@ -96,7 +96,6 @@ Some of ` + "`rest_client_*`" + ` appear with the first request that they count.
 
 ## What is absent, and why
 
-- MT-19, ` + "`nftables_localhost_nodeport_listeners`" + ` and its companions: NodePorts on loopback addresses are not built in mode nftables.
 - MT-20, ` + "`sync_proxy_rules_latency_microseconds`" + `: upstream removed it with 1.17.
 - ` + "`apiserver_audit_*`" + `: leftovers of a library, always 0.
 `

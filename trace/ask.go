@@ -75,7 +75,7 @@ func (q *question) nodePort() *lb.Frontend {
 		q.say("%s has the NodePort %d/%s, but --nodeport-addresses chose %s, and %s is in none of them.",
 			row.Service, row.Key.Port, row.Key.Proto, prefixes(q.table.Node.NodePorts), to.Addr())
 		return nil
-	case to.Addr().IsLoopback() && !(q.how.Loopback && to.Addr().Is4()):
+	case to.Addr().IsLoopback() && !q.proxied() && !(q.how.Loopback && to.Addr().Is4()):
 		q.say("%s has the NodePort %d/%s, which does not answer on loopback addresses.", row.Service, row.Key.Port, row.Key.Proto)
 		return nil
 	}
@@ -100,7 +100,32 @@ func (q *question) row(row *lb.Frontend) {
 		q.Verdict = Drop
 		return
 	}
+	if q.proxied() {
+		q.localhost(row)
+		return
+	}
 	q.take(row, q.route(row))
+}
+
+// proxied reports whether the packet is for the address at which the proxy listens for NodePorts.
+func (q *question) proxied() bool {
+	return q.how.LocalhostProxy && q.packet.Here && q.packet.To.Addr() == q.table.Node.Localhost
+}
+
+// localhost answers by the row of a NodePort for which the proxy listens.
+func (q *question) localhost(row *lb.Frontend) {
+	last := row.Last()
+	switch {
+	case q.packet.Proto != lb.TCP:
+		q.Verdict = Reject
+		q.say("On localhost this mode serves TCP alone, so it is rejected.")
+	case last.Do != lb.Balance:
+		q.Verdict, q.Route = Reject, last.From.String()
+		q.say("No endpoint that may serve it from outside the cluster is there, so the proxy does not listen, and clients are refused.")
+	default:
+		q.how.Terminates = true
+		q.take(row, last)
+	}
 }
 
 // sources says whether the packet may come from where it does. The row's own address among its sources is no range that anybody wrote: it is there

@@ -19,6 +19,9 @@ type Mode struct {
 	Terminates bool
 	// Loopback: NodePorts answer on 127.0.0.1 too, where one of [kube-proxy/lb.Node.NodePorts] covers it (SV-64).
 	Loopback bool
+	// LocalhostProxy: TCP NodePorts answer at [kube-proxy/lb.Node.Localhost] by connections of the proxy, which lead where those from
+	// anywhere go; those of other protocols are rejected there.
+	LocalhostProxy bool
 	// HairpinsByNode: a backend that is its own client is not masqueraded where the API says that it runs on another node (SV-60).
 	HairpinsByNode bool
 	// Served is what the mode makes of a row for a packet, where it cannot keep rows as they are: a row that it keeps, nil for one that it does

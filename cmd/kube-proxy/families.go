@@ -53,7 +53,7 @@ func planeSettings(cfg *configured, fam lb.Family) mode.Settings {
 	t := cfg.mode.Tables
 	return mode.Settings{
 		Family: fam, MasqueradeBit: t.MasqueradeBit, LocalhostNodePorts: t.LocalhostNodePorts,
-		NodePorts: cfg.mode.NodePorts.Prefixes,
+		NodePorts: cfg.mode.NodePorts.Prefixes, LocalhostProxy: cfg.mode.LocalhostProxy,
 		FirstPort: cfg.Userspace.FirstPort, LastPort: cfg.Userspace.LastPort, UDPIdle: cfg.Userspace.UDPIdleTimeout,
 		TerminationGrace:   cfg.Userspace.TerminationGracePeriod,
 		ExternalIPsBounded: func() bool { return len(cfg.ExternalIPCIDRs) > 0 },

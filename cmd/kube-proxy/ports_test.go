@@ -115,6 +115,26 @@ func TestNodePortCollision(t *testing.T) {
 	}
 }
 
+// A program keeps its port at 127.0.0.1 beside a NodePort of mode nftables, and log, event and metrics say so
+// (TN-58).
+func TestLocalhostNodePortTakenTN58(t *testing.T) {
+	t.Parallel()
+	n, dir := newNamespace(t), t.TempDir()
+	write(t, filepath.Join(dir, "m/web.yaml"), balanced(32000, 1))
+	n.listen("127.0.0.1:30080")
+	p := n.start(dir, append([]string{"--proxy-mode=nftables", "--nodeport-addresses=localhost",
+		"--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true"}, usualArgs()[1:]...), nil)
+	p.await(regexp.MustCompile(`level=WARN msg="Failed to listen for localhost NodePort, retrying" family=IPv4 service=shop/web:?\S* port=30080 err="relay: listen at 127.0.0.1:30080/tcp: .*address already in use`))
+	p.await(regexp.MustCompile(`level=WARN msg="the port of a Service is in use on this node" .*NodePort 30080/tcp is not served at the address of a program on node n1 that listens on 127.0.0.1:30080`))
+	metrics := n.get(metricsURL + "/metrics").body
+	has(t, "/metrics", metrics, `kubeproxy_nftables_localhost_nodeport_listeners{ip_family="IPv4"} 1`,
+		`kubeproxy_nftables_localhost_nodeport_rejected_packets_total{ip_family="IPv4",protocol="UDP"} 0`)
+	if strings.Contains(metrics, `kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family="IPv4"} 0`) {
+		t.Error("the failure is not counted")
+	}
+	p.stop()
+}
+
 // What fails soon after the first failure is told with it; the process ends once, because of the first.
 func TestFailures(t *testing.T) {
 	t.Parallel()

@@ -228,7 +228,8 @@ func localAddrs(but string) ([]netip.Addr, error) {
 // answersNodePorts reports whether NodePorts answer at an address of this machine. In some modes those of the loopback
 // interface may.
 func (p *proxy) answersNodePorts(a netip.Addr) bool {
-	if a.IsLoopback() && !(a.Is4() && p.config().mode.LocalhostNodePorts) {
+	if m := p.config().mode; a.IsLoopback() && !(a.Is4() && m.LocalhostNodePorts) &&
+		!(m.LocalhostProxy && a == policy.Localhost(m.NodePorts.Prefixes, lb.FamilyOf(a))) {
 		return false
 	}
 	return slices.ContainsFunc(p.nodePortPrefixes(), func(n netip.Prefix) bool { return n.Contains(a) })
@@ -240,7 +241,8 @@ func (p *proxy) collides(c sockets.Collision) {
 		return
 	}
 	node := p.config().NodeName
-	e := event.NodePortInUse(c.Service, node, c.Key.Port, c.Key.Proto.String(), c.Listener)
+	kept := p.config().mode.LocalhostProxy && c.Key.Proto == lb.TCP && c.Listener.Addr().IsLoopback()
+	e := event.NodePortInUse(c.Service, node, c.Key.Port, c.Key.Proto.String(), c.Listener, kept)
 	if !c.Key.IsNodePort() {
 		e = event.NodeAddressTaken(c.Service, node, c.Key.String(), c.Listener, c.NodePort, c.More)
 	}

@@ -263,7 +263,11 @@ func TestMetricsOfMode(t *testing.T) {
 			t.Parallel()
 			n, dir := newNamespace(t), t.TempDir()
 			write(t, filepath.Join(dir, "m/good.yaml"), good())
-			p := n.start(dir, append([]string{"--proxy-mode=" + mode, "--v=3", "--version=v1.36.5", "--service-metrics=10"}, usualArgs()[1:]...), nil)
+			asked := []string{"--proxy-mode=" + mode, "--v=3", "--version=v1.36.5", "--service-metrics=10"}
+			if mode == "nftables" { // MT-19 is of the gate
+				asked = append(asked, "--feature-gates=KubeProxyNFTablesLocalhostNodePorts=true", "--nodeport-addresses=localhost")
+			}
+			p := n.start(dir, append(asked, usualArgs()[1:]...), nil)
 			p.await(allWritten)
 			n.code(healthURL+"/livez", 200)
 			n.code(healthURL+"/healthz", 200)

@@ -67,6 +67,7 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (plane.ApplyResu
 	if err := p.write(ctx, c); err != nil {
 		return plane.ApplyResult{}, err
 	}
+	p.localhost.Apply(changes)
 	return plane.ApplyResult{Written: c.Last() > 0, Later: c.st.unfinished(changes)}, nil
 }
 

@@ -194,7 +194,11 @@ func (p *Plane) SetNode(ctx context.Context, n lb.Node) error {
 	rollback.Value(c.log, &p.rules.node)
 	rollback.Value(c.log, &p.st.node)
 	c.restructure(func() { p.rules.node, p.st.node = n, n })
-	return p.write(ctx, c)
+	if err := p.write(ctx, c); err != nil {
+		return err
+	}
+	p.localhost.SetNode(n)
+	return nil
 }
 
 // tidy removes the chains of classes and shapes that nothing has any more. It goes by the state, and so comes when an audit has just

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/nftables/expr"
@@ -35,20 +36,23 @@ func (r *ruleset) count(comment string, sets setIndex, key []operand) rule {
 	if sets == sNodePortClusterSets || sets == sNodePortLocalSets {
 		counters = sNodePortConnections
 	}
-	return r.rule(comment+": count", r.find(number, sets, key...), r.increment(counters, key))
+	return r.rule(comment+": count", r.find(number, sets, key...), r.increment(counters, key, countersKept))
 }
 
-// increment adds one to the counter of the key.
-func (r *ruleset) increment(set setIndex, key []operand) statement {
+// increment adds one to the counter of the key, which is kept for so long after; 0 for ever.
+func (r *ruleset) increment(set setIndex, key []operand, kept time.Duration) statement {
 	var x []expr.Any
 	texts, at := make([]string, 0, len(key)), uint32(freshKey)
 	for i, o := range key {
 		x, texts = o.loadTo(x, at), append(texts, o.text)
 		at += uint32(r.sets[set].Key[i].Size) / 4
 	}
-	name := r.sets[set].Name
-	return statement{fmt.Sprintf("update @%s { %s timeout %ds counter }", name, strings.Join(texts, " . "), int(countersKept.Seconds())),
-		append(x, &expr.Dynset{SrcRegKey: freshKey, SetName: name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: countersKept, Exprs: []expr.Any{&expr.Counter{}}})}
+	name, timeout := r.sets[set].Name, ""
+	if kept > 0 {
+		timeout = fmt.Sprintf("timeout %ds ", int(kept.Seconds()))
+	}
+	return statement{fmt.Sprintf("update @%s { %s %scounter }", name, strings.Join(texts, " . "), timeout),
+		append(x, &expr.Dynset{SrcRegKey: freshKey, SetName: name, Operation: unix.NFT_DYNSET_OP_UPDATE, Timeout: kept, Exprs: []expr.Any{&expr.Counter{}}})}
 }
 
 // canCount asks whether the kernel has the expression counter.
@@ -62,6 +66,8 @@ func (s *socket) canCount(ctx context.Context, r *ruleset) (bool, error) {
 
 // counters reads the counters, over a socket of its own: writes go on meanwhile. It is nil where nothing is counted.
 type counters struct {
+	family
+	mu   sync.Mutex // held to read
 	sock *socket
 	sets []counted
 }
@@ -80,16 +86,22 @@ func (p *Plane) openCounters(ctx context.Context) (err error) {
 	if p.rules.counts, err = p.sock.canCount(ctx, p.rules); err != nil || !p.rules.counts {
 		return err
 	}
+	p.counters, err = p.newCounters(map[setIndex]int{sConnections: p.addrLen, sNodePortConnections: 0})
+	return err
+}
+
+// newCounters reads sets of counters, by the length of the addresses in their keys.
+func (p *Plane) newCounters(addrLens map[setIndex]int) (*counters, error) {
 	sock, err := openSocket()
 	if err != nil {
-		return fmt.Errorf("nftables: %w", err)
+		return nil, fmt.Errorf("nftables: %w", err)
 	}
-	of := func(set setIndex, addrLen int) counted {
+	c := &counters{sock: sock, family: p.family}
+	for set, n := range addrLens {
 		d := &p.rules.sets[set]
-		return counted{d.Name, d.KeyLen(), addrLen}
+		c.sets = append(c.sets, counted{d.Name, d.KeyLen(), n})
 	}
-	p.counters = &counters{sock, []counted{of(sConnections, p.addrLen), of(sNodePortConnections, 0)}}
-	return nil
+	return c, nil
 }
 
 func (c *counters) close() error {
@@ -104,23 +116,32 @@ func (p *Plane) Counts() bool { return p.counters != nil }
 
 // Traffic is part of mode.TrafficCounter: connections that were led to an endpoint. Bytes are not counted; it would cost each packet something.
 func (p *Plane) Traffic(ctx context.Context, f func(mode.Count)) error {
-	if p.counters == nil {
+	return p.counters.read(ctx, func(set counted, key []byte, n uint64) {
+		f(mode.Count{CounterID: mode.CounterID{Row: parseKey(key, set.addrLen)}, Traffic: mode.Traffic{Connections: n}})
+	})
+}
+
+// read calls f with each counter.
+func (c *counters) read(ctx context.Context, f func(set counted, key []byte, n uint64)) error {
+	if c == nil {
 		return nil
 	}
-	for _, set := range p.counters.sets {
-		request := nftwire.Request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, p.proto, unix.NFTA_SET_ELEM_LIST_TABLE, TableName, unix.NFTA_SET_ELEM_LIST_SET, set.name)
-		err := p.counters.sock.Ask(ctx, request, func(body []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, set := range c.sets {
+		request := nftwire.Request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, c.proto, unix.NFTA_SET_ELEM_LIST_TABLE, TableName, unix.NFTA_SET_ELEM_LIST_SET, set.name)
+		err := c.sock.Ask(ctx, request, func(body []byte) {
 			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				key := nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)
 				if n, ok := counterOf(el); ok && len(key) == set.keyLen {
-					f(mode.Count{CounterID: mode.CounterID{Row: parseKey(key, set.addrLen)}, Traffic: mode.Traffic{Connections: n}})
+					f(set, key, n)
 				}
 				return true
 			})
 		})
 		// Others may write meanwhile; what is missing then is read the next time. Before the first write there is no table.
 		if err != nil && !errors.Is(err, nlconn.ErrInterrupted) && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("nftables %s: read the counters of %s: %w", p.fam, set.name, err)
+			return fmt.Errorf("nftables %s: read the counters of %s: %w", c.fam, set.name, err)
 		}
 	}
 	return nil

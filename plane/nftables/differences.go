@@ -18,13 +18,17 @@ import (
 // backend set and none for the elements; then it lists the maps for what no row wants. Ids, slots and members are taken as the kernel has
 // them: what counts is where they lead.
 func (p *Plane) Differences(ctx context.Context, want *lb.Table, each func(trace.Difference) bool) error {
+	more := true
 	sock, err := openSocket()
 	if err == nil {
 		defer sock.Close()
-		err = p.look.differences(ctx, sock, want, each)
+		err = p.look.differences(ctx, sock, want, func(d trace.Difference) bool { more = each(d); return more })
 	}
 	if err != nil {
 		return fmt.Errorf("nftables %s: compare the kernel with the table: %w", p.look.fam, err)
+	}
+	if more {
+		p.localhost.Differences(want, each)
 	}
 	return nil
 }

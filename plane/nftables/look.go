@@ -19,21 +19,22 @@ import (
 type looker struct {
 	family
 	sets *[setCount]nftwire.Set
-	// mark, hashes, places and counts as in ruleset.
-	mark   uint32
-	hashes bool
-	places uint32
-	counts bool
+	// mark, hashes, places, counts and localhost as in ruleset.
+	mark      uint32
+	hashes    bool
+	places    uint32
+	counts    bool
+	localhost bool
 }
 
 // newLooker returns that of a plane whose ruleset is r.
 func newLooker(r *ruleset) looker {
-	return looker{r.family, r.sets, r.mark, r.hashes, r.places, r.counts}
+	return looker{r.family, r.sets, r.mark, r.hashes, r.places, r.counts, r.localhost}
 }
 
 // ruleset is the plane's for no node and no seed.
 func (l *looker) ruleset() *ruleset {
-	return &ruleset{family: l.family, sets: l.sets, mark: l.mark, hashes: l.hashes, places: l.places, counts: l.counts}
+	return &ruleset{family: l.family, sets: l.sets, mark: l.mark, hashes: l.hashes, places: l.places, counts: l.counts, localhost: l.localhost}
 }
 
 // table is the table as packets walk through it.
@@ -60,7 +61,7 @@ func (p *Plane) Follow(ctx context.Context, packet trace.Packet) (trace.Kernel, 
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("nftables %s: follow a packet to %s: %w", p.look.fam, packet.To, err)
 	}
-	return k, nil
+	return p.localhost.Follow(packet, k), nil
 }
 
 func (l *looker) follow(ctx context.Context, packet trace.Packet) (trace.Kernel, error) {

@@ -10,6 +10,10 @@ const (
 	cleanupFailures = "sync_proxy_rules_nftables_cleanup_failures_total" // MT-14
 	entriesMetric   = "session_affinity_entries"
 	limitMetric     = "session_affinity_entries_limit"
+
+	localhostListeners = "nftables_localhost_nodeport_listeners" // MT-19
+	localhostFailures  = "nftables_localhost_nodeport_listener_creation_failures_total"
+	localhostRejected  = "nftables_localhost_nodeport_rejected_packets_total"
 )
 
 // facts is what there is to know of the mode on every system; what it does is of Linux.
@@ -31,8 +35,14 @@ func facts() mode.Mode {
 		// The periods are 0, see docs/adr/0006: what others change is noticed at once, and upstream's 30 s would compare a
 		// large table all the time.
 		NodePortsPrimary: true,
+		LocalhostGate:    "KubeProxyNFTablesLocalhostNodePorts",
 
-		Weigh: func(mode.Settings) func(lb.Size) int { return weigh },
+		Weigh: func(s mode.Settings) func(lb.Size) int {
+			if s.LocalhostProxy {
+				return weighLocalhost
+			}
+			return weigh
+		},
 
 		Metrics: []mode.Metric{
 			{Name: "sync_full_proxy_rules_duration_seconds"},
@@ -43,6 +53,12 @@ func facts() mode.Mode {
 			{Name: "conntrack_reconciler_sync_duration_seconds"},
 			{Name: "conntrack_reconciler_deleted_entries_total"},
 			{Name: mode.ServiceConnections},
+			{Row: "MT-19", Name: localhostListeners, Kind: mode.Gauge, Labels: []string{"ip_family"},
+				Help: "Listeners at 127.0.0.1 or ::1 for TCP NodePorts"},
+			{Row: "MT-19", Name: localhostFailures, Kind: mode.Counter, Labels: []string{"ip_family"},
+				Help: "How often a listener at 127.0.0.1 or ::1 could not be made; each retry counts"},
+			{Row: "MT-19", Name: localhostRejected, Kind: mode.Counter, Labels: []string{"ip_family", "protocol"},
+				Help: "Packets to NodePorts at 127.0.0.1 or ::1 that were rejected, as only TCP is served there"},
 			{Row: "EXT", Name: entriesMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},
 				Help: "About how many clients session affinity remembers, estimated at each full audit"},
 			{Row: "EXT", Name: limitMetric, Kind: mode.Gauge, Labels: []string{"ip_family"},

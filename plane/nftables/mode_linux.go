@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"kube-proxy/event"
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/plane/userspace/relay"
 )
 
 // Mode returns the mode nftables.
@@ -16,14 +18,20 @@ func Mode() mode.Mode {
 	m := facts()
 	m.Able = func(mode.Settings) error { return kernel.NFTables() }
 	m.Modules = func(mode.Settings) []string { return []string{"nfnetlink", "nf_tables"} }
-	m.New = func(s mode.Settings) (mode.Plane, error) { return New(configOf(s)) }
+	descriptors := sync.OnceValue(func() *relay.Budget { return relay.NewBudget(0) })
+	m.New = func(s mode.Settings) (mode.Plane, error) {
+		cfg := configOf(s)
+		cfg.Descriptors = descriptors()
+		return New(cfg)
+	}
 	m.Render = func(s mode.Settings, want *lb.Table) ([]byte, error) { return Render(configOf(s), want) }
 	m.Remove = removeTables
 	return m
 }
 
 func configOf(s mode.Settings) Config {
-	return Config{Family: s.Family, MasqueradeBit: &s.MasqueradeBit, Writes: s.Writes, CountServices: s.CountServices}
+	return Config{Family: s.Family, MasqueradeBit: &s.MasqueradeBit, Writes: s.Writes, CountServices: s.CountServices,
+		LocalhostNodePorts: s.LocalhostProxy, Log: s.Log}
 }
 
 func removeTables(ctx context.Context, what mode.Removal) (r mode.Report, err error) {
@@ -74,5 +82,5 @@ func (p *Plane) Measure(emit mode.Emit) error {
 		emit(entriesMetric, float64(use.Entries))
 		emit(limitMetric, float64(use.Limit))
 	}
-	return nil
+	return p.measureLocalhost(emit)
 }

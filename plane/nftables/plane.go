@@ -7,13 +7,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/localhost"
 	"kube-proxy/plane/ownwrites"
+	"kube-proxy/plane/userspace/relay"
 )
 
 // Config says what a plane programs.
@@ -26,6 +29,12 @@ type Config struct {
 	Writes *ownwrites.Ledger
 	// CountServices has connections counted by frontend.
 	CountServices bool
+	// LocalhostNodePorts has TCP NodePorts answer at [lb.Node.Localhost], and those of other protocols rejected there.
+	LocalhostNodePorts bool
+	// Descriptors bounds those of localhost NodePorts; nil for five eighths of the process's.
+	Descriptors *relay.Budget
+	// Log takes failures to listen; nil for none.
+	Log *slog.Logger
 }
 
 // Plane holds one family's table in the kernel. Its methods must be called by one goroutine at a time;
@@ -43,8 +52,9 @@ type Plane struct {
 	shown atomic.Pointer[AffinityUse] // what Measure tells
 	told  told
 	look  looker
-	// counters is nil where nothing is counted.
-	counters *counters
+	// counters is nil where nothing is counted, and localhost where nothing is served there.
+	counters, rejected *counters
+	localhost          *localhost.Proxy
 
 	// How many elements are too many to dump, to audit and to load at once, and how many backends a set may have; constants
 	// but for tests.
@@ -83,6 +93,10 @@ func New(cfg Config) (*Plane, error) {
 		p.sock.Close()
 		return nil, err
 	}
+	if err = p.openLocalhost(cfg); err != nil {
+		p.sock.Close()
+		return nil, err
+	}
 	if p.mon, err = startMonitor(p.family, p.rules.sets, p.sock.Number()); err != nil {
 		p.sock.Close()
 		return nil, fmt.Errorf("nftables: %w", err)
@@ -105,7 +119,8 @@ func offline(cfg Config) (*Plane, error) {
 	f := familyOf(cfg.Family)
 	return &Plane{
 		family: f, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}),
-		rules:  &ruleset{family: f, sets: schema(f, true), mark: mark, hashes: true, places: affinityPlaces, counts: cfg.CountServices},
+		rules: &ruleset{family: f, sets: schema(f, true), mark: mark, hashes: true, places: affinityPlaces, counts: cfg.CountServices,
+			localhost: cfg.LocalhostNodePorts},
 		bigMap: bigMap, window: auditWindow, loadStep: loadStep, maxSlots: maxSlots, pace: pace,
 	}, nil
 }
@@ -121,10 +136,11 @@ func probeError(err error) error {
 	return fmt.Errorf("nftables: read the ruleset's generation: %w", err)
 }
 
-// Close closes the sockets. The rules stay in force.
+// Close closes the sockets, and with them ends connections to localhost NodePorts. The rules stay in force.
 func (p *Plane) Close() error {
 	p.ours.Leave(p.mon)
-	return errors.Join(p.mon.close(), p.sock.Close(), p.counters.close())
+	p.localhost.Close()
+	return errors.Join(p.mon.close(), p.sock.Close(), p.counters.close(), p.rejected.close())
 }
 
 // Stats returns what has been sent so far.

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"unicode"
 
+	"golang.org/x/sys/unix"
+
 	"kube-proxy/internal/nftwire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
@@ -113,7 +115,9 @@ func (d *document) set(i setIndex, verdicts map[string]elementVerdict) {
 	if def.Size != 0 {
 		d.line(2, "size %d", def.Size)
 	}
-	if def.Dynamic() {
+	if def.Dynamic() && def.Flags&unix.NFT_SET_TIMEOUT == 0 {
+		d.line(2, "flags dynamic")
+	} else if def.Dynamic() {
 		d.line(2, "flags dynamic, timeout")
 	}
 	d.line(2, "comment %q", def.Comment)

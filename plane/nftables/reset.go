@@ -100,6 +100,7 @@ func (p *Plane) resetOnce(ctx context.Context, want *lb.Table, guarded bool, sto
 		return plane.ResetResult{}, err
 	}
 	p.st = c.st
+	p.localhost.Reset(want)
 	_ = p.measureAffinity(ctx) // what is in the way of it, the next full audit reports
 	if err := p.standDown(ctx); err != nil {
 		return plane.ResetResult{}, err

@@ -54,6 +54,8 @@ type ruleset struct {
 	seed, places uint32
 	// counts: rules count connections, see counters.go.
 	counts bool
+	// localhost: TCP NodePorts answer at the node's [lb.Node.Localhost], by a proxy, see localhost.go.
+	localhost bool
 }
 
 func (r *ruleset) rule(comment string, statements ...statement) rule {
@@ -107,10 +109,10 @@ func (r *ruleset) skeleton() []chain {
 	base := func(name, typ string, num uint32, priority int32, rules ...rule) chain {
 		return chain{name, nftwire.Hook{Type: typ, Num: num, Priority: priority}, rules}
 	}
-	refuse := r.rule("before translation", newConnection, jump("filter-frontends"))
+	refuse := jump("filter-frontends")
 	unknown := r.rule("not translated", newConnection, jump("service-network"))
-	translate := r.rule("translate", jump("nat-frontends"))
-	again := r.rule(secondLook, jump("nat-frontends"))
+	translate := jump("nat-frontends")
+	others := r.notTheProxy()
 	nodePortClass := func(verdicts setIndex) []rule {
 		return []rule{r.rule("NodePort", r.find(number, sNodePorts, nodePort...), r.vmap(verdicts, number))}
 	}
@@ -130,12 +132,13 @@ func (r *ruleset) skeleton() []chain {
 		r.serviceNetwork(),
 		r.hairpin(),
 
-		base("filter-prerouting-pre-dnat", "filter", unix.NF_INET_PRE_ROUTING, prioPreDstNAT, refuse),
-		base("filter-output-pre-dnat", "filter", unix.NF_INET_LOCAL_OUT, prioPreDstNAT, refuse),
-		base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, prioDstNAT, translate),
-		base("nat-prerouting-again", "nat", unix.NF_INET_PRE_ROUTING, prioDstNAT+1, again),
-		base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, prioDstNAT, translate),
-		base("nat-output-again", "nat", unix.NF_INET_LOCAL_OUT, prioDstNAT+1, again),
+		base("filter-prerouting-pre-dnat", "filter", unix.NF_INET_PRE_ROUTING, prioPreDstNAT, r.rule("before translation", newConnection, refuse)),
+		base("filter-output-pre-dnat", "filter", unix.NF_INET_LOCAL_OUT, prioPreDstNAT,
+			append(r.localhostRules(), r.rule("before translation", others, newConnection, refuse))...),
+		base("nat-prerouting", "nat", unix.NF_INET_PRE_ROUTING, prioDstNAT, r.rule("translate", translate)),
+		base("nat-prerouting-again", "nat", unix.NF_INET_PRE_ROUTING, prioDstNAT+1, r.rule(secondLook, translate)),
+		base("nat-output", "nat", unix.NF_INET_LOCAL_OUT, prioDstNAT, r.rule("translate", others, translate)),
+		base("nat-output-again", "nat", unix.NF_INET_LOCAL_OUT, prioDstNAT+1, r.rule(secondLook, others, translate)),
 		base("filter-forward", "filter", unix.NF_INET_FORWARD, prioFilter, unknown),
 		base("filter-output", "filter", unix.NF_INET_LOCAL_OUT, prioFilter, unknown),
 		base("nat-postrouting", "nat", unix.NF_INET_POST_ROUTING, prioSrcNAT,

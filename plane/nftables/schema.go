@@ -64,6 +64,7 @@ const (
 	sReserved
 	sConnections
 	sNodePortConnections
+	sLocalhostRejected
 	sFilterClasses
 	sNATClasses
 	sClusterShapes
@@ -106,6 +107,8 @@ func schema(f family, hashes bool) *[setCount]nftwire.Set {
 			Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Comment: "frontends in use, with their connections (--service-metrics)"},
 		sNodePortConnections: {Name: "nodeport-connections", Key: nodePort, Size: countersLimit,
 			Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Comment: "NodePorts in use, with their connections (--service-metrics)"},
+		sLocalhostRejected: {Name: "localhost-rejected", Key: nodePort, Size: countersLimit,
+			Flags: unix.NFT_SET_EVAL, Comment: "NodePorts of UDP and SCTP, with the packets rejected on localhost"},
 
 		sFilterClasses: {Name: "filter-classes", Key: one, Verdict: true, Comment: "class -> who may not pass"},
 		sNATClasses:    {Name: "nat-classes", Key: one, Verdict: true, Comment: "class -> which set serves whom"},

@@ -14,3 +14,13 @@ func weigh(s lb.Size) int {
 	const cut = 8 // elements of a source range, see package ranges
 	return front*s.Ports*s.Copies(1) + s.Sets()*(s.Ports+backend*s.Backends) + cut*s.Ranged*(s.Ranges+1)
 }
+
+// weighLocalhost is weigh where NodePorts are served on localhost too: a listener is its socket, descriptor and what reads it.
+func weighLocalhost(s lb.Size) int {
+	const listener, backend = 32, 2
+	n := weigh(s)
+	if s.NodePorts {
+		n += listener*s.Ports + backend*s.Backends
+	}
+	return n
+}

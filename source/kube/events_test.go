@@ -104,7 +104,7 @@ func TestPublish(t *testing.T) {
 			t.Fatal("no event for EV-06")
 		}
 		r.Publish(e)
-		r.Publish(event.NodePortInUse("shop/gone:http", "n1", 30080, "tcp", netip.MustParseAddrPort("0.0.0.0:30080")))
+		r.Publish(event.NodePortInUse("shop/gone:http", "n1", 30080, "tcp", netip.MustParseAddrPort("0.0.0.0:30080"), false))
 		r.waitFor(s, `Starting Node n1 "n1" 1; FailedToStartServiceHealthcheck Service web "uid-of-web" 1; `+
 			`KubeProxyIncorrectIPVersion EndpointSlice web-x7 "uid-of-slice" 1; KubeProxyNodePortInUse Service gone "" 1`)
 		got := s.events[s.names[1]]

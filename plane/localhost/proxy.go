@@ -1,0 +1,279 @@
+// Package localhost serves TCP NodePorts at 127.0.0.1 and ::1 for planes that translate packets: the kernel does not route a packet
+// from a loopback address to another host. A [Proxy] listens there for each NodePort, and opens connections of its own to the
+// endpoints (KEP-6032). It follows what a plane has applied, and asks the packet filter for nothing.
+//
+//	client ──▶ 127.0.0.1:30080 ──relay──▶ 10.1.2.14:8080
+//
+// A NodePort has a listener while the route for sources that no other route names leads to endpoints: with the external traffic
+// policy Local that is while this node has one. A port that another program holds is retried. Connections outlive their endpoint
+// and their Service, as those that the kernel translates do, and end with the process.
+package localhost
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"kube-proxy/internal/ratelimit"
+	"kube-proxy/lb"
+	"kube-proxy/plane/userspace/balance"
+	"kube-proxy/plane/userspace/relay"
+)
+
+// Config says what a Proxy is made of.
+type Config struct {
+	// Mark is the packet mark of connections to endpoints; 0 for none.
+	Mark uint32
+	// Descriptors bounds the descriptors of listeners and connections. Proxies of one process share it.
+	Descriptors *relay.Budget
+	// Log takes failures to listen; nil for none.
+	Log *slog.Logger
+}
+
+// Proxy serves the NodePorts of one IP family. A nil Proxy serves none. Its methods are safe for concurrent use.
+type Proxy struct {
+	log         *slog.Logger
+	reports     *ratelimit.Limiter
+	descriptors *relay.Budget
+	relay       *relay.Relay
+
+	mu       sync.Mutex
+	at       netip.Addr // not valid: nothing is served
+	rows     map[uint16]*lb.Frontend
+	doors    map[uint16]*door
+	balance  *balance.Balance
+	tenants  map[string]*tenant
+	failing  map[uint16]error // ports with a row and without a listener that they should have
+	failures uint64
+	retry    *time.Timer // nil while none fails
+	pause    time.Duration
+	closed   bool
+}
+
+// door is a listener.
+type door struct {
+	service  string // "ns/name:port"
+	listener *relay.Listener
+	turns    *balance.Set
+}
+
+// tenant is what a namespace has.
+type tenant struct {
+	share     *relay.Share
+	listeners int
+}
+
+// New returns a Proxy whose sockets are in the network namespace of the calling thread. It serves nothing yet.
+func New(cfg Config) (*Proxy, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors, Mark: cfg.Mark})
+	if err != nil {
+		return nil, fmt.Errorf("localhost NodePorts: %w", err)
+	}
+	return &Proxy{log: cfg.Log, reports: ratelimit.New(cfg.Log, "localhost NodePort without listener"), descriptors: cfg.Descriptors, relay: r,
+		rows: map[uint16]*lb.Frontend{}, doors: map[uint16]*door{}, balance: balance.New(balance.Config{}), tenants: map[string]*tenant{},
+		failing: map[uint16]error{}, pause: firstPause}, nil
+}
+
+// Close ends all listeners and connections. To close it again does nothing.
+func (p *Proxy) Close() {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	was := p.closed
+	p.closed = true
+	p.rest()
+	p.mu.Unlock()
+	if !was {
+		p.relay.Close()
+	}
+}
+
+// Reset serves exactly the rows of the table, at the address that its node names.
+func (p *Proxy) Reset(want *lb.Table) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.rows
+	p.at, p.rows = want.Node.Localhost, map[uint16]*lb.Frontend{}
+	for f := range want.All() {
+		if isOurs(f.Key) {
+			p.rows[f.Key.Port] = f
+		}
+	}
+	for port := range before {
+		if p.rows[port] == nil {
+			p.serve(port)
+		}
+	}
+	for port := range p.rows {
+		p.serve(port)
+	}
+}
+
+// SetNode serves the same rows at the address that the node names.
+func (p *Proxy) SetNode(n lb.Node) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.at == n.Localhost {
+		return
+	}
+	p.at = n.Localhost
+	for port := range p.rows {
+		p.serve(port)
+	}
+}
+
+// Apply serves what the changes make of rows. Its cost follows the changes.
+func (p *Proxy) Apply(changes []lb.Change) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range changes {
+		port := c.Key.Port
+		if !isOurs(c.Key) || p.rows[port] == c.New {
+			continue
+		}
+		if p.rows[port] = c.New; c.New == nil {
+			delete(p.rows, port)
+		}
+		p.serve(port)
+	}
+}
+
+func isOurs(k lb.Key) bool { return k.IsNodePort() && k.Proto == lb.TCP }
+
+// leadsTo returns the backends of a row's listener; nil if it has none.
+func (p *Proxy) leadsTo(f *lb.Frontend) *lb.BackendSet {
+	if f == nil || !p.at.IsValid() || p.closed {
+		return nil
+	}
+	return f.Last().To
+}
+
+// serve brings a port's listener up to its row. The lock is held.
+func (p *Proxy) serve(port uint16) {
+	f, d := p.rows[port], p.doors[port]
+	to := p.leadsTo(f)
+	if d != nil && (to == nil || d.service != f.Service) {
+		p.shut(port, d)
+		d = nil
+	}
+	id := lb.SetID{Service: strconv.Itoa(int(port)), Proto: lb.TCP} // no row shares it, whatever order changes come in
+	if to == nil {
+		p.balance.Remove(id)
+		delete(p.failing, port)
+		return
+	}
+	turns := p.balance.Set(&lb.BackendSet{ID: id, Backends: to.Backends}, f.Affinity)
+	if d == nil {
+		p.open(port, f.Service, turns)
+	}
+}
+
+// open makes a listener, or notes why it cannot.
+func (p *Proxy) open(port uint16, service string, turns *balance.Set) {
+	share, err := p.take(service)
+	if err == nil {
+		d := &door{service: service, turns: turns}
+		at := relay.Listening{Proto: lb.TCP, Addr: netip.AddrPortFrom(p.at, port)}
+		if d.listener, err = p.relay.Listen(at, turns, share); err == nil {
+			p.doors[port] = d
+			delete(p.failing, port)
+			return
+		}
+		p.give(service)
+	}
+	p.failures++
+	if p.failing[port] == nil && p.reports.Allow(namespaceOf(service)) {
+		p.log.Warn("Failed to listen for localhost NodePort, retrying", "service", service, "port", port, "err", err)
+	}
+	p.failing[port] = err
+	if p.retry == nil {
+		p.retry = time.AfterFunc(p.pause, p.again)
+	}
+}
+
+// shut ends a listener. Its connections go on; its clients are forgotten.
+func (p *Proxy) shut(port uint16, d *door) {
+	d.listener.Close()
+	p.give(d.service)
+	delete(p.doors, port)
+	p.balance.Remove(lb.SetID{Service: strconv.Itoa(int(port)), Proto: lb.TCP})
+}
+
+// Ports that cannot be listened at are tried after firstPause, then after twice as long each time, up to lastPause.
+const firstPause, lastPause = time.Second, time.Minute
+
+// again tries all ports that fail.
+func (p *Proxy) again() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.retry, p.pause = nil, min(2*p.pause, lastPause)
+	for port := range p.failing {
+		p.serve(port)
+	}
+	if len(p.failing) == 0 {
+		p.rest()
+	}
+}
+
+// rest ends retries. The lock is held.
+func (p *Proxy) rest() {
+	if p.retry != nil {
+		p.retry.Stop()
+	}
+	p.retry, p.pause = nil, firstPause
+}
+
+func namespaceOf(service string) string {
+	name, _, _ := strings.Cut(service, "/")
+	return name
+}
+
+// take takes a descriptor for a Service's listener, and returns the share of its namespace, of which connections take theirs.
+func (p *Proxy) take(service string) (*relay.Share, error) {
+	name := namespaceOf(service)
+	t := p.tenants[name]
+	if t == nil {
+		t = &tenant{share: relay.NewGroup()}
+	}
+	if !p.descriptors.Take(t.share, 1) {
+		return nil, fmt.Errorf("namespace %s has its share of descriptors: %d, of %d in use and %d in all; raise the limit of open files (ulimit -n, LimitNOFILE)",
+			name, t.share.Used(), p.descriptors.Used(), p.descriptors.Max())
+	}
+	t.listeners++
+	p.tenants[name] = t
+	return t.share, nil
+}
+
+// give gives it back.
+func (p *Proxy) give(service string) {
+	name := namespaceOf(service)
+	t := p.tenants[name]
+	p.descriptors.Give(t.share, 1)
+	if t.listeners--; t.listeners == 0 {
+		delete(p.tenants, name)
+	}
+}
+
+// Stats returns how many listeners there are, and how often one could not be made.
+func (p *Proxy) Stats() (listeners int, failures uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.doors), p.failures
+}

@@ -1,0 +1,165 @@
+//go:build linux
+
+package localhost
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/plane/userspace/relay"
+)
+
+// begin returns a Proxy for IPv4 in a namespace of its own, with so many descriptors, and its log.
+func begin(t *testing.T, descriptors int) (*Proxy, *bytes.Buffer) {
+	t.Helper()
+	netlab.EnterForTest(t)
+	log := &bytes.Buffer{}
+	p, err := New(Config{Descriptors: relay.NewBudget(descriptors), Log: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	p.Reset(&lb.Table{Node: lb.Node{Localhost: netip.MustParseAddr("127.0.0.1")}})
+	return p, log
+}
+
+// row is a NodePort of a Service with one endpoint.
+func row(service string, port uint16) *lb.Frontend {
+	set := &lb.BackendSet{ID: lb.SetID{Service: service, Proto: lb.TCP}, Backends: lb.BackendsOf(lb.Backend{Addr: netip.MustParseAddrPort("10.1.1.11:8080")})}
+	return &lb.Frontend{Key: lb.Key{Port: port, Proto: lb.TCP}, Kind: lb.NodePort, Service: service,
+		Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}}
+}
+
+func set(f *lb.Frontend) lb.Change    { return lb.Change{Key: f.Key, New: f} }
+func remove(f *lb.Frontend) lb.Change { return lb.Change{Key: f.Key, Old: f} }
+
+func (p *Proxy) want(t *testing.T, listeners int, failures uint64) {
+	t.Helper()
+	if l, f := p.Stats(); l != listeners || f != failures {
+		t.Errorf("%d listeners and %d failures, want %d and %d", l, f, listeners, failures)
+	}
+}
+
+// One namespace takes eight ninths of the descriptors at most, however many NodePorts it has: another one's NodePort is served, and what
+// is over is reported, retried, and served when there is room (TN-59).
+func TestListenersOfOneNamespaceTN59(t *testing.T) {
+	p, log := begin(t, 90)
+	var all []lb.Change
+	for i := range 200 {
+		all = append(all, set(row(fmt.Sprintf("evil/s%d:p", i), uint16(30000+i))))
+	}
+	p.Apply(all)
+	had, failures := p.Stats()
+	if had < 70 || had > 81 || failures != uint64(200-had) {
+		t.Errorf("one namespace has %d listeners of 90 descriptors, and %d failures", had, failures)
+	}
+	if n := strings.Count(log.String(), "Failed to listen"); n != 20 || !strings.Contains(log.String(), "namespace evil has its share of descriptors") {
+		t.Errorf("%d lines: %.300s", n, log)
+	}
+	good := row("good/web", 31000)
+	p.Apply([]lb.Change{set(good)})
+	p.want(t, had+1, failures)
+
+	for i := range all[:100] {
+		all[i].New = nil
+	}
+	p.Apply(all[:100])
+	p.again()
+	if n, _ := p.Stats(); n < 70 { // a loop that looks for a client holds two descriptors for a moment
+		t.Errorf("of 100 NodePorts that are left there are %d listeners, %d before", n, had)
+	}
+	for i := range all {
+		all[i].New = nil
+	}
+	p.Apply(append(all, remove(good)))
+	p.Close()
+	if len(p.doors) != 0 || len(p.tenants) != 0 || p.descriptors.Used() != 0 || len(p.failing) != 0 {
+		t.Errorf("left: %d namespaces, %d descriptors, %d failing", len(p.tenants), p.descriptors.Used(), len(p.failing))
+	}
+}
+
+// A port that another program has is retried, at longer and longer intervals, and counted each time (TN-58).
+func TestPortTakenTN58(t *testing.T) {
+	p, log := begin(t, 90)
+	taken, err := net.Listen("tcp", "127.0.0.1:30080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	p.Apply([]lb.Change{set(row("shop/web", 30080)), set(row("shop/other", 30081))})
+	p.want(t, 1, 1)
+	if p.retry == nil {
+		t.Error("no retry is planned")
+	}
+	p.again()
+	p.want(t, 1, 2)
+	if p.retry == nil || p.pause != 2*firstPause {
+		t.Errorf("after a second failure the next retry comes after %s", p.pause)
+	}
+	if n := strings.Count(log.String(), "Failed to listen"); n != 1 || !strings.Contains(log.String(), "service=shop/web port=30080") || !strings.Contains(log.String(), "address already in use") {
+		t.Errorf("%d lines: %s", n, log)
+	}
+	taken.Close()
+	p.again()
+	p.want(t, 2, 2)
+	if p.retry != nil || p.pause != firstPause || len(p.failing) != 0 {
+		t.Errorf("when all listen a retry is planned, after %s, for %v", p.pause, p.failing)
+	}
+}
+
+// A port that goes from one Service to another, and a Service port that changes its NodePort, are served at each step, in any order of
+// changes; what is over leaves nothing (TN-56).
+func TestPortsChangeHands(t *testing.T) {
+	p, _ := begin(t, 90)
+	a, b := row("a/web", 30080), row("b/web", 30080)
+	p.Apply([]lb.Change{set(a)})
+	first := p.doors[30080]
+	p.Apply([]lb.Change{set(b)})
+	if d := p.doors[30080]; d == first || d.service != "b/web" || p.tenants["a"] != nil || p.tenants["b"].listeners != 1 {
+		t.Errorf("%+v, of %v", d, p.tenants)
+	}
+	moved := row("b/web", 30090)
+	p.Apply([]lb.Change{set(moved), remove(b)})
+	if d := p.doors[30090]; d == nil || len(d.turns.Backends()) != 1 || len(p.doors) != 1 {
+		t.Errorf("after the change of a NodePort: %v", p.doors)
+	}
+	rejects := *moved
+	rejects.Routes = []lb.Route{{From: lb.Anywhere, Do: lb.Reject}}
+	p.Apply([]lb.Change{set(&rejects)})
+	p.want(t, 0, 0)
+	p.Apply([]lb.Change{set(moved)})
+	p.SetNode(lb.Node{})
+	p.want(t, 0, 0)
+	p.SetNode(lb.Node{Localhost: netip.MustParseAddr("127.0.0.1")})
+	p.want(t, 1, 0)
+	p.Reset(&lb.Table{Node: lb.Node{Localhost: netip.MustParseAddr("127.0.0.1")}})
+	p.want(t, 0, 0)
+	p.Close()
+	if len(p.tenants) != 0 || p.descriptors.Used() != 0 {
+		t.Errorf("left: %v, %d descriptors", p.tenants, p.descriptors.Used())
+	}
+}
+
+// A Proxy that is nil serves nothing, and one that is closed does nothing more.
+func TestNone(t *testing.T) {
+	var none *Proxy
+	none.Apply([]lb.Change{set(row("a/b", 1))})
+	none.Reset(&lb.Table{})
+	none.SetNode(lb.Node{})
+	none.Close()
+	p, _ := begin(t, 1)
+	p.Apply([]lb.Change{set(row("a/b", 30080)), set(row("a/c", 30081))})
+	p.Close()
+	p.again()
+	p.Close()
+	if p.retry != nil {
+		t.Error("a retry is planned after Close")
+	}
+}
