@@ -11,9 +11,9 @@ import (
 	"kube-proxy/plane"
 )
 
-// Drift never has a value: others' changes to iptables are not told to anybody. They are noticed by the audits that the
+// Drift has a value when an audit is to go on. Others' changes to iptables are not told to anybody: they are noticed by the audits that the
 // engine asks for once in a sync period (DP-13).
-func (p *Plane) Drift() <-chan struct{} { return nil }
+func (p *Plane) Drift() <-chan struct{} { return p.drift }
 
 // listPeriod is the time after which an Audit lists all rules though nobody seems to have changed any: what nothing
 // notices is mended as soon as by upstream's hourly sync (DP-11).
@@ -21,15 +21,25 @@ const listPeriod = time.Hour
 
 // Audit compares all our chains, and the rules that lead to them, with what was applied, and writes again what differs.
 // It does so only if anybody else may have changed any rule since the last time (DP-13), which costs nothing to find out; and
-// with full once an hour all the same. It returns the number of chains, rules and settings that were mended.
+// with full once an hour all the same. Where there are many chains, of the nft back end, it looks at some of them in each call, and lists all rules only
+// once any differs. It returns the number of chains, rules and settings that were mended.
 //
 // What the rules depend on may have been set anew since: whether conntrack is liberal (DP-09).
 func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	if p.st == nil {
 		return 0, fmt.Errorf("iptables: audit: %w", plane.ErrNotSetUp)
 	}
-	if !(full && time.Since(p.listed) >= listPeriod) && p.untouched() {
+	if p.round == nil && !(full && time.Since(p.listed) >= listPeriod) && p.untouched() {
 		return p.auditSettings(ctx)
+	}
+	if p.inWindows() {
+		same, err := p.nextWindow(ctx)
+		if err != nil {
+			return 0, fmt.Errorf("iptables: audit: %w", err)
+		}
+		if same {
+			return p.auditSettings(ctx)
+		}
 	}
 	have, err := p.list(ctx)
 	if err != nil {

@@ -63,7 +63,7 @@
 // The files, in the order of a change's way: state.go (changes of rows), render.go, sources.go, skeleton.go and names.go (pure: what
 // chains contain), dispatch.go (the trees), apply.go, stages.go and batch.go (chains to restores), restore.go, tool.go, runner.go and lock.go
 // (the programs), extensions.go (what they need of the kernel). The other way: saved.go, snapshot.go and unlistable.go (what the
-// kernel holds), compare.go (what differs), reset.go, load.go and sweep.go (all of it), audit.go and fingerprint.go (what others
+// kernel holds), compare.go (what differs), reset.go, load.go and sweep.go (all of it), audit.go, window.go and fingerprint.go (what others
 // did); remove.go (nothing of ours). For who asks: look.go (follow a packet), lookwalk.go (through the hooks), looknft.go and looklegacy.go (rules from
 // the kernel), lookrule.go and lookext.go (what they say), lookaround.go (routes, remembered clients), lookdiff.go (all that differs): they have nothing
 // in common with the writers but the settings. keeper.go keeps the chains of modes userspace and ipvs, looktext.go has packets pass those of the latter. accounting.go and stats.go count; localnet.go has the settings that go with rules; dump.go

@@ -54,6 +54,9 @@ type Plane struct {
 	accounting atomic.Pointer[kernel.Netfilter]
 
 	listed time.Time // when all rules were listed last
+	round  *round    // the audit in hand, if it is one of windows
+	window int       // chains and rules of one
+	drift  chan struct{}
 
 	// found are the keys that the kernel served before a Reset, until one succeeds: what a failed one removed is not seen
 	// again.
@@ -150,6 +153,7 @@ func New(cfg Config) (*Plane, error) {
 		return nil, err
 	}
 	p := newLooker(cfg.Family, t)
+	p.window, p.drift = windowSize, make(chan struct{}, 1)
 	p.maxLines, p.pace = nftLines, nftPace
 	if t.backend == Legacy {
 		p.maxLines, p.single, p.pace = pieceLines, true, legacyPace

@@ -190,7 +190,7 @@ func byPort(rows iter.Seq[*lb.Frontend]) (ports []portRows) {
 
 // list asks for all rules. What others do from now on is noticed.
 func (p *Plane) list(ctx context.Context) (*snapshot, error) {
-	p.seen, p.listed = p.look(), time.Now()
+	p.seen, p.listed, p.round = p.look(), time.Now(), nil
 	p.count(func(s *Stats) { s.Saves++ })
 	return p.tool.snapshot(ctx)
 }

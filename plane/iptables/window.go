@@ -1,0 +1,111 @@
+//go:build linux
+
+package iptables
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+)
+
+// windowSize is how many chains and rules one Audit looks at, about, where there are more (TN-73).
+const windowSize = 6000
+
+// round is an audit of many chains, in windows: each chain is read from the kernel by itself, and between two windows others are written.
+// It finds out whether anything differs, and no more: then all rules are listed.
+type round struct{ left []chainID }
+
+// inWindows reports whether an audit is too much for one call. The legacy programs list all rules or none.
+func (p *Plane) inWindows() bool {
+	return p.tool.backend == NFT && !p.dry && len(p.st.kernel)+p.st.rules[nat]+p.st.rules[filter] > p.window
+}
+
+// nextWindow is the next window of the audit in hand, or the first of a new one. It reports whether the kernel is as it shall be, as far as is known,
+// and asks for the next window by Drift.
+func (p *Plane) nextWindow(ctx context.Context) (same bool, err error) {
+	h, err := p.tool.openHolding(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer h.close()
+	if p.round == nil {
+		p.seen = p.look()
+		if same, err := p.looksComplete(h); err != nil || !same {
+			return false, err
+		}
+		p.round = &round{left: slices.Collect(maps.Keys(p.st.kernel))}
+	}
+	for n := 0; n < p.window && len(p.round.left) > 0; p.round.left = p.round.left[1:] {
+		id := p.round.left[0]
+		if same, err := p.holdsStill(h, id); err != nil || !same {
+			p.round = nil
+			return false, err
+		}
+		n += 1 + int(p.st.kernel[id].rules)
+	}
+	if len(p.round.left) == 0 {
+		p.round, p.listed = nil, time.Now()
+		return true, nil
+	}
+	select {
+	case p.drift <- struct{}{}:
+	default:
+	}
+	return true, nil
+}
+
+// looksComplete reports whether all rules that lead to our chains are there, and of the chains all that are needed and no others.
+func (p *Plane) looksComplete(h holding) (bool, error) {
+	have := newSnapshot()
+	for t := range tables {
+		names, err := h.names(t)
+		if err != nil {
+			return false, err
+		}
+		for name := range names {
+			if id := (chainID{t, name}); ours(id) {
+				have.chains[id] = digest{}
+			}
+		}
+	}
+	for j := range p.st.jumps {
+		c, err := h.chain(j.from)
+		if err != nil {
+			return false, err
+		}
+		if c == nil {
+			return false, nil
+		}
+		for _, r := range c.rules {
+			have.jumps[(jump{j.from, r.text}).bare()] = true
+		}
+	}
+	c := comparison{p, p.st, have}
+	if len(c.stale()) > 0 || slices.ContainsFunc(slices.Collect(maps.Keys(p.st.jumps)), c.lacksJump) {
+		return false, nil
+	}
+	for id := range p.st.kernel {
+		if _, there := have.chains[id]; !there {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// holdsStill reports whether the kernel holds a chain as it was written, or nothing needs it any more.
+func (p *Plane) holdsStill(h holding, id chainID) (bool, error) {
+	want, needed := p.st.kernel[id]
+	if !needed || id.name == nodeFirewall {
+		return true, nil
+	}
+	c, err := h.chain(id)
+	if err != nil || c == nil {
+		return false, err
+	}
+	is := newContent()
+	for _, r := range c.rules {
+		is.add(r.text, false)
+	}
+	return p.reads(id, want, is.digest()), nil
+}

@@ -1,0 +1,74 @@
+//go:build linux
+
+package iptables
+
+import (
+	"fmt"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// An audit of many chains reads so many in each call and no program lists them; what is written in between is no drift, and what others
+// changed is found and mended, whatever it was (TN-73).
+func TestAuditsInWindows(t *testing.T) {
+	needs(t, NFT)
+	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
+		t.Run(fam.String(), func(t *testing.T) {
+			inNetns(t)
+			w := planetest.World{Family: fam}
+			p := newPlane(t, Config{Family: fam, Backend: NFT})
+			tab := w.Table(40, 3)
+			for i := range 5 {
+				tab.Replace(w.Full(100+i, 1000+10*i, 3, i%2, 0))
+			}
+			reset(t, p, tab)
+			p.window = 100
+			windows := (len(p.st.kernel) + p.st.rules[nat] + p.st.rules[filter]) / p.window
+			// all has the plane audit until nothing asks for more.
+			all := func(what string, drifted bool) {
+				t.Helper()
+				saves, mended := p.Stats().Saves, 0
+				p.listed = p.listed.Add(-2 * listPeriod)
+				for calls := 1; ; calls++ {
+					n, err := p.Audit(t.Context(), calls == 1)
+					if err != nil {
+						t.Fatalf("%s: %v", what, err)
+					}
+					mended += n
+					select {
+					case <-p.Drift():
+						changes, _ := tab.Replace(w.ClusterIP(200+calls%3, 3000+10*calls, calls%5)) // comes and goes
+						apply(t, p, changes, nil)
+						continue
+					default:
+					}
+					if calls > windows+4 || !drifted && calls < windows-2 {
+						t.Errorf("%s: %d calls, want about %d", what, calls, windows)
+					}
+					break
+				}
+				if listed := p.Stats().Saves - saves; (mended > 0) != drifted || (listed > 0) != drifted {
+					t.Errorf("%s: mended %d, %d lists", what, mended, listed)
+				}
+			}
+			all("nothing", false)
+			svc, program := portID{"ns/svc-1:http", lb.TCP}.chain(clusterChain), p.tool.program
+			for _, c := range [][]string{
+				{"-t", "nat", "-F", svc},
+				{"-t", "nat", "-A", svc, "-j", "RETURN"},
+				{"-t", "nat", "-D", "PREROUTING", "1"},
+				{"-t", "filter", "-F", forward},
+				{"-t", "mangle", "-X", canary},
+				{"-t", "nat", "-N", clusterChain + "ABCDEFGHIJKLMNOP"},
+			} {
+				run(t, "", program, c...)
+				all(fmt.Sprint(c), true)
+			}
+			if got, want := dump(t, p), fresh(t, Config{Family: fam, Backend: NFT}, tab); got != want {
+				t.Errorf("got:\n%s\nwant:\n%s", got, want)
+			}
+		})
+	}
+}
