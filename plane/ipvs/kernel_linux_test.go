@@ -106,25 +106,45 @@ func wipeKernel(b iptables.Backend) func(lb.Family) error {
 // TestKernelVerbs proves each verb by what the kernel holds after it.
 func TestKernelVerbs(t *testing.T) {
 	inVM(t)
-	planetest.Verbs(t, func(t testing.TB) planetest.Kernel {
-		netlab.EnterForTest(t)
-		var last planetest.Plane // of the process before, which has ended when the next begins
-		next := func(f lb.Family, step int) (planetest.Plane, error) {
-			if last != nil {
-				if err := last.(*whole).Close(); err != nil {
-					return nil, err
-				}
+	planetest.Verbs(t, realKernel)
+}
+
+// TestIPVSTenants has tenants come and go beside Services of others, with the kernel's own state as the judge (TN-01).
+func TestIPVSTenants(t *testing.T) {
+	inVM(t)
+	planetest.Tenants(t, 1, func(t testing.TB) planetest.Kernel {
+		k := realKernel(t)
+		for _, args := range [][]string{{"link", "set", "lo", "up"}, // without routes of its own a namespace takes no real server
+			{"link", "add", "lan0", "type", DeviceType}, {"link", "set", "lan0", "up"},
+			{"addr", "add", planetest.World{Family: lb.IPv4}.Addr(192, 1).String() + "/32", "dev", "lan0"},
+			{"addr", "add", planetest.World{Family: lb.IPv6}.Addr(192, 1).String() + "/128", "dev", "lan0", "nodad"}} {
+			if err := command("ip", args...); err != nil {
+				t.Fatal(err)
 			}
-			p, err := opened(newWhole(iptables.NFT, f, step))
-			last = p
-			return p, err
 		}
-		return planetest.Kernel{
-			New:    func(f lb.Family) (planetest.Plane, error) { return next(f, 0) },
-			Slow:   func(f lb.Family) (planetest.Plane, error) { return next(f, 10) },
-			Damage: damageKernel(iptables.NFT), Wipe: wipeKernel(iptables.NFT), HealthChecks: true,
-		}
+		return k
 	})
+}
+
+// realKernel is that of a network namespace of the test's own.
+func realKernel(t testing.TB) planetest.Kernel {
+	netlab.EnterForTest(t)
+	var last planetest.Plane // of the process before, which has ended when the next begins
+	next := func(f lb.Family, step int) (planetest.Plane, error) {
+		if last != nil {
+			if err := last.(*whole).Close(); err != nil {
+				return nil, err
+			}
+		}
+		p, err := opened(newWhole(iptables.NFT, f, step))
+		last = p
+		return p, err
+	}
+	return planetest.Kernel{
+		New:    func(f lb.Family) (planetest.Plane, error) { return next(f, 0) },
+		Slow:   func(f lb.Family) (planetest.Plane, error) { return next(f, 10) },
+		Damage: damageKernel(iptables.NFT), Wipe: wipeKernel(iptables.NFT), HealthChecks: true, FirstKeeps: true,
+	}
 }
 
 // TestKernelTransitions walks at random between the states of all scenarios, with the kernel's own listing as the judge.

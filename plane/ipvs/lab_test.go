@@ -320,6 +320,7 @@ func (k *lab) kernel() planetest.Kernel {
 		Damage:       k.damage,
 		Wipe:         k.wipe,
 		HealthChecks: true,
+		FirstKeeps:   true,
 	}
 }
 

@@ -5,6 +5,7 @@ package planetest
 import (
 	"fmt"
 	"hash/maphash"
+	"iter"
 	"maps"
 	"net/netip"
 	"regexp"
@@ -60,7 +61,7 @@ type neighbours struct {
 	testing.TB
 	World
 	plane    Plane
-	balances bool // Kernel.Balances
+	kernel   Kernel
 	store    *cluster.Store
 	table    *lb.Table
 	settings policy.Settings
@@ -75,7 +76,7 @@ type neighbours struct {
 const honestOnes = 4
 
 func newNeighbours(t testing.TB, f lb.Family, k Kernel) *neighbours {
-	n := &neighbours{TB: t, World: World{Family: f}, store: cluster.NewStore("node1"), seed: maphash.MakeSeed(), balances: k.Balances}
+	n := &neighbours{TB: t, World: World{Family: f}, store: cluster.NewStore("node1"), seed: maphash.MakeSeed(), kernel: k}
 	node := n.Node()
 	n.settings = policy.Settings{Family: f, ClusterCIDRs: node.Pods.Prefixes, NodePortAddrs: policy.NodePortAddrs{Primary: true}}
 	n.victims = adversary.Victims{Special: adversary.Special(), Node: []netip.Addr{n.Addr(192, 1)}, NodeName: "node1",
@@ -160,17 +161,24 @@ func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 	n.Helper()
 	before, lines := n.held(namespace), n.lines()
 	was := n.answers(n.some(before), n.known)
+	frees := func(lb.Key) bool { return false }
+	if does == "goes" && n.kernel.FirstKeeps {
+		frees = n.frees(namespace)
+	}
 	changed := n.replace(events...)
 	n.apply(changed)
 	after, moved := n.held(namespace), []string(nil)
 	for k := range before {
 		if after[k] != before[k] { // a cluster IP goes to whom it is assigned, whoever had it as an external IP
-			moved = append(moved, k.Addr.String())
+			moved = append(moved, k.Addr.String(), before[k])
+		}
+		if n.claimed(k) { // what led from the node's address to the NodePort may go
+			moved = append(moved, n.victims.Node[0].String(), before[k])
 		}
 	}
 	n.known = n.answers(n.some(after), nil)
 	for at, now := range n.known {
-		if was, asked := was[at]; asked && now != was && before[at.key] == after[at.key] {
+		if was, asked := was[at]; asked && now != was && before[at.key] == after[at.key] && !frees(at.key) {
 			n.Errorf("%s %s: packets %s, which %s has, meet %s, and before %s", namespace, does, at, before[at.key], now, was)
 		}
 	}
@@ -179,8 +187,49 @@ func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
 	}
 	now := n.lines()
 	for l, count := range lines {
-		if now[l] < count && !slices.ContainsFunc(moved, func(addr string) bool { return strings.Contains(l, addr) }) {
+		if now[l] < count && !slices.ContainsFunc(moved, func(what string) bool { return strings.Contains(l, what) }) {
 			n.Errorf("%s %s: the kernel has no longer: %s", namespace, does, l)
+		}
+	}
+}
+
+// frees reports, of a namespace that is about to go, whether it had an address that a key of others needs: as a Service's where the key has
+// an endpoint, or as an endpoint where the key is.
+func (n *neighbours) frees(namespace string) func(lb.Key) bool {
+	services, endpoints := map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	for f := range n.table.All() {
+		if strings.HasPrefix(f.Service, namespace+"/") {
+			services[f.Key.Addr] = true
+			for a := range backends(f) {
+				endpoints[a] = true
+			}
+		}
+	}
+	return func(k lb.Key) bool {
+		if endpoints[k.Addr] {
+			return true
+		}
+		for a := range backends(n.table.Get(k)) {
+			if services[a] {
+				return true
+			}
+		}
+		return false
+	}
+}
+
+// backends are the addresses to which a row leads.
+func backends(f *lb.Frontend) iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		for _, r := range f.Routes {
+			if r.To == nil {
+				continue
+			}
+			for b := range r.To.Backends.All() {
+				if !yield(b.Addr.Addr()) {
+					return
+				}
+			}
 		}
 	}
 }
@@ -245,8 +294,8 @@ func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) 
 		to := netip.AddrPortFrom(k.Addr, k.Port)
 		if k.IsNodePort() {
 			to = netip.AddrPortFrom(node, k.Port)
-			if n.table.Get(lb.Key{Addr: node, Port: k.Port, Proto: k.Proto}) != nil {
-				continue // somebody claims the node's address, and so that port (SV-26)
+			if n.claimed(k) {
+				continue
 			}
 		}
 		at := question{k, []netip.Addr{n.Addr(100, 500), node, n.Addr(203, 77)}[maphash.Comparable(n.seed, k)%3]}
@@ -258,7 +307,7 @@ func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) 
 		if err != nil {
 			n.Fatalf("follow a packet %s: %v", at, err)
 		}
-		if n.balances { // how it shares clients out follows what it has found out, and is no state of the kernel
+		if n.kernel.Balances { // how it shares clients out follows what it has found out, and is no state of the kernel
 			for i := range is.Backends {
 				is.Backends[i].Share = 0
 			}
@@ -266,6 +315,11 @@ func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) 
 		out[at] = fmt.Sprintf("%s to %v masquerade %t drains %t", is.Verdict, is.Backends, is.Masquerade, is.Drains)
 	}
 	return out
+}
+
+// claimed reports whether somebody claims the node's address, and so the port of a NodePort there (SV-26).
+func (n *neighbours) claimed(k lb.Key) bool {
+	return k.IsNodePort() && n.table.Get(lb.Key{Addr: n.victims.Node[0], Port: k.Port, Proto: k.Proto}) != nil
 }
 
 // dispatch is the name of a chain in front of its rule: as Services come, rules move between chains that only dispatch.

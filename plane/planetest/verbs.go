@@ -31,6 +31,9 @@ type Kernel struct {
 	Preserves bool
 	// Balances: the plane itself leads clients to endpoints, so it has nothing to write where these alone change.
 	Balances bool
+	// FirstKeeps: an address that is a Service's and another's endpoint serves the one who had it first (TN-61). When that one goes, the
+	// other may have it.
+	FirstKeeps bool
 	// Unknown: what a plane before served cannot be told, and is nothing that flows follow.
 	Unknown bool
 	// Told: Drift has a value after Damage. Otherwise the audits alone find it.

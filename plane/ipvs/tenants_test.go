@@ -1,0 +1,14 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"testing"
+
+	"kube-proxy/plane/planetest"
+)
+
+// What one namespace writes leaves virtual servers, members and addresses of others alone (TN-01).
+func TestTenants(t *testing.T) {
+	planetest.Tenants(t, 2, func(t testing.TB) planetest.Kernel { return newLab(t).kernel() })
+}
