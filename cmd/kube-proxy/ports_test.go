@@ -132,6 +132,11 @@ func TestLocalhostNodePortTakenTN58(t *testing.T) {
 	if strings.Contains(metrics, `kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total{ip_family="IPv4"} 0`) {
 		t.Error("the failure is not counted")
 	}
+	for port, want := range map[string]string{"30080": "this process cannot listen at 127.0.0.1:30080", "30081": "listener 127.0.0.1:30081/tcp of this process, for shop/web:b"} {
+		if _, out, errOut := n.kubeProxy("trace", "node", "127.0.0.1:"+port); !strings.Contains(out, want) || strings.Contains(out, "THE KERNEL DIFFERS") != (port == "30080") {
+			t.Errorf("trace to port %s, want %q:\n%s%s", port, want, out, errOut)
+		}
+	}
 	p.stop()
 }
 

@@ -17,15 +17,16 @@ func (p *Proxy) Follow(packet trace.Packet, k trace.Kernel) trace.Kernel {
 	p.mu.Lock()
 	at, row, d, why := p.at, p.rows[packet.To.Port()], p.doors[packet.To.Port()], p.failing[packet.To.Port()]
 	p.mu.Unlock()
+	first := func(format string, args ...any) { k.Way = append([]string{fmt.Sprintf(format, args...)}, k.Way...) }
 	switch {
 	case row == nil || row.Accepts() || packet.To.Addr() != at:
 	case why != nil:
-		k.Way = append(k.Way, fmt.Sprintf("this process cannot listen at %s: %v", packet.To, why))
+		first("this process cannot listen at %s: %v", packet.To, why)
 	case d == nil:
-		k.Way = append(k.Way, fmt.Sprintf("no listener of this process at %s", packet.To))
+		first("no listener of this process at %s", packet.To)
 		k.Verdict = trace.Reject
 	default:
-		k.Way = append(k.Way, fmt.Sprintf("listener %s/tcp of this process, for %s", packet.To, d.service))
+		first("listener %s/tcp of this process, for %s; to it the packet passes:", packet.To, d.service)
 		led(&k, d.turns.Look(at))
 	}
 	return k

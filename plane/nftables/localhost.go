@@ -23,9 +23,16 @@ func (p *Plane) openLocalhost(cfg Config) (err error) {
 	if cfg.Descriptors == nil {
 		cfg.Descriptors = relay.NewBudget(0)
 	}
-	if p.rejected, err = p.newCounters(map[setIndex]int{sLocalhostRejected: 0}); err == nil {
-		p.localhost, err = localhost.New(localhost.Config{Mark: p.rules.mark, Descriptors: cfg.Descriptors, Log: cfg.Log})
+	can, err := p.sock.canCount(context.Background(), p.rules)
+	if err != nil {
+		return err
 	}
+	if p.rules.uncounted = !can; can {
+		if p.rejected, err = p.newCounters(map[setIndex]int{sLocalhostRejected: 0}); err != nil {
+			return err
+		}
+	}
+	p.localhost, err = localhost.New(localhost.Config{Mark: p.rules.mark, Descriptors: cfg.Descriptors, Log: cfg.Log})
 	return err
 }
 
@@ -40,10 +47,11 @@ func (r *ruleset) localhostRules() []rule {
 	}
 	to := []statement{match(r.destination().text+" "+r.node.Localhost.String(), r.destination(), expr.CmpOpEq, r.node.Localhost.AsSlice()),
 		match(l4proto.text+" != tcp", l4proto, expr.CmpOpNeq, []byte{unix.IPPROTO_TCP}), newConnection, r.find(number, sNodePorts, nodePort...), notZero(number)}
-	return []rule{
-		r.rule("localhost: count", append(to, r.increment(sLocalhostRejected, nodePort, 0))...),
-		r.rule("localhost: TCP alone is served", append(to[:len(to):len(to)], r.reject())...),
+	reject := r.rule("localhost: TCP alone is served", append(to[:len(to):len(to)], r.reject())...)
+	if r.uncounted {
+		return []rule{reject}
 	}
+	return []rule{r.rule("localhost: count", append(to, r.increment(sLocalhostRejected, nodePort, 0))...), reject}
 }
 
 // notTheProxy matches packets but those of the proxy to an endpoint, which are led nowhere else: the endpoint may be at the address of
@@ -64,6 +72,9 @@ func (p *Plane) measureLocalhost(emit mode.Emit) error {
 	listeners, failures := p.localhost.Stats()
 	emit(localhostListeners, float64(listeners))
 	emit(localhostFailures, float64(failures))
+	if p.rejected == nil {
+		return nil
+	}
 	rejected := map[lb.Proto]uint64{lb.UDP: 0, lb.SCTP: 0}
 	err := p.rejected.read(context.Background(), func(set counted, key []byte, n uint64) { rejected[parseKey(key, set.addrLen).Proto] += n })
 	for proto, n := range rejected {

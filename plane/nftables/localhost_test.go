@@ -384,3 +384,25 @@ func TestRenderLocalhost(t *testing.T) {
 		}
 	})
 }
+
+// A kernel that cannot count rejects all the same, and there is no such metric (TN-57).
+func TestLocalhostWithoutCounters(t *testing.T) {
+	l := newLocalhostLab(t, lb.IPv4)
+	l.On("node1", func() {
+		if err := l.plane.rejected.close(); err != nil {
+			t.Error(err)
+		}
+		l.plane.rejected, l.plane.rules.uncounted = nil, true
+		l.plane.look = newLooker(l.plane.rules)
+		reset(t, l.plane, l.table)
+		if listed := runNFT(t, "list", "table", "ip", TableName); strings.Contains(listed, "update @localhost-rejected") {
+			t.Error("it counts")
+		}
+	})
+	l.refused(netlab.UDP, 30053)
+	l.traced(lb.UDP, 30053, trace.Reject)
+	if _, there := l.measured()["rejected_packets_total UDP"]; there {
+		t.Error("the metric is there")
+	}
+	l.same()
+}

@@ -19,22 +19,23 @@ import (
 type looker struct {
 	family
 	sets *[setCount]nftwire.Set
-	// mark, hashes, places, counts and localhost as in ruleset.
+	// mark, hashes, places, counts, localhost and uncounted as in ruleset.
 	mark      uint32
 	hashes    bool
 	places    uint32
 	counts    bool
 	localhost bool
+	uncounted bool
 }
 
 // newLooker returns that of a plane whose ruleset is r.
 func newLooker(r *ruleset) looker {
-	return looker{r.family, r.sets, r.mark, r.hashes, r.places, r.counts, r.localhost}
+	return looker{r.family, r.sets, r.mark, r.hashes, r.places, r.counts, r.localhost, r.uncounted}
 }
 
 // ruleset is the plane's for no node and no seed.
 func (l *looker) ruleset() *ruleset {
-	return &ruleset{family: l.family, sets: l.sets, mark: l.mark, hashes: l.hashes, places: l.places, counts: l.counts, localhost: l.localhost}
+	return &ruleset{family: l.family, sets: l.sets, mark: l.mark, hashes: l.hashes, places: l.places, counts: l.counts, localhost: l.localhost, uncounted: l.uncounted}
 }
 
 // table is the table as packets walk through it.

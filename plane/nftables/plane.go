@@ -98,6 +98,7 @@ func New(cfg Config) (*Plane, error) {
 		return nil, err
 	}
 	if p.mon, err = startMonitor(p.family, p.rules.sets, p.sock.Number()); err != nil {
+		p.localhost.Close()
 		p.sock.Close()
 		return nil, fmt.Errorf("nftables: %w", err)
 	}

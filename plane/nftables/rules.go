@@ -56,6 +56,8 @@ type ruleset struct {
 	counts bool
 	// localhost: TCP NodePorts answer at the node's [lb.Node.Localhost], by a proxy, see localhost.go.
 	localhost bool
+	// uncounted: what localhost rejects is not counted, as this kernel cannot.
+	uncounted bool
 }
 
 func (r *ruleset) rule(comment string, statements ...statement) rule {
