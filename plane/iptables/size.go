@@ -14,22 +14,21 @@ const (
 	splitSize = 8 * partSize
 )
 
-// weigh is the mode's Weigh.
+// weigh is the mode's Weigh. Package policy takes for granted that it is linear in the backends.
 func weigh(s lb.Size) int {
 	const (
 		portRules  = 16 // chains of the port, and their rules
 		frontRules = 6  // in dispatchers, and what marks for masquerading
 		firewall   = 8  // of an address with source ranges: a chain, and rules that drop and reject
 		endpoint   = 3  // a chain and its two rules
+		partOf     = 50 // more than 64 endpoints for the chain of a part, and for the rule that leads there
 	)
 	rules := s.Ports*portRules + s.Ports*s.Copies(1)*frontRules + s.Ports*s.Ranged*firewall + 2*s.Ranged*(s.Ranges+2)
 	jumps := s.Sets()
 	if s.Affinity {
 		jumps *= 2
 	}
-	if s.Backends > splitSize { // a chain for each part, and a rule that leads there
-		rules += 2 * jumps * (s.Backends/partSize + 1)
-	}
+	rules += jumps * s.Backends / partOf
 	objects := (rules + (jumps+endpoint)*s.Backends) * ruleObjects
 	if s.Affinity {
 		objects += recentObjects * s.Backends

@@ -25,3 +25,18 @@ func TestWeigh(t *testing.T) {
 		})
 	}
 }
+
+// What an endpoint weighs does not depend on how many there are, or a Service with more than fit would have none (TN-10).
+func TestWeighIsLinear(t *testing.T) {
+	for _, s := range []lb.Size{{Ports: 1, Addresses: 1}, {Ports: 1, Addresses: 1, Affinity: true, Local: true}} {
+		of := func(backends int) int {
+			s.Backends = backends
+			return weigh(s) - weigh(lb.Size{Ports: 1, Addresses: 1, Affinity: s.Affinity, Local: s.Local})
+		}
+		for _, n := range []int{2, 60, 262} {
+			if got, want := of(1000*n), n*of(1000); got != want {
+				t.Errorf("%d,000 endpoints weigh %d, want %d", n, got, want)
+			}
+		}
+	}
+}
