@@ -78,6 +78,7 @@ func (b *batch) change(k lb.Key, f *lb.Frontend, ports func(lb.From) uint16) boo
 	s := step{key: k, old: old, new: r, writes: old == nil || !old.told || !equalLeads(old.lead, r.lead)}
 	if s.writes {
 		b.set = append(b.set, r.lead)
+		b.p.entrances.lead(k, r.lead.Routes) // clients come before Apply returns
 	}
 	// The row is there from now on: a change that comes twice in a batch starts from it.
 	b.p.rows[k] = r
@@ -110,11 +111,11 @@ func (b *batch) end(told bool) {
 			if s.new != nil {
 				s.new.told = true
 				b.p.answers.set(s.key, s.new.lead.Routes)
-				b.p.refuse(s.key, s.new.lead.Routes)
+				b.p.noteEntrance(s.key, s.new.lead.Routes)
 			} else {
 				delete(b.p.rows, s.key)
 				b.p.answers.set(s.key, nil)
-				b.p.refuse(s.key, nil)
+				b.p.noteEntrance(s.key, nil)
 			}
 			if s.old != nil {
 				b.p.release(s.old)
@@ -130,10 +131,12 @@ func (b *batch) end(told bool) {
 	}
 }
 
-// refuse notes where nothing listens for a row, and no rule says so.
-func (p *Plane) refuse(k lb.Key, routes []capture.Route) {
+// noteEntrance notes where nothing listens for a row, and no rule says so; or else where clients come to its listener.
+func (p *Plane) noteEntrance(k lb.Key, routes []capture.Route) {
 	if p.capture.Own() {
 		p.entrances.refuse(k, len(routes) == 1 && routes[0].Port == 0)
+	} else {
+		p.entrances.lead(k, routes)
 	}
 }
 

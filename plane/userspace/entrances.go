@@ -2,9 +2,11 @@ package userspace
 
 import (
 	"net/netip"
+	"slices"
 	"sync"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/userspace/capture"
 	"kube-proxy/plane/userspace/relay"
 )
 
@@ -16,6 +18,8 @@ type entrances struct {
 	of map[entranceName]uint16
 	// refused are the rows that nothing listens for, where listeners are at service addresses.
 	refused map[lb.Key]bool
+	// direct are the NodePorts that are the port of their own listener, where rules lead to listeners: nothing is translated.
+	direct map[lb.Key]bool
 }
 
 // entrance is a listener and whom it leads to.
@@ -68,6 +72,29 @@ func (e *entrances) refuse(k lb.Key, is bool) {
 		e.refused = map[lb.Key]bool{}
 	}
 	e.refused[k] = true
+}
+
+// lead notes a row that is led to listeners, or with no routes that it no longer is.
+func (e *entrances) lead(k lb.Key, routes []capture.Route) {
+	if !k.IsNodePort() {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.direct, k)
+	if slices.ContainsFunc(routes, func(r capture.Route) bool { return r.Port == k.Port }) {
+		if e.direct == nil {
+			e.direct = map[lb.Key]bool{}
+		}
+		e.direct[k] = true
+	}
+}
+
+// isDirect reports whether a NodePort is the port of its own listener.
+func (e *entrances) isDirect(p lb.Proto, port uint16) bool {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return e.direct[lb.Key{Port: port, Proto: p}]
 }
 
 // refuses reports whether there is a row for the address that nothing listens for.

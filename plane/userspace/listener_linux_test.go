@@ -31,8 +31,8 @@ type listenerLab struct {
 }
 
 // eachListenerLab runs a test for each packet filter and family.
-func eachListenerLab(t *testing.T, run func(t *testing.T, l *listenerLab)) {
-	for _, k := range kinds[:2] {
+func eachListenerLab(t *testing.T, kinds []kind, run func(t *testing.T, l *listenerLab)) {
+	for _, k := range kinds {
 		for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
 			t.Run(k.name+"/"+f.String(), func(t *testing.T) {
 				table, cluster, nodePort := planetest.Shop(f)
@@ -103,7 +103,7 @@ func TestPortsOfListenersTN76(t *testing.T) {
 		squat(t, strings.Fields(ports))
 		return
 	}
-	eachListenerLab(t, func(t *testing.T, l *listenerLab) {
+	eachListenerLab(t, kinds[:2], func(t *testing.T, l *listenerLab) {
 		ports := l.ports()
 		if err := l.plane.Close(); err != nil {
 			t.Fatal(err)
@@ -180,4 +180,56 @@ func answer(fd, typ int) {
 			unix.Sendto(fd, line, 0, from)
 		}
 	}
+}
+
+// Somebody removes all rules, the guard among them. A stranger who connects to a listener at once is reset before a byte of
+// his, or of an endpoint, was passed on (TN-77).
+func TestRulesFlushedTN77(t *testing.T) {
+	eachListenerLab(t, kinds[:2], func(t *testing.T, l *listenerLab) {
+		ports, before := l.ports(), l.plane.relay.Stats().TCP
+		l.On(netlab.Node1, func() {
+			if err := l.kind.wipe(lb.FamilyOf(l.vip)); err != nil {
+				t.Fatal(err)
+			}
+		})
+		for _, from := range []string{netlab.Client, netlab.Node1, "pod1"} {
+			for at := range l.plane.entrances.at {
+				if at.Proto == lb.TCP {
+					l.dial(from, netlab.TCP, netip.AddrPortFrom(l.node, at.Addr.Port()), netlab.ErrReset)
+				}
+			}
+		}
+		after := l.plane.relay.Stats().TCP
+		if after.Accepted-before.Accepted != 3 || after.Refused-before.Refused != 3 { // a refused client had no backend
+			t.Errorf("ports %v: %+v, before %+v", ports, after, before)
+		}
+	})
+}
+
+// A NodePort that is the port of its own listener needs no translation, and is served all the same by nftables.
+func TestNodePortOfItsListener(t *testing.T) {
+	eachListenerLab(t, kinds[:1], func(t *testing.T, l *listenerLab) {
+		port := netip.AddrPort{}
+		for at := range l.plane.entrances.at {
+			if at.Proto == lb.TCP {
+				port = netip.AddrPortFrom(l.node, at.Addr.Port())
+			}
+		}
+		row := *l.table.Get(lb.Key{Port: 30080, Proto: lb.TCP})
+		row.Key.Port = port.Port()
+		l.On(netlab.Node1, func() {
+			if _, err := l.plane.Apply(t.Context(), []lb.Change{{Key: row.Key, New: &row}}); err != nil {
+				t.Fatal(err)
+			}
+		})
+		for _, from := range []string{netlab.Client, netlab.Node1, "pod1"} {
+			l.dial(from, netlab.TCP, port, nil)
+		}
+		l.On(netlab.Node1, func() {
+			if _, err := l.plane.Apply(t.Context(), []lb.Change{{Key: row.Key, Old: &row}}); err != nil {
+				t.Fatal(err)
+			}
+		})
+		l.dial(netlab.Client, netlab.TCP, port, netlab.ErrRefused)
+	})
 }

@@ -114,7 +114,12 @@ func New(cfg Config) (*Plane, error) {
 	if cfg.Descriptors == nil {
 		cfg.Descriptors = processQuota()
 	}
-	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.budget, UDPIdle: cfg.UDPIdle, Mark: cfg.Mark})
+	var p *Plane
+	var direct func(lb.Proto, uint16) bool
+	if !cfg.Capture.Own() {
+		direct = func(proto lb.Proto, port uint16) bool { return p.entrances.isDirect(proto, port) }
+	}
+	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.budget, UDPIdle: cfg.UDPIdle, Mark: cfg.Mark, Direct: direct})
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
@@ -123,7 +128,7 @@ func New(cfg Config) (*Plane, error) {
 		r.Close()
 		return nil, fmt.Errorf("userspace: %w", err)
 	}
-	p, err := newPlane(cfg, sockets{r}, way)
+	p, err = newPlane(cfg, sockets{r}, way)
 	if err != nil {
 		r.Close()
 		closeWay()

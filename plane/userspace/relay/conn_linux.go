@@ -90,11 +90,22 @@ func (l *loop) adopt(s *listening, fd int, sa unix.Sockaddr) {
 		until:  time.Now().Add(l.engine.relay.cfg.DialTotal),
 		timer:  timer{index: -1, fire: func() { l.late(c) }},
 	}
-	if err := l.register(c, client); err != nil {
+	if err := l.register(c, client); err != nil || l.engine.stranger(s, fd, c.dial.client.Local) {
 		l.refuse(c)
 		return
 	}
 	l.attempt(c)
+}
+
+// stranger reports whether a client came to the listener's own port, untranslated, where that is not allowed. The kernel does
+// not tell it for SCTP, whose sockets have no address in the kernel's lookup.
+func (e *conns) stranger(s *listening, fd int, asked netip.AddrPort) bool {
+	direct := e.relay.cfg.Direct
+	if direct == nil || s.proto != lb.TCP || asked.Port() != s.at.Port() || direct(s.proto, asked.Port()) {
+		return false
+	}
+	sa, err := unix.Getsockname(fd)
+	return err == nil && addrPort(sa) == asked
 }
 
 // register has epoll tell of one end.

@@ -74,6 +74,9 @@ type Config struct {
 	KeepAlive time.Duration
 	// UDPIdle is after how much silence a session of UDP ends, 0 for DefaultUDPIdle.
 	UDPIdle time.Duration
+	// Direct reports whether clients of TCP may come to a port of a listener as they are. Others must have been translated on
+	// their way, as the kernel's connection tracking knows, and are reset. Nil: all clients may. It does not block.
+	Direct func(p lb.Proto, port uint16) bool
 	// Mark is the packet mark (SO_MARK) of all that goes to backends, the handshake too; 0 for none. By it package capture
 	// knows what must not be led to the proxy again. Hosts that are not Linux have none.
 	Mark uint32
