@@ -172,7 +172,7 @@ func fieldTable(modes mode.List) []field {
 		{"oomScoreAdj", "CF-38", "it is written once, at the start", onLinux, "how readily the kernel ends this process when memory is short, -1000 to 1000"},
 		{"conntrack.maxPerCore", "CF-39", live, onLinux, "connections that the kernel may track, for each CPU; 0 leaves its limit"},
 		{"conntrack.min", "CF-39", live, onLinux, "connections that the kernel may track at least, however few CPUs there are"},
-		{"conntrack.tcpEstablishedTimeout", "CF-40", live, onLinux, "how long an idle TCP connection is tracked; 0 leaves the kernel's"},
+		{"conntrack.tcpEstablishedTimeout", "CF-40", live, onLinux, "how long an idle TCP connection is tracked, and kept by mode userspace; 0 leaves the kernel's"},
 		{"conntrack.tcpCloseWaitTimeout", "CF-40", live, onLinux, "how long a TCP connection in CLOSE_WAIT is tracked; 0 leaves the kernel's"},
 		{"conntrack.tcpBeLiberal", "CF-41", live, onLinux, "let packets outside of a TCP connection's window pass"},
 		{"conntrack.udpTimeout", "CF-42", live, onLinux, "how long a UDP flow without an answer is tracked; 0 leaves the kernel's"},

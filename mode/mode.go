@@ -178,6 +178,9 @@ type Settings struct {
 	// TerminationGrace is how long connections that end at the proxy may go on at most after their endpoint or their
 	// Service was removed; 0 for no bound: they go on until they end, as the kernel's do (PN-03, DP-53).
 	TerminationGrace time.Duration
+	// TCPIdle returns after how long without a byte a TCP connection that ends at the proxy is closed, as the configuration of
+	// now says (conntrack.tcpEstablishedTimeout); 0 is never. Nil: never.
+	TCPIdle func() time.Duration
 	// ExternalIPsBounded reports whether the configuration of now says which external IPs Services may have
 	// (--external-ip-cidrs); nil: it does not.
 	ExternalIPsBounded func() bool

@@ -56,6 +56,7 @@ func planeSettings(cfg *configured, fam lb.Family) mode.Settings {
 		NodePorts: cfg.mode.NodePorts.Prefixes, LocalhostProxy: cfg.mode.LocalhostProxy,
 		FirstPort: cfg.Userspace.FirstPort, LastPort: cfg.Userspace.LastPort, UDPIdle: cfg.Userspace.UDPIdleTimeout,
 		TerminationGrace:   cfg.Userspace.TerminationGracePeriod,
+		TCPIdle:            func() time.Duration { return cfg.Conntrack.TCPEstablished },
 		ExternalIPsBounded: func() bool { return len(cfg.ExternalIPCIDRs) > 0 },
 		IPVS:               ipvsSettings(cfg.Config),
 		Userspace:          userspaceSettings(cfg.Config),
@@ -114,6 +115,7 @@ func (p *proxy) newFamily(fam lb.Family) (*family, error) {
 	asked.Log = labelled
 	asked.Writes = &p.writes
 	asked.ExternalIPsBounded = func() bool { return len(p.config().ExternalIPCIDRs) > 0 } // a list that may change
+	asked.TCPIdle = func() time.Duration { return p.config().Conntrack.TCPEstablished }
 	plane, err := p.choice.Mode.New(asked)
 	if err != nil {
 		return nil, err

@@ -165,7 +165,7 @@ func (h modeHost) open(s mode.Settings) (mode.Plane, error) {
 	}
 	p, err := New(Config{
 		Log: s.Log, Descriptors: h.descriptors(),
-		Family: s.Family, Capture: c, Passed: passed, Mark: mark, FirstPort: s.FirstPort, LastPort: s.LastPort, UDPIdle: s.UDPIdle,
+		Family: s.Family, Capture: c, Passed: passed, Mark: mark, FirstPort: s.FirstPort, LastPort: s.LastPort, UDPIdle: s.UDPIdle, TCPIdle: s.TCPIdle,
 		Grace: s.TerminationGrace, LocalhostNodePorts: s.LocalhostNodePorts, ExternalIPsBounded: s.ExternalIPsBounded,
 		CountServices: s.CountServices, NoNodeEndpoints: s.Userspace.NoNodeEndpoints,
 	})

@@ -31,6 +31,8 @@ type Config struct {
 	FirstPort, LastPort uint16
 	// UDPIdle is how long an idle session of UDP is kept (CF-45).
 	UDPIdle time.Duration
+	// TCPIdle returns how long an idle connection of TCP is kept, 0 for ever; nil is for ever.
+	TCPIdle func() time.Duration
 	// Grace is how long connections may go on after their endpoint left its Service, or their Service went; 0 for no bound.
 	Grace time.Duration
 	// LocalhostNodePorts: NodePorts answer on 127.0.0.1, if one of [lb.Node.NodePorts] covers that (SV-64).
@@ -119,7 +121,8 @@ func New(cfg Config) (*Plane, error) {
 	if !cfg.Capture.Own() {
 		direct = func(proto lb.Proto, port uint16) bool { return p.entrances.isDirect(proto, port) }
 	}
-	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.budget, UDPIdle: cfg.UDPIdle, Mark: cfg.Mark, Direct: direct})
+	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.budget, UDPIdle: cfg.UDPIdle, TCPIdle: cfg.TCPIdle,
+		Mark: cfg.Mark, Direct: direct})
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)
 	}

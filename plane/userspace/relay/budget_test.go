@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -157,10 +158,13 @@ func TestTCPShareOfSourcePorts(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.WriteFile(path, before, 0) })
-	if err := os.WriteFile(path, []byte("40000 40199"), 0); err != nil {
-		t.Fatal(err)
-	}
+	first := 40000
 	eachEngine(t, func(t *testing.T, cfg Config, start func(Config) *Relay) {
+		// Another range for each: connections of the engine before keep their ports for a minute.
+		if err := os.WriteFile(path, fmt.Appendf(nil, "%d %d", first, first+199), 0); err != nil {
+			t.Fatal(err)
+		}
+		first += 200
 		r := start(cfg)
 		backend := serve(t, echo)
 		one, two := listen(t, r, to(backend)), listen(t, r, to(backend))

@@ -22,6 +22,7 @@ type conn struct {
 	prev   *conn  // in the group
 	next   *conn
 	ends   [2]end
+	active time.Duration // when a byte was moved last, since the engine began
 	slot   uint32
 	queued bool // in the loop's ready
 	closed bool
@@ -223,7 +224,8 @@ func (l *loop) refuse(c *conn) {
 func (l *loop) reached(c *conn) {
 	d := c.dial
 	l.disarm(&d.timer)
-	c.dial, c.ends[backend].writable = nil, true
+	c.dial, c.ends[backend].writable, c.active = nil, true, l.elapsed()
+	l.watchIdle()
 	c.from.owner.dialled(d.client, d.backend, nil)
 }
 
@@ -324,6 +326,7 @@ func (l *loop) close(c *conn, reset bool) {
 			l.pipes.drop(&c.from.pipes, e.pipe)
 			e.pipe = nil
 		}
+		l.unhold(&c.from.held, e)
 		if e.fd >= 0 {
 			if reset {
 				unix.SetsockoptLinger(int(e.fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
@@ -334,6 +337,8 @@ func (l *loop) close(c *conn, reset bool) {
 	l.conns[c.slot] = nil
 	l.free = append(l.free, c.slot)
 	l.counters(c.from).open.Add(-1)
-	l.open.Add(-1)
+	if l.open.Add(-1) == 0 {
+		l.disarm(&l.idle)
+	}
 	l.engine.fds.Give(&c.from.share, perConn)
 }

@@ -22,21 +22,25 @@ type conns struct {
 	relay *Relay
 	fds   *Budget
 	pipes *Budget // of those in use
+	held  *Budget // bytes of messages of SCTP
 	loops []*loop
 	work  sync.WaitGroup
+	began time.Time
 
 	lastID atomic.Int32 // of a listening socket
 
 	waiting *ratelimit.Limiter // messages about clients that wait for a descriptor
 	crowded *ratelimit.Limiter // messages about clients with their share of source ports
+	full    *ratelimit.Limiter // messages about associations without room for a message
 }
 
 // maxLoops bounds the threads; more do not make the kernel faster.
 const maxLoops = 16
 
 func newConns(r *Relay) (engine, error) {
-	e := &conns{relay: r, fds: r.cfg.Descriptors, waiting: ratelimit.New(r.cfg.Log, "no descriptor"),
-		crowded: ratelimit.New(r.cfg.Log, "share of source ports")}
+	e := &conns{relay: r, began: time.Now(), fds: r.cfg.Descriptors, waiting: ratelimit.New(r.cfg.Log, "no descriptor"),
+		crowded: ratelimit.New(r.cfg.Log, "share of source ports"), full: ratelimit.New(r.cfg.Log, "held messages"),
+		held: &Budget{max: mostHeld}}
 	e.pipes = newPipeBudget(e.fds.max)
 	for range min(runtime.GOMAXPROCS(0), maxLoops) {
 		l, err := newLoop(e)
@@ -111,6 +115,7 @@ type listening struct {
 	at     netip.AddrPort
 	share  Share // of descriptors
 	pipes  Share // of pipes
+	held   Share // of held bytes
 
 	mu     sync.RWMutex // held to read while fd is used
 	fd     int
@@ -118,7 +123,7 @@ type listening struct {
 }
 
 func (e *conns) listen(l *Listener, at Listening) (socket, error) {
-	s := &listening{engine: e, owner: l, share: Share{group: l.group}, id: e.lastID.Add(1), proto: at.Proto}
+	s := &listening{engine: e, owner: l, share: Share{group: l.group}, held: heldBy(l.group), id: e.lastID.Add(1), proto: at.Proto}
 	err := errors.New("not called")
 	if nsErr := e.relay.ns.run(func() { s.fd, s.at, err = listenSocket(at, e.relay.cfg) }); nsErr != nil {
 		return nil, nsErr

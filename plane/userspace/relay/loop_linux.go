@@ -38,6 +38,7 @@ type loop struct {
 	groups map[groupKey]*group
 	ready  []*conn // which have used up their turn, with more to move
 	timers timers
+	idle   timer // when to look for idle connections; armed while there may be some
 	pipes  pipes
 	moved  int64 // bytes, ever
 	buf    []byte
@@ -55,6 +56,7 @@ func newLoop(e *conns) (*loop, error) {
 		engine: e, listening: map[int32]*listening{}, groups: map[groupKey]*group{}, buf: make([]byte, copySize),
 		pipes: pipes{budget: e.pipes},
 	}
+	l.idle = timer{index: -1, fire: l.endIdle}
 	var err error
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, os.NewSyscallError("epoll_create1", err)

@@ -32,6 +32,9 @@ func (l *loop) move(c *conn, from int) outcome {
 		l.pipes.put(&c.from.pipes, src.pipe)
 		src.pipe = nil
 	}
+	if l.moved != before {
+		c.active = l.elapsed()
+	}
 	l.count(&l.tcp, from, l.moved-before)
 	return result
 }

@@ -72,6 +72,9 @@ type Config struct {
 	// KeepAlive is after how much silence the kernel asks whether a peer is still there, 0 for DefaultKeepAlive. A peer that
 	// does not answer has lost its connection after twice that time.
 	KeepAlive time.Duration
+	// TCPIdle returns after how long without a byte in either direction a connection of TCP is reset, 0 for never; nil is never.
+	// It is asked once a minute, so that it may change. Probes of the kernel and of peers are no bytes. Linux only.
+	TCPIdle func() time.Duration
 	// UDPIdle is after how much silence a session of UDP ends, 0 for DefaultUDPIdle.
 	UDPIdle time.Duration
 	// Direct reports whether clients of TCP may come to a port of a listener as they are. Others must have been translated on
@@ -100,6 +103,9 @@ func (c Config) withDefaults() Config {
 	orElse(&c.UDPIdle, DefaultUDPIdle)
 	if c.Descriptors == nil {
 		c.Descriptors = NewBudget(0)
+	}
+	if c.TCPIdle == nil {
+		c.TCPIdle = func() time.Duration { return 0 }
 	}
 	return c
 }

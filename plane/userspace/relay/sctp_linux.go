@@ -65,6 +65,9 @@ const (
 	mostStreams = 256
 	// mostMessage is the size of the largest message, in bytes; who sends a larger one is reset.
 	mostMessage = 1 << 20
+	// mostHeld is how many bytes of messages a relay holds for all its associations; who needs more is reset. No listener
+	// gets all of it, and no group.
+	mostHeld = 64 << 20
 )
 
 // tuneSCTP sets what both sockets have. That peers are still there the kernel asks by heartbeats.
@@ -144,7 +147,7 @@ func (l *loop) moveMessages(c *conn, from int) outcome {
 		case held:
 			switch err := l.send(dst, src.held); err {
 			case nil:
-				src.held = nil
+				l.unhold(&c.from.held, src)
 			case unix.EAGAIN:
 				dst.writable = false
 			default:
@@ -155,7 +158,7 @@ func (l *loop) moveMessages(c *conn, from int) outcome {
 		case l.moved >= turn:
 			return turnOver
 		default:
-			if result := l.receive(src, dst); result != nothingLeft {
+			if result := l.receive(&c.from.held, src, dst); result != nothingLeft {
 				return result
 			}
 		}
@@ -163,7 +166,7 @@ func (l *loop) moveMessages(c *conn, from int) outcome {
 }
 
 // receive reads a message, or a part of one, and passes it on if that is possible at once.
-func (l *loop) receive(src, dst *end) outcome {
+func (l *loop) receive(s *Share, src, dst *end) outcome {
 	var control [256]byte
 	n, controlled, flags, _, err := unix.Recvmsg(int(src.fd), l.buf, control[:], unix.MSG_DONTWAIT)
 	switch {
@@ -178,19 +181,11 @@ func (l *loop) receive(src, dst *end) outcome {
 		return sourceFailed
 	case n == 0:
 		src.finished = true
-		src.held = nil // the rest of it will not come
+		l.unhold(s, src) // the rest of it will not come
 		return nothingLeft
 	}
 	m := message{data: l.buf[:n], info: infoOf(control[:controlled]), whole: flags&unix.MSG_EOR != 0}
-	if src.held != nil {
-		if len(src.held.data)+n > mostMessage {
-			return sourceFailed
-		}
-		src.held.data = append(src.held.data, m.data...)
-		src.held.whole = m.whole
-		return nothingLeft
-	}
-	if m.whole {
+	if src.held == nil && m.whole {
 		switch err := l.send(dst, &m); err {
 		case nil:
 			return nothingLeft
@@ -200,9 +195,34 @@ func (l *loop) receive(src, dst *end) outcome {
 			return targetFailed
 		}
 	}
-	m.data = append([]byte(nil), m.data...) // buf is for the next
-	src.held = &m
+	return l.hold(s, src, m)
+}
+
+// hold keeps a message, or a part of one, in memory of its own: the loop's is for the next.
+func (l *loop) hold(s *Share, src *end, m message) outcome {
+	h := src.held
+	if h == nil {
+		h = &message{info: m.info}
+	}
+	if len(h.data)+len(m.data) > mostMessage {
+		return sourceFailed
+	}
+	if !l.engine.held.Take(s, int64(len(m.data))) {
+		if l.engine.full.Allow("") {
+			l.engine.relay.cfg.Log.Warn("Associations hold their share of the memory for messages, resetting one", "bytes", s.Used())
+		}
+		return sourceFailed
+	}
+	h.data, h.whole, src.held = append(h.data, m.data...), m.whole, h
 	return nothingLeft
+}
+
+// unhold forgets the message that is held of an end.
+func (l *loop) unhold(s *Share, e *end) {
+	if e.held != nil {
+		l.engine.held.Give(s, int64(len(e.held.data)))
+		e.held = nil
+	}
 }
 
 // send sends a whole message.

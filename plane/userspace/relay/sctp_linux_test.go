@@ -4,15 +4,18 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 )
 
@@ -264,6 +267,109 @@ func TestSCTPAbortAndRetry(t *testing.T) {
 	if err != unix.ECONNRESET && err != unix.ECONNREFUSED { // the latter if the abort is there before connect looks
 		t.Errorf("no backend: got %v", err)
 	}
+}
+
+// What associations hold of messages is bounded for all, for a listener and for a namespace, and is given back (TN-45).
+func TestSCTPHeldMessagesTN45(t *testing.T) {
+	const room = 90_000 // bytes
+	warned := &bytes.Buffer{}
+	r := &Relay{cfg: Config{Log: slog.New(slog.NewTextHandler(warned, nil))}}
+	l := &loop{engine: &conns{relay: r, held: &Budget{max: room}, full: ratelimit.New(r.cfg.Log, "held messages")}}
+	part := message{data: make([]byte, 100)}
+	fill := func(s *Share) (ends []*end) {
+		for {
+			e := &end{}
+			if l.hold(s, e, part) != nothingLeft {
+				return ends
+			}
+			ends = append(ends, e)
+		}
+	}
+	greedy, other := NewGroup(), NewGroup()
+	var all []*end
+	for range 50 { // listeners of one namespace
+		s := heldBy(greedy)
+		all = append(all, fill(&s)...)
+	}
+	if got := len(all) * 100; got < room*8/10 || got > room*8/9+100 {
+		t.Errorf("one namespace holds %d of %d bytes, want eight ninths at most", got, room)
+	}
+	s := heldBy(other)
+	if len(fill(&s)) == 0 {
+		t.Error("nothing is left for another namespace")
+	}
+	if !strings.Contains(warned.String(), "resetting") {
+		t.Errorf("the log says %q", warned)
+	}
+	e := &end{}
+	for range 5 {
+		one := heldBy(nil)
+		l.engine.held = &Budget{max: 10 * mostMessage}
+		for l.hold(&one, e, message{data: make([]byte, 60_000)}) == nothingLeft {
+		}
+		if len(e.held.data) > mostMessage || one.Used() != int64(len(e.held.data)) {
+			t.Errorf("%d bytes of a message are held, %d counted", len(e.held.data), one.Used())
+		}
+		if l.unhold(&one, e); one.Used() != 0 || l.engine.held.Used() != 0 || e.held != nil {
+			t.Errorf("%d and %d bytes are counted of nothing", one.Used(), l.engine.held.Used())
+		}
+	}
+}
+
+// Peers who do not read have the relay hold no more than its bound: associations beyond it are reset, those of another
+// namespace are served, and nothing is counted once all have ended (TN-45).
+func TestSCTPStalledPeersTN45(t *testing.T) {
+	needsSCTP(t)
+	r := newRelay(t, Config{})
+	held := r.conns.(*conns).held
+	held.max = 1 << 20
+	stop := make(chan struct{})
+	listen := func(group *Share, b Balancer) *Listener {
+		l, err := r.Listen(Listening{lb.SCTP, loopback}, b, group)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	stalls := listen(NewGroup(), to(serveSCTP(t, func(sctpPeer) { <-stop })))
+	text := make([]byte, 200_000)
+	reset := 0
+	var peers []sctpPeer
+	for range 12 {
+		p := dialSCTP(t, stalls.Addr())
+		peers = append(peers, p)
+		for again := 0; again < 200; { // until nothing has moved for a while
+			switch err := (&loop{}).send(&end{fd: int32(p.fd)}, &message{data: text}); err {
+			case nil:
+				again = 0
+			case unix.EAGAIN:
+				again++
+				time.Sleep(time.Millisecond)
+			default:
+				again = 200
+				reset++
+			}
+			if used := held.Used(); used > held.Max() {
+				t.Fatalf("%d bytes are held, want no more than %d", used, held.Max())
+			}
+		}
+	}
+	if reset == 0 || held.Used() == 0 {
+		t.Errorf("%d of 12 associations were reset, %d bytes are held", reset, held.Used())
+	}
+	p := dialSCTP(t, listen(NewGroup(), to(serveSCTP(t, echoSCTP))).Addr())
+	if err := p.say([]byte("hello"), sndInfo{}); err != nil {
+		t.Error(err)
+	}
+	if got, _, err := p.hear(); string(got) != "hello" {
+		t.Errorf("another namespace: %q, %v", got, err)
+	}
+	close(stop)
+	for _, p := range peers {
+		unix.Shutdown(p.fd, unix.SHUT_RDWR)
+	}
+	r.conns.end()
+	eventually(t, "no byte is counted any more", func() bool { return held.Used() == 0 })
 }
 
 // The structures are as large as those of the kernel.

@@ -1,0 +1,130 @@
+package relay
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+)
+
+// pass lets time pass for the connections of a relay, and has its loops look at them.
+func pass(r *Relay, d time.Duration) {
+	var all sync.WaitGroup
+	e := r.conns.(*conns)
+	all.Add(len(e.loops))
+	e.each(func(l *loop) {
+		defer all.Done()
+		for _, c := range l.conns {
+			if c != nil {
+				c.active -= d
+			}
+		}
+		l.endIdle()
+	})
+	all.Wait()
+}
+
+// acceptAll is a backend that hands out its connections.
+func acceptAll(t *testing.T) (netip.AddrPort, chan net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", loopback.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	all := make(chan net.Conn, 8)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			all <- c
+		}
+	}()
+	return l.Addr().(*net.TCPAddr).AddrPort(), all
+}
+
+func wasReset(t *testing.T, what string, c net.Conn) {
+	t.Helper()
+	c.SetReadDeadline(time.Now().Add(patience))
+	if n, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%s read %d bytes, %v, want a reset", what, n, err)
+	}
+}
+
+// A connection without a byte either way for the limit is reset at both ends and gives its source port back. A byte, in
+// whichever direction, begins the limit anew (TN-78).
+func TestTCPIdleTN78(t *testing.T) {
+	for _, limit := range []time.Duration{24 * time.Hour, 0} {
+		at, accepted := acceptAll(t)
+		r := newRelay(t, Config{TCPIdle: func() time.Duration { return limit }})
+		l, err := r.Listen(Listening{Addr: loopback, Proto: lb.TCP}, to(at), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var clients, backends [3]net.Conn // the first is idle; the second's client speaks, the third's backend
+		for i := range clients {
+			if clients[i], err = net.Dial("tcp", l.Addr().String()); err != nil {
+				t.Fatal(err)
+			}
+			defer clients[i].Close()
+			backends[i] = <-accepted
+			defer backends[i].Close()
+		}
+		say := func(from, to net.Conn) {
+			if _, err := from.Write([]byte("x")); err != nil {
+				t.Error(err)
+			}
+			if _, err := io.ReadFull(to, make([]byte, 1)); err != nil {
+				t.Error(err)
+			}
+		}
+		for range 3 {
+			pass(r, 13*time.Hour)
+			say(clients[1], backends[1])
+			say(backends[2], clients[2])
+		}
+		if limit == 0 {
+			say(clients[0], backends[0])
+			continue
+		}
+		wasReset(t, "the client", clients[0])
+		wasReset(t, "the backend", backends[0])
+		if open := r.Stats().TCP.Open; open != 2 {
+			t.Errorf("%d connections are open, want 2", open)
+		}
+		r.ports.mu.Lock()
+		if n := r.ports.to[portsKey{lb.TCP, at}].budget.Used(); n != 2 {
+			t.Errorf("%d source ports are taken, want 2", n)
+		}
+		r.ports.mu.Unlock()
+	}
+}
+
+// The relay looks by itself, with nothing else to wake it.
+func TestTCPIdleLooks(t *testing.T) {
+	at, accepted := acceptAll(t)
+	r := newRelay(t, Config{TCPIdle: func() time.Duration { return 50 * time.Millisecond }})
+	l, err := r.Listen(Listening{Addr: loopback, Proto: lb.TCP}, to(at), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second finds a relay that has rested
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		b := <-accepted
+		defer b.Close()
+		wasReset(t, "the client", c)
+		wasReset(t, "the backend", b)
+	}
+}
