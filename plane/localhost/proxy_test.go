@@ -5,11 +5,14 @@ package localhost
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
+	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
@@ -20,6 +23,9 @@ import (
 func begin(t *testing.T, descriptors int) (*Proxy, *bytes.Buffer) {
 	t.Helper()
 	netlab.EnterForTest(t)
+	if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	log := &bytes.Buffer{}
 	p, err := New(Config{Descriptors: relay.NewBudget(descriptors), Log: slog.New(slog.NewTextHandler(log, nil))})
 	if err != nil {
@@ -82,6 +88,53 @@ func TestListenersOfOneNamespaceTN59(t *testing.T) {
 	p.Close()
 	if len(p.doors) != 0 || len(p.tenants) != 0 || p.descriptors.Used() != 0 || len(p.failing) != 0 {
 		t.Errorf("left: %d namespaces, %d descriptors, %d failing", len(p.tenants), p.descriptors.Used(), len(p.failing))
+	}
+}
+
+// Neither do the connections of one namespace take what another one's need (TN-59).
+func TestConnectionsOfOneNamespaceTN59(t *testing.T) {
+	p, _ := begin(t, 90)
+	backend, err := net.Listen("tcp", "127.0.0.1:18080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer backend.Close()
+	go func() {
+		for c, err := backend.Accept(); err == nil; c, err = backend.Accept() {
+			go io.Copy(c, c)
+		}
+	}()
+	for i := range 21 {
+		f := row(fmt.Sprintf("evil/s%d", i), uint16(30080+i))
+		if i == 20 {
+			f = row("good/web", 30100)
+		}
+		f.Routes[0].To.Backends = lb.BackendsOf(lb.Backend{Addr: netip.MustParseAddrPort(backend.Addr().String())})
+		p.Apply([]lb.Change{set(f)})
+	}
+	dial := func(port int) net.Conn {
+		c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	for i := range 200 {
+		dial(30080 + i%20)
+	}
+	for p.relay.Stats().TCP.OutOfDescriptors == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	c := dial(30100)
+	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil { // or it would wait for ever
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+		t.Errorf("a connection of another namespace, beside %d: %v", p.relay.Stats().TCP.Open, err)
 	}
 }
 
