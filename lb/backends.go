@@ -161,6 +161,15 @@ func (r *run) find(a netip.Addr) (i int, ok bool) {
 // Equal reports whether two lists have the same backends.
 func (b *Backends) Equal(o *Backends) bool { return (*Comparison)(nil).backends(b, o) }
 
+// Shared returns the port and the endpoints of a list with one port. Many lists share them, and who works on many can tell by that;
+// nobody may modify them. Of a list with several ports, or none, there are no endpoints.
+func (b *Backends) Shared() (port uint16, endpoints []Endpoint) {
+	if b.more != nil {
+		return 0, nil
+	}
+	return b.only.port, b.only.endpoints
+}
+
 func (b *Backends) runs() int {
 	switch {
 	case b.more != nil:

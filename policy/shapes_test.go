@@ -74,6 +74,7 @@ func BenchmarkOddShapes(b *testing.B) {
 	for _, s := range []shape{
 		{ports: 10, slices: 10, endpoints: 10}, {ports: 100, slices: 10, endpoints: 10},
 		{ports: 1000, slices: 10, endpoints: 10}, {ports: 10_000, slices: 10, endpoints: 10},
+		{ports: 87, slices: 3, endpoints: 3000, protocol: cluster.UDP},
 		{ports: 1, slices: 10, endpoints: 50}, {ports: 1, slices: 10, endpoints: 500},
 		{ports: 1, slices: 10, endpoints: 5000}, {ports: 1, slices: 10, endpoints: 10_000},
 		{ports: 10, slices: 10, endpoints: 50, externalIPs: 100}, {ports: 10, slices: 10, endpoints: 5000, externalIPs: 100},

@@ -285,8 +285,28 @@ func (c *change) finishSet(s *set) {
 		c.assign(s, slots.First(&s.wantSource.Backends), nil)
 		s.records(c.add)
 		c.needShape(s.shape())
+	case s.source != nil && !s.unfinished() && s.members == nil && s.wantSeconds == 0 && c.few(s):
+		c.move(s)
 	default:
 		c.refill(s)
+	}
+}
+
+// move brings the slots of a set without affinity up to date in one batch. Ports that share their endpoints cost what differs.
+func (c *change) move(s *set) {
+	was := *s
+	next, differ := c.packer.Next(s.held, &s.source.Backends, &s.wantSource.Backends)
+	s.source, s.seconds, s.held = s.wantSource, 0, next
+	c.reshape(&was, s)
+	for _, i := range differ {
+		var old, is netip.AddrPort
+		if i < was.held.Len() {
+			old = was.at(i)
+		}
+		if i < next.Len() {
+			is = s.at(i)
+		}
+		c.rewriteSlot(s.id, i, old, is)
 	}
 }
 
@@ -394,22 +414,34 @@ func (c *change) reshape(was, now *set) {
 func (c *change) rewrite(was, now *set) {
 	old, is := was.plain(), now.plain()
 	for i := range max(len(old), len(is)) {
-		if i < len(old) && i < len(is) && old[i] == is[i] {
-			continue
-		}
-		rec := appendNum(appendNum(c.rec[:0], now.id), uint32(i))
+		var had, has netip.AddrPort
 		if i < len(old) {
-			c.remove(sBackends, appendBackend(rec, old[i]))
+			had = old[i]
 		}
 		if i < len(is) {
-			c.add(sBackends, appendBackend(rec, is[i]))
+			has = is[i]
 		}
+		c.rewriteSlot(now.id, i, had, has)
 	}
 	if was.members == nil && now.members == nil {
 		return
 	}
 	for _, i := range []setIndex{sMembers, sMemberBackends} {
 		c.mendSet(i, c.elements(was, i), c.elements(now, i))
+	}
+}
+
+// rewriteSlot stages the change of one slot; one that is not valid is empty.
+func (c *change) rewriteSlot(id uint32, slot int, old, is netip.AddrPort) {
+	if old == is {
+		return
+	}
+	rec := appendNum(appendNum(c.rec[:0], id), uint32(slot))
+	if old.IsValid() {
+		c.remove(sBackends, appendBackend(rec, old))
+	}
+	if is.IsValid() {
+		c.add(sBackends, appendBackend(rec, is))
 	}
 }
 

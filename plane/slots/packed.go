@@ -50,10 +50,53 @@ func (p *Packed) Order() *uint32 {
 }
 
 // Packer packs the slots of sets. Sets whose slots are in the same order share it, if one comes soon after the other.
-type Packer struct{ orders [][]uint32 }
+type Packer struct {
+	orders [][]uint32
+	moves  []move
+}
 
-// recent is how many orders a Packer tries: a port has at most two sets.
+// recent is how many orders and moves a Packer tries: a port has at most two sets.
 const recent = 4
+
+// move is what Next has answered.
+type move struct {
+	from, to  *lb.Endpoint // of lists of so many
+	was, want int
+	order     *uint32
+	next      Packed
+	differ    []int
+}
+
+// Next returns slots for the backends want that differ as little as possible from those held, which have exactly those of was, and
+// which slots differ, in their order. Ports that share their endpoints share the answer, if one comes soon after the other.
+func (r *Packer) Next(held Packed, was, want *lb.Backends) (next Packed, differ []int) {
+	m := move{order: held.Order()}
+	oldPort, from := was.Shared()
+	port, to := want.Shared()
+	shared := port == oldPort && len(from) > 0 && len(to) > 0 && held.loose == nil
+	if shared {
+		m.from, m.was, m.to, m.want = &from[0], len(from), &to[0], len(to)
+		for _, have := range r.moves {
+			if have.from == m.from && have.was == m.was && have.to == m.to && have.want == m.want && have.order == m.order {
+				return have.next, have.differ
+			}
+		}
+	}
+	old := held.Slots(was)
+	is := Next(old, was, want)
+	for i := range max(len(old), len(is)) {
+		if i >= len(old) || i >= len(is) || old[i] != is[i] {
+			m.differ = append(m.differ, i)
+		}
+	}
+	if m.next = r.Pack(is, want); shared && m.next.loose == nil {
+		if len(r.moves) == recent {
+			r.moves = r.moves[1:]
+		}
+		r.moves = append(r.moves, m)
+	}
+	return m.next, m.differ
+}
 
 // Pack packs slots, which the caller does not modify any more, with the list of backends of their set.
 func (r *Packer) Pack(slots []netip.AddrPort, list *lb.Backends) Packed {

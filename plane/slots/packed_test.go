@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"kube-proxy/lb"
 )
 
 // Whatever slots hold, they come back as they were; those of the set's own list take indices at most, those in its order nothing.
@@ -29,4 +31,49 @@ func TestPacked(t *testing.T) {
 func shuffled(rnd *rand.Rand, slots []netip.AddrPort) []netip.AddrPort {
 	rnd.Shuffle(len(slots), func(i, j int) { slots[i], slots[j] = slots[j], slots[i] })
 	return slots
+}
+
+// A Packer says of any number of ports, which share endpoints or not, in whatever order they come and when the port itself changes, what
+// Next says of each alone, and exactly the slots that differ (TN-89).
+func TestPackerNext(t *testing.T) {
+	for seed := range uint64(300) {
+		rnd := rand.New(rand.NewPCG(seed, 10))
+		lists := make([][]lb.Endpoint, 3)
+		for i := range lists {
+			for n := range 8 {
+				if rnd.IntN(2) == 0 {
+					lists[i] = append(lists[i], lb.Endpoint{Addr: addr(n).Addr()})
+				}
+			}
+		}
+		of := func(port uint16) *lb.Backends {
+			b := &lb.Backends{}
+			for range 1 + rnd.IntN(4)/3 {
+				if all := lists[rnd.IntN(len(lists))]; len(all) > 0 {
+					b.Add(port, all)
+				}
+				port += 100
+			}
+			return b
+		}
+		var r Packer
+		for port := range uint16(20) {
+			was, want := of(port), of(port+uint16(rnd.IntN(4)/3))
+			old := First(was)
+			if rnd.IntN(3) == 0 {
+				slices.Reverse(old)
+			}
+			next, differ := r.Next(r.Pack(slices.Clone(old), was), was, want)
+			is := next.Slots(want)
+			if !slices.Equal(is, Next(old, was, want)) {
+				t.Fatalf("seed %d, port %d: %v, want %v", seed, port, is, Next(old, was, want))
+			}
+			for i := range max(len(old), len(is)) {
+				same := i < len(old) && i < len(is) && old[i] == is[i]
+				if _, found := slices.BinarySearch(differ, i); found == same {
+					t.Fatalf("seed %d, port %d: slots %v are said to differ of %v and %v", seed, port, differ, old, is)
+				}
+			}
+		}
+	}
 }

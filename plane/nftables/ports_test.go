@@ -1,0 +1,64 @@
+//go:build linux
+
+package nftables
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// One endpoint's change of a Service costs memory once, whatever the number of its ports, which share their endpoints; each port's set has
+// the change then, and an audit finds nothing to mend (TN-89).
+func TestPatchOfManyPorts(t *testing.T) {
+	inNetns(t)
+	const endpoints = 1000
+	w := planetest.World{Family: lb.IPv4}
+	cost := map[int]uint64{}
+	for _, ports := range []int{1, 20} {
+		p := newPlane(t, w.Family)
+		tab := &lb.Table{Family: w.Family}
+		version := func(n int) []lb.Change {
+			var shared []lb.Endpoint
+			for e := range endpoints {
+				if e != n { // one leaves, and one comes that was left out before
+					shared = append(shared, lb.Endpoint{Addr: w.Addr(100, e)})
+				}
+			}
+			var rows []*lb.Frontend
+			for i := range ports {
+				set := &lb.BackendSet{ID: lb.SetID{Service: fmt.Sprint("shop/web:p", i), Proto: lb.UDP, Scope: lb.Cluster}}
+				set.Backends.Add(8080, shared)
+				rows = append(rows, &lb.Frontend{Key: lb.Key{Addr: w.Addr(10, 1), Port: uint16(1 + i), Proto: lb.UDP}, Service: set.ID.Service,
+					Kind: lb.ClusterIP, Routes: []lb.Route{{From: lb.Anywhere, Do: lb.Balance, To: set}}})
+			}
+			changes, _ := tab.Replace(lb.Owner{Name: "shop/web"}, rows)
+			return changes
+		}
+		version(0)
+		reset(t, p, tab)
+		for n := 1; n < 10; n++ {
+			changes := version(n)
+			before := p.Stats()
+			var was, is runtime.MemStats
+			runtime.ReadMemStats(&was)
+			apply(t, p, changes, nil)
+			runtime.ReadMemStats(&is)
+			cost[ports] += is.TotalAlloc - was.TotalAlloc
+			if sent := p.Stats().minus(before); sent.Bytes > uint64(200+200*ports) {
+				t.Errorf("%d ports: %d bytes were sent for one slot of each", ports, sent.Bytes)
+			}
+		}
+		if mended, err := p.Audit(t.Context(), true); err != nil || mended > 0 {
+			t.Errorf("%d ports: an audit mended %d elements: %v", ports, mended, err)
+		}
+		p.Close()
+	}
+	t.Logf("bytes of heap for ten changes, by ports: %v", cost)
+	if cost[20] > 3*cost[1] {
+		t.Errorf("ten changes of %d endpoints allocate %d bytes with 1 port and %d with 20, want less than three times as much", endpoints, cost[1], cost[20])
+	}
+}
