@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 // DefaultSize is how many entries a Ring has where nobody says otherwise: some 620 KB.
@@ -22,7 +23,7 @@ type Ring struct {
 	slots []slot
 	used  int // slots that have an entry; the others were never used
 	by    [buckets]bucket
-	seq   uint64
+	seq   uint64 // of the newest entry
 	gone  uint64 // entries that were pushed out
 }
 
@@ -38,12 +39,13 @@ type bucket struct {
 	first, last int32
 }
 
-// New returns a Ring of so many entries; 0 means [DefaultSize].
+// New returns a Ring of so many entries; 0 means [DefaultSize]. Numbers of entries begin at the present microsecond, so that
+// they are larger than those of the process before, and a reader that goes on after a restart misses nothing.
 func New(size int) *Ring {
 	if size <= 0 {
 		size = DefaultSize
 	}
-	return &Ring{seed: maphash.MakeSeed(), slots: make([]slot, size), news: news{wake: make(chan struct{}, 1)}}
+	return &Ring{seed: maphash.MakeSeed(), slots: make([]slot, size), seq: uint64(time.Now().UnixMicro()), news: news{wake: make(chan struct{}, 1)}}
 }
 
 // Add adds an entry.
@@ -122,7 +124,7 @@ const atOnce = 16
 
 // After returns the entries that came after that of the number seq, the oldest first, and the number of the newest, by which to ask for the
 // next; 0 asks for all. An entry that repeats one that a reader has seen comes again, with a new number. What was pushed
-// out since is missing; [Ring.Counts] tells how much was. The entries are the caller's.
+// out since is missing; [Ring.Counts] says how much was in all. The entries are the caller's.
 func (r *Ring) After(seq uint64) (entries []Entry, newest uint64) {
 	if r == nil {
 		return nil, 0
@@ -150,8 +152,8 @@ func (r *Ring) After(seq uint64) (entries []Entry, newest uint64) {
 	return entries, newest
 }
 
-// Counts returns how many entries came so far, and how many of them were pushed out by newer ones.
-func (r *Ring) Counts() (all, gone uint64) {
+// Counts returns the number of the newest entry, and how many entries newer ones have pushed out so far.
+func (r *Ring) Counts() (newest, gone uint64) {
 	if r == nil {
 		return 0, 0
 	}

@@ -119,9 +119,6 @@ func (q *questions) events(ctx context.Context, args []string, last *inspect.Cha
 	if err := json.Unmarshal(raw, &all); err != nil {
 		return nil, fmt.Errorf("%w: the answer is not one that this command knows: %w", admin.ErrNotAsked, err)
 	}
-	if last != nil && all.Newest < last.Newest { // another process answers, which began anew
-		return &inspect.Changes{Service: last.Service}, nil
-	}
 	if last != nil && len(all.Changes) == 0 {
 		return &all, nil
 	}
