@@ -106,8 +106,8 @@ const imports = `
 	# What people ask is put together of what all others know; who carries questions and answers knows no more than that.
 	cluster, lb, policy, trace, mode, engine, changes, flows < inspect;
 	inspect < admin;
-	# The page shows what inspect says; the server that shows it knows a handler.
-	inspect, changes, trace < ui;
+	# The page asks the admin socket as commands do, in a process of its own: nothing that the daemon serves by HTTP knows it.
+	admin, inspect, trace < ui;
 
 	# The oracle says slowly what policy and lb say quickly; tests alone ask it.
 	cluster, policy, lb < internal/oracle;

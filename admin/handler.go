@@ -65,7 +65,7 @@ func NewHandler(about *inspect.Inspector) *Handler {
 	})
 	h.answer("events", []string{"after", "wait", "service"}, false, h.events)
 	h.live()
-	h.stream("table", []string{"filter"}, "rows", func(ctx context.Context, q url.Values, each func(any) error) error {
+	h.stream("table", []string{"filter"}, "rows", func(ctx context.Context, q url.Values, each func(any) error) (any, error) {
 		var failed error
 		err := about.Table(ctx, q.Get("filter"), func(rows []inspect.Row) bool {
 			for _, r := range rows {
@@ -75,15 +75,26 @@ func NewHandler(about *inspect.Inspector) *Handler {
 			}
 			return failed == nil
 		})
-		return errors.Join(err, failed)
+		return nil, errors.Join(err, failed)
 	})
-	h.stream("services", nil, "services", func(_ context.Context, _ url.Values, each func(any) error) error {
+	h.stream("services", nil, "services", func(_ context.Context, _ url.Values, each func(any) error) (any, error) {
 		for _, n := range about.Names() {
 			if err := each(n.String()); err != nil {
-				return err
+				return nil, err
 			}
 		}
-		return nil
+		return nil, nil
+	})
+	h.stream("states", []string{"after", "wait"}, "services", func(_ context.Context, q url.Values, each func(any) error) (any, error) {
+		state := func(s inspect.Service) error { return each(s) }
+		if q.Get("after") == "" {
+			return about.Services(state)
+		}
+		after, _, err := since(q)
+		if err != nil {
+			return nil, err
+		}
+		return about.ServicesSince(after, state)
 	})
 	return h
 }
@@ -140,11 +151,18 @@ func (h *Handler) answer(name string, params []string, computed bool, f func(con
 	})
 }
 
-// stream adds a question whose answer is a list of any length, {"node": "n1", "name": [...]}.
-func (h *Handler) stream(name string, params []string, list string, f func(context.Context, url.Values, func(any) error) error) {
+// stream adds a question whose answer is a list of any length, {"node": "n1", "name": [...]}, with the fields of what f returns behind it.
+func (h *Handler) stream(name string, params []string, list string, f func(context.Context, url.Values, func(any) error) (any, error)) {
 	h.mux.HandleFunc("/v1/"+name, func(w http.ResponseWriter, r *http.Request) {
 		q, ok := query(w, r, params)
-		if !ok || !take(r.Context(), h.computed) {
+		if !ok {
+			return
+		}
+		if err := h.wait(r.Context(), q, func(after uint64) bool { return h.about.Newest() != after }); err != nil {
+			fail(w, status(err), err)
+			return
+		}
+		if !take(r.Context(), h.computed) {
 			return
 		}
 		held := true
@@ -173,7 +191,7 @@ func (h *Handler) stream(name string, params []string, list string, f func(conte
 		node, _ := json.Marshal(h.about.Node()) // a string can always be written
 		fmt.Fprintf(&body, "{\"node\":%s,%q:[", node, list)
 		n := 0
-		err := f(r.Context(), q, func(v any) error {
+		more, err := f(r.Context(), q, func(v any) error {
 			if n++; n > 1 {
 				body.WriteByte(',')
 			}
@@ -187,7 +205,12 @@ func (h *Handler) stream(name string, params []string, list string, f func(conte
 		})
 		switch {
 		case err == nil:
-			body.WriteString("]}\n")
+			body.WriteByte(']')
+			if fields, _ := json.Marshal(more); more != nil { // numbers and strings can always be written
+				body.WriteString("," + string(fields[1:]))
+			} else {
+				body.WriteByte('}')
+			}
 			_ = flush() // who asked is gone
 		case !sent:
 			fail(w, status(err), err)
@@ -224,55 +247,60 @@ func (h *Handler) live() {
 // events answers what changed after a number, of one Service or of all, and waits for something. Who waits is told of a Service that comes, if he named it with its namespace,
 // or is gone for so long that nothing is remembered; who does not is told that there is none of that name.
 func (h *Handler) events(ctx context.Context, q url.Values) (any, error) {
-	var after uint64
-	var wait time.Duration
-	if s := q.Get("after"); s != "" {
-		n, err := strconv.ParseUint(s, 10, 64)
-		if err != nil {
-			return nil, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("after=%s: want a number", cut(s))}
-		}
-		after = n
-	}
-	if s := q.Get("wait"); s != "" {
-		d, err := time.ParseDuration(s)
-		if err != nil || d < 0 || d > mostWait {
-			return nil, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("wait=%s: want a duration of %s at most", cut(s), mostWait)}
-		}
-		wait = d
-	}
 	if h.about.Offline() {
 		return nil, &inspect.Problem{Kind: inspect.Unavailable, Text: "offline nothing has changed: ask a proxy that runs"}
 	}
 	changes := h.about.Changes
 	if said := q.Get("service"); said != "" {
 		name, err := h.about.Changed(said)
-		if p := (*inspect.Problem)(nil); err != nil && (wait == 0 || name.Namespace == "" || !errors.As(err, &p) || p.Kind != inspect.Unknown) {
+		if p := (*inspect.Problem)(nil); err != nil && (q.Get("wait") == "" || name.Namespace == "" || !errors.As(err, &p) || p.Kind != inspect.Unknown) {
 			return nil, err
 		}
 		changes = func(after uint64) inspect.Changes { return h.about.Changes(after).Of(name) }
 	}
-	out := changes(after)
-	if len(out.Changes) > 0 || wait == 0 {
-		return out, nil
+	var out inspect.Changes
+	err := h.wait(ctx, q, func(after uint64) bool {
+		out = changes(max(after, out.Newest)) // what did not concern the Service need not be read again
+		return len(out.Changes) > 0
+	})
+	return out, err
+}
+
+// since reads the number of a change, and how long to wait for one after it.
+func since(q url.Values) (after uint64, wait time.Duration, err error) {
+	if s := q.Get("after"); s != "" {
+		if after, err = strconv.ParseUint(s, 10, 64); err != nil {
+			return 0, 0, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("after=%s: want a number", cut(s))}
+		}
+	}
+	if s := q.Get("wait"); s != "" {
+		if wait, err = time.ParseDuration(s); err != nil || wait < 0 || wait > mostWait {
+			return 0, 0, &inspect.Problem{Kind: inspect.Bad, Text: fmt.Sprintf("wait=%s: want a duration of %s at most", cut(s), mostWait)}
+		}
+	}
+	return after, wait, nil
+}
+
+// wait returns when there is something after the number that q has, or q waits no longer. It calls is at least once.
+func (h *Handler) wait(ctx context.Context, q url.Values, is func(after uint64) bool) error {
+	after, wait, err := since(q)
+	if err != nil || is(after) || wait == 0 {
+		return err
 	}
 	if err := h.linger(); err != nil {
-		return nil, err
+		return err
 	}
 	defer leave(h.long)
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	news := h.about.Watch(ctx)
-	for {
+	for news := h.about.Watch(ctx); !is(after); {
 		select {
 		case <-ctx.Done():
-			return changes(after), nil
+			return nil
 		case <-news:
-			after = max(after, out.Newest) // what did not concern the Service need not be read again
-			if out = changes(after); len(out.Changes) > 0 {
-				return out, nil
-			}
 		}
 	}
+	return nil
 }
 
 // linger takes a place for a question that takes long, and says so where there is none.

@@ -270,6 +270,7 @@ func TestBadQuestions(t *testing.T) {
 		"a wait for ever":             {get("/v1/events?wait=9999h"), "400", "1m0s at most"},
 		"a wait for a bare name":      {get("/v1/events?service=nope&wait=50s"), "404", "no Service nope"},
 		"a number that is none":       {get("/v1/events?after=-1"), "400", "want a number"},
+		"no number of a change":       {get("/v1/states?after=x&wait=1s"), "400", "after=x: want a number"},
 		"an interface with a slash":   {get("/v1/trace?from=node&to=a&in=../../x"), "400", "no interface has such a name"},
 		"a header of 10 MB":           {"GET /v1/status HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 10<<20) + "\r\n\r\n", "431", "Request Header Fields Too Large"},
 		"a body":                      {"GET /v1/status HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\nx", "400", "has no body"},
@@ -365,7 +366,7 @@ func TestLongQuestions(t *testing.T) {
 		}
 		return ""
 	})
-	for _, path := range []string{"/v1/diff", "/v1/top", "/v1/events?after=999&wait=60s"} {
+	for _, path := range []string{"/v1/diff", "/v1/top", "/v1/events?after=999&wait=60s", "/v1/states?after=0&wait=60s"} {
 		until(t, func() string {
 			if got := read(ask(path)); !strings.HasPrefix(got, "HTTP/1.1 503 ") || !strings.Contains(got, "end some of them") {
 				return path + ": " + got
@@ -406,6 +407,14 @@ func TestLongList(t *testing.T) {
 		var all struct{ Services []string }
 		if err := c.Get(t.Context(), "services", nil, &all); err != nil || len(all.Services) != 20_000 {
 			t.Errorf("%d Services, %v", len(all.Services), err)
+		}
+		states := struct {
+			Node     string
+			Services []inspect.Service
+			inspect.Since
+		}{Since: inspect.Since{Newest: 1}}
+		if err := c.Get(t.Context(), "states", nil, &states); err != nil || len(states.Services) != 20_000 || states.Node != "n1" || states.Newest != 0 {
+			t.Errorf("%d Services of %s as of %d, %v", len(states.Services), states.Node, states.Newest, err)
 		}
 		var raw json.RawMessage
 		p := (*inspect.Problem)(nil)

@@ -166,8 +166,6 @@ type Servers struct {
 	// HardFail ends the process when one of them cannot listen.
 	HardFail  bool
 	Profiling bool
-	// UI: the status page is there, on the metrics server.
-	UI bool
 	// AdminSocket is the path of the socket for questions of people; "" for none.
 	AdminSocket string
 	// ServiceMetrics is how many Services have metrics of their traffic, 0 to MostServiceMetrics; 0: none is counted.

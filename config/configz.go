@@ -14,7 +14,6 @@ func (c *Config) Configz() any {
 	fields["ExternalIPCIDRs"] = c.file.ExternalIPCIDRs // and never had these
 	fields["MaxNamespaceObjects"] = c.file.MaxNamespaceObjects
 	fields["Userspace"] = named(reflect.ValueOf(c.file.Userspace))
-	fields["UI"] = c.file.UI
 	fields["UserspaceFallback"] = c.file.UserspaceFallback
 	fields["AdminSocket"] = c.file.AdminSocket
 	fields["ServiceMetrics"] = c.file.ServiceMetrics

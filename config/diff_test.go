@@ -20,7 +20,7 @@ func TestDiff(t *testing.T) {
 		"mode": "nftables", "bindAddress": "192.0.2.1", "healthzBindAddress": "192.0.2.1:80", "metricsBindAddress": "none",
 		"showHiddenMetricsForVersion": `"` + previousMinor + `"`, "logging.format": "json", "detectLocalMode": "NodeCIDR", "clusterCIDR": "10.0.0.0/8",
 		"nodePortAddresses": "[10.0.0.0/8]", "externalIPCIDRs": "[10.0.0.0/8]", "ipvs.excludeCIDRs": "[10.0.0.0/8]", "portRange": "1-2", "winkernel.sourceVip": "192.0.2.1",
-		"featureGates": "{AllAlpha: true}", "logging.vmodule": "[{filePattern: a, verbosity: 1}]", "iptables.localhostNodePorts": "false", "ui": "false", "userspaceFallback": "false", "userspace.nodeEndpoints": "false", "adminSocket": "/run/other.sock",
+		"featureGates": "{AllAlpha: true}", "logging.vmodule": "[{filePattern: a, verbosity: 1}]", "iptables.localhostNodePorts": "false", "userspaceFallback": "false", "userspace.nodeEndpoints": "false", "adminSocket": "/run/other.sock",
 	}
 	bools := []string{"bindAddressHardFail", "enableProfiling", "masqueradeAll", "strictARP", "enableDSR", "forwardHealthCheckVip", "tcpBeLiberal", "windowsRunAsService", "splitStream"}
 	var s settings

@@ -79,9 +79,6 @@ func (d *document) finish(obj runtime.Object, root map[string]any) (*document, e
 			d.ExternalIPCIDRs = append(d.ExternalIPCIDRs, fmt.Sprint(v)) // misfits has found it to be text
 		}
 	}
-	if on, ok := root["ui"].(bool); ok {
-		d.UI = &on
-	}
 	if on, ok := root["userspaceFallback"].(bool); ok {
 		d.UserspaceFallback = &on
 	}

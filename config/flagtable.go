@@ -57,7 +57,6 @@ func serverFlags(o *Options) []flag {
 		{name: "metrics-bind-address", group: groupServers, field: "metricsBindAddress", value: text(&f.MetricsBindAddress)},
 		{name: "bind-address-hard-fail", group: groupServers, field: "bindAddressHardFail", value: boolean(&f.BindAddressHardFail)},
 		{name: "profiling", group: groupServers, field: "enableProfiling", value: boolean(&f.EnableProfiling)},
-		{name: "ui", group: groupServers, field: "ui", value: optionalBool(&f.UI)},
 		{name: "admin-socket", group: groupServers, field: "adminSocket", value: optionalText(&f.AdminSocket)},
 		{name: "service-metrics", group: groupServers, field: "serviceMetrics", value: number(&f.ServiceMetrics)},
 		{name: "show-hidden-metrics-for-version", group: groupServers, field: "showHiddenMetricsForVersion", value: text(&f.ShowHiddenMetricsForVersion)},

@@ -139,7 +139,6 @@ func setDefaults(c *settings, modes mode.List) {
 	orPoint(&c.Userspace.NodeEndpoints, true)
 	orPoint(&c.UserspaceFallback, true)
 	orPoint(&c.MaxNamespaceObjects, DefaultMaxNamespaceObjects)
-	orPoint(&c.UI, true)
 	orPoint(&c.AdminSocket, DefaultAdminSocket)
 }
 

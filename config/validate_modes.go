@@ -197,7 +197,7 @@ func (o *Options) conntrack() Conntrack {
 // servers is CF-14 to CF-18. A bare IP gets the server's usual port; nothing (FL-09) and none disable it.
 func (o *Options) servers() Servers {
 	f := &o.file
-	s := Servers{HardFail: f.BindAddressHardFail, Profiling: f.EnableProfiling, UI: *f.UI, ShowHiddenMetricsFor: f.ShowHiddenMetricsForVersion, AdminSocket: o.adminSocket()}
+	s := Servers{HardFail: f.BindAddressHardFail, Profiling: f.EnableProfiling, ShowHiddenMetricsFor: f.ShowHiddenMetricsForVersion, AdminSocket: o.adminSocket()}
 	s.ServiceMetrics = o.within("serviceMetrics", f.ServiceMetrics, 0, MostServiceMetrics)
 	s.Healthz = o.server("healthzBindAddress", &f.HealthzBindAddress, healthzPort)
 	s.Metrics = o.server("metricsBindAddress", &f.MetricsBindAddress, metricsPort)

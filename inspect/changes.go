@@ -53,6 +53,12 @@ func (c Changes) Of(name cluster.Name) Changes {
 	return c
 }
 
+// Newest returns the number of the newest change; 0 where nothing remembers any.
+func (i *Inspector) Newest() uint64 {
+	newest, _ := i.cfg.Changes.Counts()
+	return newest
+}
+
 // Watch returns a channel that has a value when there is something new to ask [Inspector.Changes] for; see [changes.Ring.Watch].
 func (i *Inspector) Watch(ctx context.Context) <-chan struct{} { return i.cfg.Changes.Watch(ctx) }
 
@@ -87,56 +93,4 @@ func milliseconds(d time.Duration) *float64 {
 	}
 	ms := float64(d) / float64(time.Millisecond)
 	return &ms
-}
-
-// Subscription tells which Services to look at again. Make one with [Inspector.Subscribe].
-type Subscription struct {
-	// C has a value when there is something to take: at the start, and every 100 ms at most.
-	C <-chan struct{}
-
-	ring   *changes.Ring
-	newest uint64
-	gone   uint64
-	begun  bool
-}
-
-// Update is what changed since the last one.
-type Update struct {
-	// All: look at everything again.
-	All bool
-	// Services are those to look at again, "ns/name", each once.
-	Services []string
-	// Changes are the changes themselves.
-	Changes []Change
-}
-
-// Subscribe tells of changes until ctx ends. A reader that does not read costs nobody anything.
-func (i *Inspector) Subscribe(ctx context.Context) *Subscription {
-	return &Subscription{C: i.cfg.Changes.Watch(ctx), ring: i.cfg.Changes}
-}
-
-// Take returns what changed since the last call. It must not be called by two at once.
-func (s *Subscription) Take() Update {
-	var u Update
-	if !s.begun {
-		_, s.newest = s.ring.After(^uint64(0))
-	}
-	entries, newest := s.ring.After(s.newest)
-	_, gone := s.ring.Counts()
-	u.All = !s.begun || gone != s.gone && uint64(len(entries)) < newest-s.newest
-	seen := map[string]bool{}
-	for _, e := range entries {
-		if !e.Elsewhere {
-			u.Changes = append(u.Changes, change(e))
-		}
-		switch name := e.Service.String(); {
-		case e.Service.Name == "":
-			u.All = true
-		case !seen[name]:
-			seen[name] = true
-			u.Services = append(u.Services, name)
-		}
-	}
-	s.begun, s.newest, s.gone = true, newest, gone
-	return u
 }

@@ -61,10 +61,11 @@ type Inspector struct {
 	counted   []flows.Table // what top counts by; it asks once at a time
 	countedAt []uint64      // as of so many resolved services
 
-	names struct { // of all Services, sorted, as of so many changes
+	names struct { // of all Services, sorted, as of so many changes, the newest of which has this number
 		mu      sync.Mutex
 		sorted  []cluster.Name
 		changes uint64
+		newest  uint64
 		known   bool
 		until   time.Time // they are not asked for anew before
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"kube-proxy/changes"
 	"kube-proxy/cluster"
@@ -263,17 +264,21 @@ func TestStates(t *testing.T) {
 	w.store.Fold(cluster.ServiceSet{Service: &cluster.Service{Name: cluster.Name{Namespace: "shop", Name: "headless"}}})
 	want := "empty no-backends, headless not-proxied, ok ok, twin contested"
 	var got []string
-	for _, s := range w.Services() {
+	_, err := w.Services(func(s Service) error {
 		got = append(got, s.Name+" "+string(s.State))
 		if (s.Why == "") != (s.State == OK) {
 			t.Errorf("%s is %s: %q", s.Name, s.State, s.Why)
 		}
+		if s.Name == "twin" && (s.Lost != 1 || !strings.Contains(s.Why, "shop/ok")) {
+			t.Errorf("%+v", s)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
 	}
 	if text := strings.Join(got, ", "); text != want {
 		t.Errorf("%s, want %s", text, want)
-	}
-	if some := w.Some([]string{"shop/twin", "shop/gone"}); len(some) != 1 || some[0].Lost != 1 || !strings.Contains(some[0].Why, "shop/ok") {
-		t.Errorf("%+v", some)
 	}
 }
 
@@ -302,38 +307,61 @@ func TestTableFilters(t *testing.T) {
 	}
 }
 
-// A subscriber is told of all at the start, then of each Service that changed, and of all where entries were pushed out before he read.
-func TestSubscribe(t *testing.T) {
+// Of Services that changed a list has each once as it is now, those that are gone by name, and says where all must be asked for again.
+func TestServicesSince(t *testing.T) {
 	w := newWorld()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	s := w.Subscribe(ctx)
-	if u := s.Take(); !u.All || len(u.Services) != 0 {
-		t.Errorf("at the start: %+v", u)
+	w.add("shop", "web", "10.96.0.1", 1, 1)
+	at := w.Newest()
+	since := func(want string) {
+		t.Helper()
+		var names []string
+		s, err := w.ServicesSince(at, func(s Service) error { names = append(names, s.Name); return nil })
+		if got := fmt.Sprint(names, s.Gone, s.Again); got != want || err != nil {
+			t.Errorf("since %d: %s, %v; want %s", at, got, err, want)
+		}
+		at = s.Newest
 	}
-	entry := changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: cluster.Name{Namespace: "shop", Name: "web"}, Services: 1, What: changes.ServiceChanged, Done: 2, Learned: 1}
+	entry := changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: ParseName("shop/web"), Services: 1, What: changes.ServiceChanged, Done: 2, Learned: 1}
+	other := entry
+	other.Service, other.Elsewhere = ParseName("shop/gone"), true
+	since("[] [] false")
 	w.ring.Add(entry)
 	w.ring.Add(entry)
-	if u := s.Take(); u.All || fmt.Sprint(u.Services) != "[shop/web]" || len(u.Changes) != 2 {
-		t.Errorf("after two changes: %+v", u)
-	}
-	if u := s.Take(); u.All || u.Services != nil {
-		t.Errorf("after none: %+v", u)
-	}
-	foreign := entry
-	foreign.Elsewhere = true
-	w.ring.Add(foreign)
-	if u := s.Take(); u.All || fmt.Sprint(u.Services) != "[shop/web]" || len(u.Changes) != 0 {
-		t.Errorf("after one that is nothing to the family: %+v", u)
-	}
-	if all := w.Changes(0); len(all.Changes) != 2 || all.Newest != 3 {
-		t.Errorf("who asks what changed reads %+v", all)
-	}
+	w.ring.Add(other) // nothing to the family, but a list has it
+	since("[web] [shop/gone] false")
+	since("[] [] false")
+	w.ring.Add(changes.Entry{Kind: changes.Failed, Why: "no memory"})
+	since("[] [] false")
+	w.ring.Add(changes.Entry{Kind: changes.Reset})
+	since("[] [] true")
 	for range 100 { // more than there are places
 		w.ring.Add(entry)
 	}
-	if u := s.Take(); !u.All {
-		t.Errorf("after more than are remembered: %+v", u)
+	since("[] [] true")
+	at += 1000 // of a process whose clock was ahead
+	since("[] [] true")
+	if all := w.Changes(at - 3); len(all.Changes) != 3 || all.Newest != at {
+		t.Errorf("who asks what changed reads %+v", all)
+	}
+}
+
+// A list whose names were read a moment ago says so: a Service that came since is in what changed after it.
+func TestServicesAreAsOfTheirNames(t *testing.T) {
+	w := newWorld()
+	w.add("shop", "web", "10.96.0.1", 1, 1)
+	w.Names()
+	w.names.until = time.Now().Add(time.Hour) // the names are not read again for so long
+	w.add("shop", "late", "10.96.0.2", 1, 1)
+	w.ring.Add(changes.Entry{Kind: changes.Service, Family: lb.IPv4, Service: ParseName("shop/late"), Services: 1, What: changes.ServiceCreated, Done: 2, Learned: 1})
+	var names []string
+	each := func(s Service) error { names = append(names, s.Name); return nil }
+	all, _ := w.Services(each)
+	if since, _ := w.ServicesSince(all.Newest, each); fmt.Sprint(names) != "[web late]" || since.Again {
+		t.Errorf("the list and what came after it have %v", names)
+	}
+	w.names.until = time.Time{}
+	if all, _ := w.Services(func(Service) error { return nil }); all.Newest != w.Newest() {
+		t.Errorf("a list that is read now is as of %d, the newest is %d", all.Newest, w.Newest())
 	}
 }
 

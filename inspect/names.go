@@ -12,19 +12,28 @@ import (
 )
 
 // Names returns the names of all Services, sorted by namespace and name. They are shared: nobody may change the slice.
-//
-// A Store is locked while it names all, so it is asked for them again only if a Service came or went, and for a hundredth of its time at most.
 func (i *Inspector) Names() []cluster.Name {
+	names, _ := i.listed()
+	return names
+}
+
+// listed returns the names, and the number of the newest change that they surely have.
+//
+// A Store is locked while it names all, so it is asked for them again only if a Service changed, and for a hundredth of its time at most.
+func (i *Inspector) listed() ([]cluster.Name, uint64) {
 	c := &i.names
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	changes := i.cfg.Store.Changes().Services
-	if now := time.Now(); !c.known || c.changes != changes && now.After(c.until) {
-		c.sorted, c.changes, c.known = i.cfg.Store.Names(), changes, true
+	newest, changes := i.Newest(), i.cfg.Store.Changes().Services
+	switch now := time.Now(); {
+	case c.known && c.changes == changes:
+		c.newest = newest
+	case !c.known || now.After(c.until):
+		c.sorted, c.changes, c.newest, c.known = i.cfg.Store.Names(), changes, newest, true
 		c.until = now.Add(100 * time.Since(now))
 		slices.SortFunc(c.sorted, compareNames)
 	}
-	return c.sorted
+	return c.sorted, c.newest
 }
 
 func compareNames(a, b cluster.Name) int {

@@ -4,33 +4,54 @@ import (
 	"fmt"
 	"net/netip"
 
+	"kube-proxy/changes"
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 )
 
-// Services returns all Services, sorted by namespace and name.
-func (i *Inspector) Services() []Service { return i.services(i.Names()) }
-
-// Some returns those Services of these names, "ns/name", that exist, in their order.
-func (i *Inspector) Some(names []string) []Service {
-	parsed := make([]cluster.Name, len(names))
-	for n, name := range names {
-		parsed[n] = ParseName(name)
-	}
-	return i.services(parsed)
+// Services calls each with each Service, sorted by namespace and name, until it returns an error, which is returned.
+func (i *Inspector) Services(each func(Service) error) (Since, error) {
+	names, newest := i.listed()
+	return i.services(names, Since{Newest: newest}, each)
 }
 
-func (i *Inspector) services(names []cluster.Name) []Service {
-	failing := i.failing()
-	out := make([]Service, 0, len(names))
-	for _, name := range names {
-		if v := i.cfg.Store.View(name); v.Service != nil {
-			out = append(out, i.service(v, failing))
+// maxChanged is how many Services that changed are told at a time; of more it costs less to ask for all.
+const maxChanged = 500
+
+// ServicesSince is [Inspector.Services] for those that changed after the change of that number: its cost follows their number.
+func (i *Inspector) ServicesSince(after uint64, each func(Service) error) (Since, error) {
+	entries, newest := i.cfg.Changes.After(after)
+	since := Since{Newest: newest, Again: uint64(len(entries)) != newest-after}
+	var names []cluster.Name
+	seen := map[cluster.Name]bool{}
+	for _, e := range entries {
+		switch {
+		case e.Service.Name == "":
+			since.Again = since.Again || e.Kind != changes.Mended && e.Kind != changes.Failed
+		case !seen[e.Service]:
+			seen[e.Service] = true
+			names = append(names, e.Service)
 		}
 	}
-	return out
+	if since.Again = since.Again || len(names) > maxChanged; since.Again {
+		return since, nil
+	}
+	return i.services(names, since, each)
+}
+
+func (i *Inspector) services(names []cluster.Name, since Since, each func(Service) error) (Since, error) {
+	failing := i.failing()
+	for _, name := range names {
+		v := i.cfg.Store.View(name)
+		if v.Service == nil {
+			since.Gone = append(since.Gone, name.String())
+		} else if err := each(i.service(v, failing)); err != nil {
+			return since, err
+		}
+	}
+	return since, nil
 }
 
 // failing has the rows that kernels refuse, by Service.

@@ -12,7 +12,7 @@ func (i *Inspector) Status() Status {
 	facts := cfg.Store.Facts()
 	s := Status{
 		Version: cfg.Version, Node: facts.NodeName, Mode: cfg.Mode.Name, Asked: cfg.Asked, Reason: cfg.Reason, Started: when(cfg.Started),
-		Offline: cfg.Offline, Synced: cfg.Store.Synced(), Services: len(i.Names()), Facts: NodeFacts{Gone: facts.NodeGone, ServiceCIDRs: facts.CIDRs},
+		Offline: cfg.Offline, Newest: i.Newest(), Synced: cfg.Store.Synced(), Services: len(i.Names()), Facts: NodeFacts{Gone: facts.NodeGone, ServiceCIDRs: facts.CIDRs},
 		Families: []FamilyStatus{},
 	}
 	if n := facts.Node; n != nil {

@@ -209,6 +209,16 @@ type Changes struct {
 	Gone uint64 `json:"gone,omitempty"`
 }
 
+// Since is what a list of Services is as of, and how it differs from the one that was asked for before.
+type Since struct {
+	// Newest is the Seq to ask with next.
+	Newest uint64 `json:"newest"`
+	// Again: which Services changed is not known, or they are too many; ask for all.
+	Again bool `json:"again,omitempty"`
+	// Gone are the Services that changed and are not there any more, "ns/name".
+	Gone []string `json:"gone,omitempty"`
+}
+
 // Difference is something of which the kernel holds another state than the table asks for.
 type Difference struct {
 	Family string `json:"family"`
@@ -242,6 +252,8 @@ type Status struct {
 	Reason  string     `json:"reason,omitempty"`
 	Started *time.Time `json:"started,omitempty"`
 	Offline bool       `json:"offline,omitempty"`
+	// Newest is the Seq of the newest change.
+	Newest uint64 `json:"newest"`
 	// Synced: the sources have listed all.
 	Synced   bool           `json:"synced"`
 	Services int            `json:"services"`

@@ -82,7 +82,6 @@ const (
 	sizeofMessage = 72
 	offPort       = 4
 	offAddr       = 8
-	offUID        = 64
 	offInode      = 68
 	attrV6Only    = 11 // INET_DIAG_SKV6ONLY
 )
@@ -208,43 +207,4 @@ func (d *diag) ours() (map[uint32]struct{}, error) {
 		}
 	}
 	return out, nil
-}
-
-// Owner returns the user id that owns the TCP socket of a connection within the calling thread's network
-// namespace: the socket at client that is connected to server. Ids of other user namespaces are mapped, and
-// those without a mapping are not 0. It asks the kernel each time (sock_diag(7)).
-func Owner(ctx context.Context, client, server netip.AddrPort) (uid uint32, err error) {
-	d, err := openDiag()
-	if err != nil {
-		return 0, fmt.Errorf("sockets: find the owner of %v: %w", client, err)
-	}
-	defer d.close()
-	from, to := client.Addr().Unmap(), server.Addr().Unmap()
-	request := make([]byte, sizeofRequest)
-	request[0], request[1] = unix.AF_INET, unix.IPPROTO_TCP
-	if from.Is6() {
-		request[0] = unix.AF_INET6
-	}
-	binary.NativeEndian.PutUint32(request[4:], 0xffffffff) // any state
-	binary.BigEndian.PutUint16(request[8:], client.Port())
-	binary.BigEndian.PutUint16(request[10:], server.Port())
-	copy(request[12:28], from.AsSlice())
-	copy(request[28:44], to.AsSlice())
-	for i := 48; i < sizeofRequest; i++ {
-		request[i] = 0xff // no cookie
-	}
-	found := false
-	err = d.conn.Do(ctx, nlconn.Request(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_ACK, request), func(m nlconn.Message) error {
-		if len(m.Body) >= sizeofMessage {
-			uid, found = binary.NativeEndian.Uint32(m.Body[offUID:]), true
-		}
-		return nil
-	})
-	if err == nil && !found {
-		err = errors.New("the kernel sent no socket")
-	}
-	if err != nil {
-		return 0, fmt.Errorf("sockets: find the owner of %v: %w", client, err)
-	}
-	return uid, nil
 }

@@ -303,50 +303,6 @@ func TestPrograms(t *testing.T) {
 	wait(first, second, second, "shop/ext 192.0.2.1:2379/tcp 0.0.0.0:2379")
 }
 
-// The owner of a connection's client socket is told by the kernel, in both families (TN-84).
-func TestOwnerTN84(t *testing.T) {
-	ns := newNamespace(t)
-	for _, c := range []struct {
-		network, addr string
-		uid           int
-	}{{"tcp4", "127.0.0.1:0", 0}, {"tcp4", "127.0.0.1:0", 65534}, {"tcp6", "[::1]:0", 65534}} {
-		var got uint32
-		var err, none error
-		ns.Do(func() { got, err, none = ownerOf(c.network, c.addr, c.uid) })
-		if err != nil || got != uint32(c.uid) {
-			t.Errorf("%s: the client's owner is %d, %v; want %d", c.network, got, err, c.uid)
-		}
-		if none == nil {
-			t.Error("a connection that does not exist has an owner")
-		}
-	}
-}
-
-// ownerOf connects to a listener at addr as another user, and asks for the owner of that connection and of one
-// that does not exist.
-func ownerOf(network, addr string, uid int) (got uint32, err, none error) {
-	l, err := net.Listen(network, addr)
-	if err != nil {
-		return 0, err, nil
-	}
-	defer l.Close()
-	if err := unix.Setfsuid(uid); err != nil { // which a socket belongs to; of this thread alone
-		return 0, err, nil
-	}
-	conn, err := net.Dial(network, l.Addr().String())
-	if back := unix.Setfsuid(0); err == nil {
-		err = back
-	}
-	if err != nil {
-		return 0, err, nil
-	}
-	defer conn.Close()
-	client, server := netip.MustParseAddrPort(conn.LocalAddr().String()), netip.MustParseAddrPort(conn.RemoteAddr().String())
-	got, err = Owner(context.Background(), client, server)
-	_, none = Owner(context.Background(), netip.AddrPortFrom(client.Addr(), client.Port()^1), server)
-	return got, err, none
-}
-
 // asListener has this test binary listen on the socket it says, as another program of the node.
 const asListener = "SOCKETS_TEST_LISTEN"
 

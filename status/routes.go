@@ -47,10 +47,6 @@ func (s *Server) routes() http.Handler {
 	if s.cfg.Config != nil {
 		m.Handle("/configz", http.HandlerFunc(s.configz))
 	}
-	if s.cfg.UI != nil {
-		m.ServeMux.Handle("/ui", s.cfg.UI)
-		m.Handle("/ui/", s.cfg.UI)
-	}
 	s.debug(m)
 	if !slices.Contains(s.cfg.Off, "/flagz") {
 		m.Handle("/flagz", s.flagz())

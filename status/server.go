@@ -38,10 +38,6 @@ type ServerConfig struct {
 	// Verbosity and SetVerbosity get and set the verbosity of the log, for /debug/flags/v; nil leaves it out.
 	Verbosity    func() int
 	SetVerbosity func(int)
-	// UI answers below /ui, the status page; nil leaves it out. CutStreams, if not nil, is called when the server closes an address,
-	// to end answers that would go on.
-	UI         http.Handler
-	CutStreams func()
 	// Profiling says whether /debug is there; see [Server.SetProfiling].
 	Profiling bool
 
@@ -75,7 +71,7 @@ func NewServer(cfg ServerConfig) *Server {
 	s := &Server{cfg: cfg, open: listen.Open}
 	s.profiling.Store(cfg.Profiling)
 	s.handler = s.routes()
-	s.crowd = &listen.Crowd{Most: connections(cfg.UI != nil), Full: func(closed int) {
+	s.crowd = &listen.Crowd{Most: listen.OwnShare().Connections, Full: func(closed int) {
 		cfg.Log.Warn("too many connections, closing those that wait longest", "server", "metrics server", "closed", closed)
 	}}
 	s.listener = listen.NewMover(listen.Config{
@@ -95,15 +91,6 @@ func NewServer(cfg ServerConfig) *Server {
 	})
 	s.listener.Move(cfg.Addr, cfg.HardFail)
 	return s
-}
-
-// connections is how many may be open: pages that are told of changes take no place of those who ask for metrics.
-func connections(ui bool) int {
-	share := listen.OwnShare()
-	if !ui {
-		return share.Connections
-	}
-	return share.Connections + share.Streams
 }
 
 // SetProfiling says whether /debug is there. It may be called at any time from any goroutine.
@@ -143,9 +130,6 @@ func (s *Server) serve(l net.Listener) error {
 		ErrorLog:          slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug),
 	}
 	s.crowd.Bound(h)
-	if s.cfg.CutStreams != nil {
-		h.RegisterOnShutdown(s.cfg.CutStreams)
-	}
 	err := h.Serve(l)
 	s.ending.Go(func() { listen.ShutDown(h, closeWait) })
 	return err

@@ -22,16 +22,15 @@ var layouts embed.FS
 
 // asset is a file that pages load.
 type asset struct {
-	kind          string
-	plain, zipped []byte
-	tag           string // by which a browser knows that it has it
+	kind, tag string // tag: by which a browser knows that it has it
+	text      []byte
 }
 
 var kinds = map[string]string{
 	".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml",
 }
 
-// assets are the files of folder static, by their names.
+// assets are the files of folder static, by their paths.
 func assets() map[string]asset {
 	all := map[string]asset{}
 	files, err := fs.ReadDir(static, "static")
@@ -39,12 +38,13 @@ func assets() map[string]asset {
 		panic(fmt.Sprintf("ui: %v", err)) // they are part of the program
 	}
 	for _, f := range files {
-		text, err := static.ReadFile("static/" + f.Name())
+		name := path.Join("static", f.Name())
+		text, err := static.ReadFile(name)
 		if err != nil {
 			panic(fmt.Sprintf("ui: %v", err))
 		}
 		sum := sha256.Sum256(text)
-		all[f.Name()] = asset{kinds[path.Ext(f.Name())], text, compressed(text), `"` + hex.EncodeToString(sum[:8]) + `"`}
+		all[name] = asset{kinds[path.Ext(name)], `"` + hex.EncodeToString(sum[:8]) + `"`, text}
 	}
 	return all
 }
@@ -52,23 +52,13 @@ func assets() map[string]asset {
 // serve sends the file, unless the browser has it.
 func (a asset) serve(w http.ResponseWriter, r *http.Request) {
 	head := w.Header()
-	head.Set("Content-Type", a.kind)
-	head.Set("Cache-Control", "no-cache") // to be asked for anew: another version of the proxy may answer
+	head.Set("Cache-Control", "no-cache") // to be asked for anew: another version of the program may answer
 	head.Set("ETag", a.tag)
-	head.Set("Vary", "Accept-Encoding")
 	if r.Header.Get("If-None-Match") == a.tag {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}
-	body := a.plain
-	if takesGzip(r) {
-		head.Set("Content-Encoding", "gzip")
-		body = a.zipped
-	}
-	head.Set("Content-Length", fmt.Sprint(len(body)))
-	if r.Method != http.MethodHead {
-		w.Write(body) // nobody is left to tell of an error
-	}
+	send(w, r, http.StatusOK, a.kind, a.text)
 }
 
 // templates are the pages.

@@ -1,14 +1,13 @@
-// Package ui is the status page: what the proxy does and why, for a person who looks for a fault with a browser.
+// Package ui is the status page: what the proxy does and why, for a person who looks for a fault with a browser. It runs in the
+// process of kube-proxy ui, which that person has started, and asks the proxy at its admin socket.
 //
-//	                      ┌─ / (table of Services)  /service  /changes  /trace  /node     html/template: works without JavaScript
-//	Source ──▶ Handler ───┼─ /services.json                                               all rows at once, for the virtual list
-//	   └─ Watch ─▶ hub ───┴─ /events                                                      what changed, as server-sent events
+//	                           ┌─ / (table of Services)  service  changes  trace  node     html/template: works without JavaScript
+//	admin.Client ──▶ Handler ──┼─ services.json                                            all rows at once, for the virtual list
+//	                           └─ events                                                   what changed, as server-sent events
 //
-// It only shows: GET and HEAD alone, nothing is written anywhere. It answers who asks from this machine itself, at a loopback
-// address and by a loopback name ([Handler.ServeHTTP]), as kubectl port-forward does. All that it shows may have been written
-// by tenants who mean harm: templates escape, the content security policy allows no inline script or style, names are
-// shown with what cannot be seen in them spelled out ([visible]).
+// It only shows: GET and HEAD alone, nothing is written anywhere. All is below a random path ([Handler.Path]); a request that does
+// not name it learns nothing. All that pages show may have been written by tenants who mean harm: templates escape, the content
+// security policy allows no inline script or style, names are shown with what cannot be seen in them spelled out ([visible]).
 //
-// While nobody looks nothing runs. While somebody does, one goroutine for all pages gathers what changed, at most
-// once in a quarter of a second, and renders it once; a page that does not read misses it and is told to load again.
+// Each open page waits for changes with one question at the socket. While no page is open nothing runs.
 package ui

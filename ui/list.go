@@ -1,12 +1,74 @@
 package ui
 
 import (
+	"context"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
+
+	"kube-proxy/admin"
+	"kube-proxy/inspect"
 )
+
+// listing is what the virtual list begins with.
+type listing struct {
+	Rev      uint64  `json:"rev"` // the newest change that it has
+	Services [][]any `json:"services"`
+}
+
+// states are Services as the proxy has them: all, or those that changed.
+type states struct {
+	Services []inspect.Service `json:"services"`
+	inspect.Since
+}
+
+// list has all Services as rows. It asks for all once, and then for what changed since it was asked last. If so much changes that all must be
+// asked for again, it does so for a tenth of the time at most, and has older rows meanwhile.
+type list struct {
+	client *admin.Client
+
+	mu  sync.Mutex
+	all map[string]item // by name
+	rev uint64          // the newest change that they have; 0: nothing is known yet
+	due time.Time       // all are not asked for again before
+}
+
+// items returns all Services, sorted by name, and the number of the newest change that they surely have.
+func (l *list) items(ctx context.Context) ([]item, uint64, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := states{Since: inspect.Since{Again: l.rev == 0}}
+	var err error
+	if !s.Again {
+		err = l.client.Get(ctx, "states", url.Values{"after": {strconv.FormatUint(l.rev, 10)}}, &s)
+	}
+	switch begun := time.Now(); {
+	case err != nil || !s.Again:
+	case l.rev != 0 && begun.Before(l.due):
+		s.Newest = l.rev
+	default:
+		s, l.all, l.rev = states{}, map[string]item{}, 0
+		err = l.client.Get(ctx, "states", nil, &s)
+		l.due = time.Now().Add(9 * time.Since(begun))
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	for k := range s.Services {
+		i := itemOf(&s.Services[k])
+		l.all[i.Name] = i
+	}
+	for _, name := range s.Gone {
+		delete(l.all, name)
+	}
+	l.rev = s.Newest
+	return slices.SortedFunc(maps.Values(l.all), func(a, b item) int { return strings.Compare(a.Name, b.Name) }), l.rev, nil
+}
 
 const (
 	// perPage is how many rows a page of the table has.
@@ -38,7 +100,7 @@ func parameters(raw string, names ...string) (map[string]string, error) {
 		return nil, badQuery{fmt.Sprintf("the query string cannot be read: %s", short(err.Error(), 120))}
 	}
 	got := map[string]string{}
-	for _, name := range sortedKeys(values) {
+	for _, name := range slices.Sorted(maps.Keys(values)) {
 		switch {
 		case !slices.Contains(names, name):
 			return nil, badQuery{fmt.Sprintf("there is no parameter %q here: want %s", short(name, 40), strings.Join(names, ", "))}
@@ -50,15 +112,6 @@ func parameters(raw string, names ...string) (map[string]string, error) {
 		got[name] = values[name][0]
 	}
 	return got, nil
-}
-
-func sortedKeys(v url.Values) []string {
-	var keys []string
-	for k := range v {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }
 
 // parseList reads the query string of the table.

@@ -22,61 +22,68 @@ type frame struct {
 	Live       bool   // changes are told
 	Rev        uint64 // the newest change that the page surely has
 	Data       any
+	code       int // of HTTP
 }
 
-// render answers with a page.
-func (h *Handler) render(w http.ResponseWriter, r *http.Request, code int, name, title string, data any) {
-	h.renderAt(w, r, code, name, title, data, h.rev())
-}
-
-// rev is the number of the newest change.
-func (h *Handler) rev() uint64 {
-	rev, _ := h.hub.ring.Counts()
-	return rev
-}
-
-func (h *Handler) renderAt(w http.ResponseWriter, r *http.Request, code int, name, title string, data any, rev uint64) {
-	s := h.source.Status()
-	f := frame{Title: title, Tab: name, Head: headOf(s), Status: s, Now: h.now(), Live: h.hub.ring != nil, Rev: rev, Data: data}
-	var b bytes.Buffer
-	if err := h.pages.ExecuteTemplate(&b, name+".html", f); err != nil {
-		plain(w, http.StatusInternalServerError, "the page cannot be made: "+err.Error()+"\n")
-		return
+// page answers with a page, which content fills in once it is known how the proxy stands.
+func (h *Handler) page(tab string, content func(*http.Request, *frame) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, end := context.WithTimeout(r.Context(), patience)
+		defer end()
+		name, f := tab, frame{Tab: tab, Head: head{alarm, "the proxy does not answer"}, Now: time.Now(), Live: true, code: http.StatusOK}
+		err := h.client.Get(ctx, "status", nil, &f.Status)
+		if err == nil {
+			f.Head, f.Live, f.Rev = headOf(f.Status), !f.Status.Offline, f.Status.Newest
+			err = content(r.WithContext(ctx), &f)
+		}
+		if err != nil {
+			name, f.Title, f.Data, f.code = "error", "Not answered", inWordsOf(err), codeOf(err)
+		}
+		var b bytes.Buffer
+		if err := h.pages.ExecuteTemplate(&b, name+".html", f); err != nil {
+			plain(w, http.StatusInternalServerError, "the page cannot be made: "+err.Error()+"\n")
+			return
+		}
+		send(w, r, f.code, "text/html; charset=utf-8", b.Bytes())
 	}
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	w.WriteHeader(code)
-	w.Write(b.Bytes()) // nobody is left to tell of an error
+}
+
+// inWordsOf says what is wrong, and what may have been meant.
+func inWordsOf(err error) string {
+	text := err.Error()
+	if p := (*inspect.Problem)(nil); errors.As(err, &p) && len(p.Candidates) > 0 && !strings.Contains(text, p.Candidates[0]) {
+		text += "; there are " + strings.Join(p.Candidates, ", ")
+	}
+	return text
 }
 
 // listPage is the table of Services.
 type listPage struct {
 	listQuery
-	Items       []item // of this page
-	First       int    // number of the first one, from 1
-	Found, All  int
-	Problems    int
-	Last        int // page
-	Prev, Next  string
-	ShowAll     string
-	ShowTrouble string
+	Items      []item // of this page
+	Found, All int
+	Problems   int
+	Last       int // page
+	Prev, Next string
 }
 
 // services is the page with the table of Services.
-func (h *Handler) services(w http.ResponseWriter, r *http.Request) {
+func (h *Handler) services(r *http.Request, f *frame) error {
 	q, err := parseList(r.URL.RawQuery)
 	if err != nil {
-		h.failed(w, r, err)
-		return
+		return err
 	}
-	all, rev := h.cache.services()
+	all, rev, err := h.list.items(r.Context())
+	if err != nil {
+		return err
+	}
 	found := q.pick(all)
 	p := listPage{listQuery: q, Found: len(found), All: len(all), Last: max(1, (len(found)+perPage-1)/perPage)}
 	if q.Page > p.Last {
-		h.failed(w, r, bad("page", r.URL.Query().Get("page"), "a number from 1 to "+count(p.Last)))
-		return
+		return bad("page", r.URL.Query().Get("page"), "a number from 1 to "+count(p.Last))
 	}
 	from := (q.Page - 1) * perPage
-	p.Items, p.First = found[from:min(from+perPage, len(found))], from+1
+	p.Items = found[from:min(from+perPage, len(found))]
 	for i := range all {
 		if all[i].Level != fine {
 			p.Problems++
@@ -88,10 +95,8 @@ func (h *Handler) services(w http.ResponseWriter, r *http.Request) {
 	if q.Page < p.Last {
 		p.Next = q.link(q.Page + 1)
 	}
-	any, trouble := q, q
-	any.Show, trouble.Show = "all", "problems"
-	p.ShowAll, p.ShowTrouble = any.link(1), trouble.link(1)
-	h.renderAt(w, r, http.StatusOK, "services", "Services", p, rev)
+	f.Title, f.Rev, f.Data = "Services", rev, p
+	return nil
 }
 
 // servicePage is one Service.
@@ -99,7 +104,6 @@ type servicePage struct {
 	*inspect.Detail
 	Full    string // "ns/name"
 	Level   level
-	Policy  string
 	Picture picture
 	Changes []change
 }
@@ -111,54 +115,35 @@ const shownLines = 500
 const lately = 10
 
 // service is the page of one Service.
-func (h *Handler) service(w http.ResponseWriter, r *http.Request) {
+func (h *Handler) service(r *http.Request, f *frame) error {
 	got, err := parameters(r.URL.RawQuery, "name")
 	if err == nil && got["name"] == "" {
 		err = bad("name", "", "a Service, as namespace/name")
 	}
 	if err != nil {
-		h.failed(w, r, err)
-		return
+		return err
 	}
-	rev := h.rev()
-	d, err := h.source.Service(got["name"])
-	if err != nil {
-		h.unanswered(w, r, err)
-		return
+	var d inspect.Detail
+	if err := h.client.Get(r.Context(), "service", url.Values{"name": {got["name"]}}, &d); err != nil {
+		return err
 	}
-	p := servicePage{Detail: d, Full: d.Namespace + "/" + d.Name, Level: levelOf(d.State), Policy: policyOf(&d.Service), Picture: draw(d)} // of all endpoints
+	p := servicePage{Detail: &d, Full: d.Namespace + "/" + d.Name, Level: levelOf(d.State), Picture: draw(&d)} // of all endpoints
 	for k := range d.Families {
 		f := &d.Families[k]
 		f.MoreEndpoints += max(0, len(f.Endpoints)-shownLines)
 		f.Endpoints = f.Endpoints[:min(len(f.Endpoints), shownLines)]
 		f.Rows = f.Rows[:min(len(f.Rows), shownLines)]
 	}
-	for _, c := range changesOf(h.source.Changes(0), func(c *inspect.Change) bool { return c.Service == p.Full }) {
-		if len(p.Changes) < lately {
-			p.Changes = append(p.Changes, c)
+	var told inspect.Changes
+	if f.Live { // else nothing has changed
+		if err := h.client.Get(r.Context(), "events", url.Values{"service": {p.Full}}, &told); err != nil {
+			return err
 		}
 	}
-	h.renderAt(w, r, http.StatusOK, "service", p.Full, p, rev)
-}
-
-// unanswered is the page for a question that inspect has no answer to.
-func (h *Handler) unanswered(w http.ResponseWriter, r *http.Request, err error) {
-	code := http.StatusInternalServerError
-	text := err.Error()
-	if p := (*inspect.Problem)(nil); errors.As(err, &p) {
-		switch p.Kind {
-		case inspect.Bad, inspect.Ambiguous:
-			code = http.StatusBadRequest
-		case inspect.Unknown:
-			code = http.StatusNotFound
-		case inspect.Unavailable:
-			code = http.StatusServiceUnavailable
-		}
-		if len(p.Candidates) > 0 && !strings.Contains(text, p.Candidates[0]) {
-			text += "; there are " + strings.Join(p.Candidates, ", ")
-		}
-	}
-	h.fail(w, r, code, text)
+	p.Changes = changesOf(told, func(c *inspect.Change) bool { return c.Service == p.Full })
+	p.Changes = p.Changes[:min(len(p.Changes), lately)]
+	f.Title, f.Data = p.Full, p
+	return nil
 }
 
 // changesPage is what changed lately.
@@ -173,70 +158,61 @@ type changesPage struct {
 const shownChanges = 200
 
 // changes is the page with what changed lately.
-func (h *Handler) changes(w http.ResponseWriter, r *http.Request) {
-	if _, err := parameters(r.URL.RawQuery); err != nil {
-		h.failed(w, r, err)
-		return
+func (h *Handler) changes(r *http.Request, f *frame) error {
+	var told inspect.Changes
+	_, err := parameters(r.URL.RawQuery)
+	if err == nil {
+		err = h.client.Get(r.Context(), "events", nil, &told)
 	}
-	rev, told := h.rev(), h.source.Changes(0)
 	all := changesOf(told, func(*inspect.Change) bool { return true })
 	p := changesPage{Plot: plotOf(all), Changes: all[:min(len(all), shownChanges)], Gone: told.Gone}
 	p.More = len(all) - len(p.Changes)
-	h.renderAt(w, r, http.StatusOK, "changes", "Changes", p, rev)
+	f.Title, f.Data = "Changes", p
+	return err
 }
 
 // tracePage is the question what becomes of a packet.
 type tracePage struct {
 	From, To, Proto string
-	Asked           bool
 	Answer          *inspect.TraceAnswer
 	Problem         string
 }
 
 // trace is the page that answers what becomes of a packet.
-func (h *Handler) trace(w http.ResponseWriter, r *http.Request) {
+func (h *Handler) trace(r *http.Request, f *frame) error {
 	got, err := parameters(r.URL.RawQuery, "from", "to", "proto")
 	if err != nil {
-		h.failed(w, r, err)
-		return
+		return err
 	}
 	p := tracePage{From: strings.TrimSpace(got["from"]), To: strings.TrimSpace(got["to"]), Proto: got["proto"]}
-	p.Asked = p.From != "" || p.To != ""
-	code := http.StatusOK
-	if p.Asked {
-		if code, err = h.ask(r.Context(), &p); err != nil {
-			p.Problem = err.Error()
+	if p.From != "" || p.To != "" {
+		if p.Answer, err = h.ask(r.Context(), &p); err != nil {
+			p.Problem, f.code = err.Error(), codeOf(err)
 		}
 	}
-	h.render(w, r, code, "trace", "Trace", p)
+	f.Title, f.Data = "Trace", p
+	return nil
 }
 
 // ask has p answered.
-func (h *Handler) ask(ctx context.Context, p *tracePage) (code int, err error) {
+func (h *Handler) ask(ctx context.Context, p *tracePage) (*inspect.TraceAnswer, error) {
 	switch {
 	case p.From == "":
-		return http.StatusBadRequest, errors.New("from is empty: want the address that the packet comes from")
+		return nil, badQuery{"from is empty: want the address that the packet comes from"}
 	case p.To == "":
-		return http.StatusBadRequest, errors.New("to is empty: want an address and a port, or a Service")
+		return nil, badQuery{"to is empty: want an address and a port, or a Service"}
 	case p.Proto != "" && p.Proto != "tcp" && p.Proto != "udp" && p.Proto != "sctp":
-		return http.StatusBadRequest, bad("proto", p.Proto, "tcp, udp or sctp")
+		return nil, bad("proto", p.Proto, "tcp, udp or sctp")
 	}
-	p.Answer, err = h.source.Trace(ctx, question(p))
-	if problem := (*inspect.Problem)(nil); errors.As(err, &problem) && problem.Kind != inspect.Unavailable {
-		return http.StatusBadRequest, err
-	} else if err != nil {
-		return http.StatusServiceUnavailable, err
-	}
-	return http.StatusOK, nil
-}
-
-// question is what p asks.
-func question(p *tracePage) inspect.TraceQuery {
 	to := p.To
 	if p.Proto != "" && !strings.Contains(to, "/"+p.Proto) {
 		to += "/" + p.Proto
 	}
-	return inspect.TraceQuery{From: p.From, To: to}
+	var a inspect.TraceAnswer
+	if err := h.client.Get(ctx, "trace", url.Values{"from": {p.From}, "to": {to}}, &a); err != nil {
+		return nil, err
+	}
+	return &a, nil
 }
 
 // nodePage is what is known of the node, of the mode, and whether the kernel holds what it should.
@@ -249,33 +225,33 @@ type nodePage struct {
 }
 
 // node is the page about node, mode and drift. The kernel is compared when that is asked for: it costs something.
-func (h *Handler) node(w http.ResponseWriter, r *http.Request) {
+func (h *Handler) node(r *http.Request, f *frame) error {
 	got, err := parameters(r.URL.RawQuery, "compare")
 	if err == nil && got["compare"] != "" && got["compare"] != "now" {
 		err = bad("compare", got["compare"], "now")
 	}
 	if err != nil {
-		h.failed(w, r, err)
-		return
+		return err
 	}
-	p := nodePage{Compared: got["compare"] == "now", Runs: runsOf(h.source.Status().Mode)}
+	p := nodePage{Compared: got["compare"] == "now", Runs: runsOf(f.Status.Mode)}
 	if p.Compared {
-		begun := h.now()
-		if p.Diff, err = h.source.Diff(r.Context()); err != nil {
+		begun := time.Now()
+		if err := h.client.Get(r.Context(), "diff", nil, &p.Diff); err != nil {
 			p.Problem = err.Error()
 		}
-		p.Took = h.now().Sub(begun)
+		p.Took = time.Since(begun)
 	}
-	h.render(w, r, http.StatusOK, "node", "Node", p)
+	f.Title, f.Data = "Node", p
+	return nil
 }
 
 // traceLink asks about the address of a row, from a client outside; "" where no packet has it.
 func traceLink(key string) string {
 	if strings.HasPrefix(key, "nodeport:") {
-		return "/ui/trace?" + url.Values{"from": {"node"}, "to": {key}}.Encode()
+		return "trace?" + url.Values{"from": {"node"}, "to": {key}}.Encode()
 	}
 	at, proto, _ := strings.Cut(key, "/")
-	return "/ui/trace?" + url.Values{"from": {"node"}, "to": {at}, "proto": {proto}}.Encode()
+	return "trace?" + url.Values{"from": {"node"}, "to": {at}, "proto": {proto}}.Encode()
 }
 
 // shares writes backends with their parts of new connections.

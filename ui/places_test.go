@@ -36,7 +36,7 @@ func (w *world) places(name cluster.Name, at ...string) {
 
 // lines are the texts on the right of a picture, from top to bottom.
 func (w *world) lines(name cluster.Name) (out []string, says string) {
-	d, err := w.h.source.Service(name.String())
+	d, err := w.inspector.Service(name.String())
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func (w *world) lines(name cluster.Name) (out []string, says string) {
 // The picture has a Service's endpoints by zone and node, this node's first, and says of each that gets no connections why not. The same
 // stands in words for who cannot see it.
 func TestPlaces(t *testing.T) {
-	w, name := newWorld(t, Config{}), cluster.Name{Namespace: "shop", Name: "web"}
+	w, name := newWorld(t), cluster.Name{Namespace: "shop", Name: "web"}
 	for _, c := range []struct {
 		name, says string
 		at, want   []string
@@ -89,17 +89,17 @@ func TestPlaces(t *testing.T) {
 			t.Errorf("%s, in words: %s\nwant\n%s", c.name, says, has)
 		}
 	}
-	page := w.get("/ui/service?name=shop/web", 200)
+	page := w.get("service?name=shop/web", 200)
 	has(t, page, `<th scope="col">Zone</th><th scope="col">Node</th>`)
 	has(t, page, `<th scope="col">Routes</th>`)
 	w.places(name, "zone-a/node2 near")
-	has(t, w.get("/ui/service?name=shop/web", 200), `<bdi>zone-a</bdi> <span class="tag">here</span>`)
+	has(t, w.get("service?name=shop/web", 200), `<bdi>zone-a</bdi> <span class="tag">here</span>`)
 }
 
 // 5,000 endpoints in three zones: each zone has its share of the picture, and the rest is counted with why it is not in use. As many
 // zones as endpoints are no more than a line.
 func TestManyPlaces(t *testing.T) {
-	w, name := newWorld(t, Config{}), cluster.Name{Namespace: "shop", Name: "big"}
+	w, name := newWorld(t), cluster.Name{Namespace: "shop", Name: "big"}
 	var at []string
 	for k := range 5000 {
 		zone, state := "abc"[k%3:][:1], "near"
@@ -109,7 +109,7 @@ func TestManyPlaces(t *testing.T) {
 		at = append(at, fmt.Sprintf("zone-%s/node%03d %s", zone, k%250, state))
 	}
 	w.places(name, at...)
-	page := w.get("/ui/service?name=shop/big", 200)
+	page := w.get("service?name=shop/big", 200)
 	t.Logf("%d bytes", len(page))
 	if n := strings.Count(page, `<g class="end`); n != shownEnds || len(page) > 1<<19 {
 		t.Errorf("%d endpoints in the picture, want %d; %d bytes", n, shownEnds, len(page))
@@ -125,7 +125,7 @@ func TestManyPlaces(t *testing.T) {
 		at[k] = fmt.Sprintf("%s%d/%s%d", strings.Repeat("z", 59), k, strings.Repeat("n", 249), k)
 	}
 	w.places(name, at...)
-	page = w.get("/ui/service?name=shop/big", 200)
+	page = w.get("service?name=shop/big", 200)
 	if len(page) > 1<<20 {
 		t.Errorf("a zone and a node for each of 5,000 endpoints: %d bytes", len(page))
 	}
@@ -135,13 +135,13 @@ func TestManyPlaces(t *testing.T) {
 
 // Names of zones are a tenant's, who may write EndpointSlices.
 func TestHostileZones(t *testing.T) {
-	w, name := newWorld(t, Config{}), cluster.Name{Namespace: "shop", Name: "web"}
+	w, name := newWorld(t), cluster.Name{Namespace: "shop", Name: "web"}
 	w.places(name, "<script>alert(1)<|script>/node1", strings.Repeat("z", 63)+"/node2", "/node3", `"><b>/n`, "a\u202eb\x1b[31m/n", "bad\xff/n", "{{.}}/n")
-	page := w.get("/ui/service?name=shop/web", 200)
+	page := w.get("service?name=shop/web", 200)
 	if found := inline.FindString(strings.ReplaceAll(page, "http://www.w3.org", "")); found != "" {
 		t.Errorf("the page has %q", found)
 	}
-	for _, text := range []string{"&lt;script&gt;alert(1)", strings.Repeat("z", 63), strings.Repeat("z", 25) + "…", "zone not named: 1 of 1 in use", `a\u{202e}b\u{1b}[31m`, `bad\xff`, "{{.}}"} {
+	for _, text := range []string{"&lt;script&gt;alert(1)", strings.Repeat("z", 63), strings.Repeat("z", 25) + "…", "zone not named: 1 of 1 in use", `a\u{202e}b\u{1b}[31m`, "bad\uFFFD", "{{.}}"} {
 		has(t, page, text)
 	}
 	if strings.ContainsAny(page, "\u202e\x1b") || strings.Contains(page, "\xff") || strings.Contains(page, "<b>") {

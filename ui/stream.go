@@ -1,75 +1,88 @@
 package ui
 
 import (
-	"errors"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
 	"net/http"
-	"strconv"
+	"net/url"
 	"time"
+
+	"kube-proxy/inspect"
 )
 
-// writeWait is how long a page may take to read one message, after what the kernel keeps for it is full.
-const writeWait = 10 * time.Second
+const (
+	// pause is the least time between two messages to a page.
+	pause = 250 * time.Millisecond
+	// wait is how long one question waits for changes.
+	wait = time.Minute
+	// maxPages is how many pages are told of changes at a time. Each has a question at the proxy, which leaves others theirs.
+	maxPages = 16
+)
 
-// events tells one page what changes, until it is closed.
+// delta is what changed.
+type delta struct {
+	Rev   uint64   `json:"rev"`
+	Some  [][]any  `json:"some,omitempty"`  // Services as they are now
+	Gone  []string `json:"gone,omitempty"`  // names of those that are not any more
+	Again bool     `json:"again,omitempty"` // so much that all is to be loaded again
+	Head  head     `json:"head"`
+}
+
+// events tells one page what changes, until it is closed or the proxy does not answer; then the browser comes back.
 func (h *Handler) events(w http.ResponseWriter, r *http.Request) {
+	select {
+	case h.open <- struct{}{}:
+		defer func() { <-h.open }()
+	default:
+		plain(w, http.StatusServiceUnavailable, fmt.Sprintf("%d pages follow the changes already: close one\n", maxPages))
+		return
+	}
 	got, err := parameters(r.URL.RawQuery, "since")
-	var since uint64
-	if err == nil && got["since"] != "" {
-		if since, err = strconv.ParseUint(got["since"], 10, 64); err != nil {
-			err = bad("since", got["since"], "the number of a change")
-		}
+	after := cmp.Or(r.Header.Get("Last-Event-ID"), got["since"], "0") // the first where the browser has come back
+	var d delta
+	if err == nil {
+		d, err = h.delta(r.Context(), after, 0)
 	}
-	if last := r.Header.Get("Last-Event-ID"); err == nil && last != "" { // the browser has come back
-		if since, err = strconv.ParseUint(last, 10, 64); err != nil {
-			err = bad("Last-Event-ID", last, "the number of a change")
-		}
-	}
-	switch {
-	case err != nil:
-		plain(w, http.StatusBadRequest, err.Error()+"\n")
-		return
-	case h.hub.ring == nil:
-		plain(w, http.StatusNotFound, "nothing notes changes here\n")
-		return
-	case r.Method == http.MethodHead:
-		w.Header().Set("Content-Type", "text/event-stream")
+	if err != nil {
+		plain(w, codeOf(err), err.Error()+"\n")
 		return
 	}
-	s, err := h.hub.join(since)
-	if full := errFull(0); errors.As(err, &full) {
-		w.Header().Set("Retry-After", "30")
-		plain(w, http.StatusServiceUnavailable, err.Error()+"\n")
-		return
-	}
-	defer h.hub.leave(s)
 	w.Header().Set("Content-Type", "text/event-stream")
-	w.WriteHeader(http.StatusOK)
-	write := func(text []byte) bool {
-		c := http.NewResponseController(w)
-		if c.SetWriteDeadline(time.Now().Add(writeWait)) != nil {
-			return false
-		}
-		if _, err := w.Write(text); err != nil || c.Flush() != nil {
-			return false
-		}
-		return c.SetWriteDeadline(time.Time{}) == nil
+	tell := func(format string, args ...any) bool {
+		_, err := fmt.Fprintf(w, format, args...)
+		return err == nil && http.NewResponseController(w).Flush() == nil
 	}
-	if !write([]byte("retry: 2000\n: live\n\n")) {
+	if r.Method == http.MethodHead || !tell("retry: 2000\n: live\n\n") {
 		return
 	}
-	for {
-		if m, ok := h.hub.caughtUp(s); ok && !write(m.text) {
+	for ; err == nil; d, err = h.delta(r.Context(), after, wait) {
+		now := fmt.Sprint(d.Rev)
+		if text, _ := json.Marshal(d); now != after && !tell("id: %s\nevent: change\ndata: %s\n\n", now, text) {
 			return
 		}
+		after = now
 		select {
 		case <-r.Context().Done():
 			return
-		case <-s.cut:
-			return
-		case m := <-s.messages:
-			if !write(m.text) {
-				return
-			}
+		case <-time.After(pause):
 		}
 	}
+}
+
+// delta asks what came after a change, and waits for something.
+func (h *Handler) delta(ctx context.Context, after string, wait time.Duration) (delta, error) {
+	var s states
+	var now inspect.Status
+	err := h.client.Get(ctx, "states", url.Values{"after": {after}, "wait": {wait.String()}}, &s)
+	if err == nil {
+		err = h.client.Get(ctx, "status", nil, &now)
+	}
+	d := delta{Rev: s.Newest, Gone: s.Gone, Again: s.Again, Head: headOf(now)}
+	for k := range s.Services {
+		i := itemOf(&s.Services[k])
+		d.Some = append(d.Some, i.row())
+	}
+	return d, err
 }

@@ -1,31 +1,11 @@
 package ui
 
 import (
-	"context"
 	"fmt"
 	"strings"
 
 	"kube-proxy/inspect"
 )
-
-// Source is what the page asks, an [inspect.Inspector]; each method may be called at any time from any goroutine, and is asked by few
-// at once. Texts in what it returns may be a tenant's.
-type Source interface {
-	// Services returns all Services, sorted by name; its cost may follow their number.
-	Services() []inspect.Service
-	// Some returns those of the named Services that there are; its cost follows their number.
-	Some(names []string) []inspect.Service
-	// Service returns all that there is to say of one.
-	Service(name string) (*inspect.Detail, error)
-	// Status tells how the proxy and the node stand.
-	Status() inspect.Status
-	// Trace says what becomes of a packet.
-	Trace(ctx context.Context, q inspect.TraceQuery) (*inspect.TraceAnswer, error)
-	// Diff compares the kernel with the table.
-	Diff(ctx context.Context) (*inspect.Diff, error)
-	// Changes returns what changed after the change of that number, 0 for all that is remembered.
-	Changes(after uint64) inspect.Changes
-}
 
 // level says how much something needs the operator.
 type level uint8
@@ -117,15 +97,6 @@ func said(s *inspect.Service) string {
 		return strings.ReplaceAll(s.Why, s.Namespace+"/"+s.Name+":", "")
 	}
 	return strings.ReplaceAll(string(s.State), "-", " ")
-}
-
-// itemsOf makes rows of Services.
-func itemsOf(all []inspect.Service) []item {
-	items := make([]item, len(all))
-	for k := range all {
-		items[k] = itemOf(&all[k])
-	}
-	return items
 }
 
 // head is what the line on top of each page says of all.

@@ -1,9 +1,7 @@
 package ui
 
 import (
-	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -12,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/admin"
 	"kube-proxy/changes"
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
@@ -23,18 +22,20 @@ import (
 
 // world is what pages are about in tests: a Store, the table that its Services ask for, and an Inspector of both.
 type world struct {
-	t        testing.TB
-	store    *cluster.Store
-	mu       sync.Mutex // of the table, as the engine has one
-	table    lb.Table
-	ring     *changes.Ring
-	settings policy.Settings
-	stats    engine.Stats
-	h        *Handler
+	t         testing.TB
+	store     *cluster.Store
+	mu        sync.Mutex // of the table, as the engine has one
+	table     lb.Table
+	ring      *changes.Ring
+	settings  policy.Settings
+	stats     engine.Stats
+	looked    int // how often, by the inspector
+	inspector *inspect.Inspector
+	h         *Handler
 }
 
 // newWorld has a node and these Services, each with an endpoint on this node.
-func newWorld(t testing.TB, cfg Config, names ...cluster.Name) *world {
+func newWorld(t testing.TB, names ...cluster.Name) *world {
 	w := &world{t: t, store: cluster.NewStore("node1"), ring: changes.New(0), settings: policy.Settings{Family: lb.IPv4}}
 	w.stats.Begun = true
 	w.store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: "node1", Addrs: []netip.Addr{netip.MustParseAddr("172.18.0.2")}, Zone: "zone-a"}})
@@ -43,16 +44,23 @@ func newWorld(t testing.TB, cfg Config, names ...cluster.Name) *world {
 	i := inspect.New(inspect.Config{
 		Version: "v1.37.0", Mode: mode.Mode{Name: "nftables"}, Asked: "nftables", Store: w.store, Changes: w.ring,
 		Families: []inspect.Family{{
-			Family: lb.IPv4, Query: func(f func(*lb.Table)) { w.mu.Lock(); defer w.mu.Unlock(); f(&w.table) }, Stats: func() engine.Stats { return w.stats },
+			Family: lb.IPv4, Query: w.query, Stats: func() engine.Stats { return w.stats },
 			Settings: func(cluster.Name) policy.Settings { return w.settings },
 		}},
 	})
-	cfg.Source, cfg.Changes = i, w.ring
-	w.h = New(cfg)
+	w.inspector = i
+	w.h = New(admin.Local(i))
 	for k, n := range names {
 		w.service(n, k, 1)
 	}
 	return w
+}
+
+func (w *world) query(f func(*lb.Table)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.looked++
+	f(&w.table)
 }
 
 // service sets the Service of number k, at 10.96.x.y:80, with so many endpoints on this node.
@@ -89,18 +97,21 @@ func (w *world) tell(name cluster.Name) {
 		Learned: now.Add(-3 * time.Millisecond).UnixNano(), Done: now.UnixNano()})
 }
 
-// request is a request as a browser on this machine makes it.
-func request(method, target string) *http.Request {
-	r := httptest.NewRequest(method, target, nil)
-	r.Host, r.RemoteAddr = "localhost:10249", "127.0.0.1:40000"
-	return r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, net.Addr(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 10249})))
+// ask sends a request to what is below the page's address.
+func (w *world) ask(method, target string, change func(*http.Request)) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(method, w.h.Path()+target, nil)
+	if change != nil {
+		change(r)
+	}
+	a := httptest.NewRecorder()
+	w.h.ServeHTTP(a, r)
+	return a
 }
 
 // get asks for a page, and wants this answer.
 func (w *world) get(target string, code int) string {
 	w.t.Helper()
-	a := httptest.NewRecorder()
-	w.h.ServeHTTP(a, request("GET", target))
+	a := w.ask("GET", target, nil)
 	if a.Code != code {
 		w.t.Errorf("%s: %d, want %d:\n%s", target, a.Code, code, a.Body)
 	}

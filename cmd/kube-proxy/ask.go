@@ -37,6 +37,8 @@ type asking struct {
 	least, most int
 	// takes says for a shell what may stand behind these arguments: the name of a Service, and one of these words; nil for nothing.
 	takes func(args []string) (service bool, words []string)
+	// serves: it goes on until it is interrupted, and prints no answers.
+	serves bool
 	// ask asks once.
 	ask func(context.Context, *questions, []string) error
 	// watch, if there is one, goes on until ctx ends; nil has ask called again and again.
@@ -60,7 +62,7 @@ const askEveryTime = 2 * time.Second
 // askCommands are the commands that ask.
 func askCommands(modes mode.List, out, errOut io.Writer) []*cobra.Command {
 	var all []*cobra.Command
-	for _, a := range []asking{traceAsking(), tableAsking(), backendsAsking(), whyAsking(), diffAsking(), eventsAsking(), topAsking()} {
+	for _, a := range []asking{traceAsking(), tableAsking(), backendsAsking(), whyAsking(), diffAsking(), eventsAsking(), topAsking(), uiAsking()} {
 		all = append(all, a.command(modes, out, errOut))
 	}
 	return all
@@ -96,23 +98,28 @@ func (a asking) command(modes mode.List, out, errOut io.Writer) *cobra.Command {
 		},
 	}
 	opts.AddFlags(cmd.Flags())
-	cmd.Flags().StringVarP(&output, "output", "o", "", "")
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "")
+	if !a.serves {
+		cmd.Flags().StringVarP(&output, "output", "o", "", "")
+		cmd.Flags().BoolVarP(&watch, "watch", "w", false, "")
+		completeFlag(cmd, "output", "json", "wide", "yaml")
+	}
 	if a.flags != nil {
 		a.flags(cmd)
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.FlagError(cmd.Flags(), err) })
 	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, a.help()) })
 	cmd.ValidArgsFunction = a.completes(opts, modes)
-	completeFlag(cmd, "output", "json", "wide", "yaml")
 	completeModes(cmd, modes)
 	return cmd
 }
 
 func (a asking) help() string {
-	return fmt.Sprintf("Usage: kube-proxy %s %s [-o json|yaml|wide] [--watch] [--manifests DIR] [flags]\n\n", a.name, a.args) + wrapped(a.about) + a.more +
-		"\n  -o, --output string   json and yaml are for programs, and their fields an interface; wide shows more columns\n" +
-		"  -w, --watch           go on until it is interrupted\n" +
+	usage, printing := " [-o json|yaml|wide] [--watch]", "\n  -o, --output string   json and yaml are for programs, and their fields an interface; wide shows more columns\n"+
+		"  -w, --watch           go on until it is interrupted\n"
+	if a.serves {
+		usage, printing = "", ""
+	}
+	return fmt.Sprintf("Usage: kube-proxy %s %s%s [--manifests DIR] [flags]\n\n", a.name, a.args, usage) + wrapped(a.about) + a.more + printing +
 		"      --manifests DIR   answer for the objects in this folder, as a proxy with the same flags would have them, and ask nobody\n" +
 		"      --admin-socket    where the proxy listens that is to be asked, " + config.AdminSocketOn(runtime.GOOS, config.DefaultAdminSocket) + " if not given\n\n" +
 		fmt.Sprintf("Exit codes: 0 answered; 1 the question is wrong, such as a Service that is not there; %d answered, and something is wrong;\n"+

@@ -35,9 +35,6 @@ func (p *proxy) newFlows(f lb.Family, of mode.Plane) (flows, error) {
 	return c, nil
 }
 
-// socketOwner says who asks for the status page.
-var socketOwner = sockets.Owner
-
 // conntrackUse returns how many connections the conntrack table of this network namespace has and can have; not ok where the kernel has
 // none.
 func conntrackUse() (entries, limit uint64, ok bool) {

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"context"
 	"net"
-	"net/netip"
 
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -24,9 +22,6 @@ func (p *proxy) newFlows(lb.Family, mode.Plane) (flows, error) { return nil, nil
 
 // conntrackUse tells nothing: Windows has no conntrack table.
 func conntrackUse() (entries, limit uint64, ok bool) { return 0, 0, false }
-
-// socketOwner is nil: on Windows every user of the machine sees the status page.
-var socketOwner func(ctx context.Context, client, server netip.AddrPort) (uid uint32, err error)
 
 // newSockets returns nothing: on Windows a NodePort and a program's listener are not compared.
 func newSockets(sockets.Config) (*sockets.Watcher, error) { return nil, nil }

@@ -1,15 +1,60 @@
 package main
 
 import (
-	"kube-proxy/internal/listen"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"kube-proxy/config"
+	"kube-proxy/inspect"
+	"kube-proxy/lb"
 	"kube-proxy/ui"
 )
 
-// newUI makes the status page. A reload may turn it off, and on again.
-func (p *proxy) newUI() *ui.Handler {
-	share := listen.OwnShare()
-	return ui.New(ui.Config{
-		Source: p.inspector, Owner: socketOwner, Changes: p.changes, On: func() bool { return p.config().Servers.UI },
-		Pages: max(share.Streams, share.Connections/2),
-	})
+// uiAsking is "kube-proxy ui".
+func uiAsking() asking {
+	var at string
+	return asking{
+		name: "ui", args: "[--listen ADDRESS:PORT]", serves: true,
+		short: "a page for a browser: Services, endpoints, changes, traces, drift, live",
+		about: "Serves a page that shows in a browser what the other commands print, and follows changes, until it is interrupted. It listens on a loopback address and prints where; " +
+			"the address has a secret in it: whoever knows it sees the page, and no other user of this machine does.",
+		more: "\nFrom elsewhere, choose a port and forward it:\n\n" +
+			"  ssh -t -L 10300:127.0.0.1:10300 NODE sudo kube-proxy ui --listen 127.0.0.1:10300\n" +
+			"  kubectl exec -it -n kube-system POD -- kube-proxy ui --listen 127.0.0.1:10300\n" +
+			"  kubectl port-forward -n kube-system POD 10300:10300\n" +
+			"\n      --listen string   a loopback address and a port, 127.0.0.1:0 if not given; port 0 is one that is free\n",
+		flags: func(cmd *cobra.Command) { cmd.Flags().StringVar(&at, "listen", "127.0.0.1:0", "") },
+		ask:   func(ctx context.Context, q *questions, _ []string) error { return q.page(ctx, at) },
+	}
+}
+
+// page serves the page until ctx ends.
+func (q *questions) page(ctx context.Context, at string) error {
+	if a, err := netip.ParseAddrPort(at); err != nil || !a.Addr().Unmap().IsLoopback() {
+		return config.Problems{{Where: "--listen", Value: at, Want: "want a loopback address and a port, such as 127.0.0.1:0"}}
+	}
+	var s inspect.Status
+	if err := q.client.Get(ctx, "status", nil, &s); err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", at)
+	if err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	page := ui.New(q.client)
+	server := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)}
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })() // pages that are open do not hold up the end
+	fmt.Fprintf(q.errOut, "kube-proxy: note: open this in a browser to see node %s; Ctrl-C ends it\n", lb.Printable(s.Node))
+	fmt.Fprintf(q.out, "http://%s%s\n", l.Addr(), page.Path())
+	if err := server.Serve(l); ctx.Err() == nil {
+		return err
+	}
+	return nil
 }

@@ -3,43 +3,61 @@
 package main
 
 import (
+	"net/http"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"syscall"
 	"testing"
-	"time"
 )
 
-// The status page of a real process: for who is on the node alone, though the server listens everywhere; a reload turns it off; an open
-// page does not hold up the end.
+// TN-84: the process that writes rules serves no page. Root starts one, on loopback, below an address that no other user knows; it says when
+// the proxy is gone, shows the next one, and ends at once though a browser follows it.
 func TestUI(t *testing.T) {
 	t.Parallel()
 	n, dir := newNamespace(t), t.TempDir()
 	n.command("ip", "address", "add", "172.18.0.7/32", "dev", "lo")
-	file := filepath.Join(dir, "config.yaml")
-	write(t, filepath.Join(dir, "m/web.yaml"), []byte("kind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: 10.96.7.7, ports: [{port: 80}]}\n"))
-	write(t, file, nftablesFile("metricsBindAddress: 0.0.0.0:10249\n"))
-	p := n.configured(dir, file)
-	const page = "http://localhost:10249/ui/"
-	n.until(page, "the table", func(a answer) bool { return a.code == 200 && strings.Contains(a.body, "shop/web") })
-	if a := n.code("http://127.0.0.1:10249/ui/service?name=shop/web", 200); !strings.Contains(a.body, "10.96.7.7") {
-		t.Errorf("the Service's page: %s", a.body)
+	write(t, filepath.Join(dir, "m/web.yaml"), service("web", "10.96.7.7", 80, "10.0.0.7"))
+	p := n.start(dir, append(usualArgs(), "--metrics-bind-address=0.0.0.0:10249"), nil)
+	p.await(allWritten)
+	for _, path := range []string{"", "/", "/ui", "/ui/", "/ui/services.json"} {
+		n.code("http://127.0.0.1:10249"+path, 404)
 	}
-	has(t, "from elsewhere", n.code("http://172.18.0.7:10249/ui/", 403).body, "port-forward")
-	n.code("http://172.18.0.7:10249/metrics", 200)
-	if a, err := n.ask("POST", page, ""); err != nil || a.code != 405 {
-		t.Errorf("POST: %+v %v", a, err)
+	for args, says := range map[string]string{
+		"--listen=0.0.0.0:10300": "want a loopback address and a port", "--listen=localhost": "want a loopback address and a port",
+		"--listen=127.0.0.1:10249": "address already in use", "--admin-socket=/nowhere/a.sock": "no kube-proxy runs here",
+	} {
+		if code, out, errOut := n.kubeProxy("ui", args); code == 0 || out != "" || !strings.Contains(errOut, says) {
+			t.Errorf("%s: exit code %d, %q, %q", args, code, out, errOut)
+		}
 	}
-	write(t, file, nftablesFile("metricsBindAddress: 0.0.0.0:10249\nui: false\n"))
-	n.until(page, "that it is off", func(a answer) bool { return a.code == 404 && strings.Contains(a.body, "--ui=false") })
-	write(t, file, nftablesFile("metricsBindAddress: 0.0.0.0:10249\n"))
-	n.until(page, "that it is there again", func(a answer) bool { return a.code == 200 })
+	if code, _, errOut := n.kubeProxyAs([]string{asUser + "=65534"}, "ui"); code != exitNotAsked || !strings.Contains(errOut, "for root alone") {
+		t.Errorf("as another user: exit code %d, %s", code, errOut)
+	}
 
-	open, err := n.client().Get(page + "events")
-	if err != nil || open.StatusCode != 200 {
+	page := n.start(dir, []string{"ui", "--listen=127.0.0.1:10300"}, nil)
+	address := regexp.MustCompile(`(?m)^http://127\.0\.0\.1:10300/[A-Z2-7]{26}/$`)
+	page.await(address)
+	url := address.FindString(page.log())
+	has(t, "the page", n.code(url, 200).body, "shop/web")
+	has(t, "the Service's page", n.code(url+"service?name=shop/web", 200).body, "10.96.7.7")
+	has(t, "without the secret", n.code("http://127.0.0.1:10300/service?name=shop/web", 403).body, "kube-proxy ui")
+	if a, err := n.ask("GET", strings.Replace(url, "127.0.0.1", "172.18.0.7", 1), ""); err == nil {
+		t.Errorf("at an address of the node: %d", a.code)
+	}
+
+	write(t, filepath.Join(dir, "m/late.yaml"), service("late", "10.96.7.8", 80, "10.0.0.8"))
+	n.until(url, "the new Service", func(a answer) bool { return strings.Contains(a.body, "shop/late") })
+	p.stop()
+	has(t, "while no proxy runs", n.code(url, 503).body, "no kube-proxy runs here")
+	n.start(dir, usualArgs(), nil)
+	n.until(url, "the next proxy", func(a answer) bool { return a.code == 200 && strings.Contains(a.body, "shop/late") })
+	open, err := n.client().Get(url + "events")
+	if err != nil || open.StatusCode != http.StatusOK {
 		t.Fatal(open, err)
 	}
 	defer open.Body.Close()
-	begun := time.Now()
-	p.stop()
-	t.Logf("the process with an open page ended within %v", time.Since(begun))
+	if code := page.end(syscall.SIGINT); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
 }

@@ -75,6 +75,7 @@ func (d *demo) invite() {
 			in("client") + "curl http://192.0.2.30:8000/"},
 		{"ask kube-proxy what becomes of a packet of that customer, and why",
 			d.options.proxy + " trace " + customer.V4.String() + " 192.0.2.30:8000 --admin-socket=" + socket(d.dir)},
+		{"see all of it in a browser", d.options.proxy + " ui --admin-socket=" + socket(d.dir)},
 		{"see what is in the kernel", in("node1") + d.options.mode.Show},
 		{"break it, and see kube-proxy repair it", in("node1") + d.options.mode.Flush},
 	} {

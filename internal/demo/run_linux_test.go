@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -161,6 +163,16 @@ func testWatch(t *testing.T, binary string) {
 		t.Errorf("%q: %v:\n%s", command, err, out)
 	}
 
+	command = strings.Fields(s.wait(t, `(?m)^  (\S+ ui --admin-socket=\S+)$`))
+	page := exec.CommandContext(ctx, command[0], command[1:]...)
+	if printed, err := page.StdoutPipe(); err != nil || page.Start() != nil {
+		t.Errorf("%q: %v", command, err)
+	} else if url, err := bufio.NewReader(printed).ReadString('\n'); err != nil {
+		t.Errorf("%q printed %q: %v", command, url, err)
+	} else if a, err := http.Get(strings.TrimSpace(url)); err != nil || a.StatusCode != http.StatusOK {
+		t.Errorf("%q: %v, %v", command, a, err)
+	}
+
 	rewrite(t, dir, "web.yaml", func(text string) string { return regexp.MustCompile(`(?m)^.*pod4\n`).ReplaceAllString(text, "") })
 	s.wait(t, `(?s)≠ ClusterIP +10\.96\.0\.10:80/tcp +pod3 +pod1 \d+%  pod2 \d+% +pod3 10.*8 rows changed`)
 
@@ -168,6 +180,7 @@ func testWatch(t *testing.T, binary string) {
 	s.wait(t, `kube-proxy says: malformed object \(problem="\S+closed.yaml:\d+: .*last good objects stay`)
 
 	cancel()
+	_ = page.Wait() // killed
 	if err := <-s.done; !errors.Is(err, context.Canceled) {
 		t.Errorf("ended with %v", err)
 	}

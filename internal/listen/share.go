@@ -13,9 +13,6 @@ type Share struct {
 	Files       int // that the process may have open
 	Connections int // of each of the three servers
 	Listeners   int // of Services, in all
-	// Streams is how many connections the metrics server may have beyond Connections, for answers that go on: pages that are told of
-	// changes. 0 where there is nothing to spare.
-	Streams int
 }
 
 const (
@@ -25,7 +22,6 @@ const (
 	leastFiles = 16
 	// mostConnections bounds a server's memory: a connection takes some 20 KB, and its header MaxHeaderBytes at most.
 	mostConnections = 512
-	mostStreams     = 1000
 )
 
 // MaxHeaderBytes is how long the header of a request may be, for [http.Server].
@@ -42,7 +38,6 @@ func shareOf(files uint64) Share {
 		Files:       total,
 		Listeners:   max(rest/2, leastFiles),
 		Connections: min(max(rest/6, leastFiles), mostConnections),
-		Streams:     min(max(rest/6-mostConnections, 0), mostStreams),
 	}
 }
 

@@ -115,6 +115,7 @@ type browser struct {
 	t       *testing.T
 	http    *http.Client
 	session string
+	page    string // where the status page is
 }
 
 // driverPort is where chromedriver listens.
@@ -123,10 +124,10 @@ const driverPort = "9515"
 // element is the key by which WebDriver tells of an element.
 const element = "element-6066-11e4-a52e-4f735466cecf"
 
-func newBrowser(t *testing.T, p *place) *browser {
+func newBrowser(t *testing.T, p *place, page string) *browser {
 	t.Helper()
 	p.start("chromedriver", "--port="+driverPort, "--silent")
-	b := &browser{t: t, http: p.client()}
+	b := &browser{t: t, http: p.client(), page: page}
 	until(t, "chromedriver answers", func() bool {
 		a, err := b.http.Get("http://localhost:" + driverPort + "/status")
 		if err == nil {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"kube-proxy/admin"
 	"kube-proxy/changes"
 	"kube-proxy/cluster"
 	"kube-proxy/inspect"
@@ -37,14 +38,14 @@ func hostile(t *testing.T, n *node, b *browser) {
 		table.Replace(lb.Owner{Name: full.String()}, policy.Resolve(store.View(full), settings))
 		ring.Add(changes.Entry{Kind: changes.Failed, Service: full, Why: name, Done: 1})
 	}
-	h := ui.New(ui.Config{Changes: ring, Source: inspect.New(inspect.Config{
+	h := ui.New(admin.Local(inspect.New(inspect.Config{
 		Version: "v1.37.0", Mode: mode.Mode{Name: "<b>"}, Store: store, Changes: ring,
 		Families: []inspect.Family{{Family: lb.IPv4, Query: func(f func(*lb.Table)) { f(&table) }, Settings: func(cluster.Name) policy.Settings { return settings }}},
-	})})
+	})))
 	s := &http.Server{Handler: h}
-	go s.Serve(n.listen("10300"))
+	go s.Serve(n.listen("10301"))
 	defer s.Close()
-	const at = "http://localhost:10300/ui/"
+	at := "http://localhost:10301" + h.Path()
 	look := func(path string) {
 		t.Helper()
 		if script[bool](b, "return Boolean(window.owned)") {

@@ -62,7 +62,7 @@ export function begin() {
     const th = document.createElement('th');
     th.scope = 'row';
     const a = document.createElement('a');
-    a.href = '/ui/service?name=' + encodeURIComponent(s[0]);
+    a.href = 'service?name=' + encodeURIComponent(s[0]);
     a.tabIndex = i === active ? 0 : -1;
     a.dataset.at = i;
     const name = cell('bdi', visible(s[0]));
@@ -130,7 +130,7 @@ export function begin() {
 
   function address() {
     const q = form.elements.q.value.trim();
-    const u = new URL('/ui/', location.href);
+    const u = new URL('./', location.href);
     if (q) u.searchParams.set('q', q);
     if (form.elements.show.value === 'problems') u.searchParams.set('show', 'problems');
     history.replaceState(null, '', u);
@@ -144,7 +144,7 @@ export function begin() {
     loading = true;
     missed = [];
     try {
-      const answer = await fetch('/ui/services.json');
+      const answer = await fetch('services.json');
       if (!answer.ok) throw new Error(answer.status);
       const l = await answer.json();
       all.clear();

@@ -60,14 +60,14 @@ function changed(event) {
 
 function open() {
   if (source || document.hidden) return;
-  source = new EventSource('/ui/events?since=' + (list ? list.rev() : rev));
+  source = new EventSource('events?since=' + (list ? list.rev() : rev));
   source.onopen = () => say('live');
   source.addEventListener('change', changed);
   source.onerror = () => {
-    if (source.readyState !== EventSource.CLOSED) { say('not live: the proxy does not answer; trying again'); return; }
+    say('not live; trying again');
+    if (source.readyState !== EventSource.CLOSED) return; // the browser does
     source = null;
-    say('not live: too many pages are open, or the page is turned off; trying again');
-    setTimeout(open, 30000);
+    setTimeout(open, 5000);
   };
 }
 
