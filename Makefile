@@ -136,7 +136,7 @@ release-check: ## before a release, for hours: all tests, with -race too, all sc
 	$(MAKE) test
 	$(MAKE) test-image test-status pods
 	env -u KUBE_PROXY_SEED go test -race -timeout 90m ./... # other walks than those of make test
-	go test -count=1 -timeout 60m ./internal/adversary -run TestStranger -large
+	go test -count=1 -timeout 90m ./internal/adversary -run TestStranger -large
 	$(MAKE) fuzz FUZZTIME=60s
 	$(MAKE) generate COMMIT=$(COMMIT)
 	go test ./plane/planetest -run TestPage -update -release=$(COMMIT) -args $(KERNELS) $(shell uname -r | cut -d. -f1,2)

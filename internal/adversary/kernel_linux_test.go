@@ -70,6 +70,8 @@ type node struct {
 	mu    sync.Mutex
 	rows  map[lb.Key]*lb.Frontend // in force, as the engine tells its observers
 	moved chan struct{}
+	// configure, if not nil, sets what else the engine has.
+	configure func(*engine.Config)
 }
 
 const (
@@ -97,21 +99,7 @@ func (n *node) Applied(changes []lb.Change) {
 
 // live is the life of the node: tenants write, the honest change too, and packets are sent.
 func (n *node) live(seed uint64, newPlane func(lb.Family) (engine.Plane, error)) {
-	n.lab = netlab.ForTest(n.t, netlab.Options{})
-	for i := range neighbours {
-		n.lab.Serve(netlab.TCP, uint16(serving+i), "pod1", "pod2", "pod3", "pod4", "pod5", netlab.Node1, netlab.Node2)
-	}
-	n.rows, n.moved = map[lb.Key]*lb.Frontend{}, make(chan struct{})
-	n.store = cluster.NewStore(netlab.Node1)
-	n.run(newPlane)
-	n.fold(cluster.NodeSet{Node: &cluster.Node{Name: netlab.Node1, Addrs: []netip.Addr{n.addr(netlab.Node1)}}},
-		cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{{Name: "kubernetes", Prefixes: []netip.Prefix{netlab.Service4, netlab.Service6}}}},
-		cluster.ServicesListed{}, cluster.SlicesListed{})
-	for i := range neighbours {
-		n.fold(cluster.ServiceSet{Service: n.service(i)})
-		n.change(i)
-	}
-	n.rest() // the first write is of nothing, and is none of what is measured
+	n.begin(newPlane)
 	tenants := make([]*adversary.Tenant, 6)
 	for i := range tenants {
 		tenants[i] = adversary.New(fmt.Sprint("tenant", i), seed+uint64(i), n.victims(), n.clusterIPsOf(i))
@@ -136,6 +124,25 @@ func (n *node) live(seed uint64, newPlane func(lb.Family) (engine.Plane, error))
 	}
 }
 
+// begin starts the node, with the honest Services in force.
+func (n *node) begin(newPlane func(lb.Family) (engine.Plane, error)) {
+	n.lab = netlab.ForTest(n.t, netlab.Options{})
+	for i := range neighbours {
+		n.lab.Serve(netlab.TCP, uint16(serving+i), "pod1", "pod2", "pod3", "pod4", "pod5", netlab.Node1, netlab.Node2)
+	}
+	n.rows, n.moved = map[lb.Key]*lb.Frontend{}, make(chan struct{})
+	n.store = cluster.NewStore(netlab.Node1)
+	n.run(newPlane)
+	n.fold(cluster.NodeSet{Node: &cluster.Node{Name: netlab.Node1, Addrs: []netip.Addr{n.addr(netlab.Node1)}}},
+		cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{{Name: "kubernetes", Prefixes: []netip.Prefix{netlab.Service4, netlab.Service6}}}},
+		cluster.ServicesListed{}, cluster.SlicesListed{})
+	for i := range neighbours {
+		n.fold(cluster.ServiceSet{Service: n.service(i)})
+		n.change(i)
+	}
+	n.rest() // the first write is of nothing, and is none of what is measured
+}
+
 // run runs an engine in the node's namespace.
 func (n *node) run(newPlane func(lb.Family) (engine.Plane, error)) {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -150,12 +157,16 @@ func (n *node) run(newPlane func(lb.Family) (engine.Plane, error)) {
 			if c, ok := p.(io.Closer); ok {
 				defer c.Close()
 			}
-			n.engine = engine.New(engine.Config{
+			cfg := engine.Config{
 				Family: n.family, Plane: p, Store: n.store, Observers: []engine.Observer{n},
 				Settings: policy.Settings{Family: n.family, ClusterCIDRs: []netip.Prefix{netlab.Cluster4, netlab.Cluster6},
 					NodePortAddrs: policy.NodePortAddrs{Primary: true}},
 				Log: slog.New(slog.DiscardHandler),
-			})
+			}
+			if n.configure != nil {
+				n.configure(&cfg)
+			}
+			n.engine = engine.New(cfg)
 			close(ready)
 			return n.engine.Run(ctx)
 		})
