@@ -158,6 +158,40 @@ func (r *run) find(a netip.Addr) (i int, ok bool) {
 	return slices.BinarySearchFunc(r.endpoints, a, func(e Endpoint, a netip.Addr) int { return e.Addr.Compare(a) })
 }
 
+// Without returns the addresses and ports of backends that o lacks, in their order. Where both share a list of endpoints
+// the comparison is free.
+func (b *Backends) Without(o *Backends) (all []netip.AddrPort) {
+	for i, at := 0, 0; i < b.runs(); i++ {
+		r := b.run(i)
+		for at < o.runs() && o.run(at).port < r.port {
+			at++
+		}
+		var others []Endpoint
+		if at < o.runs() && o.run(at).port == r.port {
+			others = o.run(at).endpoints
+		}
+		all = r.without(all, others)
+	}
+	return all
+}
+
+// without appends what others lack.
+func (r *run) without(all []netip.AddrPort, others []Endpoint) []netip.AddrPort {
+	if len(others) == len(r.endpoints) && &others[0] == &r.endpoints[0] {
+		return all
+	}
+	for i := range r.endpoints {
+		a := r.endpoints[i].Addr
+		for len(others) > 0 && others[0].Addr.Less(a) {
+			others = others[1:]
+		}
+		if len(others) == 0 || others[0].Addr != a {
+			all = append(all, netip.AddrPortFrom(a, r.port))
+		}
+	}
+	return all
+}
+
 // Equal reports whether two lists have the same backends.
 func (b *Backends) Equal(o *Backends) bool { return (*Comparison)(nil).backends(b, o) }
 

@@ -2,9 +2,12 @@ package lb_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 
+	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
 )
 
@@ -45,6 +48,41 @@ func TestSetsShareEndpoints(t *testing.T) {
 		}))
 		if lists := tab.EndpointLists(owner.Name); lists != 1 {
 			t.Fatalf("step %d: %d lists of endpoints in memory, want 1", step, lists)
+		}
+	}
+}
+
+// Without says what Has says, of any two lists (TN-79).
+func TestWithout(t *testing.T) {
+	rng := rand.New(rand.NewPCG(seedtest.Of(t), 0))
+	var shared []lb.Endpoint
+	list := func() (b lb.Backends) {
+		for port := range uint16(3) {
+			var all []lb.Endpoint
+			for i := range 6 {
+				if rng.IntN(2) == 0 {
+					all = append(all, lb.Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), Local: rng.IntN(2) == 0})
+				}
+			}
+			if rng.IntN(3) == 0 {
+				all = shared
+			}
+			if shared = all; len(all) > 0 {
+				b.Add(8080+port, all)
+			}
+		}
+		return b
+	}
+	for range 3000 {
+		a, b := list(), list()
+		var want []netip.AddrPort
+		for x := range a.All() {
+			if !b.Has(x.Addr) {
+				want = append(want, x.Addr)
+			}
+		}
+		if got := a.Without(&b); !slices.Equal(got, want) {
+			t.Fatalf("%v without %v: got %v, want %v", slices.Collect(a.All()), slices.Collect(b.All()), got, want)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -147,18 +148,7 @@ func (p *Plane) leave(s *service, was []*lb.BackendSet) {
 	if len(s.doors) == 0 || sameSets(was, is) {
 		return
 	}
-	before, now := union(was), union(is)
-	var gone, back []netip.AddrPort
-	for a := range before {
-		if !now[a] {
-			gone = append(gone, a)
-		}
-	}
-	for a := range now {
-		if !before[a] {
-			back = append(back, a)
-		}
-	}
+	gone, back := without(was, is), without(is, was)
 	for _, d := range s.doors {
 		if len(gone) > 0 {
 			d.listener.Leave(gone, p.grace(s.proto))
@@ -185,12 +175,24 @@ func sameSets(a, b []*lb.BackendSet) bool {
 	return true
 }
 
-func union(sets []*lb.BackendSet) map[netip.AddrPort]bool {
-	all := map[netip.AddrPort]bool{}
+// without returns the backends of sets that others lack, each once.
+func without(sets, others []*lb.BackendSet) (all []netip.AddrPort) {
 	for _, s := range sets {
-		for b := range s.Backends.All() {
-			all[b.Addr] = true
+		all = append(all, lacking(s, others)...)
+	}
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	return slices.Compact(all)
+}
+
+// lacking returns the backends of a set that others lack. Most are in its own successor, which is compared as a whole.
+func lacking(s *lb.BackendSet, others []*lb.BackendSet) []netip.AddrPort {
+	successor := &lb.BackendSet{}
+	for _, o := range others {
+		if o.ID == s.ID {
+			successor = o
 		}
 	}
-	return all
+	return slices.DeleteFunc(s.Backends.Without(&successor.Backends), func(a netip.AddrPort) bool {
+		return slices.ContainsFunc(others, func(o *lb.BackendSet) bool { return o.Backends.Has(a) })
+	})
 }

@@ -99,11 +99,11 @@ func (b *Balance) Stats() Stats {
 }
 
 // joinAll returns members for backends of one more set that has them.
-func (b *Balance) joinAll(p lb.Proto, addrs map[netip.AddrPort]bool) []*member {
+func (b *Balance) joinAll(p lb.Proto, addrs []netip.AddrPort) []*member {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	all := make([]*member, 0, len(addrs))
-	for a := range addrs {
+	for _, a := range addrs {
 		h := b.health[endpoint{p, a}]
 		if h == nil {
 			h = &health{failing: &b.failing}

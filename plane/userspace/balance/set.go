@@ -49,25 +49,29 @@ type place struct {
 // hold replaces the backends. Those that stay keep their turns, and new ones get theirs anywhere among them: whatever comes and goes,
 // nobody is first more often than others.
 func (s *Set) hold(want *lb.BackendSet) {
+	was := s.is
+	if was == nil {
+		was = &lb.BackendSet{}
+	}
 	s.is = want
-	here := make(map[netip.AddrPort]bool, want.Backends.Len())
-	for b := range want.Backends.All() {
-		here[b.Addr] = true
+	come, gone := want.Backends.Without(&was.Backends), was.Backends.Without(&want.Backends)
+	left := make(map[netip.AddrPort]bool, len(gone))
+	for _, a := range gone {
+		left[a] = true
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ring := make([]*member, 0, want.Backends.Len())
 	for i := range s.ring {
-		switch m := s.ring[(s.next+i)%len(s.ring)]; {
-		case here[m.addr]:
-			delete(here, m.addr)
-			ring = append(ring, m)
-		default:
+		m := s.ring[(s.next+i)%len(s.ring)]
+		if len(left) > 0 && left[m.addr] {
 			m.gone = true
 			s.b.leave(s.id.Proto, m)
+		} else {
+			ring = append(ring, m)
 		}
 	}
-	s.ring, s.next = among(ring, s.b.joinAll(s.id.Proto, here)), 0
+	s.ring, s.next = among(ring, s.b.joinAll(s.id.Proto, come)), 0
 }
 
 // Affinity returns how long clients stay.
