@@ -92,11 +92,13 @@ func (p *Plane) look(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for _, a := range gone {
+		for _, a := range gone[:min(len(gone), stage)] {
 			ops = append(ops, s.op(ipvswire.DelDestination, a, 0))
 		}
 		s.drain.pause = max(min(2*s.drain.pause, lastLook), time.Duration(len(s.dests))*time.Second/perSecond)
-		s.drain.next = now.Add(s.drain.pause)
+		if s.drain.next = now.Add(s.drain.pause); len(gone) > stage {
+			s.drain.next = now.Add(together)
+		}
 		p.wake(s.drain.next)
 		p.l.touched.servers[s] = lb.Key{}
 	}

@@ -87,6 +87,9 @@ type Plane struct {
 	l *ledger // nil before the first Reset, and when the state was lost
 	// undone are the objects of each row that failed when it was written last.
 	undone map[lb.Key][]any
+	// staged are rows that the ledger has, and of which the kernel has a part (TN-69).
+	staged map[lb.Key]*lb.Frontend
+	rest   []*virtual // to be gone on with by audits
 	node   lb.Node
 
 	drift     chan struct{}
@@ -109,6 +112,8 @@ const (
 	pace = 2000
 	// step is that of the new rows of a Reset.
 	step = 20000
+	// stage is how many real servers of one virtual server a call adds or removes: IPVS looks for each among all of them.
+	stage = pace
 	// auditStep is how many virtual servers an audit lists the real servers of; lookStep bounds these.
 	auditStep = 2000
 )
@@ -172,11 +177,37 @@ func (p *Plane) Apply(ctx context.Context, changes []lb.Change) (res plane.Apply
 	w := p.writer()
 	for _, c := range changes {
 		p.again(c.Key)
-		w.set(c.Key, c.New)
+		if c.New == nil || p.staged[c.Key] != c.New {
+			w.set(c.Key, c.New)
+		}
+		delete(p.staged, c.Key)
 	}
 	p.notices.late(len(p.l.late))
 	err = p.ended(verb, w, w.write(ctx))
-	return plane.ApplyResult{Written: w.wrote > 0}, err
+	if err == nil {
+		res.Later = w.later(changes)
+	}
+	res.Written = w.wrote > 0
+	return res, err
+}
+
+// later are the keys of the changes of which a part is left to be written.
+func (w *writer) later(changes []lb.Change) (keys []lb.Key) {
+	for _, c := range changes {
+		if w.cutFor[c.Key] {
+			keys = append(keys, c.Key)
+			w.stage(c.Key, c.New)
+		}
+	}
+	return keys
+}
+
+// stage remembers a row of which the kernel has a part.
+func (p *Plane) stage(key lb.Key, row *lb.Frontend) {
+	if p.staged == nil {
+		p.staged = map[lb.Key]*lb.Frontend{}
+	}
+	p.staged[key] = row
 }
 
 // maxErrors is how many errors of objects are told: where one of them fails, all may.
@@ -218,6 +249,7 @@ func (p *Plane) ended(verb string, w *writer, err error) error {
 func (p *Plane) lose() {
 	p.l = nil
 	p.drains = nil
+	p.staged, p.rest = nil, nil
 }
 
 func sortedKeys[V any](m map[lb.Key]V) []lb.Key {

@@ -69,6 +69,12 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 		p.lose()
 		return plane.ResetResult{}, fmt.Errorf("ipvs: reset: %w", err)
 	}
+	for _, key := range sortedKeys(w.cutFor) {
+		if row := want.Get(key); row != nil && len(w.errs[key]) == 0 {
+			res.Later = append(res.Later, key)
+			p.stage(key, row)
+		}
+	}
 	for _, key := range sortedKeys(w.errs) {
 		if want.Get(key) != nil {
 			res.Later = append(res.Later, key)

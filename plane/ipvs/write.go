@@ -38,13 +38,16 @@ type writer struct {
 	mended int // of these, those that it took
 	// failed are objects of which the kernel did not take an operation, by what they are in the ledger; they are left alone then.
 	failed map[any]bool
+	// cut are virtual servers of which the next call writes more, and cutFor the rows that they were touched for (TN-69).
+	cut    map[*virtual]bool
+	cutFor map[lb.Key]bool
 	errs   map[lb.Key][]error
 	// before and after, of a Reset, come before what clients reach is there, and when it is.
 	before, after func(context.Context) error
 }
 
 func (p *Plane) writer() *writer {
-	return &writer{Plane: p, failed: map[any]bool{}, errs: map[lb.Key][]error{}}
+	return &writer{Plane: p, failed: map[any]bool{}, cut: map[*virtual]bool{}, cutFor: map[lb.Key]bool{}, errs: map[lb.Key][]error{}}
 }
 
 // set has a row written. One that the ledger refuses is written as that holds it.
@@ -104,8 +107,11 @@ func (w *writer) forget() {
 	t := w.l.touched
 	w.l.touched = newTouched()
 	for s, key := range t.servers {
-		if w.failed[s] {
+		if w.failed[s] || w.cut[s] && key != (lb.Key{}) {
 			w.remember(key, s)
+		}
+		if w.cut[s] {
+			w.putOff(key, s)
 		}
 		w.done(key, s)
 	}
@@ -119,6 +125,27 @@ func (w *writer) forget() {
 			w.remember(key, a)
 		}
 	}
+}
+
+// putOff has a later call go on with a virtual server: the next of its row, or an audit if it was touched for none.
+func (w *writer) putOff(key lb.Key, s *virtual) {
+	w.cutFor[key] = true
+	if key == (lb.Key{}) {
+		w.rest = append(w.rest, s)
+		w.signal()
+	}
+}
+
+// goOn writes more of what was put off for audits.
+func (p *Plane) goOn(ctx context.Context) error {
+	for _, s := range p.rest {
+		if p.l.servers[s.id] == s {
+			p.l.touched.servers[s] = lb.Key{}
+		}
+	}
+	p.rest = nil
+	w := p.writer()
+	return p.ended("go on", w, w.write(ctx))
 }
 
 func (p *Plane) remember(key lb.Key, object any) {
@@ -197,12 +224,15 @@ func (w *writer) raise(which func(*virtual) bool) func(context.Context) error {
 	return func(ctx context.Context) error {
 		var ops []serverOp
 		for _, s := range w.sortedServers() {
-			if s.refs == 0 || !which(s) {
+			if s.refs == 0 || w.cut[s] || !which(s) {
 				continue
 			}
 			first := len(ops)
 			if ops = w.l.raise(ops, s); !s.has && w.excluded(s.id) { // another's would take the real servers
 				ops = ops[:first+1]
+			}
+			if len(ops)-first > stage {
+				ops, w.cut[s] = ops[:first+stage], true
 			}
 		}
 		return w.serverOps(ctx, ops)
@@ -265,7 +295,7 @@ func (w *writer) lower(which func(*virtual) bool) func(context.Context) error {
 	return func(ctx context.Context) error {
 		var ops []serverOp
 		for _, s := range w.sortedServers() {
-			if !s.has || !which(s) {
+			if !s.has || w.cut[s] || !which(s) { // those that leave serve on until all that come are there
 				continue
 			}
 			var err error
@@ -284,7 +314,12 @@ func (w *writer) lowerOne(ctx context.Context, ops []serverOp, s *virtual) ([]se
 	if s.set != nil && w.l.wantsAll(s) {
 		return ops, nil
 	}
+	first := len(ops)
 	for _, a := range sortedAddrs(s.dests) {
+		if len(ops)-first >= stage {
+			w.cut[s] = true
+			break
+		}
 		switch {
 		case w.l.wants(s, a):
 		case !s.drains() && w.l.keeps(s, a):
@@ -322,7 +357,7 @@ func sortedAddrs[V any](m map[netip.AddrPort]V) []netip.AddrPort {
 // Service goes (DP-53), and it goes with the last of them. At an address that another device has it goes at once (TN-63).
 func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serverOp, error) {
 	taken := w.l.taken(s)
-	if s.leaving && s.drain != nil && len(s.drain.dests) > 0 && !taken {
+	if s.leaving && s.drain != nil && len(s.dests) > 0 && len(s.drain.dests) == len(s.dests) && !taken {
 		return ops, nil // in hand
 	}
 	if !s.drains() || len(s.dests) == 0 || taken {
@@ -343,7 +378,12 @@ func (w *writer) leave(ctx context.Context, ops []serverOp, s *virtual) ([]serve
 		return append(ops, s.op(ipvswire.DelService, netip.AddrPort{}, 0)), nil
 	}
 	w.l.leave(w.l.touched.servers[s], s, true)
+	first := len(ops)
 	for _, a := range sortedAddrs(s.dests) {
+		if len(ops)-first >= stage {
+			w.cut[s] = true
+			break
+		}
 		switch {
 		case !busy[a]:
 			ops = append(ops, s.op(ipvswire.DelDestination, a, 0))

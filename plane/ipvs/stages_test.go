@@ -1,0 +1,139 @@
+//go:build linux
+
+package ipvs
+
+import (
+	"testing"
+
+	"kube-proxy/internal/ipvsfake"
+	"kube-proxy/lb"
+	"kube-proxy/plane/planetest"
+)
+
+// weights counts the real servers of the virtual server of a row, those of weight 1 and all.
+func (k *lab) weights(key lb.Key) (serve, all int) {
+	for _, v := range k.ipvs.State() {
+		if v.ServiceID != serviceOf(key) {
+			continue
+		}
+		for _, d := range v.Destinations {
+			all++
+			if d.Weight > 0 {
+				serve++
+			}
+		}
+	}
+	return serve, all
+}
+
+// A Service of 10,000 endpoints that come, are all replaced, and go: no call asks the kernel for more than a stage of them, each stage
+// serves, and a stranger's Service in the same call is whole (TN-69).
+func TestLargeServicesInStages(t *testing.T) {
+	const n = 5 * stage
+	k := newLab(t)
+	p, w := k.plane(t, lb.IPv4), planetest.World{Family: lb.IPv4}
+	table := w.Table(0, 0)
+	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+		t.Fatal(err)
+	}
+	strangers, most := 100, 0
+	change := func(what string, owner lb.Owner, rows []*lb.Frontend, each func(call int)) {
+		t.Helper()
+		changes, _ := table.Replace(owner, rows)
+		calls := 0
+		for left := changes; len(left) > 0; calls++ {
+			if calls > 20 {
+				t.Fatalf("%s takes more than %d calls", what, calls)
+			}
+			strangers++
+			small, _ := table.Replace(w.ClusterIP(strangers, 90000, 3))
+			before := k.cost()
+			res, err := p.Apply(t.Context(), append(small, left...))
+			if err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			most = max(most, int(k.cost().since(before).messages))
+			if serve, _ := k.weights(small[0].Key); serve != 3 {
+				t.Fatalf("%s, call %d: the stranger's Service has %d endpoints, want 3", what, calls, serve)
+			}
+			if each(calls); len(res.Later) == 0 {
+				break
+			}
+			if len(res.Later) != 1 || res.Later[0] != changes[0].Key {
+				t.Fatalf("%s, call %d: left for later %v", what, calls, res.Later)
+			}
+		}
+		if calls < 4 {
+			t.Errorf("%s took %d calls, want stages", what, calls+1)
+		}
+	}
+	_, rows := w.ClusterIP(1, 0, n)
+	key := rows[0].Key
+	serves := func(least int) func(int) {
+		return func(call int) {
+			if serve, _ := k.weights(key); serve < least {
+				t.Errorf("in stage %d serve %d, want %d", call, serve, least)
+			}
+		}
+	}
+	change("it comes", lb.Owner{Name: "ns/svc-1"}, rows, serves(stage-1))
+	_, rows = w.ClusterIP(1, n, n)
+	change("all are replaced", lb.Owner{Name: "ns/svc-1"}, rows, serves(n))
+	for serve, all := k.weights(key); all > n; serve, all = k.weights(key) {
+		hasten(p)
+		before := k.cost()
+		if _, err := p.Audit(t.Context(), false); err != nil {
+			t.Fatal(err)
+		}
+		most = max(most, int(k.cost().since(before).messages))
+		if _, left := k.weights(key); serve != n || left == all {
+			t.Fatalf("of %d real servers %d serve, and %d are left", all, serve, left)
+		}
+	}
+	k.connections(always(1))
+	change("it goes, with connections", lb.Owner{Name: "ns/svc-1"}, nil, func(int) {})
+	if serve, all := k.weights(key); serve != 0 || all != n {
+		t.Errorf("of %d real servers %d serve, want %d that drain", all, serve, n)
+	}
+	if most > 2*stage+50 { // the last that come, and the first that leave
+		t.Errorf("a call was %d messages to IPVS, want %d", most, 2*stage+50)
+	}
+	t.Logf("a call was %d messages to IPVS at most", most)
+}
+
+// What a Reset, a change of the node or an audit finds of such a Service is written in stages too, and is no drift (TN-69).
+func TestLargeServicesInStagesElsewhere(t *testing.T) {
+	const n = 3 * stage
+	k := newLab(t)
+	p, w := k.plane(t, lb.IPv4), planetest.World{Family: lb.IPv4}
+	table := w.Table(0, 0)
+	table.Replace(w.ClusterIP(1, 0, n))
+	writes, most := 0, 0
+	k.ipvs.Before = func(r ipvsfake.Request) error {
+		if r.Command.Writes() {
+			writes++
+		}
+		return nil
+	}
+	if _, err := planetest.ResetAll(t.Context(), p, table); err != nil {
+		t.Fatal(err)
+	}
+	// Another process, whose table has it no more.
+	k.connections(always(1))
+	p = k.plane(t, lb.IPv4)
+	writes = 0
+	if _, err := planetest.ResetAll(t.Context(), p, w.Table(0, 0)); err != nil {
+		t.Fatal(err)
+	}
+	for most = writes; len(p.Drift()) > 0; most = max(most, writes) {
+		<-p.Drift()
+		writes = 0
+		if mended, err := p.Audit(t.Context(), false); mended > 0 || err != nil {
+			t.Fatalf("mended %d, %v", mended, err)
+		}
+	}
+	key := table.Sorted()[0].Key
+	if serve, all := k.weights(key); serve > 0 || all != n || most > stage+10 {
+		t.Errorf("%d of %d real servers serve, want none; a call was %d messages to IPVS, want %d", serve, all, most, stage+10)
+	}
+}
