@@ -102,6 +102,8 @@ const imports = `
 	config, mode < migrate;
 	# It asks what others would do, and tries modes by their values.
 	lb, mode, system, internal/kernel < preflight;
+	# It asks HNS, has the program run in a lab, and asks that by the admin socket.
+	lb, plane/hns, plane/hns/transcript, preflight, internal/netlab, inspect, admin < selftest;
 	engine, trace < status;
 	# What people ask is put together of what all others know; who carries questions and answers knows no more than that.
 	cluster, lb, policy, trace, mode, engine, changes, flows < inspect;

@@ -91,7 +91,7 @@ func command(modes mode.List, out, errOut io.Writer, commandLine []string) *cobr
 	cmd.SetErr(errOut)
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	completion := completionCommand(cmd, out)
-	commands := append(askCommands(modes, out, errOut), checkCommand(modes, out, errOut, commandLine), migrateCommand(modes, out, errOut),
+	commands := append(askCommands(modes, out, errOut), checkCommand(modes, out, errOut, commandLine), selftestCommand(modes, out, errOut), migrateCommand(modes, out, errOut),
 		renderCommand(modes, out, errOut, commandLine), completion)
 	cmd.AddCommand(commands...)
 	cmd.SetHelpCommand(completion) // cobra makes one of its own else: "help" is no command, but an argument too many (FL-01)

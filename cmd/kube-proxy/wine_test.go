@@ -118,6 +118,11 @@ func windowsCommands(n *windowsNode) {
 			}
 		})
 	}
+	out, errOut, code := n.run("selftest", "--proxy-mode=userspace") // Wine starts no service again that crashed
+	if code != exitFound || strings.Count(out, "  failed   ") != 1 || !strings.Contains(out, "  failed   crash ") {
+		t.Errorf("selftest: exit %d, want one failure:\n%s%s", code, out, errOut)
+	}
+	has(t, "selftest", out, "  ok       create ", "  ok       start ", "  ok       parameter-change ", "  ok       stop ")
 	logs, err := filepath.Glob(filepath.Join(dir, "logs", "kube-proxy.*.log.INFO.*"))
 	do(t, err)
 	if len(logs) != 1 {

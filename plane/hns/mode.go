@@ -13,6 +13,9 @@ import (
 // Mode returns the mode kernelspace.
 func Mode() mode.Mode { return modeOn(open) }
 
+// Open returns the HNS of this machine, for kube-proxy selftest.
+func Open() (HNS, error) { return open() }
+
 // modeOn returns the mode for an HNS that open finds.
 func modeOn(open func() (HNS, error)) mode.Mode {
 	return mode.Mode{

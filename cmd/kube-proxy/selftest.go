@@ -1,0 +1,129 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"kube-proxy/config"
+	"kube-proxy/mode"
+	"kube-proxy/plane/hns"
+	"kube-proxy/plane/hns/transcript"
+	"kube-proxy/preflight"
+	"kube-proxy/selftest"
+)
+
+// selftestHelp is the help of "kube-proxy selftest".
+func selftestHelp() string {
+	return "Usage: kube-proxy selftest [-o text|json] [--disruptive] [--echo ADDRESS:PORT,...] [flags]\n\n" +
+		wrapped("Proves in nine steps that the mode of these flags works here: "+strings.Join(selftest.Titles[:], ", ")+". On Linux this program runs in network "+
+			"namespaces of its own, packets are sent through it, and the node itself stays as it is. On Windows the Host Networking Service is asked, with addresses of "+
+			"the documentation ranges: stop the kube-proxy of the node before. Run it as root or administrator. A step that does not apply says why.") + "\n" +
+		fmt.Sprintf("Exit codes: 0 nothing failed; 1 the command line or the configuration is wrong; %d something failed.\n\n", exitFound) +
+		"  -o, --output string   text, or json: a transcript of one object a line, {step, name, value, result, text, source}\n" +
+		"      --disruptive      on Windows, restart the Host Networking Service (step 8)\n" +
+		"      --echo list       on Windows, pods that accept connections, for the data path (step 7)\n\n" +
+		"All flags of kube-proxy are taken, see kube-proxy --help. docs/windows.md says what the steps prove.\n"
+}
+
+// selftestPatience is how long a change may take, and selftestSizes are those of step 6.
+const selftestPatience = 30 * time.Second
+
+var selftestSizes = []int{10, 100, 1000}
+
+// selftestCommand is "kube-proxy selftest".
+func selftestCommand(modes mode.List, out, errOut io.Writer) *cobra.Command {
+	opts := config.NewOptions(modes)
+	var output string
+	var echo []string
+	var disruptive bool
+	cmd := &cobra.Command{
+		Use: "selftest", Short: "prove in nine steps that a mode works on this machine, with packets",
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if output != "text" && output != "json" {
+				return config.Problems{{Where: "--output", Value: output, Want: "want text or json"}}
+			}
+			cfg, err := complete(opts, args)
+			for _, w := range opts.Warnings() {
+				fmt.Fprintf(errOut, "kube-proxy: warning: %s\n", w)
+			}
+			if err != nil {
+				return err
+			}
+			test, err := selftestOf(cmd.Context(), cfg, modes, echo, disruptive)
+			if err != nil {
+				return err
+			}
+			p := &selftestPrinter{out: out, json: output == "json"}
+			if !selftest.Run(cmd.Context(), test, p.print) {
+				return exitCode(exitFound)
+			}
+			return p.err
+		},
+	}
+	opts.AddFlags(cmd.Flags())
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "")
+	cmd.Flags().BoolVar(&disruptive, "disruptive", false, "")
+	cmd.Flags().StringSliceVar(&echo, "echo", nil, "")
+	completeFlag(cmd, "output", "json", "text")
+	completeModes(cmd, modes)
+	cmd.ValidArgsFunction = cobra.NoFileCompletions
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return config.Problems{{Where: err.Error()}} })
+	cmd.SetHelpFunc(func(*cobra.Command, []string) { io.WriteString(out, selftestHelp()) })
+	return cmd
+}
+
+// selftestOf is the test of a configuration on this machine.
+func selftestOf(ctx context.Context, cfg *config.Config, modes mode.List, echo []string, disruptive bool) (selftest.Config, error) {
+	test := selftest.Config{Asked: cfg.Mode, Sizes: selftestSizes, Patience: selftestPatience}
+	for _, e := range echo {
+		at, err := netip.ParseAddrPort(e)
+		if err != nil || !at.Addr().Is4() {
+			return test, config.Problems{{Where: "--echo", Value: e, Want: "want an IPv4 address and a port, such as 10.1.1.11:8080"}}
+		}
+		test.Echo = append(test.Echo, at)
+	}
+	s := preflightSetup(cfg, modes)
+	s.API, s.LoadModules = nil, true
+	facts := preflight.Look(ctx, s)
+	test.Findings = preflight.Judge(s, facts)
+	test.Mode = preflight.Runs(s, facts)
+	runs, _ := modes.Find(test.Mode)
+	test.Terminates = runs.Terminates
+	w := cfg.Windows
+	test.Plane = hns.Config{Network: cmp.Or(w.NetworkName, os.Getenv("KUBE_NETWORK")), SourceVIP: w.SourceVIP, DSR: w.EnableDSR, RootEndpoint: w.RootHNSEndpointName}
+	var err error
+	if test.Program, err = os.Executable(); err != nil {
+		return test, fmt.Errorf("finding this program: %w", err)
+	}
+	return test, onThisSystem(&test, disruptive)
+}
+
+// selftestPrinter prints lines as they come.
+type selftestPrinter struct {
+	out  io.Writer
+	json bool
+	step int
+	err  error // of the first line that could not be printed
+}
+
+func (p *selftestPrinter) print(l transcript.Line) {
+	if p.json {
+		p.err = cmp.Or(p.err, transcript.Write(p.out, []transcript.Line{l}))
+		return
+	}
+	if l.Step != p.step {
+		p.step = l.Step
+		fmt.Fprintf(p.out, "%d %s\n", l.Step, selftest.Titles[l.Step-1])
+	}
+	_, err := fmt.Fprintf(p.out, "  %-7s  %-22s  %s\n", cmp.Or(l.Result, "ok"), l.Name, plain(cmp.Or(l.Text, string(l.Value))))
+	p.err = cmp.Or(p.err, err)
+}

@@ -1,0 +1,496 @@
+package selftest
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/hns"
+)
+
+// Addresses of the documentation ranges (RFC 5737) are of no machine.
+var (
+	pod     = netip.MustParseAddr("192.0.2.1")
+	absent  = netip.MustParseAddr("192.0.2.250")
+	vip     = netip.MustParseAddr("198.51.100.1")
+	unknown = "00000000-0000-0000-0000-00000000fade"
+)
+
+// hnsNode is the HNS of this machine, and what the test has made in it.
+type hnsNode struct {
+	*run
+	net       hns.Network
+	features  hns.Features
+	endpoints map[netip.Addr]hns.Endpoint
+	// deletes were made, of which so many failed for no reason.
+	deletes, spurious int
+}
+
+// onHNS are the steps with HNS, and what deletes the endpoints that they made.
+func (r *run) onHNS() (steps []func(context.Context) bool, end func(context.Context)) {
+	n := &hnsNode{run: r, endpoints: map[netip.Addr]hns.Endpoint{}}
+	return []func(context.Context) bool{n.version, n.network, n.roundTrip, n.refusals, n.balancers, n.measure, n.echo, n.restart, r.service}, n.end
+}
+
+func (n *hnsNode) end(ctx context.Context) {
+	var err error
+	for _, e := range n.endpoints {
+		err = errors.Join(err, n.remove(ctx, e.ID, n.HNS.DeleteEndpoint))
+	}
+	n.check("endpoints-deleted", "the endpoints of the test go", err)
+}
+
+// version is step 1.
+func (n *hnsNode) version(ctx context.Context) bool {
+	n.node(ctx)
+	f, err := n.HNS.Features(ctx)
+	if err == nil && !f.V2 {
+		err = errors.New("it has no calls of schema version 2: want Windows Server 2019 or later")
+	}
+	n.features = f
+	n.answer("build", f.Build)
+	n.answer("features", f)
+	return n.check("hns", "HNS answers", err)
+}
+
+// network is step 2.
+func (n *hnsNode) network(ctx context.Context) bool {
+	all, err := n.HNS.Networks(ctx, n.Plane.Network)
+	if err == nil && len(all) != 1 {
+		err = fmt.Errorf("%d networks have the name %q: --network-name", len(all), n.Plane.Network)
+	}
+	if !n.check("network", "there is one HNS network of this name", err) {
+		return false
+	}
+	n.net = all[0]
+	n.answer("network-settings", n.net)
+	if !n.is(hns.Overlay) && !n.is(hns.L2Bridge) && !n.is(hns.L2Tunnel) {
+		err = fmt.Errorf("it is of type %s", n.net.Type)
+	}
+	served := n.check("network-type", "its type is L2Bridge, L2Tunnel or Overlay", err)
+	_, err = netip.ParseAddr(n.net.ManagementIP)
+	n.check("management-ip", "it has this node's address as ManagementIP", err)
+	_, err = net.ParseMAC(n.net.HostMAC)
+	n.check("host-mac", "the interface with that address has a hardware address", err)
+	if n.is(hns.Overlay) {
+		list, err := n.HNS.Endpoints(ctx, n.net.ID)
+		if i := with(list, n.Plane.SourceVIP); err == nil && (i < 0 || list[i].Flags&hns.RemoteEndpoint != 0) {
+			err = fmt.Errorf("%s has none: --source-vip names it, and the proxy makes it when it starts", n.Plane.SourceVIP)
+		}
+		n.check("source-vip", "the source VIP has a local endpoint", err)
+	}
+	return served
+}
+
+func (n *hnsNode) is(t hns.NetworkType) bool { return strings.EqualFold(string(n.net.Type), string(t)) }
+
+// with is the index of the endpoint with an address, below 0 for none.
+func with(all []hns.Endpoint, a netip.Addr) int {
+	return slices.IndexFunc(all, func(e hns.Endpoint) bool {
+		return slices.ContainsFunc(e.IPConfigurations, func(c hns.IPConfig) bool { return c.IPAddress == a.String() })
+	})
+}
+
+// asked is an endpoint as the test asks for it. Its name is none of a proxy.
+func (n *hnsNode) asked(a netip.Addr) hns.Endpoint {
+	b := a.As4()
+	e := hns.Endpoint{
+		Name: "kube-proxy-selftest " + a.String(), HostComputeNetwork: n.net.ID, Flags: hns.RemoteEndpoint, SchemaVersion: hns.Version2,
+		IPConfigurations: []hns.IPConfig{{IPAddress: a.String()}}, MacAddress: fmt.Sprintf("02-13-%02X-%02X-%02X-%02X", b[0], b[1], b[2], b[3]),
+	}
+	if n.is(hns.Overlay) {
+		settings, _ := json.Marshal(hns.AddressSetting{ProviderAddress: n.net.ManagementIP}) // a string
+		e.Policies = []hns.Policy{{Type: hns.PolicyProviderAddress, Settings: settings}}
+	}
+	return e
+}
+
+// endpoint returns the endpoint of an address, which it makes once.
+func (n *hnsNode) endpoint(ctx context.Context, a netip.Addr) (e hns.Endpoint, err error) {
+	e, ok := n.endpoints[a]
+	if !ok {
+		if e, err = n.HNS.CreateEndpoint(ctx, n.asked(a)); err == nil {
+			n.endpoints[a] = e
+		}
+	}
+	return e, err
+}
+
+// remove deletes an object, three times if HNS fails for no reason.
+func (n *hnsNode) remove(ctx context.Context, id string, by func(context.Context, string) error) (err error) {
+	for range 3 {
+		n.deletes++
+		if err = by(ctx, id); err == nil || errors.Is(err, hns.ErrNotFound) {
+			return nil
+		}
+		n.spurious++
+	}
+	return fmt.Errorf("it cannot be deleted: %w", err)
+}
+
+// roundTrip is step 3.
+func (n *hnsNode) roundTrip(ctx context.Context) bool {
+	made, err := n.endpoint(ctx, pod)
+	if !n.check("create", "HNS makes a remote endpoint", err) {
+		return false
+	}
+	all, err := n.HNS.Endpoints(ctx, n.net.ID)
+	i, added := with(all, pod), []string{}
+	if want := n.asked(pod); err == nil && (i < 0 || all[i].Name != want.Name || all[i].Flags != want.Flags || !strings.EqualFold(all[i].MacAddress, want.MacAddress)) {
+		err = fmt.Errorf("want %+v, it has %+v", want, all)
+	}
+	if n.check("list", "the list shows the endpoint as it was asked for", err) {
+		for _, p := range all[i].Policies {
+			if p.Type != hns.PolicyProviderAddress {
+				added = append(added, p.Type)
+			}
+		}
+		n.answer("policies-added", added)
+	}
+	present, err1 := n.HNS.EndpointsAt(ctx, n.net.ID, pod.String())
+	none, err2 := n.HNS.EndpointsAt(ctx, n.net.ID, absent.String())
+	n.check("filtered", "HNS answers filtered lists", errors.Join(err1, err2))
+	n.answer("filter", map[bool]string{len(none) > 0: "everything", len(none) == 0 && with(present, pod) < 0: "nothing", len(none) == 0 && with(present, pod) >= 0: "match"}[true])
+	second := n.asked(pod)
+	second.Name, second.MacAddress = second.Name+" twice", n.asked(absent).MacAddress
+	double, err := n.HNS.CreateEndpoint(ctx, second)
+	n.answer("duplicate-address", err == nil)
+	if err == nil {
+		n.check("duplicate-deleted", "the second endpoint goes", n.remove(ctx, double.ID, n.HNS.DeleteEndpoint))
+	}
+	delete(n.endpoints, pod)
+	err = n.remove(ctx, made.ID, n.HNS.DeleteEndpoint)
+	if all, failed := n.HNS.Endpoints(ctx, n.net.ID); failed != nil || with(all, pod) >= 0 {
+		err = errors.Join(err, failed, fmt.Errorf("the list has %+v", all))
+	}
+	return n.check("delete", "the endpoint goes", err)
+}
+
+// balancer is a load balancer of TCP as the test asks for it; without a VIP it is one of NodePorts.
+func (n *hnsNode) balancer(vip netip.Addr, port uint16, endpoints ...string) hns.LoadBalancer {
+	l := hns.LoadBalancer{HostComputeEndpoints: endpoints, SchemaVersion: hns.Version2,
+		PortMappings: []hns.PortMapping{{Protocol: 6, InternalPort: echoPort, ExternalPort: port}}}
+	if n.Plane.SourceVIP.IsValid() {
+		l.SourceVIP = n.Plane.SourceVIP.String()
+	}
+	if vip.IsValid() {
+		l.FrontendVIPs = []string{vip.String()}
+	} else {
+		l.PortMappings[0].Flags = hns.MappingLocalRoutedVIP
+	}
+	return l
+}
+
+// during makes a load balancer, calls f and deletes it.
+func (n *hnsNode) during(ctx context.Context, l hns.LoadBalancer, f func(made hns.LoadBalancer) error) error {
+	made, err := n.HNS.CreateLoadBalancer(ctx, l)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(made), n.remove(ctx, made.ID, n.HNS.DeleteLoadBalancer))
+}
+
+// takes reports whether HNS takes a load balancer.
+func (n *hnsNode) takes(ctx context.Context, l hns.LoadBalancer) bool {
+	return n.during(ctx, l, func(hns.LoadBalancer) error { return nil }) == nil
+}
+
+// refusals is step 4.
+func (n *hnsNode) refusals(ctx context.Context) bool {
+	e, err := n.endpoint(ctx, pod)
+	l := n.balancer(vip, 80, e.ID)
+	if err == nil {
+		err = n.during(ctx, l, func(hns.LoadBalancer) error {
+			_, again := n.HNS.CreateLoadBalancer(ctx, l)
+			n.refused("same-key", hns.ErrExists, again)
+			return nil
+		})
+	}
+	if !n.check("load-balancer", "HNS makes a load balancer and deletes it", err) {
+		return false
+	}
+	n.refused("unknown-load-balancer", hns.ErrNotFound, n.HNS.DeleteLoadBalancer(ctx, unknown))
+	n.refused("unknown-endpoint", hns.ErrNotFound, n.HNS.DeleteEndpoint(ctx, unknown))
+	if l.SourceVIP != "" {
+		l.SourceVIP = absent.String()
+		n.answer("source-vip-endpoint", !n.takes(ctx, l))
+	}
+	if s, err := net.Listen("tcp", ":0"); err == nil {
+		n.answer("listener-conflict", !n.takes(ctx, n.balancer(vip, uint16(s.Addr().(*net.TCPAddr).Port), e.ID)))
+		_ = s.Close() // nobody connected
+	}
+	var reserved [2]uint16
+	for _, port := range []uint16{30000, 31000, 32000, 32700, 32767} {
+		if !n.takes(ctx, n.balancer(netip.Addr{}, port, e.ID)) {
+			reserved = [2]uint16{cmp.Or(reserved[0], port), port}
+		}
+	}
+	n.answer("reserved-ports", reserved)
+	return true
+}
+
+// refused checks that HNS has refused a call for that reason, and answers the code.
+func (n *hnsNode) refused(name string, want, err error) {
+	var e *hns.Error
+	if errors.As(err, &e) {
+		n.answer("code/"+name, fmt.Sprintf("0x%x", e.Code))
+	}
+	if errors.Is(err, want) {
+		err = nil
+	} else {
+		err = fmt.Errorf("HNS answers %v", err)
+	}
+	n.check("refusal/"+name, "HNS refuses it: "+want.Error(), err)
+}
+
+// rows are of every shape that the plane writes.
+const rows = `node nodeports 192.0.2.200/32 pods 192.0.2.0/24 services 198.51.100.0/25
+198.51.100.10:80/tcp selftest/a:http clusterip
+  anywhere balance selftest/a:http/tcp/cluster masquerade
+198.51.100.10:53/udp selftest/a:dns clusterip
+  anywhere balance selftest/a:dns/udp/cluster masquerade
+198.51.100.11:80/tcp selftest/b:http clusterip affinity 10800s
+  anywhere balance selftest/b:http/tcp/cluster masquerade
+198.51.100.200:80/tcp selftest/a:http externalip
+  anywhere balance selftest/a:http/tcp/cluster masquerade
+198.51.100.201:80/tcp selftest/a:http loadbalancer
+  anywhere balance selftest/a:http/tcp/cluster masquerade
+198.51.100.202:80/tcp selftest/a:http loadbalancer
+  anywhere balance selftest/a:http/tcp/local
+198.51.100.203:80/tcp selftest/a:http loadbalancer preserve destination
+  anywhere balance selftest/a:http/tcp/local
+nodeport:30590/tcp selftest/a:http nodeport
+  anywhere balance selftest/a:http/tcp/cluster masquerade
+nodeport:30591/tcp selftest/a:http nodeport
+  anywhere balance selftest/a:http/tcp/local
+set selftest/a:dns/udp/cluster
+  192.0.2.11:8053 local
+  192.0.2.12:8053
+set selftest/a:http/tcp/cluster
+  192.0.2.11:8080 local
+  192.0.2.12:8080
+set selftest/a:http/tcp/local
+  192.0.2.11:8080 local
+set selftest/b:http/tcp/cluster
+  192.0.2.12:8080
+`
+
+// shapes are the load balancers that the plane writes for the rows.
+func (n *hnsNode) shapes(dsr bool) (all []hns.LoadBalancer, err error) {
+	table, err := lb.ParseTable(rows)
+	if err != nil {
+		return nil, err
+	}
+	cfg := n.Plane
+	cfg.Family, cfg.DSR = lb.IPv4, dsr
+	text, err := hns.Render(cfg, table)
+	var requests []struct {
+		Call     string
+		Settings hns.LoadBalancer
+	}
+	if err = errors.Join(err, json.Unmarshal(text, &requests)); err != nil {
+		return nil, err
+	}
+	for _, q := range requests {
+		if q.Call == "HcnCreateLoadBalancer" {
+			all = append(all, q.Settings)
+		}
+	}
+	return all, nil
+}
+
+// balancers is step 5.
+func (n *hnsNode) balancers(ctx context.Context) bool {
+	for _, dsr := range []bool{false, true} {
+		if dsr && !n.features.DSR {
+			n.skip("dsr", "this HNS has no DSR")
+			continue
+		}
+		all, err := n.shapes(dsr)
+		n.check(fmt.Sprintf("shapes/dsr-%t", dsr), fmt.Sprintf("the plane writes %d load balancers", len(all)), err)
+		for _, l := range all {
+			if !n.features.SessionAffinity {
+				l.PortMappings[0].DistributionType = hns.PerConnection
+			}
+			m := l.PortMappings[0]
+			name := fmt.Sprintf("shape/dsr-%t/%s:%d/%d", dsr, strings.Join(l.FrontendVIPs, "+"), m.ExternalPort, m.Protocol)
+			err := n.shape(ctx, l)
+			if m.Flags&hns.MappingVIPExternal != 0 && errors.Is(err, hns.ErrInvalid) { // the plane does without
+				l.PortMappings[0].Flags &^= hns.MappingVIPExternal
+				err = n.shape(ctx, l)
+			}
+			n.check(name, fmt.Sprintf("flags %d and %d: created, shown as asked for, modified, deleted", l.Flags, m.Flags), err)
+		}
+	}
+	n.mappingFlags(ctx)
+	n.answer("deletes-fail", n.deletes/max(1, n.spurious)*min(1, n.spurious))
+	return true
+}
+
+// mappingFlags answers which flags HNS takes, each by itself.
+func (n *hnsNode) mappingFlags(ctx context.Context) {
+	var taken hns.PortMappingFlags
+	e, err := n.endpoint(ctx, pod)
+	for flag := hns.MappingILB; err == nil && flag <= hns.MappingVIPExternal; flag <<= 1 {
+		l := n.balancer(vip, 80, e.ID)
+		l.PortMappings[0].Flags = flag
+		if n.features.DSR && (flag == hns.MappingUseMux || flag == hns.MappingPreserveDIP) {
+			l.Flags = hns.FlagDSR
+		}
+		if n.takes(ctx, l) {
+			taken |= flag
+		}
+	}
+	n.answer("mapping-flags", taken)
+}
+
+// shape makes a load balancer, reads it, gives it other endpoints and deletes it.
+func (n *hnsNode) shape(ctx context.Context, l hns.LoadBalancer) error {
+	l.HostComputeEndpoints = slices.Clone(l.HostComputeEndpoints)
+	for i, id := range l.HostComputeEndpoints { // "endpoint ADDRESS" or "pod ADDRESS"
+		e, err := n.endpoint(ctx, netip.MustParseAddr(id[strings.LastIndex(id, " ")+1:]))
+		if err != nil {
+			return err
+		}
+		l.HostComputeEndpoints[i] = e.ID
+	}
+	return n.during(ctx, l, func(made hns.LoadBalancer) error {
+		l.ID = made.ID
+		err := n.same(ctx, l)
+		if err == nil && n.features.ModifyLoadbalancer {
+			l.HostComputeEndpoints = l.HostComputeEndpoints[:1]
+			if _, err = n.HNS.ModifyLoadBalancer(ctx, l); err == nil {
+				err = n.same(ctx, l)
+			}
+		}
+		return err
+	})
+}
+
+// same compares a load balancer with the one of HNS.
+func (n *hnsNode) same(ctx context.Context, want hns.LoadBalancer) error {
+	all, err := n.HNS.LoadBalancers(ctx)
+	i := slices.IndexFunc(all, func(l hns.LoadBalancer) bool { return strings.EqualFold(l.ID, want.ID) })
+	if err != nil || i < 0 {
+		return errors.Join(err, errors.New("the list does not have it"))
+	}
+	have := all[i]
+	have.ID, have.SchemaVersion = want.ID, want.SchemaVersion
+	have.HostComputeEndpoints, want.HostComputeEndpoints = sorted(have.HostComputeEndpoints), sorted(want.HostComputeEndpoints)
+	if !reflect.DeepEqual(have, want) {
+		return fmt.Errorf("HNS shows %+v, want %+v", have, want)
+	}
+	return nil
+}
+
+// sorted are ids in order, of which the case does not matter.
+func sorted(ids []string) []string {
+	return slices.Sorted(slices.Values(strings.Fields(strings.ToLower(strings.Join(ids, " ")))))
+}
+
+// A node of a large cluster has so many objects, which must be listed in that time.
+const (
+	largeCluster = 10_000
+	listTimeout  = 5 * time.Minute
+)
+
+// measure is step 6.
+func (n *hnsNode) measure(ctx context.Context) bool {
+	e, err := n.endpoint(ctx, pod)
+	var made []string
+	var lists []time.Duration
+	for _, size := range n.Sizes {
+		begun, before := time.Now(), len(made)
+		for k := before; k < size && err == nil; k++ {
+			var l hns.LoadBalancer
+			l, err = n.HNS.CreateLoadBalancer(ctx, n.balancer(netip.AddrFrom4([4]byte{198, 51, 100, byte(k%200 + 1)}), uint16(1024+k/200), e.ID))
+			made = append(made, l.ID)
+		}
+		create := time.Since(begun) / time.Duration(size-before)
+		begun = time.Now()
+		if err == nil {
+			_, err = n.HNS.LoadBalancers(ctx)
+		}
+		lists = append(lists, time.Since(begun))
+		n.answer(fmt.Sprintf("list-ms/%d", size), millis(lists[len(lists)-1]))
+		n.answer("call-ms", millis(create))
+	}
+	object := max(0, lists[len(lists)-1]-lists[0]) / time.Duration(max(1, len(made)-n.Sizes[0]))
+	n.answer("object-ms", millis(object))
+	if whole := lists[0] + object*largeCluster; err == nil && whole > listTimeout {
+		err = fmt.Errorf("it would take %s", whole)
+	}
+	n.check("list-time", fmt.Sprintf("a list of %d objects ends within %s", largeCluster, listTimeout), err)
+	err = nil
+	for _, id := range made {
+		err = errors.Join(err, n.remove(ctx, id, n.HNS.DeleteLoadBalancer))
+	}
+	return n.check("deleted", "the load balancers go", err)
+}
+
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// echo is step 7, as far as the node can take it alone.
+func (n *hnsNode) echo(ctx context.Context) bool {
+	for i, at := range n.Echo {
+		found, err := n.HNS.EndpointsAt(ctx, n.net.ID, at.Addr().String())
+		var e hns.Endpoint
+		if k := with(found, at.Addr()); k >= 0 {
+			e = found[k]
+		} else if err == nil {
+			e, err = n.endpoint(ctx, at.Addr())
+		}
+		l := n.balancer(vip, uint16(20000+i), e.ID)
+		l.PortMappings[0].InternalPort = at.Port()
+		if err == nil {
+			err = n.during(ctx, l, func(hns.LoadBalancer) error {
+				return n.await(ctx, func() error {
+					c, err := net.DialTimeout("tcp", netip.AddrPortFrom(vip, uint16(20000+i)).String(), n.Patience)
+					if err == nil {
+						err = c.Close()
+					}
+					return err
+				})
+			})
+		}
+		n.check("host/"+at.String(), "the node reaches this pod by a load balancer", err)
+	}
+	if len(n.Echo) == 0 {
+		n.skip("host", "--echo names no pods, by ADDRESS:PORT, that accept connections")
+	}
+	return n.skip("pod", "this command cannot act in a pod or outside: docs/windows.md says what to try there")
+}
+
+// restart is step 8.
+func (n *hnsNode) restart(ctx context.Context) bool {
+	if n.Restart == nil {
+		return n.skip("restart", "--disruptive has HNS restarted; for a reboot, or a network made anew, compare the transcripts of before and after")
+	}
+	e, err := n.endpoint(ctx, pod)
+	l := n.balancer(vip, 80, e.ID)
+	if err == nil {
+		err = n.during(ctx, l, func(made hns.LoadBalancer) error {
+			l.ID = made.ID
+			if err := n.Restart(ctx); err != nil {
+				return err
+			}
+			return n.await(ctx, func() error {
+				all, err := n.HNS.Networks(ctx, n.Plane.Network)
+				if err == nil && (len(all) != 1 || all[0].ID != n.net.ID) {
+					err = fmt.Errorf("the network is another: %+v", all)
+				}
+				return errors.Join(err, n.same(ctx, l))
+			})
+		})
+	}
+	return n.check("restart", "after a restart of HNS network and load balancers are as before, so that a Reset changes nothing", err)
+}
