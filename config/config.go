@@ -157,6 +157,7 @@ type Windows struct {
 	EnableDSR             bool
 	RootHNSEndpointName   string
 	ForwardHealthCheckVIP bool
+	IgnoreSourceRanges    bool
 }
 
 // Servers says where health and metrics are served.

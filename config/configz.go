@@ -15,6 +15,7 @@ func (c *Config) Configz() any {
 	fields["MaxNamespaceObjects"] = c.file.MaxNamespaceObjects
 	fields["Userspace"] = named(reflect.ValueOf(c.file.Userspace))
 	fields["UserspaceFallback"] = c.file.UserspaceFallback
+	fields["WindowsIgnoreSourceRanges"] = c.file.WindowsIgnoreSourceRanges
 	fields["AdminSocket"] = c.file.AdminSocket
 	fields["ServiceMetrics"] = c.file.ServiceMetrics
 	return fields

@@ -22,7 +22,7 @@ func TestDiff(t *testing.T) {
 		"nodePortAddresses": "[10.0.0.0/8]", "externalIPCIDRs": "[10.0.0.0/8]", "ipvs.excludeCIDRs": "[10.0.0.0/8]", "portRange": "1-2", "winkernel.sourceVip": "192.0.2.1",
 		"featureGates": "{AllAlpha: true}", "logging.vmodule": "[{filePattern: a, verbosity: 1}]", "iptables.localhostNodePorts": "false", "userspaceFallback": "false", "userspace.nodeEndpoints": "false", "adminSocket": "/run/other.sock",
 	}
-	bools := []string{"bindAddressHardFail", "enableProfiling", "masqueradeAll", "strictARP", "enableDSR", "forwardHealthCheckVip", "tcpBeLiberal", "windowsRunAsService", "splitStream"}
+	bools := []string{"bindAddressHardFail", "enableProfiling", "masqueradeAll", "strictARP", "enableDSR", "forwardHealthCheckVip", "tcpBeLiberal", "windowsRunAsService", "windowsIgnoreSourceRanges", "splitStream"}
 	var s settings
 	setDefaults(&s, all.Modes())
 	for _, row := range rows(t, "testdata/fields.tsv") {

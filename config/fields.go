@@ -25,6 +25,8 @@ type settings struct {
 	Userspace userspaceBlock `json:"userspace"`
 	// UserspaceFallback is ours (EXT).
 	UserspaceFallback *bool `json:"userspaceFallback"`
+	// WindowsIgnoreSourceRanges is ours (EXT).
+	WindowsIgnoreSourceRanges bool `json:"windowsIgnoreSourceRanges"`
 	// AdminSocket is ours (EXT).
 	AdminSocket *string `json:"adminSocket"`
 	// ServiceMetrics is ours (EXT).
@@ -185,6 +187,7 @@ func fieldTable(modes mode.List) []field {
 		{"userspace.drainTimeout", "EXT", live, works, "how long open connections go on at most when the process is asked to end"},
 		{"userspace.nodeEndpoints", "EXT", atStart, works, "connect to endpoints at this node's own addresses; without it they get no connections, so that no Service leads past the node's firewall to programs of the node"},
 		{"userspaceFallback", "EXT", "the data plane is chosen once", works, "run mode userspace where the mode that is asked for cannot run here; without it the process ends with an error instead, unless userspace itself is asked for"},
+		{"windowsIgnoreSourceRanges", "EXT", atStart, works, "serve load-balancer addresses of Services with loadBalancerSourceRanges to all clients, for clouds whose load balancers enforce the ranges themselves; without it this node does not serve them, because Windows cannot enforce ranges"},
 		{"adminSocket", "EXT", live, works, "`path` of the unix socket at which kube-proxy trace, why, diff, ui and the like ask this process; root alone may; nothing turns it off. On Windows it is a named pipe for administrators, and the default means `" + adminPipe + "`"},
 		{"serviceMetrics", "EXT", atStart, works, "how many Services have their connections in metrics of their own, 0 to 1000: those with the most, all others together; 0 counts nothing"},
 	}

@@ -82,6 +82,9 @@ func (d *document) finish(obj runtime.Object, root map[string]any) (*document, e
 	if on, ok := root["userspaceFallback"].(bool); ok {
 		d.UserspaceFallback = &on
 	}
+	if on, ok := root["windowsIgnoreSourceRanges"].(bool); ok {
+		d.WindowsIgnoreSourceRanges = on
+	}
 	if path, ok := root["adminSocket"].(string); ok {
 		d.AdminSocket = &path
 	}

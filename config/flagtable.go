@@ -137,6 +137,7 @@ func windowsFlags(o *Options) []flag {
 		{name: "enable-dsr", group: groupWindows, field: "winkernel.enableDSR", value: boolean(&f.EnableDSR)},
 		{name: "root-hnsendpoint-name", group: groupWindows, field: "winkernel.rootHnsEndpointName", value: text(&f.RootHnsEndpointName)},
 		{name: "forward-healthcheck-vip", group: groupWindows, field: "winkernel.forwardHealthCheckVip", value: boolean(&f.ForwardHealthCheckVip)},
+		{name: "windows-ignore-source-ranges", group: groupWindows, field: "windowsIgnoreSourceRanges", value: boolean(&o.file.WindowsIgnoreSourceRanges)},
 	}
 }
 

@@ -166,6 +166,7 @@ func (o *Options) windows() Windows {
 	w := Windows{
 		Service: o.file.WindowsRunAsService, NetworkName: f.NetworkName, EnableDSR: f.EnableDSR,
 		RootHNSEndpointName: f.RootHnsEndpointName, ForwardHealthCheckVIP: f.ForwardHealthCheckVip,
+		IgnoreSourceRanges: o.file.WindowsIgnoreSourceRanges,
 	}
 	if f.SourceVip != "" {
 		a, err := parseAddr(f.SourceVip)

@@ -33,6 +33,7 @@ const (
 	ipvsDeprecated
 	modeFallback
 	modeAnnotated
+	sourceRanges
 	nodeNotFound
 	driftRepaired
 	contestedKey
@@ -86,6 +87,9 @@ var catalogue = [entries]Entry{
 	modeAnnotated: {"KubeProxyModeFromAnnotation", actionStart, Normal, KindNode,
 		"kube-proxy on node {node} takes the mode {mode} from the Node's annotation {annotation}",
 		"No mode is configured, and the annotation names one. Set mode to choose another; remove the annotation to get the default.", "EXT"},
+	sourceRanges: {"KubeProxySourceRangesUnsupported", actionSync, Warning, KindNode,
+		"kube-proxy on node {node} cannot enforce loadBalancerSourceRanges, which {service} has at {key}: {what}",
+		"The Host Networking Service of Windows knows no source ranges. Let the cloud's load balancer enforce them and set windowsIgnoreSourceRanges, or keep such Services off Windows nodes.", "WN-20"},
 	nodeNotFound: {"KubeProxyNodeNotFound", actionStart, Warning, KindNode,
 		"kube-proxy runs as node {node}, but there is no Node of that name, or none that it may read; what depends on the Node does without it",
 		"The host's name is not the Node's: topology, node addresses, pod CIDRs and local traffic policies are affected. Set --hostname-override. Or the role system:node-proxier does not let the proxy read Nodes.", "PN-71"},
@@ -194,6 +198,12 @@ func ModeFallback(node, from, to string, why error, caution string) Event {
 // ModeFromAnnotation says that the mode was taken from the Node's annotation of that name.
 func ModeFromAnnotation(node, mode, annotation string) Event {
 	return about(modeAnnotated, Node(node), "", "node", node, "mode", mode, "annotation", annotation)
+}
+
+// SourceRangesUnsupported says that the mode cannot keep clients out by source ranges, and what it does with such rows; service and key
+// are the first of them (WN-20).
+func SourceRangesUnsupported(node, service, key, what string) Event {
+	return about(sourceRanges, Node(node), key, "node", node, "service", service, "key", key, "what", what)
 }
 
 // NodeNotFound says that this host's name is not the name of a Node (PN-71).

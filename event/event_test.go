@@ -51,6 +51,7 @@ func TestConstructors(t *testing.T) {
 		{ModeFromAnnotation("n1", "userspace", "example/mode"), Normal, "KubeProxyModeFromAnnotation", "StartKubeProxy", "", node, "takes the mode userspace from the Node's annotation example/mode"},
 		{ModeFallback("n1", "ipvs", "iptables", errors.New("no ip_vs"), ""), Warning, "KubeProxyModeFallback", "StartKubeProxy", "ipvs", node, "uses the mode iptables, because ipvs cannot work here: no ip_vs"},
 		{ModeFallback("n1", "iptables", "userspace", errors.New("no nft"), "It bypasses"), Warning, "KubeProxyModeFallback", "StartKubeProxy", "iptables", node, "cannot work here: no nft. It bypasses"},
+		{SourceRangesUnsupported("n1", "shop/web:http", "192.0.2.7:80/tcp", "not served"), Warning, "KubeProxySourceRangesUnsupported", "SyncRules", "192.0.2.7:80/tcp", node, "loadBalancerSourceRanges, which shop/web:http has at 192.0.2.7:80/tcp: not served"},
 		{NodeNotFound("n1"), Warning, "KubeProxyNodeNotFound", "StartKubeProxy", "", node, "runs as node n1, but there is no Node of that name, or none that it may read"},
 		{DriftRepaired("n1", "IPv6", 3), Warning, "KubeProxyDriftRepaired", "SyncRules", "IPv6", node, "changed or removed 3 of kube-proxy's IPv6 rules"},
 		{ContestedKey("shop/web", "shop/old", "192.0.2.7:80/tcp", "is older", 0), Warning, "KubeProxyContestedKey", "SyncRules", "192.0.2.7:80/tcp shop/old", web, "192.0.2.7:80/tcp belongs to Service shop/old, which is older; this Service does not get traffic there"},

@@ -236,6 +236,11 @@ type Windows struct {
 	RootHNSEndpointName string
 	// ForwardHealthCheckVIP leads health checks of load balancers to this node.
 	ForwardHealthCheckVIP bool
+	// HealthzPort is the port of /healthz, by which load balancers check nodes for Services that have no healthCheckNodePort; 0 if
+	// nothing listens.
+	HealthzPort uint16
+	// IgnoreSourceRanges serves addresses with source ranges to all clients, and does not leave them out.
+	IgnoreSourceRanges bool
 }
 
 // Sysctl is a setting of the host.

@@ -80,6 +80,7 @@ func ipvsSettings(cfg *config.Config) mode.IPVS {
 func windowsSettings(cfg *config.Config) mode.Windows {
 	w := cfg.Windows
 	return mode.Windows{
+		HealthzPort: cfg.Servers.Healthz.Port(), IgnoreSourceRanges: w.IgnoreSourceRanges,
 		NetworkName: w.NetworkName, SourceVIP: w.SourceVIP, EnableDSR: w.EnableDSR,
 		RootHNSEndpointName: w.RootHNSEndpointName, ForwardHealthCheckVIP: w.ForwardHealthCheckVIP,
 	}

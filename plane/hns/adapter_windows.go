@@ -79,7 +79,7 @@ func (a *adapter) Networks(ctx context.Context, name string) ([]Network, error) 
 }
 
 func (a *adapter) Endpoints(ctx context.Context, network string) ([]Endpoint, error) {
-	return ask(ctx, a, "list endpoints of network", network, func() ([]Endpoint, error) {
+	return listOf(ctx, a, "list endpoints of network", network, func() ([]Endpoint, error) {
 		all, err := hcn.ListEndpointsOfNetwork(network)
 		if err != nil {
 			return nil, err
@@ -90,7 +90,7 @@ func (a *adapter) Endpoints(ctx context.Context, network string) ([]Endpoint, er
 
 // EndpointsAt filters by the names of schema version 1, as hcn does.
 func (a *adapter) EndpointsAt(ctx context.Context, network, address string) ([]Endpoint, error) {
-	return ask(ctx, a, "find endpoint", address, func() ([]Endpoint, error) {
+	return listOf(ctx, a, "find endpoint", address, func() ([]Endpoint, error) {
 		field := "IPAddress"
 		if addr, err := netip.ParseAddr(address); err == nil && addr.Is6() {
 			field = "IPv6Address"
@@ -125,7 +125,7 @@ func (a *adapter) DeleteEndpoint(ctx context.Context, id string) error {
 }
 
 func (a *adapter) LoadBalancers(ctx context.Context) ([]LoadBalancer, error) {
-	return ask(ctx, a, "list load balancers", "", func() ([]LoadBalancer, error) {
+	return listOf(ctx, a, "list load balancers", "", func() ([]LoadBalancer, error) {
 		all, err := hcn.ListLoadBalancers()
 		if err != nil {
 			return nil, err
@@ -171,18 +171,28 @@ func (a *adapter) DeleteLoadBalancer(ctx context.Context, id string) error {
 
 // ask makes one call, and says what became of it.
 func ask[T any](ctx context.Context, a *adapter, call, object string, f func() (T, error)) (T, error) {
-	t, err := within(ctx, a.calls, f)
-	if err == nil {
-		return t, nil
-	}
+	t, err := within(ctx, a.calls, callTimeout, f)
+	return t, became(call, object, err)
+}
+
+// listOf makes one call that lists.
+func listOf[T any](ctx context.Context, a *adapter, call, object string, f func() ([]T, error)) ([]T, error) {
+	all, err := listed(ctx, a.calls, call, f)
+	return all, became(call, object, err)
+}
+
+// became says what an error means; nil for none.
+func became(call, object string, err error) error {
 	var missing *windows.DLLError
 	switch {
+	case err == nil:
+		return nil
 	case errors.As(err, &missing):
-		return t, &Error{Call: call, Object: object, Kind: ErrUnsupported, Text: err.Error()}
+		return &Error{Call: call, Object: object, Kind: ErrUnsupported, Text: err.Error()}
 	case hcn.IsNotFoundError(err):
-		return t, &Error{Call: call, Object: object, Kind: ErrNotFound, Text: err.Error()}
+		return &Error{Call: call, Object: object, Kind: ErrNotFound, Text: err.Error()}
 	}
-	return t, refusal(call, object, err)
+	return refusal(call, object, err)
 }
 
 // build returns the build of Windows, "10.0.20348".

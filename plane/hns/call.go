@@ -10,24 +10,43 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
 const (
-	// callTimeout is how long HNS may take for a call. A list of thousands takes seconds.
+	// callTimeout is how long HNS may take for a call that is no list: single policies took 30 s (kubernetes/kubernetes#109162).
 	callTimeout = time.Minute
+	// A list asks HNS for each object. The first may take firstList, because the number of objects is not known; each later one
+	// callTimeout, and objectTime for each object of the last one: Windows Server 2019 took 110 minutes for 7,000 objects
+	// (kubernetes/kubernetes#109124). After a list that took longer the next may take twice as long, up to longestList.
+	firstList   = 30 * time.Minute
+	objectTime  = time.Second
+	longestList = 4 * time.Hour
 	// mostHanging is how many calls may be without an answer at a time: they cannot be taken back, and each holds a thread.
 	mostHanging = 4
+	// abandoned is how long a call that nobody waits for any more counts as one of these. It doubles each time that such a call
+	// gave its place away, until one is answered: so an HNS that hangs for ever holds a thread more with each doubling.
+	abandoned = 10 * time.Minute
 )
 
-// limit bounds the calls that are under way.
-type limit struct{ free chan struct{} }
+// limit bounds the calls that are under way, and how long they may take.
+type limit struct {
+	free    chan struct{}
+	lists   sync.Map     // the time.Duration that the next list may take, by the name of the call
+	abandon atomic.Int64 // the time.Duration for which an abandoned call keeps its place
+}
 
-func newLimit(n int) *limit { return &limit{free: make(chan struct{}, n)} }
+func newLimit(n int) *limit {
+	l := &limit{free: make(chan struct{}, n)}
+	l.abandon.Store(int64(abandoned))
+	return l
+}
 
-// within makes a call, and does not wait for it longer than callTimeout, nor than the context lasts: the call itself goes on.
-func within[T any](ctx context.Context, l *limit, f func() (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+// within makes a call, and does not wait for it longer than the timeout, nor than the context lasts: the call itself goes on.
+func within[T any](ctx context.Context, l *limit, timeout time.Duration, f func() (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var none T
 	select {
@@ -40,17 +59,43 @@ func within[T any](ctx context.Context, l *limit, f func() (T, error)) (T, error
 		err error
 	}
 	answers := make(chan answer, 1)
+	release := sync.OnceFunc(func() { <-l.free })
+	var ended atomic.Bool
 	go func() {
-		defer func() { <-l.free }()
+		defer release()
 		t, err := f()
+		ended.Store(true)
 		answers <- answer{t, err}
 	}()
 	select {
 	case a := <-answers:
+		l.abandon.Store(int64(abandoned))
 		return a.t, a.err
 	case <-ctx.Done():
+		time.AfterFunc(time.Duration(l.abandon.Load()), func() {
+			if !ended.Load() {
+				l.abandon.Store(min(2*l.abandon.Load(), int64(24*time.Hour)))
+				release()
+			}
+		})
 		return none, ctx.Err()
 	}
+}
+
+// listed is within for a list, which may take as long as the call of that name needs.
+func listed[T any](ctx context.Context, l *limit, call string, f func() ([]T, error)) ([]T, error) {
+	may := firstList
+	if known, ok := l.lists.Load(call); ok {
+		may = known.(time.Duration)
+	}
+	all, err := within(ctx, l, may, f)
+	switch {
+	case err == nil:
+		l.lists.Store(call, callTimeout+time.Duration(len(all))*objectTime)
+	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+		l.lists.Store(call, min(2*may, longestList))
+	}
+	return all, err
 }
 
 // winCode is how hnslib puts the code of Windows into the text of an error; its type has no other way to it for all calls.

@@ -1,10 +1,14 @@
 package hns
 
 import (
+	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // Features are those of ranges of versions, both ends included (hcn's VersionRange).
@@ -74,4 +78,88 @@ func TestHostMAC(t *testing.T) {
 	if _, err := hostMAC("192.0.2.77"); err == nil || !strings.Contains(err.Error(), "192.0.2.77") {
 		t.Errorf("an address that no interface has: %v", err)
 	}
+}
+
+// A call that HNS does not answer is given up after a minute, or with its context; few of them may hang at a time, and when they end, or have been
+// abandoned for long, others go (WN-18).
+func TestCallsThatHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, hang := newLimit(mostHanging), make(chan struct{})
+		call := func(ctx context.Context) error {
+			_, err := within(ctx, l, callTimeout, func() (int, error) { <-hang; return 1, nil })
+			return err
+		}
+		answered := func() error {
+			_, err := within(t.Context(), l, callTimeout, func() (int, error) { return 7, nil })
+			return err
+		}
+		for range mostHanging {
+			if err := call(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("a call that hangs: %v", err)
+			}
+		}
+		if err := answered(); err == nil {
+			t.Error("one more beside those that hang is made")
+		}
+		time.Sleep(abandoned)
+		if err := answered(); err != nil {
+			t.Errorf("after abandoned calls lost their places: %v", err)
+		}
+		close(hang)
+		synctest.Wait()
+		if err := answered(); err != nil {
+			t.Errorf("after all ended: %v", err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		hang = make(chan struct{})
+		if err := call(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("cancelled: %v", err)
+		}
+		close(hang)
+		time.Sleep(48 * time.Hour) // what was abandoned is forgotten
+	})
+}
+
+// An HNS that answers nothing for days holds a few threads more each time that the wait for it doubles, not one for each attempt (WN-18).
+func TestThreadsThatHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, hang, made := newLimit(mostHanging), make(chan struct{}), 0
+		for start := time.Now(); time.Since(start) < 10*24*time.Hour; {
+			_, _ = within(t.Context(), l, callTimeout, func() (int, error) { made++; <-hang; return 1, nil })
+		}
+		if made < 2*mostHanging || made > 20*mostHanging {
+			t.Errorf("%d threads hang after ten days", made)
+		}
+		close(hang)
+		time.Sleep(48 * time.Hour)
+	})
+}
+
+// A list may take as long as its objects need, however long a write may; one that was too slow gets more time (WN-18).
+func TestListsTakeTheirTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLimit(mostHanging)
+		list := func(objects int, took time.Duration) error {
+			_, err := listed(t.Context(), l, "list", func() ([]int, error) { time.Sleep(took); return make([]int, objects), nil })
+			return err
+		}
+		for _, c := range []struct {
+			objects int
+			took    time.Duration
+			want    error
+		}{
+			{7000, 22 * time.Minute, nil}, {7000, 110 * time.Minute, nil}, {10, time.Second, nil},
+			{10, 2 * time.Minute, context.DeadlineExceeded}, {10, 2 * time.Minute, nil},
+		} {
+			if err := list(c.objects, c.took); !errors.Is(err, c.want) {
+				t.Errorf("%d objects in %s: %v, want %v", c.objects, c.took, err, c.want)
+			}
+		}
+		_, err := within(t.Context(), l, callTimeout, func() (int, error) { time.Sleep(2 * time.Minute); return 0, nil })
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a write that takes two minutes: %v", err)
+		}
+		time.Sleep(48 * time.Hour)
+	})
 }

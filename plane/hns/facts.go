@@ -19,6 +19,8 @@ type facts struct {
 	node      lb.Node
 	wantDSR   bool
 	sourceVIP netip.Addr
+	// ignoreRanges: rows with source ranges are served to all clients.
+	ignoreRanges bool
 	// refused are the optional flags of port mappings that this build of Windows does not take.
 	refused PortMappingFlags
 	// root is the id of the node's own HNS endpoint, and rootAddr its address; "" if there is none.

@@ -3,6 +3,7 @@ package hns
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -73,6 +74,8 @@ var callNames = [calls]string{"list", "get", "create", "modify", "delete"}
 type counted struct {
 	HNS
 	count [calls][2]atomic.Uint64
+	// writes is what a call that writes takes, of late, in ns.
+	writes atomic.Int64
 }
 
 func did[T any](ctx context.Context, c *counted, kind call, f func() (T, error)) (T, error) {
@@ -80,7 +83,12 @@ func did[T any](ctx context.Context, c *counted, kind call, f func() (T, error))
 		var none T
 		return none, err
 	}
+	start := time.Now()
 	t, err := f()
+	if kind >= create {
+		was := c.writes.Load()
+		c.writes.Store(was + (int64(time.Since(start))-was)/8)
+	}
 	failed := 0
 	if err != nil {
 		failed = 1

@@ -25,7 +25,7 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 		Unasked: "windows",
 
 		Block: "iptables",
-		Reads: []string{"iptables.syncPeriod", "iptables.minSyncPeriod", "winkernel"},
+		Reads: []string{"iptables.syncPeriod", "iptables.minSyncPeriod", "winkernel", "windowsIgnoreSourceRanges"},
 
 		Weigh: func(mode.Settings) func(lb.Size) int { return weigh },
 
@@ -66,7 +66,8 @@ func configOf(s mode.Settings) Config {
 	w := s.Windows
 	return Config{
 		Family: s.Family, Network: w.NetworkName, SourceVIP: w.SourceVIP, DSR: w.EnableDSR,
-		RootEndpoint: w.RootHNSEndpointName, ForwardHealthCheckVIP: w.ForwardHealthCheckVIP,
+		RootEndpoint: w.RootHNSEndpointName, ForwardHealthCheckVIP: w.ForwardHealthCheckVIP, HealthzPort: w.HealthzPort,
+		IgnoreSourceRanges: w.IgnoreSourceRanges,
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -104,37 +103,4 @@ func TestRefusal(t *testing.T) {
 			t.Errorf("%v: %v", err, got)
 		}
 	}
-}
-
-// A call that HNS does not answer is given up after a minute, or with its context; few of them may hang at a time, and when they end others go.
-func TestCallsThatHang(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, hang := newLimit(mostHanging), make(chan struct{})
-		call := func(ctx context.Context) error {
-			_, err := within(ctx, l, func() (int, error) { <-hang; return 1, nil })
-			return err
-		}
-		for range mostHanging {
-			if err := call(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("a call that hangs: %v", err)
-			}
-		}
-		made := false
-		if _, err := within(t.Context(), l, func() (int, error) { made = true; return 1, nil }); err == nil || made {
-			t.Errorf("one more beside those that hang: made %t, %v", made, err)
-		}
-		close(hang)
-		synctest.Wait()
-		if n, err := within(t.Context(), l, func() (int, error) { return 7, nil }); n != 7 || err != nil {
-			t.Errorf("afterwards: %d, %v", n, err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		hang = make(chan struct{})
-		if err := call(ctx); !errors.Is(err, context.Canceled) {
-			t.Errorf("cancelled: %v", err)
-		}
-		close(hang)
-		synctest.Wait()
-	})
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"kube-proxy/event"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
@@ -23,6 +24,8 @@ const (
 	lackPreserve
 	lackProvider
 	lackFlag
+	lackRanges
+	lackHealthPort
 	// These are of the node.
 	lackRoot
 	lackDSR
@@ -35,6 +38,10 @@ var lackTexts = [lacks]string{
 	lackSCTP: "HNS has no SCTP: ports of Services with that protocol are not served",
 	lackSources: "HNS cannot keep out sources: where a Service has loadBalancerSourceRanges, the load balancer's addresses are not served by this node; " +
 		"its other addresses are",
+	lackRanges: "HNS cannot keep out sources: where a Service has loadBalancerSourceRanges, the load balancer's addresses are served to all clients, as " +
+		"--windows-ignore-source-ranges (windowsIgnoreSourceRanges) asks",
+	lackHealthPort: "this build of Windows does not forward a port on which a program of the node listens: health checks of load balancers reach the node's own " +
+		"addresses alone",
 	lackSplit: "HNS does not tell sources apart: where externalTrafficPolicy is Local, pods and this node itself are led as clients from " +
 		"outside are, to endpoints of this node alone",
 	lackPorts: "HNS leads a port of a Service to one port of its endpoints: where they have several, the port that most have is served, and the " +
@@ -80,7 +87,13 @@ func (n *notices) lacking(l lack, of string, key lb.Key) {
 	if l == lackProvider {
 		what = "backend"
 	}
+	before := len(n.all)
 	n.tell(l, what, of, "key", key.String())
+	if len(n.all) > before && (l == lackSources || l == lackRanges) {
+		n.all[before].Event = func(node string) event.Event {
+			return event.SourceRangesUnsupported(node, of, key.String(), lackTexts[l])
+		}
+	}
 }
 
 // facts tells what the node is short of.

@@ -57,12 +57,15 @@ func (f *facts) planned(row *lb.Frontend) (p plan) {
 	case row.Key.Proto == lb.SCTP:
 		p.lack(lackSCTP)
 		return p
-	case len(row.Sources) > 0:
+	case len(row.Sources) > 0 && !f.ignoreRanges:
 		p.lack(lackSources)
 		return p
 	case f.overlay && lb.FamilyOf(f.sourceVIP) != f.family:
 		p.lack(lackSourceVIP)
 		return p
+	}
+	if len(row.Sources) > 0 {
+		p.lack(lackRanges)
 	}
 	preserve := row.PreserveDestination && f.features.DSR
 	if row.PreserveDestination && !preserve {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
@@ -31,6 +32,10 @@ type Config struct {
 	RootEndpoint string
 	// ForwardHealthCheckVIP leads health checks of load balancers' addresses to RootEndpoint (CF-32).
 	ForwardHealthCheckVIP bool
+	// HealthzPort is led there, too, at addresses of Services without a healthCheckNodePort; 0 for none.
+	HealthzPort uint16
+	// IgnoreSourceRanges serves rows with source ranges to all clients, and does not leave them out.
+	IgnoreSourceRanges bool
 }
 
 // Plane holds one family's load balancers in HNS. Its methods must be called by one goroutine at a time; [Plane.Drift] and
@@ -44,6 +49,8 @@ type Plane struct {
 	suspect bool
 	notices notices
 	refused atomic.Pointer[refused]
+	// taken are ports at which HNS leads no health checks, because a program of the node listens there; as of the last Reset.
+	taken map[uint16]bool
 	// filters: HNS has found an endpoint by its address.
 	filters bool
 	shown   atomic.Pointer[sizes]
@@ -58,8 +65,12 @@ type refused struct {
 	flags PortMappingFlags
 }
 
-// step and pace follow from what a call takes: HNS answers in some ten milliseconds, one call after the other.
-const step, pace = 64, 64
+// step and pace are for an HNS that answers in some ten milliseconds, one call after the other; where it takes longer, pieces are
+// smaller, so that their writes end in about pieceTime.
+const (
+	step, pace = 64, 64
+	pieceTime  = 2 * time.Second
+)
 
 // New makes a plane. It calls nothing: the network may come later.
 func New(cfg Config) (*Plane, error) {
@@ -213,8 +224,19 @@ func (p *Plane) Probe(ctx context.Context) error {
 // Drift has a value when HNS answered as if somebody else had changed our objects: it tells of no changes by itself.
 func (p *Plane) Drift() <-chan struct{} { return p.drift }
 
-// Pace is some calls of HNS.
-func (p *Plane) Pace() int { return pace }
+// Pace is as many calls of HNS as take pieceTime, by what calls that write have taken of late; 1 to 64.
+func (p *Plane) Pace() int {
+	took := time.Duration(p.hns.writes.Load())
+	return int(max(1, min(pace, pieceTime/max(1, took))))
+}
+
+// piece is how many new load balancers a Reset or an audit writes.
+func (p *Plane) piece() int {
+	if n := p.Pace(); n < pace {
+		return min(n, p.step)
+	}
+	return p.step
+}
 
 // Close does nothing: the plane holds nothing of this process, and what it wrote stays.
 func (p *Plane) Close() error { return nil }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -300,5 +302,120 @@ func TestServer2019WN16(t *testing.T) {
 	says(t, err, "32767", "0x803b0013", "netsh int ipv4 show", "dynamicport")
 	if !errors.Is(err, hns.ErrExists) || strings.Count(err.Error(), "0x803b0013") != 1 {
 		t.Error(fmt.Errorf("more than a row failed: %w", err))
+	}
+}
+
+// Where calls take long, as on Windows Server 2019 with many objects, pieces are as small as ends in some seconds (kubernetes/kubernetes#109124,
+// WN-18). The clock is the bubble's.
+func TestPaceFollowsLatencyWN18(t *testing.T) {
+	for _, c := range []struct {
+		objectMillis float64
+		least, most  int // load balancers in a piece
+	}{{0.25, 10, 64}, {2, 2, 5}, {150, 1, 1}} {
+		synctest.Test(t, func(t *testing.T) {
+			facts := hnsfake.Assumed(transcript.Builds[0])
+			facts.ObjectMillis = c.objectMillis
+			n := &windowsNode{Fake: hnsfake.With(facts)}
+			n.addNetwork(hns.L2Bridge)
+			p, table := n.plane(t, lb.IPv4), world.Table(200, 1) // a pod of this node each
+			n.schedule(table.Sorted()...)
+			n.SetSlow()
+			if p.Pace() != 64 {
+				t.Errorf("before any call the pace is %d", p.Pace())
+			}
+			for range 3 { // it learns
+				if _, err := p.Reset(t.Context(), table); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before, start := len(n.State().LoadBalancers), time.Now()
+			if _, err := p.Reset(t.Context(), table); err != nil {
+				t.Fatal(err)
+			}
+			took, made := time.Since(start), len(n.State().LoadBalancers)-before
+			if pace := p.Pace(); pace < c.least || pace > c.most || made > 2*pace || made > 1 && took > 5*time.Second {
+				t.Errorf("%v ms for an object: the pace is %d, and a Reset made %d in %s; want %d to %d", c.objectMillis, pace, made, took, c.least, c.most)
+			}
+		})
+	}
+}
+
+// Addresses with source ranges are not served, or, where the configuration says that the cloud enforces the ranges, to all; a warning and an
+// event say which (WN-20).
+func TestSourceRangesWN20(t *testing.T) {
+	for _, ignore := range []bool{false, true} {
+		n := newNode(hns.L2Bridge, hnsfake.Everything)
+		cfg := n.config(lb.IPv4)
+		cfg.IgnoreSourceRanges = ignore
+		p, table := newPlane(t, cfg), world.Table(0, 0)
+		for i := range 2 {
+			table.Replace(world.Full(i, 30*i, 3, 2, 0))
+		}
+		reset(t, p, table)
+		if _, ok := n.balancerOf("198.0.0.1", 80); ok != ignore {
+			t.Errorf("ignore %t: served %t", ignore, ok)
+		}
+		events := 0
+		for _, note := range p.Notices() {
+			if note.Event == nil {
+				continue
+			}
+			events++
+			e := note.Event("node1")
+			for _, w := range []string{"node1", "198.0.0.1:80/tcp", "ns/svc-0", "loadBalancerSourceRanges"} {
+				if !strings.Contains(e.Note, w) {
+					t.Errorf("ignore %t: %q: want %q in it", ignore, e.Note, w)
+				}
+			}
+			if strings.Contains(e.Note, "served to all clients") != ignore {
+				t.Errorf("ignore %t: %q", ignore, e.Note)
+			}
+		}
+		if events != 1 {
+			t.Errorf("ignore %t: %d events, want 1", ignore, events)
+		}
+	}
+}
+
+// Health checks of a load balancer's address reach /healthz of a Service without a healthCheckNodePort; where Windows does not let a port be
+// forwarded on which this proxy listens, that is told once, and asked for once in a Reset (kubernetes/kubernetes#99287,
+// kubernetes/community#8883, WN-22).
+func TestForwardHealthzWN22(t *testing.T) {
+	for _, build := range transcript.Builds {
+		n := oldNode(hns.L2Bridge, build)
+		root := n.AddPod(n.network, "cbr0", netip.MustParseAddr("100.0.0.253"))
+		n.Reserve(hnsfake.Key{Port: 10256, Proto: 6}) // our own listener
+		cfg := n.config(lb.IPv4)
+		cfg.ForwardHealthCheckVIP, cfg.HealthzPort = true, 10256
+		p, table := newPlane(t, cfg), &lb.Table{Node: world.Node()}
+		for i := range 3 {
+			o, fronts := world.ClusterIP(i, 30*i, 2)
+			balancer := loadBalancer(fmt.Sprintf("198.0.0.%d", i+1), fronts[0].Set(lb.Cluster))
+			balancer.Service = fronts[0].Service
+			table.Replace(o, append(fronts, balancer))
+		}
+		reset(t, p, table)
+		refused := build == transcript.Builds[0]
+		l, ok := n.balancerOf("198.0.0.1", 10256)
+		if ok == refused || ok && l.HostComputeEndpoints[0] != root {
+			t.Errorf("%s: forwarded %t to %v", build, ok, l.HostComputeEndpoints)
+		}
+		if told := strings.Count(notices(p), "does not forward a port"); told != map[bool]int{true: 1}[refused] {
+			t.Errorf("%s: told %d times", build, told)
+		}
+		n.Counts()
+		if mended, err := p.Audit(t.Context(), true); mended != 0 || err != nil || n.Counts()["CreateLoadBalancer"].Calls > 0 {
+			t.Errorf("%s: an audit mended %d, %v", build, mended, err)
+		}
+		// With a port of its own, the Service's checks go there.
+		o, fronts := world.ClusterIP(1, 30, 2)
+		changes, _ := table.Replace(o, append(fronts, loadBalancer("198.0.0.2", fronts[0].Set(lb.Cluster)), healthCheck(32100)))
+		apply(t, p, changes, nil)
+		if _, ok := n.balancerOf("198.0.0.2", 32100); !ok {
+			t.Errorf("%s: the Service's own check is not forwarded:\n%s", build, n.Own())
+		}
+		if _, ok := n.balancerOf("198.0.0.2", 10256); ok {
+			t.Errorf("%s: /healthz is forwarded beside it", build)
+		}
 	}
 }

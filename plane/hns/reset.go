@@ -25,7 +25,7 @@ func (p *Plane) read(ctx context.Context, node lb.Node) (pic picture, err error)
 	if err := ctx.Err(); err != nil {
 		return pic, err
 	}
-	pic.facts = facts{family: p.cfg.Family, wantDSR: p.cfg.DSR, sourceVIP: p.cfg.SourceVIP, node: node}
+	pic.facts = facts{family: p.cfg.Family, wantDSR: p.cfg.DSR, sourceVIP: p.cfg.SourceVIP, ignoreRanges: p.cfg.IgnoreSourceRanges, node: node}
 	if pic.features, err = p.hns.Features(ctx); err != nil {
 		return pic, err
 	}
@@ -61,7 +61,7 @@ var errNoNetwork = errors.New("nothing can be written until then")
 // Reset makes HNS hold exactly the table. It adopts what a run before has left, see the package comment.
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, err error) {
 	was := p.st
-	p.st, p.suspect = nil, false
+	p.st, p.suspect, p.taken = nil, false, map[uint16]bool{}
 	pic, err := p.read(ctx, want.Node)
 	switch {
 	case err != nil || !pic.overlay:
@@ -74,7 +74,7 @@ func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResul
 		return res, fmt.Errorf("hns: reset: %w", err)
 	}
 	r := p.reconciliation(pic, was, want.Sorted())
-	r.limit = p.step
+	r.limit = p.piece()
 	r.run(ctx)
 	if r.stopped != nil {
 		p.st = nil
@@ -123,7 +123,7 @@ func (p *Plane) Audit(ctx context.Context, full bool) (mended int, err error) {
 	rows := slices.SortedFunc(maps.Values(was.rows), func(a, b *lb.Frontend) int { return a.Key.Compare(b.Key) })
 	r := p.reconciliation(pic, was, rows)
 	p.st.failed = was.failed
-	r.limit = p.step
+	r.limit = p.piece()
 	r.run(ctx)
 	p.show()
 	switch {

@@ -50,7 +50,7 @@ type endpoint struct {
 
 // check is what leads health checks of a Service's load balancers to this node.
 type check struct {
-	port uint16 // 0: none
+	port uint16 // the healthCheckNodePort, or that of /healthz; 0: none
 	vips map[netip.Addr]int
 	keys map[lb.Key]bool // what is written
 }
@@ -117,11 +117,11 @@ func (s *state) forget(a netip.Addr) {
 	delete(s.unused, a)
 }
 
-// checkOf returns what leads the health checks of a Service, or makes it.
-func (s *state) checkOf(service string) *check {
+// checkOf returns what leads the health checks of a Service, or makes it; they go to the port of /healthz until it has one of its own.
+func (s *state) checkOf(service string, healthz uint16) *check {
 	c := s.checks[service]
 	if c == nil {
-		c = &check{vips: map[netip.Addr]int{}, keys: map[lb.Key]bool{}}
+		c = &check{port: healthz, vips: map[netip.Addr]int{}, keys: map[lb.Key]bool{}}
 		s.checks[service] = c
 	}
 	return c

@@ -394,16 +394,22 @@ func (w *writer) forward(ctx context.Context, services map[string]bool) error {
 			}
 		}
 		for key := range want {
-			if w.st.rows[key] != nil {
-				continue // a port of the Service itself
+			if w.st.rows[key] != nil || w.taken[key.Port] {
+				continue // a port of the Service itself, or of a program of the node
 			}
 			p := w.st.forwarded(key.Addr, key.Port)
 			for _, l := range p.lacks {
 				w.notices.lacking(l, name, key)
 			}
-			errs = append(errs, w.put(ctx, key, &p))
+			err := w.put(ctx, key, &p)
+			if portTaken(err) && w.st.others[key] == "" {
+				w.taken[key.Port] = true
+				w.notices.lacking(lackHealthPort, name, key)
+				continue
+			}
+			errs = append(errs, err)
 		}
-		if c.keys = want; len(want) == 0 && c.port == 0 && len(c.vips) == 0 {
+		if c.keys = want; len(want) == 0 && c.port == w.cfg.HealthzPort && len(c.vips) == 0 {
 			delete(w.st.checks, name)
 		}
 	}
@@ -420,7 +426,7 @@ func (w *writer) note(was, is *lb.Frontend, services map[string]bool) {
 			continue
 		}
 		name := lb.OwnerOf(row.Service)
-		c := w.st.checkOf(name)
+		c := w.st.checkOf(name, w.cfg.HealthzPort)
 		services[name] = true
 		switch {
 		case row.Kind == lb.LoadBalancer:
@@ -431,7 +437,7 @@ func (w *writer) note(was, is *lb.Frontend, services map[string]bool) {
 			c.port = row.Key.Port
 		case is == nil || is.Kind != lb.HealthCheck || is.Service != row.Service:
 			if c.port == row.Key.Port {
-				c.port = 0
+				c.port = w.cfg.HealthzPort
 			}
 		}
 	}
