@@ -16,6 +16,7 @@ import (
 	"kube-proxy/plane"
 	"kube-proxy/plane/hns"
 	"kube-proxy/plane/hns/hnsfake"
+	"kube-proxy/plane/hns/transcript"
 	"kube-proxy/plane/planetest"
 )
 
@@ -81,6 +82,7 @@ type site struct {
 	*hnsfake.Fake
 	network string
 	kind    hns.NetworkType
+	facts   transcript.Facts
 	pods    map[int]string // the endpoints of the pods of this node, by number
 }
 
@@ -89,8 +91,8 @@ const podsOfNode = 12
 
 var worlds = [2]planetest.World{{Family: lb.IPv4}, {Family: lb.IPv6}}
 
-func newSite(kind hns.NetworkType, features hns.Features) *site {
-	s := &site{Fake: hnsfake.New(features), kind: kind}
+func newSite(kind hns.NetworkType, facts transcript.Facts) *site {
+	s := &site{Fake: hnsfake.With(facts), kind: kind, facts: facts}
 	s.come()
 	return s
 }
@@ -143,14 +145,15 @@ func (s *site) stranger(pod string) {
 }
 
 func newTurmoil(t *testing.T, seed uint64, kind uint8) *turmoil {
-	features := hnsfake.Everything
-	features.ModifyLoadbalancer = kind&1 == 0
-	features.DSR = kind&2 == 0
+	facts := hnsfake.Assumed(transcript.Builds[int(kind>>3)%len(transcript.Builds)])
+	facts.Features.ModifyLoadbalancer = facts.Features.ModifyLoadbalancer && kind&1 == 0
+	facts.Features.DSR = kind&2 == 0
+	facts.Features.IPv6DualStack = true // one of the two planes is of IPv6
 	network := hns.L2Bridge
 	if kind&4 != 0 {
 		network = hns.Overlay
 	}
-	c := &turmoil{T: t, site: newSite(network, features), rnd: rand.New(rand.NewPCG(seed, 1))}
+	c := &turmoil{T: t, site: newSite(network, facts), rnd: rand.New(rand.NewPCG(seed, 1))}
 	for i, w := range worlds {
 		c.planes[i] = &side{w: w, table: &lb.Table{Family: w.Family, Node: w.Node()}, lost: true}
 		c.restart(c.planes[i])
@@ -391,7 +394,7 @@ func (c *turmoil) settle() {
 			}
 		}
 	}
-	fresh := newSite(c.kind, features(c))
+	fresh := newSite(c.kind, c.facts)
 	for _, s := range c.planes {
 		if s.lost || len(s.owed) > 0 {
 			c.Errorf("%s: a Reset is owed: %t, changes: %d", s.w.Family, s.lost, len(s.owed))
@@ -418,14 +421,6 @@ func (c *turmoil) settle() {
 	if c.Failed() {
 		c.Logf("%s", strings.Join(c.told[max(0, len(c.told)-60):], "\n"))
 	}
-}
-
-func features(c *turmoil) hns.Features {
-	f, err := c.Fake.Features(context.Background())
-	if err != nil {
-		c.Fatal(err)
-	}
-	return f
 }
 
 func diff(want, got string) string {

@@ -184,7 +184,13 @@ func (r *reconciliation) adoptEndpoints(pic picture, was *state) {
 	for _, e := range pic.endpoints {
 		for _, a := range addresses(e, st.family) {
 			is, own := st.endpoints[a], ours(e)
-			r.source = r.source || a == st.sourceVIP && e.Flags&RemoteEndpoint == 0
+			if a == st.sourceVIP && e.Flags&RemoteEndpoint == 0 {
+				if r.source && e.Name == sourceName+a.String() { // Windows Server 2019 lets a call that was late make a second one
+					r.spare = append(r.spare, e.ID)
+					continue
+				}
+				r.source = true
+			}
 			if known := was.endpoints[a]; known != nil && known.id == e.ID {
 				own = own || known.ours // HNS may show it otherwise than it was made
 			}
