@@ -89,6 +89,8 @@ type Mode struct {
 	// load modules. Of the settings it has those that are the same whichever mode runs. An error that wraps [ErrAsked] is one
 	// of what was asked for: no other mode takes its place.
 	Able func(Settings) error
+	// Lacks says what the node lacks for the mode to serve, which may come while the proxy waits; nil for nothing. It changes nothing.
+	Lacks func(context.Context, Settings) []error
 	// Modules names those modules, for who must not load any; nil for none.
 	Modules func(Settings) []string
 	// New makes the plane of a family, in the network namespace of the calling thread.

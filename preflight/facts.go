@@ -28,7 +28,9 @@ type Facts struct {
 	OwnNamespace Known[bool]
 
 	Abilities []Ability
-	Programs  []Program
+	// Waits are what the mode that would run lacks on this node, and waits for (mode.Mode.Lacks).
+	Waits    Known[[]error]
+	Programs []Program
 	// Chains are those of nf_tables, in the families inet, ip and ip6.
 	Chains Known[[]Chain]
 	// Legacy are the chains of the legacy back end of iptables.

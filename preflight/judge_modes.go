@@ -31,6 +31,10 @@ func modeKinds() []Kind {
 			Looks:  "which mode the configuration asks for, and which would run",
 			Why:    "The proxy ends at its start where no mode can run, and a mode that gives way to another serves otherwise than was asked for.",
 			Remedy: "Provide what is missing, or ask for a mode that can run: --proxy-mode (mode)."},
+		{ID: "mode-waits", Worst: Warning, judge: (*judge).waits,
+			Looks:  "what mode kernelspace needs of this node: the HNS network, its ManagementIP, and in an overlay the source VIP",
+			Why:    "The proxy waits for it, and serves no Service before.",
+			Remedy: "Install the network plugin, or name its network and address: --network-name, --source-vip."},
 		{ID: "programs", Worst: Info, judge: (*judge).programs,
 			Looks: "iptables of both back ends, nft, ipset, conntrack and ipvsadm, and their versions",
 			Why:   "Mode iptables runs iptables; the others are for people, the proxy needs none of them.", Remedy: "Mode iptables: install the package iptables in the image."},
@@ -180,6 +184,20 @@ func tried(steps []mode.Step) string {
 		names[i] = fmt.Sprintf("%s (%s)", s.From, oneLine(s.Why))
 	}
 	return strings.Join(names, ", ")
+}
+
+func (j *judge) waits() {
+	m, _ := j.running()
+	waits, ok := of(j, m.Name, j.facts.Waits)
+	if !ok || m.Lacks == nil {
+		return
+	}
+	for _, err := range waits {
+		j.warn(m.Name, "%s", oneLine(err))
+	}
+	if len(waits) == 0 {
+		j.ok(m.Name, "this node has what the mode needs")
+	}
 }
 
 func (j *judge) programs() {

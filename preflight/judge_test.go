@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -92,6 +93,11 @@ func TestJudge(t *testing.T) {
 		{"one that is not built is asked for", func(s *Setup, _ *Facts) { s.Asked = "later" }, "mode-asked error", ExitErrors},
 		{"the mode that would run has a caution", func(s *Setup, _ *Facts) { s.Modes = slices.Clone(s.Modes); s.Modes[0].Caution = "It bypasses" }, "mode-asked warning : mode first: It bypasses", ExitWarnings},
 		{"the second family cannot be served", func(_ *Setup, f *Facts) { f.Abilities[1].Able = broken }, "mode-asked warning IPv6: mode first cannot serve IPv6: it is broken; IPv4 would be served alone", ExitWarnings},
+		{"the mode waits for something of the node", func(s *Setup, f *Facts) {
+			s.Modes = slices.Clone(s.Modes)
+			s.Modes[0].Lacks = func(context.Context, mode.Settings) []error { return nil }
+			f.Waits.Value = []error{broken}
+		}, "mode-waits warning first: it is broken", ExitWarnings},
 		{"rules cannot be listed", func(_ *Setup, f *Facts) { f.Chains.Err = errNeedsRoot }, "drop-policy unknown : not known: needs root", ExitWarnings},
 		{"no forwarding", func(_ *Setup, f *Facts) { f.Sysctls.Value[ipForward] = "0" }, "ip-forward error net.ipv4.ip_forward: it is 0", ExitErrors},
 		{"no forwarding of a family that the cluster has", func(s *Setup, _ *Facts) { s.PodCIDRs = prefixes("10.244.0.0/16", "fd00::/48") }, "ip-forward error net.ipv6.conf.all.forwarding", ExitErrors},

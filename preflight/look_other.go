@@ -25,6 +25,9 @@ func Look(ctx context.Context, s *Setup) *Facts {
 			f.Abilities = append(f.Abilities, Ability{Mode: m.Name, Family: fam, Able: k.Value, Unasked: k.Err})
 		}
 	}
+	if m, err := choose(s, f); err == nil && m.Mode.Lacks != nil {
+		f.Waits = within(ctx, s.patience(), func(ctx context.Context) ([]error, error) { return m.Mode.Lacks(ctx, s.with(s.Families[0])), nil })
+	}
 	f.Links = within(ctx, s.patience(), func(context.Context) (all []Link, err error) {
 		list, err := net.Interfaces()
 		for _, i := range list {

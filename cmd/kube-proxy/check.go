@@ -92,7 +92,7 @@ func preflightSetup(cfg *config.Config, modes mode.List) *preflight.Setup {
 		Healthz: cfg.Servers.Healthz, Metrics: cfg.Servers.Metrics, LocalhostNodePorts: cfg.IPTables.LocalhostNodePorts,
 		ConntrackMax: cfg.Conntrack.MaxPerCore, ConntrackMin: cfg.Conntrack.Min, WriterGroup: lockGroup,
 		With: func(f lb.Family) mode.Settings {
-			return mode.Settings{Family: f, IPVS: ipvsSettings(cfg), Userspace: userspaceSettings(cfg)}
+			return mode.Settings{Family: f, IPVS: ipvsSettings(cfg), Userspace: userspaceSettings(cfg), Windows: windowsSettings(cfg)}
 		},
 		Host: func(m mode.Mode) (system.Settings, error) {
 			resolved, err := cfg.For(m)

@@ -1,9 +1,13 @@
 package hns
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"os"
+	"slices"
 
 	"kube-proxy/lb"
 	"kube-proxy/mode"
@@ -37,6 +41,7 @@ func modeOn(open func() (HNS, error)) mode.Mode {
 			}
 			return nil
 		},
+		Lacks: func(ctx context.Context, s mode.Settings) []error { return missing(ctx, open, configOf(s)) },
 		New: func(s mode.Settings) (mode.Plane, error) {
 			h, err := open()
 			if err != nil {
@@ -69,6 +74,36 @@ func configOf(s mode.Settings) Config {
 		RootEndpoint: w.RootHNSEndpointName, ForwardHealthCheckVIP: w.ForwardHealthCheckVIP, HealthzPort: w.HealthzPort,
 		IgnoreSourceRanges: w.IgnoreSourceRanges,
 	}
+}
+
+// missing looks for the network, and for what it must have.
+func missing(ctx context.Context, open func() (HNS, error), cfg Config) (all []error) {
+	h, err := open()
+	if err != nil {
+		return []error{err}
+	}
+	name := cmp.Or(cfg.Network, os.Getenv(networkVariable))
+	list, err := h.Networks(ctx, name)
+	if err != nil {
+		return []error{err}
+	}
+	net, err := pick(name, list)
+	if err != nil {
+		return []error{err}
+	}
+	if !net.management.IsValid() {
+		all = append(all, fmt.Errorf("the HNS network %q has no ManagementIP yet, which is this node's address", name))
+	}
+	if !net.overlay {
+		return all
+	}
+	if !cfg.SourceVIP.IsValid() {
+		return append(all, fmt.Errorf("the HNS network %q is an overlay: --source-vip (winkernel.sourceVip) names an address of this node in it", name))
+	}
+	if !slices.ContainsFunc(net.subnets, func(p netip.Prefix) bool { return p.Contains(cfg.SourceVIP) }) {
+		all = append(all, fmt.Errorf("the source VIP %s is in no subnet of the HNS network %q: %v", cfg.SourceVIP, name, net.subnets))
+	}
+	return all
 }
 
 // able asks HNS for its version, which changes nothing.

@@ -3,7 +3,9 @@ package hns
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -104,3 +106,43 @@ func TestRefusal(t *testing.T) {
 		}
 	}
 }
+
+// What check says of a node: the network that there is not, its ManagementIP and the source VIP of an overlay (WN-05).
+func TestMissingWN05(t *testing.T) {
+	ours := hnsNetworks{{ID: "1", Name: "cbr0", Type: Overlay, ManagementIP: "172.18.0.2", Ipams: []Ipam{{Subnets: []Subnet{{IPAddressPrefix: "10.1.1.0/24"}}}}}}
+	bare := hnsNetworks{{ID: "1", Name: "cbr0", Type: L2Bridge}}
+	for name, c := range map[string]struct {
+		has       hnsNetworks
+		sourceVIP string
+		says      string // "" if nothing is missing
+	}{
+		"all there":        {ours, "10.1.1.2", ""},
+		"no network":       {nil, "10.1.1.2", "there is no HNS network"},
+		"no source VIP":    {ours, "", "--source-vip"},
+		"another's VIP":    {ours, "10.1.2.2", "is in no subnet"},
+		"no ManagementIP":  {bare, "", "has no ManagementIP"},
+		"a network of NAT": {hnsNetworks{{ID: "1", Name: "cbr0", Type: "NAT"}}, "", "is of type NAT"},
+		"two of that name": {append(slices.Clone(ours), ours...), "10.1.1.2", "have the name"},
+	} {
+		var vip netip.Addr
+		if c.sourceVIP != "" {
+			vip = netip.MustParseAddr(c.sourceVIP)
+		}
+		m := modeOn(func() (HNS, error) { return networked{all: c.has}, nil })
+		err := errors.Join(m.Lacks(t.Context(), mode.Settings{Family: lb.IPv4, Windows: mode.Windows{NetworkName: "cbr0", SourceVIP: vip}})...)
+		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, want %q", name, err, c.says)
+		}
+	}
+}
+
+// hnsNetworks are those of an HNS.
+type hnsNetworks []Network
+
+// networked is an HNS with networks.
+type networked struct {
+	HNS
+	all hnsNetworks
+}
+
+func (n networked) Networks(context.Context, string) ([]Network, error) { return n.all, nil }
