@@ -17,6 +17,11 @@ import (
 // as fast as the levels of a tree.
 const leafSize = 32
 
+// A child with more than one of heavy parts of a node's rows has no chain: the node leads to that child's children itself.
+// Each level of a tree then has at most a quarter of the rows of the level above, whatever addresses tenants choose, because
+// nf_tables refuses a rule from which a packet could jump 16 times (NFT_JUMP_STACK_SIZE, EMLINK).
+const heavy = 4
+
 // dispatcherIndex says which chain finds a row's rule by the packet's destination.
 type dispatcherIndex uint8
 
@@ -33,7 +38,8 @@ const (
 
 // A dispatcher is a chain that finds the rules of a row. With few rows it is a list, as upstream's. With many it
 // is a tree: the chain leads by the next four bits of the destination to sub-chains, and so on. The bits are those of
-// the address, then the protocol, then the port, so that also an address with a thousand ports is split.
+// the address, then the protocol, then the port, so that also an address with a thousand ports is split. A chain takes
+// more bits at a time where most of its rows share them (see heavy).
 //
 // The tree is a function of the rows alone: rows are kept sorted, a chain of the tree is a range of them, and where
 // to split follows from the first and the last. So no order of changes gives another tree than a fresh start.
@@ -169,22 +175,14 @@ func (d *dispatcher) visit(at, parent string, lo, hi int, paths []string, write,
 	now := &node{parent: parent}
 	d.nodes[at] = now
 	if hi-lo > leafSize {
-		first, last := d.entries[lo].path, d.entries[hi-1].path
-		common := len(at)
-		for first[common] == last[common] {
-			common++
-		}
-		for i := lo; i < hi; {
-			child := d.entries[i].path[:common+1]
-			end := i + d.count(i, hi, child)
-			now.children = append(now.children, child)
-			inside := within(paths, child)
-			if known := d.nodes[child]; known == nil || len(inside) > 0 {
-				d.visit(child, at, i, end, inside, write, candidates)
+		for b := range d.branches(lo, hi, max(leafSize, (hi-lo)/heavy)) {
+			now.children = append(now.children, b.path)
+			inside := within(paths, b.path)
+			if known := d.nodes[b.path]; known == nil || len(inside) > 0 {
+				d.visit(b.path, at, b.lo, b.hi, inside, write, candidates)
 			} else {
 				known.parent = at
 			}
-			i = end
 		}
 	}
 	if old != nil {
@@ -194,6 +192,39 @@ func (d *dispatcher) visit(at, parent string, lo, hi int, paths []string, write,
 		}
 	}
 	*write = append(*write, at)
+}
+
+// branch is a part of the entries, those from lo to hi: they share the path.
+type branch struct {
+	path   string
+	lo, hi int
+}
+
+// branches yields the parts into which the entries from lo to hi fall by the first nibble that they do not share, in order.
+// A part of more than most entries is divided again.
+func (d *dispatcher) branches(lo, hi, most int) iter.Seq[branch] {
+	return func(yield func(branch) bool) { d.divide(lo, hi, most, yield) }
+}
+
+func (d *dispatcher) divide(lo, hi, most int, yield func(branch) bool) bool {
+	first, last := d.entries[lo].path, d.entries[hi-1].path
+	common := 0
+	for first[common] == last[common] {
+		common++
+	}
+	for i := lo; i < hi; {
+		b := branch{path: d.entries[i].path[:common+1], lo: i}
+		b.hi = i + d.count(i, hi, b.path)
+		switch i = b.hi; {
+		case b.hi-b.lo > most:
+			if !d.divide(b.lo, b.hi, most, yield) {
+				return false
+			}
+		case !yield(b):
+			return false
+		}
+	}
+	return true
 }
 
 // count returns how many entries from lo on begin with the prefix.
@@ -264,13 +295,19 @@ func (d *dispatcher) rangeOf(at string) []entry {
 // leafOf returns the leaf where a path's entry is.
 func (d *dispatcher) leafOf(path string) string {
 	at := ""
-	for {
-		n := d.nodes[at]
-		if n.children == nil {
-			return at
-		}
-		at = path[:len(n.children[0])]
+	for d.nodes[at].children != nil {
+		at = d.nodes[at].childOf(path)
 	}
+	return at
+}
+
+// childOf returns the child below which a path's entry is. The children are sorted, and none begins another.
+func (n *node) childOf(path string) string {
+	i, found := slices.BinarySearch(n.children, path)
+	if !found {
+		i--
+	}
+	return n.children[i]
 }
 
 // upwards yields the nodes, each after its children.

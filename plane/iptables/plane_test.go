@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -155,7 +156,7 @@ func TestWalkIsShort(t *testing.T) {
 			walked, at := 0, ""
 			for n := d.nodes[at]; n.children != nil; n = d.nodes[at] {
 				walked += len(n.children)
-				at = path(key)[:len(n.children[0])]
+				at = n.childOf(path(key))
 			}
 			walked += len(d.rangeOf(at))
 			if walked > 100 {
@@ -163,6 +164,77 @@ func TestWalkIsShort(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Whatever addresses tenants choose, a tree has few levels: nf_tables refuses a rule from which a packet could jump 16 times,
+// and after the tree come up to six jumps (TN-75). Each address here differs from the next one at a nibble of its own, and
+// there are more rows than a leaf takes at the last.
+func TestTreesAreLow(t *testing.T) {
+	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
+		for _, c := range []struct{ ports, levels int }{{40, 1}, {500, 2}, {5000, 4}} {
+			w := planetest.World{Family: fam}
+			table := &lb.Table{Node: w.Node()}
+			table.Replace(deepRows(w, c.ports))
+			p := newPlane(t, Config{Family: fam, Backend: NFT, Runner: &blackHole{}})
+			reset(t, p, table)
+			d := p.st.dispatchers[inServices]
+			deepest, most := 0, 0
+			for at, n := range d.nodes {
+				most = max(most, len(n.children))
+				depth := 0
+				for up := at; up != ""; up = d.nodes[up].parent {
+					depth++
+				}
+				deepest = max(deepest, depth)
+			}
+			if deepest == 0 || deepest > c.levels || most > 600 {
+				t.Errorf("%s, %d ports: the tree has %d levels, want 1 to %d, and a chain leads to %d", fam, c.ports, deepest, c.levels, most)
+			}
+		}
+	}
+}
+
+// deepRows are a load balancer's rows: an address with many ports, and for each nibble of the address another address that
+// differs from there on. Behind each come as many chains as there can be.
+func deepRows(w planetest.World, ports int) (lb.Owner, []*lb.Frontend) {
+	o, fronts := w.Full(100, 1000, 1100, 3, time.Hour)
+	balancer := fronts[len(fronts)-1]
+	deep := netip.MustParseAddr("203.119.85.66")
+	if w.Family == lb.IPv6 {
+		deep = netip.MustParseAddr("2001:db8:1234:5678:9abc:def1:2345:6789")
+	}
+	row := func(a netip.Addr, port int) *lb.Frontend {
+		f := *balancer
+		f.Key = lb.Key{Addr: a, Port: uint16(port), Proto: lb.TCP}
+		return &f
+	}
+	var all []*lb.Frontend
+	for port := 1; port <= ports; port++ {
+		all = append(all, row(deep, port))
+	}
+	for i := range 2 * len(deep.AsSlice()) {
+		b := deep.AsSlice()
+		b[i/2] ^= 8 << (4 * (1 - i%2))
+		a, _ := netip.AddrFromSlice(b)
+		all = append(all, row(a, 80))
+	}
+	return o, all
+}
+
+// A tenant who writes such addresses gets them served, and so does the stranger who comes later (TN-75).
+func TestDeepTreesAreTaken(t *testing.T) {
+	eachKind(t, func(t *testing.T, w planetest.World, cfg Config) {
+		table := &lb.Table{Node: w.Node()}
+		table.Replace(deepRows(w, 40))
+		p := newPlane(t, cfg)
+		reset(t, p, table)
+		changes, contests := table.Replace(w.ClusterIP(1, 1, 2))
+		apply(t, p, changes, contests)
+		restarted := newPlane(t, cfg)
+		if res := reset(t, restarted, table); len(res.Later) > 0 {
+			t.Errorf("left for later: %v", res.Later)
+		}
+	})
 }
 
 // A restart with the same rows writes nothing, whatever the kernel and the program make of our rules: what
