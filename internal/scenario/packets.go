@@ -28,6 +28,11 @@ const (
 	// MovesTo has the client of an open UDP flow keep sending, and expects that another backend soon
 	// answers, Want.Backends: "a moves to pod4".
 	MovesTo
+	// Begin starts a connection that nothing answers yet, and leaves it to send again:
+	// "begin a: pod1 -> 203.0.113.1:80 : dropped".
+	Begin
+	// Reaches expects that it meets a backend now, Want.Backends: "a reaches pod4".
+	Reaches
 	// Then waits until all lines before are done; "wait 1.2s" then waits for that time too.
 	Then
 )
@@ -39,7 +44,7 @@ type Packet struct {
 	Verb Verb
 	// Family restricts the line to one family; 0 means every family that the target has an address of.
 	Family lb.Family
-	Conn   string        // the connection's name, for Open, KeepsWorking, IsDead and MovesTo
+	Conn   string        // the connection's name, for all verbs but Send and Then
 	Wait   time.Duration // for Then
 
 	From string // the host that sends
@@ -176,16 +181,23 @@ func parsePacket(l string) (Packet, error) {
 			return pkt, nil
 		}
 	}
-	if name, to, ok := strings.Cut(l, " moves to "); ok && connName.MatchString(name) {
-		pkt.Verb, pkt.Conn, pkt.Want = MovesTo, name, Outcome{Backends: []Backend{{Host: to}}}
-		return pkt, checkHost(to)
+	for infix, verb := range map[string]Verb{" moves to ": MovesTo, " reaches ": Reaches} {
+		if name, to, ok := strings.Cut(l, infix); ok && connName.MatchString(name) {
+			pkt.Verb, pkt.Conn, pkt.Want = verb, name, Outcome{Backends: []Backend{{Host: to}}}
+			return pkt, checkHost(to)
+		}
 	}
-	if rest, ok := strings.CutPrefix(l, "open "); ok {
+	for prefix, verb := range map[string]Verb{"open ": Open, "begin ": Begin} {
+		rest, ok := strings.CutPrefix(l, prefix)
+		if !ok {
+			continue
+		}
 		name, line, ok := strings.Cut(rest, ": ")
 		if !ok || !connName.MatchString(name) {
-			return pkt, fmt.Errorf("%q: want open NAME: SOURCE -> TARGET : OUTCOME", l)
+			return pkt, fmt.Errorf("%q: want %sNAME: SOURCE -> TARGET : OUTCOME", l, prefix)
 		}
-		pkt.Verb, pkt.Conn, l = Open, name, line
+		pkt.Verb, pkt.Conn, l = verb, name, line
+		break
 	}
 	from, rest, ok := strings.Cut(l, " -> ")
 	to, want, ok2 := strings.Cut(rest, " : ")
@@ -215,6 +227,9 @@ func (pkt *Packet) parseParts(from, to, want string) error {
 	}
 	if pkt.Verb == Open && (pkt.Want.Verdict != Answered || pkt.Want.Or != Answered || pkt.To.ICMP) {
 		return fmt.Errorf("%q: only a connection that is answered can be kept open", want)
+	}
+	if pkt.Verb == Begin && (pkt.Want.Verdict != Dropped || pkt.To.ICMP) {
+		return fmt.Errorf("%q: only a connection that is dropped at first can be begun", want)
 	}
 	return nil
 }

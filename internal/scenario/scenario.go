@@ -323,19 +323,24 @@ func lines(data string) func(yield func(int, string) bool) {
 
 // check finds what only the whole file can show.
 func (p *parser) check() {
-	open := map[string]bool{}
+	how := map[string]Verb{} // each connection is there: Open or Begin
 	for _, st := range p.s.States {
 		for _, pkt := range st.Packets {
 			switch pkt.Verb {
-			case Open:
-				if open[pkt.Conn] {
+			case Open, Begin:
+				if _, twice := how[pkt.Conn]; twice {
 					p.errorf(pkt.Line, "connection %q is opened twice", pkt.Conn)
 				}
-				open[pkt.Conn] = true
+				how[pkt.Conn] = pkt.Verb
 			case KeepsWorking, IsDead, MovesTo:
-				if !open[pkt.Conn] {
+				if how[pkt.Conn] != Open {
 					p.errorf(pkt.Line, "connection %q was not opened before", pkt.Conn)
 				}
+			case Reaches:
+				if how[pkt.Conn] != Begin {
+					p.errorf(pkt.Line, "connection %q was not begun before", pkt.Conn)
+				}
+				how[pkt.Conn] = Open // and stays so
 			}
 		}
 	}

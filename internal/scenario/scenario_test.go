@@ -54,12 +54,16 @@ func TestParsePacket(t *testing.T) {
 			Verb: Open, Conn: "a1", From: "pod1", To: Target{Addr: Addrs{Of: "shop/web"}, Port: "http"},
 			Want: Outcome{Sticky: true, Backends: []Backend{{Host: "pod1"}, {Host: "pod2"}}},
 		},
+		"begin a1: pod1 -> shop/web:http : dropped": {
+			Verb: Begin, Conn: "a1", From: "pod1", To: Target{Addr: Addrs{Of: "shop/web"}, Port: "http"}, Want: Outcome{Verdict: Dropped},
+		},
 		"pod1 -> shop/web:http : pod1, pod2 evenly": {
 			From: "pod1", To: Target{Addr: Addrs{Of: "shop/web"}, Port: "http"},
 			Want: Outcome{Evenly: true, Backends: []Backend{{Host: "pod1"}, {Host: "pod2"}}},
 		},
 		"a1 keeps working": {Verb: KeepsWorking, Conn: "a1"},
 		"a1 is dead":       {Verb: IsDead, Conn: "a1"},
+		"a1 reaches pod4":  {Verb: Reaches, Conn: "a1", Want: Outcome{Backends: []Backend{{Host: "pod4"}}}},
 		"a1 moves to pod4": {Verb: MovesTo, Conn: "a1", Want: Outcome{Backends: []Backend{{Host: "pod4"}}}},
 		"then":             {Verb: Then},
 		"wait 1.2s":        {Verb: Then, Wait: 1200 * time.Millisecond},
@@ -94,6 +98,8 @@ func TestParsePacketErrors(t *testing.T) {
 		"pod1 -> shop/web:http : lost":                    `host "lost"`,
 		"pod1 -> shop/web:http : pod1:x":                  "port",
 		"pod1 -> shop/web:http : pod1 from nowhere":       "want same, a host or an address",
+		"begin a: pod1 -> shop/web:http : pod1":           "only a connection that is dropped at first",
+		"begin pod1 -> shop/web:http : dropped":           "want begin NAME",
 		"open A: pod1 -> shop/web:http : pod1":            "want open NAME",
 		"open a: pod1 -> shop/web:http : refused":         "only a connection that is answered",
 		"wait 11s":  "at most 10s",
@@ -130,7 +136,7 @@ nodeport-addresses: 1.2.3.4
 # a comment
 pod1 -> shop/web:http : pod1
 pod1 -> nowhere
-
+b reaches pod1
 a keeps working
 -- step Two/packets --
 -- step two/colour --
@@ -150,6 +156,7 @@ now
 		`s.txtar:14: setting colour: unknown`,
 		`s.txtar:16: setting nodeport-addresses: `,
 		`s.txtar:20: "pod1 -> nowhere"`,
+		`s.txtar:21: connection "b" was not begun before`,
 		`s.txtar:22: connection "a" was not opened before`,
 		`s.txtar:23: section "step Two/packets"`,
 		`s.txtar:24: section "step two/colour" is unknown`,

@@ -42,7 +42,7 @@ func TestTables(t *testing.T) {
 			}
 			for _, st := range s.States {
 				for _, p := range st.Packets {
-					if (p.Verb == Send || p.Verb == Open) && !targets[p.Line] {
+					if sends(p) && !targets[p.Line] {
 						t.Errorf("%s.txtar:%d: %s: no family has an address for this target", s.Name, p.Line, p.Text)
 					}
 				}
@@ -86,7 +86,7 @@ func replay(t *testing.T, s *Scenario, f lb.Family, got map[string]string, targe
 			t.Errorf("%s: %v: the table reads back as another\n--- was\n%s--- is\n%s", prefix, f, text, again)
 		}
 		for _, p := range step.State.Packets {
-			if p.Verb == Send || p.Verb == Open {
+			if sends(p) {
 				shots, err := r.Resolve(p, hostAddr)
 				if err != nil {
 					t.Errorf("%s.txtar:%d: %s: %v", s.Name, p.Line, p.Text, err)
@@ -96,6 +96,9 @@ func replay(t *testing.T, s *Scenario, f lb.Family, got map[string]string, targe
 		}
 	}
 }
+
+// sends reports whether the line names a target.
+func sends(p Packet) bool { return p.Verb == Send || p.Verb == Open || p.Verb == Begin }
 
 func hostAddr(host string, six bool) netip.Addr {
 	h, _ := netlab.HostByName(host)

@@ -302,6 +302,7 @@ type run struct {
 	table    *lb.Table
 	state    string
 	conns    map[string]*netlab.Conn
+	begun    map[string]chan attempt
 	// stretch is what the scenario's affinities, and its waits, are multiplied by.
 	stretch int
 	// restarted: another plane has taken the place of the first.
@@ -320,7 +321,7 @@ type run struct {
 }
 
 func (s *suite) newRun(sc *scenario.Scenario, lab *field, f lb.Family) *run {
-	return &run{s: s, sc: sc, lab: lab, family: f, replay: sc.Replay(f), conns: map[string]*netlab.Conn{}, asked: map[string]modelled{},
+	return &run{s: s, sc: sc, lab: lab, family: f, replay: sc.Replay(f), conns: map[string]*netlab.Conn{}, begun: map[string]chan attempt{}, asked: map[string]modelled{},
 		stretch: 1, affine: map[client]time.Time{}}
 }
 

@@ -25,6 +25,10 @@ func (r *run) line(p scenario.Packet) {
 		sent, err = r.ask(p)
 	case p.Verb == scenario.Send, p.Verb == scenario.Open:
 		sent, err = r.send(p)
+	case p.Verb == scenario.Begin:
+		sent, err = r.begin(p)
+	case p.Verb == scenario.Reaches:
+		sent, err = r.reaches(p)
 	case p.Verb == scenario.KeepsWorking, p.Verb == scenario.IsDead, p.Verb == scenario.MovesTo:
 		sent, err = r.reuse(p)
 	}
