@@ -6,14 +6,14 @@ MAKEFLAGS += --no-print-directory
 # A clone that belongs to another user makes git refuse, and then `go build` too.
 VCS     := $(shell git rev-parse HEAD >/dev/null 2>&1 || echo -buildvcs=false)
 COMMIT   = $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
-# Tests that walk at random take the walks of the commit, here as in CI (internal/seedtest); `go test` alone takes others.
+# Tests that walk at random take the walks of the commit, here as in CI (test/seedtest); `go test` alone takes others.
 export KUBE_PROXY_SEED ?= $(shell printf %d 0x$$(git rev-parse --short=12 HEAD 2>/dev/null || echo 1))
 # The oldest that the project supports, and what Debian 12 and 13 have.
 KERNELS  ?= 5.10 6.1 6.12
 FUZZTIME ?= 30s
 SWITCHES ?= 25
 # What answers the commands, beside the engine that they ask.
-ASKED := ./admin ./event ./inspect ./status ./trace
+ASKED := ./debug/api ./event ./debug/inspect ./status ./trace
 STORE := $(or $(VMRUN_STORE),/var/cache/vmrun)
 
 .PHONY: site vm help build build-windows image image-lock test-asked test-image test-monitoring test-status test check unit e2e pods test-kernels release-check bench run switches fuzz generate clean deps
@@ -33,19 +33,19 @@ build-windows: ## build bin/kube-proxy-windows-amd64.exe and bin/kube-proxy-wind
 # IMAGE names it, TAG is its version; DEBIAN and DEBIAN_SECURITY are mirrors in place of those of this machine's apt sources.
 MIRRORS = $(if $(DEBIAN),-debian $(DEBIAN)) $(if $(DEBIAN_SECURITY),-debian-security $(DEBIAN_SECURITY))
 image: ## write bin/kube-proxy-image.tar, a container image for linux/amd64 and linux/arm64 (IMAGE=localhost/kube-proxy TAG=...)
-	@go run $(VCS) ./image $(if $(IMAGE),-name $(IMAGE)) $(if $(TAG),-tag $(TAG)) $(MIRRORS) $(ARGS)
+	@go run $(VCS) ./tools/image $(if $(IMAGE),-name $(IMAGE)) $(if $(TAG),-tag $(TAG)) $(MIRRORS) $(ARGS)
 
 # Of its own build, so that it is right whatever lies in bin.
 test-image: deps $(STORE)/6.12 ## what is in the image, that two builds are equal, and that it serves in containers; what CI runs third
-	@go run $(VCS) ./image -o bin/test-image/kube-proxy-image.tar
-	go test -count=1 ./image -image $(CURDIR)/bin/test-image/kube-proxy-image.tar
-	go test -c -o bin/test-image/image.test ./image
-	go build $(VCS) -o bin/test-image/demo ./internal/demo
-	cd image && ../test/vm/vmrun --kernel 6.12 -- bash -ec 'for tests; do ../bin/test-image/image.test -test.v -test.run "$$tests" \
-	  -image ../bin/test-image/kube-proxy-image.tar -demo ../bin/test-image/demo; done' bash TestKernelLoads 'TestServes/^ipvs$$'
+	@go run $(VCS) ./tools/image -o bin/test-image/kube-proxy-image.tar
+	go test -count=1 ./tools/image -image $(CURDIR)/bin/test-image/kube-proxy-image.tar
+	go test -c -o bin/test-image/image.test ./tools/image
+	go build $(VCS) -o bin/test-image/demo ./tools/demo
+	cd tools/image && ../../test/vm/vmrun --kernel 6.12 -- bash -ec 'for tests; do ../../bin/test-image/image.test -test.v -test.run "$$tests" \
+	  -image ../../bin/test-image/kube-proxy-image.tar -demo ../../bin/test-image/demo; done' bash TestKernelLoads 'TestServes/^ipvs$$'
 
 site: ## write the pages of docs as HTML to bin/site, to be read in order (SOURCE=... is where the repository can be read)
-	@go run $(VCS) ./docs/site -o bin/site $(if $(SOURCE),-source $(SOURCE))
+	@go run $(VCS) ./tools/site -o bin/site $(if $(SOURCE),-source $(SOURCE))
 
 # Chromium is much to install, and needed here alone.
 test-status: deps ## the status page in a real Chromium, against a proxy with 10,000 Services (ARGS=-pictures: write docs/pictures anew); what CI runs last
@@ -73,7 +73,7 @@ test-monitoring: deps ## alerts and dashboard by Debian's promtool and Prometheu
 	go test -count=1 -v -timeout 10m ./test/monitoring -prometheus | grep -v '^=== '
 
 image-lock: ## pin the packages of Debian in the image anew, with what Debian has now
-	@go run $(VCS) ./image lock $(MIRRORS)
+	@go run $(VCS) ./tools/image lock $(MIRRORS)
 
 # The VM computes while the API server mostly waits.
 test: deps check unit ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server, IPVS in a VM
@@ -106,15 +106,15 @@ test-kernels: deps $(KERNELS:%=$(STORE)/%) ## what depends on the kernel, SCTP t
 	@test/vm/suites $(if $(FULL),--full) $(KERNELS)
 
 bench: deps $(STORE)/6.12 ## how fast it is, as a table (ARGS=... go to the program, PEER=... is an upstream kube-proxy to measure beside it)
-	go run $(VCS) ./bench $(ARGS)
+	go run $(VCS) ./tools/bench $(ARGS)
 
 # Modes nftables and userspace need no program.
 run: TOOLS := $(if $(findstring iptables,$(ARGS))$(findstring ipvs,$(ARGS)),iptables:iptables)
 run: deps build ## a lab of network namespaces with Services served by the kernel (ARGS=--once: print and exit; ARGS='--mode iptables')
-	@go build $(VCS) -o bin/demo ./internal/demo && exec bin/demo $(ARGS)
+	@go build $(VCS) -o bin/demo ./tools/demo && exec bin/demo $(ARGS)
 
 switches: deps ## 100 changes between the modes under traffic (SWITCHES=...: to and fro, for each back end of iptables)
-	go test -count=1 -v -timeout 30m ./cleanup -run TestSwitchUnderTraffic -switches $(SWITCHES)
+	go test -count=1 -v -timeout 30m ./plane/cleanup -run TestSwitchUnderTraffic -switches $(SWITCHES)
 
 fuzz: ## every fuzz target for FUZZTIME (30s)
 	@grep -rn --include='*_test.go' -oE '^func Fuzz[A-Za-z0-9_]+' . | grep -v '^./test/e2e/' | \
@@ -126,8 +126,8 @@ fuzz: ## every fuzz target for FUZZTIME (30s)
 generate: deps ## write docs/conformance.md anew, from complete runs on this machine's kernel and on the others
 	PLANETEST_RECORD=$(COMMIT) go test -count=1 -timeout 20m -run TestConformance ./plane/nftables ./plane/iptables ./plane/userspace ./plane/hns
 	PLANETEST_RECORD=$(COMMIT) $(MAKE) test-kernels FULL=1
-	go test ./plane/planetest -run TestPage -update
-	go test ./ui -run TestConformance -update
+	go test ./test/planetest -run TestPage -update
+	go test ./cli/ui -run TestConformance -update
 
 release-check: COMMIT := $(COMMIT)
 release-check: ## before a release, for hours: all tests, with -race too, all scenarios on all kernels, all fuzz targets; docs/conformance.md says when
@@ -136,10 +136,10 @@ release-check: ## before a release, for hours: all tests, with -race too, all sc
 	$(MAKE) test
 	$(MAKE) test-image test-status pods
 	env -u KUBE_PROXY_SEED go test -race -timeout 90m ./... # other walks than those of make test
-	go test -count=1 -timeout 90m ./internal/adversary -run TestStranger -large
+	go test -count=1 -timeout 90m ./test/adversary -run TestStranger -large
 	$(MAKE) fuzz FUZZTIME=60s
 	$(MAKE) generate COMMIT=$(COMMIT)
-	go test ./plane/planetest -run TestPage -update -release=$(COMMIT) -args $(KERNELS) $(shell uname -r | cut -d. -f1,2)
+	go test ./test/planetest -run TestPage -update -release=$(COMMIT) -args $(KERNELS) $(shell uname -r | cut -d. -f1,2)
 
 clean: ## remove what was built; VM kernels in /var/cache/vmrun stay
 	rm -rf bin test/e2e/bin

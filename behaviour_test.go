@@ -137,7 +137,7 @@ var (
 )
 
 // harness has what reads scenarios and sends their packets. Its own tests cite rows as examples, and prove none.
-var harness = []string{"internal/scenario", "internal/demo", "plane/planetest"}
+var harness = []string{"test/scenario", "tools/demo", "test/planetest"}
 
 // idsIn returns the rows that a text cites one by one, and those that it cites as part of a range, which need not exist.
 func idsIn(text string) (single, ranged []string) {
@@ -183,7 +183,7 @@ func citations(t *testing.T) map[string]*cited {
 		for _, id := range ranged {
 			row(id)
 		}
-		if dir, base := path.Split(name); dir == "testdata/scenarios/" && path.Ext(base) == ".txtar" {
+		if dir, base := path.Split(name); dir == "test/testdata/scenarios/" && path.Ext(base) == ".txtar" {
 			ids, _ := idsIn(scenarioRows.FindString(text))
 			prove(strings.TrimSuffix(base, ".txtar"), ids)
 		} else if slices.ContainsFunc(data, func(pattern string) bool { ok, _ := path.Match(pattern, name); return ok }) {

@@ -26,12 +26,12 @@ import (
 // package of ours, ALL is every one. A package that no line has on its right side may not exist.
 const imports = `
 	NONE < cluster, lb, plane, logging, event;
-	NONE < plane/ownwrites, plane/diff, plane/rollback, plane/ranges;
-	plane/ranges < plane/nftables, plane/userspace/capture;
-	lb < plane/slots;
-	NONE < internal/netlab, internal/kernel, internal/exectest, internal/logtest, internal/cputest, internal/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, internal/listentest, internal/nlconn, internal/scm, internal/wine;
+	NONE < plane/ownwrites, plane/internal/diff, plane/internal/rollback, plane/internal/ranges;
+	plane/internal/ranges < plane/nftables, plane/userspace/capture;
+	lb < plane/internal/slots;
+	NONE < internal/netlab, internal/kernel, test/exectest, test/logtest, test/cputest, test/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, test/listentest, internal/nlconn, internal/scm, test/wine;
 
-	cluster, lb < policy, changes;
+	cluster, lb < policy, debug/changes;
 	cluster, lb, policy < config/nodecheck;
 	lb < trace;
 
@@ -42,89 +42,89 @@ const imports = `
 	# What a Reset left for later are keys of rows.
 	lb < plane;
 
-	cluster, policy, lb, plane, changes, internal/ratelimit, internal/bisect < engine;
+	cluster, policy, lb, plane, debug/changes, internal/ratelimit, internal/bisect < engine;
 	internal/bisect < plane/nftables, plane/iptables, plane/ipvs, plane/ebpf;
 
-	internal/pause < conntrack, inspect, plane/iptables;
-	internal/plural < changes, policy, trace;
+	internal/pause < conntrack, debug/inspect, plane/iptables;
+	internal/plural < debug/changes, policy, trace;
 	# What a misspelled name may have meant is found in one way.
-	internal/nearest < config, inspect, source/manifests, migrate;
-	internal/nlconn < internal/kernel, conntrack, sockets, plane/nftables, internal/nlconntest, internal/nftwire, internal/ipset, internal/ipvswire, internal/rtnl, internal/ctwire;
+	internal/nearest < config, debug/inspect, source/manifests, cli/migrate;
+	internal/nlconn < internal/kernel, conntrack, internal/sockets, plane/nftables, test/nlconntest, internal/nft/wire, internal/ipset, internal/ipvswire, internal/rtnl, internal/ctwire;
 	internal/ipvswire, internal/ipset, internal/rtnl, internal/nlconn < plane/ipvs;
 	# A rule may ask for the interface that a packet leaves through, and whether an address is the node's own.
 	internal/rtnl, internal/nlconn < plane/iptables;
 	# The chains around virtual servers are kept by what keeps those of mode iptables.
 	plane/iptables < plane/ipvs;
 	# Planes say what the kernel makes of a packet, in the words in which the table's answer is told.
-	trace < plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/userspace/capture, plane/hns, plane/fake, plane/planetest;
+	trace < plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/userspace/capture, plane/hns, test/fake, test/planetest;
 	# IPVS in memory knows what IPVS is asked for, and nothing of who asks.
-	internal/ipvswire, internal/nlconn < internal/ipvsfake;
+	internal/ipvswire, internal/nlconn < test/ipvsfake;
 	internal/rtnl < plane/userspace/capture;
-	plane, plane/ownwrites < internal/nftwire;
-	internal/nftwire, plane/rollback, mode < plane/userspace/capture;
+	plane, plane/ownwrites < internal/nft/wire;
+	internal/nft/wire, plane/internal/rollback, mode < plane/userspace/capture;
 	# Its chains are kept by the programs and in the trees of mode iptables.
 	plane/iptables < plane/userspace/capture;
 	# Rules beside some that iptables cannot print are deleted by their handles.
-	internal/nftwire < plane/nftables, plane/iptables;
+	internal/nft/wire < plane/nftables, plane/iptables;
 	# What the kernel's rules make of a packet is asked alike by all who have a table.
-	internal/nlconn, internal/nftwire, trace < internal/nftwalk;
-	internal/nftwalk < plane/nftables, plane/userspace/capture;
+	internal/nlconn, internal/nft/wire, trace < internal/nft/walk;
+	internal/nft/walk < plane/nftables, plane/userspace/capture;
 
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
 	event, lb, plane, plane/ownwrites, trace < mode;
-	mode < config, status, system, cleanup;
-	lb, plane, plane/ownwrites, plane/diff, plane/rollback, plane/slots, internal/kernel, event, mode
+	mode < config, status, internal/system, plane/cleanup;
+	lb, plane, plane/ownwrites, plane/internal/diff, plane/internal/rollback, plane/internal/slots, internal/kernel, event, mode
 	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns;
 	# What moves bytes knows no Services, what leads packets to it knows no bytes, and who is next knows neither.
 	lb, internal/ratelimit < plane/userspace/relay;
-	lb, plane, plane/ownwrites, plane/diff, internal/kernel, internal/nlconn < plane/userspace/capture;
+	lb, plane, plane/ownwrites, plane/internal/diff, internal/kernel, internal/nlconn < plane/userspace/capture;
 	lb, plane/userspace/relay < plane/userspace/balance;
 	plane/userspace/relay, plane/userspace/balance, plane/userspace/capture < plane/userspace;
 	# What moves bytes serves the mode nftables on localhost as well; it follows rows and says what becomes of a packet there. Relay and
 	# balance know nothing of mode userspace.
 	lb, trace, internal/ratelimit, plane/userspace/relay, plane/userspace/balance < plane/localhost;
 	plane/localhost, plane/userspace/relay < plane/nftables;
-	lb, plane < plane/fake;
+	lb, plane < test/fake;
 	# HNS in memory knows what HNS is asked for, and nothing of who asks.
 	plane/hns < plane/hns/transcript;
-	plane/hns, plane/hns/transcript < plane/hns/hnsfake;
+	plane/hns, plane/hns/transcript < test/hnsfake;
 	mode, plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns < plane/all;
 
-	lb < conntrack, health, sockets, flows;
-	internal/ctwire, internal/nlconn, internal/rtnl < conntrack, flows;
+	lb < conntrack, health, internal/sockets, debug/flows;
+	internal/ctwire, internal/nlconn, internal/rtnl < conntrack, debug/flows;
 	# Traffic by Service is what planes count by row, and the table's rows.
-	lb, mode < traffic;
+	lb, mode < debug/traffic;
 	internal/listen < health, status;
 	internal/ratelimit < health, conntrack;
-	internal/kernel < system;
-	lb, internal/kernel < cleanup;
+	internal/kernel < internal/system;
+	lb, internal/kernel < plane/cleanup;
 	# It reads bytes, and knows of no node.
-	config, mode < migrate;
+	config, mode < cli/migrate;
 	# It asks what others would do, and tries modes by their values.
-	lb, mode, system, internal/kernel < preflight;
+	lb, mode, internal/system, internal/kernel < cli/preflight;
 	# It asks HNS, has the program run in a lab, and asks that by the admin socket.
-	lb, plane/hns, plane/hns/transcript, preflight, internal/netlab, inspect, admin < selftest;
+	lb, plane/hns, plane/hns/transcript, cli/preflight, internal/netlab, debug/inspect, debug/api < cli/selftest;
 	engine, trace < status;
 	# What people ask is put together of what all others know; who carries questions and answers knows no more than that.
-	cluster, lb, policy, trace, mode, engine, changes, flows < inspect;
-	inspect < admin;
+	cluster, lb, policy, trace, mode, engine, debug/changes, debug/flows < debug/inspect;
+	debug/inspect < debug/api;
 	# The page asks the admin socket as commands do, in a process of its own: nothing that the daemon serves by HTTP knows it.
-	admin, inspect, trace < ui;
+	debug/api, debug/inspect, trace < cli/ui;
 
 	# The oracle says slowly what policy and lb say quickly; tests alone ask it.
-	cluster, policy, lb < internal/oracle;
-	cluster < internal/adversary;
+	cluster, policy, lb < test/oracle;
+	cluster < test/adversary;
 
 	# A scenario holds the YAML that a user would apply, so reading one goes the way that YAML goes.
-	cluster, policy, lb, source/convert, source/manifests < internal/scenario;
+	cluster, policy, lb, source/convert, source/manifests < test/scenario;
 	# What it proves is the interface that the engine calls, with the flows that the process has the kernel forget beside it.
-	cluster, policy, lb, plane, engine, conntrack, source/convert, source/manifests, internal/netlab, internal/scenario, internal/seedtest, internal/adversary, mode < plane/planetest;
+	cluster, policy, lb, plane, engine, conntrack, source/convert, source/manifests, internal/netlab, test/scenario, test/seedtest, test/adversary, mode < test/planetest;
 
-	ALL < cmd/kube-proxy, internal/demo, bench;
+	ALL < cmd/kube-proxy, tools/demo, tools/bench;
 	# What makes the image builds the program, and knows nothing of it.
-	NONE < image;
+	NONE < tools/image;
 	# What makes the pages a site reads pages.
-	NONE < docs/site;
+	NONE < tools/site;
 	NONE < .;
 `
 
@@ -132,12 +132,12 @@ const imports = `
 // that a, tests included, may import packages whose path starts with m. A module that is not on a left
 // side is free to all but the pure packages; of two that match, the longer one counts.
 const modules = `
-	# Only these know the types of Kubernetes; tests of internal/adversary write objects as a tenant does.
-	k8s.io, sigs.k8s.io < config, source/kube, source/manifests, source/convert, internal/adversary;
-	sigs.k8s.io/yaml < migrate, config, source/manifests, cmd/kube-proxy;
+	# Only these know the types of Kubernetes; tests of test/adversary write objects as a tenant does.
+	k8s.io, sigs.k8s.io < config, source/kube, source/manifests, source/convert, test/adversary;
+	sigs.k8s.io/yaml < cli/migrate, config, source/manifests, cmd/kube-proxy;
 	k8s.io/component-base < config, source/kube, source/convert, status;
 	github.com/spf13 < config, cmd/kube-proxy;
-	github.com/google/nftables < plane/nftables, plane/userspace/capture, internal/nftwire, internal/nftwalk;
+	github.com/google/nftables < plane/nftables, plane/userspace/capture, internal/nft/wire, internal/nft/walk;
 `
 
 // pure packages import the standard library and each other alone, so that others may use them anywhere.
@@ -156,7 +156,9 @@ type goFile struct {
 }
 
 // nested reports whether f belongs to another module (test/e2e), which has its own rules for imports.
-func (f goFile) nested() bool { return f.dir == "test" || strings.HasPrefix(f.dir, "test/") }
+func (f goFile) nested() bool {
+	return slices.Contains([]string{"test/e2e", "test/page", "test/monitoring"}, f.dir) || strings.HasPrefix(f.dir, "test/e2e/")
+}
 
 func TestImports(t *testing.T) {
 	may := parsePolicy(t, imports)
@@ -281,11 +283,11 @@ func TestNoRegistryHosts(t *testing.T) {
 
 // mayCite are files and packages whose sentences cite rows of docs/behaviour.md, with the reason.
 var mayCite = map[string]string{
-	"config/docs.go":    "writes docs/configuration.md",
-	"event/docs.go":     "writes docs/events.md",
-	"status/page.go":    "writes docs/metrics.md",
-	"internal/scenario": "reads scenarios, which cite rows",
-	"plane/planetest":   "has scenarios in its code, and writes docs/conformance.md",
+	"config/docs.go": "writes docs/configuration.md",
+	"event/docs.go":  "writes docs/events.md",
+	"status/page.go": "writes docs/metrics.md",
+	"test/scenario":  "reads scenarios, which cite rows",
+	"test/planetest": "has scenarios in its code, and writes docs/conformance.md",
 }
 
 // Messages for people cite no rows of docs/behaviour.md, which say nothing to a user (TN-88). A string that is nothing but rows is data.
@@ -395,7 +397,7 @@ func TestSecurityPage(t *testing.T) {
 	for _, m := range regexp.MustCompile("`([a-z0-9/-]+)\\.((?:Test|Fuzz)\\w+|txtar)`").FindAllStringSubmatch(string(page), -1) {
 		named++
 		if m[2] == "txtar" {
-			if _, err := os.Stat("testdata/scenarios/" + m[1] + ".txtar"); err != nil {
+			if _, err := os.Stat("test/testdata/scenarios/" + m[1] + ".txtar"); err != nil {
 				t.Errorf("docs/security.md: %v", err)
 			}
 		} else if !tests[m[1]+"."+m[2]] {

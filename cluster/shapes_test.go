@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"kube-proxy/cluster"
-	"kube-proxy/internal/cputest"
+	"kube-proxy/test/cputest"
 )
 
 // slicesOf returns the slices of one Service, each with one endpoint.

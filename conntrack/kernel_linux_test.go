@@ -23,8 +23,8 @@ import (
 	"kube-proxy/internal/ctwire"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/nlconn"
-	"kube-proxy/internal/nlconntest"
 	"kube-proxy/lb"
+	"kube-proxy/test/nlconntest"
 )
 
 // namespace is a network namespace that ends with the test.

@@ -5,9 +5,9 @@ import (
 	"net/netip"
 	"testing"
 
-	"kube-proxy/internal/cputest"
 	"kube-proxy/internal/ctwire"
 	"kube-proxy/lb"
+	"kube-proxy/test/cputest"
 )
 
 // Rows that share a large set are compared with the one that comes next at the cost of the set once, not of each row.

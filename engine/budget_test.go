@@ -11,10 +11,10 @@ import (
 	"testing"
 
 	"kube-proxy/cluster"
-	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/policy"
+	"kube-proxy/test/seedtest"
 )
 
 // weighed asks for so many objects; a Service is as old as its number says.

@@ -4,8 +4,8 @@ import (
 	"strings"
 	"time"
 
-	"kube-proxy/changes"
 	"kube-proxy/cluster"
+	"kube-proxy/debug/changes"
 	"kube-proxy/lb"
 )
 

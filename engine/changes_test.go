@@ -12,11 +12,11 @@ import (
 	"testing"
 	"time"
 
-	"kube-proxy/changes"
 	"kube-proxy/cluster"
-	"kube-proxy/internal/cputest"
+	"kube-proxy/debug/changes"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
+	"kube-proxy/test/cputest"
 )
 
 // ringTold are the entries of a Ring as text, a line each: what happened, rows, and how long it took from the API and from us.

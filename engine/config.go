@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"kube-proxy/changes"
 	"kube-proxy/cluster"
+	"kube-proxy/debug/changes"
 	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 	"kube-proxy/policy"

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
-	"kube-proxy/internal/cputest"
 	"kube-proxy/lb"
-	"kube-proxy/plane/fake"
+	"kube-proxy/test/cputest"
+	"kube-proxy/test/fake"
 )
 
 // fill lists n services with 10 endpoints each.

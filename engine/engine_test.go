@@ -10,8 +10,8 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/fake"
 	"kube-proxy/policy"
+	"kube-proxy/test/fake"
 )
 
 // SV-05: no rule is written until both Services and slices have been listed; then one Reset.

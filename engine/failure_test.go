@@ -10,7 +10,7 @@ import (
 	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/fake"
+	"kube-proxy/test/fake"
 )
 
 // Add A, which fails after A was programmed, then delete A: folding the two to nothing

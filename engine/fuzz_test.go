@@ -12,7 +12,7 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/fake"
+	"kube-proxy/test/fake"
 )
 
 // story plays bytes as events and faults. Every byte string is a story.

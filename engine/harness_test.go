@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
-	"kube-proxy/internal/logtest"
 	"kube-proxy/lb"
-	"kube-proxy/plane/fake"
 	"kube-proxy/policy"
+	"kube-proxy/test/fake"
+	"kube-proxy/test/logtest"
 )
 
 // rig is an engine with all that surrounds it, over a fake plane.

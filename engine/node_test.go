@@ -12,8 +12,8 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/fake"
 	"kube-proxy/policy"
+	"kube-proxy/test/fake"
 )
 
 func resolveDefault(v cluster.View) []*lb.Frontend { return policy.Resolve(v, settings) }

@@ -10,7 +10,7 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/fake"
+	"kube-proxy/test/fake"
 )
 
 // slowRig is an engine over a plane that writes ten services in a piece. at is called after each write with its number,

@@ -11,7 +11,7 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/fake"
+	"kube-proxy/test/fake"
 )
 
 // syncPeriod is the one by which HT-04 judges: what waits for twice as long makes a family unhealthy.

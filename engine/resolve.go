@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"kube-proxy/changes"
 	"kube-proxy/cluster"
+	"kube-proxy/debug/changes"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 )

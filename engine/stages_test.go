@@ -8,7 +8,7 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/fake"
+	"kube-proxy/test/fake"
 )
 
 // stages is a plane that takes rows of many backends in ten stages.

@@ -12,8 +12,8 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
 	"kube-proxy/lb"
-	"kube-proxy/plane/fake"
 	"kube-proxy/policy"
+	"kube-proxy/test/fake"
 )
 
 // behindEngine runs a real engine until the test ends, on a plane that fails on demand. do feeds it, state is how it stands.

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/listen"
-	"kube-proxy/internal/listentest"
+	"kube-proxy/test/listentest"
 )
 
 // lonely returns an address of this machine that no other test uses: Linux has all of 127.0.0.0/8.

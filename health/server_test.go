@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"kube-proxy/internal/listen"
-	"kube-proxy/internal/logtest"
 	"kube-proxy/lb"
+	"kube-proxy/test/logtest"
 )
 
 // scene is what a server is asked about.

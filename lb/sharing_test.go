@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
-	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
+	"kube-proxy/test/seedtest"
 )
 
 // TN-20: however a Service comes to its state, its backend sets share one list of endpoints where the endpoints are equal.

@@ -11,7 +11,7 @@
 //	Audit    compare the kernel with what was applied, and mend it
 //	Pace     how much an Apply should have at most, as lb.Weight counts, or the plane itself ([Weigher])
 //
-// The rules that every plane keeps, which plane/planetest proves:
+// The rules that every plane keeps, which test/planetest proves:
 //
 //   - Idempotent. A change may come again, also after a failed Apply that did part of it. Removing what is not there is no
 //     error. Old is a hint; Key and New are the truth.
@@ -60,9 +60,9 @@
 //   - rows that keep the rules of [lb.Check], because the table takes no others;
 //   - retries with backoff, the search for the rows that fail, pieces of bounded weight and their order, audits and their
 //     periods, and what metrics, health and log tell of them: package engine;
-//   - the comparison of what the kernel holds with what it shall hold, for Reset and Audit: plane/diff;
-//   - numbers of backend sets and slots of backends that stay over changes and restarts: plane/slots;
-//   - the way back in its own state after a batch that the kernel refused: plane/rollback;
+//   - the comparison of what the kernel holds with what it shall hold, for Reset and Audit: plane/internal/diff;
+//   - numbers of backend sets and slots of backends that stay over changes and restarts: plane/internal/slots;
+//   - the way back in its own state after a batch that the kernel refused: plane/internal/rollback;
 //   - a ledger of its own writes, to tell them from what others do: plane/ownwrites;
 //   - a search like the engine's for objects of its own that fail among many: internal/bisect;
 //   - requests to the kernel that end when their context does: internal/nlconn;

@@ -9,11 +9,11 @@ import (
 	"testing"
 
 	"kube-proxy/cluster"
-	"kube-proxy/internal/adversary"
-	"kube-proxy/internal/cputest"
-	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
+	"kube-proxy/test/adversary"
+	"kube-proxy/test/cputest"
+	"kube-proxy/test/scenario"
 )
 
 // checkExplained holds Explain and Resolve together: an endpoint is said to be in a set if and only if the set of the rows has it, and

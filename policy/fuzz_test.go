@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
-	"kube-proxy/internal/oracle"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
+	"kube-proxy/test/oracle"
 )
 
 // FuzzResolve compares [policy.Resolve] with its slow twin over random views, and checks what every row

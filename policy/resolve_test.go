@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"kube-proxy/cluster"
-	"kube-proxy/internal/oracle"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
+	"kube-proxy/test/oracle"
 )
 
 // scene is what a test changes before it resolves: Service shop/web with port http 80 on 10.96.0.7, on node

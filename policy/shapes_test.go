@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"kube-proxy/cluster"
-	"kube-proxy/internal/cputest"
 	"kube-proxy/lb"
+	"kube-proxy/test/cputest"
 )
 
 // shape is one large Service: so many ports, each in every one of its slices, and so many endpoints over all slices.

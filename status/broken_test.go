@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/listen"
-	"kube-proxy/internal/logtest"
+	"kube-proxy/test/logtest"
 )
 
 // A listener that breaks is opened again, but not at once: what broke it may last.

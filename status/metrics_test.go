@@ -31,10 +31,10 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
-	"kube-proxy/plane/fake"
 	"kube-proxy/policy"
 	"kube-proxy/source/kube"
 	"kube-proxy/status"
+	"kube-proxy/test/fake"
 )
 
 var update = flag.Bool("update", false, "write docs/metrics.md")

@@ -21,8 +21,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
-	"kube-proxy/internal/logtest"
 	"kube-proxy/status"
+	"kube-proxy/test/logtest"
 )
 
 var anyPort = netip.MustParseAddrPort("127.0.0.1:0")

@@ -7,9 +7,9 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/internal/netlab"
-	"kube-proxy/internal/oracle"
-	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
+	"kube-proxy/test/oracle"
+	"kube-proxy/test/scenario"
 	"kube-proxy/trace"
 )
 

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"kube-proxy/internal/cputest"
 	"kube-proxy/lb"
+	"kube-proxy/test/cputest"
 	"kube-proxy/trace"
 )
 

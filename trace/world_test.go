@@ -7,10 +7,10 @@ import (
 	"testing"
 
 	"kube-proxy/cluster"
-	"kube-proxy/internal/adversary"
-	"kube-proxy/internal/oracle"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
+	"kube-proxy/test/adversary"
+	"kube-proxy/test/oracle"
 	"kube-proxy/trace"
 )
 

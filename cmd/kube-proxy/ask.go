@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
-	"kube-proxy/admin"
 	"kube-proxy/config"
-	"kube-proxy/inspect"
+	"kube-proxy/debug/api"
+	"kube-proxy/debug/inspect"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 )
@@ -47,7 +47,7 @@ type asking struct {
 
 // questions is how one call of a command asks and prints.
 type questions struct {
-	client *admin.Client
+	client *api.Client
 	out    io.Writer
 	errOut io.Writer
 	format string // "", wide, json, yaml
@@ -154,7 +154,7 @@ func isTerminal(w io.Writer) bool {
 }
 
 // askWhom is the proxy that runs, or this process for a folder of manifests.
-func askWhom(cmd *cobra.Command, opts *config.Options, modes mode.List, errOut io.Writer) (*admin.Client, error) {
+func askWhom(cmd *cobra.Command, opts *config.Options, modes mode.List, errOut io.Writer) (*api.Client, error) {
 	flag := cmd.Flags().Lookup("admin-socket")
 	path := config.AdminSocketOn(runtime.GOOS, flag.Value.String())
 	if opts.Manifests != "" || opts.ConfigFile != "" && !flag.Changed {
@@ -167,14 +167,14 @@ func askWhom(cmd *cobra.Command, opts *config.Options, modes mode.List, errOut i
 			if err != nil {
 				return nil, err
 			}
-			return admin.Local(about), nil
+			return api.Local(about), nil
 		}
 		path = cfg.Servers.AdminSocket
 	}
 	if path == "" || flag.Changed && flag.Value.String() == "" {
-		return nil, fmt.Errorf("%w: the admin socket is turned off (--admin-socket)", admin.ErrNotAsked)
+		return nil, fmt.Errorf("%w: the admin socket is turned off (--admin-socket)", api.ErrNotAsked)
 	}
-	return admin.NewClient(path), nil
+	return api.NewClient(path), nil
 }
 
 // asked is the end of a command that asks, with its exit code.
@@ -191,7 +191,7 @@ func told(err error) error {
 	switch {
 	case errors.Is(err, context.Canceled):
 		return nil // whoever interrupts it knows that he did
-	case errors.Is(err, admin.ErrNotAsked):
+	case errors.Is(err, api.ErrNotAsked):
 		return asked{err, exitNotAsked}
 	case errors.As(err, &p):
 		text := p.Text
@@ -223,7 +223,7 @@ func get[T any](ctx context.Context, q *questions, question string, params url.V
 func show[T any](q *questions, raw json.RawMessage, text func(*T)) (*T, error) {
 	answer := new(T)
 	if err := json.Unmarshal(raw, answer); err != nil {
-		return nil, fmt.Errorf("%w: the answer is not one that this command knows: %w", admin.ErrNotAsked, err)
+		return nil, fmt.Errorf("%w: the answer is not one that this command knows: %w", api.ErrNotAsked, err)
 	}
 	if done, err := q.program(raw); done {
 		return answer, err

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"kube-proxy/admin"
-	"kube-proxy/inspect"
+	"kube-proxy/debug/api"
+	"kube-proxy/debug/inspect"
 	"kube-proxy/internal/plural"
 	"kube-proxy/lb"
 )
@@ -117,7 +117,7 @@ func (q *questions) events(ctx context.Context, args []string, last *inspect.Cha
 		return nil, err
 	}
 	if err := json.Unmarshal(raw, &all); err != nil {
-		return nil, fmt.Errorf("%w: the answer is not one that this command knows: %w", admin.ErrNotAsked, err)
+		return nil, fmt.Errorf("%w: the answer is not one that this command knows: %w", api.ErrNotAsked, err)
 	}
 	if last != nil && len(all.Changes) == 0 {
 		return &all, nil

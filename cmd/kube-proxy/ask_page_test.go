@@ -69,10 +69,10 @@ func alike(s string) string {
 	return strings.Join(slices.Compact(lines), "\n")
 }
 
-// shopNote is all that a command says on stderr of examples/shop without --hostname-override; the page says so once.
+// shopNote is all that a command says on stderr of docs/examples/shop without --hostname-override; the page says so once.
 const shopNote = "kube-proxy: note: answering for node node1, the only one in the folder\n"
 
-// The commands say of examples/shop what docs/ask.md says; with -update the page says what they do.
+// The commands say of docs/examples/shop what docs/ask.md says; with -update the page says what they do.
 func TestAskPage(t *testing.T) {
 	t.Chdir("../..")
 	page(t, false, func(args []string) string {
@@ -92,7 +92,7 @@ func TestAskPage(t *testing.T) {
 func TestExampleRenders(t *testing.T) {
 	for _, m := range []string{"iptables", "ipvs", "nftables"} {
 		var out, errOut bytes.Buffer
-		args := []string{"render", "--manifests=../../examples/shop", "--hostname-override=node1", "--proxy-mode=" + m}
+		args := []string{"render", "--manifests=../../docs/examples/shop", "--hostname-override=node1", "--proxy-mode=" + m}
 		if err := command(all.Modes(), &out, &errOut, args).ExecuteContext(t.Context()); err != nil || errOut.Len() > 0 || out.Len() < 1000 {
 			t.Errorf("mode %s: %v, %d bytes, and on stderr\n%s", m, err, out.Len(), errOut.String())
 		}
@@ -117,7 +117,7 @@ func TestTracesInText(t *testing.T) {
 	}
 	for _, c := range commands {
 		var out, errOut bytes.Buffer
-		err := command(all.Modes(), &out, &errOut, append(strings.Fields(c), "--manifests=../../examples/shop")).ExecuteContext(t.Context())
+		err := command(all.Modes(), &out, &errOut, append(strings.Fields(c), "--manifests=../../docs/examples/shop")).ExecuteContext(t.Context())
 		if err != nil || errOut.String() != shopNote || out.Len() == 0 {
 			t.Errorf("%s: %v:\n%s%s", c, err, out.String(), errOut.String())
 		}
@@ -129,7 +129,7 @@ func TestAskPageRunning(t *testing.T) {
 	n := newNamespace(t)
 	t.Chdir("../..")
 	dir := t.TempDir()
-	do(t, os.CopyFS(filepath.Join(dir, "m"), os.DirFS("examples/shop")))
+	do(t, os.CopyFS(filepath.Join(dir, "m"), os.DirFS("docs/examples/shop")))
 	p := n.start(dir, []string{"--proxy-mode=nftables", "--hostname-override=node1", "--manifests=m", "--cluster-cidr=10.1.0.0/16,fd00:10:1::/48"}, nil)
 	p.await(allWritten)
 	page(t, true, func(args []string) string {

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"kube-proxy/inspect"
+	"kube-proxy/debug/inspect"
 	"kube-proxy/lb"
 )
 

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"kube-proxy/inspect"
+	"kube-proxy/debug/inspect"
 	"kube-proxy/internal/nearest"
 	"kube-proxy/lb"
 )

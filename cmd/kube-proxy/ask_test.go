@@ -20,7 +20,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"kube-proxy/inspect"
+	"kube-proxy/debug/inspect"
 	"kube-proxy/plane/all"
 )
 

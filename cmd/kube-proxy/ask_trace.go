@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"kube-proxy/inspect"
+	"kube-proxy/debug/inspect"
 	"kube-proxy/internal/nearest"
 	"kube-proxy/internal/plural"
 	"kube-proxy/lb"

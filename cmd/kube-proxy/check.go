@@ -13,12 +13,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kube-proxy/cli/preflight"
 	"kube-proxy/config"
+	"kube-proxy/internal/system"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/preflight"
 	"kube-proxy/source/kube"
-	"kube-proxy/system"
 )
 
 // checkHelp is the help of "kube-proxy check".

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/preflight"
+	"kube-proxy/cli/preflight"
 )
 
 // checked is what kube-proxy check said in a namespace.

@@ -8,11 +8,11 @@ import (
 	"slices"
 	"time"
 
-	"kube-proxy/cleanup"
 	"kube-proxy/config"
 	"kube-proxy/internal/pause"
+	"kube-proxy/internal/system"
 	"kube-proxy/mode"
-	"kube-proxy/system"
+	"kube-proxy/plane/cleanup"
 )
 
 // ipvsDrain is how long connections may go on through the virtual servers that the mode ipvs left: as long as a pod has to

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"kube-proxy/config"
-	"kube-proxy/inspect"
+	"kube-proxy/debug/inspect"
 	"kube-proxy/mode"
 )
 

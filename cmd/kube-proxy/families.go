@@ -10,13 +10,13 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/config"
+	"kube-proxy/debug/traffic"
 	"kube-proxy/engine"
 	"kube-proxy/event"
 	"kube-proxy/lb"
 	"kube-proxy/logging"
 	"kube-proxy/mode"
 	"kube-proxy/policy"
-	"kube-proxy/traffic"
 )
 
 // family is all that serves one IP family.

@@ -11,11 +11,11 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/config"
 	"kube-proxy/event"
-	"kube-proxy/internal/logtest"
 	"kube-proxy/internal/ratelimit"
+	"kube-proxy/internal/sockets"
 	"kube-proxy/lb"
-	"kube-proxy/sockets"
 	"kube-proxy/source/convert"
+	"kube-proxy/test/logtest"
 )
 
 // TN-02: 100,000 updates of one slice, each with other faults, write a share of lines and events; the first fault of

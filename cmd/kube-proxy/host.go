@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"kube-proxy/event"
+	"kube-proxy/internal/system"
 	"kube-proxy/lb"
-	"kube-proxy/system"
 )
 
 // setHost makes settings of the host, as set does it, for the mode that was chosen, and tells what became of them.

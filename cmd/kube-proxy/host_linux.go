@@ -6,12 +6,12 @@ import (
 	"strconv"
 	"time"
 
+	"kube-proxy/cli/selftest"
 	"kube-proxy/conntrack"
 	"kube-proxy/internal/kernel"
+	"kube-proxy/internal/sockets"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/selftest"
-	"kube-proxy/sockets"
 )
 
 // hasIPv6 reports whether this machine has IPv6.

@@ -3,9 +3,9 @@ package main
 import (
 	"net"
 
+	"kube-proxy/internal/sockets"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/sockets"
 )
 
 // hasIPv6 reports whether this machine has IPv6, which the registry may have turned off.

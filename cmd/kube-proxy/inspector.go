@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
-	"kube-proxy/inspect"
+	"kube-proxy/debug/inspect"
 	"kube-proxy/mode"
 	"kube-proxy/source/kube"
 	"kube-proxy/source/manifests"

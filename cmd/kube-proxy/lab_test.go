@@ -19,8 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/logtest"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/test/logtest"
 )
 
 // nodeLab is a lab of hosts in which the program serves node1, as a user starts it.

@@ -17,9 +17,9 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/config"
 	"kube-proxy/engine"
-	"kube-proxy/internal/logtest"
 	"kube-proxy/lb"
 	"kube-proxy/plane/all"
+	"kube-proxy/test/logtest"
 )
 
 // kill -9 leaves the rules; the next process finds them and goes on.

@@ -19,10 +19,10 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
-	"kube-proxy/plane/fake"
+	"kube-proxy/test/fake"
 )
 
-// memory is a mode that no other code knows: its planes are those of plane/fake, and a file for each family in dir is its
+// memory is a mode that no other code knows: its planes are those of test/fake, and a file for each family in dir is its
 // kernel. It cannot run where the file "full" is there.
 func memory(dir string) mode.Mode {
 	file := func(f lb.Family) string { return filepath.Join(dir, f.String()) }

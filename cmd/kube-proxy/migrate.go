@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kube-proxy/cli/migrate"
 	"kube-proxy/config"
-	"kube-proxy/migrate"
 	"kube-proxy/mode"
 )
 

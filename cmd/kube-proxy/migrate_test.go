@@ -14,8 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kube-proxy/cli/preflight"
 	"kube-proxy/plane/all"
-	"kube-proxy/preflight"
 )
 
 // readOnly has this process killed when it does what could change a node or ask another program or machine: open a socket, start a program,
@@ -55,7 +55,7 @@ func migrated(t *testing.T, stdin string, args ...string) (stdout, stderr string
 // kube-proxy migrate reads kubeadm's own files, prints a configuration on stdout and what differs on stderr, and does nothing else: it is
 // killed for anything that could change a node. So would kube-proxy check be, which shows that the filter works.
 func TestMigrateOnlyReads(t *testing.T) {
-	files := []string{"../../testdata/kubeadm/configmap.yaml", "../../testdata/kubeadm/daemonset.yaml"}
+	files := []string{"../../test/testdata/kubeadm/configmap.yaml", "../../test/testdata/kubeadm/daemonset.yaml"}
 	out, told, code := migrated(t, "", append([]string{"migrate", "--to=nftables"}, files...)...)
 	if code != 0 || !strings.HasPrefix(out, "apiVersion: kubeproxy.config.k8s.io/v1alpha1\n") || !strings.Contains(out, "mode: nftables\n") || !strings.Contains(told, "NodePorts on 127.0.0.1") {
 		t.Errorf("exit code %d\n%s\n%s", code, out, told)

@@ -24,7 +24,7 @@ func TestMigratingPage(t *testing.T) {
 	for name, from := range map[string][]string{"proxy.yaml": {"configmap.yaml", "daemonset.yaml"}} {
 		var text []byte
 		for _, f := range from {
-			data, err := os.ReadFile("../../testdata/kubeadm/" + f)
+			data, err := os.ReadFile("../../test/testdata/kubeadm/" + f)
 			do(t, err)
 			text = append(append(text, data...), '\n')
 		}

@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"kube-proxy/cluster"
-	"kube-proxy/internal/logtest"
 	"kube-proxy/plane/all"
 	"kube-proxy/source/manifests"
+	"kube-proxy/test/logtest"
 )
 
 // podNode is this node with pod CIDRs.

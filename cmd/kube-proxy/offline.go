@@ -11,7 +11,7 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/config"
-	"kube-proxy/inspect"
+	"kube-proxy/debug/inspect"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/source/manifests"

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
-	"kube-proxy/internal/logtest"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/test/logtest"
 )
 
 // patience is how long a thing may take that takes no time on a machine that is not busy.

@@ -12,10 +12,10 @@ import (
 	"kube-proxy/config"
 	"kube-proxy/engine"
 	"kube-proxy/event"
-	"kube-proxy/internal/logtest"
 	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
+	"kube-proxy/test/logtest"
 )
 
 // What is refused is told when it begins and when it becomes something else, and again after it was away; not when other

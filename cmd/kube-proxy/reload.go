@@ -14,9 +14,9 @@ import (
 
 	"kube-proxy/config"
 	"kube-proxy/event"
+	"kube-proxy/internal/system"
 	"kube-proxy/logging"
 	"kube-proxy/mode"
-	"kube-proxy/system"
 )
 
 // watchConfig has changes of the configuration file take effect until ctx ends (PR-04, PR-07). fail is called

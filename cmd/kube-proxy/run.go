@@ -12,17 +12,17 @@ import (
 	"syscall"
 	"time"
 
-	"kube-proxy/changes"
 	"kube-proxy/cluster"
 	"kube-proxy/config"
+	"kube-proxy/debug/changes"
+	"kube-proxy/debug/inspect"
 	"kube-proxy/event"
-	"kube-proxy/inspect"
 	"kube-proxy/internal/ratelimit"
+	"kube-proxy/internal/system"
 	"kube-proxy/logging"
 	"kube-proxy/mode"
 	"kube-proxy/plane/ownwrites"
 	"kube-proxy/source/kube"
-	"kube-proxy/system"
 )
 
 // proxy is the process after its configuration is known.

@@ -12,12 +12,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kube-proxy/cli/preflight"
+	"kube-proxy/cli/selftest"
 	"kube-proxy/config"
 	"kube-proxy/mode"
 	"kube-proxy/plane/hns"
 	"kube-proxy/plane/hns/transcript"
-	"kube-proxy/preflight"
-	"kube-proxy/selftest"
 )
 
 // selftestHelp is the help of "kube-proxy selftest".

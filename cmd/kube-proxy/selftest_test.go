@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"kube-proxy/cli/selftest"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
 	"kube-proxy/plane/hns/transcript"
-	"kube-proxy/selftest"
 )
 
 // selftestProgram is a script that does something before and after this program, which it starts by "$@"; $dir is the lab's folder.

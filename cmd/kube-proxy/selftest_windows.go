@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/windows/svc"
 	"golang.org/x/sys/windows/svc/mgr"
 
+	"kube-proxy/cli/selftest"
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/pause"
 	"kube-proxy/plane/hns"
-	"kube-proxy/selftest"
 )
 
 // onThisSystem adds what the test uses of Windows. No other kube-proxy may write meanwhile: its audit would remove the test's objects.

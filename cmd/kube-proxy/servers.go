@@ -11,14 +11,14 @@ import (
 	"sync"
 	"time"
 
-	"kube-proxy/admin"
 	"kube-proxy/config"
+	"kube-proxy/debug/api"
 	"kube-proxy/event"
 	"kube-proxy/health"
+	"kube-proxy/internal/sockets"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/policy"
-	"kube-proxy/sockets"
 	"kube-proxy/status"
 )
 
@@ -28,7 +28,7 @@ type servers struct {
 	services *health.Services
 	metrics  *status.Metrics
 	status   *status.Server
-	admin    *admin.Server
+	admin    *api.Server
 	sockets  *sockets.Watcher // nil where the kernel does not tell of sockets
 }
 
@@ -104,7 +104,7 @@ func (p *proxy) newServers() {
 	}
 	p.servers.health = health.New(hc)
 	p.inspector = p.newInspector()
-	p.servers.admin = admin.NewServer(admin.NewHandler(p.inspector), cfg.Servers.AdminSocket, p.log)
+	p.servers.admin = api.NewServer(api.NewHandler(p.inspector), cfg.Servers.AdminSocket, p.log)
 	var off []string
 	for gate, path := range map[string]string{"ComponentFlagz": "/flagz", "ComponentStatusz": "/statusz", "ComponentSLIs": "/metrics/slis"} {
 		if on, known := cfg.Gates[gate]; known && !on {

@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
-	"kube-proxy/internal/seedtest"
+	"kube-proxy/test/seedtest"
 )
 
 var soakTime = flag.Duration("soak", 8*time.Second, "how long TestUserspaceSoak lasts")

@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"kube-proxy/cli/ui"
 	"kube-proxy/config"
-	"kube-proxy/inspect"
+	"kube-proxy/debug/inspect"
 	"kube-proxy/lb"
-	"kube-proxy/ui"
 )
 
 // uiAsking is "kube-proxy ui".

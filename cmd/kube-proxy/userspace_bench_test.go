@@ -24,7 +24,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/all"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // benchSlice is how long one way is measured before the other has its turn: what else the machine does falls on both.

@@ -19,10 +19,10 @@ import (
 	"time"
 
 	"kube-proxy/config"
-	"kube-proxy/internal/wine"
+	"kube-proxy/test/wine"
 )
 
-// TestWindows proves what Wine can show of kube-proxy.exe; internal/wine says what it cannot.
+// TestWindows proves what Wine can show of kube-proxy.exe; test/wine says what it cannot.
 func TestWindows(t *testing.T) {
 	t.Parallel()
 	exe := filepath.Join(t.TempDir(), "kube-proxy.exe")

@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/nlconn"
+	"kube-proxy/test/ipvsfake"
 )
 
 func openFake(t testing.TB, k *ipvsfake.Kernel) *ipvswire.Conn {

@@ -13,7 +13,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/internal/nlconn"
-	"kube-proxy/internal/nlconntest"
+	"kube-proxy/test/nlconntest"
 )
 
 const someGroup = 4711

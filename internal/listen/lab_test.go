@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kube-proxy/internal/listentest"
+	"kube-proxy/test/listentest"
 )
 
 // fake opens listeners that nobody can reach, and fails as told.

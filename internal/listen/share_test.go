@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"kube-proxy/internal/listentest"
+	"kube-proxy/test/listentest"
 )
 
 // However few descriptors there are, what others take leaves the process its own.

@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kube-proxy/internal/logtest"
+	"kube-proxy/test/logtest"
 )
 
 // TN-02: each namespace has its own share, which time gives back, and each suppressed message is counted in a line.

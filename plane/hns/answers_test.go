@@ -9,7 +9,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/hnsfake"
+	"kube-proxy/test/hnsfake"
 )
 
 // once fails the n-th call of a name.

@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"kube-proxy/internal/netlab"
-	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/hnsfake"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/hnsfake"
+	"kube-proxy/test/planetest"
+	"kube-proxy/test/scenario"
 	"kube-proxy/trace"
 )
 

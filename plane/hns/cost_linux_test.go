@@ -12,8 +12,8 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/hnsfake"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/hnsfake"
+	"kube-proxy/test/planetest"
 )
 
 // backendsEach is how many backends a Service of the tests of cost has: one on this node, two on others.

@@ -15,9 +15,9 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/hnsfake"
 	"kube-proxy/plane/hns/transcript"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/hnsfake"
+	"kube-proxy/test/planetest"
 )
 
 // FuzzFailures: whatever changes, fails, goes and comes back, when HNS works again an audit or a Reset that a verb asks for ends where a

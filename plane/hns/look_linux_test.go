@@ -13,8 +13,8 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/hnsfake"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/hnsfake"
+	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
 

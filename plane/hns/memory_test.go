@@ -8,8 +8,8 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/hnsfake"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/hnsfake"
+	"kube-proxy/test/planetest"
 )
 
 // objectBytes and referenceBytes stand for what HNS keeps of an object, and of an endpoint that a load balancer names; it tells neither.

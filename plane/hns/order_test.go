@@ -8,8 +8,8 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/hnsfake"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/hnsfake"
+	"kube-proxy/test/planetest"
 )
 
 // asked returns the names of the calls so far, and forgets them.

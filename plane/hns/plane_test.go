@@ -12,8 +12,8 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/hnsfake"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/hnsfake"
+	"kube-proxy/test/planetest"
 )
 
 var world = planetest.World{Family: lb.IPv4}

@@ -7,7 +7,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/hnsfake"
+	"kube-proxy/test/hnsfake"
 )
 
 // preserving is a Service with endpoints here and elsewhere, and with addresses inside and outside of the cluster; pods see the latter if they shall.

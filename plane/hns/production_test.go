@@ -13,8 +13,8 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/hnsfake"
 	"kube-proxy/plane/hns/transcript"
+	"kube-proxy/test/hnsfake"
 )
 
 // What years of production have shown to work with HNS, a test each.

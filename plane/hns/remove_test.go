@@ -8,8 +8,8 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/hnsfake"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/hnsfake"
+	"kube-proxy/test/planetest"
 )
 
 // --cleanup removes what a proxy wrote in the network that the configuration names, of both families, and nothing of others (PN-76, CF-31). What hinders it is

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/hnsfake"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/hnsfake"
+	"kube-proxy/test/planetest"
 )
 
 // What one namespace writes leaves load balancers of others alone (TN-01).

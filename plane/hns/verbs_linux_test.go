@@ -9,8 +9,8 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane/hns"
-	"kube-proxy/plane/hns/hnsfake"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/hnsfake"
+	"kube-proxy/test/planetest"
 )
 
 // Each verb does what package plane says, with an HNS that can modify load balancers and with one that cannot (DP-51).

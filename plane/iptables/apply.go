@@ -10,7 +10,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/rollback"
+	"kube-proxy/plane/internal/rollback"
 )
 
 // Apply writes the chains that the changes touch, in one restore, or in several where there are very many; what is much of one service

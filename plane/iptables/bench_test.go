@@ -19,7 +19,7 @@ import (
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
 

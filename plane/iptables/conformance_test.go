@@ -14,7 +14,7 @@ import (
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
 

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // core are the scenarios that other kernels run. Together they use all matches and targets that the mode uses, in every

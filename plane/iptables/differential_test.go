@@ -20,9 +20,9 @@ import (
 
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
-	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
+	"kube-proxy/test/seedtest"
 	"kube-proxy/trace"
 )
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // DP-51: a new process tells which keys the kernel served that no Service has any more, whatever leads to them: a list or a

@@ -14,7 +14,7 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // tally counts the rows that the engine tells of as written.

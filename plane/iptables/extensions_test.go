@@ -11,7 +11,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // A kernel that has the tables but lacks a match or a target that rules need is not usable, and New says which one, so that

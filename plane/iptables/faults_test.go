@@ -20,10 +20,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/exectest"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/exectest"
+	"kube-proxy/test/planetest"
 )
 
 // halving hands rows that a Reset left for later to Apply, and those that fail together again by halves, as the engine does. It

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 var update = flag.Bool("update", false, "write testdata/*.rules anew")

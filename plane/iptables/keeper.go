@@ -14,8 +14,8 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/internal/rollback"
 	"kube-proxy/plane/ownwrites"
-	"kube-proxy/plane/rollback"
 )
 
 // Keeper keeps the chains of another mode than this one, by the same programs and in the same way: it remembers a digest of each

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // inPieces has the plane take rows that a Reset left for later.

@@ -14,7 +14,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // Where route_localnet cannot be set back, the rule that protects 127.0.0.1 stays though NodePorts do not answer there any

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // othersRules are rules that our planes do not write. The last of them have what is not understood.

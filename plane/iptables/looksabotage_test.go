@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
 

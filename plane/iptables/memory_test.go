@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // ruleBytes is what a rule takes of the kernel's memory, chains included, as measured by a memory cgroup on 6.18: 6.1 MB for

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // A change costs what it changes (DP-11): what is handed to iptables-restore is the same among 100 services and among

@@ -16,7 +16,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // A proof is a write that the kernel commits, and changes nothing: neither we nor another process finds anything to mend,

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // What xt_recent remembers of a client lies in a list of one endpoint of one Service, named as the endpoint's chain, and

@@ -19,7 +19,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 func readRules(t *testing.T, name string) string {

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // What a Service weighs is as many rules, chains and lists of clients as the kernel has for it at most (TN-11).

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/rollback"
+	"kube-proxy/plane/internal/rollback"
 )
 
 // list is a list of source ranges that rows share, whatever Service they are of. Its chain returns packets that come from

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // restricted is a Service with a number of ports of a load-balancer address, which all have the same source ranges.

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/rollback"
+	"kube-proxy/plane/internal/rollback"
 )
 
 // goal is a change that is too much for one restore, and comes in stages (TN-72). Chains are written after those to which they

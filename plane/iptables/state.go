@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/rollback"
+	"kube-proxy/plane/internal/rollback"
 )
 
 // state is what the plane has applied.

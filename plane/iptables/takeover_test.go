@@ -11,7 +11,7 @@ import (
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // upstreamRules has the chains that DP-01 to DP-09 name, for one service: 10.96.0.10:80, NodePort 30080. The names of the

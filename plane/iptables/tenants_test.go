@@ -5,7 +5,7 @@ package iptables
 import (
 	"testing"
 
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // What one namespace writes leaves rules of others alone (TN-01).

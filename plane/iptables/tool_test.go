@@ -13,10 +13,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kube-proxy/internal/exectest"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/exectest"
+	"kube-proxy/test/planetest"
 )
 
 // fakeTool is a machine with the programs of a family, of which --version prints that.

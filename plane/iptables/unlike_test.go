@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // otherwise is an iptables whose iptables-save prints some rules otherwise than they are written.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 )
 
@@ -87,16 +87,16 @@ func deleteHandled(ctx context.Context, f lb.Family, rules []handled) error {
 	if len(rules) == 0 {
 		return nil
 	}
-	s, err := nftwire.Open()
+	s, err := wire.Open()
 	if err != nil {
 		return fmt.Errorf("delete rules of nf_tables: %w", err)
 	}
 	defer s.Close()
-	byTable := map[table]*nftwire.Transaction{}
+	byTable := map[table]*wire.Transaction{}
 	for _, r := range rules {
 		t := r.from.table
 		if byTable[t] == nil {
-			byTable[t] = &nftwire.Transaction{Family: nfproto(f), Table: t.String()}
+			byTable[t] = &wire.Transaction{Family: nfproto(f), Table: t.String()}
 		}
 		byTable[t].DeleteRule(r.from.name, r.handle)
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // A table to which somebody has added a rule that iptables cannot show, such as one of nft, is not in the output of

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // A node with so many services that the dispatchers are trees changes back to upstream. Its first restore rewrites

@@ -16,7 +16,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // asked counts what was asked of IPVS and of ipsets.

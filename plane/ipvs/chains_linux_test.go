@@ -14,7 +14,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 func prefixes(all ...string) (out []netip.Prefix) {

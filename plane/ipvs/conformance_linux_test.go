@@ -17,7 +17,7 @@ import (
 	"kube-proxy/mode"
 	"kube-proxy/plane"
 	"kube-proxy/plane/iptables"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
 

@@ -8,9 +8,9 @@ import (
 	"net/netip"
 	"testing"
 
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/planetest"
 )
 
 // cost is what was asked of the kernel: messages to IPVS and system calls for them, and members and addresses that changed, each

@@ -11,11 +11,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/planetest"
 )
 
 // count has planes of the lab count, by a connection of their own.

@@ -10,7 +10,7 @@ import (
 
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // crowd is a plane that has few numbers of marks left, and Services whose pods go elsewhere than others, each with a backend of its

@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/planetest"
 )
 
 // damaged is a plane over the kernel's ipsets and addresses; IPVS and the rules are in memory.

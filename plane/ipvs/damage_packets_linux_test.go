@@ -14,7 +14,7 @@ import (
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/iptables"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // packets is a plane on a node to which packets are sent while somebody damages what it wrote.

@@ -8,10 +8,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/planetest"
 )
 
 // However many virtual servers have real servers that drain, and whenever they began, they are looked at once in a second at most, and

@@ -9,10 +9,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/planetest"
 )
 
 // drainLab is a plane with one Service of three backends, under the clock of synctest.

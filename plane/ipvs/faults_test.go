@@ -13,12 +13,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/diff"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/plane/internal/diff"
+	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/planetest"
 )
 
 // move is a change of a table that touches all kinds of objects.

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // firstLab has a pod's address that tenant/a may claim, on a node whose detector does not know pods.

@@ -11,8 +11,8 @@ import (
 
 	sets "kube-proxy/internal/ipset"
 	"kube-proxy/internal/ipvswire"
-	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
+	"kube-proxy/test/scenario"
 )
 
 func testLayout(f lb.Family) layout {
@@ -44,7 +44,7 @@ func previewText(p preview) string {
 
 // What each scenario's states are to the kernel, in both families: virtual servers, ipsets and addresses (DP-31, DP-32, DP-35).
 func TestGoldens(t *testing.T) {
-	all, err := scenario.LoadDir("../../testdata/scenarios")
+	all, err := scenario.LoadDir("../../test/testdata/scenarios")
 	if err != nil {
 		t.Fatal(err)
 	}

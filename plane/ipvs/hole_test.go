@@ -9,10 +9,10 @@ import (
 	"net/netip"
 	"testing"
 
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/planetest"
 )
 
 // moment is what clients meet between two writes.

@@ -18,11 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/planetest"
 )
 
 // lab is a node without a kernel: IPVS is that of ipvsfake, which is as strict as a real one; ipsets, addresses and rules are maps. The

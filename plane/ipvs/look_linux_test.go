@@ -11,12 +11,12 @@ import (
 	"github.com/vishvananda/netns"
 
 	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
 

@@ -13,12 +13,12 @@ import (
 	"time"
 
 	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
 

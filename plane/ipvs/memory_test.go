@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // What objects take of the kernel's memory: 58 MB were measured for 100,000 real servers; the others are their structs of 6.12.

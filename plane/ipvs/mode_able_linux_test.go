@@ -15,12 +15,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
+	"kube-proxy/test/ipvsfake"
 )
 
 // inNamespace runs the rest of a test in a network namespace of its own.

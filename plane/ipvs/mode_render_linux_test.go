@@ -10,9 +10,9 @@ import (
 
 	sets "kube-proxy/internal/ipset"
 	"kube-proxy/internal/ipvswire"
-	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/test/scenario"
 )
 
 // input gives a program its standard input, and returns what it prints.
@@ -48,7 +48,7 @@ func TestRenderScenarios(t *testing.T) {
 		}
 	}
 	output(t, "ip", "link", "set", "lo", "up")
-	all, err := scenario.LoadDir("../../testdata/scenarios")
+	all, err := scenario.LoadDir("../../test/testdata/scenarios")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func rendered(t *testing.T, i int, sc *scenario.Scenario) (f lb.Family, parts []
 // virtual and real servers, members with their marks, and rules.
 func TestIPVSGoldensRestore(t *testing.T) {
 	inVM(t)
-	all, err := scenario.LoadDir("../../testdata/scenarios")
+	all, err := scenario.LoadDir("../../test/testdata/scenarios")
 	if err != nil {
 		t.Fatal(err)
 	}

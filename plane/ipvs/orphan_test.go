@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // A virtual server of a NodePort whose Service is gone, and whose connections go on, is still known for ours after a restart, and goes

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/planetest"
 )
 
 // foreign makes virtual servers of others, with a real server each.

@@ -8,9 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/planetest"
 )
 
 // While connections of a Service that is gone go on, new ones to it are dropped, as if there were nothing; and what is closed already does not

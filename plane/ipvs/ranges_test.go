@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // ranged are rows of a Service that share a list of ranges, each at a port of its own, from 80 on.

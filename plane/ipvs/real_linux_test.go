@@ -6,7 +6,7 @@ import (
 	sets "kube-proxy/internal/ipset"
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // realLab is a lab whose ipsets, addresses and rules are the kernel's, in the network namespace of the calling thread; IPVS alone is in memory.

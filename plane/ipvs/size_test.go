@@ -10,7 +10,7 @@ import (
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // What a Service weighs is as many virtual and real servers, tables of schedulers, addresses and members as the kernel has for it at

@@ -5,9 +5,9 @@ package ipvs
 import (
 	"testing"
 
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/planetest"
 )
 
 // weights counts the real servers of the virtual server of a row, those of weight 1 and all.

@@ -11,11 +11,11 @@ import (
 	"testing"
 
 	"kube-proxy/cluster"
-	"kube-proxy/internal/adversary"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
 	"kube-proxy/policy"
+	"kube-proxy/test/adversary"
+	"kube-proxy/test/planetest"
 )
 
 // street is a node with a stranger's Services and a tenant's, from events to the kernel's objects. No detector knows where pods are.

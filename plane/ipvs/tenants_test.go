@@ -5,7 +5,7 @@ package ipvs
 import (
 	"testing"
 
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // What one namespace writes leaves virtual servers, members and addresses of others alone (TN-01).

@@ -5,7 +5,7 @@ package ipvs
 import (
 	"testing"
 
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // Every verb, in both families (HT-04, DP-51).

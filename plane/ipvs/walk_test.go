@@ -6,10 +6,10 @@ import (
 	"context"
 	"testing"
 
-	"kube-proxy/internal/ipvsfake"
 	"kube-proxy/internal/ipvswire"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/ipvsfake"
+	"kube-proxy/test/planetest"
 )
 
 // Whatever way led to a table, the kernel holds what a fresh start makes of it.

@@ -9,7 +9,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // measured is a plane whose writes are measured.

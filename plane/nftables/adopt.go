@@ -11,8 +11,8 @@ import (
 
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
-	"kube-proxy/plane/diff"
-	"kube-proxy/plane/slots"
+	"kube-proxy/plane/internal/diff"
+	"kube-proxy/plane/internal/slots"
 )
 
 // desired computes the state for some rows of a table, with the numbers and slots that the kernel already uses. New ids are

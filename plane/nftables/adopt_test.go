@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // While no proxy runs, keys change their owners. Each Service keeps its set id all the same, and with it its clients (SV-18):

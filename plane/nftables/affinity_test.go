@@ -18,14 +18,14 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
-	"kube-proxy/internal/scenario"
-	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/planetest"
-	"kube-proxy/plane/slots"
+	"kube-proxy/plane/internal/slots"
+	"kube-proxy/test/planetest"
+	"kube-proxy/test/scenario"
+	"kube-proxy/test/seedtest"
 )
 
 // Two Services with affinity. A client of the first sticks to a pod, which leaves; the process is started anew; the
@@ -212,7 +212,7 @@ func lead(t testing.TB, p *Plane, set lb.SetID, member uint32) {
 // entries counts the elements of the affinity map, by set id.
 func entries(t testing.TB, p *Plane) (all int, bySet map[uint32]int) {
 	t.Helper()
-	snap, _, err := p.readTable(t.Context(), func(d *nftwire.Set) bool { return d.Dynamic() })
+	snap, _, err := p.readTable(t.Context(), func(d *wire.Set) bool { return d.Dynamic() })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,9 +10,9 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/diff"
-	"kube-proxy/plane/rollback"
-	"kube-proxy/plane/slots"
+	"kube-proxy/plane/internal/diff"
+	"kube-proxy/plane/internal/rollback"
+	"kube-proxy/plane/internal/slots"
 )
 
 // change is a batch with what it makes of the state: what it adds to the batch, it changes in the state at once. If the kernel

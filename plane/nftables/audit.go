@@ -6,12 +6,12 @@ import (
 	"context"
 	"fmt"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/diff"
-	"kube-proxy/plane/rollback"
+	"kube-proxy/plane/internal/diff"
+	"kube-proxy/plane/internal/rollback"
 )
 
 // Drift has a value when somebody else changed our table.
@@ -80,7 +80,7 @@ func (p *Plane) elements() int {
 }
 
 // auditAll compares the structure, and the elements of some sets, with the state.
-func (p *Plane) auditAll(ctx context.Context, which func(*nftwire.Set) bool) (int, error) {
+func (p *Plane) auditAll(ctx context.Context, which func(*wire.Set) bool) (int, error) {
 	snap, _, err := p.readTable(ctx, which)
 	if err != nil {
 		return 0, err
@@ -126,7 +126,7 @@ func (p *Plane) mendElements(ctx context.Context, heard map[elementKey]elementNo
 // wanted answers which elements the state wants. Its indexes are made when they are first needed.
 type wanted struct {
 	st   *state
-	defs *[setCount]nftwire.Set
+	defs *[setCount]wire.Set
 
 	byID map[uint32]*set
 }

@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
-	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
+	"kube-proxy/test/seedtest"
 )
 
 // A Service that grows from one endpoint to many, and shrinks again, leaves few chains behind, and most steps write an

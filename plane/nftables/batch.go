@@ -9,19 +9,19 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 )
 
 // batch collects one transaction about the table.
 type batch struct {
 	*ruleset
-	nftwire.Transaction
-	deletes, adds [setCount]*nftwire.Elements // nil where there are none: a change touches few of the sets
-	quiet         bool                        // stage nothing: only the state is wanted
+	wire.Transaction
+	deletes, adds [setCount]*wire.Elements // nil where there are none: a change touches few of the sets
+	quiet         bool                     // stage nothing: only the state is wanted
 }
 
 func (r *ruleset) newBatch(table string) *batch {
-	return &batch{ruleset: r, Transaction: nftwire.Transaction{Family: r.proto, Table: table}}
+	return &batch{ruleset: r, Transaction: wire.Transaction{Family: r.proto, Table: table}}
 }
 
 // addChain creates the chain without its rules.
@@ -98,7 +98,7 @@ func (t *batch) remove(set setIndex, rec []byte) {
 }
 
 // appendElementKey writes the key part of a record and returns the rest.
-func appendElementKey(e *nftwire.Encoder, d *nftwire.Set, rec []byte) []byte {
+func appendElementKey(e *wire.Encoder, d *wire.Set, rec []byte) []byte {
 	k := d.KeyLen()
 	n := e.Nest(unix.NFTA_SET_ELEM_KEY)
 	e.Bytes(unix.NFTA_DATA_VALUE, rec[:k])
@@ -124,5 +124,5 @@ func (p *Plane) commit(ctx context.Context, t *batch) error {
 		return nil
 	}
 	p.stats.Failures++
-	return fmt.Errorf("nftables %s: %w", p.fam, nftwire.Outcome(err, t.WhatIs))
+	return fmt.Errorf("nftables %s: %w", p.fam, wire.Outcome(err, t.WhatIs))
 }

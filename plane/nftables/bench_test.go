@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 var sizes = []int{100, 1_000, 10_000, 100_000}

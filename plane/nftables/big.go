@@ -7,10 +7,10 @@ import (
 	"maps"
 	"slices"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
-	"kube-proxy/plane/diff"
+	"kube-proxy/plane/internal/diff"
 )
 
 // The kernel walks a hash table from its beginning for each 32 KiB of a dump, so the time to dump a map grows
@@ -57,7 +57,7 @@ type query struct {
 // ask adds a key; now and then the kernel is asked.
 func (q *query) ask(ctx context.Context, key []byte) {
 	q.keys = append(q.keys, key)
-	if len(q.keys) == nftwire.ElementsAtOnce {
+	if len(q.keys) == wire.ElementsAtOnce {
 		q.flush(ctx)
 	}
 }

@@ -19,9 +19,9 @@ import (
 	"kube-proxy/cluster"
 	"kube-proxy/engine"
 	"kube-proxy/internal/netlab"
-	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
+	"kube-proxy/test/seedtest"
 )
 
 // saboteur damages a table at random, as another program with the same rights could.

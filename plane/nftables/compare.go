@@ -6,9 +6,9 @@ import (
 	"maps"
 	"slices"
 
-	"kube-proxy/internal/nftwire"
-	"kube-proxy/plane/diff"
-	"kube-proxy/plane/rollback"
+	"kube-proxy/internal/nft/wire"
+	"kube-proxy/plane/internal/diff"
+	"kube-proxy/plane/internal/rollback"
 )
 
 // What differs between the kernel's table and the state, Reset and the audits stage in the same way: the structure, which is
@@ -16,7 +16,7 @@ import (
 
 // mend stages all differences between a snapshot of our layout and the state, in the elements of some sets and in the
 // structure, and returns how many objects they concern.
-func (c *change) mend(snap *snapshot, which func(*nftwire.Set) bool) int {
+func (c *change) mend(snap *snapshot, which func(*wire.Set) bool) int {
 	n := c.mendStructure(snap)
 	var want [setCount]diff.Records
 	var read [setCount]bool

@@ -11,7 +11,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
 

@@ -14,7 +14,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/mode"
 )
@@ -129,7 +129,7 @@ func (c *counters) read(ctx context.Context, f func(set counted, key []byte, n u
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, set := range c.sets {
-		request := nftwire.Request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, c.proto, unix.NFTA_SET_ELEM_LIST_TABLE, TableName, unix.NFTA_SET_ELEM_LIST_SET, set.name)
+		request := wire.Request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, c.proto, unix.NFTA_SET_ELEM_LIST_TABLE, TableName, unix.NFTA_SET_ELEM_LIST_SET, set.name)
 		err := c.sock.Ask(ctx, request, func(body []byte) {
 			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
 				key := nlconn.Attribute(nlconn.Attribute(el, unix.NFTA_SET_ELEM_KEY), unix.NFTA_DATA_VALUE)

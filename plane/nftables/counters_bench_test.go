@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // BenchmarkCounting is what counting costs the first packet of a connection, the only one that it costs anything: the CPU time of sending one, from

@@ -14,7 +14,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 func countingPlane(t testing.TB, f lb.Family) *Plane {

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/trace"
@@ -75,7 +75,7 @@ func (d *differ) all() error {
 	case err != nil:
 		return err
 	case !present:
-		return d.Tell(lb.Key{}, name, nftwire.IsThere, "")
+		return d.Tell(lb.Key{}, name, wire.IsThere, "")
 	case dormant:
 		if err := d.Tell(lb.Key{}, name, "in force", "dormant: none of its chains is in force"); err != nil {
 			return err

@@ -11,7 +11,7 @@ import (
 
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
-	"kube-proxy/plane/ranges"
+	"kube-proxy/plane/internal/ranges"
 )
 
 // findOthers lists the maps for elements that no row wants. Of a map that would take long to list (see bigMap), the packets reach no more than

@@ -9,7 +9,7 @@ import (
 
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
-	"kube-proxy/plane/ranges"
+	"kube-proxy/plane/internal/ranges"
 )
 
 // atOnce is how much, as lb.Weight counts, is compared at once.

@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwalk"
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/walk"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
@@ -17,7 +17,7 @@ import (
 // compareSets looks for sets that are not there, or not as we make them, whose elements are left out then.
 func (d *differ) compareSets() error {
 	var others []string
-	err := nftwire.Undisturbed(d.ctx, func() error {
+	err := wire.Undisturbed(d.ctx, func() error {
 		d.there, others = [setCount]bool{}, nil
 		return d.eachSet(d.ctx, func(i setIndex) { d.there[i] = true }, func(name string) { others = append(others, name) })
 	})
@@ -27,12 +27,12 @@ func (d *differ) compareSets() error {
 			if at := slices.Index(others, d.sets[i].Name); at >= 0 {
 				have, others = "of other types", slices.Delete(others, at, at+1)
 			}
-			err = d.Tell(lb.Key{}, d.sets[i].String(), nftwire.IsThere, have)
+			err = d.Tell(lb.Key{}, d.sets[i].String(), wire.IsThere, have)
 		}
 	}
 	for _, name := range others {
 		if err == nil {
-			err = d.Tell(lb.Key{}, "set "+name, "", nftwire.IsThere)
+			err = d.Tell(lb.Key{}, "set "+name, "", wire.IsThere)
 		}
 	}
 	return err
@@ -63,24 +63,24 @@ func (d *differ) compareReserved() error {
 // compareStructure compares chains with their rules, and the maps that lead to them. Chains of classes and shapes that no row has any more
 // may stay, see needClass.
 func (d *differ) compareStructure() error {
-	hooks, rules := map[string]nftwire.Hook{}, map[string][]nftwalk.Rule{}
+	hooks, rules := map[string]wire.Hook{}, map[string][]walk.Rule{}
 	verdicts := [setCount]map[string]elementVerdict{}
-	err := nftwire.Undisturbed(d.ctx, func() error {
+	err := wire.Undisturbed(d.ctx, func() error {
 		clear(hooks)
-		return d.EachChain(d.ctx, func(name string, h nftwire.Hook) { hooks[name] = h })
+		return d.EachChain(d.ctx, func(name string, h wire.Hook) { hooks[name] = h })
 	})
 	if err == nil {
-		err = nftwire.Undisturbed(d.ctx, func() error {
+		err = wire.Undisturbed(d.ctx, func() error {
 			clear(rules)
-			return d.EachRule(d.ctx, func(chain string, body []byte) { rules[chain] = append(rules[chain], nftwalk.RuleOf(body)) })
+			return d.EachRule(d.ctx, func(chain string, body []byte) { rules[chain] = append(rules[chain], walk.RuleOf(body)) })
 		})
 	}
 	for i := range setCount {
 		if err == nil && d.sets[i].Verdict && d.there[i] {
-			err = nftwire.Undisturbed(d.ctx, func() error {
+			err = wire.Undisturbed(d.ctx, func() error {
 				verdicts[i] = map[string]elementVerdict{}
 				return d.EachElement(d.ctx, d.sets[i].Name, func(el []byte) {
-					verdicts[i][string(nftwire.ElementKey(el))] = elementVerdict{nftwire.VerdictOf(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA))}
+					verdicts[i][string(wire.ElementKey(el))] = elementVerdict{wire.VerdictOf(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA))}
 				})
 			})
 		}

@@ -7,7 +7,7 @@ import (
 
 	nft "github.com/google/nftables"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
@@ -15,19 +15,19 @@ import (
 // The fields. Numbers have types of three kinds for the sake of people: mark and classid are those of the variables of rules,
 // see [operand], and a slot is what numgen gives. A byte has the type of a slot, too.
 var (
-	markField = nftwire.Field{Type: nft.TypeMark, Size: 4, Number: true,
-		Expression: nftwire.Expression{Text: "meta mark", Kind: nftwire.ExprMeta, Parameters: []uint32{3}}, Text: nftwire.MarkText}
-	memberField = nftwire.Field{Type: nft.TypeClassID, Size: 4, Number: true,
-		Expression: nftwire.Expression{Text: "meta priority", Kind: nftwire.ExprMeta, Parameters: []uint32{2}}, Text: memberText}
-	slotField = nftwire.Field{Type: nft.TypeInteger, Size: 4, Number: true,
-		Expression: nftwire.Expression{Text: "numgen random mod 1", Kind: nftwire.ExprNumgen, Parameters: []uint32{1, 1, 0}}, Text: slotText}
-	protoField = nftwire.Field{Type: nft.TypeInetProto, Size: 4, Text: func(b []byte) string { return lb.Proto(b[0]).String() }}
-	portField  = nftwire.Field{Type: nft.TypeInetService, Size: 4,
-		Expression: nftwire.Expression{Text: "th dport", Kind: nftwire.ExprPayload, Parameters: []uint32{11, 2}}, Text: nftwire.PortText}
-	ipField = nftwire.Field{Type: nft.TypeIPAddr, Size: 4,
-		Expression: nftwire.Expression{Text: "ip daddr", Kind: nftwire.ExprPayload, Parameters: []uint32{12, 12}}, Text: nftwire.AddrText}
-	ip6Field = nftwire.Field{Type: nft.TypeIP6Addr, Size: 16,
-		Expression: nftwire.Expression{Text: "ip6 daddr", Kind: nftwire.ExprPayload, Parameters: []uint32{13, 9}}, Text: nftwire.AddrText}
+	markField = wire.Field{Type: nft.TypeMark, Size: 4, Number: true,
+		Expression: wire.Expression{Text: "meta mark", Kind: wire.ExprMeta, Parameters: []uint32{3}}, Text: wire.MarkText}
+	memberField = wire.Field{Type: nft.TypeClassID, Size: 4, Number: true,
+		Expression: wire.Expression{Text: "meta priority", Kind: wire.ExprMeta, Parameters: []uint32{2}}, Text: memberText}
+	slotField = wire.Field{Type: nft.TypeInteger, Size: 4, Number: true,
+		Expression: wire.Expression{Text: "numgen random mod 1", Kind: wire.ExprNumgen, Parameters: []uint32{1, 1, 0}}, Text: slotText}
+	protoField = wire.Field{Type: nft.TypeInetProto, Size: 4, Text: func(b []byte) string { return lb.Proto(b[0]).String() }}
+	portField  = wire.Field{Type: nft.TypeInetService, Size: 4,
+		Expression: wire.Expression{Text: "th dport", Kind: wire.ExprPayload, Parameters: []uint32{11, 2}}, Text: wire.PortText}
+	ipField = wire.Field{Type: nft.TypeIPAddr, Size: 4,
+		Expression: wire.Expression{Text: "ip daddr", Kind: wire.ExprPayload, Parameters: []uint32{12, 12}}, Text: wire.AddrText}
+	ip6Field = wire.Field{Type: nft.TypeIP6Addr, Size: 16,
+		Expression: wire.Expression{Text: "ip6 daddr", Kind: wire.ExprPayload, Parameters: []uint32{13, 9}}, Text: wire.AddrText}
 )
 
 func memberText(b []byte) string {

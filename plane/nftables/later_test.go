@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // A Reset beside a table of ours holds what the kernel serves, changed or not, takes out what went, and leaves rows that are

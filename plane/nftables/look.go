@@ -9,8 +9,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"kube-proxy/internal/nftwalk"
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/walk"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/trace"
 )
 
@@ -18,7 +18,7 @@ import (
 // from any goroutine.
 type looker struct {
 	family
-	sets *[setCount]nftwire.Set
+	sets *[setCount]wire.Set
 	// mark, hashes, places, counts, localhost and uncounted as in ruleset.
 	mark      uint32
 	hashes    bool
@@ -39,8 +39,8 @@ func (l *looker) ruleset() *ruleset {
 }
 
 // table is the table as packets walk through it.
-func (l *looker) table() nftwalk.Table {
-	t := nftwalk.Table{Family: l.proto, Name: TableName, Sets: make(map[string]nftwalk.Set, setCount)}
+func (l *looker) table() walk.Table {
+	t := walk.Table{Family: l.proto, Name: TableName, Sets: make(map[string]walk.Set, setCount)}
 	for _, c := range l.ruleset().skeleton() {
 		if c.isBase() {
 			t.Bases = append(t.Bases, c.name)
@@ -48,7 +48,7 @@ func (l *looker) table() nftwalk.Table {
 	}
 	for i := range l.sets {
 		d := &l.sets[i]
-		t.Sets[d.Name] = nftwalk.Set{KeyLen: d.KeyLen(), Map: d.Verdict || d.Data != nil, Dynamic: d.Dynamic(),
+		t.Sets[d.Name] = walk.Set{KeyLen: d.KeyLen(), Map: d.Verdict || d.Data != nil, Dynamic: d.Dynamic(),
 			Key:  d.Key.Text,
 			Data: d.Data.Text}
 	}
@@ -71,7 +71,7 @@ func (l *looker) follow(ctx context.Context, packet trace.Packet) (trace.Kernel,
 		return trace.Kernel{}, err
 	}
 	defer sock.Close()
-	a, err := nftwalk.Go(ctx, sock.Socket, l.table(), packet)
+	a, err := walk.Go(ctx, sock.Socket, l.table(), packet)
 	if err != nil {
 		return trace.Kernel{}, err
 	}
@@ -80,7 +80,7 @@ func (l *looker) follow(ctx context.Context, packet trace.Packet) (trace.Kernel,
 
 // kernelAnswer sums up the ways of a packet. Where some have a backend and others none, backends answer, with shares that are less than one
 // together, and a line says of the others.
-func kernelAnswer(packet trace.Packet, a nftwalk.Answer) trace.Kernel {
+func kernelAnswer(packet trace.Packet, a walk.Answer) trace.Kernel {
 	k := trace.Kernel{Way: a.Text}
 	shares, others := map[netip.AddrPort]float64{}, map[trace.Verdict]float64{}
 	// A backend that is its own client is masqueraded whoever asks (SV-60); it tells nothing of others.

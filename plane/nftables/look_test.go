@@ -15,13 +15,13 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
-	"kube-proxy/internal/nftwalk"
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/walk"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
 
@@ -390,7 +390,7 @@ func TestSabotageByChange(t *testing.T) {
 			c.addRules(ours)
 		}, "rule 1 of chain cluster-3", "dnat ip to", "other expressions", "pod to cluster IP 0", "drop", "chain cluster-3 rule 1"},
 		{"a rule more", func(c *change) { c.AddRule("service-network", c.rule("", drop).exprs, nil) }, "rule 4 of chain service-network", "", "comment", "pod to a stranger", "drop", ""},
-		{"a chain more", func(c *change) { c.AddChain("mine", nftwire.Hook{}) }, "chain mine", "", "there", "", "", ""},
+		{"a chain more", func(c *change) { c.AddChain("mine", wire.Hook{}) }, "chain mine", "", "there", "", "", ""},
 		{"a chain at another hook", func(c *change) { c.FlushChain("filter-forward"); c.DeleteChain("filter-forward") }, "chain filter-forward", "type filter hook forward priority 0", "", "pod to another port", "pass", "no base chain filter-forward"},
 		{"a way to another chain", func(c *change) {
 			key := appendNum(nil, 3)
@@ -497,7 +497,7 @@ func TestSabotageOfTheTable(t *testing.T) {
 func TestFollowCost(t *testing.T) {
 	inNetns(t)
 	w := planetest.World{Family: lb.IPv4}
-	var cost []nftwire.Traffic
+	var cost []wire.Traffic
 	for _, n := range []int{100, 10_000} {
 		p := newPlane(t, w.Family)
 		reset(t, p, w.Table(n, 3))
@@ -505,7 +505,7 @@ func TestFollowCost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, err := nftwalk.Go(t.Context(), sock.Socket, p.look.table(), trace.Packet{
+		a, err := walk.Go(t.Context(), sock.Socket, p.look.table(), trace.Packet{
 			From: netip.AddrPortFrom(w.Addr(100, 1<<20), 0), To: netip.AddrPortFrom(w.Addr(10, n/2), 80), Proto: lb.TCP})
 		if err != nil || len(a.Ways) != 3 {
 			t.Fatalf("%+v: %v", a, err)

@@ -14,7 +14,7 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
@@ -22,9 +22,9 @@ import (
 // meaning says what a rule does, whatever registers and places it uses: its matches and effects in order, each
 // with where its values come from. It is written from the kernel's side and shares nothing with statement.go. Two rules
 // of one meaning treat every packet alike but for the scratch marks that Render's comment names.
-func meaning(t *testing.T, fam family, sets []nftwire.Set, rule []expr.Any) []string {
+func meaning(t *testing.T, fam family, sets []wire.Set, rule []expr.Any) []string {
 	t.Helper()
-	m := &machine{t: t, fam: fam, sets: map[string]*nftwire.Set{}, regs: map[int]word{}, before: map[int]word{}}
+	m := &machine{t: t, fam: fam, sets: map[string]*wire.Set{}, regs: map[int]word{}, before: map[int]word{}}
 	for i := range sets {
 		m.sets[sets[i].Name] = &sets[i]
 	}
@@ -58,7 +58,7 @@ func (w word) String() string {
 type machine struct {
 	t            *testing.T
 	fam          family
-	sets         map[string]*nftwire.Set
+	sets         map[string]*wire.Set
 	regs, before map[int]word // before: what registers held until they were last written
 	mark         word
 	ctMark, prio word
@@ -293,7 +293,7 @@ func sameMeaning(t *testing.T, p *Plane) {
 // kernelRules reads the rules of a chain.
 func kernelRules(t *testing.T, p *Plane, chain string) [][]expr.Any {
 	var rules [][]expr.Any
-	err := p.sock.Dump(t.Context(), nftwire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, p.proto, unix.NFTA_RULE_TABLE, TableName, unix.NFTA_RULE_CHAIN, chain), func(body []byte) error {
+	err := p.sock.Dump(t.Context(), wire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, p.proto, unix.NFTA_RULE_TABLE, TableName, unix.NFTA_RULE_CHAIN, chain), func(body []byte) error {
 		rules = append(rules, exprsOf(t, p, nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS)))
 		return nil
 	})

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // elementBytes is what an element takes of the kernel's memory, as measured by a memory cgroup on 6.18: 18.9 MB for a set of 262,144

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 )
 
@@ -17,7 +17,7 @@ type monitor struct {
 	sock  *socket
 	proto byte
 	index map[string]setIndex
-	defs  *[setCount]nftwire.Set
+	defs  *[setCount]wire.Set
 
 	signal chan struct{} // has a value when there is something to look at
 	done   chan struct{}
@@ -51,7 +51,7 @@ const manyNotes = 4096
 
 // startMonitor listens in the network namespace of the calling thread. own is the port of the socket whose
 // changes are ours.
-func startMonitor(f family, defs *[setCount]nftwire.Set, own uint32) (*monitor, error) {
+func startMonitor(f family, defs *[setCount]wire.Set, own uint32) (*monitor, error) {
 	s, err := openSocket()
 	if err != nil {
 		return nil, err
@@ -137,10 +137,10 @@ func (m *monitor) giveBack(old notes) {
 
 // hear sorts one notification.
 func (m *monitor) hear(msg nlconn.Message) {
-	if msg.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.Body) < nftwire.Header || msg.Body[0] != m.proto {
+	if msg.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.Body) < wire.Header || msg.Body[0] != m.proto {
 		return
 	}
-	body := msg.Body[nftwire.Header:]
+	body := msg.Body[wire.Header:]
 	if nlconn.CStr(nlconn.Attribute(body, 1)) != TableName { // attribute 1 is the table's name in all these messages
 		return
 	}

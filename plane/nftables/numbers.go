@@ -8,7 +8,7 @@ import (
 
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/plane"
-	"kube-proxy/plane/rollback"
+	"kube-proxy/plane/internal/rollback"
 )
 
 // The keys of the map reserved.

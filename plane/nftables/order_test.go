@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // TN-21: the plane's memory of the kernel has no second copy of backends. A set whose endpoints have not changed takes nothing for

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
+	"kube-proxy/test/seedtest"
 )
 
 // A second Reset, and a Reset by a new process, find nothing to do: restart is invisible.

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // One endpoint's change of a Service costs memory once, whatever the number of its ports, which share their endpoints; each port's set has

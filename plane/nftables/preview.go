@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
@@ -91,7 +91,7 @@ func (d *document) records() {
 }
 
 // inOrder compares records of a set as people count.
-func inOrder(d *nftwire.Set) func(a, b []byte) int {
+func inOrder(d *wire.Set) func(a, b []byte) int {
 	return func(a, b []byte) int {
 		for _, f := range d.Key {
 			c := bytes.Compare(a[:f.Size], b[:f.Size])
@@ -170,10 +170,10 @@ func (d *document) chain(c chain) {
 }
 
 // types says what the set holds.
-func types(d *nftwire.Set) string {
-	word, name := "type ", func(f nftwire.Field) string { return f.Type.Name }
+func types(d *wire.Set) string {
+	word, name := "type ", func(f wire.Field) string { return f.Type.Name }
 	if d.ByExpression() {
-		word, name = "typeof ", func(f nftwire.Field) string { return f.Expression.Text }
+		word, name = "typeof ", func(f wire.Field) string { return f.Expression.Text }
 	}
 	text := word + d.Key.Join(name)
 	if d.Verdict {
@@ -185,7 +185,7 @@ func types(d *nftwire.Set) string {
 }
 
 // recordText says a record.
-func recordText(d *nftwire.Set, rec []byte) string {
+func recordText(d *wire.Set, rec []byte) string {
 	text := d.Key.Text(rec)
 	if d.Data != nil {
 		text += " : " + d.Data.Text(rec[d.KeyLen():])

@@ -16,10 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"kube-proxy/internal/scenario"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
+	"kube-proxy/test/scenario"
 )
 
 var update = flag.Bool("update", false, "write testdata/*.nft anew")

@@ -14,7 +14,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // A proof is a transaction that the kernel commits, and changes nothing that anybody can list: neither we nor another

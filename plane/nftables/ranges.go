@@ -9,9 +9,9 @@ import (
 
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
-	"kube-proxy/plane/diff"
-	"kube-proxy/plane/ranges"
-	"kube-proxy/plane/rollback"
+	"kube-proxy/plane/internal/diff"
+	"kube-proxy/plane/internal/ranges"
+	"kube-proxy/plane/internal/rollback"
 )
 
 // sourceList is a list of source ranges in the kernel. All frontends with equal ranges share one.

@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
-	"kube-proxy/plane/ranges"
+	"kube-proxy/plane/internal/ranges"
+	"kube-proxy/test/planetest"
 )
 
 // restricted is a Service with a number of ports, which all have the same source ranges.

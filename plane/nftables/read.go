@@ -11,9 +11,9 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
-	"kube-proxy/plane/diff"
+	"kube-proxy/plane/internal/diff"
 )
 
 // snapshot is what the kernel's table holds, as far as a comparison needs it.
@@ -29,19 +29,19 @@ type snapshot struct {
 
 // kernelChain is a chain as the kernel shows it.
 type kernelChain struct {
-	hook   nftwire.Hook
+	hook   wire.Hook
 	digest string
 }
 
 // reader reads our table by a socket.
 type reader struct {
 	family
-	nftwire.Table
-	sets *[setCount]nftwire.Set
+	wire.Table
+	sets *[setCount]wire.Set
 }
 
-func newReader(f family, s *socket, sets *[setCount]nftwire.Set) reader {
-	return reader{f, nftwire.Table{Socket: s.Socket, Family: f.proto, Name: TableName}, sets}
+func newReader(f family, s *socket, sets *[setCount]wire.Set) reader {
+	return reader{f, wire.Table{Socket: s.Socket, Family: f.proto, Name: TableName}, sets}
 }
 
 func (p *Plane) reader() reader { return newReader(p.family, p.sock, p.rules.sets) }
@@ -49,7 +49,7 @@ func (p *Plane) reader() reader { return newReader(p.family, p.sock, p.rules.set
 // eachSet calls ours for those of our sets that are there as we make them, and others for all else.
 func (r reader) eachSet(ctx context.Context, ours func(setIndex), others func(name string)) error {
 	return r.EachSet(ctx, func(name string, body []byte) {
-		i := setIndex(slices.IndexFunc(r.sets[:], func(d nftwire.Set) bool { return d.Name == name }))
+		i := setIndex(slices.IndexFunc(r.sets[:], func(d wire.Set) bool { return d.Name == name }))
 		switch {
 		case nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS != 0: // goes with its rule
 		case i >= 0 && r.sets[i].Matches(body):
@@ -62,7 +62,7 @@ func (r reader) eachSet(ctx context.Context, ours func(setIndex), others func(na
 
 // readTable reads our table, with the elements of the sets that which selects, and the generation of the ruleset at the
 // beginning. It tries again a few times if somebody changes the ruleset meanwhile.
-func (p *Plane) readTable(ctx context.Context, which func(*nftwire.Set) bool) (*snapshot, uint32, error) {
+func (p *Plane) readTable(ctx context.Context, which func(*wire.Set) bool) (*snapshot, uint32, error) {
 	for try := 0; ; try++ {
 		gen, err := p.sock.Generation(ctx)
 		if err != nil {
@@ -78,17 +78,17 @@ func (p *Plane) readTable(ctx context.Context, which func(*nftwire.Set) bool) (*
 	}
 }
 
-func (p *Plane) readOnce(ctx context.Context, which func(*nftwire.Set) bool) (*snapshot, error) {
+func (p *Plane) readOnce(ctx context.Context, which func(*wire.Set) bool) (*snapshot, error) {
 	s := &snapshot{chains: map[string]*kernelChain{}}
 	present, dormant, err := p.reader().State(ctx)
 	if s.present = present; !present {
 		return s, err
 	}
 	if err == nil {
-		err = nftwire.Undisturbed(ctx, func() error { s.foreign = nil; return p.readSets(ctx, s) })
+		err = wire.Undisturbed(ctx, func() error { s.foreign = nil; return p.readSets(ctx, s) })
 	}
 	if err == nil {
-		err = nftwire.Undisturbed(ctx, func() error { clear(s.chains); return p.readChains(ctx, s) })
+		err = wire.Undisturbed(ctx, func() error { clear(s.chains); return p.readChains(ctx, s) })
 	}
 	s.ours = s.ours && !dormant
 	if err == nil && s.ours {
@@ -111,12 +111,12 @@ func (p *Plane) readSets(ctx context.Context, s *snapshot) error {
 
 // readChains reads the chains of our table, and a digest of their rules.
 func (p *Plane) readChains(ctx context.Context, s *snapshot) error {
-	err := p.reader().EachChain(ctx, func(name string, hook nftwire.Hook) { s.chains[name] = &kernelChain{hook: hook} })
+	err := p.reader().EachChain(ctx, func(name string, hook wire.Hook) { s.chains[name] = &kernelChain{hook: hook} })
 	if err != nil {
 		return err
 	}
 	for _, c := range p.rules.skeleton() {
-		var is nftwire.Hook
+		var is wire.Hook
 		if k := s.chains[c.name]; k != nil {
 			is = k.hook
 		}
@@ -131,14 +131,14 @@ func (p *Plane) readChains(ctx context.Context, s *snapshot) error {
 }
 
 // allSets are the sets whose elements are ours: all but those that packets fill.
-func allSets(d *nftwire.Set) bool { return !d.Dynamic() }
+func allSets(d *wire.Set) bool { return !d.Dynamic() }
 
 // smallSets are those that grow slowly, if at all, so that each audit reads them.
-func smallSets(d *nftwire.Set) bool {
+func smallSets(d *wire.Set) bool {
 	return d.Verdict || d.Name == "equal-bytes" || d.Name == "reserved"
 }
 
-func (p *Plane) readElements(ctx context.Context, s *snapshot, which func(*nftwire.Set) bool) error {
+func (p *Plane) readElements(ctx context.Context, s *snapshot, which func(*wire.Set) bool) error {
 	for i := range setCount {
 		d := &p.rules.sets[i]
 		s.records[i].Size = d.RecordLen()
@@ -171,9 +171,9 @@ func (p *Plane) readElements(ctx context.Context, s *snapshot, which func(*nftwi
 }
 
 // element adds one element of the kernel's answer to the snapshot.
-func (s *snapshot) element(i setIndex, d *nftwire.Set, el []byte) {
+func (s *snapshot) element(i setIndex, d *wire.Set, el []byte) {
 	if d.Verdict {
-		s.verdicts[i][string(nftwire.ElementKey(el))] = elementVerdict{nftwire.VerdictOf(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA))}
+		s.verdicts[i][string(wire.ElementKey(el))] = elementVerdict{wire.VerdictOf(nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA))}
 		return
 	}
 	s.records[i].Bytes = d.Record(s.records[i].Bytes, el)

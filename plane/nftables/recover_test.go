@@ -13,10 +13,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // A row that the kernel has under an id, and that cannot be held any more, costs a Reset that row only.
@@ -157,7 +157,7 @@ func busyNeighbour(t *testing.T) {
 				return
 			default:
 			}
-			var b, m, e nftwire.Encoder
+			var b, m, e wire.Encoder
 			at := b.Netfilter(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, 0, unix.NFNL_SUBSYS_NFTABLES)
 			b.EndMessage(at)
 			at = m.Message(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|unix.NLM_F_ACK, unix.NFPROTO_IPV4, 1)
@@ -237,7 +237,7 @@ func TestAnswerWithoutRoom(t *testing.T) {
 	if lost == 0 {
 		t.Fatal("no answer was ever lost")
 	}
-	if err := p.sock.SetReceiveBuffer(nftwire.ReceiveBuffer); err != nil {
+	if err := p.sock.SetReceiveBuffer(wire.ReceiveBuffer); err != nil {
 		t.Fatal(err)
 	}
 	reset(t, p, tab)
@@ -253,7 +253,7 @@ func crowd(t *testing.T, pid uint32) (stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var e nftwire.Encoder
+	var e wire.Encoder
 	at := e.Netfilter(unix.NLMSG_NOOP, 0, unix.AF_UNSPEC, 0, 0)
 	e.EndMessage(at)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/kernel"
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 )
 
@@ -76,7 +76,7 @@ func (s *socket) removeTable(ctx context.Context, f family, name string) (remove
 
 // hasTable reports whether the family has a table of that name. To ask does not load nf_tables' families.
 func (s *socket) hasTable(ctx context.Context, proto byte, name string) (there bool, err error) {
-	var e nftwire.Encoder
+	var e wire.Encoder
 	at := e.Message(unix.NFT_MSG_GETTABLE, unix.NLM_F_ACK, proto, 0)
 	e.Str(unix.NFTA_TABLE_NAME, name)
 	e.EndMessage(at)

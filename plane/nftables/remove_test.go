@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // PR-08: our table goes, and upstream's; what others have stays, whatever it is called.
@@ -60,13 +60,13 @@ func TestRemoveRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer owner.Close()
-	var e nftwire.Encoder
+	var e wire.Encoder
 	var last uint32
 	for _, m := range []struct {
 		typ, flags uint16
 		res        uint16
 		family     byte
-	}{{unix.NFNL_MSG_BATCH_BEGIN, 0, unix.NFNL_SUBSYS_NFTABLES, 0}, {nftwire.MsgType(unix.NFT_MSG_NEWTABLE), unix.NLM_F_CREATE | unix.NLM_F_ACK, 0, unix.NFPROTO_IPV4},
+	}{{unix.NFNL_MSG_BATCH_BEGIN, 0, unix.NFNL_SUBSYS_NFTABLES, 0}, {wire.MsgType(unix.NFT_MSG_NEWTABLE), unix.NLM_F_CREATE | unix.NLM_F_ACK, 0, unix.NFPROTO_IPV4},
 		{unix.NFNL_MSG_BATCH_END, 0, unix.NFNL_SUBSYS_NFTABLES, 0}} {
 		seq := owner.Next()
 		at := e.Netfilter(m.typ, m.flags, m.family, seq, m.res)

@@ -12,8 +12,8 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwalk"
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/walk"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
@@ -21,11 +21,11 @@ import (
 // chain is a chain with its rules.
 type chain struct {
 	name  string
-	hook  nftwire.Hook // none for a chain that is only jumped to
+	hook  wire.Hook // none for a chain that is only jumped to
 	rules []rule
 }
 
-func (c *chain) isBase() bool { return c.hook != nftwire.Hook{} }
+func (c *chain) isBase() bool { return c.hook != wire.Hook{} }
 
 // The priorities of DP-20: connections are translated at dstnat, so that others may hook before and after.
 const (
@@ -46,8 +46,8 @@ type rule struct {
 // ruleset renders the chains for one family and node. It is pure.
 type ruleset struct {
 	family
-	sets *[setCount]nftwire.Set // never changed
-	mark uint32                 // the packet mark of connections to masquerade
+	sets *[setCount]wire.Set // never changed
+	mark uint32              // the packet mark of connections to masquerade
 	node lb.Node
 	// Session affinity: whether the kernel can hash, the seed, and affinityPlaces but for tests.
 	hashes       bool
@@ -61,7 +61,7 @@ type ruleset struct {
 }
 
 func (r *ruleset) rule(comment string, statements ...statement) rule {
-	e := nftwire.Encoder{Encoder: nlconn.Encoder{B: make([]byte, 0, 1024)}}
+	e := wire.Encoder{Encoder: nlconn.Encoder{B: make([]byte, 0, 1024)}}
 	for _, s := range statements {
 		for _, x := range s.exprs {
 			at := e.Nest(unix.NFTA_LIST_ELEM)
@@ -73,7 +73,7 @@ func (r *ruleset) rule(comment string, statements ...statement) rule {
 	return rule{strings.TrimSpace(comment + " [" + hex.EncodeToString(sum[:4]) + "]"), e.B, statements}
 }
 
-func appendExpression(e *nftwire.Encoder, proto byte, x expr.Any) {
+func appendExpression(e *wire.Encoder, proto byte, x expr.Any) {
 	if x, ok := x.(*original); ok {
 		x.encode(e)
 		return
@@ -109,7 +109,7 @@ func digest(rules []rule) string {
 // skeleton is the chains that are always there.
 func (r *ruleset) skeleton() []chain {
 	base := func(name, typ string, num uint32, priority int32, rules ...rule) chain {
-		return chain{name, nftwire.Hook{Type: typ, Num: num, Priority: priority}, rules}
+		return chain{name, wire.Hook{Type: typ, Num: num, Priority: priority}, rules}
 	}
 	refuse := jump("filter-frontends")
 	unknown := r.rule("not translated", newConnection, jump("service-network"))
@@ -336,10 +336,10 @@ func (r *ruleset) fromPods() []statement {
 }
 
 // wanted is the chain as it shall be, for who compares.
-func (c chain) wanted() nftwalk.Wanted {
-	w := nftwalk.Wanted{Name: c.name, Hook: c.hook}
+func (c chain) wanted() walk.Wanted {
+	w := walk.Wanted{Name: c.name, Hook: c.hook}
 	for _, r := range c.rules {
-		w.Rules = append(w.Rules, nftwalk.WantedRule{Text: r.text(), Comment: r.comment, Expressions: r.exprs})
+		w.Rules = append(w.Rules, walk.WantedRule{Text: r.text(), Comment: r.comment, Expressions: r.exprs})
 	}
 	return w
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
@@ -24,7 +24,7 @@ type family struct {
 	addrLen      int    // bytes of an address
 	saddr, daddr uint32 // offsets in the IP header
 	ctDaddr      expr.CtKey
-	addr         nftwire.Field
+	addr         wire.Field
 }
 
 func familyOf(f lb.Family) family {
@@ -73,18 +73,18 @@ const (
 )
 
 // schema is the sets of a family. hashes says whether the kernel can hash the addresses of clients, see affinity.go.
-func schema(f family, hashes bool) *[setCount]nftwire.Set {
-	vip := nftwire.Fields{f.addr, protoField, portField}
+func schema(f family, hashes bool) *[setCount]wire.Set {
+	vip := wire.Fields{f.addr, protoField, portField}
 	nodePort := vip[1:]
-	one := nftwire.Fields{markField}
-	setAndSlot := nftwire.Fields{markField, slotField}
-	member := nftwire.Fields{memberField}
-	backend := nftwire.Fields{f.addr, portField}
+	one := wire.Fields{markField}
+	setAndSlot := wire.Fields{markField, slotField}
+	member := wire.Fields{memberField}
+	backend := wire.Fields{f.addr, portField}
 	client := f.addr
 	if hashes {
 		client = slotField
 	}
-	return &[setCount]nftwire.Set{
+	return &[setCount]wire.Set{
 		sServices:            {Name: "services", Key: vip, Data: one, Comment: "frontend -> class"},
 		sNodePorts:           {Name: "nodeports", Key: nodePort, Data: one, Comment: "NodePort -> class"},
 		sClusterSets:         {Name: "cluster-sets", Key: vip, Data: one, Comment: "frontend -> set id, all backends"},
@@ -94,13 +94,13 @@ func schema(f family, hashes bool) *[setCount]nftwire.Set {
 		sSetShapes:           {Name: "set-shapes", Key: one, Data: one, Comment: "set id -> shape"},
 		sBackends:            {Name: "backends", Key: setAndSlot, Data: backend, Comment: "set id, slot -> backend"},
 		sMembers:             {Name: "members", Key: setAndSlot, Data: member, Comment: "set id, slot -> member: sets with affinity"},
-		sMemberBackends:      {Name: "member-backends", Key: nftwire.Fields{memberField, markField}, Data: backend, Comment: "member, its set id -> backend"},
-		sAffinity: {Name: "affinity", Key: nftwire.Fields{markField, client}, Data: member, Size: affinityLimit,
+		sMemberBackends:      {Name: "member-backends", Key: wire.Fields{memberField, markField}, Data: backend, Comment: "member, its set id -> backend"},
+		sAffinity: {Name: "affinity", Key: wire.Fields{markField, client}, Data: member, Size: affinityLimit,
 			Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Comment: "set id, client -> its last member"},
 		sSourceLists:  {Name: "source-lists", Key: vip, Data: one, Comment: "frontend -> list of those who may use it"},
-		sSourceRanges: {Name: "source-ranges", Key: nftwire.Fields{markField, f.addr}, Comment: "list and length of the range, range"},
-		sClusterIPs:   {Name: "cluster-ips", Key: nftwire.Fields{f.addr}, Comment: "addresses of kind ClusterIP"},
-		sEqualBytes:   {Name: "equal-bytes", Key: nftwire.Fields{slotField, slotField}, Comment: "each byte with itself: so rules compare addresses"},
+		sSourceRanges: {Name: "source-ranges", Key: wire.Fields{markField, f.addr}, Comment: "list and length of the range, range"},
+		sClusterIPs:   {Name: "cluster-ips", Key: wire.Fields{f.addr}, Comment: "addresses of kind ClusterIP"},
+		sEqualBytes:   {Name: "equal-bytes", Key: wire.Fields{slotField, slotField}, Comment: "each byte with itself: so rules compare addresses"},
 		sReserved:     {Name: "reserved", Key: one, Data: one, Comment: "1 -> set ids used up to here; 3 -> seed"},
 
 		sConnections: {Name: "connections", Key: vip, Size: countersLimit,

@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"kube-proxy/internal/nlconn"
-	"kube-proxy/internal/nlconntest"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/nlconntest"
+	"kube-proxy/test/planetest"
 )
 
 // A kernel that does not answer keeps no reading of the table waiting for ever, nor after the context has ended.

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
+	"kube-proxy/test/seedtest"
 )
 
 // staged applies changes until none is left for later, and returns how many calls that took. It fails where a call writes more than

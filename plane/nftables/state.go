@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/slots"
+	"kube-proxy/plane/internal/slots"
 )
 
 // state is what the kernel holds, as we last wrote it.

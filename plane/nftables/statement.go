@@ -11,7 +11,7 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 )
 
@@ -121,7 +121,7 @@ func originally(text string, key expr.CtKey) operand {
 // original is a part of what the first packet of a connection was sent to. The library leaves out the direction of such a key.
 type original struct{ expr.Ct }
 
-func (o *original) encode(e *nftwire.Encoder) {
+func (o *original) encode(e *wire.Encoder) {
 	e.Str(unix.NFTA_EXPR_NAME, "ct")
 	at := e.Nest(unix.NFTA_EXPR_DATA)
 	e.U32(unix.NFTA_CT_KEY, uint32(o.Key))
@@ -347,10 +347,10 @@ func (r *ruleset) reject() statement {
 }
 
 // elementVerdict ends a rule. It is also the data of an element of a verdict map.
-type elementVerdict struct{ nftwire.Verdict }
+type elementVerdict struct{ wire.Verdict }
 
 func verdictOf(kind expr.VerdictKind, chain string) elementVerdict {
-	return elementVerdict{nftwire.Verdict{Kind: kind, Chain: chain}}
+	return elementVerdict{wire.Verdict{Kind: kind, Chain: chain}}
 }
 
 var (

@@ -10,7 +10,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // upstreamTable has the objects that DP-21 names, in the layout of one verdict map keyed by service and a chain

@@ -5,7 +5,7 @@ package nftables
 import (
 	"testing"
 
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // What one namespace writes leaves elements of others alone (TN-01).

@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane/ownwrites"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // While one family writes a large batch the other does not listen either: else the kernel would write a
@@ -22,7 +22,7 @@ func TestLargeBatchUnheard(t *testing.T) {
 	for fam, p := range planes {
 		tab := planetest.World{Family: p.fam}.Table(3_000, 10)
 		reset(t, p, tab)
-		if b := p.Stats().Bytes; b < 4*nftwire.UnheardAbove {
+		if b := p.Stats().Bytes; b < 4*wire.UnheardAbove {
 			t.Fatalf("%s: the batch has only %d bytes", fam, b)
 		}
 	}

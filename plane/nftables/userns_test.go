@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // Root of a user namespace (rootless clusters) may not force socket buffers, but can serve all the same.

@@ -12,8 +12,8 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/planetest"
 	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
 

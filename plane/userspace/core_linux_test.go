@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // core are the scenarios that other kernels run: together they have all forms of leads that the plane gives a capture, and what depends on the

@@ -7,8 +7,8 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
 	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/test/planetest"
 )
 
 // Real connections and sessions, to a cluster IP and to a NodePort, from pods, the node and outside, count once each, in every way to capture.

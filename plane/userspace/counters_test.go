@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
 	"kube-proxy/plane/userspace/balance"
 	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/test/planetest"
 )
 
 // ask has clients come to all listeners of the machine.

@@ -16,7 +16,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // listenerLab is a node whose plane leads TCP and UDP of one address, and a NodePort, to a server in pod1.

@@ -10,8 +10,8 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/planetest"
 	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )
 

@@ -5,7 +5,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // What objects take of the kernel's memory: a listener with its socket and its place in epoll, and a redirect of the packet filter,

@@ -14,12 +14,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/planetest"
 	"kube-proxy/plane/userspace/capture"
 	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/test/planetest"
+	"kube-proxy/test/seedtest"
 )
 
 var world = planetest.World{Family: lb.IPv4}

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // What a Service weighs is as many listeners, ways to them and backends as there are for it at most, however packets come (TN-11).

@@ -7,7 +7,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
+	"kube-proxy/test/planetest"
 )
 
 // What one namespace writes leaves listeners of others, and what leads to them, alone (TN-01).

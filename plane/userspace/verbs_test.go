@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/planetest"
 	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/test/planetest"
 )
 
 // The verbs, over a capture and sockets in memory, of either kind. Nothing leads to where nobody listens, at any time.

@@ -6,7 +6,7 @@ import (
 
 	core "k8s.io/api/core/v1"
 
-	"kube-proxy/internal/cputest"
+	"kube-proxy/test/cputest"
 )
 
 // manyAddresses is a Service that names n external IPs, as many source ranges and as many load-balancer addresses, each twice.

@@ -20,8 +20,8 @@ import (
 
 	"kube-proxy/cluster"
 	"kube-proxy/event"
-	"kube-proxy/internal/logtest"
 	"kube-proxy/source/convert"
+	"kube-proxy/test/logtest"
 )
 
 // quick is a pace for tests. Repetitions are not sent before the end unless a test asks for it.

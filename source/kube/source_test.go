@@ -18,8 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kube-proxy/cluster"
-	"kube-proxy/internal/logtest"
 	"kube-proxy/source/convert"
+	"kube-proxy/test/logtest"
 )
 
 func testService(name string, port int32) *core.Service {

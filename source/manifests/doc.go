@@ -1,7 +1,7 @@
 // Package manifests reads Services, EndpointSlices, Nodes and ServiceCIDRs from a folder of YAML or JSON
 // files and follows its changes. It is the source of a machine without a cluster.
 //
-//	examples/shop/
+//	docs/examples/shop/
 //	  web.yaml      several documents a file, lists ("kind: List", "kind: ServiceList"), YAML or JSON
 //	  node.json     files that end in .yaml, .yml or .json; hidden files are not read
 //

@@ -17,7 +17,7 @@ import (
 	"kube-proxy/test/e2e/testbed"
 )
 
-// The API server takes examples/daemonset.yaml, its containers' command lines work with the rights that they are given there
+// The API server takes docs/examples/daemonset.yaml, its containers' command lines work with the rights that they are given there
 // and no more, and its probes ask what answers.
 func TestExampleDaemonSet(t *testing.T) {
 	begin(t)

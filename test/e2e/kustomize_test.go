@@ -17,7 +17,7 @@ import (
 	"kube-proxy/test/e2e/helmchart"
 )
 
-var update = flag.Bool("update", false, "write deploy/kustomize/base anew")
+var update = flag.Bool("update", false, "write charts/kustomize/base anew")
 
 // The Kustomize base is what the chart makes of its default values and of a tag that no image has, and an overlay of it what the chart makes of the same choices.
 // No name ends in .invalid: a cluster that did not say where its API server is gets an error that names it.
@@ -54,7 +54,7 @@ func TestKustomize(t *testing.T) {
 	}
 }
 
-// deploy/kustomize/monitoring is what the chart makes beside the base where alerts, dashboard and ServiceMonitor are asked for: of the same
+// charts/kustomize/monitoring is what the chart makes beside the base where alerts, dashboard and ServiceMonitor are asked for: of the same
 // files, alerts/kube-proxy.yaml and dashboards/kube-proxy.json.
 func TestKustomizeMonitoring(t *testing.T) {
 	const values = "apiServer: {host: a}\nserviceMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboard: {enabled: true}\nconfig: {metricsBindAddress: '0.0.0.0:10249'}"

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	alertsFile    = "../../alerts/kube-proxy.yaml"
-	dashboardFile = "../../dashboards/kube-proxy.json"
+	alertsFile    = "../../charts/alerts/kube-proxy.yaml"
+	dashboardFile = "../../charts/dashboards/kube-proxy.json"
 	runbooksFile  = "../../docs/runbooks.md"
 )
 

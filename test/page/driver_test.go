@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"kube-proxy/internal/logtest"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/test/logtest"
 )
 
 // patience is how long a test waits for what normally takes a moment.

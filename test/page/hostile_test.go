@@ -8,14 +8,14 @@ import (
 	"strings"
 	"testing"
 
-	"kube-proxy/admin"
-	"kube-proxy/changes"
+	"kube-proxy/cli/ui"
 	"kube-proxy/cluster"
-	"kube-proxy/inspect"
+	"kube-proxy/debug/api"
+	"kube-proxy/debug/changes"
+	"kube-proxy/debug/inspect"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/policy"
-	"kube-proxy/ui"
 )
 
 // hostile shows Services whose names the API server would refuse, as a proxy that lost its guard might be told of them: they stay text,
@@ -38,7 +38,7 @@ func hostile(t *testing.T, n *node, b *browser) {
 		table.Replace(lb.Owner{Name: full.String()}, policy.Resolve(store.View(full), settings))
 		ring.Add(changes.Entry{Kind: changes.Failed, Service: full, Why: name, Done: 1})
 	}
-	h := ui.New(admin.Local(inspect.New(inspect.Config{
+	h := ui.New(api.Local(inspect.New(inspect.Config{
 		Version: "v1.37.0", Mode: mode.Mode{Name: "<b>"}, Store: store, Changes: ring,
 		Families: []inspect.Family{{Family: lb.IPv4, Query: func(f func(*lb.Table)) { f(&table) }, Settings: func(cluster.Name) policy.Settings { return settings }}},
 	})))

@@ -12,14 +12,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwalk"
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/walk"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/internal/rtnl"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/plane/internal/ranges"
 	"kube-proxy/plane/iptables"
-	"kube-proxy/plane/ranges"
 	"kube-proxy/trace"
 )
 
@@ -27,7 +27,7 @@ import (
 var _, _, _ Looker = (*NFTables)(nil), (*IPTables)(nil), (*Addresses)(nil)
 
 // ended makes of the ways of a packet what becomes of it: it is led to one listener, or to none.
-func ended(a nftwalk.Answer) trace.Kernel {
+func ended(a walk.Answer) trace.Kernel {
 	k := trace.Kernel{Verdict: trace.Pass, Way: a.Text}
 	for _, w := range a.Ways {
 		k.Verdict = w.Verdict
@@ -40,23 +40,23 @@ func ended(a nftwalk.Answer) trace.Kernel {
 
 // Follow is part of [Looker].
 func (c *NFTables) Follow(ctx context.Context, p trace.Packet) (trace.Kernel, error) {
-	sock, err := nftwire.Open()
+	sock, err := wire.Open()
 	if err != nil {
 		return trace.Kernel{}, err
 	}
 	defer sock.Close()
-	t := nftwalk.Table{Family: c.proto, Name: TableName, EndsHere: true, Sets: map[string]nftwalk.Set{}}
+	t := walk.Table{Family: c.proto, Name: TableName, EndsHere: true, Sets: map[string]walk.Set{}}
 	rules := c.renderer(lb.Node{})
 	for _, ch := range rules.chains() {
-		if ch.hook != (nftwire.Hook{}) {
+		if ch.hook != (wire.Hook{}) {
 			t.Bases = append(t.Bases, ch.name)
 		}
 	}
 	for i := range rules.sets {
 		d := &rules.sets[i]
-		t.Sets[d.Name] = nftwalk.Set{KeyLen: d.KeyLen(), Map: d.IsMap(), Key: d.Key.Text, Data: d.Data.Text}
+		t.Sets[d.Name] = walk.Set{KeyLen: d.KeyLen(), Map: d.IsMap(), Key: d.Key.Text, Data: d.Data.Text}
 	}
-	a, err := nftwalk.Go(ctx, sock, t, p)
+	a, err := walk.Go(ctx, sock, t, p)
 	if err != nil {
 		return trace.Kernel{}, fmt.Errorf("capture by nftables, %s: %w", c.fam, err)
 	}
@@ -72,9 +72,9 @@ func (c *NFTables) renderer(n lb.Node) *ruleset {
 type nftDiffer struct {
 	*mode.Teller
 	family
-	nftwire.Table
+	wire.Table
 	ctx   context.Context
-	sets  [setCount]nftwire.Set
+	sets  [setCount]wire.Set
 	lists map[uint32]Lead // by number, one that has it
 	// What leads share, and the keys that they have: of these but a bit for each kind of source.
 	shared map[element]bool
@@ -89,7 +89,7 @@ type keyHas struct {
 
 // Differences is part of [Looker].
 func (c *NFTables) Differences(ctx context.Context, n lb.Node, leads iter.Seq[Lead], each func(trace.Difference) bool) error {
-	sock, err := nftwire.Open()
+	sock, err := wire.Open()
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (d *nftDiffer) all(rules *ruleset, leads iter.Seq[Lead]) error {
 	case err != nil:
 		return err
 	case !present:
-		d.Tell(lb.Key{}, table, nftwire.IsThere, "")
+		d.Tell(lb.Key{}, table, wire.IsThere, "")
 		return nil
 	case dormant:
 		d.Tell(lb.Key{}, table, "in force", "dormant: none of its chains is in force")
@@ -138,15 +138,15 @@ func (d *nftDiffer) all(rules *ruleset, leads iter.Seq[Lead]) error {
 
 // structure compares chains and their rules.
 func (d *nftDiffer) structure(rules *ruleset) error {
-	hooks, have := map[string]nftwire.Hook{}, map[string][]nftwalk.Rule{}
-	err := nftwire.Undisturbed(d.ctx, func() error {
+	hooks, have := map[string]wire.Hook{}, map[string][]walk.Rule{}
+	err := wire.Undisturbed(d.ctx, func() error {
 		clear(hooks)
 		clear(have)
-		err := d.EachChain(d.ctx, func(name string, h nftwire.Hook) { hooks[name] = h })
+		err := d.EachChain(d.ctx, func(name string, h wire.Hook) { hooks[name] = h })
 		if err != nil {
 			return err
 		}
-		return d.EachRule(d.ctx, func(chain string, body []byte) { have[chain] = append(have[chain], nftwalk.RuleOf(body)) })
+		return d.EachRule(d.ctx, func(chain string, body []byte) { have[chain] = append(have[chain], walk.RuleOf(body)) })
 	})
 	if err != nil {
 		return err
@@ -155,9 +155,9 @@ func (d *nftDiffer) structure(rules *ruleset) error {
 	for _, c := range rules.chains() {
 		h, there := hooks[c.name]
 		delete(hooks, c.name)
-		want := nftwalk.Wanted{Name: c.name, Hook: c.hook}
+		want := walk.Wanted{Name: c.name, Hook: c.hook}
 		for _, r := range c.rules {
-			want.Rules = append(want.Rules, nftwalk.WantedRule{Text: "the rule " + r.comment, Comment: r.comment, Expressions: r.exprs})
+			want.Rules = append(want.Rules, walk.WantedRule{Text: "the rule " + r.comment, Comment: r.comment, Expressions: r.exprs})
 		}
 		if err := want.Compare(there, h, have[c.name], tell); err != nil {
 			return err
@@ -256,7 +256,7 @@ func (d *nftDiffer) list1(l Lead, k []byte, n uint32) error {
 	have, err := d.get(sSourceRanges, keys)
 	for _, k := range keys {
 		if _, ok := have[string(k)]; !ok && err == nil {
-			d.Tell(l.Key, d.sets[sSourceRanges].ElementText(k), nftwire.IsThere, "")
+			d.Tell(l.Key, d.sets[sSourceRanges].ElementText(k), wire.IsThere, "")
 		}
 	}
 	return err
@@ -280,7 +280,7 @@ func (d *nftDiffer) others() error {
 		case d.Err() != nil:
 			return d.Err()
 		case errors.Is(err, unix.ENOENT):
-			d.Tell(lb.Key{}, "set "+d.sets[i].Name, nftwire.IsThere, "")
+			d.Tell(lb.Key{}, "set "+d.sets[i].Name, wire.IsThere, "")
 		case err != nil && !errors.Is(err, nlconn.ErrInterrupted):
 			return fmt.Errorf("elements of %s: %w", d.sets[i].Name, err)
 		}
@@ -414,13 +414,13 @@ func (c *Addresses) Differences(ctx context.Context, _ lb.Node, leads iter.Seq[L
 		if a := l.Key.Addr; !l.Key.IsNodePort() && !wanted[a] {
 			wanted[a] = true
 			if !has[a] {
-				d.Tell(l.Key, "address "+a.String(), nftwire.IsThere, "")
+				d.Tell(l.Key, "address "+a.String(), wire.IsThere, "")
 			}
 		}
 	}
 	for a := range ours {
 		if !wanted[a] {
-			d.Tell(lb.Key{}, "address "+a.String(), "", nftwire.IsThere)
+			d.Tell(lb.Key{}, "address "+a.String(), "", wire.IsThere)
 		}
 	}
 	return d.Done(nil)

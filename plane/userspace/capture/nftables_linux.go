@@ -12,13 +12,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/diff"
+	"kube-proxy/plane/internal/diff"
+	"kube-proxy/plane/internal/rollback"
 	"kube-proxy/plane/ownwrites"
-	"kube-proxy/plane/rollback"
 )
 
 // NFTables captures by a table of nftables of its own. Its chains are always the same; what rows need are elements of maps.
@@ -26,7 +26,7 @@ type NFTables struct {
 	family
 	cfg   Config
 	rules *ruleset
-	sock  *nftwire.Socket
+	sock  *wire.Socket
 	mon   *monitor
 	addrs *addressWatch
 	ours  *ownwrites.Ledger
@@ -47,7 +47,7 @@ func NewNFTables(cfg Config) (*NFTables, error) {
 	c := &NFTables{family: f, cfg: cfg, ours: cmp.Or(cfg.Writes, &ownwrites.Ledger{}), drift: make(chan struct{}, 1),
 		rules: &ruleset{family: f, sets: schema(f), mark: cfg.Mark, localhost: cfg.LocalhostNodePorts}}
 	var err error
-	if c.sock, err = nftwire.Open(); err != nil {
+	if c.sock, err = wire.Open(); err != nil {
 		return nil, fmt.Errorf("capture by nftables: %w: %w", err, plane.ErrUnsupported)
 	}
 	c.rules.sockets = true
@@ -435,7 +435,7 @@ func (c *NFTables) commit(ctx context.Context, b *batch) error {
 	c.sent += uint64(b.Last())
 	_, err := c.sock.Write(ctx, c.ours, bufs, last)
 	if err != nil {
-		return fmt.Errorf("capture by nftables, %s: %w", c.fam, nftwire.Outcome(err, b.WhatIs))
+		return fmt.Errorf("capture by nftables, %s: %w", c.fam, wire.Outcome(err, b.WhatIs))
 	}
 	return nil
 }
@@ -463,8 +463,8 @@ func (c *NFTables) read(ctx context.Context) (snap *snapshot, err error) {
 }
 
 // table reads our table.
-func (c *NFTables) table(s *nftwire.Socket) nftwire.Table {
-	return nftwire.Table{Socket: s, Family: c.proto, Name: TableName}
+func (c *NFTables) table(s *wire.Socket) wire.Table {
+	return wire.Table{Socket: s, Family: c.proto, Name: TableName}
 }
 
 func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
@@ -475,7 +475,7 @@ func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
 		return s, err
 	}
 	if err == nil {
-		err = nftwire.Undisturbed(ctx, func() error {
+		err = wire.Undisturbed(ctx, func() error {
 			s.ours, s.digests = !dormant, map[string]string{}
 			return c.readStructure(ctx, table, s)
 		})
@@ -495,19 +495,19 @@ func (c *NFTables) readOnce(ctx context.Context) (*snapshot, error) {
 }
 
 // readStructure reads sets, chains and the digests of rules, and finds out whether all are ours.
-func (c *NFTables) readStructure(ctx context.Context, table nftwire.Table, s *snapshot) error {
-	sets := map[string]*nftwire.Set{}
+func (c *NFTables) readStructure(ctx context.Context, table wire.Table, s *snapshot) error {
+	sets := map[string]*wire.Set{}
 	for i := range setCount {
 		sets[c.rules.sets[i].Name] = &c.rules.sets[i]
 	}
-	found, hooks := 0, map[string]nftwire.Hook{}
+	found, hooks := 0, map[string]wire.Hook{}
 	err := table.EachSet(ctx, func(name string, body []byte) {
 		d := sets[name]
 		s.ours = s.ours && d != nil && d.Matches(body)
 		found++
 	})
 	if err == nil {
-		err = table.EachChain(ctx, func(name string, h nftwire.Hook) { hooks[name], s.digests[name] = h, "" })
+		err = table.EachChain(ctx, func(name string, h wire.Hook) { hooks[name], s.digests[name] = h, "" })
 	}
 	if err == nil {
 		err = table.EachRule(ctx, func(chain string, body []byte) {

@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"kube-proxy/internal/netlab"
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )
@@ -192,7 +192,7 @@ func TestBusyNeighbour(t *testing.T) {
 	go func() {
 		writes := 0
 		err := netlab.In(own, func() error {
-			s, err := nftwire.Open()
+			s, err := wire.Open()
 			if err != nil {
 				return err
 			}

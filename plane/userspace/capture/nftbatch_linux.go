@@ -4,18 +4,18 @@ import (
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 )
 
 // batch collects one transaction about the table.
 type batch struct {
 	*ruleset
-	nftwire.Transaction
-	dels, adds [setCount]*nftwire.Elements
+	wire.Transaction
+	dels, adds [setCount]*wire.Elements
 }
 
 func (r *ruleset) batch(table string) *batch {
-	return &batch{ruleset: r, Transaction: nftwire.Transaction{Family: r.proto, Table: table}}
+	return &batch{ruleset: r, Transaction: wire.Transaction{Family: r.proto, Table: table}}
 }
 
 // structure stages all that the table has besides elements.
@@ -59,7 +59,7 @@ func (b *batch) remove(el element) {
 	e.EndNest(at)
 }
 
-func value(e *nftwire.Encoder, attr uint16, v string) {
+func value(e *wire.Encoder, attr uint16, v string) {
 	n := e.Nest(attr)
 	e.Bytes(unix.NFTA_DATA_VALUE, []byte(v))
 	e.EndNest(n)

@@ -5,14 +5,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 )
 
 // monitor hears what others do to our table. It notes no more than that something was done: the table is small to read, and
 // nobody else has anything to do there.
 type monitor struct {
-	sock   *nftwire.Socket
+	sock   *wire.Socket
 	proto  byte
 	signal chan<- struct{}
 	done   chan struct{}
@@ -23,7 +23,7 @@ type monitor struct {
 
 // startMonitor listens in the network namespace of the calling thread. own is the port of the socket whose changes are ours.
 func startMonitor(f family, signal chan<- struct{}, own uint32) (*monitor, error) {
-	s, err := nftwire.Open()
+	s, err := wire.Open()
 	if err != nil {
 		return nil, err
 	}
@@ -77,13 +77,13 @@ func (m *monitor) silent() bool {
 }
 
 func (m *monitor) hear(msg nlconn.Message) {
-	if msg.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.Body) < nftwire.Header || msg.Body[0] != m.proto {
+	if msg.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(msg.Body) < wire.Header || msg.Body[0] != m.proto {
 		return
 	}
 	switch msg.Type & 0xff {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE, unix.NFT_MSG_NEWSET, unix.NFT_MSG_DELSET, unix.NFT_MSG_NEWCHAIN,
 		unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE, unix.NFT_MSG_NEWSETELEM, unix.NFT_MSG_DELSETELEM:
-		if nlconn.CStr(nlconn.Attribute(msg.Body[nftwire.Header:], 1)) == TableName { // in all of them attribute 1 is the table
+		if nlconn.CStr(nlconn.Attribute(msg.Body[wire.Header:], 1)) == TableName { // in all of them attribute 1 is the table
 			m.Missed()
 		}
 	}

@@ -12,16 +12,16 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
-	"kube-proxy/plane/ranges"
+	"kube-proxy/plane/internal/ranges"
 )
 
 // chain is a chain with its rules.
 type chain struct {
 	name  string
-	hook  nftwire.Hook // none for a chain that is only jumped to
+	hook  wire.Hook // none for a chain that is only jumped to
 	rules []rule
 }
 
@@ -44,7 +44,7 @@ func (c chain) digest() string {
 // ruleset renders the chains for one family and node. It is pure, and what it renders does not depend on rows.
 type ruleset struct {
 	family
-	sets      [setCount]nftwire.Set
+	sets      [setCount]wire.Set
 	mark      uint32
 	localhost bool
 	sockets   bool // rules may look at the sockets that packets reach (nft_socket)
@@ -63,7 +63,7 @@ const (
 type exprs = []expr.Any
 
 func (r *ruleset) rule(comment string, parts ...exprs) rule {
-	e := nftwire.Encoder{Encoder: nlconn.Encoder{B: make([]byte, 0, 512)}}
+	e := wire.Encoder{Encoder: nlconn.Encoder{B: make([]byte, 0, 512)}}
 	for _, part := range parts {
 		for _, x := range part {
 			b, err := expr.Marshal(r.proto, x)
@@ -87,7 +87,7 @@ func (r *ruleset) rule(comment string, parts ...exprs) rule {
 //	input                                    "guard": nobody reaches a listener who was not led there
 func (r *ruleset) chains() []chain {
 	base := func(name, typ string, num uint32, priority int32, rules ...rule) chain {
-		return chain{name, nftwire.Hook{Type: typ, Num: num, Priority: priority}, rules}
+		return chain{name, wire.Hook{Type: typ, Num: num, Priority: priority}, rules}
 	}
 	const dstnat, filter = -100, 0
 	own := r.rule("the proxy's own connections", r.marked(), accept)

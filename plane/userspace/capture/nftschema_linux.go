@@ -7,7 +7,7 @@ import (
 	nft "github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
@@ -21,14 +21,14 @@ type family struct {
 	proto        byte   // NFPROTO_*, which is AF_* as well
 	addrLen      int    // bytes of an address
 	saddr, daddr uint32 // offsets in the IP header
-	addr         nftwire.Field
+	addr         wire.Field
 }
 
 func familyOf(f lb.Family) family {
 	if f == lb.IPv6 {
-		return family{f, unix.NFPROTO_IPV6, 16, 8, 24, nftwire.Field{Type: nft.TypeIP6Addr, Size: 16, Text: nftwire.AddrText}}
+		return family{f, unix.NFPROTO_IPV6, 16, 8, 24, wire.Field{Type: nft.TypeIP6Addr, Size: 16, Text: wire.AddrText}}
 	}
-	return family{f, unix.NFPROTO_IPV4, 4, 12, 16, nftwire.Field{Type: nft.TypeIPAddr, Size: 4, Text: nftwire.AddrText}}
+	return family{f, unix.NFPROTO_IPV4, 4, 12, 16, wire.Field{Type: nft.TypeIPAddr, Size: 4, Text: wire.AddrText}}
 }
 
 // loopback is what no NodePort answers on, but for 127.0.0.1 where that is asked for (SV-64).
@@ -40,11 +40,11 @@ func (f family) loopback() netip.Prefix {
 }
 
 var (
-	protoField  = nftwire.Field{Type: nft.TypeInetProto, Size: 4, Text: func(b []byte) string { return lb.Proto(b[0]).String() }}
-	portField   = nftwire.Field{Type: nft.TypeInetService, Size: 4, Text: nftwire.PortText}
-	numberField = nftwire.Field{Type: nft.TypeMark, Size: 4, Number: true, Text: nftwire.MarkText}
-	familyField = nftwire.Field{Type: nft.TypeNFProto, Size: 1, Text: familyText}
-	portData    = nftwire.Field{Type: nft.TypeInetService, Size: 2, Text: nftwire.PortText} // alone it is not padded
+	protoField  = wire.Field{Type: nft.TypeInetProto, Size: 4, Text: func(b []byte) string { return lb.Proto(b[0]).String() }}
+	portField   = wire.Field{Type: nft.TypeInetService, Size: 4, Text: wire.PortText}
+	numberField = wire.Field{Type: nft.TypeMark, Size: 4, Number: true, Text: wire.MarkText}
+	familyField = wire.Field{Type: nft.TypeNFProto, Size: 1, Text: familyText}
+	portData    = wire.Field{Type: nft.TypeInetService, Size: 2, Text: wire.PortText} // alone it is not padded
 )
 
 func familyText(b []byte) string {
@@ -81,23 +81,23 @@ func place(f lb.From, nodePort bool) setIndex {
 	return n
 }
 
-func schema(f family) (all [setCount]nftwire.Set) {
-	vip := nftwire.Fields{f.addr, protoField, portField}
+func schema(f family) (all [setCount]wire.Set) {
+	vip := wire.Fields{f.addr, protoField, portField}
 	for from := lb.Pods; from <= lb.Anywhere; from++ {
 		for _, np := range []bool{false, true} {
 			key, name := vip, "services-"
 			if np {
 				key, name = vip[1:], "nodeports-"
 			}
-			all[ports(from, np)] = nftwire.Set{Name: name + from.String(), Key: key, Data: nftwire.Fields{portData}, Comment: "frontend -> port of the proxy"}
-			all[refusals(from, np)] = nftwire.Set{Name: "refused-" + name + from.String(), Key: key, Data: nftwire.Fields{numberField}, Comment: "frontend -> 2 reject, 3 drop"}
+			all[ports(from, np)] = wire.Set{Name: name + from.String(), Key: key, Data: wire.Fields{portData}, Comment: "frontend -> port of the proxy"}
+			all[refusals(from, np)] = wire.Set{Name: "refused-" + name + from.String(), Key: key, Data: wire.Fields{numberField}, Comment: "frontend -> 2 reject, 3 drop"}
 		}
 	}
-	all[sSourceLists] = nftwire.Set{Name: "source-lists", Key: vip, Data: nftwire.Fields{numberField}, Comment: "frontend -> list of those who may use it"}
-	all[sSourceRanges] = nftwire.Set{Name: "source-ranges", Key: nftwire.Fields{numberField, f.addr}, Comment: "list and length of the range, range"}
-	all[sClusterIPs] = nftwire.Set{Name: "cluster-ips", Key: nftwire.Fields{f.addr}, Comment: "addresses of kind ClusterIP"}
-	all[sListeners] = nftwire.Set{Name: "listeners", Key: vip[1:], Comment: "ports of the proxy"}
-	all[sNodeAddresses] = nftwire.Set{Name: "node-addresses", Key: nftwire.Fields{familyField}, Data: nftwire.Fields{f.addr}, Comment: "where the proxy is reached"}
+	all[sSourceLists] = wire.Set{Name: "source-lists", Key: vip, Data: wire.Fields{numberField}, Comment: "frontend -> list of those who may use it"}
+	all[sSourceRanges] = wire.Set{Name: "source-ranges", Key: wire.Fields{numberField, f.addr}, Comment: "list and length of the range, range"}
+	all[sClusterIPs] = wire.Set{Name: "cluster-ips", Key: wire.Fields{f.addr}, Comment: "addresses of kind ClusterIP"}
+	all[sListeners] = wire.Set{Name: "listeners", Key: vip[1:], Comment: "ports of the proxy"}
+	all[sNodeAddresses] = wire.Set{Name: "node-addresses", Key: wire.Fields{familyField}, Data: wire.Fields{f.addr}, Comment: "where the proxy is reached"}
 	return all
 }
 

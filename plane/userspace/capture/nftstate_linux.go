@@ -4,12 +4,12 @@ import (
 	"iter"
 	"net/netip"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
-	"kube-proxy/plane/diff"
-	"kube-proxy/plane/ranges"
-	"kube-proxy/plane/rollback"
+	"kube-proxy/plane/internal/diff"
+	"kube-proxy/plane/internal/ranges"
+	"kube-proxy/plane/internal/rollback"
 )
 
 // element is one of a set, as a record.
@@ -224,7 +224,7 @@ func (l Lead) sharedElements() iter.Seq[element] {
 }
 
 // records is all that the state wants.
-func (st *nftState) records(defs *[setCount]nftwire.Set, f family) (all [setCount]diff.Records) {
+func (st *nftState) records(defs *[setCount]wire.Set, f family) (all [setCount]diff.Records) {
 	for i := range setCount {
 		all[i].Size = defs[i].RecordLen()
 	}

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nftwire"
+	"kube-proxy/internal/nft/wire"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"
@@ -44,7 +44,7 @@ func Remove(ctx context.Context, families []lb.Family, except string) (report mo
 
 // removeTable deletes our table of nftables, and reports whether there was one. A kernel without nf_tables has none.
 func removeTable(ctx context.Context, fam lb.Family) (bool, error) {
-	s, err := nftwire.Open()
+	s, err := wire.Open()
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		return false, nil
 	}

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/logtest"
+	"kube-proxy/test/logtest"
 )
 
 // noFiles leaves the process with no descriptor to spare but n, until the test gives them back.

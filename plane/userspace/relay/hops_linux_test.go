@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kube-proxy/internal/netlab"
-	"kube-proxy/internal/seedtest"
 	"kube-proxy/lb"
+	"kube-proxy/test/seedtest"
 )
 
 // Two relays whose backends are each other, as two nodes are for a Service whose endpoints are their NodePorts, pass on what comes as often

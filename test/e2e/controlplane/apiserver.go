@@ -84,7 +84,7 @@ func (c *ControlPlane) prepareAPIServer() error {
 		"--service-cluster-ip-range=" + ServiceRange4 + "," + ServiceRange6,
 		"--audit-policy-file=" + policyFile,
 		"--audit-log-path=" + c.AuditLog(),
-		"--allow-privileged=true", // as clusters do; for examples/daemonset.yaml
+		"--allow-privileged=true", // as clusters do; for docs/examples/daemonset.yaml
 		// Without this, a server that is stopped holds its watches open until the request timeout, a minute.
 		"--shutdown-watch-termination-grace-period=1s",
 	}

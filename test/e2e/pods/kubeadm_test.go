@@ -30,7 +30,7 @@ func kubeadmWrites(t *testing.T, pods, api string) string {
 	return made
 }
 
-// testdata/kubeadm has what kubeadm writes.
+// test/testdata/kubeadm has what kubeadm writes.
 func TestKubeadmManifests(t *testing.T) {
 	root, err := controlplane.Root()
 	must(t, err)

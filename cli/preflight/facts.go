@@ -1,0 +1,154 @@
+package preflight
+
+import (
+	"net/netip"
+	"time"
+
+	"kube-proxy/internal/system"
+	"kube-proxy/lb"
+)
+
+// Known is a fact, or why it is not known.
+type Known[T any] struct {
+	Value T
+	Err   error
+}
+
+func known[T any](v T, err error) Known[T] { return Known[T]{v, err} }
+
+// Facts are what the probes saw of a node.
+type Facts struct {
+	// OS is the operating system, as runtime.GOOS names it.
+	OS string
+	// Kernel is its release.
+	Kernel Known[string]
+	// Lacks are capabilities that a proxy needs and this process has not.
+	Lacks Known[[]string]
+	// OwnNamespace: the network namespace is not that of process 1.
+	OwnNamespace Known[bool]
+
+	Abilities []Ability
+	// Waits are what the mode that would run lacks on this node, and waits for (mode.Mode.Lacks).
+	Waits    Known[[]error]
+	Programs []Program
+	// Chains are those of nf_tables, in the families inet, ip and ip6.
+	Chains Known[[]Chain]
+	// Legacy are the chains of the legacy back end of iptables.
+	Legacy Known[[]Chain]
+
+	// Writer is the kube-proxy of ours that runs in this network namespace; "" if none does.
+	Writer Known[string]
+	// VirtualServers is how many IPVS has.
+	VirtualServers Known[int]
+	// BPF are the names of the BPF programs of the kernel.
+	BPF     Known[[]string]
+	Links   Known[[]Link]
+	Routes  Known[[]Route]
+	Sockets Known[[]Socket]
+	// Sysctls are those that Judge asks for, by name; one that the kernel does not have is "".
+	Sysctls Known[map[string]string]
+	// Changes are the sysctls that the configuration would change.
+	Changes Known[[]system.Change]
+	// Elsewhere are assignments in the files that sysctl.d reads when the machine starts.
+	Elsewhere Known[[]Assignment]
+	// ReadOnly: /proc/sys cannot be written.
+	ReadOnly Known[bool]
+
+	// Memory is that of the machine, in bytes.
+	Memory Known[uint64]
+	// Unsynchronised: the kernel's clock is not held to a reference.
+	Unsynchronised Known[bool]
+	// Descriptors is the hard limit of file descriptors of this process.
+	Descriptors Known[uint64]
+	// Lockdown is the kernel's lockdown, "none" without; Cgroup2: the unified hierarchy is mounted; BTF: the kernel describes its types.
+	Lockdown     Known[string]
+	Cgroup2, BTF bool
+
+	// Cluster is what the API server says; nil if none is asked.
+	Cluster *Cluster
+}
+
+// Ability is whether a mode can serve a family here.
+type Ability struct {
+	Mode   string
+	Family lb.Family
+	// Able is nil if it can.
+	Able error
+	// Unasked says why it was not tried; nil if it was.
+	Unasked error
+	// Modules are those that the kernel would have to load, and Loadable: all of them are among its modules on disk.
+	Modules  []string
+	Loadable bool
+}
+
+// Program is one that a mode may run.
+type Program struct {
+	Name, Path string // Path is "" if it is not to be found
+	Version    string
+	Err        error // why it did not tell its version
+}
+
+// Chain is a chain of a packet filter.
+type Chain struct {
+	Family string // inet, ip or ip6
+	Table  string
+	Name   string
+	// Hook is where it hooks in, such as forward; "" if others lead to it. Drop: what it does not decide is dropped.
+	Hook string
+	Drop bool
+	// Rules is how many it has, as far as they were counted.
+	Rules int
+}
+
+// Link is a network interface.
+type Link struct {
+	Name, Type string
+	Index, MTU int
+	Up         bool
+	Master     int // the index of the bridge; 0 for none
+	Addrs      []netip.Prefix
+	// RPFilter is rp_filter of the interface, "" if it has none.
+	RPFilter string
+}
+
+// Route is an entry of the main table; Dst is valid, a /0 for a default route.
+type Route struct {
+	Dst  netip.Prefix
+	Link int
+}
+
+// Socket is a listening socket of TCP, or a bound one of UDP.
+type Socket struct {
+	At    netip.AddrPort
+	Proto string // tcp, udp
+	Owner string // "process 12 (nginx)"; "" if it cannot be seen
+}
+
+// Assignment is a line of a file of sysctl.d.
+type Assignment struct {
+	Name, Value string
+	Where       string // file:line
+}
+
+// Cluster is what an API server says.
+type Cluster struct {
+	// Server is its address, and Version what it calls itself.
+	Server  string
+	Version Known[string]
+	// Node is the node's own object.
+	Node Known[Node]
+	// Denied are the requests that the proxy makes and may not, such as "watch services".
+	Denied Known[[]string]
+	// ServiceCIDRs are the networks of cluster IPs; none where the server has no such objects.
+	ServiceCIDRs Known[[]netip.Prefix]
+	// Ahead is by how much the server's clock is ahead of this machine's.
+	Ahead Known[time.Duration]
+}
+
+// Node is a Node object.
+type Node struct {
+	Found    bool
+	Name     string
+	PodCIDRs []netip.Prefix
+	Addrs    []netip.Addr
+}

@@ -1,0 +1,402 @@
+package preflight
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kube-proxy/internal/system"
+	"kube-proxy/lb"
+)
+
+// The sysctls that are looked at by name.
+const (
+	ipForward        = "net.ipv4.ip_forward"
+	ipv6Forwarding   = "net.ipv6.conf.all.forwarding"
+	bridgeCalls      = "net.bridge.bridge-nf-call-iptables"
+	bridgeCalls6     = "net.bridge.bridge-nf-call-ip6tables"
+	conntrackMax     = "net.netfilter.nf_conntrack_max"
+	conntrackCount   = "net.netfilter.nf_conntrack_count"
+	conntrackBuckets = "net.netfilter.nf_conntrack_buckets"
+	portRange        = "net.ipv4.ip_local_port_range"
+	portsReserved    = "net.ipv4.ip_local_reserved_ports"
+	routeLocalnet    = "net.ipv4.conf.all.route_localnet"
+)
+
+func hostKinds() []Kind {
+	return []Kind{
+		{ID: "ip-forward", Worst: Error, judge: (*judge).forwarding,
+			Looks:  "net.ipv4.ip_forward and net.ipv6.conf.all.forwarding",
+			Why:    "Without forwarding, connections of pods and of other machines do not reach the endpoints of Services. Mode ipvs turns it on for IPv4; in mode userspace connections end at the node, and need none.",
+			Remedy: "Have the machine set it to 1 when it starts: a file in /etc/sysctl.d."},
+		{ID: "bridge-netfilter", Worst: Warning, judge: (*judge).bridges,
+			Looks:  "net.bridge.bridge-nf-call-iptables where pods are on a bridge",
+			Why:    "The answer of a pod to another on the same bridge goes straight back, past the rules that would give it the Service's address: such connections hang.",
+			Remedy: "modprobe br_netfilter, and have the machine set net.bridge.bridge-nf-call-iptables (and ip6tables) to 1 when it starts."},
+		{ID: "rp-filter", Worst: Warning, judge: (*judge).rpFilter,
+			Looks:  "strict reverse path filters (rp_filter 1) of interfaces that are not the pods'",
+			Why:    "A strict filter drops packets that come in by another interface than the one by which the node would answer: on a node with several uplinks, clients of NodePorts and load balancers of one network get no answer.",
+			Remedy: "Set net.ipv4.conf.all.rp_filter and those of the interfaces to 2 (loose), or 0; the greater of all and the interface's own counts."},
+		{ID: "route-localnet", Worst: Info, judge: (*judge).localnet,
+			Looks: "net.ipv4.conf.all.route_localnet, where NodePorts are asked for on 127.0.0.1",
+			Why:   "Mode iptables sets it so that NodePorts answer on 127.0.0.1, and guards it with a rule (CVE-2020-8558).", Remedy: "--iptables-localhost-nodeports=false (iptables.localhostNodePorts) does without."},
+		{ID: "conntrack-size", Worst: Warning, judge: (*judge).conntrackSize,
+			Looks:  "how many connections the kernel may track, against the memory of the machine",
+			Why:    "Each tracked connection takes about 320 bytes of the kernel's memory, and each bucket of the table 8; a full table drops new connections.",
+			Remedy: "Set --conntrack-max-per-core and --conntrack-min (conntrack.maxPerCore, conntrack.min) to what the machine can hold; 0 per core leaves the limit to the machine."},
+		{ID: "conntrack-use", Worst: Error, judge: (*judge).conntrackUse,
+			Looks:  "how full the table of connections is, or will be where the proxy lowers its limit",
+			Why:    "When the table is full the kernel drops new connections, of all programs (\"nf_conntrack: table full, dropping packet\").",
+			Remedy: "Raise the limit (--conntrack-min, --conntrack-max-per-core, where the proxy sets it), see who opens so many connections (conntrack -L), and lower net.netfilter.nf_conntrack_tcp_timeout_established."},
+		{ID: "sysctls", Worst: Info, judge: (*judge).changes,
+			Looks: "sysctls that the configuration would have the proxy change",
+			Why:   "They hold for the whole node, and stay when the proxy is gone.", Remedy: "Nothing, if that is meant: each finding names the flag and the field that ask for it."},
+		{ID: "sysctl-files", Worst: Warning, judge: (*judge).elsewhere,
+			Looks:  "files of sysctl.d that set to other values what the proxy needs or sets",
+			Why:    "The file wins when the machine starts, and again with each sysctl --system; the proxy wins when it starts. What holds depends on who came last.",
+			Remedy: "Have one of them say it: change the line, or set the flag to the same value."},
+		{ID: "sysctls-read-only", Worst: Warning, judge: (*judge).readOnly,
+			Looks:  "whether /proc/sys can be written, where something would be changed",
+			Why:    "In a container that is not privileged /proc/sys is read-only: the proxy ends at its start where a setting does not suffice as it is.",
+			Remedy: "Run a privileged init container with --init-only, or set the sysctls on the node."},
+		{ID: "clock", Worst: Warning, judge: (*judge).clock,
+			Looks:  "whether the kernel's clock is held to a reference, and how it differs from the API server's",
+			Why:    "With a wrong clock certificates are not valid yet or any more, tokens are refused, and the times of events and metrics mislead.",
+			Remedy: "Run a client of NTP, such as chrony or systemd-timesyncd."},
+		{ID: "descriptors", Worst: Warning, judge: (*judge).descriptors,
+			Looks:  "the limit of file descriptors",
+			Why:    "In mode userspace each connection takes two to six descriptors; without one new connections wait or are refused. Other modes need a few hundred.",
+			Remedy: "Raise the limit of the container's runtime, or LimitNOFILE= of the unit."},
+		{ID: "bpf", Worst: Info, judge: (*judge).bpf,
+			Looks: "what BPF needs: lockdown, cgroup2, BTF, unprivileged programs",
+			Why:   "Mode ebpf is not built yet; it will need cgroup2 and BTF, and a kernel that is not locked down to confidentiality.", Remedy: "Nothing today."},
+	}
+}
+
+func (j *judge) forwarding() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	if _, ok := of(j, "", j.facts.Sysctls); !ok {
+		return
+	}
+	m, runs := j.running()
+	for _, f := range []struct {
+		fam  lb.Family
+		name string
+	}{{lb.IPv4, ipForward}, {lb.IPv6, ipv6Forwarding}} {
+		sets := slices.ContainsFunc(j.facts.Changes.Value, func(c system.Change) bool { return c.Name == f.name })
+		switch value := j.sysctl(f.name); {
+		case !j.serves(f.fam) || !j.uses(f.fam):
+		case value == "":
+			j.info(f.name, "the kernel does not have it")
+		case value != "0":
+			j.ok(f.name, "it is %s", value)
+		case sets:
+			j.info(f.name, "it is 0, and mode %s will set it", m.Name)
+		case runs && m.Terminates:
+			j.info(f.name, "it is 0, which mode %s does not mind", m.Name)
+		default:
+			j.wrong(f.name, "it is 0")
+		}
+	}
+}
+
+// uses reports whether the configuration has pods of the family; where it does not say, they may be of any that is served.
+func (j *judge) uses(f lb.Family) bool {
+	if len(j.PodCIDRs) == 0 {
+		return f == j.Families[0]
+	}
+	for _, p := range j.PodCIDRs {
+		if lb.FamilyOf(p.Addr()) == f {
+			return true
+		}
+	}
+	return false
+}
+
+// pods reports whether an interface is of pods: what the configuration says, and the names and kinds that network plugins use. In a
+// container, such as kind's or LXC's, and in a virtual network the uplink has such a kind too, or name.
+func (j *judge) pods(l Link) bool {
+	if j.leaves(l) {
+		return false
+	}
+	if j.PodInterface != "" && strings.HasPrefix(l.Name, j.PodInterface) {
+		return true
+	}
+	return l.Type == "veth" || slices.ContainsFunc([]string{"cali", "lxc", "cni", "cbr", "flannel", "weave", "cilium_", "tunl", "vxlan", "kube-", "docker", "br-", "antrea", "genev"},
+		func(p string) bool { return strings.HasPrefix(l.Name, p) })
+}
+
+func (j *judge) bridges() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	links, ok := of(j, "", j.facts.Links)
+	if _, known := of(j, "", j.facts.Sysctls); !ok || !known {
+		return
+	}
+	var on []string
+	for _, b := range links {
+		ofPods := b.Name == j.PodInterface || slices.Contains([]string{"cni0", "cbr0", "weave", "kube-bridge"}, b.Name)
+		if b.Type == "bridge" && ofPods {
+			on = append(on, b.Name)
+		}
+	}
+	if len(on) == 0 {
+		j.ok("", "no bridge of pods")
+		return
+	}
+	for _, s := range []struct {
+		fam  lb.Family
+		name string
+	}{{lb.IPv4, bridgeCalls}, {lb.IPv6, bridgeCalls6}} {
+		switch value := j.sysctl(s.name); {
+		case !j.serves(s.fam) || !j.uses(s.fam):
+		case value == "":
+			j.warn(s.name, "pods are on the bridge %s, and the kernel does not have it: br_netfilter is not loaded", strings.Join(on, ", "))
+		case value == "0":
+			j.warn(s.name, "pods are on the bridge %s, and it is 0", strings.Join(on, ", "))
+		default:
+			j.ok(s.name, "it is %s", value)
+		}
+	}
+}
+
+func (j *judge) rpFilter() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	links, ok := of(j, "", j.facts.Links)
+	if _, known := of(j, "", j.facts.Sysctls); !ok || !known {
+		return
+	}
+	all := j.sysctl("net.ipv4.conf.all.rp_filter")
+	var strict, uplinks []string
+	for _, l := range links {
+		if l.Type == "loopback" || l.Name == "lo" || l.Name == "kube-ipvs0" || !l.Up || j.pods(l) || !slices.ContainsFunc(l.Addrs, isIPv4) {
+			continue
+		}
+		uplinks = append(uplinks, l.Name)
+		if max(all, l.RPFilter) == "1" {
+			strict = append(strict, l.Name)
+		}
+	}
+	switch {
+	case len(strict) == 0:
+		j.ok("", "no strict filter at an uplink")
+	case len(uplinks) > 1:
+		j.warn("", "strict at %s, and there are several uplinks: %s", strings.Join(strict, ", "), strings.Join(uplinks, ", "))
+	default:
+		j.info("", "strict at %s, the only uplink", strings.Join(strict, ", "))
+	}
+}
+
+func (j *judge) localnet() {
+	if j.facts.OS != "linux" || !j.LocalhostNodePorts {
+		return
+	}
+	if _, ok := of(j, "", j.facts.Sysctls); !ok {
+		return
+	}
+	m, ok := j.running()
+	switch value := j.sysctl(routeLocalnet); {
+	case !ok || !m.LocalhostNodePorts:
+	case value == "1":
+		j.ok("", "it is 1")
+	case slices.ContainsFunc(j.facts.Changes.Value, func(c system.Change) bool { return c.Name == routeLocalnet }):
+		j.info("", "it is %s, and mode %s will set it to 1", value, m.Name)
+	}
+}
+
+// bytes of the kernel for a connection, and for a bucket of the table.
+const connectionBytes, bucketBytes = 320, 8
+
+func (j *judge) conntrackSize() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	memory, ok := of(j, "", j.facts.Memory)
+	if _, known := of(j, "", j.facts.Sysctls); !ok || !known {
+		return
+	}
+	if j.sysctl(conntrackMax) == "" {
+		j.info("", "connections are not tracked yet: nf_conntrack is not loaded")
+		return
+	}
+	limit, from := j.conntrackLimit()
+	most := limit*connectionBytes + max(number(j.sysctl(conntrackBuckets)), limit/4)*bucketBytes
+	text := fmt.Sprintf("at most %d connections%s: %d MiB of %d MiB", limit, from, most>>20, memory>>20)
+	switch {
+	case most > memory/4:
+		j.warn("", "%s, more than a quarter", text)
+	default:
+		j.ok("", "%s", text)
+	}
+}
+
+// conntrackLimit returns how many connections the kernel may track once the proxy runs, and what is the case now where that differs.
+func (j *judge) conntrackLimit() (limit uint64, now string) {
+	for _, c := range j.facts.Changes.Value {
+		if c.Name == conntrackMax {
+			return number(c.Want), " (now " + c.Have + ")"
+		}
+	}
+	return number(j.sysctl(conntrackMax)), ""
+}
+
+// conntrackUse takes the lower of the limits: a proxy may lower it below what is in use.
+func (j *judge) conntrackUse() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	if _, ok := of(j, "", j.facts.Sysctls); !ok {
+		return
+	}
+	count, limit, from := number(j.sysctl(conntrackCount)), number(j.sysctl(conntrackMax)), ""
+	if will, now := j.conntrackLimit(); will < limit {
+		limit, from = will, now
+	}
+	if limit == 0 {
+		j.ok("", "no connections are tracked, or there is no limit")
+		return
+	}
+	percent := 100 * count / limit
+	text := fmt.Sprintf("%d of %d connections%s, %d %%", count, limit, from, percent)
+	switch {
+	case percent >= 95:
+		j.wrong("", "%s", text)
+	case percent >= 80:
+		j.warn("", "%s", text)
+	default:
+		j.ok("", "%s", text)
+	}
+}
+
+// number reads a number that the kernel prints; 0 if it is none.
+func number(s string) uint64 {
+	n, _ := strconv.ParseUint(s, 10, 64)
+	return n
+}
+
+func (j *judge) changes() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	if err := j.facts.Changes.Err; err != nil {
+		j.add(Info, "", "not all of it can be told before the proxy starts: %s", oneLine(err))
+	}
+	for _, c := range j.facts.Changes.Value {
+		j.add(Info, c.Name, "%s, would be set to %s; asked for by %s", c.Have, c.Want, c.Asks).Why = j.kind.Why
+	}
+	if j.facts.Changes.Err == nil && len(j.facts.Changes.Value) == 0 {
+		j.ok("", "the configuration would change none")
+	}
+}
+
+func (j *judge) elsewhere() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	files, ok := of(j, "", j.facts.Elsewhere)
+	if !ok {
+		return
+	}
+	wants := map[string]string{}
+	if m, ok := j.running(); ok && !m.Terminates {
+		for fam, name := range map[lb.Family]string{lb.IPv4: ipForward, lb.IPv6: ipv6Forwarding} {
+			if j.serves(fam) && j.uses(fam) {
+				wants[name] = "1"
+			}
+		}
+	}
+	for _, c := range j.facts.Changes.Value {
+		wants[c.Name] = c.Want
+	}
+	found := false
+	for _, a := range files {
+		if want, ok := wants[a.Name]; ok && strings.Join(strings.Fields(a.Value), " ") != want {
+			found = true
+			j.warn(a.Name, "%s sets it to %s, where %s is wanted", a.Where, a.Value, want)
+		}
+	}
+	if !found {
+		j.ok("", "no file sets what the proxy sets or needs to another value")
+	}
+}
+
+func (j *judge) readOnly() {
+	if j.facts.OS != "linux" || len(j.facts.Changes.Value) == 0 {
+		return
+	}
+	switch only, ok := of(j, "", j.facts.ReadOnly); {
+	case !ok:
+	case only:
+		j.warn("", "/proc/sys is read-only here, and %d settings would be changed", len(j.facts.Changes.Value))
+	default:
+		j.ok("", "/proc/sys can be written")
+	}
+}
+
+// skewMost is how far the API server's clock may differ.
+const skewMost = 30e9 // nanoseconds
+
+func (j *judge) clock() {
+	if j.facts.OS == "linux" {
+		switch bad, ok := of(j, "kernel", j.facts.Unsynchronised); {
+		case !ok:
+		case bad:
+			j.warn("kernel", "the clock is not synchronised")
+		default:
+			j.ok("kernel", "the clock is synchronised")
+		}
+	}
+	if c := j.facts.Cluster; c != nil && c.Version.Err == nil && c.Ahead.Err == nil {
+		switch d := c.Ahead.Value; {
+		case d > skewMost:
+			j.warn("API server", "its clock is %s ahead of this machine's", d)
+		case -d > skewMost:
+			j.warn("API server", "its clock is %s behind this machine's", -d)
+		default:
+			j.ok("API server", "its clock differs by less than 30s")
+		}
+	}
+}
+
+func (j *judge) descriptors() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	limit, ok := of(j, "", j.facts.Descriptors)
+	if !ok {
+		return
+	}
+	m, runs := j.running()
+	switch {
+	case runs && m.Terminates && limit < 65536:
+		j.warn("", "at most %d: mode %s holds some %d connections", limit, m.Name, limit/3)
+	case limit < 1024:
+		j.warn("", "at most %d", limit)
+	default:
+		j.ok("", "at most %d", limit)
+	}
+}
+
+func (j *judge) bpf() {
+	if j.facts.OS != "linux" {
+		return
+	}
+	level, ok := of(j, "lockdown", j.facts.Lockdown)
+	if ok {
+		j.info("lockdown", "%s", level)
+	}
+	for about, has := range map[string]bool{"cgroup2": j.facts.Cgroup2, "BTF": j.facts.BTF} {
+		if has {
+			j.ok(about, "it is there")
+		} else {
+			j.info(about, "it is not there")
+		}
+	}
+	slices.SortStableFunc(j.found, func(a, b Finding) int { return strings.Compare(a.About, b.About) })
+}

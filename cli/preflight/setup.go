@@ -1,0 +1,86 @@
+package preflight
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"time"
+
+	"kube-proxy/internal/system"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+)
+
+// ErrSlow is that a probe had no answer in time.
+var ErrSlow = errors.New("no answer in time")
+
+// Setup is what would run: what the configuration asks for.
+type Setup struct {
+	Modes mode.List
+	// Asked is the mode that is asked for; "" for the best that the host can do.
+	Asked string
+	// Families are those that are to be served, the primary one first; at least one.
+	Families []lb.Family
+	// NodeName is the name of the Node, and Hostname what the machine calls itself.
+	NodeName, Hostname string
+	PodCIDRs           []netip.Prefix
+	// PodInterface is the bridge of the pods, or what their interfaces' names begin with; "" if that is not configured.
+	PodInterface string
+	// Healthz and Metrics are where servers are to listen, not valid if nowhere.
+	Healthz, Metrics netip.AddrPort
+	// LocalhostNodePorts: NodePorts are asked for on 127.0.0.1.
+	LocalhostNodePorts bool
+	// ConntrackMax and ConntrackMin are the fields conntrack.maxPerCore and conntrack.min.
+	ConntrackMax, ConntrackMin int
+
+	// With returns what the configuration asks of a mode for a family; nil for no more than the family.
+	With func(lb.Family) mode.Settings
+	// Host returns what the configuration asks of the host in a mode.
+	Host func(mode.Mode) (system.Settings, error)
+	// API asks the API server; nil if Services come from a folder.
+	API func(context.Context) *Cluster
+	// WriterGroup is the log group of netfilter that a running kube-proxy holds.
+	WriterGroup uint16
+
+	// LoadModules: the kernel may load modules for a question.
+	LoadModules bool
+	// Patience is how long a probe may take; 0 for 15 seconds.
+	Patience time.Duration
+}
+
+func (s *Setup) with(f lb.Family) mode.Settings {
+	if s.With == nil {
+		return mode.Settings{Family: f}
+	}
+	return s.With(f)
+}
+
+func (s *Setup) patience() time.Duration {
+	if s.Patience == 0 {
+		return 15 * time.Second
+	}
+	return s.Patience
+}
+
+// within returns what a probe says, or that it takes too long. The probe is given up: it goes on until it ends by itself, or the
+// process does.
+func within[T any](ctx context.Context, patience time.Duration, probe func(context.Context) (T, error)) Known[T] {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	answer := make(chan Known[T], 1)
+	go func() {
+		defer cancel()
+		answer <- known(probe(ctx))
+	}()
+	select {
+	case k := <-answer:
+		return k
+	case <-ctx.Done():
+		select {
+		case k := <-answer: // at the last moment
+			return k
+		default:
+			var none T
+			return known(none, ErrSlow)
+		}
+	}
+}

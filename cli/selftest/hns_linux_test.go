@@ -1,0 +1,173 @@
+package selftest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/plane/hns"
+	"kube-proxy/plane/hns/transcript"
+	"kube-proxy/test/hnsfake"
+)
+
+var sourceVIP = netip.MustParseAddr("10.1.1.2")
+
+// on runs the steps on an HNS that behaves as a build does, after prepare.
+func on(t *testing.T, facts transcript.Facts, typ hns.NetworkType, prepare func(f *hnsfake.Fake, network string, cfg *Config)) (lines []transcript.Line, ok bool, f *hnsfake.Fake) {
+	t.Helper()
+	f = hnsfake.With(facts)
+	network := f.AddNetwork(hns.Network{Name: "cbr0", Type: typ, ManagementIP: "172.18.0.2", HostMAC: "00-15-5D-00-00-01",
+		Ipams: []hns.Ipam{{Type: "Static", Subnets: []hns.Subnet{{IPAddressPrefix: "10.1.1.0/24"}}}}})
+	cfg := Config{Mode: "kernelspace", Sizes: []int{2, 5}, Patience: 100 * time.Millisecond, HNS: f, Plane: hns.Config{Network: "cbr0"},
+		Restart: func(context.Context) error { return nil }, Service: func(context.Context) []Claim { return []Claim{{"start", "it starts", nil}} }}
+	if typ == hns.Overlay {
+		cfg.Plane.SourceVIP = sourceVIP
+		f.AddPod(network, "source VIP", sourceVIP)
+	}
+	if prepare != nil {
+		prepare(f, network, &cfg)
+	}
+	ok = Run(t.Context(), cfg, func(l transcript.Line) { lines = append(lines, l) })
+	return lines, ok, f
+}
+
+func failed(lines []transcript.Line) (names []string) {
+	for _, l := range lines {
+		if l.Result == Failed {
+			names = append(names, l.Name)
+		}
+	}
+	return names
+}
+
+// What the test measures of an HNS is how that HNS behaves: the transcript of each build gives back the facts of the build, and the test
+// leaves nothing behind (WN-03).
+func TestTranscriptGivesTheFacts(t *testing.T) {
+	for _, build := range transcript.Builds {
+		for _, typ := range []hns.NetworkType{hns.L2Bridge, hns.Overlay} {
+			want := hnsfake.Assumed(build)
+			lines, ok, f := on(t, want, typ, nil)
+			if !ok {
+				t.Errorf("%s %s: failed: %v", build, typ, failed(lines))
+			}
+			var text bytes.Buffer
+			if err := transcript.Write(&text, lines); err != nil {
+				t.Fatal(err)
+			}
+			read, err := transcript.Read(&text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := transcript.FactsOf(transcript.Facts{}, read)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// No answer: what takes a pod, or a clock; a listener of this test is none of the fake's.
+			want.CallMillis, want.ObjectMillis, want.VIPEndpoint, want.HostReachesVIP, want.ListenerConflict = 0, 0, false, false, false
+			want.SourceVIPEndpoint = want.SourceVIPEndpoint && typ == hns.Overlay
+			if want.DeletesFail > 0 != (got.DeletesFail > 0) {
+				t.Errorf("%s %s: one in %d deletes fails, want %d", build, typ, got.DeletesFail, want.DeletesFail)
+			}
+			got.CallMillis, got.ObjectMillis, got.DeletesFail, want.DeletesFail = 0, 0, 0, 0
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("%s %s:\n%+v, want\n%+v", build, typ, got, want)
+			}
+			if left := f.Own(); strings.Contains(left, "192.0.2.") || strings.Contains(left, "198.51.100.") {
+				t.Errorf("%s %s: it leaves\n%s", build, typ, left)
+			}
+		}
+	}
+}
+
+// forgiving is an HNS that deletes what is not there.
+type forgiving struct{ *hnsfake.Fake }
+
+func (f forgiving) DeleteEndpoint(ctx context.Context, id string) error {
+	if err := f.Fake.DeleteEndpoint(ctx, id); !errors.Is(err, hns.ErrNotFound) {
+		return err
+	}
+	return nil
+}
+
+// Each claim fails on an HNS of which it does not hold (WN-03).
+func TestHNSFails(t *testing.T) {
+	call := func(name string, fault hnsfake.Fault) func(*hnsfake.Fake, string, *Config) {
+		return func(f *hnsfake.Fake, _ string, _ *Config) {
+			f.FailWith(func(c hnsfake.Call) *hnsfake.Fault {
+				if c.Name == name {
+					return &fault
+				}
+				return nil
+			})
+		}
+	}
+	refuse := hnsfake.Fault{Code: hns.CodeInvalidPolicy}
+	network := func(change func(*hns.Network)) func(*hnsfake.Fake, string, *Config) {
+		return func(f *hnsfake.Fake, id string, _ *Config) { f.SetNetwork(id, change) }
+	}
+	for name, c := range map[string]struct {
+		prepare func(*hnsfake.Fake, string, *Config)
+		failed  string
+	}{
+		"no HNS":            {call("Features", hnsfake.Fault{Code: hns.CodeServiceUnreachable}), "hns"},
+		"an old one":        {func(f *hnsfake.Fake, _ string, _ *Config) { f.SetFeatures(hns.Features{}) }, "hns"},
+		"no network":        {func(_ *hnsfake.Fake, _ string, c *Config) { c.Plane.Network = "other" }, "network"},
+		"a network of NAT":  {network(func(n *hns.Network) { n.Type = "NAT" }), "network-type"},
+		"no ManagementIP":   {network(func(n *hns.Network) { n.ManagementIP = "" }), "management-ip"},
+		"no host MAC":       {network(func(n *hns.Network) { n.HostMAC = "" }), "host-mac"},
+		"no source VIP":     {func(_ *hnsfake.Fake, _ string, c *Config) { c.Plane.SourceVIP = netip.MustParseAddr("10.1.1.3") }, "source-vip"},
+		"endpoints refused": {call("CreateEndpoint", refuse), "create"},
+		"half a list":       {call("Endpoints", hnsfake.Fault{Code: hns.CodeTimeout}), "list"},
+		"no filters":        {call("EndpointsAt", refuse), "filtered"},
+		"deletes refused":   {call("DeleteEndpoint", hnsfake.Fault{Code: hns.CodeHasReferences}), "delete"},
+		"other codes":       {func(f *hnsfake.Fake, _ string, c *Config) { c.HNS = forgiving{f} }, "refusal/unknown-endpoint"},
+		"balancers refused": {call("CreateLoadBalancer", refuse), "load-balancer"},
+		"no lists":          {call("LoadBalancers", refuse), "list-time"},
+		"no changes":        {call("ModifyLoadBalancer", refuse), "shape/"},
+		"nothing goes":      {call("DeleteLoadBalancer", refuse), "load-balancer"},
+		"no pod there": {func(_ *hnsfake.Fake, _ string, c *Config) {
+			netlab.EnterForTest(t) // where no address is reached
+			c.Echo = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.9:80")}
+		}, "host/192.0.2.9:80"},
+		"HNS stays down": {func(_ *hnsfake.Fake, _ string, c *Config) {
+			c.Restart = func(context.Context) error { return errors.New("stopped") }
+		}, "restart"},
+		"another network": {func(f *hnsfake.Fake, id string, c *Config) {
+			c.Restart = func(context.Context) error { f.RemoveNetwork(id); return nil }
+		}, "restart"},
+		"balancers lost": {func(f *hnsfake.Fake, _ string, c *Config) {
+			c.Restart = func(ctx context.Context) error {
+				all, err := f.LoadBalancers(ctx)
+				for _, l := range all {
+					err = errors.Join(err, f.DeleteLoadBalancer(ctx, l.ID))
+				}
+				return err
+			}
+		}, "restart"},
+		"no service": {func(_ *hnsfake.Fake, _ string, c *Config) {
+			c.Service = func(context.Context) []Claim { return []Claim{{"start", "it starts", errors.New("no")}} }
+		}, "start"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lines, ok, _ := on(t, hnsfake.Assumed("26100"), hns.Overlay, c.prepare)
+			got := failed(lines)
+			if ok || !slices.ContainsFunc(got, func(f string) bool {
+				return f == c.failed || strings.HasSuffix(c.failed, "/") && strings.HasPrefix(f, c.failed)
+			}) {
+				t.Errorf("%s does not fail, but %v", c.failed, got)
+			}
+			for i := range Titles {
+				if !slices.ContainsFunc(lines, func(l transcript.Line) bool { return l.Step == i+1 }) {
+					t.Errorf("step %d has no line", i+1)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,324 @@
+package selftest
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"kube-proxy/debug/api"
+	"kube-proxy/debug/inspect"
+	"kube-proxy/internal/netlab"
+)
+
+// lab is a node with the proxy in it, which follows the manifests in a folder.
+type lab struct {
+	net   *netlab.Lab
+	dir   string
+	ask   *api.Client
+	proxy *netlab.Cmd
+}
+
+// service is a Service of the lab with one port of TCP, 80.
+type service struct {
+	name, ip string
+	nodePort int
+	spec     string // more of its spec
+	hosts    []string
+}
+
+const local, remote, onNode, sticky, spread, moving = "10.96.0.11", "10.96.0.12", "10.96.0.13", "10.96.0.15", "10.96.0.16", "10.96.0.17"
+
+// labServices have one of each kind that a mode writes.
+var labServices = []service{
+	{"local", local, 30011, "", []string{"pod1"}},
+	{"remote", remote, 30012, "", []string{"pod4"}},
+	{"node", onNode, 30013, "", []string{"node2"}},
+	{"kept", "10.96.0.14", 30014, "externalTrafficPolicy: Local, ", []string{"pod1"}},
+	{"sticky", sticky, 30015, "sessionAffinity: ClientIP, ", []string{"pod1", "pod2", "pod4"}},
+	{"spread", spread, 30016, "", []string{"pod1", "pod2", "pod4"}},
+	{"moving", moving, 30017, "", []string{"pod2"}},
+}
+
+func (s service) manifest() string {
+	var endpoints []string
+	for _, name := range s.hosts {
+		h, _ := netlab.HostByName(name)
+		endpoints = append(endpoints, fmt.Sprintf("{addresses: [%s], nodeName: %s}", h.V4, h.Node))
+	}
+	kind, port := "ClusterIP", ""
+	if s.nodePort != 0 {
+		kind, port = "NodePort", fmt.Sprintf(", nodePort: %d", s.nodePort)
+	}
+	return fmt.Sprintf("kind: Service\nmetadata: {name: %[1]s, namespace: selftest}\nspec: {type: %[2]s, clusterIP: %[3]s, %[4]sports: [{port: 80%[5]s}]}\n---\n"+
+		"kind: EndpointSlice\nmetadata: {name: %[1]s, namespace: selftest, labels: {kubernetes.io/service-name: %[1]s}}\naddressType: IPv4\n"+
+		"ports: [{port: %[6]d}]\nendpoints: [%[7]s]\n---\n", s.name, kind, s.ip, s.spec, port, echoPort, strings.Join(endpoints, ", "))
+}
+
+// inLab are the steps in network namespaces, and what removes those.
+func (r *run) inLab() (steps []func(context.Context) bool, end func(context.Context)) {
+	noHNS := func(context.Context) bool { return r.skip("step", "this is asked of HNS, which only Windows has") }
+	return []func(context.Context) bool{r.node, r.build, noHNS, noHNS, r.shapes, r.latency, r.dataPath, r.restarts, r.control}, r.endLab
+}
+
+func (r *run) build(context.Context) bool {
+	l := &r.lab
+	var err error
+	if l.net, err = netlab.New(netlab.Options{}); err == nil {
+		l.dir, err = os.MkdirTemp("", "kube-proxy-selftest-")
+	}
+	for _, host := range []string{"pod1", "pod2", "pod4", netlab.Node2} {
+		if err == nil {
+			_, err = l.net.Listen(host, netlab.TCP, echoPort, netlab.ListenOptions{})
+		}
+	}
+	l.ask = api.NewClient(l.path("admin.sock"))
+	return r.check("lab", "network namespaces stand for two nodes, their pods and a client outside; they end with this command", err)
+}
+
+func (r *run) endLab(context.Context) {
+	if r.lab.net != nil {
+		_ = r.lab.net.Close() // it ends with the process in any case
+		_ = os.RemoveAll(r.lab.dir)
+	}
+}
+
+func (l *lab) path(name string) string { return filepath.Join(l.dir, name) }
+
+// put writes manifests, without a moment in which half of a file is there.
+func (l *lab) put(name, text string) error {
+	if err := os.WriteFile(l.path(name), []byte(text), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(l.path(name), l.path(name+".yaml"))
+}
+
+// start starts the proxy on node1.
+func (r *run) start() error {
+	l := &r.lab
+	log, err := os.Create(l.path("log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	l.proxy = l.net.Command(netlab.Node1, r.Program, "--proxy-mode="+r.Mode, "--manifests="+l.dir, "--hostname-override=node1", "--cluster-cidr=10.1.0.0/16",
+		"--nodeport-addresses=172.18.0.0/24", "--conntrack-max-per-core=0", "--conntrack-min=0", "--admin-socket="+l.path("admin.sock"))
+	l.proxy.Stdout, l.proxy.Stderr = log, log
+	return l.proxy.Start()
+}
+
+// settled waits until the kernel holds what so many Services ask for.
+func (r *run) settled(ctx context.Context, services int) error {
+	err := r.await(ctx, func() error {
+		var s inspect.Status
+		var d inspect.Diff
+		if err := errors.Join(r.lab.ask.Get(ctx, "status", nil, &s), r.lab.ask.Get(ctx, "diff", nil, &d)); err != nil {
+			return err
+		}
+		if !s.Synced || s.Services != services || d.Rows < services || len(d.Differences) > 0 {
+			return fmt.Errorf("the proxy has %d Services of %d, %d rows; in the kernel %d objects differ %.1v", s.Services, services, d.Rows, len(d.Differences)+d.More, d.Differences)
+		}
+		return nil
+	})
+	if err != nil {
+		log, _ := os.ReadFile(r.lab.path("log"))
+		lines := bytes.Split(bytes.TrimSpace(log), []byte("\n"))
+		err = fmt.Errorf("%w; the proxy says %q", err, lines[len(lines)-1])
+	}
+	return err
+}
+
+// shapes has the proxy write, change and delete one of each kind, and compares the kernel with them.
+func (r *run) shapes(ctx context.Context) bool {
+	extra := service{"extra", "10.96.0.99", 30099, "", []string{"pod1"}}
+	node := "kind: Node\nmetadata: {name: node1}\nstatus: {addresses: [{type: InternalIP, address: 172.18.0.2}]}\n"
+	var all strings.Builder
+	for _, s := range labServices {
+		all.WriteString(s.manifest())
+	}
+	step := func(name, claim string, services int, by string, before ...error) bool {
+		err := errors.Join(before...)
+		if err == nil {
+			err = r.settled(ctx, services)
+		}
+		if err == nil && by != "" {
+			err = r.await(ctx, func() error { return r.request("pod3", at(extra.ip, 80), by, soon) })
+		}
+		return r.check(name, claim, err)
+	}
+	n := len(labServices)
+	if !step("created", "the kernel holds what Services of each kind ask for, and a pod answers", n+1, "pod1",
+		r.lab.put("node", node), r.lab.put("extra", extra.manifest()), r.lab.put("all", all.String()), r.start()) {
+		return false
+	}
+	extra.hosts = []string{"pod4"}
+	return step("modified", "another endpoint takes the place of one", n+1, "pod4", r.lab.put("extra", extra.manifest())) &&
+		step("deleted", "a deleted Service leaves nothing", n, "", os.Remove(r.lab.path("extra.yaml")))
+}
+
+// latency measures from the write of manifests to the first answer of the last Service.
+func (r *run) latency(ctx context.Context) bool {
+	for _, n := range r.Sizes {
+		var text strings.Builder
+		var last service
+		for i := range n {
+			last = service{name: fmt.Sprintf("many-%d", i), ip: fmt.Sprintf("10.97.%d.%d", i/250, i%250+1), hosts: []string{"pod1"}}
+			text.WriteString(last.manifest())
+		}
+		begun := time.Now()
+		err := r.lab.put("many", text.String())
+		if err == nil {
+			err = r.await(ctx, func() error { return r.request("pod3", at(last.ip, 80), "pod1", soon) })
+		}
+		if !r.check(fmt.Sprintf("served/%d", n), fmt.Sprintf("the last of %d new Services answers", n), err) {
+			break
+		}
+		r.answer(fmt.Sprintf("latency-ms/%d", n), time.Since(begun).Milliseconds())
+	}
+	err := r.lab.put("many", "")
+	if err == nil {
+		err = r.settled(ctx, len(labServices))
+	}
+	return r.check("many-deleted", "they leave nothing", err)
+}
+
+func at(ip string, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParseAddr(ip), port)
+}
+
+// soon is how long an answer may take where the next request comes at once.
+const soon = 100 * time.Millisecond
+
+// request asks once, and wants an answer of that host, in that time or the usual one.
+func (r *run) request(from string, to netip.AddrPort, by string, within time.Duration) error {
+	got, err := r.lab.net.Dial(from, netlab.TCP, to, netlab.DialOptions{Timeout: within})
+	if err == nil && got.Server != by {
+		err = fmt.Errorf("%s answers", got.Server)
+	}
+	return err
+}
+
+func (r *run) dataPath(ctx context.Context) bool {
+	const node = "172.18.0.2"
+	for _, w := range []struct {
+		name, from string
+		to         netip.AddrPort
+		by         string
+	}{
+		{"pod-local", "pod3", at(local, 80), "pod1"}, {"host-local", netlab.Node1, at(local, 80), "pod1"},
+		{"pod-remote", "pod3", at(remote, 80), "pod4"}, {"host-remote", netlab.Node1, at(remote, 80), "pod4"},
+		{"pod-node", "pod3", at(onNode, 80), netlab.Node2}, {"host-node", netlab.Node1, at(onNode, 80), netlab.Node2},
+		{"hairpin", "pod1", at(local, 80), "pod1"}, {"node-port", netlab.Client, at(node, 30012), "pod4"},
+	} {
+		r.check(w.name, fmt.Sprintf("%s reaches %s at %s", w.from, w.by, w.to), r.request(w.from, w.to, w.by, 0))
+	}
+	if r.Terminates {
+		r.skip("client-address", "connections end at the proxy, so pods see the node's address")
+	} else {
+		got, err := r.lab.net.Dial(netlab.Client, netlab.TCP, at(node, 30014), netlab.DialOptions{})
+		if client, _ := netlab.HostByName(netlab.Client); err == nil && got.Seen.Addr() != client.V4 {
+			err = fmt.Errorf("the pod sees %s", got.Seen.Addr())
+		}
+		r.check("client-address", "with externalTrafficPolicy Local a pod sees the client's own address", err)
+	}
+	r.check("affinity", "with sessionAffinity one pod answers 24 connections of a client", r.answering(sticky, 1, 1))
+	r.check("balanced", "without, several do", r.answering(spread, 2, 3))
+	r.check("open-connection", "an open connection goes on when its endpoint leaves; a new one reaches the new endpoint", r.moved(ctx))
+	return true
+}
+
+// answering counts the servers that answer 24 connections of a pod.
+func (r *run) answering(ip string, least, most int) error {
+	all := map[string]bool{}
+	for range 24 {
+		got, err := r.lab.net.Dial("pod3", netlab.TCP, at(ip, 80), netlab.DialOptions{})
+		if err != nil {
+			return err
+		}
+		all[got.Server] = true
+	}
+	if len(all) < least || len(all) > most {
+		return fmt.Errorf("%d do", len(all))
+	}
+	return nil
+}
+
+// moved has the endpoint of an open connection leave.
+func (r *run) moved(ctx context.Context) error {
+	c, err := r.lab.net.Open("pod3", netlab.TCP, at(moving, 80), netlab.DialOptions{})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	var all strings.Builder
+	for _, s := range labServices {
+		if s.ip == moving {
+			s.hosts = []string{"pod4"}
+		}
+		all.WriteString(s.manifest())
+	}
+	if err := r.lab.put("all", all.String()); err != nil {
+		return err
+	}
+	if err := r.await(ctx, func() error { return r.request("pod3", at(moving, 80), "pod4", soon) }); err != nil {
+		return err
+	}
+	_, err = c.Exchange()
+	return err
+}
+
+// restarts kills the proxy and starts it again, under traffic where the kernel carries that.
+func (r *run) restarts(ctx context.Context) bool {
+	var ways []netlab.Way
+	if !r.Terminates {
+		ways = []netlab.Way{{From: "pod3", To: at(remote, 80)}, {From: netlab.Node1, To: at(local, 80)}}
+	}
+	traffic, err := r.lab.net.StartTraffic(ways...)
+	if !r.check("before", "connections are open", err) {
+		return false
+	}
+	err = r.lab.proxy.Close() // SIGKILL
+	if err == nil {
+		err = r.start()
+	}
+	if err == nil {
+		err = r.settled(ctx, len(labServices))
+	}
+	back := r.check("crash", "a proxy that was killed and starts again serves what it served", err)
+	err = traffic.Stop()
+	if r.Terminates {
+		r.skip("undisturbed", "connections end with the proxy")
+	} else {
+		r.check("undisturbed", "meanwhile no connection broke and none was refused", err)
+	}
+	return back
+}
+
+// control does by signals what the service control manager does by requests.
+func (r *run) control(ctx context.Context) bool {
+	err := r.lab.proxy.Process.Signal(syscall.SIGHUP)
+	for _, services := range []int{len(labServices) + 1, len(labServices)} {
+		text := service{"extra", "10.96.0.99", 0, "", []string{"pod1"}}.manifest()
+		if services == len(labServices) {
+			text = ""
+		}
+		err = cmp.Or(err, r.lab.put("extra", text))
+		if err == nil {
+			err = r.settled(ctx, services)
+		}
+	}
+	r.check("parameter-change", "the proxy takes changes after SIGHUP", err)
+	if err = r.lab.proxy.Process.Signal(syscall.SIGTERM); err == nil {
+		late := time.AfterFunc(r.Patience, func() { _ = r.lab.proxy.Process.Kill() }) // Wait tells of it
+		err = r.lab.proxy.Wait()
+		late.Stop()
+	}
+	return r.check("stop", "it ends in order after SIGTERM", err)
+}

@@ -1,0 +1,164 @@
+// Package selftest proves on one machine what a mode claims, in nine steps ("kube-proxy selftest"):
+//
+//	1 node ─▶ 2 network ─▶ 3 endpoints ─▶ 4 refusals ─▶ 5 load balancers ─▶ 6 latency ─▶ 7 data path ─▶ 8 restarts ─▶ 9 service
+//
+// On Windows the steps ask the Host Networking Service, with addresses of documentation ranges. On Linux they start this program
+// in a lab of network namespaces and send packets. Each answer is a line of a transcript, by which package hnsfake can behave. A
+// step that does not apply has one line that says why.
+package selftest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"kube-proxy/cli/preflight"
+	"kube-proxy/plane/hns"
+	"kube-proxy/plane/hns/transcript"
+)
+
+// Titles are the steps, the first of which is number 1.
+var Titles = [9]string{"node", "network", "endpoint round trip", "refusals", "load balancers", "latency", "data path", "restarts", "service control"}
+
+// Failed and Skipped are the results of a line that is no answer; see [transcript.Line].
+const (
+	Failed  = "failed"
+	Skipped = "skipped"
+)
+
+// echoPort is where pods of the test answer.
+const echoPort = 8080
+
+// Config says what is tested.
+type Config struct {
+	// Mode is the mode that runs, and Asked the one that is asked for, "" for none. Terminates: its connections end at the proxy.
+	Mode, Asked string
+	Terminates  bool
+	// Findings are those of [preflight.Judge].
+	Findings []preflight.Finding
+	// Sizes are the numbers of load balancers, or of Services, at which step 6 measures; they grow.
+	Sizes []int
+	// Patience is how long a change may take until it is in force.
+	Patience time.Duration
+	// Program is this program, which the lab of Linux starts.
+	Program string
+
+	// HNS is that of this machine; nil for the lab of Linux. Plane has the network, the source VIP and DSR.
+	HNS   hns.HNS
+	Plane hns.Config
+	// Echo are addresses of pods that accept connections of TCP (step 7).
+	Echo []netip.AddrPort
+	// Restart restarts HNS (step 8); nil if that is not asked for.
+	Restart func(context.Context) error
+	// Service has the service control manager run this program (step 9); nil where there is none.
+	Service func(context.Context) []Claim
+}
+
+// Run takes the steps, and calls each with every line as it comes. It reports whether none failed.
+func Run(ctx context.Context, cfg Config, each func(transcript.Line)) bool {
+	r := &run{Config: cfg, each: each}
+	steps, end := r.inLab()
+	if cfg.HNS != nil {
+		steps, end = r.onHNS()
+	}
+	goesOn := true
+	for i, step := range steps {
+		r.step = i + 1
+		if !goesOn {
+			r.skip("step", "a step before failed on which this one depends")
+			continue
+		}
+		goesOn = step(ctx)
+	}
+	end(context.WithoutCancel(ctx))
+	return !r.failed
+}
+
+// run is one run of the steps. A step returns false if those after it can prove nothing.
+type run struct {
+	Config
+	each   func(transcript.Line)
+	step   int
+	failed bool
+	lab    lab
+}
+
+func (r *run) write(name, result, text string, value any) {
+	l := transcript.Line{Step: r.step, Name: name, Result: result, Text: text, Source: transcript.Measured}
+	if value != nil {
+		l.Value, _ = json.Marshal(value) // numbers, texts and objects of HNS
+	}
+	r.failed = r.failed || result == Failed
+	r.each(l)
+}
+
+// answer writes what was measured. A fact of package transcript has its name.
+func (r *run) answer(name string, value any) { r.write(name, "", "", value) }
+
+// skip writes why something is not tried.
+func (r *run) skip(name, why string) bool {
+	r.write(name, Skipped, why, nil)
+	return true
+}
+
+// check writes whether a claim holds, and returns that.
+func (r *run) check(name, claim string, err error) bool {
+	if err != nil {
+		r.write(name, Failed, claim+": "+err.Error(), nil)
+		return false
+	}
+	r.write(name, "", claim, nil)
+	return true
+}
+
+// node is step 1: what `kube-proxy check` finds of the system, the privileges and the mode.
+func (r *run) node(context.Context) bool {
+	var other error
+	if r.Mode == "" || r.Asked != "" && r.Asked != r.Mode {
+		other = fmt.Errorf("%q would run, not %q", r.Mode, r.Asked)
+	}
+	able := r.check("mode", "the mode can run here that is asked for", other)
+	for _, f := range r.Findings {
+		switch f.ID {
+		case "privileges", "kernel", "mode-asked":
+			var err error
+			if f.Severity == preflight.Error {
+				err, able = errors.New(f.Remedy), false
+			}
+			r.check(f.ID, f.Seen, err)
+		}
+	}
+	return able
+}
+
+// service is step 9 on Windows.
+func (r *run) service(ctx context.Context) bool {
+	if r.Service == nil {
+		return r.skip("service", "this machine has no service control manager")
+	}
+	for _, c := range r.Service(ctx) {
+		r.check(c.Name, c.Text, c.Err)
+	}
+	return true
+}
+
+// Claim is what a part of step 9 came to.
+type Claim struct {
+	Name, Text string
+	Err        error
+}
+
+// await asks until f returns nil, and returns its last error if that takes longer than Patience.
+func (r *run) await(ctx context.Context, f func() error) error {
+	end := time.Now().Add(r.Patience)
+	for {
+		err := f()
+		if err == nil || ctx.Err() != nil || time.Now().After(end) {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}

@@ -1,0 +1,264 @@
+package ui
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"kube-proxy/debug/inspect"
+	"kube-proxy/trace"
+)
+
+// frame is what every page has around its content.
+type frame struct {
+	Title, Tab string
+	Head       head
+	Status     inspect.Status
+	Now        time.Time
+	Live       bool   // changes are told
+	Rev        uint64 // the newest change that the page surely has
+	Data       any
+	code       int // of HTTP
+}
+
+// page answers with a page, which content fills in once it is known how the proxy stands.
+func (h *Handler) page(tab string, content func(*http.Request, *frame) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, end := context.WithTimeout(r.Context(), patience)
+		defer end()
+		name, f := tab, frame{Tab: tab, Head: head{alarm, "the proxy does not answer"}, Now: time.Now(), Live: true, code: http.StatusOK}
+		err := h.client.Get(ctx, "status", nil, &f.Status)
+		if err == nil {
+			f.Head, f.Live, f.Rev = headOf(f.Status), !f.Status.Offline, f.Status.Newest
+			err = content(r.WithContext(ctx), &f)
+		}
+		if err != nil {
+			name, f.Title, f.Data, f.code = "error", "Not answered", inWordsOf(err), codeOf(err)
+		}
+		var b bytes.Buffer
+		if err := h.pages.ExecuteTemplate(&b, name+".html", f); err != nil {
+			plain(w, http.StatusInternalServerError, "the page cannot be made: "+err.Error()+"\n")
+			return
+		}
+		send(w, r, f.code, "text/html; charset=utf-8", b.Bytes())
+	}
+}
+
+// inWordsOf says what is wrong, and what may have been meant.
+func inWordsOf(err error) string {
+	text := err.Error()
+	if p := (*inspect.Problem)(nil); errors.As(err, &p) && len(p.Candidates) > 0 && !strings.Contains(text, p.Candidates[0]) {
+		text += "; there are " + strings.Join(p.Candidates, ", ")
+	}
+	return text
+}
+
+// listPage is the table of Services.
+type listPage struct {
+	listQuery
+	Items      []item // of this page
+	Found, All int
+	Problems   int
+	Last       int // page
+	Prev, Next string
+}
+
+// services is the page with the table of Services.
+func (h *Handler) services(r *http.Request, f *frame) error {
+	q, err := parseList(r.URL.RawQuery)
+	if err != nil {
+		return err
+	}
+	all, rev, err := h.list.items(r.Context())
+	if err != nil {
+		return err
+	}
+	found := q.pick(all)
+	p := listPage{listQuery: q, Found: len(found), All: len(all), Last: max(1, (len(found)+perPage-1)/perPage)}
+	if q.Page > p.Last {
+		return bad("page", r.URL.Query().Get("page"), "a number from 1 to "+count(p.Last))
+	}
+	from := (q.Page - 1) * perPage
+	p.Items = found[from:min(from+perPage, len(found))]
+	for i := range all {
+		if all[i].Level != fine {
+			p.Problems++
+		}
+	}
+	if q.Page > 1 {
+		p.Prev = q.link(q.Page - 1)
+	}
+	if q.Page < p.Last {
+		p.Next = q.link(q.Page + 1)
+	}
+	f.Title, f.Rev, f.Data = "Services", rev, p
+	return nil
+}
+
+// servicePage is one Service.
+type servicePage struct {
+	*inspect.Detail
+	Full    string // "ns/name"
+	Level   level
+	Picture picture
+	Changes []change
+}
+
+// shownLines is how many endpoints, and rows, of a family the page of a Service lists.
+const shownLines = 500
+
+// lately is how many changes of a Service its page has.
+const lately = 10
+
+// service is the page of one Service.
+func (h *Handler) service(r *http.Request, f *frame) error {
+	got, err := parameters(r.URL.RawQuery, "name")
+	if err == nil && got["name"] == "" {
+		err = bad("name", "", "a Service, as namespace/name")
+	}
+	if err != nil {
+		return err
+	}
+	var d inspect.Detail
+	if err := h.client.Get(r.Context(), "service", url.Values{"name": {got["name"]}}, &d); err != nil {
+		return err
+	}
+	p := servicePage{Detail: &d, Full: d.Namespace + "/" + d.Name, Level: levelOf(d.State), Picture: draw(&d)} // of all endpoints
+	for k := range d.Families {
+		f := &d.Families[k]
+		f.MoreEndpoints += max(0, len(f.Endpoints)-shownLines)
+		f.Endpoints = f.Endpoints[:min(len(f.Endpoints), shownLines)]
+		f.Rows = f.Rows[:min(len(f.Rows), shownLines)]
+	}
+	var told inspect.Changes
+	if f.Live { // else nothing has changed
+		if err := h.client.Get(r.Context(), "events", url.Values{"service": {p.Full}}, &told); err != nil {
+			return err
+		}
+	}
+	p.Changes = changesOf(told, func(c *inspect.Change) bool { return c.Service == p.Full })
+	p.Changes = p.Changes[:min(len(p.Changes), lately)]
+	f.Title, f.Data = p.Full, p
+	return nil
+}
+
+// changesPage is what changed lately.
+type changesPage struct {
+	Plot    plot
+	Changes []change
+	Gone    uint64
+	More    int // that are remembered and not shown
+}
+
+// shownChanges is how many changes the page lists.
+const shownChanges = 200
+
+// changes is the page with what changed lately.
+func (h *Handler) changes(r *http.Request, f *frame) error {
+	var told inspect.Changes
+	_, err := parameters(r.URL.RawQuery)
+	if err == nil {
+		err = h.client.Get(r.Context(), "events", nil, &told)
+	}
+	all := changesOf(told, func(*inspect.Change) bool { return true })
+	p := changesPage{Plot: plotOf(all), Changes: all[:min(len(all), shownChanges)], Gone: told.Gone}
+	p.More = len(all) - len(p.Changes)
+	f.Title, f.Data = "Changes", p
+	return err
+}
+
+// tracePage is the question what becomes of a packet.
+type tracePage struct {
+	From, To, Proto string
+	Answer          *inspect.TraceAnswer
+	Problem         string
+}
+
+// trace is the page that answers what becomes of a packet.
+func (h *Handler) trace(r *http.Request, f *frame) error {
+	got, err := parameters(r.URL.RawQuery, "from", "to", "proto")
+	if err != nil {
+		return err
+	}
+	p := tracePage{From: strings.TrimSpace(got["from"]), To: strings.TrimSpace(got["to"]), Proto: got["proto"]}
+	if p.From != "" || p.To != "" {
+		if p.Answer, err = h.ask(r.Context(), &p); err != nil {
+			p.Problem, f.code = err.Error(), codeOf(err)
+		}
+	}
+	f.Title, f.Data = "Trace", p
+	return nil
+}
+
+// ask has p answered.
+func (h *Handler) ask(ctx context.Context, p *tracePage) (*inspect.TraceAnswer, error) {
+	switch {
+	case p.From == "":
+		return nil, badQuery{"from is empty: want the address that the packet comes from"}
+	case p.To == "":
+		return nil, badQuery{"to is empty: want an address and a port, or a Service"}
+	case p.Proto != "" && p.Proto != "tcp" && p.Proto != "udp" && p.Proto != "sctp":
+		return nil, bad("proto", p.Proto, "tcp, udp or sctp")
+	}
+	to := p.To
+	if p.Proto != "" && !strings.Contains(to, "/"+p.Proto) {
+		to += "/" + p.Proto
+	}
+	var a inspect.TraceAnswer
+	if err := h.client.Get(ctx, "trace", url.Values{"from": {p.From}, "to": {to}}, &a); err != nil {
+		return nil, err
+	}
+	return &a, nil
+}
+
+// nodePage is what is known of the node, of the mode, and whether the kernel holds what it should.
+type nodePage struct {
+	Compared bool
+	Diff     *inspect.Diff
+	Problem  string
+	Took     time.Duration
+	Runs     []run // of the conformance suite, of this mode
+}
+
+// node is the page about node, mode and drift. The kernel is compared when that is asked for: it costs something.
+func (h *Handler) node(r *http.Request, f *frame) error {
+	got, err := parameters(r.URL.RawQuery, "compare")
+	if err == nil && got["compare"] != "" && got["compare"] != "now" {
+		err = bad("compare", got["compare"], "now")
+	}
+	if err != nil {
+		return err
+	}
+	p := nodePage{Compared: got["compare"] == "now", Runs: runsOf(f.Status.Mode)}
+	if p.Compared {
+		begun := time.Now()
+		if err := h.client.Get(r.Context(), "diff", nil, &p.Diff); err != nil {
+			p.Problem = err.Error()
+		}
+		p.Took = time.Since(begun)
+	}
+	f.Title, f.Data = "Node", p
+	return nil
+}
+
+// traceLink asks about the address of a row, from a client outside; "" where no packet has it.
+func traceLink(key string) string {
+	if strings.HasPrefix(key, "nodeport:") {
+		return "trace?" + url.Values{"from": {"node"}, "to": {key}}.Encode()
+	}
+	at, proto, _ := strings.Cut(key, "/")
+	return "trace?" + url.Values{"from": {"node"}, "to": {at}, "proto": {proto}}.Encode()
+}
+
+// shares writes backends with their parts of new connections.
+func shares(all []trace.Backend) string {
+	list := make([]string, 0, len(all))
+	for _, b := range all {
+		list = append(list, b.Address.String())
+	}
+	return strings.Join(list, ", ")
+}

@@ -1,0 +1,197 @@
+package ui
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"kube-proxy/debug/inspect"
+)
+
+// shownZones and shownNodes bound how many zones, and nodes of one, are said in words; the rest are counted.
+const shownZones, shownNodes = 8, 8
+
+// placed is an endpoint where it is drawn.
+type placed struct {
+	inspect.Endpoint
+	at box
+}
+
+// hosts are the endpoints of a node, in the order of ports and addresses.
+type hosts struct {
+	node string // "" where the API names none
+	here bool   // it is this node
+	ends []placed
+}
+
+// zone is the endpoints that run in one zone, node by node, this node first.
+type zone struct {
+	name string // "" where the API names none
+	here bool   // this node is in it
+	mine bool   // it has endpoints on this node
+	host []hosts
+	tally
+}
+
+// tally counts endpoints.
+type tally struct {
+	all, in int            // in: they get connections
+	why     map[string]int // why the others do not
+}
+
+// add counts an endpoint.
+func (t *tally) add(e *inspect.Endpoint) {
+	if t.all++; len(balancing(e)) > 0 {
+		t.in++
+		return
+	}
+	if t.why == nil {
+		t.why = map[string]int{}
+	}
+	t.why[endSays(e)]++
+}
+
+// remove takes an endpoint out of the count.
+func (t *tally) remove(e *inspect.Endpoint) {
+	if t.all--; len(balancing(e)) > 0 {
+		t.in--
+		return
+	}
+	why := endSays(e)
+	if t.why[why]--; t.why[why] == 0 {
+		delete(t.why, why)
+	}
+}
+
+// reasons are the most frequent of why endpoints get no connections, and how many each: "3 not ready".
+func (t *tally) reasons(most int) (out []string) {
+	order := slices.SortedFunc(maps.Keys(t.why), func(a, b string) int { return cmp.Or(cmp.Compare(t.why[b], t.why[a]), cmp.Compare(a, b)) })
+	for _, why := range order[:min(len(order), most)] {
+		out = append(out, count(t.why[why])+" "+visible(why))
+	}
+	return out
+}
+
+// says is a count in words.
+func (t *tally) says() string { return fmt.Sprintf("%s of %s in use", count(t.in), count(t.all)) }
+
+// zonesOf groups a Service's endpoints by zone and node: this node's first, then by name, those without one last.
+func zonesOf(d *inspect.Detail) []zone {
+	type key struct{ zone, node string }
+	zones, nodes := map[string]*zone{}, map[key]*hosts{}
+	for _, f := range d.Families {
+		for _, e := range f.Endpoints {
+			z, h := zones[e.Zone], nodes[key{e.Zone, e.Node}]
+			if z == nil {
+				z = &zone{name: e.Zone}
+				zones[e.Zone] = z
+			}
+			if h == nil {
+				h = &hosts{node: e.Node}
+				nodes[key{e.Zone, e.Node}] = h
+			}
+			z.here, z.mine, h.here = z.here || e.SameZone, z.mine || e.Local, h.here || e.Local
+			z.add(&e)
+			h.ends = append(h.ends, placed{Endpoint: e})
+		}
+	}
+	for k, h := range nodes {
+		slices.SortFunc(h.ends, func(a, b placed) int {
+			return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Protocol, b.Protocol), a.Address.Compare(b.Address))
+		})
+		zones[k.zone].host = append(zones[k.zone].host, *h)
+	}
+	out := make([]zone, 0, len(zones))
+	for _, z := range zones {
+		slices.SortFunc(z.host, func(a, b hosts) int { return cmp.Or(btoi(b.here)-btoi(a.here), byName(a.node, b.node)) })
+		out = append(out, *z)
+	}
+	slices.SortFunc(out, func(a, b zone) int {
+		return cmp.Or(btoi(b.here)-btoi(a.here), btoi(b.mine)-btoi(a.mine), byName(a.name, b.name))
+	})
+	return out
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// byName orders names, no name last.
+func byName(a, b string) int {
+	return cmp.Or(btoi(a == "")-btoi(b == ""), cmp.Compare(a, b))
+}
+
+// named reports whether a zone is known of any endpoint. If not, nobody needs to hear of zones.
+func named(zones []zone) bool {
+	return slices.ContainsFunc(zones, func(z zone) bool { return z.name != "" })
+}
+
+// turns says how many endpoints of each zone are drawn: zones take turns.
+func turns(zones []zone, room int) []int {
+	out := make([]int, len(zones))
+	for took := true; took && room > 0; {
+		took = false
+		for k := range zones {
+			if out[k] < zones[k].all && room > 0 {
+				out[k]++
+				room--
+				took = true
+			}
+		}
+	}
+	return out
+}
+
+// zoneText heads a zone.
+func zoneText(z *zone) string {
+	switch {
+	case z.name == "":
+		return "zone not named: " + z.says()
+	case z.here:
+		return short(z.name, 20) + " (here): " + z.says()
+	}
+	return short(z.name, 26) + ": " + z.says()
+}
+
+// nodeText heads the endpoints of a node.
+func nodeText(h *hosts) string {
+	switch {
+	case h.node == "":
+		return "node not named"
+	case h.here:
+		return short(h.node, 30) + " (this node)"
+	}
+	return short(h.node, 40)
+}
+
+// placesInWords says which zones and nodes have how many endpoints, and why some get no connections.
+func placesInWords(zones []zone) string {
+	var b strings.Builder
+	withZones := named(zones)
+	for k := range zones[:min(len(zones), shownZones)] {
+		z := &zones[k]
+		if withZones {
+			fmt.Fprintf(&b, " Zone %s: %s.", cmp.Or(short(z.name, 63), "not named")+map[bool]string{true: ", this node's"}[z.here], z.says())
+		}
+		for _, h := range z.host[:min(len(z.host), shownNodes)] {
+			var t tally
+			for i := range h.ends {
+				t.add(&h.ends[i].Endpoint)
+			}
+			fmt.Fprintf(&b, " Node %s: %s.", cmp.Or(short(h.node, 63), "not named")+map[bool]string{true: ", this node"}[h.here],
+				strings.Join(append([]string{t.says()}, t.reasons(3)...), ", "))
+		}
+		if more := len(z.host) - shownNodes; more > 0 {
+			fmt.Fprintf(&b, " And %s.", plural(more, "more node", "more nodes"))
+		}
+	}
+	if more := len(zones) - shownZones; more > 0 {
+		fmt.Fprintf(&b, " And %s.", plural(more, "more zone", "more zones"))
+	}
+	return b.String()
+}

@@ -1,0 +1,160 @@
+package ui
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"kube-proxy/debug/inspect"
+)
+
+// change is a change as pages list it.
+type change struct {
+	inspect.Change
+	At       time.Time     // when it was in force
+	API, Own time.Duration // until then, from the API and since the proxy learned of it; negative where not known
+}
+
+// changesOf returns the changes that keep wants, the newest first.
+func changesOf(told inspect.Changes, keep func(*inspect.Change) bool) []change {
+	var all []change
+	for k := range slices.Backward(told.Changes) {
+		c := &told.Changes[k]
+		if !keep(c) {
+			continue
+		}
+		one := change{Change: *c, API: -1, Own: -1}
+		if c.Done != nil {
+			one.At = *c.Done
+		}
+		if c.SinceAPI != nil {
+			one.API = time.Duration(*c.SinceAPI * float64(time.Millisecond))
+		}
+		if c.SinceLearned != nil {
+			one.Own = time.Duration(*c.SinceLearned * float64(time.Millisecond))
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// The plot's measures, in its own units.
+const (
+	plotWidth, plotHeight   = 1200, 320
+	plotLeft, plotRight     = 64, 40
+	plotTop, plotBottom     = 16, 36
+	plotPoints              = 600             // are drawn at most, the newest
+	plotLeast, plotMost     = 1e-4, 100.0     // seconds, ends of the logarithmic axis
+	plotSpan                = 2 * time.Minute // is shown at least
+	plotInnerW, plotInnerH  = plotWidth - plotLeft - plotRight, plotHeight - plotTop - plotBottom
+	plotDecades             = 6 // from plotLeast to plotMost
+	timeMarks               = 5
+	markFormat, secondsForm = "15:04", "15:04:05"
+)
+
+// decades are the labels of the logarithmic axis.
+var decades = [plotDecades + 1]string{"0.1 ms", "1 ms", "10 ms", "100 ms", "1 s", "10 s", "100 s"}
+
+// plot shows how long changes took, each a point: when it was in force, and the time until then.
+type plot struct {
+	Width, Height int
+	Points        []point
+	Across        []mark // lines of equal latency
+	Times         []mark
+	Left, Right   int
+	Bottom        int
+	Left2         int // where labels of latencies end
+	API, Own      summary
+	Failed        int
+}
+
+// point is a change in the plot. API says that it is the time since the API had the change.
+type point struct {
+	X, Y   float64
+	API    bool
+	Failed bool
+	Says   string
+}
+
+type mark struct {
+	At   float64
+	Says string
+}
+
+// summary says in numbers what the plot shows.
+type summary struct {
+	N              int
+	Half, Most, Of time.Duration // median, 99th percentile, maximum
+}
+
+// plotOf draws changes, which are sorted with the newest first.
+func plotOf(all []change) plot {
+	p := plot{Width: plotWidth, Height: plotHeight, Left: plotLeft, Left2: plotLeft - 8, Right: plotWidth - plotRight, Bottom: plotHeight - plotBottom}
+	all = slices.DeleteFunc(slices.Clone(all), func(c change) bool { return c.At.IsZero() })
+	all = all[:min(len(all), plotPoints)]
+	for decade := range plotDecades + 1 {
+		seconds := plotLeast * math.Pow(10, float64(decade))
+		p.Across = append(p.Across, mark{height(seconds), decades[decade]})
+	}
+	if len(all) == 0 {
+		return p
+	}
+	newest, oldest := all[0].At, all[0].At
+	for _, c := range all {
+		if c.At.Before(oldest) {
+			oldest = c.At
+		}
+		if c.At.After(newest) {
+			newest = c.At
+		}
+	}
+	span := max(newest.Sub(oldest), plotSpan)
+	x := func(t time.Time) float64 {
+		return round(plotLeft + plotInnerW*(1-newest.Sub(t).Seconds()/span.Seconds()))
+	}
+	form := markFormat
+	if span < 10*time.Minute {
+		form = secondsForm
+	}
+	for k := range timeMarks + 1 {
+		t := newest.Add(-span * time.Duration(timeMarks-k) / timeMarks)
+		p.Times = append(p.Times, mark{x(t), t.Local().Format(form)})
+	}
+	var api, own []time.Duration
+	for _, c := range all {
+		if c.Error != "" {
+			p.Failed++
+		}
+		for _, of := range []struct {
+			took time.Duration
+			api  bool
+			all  *[]time.Duration
+		}{{c.API, true, &api}, {c.Own, false, &own}} {
+			if of.took < 0 {
+				continue
+			}
+			*of.all = append(*of.all, of.took)
+			p.Points = append(p.Points, point{x(c.At), height(of.took.Seconds()), of.api, c.Error != "",
+				fmt.Sprintf("%s: %s", visible(c.Object), took(of.took))})
+		}
+	}
+	p.API, p.Own = summarize(api), summarize(own)
+	return p
+}
+
+// height is where a latency is in the plot, from its top.
+func height(seconds float64) float64 {
+	up := math.Log10(min(max(seconds, plotLeast), plotMost)/plotLeast) / plotDecades
+	return round(plotTop + plotInnerH*(1-up))
+}
+
+func round(x float64) float64 { return math.Round(x*10) / 10 }
+
+func summarize(all []time.Duration) summary {
+	if len(all) == 0 {
+		return summary{}
+	}
+	slices.Sort(all)
+	return summary{len(all), all[len(all)/2], all[len(all)*99/100], all[len(all)-1]}
+}

@@ -1,0 +1,198 @@
+package ui
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/debug/api"
+	"kube-proxy/debug/changes"
+)
+
+// openPage is a page that is told of changes.
+type openPage struct {
+	t    *testing.T
+	body *bufio.Reader
+}
+
+// serve has the handler answer on a loopback address.
+func serve(t *testing.T, h *Handler) *httptest.Server {
+	s := httptest.NewServer(h)
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return s
+}
+
+// open opens a page that has all changes to since.
+func open(t *testing.T, s *httptest.Server, h *Handler, since uint64) *openPage {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), "GET", fmt.Sprintf("%s%sevents?since=%d", s.URL, h.Path(), since), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := s.Client().Do(r)
+	if err != nil || a.StatusCode != 200 || a.Header.Get("Content-Type") != "text/event-stream" {
+		t.Fatal(a, err)
+	}
+	t.Cleanup(func() { a.Body.Close() })
+	return &openPage{t, bufio.NewReader(a.Body)}
+}
+
+// next waits for the next message; false if the stream has ended.
+func (p *openPage) next() (d delta, ok bool) {
+	p.t.Helper()
+	for {
+		line, err := p.body.ReadString('\n')
+		if err != nil {
+			return d, false
+		}
+		if data, ok := strings.CutPrefix(line, "data: "); ok {
+			if err := json.Unmarshal([]byte(data), &d); err != nil {
+				p.t.Fatal(err)
+			}
+			return d, true
+		}
+	}
+}
+
+// A page is told what changes, from where it was loaded on.
+func TestLive(t *testing.T) {
+	w := newWorld(t, many(5)...)
+	s := serve(t, w.h)
+	rev := w.inspector.Newest()
+	p := open(t, s, w.h, rev)
+	name := cluster.Name{Namespace: "ns", Name: "svc-00003"}
+	w.service(name, 3, 0)
+	if d, _ := p.next(); d.Again || len(d.Some) != 1 || d.Some[0][0] != "ns/svc-00003" || d.Some[0][5] != 0.0 || d.Some[0][8] != 1.0 {
+		t.Errorf("%+v", d)
+	}
+	w.gone(name)
+	if d, _ := p.next(); d.Again || len(d.Gone) != 1 || d.Gone[0] != "ns/svc-00003" || !strings.HasPrefix(d.Head.Text, "4 Services") {
+		t.Errorf("%+v", d)
+	}
+	if d, _ := open(t, s, w.h, rev).next(); d.Again || len(d.Gone) != 1 || d.Rev != rev+2 { // it was loaded before all that
+		t.Errorf("a page that was loaded before: %+v", d)
+	}
+	w.ring.Add(changes.Entry{Kind: changes.Reset})
+	if d, _ := p.next(); !d.Again {
+		t.Errorf("all was written anew: %+v", d)
+	}
+	for _, n := range many(501) {
+		w.tell(n)
+	}
+	if d, _ := p.next(); !d.Again || d.Some != nil {
+		t.Errorf("%d Services at once, again %v", len(d.Some), d.Again)
+	}
+}
+
+// As many pages follow the changes as leave the proxy some for others who ask; one more is told so, until another is closed.
+func TestManyPages(t *testing.T) {
+	w := newWorld(t, many(5)...)
+	s := serve(t, w.h)
+	var pages []*openPage
+	for range maxPages {
+		pages = append(pages, open(t, s, w.h, w.inspector.Newest()))
+	}
+	has(t, w.get("events", 503), "close one")
+	w.get("", 200)
+	w.service(cluster.Name{Namespace: "ns", Name: "svc-00003"}, 3, 0)
+	for _, p := range pages {
+		if d, ok := p.next(); !ok || len(d.Some) != 1 {
+			t.Errorf("%+v", d)
+		}
+	}
+	s.CloseClientConnections()
+	until(t, "they are closed", func() bool { return len(w.h.open) == 0 })
+	open(t, s, w.h, 0)
+}
+
+// until waits until what is true.
+func until(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for limit := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatal("not in 20 s: " + what)
+		}
+	}
+}
+
+// While no page is open nothing runs, and what waited for one ends with it: this would not end if the bubble had a goroutine left.
+func TestIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, many(5)...)
+		w.get("", 200)
+		synctest.Wait()
+		e := changes.Entry{Kind: changes.Service, Service: cluster.Name{Namespace: "ns", Name: "svc-00001"}}
+		least := 1.0
+		for range 10 { // what other tests leave behind may allocate meanwhile
+			least = min(least, testing.AllocsPerRun(100, func() { w.ring.Add(e) }))
+		}
+		if least != 0 {
+			t.Errorf("a change allocates %v times", least)
+		}
+		ctx, end := context.WithCancel(t.Context())
+		ended := make(chan string)
+		go func() {
+			ended <- w.ask("GET", fmt.Sprintf("events?since=%d", w.inspector.Newest()), func(r *http.Request) { *r = *r.WithContext(ctx) }).Body.String()
+		}()
+		time.Sleep(10 * wait) // it asks again and again
+		w.tell(e.Service)
+		time.Sleep(time.Second)
+		end()
+		if told := <-ended; strings.Count(told, "event: change") != 1 || !strings.Contains(told, "ns/svc-00001") {
+			t.Errorf("the page was told %q", told)
+		}
+	})
+}
+
+// The page stays while the proxy goes and the next one comes: it says what is wrong, and then shows all that the next one has.
+func TestProxyRestarts(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "a.sock")
+	begin := func(w *world) (end func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		s := api.NewServer(api.NewHandler(w.inspector), at, slog.New(slog.DiscardHandler))
+		done := make(chan struct{})
+		go func() { s.Run(ctx); close(done) }()
+		return func() { cancel(); <-done }
+	}
+	before := newWorld(t, cluster.Name{Namespace: "shop", Name: "old"})
+	end := begin(before)
+	before.h = New(api.NewClient(at))
+	s := serve(t, before.h)
+	until(t, "the page is there", func() bool { return before.ask("GET", "", nil).Code == 200 })
+	rev := before.inspector.Newest()
+	p := open(t, s, before.h, rev)
+	end()
+	if d, ok := p.next(); ok {
+		t.Errorf("the proxy is gone, and a page is told %+v", d)
+	}
+	for _, path := range []string{"", "service?name=shop/old", "changes", "node"} {
+		page := before.get(path, 503)
+		has(t, page, "the proxy does not answer")
+		has(t, page, "no kube-proxy runs here")
+	}
+	before.get("events", 503)
+	before.get("services.json", 503)
+	after := newWorld(t, cluster.Name{Namespace: "shop", Name: "new"})
+	defer begin(after)()
+	until(t, "the page is there again", func() bool { return before.ask("GET", "", nil).Code == 200 })
+	if d, _ := open(t, s, before.h, rev).next(); !d.Again {
+		t.Errorf("a page of the proxy before is told %+v", d)
+	}
+	until(t, "the list is that of the next proxy", func() bool {
+		page := before.get("", 200)
+		return strings.Contains(page, "shop/new") && !strings.Contains(page, "shop/old")
+	})
+}

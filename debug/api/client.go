@@ -1,0 +1,229 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"syscall"
+	"time"
+
+	"kube-proxy/debug/inspect"
+)
+
+// ErrNotAsked is that nobody could be asked: no proxy runs there, it may not be asked, or it is of another version.
+var ErrNotAsked = errors.New("the proxy cannot be asked")
+
+// answerWait is how long an answer may take to begin.
+const answerWait = 30 * time.Second
+
+// Client asks a proxy. Make one with [NewClient] or [Local].
+type Client struct {
+	http *http.Client
+	at   string
+}
+
+// connectWait is how long it may take to connect.
+const connectWait = 5 * time.Second
+
+// NewClient returns a client for the proxy that listens at a unix socket, on Windows a named pipe.
+func NewClient(path string) *Client {
+	connect := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, connectWait)
+		defer cancel()
+		return dial(ctx, path)
+	}
+	return &Client{at: path, http: &http.Client{Transport: &http.Transport{DialContext: connect, DisableKeepAlives: true, MaxResponseHeaderBytes: mostHeader}}}
+}
+
+// Local returns a client for what this process knows itself.
+func Local(about *inspect.Inspector) *Client {
+	return &Client{at: "this process", http: &http.Client{Transport: local{NewHandler(about)}}}
+}
+
+// Get asks a question, and decodes the answer into out. An error is an [inspect.Problem] of the question, or wraps [ErrNotAsked].
+func (c *Client) Get(ctx context.Context, question string, params url.Values, out any) error {
+	body, err := c.open(ctx, question, params)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	if err := json.NewDecoder(body).Decode(out); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return fmt.Errorf("%w: %s breaks off or is no JSON: %w", ErrNotAsked, c.at, err)
+	}
+	return nil
+}
+
+// Each asks a question that is answered again and again, and calls f with each answer until it returns false or ctx ends.
+func (c *Client) Each(ctx context.Context, question string, params url.Values, f func(json.RawMessage) bool) error {
+	body, err := c.open(ctx, question, params)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	for d := json.NewDecoder(body); ; {
+		var answer json.RawMessage
+		switch err := d.Decode(&answer); {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			return fmt.Errorf("%w: %s has ended, or breaks off: %w", ErrNotAsked, c.at, err)
+		case !f(answer):
+			return nil
+		}
+	}
+}
+
+// open asks a question, and returns the answer as it comes.
+func (c *Client) open(ctx context.Context, question string, params url.Values) (io.ReadCloser, error) {
+	u := url.URL{Scheme: "http", Host: "kube-proxy", Path: "/v1/" + question, RawQuery: params.Encode()}
+	asking := ctx
+	ctx, cancel := context.WithCancelCause(ctx)
+	begun := time.AfterFunc(answerWait+patience(params), func() { cancel(context.DeadlineExceeded) })
+	defer begun.Stop()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		late := errors.Is(context.Cause(ctx), context.DeadlineExceeded)
+		cancel(nil)
+		switch {
+		case asking.Err() != nil: // who asks wants no answer any more
+			return nil, asking.Err()
+		case late:
+			err = context.DeadlineExceeded
+		}
+		return nil, c.unreachable(err)
+	}
+	body := &cancelled{resp.Body, func() { cancel(nil) }}
+	if err := c.refused(resp); err != nil {
+		return nil, errors.Join(err, body.Close())
+	}
+	return body, nil
+}
+
+// patience is how much longer a question may take that waits for something.
+func patience(params url.Values) time.Duration {
+	d, _ := time.ParseDuration(params.Get("wait")) // who answers says what is wrong with it
+	return max(0, d)
+}
+
+// cancelled ends the request when its answer is closed.
+type cancelled struct {
+	io.ReadCloser
+	cancel func()
+}
+
+func (c *cancelled) Close() error {
+	defer c.cancel()
+	return c.ReadCloser.Close()
+}
+
+// unreachable says why nobody answers, and what to do.
+func (c *Client) unreachable(err error) error {
+	var why string
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		why = fmt.Sprintf("there is no socket %s: no kube-proxy runs here, or it is older than this command, or has another --admin-socket (give this command the same); "+
+			"of one in a container ask there: kubectl exec -n kube-system POD -- kube-proxy …; of a folder of manifests: --manifests DIR", c.at)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		why = fmt.Sprintf("nobody listens at %s: the kube-proxy that made it has ended; what it wrote is still in force", c.at)
+	case errors.Is(err, fs.ErrPermission):
+		why = fmt.Sprintf("%s is for root alone, on Windows for administrators: run this as one of them", c.at)
+	case errors.Is(err, context.DeadlineExceeded) || isTimeout(err):
+		why = fmt.Sprintf("what listens at %s does not answer: it is stopped, or has too many questions; see its log and /livez", c.at)
+	default:
+		why = fmt.Sprintf("%s: %v", c.at, inner(err))
+	}
+	return fmt.Errorf("%w: %s", ErrNotAsked, why)
+}
+
+func isTimeout(err error) bool {
+	var n net.Error
+	return errors.As(err, &n) && n.Timeout()
+}
+
+// inner is the error without the URL, which nobody has asked for.
+func inner(err error) error {
+	var u *url.Error
+	if errors.As(err, &u) {
+		return u.Err
+	}
+	return err
+}
+
+// mostProblem bounds the answer that says what is wrong, in bytes.
+const mostProblem = 64 << 10
+
+// refused returns the error that an answer is.
+func (c *Client) refused(resp *http.Response) error {
+	is := resp.Header.Get(Header)
+	switch {
+	case is == "":
+		return fmt.Errorf("%w: what listens at %s is no kube-proxy that this command knows (HTTP %d): give --admin-socket, or use the command of the version that runs", ErrNotAsked, c.at, resp.StatusCode)
+	case is != version:
+		return fmt.Errorf("%w: the kube-proxy at %s speaks version %q of the interface, and this command version %s: use the command of the version that runs", ErrNotAsked, c.at, cut(is), version)
+	case resp.StatusCode == http.StatusOK:
+		return nil
+	}
+	var p inspect.Problem
+	if err := json.NewDecoder(io.LimitReader(resp.Body, mostProblem)).Decode(&p); err != nil || p.Text == "" {
+		return fmt.Errorf("%w: %s answers with HTTP %d, and does not say why", ErrNotAsked, c.at, resp.StatusCode)
+	}
+	return &p
+}
+
+// local carries questions to a handler of this process.
+type local struct{ handler http.Handler }
+
+func (l local) RoundTrip(r *http.Request) (*http.Response, error) {
+	reader, writer := io.Pipe()
+	w := &piped{header: http.Header{}, body: writer, begun: make(chan struct{}), code: http.StatusOK}
+	go func() {
+		defer func() {
+			w.WriteHeader(http.StatusOK)
+			err := error(nil)
+			if broken := recover(); broken != nil {
+				err = fmt.Errorf("%v", broken)
+			}
+			_ = writer.CloseWithError(err) // it returns nil
+		}()
+		l.handler.ServeHTTP(w, r)
+	}()
+	<-w.begun
+	return &http.Response{StatusCode: w.code, Header: w.header, Body: reader, Request: r, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}, nil
+}
+
+// piped is the answer of a handler of this process.
+type piped struct {
+	header http.Header
+	body   *io.PipeWriter
+	begun  chan struct{}
+	code   int
+	wrote  bool
+}
+
+func (p *piped) Header() http.Header { return p.header }
+
+func (p *piped) WriteHeader(code int) {
+	if !p.wrote {
+		p.wrote, p.code = true, code
+		close(p.begun)
+	}
+}
+
+func (p *piped) Write(b []byte) (int, error) {
+	p.WriteHeader(http.StatusOK)
+	return p.body.Write(b)
+}

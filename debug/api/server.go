@@ -1,0 +1,160 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+const (
+	// mostConnections is how many connections are open at once; others wait for one to end.
+	mostConnections = 64
+	// headerWait is how long the header of a question may take, and how long a connection may be idle.
+	headerWait = 5 * time.Second
+	// mostHeader is how long it may be, in bytes.
+	mostHeader = 16 << 10
+	// again is after how long a socket that could not be had is tried again, and whether it is still ours is looked at.
+	again = 5 * time.Second
+	// farewell is how long questions in hand may take at the end.
+	farewell = 2 * time.Second
+)
+
+// Server answers questions at a unix socket, on Windows a named pipe. Make one with [NewServer].
+type Server struct {
+	http *http.Server
+	log  *slog.Logger
+	move chan struct{} // has a value when path was changed
+
+	mu   sync.Mutex
+	path string
+}
+
+// NewServer returns a server that answers at path, once it runs; "" for nowhere.
+func NewServer(h http.Handler, path string, log *slog.Logger) *Server {
+	return &Server{
+		http: &http.Server{
+			Handler: h, ReadHeaderTimeout: headerWait, IdleTimeout: headerWait, MaxHeaderBytes: mostHeader,
+			ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), // no line of the log for what somebody asks
+		},
+		log: log, move: make(chan struct{}, 1), path: path,
+	}
+}
+
+// Listen changes the path, "" for nowhere. It returns at once, and may be called from any goroutine.
+func (s *Server) Listen(path string) {
+	s.mu.Lock()
+	s.path = path
+	s.mu.Unlock()
+	select {
+	case s.move <- struct{}{}:
+	default:
+	}
+}
+
+func (s *Server) wanted() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.path
+}
+
+// Run serves until ctx ends. A socket that cannot be had is told once, and tried again: without it all else works.
+func (s *Server) Run(ctx context.Context) {
+	var serving sync.WaitGroup
+	var open *socket
+	told := ""
+	tick := time.NewTicker(again)
+	defer tick.Stop()
+	for {
+		path := s.wanted()
+		if open != nil && (open.path != path || !open.ours()) {
+			open.close()
+			open = nil
+		}
+		if open == nil && path != "" {
+			l, err := openSocket(path)
+			switch {
+			case err != nil && err.Error() != told:
+				told = err.Error()
+				s.log.Warn("nobody can ask this process: the admin socket cannot be had; trying again", "path", path, "err", err)
+			case err == nil:
+				told, open = "", l
+				s.log.Info("questions are answered", "socket", path)
+				serving.Go(func() { s.serve(l) })
+			}
+		}
+		select {
+		case <-ctx.Done():
+			s.end(open)
+			serving.Wait()
+			return
+		case <-s.move:
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *Server) serve(l *socket) {
+	err := s.http.Serve(&limited{Listener: l, places: make(chan struct{}, mostConnections), closed: make(chan struct{})})
+	if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+		s.log.Warn("the admin socket broke; opening it again", "path", l.path, "err", err)
+	}
+	l.broke.Store(true)
+}
+
+// end takes the socket away first: the next process can have it at once.
+func (s *Server) end(open *socket) {
+	if open != nil {
+		open.remove()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	defer cancel()
+	if s.http.Shutdown(ctx) != nil {
+		_ = s.http.Close() // who is slower than that is cut off
+	}
+	if open != nil {
+		open.close()
+	}
+}
+
+// limited is a listener with a bounded number of connections.
+type limited struct {
+	net.Listener
+	places chan struct{}
+	once   sync.Once
+	closed chan struct{}
+}
+
+func (l *limited) Accept() (net.Conn, error) {
+	select {
+	case l.places <- struct{}{}:
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+	c, err := l.Listener.Accept()
+	if err != nil {
+		<-l.places
+		return nil, err
+	}
+	return &place{Conn: c, leave: func() { <-l.places }}, nil
+}
+
+func (l *limited) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return l.Listener.Close()
+}
+
+// place is a connection of a limited listener.
+type place struct {
+	net.Conn
+	once  sync.Once
+	leave func()
+}
+
+func (p *place) Close() error {
+	p.once.Do(p.leave)
+	return p.Conn.Close()
+}

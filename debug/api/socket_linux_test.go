@@ -1,0 +1,425 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/debug/inspect"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+	"kube-proxy/test/logtest"
+)
+
+// about is a proxy with so many Services, in no kernel.
+func about(t testing.TB, services int) *inspect.Inspector {
+	t.Helper()
+	store := cluster.NewStore("n1")
+	for i := range services {
+		name := cluster.Name{Namespace: "shop", Name: fmt.Sprintf("s%d", i)}
+		store.Fold(cluster.ServiceSet{Service: &cluster.Service{Name: name, Ports: []cluster.ServicePort{{Protocol: cluster.TCP, Port: 80}}}})
+	}
+	table := &lb.Table{}
+	return inspect.New(inspect.Config{Store: store, Families: []inspect.Family{{Family: lb.IPv4, Query: func(f func(*lb.Table)) { f(table) },
+		Settings: func(cluster.Name) policy.Settings { return policy.Settings{Family: lb.IPv4} }}}})
+}
+
+// running is a server at a path, until the test ends or stop is called.
+func running(t testing.TB, h http.Handler, path string) (s *Server, log *logtest.Buffer, stop func()) {
+	t.Helper()
+	log = new(logtest.Buffer)
+	s = NewServer(h, path, slog.New(slog.NewTextHandler(log, nil)))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { s.Run(ctx); close(done) }()
+	stop = sync.OnceFunc(func() { cancel(); <-done })
+	t.Cleanup(stop)
+	return s, log, stop
+}
+
+// until calls what until it says nothing any more.
+func until(t testing.TB, what func() string) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+		says := what()
+		if says == "" {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal(says)
+		}
+	}
+}
+
+// answers says why the proxy at path does not answer; "" if it does.
+func answers(path string) string {
+	var s inspect.Status
+	if err := NewClient(path).Get(context.Background(), "status", nil, &s); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+func mode(t testing.TB, path string) string {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Mode().String()
+}
+
+// The socket and its folder are root's alone, a reload moves and closes it, and at the end it is gone.
+func TestSocketLives(t *testing.T) {
+	dir := t.TempDir()
+	at, other := filepath.Join(dir, "run", "a.sock"), filepath.Join(dir, "b.sock")
+	s, log, stop := running(t, NewHandler(about(t, 1)), at)
+	until(t, func() string { return answers(at) })
+	if is := mode(t, filepath.Dir(at)) + " " + mode(t, at); is != "drwx------ Srw-------" {
+		t.Errorf("folder and socket are %s", is)
+	}
+	s.Listen(other)
+	until(t, func() string { return answers(other) })
+	if _, err := os.Stat(at); !os.IsNotExist(err) {
+		t.Errorf("the socket before is there still: %v", err)
+	}
+	s.Listen("")
+	until(t, func() string {
+		if answers(other) == "" {
+			return "it answers after it was turned off"
+		}
+		return ""
+	})
+	s.Listen(at)
+	until(t, func() string { return answers(at) })
+	if err := os.Remove(at); err != nil { // somebody cleans up
+		t.Fatal(err)
+	}
+	s.Listen(at) // or 5 s later
+	until(t, func() string { return answers(at) })
+	stop()
+	if _, err := os.Stat(at); !os.IsNotExist(err) {
+		t.Errorf("the socket is there after the end: %v", err)
+	}
+	if strings.Contains(log.String(), "level=WARN") {
+		t.Errorf("it warns:\n%s", log.String())
+	}
+}
+
+// The socket is root's alone from its first moment on, whatever the umask is. Nothing is done to the path thereafter: whoever may write
+// to the folder could have another file there by then.
+func TestSocketIsBornClosed(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0))
+	at := filepath.Join(t.TempDir(), "a.sock")
+	l, err := listenUnix(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if is := mode(t, at); is != "Srw-------" {
+		t.Errorf("the socket is %s", is)
+	}
+}
+
+// What a process left that was killed is replaced, what one that lives has is not: it is told once, and had when that one ends, whose end
+// does not take away what is the next one's then.
+func TestSocketOfAnother(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "a.sock")
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: at})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.SetUnlinkOnClose(false)
+	stale.Close()
+	_, _, endOld := running(t, NewHandler(about(t, 1)), at)
+	until(t, func() string { return answers(at) })
+
+	s, log, _ := running(t, NewHandler(about(t, 2)), at)
+	until(t, func() string {
+		if !strings.Contains(log.String(), fmt.Sprintf("process %d answers there", os.Getpid())) {
+			return "it does not say who has the socket: " + log.String()
+		}
+		return ""
+	})
+	for range 3 {
+		s.Listen(at) // tried again
+	}
+	if says := answers(at); says != "" {
+		t.Errorf("the one before does not answer any more: %s", says)
+	}
+	endOld()
+	s.Listen(at)
+	until(t, func() string { return answers(at) })
+	var now inspect.Status
+	if err := NewClient(at).Get(t.Context(), "status", nil, &now); err != nil || now.Services != 2 {
+		t.Errorf("another answers than the next one: %+v, %v", now, err)
+	}
+	if n := strings.Count(log.String(), "level=WARN"); n != 1 {
+		t.Errorf("it warns %d times, want once:\n%s", n, log.String())
+	}
+}
+
+// A path that cannot be had is one warning, and nothing else; what is there stays.
+func TestSocketCannotBeHad(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ path, says string }{
+		"a file":                       {file, "is there and no socket"},
+		"a folder that is a file":      {file + "/a.sock", "not a directory"},
+		"a folder nobody can write to": {"/proc/kube-proxy/a.sock", "no such file or directory"},
+	} {
+		s, log, stop := running(t, NewHandler(about(t, 1)), c.path)
+		until(t, func() string {
+			if !strings.Contains(log.String(), c.says) {
+				return name + ": " + log.String()
+			}
+			return ""
+		})
+		s.Listen(c.path)
+		stop()
+		if n := strings.Count(log.String(), "\n"); n != 1 {
+			t.Errorf("%s: it writes %d lines:\n%s", name, n, log.String())
+		}
+	}
+	if text, err := os.ReadFile(file); string(text) != "mine" || err != nil {
+		t.Errorf("the file has %q, %v", text, err)
+	}
+}
+
+// Whatever answers at the socket that is no proxy of this version is told from one, and nobody waits for ever.
+func TestClientTellsWhoAnswers(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "a.sock")
+	for name, c := range map[string]struct {
+		serve http.HandlerFunc
+		says  string
+	}{
+		"an older one":    {http.NotFound, "no kube-proxy that this command knows (HTTP 404)"},
+		"another version": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(Header, "7") }, `speaks version "7"`},
+		"half an answer": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set(Header, "1")
+			io.WriteString(w, `{"version":`)
+		}, "breaks off or is no JSON"},
+		"an error as HTML": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set(Header, "1")
+			w.WriteHeader(500)
+			io.WriteString(w, "<html>")
+		}, "HTTP 500, and does not say why"},
+		"a header without end":   {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set(Header, strings.Repeat("x", 10<<20)) }, "cannot be asked"},
+		"a connection that ends": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
+	} {
+		l, err := net.Listen("unix", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := &http.Server{Handler: c.serve, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
+		go server.Serve(l)
+		var s inspect.Status
+		err = NewClient(at).Get(t.Context(), "status", nil, &s)
+		if !errors.Is(err, ErrNotAsked) || !strings.Contains(err.Error(), c.says) || len(err.Error()) > 500 {
+			t.Errorf("%s: %.600v", name, err)
+		}
+		server.Close()
+	}
+}
+
+// A question that makes no sense gets an answer that says so, and nothing of it is kept.
+func TestBadQuestions(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "a.sock")
+	_, log, _ := running(t, NewHandler(about(t, 1)), at)
+	until(t, func() string { return answers(at) })
+	quiet := log.String()
+	raw := func(text string) string {
+		c, err := net.Dial("unix", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(20 * time.Second))
+		go io.WriteString(c, text) // the server may stop reading
+		answer, _ := io.ReadAll(io.LimitReader(c, 1<<20))
+		return string(answer)
+	}
+	get := func(path string) string { return "GET " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" }
+	for name, c := range map[string]struct{ send, code, says string }{
+		"garbage in the query string": {get("/v1/trace?from=%zz"), "400", "query string cannot be read"},
+		"an unknown parameter":        {get("/v1/trace?frm=1"), "400", `takes from, pod, in, to`},
+		"a parameter twice":           {get("/v1/service?name=a&name=b"), "400", "each once"},
+		"no parameter":                {get("/v1/trace"), "400", "who sends the packet"},
+		"an unknown question":         {get("/v1/delete"), "404", "knows no question"},
+		"another version":             {get("/v2/trace"), "404", "knows no question"},
+		"a filter without end":        {get("/v1/table?filter=" + strings.Repeat("a", 5000)), "400", "300 at most"},
+		"a name without end":          {get("/v1/service?name=" + strings.Repeat("a", 5000)), "400", "no 5000 characters"},
+		"a wait for ever":             {get("/v1/events?wait=9999h"), "400", "1m0s at most"},
+		"a wait for a bare name":      {get("/v1/events?service=nope&wait=50s"), "404", "no Service nope"},
+		"a number that is none":       {get("/v1/events?after=-1"), "400", "want a number"},
+		"no number of a change":       {get("/v1/states?after=x&wait=1s"), "400", "after=x: want a number"},
+		"an interface with a slash":   {get("/v1/trace?from=node&to=a&in=../../x"), "400", "no interface has such a name"},
+		"a header of 10 MB":           {"GET /v1/status HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 10<<20) + "\r\n\r\n", "431", "Request Header Fields Too Large"},
+		"a body":                      {"GET /v1/status HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\nx", "400", "has no body"},
+		"another verb":                {"DELETE /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", "405", "asked by GET"},
+		"no HTTP":                     {"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", "400", "Bad Request"},
+		"a name of <script>":          {get("/v1/service?name=%3Cscript%3E%1b%5b31m"), "404", `no Service \u003cscript\u003e\u001b[31m`},
+	} {
+		got := raw(c.send)
+		if !strings.HasPrefix(got, "HTTP/1.1 "+c.code) || !strings.Contains(got, c.says) {
+			t.Errorf("%s: want %s and %q, got %.400q", name, c.code, c.says, got)
+		}
+	}
+	if says := answers(at); says != "" {
+		t.Error(says)
+	}
+	if log.String() != quiet {
+		t.Errorf("it writes into the log:\n%s", log.String())
+	}
+}
+
+// A thousand who connect and say nothing, or ask and do not read, take a bounded number of connections and of memory, and the next one who
+// asks has his answer when the slow ones' time is over.
+func TestCrowd(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "a.sock")
+	_, log, _ := running(t, NewHandler(about(t, 20_000)), at)
+	until(t, func() string { return answers(at) })
+	before := memory()
+	goroutines := runtime.NumGoroutine()
+	var crowd []net.Conn
+	defer func() {
+		for _, c := range crowd {
+			c.Close()
+		}
+	}()
+	for i := range 1000 {
+		c, err := net.DialTimeout("unix", at, time.Second)
+		if err != nil {
+			break // as many as the kernel keeps waiting
+		}
+		crowd = append(crowd, c)
+		if i%2 == 0 { // asks for much, and does not read
+			fmt.Fprintf(c, "GET /v1/services HTTP/1.1\r\nHost: x\r\n\r\n")
+		}
+	}
+	if len(crowd) < 200 {
+		t.Fatalf("%d could connect", len(crowd))
+	}
+	until(t, func() string {
+		if n := runtime.NumGoroutine(); n > goroutines+4*mostConnections {
+			return fmt.Sprintf("%d goroutines for %d who connect", n-goroutines, len(crowd))
+		}
+		return ""
+	})
+	if grown := memory() - before; grown > 64<<20 {
+		t.Errorf("%d MiB more for %d who connect", grown>>20, len(crowd))
+	}
+	for _, c := range crowd {
+		c.Close()
+	}
+	until(t, func() string { return answers(at) })
+	if n := strings.Count(log.String(), "\n"); n != 1 {
+		t.Errorf("%d lines of the log:\n%s", n, log.String())
+	}
+}
+
+// However many wait for changes, watch or compare, who has a short question is answered, and who has one more that takes long is told.
+func TestLongQuestions(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "a.sock")
+	h := NewHandler(about(t, 1))
+	running(t, h, at)
+	until(t, func() string { return answers(at) })
+	ask := func(path string) net.Conn {
+		c, err := net.Dial("unix", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", path)
+		return c
+	}
+	read := func(c net.Conn) string {
+		c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		text, _ := io.ReadAll(io.LimitReader(c, 1<<20))
+		return string(text)
+	}
+	var waiting []net.Conn
+	for range mostLong {
+		waiting = append(waiting, ask("/v1/events?after=999&wait=60s"))
+	}
+	until(t, func() string { // before somebody else takes the place of one of them
+		if n := len(h.long); n < mostLong {
+			return fmt.Sprintf("%d wait", n)
+		}
+		return ""
+	})
+	for _, path := range []string{"/v1/diff", "/v1/top", "/v1/events?after=999&wait=60s", "/v1/states?after=0&wait=60s"} {
+		until(t, func() string {
+			if got := read(ask(path)); !strings.HasPrefix(got, "HTTP/1.1 503 ") || !strings.Contains(got, "end some of them") {
+				return path + ": " + got
+			}
+			return ""
+		})
+	}
+	if says := answers(at); says != "" {
+		t.Errorf("beside %d who wait: %s", len(waiting), says)
+	}
+	if got := read(ask("/v1/events?after=999")); !strings.HasPrefix(got, "HTTP/1.1 200 ") {
+		t.Errorf("who does not wait for changes: %s", got)
+	}
+	for _, c := range waiting {
+		c.Close()
+	}
+	until(t, func() string {
+		if got := read(ask("/v1/diff")); strings.Contains(got, "end some of them") {
+			return got
+		}
+		return ""
+	})
+}
+
+func memory() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapInuse + m.StackInuse)
+}
+
+// A list of any length comes whole, in pieces.
+func TestLongList(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "a.sock")
+	running(t, NewHandler(about(t, 20_000)), at)
+	until(t, func() string { return answers(at) })
+	for _, c := range []*Client{NewClient(at), Local(about(t, 20_000))} {
+		var all struct{ Services []string }
+		if err := c.Get(t.Context(), "services", nil, &all); err != nil || len(all.Services) != 20_000 {
+			t.Errorf("%d Services, %v", len(all.Services), err)
+		}
+		states := struct {
+			Node     string
+			Services []inspect.Service
+			inspect.Since
+		}{Since: inspect.Since{Newest: 1}}
+		if err := c.Get(t.Context(), "states", nil, &states); err != nil || len(states.Services) != 20_000 || states.Node != "n1" || states.Newest != 0 {
+			t.Errorf("%d Services of %s as of %d, %v", len(states.Services), states.Node, states.Newest, err)
+		}
+		var raw json.RawMessage
+		p := (*inspect.Problem)(nil)
+		if err := c.Get(t.Context(), "service", url.Values{"name": {"nobody"}}, &raw); !errors.As(err, &p) || p.Kind != inspect.Unknown {
+			t.Errorf("of an unknown Service: %v", err)
+		}
+	}
+}

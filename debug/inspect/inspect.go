@@ -1,0 +1,85 @@
+package inspect
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"time"
+
+	"kube-proxy/cluster"
+	"kube-proxy/debug/changes"
+	"kube-proxy/debug/flows"
+	"kube-proxy/engine"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/policy"
+	"kube-proxy/trace"
+)
+
+// Config says what is asked about. Store and Families must be set; what else is nil or zero is not known, and answers say so.
+type Config struct {
+	// Version is that of the program, as "v1.37.2".
+	Version string
+	Started time.Time
+	// Mode is the mode that runs, Asked the one that was asked for, "" for none, and Reason why that is not Mode.
+	Mode          mode.Mode
+	Asked, Reason string
+	// Offline: nothing runs, and there is no kernel to ask.
+	Offline bool
+
+	Store    *cluster.Store
+	Families []Family
+
+	// Local returns the addresses of this machine; nil where it has none to do with, as offline: then the Node's are taken.
+	Local func() ([]netip.Addr, error)
+	// Pods returns the addresses of a Pod, or, without a namespace, of all Pods of that name; nil where nobody knows.
+	Pods func(context.Context, cluster.Name) (map[cluster.Name][]netip.Addr, error)
+	// Changes remembers what changed; nil where nothing does.
+	Changes *changes.Ring
+}
+
+// Family is one IP family. Query must be set.
+type Family struct {
+	Family lb.Family
+	// Query calls its argument with the desired table; see [engine.Engine.Query].
+	Query func(func(*lb.Table))
+	// Stats is [engine.Engine.Stats]; nil where no engine runs.
+	Stats func() engine.Stats
+	// Settings are what rows of a Service are decided by now.
+	Settings func(cluster.Name) policy.Settings
+	// Trace is what the mode makes of the table.
+	Trace trace.Mode
+	// Looker reads the kernel; nil where the mode, or the lack of one, has nothing to read.
+	Looker mode.Looker
+}
+
+// Inspector answers questions. Make one with [New]. It is safe for concurrent use.
+type Inspector struct {
+	cfg       Config
+	comparing chan struct{} // has a value while somebody compares all of the kernel
+	top       *flows.Top
+	counted   []flows.Table // what top counts by; it asks once at a time
+	countedAt []uint64      // as of so many resolved services
+
+	names struct { // of all Services, sorted, as of so many changes, the newest of which has this number
+		mu      sync.Mutex
+		sorted  []cluster.Name
+		changes uint64
+		newest  uint64
+		known   bool
+		until   time.Time // they are not asked for anew before
+	}
+}
+
+// New returns an Inspector.
+func New(cfg Config) *Inspector {
+	i := &Inspector{cfg: cfg, comparing: make(chan struct{}, 1)}
+	i.top = flows.NewTop(flows.Config{Tables: i.tables})
+	return i
+}
+
+// Node is the name of the node for which it answers.
+func (i *Inspector) Node() string { return i.cfg.Store.Facts().NodeName }
+
+// Offline reports whether nothing runs that is asked about.
+func (i *Inspector) Offline() bool { return i.cfg.Offline }

@@ -1,0 +1,235 @@
+package inspect
+
+import (
+	"fmt"
+	"net/netip"
+
+	"kube-proxy/cluster"
+	"kube-proxy/debug/changes"
+	"kube-proxy/engine"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+)
+
+// Services calls each with each Service, sorted by namespace and name, until it returns an error, which is returned.
+func (i *Inspector) Services(each func(Service) error) (Since, error) {
+	names, newest := i.listed()
+	return i.services(names, Since{Newest: newest}, each)
+}
+
+// maxChanged is how many Services that changed are told at a time; of more it costs less to ask for all.
+const maxChanged = 500
+
+// ServicesSince is [Inspector.Services] for those that changed after the change of that number: its cost follows their number.
+func (i *Inspector) ServicesSince(after uint64, each func(Service) error) (Since, error) {
+	entries, newest := i.cfg.Changes.After(after)
+	since := Since{Newest: newest, Again: uint64(len(entries)) != newest-after}
+	var names []cluster.Name
+	seen := map[cluster.Name]bool{}
+	for _, e := range entries {
+		switch {
+		case e.Service.Name == "":
+			since.Again = since.Again || e.Kind != changes.Mended && e.Kind != changes.Failed
+		case !seen[e.Service]:
+			seen[e.Service] = true
+			names = append(names, e.Service)
+		}
+	}
+	if since.Again = since.Again || len(names) > maxChanged; since.Again {
+		return since, nil
+	}
+	return i.services(names, since, each)
+}
+
+func (i *Inspector) services(names []cluster.Name, since Since, each func(Service) error) (Since, error) {
+	failing := i.failing()
+	for _, name := range names {
+		v := i.cfg.Store.View(name)
+		if v.Service == nil {
+			since.Gone = append(since.Gone, name.String())
+		} else if err := each(i.service(v, failing)); err != nil {
+			return since, err
+		}
+	}
+	return since, nil
+}
+
+// failing has the rows that kernels refuse, by Service.
+func (i *Inspector) failing() map[string]map[lb.Key]engine.Failing {
+	out := map[string]map[lb.Key]engine.Failing{}
+	for _, f := range i.cfg.Families {
+		if f.Stats == nil {
+			continue
+		}
+		for _, row := range f.Stats().Failing {
+			name := ParseName(row.Service).String()
+			if out[name] == nil {
+				out[name] = map[lb.Key]engine.Failing{}
+			}
+			out[name][row.Key] = row
+		}
+	}
+	return out
+}
+
+// owned is what the desired table of a family has of a Service.
+type owned struct {
+	rows    []*lb.Frontend
+	lost    map[lb.Key]lb.Contest // nil where it lost nothing
+	refused []lb.Refused
+}
+
+func (f Family) owned(name cluster.Name) owned {
+	var o owned
+	full := name.String()
+	f.Query(func(t *lb.Table) {
+		o.rows, o.refused = t.Owned(full), t.Refused(full)
+		if t.Contested() == 0 {
+			return
+		}
+		for _, row := range o.rows {
+			if c, lost := t.Lost(row.Key, full); lost {
+				if o.lost == nil {
+					o.lost = map[lb.Key]lb.Contest{}
+				}
+				o.lost[row.Key] = c
+			}
+		}
+	})
+	return o
+}
+
+var (
+	typeNames   = map[cluster.ServiceType]string{cluster.TypeClusterIP: "ClusterIP", cluster.TypeNodePort: "NodePort", cluster.TypeLoadBalancer: "LoadBalancer", cluster.TypeExternalName: "ExternalName"}
+	policyNames = map[cluster.TrafficPolicy]string{cluster.PolicyCluster: "Cluster", cluster.PolicyLocal: "Local"}
+)
+
+// service is one Service in a list.
+func (i *Inspector) service(v cluster.View, failing map[string]map[lb.Key]engine.Failing) Service {
+	svc := v.Service
+	s := Service{
+		Namespace: v.Name.Namespace, Name: v.Name.Name, Type: typeNames[svc.Type],
+		Internal: policyNames[svc.InternalPolicy], External: policyNames[svc.ExternalPolicy], Affinity: int(svc.AffinitySeconds),
+		Endpoints: countEndpoints(v),
+	}
+	for _, of := range []struct {
+		kind  lb.Kind
+		addrs []netip.Addr
+	}{{lb.ClusterIP, svc.ClusterIPs}, {lb.ExternalIP, svc.ExternalIPs}, {lb.LoadBalancer, svc.LoadBalancerIPs}} {
+		for _, a := range of.addrs {
+			s.Addresses = append(s.Addresses, Address{a, of.kind.String()})
+		}
+	}
+	for _, p := range svc.Ports {
+		s.Ports = append(s.Ports, Port{p.Name, p.Port, lb.Proto(p.Protocol).String(), p.NodePort})
+	}
+	j := judged{service: &s, state: OK}
+	for _, f := range i.cfg.Families {
+		o := f.owned(v.Name)
+		for _, row := range o.rows {
+			if c, lost := o.lost[row.Key]; lost {
+				s.Lost++
+				j.is(Contested, "%s belongs to %s", c.Key, c.Winner.Name)
+				continue
+			}
+			s.Rows++
+			j.row(row)
+		}
+		for _, r := range o.refused {
+			j.is(Failing, "%s: %v", r.Key, r.Err)
+		}
+		if f.Settings != nil {
+			for _, r := range policy.Refused(v, f.Settings(v.Name)) {
+				j.is(Refused, "%s", r)
+			}
+		}
+		if f.Stats != nil && len(o.rows) == 0 && hasAddress(svc, f.Family) && !f.Stats().Begun {
+			j.is(Waiting, "its rows are not written yet")
+		}
+	}
+	for _, row := range failing[v.Name.String()] {
+		j.is(Failing, "%s: %s", row.Key, row.Err)
+	}
+	if len(svc.ClusterIPs) == 0 && s.Rows == 0 && s.Lost == 0 {
+		j.is(NotProxied, "%s", notProxied(svc))
+	}
+	s.State = j.state
+	return s
+}
+
+func notProxied(svc *cluster.Service) string {
+	if svc.Type == cluster.TypeExternalName {
+		return "ExternalName: clients find another name in DNS"
+	}
+	return "it has no cluster IP (headless): clients find its endpoints in DNS"
+}
+
+func hasAddress(svc *cluster.Service, fam lb.Family) bool {
+	for _, a := range svc.ClusterIPs {
+		if lb.FamilyOf(a) == fam {
+			return true
+		}
+	}
+	return false
+}
+
+// judged gathers the gravest state of a Service.
+type judged struct {
+	service *Service
+	state   State
+}
+
+// gravity orders the states.
+var gravity = map[State]int{Failing: 7, NoBackends: 6, Refused: 5, Contested: 4, NoLocalBackends: 3, Waiting: 2, NotProxied: 1, OK: 0}
+
+func (j *judged) is(s State, format string, args ...any) {
+	if gravity[s] > gravity[j.state] {
+		j.state, j.service.Why = s, fmt.Sprintf(format, args...)
+	}
+}
+
+// row looks at what a row in force does with packets.
+func (j *judged) row(row *lb.Frontend) {
+	for _, r := range row.Routes {
+		switch r.Do {
+		case lb.Reject:
+			j.is(NoBackends, "nothing serves %s: it is rejected", row.Service)
+		case lb.Drop:
+			which := "external"
+			if row.Kind == lb.ClusterIP {
+				which = "internal"
+			}
+			j.is(NoLocalBackends, "no endpoint of %s on this node, and the %s traffic policy is Local: %s is dropped for %s", row.Service, which, row.Key, r.From)
+		}
+	}
+}
+
+// countEndpoints counts the endpoints of the Service's first family.
+func countEndpoints(v cluster.View) EndpointCounts {
+	var c EndpointCounts
+	ipv6 := false
+	if len(v.Service.ClusterIPs) > 0 {
+		ipv6 = v.Service.ClusterIPs[0].Is6()
+	} else if len(v.Slices) > 0 {
+		ipv6 = v.Slices[0].IPv6
+	}
+	for _, sl := range v.Slices {
+		if sl.IPv6 != ipv6 {
+			continue
+		}
+		for k := range sl.Endpoints {
+			e := &sl.Endpoints[k]
+			c.All++
+			switch {
+			case e.Ready:
+				c.Ready++
+				if e.OnNode(v.Node.NodeName) {
+					c.Local++
+				}
+			case e.Serving && e.Terminating:
+				c.Terminating++
+			}
+		}
+	}
+	return c
+}

@@ -1,0 +1,158 @@
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"kube-proxy/debug/flows"
+	"kube-proxy/lb"
+	"kube-proxy/trace"
+)
+
+// Top is how many connections were opened to each Service, and to each of its rows, the busiest first.
+type Top struct {
+	// Node is the one for which this is the answer.
+	Node  string    `json:"node"`
+	Since time.Time `json:"since"`
+	At    time.Time `json:"at"`
+	// Span is the seconds in which New was counted.
+	Span     float64   `json:"spanSeconds"`
+	Services []TopLine `json:"services"`
+	Rows     []TopLine `json:"rows"`
+	// Elsewhere are connections in Span to what is no Service's.
+	Elsewhere uint64 `json:"elsewhere"`
+	// Missed is how many the kernel could not tell of in Span, as more came than were read. AtLeast: the other numbers are lower bounds then.
+	Missed  uint64 `json:"missed,omitempty"`
+	AtLeast bool   `json:"atLeast,omitempty"`
+	// MoreRows had connections too, fewer than those that are told.
+	MoreRows int `json:"moreRows,omitempty"`
+}
+
+// TopLine is one Service ("ns/name:port"), or one of its rows.
+type TopLine struct {
+	Service   string  `json:"service"`
+	Key       string  `json:"key,omitempty"`
+	Family    string  `json:"family,omitempty"`
+	New       uint64  `json:"new"`
+	PerSecond float64 `json:"perSecond"`
+	Total     uint64  `json:"total"`
+}
+
+// Top calls each every second with the connections that were opened to Services, until it returns false or ctx ends.
+func (i *Inspector) Top(ctx context.Context, each func(*Top) bool) error {
+	if i.cfg.Offline {
+		return problem(Unavailable, "offline there are no connections: ask a proxy that runs")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	rates, err := i.top.Subscribe(ctx)
+	if err != nil {
+		return problem(Unavailable, "%v", err)
+	}
+	for r := range rates {
+		if r.Span == 0 {
+			continue
+		}
+		t := top(r)
+		t.Node = i.Node()
+		if !each(t) {
+			return nil
+		}
+	}
+	return ctx.Err()
+}
+
+func top(r *flows.Rates) *Top {
+	out := &Top{Since: r.Since, At: r.At, Span: r.Span.Seconds(), Services: []TopLine{}, Rows: []TopLine{}, Elsewhere: r.Elsewhere, Missed: r.Missed,
+		AtLeast: r.AtLeast(), MoreRows: r.Others.Rows}
+	by := map[string]int{}
+	for _, row := range r.Rows {
+		line := TopLine{row.Row.Service, row.Row.Key.String(), row.Family.String(), row.New, row.PerSecond, row.Total}
+		out.Rows = append(out.Rows, line)
+		at, known := by[line.Service]
+		if !known {
+			at = len(out.Services)
+			by[line.Service] = at
+			out.Services = append(out.Services, TopLine{Service: line.Service})
+		}
+		s := &out.Services[at]
+		s.New, s.PerSecond, s.Total = s.New+line.New, s.PerSecond+line.PerSecond, s.Total+line.Total
+	}
+	slices.SortStableFunc(out.Services, func(a, b TopLine) int {
+		return cmp.Or(cmp.Compare(b.New, a.New), cmp.Compare(b.Total, a.Total), cmp.Compare(a.Service, b.Service))
+	})
+	return out
+}
+
+// tables are the rows of all families, for who counts by them. They are gathered anew only if the engine has resolved something.
+func (i *Inspector) tables() []flows.Table {
+	if len(i.counted) != len(i.cfg.Families) {
+		i.counted, i.countedAt = make([]flows.Table, len(i.cfg.Families)), make([]uint64, len(i.cfg.Families))
+	}
+	for n, f := range i.cfg.Families {
+		now := uint64(0)
+		if f.Stats != nil {
+			now = f.Stats().Resolved
+		}
+		t := flows.Table{Family: f.Family, Rows: i.counted[n].Rows}
+		if t.Rows == nil || now != i.countedAt[n] {
+			t.Rows, i.countedAt[n] = i.inForce(f), now
+		}
+		f.Query(func(table *lb.Table) { t.NodePorts = table.Node.NodePorts })
+		i.counted[n] = t
+	}
+	return slices.Clone(i.counted)
+}
+
+// inForce are the rows of a family that are in force, gathered one Service after the other.
+func (i *Inspector) inForce(f Family) []*lb.Frontend {
+	out := []*lb.Frontend{}
+	for _, name := range i.Names() {
+		o := f.owned(name)
+		for _, row := range o.rows {
+			if _, lost := o.lost[row.Key]; !lost {
+				out = append(out, row)
+			}
+		}
+	}
+	return out
+}
+
+// mostConnections is how many connections a trace names.
+const mostConnections = 20
+
+// connectionsWait is how long conntrack's table is read. A kernel that leaves out what was not asked for needs a tenth of a second for a
+// million entries.
+const connectionsWait = 2 * time.Second
+
+// connections are those of the packet's source and destination that conntrack has.
+func (i *Inspector) connections(ctx context.Context, p trace.Packet, a *TraceAnswer) {
+	if i.cfg.Offline || !p.From.IsValid() || p.Proto == trace.ICMPv4 || p.Proto == trace.ICMPv6 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, connectionsWait)
+	defer cancel()
+	found, err := flows.Find(ctx, flows.Query{Proto: p.Proto, From: p.From, To: p.To, Most: mostConnections})
+	if err != nil {
+		a.Notes = append(a.Notes, "the connections that are open are not known: "+err.Error())
+		return
+	}
+	a.connected(found)
+}
+
+// connected adds what conntrack has.
+func (a *TraceAnswer) connected(found flows.Found) {
+	for _, f := range found.Flows {
+		a.Conntrack = append(a.Conntrack, Connection{From: f.From, To: f.To, Backend: f.By, Sees: f.Client, Proto: f.Proto.String(), State: f.State,
+			Answered: f.Answered, Timeout: int(f.Timeout.Seconds())})
+	}
+	a.ConntrackEnded, a.ConntrackMore = found.Ended, found.More
+	switch {
+	case found.More && len(found.Flows) == mostConnections:
+		a.Notes = append(a.Notes, "there are more open connections than those")
+	case found.More:
+		a.Notes = append(a.Notes, "there may be more open connections: conntrack's table is too large to be read to its end")
+	}
+}

@@ -1,0 +1,398 @@
+package walk
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
+	"kube-proxy/trace"
+)
+
+// step does one expression for all flows. on are those that it does not end the rule for.
+func (w *walk) step(s Step, flows []flow) (on, broken []flow, err error) {
+	switch s.name {
+	case "lookup":
+		return w.lookup(s, flows)
+	case "numgen":
+		return draw(s, flows)
+	case "dynset":
+		return w.write(s, flows)
+	}
+	for _, f := range flows {
+		if w.do(s, &f) {
+			on = append(on, f)
+		} else {
+			broken = append(broken, f)
+		}
+	}
+	return on, broken, nil
+}
+
+// do does an expression for one flow. It returns false where the rule ends.
+func (w *walk) do(s Step, f *flow) bool {
+	switch s.name {
+	case "payload":
+		return s.to != 0 && f.load(s.to, w.payload(s, f))
+	case "meta":
+		return w.meta(s, f)
+	case "ct":
+		return w.ct(s, f)
+	case "fib":
+		return w.fib(s, f)
+	case "socket":
+		return w.socket(s, f)
+	case "cmp":
+		return compare(s.key, bytes.Compare(f.at(s.from, len(s.value)), []byte(s.value)))
+	case "range":
+		in := bytes.Compare(f.at(s.from, len(s.mask)), []byte(s.mask)) >= 0 && bytes.Compare(f.at(s.from, len(s.xor)), []byte(s.xor)) <= 0
+		return in == (s.key == unix.NFT_RANGE_EQ)
+	case "bitwise":
+		if s.key != 0 || len(s.mask) != int(s.length) || len(s.xor) != int(s.length) {
+			return w.unknown(s)
+		}
+		v := bytes.Clone(f.at(s.from, int(s.length)))
+		for i := range v {
+			v[i] = v[i]&s.mask[i] ^ s.xor[i]
+		}
+		return f.load(s.to, v)
+	case "hash":
+		if s.key != expr0Jenkins {
+			return w.unknown(s)
+		}
+		return f.load(s.to, number(below(jhash(f.at(s.from, int(s.length)), s.seed), s.modulus)+s.offset))
+	case "immediate":
+		if s.to != 0 {
+			return f.load(s.to, []byte(s.value))
+		}
+		if f.jump = s.verdict; f.jump.Kind == expr.VerdictDrop {
+			f.verdict = trace.Drop
+		}
+		return true
+	case "nat":
+		return w.nat(s, f)
+	case "redir":
+		to := netip.IPv4Unspecified()
+		if w.t.Family == unix.NFPROTO_IPV6 {
+			to = netip.IPv6Unspecified()
+		}
+		return w.translate(f, to, s.second)
+	case "masq":
+		f.masquerade, f.jump.Kind = true, expr.VerdictAccept
+		return true
+	case "reject":
+		f.verdict = trace.Reject
+		return true
+	}
+	return w.unknown(s)
+}
+
+// expr0Jenkins is NFT_HASH_JENKINS.
+const expr0Jenkins = 0
+
+// unknown says that the walk does not know an expression, and ends the rule.
+func (w *walk) unknown(s Step) bool {
+	w.say("a rule has the expression %s, which this program does not know, and takes for a match that fails", s.name)
+	return false
+}
+
+func number(n uint32) []byte { return nlconn.Order.AppendUint32(nil, n) }
+
+// at is what registers hold.
+func (f *flow) at(from, n int) []byte { return f.regs[from:min(from+n, registers)] }
+
+// load puts a value into registers, of which the last is filled with zeros. It returns false for none.
+func (f *flow) load(to int, v []byte) bool {
+	if v == nil || to+(len(v)+3)/4*4 > registers {
+		return false
+	}
+	clear(f.regs[to : to+(len(v)+3)/4*4])
+	copy(f.regs[to:], v)
+	return true
+}
+
+func compare(op uint32, c int) bool {
+	switch op {
+	case unix.NFT_CMP_EQ:
+		return c == 0
+	case unix.NFT_CMP_NEQ:
+		return c != 0
+	case unix.NFT_CMP_LT:
+		return c < 0
+	case unix.NFT_CMP_LTE:
+		return c <= 0
+	case unix.NFT_CMP_GT:
+		return c > 0
+	}
+	return c >= 0
+}
+
+// payload is a part of the packet; nil if it has none such.
+func (w *walk) payload(s Step, f *flow) []byte {
+	var b []byte
+	switch s.key {
+	case unix.NFT_PAYLOAD_NETWORK_HEADER:
+		b = networkHeader(w.t.Family, byte(w.p.Proto), w.p.From.Addr(), f.to.Addr())
+	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
+		b = make([]byte, 20)
+		binary.BigEndian.PutUint16(b, w.p.From.Port())
+		binary.BigEndian.PutUint16(b[2:], f.to.Port())
+		b[12], b[13] = 5<<4, 1<<1 // of TCP: no options, SYN
+	}
+	if int(s.offset+s.length) > len(b) {
+		return nil
+	}
+	return b[s.offset : s.offset+s.length]
+}
+
+func networkHeader(family, proto byte, from, to netip.Addr) []byte {
+	if family == unix.NFPROTO_IPV6 {
+		b := make([]byte, 40)
+		b[0], b[6] = 6<<4, proto
+		copy(b[8:], from.AsSlice())
+		copy(b[24:], to.AsSlice())
+		return b
+	}
+	b := make([]byte, 20)
+	b[0], b[8], b[9] = 4<<4|5, 64, proto
+	copy(b[12:], from.AsSlice())
+	copy(b[16:], to.AsSlice())
+	return b
+}
+
+func (w *walk) meta(s Step, f *flow) bool {
+	if s.from != 0 {
+		if s.key == unix.NFT_META_MARK {
+			f.mark = nlconn.Order.Uint32(f.at(s.from, 4))
+		}
+		return true
+	}
+	switch s.key {
+	case unix.NFT_META_MARK:
+		return f.load(s.to, number(f.mark))
+	case unix.NFT_META_L4PROTO:
+		return f.load(s.to, []byte{byte(w.p.Proto)})
+	case unix.NFT_META_NFPROTO:
+		return f.load(s.to, []byte{w.t.Family})
+	case unix.NFT_META_IIFNAME:
+		name := make([]byte, unix.IFNAMSIZ)
+		copy(name, w.p.In)
+		return f.load(s.to, name)
+	case unix.NFT_META_IIFTYPE:
+		typ := uint16(unix.ARPHRD_ETHER)
+		if w.own() || w.p.In == "lo" {
+			typ = unix.ARPHRD_LOOPBACK
+		}
+		return f.load(s.to, nlconn.Order.AppendUint16(nil, typ))
+	case unix.NFT_META_PRIORITY:
+		return f.load(s.to, number(0))
+	}
+	return w.unknown(Step{name: fmt.Sprintf("meta, key %d", s.key)})
+}
+
+// What ct state and ct status have of a connection that begins.
+const (
+	stateNew     = 1 << 3 // NF_CT_STATE_BIT(IP_CT_NEW)
+	statusDstNAT = 1 << 5 // IPS_DST_NAT
+)
+
+func (w *walk) ct(s Step, f *flow) bool {
+	if s.from != 0 {
+		return true
+	}
+	switch s.key {
+	case unix.NFT_CT_STATE:
+		return f.load(s.to, number(stateNew))
+	case unix.NFT_CT_STATUS:
+		status := uint32(0)
+		if f.translated {
+			status = statusDstNAT
+		}
+		return f.load(s.to, number(status))
+	case unix.NFT_CT_DIRECTION:
+		return f.load(s.to, []byte{0})
+	case unix.NFT_CT_MARK:
+		return f.load(s.to, number(0))
+	case unix.NFT_CT_DST, unix.NFT_CT_DST_IP, unix.NFT_CT_DST_IP6:
+		return f.load(s.to, w.p.To.Addr().AsSlice())
+	case unix.NFT_CT_PROTO_DST:
+		return f.load(s.to, binary.BigEndian.AppendUint16(nil, w.p.To.Port()))
+	}
+	return w.unknown(Step{name: fmt.Sprintf("ct, key %d", s.key)})
+}
+
+func (w *walk) fib(s Step, f *flow) bool {
+	if s.key != unix.NFT_FIB_RESULT_ADDRTYPE {
+		return w.unknown(s)
+	}
+	local := w.p.Host
+	if s.flags&unix.NFTA_FIB_F_DADDR != 0 {
+		local = w.endsHere(f.state)
+	}
+	typ := uint32(unix.RTN_UNICAST)
+	if local {
+		typ = unix.RTN_LOCAL
+	}
+	return f.load(s.to, number(typ))
+}
+
+// socket takes the socket that the packet reaches for one of the proxy, which are transparent. SCTP has none here.
+func (w *walk) socket(s Step, f *flow) bool {
+	switch {
+	case s.key != uint32(expr.SocketKeyTransparent):
+		return w.unknown(Step{name: fmt.Sprintf("socket, key %d", s.key)})
+	case byte(w.p.Proto) == unix.IPPROTO_SCTP:
+		return false
+	}
+	return f.load(s.to, []byte{1})
+}
+
+func (w *walk) nat(s Step, f *flow) bool {
+	if s.key != unix.NFT_NAT_DNAT {
+		f.masquerade, f.jump.Kind = true, expr.VerdictAccept
+		return true
+	}
+	to := f.to.Addr()
+	if s.from != 0 {
+		to, _ = netip.AddrFromSlice(f.at(s.from, len(to.AsSlice())))
+	}
+	return w.translate(f, to, s.second)
+}
+
+// translate gives the flow another destination; port is the register of the port, 0 to keep it.
+func (w *walk) translate(f *flow, to netip.Addr, port int) bool {
+	p := f.to.Port()
+	if port != 0 {
+		p = binary.BigEndian.Uint16(f.at(port, 2))
+	}
+	f.to, f.translated, f.jump.Kind = netip.AddrPortFrom(to, p), true, expr.VerdictAccept
+	return true
+}
+
+// draw has each flow go all ways that a number may lead it.
+func draw(s Step, flows []flow) (on, broken []flow, err error) {
+	n := int(max(s.modulus, 1))
+	if n*len(flows) > mostWays {
+		return nil, nil, fmt.Errorf("a number of %d is drawn for %d ways of the packet: more than can be followed", n, len(flows))
+	}
+	on = make([]flow, 0, n*len(flows))
+	for _, f := range flows {
+		f.share /= float64(n)
+		for i := range n {
+			f.load(s.to, number(uint32(i)+s.offset))
+			on = append(on, f)
+		}
+	}
+	return on, nil, nil
+}
+
+// lookup looks into a set for all flows.
+func (w *walk) lookup(s Step, flows []flow) (on, broken []flow, err error) {
+	n, err := w.keyLen(s.set)
+	if err != nil {
+		return nil, nil, err
+	}
+	keys := make([]string, len(flows))
+	for i := range flows {
+		keys[i] = string(flows[i].at(s.from, n))
+	}
+	dynamic := w.t.Sets[s.set].Dynamic
+	w.asked = w.asked || dynamic
+	if !dynamic || w.remembering {
+		if err := w.fetch(s.set, keys); err != nil {
+			return nil, nil, err
+		}
+	}
+	w.sayElements(s.set, keys)
+	for i, f := range flows {
+		e := w.elements[s.set][keys[i]]
+		if dynamic && !w.remembering {
+			e = element{}
+		}
+		if dynamic && f.set == s.set && f.key == keys[i] {
+			e = element{there: f.data != "", data: f.data}
+		} else if dynamic && e.there {
+			w.hit = true
+		}
+		switch {
+		case e.there == s.inverted:
+			broken = append(broken, f)
+			continue
+		case s.lookup && s.to == 0:
+			if f.jump = e.verdict; f.jump.Kind == expr.VerdictDrop {
+				f.verdict = trace.Drop
+			}
+		case s.lookup && !f.load(s.to, []byte(e.data)):
+			return nil, nil, fmt.Errorf("an element of %s has data of %d bytes", s.set, len(e.data))
+		}
+		on = append(on, f)
+	}
+	return on, broken, nil
+}
+
+// sayElements says what a lookup found.
+func (w *walk) sayElements(set string, keys []string) {
+	said := map[string]bool{}
+	for _, k := range keys {
+		if said[k] || w.t.Sets[set].Dynamic && !w.elements[set][k].there {
+			continue
+		}
+		if said[k] = true; len(said) > mostWords {
+			continue
+		}
+		w.say("%s", w.elementText(set, k))
+	}
+	if len(said) > mostWords {
+		w.say("and %d more of %s", len(said)-mostWords, set)
+	}
+}
+
+// elementText says an element as nft does, or that there is none.
+func (w *walk) elementText(set, key string) string {
+	d := w.t.Sets[set]
+	text := func(f func([]byte) string, b string) string {
+		if f == nil {
+			return "0x" + hex.EncodeToString([]byte(b))
+		}
+		return f([]byte(b))
+	}
+	what, e := text(d.Key, key), w.elements[set][key]
+	if d.Map {
+		set = "map " + set
+	} else {
+		set = "set " + set
+	}
+	switch {
+	case !e.there:
+		return fmt.Sprintf("no element { %s } in %s", what, set)
+	case e.data != "":
+		what += " : " + text(d.Data, e.data)
+	case e.decides:
+		what += " : " + e.verdict.String()
+	}
+	return fmt.Sprintf("element { %s } of %s", what, set)
+}
+
+// write is what a rule writes to a dynamic set, in the walk's own memory.
+func (w *walk) write(s Step, flows []flow) (on, broken []flow, err error) {
+	n, err := w.keyLen(s.set)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, f := range flows {
+		f.set, f.key, f.data = s.set, string(f.at(s.from, n)), ""
+		if s.key != dynsetDelete {
+			f.data = string(f.at(s.second, 4))
+		}
+		on = append(on, f)
+	}
+	return on, nil, nil
+}
+
+// dynsetDelete is NFT_DYNSET_OP_DELETE, since Linux 5.4.
+const dynsetDelete = 2

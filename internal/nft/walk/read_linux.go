@@ -1,0 +1,181 @@
+package walk
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nft/wire"
+	"kube-proxy/internal/nlconn"
+)
+
+// Rule is a rule as the kernel has it.
+type Rule struct {
+	Comment string
+	Steps   []Step
+}
+
+// RuleOf reads a rule from the body of a message about it.
+func RuleOf(body []byte) Rule {
+	comment, _ := userdata.GetString(nlconn.Attribute(body, unix.NFTA_RULE_USERDATA), userdata.TypeComment)
+	return Rule{comment, Steps(nlconn.Attribute(body, unix.NFTA_RULE_EXPRESSIONS))}
+}
+
+// Does reports whether two rules do the same.
+func (r Rule) Does(o Rule) bool { return slices.Equal(r.Steps, o.Steps) }
+
+// base is a base chain as the kernel has it.
+type base struct {
+	name string
+	wire.Hook
+	drops bool // what comes to its end
+}
+
+// element is one of the kernel's; nil data and no verdict in a set without.
+type element struct {
+	there   bool
+	data    string
+	decides bool // by the verdict, in a verdict map
+	verdict wire.Verdict
+}
+
+// readBases reads the base chains, and notes those that are not there.
+func (w *walk) readBases() error {
+	for _, name := range w.t.Bases {
+		request := wire.Request(unix.NFT_MSG_GETCHAIN, 0, w.t.Family, unix.NFTA_CHAIN_TABLE, w.t.Name, unix.NFTA_CHAIN_NAME, name)
+		err := w.sock.Ask(w.ctx, request, func(body []byte) {
+			h, accepts := wire.HookAndPolicy(body)
+			w.bases = append(w.bases, base{name, h, !accepts})
+		})
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			w.say("no base chain %s", name)
+		case err != nil:
+			return fmt.Errorf("chain %s: %w", name, err)
+		}
+	}
+	slices.SortStableFunc(w.bases, func(a, b base) int { return cmp.Compare(a.Priority, b.Priority) })
+	return nil
+}
+
+// rules reads those of a chain.
+func (w *walk) rules(chain string) ([]Rule, error) {
+	if all, ok := w.chains[chain]; ok {
+		return all, nil
+	}
+	var all []Rule
+	err := wire.Undisturbed(w.ctx, func() error {
+		all = nil
+		return w.sock.Ask(w.ctx, wire.Request(unix.NFT_MSG_GETRULE, unix.NLM_F_DUMP, w.t.Family, unix.NFTA_RULE_TABLE, w.t.Name, unix.NFTA_RULE_CHAIN, chain), func(body []byte) {
+			if nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_TABLE)) == w.t.Name && nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_CHAIN)) == chain {
+				all = append(all, RuleOf(body))
+			}
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("rules of chain %s: %w", chain, err)
+	}
+	w.chains[chain] = all
+	return all, nil
+}
+
+// fetch reads the elements of those keys that are not known yet.
+func (w *walk) fetch(set string, keys []string) error {
+	known := w.elements[set]
+	if known == nil {
+		known = map[string]element{}
+		w.elements[set] = known
+	}
+	var ask [][]byte
+	for _, k := range keys {
+		if _, ok := known[k]; !ok {
+			known[k] = element{}
+			ask = append(ask, []byte(k))
+		}
+	}
+	err := w.sock.Elements(w.ctx, w.t.Family, w.t.Name, set, ask, func(el []byte) {
+		data := nlconn.Attribute(el, unix.NFTA_SET_ELEM_DATA)
+		e := element{there: true, data: string(nlconn.Attribute(data, unix.NFTA_DATA_VALUE))}
+		if e.data == "" && data != nil {
+			e.decides, e.verdict = true, wire.VerdictOf(data)
+		}
+		known[string(wire.ElementKey(el))] = e
+	})
+	if err != nil {
+		return fmt.Errorf("elements of %s: %w", set, err)
+	}
+	return nil
+}
+
+// keyLen is how many bytes the keys of a set have; 0 if there is no such set.
+func (w *walk) keyLen(set string) (int, error) {
+	if s, ok := w.t.Sets[set]; ok {
+		return s.KeyLen, nil
+	}
+	if n, ok := w.foreign[set]; ok {
+		return n, nil
+	}
+	n := 0
+	err := w.sock.Ask(w.ctx, wire.Request(unix.NFT_MSG_GETSET, 0, w.t.Family, unix.NFTA_SET_TABLE, w.t.Name, unix.NFTA_SET_NAME, set), func(body []byte) {
+		n = int(nlconn.BE32(nlconn.Attribute(body, unix.NFTA_SET_KEY_LEN)))
+	})
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return 0, fmt.Errorf("set %s: %w", set, err)
+	}
+	w.foreign[set] = n
+	return n, nil
+}
+
+// Wanted is a chain as it shall be.
+type Wanted struct {
+	Name  string
+	Hook  wire.Hook // none for a chain that is only jumped to
+	Rules []WantedRule
+}
+
+// WantedRule is a rule of a chain.
+type WantedRule struct {
+	Text        string // for people
+	Comment     string
+	Expressions []byte // NFTA_RULE_EXPRESSIONS
+}
+
+// Compare compares a chain with the kernel's, of which hook and rules are nothing if it is not there, and calls tell for what differs until
+// that fails. Rules are the wanted ones if they do the same and say the same: a comment can be anybody's.
+func (c Wanted) Compare(there bool, hook wire.Hook, rules []Rule, tell func(object, want, have string) error) error {
+	object := "chain " + c.Name
+	if !there {
+		return tell(object, c.Hook.State(), "")
+	}
+	if hook != c.Hook {
+		if err := tell(object, c.Hook.State(), hook.State()); err != nil {
+			return err
+		}
+	}
+	for i := range max(len(c.Rules), len(rules)) {
+		want, is := "", ""
+		if i < len(c.Rules) {
+			want = c.Rules[i].Text
+		}
+		if i < len(rules) {
+			is = fmt.Sprintf("comment %q", rules[i].Comment)
+		}
+		if i < len(c.Rules) && i < len(rules) {
+			does := rules[i].Does(Rule{Steps: Steps(c.Rules[i].Expressions)})
+			if does && rules[i].Comment == c.Rules[i].Comment {
+				continue
+			}
+			if !does {
+				is = "other expressions, " + is
+			}
+		}
+		if err := tell(fmt.Sprintf("rule %d of chain %s", i+1, c.Name), want, is); err != nil {
+			return err
+		}
+	}
+	return nil
+}

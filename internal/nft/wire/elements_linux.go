@@ -1,0 +1,93 @@
+package wire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
+)
+
+// ElementsAtOnce is how many elements one request names; the answers, one message each, must fit into the
+// socket's receive buffer.
+const ElementsAtOnce = 256
+
+// Elements asks for elements of a set by their keys, ElementsAtOnce in a request, and calls found with each that is there,
+// in the order of the keys. A set that is not there has none.
+func (s *Socket) Elements(ctx context.Context, family byte, table, set string, keys [][]byte, found func(el []byte)) error {
+	for len(keys) > 0 {
+		some, answered := keys[:min(len(keys), ElementsAtOnce)], 0
+		err := s.Ask(ctx, elementsRequest(family, table, set, some), func(body []byte) {
+			nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+				answered++
+				found(el)
+				return true
+			})
+		})
+		switch {
+		case err == nil:
+			answered = len(some)
+		case errors.Is(err, unix.ENOENT) && answered < len(some):
+			answered++ // the kernel stops at the first that is not there; those behind it are asked for again
+		default:
+			return err
+		}
+		keys = keys[answered:]
+	}
+	return nil
+}
+
+func elementsRequest(family byte, table, set string, keys [][]byte) []byte {
+	var e Encoder
+	at := e.Message(unix.NFT_MSG_GETSETELEM, unix.NLM_F_ACK, family, 0)
+	e.Str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
+	e.Str(unix.NFTA_SET_ELEM_LIST_SET, set)
+	list := e.Nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	for _, k := range keys {
+		n := e.Nest(unix.NFTA_LIST_ELEM)
+		key := e.Nest(unix.NFTA_SET_ELEM_KEY)
+		e.Bytes(unix.NFTA_DATA_VALUE, k)
+		e.EndNest(key)
+		e.EndNest(n)
+	}
+	e.EndNest(list)
+	e.EndMessage(at)
+	return e.B
+}
+
+// Verdict ends a rule, or leads to another chain. It is also the data of an element of a verdict map.
+type Verdict struct {
+	Kind  expr.VerdictKind
+	Chain string // of a jump or goto
+}
+
+// VerdictOf reads the verdict in the data of an element or of an expression (NFTA_DATA_VERDICT).
+func VerdictOf(data []byte) Verdict {
+	v := nlconn.Attribute(data, unix.NFTA_DATA_VERDICT)
+	return Verdict{
+		Kind:  expr.VerdictKind(int32(nlconn.BE32(nlconn.Attribute(v, unix.NFTA_VERDICT_CODE)))),
+		Chain: nlconn.CStr(nlconn.Attribute(v, unix.NFTA_VERDICT_CHAIN)),
+	}
+}
+
+// String says the verdict as the nft program does.
+func (v Verdict) String() string {
+	switch v.Kind {
+	case expr.VerdictAccept:
+		return "accept"
+	case expr.VerdictDrop:
+		return "drop"
+	case expr.VerdictContinue:
+		return "continue"
+	case expr.VerdictReturn:
+		return "return"
+	case expr.VerdictJump:
+		return "jump " + v.Chain
+	case expr.VerdictGoto:
+		return "goto " + v.Chain
+	}
+	return fmt.Sprintf("verdict %d %s", v.Kind, v.Chain)
+}

@@ -1,0 +1,156 @@
+package wire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
+	"kube-proxy/plane"
+	"kube-proxy/plane/ownwrites"
+)
+
+// Socket is a connection to the netfilter subsystem of the network namespace in which it was opened.
+type Socket struct {
+	*nlconn.Conn
+	port uint32
+	// Moved is told the port of a socket that replaced another, before it writes.
+	Moved func(port uint32) error
+	// Asked counts what Dump asked, and what came back.
+	Asked Traffic
+}
+
+// Traffic counts requests, and the messages and bytes of their answers.
+type Traffic struct{ Requests, Messages, Bytes int }
+
+// ReceiveBuffer has room for the notifications of what others write in a moment, and for the errors of a batch.
+const ReceiveBuffer = 8 << 20
+
+// Open opens a socket. The error wraps unix.EPROTONOSUPPORT if the kernel has no netlink of netfilter.
+func Open() (*Socket, error) {
+	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER, ReceiveBuffer: ReceiveBuffer})
+	if err != nil {
+		return nil, err
+	}
+	s := &Socket{Conn: conn}
+	s.port, err = conn.Port()
+	return s, err
+}
+
+// Number is the port of the socket, by which the kernel tells its writes from those of others.
+func (s *Socket) Number() uint32 { return s.port }
+
+// Commit sends a batch and returns its outcome; see [nlconn.Conn.Batch]. last is the sequence number of the message that asks
+// for an acknowledgement.
+func (s *Socket) Commit(ctx context.Context, bufs [][]byte, last uint32) error {
+	port, err := s.Port()
+	if err == nil && port != s.port && s.Moved != nil {
+		err = s.Moved(port)
+	}
+	if err != nil {
+		return err
+	}
+	s.port = port
+	return s.Batch(ctx, bufs, last)
+}
+
+// Dump sends a request and calls f with the body of each message of the answer, without struct nfgenmsg.
+// f must not keep the body. It returns nlconn.ErrInterrupted if the ruleset changed meanwhile.
+func (s *Socket) Dump(ctx context.Context, request []byte, f func(body []byte) error) error {
+	s.Asked.Requests++
+	return s.Do(ctx, request, func(m nlconn.Message) error {
+		s.Asked.Messages, s.Asked.Bytes = s.Asked.Messages+1, s.Asked.Bytes+len(m.Body)
+		if len(m.Body) < Header {
+			return unix.EBADMSG
+		}
+		return f(m.Body[Header:])
+	})
+}
+
+// Ask is Dump for an f that cannot fail.
+func (s *Socket) Ask(ctx context.Context, request []byte, f func(body []byte)) error {
+	return s.Dump(ctx, request, func(body []byte) error { f(body); return nil })
+}
+
+// Generation returns the generation of the namespace's nftables ruleset: each transaction of anybody makes a
+// new one.
+func (s *Socket) Generation(ctx context.Context) (uint32, error) {
+	var e Encoder
+	at := e.Message(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, 0)
+	e.EndMessage(at)
+	var gen uint32
+	err := s.Dump(ctx, e.B, func(body []byte) error {
+		gen = nlconn.BE32(nlconn.Attribute(body, unix.NFTA_GEN_ID))
+		return nil
+	})
+	return gen, err
+}
+
+// Subscribe joins or leaves the group that hears of changes. While nobody is in it, the kernel does not even
+// write the notifications.
+func (s *Socket) Subscribe(on bool) error {
+	set := s.Leave
+	if on {
+		set = s.Join
+	}
+	if err := set(unix.NFNLGRP_NFTABLES); err != nil {
+		return fmt.Errorf("subscribe to nftables notifications: %w", err)
+	}
+	return nil
+}
+
+// Ignore makes the kernel drop notifications of the changes that come from one socket: a cold start tells of
+// a million elements, which nobody needs to hear.
+func (s *Socket) Ignore(pid uint32) error {
+	const pidAt = 12 // nlmsg_pid in struct nlmsghdr; the filter loads words as big endian
+	var b [4]byte
+	nlconn.Order.PutUint32(b[:], pid)
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: pidAt},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: nlconn.BE32(b[:]), Jt: 0, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
+	}
+	if err := s.Filter(filter); err != nil {
+		return fmt.Errorf("filter nftables notifications: %w", err)
+	}
+	return nil
+}
+
+// Outcome explains why a transaction failed; what says what a message, by its number, is about. Errors that can only mean that
+// the kernel does not hold what we think wrap plane.ErrStateLost.
+func Outcome(err error, what func(seq uint32) string) error {
+	errno := syscall.Errno(0)
+	if ke := (*nlconn.Error)(nil); errors.As(err, &ke) {
+		errno, err = ke.Errno, fmt.Errorf("%s: %w", what(ke.Seq), err)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, nlconn.ErrNoAnswer), // the kernel may hold what the state does not say
+		errno == unix.ENOENT, errno == unix.EEXIST, errno == unix.EBUSY:
+		return fmt.Errorf("%w: %w", err, plane.ErrStateLost)
+	case errno == unix.EPERM:
+		return fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN", err)
+	}
+	return err
+}
+
+// UnheardAbove is the size in bytes of a transaction from which on it pays that the kernel need not write
+// notifications of it (ownwrites.Ledger.WriteUnheard), though our monitors then may miss what others do meanwhile.
+const UnheardAbove = 256 << 10
+
+// Write is Commit with a note in the ledger that the write is ours. It returns how many bytes were sent.
+func (s *Socket) Write(ctx context.Context, ours *ownwrites.Ledger, bufs [][]byte, last uint32) (size int, err error) {
+	for _, b := range bufs {
+		size += len(b)
+	}
+	send := func() error { return s.Commit(ctx, bufs, last) }
+	if size > UnheardAbove {
+		return size, ours.WriteUnheard(func() (uint32, error) { return s.Generation(ctx) }, send)
+	}
+	return size, ours.Write(1, send)
+}

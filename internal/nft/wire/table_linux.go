@@ -1,0 +1,106 @@
+package wire
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/nlconn"
+)
+
+// Table reads one table. Bodies and elements that its methods hand out must not be kept. Lists of them end with nlconn.ErrInterrupted if the
+// ruleset changed meanwhile.
+type Table struct {
+	*Socket
+	Family byte // NFPROTO_*
+	Name   string
+}
+
+// list calls f for what the answer has of the table: old kernels answer with other tables' objects too. attrs beside the table's name are as in [Request].
+func (t Table) list(ctx context.Context, typ, table uint16, f func(body []byte), attrs ...any) error {
+	attrs = append([]any{int(table), t.Name}, attrs...)
+	return t.Ask(ctx, Request(typ, unix.NLM_F_DUMP, t.Family, attrs...), func(body []byte) {
+		if nlconn.CStr(nlconn.Attribute(body, table)) == t.Name {
+			f(body)
+		}
+	})
+}
+
+// State reports whether the table is there, and whether it is dormant: none of its chains is in force.
+func (t Table) State(ctx context.Context) (there, dormant bool, err error) {
+	err = t.Ask(ctx, Request(unix.NFT_MSG_GETTABLE, 0, t.Family, unix.NFTA_TABLE_NAME, t.Name), func(body []byte) {
+		there, dormant = true, nlconn.BE32(nlconn.Attribute(body, unix.NFTA_TABLE_FLAGS))&unix.NFT_TABLE_F_DORMANT != 0
+	})
+	if errors.Is(err, unix.ENOENT) {
+		err = nil
+	}
+	return there, dormant, err
+}
+
+// Title is the table as nft says it: "table ip6 kube-proxy".
+func (t Table) Title() string {
+	if t.Family == unix.NFPROTO_IPV6 {
+		return "table ip6 " + t.Name
+	}
+	return "table ip " + t.Name
+}
+
+// EachSet calls f for the sets, those that belong to a rule included.
+func (t Table) EachSet(ctx context.Context, f func(name string, body []byte)) error {
+	return t.list(ctx, unix.NFT_MSG_GETSET, unix.NFTA_SET_TABLE, func(body []byte) {
+		f(nlconn.CStr(nlconn.Attribute(body, unix.NFTA_SET_NAME)), body)
+	})
+}
+
+// EachChain calls f for the chains.
+func (t Table) EachChain(ctx context.Context, f func(name string, h Hook)) error {
+	return t.list(ctx, unix.NFT_MSG_GETCHAIN, unix.NFTA_CHAIN_TABLE, func(body []byte) {
+		f(nlconn.CStr(nlconn.Attribute(body, unix.NFTA_CHAIN_NAME)), HookOf(body))
+	})
+}
+
+// EachRule calls f for the rules, those of a chain in their order.
+func (t Table) EachRule(ctx context.Context, f func(chain string, body []byte)) error {
+	return t.list(ctx, unix.NFT_MSG_GETRULE, unix.NFTA_RULE_TABLE, func(body []byte) {
+		f(nlconn.CStr(nlconn.Attribute(body, unix.NFTA_RULE_CHAIN)), body)
+	})
+}
+
+// EachElement calls f for the elements of a set.
+func (t Table) EachElement(ctx context.Context, set string, f func(el []byte)) error {
+	request := Request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, t.Family, unix.NFTA_SET_ELEM_LIST_TABLE, t.Name, unix.NFTA_SET_ELEM_LIST_SET, set)
+	return t.Ask(ctx, request, func(body []byte) {
+		nlconn.Attributes(nlconn.Attribute(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(_ uint16, el []byte) bool {
+			f(el)
+			return true
+		})
+	})
+}
+
+// Get returns the data of the elements of those keys that are there.
+func (t Table) Get(ctx context.Context, d *Set, keys [][]byte) (map[string][]byte, error) {
+	have, rec, n := make(map[string][]byte, len(keys)), []byte(nil), d.KeyLen()
+	err := t.Elements(ctx, t.Family, t.Name, d.Name, keys, func(el []byte) {
+		rec = d.Record(rec[:0], el)
+		have[string(rec[:n])] = bytes.Clone(rec[n:])
+	})
+	if err != nil {
+		return nil, fmt.Errorf("elements of %s: %w", d.Name, err)
+	}
+	return have, nil
+}
+
+// Undisturbed reads something small until nobody changes the ruleset meanwhile. It takes so little time that even
+// a busy neighbour leaves it a gap.
+func Undisturbed(ctx context.Context, read func() error) error {
+	var err error
+	for range 100 {
+		if err = read(); !errors.Is(err, nlconn.ErrInterrupted) || ctx.Err() != nil {
+			return err
+		}
+	}
+	return err
+}

@@ -1,0 +1,412 @@
+//go:build linux
+
+package cleanup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/all"
+	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/ipvs"
+	"kube-proxy/plane/nftables"
+	"kube-proxy/test/planetest"
+)
+
+// theirs is what others have, some of it with names like ours. KUBE-FIREWALL and what else of the kubelet's is here
+// stays too (DP-15).
+func theirs(t *testing.T) {
+	t.Helper()
+	const text = `*mangle
+:KUBE-IPTABLES-HINT - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+*filter
+:DOCKER-USER - [0:0]
+:KUBE-FIREWALL - [0:0]
+:KUBE-ROUTER-FORWARD - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A OUTPUT -j KUBE-FIREWALL
+-A FORWARD -j KUBE-ROUTER-FORWARD
+-A FORWARD -j DOCKER-USER
+-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP
+-A KUBE-ROUTER-FORWARD -m set --match-set KUBE-SRC-AAAA src -j ACCEPT
+COMMIT
+*nat
+:KUBE-MARK-DROP - [0:0]
+-A POSTROUTING -m mark --mark 0x10/0x10 -j MASQUERADE
+COMMIT
+`
+	run(t, "", "ipset", "create", "KUBE-SRC-AAAA", "hash:ip")
+	run(t, "", "ipset", "create", "KUBE-CLUSTER-IP-2", "hash:ip,port")
+	run(t, text, "iptables-nft-restore", "--noflush")
+	run(t, strings.ReplaceAll(text, "-A KUBE-ROUTER-FORWARD -m set --match-set KUBE-SRC-AAAA src -j ACCEPT\n", ""), "ip6tables-nft-restore", "--noflush")
+	run(t, "", "nft", "table inet kube-proxy { chain c { drop; }; }; table ip kube-proxy-x { chain c { drop; }; }")
+	run(t, "", "ip", "link", "add", "kube-dummy0", "type", ipvs.DeviceType)
+}
+
+// ours is what the modes iptables, ipvs and nftables leave.
+func ours(t *testing.T) {
+	t.Helper()
+	oursIPVS(t)
+	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
+		tab, _, _ := planetest.Shop(fam)
+		for _, b := range backends {
+			if b == iptables.Legacy && !legacyWorks() {
+				continue
+			}
+			p, err := iptables.New(iptables.Config{Family: fam, Backend: b})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+			if _, err := p.Reset(t.Context(), tab); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p, err := nftables.New(nftables.Config{Family: fam})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		if _, err := p.Reset(t.Context(), tab); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// oursIPVS is what the mode ipvs leaves, but for the virtual servers.
+func oursIPVS(t *testing.T) {
+	t.Helper()
+	var sets strings.Builder
+	for _, fam := range []lb.Family{lb.IPv4, lb.IPv6} {
+		inet := "inet"
+		if fam == lb.IPv6 {
+			inet = "inet6"
+		}
+		for _, name := range ipvs.SetNames(fam) {
+			typ := "hash:ip,port family " + inet
+			switch {
+			case strings.Contains(name, "NODE-PORT") && !strings.Contains(name, "SCTP-HAS"):
+				typ = "bitmap:port range 0-65535"
+			case strings.HasSuffix(name, "IPVS-IPS"):
+				typ = "hash:ip family " + inet
+			case strings.HasSuffix(name, "LOOP-BACK"), strings.HasSuffix(name, "SOURCE-IP"):
+				typ = "hash:ip,port,ip family " + inet
+			case strings.Contains(name, "SOURCE-CID"):
+				typ = "hash:ip,port,net family " + inet
+			}
+			fmt.Fprintln(&sets, "create", name, typ)
+		}
+	}
+	sets.WriteString(`add KUBE-NODE-PORT-TCP 30080
+add KUBE-6-NODE-PORT-UDP 30053
+add KUBE-CLUSTER-IP 10.96.0.10,tcp:80
+add KUBE-6-CLUSTER-IP fd00:10:96::10,udp:53
+add KUBE-IPVS-IPS 10.96.0.77
+add KUBE-NODE-PORT-SCTP-HASH 192.0.2.1,sctp:30090
+`)
+	run(t, sets.String(), "ipset", "restore")
+	run(t, `*filter
+:KUBE-NODE-PORT - [0:0]
+-I INPUT -m comment --comment "kubernetes health check rules" -j KUBE-NODE-PORT
+-A KUBE-NODE-PORT -m set --match-set KUBE-HEALTH-CHECK-NODE-PORT dst -j ACCEPT
+COMMIT
+*nat
+:KUBE-POSTROUTING - [0:0]
+-I POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A KUBE-POSTROUTING -m set --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE
+COMMIT
+`, "iptables-nft-restore", "--noflush")
+	run(t, "", "ip", "link", "add", ipvs.Device, "type", ipvs.DeviceType)
+	run(t, "", "ip", "link", "set", ipvs.Device, "up")
+	for _, a := range []string{"10.96.0.10/32", "10.96.0.1/32", "fd00:10:96::10/128"} {
+		run(t, "", "ip", "addr", "add", a, "dev", ipvs.Device, "nodad")
+	}
+}
+
+func needsAll(t *testing.T) {
+	t.Helper()
+	needsRoot(t)
+	needs(t, "iptables-nft", "ip6tables-nft", "nft", "ipset", "ip")
+}
+
+// --cleanup: all of ours goes, in both families and both back ends, and of others nothing changes (PR-08, G3, DP-15).
+func TestRunAll(t *testing.T) {
+	needsAll(t)
+	inNetns(t)
+	theirs(t)
+	before := state(t)
+	if r := clean(t, all.Modes()); len(r.Removed)+len(r.Left) > 0 {
+		t.Errorf("where there is nothing: %+v", r)
+	}
+	if after := state(t); after != before {
+		t.Errorf("where there is nothing, others had\n%s\nand have\n%s", before, after)
+	}
+	ours(t)
+	r := clean(t, all.Modes())
+	if len(r.Left) > 0 {
+		t.Errorf("left: %q", r.Left)
+	}
+	said := strings.Join(r.Removed, "\n")
+	for _, want := range []string{"chains of iptables (nft, IPv4)", "rules in chains of others of iptables (nft, IPv6)", "device kube-ipvs0 with 3 service addresses",
+		fmt.Sprintf("%d ipsets", 2*len(ipvs.SetNames(lb.IPv4))), "the nftables table kube-proxy of IPv4", "the nftables table kube-proxy of IPv6"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("not told: %s\ntold:\n%s", want, said)
+		}
+	}
+	var after []string
+	for line := range strings.Lines(state(t)) {
+		after = append(after, line)
+	}
+	for line := range strings.Lines(before) {
+		i := slices.Index(after, line)
+		if i < 0 {
+			t.Errorf("gone: %s", line)
+			continue
+		}
+		after = slices.Delete(after, i, i+1)
+	}
+	for _, line := range after { // tables of iptables cannot go; they are empty
+		switch {
+		case line[0] == '*', line == "COMMIT\n", strings.HasPrefix(line, ":") && strings.HasSuffix(line, " ACCEPT \n"), strings.HasPrefix(line, "table "):
+		case strings.Contains(line, "KUBE-FIREWALL"): // as the kubelet has it, where it had none
+		default:
+			t.Errorf("left: %s", line)
+		}
+	}
+	if r := clean(t, all.Modes()); len(r.Removed)+len(r.Left) > 0 {
+		t.Errorf("a second time: %+v", r)
+	}
+}
+
+// --cleanup-ipvs=false leaves IPVS alone, --cleanup-iptables removes iptables rules alone.
+func TestRunParts(t *testing.T) {
+	needsAll(t)
+	for name, c := range map[string]struct {
+		what       mode.List
+		gone, stay []string
+	}{
+		"--cleanup --cleanup-ipvs=false": {only("iptables", "nftables"), []string{"KUBE-SVC-", "table ip kube-proxy\n"}, []string{"KUBE-CLUSTER-IP\n", ipvs.Device}},
+		"--cleanup-iptables":             {only("iptables"), []string{"KUBE-SVC-"}, []string{"KUBE-CLUSTER-IP\n", ipvs.Device, "table ip kube-proxy\n"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inNetns(t)
+			ours(t)
+			if r := clean(t, c.what); len(r.Left) > 0 {
+				t.Errorf("left: %q", r.Left)
+			}
+			now := state(t)
+			for _, s := range c.gone {
+				if strings.Contains(now, s) {
+					t.Errorf("%q is there", s)
+				}
+			}
+			for _, s := range c.stay {
+				if !strings.Contains(now, s) {
+					t.Errorf("%q is gone", s)
+				}
+			}
+		})
+	}
+}
+
+// What cannot be removed is told, with what to do, and the rest goes all the same.
+func TestRunFailures(t *testing.T) {
+	needsAll(t)
+	inNetns(t)
+	ours(t)
+	run(t, "", "iptables-nft", "-A", "FORWARD", "-m", "set", "--match-set", "KUBE-LOOP-BACK", "dst,dst,src", "-j", "ACCEPT")
+	_, err := Run(t.Context(), all.Modes(), mode.Removal{})
+	if err == nil || !strings.Contains(err.Error(), "destroy ipset KUBE-LOOP-BACK: rules use it, of others") {
+		t.Errorf("a set that others use: %v", err)
+	}
+	if now := state(t); strings.Contains(now, "KUBE-CLUSTER-IP") || strings.Contains(now, "table ip kube-proxy") || !strings.Contains(now, "KUBE-LOOP-BACK") {
+		t.Errorf("there is\n%s", now)
+	}
+}
+
+// Without the programs of iptables, chains of ours are an error, for they cannot be removed; none are none.
+func TestRunWithoutIPTables(t *testing.T) {
+	needsAll(t)
+	inNetns(t)
+	bin := t.TempDir()
+	for _, p := range []string{"nft", "ipset", "ip"} {
+		path, _ := exec.LookPath(p)
+		if err := os.Symlink(path, filepath.Join(bin, p)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := os.Getenv("PATH")
+	t.Setenv("PATH", bin)
+	clean(t, all.Modes())
+	t.Setenv("PATH", path)
+	ours(t)
+	t.Setenv("PATH", bin)
+	r, err := Run(t.Context(), all.Modes(), mode.Removal{})
+	if err == nil || !strings.Contains(err.Error(), "there are chains of kube-proxy for IPv4, but no program to remove them") ||
+		!strings.Contains(err.Error(), "for IPv6, but") || !strings.Contains(err.Error(), "install iptables") {
+		t.Errorf("without programs: %v", err)
+	}
+	if legacyTables() && !strings.Contains(strings.Join(r.Left, "\n"), "iptables (legacy, IPv4): the kernel has such tables") {
+		t.Errorf("left: %q", r.Left)
+	}
+	if now := run(t, "", "nft", "list", "tables"); strings.Contains(now, "table ip kube-proxy") {
+		t.Errorf("the nftables tables stay:\n%s", now)
+	}
+}
+
+func legacyTables() bool {
+	b, err := os.ReadFile("/proc/thread-self/net/ip_tables_names")
+	return err == nil && len(b) > 0
+}
+
+// A table that iptables does not understand: later programs show what they can of it, earlier ones nothing. Either
+// way it is told that chains of ours stay, and the rule that leads to one does.
+func TestRunIncompatible(t *testing.T) {
+	needsAll(t)
+	inNetns(t)
+	run(t, "", "nft", "table ip nat { chain KUBE-SERVICES { accept; }; chain KUBE-MARK-MASQ { accept; }; "+
+		"chain PREROUTING { type filter hook input priority 5; jump KUBE-SERVICES; }; }")
+	r, err := Run(t.Context(), all.Modes(), mode.Removal{})
+	emptied := len(r.Left) == 1 && strings.Contains(r.Left[0], "chain nat KUBE-SERVICES stays, empty")
+	unseen := err != nil && strings.Contains(err.Error(), "the kernel still has")
+	if emptied == unseen {
+		t.Errorf("left: %q, %v", r.Left, err)
+	}
+	if now := run(t, "", "nft", "list", "ruleset"); !strings.Contains(now, "jump KUBE-SERVICES") {
+		t.Errorf("there is\n%s", now)
+	}
+}
+
+// PR-08: what each mode removes, and what it leaves.
+func TestOthers(t *testing.T) {
+	needsAll(t)
+	const (
+		nftRule, legacyRule = "nft KUBE-SVC-", "legacy KUBE-SVC-"
+		table4, table6      = "table ip kube-proxy\n", "table ip6 kube-proxy\n"
+		set4, set6          = "KUBE-CLUSTER-IP\n", "KUBE-6-CLUSTER-IP\n"
+		vip4, vip6          = "10.96.0.10", "fd00:10:96::10"
+	)
+	both := []lb.Family{lb.IPv4, lb.IPv6}
+	everything := []string{nftRule, legacyRule, table4, table6, set4, set6, vip4, vip6}
+	for name, c := range map[string]struct {
+		now  now
+		stay []string
+	}{
+		"nftables":             {now{mode: "nftables", families: both}, []string{table4, table6}},
+		"nftables, IPv4 alone": {now{mode: "nftables", families: both[:1]}, []string{table4, table6, set6, vip6}},
+		"nftables, excluded":   {now{mode: "nftables", families: both, exclude: []netip.Prefix{netip.MustParsePrefix("10.96.0.10/32")}}, []string{table4, table6, vip4}},
+		"ebpf":                 {now{mode: "ebpf", families: both}, nil},
+		"iptables, nft":        {now{mode: "iptables", families: both, backends: same(iptables.NFT)}, []string{nftRule}},
+		"iptables, legacy":     {now{mode: "iptables", families: both, backends: same(iptables.Legacy)}, []string{legacyRule}},
+		"iptables, one of each": {now{mode: "iptables", families: both, backends: map[lb.Family]iptables.Backend{lb.IPv4: iptables.Legacy, lb.IPv6: iptables.NFT}},
+			[]string{legacyRule}},
+		// In its own back end a plane has taken over what was there, before.
+		"ipvs, nft":             {now{mode: "ipvs", families: both, backends: same(iptables.NFT)}, []string{nftRule, set4, set6, vip4, vip6}},
+		"ipvs, legacy":          {now{mode: "ipvs", families: both, backends: same(iptables.Legacy)}, []string{legacyRule, set4, set6, vip4, vip6}},
+		"userspace, IPv6 alone": {now{mode: "userspace", families: both[1:]}, []string{nftRule, legacyRule, table4, set4, vip4}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if !legacyWorks() {
+				t.Skip("this machine has no legacy iptables")
+			}
+			inNetns(t)
+			ours(t)
+			if _, err := c.now.others(t.Context()); err != nil {
+				t.Error(err)
+			}
+			now := run(t, "", "nft", "list", "tables") + run(t, "", "ipset", "list", "-n") + run(t, "", "ip", "addr")
+			for _, b := range backends {
+				if strings.Contains(rules(t, "iptables-"+string(b)), "KUBE-SVC-") {
+					now += string(b) + " KUBE-SVC-"
+				}
+			}
+			for _, s := range everything {
+				if stays := slices.Contains(c.stay, s); strings.Contains(now, s) != stays {
+					t.Errorf("%q: want it there: %t\n%s", s, stays, now)
+				}
+			}
+		})
+	}
+	if _, err := Others(t.Context(), all.Modes(), mode.Mode{Name: "new"}, mode.Removal{Families: both}); err == nil {
+		t.Error("a mode that does not say what rules it writes is no error")
+	}
+}
+
+// Without CAP_NET_ADMIN nothing is removed, and each error says what it needs.
+func TestRunWithoutCapability(t *testing.T) {
+	needsAll(t)
+	inNetns(t)
+	ours(t)
+	before := state(t)
+	header := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	caps := make([]unix.CapUserData, 2)
+	if err := unix.Capget(header, &caps[0]); err != nil {
+		t.Fatal(err)
+	}
+	set := func(effective uint32) {
+		t.Helper()
+		caps[0].Effective = effective
+		if err := unix.Capset(header, &caps[0]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	had := caps[0].Effective
+	set(had &^ (1 << unix.CAP_NET_ADMIN))
+	_, err := Run(t.Context(), all.Modes(), mode.Removal{})
+	set(had)
+	if err == nil || strings.Count(err.Error(), "CAP_NET_ADMIN") < 4 || !strings.Contains(err.Error(), "delete device kube-ipvs0: operation not permitted") {
+		t.Errorf("error: %v", err)
+	}
+	for line := range strings.Lines(fmt.Sprint(err)) {
+		t.Log(strings.TrimSpace(line))
+	}
+	// The legacy programs, which got the capability from root, have removed what is theirs.
+	if after := state(t); !strings.Contains(after, "KUBE-SVC-") || !strings.Contains(after, "table ip kube-proxy\n") || len(after) > len(before) {
+		t.Errorf("there is\n%s", after)
+	}
+}
+
+// An interface of that name that is no dummy is somebody else's.
+func TestDeviceOfAnotherType(t *testing.T) {
+	needsAll(t)
+	inNetns(t)
+	run(t, "", "ip", "link", "add", ipvs.Device, "type", "veth", "peer", "name", "other0")
+	if r := clean(t, all.Modes()); len(r.Left) != 1 || !strings.Contains(r.Left[0], "of type veth") {
+		t.Errorf("left: %q", r.Left)
+	}
+	if _, err := netlink.LinkByName(ipvs.Device); err != nil {
+		t.Error(err)
+	}
+}
+
+// A canceled context ends it, with an error.
+func TestRunCanceled(t *testing.T) {
+	needsAll(t)
+	inNetns(t)
+	ours(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Run(ctx, all.Modes(), mode.Removal{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("canceled: %v", err)
+	}
+}
+
+// same is that back end in both families.
+func same(b iptables.Backend) map[lb.Family]iptables.Backend {
+	return map[lb.Family]iptables.Backend{lb.IPv4: b, lb.IPv6: b}
+}

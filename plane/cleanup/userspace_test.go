@@ -1,0 +1,150 @@
+//go:build linux
+
+package cleanup
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/all"
+	"kube-proxy/plane/iptables"
+	"kube-proxy/plane/userspace"
+	"kube-proxy/plane/userspace/capture"
+	"kube-proxy/test/planetest"
+)
+
+// TestSwitchUserspace (PR-08): a node changes from mode iptables to userspace, from there to nftables, and back. Loops of requests
+// notice nothing, and what one mode leaves goes with the next one's first write; connections that the kernel translated live on.
+func TestSwitchUserspace(t *testing.T) {
+	needsRoot(t)
+	needs(t, "iptables-nft", "ip6tables-nft", "nft")
+	for name, make := range map[string]func(capture.Config) (capture.Capture, error){
+		"nftables": func(c capture.Config) (capture.Capture, error) { return capture.NewNFTables(c) },
+		"iptables": func(c capture.Config) (capture.Capture, error) { return capture.NewIPTables(c) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			lab := netlab.ForTest(t, netlab.Options{})
+			lab.Serve(netlab.TCP, 8080, "pod1", "pod4")
+			families := []lb.Family{lb.IPv4, lb.IPv6}
+			var ways []netlab.Way
+			for _, fam := range families {
+				_, vip, nodePort := planetest.Shop(fam)
+				for _, w := range []netlab.Way{{From: "pod3", To: vip}, {From: "node1", To: vip}, {From: "client", To: nodePort}} {
+					w.Requests = true
+					ways = append(ways, w)
+				}
+			}
+			others := func(now now) mode.Report {
+				t.Helper()
+				now.families = families
+				r, err := now.others(t.Context())
+				if err != nil || len(r.Left) > 0 {
+					t.Errorf("%+v, %v", r, err)
+				}
+				return r
+			}
+			lab.On("node1", func() { start(t, families, openIPTables(iptables.NFT)) })
+			traffic := lab.Traffic(ways...)
+			defer traffic.Stop()
+			traffic.More()
+			for _, next := range []struct {
+				now  now
+				open func(lb.Family) (opened, error)
+			}{{now{mode: "nftables"}, openNFTables}, {now{mode: "iptables", backends: same(iptables.NFT)}, openIPTables(iptables.NFT)}} {
+				var proxies []*userspace.Plane
+				lab.On("node1", func() {
+					for _, fam := range families {
+						proxies = append(proxies, startUserspace(t, fam, make))
+					}
+				})
+				traffic.More()
+				lab.On("node1", func() {
+					if r := others(now{mode: "userspace"}); len(r.Removed) == 0 {
+						t.Error("nothing of the mode before was removed")
+					}
+				})
+				traffic.More()
+				lab.On("node1", func() { start(t, families, next.open) })
+				traffic.More()
+				lab.On("node1", func() {
+					r := strings.Join(others(next.now).Removed, "\n")
+					if !strings.Contains(r, capture.TableName) && !strings.Contains(r, "of mode userspace") {
+						t.Errorf("removed: %s", r)
+					}
+				})
+				traffic.More()
+				lab.On("node1", func() {
+					for _, p := range proxies { // as a process that ends
+						ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+						p.Drain(ctx)
+						cancel()
+						if err := p.Close(); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+				traffic.More()
+			}
+		})
+	}
+}
+
+// startUserspace writes the shop's rules as a new process would.
+func startUserspace(t *testing.T, fam lb.Family, make func(capture.Config) (capture.Capture, error)) *userspace.Plane {
+	t.Helper()
+	c, err := make(capture.Config{Family: fam, Mark: 1 << 14})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := userspace.New(userspace.Config{Family: fam, Capture: c, Mark: 1 << 14})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tab, _, _ := planetest.Shop(fam)
+	if _, err := p.Reset(t.Context(), tab); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// TestUserspaceStale: where the mode runs, what led packets in another way before goes, and what it leads them by stays.
+func TestUserspaceStale(t *testing.T) {
+	needsRoot(t)
+	lab := netlab.ForTest(t, netlab.Options{NoNode2: true})
+	lab.On("node1", func() {
+		old, err := capture.NewAddresses(capture.Config{Family: lb.IPv4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := capture.Lead{Key: lb.Key{Addr: netip.MustParseAddr("10.96.0.99"), Port: 80, Proto: lb.TCP}, Routes: []capture.Route{{From: lb.Anywhere, Port: 80}}}
+		if err := old.Reset(t.Context(), lb.Node{}, []capture.Lead{a}); err != nil {
+			t.Fatal(err)
+		}
+		old.Close()
+		modes := all.Modes()
+		m := modes[slices.IndexFunc(modes, func(m mode.Mode) bool { return m.Name == "userspace" })]
+		p, err := m.New(mode.Settings{Family: lb.IPv4, MasqueradeBit: 14})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		tab, _, _ := planetest.Shop(lb.IPv4)
+		if _, err := p.Reset(t.Context(), tab); err != nil {
+			t.Fatal(err)
+		}
+		r, err := Others(t.Context(), modes, m, mode.Removal{Families: []lb.Family{lb.IPv4}})
+		if err != nil || len(r.Removed) == 0 || !strings.Contains(r.Removed[0], "1 service addresses of IPv4") {
+			t.Errorf("%+v, %v", r, err)
+		}
+		if n, err := p.Audit(t.Context(), true); n != 0 || err != nil {
+			t.Errorf("its own was removed: %d mended, %v", n, err)
+		}
+	})
+}

@@ -1,0 +1,144 @@
+package ipvsfake_test
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/ipvswire"
+	"kube-proxy/test/ipvsfake"
+)
+
+func connect(t *testing.T, k *ipvsfake.Kernel) *ipvswire.Conn {
+	t.Helper()
+	c, err := ipvswire.New(t.Context(), k.Connect())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+var (
+	web = ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.MustParseAddrPort("10.96.0.10:80"), unix.IPPROTO_TCP), Scheduler: "sh",
+		Flags: ipvswire.Persistent | ipvswire.Sched1 | ipvswire.Sched2, Timeout: 10800, Netmask: 0xffffff00}
+	dns  = ipvswire.Service{ServiceID: ipvswire.ByAddr(netip.MustParseAddrPort("[fd00::a]:53"), unix.IPPROTO_UDP), Scheduler: "rr", Flags: ipvswire.OnePacket, Netmask: 128}
+	mark = ipvswire.Service{ServiceID: ipvswire.ByMark(ipvswire.IPv6, 7), Scheduler: "wrr", Flags: ipvswire.Persistent, Timeout: 60, Netmask: 64}
+	one  = ipvswire.Destination{Addr: netip.MustParseAddrPort("10.1.0.1:8080"), Weight: 1}
+	two  = ipvswire.Destination{Addr: netip.MustParseAddrPort("10.1.0.2:8080"), Weight: 0, Forwarding: ipvswire.Route}
+	six  = ipvswire.Destination{Addr: netip.MustParseAddrPort("[fd00:1::1]:8443"), Weight: 2}
+)
+
+func filled(t *testing.T) (*ipvsfake.Kernel, *ipvswire.Conn) {
+	t.Helper()
+	k := ipvsfake.New(ipvsfake.Config{})
+	c := connect(t, k)
+	if err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.NewService, Service: web}, {Verb: ipvswire.NewService, Service: dns}, {Verb: ipvswire.NewService, Service: mark},
+		{Verb: ipvswire.NewDestination, Service: web, Destination: two}, {Verb: ipvswire.NewDestination, Service: web, Destination: one}, {Verb: ipvswire.NewDestination, Service: mark, Destination: six}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	return k, c
+}
+
+// A state reads as ipvsadm-save -n says it.
+func TestString(t *testing.T) {
+	k, _ := filled(t)
+	const want = `-A -t 10.96.0.10:80 -s sh -p 10800 -M 255.255.255.0 -b sh-fallback,sh-port
+-a -t 10.96.0.10:80 -r 10.1.0.1:8080 -m -w 1
+-a -t 10.96.0.10:80 -r 10.1.0.2:8080 -g -w 0
+-A -u [fd00::a]:53 -s rr -o
+-A -f 7 -6 -s wrr -p 60 -M 64
+-a -f 7 -6 -r [fd00:1::1]:8443 -m -w 2
+`
+	if got := k.String(); got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+}
+
+// counted is what a service has counted.
+func counted(t *testing.T, c *ipvswire.Conn, id ipvswire.ServiceID) ipvswire.Stats {
+	t.Helper()
+	s, err := c.Service(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Stats
+}
+
+// Connections are listed, and outlive their destination, as TestKernelCountsConnections of ipvswire shows of the kernel.
+func TestConnections(t *testing.T) {
+	k, c := filled(t)
+	stats := ipvswire.Stats{Conns: 5, InPackets: 1 << 33, OutPackets: 3, InBytes: 1 << 40, OutBytes: 4}
+	conns := ipvsfake.Conns{Active: 1, Inactive: 2, Persistent: 3}
+	if err := errors.Join(k.SetConns(web.ServiceID, one.Addr, conns), k.SetStats(web.ServiceID, one.Addr, stats), k.SetServiceStats(web.ServiceID, stats)); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.SetConns(web.ServiceID, six.Addr, conns); err == nil || !strings.Contains(err.Error(), "[fd00:1::1]:8443") {
+		t.Errorf("a destination that is not there: %v", err)
+	}
+	look := func() (got ipvswire.DestinationState) {
+		if err := c.Destinations(t.Context(), web.ServiceID, func(d ipvswire.DestinationState) error {
+			if d.Addr == one.Addr {
+				got = d
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	want := ipvswire.DestinationState{Destination: one, Active: 1, Inactive: 2, Persistent: 3, Stats: stats}
+	if got := look(); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	remove := ipvswire.Op{Verb: ipvswire.DelDestination, Service: web, Destination: one}
+	add := ipvswire.Op{Verb: ipvswire.NewDestination, Service: web, Destination: one}
+	if err := c.Do(t.Context(), []ipvswire.Op{remove, add}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := look(); got != want {
+		t.Errorf("removed and back: %+v, want %+v", got, want)
+	}
+	other := web
+	other.Scheduler, other.Flags = "wrr", 0
+	if err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.SetService, Service: other}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := counted(t, c, web.ServiceID); got != stats {
+		t.Errorf("with another scheduler, and a destination that was removed meanwhile, the service counts %+v, want %+v", got, stats)
+	}
+	if err := k.SetServiceStats(ipvswire.ByMark(ipvswire.IPv4, 99), stats); err == nil {
+		t.Error("a service that is not there has counters")
+	}
+	if err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.DelService, Service: web}, {Verb: ipvswire.NewService, Service: web}, add}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := counted(t, c, web.ServiceID); got != (ipvswire.Stats{}) {
+		t.Errorf("removed and back the service counts %+v", got)
+	}
+	want.Stats = ipvswire.Stats{} // a service of its own now
+	if got := look(); got != want {
+		t.Errorf("removed with its service, and both back: %+v, want %+v", got, want)
+	}
+}
+
+// Before hears of each message what it is of, and what somebody else does there comes first.
+func TestBefore(t *testing.T) {
+	k, c := filled(t)
+	other := connect(t, k)
+	var heard []ipvsfake.Request
+	k.Before = func(r ipvsfake.Request) error {
+		if r.N--; len(heard) == 0 {
+			heard = append(heard, r)
+			return other.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.DelDestination, Service: web, Destination: one}}, nil)
+		}
+		heard = append(heard, r)
+		return nil
+	}
+	err := c.Do(t.Context(), []ipvswire.Op{{Verb: ipvswire.DelDestination, Service: web, Destination: one}}, nil)
+	if !errors.Is(err, unix.ENOENT) || len(heard) != 2 || heard[0].Command != ipvsfake.DelDest || !heard[0].Command.Writes() || heard[0].Service != web.ServiceID || heard[0].Destination != one.Addr || heard[1].N != heard[0].N+1 {
+		t.Errorf("%v; heard %+v", err, heard)
+	}
+}

@@ -1,0 +1,265 @@
+package planetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/test/seedtest"
+)
+
+// historySteps is how many steps History takes in each family.
+const historySteps = 36
+
+// History walks at random through the life of a node, and after every step sends packets to all Services, not only
+// to those that the step changed. In a step, one to three of these happen: a Service changes, comes or goes; the
+// plane is closed and a new one takes its place; the plane is Reset; somebody damages what it wrote
+// ([Config.Drift]); another proxy takes its place and is replaced ([Config.TakeOver]).
+//
+// Every packet must be answered as the table says, by a pod of the Service that it was sent to, which the port of
+// the answer tells. A client with a live affinity must meet the same backend while that is there, whatever happened
+// in between but for damage. Who talks to no Service at all must meet whom he meant, and be seen with his own address.
+//
+// A round is one batch of sockets. Each client asks each Service in half of the rounds, by a seed: affinities that
+// rest while backends come and go are the ones that go wrong.
+func History(t *testing.T, cfg Config) {
+	needRoot(t)
+	for _, f := range families {
+		t.Run(f.String(), func(t *testing.T) {
+			t.Parallel()
+			h := newHistory(cfg, f, seedtest.Of(t))
+			if testing.Short() {
+				h.steps /= 3
+			}
+			begin := time.Now()
+			err := h.run()
+			t.Logf("%s in %v", h.told(), time.Since(begin).Round(time.Millisecond))
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// history is one walk of one plane.
+type history struct {
+	town
+	cfg    Config
+	family lb.Family
+	steps  int
+	// patience is how long an answer may take that is expected.
+	patience time.Duration
+
+	lab    *field
+	plane  Plane
+	table  lb.Table
+	met    map[visitor]meeting
+	known  map[visitor][]netip.AddrPort // whom a client may be remembered at, where affinity is an endpoint's ([Config.AffinityByEndpoint])
+	recent []string                     // what happened last, for a failure
+
+	restarts, resets, drifts, takeovers, changes, probes, kept int
+}
+
+func newHistory(cfg Config, f lb.Family, seed uint64) *history {
+	rnd := rand.New(rand.NewPCG(seed, uint64(f)))
+	return &history{town: town{family: f, rnd: rnd}, cfg: cfg, family: f, steps: historySteps, patience: patience,
+		met: map[visitor]meeting{}, known: map[visitor][]netip.AddrPort{}}
+}
+
+func (h *history) told() string {
+	return fmt.Sprintf("%d steps: %d changes of Services, %d restarts, %d resets, %d drifts, %d take-overs; %d packets, %d affinities kept",
+		h.steps, h.changes, h.restarts, h.resets, h.drifts, h.takeovers, h.probes, h.kept)
+}
+
+func (h *history) run() error { return h.inField(h.walk) }
+
+// inField does work in a lab, where the plane has a town.
+func (h *history) inField(work func() error) error {
+	lab, err := newField(netlab.Options{})
+	if err != nil {
+		return err
+	}
+	h.lab = lab
+	return errors.Join(h.begun(work), lab.lab.Close())
+}
+
+func (h *history) begun(work func() error) (err error) {
+	if err := h.settle(h.lab); err != nil {
+		return err
+	}
+	h.table.Node = h.node()
+	for i := range townServices {
+		h.change(i)
+	}
+	defer func() { err = errors.Join(err, shut(h.plane)) }()
+	if err := h.onNode(h.restart); err != nil {
+		return fmt.Errorf("start: %w", err)
+	}
+	return work()
+}
+
+func (h *history) walk() error {
+	for step := range h.steps {
+		h.recent = append(h.recent, fmt.Sprintf("step %d:", step))
+		for range 1 + h.rnd.IntN(3) {
+			if err := h.onNode(h.act); err != nil {
+				return h.failed(err)
+			}
+		}
+		if err := h.round(); err != nil {
+			return h.failed(err)
+		}
+	}
+	return nil
+}
+
+func (h *history) failed(err error) error {
+	text := ""
+	if e := h.onNode(func() error { var e error; text, e = Dump(h.plane); return e }); e != nil {
+		text = e.Error()
+	}
+	return fmt.Errorf("%w\nwhat happened: %s\ntable:\n%s\nplane:\n%s", err, strings.Join(h.recent, " "), h.table.String(), text)
+}
+
+func (h *history) onNode(f func() error) error { return h.lab.lab.Do(netlab.Node1, f) }
+
+func (h *history) note(format string, args ...any) {
+	h.recent = append(h.recent, fmt.Sprintf(format, args...))
+	h.recent = h.recent[max(0, len(h.recent)-60):]
+}
+
+// act does one thing, in the node's namespace.
+func (h *history) act() error {
+	switch n := h.rnd.IntN(20); {
+	case n < 3:
+		h.note("restart")
+		h.restarts++
+		h.changeSome()
+		return h.restart()
+	case n < 5:
+		h.note("reset")
+		h.resets++
+		h.changeSome()
+		return h.reset()
+	case n == 5 && h.cfg.Drift != nil:
+		h.note("drift")
+		h.drifts++
+		return h.drift()
+	case n == 6 && h.cfg.TakeOver != nil:
+		h.note("take-over")
+		h.takeovers++
+		h.forgetAll()
+		if err := h.stop(); err != nil {
+			return err
+		}
+		if err := h.cfg.TakeOver(h.family); err != nil {
+			return fmt.Errorf("another proxy takes over: %w", err)
+		}
+		return h.restart()
+	}
+	changes := h.change(h.rnd.IntN(townServices))
+	if _, err := h.plane.Apply(context.Background(), changes); err != nil {
+		return fmt.Errorf("apply %d changes: %w", len(changes), err)
+	}
+	return nil
+}
+
+// changeSome changes Services while no plane looks, as they do while a proxy restarts.
+func (h *history) changeSome() {
+	for range h.rnd.IntN(3) {
+		h.change(h.rnd.IntN(townServices))
+	}
+}
+
+// change gives a Service a new form, and returns what that changes.
+func (h *history) change(i int) []lb.Change {
+	h.changes++
+	owner, fronts := h.reform(i)
+	h.note("%s", outline(owner, fronts))
+	changes, _ := h.table.Replace(owner, fronts)
+	h.forgetGone()
+	return changes
+}
+
+// outline tells what a Service asks for, as in "town/s1@1000+affine→pod1,pod4".
+func outline(o lb.Owner, fronts []*lb.Frontend) string {
+	if len(fronts) == 0 {
+		return o.Name + " gone"
+	}
+	text := fmt.Sprintf("%s@%d", o.Name, o.Created)
+	if slices.ContainsFunc(fronts, func(f *lb.Frontend) bool { return f.Affinity > 0 }) {
+		text += "+affine"
+	}
+	for _, f := range fronts {
+		for i, r := range f.Routes {
+			if r.To == nil || i > 0 || f.Kind != lb.ClusterIP {
+				continue
+			}
+			var hosts []string
+			for b := range r.To.Backends.All() {
+				hosts = append(hosts, netlab.Owner(b.Addr.Addr()))
+			}
+			text += "→" + strings.Join(hosts, ",")
+		}
+	}
+	return text
+}
+
+func (h *history) stop() error {
+	err := shut(h.plane)
+	h.plane = nil
+	if err != nil {
+		return fmt.Errorf("close the plane: %w", err)
+	}
+	return nil
+}
+
+func (h *history) restart() error {
+	if h.plane != nil {
+		if err := h.stop(); err != nil {
+			return err
+		}
+	}
+	p, err := h.cfg.New(h.family)
+	if err != nil { // p may be a nil of the plane's own type
+		return fmt.Errorf("new plane: %w", err)
+	}
+	h.plane = p
+	if h.cfg.Proxied {
+		h.forgetAll()
+	}
+	return h.reset()
+}
+
+func (h *history) reset() error {
+	if _, err := ResetAll(context.Background(), h.plane, &h.table); err != nil {
+		return fmt.Errorf("reset: %w", err)
+	}
+	return nil
+}
+
+// drift damages the plane's state and has it mended, by an audit, or by a Reset where the audit asks for one.
+func (h *history) drift() error {
+	h.forgetAll()
+	if err := h.cfg.Drift(h.family, h.rnd); err != nil {
+		return fmt.Errorf("drift: %w", err)
+	}
+	for range 20 {
+		mended, err := h.plane.Audit(context.Background(), true)
+		switch {
+		case err != nil:
+			return h.reset()
+		case mended == 0:
+			return nil
+		}
+	}
+	return errors.New("an audit finds something to mend again and again")
+}

@@ -1,0 +1,80 @@
+package planetest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/test/scenario"
+)
+
+// nothing is a plane that programs nothing.
+type nothing struct{}
+
+func (nothing) Reset(context.Context, *lb.Table) (plane.ResetResult, error) {
+	return plane.ResetResult{}, nil
+}
+func (nothing) Apply(context.Context, []lb.Change) (plane.ApplyResult, error) {
+	return plane.ApplyResult{}, nil
+}
+func (nothing) SetNode(context.Context, lb.Node) error   { return nil }
+func (nothing) Probe(context.Context) error              { return nil }
+func (nothing) Drift() <-chan struct{}                   { return nil }
+func (nothing) Audit(context.Context, bool) (int, error) { return 0, nil }
+func (nothing) Pace() int                                { return 1 }
+
+// A suite that cannot fail proves nothing: every line in which a service address is answered or refused must
+// fail on a plane that programs nothing. What is refused or dropped by the network's own nature may pass.
+func TestNothingFails(t *testing.T) {
+	all := load(t, "")
+	s := &suite{
+		Config: Config{Mode: "nothing", New: func(lb.Family) (Plane, error) { return nothing{}, nil }},
+		labs:   &pool{}, patience: 300 * time.Millisecond,
+	}
+	defer func() {
+		if err := s.labs.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, name := range []string{"clusterip", "nodeport", "hairpin", "no-endpoints", "external-policy-local", "source-ranges",
+		"session-affinity-survives-changes", "established-connections", "udp", "detect-bridge", "unknown-port"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			i := slices.IndexFunc(all, func(s *scenario.Scenario) bool { return s.Name == name })
+			if i < 0 {
+				t.Fatal("there is no such scenario")
+			}
+			_, failures, err := s.try(all[i])
+			if err != nil {
+				t.Fatal(err)
+			}
+			failed := strings.Join(failures, "\n")
+			for _, f := range families {
+				expectFailures(t, all[i], f, failed)
+			}
+		})
+	}
+}
+
+func expectFailures(t *testing.T, sc *scenario.Scenario, f lb.Family, failed string) {
+	checked := 0
+	for _, st := range sc.States {
+		for _, p := range st.Packets {
+			if p.Want.Verdict != scenario.Answered || p.Verb != scenario.Send || p.Family != 0 && p.Family != f {
+				continue
+			}
+			checked++
+			if !strings.Contains(failed, fmt.Sprintf("%s.txtar:%d: ", sc.Name, p.Line)) {
+				t.Errorf("%v: %s passed without a plane", f, p.Text)
+			}
+		}
+	}
+	if checked == 0 && sc.Name != "no-endpoints" {
+		t.Errorf("%v: no line was checked", f)
+	}
+}

@@ -1,0 +1,92 @@
+package planetest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/test/scenario"
+)
+
+// otherwise notes that a line was to show what is different where connections end at the plane.
+func (r *run) otherwise(how Proxied) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.proxied = append(r.proxied, how)
+}
+
+// balanced reports whether the row that decides, if there is one, leads somebody to backends.
+func (r *run) balanced(shots []scenario.Shot) bool {
+	return len(shots) > 0 && slices.ContainsFunc(shots, func(s scenario.Shot) bool {
+		row := r.table.Get(s.Key)
+		return row != nil && slices.ContainsFunc(row.Routes, func(route lb.Route) bool { return route.Do == lb.Balance })
+	})
+}
+
+// asProxied is what a line says where connections end at the plane; elsewhere it is the line as it is.
+func (r *run) asProxied(p scenario.Packet, shots []scenario.Shot) scenario.Packet {
+	if !r.s.Proxied || p.Want.Verdict != scenario.Answered || !r.balanced(shots) {
+		return p
+	}
+	if p.Want.Or != scenario.Answered {
+		r.otherwise(ProxiedRetry)
+	}
+	if p.Want.Sticky && r.restarted {
+		r.otherwise(ProxiedAffinity)
+		p.Want.Backends = r.anyOf(p.Want.Backends, shots[0].Key)
+	}
+	return p
+}
+
+// anyOf adds to the backends that a line names the others of the row.
+func (r *run) anyOf(named []scenario.Backend, k lb.Key) []scenario.Backend {
+	named = slices.Clone(named)
+	for _, route := range r.table.Get(k).Routes {
+		if route.To == nil {
+			continue
+		}
+		for b := range route.To.Backends.All() {
+			host := r.lab.owner(b.Addr.Addr())
+			if !slices.ContainsFunc(named, func(n scenario.Backend) bool { return n.Host == host }) {
+				named = append(named, scenario.Backend{Host: host, From: named[0].From})
+			}
+		}
+	}
+	return named
+}
+
+// origin is whom a backend must see where a line says want.
+func (r *run) origin(want scenario.Origin, a netlab.Reply, shots []scenario.Shot) scenario.Origin {
+	if !r.s.Proxied || want.Host == "" && want.Addr.IsZero() || a.Server == netlab.Sink || !r.balanced(shots) {
+		return want
+	}
+	if want.Host != netlab.Node1 {
+		r.otherwise(ProxiedAddress)
+	}
+	return scenario.Origin{Host: netlab.Node1}
+}
+
+// resets reports whether a connection that is to be refused was reset, though that came after the plane accepted it. Without a packet
+// filter so is one that is to be dropped: the listener alone knows the source ranges.
+func (r *run) resets(p scenario.Packet, shots []scenario.Shot, err error) bool {
+	if !r.s.Proxied || p.Want.Verdict == scenario.Answered || p.Want.Verdict == scenario.Dropped && !r.s.Held || !errors.Is(err, netlab.ErrReset) || !r.balanced(shots) {
+		return false
+	}
+	r.otherwise(ProxiedReset)
+	return true
+}
+
+// overRestart checks a connection that was opened before the plane that it went through was closed: err is what using it
+// again came to.
+func (r *run) overRestart(p scenario.Packet, c *netlab.Conn, err error) error {
+	r.otherwise(ProxiedRestart)
+	switch udp := c.Proto() == netlab.UDP; {
+	case udp && err != nil:
+		return fmt.Errorf("connection %s: %w", p.Conn, err)
+	case !udp && err == nil:
+		return fmt.Errorf("connection %s is still answered, though the proxy that it ended at is gone", p.Conn)
+	}
+	return nil
+}

@@ -1,0 +1,539 @@
+package planetest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+	"kube-proxy/test/scenario"
+	"kube-proxy/trace"
+)
+
+// patience is how long an answer may take that is expected. It costs nothing as long as answers come, and a busy
+// machine that emulates another one may take seconds for one.
+const patience = 30 * time.Second
+
+// Config says which plane to prove.
+type Config struct {
+	// Mode is the proxy mode, the name of a column of docs/conformance.md.
+	Mode string
+	// Variant: the plane is a variant for tests, whose results are not recorded.
+	Variant bool
+	// New makes a plane. It is called, as all methods of the plane are, on a thread that is in the network
+	// namespace of the node.
+	New func(f lb.Family) (Plane, error)
+	// Differs names the rows of docs/behaviour.md that this mode keeps otherwise, by intent, with the reason. The
+	// scenarios that prove such a row are not run; the page shows the reason.
+	Differs map[string]string
+	// Untouched: packets to service addresses that no row matches go on as they came, other than SV-62, SV-63 and
+	// SV-66 say. Lines that expect them refused or dropped then expect that the sink answers, and so prove the
+	// difference: scenarios of rows that Differs names are run.
+	Untouched bool
+	// Proxied: connections end at the plane, which opens others to the backends, and tries another backend where one
+	// does not answer. Lines that say otherwise then expect, and so prove, what such a mode does: see [ProxiedAddress]
+	// and its neighbours. Scenarios of rows that Differs names are run.
+	Proxied bool
+	// Model, if not nil, makes what is asked in place of a kernel that packets are sent through, for one scenario and family: New is not
+	// called then, and no root is needed. Stands says in a word or two what the model stands for ("HNS as assumed").
+	Model  func(lb.Family, scenario.Settings) (Model, error)
+	Stands string
+	// Otherwise has, by what a model may show otherwise, the scenarios in which it does: these and no others. What it does not name
+	// may be anywhere.
+	Otherwise map[Modelled][]string
+	// KeepsSources: where lines say so, backends of the model see the client's own address.
+	KeepsSources bool
+	// Recreates: what translates is made anew where only its backends change, and its connections end.
+	Recreates bool
+	// Held: the service addresses are the node's own, and there is no packet filter. What comes for a port of theirs that no row has,
+	// or whose row serves nobody, is refused, also where others drop it or let it pass. Lines then expect that.
+	Held bool
+	// AffinityByAddress: a client stays with its backend at each address of a Service by itself; and where packets from its kind of source
+	// go elsewhere than those from anywhere, a change of backends may send it to another.
+	AffinityByAddress bool
+	// AffinityByEndpoint: who met an endpoint of a service port is remembered beside the endpoint, for all sets that have it. A client that
+	// two sets sent to two endpoints may meet either where a set comes to have both.
+	AffinityByEndpoint bool
+	// Holds: the service addresses are the node's own. Lines then expect, and so prove, that it answers pings, and refuses what comes for a port
+	// of theirs that no row has, also where others let it pass. Scenarios of rows that Differs names are run.
+	Holds bool
+	// Forget, if not nil, has the kernel forget the connections of the scenario before, so far as conntrack does not keep them. It is called in the
+	// namespace of the node.
+	Forget func() error
+	// DiffersIn names scenarios that this mode keeps otherwise, by intent, where it keeps their rows in others, with the reason. They are
+	// not run; the page shows the reason.
+	DiffersIn map[string]string
+	// Without names scenarios that a variant cannot keep, and why. They are not run.
+	Without map[string]string
+	// Trace is what [trace.Ask] must know of the mode, as package mode gives it for the settings of New; nil for what is so in all.
+	Trace func(lb.Family) trace.Mode
+	// Core names the scenarios that other kernels run, in emulation, where all would take too long: with PLANETEST_CORE=1
+	// only these run. [Core] proves that they are enough.
+	Core []string
+	// TooLarge names scenarios that are left out in emulation, with PLANETEST_VM=1, and why.
+	TooLarge map[string]string
+	// Dir is the folder of scenarios, which [Run] sends alone; "" means test/testdata/scenarios of the module, and more.
+	Dir string
+	// Drift, if not nil, damages what the plane of a family has in the kernel, as somebody with the same rights could.
+	// It is called, as TakeOver is, in the namespace of the node, by [History] and [Sabotage].
+	Drift func(lb.Family, *rand.Rand) error
+	// Break, if not nil, breaks one small thing of what the plane has in the kernel, as Drift breaks much, and says which. [Sabotage] calls it.
+	Break func(lb.Family, *rand.Rand) (what string, err error)
+	// TakeOver, if not nil, leaves in the kernel what another proxy would that took the plane's place.
+	TakeOver func(lb.Family) error
+}
+
+// families are the two families in which every scenario runs, at the same time.
+var families = []lb.Family{lb.IPv4, lb.IPv6}
+
+// suite is one Run.
+type suite struct {
+	Config
+	all  int // scenarios there are
+	labs *pool
+	// patience is how long an answer may take that is expected.
+	patience time.Duration
+	mu       sync.Mutex
+	results  Results
+	inquired inquired
+}
+
+// Run proves the plane with every scenario, with some that are too large for a file, and with connections that are
+// made while endpoints flap. It needs root.
+func Run(t *testing.T, cfg Config) {
+	all := cfg.load(t)
+	if cfg.Dir == "" {
+		all = append(all, generated(t)...)
+	}
+	s := &suite{
+		Config: cfg, all: len(all), labs: &pool{}, patience: patience,
+		results: Results{Mode: cfg.Mode, Kernel: cfg.kernel(t), Model: cfg.Model != nil},
+	}
+	if os.Getenv("PLANETEST_CORE") != "" && cfg.Core != nil {
+		core, others, err := cfg.core(all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: %d of %d scenarios (PLANETEST_CORE), not: %s", cfg.Mode, len(core), len(all), strings.Join(others, " "))
+		all = core
+	}
+	t.Run("scenarios", func(t *testing.T) {
+		for _, sc := range all {
+			t.Run(sc.Name, func(t *testing.T) {
+				t.Parallel()
+				s.scenario(t, sc)
+			})
+		}
+	})
+	if cfg.Model == nil && cfg.Dir == "" {
+		t.Run("churn", s.churn)
+	}
+	if err := s.labs.close(); err != nil {
+		t.Errorf("remove the labs: %v", err)
+	}
+	t.Logf("%s: %s", cfg.Mode, &s.inquired)
+	if cfg.Model != nil && cfg.Trace == nil {
+		t.Logf("%s: NOT ASKED: trace does not know yet what this mode makes of the table", cfg.Mode)
+	}
+	if s.inquired.followed == 0 && !cfg.Variant {
+		t.Errorf("%s: the plane does not tell what the kernel holds (mode.Looker)", cfg.Mode)
+	} else if s.inquired.followed == 0 {
+		t.Logf("%s: NOT ASKED: the plane does not tell yet what the kernel holds (mode.Looker)", cfg.Mode)
+	}
+	s.checkOtherwise(t)
+	s.report(t)
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+}
+
+// load reads the scenarios for planes that need root.
+func load(t *testing.T, dir string) []*scenario.Scenario {
+	t.Helper()
+	return (&Config{Dir: dir}).load(t)
+}
+
+func (cfg *Config) load(t *testing.T) []*scenario.Scenario {
+	t.Helper()
+	if cfg.Model == nil {
+		needRoot(t)
+	}
+	dir := cfg.Dir
+	if dir == "" {
+		var err error
+		if dir, err = scenario.Dir(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := scenario.LoadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// differs returns the reason why the mode does not keep one of the scenario's rows, or "".
+func (s *suite) differs(sc *scenario.Scenario) string {
+	for _, row := range sc.Rows {
+		if why := s.Differs[row]; why != "" {
+			return row + ": " + why
+		}
+	}
+	return ""
+}
+
+// scenario runs one scenario in both families.
+func (s *suite) scenario(t *testing.T, sc *scenario.Scenario) {
+	why := s.differs(sc)
+	if in := s.DiffersIn[sc.Name]; in != "" {
+		why = in
+	}
+	if why != "" && (!s.Untouched && !s.Proxied && !s.Holds || s.DiffersIn[sc.Name] != "") {
+		s.record(sc, Result{Differs: why})
+		t.Skip("this mode differs by intent: " + why)
+	}
+	if left := s.Without[sc.Name]; left != "" {
+		t.Skip("this variant cannot keep it: " + left)
+	}
+	vm := os.Getenv("PLANETEST_VM") != ""
+	if left := s.TooLarge[sc.Name]; left != "" && vm {
+		s.record(sc, Result{Left: left})
+		t.Skip("too large for emulation: " + left)
+	}
+	result, failures, err := s.try(sc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range failures {
+		t.Error(f)
+	}
+	switch {
+	case result.SCTP > 0 && vm:
+		t.Errorf("%d lines need SCTP, which the kernels of the VMs have", result.SCTP)
+	case result.SCTP > 0:
+		t.Logf("%d lines need SCTP, which this kernel has not: proven in the VM run", result.SCTP)
+	}
+	result.Differs = why
+	s.record(sc, result)
+}
+
+// mostStretch is how much longer than written a scenario's affinities last at most.
+const mostStretch = 16
+
+// try plays a scenario and tells what failed. If it failed because the machine was slower than a client affinity
+// lasts, it is played again with affinities, and waits, that last longer.
+func (s *suite) try(sc *scenario.Scenario) (Result, []string, error) {
+	for stretch := 1; ; stretch *= 4 {
+		result, failures, lapsed, err := s.play(sc, stretch)
+		if err != nil || !lapsed || stretch == mostStretch {
+			return result, failures, err
+		}
+	}
+}
+
+// play plays a scenario in both families at once, with affinities that last stretch times as long as written. It
+// tells what failed, and whether one of the failures may be due to an affinity that was over.
+func (s *suite) play(sc *scenario.Scenario, stretch int) (_ Result, failures []string, lapsed bool, _ error) {
+	if s.Model != nil {
+		return s.putToModel(sc)
+	}
+	bridge := sc.Settings.Policy.DetectLocal == policy.BridgeInterface
+	lab, err := s.labs.get(netlab.Options{Bridge: bridge})
+	if err != nil {
+		return Result{}, nil, false, err
+	}
+	defer s.labs.put(lab)
+	if err := lab.prepare(sc.Settings); err != nil {
+		return Result{}, nil, false, err
+	}
+	if s.Forget != nil {
+		if err := lab.lab.Do(netlab.Node1, s.Forget); err != nil {
+			return Result{}, nil, false, fmt.Errorf("forget connections: %w", err)
+		}
+	}
+	var both sync.WaitGroup
+	runs := make([]*run, len(families))
+	for i, f := range families {
+		runs[i] = s.newRun(sc, lab, f)
+		runs[i].stretch = stretch
+		runs[i].replay.Stretch(stretch)
+		both.Go(runs[i].play)
+	}
+	both.Wait()
+	result := Result{Families: map[string]string{}}
+	for _, r := range runs {
+		lapsed = lapsed || r.lapsed
+		result.SCTP += r.sctp
+		note(&result.Proxied, r.proxied)
+		result.Families[r.family.String()] = r.verdict()
+		failures = append(failures, r.failures...)
+	}
+	return result, failures, lapsed, nil
+}
+
+// run is one scenario in one family.
+type run struct {
+	s      *suite
+	sc     *scenario.Scenario
+	lab    *field
+	family lb.Family
+	// ports are those at which hosts listen; nil means Ports.
+	ports []uint16
+	// inquiry has what the packets of the present state met.
+	inquiry inquiry
+	// compared: the plane was asked for differences in a state before.
+	compared bool
+	replay   *scenario.Replay
+	plane    Plane
+	flows    cleaner // none where a model stands for the kernel
+	table    *lb.Table
+	state    string
+	conns    map[string]*netlab.Conn
+	begun    map[string]chan attempt
+	// stretch is what the scenario's affinities, and its waits, are multiplied by.
+	stretch int
+	// restarted: another plane has taken the place of the first.
+	restarted bool
+
+	mu       sync.Mutex
+	proxied  []Proxied            // what was otherwise because connections end at the plane
+	model    Model                // nil: there is a lab
+	asked    map[string]modelled  // connections of the model that stay open
+	modelled []Modelled           // what the model showed otherwise
+	affine   map[client]time.Time // when each client with an affinity connected last
+	lapsed   bool                 // something failed after an affinity may have been over
+	failures []string
+	passed   int // lines that did as they should
+	sctp     int // lines that this kernel cannot send
+}
+
+func (s *suite) newRun(sc *scenario.Scenario, lab *field, f lb.Family) *run {
+	return &run{s: s, sc: sc, lab: lab, family: f, replay: sc.Replay(f), conns: map[string]*netlab.Conn{}, begun: map[string]chan attempt{}, asked: map[string]modelled{},
+		stretch: 1, affine: map[client]time.Time{}}
+}
+
+func (r *run) verdict() string {
+	switch {
+	case len(r.failures) > 0:
+		return Fails
+	case r.passed == 0 && r.sctp == 0:
+		return NotApplicable
+	case r.passed == 0:
+		return NeedsSCTP
+	}
+	return Passes
+}
+
+func (r *run) failf(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failures = append(r.failures, r.heading()+fmt.Sprintf(format, args...))
+}
+
+// play goes through the states.
+func (r *run) play() {
+	defer r.end()
+	if err := r.onNode(r.start); err != nil {
+		r.failf("start: %v", err)
+		return
+	}
+	for first := true; ; first = false {
+		step, ok, err := r.replay.Next()
+		if err != nil {
+			r.failf("%v", err)
+		}
+		if err != nil || !ok {
+			return
+		}
+		r.state, r.table = step.State.Name, step.Table
+		if err := r.onNode(func() error { return r.advance(step, first) }); err != nil {
+			r.failf("%v", err)
+			return
+		}
+		r.packets(step.State.Packets)
+		if r.model == nil {
+			r.inquire()
+		} else {
+			r.noDifferences(step.Table)
+		}
+	}
+}
+
+// onNode runs f on a thread in the node's namespace.
+func (r *run) onNode(f func() error) error {
+	if r.model != nil {
+		return f()
+	}
+	return r.lab.lab.Do(netlab.Node1, f)
+}
+
+// start makes the plane, on top of what the scenario before has left, and empties it.
+func (r *run) start() error {
+	if err := r.renew(); err != nil {
+		return err
+	}
+	if _, err := ResetAll(context.Background(), r.plane, &lb.Table{}); err != nil {
+		return fmt.Errorf("reset to nothing: %w", err)
+	}
+	return nil
+}
+
+// renew makes a new plane in place of the one there is, which leaves its rules in force.
+func (r *run) renew() error {
+	if r.plane != nil {
+		if err := shut(r.plane); err != nil {
+			return fmt.Errorf("close the plane: %w", err)
+		}
+		r.plane = nil
+		if r.flows.stop != nil {
+			r.flows.stop()
+		}
+	}
+	create := func() (Plane, error) { return r.s.New(r.family) }
+	if r.model != nil {
+		create = r.model.New
+	}
+	p, err := create()
+	if err != nil { // p may be a nil of the plane's own type
+		return fmt.Errorf("new plane: %w", err)
+	}
+	r.plane = p
+	if r.model == nil {
+		r.flows, err = newCleaner(r.family, p)
+	}
+	return err
+}
+
+// advance brings the plane to the next state.
+func (r *run) advance(step scenario.Step, first bool) error {
+	// Long: a machine in emulation runs all scenarios at the same time.
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	first, err := r.apply(ctx, step, first)
+	if err == nil && r.model == nil {
+		r.flows.applied(step, first)
+	}
+	return err
+}
+
+// apply has the plane take a step, and reports whether it is the first one of the plane.
+func (r *run) apply(ctx context.Context, step scenario.Step, first bool) (bool, error) {
+	if step.State.Restart {
+		if err := r.renew(); err != nil {
+			return first, err
+		}
+		first, r.restarted = true, true
+	}
+	if !first && step.NewNode {
+		if err := r.plane.SetNode(ctx, step.Table.Node); err != nil {
+			return first, fmt.Errorf("set node: %w", err)
+		}
+	}
+	if first {
+		if _, err := ResetAll(ctx, r.plane, step.Table); err != nil {
+			return first, fmt.Errorf("reset: %w", err)
+		}
+		return first, nil
+	}
+	if len(step.Changes) == 0 {
+		return first, nil
+	}
+	if _, err := r.plane.Apply(ctx, step.Changes); err != nil {
+		return first, fmt.Errorf("apply %d changes: %w", len(step.Changes), err)
+	}
+	return first, nil
+}
+
+func (r *run) end() {
+	for _, c := range r.conns {
+		if err := c.Close(); err != nil {
+			r.failf("%v", err)
+		}
+	}
+	if err := shut(r.plane); err != nil {
+		r.failf("close the plane: %v", err)
+	}
+	if r.flows.stop != nil {
+		r.flows.stop()
+	}
+}
+
+// packets runs the lines of a section: all at once, but for what "then" and "wait" part.
+func (r *run) packets(lines []scenario.Packet) {
+	if r.model != nil { // which knows no time, and answers at once
+		for _, p := range lines {
+			r.line(p)
+		}
+		return
+	}
+	var group []scenario.Packet
+	flush := func() {
+		var all sync.WaitGroup
+		for _, p := range group {
+			all.Go(func() { r.line(p) })
+		}
+		all.Wait()
+		group = nil
+	}
+	for _, p := range lines {
+		switch {
+		case p.Verb == scenario.Then:
+			flush()
+			time.Sleep(p.Wait * time.Duration(r.stretch))
+			continue
+		case p.Conn != "" && slices.ContainsFunc(group, func(q scenario.Packet) bool { return q.Conn == p.Conn }):
+			flush()
+		}
+		group = append(group, p)
+	}
+	flush()
+}
+
+// heading begins a failure: where we are, and what the story is.
+func (r *run) heading() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s, %s", r.sc.Name, r.family)
+	if r.state != "" {
+		fmt.Fprintf(&b, ", step %s", r.state)
+	}
+	fmt.Fprintf(&b, " (%s)\n", strings.Join(r.sc.Rows, ", "))
+	for line := range strings.Lines(r.sc.Story) {
+		b.WriteString("    " + line)
+	}
+	b.WriteString("\n")
+	return b.String()
+}
+
+// dumpText returns what the plane can tell of itself, if PLANETEST_DUMP asks for it.
+func (r *run) dumpText() string {
+	if os.Getenv("PLANETEST_DUMP") == "" {
+		return ""
+	}
+	text, err := "", error(nil)
+	if e := r.onNode(func() error { text, err = Dump(r.plane); return nil }); e != nil || err != nil {
+		return fmt.Sprintf("(no dump: %v %v)", e, err)
+	}
+	return text
+}
+
+// resultsDir is where recorded results lie, relative to the module.
+func resultsDir() (string, error) {
+	dir, err := scenario.Dir()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, "..", "..", "planetest", "testdata", "results"), nil
+}

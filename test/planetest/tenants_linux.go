@@ -1,0 +1,344 @@
+//go:build linux
+
+package planetest
+
+import (
+	"fmt"
+	"hash/maphash"
+	"iter"
+	"maps"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"kube-proxy/cluster"
+	"kube-proxy/lb"
+	"kube-proxy/policy"
+	"kube-proxy/test/adversary"
+	"kube-proxy/test/seedtest"
+	"kube-proxy/trace"
+)
+
+// Tenants proves that adding any objects of one namespace leaves the kernel's state at keys of other namespaces as it was (TN-01): random
+// tenants come one after the other, each in a namespace of its own, and go again. Each time the kernel must do with packets to
+// the keys of others what it did before, and must list the same lines about them. walks is the number of worlds in each family.
+//
+// fresh gives the calling goroutine a kernel in which nobody has written yet, as of [Verbs].
+func Tenants(t *testing.T, walks int, fresh func(testing.TB) Kernel) {
+	seed := seedtest.Of(t)
+	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		for walk := range uint64(walks) {
+			t.Run(fmt.Sprintf("%s/%d", f, walk), func(t *testing.T) {
+				n := newNeighbours(t, f, fresh(t))
+				var came []*adversary.Tenant
+				for i := range uint64(3) {
+					came = append(came, n.tenant(seed+3*walk+i))
+					n.acts(came[i].Namespace, "comes", everything(came[i])...)
+				}
+				for _, tenant := range came {
+					n.acts(tenant.Namespace, "goes", tenant.Leave()...)
+				}
+			})
+		}
+	}
+}
+
+// everything is each object that a tenant has, once.
+func everything(t *adversary.Tenant) (out []cluster.Event) {
+	for i := range 4 {
+		out = append(out, cluster.ServiceSet{Service: t.Service(i)})
+		for k := range 2 {
+			out = append(out, cluster.SliceSet{Slice: t.Slice(i, k)})
+		}
+	}
+	return out
+}
+
+// neighbours are Services of several namespaces in one kernel.
+type neighbours struct {
+	testing.TB
+	World
+	plane    Plane
+	kernel   Kernel
+	store    *cluster.Store
+	table    *lb.Table
+	settings policy.Settings
+	victims  adversary.Victims
+	created  int64
+	tenants  int
+	seed     maphash.Seed
+	known    map[question]string // what the kernel was last seen to do
+}
+
+// honestOnes are the namespaces that are there before tenants come.
+const honestOnes = 4
+
+func newNeighbours(t testing.TB, f lb.Family, k Kernel) *neighbours {
+	n := &neighbours{TB: t, World: World{Family: f}, store: cluster.NewStore("node1"), seed: maphash.MakeSeed(), kernel: k}
+	node := n.Node()
+	n.settings = policy.Settings{Family: f, ClusterCIDRs: node.Pods.Prefixes, NodePortAddrs: policy.NodePortAddrs{Primary: true}}
+	n.victims = adversary.Victims{Special: adversary.Special(), Node: []netip.Addr{n.Addr(192, 1)}, NodeName: "node1",
+		Free: []netip.Addr{n.Addr(10, 9000), n.Addr(10, 9001)}, Ports: []uint16{80, 8080, 53}, NodePorts: []uint16{30080, 30081}, Targets: []uint16{80, 8080}}
+	n.store.Fold(cluster.NodeSet{Node: &cluster.Node{Name: "node1", Addrs: n.victims.Node}})
+	n.store.Fold(cluster.CIDRsListed{CIDRs: []*cluster.ServiceCIDR{{Name: "kubernetes", Prefixes: node.ServiceCIDRs}}})
+	n.table = &lb.Table{Family: f, Node: policy.ResolveNode(n.store.Facts(), n.settings)}
+	for i := range honestOnes {
+		n.replace(n.honest(i)...)
+	}
+	n.plane = (&verbs{TB: t, Kernel: k, w: n.World}).new(k.New)
+	if _, err := ResetAll(t.Context(), n.plane, n.table); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// honest has addresses of each kind, of which tenants know.
+func (n *neighbours) honest(i int) []cluster.Event {
+	name := cluster.Name{Namespace: fmt.Sprint("honest", i), Name: "web"}
+	s := &cluster.Service{
+		Name: name, Created: 1, Type: cluster.TypeLoadBalancer, ClusterIPs: []netip.Addr{n.Addr(10, 1+i)},
+		LoadBalancerIPs: []netip.Addr{n.Addr(198, 1+i)}, ExternalIPs: []netip.Addr{n.Addr(203, 1+i)},
+		ExternalPolicy: cluster.TrafficPolicy(i % 2), AffinitySeconds: int32(i/2) * 10800,
+		Ports: []cluster.ServicePort{{Name: "http", Protocol: cluster.TCP, Port: 80, NodePort: uint16(31000 + i)}, {Name: "dns", Protocol: cluster.UDP, Port: 53, NodePort: uint16(31100 + i)}},
+	}
+	if i == 3 {
+		s.SourceRanges = []netip.Prefix{netip.PrefixFrom(n.Addr(203, 0), s.ClusterIPs[0].BitLen()-8)}
+	}
+	sl := &cluster.Slice{Name: name, Service: name, IPv6: n.Family == lb.IPv6,
+		Ports: []cluster.SlicePort{{Name: "http", Protocol: cluster.TCP, Port: 8080}, {Name: "dns", Protocol: cluster.UDP, Port: 53}}}
+	for k := range 3 {
+		pod := n.Addr(100, 10*i+k+1)
+		sl.Endpoints = append(sl.Endpoints, cluster.Endpoint{Addr: pod, Where: cluster.At(fmt.Sprint("node", k), ""), Ready: true, Serving: true})
+		n.victims.Pods = append(n.victims.Pods, pod)
+	}
+	n.victims.ClusterIPs = slices.Concat(n.victims.ClusterIPs, s.ClusterIPs, s.LoadBalancerIPs, s.ExternalIPs)
+	n.victims.NodePorts = append(n.victims.NodePorts, uint16(31000+i))
+	return []cluster.Event{cluster.ServiceSet{Service: s}, cluster.SliceSet{Slice: sl}}
+}
+
+func (n *neighbours) tenant(seed uint64) *adversary.Tenant {
+	n.tenants++
+	first := 100 * n.tenants
+	return adversary.New(fmt.Sprint("tenant", n.tenants), seed, n.victims, func(i int) []netip.Addr { return []netip.Addr{n.Addr(10, first+i)} })
+}
+
+// replace brings events into the table. Whoever comes later is younger, as the API server has it.
+func (n *neighbours) replace(events ...cluster.Event) (changed []lb.Change) {
+	for _, ev := range events {
+		if set, ok := ev.(cluster.ServiceSet); ok {
+			n.created++
+			set.Service.Created = n.created
+		}
+		for _, ref := range n.store.Fold(ev).Services {
+			v := n.store.View(ref.Name)
+			o := lb.Owner{Name: ref.Name.String()}
+			if v.Service != nil {
+				o.Created = v.Service.Created
+			}
+			more, _ := n.table.Replace(o, policy.Resolve(v, n.settings))
+			changed = append(changed, more...)
+		}
+	}
+	return latest(changed)
+}
+
+// latest is the last change of each key, in the order of keys.
+func latest(all []lb.Change) []lb.Change {
+	last := map[lb.Key]lb.Change{}
+	for _, c := range all {
+		if first, again := last[c.Key]; again {
+			c.Old = first.Old
+		}
+		last[c.Key] = c
+	}
+	return slices.SortedFunc(maps.Values(last), func(a, b lb.Change) int { return a.Key.Compare(b.Key) })
+}
+
+// acts has one namespace write objects, and compares the state of all others.
+func (n *neighbours) acts(namespace, does string, events ...cluster.Event) {
+	n.Helper()
+	before, lines := n.held(namespace), n.lines()
+	was := n.answers(n.some(before), n.known)
+	frees := func(lb.Key) bool { return false }
+	if does == "goes" && n.kernel.FirstKeeps {
+		frees = n.frees(namespace)
+	}
+	changed := n.replace(events...)
+	n.apply(changed)
+	after, moved := n.held(namespace), []string(nil)
+	for k := range before {
+		if after[k] != before[k] { // a cluster IP goes to whom it is assigned, whoever had it as an external IP
+			moved = append(moved, k.Addr.String(), before[k])
+		}
+		if n.claimed(k) { // what led from the node's address to the NodePort may go
+			moved = append(moved, n.victims.Node[0].String(), before[k])
+		}
+	}
+	n.known = n.answers(n.some(after), nil)
+	for at, now := range n.known {
+		if was, asked := was[at]; asked && now != was && before[at.key] == after[at.key] && !frees(at.key) {
+			n.Errorf("%s %s: packets %s, which %s has, meet %s, and before %s", namespace, does, at, before[at.key], now, was)
+		}
+	}
+	if does == "goes" {
+		return // its own lines go
+	}
+	now := n.lines()
+	for l, count := range lines {
+		if now[l] < count && !slices.ContainsFunc(moved, func(what string) bool { return strings.Contains(l, what) }) {
+			n.Errorf("%s %s: the kernel has no longer: %s", namespace, does, l)
+		}
+	}
+}
+
+// frees reports, of a namespace that is about to go, whether it had an address that a key of others needs: as a Service's where the key has
+// an endpoint, or as an endpoint where the key is.
+func (n *neighbours) frees(namespace string) func(lb.Key) bool {
+	services, endpoints := map[netip.Addr]bool{}, map[netip.Addr]bool{}
+	for f := range n.table.All() {
+		if strings.HasPrefix(f.Service, namespace+"/") {
+			services[f.Key.Addr] = true
+			for a := range backends(f) {
+				endpoints[a] = true
+			}
+		}
+	}
+	return func(k lb.Key) bool {
+		if endpoints[k.Addr] {
+			return true
+		}
+		for a := range backends(n.table.Get(k)) {
+			if services[a] {
+				return true
+			}
+		}
+		return false
+	}
+}
+
+// backends are the addresses to which a row leads.
+func backends(f *lb.Frontend) iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		for _, r := range f.Routes {
+			if r.To == nil {
+				continue
+			}
+			for b := range r.To.Backends.All() {
+				if !yield(b.Addr.Addr()) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// apply has the plane write changes, and each alone if it refuses some, as the engine does.
+func (n *neighbours) apply(changes []lb.Change) {
+	for piece := range slices.Chunk(changes, 50) {
+		if err := ApplyAll(n.Context(), n.plane, piece); err == nil {
+			continue
+		}
+		for i := range piece {
+			if err := ApplyAll(n.Context(), n.plane, piece[i:i+1]); err != nil && piece[i].New != nil && strings.HasPrefix(piece[i].New.Service, "honest") {
+				n.Errorf("refused: %v", err)
+			}
+		}
+	}
+}
+
+// some are those of the keys about which the kernel is asked: all of honest Services, and a few of tenants.
+func (n *neighbours) some(keys map[lb.Key]string) map[lb.Key]string {
+	out := map[lb.Key]string{}
+	tenants := 0
+	for k, service := range keys {
+		if !strings.HasPrefix(service, "honest") {
+			if tenants++; tenants > 10 {
+				continue
+			}
+		}
+		out[k] = service
+	}
+	return out
+}
+
+// held are the keys that other namespaces hold, each with its service port.
+func (n *neighbours) held(but string) map[lb.Key]string {
+	keys := map[lb.Key]string{}
+	for f := range n.table.All() {
+		if ns, _, _ := strings.Cut(f.Service, "/"); ns != but && f.Kind != lb.HealthCheck {
+			keys[f.Key] = f.Service
+		}
+	}
+	return keys
+}
+
+// question is a packet to a key.
+type question struct {
+	key  lb.Key
+	from netip.Addr
+}
+
+func (q question) String() string { return fmt.Sprintf("%s → %s", q.from, q.key) }
+
+// answers is what the kernel does with packets to the keys, each from a pod, the node or outside; known are answers that still hold.
+func (n *neighbours) answers(keys map[lb.Key]string, known map[question]string) map[question]string {
+	look, ok := looker(n.plane)
+	if !ok {
+		n.Fatal("the plane does not tell what the kernel does with packets")
+	}
+	node := n.victims.Node[0]
+	out := map[question]string{}
+	for k := range keys {
+		to := netip.AddrPortFrom(k.Addr, k.Port)
+		if k.IsNodePort() {
+			to = netip.AddrPortFrom(node, k.Port)
+			if n.claimed(k) {
+				continue
+			}
+		}
+		at := question{k, []netip.Addr{n.Addr(100, 500), node, n.Addr(203, 77)}[maphash.Comparable(n.seed, k)%3]}
+		if is, fresh := known[at]; fresh {
+			out[at] = is
+			continue
+		}
+		is, err := look.Follow(n.Context(), trace.Packet{From: netip.AddrPortFrom(at.from, 0), Host: at.from == node, To: to, Here: k.IsNodePort(), Proto: k.Proto})
+		if err != nil {
+			n.Fatalf("follow a packet %s: %v", at, err)
+		}
+		if n.kernel.Balances { // how it shares clients out follows what it has found out, and is no state of the kernel
+			for i := range is.Backends {
+				is.Backends[i].Share = 0
+			}
+		}
+		out[at] = fmt.Sprintf("%s to %v masquerade %t drains %t", is.Verdict, is.Backends, is.Masquerade, is.Drains)
+	}
+	return out
+}
+
+// claimed reports whether somebody claims the node's address, and so the port of a NodePort there (SV-26).
+func (n *neighbours) claimed(k lb.Key) bool {
+	return k.IsNodePort() && n.table.Get(lb.Key{Addr: n.victims.Node[0], Port: k.Port, Proto: k.Proto}) != nil
+}
+
+// dispatch is the name of a chain in front of its rule: as Services come, rules move between chains that only dispatch.
+var dispatch = regexp.MustCompile(`^(nat|filter) KUBE-PORTALS-\S+ `)
+
+// branches are sub-chains of the dispatch trees of mode iptables, and the rules that lead to them: with each Service that comes
+// the trees may split elsewhere. Whether a packet still finds its rule, answers asks the kernel.
+var branches = regexp.MustCompile(`KUBE-(SVC-TO|SVC-NP|SERVICES|NODEPORTS|EXTERNAL|EXTNP|PROXY-FW)-([0-9A-F]+|H[0-9A-Z]{12})$`)
+
+func (n *neighbours) lines() map[string]int {
+	text, err := Dump(n.plane)
+	if err != nil {
+		n.Fatal(err)
+	}
+	lines := map[string]int{}
+	for l := range strings.Lines(text) {
+		if l = strings.TrimSpace(l); !branches.MatchString(l) {
+			lines[dispatch.ReplaceAllString(l, "")]++
+		}
+	}
+	return lines
+}

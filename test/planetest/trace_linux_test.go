@@ -1,0 +1,54 @@
+package planetest
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane/nftables"
+	"kube-proxy/test/scenario"
+	"kube-proxy/trace"
+)
+
+// A trace that says something else than packets meet is found: here it is told of another mode than runs.
+func TestWrongAnswersAreFound(t *testing.T) {
+	all := load(t, "")
+	labs := &pool{}
+	t.Cleanup(func() {
+		if err := labs.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, c := range []struct {
+		name, scenario string
+		how            trace.Mode
+	}{
+		{"passes what it refuses", "unknown-port", trace.Mode{PassesUnknown: true}},
+		{"answers pings", "unknown-port", trace.Mode{Holds: true}},
+		{"masquerades all", "external-policy-local", trace.Mode{Terminates: true}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			i := slices.IndexFunc(all, func(s *scenario.Scenario) bool { return s.Name == c.scenario })
+			if i < 0 {
+				t.Fatalf("there is no scenario %s", c.scenario)
+			}
+			s := &suite{labs: labs, patience: 300 * time.Millisecond, Config: Config{Mode: "nftables", Trace: func(lb.Family) trace.Mode { return c.how }, New: func(f lb.Family) (Plane, error) {
+				return nftables.New(nftables.Config{Family: f})
+			}}}
+			_, failures, err := s.try(all[i])
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range families {
+				if !slices.ContainsFunc(failures, func(text string) bool {
+					return strings.Contains(text, ", "+f.String()) && strings.Contains(text, "trace says of ")
+				}) {
+					t.Errorf("%s passes in %s, with a trace that is told %+v: %s", c.scenario, f, c.how, strings.Join(failures, "\n"))
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,157 @@
+// Command demo is what `make run` starts: a lab of network namespaces in which bin/kube-proxy serves the
+// Services of docs/examples/shop, and a table of who answered when they were asked.
+//
+//	docs/examples/shop/*.yaml ──copy──▶ a folder ──▶ kube-proxy (in the namespace of node1) ──▶ kernel
+//	docs/examples/shop/shop.txtar ────────┴──▶ packets: who sends, where to, who must answer
+//	                                        └──▶ connections ──▶ tally ──▶ check ──▶ table
+//
+// The kube-proxy is the one that would run on a node, with the flags that it would have there; the demo
+// knows of it what an operator knows: its address space, its log, and who answers.
+//
+// It then watches the folder: each change is measured again when kube-proxy says that it has written, and
+// the rows that differ are printed. With --once it exits after the table: 0 if every row is as shop.txtar
+// says. It takes away all that it made, also after SIGINT, SIGTERM and SIGHUP; what a SIGKILL left is
+// replaced by the next run.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/lb"
+	"kube-proxy/mode"
+	"kube-proxy/plane/all"
+)
+
+func main() {
+	// Whoever started this may die without a word to us, as `go run` does.
+	_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0)
+	var o options
+	flag.BoolVar(&o.once, "once", false, "print the table and exit, with 1 if a row is not as shop.txtar says")
+	flag.StringVar(&o.proxy, "kube-proxy", "bin/kube-proxy", "the binary")
+	flag.StringVar(&o.shop, "shop", "docs/examples/shop", "folder of manifests, and shop.txtar with the packets")
+	flag.StringVar(&o.lab, "lab", "demo", "name of the lab, for a second one at the same time")
+	modes := all.Modes()
+	built := modes.Names(mode.Mode.Built)
+	name := flag.String("mode", "nftables", strings.Join(built, " or "))
+	flag.IntVar(&o.connections, "connections", many, "connections of each row of the first table")
+	flag.Parse()
+	if o.mode, _ = modes.Find(*name); !o.mode.Built() {
+		fmt.Fprintf(os.Stderr, "demo: --mode %s: want %s\n", *name, strings.Join(built, " or "))
+		os.Exit(2)
+	}
+	// SIGPIPE: a closed standard output must not keep us from taking the lab away.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	out := newPrinter(os.Stdout)
+	err := run(ctx, out, o)
+	stop()
+	out.endLine()
+	switch {
+	case err == nil, errors.Is(err, context.Canceled) && !o.once:
+	case errors.Is(err, context.Canceled):
+		fmt.Fprintln(os.Stderr, "demo: stopped before the table was ready")
+		os.Exit(1)
+	default:
+		fmt.Fprintf(os.Stderr, "demo: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+type options struct {
+	once        bool
+	proxy, shop string
+	lab         string // in the names of the namespaces: kp-demo-node1
+	connections int    // of each row of the first table
+	mode        mode.Mode
+}
+
+// run is the demo from the first look at the machine to the last thing taken away. Its error has all that
+// went wrong.
+func run(ctx context.Context, out *printer, o options) (err error) {
+	if os.Geteuid() != 0 {
+		return errors.New("needs root: it makes network namespaces and puts rules into them")
+	}
+	proxyPath, err := filepath.Abs(o.proxy)
+	if err == nil {
+		_, err = os.Stat(proxyPath)
+	}
+	if err != nil {
+		return fmt.Errorf("find the binary: %w (make build makes it)", err)
+	}
+	if o.shop, err = filepath.Abs(o.shop); err != nil {
+		return fmt.Errorf("find the shop: %w", err)
+	}
+	var leaving *step
+	defer func() { // after all others
+		if leaving != nil {
+			leaving.done()
+		}
+	}()
+	dir, err := copyShop(o.shop, o.lab)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	shop, err := loadShop(dir, nil)
+	if err != nil {
+		return err
+	}
+	shop = shop.inMode(o.mode)
+
+	step := out.step("lab", "a node with 3 pods, a second with 2, a client, a sink: namespaces kp-%s-*", o.lab)
+	f, err := newField(o.lab, shop)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := f.close(); e != nil {
+			err = errors.Join(err, fmt.Errorf("take the lab away: %w", e))
+		}
+	}()
+	step.done()
+	if err := removeStaleCopies(o.lab, dir); err != nil {
+		return err
+	}
+	if err := f.lab.Do("node1", func() error { return o.mode.Able(mode.Settings{Family: lb.IPv4}) }); err != nil {
+		return err
+	}
+
+	p, err := startProxy(f.lab, proxyPath, dir, o.mode.Name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.stop()) }()
+	step = out.step("kube-proxy", "pid %d in kp-%s-node1, %s mode, manifests from %s", p.pid(), o.lab, o.mode.Name, dir)
+	if err := p.waitServing(ctx, f, shop); err != nil {
+		return p.explain(err)
+	}
+	step.done()
+
+	d := &demo{out: out, field: f, proxy: p, dir: dir, options: o, shop: shop}
+	wrong, err := d.first(ctx)
+	if err != nil {
+		return p.explain(err)
+	}
+	if o.once {
+		if wrong > 0 {
+			return fmt.Errorf("%d of %d rows are not as %s says", wrong, len(d.now), packetsFile)
+		}
+		return nil
+	}
+	d.invite()
+	err = p.explain(d.watch(ctx))
+	if errors.Is(err, context.Canceled) {
+		out.endLine()
+		leaving = out.step("stopping", "kube-proxy, the namespaces, %s", dir)
+	}
+	return err
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kube-proxy/internal/netlab"
+	"kube-proxy/test/scenario"
+)
+
+// How many connections a row gets.
+const (
+	// many is for the first table: shares are within 8 of 100 of what they tend to.
+	many = 300
+	// full shows after an edit who answers; that one of four backends that take turns at random is missed in
+	// so many happens once in 10⁷ times.
+	full = 60
+	// few is enough to see that a row is as it was; what is not is measured again in full.
+	few = 20
+	// forSticky connections meet one of three pods each time by chance once in 59,049 times.
+	forSticky = 11
+	// scouts go first, at the same time; if none is answered, no more are sent.
+	scouts = 3
+)
+
+// slowAnswer is how long a connection may take that is to be answered or refused: a lost SYN is repeated
+// after a second.
+const slowAnswer = 2500 * time.Millisecond
+
+// workers is how many rows are measured at the same time.
+const workers = 8
+
+// effort says how thoroughly rows are measured.
+type effort struct {
+	connections int
+	// quick takes silence for an answer even where one is wanted, as after a change: then anything may be.
+	quick bool
+	// sent, if not nil, counts connections for a progress report, done rows.
+	sent, done *atomic.Int64
+}
+
+// measure sends each row's connections. It returns early when ctx ends.
+func (f *field) measure(ctx context.Context, rows []row, e effort) []tally {
+	tallies := make([]tally, len(rows))
+	next := make(chan int)
+	var running sync.WaitGroup
+	for range min(workers, len(rows)) {
+		running.Go(func() {
+			for i := range next {
+				tallies[i] = f.measureRow(ctx, rows[i], e)
+				if e.done != nil {
+					e.done.Add(1)
+				}
+			}
+		})
+	}
+	for i := range rows {
+		next <- i
+	}
+	close(next)
+	running.Wait()
+	return tallies
+}
+
+func (f *field) measureRow(ctx context.Context, r row, e effort) tally {
+	patience := slowAnswer
+	if e.quick || r.want.Verdict == scenario.Dropped {
+		patience = f.silence
+	}
+	n, first := e.connections, scouts
+	if r.want.Sticky {
+		// Clients that come at the same moment may be sent to different pods.
+		n, first = forSticky, 1
+	}
+	var t tally
+	f.volley(r, patience, first, e, &t)
+	// Where somebody answers, a late answer is one too.
+	patience = slowAnswer
+	for t.answered() > 0 && t.sent() < n && t.silent < scouts && ctx.Err() == nil {
+		f.volley(r, patience, 1, e, &t)
+	}
+	return t
+}
+
+// volley makes n connections at the same time.
+func (f *field) volley(r row, patience time.Duration, n int, e effort, t *tally) {
+	type end struct {
+		a   answer
+		err error
+	}
+	ends := make(chan end, n)
+	for range n {
+		shoot := func() {
+			a, err := f.connect(r, patience)
+			ends <- end{a, err}
+		}
+		if n == 1 {
+			shoot()
+		} else {
+			go shoot()
+		}
+	}
+	for range n {
+		x := <-ends
+		t.add(x.a, x.err)
+		if e.sent != nil {
+			e.sent.Add(1)
+		}
+	}
+}
+
+func (f *field) connect(r row, patience time.Duration) (answer, error) {
+	c, err := f.lab.Open(r.from, protos[r.shot.Proto], r.shot.To, netlab.DialOptions{
+		Timeout: patience, Local: netip.AddrPortFrom(r.shot.Local, f.nextPort()),
+	})
+	if err != nil {
+		return answer{}, err
+	}
+	reply := c.First()
+	a := answer{server: reply.Server, port: reply.At.Port(), seen: reply.Seen.Addr().Unmap(), local: c.Local().Addr().Unmap()}
+	return a, c.Close()
+}

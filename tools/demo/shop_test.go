@@ -1,0 +1,185 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"kube-proxy/lb"
+	"kube-proxy/test/scenario"
+)
+
+const example = "../../docs/examples/shop"
+
+// testShop is a copy of the example, to be edited.
+func testShop(t *testing.T) (dir string, s *shop) {
+	t.Helper()
+	dir, err := copyShop(example, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	s, err = loadShop(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir, s
+}
+
+// The example shows every kind of address, of both families, by TCP and UDP, from everywhere, with every end.
+func TestExampleIsComplete(t *testing.T) {
+	_, s := testShop(t)
+	has := map[any]bool{}
+	for _, r := range s.rows {
+		for _, what := range []any{r.kind, r.family, r.shot.Proto, r.from, r.want.Verdict} {
+			has[what] = true
+		}
+		if r.group == "" {
+			t.Errorf("%s: no comment above it", r.text)
+		}
+	}
+	for _, what := range []any{"ClusterIP", "NodePort", "LoadBalancer", "external IP", lb.IPv4, lb.IPv6, lb.TCP, lb.UDP,
+		"pod3", "node1", "client", scenario.Answered, scenario.Refused, scenario.Dropped} {
+		if !has[what] {
+			t.Errorf("no row with %v", what)
+		}
+	}
+	ids := map[string]bool{}
+	for _, r := range s.rows {
+		if ids[r.id()] {
+			t.Errorf("two rows are %s", r.id())
+		}
+		ids[r.id()] = true
+	}
+}
+
+// differing counts the rows that kube-proxy should decide differently.
+func differing(a, b *shop) (n int, texts []string) {
+	was := map[string]string{}
+	for _, r := range a.rows {
+		was[r.id()] = r.decides
+	}
+	for _, r := range b.rows {
+		if was[r.id()] != r.decides {
+			n++
+			texts = append(texts, r.text)
+		}
+	}
+	return n, texts
+}
+
+func TestEditFindsItsRows(t *testing.T) {
+	dir, before := testShop(t)
+	rewrite(t, dir, "web.yaml", func(s string) string {
+		var kept []string
+		for _, l := range strings.Split(s, "\n") {
+			if !strings.Contains(l, "pod4") {
+				kept = append(kept, l)
+			}
+		}
+		return strings.Join(kept, "\n")
+	})
+	after, err := loadShop(dir, before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, texts := differing(before, after)
+	for _, text := range texts {
+		if !strings.Contains(text, "shop/web:") {
+			t.Errorf("row %s is thought to differ", text)
+		}
+	}
+	if want := 8; n != want {
+		t.Errorf("%d rows are thought to differ, want %d", n, want)
+	}
+}
+
+func TestGoneServiceKeepsItsAddresses(t *testing.T) {
+	dir, before := testShop(t)
+	if err := os.Remove(filepath.Join(dir, "store.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	after, err := loadShop(dir, before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(after.rows) != len(before.rows) {
+		t.Fatalf("%d rows, were %d", len(after.rows), len(before.rows))
+	}
+	if n, _ := differing(before, after); n != 8 {
+		t.Errorf("%d rows are thought to differ, want the 8 of shop/store", n)
+	}
+	for i, r := range after.rows {
+		if r.shot.To != before.rows[i].shot.To {
+			t.Errorf("%s: sent to %s, was %s", r.text, r.shot.To, before.rows[i].shot.To)
+		}
+	}
+	if _, err := loadShop(dir, nil); err == nil || !strings.Contains(err.Error(), "shop/store") {
+		t.Errorf("a Service that never was: %v, want an error that names it", err)
+	}
+}
+
+func TestMalformedFileKeepsItsLastGoodText(t *testing.T) {
+	dir, before := testShop(t)
+	rewrite(t, dir, "dns.yaml", func(s string) string { return s + "\n  : - x\n" })
+	after, err := loadShop(dir, before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, texts := differing(before, after); n != 0 {
+		t.Errorf("%d rows are thought to differ: %v", n, texts)
+	}
+	if _, err := loadShop(dir, nil); err == nil || !strings.Contains(err.Error(), "dns.yaml") {
+		t.Errorf("a file that never was good: %v, want an error that names it", err)
+	}
+}
+
+func TestFaultyPacketsNameTheLine(t *testing.T) {
+	dir, _ := testShop(t)
+	for _, line := range []string{
+		"pod3 -> shop/nowhere:http : pod1", "pod9 -> shop/web:http : pod1", "open a: pod3 -> shop/web:http : pod1",
+		"pod3 -> shop/web/icmp : refused", "pod3 -> shop/web:http : pod1 from lb(shop/store)",
+	} {
+		text := "x\n\nRows: SV-12\n\n-- packets --\n" + line + "\n"
+		if err := os.WriteFile(filepath.Join(dir, packetsFile), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := loadShop(dir, nil); err == nil || !strings.Contains(err.Error(), packetsFile+":6: ") {
+			t.Errorf("%s: %v, want an error of line 6", line, err)
+		}
+	}
+}
+
+func rewrite(t *testing.T, dir, file string, change func(string) string) {
+	t.Helper()
+	name := filepath.Join(dir, file)
+	data, err := os.ReadFile(name)
+	if err == nil {
+		err = os.WriteFile(name, []byte(change(string(data))), 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestStaleCopiesGo(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	var dirs []string
+	for _, lab := range []string{"demo", "demo", "demo-2", "other"} {
+		dir, err := copyShop(example, lab)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dirs = append(dirs, dir)
+	}
+	if err := removeStaleCopies("demo", dirs[0]); err != nil {
+		t.Fatal(err)
+	}
+	for i, dir := range dirs {
+		_, err := os.Stat(dir)
+		if gone := err != nil; gone != (i == 1) {
+			t.Errorf("copy %d, %s: gone is %v", i, dir, gone)
+		}
+	}
+}

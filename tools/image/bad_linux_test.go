@@ -1,0 +1,209 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kube-proxy/internal/netlab"
+)
+
+func TestBadArguments(t *testing.T) {
+	t.Chdir("../..")
+	folder := filepath.Join(t.TempDir(), "kube-proxy-image.tar")
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		args []string
+		env  string // SOURCE_DATE_EPOCH
+		want string
+	}{
+		{"a word too much", []string{"now"}, "", `argument "now" is not known: run`},
+		{"an unknown flag", []string{"-platform", "s390x"}, "", "flag provided but not defined: -platform"},
+		{"a name with a tag", []string{"-name", "kube-proxy:v1"}, "", `name "kube-proxy:v1": want one such as kube-proxy or`},
+		{"a name in capitals", []string{"-name", "Registry/Kube"}, "", "without a tag"},
+		{"a tag with a blank", []string{"-tag", "v1 beta"}, "", `tag "v1 beta": want letters, digits`},
+		{"a folder in its place", []string{"-o", folder}, "", "it is a folder: remove it, or name a file with -o"},
+		{"a file in the place of its folder", []string{"-o", "go.mod/x.tar"}, "", "not a directory"},
+		{"a time that is none", nil, "yesterday", `SOURCE_DATE_EPOCH is "yesterday": want seconds since 1970`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv("SOURCE_DATE_EPOCH", c.env)
+			if err := run(t.Context(), c.args, io.Discard); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+		})
+	}
+	t.Run("not in the repository", func(t *testing.T) {
+		t.Chdir(t.TempDir())
+		if err := run(t.Context(), nil, io.Discard); err == nil || !strings.Contains(err.Error(), "run this in the root of the repository") {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+// What can be wrong with a mirror, with apt's own downloader and a mirror that listens here.
+func TestBadMirrors(t *testing.T) {
+	t.Setenv("no_proxy", "127.0.0.1")
+	const content = "a package"
+	p := pin{arch: "amd64", name: "iptables", version: "1:2-3", size: int64(len(content)), sha256: strings.TrimPrefix(newBlob([]byte(content)).digest, "sha256:"), archive: "debian", path: "pool/iptables.deb"}
+	asked := 0
+	serve := func(status int, body string) string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			asked++
+			w.WriteHeader(status)
+			io.WriteString(w, body)
+		}))
+		t.Cleanup(s.Close)
+		return s.URL + "/debian"
+	}
+	gone := httptest.NewServer(nil)
+	gone.Close()
+	noSources := filepath.Join(t.TempDir(), "apt.conf")
+	if err := os.WriteFile(noSources, []byte("Dir::Etc::sourcelist \"/dev/null\";\nDir::Etc::sourceparts \"/dev/null\";\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	occupied := filepath.Join(t.TempDir(), "cache")
+	if err := os.WriteFile(occupied, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, mirror, cache string
+		aptConfig           string
+		want                string
+	}{
+		{"a package that is gone", serve(http.StatusNotFound, ""), t.TempDir(), "", "has it no more: `make image-lock` pins what Debian has now, and DEBIAN=URI takes another mirror"},
+		{"another package of that name", serve(http.StatusOK, "not what it was"), t.TempDir(), "", "it is not what image/debian.lock pins"},
+		{"a mirror that is down", gone.URL, t.TempDir(), "", "the mirror cannot be reached; later builds need no network"},
+		{"an apt without sources", "", t.TempDir(), noSources, "this machine's apt sources have no archive that ends in /debian: name one with DEBIAN=URI"},
+		{"a cache that is a file", serve(http.StatusOK, content), occupied, "", "not a directory"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.aptConfig != "" {
+				t.Setenv("APT_CONFIG", c.aptConfig)
+			}
+			a := archive{cache: c.cache, mirrors: map[string]string{"debian": c.mirror}}
+			_, err := a.fetch(t.Context(), p)
+			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "package iptables 1:2-3 (amd64)") {
+				t.Errorf("error %v, want %q", err, c.want)
+			}
+			if left, _ := os.ReadDir(c.cache); len(left) > 0 {
+				t.Errorf("left in the cache: %v", left)
+			}
+		})
+	}
+	// And one that is as it should be: asked once, and not believed when the cache was changed.
+	a := archive{cache: t.TempDir(), mirrors: map[string]string{"debian": serve(http.StatusOK, content)}}
+	asked = 0
+	for _, spoil := range []bool{false, false, true} {
+		if spoil {
+			files, _ := filepath.Glob(a.cache + "/*")
+			if len(files) != 1 {
+				t.Fatalf("the cache has %v", files)
+			}
+			if err := os.WriteFile(files[0], []byte("changed"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		file, err := a.fetch(t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(file); err != nil || string(got) != content {
+			t.Errorf("fetched %q, %v", got, err)
+		}
+	}
+	if asked != 2 {
+		t.Errorf("the mirror was asked %d times, want 2", asked)
+	}
+}
+
+// A full disk leaves the image of before, and nothing beside it.
+func TestFullDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make a small file system; make test has it")
+	}
+	err := netlab.Isolated(unix.CLONE_NEWNS, func() error {
+		dir := t.TempDir()
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+			return err
+		}
+		defer unix.Unmount(dir, 0)
+		out := filepath.Join(dir, "image.tar")
+		if err := os.WriteFile(out, []byte("before"), 0o644); err != nil {
+			return err
+		}
+		var m made
+		m.layout.put(typeLayer, newBlob(slices.Repeat([]byte("x"), 1<<20)))
+		if err := m.save(out, time.Unix(0, 0)); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "write "+out) {
+			t.Errorf("error %v", err)
+		}
+		have, err := os.ReadDir(dir)
+		if err != nil || len(have) != 1 {
+			t.Errorf("the folder has %v, %v", have, err)
+		}
+		if text, err := os.ReadFile(out); err != nil || string(text) != "before" {
+			t.Errorf("the image is %q, %v", text, err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Who is not root keeps packages in a folder of his own.
+func TestCacheFolder(t *testing.T) {
+	const child = "KUBE_PROXY_IMAGE_CACHE_CHILD"
+	if os.Getenv(child) != "" {
+		dir, err := cacheFolder()
+		if err != nil {
+			t.Fatal(err)
+		}
+		os.Stdout.WriteString("cache " + dir + "\n")
+		return
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to be somebody else; make test has it")
+	}
+	dir, err := os.MkdirTemp("/var/tmp", "image-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	self, err := os.Executable()
+	if err == nil {
+		var body []byte
+		if body, err = os.ReadFile(self); err == nil {
+			err = errors.Join(os.Chmod(dir, 0o755), os.WriteFile(filepath.Join(dir, "test"), body, 0o755))
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(filepath.Join(dir, "test"), "-test.run=^TestCacheFolder$")
+	cmd.Dir = dir
+	cmd.Env = []string{child + "=1", "HOME=/home/somebody"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "cache /home/somebody/.cache/kube-proxy-image\n") {
+		t.Errorf("%v: %s", err, out)
+	}
+	if _, err := os.Stat("/home/somebody"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it was made: %v", err)
+	}
+}
