@@ -79,7 +79,8 @@ image-lock: ## pin the packages of Debian in the image anew, with what Debian ha
 test: deps check unit ## all that this machine can prove: format, vet, staticcheck, real-kernel tests, a real API server, IPVS in a VM
 	@$(MAKE) --no-print-directory -j2 --output-sync=target e2e vm
 
-check: build-windows ## gofmt, go vet, staticcheck; for Windows build and go vet
+check: build-windows ## gofmt, go vet, staticcheck, limits of size; for Windows build and go vet
+	@test/size
 	@bad=$$(gofmt -l .); if [[ $$bad ]]; then echo "gofmt -w these:" $$bad >&2; exit 1; fi
 	go vet ./...
 	for arch in amd64 arm64; do GOOS=windows GOARCH=$$arch go vet -trimpath ./...; done
