@@ -11,7 +11,7 @@ import (
 )
 
 // lockFile is the name of the lock in this folder.
-const lockFile = "image/debian.lock"
+const lockFile = "tools/image/debian.lock"
 
 // lock says which packages of Debian the image is made of.
 type lock struct {
