@@ -325,9 +325,9 @@ func (n *neighbours) claimed(k lb.Key) bool {
 // dispatch is the name of a chain in front of its rule: as Services come, rules move between chains that only dispatch.
 var dispatch = regexp.MustCompile(`^(nat|filter) KUBE-PORTALS-\S+ `)
 
-// branches are sub-chains of the dispatch trees of mode iptables, and the rules that lead to them: with each Service that comes
+// branches are sub-chains of the dispatch trees of modes iptables and userspace, and the rules that lead to them: with each Service that comes
 // the trees may split elsewhere. Whether a packet still finds its rule, answers asks the kernel.
-var branches = regexp.MustCompile(`KUBE-(SVC-TO|SVC-NP|SERVICES|NODEPORTS|EXTERNAL|EXTNP|PROXY-FW)-([0-9A-F]+|H[0-9A-Z]{12})$`)
+var branches = regexp.MustCompile(`KUBE-(SVC-TO|SVC-NP|SERVICES|NODEPORTS|EXTERNAL|EXTNP|PROXY-FW|PORTALS-[CN]|NODEPORT-[CLN])-([0-9A-F]+|H[0-9A-Z]{12})$`)
 
 func (n *neighbours) lines() map[string]int {
 	text, err := Dump(n.plane)

@@ -87,7 +87,7 @@ func TestBadMirrors(t *testing.T) {
 		want                string
 	}{
 		{"a package that is gone", serve(http.StatusNotFound, ""), t.TempDir(), "", "has it no more: `make image-lock` pins what Debian has now, and DEBIAN=URI takes another mirror"},
-		{"another package of that name", serve(http.StatusOK, "not what it was"), t.TempDir(), "", "it is not what image/debian.lock pins"},
+		{"another package of that name", serve(http.StatusOK, "not what it was"), t.TempDir(), "", "it is not what tools/image/debian.lock pins"},
 		{"a mirror that is down", gone.URL, t.TempDir(), "", "the mirror cannot be reached; later builds need no network"},
 		{"an apt without sources", "", t.TempDir(), noSources, "this machine's apt sources have no archive that ends in /debian: name one with DEBIAN=URI"},
 		{"a cache that is a file", serve(http.StatusOK, content), occupied, "", "not a directory"},
