@@ -66,7 +66,7 @@ func TestMigratingPage(t *testing.T) {
 		}
 	}
 	// What is not marked as run is marked as not run, and says why: it needs the cluster, or the chains of mode ipvs, which
-	// cleanup.TestIPVSTakeBack empties on a kernel that has them.
+	// plane/cleanup.TestIPVSTakeBack empties on a kernel that has them.
 	inCluster := regexp.MustCompile(`^(kubectl|curl|ip6?tables -t mangle -F KUBE-IPVS-(IN|OUT)( &&|$)) ?`)
 	for _, fence := range regexp.MustCompile("(?m)^ *```([a-z]*)$").FindAllStringSubmatch(string(page), -1) {
 		if !slices.Contains([]string{"sh", "console", "yaml", ""}, fence[1]) {

@@ -55,7 +55,7 @@ func TestKustomize(t *testing.T) {
 }
 
 // charts/kustomize/monitoring is what the chart makes beside the base where alerts, dashboard and ServiceMonitor are asked for: of the same
-// files, alerts/kube-proxy.yaml and dashboards/kube-proxy.json.
+// files, charts/alerts/kube-proxy.yaml and charts/dashboards/kube-proxy.json.
 func TestKustomizeMonitoring(t *testing.T) {
 	const values = "apiServer: {host: a}\nserviceMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboard: {enabled: true}\nconfig: {metricsBindAddress: '0.0.0.0:10249'}"
 	root, err := controlplane.Root()
