@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// recorded has what the conformance suite showed, as docs/conformance.md has it: go test ./ui -run TestConformance -update
+// recorded has what the conformance suite showed, as docs/conformance.md has it: go test ./cli/ui -run TestConformance -update
 //
 //go:embed conformance.json
 var recorded []byte

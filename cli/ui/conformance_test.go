@@ -51,7 +51,7 @@ func TestConformance(t *testing.T) {
 			t.Fatal(err)
 		}
 	} else if !bytes.Equal(recorded, want) {
-		t.Error("conformance.json is stale: go test ./ui -run TestConformance -update")
+		t.Error("conformance.json is stale: go test ./cli/ui -run TestConformance -update")
 	}
 	for _, mode := range []string{"nftables", "iptables", "ipvs", "userspace", "kernelspace"} {
 		if got := runsOf(mode); len(got) == 0 || got[0].Pass == 0 {

@@ -480,7 +480,7 @@ func TestKubeadmObjects(t *testing.T) {
 	begin(t)
 	var objects []*unstructured.Unstructured
 	for _, name := range []string{"rbac.yaml", "configmap.yaml", "daemonset.yaml"} {
-		text, err := os.ReadFile(filepath.Join("..", "..", "testdata", "kubeadm", name))
+		text, err := os.ReadFile(filepath.Join("..", "..", "test", "testdata", "kubeadm", name))
 		must(t, err)
 		more, err := helmchart.Decode(string(text))
 		must(t, err)

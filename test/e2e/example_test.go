@@ -22,7 +22,7 @@ import (
 func TestExampleDaemonSet(t *testing.T) {
 	begin(t)
 	inMode(t, testbed.NFTables)
-	text, err := os.ReadFile(filepath.Join("..", "..", "examples", "daemonset.yaml"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "examples", "daemonset.yaml"))
 	must(t, err)
 	var set appsv1.DaemonSet
 	must(t, yaml.UnmarshalStrict(text, &set))

@@ -25,7 +25,7 @@ func TestKustomize(t *testing.T) {
 	const unset = "apiServer: {host: set-the-address-of-the-api-server.invalid}\nimage: {tag: set-the-tag}\n"
 	root, err := controlplane.Root()
 	must(t, err)
-	folder := filepath.Join(root, "..", "..", "deploy", "kustomize")
+	folder := filepath.Join(root, "..", "..", "charts", "kustomize")
 	if *update {
 		writeBase(t, filepath.Join(folder, "base"), render(t, parse(t, unset)))
 	}
@@ -60,7 +60,7 @@ func TestKustomizeMonitoring(t *testing.T) {
 	const values = "apiServer: {host: a}\nserviceMonitor: {enabled: true}\nprometheusRule: {enabled: true}\ndashboard: {enabled: true}\nconfig: {metricsBindAddress: '0.0.0.0:10249'}"
 	root, err := controlplane.Root()
 	must(t, err)
-	folder := filepath.Join(root, "..", "..", "deploy", "kustomize", "monitoring")
+	folder := filepath.Join(root, "..", "..", "charts", "kustomize", "monitoring")
 	base := map[string]bool{}
 	for _, object := range render(t, parse(t, "apiServer: {host: a}")) {
 		base[object.GetKind()+" "+plainName(object)] = true

@@ -36,7 +36,7 @@ func TestKubeadmManifests(t *testing.T) {
 	must(t, err)
 	var there strings.Builder
 	for _, name := range []string{"rbac.yaml", "configmap.yaml", "daemonset.yaml"} {
-		text, err := os.ReadFile(filepath.Join(root, "..", "..", "testdata", "kubeadm", name))
+		text, err := os.ReadFile(filepath.Join(root, "..", "..", "test", "testdata", "kubeadm", name))
 		must(t, err)
 		there.Write(text)
 	}
