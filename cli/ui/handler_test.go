@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -243,6 +244,9 @@ func TestListing(t *testing.T) {
 		t.Errorf("older rows are as of %d", rev)
 	}
 	w.h.list.due = time.Now()
+	for names := w.inspector.Names(); !slices.ContainsFunc(names, func(n cluster.Name) bool { return n.Name == "new" }); names = w.inspector.Names() {
+		time.Sleep(time.Millisecond) // names are read again for a hundredth of the time at most
+	}
 	ask(10000)
 }
 
