@@ -217,7 +217,7 @@ func TestLocalhostNodePortsTN56TN57(t *testing.T) {
 
 // The story of one Service at localhost: packets, an established connection over changes, and a restart (TN-56, TN-57).
 func TestConformanceLocalhost(t *testing.T) {
-	dir, n := scenarios(t, "test/testdata/scenarios/*.txtar")
+	dir, n := scenarios(t, "testdata/scenarios/*.txtar")
 	if n != 2 {
 		t.Fatalf("%d files", n)
 	}

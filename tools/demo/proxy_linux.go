@@ -49,7 +49,7 @@ func socket(dir string) string { return filepath.Join(dir, "admin.sock") }
 func (p *proxy) pid() int { return p.cmd.Process.Pid }
 
 // servesWithin is how long the proxy may take from its start to its first answer.
-const servesWithin = 10 * time.Second
+const servesWithin = 30 * time.Second
 
 // waitServing returns when a connection of each family is answered by a pod.
 func (p *proxy) waitServing(ctx context.Context, f *field, s *shop) error {
