@@ -76,14 +76,14 @@ const imports = `
 	lb, plane, plane/ownwrites, plane/internal/diff, plane/internal/rollback, plane/internal/slots, internal/kernel, event, mode
 	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns;
 	# What moves bytes knows no Services, what leads packets to it knows no bytes, and who is next knows neither.
-	lb, internal/ratelimit < plane/userspace/relay;
+	lb, internal/ratelimit < plane/internal/relay;
 	lb, plane, plane/ownwrites, plane/internal/diff, internal/kernel, internal/nlconn < plane/userspace/capture;
-	lb, plane/userspace/relay < plane/userspace/balance;
-	plane/userspace/relay, plane/userspace/balance, plane/userspace/capture < plane/userspace;
+	lb, plane/internal/relay < plane/internal/balance;
+	plane/internal/relay, plane/internal/balance, plane/userspace/capture < plane/userspace;
 	# What moves bytes serves the mode nftables on localhost as well; it follows rows and says what becomes of a packet there. Relay and
 	# balance know nothing of mode userspace.
-	lb, trace, internal/ratelimit, plane/userspace/relay, plane/userspace/balance < plane/localhost;
-	plane/localhost, plane/userspace/relay < plane/nftables;
+	lb, trace, internal/ratelimit, plane/internal/relay, plane/internal/balance < plane/localhost;
+	plane/localhost, plane/internal/relay < plane/nftables;
 	lb, plane < test/fake;
 	# HNS in memory knows what HNS is asked for, and nothing of who asks.
 	plane/hns < plane/hns/transcript;

@@ -5,7 +5,7 @@ import (
 	"net/netip"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/userspace/balance"
+	"kube-proxy/plane/internal/balance"
 	"kube-proxy/trace"
 )
 

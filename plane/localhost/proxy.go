@@ -20,8 +20,8 @@ import (
 
 	"kube-proxy/internal/ratelimit"
 	"kube-proxy/lb"
-	"kube-proxy/plane/userspace/balance"
-	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/plane/internal/balance"
+	"kube-proxy/plane/internal/relay"
 )
 
 // Config says what a Proxy is made of.

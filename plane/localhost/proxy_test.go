@@ -16,7 +16,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
-	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/plane/internal/relay"
 )
 
 // begin returns a Proxy for IPv4 in a namespace of its own, with so many descriptors, and its log.

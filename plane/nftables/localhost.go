@@ -11,8 +11,8 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/localhost"
-	"kube-proxy/plane/userspace/relay"
 )
 
 // openLocalhost opens what serves NodePorts on localhost, if that is asked for.

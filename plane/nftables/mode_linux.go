@@ -10,7 +10,7 @@ import (
 	"kube-proxy/internal/kernel"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/plane/internal/relay"
 )
 
 // Mode returns the mode nftables.

@@ -14,9 +14,9 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/localhost"
 	"kube-proxy/plane/ownwrites"
-	"kube-proxy/plane/userspace/relay"
 )
 
 // Config says what a plane programs.

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 
 	"kube-proxy/mode"
-	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/plane/internal/relay"
 )
 
 // counters count by service port the connections and sessions that were led to an endpoint ([mode.TrafficCounter], docs/adr/0069). The zero value

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/userspace/balance"
-	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/plane/internal/balance"
+	"kube-proxy/plane/internal/relay"
 	"kube-proxy/test/planetest"
 )
 

@@ -6,8 +6,8 @@ import (
 	"sync"
 
 	"kube-proxy/lb"
+	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/userspace/capture"
-	"kube-proxy/plane/userspace/relay"
 )
 
 // entrances are the listeners that there are, for who asks while rows are written. A change of endpoints alone does not touch them.

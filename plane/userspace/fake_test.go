@@ -13,9 +13,9 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/userspace/balance"
+	"kube-proxy/plane/internal/balance"
+	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/userspace/capture"
-	"kube-proxy/plane/userspace/relay"
 )
 
 // machine stands for the kernel: what leads where, and who listens. One process after another uses it.

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/userspace/balance"
+	"kube-proxy/plane/internal/balance"
+	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/userspace/capture"
-	"kube-proxy/plane/userspace/relay"
 	"kube-proxy/trace"
 )
 

@@ -10,7 +10,7 @@ import (
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
-	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/plane/internal/relay"
 	"kube-proxy/test/planetest"
 	"kube-proxy/trace"
 )

@@ -9,8 +9,8 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/userspace/capture"
-	"kube-proxy/plane/userspace/relay"
 )
 
 // The metrics of the mode that its planes tell.

@@ -8,7 +8,7 @@ import (
 
 	"kube-proxy/internal/netlab"
 	"kube-proxy/lb"
-	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/plane/internal/relay"
 )
 
 // With NoNodeEndpoints an endpoint at an address that the kernel has for its own gets no connection, whatever its slice

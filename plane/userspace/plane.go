@@ -12,9 +12,9 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
-	"kube-proxy/plane/userspace/balance"
+	"kube-proxy/plane/internal/balance"
+	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/userspace/capture"
-	"kube-proxy/plane/userspace/relay"
 )
 
 // Config says what a plane is made of.

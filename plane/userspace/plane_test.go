@@ -16,8 +16,8 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/plane"
+	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/userspace/capture"
-	"kube-proxy/plane/userspace/relay"
 	"kube-proxy/test/planetest"
 	"kube-proxy/test/seedtest"
 )

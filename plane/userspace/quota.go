@@ -6,7 +6,7 @@ import (
 	"strings"
 	"sync"
 
-	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/plane/internal/relay"
 )
 
 // ErrQuota is wrapped by errors that say that the Services of a namespace have as much as they may have beside those of others.

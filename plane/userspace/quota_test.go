@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/plane/internal/relay"
 )
 
 // Who may write Services in one namespace takes eight ninths of the listeners at most: Services of others that come later are served, what

@@ -7,9 +7,9 @@ import (
 	"slices"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/userspace/balance"
+	"kube-proxy/plane/internal/balance"
+	"kube-proxy/plane/internal/relay"
 	"kube-proxy/plane/userspace/capture"
-	"kube-proxy/plane/userspace/relay"
 )
 
 // row is what the plane knows of a row that it has applied.

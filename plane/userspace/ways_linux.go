@@ -10,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/plane/userspace/balance"
+	"kube-proxy/plane/internal/balance"
 )
 
 // openWays returns what asks the kernel how the network namespace of the calling thread reaches an address.

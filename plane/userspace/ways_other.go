@@ -7,7 +7,7 @@ import (
 	"net"
 	"net/netip"
 
-	"kube-proxy/plane/userspace/balance"
+	"kube-proxy/plane/internal/balance"
 )
 
 // openWays returns what tells this host's addresses from others. Which interface leads to another it does not know: there are no

@@ -132,7 +132,7 @@ func startRole(b *testing.B, lab *netlab.TestLab, host, role string) (*exec.Cmd,
 // some that have many under way. Direct and relayed alternate, and the ratio is the median of the pairs, so that what else the
 // machine does counts for both.
 //
-//	heavy go test -run '^$' -bench UDPRequests -benchtime 15x ./plane/userspace/relay
+//	heavy go test -run '^$' -bench UDPRequests -benchtime 15x ./plane/internal/relay
 func BenchmarkUDPRequests(b *testing.B) {
 	lab := netlab.ForTest(b, netlab.Options{NoNode2: true, NoClient: true})
 	pod1, _ := netlab.HostByName("pod1")

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/plane/internal/relay"
 )
 
 // State is what a set would do with a new client at this moment.

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/plane/internal/relay"
 )
 
 func backend(i int) netip.AddrPort {

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/plane/internal/relay"
 )
 
 // Row leads the clients of one service address, each by where it comes from. It is a [relay.Balancer] for a listener that is at

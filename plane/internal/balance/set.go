@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"kube-proxy/lb"
-	"kube-proxy/plane/userspace/relay"
+	"kube-proxy/plane/internal/relay"
 )
 
 const (
