@@ -29,7 +29,7 @@ const imports = `
 	NONE < plane/ownwrites, plane/internal/diff, plane/internal/rollback, plane/internal/ranges;
 	plane/internal/ranges < plane/nftables, plane/userspace/capture;
 	lb < plane/internal/slots;
-	NONE < internal/netlab, internal/kernel, test/exectest, test/logtest, test/cputest, test/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, test/listentest, internal/nlconn, internal/scm, test/wine;
+	NONE < internal/netlab, internal/kernel, test/exectest, test/logtest, test/cputest, test/seedtest, internal/ratelimit, internal/bisect, internal/pause, internal/plural, internal/nearest, internal/listen, test/listentest, internal/netlink/conn, internal/scm, test/wine;
 
 	cluster, lb < policy, debug/changes;
 	cluster, lb, policy < config/nodecheck;
@@ -49,17 +49,17 @@ const imports = `
 	internal/plural < debug/changes, policy, trace;
 	# What a misspelled name may have meant is found in one way.
 	internal/nearest < config, debug/inspect, source/manifests, cli/migrate;
-	internal/nlconn < internal/kernel, conntrack, internal/sockets, plane/nftables, test/nlconntest, internal/nft/wire, internal/ipset, internal/ipvswire, internal/rtnl, internal/ctwire;
-	internal/ipvswire, internal/ipset, internal/rtnl, internal/nlconn < plane/ipvs;
+	internal/netlink/conn < internal/kernel, conntrack, internal/sockets, plane/nftables, test/nlconntest, internal/nft/wire, internal/netlink/ipset, internal/netlink/ipvs, internal/netlink/route, internal/netlink/conntrack;
+	internal/netlink/ipvs, internal/netlink/ipset, internal/netlink/route, internal/netlink/conn < plane/ipvs;
 	# A rule may ask for the interface that a packet leaves through, and whether an address is the node's own.
-	internal/rtnl, internal/nlconn < plane/iptables;
+	internal/netlink/route, internal/netlink/conn < plane/iptables;
 	# The chains around virtual servers are kept by what keeps those of mode iptables.
 	plane/iptables < plane/ipvs;
 	# Planes say what the kernel makes of a packet, in the words in which the table's answer is told.
 	trace < plane/nftables, plane/iptables, plane/ipvs, plane/userspace, plane/userspace/capture, plane/hns, test/fake, test/planetest;
 	# IPVS in memory knows what IPVS is asked for, and nothing of who asks.
-	internal/ipvswire, internal/nlconn < test/ipvsfake;
-	internal/rtnl < plane/userspace/capture;
+	internal/netlink/ipvs, internal/netlink/conn < test/ipvsfake;
+	internal/netlink/route < plane/userspace/capture;
 	plane, plane/ownwrites < internal/nft/wire;
 	internal/nft/wire, plane/internal/rollback, mode < plane/userspace/capture;
 	# Its chains are kept by the programs and in the trees of mode iptables.
@@ -67,7 +67,7 @@ const imports = `
 	# Rules beside some that iptables cannot print are deleted by their handles.
 	internal/nft/wire < plane/nftables, plane/iptables;
 	# What the kernel's rules make of a packet is asked alike by all who have a table.
-	internal/nlconn, internal/nft/wire, trace < internal/nft/walk;
+	internal/netlink/conn, internal/nft/wire, trace < internal/nft/walk;
 	internal/nft/walk < plane/nftables, plane/userspace/capture;
 
 	# A mode is one value, which a plane's package gives and plane/all lists. What needs no plane knows the value alone.
@@ -77,7 +77,7 @@ const imports = `
 	< plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns;
 	# What moves bytes knows no Services, what leads packets to it knows no bytes, and who is next knows neither.
 	lb, internal/ratelimit < plane/internal/relay;
-	lb, plane, plane/ownwrites, plane/internal/diff, internal/kernel, internal/nlconn < plane/userspace/capture;
+	lb, plane, plane/ownwrites, plane/internal/diff, internal/kernel, internal/netlink/conn < plane/userspace/capture;
 	lb, plane/internal/relay < plane/internal/balance;
 	plane/internal/relay, plane/internal/balance, plane/userspace/capture < plane/userspace;
 	# What moves bytes serves the mode nftables on localhost as well; it follows rows and says what becomes of a packet there. Relay and
@@ -91,7 +91,7 @@ const imports = `
 	mode, plane/nftables, plane/iptables, plane/ipvs, plane/ebpf, plane/userspace, plane/hns < plane/all;
 
 	lb < conntrack, health, internal/sockets, debug/flows;
-	internal/ctwire, internal/nlconn, internal/rtnl < conntrack, debug/flows;
+	internal/netlink/conntrack, internal/netlink/conn, internal/netlink/route < conntrack, debug/flows;
 	# Traffic by Service is what planes count by row, and the table's rows.
 	lb, mode < debug/traffic;
 	internal/listen < health, status;

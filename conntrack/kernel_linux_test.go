@@ -20,9 +20,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ctwire"
 	"kube-proxy/internal/netlab"
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
+	ctwire "kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/lb"
 	"kube-proxy/test/nlconntest"
 )

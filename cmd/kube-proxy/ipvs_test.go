@@ -19,8 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/netlab"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 )
 
 // newIPVSLab is a lab whose program runs in mode ipvs. A kernel without it skips the test; make test-kernels runs it in VMs that have it.

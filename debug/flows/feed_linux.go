@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ctwire"
-	"kube-proxy/internal/nlconn"
-	"kube-proxy/internal/rtnl"
+	nlconn "kube-proxy/internal/netlink/conn"
+	ctwire "kube-proxy/internal/netlink/conntrack"
+	rtnl "kube-proxy/internal/netlink/route"
 )
 
 // room is for messages that nobody has read yet, in bytes: some 6,000 of them.

@@ -7,8 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ctwire"
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
+	ctwire "kube-proxy/internal/netlink/conntrack"
 )
 
 const (

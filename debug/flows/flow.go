@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"time"
 
-	"kube-proxy/internal/ctwire"
+	ctwire "kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/lb"
 )
 

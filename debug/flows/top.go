@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"kube-proxy/internal/ctwire"
+	ctwire "kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/lb"
 )
 

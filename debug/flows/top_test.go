@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kube-proxy/internal/ctwire"
+	ctwire "kube-proxy/internal/netlink/conntrack"
 	"kube-proxy/lb"
 )
 

@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nlconn"
-	"kube-proxy/internal/rtnl"
+	nlconn "kube-proxy/internal/netlink/conn"
+	rtnl "kube-proxy/internal/netlink/route"
 )
 
 // surroundings are what rules ask of the kernel beside the packet: whose an address is, through which interface packets go there, and which

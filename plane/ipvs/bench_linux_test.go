@@ -9,10 +9,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/kernel"
 	"kube-proxy/internal/netlab"
+	"kube-proxy/internal/netlink/ipset"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"

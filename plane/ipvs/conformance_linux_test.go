@@ -10,9 +10,9 @@ import (
 	"sync"
 	"testing"
 
-	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/kernel"
+	sets "kube-proxy/internal/netlink/ipset"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"sync"
 
-	"kube-proxy/internal/ipvswire"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/mode"
 )
 
@@ -109,7 +109,7 @@ func (c *counters) saw(s *ipvswire.ServiceState) {
 	is.conns = s.Stats.Conns - is.base
 }
 
-// counts returns what was read last of each virtual server that is there: a list may lack some (package ipvswire).
+// counts returns what was read last of each virtual server that is there: a list may lack some (package netlink/ipvs).
 func (c *counters) counts() []mode.Count {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"kube-proxy/internal/ipvswire"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/test/planetest"
 )

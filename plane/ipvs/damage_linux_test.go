@@ -14,8 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvswire"
+	sets "kube-proxy/internal/netlink/ipset"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/test/ipvsfake"

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nlconn"
-	"kube-proxy/internal/rtnl"
+	nlconn "kube-proxy/internal/netlink/conn"
+	rtnl "kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )

@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kube-proxy/internal/ipvswire"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"

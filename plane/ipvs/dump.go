@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvswire"
+	sets "kube-proxy/internal/netlink/ipset"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 )
 

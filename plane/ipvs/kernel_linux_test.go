@@ -17,8 +17,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/netlab"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/test/planetest"

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"kube-proxy/internal/ipvswire"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 )
 

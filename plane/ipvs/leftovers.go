@@ -15,9 +15,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/kernel"
+	sets "kube-proxy/internal/netlink/ipset"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"

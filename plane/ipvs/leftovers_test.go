@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"kube-proxy/internal/ipvswire"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 )
 

@@ -10,9 +10,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
-	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/kernel"
+	sets "kube-proxy/internal/netlink/ipset"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/test/ipvsfake"

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvswire"
+	sets "kube-proxy/internal/netlink/ipset"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/iptables"

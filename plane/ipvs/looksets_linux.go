@@ -4,7 +4,7 @@ import (
 	"errors"
 	"net/netip"
 
-	sets "kube-proxy/internal/ipset"
+	sets "kube-proxy/internal/netlink/ipset"
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
 )

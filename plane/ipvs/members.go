@@ -3,7 +3,7 @@ package ipvs
 import (
 	"net/netip"
 
-	sets "kube-proxy/internal/ipset"
+	sets "kube-proxy/internal/netlink/ipset"
 	"kube-proxy/lb"
 )
 

@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/netlab"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"

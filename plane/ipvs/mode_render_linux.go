@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
-	sets "kube-proxy/internal/ipset"
+	sets "kube-proxy/internal/netlink/ipset"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"

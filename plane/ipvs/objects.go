@@ -3,7 +3,7 @@ package ipvs
 import (
 	"net/netip"
 
-	"kube-proxy/internal/ipvswire"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 )
 

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvswire"
+	sets "kube-proxy/internal/netlink/ipset"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"

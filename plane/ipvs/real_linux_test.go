@@ -3,7 +3,7 @@ package ipvs
 import (
 	"testing"
 
-	sets "kube-proxy/internal/ipset"
+	sets "kube-proxy/internal/netlink/ipset"
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
 	"kube-proxy/test/planetest"

@@ -12,8 +12,8 @@ import (
 	"slices"
 	"strings"
 
-	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvswire"
+	sets "kube-proxy/internal/netlink/ipset"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )

@@ -3,7 +3,7 @@ package ipvs
 import (
 	"cmp"
 
-	"kube-proxy/internal/ipvswire"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/mode"
 )
 

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"kube-proxy/internal/ipvswire"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/test/planetest"

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"kube-proxy/cluster"
-	"kube-proxy/internal/ipvswire"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/policy"
 	"kube-proxy/test/adversary"

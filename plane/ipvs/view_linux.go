@@ -16,10 +16,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvswire"
-	"kube-proxy/internal/nlconn"
-	"kube-proxy/internal/rtnl"
+	nlconn "kube-proxy/internal/netlink/conn"
+	sets "kube-proxy/internal/netlink/ipset"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
+	rtnl "kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
 	"kube-proxy/plane/iptables"
 )

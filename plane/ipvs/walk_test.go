@@ -6,7 +6,7 @@ import (
 	"context"
 	"testing"
 
-	"kube-proxy/internal/ipvswire"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/test/ipvsfake"
 	"kube-proxy/test/planetest"

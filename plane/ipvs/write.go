@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	sets "kube-proxy/internal/ipset"
-	"kube-proxy/internal/ipvswire"
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
+	sets "kube-proxy/internal/netlink/ipset"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )

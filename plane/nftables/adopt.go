@@ -9,7 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/diff"
 	"kube-proxy/plane/internal/slots"

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/lb"
 )
 

@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
-	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/slots"

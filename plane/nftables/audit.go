@@ -6,8 +6,8 @@ import (
 	"context"
 	"fmt"
 
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
-	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/diff"

@@ -7,8 +7,8 @@ import (
 	"maps"
 	"slices"
 
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
-	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/diff"
 )

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"slices"
 
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/ranges"
 )

@@ -10,7 +10,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/lb"
 )
 

@@ -7,8 +7,8 @@ import (
 
 	nft "github.com/google/nftables"
 
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
-	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 )
 

@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"kube-proxy/internal/netlab"
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
-	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane"

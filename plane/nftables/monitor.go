@@ -7,8 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
-	"kube-proxy/internal/nlconn"
 )
 
 // monitor listens to the kernel's notifications of changes that others make to our table. Our own are

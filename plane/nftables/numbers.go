@@ -6,7 +6,7 @@ import (
 	"crypto/rand"
 	"fmt"
 
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/rollback"
 )

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )

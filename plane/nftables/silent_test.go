@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/test/nlconntest"

@@ -3,8 +3,8 @@ package ipvsfake
 import (
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ipvswire"
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 )
 
 // answer begins the body of an answer: struct genlmsghdr, of which the reserved bytes are 0.

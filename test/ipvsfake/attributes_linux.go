@@ -10,7 +10,7 @@ import (
 // order is that of numbers in attributes.
 var order = binary.NativeEndian
 
-// Numbers of include/uapi/linux/ip_vs.h; written down once more, so that a mistake of package ipvswire is not one here too.
+// Numbers of include/uapi/linux/ip_vs.h; written down once more, so that a mistake of package ipvs is not one here too.
 const (
 	attrService, attrDest, attrDaemon, attrTCP, attrTCPFin, attrUDP = 1, 2, 3, 4, 5, 6
 

@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ipvswire"
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 )
 
 // Conn is a connection to the kernel, an [ipvswire.Transport]. It is for one goroutine at a time.

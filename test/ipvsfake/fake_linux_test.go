@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ipvswire"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/test/ipvsfake"
 )
 

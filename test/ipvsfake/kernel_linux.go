@@ -10,7 +10,7 @@ import (
 	"strings"
 	"sync"
 
-	"kube-proxy/internal/ipvswire"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 )
 
 // ErrLost is what [Kernel.Before] returns to have a message carried out and its answer lost.

@@ -14,9 +14,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/netlab"
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/test/ipvsfake"
 )
 

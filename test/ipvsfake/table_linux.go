@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"kube-proxy/internal/ipvswire"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 )
 
 // key is by what the kernel finds a service.

@@ -4,8 +4,8 @@ import (
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
-	"kube-proxy/internal/nlconn"
 )
 
 // Step is one expression of a rule, as far as it says what the rule does. Two rules of equal steps do the same.

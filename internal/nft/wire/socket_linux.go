@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/plane"
 	"kube-proxy/plane/ownwrites"
 )

@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
 )
 
 // Transaction collects messages about the objects of one table, which take effect at one moment. They are sent in the order in which

@@ -5,7 +5,7 @@ package wire
 import (
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
 )
 
 // The message and attribute numbers below come from the kernel's include/uapi/linux/netfilter/nf_tables.h;

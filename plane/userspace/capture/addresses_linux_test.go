@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"kube-proxy/internal/netlab"
-	"kube-proxy/internal/rtnl"
+	rtnl "kube-proxy/internal/netlink/route"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 )

@@ -12,10 +12,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	nlconn "kube-proxy/internal/netlink/conn"
+	rtnl "kube-proxy/internal/netlink/route"
 	"kube-proxy/internal/nft/walk"
 	"kube-proxy/internal/nft/wire"
-	"kube-proxy/internal/nlconn"
-	"kube-proxy/internal/rtnl"
 	"kube-proxy/lb"
 	"kube-proxy/mode"
 	"kube-proxy/plane/internal/ranges"

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
-	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane"
 	"kube-proxy/plane/internal/diff"

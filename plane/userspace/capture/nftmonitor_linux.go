@@ -5,8 +5,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
-	"kube-proxy/internal/nlconn"
 )
 
 // monitor hears what others do to our table. It notes no more than that something was done: the table is small to read, and

@@ -4,8 +4,8 @@ import (
 	"iter"
 	"net/netip"
 
+	nlconn "kube-proxy/internal/netlink/conn"
 	"kube-proxy/internal/nft/wire"
-	"kube-proxy/internal/nlconn"
 	"kube-proxy/lb"
 	"kube-proxy/plane/internal/diff"
 	"kube-proxy/plane/internal/ranges"

@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nlconn"
-	"kube-proxy/internal/rtnl"
+	nlconn "kube-proxy/internal/netlink/conn"
+	rtnl "kube-proxy/internal/netlink/route"
 )
 
 // addressWatch knows which address of the node packets to service addresses are led to: one that will stay, on whatever interface.

@@ -1,4 +1,4 @@
-package ipvswire
+package ipvs
 
 import (
 	"encoding/binary"
@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
 )
 
 // Numbers of include/uapi/linux/ip_vs.h. Numbers in attributes are in the machine's byte order, addresses, ports and the netmask

@@ -1,4 +1,4 @@
-package ipvswire_test
+package ipvs_test
 
 import (
 	"cmp"
@@ -16,8 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ipvswire"
 	"kube-proxy/internal/netlab"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 )
 
 // openKernel connects to the kernel's IPVS in a network namespace of the test's own, in which it is.

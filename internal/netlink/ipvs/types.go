@@ -1,4 +1,4 @@
-package ipvswire
+package ipvs
 
 import (
 	"fmt"

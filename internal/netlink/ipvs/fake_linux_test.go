@@ -1,4 +1,4 @@
-package ipvswire_test
+package ipvs_test
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/ipvswire"
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
+	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/test/ipvsfake"
 )
 

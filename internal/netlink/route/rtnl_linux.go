@@ -1,4 +1,4 @@
-package rtnl
+package route
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
 )
 
 // Loopback is the index of the interface lo of every network namespace.

@@ -1,4 +1,4 @@
-package nlconn
+package conn
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-// Package ipvswire speaks with IPVS, the load balancer of the Linux kernel, by its family of generic netlink
+// Package ipvs speaks with IPVS, the load balancer of the Linux kernel, by its family of generic netlink
 // (include/uapi/linux/ip_vs.h, net/netfilter/ipvs/ip_vs_ctl.c).
 //
 //	conn, err := ipvswire.Open()
@@ -29,4 +29,4 @@
 // A list comes in parts, by position, and the kernel does not say that something changed between two of them: if somebody else
 // removed an entry meanwhile, another one may be missing from the list; if somebody added one, another may be there twice. The
 // destinations of a service that is not there are an empty list. Nobody is told of changes: IPVS has no notifications.
-package ipvswire
+package ipvs

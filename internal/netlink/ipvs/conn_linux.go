@@ -1,4 +1,4 @@
-package ipvswire
+package ipvs
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
 )
 
 // ErrNoIPVS is wrapped by the errors of a kernel that has no IPVS, and no module of it that it could load.

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
 )
 
 // What golang.org/x/sys/unix does not have, from the kernel's ip_set.h.

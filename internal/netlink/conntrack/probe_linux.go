@@ -1,4 +1,4 @@
-package ctwire
+package conntrack
 
 import (
 	"context"
@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kube-proxy/internal/nlconn"
+	nlconn "kube-proxy/internal/netlink/conn"
 )
 
 // Probe asks for the number of entries, to say now what would fail in every request.

@@ -1,4 +1,4 @@
-package ctwire
+package conntrack
 
 import (
 	"encoding/binary"

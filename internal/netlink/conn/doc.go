@@ -1,4 +1,4 @@
-// Package nlconn asks the kernel by netlink. It is the one client of everything here that does: nftables, conntrack, the
+// Package conn asks the kernel by netlink. It is the one client of everything here that does: nftables, conntrack, the
 // probes of package kernel, the list of sockets.
 //
 //	conn, err := nlconn.Open(nlconn.Config{Protocol: unix.NETLINK_NETFILTER})
@@ -11,5 +11,7 @@
 // namespace: the kernel refuses a second dump while it believes that the first is being read. What comes late is told by its
 // sequence number and left out.
 //
+// Who imports it calls it nlconn: conn is what variables are called.
+//
 // The socket itself is mdlayher/netlink's; requests and answers are not, for reasons in docs/adr/0030.
-package nlconn
+package conn
