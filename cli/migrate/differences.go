@@ -34,13 +34,13 @@ var differences = []difference{
 		why: "A write costs what changed (docs/metrics.md).", do: "Alerts stay; look at kubeproxy_mode_info and kubeproxy_rows_pending, which are new."},
 	{sev: Same, about: "/readyz", differs: "port 10256 also answers /readyz: whether all Services are in the kernel", why: "/healthz is for load balancers, and fails while the node is about to be removed.",
 		do: "Use it as the readiness probe of the DaemonSet."},
-	{sev: Same, about: "reload", differs: "a changed configuration file takes effect in the running process where it can", why: "Upstream starts anew (docs/adr/0014-a-reload-keeps-the-process.md).",
+	{sev: Same, about: "reload", differs: "a changed configuration file takes effect in the running process where it can", why: "Upstream starts anew (docs/adr/0013-which-mode-runs.md).",
 		do: "Nothing; docs/configuration.md says which fields need a new process."},
 	{sev: Change, about: "mode", changed: true, differs: "the rules of the mode before are removed when the first write of the new mode is done; until then both are in force, and the first that translates decides",
 		why: "New connections are never without rules (docs/adr/0013-which-mode-runs.md).", do: "Give the image the programs of the old mode (iptables, ipset) until all nodes have moved, or run --cleanup from one that has them."},
 
 	// The same mode.
-	{to: inNFTables, sev: Same, about: "nftables.minSyncPeriod", differs: "it is 0 by default, where upstream has 1s: changes take effect at once", why: "A write costs what changed, whatever the size of the cluster (docs/adr/0006-min-sync-period.md).",
+	{to: inNFTables, sev: Same, about: "nftables.minSyncPeriod", differs: "it is 0 by default, where upstream has 1s: changes take effect at once", why: "A write costs what changed, whatever the size of the cluster (docs/adr/0021-pieces.md).",
 		do: "Nothing."},
 	{from: inNFTables, to: inNFTables, sev: Same, about: "table kube-proxy", differs: "its maps and chains are others than upstream's; those are replaced in one transaction", why: "Their contents are no interface.",
 		do: "Nothing, unless a program reads them."},

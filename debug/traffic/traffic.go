@@ -1,4 +1,4 @@
-// Package traffic adds up by Service what planes count, for metrics (docs/adr/0068): so many Services with the most
+// Package traffic adds up by Service what planes count, for metrics (docs/adr/0069): so many Services with the most
 // traffic have a series of their own, whatever tenants do, and all others are one series together.
 package traffic
 

@@ -258,7 +258,7 @@ func BenchmarkLook(b *testing.B) {
 	}
 }
 
-// BenchmarkReadCounters is one reading of the counters of rules, which nobody does (docs/adr/0070): in the nft back end of the chains that have a rule for each
+// BenchmarkReadCounters is one reading of the counters of rules, which nobody does (docs/adr/0011): in the nft back end of the chains that have a rule for each
 // service address, one after the other, in the legacy one of the whole table, for the kernel hands out nothing less.
 func BenchmarkReadCounters(b *testing.B) {
 	const n = 10_000

@@ -58,7 +58,7 @@
 // that conntrack cannot place are dropped unless it is liberal (DP-09).
 //
 // If iptables refuses what a Reset writes, one more attempt writes everything but the chains of service ports. Those that are not
-// as they should be are left for later, and the engine finds the row that is to blame (docs/adr/0036).
+// as they should be are left for later, and the engine finds the row that is to blame (docs/adr/0002).
 //
 // The files, in the order of a change's way: state.go (changes of rows), render.go, sources.go, skeleton.go and names.go (pure: what
 // chains contain), dispatch.go (the trees), apply.go, stages.go and batch.go (chains to restores), restore.go, tool.go, runner.go and lock.go

@@ -23,7 +23,7 @@ type tally struct{ atomic.Int64 }
 func (n *tally) Applied(changes []lb.Change) { n.Add(int64(len(changes))) }
 
 // The engine finds the rows that iptables refuses, also where they are there from the start, and writes all others; what it takes is
-// bounded (docs/adr/0036).
+// bounded (docs/adr/0002).
 func TestEngineFindsRefusedRows(t *testing.T) {
 	for _, version := range []string{"iptables v1.8.9 (nf_tables)", "iptables v1.8.9 (legacy)"} {
 		t.Run(version, func(t *testing.T) {

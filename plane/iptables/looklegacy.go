@@ -19,7 +19,7 @@ import (
 )
 
 // legacyHolding asks x_tables for whole tables, for it hands out nothing less; of these it reads the chains that are asked for. That takes
-// no lock of iptables, and none of the work that its programs do with a table (docs/adr/0061).
+// no lock of iptables, and none of the work that its programs do with a table (docs/adr/0056).
 type legacyHolding struct {
 	info   *tableInfo
 	family lb.Family

@@ -34,7 +34,7 @@ type holding interface {
 }
 
 // nftHolding asks nf_tables for one chain at a time, by netlink: its cost is that of the rules in it, whatever else there is. The program
-// lists the names of all chains first (docs/adr/0061).
+// lists the names of all chains first (docs/adr/0056).
 type nftHolding struct {
 	nf     *kernel.Netfilter
 	family lb.Family

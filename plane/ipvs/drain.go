@@ -12,7 +12,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// How long real servers drain (ADR 0049). One goes when it has no connections. While it has, it goes when it answers nothing any
+// How long real servers drain (ADR 0046). One goes when it has no connections. While it has, it goes when it answers nothing any
 // more, so that those of a dead node do not hold it for ever (PN-42).
 const (
 	// firstLook is when it is looked at, and lastLook how often in the end; the pause doubles each time.

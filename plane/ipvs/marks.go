@@ -3,7 +3,7 @@ package ipvs
 import "math/bits"
 
 // marks are the firewall marks of virtual servers for packets of an origin that goes elsewhere than those from anywhere
-// (docs/adr/0047-origins-by-firewall-mark.md). A mark is a number, the bit that asks for masquerading or not, and a pattern by which
+// (docs/adr/0046-objects-of-mode-ipvs.md). A mark is a number, the bit that asks for masquerading or not, and a pattern by which
 // ours are told from those of others:
 //
 //	bit 31        1, so that no small number that people choose is one of ours

@@ -10,7 +10,7 @@
 // marks, and IPVS then takes it (LOCAL_IN): by its mark, or by its address and port. What the node itself sends IPVS takes before the
 // filter table's OUTPUT sees it. POSTROUTING masquerades what is marked so. A virtual server without real servers refuses.
 //
-// [Plane] keeps all that, in an order that lets nobody be refused who is served (docs/adr/0048), since the kernel has no
+// [Plane] keeps all that, in an order that lets nobody be refused who is served (docs/adr/0046), since the kernel has no
 // transactions here. mode_linux.go puts it together with the kernel; docs/ipvs.md is for operators.
 //
 // # Whose virtual servers

@@ -30,7 +30,7 @@ type Servers interface {
 
 // writer writes what a verb has touched.
 //
-// There are no transactions, so the order is what keeps clients served (ADR 0048): first what serves, then what leads there; and
+// There are no transactions, so the order is what keeps clients served (ADR 0046): first what serves, then what leads there; and
 // what led there goes before what served. Each step is planned of what the ledger says when its turn has come.
 type writer struct {
 	*Plane

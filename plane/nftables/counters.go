@@ -19,7 +19,7 @@ import (
 	"kube-proxy/mode"
 )
 
-// Connections by frontend ([mode.TrafficCounter], docs/adr/0068). The first packet of a connection, which alone comes to the nat chains, is counted in
+// Connections by frontend ([mode.TrafficCounter], docs/adr/0069). The first packet of a connection, which alone comes to the nat chains, is counted in
 // a set that packets fill: an element for each frontend in use, with a counter. So no change of a row costs more, nothing is to be kept in step, and
 // what is not used goes by itself. A rule of its own counts: where it fails, because the set is full or memory short, the packet goes on to the
 // next rule, and is served.

@@ -32,7 +32,7 @@ func facts() mode.Mode {
 			"nftables.masqueradeBit": "iptables.masqueradeBit",
 			"nftables.masqueradeAll": "iptables.masqueradeAll",
 		},
-		// The periods are 0, see docs/adr/0006: what others change is noticed at once, and upstream's 30 s would compare a
+		// The periods are 0, see docs/adr/0021: what others change is noticed at once, and upstream's 30 s would compare a
 		// large table all the time.
 		NodePortsPrimary: true,
 		LocalhostGate:    "KubeProxyNFTablesLocalhostNodePorts",

@@ -105,7 +105,7 @@ func TestRenderScenarios(t *testing.T) {
 type textPlane struct{ *Plane }
 
 // Looker is nil: the language of nft says rules in other words than the plane, which numbers that are read from the kernel do not fit
-// (ADR 0060).
+// (ADR 0056).
 func (textPlane) Looker() planetest.Looker { return nil }
 
 func (p textPlane) Reset(ctx context.Context, want *lb.Table) (plane.ResetResult, error) {

@@ -43,7 +43,7 @@ const guardedTries = 3
 //
 // It leaves rows for later that cannot be held and, where a table of ours is in force, those that it does not have, if they
 // are more than an Apply should have. A table that is not there, or another's, is written whole: from its first moment it
-// refuses what no row matches, though rules of another mode may serve that (docs/adr/0009).
+// refuses what no row matches, though rules of another mode may serve that (docs/adr/0007).
 //
 // If the kernel does not hold what was read of it, the error wraps plane.ErrStateLost, and the next Reset knows: see [trust].
 func (p *Plane) Reset(ctx context.Context, want *lb.Table) (res plane.ResetResult, err error) {

@@ -10,7 +10,7 @@ import (
 	"kube-proxy/lb"
 )
 
-// StandInName is the name of the table that serves while one of another layout is replaced (ADR 27).
+// StandInName is the name of the table that serves while one of another layout is replaced (ADR 0027).
 //
 // One transaction deletes that table and makes ours, but a packet may have read the kernel's list of chains before ours were in it,
 // and walk it when the others are gone. So a table that others have not is there before, and goes when no such packet is left.

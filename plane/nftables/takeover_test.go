@@ -82,7 +82,7 @@ func TestTakeOverUnderTraffic(t *testing.T) {
 	}
 }
 
-// A packet that has the list of upstream's chains in hand when they go, and has not met ours, is translated (ADR 27). What a killed
+// A packet that has the list of upstream's chains in hand when they go, and has not met ours, is translated (ADR 0027). What a killed
 // process left standing in is replaced, and gone in the end.
 func TestTakeOverPacketUnderWay(t *testing.T) {
 	lab := netlab.ForTest(t, netlab.Options{})

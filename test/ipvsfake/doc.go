@@ -9,6 +9,6 @@
 //
 // It reads the bytes of messages and writes those of answers, by the rules of net/netfilter/ipvs/ip_vs_ctl.c and lib/nlattr.c,
 // as strict as they are and as lenient. That it does is not a matter of opinion: TestFakeIsLikeTheKernel sends the same random
-// messages, well formed and not, to it and to a real kernel, and compares each answer byte by byte (docs/adr/0050). What it does
+// messages, well formed and not, to it and to a real kernel, and compares each answer byte by byte (docs/adr/0046). What it does
 // not have: packets, so that nothing but SetConns makes connections; the sync daemon; network namespaces; time.
 package ipvsfake

@@ -109,7 +109,7 @@ func TestFakeIsLikeTheKernel(t *testing.T) {
 }
 
 // loadable are the schedulers that the kernel has or can load. lblc and lblcr are not asked for: to load them by a message can keep
-// the kernel for ever (docs/adr/0050).
+// the kernel for ever (docs/adr/0046).
 func loadable(t *testing.T, kernel ipvswire.Transport) (names []string) {
 	t.Helper()
 	c, err := ipvswire.New(t.Context(), kernel)
@@ -421,7 +421,7 @@ func (g *generator) service(whole bool) (as []attr) {
 		scheduler := pick(g, "rr", "rr", "rr", "wrr", "sh", "mh")
 		switch g.IntN(60) {
 		case 0:
-			scheduler = pick(g, "none", "lc", "wlc", "dh", "sed", "nq", "fo", "ovf", "twos") // lblc and lblcr may not be loaded by this: docs/adr/0050
+			scheduler = pick(g, "none", "lc", "wlc", "dh", "sed", "nq", "fo", "ovf", "twos") // lblc and lblcr may not be loaded by this: docs/adr/0046
 		case 1:
 			scheduler = pick(g, "", "sip", "no-scheduler-15", "no-scheduler--16", "ftp")
 		}

@@ -22,7 +22,7 @@ func Page(scenarios []*scenario.Scenario, results []Results, release *Release) s
 	p.line("")
 	p.line("About every packet the tests ask `kube-proxy trace` too: the verdict, the backends and the source that the packet met must be those")
 	p.line("that it tells, from the table and from what the kernel holds; and after each step the kernel must differ from the table in nothing")
-	p.line("([ADR 0065](adr/0065-the-suite-asks-trace.md)). A scenario in which one of these says otherwise fails.")
+	p.line("([ADR 0028](adr/0028-what-a-change-proves.md)). A scenario in which one of these says otherwise fails.")
 	p.line("")
 	p.line("What the kernel holds is asked for every packet on the kernel of the machine. The other kernels run in emulation, where such an answer takes half a second and")
 	p.line("more: there for %d packets of a state at least, or all that it has, and in generated scenarios for one, with one comparison for all states.", mostAsked)

@@ -22,7 +22,7 @@
 //	unix.EPERM         without CAP_NET_ADMIN in the network namespace
 //
 // A service that gets another scheduler keeps the kernel, and whoever waits for it, for some 10 ms: it waits until no packet is with
-// the old one. One whose scheduler is a module that must be loaded takes longer, and lblc and lblcr may take for ever (docs/adr/0050).
+// the old one. One whose scheduler is a module that must be loaded takes longer, and lblc and lblcr may take for ever (docs/adr/0046).
 //
 // # Lists
 //
