@@ -29,7 +29,7 @@ type Config struct {
 	// Mark is the packet mark of connections to endpoints; 0 for none.
 	Mark uint32
 	// Descriptors bounds the descriptors of listeners and connections. Proxies of one process share it.
-	Descriptors *relay.Budget
+	Descriptors *relay.Groups
 	// Log takes failures to listen; nil for none.
 	Log *slog.Logger
 }
@@ -38,7 +38,7 @@ type Config struct {
 type Proxy struct {
 	log         *slog.Logger
 	reports     *ratelimit.Limiter
-	descriptors *relay.Budget
+	descriptors *relay.Groups
 	relay       *relay.Relay
 
 	mu       sync.Mutex
@@ -46,7 +46,6 @@ type Proxy struct {
 	rows     map[uint16]*lb.Frontend
 	doors    map[uint16]*door
 	balance  *balance.Balance
-	tenants  map[string]*tenant
 	failing  map[uint16]error // ports with a row and without a listener that they should have
 	failures uint64
 	retry    *time.Timer // nil while none fails
@@ -61,23 +60,17 @@ type door struct {
 	turns    *balance.Set
 }
 
-// tenant is what a namespace has.
-type tenant struct {
-	share     *relay.Share
-	listeners int
-}
-
 // New returns a Proxy whose sockets are in the network namespace of the calling thread. It serves nothing yet.
 func New(cfg Config) (*Proxy, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors, Mark: cfg.Mark})
+	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.Budget(), Mark: cfg.Mark})
 	if err != nil {
 		return nil, fmt.Errorf("localhost NodePorts: %w", err)
 	}
 	return &Proxy{log: cfg.Log, reports: ratelimit.New(cfg.Log, "localhost NodePort without listener"), descriptors: cfg.Descriptors, relay: r,
-		rows: map[uint16]*lb.Frontend{}, doors: map[uint16]*door{}, balance: balance.New(balance.Config{}), tenants: map[string]*tenant{},
+		rows: map[uint16]*lb.Frontend{}, doors: map[uint16]*door{}, balance: balance.New(balance.Config{}),
 		failing: map[uint16]error{}, pause: firstPause}, nil
 }
 
@@ -187,16 +180,16 @@ func (p *Proxy) serve(port uint16) {
 
 // open makes a listener, or notes why it cannot.
 func (p *Proxy) open(port uint16, service string, turns *balance.Set) {
-	share, err := p.take(service)
+	namespace, err := p.descriptors.Take(service)
 	if err == nil {
 		d := &door{service: service, turns: turns}
 		at := relay.Listening{Proto: lb.TCP, Addr: netip.AddrPortFrom(p.at, port)}
-		if d.listener, err = p.relay.Listen(at, turns, share); err == nil {
+		if d.listener, err = p.relay.Listen(at, turns, namespace); err == nil {
 			p.doors[port] = d
 			delete(p.failing, port)
 			return
 		}
-		p.give(service)
+		p.descriptors.Give(service)
 	}
 	p.failures++
 	if p.failing[port] == nil && p.reports.Allow(namespaceOf(service)) {
@@ -211,7 +204,7 @@ func (p *Proxy) open(port uint16, service string, turns *balance.Set) {
 // shut ends a listener. Its connections go on; its clients are forgotten.
 func (p *Proxy) shut(port uint16, d *door) {
 	d.listener.Close()
-	p.give(d.service)
+	p.descriptors.Give(d.service)
 	delete(p.doors, port)
 	p.balance.Remove(lb.SetID{Service: strconv.Itoa(int(port)), Proto: lb.TCP})
 }
@@ -243,32 +236,6 @@ func (p *Proxy) rest() {
 func namespaceOf(service string) string {
 	name, _, _ := strings.Cut(service, "/")
 	return name
-}
-
-// take takes a descriptor for a Service's listener, and returns the share of its namespace, of which connections take theirs.
-func (p *Proxy) take(service string) (*relay.Share, error) {
-	name := namespaceOf(service)
-	t := p.tenants[name]
-	if t == nil {
-		t = &tenant{share: relay.NewGroup()}
-	}
-	if !p.descriptors.Take(t.share, 1) {
-		return nil, fmt.Errorf("namespace %s has its share of descriptors: %d, of %d in use and %d in all; raise the limit of open files (ulimit -n, LimitNOFILE)",
-			name, t.share.Used(), p.descriptors.Used(), p.descriptors.Max())
-	}
-	t.listeners++
-	p.tenants[name] = t
-	return t.share, nil
-}
-
-// give gives it back.
-func (p *Proxy) give(service string) {
-	name := namespaceOf(service)
-	t := p.tenants[name]
-	p.descriptors.Give(t.share, 1)
-	if t.listeners--; t.listeners == 0 {
-		delete(p.tenants, name)
-	}
 }
 
 // Stats returns how many listeners there are, and how often one could not be made.

@@ -27,7 +27,7 @@ func begin(t *testing.T, descriptors int) (*Proxy, *bytes.Buffer) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	log := &bytes.Buffer{}
-	p, err := New(Config{Descriptors: relay.NewBudget(descriptors), Log: slog.New(slog.NewTextHandler(log, nil))})
+	p, err := New(Config{Descriptors: relay.NewGroups(relay.NewBudget(descriptors), "a test"), Log: slog.New(slog.NewTextHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func TestListenersOfOneNamespaceTN59(t *testing.T) {
 	if had < 70 || had > 81 || failures != uint64(200-had) {
 		t.Errorf("one namespace has %d listeners of 90 descriptors, and %d failures", had, failures)
 	}
-	if n := strings.Count(log.String(), "Failed to listen"); n != 20 || !strings.Contains(log.String(), "namespace evil has its share of descriptors") {
+	if n := strings.Count(log.String(), "Failed to listen"); n != 20 || !strings.Contains(log.String(), "Services of namespace evil have") {
 		t.Errorf("%d lines: %.300s", n, log)
 	}
 	good := row("good/web", 31000)
@@ -86,8 +86,8 @@ func TestListenersOfOneNamespaceTN59(t *testing.T) {
 	}
 	p.Apply(append(all, remove(good)))
 	p.Close()
-	if len(p.doors) != 0 || len(p.tenants) != 0 || p.descriptors.Used() != 0 || len(p.failing) != 0 {
-		t.Errorf("left: %d namespaces, %d descriptors, %d failing", len(p.tenants), p.descriptors.Used(), len(p.failing))
+	if len(p.doors) != 0 || p.descriptors.Len() != 0 || p.descriptors.Budget().Used() != 0 || len(p.failing) != 0 {
+		t.Errorf("left: %d namespaces, %d descriptors, %d failing", p.descriptors.Len(), p.descriptors.Budget().Used(), len(p.failing))
 	}
 }
 
@@ -175,8 +175,8 @@ func TestPortsChangeHands(t *testing.T) {
 	p.Apply([]lb.Change{set(a)})
 	first := p.doors[30080]
 	p.Apply([]lb.Change{set(b)})
-	if d := p.doors[30080]; d == first || d.service != "b/web" || p.tenants["a"] != nil || p.tenants["b"].listeners != 1 {
-		t.Errorf("%+v, of %v", d, p.tenants)
+	if d := p.doors[30080]; d == first || d.service != "b/web" || p.descriptors.Len() != 1 || p.descriptors.Budget().Used() != 1 {
+		t.Errorf("%+v, of %d namespaces with %d", d, p.descriptors.Len(), p.descriptors.Budget().Used())
 	}
 	moved := row("b/web", 30090)
 	p.Apply([]lb.Change{set(moved), remove(b)})
@@ -195,8 +195,8 @@ func TestPortsChangeHands(t *testing.T) {
 	p.Reset(&lb.Table{Node: lb.Node{Localhost: netip.MustParseAddr("127.0.0.1")}})
 	p.want(t, 0, 0)
 	p.Close()
-	if len(p.tenants) != 0 || p.descriptors.Used() != 0 {
-		t.Errorf("left: %v, %d descriptors", p.tenants, p.descriptors.Used())
+	if p.descriptors.Len() != 0 || p.descriptors.Budget().Used() != 0 {
+		t.Errorf("left: %d namespaces, %d descriptors", p.descriptors.Len(), p.descriptors.Budget().Used())
 	}
 }
 

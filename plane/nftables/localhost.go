@@ -21,7 +21,7 @@ func (p *Plane) openLocalhost(cfg Config) (err error) {
 		return nil
 	}
 	if cfg.Descriptors == nil {
-		cfg.Descriptors = relay.NewBudget(0)
+		cfg.Descriptors = relay.ProcessGroups()
 	}
 	can, err := p.sock.canCount(context.Background(), p.rules)
 	if err != nil {

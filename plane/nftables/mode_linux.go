@@ -18,7 +18,7 @@ func Mode() mode.Mode {
 	m := facts()
 	m.Able = func(mode.Settings) error { return kernel.NFTables() }
 	m.Modules = func(mode.Settings) []string { return []string{"nfnetlink", "nf_tables"} }
-	descriptors := sync.OnceValue(func() *relay.Budget { return relay.NewBudget(0) })
+	descriptors := sync.OnceValue(relay.ProcessGroups)
 	m.New = func(s mode.Settings) (mode.Plane, error) {
 		cfg := configOf(s)
 		cfg.Descriptors = descriptors()

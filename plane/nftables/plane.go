@@ -32,7 +32,7 @@ type Config struct {
 	// LocalhostNodePorts has TCP NodePorts answer at [lb.Node.Localhost], and those of other protocols rejected there.
 	LocalhostNodePorts bool
 	// Descriptors bounds those of localhost NodePorts; nil for five eighths of the process's.
-	Descriptors *relay.Budget
+	Descriptors *relay.Groups
 	// Log takes failures to listen; nil for none.
 	Log *slog.Logger
 }

@@ -188,7 +188,7 @@ type fakeListener struct {
 	shut  bool
 }
 
-func (r *fakeRelay) Listen(at relay.Listening, b relay.Balancer, _ *relay.Share) (listener, error) {
+func (r *fakeRelay) Listen(at relay.Listening, b relay.Balancer, _ *relay.Group) (listener, error) {
 	m := r.m
 	if m.files > 0 && len(m.socks) >= m.files {
 		return nil, fmt.Errorf("listen at %v: %w", at, syscall.EMFILE)
@@ -244,7 +244,7 @@ func (m *machine) start(cfg Config) (*Plane, error) {
 		cfg.Capture = preparingCapture{cfg.Capture.(*fakeCapture)}
 	}
 	if cfg.Descriptors == nil {
-		cfg.Descriptors = NewQuota(relay.NewBudget(1<<20), "a test")
+		cfg.Descriptors = relay.NewGroups(relay.NewBudget(1<<20), "a test")
 	}
 	return newPlane(cfg, &fakeRelay{m: m, mine: map[*fakeListener]bool{}},
 		func(netip.Addr) (balance.Way, error) { return balance.Way{}, nil })

@@ -32,7 +32,7 @@ const (
 
 // Mode returns the mode userspace.
 func Mode() mode.Mode {
-	h := modeHost{map[lb.Family]string{}, sync.OnceValue(processQuota)}
+	h := modeHost{map[lb.Family]string{}, sync.OnceValue(relay.ProcessGroups)}
 	family, proto := []string{"ip_family"}, []string{"ip_family", "protocol"}
 	return mode.Mode{
 		Name: "userspace",
@@ -106,7 +106,7 @@ type modeHost struct {
 	// captures are the names of those by which planes lead packets.
 	captures map[lb.Family]string
 	// descriptors are those of both families.
-	descriptors func() *Quota
+	descriptors func() *relay.Groups
 }
 
 // remove removes what leads packets to a proxy.

@@ -5,6 +5,7 @@ import (
 
 	"kube-proxy/lb"
 	"kube-proxy/mode"
+	"kube-proxy/plane/internal/relay"
 )
 
 // notices are what somebody should be told, each once.
@@ -28,7 +29,7 @@ func (n *notices) lacks(p lb.Proto, err error) {
 
 // noPort notes an error of opening a listener.
 func (n *notices) noPort(err error) {
-	if errors.Is(err, ErrNoPort) || errors.Is(err, ErrQuota) {
+	if errors.Is(err, ErrNoPort) || errors.Is(err, relay.ErrQuota) {
 		n.port = err
 	}
 }

@@ -46,7 +46,7 @@ type Config struct {
 	// CountServices has connections and sessions counted by service port.
 	CountServices bool
 	// Descriptors bounds those of listeners and connections, for all planes of the process that share it; nil for one of its own.
-	Descriptors *Quota
+	Descriptors *relay.Groups
 	// Log takes what the relay tells an operator; nil for none.
 	Log *slog.Logger
 }
@@ -85,7 +85,7 @@ type Plane struct {
 
 // relayer is what a plane needs of relay.Relay.
 type relayer interface {
-	Listen(relay.Listening, relay.Balancer, *relay.Share) (listener, error)
+	Listen(relay.Listening, relay.Balancer, *relay.Group) (listener, error)
 	Stats() relay.Stats
 	StopAccepting()
 	Drain(context.Context)
@@ -103,7 +103,7 @@ type listener interface {
 // sockets are relay.Relay as a relayer.
 type sockets struct{ *relay.Relay }
 
-func (s sockets) Listen(at relay.Listening, b relay.Balancer, group *relay.Share) (listener, error) {
+func (s sockets) Listen(at relay.Listening, b relay.Balancer, group *relay.Group) (listener, error) {
 	l, err := s.Relay.Listen(at, b, group)
 	if err != nil {
 		return nil, err
@@ -114,14 +114,14 @@ func (s sockets) Listen(at relay.Listening, b relay.Balancer, group *relay.Share
 // New makes a plane whose sockets are in the network namespace of the calling thread. It changes nothing before the first Reset.
 func New(cfg Config) (*Plane, error) {
 	if cfg.Descriptors == nil {
-		cfg.Descriptors = processQuota()
+		cfg.Descriptors = relay.ProcessGroups()
 	}
 	var p *Plane
 	var direct func(lb.Proto, uint16) bool
 	if !cfg.Capture.Own() {
 		direct = func(proto lb.Proto, port uint16) bool { return p.entrances.isDirect(proto, port) }
 	}
-	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.budget, UDPIdle: cfg.UDPIdle, TCPIdle: cfg.TCPIdle,
+	r, err := relay.New(relay.Config{Log: cfg.Log, Descriptors: cfg.Descriptors.Budget(), UDPIdle: cfg.UDPIdle, TCPIdle: cfg.TCPIdle,
 		Mark: cfg.Mark, Direct: direct})
 	if err != nil {
 		return nil, fmt.Errorf("userspace: %w", err)

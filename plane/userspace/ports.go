@@ -33,7 +33,7 @@ type ports struct {
 	resting     map[port]time.Time // until when
 	foreign     map[port]time.Time
 	queue       []resting // in the order in which they end that
-	quotas      map[lb.Proto]*Quota
+	quotas      map[lb.Proto]*relay.Groups
 }
 
 // port is a port of a protocol.
@@ -51,17 +51,17 @@ type resting struct {
 
 func newPorts(first, last uint16) *ports {
 	return &ports{first: first, last: last, next: map[lb.Proto]int{}, used: map[port]bool{}, resting: map[port]time.Time{},
-		foreign: map[port]time.Time{}, quotas: map[lb.Proto]*Quota{}}
+		foreign: map[port]time.Time{}, quotas: map[lb.Proto]*relay.Groups{}}
 }
 
 // quota is that of a protocol's ports. Of those that the kernel gives to sockets that ask for none the node keeps half for its own connections.
-func (p *ports) quota(proto lb.Proto) *Quota {
+func (p *ports) quota(proto lb.Proto) *relay.Groups {
 	q := p.quotas[proto]
 	if q == nil && p.last == 0 {
-		q = NewQuota(relay.NewBudget(max(1, relay.EphemeralPorts()/2)), "half of net.ipv4.ip_local_port_range, for "+proto.String())
+		q = relay.NewGroups(relay.NewBudget(max(1, relay.EphemeralPorts()/2)), "half of net.ipv4.ip_local_port_range, for "+proto.String())
 	} else if q == nil {
 		// One more than there are, or a namespace alone would not get all of a few.
-		q = NewQuota(relay.NewBudget(p.size()+1), fmt.Sprintf("the ports %d-%d, --proxy-port-range, for %s", p.first, p.last, proto))
+		q = relay.NewGroups(relay.NewBudget(p.size()+1), fmt.Sprintf("the ports %d-%d, --proxy-port-range, for %s", p.first, p.last, proto))
 	}
 	p.quotas[proto] = q
 	return q
@@ -75,15 +75,15 @@ func (p *ports) size() int { return int(p.last) - int(p.first) + 1 }
 func (p *ports) take(service string, proto lb.Proto, prefer uint16, listen func(uint16) (uint16, error), refuse func()) error {
 	p.wake(port{proto, prefer})
 	q := p.quota(proto)
-	if _, err := q.take(service); err != nil {
-		if p.last != 0 && q.budget.Used() >= int64(p.size()) { // nobody has more than there are
+	if _, err := q.Take(service); err != nil {
+		if p.last != 0 && q.Budget().Used() >= int64(p.size()) { // nobody has more than there are
 			return p.ofRange(proto, listen)
 		}
 		return err
 	}
 	err := p.find(proto, prefer, listen, refuse)
 	if err != nil {
-		q.give(service)
+		q.Give(service)
 	}
 	return err
 }
@@ -192,5 +192,5 @@ func (p *ports) wake(preferred port) {
 
 func (p *ports) rested(r resting) {
 	delete(p.resting, r.port)
-	p.quota(r.proto).give(r.service)
+	p.quota(r.proto).Give(r.service)
 }

@@ -19,7 +19,7 @@ func TestQuotaOfANamespace(t *testing.T) {
 		t.Run(fmt.Sprint("own addresses ", own), func(t *testing.T) {
 			m := newMachine()
 			m.own = own
-			q := NewQuota(relay.NewBudget(100), "a test")
+			q := relay.NewGroups(relay.NewBudget(100), "a test")
 			p := begin(t, m, Config{Descriptors: q}, new(lb.Table))
 			var all []lb.Change
 			for i := range 200 {
@@ -27,7 +27,7 @@ func TestQuotaOfANamespace(t *testing.T) {
 				all = append(all, lb.Change{Key: f.Key, New: f})
 			}
 			_, err := p.Apply(t.Context(), all)
-			if !errors.Is(err, ErrQuota) || !strings.Contains(err.Error(), "namespace evil") || !strings.Contains(err.Error(), "a test") {
+			if !errors.Is(err, relay.ErrQuota) || !strings.Contains(err.Error(), "namespace evil") || !strings.Contains(err.Error(), "a test") {
 				t.Errorf("200 Services of one namespace with 100 listeners: %.200v", err)
 			}
 			if n := len(m.socks); n < 88 || n > 90 {
@@ -43,8 +43,8 @@ func TestQuotaOfANamespace(t *testing.T) {
 			if _, err := p.Apply(t.Context(), all); err != nil {
 				t.Fatal(err)
 			}
-			if n := q.budget.Used(); n != 1 || len(q.namespaces) != 1 {
-				t.Errorf("%d listeners are in use by %d namespaces, want 1", n, len(q.namespaces))
+			if n := q.Budget().Used(); n != 1 || q.Len() != 1 {
+				t.Errorf("%d listeners are in use by %d namespaces, want 1", n, q.Len())
 			}
 		})
 	}
@@ -59,7 +59,7 @@ func TestQuotaOfPorts(t *testing.T) {
 	n := 0
 	for ; take(p, fmt.Sprintf("evil/s%d:p", n)) == nil; n++ {
 	}
-	if err := take(p, "evil/more:p"); n < 88 || n > 91 || !errors.Is(err, ErrQuota) || !strings.Contains(err.Error(), "--proxy-port-range") {
+	if err := take(p, "evil/more:p"); n < 88 || n > 91 || !errors.Is(err, relay.ErrQuota) || !strings.Contains(err.Error(), "--proxy-port-range") {
 		t.Errorf("a namespace has %d of 100 ports: %v", n, err)
 	}
 	if err := take(p, "good/web:p"); err != nil {
@@ -102,7 +102,7 @@ func TestQuotaOfRestingPortsTN55(t *testing.T) {
 					return n - 1, err
 				}
 				n, err := churn()
-				if most := int(p.quota(lb.UDP).budget.Max()); n < most*8/10 || n > most*9/10 || !errors.Is(err, ErrQuota) {
+				if most := int(p.quota(lb.UDP).Budget().Max()); n < most*8/10 || n > most*9/10 || !errors.Is(err, relay.ErrQuota) {
 					t.Errorf("a Service comes and goes %d times with %d ports: %v", n, most, err)
 				}
 				if _, err := take("good/web:p"); err != nil {

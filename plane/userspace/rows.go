@@ -165,20 +165,20 @@ func (p *Plane) end(d *door, of *service) {
 
 // open opens the listener of a door.
 func (p *Plane) open(d *door, b relay.Balancer, prefer uint16) error {
-	namespace, err := p.cfg.Descriptors.take(d.of.name)
+	namespace, err := p.cfg.Descriptors.Take(d.of.name)
 	if err != nil {
 		return err
 	}
 	err = p.listen(d, b, prefer, namespace)
 	if err != nil {
-		p.cfg.Descriptors.give(d.of.name)
+		p.cfg.Descriptors.Give(d.of.name)
 		return err
 	}
 	p.entrances.open(d, b, d.of)
 	return nil
 }
 
-func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *relay.Share) error {
+func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *relay.Group) error {
 	if d.at.IsValid() {
 		if err := p.prepare(d.at.Addr()); err != nil {
 			return err
@@ -206,7 +206,7 @@ func (p *Plane) listen(d *door, b relay.Balancer, prefer uint16, namespace *rela
 func (p *Plane) shut(d *door, of *service) {
 	p.entrances.shut(d, of)
 	d.listener.Close()
-	p.cfg.Descriptors.give(d.of.name)
+	p.cfg.Descriptors.Give(d.of.name)
 	if p.cfg.Grace > 0 {
 		p.end(d, of)
 	}

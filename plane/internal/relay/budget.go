@@ -25,19 +25,7 @@ const (
 type Share struct {
 	used  atomic.Int64
 	group *Share
-	greed int64  // 0 is greed
-	held  *Share // of a group: the bytes of messages that its associations of SCTP hold, another budget
-}
-
-// NewGroup returns the share of a group: what those in it have is the group's.
-func NewGroup() *Share { return &Share{greed: groupGreed, held: &Share{greed: groupGreed}} }
-
-// heldBy returns a share of the bytes that associations hold, of one in the group; nil is none.
-func heldBy(group *Share) Share {
-	if group == nil {
-		return Share{}
-	}
-	return Share{group: group.held}
+	greed int64 // 0 is greed
 }
 
 // Used is how much it is.

@@ -110,7 +110,7 @@ func TestTCPShareOfTwoRelays(t *testing.T) {
 // Whatever those of a group take, each by its own share, others find some, and in the group one that came late does.
 func TestBudgetOfGroups(t *testing.T) {
 	b := NewBudget(10_000)
-	group := NewGroup()
+	group := &NewGroup().descriptors
 	members := make([]Share, 500)
 	for i := range members {
 		members[i].group = group
@@ -123,7 +123,7 @@ func TestBudgetOfGroups(t *testing.T) {
 	if n := group.Used(); n < 8_800 || n > 8_900 {
 		t.Errorf("a group of 500 has %d of 10,000, want eight ninths", n)
 	}
-	other := Share{group: NewGroup()}
+	other := Share{group: &NewGroup().descriptors}
 	n := int64(0)
 	for ; b.Take(&other, 2); n += 2 {
 	}
@@ -131,7 +131,7 @@ func TestBudgetOfGroups(t *testing.T) {
 		t.Errorf("another found %d", n)
 	}
 	b = NewBudget(10_000)
-	group = NewGroup()
+	group = &NewGroup().descriptors
 	greedy, late := Share{group: group}, Share{group: group}
 	for b.Take(&greedy, 2) {
 	}

@@ -123,7 +123,7 @@ type listening struct {
 }
 
 func (e *conns) listen(l *Listener, at Listening) (socket, error) {
-	s := &listening{engine: e, owner: l, share: Share{group: l.group}, held: heldBy(l.group), id: e.lastID.Add(1), proto: at.Proto}
+	s := &listening{engine: e, owner: l, share: Share{group: &l.group.descriptors}, held: Share{group: &l.group.held}, id: e.lastID.Add(1), proto: at.Proto}
 	err := errors.New("not called")
 	if nsErr := e.relay.ns.run(func() { s.fd, s.at, err = listenSocket(at, e.relay.cfg) }); nsErr != nil {
 		return nil, nsErr

@@ -65,7 +65,7 @@ func (p *portable) listen(l *Listener, at Listening) (socket, error) {
 	if err != nil {
 		return nil, listenError(err)
 	}
-	s := &portableSocket{engine: p, owner: l, ln: ln.(*net.TCPListener), share: Share{group: l.group}}
+	s := &portableSocket{engine: p, owner: l, ln: ln.(*net.TCPListener), share: Share{group: &l.group.descriptors}}
 	p.work.Go(s.accept)
 	return s, nil
 }

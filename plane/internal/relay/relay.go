@@ -169,9 +169,12 @@ func New(cfg Config) (*Relay, error) {
 	return r, nil
 }
 
-// Listen serves clients at an address. What their connections take of Config.Descriptors counts for group too, nil for none. The error of
+// Listen serves clients at an address. What their connections take of Config.Descriptors counts for group too; nil is a group of its own. The error of
 // a port in use wraps syscall.EADDRINUSE, that of a protocol that the host does not have errors.ErrUnsupported.
-func (r *Relay) Listen(at Listening, b Balancer, group *Share) (*Listener, error) {
+func (r *Relay) Listen(at Listening, b Balancer, group *Group) (*Listener, error) {
+	if group == nil {
+		group = NewGroup()
+	}
 	l := &Listener{relay: r, at: at, group: group}
 	l.SetBalancer(b)
 	engine := r.conns
@@ -261,7 +264,7 @@ func (r *Relay) Stats() Stats {
 type Listener struct {
 	relay    *Relay
 	at       Listening
-	group    *Share
+	group    *Group
 	socket   socket
 	balancer atomic.Pointer[Balancer]
 }

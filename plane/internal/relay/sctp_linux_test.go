@@ -288,13 +288,13 @@ func TestSCTPHeldMessagesTN45(t *testing.T) {
 	greedy, other := NewGroup(), NewGroup()
 	var all []*end
 	for range 50 { // listeners of one namespace
-		s := heldBy(greedy)
+		s := Share{group: &greedy.held}
 		all = append(all, fill(&s)...)
 	}
 	if got := len(all) * 100; got < room*8/10 || got > room*8/9+100 {
 		t.Errorf("one namespace holds %d of %d bytes, want eight ninths at most", got, room)
 	}
-	s := heldBy(other)
+	s := Share{group: &other.held}
 	if len(fill(&s)) == 0 {
 		t.Error("nothing is left for another namespace")
 	}
@@ -303,7 +303,7 @@ func TestSCTPHeldMessagesTN45(t *testing.T) {
 	}
 	e := &end{}
 	for range 5 {
-		one := heldBy(nil)
+		one := Share{}
 		l.engine.held = &Budget{max: 10 * mostMessage}
 		for l.hold(&one, e, message{data: make([]byte, 60_000)}) == nothingLeft {
 		}
@@ -324,7 +324,7 @@ func TestSCTPStalledPeersTN45(t *testing.T) {
 	held := r.conns.(*conns).held
 	held.max = 1 << 20
 	stop := make(chan struct{})
-	listen := func(group *Share, b Balancer) *Listener {
+	listen := func(group *Group, b Balancer) *Listener {
 		l, err := r.Listen(Listening{lb.SCTP, loopback}, b, group)
 		if err != nil {
 			t.Fatal(err)

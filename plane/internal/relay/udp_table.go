@@ -85,7 +85,7 @@ type udpHolder struct {
 	place    int          // in above.below
 	count    int
 	sessions udpList // of a listener
-	group    *Share  // of a group
+	group    *Group  // of a group
 }
 
 // udpPool is the sockets of one IP family.
@@ -133,7 +133,7 @@ type udpTable struct {
 	live, ended         udpList
 	endedCount          int64
 	listeners           map[uint32]*udpHolder
-	groups              map[*Share]*udpHolder
+	groups              map[*Group]*udpHolder
 	all                 udpHolder // of all live sessions
 	nextListener        uint32
 	backends            []udpBackend
@@ -146,7 +146,7 @@ type udpTable struct {
 func newUDPTable(limits udpLimits, total, totalSockets *atomic.Int64, count *udpCounters) *udpTable {
 	t := &udpTable{
 		limits: limits, total: total, totalSockets: totalSockets, count: count, granule: limits.idle / 8,
-		listeners: map[uint32]*udpHolder{}, groups: map[*Share]*udpHolder{}, backendIDs: map[udpAddr]uint32{}, backends: make([]udpBackend, 1),
+		listeners: map[uint32]*udpHolder{}, groups: map[*Group]*udpHolder{}, backendIDs: map[udpAddr]uint32{}, backends: make([]udpBackend, 1),
 	}
 	t.forgetAll()
 	return t
@@ -163,7 +163,7 @@ func (t *udpTable) at(id uint32) *udpSession {
 }
 
 // addListener adds a listener of a group; nil for none.
-func (t *udpTable) addListener(group *Share) uint32 {
+func (t *udpTable) addListener(group *Group) uint32 {
 	for { // the number comes round after 2^32 listeners
 		t.nextListener++
 		if _, used := t.listeners[t.nextListener]; !used && t.nextListener != 0 {

@@ -16,7 +16,7 @@ type table struct {
 	*udpTable
 	total, totalSockets atomic.Int64
 	now                 time.Duration
-	group               *Share
+	group               *Group
 }
 
 func newTable(limits udpLimits) *table {

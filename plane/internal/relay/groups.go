@@ -1,0 +1,84 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+)
+
+// ErrQuota is wrapped by errors that say that the Services of a namespace have as much as they may have beside those of others.
+var ErrQuota = errors.New("no listener for another Service of the namespace")
+
+// Group is what the listeners of a namespace have together, whatever each has alone.
+type Group struct {
+	descriptors Share // of listeners and connections
+	sessions    Share // of UDP
+	held        Share // bytes of messages that associations of SCTP hold
+	listeners   int
+}
+
+// NewGroup returns a group that has nothing.
+func NewGroup() *Group {
+	return &Group{descriptors: Share{greed: groupGreed}, sessions: Share{greed: groupGreed}, held: Share{greed: groupGreed}}
+}
+
+// Groups shares a Budget among namespaces: the Services of one take neither the descriptors nor the ports that those of others
+// need. The families of a process share one. It is safe for concurrent use.
+type Groups struct {
+	budget *Budget
+	from   string
+
+	mu sync.Mutex
+	of map[string]*Group // by namespace
+}
+
+// NewGroups shares b. from says where its size comes from, and so what an operator can do about it.
+func NewGroups(b *Budget, from string) *Groups {
+	return &Groups{budget: b, from: from, of: map[string]*Group{}}
+}
+
+// ProcessGroups shares what the process's limit of open files leaves for listeners and their connections.
+func ProcessGroups() *Groups {
+	return NewGroups(NewBudget(0), "descriptors of listeners and connections; raise the limit of open files: ulimit -n, LimitNOFILE")
+}
+
+// Budget returns what is shared.
+func (g *Groups) Budget() *Budget { return g.budget }
+
+// Len returns how many namespaces have something.
+func (g *Groups) Len() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.of)
+}
+
+// Take takes one for a listener of a Service, "ns/name:port", and returns the group of its namespace.
+func (g *Groups) Take(service string) (*Group, error) {
+	namespace, _, _ := strings.Cut(service, "/")
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	has := g.of[namespace]
+	if has == nil {
+		has = NewGroup()
+	}
+	if !g.budget.Take(&has.descriptors, 1) {
+		return nil, fmt.Errorf("%w: Services of namespace %s have %d, and all together %d of %d (%s)", ErrQuota, namespace,
+			has.descriptors.Used(), g.budget.Used(), g.budget.Max(), g.from)
+	}
+	has.listeners++
+	g.of[namespace] = has
+	return has, nil
+}
+
+// Give returns what Take took.
+func (g *Groups) Give(service string) {
+	namespace, _, _ := strings.Cut(service, "/")
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	has := g.of[namespace]
+	g.budget.Give(&has.descriptors, 1)
+	if has.listeners--; has.listeners == 0 {
+		delete(g.of, namespace)
+	}
+}
