@@ -325,7 +325,10 @@ func (k *lab) kernel() planetest.Kernel {
 }
 
 // damage changes something, as somebody with the same rights could.
-func (k *lab) damage(f lb.Family, rnd *rand.Rand) error {
+func (k *lab) damage(f lb.Family, rnd *rand.Rand) error { return k.harm(f, rnd, rnd.IntN(9)) }
+
+// harm is damage of a kind.
+func (k *lab) harm(f lb.Family, rnd *rand.Rand, kind int) error {
 	ctx := context.Background()
 	var servers []ipvswire.ServiceState
 	err := k.conn.Services(ctx, func(s ipvswire.ServiceState) error {
@@ -350,7 +353,7 @@ func (k *lab) damage(f lb.Family, rnd *rand.Rand) error {
 		return err
 	}
 	w := planetest.World{Family: f}
-	switch rnd.IntN(9) {
+	switch kind {
 	case 0:
 		return do(ipvswire.DelService, ipvswire.Destination{})
 	case 1:
@@ -369,7 +372,7 @@ func (k *lab) damage(f lb.Family, rnd *rand.Rand) error {
 			d.Weight = int32(rnd.IntN(3))
 			return do(ipvswire.SetDestination, d)
 		}
-	case 5: // one of its own at an address of ours
+	case stray:
 		s.Addr, s.Mark = netip.AddrPortFrom(w.Addr(10, 1), 7777), 0
 		s.Proto = uint8(lb.TCP)
 		return do(ipvswire.NewService, ipvswire.Destination{})
@@ -388,7 +391,7 @@ func (k *lab) damage(f lb.Family, rnd *rand.Rand) error {
 				}
 			}
 		}
-	case 8:
+	case 5:
 		set := k.sets[setMarksAnywhere.name(f)]
 		for m := range set.members {
 			set.members[m] = sets.Member{Addr: m.Addr, Port: m.Port, Proto: m.Proto, Mark: 1, Mask: 1}
@@ -397,6 +400,9 @@ func (k *lab) damage(f lb.Family, rnd *rand.Rand) error {
 	}
 	return nil
 }
+
+// stray is the damage of a virtual server that somebody has at an address of ours. It is theirs when the address is ours no more.
+const stray = 8
 
 // wipe removes everything.
 func (k *lab) wipe(f lb.Family) error {

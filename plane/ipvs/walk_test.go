@@ -4,7 +4,14 @@ package ipvs
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	ipvswire "kube-proxy/internal/netlink/ipvs"
 	"kube-proxy/lb"
@@ -24,4 +31,167 @@ func TestRandomTransitions(t *testing.T) {
 		lab.others = append(lab.others, nodeAddresses(f)...) // the scenarios'
 		return New(lab.config(f))
 	}})
+}
+
+// Faults of IPVS, sets and addresses, others who interfere, addresses of other devices that come and go, restarts and connections: when
+// all is well again an audit ends where a fresh start does, and when all connections have ended the kernel is exactly a fresh one's.
+func TestWalk(t *testing.T) {
+	planetest.Walks(t, 30, 60, func(t testing.TB) planetest.Kernel {
+		k := newLab(t)
+		kernel := k.kernel()
+		kernel.Damage = func(f lb.Family, rnd *rand.Rand) error { return k.harm(f, rnd, rnd.IntN(stray)) }
+		kernel.Faults = k.faults(t)
+		return kernel
+	})
+}
+
+func (k *lab) faults(t testing.TB) planetest.Faults {
+	other, err := ipvswire.New(t.Context(), k.ipvs.Connect())
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := slices.Clone(k.others)
+	place := func(others []netip.Addr) {
+		k.others = others
+		for _, d := range k.devs {
+			d.tell(false, true)
+		}
+	}
+	return planetest.Faults{
+		Begin: func(rnd *rand.Rand) {
+			k.ipvs.Before = interference(k, other, rnd)
+			k.refuse = func(string) error {
+				if rnd.IntN(20) == 0 {
+					return unix.ENOMEM
+				}
+				return nil
+			}
+		},
+		End: func() { k.ipvs.Before, k.refuse = nil, nil },
+		Events: []func(*rand.Rand) string{
+			func(rnd *rand.Rand) string {
+				k.connections(func() uint32 { return uint32(rnd.IntN(2)) })
+				return "connections"
+			},
+			func(rnd *rand.Rand) string {
+				others := slices.Clone(base)
+				for _, w := range []planetest.World{{Family: lb.IPv4}, {Family: lb.IPv6}} {
+					for _, a := range []netip.Addr{w.Addr(198, 3), w.Addr(203, 3), w.Addr(10, 3)} {
+						if rnd.IntN(2) == 0 {
+							others = append(others, a)
+						}
+					}
+				}
+				place(others)
+				return fmt.Sprint("other devices have ", others)
+			},
+		},
+		Calm:  func() { place(base) },
+		Check: func(t testing.TB, p planetest.Plane, want *lb.Table) { k.ends(t, p.(*Plane), want) },
+	}
+}
+
+// interference fails some calls to IPVS; before others another program changes what they are about.
+func interference(k *lab, other *ipvswire.Conn, rnd *rand.Rand) func(ipvsfake.Request) error {
+	inside := false
+	return func(r ipvsfake.Request) error {
+		if inside || rnd.IntN(12) > 0 {
+			return nil
+		}
+		inside = true
+		defer func() { inside = false }()
+		s := ipvswire.Service{ServiceID: r.Service, Scheduler: "wlc", Netmask: r.Service.Family.WholeAddress(), Flags: ipvswire.Persistent, Timeout: 5}
+		d := ipvswire.Destination{Addr: r.Destination, Weight: 7, Upper: 9}
+		if !d.Addr.IsValid() {
+			w := planetest.World{Family: lb.IPv4}
+			if r.Service.Family == wireFamily(lb.IPv6) {
+				w.Family = lb.IPv6
+			}
+			d.Addr = netip.AddrPortFrom(w.Addr(100, 4242), 4242)
+		}
+		does := func(verbs ...ipvswire.Verb) {
+			var ops []ipvswire.Op
+			for _, v := range verbs {
+				ops = append(ops, ipvswire.Op{Verb: v, Service: s, Destination: d})
+			}
+			other.Do(context.Background(), ops, nil)
+		}
+		switch what := rnd.IntN(12); what {
+		case 0, 1, 2, 3, 4:
+			// Of ESRCH, that is not so, nobody can tell: what is gone is another's when it comes back.
+			return []error{unix.ENOENT, unix.EEXIST, unix.EPERM, unix.EINVAL, unix.ENOMEM}[what]
+		case 5:
+			if r.Command.Writes() {
+				return ipvsfake.ErrLost
+			}
+		case 6:
+			does(ipvswire.DelService)
+		case 7:
+			does(ipvswire.NewService, ipvswire.SetService)
+		case 8:
+			does(ipvswire.NewDestination, ipvswire.SetDestination)
+		case 9:
+			does(ipvswire.DelDestination)
+		case 10:
+			if rnd.IntN(5) == 0 {
+				other.Flush(context.Background())
+			}
+		case 11:
+			k.connections(func() uint32 { return uint32(rnd.IntN(2)) })
+		}
+		return nil
+	}
+}
+
+// ends has all connections end, after which the kernel holds exactly what a fresh one does, which no drain and no debt shows.
+func (k *lab) ends(t testing.TB, p *Plane, want *lb.Table) {
+	t.Helper()
+	if len(p.undone) > 0 {
+		t.Fatalf("undone: %v", p.undone)
+	}
+	k.connections(always(0))
+	for range 4 {
+		hasten(p)
+		if _, err := p.Audit(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fresh := newLab(t)
+	if _, err := planetest.ResetAll(t.Context(), fresh.plane(t, want.Family), want); err != nil {
+		t.Fatal(err)
+	}
+	if want, got := fresh.nameless(want.Family), k.nameless(want.Family); got != want {
+		t.Fatalf("when all connections have ended:\n%s", onlyOne(want, got))
+	}
+}
+
+// nameless is all that the kernel has of a family, without the numbers of marks.
+func (k *lab) nameless(f lb.Family) string {
+	var lines []string
+	for _, v := range k.ipvs.State() {
+		if v.Family != wireFamily(f) {
+			continue
+		}
+		id := v.ServiceID.String()
+		if v.Mark != 0 {
+			id = "mark"
+		}
+		lines = append(lines, fmt.Sprintf("%s %s %d %d", id, v.Scheduler, v.Flags, v.Timeout))
+		for _, d := range v.Destinations {
+			lines = append(lines, fmt.Sprintf("%s %v %d", id, d.Addr, d.Weight))
+		}
+	}
+	for a := range k.devs[f].addrs {
+		lines = append(lines, "address "+a.String())
+	}
+	for name, s := range k.sets {
+		if strings.Contains(name, "-6-") != (f == lb.IPv6) {
+			continue
+		}
+		for m := range s.members {
+			lines = append(lines, name+" "+m.String())
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
 }

@@ -41,6 +41,8 @@ type Kernel struct {
 	// Bytes is about how much memory the kernel needs for what planes of the family have written: the number of objects, each times what
 	// one was measured to take. [Memory] asks it; nil elsewhere.
 	Bytes func(lb.Family) (int, error)
+	// Faults are what can go wrong during a [Walk].
+	Faults Faults
 }
 
 // Verbs proves each verb of engine.Plane, in both families: what it does to what packets meet, which [Dump] tells, and

@@ -1,0 +1,387 @@
+package planetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kube-proxy/lb"
+	"kube-proxy/plane"
+	"kube-proxy/test/seedtest"
+)
+
+// Faults is what can go wrong with a [Kernel] during a [Walk]. Without any, a Walk still restarts planes and calls Damage.
+type Faults struct {
+	// Begin makes calls to the kernel fail at random, or others interfere with them, until End. One verb runs between the two.
+	Begin func(*rand.Rand)
+	End   func()
+	// Events happen beside the planes. Each returns what it did, for a failure's log.
+	Events []func(*rand.Rand) string
+	// Calm undoes what Events left that a fresh kernel does not have. The planes are then compared with fresh ones.
+	Calm func()
+	// Check looks at what no Dump shows, for a plane that holds the table. It may call Fatal.
+	Check func(testing.TB, Plane, *lb.Table)
+	// Local says which endpoints are on this node, if the kernel knows it; else it is as [World] says.
+	Local func(netip.Addr) bool
+}
+
+// Walks takes n walks of so many steps, each in a kernel of its own: [Walk]. In every third the planes are slow, and Services large.
+func Walks(t *testing.T, n, steps int, fresh func(testing.TB) Kernel) {
+	seed := seedtest.Of(t)
+	for i := range n {
+		t.Run(fmt.Sprint(i), func(t *testing.T) { Walk(t, seed+uint64(i), steps, i%3 == 2, fresh) })
+	}
+}
+
+// Walk walks at random with the planes of both families of one kernel: Services and the node change, planes restart, are Reset and
+// audited, others damage what they wrote, and calls fail ([Kernel.Faults]). The walk does what the engine does after an error: it applies
+// the changes again, or calls Reset if the plane asks for it.
+//
+// While nothing goes wrong, no verb may fail and no audit may find anything. From time to time all faults end, and soon each plane must
+// hold what a fresh one makes of the table.
+func Walk(t testing.TB, seed uint64, steps int, slow bool, fresh func(testing.TB) Kernel) {
+	w := &walker{TB: t, Kernel: fresh(t), fresh: fresh, rnd: rand.New(rand.NewPCG(seed, 1)), create: (Kernel).newPlane, endpoints: 6}
+	if slow {
+		w.create, w.endpoints = Kernel.newSlow, 90
+	}
+	defer func() {
+		if t.Failed() {
+			t.Logf("the last steps:\n%s", strings.Join(w.log[max(0, len(w.log)-60):], "\n"))
+		}
+		for _, s := range w.sides {
+			if err := shut(s.plane); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for _, f := range families {
+		world := World{Family: f}
+		s := &side{w: world, table: &lb.Table{Family: f, Node: world.Node()}}
+		w.sides = append(w.sides, s)
+		w.restart(s)
+	}
+	for range steps {
+		w.step()
+		if w.rnd.IntN(5) == 0 {
+			w.settle()
+		}
+	}
+	w.settle()
+}
+
+func (k Kernel) newPlane(f lb.Family) (Plane, error) { return k.New(f) }
+func (k Kernel) newSlow(f lb.Family) (Plane, error)  { return k.Slow(f) }
+
+// walker is one walk.
+type walker struct {
+	testing.TB
+	Kernel
+	fresh     func(testing.TB) Kernel
+	rnd       *rand.Rand
+	create    func(Kernel, lb.Family) (Plane, error)
+	endpoints int // of a Service at most, about
+	sides     []*side
+	disturbed bool // something went wrong since all was well
+	log       []string
+}
+
+// side is the plane of a family and what is wanted of it.
+type side struct {
+	w     World
+	plane Plane
+	table *lb.Table
+	owed  map[lb.Key]bool // rows to apply
+	lost  bool            // a Reset is to come first
+}
+
+func (w *walker) note(format string, args ...any) {
+	w.log = append(w.log, fmt.Sprintf(format, args...))
+}
+
+// step does one thing, in half of the cases with faults.
+func (w *walker) step() {
+	s := w.sides[w.rnd.IntN(len(w.sides))]
+	what, do := w.act(s)
+	w.note("%s %s", s.w.Family, what)
+	faulty := do != nil && w.Faults.Begin != nil && w.rnd.IntN(2) == 0
+	if faulty {
+		w.disturbed = true
+		w.Faults.Begin(w.rnd)
+	}
+	var err error
+	switch {
+	case do != nil && s.lost: // before all else
+		err = s.work(w.Context(), nil)
+	case do != nil:
+		err = do()
+	}
+	if faulty {
+		w.Faults.End()
+	}
+	w.ended(s, err)
+}
+
+// ended takes in what a verb answered.
+func (w *walker) ended(s *side, err error) {
+	if err == nil {
+		return
+	}
+	w.note("  with error %.500v", err)
+	if !w.disturbed {
+		w.Fatalf("%s: nothing went wrong, and yet: %v", s.w.Family, err)
+	}
+	s.lost = s.lost || errors.Is(err, plane.ErrStateLost)
+}
+
+// act chooses what happens, and the verb to call for it, if there is one.
+func (w *walker) act(s *side) (what string, verb func() error) {
+	ctx := w.Context()
+	switch n := w.rnd.IntN(40); {
+	case n < 18:
+		return w.change(s), func() error { return s.work(ctx, s.owing()) }
+	case n < 24:
+		one := s.owing()
+		return "goes on", func() error { return s.work(ctx, one[:min(1, len(one))]) }
+	case n < 28:
+		full := w.rnd.IntN(2) == 0
+		return fmt.Sprintf("audit, full %t", full), func() error { return w.audit(s, full) }
+	case n < 30:
+		w.restart(s)
+		return "restarts", func() error { return s.work(ctx, nil) }
+	case n < 31:
+		s.lost = true
+		return "reset", func() error { return s.work(ctx, nil) }
+	case n < 33:
+		s.table.Node.NodePorts = [][]netip.Prefix{nil, {s.w.Family.Everywhere()}, s.w.Node().NodePorts}[w.rnd.IntN(3)]
+		return fmt.Sprintf("node ports on %v", s.table.Node.NodePorts), func() error { return s.setNode(ctx) }
+	case n < 34:
+		return "probe", func() error { return s.plane.Probe(ctx) }
+	case n < 36 && w.Damage != nil:
+		w.disturbed = true
+		return fmt.Sprintf("damage: %v", w.Damage(s.w.Family, w.rnd)), nil // which may find nothing to damage
+	case len(w.Faults.Events) > 0:
+		w.disturbed = true
+		return w.Faults.Events[w.rnd.IntN(len(w.Faults.Events))](w.rnd), nil
+	}
+	return w.change(s), nil // to be written with the next
+}
+
+// restart closes the plane, which leaves its rules in force, and makes another.
+func (w *walker) restart(s *side) {
+	if s.plane != nil {
+		if err := shut(s.plane); err != nil {
+			w.Error(err)
+		}
+	}
+	p, err := w.create(w.Kernel, s.w.Family)
+	if err != nil {
+		w.Fatal(err)
+	}
+	s.plane, s.lost, s.owed = p, true, map[lb.Key]bool{}
+}
+
+// change gives a Service of the table another form.
+func (w *walker) change(s *side) string {
+	i, first, n := w.rnd.IntN(8), w.rnd.IntN(20), w.rnd.IntN(w.endpoints)
+	o, fronts := s.w.ClusterIP(i, first, n)
+	what := fmt.Sprintf("%s has %d endpoints from %d on", o.Name, n, first)
+	switch w.rnd.IntN(8) {
+	case 0:
+		fronts, what = nil, o.Name+" goes"
+	case 1, 2:
+	default:
+		local, affinity := w.rnd.IntN(min(n, 3)+1), time.Duration(w.rnd.IntN(2))*time.Hour
+		what += fmt.Sprintf(", addresses of all kinds, %d local, affinity %s", local, affinity)
+		_, fronts = s.w.Full(i, first, n, local, affinity)
+		preserve := w.Preserves && w.rnd.IntN(3) == 0
+		for _, f := range fronts {
+			f.PreserveDestination = preserve && (f.Kind == lb.ExternalIP || f.Kind == lb.LoadBalancer)
+		}
+	}
+	w.place(fronts)
+	changes, _ := s.table.Replace(o, fronts)
+	for _, c := range changes {
+		s.owed[c.Key] = true
+	}
+	return what
+}
+
+// place sets which endpoints are on this node.
+func (w *walker) place(fronts []*lb.Frontend) {
+	if w.Faults.Local == nil {
+		return
+	}
+	for _, f := range fronts {
+		for _, r := range f.Routes {
+			if r.To == nil {
+				continue
+			}
+			all := slices.Collect(r.To.Backends.All())
+			for i := range all {
+				all[i].Local = w.Faults.Local(all[i].Addr.Addr())
+			}
+			r.To.Backends = lb.BackendsOf(all...)
+		}
+	}
+}
+
+// audit calls Audit, which finds nothing unless something went wrong.
+func (w *walker) audit(s *side, full bool) error {
+	mended, err := s.plane.Audit(w.Context(), full)
+	if mended > 0 && !w.disturbed {
+		w.Fatalf("%s: an audit mended %d objects, and nothing had gone wrong", s.w.Family, mended)
+	}
+	return err
+}
+
+// owing are the changes that the plane has not taken yet.
+func (s *side) owing() (changes []lb.Change) {
+	for _, k := range slices.SortedFunc(maps.Keys(s.owed), lb.Key.Compare) {
+		changes = append(changes, lb.Change{Key: k, New: s.table.Get(k)})
+	}
+	return changes
+}
+
+// work applies changes, or first Resets a plane that has lost its state.
+func (s *side) work(ctx context.Context, changes []lb.Change) error {
+	if s.lost {
+		res, err := s.plane.Reset(ctx, s.table)
+		if err == nil {
+			s.lost = false
+			s.owe(nil, res.Later)
+		}
+		return err
+	}
+	if len(changes) == 0 {
+		return nil
+	}
+	res, err := s.plane.Apply(ctx, changes)
+	if err == nil {
+		s.owe(changes, res.Later)
+	}
+	return err
+}
+
+// owe strikes what was taken, and notes what was left for later.
+func (s *side) owe(taken []lb.Change, later []lb.Key) {
+	if taken == nil {
+		clear(s.owed)
+	}
+	for _, c := range taken {
+		delete(s.owed, c.Key)
+	}
+	for _, k := range later {
+		s.owed[k] = true
+	}
+}
+
+func (s *side) setNode(ctx context.Context) error {
+	err := s.plane.SetNode(ctx, s.table.Node)
+	s.lost = s.lost || err != nil // the engine retries until it succeeds; a Reset brings the node too
+	return err
+}
+
+// settle ends all faults, has the planes write what they owe, and compares them with fresh ones.
+func (w *walker) settle() {
+	w.Helper()
+	if w.Faults.Calm != nil {
+		w.Faults.Calm()
+	}
+	w.note("all is well again")
+	for range 4 { // what one plane mends may concern the other
+		quiet := true
+		for _, s := range w.sides {
+			quiet = w.rest(s) && quiet
+		}
+		if quiet {
+			break
+		}
+	}
+	w.disturbed = false
+	var want []string
+	done := make(chan struct{})
+	go func() { // on a thread, and so in a kernel, of its own
+		defer close(done)
+		want = w.freshDumps()
+	}()
+	<-done
+	for i, s := range w.sides {
+		if s.lost || len(s.owed) > 0 {
+			w.Fatalf("%s: to be Reset: %t, %d changes not taken", s.w.Family, s.lost, len(s.owed))
+		}
+		got, err := Dump(s.plane)
+		if err != nil {
+			w.Fatal(err)
+		}
+		if i >= len(want) {
+			w.FailNow()
+		}
+		if got != want[i] {
+			w.Fatalf("%s: not what a fresh start makes of the table:\n%s", s.w.Family, difference(want[i], got))
+		}
+		if w.Faults.Check != nil {
+			w.Faults.Check(w, s.plane, s.table)
+		}
+		if n, err := s.plane.Audit(w.Context(), true); n != 0 || err != nil {
+			w.Fatalf("%s: one more audit mended %d, %v", s.w.Family, n, err)
+		}
+	}
+}
+
+// rest has a plane write all, and audited until there is nothing to mend. It reports whether there was nothing.
+func (w *walker) rest(s *side) (quiet bool) {
+	w.Helper()
+	quiet = !s.lost && len(s.owed) == 0
+	for calls, clean := 0, 0; clean < 2; calls++ {
+		if calls > 500 {
+			w.Fatalf("%s: no end of calls", s.w.Family)
+		}
+		if s.lost || len(s.owed) > 0 {
+			clean = 0
+			err := s.work(w.Context(), s.owing())
+			if err != nil && !errors.Is(err, plane.ErrStateLost) {
+				w.Fatalf("%s: all is well, and yet: %v", s.w.Family, err)
+			}
+			w.ended(s, err)
+			continue
+		}
+		n, err := s.plane.Audit(w.Context(), true)
+		if clean++; n > 0 || err != nil {
+			clean, quiet = 0, false
+		}
+		w.ended(s, err)
+		s.lost = s.lost || err != nil
+	}
+	return quiet
+}
+
+// freshDumps are the states of planes that start with the tables.
+func (w *walker) freshDumps() (all []string) {
+	k := w.fresh(w)
+	for _, s := range w.sides {
+		p, err := w.create(k, s.w.Family)
+		if err == nil {
+			_, err = ResetAll(context.Background(), p, s.table)
+		}
+		text := ""
+		if err == nil {
+			text, err = Dump(p)
+		}
+		if p != nil {
+			err = errors.Join(err, shut(p))
+		}
+		if err != nil {
+			w.Errorf("%s: a fresh plane: %v", s.w.Family, err)
+			return nil
+		}
+		all = append(all, text)
+	}
+	return all
+}
