@@ -344,9 +344,7 @@ func TestReadersCostLittle(t *testing.T) {
 // those who ask what changed.
 func TestElsewhereIsMarked(t *testing.T) {
 	changesBubble(t, nil, func(r *rig, o *ringTold) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		_, o.seen = o.After(0)
 		elsewhere := func(what string, want ...bool) {
 			t.Helper()

@@ -45,9 +45,7 @@ func TestNothingBeforeTheLists(t *testing.T) {
 // SV-05: lists that are empty are lists.
 func TestEmptyLists(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		if c := r.plane.Counts(); c.Resets != 1 {
 			t.Errorf("after empty lists: %+v, want one Reset", c)
 		}
@@ -58,9 +56,7 @@ func TestEmptyLists(t *testing.T) {
 // DP-60: the first event after an idle time is applied at once; what arrives while a write runs is one batch.
 func TestFireAtOnceCoalesceWhileWriting(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		entered, release := r.faulty.Block()
 		r.do(cluster.ServiceSet{Service: service(1)})
 		r.run()
@@ -146,9 +142,7 @@ func TestMinSyncPeriod(t *testing.T) {
 // An engine hears of its own family only (G6).
 func TestOtherFamilyIsNotHeard(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		before := r.engine.Stats().Resolved
 		r.engine.Mark(cluster.Dirty{Services: []cluster.Ref{{Name: svcName(1), V6: true}}})
 		r.run()
@@ -189,9 +183,7 @@ func TestTakenBack(t *testing.T) {
 // Stop: the write in hand is finished, nothing more is started, the rules stay.
 func TestGracefulStop(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		entered, release := r.faulty.Block()
 		r.add(1)
 		r.run()
@@ -234,9 +226,7 @@ func (h hanging) Apply(ctx context.Context, _ []lb.Change) (plane.ApplyResult, e
 func TestStopIsBounded(t *testing.T) {
 	h := hanging{fake.New(lb.IPv4), make(chan error, 1)}
 	bubble(t, func(c *Config) { c.Plane = h }, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		r.add(1)
 		r.after(time.Hour)
 		start := time.Now()
@@ -321,10 +311,7 @@ func TestResolveAll(t *testing.T) {
 // Query shows the desired table.
 func TestQuery(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.run()
+		r.begin(1)
 		r.engine.Query(func(table *lb.Table) {
 			if table.Get(svcKey(1)) == nil || table.Len() != 1 {
 				t.Errorf("the table has %d rows, none for %s", table.Len(), svcKey(1))

@@ -20,9 +20,7 @@ func TestDoubt(t *testing.T) {
 		bubble(t, nil, func(r *rig) {
 			r.faulty = fake.NewFaulty(r.plane, seed)
 			r.engine.cfg.Plane = r.faulty
-			r.start()
-			r.list()
-			r.run()
+			r.begin()
 			r.faulty.FailNext(fake.ErrInjected)
 			r.add(1)
 			r.run()
@@ -39,10 +37,7 @@ func TestDoubt(t *testing.T) {
 // The same in one look: the delete arrives before the retry, and what is wanted is what was accepted last.
 func TestDoubtIsOfferedThoughNothingChanged(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.run()
+		r.begin(1)
 		r.faulty.FailNext(fake.ErrInjected)
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 5)})
 		r.run()
@@ -62,9 +57,7 @@ func TestDoubtIsOfferedThoughNothingChanged(t *testing.T) {
 // Issue 2, item 5: one bad object is retried alone with backoff; it blocks nobody and forces no Reset.
 func TestBadObject(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		_, release := r.faulty.Block()
 		r.add(1000)
 		r.run()
@@ -104,9 +97,7 @@ func TestBadObject(t *testing.T) {
 		if !r.plane.Has(svcKey(200)) {
 			t.Error("a good row waits for a bad one")
 		}
-		r.faulty.Heal()
-		r.after(lastDelay)
-		r.converged()
+		r.heals()
 		if r.log.Count("rows written after failures") != 1 {
 			t.Errorf("no line about the success:\n%s", r.log)
 		}
@@ -136,18 +127,14 @@ func TestBadObjectInReset(t *testing.T) {
 		if s := r.engine.Stats(); s.Resets != 1 || s.Failing[0].Tries < 5 {
 			t.Errorf("want one Reset and several tries: %+v", s)
 		}
-		r.faulty.Heal()
-		r.after(lastDelay)
-		r.converged()
+		r.heals()
 	})
 }
 
 // A new change for a key that waits is tried at once, and its backoff begins anew.
 func TestNewWishIsTriedAtOnce(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		r.faulty.Refuse(svcKey(1))
 		r.do(cluster.ServiceSet{Service: service(1)})
 		r.after(10 * time.Minute)
@@ -171,9 +158,7 @@ func TestNewWishIsTriedAtOnce(t *testing.T) {
 // When everything fails there is one backoff for all, not a storm, also while events keep coming.
 func TestSystemicFailure(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		r.faulty.FailWith(1)
 		_, release := r.faulty.Block()
 		r.add(5000)
@@ -206,18 +191,14 @@ func TestSystemicFailure(t *testing.T) {
 		if n := r.log.Count("level=ERROR"); n > 120 {
 			t.Errorf("%d lines in the log", n)
 		}
-		r.faulty.Heal()
-		r.after(lastDelay)
-		r.converged()
+		r.heals()
 	})
 }
 
 // Many bad objects among many: all good ones are written within seconds.
 func TestManyBadObjects(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		_, release := r.faulty.Block()
 		r.add(5000)
 		r.run()
@@ -249,9 +230,7 @@ func TestManyBadObjects(t *testing.T) {
 // A write that fails once is made good at once.
 func TestPassingFailure(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		r.faulty.FailNext(fake.ErrInjected)
 		r.add(1)
 		r.after(60 * time.Millisecond)
@@ -324,9 +303,7 @@ func TestStateLost(t *testing.T) {
 // A changed audit period holds at once: also one that is shorter than what is left of the one before.
 func TestSetAuditPeriod(t *testing.T) {
 	bubble(t, func(c *Config) { c.AuditPeriod = time.Hour }, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		audits := func() uint64 { return r.engine.Stats().Audits }
 		if r.after(30 * time.Minute); audits() != 0 {
 			t.Errorf("%d audits in half a period", audits())
@@ -350,10 +327,7 @@ func TestSetAuditPeriod(t *testing.T) {
 // DP-61: a panic in the plane is caught; since the plane may be half changed, it is reset.
 func TestPanicInPlane(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.run()
+		r.begin(1)
 		r.faulty.PanicAt(svcKey(2))
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 5)}, cluster.ServiceSet{Service: service(2)})
 		r.run()
@@ -384,10 +358,7 @@ func TestPanicInPolicy(t *testing.T) {
 		}
 	}
 	bubble(t, change, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.run()
+		r.begin(1)
 		sick.Store(true)
 		r.do(cluster.SliceSet{Slice: slice(1, 1, 9)})
 		r.add(2)
@@ -424,10 +395,7 @@ func TestSickPolicyHT04(t *testing.T) {
 		}
 	}
 	bubble(t, change, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.run()
+		r.begin(1)
 		r.after(time.Second)
 		r.add(2)
 		for range 100 {
@@ -482,10 +450,7 @@ func TestPanicInTable(t *testing.T) {
 // A panic in an observer is its own.
 func TestPanicInObserver(t *testing.T) {
 	bubble(t, func(c *Config) { c.Observers = append([]Observer{sickObserver{}}, c.Observers...) }, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.run()
+		r.begin(1)
 		r.converged()
 		if s := r.engine.Stats(); s.Panics == 0 {
 			t.Errorf("%+v", s)
@@ -531,9 +496,7 @@ func TestQueuedSinceListed(t *testing.T) {
 // TN-08: a tenant whose rows fail, many together and again and again, causes no line for each time.
 func TestFloodOfFailures(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		const rows, times = 100, 200
 		keys := make([]lb.Key, rows)
 		for i := range keys {

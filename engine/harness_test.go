@@ -70,6 +70,24 @@ func (r *rig) start() {
 	})
 }
 
+// begin starts the engine, and has it write the services after the lists.
+func (r *rig) begin(services ...int) {
+	r.start()
+	r.list()
+	for _, i := range services {
+		r.add(i)
+	}
+	r.run()
+}
+
+// heals has the kernel take all writes again, and checks that what failed is made good.
+func (r *rig) heals() {
+	r.t.Helper()
+	r.faulty.Heal()
+	r.after(lastDelay)
+	r.converged()
+}
+
 // do folds events and marks what they changed.
 func (r *rig) do(events ...cluster.Event) {
 	for _, ev := range events {

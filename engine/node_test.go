@@ -142,10 +142,7 @@ func TestAudit(t *testing.T) {
 // Somebody who undoes our work all the time costs ten audits a second at most.
 func TestDriftStorm(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.run()
+		r.begin(1)
 		for range 1000 {
 			r.plane.Steal(svcKey(1), true)
 			r.after(10 * time.Millisecond)
@@ -181,10 +178,7 @@ func TestDriftStormStarvesNobody(t *testing.T) {
 // An audit that fails is retried and forces no Reset.
 func TestAuditFails(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.run()
+		r.begin(1)
 		r.faulty.FailNext(fake.ErrInjected, fake.ErrInjected)
 		r.plane.Steal(svcKey(1), true)
 		r.run()
@@ -202,10 +196,7 @@ func TestAuditFails(t *testing.T) {
 // Who undoes our work all the time does not fill the log: one line at once, then one a minute with all that was mended.
 func TestDriftLog(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.run()
+		r.begin(1)
 		for range 600 {
 			r.plane.Steal(svcKey(1), true)
 			r.after(time.Second)
@@ -224,10 +215,7 @@ func TestDriftLog(t *testing.T) {
 // the end; the log has a line a minute.
 func TestLossStorm(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.run()
+		r.begin(1)
 		before := r.engine.Stats().Resets
 		for range 9000 {
 			r.plane.Lose(true)
@@ -259,9 +247,7 @@ func TestStateLostToOthers(t *testing.T) {
 			}
 		}
 	}, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		r.plane.Lose(true) // with no rows at all the table itself is gone
 		r.run()
 		if s := r.engine.Stats(); s.Mended != 1 || len(audits) != 1 || audits[0].Changes != 1 || audits[0].Err != nil {

@@ -23,10 +23,7 @@ func TestOneRefusedRowHT04(t *testing.T) {
 	var written []Write
 	change := func(c *Config) { c.Written = func(w Write) { written = append(written, w) } }
 	bubble(t, change, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.run()
+		r.begin(1)
 		before := r.engine.Stats()
 		if before.Probes != 0 {
 			t.Errorf("%d probes while all is well", before.Probes)
@@ -70,9 +67,7 @@ func TestOneRefusedRowHT04(t *testing.T) {
 		if probes != 1 || r.plane.Counts().Probes != 1 {
 			t.Errorf("told of %d probes, the plane made %d", probes, r.plane.Counts().Probes)
 		}
-		r.faulty.Heal()
-		r.after(lastDelay)
-		r.converged()
+		r.heals()
 	})
 }
 
@@ -80,10 +75,7 @@ func TestOneRefusedRowHT04(t *testing.T) {
 // most for each try of a row.
 func TestAllRefusedHT04(t *testing.T) {
 	bubble(t, func(c *Config) { c.MinSyncPeriod = time.Second }, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.run()
+		r.begin(1)
 		r.after(time.Second)
 		before := r.engine.Stats() // the first row came with the Reset, or just after it
 		r.faulty.FailWith(1)
@@ -114,9 +106,7 @@ func TestAllRefusedHT04(t *testing.T) {
 		if n := r.log.Count("the kernel takes no write"); n != 1 {
 			t.Errorf("%d lines about that, want 1:\n%s", n, r.log)
 		}
-		r.faulty.Heal()
-		r.after(lastDelay)
-		r.converged()
+		r.heals()
 		if s := r.engine.Stats(); !s.LastSuccess.After(queued) {
 			t.Errorf("LastSuccess is %v", s.LastSuccess)
 		}
@@ -126,9 +116,7 @@ func TestAllRefusedHT04(t *testing.T) {
 // Where other writes tell, no probe is made: not in a batch with good rows, and not while good rows follow.
 func TestNoProbeBesideOtherWrites(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		_, release := r.faulty.Block()
 		r.add(1000)
 		r.run()
@@ -158,10 +146,7 @@ func TestNoProbeBesideOtherWrites(t *testing.T) {
 // make for more probes than retries.
 func TestIdleEventsBesideRefusedRowHT04(t *testing.T) {
 	bubble(t, func(c *Config) { c.MinSyncPeriod = time.Second }, func(r *rig) {
-		r.start()
-		r.list()
-		r.add(1)
-		r.run()
+		r.begin(1)
 		r.faulty.Refuse(svcKey(2))
 		r.add(2)
 		r.after(5 * time.Minute) // now the row is tried twice a minute
@@ -228,9 +213,7 @@ func TestProbeFindsStateLost(t *testing.T) {
 		var sick error
 		change := func(c *Config) { c.Plane = oddProbe{c.Plane.(*fake.Faulty), &sick} }
 		bubble(t, change, func(r *rig) {
-			r.start()
-			r.list()
-			r.run()
+			r.begin()
 			r.faulty.Refuse(svcKey(1))
 			sick = err
 			r.add(1)
@@ -242,9 +225,7 @@ func TestProbeFindsStateLost(t *testing.T) {
 			if (s.Panics > 0) != isPanic(err) {
 				t.Errorf("%v: %d panics", err, s.Panics)
 			}
-			r.faulty.Heal()
-			r.after(lastDelay)
-			r.converged()
+			r.heals()
 		})
 	}
 }
@@ -270,9 +251,7 @@ func (p oddProbe) Probe(ctx context.Context) error {
 // A probe that fails for a moment is made again with the row's next try.
 func TestProbeIsMadeAgain(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
-		r.start()
-		r.list()
-		r.run()
+		r.begin()
 		r.faulty.Refuse(svcKey(1))
 		no := errors.New("no memory")
 		r.faulty.FailNext(nil, no, nil, no) // tries and probes take turns
