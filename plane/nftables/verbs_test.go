@@ -9,21 +9,22 @@ import (
 	"kube-proxy/test/planetest"
 )
 
-func TestVerbs(t *testing.T) {
-	planetest.Verbs(t, func(t testing.TB) planetest.Kernel {
-		inNetns(t)
-		return planetest.Kernel{
-			New: newConformant,
-			Slow: func(f lb.Family) (planetest.Plane, error) {
-				p, err := New(Config{Family: f})
-				if err == nil {
-					p.pace = 10
-				}
-				return p, err
-			},
-			Damage: damage,
-			Wipe:   func(f lb.Family) error { return runScript("flush ruleset " + nftFamily(f)) },
-			Told:   true,
-		}
-	})
+func TestVerbs(t *testing.T) { planetest.Verbs(t, realKernel) }
+
+// realKernel is a network namespace of its own, which the calling goroutine enters.
+func realKernel(t testing.TB) planetest.Kernel {
+	inNetns(t)
+	return planetest.Kernel{
+		New: newConformant,
+		Slow: func(f lb.Family) (planetest.Plane, error) {
+			p, err := New(Config{Family: f})
+			if err == nil {
+				p.pace = 10
+			}
+			return p, err
+		},
+		Damage: damage,
+		Wipe:   func(f lb.Family) error { return runScript("flush ruleset " + nftFamily(f)) },
+		Told:   true,
+	}
 }

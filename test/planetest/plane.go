@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"testing"
 
 	"kube-proxy/engine"
 	"kube-proxy/lb"
@@ -43,13 +44,40 @@ func ResetAll(ctx context.Context, p Plane, want *lb.Table) (plane.ResetResult, 
 	return res, nil
 }
 
-// ApplyAll has the plane apply changes until it leaves none of them for later.
-func ApplyAll(ctx context.Context, p plane.Plane, changes []lb.Change) error {
-	for {
+// ApplyAll has the plane apply changes until it leaves none of them for later. each, if there is one, is called after each call.
+func ApplyAll(ctx context.Context, p plane.Plane, changes []lb.Change, each ...func()) error {
+	for calls := 1; ; calls++ {
 		res, err := p.Apply(ctx, changes)
-		if err != nil || len(res.Later) == 0 {
+		if err != nil {
 			return err
+		}
+		for _, f := range each {
+			f()
+		}
+		if len(res.Later) == 0 {
+			return nil
+		}
+		if calls == 500 {
+			return fmt.Errorf("after %d calls %d changes are left for later", calls, len(res.Later))
 		}
 		changes = slices.DeleteFunc(slices.Clone(changes), func(c lb.Change) bool { return !slices.Contains(res.Later, c.Key) })
 	}
+}
+
+// Staged is ApplyAll that returns how many calls it took. None may write more than most, of what written counts.
+func Staged(t testing.TB, p plane.Plane, changes []lb.Change, written func() uint64, most uint64) (calls int) {
+	t.Helper()
+	before := written()
+	err := ApplyAll(t.Context(), p, changes, func() {
+		calls++
+		now := written()
+		if now-before > most {
+			t.Errorf("call %d wrote %d, want %d at most", calls, now-before, most)
+		}
+		before = now
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return calls
 }

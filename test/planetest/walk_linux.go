@@ -34,9 +34,12 @@ type Faults struct {
 
 // Walks takes n walks of so many steps, each in a kernel of its own: [Walk]. In every third the planes are slow, and Services large.
 func Walks(t *testing.T, n, steps int, fresh func(testing.TB) Kernel) {
-	seed := seedtest.Of(t)
+	seed, troubles := seedtest.Of(t), 0
 	for i := range n {
-		t.Run(fmt.Sprint(i), func(t *testing.T) { Walk(t, seed+uint64(i), steps, i%3 == 2, fresh) })
+		t.Run(fmt.Sprint(i), func(t *testing.T) { troubles += Walk(t, seed+uint64(i), steps, i%3 == 2, fresh) })
+	}
+	if troubles == 0 && !t.Failed() {
+		t.Error("no call failed and no audit found anything: do the faults do harm?")
 	}
 }
 
@@ -45,8 +48,8 @@ func Walks(t *testing.T, n, steps int, fresh func(testing.TB) Kernel) {
 // the changes again, or calls Reset if the plane asks for it.
 //
 // While nothing goes wrong, no verb may fail and no audit may find anything. From time to time all faults end, and soon each plane must
-// hold what a fresh one makes of the table.
-func Walk(t testing.TB, seed uint64, steps int, slow bool, fresh func(testing.TB) Kernel) {
+// hold what a fresh one makes of the table. It returns how many calls failed or found something to mend.
+func Walk(t testing.TB, seed uint64, steps int, slow bool, fresh func(testing.TB) Kernel) (troubles int) {
 	w := &walker{TB: t, Kernel: fresh(t), fresh: fresh, rnd: rand.New(rand.NewPCG(seed, 1)), create: (Kernel).newPlane, endpoints: 6}
 	if slow {
 		w.create, w.endpoints = Kernel.newSlow, 90
@@ -74,6 +77,8 @@ func Walk(t testing.TB, seed uint64, steps int, slow bool, fresh func(testing.TB
 		}
 	}
 	w.settle()
+	t.Logf("%d steps, %d with faults, and %d times all was well again; %d errors, %d Resets, %d objects mended", steps, w.faulty, w.settled, w.errors, w.sides[0].resets+w.sides[1].resets, w.mended)
+	return w.errors + w.mended
 }
 
 func (k Kernel) newPlane(f lb.Family) (Plane, error) { return k.New(f) }
@@ -90,15 +95,18 @@ type walker struct {
 	sides     []*side
 	disturbed bool // something went wrong since all was well
 	log       []string
+
+	faulty, settled, errors, mended int
 }
 
 // side is the plane of a family and what is wanted of it.
 type side struct {
-	w     World
-	plane Plane
-	table *lb.Table
-	owed  map[lb.Key]bool // rows to apply
-	lost  bool            // a Reset is to come first
+	w      World
+	plane  Plane
+	table  *lb.Table
+	owed   map[lb.Key]bool // rows to apply
+	lost   bool            // a Reset is to come first
+	resets int
 }
 
 func (w *walker) note(format string, args ...any) {
@@ -112,18 +120,29 @@ func (w *walker) step() {
 	w.note("%s %s", s.w.Family, what)
 	faulty := do != nil && w.Faults.Begin != nil && w.rnd.IntN(2) == 0
 	if faulty {
+		w.faulty++
 		w.disturbed = true
 		w.Faults.Begin(w.rnd)
+	}
+	ctx, cancel := context.WithCancel(w.Context())
+	defer cancel()
+	if do != nil && !faulty && w.rnd.IntN(6) == 0 {
+		w.note("  with a context that has ended")
+		cancel()
 	}
 	var err error
 	switch {
 	case do != nil && s.lost: // before all else
-		err = s.work(w.Context(), nil)
+		err = s.work(ctx, nil)
 	case do != nil:
-		err = do()
+		err = do(ctx)
 	}
 	if faulty {
 		w.Faults.End()
+	}
+	if ctx.Err() != nil { // nothing was written; the plane may want to begin anew all the same
+		s.lost = s.lost || errors.Is(err, plane.ErrStateLost)
+		return
 	}
 	w.ended(s, err)
 }
@@ -133,6 +152,7 @@ func (w *walker) ended(s *side, err error) {
 	if err == nil {
 		return
 	}
+	w.errors++
 	w.note("  with error %.500v", err)
 	if !w.disturbed {
 		w.Fatalf("%s: nothing went wrong, and yet: %v", s.w.Family, err)
@@ -141,28 +161,27 @@ func (w *walker) ended(s *side, err error) {
 }
 
 // act chooses what happens, and the verb to call for it, if there is one.
-func (w *walker) act(s *side) (what string, verb func() error) {
-	ctx := w.Context()
+func (w *walker) act(s *side) (what string, verb func(context.Context) error) {
 	switch n := w.rnd.IntN(40); {
 	case n < 18:
-		return w.change(s), func() error { return s.work(ctx, s.owing()) }
+		return w.change(s), func(ctx context.Context) error { return s.work(ctx, s.owing()) }
 	case n < 24:
 		one := s.owing()
-		return "goes on", func() error { return s.work(ctx, one[:min(1, len(one))]) }
+		return "goes on", func(ctx context.Context) error { return s.work(ctx, one[:min(1, len(one))]) }
 	case n < 28:
 		full := w.rnd.IntN(2) == 0
-		return fmt.Sprintf("audit, full %t", full), func() error { return w.audit(s, full) }
+		return fmt.Sprintf("audit, full %t", full), func(ctx context.Context) error { return w.audit(ctx, s, full) }
 	case n < 30:
 		w.restart(s)
-		return "restarts", func() error { return s.work(ctx, nil) }
+		return "restarts", func(ctx context.Context) error { return s.work(ctx, nil) }
 	case n < 31:
 		s.lost = true
-		return "reset", func() error { return s.work(ctx, nil) }
+		return "reset", func(ctx context.Context) error { return s.work(ctx, nil) }
 	case n < 33:
 		s.table.Node.NodePorts = [][]netip.Prefix{nil, {s.w.Family.Everywhere()}, s.w.Node().NodePorts}[w.rnd.IntN(3)]
-		return fmt.Sprintf("node ports on %v", s.table.Node.NodePorts), func() error { return s.setNode(ctx) }
+		return fmt.Sprintf("node ports on %v", s.table.Node.NodePorts), s.setNode
 	case n < 34:
-		return "probe", func() error { return s.plane.Probe(ctx) }
+		return "probe", s.plane.Probe
 	case n < 36 && w.Damage != nil:
 		w.disturbed = true
 		return fmt.Sprintf("damage: %v", w.Damage(s.w.Family, w.rnd)), nil // which may find nothing to damage
@@ -233,8 +252,9 @@ func (w *walker) place(fronts []*lb.Frontend) {
 }
 
 // audit calls Audit, which finds nothing unless something went wrong.
-func (w *walker) audit(s *side, full bool) error {
-	mended, err := s.plane.Audit(w.Context(), full)
+func (w *walker) audit(ctx context.Context, s *side, full bool) error {
+	mended, err := s.plane.Audit(ctx, full)
+	w.mended += mended
 	if mended > 0 && !w.disturbed {
 		w.Fatalf("%s: an audit mended %d objects, and nothing had gone wrong", s.w.Family, mended)
 	}
@@ -252,6 +272,7 @@ func (s *side) owing() (changes []lb.Change) {
 // work applies changes, or first Resets a plane that has lost its state.
 func (s *side) work(ctx context.Context, changes []lb.Change) error {
 	if s.lost {
+		s.resets++
 		res, err := s.plane.Reset(ctx, s.table)
 		if err == nil {
 			s.lost = false
@@ -294,6 +315,7 @@ func (w *walker) settle() {
 	if w.Faults.Calm != nil {
 		w.Faults.Calm()
 	}
+	w.settled++
 	w.note("all is well again")
 	for range 4 { // what one plane mends may concern the other
 		quiet := true
@@ -316,15 +338,12 @@ func (w *walker) settle() {
 		if s.lost || len(s.owed) > 0 {
 			w.Fatalf("%s: to be Reset: %t, %d changes not taken", s.w.Family, s.lost, len(s.owed))
 		}
-		got, err := Dump(s.plane)
-		if err != nil {
-			w.Fatal(err)
-		}
 		if i >= len(want) {
 			w.FailNow()
 		}
-		if got != want[i] {
-			w.Fatalf("%s: not what a fresh start makes of the table:\n%s", s.w.Family, difference(want[i], got))
+		got, err := steadyDump(s.plane)
+		if err != nil || got != want[i] {
+			w.Fatalf("%s: not what a fresh start makes of the table: %v\n%s", s.w.Family, err, difference(want[i], got))
 		}
 		if w.Faults.Check != nil {
 			w.Faults.Check(w, s.plane, s.table)
@@ -352,8 +371,9 @@ func (w *walker) rest(s *side) (quiet bool) {
 			w.ended(s, err)
 			continue
 		}
-		n, err := s.plane.Audit(w.Context(), true)
-		if clean++; n > 0 || err != nil {
+		before := w.mended
+		err := w.audit(w.Context(), s, true)
+		if clean++; w.mended > before || err != nil {
 			clean, quiet = 0, false
 		}
 		w.ended(s, err)
@@ -372,7 +392,7 @@ func (w *walker) freshDumps() (all []string) {
 		}
 		text := ""
 		if err == nil {
-			text, err = Dump(p)
+			text, err = steadyDump(p)
 		}
 		if p != nil {
 			err = errors.Join(err, shut(p))
@@ -384,4 +404,13 @@ func (w *walker) freshDumps() (all []string) {
 		all = append(all, text)
 	}
 	return all
+}
+
+// steadyDump is what a plane tells twice: while the kernel makes a hash table larger, who lists it misses elements.
+func steadyDump(p Plane) (text string, err error) {
+	for last := "none"; err == nil && text != last; {
+		last = text
+		text, err = Dump(p)
+	}
+	return text, err
 }
